@@ -108,7 +108,7 @@ Loss operator+(const Loss& a, const Loss& b) {
                       [a = a.sum, b = b.sum, ratio](Tape& tape, const Tensor& d_loss) {
                         tape.accumulate_grad(a, d_loss);
                         const Tensor d_b = tape.empty({});
-                        ops::multiply(d_b, d_loss, ratio, tape.stream());
+                        ops::binary(d_b, d_loss, ratio, ops::Binary::mul, tape.stream());
                         tape.accumulate_grad(b, d_b);
                       }),
           sums, &tape};

@@ -1,14 +1,11 @@
 #include "autograd_lite/ops.h"
 
 #include "autograd_lite/autocast.h"
+#include "autograd_lite/saved_variable.h"
 #include "comm/core/integer_math.h"
 
 namespace rz::nn {
 namespace {
-
-ops::Into into(const Tape::GradTarget& target) {
-  return target.accumulate ? ops::Into::accumulate : ops::Into::overwrite;
-}
 
 Shape with_appended(const Shape& shape, std::size_t last) {
   if (shape.dims() == 4)
@@ -23,46 +20,6 @@ void require_dims(const char* op, const char* what, const Tensor& t, int at_leas
   if (t.shape().dims() < at_least || t.shape().dims() > at_most)
     fail(Errc::invalid_argument, op, ": ", what, " ", name(t.shape()), " has ", t.shape().dims(),
          " extents, expected ", at_least, at_least == at_most ? "" : concat(" to ", at_most));
-}
-
-/// An uninitialized tensor of the same shape and dtype.
-Tensor empty_like(Tape& tape, const Tensor& t) { return tape.empty(t.shape(), t.dtype()); }
-
-/// An input that backward reads again. For a parameter it reads the current value, since the memory may have
-/// moved or been released. Other tensors are kept, which also prevents operators from overwriting them
-/// (Tape::can_reuse).
-class SavedVariable {
- public:
-  SavedVariable(const Tape& tape, Var v)
-      : var_(v), value_(tape.is_parameter_memory(v) ? Tensor() : tape.value(v)) {}
-  const Tensor& operator()(const Tape& tape) const { return value_.defined() ? value_ : tape.value(var_); }
-
- private:
-  Var var_;
-  Tensor value_;
-};
-
-/// An element-wise operator whose backward needs its input.
-template <auto forward, auto backward>
-Var unary_of_input(Tape& tape, Var x) {
-  const Tensor out = empty_like(tape, tape.value(x));
-  forward(out, tape.value(x), tape.stream());
-  return tape.record(out, {x}, [x, in = SavedVariable(tape, x)](Tape& tape, const Tensor& d_out) {
-    const auto d_x = tape.grad_target(x);
-    backward(d_x.tensor, d_out, in(tape), into(d_x), tape.stream());
-  });
-}
-
-/// An element-wise operator whose backward needs its output.
-template <auto forward, auto backward>
-Var unary_of_output(Tape& tape, Var x) {
-  const Tensor in = tape.value(x);
-  const Tensor out = empty_like(tape, in);
-  forward(out, in, tape.stream());
-  return tape.record(out, {x}, [x, out](Tape& tape, const Tensor& d_out) {
-    const auto d_x = tape.grad_target(x);
-    backward(d_x.tensor, d_out, out, into(d_x), tape.stream());
-  });
 }
 
 /// Calls `backward` for the gradients of weight and bias: once, or twice if one of them is overwritten and
@@ -102,49 +59,13 @@ auto layer_norm_backward(Var x_var, Var weight, Var bias, const SavedVariable& k
 
 // ---- element-wise
 
-Var add(Tape& tape, Var a_in, Var b_in) {
-  const auto [a, b] = autocast_alike(tape, a_in, b_in);
-  const Tensor out = empty_like(tape, tape.value(a));
-  ops::add(out, tape.value(a), tape.value(b), tape.stream());
-  return tape.record(out, {a, b}, [a = a, b = b](Tape& tape, const Tensor& d_out) {
-    tape.accumulate_grad(a, d_out);
-    tape.accumulate_grad(b, d_out);
-  });
-}
-
-Var multiply(Tape& tape, Var a_in, Var b_in) {
-  const auto [a, b] = autocast_alike(tape, a_in, b_in);
-  const Tensor out = empty_like(tape, tape.value(a));
-  ops::multiply(out, tape.value(a), tape.value(b), tape.stream());
-  return tape.record(out, {a, b},
-                     [a = a, b = b, x = SavedVariable(tape, a), y = SavedVariable(tape, b)](
-                         Tape& tape, const Tensor& d_out) {
-                       const auto propagate = [&](Var to, const Tensor& factor) {
-                         if (!tape.needs_grad(to)) return;
-                         const Tensor d = empty_like(tape, d_out);
-                         ops::multiply(d, d_out, factor, tape.stream());
-                         tape.accumulate_grad(to, d);
-                       };
-                       propagate(a, y(tape));
-                       propagate(b, x(tape));
-                     });
-}
-
-Var scale(Tape& tape, Var x, float factor) {
+Var gelu(Tape& tape, Var x) {
   const Tensor out = empty_like(tape, tape.value(x));
-  ops::scale(out, tape.value(x), factor, tape.stream());
-  return tape.record(out, {x}, [x, factor](Tape& tape, const Tensor& d_out) {
-    const Tensor d = empty_like(tape, d_out);
-    ops::scale(d, d_out, factor, tape.stream());
-    tape.accumulate_grad(x, d);
+  ops::gelu(out, tape.value(x), tape.stream());
+  return tape.record(out, {x}, [x, in = SavedVariable(tape, x)](Tape& tape, const Tensor& d_out) {
+    const auto d_x = tape.grad_target(x);
+    ops::gelu_backward(d_x.tensor, d_out, in(tape), into(d_x), tape.stream());
   });
-}
-
-Var gelu(Tape& tape, Var x) { return unary_of_input<ops::gelu, ops::gelu_backward>(tape, x); }
-Var relu(Tape& tape, Var x) { return unary_of_input<ops::relu, ops::relu_backward>(tape, x); }
-Var tanh(Tape& tape, Var x) { return unary_of_output<ops::tanh, ops::tanh_backward>(tape, x); }
-Var softmax(Tape& tape, Var x) {
-  return unary_of_output<ops::softmax, ops::softmax_backward>(tape, autocast_wide(tape, x));
 }
 
 Var dropout(Tape& tape, Var x, float p) {

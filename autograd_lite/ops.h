@@ -3,13 +3,14 @@
 /// tensor/ops.h; a mismatch is Errc::invalid_argument. A default Var means "no bias".
 ///
 /// With Tape::autocast(), as with torch.autocast: linear, linear_gelu, matmul and causal_attention cast their
-/// inputs to its dtype; layer_norm, add_layer_norm, softmax and losses cast theirs to f32; add and multiply
-/// cast to f32 if their inputs differ. All others compute in the dtype of their inputs. A parameter is cast
-/// once in each scope, and again in backward where its memory is released in between.
+/// inputs to its dtype; layer_norm, add_layer_norm and losses cast theirs to f32, as does a part of
+/// autograd_lite/element_ops.h. All others compute in the dtype of their inputs. A parameter is cast once in
+/// each scope, and again in backward where its memory is released in between.
 
 #include <cstddef>
 
 #include "autograd_lite/autocast.h"
+#include "autograd_lite/element_ops.h"
 #include "autograd_lite/tape.h"
 #include "tensor/ops.h"
 
@@ -17,14 +18,8 @@ namespace rz::nn {
 
 using ops::WeightLayout;
 
-// ---- element-wise
-Var add(Tape&, Var a, Var b);
-Var multiply(Tape&, Var a, Var b);
-Var scale(Tape&, Var x, float factor);
+// ---- element-wise; others in autograd_lite/element_ops.h
 Var gelu(Tape&, Var x);  ///< tanh approximation
-Var relu(Tape&, Var x);
-Var tanh(Tape&, Var x);
-Var softmax(Tape&, Var x);  ///< over the last dimension
 /// Consumes a range of the tape's random numbers. Returns x itself if p is 0.
 Var dropout(Tape&, Var x, float p);
 /// The same memory with another shape.
@@ -37,7 +32,7 @@ Var at_position(Tape&, Var x, std::size_t position);
 Var linear(Tape&, Var x, Var weight, Var bias, WeightLayout);
 /// linear() without a bias, for logits: on a device the rows of the result begin at multiples of 128 bytes
 /// (Tensor::row_stride), without which products with 50257 columns are slow. linear, matmul, softmax,
-/// cross_entropy, add, multiply, scale, cast and contiguous() read such rows; other operators refuse them.
+/// cross_entropy, add, sub, mul, cast and contiguous() read such rows; other operators refuse them.
 Var linear_aligned(Tape&, Var x, Var weight, WeightLayout);
 /// x itself, or a copy with contiguous rows.
 Var contiguous(Tape&, Var x);

@@ -6,8 +6,8 @@
 /// nearest. The caller allocates the outputs. A mismatch of shapes, dtypes or devices is
 /// Errc::invalid_argument, which names the operator and the shapes. Results are pure functions of the inputs
 /// and of stream.threads(): sums run in a fixed order. On a device the operators only enqueue work and never
-/// block the host. Tensors are contiguous; only fill, copy, add, multiply, add_scaled, scale, linear,
-/// linear_backward, matmul, softmax and cross_entropy accept a row stride (Tensor::row_stride).
+/// block the host. Tensors are contiguous; only fill, copy, binary, add_scaled, scale, linear,
+/// linear_backward, matmul, softmax, log_softmax and cross_entropy accept a row stride (Tensor::row_stride).
 ///
 /// `Into::overwrite` stores a gradient; `Into::accumulate` adds it to the existing value.
 ///
@@ -17,19 +17,17 @@
 #include <cstdint>
 
 #include "comm/device/stream.h"
+#include "tensor/element_ops.h"
 #include "tensor/tensor.h"
 
 namespace rz::ops {
 
-enum class Into : bool { overwrite, accumulate };
 /// [in, out] as in GPT-2's checkpoints, or [out, in] as in PyTorch's Linear and tied embeddings.
 enum class WeightLayout : bool { in_out, out_in };
 
-// ---- element-wise
+// ---- element-wise; others in tensor/element_ops.h
 void fill(const Tensor& out, float value, const Stream&);
-void copy(const Tensor& out, const Tensor& in, const Stream&);                 ///< converts between dtypes
-void add(const Tensor& out, const Tensor& a, const Tensor& b, const Stream&);  ///< out may be a or b
-void multiply(const Tensor& out, const Tensor& a, const Tensor& b, const Stream&);  ///< out may be a or b
+void copy(const Tensor& out, const Tensor& in, const Stream&);  ///< converts between dtypes
 /// out += factor · in
 void add_scaled(const Tensor& out, const Tensor& in, float factor, const Stream&);
 void scale(const Tensor& out, const Tensor& in, float factor, const Stream&);
@@ -37,10 +35,6 @@ void scale(const Tensor& out, const Tensor& in, float factor, const Stream&);
 /// GELU, tanh approximation (Hendrycks and Gimpel, arXiv:1606.08415; "gelu_new").
 void gelu(const Tensor& out, const Tensor& in, const Stream&);
 void gelu_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& in, Into, const Stream&);
-void relu(const Tensor& out, const Tensor& in, const Stream&);
-void relu_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& in, Into, const Stream&);
-void tanh(const Tensor& out, const Tensor& in, const Stream&);
-void tanh_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& out, Into, const Stream&);
 
 /// Dropout: keeps an element with probability 1 - p, scaled by 1/(1 - p). The decision for element i is a
 /// pure function of (seed, offset + i): Philox4x32-10 (Salmon et al., 2011, doi:10.1145/2063384.2063405).

@@ -19,6 +19,7 @@ ROOMS = {
     'tensor/kernels/scalar': 'comm/core',
     'tensor/kernels': 'comm/core comm/device tensor tensor/kernels/scalar',
     'tensor/kernels/elementwise': KERNELS,
+    'tensor/kernels/reduction': KERNELS,
     'tensor/kernels/dropout': KERNELS,
     'tensor/kernels/linear_algebra': KERNELS,
     'tensor/kernels/normalization': KERNELS,

@@ -8,7 +8,7 @@
 
 namespace rz::ops {
 
-/// Each entry implements the function of the same name in tensor/ops.h, which has checked shapes and devices.
+/// Each entry implements the function of the same name in tensor, which has checked shapes and devices.
 /// Sums are in f32 or wider and run in a fixed order.
 struct DeviceOps {
 #define RZ_OP(name) decltype(&ops::name) name;

@@ -109,11 +109,11 @@ TEST(Autocast, EachOperatorHasTheDtypeOfTorch) {
     EXPECT_EQ(dtype(nn::linear(tape, act, w, v, out_in)), low);
     EXPECT_EQ(dtype(nn::causal_attention(tape, nn::reshape(tape, x, {1, 4, 6}), 1)), low);
     for (const Var same : {nn::gelu(tape, narrow), nn::relu(tape, narrow), nn::tanh(tape, narrow),
-                           nn::scale(tape, narrow, 2), nn::add(tape, narrow, narrow)})
+                           nn::mul(tape, narrow, 2), nn::add(tape, narrow, narrow)})
       EXPECT_EQ(dtype(same), low);
     EXPECT_EQ(dtype(nn::gelu(tape, x)), DType::f32);
     EXPECT_EQ(dtype(nn::add(tape, narrow, x)), DType::f32) << "the wider of both";
-    EXPECT_EQ(dtype(nn::multiply(tape, x, narrow)), DType::f32);
+    EXPECT_EQ(dtype(nn::mul(tape, x, narrow)), DType::f32);
     EXPECT_EQ(dtype(nn::softmax(tape, narrow)), DType::f32);
     EXPECT_EQ(dtype(nn::layer_norm(tape, narrow, v, v, 1e-5f)), DType::f32);
     const nn::SumAndNorm both = nn::add_layer_norm(tape, x, narrow, v, v, 1e-5f);

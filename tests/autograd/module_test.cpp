@@ -53,7 +53,7 @@ struct Net : Module {
   Var operator()(Tape& tape, const Tensor& x) {
     Var y = first(tape, x);
     for (Residual& block : blocks) y = block(tape, y);
-    y = in_scope(tape, [&] { return nn::multiply(tape, y, tape.parameter(scale)); });
+    y = in_scope(tape, [&] { return nn::mul(tape, y, tape.parameter(scale)); });
     return out(tape, y);
   }
   nn::Linear first{*this, "first", 3, 4};

@@ -6,20 +6,12 @@
 #include <functional>
 #include <vector>
 
-#include "autograd_lite/init.h"
+#include "tests/autograd/gradients.h"
 
 /// Every operator's backward against finite differences of its forward, through the tape: each input once as
 /// a variable and, where it may be one, as a parameter whose gradient is added to.
 namespace rz::nn {
 namespace {
-
-Tensor random(const Shape& shape, const std::string& stream) {
-  Tensor t = Tensor::empty(shape);
-  for (std::size_t i = 0; i < t.count(); ++i) {
-    t.data<float>()[i] = static_cast<float>(2 * random_uniform(1, stream, i) - 1);
-  }
-  return t;
-}
 
 Tensor integers(const Shape& shape, std::vector<std::int32_t> values) {
   Tensor t = Tensor::empty(shape, DType::i32);
@@ -27,84 +19,11 @@ Tensor integers(const Shape& shape, std::vector<std::int32_t> values) {
   return t;
 }
 
-using Operator = std::function<Var(Tape&, const std::vector<Var>&)>;
-
-/// A scalar that weighs every element of the output differently.
-double weighed(Tape& tape, Var out, Var* loss = nullptr) {
-  const Tensor value = tape.value(out);
-  const Tensor weights = random({value.count(), 1}, "weights");
-  double sum = 0;
-  for (std::size_t i = 0; i < value.count(); ++i) {
-    sum += double{value.data<float>()[i]} * weights.data<float>()[i];
-  }
-  if (loss)
-    *loss = matmul(tape, reshape(tape, out, {1, value.count()}), false, tape.constant(weights), false);
-  return sum;
-}
-
-double run(const Operator& op, const std::vector<Tensor>& inputs) {
-  Tape tape;
-  const Tape::NoGrad no_grad(tape);
-  std::vector<Var> vars;
-  for (const Tensor& t : inputs) vars.push_back(tape.constant(t));
-  return weighed(tape, op(tape, vars));
-}
-
-double slope(const Operator& op, const std::vector<Tensor>& inputs, float& x) {
-  const float before = x, step = 1.0f / 64;
-  x = before + step;
-  const double above = run(op, inputs), to = x;
-  x = before - step;
-  const double below = run(op, inputs), from = x;
-  x = before;
-  return (above - below) / (to - from);
-}
-
-void expect_close(const Operator& op, const std::vector<Tensor>& inputs, std::size_t k, const Tensor& grad,
-                  double offset, double tolerance) {
-  ASSERT_TRUE(grad.defined()) << "input " << k;
-  for (std::size_t i = 0; i < grad.count(); ++i) {
-    const double wanted = slope(op, inputs, inputs[k].data<float>()[i]);
-    EXPECT_NEAR(grad.data<float>()[i] - offset, wanted, tolerance * (1 + std::abs(wanted)))
-        << "input " << k << ", element " << i;
-  }
-}
-
-void expect_gradients(const Operator& op, const std::vector<Tensor>& inputs, double tolerance = 2e-3) {
-  Tape tape;
-  std::vector<Var> vars;
-  for (const Tensor& t : inputs) vars.push_back(tape.variable(t));
-  Var loss;
-  weighed(tape, op(tape, vars), &loss);
-  tape.backward(loss);
-  for (std::size_t k = 0; k < inputs.size(); ++k) {
-    expect_close(op, inputs, k, tape.grad(vars[k]), 0, tolerance);
-  }
-
-  // As parameters: the first one is added to, the others are overwritten.
-  tape.reset();
-  std::vector<Parameter> parameters(inputs.size());
-  for (std::size_t k = 0; k < inputs.size(); ++k) {
-    Parameter& p = parameters[k];
-    p.shape = inputs[k].shape();
-    p.value = inputs[k];
-    p.grad = Tensor::empty(p.shape);
-    std::fill_n(p.grad.data<float>(), p.count(), 0.5f);
-    p.grad_is_fresh = k != 0;
-    vars[k] = tape.parameter(p);
-  }
-  weighed(tape, op(tape, vars), &loss);
-  tape.backward(loss);
-  for (std::size_t k = 0; k < inputs.size(); ++k) {
-    expect_close(op, inputs, k, parameters[k].grad, k == 0 ? 0.5 : 0, tolerance);
-  }
-}
-
 TEST(Ops, ElementWise) {
   const Tensor a = random({3, 5}, "a"), b = random({3, 5}, "b");
   expect_gradients([](Tape& t, const auto& v) { return add(t, v[0], v[1]); }, {a, b});
-  expect_gradients([](Tape& t, const auto& v) { return multiply(t, v[0], v[1]); }, {a, b});
-  expect_gradients([](Tape& t, const auto& v) { return scale(t, v[0], -3); }, {a});
+  expect_gradients([](Tape& t, const auto& v) { return mul(t, v[0], v[1]); }, {a, b});
+  expect_gradients([](Tape& t, const auto& v) { return mul(t, v[0], -3); }, {a});
   expect_gradients([](Tape& t, const auto& v) { return gelu(t, v[0]); }, {a});
   expect_gradients([](Tape& t, const auto& v) { return tanh(t, v[0]); }, {a});
   expect_gradients([](Tape& t, const auto& v) { return softmax(t, v[0]); }, {a});
@@ -190,7 +109,7 @@ TEST(Ops, LayerNorm) {
                    5e-3);
   const Operator both = [](Tape& t, const auto& v) {
     const auto [sum, norm] = add_layer_norm(t, v[0], v[1], v[2], v[3], 1e-5f);
-    return add(t, multiply(t, sum, sum), norm);
+    return add(t, mul(t, sum, sum), norm);
   };
   expect_gradients(both, {x, y, w, b}, 5e-3);
 }
@@ -286,7 +205,7 @@ TEST(Ops, CrossEntropyLeavesLogitsThatOthersNeed) {
   const Tensor x = random({4, 5}, "x"), targets = integers({4}, {0, 1, 2, 3});
   // The second loss' backward runs first and must not overwrite the values that the first one's gelu saved.
   const Operator op = [=](Tape& t, const auto& v) {
-    const Var logits = scale(t, v[0], 2);
+    const Var logits = mul(t, v[0], 2);
     const Var side = cross_entropy(t, gelu(t, logits), targets).sum;
     return add(t, side, cross_entropy(t, logits, targets).sum);
   };

@@ -84,7 +84,7 @@ TEST(Tape, GradientsOfSeveralUsesAddUp) {
   Tape tape;
   const Var x = tape.variable(filled({2}, 3));
   // y = x·x + x + x: dy/dx = 2x + 2
-  const Var y = nn::add(tape, nn::add(tape, nn::multiply(tape, x, x), x), x);
+  const Var y = nn::add(tape, nn::add(tape, nn::mul(tape, x, x), x), x);
   tape.backward(total(tape, y), 0.5f);
   EXPECT_EQ(values(tape.grad(x)), (std::vector<float>{4, 4}));
 }
@@ -104,12 +104,12 @@ TEST(Tape, GradientsAccumulateOverPassesUntilFresh) {
   Parameter p = make("p", {3}, 2);
   Tape tape;
   for (float expected : {2.0f, 4.0f, 6.0f}) {
-    tape.backward(total(tape, nn::scale(tape, tape.parameter(p), 2)));
+    tape.backward(total(tape, nn::mul(tape, tape.parameter(p), 2)));
     tape.reset();
     EXPECT_EQ(values(p.grad), std::vector<float>(3, expected));
   }
   p.grad_is_fresh = true;
-  tape.backward(total(tape, nn::scale(tape, tape.parameter(p), 2)));
+  tape.backward(total(tape, nn::mul(tape, tape.parameter(p), 2)));
   EXPECT_EQ(values(p.grad), std::vector<float>(3, 2));
 }
 
@@ -140,10 +140,9 @@ TEST(Tape, ScopesAndReadinessFollowTheRecording) {
   Recorder record{&a, &b, &unused, &frozen};
   Tape tape;
   const Var y = tape.scope(outer, [&] {
-    const Var x = nn::scale(tape, tape.parameter(a), 2);
-    return tape.scope(inner, [&] {
-      return nn::multiply(tape, nn::multiply(tape, x, tape.parameter(b)), tape.parameter(frozen));
-    });
+    const Var x = nn::mul(tape, tape.parameter(a), 2);
+    return tape.scope(
+        inner, [&] { return nn::mul(tape, nn::mul(tape, x, tape.parameter(b)), tape.parameter(frozen)); });
   });
   const Var z = tape.scope(last, [&] { return nn::add(tape, y, tape.parameter(a)); });
   tape.backward(total(tape, z));
@@ -175,10 +174,10 @@ TEST(Tape, AUseWithoutGradientDoesNotDelayReadiness) {
   Parameter p = make("p", {2}, 1);
   Recorder record{&p};
   Tape tape;
-  const Var used = nn::scale(tape, tape.parameter(p), 2);
-  nn::scale(tape, tape.parameter(p), 5);  // leads nowhere
+  const Var used = nn::mul(tape, tape.parameter(p), 2);
+  nn::mul(tape, tape.parameter(p), 5);  // leads nowhere
   const Var loss = total(tape, used);
-  nn::scale(tape, loss, 3);  // nor does this
+  nn::mul(tape, loss, 3);  // nor does this
   tape.backward(loss);
   EXPECT_EQ(record.events, (std::vector<std::string>{"before p", "ready p"}));
   EXPECT_EQ(values(p.grad), (std::vector<float>{2, 2}));
@@ -190,8 +189,8 @@ TEST(Tape, AScopeThatNeedsNoGradientIsNotEnteredBackward) {
   const Scope first{"first", {&teacher}}, second{"second", {&student}};
   Recorder record{&teacher, &student};
   Tape tape;
-  const Var x = tape.scope(first, [&] { return nn::scale(tape, tape.parameter(teacher), 2); });
-  const Var y = tape.scope(second, [&] { return nn::multiply(tape, x, tape.parameter(student)); });
+  const Var x = tape.scope(first, [&] { return nn::mul(tape, tape.parameter(teacher), 2); });
+  const Var y = tape.scope(second, [&] { return nn::mul(tape, x, tape.parameter(student)); });
   record.events.clear();
   tape.backward(total(tape, y));
   EXPECT_EQ(record.events, (std::vector<std::string>{"enter second backward", "before student",
@@ -204,10 +203,10 @@ TEST(Tape, NoGradRecordsNothing) {
   Var y;
   {
     const Tape::NoGrad no_grad(tape);
-    y = nn::scale(tape, tape.parameter(p), 2);
+    y = nn::mul(tape, tape.parameter(p), 2);
     EXPECT_FALSE(tape.needs_grad(y));
   }
-  const Var loss = total(tape, nn::multiply(tape, y, tape.parameter(p)));
+  const Var loss = total(tape, nn::mul(tape, y, tape.parameter(p)));
   tape.backward(loss);
   EXPECT_EQ(values(p.grad), (std::vector<float>{2, 2}));  // y is a constant
 }
@@ -231,7 +230,7 @@ TEST(Tape, ActivationsAreFreedAsBackwardGoes) {
 TEST(Tape, ErrorsNameTheCause) {
   Parameter p = make("layer.weight", {2}, 1);
   Tape tape;
-  const Var x = nn::scale(tape, tape.parameter(p), 2);
+  const Var x = nn::mul(tape, tape.parameter(p), 2);
   EXPECT_TRUE(contains(error_of([&] { tape.backward(x); }), "from a scalar, not from [2]"));
   EXPECT_TRUE(contains(error_of([&] { tape.backward(tape.constant(filled({1}, 1))); }),
                        "depends on nothing that requires a gradient"));
@@ -252,10 +251,10 @@ TEST(Tape, AParameterWithoutValueIsNamedWithItsScope) {
   p.value = {};
   const Scope scope{"h.1", {}};
   Tape tape;
-  EXPECT_TRUE(contains(error_of([&] { nn::scale(tape, tape.parameter(p), 2); }),
+  EXPECT_TRUE(contains(error_of([&] { nn::mul(tape, tape.parameter(p), 2); }),
                        "parameter h.0.weight has no value outside of any scope"));
   EXPECT_TRUE(
-      contains(error_of([&] { tape.scope(scope, [&] { return nn::scale(tape, tape.parameter(p), 2); }); }),
+      contains(error_of([&] { tape.scope(scope, [&] { return nn::mul(tape, tape.parameter(p), 2); }); }),
                "h.0.weight has no value in scope h.1"));
 }
 
@@ -266,12 +265,12 @@ TEST(Tape, AnErrorInABodyLeavesATapeThatCanBeReset) {
   const Var x = tape.variable(filled({2}, 1));
   EXPECT_THROW(tape.checkpoint(scope, x,
                                [&](Var in) -> Var {
-                                 nn::multiply(tape, in, tape.parameter(p));
+                                 nn::mul(tape, in, tape.parameter(p));
                                  throw Error(Errc::invalid_argument, "boom");
                                }),
                Error);
   tape.reset();
-  tape.backward(total(tape, nn::scale(tape, tape.parameter(p), 2)));
+  tape.backward(total(tape, nn::mul(tape, tape.parameter(p), 2)));
   EXPECT_EQ(values(p.grad), (std::vector<float>{2, 2}));
 }
 
@@ -341,8 +340,8 @@ TEST(ActivationCheckpoint, NestsAndEntersScopes) {
   Tape tape;
   const Var x = tape.variable(filled({2}, 5));
   const Var y = tape.checkpoint(outer, x, [&](Var in) {
-    const Var scaled = nn::multiply(tape, in, tape.parameter(a));
-    return tape.checkpoint(inner, scaled, [&](Var v) { return nn::multiply(tape, v, tape.parameter(b)); });
+    const Var scaled = nn::mul(tape, in, tape.parameter(a));
+    return tape.checkpoint(inner, scaled, [&](Var v) { return nn::mul(tape, v, tape.parameter(b)); });
   });
   record.events.clear();
   tape.backward(total(tape, y));

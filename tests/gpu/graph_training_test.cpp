@@ -109,7 +109,7 @@ class TwoWeights final : public Module {
 
  private:
   Var part(Tape& tape, std::size_t p) {
-    return nn::mse(tape, nn::multiply(tape, tape.constant(x_), tape.parameter(*parameters_[p])), target_);
+    return nn::mse(tape, nn::mul(tape, tape.constant(x_), tape.parameter(*parameters_[p])), target_);
   }
   std::vector<std::unique_ptr<Parameter>> parameters_;
   Tensor x_, target_;

@@ -84,6 +84,16 @@ class DeviceOps : public OnDevice, public testing::WithParamInterface<DType> {
 INSTANTIATE_TEST_SUITE_P(Types, DeviceOps, testing::Values(DType::f32, DType::f16, DType::bf16),
                          [](const auto& info) { return std::string(name(info.param)); });
 
+/// Operators of the list as functions of these types.
+template <ops::Unary op>
+void forward(const Tensor& out, const Tensor& in, const Stream& stream) {
+  ops::unary(out, in, op, stream);
+}
+template <ops::Unary op>
+void backward(const Tensor& d_in, const Tensor& d_out, const Tensor& saved, Into into, const Stream& stream) {
+  ops::unary_backward(d_in, d_out, saved, op, into, stream);
+}
+
 TEST_P(DeviceOps, ArithmeticIsExact) {
   for (const std::size_t n : {std::size_t{1}, std::size_t{7}, std::size_t{4099}})
     for (const std::size_t shift : {std::size_t{0}, std::size_t{1}, std::size_t{4}}) {
@@ -98,7 +108,7 @@ TEST_P(DeviceOps, ArithmeticIsExact) {
       };
       ops::add(out, x, y, stream);
       expect([](double p, double q) { return p + q; });
-      ops::multiply(out, x, y, stream);
+      ops::binary(out, x, y, ops::Binary::mul, stream);
       expect([](double p, double q) { return p * q; });
       ops::scale(out, x, 0.5f, stream);
       expect([](double p, double) { return p * 0.5; });
@@ -107,7 +117,7 @@ TEST_P(DeviceOps, ArithmeticIsExact) {
       ops::copy(out, y, stream);
       ops::add(out, out, x, stream);  // out may be an input
       expect([](double p, double q) { return p + q; });
-      ops::relu(out, y, stream);
+      ops::unary(out, y, ops::Unary::relu, stream);
       expect([](double, double q) { return std::max(q, 0.0); });
       ops::fill(out, -2, stream);
       expect([](double, double) { return -2; });
@@ -150,9 +160,10 @@ TEST_P(DeviceOps, Activations) {
     Values (*expected)(const Values&);
     bool of_output;
   };
-  for (const Case& c : {Case{"gelu", ops::gelu, ops::gelu_backward, reference::gelu, false},
-                        Case{"relu", ops::relu, ops::relu_backward, reference::relu, false},
-                        Case{"tanh", ops::tanh, ops::tanh_backward, reference::tanh, true}})
+  for (const Case& c :
+       {Case{"gelu", ops::gelu, ops::gelu_backward, reference::gelu, false},
+        Case{"relu", forward<ops::Unary::relu>, backward<ops::Unary::relu>, reference::relu, false},
+        Case{"tanh", forward<ops::Unary::tanh>, backward<ops::Unary::tanh>, reference::tanh, true}})
     for (const std::size_t n : {1, 13, 2051})
       for (const std::size_t shift : {std::size_t{0}, std::size_t{1}}) {
         const Values x = random(n, 3, 5), dy = random(n, 4);
@@ -180,7 +191,7 @@ TEST_P(DeviceOps, ActivationsOfExtremes) {
   const double inf = std::numeric_limits<double>::infinity(), large = dtype == DType::f16 ? 6e4 : 1e30;
   const Tensor in = place({-inf, -large, -100, -30, 0, 100, large, inf, NAN}, {9}), out = empty({9});
   const auto values = [&] { return from_device(out, stream); };
-  ops::tanh(out, in, stream);
+  ops::unary(out, in, ops::Unary::tanh, stream);
   for (std::size_t i = 0; i < 8; ++i) EXPECT_EQ(values()[i], i < 4 ? -1 : i == 4 ? 0 : 1) << i;
   EXPECT_TRUE(std::isnan(values()[8]));
   ops::gelu(out, in, stream);
@@ -190,7 +201,7 @@ TEST_P(DeviceOps, ActivationsOfExtremes) {
   ops::gelu_backward(out, place(Values(9, 1.0), {9}), in, Into::overwrite, stream);
   for (std::size_t i = 0; i < 8; ++i) EXPECT_NEAR(values()[i], i < 4 ? 0 : i == 4 ? 0.5 : 1, 1e-7) << i;
   EXPECT_TRUE(std::isnan(values()[8]));
-  ops::relu(out, in, stream);
+  ops::unary(out, in, ops::Unary::relu, stream);
   EXPECT_TRUE(std::isnan(values()[8]));
 }
 
@@ -198,7 +209,7 @@ TEST_P(DeviceOps, TanhIsAccurateToTheLastBits) {
   for (const double range : {1e-2, 0.3, 1.0, 9.0}) {
     const Values x = random(1001, 8, range);
     const Tensor out = empty({x.size()});
-    ops::tanh(out, place(x, {x.size()}), stream);
+    ops::unary(out, place(x, {x.size()}), ops::Unary::tanh, stream);
     const Values got = from_device(out, stream);
     for (std::size_t i = 0; i < x.size(); ++i)
       ASSERT_NEAR(got[i], std::tanh(x[i]),
@@ -655,7 +666,7 @@ TEST_P(DeviceOps, TypesThatDoNotFitAreRefused) {
   const Tensor a = empty({n}), other = empty_on(stream, {n}, dtype == DType::f32 ? DType::f16 : DType::f32);
   EXPECT_THROW(ops::add(a, a, other, stream), Error);
   EXPECT_THROW(ops::gelu(a, other, stream), Error);
-  EXPECT_THROW(ops::relu_backward(a, a, other, Into::overwrite, stream), Error);
+  EXPECT_THROW(ops::unary_backward(a, a, other, ops::Unary::relu, Into::overwrite, stream), Error);
   EXPECT_THROW(ops::dropout(a, other, {.p = 0.5f}, stream), Error);
   EXPECT_THROW(ops::softmax(a, other, stream), Error);
   EXPECT_THROW(ops::softmax_backward(a, a, other, Into::overwrite, stream), Error);

@@ -76,7 +76,7 @@ TEST_P(RowStrides, ElementWise) {
   };
   ops::add(out, x, y, stream);
   expect(out, [](double p, double q) { return p + q; });
-  ops::multiply(contiguous, x, flat, stream);
+  ops::binary(contiguous, x, flat, ops::Binary::mul, stream);
   expect(contiguous, [](double p, double q) { return p * q; });
   ops::scale(out, flat, 4, stream);
   expect(out, [](double, double q) { return 4 * q; });

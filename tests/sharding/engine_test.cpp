@@ -205,7 +205,7 @@ TEST(Engine, SeveralLossesBeforeAStepAddUp) {
           engine.backward(mse());
           engine.backward(mse());
         } else {
-          engine.backward(nn::scale(t, mse(), 2));
+          engine.backward(nn::mul(t, mse(), 2));
         }
         engine.step();
       }

@@ -222,7 +222,7 @@ struct OneOperator final : Module {
       return run(tape, vars);
     });
     const Tensor zeros = Tensor::zeros(tape.value(out).shape());
-    return nn::mse(tape, nn::scale(tape, out, 1), zeros);
+    return nn::mse(tape, nn::mul(tape, out, 1), zeros);
   }
   Run run;
   std::vector<std::unique_ptr<Parameter>> storage;
@@ -255,10 +255,14 @@ std::vector<OperatorCase> operators_on_parameters() {
       {"matmul_both",
        {{8, 4}, {4, 3}},
        [](Tape& t, auto& v) { return nn::matmul(t, v[0], false, v[1], false); }},
-      {"multiply", {{4, 6}, {4, 6}}, [](Tape& t, auto& v) { return nn::multiply(t, v[0], v[1]); }},
-      {"multiply_by_data",
-       {{4, 6}},
-       [=](Tape& t, auto& v) { return nn::multiply(t, t.constant(data), v[0]); }},
+      {"mul", {{4, 6}, {4, 6}}, [](Tape& t, auto& v) { return nn::mul(t, v[0], v[1]); }},
+      {"mul_by_data", {{4, 6}}, [=](Tape& t, auto& v) { return nn::mul(t, t.constant(data), v[0]); }},
+      {"div_broadcast", {{4, 6}, {6}}, [](Tape& t, auto& v) { return nn::div(t, v[0], nn::exp(t, v[1])); }},
+      {"maximum", {{4, 6}, {4, 1}}, [](Tape& t, auto& v) { return nn::maximum(t, v[0], v[1]); }},
+      {"silu", {{4, 6}}, [](Tape& t, auto& v) { return nn::silu(t, v[0]); }},
+      {"clamp", {{4, 6}}, [](Tape& t, auto& v) { return nn::clamp(t, v[0], -0.3f, 0.3f); }},
+      {"log_softmax", {{4, 6}}, [](Tape& t, auto& v) { return nn::log_softmax(t, v[0]); }},
+      {"mean", {{4, 6}}, [](Tape& t, auto& v) { return nn::mean(t, v[0], 0); }},
       {"layer_norm",
        {{4, 6}, {6}, {6}},
        [](Tape& t, auto& v) { return nn::layer_norm(t, v[0], v[1], v[2], 1e-5f); }},

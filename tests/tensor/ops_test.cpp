@@ -37,6 +37,16 @@ void expect_gradient(const Values& expected, Shape shape, double tolerance, cons
   expect_close(added, sum, tolerance, what);
 }
 
+/// Operators of the list as functions of these types.
+template <ops::Unary op>
+void forward(const Tensor& out, const Tensor& in, const Stream& stream) {
+  ops::unary(out, in, op, stream);
+}
+template <ops::Unary op>
+void backward(const Tensor& d_in, const Tensor& d_out, const Tensor& saved, Into into, const Stream& stream) {
+  ops::unary_backward(d_in, d_out, saved, op, into, stream);
+}
+
 TEST_P(Ops, ArithmeticIsExact) {
   for (const std::size_t n : {std::size_t{1}, std::size_t{7}, std::size_t{20011}}) {
     Values a(n), b(n);
@@ -48,7 +58,7 @@ TEST_P(Ops, ArithmeticIsExact) {
     };
     ops::add(out, x, y, stream);
     expect([](double p, double q) { return p + q; });
-    ops::multiply(out, x, y, stream);
+    ops::binary(out, x, y, ops::Binary::mul, stream);
     expect([](double p, double q) { return p * q; });
     ops::scale(out, x, 0.5f, stream);
     expect([](double p, double) { return p * 0.5; });
@@ -80,9 +90,10 @@ TEST_P(Ops, Activations) {
     Values (*expected)(const Values&);
     bool of_output;
   };
-  for (const Case& c : {Case{"gelu", ops::gelu, ops::gelu_backward, reference::gelu, false},
-                        Case{"relu", ops::relu, ops::relu_backward, reference::relu, false},
-                        Case{"tanh", ops::tanh, ops::tanh_backward, reference::tanh, true}})
+  for (const Case& c :
+       {Case{"gelu", ops::gelu, ops::gelu_backward, reference::gelu, false},
+        Case{"relu", forward<ops::Unary::relu>, backward<ops::Unary::relu>, reference::relu, false},
+        Case{"tanh", forward<ops::Unary::tanh>, backward<ops::Unary::tanh>, reference::tanh, true}})
     for (const std::size_t n : {1, 13, 4099}) {
       const Values x = random_values(n, 3, 5), dy = random_values(n, 4);
       const Tensor in = tensor_of(x, {n}), d_out = tensor_of(dy, {n}), out = Tensor::empty({n});
@@ -101,7 +112,7 @@ TEST_P(Ops, ActivationsOfExtremes) {
   const double inf = std::numeric_limits<float>::infinity();
   const Tensor in = tensor_of({-inf, -1e30, -100, -30, 0, 100, 1e30, inf, NAN}, {9}),
                out = Tensor::empty({9});
-  ops::tanh(out, in, stream);
+  ops::unary(out, in, ops::Unary::tanh, stream);
   for (int i = 0; i < 8; ++i) EXPECT_FLOAT_EQ(out.data<float>()[i], i < 4 ? -1.f : i == 4 ? 0.f : 1.f) << i;
   EXPECT_TRUE(std::isnan(out.data<float>()[8]));
   ops::gelu(out, in, stream);
@@ -112,7 +123,7 @@ TEST_P(Ops, ActivationsOfExtremes) {
   EXPECT_TRUE(std::isnan(out.data<float>()[8]));
   ops::gelu(out, in, stream);
   EXPECT_TRUE(std::isnan(out.data<float>()[8]));
-  ops::relu(out, in, stream);
+  ops::unary(out, in, ops::Unary::relu, stream);
   EXPECT_TRUE(std::isnan(out.data<float>()[8]));
 }
 
@@ -120,7 +131,7 @@ TEST_P(Ops, TanhIsAccurateToTheLastBits) {
   for (const double range : {1e-6, 1e-2, 0.3, 1.0, 9.0}) {
     const Values x = random_values(4001, 8, range);
     const Tensor out = Tensor::empty({x.size()});
-    ops::tanh(out, tensor_of(x, {x.size()}), stream);
+    ops::unary(out, tensor_of(x, {x.size()}), ops::Unary::tanh, stream);
     for (std::size_t i = 0; i < x.size(); ++i)
       ASSERT_NEAR(out.data<float>()[i] / std::tanh(x[i]), 1, 4e-7) << x[i];
   }
@@ -436,7 +447,7 @@ TEST_P(Ops, WrongArgumentsAreNamed) {
       },
       {"cross_entropy", "targets[1] = 3"});
   const Tensor whole = Tensor::zeros({2, 3}, DType::i32);
-  expect_refused([&] { ops::relu(a, whole, stream); }, {"relu", "i32"});
+  expect_refused([&] { ops::unary(a, whole, ops::Unary::relu, stream); }, {"relu", "i32"});
 }
 
 }  // namespace

@@ -73,10 +73,10 @@ TEST(RowStride, OtherOperatorsRefuseIt) {
   const std::pair<const char*, std::function<void()>> calls[] = {
       {"gelu", [&] { ops::gelu(f, c, s); }},
       {"gelu_backward", [&] { ops::gelu_backward(f, f, c, overwrite, s); }},
-      {"relu", [&] { ops::relu(c, f, s); }},
-      {"relu_backward", [&] { ops::relu_backward(f, c, f, overwrite, s); }},
-      {"tanh", [&] { ops::tanh(f, c, s); }},
-      {"tanh_backward", [&] { ops::tanh_backward(c, f, f, overwrite, s); }},
+      {"relu", [&] { ops::unary(c, f, ops::Unary::relu, s); }},
+      {"relu_backward", [&] { ops::unary_backward(f, c, f, ops::Unary::relu, overwrite, s); }},
+      {"tanh", [&] { ops::unary(f, c, ops::Unary::tanh, s); }},
+      {"tanh_backward", [&] { ops::unary_backward(c, f, f, ops::Unary::tanh, overwrite, s); }},
       {"dropout", [&] { ops::dropout(f, c, {.p = 0.5f}, s); }},
       {"linear_gelu",
        [&] {

@@ -11,6 +11,7 @@
 
 #include "tensor/kernels/check.h"
 #include "tensor/kernels/device_ops.h"
+#include "tensor/kernels/elementwise/ranges.h"
 #include "tensor/kernels/ordered_sum.h"
 #include "tensor/kernels/vector-inl.h"
 
@@ -18,14 +19,6 @@ HWY_BEFORE_NAMESPACE();
 namespace rz {
 namespace HWY_NAMESPACE {
 
-void add(const Tensor& out, const Tensor& a, const Tensor& b, std::size_t begin, std::size_t end) {
-  map_range(
-      begin, end, [](auto x, auto y) HWY_ATTR { return hn::Add(x, y); }, out, a, b);
-}
-void multiply(const Tensor& out, const Tensor& a, const Tensor& b, std::size_t begin, std::size_t end) {
-  map_range(
-      begin, end, [](auto x, auto y) HWY_ATTR { return hn::Mul(x, y); }, out, a, b);
-}
 void scale(const Tensor& out, const Tensor& in, float factor, bool accumulate, std::size_t begin,
            std::size_t end) {
   const auto scaled = [&](auto x) HWY_ATTR { return hn::Mul(hn::Set(Floats(), factor), x); };
@@ -42,29 +35,27 @@ void convert(const Tensor& out, const Tensor& in, std::size_t begin, std::size_t
     });
   });
 }
-void relu(const Tensor& out, const Tensor& in, std::size_t begin, std::size_t end) {
-  const auto f = [](auto x) HWY_ATTR {
-    return hn::IfThenZeroElse(hn::Lt(x, hn::Zero(Floats())), x);  // NaN stays NaN
+void affine(const Tensor& out, const Tensor& in, float factor, float shift, std::size_t begin,
+            std::size_t end) {
+  const auto f = [&](auto x)
+                     HWY_ATTR { return hn::MulAdd(x, hn::Set(Floats(), factor), hn::Set(Floats(), shift)); };
+  map_range(begin, end, f, out, in);
+}
+void clamp(const Tensor& out, const Tensor& in, float low, float high, std::size_t begin, std::size_t end) {
+  const auto f = [&](auto x) HWY_ATTR {
+    const FloatVector bottom = hn::Set(Floats(), low), top = hn::Set(Floats(), high);
+    x = hn::IfThenElse(hn::Lt(x, bottom), bottom, x);  // NaN stays NaN
+    return hn::IfThenElse(hn::Gt(x, top), top, x);
   };
   map_range(begin, end, f, out, in);
 }
-void relu_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& in, bool accumulate,
-                   std::size_t begin, std::size_t end) {
-  const auto f = [](auto dy, auto x)
-                     HWY_ATTR { return hn::IfThenElseZero(hn::Gt(x, hn::Zero(Floats())), dy); };
-  map_range_into(accumulate, begin, end, f, d_in, d_out, in);
-}
-void tanh(const Tensor& out, const Tensor& in, std::size_t begin, std::size_t end) {
-  map_range(
-      begin, end, [](auto x) HWY_ATTR { return hyperbolic_tangent(x); }, out, in);
-}
-void tanh_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& out, bool accumulate,
-                   std::size_t begin, std::size_t end) {
-  const auto f = [](auto dy, auto y) HWY_ATTR {
-    const FloatVector one = hn::Set(Floats(), 1.0f);
-    return hn::Mul(dy, hn::Mul(hn::Sub(one, y), hn::Add(one, y)));
+void clamp_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& in, float low, float high,
+                    bool accumulate, std::size_t begin, std::size_t end) {
+  const auto f = [&](auto dy, auto x) HWY_ATTR {
+    const auto inside = hn::And(hn::Ge(x, hn::Set(Floats(), low)), hn::Le(x, hn::Set(Floats(), high)));
+    return hn::IfThenElseZero(inside, dy);
   };
-  map_range_into(accumulate, begin, end, f, d_in, d_out, out);
+  map_range_into(accumulate, begin, end, f, d_in, d_out, in);
 }
 void scaled_difference(const Tensor& out, const Tensor& a, const Tensor& b, float factor, bool accumulate,
                        std::size_t begin, std::size_t end) {
@@ -92,47 +83,15 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace rz {
 
-HWY_EXPORT(add);
-HWY_EXPORT(multiply);
 HWY_EXPORT(scale);
 HWY_EXPORT(convert);
-HWY_EXPORT(relu);
-HWY_EXPORT(relu_backward);
-HWY_EXPORT(tanh);
-HWY_EXPORT(tanh_backward);
+HWY_EXPORT(affine);
+HWY_EXPORT(clamp);
+HWY_EXPORT(clamp_backward);
 HWY_EXPORT(scaled_difference);
 HWY_EXPORT(squared_error);
 
 namespace ops {
-
-namespace {
-
-constexpr std::size_t grain = 4096;  // elements per thread at least
-
-/// Row r of a tensor that has, or is read as having, rows of n elements.
-Tensor row_of(const Tensor& t, std::size_t r, std::size_t n) {
-  const std::size_t stride = t.contiguous() ? n : t.row_stride();
-  return Tensor::borrow(t.raw() + r * stride * size_of(t.dtype()), {n}, t.dtype(), t.device());
-}
-
-/// Calls f(begin, end, tensors…) on ranges of all elements, row by row where a tensor has a row stride.
-template <class F, class... T>
-void each_range(const Stream& stream, const F& f, const Tensor& out, const T&... in) {
-  if (out.contiguous() && (in.contiguous() && ...))
-    return stream.parallel_for(out.count(), grain,
-                               [&](std::size_t begin, std::size_t end) { f(begin, end, out, in...); });
-  const std::size_t n = last(out), rows_per_thread = std::max<std::size_t>(1, grain / n);
-  stream.parallel_for(rows(out), rows_per_thread, [&](std::size_t begin, std::size_t end) {
-    for (std::size_t r = begin; r < end; ++r) f(0, n, row_of(out, r, n), row_of(in, r, n)...);
-  });
-}
-
-/// Both have one count, and the same rows if one of them has a row stride.
-bool alike(const Tensor& a, const Tensor& b) {
-  return a.contiguous() && b.contiguous() ? a.count() == b.count() : same_rows(a, b);
-}
-
-}  // namespace
 
 void fill(const Tensor& out, float value, const Stream& stream) {
   check("fill", {{"out", out}}, true, Rows::any_stride);
@@ -162,32 +121,6 @@ void copy(const Tensor& out, const Tensor& in, const Stream& stream) {
   each_range(stream, part, out, in);
 }
 
-void add(const Tensor& out, const Tensor& a, const Tensor& b, const Stream& stream) {
-  check("add", {{"out", out}, {"a", a}, {"b", b}}, alike(out, a) && alike(out, b) && alike(a, b),
-        Rows::any_stride);
-  if (const auto* d = on_device("add", out, stream)) return d->add(out, a, b, stream);
-  check_dtype("add", out.dtype(), {{"a", a}, {"b", b}});
-  const auto part = [](std::size_t begin, std::size_t end, const Tensor& to, const Tensor& x,
-                       const Tensor& y) {
-    HWY_DYNAMIC_DISPATCH(add)
-    (to, x, y, begin, end);
-  };
-  each_range(stream, part, out, a, b);
-}
-
-void multiply(const Tensor& out, const Tensor& a, const Tensor& b, const Stream& stream) {
-  check("multiply", {{"out", out}, {"a", a}, {"b", b}}, alike(out, a) && alike(out, b) && alike(a, b),
-        Rows::any_stride);
-  if (const auto* d = on_device("multiply", out, stream)) return d->multiply(out, a, b, stream);
-  check_dtype("multiply", out.dtype(), {{"a", a}, {"b", b}});
-  const auto part = [](std::size_t begin, std::size_t end, const Tensor& to, const Tensor& x,
-                       const Tensor& y) {
-    HWY_DYNAMIC_DISPATCH(multiply)
-    (to, x, y, begin, end);
-  };
-  each_range(stream, part, out, a, b);
-}
-
 void add_scaled(const Tensor& out, const Tensor& in, float factor, const Stream& stream) {
   check("add_scaled", {{"out", out}, {"in", in}}, alike(out, in), Rows::any_stride);
   if (const auto* d = on_device("add_scaled", out, stream)) return d->add_scaled(out, in, factor, stream);
@@ -208,45 +141,33 @@ void scale(const Tensor& out, const Tensor& in, float factor, const Stream& stre
   each_range(stream, part, out, in);
 }
 
-void relu(const Tensor& out, const Tensor& in, const Stream& stream) {
-  check("relu", {{"out", out}, {"in", in}}, out.count() == in.count());
-  if (const auto* d = on_device("relu", out, stream)) return d->relu(out, in, stream);
-  check_dtype("relu", out.dtype(), {{"in", in}});
-  stream.parallel_for(out.count(), grain, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(relu)(out, in, begin, end);
+void affine(const Tensor& out, const Tensor& in, float factor, float shift, const Stream& stream) {
+  check("affine", {{"out", out}, {"in", in}}, out.count() == in.count());
+  if (const auto* d = on_device("affine", out, stream)) return d->affine(out, in, factor, shift, stream);
+  check_dtype("affine", out.dtype(), {{"in", in}});
+  stream.parallel_for(out.count(), elements_per_thread, [&](std::size_t begin, std::size_t end) {
+    HWY_DYNAMIC_DISPATCH(affine)(out, in, factor, shift, begin, end);
   });
 }
 
-void relu_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& in, Into into,
-                   const Stream& stream) {
-  check("relu_backward", {{"d_in", d_in}, {"d_out", d_out}, {"in", in}},
+void clamp(const Tensor& out, const Tensor& in, float low, float high, const Stream& stream) {
+  check("clamp", {{"out", out}, {"in", in}}, out.count() == in.count());
+  if (const auto* d = on_device("clamp", out, stream)) return d->clamp(out, in, low, high, stream);
+  check_dtype("clamp", out.dtype(), {{"in", in}});
+  stream.parallel_for(out.count(), elements_per_thread, [&](std::size_t begin, std::size_t end) {
+    HWY_DYNAMIC_DISPATCH(clamp)(out, in, low, high, begin, end);
+  });
+}
+
+void clamp_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& in, float low, float high,
+                    Into into, const Stream& stream) {
+  check("clamp_backward", {{"d_in", d_in}, {"d_out", d_out}, {"in", in}},
         d_in.count() == in.count() && d_out.count() == in.count());
-  if (const auto* d = on_device("relu_backward", d_in, stream))
-    return d->relu_backward(d_in, d_out, in, into, stream);
-  check_dtype("relu_backward", d_in.dtype(), {{"d_out", d_out}, {"in", in}});
-  stream.parallel_for(in.count(), grain, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(relu_backward)(d_in, d_out, in, into == Into::accumulate, begin, end);
-  });
-}
-
-void tanh(const Tensor& out, const Tensor& in, const Stream& stream) {
-  check("tanh", {{"out", out}, {"in", in}}, out.count() == in.count());
-  if (const auto* d = on_device("tanh", out, stream)) return d->tanh(out, in, stream);
-  check_dtype("tanh", out.dtype(), {{"in", in}});
-  stream.parallel_for(out.count(), grain, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(tanh)(out, in, begin, end);
-  });
-}
-
-void tanh_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& out, Into into,
-                   const Stream& stream) {
-  check("tanh_backward", {{"d_in", d_in}, {"d_out", d_out}, {"out", out}},
-        d_in.count() == out.count() && d_out.count() == out.count());
-  if (const auto* d = on_device("tanh_backward", d_in, stream))
-    return d->tanh_backward(d_in, d_out, out, into, stream);
-  check_dtype("tanh_backward", d_in.dtype(), {{"d_out", d_out}, {"out", out}});
-  stream.parallel_for(out.count(), grain, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(tanh_backward)(d_in, d_out, out, into == Into::accumulate, begin, end);
+  if (const auto* d = on_device("clamp_backward", d_in, stream))
+    return d->clamp_backward(d_in, d_out, in, low, high, into, stream);
+  check_dtype("clamp_backward", d_in.dtype(), {{"d_out", d_out}, {"in", in}});
+  stream.parallel_for(in.count(), elements_per_thread, [&](std::size_t begin, std::size_t end) {
+    HWY_DYNAMIC_DISPATCH(clamp_backward)(d_in, d_out, in, low, high, into == Into::accumulate, begin, end);
   });
 }
 
@@ -272,7 +193,7 @@ void mean_squared_error_backward(const Tensor& d_a, const Tensor& d_loss, const 
   check_dtype(op, d_a.dtype(), {{"a", a}, {"b", b}});
   const double count = static_cast<double>(std::max<std::size_t>(1, a.count()));
   const auto factor = static_cast<float>(2.0 * *d_loss.data<float>() / count);
-  stream.parallel_for(a.count(), grain, [&](std::size_t begin, std::size_t end) {
+  stream.parallel_for(a.count(), elements_per_thread, [&](std::size_t begin, std::size_t end) {
     HWY_DYNAMIC_DISPATCH(scaled_difference)(d_a, a, b, factor, into == Into::accumulate, begin, end);
   });
 }

@@ -14,27 +14,9 @@ struct Fill : Function<0> {
 struct Same : Function<1> {
   __device__ float operator()(const float* x) const { return x[0]; }
 };
-struct Add : Function<2> {
-  __device__ float operator()(const float* x) const { return x[0] + x[1]; }
-};
-struct Multiply : Function<2> {
-  __device__ float operator()(const float* x) const { return x[0] * x[1]; }
-};
 struct Scale : Function<1> {
   float factor;
   __device__ float operator()(const float* x) const { return factor * x[0]; }
-};
-struct Relu : Function<1> {
-  __device__ float operator()(const float* x) const { return x[0] < 0 ? 0 : x[0]; }  // NaN stays NaN
-};
-struct ReluBackward : Function<2> {
-  __device__ float operator()(const float* x) const { return x[1] > 0 ? x[0] : 0; }
-};
-struct Tanh : Function<1> {
-  __device__ float operator()(const float* x) const { return tanhf(x[0]); }
-};
-struct TanhBackward : Function<2> {
-  __device__ float operator()(const float* x) const { return x[0] * ((1 - x[1]) * (1 + x[1])); }
 };
 struct ScaledDifference : Function<2> {
   const float* d_loss;
@@ -75,34 +57,12 @@ void copy(const Tensor& out, const Tensor& in, const Stream& stream) {
   });
 }
 
-void add(const Tensor& out, const Tensor& a, const Tensor& b, const Stream& stream) {
-  map("add", Add{}, stream, out, a, b);
-}
-
-void multiply(const Tensor& out, const Tensor& a, const Tensor& b, const Stream& stream) {
-  map("multiply", Multiply{}, stream, out, a, b);
-}
-
 void add_scaled(const Tensor& out, const Tensor& in, float factor, const Stream& stream) {
   map("add_scaled", Accumulated<Scale>{{{}, factor}}, stream, out, in, out);
 }
 
 void scale(const Tensor& out, const Tensor& in, float factor, const Stream& stream) {
   map("scale", Scale{{}, factor}, stream, out, in);
-}
-
-void relu(const Tensor& out, const Tensor& in, const Stream& stream) { map("relu", Relu{}, stream, out, in); }
-
-void relu_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& in, Into into,
-                   const Stream& stream) {
-  map_into("relu_backward", ReluBackward{}, into == Into::accumulate, stream, d_in, d_out, in);
-}
-
-void tanh(const Tensor& out, const Tensor& in, const Stream& stream) { map("tanh", Tanh{}, stream, out, in); }
-
-void tanh_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& out, Into into,
-                   const Stream& stream) {
-  map_into("tanh_backward", TanhBackward{}, into == Into::accumulate, stream, d_in, d_out, out);
 }
 
 void mean_squared_error(const Tensor& loss, const Tensor& a, const Tensor& b, const Stream& stream) {

@@ -83,6 +83,36 @@ void softmax_row_backward(const Tensor& d_in, const Tensor& d_out, const Tensor&
   });
 }
 
+/// The largest element is subtracted first, so that large elements keep their differences.
+void log_softmax_row(const Tensor& out, const Tensor& in, std::size_t row) {
+  ops::dispatch_dtype(in.dtype(), [&](auto t) HWY_ATTR {
+    using T = decltype(t);
+    const std::size_t n = ops::last(in);
+    const T* const x = row_of<T>(in, row);
+    const float row_max = largest(x, n);
+    const auto log_sum = static_cast<float>(std::log(sum_of_shifted(x, n, row_max)));
+    const auto f = [&](auto v) HWY_ATTR {
+      return hn::Sub(hn::Sub(v, hn::Set(Floats(), row_max)), hn::Set(Floats(), log_sum));
+    };
+    map(row_of<T>(out, row), n, f, x);
+  });
+}
+
+/// d_in = d_out - e^out · Σ d_out
+void log_softmax_row_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& out, std::size_t row,
+                              bool accumulate) {
+  ops::dispatch_dtype(out.dtype(), [&](auto t) HWY_ATTR {
+    using T = decltype(t);
+    const std::size_t n = ops::last(out);
+    const T *const dy = row_of<T>(d_out, row), *const y = row_of<T>(out, row);
+    const auto total = static_cast<float>(sum(
+        n, [](auto a) HWY_ATTR { return a; }, dy));
+    const auto gradient = [&](auto g, auto v)
+                              HWY_ATTR { return hn::NegMulAdd(exponential(v), hn::Set(Floats(), total), g); };
+    map_into(accumulate, row_of<T>(d_in, row), n, gradient, dy, y);
+  });
+}
+
 /// A row of (e^(logits - log_sum) - onehot(target)) · factor; d_logits may be logits. The target's element is
 /// rounded once, like the others.
 void cross_entropy_row_backward(const Tensor& d_logits, const Tensor& logits, std::size_t row,
@@ -109,6 +139,8 @@ namespace rz {
 HWY_EXPORT(log_sum_of);
 HWY_EXPORT(softmax_row);
 HWY_EXPORT(softmax_row_backward);
+HWY_EXPORT(log_softmax_row);
+HWY_EXPORT(log_softmax_row_backward);
 HWY_EXPORT(cross_entropy_row_backward);
 
 namespace ops {
@@ -155,6 +187,28 @@ void softmax_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& out
   stream.parallel_for(rows(out), grain(last(out)), [&](std::size_t begin, std::size_t end) {
     for (std::size_t i = begin; i < end; ++i)
       HWY_DYNAMIC_DISPATCH(softmax_row_backward)(d_in, d_out, out, i, into == Into::accumulate);
+  });
+}
+
+void log_softmax(const Tensor& out, const Tensor& in, const Stream& stream) {
+  check("log_softmax", {{"out", out}, {"in", in}}, same_rows(out, in), Rows::any_stride);
+  if (const auto* d = on_device("log_softmax", out, stream)) return d->log_softmax(out, in, stream);
+  check_dtype("log_softmax", in.dtype(), {{"out", out}});
+  stream.parallel_for(rows(in), grain(last(in)), [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) HWY_DYNAMIC_DISPATCH(log_softmax_row)(out, in, i);
+  });
+}
+
+void log_softmax_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& out, Into into,
+                          const Stream& stream) {
+  check("log_softmax_backward", {{"d_in", d_in}, {"d_out", d_out}, {"out", out}},
+        same_rows(d_in, out) && same_rows(d_out, out), Rows::any_stride);
+  if (const auto* d = on_device("log_softmax_backward", d_in, stream))
+    return d->log_softmax_backward(d_in, d_out, out, into, stream);
+  check_dtype("log_softmax_backward", out.dtype(), {{"d_in", d_in}, {"d_out", d_out}});
+  stream.parallel_for(rows(out), grain(last(out)), [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i)
+      HWY_DYNAMIC_DISPATCH(log_softmax_row_backward)(d_in, d_out, out, i, into == Into::accumulate);
   });
 }
 

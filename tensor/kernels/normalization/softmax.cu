@@ -110,6 +110,49 @@ __global__ void __launch_bounds__(max_threads)
   });
 }
 
+/// The largest element is subtracted first, so that large elements keep their differences.
+template <class T>
+__global__ void __launch_bounds__(max_threads)
+    log_softmax_rows(Matrix<T> outs, Matrix<const T> ins, std::size_t n) {
+  T* const out = outs.here();
+  const T* const in = ins.here();
+  const RowSum row = sum_of_exponentials(in, n);
+  const auto log_sum = static_cast<float>(log(row.sum));
+  const auto split = Split<pack_width<T>>(n, in).with(out);
+  each_pack(split, threadIdx.x, blockDim.x, [&](auto width, std::size_t i) {
+    float x[decltype(width)::value];
+    load(x, in + i);
+    for (float& v : x) v = v - row.maximum - log_sum;
+    store(out + i, x);
+  });
+}
+
+/// d_in = d_out - e^out · Σ d_out
+template <class T>
+__global__ void __launch_bounds__(max_threads)
+    log_softmax_rows_backward(Matrix<T> d_ins, Matrix<const T> d_outs, Matrix<const T> outs, std::size_t n,
+                              bool accumulate) {
+  T* const d_in = d_ins.here();
+  const T *const d_out = d_outs.here(), *const out = outs.here();
+  const auto split = Split<pack_width<T>>(n, d_out).with(out).with(d_in);
+  double part = 0;
+  each_pack(split, threadIdx.x, blockDim.x, [&](auto width, std::size_t i) {
+    float dy[decltype(width)::value];
+    load(dy, d_out + i);
+    for (const float v : dy) part += static_cast<double>(v);
+  });
+  const auto total = static_cast<float>(block_sum(part));
+  each_pack(split, threadIdx.x, blockDim.x, [&](auto width, std::size_t i) {
+    constexpr int k = decltype(width)::value;
+    float dy[k], y[k], d[k] = {};
+    load(dy, d_out + i), load(y, out + i);
+    if (accumulate) load(d, d_in + i);
+#pragma unroll
+    for (int j = 0; j < k; ++j) d[j] += fmaf(-expf(y[j]), total, dy[j]);
+    store(d_in + i, d);
+  });
+}
+
 template <class T>
 __global__ void __launch_bounds__(max_threads)
     cross_entropy_rows(float* losses, float* log_sum, Matrix<const T> logits, const std::int32_t* targets,
@@ -189,6 +232,24 @@ void softmax_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& out
     using T = decltype(t);
     cuda::launch("softmax_backward", softmax_rows_backward<T>, grid_of_rows(out), stream, matrix_of<T>(d_in),
                  matrix_of<const T>(d_out), matrix_of<const T>(out), last(out), into == Into::accumulate);
+  });
+}
+
+void log_softmax(const Tensor& out, const Tensor& in, const Stream& stream) {
+  dispatch_dtype(in.dtype(), [&](auto t) {
+    using T = decltype(t);
+    cuda::launch("log_softmax", log_softmax_rows<T>, grid_of_rows(in), stream, matrix_of<T>(out),
+                 matrix_of<const T>(in), last(in));
+  });
+}
+
+void log_softmax_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& out, Into into,
+                          const Stream& stream) {
+  dispatch_dtype(out.dtype(), [&](auto t) {
+    using T = decltype(t);
+    cuda::launch("log_softmax_backward", log_softmax_rows_backward<T>, grid_of_rows(out), stream,
+                 matrix_of<T>(d_in), matrix_of<const T>(d_out), matrix_of<const T>(out), last(out),
+                 into == Into::accumulate);
   });
 }
 

@@ -1,0 +1,207 @@
+#include "autograd_lite/element_ops.h"
+
+#include "autograd_lite/ops.h"
+#include "autograd_lite/saved_variable.h"
+
+namespace rz::nn {
+namespace {
+
+using ops::Binary;
+using ops::Unary;
+
+Var wide(Tape& tape, Var x) { return autocast_wide(tape, x); }
+Var same(Tape&, Var x) { return x; }
+
+/// Records the backward of an operator of one tensor, which reads saved(tape).
+template <class F>
+Var record_unary(Tape& tape, Var x, const Tensor& out, Unary op, F saved) {
+  return tape.record(out, {x}, [x, op, saved](Tape& tape, const Tensor& d_out) {
+    const auto d_x = tape.grad_target(x);
+    ops::unary_backward(d_x.tensor, d_out, saved(tape), op, into(d_x), tape.stream());
+  });
+}
+
+Var unary(Tape& tape, Var x, Unary op) {
+  const Tensor out = empty_like(tape, tape.value(x));
+  ops::unary(out, tape.value(x), op, tape.stream());
+  if (ops::saved_by(op) == ops::Saved::input) return record_unary(tape, x, out, op, SavedVariable(tape, x));
+  return record_unary(tape, x, out, op, [out](const Tape&) { return out; });
+}
+
+/// Whether the gradient of an operand is that of the result.
+bool passes_gradient(Binary op, int operand) {
+  return op == Binary::add || (op == Binary::sub && operand == 0);
+}
+
+/// The gradient of an operand before the sum over repeated elements.
+Tensor full_gradient(Tape& tape, Binary op, int operand, const Tensor& d_out, const Tensor& a,
+                     const Tensor& b) {
+  const Tensor d = empty_like(tape, d_out);
+  if (op == Binary::sub)
+    ops::scale(d, d_out, -1, tape.stream());
+  else if (op == Binary::mul)
+    ops::binary(d, d_out, operand == 0 ? b : a, op, tape.stream());
+  else
+    ops::binary_backward(d, d_out, a, b, op, operand, tape.stream());
+  return d;
+}
+
+/// Uses d, of the shape of the result, as the gradient of an operand.
+void propagate(Tape& tape, Var to, const Shape& shape, const Tensor& d) {
+  if (shape == d.shape()) return tape.accumulate_grad(to, d);
+  const auto target = tape.grad_target(to);
+  ops::sum_to_size(target.tensor, d, 1, into(target), tape.stream());
+}
+
+/// The operands of sums are not read again.
+Var record_sum(Tape& tape, Var a, Var b, Binary op, const Tensor& out) {
+  return tape.record(out, {a, b},
+                     [a, b, op, of_a = tape.value(a).shape(), of_b = tape.value(b).shape()](
+                         Tape& tape, const Tensor& d_out) {
+                       if (tape.needs_grad(a)) propagate(tape, a, of_a, d_out);
+                       if (!tape.needs_grad(b)) return;
+                       propagate(tape, b, of_b,
+                                 passes_gradient(op, 1) ? d_out : full_gradient(tape, op, 1, d_out, {}, {}));
+                     });
+}
+
+Var record_product(Tape& tape, Var a, Var b, Binary op, const Tensor& out) {
+  return tape.record(
+      out, {a, b},
+      [a, b, op, x = SavedVariable(tape, a), y = SavedVariable(tape, b)](Tape& tape, const Tensor& d_out) {
+        const auto propagate_to = [&](Var to, int operand) {
+          if (!tape.needs_grad(to)) return;
+          const Tensor first = x(tape), second = y(tape);
+          propagate(tape, to, (operand == 0 ? first : second).shape(),
+                    full_gradient(tape, op, operand, d_out, first, second));
+        };
+        propagate_to(a, 0);
+        propagate_to(b, 1);
+      });
+}
+
+/// Rows with a stride are read by kernels of equal shapes, and by backward of add, sub and mul.
+bool needs_contiguous(Tape& tape, Var a, Var b, Binary op) {
+  return op > Binary::mul || tape.value(a).shape() != tape.value(b).shape();
+}
+
+Var binary(Tape& tape, Var a_in, Var b_in, Binary op) {
+  auto [a, b] = autocast_alike(tape, a_in, b_in);
+  const Shape shape = ops::broadcast_shapes(ops::name_of(op), tape.value(a).shape(), tape.value(b).shape());
+  if (needs_contiguous(tape, a, b, op)) a = contiguous(tape, a), b = contiguous(tape, b);
+  const Tensor out = tape.empty(shape, tape.value(a).dtype());
+  ops::binary(out, tape.value(a), tape.value(b), op, tape.stream());
+  return op == Binary::add || op == Binary::sub ? record_sum(tape, a, b, op, out)
+                                                : record_product(tape, a, b, op, out);
+}
+
+/// factor · x + shift
+Var affine(Tape& tape, Var x, float factor, float shift) {
+  const Tensor out = empty_like(tape, tape.value(x));
+  ops::affine(out, tape.value(x), factor, shift, tape.stream());
+  return tape.record(out, {x}, [x, factor](Tape& tape, const Tensor& d_out) {
+    if (factor == 1) return tape.accumulate_grad(x, d_out);
+    const Tensor d = empty_like(tape, d_out);
+    ops::scale(d, d_out, factor, tape.stream());
+    tape.accumulate_grad(x, d);
+  });
+}
+
+/// The sum over the extents that `kept` lacks or has as 1, divided, in another shape of the same count.
+Var sum_over(Tape& tape, Var x, const Shape& kept, const Shape& shape, double divisor) {
+  const Tensor in = tape.value(x), out = tape.empty(kept, in.dtype());
+  ops::sum_to_size(out, in, divisor, ops::Into::overwrite, tape.stream());
+  return tape.record(out.reshape(shape), {x}, [x, kept, divisor](Tape& tape, const Tensor& d_out) {
+    const auto d_x = tape.grad_target(x);
+    ops::expand(d_x.tensor, d_out.reshape(kept), static_cast<float>(1 / divisor), into(d_x), tape.stream());
+  });
+}
+
+/// The shapes of a sum over one extent.
+struct Reduced {
+  Shape kept, left_out;
+  std::size_t count;
+};
+Reduced reduced(const char* op, const Shape& shape, int extent) {
+  const int dims = shape.dims(), at = extent < 0 ? extent + dims : extent;
+  require(at >= 0 && at < dims, Errc::invalid_argument, op, ": the tensor ", name(shape), " has no extent ",
+          extent);
+  std::array<std::size_t, 4> kept{}, others{};
+  for (int d = 0, other = 0; d < dims; ++d) {
+    kept[static_cast<std::size_t>(d)] = d == at ? 1 : shape[d];
+    if (d != at) others[static_cast<std::size_t>(other++)] = shape[d];
+  }
+  const auto first = [](const std::array<std::size_t, 4>& extents, int n) {
+    return Shape(std::span<const std::size_t>(extents.data(), static_cast<std::size_t>(n)));
+  };
+  return {first(kept, dims), first(others, dims - 1), shape[at]};
+}
+
+Var sum_over_extent(Tape& tape, const char* op, Var x, int extent, bool keepdim, bool mean) {
+  const Reduced r = reduced(op, tape.value(x).shape(), extent);
+  return sum_over(tape, x, r.kept, keepdim ? r.kept : r.left_out, mean ? static_cast<double>(r.count) : 1);
+}
+
+template <auto forward, auto backward>
+Var over_rows(Tape& tape, Var given) {
+  const Var x = autocast_wide(tape, given);
+  const Tensor out = empty_like(tape, tape.value(x));
+  forward(out, tape.value(x), tape.stream());
+  return tape.record(out, {x}, [x, out](Tape& tape, const Tensor& d_out) {
+    const auto d_x = tape.grad_target(x);
+    backward(d_x.tensor, d_out, out, into(d_x), tape.stream());
+  });
+}
+
+}  // namespace
+
+#define RZ_UNARY(name, saved, cast) \
+  Var name(Tape& tape, Var x) { return unary(tape, cast(tape, x), Unary::name); }
+#include "tensor/element_ops.inc"
+#define RZ_BINARY(name) \
+  Var name(Tape& tape, Var a, Var b) { return binary(tape, a, b, Binary::name); }
+#include "tensor/element_ops.inc"
+
+Var neg(Tape& tape, Var x) { return mul(tape, x, -1); }
+
+Var clamp(Tape& tape, Var x, float low, float high) {
+  const Tensor out = empty_like(tape, tape.value(x));
+  ops::clamp(out, tape.value(x), low, high, tape.stream());
+  return tape.record(out, {x}, [x, low, high, in = SavedVariable(tape, x)](Tape& tape, const Tensor& d_out) {
+    const auto d_x = tape.grad_target(x);
+    ops::clamp_backward(d_x.tensor, d_out, in(tape), low, high, into(d_x), tape.stream());
+  });
+}
+
+Var softmax(Tape& tape, Var x) { return over_rows<ops::softmax, ops::softmax_backward>(tape, x); }
+Var log_softmax(Tape& tape, Var x) { return over_rows<ops::log_softmax, ops::log_softmax_backward>(tape, x); }
+
+Var add(Tape& tape, Var x, float y) { return affine(tape, x, 1, y); }
+Var sub(Tape& tape, Var x, float y) { return affine(tape, x, 1, -y); }
+Var sub(Tape& tape, float x, Var y) { return affine(tape, y, -1, x); }
+Var div(Tape& tape, Var x, float divisor) { return mul(tape, x, 1 / divisor); }
+Var div(Tape& tape, float x, Var y) { return mul(tape, reciprocal(tape, y), x); }
+
+Var mul(Tape& tape, Var x, float factor) {
+  const Tensor out = empty_like(tape, tape.value(x));
+  ops::scale(out, tape.value(x), factor, tape.stream());
+  return tape.record(out, {x}, [x, factor](Tape& tape, const Tensor& d_out) {
+    const Tensor d = empty_like(tape, d_out);
+    ops::scale(d, d_out, factor, tape.stream());
+    tape.accumulate_grad(x, d);
+  });
+}
+
+Var sum(Tape& tape, Var given) {
+  const Var x = autocast_wide(tape, given);
+  return sum_over(tape, x, {}, {}, 1);
+}
+Var mean(Tape& tape, Var x) { return sum_over(tape, x, {}, {}, static_cast<double>(tape.value(x).count())); }
+Var sum(Tape& tape, Var x, int extent, bool keepdim) {
+  return sum_over_extent(tape, "sum", autocast_wide(tape, x), extent, keepdim, false);
+}
+Var mean(Tape& tape, Var x, int extent, bool keepdim) {
+  return sum_over_extent(tape, "mean", x, extent, keepdim, true);
+}
+
+}  // namespace rz::nn

@@ -1,0 +1,45 @@
+#pragma once
+/// Element-wise operators and sums on a tape, with PyTorch's names and broadcasting (tensor/element_ops.h).
+/// The gradient of an operand that was broadcast is the sum over the repeated elements.
+///
+/// With Tape::autocast(), as with torch.autocast: exp, log, rsqrt, reciprocal, softmax, log_softmax, sum and
+/// a scalar divided by a tensor compute in f32; operators of two tensors do if their dtypes differ; all
+/// others compute in the dtype of their input.
+
+#include "autograd_lite/autocast.h"
+#include "autograd_lite/tape.h"
+
+namespace rz::nn {
+
+// ---- of one tensor: exp, log, sqrt, rsqrt, reciprocal, abs, relu, sigmoid, silu, tanh
+#define RZ_UNARY(name, saved, cast) Var name(Tape&, Var);
+#include "tensor/element_ops.inc"
+Var neg(Tape&, Var);
+/// x limited to [low, high]; the gradient is 0 outside.
+Var clamp(Tape&, Var x, float low, float high);
+Var softmax(Tape&, Var x);      ///< over the last extent
+Var log_softmax(Tape&, Var x);  ///< over the last extent
+
+// ---- of two tensors: add, sub, mul, div, minimum, maximum
+/// Errc::invalid_argument names the shapes if they do not broadcast.
+#define RZ_BINARY(name) Var name(Tape&, Var a, Var b);
+#include "tensor/element_ops.inc"
+
+// ---- of a tensor and a scalar
+Var add(Tape&, Var, float);
+Var sub(Tape&, Var, float);
+Var sub(Tape&, float, Var);
+Var mul(Tape&, Var, float);
+/// The product with 1 / divisor, rounded to f32, as PyTorch on CUDA devices.
+Var div(Tape&, Var, float divisor);
+Var div(Tape&, float, Var);
+
+// ---- sums, in double; the result has the dtype of x
+Var sum(Tape&, Var x);   ///< over all elements: a scalar
+Var mean(Tape&, Var x);  ///< NaN without elements
+/// Over one extent; a negative one counts from the last. It is left out of the result, or stays as 1.
+/// Errc::invalid_argument if x has no such extent.
+Var sum(Tape&, Var x, int extent, bool keepdim = false);
+Var mean(Tape&, Var x, int extent, bool keepdim = false);
+
+}  // namespace rz::nn

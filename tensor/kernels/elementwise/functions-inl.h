@@ -1,0 +1,158 @@
+// The operators of tensor/element_ops.inc on vectors of f32. Compiled once per target: include it after
+// tensor/kernels/vector-inl.h, outside any namespace.
+#if defined(RZ_ELEMENTWISE_FUNCTIONS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef RZ_ELEMENTWISE_FUNCTIONS_INL_H_
+#undef RZ_ELEMENTWISE_FUNCTIONS_INL_H_
+#else
+#define RZ_ELEMENTWISE_FUNCTIONS_INL_H_
+#endif
+
+#include "tensor/kernels/vector-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace rz {
+namespace HWY_NAMESPACE {
+namespace functions {
+
+using V = FloatVector;
+
+HWY_INLINE V constant(float c) { return hn::Set(Floats(), c); }
+HWY_INLINE V zero() { return hn::Zero(Floats()); }
+
+/// log x within about 1 ulp. With x = 2^k (1 + f), √½ <= 1 + f < √2, and s = f / (2 + f), log(1 + f) is 2
+/// atanh s = f - f²/2 + s (f²/2 + R), where R is the rest of the series of atanh.
+HWY_INLINE V logarithm(V x) {
+  const Floats d;
+  const hn::RebindToSigned<Floats> i;
+  const V smallest = constant(1.17549435e-38f);
+  const auto subnormal = hn::Lt(x, smallest);
+  const V y = hn::IfThenElse(subnormal, hn::Mul(x, constant(8388608)), x);
+  const auto bits = hn::Sub(hn::BitCast(i, y), hn::Set(i, 0x3f3504f3));  // the bits of √½
+  const auto k = hn::ShiftRight<23>(bits);
+  const V f = hn::Sub(hn::BitCast(d, hn::Add(hn::And(bits, hn::Set(i, 0x7fffff)), hn::Set(i, 0x3f3504f3))),
+                      constant(1));
+  const V power = hn::Sub(hn::ConvertTo(d, k), hn::IfThenElseZero(subnormal, constant(23)));
+  const V s = hn::Div(f, hn::Add(f, constant(2))), z = hn::Mul(s, s),
+          half = hn::Mul(hn::Mul(f, f), constant(0.5f));
+  V r = constant(2.0f / 9);
+  for (const float c : {2.0f / 7, 2.0f / 5, 2.0f / 3}) r = hn::MulAdd(r, z, constant(c));
+  // ln 2 in two parts; the first has few bits, so that its multiples are exact
+  const V low = hn::MulAdd(s, hn::MulAdd(r, z, half), hn::Mul(power, constant(1.42860682030941723e-6f)));
+  const V sum = hn::MulAdd(power, constant(0.693145751953125f), hn::Sub(f, hn::Sub(half, low)));
+  const V infinite = constant(std::numeric_limits<float>::infinity());
+  const V edge =
+      hn::IfThenElse(hn::Eq(x, zero()), hn::Neg(infinite), hn::Sub(infinite, infinite));  // below 0: NaN
+  const V outside = hn::IfThenElse(hn::Le(x, zero()), edge, x);                           // NaN and infinity
+  return hn::IfThenElse(hn::And(hn::Gt(x, zero()), hn::Lt(x, infinite)), sum, outside);
+}
+
+/// 1 / (1 + e^-x) and 1 / (1 + e^x), their difference from 1, without overflow or cancellation.
+struct Logistic {
+  V value, rest;
+};
+HWY_INLINE Logistic logistic(V x) {
+  const V e = exponential(hn::Neg(hn::Abs(x))), larger = hn::Div(constant(1), hn::Add(constant(1), e));
+  const V smaller = hn::Mul(e, larger);
+  const auto negative = hn::Lt(x, zero());
+  return {hn::IfThenElse(negative, smaller, larger), hn::IfThenElse(negative, larger, smaller)};
+}
+
+/// dy where `mask` holds, half of it where x = y, otherwise 0.
+template <class M>
+HWY_INLINE V chosen(V dy, M mask, V x, V y) {
+  const V half = hn::IfThenElseZero(hn::Eq(x, y), hn::Mul(dy, constant(0.5f)));
+  return hn::IfThenElse(mask, dy, half);
+}
+HWY_INLINE V not_a_number_or(V x, V y) { return hn::IfThenElse(hn::IsNaN(x), x, y); }
+
+// ---- one operand: the value, and the gradient by dy and what the list names
+
+struct exp {
+  static HWY_INLINE V value(V x) { return exponential(x); }
+  static HWY_INLINE V gradient(V dy, V y) { return hn::Mul(dy, y); }
+};
+struct log {
+  static HWY_INLINE V value(V x) { return logarithm(x); }
+  static HWY_INLINE V gradient(V dy, V x) { return hn::Div(dy, x); }
+};
+struct sqrt {
+  static HWY_INLINE V value(V x) { return hn::Sqrt(x); }
+  static HWY_INLINE V gradient(V dy, V y) { return hn::Div(hn::Mul(dy, constant(0.5f)), y); }
+};
+struct rsqrt {
+  static HWY_INLINE V value(V x) { return hn::Div(constant(1), hn::Sqrt(x)); }
+  static HWY_INLINE V gradient(V dy, V y) {
+    return hn::Mul(hn::Mul(hn::Mul(dy, constant(-0.5f)), y), hn::Mul(y, y));
+  }
+};
+struct reciprocal {
+  static HWY_INLINE V value(V x) { return hn::Div(constant(1), x); }
+  static HWY_INLINE V gradient(V dy, V y) { return hn::Mul(hn::Neg(dy), hn::Mul(y, y)); }
+};
+struct abs {
+  static HWY_INLINE V value(V x) { return hn::Abs(x); }
+  static HWY_INLINE V gradient(V dy, V x) {
+    return hn::IfThenElseZero(hn::Ne(x, zero()), hn::IfThenElse(hn::Lt(x, zero()), hn::Neg(dy), dy));
+  }
+};
+struct relu {
+  static HWY_INLINE V value(V x) { return hn::IfThenZeroElse(hn::Lt(x, zero()), x); }  // NaN stays NaN
+  static HWY_INLINE V gradient(V dy, V x) { return hn::IfThenElseZero(hn::Gt(x, zero()), dy); }
+};
+struct sigmoid {
+  static HWY_INLINE V value(V x) { return logistic(x).value; }
+  static HWY_INLINE V gradient(V dy, V y) { return hn::Mul(dy, hn::Mul(y, hn::Sub(constant(1), y))); }
+};
+struct silu {
+  static HWY_INLINE V value(V x) { return hn::Mul(x, logistic(x).value); }
+  static HWY_INLINE V gradient(V dy, V x) {
+    const Logistic s = logistic(x);
+    return hn::Mul(dy, hn::MulAdd(hn::Mul(x, s.value), s.rest, s.value));
+  }
+};
+struct tanh {
+  static HWY_INLINE V value(V x) { return hyperbolic_tangent(x); }
+  static HWY_INLINE V gradient(V dy, V y) {
+    return hn::Mul(dy, hn::Mul(hn::Sub(constant(1), y), hn::Add(constant(1), y)));
+  }
+};
+
+// ---- two operands: the value, and the gradients by dy and both
+
+struct add {
+  static HWY_INLINE V value(V x, V y) { return hn::Add(x, y); }
+  static HWY_INLINE V first(V dy, V, V) { return dy; }
+  static HWY_INLINE V second(V dy, V, V) { return dy; }
+};
+struct sub {
+  static HWY_INLINE V value(V x, V y) { return hn::Sub(x, y); }
+  static HWY_INLINE V first(V dy, V, V) { return dy; }
+  static HWY_INLINE V second(V dy, V, V) { return hn::Neg(dy); }
+};
+struct mul {
+  static HWY_INLINE V value(V x, V y) { return hn::Mul(x, y); }
+  static HWY_INLINE V first(V dy, V, V y) { return hn::Mul(dy, y); }
+  static HWY_INLINE V second(V dy, V x, V) { return hn::Mul(dy, x); }
+};
+struct div {
+  static HWY_INLINE V value(V x, V y) { return hn::Div(x, y); }
+  static HWY_INLINE V first(V dy, V, V y) { return hn::Div(dy, y); }
+  static HWY_INLINE V second(V dy, V x, V y) { return hn::Mul(hn::Neg(dy), hn::Div(hn::Div(x, y), y)); }
+};
+struct minimum {
+  static HWY_INLINE V value(V x, V y) { return not_a_number_or(x, hn::IfThenElse(hn::Lt(x, y), x, y)); }
+  static HWY_INLINE V first(V dy, V x, V y) { return chosen(dy, hn::Lt(x, y), x, y); }
+  static HWY_INLINE V second(V dy, V x, V y) { return chosen(dy, hn::Lt(y, x), x, y); }
+};
+struct maximum {
+  static HWY_INLINE V value(V x, V y) { return not_a_number_or(x, hn::IfThenElse(hn::Gt(x, y), x, y)); }
+  static HWY_INLINE V first(V dy, V x, V y) { return chosen(dy, hn::Gt(x, y), x, y); }
+  static HWY_INLINE V second(V dy, V x, V y) { return chosen(dy, hn::Gt(y, x), x, y); }
+};
+
+}  // namespace functions
+}  // namespace HWY_NAMESPACE
+}  // namespace rz
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

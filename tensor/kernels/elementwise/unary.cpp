@@ -1,0 +1,104 @@
+// Operators of one tensor: a loop for all, with a function a name.
+
+#include "tensor/element_ops.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "tensor/kernels/elementwise/unary.cpp"
+#include "tensor/kernels/targets.h"
+// after the targets
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "tensor/kernels/check.h"
+#include "tensor/kernels/device_ops.h"
+#include "tensor/kernels/elementwise/functions-inl.h"
+#include "tensor/kernels/elementwise/ranges.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace rz {
+namespace HWY_NAMESPACE {
+
+template <class F>
+void map_unary(const Tensor& out, const Tensor& in, std::size_t begin, std::size_t end) {
+  map_range(
+      begin, end, [](auto x) HWY_ATTR { return F::value(x); }, out, in);
+}
+template <class F>
+void map_gradient(const Tensor& d_in, const Tensor& d_out, const Tensor& saved, bool accumulate,
+                  std::size_t begin, std::size_t end) {
+  const auto f = [](auto dy, auto x) HWY_ATTR { return F::gradient(dy, x); };
+  map_range_into(accumulate, begin, end, f, d_in, d_out, saved);
+}
+
+void unary(ops::Unary op, const Tensor& out, const Tensor& in, std::size_t begin, std::size_t end) {
+  switch (op) {
+#define RZ_UNARY(name, saved, cast) \
+  case ops::Unary::name:            \
+    return map_unary<functions::name>(out, in, begin, end);
+#include "tensor/element_ops.inc"
+  }
+}
+void unary_backward(ops::Unary op, const Tensor& d_in, const Tensor& d_out, const Tensor& saved,
+                    bool accumulate, std::size_t begin, std::size_t end) {
+  switch (op) {
+#define RZ_UNARY(name, saved_, cast) \
+  case ops::Unary::name:             \
+    return map_gradient<functions::name>(d_in, d_out, saved, accumulate, begin, end);
+#include "tensor/element_ops.inc"
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace rz
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace rz {
+
+HWY_EXPORT(unary);
+HWY_EXPORT(unary_backward);
+
+namespace ops {
+
+const char* name_of(Unary op) {
+  static constexpr const char* names[] = {
+#define RZ_UNARY(name, saved, cast) #name,
+#include "tensor/element_ops.inc"
+  };
+  return names[static_cast<int>(op)];
+}
+
+Saved saved_by(Unary op) {
+  static constexpr Saved saved_values[] = {
+#define RZ_UNARY(name, saved, cast) Saved::saved,
+#include "tensor/element_ops.inc"
+  };
+  return saved_values[static_cast<int>(op)];
+}
+
+void unary(const Tensor& out, const Tensor& in, Unary op, const Stream& stream) {
+  const char* const name = name_of(op);
+  check(name, {{"out", out}, {"in", in}}, out.count() == in.count());
+  if (const auto* d = on_device(name, out, stream)) return d->unary(out, in, op, stream);
+  check_dtype(name, out.dtype(), {{"in", in}});
+  stream.parallel_for(out.count(), elements_per_thread, [&](std::size_t begin, std::size_t end) {
+    HWY_DYNAMIC_DISPATCH(unary)(op, out, in, begin, end);
+  });
+}
+
+void unary_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& saved, Unary op, Into into,
+                    const Stream& stream) {
+  const std::string name = concat(name_of(op), "_backward");
+  check(name.c_str(), {{"d_in", d_in}, {"d_out", d_out}, {"saved", saved}},
+        d_in.count() == saved.count() && d_out.count() == saved.count());
+  if (const auto* d = on_device(name.c_str(), d_in, stream))
+    return d->unary_backward(d_in, d_out, saved, op, into, stream);
+  check_dtype(name.c_str(), d_in.dtype(), {{"d_out", d_out}, {"saved", saved}});
+  stream.parallel_for(saved.count(), elements_per_thread, [&](std::size_t begin, std::size_t end) {
+    HWY_DYNAMIC_DISPATCH(unary_backward)(op, d_in, d_out, saved, into == Into::accumulate, begin, end);
+  });
+}
+
+}  // namespace ops
+}  // namespace rz
+#endif

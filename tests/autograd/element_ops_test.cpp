@@ -1,0 +1,201 @@
+// Recorded element-wise operators: gradients against finite differences, with broadcasting and scalars;
+// dtypes with autocast; and a model with a loss that consist of them alone, trained against double.
+
+#include "autograd_lite/element_ops.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/autograd/gradients.h"
+#include "tests/support/error_of.h"
+#include "tests/support/reference.h"
+
+namespace rz::nn {
+namespace {
+
+/// Elements in [0.5, 1.5] with both signs, away from 0.
+Tensor away_from_zero(const Shape& shape, const std::string& stream, bool positive = false) {
+  Tensor t = random(shape, stream);
+  for (std::size_t i = 0; i < t.count(); ++i) {
+    float& x = t.data<float>()[i];
+    x = positive || i % 3 ? 1 + x / 2 : -1 - x / 2;
+  }
+  return t;
+}
+
+TEST(ElementOps, UnaryGradients) {
+  const Tensor any = away_from_zero({3, 5}, "x"), positive = away_from_zero({3, 5}, "x", true);
+#define RZ_UNARY(name, saved, cast) \
+  expect_gradients([](Tape& t, const auto& v) { return name(t, v[0]); }, {positive});
+#include "tensor/element_ops.inc"
+  for (Var (*f)(Tape&, Var) : {exp, reciprocal, abs, sigmoid, silu, neg, log_softmax})
+    expect_gradients([f](Tape& t, const auto& v) { return f(t, v[0]); }, {any}, 5e-3);
+  expect_gradients([](Tape& t, const auto& v) { return clamp(t, v[0], -0.45f, 5); }, {any});
+}
+
+struct Operands {
+  Shape a, b;
+};
+const Operands operands[] = {{{3, 5}, {3, 5}}, {{3, 5}, {5}},          {{3, 1}, {1, 5}},
+                             {{}, {4}},        {{2, 1, 3}, {2, 4, 1}}, {{2, 1, 2, 3}, {3, 1, 3}}};
+
+TEST(ElementOps, BinaryGradientsAreSumsOverRepeatedElements) {
+  for (const Operands& shapes : operands) {
+    const Tensor a = away_from_zero(shapes.a, "a"), b = away_from_zero(shapes.b, "b", true);
+    for (Var (*f)(Tape&, Var, Var) : std::initializer_list<Var (*)(Tape&, Var, Var)>{add, sub, mul, div}) {
+      expect_gradients([f](Tape& t, const auto& v) { return f(t, v[0], v[1]); }, {a, b}, 4e-3);
+      expect_gradients([f](Tape& t, const auto& v) { return f(t, v[1], exp(t, v[0])); }, {a, b}, 1e-2);
+    }
+    // Far from each other: finite differences don't cross a kink.
+    const Tensor far = away_from_zero(shapes.a, "a");
+    for (std::size_t i = 0; i < far.count(); ++i) far.data<float>()[i] *= 4;
+    for (Var (*f)(Tape&, Var, Var) : {minimum, maximum})
+      expect_gradients([f](Tape& t, const auto& v) { return f(t, v[0], v[1]); }, {far, b});
+  }
+}
+
+TEST(ElementOps, AnOperandTwice) {
+  const Tensor a = away_from_zero({3, 4}, "a"), row = away_from_zero({4}, "r", true);
+  expect_gradients([](Tape& t, const auto& v) { return mul(t, v[0], v[0]); }, {a});
+  expect_gradients([](Tape& t, const auto& v) { return sub(t, mul(t, v[0], v[1]), div(t, v[0], v[1])); },
+                   {a, row});
+}
+
+TEST(ElementOps, Scalars) {
+  const Tensor a = away_from_zero({3, 5}, "a");
+  expect_gradients([](Tape& t, const auto& v) { return add(t, v[0], 2); }, {a});
+  expect_gradients([](Tape& t, const auto& v) { return sub(t, v[0], 2); }, {a});
+  expect_gradients([](Tape& t, const auto& v) { return sub(t, 2, v[0]); }, {a});
+  expect_gradients([](Tape& t, const auto& v) { return mul(t, v[0], -3); }, {a});
+  expect_gradients([](Tape& t, const auto& v) { return div(t, v[0], 4); }, {a});
+  expect_gradients([](Tape& t, const auto& v) { return div(t, 2, v[0]); }, {a}, 5e-3);
+  Tape tape;
+  const Var x = tape.constant(test::tensor_of({1, -2}, {2}));
+  EXPECT_EQ(test::values_of(tape.value(sub(tape, 5, x))), (test::Values{4, 7}));
+  EXPECT_EQ(test::values_of(tape.value(sub(tape, x, 5))), (test::Values{-4, -7}));
+  EXPECT_EQ(test::values_of(tape.value(div(tape, x, 4))), (test::Values{0.25, -0.5}));
+  EXPECT_EQ(test::values_of(tape.value(div(tape, 4, x))), (test::Values{4, -2}));
+}
+
+TEST(ElementOps, SumsAndMeans) {
+  const Tensor a = random({2, 3, 4}, "a");
+  expect_gradients([](Tape& t, const auto& v) { return sum(t, v[0]); }, {a}, 5e-3);
+  expect_gradients([](Tape& t, const auto& v) { return mean(t, v[0]); }, {a});
+  for (const int extent : {0, 1, 2, -1, -3})
+    for (const bool keepdim : {false, true}) {
+      expect_gradients([=](Tape& t, const auto& v) { return sum(t, v[0], extent, keepdim); }, {a});
+      expect_gradients([=](Tape& t, const auto& v) { return mean(t, v[0], extent, keepdim); }, {a});
+    }
+  Tape tape;
+  const Var x = tape.constant(test::tensor_of({1, 2, 3, 4, 5, 6}, {2, 3}));
+  EXPECT_EQ(test::values_of(tape.value(sum(tape, x, 0))), (test::Values{5, 7, 9}));
+  EXPECT_EQ(test::values_of(tape.value(mean(tape, x, -1, true))), (test::Values{2, 5}));
+  EXPECT_EQ(tape.value(mean(tape, x, -1, true)).shape(), (Shape{2, 1}));
+  EXPECT_EQ(tape.value(mean(tape, x, -1)).shape(), (Shape{2}));
+  EXPECT_EQ(tape.value(sum(tape, x)).shape(), Shape());
+  EXPECT_EQ(test::values_of(tape.value(mean(tape, x))), (test::Values{3.5}));
+  const Error e = test::error_of([&] { sum(tape, x, 2); });
+  EXPECT_NE(std::string(e.what()).find("sum: the tensor [2, 3] has no extent 2"), std::string::npos)
+      << e.what();
+}
+
+TEST(ElementOps, RefuseShapesThatDoNotBroadcast) {
+  Tape tape;
+  const Var a = tape.constant(Tensor::zeros({2, 3})), b = tape.constant(Tensor::zeros({4}));
+  const Error e = test::error_of([&] { sub(tape, a, b); });
+  EXPECT_EQ(e.code(), Errc::invalid_argument);
+  EXPECT_NE(std::string(e.what()).find("sub: the shapes [2, 3] and [4] do not broadcast"), std::string::npos)
+      << e.what();
+}
+
+TEST(ElementOps, AutocastComputesInF32WhatTorchDoes) {
+  Tape tape;
+  tape.set_autocast(DType::bf16);
+  const Tensor narrow = Tensor::zeros({2, 2}, DType::bf16), wide = Tensor::zeros({2, 2});
+  const Var x = tape.variable(narrow), y = tape.variable(wide);
+  const auto dtype = [&](Var v) { return tape.value(v).dtype(); };
+  for (Var (*f)(Tape&, Var) : {exp, log, rsqrt, reciprocal, softmax, log_softmax})
+    EXPECT_EQ(dtype(f(tape, x)), DType::f32);
+  EXPECT_EQ(dtype(sum(tape, x)), DType::f32);
+  EXPECT_EQ(dtype(sum(tape, x, 0)), DType::f32);
+  EXPECT_EQ(dtype(div(tape, 1, x)), DType::f32);
+  for (Var (*f)(Tape&, Var) : {sqrt, abs, relu, sigmoid, silu, tanh, neg})
+    EXPECT_EQ(dtype(f(tape, x)), DType::bf16);
+  EXPECT_EQ(dtype(mean(tape, x, 0)), DType::bf16);
+  EXPECT_EQ(dtype(add(tape, x, 1)), DType::bf16);
+  for (Var (*f)(Tape&, Var, Var) : {minimum, maximum}) {
+    EXPECT_EQ(dtype(f(tape, x, y)), DType::f32);
+    EXPECT_EQ(dtype(f(tape, x, x)), DType::bf16);
+  }
+}
+
+// ---- a gated MLP with an RMS norm, in residual form, and its mean squared error
+
+constexpr std::size_t rows = 7, width = 4, hidden = 6;
+const std::vector<Shape> parameter_shapes = {{width}, {width, hidden}, {width, hidden}, {hidden, width}};
+
+/// mean (x + down (silu(gate n) · (up n)) - y)², where n = weight · x / √(mean x² + ε)
+Var model_loss(Tape& t, const std::vector<Var>& p, Var x, Var y) {
+  const Var scale = rsqrt(t, add(t, mean(t, mul(t, x, x), -1, true), 1e-3f));
+  const Var n = mul(t, mul(t, x, scale), p[0]);
+  const Var gated = mul(t, silu(t, matmul(t, n, false, p[1], false)), matmul(t, n, false, p[2], false));
+  const Var error = sub(t, add(t, x, matmul(t, gated, false, p[3], false)), y);
+  return mean(t, mul(t, error, error));
+}
+
+double model_loss(const std::vector<test::Values>& p, const test::Values& x, const test::Values& y) {
+  test::Values n(x.size());
+  for (std::size_t r = 0; r < rows; ++r) {
+    double squares = 0;
+    for (std::size_t c = 0; c < width; ++c) squares += x[r * width + c] * x[r * width + c];
+    for (std::size_t c = 0; c < width; ++c)
+      n[r * width + c] = p[0][c] * x[r * width + c] / std::sqrt(squares / width + 1e-3f);
+  }
+  test::Values gate = test::reference::matmul(n, p[1], rows, hidden, width);
+  const test::Values up = test::reference::matmul(n, p[2], rows, hidden, width);
+  for (std::size_t i = 0; i < gate.size(); ++i) gate[i] *= up[i] / (1 + std::exp(-gate[i]));
+  const test::Values down = test::reference::matmul(gate, p[3], rows, width, hidden);
+  double loss = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) loss += std::pow(x[i] + down[i] - y[i], 2);
+  return loss / static_cast<double>(x.size());
+}
+
+TEST(ElementOps, AGatedMlpWithAnRmsNormTrainsAsInDouble) {
+  constexpr float rate = 0.125f;
+  const test::Values x = test::random_values(rows * width, 1), y = test::random_values(rows * width, 2);
+  std::vector<test::Values> expected;
+  std::vector<Tensor> values;
+  for (const Shape& s : parameter_shapes) {
+    expected.push_back(test::random_values(s.count(), 3 + static_cast<unsigned>(expected.size())));
+    values.push_back(test::tensor_of(expected.back(), s));
+  }
+  const double first = model_loss(expected, x, y);
+  Tape tape;
+  for (int step = 0; step < 60; ++step) {
+    std::vector<Var> p;
+    for (const Tensor& v : values) p.push_back(tape.variable(v));
+    const Var loss = model_loss(tape, p, tape.constant(test::tensor_of(x, {rows, width})),
+                                tape.constant(test::tensor_of(y, {rows, width})));
+    ASSERT_NEAR(*tape.value(loss).data<float>(), model_loss(expected, x, y), 1e-6) << step;
+    tape.backward(loss);
+    for (std::size_t k = 0; k < p.size(); ++k)
+      ops::add_scaled(values[k], tape.grad(p[k]), -rate, tape.stream());
+    tape.reset();
+    std::vector<test::Values> gradients;
+    for (std::size_t k = 0; k < expected.size(); ++k) {
+      const auto of_k = [&](const test::Values& v) {
+        std::vector<test::Values> changed = expected;
+        changed[k] = v;
+        return test::Values{model_loss(changed, x, y)};
+      };
+      gradients.push_back(test::numeric_gradient(of_k, expected[k], {1}));
+    }
+    for (std::size_t k = 0; k < expected.size(); ++k)
+      for (std::size_t i = 0; i < expected[k].size(); ++i) expected[k][i] -= rate * gradients[k][i];
+    for (std::size_t k = 0; k < expected.size(); ++k)
+      test::expect_close(values[k], expected[k], 1e-5, "parameters");
+  }
+  EXPECT_LT(model_loss(expected, x, y), first / 2);
+}
+
+}  // namespace
+}  // namespace rz::nn
