@@ -47,7 +47,8 @@ HWY_INLINE hn::Vec<D> load(D d, const bf16* p) {
   const auto bits = hn::LoadU(narrow, reinterpret_cast<const std::uint16_t*>(p));
   return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(wide, bits)));
 }
-/// The arithmetic of detail::narrow_to_bf16. Highway's own conversion truncates.
+/// The arithmetic of detail::narrow_to_bf16. Highway's own conversion truncates, and its Ne() is false for
+/// NaN.
 template <class D>
 HWY_INLINE void store(hn::Vec<D> v, D, bf16* p) {
   const hn::Rebind<std::uint16_t, D> narrow;
@@ -55,7 +56,7 @@ HWY_INLINE void store(hn::Vec<D> v, D, bf16* p) {
   const auto bits = hn::BitCast(wide, v), high = hn::ShiftRight<16>(bits);
   const auto odd = hn::And(high, hn::Set(wide, 1u));
   const auto nearest = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(wide, 0x7fffu))));
-  const auto nan = hn::RebindMask(wide, hn::Ne(v, v));
+  const auto nan = hn::RebindMask(wide, hn::IsNaN(v));
   const auto rounded = hn::IfThenElse(nan, hn::Or(high, hn::Set(wide, 0x40u)), nearest);
   const hn::RebindToSigned<hn::RebindToUnsigned<D>> whole;  // below 2^16: the conversion does not saturate
   hn::StoreU(hn::DemoteTo(narrow, hn::BitCast(whole, rounded)), narrow, reinterpret_cast<std::uint16_t*>(p));

@@ -6,8 +6,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
+#include <cstring>
 #include <limits>
 
+#include "comm/core/math.h"
 #include "tests/support/reference.h"
 
 namespace rz::test {
@@ -79,6 +82,20 @@ TEST_P(Ops, ArithmeticIsExact) {
     ops::mean_squared_error_backward(d, d_loss, x, y, Into::accumulate, stream);
     for (std::size_t i = 0; i < n; ++i)
       EXPECT_FLOAT_EQ(d.data<float>()[i], static_cast<float>(2 * (a[i] - b[i]) / static_cast<double>(n)));
+  }
+}
+
+/// Rounding to 16 bits changes no NaN to a number, whatever its bits: 0x7fffffff is a device's NaN.
+TEST_P(Ops, EveryNaNStaysOneIn16Bits) {
+  const std::vector<std::uint32_t> bits = {0x7fffffff, 0xffffffff, 0x7f800001, 0x7f80ffff, 0x7fc00000};
+  Tensor in = Tensor::empty({40});
+  for (std::size_t i = 0; i < 40; ++i) std::memcpy(in.data<float>() + i, &bits[i % bits.size()], 4);
+  const Tensor brain = Tensor::empty({40}, DType::bf16), half = Tensor::empty({40}, DType::f16);
+  ops::copy(brain, in, stream);
+  ops::copy(half, in, stream);
+  for (std::size_t i = 0; i < 40; ++i) {
+    EXPECT_TRUE(std::isnan(to_f32(brain.data<bf16>()[i]))) << std::hex << bits[i % bits.size()];
+    EXPECT_TRUE(std::isnan(to_f32(half.data<f16>()[i]))) << std::hex << bits[i % bits.size()];
   }
 }
 

@@ -250,6 +250,18 @@ TEST(OptimizerKernels, GradientsAndWorkingCopiesMayHave16Bits) {
   expect_sixteen_bits<bf16>(DType::bf16);
 }
 
+/// Rounding changes no NaN to a number, whatever its bits: 0x7fffffff is a device's NaN.
+TEST(OptimizerKernels, NaNStaysNaNInAWorkingCopy) {
+  State s(40);
+  for (float& p : s.p) p = detail::float_of(0x7fffffff);
+  std::vector<bf16> working(40);
+  const Floats g(40);
+  UpdateRun run = s.run(g);
+  run.working = working.data();
+  rules[0].update(run);
+  for (const bf16 w : working) EXPECT_TRUE(std::isnan(to_f32(w)));
+}
+
 /// f32 gradients beside a 16-bit working copy, and the reverse.
 TEST(OptimizerKernels, DtypesAreIndependent) {
   const Floats g(40, 0.5f);

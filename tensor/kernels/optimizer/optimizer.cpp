@@ -60,7 +60,7 @@ HWY_INLINE void store_brain(FloatVector x, bf16* p) {
   const auto bits = hn::BitCast(d, x), high = hn::ShiftRight<16>(bits);
   const auto last = hn::And(high, hn::Set(d, 1u));
   const auto nearest = hn::ShiftRight<16>(hn::Add(bits, hn::Add(last, hn::Set(d, 0x7fffu))));
-  const auto nan = hn::RebindMask(d, hn::Ne(x, x));
+  const auto nan = hn::RebindMask(d, hn::IsNaN(x));
   const auto rounded = hn::IfThenElse(nan, hn::Or(high, hn::Set(d, 0x40u)), nearest);
   const auto whole = hn::BitCast(hn::RebindToSigned<FloatBits>(), rounded);  // below 2^16
   hn::StoreU(hn::DemoteTo(HalfBits(), whole), HalfBits(), reinterpret_cast<std::uint16_t*>(p));
