@@ -1,7 +1,7 @@
 #include "autograd_lite/element_ops.h"
 
-#include "autograd_lite/ops.h"
 #include "autograd_lite/saved_variable.h"
+#include "tensor/ops.h"
 
 namespace rz::nn {
 namespace {
@@ -161,6 +161,13 @@ Var over_rows(Tape& tape, Var given) {
 #define RZ_BINARY(name) \
   Var name(Tape& tape, Var a, Var b) { return binary(tape, a, b, Binary::name); }
 #include "tensor/element_ops.inc"
+
+Var contiguous(Tape& tape, Var x) {
+  if (tape.value(x).contiguous()) return x;
+  const Tensor out = empty_like(tape, tape.value(x));
+  ops::copy(out, tape.value(x), tape.stream());
+  return tape.record(out, {x}, [x](Tape& tape, const Tensor& d_out) { tape.accumulate_grad(x, d_out); });
+}
 
 Var neg(Tape& tape, Var x) { return mul(tape, x, -1); }
 

@@ -15,6 +15,8 @@ namespace rz::nn {
 #define RZ_UNARY(name, saved, cast) Var name(Tape&, Var);
 #include "tensor/element_ops.inc"
 Var neg(Tape&, Var);
+/// x itself, or a copy with contiguous rows.
+Var contiguous(Tape&, Var x);
 /// x limited to [low, high]; the gradient is 0 outside.
 Var clamp(Tape&, Var x, float low, float high);
 Var softmax(Tape&, Var x);      ///< over the last extent

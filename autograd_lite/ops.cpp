@@ -183,13 +183,6 @@ Var linear_aligned(Tape& tape, Var x_var, Var weight, WeightLayout layout) {
                      linear_backward(x_var, weight, no_bias, SavedVariable(tape, x_var), layout));
 }
 
-Var contiguous(Tape& tape, Var x) {
-  if (tape.value(x).contiguous()) return x;
-  const Tensor out = empty_like(tape, tape.value(x));
-  ops::copy(out, tape.value(x), tape.stream());
-  return tape.record(out, {x}, [x](Tape& tape, const Tensor& d_out) { tape.accumulate_grad(x, d_out); });
-}
-
 Activation linear_gelu(Tape& tape, Var x_var, Var weight, Var bias, WeightLayout layout) {
   cast_layer(tape, x_var, weight, bias);
   const Tensor x = tape.value(x_var);

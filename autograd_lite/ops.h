@@ -34,8 +34,6 @@ Var linear(Tape&, Var x, Var weight, Var bias, WeightLayout);
 /// (Tensor::row_stride), without which products with 50257 columns are slow. linear, matmul, softmax,
 /// cross_entropy, add, sub, mul, cast and contiguous() read such rows; other operators refuse them.
 Var linear_aligned(Tape&, Var x, Var weight, WeightLayout);
-/// x itself, or a copy with contiguous rows.
-Var contiguous(Tape&, Var x);
 /// gelu(pre). Only `pre` is on the tape: an operator that reads `value` must propagate its gradient to `pre`.
 struct Activation {
   Var pre;

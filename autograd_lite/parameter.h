@@ -11,7 +11,7 @@ namespace rz {
 
 struct ParameterHooks;
 
-/// Initial distribution of a parameter's elements; see autograd_lite/init.h.
+/// Initial distribution of a parameter's elements; see autograd_lite/nn/init.h.
 struct Initial {
   enum Kind { constant, normal, uniform };
   Kind kind = constant;

@@ -10,7 +10,8 @@ import os, re, sys
 DEVICE = 'comm/core comm/os comm/device '
 KERNELS = 'comm/core comm/device tensor tensor/kernels/scalar tensor/kernels '
 TENSOR = KERNELS + 'tensor/kernels/optimizer '
-MODEL = 'comm comm/core comm/device autograd_lite autograd_lite/models tensor '
+MODULES = 'autograd_lite autograd_lite/nn '
+MODEL = MODULES + 'comm comm/core comm/device autograd_lite/models tensor '
 ROOMS = {
     'comm/core': '',
     'comm/os': 'comm/core',
@@ -28,7 +29,8 @@ ROOMS = {
     'tensor/kernels/losses': KERNELS,
     'tensor/kernels/optimizer': KERNELS,
     'autograd_lite': 'comm/core comm/device tensor',
-    'autograd_lite/models': 'comm/core autograd_lite tensor',
+    'autograd_lite/nn': 'comm/core comm/device autograd_lite tensor',
+    'autograd_lite/models': 'comm/core autograd_lite autograd_lite/nn tensor',
     # Public headers: they include no other folder of their own floor.
     'comm': 'comm/core comm/device',
     'comm/net': 'comm/core comm/os',
@@ -67,36 +69,36 @@ ROOMS = {
     'sharding/schedules': 'comm/core',
     'sharding/checkpoint': 'comm/core sharding/io',
     'sharding/memory': TENSOR,
-    'sharding/optim': TENSOR + 'comm autograd_lite',
+    'sharding/optim': TENSOR + MODULES + 'comm',
     'sharding/optim/rules': TENSOR + 'sharding/optim',
     'sharding/config': 'comm/core sharding/optim sharding/schedules',
     'sharding/config/keys': 'comm/core sharding/io',
     'sharding/config/reader': 'comm/core sharding/io sharding/optim sharding/schedules sharding/config '
                               'sharding/config/keys',
-    'sharding/consistency': 'comm comm/core autograd_lite',
+    'sharding/consistency': MODULES + 'comm comm/core',
     'sharding/mesh': 'comm comm/core sharding/consistency',
-    'sharding/functional': TENSOR + 'comm autograd_lite',
-    'sharding/layout': TENSOR + 'comm autograd_lite',
+    'sharding/functional': TENSOR + MODULES + 'comm',
+    'sharding/layout': TENSOR + MODULES + 'comm',
     'sharding/runtime': TENSOR + 'comm sharding/memory sharding/mesh',
     'sharding/wire': TENSOR + 'comm sharding/layout sharding/runtime',
-    'sharding/stores/gathers': TENSOR + 'comm autograd_lite sharding/layout',
-    'sharding/stores': TENSOR + 'comm autograd_lite sharding/memory sharding/optim sharding/layout sharding/runtime '
+    'sharding/stores/gathers': TENSOR + MODULES + 'comm sharding/layout',
+    'sharding/stores': TENSOR + MODULES + 'comm sharding/memory sharding/optim sharding/layout sharding/runtime '
                        'sharding/wire sharding/stores/gathers',
     'sharding/update/control': TENSOR + 'comm sharding/optim sharding/runtime sharding/stores sharding/stores/gathers',
     'sharding/update': TENSOR + 'comm sharding/consistency sharding/memory sharding/optim sharding/layout '
                        'sharding/runtime sharding/stores',
-    'sharding/strategies/passes': TENSOR + 'comm autograd_lite sharding/consistency sharding/layout sharding/runtime '
+    'sharding/strategies/passes': TENSOR + MODULES + 'comm sharding/consistency sharding/layout sharding/runtime '
                                   'sharding/stores',
-    'sharding/strategies': TENSOR + 'comm autograd_lite sharding/consistency sharding/memory sharding/optim '
+    'sharding/strategies': TENSOR + MODULES + 'comm sharding/consistency sharding/memory sharding/optim '
                            'sharding/mesh sharding/layout sharding/runtime sharding/wire sharding/stores '
                            'sharding/stores/gathers sharding/update sharding/update/control '
                            'sharding/strategies/passes',
     'sharding/huggingface': MODEL + 'sharding/checkpoint sharding/io sharding/optim sharding/strategies',
     'sharding/world': TENSOR + 'comm',
     'sharding/engine/monitor': TENSOR + 'sharding/config sharding/io sharding/memory',
-    'sharding/engine/update': TENSOR + 'comm autograd_lite sharding/config sharding/optim sharding/schedules '
+    'sharding/engine/update': TENSOR + MODULES + 'comm sharding/config sharding/optim sharding/schedules '
                               'sharding/strategies sharding/world sharding/engine/monitor',
-    'sharding/engine': TENSOR + 'comm autograd_lite sharding/config sharding/consistency sharding/data sharding/mesh '
+    'sharding/engine': TENSOR + MODULES + 'comm sharding/config sharding/consistency sharding/data sharding/mesh '
                        'sharding/huggingface sharding/memory sharding/optim sharding/schedules sharding/strategies '
                        'sharding/wire sharding/world sharding/engine/monitor sharding/engine/update',
     'tools/command_line': 'comm/core',

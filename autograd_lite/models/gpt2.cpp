@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "autograd_lite/init.h"
+#include "autograd_lite/nn/init.h"
 #include "comm/core/integer_math.h"
 
 namespace rz {

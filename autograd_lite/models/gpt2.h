@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "autograd_lite/containers.h"
-#include "autograd_lite/nn.h"
+#include "autograd_lite/nn/containers.h"
+#include "autograd_lite/nn/layers.h"
 
 namespace rz {
 

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <utility>
 
-#include "autograd_lite/init.h"
+#include "autograd_lite/nn/init.h"
 #include "comm/core/error.h"
 #include "sharding/engine/read_configuration.h"
 #include "sharding/huggingface/pretrained_weights.h"

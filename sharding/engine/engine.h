@@ -2,10 +2,9 @@
 /// Training and inference of a model as a DeepSpeed configuration describes it.
 ///
 ///     rz::run_entrypoint([](rz::World& world) {
-///       Net net;                                                      // any module (autograd_lite/module.h)
-///       auto engine = rz::initialize(world, net, {.config = "ds.json"});
-///       auto train = engine.loader(dataset);
-///       for (rz::Batch& b : train) {
+///       Net net;                                                      // any module
+///       (autograd_lite/nn/module.h) auto engine = rz::initialize(world, net, {.config = "ds.json"}); auto
+///       train = engine.loader(dataset); for (rz::Batch& b : train) {
 ///         rz::Tape& t = engine.tape();
 ///         engine.backward(rz::nn::cross_entropy(t, net(t, b["x"]), b["y"]));
 ///         engine.step();  // updates after the last micro-batch of an update
@@ -32,11 +31,11 @@
 #include <type_traits>
 #include <vector>
 
-#include "autograd_lite/containers.h"
-#include "autograd_lite/init.h"
 #include "autograd_lite/losses.h"
-#include "autograd_lite/module.h"
-#include "autograd_lite/nn.h"
+#include "autograd_lite/nn/containers.h"
+#include "autograd_lite/nn/init.h"
+#include "autograd_lite/nn/layers.h"
+#include "autograd_lite/nn/module.h"
 #include "autograd_lite/ops.h"
 #include "autograd_lite/tape.h"
 #include "sharding/config/ds_config.h"

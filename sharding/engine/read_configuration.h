@@ -1,7 +1,7 @@
 #pragma once
 /// The configuration of an engine.
 
-#include "autograd_lite/module.h"
+#include "autograd_lite/nn/module.h"
 #include "sharding/config/ds_config.h"
 #include "sharding/engine/engine_options.h"
 #include "sharding/world/world.h"

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "autograd_lite/module.h"
+#include "autograd_lite/nn/module.h"
 
 namespace rz {
 

@@ -6,7 +6,7 @@
 #include <set>
 #include <string_view>
 
-#include "autograd_lite/init.h"
+#include "autograd_lite/nn/init.h"
 #include "comm/core/error.h"
 #include "sharding/huggingface/persistent_buffers.h"
 #include "sharding/io/text.h"

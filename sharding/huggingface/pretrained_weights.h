@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "autograd_lite/module.h"
+#include "autograd_lite/nn/module.h"
 #include "comm/core/types.h"
 #include "comm/device/stream.h"
 #include "sharding/checkpoint/safetensors_files.h"

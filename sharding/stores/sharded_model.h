@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "autograd_lite/module.h"
+#include "autograd_lite/nn/module.h"
 #include "comm/bucket_scheduler.h"
 #include "sharding/layout/flat_layout.h"
 #include "sharding/layout/flat_parameters.h"

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "autograd_lite/module.h"
+#include "autograd_lite/nn/module.h"
 #include "comm/communicator.h"
 #include "comm/device/stream.h"
 #include "sharding/strategies/strategy.h"

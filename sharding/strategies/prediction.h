@@ -17,7 +17,7 @@
 /// instead of p/N, gathered once, after the update; in zero3 a gather for each scope that uses a parameter,
 /// less where GatherLimits keep it.
 
-#include "autograd_lite/module.h"
+#include "autograd_lite/nn/module.h"
 #include "sharding/layout/partition.h"
 #include "sharding/memory/memory_report.h"
 #include "sharding/optim/optimizer.h"

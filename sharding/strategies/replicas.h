@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "autograd_lite/module.h"
+#include "autograd_lite/nn/module.h"
 #include "sharding/consistency/pass_agreement.h"
 #include "sharding/consistency/rank_consistency.h"
 #include "sharding/layout/model_parameters.h"

@@ -4,7 +4,7 @@
 #include <thread>
 #include <utility>
 
-#include "autograd_lite/init.h"
+#include "autograd_lite/nn/init.h"
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
 #include "comm/device/allocate.h"

@@ -72,7 +72,7 @@
 #include <memory>
 #include <vector>
 
-#include "autograd_lite/module.h"
+#include "autograd_lite/nn/module.h"
 #include "autograd_lite/ops.h"
 #include "autograd_lite/tape.h"
 #include "comm/communicator.h"

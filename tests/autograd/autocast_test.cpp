@@ -7,9 +7,9 @@
 #include <optional>
 #include <vector>
 
-#include "autograd_lite/init.h"
 #include "autograd_lite/models/gpt2.h"
-#include "autograd_lite/nn.h"
+#include "autograd_lite/nn/init.h"
+#include "autograd_lite/nn/layers.h"
 #include "tests/support/error_of.h"
 #include "tests/support/reference.h"
 

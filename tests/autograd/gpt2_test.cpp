@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "autograd_lite/init.h"
+#include "autograd_lite/nn/init.h"
 
 namespace rz {
 namespace {

@@ -10,8 +10,8 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "autograd_lite/init.h"
 #include "autograd_lite/models/gpt2.h"
+#include "autograd_lite/nn/init.h"
 #include "tests/support/shared_fixture.h"
 
 /// Twenty updates of a small GPT-2 against PyTorch's float64 run.

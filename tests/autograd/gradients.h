@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "autograd_lite/init.h"
+#include "autograd_lite/nn/init.h"
 #include "autograd_lite/ops.h"
 
 namespace rz::nn {

@@ -1,5 +1,5 @@
 /// Registration: names, parameters, scopes, buffers and modes are found from the tree of modules.
-#include "autograd_lite/module.h"
+#include "autograd_lite/nn/module.h"
 
 #include <gtest/gtest.h>
 
@@ -7,9 +7,9 @@
 #include <type_traits>
 #include <vector>
 
-#include "autograd_lite/containers.h"
-#include "autograd_lite/init.h"
-#include "autograd_lite/nn.h"
+#include "autograd_lite/nn/containers.h"
+#include "autograd_lite/nn/init.h"
+#include "autograd_lite/nn/layers.h"
 #include "tests/support/error_of.h"
 
 namespace rz {

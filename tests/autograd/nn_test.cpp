@@ -1,12 +1,11 @@
-#include "autograd_lite/nn.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <functional>
 #include <vector>
 
-#include "autograd_lite/init.h"
+#include "autograd_lite/nn/init.h"
+#include "autograd_lite/nn/layers.h"
 
 namespace rz {
 namespace {

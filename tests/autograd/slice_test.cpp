@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "autograd_lite/init.h"
+#include "autograd_lite/nn/init.h"
 #include "tests/support/error_of.h"
 
 namespace rz {

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "autograd_lite/init.h"
 #include "autograd_lite/models/gpt2.h"
+#include "autograd_lite/nn/init.h"
 
 namespace {
 std::atomic<std::size_t> heap_allocations{0};

@@ -2,8 +2,8 @@
 
 #include <cstdio>
 
-#include "autograd_lite/init.h"
 #include "autograd_lite/models/gpt2.h"
+#include "autograd_lite/nn/init.h"
 #include "comm/communicator.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategies/strategy.h"

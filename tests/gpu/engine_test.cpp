@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "autograd_lite/init.h"
-#include "autograd_lite/nn.h"
+#include "autograd_lite/nn/init.h"
+#include "autograd_lite/nn/layers.h"
 #include "comm/device/cuda_runtime.h"
 #include "tests/gpu/on_device.h"
 #include "tests/support/ranks.h"

@@ -1,6 +1,6 @@
 // Muon on devices: the host's course, and the same bits for every strategy and number of groups.
 
-#include "autograd_lite/nn.h"
+#include "autograd_lite/nn/layers.h"
 #include "comm/core/error.h"
 #include "comm/device/cuda_runtime.h"
 #include "sharding/optim/newton_schulz.h"

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "autograd_lite/nn.h"
+#include "autograd_lite/nn/layers.h"
 #include "comm/device/cuda_runtime.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategies/model_averager.h"

@@ -1,8 +1,8 @@
 /// Training with autocast: the bits of every strategy, of recomputed blocks, and the distance from f32.
 #include <gtest/gtest.h>
 
-#include "autograd_lite/init.h"
-#include "autograd_lite/nn.h"
+#include "autograd_lite/nn/init.h"
+#include "autograd_lite/nn/layers.h"
 #include "sharding/optim/optimizers.h"
 #include "tests/support/ranks.h"
 #include "tests/support/reference.h"

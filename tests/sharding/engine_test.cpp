@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "autograd_lite/containers.h"
-#include "autograd_lite/init.h"
-#include "autograd_lite/nn.h"
+#include "autograd_lite/nn/containers.h"
+#include "autograd_lite/nn/init.h"
+#include "autograd_lite/nn/layers.h"
 #include "sharding/optim/optimizers.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"

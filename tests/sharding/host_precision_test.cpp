@@ -7,8 +7,8 @@
 #include <map>
 #include <numeric>
 
-#include "autograd_lite/init.h"
 #include "autograd_lite/models/gpt2.h"
+#include "autograd_lite/nn/init.h"
 #include "comm/core/math.h"
 #include "sharding/optim/loss_scaler.h"
 #include "sharding/optim/optimizers.h"

@@ -7,7 +7,7 @@
 #include <fstream>
 #include <numeric>
 
-#include "autograd_lite/init.h"
+#include "autograd_lite/nn/init.h"
 #include "sharding/huggingface/gpt2_config.h"
 #include "sharding/huggingface/pretrained_weights.h"
 #include "sharding/huggingface/save_pretrained.h"

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <vector>
 
-#include "autograd_lite/nn.h"
+#include "autograd_lite/nn/layers.h"
 #include "comm/core/error.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategies/strategy.h"

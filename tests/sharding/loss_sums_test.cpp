@@ -6,9 +6,9 @@
 #include <numeric>
 #include <vector>
 
-#include "autograd_lite/init.h"
 #include "autograd_lite/losses.h"
-#include "autograd_lite/nn.h"
+#include "autograd_lite/nn/init.h"
+#include "autograd_lite/nn/layers.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategies/strategy.h"
 #include "tests/support/ranks.h"

@@ -5,8 +5,8 @@
 #include <numeric>
 #include <vector>
 
-#include "autograd_lite/init.h"
-#include "autograd_lite/nn.h"
+#include "autograd_lite/nn/init.h"
+#include "autograd_lite/nn/layers.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategies/strategy.h"
 #include "tests/support/error_of.h"

@@ -3,9 +3,9 @@
 
 #include <vector>
 
-#include "autograd_lite/containers.h"
-#include "autograd_lite/init.h"
-#include "autograd_lite/nn.h"
+#include "autograd_lite/nn/containers.h"
+#include "autograd_lite/nn/init.h"
+#include "autograd_lite/nn/layers.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategies/strategy.h"
 #include "tests/support/ranks.h"

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "autograd_lite/nn.h"
+#include "autograd_lite/nn/layers.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategies/model_averager.h"
 #include "sharding/strategies/strategy.h"

@@ -8,8 +8,8 @@
 #include <new>
 #include <vector>
 
-#include "autograd_lite/init.h"
 #include "autograd_lite/models/gpt2.h"
+#include "autograd_lite/nn/init.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategies/strategy.h"
 #include "tests/support/ranks.h"

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "autograd_lite/module.h"
+#include "autograd_lite/nn/module.h"
 #include "autograd_lite/tape.h"
 
 namespace rz::test {

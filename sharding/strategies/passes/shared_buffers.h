@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "autograd_lite/module.h"
+#include "autograd_lite/nn/module.h"
 #include "sharding/runtime/runtime.h"
 
 namespace rz {

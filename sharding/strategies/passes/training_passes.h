@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "autograd_lite/module.h"
+#include "autograd_lite/nn/module.h"
 #include "sharding/runtime/runtime.h"
 #include "sharding/stores/sharded_model.h"
 #include "sharding/strategies/passes/gradient_reduction.h"

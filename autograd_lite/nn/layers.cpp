@@ -1,4 +1,4 @@
-#include "autograd_lite/nn.h"
+#include "autograd_lite/nn/layers.h"
 
 #include <cmath>
 

@@ -1,4 +1,4 @@
-#include "autograd_lite/init.h"
+#include "autograd_lite/nn/init.h"
 
 #include <array>
 #include <cmath>

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "autograd_lite/module.h"
+#include "autograd_lite/nn/module.h"
 #include "autograd_lite/ops.h"
 
 namespace rz::nn {

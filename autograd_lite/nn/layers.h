@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "autograd_lite/module.h"
+#include "autograd_lite/nn/module.h"
 #include "autograd_lite/ops.h"
 
 namespace rz::nn {

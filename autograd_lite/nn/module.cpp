@@ -1,4 +1,4 @@
-#include "autograd_lite/module.h"
+#include "autograd_lite/nn/module.h"
 
 #include <algorithm>
 #include <set>
