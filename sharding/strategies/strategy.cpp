@@ -231,4 +231,9 @@ MemoryReport Strategy::memory() const {
   return report;
 }
 
+std::unique_ptr<Strategy> make_strategy(StrategyKind kind, Module& module, Mesh mesh,
+                                        StrategyOptions options) {
+  return std::make_unique<Strategy>(kind, plan_of(kind), module, std::move(mesh), std::move(options));
+}
+
 }  // namespace rz
