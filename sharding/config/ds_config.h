@@ -37,6 +37,7 @@ struct OptimizerConfig {
   bool bias_correction = true;  ///< Adam, AdamW, Lamb
   double lr_decay = 0, initial_accumulator_value = 0;  ///< Adagrad
   double min_coeff = 0.01, max_coeff = 10;             ///< Lamb: bounds of the trust ratio
+  bool eps_inside_sqrt = false;                        ///< Lamb
   double muon_lr = 0.02, adam_lr = 3e-4;               ///< Muon: rates of matrices and of the rest
   std::string ns_method = "gram";                      ///< Muon: "gram" or "standard"
   bool operator==(const OptimizerConfig&) const = default;

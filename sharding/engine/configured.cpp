@@ -28,7 +28,8 @@ LambOptions lamb_options(const OptimizerConfig& o) {
           .weight_decay = o.weight_decay,
           .max_coeff = o.max_coeff,
           .min_coeff = o.min_coeff,
-          .bias_correction = o.bias_correction};
+          .bias_correction = o.bias_correction,
+          .eps_inside_sqrt = o.eps_inside_sqrt};
 }
 
 std::unique_ptr<Optimizer> make_configured_muon(const OptimizerConfig& o) {

@@ -610,6 +610,25 @@ TEST(Engine, BetasOfAnOptimizerWithoutThemAreAnError) {
   EXPECT_EQ(test::error_of([&] { adam->set_betas(0, {1, 0.99}); }).code(), Errc::invalid_argument);
 }
 
+TEST(Engine, LambHasTheOptionsOfTheConfiguration) {
+  in_world(1, [](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options(R"({"train_micro_batch_size_per_gpu": 4,
+        "optimizer": {"type": "Lamb", "params": {"lr": 0.5, "betas": [0.5, 0.75], "eps": 0.25, "weight_decay": 2,
+            "min_coeff": 0.125, "max_coeff": 4, "bias_correction": false, "eps_inside_sqrt": true}}})"));
+    const auto lamb = make_lamb({.learning_rate = 0.5,
+                                 .beta1 = 0.5,
+                                 .beta2 = 0.75,
+                                 .epsilon = 0.25,
+                                 .weight_decay = 2,
+                                 .max_coeff = 4,
+                                 .min_coeff = 0.125,
+                                 .bias_correction = false,
+                                 .eps_inside_sqrt = true});
+    EXPECT_EQ(engine.optimizer().describe(), lamb->describe());
+  });
+}
+
 TEST(Engine, RatesSetByHandStayWithoutASchedule) {
   in_world(1, [](World& world) {
     Net net;

@@ -90,9 +90,9 @@ constexpr KeySpec lamb[] = {
     epsilon("1e-08"),
     decay("added to the update, times the value"),
     applied("bias_correction", boolean, "true", "moments are divided by 1 - beta^t"),
-    applied("min_coeff", number, "0.01", "least trust ratio"),
-    applied("max_coeff", number, "10.0", "largest trust ratio"),
-    refused("eps_inside_sqrt", "false", "[false]", "eps is added to the root"),
+    applied("min_coeff", number, "0.01", "min trust ratio"),
+    applied("max_coeff", number, "10.0", "max trust ratio"),
+    applied("eps_inside_sqrt", boolean, "false", "true: eps is added before the root is taken"),
     no_amsgrad,
     grad_norm,
 };

@@ -92,6 +92,7 @@ OptimizerConfig typed_optimizer(Settings& settings, const std::string& file,
   p.read("initial_accumulator_value", o.initial_accumulator_value);
   p.read("min_coeff", o.min_coeff);
   p.read("max_coeff", o.max_coeff);
+  p.read("eps_inside_sqrt", o.eps_inside_sqrt);
   if (const auto* betas = p.find("betas")) o.beta1 = betas->value[0], o.beta2 = betas->value[1];
   require(!o.nesterov || o.momentum > 0, Errc::config, file,
           ": optimizer.params.nesterov: needs a momentum above 0");
