@@ -3,7 +3,7 @@
 #   tools/setup.sh
 set -euo pipefail
 packages=(build-essential cmake ninja-build ccache pkg-config git ca-certificates python3
-          libhwy-dev libopenblas-pthread-dev libhwloc-dev nlohmann-json3-dev libcli11-dev libgtest-dev libboost-context-dev
+          libhwy-dev libopenblas-pthread-dev libhwloc-dev nlohmann-json3-dev libxxhash-dev libcli11-dev libgtest-dev libboost-context-dev
           libopenmpi-dev openmpi-bin)
 
 missing=()

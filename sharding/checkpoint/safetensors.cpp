@@ -307,6 +307,14 @@ void SafetensorsFile::read_bytes(const SafetensorsEntry& e, std::span<std::byte>
   read_at(state_->file.fd, state_->path, state_->data_start + e.begin, out.data(), out.size());
 }
 
+void SafetensorsFile::read_bytes(const SafetensorsEntry& e, std::uint64_t begin,
+                                 std::span<std::byte> out) const {
+  const std::uint64_t bytes = e.end - e.begin;
+  require(begin <= bytes && out.size() <= bytes - begin, Errc::invalid_argument, state_->path, ": tensor '",
+          escaped(e.name), "': bytes from ", begin, " on, ", out.size(), " of them, requested of ", bytes);
+  read_at(state_->file.fd, state_->path, state_->data_start + e.begin + begin, out.data(), out.size());
+}
+
 // ---- writing
 
 namespace {

@@ -48,6 +48,8 @@ class SafetensorsFile {
   void read_f32(const SafetensorsEntry&, std::uint64_t begin, std::span<float> out) const;
   /// Reads a whole tensor in the dtype of the file. Errc::invalid_argument unless `out` has its size.
   void read_bytes(const SafetensorsEntry&, std::span<std::byte> out) const;
+  /// Reads bytes [begin, begin + out.size()) of a tensor. Errc::invalid_argument unless it has them.
+  void read_bytes(const SafetensorsEntry&, std::uint64_t begin, std::span<std::byte> out) const;
 
  private:
   struct State;

@@ -34,6 +34,9 @@ class DurableFile {
   std::unique_ptr<State> state_;
 };
 
+/// Removes temporary files of this path that killed processes left. The constructor does the same.
+void remove_stale_temporary_files(const std::string& path);
+
 /// Creates the directory and its missing parents, and syncs them. Errc::io if one cannot be created.
 void make_folders(const std::string& path);
 

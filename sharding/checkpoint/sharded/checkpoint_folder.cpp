@@ -1,0 +1,254 @@
+#include "sharding/checkpoint/sharded/checkpoint_folder.h"
+
+#include <fcntl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <filesystem>
+#include <utility>
+
+#include "comm/core/error.h"
+#include "comm/os/fd.h"
+#include "sharding/checkpoint/sharded/checkpoint_index.h"
+#include "sharding/io/disk.h"
+#include "sharding/io/durable_file.h"
+#include "sharding/io/json.h"
+#include "sharding/io/temporary_name.h"
+#include "sharding/io/text.h"
+
+namespace rz {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view step_prefix = "global_step";
+constexpr std::string_view lock_ending = ".lock", partial_ending = ".partial", replaced_ending = ".replaced";
+
+bool exists(const std::string& path) {
+  std::error_code ignored;
+  return fs::exists(fs::symlink_status(path, ignored));
+}
+
+void remove_folder(const std::string& path) {
+  std::error_code problem;
+  fs::remove_all(path, problem);
+  require(!problem, Errc::io, path, ": cannot be removed: ", problem.message());
+}
+
+void rename_path(const std::string& from, const std::string& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) fail_on_disk(to, "cannot be given its name");
+}
+
+/// Exchanges two names; false where the file system cannot.
+bool exchange_names(const std::string& a, const std::string& b) {
+  constexpr unsigned rename_exchange = 2;
+  return ::syscall(SYS_renameat2, AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), rename_exchange) == 0;
+}
+
+/// Temporary names of a checkpoint, which one process uses as long as it holds the lock.
+class LockedNames {
+ public:
+  /// New names, locked.
+  explicit LockedNames(const std::string& checkpoint) {
+    const TemporaryName name(checkpoint, lock_ending);
+    do {
+      set_path(name.fresh());
+      lock_ = UniqueFd(::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+      if (!lock_ && errno != EEXIST) fail_on_disk(path_, "cannot be made");
+    } while (!lock_ || (!lock(lock_.get()) && errno == EWOULDBLOCK) || !is_linked(lock_.get()));
+  }
+  /// The names of a process that was killed; nullopt if it still runs.
+  static std::optional<LockedNames> of_killed(const std::string& lock_path) {
+    UniqueFd file(::open(lock_path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
+    if (!file || !lock(file.get()) || !is_linked(file.get())) return std::nullopt;
+    return LockedNames(std::move(file), lock_path);
+  }
+  LockedNames(LockedNames&&) = default;
+
+  std::string partial() const { return front_ + std::string(partial_ending); }
+  std::string replaced() const { return front_ + std::string(replaced_ending); }
+  /// Removes what has these names.
+  void remove() {
+    remove_folder(partial());
+    remove_folder(replaced());
+    ::unlink(path_.c_str());
+  }
+
+ private:
+  LockedNames(UniqueFd lock, const std::string& path) : lock_(std::move(lock)) { set_path(path); }
+  void set_path(const std::string& path) {
+    path_ = path;
+    front_ = path.substr(0, path.size() - lock_ending.size());
+  }
+
+  UniqueFd lock_;
+  std::string path_, front_;
+};
+
+std::vector<std::string> names_in(const std::string& dir) {
+  std::vector<std::string> names;
+  std::error_code problem;
+  for (const auto& entry : fs::directory_iterator(dir, problem)) names.push_back(entry.path().filename());
+  return names;
+}
+
+/// What is not a checkpoint is never removed.
+void check_replaceable(const std::string& path) {
+  require(!exists(path) || exists(concat(path, "/", checkpoint_index_file)), Errc::io, path,
+          ": exists, and is not a checkpoint: it has no ", checkpoint_index_file,
+          "; choose another tag, or remove it");
+}
+
+/// A process was killed between the two renames that replace a checkpoint: the old one comes back.
+void restore_replaced(const LockedNames& names, const std::string& checkpoint) {
+  if (!exists(checkpoint) && exists(names.replaced())) rename_path(names.replaced(), checkpoint);
+}
+
+}  // namespace
+
+// ---- tags
+
+void check_tag(std::string_view tag) {
+  const auto refuse = [&](const char* what) {
+    fail(Errc::invalid_argument, "the tag '", escaped(tag), "' of a checkpoint ", what,
+         "; give the name of a folder");
+  };
+  if (tag.empty()) refuse("is empty");
+  if (tag.size() > 200) refuse("is longer than 200 bytes");
+  if (tag.front() == '.') refuse("begins with '.'");
+  if (tag == latest_file || tag == best_file) refuse("is the name of a file beside the checkpoints");
+  if (tag.find('/') != std::string_view::npos) refuse("has a '/' in it");
+  if (escaped(tag) != tag) refuse("has control characters in it, or is not UTF-8");
+}
+
+std::string step_tag(std::int64_t steps) { return concat(step_prefix, steps); }
+
+std::optional<std::int64_t> steps_of_tag(std::string_view tag) {
+  if (!tag.starts_with(step_prefix)) return std::nullopt;
+  std::int64_t steps = 0;
+  std::from_chars(tag.data() + step_prefix.size(), tag.data() + tag.size(), steps);
+  return step_tag(steps) == tag ? std::optional(steps) : std::nullopt;
+}
+
+std::vector<std::string> checkpoint_tags(const std::string& dir) {
+  std::vector<std::string> tags;
+  for (const std::string& name : names_in(dir))
+    if (name.front() != '.' && exists(concat(dir, "/", name, "/", checkpoint_index_file)))
+      tags.push_back(name);
+  std::ranges::sort(
+      tags, {}, [](const std::string& tag) { return std::pair(steps_of_tag(tag).value_or(INT64_MAX), tag); });
+  return tags;
+}
+
+std::optional<std::string> read_tag_file(const std::string& dir, const char* file) {
+  const std::string path = (fs::path(dir) / file).string();
+  if (!exists(path)) return std::nullopt;
+  std::string tag = read_text_file(path);
+  while (!tag.empty() && (tag.back() == '\n' || tag.back() == '\r')) tag.pop_back();
+  try {
+    check_tag(tag);
+  } catch (const Error& e) {
+    fail(Errc::config, path, ": ", e.what());
+  }
+  return tag;
+}
+
+void write_tag_file(const std::string& dir, const char* file, std::string_view tag) {
+  DurableFile out((fs::path(dir) / file).string());
+  out.write(tag);
+  out.commit();
+}
+
+// ---- writing
+
+struct PartialCheckpoint::State {
+  State(std::string d, std::string t)
+      : dir(std::move(d)), tag(std::move(t)), path((fs::path(dir) / tag).string()), names(path) {
+    folder = names.partial();
+  }
+  ~State() {
+    try {
+      names.remove();
+    } catch (const Error&) {  // remove_stale() tries again
+    }
+  }
+  /// Where names cannot be exchanged, a moment passes without a checkpoint of this tag; remove_stale() ends
+  /// it after a crash.
+  void replace() {
+    if (exchange_names(folder, path)) return;
+    rename_path(path, names.replaced());
+    rename_path(folder, path);
+  }
+
+  const std::string dir, tag, path;
+  LockedNames names;
+  std::string folder;
+};
+
+PartialCheckpoint::PartialCheckpoint(std::string dir, std::string tag) {
+  check_tag(tag);
+  make_folders(dir);
+  remove_stale(dir);
+  check_replaceable((fs::path(dir) / tag).string());
+  state_ = std::make_unique<State>(std::move(dir), std::move(tag));
+  std::error_code problem;
+  fs::create_directory(state_->folder, problem);
+  require(!problem, Errc::io, state_->folder, ": cannot be made: ", problem.message());
+}
+
+PartialCheckpoint::~PartialCheckpoint() = default;
+
+const std::string& PartialCheckpoint::folder() const { return state_->folder; }
+
+void PartialCheckpoint::commit(std::string_view index) {
+  DurableFile file((fs::path(folder()) / checkpoint_index_file).string());
+  file.write(index);
+  file.commit();
+  if (exists(state_->path)) {
+    state_->replace();
+  } else {
+    rename_path(folder(), state_->path);
+  }
+  sync_folder(state_->dir);
+  write_tag_file(state_->dir, latest_file, state_->tag);
+}
+
+// ---- removing
+
+void remove_stale(const std::string& dir) {
+  for (const char* file : {latest_file, best_file})
+    remove_stale_temporary_files((fs::path(dir) / file).string());
+  for (const std::string& name : names_in(dir)) {
+    const std::string_view tag = name_of_temporary(name, lock_ending);
+    if (tag.empty()) continue;
+    auto names = LockedNames::of_killed((fs::path(dir) / name).string());
+    if (!names) continue;
+    restore_replaced(*names, (fs::path(dir) / tag).string());
+    names->remove();
+  }
+}
+
+void remove_checkpoint(const std::string& dir, const std::string& tag) {
+  const std::string path = (fs::path(dir) / tag).string();
+  LockedNames names(path);
+  if (exists(path)) rename_path(path, names.partial());
+  names.remove();
+}
+
+std::vector<std::string> remove_old_checkpoints(const std::string& dir, std::size_t keep) {
+  std::vector<std::string> tags = checkpoint_tags(dir), removed;
+  std::erase_if(tags, [](const std::string& tag) { return !steps_of_tag(tag); });
+  const auto latest = read_tag_file(dir, latest_file), best = read_tag_file(dir, best_file);
+  for (std::size_t i = 0; i + keep < tags.size(); ++i) {
+    if (tags[i] == latest || tags[i] == best) continue;
+    remove_checkpoint(dir, tags[i]);
+    removed.push_back(tags[i]);
+  }
+  return removed;
+}
+
+}  // namespace rz

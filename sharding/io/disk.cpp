@@ -1,0 +1,39 @@
+#include "sharding/io/disk.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "comm/core/error.h"
+#include "comm/os/fd.h"
+
+namespace rz {
+
+void fail_on_disk(const std::string& path, const char* what) {
+  fail(Errc::io, path, ": ", what, ": ", std::strerror(errno));
+}
+
+std::string folder_of(const std::string& path) {
+  const std::string folder = std::filesystem::path(path).parent_path().string();
+  return folder.empty() ? "." : folder;
+}
+
+bool lock(int fd) { return ::flock(fd, LOCK_EX | LOCK_NB) == 0; }
+
+bool is_linked(int fd) {
+  struct stat info {};
+  return ::fstat(fd, &info) == 0 && info.st_nlink > 0;
+}
+
+void sync_folder(const std::string& folder) {
+  const UniqueFd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd) fail_on_disk(folder, "cannot be opened");
+  // EINVAL: the file system does not support syncing a directory.
+  if (::fsync(fd.get()) != 0 && errno != EINVAL) fail_on_disk(folder, "cannot be synced");
+}
+
+}  // namespace rz

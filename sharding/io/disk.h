@@ -1,0 +1,20 @@
+#pragma once
+/// Locks and durability of files and folders.
+
+#include <string>
+
+namespace rz {
+
+/// Throws Errc::io, "PATH: what: " and the text of errno.
+[[noreturn]] void fail_on_disk(const std::string& path, const char* what);
+/// The folder of a file; "." if the path has none.
+std::string folder_of(const std::string& path);
+/// Locks a file without waiting. The lock is held while the file is open. The kernel releases it when the
+/// process ends.
+bool lock(int fd);
+/// False if the file has no name.
+bool is_linked(int fd);
+/// Makes the names in a folder durable. Errc::io.
+void sync_folder(const std::string& folder);
+
+}  // namespace rz
