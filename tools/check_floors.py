@@ -96,12 +96,18 @@ ROOMS = {
                            'sharding/strategies/passes',
     'sharding/huggingface': MODEL + 'sharding/checkpoint sharding/io sharding/optim sharding/strategies',
     'sharding/world': TENSOR + 'comm',
+    'sharding/checkpoint/state': TENSOR + MODULES + 'comm sharding/io sharding/checkpoint sharding/checkpoint/sharded '
+                                 'sharding/layout sharding/optim sharding/strategies sharding/world',
     'sharding/engine/monitor': TENSOR + 'sharding/config sharding/io sharding/memory',
     'sharding/engine/update': TENSOR + MODULES + 'comm sharding/config sharding/optim sharding/schedules '
                               'sharding/strategies sharding/world sharding/engine/monitor',
+    'sharding/engine/checkpoint': TENSOR + MODULES + 'comm sharding/io sharding/checkpoint/sharded '
+                                  'sharding/checkpoint/state sharding/data sharding/optim sharding/strategies '
+                                  'sharding/world sharding/engine/monitor sharding/engine/update',
     'sharding/engine': TENSOR + MODULES + 'comm sharding/config sharding/consistency sharding/data sharding/mesh '
                        'sharding/huggingface sharding/memory sharding/optim sharding/schedules sharding/strategies '
-                       'sharding/wire sharding/world sharding/engine/monitor sharding/engine/update',
+                       'sharding/wire sharding/world sharding/engine/monitor sharding/engine/update '
+                       'sharding/engine/checkpoint',
     'tools/command_line': 'comm/core',
     'tools/topology': 'comm tools/command_line',
     'tools/rzrun': 'comm comm/core tools/command_line',

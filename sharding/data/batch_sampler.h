@@ -23,6 +23,8 @@ class BatchSampler {
   /// Samples of the largest batch.
   virtual std::size_t batch_size() const = 0;
   virtual Batch at(std::uint64_t epoch, std::uint64_t batch) const = 0;
+  /// Samples of a batch of all ranks.
+  virtual std::size_t global_batch_size() const = 0;
 };
 
 struct BatchSamplerOptions {
@@ -44,6 +46,9 @@ class DistributedBatchSampler : public BatchSampler {
   std::uint64_t batches() const override { return batches_; }
   std::size_t batch_size() const override { return options_.batch_size; }
   Batch at(std::uint64_t epoch, std::uint64_t batch) const override;
+  std::size_t global_batch_size() const override {
+    return options_.batch_size * static_cast<std::size_t>(options_.ranks);
+  }
 
  private:
   BatchSamplerOptions options_;

@@ -84,9 +84,11 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, std::shared_ptr<const Bat
   const std::size_t places = max_held_ + static_cast<std::size_t>(ahead);
   prefetcher_ = std::make_unique<Prefetcher>(
       std::move(dataset), sampler_, ring_of(*fields_, rows, places, stream_.device()), options_.num_workers);
+  if (options_.positions) options_.positions->attach(options_.name, *this);
 }
 
 Loader::~Loader() {
+  if (options_.positions) options_.positions->detach(*this);
   try {
     for (const Event& copy : copies_) copy.synchronize();
   } catch (const Error&) {  // the device has failed, which its user learns elsewhere
@@ -126,6 +128,15 @@ Batch& Loader::next() {
 
 Loader::State Loader::state() const {
   return {prefetcher_->position() / size(), prefetcher_->position() % size()};
+}
+
+LoaderPosition Loader::position() const {
+  return {state().epoch, state().batch * sampler_->global_batch_size()};
+}
+
+void Loader::set_position(const LoaderPosition& to) {
+  const std::uint64_t batch = to.samples / sampler_->global_batch_size();
+  set_state(batch < size() ? State{to.epoch, batch} : State{to.epoch + 1, 0});
 }
 
 void Loader::set_state(State to) {

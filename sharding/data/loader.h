@@ -7,12 +7,14 @@
 #include <deque>
 #include <iterator>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "comm/device/stream.h"
 #include "sharding/data/batch.h"
 #include "sharding/data/batch_sampler.h"
 #include "sharding/data/dataset.h"
+#include "sharding/data/loader_positions.h"
 
 namespace rz {
 
@@ -24,6 +26,9 @@ struct LoaderOptions {
   int prefetch_factor = 2;                     ///< batches that each of them reads ahead
   std::size_t slots = 1;                       ///< batches that are valid at a time
   std::chrono::milliseconds timeout{600'000};  ///< of reading one batch
+  /// Where the loader is known by `name`, so that a run can be resumed; may be null.
+  std::shared_ptr<LoaderPositions> positions{};
+  std::string name{};
 };
 
 /// An endless run of epochs, or one epoch in a range-based for:
@@ -57,6 +62,10 @@ class Loader {
   State state() const;
   /// Continues there, as a run that was never interrupted. Errc::invalid_argument if there is no such batch.
   void set_state(State);
+  /// The same for any number of ranks and batch size: batches that are cut elsewhere begin with the last one
+  /// that starts there or before.
+  LoaderPosition position() const;
+  void set_position(const LoaderPosition&);
   std::uint64_t epoch() const { return state().epoch; }
   void set_epoch(std::uint64_t epoch) { set_state({epoch, 0}); }
 

@@ -114,16 +114,29 @@ Engine::Engine(World& world, Module& module, DsConfig config, EngineOptions o)
   if (config_.activation_checkpointing.enabled()) module.checkpoint_activations();
   strategy_->attach(tape_);
   tape_.set_autocast(config_.precision.autocast);
-  auto optimizer = optimizer_of(config_, o);
-  if (!optimizer) {
+  if (auto optimizer = optimizer_of(config_, o)) {
+    make_updates(std::move(optimizer), o);
+  } else {
     module.eval();
-    return;
   }
+  checkpointer_.emplace(
+      CheckpointedParts{.world = world,
+                        .module = module,
+                        .strategy = *strategy_,
+                        .updates = updates_ ? &*updates_ : nullptr,
+                        .loaders = loaders_,
+                        .stream = stream_,
+                        .accumulation = std::max<std::int64_t>(1, config_.sizes.accumulation),
+                        .seed = seed_,
+                        .config = resolved_json(config_)});
+}
+
+void Engine::make_updates(std::unique_ptr<Optimizer> optimizer, const EngineOptions& o) {
   updates_.emplace(
-      world, tape_, *strategy_,
+      world_, tape_, *strategy_,
       TrainingStep(*strategy_, std::move(optimizer), o.lr_schedule ? *o.lr_schedule : config_.schedule,
                    o.schedule_unit, config_),
-      UpdateReports(world, *strategy_, monitor_of(world, config_.monitor, o), config_.sizes.train),
+      UpdateReports(world_, *strategy_, monitor_of(world_, config_.monitor, o), config_.sizes.train),
       UpdateLoopOptions{.accumulation = config_.sizes.accumulation,
                         .expected_terms = o.expected_terms,
                         .seed = o.seed,
@@ -153,7 +166,9 @@ Loader Engine::loader(std::shared_ptr<const Dataset> dataset, const EngineLoader
   return Loader(std::move(dataset), std::make_shared<DistributedBatchSampler>(sampling), stream_,
                 {.num_workers = o.num_workers,
                  .prefetch_factor = o.prefetch_factor,
-                 .slots = static_cast<std::size_t>(std::max<std::int64_t>(1, config_.sizes.accumulation))});
+                 .slots = static_cast<std::size_t>(std::max<std::int64_t>(1, config_.sizes.accumulation)),
+                 .positions = loaders_,
+                 .name = o.name.empty() ? loaders_->new_name() : o.name});
 }
 
 Tensor Engine::gather_for_metrics(const Batch& batch, const Tensor& rows) {

@@ -41,6 +41,7 @@
 #include "sharding/config/ds_config.h"
 #include "sharding/data/loader.h"
 #include "sharding/data/tensor_dataset.h"
+#include "sharding/engine/checkpoint/checkpointer.h"
 #include "sharding/engine/engine_options.h"
 #include "sharding/engine/monitor/step_report.h"
 #include "sharding/engine/parse_arguments.h"
@@ -67,7 +68,11 @@ class Engine {
   /// Call after the backward() of each micro-batch. In the last one of an update it updates the parameters
   /// and returns true. Errc::unsynchronised inside NoSync; Errc::diverged if gradients are not finite and
   /// the configuration does not skip such updates.
-  bool step() { return updates().step(); }
+  bool step() {
+    const bool updated = updates().step();
+    if (updated) checkpointer_->end_update();
+    return updated;
+  }
   /// One update: takes micro-batches from `batches.next()`, calls forward(tape, batch) -> nn::Loss for each,
   /// and does what backward() and step() do. On a device, once updates are identical, they run as a CUDA
   /// graph: `forward` is then not called, so it must do nothing but record, and batches must be in the same
@@ -106,6 +111,29 @@ class Engine {
   /// between a forward pass and its backward(). In stage 3 every rank calls it, since values are gathered.
   template <class F>
   auto evaluate(const F& body);
+
+  // ---- checkpoints (docs/guide/checkpoints.md)
+  /// Saves all that a run needs to go on: parameters in f32, optimizer states, schedule, loss scale, the
+  /// seeds of dropout, the positions of the loaders, and values of the caller's. Every rank writes its own
+  /// part to DIR/TAG, a folder that all ranks share. The checkpoint appears complete, or not at all, whenever
+  /// a process or the machine ends. Between two micro-batches it has the state before the update in progress,
+  /// which begins anew when the run is resumed. Collective. Errc::mismatch shows the tags of all ranks if
+  /// they differ; nothing is then written. Errc::io names what cannot be written. Errors of an asynchronous
+  /// save are thrown by the next step(), on every rank.
+  void save_checkpoint(const std::string& dir, const SaveCheckpointOptions& o = {}) {
+    checkpointer_->save(dir, o);
+  }
+  /// Restores it in any strategy, precision and number of ranks. With the same number of ranks and
+  /// micro-batches the run goes on with the same bits. nullopt if DIR has no checkpoint. Collective. What
+  /// does not fit is Errc::config or Errc::io in one line, and nothing is loaded.
+  std::optional<LoadedCheckpoint> load_checkpoint(const std::string& dir,
+                                                  const LoadCheckpointOptions& o = {}) {
+    return checkpointer_->load(dir, o);
+  }
+  /// Waits until an asynchronous save is complete. Collective.
+  void wait_for_checkpoint() { checkpointer_->wait(); }
+  /// For loaders that loader() has not made: their positions are saved and restored.
+  const std::shared_ptr<LoaderPositions>& loader_positions() const { return loaders_; }
 
   // ---- files
   /// Writes the parameters to a safetensors file, in f32, and the persistent buffers of rank 0; see
@@ -147,6 +175,7 @@ class Engine {
   friend Engine initialize(World&, Module&, EngineOptions);
   Engine(World&, Module&, DsConfig, EngineOptions);
 
+  void make_updates(std::unique_ptr<Optimizer>, const EngineOptions&);
   /// Errc::invalid_argument if the engine has no optimizer.
   UpdateLoop& updates();
 
@@ -159,6 +188,8 @@ class Engine {
   Tape tape_;
   std::unique_ptr<Strategy> strategy_;  // declared after the tape it is attached to, so destroyed first
   std::optional<UpdateLoop> updates_;   // none: inference
+  std::shared_ptr<LoaderPositions> loaders_ = std::make_shared<LoaderPositions>();
+  std::optional<Checkpointer> checkpointer_;
 };
 
 /// Creates an engine for the parameters of the module, which must outlive it, as must the world. Prints the
@@ -185,6 +216,7 @@ const StepReport& Engine::train_batch(Batches& batches, const Forward& forward) 
   std::vector<Batch*> micro_batches;
   for (std::int64_t m = 0; m < config_.sizes.accumulation; ++m) micro_batches.push_back(&batches.next());
   updates().run([&](std::size_t m) { return forward(tape_, *micro_batches[m]); }, start);
+  checkpointer_->end_update();
   return report();
 }
 

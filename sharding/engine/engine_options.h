@@ -62,6 +62,7 @@ struct EngineOptions {
 
 /// Options of Engine::loader().
 struct EngineLoaderOptions {
+  std::string name;  ///< by which checkpoints know it; default: "loader 0", "loader 1", … as they are made
   bool shuffle = true;
   std::optional<bool> drop_last;          ///< default: dataloader_drop_last
   std::optional<std::size_t> batch_size;  ///< of a rank; default: the micro-batch size

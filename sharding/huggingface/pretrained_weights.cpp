@@ -8,7 +8,7 @@
 
 #include "autograd_lite/nn/init.h"
 #include "comm/core/error.h"
-#include "sharding/huggingface/persistent_buffers.h"
+#include "autograd_lite/nn/persistent_buffers.h"
 #include "sharding/io/text.h"
 
 namespace rz {

@@ -40,6 +40,12 @@ struct ParameterSlice {
 std::vector<ParameterSlice> parameter_slices(const BucketLayout&, std::span<Parameter* const> members,
                                              int bucket, Range range);
 
+/// A range of the elements of a flat parameter.
+struct ParameterElements {
+  const Parameter* parameter;
+  Range elements;
+};
+
 /// Range of member `i` of a bucket, in the order of the bucket, including the padding after it.
 Range padded_extent(const BucketLayout&, int bucket, std::size_t i);
 

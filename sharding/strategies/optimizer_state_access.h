@@ -2,6 +2,7 @@
 /// Import and export of the optimizer state of a strategy.
 
 #include <cstdint>
+#include <vector>
 
 #include "sharding/layout/model_parameters.h"
 #include "sharding/update/member_updates.h"
@@ -27,6 +28,8 @@ class OptimizerStateAccess {
   /// Visits the optimizer state that this rank exports; none before the first update. Over all ranks, each
   /// element of each state of a parameter is visited exactly once.
   void visit(const Visit& visit) const { updater_.state().visit(visit); }
+  /// What visit() visits, in its order. No states are read.
+  std::vector<OptimizerState::Elements> owned() const { return updater_.state().owned(); }
   /// Updates that skipped a parameter because no loss had reached it: a part of the optimizer state. The same
   /// on all ranks. Errc::invalid_argument if it has no state.
   std::int64_t missed_updates(const Parameter&) const;

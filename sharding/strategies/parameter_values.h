@@ -32,6 +32,8 @@ class ParameterValues {
   void fill(const Fill&);
   /// Visits the elements that this rank exports. Over all ranks, each element is visited exactly once.
   void visit_owned(const Visit& visit) const { access_.visit_owned(visit); }
+  /// What visit_owned() visits, in its order. No values are read.
+  std::vector<ParameterElements> owned() const { return access_.owned(); }
   /// Returns a whole parameter in f32. Drop the tensor soon. Collective; not during a pass.
   Tensor whole(const Parameter&, const Stream& = {});
 

@@ -28,21 +28,31 @@ void ValueAccess::fill(const Fill& fill) {
             model_.parameters().member(slice.member), slice.elements);
 }
 
-void ValueAccess::visit_owned(const Visit& visit) const {
-  const auto read = [&](const Tensor& from, const Parameter& p, Range elements) {
-    read_via_host(from, runtime_.stream, [&](const float* value) { visit(p, elements, value); });
-  };
-  model_.wait_offloaded();
+template <class F>
+void ValueAccess::each_owned(const F& f) const {
   const FlatLayout& layout = model_.layout();
   for (int b = 0; b < layout.size(); ++b) {
     const Tensor values = model_.updated_f32(b);
     for (const ParameterSlice& slice : layout.slices(b, layout.shard(b)))
-      read(values.view(slice.offset - layout.updated(b).begin, {slice.elements.count()}),
-           model_.parameters().member(slice.member), slice.elements);
+      f(values.view(slice.offset - layout.updated(b).begin, {slice.elements.count()}),
+        model_.parameters().member(slice.member), slice.elements);
   }
   for (const StoredValue& stored : model_.values().stored())
     if (stored.exported && model_.parameters().member_of(*stored.parameter) < 0)
-      read(stored.values, *stored.parameter, stored.elements);
+      f(stored.values, *stored.parameter, stored.elements);
+}
+
+void ValueAccess::visit_owned(const Visit& visit) const {
+  model_.wait_offloaded();
+  each_owned([&](const Tensor& from, const Parameter& p, Range elements) {
+    read_via_host(from, runtime_.stream, [&](const float* value) { visit(p, elements, value); });
+  });
+}
+
+std::vector<ParameterElements> ValueAccess::owned() const {
+  std::vector<ParameterElements> all;
+  each_owned([&](const Tensor&, const Parameter& p, Range elements) { all.push_back({&p, elements}); });
+  return all;
 }
 
 Tensor ValueAccess::whole(const Parameter& p) {

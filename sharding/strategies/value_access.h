@@ -2,6 +2,7 @@
 /// Import and export of parameter values in f32, at most one scope or one bucket at a time.
 
 #include <functional>
+#include <vector>
 
 #include "sharding/runtime/runtime.h"
 #include "sharding/stores/sharded_model.h"
@@ -23,12 +24,17 @@ class ValueAccess {
   void fill(const Fill&);
   /// Over all ranks, visits each element exactly once.
   void visit_owned(const Visit&) const;
+  /// What visit_owned() visits, in its order.
+  std::vector<ParameterElements> owned() const;
   /// The whole parameter. Collective. Errc::invalid_argument unless it is one of the model.
   Tensor whole(const Parameter&);
   /// Drops what whole() has gathered; call before values change.
   void release();
 
  private:
+  /// Calls f(values, parameter, elements) for what this rank exports.
+  template <class F>
+  void each_owned(const F&) const;
   Tensor whole_master(int member);
   Tensor widened(const Tensor&);
 

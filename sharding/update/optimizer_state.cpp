@@ -127,6 +127,14 @@ void OptimizerState::visit(const Visit& visit) const {
   });
 }
 
+std::vector<OptimizerState::Elements> OptimizerState::owned() const {
+  std::vector<Elements> all;
+  each(true, [&](const StateSpec& state, const Parameter& p, Range elements, const Tensor&) {
+    all.push_back({state.name, {&p, elements}});
+  });
+  return all;
+}
+
 HeldBytes OptimizerState::bytes() const {
   HeldBytes held;
   for (const Buckets& buckets : memory_)

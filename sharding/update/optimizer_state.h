@@ -42,6 +42,12 @@ class OptimizerState {
   void fill(const Fill&) const;
   /// Visits the states that this rank exports. Over all ranks, each element is visited once. Not collective.
   void visit(const Visit&) const;
+  struct Elements {
+    std::string state;
+    ParameterElements of;
+  };
+  /// What visit() visits, in its order. No values are read.
+  std::vector<Elements> owned() const;
   /// Bytes held, padding included; 0 before prepare().
   HeldBytes bytes() const;
 

@@ -66,9 +66,13 @@ std::string rank_file(int rank, int ranks);
 std::string slice_name(std::string_view tensor, const StoredSlice&);
 
 std::string to_json(const CheckpointIndex&);
+
+/// Whether an index has every element of its tensors, or what one rank has written of them.
+enum class IndexPart { whole, of_one_rank };
 /// Errc::config, "FILE: key.path: …", in one line: for another format, for a newer version, and for anything
 /// that does not fit together: slices that overlap, leave elements out or lie outside their tensor, and files
 /// that are not plain names. `file` is for messages.
-CheckpointIndex parse_checkpoint_index(std::string_view text, const std::string& file);
+CheckpointIndex parse_checkpoint_index(std::string_view text, const std::string& file,
+                                       IndexPart = IndexPart::whole);
 
 }  // namespace rz

@@ -30,6 +30,9 @@ class ContinuousBatchSampler : public BatchSampler {
   std::uint64_t batches() const override { return updates() * options_.accumulation; }
   std::size_t batch_size() const override { return options_.batch_size; }
   Batch at(std::uint64_t epoch, std::uint64_t batch) const override;
+  std::size_t global_batch_size() const override {
+    return options_.batch_size * static_cast<std::size_t>(options_.ranks);
+  }
 
   /// Number of updates that cover every sample about once; at least 1.
   std::uint64_t updates() const;

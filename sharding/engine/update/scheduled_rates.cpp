@@ -11,8 +11,10 @@ ScheduledRates::ScheduledRates(LrSchedule schedule, const Optimizer& optimizer)
   for (int g = 0; g < optimizer.groups(); ++g) base_rates_.push_back(optimizer.learning_rate(g));
 }
 
+bool ScheduledRates::scheduled() const { return !std::holds_alternative<ConstantLr>(schedule_); }
+
 void ScheduledRates::apply(std::int64_t step, Optimizer& optimizer) const {
-  if (std::holds_alternative<ConstantLr>(schedule_)) return;
+  if (!scheduled()) return;
   for (std::size_t g = 0; g < base_rates_.size(); ++g) {
     const int group = static_cast<int>(g);
     optimizer.set_learning_rate(group,

@@ -21,6 +21,10 @@ class ScheduledRates {
 
   /// The rates and betas after `step` steps of the schedule.
   void apply(std::int64_t step, Optimizer&) const;
+  /// False if a loop may set the rates by hand.
+  bool scheduled() const;
+  /// By group.
+  const std::vector<double>& base_rates() const { return base_rates_; }
 
  private:
   LrSchedule schedule_;

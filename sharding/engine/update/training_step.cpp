@@ -18,6 +18,15 @@ TrainingStep::TrainingStep(Strategy& strategy, std::unique_ptr<Optimizer> optimi
   if (config.precision.scales_loss()) scaler_.emplace(config.precision.loss_scale);
 }
 
+TrainingStep::State TrainingStep::state() const {
+  return {epochs_, scaler_ ? std::optional(scaler_->state()) : std::nullopt};
+}
+
+void TrainingStep::set_state(const State& state) {
+  epochs_ = state.epochs;
+  if (scaler_ && state.scaler) scaler_->set_state(*state.scaler);
+}
+
 void TrainingStep::prepare(const Stream& stream) {
   strategy_.settings().set_loss_scale(loss_scale());
   rates_.apply(schedule_unit_ == ScheduleUnit::epoch ? epochs_ : optimizer_->updates(), *optimizer_);

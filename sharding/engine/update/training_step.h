@@ -31,6 +31,17 @@ class TrainingStep {
   /// Counts an epoch, for schedules by epoch.
   void end_epoch() { ++epochs_; }
   double loss_scale() const { return scaler_ ? scaler_->scale() : 1; }
+  const ScheduledRates& rates() const { return rates_; }
+
+  /// What changes from update to update, besides the optimizer; for checkpoints.
+  struct State {
+    std::int64_t epochs = 0;
+    std::optional<LossScaler::State> scaler;
+    bool operator==(const State&) const = default;
+  };
+  State state() const;
+  /// A scaler that only one of both has keeps its state.
+  void set_state(const State&);
 
  private:
   Strategy& strategy_;

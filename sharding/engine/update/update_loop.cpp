@@ -18,7 +18,8 @@ UpdateLoop::UpdateLoop(World& world, Tape& tape, Strategy& strategy, TrainingSte
       accumulation_(options.accumulation),
       seeds_(options.seed, static_cast<std::size_t>(options.accumulation), {world.rank(), world.size()},
              tape.stream()) {
-  if (options_.expected_terms) strategy_.settings().set_expected_terms(*options_.expected_terms);
+  given_terms_ = options_.expected_terms.has_value();
+  if (given_terms_) strategy_.settings().set_expected_terms(*options_.expected_terms);
   tape_.seed(seeds_.of_pass(0));
 }
 
@@ -34,9 +35,33 @@ void UpdateLoop::expect_terms(const nn::Loss& loss) {
 void UpdateLoop::complete() {
   StepReport& report = reports_.add(graph_.defined());
   accumulation_.next_update();
+  passes_of_updates_ = passes_;
   tape_.seed(seeds_.of_pass(passes_));
   training_.complete(tape_.stream(), report);
   reports_.finish(tape_.stream());
+}
+
+// ---- a run that is resumed
+
+UpdateLoop::State UpdateLoop::state() const {
+  return {reports_.count(), training_.state(), passes_of_updates_,
+          given_terms_ ? std::nullopt : options_.expected_terms};
+}
+
+void UpdateLoop::require_between_updates(const char* what) const {
+  require(accumulation_.fresh(), Errc::invalid_argument, what,
+          " in the middle of an update: call step() for the last backward(), or cancel_update()");
+}
+
+void UpdateLoop::set_state(const State& state) {
+  drop_graph();
+  reports_.set_count(state.count);
+  training_.set_state(state.training);
+  passes_ = passes_of_updates_ = state.passes;
+  tape_.seed(seeds_.of_pass(passes_));
+  if (given_terms_) return;
+  options_.expected_terms = state.expected_terms;
+  if (state.expected_terms) strategy_.settings().set_expected_terms(*state.expected_terms);
 }
 
 // ---- pass by pass
@@ -113,9 +138,7 @@ void UpdateLoop::cancel() {
 
 void UpdateLoop::run(const std::function<nn::Loss(std::size_t)>& forward,
                      UpdateReports::Clock::time_point start) {
-  require(
-      accumulation_.fresh(), Errc::invalid_argument,
-      "train_batch() in the middle of an update: call step() for the last backward(), or cancel_update()");
+  require_between_updates("train_batch()");
   reports_.begin(start);
   seeds_.draw(passes_, tape_.stream());
   training_.prepare(tape_.stream());

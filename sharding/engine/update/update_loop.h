@@ -51,6 +51,21 @@ class UpdateLoop {
   /// Call before the strategy is used otherwise.
   void drop_graph() { graph_.drop(); }
 
+  // ---- a run that is resumed
+  struct State {
+    UpdateReports::Count count;
+    TrainingStep::State training;
+    std::uint64_t passes = 0;              ///< before the update in progress
+    std::optional<double> expected_terms;  ///< none: no loss has decided on them
+    bool operator==(const State&) const = default;
+  };
+  /// At the beginning of the update in progress.
+  State state() const;
+  /// Between updates.
+  void set_state(const State&);
+  /// Errc::invalid_argument unless no pass of an update has run.
+  void require_between_updates(const char* what) const;
+
   // ---- parts
   TrainingStep& training() { return training_; }
   UpdateReports& reports() { return reports_; }
@@ -73,9 +88,11 @@ class UpdateLoop {
   Accumulation accumulation_;
   DropoutSeeds seeds_;
   UpdateGraph graph_;
-  std::uint64_t passes_ = 0;  // of all updates
-  bool reducing_ = false;     // the last pass synchronises and is not finished
+  std::uint64_t passes_ = 0;             // of all updates
+  std::uint64_t passes_of_updates_ = 0;  // before the update in progress
+  bool reducing_ = false;                // the last pass synchronises and is not finished
   int holds_ = 0;
+  bool given_terms_ = false;  // expected_terms of the options
 };
 
 }  // namespace rz

@@ -10,11 +10,20 @@ UpdateReports::UpdateReports(World& world, const Strategy& strategy, StepMonitor
     : world_(world), strategy_(strategy), monitor_(std::move(monitor)), samples_(samples) {}
 
 StepReport& UpdateReports::add(bool ran_graph) {
-  report_ = {.step = steps_++, .skipped_steps = report_.skipped_steps};
-  report_.samples = steps_ * samples_;
+  report_ = {.step = steps_++, .samples = report_.samples + samples_, .skipped_steps = report_.skipped_steps};
   report_.ran_graph = ran_graph;
   report_.exposed_seconds = ran_graph ? std::nan("") : strategy_.exposed_seconds();
   return report_;
+}
+
+UpdateReports::Count UpdateReports::count() const {
+  return {.steps = steps_, .skipped_steps = report_.skipped_steps, .samples = report_.samples};
+}
+
+void UpdateReports::set_count(const Count& count) {
+  steps_ = count.steps;
+  report_ = {.step = count.steps - 1, .samples = count.samples, .skipped_steps = count.skipped_steps};
+  start_ = Clock::now();
 }
 
 void UpdateReports::finish(const Stream& stream) {

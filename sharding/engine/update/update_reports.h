@@ -37,6 +37,15 @@ class UpdateReports {
   /// Number of updates.
   std::int64_t steps() const { return steps_; }
 
+  /// Sums over all updates.
+  struct Count {
+    std::int64_t steps = 0, skipped_steps = 0, samples = 0;
+    bool operator==(const Count&) const = default;
+  };
+  Count count() const;
+  /// Goes on from there, in a run that is resumed.
+  void set_count(const Count&);
+
  private:
   World& world_;
   const Strategy& strategy_;

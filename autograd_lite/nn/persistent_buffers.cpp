@@ -1,4 +1,4 @@
-#include "sharding/huggingface/persistent_buffers.h"
+#include "autograd_lite/nn/persistent_buffers.h"
 
 namespace rz {
 

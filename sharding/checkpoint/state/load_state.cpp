@@ -1,0 +1,164 @@
+#include "sharding/checkpoint/state/load_state.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+#include <string_view>
+
+#include "autograd_lite/nn/init.h"
+#include "autograd_lite/nn/persistent_buffers.h"
+#include "comm/core/error.h"
+#include "sharding/checkpoint/safetensors.h"
+#include "sharding/checkpoint/state/tensor_names.h"
+#include "sharding/io/text.h"
+
+namespace rz {
+namespace {
+
+constexpr std::array readable{"F32", "F16", "BF16", "F64"};
+constexpr std::size_t max_listed = 8;
+
+/// "a; b; and 12 more"
+std::string joined(const std::vector<std::string>& problems) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min(problems.size(), max_listed); ++i)
+    text += (i ? "; " : "") + problems[i];
+  if (problems.size() > max_listed) text += concat("; and ", problems.size() - max_listed, " more");
+  return text;
+}
+
+bool is_readable(std::string_view dtype) { return std::ranges::find(readable, dtype) != readable.end(); }
+
+std::map<const Parameter*, std::string> by_parameter(
+    const std::vector<std::pair<std::string, Parameter*>>& parameters) {
+  std::map<const Parameter*, std::string> names;
+  for (const auto& [name, p] : parameters) names[p] = name;
+  return names;
+}
+
+float initial_of(const Optimizer& optimizer, const Parameter& p, const std::string& state) {
+  for (const StateSpec& s : optimizer.states(optimizer.group_of(p)))
+    if (s.name == state) return s.initial;
+  return 0;
+}
+
+}  // namespace
+
+StateLoader::StateLoader(CheckpointReader& reader, Module& module, const Optimizer* optimizer,
+                         const StateLoaderOptions& options)
+    : reader_(reader),
+      optimizer_(optimizer),
+      options_(options),
+      parameters_(module.named_parameters()),
+      buffers_(persistent_buffers(module)) {
+  std::erase_if(buffers_, [](const auto& b) { return b.second->shape.count() == 0; });
+  Problems problems;
+  match_parameters(problems);
+  match_buffers(problems);
+  if (optimizer_) match_optimizer(problems);
+  if (options_.strict) match_names(problems);
+  require(problems.empty(), Errc::config, escaped(reader_.folder()),
+          ": does not fit the model: ", escaped(joined(problems)));
+}
+
+// ---- comparison
+
+/// `dtype` empty: any that is read as f32.
+void StateLoader::match(const std::string& tensor, const Shape& shape, const std::string& dtype,
+                        Problems& problems) const {
+  const StoredTensor* t = reader_.find(tensor);
+  if (!t) {
+    if (options_.strict) problems.push_back(concat(tensor, " is missing"));
+    return;
+  }
+  if (t->shape != extents(shape))
+    problems.push_back(concat(tensor, " is ", name(t->shape), " where the model has ", name(shape)));
+  if (dtype.empty() ? !is_readable(t->dtype) : t->dtype != dtype)
+    problems.push_back(concat(tensor, " is of dtype ", t->dtype, " where ", dtype.empty() ? "a float" : dtype,
+                              " is needed"));
+}
+
+void StateLoader::match_parameters(Problems& problems) const {
+  for (const auto& [name, p] : parameters_) match(model_tensor(name), p->global_shape(), "", problems);
+}
+
+void StateLoader::match_buffers(Problems& problems) const {
+  for (const auto& [name, b] : buffers_)
+    match(buffer_tensor(name), b->shape, safetensors_name(b->dtype), problems);
+}
+
+bool StateLoader::has_optimizer() const {
+  return std::ranges::any_of(reader_.index().tensors,
+                             [](const auto& t) { return t.first.starts_with("optimizer/"); });
+}
+
+void StateLoader::match_optimizer(Problems& problems) const {
+  if (!has_optimizer()) return;
+  for (const auto& [name, p] : parameters_) {
+    if (!p->requires_grad) continue;
+    for (const StateSpec& s : optimizer_->states(optimizer_->group_of(*p)))
+      match(optimizer_tensor(s.name, name), p->global_shape(), "", problems);
+  }
+}
+
+/// What the checkpoint has and the model has not.
+void StateLoader::match_names(Problems& problems) const {
+  std::set<std::string> known;
+  for (const auto& [name, b] : buffers_) known.insert(buffer_tensor(name));
+  for (const auto& [name, p] : parameters_) {
+    known.insert(model_tensor(name));
+    if (!optimizer_ || !p->requires_grad) continue;
+    for (const StateSpec& s : optimizer_->states(optimizer_->group_of(*p)))
+      known.insert(optimizer_tensor(s.name, name));
+  }
+  for (const auto& [name, t] : reader_.index().tensors)
+    if (!known.contains(name) && (optimizer_ || !name.starts_with("optimizer/")))
+      problems.push_back(concat(name, " is not in the model"));
+}
+
+// ---- reading
+
+void StateLoader::read(const std::string& tensor, const Parameter& p, Range elements, float* out) {
+  const Slice part = p.slice.value_or(Slice(p.shape));
+  part.for_each_run(elements.begin, elements.end,
+                    [&](std::size_t element, std::size_t index, std::size_t count) {
+                      reader_.read_f32(tensor, index, {out + (element - elements.begin), count});
+                    });
+}
+
+void StateLoader::load_values(Strategy& strategy) {
+  const auto names = by_parameter(parameters_);
+  strategy.values().fill([&](const Parameter& p, Range elements, float* out) {
+    const std::string tensor = model_tensor(names.at(&p));
+    if (reader_.find(tensor)) return read(tensor, p, elements, out);
+    init_slice(p, {out, elements.count()}, elements.begin, options_.seed);
+  });
+}
+
+void StateLoader::load_optimizer(Strategy& strategy) {
+  const auto names = by_parameter(parameters_);
+  strategy.optimizer_state().fill(
+      *optimizer_, [&](const std::string& state, const Parameter& p, Range elements, float* out) {
+        const std::string tensor = optimizer_tensor(state, names.at(&p));
+        if (reader_.find(tensor)) return read(tensor, p, elements, out);
+        std::fill_n(out, elements.count(), initial_of(*optimizer_, p, state));
+      });
+}
+
+void StateLoader::load_buffers(const Stream& stream) {
+  for (const auto& [name, b] : buffers_) {
+    if (!reader_.find(buffer_tensor(name))) continue;
+    const Tensor on_host = Tensor::empty(b->shape, b->dtype);
+    reader_.read_bytes(buffer_tensor(name), {on_host.raw(), on_host.bytes()});
+    b->value.assign(std::span<const std::byte>(on_host.raw(), on_host.bytes()), stream);
+  }
+}
+
+void StateLoader::load(Strategy& strategy, const Stream& stream) {
+  load_values(strategy);
+  if (optimizer_) load_optimizer(strategy);
+  load_buffers(stream);
+}
+
+}  // namespace rz

@@ -1,0 +1,57 @@
+#pragma once
+/// Reading of a checkpoint into a model and its optimizer, whatever ranks and strategy wrote it.
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "autograd_lite/nn/module.h"
+#include "comm/device/stream.h"
+#include "sharding/checkpoint/sharded/checkpoint_reader.h"
+#include "sharding/optim/optimizer.h"
+#include "sharding/strategies/strategy.h"
+
+namespace rz {
+
+struct StateLoaderOptions {
+  /// Every tensor of the model and of its optimizer is in the checkpoint, and the reverse. Else what is not
+  /// in the checkpoint gets initial values.
+  bool strict = true;
+  std::uint64_t seed = 0;  ///< of initial values
+};
+
+/// Reads what this rank holds, one slice at a time.
+class StateLoader {
+ public:
+  /// Compares the checkpoint with the model, and with the states of `optimizer` unless it is null. Nothing is
+  /// read. Errc::config lists what does not fit, in one line. A checkpoint from before the first update has
+  /// no states. All references must outlive this object.
+  StateLoader(CheckpointReader&, Module&, const Optimizer*, const StateLoaderOptions& = {});
+
+  /// Every rank calls it, with the same checkpoint; not collective.
+  void load(Strategy&, const Stream&);
+
+ private:
+  using Problems = std::vector<std::string>;
+
+  void match_parameters(Problems& problems) const;
+  void match_buffers(Problems& problems) const;
+  void match_optimizer(Problems& problems) const;
+  void match_names(Problems& problems) const;
+  void match(const std::string& tensor, const Shape&, const std::string& dtype, Problems& problems) const;
+  bool has_optimizer() const;
+
+  void read(const std::string& tensor, const Parameter&, Range elements, float* out);
+  void load_values(Strategy&);
+  void load_optimizer(Strategy&);
+  void load_buffers(const Stream&);
+
+  CheckpointReader& reader_;
+  const Optimizer* optimizer_;
+  StateLoaderOptions options_;
+  std::vector<std::pair<std::string, Parameter*>> parameters_;
+  std::vector<std::pair<std::string, ModuleBuffer*>> buffers_;
+};
+
+}  // namespace rz

@@ -1,0 +1,50 @@
+#pragma once
+/// Positions of the loaders of a run, to save and resume it.
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+namespace rz {
+
+class Loader;
+
+/// The next sample of a loader, for any number of ranks.
+struct LoaderPosition {
+  std::uint64_t epoch = 0;
+  std::uint64_t samples = 0;  ///< of the epoch, that batches of all ranks have taken
+  bool operator==(const LoaderPosition&) const = default;
+};
+
+/// Knows loaders by name while they live. One thread.
+class LoaderPositions {
+ public:
+  using ByName = std::map<std::string, LoaderPosition>;
+
+  /// Called by a loader that is made. It continues where restore() has it. Errc::invalid_argument if there is
+  /// one of this name.
+  void attach(const std::string& name, Loader&);
+  void detach(const Loader&);
+  /// A name that no loader has had: "loader 0", "loader 1", …
+  std::string new_name();
+
+  /// An update ends: the next one begins with the next samples.
+  void end_update();
+  ByName now() const;
+  /// At the beginning of the update in progress.
+  ByName of_update() const;
+
+  /// Moves the loaders there, those that are attached later too.
+  void restore(const ByName&);
+
+ private:
+  struct Entry {
+    Loader* loader;
+    LoaderPosition of_update;
+  };
+  std::map<std::string, Entry> loaders_;
+  ByName pending_;
+  int named_ = 0;
+};
+
+}  // namespace rz

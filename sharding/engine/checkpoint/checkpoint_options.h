@@ -1,0 +1,39 @@
+#pragma once
+/// Options of Engine::save_checkpoint() and Engine::load_checkpoint(), with the names of DeepSpeed.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "sharding/engine/checkpoint/client_state.h"
+
+namespace rz {
+
+struct SaveCheckpointOptions {
+  std::string tag;           ///< name of the checkpoint; empty: "global_stepN" after N updates
+  ClientState client_state;  ///< values of the program's own; those of rank 0 are saved
+  /// Copies the state and returns; threads write it while training goes on. Engine::wait_for_checkpoint()
+  /// waits for them, as does the next save.
+  bool async = false;
+  /// Keeps the last so many checkpoints with tags of this form, and removes older ones; 0: removes none.
+  std::size_t save_total_limit = 0;
+};
+
+struct LoadCheckpointOptions {
+  std::string tag;                 ///< empty: the one that DIR/latest names
+  bool load_module_strict = true;  ///< false: what the checkpoint lacks gets initial values
+  bool load_optimizer_states = true;
+  bool load_module_only = false;  ///< the values of the model, and nothing else
+  /// Reads every byte once before anything is loaded, the files shared out among the ranks, and compares
+  /// checksums.
+  bool verify = true;
+};
+
+struct LoadedCheckpoint {
+  std::string path;  ///< DIR/TAG
+  std::string tag;
+  std::int64_t steps = 0;  ///< updates before it was saved
+  ClientState client_state;
+};
+
+}  // namespace rz

@@ -1,0 +1,190 @@
+#include "sharding/engine/checkpoint/checkpointer.h"
+
+#include <exception>
+#include <filesystem>
+#include <utility>
+
+#include "comm/core/error.h"
+#include "sharding/checkpoint/sharded/checkpoint_folder.h"
+#include "sharding/checkpoint/sharded/checkpoint_reader.h"
+#include "sharding/checkpoint/state/load_state.h"
+#include "sharding/world/gather_text.h"
+#include "sharding/world/rank_agreement.h"
+
+namespace rz {
+namespace {
+
+namespace fs = std::filesystem;
+
+OptimizerProgress progress_of(const Optimizer& optimizer, const ScheduledRates& rates,
+                              const Strategy& strategy, Module& module) {
+  OptimizerProgress p{.name = optimizer.name(), .updates = optimizer.updates()};
+  for (int g = 0; g < optimizer.groups(); ++g)
+    p.groups.push_back({optimizer.group_name(g), rates.base_rates()[static_cast<std::size_t>(g)],
+                        optimizer.learning_rate(g)});
+  for (const auto& [name, parameter] : module.named_parameters()) {
+    if (!parameter->requires_grad) continue;
+    const std::int64_t missed = strategy.optimizer_state().missed_updates(*parameter);
+    if (missed > 0) p.missed_updates[name] = missed;
+  }
+  return p;
+}
+
+/// Rates that a loop has set by hand. A rate that the configuration has changed since is kept.
+void restore_rates(const OptimizerProgress& saved, const ScheduledRates& rates, Optimizer& optimizer) {
+  if (rates.scheduled() || saved.groups.size() != static_cast<std::size_t>(optimizer.groups())) return;
+  for (std::size_t g = 0; g < saved.groups.size(); ++g)
+    if (saved.groups[g].base_lr == rates.base_rates()[g])
+      optimizer.set_learning_rate(static_cast<int>(g), saved.groups[g].lr);
+}
+
+/// The tag that rank 0 finds, on every rank; empty if there is none.
+std::string agreed_tag(Communicator& comm, const std::string& dir, const std::string& given) {
+  std::string tag = given;
+  check_on_all_ranks(comm, [&] {
+    if (comm.rank() != 0) return;
+    remove_stale(dir);
+    if (!given.empty()) return check_tag(given);
+    tag = read_tag_file(dir, latest_file).value_or("");
+    require(!tag.empty() || checkpoint_tags(dir).empty(), Errc::config, dir,
+            ": has checkpoints, and no file ", latest_file, " that names one; give its tag: the last is ",
+            tag.empty() ? checkpoint_tags(dir).back() : tag);
+  });
+  return broadcast_text(comm, tag, 0);
+}
+
+/// Every rank reads some of the files.
+void verify_share(CheckpointReader& reader, int rank, int ranks) {
+  const auto step = static_cast<std::size_t>(ranks);
+  for (std::size_t f = static_cast<std::size_t>(rank); f < reader.index().files.size(); f += step)
+    reader.verify(f);
+}
+
+/// Passes of earlier updates, for the seeds of dropout. With another number of ranks or micro-batches they
+/// are counted as if all updates had been like those to come.
+std::uint64_t passes_before(const EngineState& s, int ranks, std::int64_t accumulation) {
+  if (s.ranks == ranks && s.accumulation == accumulation) return s.updates.passes;
+  return static_cast<std::uint64_t>(s.updates.count.steps * accumulation);
+}
+
+}  // namespace
+
+Checkpointer::Checkpointer(CheckpointedParts parts) : parts_(std::move(parts)) {}
+
+Checkpointer::~Checkpointer() {
+  if (!saving_ || std::uncaught_exceptions() > 0) return;
+  try {
+    wait();
+  } catch (const Error&) {  // a rank has failed, or ended: the checkpoint stays invisible
+  }
+}
+
+// ---- saving
+
+EngineState Checkpointer::state() const {
+  EngineState s{.strategy = name(parts_.strategy.kind()),
+                .ranks = parts_.world.size(),
+                .accumulation = parts_.accumulation,
+                .seed = parts_.seed,
+                .loaders = parts_.loaders->now(),
+                .config = parts_.config};
+  if (!parts_.updates) return s;
+  s.updates = parts_.updates->state();
+  if (!parts_.updates->accumulation().fresh()) s.loaders = parts_.loaders->of_update();
+  TrainingStep& training = parts_.updates->training();
+  s.optimizer = progress_of(training.optimizer(), training.rates(), parts_.strategy, parts_.module);
+  return s;
+}
+
+void Checkpointer::save(const std::string& dir, const SaveCheckpointOptions& o) {
+  wait();
+  EngineState s = state();
+  s.client_state = o.client_state;
+  const SaveRequest request{.dir = dir,
+                            .tag = o.tag.empty() ? step_tag(s.updates.count.steps) : o.tag,
+                            .state = to_json(s),
+                            .keep = o.save_total_limit};
+  const OwnedState owned(parts_.module, parts_.strategy, parts_.world.is_main(), parts_.stream);
+  saving_.emplace(parts_.world.communicator(), owned, request, o.async ? &snapshot_ : nullptr);
+  if (!o.async) wait();
+}
+
+void Checkpointer::end_update() {
+  parts_.loaders->end_update();
+  if (!saving_) return;
+  try {
+    if (saving_->poll()) saving_.reset();
+  } catch (...) {
+    saving_.reset();
+    throw;
+  }
+}
+
+void Checkpointer::wait() {
+  if (!saving_) return;
+  try {
+    saving_->wait();
+  } catch (...) {
+    saving_.reset();
+    throw;
+  }
+  saving_.reset();
+}
+
+// ---- loading
+
+void Checkpointer::restore_optimizer(const OptimizerProgress& saved) {
+  TrainingStep& training = parts_.updates->training();
+  training.optimizer().set_updates(saved.updates);
+  restore_rates(saved, training.rates(), training.optimizer());
+  for (const auto& [name, p] : parts_.module.named_parameters()) {
+    if (!p->requires_grad) continue;
+    const auto missed = saved.missed_updates.find(name);
+    parts_.strategy.optimizer_state().set_missed_updates(
+        *p, missed == saved.missed_updates.end() ? 0 : missed->second);
+  }
+}
+
+void Checkpointer::check_seed(const EngineState& saved, const LoadCheckpointOptions& o) const {
+  require(o.load_module_only || !parts_.updates || saved.seed == parts_.seed, Errc::config,
+          "load_checkpoint(): ", "the checkpoint has seed ", saved.seed, " and the engine ", parts_.seed,
+          ": the order of samples would be another; give the engine the same seed, or load the module only");
+}
+
+void Checkpointer::restore(const EngineState& saved, const LoadCheckpointOptions& o) {
+  if (!parts_.updates || o.load_module_only) return;
+  UpdateLoop::State updates = saved.updates;
+  updates.passes = passes_before(saved, parts_.world.size(), parts_.accumulation);
+  parts_.updates->set_state(updates);
+  parts_.loaders->restore(saved.loaders);
+  if (o.load_optimizer_states) restore_optimizer(saved.optimizer);
+}
+
+std::optional<LoadedCheckpoint> Checkpointer::load(const std::string& dir, const LoadCheckpointOptions& o) {
+  wait();
+  Communicator& comm = parts_.world.communicator();
+  const std::string tag = agreed_tag(comm, dir, o.tag);
+  if (tag.empty()) return std::nullopt;
+  LoadedCheckpoint loaded{.path = (fs::path(dir) / tag).string(), .tag = tag};
+  const bool optimizer = parts_.updates && !o.load_module_only && o.load_optimizer_states;
+  std::optional<CheckpointReader> reader;
+  std::optional<StateLoader> loader;
+  EngineState saved;
+  check_on_all_ranks(comm, [&] {
+    if (parts_.updates) parts_.updates->require_between_updates("load_checkpoint()");
+    reader = CheckpointReader::open(loaded.path);
+    saved =
+        parse_engine_state(reader->index().state, (fs::path(loaded.path) / checkpoint_index_file).string());
+    check_seed(saved, o);
+    loader.emplace(*reader, parts_.module, optimizer ? &parts_.updates->training().optimizer() : nullptr,
+                   StateLoaderOptions{.strict = o.load_module_strict, .seed = parts_.seed});
+  });
+  if (o.verify) check_on_all_ranks(comm, [&] { verify_share(*reader, comm.rank(), comm.size()); });
+  check_on_all_ranks(comm, [&] { loader->load(parts_.strategy, parts_.stream); });
+  restore(saved, o);
+  loaded.steps = saved.updates.count.steps;
+  loaded.client_state = saved.client_state;
+  return loaded;
+}
+
+}  // namespace rz

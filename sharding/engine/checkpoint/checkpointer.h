@@ -1,0 +1,59 @@
+#pragma once
+/// Saving and loading of an engine.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "autograd_lite/nn/module.h"
+#include "sharding/checkpoint/state/save_operation.h"
+#include "sharding/data/loader_positions.h"
+#include "sharding/engine/checkpoint/checkpoint_options.h"
+#include "sharding/engine/checkpoint/engine_state.h"
+#include "sharding/engine/update/update_loop.h"
+#include "sharding/strategies/strategy.h"
+#include "sharding/world/world.h"
+
+namespace rz {
+
+/// The parts of an engine that a checkpoint has; they outlive the object.
+struct CheckpointedParts {
+  World& world;
+  Module& module;
+  Strategy& strategy;
+  UpdateLoop* updates;  ///< null: inference
+  std::shared_ptr<LoaderPositions> loaders;
+  Stream stream;
+  std::int64_t accumulation = 1;
+  std::uint64_t seed = 0;
+  std::string config = "{}";  ///< JSON
+};
+
+/// Makes checkpoints of these parts, one at a time, and restores them. Engine has the contracts.
+class Checkpointer {
+ public:
+  explicit Checkpointer(CheckpointedParts);
+  /// Completes a save in progress, unless an exception is on its way.
+  ~Checkpointer();
+  Checkpointer(const Checkpointer&) = delete;
+
+  void save(const std::string& dir, const SaveCheckpointOptions&);
+  std::optional<LoadedCheckpoint> load(const std::string& dir, const LoadCheckpointOptions&);
+  /// Call after each update: advances a save in progress. Collective.
+  void end_update();
+  /// Waits for a save in progress. Collective.
+  void wait();
+
+ private:
+  EngineState state() const;
+  void check_seed(const EngineState&, const LoadCheckpointOptions&) const;
+  void restore(const EngineState&, const LoadCheckpointOptions&);
+  void restore_optimizer(const OptimizerProgress&);
+
+  CheckpointedParts parts_;
+  SnapshotMemory snapshot_;
+  std::optional<SaveOperation> saving_;
+};
+
+}  // namespace rz

@@ -1,0 +1,163 @@
+#include "sharding/engine/checkpoint/engine_state.h"
+
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <type_traits>
+#include <utility>
+
+#include "sharding/io/json.h"
+
+namespace rz {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::int64_t any = std::numeric_limits<std::int64_t>::max();
+constexpr double huge = std::numeric_limits<double>::max();
+
+// ---- writing
+
+/// JSON has no infinities and no NaN.
+json number(double x) { return std::isfinite(x) ? json(x) : json(concat(x)); }
+
+json client_json(const ClientState& state) {
+  json all = json::object();
+  for (const auto& [key, value] : state)
+    all[key] = std::visit(
+        [](const auto& v) {
+          if constexpr (std::is_same_v<std::decay_t<decltype(v)>, double>) return json{{"f64", number(v)}};
+          return json(v);
+        },
+        value);
+  return all;
+}
+
+json scaler_json(const LossScaler::State& s) {
+  return {{"scale", s.scale},
+          {"hysteresis_left", s.hysteresis_left},
+          {"updates", s.updates},
+          {"last_overflow", s.last_overflow},
+          {"growth_tracker", s.growth_tracker},
+          {"skipped", s.skipped}};
+}
+
+json optimizer_json(const OptimizerProgress& o) {
+  json groups = json::array();
+  for (const auto& g : o.groups) groups.push_back({{"name", g.name}, {"base_lr", g.base_lr}, {"lr", g.lr}});
+  return {{"name", o.name}, {"updates", o.updates}, {"groups", groups}, {"missed_updates", o.missed_updates}};
+}
+
+json loaders_json(const LoaderPositions::ByName& positions) {
+  json all = json::object();
+  for (const auto& [name, p] : positions) all[name] = {{"epoch", p.epoch}, {"samples", p.samples}};
+  return all;
+}
+
+// ---- reading
+
+double number_of(const JsonObject& o, std::string_view key) {
+  if (o.has(key) && o.at(key).is_string()) {
+    const std::string text = o.text(key, "");
+    if (text == "inf") return std::numeric_limits<double>::infinity();
+    if (text == "-inf") return -std::numeric_limits<double>::infinity();
+    return std::numeric_limits<double>::quiet_NaN();
+  }
+  return o.number(key, 0, -huge, huge);
+}
+
+ClientValue client_value(const JsonObject& o, const std::string& key) {
+  const json& v = o.at(key);
+  if (v.is_boolean()) return v.get<bool>();
+  if (v.is_number_integer()) return v.get<std::int64_t>();
+  if (v.is_string()) return v.get<std::string>();
+  if (v.is_object() && v.contains("f64")) return number_of(o.object(key), "f64");
+  o.fail_at(key, "expected true, false, a number or a text");
+}
+
+std::uint64_t unsigned_of(const JsonObject& o, std::string_view key) {
+  if (!o.has(key) || !o.at(key).is_number_unsigned()) o.fail_at(key, "missing, or no whole number");
+  return o.at(key).get<std::uint64_t>();
+}
+
+LossScaler::State scaler_of(const JsonObject& o) {
+  return {.scale = o.number("scale", 1, 0, huge),
+          .hysteresis_left = static_cast<int>(o.required_integer("hysteresis_left", 0, INT32_MAX)),
+          .updates = o.required_integer("updates", 0, any),
+          .last_overflow = o.required_integer("last_overflow", -any, any),
+          .growth_tracker = o.required_integer("growth_tracker", 0, any),
+          .skipped = o.required_integer("skipped", 0, any)};
+}
+
+UpdateLoop::State updates_of(const JsonObject& o) {
+  UpdateLoop::State s;
+  s.count = {o.required_integer("steps", 0, any), o.required_integer("skipped_steps", 0, any),
+             o.required_integer("samples", 0, any)};
+  s.training.epochs = o.required_integer("epochs", 0, any);
+  s.passes = unsigned_of(o, "passes");
+  if (o.has("loss_scaler")) s.training.scaler = scaler_of(o.object("loss_scaler"));
+  if (o.has("expected_terms")) s.expected_terms = o.number("expected_terms", 1, 0, huge);
+  return s;
+}
+
+OptimizerProgress optimizer_of(const JsonObject& o) {
+  OptimizerProgress out{.name = o.text("name", ""), .updates = o.required_integer("updates", 0, any)};
+  if (!o.has("groups") || !o.at("groups").is_array()) o.fail_at("groups", "missing, or no list");
+  for (const json& node : o.at("groups")) {
+    const JsonObject g(node, o.file(), o.path("groups"));
+    out.groups.push_back(
+        {g.text("name", ""), g.number("base_lr", 0, -huge, huge), g.number("lr", 0, -huge, huge)});
+  }
+  const JsonObject missed = o.object("missed_updates");
+  for (const std::string& name : missed.keys())
+    out.missed_updates[name] = missed.required_integer(name, 0, any);
+  return out;
+}
+
+LoaderPositions::ByName loaders_of(const JsonObject& o) {
+  LoaderPositions::ByName all;
+  for (const std::string& name : o.keys()) {
+    const JsonObject p = o.object(name);
+    all[name] = {unsigned_of(p, "epoch"), unsigned_of(p, "samples")};
+  }
+  return all;
+}
+
+}  // namespace
+
+std::string to_json(const EngineState& s) {
+  json all{{"strategy", s.strategy},
+           {"ranks", s.ranks},
+           {"accumulation", s.accumulation},
+           {"seed", s.seed},
+           {"steps", s.updates.count.steps},
+           {"skipped_steps", s.updates.count.skipped_steps},
+           {"samples", s.updates.count.samples},
+           {"epochs", s.updates.training.epochs},
+           {"passes", s.updates.passes},
+           {"optimizer", optimizer_json(s.optimizer)},
+           {"loaders", loaders_json(s.loaders)},
+           {"config", json::parse(s.config)},
+           {"client_state", client_json(s.client_state)}};
+  if (s.updates.training.scaler) all["loss_scaler"] = scaler_json(*s.updates.training.scaler);
+  if (s.updates.expected_terms) all["expected_terms"] = *s.updates.expected_terms;
+  return all.dump();
+}
+
+EngineState parse_engine_state(std::string_view text, const std::string& file) {
+  const json document = parse_json(text, file, JsonDialect::strict);
+  const JsonObject o(document, file, "state");
+  EngineState s{.strategy = o.text("strategy", ""),
+                .ranks = static_cast<int>(o.required_integer("ranks", 1, INT32_MAX)),
+                .accumulation = o.required_integer("accumulation", 1, any),
+                .seed = unsigned_of(o, "seed"),
+                .updates = updates_of(o),
+                .optimizer = optimizer_of(o.object("optimizer")),
+                .loaders = loaders_of(o.object("loaders"))};
+  o.object("config");
+  s.config = o.at("config").dump();
+  const JsonObject client = o.object("client_state");
+  for (const std::string& key : client.keys()) s.client_state[key] = client_value(client, key);
+  return s;
+}
+
+}  // namespace rz

@@ -1,0 +1,48 @@
+#pragma once
+/// What a checkpoint of an engine has besides tensors.
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sharding/data/loader_positions.h"
+#include "sharding/engine/checkpoint/client_state.h"
+#include "sharding/engine/update/update_loop.h"
+
+namespace rz {
+
+/// An optimizer without its states.
+struct OptimizerProgress {
+  std::string name;
+  std::int64_t updates = 0;
+  struct Group {
+    std::string name;
+    double base_lr = 0;  ///< of the configuration
+    double lr = 0;       ///< at the time, by hand or by the schedule
+    bool operator==(const Group&) const = default;
+  };
+  std::vector<Group> groups;
+  std::map<std::string, std::int64_t> missed_updates;  ///< by parameter, where it is not 0
+  bool operator==(const OptimizerProgress&) const = default;
+};
+
+struct EngineState {
+  std::string strategy;  ///< name; for people
+  int ranks = 1;
+  std::int64_t accumulation = 1;
+  std::uint64_t seed = 0;
+  UpdateLoop::State updates;
+  OptimizerProgress optimizer;
+  LoaderPositions::ByName loaders;
+  std::string config = "{}";  ///< JSON; for people
+  ClientState client_state;
+};
+
+/// JSON object: CheckpointIndex::state.
+std::string to_json(const EngineState&);
+/// Errc::config, "FILE: key.path: …".
+EngineState parse_engine_state(std::string_view text, const std::string& file);
+
+}  // namespace rz

@@ -1,0 +1,213 @@
+/// Checkpoints saved in the middle of a run and loaded by any strategy on any number of ranks.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "sharding/engine/engine.h"
+#include "tests/support/ranks.h"
+
+namespace rz {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t in = 6, classes = 5, samples = 60;
+constexpr int updates = 8, saved_after = 3;
+
+struct Net : Module {
+  explicit Net(double dropout) : drop(*this, "drop", dropout) { register_buffer(count, "count", {3}); }
+  nn::Linear fc1{*this, "fc1", in, 19}, fc2{*this, "fc2", 19, classes};
+  nn::Dropout drop;
+  ModuleBuffer count;
+  Var operator()(Tape& t, const Tensor& x) { return fc2(t, drop(t, nn::gelu(t, fc1(t, x)))); }
+};
+
+std::shared_ptr<const Dataset> dataset() {
+  Tensor x = Tensor::empty({samples, in}), y = Tensor::empty({samples}, DType::i32);
+  for (std::size_t i = 0; i < samples; ++i) {
+    double total = 0;
+    for (std::size_t c = 0; c < in; ++c) {
+      const double v = random_uniform(3, "x", i * in + c) - 0.5;
+      x.data<float>()[i * in + c] = static_cast<float>(v);
+      total += v * static_cast<double>(c + 1);
+    }
+    y.data<std::int32_t>()[i] = static_cast<std::int32_t>(std::abs(std::lround(total * 3)) % classes);
+  }
+  return tensor_dataset({{"x", x}, {"y", y}});
+}
+
+struct TrainingRun {
+  int ranks = 1, stage = 0;
+  std::string more = "";  ///< keys of the configuration
+  double dropout = 0;
+  std::int64_t micro = 0;  ///< 0: 12 samples an update in as few micro-batches of at most 3 as possible
+};
+
+std::string config(const TrainingRun& run) {
+  const std::int64_t micro = run.micro ? run.micro : run.ranks == 3 ? 2 : 3;
+  return concat(R"({"train_batch_size": 12, "train_micro_batch_size_per_gpu": )", micro,
+                R"(, "gradient_clipping": 0.5,
+                   "optimizer": {"type": "AdamW", "params": {"lr": 0.02, "weight_decay": 0.1}},
+                   "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 12, "warmup_num_steps": 4,
+                                 "warmup_max_lr": 0.02}},
+                   "zero_optimization": {"stage": )",
+                run.stage, R"(, "stage3_param_persistence_threshold": 0})", run.more, "}");
+}
+
+void in_world(int ranks, const std::function<void(World&)>& body) {
+  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
+    World world(Communicator::connect(rank, ranks, std::move(store)));
+    body(world);
+  });
+}
+
+std::vector<float> values(Engine& engine, Module& module) {
+  std::vector<float> all;
+  for (const Parameter* p : module.parameters()) {
+    const Tensor value = engine.strategy().values().whole(*p);
+    all.insert(all.end(), value.data<float>(), value.data<float>() + value.count());
+  }
+  return all;
+}
+
+/// What a test does with the engine of a rank before micro-batch number `micro`, counted from 0.
+using Before = std::function<void(Engine&, std::int64_t micro)>;
+
+/// Trains until `updates` updates; `start` may load a checkpoint.
+std::vector<float> train(const TrainingRun& run, const std::function<void(Engine&)>& start,
+                         const Before& before = {}) {
+  std::vector<float> result;
+  in_world(run.ranks, [&](World& world) {
+    Net net(run.dropout);
+    auto engine = initialize(world, net, {.config = config(run), .seed = 5, .log = nullptr});
+    auto loader = engine.loader(dataset());
+    start(engine);
+    for (std::int64_t micro = engine.global_steps() * engine.config().sizes.accumulation;
+         engine.global_steps() < updates; ++micro) {
+      if (before) before(engine, micro);
+      Batch& b = loader.next();
+      Tape& t = engine.tape();
+      engine.backward(nn::cross_entropy(t, net(t, b["x"]), b["y"]));
+      engine.step();
+    }
+    const auto all = values(engine, net);
+    if (world.is_main()) result = all;
+  });
+  return result;
+}
+
+struct Folder {
+  Folder() : path(fs::temp_directory_path() / concat("rz-matrix-", ::getpid())) { fs::remove_all(path); }
+  ~Folder() { fs::remove_all(path); }
+  std::string path;
+};
+
+std::vector<float> uninterrupted(const TrainingRun& run) {
+  return train(run, [](Engine&) {});
+}
+
+/// A run that saves after `saved_after` updates and goes on: saving changes nothing.
+std::vector<float> saving(const TrainingRun& run, const std::string& dir,
+                          const SaveCheckpointOptions& o = {}) {
+  return train(
+      run, [](Engine&) {},
+      [&](Engine& engine, std::int64_t micro) {
+        if (micro == saved_after * engine.config().sizes.accumulation) engine.save_checkpoint(dir, o);
+      });
+}
+
+std::vector<float> resumed(const TrainingRun& run, const std::string& dir) {
+  return train(run, [&](Engine& engine) {
+    const auto loaded = engine.load_checkpoint(dir);
+    ASSERT_TRUE(loaded);
+    EXPECT_EQ(loaded->steps, saved_after);
+    EXPECT_EQ(engine.global_steps(), saved_after);
+  });
+}
+
+TEST(CheckpointMatrix, EveryStrategyOnOneToFourRanksIsResumedByEveryOther) {
+  const Folder folder;
+  for (int ranks = 1; ranks <= 4; ++ranks)
+    for (int stage = 0; stage <= 3; ++stage) {
+      const std::string dir = folder.path + concat("/", ranks, "-", stage);
+      const TrainingRun run{.ranks = ranks, .stage = stage};
+      const auto expected = uninterrupted(run);
+      EXPECT_EQ(saving(run, dir), expected);
+      for (int other_ranks = 1; other_ranks <= 4; ++other_ranks)
+        for (int other_stage = 0; other_stage <= 3; ++other_stage) {
+          SCOPED_TRACE(
+              concat("stage ", stage, " on ", ranks, " ranks, then ", other_stage, " on ", other_ranks));
+          const auto result = resumed({.ranks = other_ranks, .stage = other_stage}, dir);
+          if (ranks == other_ranks) {
+            EXPECT_EQ(result, expected);
+            continue;
+          }
+          ASSERT_EQ(result.size(), expected.size());
+          for (std::size_t i = 0; i < result.size(); ++i) ASSERT_NEAR(result[i], expected[i], 2e-5) << i;
+        }
+    }
+}
+
+TEST(CheckpointMatrix, DropoutAndAsynchronousSavingKeepTheBits) {
+  const Folder folder;
+  for (int stage = 0; stage <= 3; ++stage) {
+    const TrainingRun run{.ranks = 2, .stage = stage, .dropout = 0.3};
+    const std::string dir = folder.path + concat("/", stage);
+    const auto expected = uninterrupted(run);
+    EXPECT_EQ(saving(run, dir, {.async = true}), expected);
+    EXPECT_EQ(resumed(run, dir), expected) << "stage " << stage;
+  }
+}
+
+TEST(CheckpointMatrix, BetweenMicroBatchesTheUpdateBeginsAnew) {
+  const Folder folder;
+  for (int stage = 0; stage <= 3; ++stage)
+    for (const std::int64_t offset : {1, 2}) {
+      const TrainingRun run{.ranks = 2, .stage = stage, .dropout = 0.3, .micro = 2};
+      const std::string dir = folder.path + concat("/", stage, "-", offset);
+      const auto expected = uninterrupted(run);
+      EXPECT_EQ(train(
+                    run, [](Engine&) {},
+                    [&](Engine& engine, std::int64_t micro) {
+                      if (micro == saved_after * 3 + offset) engine.save_checkpoint(dir);
+                    }),
+                expected);
+      EXPECT_EQ(resumed(run, dir), expected) << "stage " << stage << ", micro-batch " << offset;
+    }
+}
+
+TEST(CheckpointMatrix, SixteenBitsAndF32ReadEachOther) {
+  const Folder folder;
+  const std::string bf16 = R"(, "bf16": {"enabled": true})", f16 = R"(, "fp16": {"enabled": true})";
+  const std::string precisions[] = {"", bf16, f16};
+  for (std::size_t from = 0; from < 3; ++from)
+    for (std::size_t to = 0; to < 3; ++to)
+      for (const int stage : {0, 3}) {
+        SCOPED_TRACE(concat(from, " to ", to, ", stage ", stage));
+        const std::string dir = folder.path + concat("/", from, to, stage);
+        const TrainingRun run{.ranks = 2, .stage = stage, .more = precisions[from]};
+        std::vector<float> saved, loaded;
+        const auto expected = train(
+            run, [](Engine&) {},
+            [&](Engine& engine, std::int64_t micro) {
+              if (micro != saved_after * engine.config().sizes.accumulation) return;
+              engine.save_checkpoint(dir);
+            });
+        const TrainingRun other{
+            .ranks = from == to ? 2 : 3, .stage = from == to ? stage : 3 - stage, .more = precisions[to]};
+        const auto result = resumed(other, dir);
+        if (from == to) {
+          EXPECT_EQ(result, expected);
+          continue;
+        }
+        for (std::size_t i = 0; i < result.size(); ++i) ASSERT_NEAR(result[i], expected[i], 0.05) << i;
+      }
+}
+
+}  // namespace
+}  // namespace rz
