@@ -112,7 +112,7 @@ class Engine {
   template <class F>
   auto evaluate(const F& body);
 
-  // ---- checkpoints (docs/guide/checkpoints.md)
+  // ---- checkpoints (sharding/checkpoint/sharded/checkpoint_index.h)
   /// Saves all that a run needs to go on: parameters in f32, optimizer states, schedule, loss scale, the
   /// seeds of dropout, the positions of the loaders, and values of the caller's. Every rank writes its own
   /// part to DIR/TAG, a folder that all ranks share. The checkpoint appears complete, or not at all, whenever
