@@ -32,8 +32,13 @@ struct CommOptions {
   /// File with a tuning table (comm/tuning/tuning.h) for "native"; its rules precede the built-in ones. Rank
   /// 0's table applies to the group. Errc::mismatch names a rank whose table differs; a rank may pass none.
   std::string tuning = environment().tuning;
-  /// Reduce in rank order, so that results do not depend on the bucket layout or the sharding strategy.
+  /// Reduce in `reduction_order`, so that results do not depend on the bucket layout or the sharding
+  /// strategy.
   bool deterministic = environment().deterministic;
+  /// Order of the contributions in a reduction (comm/core/reduction_order.h); the same on all ranks, or
+  /// Errc::mismatch. `pairwise` requires `deterministic` (Errc::config). Up to two ranks, every backend has
+  /// it; with more, Errc::unsupported names a backend that reduces in rank order only.
+  ReductionOrder reduction_order = environment().reduction_order;
 };
 
 }  // namespace rz

@@ -10,10 +10,10 @@ namespace {
 
 /// Variables included in the report. The rest of the environment may contain secrets.
 constexpr const char* reported_variables[] = {
-    "WORLD_SIZE",       "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS",      "RZ_TRANSPORT",
-    "RZ_INTERFACE",     "RZ_SOCKETS",       "RZ_CONGESTION",        "RZ_ALGORITHM",
-    "RZ_DETERMINISTIC", "RZ_TIMEOUT_S",     "RZ_HOST_ID",           "RZ_ALLOW_TF32",
-    "SLURM_JOB_ID",     "SLURM_NTASKS",     "OMPI_COMM_WORLD_SIZE", "RZ_TUNING"};
+    "WORLD_SIZE",           "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "RZ_TRANSPORT",     "RZ_INTERFACE",
+    "RZ_SOCKETS",           "RZ_CONGESTION",    "RZ_ALGORITHM",    "RZ_DETERMINISTIC", "RZ_REDUCTION_ORDER",
+    "RZ_TIMEOUT_S",         "RZ_HOST_ID",       "RZ_ALLOW_TF32",   "SLURM_JOB_ID",     "SLURM_NTASKS",
+    "OMPI_COMM_WORLD_SIZE", "RZ_TUNING"};
 
 Json environment_json() {
   Json list = Json::array();

@@ -29,8 +29,16 @@ tuning::Table deserialize_tuning(const std::string& text) {
                       : tuning::parse_tuning(std::string_view(text).substr(end), text.substr(0, end));
 }
 
+/// Up to two ranks, both orders are the same.
+void require_rank_order(int size, const CommOptions& options, const char* backend) {
+  require(size <= 2 || options.reduction_order == ReductionOrder::rank, Errc::unsupported, "the backend '",
+          backend, "' has no reduction order '", name(options.reduction_order), "' for ", size,
+          " ranks; set reduction_order (RZ_REDUCTION_ORDER) to 'rank'");
+}
+
 std::unique_ptr<Backend> make_native(int rank, int size, Store& store, const CommOptions& options,
                                      const Backend* parent) {
+  require_rank_order(size, options, "native");
   // peer_cuda's algorithm names apply to its own kernels, not to host memory.
   const std::string algorithm = options.backend == "peer_cuda" ? std::string() : options.algorithm;
   tuning::AlgorithmOverrides(algorithm, options.deterministic);  // throws for a name that cannot be forced
@@ -43,6 +51,7 @@ std::unique_ptr<Backend> make_native(int rank, int size, Store& store, const Com
                                    .congestion = options.congestion,
                                    .tuning = serialize_tuning(tuning),
                                    .deterministic = options.deterministic,
+                                   .reduction_order = options.reduction_order,
                                    .memory = parent ? parent->shared_memory() : nullptr};
   std::string agreed;
   auto wire =
@@ -56,6 +65,7 @@ std::unique_ptr<Backend> make_native(int rank, int size, Store& store, const Com
 
 std::unique_ptr<Backend> make_mpi(int rank, int size, Store& store, const CommOptions& options,
                                   const Backend*) {
+  require_rank_order(size, options, "mpi");
   return load_mpi_backend(rank, size, store, options);
 }
 
@@ -74,6 +84,7 @@ std::unique_ptr<Backend> make_host_staged_over_mpi(int rank, int size, const std
 
 std::unique_ptr<Backend> make_peer_cuda(int rank, int size, const std::shared_ptr<Store>&,
                                         const CommOptions& options, const std::shared_ptr<Backend>& host) {
+  require_rank_order(size, options, "peer_cuda");
   return peer_cuda_backend(host, {.rank = rank,
                                   .size = size,
                                   .device = options.device,
@@ -83,6 +94,7 @@ std::unique_ptr<Backend> make_peer_cuda(int rank, int size, const std::shared_pt
 
 std::unique_ptr<Backend> make_nccl(int rank, int size, const std::shared_ptr<Store>& store,
                                    const CommOptions& options, const std::shared_ptr<Backend>& host) {
+  require_rank_order(size, options, "nccl");
   const nccl::NcclOptions nccl{.rank = rank,
                                .size = size,
                                .device = options.device,
@@ -146,6 +158,9 @@ std::unique_ptr<Backend> make_backend(int rank, int size, const std::shared_ptr<
   require(on_host ? choice.serves_host : choice.make_device != nullptr, Errc::unsupported, "rank ", rank,
           ": the backend '", options.backend, "' does not serve memory on ", name(options.device),
           "; use 'native' or 'mpi'");
+  require(options.deterministic || options.reduction_order == ReductionOrder::rank, Errc::config,
+          "reduction_order '", name(options.reduction_order),
+          "' requires `deterministic` (RZ_DETERMINISTIC=1)");
   cuda::require_device(options.device);
   auto host = choice.make_host(rank, size, *store, options, parent);
   if (on_host) return host;

@@ -32,6 +32,17 @@ void read_text(const char* variable, std::string& value) {
   if (const char* text = std::getenv(variable)) value = text;
 }
 
+void read_order(const char* variable, ReductionOrder& value) {
+  std::string text = name(value);
+  read_text(variable, text);
+  for (const ReductionOrder order : {ReductionOrder::rank, ReductionOrder::pairwise})
+    if (text == name(order)) {
+      value = order;
+      return;
+    }
+  fail(Errc::config, variable, "='", text, "' is not one of rank, pairwise");
+}
+
 }  // namespace
 
 Environment Environment::read() {
@@ -46,6 +57,7 @@ Environment Environment::read() {
   read_text("RZ_ALGORITHM", e.algorithm);
   read_text("RZ_TUNING", e.tuning);
   read_flag("RZ_DETERMINISTIC", e.deterministic);
+  read_order("RZ_REDUCTION_ORDER", e.reduction_order);
   read_flag("RZ_ALLOW_TF32", e.allow_tf32);
   read_number("RZ_TIMEOUT_S", 0.001, 1e9, e.timeout_s);
   read_number("RZ_RENDEZVOUS_TIMEOUT_S", 0.001, 1e9, e.rendezvous_timeout_s);

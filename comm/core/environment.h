@@ -5,6 +5,8 @@
 #include <optional>
 #include <string>
 
+#include "comm/core/reduction_order.h"
+
 namespace rz {
 
 struct Environment {
@@ -29,8 +31,10 @@ struct Environment {
   /// RZ_TUNING: file with a tuning table, as written by `tune`. Default: the built-in table. Rank 0's
   /// applies.
   std::string tuning;
-  /// RZ_DETERMINISTIC: 1 (default): reduce in rank order; 0: any algorithm.
+  /// RZ_DETERMINISTIC: 1 (default): reduce in the order of RZ_REDUCTION_ORDER; 0: in any.
   bool deterministic = true;
+  /// RZ_REDUCTION_ORDER: "rank" (default) or "pairwise".
+  ReductionOrder reduction_order = ReductionOrder::rank;
   /// RZ_ALLOW_TF32: 1: f32 matrix products on CUDA devices may round their operands to TF32 (10-bit
   /// mantissa), which is several times faster; 0 (default): full f32.
   bool allow_tf32 = false;

@@ -263,6 +263,38 @@ TEST(Communicator, RanksThatDoNotAgreeOnDeterministicAreNamed) {
   });
 }
 
+TEST(Communicator, RanksThatDoNotAgreeOnTheReductionOrderAreNamed) {
+  run_ranks(2, [](int rank, auto store) {
+    CommOptions options = quick();
+    if (rank == 0) options.reduction_order = ReductionOrder::pairwise;
+    try {
+      Communicator::connect(rank, 2, store, options);
+      ADD_FAILURE() << "rank " << rank << " connected";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Errc::mismatch) << e.what();
+      EXPECT_EQ(e.culprit(), 1 - rank);
+      const std::string has =
+          rank ? "rank 0 has reduction_order=pairwise, but rank 1 has reduction_order=rank"
+               : "rank 1 has reduction_order=rank, but rank 0 has reduction_order=pairwise";
+      EXPECT_NE(std::string(e.what()).find(has), std::string::npos) << e.what();
+      EXPECT_NE(std::string(e.what()).find("RZ_REDUCTION_ORDER"), std::string::npos) << e.what();
+    }
+  });
+}
+
+TEST(Communicator, PairwiseOrderRequiresDeterministic) {
+  CommOptions options = quick();
+  options.reduction_order = ReductionOrder::pairwise;
+  options.deterministic = false;
+  try {
+    Communicator::connect(0, 1, memory_store(), options);
+    ADD_FAILURE() << "connected";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Errc::config) << e.what();
+    EXPECT_NE(std::string(e.what()).find("RZ_DETERMINISTIC=1"), std::string::npos) << e.what();
+  }
+}
+
 TEST(Communicator, ATimeoutNamesTheAwaitedRank) {
   run_ranks(2, [&](int rank, auto store) {
     auto options = quick();

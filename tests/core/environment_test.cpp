@@ -25,19 +25,28 @@ TEST(Environment, DefaultsAreThoseOfTheHeader) {
   EXPECT_EQ(e.sockets, 2);
   EXPECT_EQ(e.congestion, "system");
   EXPECT_TRUE(e.deterministic);
+  EXPECT_EQ(e.reduction_order, ReductionOrder::rank);
   EXPECT_FALSE(e.allow_tf32);
   EXPECT_EQ(e.timeout_s, 600);
   EXPECT_EQ(e.rendezvous_timeout_s, 30);
 }
 
 TEST(Environment, EveryVariableIsRead) {
-  const Variable variables[] = {{"RZ_TRANSPORT", "tcp"},   {"RZ_INTERFACE", "lo"},
-                                {"RZ_SOCKETS", "3"},       {"RZ_ALGORITHM", "ring"},
-                                {"RZ_TIMEOUT_S", "1.5"},   {"RZ_DETERMINISTIC", "0"},
-                                {"RZ_HOST_ID", "here"},    {"RZ_RENDEZVOUS_TIMEOUT_S", "2"},
-                                {"RZ_BACKEND", "mpi"},     {"RZ_ALLOW_TF32", "1"},
-                                {"NCCL_HOSTID", "h1"},     {"NCCL_MULTI_RANK_GPU_ENABLE", "1"},
-                                {"RZ_CONGESTION", "reno"}, {"RZ_TUNING", "table"}};
+  const Variable variables[] = {{"RZ_TRANSPORT", "tcp"},
+                                {"RZ_INTERFACE", "lo"},
+                                {"RZ_SOCKETS", "3"},
+                                {"RZ_ALGORITHM", "ring"},
+                                {"RZ_TIMEOUT_S", "1.5"},
+                                {"RZ_DETERMINISTIC", "0"},
+                                {"RZ_HOST_ID", "here"},
+                                {"RZ_RENDEZVOUS_TIMEOUT_S", "2"},
+                                {"RZ_BACKEND", "mpi"},
+                                {"RZ_ALLOW_TF32", "1"},
+                                {"NCCL_HOSTID", "h1"},
+                                {"NCCL_MULTI_RANK_GPU_ENABLE", "1"},
+                                {"RZ_CONGESTION", "reno"},
+                                {"RZ_TUNING", "table"},
+                                {"RZ_REDUCTION_ORDER", "pairwise"}};
   const Environment e = Environment::read();
   EXPECT_EQ(e.backend, "mpi");
   EXPECT_EQ(e.transport, "tcp");
@@ -47,6 +56,7 @@ TEST(Environment, EveryVariableIsRead) {
   EXPECT_EQ(e.algorithm, "ring");
   EXPECT_EQ(e.tuning, "table");
   EXPECT_FALSE(e.deterministic);
+  EXPECT_EQ(e.reduction_order, ReductionOrder::pairwise);
   EXPECT_TRUE(e.allow_tf32);
   EXPECT_EQ(e.timeout_s, 1.5);
   EXPECT_EQ(e.rendezvous_timeout_s, 2);
@@ -57,9 +67,9 @@ TEST(Environment, EveryVariableIsRead) {
 
 TEST(Environment, AMalformedVariableIsNamed) {
   const std::pair<const char*, const char*> wrong[] = {
-      {"RZ_TRANSPORT", "pigeon"},     {"RZ_SOCKETS", "0"},           {"RZ_SOCKETS", "2x"},
-      {"RZ_ALLOW_TF32", "yes"},       {"RZ_DETERMINISTIC", "maybe"}, {"RZ_TIMEOUT_S", "-1"},
-      {"RZ_RENDEZVOUS_TIMEOUT_S", ""}};
+      {"RZ_TRANSPORT", "pigeon"},      {"RZ_SOCKETS", "0"},           {"RZ_SOCKETS", "2x"},
+      {"RZ_ALLOW_TF32", "yes"},        {"RZ_DETERMINISTIC", "maybe"}, {"RZ_TIMEOUT_S", "-1"},
+      {"RZ_RENDEZVOUS_TIMEOUT_S", ""}, {"RZ_REDUCTION_ORDER", "tree"}};
   for (const auto& [name, value] : wrong) {
     const Variable variable(name, value);
     try {

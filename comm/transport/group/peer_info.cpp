@@ -39,7 +39,8 @@ std::vector<GroupSetting> group_settings(int size, const TransportOptions& o) {
           {concat("transport=", o.kind), same("RZ_TRANSPORT")},
           {concat("sockets=", o.sockets), same("RZ_SOCKETS")},
           {concat("algorithm=", o.algorithm.empty() ? "auto" : o.algorithm), same("RZ_ALGORITHM")},
-          {concat("deterministic=", o.deterministic ? "on" : "off"), same("RZ_DETERMINISTIC")}};
+          {concat("deterministic=", o.deterministic ? "on" : "off"), same("RZ_DETERMINISTIC")},
+          {concat("reduction_order=", name(o.reduction_order)), same("RZ_REDUCTION_ORDER")}};
 }
 
 /// First line of every entry, in every version of the library. No field contains a tab.

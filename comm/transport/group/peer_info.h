@@ -26,7 +26,8 @@ struct PeerInfo {
 
 /// Publishes this rank's entry and reads all others. Errc::timeout names the ranks that did not publish.
 /// Errc::mismatch names the first rank whose version, group size, options or tuning table differ, and the
-/// difference. The options compared are kind, sockets, algorithm and deterministic.
+/// difference. The options compared are kind, sockets, algorithm, deterministic and
+/// reduction_order.
 PeerInfo exchange_peer_info(int rank, int size, Store&, const TransportOptions&, Deadline);
 
 /// All-gather of one string per rank through the store, under the keys "`what`/<rank>". Returns the values in

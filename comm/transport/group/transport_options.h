@@ -4,6 +4,8 @@
 #include <memory>
 #include <string>
 
+#include "comm/core/reduction_order.h"
+
 namespace rz {
 
 class SharedMemoryAllocator;
@@ -24,8 +26,9 @@ struct TransportOptions {
   std::string congestion = "system";
   /// Tuning table as text (comm/tuning/tuning.h). Rank 0's is used; other ranks' must be empty or equal.
   std::string tuning;
-  /// Rank-ordered reductions. Must be equal on all ranks.
+  /// Reductions in `reduction_order` only. Both must be equal on all ranks.
   bool deterministic = true;
+  ReductionOrder reduction_order = ReductionOrder::rank;
   /// Memory that this rank shares with others already, of the group that this one is split from; null: none.
   std::shared_ptr<SharedMemoryAllocator> memory;
 };
