@@ -36,8 +36,8 @@ struct CommOptions {
   /// strategy.
   bool deterministic = environment().deterministic;
   /// Order of the contributions in a reduction (comm/core/reduction_order.h); the same on all ranks, or
-  /// Errc::mismatch. `pairwise` requires `deterministic` (Errc::config). Up to two ranks, every backend has
-  /// it; with more, Errc::unsupported names a backend that reduces in rank order only.
+  /// Errc::mismatch. `pairwise` requires `deterministic` (Errc::config). Up to three ranks, every backend
+  /// has it; with more, Errc::unsupported names a backend that reduces in rank order only.
   ReductionOrder reduction_order = environment().reduction_order;
 };
 

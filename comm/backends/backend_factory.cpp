@@ -29,19 +29,19 @@ tuning::Table deserialize_tuning(const std::string& text) {
                       : tuning::parse_tuning(std::string_view(text).substr(end), text.substr(0, end));
 }
 
-/// Up to two ranks, both orders are the same.
+/// Up to three ranks, both orders are the same.
 void require_rank_order(int size, const CommOptions& options, const char* backend) {
-  require(size <= 2 || options.reduction_order == ReductionOrder::rank, Errc::unsupported, "the backend '",
+  require(size <= 3 || options.reduction_order == ReductionOrder::rank, Errc::unsupported, "the backend '",
           backend, "' has no reduction order '", name(options.reduction_order), "' for ", size,
           " ranks; set reduction_order (RZ_REDUCTION_ORDER) to 'rank'");
 }
 
 std::unique_ptr<Backend> make_native(int rank, int size, Store& store, const CommOptions& options,
                                      const Backend* parent) {
-  require_rank_order(size, options, "native");
   // peer_cuda's algorithm names apply to its own kernels, not to host memory.
   const std::string algorithm = options.backend == "peer_cuda" ? std::string() : options.algorithm;
-  tuning::AlgorithmOverrides(algorithm, options.deterministic);  // throws for a name that cannot be forced
+  tuning::AlgorithmOverrides(algorithm, options.deterministic,
+                             options.reduction_order);  // throws for a name that cannot be forced
   const tuning::Table tuning = options.tuning.empty() ? tuning::Table{} : tuning::read_tuning(options.tuning);
   const TransportOptions transport{.kind = options.transport,
                                    .interface = options.interface,
@@ -58,6 +58,7 @@ std::unique_ptr<Backend> make_native(int rank, int size, Store& store, const Com
       connect_transport(rank, size, store, transport, Deadline::after(options.rendezvous_timeout), agreed);
   const NativeOptions scheduled{.timeout = options.timeout,
                                 .deterministic = options.deterministic,
+                                .order = options.reduction_order,
                                 .algorithm = algorithm,
                                 .tuning = deserialize_tuning(agreed)};
   return make_native_backend(rank, size, std::move(wire), scheduled);

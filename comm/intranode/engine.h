@@ -8,8 +8,7 @@
 ///   two_shot     all_reduce: rank r reduces shard r, and an all_gather follows; both through staging rings.
 ///   zero_copy    peers access registered buffers in place (zero_copy.h).
 ///   single_copy  data movement only: receivers copy out of the owner's process (single_copy.h).
-/// Reductions are in rank order in all of them, so results have the bits of every rank-ordered
-/// schedule.
+/// All reduce in IntranodeTable::order(), so results have the bits of every schedule in that order.
 ///
 /// Not thread safe, but for table(): one thread at a time drives the engine.
 

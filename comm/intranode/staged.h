@@ -1,6 +1,6 @@
 #pragma once
 /// The staged protocols: senders copy contributions into slots or their staging ring, and receivers read them
-/// there. Reductions are in rank order. Not thread safe.
+/// there. Not thread safe.
 
 #include "comm/intranode/contributions.h"
 #include "comm/intranode/plan/rounds.h"

@@ -18,6 +18,7 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "comm/core/error.h"
@@ -191,7 +192,135 @@ void reduce_small_floats(void* dst, void* too, Sources sources, std::size_t coun
   }
 }
 
+// ---- pairwise order
+
+// The sum of a block as a tree. Up to four leaves are combined in registers, with the sum of the leaves on
+// their left if there are any. So each source is read once, and sums of inner nodes stay in L1.
+
+template <class Wide, class T>
+Wide load_wide(const T* memory, std::size_t i) {
+  if constexpr (std::is_same_v<Wide, T>)
+    return load(memory, i);
+  else
+    return to_f32(load(memory, i));
+}
+
+/// dst = left op (tree of the leaves), or the tree alone if `left` is null. dst may be `left`, or a leaf.
+template <class Op, int leaves, class Wide, class T>
+void combine(Wide* dst, const Wide* left, Sources sources, std::size_t begin, std::size_t count) {
+  const T *a = at<T>(sources[0], begin), *b = leaves > 1 ? at<T>(sources[1], begin) : nullptr,
+          *c = leaves > 2 ? at<T>(sources[2], begin) : nullptr,
+          *d = leaves > 3 ? at<T>(sources[3], begin) : nullptr;
+  const auto tree = [=](std::size_t i) {
+    Wide x = load_wide<Wide>(a, i);
+    if constexpr (leaves > 1) x = Op::apply(x, load_wide<Wide>(b, i));
+    if constexpr (leaves == 3) x = Op::apply(x, load_wide<Wide>(c, i));
+    if constexpr (leaves == 4) x = Op::apply(x, Op::apply(load_wide<Wide>(c, i), load_wide<Wide>(d, i)));
+    return x;
+  };
+  if (left) {
+    RZ_EACH(i, 0, count) dst[i] = Op::apply(load(left, i), tree(i));
+  } else {
+    RZ_EACH(i, 0, count) dst[i] = tree(i);
+  }
+}
+
+template <class Op, class Wide, class T>
+void combine_leaves(Wide* dst, const Wide* left, Sources sources, std::size_t begin, std::size_t count) {
+  switch (sources.size()) {
+    case 1:
+      return combine<Op, 1, Wide, T>(dst, left, sources, begin, count);
+    case 2:
+      return combine<Op, 2, Wide, T>(dst, left, sources, begin, count);
+    case 3:
+      return combine<Op, 3, Wide, T>(dst, left, sources, begin, count);
+    default:
+      return combine<Op, 4, Wide, T>(dst, left, sources, begin, count);
+  }
+}
+
+constexpr std::size_t tree_block_bytes = 4 << 10;  // of sums
+constexpr std::size_t tree_levels = 16;            // sums kept at once: for up to 2^17 sources
+
+template <class Wide>
+constexpr std::size_t tree_block = tree_block_bytes / sizeof(Wide);
+
+/// The tree of a block into dst, which may be a source unless `dst_is_free`. Sums are kept in `kept`, one
+/// block for each level of the tree above four leaves.
+template <class Op, class Wide, class T>
+void combine_tree(Wide* dst, bool dst_is_free, Wide* kept, Sources sources, std::size_t begin,
+                  std::size_t count) {
+  if (sources.size() <= 4) return combine_leaves<Op, Wide, T>(dst, nullptr, sources, begin, count);
+  const std::size_t half = std::bit_floor(sources.size() - 1);
+  Wide* const left = dst_is_free ? dst : kept;
+  Wide* const next = dst_is_free ? kept : kept + tree_block<Wide>;
+  combine_tree<Op, Wide, T>(left, true, next, sources.first(half), begin, count);
+  const Sources others = sources.subspan(half);
+  if (others.size() <= 4) return combine_leaves<Op, Wide, T>(dst, left, others, begin, count);
+  combine_tree<Op, Wide, T>(next, true, next + tree_block<Wide>, others, begin, count);
+  reduce2<Op>(dst, left, next, count);
+}
+
+/// `Wide`: type of the sums; T: of the elements.
+template <class Op, class Wide, class T>
+HWY_NOINLINE void reduce_pairwise(void* dst, void* too, Sources sources, std::size_t count, int divisor) {
+  Wide kept[tree_levels * tree_block<Wide>];
+  for (std::size_t begin = 0; begin < count; begin += tree_block<Wide>) {
+    const std::size_t n = std::min(tree_block<Wide>, count - begin);
+    T* const to = static_cast<T*>(dst) + begin;
+    if constexpr (std::is_same_v<Wide, T>) {
+      combine_tree<Op, Wide, T>(to, false, kept, sources, begin, n);
+      if (divisor > 1) divide_by(to, n, divisor);
+    } else {
+      combine_tree<Op, Wide, T>(kept, true, kept + tree_block<Wide>, sources, begin, n);
+      if (divisor > 1) divide_by(kept, n, divisor);
+      narrow(to, kept, n);
+    }
+    if (too) std::memcpy(static_cast<T*>(too) + begin, to, n * sizeof(T));
+  }
+}
+
 using Kernel = void (*)(void* dst, void* too, Sources, std::size_t count, int divisor);
+
+/// Both orders are the same for up to three sources.
+template <class Op, class Wide, class T, Kernel in_rank_order>
+void reduce_tree(void* dst, void* too, Sources sources, std::size_t count, int divisor) {
+  return sources.size() <= 3 ? in_rank_order(dst, too, sources, count, divisor)
+                             : reduce_pairwise<Op, Wide, T>(dst, too, sources, count, divisor);
+}
+
+/// Null: the order makes no difference.
+template <class Op>
+Kernel pairwise_kernel_of_dtype(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return reduce_tree<Op, float, float, reduce_as<Op, float>>;
+    case DType::f64:
+      return reduce_tree<Op, double, double, reduce_as<Op, double>>;
+    case DType::f16:
+      return reduce_tree<Op, float, f16, reduce_small_floats<Op, f16>>;
+    case DType::bf16:
+      return reduce_tree<Op, float, bf16, reduce_small_floats<Op, bf16>>;
+    case DType::f8e4m3:
+      return reduce_tree<Op, float, f8e4m3, reduce_small_floats<Op, f8e4m3>>;
+    case DType::f8e5m2:
+      return reduce_tree<Op, float, f8e5m2, reduce_small_floats<Op, f8e5m2>>;
+    default:
+      return nullptr;
+  }
+}
+
+Kernel pairwise_kernel_of(DType dtype, ReduceOp::Kind kind) {
+  switch (kind) {
+    case ReduceOp::min:
+    case ReduceOp::max:
+      return nullptr;
+    case ReduceOp::prod:
+      return pairwise_kernel_of_dtype<Product>(dtype);
+    default:
+      return pairwise_kernel_of_dtype<Sum>(dtype);
+  }
+}
 
 template <class Op>
 Kernel kernel_of_dtype(DType dtype) {
@@ -287,21 +416,25 @@ HWY_AFTER_NAMESPACE();
 namespace rz {
 
 HWY_EXPORT(kernel_of);
+HWY_EXPORT(pairwise_kernel_of);
 HWY_EXPORT(scale_all);
 
-ReduceKernel reduce_kernel(DType dtype, ReduceOp::Kind kind) {
-  return HWY_DYNAMIC_DISPATCH(kernel_of)(dtype, kind);
+ReduceKernel reduce_kernel(DType dtype, ReduceOp::Kind kind, ReductionOrder order) {
+  const ReduceKernel pairwise =
+      order == ReductionOrder::pairwise ? HWY_DYNAMIC_DISPATCH(pairwise_kernel_of)(dtype, kind) : nullptr;
+  return pairwise ? pairwise : HWY_DYNAMIC_DISPATCH(kernel_of)(dtype, kind);
 }
 
 void reduce(void* dst, std::span<const void* const> sources, std::size_t count, DType dtype,
-            ReduceOp::Kind kind, int divide) {
-  reduce_to_both(dst, nullptr, sources, count, dtype, kind, divide);
+            ReduceOp::Kind kind, int divide, ReductionOrder order) {
+  reduce_to_both(dst, nullptr, sources, count, dtype, kind, divide, order);
 }
 
 void reduce_to_both(void* dst, void* too, std::span<const void* const> sources, std::size_t count,
-                    DType dtype, ReduceOp::Kind kind, int divide) {
+                    DType dtype, ReduceOp::Kind kind, int divide, ReductionOrder order) {
   require(!sources.empty(), Errc::invalid_argument, "reduce() of ", name(dtype), " without a source");
-  if (count != 0) reduce_kernel(dtype, kind)(dst, too, sources, count, kind == ReduceOp::avg ? divide : 1);
+  if (count != 0)
+    reduce_kernel(dtype, kind, order)(dst, too, sources, count, kind == ReduceOp::avg ? divide : 1);
 }
 
 void scale(void* dst, const void* src, std::size_t count, DType dtype, double factor) {

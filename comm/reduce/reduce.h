@@ -4,29 +4,30 @@
 
 #include <span>
 
+#include "comm/core/reduction_order.h"
 #include "comm/core/types.h"
 
 namespace rz {
 
-/// dst[i] = ((src0[i] op src1[i]) op src2[i]) op …; `avg` with `divide` > 1 then divides by it. `count`
-/// elements. 16- and 8-bit floats are converted to f32, reduced in f32 and rounded once (to nearest even;
-/// f8e4m3 and f8e5m2 as the OCP 8-bit formats, saturating to the largest finite value like NCCL). min and max
-/// of two or more sources do not depend on their order: any NaN gives the quiet NaN without sign and payload,
-/// and -0 is less than +0. Integers wrap; avg of integers truncates. premul_sum is a plain sum here (see
-/// scale()). dst may be the same memory as one source; no other overlap is allowed. Addresses need not be
-/// aligned. Errc::invalid_argument without a source.
+/// dst[i] = src0[i] op src1[i] op src2[i] …, in the order of reduction_order.h; `avg` with `divide` > 1 then
+/// divides by it. `count` elements. 16- and 8-bit floats are converted to f32, reduced in f32 and rounded
+/// once (to nearest even; f8e4m3 and f8e5m2 as the OCP 8-bit formats, saturating to the largest finite value
+/// like NCCL). min and max of two or more sources do not depend on their order: any NaN gives the quiet NaN
+/// without sign and payload, and -0 is less than +0. Integers wrap; avg of integers truncates. premul_sum is
+/// a plain sum here (see scale()). dst may be the same memory as one source; no other overlap is allowed.
+/// Addresses need not be aligned. Errc::invalid_argument without a source.
 void reduce(void* dst, std::span<const void* const> sources, std::size_t count, DType, ReduceOp::Kind,
-            int divide = 1);
+            int divide = 1, ReductionOrder = ReductionOrder::rank);
 
 /// The same, with the result also in `too`, from where a peer reads it. `too` overlaps no other argument.
 void reduce_to_both(void* dst, void* too, std::span<const void* const> sources, std::size_t count, DType,
-                    ReduceOp::Kind, int divide = 1);
+                    ReduceOp::Kind, int divide = 1, ReductionOrder = ReductionOrder::rank);
 
-/// reduce_to_both() for one type and operation, resolved once for repeated small calls. `too` may be null.
-/// Requires count ≥ 1, at least one source, and `divide` = 1 unless the operation is avg.
+/// reduce_to_both() for one type, operation and order, resolved once for repeated small calls. `too` may be
+/// null. Requires count ≥ 1, at least one source, and `divide` = 1 unless the operation is avg.
 using ReduceKernel = void (*)(void* dst, void* too, std::span<const void* const> sources, std::size_t count,
                               int divide);
-ReduceKernel reduce_kernel(DType, ReduceOp::Kind);
+ReduceKernel reduce_kernel(DType, ReduceOp::Kind, ReductionOrder = ReductionOrder::rank);
 
 /// dst[i] = src[i] · factor: in f32 for 16- and 8-bit floats, in f64 rounded to nearest and saturating for
 /// integers. dst may be src.

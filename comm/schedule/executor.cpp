@@ -191,7 +191,7 @@ bool Executor::advance_reduce(int step, std::size_t limit) {
   std::byte* to = memory_.write(s.chunk) + p.done;
   const int divisor = call_.divisor(s, size_);
   if (s.operands.size() > 1 || divisor > 1) {
-    reduce(to, sources_, limit / call_.element_bytes, call_.dtype, call_.op->op.kind, divisor);
+    reduce(to, sources_, limit / call_.element_bytes, call_.dtype, call_.op->op.kind, divisor, s.order);
   } else if (to != sources_[0]) {
     std::memcpy(to, sources_[0], limit);
   }

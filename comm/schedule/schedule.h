@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "comm/collective.h"
+#include "comm/core/reduction_order.h"
 
 namespace rz::schedule {
 
@@ -25,6 +26,8 @@ struct RankContext {
   /// The node of every rank. Nodes are numbered from 0 in the order of their first ranks; empty: all on one
   /// node.
   std::span<const int> node_of_rank{};
+  /// Order in which a step combines the contributions of all ranks, if the algorithm has such a step.
+  ReductionOrder order = ReductionOrder::rank;
 };
 
 /// Memory of a call. `input` is never written. In an in-place call the chunks of `input` and `output` with
@@ -62,13 +65,13 @@ struct Operand {
 struct Step {
   enum Kind : unsigned char { send, reduce };
   Kind kind = reduce;
-  int peer = -1;     ///< send: receiver
-  ChunkRef chunk{};  ///< send: source; reduce: destination
-  std::vector<Operand>
-      operands;  ///< reduce: operands, from the left, ((t0 + t1) + t2) + …; one operand is a copy
+  int peer = -1;                  ///< send: receiver
+  ChunkRef chunk{};               ///< send: source; reduce: destination
+  std::vector<Operand> operands;  ///< reduce: in `order`; one operand is a copy
   /// reduce: the result includes all ranks, so `avg` divides here, even in a step of one operand. Every
   /// element of a reduced output passes exactly one final step, on one rank.
   bool final = false;
+  ReductionOrder order = ReductionOrder::rank;  ///< of the operands: from the left, or pairwise
 };
 
 struct Schedule {
@@ -84,8 +87,9 @@ inline ChunkRef scratch(int cell, int chunk) { return {Region::scratch, chunk, c
 inline Operand from(int peer) { return {peer, {}}; }
 inline Operand local(ChunkRef ref) { return {-1, ref}; }
 inline Step send(int peer, ChunkRef what) { return {Step::send, peer, what, {}, false}; }
-inline Step reduce_step(ChunkRef to, std::vector<Operand> operands, bool final = false) {
-  return {Step::reduce, -1, to, std::move(operands), final};
+inline Step reduce_step(ChunkRef to, std::vector<Operand> operands, bool final = false,
+                        ReductionOrder order = ReductionOrder::rank) {
+  return {Step::reduce, -1, to, std::move(operands), final, order};
 }
 inline Step recv(ChunkRef to, int peer) { return reduce_step(to, {from(peer)}); }
 inline Step copy(ChunkRef to, ChunkRef what) { return reduce_step(to, {local(what)}); }
@@ -106,13 +110,15 @@ struct Verification {
   /// Reductions only: every element is ((x0 + x1) + x2) + … in rank order, whatever its chunk, so that
   /// results do not depend on the division into chunks.
   bool rank_order = false;
-  /// In rank order, and no partial sum is stored: 8- and 16-bit floats are rounded once.
+  /// The same for the pairwise order (comm/core/reduction_order.h). Up to three ranks both hold.
+  bool pairwise_order = false;
+  /// In one of these orders, and no partial sum is stored: 8- and 16-bit floats are rounded once.
   bool rounded_once = false;
   int depth = 0;  ///< messages in the longest chain of dependent ones
   explicit operator bool() const { return error.empty(); }
 };
 
-/// Proves for one group size, root and placement of ranks on nodes:
+/// Proves for one group size, root, placement of ranks on nodes and RankContext::order:
 ///   - every chunk of the output ends with the value that the collective defines;
 ///   - sent and received chunks match;
 ///   - every reduced element includes every rank's contribution exactly once and has passed one final step;
@@ -122,6 +128,6 @@ struct Verification {
 /// All of this for the schedule as written and after elide_scratch_copies(). The error names rank, step and
 /// chunk, or is the message of an exception of the schedule function.
 Verification verify(ScheduleFunction, Collective, int size, int root, InPlace,
-                    std::span<const int> node_of_rank = {});
+                    std::span<const int> node_of_rank = {}, ReductionOrder = ReductionOrder::rank);
 
 }  // namespace rz::schedule

@@ -112,6 +112,7 @@ struct Case {
   Collective collective;
   int size, root;
   std::span<const int> node_of_rank;
+  ReductionOrder order;
 };
 
 /// Form of the calls of all ranks in a run.
@@ -120,11 +121,10 @@ enum class Memory { apart, apart_without_copies, in_place };
 class Verifier {
  public:
   Verifier(const Case& what, Memory memory, SymbolicSums& expressions)
-      : collective_(what.collective),
+      : case_(what),
+        collective_(what.collective),
         size_(what.size),
-        root_(what.root),
         in_place_(memory == Memory::in_place),
-        node_of_rank_(what.node_of_rank),
         expressions_(expressions) {
     for (int r = 0; r < size_; ++r) {
       Schedule schedule = what.function(context(r));
@@ -157,6 +157,7 @@ class Verifier {
     if (collective_ == Collective::barrier) check_all_contributions();
     const Order order = check_outputs();
     proof.rank_order = order.by_rank && traits(collective_).reduces;
+    proof.pairwise_order = order.pairwise && traits(collective_).reduces;
     proof.rounded_once = order.rounded_once && traits(collective_).reduces;
     proof.depth = rounds_;
     return proof;
@@ -190,7 +191,7 @@ class Verifier {
     std::vector<std::uint64_t> received_from;
   };
 
-  RankContext context(int rank) const { return {rank, size_, root_, node_of_rank_}; }
+  RankContext context(int rank) const { return {rank, size_, case_.root, case_.node_of_rank, case_.order}; }
   std::string where(int step, int chunk) const {
     return concat("rank ", nodes_[step].rank, ", step ", nodes_[step].index, ", chunk ", chunk, ": ");
   }
@@ -393,7 +394,7 @@ class Verifier {
 
   Value fold(int id) {
     const Step& step = *nodes_[id].step;
-    Value sum;
+    std::vector<Value> terms;
     for (std::size_t t = 0; t < step.operands.size(); ++t) {
       const int message = messages_[nodes_[id].partner + t];
       Value term =
@@ -401,12 +402,31 @@ class Verifier {
       if (message >= 0) nodes_[message].sent = term, ++term.rounds;
       if (term.finished && (step.final || step.operands.size() > 1))
         refuse(where(id, step.chunk.number), "a finished result is reduced again");
-      sum = t == 0 ? term : add(id, sum, term);
+      terms.push_back(term);
     }
+    Value sum =
+        combine(std::move(terms), step.order, [&](const Value& a, const Value& b) { return add(id, a, b); });
     if (step.final) sum.exact = expressions_.finished(sum.exact);
     if (step.final || step.operands.size() > 1) sum.exact = expressions_.stored(sum.exact);
     sum.finished |= step.final;
     return sum;
+  }
+
+  /// The terms in that order; there is at least one.
+  template <class T, class Add>
+  static T combine(std::vector<T> terms, ReductionOrder order, const Add& add) {
+    if (order == ReductionOrder::rank) {
+      T sum = terms[0];
+      for (std::size_t t = 1; t < terms.size(); ++t) sum = add(sum, terms[t]);
+      return sum;
+    }
+    while (terms.size() > 1) {
+      std::vector<T> pairs;
+      for (std::size_t t = 0; t < terms.size(); t += 2)
+        pairs.push_back(t + 1 < terms.size() ? add(terms[t], terms[t + 1]) : terms[t]);
+      terms = std::move(pairs);
+    }
+    return terms[0];
   }
 
   Value add(int id, const Value& a, const Value& b) {
@@ -483,13 +503,13 @@ class Verifier {
   }
 
   struct Order {
-    bool by_rank = true, rounded_once = true;
+    bool by_rank = true, pairwise = true, rounded_once = true;
   };
 
   // Orders of summation over all elements.
   Order check_outputs() {
     std::vector<SymbolicSums::Id> exact(static_cast<std::size_t>(ranks_[0].schedule.chunks), -1),
-        ordered = exact;
+        by_rank = exact, pairwise = exact;
     Order order;
     for (int r = 0; r < size_; ++r)
       for (int i = 0; i < ranks_[r].outputs.count; ++i) {
@@ -499,11 +519,17 @@ class Verifier {
             l.writer >= 0 ? where(l.writer, chunk) : concat("rank ", r, ", no step, chunk ", chunk, ": ");
         check_output(l.value, here);
         if (!traits(collective_).reduces) continue;
-        if (exact[chunk] < 0) exact[chunk] = l.value.exact, ordered[chunk] = sum_in_rank_order(chunk);
+        if (exact[chunk] < 0) {
+          exact[chunk] = l.value.exact;
+          by_rank[chunk] = sum_in_order(chunk, ReductionOrder::rank);
+          pairwise[chunk] = sum_in_order(chunk, ReductionOrder::pairwise);
+        }
         if (exact[chunk] != l.value.exact)
           refuse(here, "is summed or rounded in another order than on a rank before");
-        order.by_rank &= l.value.plain == ordered[chunk];
-        order.rounded_once &= l.value.exact == expressions_.stored(expressions_.finished(ordered[chunk]));
+        order.by_rank &= l.value.plain == by_rank[chunk];
+        order.pairwise &= l.value.plain == pairwise[chunk];
+        order.rounded_once &=
+            is_rounded_once(l.value, by_rank[chunk]) || is_rounded_once(l.value, pairwise[chunk]);
       }
     results_ = std::move(exact);
     return order;
@@ -518,16 +544,21 @@ class Verifier {
     if (!value.finished) refuse(here, "has passed no final step");
   }
 
-  SymbolicSums::Id sum_in_rank_order(int chunk) {
-    auto sum = expressions_.leaf(0, chunk);
-    for (int r = 1; r < size_; ++r) sum = expressions_.sum(sum, expressions_.leaf(r, chunk));
-    return sum;
+  SymbolicSums::Id sum_in_order(int chunk, ReductionOrder order) {
+    std::vector<SymbolicSums::Id> leaves;
+    for (int r = 0; r < size_; ++r) leaves.push_back(expressions_.leaf(r, chunk));
+    return combine(std::move(leaves), order,
+                   [&](SymbolicSums::Id a, SymbolicSums::Id b) { return expressions_.sum(a, b); });
   }
 
+  bool is_rounded_once(const Value& value, SymbolicSums::Id sum) {
+    return value.exact == expressions_.stored(expressions_.finished(sum));
+  }
+
+  Case case_;
   Collective collective_;
-  int size_, root_;
+  int size_;
   bool in_place_;
-  std::span<const int> node_of_rank_;
   SymbolicSums& expressions_;
   std::vector<Rank> ranks_;
   std::vector<Node> nodes_;
@@ -555,6 +586,7 @@ void check_case(const Case& q, InPlace in_place) {
 Verification both(const Verification& a, const Verification& b) {
   return {.error = {},
           .rank_order = a.rank_order && b.rank_order,
+          .pairwise_order = a.pairwise_order && b.pairwise_order,
           .rounded_once = a.rounded_once && b.rounded_once,
           .depth = std::max(a.depth, b.depth)};
 }
@@ -584,9 +616,9 @@ Verification verify_case(const Case& what, InPlace in_place) {
 }  // namespace
 
 Verification verify(ScheduleFunction function, Collective collective, int size, int root, InPlace in_place,
-                    std::span<const int> node_of_rank) {
+                    std::span<const int> node_of_rank, ReductionOrder order) {
   try {
-    return verify_case({function, collective, size, root, node_of_rank}, in_place);
+    return verify_case({function, collective, size, root, node_of_rank, order}, in_place);
   } catch (const Refused& refused) {
     return {.error = refused.reason};
   } catch (const Error& error) {

@@ -77,8 +77,9 @@ constexpr Rule table[] = {
 /// Resolves the rules for one group size.
 class Resolver {
  public:
-  Resolver(int size, const std::vector<Rule>& tuned, const std::string& name, bool deterministic)
-      : size_(size), name_(name), deterministic_(deterministic), rules_(tuned) {
+  Resolver(int size, const std::vector<Rule>& tuned, const std::string& name, bool deterministic,
+           ReductionOrder order)
+      : size_(size), name_(name), deterministic_(deterministic), order_(order), rules_(tuned) {
     rules_.insert(rules_.end(), std::begin(table), std::end(table));
   }
 
@@ -135,11 +136,13 @@ class Resolver {
 
   IntranodeAlgorithm resolve(Collective c, std::size_t bytes) const {
     IntranodeAlgorithm entry{.max_bytes = bytes};
-    const Rule* const any = find_rule(rules_, {c, intra_node, bytes, size_}, deterministic_);
-    const Rule* const registered =
-        find_rule(rules_, {c, intra_node_registered, bytes, size_}, deterministic_);
+    const auto find = [&](Scope scope) {
+      return find_rule(rules_, {c, scope, bytes, size_}, deterministic_, order_);
+    };
+    const Rule* const any = find(intra_node);
+    const Rule* const registered = find(intra_node_registered);
     if (any) use(*any, entry);  // null for send and recv
-    const Rule* const cma = find_rule(rules_, {c, intra_node_cma, bytes, size_}, deterministic_);
+    const Rule* const cma = find(intra_node_cma);
     if (entry.schedule) return entry;
     if (registered && std::string_view(registered->algorithm) == "zero_copy") {
       entry.try_zero_copy = true;
@@ -170,6 +173,7 @@ class Resolver {
   int size_;
   const std::string& name_;
   bool deterministic_;
+  ReductionOrder order_;
   std::vector<Rule> rules_;
 };
 
@@ -185,8 +189,9 @@ bool IntranodeAlgorithm::same_algorithm(const IntranodeAlgorithm& o) const {
 IntranodeTable::IntranodeTable(int size) : IntranodeTable(size, {}, "", {}, true) {}
 
 IntranodeTable::IntranodeTable(int size, const std::vector<Rule>& tuned, const std::string& name,
-                               const AlgorithmOverrides& forced, bool deterministic) {
-  const Resolver resolver(size, tuned, name, deterministic);
+                               const AlgorithmOverrides& forced, bool deterministic, ReductionOrder order)
+    : order_(order) {
+  const Resolver resolver(size, tuned, name, deterministic, order);
   for (int i = 0; i < collective_count; ++i) {
     const Collective c{static_cast<std::uint8_t>(i)};
     auto& entries = algorithms_[static_cast<std::size_t>(i)];

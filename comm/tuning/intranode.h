@@ -43,7 +43,7 @@ class IntranodeTable {
   /// Rules in order of precedence: `forced`, `tuned` (of the file named `table`), built-in. Errc::config for
   /// a forced name that the collective does not have.
   IntranodeTable(int size, const std::vector<Rule>& tuned, const std::string& table,
-                 const AlgorithmOverrides& forced, bool deterministic);
+                 const AlgorithmOverrides& forced, bool deterministic, ReductionOrder = ReductionOrder::rank);
 
   /// The entry for a message of `bytes`, of the whole buffer.
   const IntranodeAlgorithm& find(Collective c, std::size_t bytes) const {
@@ -51,12 +51,15 @@ class IntranodeTable {
     while (bytes > entry->max_bytes) ++entry;
     return *entry;
   }
+  /// Order of all reductions.
+  ReductionOrder order() const { return order_; }
   /// True if any entry of the collective is a schedule.
   bool has_schedule(Collective c) const { return has_schedule_[static_cast<std::size_t>(c)]; }
 
  private:
   std::array<std::vector<IntranodeAlgorithm>, collective_count> algorithms_;
   std::array<bool, collective_count> has_schedule_{};
+  ReductionOrder order_;
 };
 
 }  // namespace rz::tuning

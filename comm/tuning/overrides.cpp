@@ -17,7 +17,7 @@ bool is_known_algorithm(Collective c, const std::string& name) {
   return set_algorithm(any, name) && !any.is_schedule;
 }
 
-void check(Collective c, const std::string& name, bool deterministic) {
+void check(Collective c, const std::string& name, bool deterministic, ReductionOrder order) {
   require(!algorithm_choices(c, Scope::inter_node).empty(), Errc::config, rz::name(c), " takes no algorithm");
   if (is_known_algorithm(c, name)) return;
   Rule rule{c, Scope::intra_node, ""};
@@ -28,12 +28,13 @@ void check(Collective c, const std::string& name, bool deterministic) {
           is_known_algorithm(c, "single_copy") ? " or single_copy" : "");
   select({.collective = c,
           .deterministic = deterministic,
-          .override_name = rule.algorithm});  // throws if it does not reduce in rank order
+          .override_name = rule.algorithm,
+          .order = order});  // throws if it does not reduce in that order
 }
 
 }  // namespace
 
-AlgorithmOverrides::AlgorithmOverrides(const std::string& text, bool deterministic) {
+AlgorithmOverrides::AlgorithmOverrides(const std::string& text, bool deterministic, ReductionOrder order) {
   if (text.empty()) return;
   const bool one = text.find('=') == std::string::npos;
   for (std::size_t begin = 0; begin <= text.size();) {
@@ -44,7 +45,7 @@ AlgorithmOverrides::AlgorithmOverrides(const std::string& text, bool determinist
             text, "' is not COLLECTIVE=ALGORITHM");
     const Collective c = one ? Collective::all_reduce : collective_from_name(entry.substr(0, equals));
     const std::string name = one ? entry : entry.substr(equals + 1);
-    check(c, name, deterministic);
+    check(c, name, deterministic, order);
     names_[static_cast<std::size_t>(c)] = name;
     begin = end + 1;
   }

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "comm/collective.h"
+#include "comm/core/reduction_order.h"
 
 namespace rz::tuning {
 
@@ -15,8 +16,8 @@ class AlgorithmOverrides {
   /// Parses one name, for all_reduce, or a list "all_reduce=ring,broadcast=tree". Names are those of tuning
   /// rules for the scopes intra_node and inter_node; within a node also "zero_copy" and "single_copy".
   /// Errc::config, with the valid names, for others and, with `deterministic`, for algorithms that do not
-  /// reduce in rank order.
-  AlgorithmOverrides(const std::string& text, bool deterministic);
+  /// reduce in that order.
+  AlgorithmOverrides(const std::string& text, bool deterministic, ReductionOrder = ReductionOrder::rank);
 
   /// The forced name; empty: none.
   const std::string& of(Collective c) const { return names_[static_cast<std::size_t>(c)]; }

@@ -13,13 +13,14 @@ using Rule = Rule;
 using enum Collective;
 using enum Scope;
 
-// The first rule that matches wins; with `deterministic`, rules whose algorithm does not reduce in rank order
-// are skipped. The last rule of every collective matches every call. Intra-node, and inter-node with few
-// ranks, the direct algorithms (linear, two_shot, pairwise; for two ranks one_shot, too) have the least
-// traffic *and* the fewest rounds. In large inter-node groups their many small messages cost more than a few
-// additional rounds. All slices of a chunk are pipelined, so a round costs the latency of a slice, not of a
-// buffer. With several ranks on a node, hierarchical algorithms send less and fewer messages between nodes,
-// at the price of more rounds (docs/decisions/0018).
+// The first rule that matches wins; with `deterministic`, rules whose algorithm does not reduce in the
+// group's order are skipped. So rules for the pairwise order alone come behind those that match in any other.
+// The last rule of every collective matches every call. Intra-node, and inter-node with few ranks, the direct
+// algorithms (linear, two_shot, pairwise; for two ranks one_shot, too) have the least traffic *and* the
+// fewest rounds. In large inter-node groups their many small messages cost more than a few additional rounds.
+// All slices of a chunk are pipelined, so a round costs the latency of a slice, not of a buffer. With several
+// ranks on a node, hierarchical algorithms send less and fewer messages between nodes, at the price of more
+// rounds (docs/decisions/0018).
 constexpr Rule table[] = {
     {.collective = all_reduce,
      .scope = intra_node_schedule,
@@ -31,11 +32,22 @@ constexpr Rule table[] = {
      .algorithm = "hierarchical_chain",
      .max_ranks = 16,
      .max_bytes = MiB},
+    {.collective = all_reduce,
+     .scope = multi_rank_nodes,
+     .algorithm = "recursive_doubling",
+     .max_ranks = 16,
+     .max_bytes = 32 * KiB},
+    {.collective = all_reduce,
+     .scope = multi_rank_nodes,
+     .algorithm = "distance_doubling",
+     .max_ranks = 16,
+     .max_bytes = MiB},
     {.collective = all_reduce, .scope = multi_rank_nodes, .algorithm = "hierarchical", .min_bytes = MiB},
     {.collective = all_reduce,
      .scope = multi_rank_nodes,
      .algorithm = "hierarchical_chain_all_gather",
      .min_bytes = MiB},
+    {.collective = all_reduce, .scope = multi_rank_nodes, .algorithm = "distance_doubling", .min_bytes = MiB},
     {.collective = all_reduce,
      .scope = inter_node,
      .algorithm = "one_shot",
@@ -50,6 +62,11 @@ constexpr Rule table[] = {
     {.collective = all_reduce, .scope = inter_node, .algorithm = "tree", .max_bytes = 16 * KiB},
     {.collective = all_reduce, .scope = inter_node, .algorithm = "halving_doubling", .max_bytes = 4 * MiB},
     {.collective = all_reduce, .scope = inter_node, .algorithm = "ring"},
+    {.collective = all_reduce,
+     .scope = inter_node,
+     .algorithm = "distance_doubling",
+     .max_bytes = 4 * MiB,
+     .min_ranks = 9},
     {.collective = all_reduce, .scope = inter_node, .algorithm = "one_shot", .max_traffic = 64 * KiB},
     {.collective = all_reduce, .scope = any, .algorithm = "two_shot"},
 
@@ -61,9 +78,15 @@ constexpr Rule table[] = {
      .max_bytes = 64 * KiB},
     {.collective = reduce_scatter, .scope = multi_rank_nodes, .algorithm = "hierarchical"},
     {.collective = reduce_scatter, .scope = multi_rank_nodes, .algorithm = "hierarchical_chain"},
+    {.collective = reduce_scatter, .scope = multi_rank_nodes, .algorithm = "distance_doubling"},
     {.collective = reduce_scatter, .scope = inter_node, .algorithm = "linear", .max_ranks = 8},
     {.collective = reduce_scatter, .scope = inter_node, .algorithm = "halving", .max_bytes = 4 * MiB},
     {.collective = reduce_scatter, .scope = inter_node, .algorithm = "ring"},
+    {.collective = reduce_scatter,
+     .scope = inter_node,
+     .algorithm = "distance_doubling",
+     .max_bytes = 4 * MiB,
+     .min_ranks = 9},
     {.collective = reduce_scatter, .scope = any, .algorithm = "linear"},
 
     {.collective = all_gather, .scope = intra_node_schedule, .algorithm = "linear"},
@@ -85,6 +108,10 @@ constexpr Rule table[] = {
      .algorithm = "hierarchical_chain",
      .min_bytes = 256 * KiB},
     {.collective = reduce,
+     .scope = multi_rank_nodes,
+     .algorithm = "distance_doubling",
+     .min_bytes = 256 * KiB},
+    {.collective = reduce,
      .scope = inter_node,
      .algorithm = "linear",
      .max_ranks = 8,
@@ -104,8 +131,8 @@ Scope scope_of(const SelectionQuery& q) {
   return q.nodes > 1 && q.nodes < q.size ? multi_rank_nodes : inter_node;
 }
 
-bool rank_ordered(const schedule::Algorithm& algorithm, const SelectionQuery& q) {
-  return algorithm.rank_order || !q.deterministic || !traits(q.collective).reduces;
+bool ordered(const schedule::Algorithm& algorithm, const SelectionQuery& q) {
+  return algorithm.reduces_in(q.order) || !q.deterministic || !traits(q.collective).reduces;
 }
 
 // If partial sums are rounded, the result depends on the algorithm of that size and on the placement of
@@ -113,7 +140,7 @@ bool rank_ordered(const schedule::Algorithm& algorithm, const SelectionQuery& q)
 bool allowed(const schedule::Algorithm& algorithm, const SelectionQuery& q) {
   const bool depends = q.rounds_partials && q.deterministic && traits(q.collective).reduces &&
                        algorithm.is(schedule::rounds_partials);
-  return rank_ordered(algorithm, q) && !depends &&
+  return ordered(algorithm, q) && !depends &&
          (q.contiguous_nodes || !algorithm.is(schedule::contiguous_nodes));
 }
 
@@ -122,12 +149,13 @@ const schedule::Algorithm& forced(const SelectionQuery& q) {
   require(q.contiguous_nodes || !algorithm.is(schedule::contiguous_nodes), Errc::config, "the ",
           name(q.collective), " algorithm '", q.override_name,
           "' serves only groups whose hosts hold consecutive ranks; number the ranks host by host");
-  if (rank_ordered(algorithm, q)) return algorithm;
+  if (ordered(algorithm, q)) return algorithm;
   std::string choices;
   for (const schedule::Algorithm& a : schedule::algorithms())
-    if (a.collective == q.collective && a.rank_order) choices += concat(choices.empty() ? "" : ", ", a.name);
-  fail(Errc::config, "the ", name(q.collective), " algorithm '", q.override_name,
-       "' does not sum in rank order, which `deterministic` requires; choose one of ", choices,
+    if (a.collective == q.collective && a.reduces_in(q.order))
+      choices += concat(choices.empty() ? "" : ", ", a.name);
+  fail(Errc::config, "the ", name(q.collective), " algorithm '", q.override_name, "' does not sum in ",
+       name(q.order), " order, which `deterministic` requires; choose one of ", choices,
        ", or switch `deterministic` off");
 }
 

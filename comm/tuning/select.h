@@ -15,12 +15,13 @@ struct SelectionQuery {
   std::size_t bytes = 0;  ///< of the whole buffer: the larger of a rank's input and output
   int size = 1;
   bool intra_node = true;              ///< all ranks share memory
-  bool deterministic = true;           ///< only algorithms that reduce in rank order
+  bool deterministic = true;           ///< only algorithms that reduce in `order`
   std::string override_name;           ///< name of a forced schedule, or empty
   std::span<const Rule> file_rules{};  ///< rules before the built-in ones
   int nodes = 1;                       ///< of the group; `size`: one rank on each
   bool contiguous_nodes = true;        ///< each node has consecutive ranks
   bool rounds_partials = false;        ///< sums of 8- or 16-bit floats: storing a partial sum rounds it
+  ReductionOrder order = ReductionOrder::rank;
 };
 
 struct SelectedAlgorithm {
@@ -31,7 +32,7 @@ struct SelectedAlgorithm {
 
 /// The algorithm of a collective; every one of the library has one. Errc::config if the forced name does not
 /// exist, requires contiguous nodes that the group does not have or, with `deterministic`, does not reduce in
-/// rank order.
+/// `order`.
 const schedule::Algorithm& select(const SelectionQuery&);
 /// The same, with size of a slice and rule.
 SelectedAlgorithm select_by_rule(const SelectionQuery&);

@@ -60,10 +60,10 @@ const schedule::Algorithm* schedule(Collective c, std::string_view name) {
   return nullptr;
 }
 
-bool reduces_in_rank_order(const Rule& r) {
+bool reduces_in(const Rule& r, ReductionOrder order) {
   const bool by_schedule = r.is_schedule || !is_intra_node(r.scope);
   if (!by_schedule || !traits(r.collective).reduces) return true;
-  return schedule::find_algorithm(r.collective, r.algorithm).rank_order;
+  return schedule::find_algorithm(r.collective, r.algorithm).reduces_in(order);
 }
 
 bool covers(Scope rule, Scope call) {
@@ -281,9 +281,10 @@ bool matches(const Rule& r, const RuleQuery& q) {
   return q.size >= r.min_ranks && q.size <= r.max_ranks && q.bytes <= r.max_bytes;
 }
 
-const Rule* find_rule(std::span<const Rule> rules, const RuleQuery& q, bool deterministic) {
+const Rule* find_rule(std::span<const Rule> rules, const RuleQuery& q, bool deterministic,
+                      ReductionOrder order) {
   for (const Rule& r : rules)
-    if (matches(r, q) && (!deterministic || reduces_in_rank_order(r))) return &r;
+    if (matches(r, q) && (!deterministic || reduces_in(r, order))) return &r;
   return nullptr;
 }
 

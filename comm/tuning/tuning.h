@@ -12,8 +12,8 @@
 ///
 /// A rule is a collective, a scope, conditions, an algorithm, and optionally the size of a chunk (`chunk=`,
 /// intra-node engine) or of a slice (`slice=`, schedules). The first rule that matches wins; with
-/// `deterministic`, rules whose algorithm does not reduce in rank order are skipped. Bytes are of the whole
-/// buffer, the larger of a rank's input and output. Scopes:
+/// `deterministic`, rules whose algorithm does not reduce in the group's order are skipped. Bytes are of the
+/// whole buffer, the larger of a rank's input and output. Scopes:
 ///   intra_node             the ranks of one node, by the intra-node engine: "one_shot" and "two_shot" for
 ///                          all_reduce, "staged" for the others; or a schedule by the executor: "ring", or
 ///                          "schedule:two_shot" where the engine has an algorithm of that name. Schedules do
@@ -109,8 +109,9 @@ struct RuleQuery {
 /// True if collective, scope, ranks and bytes match. Scope `any` matches all schedule scopes, `inter_node`
 /// matches multi_rank_nodes too.
 bool matches(const Rule&, const RuleQuery&);
-/// The first rule that matches and, with `deterministic`, reduces in rank order; null: none.
-const Rule* find_rule(std::span<const Rule>, const RuleQuery&, bool deterministic);
+/// The first rule that matches and, with `deterministic`, reduces in that order; null: none.
+const Rule* find_rule(std::span<const Rule>, const RuleQuery&, bool deterministic,
+                      ReductionOrder = ReductionOrder::rank);
 
 /// The algorithm names of a collective in a scope: "one_shot, two_shot, …".
 std::string algorithm_choices(Collective, Scope);

@@ -52,23 +52,40 @@ std::vector<std::vector<int>> placements(const schedule::Algorithm& a, int size)
 
 class EveryAlgorithm : public testing::TestWithParam<schedule::Algorithm> {};
 
-TEST_P(EveryAlgorithm, IsVerified) {
-  const schedule::Algorithm& a = GetParam();
-  bool rank_order = true, rounded_once = true;  // at every size: for up to 3 ranks a tree has no other order
+/// Verifies every size, placement and root, with RankContext::order as given. The result is in an order if
+/// all are: for up to 3 ranks there is only one.
+schedule::Verification verify_all(const schedule::Algorithm& a, ReductionOrder order) {
+  schedule::Verification all{.rank_order = true, .pairwise_order = true, .rounded_once = true};
   for (int size = 1; size <= largest_group; ++size)
     for (const std::vector<int>& host : placements(a, size))
       for (int root : roots(a.collective, size)) {
         const schedule::InPlace in_place =
             may_be_in_place(a.collective) ? schedule::InPlace::any : schedule::InPlace::none;
         const schedule::Verification proof =
-            schedule::verify(a.schedule, a.collective, size, root, in_place, host);
-        ASSERT_TRUE(proof) << "size " << size << ", root " << root << ", hosts "
+            schedule::verify(a.schedule, a.collective, size, root, in_place, host, order);
+        EXPECT_TRUE(proof) << "size " << size << ", root " << root << ", hosts "
                            << testing::PrintToString(host) << ": " << proof.error;
-        rank_order &= proof.rank_order;
-        rounded_once &= proof.rounded_once;
+        if (!proof) return proof;
+        all.rank_order &= proof.rank_order;
+        all.pairwise_order &= proof.pairwise_order;
+        all.rounded_once &= proof.rounded_once;
       }
-  EXPECT_EQ(rank_order, a.rank_order);
-  EXPECT_EQ(rounded_once, a.rank_order && !a.is(schedule::rounds_partials));
+  return all;
+}
+
+TEST_P(EveryAlgorithm, IsVerified) {
+  const schedule::Algorithm& a = GetParam();
+  const schedule::Verification proof = verify_all(a, ReductionOrder::rank);
+  EXPECT_EQ(proof.rank_order, a.rank_order);
+  EXPECT_EQ(proof.rounded_once, a.rank_order && !a.is(schedule::rounds_partials));
+}
+
+TEST_P(EveryAlgorithm, IsVerifiedInPairwiseOrder) {
+  const schedule::Algorithm& a = GetParam();
+  if (!traits(a.collective).reduces) return;
+  const schedule::Verification proof = verify_all(a, ReductionOrder::pairwise);
+  EXPECT_EQ(proof.pairwise_order, a.reduces_in(ReductionOrder::pairwise));
+  EXPECT_EQ(proof.rounded_once, a.reduces_in(ReductionOrder::pairwise) && !a.is(schedule::rounds_partials));
 }
 
 const std::vector<int> taking_turns{0, 1, 0, 1, 0, 1}, by_threes_mixed{0, 0, 1, 1, 1, 0},
@@ -139,15 +156,18 @@ TEST(Algorithms, EveryCollectiveHasOne) {
   EXPECT_FALSE(served.contains(Collective::send));
 }
 
-TEST(Algorithms, EveryReductionHasOneInRankOrder) {
-  for (Collective c : {Collective::all_reduce, Collective::reduce_scatter, Collective::reduce}) {
-    const auto list = schedule::algorithms();
-    EXPECT_TRUE(std::any_of(list.begin(), list.end(), [&](const schedule::Algorithm& a) {
-      return a.collective == c && a.rank_order;
-    })) << name(c);
+// Without a partial sum, so for 8- and 16-bit floats, too.
+TEST(Algorithms, EveryReductionHasOneInEachOrder) {
+  for (const ReductionOrder order : {ReductionOrder::rank, ReductionOrder::pairwise}) {
+    for (Collective c : {Collective::all_reduce, Collective::reduce_scatter, Collective::reduce}) {
+      const auto list = schedule::algorithms();
+      EXPECT_TRUE(std::any_of(list.begin(), list.end(), [&](const schedule::Algorithm& a) {
+        return a.collective == c && a.reduces_in(order) && !a.is(schedule::rounds_partials);
+      })) << name(c);
+    }
+    for (const schedule::Algorithm& a : schedule::algorithms())
+      EXPECT_TRUE(traits(a.collective).reduces || !a.reduces_in(order)) << a.name;
   }
-  for (const schedule::Algorithm& a : schedule::algorithms())
-    EXPECT_TRUE(traits(a.collective).reduces || !a.rank_order) << a.name;
 }
 
 int depth(Collective c, const char* algorithm, int size) {
@@ -164,6 +184,11 @@ TEST(Algorithms, RoundsAreThoseOfTheLiterature) {
   EXPECT_EQ(depth(Collective::all_reduce, "halving_doubling", 8), 6);
   EXPECT_EQ(depth(Collective::all_reduce, "halving_doubling", 64), 12);
   EXPECT_EQ(depth(Collective::all_reduce, "tree", 16), 8);
+  EXPECT_EQ(depth(Collective::reduce, "tree", 16), 4);
+  EXPECT_EQ(depth(Collective::all_reduce, "recursive_doubling", 64), 6);
+  EXPECT_EQ(depth(Collective::all_reduce, "recursive_doubling", 65), 7);
+  EXPECT_EQ(depth(Collective::all_reduce, "distance_doubling", 64), 12);
+  EXPECT_EQ(depth(Collective::reduce_scatter, "distance_doubling", 64), 6);
   EXPECT_EQ(depth(Collective::broadcast, "tree", 32), 5);
   EXPECT_EQ(depth(Collective::broadcast, "scatter_all_gather", 33), 2);
   EXPECT_EQ(depth(Collective::barrier, "dissemination", 65), 7);
@@ -183,6 +208,11 @@ TEST(Algorithms, LargeBufferAlgorithmsSendNoMoreThanTheyMust) {
       for (int rank = 0; rank < size; ++rank)
         EXPECT_EQ(messages_sent(Collective::all_reduce, algorithm, {rank, size}), 2 * (size - 1))
             << algorithm;
+  for (int size : {2, 8, 64})
+    for (int rank = 0; rank < size; ++rank) {
+      EXPECT_EQ(messages_sent(Collective::all_reduce, "distance_doubling", {rank, size}), 2 * (size - 1));
+      EXPECT_EQ(messages_sent(Collective::reduce_scatter, "distance_doubling", {rank, size}), size - 1);
+    }
   EXPECT_EQ(messages_sent(Collective::broadcast, "scatter_all_gather", {0, 9}), 8);
   EXPECT_EQ(messages_sent(Collective::broadcast, "scatter_all_gather", {4, 9}), 7);
 }
@@ -216,6 +246,11 @@ TEST(Algorithms, HierarchicalAlgorithmsSendABufferOncePerNode) {
   EXPECT_EQ(out_of_a_host(all_reduce, "hierarchical_chain_all_gather", two, 1), 1);
   EXPECT_EQ(out_of_a_host(all_reduce, "hierarchical_chain", unequal, 1), 2);
   EXPECT_EQ(out_of_a_host(all_reduce, "hierarchical_chain", unequal, 2), 1);
+  EXPECT_EQ(out_of_a_host(all_reduce, "distance_doubling", two, 1), 1);
+  for (const int host : {0, 1, 2, 3}) {
+    EXPECT_EQ(out_of_a_host(all_reduce, "distance_doubling", four, host), 1.5) << host;
+    EXPECT_EQ(out_of_a_host(Collective::reduce_scatter, "distance_doubling", four, host), 0.75) << host;
+  }
 
   EXPECT_EQ(out_of_a_host(Collective::reduce_scatter, "linear", two, 0), 2);
   EXPECT_EQ(out_of_a_host(Collective::reduce_scatter, "hierarchical_chain", two, 0), 1);
@@ -261,8 +296,8 @@ TEST(Algorithms, AnUnknownNameListsTheChoices) {
     EXPECT_EQ(e.code(), Errc::config);
     EXPECT_STREQ(e.what(),
                  "all_reduce has no algorithm 'rign'; choose one of one_shot, two_shot, chain, ring, "
-                 "halving_doubling, tree, hierarchical_chain, hierarchical_chain_all_gather, "
-                 "hierarchical");
+                 "halving_doubling, tree, recursive_doubling, distance_doubling, hierarchical_chain, "
+                 "hierarchical_chain_all_gather, hierarchical");
   }
 }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <hwy/targets.h>
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -259,6 +260,61 @@ TYPED_TEST(ReduceFloats, MinAndMaxHaveTheSameBitsInEveryOrder) {
         ASSERT_EQ(bits_in(three[i]), extreme(op, with_bits<TypeParam>(want), last)) << what;
       }
     });
+  }
+}
+
+/// The tree of sources [first, last), in T or, for small floats, in f32: the left half is the largest power
+/// of two that leaves something for the right one.
+template <class Wide, class T>
+Wide tree(ReduceOp::Kind op, const std::vector<std::vector<T>>& sources, std::size_t first, std::size_t last,
+          std::size_t i) {
+  if (last - first == 1) return static_cast<Wide>(number(sources[first][i]));
+  const std::size_t middle = first + std::bit_floor(last - first - 1);
+  const Wide a = tree<Wide>(op, sources, first, middle, i), b = tree<Wide>(op, sources, middle, last, i);
+  return op == ReduceOp::prod ? a * b : a + b;
+}
+
+TYPED_TEST(ReduceFloats, PairwiseOrderIsATreeOnEveryPath) {
+  using T = TypeParam;
+  using Wide = std::conditional_t<std::is_arithmetic_v<T>, T, float>;
+  constexpr ReductionOrder pairwise = ReductionOrder::pairwise;
+  std::mt19937 random(5);
+  std::normal_distribution<double> normal(0, 1);
+  for (const std::size_t n : {1u, 2u, 3u, 4u, 5u, 6u, 7u, 8u, 9u, 12u, 13u, 16u, 17u, 33u, 65u})
+    for (const std::size_t count : {1u, 2u, 15u, 1027u, 4099u}) {
+      if (n > 17 && count != 1027u) continue;
+      std::vector<std::vector<T>> in(n);
+      for (auto& source : in)
+        for (std::size_t i = 0; i < count; ++i) source.push_back(element<T>(normal(random)));
+      for (const ReduceOp::Kind op : {ReduceOp::sum, ReduceOp::prod, ReduceOp::avg}) {
+        std::vector<T> want;
+        for (std::size_t i = 0; i < count; ++i) {
+          const Wide sum = tree<Wide>(op, in, 0, n, i);
+          want.push_back(element<T>(op == ReduceOp::avg ? sum / Wide(3) : sum));
+        }
+        on_each_path([&](const char* path) {
+          std::vector<T> out(count), too(count);
+          reduce_to_both(out.data(), too.data(), pointers(in), count, dtype_of<T>, op, 3, pairwise);
+          ASSERT_EQ(out, want) << path << ' ' << name(ReduceOp(op)) << ' ' << n << " sources of " << count;
+          ASSERT_EQ(too, want) << path;
+          for (const std::size_t dst : {std::size_t{0}, n / 2, n - 1}) {
+            auto same = in;
+            reduce(same[dst].data(), pointers(same), count, dtype_of<T>, op, 3, pairwise);
+            ASSERT_EQ(same[dst], want) << path << " in source " << dst << " of " << n;
+          }
+        });
+      }
+    }
+}
+
+TEST(ReduceOrder, MakesNoDifferenceUpToThreeSources) {
+  const float x = 1e8f, y = 1, z = -1e8f;
+  const void* sources[] = {&x, &y, &z, &y};
+  for (const std::size_t n : {1u, 2u, 3u, 4u}) {
+    float left = 0, tree = 0;
+    reduce(&left, {sources, n}, 1, DType::f32, ReduceOp::sum);
+    reduce(&tree, {sources, n}, 1, DType::f32, ReduceOp::sum, 1, ReductionOrder::pairwise);
+    EXPECT_EQ(left == tree, n <= 3) << n;
   }
 }
 

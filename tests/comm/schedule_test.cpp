@@ -394,5 +394,32 @@ TEST(Verifier, ReportsDepthAndRankOrder) {
   EXPECT_FALSE(schedule::verify(ring, all_reduce, 3, 0, schedule::InPlace::all).rank_order);
 }
 
+/// Every rank reduces all contributions in one step.
+template <ReductionOrder order>
+schedule::Schedule in_one_step(schedule::RankContext context) {
+  schedule::Schedule s{.scratch_cells = 1};
+  std::vector<schedule::Operand> operands;
+  for (int r = 0; r < context.size; ++r) {
+    if (r != context.rank) s.steps.push_back(schedule::send(r, schedule::input(0)));
+    operands.push_back(r == context.rank ? schedule::local(schedule::input(0)) : schedule::from(r));
+  }
+  s.steps.push_back(schedule::reduce_step(schedule::scratch(0, 0), operands, true, order));
+  s.steps.push_back(schedule::copy(schedule::output(0), schedule::scratch(0, 0)));
+  return s;
+}
+
+TEST(Verifier, ReportsTheOrderOfSums) {
+  for (const int size : {2, 3, 4, 5, 8, 9}) {
+    const auto left =
+        schedule::verify(in_one_step<ReductionOrder::rank>, all_reduce, size, 0, schedule::InPlace::any);
+    const auto tree =
+        schedule::verify(in_one_step<ReductionOrder::pairwise>, all_reduce, size, 0, schedule::InPlace::any);
+    EXPECT_TRUE(left && left.rank_order && left.rounded_once) << left.error;
+    EXPECT_TRUE(tree && tree.pairwise_order && tree.rounded_once) << tree.error;
+    EXPECT_EQ(left.pairwise_order, size <= 3);
+    EXPECT_EQ(tree.rank_order, size <= 3);
+  }
+}
+
 }  // namespace
 }  // namespace rz

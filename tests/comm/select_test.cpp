@@ -19,7 +19,10 @@ std::vector<tuning::SelectionQuery> queries() {
       for (int size : {1, 2, 3, 8, 9, 65, 100000})
         for (bool one_host : {false, true})
           for (bool deterministic : {false, true})
-            all.push_back({Collective(c), bytes, size, one_host, deterministic, ""});
+            for (const ReductionOrder order : {ReductionOrder::rank, ReductionOrder::pairwise}) {
+              all.push_back({Collective(c), bytes, size, one_host, deterministic, ""});
+              all.back().order = order;
+            }
   }
   return all;
 }
@@ -28,17 +31,19 @@ TEST(Select, SelectsAnAlgorithmForEveryQuery) {
   for (const tuning::SelectionQuery& q : queries()) EXPECT_EQ(tuning::select(q).collective, q.collective);
 }
 
-TEST(Select, DeterministicSumsInRankOrder) {
+TEST(Select, DeterministicSumsInTheGroupsOrder) {
   for (const tuning::SelectionQuery& q : queries())
     if (q.deterministic && traits(q.collective).reduces) {
-      EXPECT_TRUE(tuning::select(q).rank_order) << name(q.collective) << ' ' << q.bytes << ' ' << q.size;
+      EXPECT_TRUE(tuning::select(q).reduces_in(q.order))
+          << name(q.collective) << ' ' << q.bytes << ' ' << q.size << ' ' << name(q.order);
     }
 }
 
 // A sum in one step rounds small floats once, so their results do not depend on the size of a bucket either.
 TEST(Select, DeterministicRoundsOnce) {
-  for (const tuning::SelectionQuery& q : queries()) {
+  for (tuning::SelectionQuery q : queries()) {
     if (!q.deterministic || !traits(q.collective).reduces || q.size > 65) continue;
+    q.rounds_partials = true;
     for (const schedule::Step& step : tuning::select(q).schedule({0, q.size, 0}).steps)
       if (step.kind == schedule::Step::reduce && (step.final || step.operands.size() > 1)) {
         EXPECT_TRUE(step.final);
@@ -106,6 +111,16 @@ TEST(Select, AForcedNameOutOfRankOrderIsRefusedWhenDeterministic) {
   EXPECT_STREQ(tuning::select({Collective::all_reduce, 8, 2, true, false, "ring"}).name, "ring");
 }
 
+TEST(Select, AForcedNameOutOfPairwiseOrderIsRefused) {
+  tuning::SelectionQuery q{Collective::all_reduce, 8, 4, true, true, "chain"};
+  q.order = ReductionOrder::pairwise;
+  expect_config_error(q,
+                      {"'chain'", "pairwise order",
+                       "choose one of one_shot, two_shot, tree, recursive_doubling, distance_doubling, or"});
+  q.override_name = "tree";
+  EXPECT_STREQ(tuning::select(q).name, "tree");
+}
+
 // Placements of eight ranks: on two nodes, on eight nodes, and all on one.
 tuning::SelectionQuery over_hosts(Collective c, std::size_t bytes, int hosts) {
   tuning::SelectionQuery q{c, bytes, 8, hosts == 1};
@@ -125,6 +140,24 @@ TEST(Select, MultiRankNodesUseAHierarchicalAlgorithm) {
         EXPECT_FALSE(tuning::select(over_hosts(c, bytes, hosts)).is(schedule::hierarchical))
             << name(c) << ' ' << hosts;
   }
+}
+
+TEST(Select, PairwiseOrderHasAlgorithmsForSmallAndLargeBuffersBetweenNodes) {
+  const auto selected = [](Collective c, std::size_t bytes, int ranks, int nodes) {
+    tuning::SelectionQuery q{c, bytes, ranks, false};
+    q.nodes = nodes, q.order = ReductionOrder::pairwise;
+    return std::string(tuning::select(q).name);
+  };
+  EXPECT_EQ(selected(Collective::all_reduce, 8, 8, 4), "recursive_doubling");
+  EXPECT_EQ(selected(Collective::all_reduce, 64 << 20, 8, 4), "distance_doubling");
+  EXPECT_EQ(selected(Collective::all_reduce, 8, 4, 4), "one_shot");
+  EXPECT_EQ(selected(Collective::all_reduce, 64 << 20, 4, 4), "two_shot");
+  EXPECT_EQ(selected(Collective::all_reduce, 8, 64, 64), "tree");
+  EXPECT_EQ(selected(Collective::all_reduce, 1 << 20, 64, 64), "distance_doubling");
+  EXPECT_EQ(selected(Collective::reduce_scatter, 64 << 20, 8, 4), "distance_doubling");
+  EXPECT_EQ(selected(Collective::reduce_scatter, 1 << 20, 64, 64), "distance_doubling");
+  EXPECT_EQ(selected(Collective::reduce, 8, 64, 64), "tree");
+  EXPECT_EQ(selected(Collective::reduce, 64 << 20, 8, 4), "distance_doubling");
 }
 
 TEST(Select, RankOrderedHierarchyNeedsContiguousNodes) {

@@ -10,9 +10,10 @@ namespace rz {
 
 struct NativeOptions {
   std::chrono::milliseconds timeout{600'000};  ///< of one request, from its submission
-  bool deterministic = true;                   ///< only algorithms that reduce in rank order
-  std::string algorithm;                       ///< forced algorithms (comm/tuning/overrides.h), or empty
-  tuning::Table tuning;                        ///< rules before the built-in ones; the same on every rank
+  bool deterministic = true;                   ///< only algorithms that reduce in `order`
+  ReductionOrder order = ReductionOrder::rank;
+  std::string algorithm;  ///< forced algorithms (comm/tuning/overrides.h), or empty
+  tuning::Table tuning;   ///< rules before the built-in ones; the same on every rank
 };
 
 }  // namespace rz

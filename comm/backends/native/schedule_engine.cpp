@@ -21,8 +21,9 @@ ScheduleEngine::ScheduleEngine(Transport& transport, int rank, int size, const N
     : rank_(rank),
       size_(size),
       deterministic_(options.deterministic),
+      order_(options.order),
       tuning_name_(options.tuning.name),
-      overrides_(options.algorithm, options.deterministic),
+      overrides_(options.algorithm, options.deterministic, options.order),
       file_rules_(tuning::rules_for(options.tuning, size)),
       intra_node_(transport.one_host()),
       node_of_rank_(transport.hosts().begin(), transport.hosts().end()),
@@ -35,7 +36,7 @@ void ScheduleEngine::require_schedules() const {
 }
 
 tuning::IntranodeTable ScheduleEngine::intranode_table() const {
-  return tuning::IntranodeTable(size_, file_rules_, tuning_name_, overrides_, deterministic_);
+  return tuning::IntranodeTable(size_, file_rules_, tuning_name_, overrides_, deterministic_, order_);
 }
 
 std::string ScheduleEngine::reason(Collective kind, const tuning::SelectedAlgorithm& selected) const {
@@ -60,7 +61,8 @@ tuning::SelectedAlgorithm ScheduleEngine::schedule_for(Collective kind, std::siz
                                  .file_rules = file_rules_,
                                  .nodes = nodes_,
                                  .contiguous_nodes = schedule::ranks_contiguous_by_node(node_of_rank_),
-                                 .rounds_partials = rounds});
+                                 .rounds_partials = rounds,
+                                 .order = order_});
 }
 
 void ScheduleEngine::start(const CollectiveCall& call, std::uint32_t sequence) {
@@ -85,7 +87,7 @@ const schedule::DependencyPlan& ScheduleEngine::plan_for(const schedule::Algorit
   for (const CachedPlan& c : plans_)
     if (c.algorithm == &algorithm && c.root == root && c.in_place == in_place) return *c.plan;
   auto plan = std::make_unique<schedule::DependencyPlan>(schedule::make_dependency_plan(
-      algorithm.schedule({rank_, size_, root, node_of_rank_}), size_, in_place));
+      algorithm.schedule({rank_, size_, root, node_of_rank_, order_}), size_, in_place));
   plans_.push_back({&algorithm, root, in_place, std::move(plan)});
   return *plans_.back().plan;
 }

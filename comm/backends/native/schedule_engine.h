@@ -61,6 +61,7 @@ class ScheduleEngine final : public CollectiveEngine {
 
   const int rank_, size_;
   const bool deterministic_;
+  const ReductionOrder order_;
   const std::string tuning_name_;
   const tuning::AlgorithmOverrides overrides_;
   const std::vector<tuning::Rule> file_rules_;  // of the tuning file, for this group

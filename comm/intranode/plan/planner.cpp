@@ -29,7 +29,7 @@ PlannedCall CallPlanner::plan(const CollectiveCall& op) const {
   c.exceeds_caches = 2 * static_cast<std::size_t>(size_) * whole >= min_nontemporal_bytes;
   c.stores.element_bytes = c.layout.element_bytes;
   c.stores.divide = op.op.kind == ReduceOp::avg ? size_ : 1;
-  if (traits(kind).reduces) c.stores.kernel = reduce_kernel(dtype_of_call(op), op.op.kind);
+  if (traits(kind).reduces) c.stores.kernel = reduce_kernel(dtype_of_call(op), op.op.kind, table_.order());
   return c;
 }
 

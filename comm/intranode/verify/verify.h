@@ -14,7 +14,8 @@ namespace rz::intranode {
 /// - In every interleaving that acknowledgements permit, no rank reads bytes or polls a slot before they are
 ///   published, or after they may have been overwritten; there is no deadlock.
 /// - All ranks reserve the same bytes at the same steps, and write within them.
-/// - Each output byte is written once. It has the bytes of its source, or the sum in rank order.
+/// - Each output byte is written once. It has the bytes of its source, or all ranks' are
+///   reduced, listed by rank.
 /// - No rank completes a call while a peer may access its buffers.
 std::string verify_plans(std::span<const RankPlan>, std::span<const CallCase>, const NodeCase&);
 

@@ -12,16 +12,20 @@ namespace rz::schedule {
 enum Trait : unsigned {
   hierarchical = 1,      ///< useful only for several nodes, some of which have several ranks
   contiguous_nodes = 2,  ///< requires consecutive ranks on each node
-  rounds_partials = 4    ///< stores partial sums, which rounds 8- and 16-bit floats at each
+  rounds_partials = 4,   ///< stores partial sums, which rounds 8- and 16-bit floats at each
+  pairwise_order = 8     ///< reduces in pairwise order if RankContext::order is; the tests check it
 };
 
 struct Algorithm {
   Collective collective;
   const char* name;
   ScheduleFunction schedule;
-  bool rank_order;      ///< reduces in rank order; the tests check this with verify()
+  bool rank_order;      ///< reduces in rank order if RankContext::order is; the tests check it with verify()
   unsigned traits = 0;  ///< bitwise or of Trait
   bool is(Trait t) const { return (traits & t) != 0; }
+  bool reduces_in(ReductionOrder order) const {
+    return order == ReductionOrder::rank ? rank_order : is(pairwise_order);
+  }
 };
 
 /// Every algorithm of the library, with static lifetime. Thread safe.

@@ -25,7 +25,7 @@ Schedule linear_broadcast(RankContext context) {
 
 Schedule linear_reduce(RankContext context) {
   if (context.rank != context.root) return {.steps = {send(context.root, input(0))}};
-  return {.steps = {reduce_step(output(0), rank_ordered_operands(context, input(0)), true)}};
+  return {.steps = {reduce_step(output(0), rank_ordered_operands(context, input(0)), true, context.order)}};
 }
 
 Schedule linear_gather(RankContext context) {

@@ -13,7 +13,8 @@ Schedule one_shot_all_reduce(RankContext context) {
   if (context.size == 1) return {.steps = {reduce_step(output(0), {local(input(0))}, true)}};
   Schedule s{.scratch_cells = 1};
   for (int d = 1; d < context.size; ++d) s.steps.push_back(send(rank_at_distance(context, d), input(0)));
-  s.steps.push_back(reduce_step(scratch(0, 0), rank_ordered_operands(context, input(0)), true));
+  s.steps.push_back(
+      reduce_step(scratch(0, 0), rank_ordered_operands(context, input(0)), true, context.order));
   s.steps.push_back(copy(output(0), scratch(0, 0)));
   return s;
 }

@@ -1,8 +1,10 @@
 // Binomial tree: log2(n) levels; for rooted collectives, and for small all-reduces where messages are
-// expensive. Ranks are numbered relative to the root. The parent of v is v without its lowest set bit; its
-// children are v + 1, v + 2, v + 4, … below that bit. Thakur, Rabenseifner and Gropp, "Optimization of
-// collective communication operations in MPICH", doi:10.1177/1094342005051521.
+// expensive. In a broadcast ranks are numbered relative to the root; the parent of v is v without its lowest
+// set bit, and its children are v + 1, v + 2, v + 4, … below that bit. A reduction follows the reduction tree
+// (reduction_tree.h), so it is in pairwise order for any root. Thakur, Rabenseifner and Gropp, "Optimization
+// of collective communication operations in MPICH", doi:10.1177/1094342005051521.
 
+#include "comm/schedule/algorithms/reduction_tree.h"
 #include "comm/schedule/algorithms/ring_neighbours.h"
 
 namespace rz::schedule {
@@ -25,14 +27,12 @@ Node node_of(RankContext context) {
   return node;
 }
 
-// A leaf sends its input; others reduce it with their children's sums into `sum`.
-void reduce_up(const Node& node, ChunkRef sum, std::vector<Step>& steps) {
-  const bool root = node.parent < 0;
-  std::vector<Operand> operands{local(input(0))};
-  for (int child : node.children) operands.push_back(from(child));
-  const bool leaf = operands.size() == 1 && !root;
-  if (!leaf) steps.push_back(reduce_step(sum, std::move(operands), root));
-  if (!root) steps.push_back(send(node.parent, leaf ? input(0) : sum));
+/// Reduces the only chunk towards the root: a rank adds its children's sums to its own input, one level of
+/// the tree after the other, in `sum`, and sends the result to its parent.
+void reduce_up(const ReductionNode& node, ChunkRef sum, std::vector<Step>& steps) {
+  const bool leaf = node.operands.size() == 1 && node.parent >= 0;
+  if (!leaf) steps.push_back(reduce_step(sum, node.operands, node.parent < 0));
+  if (node.parent >= 0) steps.push_back(send(node.parent, leaf ? input(0) : sum));
 }
 
 // The largest subtree first, since it is the deepest.
@@ -46,15 +46,15 @@ void broadcast_down(const Node& node, ChunkRef what, std::vector<Step>& steps) {
 Schedule tree_all_reduce(RankContext context) {
   const Node node = node_of(context);
   Schedule s;
-  reduce_up(node, output(0), s.steps);
+  reduce_up(reduction_node(context, 0, local(input(0))), output(0), s.steps);
   if (node.parent >= 0) s.steps.push_back(recv(output(0), node.parent));
   broadcast_down(node, output(0), s.steps);
   return s;
 }
 
 Schedule tree_reduce(RankContext context) {
-  const Node node = node_of(context);
-  const bool in_between = node.parent >= 0 && !node.children.empty();
+  const ReductionNode node = reduction_node(context, context.root, local(input(0)));
+  const bool in_between = node.parent >= 0 && node.operands.size() > 1;
   Schedule s{.scratch_cells = in_between ? 1 : 0};
   reduce_up(node, in_between ? scratch(0, 0) : output(0), s.steps);
   return s;

@@ -1,4 +1,4 @@
-// Two-shot: rank r receives chunk r of every rank, reduces in rank order, and sends the result to all. Two
+// Two-shot: rank r receives chunk r of every rank, reduces all at once, and sends the result to all. Two
 // rounds and minimal traffic; for all but small buffers where every pair of ranks has a link of its own
 // (shared memory, or a switch). Each rank visits its peers from the next rank on, which spreads the load over
 // receivers.
@@ -12,7 +12,7 @@ namespace {
 void reduce_own_chunk(RankContext context, ChunkRef sum, std::vector<Step>& steps) {
   for (int d = 1; d < context.size; ++d)
     steps.push_back(send(rank_at_distance(context, d), input(rank_at_distance(context, d))));
-  steps.push_back(reduce_step(sum, rank_ordered_operands(context, input(context.rank)), true));
+  steps.push_back(reduce_step(sum, rank_ordered_operands(context, input(context.rank)), true, context.order));
 }
 
 }  // namespace
