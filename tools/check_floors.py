@@ -108,6 +108,8 @@ ROOMS = {
                        'sharding/huggingface sharding/memory sharding/optim sharding/schedules sharding/strategies '
                        'sharding/wire sharding/world sharding/engine/monitor sharding/engine/update '
                        'sharding/engine/checkpoint',
+    'sharding/plan': TENSOR + MODULES + 'comm sharding/layout sharding/memory sharding/optim sharding/runtime '
+                     'sharding/strategies sharding/engine sharding/config',
     'tools/command_line': 'comm/core',
     'tools/topology': 'comm tools/command_line',
     'tools/rzrun': 'comm comm/core tools/command_line',

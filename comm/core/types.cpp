@@ -37,7 +37,10 @@ constexpr OpName ops[] = {{ReduceOp::sum, "sum"}, {ReduceOp::prod, "prod"}, {Red
 
 }  // namespace
 
-std::string name(Device d) { return d.kind == Device::host ? "host" : concat("cuda:", d.index); }
+std::string name(Device d) {
+  if (d.kind == Device::host) return d.index < 0 ? "meta" : "host";
+  return concat("cuda:", d.index);
+}
 
 const char* name(DType t) {
   for (const auto& d : dtypes)

@@ -5,12 +5,14 @@
 
 #include "comm/core/error.h"
 #include "comm/device/cuda_runtime.h"
+#include "comm/device/meta.h"
 
 namespace rz {
 
 using cuda::runtime;
 
 std::shared_ptr<std::byte> allocate_on(Device device, std::size_t bytes) {
+  if (is_meta(device)) return allocate_meta(bytes);
   if (device.kind == Device::host) return allocate_host(bytes);
   const cuda::DeviceGuard guard(device);
   void* memory = nullptr;

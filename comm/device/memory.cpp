@@ -3,13 +3,14 @@
 #include <cstring>
 
 #include "comm/device/cuda_runtime.h"
+#include "comm/device/meta.h"
 
 namespace rz {
 
 using cuda::runtime;
 
 void memcpy_async(void* to, const void* from, std::size_t bytes, const Stream& stream) {
-  if (bytes == 0) return;
+  if (bytes == 0 || is_meta(stream.device())) return;
   if (stream.device().kind == Device::host) {
     std::memmove(to, from, bytes);
     return;
@@ -19,7 +20,7 @@ void memcpy_async(void* to, const void* from, std::size_t bytes, const Stream& s
 }
 
 void memset_async(void* to, int value, std::size_t bytes, const Stream& stream) {
-  if (bytes == 0) return;
+  if (bytes == 0 || is_meta(stream.device())) return;
   if (stream.device().kind == Device::host) {
     std::memset(to, value, bytes);
     return;

@@ -8,6 +8,7 @@
 #include "comm/core/error.h"
 #include "comm/device/allocate.h"
 #include "comm/device/cuda_runtime.h"
+#include "comm/device/meta.h"
 
 namespace rz {
 
@@ -71,10 +72,11 @@ Stream Stream::host(int threads) {
 }
 
 Stream Stream::create(Device device, Priority priority) {
-  if (device.kind == Device::host) return {};
+  Stream s;
+  if (is_meta(device)) s.device_ = device;
+  if (device.kind == Device::host) return s;
   cuda::require_device(device);
   const DeviceGuard guard(device);
-  Stream s;
   s.device_ = device;
   s.device_state_ = std::make_shared<DeviceState>(device);
   cuda::check(runtime().stream_create(&s.native_, priority == Priority::high), "cudaStreamCreate", device);
@@ -85,7 +87,7 @@ Stream Stream::create(Device device, Priority priority) {
 Stream Stream::borrow(Device device, void* native) {
   if (device.kind == Device::host) {
     require(native == nullptr, Errc::invalid_argument, "a host stream has no native handle to borrow");
-    return {};
+    return create(device);
   }
   cuda::require_device(device);
   Stream s;

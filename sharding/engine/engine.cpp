@@ -182,6 +182,14 @@ Tensor Engine::gather_for_metrics(const Batch& batch, const Tensor& rows) {
   return without_padding(all, batch.rows(), padding);
 }
 
+MemoryUse Engine::memory() {
+  MemoryUse use{.model = strategy_->memory()};
+  const BufferPool::Statistics pool = tape_.pool().statistics();
+  use.activations = pool.bytes, use.activations_in_use = pool.peak;
+  for (const ModuleBuffer* b : module_.buffers()) use.buffers += b->value.bytes();
+  return use;
+}
+
 void Engine::abort(const std::string& reason) noexcept {
   communicator_.abort(reason);
   world_.communicator().abort(reason);

@@ -46,6 +46,7 @@
 #include "sharding/engine/monitor/step_report.h"
 #include "sharding/engine/parse_arguments.h"
 #include "sharding/engine/update/update_loop.h"
+#include "sharding/memory/memory_use.h"
 #include "sharding/strategies/strategy.h"
 #include "sharding/world/spawn.h"
 #include "sharding/world/world.h"
@@ -159,6 +160,9 @@ class Engine {
   /// Ends every operation of this engine, and of World::communicator(), on every rank, as
   /// Communicator::abort().
   void abort(const std::string& reason) noexcept;
+
+  /// Memory that this rank holds now; sharding/plan/training_plan.h predicts it.
+  MemoryUse memory();
 
   // ---- parts
   const DsConfig& config() const { return config_; }

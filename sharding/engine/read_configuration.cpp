@@ -53,16 +53,19 @@ std::optional<std::int64_t> hidden_size(Module& model) {
   return width;
 }
 
+DsConfig read_configuration(int ranks, Module& model, const EngineOptions& o) {
+  DsConfig config = read(o, {.ranks = ranks,
+                             .hidden_size = o.hidden_size ? o.hidden_size : hidden_size(model),
+                             .updates = o.updates,
+                             .adamw_by_default = o.arguments.learning_rate.has_value() && !o.optimizer});
+  check_training(config, o);
+  strategy_options(config, o.strategy ? *o.strategy : strategy_kind(config));
+  return config;
+}
+
 DsConfig read_configuration(World& world, Module& model, const EngineOptions& o) {
   DsConfig config;
-  check_on_all_ranks(world.communicator(), [&] {
-    config = read(o, {.ranks = world.size(),
-                      .hidden_size = o.hidden_size ? o.hidden_size : hidden_size(model),
-                      .updates = o.updates,
-                      .adamw_by_default = o.arguments.learning_rate.has_value() && !o.optimizer});
-    check_training(config, o);
-    strategy_options(config, o.strategy ? *o.strategy : strategy_kind(config));
-  });
+  check_on_all_ranks(world.communicator(), [&] { config = read_configuration(world.size(), model, o); });
   require_same_configuration(world, config, o);
   return config;
 }

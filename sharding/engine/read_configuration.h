@@ -12,6 +12,9 @@ namespace rz {
 /// thrown on every rank; Errc::mismatch if the result differs over the ranks. Collective.
 DsConfig read_configuration(World&, Module&, const EngineOptions&);
 
+/// The same without other ranks: errors are thrown here, and nothing is compared.
+DsConfig read_configuration(int ranks, Module&, const EngineOptions&);
+
 /// The largest smaller extent of the matrices of a model; nullopt if it has none.
 std::optional<std::int64_t> hidden_size(Module&);
 

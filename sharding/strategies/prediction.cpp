@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "comm/core/error.h"
+#include "comm/core/integer_math.h"
 #include "sharding/stores/gathers/gather_plan.h"
 
 namespace rz {
@@ -65,6 +66,28 @@ std::size_t state_of(const Laid& laid, int bucket, const Optimizer& optimizer) {
     for (const StateSpec& state : optimizer.states(group)) bytes += here.count() * size_of(state.dtype);
   }
   return bytes;
+}
+
+/// Offloaded memory of the largest tile of a bucket, each part of which is aligned.
+std::size_t tile_of(const Laid& laid, int bucket, const Optimizer& optimizer, std::size_t sub_group_size) {
+  constexpr std::size_t alignment = 256;
+  const bool state_offloads =
+      offloaded_buckets(laid.layout.buckets(), laid.storage.offload_state)[static_cast<std::size_t>(bucket)];
+  const FlatParameters* flat = laid.planned.flat_parameters.get();
+  const bool values_offload =
+      flat && !(*flat)[bucket].persistent && laid.storage.offload_values.device == OffloadDevice::cpu;
+  const std::size_t count = std::min(laid.layout.updated(bucket).count(),
+                                     std::max(norm_block, sub_group_size / norm_block * norm_block));
+  const auto part = [&](bool offloads, DType dtype) {
+    return offloads ? round_up(count * size_of(dtype), alignment) : 0;
+  };
+  const bool mixed = laid.storage.precision.mixed();
+  std::size_t states = 0;
+  for (const int m : laid.layout.bucket(bucket).members)
+    states = std::max(states, optimizer.states(optimizer.group_of(laid.parameters.member(m))).size());
+  return part(mixed ? state_offloads : values_offload, DType::f32) +
+         (mixed ? part(values_offload, laid.storage.precision.parameters) : 0) +
+         states * part(state_offloads, DType::f32);
 }
 
 void reduce(const Laid& laid, Traffic& traffic) {
@@ -135,6 +158,15 @@ MemoryReport predicted_memory(StrategyKind kind, Module& module, const Optimizer
   report.offloaded = {values.on_host, masters.on_host, state.on_host};
   report.offload_has_no_effect = device == Device::host && offloads(options);
   return report;
+}
+
+std::size_t predicted_tiles(StrategyKind kind, Module& module, const Optimizer& optimizer, RankOf rank,
+                            const StrategyOptions& options, Device::Kind device) {
+  const Laid laid(kind, module, rank, options, device);
+  std::size_t largest = 0;
+  for (int b = 0; b < laid.layout.size(); ++b)
+    largest = std::max(largest, tile_of(laid, b, optimizer, options.sub_group_size));
+  return 2 * largest;
 }
 
 Traffic predicted_traffic(StrategyKind kind, Module& module, int ranks, const StrategyOptions& options,

@@ -32,6 +32,11 @@ namespace rz {
 MemoryReport predicted_memory(StrategyKind, Module&, const Optimizer&, RankOf, const StrategyOptions& = {},
                               Device::Kind = Device::host);
 
+/// Transient memory in which an update copies offloaded memory, tile by tile
+/// (sharding/update/update_tiles.h). 0 if nothing is offloaded.
+std::size_t predicted_tiles(StrategyKind, Module&, const Optimizer&, RankOf, const StrategyOptions&,
+                            Device::Kind);
+
 /// Backward passes of an update that synchronise, and others.
 struct Passes {
   int synchronising = 1, local = 0;

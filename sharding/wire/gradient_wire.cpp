@@ -5,6 +5,7 @@
 
 #include "comm/core/error.h"
 #include "comm/core/math.h"
+#include "comm/device/meta.h"
 #include "sharding/layout/partition.h"
 #include "tensor/kernels/dtype_dispatch.h"
 #include "tensor/ops.h"
@@ -20,6 +21,7 @@ void convert(const Tensor& out, const Tensor& in, float factor, const Stream& st
     if (out.raw() != in.raw()) ops::copy(out, in, stream);
     return;
   }
+  if (is_meta(in.device())) return;
   ops::dispatch_dtype(in.dtype(), [&](auto from) {
     ops::dispatch_dtype(out.dtype(), [&](auto to) {
       const auto* x = in.data<decltype(from)>();

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "comm/device/meta.h"
+
 namespace rz::ops {
 
 namespace {
@@ -57,7 +59,7 @@ void check_indices(const char* op, const Argument& a, std::size_t count, std::si
   const Tensor& t = a.tensor;
   if (!t.defined() || t.dtype() != DType::i32 || t.count() != count || !t.contiguous())
     fail(Errc::invalid_argument, op, ": needs ", count, " i32: ", describe(a));
-  if (t.device().kind != Device::host) return;
+  if (t.device().kind != Device::host || is_meta(t.device())) return;
   const std::int32_t* indices = t.data<std::int32_t>();
   for (std::size_t i = 0; i < count; ++i)
     if ((indices[i] < 0 && (ignored >= 0 || indices[i] != ignored)) ||
