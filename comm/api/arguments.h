@@ -32,7 +32,7 @@ inline const std::byte* at(const void* base, std::size_t bytes) {
   return static_cast<const std::byte*>(base) + bytes;
 }
 
-inline bool is_on_host(const ConstBuffer& b) { return b.data && b.device.kind == Device::host; }
+inline bool is_on_host(const ConstBuffer& b) { return b.data && b.device == Device{}; }
 
 /// Rank `rank`'s shard of a buffer with `extent`.
 inline const std::byte* shard_of(const void* base, Extent extent, std::size_t shard_bytes, int rank) {

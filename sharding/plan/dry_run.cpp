@@ -47,11 +47,6 @@ class StatesOf final : public Optimizer {
   const Optimizer& of_;
 };
 
-CallCount operator-(const CallCount& a, const CallCount& b) { return {a.calls - b.calls, a.bytes - b.bytes}; }
-Traffic operator-(const Traffic& a, const Traffic& b) {
-  return {a.all_reduce - b.all_reduce, a.reduce_scatter - b.reduce_scatter, a.all_gather - b.all_gather};
-}
-
 /// A module while it is on the meta device.
 class OnMeta {
  public:

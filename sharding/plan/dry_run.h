@@ -38,7 +38,7 @@ struct DryRun {
 ///
 /// Memory is exact where a run has the same order of events. Reductions that overlap with backward end at the
 /// latest possible moment here: with StrategyOptions::overlap_comm, zero2 and zero3 may hold fewer buckets in
-/// a run, and so less transient memory.
+/// a run. MemoryReport::transient_peak is then a bound, and what is cached may be less or more.
 ///
 /// Errors are those of make_strategy() and of `record`; Errc::invalid_argument if the module has values.
 DryRun dry_run(Module&, const Optimizer&, const RecordLoss& record, const DryRunOptions&);

@@ -8,6 +8,8 @@
 ///     const TrainingPlan plan = plan_training(model, {.config = "ds.json"}, record, {.ranks = 8});
 ///     std::puts(describe(plan.memory).c_str());
 
+#include <vector>
+
 #include "autograd_lite/nn/module.h"
 #include "sharding/engine/engine_options.h"
 #include "sharding/memory/memory_use.h"
@@ -30,5 +32,8 @@ struct TrainingPlan {
 /// without an optimizer.
 TrainingPlan plan_training(Module&, const EngineOptions&, const RecordLoss& record, RankOf,
                            Device::Kind = Device::host);
+/// The same of every rank, in their order.
+std::vector<TrainingPlan> plan_all_ranks(Module&, const EngineOptions&, const RecordLoss& record, int ranks,
+                                         Device::Kind = Device::host);
 
 }  // namespace rz

@@ -10,6 +10,7 @@ namespace rz {
 struct CallCount {
   std::uint64_t calls = 0, bytes = 0;
   void add(std::size_t more) { ++calls, bytes += more; }
+  CallCount operator-(const CallCount& before) const { return {calls - before.calls, bytes - before.bytes}; }
   bool operator==(const CallCount&) const = default;
 };
 
@@ -23,6 +24,10 @@ struct Traffic {
   std::uint64_t sent(int ranks) const {
     const auto n = static_cast<std::uint64_t>(ranks);
     return (2 * all_reduce.bytes + reduce_scatter.bytes + all_gather.bytes) / n * (n - 1);
+  }
+  Traffic operator-(const Traffic& before) const {
+    return {all_reduce - before.all_reduce, reduce_scatter - before.reduce_scatter,
+            all_gather - before.all_gather};
   }
   bool operator==(const Traffic&) const = default;
 };

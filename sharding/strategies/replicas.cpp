@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "comm/core/error.h"
+#include "comm/device/meta.h"
 
 namespace rz {
 
@@ -65,6 +66,7 @@ Fact fact_of(const Parameter& p, const void* values, std::size_t bytes) {
 }
 
 Fact fact_of(const Parameter& p, const Tensor& value, const Stream& stream) {
+  if (is_meta(value.device())) return {p.name, "without data"};
   const Tensor on_host = value.on_host(stream);
   return fact_of(p, on_host.raw(), on_host.bytes());
 }

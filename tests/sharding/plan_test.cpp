@@ -1,7 +1,8 @@
 /// Plans against runs: a rank's bytes by category, and the bytes that it sends in an update.
 #include <gtest/gtest.h>
 
-#include <map>
+#include <span>
+#include <string>
 
 #include "autograd_lite/models/gpt2.h"
 #include "comm/device/meta.h"
@@ -14,6 +15,7 @@
 namespace rz {
 namespace {
 
+using test::error_of;
 using test::kinds;
 using test::run_ranks;
 
@@ -33,42 +35,32 @@ struct Batches {
   Tokens& next() { return tokens; }
 };
 
-/// A case: keys of a configuration, and what is changed in the model.
+/// A case: keys of a configuration, those of zero_optimization apart, and what is changed in the model.
 struct Case {
-  std::string keys;
-  std::function<void(Module&)> change = [](Module&) {};
+  std::string zero, keys;
+  std::function<void(Gpt2&)> change = [](Gpt2&) {};
+  Gpt2Config model = small;
 };
 
-std::string config(StrategyKind kind, const std::string& keys) {
-  std::string zero = concat(R"("stage": )", static_cast<int>(kind));
-  std::string rest = keys;
-  if (const auto at = keys.find('|'); at != std::string::npos) {
-    zero += ", " + keys.substr(0, at);
-    rest = keys.substr(at + 1);
-  }
-  const std::string optimizer = rest.find("\"optimizer\"") != std::string::npos
-                                    ? ""
-                                    : R"("optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, )";
-  return concat(R"({"train_micro_batch_size_per_gpu": )", micro, ", ", optimizer, R"("zero_optimization": {)",
-                zero, "}", rest.empty() ? "" : ", ", rest, "}");
-}
+constexpr const char* in_order = R"("overlap_comm": false)";  // reductions end where a dry run ends them
 
-CallCount operator-(const CallCount& a, const CallCount& b) { return {a.calls - b.calls, a.bytes - b.bytes}; }
-Traffic operator-(const Traffic& a, const Traffic& b) {
-  return {a.all_reduce - b.all_reduce, a.reduce_scatter - b.reduce_scatter, a.all_gather - b.all_gather};
+std::string config(StrategyKind kind, const Case& c) {
+  const bool has_optimizer = c.keys.find("\"optimizer\"") != std::string::npos;
+  return concat(R"({"train_micro_batch_size_per_gpu": )", micro, R"(, "zero_optimization": {"stage": )",
+                static_cast<int>(kind), c.zero.empty() ? "" : ", ", c.zero, "}",
+                has_optimizer ? "" : R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}})",
+                c.keys.empty() ? "" : ", ", c.keys, "}");
 }
 
 /// What an engine holds after some updates, and sends in the last one.
-TrainingPlan measured(World& world, const std::string& json, const Case& c) {
-  Gpt2 model(small);
-  c.change(model);
+template <class Model, class Record>
+TrainingPlan measured(World& world, Model& model, const std::string& json, const Record& record) {
   Engine engine = initialize(world, model, {.config = json, .threads = 1, .log = nullptr});
   Batches batches;
   Traffic before;
   for (int i = 0; i < 4; ++i) {
     before = engine.strategy().traffic();
-    engine.train_batch(
-        batches, [&](Tape& tape, const Tokens& t) { return model.forward(tape, t.inputs, t.targets).loss; });
+    engine.train_batch(batches, [&](Tape& tape, const Tokens& t) { return record(model, tape, t); });
   }
   return {engine.strategy().kind(),
           {world.rank(), world.size()},
@@ -76,16 +68,15 @@ TrainingPlan measured(World& world, const std::string& json, const Case& c) {
           engine.strategy().traffic() - before};
 }
 
-TrainingPlan planned(const std::string& json, const Case& c, RankOf rank) {
-  Gpt2 model(small);
-  c.change(model);
+template <class Model, class Record>
+TrainingPlan planned(Model& model, const std::string& json, RankOf rank, const Record& record) {
   return plan_training(
       model, {.config = json},
-      [&](Tape& tape) {
-        const Tokens t = zeros(allocator_on(meta_device));
-        return model.forward(tape, t.inputs, t.targets).loss;
-      },
-      rank);
+      [&](Tape& tape) { return record(model, tape, zeros(allocator_on(meta_device))); }, rank);
+}
+
+nn::Loss loss_of(Gpt2& model, Tape& tape, const Tokens& t) {
+  return model.forward(tape, t.inputs, t.targets).loss;
 }
 
 void expect_as_planned(const TrainingPlan& run, const TrainingPlan& plan, const std::string& what) {
@@ -97,29 +88,203 @@ void expect_as_planned(const TrainingPlan& run, const TrainingPlan& plan, const 
   EXPECT_EQ(run.memory.model.transient_peak, plan.memory.model.transient_peak) << what;
 }
 
+/// Where reductions overlap with backward.
+void expect_at_most_planned(const TrainingPlan& run, const TrainingPlan& plan, const std::string& what) {
+  EXPECT_EQ(run.update, plan.update) << what;
+  EXPECT_LE(run.memory.model.transient_peak, plan.memory.model.transient_peak) << what;
+  TrainingPlan rest = run;
+  rest.memory.model.transient = plan.memory.model.transient;
+  rest.memory.model.transient_in_use = plan.memory.model.transient_in_use;
+  rest.memory.model.transient_peak = plan.memory.model.transient_peak;
+  EXPECT_EQ(rest.memory, plan.memory) << what;
+}
+
+using Comparison = void (*)(const TrainingPlan& run, const TrainingPlan& plan, const std::string& what);
+
 class Plan : public testing::TestWithParam<int> {
  protected:
-  void expect(const Case& c, std::span<const StrategyKind> strategies = kinds) {
+  void in_world(const std::function<void(World&)>& run) {
+    run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
+      World world(Communicator::connect(rank, GetParam(), std::move(store)));
+      run(world);
+    });
+  }
+  void expect(const Case& c, std::span<const StrategyKind> strategies = kinds,
+              Comparison compare = expect_as_planned) {
     for (const StrategyKind kind : strategies) {
-      const std::string json = config(kind, c.keys);
-      run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
-        World world(Communicator::connect(rank, GetParam(), std::move(store)));
-        expect_as_planned(measured(world, json, c), planned(json, c, {rank, GetParam()}),
-                          concat(name(kind), ", rank ", rank, " of ", GetParam(), ", ", json));
+      const std::string json = config(kind, c);
+      in_world([&](World& world) {
+        Gpt2 model(c.model), shapes(c.model);
+        c.change(model), c.change(shapes);
+        const RankOf rank{world.rank(), world.size()};
+        compare(measured(world, model, json, loss_of), planned(shapes, json, rank, loss_of),
+                concat("rank ", rank.rank, " of ", rank.ranks, ", ", json));
       });
     }
   }
 };
 INSTANTIATE_TEST_SUITE_P(Ranks, Plan, testing::Values(1, 2, 3, 4));
 
-TEST_P(Plan, IsWhatARunHoldsAndSends) { expect({"\"overlap_comm\": false|"}); }
+constexpr StrategyKind zero3_only[] = {StrategyKind::zero3};
 
-TEST_P(Plan, CountsAccumulation) { expect({R"("overlap_comm": false|"gradient_accumulation_steps": 3)"}); }
+// ---- exactly
+
+TEST_P(Plan, IsWhatARunHoldsAndSends) { expect({in_order, ""}); }
+
+TEST_P(Plan, CountsBucketsOfAnySize) {
+  for (const int elements : {64, 1000, 5000})
+    expect({concat(in_order, R"(, "reduce_bucket_size": )", elements), ""});
+}
+
+TEST_P(Plan, CountsAccumulation) { expect({in_order, R"("gradient_accumulation_steps": 3)"}); }
 
 TEST_P(Plan, CountsSixteenBits) {
-  expect({R"("overlap_comm": false|"bf16": {"enabled": true})"});
-  expect({R"("overlap_comm": false|"fp16": {"enabled": true, "initial_scale_power": 4})"});
-  expect({R"("overlap_comm": false|"bf16": {"enabled": true}, "data_types": {"grad_accum_dtype": "fp32"})"});
+  expect({in_order, R"("bf16": {"enabled": true})"});
+  expect({in_order, R"("fp16": {"enabled": true, "initial_scale_power": 4})"});
+  expect({in_order, R"("bf16": {"enabled": true}, "data_types": {"grad_accum_dtype": "fp32"})"});
+  expect({in_order, R"("communication_data_type": "bf16", "gradient_accumulation_steps": 2)"});
+}
+
+TEST_P(Plan, CountsAutocast) {
+  expect({in_order, R"("torch_autocast": {"enabled": true, "dtype": "bfloat16"})"});
+}
+
+TEST_P(Plan, CountsGathersWithinTheirLimits) {
+  for (const char* keys :
+       {R"("stage3_prefetch_bucket_size": 0)", R"("stage3_param_persistence_threshold": 0)",
+        R"("stage3_param_persistence_threshold": 200, "stage3_max_reuse_distance": 0)",
+        R"("stage3_max_live_parameters": 20000, "stage3_prefetch_bucket_size": 5000)",
+        R"("stage3_max_reuse_distance": 1000, "reduce_bucket_size": 2000)"})
+    expect({concat(in_order, ", ", keys), ""}, zero3_only);
+}
+
+TEST_P(Plan, CountsFrozenParameters) {
+  expect({in_order, "", [](Gpt2& model) {
+            model.find_module("transformer.h.0")->requires_grad_(false);
+            model.find("transformer.wpe.weight")->requires_grad = false;
+          }});
+}
+
+TEST_P(Plan, CountsRecomputationAndDropout) {
+  Gpt2Config dropout = small;
+  dropout.embd_pdrop = dropout.attn_pdrop = dropout.resid_pdrop = 0.1;
+  const char* keys = R"("activation_checkpointing": {"number_checkpoints": 1})";
+  expect({in_order, keys, [](Gpt2&) {}, dropout});
+  expect({in_order, concat(keys, R"(, "bf16": {"enabled": true})")});
+}
+
+TEST_P(Plan, CountsTheStatesOfEveryOptimizer) {
+  for (const char* optimizer :
+       {R"("SGD", "params": {"lr": 0.01, "momentum": 0.9})", R"("SGD", "params": {"lr": 0.01})",
+        R"("Lion", "params": {"lr": 0.01})", R"("Adagrad", "params": {"lr": 0.01})",
+        R"("Lamb", "params": {"lr": 0.01})", R"("Muon", "params": {"lr": 0.01})"})
+    expect({in_order, concat(R"("optimizer": {"type": )", optimizer, "}")});
+}
+
+TEST_P(Plan, HasNoEffectOfOffloadOnTheHost) {
+  expect({concat(in_order, R"(, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"})"),
+          R"("bf16": {"enabled": true})"},
+         zero3_only);
+}
+
+// ---- with overlap
+
+TEST_P(Plan, BoundsWhatOverlappedReductionsHold) {
+  for (const int elements : {1000, 500000})
+    expect({concat(R"("overlap_comm": true, "reduce_bucket_size": )", elements), ""}, kinds,
+           expect_at_most_planned);
+}
+
+// ---- any module
+
+/// With buffers, a parameter that no loss reaches, operators of the library and a block.
+struct Net : Module {
+  Net() {
+    register_parameter(unused, "unused", {5, 3});
+    register_buffer(mean, "mean", {1000});
+    fc2.one_scope();
+  }
+  Parameter unused;
+  ModuleBuffer mean;
+  nn::Embedding embedding{*this, "embedding", 96, 24};
+  nn::Linear fc1{*this, "fc1", 24, 50}, fc2{*this, "fc2", 50, 96};
+
+  nn::Loss operator()(Tape& tape, const Tokens& t) {
+    const Var x = nn::relu(tape, fc1(tape, embedding(tape, t.inputs)));
+    return nn::cross_entropy(tape, fc2(tape, nn::softmax(tape, nn::add(tape, x, x))), t.targets);
+  }
+};
+
+TEST_P(Plan, IsOfAnyModule) {
+  for (const StrategyKind kind : kinds) {
+    const std::string json = config(kind, {in_order, R"("gradient_accumulation_steps": 2)"});
+    const auto record = [](Net& net, Tape& tape, const Tokens& t) { return net(tape, t); };
+    in_world([&](World& world) {
+      Net net, shapes;
+      const RankOf rank{world.rank(), world.size()};
+      const TrainingPlan plan = planned(shapes, json, rank, record);
+      expect_as_planned(measured(world, net, json, record), plan, name(kind));
+      EXPECT_EQ(plan.memory.buffers, 4000u);
+    });
+  }
+}
+
+TEST_P(Plan, OfAllRanksIsThatOfEach) {
+  for (const char* optimizer : {"AdamW", "Muon"}) {
+    const Case c{in_order, concat(R"("optimizer": {"type": ")", optimizer, R"(", "params": {"lr": 0.01}})")};
+    const std::string json = config(StrategyKind::zero2, c);
+    Gpt2 model(small);
+    const RecordLoss record = [&](Tape& t) { return loss_of(model, t, zeros(allocator_on(meta_device))); };
+    const auto all = plan_all_ranks(model, {.config = json}, record, GetParam());
+    ASSERT_EQ(all.size(), static_cast<std::size_t>(GetParam()));
+    for (int r = 0; r < GetParam(); ++r) {
+      const TrainingPlan one = plan_training(model, {.config = json}, record, {r, GetParam()});
+      const TrainingPlan& same = all[static_cast<std::size_t>(r)];
+      EXPECT_EQ(same.rank.rank, r);
+      EXPECT_EQ(same.memory, one.memory) << optimizer << ", rank " << r;
+      EXPECT_EQ(same.update, one.update);
+    }
+  }
+}
+
+// ---- without memory
+
+/// 175e9 parameters, on one rank of 1024.
+TEST(PlanOfALargeModel, NeedsNoMemory) {
+  Gpt2 model({.n_layer = 96, .n_head = 96, .n_embd = 12288, .n_positions = 2048, .vocab_size = 50257});
+  const RecordLoss record = [&](Tape& tape) {
+    return model.forward(tape, tape.empty({1, 2048}, DType::i32), tape.empty({1, 2048}, DType::i32)).loss;
+  };
+  const TrainingPlan plan = plan_training(
+      model, {.config = config(StrategyKind::zero3, {in_order, R"("bf16": {"enabled": true})"})}, record,
+      {0, 1024});
+  std::size_t elements = 0;
+  for (const Parameter* p : model.parameters()) {
+    elements += p->count();
+    EXPECT_FALSE(p->value.defined() || p->grad.defined());
+  }
+  EXPECT_NEAR(static_cast<double>(plan.memory.model.optimizer_state), 8.0 * elements / 1024,
+              0.01 * elements / 1024);
+  EXPECT_GT(plan.memory.activations, std::size_t{1} << 32);
+}
+
+TEST(PlanOfALargeModel, RefusesAModelWithValues) {
+  Gpt2 model(small);
+  allocate_parameters(model);
+  const Error e = error_of([&] {
+    plan_training(model, {.config = config(StrategyKind::ddp, {})},
+                  [&](Tape& t) { return loss_of(model, t, zeros(allocator_on(meta_device))); }, {});
+  });
+  EXPECT_EQ(e.code(), Errc::invalid_argument);
+}
+
+TEST(PlanOfALargeModel, NeedsAnOptimizer) {
+  Gpt2 model(small);
+  const RecordLoss record = [&](Tape& t) { return loss_of(model, t, zeros(allocator_on(meta_device))); };
+  const Error e = error_of(
+      [&] { plan_training(model, {.config = R"({"train_micro_batch_size_per_gpu": 1})"}, record, {}); });
+  EXPECT_EQ(e.code(), Errc::config);
+  EXPECT_NE(std::string(e.what()).find("optimizer: missing"), std::string::npos) << e.what();
 }
 
 }  // namespace

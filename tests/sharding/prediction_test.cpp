@@ -164,14 +164,6 @@ void update(Strategy& strategy, ToyModel& model, Tape& tape, Optimizer& optimize
   strategy.step(optimizer);
 }
 
-CallCount difference(const CallCount& a, const CallCount& b) {
-  return {a.calls - b.calls, a.bytes - b.bytes};
-}
-Traffic difference(const Traffic& a, const Traffic& b) {
-  return {difference(a.all_reduce, b.all_reduce), difference(a.reduce_scatter, b.reduce_scatter),
-          difference(a.all_gather, b.all_gather)};
-}
-
 TEST_P(Prediction, IsWhatIsSent) {
   const GatherLimits limits[] = {
       {},
@@ -202,7 +194,7 @@ TEST_P(Prediction, IsWhatIsSent) {
               update(*strategy, model, tape, *adamw, passes);
               const Traffic before = strategy->traffic();
               update(*strategy, model, tape, *adamw, passes);
-              EXPECT_EQ(difference(strategy->traffic(), before),
+              EXPECT_EQ(strategy->traffic() - before,
                         predicted_traffic(kind, shapes, comm.size(), options, passes))
                   << name(kind) << ", bucket " << bucket << ", prefetch " << gathers.prefetch_bucket_size
                   << ", passes " << passes.synchronising << " and " << passes.local;
@@ -226,7 +218,7 @@ TEST(PredictionOfGpt2, IsWhatIsHeldAndSent) {
         const Strategy& strategy = engine.strategy();
         Gpt2 shapes(run.c.config);
         if (before != Traffic{}) {
-          EXPECT_EQ(difference(strategy.traffic(), before), predicted_traffic(kind, shapes, 2, o));
+          EXPECT_EQ(strategy.traffic() - before, predicted_traffic(kind, shapes, 2, o));
           EXPECT_EQ(held(strategy), predicted_memory(kind, shapes, *make_adamw({}), {0, 2}, o));
         }
         before = strategy.traffic();
