@@ -117,7 +117,9 @@ ROOMS = {
     'tools/train_gpt/report': MODEL + 'sharding/io',
     'tools/train_gpt': MODEL + 'sharding/config sharding/consistency sharding/data sharding/io sharding/optim '
                        'sharding/strategies sharding/huggingface sharding/world sharding/engine tools/command_line '
-                       'tools/train_gpt/report sharding/data/tokens',
+                       'tools/train_gpt/report sharding/data/tokens sharding/plan',
+    'tools/plan': MODEL + 'sharding/config sharding/memory sharding/plan sharding/runtime sharding/strategies '
+                  'tools/command_line tools/train_gpt',
     # Stand-alone programs, which time internal parts of a library.
     'bench': 'comm comm/core comm/device comm/net comm/reduce tensor tensor/kernels/linear_algebra',
     'bench/support': 'comm comm/core comm/device tools/command_line bench',

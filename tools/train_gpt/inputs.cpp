@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "comm/core/error.h"
+#include "comm/core/fixed.h"
 #include "sharding/engine/configured.h"
 #include "sharding/huggingface/gpt2_config.h"
 
@@ -115,16 +116,29 @@ PretrainedWeights open_checkpoint(const Options& o, Gpt2& model) {
 
 }  // namespace
 
-Inputs read_inputs(const Options& o, int rank, int ranks) {
+Inputs read_model_inputs(const Options& o, int ranks) {
   Inputs in;
   in.model = std::make_unique<Gpt2>(read_gpt2_config(o.model));
-  const Gpt2Config& config = in.model->config();
-  in.seq_len = seq_len_of(o, config);
+  in.seq_len = seq_len_of(o, in.model->config());
   in.ds = read_config(o, in, ranks);
   in.sizes = required_sizes(in.ds);
   check_optimizer(o, in.ds);
   in.strategy = strategy_of(o, in.ds);
   strategy_options(in.ds, in.strategy);  // checks
+  return in;
+}
+
+std::string describe_model(Gpt2& model) {
+  const Gpt2Config& c = model.config();
+  std::size_t parameters = 0;
+  for (const Parameter* p : model.parameters()) parameters += p->count();
+  return concat("GPT-2, ", c.n_layer, " layers, ", c.n_head, " heads, ", c.n_embd, " channels, vocabulary ",
+                c.vocab_size, ", ", fixed(static_cast<double>(parameters) * 1e-6, 2), " M parameters");
+}
+
+Inputs read_inputs(const Options& o, int rank, int ranks) {
+  Inputs in = read_model_inputs(o, ranks);
+  const Gpt2Config& config = in.model->config();
   check_sample(o, config);
   if (rank == 0) check_outputs(o);
   if (!o.init.empty()) in.checkpoint = open_checkpoint(o, *in.model);

@@ -25,8 +25,14 @@ struct Inputs {
   std::optional<PretrainedWeights> checkpoint;
 };
 
+/// Model and configuration. Tokens are read only if --steps is not given and the schedule depends on the
+/// number of updates. Errors as below.
+Inputs read_model_inputs(const Options&, int ranks);
 /// Errors are one line: place, problem, remedy. Rank 0 also checks that the outputs are writable, and checks
 /// the tokens (Tokens::check_vocabulary).
 Inputs read_inputs(const Options&, int rank, int ranks);
+
+/// "GPT-2, 12 layers, 12 heads, 768 channels, vocabulary 50257, 124.44 M parameters"
+std::string describe_model(Gpt2&);
 
 }  // namespace rz::train_gpt

@@ -17,6 +17,7 @@
 #include "tools/train_gpt/inputs.h"
 #include "tools/train_gpt/language_model.h"
 #include "tools/train_gpt/options.h"
+#include "tools/train_gpt/plan.h"
 #include "tools/train_gpt/report/printable.h"
 #include "tools/train_gpt/report/throughput.h"
 #include "tools/train_gpt/run_consistency.h"
@@ -63,12 +64,8 @@ void print_optimizer(const Options& o, const Inputs& in) {
 
 void print_run_summary(const Options& o, const Inputs& in, const Communicator& comm, int threads,
                        std::uint64_t steps) {
-  const Gpt2Config& c = in.model->config();
-  std::size_t parameters = 0;
-  for (const Parameter* p : in.model->parameters()) parameters += p->count();
   std::fputs(resolved_table(in.ds).c_str(), stdout);
-  std::printf("model: GPT-2, %zu layers, %zu heads, %zu channels, vocabulary %zu, %.2f M parameters\n",
-              c.n_layer, c.n_head, c.n_embd, c.vocab_size, static_cast<double>(parameters) * 1e-6);
+  std::printf("model: %s\n", describe_model(*in.model).c_str());
   std::printf("data: %s, %llu tokens, %s of %zu + 1\n", in.tokens.name().c_str(),
               static_cast<unsigned long long>(in.tokens.count()), plural(in.samples, "sample").c_str(),
               in.seq_len);
@@ -116,6 +113,7 @@ void show_sample(const Options& o, Inputs& in, Engine& engine) {
 struct Course {
   double first_loss = 0, last_loss = 0;
   std::vector<double> speeds;
+  Traffic last_update;
 };
 
 Course run_updates(const Options& o, Inputs& in, Engine& engine, Loader& loader, std::uint64_t steps) {
@@ -124,7 +122,9 @@ Course run_updates(const Options& o, Inputs& in, Engine& engine, Loader& loader,
   Progress progress(stdout, ::isatty(STDOUT_FILENO) == 1, steps);
   Course course;
   for (std::uint64_t step = 0; step < steps; ++step) {
+    const Traffic before = engine.strategy().traffic();
     const UpdateReport report = update(engine, *in.model, loader, in.seq_len);
+    course.last_update = engine.strategy().traffic() - before;
     if (step == 0) course.first_loss = report.loss;
     course.last_loss = report.loss;
     course.speeds.push_back(report.tokens_per_second);
@@ -135,15 +135,28 @@ Course run_updates(const Options& o, Inputs& in, Engine& engine, Loader& loader,
   return course;
 }
 
+/// With --plan beside the plan of rank 0.
+void print_memory(const Options& o, const Inputs& in, Engine& engine, const Course& course) {
+  const MemoryUse held = engine.memory();
+  std::printf("memory: %s\n", describe(held).c_str());
+  if (!o.plan) return;
+  const int ranks = engine.world().size();
+  const TrainingPlan plan = plan_run(o, in, {0, ranks}, engine.stream().device().kind);
+  std::printf("planned: %s\n", describe(plan.memory).c_str());
+  if (engine.report().ran_graph) return;  // replays are not counted
+  std::printf("sent in an update: %s, planned: %s\n", human_bytes(course.last_update.sent(ranks)).c_str(),
+              human_bytes(plan.update.sent(ranks)).c_str());
+}
+
 /// Collective.
-void print_course(const Course& course, const Inputs& in, Engine& engine) {
+void print_course(const Options& o, const Course& course, const Inputs& in, Engine& engine) {
   const Devices devices = devices_of(engine.world().communicator());
   if (!engine.world().is_main() || course.speeds.empty()) return;
   const double flops = flops_per_token(in.model->config(), in.seq_len);
-  std::printf("done: %s, loss %.4f → %.4f\n%s\nmemory: %s\n", plural(course.speeds.size(), "update").c_str(),
+  std::printf("done: %s, loss %.4f → %.4f\n%s\n", plural(course.speeds.size(), "update").c_str(),
               course.first_loss, course.last_loss,
-              describe_throughput(median(course.speeds), flops, devices).c_str(),
-              describe(engine.strategy().memory()).c_str());
+              describe_throughput(median(course.speeds), flops, devices).c_str());
+  print_memory(o, in, engine, course);
 }
 
 void run_engine(const Options& o, Inputs& in, Engine& engine) {
@@ -152,7 +165,7 @@ void run_engine(const Options& o, Inputs& in, Engine& engine) {
   Loader loader = token_loader(engine, in.tokens, in.seq_len, sampler);
   const std::uint64_t steps = o.steps ? static_cast<std::uint64_t>(*o.steps) : sampler.updates();
   if (world.is_main()) print_run_summary(o, in, world.communicator(), engine.stream().threads(), steps);
-  print_course(run_updates(o, in, engine, loader, steps), in, engine);
+  print_course(o, run_updates(o, in, engine, loader, steps), in, engine);
   show_sample(o, in, engine);
   save_model(o, in, engine);
   world.wait_for_everyone();

@@ -24,11 +24,18 @@ constexpr const char* footer =
     "else,\n"
     "e.g. a loss that is not finite (the model is not saved).";
 
-void add_inputs(CommandLine& line, Options& o) {
+void add_model(CommandLine& line, Options& o) {
   line.add_option("--model", o.model, "Hugging Face GPT-2 config (config.json, or its folder)")
       .required()
       .type_name("CONFIG.json")
       .group("Inputs");
+  line.add_option("--config", o.config, "DeepSpeed configuration")
+      .required()
+      .type_name("DS.json")
+      .group("Inputs");
+}
+
+void add_data(CommandLine& line, Options& o) {
   line.add_option(
           "--init", o.init,
           "Start from this checkpoint, or the one in this folder; default: random weights from --seed")
@@ -42,23 +49,24 @@ void add_inputs(CommandLine& line, Options& o) {
       .type_name("TOKENS.bin")
       .excludes(data)
       .group("Inputs");
-  line.add_option("--config", o.config, "DeepSpeed configuration")
-      .required()
-      .type_name("DS.json")
-      .group("Inputs");
 }
 
-void add_training(CommandLine& line, Options& o) {
+void add_passes(CommandLine& line, Options& o) {
   line.add_option("--seq-len", o.seq_len, "Tokens a sample; default: the model's n_positions")
       .type_name("T")
       .within(1, 1 << 24)
       .group("Training");
+  line.add_option("--strategy", o.strategy, "ddp, zero1, zero2 or zero3; default: zero_optimization.stage")
+      .type_name("NAME")
+      .group("Training");
+  line.add_flag("--recompute", o.recompute, "Keep no activations of a block: compute them again in backward")
+      .group("Training");
+}
+
+void add_training(CommandLine& line, Options& o) {
   line.add_option("--steps", o.steps, "Updates; default: one pass over the data")
       .type_name("N")
       .within(std::int64_t{0}, std::int64_t{1} << 40)
-      .group("Training");
-  line.add_option("--strategy", o.strategy, "ddp, zero1, zero2 or zero3; default: zero_optimization.stage")
-      .type_name("NAME")
       .group("Training");
   line.add_option("--seed", o.seed,
                   "Seed of the initial weights, the order of samples, and the text of --sample; default 0")
@@ -68,8 +76,6 @@ void add_training(CommandLine& line, Options& o) {
       .group("Training");
   line.add_flag("!--no-graph", o.graph,
                 "On a GPU: start each kernel by itself, not all of an update as a CUDA graph")
-      .group("Training");
-  line.add_flag("--recompute", o.recompute, "Keep no activations of a block: compute them again in backward")
       .group("Training");
 }
 
@@ -120,17 +126,24 @@ void add_ddp(CommandLine& line, TrainingArguments& a) {
       .group(arguments_group);
 }
 
-/// Sets what CLI11 reads as words.
-void read_words(Options& o, const std::string& precision, const std::string& decay) {
-  if (!precision.empty()) o.arguments.precision = dtype_from_name(precision);
-  o.decay = decay == "all" ? Decay::all : Decay::matrices;
-  o.arguments.origin = "command line";
+void add_decay(CommandLine& line, std::string& decay) {
+  line.add_option(
+          "--decay", decay,
+          "Parameters to which weight decay applies: matrices (default; those of two or more dimensions), "
+          "or all, as in DeepSpeed")
+      .type_name("WHICH")
+      .one_of({"all", "matrices"})
+      .group("Training");
 }
 
 void add_outputs(CommandLine& line, Options& o) {
   line.add_option("--metrics", o.metrics,
                   "A JSON object an update: step, loss, grad_norm, lr, tokens_per_second, …")
       .type_name("METRICS.jsonl")
+      .group("Outputs");
+  line.add_flag(
+          "--plan", o.plan,
+          "Predict memory and traffic as the program plan does, and print them beside what was measured")
       .group("Outputs");
   line.add_option("--save", o.save,
                   "Write model.safetensors, config.json and ds_config.json there at the end")
@@ -157,28 +170,33 @@ void add_outputs(CommandLine& line, Options& o) {
       .group("Outputs");
 }
 
+constexpr const char* speed_group = "Speed (results stay the same but for --threads)";
+
+void add_buckets(CommandLine& line, Options& o) {
+  line.add_option("--bucket-mb", o.bucket_mb,
+                  "Size of a gradient bucket in MiB; default: zero_optimization.reduce_bucket_size, or 25")
+      .type_name("X")
+      .within(0.001, 65536.0)
+      .group(speed_group);
+  line.add_flag("!--no-overlap", o.overlap, "Wait for each bucket of gradients before backward goes on")
+      .group(speed_group);
+}
+
 void add_speed(CommandLine& line, Options& o) {
   line.add_option("--threads", o.threads,
                   "Per rank; default: the processors it may use, divided by the ranks that share them")
       .type_name("N")
       .within(1, 1024)
-      .group("Speed (results stay the same but for --threads)");
-  line.add_option("--bucket-mb", o.bucket_mb,
-                  "Size of a gradient bucket in MiB; default: zero_optimization.reduce_bucket_size, or 25")
-      .type_name("X")
-      .within(0.001, 65536.0)
-      .group("Speed (results stay the same but for --threads)");
+      .group(speed_group);
   line.add_option("--device", o.device,
                   "Device of the model: host (default), cuda (this machine's devices in turn), or cuda:N")
       .type_name("NAME")
-      .group("Speed (results stay the same but for --threads)");
+      .group(speed_group);
   line.add_option("--backend", o.backend,
                   "Implementation of the collectives: auto, native, mpi, nccl or peer_cuda; default "
                   "RZ_BACKEND or auto")
       .type_name("NAME")
-      .group("Speed (results stay the same but for --threads)");
-  line.add_flag("!--no-overlap", o.overlap, "Wait for each bucket of gradients before backward goes on")
-      .group("Speed (results stay the same but for --threads)");
+      .group(speed_group);
 }
 
 void check_combinations(const Options& o) {
@@ -188,29 +206,36 @@ void check_combinations(const Options& o) {
 
 }  // namespace
 
+void add_run_flags(CommandLine& line, Options& o, RunWords& words) {
+  add_model(line, o);
+  add_passes(line, o);
+  add_decay(line, words.decay);
+  add_sizes_and_precision(line, o.arguments, words.precision);
+  add_rates(line, o.arguments);
+  add_ddp(line, o.arguments);
+  add_buckets(line, o);
+}
+
+void read_words(Options& o, const RunWords& words) {
+  if (!words.precision.empty()) o.arguments.precision = dtype_from_name(words.precision);
+  o.decay = words.decay == "all" ? Decay::all : Decay::matrices;
+  o.arguments.origin = "command line";
+}
+
 ParsedOptions parse_options(int argc, const char* const* argv) {
   ParsedOptions parsed;
   CommandLine line(description, "train_gpt", footer);
   line.column_width(34);
-  add_inputs(line, parsed.options);
+  RunWords words;
+  add_run_flags(line, parsed.options, words);
+  add_data(line, parsed.options);
   add_training(line, parsed.options);
-  std::string precision, decay = "matrices";
-  line.add_option(
-          "--decay", decay,
-          "Parameters to which weight decay applies: matrices (default; those of two or more dimensions), "
-          "or all, as in DeepSpeed")
-      .type_name("WHICH")
-      .one_of({"all", "matrices"})
-      .group("Training");
-  add_sizes_and_precision(line, parsed.options.arguments, precision);
-  add_rates(line, parsed.options.arguments);
-  add_ddp(line, parsed.options.arguments);
   add_outputs(line, parsed.options);
   add_speed(line, parsed.options);
   parsed.help = line.parse(argc, argv);
   if (!parsed.help.empty()) return parsed;
   check_combinations(parsed.options);
-  read_words(parsed.options, precision, decay);
+  read_words(parsed.options, words);
   return parsed;
 }
 

@@ -34,7 +34,17 @@ struct Options {
   std::string device = "host";
   std::string backend;  ///< empty: from RZ_BACKEND
   bool shuffle = true, overlap = true, recompute = false, graph = true, save_nonfinite = false;
+  bool plan = false;  ///< compare memory with the plan of the run
 };
+
+/// Flags whose values are words.
+struct RunWords {
+  std::string precision, decay = "matrices";
+};
+/// Adds the flags that decide on memory and traffic: model, configuration, and what changes them.
+void add_run_flags(CommandLine&, Options&, RunWords&);
+/// Sets the options that the words stand for, after parsing.
+void read_words(Options&, const RunWords&);
 
 using ParsedOptions = Parsed<Options>;  ///< `help` also holds the output of --version
 

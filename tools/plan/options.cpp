@@ -1,0 +1,108 @@
+#include "tools/plan/options.h"
+
+#include <charconv>
+#include <cmath>
+#include <string>
+
+#include "comm/core/error.h"
+
+namespace rz::plan {
+namespace {
+
+constexpr const char* description =
+    "Predicts what each rank of a training run holds, by category, and what it sends in an update. Nothing "
+    "is\n"
+    "trained, and neither the memory nor the ranks nor the devices of the run are needed.\n\n"
+    "  plan --model config.json --config ds.json --ranks 4               one run\n"
+    "  plan --model config.json --config ds.json --ranks 1,2,4,8         side by side\n"
+    "  plan --model config.json --config ds.json --ranks 4 --memory 16GiB    does it fit, and what would?\n\n"
+    "The run is that of train_gpt with the same flags.";
+
+constexpr const char* footer =
+    "Categories:\n"
+    "  parameters        values that forward and backward read; the 16-bit ones in mixed precision\n"
+    "  masters           f32 copies of the values that a rank updates, in mixed precision\n"
+    "  gradients         and what optimizers keep: optimizer state\n"
+    "  transient         ZeRO: gathered parameters, whole gradients until they are reduced, wire format, "
+    "tiles\n"
+    "  activations       what the tape holds: outputs of operators, and gradients of them\n"
+    "  offloaded …       in host memory, beside a device\n\n"
+    "Bytes are those of a run after some updates, with what it caches; a run on the host holds exactly so\n"
+    "much, but for reductions that overlap with backward, whose transient bytes vary. Not "
+    "included:\n"
+    "the loader's batches, memory of communicators and libraries, and on a GPU its context and the padding "
+    "of\n"
+    "rows. Bytes sent are exact for algorithms that send the minimum (ring, and one copy within a node).\n\n"
+    "Exit status: 0 done, 1 a rank needs more than --memory, 2 an input is wrong.";
+
+int rank_count(const std::string& word) {
+  int n = 0;
+  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), n);
+  require(error == std::errc() && end == word.data() + word.size() && n >= 1 && n <= 65536, Errc::config,
+          "--ranks: '", word, "' is no number of ranks; give numbers from 1 to 65536, as in 1,2,4,8");
+  return n;
+}
+
+Device::Kind device_kind(const std::string& name) {
+  if (name == "host") return Device::host;
+  require(name == "cuda" || name.starts_with("cuda:"), Errc::config, "--device: '", name,
+          "' is no device; choose host or cuda");
+  return Device::cuda;
+}
+
+double factor_of(std::string_view unit) {
+  constexpr std::string_view letters = "KMGT";
+  if (unit.empty() || unit == "B") return 1;
+  const std::size_t power = letters.find(unit[0]);
+  const std::string_view rest = unit.substr(1);
+  if (power == std::string_view::npos || (rest != "" && rest != "B" && rest != "iB")) return 0;
+  return std::pow(rest == "B" ? 1000.0 : 1024.0, static_cast<double>(power + 1));
+}
+
+}  // namespace
+
+std::size_t bytes_from(std::string_view word) {
+  double number = 0;
+  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), number);
+  const double factor =
+      error == std::errc() ? factor_of({end, static_cast<std::size_t>(word.data() + word.size() - end)}) : 0;
+  const double bytes = number * factor;
+  require(bytes >= 1 && bytes <= 1e18, Errc::config, "'", word,
+          "' is no size; write it as 16GiB, 80GB or 512MiB");
+  return static_cast<std::size_t>(bytes);
+}
+
+ParsedOptions parse_options(int argc, const char* const* argv) {
+  ParsedOptions parsed;
+  Options& o = parsed.options;
+  std::string ranks = "1", memory;
+  train_gpt::RunWords words;
+  CommandLine line(description, "plan", footer);
+  line.column_width(34);
+  line.add_option("--ranks", ranks, "Numbers of ranks, e.g. 4 or 1,2,4,8; default 1")
+      .type_name("N,…")
+      .group("Plan");
+  line.add_option("--memory", memory, "What a rank may hold, e.g. 16GiB: shows what fits, and what would")
+      .type_name("SIZE")
+      .group("Plan");
+  line.add_option("--device", o.run.device, "Device of the run: host (default) or cuda")
+      .type_name("NAME")
+      .group("Plan");
+  line.add_flag("--json", o.json, "Print JSON with exact bytes of every rank").group("Plan");
+  train_gpt::add_run_flags(line, o.run, words);
+  parsed.help = line.parse(argc, argv);
+  if (!parsed.help.empty()) return parsed;
+  train_gpt::read_words(o.run, words);
+  o.ranks.clear();
+  for (const std::string& word : split_at_commas(ranks)) o.ranks.push_back(rank_count(word));
+  o.device = device_kind(o.run.device);
+  if (!memory.empty()) try {
+      o.memory = bytes_from(memory);
+    } catch (const Error& e) {
+      fail(Errc::config, "--memory: ", e.what());
+    }
+  if (!o.run.steps) o.run.steps = 1;  // schedules need a number, which changes nothing here
+  return parsed;
+}
+
+}  // namespace rz::plan

@@ -1,0 +1,178 @@
+#include "tools/plan/report.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "comm/core/text.h"
+
+namespace rz::plan {
+namespace {
+
+bool fits(const TrainingPlan& plan, const std::optional<std::size_t>& memory) {
+  return !memory || on_device(plan.memory) <= *memory;
+}
+
+// ---- text
+
+constexpr std::size_t label_width = 28, column_width = 14;
+
+/// Characters of UTF-8 text on a terminal.
+std::size_t width_of(const std::string& text) {
+  return static_cast<std::size_t>(std::ranges::count_if(text, [](char c) { return (c & 0xc0) != 0x80; }));
+}
+
+std::string padded(const std::string& text, std::size_t width) {
+  return text + std::string(width - std::min(width, width_of(text)), ' ');
+}
+
+/// A row with a column for each number of ranks.
+template <class F>
+std::string row(const Findings& f, const std::string& label, const F& cell) {
+  std::string line = padded(label, label_width);
+  for (std::size_t i = 0; i < f.runs.size(); ++i) line += padded(cell(i), column_width);
+  return line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+}
+
+std::string ranks_text(int n) { return concat(n, n == 1 ? " rank" : " ranks"); }
+
+std::string bytes_or_none(std::size_t bytes) { return bytes ? human_bytes(bytes) : "-"; }
+
+std::string categories(const Findings& f) {
+  const TrainingPlan& any = f.runs[0].plans[0];
+  std::string text = row(f, concat("bytes of a rank, ", name(any.strategy)),
+                         [&](std::size_t i) { return ranks_text(f.runs[i].ranks); });
+  const std::size_t count = parts(any.memory).size();
+  for (std::size_t c = 0; c < count; ++c) {
+    const auto bytes = [&](std::size_t i) { return parts(largest(f.runs[i]).memory)[c].bytes; };
+    bool used = false;
+    for (std::size_t i = 0; i < f.runs.size(); ++i) used = used || bytes(i) > 0;
+    if (used)
+      text += row(f, concat("  ", parts(any.memory)[c].name),
+                  [&](std::size_t i) { return bytes_or_none(bytes(i)); });
+  }
+  text += row(f, "  total", [&](std::size_t i) { return human_bytes(on_device(largest(f.runs[i]).memory)); });
+  if (on_host(any.memory) > 0)
+    text += row(f, "  total in host memory",
+                [&](std::size_t i) { return human_bytes(on_host(largest(f.runs[i]).memory)); });
+  return text + row(f, "  largest category",
+                    [&](std::size_t i) { return std::string(largest_part(largest(f.runs[i]).memory).name); });
+}
+
+/// Bytes that a rank sends in an update, by collective.
+std::string traffic(const Findings& f) {
+  std::string text = "sent by a rank in an update\n";
+  const auto sent = [&](std::size_t i, CallCount Traffic::*only) {
+    Traffic t;
+    t.*only = f.runs[i].plans[0].update.*only;
+    return bytes_or_none(t.sent(f.runs[i].ranks));
+  };
+  text += row(f, "  all_reduce", [&](std::size_t i) { return sent(i, &Traffic::all_reduce); });
+  text += row(f, "  reduce_scatter", [&](std::size_t i) { return sent(i, &Traffic::reduce_scatter); });
+  text += row(f, "  all_gather", [&](std::size_t i) { return sent(i, &Traffic::all_gather); });
+  return text + row(f, "  total", [&](std::size_t i) {
+           return human_bytes(f.runs[i].plans[0].update.sent(f.runs[i].ranks));
+         });
+}
+
+/// Totals of every strategy; '!' marks what does not fit.
+std::string strategies(const Findings& f) {
+  std::string text = "total by strategy\n";
+  for (std::size_t a = 0; a < f.alternatives[0].size(); ++a) {
+    const Alternative& first = f.alternatives[0][a];
+    text += row(f, concat("  ", name(first.strategy), first.recompute ? ", --recompute" : ""),
+                [&](std::size_t i) {
+                  const auto& plan = f.alternatives[i][a].plan;
+                  if (!plan) return std::string("-");
+                  return concat(human_bytes(on_device(plan->memory)), fits(*plan, f.memory) ? "" : " !");
+                });
+  }
+  return text;
+}
+
+std::string differences(const Findings& f) {
+  std::string text;
+  for (const PlannedRun& run : f.runs) {
+    std::size_t low = on_device(run.plans[0].memory);
+    for (const TrainingPlan& p : run.plans) low = std::min(low, on_device(p.memory));
+    const TrainingPlan& high = largest(run);
+    if (low != on_device(high.memory))
+      text += concat("the ranks of ", run.ranks, " hold from ", human_bytes(low), " to ",
+                     human_bytes(on_device(high.memory)), ", rank ", high.rank.rank, " the maximum\n");
+  }
+  return text;
+}
+
+std::string verdict(const Findings& f) {
+  if (!f.memory) return "";
+  std::string text = concat("\nmemory: ", human_bytes(*f.memory), " a rank; ! marks what needs more\n");
+  text += row(f, "  this run", [&](std::size_t i) {
+    return std::string(fits(largest(f.runs[i]), f.memory) ? "fits" : "needs more");
+  });
+  return text + row(f, "  largest micro-batch", [&](std::size_t i) {
+           return f.micro_batches[i] ? concat(f.micro_batches[i]) : std::string("none fits");
+         });
+}
+
+// ---- JSON
+
+using Json = nlohmann::ordered_json;
+
+Json json_of(const CallCount& calls) { return {{"calls", calls.calls}, {"bytes", calls.bytes}}; }
+
+Json json_of(const TrainingPlan& plan, int ranks) {
+  Json bytes;
+  for (const MemoryPart& p : parts(plan.memory)) bytes[p.name] = p.bytes;
+  const Traffic& t = plan.update;
+  return {{"rank", plan.rank.rank},
+          {"strategy", name(plan.strategy)},
+          {"bytes", bytes},
+          {"total", on_device(plan.memory)},
+          {"total_in_host_memory", on_host(plan.memory)},
+          {"largest", largest_part(plan.memory).name},
+          {"activations_in_use", plan.memory.activations_in_use},
+          {"update",
+           {{"all_reduce", json_of(t.all_reduce)},
+            {"reduce_scatter", json_of(t.reduce_scatter)},
+            {"all_gather", json_of(t.all_gather)},
+            {"bytes_sent", t.sent(ranks)}}}};
+}
+
+Json json_of(const Findings& f, std::size_t i) {
+  const PlannedRun& run = f.runs[i];
+  Json out{{"ranks", run.ranks},
+           {"train_batch_size", run.sizes.train},
+           {"micro_batch_size", run.sizes.micro},
+           {"gradient_accumulation_steps", run.sizes.accumulation}};
+  for (const TrainingPlan& p : run.plans) out["of_each_rank"].push_back(json_of(p, run.ranks));
+  for (const Alternative& a : f.alternatives[i])
+    out["strategies"].push_back({{"strategy", name(a.strategy)},
+                                 {"recompute", a.recompute},
+                                 {"total", a.plan ? Json(on_device(a.plan->memory)) : Json()}});
+  if (f.memory) {
+    out["fits"] = fits(largest(run), f.memory);
+    out["largest_micro_batch"] = f.micro_batches[i];
+  }
+  return out;
+}
+
+}  // namespace
+
+bool fits(const Findings& f) {
+  return std::ranges::all_of(f.runs, [&](const PlannedRun& run) { return fits(largest(run), f.memory); });
+}
+
+std::string table(const Findings& f) {
+  std::string text = concat("model: ", f.model, "\n");
+  text += row(f, "micro-batch", [&](std::size_t i) { return concat(f.runs[i].sizes.micro); });
+  text += row(f, "accumulation", [&](std::size_t i) { return concat(f.runs[i].sizes.accumulation); });
+  return concat(text, "\n", categories(f), differences(f), "\n", traffic(f), "\n", strategies(f), verdict(f));
+}
+
+std::string json(const Findings& f) {
+  Json out{{"model", f.model}};
+  if (f.memory) out["memory"] = *f.memory;
+  for (std::size_t i = 0; i < f.runs.size(); ++i) out["runs"].push_back(json_of(f, i));
+  return out.dump(2) + "\n";
+}
+
+}  // namespace rz::plan

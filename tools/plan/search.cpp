@@ -1,0 +1,51 @@
+#include "tools/plan/search.h"
+
+#include <algorithm>
+
+#include "comm/core/error.h"
+
+namespace rz::plan {
+
+PlannedRun plan_at(const Options& o, int ranks) {
+  const train_gpt::Inputs in = train_gpt::read_model_inputs(o.run, ranks);
+  return {ranks, in.sizes, train_gpt::plan_ranks(o.run, in, ranks, o.device)};
+}
+
+const TrainingPlan& largest(const PlannedRun& run) {
+  return *std::ranges::max_element(run.plans, {}, [](const TrainingPlan& p) { return on_device(p.memory); });
+}
+
+std::vector<Alternative> alternatives(const Options& o, int ranks) {
+  std::vector<Alternative> all;
+  for (const bool recompute : {false, true})
+    for (const StrategyKind kind :
+         {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3}) {
+      train_gpt::Options run = o.run;
+      run.strategy = name(kind), run.recompute = recompute;
+      all.push_back({kind, recompute, {}});
+      try {
+        const train_gpt::Inputs in = train_gpt::read_model_inputs(run, ranks);
+        all.back().plan = train_gpt::plan_run(run, in, {0, ranks}, o.device);
+      } catch (const Error&) {  // e.g. offload_param, which zero3 has alone
+      }
+    }
+  return all;
+}
+
+std::int64_t largest_micro_batch(const Options& o, int ranks, std::size_t memory) {
+  train_gpt::Inputs in = train_gpt::read_model_inputs(o.run, ranks);
+  const auto fits = [&](std::int64_t micro) {
+    in.sizes.micro = in.ds.sizes.micro = micro;
+    return on_device(train_gpt::plan_run(o.run, in, {0, ranks}, o.device).memory) <= memory;
+  };
+  constexpr std::int64_t limit = std::int64_t{1} << 20;
+  std::int64_t low = 0, high = 1;
+  while (high < limit && fits(high)) low = high, high *= 2;
+  while (high - low > 1) {
+    const std::int64_t middle = low + (high - low) / 2;
+    (fits(middle) ? low : high) = middle;
+  }
+  return low;
+}
+
+}  // namespace rz::plan

@@ -1,0 +1,39 @@
+#pragma once
+/// Plans of a run at several numbers of ranks, and of what it could be instead.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/plan/options.h"
+#include "tools/train_gpt/plan.h"
+
+namespace rz::plan {
+
+/// The run at one number of ranks.
+struct PlannedRun {
+  int ranks = 1;
+  BatchSizes sizes;
+  std::vector<TrainingPlan> plans;  ///< of each rank
+};
+/// Errors are those of train_gpt's inputs.
+PlannedRun plan_at(const Options&, int ranks);
+
+/// The rank that holds the maximum on its device.
+const TrainingPlan& largest(const PlannedRun&);
+
+/// The run with another strategy.
+struct Alternative {
+  StrategyKind strategy = StrategyKind::ddp;
+  bool recompute = false;
+  /// Of rank 0; none if the configuration does not go with the strategy.
+  std::optional<TrainingPlan> plan;
+};
+/// Every strategy, without and with recomputation of activations.
+std::vector<Alternative> alternatives(const Options&, int ranks);
+
+/// The largest micro-batch with which rank 0 holds at most `memory`; 0 if none does.
+std::int64_t largest_micro_batch(const Options&, int ranks, std::size_t memory);
+
+}  // namespace rz::plan
