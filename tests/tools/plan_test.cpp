@@ -1,0 +1,100 @@
+// The program that plans a run: its command line, its tables, and its plan against a run of train_gpt's
+// engine.
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "comm/core/error.h"
+#include "tests/support/error_of.h"
+#include "tests/support/program.h"
+#include "tools/plan/options.h"
+
+namespace rz {
+namespace {
+
+namespace fs = std::filesystem;
+using test::expect_refusal;
+using test::Program;
+
+class PlanProgram : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (fs::temp_directory_path() / "rz_plan_XXXXXX").string();
+    ASSERT_NE(::mkdtemp(name.data()), nullptr);
+    folder_ = name;
+    std::ofstream(folder_ / "model.json")
+        << R"({"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 16, "vocab_size": 256})";
+    std::ofstream(folder_ / "ds.json")
+        << R"({"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 1},)"
+        << R"( "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})";
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+  std::vector<std::string> flags(const std::vector<std::string>& more) const {
+    std::vector<std::string> all{"--model", (folder_ / "model.json").string(), "--config",
+                                 (folder_ / "ds.json").string()};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+  std::string run(const std::vector<std::string>& more, int status) const {
+    std::vector<std::string> command{test::built("plan")};
+    for (const std::string& flag : flags(more)) command.push_back(flag);
+    Program program(command);
+    EXPECT_EQ(program.wait(), status) << program.err();
+    return program.out();
+  }
+  fs::path folder_;
+};
+
+TEST_F(PlanProgram, PrintsExactBytesOfEveryRank) {
+  const auto found = nlohmann::json::parse(run({"--json", "--ranks", "1,4"}, 0));
+  ASSERT_EQ(found["runs"].size(), 2u);
+  const auto& four = found["runs"][1];
+  EXPECT_EQ(four["ranks"], 4);
+  EXPECT_EQ(four["train_batch_size"], 8);
+  ASSERT_EQ(four["of_each_rank"].size(), 4u);
+  const auto& last = four["of_each_rank"][3];
+  EXPECT_EQ(last["rank"], 3);
+  EXPECT_EQ(last["strategy"], "zero1");
+  std::size_t sum = 0;
+  for (const auto& [name, bytes] : last["bytes"].items()) sum += bytes.get<std::size_t>();
+  EXPECT_EQ(last["total"], sum);
+  const std::size_t parameters = last["bytes"]["parameters"], state = last["bytes"]["optimizer state"];
+  EXPECT_EQ(state, parameters / 2);  // twice the values, of a quarter of them
+  EXPECT_EQ(last["update"]["bytes_sent"], parameters / 4 * 3 * 2);
+  EXPECT_EQ(four["strategies"].size(), 8u);
+}
+
+TEST_F(PlanProgram, TellsWhatFits) {
+  EXPECT_NE(run({"--memory", "1GiB"}, 0).find("fits"), std::string::npos);
+  const std::string out = run({"--memory", "300KiB", "--ranks", "2"}, 1);
+  EXPECT_NE(out.find("needs more"), std::string::npos) << out;
+  EXPECT_NE(out.find("none fits"), std::string::npos) << out;
+  EXPECT_NE(out.find(" !"), std::string::npos) << out;
+}
+
+TEST_F(PlanProgram, RefusesBadInputInOneLine) {
+  expect_refusal("plan", flags({"--ranks", "1,x"}), "--ranks: 'x' is no number of ranks");
+  expect_refusal("plan", flags({"--ranks", "0"}), "--ranks: '0'");
+  expect_refusal("plan", flags({"--memory", "lots"}), "--memory: 'lots' is no size");
+  expect_refusal("plan", flags({"--device", "tpu"}), "--device: 'tpu' is no device");
+  expect_refusal("plan", flags({"--strategy", "zero9"}), "unknown strategy");
+  expect_refusal("plan", flags({"--train-batch-size", "7", "--ranks", "3"}),
+                 "train_batch_size: 7 cannot be shared out evenly");
+  expect_refusal("plan", {"--model", "/none.json", "--config", "/none.json"}, "/none.json: cannot be opened");
+  expect_refusal("plan", {}, "--model");
+}
+
+TEST(PlanOptions, ReadSizes) {
+  EXPECT_EQ(plan::bytes_from("512"), 512u);
+  EXPECT_EQ(plan::bytes_from("16GiB"), std::size_t{16} << 30);
+  EXPECT_EQ(plan::bytes_from("1.5K"), 1536u);
+  EXPECT_EQ(plan::bytes_from("80GB"), 80'000'000'000u);
+  for (const char* wrong : {"", "x", "-1G", "0", "5Gb", "5 G", "1e30G"})
+    EXPECT_EQ(test::error_of([&] { plan::bytes_from(wrong); }).code(), Errc::config) << wrong;
+}
+
+}  // namespace
+}  // namespace rz
