@@ -51,9 +51,9 @@ Device::Kind device_kind(const std::string& name) {
 }
 
 double factor_of(std::string_view unit) {
-  constexpr std::string_view letters = "KMGT";
+  constexpr std::string_view units = "KMGT";
   if (unit.empty() || unit == "B") return 1;
-  const std::size_t power = letters.find(unit[0]);
+  const std::size_t power = units.find(unit[0]);
   const std::string_view rest = unit.substr(1);
   if (power == std::string_view::npos || (rest != "" && rest != "B" && rest != "iB")) return 0;
   return std::pow(rest == "B" ? 1000.0 : 1024.0, static_cast<double>(power + 1));
