@@ -18,7 +18,7 @@ struct Tool {
   std::set<std::string_view> own;  ///< flags of the table that the program has itself
 };
 
-const Tool launcher{"rzrun", {"--master-port", "--log-dir"}};
+const Tool launcher{"rzrun", {"--master-port", "--log-dir", "--max-restarts"}};
 const Tool programs[] = {{"train_gpt", {}}, {"all_reduce_perf", {"-x"}}, {"tune", {}}, {"topology", {}}};
 
 /// "--a-b" as "--a_b".
@@ -61,6 +61,7 @@ TEST(LauncherFlags, UnderscoresAreDashes) {
   }
   // The name with a dash is rzrun's own.
   test::expect_refusal("rzrun", {"--master_port", "1234", "true"}, "use --master-port PORT");
+  test::expect_refusal("rzrun", {"--max_restarts", "3", "true"}, "use --max-restarts K");
 }
 
 TEST(LauncherFlags, AProgramsOwnFlagsAndValuesAreNotRefused) {

@@ -1,5 +1,7 @@
 // The launcher, with real processes.
 
+#include "tests/support/rzrun.h"
+
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -20,42 +22,11 @@
 namespace rz {
 namespace {
 
-namespace fs = std::filesystem;
+using test::content;
+using test::Directory;
+using test::lines;
 using test::Program;
-
-std::vector<std::string> rzrun(std::vector<std::string> flags, const std::string& script) {
-  flags.insert(flags.begin(), test::built("rzrun"));
-  for (const auto& word : {std::string("sh"), std::string("-c"), script}) flags.push_back(word);
-  return flags;
-}
-
-std::vector<std::string> lines(const std::string& text) {
-  std::vector<std::string> all;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) all.push_back(line);
-  return all;
-}
-
-std::string content(const fs::path& file) {
-  std::ostringstream text;
-  text << std::ifstream(file).rdbuf();
-  return text.str();
-}
-
-class Directory {
- public:
-  Directory() {
-    std::string name = (fs::temp_directory_path() / "rzrun_test_XXXXXX").string();
-    if (!::mkdtemp(name.data())) fail_errno("mkdtemp", name);
-    path_ = name;
-  }
-  ~Directory() { fs::remove_all(path_); }
-  std::string operator/(const std::string& name) const { return (path_ / name).string(); }
-  std::string string() const { return path_.string(); }
-
- private:
-  fs::path path_;
-};
+using test::rzrun;
 
 TEST(Rzrun, EveryRankGetsTorchrunsEnvironment) {
   Program p(
@@ -281,6 +252,7 @@ TEST(Rzrun, AWrongCommandLineIsOneLineAndTwo) {
                                               {{"-n", "2", "--prefx", "true"}, "did you mean --prefix?"},
                                               {{"-n", "2", "--bind", "socket", "true"}, "bind"},
                                               {{"-n", "2", "--tee", "true"}, "--log-dir"},
+                                              {{"-n", "2", "--max-restarts", "-1", "true"}, "max-restarts"},
                                               {{"-n", "2", "--grace", "-1", "true"}, "grace"}}) {
     std::vector<std::string> command{test::built("rzrun")};
     command.insert(command.end(), bad.flags.begin(), bad.flags.end());

@@ -26,8 +26,7 @@ constexpr Instead gpus{"use -n N, and set CUDA_VISIBLE_DEVICES to choose devices
                        "use rzrun -n N, and set CUDA_VISIBLE_DEVICES to choose devices"};
 constexpr Instead logs{"use --log-dir DIR", "use rzrun --log-dir DIR"};
 constexpr Instead labels{"use --prefix", "use rzrun --prefix"};
-constexpr Instead restarts{"leave it out, rzrun ends all ranks when one fails and restarts none",
-                           "leave it out, rzrun ends all ranks when one fails and restarts none"};
+constexpr Instead restarts{"use --max-restarts K", "use rzrun --max-restarts K"};
 constexpr Instead module{"use python3 -m MODULE as PROGRAM", "use rzrun -n N python3 -m MODULE"};
 constexpr Instead environment{"set the variable before rzrun, ranks inherit it",
                               "set the variable in the environment, ranks inherit it"};

@@ -13,6 +13,7 @@
 
 #include <cerrno>
 #include <cstdlib>
+#include <filesystem>
 #include <tuple>
 
 #include "comm/core/error.h"
@@ -27,6 +28,16 @@ std::pair<UniqueFd, UniqueFd> make_pipe() {
   return {UniqueFd(ends[0]), UniqueFd(ends[1])};
 }
 
+std::string log_folder(const Options& o, int restarts) {
+  return restarts ? concat(o.log_dir, "/restart", restarts) : o.log_dir;
+}
+
+void make_log_folder(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  require(!error, Errc::config, "--log-dir ", path, ": ", error.message());
+}
+
 UniqueFd open_log(const std::string& path) {
   UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
   if (!file) fail_errno("open", path);
@@ -38,9 +49,10 @@ struct ChildStream {
   UniqueFd child, read, log;
 };
 
-ChildStream open_stream(const Options& o, int rank, const char* name) {
+ChildStream open_stream(const Job& job, int rank, const char* name) {
+  const Options& o = job.options;
   ChildStream s;
-  if (!o.log_dir.empty()) s.log = open_log(log_path(o, rank, name));
+  if (!o.log_dir.empty()) s.log = open_log(log_path(o, job.restarts, rank, name));
   if (!o.log_dir.empty() && !o.tee)
     s.child = std::move(s.log);  // the child writes to the file directly
   else if (o.prefix || o.tee)
@@ -49,7 +61,7 @@ ChildStream open_stream(const Options& o, int rank, const char* name) {
 }
 
 void default_signals() {
-  for (int s : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGCHLD}) ::signal(s, SIG_DFL);
+  for (int s : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD}) ::signal(s, SIG_DFL);
   sigset_t none;
   sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -130,22 +142,27 @@ std::vector<std::pair<std::string, std::string>> rank_environment(const Job& job
       {"ROLE_NAME", "default"},
       {"MASTER_ADDR", "127.0.0.1"},
       {"MASTER_PORT", concat(job.master_port)},
-      {"TORCHELASTIC_RESTART_COUNT", "0"},
-      {"TORCHELASTIC_MAX_RESTARTS", "0"},
+      {"TORCHELASTIC_RESTART_COUNT", concat(job.restarts)},
+      {"TORCHELASTIC_MAX_RESTARTS", concat(job.options.max_restarts)},
       {"TORCHELASTIC_RUN_ID", job.run_id},
-      {"RZ_LAUNCH", job.run_id},
+      {"RZ_LAUNCH", job.launch},
   };
   if (job.options.ranks > 1 && !std::getenv("OMP_NUM_THREADS"))
     variables.emplace_back("OMP_NUM_THREADS", "1");
   return variables;
 }
 
-std::string log_path(const Options& o, int rank, const char* stream) {
-  return concat(o.log_dir, "/rank", rank, ".", stream);
+Job new_job(const Options& o, const std::string& run_id, int restarts) {
+  if (!o.log_dir.empty()) make_log_folder(log_folder(o, restarts));
+  return {o, o.master_port ? o.master_port : free_port(), run_id, restarts ? random_id() : run_id, restarts};
+}
+
+std::string log_path(const Options& o, int restarts, int rank, const char* stream) {
+  return concat(log_folder(o, restarts), "/rank", rank, ".", stream);
 }
 
 ChildProcess launch(const Job& job, int rank) {
-  ChildStream out = open_stream(job.options, rank, "stdout"), err = open_stream(job.options, rank, "stderr");
+  ChildStream out = open_stream(job, rank, "stdout"), err = open_stream(job, rank, "stderr");
   auto [error_read, error_write] = make_pipe();
   std::vector<int> processors;
   if (job.options.bind) processors = processors_for(rank, job.options.ranks);

@@ -12,12 +12,18 @@
 
 namespace rz::rzrun {
 
-/// Settings shared by all ranks of a job.
+/// Settings shared by all ranks that are started at once.
 struct Job {
   Options options;
   int master_port;
-  std::string run_id;  ///< random; unique to this launch
+  std::string run_id;  ///< random; the same after a restart
+  std::string launch;  ///< random; another one after a restart, so that ranks of both cannot connect
+  int restarts = 0;
 };
+
+/// The job at its start, or after that many restarts. Makes the folder of the log files: Errc::config if that
+/// fails.
+Job new_job(const Options&, const std::string& run_id, int restarts);
 
 /// A port on 127.0.0.1 that is free now.
 int free_port();
@@ -34,8 +40,8 @@ struct ChildProcess {
   UniqueFd out_log, err_log;  ///< log files for the data read from the pipes
 };
 
-/// `<log-dir>/rank<R>.<stream>`.
-std::string log_path(const Options&, int rank, const char* stream);
+/// `<log-dir>/rank<R>.<stream>`, and after K restarts `<log-dir>/restart<K>/rank<R>.<stream>`.
+std::string log_path(const Options&, int restarts, int rank, const char* stream);
 
 /// Starts the process as the leader of a new process group; the kernel kills it when this process ends.
 /// Throws LaunchError.

@@ -19,25 +19,37 @@ constexpr const char* description =
     "  rzrun -n 4 --log-dir logs --tee ./my_program";
 
 constexpr const char* footer =
-    "Each rank gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the other\n"
-    "variables of torchrun; RZ_LAUNCH, an identifier that is unique to this launch; and OMP_NUM_THREADS=1 "
-    "if\n"
-    "there are several ranks and it is not set. Rank 0 keeps the standard input unless that is a terminal;\n"
-    "the other ranks read /dev/null.\n"
-    "\n"
-    "When a rank fails, rzrun prints on standard error which rank failed first, and how. All other ranks "
-    "and\n"
-    "their child processes get SIGTERM and, after the grace period, SIGKILL. Ctrl-C does the same; a second\n"
-    "Ctrl-C kills at once.\n"
-    "\n"
-    "Exit status: 0 if every rank exited with 0; else that of the rank that failed first, 128 + the "
-    "signal's\n"
-    "number if a signal ended it; 2 for a wrong command line; 126 or 127 if the program cannot be started.";
+    R"(Each rank gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the other
+variables of torchrun; RZ_LAUNCH, an identifier that is unique to this start of the ranks; and
+OMP_NUM_THREADS=1 if there are several ranks and it is not set. Rank 0 keeps the standard input unless
+that is a terminal; the other ranks read /dev/null.
+
+When a rank fails, rzrun prints on standard error which rank failed first, and how. All other ranks and
+their child processes get SIGTERM and, after the grace period, SIGKILL.
+
+With --max-restarts K all ranks are then started again, up to K times, as torchrun does. The restarted
+ranks get a new RZ_LAUNCH, a free MASTER_PORT unless --master-port is set, the same TORCHELASTIC_RUN_ID,
+and the number of restarts as TORCHELASTIC_RESTART_COUNT (of TORCHELASTIC_MAX_RESTARTS). They write log
+files to <log-dir>/restart<K>, and read the standard input from where rank 0 left it. A group that fails
+within 10 s is restarted after 0.1 s; that pause doubles, up to 10 s, until a group lives longer. There
+is no restart after status 2 (wrong input), 126 or 127 (the program cannot be executed), 130 or 143 (a
+rank handled SIGINT or SIGTERM and ended), nor after a signal to rzrun.
+
+SIGTERM, SIGINT (Ctrl-C), SIGHUP or SIGQUIT to rzrun ends the job: the ranks get SIGTERM, then SIGKILL as
+above; a second such signal kills them at once. SIGUSR1 and SIGUSR2 are forwarded to the processes of the
+ranks that have a handler for them. Programs on ringzero's engine save at SIGUSR1, and save and end at
+SIGTERM.
+
+rzrun starts ranks on this machine only. On several, use torchrun, mpirun or srun.
+
+Exit status: 0 if every rank exited with 0; else that of the rank that failed first, after the last
+restart, 128 + the signal's number if a signal ended it or rzrun; 2 for a wrong command line; 126 or 127
+if the program cannot be started.)";
 
 /// Options whose text differs from their type in Options.
 struct RawOptions {
   std::string bind = "core";
-  double grace_s = 5;
+  double grace_s = 30;
 };
 
 void add_flags(CommandLine& line, Options& o, RawOptions& w) {
@@ -52,9 +64,14 @@ void add_flags(CommandLine& line, Options& o, RawOptions& w) {
                   "Write rank<R>.stdout and rank<R>.stderr there instead of the console")
       .type_name("DIR");
   line.add_flag("--tee", o.tee, "With --log-dir: also print to the console");
-  line.add_option("--grace", w.grace_s, "Between SIGTERM and SIGKILL; default 5")
+  line.add_option("--grace", w.grace_s,
+                  "Between SIGTERM and SIGKILL, for ranks that save before they end; default 30")
       .within(0.0, 86400.0)
       .type_name("SECONDS");
+  line.add_option("--max-restarts", o.max_restarts,
+                  "Start all ranks again after a failure, at most K times; default 0")
+      .within(0, 1000000)
+      .type_name("K");
   line.add_option("--master-port", o.master_port, "MASTER_PORT; default: a free one")
       .within(1, 65535)
       .type_name("PORT");

@@ -16,7 +16,8 @@ struct Options {
   bool prefix = false;               ///< print "[rank] " before every line
   std::string log_dir;               ///< one file per rank and stream; empty: no log files
   bool tee = false;                  ///< write to log files and the console
-  std::chrono::milliseconds grace{5000};
+  std::chrono::milliseconds grace{30000};
+  int max_restarts = 0;
   int master_port = 0;  ///< 0: any free port
 
   bool to_console() const { return log_dir.empty() || tee; }

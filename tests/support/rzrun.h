@@ -1,0 +1,51 @@
+#pragma once
+/// Starts shell scripts under rzrun, and reads what they leave.
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "comm/core/error.h"
+#include "tests/support/program.h"
+
+namespace rz::test {
+
+/// rzrun with these flags runs the script on every rank.
+inline std::vector<std::string> rzrun(std::vector<std::string> flags, const std::string& script) {
+  flags.insert(flags.begin(), built("rzrun"));
+  for (const auto& word : {std::string("sh"), std::string("-c"), script}) flags.push_back(word);
+  return flags;
+}
+
+inline std::vector<std::string> lines(const std::string& text) {
+  std::vector<std::string> all;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) all.push_back(line);
+  return all;
+}
+
+inline std::string content(const std::filesystem::path& file) {
+  std::ostringstream text;
+  text << std::ifstream(file).rdbuf();
+  return text.str();
+}
+
+/// A folder that ends with the test.
+class Directory {
+ public:
+  Directory() {
+    std::string name = (std::filesystem::temp_directory_path() / "rzrun_test_XXXXXX").string();
+    if (!::mkdtemp(name.data())) fail_errno("mkdtemp", name);
+    path_ = name;
+  }
+  ~Directory() { std::filesystem::remove_all(path_); }
+  std::string operator/(const std::string& name) const { return (path_ / name).string(); }
+  std::string string() const { return path_.string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace rz::test

@@ -1,0 +1,77 @@
+// Signals to rzrun that its ranks handle.
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+
+#include "tests/support/rzrun.h"
+
+namespace rz {
+namespace {
+
+using namespace std::chrono_literals;
+using test::Directory;
+using test::lines;
+using test::Program;
+using test::rzrun;
+
+std::size_t count_lines(const std::string& text, const std::string& line) {
+  const auto all = lines(text);
+  return static_cast<std::size_t>(std::count(all.begin(), all.end(), line));
+}
+
+TEST(RzrunSignals, Usr1And2AreForwardedToRanksThatHandleThem) {
+  // Rank 2 has no handler, which would end it; nor have the children of the ranks.
+  for (const auto& [name, signal] : {std::pair("USR1", SIGUSR1), std::pair("USR2", SIGUSR2)}) {
+    Directory directory;
+    const std::string done = directory / "done";
+    Program p(rzrun({"-n", "3"}, std::string("[ $RANK = 2 ] || trap 'echo got' ") + name +
+                                     "; echo up; while [ ! -e " + done + " ]; do sleep 0.02; done"));
+    while (count_lines(p.out(), "up") < 3) p.wait_for("up");
+    p.signal(signal);
+    while (count_lines(p.out(), "got") < 2) p.wait_for("got");
+    std::ofstream(done) << "";
+    EXPECT_EQ(p.wait(), 0) << p.err();
+    EXPECT_EQ(count_lines(p.out(), "got"), 2u);
+    EXPECT_EQ(p.err(), "");
+  }
+}
+
+TEST(RzrunSignals, Usr1WithoutAHandlerChangesNothing) {
+  Directory directory;
+  const std::string done = directory / "done";
+  Program p(rzrun({"-n", "1"}, "echo up; while [ ! -e " + done + " ]; do sleep 0.02; done; exit 4"));
+  p.wait_for("up");
+  p.signal(SIGUSR1);
+  p.wait_for("SIGUSR1: not forwarded, since no rank has a handler for it");
+  std::ofstream(done) << "";
+  EXPECT_EQ(p.wait(), 4);
+}
+
+TEST(RzrunSignals, RanksThatSaveAtSigtermHaveTheGracePeriod) {
+  Program p(rzrun({"-n", "2", "--max-restarts", "3"},
+                  "trap 'sleep 0.5; echo saved; exit 143' TERM; echo up; while :; do sleep 0.02; done"));
+  while (count_lines(p.out(), "up") < 2) p.wait_for("up");
+  p.signal(SIGTERM);
+  EXPECT_EQ(p.wait(20s), 143);
+  EXPECT_EQ(count_lines(p.out(), "saved"), 2u);
+  EXPECT_EQ(count_lines(p.err(), "rzrun: SIGTERM: ending 2 ranks (once more kills them at once)"), 1u);
+  EXPECT_EQ(p.err().find("restart"), std::string::npos) << p.err();
+  EXPECT_EQ(p.err().find("SIGKILL"), std::string::npos) << p.err();
+}
+
+TEST(RzrunSignals, ARankThatIsKilledAfterTheGracePeriodIsNamed) {
+  Program p(rzrun({"-n", "2", "--grace", "0.2"},
+                  "echo up; [ $RANK = 1 ] && exec sleep 60; trap '' TERM; while :; do sleep 60; done"));
+  while (count_lines(p.out(), "up") < 2) p.wait_for("up");
+  p.signal(SIGTERM);
+  EXPECT_EQ(p.wait(20s), 143);
+  EXPECT_NE(p.err().find("rank 0 has not ended since SIGTERM: SIGKILL (--grace 0.2 s)"), std::string::npos)
+      << p.err();
+}
+
+}  // namespace
+}  // namespace rz
