@@ -98,6 +98,7 @@ ROOMS = {
     'sharding/world': TENSOR + 'comm',
     'sharding/checkpoint/state': TENSOR + MODULES + 'comm sharding/io sharding/checkpoint sharding/checkpoint/sharded '
                                  'sharding/layout sharding/optim sharding/strategies sharding/world',
+    'sharding/signals': 'comm comm/core',
     'sharding/engine/monitor': TENSOR + 'sharding/config sharding/io sharding/memory',
     'sharding/engine/update': TENSOR + MODULES + 'comm sharding/config sharding/optim sharding/schedules '
                               'sharding/strategies sharding/world sharding/engine/monitor',
@@ -106,7 +107,7 @@ ROOMS = {
                                   'sharding/world sharding/engine/monitor sharding/engine/update',
     'sharding/engine': TENSOR + MODULES + 'comm sharding/config sharding/consistency sharding/data sharding/mesh '
                        'sharding/huggingface sharding/memory sharding/optim sharding/schedules sharding/strategies '
-                       'sharding/wire sharding/world sharding/engine/monitor sharding/engine/update '
+                       'sharding/wire sharding/world sharding/signals sharding/engine/monitor sharding/engine/update '
                        'sharding/engine/checkpoint',
     'sharding/plan': TENSOR + MODULES + 'comm sharding/layout sharding/memory sharding/optim sharding/runtime '
                      'sharding/strategies sharding/engine sharding/config',

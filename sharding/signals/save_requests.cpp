@@ -1,0 +1,78 @@
+#include "sharding/signals/save_requests.h"
+
+#include <limits>
+#include <utility>
+
+#include "comm/core/error.h"
+
+namespace rz {
+namespace {
+
+/// The maximum over the ranks is the last reason in order, and the lowest rank that has it.
+std::int64_t encode_request(SaveReason reason, int rank) {
+  return std::int64_t{static_cast<int>(reason)} << 32 | (std::numeric_limits<int>::max() - rank);
+}
+
+SaveDecision decode_request(std::int64_t code) {
+  return {static_cast<SaveReason>(code >> 32),
+          std::numeric_limits<int>::max() - static_cast<int>(code & 0xffffffff)};
+}
+
+}  // namespace
+
+std::string describe(const SaveDecision& d) {
+  switch (d.reason) {
+    case SaveReason::none:
+      return "";
+    case SaveReason::save_steps:
+      return "save_steps";
+    case SaveReason::save_interval:
+      return "save_interval";
+    case SaveReason::user1:
+      return concat("SIGUSR1 on rank ", d.rank);
+    case SaveReason::terminate:
+      return concat("SIGTERM on rank ", d.rank);
+    case SaveReason::allocation_end:
+      return "the end of the allocation";
+  }
+  return "";
+}
+
+SaveRequests::SaveRequests(Communicator& communicator, SaveRequestOptions options,
+                           std::function<ReceivedSignals()> received)
+    : communicator_(communicator), options_(std::move(options)), received_(std::move(received)) {
+  require(options_.save_interval.count() >= 0, Errc::config, "save_interval must not be negative, but is ",
+          options_.save_interval.count(), " s");
+  require(options_.allocation_margin.count() >= 0, Errc::config,
+          "allocation_margin must not be negative, but is ", options_.allocation_margin.count(), " s");
+  last_save_ = options_.steady_now();
+}
+
+SaveDecision SaveRequests::decide(std::uint64_t step) {
+  if (decision_.stops()) return decision_;
+  decision_ = agree(own_reason(step));
+  if (decision_.saves()) last_save_ = options_.steady_now();
+  return decision_;
+}
+
+SaveReason SaveRequests::own_reason(std::uint64_t step) {
+  const ReceivedSignals signals = received_ ? received_() : ReceivedSignals{};
+  const auto& o = options_;
+  if (o.allocation_end && o.system_now() >= *o.allocation_end - o.allocation_margin)
+    return SaveReason::allocation_end;
+  if (signals.terminate) return SaveReason::terminate;
+  if (signals.user1 && decision_.reason != SaveReason::user1) return SaveReason::user1;
+  if (o.save_interval.count() > 0 && communicator_.rank() == 0 &&
+      o.steady_now() - last_save_ >= o.save_interval)
+    return SaveReason::save_interval;
+  if (o.save_steps > 0 && step % o.save_steps == 0) return SaveReason::save_steps;
+  return SaveReason::none;
+}
+
+SaveDecision SaveRequests::agree(SaveReason own) const {
+  std::int64_t code = encode_request(own, communicator_.rank());
+  if (communicator_.size() > 1) communicator_.all_reduce(Buffer(&code, 1), ReduceOp::max).wait();
+  return decode_request(code);
+}
+
+}  // namespace rz

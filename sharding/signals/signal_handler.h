@@ -1,0 +1,31 @@
+#pragma once
+/// The signals by which a launcher or a user requests that a run saves.
+
+namespace rz {
+
+/// Signals that this process has received.
+struct ReceivedSignals {
+  bool user1 = false;      ///< SIGUSR1: save, and go on
+  bool terminate = false;  ///< SIGTERM: save, then stop
+};
+
+/// Records SIGTERM and SIGUSR1 as long as it exists, in place of what they did before; its end restores that.
+/// As DistributedSignalHandler of Megatron-LM. Blocked or ignored signals of the process stay blocked, and
+/// are recorded if ignored. System calls that a signal interrupts are restarted (SA_RESTART). A signal that
+/// is not received() before the end of the object is dropped. A child of fork() has the handler, and a copy
+/// of what was recorded.
+///
+/// A signal belongs to a process: Errc::invalid_argument if it has a SignalHandler already. received() is
+/// thread-safe.
+class SignalHandler {
+ public:
+  SignalHandler();
+  ~SignalHandler();
+  SignalHandler(const SignalHandler&) = delete;
+  SignalHandler& operator=(const SignalHandler&) = delete;
+
+  /// Those since the last call; a SIGTERM is returned by every later call too.
+  ReceivedSignals received();
+};
+
+}  // namespace rz
