@@ -1,23 +1,19 @@
 #include "sharding/checkpoint/sharded/checkpoint_folder.h"
 
 #include <fcntl.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
 #include <cstdio>
 #include <filesystem>
 #include <utility>
 
 #include "comm/core/error.h"
-#include "comm/os/fd.h"
 #include "sharding/checkpoint/sharded/checkpoint_index.h"
 #include "sharding/io/disk.h"
 #include "sharding/io/durable_file.h"
 #include "sharding/io/json.h"
-#include "sharding/io/temporary_name.h"
+#include "sharding/io/locked_names.h"
 #include "sharding/io/text.h"
 
 namespace rz {
@@ -26,68 +22,11 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view step_prefix = "global_step";
-constexpr std::string_view lock_ending = ".lock", partial_ending = ".partial", replaced_ending = ".replaced";
-
-bool exists(const std::string& path) {
-  std::error_code ignored;
-  return fs::exists(fs::symlink_status(path, ignored));
-}
-
-void remove_folder(const std::string& path) {
-  std::error_code problem;
-  fs::remove_all(path, problem);
-  require(!problem, Errc::io, path, ": cannot be removed: ", problem.message());
-}
-
-void rename_path(const std::string& from, const std::string& to) {
-  if (::rename(from.c_str(), to.c_str()) != 0) fail_on_disk(to, "cannot be given its name");
-}
 
 /// Exchanges two names; false where the file system cannot.
 bool exchange_names(const std::string& a, const std::string& b) {
-  constexpr unsigned rename_exchange = 2;
-  return ::syscall(SYS_renameat2, AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), rename_exchange) == 0;
+  return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
 }
-
-/// Temporary names of a checkpoint, which one process uses as long as it holds the lock.
-class LockedNames {
- public:
-  /// New names, locked.
-  explicit LockedNames(const std::string& checkpoint) {
-    const TemporaryName name(checkpoint, lock_ending);
-    do {
-      set_path(name.fresh());
-      lock_ = UniqueFd(::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
-      if (!lock_ && errno != EEXIST) fail_on_disk(path_, "cannot be made");
-    } while (!lock_ || (!lock(lock_.get()) && errno == EWOULDBLOCK) || !is_linked(lock_.get()));
-  }
-  /// The names of a process that was killed; nullopt if it still runs.
-  static std::optional<LockedNames> of_killed(const std::string& lock_path) {
-    UniqueFd file(::open(lock_path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
-    if (!file || !lock(file.get()) || !is_linked(file.get())) return std::nullopt;
-    return LockedNames(std::move(file), lock_path);
-  }
-  LockedNames(LockedNames&&) = default;
-
-  std::string partial() const { return front_ + std::string(partial_ending); }
-  std::string replaced() const { return front_ + std::string(replaced_ending); }
-  /// Removes what has these names.
-  void remove() {
-    remove_folder(partial());
-    remove_folder(replaced());
-    ::unlink(path_.c_str());
-  }
-
- private:
-  LockedNames(UniqueFd lock, const std::string& path) : lock_(std::move(lock)) { set_path(path); }
-  void set_path(const std::string& path) {
-    path_ = path;
-    front_ = path.substr(0, path.size() - lock_ending.size());
-  }
-
-  UniqueFd lock_;
-  std::string path_, front_;
-};
 
 std::vector<std::string> names_in(const std::string& dir) {
   std::vector<std::string> names;
@@ -98,14 +37,14 @@ std::vector<std::string> names_in(const std::string& dir) {
 
 /// What is not a checkpoint is never removed.
 void check_replaceable(const std::string& path) {
-  require(!exists(path) || exists(concat(path, "/", checkpoint_index_file)), Errc::io, path,
+  require(!path_exists(path) || path_exists(concat(path, "/", checkpoint_index_file)), Errc::io, path,
           ": exists, and is not a checkpoint: it has no ", checkpoint_index_file,
           "; choose another tag, or remove it");
 }
 
 /// A process was killed between the two renames that replace a checkpoint: the old one comes back.
 void restore_replaced(const LockedNames& names, const std::string& checkpoint) {
-  if (!exists(checkpoint) && exists(names.replaced())) rename_path(names.replaced(), checkpoint);
+  if (!path_exists(checkpoint) && path_exists(names.replaced())) rename_path(names.replaced(), checkpoint);
 }
 
 }  // namespace
@@ -137,7 +76,7 @@ std::optional<std::int64_t> steps_of_tag(std::string_view tag) {
 std::vector<std::string> checkpoint_tags(const std::string& dir) {
   std::vector<std::string> tags;
   for (const std::string& name : names_in(dir))
-    if (name.front() != '.' && exists(concat(dir, "/", name, "/", checkpoint_index_file)))
+    if (name.front() != '.' && path_exists(concat(dir, "/", name, "/", checkpoint_index_file)))
       tags.push_back(name);
   std::ranges::sort(
       tags, {}, [](const std::string& tag) { return std::pair(steps_of_tag(tag).value_or(INT64_MAX), tag); });
@@ -146,7 +85,7 @@ std::vector<std::string> checkpoint_tags(const std::string& dir) {
 
 std::optional<std::string> read_tag_file(const std::string& dir, const char* file) {
   const std::string path = (fs::path(dir) / file).string();
-  if (!exists(path)) return std::nullopt;
+  if (!path_exists(path)) return std::nullopt;
   std::string tag = read_text_file(path);
   while (!tag.empty() && (tag.back() == '\n' || tag.back() == '\r')) tag.pop_back();
   try {
@@ -179,6 +118,7 @@ struct PartialCheckpoint::State {
   /// Where names cannot be exchanged, a moment passes without a checkpoint of this tag; remove_stale() ends
   /// it after a crash.
   void replace() {
+    check_replaceable(path);
     if (exchange_names(folder, path)) return;
     rename_path(path, names.replaced());
     rename_path(folder, path);
@@ -208,7 +148,7 @@ void PartialCheckpoint::commit(std::string_view index) {
   DurableFile file((fs::path(folder()) / checkpoint_index_file).string());
   file.write(index);
   file.commit();
-  if (exists(state_->path)) {
+  if (path_exists(state_->path)) {
     state_->replace();
   } else {
     rename_path(folder(), state_->path);
@@ -223,7 +163,7 @@ void remove_stale(const std::string& dir) {
   for (const char* file : {latest_file, best_file})
     remove_stale_temporary_files((fs::path(dir) / file).string());
   for (const std::string& name : names_in(dir)) {
-    const std::string_view tag = name_of_temporary(name, lock_ending);
+    const std::string_view tag = LockedNames::name_of_lock(name);
     if (tag.empty()) continue;
     auto names = LockedNames::of_killed((fs::path(dir) / name).string());
     if (!names) continue;
@@ -235,7 +175,7 @@ void remove_stale(const std::string& dir) {
 void remove_checkpoint(const std::string& dir, const std::string& tag) {
   const std::string path = (fs::path(dir) / tag).string();
   LockedNames names(path);
-  if (exists(path)) rename_path(path, names.partial());
+  if (path_exists(path)) rename_path(path, names.partial());
   names.remove();
 }
 

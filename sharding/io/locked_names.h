@@ -1,0 +1,37 @@
+#pragma once
+/// Temporary names beside a file or folder, whose user can be found to have ended.
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "comm/os/fd.h"
+
+namespace rz {
+
+/// Names beside a path PARENT/NAME, which one process uses as long as it holds a lock:
+/// ".NAME.ringzero-XXXXXX.lock", and the same with ".partial" and ".replaced". A process that is killed
+/// leaves its files, and the kernel releases the lock. Errors are Errc::io.
+class LockedNames {
+ public:
+  /// New names, locked.
+  explicit LockedNames(const std::string& path);
+  /// The names of a process that was killed; nullopt if it still runs.
+  static std::optional<LockedNames> of_killed(const std::string& lock_path);
+  /// NAME of the name of a lock; empty if it is none.
+  static std::string_view name_of_lock(std::string_view name);
+
+  std::string partial() const { return front_ + ".partial"; }
+  std::string replaced() const { return front_ + ".replaced"; }
+  /// Removes what has these names.
+  void remove();
+
+ private:
+  LockedNames(UniqueFd lock, const std::string& path) : lock_(std::move(lock)) { set_path(path); }
+  void set_path(const std::string& path);
+
+  UniqueFd lock_;
+  std::string path_, front_;
+};
+
+}  // namespace rz
