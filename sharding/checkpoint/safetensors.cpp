@@ -107,15 +107,14 @@ class EntryReader {
   /// each.
   void check_size() const {
     const uint64_t held = entry_.end - entry_.begin;
-    const auto known =
-        std::ranges::find_if(elements, [this](const Element& e) { return entry_.dtype == e.name; });
-    if (known == elements.end()) {
+    const unsigned element_bits = safetensors_bits(entry_.dtype);
+    if (element_bits == 0) {
       check(entry_.count / 8 + (entry_.count % 8 != 0) <= held, "shape ", rz::name(entry_.shape),
             " of the unknown dtype ", entry_.dtype, " cannot lie in ", held, " bytes");
       return;
     }
     uint64_t bits = 0;
-    check(!__builtin_mul_overflow(entry_.count, known->bits, &bits), "shape ", rz::name(entry_.shape),
+    check(!__builtin_mul_overflow(entry_.count, element_bits, &bits), "shape ", rz::name(entry_.shape),
           " is larger than any memory");
     check(bits % 8 == 0, "shape ", rz::name(entry_.shape), " of ", entry_.dtype, " is ", bits,
           " bits, which are no whole bytes");
@@ -201,6 +200,11 @@ const char* safetensors_name(DType type) {
   constexpr const char* names[dtype_count] = {"F32", "F64", "F16", "BF16", "F8_E4M3", "F8_E5M2",
                                               "I8",  "U8",  "I32", "U32",  "I64",     "U64"};
   return names[static_cast<std::size_t>(type)];
+}
+
+unsigned safetensors_bits(std::string_view dtype) {
+  const auto known = std::ranges::find_if(elements, [&](const Element& e) { return dtype == e.name; });
+  return known == elements.end() ? 0 : known->bits;
 }
 
 std::string name(const std::vector<uint64_t>& shape) {
@@ -357,7 +361,8 @@ std::string header_text(const std::string& path, std::span<const SafetensorsSpec
   uint64_t at = 0;
   for (const auto& t : tensors) {
     const uint64_t end = at + bytes_of(path, t);
-    text += concat(",", json(t.name).dump(), R"(:{"dtype":")", safetensors_name(t.dtype), R"(","shape":)",
+    text += concat(",", json(t.name).dump(), R"(:{"dtype":)",
+                   json(t.stored_as.empty() ? safetensors_name(t.dtype) : t.stored_as).dump(), R"(,"shape":)",
                    json(t.shape).dump(), R"(,"data_offsets":[)", at, ",", end, "]}");
     at = end;
   }

@@ -17,6 +17,8 @@ namespace rz {
 
 /// The name of a dtype in files: "F32", "BF16", "I64", …
 const char* safetensors_name(DType);
+/// Bits of an element of a dtype in files; 0 if it is unknown.
+unsigned safetensors_bits(std::string_view dtype);
 
 struct SafetensorsEntry {
   std::string name;
@@ -60,6 +62,9 @@ struct SafetensorsSpec {
   std::string name;
   std::vector<std::uint64_t> shape;
   DType dtype = DType::f32;
+  /// Its name in the file instead of that of `dtype`, if not empty: a dtype that the library lacks, such as
+  /// BOOL, with elements of as many bytes.
+  std::string stored_as{};
 };
 
 /// Writes tensors one at a time, in the given order: the constructor writes the header, then each tensor

@@ -111,4 +111,9 @@ void SafetensorsFiles::read_bytes(const SafetensorsEntry& entry, std::span<std::
   state_->file_of(entry.name).read_bytes(entry, out);
 }
 
+void SafetensorsFiles::read_bytes(const SafetensorsEntry& entry, std::uint64_t begin,
+                                  std::span<std::byte> out) const {
+  state_->file_of(entry.name).read_bytes(entry, begin, out);
+}
+
 }  // namespace rz

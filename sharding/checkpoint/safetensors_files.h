@@ -30,6 +30,7 @@ class SafetensorsFiles {
   void read_f32(const SafetensorsEntry&, std::uint64_t begin, std::span<float> out) const;
   /// As SafetensorsFile::read_bytes(), of an entry of tensors().
   void read_bytes(const SafetensorsEntry&, std::span<std::byte> out) const;
+  void read_bytes(const SafetensorsEntry&, std::uint64_t begin, std::span<std::byte> out) const;
 
  private:
   struct State;

@@ -85,6 +85,13 @@ const StoredTensor& CheckpointReader::at(std::string_view tensor) const {
   return *found;
 }
 
+std::uint64_t CheckpointReader::bytes_of_element(std::string_view tensor, const StoredTensor& t) const {
+  const unsigned bits = safetensors_bits(t.dtype);
+  require(bits > 0 && bits % 8 == 0, Errc::unsupported,
+          escaped(concat(folder_, ": ", tensor, ": the dtype ", t.dtype, " cannot be read")));
+  return bits / 8;
+}
+
 const SafetensorsFile& CheckpointReader::file(std::size_t number) {
   if (const auto found = open_.find(number); found != open_.end()) return found->second;
   if (open_.size() >= max_open_files) open_.clear();
@@ -105,34 +112,49 @@ const SafetensorsEntry& CheckpointReader::entry(const SafetensorsFile& file, std
   return *found;
 }
 
-void CheckpointReader::read_f32(std::string_view tensor, std::uint64_t begin, std::span<float> out) {
+template <class F>
+void CheckpointReader::for_each_stored_run(std::string_view tensor, std::uint64_t begin, std::uint64_t end,
+                                           const F& read) {
   const StoredTensor& t = at(tensor);
-  require(begin <= t.count() && out.size() <= t.count() - begin, Errc::invalid_argument, folder_, ": ",
-          tensor, ": ", out.size(), " elements from ", begin, " on requested of ", t.count());
+  require(begin <= end && end <= t.count(), Errc::invalid_argument, folder_, ": ", tensor, ": elements ",
+          begin, " to ", end, " requested of ", t.count());
   for (const StoredSlice& s : t.slices) {
-    if (!s.box && (s.end <= begin || s.begin >= begin + out.size())) continue;
+    if (!s.box && (s.end <= begin || s.begin >= end)) continue;
     const SafetensorsFile& from = file(s.file);
     const SafetensorsEntry& stored = entry(from, tensor, t, s);
-    for_each_common_run(t, s, begin, begin + out.size(),
+    for_each_common_run(t, s, begin, end,
                         [&](std::uint64_t element, std::uint64_t index, std::uint64_t count) {
-                          from.read_f32(stored, element, out.subspan(index - begin, count));
+                          read(from, stored, element, index, count);
                         });
   }
 }
 
+void CheckpointReader::read_f32(std::string_view tensor, std::uint64_t begin, std::span<float> out) {
+  for_each_stored_run(tensor, begin, begin + out.size(),
+                      [&](const SafetensorsFile& from, const SafetensorsEntry& stored, std::uint64_t element,
+                          std::uint64_t index, std::uint64_t count) {
+                        from.read_f32(stored, element, out.subspan(index - begin, count));
+                      });
+}
+
 void CheckpointReader::read_bytes(std::string_view tensor, std::span<std::byte> out) {
   const StoredTensor& t = at(tensor);
-  for (const StoredSlice& s : t.slices) {
-    const SafetensorsFile& from = file(s.file);
-    const SafetensorsEntry& stored = entry(from, tensor, t, s);
-    const std::uint64_t size = (stored.end - stored.begin) / s.count();
-    require(out.size() == t.count() * size, Errc::invalid_argument, folder_, ": ", tensor, ": ", out.size(),
-            " bytes requested of ", t.count() * size);
-    for_each_common_run(t, s, 0, t.count(),
-                        [&](std::uint64_t element, std::uint64_t index, std::uint64_t count) {
-                          from.read_bytes(stored, element * size, out.subspan(index * size, count * size));
-                        });
-  }
+  const std::uint64_t bytes = t.count() * bytes_of_element(tensor, t);
+  require(out.size() == bytes, Errc::invalid_argument, folder_, ": ", tensor, ": ", out.size(),
+          " bytes requested of ", bytes);
+  read_bytes(tensor, 0, out);
+}
+
+void CheckpointReader::read_bytes(std::string_view tensor, std::uint64_t begin, std::span<std::byte> out) {
+  const std::uint64_t size = bytes_of_element(tensor, at(tensor));
+  require(out.size() % size == 0, Errc::invalid_argument, folder_, ": ", tensor, ": ", out.size(),
+          " bytes are no whole elements of ", size, " bytes");
+  for_each_stored_run(tensor, begin, begin + out.size() / size,
+                      [&](const SafetensorsFile& from, const SafetensorsEntry& stored, std::uint64_t element,
+                          std::uint64_t index, std::uint64_t count) {
+                        from.read_bytes(stored, element * size,
+                                        out.subspan((index - begin) * size, count * size));
+                      });
 }
 
 void CheckpointReader::verify(std::size_t number) {

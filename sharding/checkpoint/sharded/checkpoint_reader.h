@@ -30,6 +30,9 @@ class CheckpointReader {
   void read_f32(std::string_view tensor, std::uint64_t begin, std::span<float> out);
   /// Reads a whole tensor in its dtype. Errc::invalid_argument unless `out` has its size.
   void read_bytes(std::string_view tensor, std::span<std::byte> out);
+  /// Reads elements from `begin` on in their dtype, which is one of whole bytes that safetensors_bits()
+  /// knows. Errc::invalid_argument unless the tensor has them, and `out` holds whole elements.
+  void read_bytes(std::string_view tensor, std::uint64_t begin, std::span<std::byte> out);
 
   /// Reads file number `file` as a whole, and compares it with the index and its checksums. Errc::io names
   /// the file and tensor that are damaged.
@@ -37,7 +40,12 @@ class CheckpointReader {
 
  private:
   CheckpointReader(std::string folder, CheckpointIndex index);
+  /// Calls read(file, entry, element of the entry, index in the tensor, count) for all of elements
+  /// [begin, end).
+  template <class F>
+  void for_each_stored_run(std::string_view tensor, std::uint64_t begin, std::uint64_t end, const F& read);
   const StoredTensor& at(std::string_view tensor) const;
+  std::uint64_t bytes_of_element(std::string_view tensor, const StoredTensor&) const;
   const SafetensorsFile& file(std::size_t number);
   /// Errc::io unless the file has the slice.
   const SafetensorsEntry& entry(const SafetensorsFile&, std::string_view tensor, const StoredTensor&,
