@@ -115,7 +115,7 @@ ROOMS = {
     'tools/topology': 'comm tools/command_line',
     'tools/rzrun': 'comm comm/core tools/command_line',
     'tools/tune': 'comm comm/core comm/tuning tools/command_line',
-    'tools/train_gpt/report': MODEL + 'sharding/io',
+    'tools/train_gpt/report': MODEL + 'sharding/io tools/command_line',
     'tools/train_gpt': MODEL + 'sharding/config sharding/consistency sharding/data sharding/io sharding/optim '
                        'sharding/strategies sharding/huggingface sharding/world sharding/engine tools/command_line '
                        'tools/train_gpt/report sharding/data/tokens sharding/plan',

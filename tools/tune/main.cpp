@@ -7,6 +7,7 @@
 #include "comm/bootstrap.h"
 #include "comm/core/error.h"
 #include "tools/command_line/command_line.h"
+#include "tools/command_line/progress_bar.h"
 #include "tools/tune/table.h"
 
 namespace rz::tune {
@@ -15,11 +16,8 @@ namespace {
 /// Draws a progress bar on a terminal; later calls overwrite it.
 void draw(double done, const std::string& what) {
   constexpr int width = 40;
-  const int full = static_cast<int>(done * width);
-  std::string bar(static_cast<std::size_t>(full), '#');
-  bar.resize(width, ' ');
-  std::fprintf(stderr, "\r[%s] %3d%%  %-32s%s", bar.c_str(), static_cast<int>(done * 100), what.c_str(),
-               done >= 1 ? "\n" : "");
+  std::fprintf(stderr, "\r%s %3d%%  %-32s%s", progress_bar(done, width).c_str(), static_cast<int>(done * 100),
+               what.c_str(), done >= 1 ? "\n" : "");
 }
 
 /// Fails early, before minutes of measurement, if the file cannot be written.

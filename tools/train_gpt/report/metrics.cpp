@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "comm/core/error.h"
+#include "tools/command_line/progress_bar.h"
 
 namespace rz::train_gpt {
 namespace {
@@ -81,11 +82,10 @@ void Progress::draw_bar(const UpdateReport& r) {
   constexpr int width = 24;
   const double done = static_cast<double>(r.step + 1), all = static_cast<double>(steps_);
   const double left = std::chrono::duration<double>(Clock::now() - start_).count() * (all - done) / done;
-  std::string bar;
-  for (int i = 0; i < width; ++i) bar += i < static_cast<int>(width * done / all) ? "█" : "░";
-  std::fprintf(out_, "\r\x1b[K%s %llu/%llu  loss %.4f  %.0f tokens/s  ETA %s", bar.c_str(),
-               static_cast<unsigned long long>(r.step + 1), static_cast<unsigned long long>(steps_), r.loss,
-               r.tokens_per_second, human_duration(left).c_str());
+  std::fprintf(out_, "\r\x1b[K%s %llu/%llu  loss %.4f  %.0f tokens/s  ETA %s",
+               progress_bar(done / all, width).c_str(), static_cast<unsigned long long>(r.step + 1),
+               static_cast<unsigned long long>(steps_), r.loss, r.tokens_per_second,
+               human_duration(left).c_str());
   if (r.step + 1 == steps_) std::fputc('\n', out_);
   std::fflush(out_);
 }
