@@ -69,6 +69,7 @@ ROOMS = {
     'sharding/schedules': 'comm/core',
     'sharding/checkpoint': 'comm/core sharding/io',
     'sharding/checkpoint/sharded': 'comm/core comm/os sharding/io sharding/checkpoint',
+    'sharding/checkpoint/convert': 'comm/core sharding/io sharding/checkpoint sharding/checkpoint/sharded',
     'sharding/memory': TENSOR,
     'sharding/optim': TENSOR + MODULES + 'comm',
     'sharding/optim/rules': TENSOR + 'sharding/optim',
