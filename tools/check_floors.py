@@ -113,6 +113,8 @@ ROOMS = {
     'sharding/plan': TENSOR + MODULES + 'comm sharding/layout sharding/memory sharding/optim sharding/runtime '
                      'sharding/strategies sharding/engine sharding/config',
     'tools/command_line': 'comm/core',
+    'tools/checkpoint': 'comm/core sharding/io sharding/checkpoint sharding/checkpoint/sharded '
+                        'sharding/checkpoint/convert tools/command_line',
     'tools/topology': 'comm tools/command_line',
     'tools/rzrun': 'comm comm/core tools/command_line',
     'tools/tune': 'comm comm/core comm/tuning tools/command_line',

@@ -19,7 +19,8 @@ struct Tool {
 };
 
 const Tool launcher{"rzrun", {"--master-port", "--log-dir", "--max-restarts"}};
-const Tool programs[] = {{"train_gpt", {}}, {"all_reduce_perf", {"-x"}}, {"tune", {}}, {"topology", {}}};
+const Tool programs[] = {
+    {"train_gpt", {}}, {"all_reduce_perf", {"-x"}}, {"tune", {}}, {"topology", {}}, {"checkpoint", {}}};
 
 /// "--a-b" as "--a_b".
 std::string with_underscores(std::string_view flag) {

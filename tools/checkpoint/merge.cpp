@@ -1,0 +1,144 @@
+// merge and split: both write a folder of Hugging Face.
+#include <cstdio>
+#include <filesystem>
+
+#include "comm/core/error.h"
+#include "sharding/checkpoint/convert/write_weights.h"
+#include "sharding/io/byte_size.h"
+#include "sharding/io/disk.h"
+#include "sharding/io/text.h"
+#include "tools/checkpoint/commands.h"
+#include "tools/checkpoint/progress_line.h"
+#include "tools/command_line/command_line.h"
+
+namespace rz::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* merge_description =
+    "Writes a checkpoint's parameters and persistent buffers to a new folder OUT as from_pretrained() of\n"
+    "Hugging Face reads them: model.safetensors, or several files with model.safetensors.index.json.\n"
+    "\n"
+    "  checkpoint merge RUN OUT\n"
+    "  checkpoint merge RUN/global_step100 OUT --dtype bf16 --max-shard-size 2GB --config config.json";
+
+constexpr const char* split_description =
+    "Writes the weights IN to a new folder OUT, cut into files by another size: IN is a safetensors file, a\n"
+    "folder or index of Hugging Face, or a checkpoint. A large size makes one file of several.\n"
+    "\n"
+    "  checkpoint split model.safetensors OUT --max-shard-size 500MB\n"
+    "  checkpoint split FOLDER OUT --max-shard-size 1TB";
+
+constexpr const char* write_footer =
+    "Sizes are as in Hugging Face: 5GB is 5*10^9 bytes, 5GiB is 5*2^30. A tensor that is larger has a file "
+    "of\n"
+    "its own. OUT appears complete or not at all; it must not exist, unless it is an empty folder.";
+
+struct WriteOptions {
+  std::string in, out, max_shard_size = "5GB";
+  std::optional<std::string> dtype, config;
+  bool allow_overflow = false;
+};
+
+std::uint64_t max_file_bytes(const WriteOptions& o) {
+  const auto bytes = parse_byte_size(o.max_shard_size);
+  require(bytes && *bytes > 0, Errc::config, "--max-shard-size '", escaped(o.max_shard_size),
+          "' is no size; write bytes, or as in 500MB, 5GB or 5GiB");
+  return *bytes;
+}
+
+/// Files beside weights that belong to a model: its configuration, its tokenizer.
+bool is_of_model(const fs::path& file) {
+  const std::string name = file.filename().string(), ending = file.extension().string();
+  return fs::is_regular_file(file) && !name.ends_with(".index.json") &&
+         (ending == ".json" || ending == ".txt" || ending == ".model");
+}
+
+/// config.json of a checkpoint, or of the folder that holds it; for safetensors all files of the model.
+std::vector<std::string> files_beside(const std::string& in) {
+  if (has_checkpoint(in)) {
+    const fs::path folder = checkpoint_at(in);
+    for (const fs::path& f : {folder / "config.json", fs::path(folder_of(folder.string())) / "config.json"})
+      if (fs::exists(f)) return {f.string()};
+    return {};
+  }
+  std::vector<std::string> files;
+  if (fs::is_directory(in))
+    for (const auto& entry : fs::directory_iterator(in))
+      if (is_of_model(entry.path())) files.push_back(entry.path().string());
+  return files;
+}
+
+std::vector<std::string> copied_files(const WriteOptions& o) {
+  std::vector<std::string> files = files_beside(o.in);
+  if (!o.config) return files;
+  require(fs::path(*o.config).filename() == "config.json", Errc::config, "--config ", escaped(*o.config),
+          ": give a file of the name config.json");
+  std::erase_if(files, [](const std::string& f) { return fs::path(f).filename() == "config.json"; });
+  files.push_back(*o.config);
+  return files;
+}
+
+int run_write(const WriteOptions& o) {
+  WriteWeightsOptions options;
+  options.max_file_bytes = max_file_bytes(o);
+  if (o.dtype) options.dtype = dtype_from_name(*o.dtype);
+  options.allow_overflow = o.allow_overflow;
+  const TensorSource source = open_tensors(o.in, TensorPart::weights);
+  options.copies = copied_files(o);
+  {
+    ProgressLine progress;
+    options.progress = [&](std::uint64_t done, std::uint64_t all) {
+      progress.show(done, all, concat(human_bytes(done), " of ", human_bytes(all)));
+    };
+    write_weights(source, o.out, options);
+  }
+  std::uint64_t bytes = 0, files = 0;
+  for (const auto& entry : fs::directory_iterator(o.out))
+    if (entry.path().extension() == ".safetensors") ++files, bytes += entry.file_size();
+  std::printf("%s: %zu tensors in %llu file%s, %s\n", escaped(o.out).c_str(), source.tensors.size(),
+              static_cast<unsigned long long>(files), files == 1 ? "" : "s", human_bytes(bytes).c_str());
+  return 0;
+}
+
+void add_dtype(CommandLine& line, WriteOptions& o) {
+  line.add_option("--dtype", o.dtype,
+                  "Convert floating-point tensors, rounded to nearest even; default: as they are")
+      .one_of({"f32", "bf16", "f16"});
+  line.add_flag("--allow-overflow", o.allow_overflow, "Values beyond the range of --dtype become infinite");
+  line.add_option("--config", o.config, "config.json to copy; default: that of the checkpoint")
+      .type_name("FILE");
+}
+
+}  // namespace
+
+int merge(int argc, const char* const* argv) {
+  WriteOptions o;
+  CommandLine line(merge_description, "checkpoint merge", write_footer);
+  line.add_option("CHECKPOINT", o.in, "A checkpoint, or a folder with a file latest")
+      .type_name("")
+      .required();
+  line.add_option("OUT", o.out, "The folder to make").type_name("").required();
+  line.add_option("--max-shard-size", o.max_shard_size, "Bytes of tensors in a file; default 5GB")
+      .type_name("SIZE");
+  add_dtype(line, o);
+  const std::string help = line.parse(argc, argv);
+  if (!help.empty()) return print_help(help);
+  o.in = checkpoint_at(o.in);
+  return run_write(o);
+}
+
+int split(int argc, const char* const* argv) {
+  WriteOptions o;
+  CommandLine line(split_description, "checkpoint split", write_footer);
+  line.add_option("IN", o.in, "Weights").type_name("").required();
+  line.add_option("OUT", o.out, "The folder to make").type_name("").required();
+  line.add_option("--max-shard-size", o.max_shard_size, "Bytes of tensors in a file")
+      .type_name("SIZE")
+      .required();
+  const std::string help = line.parse(argc, argv);
+  return help.empty() ? run_write(o) : print_help(help);
+}
+
+}  // namespace rz::checkpoint
