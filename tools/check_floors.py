@@ -121,7 +121,7 @@ ROOMS = {
     'tools/train_gpt/report': MODEL + 'sharding/io tools/command_line',
     'tools/train_gpt': MODEL + 'sharding/config sharding/consistency sharding/data sharding/io sharding/optim '
                        'sharding/strategies sharding/huggingface sharding/world sharding/engine tools/command_line '
-                       'tools/train_gpt/report sharding/data/tokens sharding/plan',
+                       'tools/train_gpt/report sharding/signals sharding/data/tokens sharding/plan',
     'tools/plan': MODEL + 'sharding/config sharding/memory sharding/plan sharding/runtime sharding/strategies '
                   'tools/command_line tools/train_gpt',
     # Stand-alone programs, which time internal parts of a library.

@@ -28,7 +28,9 @@ Loader token_loader(const Engine& engine, const Tokens& tokens, std::size_t seq_
                     const ContinuousBatchSampler& sampler) {
   return Loader(std::make_shared<TokenDataset>(tokens, seq_len),
                 std::make_shared<ContinuousBatchSampler>(sampler), engine.stream(),
-                {.slots = static_cast<std::size_t>(engine.config().sizes.accumulation)});
+                {.slots = static_cast<std::size_t>(engine.config().sizes.accumulation),
+                 .positions = engine.loader_positions(),
+                 .name = "train"});
 }
 
 namespace {

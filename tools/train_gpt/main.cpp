@@ -13,6 +13,7 @@
 #include "comm/device/cuda_runtime.h"
 #include "sharding/io/durable_file.h"
 #include "sharding/world/rank_agreement.h"
+#include "tools/train_gpt/checkpoints.h"
 #include "tools/train_gpt/engine_options.h"
 #include "tools/train_gpt/inputs.h"
 #include "tools/train_gpt/language_model.h"
@@ -26,7 +27,7 @@
 namespace rz::train_gpt {
 namespace {
 
-enum Status { done = 0, failed = 1, wrong_input = 2 };
+enum Status { done = 0, failed = 1, wrong_input = 2, stopped = stopped_exit_status };
 
 void print_error(const std::string& what) { std::fprintf(stderr, "train_gpt: %s\n", what.c_str()); }
 
@@ -113,25 +114,31 @@ void show_sample(const Options& o, Inputs& in, Engine& engine) {
 struct Course {
   double first_loss = 0, last_loss = 0;
   std::vector<double> speeds;
+  bool stopped = false;  ///< by a signal or the end of an allocation
   Traffic last_update;
 };
 
 Course run_updates(const Options& o, Inputs& in, Engine& engine, Loader& loader, std::uint64_t steps) {
   const bool first = engine.world().is_main();
-  MetricsLog log(first ? o.metrics : "");
-  Progress progress(stdout, ::isatty(STDOUT_FILENO) == 1, steps);
+  Checkpoints checkpoints(engine, o.checkpoints);
+  checkpoints.resume();
+  const auto first_step = static_cast<std::uint64_t>(engine.global_steps());
+  MetricsLog log(first ? o.metrics : "", first_step);
+  Progress progress(stdout, ::isatty(STDOUT_FILENO) == 1, steps, first_step);
   Course course;
-  for (std::uint64_t step = 0; step < steps; ++step) {
+  for (std::uint64_t step = first_step; step < steps && !course.stopped; ++step) {
     const Traffic before = engine.strategy().traffic();
     const UpdateReport report = update(engine, *in.model, loader, in.seq_len);
     course.last_update = engine.strategy().traffic() - before;
-    if (step == 0) course.first_loss = report.loss;
+    if (step == first_step) course.first_loss = report.loss;
     course.last_loss = report.loss;
     course.speeds.push_back(report.tokens_per_second);
     log.write(report);
     if (first) progress.update(report);
     require_finite(report);
+    course.stopped = checkpoints.after_update();
   }
+  if (!course.stopped) checkpoints.finish();
   return course;
 }
 
@@ -159,23 +166,26 @@ void print_course(const Options& o, const Course& course, const Inputs& in, Engi
   print_memory(o, in, engine, course);
 }
 
-void run_engine(const Options& o, Inputs& in, Engine& engine) {
+Status run_engine(const Options& o, Inputs& in, Engine& engine) {
   World& world = engine.world();
   const ContinuousBatchSampler sampler = batch_sampler(engine, in.samples, o.shuffle, o.seed);
   Loader loader = token_loader(engine, in.tokens, in.seq_len, sampler);
   const std::uint64_t steps = o.steps ? static_cast<std::uint64_t>(*o.steps) : sampler.updates();
   if (world.is_main()) print_run_summary(o, in, world.communicator(), engine.stream().threads(), steps);
-  print_course(o, run_updates(o, in, engine, loader, steps), in, engine);
+  const Course course = run_updates(o, in, engine, loader, steps);
+  if (course.stopped) return stopped;
+  print_course(o, course, in, engine);
   show_sample(o, in, engine);
   save_model(o, in, engine);
   world.wait_for_everyone();
+  return done;
 }
 
-void train(const Options& o, Inputs& in, World& world) {
+Status train(const Options& o, Inputs& in, World& world) {
   in.model->checkpoint_activations(o.recompute);
   Engine engine = initialize(world, *in.model, engine_options(o, in));
   try {
-    run_engine(o, in, engine);
+    return run_engine(o, in, engine);
   } catch (const Error& e) {
     if (e.code() != Errc::diverged) engine.abort(e.what());  // the other ranks wait in operations of it
     throw;
@@ -198,8 +208,7 @@ Status check_inputs(const Options& o, Communicator& comm, Inputs& in) {
 
 Status train_or_abort(const Options& o, World& world, Inputs& in) {
   try {
-    train(o, in, world);
-    return done;
+    return train(o, in, world);
   } catch (const Error& e) {
     if (e.code() == Errc::diverged) {  // thrown on every rank
       if (world.is_main()) print_error(e.what());

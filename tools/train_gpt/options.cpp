@@ -170,6 +170,29 @@ void add_outputs(CommandLine& line, Options& o) {
       .group("Outputs");
 }
 
+void add_checkpoints(CommandLine& line, CheckpointFlags& c) {
+  constexpr const char* group =
+      "Checkpoints (also at SIGUSR1, at SIGTERM and before an allocation of Slurm ends)";
+  line.add_option("--resume", c.resume,
+                  "Go on from the last checkpoint in this folder, if it has one, on any number of ranks")
+      .type_name("DIR")
+      .group(group);
+  line.add_option("--checkpoint-dir", c.dir, "Save checkpoints there; default: the folder of --resume")
+      .type_name("DIR")
+      .group(group);
+  const auto count = [&](const char* name, std::int64_t& value, const char* type, const char* what) {
+    line.add_option(name, value, what)
+        .type_name(type)
+        .within(std::int64_t{0}, std::int64_t{1} << 31)
+        .group(group);
+  };
+  count("--save-steps", c.save_steps, "N", "Save every N updates; default: at the end only");
+  count("--save-minutes", c.save_minutes, "M", "Save when the last checkpoint is M minutes old");
+  count("--save-total-limit", c.save_total_limit, "K", "Keep the last K checkpoints; default: all");
+  line.add_flag("--save-async", c.async, "Write checkpoints while training goes on, from a copy in memory")
+      .group(group);
+}
+
 constexpr const char* speed_group = "Speed (results stay the same but for --threads)";
 
 void add_buckets(CommandLine& line, Options& o) {
@@ -231,6 +254,7 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   add_data(line, parsed.options);
   add_training(line, parsed.options);
   add_outputs(line, parsed.options);
+  add_checkpoints(line, parsed.options.checkpoints);
   add_speed(line, parsed.options);
   parsed.help = line.parse(argc, argv);
   if (!parsed.help.empty()) return parsed;

@@ -8,6 +8,7 @@
 #include "sharding/config/training_arguments.h"
 #include "sharding/engine/configured.h"
 #include "tools/command_line/command_line.h"
+#include "tools/train_gpt/checkpoints.h"
 
 namespace rz::train_gpt {
 
@@ -26,7 +27,8 @@ struct Options {
   std::int64_t sample_tokens = 200;
   double sample_temperature = 0.8;
   std::int64_t sample_top_k = 0;  ///< 0: all tokens
-  TrainingArguments arguments;    ///< what the DeepSpeed configuration leaves open
+  CheckpointFlags checkpoints;
+  TrainingArguments arguments;  ///< what the DeepSpeed configuration leaves open
   Decay decay = Decay::matrices;
   std::uint64_t seed = 0;
   std::int64_t threads = 0;         ///< per rank; 0: this rank's share of the processors

@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <fstream>
 
 #include "comm/core/error.h"
 #include "tools/command_line/progress_bar.h"
@@ -20,6 +21,17 @@ std::string printed(const char* format, double x) {
   char text[64];
   std::snprintf(text, sizeof text, format, x);
   return text;
+}
+
+/// Whole lines of steps before `step`, of a file that may not exist.
+std::string lines_before(const std::string& path, std::uint64_t step) {
+  std::ifstream file(path);
+  std::string all;
+  for (std::string line; std::getline(file, line) && line.ends_with('}');) {
+    unsigned long long of = 0;
+    if (std::sscanf(line.c_str(), "{\"step\": %llu,", &of) == 1 && of < step) all += line + "\n";
+  }
+  return all;
 }
 
 }  // namespace
@@ -41,10 +53,13 @@ void require_finite(const UpdateReport& r) {
        "train in bf16 with check_grad_overflow or in fp16, which skip such updates");
 }
 
-MetricsLog::MetricsLog(const std::string& path) : path_(path), file_(nullptr, std::fclose) {
+MetricsLog::MetricsLog(const std::string& path, std::uint64_t first_step)
+    : path_(path), file_(nullptr, std::fclose) {
   if (path.empty()) return;
+  const std::string earlier = first_step > 0 ? lines_before(path, first_step) : "";
   file_.reset(std::fopen(path.c_str(), "we"));
-  require(file_ != nullptr, Errc::io, path, ": cannot be written: ", std::strerror(errno));
+  require(file_ != nullptr && std::fputs(earlier.c_str(), file_.get()) >= 0 && std::fflush(file_.get()) == 0,
+          Errc::io, path, ": cannot be written: ", std::strerror(errno));
 }
 
 void MetricsLog::write(const UpdateReport& report) {
@@ -68,11 +83,11 @@ std::string human_duration(double seconds) {
   return text;
 }
 
-Progress::Progress(std::FILE* out, bool terminal, std::uint64_t steps)
-    : out_(out), terminal_(terminal), steps_(steps) {}
+Progress::Progress(std::FILE* out, bool terminal, std::uint64_t steps, std::uint64_t first_step)
+    : out_(out), terminal_(terminal), steps_(steps), first_step_(first_step), last_step_(first_step) {}
 
 bool Progress::line_is_due(const UpdateReport& r) const {
-  if (r.step == 0 || r.step + 1 == steps_) return true;
+  if (r.step == first_step_ || r.step + 1 == steps_) return true;
   const auto since = Clock::now() - last_line_;
   const bool part = (r.step - last_step_) * 20 >= steps_;
   return (part && since >= std::chrono::seconds(1)) || since >= std::chrono::seconds(10);
@@ -81,7 +96,8 @@ bool Progress::line_is_due(const UpdateReport& r) const {
 void Progress::draw_bar(const UpdateReport& r) {
   constexpr int width = 24;
   const double done = static_cast<double>(r.step + 1), all = static_cast<double>(steps_);
-  const double left = std::chrono::duration<double>(Clock::now() - start_).count() * (all - done) / done;
+  const double left = std::chrono::duration<double>(Clock::now() - start_).count() * (all - done) /
+                      static_cast<double>(r.step + 1 - first_step_);
   std::fprintf(out_, "\r\x1b[K%s %llu/%llu  loss %.4f  %.0f tokens/s  ETA %s",
                progress_bar(done / all, width).c_str(), static_cast<unsigned long long>(r.step + 1),
                static_cast<unsigned long long>(steps_), r.loss, r.tokens_per_second,

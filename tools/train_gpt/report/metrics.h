@@ -31,8 +31,9 @@ void require_finite(const UpdateReport&);
 
 class MetricsLog {
  public:
-  /// Writes nothing if `path` is empty. Errc::io if the file cannot be created.
-  explicit MetricsLog(const std::string& path);
+  /// Writes nothing if `path` is empty. Errc::io if the file cannot be created. `first_step`: of a run that
+  /// is resumed; lines of earlier steps stay, those of later ones are removed.
+  explicit MetricsLog(const std::string& path, std::uint64_t first_step = 0);
   void write(const UpdateReport&);
 
  private:
@@ -44,7 +45,8 @@ class MetricsLog {
 /// every twentieth of the run, at most one per second and at least one every ten seconds.
 class Progress {
  public:
-  Progress(std::FILE* out, bool terminal, std::uint64_t steps);
+  /// `first_step`: of this process.
+  Progress(std::FILE* out, bool terminal, std::uint64_t steps, std::uint64_t first_step = 0);
   void update(const UpdateReport&);
 
  private:
@@ -53,7 +55,7 @@ class Progress {
   using Clock = std::chrono::steady_clock;
   std::FILE* out_;
   bool terminal_;
-  std::uint64_t steps_, last_step_ = 0;
+  std::uint64_t steps_, first_step_, last_step_;
   Clock::time_point start_ = Clock::now(), last_line_{};
 };
 
