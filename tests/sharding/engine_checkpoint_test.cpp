@@ -1,0 +1,217 @@
+/// What save_checkpoint() and load_checkpoint() promise besides the bits of a resumed run.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "sharding/checkpoint/sharded/checkpoint_folder.h"
+#include "sharding/engine/engine.h"
+#include "tests/support/error_of.h"
+#include "tests/support/ranks.h"
+
+namespace rz {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Net : Module {
+  explicit Net(std::size_t width = 5) : fc1(*this, "fc1", 3, width), fc2(*this, "fc2", width, 2) {}
+  Var operator()(Tape& t, const Tensor& x) { return fc2(t, fc1(t, x)); }
+  nn::Linear fc1, fc2;
+};
+
+EngineOptions options(const char* optimizer = "AdamW", std::uint64_t seed = 1) {
+  return {.config = concat(R"({"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2},
+                               "optimizer": {"type": ")",
+                           optimizer, R"("}})"),
+          .seed = seed,
+          .log = nullptr};
+}
+
+std::vector<float> values(Engine& engine, Module& module) {
+  std::vector<float> all;
+  for (const Parameter* p : module.parameters()) {
+    const Tensor value = engine.strategy().values().whole(*p);
+    all.insert(all.end(), value.data<float>(), value.data<float>() + value.count());
+  }
+  return all;
+}
+
+void update(Engine& engine, Net& net) {
+  Tape& t = engine.tape();
+  Tensor x = Tensor::empty({4, 3});
+  for (std::size_t i = 0; i < x.count(); ++i) x.data<float>()[i] = static_cast<float>(i) * 0.1f;
+  engine.backward(nn::cross_entropy(t, net(t, x), Tensor::zeros({4}, DType::i32)));
+  engine.step();
+}
+
+/// A folder that a test owns, and groups that use it.
+class EngineCheckpoint : public testing::Test {
+ protected:
+  EngineCheckpoint() : dir_(fs::temp_directory_path() / concat("rz-engine-checkpoint-", ::getpid())) {
+    fs::remove_all(dir_);
+  }
+  ~EngineCheckpoint() override { fs::remove_all(dir_); }
+
+  void in_world(int ranks, const std::function<void(World&)>& body) {
+    test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
+      World world(Communicator::connect(rank, ranks, std::move(store)));
+      body(world);
+    });
+  }
+  /// A checkpoint after one update on two ranks.
+  void save_one(const SaveCheckpointOptions& o = {}) {
+    in_world(2, [&](World& world) {
+      Net net;
+      auto engine = initialize(world, net, options());
+      update(engine, net);
+      engine.save_checkpoint(dir_, o);
+    });
+  }
+  /// Every rank fails to load, with one text that contains `part`, and keeps its values.
+  void expect_refused(
+      const std::string& part, EngineOptions (*make)() = [] { return options(); }, std::size_t width = 5) {
+    in_world(2, [&](World& world) {
+      Net net(width);
+      auto engine = initialize(world, net, make());
+      const auto before = values(engine, net);
+      const Error e = test::error_of([&] { engine.load_checkpoint(dir_); });
+      EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
+      EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos) << e.what();
+      EXPECT_EQ(values(engine, net), before);
+      EXPECT_EQ(engine.global_steps(), 0);
+      update(engine, net);  // the engine is as before
+    });
+  }
+  std::vector<std::string> files() const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(dir_)) names.push_back(entry.path().filename());
+    std::ranges::sort(names);
+    return names;
+  }
+
+  const std::string dir_;
+};
+
+TEST_F(EngineCheckpoint, ClientValuesComeBackWithTheirTypesAndBits) {
+  const ClientState saved{{"flag", true},
+                          {"epoch", 3},
+                          {"large", std::numeric_limits<std::int64_t>::min()},
+                          {"third", 1.0 / 3},
+                          {"whole", 2.0},
+                          {"tiny", 5e-324},
+                          {"infinite", std::numeric_limits<double>::infinity()},
+                          {"text", "a \"b\" \n ü"}};
+  save_one({.client_state = saved});
+  in_world(3, [&](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options());
+    const auto loaded = engine.load_checkpoint(dir_);
+    ASSERT_TRUE(loaded);
+    EXPECT_EQ(loaded->client_state, saved);
+    EXPECT_EQ(loaded->tag, "global_step1");
+    EXPECT_EQ(loaded->steps, 1);
+    EXPECT_EQ(engine.optimizer().updates(), 1);
+  });
+}
+
+TEST_F(EngineCheckpoint, AFolderWithoutCheckpointsIsNoError) {
+  in_world(2, [&](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options());
+    EXPECT_FALSE(engine.load_checkpoint(dir_));
+    const Error e = test::error_of([&] { engine.load_checkpoint(dir_, {.tag = "mine"}); });
+    EXPECT_NE(std::string(e.what()).find("mine"), std::string::npos) << e.what();
+  });
+}
+
+TEST_F(EngineCheckpoint, DifferentTagsAreShownAndNothingIsWritten) {
+  in_world(3, [&](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options());
+    const Error e =
+        test::error_of([&] { engine.save_checkpoint(dir_, {.tag = world.rank() == 1 ? "other" : "mine"}); });
+    EXPECT_EQ(e.code(), Errc::mismatch);
+    EXPECT_NE(std::string(e.what()).find("rank 0 'mine', rank 1 'other', rank 2 'mine'"), std::string::npos)
+        << e.what();
+    EXPECT_EQ(test::error_of([&] { engine.save_checkpoint(dir_, {.tag = "a/b"}); }).code(),
+              Errc::invalid_argument);
+  });
+  EXPECT_FALSE(fs::exists(dir_));
+}
+
+TEST_F(EngineCheckpoint, TheLastOnesAreKept) {
+  in_world(2, [&](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options());
+    for (int i = 0; i < 4; ++i) {
+      update(engine, net);
+      engine.save_checkpoint(dir_, {.async = i % 2 == 0, .save_total_limit = 2});
+    }
+    engine.save_checkpoint(dir_, {.tag = "mine"});
+  });
+  EXPECT_EQ(files(), (std::vector<std::string>{"global_step3", "global_step4", "latest", "mine"}));
+  EXPECT_EQ(read_tag_file(dir_, latest_file), "mine");
+}
+
+TEST_F(EngineCheckpoint, DamageIsFoundBeforeAnythingIsLoaded) {
+  save_one();
+  const std::string file = dir_ + "/global_step1/rank_00001_of_00002.safetensors";
+  std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+  stream.seekg(-1, std::ios::end);
+  const char last = static_cast<char>(stream.get());
+  stream.seekp(-1, std::ios::end);
+  stream.put(static_cast<char>(last ^ 1));
+  stream.close();
+  expect_refused("rank_00001_of_00002.safetensors: tensor '");
+  fs::resize_file(file, fs::file_size(file) - 4);
+  expect_refused("the file is damaged or was replaced");
+  fs::remove(file);
+  expect_refused("the index of the checkpoint lists it");
+}
+
+TEST_F(EngineCheckpoint, WhatDoesNotFitIsNamed) {
+  save_one();
+  expect_refused(
+      "fc1.weight is [5, 3] where the model has [6, 3]", [] { return options(); }, 6);
+  expect_refused("momentum_buffer", [] { return options("Muon"); });
+  expect_refused("seed 1 and the engine 2", [] { return options("AdamW", 2); });
+}
+
+TEST_F(EngineCheckpoint, AModelIsLoadedWithoutItsTraining) {
+  save_one();
+  in_world(1, [&](World& world) {
+    Net net, other;
+    auto engine = initialize(world, net, options("SGD", 7));
+    const auto loaded = engine.load_checkpoint(dir_, {.load_module_only = true});
+    ASSERT_TRUE(loaded);
+    EXPECT_EQ(engine.global_steps(), 0);
+    auto resumed = initialize(world, other, options());
+    resumed.load_checkpoint(dir_);
+    EXPECT_EQ(values(engine, net), values(resumed, other));
+  });
+}
+
+TEST_F(EngineCheckpoint, AFolderThatIsNoCheckpointIsNeverReplaced) {
+  fs::create_directories(dir_ + "/global_step1");
+  std::ofstream(dir_ + "/global_step1/mine.txt") << "kept";
+  in_world(2, [&](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options());
+    update(engine, net);
+    const Error e = test::error_of([&] { engine.save_checkpoint(dir_); });
+    EXPECT_EQ(e.code(), Errc::io);
+    EXPECT_NE(std::string(e.what()).find("is not a checkpoint"), std::string::npos) << e.what();
+  });
+  EXPECT_TRUE(fs::exists(dir_ + "/global_step1/mine.txt"));
+  EXPECT_EQ(files(), (std::vector<std::string>{"global_step1"}));
+}
+
+}  // namespace
+}  // namespace rz
