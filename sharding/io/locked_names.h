@@ -1,13 +1,14 @@
 #pragma once
 /// Temporary names beside a file or folder, whose user can be found to have ended.
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 
-#include "comm/os/fd.h"
-
 namespace rz {
+
+class UniqueFd;
 
 /// Names beside a path PARENT/NAME, which one process uses as long as it holds a lock:
 /// ".NAME.ringzero-XXXXXX.lock", and the same with ".partial" and ".replaced". A process that is killed
@@ -16,6 +17,7 @@ class LockedNames {
  public:
   /// New names, locked.
   explicit LockedNames(const std::string& path);
+  LockedNames(LockedNames&&) = default;
   /// The names of a process that was killed; nullopt if it still runs.
   static std::optional<LockedNames> of_killed(const std::string& lock_path);
   /// NAME of the name of a lock; empty if it is none.
@@ -27,10 +29,10 @@ class LockedNames {
   void remove();
 
  private:
-  LockedNames(UniqueFd lock, const std::string& path) : lock_(std::move(lock)) { set_path(path); }
+  LockedNames(std::shared_ptr<UniqueFd> lock, const std::string& path);
   void set_path(const std::string& path);
 
-  UniqueFd lock_;
+  std::shared_ptr<UniqueFd> lock_;
   std::string path_, front_;
 };
 

@@ -117,8 +117,6 @@ TEST_F(Weights, OfACheckpointAreOneFile) {
   const SafetensorsFiles files = SafetensorsFiles::open(out());
   EXPECT_EQ(files.tensors().size(), 3u) << "none of the optimizer";
   EXPECT_EQ(files.find("a.weight")->shape, (std::vector<std::uint64_t>{4, 5}));
-  for (const SafetensorsEntry& e : files.tensors())
-    EXPECT_EQ(e.begin % (safetensors_bits(e.dtype) / 8), 0u) << e.name << " is not aligned";
 }
 
 TEST_F(Weights, OfSeveralFilesHaveTheIndexOfHuggingFace) {
@@ -181,8 +179,10 @@ TEST_F(Weights, EveryBitAndDtypeIsKept) {
   writer.write(bytes);
   writer.finish();
   write_weights(weights(path), out(), {.dtype = DType::f32});
-  for (const SafetensorsEntry& e : SafetensorsFiles::open(path).tensors())
-    EXPECT_EQ(SafetensorsFiles::open(out()).find(e.name)->dtype, e.dtype);
+  for (const SafetensorsEntry& e : SafetensorsFiles::open(out()).tensors()) {
+    EXPECT_EQ(SafetensorsFiles::open(path).find(e.name)->dtype, e.dtype);
+    EXPECT_EQ(e.begin % (safetensors_bits(e.dtype) / 8), 0u) << e.name << " is not aligned";
+  }
   EXPECT_TRUE(compare(weights(path), weights(out()), 0, [](auto, auto) {}).none());
   const auto nans = values_of<std::uint32_t>(out(), "nan", "F32");
   EXPECT_EQ(std::memcmp(nans.data(), &bytes[6], 8), 0);
