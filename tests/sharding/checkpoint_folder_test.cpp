@@ -235,6 +235,23 @@ TEST_P(CheckpointFolder, AProcessKilledAtAnyCallLeavesACompleteCheckpoint) {
   EXPECT_EQ(found, (std::set<float>{1, 2}));
 }
 
+TEST_P(CheckpointFolder, AKillDuringTheFirstSaveLeavesNothingOrACheckpointThatLatestNames) {
+  std::set<std::set<std::string>> found;
+  int call = 0;
+  for (bool killed = true; killed; ++call) {
+    SCOPED_TRACE(call);
+    fs::remove_all(dir());
+    killed = killed_at(dir(), call);
+    remove_stale(dir());
+    if (!fs::exists(dir())) continue;  // not made yet
+    found.insert(names());
+    if (names().contains("x")) {
+      EXPECT_EQ(first_element(dir(), latest()), 2);
+    }
+  }
+  EXPECT_EQ(found, (std::set<std::set<std::string>>{{}, {"x", "latest"}}));
+}
+
 /// Runs f in a child that is killed after that time, unless it has ended.
 template <class F>
 void kill_after(std::chrono::microseconds time, const F& f) {

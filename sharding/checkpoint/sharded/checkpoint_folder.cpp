@@ -47,6 +47,13 @@ void restore_replaced(const LockedNames& names, const std::string& checkpoint) {
   if (!path_exists(checkpoint) && path_exists(names.replaced())) rename_path(names.replaced(), checkpoint);
 }
 
+/// A process was killed after its checkpoint, the first one, had become visible, and before a file named it.
+void name_first_checkpoint(const std::string& dir, std::string_view tag) {
+  if (path_exists((fs::path(dir) / latest_file).string())) return;
+  if (path_exists((fs::path(dir) / tag / checkpoint_index_file).string()))
+    write_tag_file(dir, latest_file, tag);
+}
+
 }  // namespace
 
 // ---- tags
@@ -168,6 +175,7 @@ void remove_stale(const std::string& dir) {
     auto names = LockedNames::of_killed((fs::path(dir) / name).string());
     if (!names) continue;
     restore_replaced(*names, (fs::path(dir) / tag).string());
+    name_first_checkpoint(dir, tag);
     names->remove();
   }
 }

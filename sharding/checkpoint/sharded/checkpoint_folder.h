@@ -54,7 +54,8 @@ class PartialCheckpoint {
   std::unique_ptr<State> state_;
 };
 
-/// Removes what killed processes left in DIR. No error if there is nothing or DIR is missing.
+/// Removes what killed processes left in DIR. DIR/latest names a first checkpoint whose process was killed
+/// before it had written that file. No error if there is nothing or DIR is missing.
 void remove_stale(const std::string& dir);
 /// Removes DIR/TAG. It is never visible in part.
 void remove_checkpoint(const std::string& dir, const std::string& tag);
