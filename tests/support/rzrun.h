@@ -9,6 +9,7 @@
 
 #include "comm/core/error.h"
 #include "tests/support/program.h"
+#include "tools/rzrun/processes.h"
 
 namespace rz::test {
 
@@ -17,6 +18,14 @@ inline std::vector<std::string> rzrun(std::vector<std::string> flags, const std:
   flags.insert(flags.begin(), built("rzrun"));
   for (const auto& word : {std::string("sh"), std::string("-c"), script}) flags.push_back(word);
   return flags;
+}
+
+/// The processes that rzrun started and that have not ended.
+inline std::vector<pid_t> ranks_of(const Program& rzrun_itself) {
+  std::vector<pid_t> found;
+  for (const auto& process : rz::rzrun::processes())
+    if (process.parent == rzrun_itself.pid()) found.push_back(process.pid);
+  return found;
 }
 
 inline std::vector<std::string> lines(const std::string& text) {

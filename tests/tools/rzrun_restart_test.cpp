@@ -13,7 +13,6 @@
 #include <thread>
 
 #include "tests/support/rzrun.h"
-#include "tools/rzrun/processes.h"
 #include "tools/rzrun/restart_policy.h"
 
 namespace rz {
@@ -24,6 +23,7 @@ using test::content;
 using test::Directory;
 using test::lines;
 using test::Program;
+using test::ranks_of;
 using test::rzrun;
 
 std::size_t count(const std::string& text, const std::string& part) {
@@ -166,14 +166,6 @@ TEST(RzrunRestart, EveryGroupHasLogFilesOfItsOwn) {
   ASSERT_EQ(errors.size(), 2u);
   EXPECT_TRUE(errors[0].ends_with("its log: " + (directory / "rank1.stderr"))) << errors[0];
   EXPECT_TRUE(errors[1].ends_with("its log: " + (directory / "restart1/rank1.stderr"))) << errors[1];
-}
-
-/// The processes that rzrun started and that have not ended.
-std::vector<pid_t> ranks_of(const Program& p) {
-  std::vector<pid_t> found;
-  for (const auto& process : rzrun::processes())
-    if (process.parent == p.pid()) found.push_back(process.pid);
-  return found;
 }
 
 /// Kills a random rank at a random instant of the group's start or of its communication.

@@ -1,0 +1,225 @@
+// train_gpt that is stopped and resumed: the bits of a run that was never interrupted.
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <regex>
+#include <thread>
+
+#include "sharding/checkpoint/sharded/checkpoint_folder.h"
+#include "sharding/checkpoint/sharded/checkpoint_reader.h"
+#include "sharding/signals/save_requests.h"
+#include "tests/support/small_gpt.h"
+
+namespace rz {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace std::chrono_literals;
+using test::lines;
+using test::Program;
+using test::ranks_of;
+using test::SmallGpt;
+using test::trained_gpt;
+using test::TrainedGpt;
+using Flags = std::vector<std::string>;
+
+Flags operator+(Flags a, const Flags& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+/// Without the end of the run: it ends by a signal.
+const Flags endless{"--steps", "1000000"};
+
+class TrainGptResume : public testing::Test {
+ protected:
+  std::string path(const std::string& name) const { return gpt_ / name; }
+  std::string checkpoints() const { return path("checkpoints"); }
+
+  /// A run of its own, from the start or from a checkpoint, to the end.
+  TrainedGpt trained(int ranks, const Flags& flags) {
+    const std::string out = path(concat("out", runs_++));
+    Program p(gpt_.on_ranks(ranks, flags + Flags{"--metrics", out + ".jsonl", "--save", out}));
+    EXPECT_EQ(p.wait(), 0) << p.err();
+    return trained_gpt(out, out + ".jsonl");
+  }
+  /// Stops after `stop` updates by itself, and is resumed; the metrics are those of both parts.
+  TrainedGpt stopped_and_resumed(int ranks, const Flags& flags, int stop, int steps) {
+    const std::string metrics = path("parts.jsonl");
+    fs::remove_all(checkpoints());
+    const Flags both = flags + Flags{"--metrics", metrics};
+    Program first(
+        gpt_.on_ranks(ranks, both + Flags{"--steps", concat(stop), "--checkpoint-dir", checkpoints()}));
+    EXPECT_EQ(first.wait(), 0) << first.err();
+    Program second(gpt_.on_ranks(
+        ranks, both + Flags{"--steps", concat(steps), "--resume", checkpoints(), "--save", path("resumed")}));
+    EXPECT_EQ(second.wait(), 0) << second.err();
+    EXPECT_NE(second.out().find(
+                  concat("resumed: ", checkpoints(), "/", step_tag(stop), ", after ", stop, " updates")),
+              std::string::npos)
+        << second.out();
+    return trained_gpt(path("resumed"), metrics);
+  }
+
+  /// The tags in the folder; each checkpoint is complete, every byte is as written, and nothing else is
+  /// there.
+  std::vector<std::string> complete_checkpoints() const {
+    const auto tags = checkpoint_tags(checkpoints());
+    for (const std::string& tag : tags) {
+      auto reader = CheckpointReader::open(checkpoints() + "/" + tag);
+      for (std::size_t f = 0; f < reader.index().files.size(); ++f) reader.verify(f);
+    }
+    std::size_t names = 0;
+    for ([[maybe_unused]] const auto& entry : fs::directory_iterator(checkpoints())) ++names;
+    EXPECT_EQ(names, tags.size() + 1) << "checkpoints and the file latest";
+    return tags;
+  }
+
+  SmallGpt gpt_;
+  int runs_ = 0;
+};
+
+TEST_F(TrainGptResume, EveryStrategyGoesOnWithTheSameBits) {
+  for (const int ranks : {1, 2}) {
+    const TrainedGpt whole = trained(ranks, {"--strategy", "ddp", "--steps", "11"});
+    ASSERT_EQ(whole.metrics.size(), 11u);
+    for (const char* strategy : {"ddp", "zero1", "zero2", "zero3"})
+      EXPECT_EQ(stopped_and_resumed(ranks, {"--strategy", strategy}, 5, 11), whole)
+          << strategy << ", ranks " << ranks;
+  }
+}
+
+TEST_F(TrainGptResume, SixteenBitsGoOnWithTheSameBits) {
+  gpt_.put_config("bf16.json", R"(, "bf16": {"enabled": true})");
+  // The scale grows every second update, until gradients overflow.
+  gpt_.put_config("fp16.json",
+                  R"(, "fp16": {"enabled": true, "initial_scale_power": 22, "loss_scale_window": 2})");
+  for (const char* config : {"bf16.json", "fp16.json"}) {
+    const Flags flags{"--config", path(config), "--strategy", "zero3"};
+    const TrainedGpt whole = trained(2, flags + Flags{"--steps", "11"});
+    EXPECT_EQ(stopped_and_resumed(2, flags, 5, 11), whole) << config;
+    if (std::string(config) != "fp16.json") continue;
+    ASSERT_EQ(whole.metrics.size(), 11u);
+    EXPECT_TRUE(std::ranges::any_of(whole.metrics, [](const auto& m) { return m.contains("skipped"); }));
+    EXPECT_NE(whole.metrics[5].at("loss_scale"), whole.metrics[0].at("loss_scale"));
+  }
+}
+
+TEST_F(TrainGptResume, ARunThatIsFinishedIsLeftAsItIs) {
+  const TrainedGpt whole = trained(2, {"--steps", "4"});
+  EXPECT_EQ(stopped_and_resumed(2, {}, 4, 4), whole);
+  EXPECT_EQ(complete_checkpoints(), std::vector<std::string>{"global_step4"});
+}
+
+TEST_F(TrainGptResume, AnEmptyFolderBeginsARun) {
+  const TrainedGpt whole = trained(1, {"--steps", "3"});
+  Program p(gpt_.program({"--steps", "3", "--resume", checkpoints(), "--save", path("out")}));
+  EXPECT_EQ(p.wait(), 0) << p.err();
+  EXPECT_NE(p.out().find("resume: " + checkpoints() + " has no checkpoint; the run starts afresh"),
+            std::string::npos);
+  EXPECT_EQ(read_text_file(path("out/model.safetensors")), whole.weights);
+  EXPECT_EQ(complete_checkpoints(), std::vector<std::string>{"global_step3"});
+}
+
+// ---- limits
+
+TEST_F(TrainGptResume, TheLastCheckpointsAreKept) {
+  for (const bool async : {false, true}) {
+    fs::remove_all(checkpoints());
+    Program p(gpt_.on_ranks(2, Flags{"--steps", "11", "--save-steps", "2", "--checkpoint-dir", checkpoints(),
+                                     "--save-total-limit", "3"} +
+                                   (async ? Flags{"--save-async"} : Flags{})));
+    EXPECT_EQ(p.wait(), 0) << p.err();
+    EXPECT_EQ(complete_checkpoints(),
+              (std::vector<std::string>{"global_step8", "global_step10", "global_step11"}));
+    EXPECT_EQ(read_tag_file(checkpoints(), latest_file), "global_step11");
+  }
+}
+
+// ---- signals
+
+/// The process that is this rank of rzrun.
+pid_t process_of(const Program& rzrun, int rank) {
+  for (const pid_t pid : ranks_of(rzrun)) {
+    const std::string environment = test::content(concat("/proc/", pid, "/environ"));
+    if ((std::string(1, '\0') + environment).find(std::string(1, '\0') + concat("RANK=", rank) + '\0') !=
+        std::string::npos)
+      return pid;
+  }
+  ADD_FAILURE() << "there is no rank " << rank;
+  return 0;
+}
+
+/// "stopped by SIGTERM on rank R after N updates": R and N.
+std::pair<int, int> stopped(const Program& p) {
+  const std::string out = p.out();
+  std::smatch found;
+  if (std::regex_search(out, found,
+                        std::regex("stopped by SIGTERM on rank (\\d) after (\\d+) updates; saved to ")))
+    return {std::stoi(found[1]), std::stoi(found[2])};
+  ADD_FAILURE() << out << p.err();
+  return {-1, 0};
+}
+
+struct Termination {
+  int ranks;
+  const char* strategy;
+  int signalled;  ///< rank; -1: rzrun
+  bool async;
+};
+
+TEST_F(TrainGptResume, SigtermSavesAndStopsAndTheRunGoesOn) {
+  for (const auto& [ranks, strategy, signalled, async] : {Termination{2, "zero3", 1, true},
+                                                          {2, "ddp", 0, false},
+                                                          {2, "zero1", -1, true},
+                                                          {1, "zero2", -1, false}}) {
+    SCOPED_TRACE(concat(strategy, " on ", ranks, ", signal to ", signalled));
+    fs::remove_all(checkpoints());
+    const Flags flags{"--strategy", strategy};
+    Program p(gpt_.on_ranks(
+        ranks,
+        flags + endless + Flags{"--resume", checkpoints(), "--metrics", path("m.jsonl")} +
+            (async ? Flags{"--save-async", "--save-steps", "1", "--save-total-limit", "2"} : Flags{})));
+    p.wait_for("step 1/");
+    if (signalled < 0) {
+      p.signal(SIGTERM);
+    } else {
+      ::kill(process_of(p, signalled), SIGTERM);
+    }
+    EXPECT_EQ(p.wait(), stopped_exit_status);
+    const auto [rank, updates] = stopped(p);
+    EXPECT_TRUE(signalled < 0 || rank == signalled) << rank;
+    EXPECT_EQ(complete_checkpoints().back(), step_tag(updates));
+    const Flags longer = flags + Flags{"--steps", concat(updates + 3)};
+    Program second(gpt_.on_ranks(ranks, longer + Flags{"--resume", checkpoints(), "--metrics",
+                                                       path("m.jsonl"), "--save", path("resumed")}));
+    EXPECT_EQ(second.wait(), 0) << second.err();
+    EXPECT_EQ(trained_gpt(path("resumed"), path("m.jsonl")), trained(ranks, longer));
+  }
+}
+
+TEST_F(TrainGptResume, Sigusr1SavesAndTheRunGoesOn) {
+  Program p(gpt_.on_ranks(2, endless + Flags{"--checkpoint-dir", checkpoints(), "--strategy", "zero2"}));
+  p.wait_for("step 1/");
+  p.signal(SIGUSR1);
+  while (!read_tag_file(checkpoints(), latest_file)) std::this_thread::sleep_for(1ms);
+  std::this_thread::sleep_for(50ms);
+  p.signal(SIGTERM);
+  EXPECT_EQ(p.wait(), stopped_exit_status) << p.err();
+  const auto tags = complete_checkpoints();
+  ASSERT_EQ(tags.size(), 2u) << "one for each signal, though all ranks got both";
+  // The first one, resumed to where the second was saved.
+  write_tag_file(checkpoints(), latest_file, tags[0]);
+  const Flags until{"--strategy", "zero2",      "--steps", concat(*steps_of_tag(tags[1])),
+                    "--resume",   checkpoints()};
+  const std::string weights = trained(2, until).weights;
+  EXPECT_EQ(read_tag_file(checkpoints(), latest_file), tags[1]);
+  EXPECT_EQ(weights, trained(2, {"--strategy", "zero2", "--steps", concat(*steps_of_tag(tags[1]))}).weights);
+}
+
+}  // namespace
+}  // namespace rz
