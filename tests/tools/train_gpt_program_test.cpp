@@ -4,11 +4,13 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -317,6 +319,28 @@ TEST_F(TrainGptProgram, AReadErrorOnOneRankStopsAll) {
   EXPECT_NE(get("stderr.0").find("train_gpt: rank 1: tokens.bin: cannot be opened"), std::string::npos)
       << get("stderr.0");
   EXPECT_EQ(get("stderr.1"), "");
+}
+
+TEST_F(TrainGptProgram, ARankThatIsKilledBeforeTheRunIsNoWrongInput) {
+  ASSERT_EQ(::mkfifo(path("never.json").c_str(), 0600), 0);
+  const int port = free_port();
+  const pid_t zero = start(0, 2, port, good()),
+              one = start(1, 2, port, with(good(), "--model", path("never.json")));
+  // Rank 0 waits for the inputs of rank 1, which reads a pipe that nothing is written to.
+  int pipe = -1;
+  for (int i = 0; i < 1000 && pipe < 0; ++i) {
+    ::usleep(10'000);
+    pipe = ::open(path("never.json").c_str(), O_WRONLY | O_NONBLOCK);
+  }
+  EXPECT_GE(pipe, 0) << "rank 1 does not read";
+  ::kill(one, SIGKILL);
+  int status = 0;
+  ASSERT_EQ(::waitpid(one, &status, 0), one);
+  ::close(pipe);
+  EXPECT_TRUE(WIFSIGNALED(status)) << get("stderr.1");
+  ASSERT_EQ(::waitpid(zero, &status, 0), zero);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1) << status;
+  EXPECT_NE(get("stderr.0").find("rank 1"), std::string::npos) << get("stderr.0");
 }
 
 TEST_F(TrainGptProgram, RanksThatWereStartedDifferentlyAreRefused) {

@@ -31,6 +31,13 @@ enum Status { done = 0, failed = 1, wrong_input = 2, stopped = stopped_exit_stat
 
 void print_error(const std::string& what) { std::fprintf(stderr, "train_gpt: %s\n", what.c_str()); }
 
+/// Whether an error that all ranks throw before anything is written is one of the user; else a rank or the
+/// machine has failed.
+bool is_wrong_input(const Error& e) {
+  return e.code() == Errc::invalid_argument || e.code() == Errc::config || e.code() == Errc::mismatch ||
+         e.code() == Errc::io || e.code() == Errc::unsupported;
+}
+
 std::string plural(std::uint64_t n, const char* thing) { return concat(n, " ", thing, n == 1 ? "" : "s"); }
 
 /// The parameters with and without weight decay.
@@ -199,7 +206,7 @@ Status check_inputs(const Options& o, Communicator& comm, Inputs& in) {
     require_same_run(o, in, comm);
   } catch (const Error& e) {
     if (comm.rank() == 0) print_error(e.what());
-    return e.code() == Errc::system ? failed : wrong_input;
+    return is_wrong_input(e) ? wrong_input : failed;
   }
   if (comm.rank() == 0)
     for (const auto& warning : in.ds.warnings) print_error("warning: " + warning);
