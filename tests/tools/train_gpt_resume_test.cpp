@@ -221,5 +221,66 @@ TEST_F(TrainGptResume, Sigusr1SavesAndTheRunGoesOn) {
   EXPECT_EQ(weights, trained(2, {"--strategy", "zero2", "--steps", concat(*steps_of_tag(tags[1]))}).weights);
 }
 
+// ---- wrong input
+
+class TrainGptBadResume : public TrainGptResume {
+ protected:
+  void SetUp() override {
+    Program p(gpt_.on_ranks(2, {"--steps", "2", "--checkpoint-dir", checkpoints()}));
+    ASSERT_EQ(p.wait(), 0) << p.err();
+  }
+  /// On one rank and on two: status 2, one line that has the parts, and nothing written.
+  void expect_refused(const Flags& flags, std::initializer_list<std::string> parts) {
+    const Flags all = Flags{"--steps", "4", "--metrics", path("m.jsonl"), "--save", path("out")} + flags;
+    for (const int ranks : {1, 2}) {
+      Program p(ranks == 1 ? gpt_.program(all) : gpt_.on_ranks(ranks, all));
+      EXPECT_EQ(p.wait(), 2) << p.out();
+      EXPECT_EQ(p.out(), "");
+      auto errors = lines(p.err());
+      std::erase_if(errors, [](const std::string& line) { return line.starts_with("rzrun: "); });
+      ASSERT_EQ(errors.size(), 1u) << p.err();
+      EXPECT_TRUE(errors[0].starts_with("train_gpt: ")) << errors[0];
+      for (const std::string& part : parts) EXPECT_NE(errors[0].find(part), std::string::npos) << errors[0];
+      EXPECT_FALSE(fs::exists(path("m.jsonl")) || fs::exists(path("out"))) << "something was written";
+    }
+  }
+  std::string file_of_rank(int rank) const { return checkpoints() + "/global_step2/" + rank_file(rank, 2); }
+};
+
+TEST_F(TrainGptBadResume, FoldersThatAreNone) {
+  gpt_.put("file", "");
+  expect_refused({"--resume", path("file")}, {"--resume: ", path("file"), "is not a folder"});
+  expect_refused({"--checkpoint-dir", path("file/x")},
+                 {"--checkpoint-dir: ", path("file"), "is not a folder"});
+}
+
+TEST_F(TrainGptBadResume, CheckpointsThatAreDamaged) {
+  const std::string good = read_text_file(file_of_rank(1));
+  std::string bad = good;
+  bad.back() ^= 1;
+  const auto put = [&](const std::string& text) { std::ofstream(file_of_rank(1), std::ios::binary) << text; };
+  put(bad);
+  expect_refused({"--resume", checkpoints()}, {file_of_rank(1), "the file is damaged"});
+  put(good.substr(0, good.size() - 1));
+  expect_refused({"--resume", checkpoints()}, {file_of_rank(1), "bytes"});
+  fs::remove(file_of_rank(1));
+  expect_refused({"--resume", checkpoints()}, {file_of_rank(1), "No such file"});
+}
+
+TEST_F(TrainGptBadResume, CheckpointsThatAreNotNamed) {
+  write_tag_file(checkpoints(), latest_file, "global_step7");
+  expect_refused({"--resume", checkpoints()}, {"global_step7", "checkpoint.json"});
+  fs::remove(checkpoints() + "/latest");
+  expect_refused({"--resume", checkpoints()}, {checkpoints(), "latest", "global_step2"});
+}
+
+TEST_F(TrainGptBadResume, CheckpointsOfAnotherRun) {
+  expect_refused({"--resume", checkpoints(), "--seed", "4"}, {"seed 3", "4"});
+  gpt_.put("other.json",
+           R"({"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 16, "vocab_size": 256})");
+  expect_refused({"--resume", checkpoints(), "--model", path("other.json")},
+                 {"does not fit the model", "where the model has"});
+}
+
 }  // namespace
 }  // namespace rz

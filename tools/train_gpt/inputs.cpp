@@ -57,8 +57,10 @@ void check_optimizer(const Options& o, DsConfig& ds) {
 
 void read_tokens(const Options& o, Inputs& in) {
   if (in.samples > 0) return;
-  in.tokens = o.tokens.empty() ? Tokens::from_text(o.data, std::array{o.save, o.metrics})
-                               : Tokens::from_file(o.tokens);
+  in.tokens =
+      o.tokens.empty()
+          ? Tokens::from_text(o.data, std::array{o.save, o.metrics})
+          : Tokens::from_file(o.tokens);
   in.samples = in.tokens.samples(in.seq_len);
 }
 
@@ -89,6 +91,15 @@ void require_writable(const char* flag, const std::string& path, const fs::path&
           ": cannot be written: ", what.string(), ": ", std::strerror(errno));
 }
 
+/// A folder that exists, or can be made.
+void check_folder(const char* flag, const std::string& path) {
+  if (path.empty()) return;
+  const fs::path parent = existing_parent(path);
+  require(fs::is_directory(parent), Errc::config, flag, ": ", path, ": ", parent.string(),
+          " is not a folder");
+  require_writable(flag, path, parent);
+}
+
 void check_outputs(const Options& o) {
   if (!o.metrics.empty()) {
     const fs::path parent = fs::absolute(o.metrics).parent_path();
@@ -98,12 +109,9 @@ void check_outputs(const Options& o) {
             " is a folder; name a file");
     require_writable("--metrics", o.metrics, fs::exists(o.metrics) ? fs::path(o.metrics) : parent);
   }
-  if (!o.save.empty()) {
-    const fs::path parent = existing_parent(o.save);
-    require(fs::is_directory(parent), Errc::config, "--save: ", o.save, ": ", parent.string(),
-            " is not a folder");
-    require_writable("--save", o.save, parent);
-  }
+  check_folder("--save", o.save);
+  check_folder("--checkpoint-dir", o.checkpoints.dir);
+  if (o.checkpoints.dir.empty()) check_folder("--resume", o.checkpoints.resume);
 }
 
 PretrainedWeights open_checkpoint(const Options& o, Gpt2& model) {

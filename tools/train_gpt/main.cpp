@@ -125,10 +125,22 @@ struct Course {
   Traffic last_update;
 };
 
-Course run_updates(const Options& o, Inputs& in, Engine& engine, Loader& loader, std::uint64_t steps) {
+/// Loads the checkpoint of --resume. All ranks throw the same errors, and nothing has been written yet.
+Status resume(Checkpoints& checkpoints, World& world) {
+  try {
+    checkpoints.resume();
+    return done;
+  } catch (const Error& e) {
+    if (!is_wrong_input(e)) throw;
+    if (world.is_main()) print_error(concat("--resume: ", e.what()));
+    world.wait_for_everyone();
+    return wrong_input;
+  }
+}
+
+Course run_updates(const Options& o, Inputs& in, Engine& engine, Checkpoints& checkpoints, Loader& loader,
+                   std::uint64_t steps) {
   const bool first = engine.world().is_main();
-  Checkpoints checkpoints(engine, o.checkpoints);
-  checkpoints.resume();
   const auto first_step = static_cast<std::uint64_t>(engine.global_steps());
   MetricsLog log(first ? o.metrics : "", first_step);
   Progress progress(stdout, ::isatty(STDOUT_FILENO) == 1, steps, first_step);
@@ -175,11 +187,13 @@ void print_course(const Options& o, const Course& course, const Inputs& in, Engi
 
 Status run_engine(const Options& o, Inputs& in, Engine& engine) {
   World& world = engine.world();
+  Checkpoints checkpoints(engine, o.checkpoints);
+  if (const Status status = resume(checkpoints, world); status != done) return status;
   const ContinuousBatchSampler sampler = batch_sampler(engine, in.samples, o.shuffle, o.seed);
   Loader loader = token_loader(engine, in.tokens, in.seq_len, sampler);
   const std::uint64_t steps = o.steps ? static_cast<std::uint64_t>(*o.steps) : sampler.updates();
   if (world.is_main()) print_run_summary(o, in, world.communicator(), engine.stream().threads(), steps);
-  const Course course = run_updates(o, in, engine, loader, steps);
+  const Course course = run_updates(o, in, engine, checkpoints, loader, steps);
   if (course.stopped) return stopped;
   print_course(o, course, in, engine);
   show_sample(o, in, engine);
