@@ -282,5 +282,11 @@ TEST_F(TrainGptBadResume, CheckpointsOfAnotherRun) {
                  {"does not fit the model", "where the model has"});
 }
 
+TEST_F(TrainGptBadResume, SavingWithoutAFolder) {
+  for (const Flags& flags :
+       {Flags{"--save-steps", "2"}, {"--save-minutes", "1"}, {"--save-total-limit", "1"}, {"--save-async"}})
+    expect_refused(flags, {flags[0], "--checkpoint-dir DIR"});
+}
+
 }  // namespace
 }  // namespace rz

@@ -1,6 +1,7 @@
 #include "tools/train_gpt/options.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "comm/core/error.h"
 #include "tools/command_line/command_line.h"
@@ -225,6 +226,13 @@ void add_speed(CommandLine& line, Options& o) {
 void check_combinations(const Options& o) {
   require(!o.data.empty() || !o.tokens.empty(), Errc::config,
           "nothing to train on; give --data FILE|DIR or --tokens TOKENS.bin");
+  const CheckpointFlags& c = o.checkpoints;
+  if (!c.folder().empty()) return;
+  for (const auto& [flag, given] : {std::pair("--save-steps", c.save_steps > 0),
+                                    {"--save-minutes", c.save_minutes > 0},
+                                    {"--save-total-limit", c.save_total_limit > 0},
+                                    {"--save-async", c.async}})
+    require(!given, Errc::config, flag, ": there is no folder for checkpoints; add --checkpoint-dir DIR");
 }
 
 }  // namespace
