@@ -125,6 +125,23 @@ TEST_F(TrainGptResume, AnEmptyFolderBeginsARun) {
   EXPECT_EQ(complete_checkpoints(), std::vector<std::string>{"global_step3"});
 }
 
+TEST_F(TrainGptResume, CheckpointsBelowTheDataAreNoData) {
+  fs::create_directory(path("text"));
+  gpt_.put("text/a.txt", read_text_file(RZ_SOURCE_DIR "/tests/data/gpt2_tiny/README.md").substr(0, 450));
+  Flags flags{"--data", path("text"), "--strategy", "zero1"};
+  const TrainedGpt whole = trained(1, flags + Flags{"--steps", "6"});
+  for (const char* flag : {"--checkpoint-dir", "--resume"}) {
+    fs::remove_all(path("text/checkpoints"));
+    const Flags all = flags + Flags{"--metrics", path("m.jsonl"), flag, path("text/checkpoints")};
+    Program first(gpt_.on_ranks(1, all + Flags{"--steps", "4"}));
+    EXPECT_EQ(first.wait(), 0) << first.err();
+    Program second(gpt_.on_ranks(
+        1, all + Flags{"--steps", "6", "--resume", path("text/checkpoints"), "--save", path("resumed")}));
+    EXPECT_EQ(second.wait(), 0) << second.err();
+    EXPECT_EQ(trained_gpt(path("resumed"), path("m.jsonl")), whole) << flag;
+  }
+}
+
 // ---- limits
 
 TEST_F(TrainGptResume, TheLastCheckpointsAreKept) {

@@ -59,7 +59,7 @@ void read_tokens(const Options& o, Inputs& in) {
   if (in.samples > 0) return;
   in.tokens =
       o.tokens.empty()
-          ? Tokens::from_text(o.data, std::array{o.save, o.metrics})
+          ? Tokens::from_text(o.data, std::array{o.save, o.metrics, o.checkpoints.dir, o.checkpoints.resume})
           : Tokens::from_file(o.tokens);
   in.samples = in.tokens.samples(in.seq_len);
 }
