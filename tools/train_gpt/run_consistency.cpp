@@ -13,6 +13,7 @@ namespace rz::train_gpt {
 namespace {
 
 const char* yes(bool x) { return x ? "yes" : "no"; }
+std::string given(const std::string& x) { return x.empty() ? "not given" : x; }
 
 /// Adds one fact for every leaf of a JSON document, named by its path.
 void add_json(std::vector<Fact>& facts, const char* flag, const std::string& text) {
@@ -32,10 +33,12 @@ void add_flags(std::vector<Fact>& facts, const Options& o, const Inputs& in) {
                              {"--bucket-mb", o.bucket_mb ? concat(*o.bucket_mb) : "not given"},
                              {"--recompute", yes(o.recompute)},
                              {"graph", yes(o.graph)},
-                             {"--resume given", yes(!o.checkpoints.resume.empty())},
-                             {"--checkpoint-dir given", yes(!o.checkpoints.dir.empty())},
+                             {"--resume", given(o.checkpoints.resume)},
+                             {"--checkpoint-dir", given(o.checkpoints.dir)},
                              {"--save-steps", concat(o.checkpoints.save_steps)},
                              {"--save-minutes", concat(o.checkpoints.save_minutes)},
+                             {"--save-total-limit", concat(o.checkpoints.save_total_limit)},
+                             {"--save-async", yes(o.checkpoints.async)},
                              {"--save given", yes(!o.save.empty())},
                              {"--save-nonfinite", yes(o.save_nonfinite)},
                              {"--sample", o.sample ? concat('"', *o.sample, '"') : "not given"},
