@@ -130,6 +130,7 @@ ROOMS = {
     'bench/harness': 'comm comm/core comm/device tools/command_line bench bench/support',
     'bench/perf': 'bench/harness',
     'bench/concurrent': 'comm comm/core bench/support',
+    'bench/checkpoint': 'sharding/engine sharding/checkpoint/sharded',
     'bench/overlap': 'comm comm/core bench/support',
     'bench/lower_bound': 'comm comm/core comm/reduce comm/shared_memory bench/support',
 }
