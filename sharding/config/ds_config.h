@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "sharding/config/batch.h"
+#include "sharding/config/checkpoint_config.h"
 #include "sharding/config/ddp_config.h"
 #include "sharding/config/training_arguments.h"
 #include "sharding/optim/loss_scaler.h"
@@ -123,7 +124,8 @@ struct DsConfig {
   LrSchedule schedule;                       ///< ConstantLr without a section "scheduler"
   PrecisionConfig precision;
   ZeroConfig zero;
-  DdpConfig ddp;  ///< ringzero
+  DdpConfig ddp;                ///< ringzero
+  CheckpointConfig checkpoint;  ///< ringzero.checkpoint
   ActivationCheckpointingConfig activation_checkpointing;
   MonitorConfig monitor;
   double gradient_clipping = 1;  ///< limit of the global norm; 0: no clipping

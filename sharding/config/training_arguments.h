@@ -28,7 +28,15 @@ struct TrainingArguments {
   std::optional<DType> precision;           ///< fp16 and bf16 in Hugging Face; f32
   std::optional<bool> ddp_find_unused_parameters, ddp_static_graph, ddp_broadcast_buffers;
   std::optional<std::string> ddp_comm_hook;  ///< DdpConfig::CommHook; not in Hugging Face
-  std::string origin = "arguments";          ///< where they come from, for messages: "command line"
+  // ringzero.checkpoint
+  std::optional<std::string> output_dir, resume_from_checkpoint;
+  std::optional<std::int64_t> save_steps, save_minutes, save_total_limit;  ///< minutes: not in Hugging Face
+  std::optional<bool> async_save;                                          ///< not in Hugging Face
+  std::optional<std::int64_t> eval_steps, early_stopping_patience;
+  std::optional<double> early_stopping_threshold;
+  std::optional<std::string> metric_for_best_model;
+  std::optional<bool> greater_is_better, load_best_model_at_end;
+  std::string origin = "arguments";  ///< where they come from, for messages: "command line"
 };
 
 /// What a configuration cannot know.

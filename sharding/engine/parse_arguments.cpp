@@ -50,6 +50,10 @@ void set_bool(EngineOptions& o, std::string_view flag, std::string_view value) {
           ": expected true or false");
   o.arguments.*field = yes;
 }
+template <std::optional<std::string> TrainingArguments::*field>
+void set_text(EngineOptions& o, std::string_view, std::string_view value) {
+  o.arguments.*field = value;
+}
 void set_config(EngineOptions& o, std::string_view, std::string_view value) { o.config = value; }
 
 using A = TrainingArguments;
@@ -74,8 +78,19 @@ constexpr ArgumentFlag argument_flags[] = {
     {"ddp_find_unused_parameters", true, set_bool<&A::ddp_find_unused_parameters>},
     {"ddp_static_graph", true, set_bool<&A::ddp_static_graph>},
     {"ddp_broadcast_buffers", true, set_bool<&A::ddp_broadcast_buffers>},
-    {"ddp_comm_hook", true,
-     [](EngineOptions& o, std::string_view, std::string_view value) { o.arguments.ddp_comm_hook = value; }},
+    {"ddp_comm_hook", true, set_text<&A::ddp_comm_hook>},
+    {"output_dir", true, set_text<&A::output_dir>},
+    {"save_steps", true, set_integer<&A::save_steps>},
+    {"save_minutes", true, set_integer<&A::save_minutes>},
+    {"save_total_limit", true, set_integer<&A::save_total_limit>},
+    {"async_save", true, set_bool<&A::async_save>},
+    {"resume_from_checkpoint", true, set_text<&A::resume_from_checkpoint>},
+    {"eval_steps", true, set_integer<&A::eval_steps>},
+    {"metric_for_best_model", true, set_text<&A::metric_for_best_model>},
+    {"greater_is_better", true, set_bool<&A::greater_is_better>},
+    {"load_best_model_at_end", true, set_bool<&A::load_best_model_at_end>},
+    {"early_stopping_patience", true, set_integer<&A::early_stopping_patience>},
+    {"early_stopping_threshold", true, set_double<&A::early_stopping_threshold>},
     {"bf16", false,
      [](EngineOptions& o, std::string_view, std::string_view) { set_precision(o, DType::bf16); }},
     {"fp16", false,

@@ -71,8 +71,20 @@ const char* name(Argument argument) {
                                    "ddp_find_unused_parameters",
                                    "ddp_static_graph",
                                    "ddp_broadcast_buffers",
-                                   "ddp_comm_hook"};
-  static_assert(std::size(names) == static_cast<std::size_t>(Argument::comm_hook) + 1);
+                                   "ddp_comm_hook",
+                                   "output_dir",
+                                   "save_steps",
+                                   "save_minutes",
+                                   "save_total_limit",
+                                   "async_save",
+                                   "resume_from_checkpoint",
+                                   "eval_steps",
+                                   "metric_for_best_model",
+                                   "greater_is_better",
+                                   "load_best_model_at_end",
+                                   "early_stopping_patience",
+                                   "early_stopping_threshold"};
+  static_assert(std::size(names) == static_cast<std::size_t>(Argument::early_stopping_threshold) + 1);
   return names[static_cast<std::size_t>(argument)];
 }
 

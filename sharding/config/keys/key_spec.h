@@ -56,7 +56,19 @@ enum class Argument {
   find_unused_parameters,
   static_graph,
   broadcast_buffers,
-  comm_hook  ///< the last
+  comm_hook,
+  output_dir,
+  save_steps,
+  save_minutes,
+  save_total_limit,
+  async_save,
+  resume_from_checkpoint,
+  eval_steps,
+  metric_for_best_model,
+  greater_is_better,
+  load_best_model_at_end,
+  early_stopping_patience,
+  early_stopping_threshold  ///< the last
 };
 
 constexpr double unbounded = std::numeric_limits<double>::max();

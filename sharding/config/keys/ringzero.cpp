@@ -31,6 +31,7 @@ constexpr KeySpec ringzero[] = {
     refused("comm_wrapper", "\"no\"", "[\"no\"]",
             "hooks are not wrapped; comm_hook fp16 and bf16 send 16 bits"),
     section("join", "null", "of Engine::Join: ranks with different numbers of batches"),
+    section("checkpoint", "{}", "checkpoints, evaluation, early stopping; docs/guide/checkpoints.md"),
     accepted("gradient_as_bucket_view", "false", "gradients always are parts of buckets"),
 };
 
@@ -59,10 +60,59 @@ constexpr KeySpec join[] = {
             "an error on all ranks where one runs out of data, which is named"),
 };
 
+constexpr KeySpec checkpoint[] = {
+    applied("output_dir", text, "\"\"",
+            "folder of the checkpoints, shared by all ranks; empty: none are saved")
+        .from(Argument::output_dir),
+    applied("save_steps", integer, "0", "save every so many updates; 0: not by number")
+        .within(0, 0x1p53)
+        .from(Argument::save_steps),
+    applied("save_minutes", integer, "0",
+            "save when the last checkpoint is so many minutes old; 0: not by time")
+        .within(0, 0x1p31)
+        .from(Argument::save_minutes),
+    applied("save_total_limit", integer, "0",
+            "keep the last so many checkpoints, and the best one beside them; 0: all")
+        .within(0, 0x1p31)
+        .from(Argument::save_total_limit),
+    applied("async_save", boolean, "false", "files are written while training goes on, from a copy in memory")
+        .from(Argument::async_save),
+    applied("signals", boolean, "true",
+            "SIGUSR1: save; SIGTERM: save and stop; one engine of a process may have them"),
+    applied("stop_before_allocation_end", boolean, "true",
+            "save and stop before the end of a Slurm allocation (SLURM_JOB_END_TIME), where there is one"),
+    applied("allocation_margin", integer, "120",
+            "by so many seconds; they must suffice for an update and a save")
+        .within(0, 0x1p31),
+    applied(
+        "resume_from_checkpoint", any, "false",
+        "true: begin with the last checkpoint of output_dir, if it has one; or such a folder, a checkpoint "
+        "in it, or its file best")
+        .from(Argument::resume_from_checkpoint),
+    applied("eval_steps", integer, "0",
+            "TrainingCheckpoints::should_evaluate() after every so many updates; 0: never")
+        .within(0, 0x1p53)
+        .from(Argument::eval_steps),
+    applied("metric_for_best_model", text, "\"eval_loss\"",
+            "the metric that decides on the best checkpoint and on early stopping; eval_ may be left out")
+        .from(Argument::metric_for_best_model),
+    applied("greater_is_better", boolean, "null", "null: unless the name of the metric ends in loss")
+        .from(Argument::greater_is_better),
+    applied("load_best_model_at_end", boolean, "false", "finish() loads the model of the best checkpoint")
+        .from(Argument::load_best_model_at_end),
+    applied("early_stopping_patience", integer, "null",
+            "stop after so many evaluations in a row without improvement; null: never")
+        .within(1, 0x1p30)
+        .from(Argument::early_stopping_patience),
+    applied("early_stopping_threshold", number, "0", "what an improvement must exceed")
+        .from(Argument::early_stopping_threshold),
+};
+
 constexpr ObjectSpec table[] = {
     {"ringzero", "", ringzero},
     {"ringzero.comm_state_option", "", comm_state_option},
     {"ringzero.join", "", join},
+    {"ringzero.checkpoint", "", checkpoint},
 };
 
 }  // namespace

@@ -55,6 +55,30 @@ json value_of(const TrainingArguments& a, Argument argument) {
       return or_null(a.ddp_broadcast_buffers);
     case Argument::comm_hook:
       return or_null(a.ddp_comm_hook);
+    case Argument::output_dir:
+      return or_null(a.output_dir);
+    case Argument::save_steps:
+      return or_null(a.save_steps);
+    case Argument::save_minutes:
+      return or_null(a.save_minutes);
+    case Argument::save_total_limit:
+      return or_null(a.save_total_limit);
+    case Argument::async_save:
+      return or_null(a.async_save);
+    case Argument::resume_from_checkpoint:
+      return or_null(a.resume_from_checkpoint);
+    case Argument::eval_steps:
+      return or_null(a.eval_steps);
+    case Argument::metric_for_best_model:
+      return or_null(a.metric_for_best_model);
+    case Argument::greater_is_better:
+      return or_null(a.greater_is_better);
+    case Argument::load_best_model_at_end:
+      return or_null(a.load_best_model_at_end);
+    case Argument::early_stopping_patience:
+      return or_null(a.early_stopping_patience);
+    case Argument::early_stopping_threshold:
+      return or_null(a.early_stopping_threshold);
     default:
       return {};
   }
@@ -138,7 +162,7 @@ std::optional<ArgumentValue> ArgumentResolver::by_hidden_size(Argument argument)
 }
 
 void ArgumentResolver::require_all_used() const {
-  for (int i = 1; i <= static_cast<int>(Argument::comm_hook); ++i) {
+  for (int i = 1; i <= static_cast<int>(Argument::early_stopping_threshold); ++i) {
     const auto argument = static_cast<Argument>(i);
     if (!value_of(arguments_, argument).is_null())
       require(used_.contains(argument), Errc::config, file_, ": the configuration has no key for ",

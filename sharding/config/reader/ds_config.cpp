@@ -39,6 +39,7 @@ ActivationCheckpointingConfig typed_checkpointing(const Settings& s) {
 
 /// Sections whose keys are shown only where they are in use.
 bool in_use(const Settings& s, std::string_view path) {
+  if (path.starts_with("ringzero.checkpoint.")) return !s.text("ringzero.checkpoint.output_dir").empty();
   for (const char* switched : {"fp16", "bf16", "csv_monitor"})
     if (path.starts_with(std::string(switched) + ".")) return s.boolean(concat(switched, ".enabled"));
   return true;
@@ -77,6 +78,7 @@ void fill_sections(Settings& s, const RunFacts& facts, DsConfig& c) {
   c.ddp = typed_ddp(s, c.precision, c.file);
   c.zero = typed_zero(s, c.file, c.warnings);
   c.activation_checkpointing = typed_checkpointing(s);
+  c.checkpoint = typed_checkpoint(s, c.file);
   c.monitor = typed_monitor(s);
   c.gradient_clipping = s.number("gradient_clipping");
   c.drop_last = s.boolean("dataloader_drop_last");

@@ -18,5 +18,8 @@ ZeroConfig typed_zero(const Settings&, const std::string& file, std::vector<std:
 /// Errc::config for combinations that exclude each other. Call before typed_zero(): what it shares with that
 /// section enters the settings.
 DdpConfig typed_ddp(Settings&, const PrecisionConfig&, const std::string& file);
+/// Errc::config for keys that need others. A folder that follows from resume_from_checkpoint enters the
+/// settings.
+CheckpointConfig typed_checkpoint(Settings&, const std::string& file);
 
 }  // namespace rz::ds
