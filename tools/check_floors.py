@@ -105,7 +105,8 @@ ROOMS = {
                               'sharding/strategies sharding/world sharding/engine/monitor',
     'sharding/engine/checkpoint': TENSOR + MODULES + 'comm sharding/io sharding/checkpoint/sharded '
                                   'sharding/checkpoint/state sharding/data sharding/optim sharding/strategies '
-                                  'sharding/world sharding/engine/monitor sharding/engine/update',
+                                  'sharding/world sharding/config sharding/signals sharding/engine/monitor '
+                                  'sharding/engine/update',
     'sharding/engine': TENSOR + MODULES + 'comm sharding/config sharding/consistency sharding/data sharding/mesh '
                        'sharding/huggingface sharding/memory sharding/optim sharding/schedules sharding/strategies '
                        'sharding/wire sharding/world sharding/signals sharding/engine/monitor sharding/engine/update '

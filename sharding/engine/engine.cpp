@@ -75,6 +75,13 @@ void print_configuration(World& world, const DsConfig& config, const EngineOptio
   std::fflush(o.log);
 }
 
+void print_resume(World& world, const TrainingCheckpoints& checkpoints, const EngineOptions& o) {
+  const std::string line = checkpoints.describe_resume();
+  if (!o.log || !world.is_main() || line.empty()) return;
+  std::fprintf(o.log, "%s%s%s\n", o.name.c_str(), o.name.empty() ? "" : ": ", line.c_str());
+  std::fflush(o.log);
+}
+
 /// `all` has `rows` rows of each rank, of which the last padding[rank] are left out.
 Tensor without_padding(const Tensor& all, std::size_t rows, std::span<const std::int64_t> padding) {
   std::size_t extents[4] = {};
@@ -128,7 +135,11 @@ Engine::Engine(World& world, Module& module, DsConfig config, EngineOptions o)
                         .stream = stream_,
                         .accumulation = std::max<std::int64_t>(1, config_.sizes.accumulation),
                         .seed = seed_,
-                        .config = resolved_json(config_)});
+                        .config = resolved_json(config_)},
+      initial_trainer_state(config_.checkpoint));
+  training_checkpoints_.emplace(world, *checkpointer_, config_.checkpoint, config_.file);
+  training_checkpoints_->resume();
+  print_resume(world, *training_checkpoints_, o);
 }
 
 void Engine::make_updates(std::unique_ptr<Optimizer> optimizer, const EngineOptions& o) {

@@ -42,6 +42,7 @@
 #include "sharding/data/loader.h"
 #include "sharding/data/tensor_dataset.h"
 #include "sharding/engine/checkpoint/checkpointer.h"
+#include "sharding/engine/checkpoint/training_checkpoints.h"
 #include "sharding/engine/engine_options.h"
 #include "sharding/engine/monitor/step_report.h"
 #include "sharding/engine/parse_arguments.h"
@@ -113,7 +114,7 @@ class Engine {
   template <class F>
   auto evaluate(const F& body);
 
-  // ---- checkpoints (sharding/checkpoint/sharded/checkpoint_index.h)
+  // ---- checkpoints (docs/guide/checkpoints.md)
   /// Saves all that a run needs to go on: parameters in f32, optimizer states, schedule, loss scale, the
   /// seeds of dropout, the positions of the loaders, and values of the caller's. Every rank writes its own
   /// part to DIR/TAG, a folder that all ranks share. The checkpoint appears complete, or not at all, whenever
@@ -133,6 +134,11 @@ class Engine {
   }
   /// Waits until an asynchronous save is complete. Collective.
   void wait_for_checkpoint() { checkpointer_->wait(); }
+  /// Saves, evaluates and resumes by the section "ringzero.checkpoint".
+  TrainingCheckpoints& checkpoints() { return *training_checkpoints_; }
+  /// Call after each update: saves if that section, a signal or the end of an allocation requires it, and
+  /// returns whether the run is to stop; TrainingCheckpoints::should_stop(). Collective.
+  bool should_stop() { return checkpoints().should_stop(); }
   /// For loaders that loader() has not made: their positions are saved and restored.
   const std::shared_ptr<LoaderPositions>& loader_positions() const { return loaders_; }
 
@@ -194,11 +200,13 @@ class Engine {
   std::optional<UpdateLoop> updates_;   // none: inference
   std::shared_ptr<LoaderPositions> loaders_ = std::make_shared<LoaderPositions>();
   std::optional<Checkpointer> checkpointer_;
+  std::optional<TrainingCheckpoints> training_checkpoints_;
 };
 
 /// Creates an engine for the parameters of the module, which must outlive it, as must the world. Prints the
-/// resolved configuration. Collective. Errc::config if the configuration is wrong, Errc::mismatch if it
-/// differs over the ranks, Errc::unsupported for the mesh as in make_strategy().
+/// resolved configuration, and resumes a run by "ringzero.checkpoint". Collective. Errc::config if the
+/// configuration is wrong, Errc::mismatch if it differs over the ranks, Errc::unsupported for the mesh as in
+/// make_strategy().
 Engine initialize(World&, Module&, EngineOptions = {});
 
 class Engine::NoSync {

@@ -182,6 +182,7 @@ void SaveOperation::State::next_phase() {
 
 void SaveOperation::State::commit(const std::vector<std::string>& parts) {
   partial->commit(whole_index(parts, request.state, path));
+  if (request.best) write_tag_file(request.dir, best_file, request.tag);
   if (request.keep > 0) remove_old_checkpoints(request.dir, request.keep);
 }
 

@@ -17,6 +17,7 @@ struct SaveRequest {
   std::string dir;           ///< a folder that all ranks share
   std::string tag;           ///< name of the checkpoint in it
   std::string state = "{}";  ///< JSON object; that of rank 0 is written
+  bool best = false;         ///< then DIR/best names it
   std::size_t keep = 0;      ///< then remove_old_checkpoints(); 0: none are removed
 };
 

@@ -17,10 +17,12 @@ struct SaveCheckpointOptions {
   bool async = false;
   /// Keeps the last so many checkpoints with tags of this form, and removes older ones; 0: removes none.
   std::size_t save_total_limit = 0;
+  /// DIR/best names it, in place of another, once it is complete; save_total_limit does not remove it.
+  bool best = false;
 };
 
 struct LoadCheckpointOptions {
-  std::string tag;                 ///< empty: the one that DIR/latest names
+  std::string tag;                 ///< empty: the one that DIR/latest names; "best": that of DIR/best
   bool load_module_strict = true;  ///< false: what the checkpoint lacks gets initial values
   bool load_optimizer_states = true;
   bool load_module_only = false;  ///< the values of the model, and nothing else

@@ -2,6 +2,7 @@
 
 #include <exception>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "comm/core/error.h"
@@ -44,6 +45,11 @@ std::string agreed_tag(Communicator& comm, const std::string& dir, const std::st
   check_on_all_ranks(comm, [&] {
     if (comm.rank() != 0) return;
     remove_stale(dir);
+    if (given == best_file) {
+      tag = read_tag_file(dir, best_file).value_or("");
+      return require(!tag.empty(), Errc::config, dir, ": has no file ", best_file,
+                     " that names a checkpoint; give a tag, or none for the last one");
+    }
     if (!given.empty()) return check_tag(given);
     tag = read_tag_file(dir, latest_file).value_or("");
     require(!tag.empty() || checkpoint_tags(dir).empty(), Errc::config, dir,
@@ -69,7 +75,10 @@ std::uint64_t passes_before(const EngineState& s, int ranks, std::int64_t accumu
 
 }  // namespace
 
-Checkpointer::Checkpointer(CheckpointedParts parts) : parts_(std::move(parts)) {}
+Checkpointer::Checkpointer(CheckpointedParts parts, TrainerState trainer)
+    : parts_(std::move(parts)), trainer_(std::move(trainer)) {}
+
+std::int64_t Checkpointer::steps() const { return parts_.updates ? parts_.updates->reports().steps() : 0; }
 
 Checkpointer::~Checkpointer() {
   if (!saving_ || std::uncaught_exceptions() > 0) return;
@@ -87,7 +96,8 @@ EngineState Checkpointer::state() const {
                 .accumulation = parts_.accumulation,
                 .seed = parts_.seed,
                 .loaders = parts_.loaders->now(),
-                .config = parts_.config};
+                .config = parts_.config,
+                .trainer_state = to_json(trainer_).dump()};
   if (!parts_.updates) return s;
   s.updates = parts_.updates->state();
   if (!parts_.updates->accumulation().fresh()) s.loaders = parts_.loaders->of_update();
@@ -103,6 +113,7 @@ void Checkpointer::save(const std::string& dir, const SaveCheckpointOptions& o) 
   const SaveRequest request{.dir = dir,
                             .tag = o.tag.empty() ? step_tag(s.updates.count.steps) : o.tag,
                             .state = to_json(s),
+                            .best = o.best,
                             .keep = o.save_total_limit};
   const OwnedState owned(parts_.module, parts_.strategy, parts_.world.is_main(), parts_.stream);
   saving_.emplace(parts_.world.communicator(), owned, request, o.async ? &snapshot_ : nullptr);
@@ -151,6 +162,14 @@ void Checkpointer::check_seed(const EngineState& saved, const LoadCheckpointOpti
           ": the order of samples would be another; give the engine the same seed, or load the module only");
 }
 
+/// Before anything is loaded.
+TrainerState Checkpointer::trainer_of(const EngineState& saved, const std::string& file) const {
+  TrainerState trainer = trainer_;
+  const nlohmann::json document = parse_json(saved.trainer_state, file, JsonDialect::strict);
+  if (!document.empty()) rz::restore(trainer, JsonObject(document, file, "state.trainer_state"));
+  return trainer;
+}
+
 void Checkpointer::restore(const EngineState& saved, const LoadCheckpointOptions& o) {
   if (!parts_.updates || o.load_module_only) return;
   UpdateLoop::State updates = saved.updates;
@@ -166,22 +185,25 @@ std::optional<LoadedCheckpoint> Checkpointer::load(const std::string& dir, const
   const std::string tag = agreed_tag(comm, dir, o.tag);
   if (tag.empty()) return std::nullopt;
   LoadedCheckpoint loaded{.path = (fs::path(dir) / tag).string(), .tag = tag};
+  const std::string index_file = (fs::path(loaded.path) / checkpoint_index_file).string();
   const bool optimizer = parts_.updates && !o.load_module_only && o.load_optimizer_states;
   std::optional<CheckpointReader> reader;
   std::optional<StateLoader> loader;
   EngineState saved;
+  TrainerState trainer;
   check_on_all_ranks(comm, [&] {
     if (parts_.updates) parts_.updates->require_between_updates("load_checkpoint()");
     reader = CheckpointReader::open(loaded.path);
-    saved =
-        parse_engine_state(reader->index().state, (fs::path(loaded.path) / checkpoint_index_file).string());
+    saved = parse_engine_state(reader->index().state, index_file);
     check_seed(saved, o);
+    trainer = trainer_of(saved, index_file);
     loader.emplace(*reader, parts_.module, optimizer ? &parts_.updates->training().optimizer() : nullptr,
                    StateLoaderOptions{.strict = o.load_module_strict, .seed = parts_.seed});
   });
   if (o.verify) check_on_all_ranks(comm, [&] { verify_share(*reader, comm.rank(), comm.size()); });
   check_on_all_ranks(comm, [&] { loader->load(parts_.strategy, parts_.stream); });
   restore(saved, o);
+  if (parts_.updates && !o.load_module_only) trainer_ = trainer;
   loaded.steps = saved.updates.count.steps;
   loaded.client_state = saved.client_state;
   return loaded;

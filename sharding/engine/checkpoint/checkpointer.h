@@ -11,6 +11,7 @@
 #include "sharding/data/loader_positions.h"
 #include "sharding/engine/checkpoint/checkpoint_options.h"
 #include "sharding/engine/checkpoint/engine_state.h"
+#include "sharding/engine/checkpoint/trainer_state.h"
 #include "sharding/engine/update/update_loop.h"
 #include "sharding/strategies/strategy.h"
 #include "sharding/world/world.h"
@@ -33,7 +34,7 @@ struct CheckpointedParts {
 /// Makes checkpoints of these parts, one at a time, and restores them. Engine has the contracts.
 class Checkpointer {
  public:
-  explicit Checkpointer(CheckpointedParts);
+  explicit Checkpointer(CheckpointedParts, TrainerState = {});
   /// Completes a save in progress, unless an exception is on its way.
   ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;
@@ -45,13 +46,20 @@ class Checkpointer {
   /// Waits for a save in progress. Collective.
   void wait();
 
+  /// Updates so far; 0 for inference.
+  std::int64_t steps() const;
+  /// Saved with each checkpoint, and restored with the updates.
+  TrainerState& trainer() { return trainer_; }
+
  private:
   EngineState state() const;
   void check_seed(const EngineState&, const LoadCheckpointOptions&) const;
+  TrainerState trainer_of(const EngineState&, const std::string& file) const;
   void restore(const EngineState&, const LoadCheckpointOptions&);
   void restore_optimizer(const OptimizerProgress&);
 
   CheckpointedParts parts_;
+  TrainerState trainer_;
   SnapshotMemory snapshot_;
   std::optional<SaveOperation> saving_;
 };

@@ -137,6 +137,7 @@ std::string to_json(const EngineState& s) {
            {"optimizer", optimizer_json(s.optimizer)},
            {"loaders", loaders_json(s.loaders)},
            {"config", json::parse(s.config)},
+           {"trainer_state", json::parse(s.trainer_state)},
            {"client_state", client_json(s.client_state)}};
   if (s.updates.training.scaler) all["loss_scaler"] = scaler_json(*s.updates.training.scaler);
   if (s.updates.expected_terms) all["expected_terms"] = *s.updates.expected_terms;
@@ -155,6 +156,8 @@ EngineState parse_engine_state(std::string_view text, const std::string& file) {
                 .loaders = loaders_of(o.object("loaders"))};
   o.object("config");
   s.config = o.at("config").dump();
+  o.object("trainer_state");
+  if (o.has("trainer_state")) s.trainer_state = o.at("trainer_state").dump();
   const JsonObject client = o.object("client_state");
   for (const std::string& key : client.keys()) s.client_state[key] = client_value(client, key);
   return s;

@@ -36,7 +36,8 @@ struct EngineState {
   UpdateLoop::State updates;
   OptimizerProgress optimizer;
   LoaderPositions::ByName loaders;
-  std::string config = "{}";  ///< JSON; for people
+  std::string config = "{}";         ///< JSON; for people
+  std::string trainer_state = "{}";  ///< JSON of a TrainerState; empty object: none was saved
   ClientState client_state;
 };
 

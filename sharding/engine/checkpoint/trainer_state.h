@@ -1,0 +1,30 @@
+#pragma once
+/// What decides on the best checkpoint and on early stopping.
+
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+
+#include "sharding/config/checkpoint_config.h"
+#include "sharding/engine/monitor/best_metric.h"
+#include "sharding/engine/monitor/early_stopping.h"
+#include "sharding/io/json.h"
+
+namespace rz {
+
+/// As TrainerState of Hugging Face. A run that is resumed goes on with it.
+struct TrainerState {
+  std::string metric;  ///< metric_for_best_model
+  BestMetric best;
+  std::optional<EarlyStopping> early_stopping;
+};
+
+/// Before the first evaluation. Errc::config as for EarlyStopping.
+TrainerState initial_trainer_state(const CheckpointConfig&);
+
+nlohmann::json to_json(const TrainerState&);
+/// Restores it. Values of another metric are not comparable: the state is then left as it is. Errc::config
+/// names the file and the key of a value that is missing or wrong; nothing is changed then.
+void restore(TrainerState&, const JsonObject&);
+
+}  // namespace rz

@@ -1,0 +1,91 @@
+#pragma once
+/// Checkpoints, evaluations and the end of a training run by the section "ringzero.checkpoint" of its
+/// configuration (docs/configuration.md).
+///
+///     auto engine = rz::initialize(world, net, {.config = "ds.json"});  // resumes
+///     while (engine.global_steps() < steps && !engine.should_stop()) {  // saves
+///       engine.train_batch(loader, forward);
+///       if (engine.checkpoints().should_evaluate())
+///         engine.checkpoints().record({{"eval_loss", world.reduce(evaluate())}});
+///     }
+///     engine.checkpoints().finish();
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "sharding/config/checkpoint_config.h"
+#include "sharding/engine/checkpoint/checkpointer.h"
+#include "sharding/signals/save_requests.h"
+#include "sharding/signals/signal_handler.h"
+#include "sharding/world/world.h"
+
+namespace rz {
+
+/// Results of an evaluation by name: "eval_loss", "eval_accuracy". Equal on all ranks.
+using Metrics = std::map<std::string, double>;
+
+/// Decides after each update whether the run saves, and whether it stops. An Engine has one. Functions that
+/// are collective have it in their comment. One thread a rank.
+class TrainingCheckpoints {
+ public:
+  /// `file`: of the configuration, for messages. World and checkpointer outlive the object. With signals, it
+  /// has the SignalHandler of the process: Errc::config if there is another. Collective.
+  TrainingCheckpoints(World&, Checkpointer&, const CheckpointConfig&, std::string file);
+  TrainingCheckpoints(const TrainingCheckpoints&) = delete;
+
+  /// Loads the checkpoint of resume_from_checkpoint; an engine has called it. Errors as of
+  /// Engine::load_checkpoint(), but a folder without a checkpoint is none. Collective.
+  void resume();
+  /// What resume() has loaded.
+  const std::optional<LoadedCheckpoint>& resumed() const { return resumed_; }
+  /// "resumed: DIR/TAG, after 100 updates"; empty if resume_from_checkpoint is not set.
+  std::string describe_resume() const;
+
+  /// True after every eval_steps updates, until record().
+  bool should_evaluate() const;
+  /// Evaluates metric_for_best_model: a value that is the best one so far makes the next checkpoint the best
+  /// one, and should_stop() saves it. Of several calls after an update the last one counts. Errc::config if
+  /// the metric is missing, Errc::mismatch if the ranks have different values. Collective.
+  void record(const Metrics&);
+
+  /// Call after each update, when its metrics are recorded and logged. Saves if save_steps, save_minutes, a
+  /// signal, the end of the allocation or a best value requires it. True if the run is to stop: decision() or
+  /// early_stopped() has the reason. Further calls before the next update do nothing else. Collective.
+  bool should_stop();
+  /// The last decision of should_stop() to save.
+  const SaveDecision& decision() const { return decision_; }
+  /// early_stopping_patience is exhausted.
+  bool early_stopped() const;
+  /// Call at the end of the run: saves the last update unless it is saved, waits for the save, and loads the
+  /// model of the best checkpoint if load_best_model_at_end is set. Returns that checkpoint; none if no
+  /// evaluation had a finite value. After a stop on request it only waits. Collective.
+  std::optional<LoadedCheckpoint> finish();
+
+  /// Values of the program's own that are saved with each checkpoint; after resume() those that were saved.
+  ClientState& client_state() { return client_state_; }
+  /// The best value so far.
+  const BestMetric& best() const { return checkpointer_.trainer().best; }
+  const CheckpointConfig& config() const { return config_; }
+
+ private:
+  void save(bool async);
+  /// The file best after a crash before it was written. The best checkpoint of another folder, or one that
+  /// was removed, is no longer the best one.
+  void restore_best(const std::string& dir);
+
+  World& world_;
+  Checkpointer& checkpointer_;
+  CheckpointConfig config_;
+  std::string file_;
+  std::optional<SignalHandler> handler_;
+  std::optional<SaveRequests> requests_;  // none: nothing is saved
+  std::optional<LoadedCheckpoint> resumed_;
+  ClientState client_state_;
+  SaveDecision decision_;
+  std::int64_t saved_ = 0, decided_ = 0, evaluated_ = 0;  // numbers of updates
+  std::int64_t best_ = -1;                                // with a best value that is not saved
+};
+
+}  // namespace rz

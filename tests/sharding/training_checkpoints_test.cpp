@@ -1,0 +1,570 @@
+/// Runs that save, keep the best checkpoint, stop and resume by the section "ringzero.checkpoint".
+#include "sharding/engine/checkpoint/training_checkpoints.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <functional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "sharding/checkpoint/sharded/checkpoint_folder.h"
+#include "sharding/checkpoint/sharded/checkpoint_reader.h"
+#include "sharding/engine/engine.h"
+#include "tests/support/error_of.h"
+#include "tests/support/forked.h"
+#include "tests/support/ranks.h"
+
+namespace {
+/// Calls that change a folder until this process is killed; negative: it is not.
+int calls_to_live = -1;
+
+void count_call() {
+  if (calls_to_live >= 0 && calls_to_live-- == 0) ::raise(SIGKILL);
+}
+}  // namespace
+
+// These replace the C library's.
+extern "C" {
+int renameat2(int from_folder, const char* from, int to_folder, const char* to, unsigned flags) noexcept {
+  count_call();
+  return static_cast<int>(::syscall(SYS_renameat2, from_folder, from, to_folder, to, flags));
+}
+int rename(const char* from, const char* to) noexcept {
+  count_call();
+  return ::renameat(AT_FDCWD, from, AT_FDCWD, to);
+}
+int fsync(int fd) {
+  count_call();
+  return static_cast<int>(::syscall(SYS_fsync, fd));
+}
+int unlinkat(int folder, const char* path, int flags) noexcept {
+  count_call();
+  return static_cast<int>(::syscall(SYS_unlinkat, folder, path, flags));
+}
+}
+
+namespace rz {
+namespace {
+
+namespace fs = std::filesystem;
+using test::error_of;
+using Names = std::vector<std::string>;
+
+struct Net : Module {
+  nn::Linear fc1{*this, "fc1", 3, 5}, fc2{*this, "fc2", 5, 2};
+  Var operator()(Tape& t, const Tensor& x) { return fc2(t, fc1(t, x)); }
+};
+
+void update(Engine& engine, Net& net) {
+  Tape& t = engine.tape();
+  Tensor x = Tensor::empty({4, 3});
+  for (std::size_t i = 0; i < x.count(); ++i) x.data<float>()[i] = static_cast<float>(i) * 0.1f;
+  engine.backward(nn::cross_entropy(t, net(t, x), Tensor::zeros({4}, DType::i32)));
+  engine.step();
+}
+
+std::vector<float> values(Engine& engine, Module& module) {
+  std::vector<float> all;
+  for (const Parameter* p : module.parameters()) {
+    const Tensor value = engine.strategy().values().whole(*p);
+    all.insert(all.end(), value.data<float>(), value.data<float>() + value.count());
+  }
+  return all;
+}
+
+/// The keys of ringzero.checkpoint, without signals: the ranks of most tests are threads of one process.
+EngineOptions options(const std::string& keys, const char* signals = "false") {
+  return {.config = concat(R"({"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2},
+                               "optimizer": {"type": "AdamW"}, "ringzero": {"checkpoint": {"signals": )",
+                           signals, keys.empty() ? "" : ", ", keys, "}}}"),
+          .seed = 1,
+          .log = nullptr};
+}
+
+/// What a run did.
+struct Outcome {
+  std::int64_t updates = 0;
+  bool stopped = false, early = false;
+  BestMetric best;
+  std::vector<float> values;
+  bool operator==(const Outcome&) const = default;
+};
+
+/// A folder that a test owns.
+class TrainingCheckpointsTest : public testing::Test {
+ protected:
+  TrainingCheckpointsTest()
+      : dir_(fs::temp_directory_path() / concat("rz-training-checkpoints-", ::getpid())) {
+    fs::remove_all(dir_);
+  }
+  ~TrainingCheckpointsTest() override { fs::remove_all(dir_); }
+
+  static void in_world(int ranks, const std::function<void(World&)>& body) {
+    test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
+      World world(Communicator::connect(rank, ranks, std::move(store)));
+      body(world);
+    });
+  }
+  std::string keys(const std::string& more) const {
+    return concat(R"("output_dir": ")", dir_, "\"", more.empty() ? "" : ", ", more);
+  }
+  /// Trains up to `steps` updates; evaluation number i has losses[i].
+  static Outcome train(World& world, const EngineOptions& o, std::int64_t steps,
+                       const std::vector<double>& losses = {}) {
+    Net net;
+    auto engine = initialize(world, net, {.config = o.config, .seed = o.seed, .log = nullptr});
+    TrainingCheckpoints& checkpoints = engine.checkpoints();
+    while (engine.global_steps() < steps && !engine.should_stop()) {
+      update(engine, net);
+      if (!checkpoints.should_evaluate()) continue;
+      const auto evaluation =
+          static_cast<std::size_t>(engine.global_steps() / checkpoints.config().eval_steps);
+      checkpoints.record({{"loss", losses.at(evaluation - 1)}});
+    }
+    checkpoints.finish();
+    return {engine.global_steps(), checkpoints.decision().stops(), checkpoints.early_stopped(),
+            checkpoints.best(), values(engine, net)};
+  }
+  Outcome train_on(int ranks, const std::string& more, std::int64_t steps,
+                   const std::vector<double>& losses = {}) {
+    Outcome result;
+    in_world(ranks, [&](World& world) {
+      const Outcome own = train(world, options(keys(more)), steps, losses);
+      if (world.is_main()) result = own;
+    });
+    return result;
+  }
+  Names files() const {
+    Names names;
+    for (const auto& entry : fs::directory_iterator(dir_)) names.push_back(entry.path().filename());
+    std::ranges::sort(names);
+    return names;
+  }
+  /// The tag that DIR/best names, of a checkpoint that is complete and undamaged; empty: there is none.
+  std::string valid_best() const {
+    const std::string tag = read_tag_file(dir_, best_file).value_or("");
+    if (tag.empty()) return tag;
+    CheckpointReader reader = CheckpointReader::open(dir_ + "/" + tag);
+    for (std::size_t f = 0; f < reader.index().files.size(); ++f) reader.verify(f);
+    return tag;
+  }
+
+  const std::string dir_;
+};
+
+// ---- saving
+
+TEST_F(TrainingCheckpointsTest, ARunSavesByItsKeys) {
+  for (const char* async : {"false", "true"}) {
+    fs::remove_all(dir_);
+    train_on(2, concat(R"("save_steps": 2, "async_save": )", async), 5);
+    EXPECT_EQ(files(), (Names{"global_step2", "global_step4", "global_step5", "latest"}))
+        << "the last one too";
+    EXPECT_EQ(read_tag_file(dir_, latest_file), "global_step5");
+  }
+  fs::remove_all(dir_);
+  train_on(2, R"("save_steps": 1, "save_total_limit": 2)", 4);
+  EXPECT_EQ(files(), (Names{"global_step3", "global_step4", "latest"}));
+}
+
+TEST_F(TrainingCheckpointsTest, WithoutAFolderNothingIsSaved) {
+  in_world(2, [&](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options(""));
+    update(engine, net);
+    EXPECT_FALSE(engine.should_stop());
+    EXPECT_FALSE(engine.checkpoints().finish());
+  });
+  EXPECT_FALSE(fs::exists(dir_));
+}
+
+TEST_F(TrainingCheckpointsTest, ARunThatIsResumedHasTheBitsOfOneThatIsNot) {
+  const Outcome whole = train_on(2, "", 6);
+  for (int saved = 1; saved < 6; ++saved) {
+    fs::remove_all(dir_);
+    train_on(2, "", saved);
+    EXPECT_EQ(train_on(2, R"("resume_from_checkpoint": true)", 6), whole) << saved;
+    EXPECT_EQ(files(), (Names{concat("global_step", saved), "global_step6", "latest"}));
+  }
+}
+
+TEST_F(TrainingCheckpointsTest, AFolderWithoutCheckpointsBeginsARun) {
+  EXPECT_EQ(train_on(2, R"("resume_from_checkpoint": true)", 2).updates, 2);
+  in_world(1, [&](World& world) {
+    Net net;
+    const std::string none = dir_ + "/none";
+    auto engine = initialize(world, net, options(concat(R"("resume_from_checkpoint": ")", none, "\"")));
+    EXPECT_FALSE(engine.checkpoints().resumed());
+    EXPECT_EQ(engine.checkpoints().describe_resume(),
+              "resume: " + none + " has no checkpoint; the run starts afresh");
+    EXPECT_EQ(engine.checkpoints().config().output_dir, none);
+  });
+}
+
+TEST_F(TrainingCheckpointsTest, AnyCheckpointCanBeTheFirst) {
+  train_on(2, R"("save_steps": 1, "eval_steps": 1)", 3, {3, 1, 2});
+  const std::pair<const char*, int> cases[] = {
+      {"", 3}, {"/", 3}, {"/latest", 3}, {"/best", 2}, {"/global_step1", 1}};
+  for (const auto& [name, steps] : cases)
+    in_world(1, [&](World& world) {
+      Net net;
+      auto engine =
+          initialize(world, net, options(concat(R"("resume_from_checkpoint": ")", dir_, name, "\"")));
+      ASSERT_TRUE(engine.checkpoints().resumed()) << name;
+      EXPECT_EQ(engine.global_steps(), steps) << name;
+      EXPECT_EQ(engine.checkpoints().config().output_dir, dir_) << name;
+    });
+}
+
+TEST_F(TrainingCheckpointsTest, ValuesOfTheProgramAreSaved) {
+  in_world(2, [&](World& world) {
+    Net net, other;
+    auto engine = initialize(world, net, options(keys(R"("save_steps": 1)")));
+    engine.checkpoints().client_state()["epoch"] = 3;
+    update(engine, net);
+    EXPECT_FALSE(engine.should_stop());
+    auto resumed = initialize(world, other, options(keys(R"("resume_from_checkpoint": true)")));
+    EXPECT_EQ(resumed.checkpoints().client_state(), (ClientState{{"epoch", 3}}));
+  });
+}
+
+// ---- the best checkpoint
+
+TEST_F(TrainingCheckpointsTest, TheBestCheckpointIsKept) {
+  for (const char* async : {"false", "true"}) {
+    fs::remove_all(dir_);
+    const Outcome run = train_on(
+        2, concat(R"("save_steps": 1, "save_total_limit": 1, "eval_steps": 2, "async_save": )", async), 9,
+        {5, 3, 4, 4});
+    EXPECT_EQ(files(), (Names{"best", "global_step4", "global_step9", "latest"}));
+    EXPECT_EQ(valid_best(), "global_step4");
+    EXPECT_EQ(run.best.value, 3.0);
+    EXPECT_EQ(run.best.step, 4u);
+  }
+}
+
+TEST_F(TrainingCheckpointsTest, ABestValueIsSavedThoughNothingElseRequiresIt) {
+  train_on(2, R"("eval_steps": 2)", 7, {3, 2, 2});
+  EXPECT_EQ(files(), (Names{"best", "global_step2", "global_step4", "global_step7", "latest"}));
+  EXPECT_EQ(valid_best(), "global_step4");
+  fs::remove_all(dir_);
+  train_on(2, R"("eval_steps": 2, "metric_for_best_model": "loss", "greater_is_better": true)", 4, {3, 4});
+  EXPECT_EQ(valid_best(), "global_step4") << "of the last update, which finish() saves";
+}
+
+TEST_F(TrainingCheckpointsTest, TheBestModelIsLoadedAtTheEnd) {
+  const Outcome best = train_on(2, "", 4);
+  fs::remove_all(dir_);
+  const Outcome run = train_on(2, R"("eval_steps": 2, "load_best_model_at_end": true)", 7, {3, 2, 2.5});
+  EXPECT_EQ(run.values, best.values);
+  EXPECT_EQ(run.updates, 7);
+  fs::remove_all(dir_);
+  EXPECT_NE(train_on(2, R"("eval_steps": 2)", 7, {3, 2, 2.5}).values, best.values);
+}
+
+TEST_F(TrainingCheckpointsTest, TheBestCheckpointIsLoadedByItsName) {
+  train_on(2, R"("save_steps": 1, "eval_steps": 1)", 3, {3, 1, 2});
+  in_world(2, [&](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options(""));
+    const auto loaded = engine.load_checkpoint(dir_, {.tag = "best"});
+    ASSERT_TRUE(loaded);
+    EXPECT_EQ(loaded->tag, "global_step2");
+    world.wait_for_everyone();
+    if (world.is_main()) fs::remove(dir_ + "/best");
+    world.wait_for_everyone();
+    const Error e = error_of([&] { engine.load_checkpoint(dir_, {.tag = "best"}); });
+    EXPECT_EQ(e.code(), Errc::config);
+    EXPECT_EQ(e.what(),
+              dir_ + ": has no file best that names a checkpoint; give a tag, or none for the last one");
+  });
+}
+
+TEST_F(TrainingCheckpointsTest, AnotherFolderHasABestCheckpointOfItsOwn) {
+  train_on(2, R"("eval_steps": 1)", 3, {3, 1, 2});
+  const std::string other = dir_ + "/other";
+  in_world(2, [&](World& world) {
+    train(world,
+          options(concat(R"("output_dir": ")", other, R"(", "resume_from_checkpoint": ")", dir_,
+                         R"(", "eval_steps": 1, "early_stopping_patience": 3)")),
+          9, {9, 9, 9, 2.5, 2.25, 8, 8, 8, 8});
+  });
+  EXPECT_EQ(read_tag_file(other, best_file), "global_step5");
+  EXPECT_EQ(checkpoint_tags(other), (Names{"global_step4", "global_step5", "global_step6"}))
+      << "it stops after three values that are worse than 1";
+}
+
+TEST_F(TrainingCheckpointsTest, ABestFileThatACrashLeftBehindIsMended) {
+  train_on(2, R"("save_steps": 1, "eval_steps": 1)", 3, {3, 2, 1});
+  write_tag_file(dir_, best_file, "global_step1");  // the process ended before it wrote the file
+  train_on(2, R"("eval_steps": 1, "resume_from_checkpoint": true)", 4, {9, 9, 9, 5});
+  EXPECT_EQ(valid_best(), "global_step3");
+  remove_checkpoint(dir_, "global_step3");
+  train_on(2, R"("eval_steps": 1, "resume_from_checkpoint": true)", 5, {9, 9, 9, 9, 6});
+  EXPECT_EQ(valid_best(), "global_step5") << "the best of those that are left to evaluate";
+}
+
+// ---- evaluation and early stopping
+
+TEST_F(TrainingCheckpointsTest, AnInterruptedRunStopsAtTheSameUpdate) {
+  const std::vector<double> losses{4, 3.5, 3.75, 3.4375, 3.5, 3.46875, 3.5, 1};
+  const std::string rule =
+      R"("eval_steps": 2, "save_total_limit": 1, "early_stopping_patience": 3, "early_stopping_threshold": 0.125)";
+  const Outcome whole = train_on(2, rule, 16, losses);
+  EXPECT_EQ(whole.updates, 10) << "the fourth value is better, but not by the threshold";
+  EXPECT_TRUE(whole.early);
+  EXPECT_FALSE(whole.stopped);
+  EXPECT_EQ(whole.best.tag, "global_step8");
+  const Names all = files();
+  for (int interrupted = 1; interrupted <= 10; ++interrupted) {
+    fs::remove_all(dir_);
+    train_on(2, rule, interrupted, losses);
+    EXPECT_EQ(train_on(2, rule + R"(, "resume_from_checkpoint": true)", 16, losses), whole) << interrupted;
+    EXPECT_EQ(files(), all) << interrupted;
+    EXPECT_EQ(valid_best(), "global_step8");
+  }
+}
+
+TEST_F(TrainingCheckpointsTest, EarlyStoppingNeedsNoFolder) {
+  in_world(2, [&](World& world) {
+    const Outcome run =
+        train(world, options(R"("eval_steps": 1, "early_stopping_patience": 2)"), 9, {3, 4, 4});
+    EXPECT_EQ(run.updates, 3);
+    EXPECT_TRUE(run.early);
+  });
+  EXPECT_FALSE(fs::exists(dir_));
+}
+
+TEST_F(TrainingCheckpointsTest, ValuesOfAnotherMetricAreNotCompared) {
+  train_on(2, R"("eval_steps": 1)", 2, {0.25, 0.5});
+  in_world(2, [&](World& world) {
+    Net net;
+    auto engine = initialize(
+        world, net, options(keys(R"("resume_from_checkpoint": true, "metric_for_best_model": "accuracy")")));
+    EXPECT_FALSE(engine.checkpoints().best().value);
+    EXPECT_TRUE(engine.checkpoints().best().greater_is_better);
+    engine.checkpoints().record({{"eval_loss", 1}, {"eval_accuracy", 0.125}});
+    EXPECT_EQ(engine.checkpoints().best().value, 0.125);
+  });
+}
+
+TEST_F(TrainingCheckpointsTest, WrongMetricsAreErrorsOnAllRanks) {
+  in_world(3, [&](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options(R"("metric_for_best_model": "eval_f1")"));
+    TrainingCheckpoints& checkpoints = engine.checkpoints();
+    EXPECT_STREQ(
+        error_of([&] {
+          checkpoints.record({{"eval_loss", 1}, {"loss", 1}});
+        }).what(),
+        "configuration: ringzero.checkpoint.metric_for_best_model: the evaluation has no eval_f1; it "
+        "has eval_loss, loss");
+    for (const double other : {1.0000000000000002, -1.0, std::nan("")}) {
+      const Error e = error_of([&] { checkpoints.record({{"f1", world.rank() == 1 ? other : 1}}); });
+      EXPECT_EQ(e.code(), Errc::mismatch);
+      EXPECT_NE(std::string(e.what()).find("different values of eval_f1"), std::string::npos) << e.what();
+    }
+    checkpoints.record({{"f1", world.rank() == 1 ? -std::nan("") : std::nan("")}});
+    EXPECT_FALSE(checkpoints.best().value) << "not a number is not the best one";
+    checkpoints.record({{"f1", 1}});
+    EXPECT_EQ(checkpoints.best().value, 1.0);
+  });
+}
+
+// ---- signals and the end of an allocation
+
+TEST_F(TrainingCheckpointsTest, SigtermOnOneRankSavesAndStopsAll) {
+  test::expect_processes(2, [&](int rank, std::shared_ptr<Store> store) {
+    World world(Communicator::connect(rank, 2, std::move(store)));
+    Net net;
+    auto engine = initialize(world, net,
+                             options(keys(R"("async_save": true, "load_best_model_at_end": true)"), "true"));
+    for (int i = 0; i < 9 && !engine.should_stop(); ++i) {
+      update(engine, net);
+      if (i == 1 && rank == 0) ::raise(SIGUSR1);
+      if (i == 3 && rank == 1) ::raise(SIGTERM);
+    }
+    const SaveDecision& decision = engine.checkpoints().decision();
+    const bool right = engine.global_steps() == 4 && decision.reason == SaveReason::terminate &&
+                       decision.rank == 1 && !engine.checkpoints().finish() && engine.should_stop();
+    if (!right) ::_exit(7);
+  });
+  EXPECT_EQ(files(), (Names{"global_step2", "global_step4", "latest"}));
+}
+
+TEST_F(TrainingCheckpointsTest, TheEndOfAnAllocationSavesAndStops) {
+  const auto now =
+      std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch());
+  const auto updates = [&](int seconds, const char* more) {
+    ::setenv("SLURM_JOB_END_TIME", concat(now.count() + seconds).c_str(), 1);
+    const Outcome run = train_on(2, more, 3);
+    ::unsetenv("SLURM_JOB_END_TIME");
+    return run.stopped ? run.updates : 0;
+  };
+  EXPECT_EQ(updates(60, ""), 1) << "two minutes before the end by default";
+  EXPECT_EQ(files(), (Names{"global_step1", "latest"}));
+  EXPECT_EQ(updates(60, R"("allocation_margin": 5)"), 0);
+  EXPECT_EQ(updates(60, R"("stop_before_allocation_end": false)"), 0);
+}
+
+TEST_F(TrainingCheckpointsTest, OneEngineHasTheSignalsOfAProcess) {
+  in_world(1, [&](World& world) {
+    Net net, other;
+    auto engine = initialize(world, net, options(keys(""), "true"));
+    const Error e = error_of([&] { initialize(world, other, options(keys(""), "true")); });
+    EXPECT_EQ(e.code(), Errc::config);
+    EXPECT_NE(std::string(e.what()).find("configuration: ringzero.checkpoint.signals: "), std::string::npos)
+        << e.what();
+    initialize(world, other, options(keys("")));
+  });
+}
+
+// ---- processes that are killed
+
+/// A run of a process of its own that is killed before its call number `call`, which changes the folder.
+/// Returns false once it lives to the end.
+bool killed_at(int call, const std::string& keys, const std::vector<double>& losses) {
+  const int status = test::in_forked_child([&] {
+    World world(Communicator::connect(0, 1, memory_store()));
+    Net net;
+    auto engine = initialize(world, net, options(keys));
+    calls_to_live = call;
+    while (engine.global_steps() < static_cast<std::int64_t>(losses.size()) && !engine.should_stop()) {
+      update(engine, net);
+      engine.checkpoints().record({{"loss", losses[static_cast<std::size_t>(engine.global_steps() - 1)]}});
+    }
+    engine.checkpoints().finish();
+    calls_to_live = -1;
+    return true;
+  });
+  EXPECT_TRUE(status == 0 || status == 1000 + SIGKILL) << status;
+  return status != 0;
+}
+
+TEST_F(TrainingCheckpointsTest, AKillAtAnyCallLeavesAValidBestCheckpoint) {
+  const std::vector<double> losses{4, 3, 3.5, 2}, longer{4, 3, 3.5, 2, 3};
+  for (const char* async : {"false", "true"}) {
+    const std::string all = keys(concat(
+        R"("save_steps": 1, "save_total_limit": 1, "resume_from_checkpoint": true, "async_save": )", async));
+    std::set<std::string> seen;
+    int call = 0;
+    for (bool killed = true; killed; ++call) {
+      fs::remove_all(dir_);
+      killed = killed_at(call, all, losses);
+      seen.insert(valid_best());
+      const std::string last = read_tag_file(dir_, latest_file).value_or("");
+      if (!last.empty()) CheckpointReader::open(dir_ + "/" + last);
+      killed_at(-1, all, longer);
+      EXPECT_EQ(valid_best(), "global_step4") << "killed at " << call;
+      EXPECT_EQ(files(), (Names{"best", "global_step4", "global_step5", "latest"})) << "killed at " << call;
+    }
+    EXPECT_GT(call, 40);
+    EXPECT_EQ(seen, (std::set<std::string>{"", "global_step1", "global_step2", "global_step4"}));
+  }
+}
+
+// ---- keys
+
+CheckpointConfig parsed(const std::string& keys, const TrainingArguments& arguments = {}) {
+  return parse_ds_config(concat(R"({"ringzero": {"checkpoint": {)", keys, "}}}"), "ds.json", arguments)
+      .checkpoint;
+}
+
+TEST(CheckpointKeys, SetTheConfiguration) {
+  EXPECT_EQ(parsed(""), CheckpointConfig());
+  EXPECT_EQ(parsed(R"("output_dir": "out", "save_steps": 5, "save_minutes": 6, "save_total_limit": 7,
+      "async_save": true, "signals": false, "stop_before_allocation_end": false, "allocation_margin": 8,
+      "resume_from_checkpoint": true, "eval_steps": 9, "metric_for_best_model": "accuracy",
+      "load_best_model_at_end": true, "early_stopping_patience": 10, "early_stopping_threshold": 0.5)"),
+            (CheckpointConfig{.output_dir = "out",
+                              .save_steps = 5,
+                              .save_minutes = 6,
+                              .save_total_limit = 7,
+                              .async_save = true,
+                              .signals = false,
+                              .stop_before_allocation_end = false,
+                              .allocation_margin = 8,
+                              .resume_from_checkpoint = "out",
+                              .eval_steps = 9,
+                              .metric_for_best_model = "eval_accuracy",
+                              .greater_is_better = true,
+                              .load_best_model_at_end = true,
+                              .early_stopping_patience = 10,
+                              .early_stopping_threshold = 0.5}));
+  EXPECT_TRUE(parsed(R"("greater_is_better": true)").greater_is_better);
+  EXPECT_FALSE(parsed(R"("metric_for_best_model": "my_loss")").greater_is_better);
+}
+
+TEST(CheckpointKeys, AreFilledByArguments) {
+  const CheckpointConfig c = parsed("", {.output_dir = "out",
+                                         .resume_from_checkpoint = "true",
+                                         .save_steps = 5,
+                                         .save_minutes = 6,
+                                         .save_total_limit = 7,
+                                         .async_save = true,
+                                         .eval_steps = 9,
+                                         .early_stopping_patience = 10,
+                                         .early_stopping_threshold = 0.5,
+                                         .metric_for_best_model = "f1",
+                                         .greater_is_better = false,
+                                         .load_best_model_at_end = true});
+  EXPECT_EQ(c, (CheckpointConfig{.output_dir = "out",
+                                 .save_steps = 5,
+                                 .save_minutes = 6,
+                                 .save_total_limit = 7,
+                                 .async_save = true,
+                                 .resume_from_checkpoint = "out",
+                                 .eval_steps = 9,
+                                 .metric_for_best_model = "eval_f1",
+                                 .load_best_model_at_end = true,
+                                 .early_stopping_patience = 10,
+                                 .early_stopping_threshold = 0.5}));
+  EXPECT_EQ(parsed("", {.resume_from_checkpoint = "a/best"}).output_dir, "a");
+  EXPECT_EQ(parsed("", {.output_dir = "b", .resume_from_checkpoint = "a"}).output_dir, "b");
+}
+
+TEST(CheckpointKeys, WrongOnesAreNamed) {
+  const auto refused = [](const std::string& keys) {
+    const Error e = error_of([&] { parsed(keys); });
+    EXPECT_EQ(e.code(), Errc::config) << e.what();
+    return std::string(e.what());
+  };
+  const std::string at = "ds.json: ringzero.checkpoint.",
+                    folder = ": needs a folder; set ringzero.checkpoint.output_dir";
+  EXPECT_EQ(refused(R"("save_steps": 1)"), at + "save_steps" + folder);
+  EXPECT_EQ(refused(R"("save_minutes": 1)"), at + "save_minutes" + folder);
+  EXPECT_EQ(refused(R"("save_total_limit": 1)"), at + "save_total_limit" + folder);
+  EXPECT_EQ(refused(R"("async_save": true)"), at + "async_save" + folder);
+  EXPECT_EQ(refused(R"("load_best_model_at_end": true)"), at + "load_best_model_at_end" + folder);
+  EXPECT_EQ(refused(R"("resume_from_checkpoint": true)"), at + "resume_from_checkpoint" + folder);
+  EXPECT_EQ(refused(R"("resume_from_checkpoint": 3)"),
+            at + "resume_from_checkpoint: expected true, false or a folder, found 3");
+  EXPECT_EQ(refused(R"("metric_for_best_model": "")"),
+            at + "metric_for_best_model: is empty; name a metric, e.g. eval_loss");
+  EXPECT_EQ(refused(R"("save_step": 1)"), at + "save_step: unknown key; did you mean 'save_steps'?");
+  for (const char* key : {"save_steps", "save_minutes", "save_total_limit", "allocation_margin", "eval_steps",
+                          "early_stopping_patience", "early_stopping_threshold"})
+    EXPECT_EQ(refused(concat('"', key, R"(": -1)")).rfind(at + key + ": ", 0), 0u) << key;
+  EXPECT_EQ(refused(R"("early_stopping_patience": 0)").rfind(at + "early_stopping_patience: ", 0), 0u);
+}
+
+TEST(CheckpointKeys, TheResolvedOnesReadBack) {
+  for (const char* keys : {R"("output_dir": "out", "resume_from_checkpoint": true, "save_steps": 3)",
+                           R"("resume_from_checkpoint": "out/best", "greater_is_better": true)",
+                           R"("early_stopping_patience": 3, "eval_steps": 4)"}) {
+    const DsConfig c = parse_ds_config(concat(R"({"ringzero": {"checkpoint": {)", keys, "}}}"), "ds.json");
+    EXPECT_EQ(parse_ds_config(resolved_json(c), "again.json").checkpoint, c.checkpoint) << resolved_json(c);
+  }
+  EXPECT_EQ(resolved_table(parse_ds_config("{}", "ds.json")).find("ringzero.checkpoint"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace rz
