@@ -57,10 +57,9 @@ void check_optimizer(const Options& o, DsConfig& ds) {
 
 void read_tokens(const Options& o, Inputs& in) {
   if (in.samples > 0) return;
-  in.tokens =
-      o.tokens.empty()
-          ? Tokens::from_text(o.data, std::array{o.save, o.metrics, o.checkpoints.dir, o.checkpoints.resume})
-          : Tokens::from_file(o.tokens);
+  in.tokens = o.tokens.empty()
+                  ? Tokens::from_text(o.data, std::array{o.save, o.metrics, o.checkpoint_dir(), o.resume()})
+                  : Tokens::from_file(o.tokens);
   in.samples = in.tokens.samples(in.seq_len);
 }
 
@@ -71,11 +70,30 @@ std::int64_t updates_of(const Options& o, Inputs& in, const BatchSizes& sizes) {
   return std::max<std::int64_t>(1, static_cast<std::int64_t>(in.samples) / sizes.train);
 }
 
+/// Flags about saving need a folder, from a flag or from the file.
+void check_save_flags(const Options& o, const RunFacts& facts) {
+  TrainingArguments a = o.arguments;
+  if (a.output_dir || a.resume_from_checkpoint) return;
+  const char* flag = a.save_steps         ? "--save-steps"
+                     : a.save_minutes     ? "--save-minutes"
+                     : a.save_total_limit ? "--save-total-limit"
+                     : a.async_save       ? "--save-async"
+                                          : nullptr;
+  if (!flag) return;
+  a.save_steps = a.save_minutes = a.save_total_limit = std::nullopt;
+  a.async_save = std::nullopt;
+  require(
+      read_ds_config(o.config, a, facts).checkpoint.saves(), Errc::config, flag,
+      ": there is no folder for checkpoints; add --checkpoint-dir DIR, or ringzero.checkpoint.output_dir to ",
+      o.config);
+}
+
 DsConfig read_config(const Options& o, Inputs& in, int ranks) {
   const RunFacts facts{.ranks = ranks,
                        .hidden_size = static_cast<std::int64_t>(in.model->config().n_embd),
                        .updates = [&](const BatchSizes& sizes) { return updates_of(o, in, sizes); },
                        .adamw_by_default = o.arguments.learning_rate.has_value()};
+  check_save_flags(o, facts);
   return read_ds_config(o.config, o.arguments, facts);
 }
 
@@ -92,15 +110,28 @@ void require_writable(const char* flag, const std::string& path, const fs::path&
 }
 
 /// A folder that exists, or can be made.
-void check_folder(const char* flag, const std::string& path) {
+void check_folder(const std::string& flag, const std::string& path) {
   if (path.empty()) return;
   const fs::path parent = existing_parent(path);
   require(fs::is_directory(parent), Errc::config, flag, ": ", path, ": ", parent.string(),
           " is not a folder");
-  require_writable(flag, path, parent);
+  require_writable(flag.c_str(), path, parent);
 }
 
-void check_outputs(const Options& o) {
+void check_checkpoints(const Options& o, const CheckpointConfig& c) {
+  const std::string keys = "ringzero.checkpoint.";
+  const std::string dir = o.arguments.output_dir               ? "--checkpoint-dir"
+                          : o.arguments.resume_from_checkpoint ? "--resume"
+                                                               : keys + "output_dir";
+  const fs::path resumed = c.resume_from_checkpoint;
+  const bool is_file = fs::exists(resumed) && !fs::is_directory(resumed);
+  require(!is_file || resumed.filename() == "best" || resumed.filename() == "latest", Errc::config,
+          o.arguments.resume_from_checkpoint ? "--resume" : keys + "resume_from_checkpoint", ": ",
+          c.resume_from_checkpoint, ": is not a folder");
+  check_folder(dir, c.output_dir);
+}
+
+void check_outputs(const Options& o, const CheckpointConfig& checkpoint) {
   if (!o.metrics.empty()) {
     const fs::path parent = fs::absolute(o.metrics).parent_path();
     require(fs::is_directory(parent), Errc::config, "--metrics: ", o.metrics, ": there is no folder ",
@@ -110,8 +141,7 @@ void check_outputs(const Options& o) {
     require_writable("--metrics", o.metrics, fs::exists(o.metrics) ? fs::path(o.metrics) : parent);
   }
   check_folder("--save", o.save);
-  check_folder("--checkpoint-dir", o.checkpoints.dir);
-  if (o.checkpoints.dir.empty()) check_folder("--resume", o.checkpoints.resume);
+  check_checkpoints(o, checkpoint);
 }
 
 PretrainedWeights open_checkpoint(const Options& o, Gpt2& model) {
@@ -148,7 +178,7 @@ Inputs read_inputs(const Options& o, int rank, int ranks) {
   Inputs in = read_model_inputs(o, ranks);
   const Gpt2Config& config = in.model->config();
   check_sample(o, config);
-  if (rank == 0) check_outputs(o);
+  if (rank == 0) check_outputs(o, in.ds.checkpoint);
   if (!o.init.empty()) in.checkpoint = open_checkpoint(o, *in.model);
   read_tokens(o, in);
   require(!o.shuffle || !in.ds.drop_last || in.samples >= static_cast<std::uint64_t>(ranks), Errc::config,

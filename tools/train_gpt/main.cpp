@@ -12,8 +12,8 @@
 #include "comm/core/error.h"
 #include "comm/device/cuda_runtime.h"
 #include "sharding/io/durable_file.h"
+#include "sharding/signals/save_requests.h"
 #include "sharding/world/rank_agreement.h"
-#include "tools/train_gpt/checkpoints.h"
 #include "tools/train_gpt/engine_options.h"
 #include "tools/train_gpt/inputs.h"
 #include "tools/train_gpt/language_model.h"
@@ -121,31 +121,16 @@ void show_sample(const Options& o, Inputs& in, Engine& engine) {
 struct Course {
   double first_loss = 0, last_loss = 0;
   std::vector<double> speeds;
-  bool stopped = false;  ///< by a signal or the end of an allocation
   Traffic last_update;
 };
 
-/// Loads the checkpoint of --resume. All ranks throw the same errors, and nothing has been written yet.
-Status resume(Checkpoints& checkpoints, World& world) {
-  try {
-    checkpoints.resume();
-    return done;
-  } catch (const Error& e) {
-    if (!is_wrong_input(e)) throw;
-    if (world.is_main()) print_error(concat("--resume: ", e.what()));
-    world.wait_for_everyone();
-    return wrong_input;
-  }
-}
-
-Course run_updates(const Options& o, Inputs& in, Engine& engine, Checkpoints& checkpoints, Loader& loader,
-                   std::uint64_t steps) {
+Course run_updates(const Options& o, Inputs& in, Engine& engine, Loader& loader, std::uint64_t steps) {
   const bool first = engine.world().is_main();
   const auto first_step = static_cast<std::uint64_t>(engine.global_steps());
   MetricsLog log(first ? o.metrics : "", first_step);
   Progress progress(stdout, ::isatty(STDOUT_FILENO) == 1, steps, first_step);
   Course course;
-  for (std::uint64_t step = first_step; step < steps && !course.stopped; ++step) {
+  for (std::uint64_t step = first_step; step < steps && !engine.should_stop(); ++step) {
     const Traffic before = engine.strategy().traffic();
     const UpdateReport report = update(engine, *in.model, loader, in.seq_len);
     course.last_update = engine.strategy().traffic() - before;
@@ -155,10 +140,19 @@ Course run_updates(const Options& o, Inputs& in, Engine& engine, Checkpoints& ch
     log.write(report);
     if (first) progress.update(report);
     require_finite(report);
-    course.stopped = checkpoints.after_update();
   }
-  if (!course.stopped) checkpoints.finish();
   return course;
+}
+
+/// Returns whether a signal or the end of an allocation has stopped the run.
+bool finish_checkpoints(Engine& engine) {
+  TrainingCheckpoints& checkpoints = engine.checkpoints();
+  const SaveDecision& decision = checkpoints.decision();
+  checkpoints.finish();
+  if (decision.stops())
+    engine.world().print("stopped by ", describe(decision), " after ", engine.global_steps(),
+                         " updates; saved to ", checkpoints.config().output_dir);
+  return decision.stops();
 }
 
 /// With --plan beside the plan of rank 0.
@@ -187,14 +181,13 @@ void print_course(const Options& o, const Course& course, const Inputs& in, Engi
 
 Status run_engine(const Options& o, Inputs& in, Engine& engine) {
   World& world = engine.world();
-  Checkpoints checkpoints(engine, o.checkpoints);
-  if (const Status status = resume(checkpoints, world); status != done) return status;
   const ContinuousBatchSampler sampler = batch_sampler(engine, in.samples, o.shuffle, o.seed);
   Loader loader = token_loader(engine, in.tokens, in.seq_len, sampler);
   const std::uint64_t steps = o.steps ? static_cast<std::uint64_t>(*o.steps) : sampler.updates();
   if (world.is_main()) print_run_summary(o, in, world.communicator(), engine.stream().threads(), steps);
-  const Course course = run_updates(o, in, engine, checkpoints, loader, steps);
-  if (course.stopped) return stopped;
+  if (const std::string line = engine.checkpoints().describe_resume(); !line.empty()) world.print(line);
+  const Course course = run_updates(o, in, engine, loader, steps);
+  if (finish_checkpoints(engine)) return stopped;
   print_course(o, course, in, engine);
   show_sample(o, in, engine);
   save_model(o, in, engine);
@@ -202,9 +195,23 @@ Status run_engine(const Options& o, Inputs& in, Engine& engine) {
   return done;
 }
 
-Status train(const Options& o, Inputs& in, World& world) {
+/// A checkpoint that does not fit or is damaged. All ranks throw it, and nothing has been written yet.
+struct WrongCheckpoint : Error {
+  using Error::Error;
+};
+
+Engine make_engine(const Options& o, Inputs& in, World& world) {
   in.model->checkpoint_activations(o.recompute);
-  Engine engine = initialize(world, *in.model, engine_options(o, in));
+  try {
+    return initialize(world, *in.model, engine_options(o, in));
+  } catch (const Error& e) {
+    if (in.ds.checkpoint.resume_from_checkpoint.empty() || !is_wrong_input(e)) throw;
+    throw WrongCheckpoint(e.code(), concat(o.resume().empty() ? "" : "--resume: ", e.what()));
+  }
+}
+
+Status train(const Options& o, Inputs& in, World& world) {
+  Engine engine = make_engine(o, in, world);
   try {
     return run_engine(o, in, engine);
   } catch (const Error& e) {
@@ -230,6 +237,10 @@ Status check_inputs(const Options& o, Communicator& comm, Inputs& in) {
 Status train_or_abort(const Options& o, World& world, Inputs& in) {
   try {
     return train(o, in, world);
+  } catch (const WrongCheckpoint& e) {
+    if (world.is_main()) print_error(e.what());
+    world.wait_for_everyone();
+    return wrong_input;
   } catch (const Error& e) {
     if (e.code() == Errc::diverged) {  // thrown on every rank
       if (world.is_main()) print_error(e.what());

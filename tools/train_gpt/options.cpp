@@ -1,7 +1,6 @@
 #include "tools/train_gpt/options.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "comm/core/error.h"
 #include "tools/command_line/command_line.h"
@@ -171,27 +170,39 @@ void add_outputs(CommandLine& line, Options& o) {
       .group("Outputs");
 }
 
-void add_checkpoints(CommandLine& line, CheckpointFlags& c) {
-  constexpr const char* group =
-      "Checkpoints (also at SIGUSR1, at SIGTERM and before an allocation of Slurm ends)";
-  line.add_option("--resume", c.resume,
+constexpr const char* checkpoint_group =
+    "Checkpoints (also at SIGUSR1, at SIGTERM and before an allocation of Slurm ends): ringzero.checkpoint";
+
+/// Flags of keys that are true or false.
+struct CheckpointSwitches {
+  bool async_save = false;
+};
+
+void add_checkpoints(CommandLine& line, TrainingArguments& a, CheckpointSwitches& switches) {
+  line.add_option("--resume", a.resume_from_checkpoint,
                   "Go on from the last checkpoint in this folder, if it has one, on any number of ranks")
       .type_name("DIR")
-      .group(group);
-  line.add_option("--checkpoint-dir", c.dir, "Save checkpoints there; default: the folder of --resume")
+      .group(checkpoint_group);
+  line.add_option("--checkpoint-dir", a.output_dir, "Save checkpoints there; default: the folder of --resume")
       .type_name("DIR")
-      .group(group);
-  const auto count = [&](const char* name, std::int64_t& value, const char* type, const char* what) {
+      .group(checkpoint_group);
+  const auto count = [&](const char* name, std::optional<std::int64_t>& value, const char* type,
+                         const char* what) {
     line.add_option(name, value, what)
         .type_name(type)
         .within(std::int64_t{0}, std::int64_t{1} << 31)
-        .group(group);
+        .group(checkpoint_group);
   };
-  count("--save-steps", c.save_steps, "N", "Save every N updates; default: at the end only");
-  count("--save-minutes", c.save_minutes, "M", "Save when the last checkpoint is M minutes old");
-  count("--save-total-limit", c.save_total_limit, "K", "Keep the last K checkpoints; default: all");
-  line.add_flag("--save-async", c.async, "Write checkpoints while training goes on, from a copy in memory")
-      .group(group);
+  count("--save-steps", a.save_steps, "N", "Save every N updates; default: at the end only");
+  count("--save-minutes", a.save_minutes, "M", "Save when the last checkpoint is M minutes old");
+  count("--save-total-limit", a.save_total_limit, "K", "Keep the last K checkpoints; default: all");
+  line.add_flag("--save-async", switches.async_save,
+                "Write checkpoints while training goes on, from a copy in memory")
+      .group(checkpoint_group);
+}
+
+void read_switches(TrainingArguments& a, const CheckpointSwitches& switches) {
+  if (switches.async_save) a.async_save = true;
 }
 
 constexpr const char* speed_group = "Speed (results stay the same but for --threads)";
@@ -226,13 +237,6 @@ void add_speed(CommandLine& line, Options& o) {
 void check_combinations(const Options& o) {
   require(!o.data.empty() || !o.tokens.empty(), Errc::config,
           "nothing to train on; give --data FILE|DIR or --tokens TOKENS.bin");
-  const CheckpointFlags& c = o.checkpoints;
-  if (!c.folder().empty()) return;
-  for (const auto& [flag, given] : {std::pair("--save-steps", c.save_steps > 0),
-                                    {"--save-minutes", c.save_minutes > 0},
-                                    {"--save-total-limit", c.save_total_limit > 0},
-                                    {"--save-async", c.async}})
-    require(!given, Errc::config, flag, ": there is no folder for checkpoints; add --checkpoint-dir DIR");
 }
 
 }  // namespace
@@ -262,12 +266,14 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   add_data(line, parsed.options);
   add_training(line, parsed.options);
   add_outputs(line, parsed.options);
-  add_checkpoints(line, parsed.options.checkpoints);
+  CheckpointSwitches switches;
+  add_checkpoints(line, parsed.options.arguments, switches);
   add_speed(line, parsed.options);
   parsed.help = line.parse(argc, argv);
   if (!parsed.help.empty()) return parsed;
   check_combinations(parsed.options);
   read_words(parsed.options, words);
+  read_switches(parsed.options.arguments, switches);
   return parsed;
 }
 

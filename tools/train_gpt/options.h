@@ -8,7 +8,6 @@
 #include "sharding/config/training_arguments.h"
 #include "sharding/engine/configured.h"
 #include "tools/command_line/command_line.h"
-#include "tools/train_gpt/checkpoints.h"
 
 namespace rz::train_gpt {
 
@@ -27,8 +26,7 @@ struct Options {
   std::int64_t sample_tokens = 200;
   double sample_temperature = 0.8;
   std::int64_t sample_top_k = 0;  ///< 0: all tokens
-  CheckpointFlags checkpoints;
-  TrainingArguments arguments;  ///< what the DeepSpeed configuration leaves open
+  TrainingArguments arguments;    ///< what the DeepSpeed configuration leaves open
   Decay decay = Decay::matrices;
   std::uint64_t seed = 0;
   std::int64_t threads = 0;         ///< per rank; 0: this rank's share of the processors
@@ -37,6 +35,10 @@ struct Options {
   std::string backend;  ///< empty: from RZ_BACKEND
   bool shuffle = true, overlap = true, recompute = false, graph = true, save_nonfinite = false;
   bool plan = false;  ///< compare memory with the plan of the run
+
+  /// The flag of this file or folder; absent: it is from the configuration, or there is none.
+  std::string resume() const { return arguments.resume_from_checkpoint.value_or(""); }
+  std::string checkpoint_dir() const { return arguments.output_dir.value_or(""); }
 };
 
 /// Flags whose values are words.
