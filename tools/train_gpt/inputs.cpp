@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 
@@ -55,12 +56,51 @@ void check_optimizer(const Options& o, DsConfig& ds) {
                                  name(ds.optimizer->type), " has no betas, as in DeepSpeed"));
 }
 
+Tokens tokens_of(const Options& o, const std::string& data, const std::string& flag) {
+  try {
+    if (!o.tokens.empty()) return Tokens::from_file(data);
+    return Tokens::from_text(data, std::array{o.save, o.metrics, o.checkpoint_dir(), o.resume()});
+  } catch (const Error& e) {
+    if (flag.empty()) throw;
+    fail(e.code(), flag, ": ", e.what());
+  }
+}
+
+/// The last samples are evaluated, at least one, and the others trained on.
+void split_samples(double percentage, Inputs& in) {
+  const auto all = static_cast<double>(in.samples);
+  const auto held_out = static_cast<std::uint64_t>(std::ceil(all * percentage / 100));
+  require(held_out < in.samples, Errc::config, "--validation-split-percentage: ", percentage, " % of ",
+          in.samples, " samples of ", in.tokens.name(), " leave none to train on; use less, or more data");
+  in.samples -= held_out;
+  in.validation = {in.tokens, in.samples, held_out};
+}
+
 void read_tokens(const Options& o, Inputs& in) {
   if (in.samples > 0) return;
-  in.tokens = o.tokens.empty()
-                  ? Tokens::from_text(o.data, std::array{o.save, o.metrics, o.checkpoint_dir(), o.resume()})
-                  : Tokens::from_file(o.tokens);
+  in.tokens = tokens_of(o, o.tokens.empty() ? o.data : o.tokens, "");
   in.samples = in.tokens.samples(in.seq_len);
+  if (o.validation_split_percentage) split_samples(*o.validation_split_percentage, in);
+  if (o.eval_data.empty()) return;
+  const Tokens tokens = tokens_of(o, o.eval_data, "--eval-data");
+  in.validation = {tokens, 0, tokens.samples(in.seq_len)};
+}
+
+/// Data and times of evaluations belong together.
+void check_evaluation(const Options& o, const CheckpointConfig& c) {
+  const bool has_data = !o.eval_data.empty() || o.validation_split_percentage;
+  require(has_data || c.eval_steps == 0, Errc::config, o.arguments.eval_steps ? "--eval-steps" : o.config,
+          ": there is nothing to evaluate; add --eval-data FILE|DIR or --validation-split-percentage P");
+  require(!has_data || c.eval_steps > 0, Errc::config,
+          o.eval_data.empty() ? "--validation-split-percentage" : "--eval-data",
+          ": is never evaluated; add --eval-steps N");
+  const bool decides = c.early_stopping_patience || c.load_best_model_at_end;
+  require(!decides || c.eval_steps > 0, Errc::config,
+          c.early_stopping_patience ? "--early-stopping-patience" : "--load-best-model-at-end",
+          ": needs evaluations; add --eval-steps N");
+  require(c.eval_steps == 0 || c.metric_for_best_model == "eval_loss", Errc::config, o.config,
+          ": ringzero.checkpoint.metric_for_best_model: train_gpt measures eval_loss, found ",
+          c.metric_for_best_model);
 }
 
 /// Updates of the run: given, or one pass over the data, which are read only if the schedule depends on them.
@@ -74,14 +114,15 @@ std::int64_t updates_of(const Options& o, Inputs& in, const BatchSizes& sizes) {
 void check_save_flags(const Options& o, const RunFacts& facts) {
   TrainingArguments a = o.arguments;
   if (a.output_dir || a.resume_from_checkpoint) return;
-  const char* flag = a.save_steps         ? "--save-steps"
-                     : a.save_minutes     ? "--save-minutes"
-                     : a.save_total_limit ? "--save-total-limit"
-                     : a.async_save       ? "--save-async"
-                                          : nullptr;
+  const char* flag = a.save_steps               ? "--save-steps"
+                     : a.save_minutes           ? "--save-minutes"
+                     : a.save_total_limit       ? "--save-total-limit"
+                     : a.async_save             ? "--save-async"
+                     : a.load_best_model_at_end ? "--load-best-model-at-end"
+                                                : nullptr;
   if (!flag) return;
   a.save_steps = a.save_minutes = a.save_total_limit = std::nullopt;
-  a.async_save = std::nullopt;
+  a.async_save = a.load_best_model_at_end = std::nullopt;
   require(
       read_ds_config(o.config, a, facts).checkpoint.saves(), Errc::config, flag,
       ": there is no folder for checkpoints; add --checkpoint-dir DIR, or ringzero.checkpoint.output_dir to ",
@@ -178,14 +219,18 @@ Inputs read_inputs(const Options& o, int rank, int ranks) {
   Inputs in = read_model_inputs(o, ranks);
   const Gpt2Config& config = in.model->config();
   check_sample(o, config);
+  check_evaluation(o, in.ds.checkpoint);
   if (rank == 0) check_outputs(o, in.ds.checkpoint);
   if (!o.init.empty()) in.checkpoint = open_checkpoint(o, *in.model);
   read_tokens(o, in);
   require(!o.shuffle || !in.ds.drop_last || in.samples >= static_cast<std::uint64_t>(ranks), Errc::config,
           in.tokens.name(), ": ", in.samples, " samples are too few for ", ranks,
           " ranks when dataloader_drop_last is true; give more data, or set it to false");
-  in.tokens.limit_vocabulary(config.vocab_size);
-  if (rank == 0) in.tokens.check_vocabulary();
+  for (Tokens* tokens : {&in.tokens, in.validation ? &in.validation->tokens : nullptr}) {
+    if (!tokens) continue;
+    tokens->limit_vocabulary(config.vocab_size);
+    if (rank == 0) tokens->check_vocabulary();
+  }
   return in;
 }
 

@@ -11,6 +11,7 @@
 #include "sharding/huggingface/pretrained_weights.h"
 #include "sharding/strategies/strategy.h"
 #include "tools/train_gpt/options.h"
+#include "tools/train_gpt/validation.h"
 
 namespace rz::train_gpt {
 
@@ -20,8 +21,9 @@ struct Inputs {
   BatchSizes sizes;
   StrategyKind strategy = StrategyKind::ddp;
   Tokens tokens;
-  std::uint64_t samples = 0;
+  std::uint64_t samples = 0;  ///< that are trained on
   std::size_t seq_len = 0;
+  std::optional<ValidationData> validation;  ///< none: nothing is evaluated
   std::optional<PretrainedWeights> checkpoint;
 };
 

@@ -5,11 +5,13 @@
 #include <cstdio>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "comm/bootstrap.h"
 #include "comm/communicator.h"
 #include "comm/core/error.h"
+#include "comm/core/fixed.h"
 #include "comm/device/cuda_runtime.h"
 #include "sharding/io/durable_file.h"
 #include "sharding/signals/save_requests.h"
@@ -77,6 +79,10 @@ void print_run_summary(const Options& o, const Inputs& in, const Communicator& c
   std::printf("data: %s, %llu tokens, %s of %zu + 1\n", in.tokens.name().c_str(),
               static_cast<unsigned long long>(in.tokens.count()), plural(in.samples, "sample").c_str(),
               in.seq_len);
+  if (in.validation)
+    std::printf("evaluation: %s, %s, after every %s\n", in.validation->tokens.name().c_str(),
+                plural(in.validation->samples, "sample").c_str(),
+                plural(static_cast<std::uint64_t>(in.ds.checkpoint.eval_steps), "update").c_str());
   std::printf("run: %s on %s with %s each (%s), %s of batch %lld = %lld × accumulation %lld × %s\n",
               name(in.strategy), plural(comm.size(), "rank").c_str(), plural(threads, "thread").c_str(),
               comm.describe().c_str(), plural(steps, "update").c_str(),
@@ -129,11 +135,17 @@ Course run_updates(const Options& o, Inputs& in, Engine& engine, Loader& loader,
   const auto first_step = static_cast<std::uint64_t>(engine.global_steps());
   MetricsLog log(first ? o.metrics : "", first_step);
   Progress progress(stdout, ::isatty(STDOUT_FILENO) == 1, steps, first_step);
+  std::optional<Validation> validation;
+  if (in.validation) validation.emplace(engine, *in.validation, in.seq_len);
   Course course;
   for (std::uint64_t step = first_step; step < steps && !engine.should_stop(); ++step) {
     const Traffic before = engine.strategy().traffic();
-    const UpdateReport report = update(engine, *in.model, loader, in.seq_len);
+    UpdateReport report = update(engine, *in.model, loader, in.seq_len);
     course.last_update = engine.strategy().traffic() - before;
+    if (validation && !report.diverged && engine.checkpoints().should_evaluate()) {
+      report.eval_loss = validation->loss(engine, *in.model);
+      engine.checkpoints().record({{"eval_loss", *report.eval_loss}});
+    }
     if (step == first_step) course.first_loss = report.loss;
     course.last_loss = report.loss;
     course.speeds.push_back(report.tokens_per_second);
@@ -147,12 +159,22 @@ Course run_updates(const Options& o, Inputs& in, Engine& engine, Loader& loader,
 /// Returns whether a signal or the end of an allocation has stopped the run.
 bool finish_checkpoints(Engine& engine) {
   TrainingCheckpoints& checkpoints = engine.checkpoints();
+  const CheckpointConfig& config = checkpoints.config();
+  const World& world = engine.world();
   const SaveDecision& decision = checkpoints.decision();
-  checkpoints.finish();
-  if (decision.stops())
-    engine.world().print("stopped by ", describe(decision), " after ", engine.global_steps(),
-                         " updates; saved to ", checkpoints.config().output_dir);
-  return decision.stops();
+  const auto best = checkpoints.finish();
+  if (decision.stops()) {
+    world.print("stopped by ", describe(decision), " after ", engine.global_steps(), " updates; saved to ",
+                config.output_dir);
+    return true;
+  }
+  if (checkpoints.early_stopped())
+    world.print("early stopping after ", engine.global_steps(), " updates: eval_loss has not improved in ",
+                plural(static_cast<std::uint64_t>(*config.early_stopping_patience), "evaluation"));
+  if (const BestMetric& b = checkpoints.best(); b.value)
+    world.print("best: eval_loss ", fixed(*b.value, 4), " after ", b.step, " updates",
+                best ? "; loaded " : "", best ? best->path : "");
+  return false;
 }
 
 /// With --plan beside the plan of rank 0.

@@ -175,7 +175,7 @@ constexpr const char* checkpoint_group =
 
 /// Flags of keys that are true or false.
 struct CheckpointSwitches {
-  bool async_save = false;
+  bool async_save = false, load_best_model_at_end = false;
 };
 
 void add_checkpoints(CommandLine& line, TrainingArguments& a, CheckpointSwitches& switches) {
@@ -201,7 +201,40 @@ void add_checkpoints(CommandLine& line, TrainingArguments& a, CheckpointSwitches
       .group(checkpoint_group);
 }
 
+void add_evaluation(CommandLine& line, Options& o, CheckpointSwitches& switches) {
+  constexpr const char* group = "Evaluation: ringzero.checkpoint; the best checkpoint is kept";
+  TrainingArguments& a = o.arguments;
+  line.add_option("--eval-steps", a.eval_steps, "Measure eval_loss every N updates")
+      .type_name("N")
+      .within(std::int64_t{1}, std::int64_t{1} << 31)
+      .group(group);
+  const auto data =
+      line.add_option("--eval-data", o.eval_data, "What is evaluated: as --data, or as --tokens")
+          .type_name("FILE|DIR")
+          .group(group);
+  line.add_option("--validation-split-percentage", o.validation_split_percentage,
+                  "Evaluate the last P % of the samples of the data, and train on the others")
+      .type_name("P")
+      .within(0.001, 99.0)
+      .excludes(data)
+      .group(group);
+  line.add_option("--early-stopping-patience", a.early_stopping_patience,
+                  "Stop after N evaluations in a row without improvement")
+      .type_name("N")
+      .within(std::int64_t{1}, std::int64_t{1} << 30)
+      .group(group);
+  line.add_option("--early-stopping-threshold", a.early_stopping_threshold,
+                  "What an improvement must exceed; default 0")
+      .type_name("X")
+      .within(0.0, 1e300)
+      .group(group);
+  line.add_flag("--load-best-model-at-end", switches.load_best_model_at_end,
+                "--save and --sample use the best checkpoint")
+      .group(group);
+}
+
 void read_switches(TrainingArguments& a, const CheckpointSwitches& switches) {
+  if (switches.load_best_model_at_end) a.load_best_model_at_end = true;
   if (switches.async_save) a.async_save = true;
 }
 
@@ -268,6 +301,7 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   add_outputs(line, parsed.options);
   CheckpointSwitches switches;
   add_checkpoints(line, parsed.options.arguments, switches);
+  add_evaluation(line, parsed.options, switches);
   add_speed(line, parsed.options);
   parsed.help = line.parse(argc, argv);
   if (!parsed.help.empty()) return parsed;

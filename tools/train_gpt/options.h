@@ -12,17 +12,19 @@
 namespace rz::train_gpt {
 
 struct Options {
-  std::string model;                    ///< Hugging Face config.json
-  std::string init;                     ///< model.safetensors; empty: random initial weights from the seed
-  std::string data;                     ///< text file or directory
-  std::string tokens;                   ///< tokens.bin; alternative to `data`
-  std::string config;                   ///< DeepSpeed configuration
-  std::string strategy;                 ///< empty: from zero_optimization.stage
-  std::string metrics;                  ///< metrics.jsonl; empty: not written
-  std::string save;                     ///< directory; empty: the model is not saved
-  std::optional<std::string> sample;    ///< prompt of a text sample at the end
-  std::optional<std::int64_t> seq_len;  ///< default: the number of positions of the model
-  std::optional<std::int64_t> steps;    ///< default: one pass over the data
+  std::string model;      ///< Hugging Face config.json
+  std::string init;       ///< model.safetensors; empty: random initial weights from the seed
+  std::string data;       ///< text file or directory
+  std::string tokens;     ///< tokens.bin; alternative to `data`
+  std::string eval_data;  ///< what is evaluated, of the form of `data` or `tokens`; or empty
+  std::optional<double> validation_split_percentage;  ///< of the data: evaluated, and not trained on
+  std::string config;                                 ///< DeepSpeed configuration
+  std::string strategy;                               ///< empty: from zero_optimization.stage
+  std::string metrics;                                ///< metrics.jsonl; empty: not written
+  std::string save;                                   ///< directory; empty: the model is not saved
+  std::optional<std::string> sample;                  ///< prompt of a text sample at the end
+  std::optional<std::int64_t> seq_len;                ///< default: the number of positions of the model
+  std::optional<std::int64_t> steps;                  ///< default: one pass over the data
   std::int64_t sample_tokens = 200;
   double sample_temperature = 0.8;
   std::int64_t sample_top_k = 0;  ///< 0: all tokens

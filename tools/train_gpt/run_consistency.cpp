@@ -35,6 +35,7 @@ void add_flags(std::vector<Fact>& facts, const Options& o, const Inputs& in) {
                              {"graph", yes(o.graph)},
                              {"--resume", given(o.resume())},
                              {"--checkpoint-dir", given(o.checkpoint_dir())},
+                             {"evaluation", yes(in.validation.has_value())},
                              {"--save given", yes(!o.save.empty())},
                              {"--save-nonfinite", yes(o.save_nonfinite)},
                              {"--sample", o.sample ? concat('"', *o.sample, '"') : "not given"},
@@ -88,6 +89,10 @@ void require_same_run(const Options& o, const Inputs& in, Communicator& communic
   add_json(facts, "--config", resolved_json(in.ds));
   facts.push_back({"the number of tokens", concat(in.tokens.count())});
   facts.push_back({"the hash of the tokens", hash_text(hash_of(in.tokens))});
+  if (in.validation)
+    facts.insert(facts.end(),
+                 {{"the number of samples that are evaluated", concat(in.validation->samples)},
+                  {"the hash of the tokens that are evaluated", hash_text(hash_of(in.validation->tokens))}});
   if (in.checkpoint)
     facts.push_back({"the hash of --init", hash_text(hash_of(*in.checkpoint, in.model->parameters()))});
   require_same("the run", facts, "start every rank alike", communicator);

@@ -42,6 +42,7 @@ std::string to_json(const UpdateReport& r) {
                 R"(, "tokens_per_second": )", number("%.1f", r.tokens_per_second), R"(, "step_ms": )",
                 number("%.3f", r.step_ms), R"(, "exposed_comm_ms": )", number("%.3f", r.exposed_comm_ms),
                 r.loss_scale > 0 ? concat(R"(, "loss_scale": )", number("%.17g", r.loss_scale)) : "",
+                r.eval_loss ? concat(R"(, "eval_loss": )", number("%.17g", *r.eval_loss)) : "",
                 r.skipped ? R"(, "skipped": true)" : "", "}");
 }
 
@@ -87,7 +88,7 @@ Progress::Progress(std::FILE* out, bool terminal, std::uint64_t steps, std::uint
     : out_(out), terminal_(terminal), steps_(steps), first_step_(first_step), last_step_(first_step) {}
 
 bool Progress::line_is_due(const UpdateReport& r) const {
-  if (r.step == first_step_ || r.step + 1 == steps_) return true;
+  if (r.step == first_step_ || r.step + 1 == steps_ || r.eval_loss) return true;
   const auto since = Clock::now() - last_line_;
   const bool part = (r.step - last_step_) * 20 >= steps_;
   return (part && since >= std::chrono::seconds(1)) || since >= std::chrono::seconds(10);
@@ -113,9 +114,10 @@ void Progress::update(const UpdateReport& r) {
   last_step_ = r.step;
   const std::string norm = printed("%.4f", r.grad_norm);
   std::fprintf(
-      out_, "step %llu/%llu  loss %.4f  grad_norm %s  %.0f tokens/s  %.1f ms%s%s\n",
+      out_, "step %llu/%llu  loss %.4f%s  grad_norm %s  %.0f tokens/s  %.1f ms%s%s\n",
       static_cast<unsigned long long>(r.step + 1), static_cast<unsigned long long>(steps_), r.loss,
-      norm.c_str(), r.tokens_per_second, r.step_ms,
+      r.eval_loss ? printed("  eval_loss %.4f", *r.eval_loss).c_str() : "", norm.c_str(), r.tokens_per_second,
+      r.step_ms,
       std::isnan(r.exposed_comm_ms) ? "" : printed("  exposed comm %.1f ms", r.exposed_comm_ms).c_str(),
       r.skipped ? "  skipped: gradients overflow" : "");
   std::fflush(out_);

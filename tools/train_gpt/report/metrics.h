@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 
 namespace rz::train_gpt {
@@ -18,8 +19,9 @@ struct UpdateReport {
   double step_ms = 0;
   /// Waited for communication on this rank; NaN in a graph replay, where it cannot be measured.
   double exposed_comm_ms = 0;
-  double loss_scale = 0;  ///< f16 only; 0: no loss scaling
-  bool skipped = false;   ///< gradients were not finite: the update was skipped
+  double loss_scale = 0;            ///< f16 only; 0: no loss scaling
+  bool skipped = false;             ///< gradients were not finite: the update was skipped
+  std::optional<double> eval_loss;  ///< if the model was evaluated after this update
   bool diverged = false;  ///< loss or norm is not finite, and the configuration does not skip such updates
 };
 

@@ -1,0 +1,63 @@
+#include "tools/train_gpt/validation.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "sharding/data/batch_sampler.h"
+
+namespace rz::train_gpt {
+
+ValidationDataset::ValidationDataset(ValidationData data, std::size_t seq_len, std::uint64_t multiple)
+    : data_(std::move(data)),
+      seq_len_(seq_len),
+      size_((data_.samples + multiple - 1) / multiple * multiple) {}
+
+std::vector<Field> ValidationDataset::fields() const {
+  return {{"inputs", DType::i32, {seq_len_}}, {"targets", DType::i32, {seq_len_}}};
+}
+
+void ValidationDataset::read(std::uint64_t index, BatchRows& to, std::size_t row) const {
+  constexpr std::int32_t ignored = -100;
+  const auto inputs = to.row<std::int32_t>("inputs", row), targets = to.row<std::int32_t>("targets", row);
+  if (index >= data_.samples) {
+    std::ranges::fill(inputs, 0);
+    std::ranges::fill(targets, ignored);
+    return;
+  }
+  std::vector<std::int32_t> sample(seq_len_ + 1);
+  data_.tokens.read((data_.first + index) * seq_len_, sample);
+  std::copy_n(sample.begin(), seq_len_, inputs.begin());
+  std::copy_n(sample.begin() + 1, seq_len_, targets.begin());
+}
+
+namespace {
+
+Loader validation_loader(const Engine& engine, const ValidationData& data, std::size_t seq_len) {
+  const auto micro = static_cast<std::size_t>(engine.config().sizes.micro);
+  const int ranks = engine.world().size();
+  auto dataset =
+      std::make_shared<ValidationDataset>(data, seq_len, micro * static_cast<std::uint64_t>(ranks));
+  auto sampler = std::make_shared<DistributedBatchSampler>(BatchSamplerOptions{.samples = dataset->size(),
+                                                                               .batch_size = micro,
+                                                                               .ranks = ranks,
+                                                                               .rank = engine.world().rank(),
+                                                                               .shuffle = false});
+  return Loader(std::move(dataset), std::move(sampler), engine.stream());
+}
+
+}  // namespace
+
+Validation::Validation(const Engine& engine, const ValidationData& data, std::size_t seq_len)
+    : loader_(validation_loader(engine, data, seq_len)) {}
+
+double Validation::loss(Engine& engine, Gpt2& model) {
+  Mean own;
+  for (const Batch& batch : loader_)
+    own.add(engine.evaluate([&](Tape& tape) {
+      return engine.item(model.forward(tape, batch["inputs"], batch["targets"]).loss);
+    }));
+  return engine.world().reduce(own);
+}
+
+}  // namespace rz::train_gpt

@@ -1,0 +1,50 @@
+#pragma once
+/// The loss of a model on data that it is not trained on.
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "autograd_lite/models/gpt2.h"
+#include "sharding/data/dataset.h"
+#include "sharding/data/loader.h"
+#include "sharding/data/tokens/tokens.h"
+#include "sharding/engine/engine.h"
+
+namespace rz::train_gpt {
+
+/// Samples `first` … `first` + `samples` - 1 of T + 1 tokens.
+struct ValidationData {
+  Tokens tokens;
+  std::uint64_t first = 0, samples = 0;
+};
+
+/// These samples with the fields of a TokenDataset, and after them samples without targets up to a multiple
+/// of `multiple`: all ranks have equally many batches, and each sample counts once.
+class ValidationDataset : public Dataset {
+ public:
+  ValidationDataset(ValidationData, std::size_t seq_len, std::uint64_t multiple);
+
+  std::uint64_t size() const override { return size_; }
+  std::vector<Field> fields() const override;
+  void read(std::uint64_t index, BatchRows& to, std::size_t row) const override;
+
+ private:
+  ValidationData data_;
+  std::size_t seq_len_;
+  std::uint64_t size_;
+};
+
+class Validation {
+ public:
+  /// Batches have the micro-batch size of the engine.
+  Validation(const Engine&, const ValidationData&, std::size_t seq_len);
+  /// Mean over the targets of all ranks, with the same bits on every rank; the model is in evaluation mode.
+  /// Collective.
+  double loss(Engine&, Gpt2&);
+
+ private:
+  Loader loader_;
+};
+
+}  // namespace rz::train_gpt
