@@ -227,8 +227,8 @@ Engine make_engine(const Options& o, Inputs& in, World& world) {
   try {
     return initialize(world, *in.model, engine_options(o, in));
   } catch (const Error& e) {
-    if (in.ds.checkpoint.resume_from_checkpoint.empty() || !is_wrong_input(e)) throw;
-    throw WrongCheckpoint(e.code(), concat(o.resume().empty() ? "" : "--resume: ", e.what()));
+    if (e.code() != Errc::config) throw;
+    throw WrongCheckpoint(e.code(), e.what());
   }
 }
 

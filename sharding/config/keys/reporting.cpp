@@ -47,13 +47,17 @@ constexpr KeySpec flops_profiler[] = {
 };
 constexpr KeySpec timers[] = {accepted("throughput", "null", "tokens a second are always measured")};
 constexpr KeySpec checkpoint[] = {
-    accepted("tag_validation", choice, "\"WARN\"", "what happens if ranks save under different tags")
+    accepted("tag_validation", choice, "\"WARN\"",
+             "FAIL in every case: ranks that save under different tags are an error, and nothing is written")
         .one_of("[\"WARN\", \"IGNORE\", \"FAIL\"]"),
-    accepted("load_universal", "false", "every checkpoint holds whole parameters"),
-    accepted("use_node_local_storage", "false", "rank 0 writes"),
-    accepted("parallel_write", "null", "rank 0 writes"),
-    accepted("checkpoint_serialization", "true"),
-    accepted("writer", "null"),
+    accepted("load_universal", "false", "every checkpoint is read by any number of ranks in any stage"),
+    refused("use_node_local_storage", "false", "[false]",
+            "a checkpoint is a folder that all ranks share; without one it could not be read by another "
+            "number of "
+            "ranks"),
+    accepted("parallel_write", "null", "every rank writes its own part"),
+    accepted("checkpoint_serialization", "true", "files are safetensors"),
+    accepted("writer", "null", "ringzero.checkpoint.async_save writes while training goes on"),
 };
 constexpr KeySpec aio[] = {
     accepted("block_size", "1048576", "of nvme"),

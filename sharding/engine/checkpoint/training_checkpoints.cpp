@@ -42,6 +42,12 @@ ResumedCheckpoint resumed_checkpoint(const std::string& path) {
   return {p.string(), ""};
 }
 
+/// Whether an error that all ranks throw is one of the user; else a rank or the machine has failed.
+bool is_wrong_checkpoint(const Error& e) {
+  return e.code() == Errc::config || e.code() == Errc::io || e.code() == Errc::invalid_argument ||
+         e.code() == Errc::unsupported;
+}
+
 double metric_named(const Metrics& metrics, const std::string& name, const std::string& file) {
   const std::size_t prefix = name.starts_with("eval_") ? 5 : 0;
   for (const std::string& key : {name, name.substr(prefix)})
@@ -85,7 +91,12 @@ TrainingCheckpoints::TrainingCheckpoints(World& world, Checkpointer& checkpointe
 void TrainingCheckpoints::resume() {
   if (config_.resume_from_checkpoint.empty()) return;
   const ResumedCheckpoint from = resumed_checkpoint(config_.resume_from_checkpoint);
-  resumed_ = checkpointer_.load(from.dir, {.tag = from.tag});
+  try {
+    resumed_ = checkpointer_.load(from.dir, {.tag = from.tag});
+  } catch (const Error& e) {
+    if (!is_wrong_checkpoint(e)) throw;
+    fail(Errc::config, file_, ": ringzero.checkpoint.resume_from_checkpoint: ", e.what());
+  }
   if (!resumed_) return;
   client_state_ = resumed_->client_state;
   saved_ = decided_ = evaluated_ = resumed_->steps;

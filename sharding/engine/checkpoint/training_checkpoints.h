@@ -35,8 +35,9 @@ class TrainingCheckpoints {
   TrainingCheckpoints(World&, Checkpointer&, const CheckpointConfig&, std::string file);
   TrainingCheckpoints(const TrainingCheckpoints&) = delete;
 
-  /// Loads the checkpoint of resume_from_checkpoint; an engine has called it. Errors as of
-  /// Engine::load_checkpoint(), but a folder without a checkpoint is none. Collective.
+  /// Loads the checkpoint of resume_from_checkpoint; an engine has called it. A folder without a checkpoint is
+  /// no error. Errc::config, "FILE: ringzero.checkpoint.resume_from_checkpoint: …", for what
+  /// Engine::load_checkpoint() refuses. Collective.
   void resume();
   /// What resume() has loaded.
   const std::optional<LoadedCheckpoint>& resumed() const { return resumed_; }
