@@ -2,7 +2,6 @@
 
 #include <exception>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "comm/core/error.h"
@@ -97,7 +96,7 @@ EngineState Checkpointer::state() const {
                 .seed = parts_.seed,
                 .loaders = parts_.loaders->now(),
                 .config = parts_.config,
-                .trainer_state = to_json(trainer_).dump()};
+                .trainer_state = to_json(trainer_)};
   if (!parts_.updates) return s;
   s.updates = parts_.updates->state();
   if (!parts_.updates->accumulation().fresh()) s.loaders = parts_.loaders->of_update();
@@ -165,8 +164,7 @@ void Checkpointer::check_seed(const EngineState& saved, const LoadCheckpointOpti
 /// Before anything is loaded.
 TrainerState Checkpointer::trainer_of(const EngineState& saved, const std::string& file) const {
   TrainerState trainer = trainer_;
-  const nlohmann::json document = parse_json(saved.trainer_state, file, JsonDialect::strict);
-  if (!document.empty()) rz::restore(trainer, JsonObject(document, file, "state.trainer_state"));
+  rz::restore(trainer, saved.trainer_state, file);
   return trainer;
 }
 

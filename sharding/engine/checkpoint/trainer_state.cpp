@@ -1,7 +1,8 @@
 #include "sharding/engine/checkpoint/trainer_state.h"
 
 #include <nlohmann/json.hpp>
-#include <utility>
+
+#include "sharding/engine/monitor/metric_json.h"
 
 namespace rz {
 
@@ -15,20 +16,24 @@ TrainerState initial_trainer_state(const CheckpointConfig& c) {
   return s;
 }
 
-nlohmann::json to_json(const TrainerState& s) {
-  // A run that is resumed with early stopping, and had none before, begins to count at the best value.
-  const nlohmann::json none{{"best_metric", s.best.value ? nlohmann::json(*s.best.value) : nlohmann::json()},
-                            {"early_stopping_patience_counter", 0}};
-  return {{"metric_for_best_model", s.metric},
-          {"best", to_json(s.best)},
-          {"early_stopping", s.early_stopping ? s.early_stopping->state() : none}};
+std::string to_json(const TrainerState& s) {
+  // A run that is resumed with early stopping, and had none before, counts from the best value.
+  const EarlyStopping::State none{.best_metric = s.best.value};
+  const nlohmann::json all{{"metric_for_best_model", s.metric},
+                           {"best", to_json(s.best)},
+                           {"early_stopping", to_json(s.early_stopping ? s.early_stopping->state() : none)}};
+  return all.dump();
 }
 
-void restore(TrainerState& s, const JsonObject& o) {
+void restore(TrainerState& s, const std::string& text, const std::string& file) {
+  const nlohmann::json document = parse_json(text, file, JsonDialect::strict);
+  if (document.empty()) return;
+  const JsonObject o(document, file, "state.trainer_state");
   const BestMetric best = best_metric_from_json(o.object("best"));
+  const EarlyStopping::State stopping = early_stopping_from_json(o.object("early_stopping"));
   if (o.text("metric_for_best_model", "") != s.metric || best.greater_is_better != s.best.greater_is_better)
     return;
-  if (s.early_stopping) s.early_stopping->load_state(o.object("early_stopping"));
+  if (s.early_stopping) s.early_stopping->set_state(stopping);
   s.best = best;
 }
 

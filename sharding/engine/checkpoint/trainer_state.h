@@ -1,14 +1,12 @@
 #pragma once
 /// What decides on the best checkpoint and on early stopping.
 
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 
 #include "sharding/config/checkpoint_config.h"
 #include "sharding/engine/monitor/best_metric.h"
 #include "sharding/engine/monitor/early_stopping.h"
-#include "sharding/io/json.h"
 
 namespace rz {
 
@@ -22,9 +20,11 @@ struct TrainerState {
 /// Before the first evaluation. Errc::config as for EarlyStopping.
 TrainerState initial_trainer_state(const CheckpointConfig&);
 
-nlohmann::json to_json(const TrainerState&);
-/// Restores it. Values of another metric are not comparable: the state is then left as it is. Errc::config
-/// names the file and the key of a value that is missing or wrong; nothing is changed then.
-void restore(TrainerState&, const JsonObject&);
+/// JSON object.
+std::string to_json(const TrainerState&);
+/// Restores it from such an object; an empty one leaves it as it is. Values of another metric are not
+/// comparable: the state is then left as it is. Errc::config names the file and the key of a value that is
+/// missing or wrong; nothing is changed then.
+void restore(TrainerState&, const std::string& text, const std::string& file);
 
 }  // namespace rz

@@ -35,8 +35,8 @@ class TrainingCheckpoints {
   TrainingCheckpoints(World&, Checkpointer&, const CheckpointConfig&, std::string file);
   TrainingCheckpoints(const TrainingCheckpoints&) = delete;
 
-  /// Loads the checkpoint of resume_from_checkpoint; an engine has called it. A folder without a checkpoint is
-  /// no error. Errc::config, "FILE: ringzero.checkpoint.resume_from_checkpoint: …", for what
+  /// Loads the checkpoint of resume_from_checkpoint; an engine has called it. A folder without a checkpoint
+  /// is no error. Errc::config, "FILE: ringzero.checkpoint.resume_from_checkpoint: …", for what
   /// Engine::load_checkpoint() refuses. Collective.
   void resume();
   /// What resume() has loaded.

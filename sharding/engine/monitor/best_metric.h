@@ -2,11 +2,8 @@
 /// The best value of a metric so far.
 
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
-
-#include "sharding/io/json.h"
 
 namespace rz {
 
@@ -25,12 +22,5 @@ struct BestMetric {
   bool update(double metric, std::uint64_t at_step, const std::string& checkpoint_tag);
   bool operator==(const BestMetric&) const = default;
 };
-
-/// An object with the names of Hugging Face's TrainerState, and "greater_is_better".
-nlohmann::json to_json(const BestMetric&);
-/// Errc::config names the file and the key of a value that is missing or wrong.
-BestMetric best_metric_from_json(const JsonObject&);
-/// The value of "best_metric" alone, null or a number.
-std::optional<double> read_best_value(const JsonObject&);
 
 }  // namespace rz

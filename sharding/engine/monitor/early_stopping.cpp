@@ -1,8 +1,6 @@
 #include "sharding/engine/monitor/early_stopping.h"
 
 #include <cmath>
-#include <limits>
-#include <nlohmann/json.hpp>
 
 #include "comm/core/error.h"
 #include "sharding/engine/monitor/best_metric.h"
@@ -18,23 +16,12 @@ EarlyStopping::EarlyStopping(Options options) : options_(options) {
 }
 
 bool EarlyStopping::update(double metric) {
-  const bool better = improves(metric, best_, options_.greater_is_better);
-  const bool enough = better && (!best_ || std::abs(metric - *best_) > options_.early_stopping_threshold);
-  if (better) best_ = metric;
-  patience_counter_ = enough ? 0 : patience_counter_ + 1;
+  const bool better = improves(metric, state_.best_metric, options_.greater_is_better);
+  const bool enough = better && (!state_.best_metric ||
+                                 std::abs(metric - *state_.best_metric) > options_.early_stopping_threshold);
+  if (better) state_.best_metric = metric;
+  state_.patience_counter = enough ? 0 : state_.patience_counter + 1;
   return should_stop();
-}
-
-nlohmann::json EarlyStopping::state() const {
-  return {{"best_metric", best_ ? nlohmann::json(*best_) : nlohmann::json()},
-          {"early_stopping_patience_counter", patience_counter_}};
-}
-
-void EarlyStopping::load_state(const JsonObject& o) {
-  const auto best = read_best_value(o);
-  patience_counter_ = static_cast<int>(
-      o.required_integer("early_stopping_patience_counter", 0, std::numeric_limits<int>::max() - 1));
-  best_ = best;
 }
 
 }  // namespace rz

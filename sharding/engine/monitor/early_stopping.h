@@ -1,10 +1,7 @@
 #pragma once
 /// The end of a training that has stopped to improve.
 
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
-
-#include "sharding/io/json.h"
 
 namespace rz {
 
@@ -24,17 +21,20 @@ class EarlyStopping {
 
   /// Called after every evaluation, with a metric that is equal on all ranks; true if training is to stop.
   bool update(double metric);
-  bool should_stop() const { return patience_counter_ >= options_.early_stopping_patience; }
+  bool should_stop() const { return state_.patience_counter >= options_.early_stopping_patience; }
 
-  /// What a resumed run needs: "best_metric" and "early_stopping_patience_counter".
-  nlohmann::json state() const;
-  /// Errc::config names the file and the key of a value that is missing or wrong; nothing is changed then.
-  void load_state(const JsonObject&);
+  /// What a run that is resumed needs.
+  struct State {
+    std::optional<double> best_metric;
+    int patience_counter = 0;  ///< evaluations without improvement
+    bool operator==(const State&) const = default;
+  };
+  const State& state() const { return state_; }
+  void set_state(const State& state) { state_ = state; }
 
  private:
   Options options_;
-  std::optional<double> best_;
-  int patience_counter_ = 0;
+  State state_;
 };
 
 }  // namespace rz
