@@ -163,6 +163,13 @@ TEST_P(CheckpointFolder, TagsAreInTheOrderOfSteps) {
   EXPECT_EQ(latest(), "a");
 }
 
+TEST_P(CheckpointFolder, AFolderThatCannotBeReadIsNamed) {
+  std::ofstream(dir() + "/file") << "x";
+  const Error e = error_of([&] { checkpoint_tags(dir() + "/file"); });
+  EXPECT_EQ(e.code(), Errc::io);
+  EXPECT_EQ(std::string(e.what()), dir() + "/file: cannot be read: Not a directory");
+}
+
 TEST_P(CheckpointFolder, ATagFileHoldsATag) {
   const std::string path = dir() + "/latest";
   write_tag_file(dir(), latest_file, "global_step3");

@@ -31,7 +31,11 @@ bool exchange_names(const std::string& a, const std::string& b) {
 std::vector<std::string> names_in(const std::string& dir) {
   std::vector<std::string> names;
   std::error_code problem;
-  for (const auto& entry : fs::directory_iterator(dir, problem)) names.push_back(entry.path().filename());
+  for (fs::directory_iterator at(dir, problem); !problem && at != fs::directory_iterator();
+       at.increment(problem))
+    names.push_back(at->path().filename());
+  require(!problem || problem == std::errc::no_such_file_or_directory, Errc::io, dir,
+          ": cannot be read: ", problem.message());
   return names;
 }
 
