@@ -12,6 +12,7 @@
 
 #include "sharding/checkpoint/sharded/checkpoint_folder.h"
 #include "sharding/engine/engine.h"
+#include "sharding/io/json.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 
@@ -119,6 +120,25 @@ TEST_F(EngineCheckpoint, ClientValuesComeBackWithTheirTypesAndBits) {
     EXPECT_EQ(loaded->steps, 1);
     EXPECT_EQ(engine.optimizer().updates(), 1);
   });
+}
+
+TEST_F(EngineCheckpoint, HasTheFilesOfTheProgram) {
+  for (const bool async : {false, true}) {
+    save_one({.async = async, .files = {{"config.json", "{}"}, {"notes.txt", "a\nb"}}});
+    EXPECT_EQ(read_text_file(dir_ + "/global_step1/config.json"), "{}");
+    EXPECT_EQ(read_text_file(dir_ + "/global_step1/notes.txt"), "a\nb");
+    fs::remove_all(dir_);
+  }
+  in_world(2, [&](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options());
+    for (const char* name : {"", ".hidden", "a/b", "checkpoint.json", "rank_00000_of_00002.safetensors"}) {
+      const Error e = test::error_of([&] { engine.save_checkpoint(dir_, {.files = {{name, ""}}}); });
+      EXPECT_EQ(e.code(), Errc::invalid_argument) << name;
+      EXPECT_NE(std::string(e.what()).find(concat("the file '", name, "'")), std::string::npos) << e.what();
+    }
+  });
+  EXPECT_FALSE(fs::exists(dir_));
 }
 
 TEST_F(EngineCheckpoint, AFolderWithoutCheckpointsIsNoError) {

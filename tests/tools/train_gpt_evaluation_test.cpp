@@ -8,6 +8,7 @@
 #include <regex>
 
 #include "sharding/checkpoint/sharded/checkpoint_folder.h"
+#include "sharding/huggingface/gpt2_config.h"
 #include "tests/support/ranks.h"
 #include "tests/support/reference_gpt2.h"
 #include "tests/support/small_gpt.h"
@@ -164,6 +165,16 @@ TEST_F(TrainGptEvaluation, KeysOfTheConfigurationDoTheSame) {
   EXPECT_EQ(run.metrics.size(), best + 2);
   EXPECT_EQ(read_tag_file(checkpoints(), best_file), tag(best));
   EXPECT_TRUE(fs::exists(checkpoints() + "/global_step3"));
+}
+
+TEST_F(TrainGptEvaluation, ACheckpointHasTheConfigurationOfItsModel) {
+  Program p(gpt_.on_ranks(2, {"--steps", "1", "--checkpoint-dir", checkpoints(), "--save-async"}));
+  EXPECT_EQ(p.wait(), 0) << p.err();
+  Program merge({test::built("checkpoint"), "merge", checkpoints(), path("merged")});
+  EXPECT_EQ(merge.wait(), 0) << merge.err();
+  EXPECT_EQ(to_json(read_gpt2_config(path("merged"))), to_json(read_gpt2_config(path("model.json"))));
+  Program init(gpt_.program({"--steps", "0", "--init", path("merged"), "--model", path("merged")}));
+  EXPECT_EQ(init.wait(), 0) << init.err();
 }
 
 // ---- the loss

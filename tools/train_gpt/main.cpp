@@ -13,6 +13,7 @@
 #include "comm/core/error.h"
 #include "comm/core/fixed.h"
 #include "comm/device/cuda_runtime.h"
+#include "sharding/huggingface/gpt2_config.h"
 #include "sharding/io/durable_file.h"
 #include "sharding/signals/save_requests.h"
 #include "sharding/world/rank_agreement.h"
@@ -234,6 +235,7 @@ Engine make_engine(const Options& o, Inputs& in, World& world) {
 
 Status train(const Options& o, Inputs& in, World& world) {
   Engine engine = make_engine(o, in, world);
+  engine.checkpoints().files()["config.json"] = rz::to_json(in.model->config());
   try {
     return run_engine(o, in, engine);
   } catch (const Error& e) {

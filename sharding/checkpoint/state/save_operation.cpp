@@ -11,6 +11,8 @@
 #include "comm/core/error.h"
 #include "sharding/checkpoint/sharded/checkpoint_folder.h"
 #include "sharding/checkpoint/sharded/checkpoint_index.h"
+#include "sharding/io/durable_file.h"
+#include "sharding/io/text.h"
 #include "sharding/world/gather_text.h"
 #include "sharding/world/rank_agreement.h"
 
@@ -36,6 +38,16 @@ void require_equal(Communicator& comm, const std::string& own, const char* what)
   require(std::ranges::count(all, all.front()) == static_cast<std::ptrdiff_t>(all.size()), Errc::mismatch,
           "save_checkpoint(): the ranks have different ", what, ": ", by_rank(all),
           "; nothing was written; pass the same on every rank");
+}
+
+/// Files of a checkpoint that are its own.
+void check_file_name(const std::string& name) {
+  const bool own = name == checkpoint_index_file || name.ends_with(".safetensors");
+  require(!own && !name.empty() && name.front() != '.' && name.find('/') == name.npos, Errc::invalid_argument,
+          "save_checkpoint(): the file '", escaped(name),
+          "' of SaveCheckpointOptions::files cannot be beside the index; choose the name of a file that is "
+          "neither "
+          "hidden nor a part of the checkpoint");
 }
 
 /// The part of the index that describes this rank's file.
@@ -116,7 +128,10 @@ struct SaveOperation::State {
 };
 
 void SaveOperation::State::agree() {
-  check_on_all_ranks(comm, [&] { check_tag(request.tag); });
+  check_on_all_ranks(comm, [&] {
+    check_tag(request.tag);
+    for (const auto& [name, text] : request.files) check_file_name(name);
+  });
   require_equal(comm, request.tag, "tags");
   require_equal(comm, request.dir, "folders");
 }
@@ -181,6 +196,11 @@ void SaveOperation::State::next_phase() {
 }
 
 void SaveOperation::State::commit(const std::vector<std::string>& parts) {
+  for (const auto& [name, text] : request.files) {
+    DurableFile file((fs::path(partial->folder()) / name).string());
+    file.write(text);
+    file.commit();
+  }
   partial->commit(whole_index(parts, request.state, path));
   if (request.best) write_tag_file(request.dir, best_file, request.tag);
   if (request.keep > 0) remove_old_checkpoints(request.dir, request.keep);

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -14,11 +15,12 @@ namespace rz {
 
 /// Equal on all ranks.
 struct SaveRequest {
-  std::string dir;           ///< a folder that all ranks share
-  std::string tag;           ///< name of the checkpoint in it
-  std::string state = "{}";  ///< JSON object; that of rank 0 is written
-  bool best = false;         ///< then DIR/best names it
-  std::size_t keep = 0;      ///< then remove_old_checkpoints(); 0: none are removed
+  std::string dir;                           ///< a folder that all ranks share
+  std::string tag;                           ///< name of the checkpoint in it
+  std::string state = "{}";                  ///< JSON object; that of rank 0 is written
+  std::map<std::string, std::string> files;  ///< texts beside the index, by name; those of rank 0 are written
+  bool best = false;                         ///< then DIR/best names it
+  std::size_t keep = 0;                      ///< then remove_old_checkpoints(); 0: none are removed
 };
 
 /// Memory for a copy of what a rank saves. It grows to the largest copy and is used again.

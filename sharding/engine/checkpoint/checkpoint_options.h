@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 
 #include "sharding/engine/checkpoint/client_state.h"
@@ -17,6 +18,9 @@ struct SaveCheckpointOptions {
   bool async = false;
   /// Keeps the last so many checkpoints with tags of this form, and removes older ones; 0: removes none.
   std::size_t save_total_limit = 0;
+  /// Texts that rank 0 writes into the checkpoint's folder, by file name: {{"config.json", …}}, which
+  /// `checkpoint merge` copies.
+  std::map<std::string, std::string> files;
   /// DIR/best names it, in place of another, once it is complete; save_total_limit does not remove it.
   bool best = false;
 };

@@ -112,6 +112,7 @@ void Checkpointer::save(const std::string& dir, const SaveCheckpointOptions& o) 
   const SaveRequest request{.dir = dir,
                             .tag = o.tag.empty() ? step_tag(s.updates.count.steps) : o.tag,
                             .state = to_json(s),
+                            .files = o.files,
                             .best = o.best,
                             .keep = o.save_total_limit};
   const OwnedState owned(parts_.module, parts_.strategy, parts_.world.is_main(), parts_.stream);

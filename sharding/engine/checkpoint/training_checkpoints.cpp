@@ -155,6 +155,7 @@ void TrainingCheckpoints::save(bool async) {
                      {.client_state = client_state_,
                       .async = async,
                       .save_total_limit = static_cast<std::size_t>(config_.save_total_limit),
+                      .files = files_,
                       .best = best_ == steps});
   saved_ = steps;
   best_ = -1;

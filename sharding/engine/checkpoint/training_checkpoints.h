@@ -66,6 +66,8 @@ class TrainingCheckpoints {
 
   /// Values of the program's own that are saved with each checkpoint; after resume() those that were saved.
   ClientState& client_state() { return client_state_; }
+  /// Texts that each checkpoint has as files: SaveCheckpointOptions::files.
+  std::map<std::string, std::string>& files() { return files_; }
   /// The best value so far.
   const BestMetric& best() const { return checkpointer_.trainer().best; }
   const CheckpointConfig& config() const { return config_; }
@@ -84,6 +86,7 @@ class TrainingCheckpoints {
   std::optional<SaveRequests> requests_;  // none: nothing is saved
   std::optional<LoadedCheckpoint> resumed_;
   ClientState client_state_;
+  std::map<std::string, std::string> files_;
   SaveDecision decision_;
   std::int64_t saved_ = 0, decided_ = 0, evaluated_ = 0;  // numbers of updates
   std::int64_t best_ = -1;                                // with a best value that is not saved
