@@ -67,6 +67,21 @@ TEST_F(PlanProgram, PrintsExactBytesOfEveryRank) {
   EXPECT_EQ(four["strategies"].size(), 8u);
 }
 
+TEST_F(PlanProgram, AStrategyThatTheConfigurationExcludesHasAReason) {
+  std::ofstream(folder_ / "ds.json") << R"({"train_micro_batch_size_per_gpu": 2, "ringzero": {"join": {}},)"
+                                     << R"( "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})";
+  const std::string reason = "ringzero.join: needs stage 0, 1 or 2, found zero3";
+  const std::string out = run({"--ranks", "2"}, 0);
+  EXPECT_NE(out.find("  - zero3: " + (folder_ / "ds.json").string() + ": " + reason), std::string::npos)
+      << out;
+  for (const auto& s : nlohmann::json::parse(run({"--json", "--ranks", "2"}, 0))["runs"][0]["strategies"]) {
+    const bool excluded = s["strategy"] == "zero3";
+    EXPECT_EQ(s["total"].is_null(), excluded) << s;
+    EXPECT_EQ(s["reason"].is_null(), !excluded) << s;
+    if (excluded) EXPECT_NE(s["reason"].get<std::string>().find(reason), std::string::npos) << s;
+  }
+}
+
 TEST_F(PlanProgram, TellsWhatFits) {
   EXPECT_NE(run({"--memory", "1GiB"}, 0).find("fits"), std::string::npos);
   const std::string out = run({"--memory", "300KiB", "--ranks", "2"}, 1);

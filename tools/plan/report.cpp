@@ -86,6 +86,8 @@ std::string strategies(const Findings& f) {
                   return concat(human_bytes(on_device(plan->memory)), fits(*plan, f.memory) ? "" : " !");
                 });
   }
+  for (const Alternative& a : f.alternatives[0])
+    if (!a.plan && !a.recompute) text += concat("  - ", name(a.strategy), ": ", a.reason, "\n");
   return text;
 }
 
@@ -147,7 +149,8 @@ Json json_of(const Findings& f, std::size_t i) {
   for (const Alternative& a : f.alternatives[i])
     out["strategies"].push_back({{"strategy", name(a.strategy)},
                                  {"recompute", a.recompute},
-                                 {"total", a.plan ? Json(on_device(a.plan->memory)) : Json()}});
+                                 {"total", a.plan ? Json(on_device(a.plan->memory)) : Json()},
+                                 {"reason", a.plan ? Json() : Json(a.reason)}});
   if (f.memory) {
     out["fits"] = fits(largest(run), f.memory);
     out["largest_micro_batch"] = f.micro_batches[i];

@@ -22,11 +22,13 @@ std::vector<Alternative> alternatives(const Options& o, int ranks) {
          {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3}) {
       train_gpt::Options run = o.run;
       run.strategy = name(kind), run.recompute = recompute;
-      all.push_back({kind, recompute, {}});
+      all.push_back({kind, recompute, {}, ""});
       try {
         const train_gpt::Inputs in = train_gpt::read_model_inputs(run, ranks);
         all.back().plan = train_gpt::plan_run(run, in, {0, ranks}, o.device);
-      } catch (const Error&) {  // e.g. offload_param, which zero3 has alone
+      } catch (const Error& e) {  // e.g. offload_param, which zero3 has alone
+        if (e.code() != Errc::config && e.code() != Errc::unsupported) throw;
+        all.back().reason = e.what();
       }
     }
   return all;

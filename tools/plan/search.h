@@ -27,10 +27,11 @@ const TrainingPlan& largest(const PlannedRun&);
 struct Alternative {
   StrategyKind strategy = StrategyKind::ddp;
   bool recompute = false;
-  /// Of rank 0; none if the configuration does not go with the strategy.
-  std::optional<TrainingPlan> plan;
+  std::optional<TrainingPlan> plan;  ///< of rank 0; none if the configuration does not go with the strategy
+  std::string reason;                ///< why there is none
 };
-/// Every strategy, without and with recomputation of activations.
+/// Every strategy, without and with recomputation of activations. Errors but Errc::config and
+/// Errc::unsupported are thrown.
 std::vector<Alternative> alternatives(const Options&, int ranks);
 
 /// The largest micro-batch with which rank 0 holds at most `memory`; 0 if none does.
