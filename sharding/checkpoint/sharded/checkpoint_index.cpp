@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
 
 #include "comm/core/error.h"
 #include "sharding/io/checksum.h"
@@ -98,9 +100,60 @@ StoredSlice read_slice(const JsonObject& o, const std::vector<std::uint64_t>& sh
   return s;
 }
 
-bool overlap(const StoredSlice& a, const StoredSlice& b, const std::vector<std::uint64_t>& shape) {
-  const Box whole = Box::whole(shape), &left = a.box ? *a.box : whole, &right = b.box ? *b.box : whole;
-  return left == right ? a.begin < b.end && b.begin < a.end : left.overlaps(right);
+/// The numbers of the slices that are ranges of one box.
+struct SlicedBox {
+  Box box;
+  std::vector<std::size_t> slices;
+};
+
+std::vector<SlicedBox> boxes_of(const StoredTensor& t) {
+  const Box whole = Box::whole(t.shape);
+  std::map<std::pair<std::vector<std::uint64_t>, std::vector<std::uint64_t>>, SlicedBox> all;
+  for (std::size_t i = 0; i < t.slices.size(); ++i) {
+    const Box& box = t.slices[i].box ? *t.slices[i].box : whole;
+    SlicedBox& sliced = all[{box.offset, box.extent}];
+    sliced.box = box;
+    sliced.slices.push_back(i);
+  }
+  std::vector<SlicedBox> boxes;
+  for (auto& [corners, sliced] : all) boxes.push_back(std::move(sliced));
+  return boxes;
+}
+
+/// The dimension in which the boxes have the largest number of offsets: few of them share a part of it.
+std::size_t separating_dimension(const std::vector<SlicedBox>& boxes) {
+  std::size_t best = 0, max_offsets = 0;
+  for (std::size_t d = 0; d < boxes[0].box.offset.size(); ++d) {
+    std::set<std::uint64_t> offsets;
+    for (const SlicedBox& b : boxes) offsets.insert(b.box.offset[d]);
+    if (offsets.size() > max_offsets) max_offsets = offsets.size(), best = d;
+  }
+  return best;
+}
+
+using Overlap = std::optional<std::pair<std::size_t, std::size_t>>;
+
+/// Two ranges of a box that share elements; of those in order of their begin, neighbours do if any do.
+Overlap overlap_within(const StoredTensor& t, SlicedBox& b) {
+  std::ranges::sort(b.slices, {}, [&](std::size_t i) { return t.slices[i].begin; });
+  for (std::size_t k = 1; k < b.slices.size(); ++k)
+    if (t.slices[b.slices[k]].begin < t.slices[b.slices[k - 1]].end)
+      return std::minmax(b.slices[k - 1], b.slices[k]);
+  return std::nullopt;
+}
+
+/// Two slices of different boxes that share elements. Compares boxes that share a part of one dimension.
+Overlap overlap_between(std::vector<SlicedBox>& boxes) {
+  if (boxes.size() < 2) return std::nullopt;
+  const std::size_t d = separating_dimension(boxes);
+  std::ranges::sort(boxes, {}, [&](const SlicedBox& b) { return b.box.offset[d]; });
+  for (std::size_t i = 0; i < boxes.size(); ++i) {
+    const Box& box = boxes[i].box;
+    for (std::size_t j = i + 1; j < boxes.size() && boxes[j].box.offset[d] < box.offset[d] + box.extent[d];
+         ++j)
+      if (box.overlaps(boxes[j].box)) return std::minmax(boxes[i].slices[0], boxes[j].slices[0]);
+  }
+  return std::nullopt;
 }
 
 /// Every element is in one slice: the counts add up, and no two overlap.
@@ -109,13 +162,13 @@ void check_cover(const JsonObject& o, const StoredTensor& t) {
   for (const StoredSlice& s : t.slices) sum += s.count();
   if (sum != t.count())
     o.fail_at("slices", concat("they have ", sum, " elements of the ", t.count(), " of the tensor"));
-  const auto overlapping = [&](const StoredSlice& a, const StoredSlice& b) { return overlap(a, b, t.shape); };
-  const bool sorted = std::ranges::is_sorted(t.slices, {}, &StoredSlice::begin) &&
-                      std::ranges::none_of(t.slices, [](const StoredSlice& s) { return s.box.has_value(); });
-  for (std::size_t i = 0; i < t.slices.size(); ++i)
-    for (std::size_t j = i + 1; j < (sorted ? std::min(i + 2, t.slices.size()) : t.slices.size()); ++j)
-      if (overlapping(t.slices[i], t.slices[j]))
-        o.fail_at("slices", concat("numbers ", i, " and ", j, " have elements in common"));
+  std::vector<SlicedBox> boxes = boxes_of(t);
+  Overlap found;
+  for (SlicedBox& b : boxes)
+    if (!found) found = overlap_within(t, b);
+  if (!found) found = overlap_between(boxes);
+  if (found)
+    o.fail_at("slices", concat("numbers ", found->first, " and ", found->second, " have elements in common"));
 }
 
 StoredTensor read_tensor(const JsonObject& o, std::size_t files, IndexPart part) {
