@@ -143,6 +143,9 @@ TEST_F(CheckpointTool, VerifyFindsDamageInALineEach) {
       << bad.out;
   EXPECT_EQ(std::ranges::count(bad.out, '\n'), 3) << bad.out;
   EXPECT_EQ(run_tool({"verify", run() + "/global_step10"}).status, 0);
+  test::flip_byte(first, fs::file_size(first) - 15 * 4 - 1);
+  const Outcome two = run_tool({"verify", run() + "/global_step20"});
+  EXPECT_EQ(std::ranges::count(two.out, '\n'), 3) << "each tensor that is damaged: " << two.out;
   fs::remove(first);
   const Outcome missing = run_tool({"verify", run() + "/global_step20"});
   EXPECT_EQ(missing.status, 1);

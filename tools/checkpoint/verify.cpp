@@ -21,7 +21,7 @@ constexpr const char* verify_description =
     "  checkpoint verify RUN/global_step100";
 
 constexpr const char* verify_footer =
-    "Prints a line for each file that is damaged: the file, its first tensor that is, and both checksums.\n"
+    "Prints a line for each tensor of a file that is damaged: the file, the tensor, and both checksums.\n"
     "\n"
     "Exit status: 0 all is as it was written, 1 something is damaged or missing, 2 no checkpoint at PATH.";
 
@@ -45,13 +45,11 @@ int verify_checkpoint(const std::string& folder) {
   for (const StoredFile& f : reader->index().files) all += f.bytes;
   {
     ProgressLine progress;
-    for (std::size_t f = 0; f < reader->index().files.size(); ++f) try {
-        progress.show(done, all, concat(folder, " ", reader->index().files[f].name));
-        done += reader->index().files[f].bytes;
-        reader->verify(f);
-      } catch (const Error& e) {
-        print_fault(e), ++faults;
-      }
+    for (std::size_t f = 0; f < reader->index().files.size(); ++f) {
+      progress.show(done, all, concat(folder, " ", reader->index().files[f].name));
+      done += reader->index().files[f].bytes;
+      for (const Error& e : reader->find_damage(f)) print_fault(e), ++faults;
+    }
   }
   if (faults == 0)
     std::printf("%s: %zu files, %s: as written\n", escaped(folder).c_str(), reader->index().files.size(),

@@ -157,7 +157,7 @@ void CheckpointReader::read_bytes(std::string_view tensor, std::uint64_t begin, 
                       });
 }
 
-void CheckpointReader::verify(std::size_t number) {
+void CheckpointReader::for_each_damage(std::size_t number, const std::function<void(const Error&)>& report) {
   const SafetensorsFile& from = file(number);
   std::vector<std::byte> block(std::size_t{1} << 22);
   for (const auto& [name, tensor] : index_.tensors)
@@ -170,11 +170,26 @@ void CheckpointReader::verify(std::size_t number) {
         from.read_bytes(stored, at, part);
         checksum.add(part);
       }
-      require(checksum.value() == s.checksum, Errc::io,
-              escaped(concat(from.path(), ": tensor '", stored.name, "': the checksum is ",
-                             checksum_text(checksum.value()), " where the index of the checkpoint has ",
-                             checksum_text(s.checksum), "; the file is damaged")));
+      if (checksum.value() != s.checksum)
+        report(Error(Errc::io, escaped(concat(from.path(), ": tensor '", stored.name, "': the checksum is ",
+                                              checksum_text(checksum.value()),
+                                              " where the index of the checkpoint has ",
+                                              checksum_text(s.checksum), "; the file is damaged"))));
     }
+}
+
+void CheckpointReader::verify(std::size_t number) {
+  for_each_damage(number, [](const Error& e) { throw Error(e); });
+}
+
+std::vector<Error> CheckpointReader::find_damage(std::size_t number) {
+  std::vector<Error> all;
+  try {
+    for_each_damage(number, [&](const Error& e) { all.push_back(e); });
+  } catch (const Error& e) {
+    all.push_back(e);
+  }
+  return all;
 }
 
 }  // namespace rz

@@ -2,12 +2,15 @@
 /// Reading of checkpoints by tensor and range, whatever ranks wrote them.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "comm/core/error.h"
 #include "sharding/checkpoint/safetensors.h"
 #include "sharding/checkpoint/sharded/checkpoint_index.h"
 
@@ -37,9 +40,12 @@ class CheckpointReader {
   /// Reads file number `file` as a whole, and compares it with the index and its checksums. Errc::io names
   /// the file and tensor that are damaged.
   void verify(std::size_t file);
+  /// What verify() would throw, for each tensor that is damaged; of a file that cannot be read one error.
+  std::vector<Error> find_damage(std::size_t file);
 
  private:
   CheckpointReader(std::string folder, CheckpointIndex index);
+  void for_each_damage(std::size_t file, const std::function<void(const Error&)>& report);
   /// Calls read(file, entry, element of the entry, index in the tensor, count) for all of elements
   /// [begin, end).
   template <class F>
