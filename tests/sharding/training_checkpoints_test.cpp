@@ -454,6 +454,19 @@ TEST_F(TrainingCheckpointsTest, TheEndOfAnAllocationSavesAndStops) {
   EXPECT_EQ(updates(60, R"("stop_before_allocation_end": false)"), 0);
 }
 
+TEST(SaveRequestOptions, AreThoseOfTheKeys) {
+  ::setenv("SLURM_JOB_END_TIME", "1790000000", 1);
+  const SaveRequestOptions o =
+      save_request_options({.save_steps = 7, .save_minutes = 3, .allocation_margin = 50});
+  EXPECT_EQ(o.save_steps, 7u);
+  EXPECT_EQ(o.save_interval, std::chrono::minutes(3));
+  EXPECT_EQ(o.allocation_margin, std::chrono::seconds(50));
+  EXPECT_EQ(o.allocation_end, std::chrono::system_clock::time_point(std::chrono::seconds(1790000000)));
+  EXPECT_FALSE(save_request_options({.stop_before_allocation_end = false}).allocation_end);
+  ::unsetenv("SLURM_JOB_END_TIME");
+  EXPECT_FALSE(save_request_options({}).allocation_end);
+}
+
 TEST_F(TrainingCheckpointsTest, OneEngineHasTheSignalsOfAProcess) {
   in_world(1, [&](World& world) {
     Net net, other;

@@ -20,14 +20,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-SaveRequestOptions request_options(const CheckpointConfig& c) {
-  SaveRequestOptions o{.save_steps = static_cast<std::uint64_t>(c.save_steps),
-                       .save_interval = std::chrono::minutes(c.save_minutes),
-                       .allocation_margin = std::chrono::seconds(c.allocation_margin)};
-  if (c.stop_before_allocation_end) o.allocation_end = slurm_job_end_time();
-  return o;
-}
-
 /// A folder of checkpoints, and the tag of one of them; empty: the last.
 struct ResumedCheckpoint {
   std::string dir, tag;
@@ -70,6 +62,14 @@ void require_equal_metric(Communicator& comm, const std::string& name, double va
 
 }  // namespace
 
+SaveRequestOptions save_request_options(const CheckpointConfig& c) {
+  SaveRequestOptions o{.save_steps = static_cast<std::uint64_t>(c.save_steps),
+                       .save_interval = std::chrono::minutes(c.save_minutes),
+                       .allocation_margin = std::chrono::seconds(c.allocation_margin)};
+  if (c.stop_before_allocation_end) o.allocation_end = slurm_job_end_time();
+  return o;
+}
+
 TrainingCheckpoints::TrainingCheckpoints(World& world, Checkpointer& checkpointer, const CheckpointConfig& c,
                                          std::string file)
     : world_(world), checkpointer_(checkpointer), config_(c), file_(std::move(file)) {
@@ -81,7 +81,7 @@ TrainingCheckpoints::TrainingCheckpoints(World& world, Checkpointer& checkpointe
       fail(Errc::config, file_, ": ringzero.checkpoint.signals: ", e.what(),
            "; set it to false for the other engines of the process");
     }
-    requests_.emplace(world_.communicator(), request_options(config_),
+    requests_.emplace(world_.communicator(), save_request_options(config_),
                       [this] { return handler_ ? handler_->received() : ReceivedSignals{}; });
   });
 }

@@ -26,6 +26,10 @@ namespace rz {
 /// Results of an evaluation by name: "eval_loss", "eval_accuracy". Equal on all ranks.
 using Metrics = std::map<std::string, double>;
 
+/// The requests of save_steps, save_minutes and the end of the allocation, if the keys have it. Errors of
+/// slurm_job_end_time().
+SaveRequestOptions save_request_options(const CheckpointConfig&);
+
 /// Decides after each update whether the run saves, and whether it stops. An Engine has one. Functions that
 /// are collective have it in their comment. One thread a rank.
 class TrainingCheckpoints {
@@ -46,9 +50,9 @@ class TrainingCheckpoints {
 
   /// True after every eval_steps updates, until record().
   bool should_evaluate() const;
-  /// Evaluates metric_for_best_model: a value that is the best one so far makes the next checkpoint the best
-  /// one, and should_stop() saves it. Of several calls after an update the last one counts. Errc::config if
-  /// the metric is missing, Errc::mismatch if the ranks have different values. Collective.
+  /// Call once after an update that was evaluated, before should_stop(). If the value of
+  /// metric_for_best_model is the best one so far, should_stop() saves this update as the best checkpoint.
+  /// Errc::config if the metric is missing, Errc::mismatch if the ranks have different values. Collective.
   void record(const Metrics&);
 
   /// Call after each update, when its metrics are recorded and logged. Saves if save_steps, save_minutes, a
