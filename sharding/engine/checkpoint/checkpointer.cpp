@@ -199,6 +199,7 @@ std::optional<LoadedCheckpoint> Checkpointer::load(const std::string& dir, const
     loader.emplace(*reader, parts_.module, optimizer ? &parts_.updates->training().optimizer() : nullptr,
                    StateLoaderOptions{.strict = o.load_module_strict, .seed = parts_.seed});
   });
+  if (parts_.updates) parts_.updates->drop_graph();
   if (o.verify) check_on_all_ranks(comm, [&] { verify_share(*reader, comm.rank(), comm.size()); });
   check_on_all_ranks(comm, [&] { loader->load(parts_.strategy, parts_.stream); });
   restore(saved, o);
