@@ -125,6 +125,46 @@ TEST_F(EngineOnDevices, BuffersAreSavedAndLoaded) {
   std::filesystem::remove(path);
 }
 
+/// Trains from where the keys resume up to `until` updates, and returns their losses.
+std::vector<double> train_and_save(World& world, const std::string& keys, int until, int* graphs) {
+  Net net;
+  auto engine =
+      initialize(world, net,
+                 {.config = concat(R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
+           "optimizer": {"type": "AdamW", "params": {"lr": 0.02}}, "zero_optimization": {"stage": 3},
+           "ringzero": {"checkpoint": {"signals": false, )",
+                                   keys, "}}}"),
+                  .log = nullptr});
+  auto loader = engine.loader(Points());
+  std::vector<double> losses;
+  while (engine.global_steps() < until && !engine.should_stop()) {
+    engine.train_batch(loader,
+                       [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b["x"]), b["y"]); });
+    losses.push_back(engine.loss());
+    *graphs += world.is_main() && engine.report().ran_graph;
+    engine.checkpoints().record({{"loss", losses.back()}});
+  }
+  engine.checkpoints().finish();
+  return losses;
+}
+
+TEST_F(EngineOnDevices, CheckpointsOfUpdatesInAGraphAreResumed) {
+  const std::string dir = std::filesystem::temp_directory_path() / concat("rz-graphs-", ::getpid());
+  int graphs = 0;
+  in_world([&](World& world) {
+    const std::string steps =
+        concat(R"("output_dir": ")", dir,
+               R"(", "save_steps": 1, "async_save": true, "load_best_model_at_end": true)");
+    const auto plain = train_and_save(world, R"("eval_steps": 1)", 9, &graphs);
+    EXPECT_EQ(train_and_save(world, steps, 5, &graphs),
+              std::vector<double>(plain.begin(), plain.begin() + 5));
+    EXPECT_EQ(train_and_save(world, steps + R"(, "resume_from_checkpoint": true)", 9, &graphs),
+              std::vector<double>(plain.begin() + 5, plain.end()));
+  });
+  EXPECT_EQ(graphs, 6 + 2 + 1) << "three updates of each run precede its graph";
+  std::filesystem::remove_all(dir);
+}
+
 /// A graph of passes before start_powerSGD_iter would send whole gradients for ever.
 TEST_F(EngineOnDevices, PowerSgdIsInNoGraph) {
   in_world([](World& world) {
