@@ -1,19 +1,15 @@
 #include "sharding/checkpoint/safetensors.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "comm/core/error.h"
 #include "sharding/io/durable_file.h"
+#include "sharding/io/input_file.h"
 #include "sharding/io/json.h"
 #include "sharding/io/text.h"
 
@@ -27,35 +23,6 @@ using nlohmann::json;
 using std::uint64_t;
 
 constexpr uint64_t max_header_bytes = 100'000'000;
-
-struct FileHandle {
-  int fd = -1;
-  FileHandle() = default;
-  explicit FileHandle(int f) : fd(f) {}
-  FileHandle(FileHandle&& o) noexcept : fd(std::exchange(o.fd, -1)) {}
-  FileHandle& operator=(FileHandle&& o) noexcept {
-    std::swap(fd, o.fd);
-    return *this;
-  }
-  ~FileHandle() {
-    if (fd >= 0) ::close(fd);
-  }
-};
-
-[[noreturn]] void fail_file(const std::string& path, const char* doing) {
-  fail(Errc::io, path, ": ", doing, ": ", std::strerror(errno));
-}
-
-void read_at(int fd, const std::string& path, uint64_t offset, void* out, std::size_t bytes) {
-  auto* to = static_cast<char*>(out);
-  while (bytes > 0) {
-    const ssize_t n = ::pread(fd, to, bytes, static_cast<off_t>(offset));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail_file(path, "cannot be read");
-    require(n > 0, Errc::io, path, ": ends at byte ", offset, ", ", bytes, " bytes early");
-    to += n, offset += static_cast<uint64_t>(n), bytes -= static_cast<std::size_t>(n);
-  }
-}
 
 struct Element {
   const char* name;
@@ -214,8 +181,7 @@ std::string name(const std::vector<uint64_t>& shape) {
 }
 
 struct SafetensorsFile::State {
-  std::string path;
-  FileHandle file;
+  InputFile file;
   uint64_t data_start = 0;
   std::vector<SafetensorsEntry> tensors;
   std::map<std::string, std::size_t, std::less<>> index;
@@ -227,7 +193,7 @@ struct SafetensorsFile::State {
     const uint64_t from = data_start + e.begin;
     for (std::size_t done = 0; done < out.size();) {
       const std::size_t n = std::min(block.size(), out.size() - done);
-      read_at(file.fd, path, from + (begin + done) * sizeof(T), block.data(), n * sizeof(T));
+      file.read(from + (begin + done) * sizeof(T), std::as_writable_bytes(std::span(block).first(n)));
       for (std::size_t i = 0; i < n; ++i) out[done + i] = widened(block[i]);
       done += n;
     }
@@ -237,16 +203,18 @@ struct SafetensorsFile::State {
 namespace {
 
 /// Returns the text of the header, or throws if the file is too short or the length is out of range.
-std::string read_header(const FileHandle& file, const std::string& path, uint64_t file_bytes) {
+std::string read_header(const InputFile& file) {
+  const std::string& path = file.path();
+  const uint64_t file_bytes = file.size();
   uint64_t length = 0;
   require(file_bytes >= 8, Errc::io, path, ": ", file_bytes, " bytes are too few for a safetensors file");
-  read_at(file.fd, path, 0, &length, 8);
+  file.read(0, std::as_writable_bytes(std::span(&length, 1)));
   require(length <= max_header_bytes, Errc::io, path, ": a header of ", length,
           " bytes is above the format's limit of ", max_header_bytes, "; not a safetensors file, or damaged");
   require(length <= file_bytes - 8, Errc::io, path, ": a header of ", length,
           " bytes does not fit into the file's ", file_bytes, "; the file is cut off or damaged");
   std::string text(length, '\0');
-  read_at(file.fd, path, 8, text.data(), length);
+  file.read(8, std::as_writable_bytes(std::span(text)));
   require(!text.empty() && text[0] == '{', Errc::io, path, ": the header does not start with '{'");
   return text;
 }
@@ -254,16 +222,8 @@ std::string read_header(const FileHandle& file, const std::string& path, uint64_
 }  // namespace
 
 SafetensorsFile SafetensorsFile::open(const std::string& path) {
-  auto state = std::make_shared<State>();
-  state->path = path;
-  state->file = FileHandle(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (state->file.fd < 0) fail_file(path, "cannot be opened");
-  struct stat info {};
-  if (::fstat(state->file.fd, &info) != 0) fail_file(path, "cannot be read");
-  require(S_ISREG(info.st_mode), Errc::io, path, ": not a regular file");
-  const auto file_bytes = static_cast<uint64_t>(info.st_size);
-
-  const std::string text = read_header(state->file, path, file_bytes);
+  auto state = std::make_shared<State>(State{.file = InputFile::open(path)});
+  const std::string text = read_header(state->file);
   state->data_start = 8 + text.size();
   const json header = parse_json(text, path, JsonDialect::strict);
   require(text[text.find_last_not_of(' ')] == '}', Errc::io, path,
@@ -277,14 +237,14 @@ SafetensorsFile SafetensorsFile::open(const std::string& path) {
   }
   auto& tensors = state->tensors;
   std::ranges::sort(tensors, {}, [](const SafetensorsEntry& e) { return std::pair(e.begin, e.end); });
-  check_cover(path, tensors, file_bytes - state->data_start);
+  check_cover(path, tensors, state->file.size() - state->data_start);
   for (std::size_t i = 0; i < tensors.size(); ++i) state->index[tensors[i].name] = i;
   SafetensorsFile file;
   file.state_ = std::move(state);
   return file;
 }
 
-const std::string& SafetensorsFile::path() const { return state_->path; }
+const std::string& SafetensorsFile::path() const { return state_->file.path(); }
 const std::vector<SafetensorsEntry>& SafetensorsFile::tensors() const { return state_->tensors; }
 const std::map<std::string, std::string>& SafetensorsFile::metadata() const { return state_->metadata; }
 
@@ -294,29 +254,28 @@ const SafetensorsEntry* SafetensorsFile::find(std::string_view name) const {
 }
 
 void SafetensorsFile::read_f32(const SafetensorsEntry& e, uint64_t begin, std::span<float> out) const {
-  require(begin <= e.count && out.size() <= e.count - begin, Errc::invalid_argument, state_->path,
-          ": tensor '", escaped(e.name), "': elements ", begin, " to ", begin + out.size(), " requested of ",
-          e.count);
+  require(begin <= e.count && out.size() <= e.count - begin, Errc::invalid_argument, path(), ": tensor '",
+          escaped(e.name), "': elements ", begin, " to ", begin + out.size(), " requested of ", e.count);
   if (e.dtype == "F32") return state_->read<float>(e, begin, out);
   if (e.dtype == "F64") return state_->read<double>(e, begin, out);
   if (e.dtype == "F16") return state_->read<Half>(e, begin, out);
   if (e.dtype == "BF16") return state_->read<Brain>(e, begin, out);
-  fail(Errc::unsupported, escaped(concat(state_->path, ": tensor '", e.name, "': dtype ", e.dtype,
+  fail(Errc::unsupported, escaped(concat(path(), ": tensor '", e.name, "': dtype ", e.dtype,
                                          " cannot be read as f32; F32, F16, BF16 and F64 can")));
 }
 
 void SafetensorsFile::read_bytes(const SafetensorsEntry& e, std::span<std::byte> out) const {
-  require(out.size() == e.end - e.begin, Errc::invalid_argument, state_->path, ": tensor '", escaped(e.name),
+  require(out.size() == e.end - e.begin, Errc::invalid_argument, path(), ": tensor '", escaped(e.name),
           "': ", out.size(), " bytes requested of ", e.end - e.begin);
-  read_at(state_->file.fd, state_->path, state_->data_start + e.begin, out.data(), out.size());
+  state_->file.read(state_->data_start + e.begin, out);
 }
 
 void SafetensorsFile::read_bytes(const SafetensorsEntry& e, std::uint64_t begin,
                                  std::span<std::byte> out) const {
   const std::uint64_t bytes = e.end - e.begin;
-  require(begin <= bytes && out.size() <= bytes - begin, Errc::invalid_argument, state_->path, ": tensor '",
+  require(begin <= bytes && out.size() <= bytes - begin, Errc::invalid_argument, path(), ": tensor '",
           escaped(e.name), "': bytes from ", begin, " on, ", out.size(), " of them, requested of ", bytes);
-  read_at(state_->file.fd, state_->path, state_->data_start + e.begin + begin, out.data(), out.size());
+  state_->file.read(state_->data_start + e.begin + begin, out);
 }
 
 // ---- writing

@@ -1,0 +1,390 @@
+#include "sharding/checkpoint/torch_files/torch_file.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <map>
+#include <string_view>
+
+#include "comm/core/error.h"
+#include "sharding/checkpoint/torch_files/strided_read.h"
+#include "sharding/checkpoint/torch_files/torch_types.h"
+#include "sharding/checkpoint/torch_files/zip_directory.h"
+#include "sharding/io/text.h"
+
+namespace rz {
+
+static_assert(std::endian::native == std::endian::little, "files of big-endian machines are refused");
+
+namespace {
+
+using std::uint64_t;
+
+/// The first pickle of the format before version 1.6: 0x1950a86a20f9469cfc6c.
+constexpr std::string_view legacy_magic("\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19", 10);
+constexpr std::int64_t legacy_version = 1001;
+constexpr int max_parameter_depth = 8;
+
+template <class... T>
+void check_torch(bool ok, const std::string& path, const T&... parts) {
+  if (!ok) fail(Errc::io, escaped(concat(path, ": ", parts..., "; the file is damaged")));
+}
+template <class... T>
+[[noreturn]] void refuse(const std::string& path, const T&... parts) {
+  fail(Errc::unsupported, escaped(concat(path, ": ", parts...)));
+}
+
+std::string front_of(const InputFile& file, std::size_t count) {
+  std::string text(std::min<uint64_t>(count, file.size()), '\0');
+  file.read(0, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+/// A header of safetensors may have this length, and then begins with '{'.
+bool is_zip(std::string_view front) {
+  return front.starts_with("PK\x03\x04") && !(front.size() > 8 && front[8] == '{');
+}
+bool is_pickle(std::string_view front) {
+  return front.size() > 2 && front[0] == '\x80' && front[1] >= 2 && front[1] <= 5;
+}
+bool is_tar(std::string_view front) { return front.size() > 262 && front.substr(257).starts_with("ustar"); }
+constexpr std::size_t front_bytes = 263;
+
+/// A persistent id: ('storage', class, key, device, elements[, view of another storage]).
+struct StorageId {
+  const TorchType* type = nullptr;  // null: bytes
+  std::string key;
+  uint64_t elements = 0;
+  uint64_t offset = 0;  // of a view in its storage, in elements
+};
+
+/// Bytes of the file that hold a storage.
+struct StoredBytes {
+  uint64_t data = 0, bytes = 0;
+};
+
+}  // namespace
+
+struct TorchFile::State {
+  InputFile file;
+  Pickle pickle;
+  bool is_zip = false;
+  std::string archive;                                     // the folder in the zip file, with its slash
+  ZipDirectory directory;                                  // of a zip file
+  std::map<std::string, StoredBytes, std::less<>> stored;  // of a file before version 1.6
+
+  const std::string& path() const { return file.path(); }
+  void open_zip(PicklePermission);
+  void check_byte_order() const;
+  void open_legacy(PicklePermission);
+  void check_legacy_header(const Pickle& version, const Pickle& system) const;
+  void find_legacy_storages(const Pickle& keys);
+
+  const PickleValue& value(PickleId id) const { return pickle.values[id]; }
+  StorageId storage_id(const PickleCall&) const;
+  StoredBytes stored_bytes(const StorageId&) const;
+  const PickleCall* tensor_call(PickleId) const;
+  std::uint64_t number(PickleId, const char* what) const;
+  std::string text(PickleId, const char* what) const;
+  std::vector<uint64_t> numbers(PickleId, const char* what) const;
+  TorchTensor tensor(const PickleCall&) const;
+  void check_metadata(const PickleCall&) const;
+};
+
+// ---- the zip format
+
+namespace {
+
+/// "archive/" of the entry archive/data.pkl.
+std::string archive_of(const std::string& path, const ZipDirectory& directory) {
+  constexpr std::string_view ending = "/data.pkl";
+  std::vector<std::string> found;
+  for (const auto& [name, entry] : directory.entries())
+    if (name.ends_with(ending) && name.find('/') == name.size() - ending.size())
+      found.push_back(name.substr(0, name.size() - ending.size() + 1));
+  if (found.empty()) refuse(path, "is a zip file without data.pkl, which torch.save() has not written");
+  check_torch(found.size() == 1, path, "has ", found.size(), " entries data.pkl");
+  if (directory.find(found[0] + "constants.pkl"))
+    refuse(path, "is a program of TorchScript; save its state_dict() with torch.save()");
+  return found[0];
+}
+
+}  // namespace
+
+void TorchFile::State::open_zip(PicklePermission permission) {
+  is_zip = true;
+  directory = ZipDirectory::read(file);
+  archive = archive_of(path(), directory);
+  check_byte_order();
+  const std::string name = archive + "data.pkl";
+  const uint64_t begin = directory.data(file, name);
+  pickle = read_pickle(file, begin, begin + directory.find(name)->bytes, permission);
+}
+
+/// Files before version 2.1 lack the entry: machines were little-endian.
+void TorchFile::State::check_byte_order() const {
+  const std::string name = archive + "byteorder";
+  const ZipEntry* entry = directory.find(name);
+  if (!entry) return;
+  std::string order(std::min<uint64_t>(entry->bytes, 16), '\0');
+  file.read(directory.data(file, name), std::as_writable_bytes(std::span(order)));
+  if (order != "little") refuse(path(), "has numbers in the byte order '", order, "'; only 'little' is read");
+}
+
+// ---- the format before version 1.6
+
+void TorchFile::State::open_legacy(PicklePermission permission) {
+  uint64_t at = 0;
+  const auto next = [&] {
+    Pickle p = read_pickle(file, at, file.size(), permission);
+    at = p.end;
+    return p;
+  };
+  const Pickle magic = next();
+  const auto* number = magic.get<PickleLong>(magic.root);
+  if (!number || number->bytes != legacy_magic)
+    refuse(path(), "is a pickle that torch.save() has not written; save a state dict with torch.save()");
+  const Pickle version = next(), system = next();
+  check_legacy_header(version, system);
+  pickle = next();
+  find_legacy_storages(next());
+}
+
+void TorchFile::State::check_legacy_header(const Pickle& version, const Pickle& system) const {
+  const auto* number = version.get<std::int64_t>(version.root);
+  if (!number || *number != legacy_version)
+    refuse(path(), "is of a version of PyTorch's format other than 1001");
+  const PickleId* little = system.find(system.root, "little_endian");
+  const bool* is_little = little ? system.get<bool>(*little) : nullptr;
+  if (!is_little || !*is_little) refuse(path(), "has numbers of a big-endian machine");
+}
+
+/// Each storage follows as its number of elements, and these. Their type stands in the pickle.
+void TorchFile::State::find_legacy_storages(const Pickle& keys) {
+  std::map<std::string, unsigned> element_bytes;
+  for (const PickleValue& v : pickle.values)
+    if (const auto* call = std::get_if<PickleCall>(&v); call && call->name == pickle_persistent_id) {
+      const StorageId id = storage_id(*call);
+      element_bytes[id.key] = id.type ? id.type->bytes : 1;
+    }
+  const auto* list = keys.get<PickleList>(keys.root);
+  check_torch(list != nullptr, path(), "its storages have no list");
+  uint64_t at = keys.end;
+  for (const PickleId id : list->items) {
+    const auto* key = keys.get<PickleText>(id);
+    const auto size = key ? element_bytes.find(key->text) : element_bytes.end();
+    check_torch(size != element_bytes.end(), path(), "a storage of its list belongs to no tensor");
+    uint64_t elements = 0, bytes = 0;
+    file.read(at, std::as_writable_bytes(std::span(&elements, 1)));
+    at += sizeof elements;
+    check_torch(
+        !__builtin_mul_overflow(elements, uint64_t{size->second}, &bytes) && bytes <= file.size() - at,
+        path(), "storage ", key->text, " of ", elements, " elements lies beyond the end of the file");
+    stored[key->text] = {at, bytes};
+    at += bytes;
+  }
+}
+
+// ---- values
+
+uint64_t TorchFile::State::number(PickleId id, const char* what) const {
+  const auto* n = std::get_if<std::int64_t>(&value(id));
+  check_torch(n && *n >= 0, path(), what, " is ", n ? concat(*n) : kind_of(value(id)));
+  return static_cast<uint64_t>(*n);
+}
+
+std::string TorchFile::State::text(PickleId id, const char* what) const {
+  const auto* t = std::get_if<PickleText>(&value(id));
+  check_torch(t != nullptr, path(), what, " is ", kind_of(value(id)));
+  return t->text;
+}
+
+std::vector<uint64_t> TorchFile::State::numbers(PickleId id, const char* what) const {
+  const std::vector<PickleId>* items = nullptr;
+  const PickleValue* v = &value(id);
+  if (const auto* size = std::get_if<PickleCall>(v);
+      size && size->name == "torch.Size" && size->arguments.size() == 1)
+    v = &value(size->arguments[0]);
+  if (const auto* tuple = std::get_if<PickleTuple>(v)) items = &tuple->items;
+  if (const auto* list = std::get_if<PickleList>(v)) items = &list->items;
+  check_torch(items && items->size() <= 64, path(), what, " is ", kind_of(*v));
+  std::vector<uint64_t> out;
+  for (const PickleId item : *items) out.push_back(number(item, what));
+  return out;
+}
+
+StorageId TorchFile::State::storage_id(const PickleCall& call) const {
+  const auto* tuple = std::get_if<PickleTuple>(&value(call.arguments[0]));
+  check_torch(tuple && tuple->items.size() >= 5 && text(tuple->items[0], "a persistent id") == "storage",
+              path(), "a persistent id is no storage");
+  const auto* global = std::get_if<PickleGlobal>(&value(tuple->items[1]));
+  check_torch(global != nullptr, path(), "the type of a storage is ", kind_of(value(tuple->items[1])));
+  const TorchType* type = torch_type(global->name);
+  check_torch(type || is_untyped_storage(global->name), path(), "the type of a storage is ", global->name);
+  StorageId id{type, text(tuple->items[2], "the key of a storage"),
+               number(tuple->items[4], "the size of a storage")};
+  // The view of a storage: (its key, first element, elements).
+  if (tuple->items.size() > 5 && !std::holds_alternative<PickleNone>(value(tuple->items[5]))) {
+    const auto* view = std::get_if<PickleTuple>(&value(tuple->items[5]));
+    check_torch(view && view->items.size() == 3, path(), "the view of a storage is no tuple");
+    id.offset = number(view->items[1], "the view of a storage");
+  }
+  return id;
+}
+
+StoredBytes TorchFile::State::stored_bytes(const StorageId& id) const {
+  if (!is_zip) {
+    const auto found = stored.find(id.key);
+    check_torch(found != stored.end(), path(), "storage ", id.key, " is missing");
+    return found->second;
+  }
+  const std::string name = archive + "data/" + id.key;
+  return {directory.data(file, name), directory.find(name)->bytes};
+}
+
+const PickleCall* TorchFile::State::tensor_call(PickleId id) const {
+  for (int depth = 0; depth < max_parameter_depth; ++depth) {
+    const auto* call = std::get_if<PickleCall>(&value(id));
+    if (!call) return nullptr;
+    if (call->name != "torch._utils._rebuild_parameter")
+      return call->name.starts_with("torch._utils._rebuild_tensor") ? call : nullptr;
+    check_torch(!call->arguments.empty(), path(), "a parameter has no tensor");
+    id = call->arguments[0];
+  }
+  check_torch(false, path(), "a parameter has no tensor");
+  return nullptr;
+}
+
+/// A tensor may be the conjugate or the negative of its storage.
+void TorchFile::State::check_metadata(const PickleCall& call) const {
+  const std::size_t at = call.name.ends_with("_v3") ? 7 : 6;
+  if (call.arguments.size() <= at) return;
+  const auto* dict = std::get_if<PickleDict>(&value(call.arguments[at]));
+  if (dict && !dict->items.empty()) refuse(path(), "is a conjugate or negative view; save its clone()");
+}
+
+TorchTensor TorchFile::State::tensor(const PickleCall& call) const {
+  const bool typed = call.name.ends_with("_v3");
+  check_torch(call.arguments.size() >= (typed ? 7 : 4), path(), "has too few arguments");
+  check_metadata(call);
+  const auto* storage = std::get_if<PickleCall>(&value(call.arguments[0]));
+  check_torch(storage && storage->name == pickle_persistent_id, path(), "its storage is missing");
+  const StorageId id = storage_id(*storage);
+  const TorchType* type = id.type;
+  if (typed) {
+    const auto* dtype = std::get_if<PickleGlobal>(&value(call.arguments[6]));
+    type = dtype ? torch_type(dtype->name) : nullptr;
+  }
+  check_torch(type != nullptr, path(), "its dtype is missing");
+  if (!*type->name)
+    refuse(path(), "its dtype ", type->dtype, " is none of safetensors; convert it to another");
+
+  TorchTensor t{type->name, type->bytes};
+  uint64_t first = number(call.arguments[1], "its first element");
+  t.shape = numbers(call.arguments[2], "its shape"), t.strides = numbers(call.arguments[3], "its strides");
+  check_torch(t.shape.size() == t.strides.size(), path(), "has ", t.shape.size(), " dimensions and ",
+              t.strides.size(), " strides");
+  for (const uint64_t n : t.shape)
+    check_torch(!__builtin_mul_overflow(t.count, n, &t.count), path(), "its shape is larger than any memory");
+  const StoredBytes bytes = stored_bytes(id);
+  uint64_t extent = 0, all_bytes = 0;
+  check_torch(!__builtin_mul_overflow(id.elements, uint64_t{id.type ? id.type->bytes : 1}, &all_bytes) &&
+                  (id.offset > 0 || all_bytes == bytes.bytes || !is_zip),
+              path(), "storage ", id.key, " has ", bytes.bytes, " bytes where ", id.elements,
+              " elements are announced");
+  check_torch(extent_of_view(t.shape, t.strides, extent) &&
+                  !__builtin_add_overflow(first, id.offset, &first) &&
+                  !__builtin_add_overflow(extent, first, &extent) && extent <= bytes.bytes / t.element_bytes,
+              path(), "its elements lie beyond storage ", id.key, " of ", bytes.bytes, " bytes");
+  t.data = bytes.data + first * t.element_bytes;
+  return t;
+}
+
+// ---- TorchFile
+
+bool TorchFile::is_one(const std::string& path) {
+  const std::string front = front_of(InputFile::open(path), front_bytes);
+  return is_zip(front) || is_pickle(front) || is_tar(front);
+}
+
+TorchFile TorchFile::open(const std::string& path, TorchContents contents) {
+  auto state = std::make_shared<State>(State{.file = InputFile::open(path), .pickle = {}});
+  const PicklePermission permission =
+      contents == TorchContents::deepspeed ? use_in_deepspeed : use_in_weights;
+  const std::string front = front_of(state->file, front_bytes);
+  if (is_tar(front))
+    refuse(path, "is a tar file of PyTorch before version 0.1; load and save it with a newer one");
+  if (is_zip(front)) {
+    state->open_zip(permission);
+  } else {
+    if (!is_pickle(front)) refuse(path, "is no file of torch.save()");
+    state->open_legacy(permission);
+  }
+  TorchFile file;
+  file.state_ = std::move(state);
+  return file;
+}
+
+const std::string& TorchFile::path() const { return state_->path(); }
+const Pickle& TorchFile::pickle() const { return state_->pickle; }
+
+std::optional<TorchTensor> TorchFile::tensor(PickleId id, const std::string& name) const {
+  const PickleCall* call = state_->tensor_call(id);
+  if (!call) return std::nullopt;
+  try {
+    return state_->tensor(*call);
+  } catch (const Error& e) {
+    // "FILE: what" becomes "FILE: tensor 'name': what".
+    const std::string what = e.what(), front = escaped(path()) + ": ";
+    if (!what.starts_with(front)) throw;
+    fail(e.code(), front, "tensor '", escaped(name), "': ", what.substr(front.size()));
+  }
+}
+
+std::optional<std::vector<uint64_t>> TorchFile::shape(PickleId id) const {
+  try {
+    auto shape = state_->numbers(id, "a shape");
+    uint64_t count = 1;
+    for (const uint64_t n : shape)
+      if (__builtin_mul_overflow(count, n, &count)) return std::nullopt;
+    return shape;
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+void TorchFile::read(const TorchTensor& t, uint64_t begin, std::span<std::byte> out) const {
+  const uint64_t n = out.size() / t.element_bytes;
+  require(out.size() % t.element_bytes == 0 && begin <= t.count && n <= t.count - begin,
+          Errc::invalid_argument, path(), ": elements from ", begin, " on, ", out.size(),
+          " bytes of them, requested of ", t.count);
+  read_strided(state_->file, t, begin, out);
+}
+
+std::vector<NamedTorchTensor> state_dict_of(const TorchFile& file, PickleId root) {
+  const Pickle& p = file.pickle();
+  const auto* dict = p.get<PickleDict>(root);
+  require(dict != nullptr, Errc::config, escaped(file.path()), ": holds ", escaped(kind_of(p.values[root])),
+          " where a state dict is needed; save model.state_dict()");
+  std::vector<NamedTorchTensor> tensors;
+  std::map<std::string_view, std::size_t> places;
+  for (const auto& [key, value] : dict->items) {
+    const auto* name = p.get<PickleText>(key);
+    require(name != nullptr, Errc::config, escaped(file.path()), ": a key of the state dict is ",
+            escaped(kind_of(p.values[key])));
+    auto tensor = file.tensor(value, name->text);
+    if (!tensor && name->text.ends_with("_extra_state")) continue;
+    require(tensor.has_value(), Errc::config, escaped(file.path()), ": '", escaped(name->text), "' is ",
+            escaped(kind_of(p.values[value])), " where a state dict has tensors; save model.state_dict()");
+    const auto [place, is_new] = places.emplace(name->text, tensors.size());
+    if (is_new) {
+      tensors.push_back({name->text, *tensor});
+    } else {
+      tensors[place->second].tensor = *tensor;
+    }
+  }
+  return tensors;
+}
+
+}  // namespace rz
