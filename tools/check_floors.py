@@ -68,7 +68,7 @@ ROOMS = {
     'sharding/data/tokens': DEVICE + 'tensor sharding/data sharding/io',
     'sharding/schedules': 'comm/core',
     'sharding/checkpoint/torch_files': 'comm/core sharding/io',
-    'sharding/checkpoint': 'comm/core sharding/io',
+    'sharding/checkpoint': 'comm/core sharding/io sharding/checkpoint/torch_files',
     'sharding/checkpoint/sharded': 'comm/core comm/os sharding/io sharding/checkpoint',
     'sharding/checkpoint/convert': 'comm/core sharding/io sharding/checkpoint sharding/checkpoint/sharded',
     'sharding/memory': TENSOR,

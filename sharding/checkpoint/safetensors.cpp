@@ -8,6 +8,7 @@
 #include <set>
 
 #include "comm/core/error.h"
+#include "sharding/checkpoint/float_values.h"
 #include "sharding/io/durable_file.h"
 #include "sharding/io/input_file.h"
 #include "sharding/io/json.h"
@@ -141,26 +142,6 @@ std::map<std::string, std::string> read_metadata(const std::string& path, const 
   return out;
 }
 
-float widen(std::uint16_t half) {
-  // IEEE 754 binary16: a normal number is rebiased to f32; a subnormal one is an exact product.
-  const std::uint32_t sign = std::uint32_t(half & 0x8000u) << 16, rest = half & 0x7fffu;
-  if (rest >= 0x7c00u) return std::bit_cast<float>(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
-  if (rest >= 0x400u) return std::bit_cast<float>(sign | ((rest << 13) + (112u << 23)));
-  const float small = static_cast<float>(rest) * 0x1p-24f;
-  return sign ? -small : small;
-}
-
-float widened(float x) { return x; }
-float widened(double x) { return static_cast<float>(x); }
-struct Half {
-  std::uint16_t bits;
-};
-float widened(Half x) { return widen(x.bits); }
-struct Brain {
-  std::uint16_t bits;
-};
-float widened(Brain x) { return std::bit_cast<float>(std::uint32_t(x.bits) << 16); }
-
 }  // namespace
 
 const char* safetensors_name(DType type) {
@@ -186,18 +167,6 @@ struct SafetensorsFile::State {
   std::vector<SafetensorsEntry> tensors;
   std::map<std::string, std::size_t, std::less<>> index;
   std::map<std::string, std::string> metadata;
-
-  template <class T>
-  void read(const SafetensorsEntry& e, uint64_t begin, std::span<float> out) const {
-    std::array<T, 8192> block;
-    const uint64_t from = data_start + e.begin;
-    for (std::size_t done = 0; done < out.size();) {
-      const std::size_t n = std::min(block.size(), out.size() - done);
-      file.read(from + (begin + done) * sizeof(T), std::as_writable_bytes(std::span(block).first(n)));
-      for (std::size_t i = 0; i < n; ++i) out[done + i] = widened(block[i]);
-      done += n;
-    }
-  }
 };
 
 namespace {
@@ -256,12 +225,13 @@ const SafetensorsEntry* SafetensorsFile::find(std::string_view name) const {
 void SafetensorsFile::read_f32(const SafetensorsEntry& e, uint64_t begin, std::span<float> out) const {
   require(begin <= e.count && out.size() <= e.count - begin, Errc::invalid_argument, path(), ": tensor '",
           escaped(e.name), "': elements ", begin, " to ", begin + out.size(), " requested of ", e.count);
-  if (e.dtype == "F32") return state_->read<float>(e, begin, out);
-  if (e.dtype == "F64") return state_->read<double>(e, begin, out);
-  if (e.dtype == "F16") return state_->read<Half>(e, begin, out);
-  if (e.dtype == "BF16") return state_->read<Brain>(e, begin, out);
-  fail(Errc::unsupported, escaped(concat(path(), ": tensor '", e.name, "': dtype ", e.dtype,
-                                         " cannot be read as f32; F32, F16, BF16 and F64 can")));
+  require(is_float_dtype(e.dtype), Errc::unsupported,
+          escaped(concat(path(), ": tensor '", e.name, "': dtype ", e.dtype,
+                         " cannot be read as f32; F32, F16, BF16 and F64 can")));
+  const uint64_t from = state_->data_start + e.begin, element_bytes = safetensors_bits(e.dtype) / 8;
+  read_as_f32(e.dtype, begin, out, [&](uint64_t element, std::span<std::byte> bytes) {
+    state_->file.read(from + element * element_bytes, bytes);
+  });
 }
 
 void SafetensorsFile::read_bytes(const SafetensorsEntry& e, std::span<std::byte> out) const {

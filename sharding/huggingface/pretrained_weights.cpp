@@ -7,8 +7,10 @@
 #include <string_view>
 
 #include "autograd_lite/nn/init.h"
-#include "comm/core/error.h"
 #include "autograd_lite/nn/persistent_buffers.h"
+#include "comm/core/error.h"
+#include "sharding/checkpoint/float_values.h"
+#include "sharding/checkpoint/safetensors.h"
 #include "sharding/io/text.h"
 
 namespace rz {
@@ -16,9 +18,8 @@ namespace {
 
 constexpr std::string_view prefix = "transformer.";
 constexpr std::string_view head = "lm_head.weight";
-constexpr std::array readable{"F32", "F16", "BF16", "F64"};
 
-const SafetensorsEntry* find(const SafetensorsFiles& files, const std::string& name) {
+const WeightTensor* find(const WeightFiles& files, const std::string& name) {
   if (const auto* entry = files.find(name)) return entry;
   return name.starts_with(prefix) ? files.find(std::string_view(name).substr(prefix.size()))
                                   : files.find(concat(prefix, name));
@@ -36,29 +37,27 @@ bool is_mask(std::string_view name) {
 
 bool is_wte(std::string_view name) { return name == "transformer.wte.weight" || name == "wte.weight"; }
 
-bool is_readable(const SafetensorsEntry& entry) {
-  return std::ranges::find(readable, entry.dtype) != readable.end();
-}
+bool is_readable(const WeightTensor& entry) { return is_float_dtype(entry.dtype); }
 
 /// Why the tensor cannot be one of this shape; empty if it can.
-std::string mismatch(const SafetensorsEntry& entry, const Shape& shape) {
+std::string mismatch(const WeightTensor& entry, const Shape& shape) {
   if (entry.shape == extents(shape)) return "";
   return concat(entry.name, " is ", name(entry.shape), " where the model has ", name(shape));
 }
 
 /// Why the tensor cannot be the parameter's.
-std::string mismatch(const SafetensorsEntry& entry, const Parameter& p) {
+std::string mismatch(const WeightTensor& entry, const Parameter& p) {
   if (const std::string why = mismatch(entry, p.global_shape()); !why.empty()) return why;
   return is_readable(entry) ? ""
                             : concat(entry.name, " is of dtype ", entry.dtype, " where a float is needed");
 }
 
-bool has_dtype_of(const SafetensorsEntry& entry, const ModuleBuffer& b) {
+bool has_dtype_of(const WeightTensor& entry, const ModuleBuffer& b) {
   return entry.dtype == safetensors_name(b.dtype);
 }
 
 /// Why the tensor cannot be the buffer's.
-std::string mismatch(const SafetensorsEntry& entry, const ModuleBuffer& b) {
+std::string mismatch(const WeightTensor& entry, const ModuleBuffer& b) {
   if (const std::string why = mismatch(entry, b.shape); !why.empty()) return why;
   if (has_dtype_of(entry, b) || (b.dtype == DType::f32 && is_readable(entry))) return "";
   return concat(entry.name, " is of dtype ", entry.dtype, " where the buffer has ",
@@ -82,7 +81,7 @@ class ProblemList {
 }  // namespace
 
 PretrainedWeights::PretrainedWeights(const std::string& path, Module& module, const LoadOptions& options)
-    : files_(SafetensorsFiles::open(path)), seed_(options.seed) {
+    : files_(WeightFiles::open(path)), seed_(options.seed) {
   const auto parameters = module.named_parameters();
   match(parameters);
   match_buffers(module);
@@ -100,7 +99,7 @@ PretrainedWeights::PretrainedWeights(const std::string& path, Module& module, co
 
 void PretrainedWeights::match(const std::vector<std::pair<std::string, Parameter*>>& parameters) {
   for (const auto& [name, p] : parameters) {
-    const SafetensorsEntry* entry = find(files_, name);
+    const WeightTensor* entry = find(files_, name);
     if (!entry) {
       missing_.push_back(name);
       initialized_.insert(p);
@@ -113,7 +112,7 @@ void PretrainedWeights::match(const std::vector<std::pair<std::string, Parameter
 
 void PretrainedWeights::match_buffers(Module& module) {
   for (const auto& [name, b] : persistent_buffers(module)) {
-    const SafetensorsEntry* entry = find(files_, name);
+    const WeightTensor* entry = find(files_, name);
     if (!entry) {
       missing_.push_back(name);
       continue;
@@ -142,7 +141,7 @@ void PretrainedWeights::check(bool strict) const {
 }
 
 void PretrainedWeights::check_tied_head(const Parameter& wte) const {
-  const SafetensorsEntry &tied = *files_.find(head), &table = *entries_.at(&wte);
+  const WeightTensor &tied = *files_.find(head), &table = *entries_.at(&wte);
   bool equal = tied.shape == table.shape;
   std::array<float, 4096> a, b;
   for (std::uint64_t at = 0; equal && at < table.count; at += a.size()) {

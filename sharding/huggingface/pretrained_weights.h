@@ -1,5 +1,5 @@
 #pragma once
-/// Weights in the format of Hugging Face, with its names, read by element range.
+/// Weights in files of Hugging Face and PyTorch, with their names, read by element range.
 
 #include <cstdint>
 #include <string>
@@ -11,7 +11,7 @@
 #include "autograd_lite/nn/module.h"
 #include "comm/core/types.h"
 #include "comm/device/stream.h"
-#include "sharding/checkpoint/safetensors_files.h"
+#include "sharding/checkpoint/weight_files.h"
 #include "sharding/strategies/strategy.h"
 
 namespace rz {
@@ -31,7 +31,7 @@ struct LoadOptions {
 /// slice.
 class PretrainedWeights {
  public:
-  /// `path` as for SafetensorsFiles::open(). Compares names, shapes and dtypes. Errc::config lists, in one
+  /// `path` as for WeightFiles::open(). Compares names, shapes and dtypes. Errc::config lists, in one
   /// line, all missing, misshapen and, if strict, unexpected tensors.
   PretrainedWeights(const std::string& path, Module&, const LoadOptions& = {});
 
@@ -56,10 +56,10 @@ class PretrainedWeights {
   void check(bool strict) const;
   void check_tied_head(const Parameter& wte) const;
 
-  SafetensorsFiles files_;
+  WeightFiles files_;
   std::uint64_t seed_;
-  std::unordered_map<const Parameter*, const SafetensorsEntry*> entries_;
-  std::vector<std::pair<const ModuleBuffer*, const SafetensorsEntry*>> buffers_;
+  std::unordered_map<const Parameter*, const WeightTensor*> entries_;
+  std::vector<std::pair<const ModuleBuffer*, const WeightTensor*>> buffers_;
   std::unordered_set<const Parameter*> initialized_;  // parameters that are missing
   std::vector<std::string> missing_, unexpected_, mismatched_;
 };

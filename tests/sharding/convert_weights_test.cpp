@@ -10,8 +10,9 @@
 #include "comm/core/math.h"
 #include "sharding/checkpoint/convert/compare.h"
 #include "sharding/checkpoint/convert/write_weights.h"
-#include "sharding/checkpoint/safetensors_files.h"
+#include "sharding/checkpoint/safetensors.h"
 #include "sharding/checkpoint/sharded/checkpoint_folder.h"
+#include "sharding/checkpoint/weight_files.h"
 #include "sharding/io/byte_size.h"
 #include "sharding/io/json.h"
 #include "tests/support/error_of.h"
@@ -45,8 +46,8 @@ void write_f32(const std::string& path,
 
 template <class T>
 std::vector<T> values_of(const std::string& path, const std::string& tensor, const std::string& dtype) {
-  const SafetensorsFiles files = SafetensorsFiles::open(path);
-  const SafetensorsEntry* entry = files.find(tensor);
+  const WeightFiles files = WeightFiles::open(path);
+  const WeightTensor* entry = files.find(tensor);
   if (!entry) return ADD_FAILURE() << path << " lacks " << tensor, std::vector<T>();
   EXPECT_EQ(entry->dtype, dtype);
   std::vector<T> values(entry->count);
@@ -114,7 +115,7 @@ TEST_F(Weights, OfACheckpointAreOneFile) {
   EXPECT_EQ(values_of<float>(out(), "a.weight", "F32"), counted(0, 20));
   EXPECT_EQ(values_of<float>(out(), "b.weight", "F32"), counted(1, 30));
   EXPECT_EQ(values_of<std::int64_t>(out(), "c.count", "I64"), (std::vector<std::int64_t>{5, 6, 7}));
-  const SafetensorsFiles files = SafetensorsFiles::open(out());
+  const WeightFiles files = WeightFiles::open(out());
   EXPECT_EQ(files.tensors().size(), 3u) << "none of the optimizer";
   EXPECT_EQ(files.find("a.weight")->shape, (std::vector<std::uint64_t>{4, 5}));
 }
@@ -179,7 +180,8 @@ TEST_F(Weights, EveryBitAndDtypeIsKept) {
   writer.write(bytes);
   writer.finish();
   write_weights(weights(path), out(), {.dtype = DType::f32});
-  const SafetensorsFiles before = SafetensorsFiles::open(path), after = SafetensorsFiles::open(out());
+  const SafetensorsFile before = SafetensorsFile::open(path),
+                        after = SafetensorsFile::open(out() + "/model.safetensors");
   for (const SafetensorsEntry& e : after.tensors()) {
     EXPECT_EQ(before.find(e.name)->dtype, e.dtype);
     EXPECT_EQ(e.begin % (safetensors_bits(e.dtype) / 8), 0u) << e.name << " is not aligned";

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "autograd_lite/nn/init.h"
+#include "sharding/checkpoint/safetensors.h"
 #include "sharding/huggingface/gpt2_config.h"
 #include "sharding/huggingface/pretrained_weights.h"
 #include "sharding/huggingface/save_pretrained.h"
@@ -238,7 +239,7 @@ TEST_F(HuggingFace, AnIndexThatDiffersFromItsFilesIsRefused) {
   put_tensors("b.safetensors", {{"z", {1}}});
   const auto message = [&](const std::string& map) {
     put(index_name, R"({"weight_map": {)" + map + "}}");
-    return std::string(error_of([&] { SafetensorsFiles::open(path()); }).what());
+    return std::string(error_of([&] { WeightFiles::open(path()); }).what());
   };
   EXPECT_EQ(message(R"("x": "a.safetensors")"),
             concat(path("a.safetensors"), ": tensor 'y' is not in weight_map of ", path(index_name)));
@@ -254,14 +255,14 @@ TEST_F(HuggingFace, AnIndexThatDiffersFromItsFilesIsRefused) {
   EXPECT_EQ(message(both + R"(, "z": "b.safetensors")"),
             concat(path("b.safetensors"), ": tensor 'x' is also in ", path("a.safetensors")));
   put(index_name, "{}");
-  expect_parts(error_of([&] { SafetensorsFiles::open(path()); }).what(), {index_name, "weight_map"});
+  expect_parts(error_of([&] { WeightFiles::open(path()); }).what(), {index_name, "weight_map"});
 }
 
 TEST_F(HuggingFace, AFolderWithoutWeightsIsRefused) {
-  EXPECT_STREQ(error_of([&] { SafetensorsFiles::open(path()); }).what(),
-               concat(path(), ": holds neither model.safetensors nor ", index_name).c_str());
-  put("pytorch_model.bin", "");
-  expect_parts(error_of([&] { SafetensorsFiles::open(path()); }).what(), {"safe_serialization"});
+  EXPECT_STREQ(error_of([&] { WeightFiles::open(path()); }).what(),
+               concat(path(), ": holds no weights, which are one of model.safetensors, ", index_name,
+                      ", pytorch_model.bin, pytorch_model.bin.index.json")
+                   .c_str());
 }
 
 // ---- models

@@ -624,7 +624,7 @@ TEST_F(TorchFiles, ThatAreMutatedAreReadOrRefused) {
   const std::string a = value(w), b = value(large);
   const std::vector<std::string> seeds{w.bytes(a), w.legacy_bytes(a), large.bytes(b)};
   const char* rounds_text = std::getenv("RZ_TEST_ROUNDS");
-  const int rounds = rounds_text ? std::atoi(rounds_text) : 4000;
+  const int rounds = rounds_text ? std::atoi(rounds_text) : 3000;
   std::mt19937 random(7);
   int refused = 0, read = 0;
   for (int round = 0; round < rounds; ++round) {

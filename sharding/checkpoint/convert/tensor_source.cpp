@@ -7,9 +7,11 @@
 #include <string_view>
 
 #include "comm/core/error.h"
-#include "sharding/checkpoint/safetensors_files.h"
+#include "sharding/checkpoint/float_values.h"
+#include "sharding/checkpoint/safetensors.h"
 #include "sharding/checkpoint/sharded/checkpoint_folder.h"
 #include "sharding/checkpoint/sharded/checkpoint_reader.h"
+#include "sharding/checkpoint/weight_files.h"
 #include "sharding/io/disk.h"
 #include "sharding/io/text.h"
 
@@ -60,11 +62,11 @@ TensorSource open_checkpoint(const std::string& folder, TensorPart part) {
   return source;
 }
 
-TensorSource open_safetensors(const std::string& path) {
-  const SafetensorsFiles files = SafetensorsFiles::open(path);
+TensorSource open_weights(const std::string& path) {
+  const WeightFiles files = WeightFiles::open(path);
   TensorSource source;
   source.path = files.path();
-  for (const SafetensorsEntry& e : files.tensors())
+  for (const WeightTensor& e : files.tensors())
     source.tensors.push_back(source_tensor(source.path, e.name, e.dtype, e.shape));
   source.read_f32 = [files](const SourceTensor& t, std::uint64_t begin, std::span<float> out) {
     files.read_f32(*files.find(t.name), begin, out);
@@ -79,9 +81,7 @@ bool is_checkpoint(const fs::path& folder) { return path_exists((folder / checkp
 
 }  // namespace
 
-bool is_floating_point(const SourceTensor& t) {
-  return t.dtype == "F32" || t.dtype == "F16" || t.dtype == "BF16" || t.dtype == "F64";
-}
+bool is_floating_point(const SourceTensor& t) { return is_float_dtype(t.dtype); }
 
 bool has_checkpoint(const std::string& path) { return is_checkpoint(path) || !checkpoint_tags(path).empty(); }
 
@@ -100,7 +100,7 @@ std::string checkpoint_at(const std::string& path) {
 TensorSource open_tensors(const std::string& path, TensorPart part) {
   require(path_exists(path), Errc::config, path, ": no such file or folder");
   if (has_checkpoint(path)) return open_checkpoint(checkpoint_at(path), part);
-  return open_safetensors(path);
+  return open_weights(path);
 }
 
 }  // namespace rz

@@ -37,8 +37,8 @@ bool is_floating_point(const SourceTensor&);
 /// tensors, by their names in the checkpoint.
 enum class TensorPart { weights, all };
 
-/// Opens a checkpoint's folder (sharding/checkpoint/sharded/checkpoint_index.h), or the safetensors of
-/// SafetensorsFiles::open(). Errors name the file, in one line; Errc::unsupported for a tensor whose elements
+/// Opens a checkpoint's folder (sharding/checkpoint/sharded/checkpoint_index.h), or the files of
+/// WeightFiles::open(). Errors name the file, in one line; Errc::unsupported for a tensor whose elements
 /// are no whole bytes.
 TensorSource open_tensors(const std::string& path, TensorPart);
 

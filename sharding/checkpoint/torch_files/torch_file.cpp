@@ -116,9 +116,9 @@ void TorchFile::State::open_zip(PicklePermission permission) {
   is_zip = true;
   directory = ZipDirectory::read(file);
   archive = archive_of(path(), directory);
-  check_byte_order();
   const std::string name = archive + "data.pkl";
   const uint64_t begin = directory.data(file, name);
+  check_byte_order();
   pickle = read_pickle(file, begin, begin + directory.find(name)->bytes, permission);
 }
 

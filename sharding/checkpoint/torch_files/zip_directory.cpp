@@ -109,7 +109,6 @@ class EntryCursor {
     check_zip(bytes_.size() - at_ - central_bytes >= name + extra + comment, file_,
               "its zip directory ends within an entry");
     const std::string text(reinterpret_cast<const char*>(bytes_.data()) + at_ + central_bytes, name);
-    check_kind(text);
     const ZipEntry entry = sizes(text, bytes_.subspan(at_ + central_bytes + name, extra));
     at_ += central_bytes + name + extra + comment;
     return {text, entry};
@@ -122,21 +121,14 @@ class EntryCursor {
     return number_at<T>(bytes_, at_ + offset);
   }
 
-  void check_kind(const std::string& name) const {
-    const auto refuse = [&](const char* what) {
-      fail(Errc::unsupported, escaped(concat(file_.path(), ": entry '", name, "' is ", what,
-                                             "; torch.save() stores its entries as they are")));
-    };
-    if (number<uint16_t>(8) & 1) refuse("encrypted");
-    if (number<uint16_t>(10) != 0) refuse("compressed");
-  }
-
   ZipEntry sizes(const std::string& name, std::span<const std::byte> extra) const {
+    const uint16_t method = number<uint16_t>(10);
     uint64_t packed = number<uint32_t>(20), bytes = number<uint32_t>(24), header = number<uint32_t>(42);
     const bool is_64 = packed == 0xffffffff || bytes == 0xffffffff || header == 0xffffffff;
     if (is_64) read_64(name, extra, packed, bytes, header);
-    check_zip(packed == bytes, file_, "entry '", name, "' has ", packed, " bytes stored of ", bytes);
-    return {header, bytes};
+    check_zip(method != 0 || packed == bytes, file_, "entry '", name, "' has ", packed, " bytes stored of ",
+              bytes);
+    return {header, bytes, method, (number<uint16_t>(8) & 1) != 0};
   }
 
   /// The extra field 1 holds those of the numbers, in this order, that do not fit into 32 bits.
@@ -165,6 +157,13 @@ class EntryCursor {
   std::size_t at_ = 0;
 };
 
+void check_stored(const InputFile& file, std::string_view name, const ZipEntry& entry) {
+  const char* kind = entry.encrypted ? "encrypted" : entry.method != 0 ? "compressed" : nullptr;
+  if (!kind) return;
+  fail(Errc::unsupported, escaped(concat(file.path(), ": entry '", name, "' is ", kind,
+                                         "; torch.save() stores its entries as they are")));
+}
+
 }  // namespace
 
 ZipDirectory ZipDirectory::read(const InputFile& file) {
@@ -192,6 +191,7 @@ const ZipEntry* ZipDirectory::find(std::string_view name) const {
 uint64_t ZipDirectory::data(const InputFile& file, std::string_view name) const {
   const ZipEntry* entry = find(name);
   check_zip(entry != nullptr, file, "has no entry '", name, "'");
+  check_stored(file, name, *entry);
   check_zip(entry->header <= start_ && start_ - entry->header >= local_bytes, file, "entry '", name,
             "' at byte ", entry->header, " lies outside the file");
   const auto header = bytes_at(file, entry->header, local_bytes);

@@ -1,0 +1,176 @@
+#include "sharding/checkpoint/weight_files.h"
+
+#include <array>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "comm/core/error.h"
+#include "sharding/checkpoint/float_values.h"
+#include "sharding/checkpoint/safetensors.h"
+#include "sharding/checkpoint/torch_files/torch_file.h"
+#include "sharding/io/json.h"
+#include "sharding/io/text.h"
+
+namespace rz {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::array folder_files{"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
+                                  "pytorch_model.bin.index.json"};
+
+std::string weights_in(const fs::path& folder) {
+  std::string names;
+  for (const char* name : folder_files) {
+    if (fs::exists(folder / name)) return (folder / name).string();
+    names += concat(names.empty() ? "" : ", ", name);
+  }
+  fail(Errc::config, escaped(folder.string()), ": holds no weights, which are one of ", names);
+}
+
+/// File names by tensor.
+std::map<std::string, std::string> read_weight_map(const std::string& path) {
+  const nlohmann::json document = parse_json(read_text_file(path), path, JsonDialect::strict);
+  const JsonObject map = JsonObject(document, path).object("weight_map");
+  std::map<std::string, std::string> files;
+  for (const std::string& tensor : map.keys()) {
+    const std::string file = map.text(tensor, "");
+    if (file.empty() || file.find('/') != std::string::npos)
+      map.fail_at(tensor, concat("expected the name of a file in the same folder, found ",
+                                 to_display(map.at(tensor))));
+    files[tensor] = file;
+  }
+  return files;
+}
+
+/// Reads bytes of one tensor.
+using ReadBytes = std::function<void(std::uint64_t begin, std::span<std::byte> out)>;
+
+struct OpenedTensor {
+  WeightTensor tensor;
+  ReadBytes read;
+};
+
+std::vector<OpenedTensor> open_safetensors_file(const std::string& path) {
+  const SafetensorsFile file = SafetensorsFile::open(path);
+  std::vector<OpenedTensor> all;
+  for (const SafetensorsEntry& e : file.tensors())
+    all.push_back(
+        {{e.name, e.dtype, e.shape, e.count, e.end - e.begin},
+         [file, e = &e](std::uint64_t begin, std::span<std::byte> out) { file.read_bytes(*e, begin, out); }});
+  return all;
+}
+
+std::vector<OpenedTensor> open_torch_file(const std::string& path) {
+  const TorchFile file = TorchFile::open(path);
+  std::vector<OpenedTensor> all;
+  for (const auto& [name, t] : state_dict_of(file, file.pickle().root))
+    all.push_back({{name, t.dtype, t.shape, t.count, t.count * t.element_bytes},
+                   [file, t = t](std::uint64_t begin, std::span<std::byte> out) {
+                     file.read(t, begin / t.element_bytes, out);
+                   }});
+  return all;
+}
+
+std::vector<OpenedTensor> open_weight_file(const std::string& path) {
+  return TorchFile::is_one(path) ? open_torch_file(path) : open_safetensors_file(path);
+}
+
+}  // namespace
+
+struct WeightFiles::State {
+  struct Place {
+    std::size_t tensor;
+    std::string file;
+  };
+  std::string path;
+  std::vector<WeightTensor> tensors;
+  std::vector<ReadBytes> reads;  // of each tensor
+  std::map<std::string, Place, std::less<>> places;
+
+  void add(const std::string& file, std::vector<OpenedTensor>);
+  void add_index();
+
+  const ReadBytes& read_of(const WeightTensor& t) const { return reads[places.find(t.name)->second.tensor]; }
+  template <class... T>
+  void check_range(bool ok, const WeightTensor& t, const T&... parts) const {
+    if (!ok) fail(Errc::invalid_argument, escaped(concat(path, ": tensor '", t.name, "': ", parts...)));
+  }
+};
+
+void WeightFiles::State::add(const std::string& file, std::vector<OpenedTensor> opened) {
+  for (auto& [tensor, read] : opened) {
+    const auto [place, is_new] = places.emplace(tensor.name, Place{tensors.size(), file});
+    require(is_new, Errc::io,
+            escaped(concat(file, ": tensor '", tensor.name, "' is also in ", place->second.file)));
+    tensors.push_back(std::move(tensor)), reads.push_back(std::move(read));
+  }
+}
+
+void WeightFiles::State::add_index() {
+  const auto weight_map = read_weight_map(path);
+  std::set<std::string> names;
+  for (const auto& [tensor, file] : weight_map) names.insert(file);
+  for (const std::string& name : names) {
+    const std::string file = (fs::path(path).parent_path() / name).string();
+    add(file, open_weight_file(file));
+  }
+  for (const auto& [name, place] : places)
+    require(weight_map.contains(name), Errc::io,
+            escaped(concat(place.file, ": tensor '", name, "' is not in weight_map of ", path)));
+  for (const auto& [tensor, file] : weight_map) {
+    const auto place = places.find(tensor);
+    require(place != places.end() && fs::path(place->second.file).filename() == file, Errc::io,
+            escaped(concat(path, ": weight_map: tensor '", tensor, "' is not in ", file)));
+  }
+}
+
+WeightFiles WeightFiles::open(const std::string& given) {
+  auto state = std::make_shared<State>();
+  state->path = fs::is_directory(given) ? weights_in(given) : given;
+  if (state->path.ends_with(".index.json")) {
+    state->add_index();
+  } else {
+    state->add(state->path, open_weight_file(state->path));
+  }
+  WeightFiles all;
+  all.state_ = std::move(state);
+  return all;
+}
+
+const std::string& WeightFiles::path() const { return state_->path; }
+const std::vector<WeightTensor>& WeightFiles::tensors() const { return state_->tensors; }
+
+const WeightTensor* WeightFiles::find(std::string_view name) const {
+  const auto found = state_->places.find(name);
+  return found == state_->places.end() ? nullptr : &state_->tensors[found->second.tensor];
+}
+
+void WeightFiles::read_f32(const WeightTensor& t, std::uint64_t begin, std::span<float> out) const {
+  state_->check_range(begin <= t.count && out.size() <= t.count - begin, t, "elements ", begin, " to ",
+                      begin + out.size(), " requested of ", t.count);
+  require(is_float_dtype(t.dtype), Errc::unsupported,
+          escaped(concat(path(), ": tensor '", t.name, "': dtype ", t.dtype,
+                         " cannot be read as f32; F32, F16, BF16 and F64 can")));
+  const ReadBytes& read = state_->read_of(t);
+  const std::uint64_t element_bytes = safetensors_bits(t.dtype) / 8;
+  read_as_f32(t.dtype, begin, out, [&](std::uint64_t element, std::span<std::byte> bytes) {
+    read(element * element_bytes, bytes);
+  });
+}
+
+void WeightFiles::read_bytes(const WeightTensor& t, std::span<std::byte> out) const {
+  state_->check_range(out.size() == t.bytes, t, out.size(), " bytes requested of ", t.bytes);
+  state_->read_of(t)(0, out);
+}
+
+void WeightFiles::read_bytes(const WeightTensor& t, std::uint64_t begin, std::span<std::byte> out) const {
+  state_->check_range(begin <= t.bytes && out.size() <= t.bytes - begin, t, "bytes from ", begin, " on, ",
+                      out.size(), " of them, requested of ", t.bytes);
+  state_->read_of(t)(begin, out);
+}
+
+}  // namespace rz

@@ -1,0 +1,168 @@
+// Weights in files of PyTorch and Hugging Face, whatever their kind.
+
+#include "sharding/checkpoint/weight_files.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <filesystem>
+#include <numeric>
+
+#include "sharding/checkpoint/safetensors.h"
+#include "tests/support/error_of.h"
+#include "tests/support/torch_writer.h"
+#include "tests/support/written_checkpoint.h"
+
+namespace rz {
+namespace {
+
+namespace fs = std::filesystem;
+namespace pk = test::pickle;
+using test::error_of;
+using test::TorchWriter;
+
+std::vector<float> counted(std::size_t count, float first = 0) {
+  std::vector<float> values(count);
+  std::iota(values.begin(), values.end(), first);
+  return values;
+}
+
+class WeightFilesOf : public testing::Test {
+ protected:
+  std::string path(const std::string& name) const { return folder_ / name; }
+  void put_safetensors(const std::string& file, const std::string& tensor, float first) const {
+    const std::vector<SafetensorsSpec> specs{{tensor, {2, 3}, DType::f32}};
+    SafetensorsWriter writer(path(file), specs);
+    writer.write(counted(6, first));
+    writer.finish();
+  }
+  void put_torch(const std::string& file, const std::string& tensor, float first) const {
+    TorchWriter w;
+    w.write(path(file), pk::state_dict({{pk::text(tensor), w.tensor(counted(6, first), {2, 3})}}));
+  }
+  void put_index(const std::string& file, const std::string& map) const {
+    test::write_bytes(path(file), "{\"metadata\":{\"total_size\":48},\"weight_map\":" + map + "}");
+  }
+  std::vector<float> values(const WeightFiles& files, const std::string& tensor) const {
+    const WeightTensor* t = files.find(tensor);
+    if (!t) return ADD_FAILURE() << files.path() << " lacks " << tensor, std::vector<float>();
+    std::vector<float> out(t->count);
+    files.read_f32(*t, 0, out);
+    return out;
+  }
+  std::string what_of(const std::string& file) const {
+    return error_of([&] { WeightFiles::open(path(file)); }).what();
+  }
+
+  test::TemporaryFolder folder_;
+};
+
+TEST_F(WeightFilesOf, EveryKindAreFoundByTheirContents) {
+  put_safetensors("a.bin", "w", 1);
+  put_torch("a.safetensors", "w", 2);
+  TorchWriter old;
+  test::write_bytes(path("a.pt"),
+                    old.legacy_bytes(pk::dict({{pk::text("w"), old.tensor(counted(6, 3), {2, 3})}})));
+  EXPECT_EQ(values(WeightFiles::open(path("a.bin")), "w"), counted(6, 1));
+  EXPECT_EQ(values(WeightFiles::open(path("a.safetensors")), "w"), counted(6, 2));
+  EXPECT_EQ(values(WeightFiles::open(path("a.pt")), "w"), counted(6, 3));
+  for (const char* file : {"a.bin", "a.safetensors", "a.pt"}) {
+    const WeightFiles files = WeightFiles::open(path(file));
+    EXPECT_EQ(files.path(), path(file));
+    ASSERT_EQ(files.tensors().size(), 1u);
+    const WeightTensor& t = files.tensors()[0];
+    EXPECT_EQ(t.dtype, "F32");
+    EXPECT_EQ(t.shape, (std::vector<std::uint64_t>{2, 3}));
+    EXPECT_EQ(t.bytes, 24u);
+    EXPECT_EQ(files.find("v"), nullptr);
+  }
+}
+
+TEST_F(WeightFilesOf, AFolderArePreferredInTheOrderOfHuggingFace) {
+  put_torch("shard.bin", "w", 4);
+  put_index("pytorch_model.bin.index.json", R"({"w":"shard.bin"})");
+  EXPECT_EQ(values(WeightFiles::open(folder_.path()), "w"), counted(6, 4));
+  put_torch("pytorch_model.bin", "w", 3);
+  EXPECT_EQ(values(WeightFiles::open(folder_.path()), "w"), counted(6, 3));
+  put_safetensors("shard.safetensors", "w", 2);
+  put_index("model.safetensors.index.json", R"({"w":"shard.safetensors"})");
+  EXPECT_EQ(values(WeightFiles::open(folder_.path()), "w"), counted(6, 2));
+  put_safetensors("model.safetensors", "w", 1);
+  EXPECT_EQ(values(WeightFiles::open(folder_.path()), "w"), counted(6, 1));
+}
+
+TEST_F(WeightFilesOf, AnIndexLieInSeveralFiles) {
+  put_torch("1.bin", "a", 1);
+  put_torch("2.bin", "b", 2);
+  put_safetensors("3.safetensors", "c", 3);
+  put_index("x.index.json", R"({"a":"1.bin","b":"2.bin","c":"3.safetensors"})");
+  const WeightFiles files = WeightFiles::open(path("x.index.json"));
+  EXPECT_EQ(files.tensors().size(), 3u);
+  EXPECT_EQ(values(files, "a"), counted(6, 1));
+  EXPECT_EQ(values(files, "b"), counted(6, 2));
+  EXPECT_EQ(values(files, "c"), counted(6, 3));
+}
+
+TEST_F(WeightFilesOf, AnIndexThatDiffersAreRefused) {
+  put_torch("1.bin", "a", 1);
+  put_torch("2.bin", "b", 2);
+  put_torch("again.bin", "a", 2);
+  const std::string index = "pytorch_model.bin.index.json";
+  put_index(index, R"({"a":"1.bin"})");
+  fs::rename(path("2.bin"), path("1.bin"));
+  EXPECT_EQ(what_of(index), path("1.bin") + ": tensor 'b' is not in weight_map of " + path(index));
+  put_torch("1.bin", "a", 1);
+  put_torch("2.bin", "b", 2);
+  put_index(index, R"({"a":"1.bin","c":"2.bin","b":"2.bin"})");
+  EXPECT_EQ(what_of(index), path(index) + ": weight_map: tensor 'c' is not in 2.bin");
+  put_index(index, R"({"a":"2.bin","b":"1.bin"})");
+  EXPECT_EQ(what_of(index), path(index) + ": weight_map: tensor 'a' is not in 2.bin");
+  put_index(index, R"({"a":"1.bin","b":"again.bin"})");
+  EXPECT_EQ(what_of(index), path("again.bin") + ": tensor 'a' is also in " + path("1.bin"));
+  put_index(index, R"({"a":"../1.bin"})");
+  EXPECT_NE(what_of(index).find("expected the name of a file in the same folder"), std::string::npos);
+  put_index(index, R"({"a":"none.bin"})");
+  EXPECT_EQ(what_of(index), path("none.bin") + ": cannot be opened: No such file or directory");
+}
+
+TEST_F(WeightFilesOf, PyTorchAreReadAsF32) {
+  TorchWriter w;
+  std::vector<std::uint16_t> brain, half;
+  for (int i = 0; i < 9000; ++i)
+    brain.push_back(
+        static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(static_cast<float>(i % 200)) >> 16));
+  half = {0x3c00, 0xc000, 0x0001, 0x7c00};
+  w.write(path("x.bin"),
+          pk::dict({{pk::text("b"), w.tensor(brain, {9000}, "BFloat16Storage")},
+                    {pk::text("h"), w.tensor(half, {4}, "HalfStorage")},
+                    {pk::text("d"), w.tensor(std::vector<double>{1.5, 1e300}, {2}, "DoubleStorage")},
+                    {pk::text("i"), w.tensor(std::vector<std::int64_t>{1, 2, 3}, {3}, "LongStorage")},
+                    {pk::text("turned"),
+                     TorchWriter::view(w.storage(counted(6), "FloatStorage"), 0, {3, 2}, {1, 3})}}));
+  const WeightFiles files = WeightFiles::open(path("x.bin"));
+  const auto b = values(files, "b");
+  for (int i = 0; i < 9000; ++i) ASSERT_EQ(b[static_cast<std::size_t>(i)], static_cast<float>(i % 200));
+  std::vector<float> part(3);
+  files.read_f32(*files.find("b"), 8195, part);
+  EXPECT_EQ(part, (std::vector<float>{195, 196, 197}));
+  EXPECT_EQ(values(files, "h"), (std::vector<float>{1, -2, 0x1p-24f, INFINITY}));
+  EXPECT_EQ(values(files, "d"), (std::vector<float>{1.5, INFINITY}));
+  EXPECT_EQ(values(files, "turned"), (std::vector<float>{0, 3, 1, 4, 2, 5}));
+
+  const WeightTensor& i = *files.find("i");
+  std::vector<std::int64_t> all(3), last(1);
+  files.read_bytes(i, std::as_writable_bytes(std::span(all)));
+  EXPECT_EQ(all, (std::vector<std::int64_t>{1, 2, 3}));
+  files.read_bytes(i, 16, std::as_writable_bytes(std::span(last)));
+  EXPECT_EQ(last[0], 3);
+  EXPECT_EQ(error_of([&] { files.read_f32(i, 0, part); }).what(),
+            path("x.bin") + ": tensor 'i': dtype I64 cannot be read as f32; F32, F16, BF16 and F64 can");
+  EXPECT_EQ(error_of([&] { files.read_f32(*files.find("h"), 2, part); }).code(), Errc::invalid_argument);
+  EXPECT_EQ(error_of([&] { files.read_bytes(i, std::as_writable_bytes(std::span(last))); }).code(),
+            Errc::invalid_argument);
+  EXPECT_EQ(error_of([&] { files.read_bytes(i, 24, std::as_writable_bytes(std::span(last))); }).code(),
+            Errc::invalid_argument);
+}
+
+}  // namespace
+}  // namespace rz
