@@ -8,6 +8,8 @@
 #include <set>
 
 #include "comm/core/error.h"
+#include "sharding/checkpoint/deepspeed/state_files.h"
+#include "sharding/checkpoint/deepspeed/zero_checkpoint.h"
 #include "sharding/checkpoint/float_values.h"
 #include "sharding/checkpoint/safetensors.h"
 #include "sharding/checkpoint/torch_files/torch_file.h"
@@ -22,13 +24,16 @@ namespace fs = std::filesystem;
 constexpr std::array folder_files{"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
                                   "pytorch_model.bin.index.json"};
 
+/// The file of weights in a folder; the folder itself if it has a checkpoint of DeepSpeed.
 std::string weights_in(const fs::path& folder) {
   std::string names;
   for (const char* name : folder_files) {
     if (fs::exists(folder / name)) return (folder / name).string();
     names += concat(names.empty() ? "" : ", ", name);
   }
-  fail(Errc::config, escaped(folder.string()), ": holds no weights, which are one of ", names);
+  if (is_deepspeed_checkpoint(folder.string())) return folder.string();
+  fail(Errc::config, escaped(folder.string()), ": holds no weights, which are one of ", names,
+       ", or a checkpoint of DeepSpeed");
 }
 
 /// File names by tensor.
@@ -71,6 +76,16 @@ std::vector<OpenedTensor> open_torch_file(const std::string& path) {
     all.push_back({{name, t.dtype, t.shape, t.count, t.count * t.element_bytes},
                    [file, t = t](std::uint64_t begin, std::span<std::byte> out) {
                      file.read(t, begin / t.element_bytes, out);
+                   }});
+  return all;
+}
+
+std::vector<OpenedTensor> open_deepspeed(const ZeroCheckpoint& checkpoint) {
+  std::vector<OpenedTensor> all;
+  for (const ZeroTensor& t : checkpoint.tensors())
+    all.push_back({{t.name, t.dtype, t.shape, t.count, t.count * t.element_bytes},
+                   [checkpoint, t = &t](std::uint64_t begin, std::span<std::byte> out) {
+                     checkpoint.read(*t, begin / t->element_bytes, out);
                    }});
   return all;
 }
@@ -133,6 +148,10 @@ WeightFiles WeightFiles::open(const std::string& given) {
   state->path = fs::is_directory(given) ? weights_in(given) : given;
   if (state->path.ends_with(".index.json")) {
     state->add_index();
+  } else if (fs::is_directory(state->path)) {
+    const ZeroCheckpoint checkpoint = ZeroCheckpoint::open(state->path);
+    state->path = checkpoint.path();
+    state->add(state->path, open_deepspeed(checkpoint));
   } else {
     state->add(state->path, open_weight_file(state->path));
   }

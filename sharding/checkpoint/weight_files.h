@@ -1,5 +1,5 @@
 #pragma once
-/// The tensors of a model in files of PyTorch and Hugging Face.
+/// The tensors of a model in files of Hugging Face, PyTorch and DeepSpeed.
 
 #include <cstdint>
 #include <memory>
@@ -29,12 +29,15 @@ class WeightFiles {
   /// - an index of Hugging Face, NAME.index.json, whose weight_map has the file of each tensor, of either
   /// kind;
   /// - a folder that holds, in this order of preference, model.safetensors, model.safetensors.index.json,
-  ///   pytorch_model.bin or pytorch_model.bin.index.json.
+  ///   pytorch_model.bin or pytorch_model.bin.index.json;
+  /// - a folder of a checkpoint of DeepSpeed, or one whose file `latest` names it: f32 weights, consolidated
+  /// from
+  ///   the files of all ranks (sharding/checkpoint/deepspeed/zero_checkpoint.h).
   /// The contents of a file decide on its kind. Errors as those of SafetensorsFile::open() and
   /// TorchFile::open(); Errc::config or Errc::io names the file or tensor where index and files differ.
   static WeightFiles open(const std::string& path);
 
-  /// The file or index.
+  /// The file, index or folder.
   const std::string& path() const;
   /// In the order of the files.
   const std::vector<WeightTensor>& tensors() const;

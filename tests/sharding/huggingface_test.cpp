@@ -261,7 +261,7 @@ TEST_F(HuggingFace, AnIndexThatDiffersFromItsFilesIsRefused) {
 TEST_F(HuggingFace, AFolderWithoutWeightsIsRefused) {
   EXPECT_STREQ(error_of([&] { WeightFiles::open(path()); }).what(),
                concat(path(), ": holds no weights, which are one of model.safetensors, ", index_name,
-                      ", pytorch_model.bin, pytorch_model.bin.index.json")
+                      ", pytorch_model.bin, pytorch_model.bin.index.json, or a checkpoint of DeepSpeed")
                    .c_str());
 }
 

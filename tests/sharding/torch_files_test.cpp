@@ -123,6 +123,29 @@ TEST_F(TorchFiles, OfTheOldFormatHaveTheirTensors) {
   EXPECT_EQ(values_of<float>(file, all.at("v")), (std::vector<float>{2, 3}));
 }
 
+TEST_F(TorchFiles, HaveTensorsWithAttributes) {
+  const auto value = [](TorchWriter& w, const std::string& function, const std::string& type) {
+    return pk::dict({{pk::text("t"), pk::call(pk::global("torch._tensor", "_rebuild_from_type_v2"),
+                                              {pk::global("torch._utils", function), type,
+                                               pk::tuple({w.storage(counted(3), "FloatStorage"),
+                                                          pk::integer(1), pk::numbers({2}), pk::numbers({1}),
+                                                          pk::boolean(true), pk::none()}),
+                                               pk::dict({{pk::text("note"), pk::integer(1)}})})}});
+  };
+  for (const std::string& type :
+       {pk::global("torch", "Tensor"), pk::global("torch.nn.parameter", "Parameter")}) {
+    TorchWriter w;
+    const TorchFile file = opened(w.bytes(value(w, "_rebuild_tensor_v2", type)));
+    EXPECT_EQ(values_of<float>(file, tensors_of(file).at("t")), (std::vector<float>{1, 2}));
+  }
+  TorchWriter w;
+  EXPECT_TRUE(
+      has_text(refusal(w.bytes(value(w, "_rebuild_tensor_v2", pk::integer(1))), Errc::io), "has no tensor"));
+  const std::string other = value(w, "_rebuild_sparse_tensor", pk::global("torch", "Tensor"));
+  EXPECT_TRUE(
+      has_text(refusal(w.bytes(other), Errc::unsupported), "needs 'torch._utils._rebuild_sparse_tensor'"));
+}
+
 TEST_F(TorchFiles, HaveEveryDtypeOfSafetensors) {
   const std::vector<std::tuple<std::string, std::string, unsigned>> typed{
       {"DoubleStorage", "F64", 8},    {"FloatStorage", "F32", 4},       {"HalfStorage", "F16", 2},

@@ -84,7 +84,8 @@ struct TorchFile::State {
   const PickleValue& value(PickleId id) const { return pickle.values[id]; }
   StorageId storage_id(const PickleCall&) const;
   StoredBytes stored_bytes(const StorageId&) const;
-  const PickleCall* tensor_call(PickleId) const;
+  std::optional<PickleCall> tensor_call(PickleId) const;
+  PickleCall call_of_type(const PickleCall&) const;
   std::uint64_t number(PickleId, const char* what) const;
   std::string text(PickleId, const char* what) const;
   std::vector<uint64_t> numbers(PickleId, const char* what) const;
@@ -243,17 +244,35 @@ StoredBytes TorchFile::State::stored_bytes(const StorageId& id) const {
   return {directory.data(file, name), directory.find(name)->bytes};
 }
 
-const PickleCall* TorchFile::State::tensor_call(PickleId id) const {
+std::optional<PickleCall> TorchFile::State::tensor_call(PickleId id) const {
+  const auto* first = std::get_if<PickleCall>(&value(id));
+  if (!first) return std::nullopt;
+  PickleCall call = *first;
   for (int depth = 0; depth < max_parameter_depth; ++depth) {
-    const auto* call = std::get_if<PickleCall>(&value(id));
-    if (!call) return nullptr;
-    if (call->name != "torch._utils._rebuild_parameter")
-      return call->name.starts_with("torch._utils._rebuild_tensor") ? call : nullptr;
-    check_torch(!call->arguments.empty(), path(), "a parameter has no tensor");
-    id = call->arguments[0];
+    if (call.name.starts_with("torch._utils._rebuild_tensor")) return call;
+    if (call.name == rebuild_from_type) {
+      call = call_of_type(call);
+      continue;
+    }
+    if (call.name != "torch._utils._rebuild_parameter") return std::nullopt;
+    const auto* inner = call.arguments.empty() ? nullptr : std::get_if<PickleCall>(&value(call.arguments[0]));
+    check_torch(inner != nullptr, path(), "a parameter has no tensor");
+    call = PickleCall(*inner);
   }
-  check_torch(false, path(), "a parameter has no tensor");
-  return nullptr;
+  fail(Errc::io, escaped(path()), ": a parameter has no tensor; the file is damaged");
+}
+
+/// A tensor with attributes: (function, type, its arguments, attributes).
+PickleCall TorchFile::State::call_of_type(const PickleCall& call) const {
+  check_torch(call.arguments.size() == 4, path(), "a tensor with attributes has ", call.arguments.size(),
+              " arguments");
+  const auto* function = std::get_if<PickleGlobal>(&value(call.arguments[0]));
+  const auto* type = std::get_if<PickleGlobal>(&value(call.arguments[1]));
+  const auto* arguments = std::get_if<PickleTuple>(&value(call.arguments[2]));
+  check_torch(function && type && arguments && function->name.starts_with("torch._utils._rebuild_") &&
+                  is_tensor_type(type->name),
+              path(), "a tensor with attributes has no tensor");
+  return {function->name, arguments->items};
 }
 
 /// A tensor may be the conjugate or the negative of its storage.
@@ -330,7 +349,7 @@ const std::string& TorchFile::path() const { return state_->path(); }
 const Pickle& TorchFile::pickle() const { return state_->pickle; }
 
 std::optional<TorchTensor> TorchFile::tensor(PickleId id, const std::string& name) const {
-  const PickleCall* call = state_->tensor_call(id);
+  const std::optional<PickleCall> call = state_->tensor_call(id);
   if (!call) return std::nullopt;
   try {
     return state_->tensor(*call);

@@ -27,7 +27,8 @@ constexpr std::array<TorchType, 20> torch_types{{{"torch.DoubleStorage", "torch.
                                                  {"", "torch.float8_e5m2fnuz", "F8_E5M2FNUZ", 1},
                                                  {"", "torch.float8_e8m0fnu", "F8_E8M0", 1}}};
 
-constexpr std::array<std::string_view, 6> torch_calls{"torch._utils._rebuild_tensor",
+constexpr std::array<std::string_view, 7> torch_calls{rebuild_from_type,
+                                                      "torch._utils._rebuild_tensor",
                                                       "torch._utils._rebuild_tensor_v2",
                                                       "torch._utils._rebuild_tensor_v3",
                                                       "torch._utils._rebuild_parameter",
@@ -47,8 +48,12 @@ bool is_untyped_storage(std::string_view name) {
   return name == "torch.storage.UntypedStorage" || name == "torch.UntypedStorage";
 }
 
+bool is_tensor_type(std::string_view name) {
+  return name == "torch.Tensor" || name == "torch.nn.parameter.Parameter";
+}
+
 PickleUse use_in_weights(std::string_view name) {
-  if (torch_type(name) || is_untyped_storage(name)) return PickleUse::value;
+  if (torch_type(name) || is_untyped_storage(name) || is_tensor_type(name)) return PickleUse::value;
   return std::ranges::find(torch_calls, name) == torch_calls.end() ? PickleUse::refused : PickleUse::call;
 }
 

@@ -16,6 +16,9 @@ struct TorchType {
 /// The type of a storage's class, or of a dtype; nullptr for another name.
 const TorchType* torch_type(std::string_view name);
 bool is_untyped_storage(std::string_view name);
+/// torch.Tensor or torch.nn.Parameter.
+bool is_tensor_type(std::string_view name);
+inline constexpr std::string_view rebuild_from_type = "torch._tensor._rebuild_from_type_v2";
 
 /// What a pickle of tensors may do with a name.
 PickleUse use_in_weights(std::string_view name);
