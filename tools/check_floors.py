@@ -105,7 +105,8 @@ ROOMS = {
     'sharding/engine/monitor': TENSOR + 'sharding/config sharding/io sharding/memory',
     'sharding/engine/update': TENSOR + MODULES + 'comm sharding/config sharding/optim sharding/schedules '
                               'sharding/strategies sharding/world sharding/engine/monitor',
-    'sharding/engine/checkpoint': TENSOR + MODULES + 'comm sharding/io sharding/checkpoint/sharded '
+    'sharding/engine/checkpoint': TENSOR + MODULES + 'comm sharding/io sharding/checkpoint/deepspeed '
+                                  'sharding/checkpoint/sharded '
                                   'sharding/checkpoint/state sharding/data sharding/optim sharding/strategies '
                                   'sharding/world sharding/config sharding/signals sharding/engine/monitor '
                                   'sharding/engine/update',

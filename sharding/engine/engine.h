@@ -127,7 +127,8 @@ class Engine {
   }
   /// Restores it in any strategy, precision and number of ranks. With the same number of ranks and
   /// micro-batches the run goes on with the same bits. nullopt if DIR has no checkpoint. Collective. What
-  /// does not fit is Errc::config or Errc::io in one line, and nothing is loaded.
+  /// does not fit is Errc::config or Errc::io in one line, and nothing is loaded; neither is a checkpoint of
+  /// DeepSpeed, whose weights load_model() reads.
   std::optional<LoadedCheckpoint> load_checkpoint(const std::string& dir,
                                                   const LoadCheckpointOptions& o = {}) {
     return checkpointer_->load(dir, o);
@@ -146,8 +147,9 @@ class Engine {
   /// Writes the parameters to a safetensors file, in f32, and the persistent buffers of rank 0; see
   /// save_weights(). Collective.
   void save_model(const std::string& path);
-  /// Reads them again, on any number of ranks and in any stage. Errc::config lists what does not fit. Not
-  /// collective.
+  /// Reads them again, on any number of ranks and in any stage, or other weights of WeightFiles::open(): a
+  /// state dict of PyTorch, a folder of Hugging Face, a checkpoint of DeepSpeed. Errc::config lists what does
+  /// not fit. Not collective.
   void load_model(const std::string& path);
 
   // ---- reports

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "sharding/engine/engine.h"
+#include "tests/support/deepspeed_writer.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 
@@ -69,6 +70,57 @@ TEST(EngineFiles, AModelIsLoadedInAnyStageOnAnyNumberOfRanks) {
         EXPECT_NE(std::string(e.what()).find("fc1.weight"), std::string::npos) << e.what();
       });
   fs::remove(path);
+}
+
+/// The parameters of Net(2), as files of PyTorch and DeepSpeed have them.
+test::DeepSpeedWriter zero_of_net() {
+  test::DeepSpeedWriter w;
+  w.stage = 3, w.ranks = 2, w.groups = 1;
+  w.parameters = {{"fc1.weight", {2, 3}}, {"fc1.bias", {2}}, {"fc2.weight", {2, 2}}, {"fc2.bias", {2}}};
+  return w;
+}
+
+TEST(EngineFiles, AStateDictOfPyTorchIsLoaded) {
+  const std::string path = fs::temp_directory_path() / concat("rz-engine-", ::getpid(), ".pt");
+  const test::DeepSpeedWriter w = zero_of_net();
+  test::TorchWriter torch;
+  test::pickle::Pairs pairs;
+  std::vector<float> expected;
+  for (std::size_t p = 0; p < w.parameters.size(); ++p) {
+    pairs.emplace_back(test::pickle::text(w.parameters[p].name),
+                       torch.tensor(w.values(p), w.parameters[p].shape));
+    const auto v = w.values(p);
+    expected.insert(expected.end(), v.begin(), v.end());
+  }
+  torch.write(path, test::pickle::state_dict(pairs));
+  for (const int stage : {0, 3})
+    in_world(2, [&](World& world) {
+      Net net(2);
+      auto engine = initialize(world, net, options(stage, 2));
+      engine.load_model(path);
+      EXPECT_EQ(values(engine, net), expected);
+    });
+  fs::remove(path);
+}
+
+TEST(EngineFiles, ACheckpointOfDeepSpeedIsNotResumed) {
+  const std::string dir = fs::temp_directory_path() / concat("rz-engine-", ::getpid(), ".zero");
+  zero_of_net().write(dir + "/global_step3");
+  for (const bool latest : {true, false}) {
+    if (latest) test::write_bytes(dir + "/latest", "global_step3");
+    in_world(2, [&](World& world) {
+      Net net(2);
+      auto engine = initialize(world, net, options(1, 2));
+      const auto before = values(engine, net);
+      const std::string folder = dir + "/global_step3";
+      const Error e = test::error_of([&] { engine.load_checkpoint(latest ? dir : folder); });
+      EXPECT_EQ(e.code(), Errc::config);
+      EXPECT_NE(std::string(e.what()).find("is a checkpoint of DeepSpeed"), std::string::npos) << e.what();
+      EXPECT_NE(std::string(e.what()).find("`checkpoint merge " + folder), std::string::npos) << e.what();
+      EXPECT_EQ(values(engine, net), before);
+    });
+  }
+  fs::remove_all(dir);
 }
 
 TEST(EngineFiles, AnItemIsTheLossOfThisRank) {

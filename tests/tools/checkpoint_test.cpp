@@ -4,9 +4,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "sharding/checkpoint/weight_files.h"
 #include "sharding/checkpoint/sharded/checkpoint_folder.h"
+#include "sharding/checkpoint/weight_files.h"
 #include "sharding/io/json.h"
+#include "tests/support/deepspeed_writer.h"
 #include "tests/support/program.h"
 #include "tests/support/written_checkpoint.h"
 
@@ -107,6 +108,50 @@ TEST_F(CheckpointTool, InspectListsTheCheckpointsOfAFolder) {
   EXPECT_EQ(list[1]["steps"], 20);
   EXPECT_EQ(list[1]["latest"], true);
   EXPECT_EQ(list[1]["best"], false);
+}
+
+TEST_F(CheckpointTool, WeightsOfPyTorchAndDeepSpeedAreRead) {
+  test::DeepSpeedWriter zero;
+  zero.stage = 3, zero.ranks = 3;
+  zero.write(folder_ / "zero/global_step3");
+  test::write_bytes(folder_ / "zero/latest", "global_step3");
+  test::TorchWriter torch;
+  test::pickle::Pairs pairs;
+  for (std::size_t p = 0; p < zero.parameters.size(); ++p) {
+    const auto& q = zero.parameters[p];
+    pairs.emplace_back(test::pickle::text(q.name),
+                       q.frozen ? test::DeepSpeedWriter::half(torch, zero.values(p), q.shape)
+                                : torch.tensor(zero.values(p), q.shape));
+  }
+  pairs.emplace_back(test::pickle::text("tied.weight"),
+                     torch.tensor(zero.values(0), zero.parameters[0].shape));
+  pairs.emplace_back(test::pickle::text("count"),
+                     torch.tensor(std::vector<std::int64_t>{5, 6}, {2}, "LongStorage"));
+  torch.write(folder_ / "x.pt", test::pickle::state_dict(pairs));
+
+  const Outcome merged = run_tool({"merge", folder_ / "zero", folder_ / "merged"});
+  EXPECT_EQ(merged.status, 0) << merged.err;
+  EXPECT_TRUE(has_text(merged.out, "merged: 8 tensors in 1 file")) << merged.out;
+  const Outcome cut = run_tool({"split", folder_ / "x.pt", folder_ / "cut", "--max-shard-size", "60"});
+  EXPECT_EQ(cut.status, 0) << cut.err;
+  for (const char* other : {"zero", "zero/global_step3", "merged", "cut"}) {
+    const Outcome same = run_tool({"diff", folder_ / "x.pt", folder_ / other});
+    EXPECT_EQ(same.status, 0) << other << same.out << same.err;
+    EXPECT_TRUE(has_text(same.out, "8 tensors equal, 0 different")) << same.out;
+  }
+  const Outcome seen = run_tool({"inspect", folder_ / "zero"});
+  EXPECT_EQ(seen.status, 0) << seen.err;
+  EXPECT_TRUE(has_text(seen.out, "zero/global_step3: 8 tensors, ")) << seen.out;
+  EXPECT_TRUE(has_text(seen.out, "\nfrozen.weight  BF16   [5]            5     10\n")) << seen.out;
+  const auto list = nlohmann::json::parse(run_tool({"inspect", folder_ / "x.pt", "--json"}).out);
+  EXPECT_EQ(list["tensors"]["emb.weight"]["shape"], (nlohmann::json{3, 5}));
+  zero.front = "x", zero.write_optimizer(folder_ / "zero/global_step3", 0);
+  expect_refusal("checkpoint", {"merge", folder_ / "zero", folder_ / "o"}, "an unknown kind of checkpoint");
+  torch.write(folder_ / "x.pt",
+              test::pickle::call(test::pickle::global("os", "system"), {test::pickle::text("ls")}));
+  expect_refusal("checkpoint", {"split", folder_ / "x.pt", folder_ / "o", "--max-shard-size", "1GB"},
+                 "needs 'os.system'");
+  EXPECT_FALSE(fs::exists(folder_ / "o"));
 }
 
 TEST_F(CheckpointTool, InspectPrintsStateAndTensors) {

@@ -15,7 +15,8 @@ namespace {
 constexpr const char* diff_description =
     "Compares two checkpoints, tensor by tensor and state by state, whatever ranks and strategies wrote "
     "them;\n"
-    "or a checkpoint's weights with those of a file or folder of Hugging Face.\n"
+    "or weights of any kind: a checkpoint, safetensors, a state dict of torch.save(), a folder of Hugging\n"
+    "Face or DeepSpeed.\n"
     "\n"
     "  checkpoint diff A/global_step100 B/global_step100\n"
     "  checkpoint diff RUN merged --tolerance 1e-2";
@@ -79,7 +80,7 @@ int run_diff(const DiffOptions& o) {
 int diff(int argc, const char* const* argv) {
   DiffOptions o;
   CommandLine line(diff_description, "checkpoint diff", diff_footer);
-  line.add_option("A", o.a, "A checkpoint, a folder of them, or safetensors").type_name("").required();
+  line.add_option("A", o.a, "A checkpoint, a folder of them, or weights").type_name("").required();
   line.add_option("B", o.b, "What it is compared with").type_name("").required();
   line.add_option("--tolerance", o.tolerance,
                   "Largest |A - B| of equal elements; default 0: their bits are equal")

@@ -2,7 +2,9 @@
 #include <filesystem>
 
 #include "comm/core/error.h"
+#include "sharding/checkpoint/convert/tensor_source.h"
 #include "sharding/checkpoint/safetensors.h"
+#include "sharding/io/disk.h"
 #include "sharding/io/json.h"
 #include "sharding/io/text.h"
 #include "tools/checkpoint/commands.h"
@@ -16,7 +18,8 @@ using nlohmann::json;
 
 constexpr const char* inspect_description =
     "Prints what a checkpoint holds: which ranks and strategy wrote it, its state, and a table of its\n"
-    "tensors. For a folder of checkpoints: a line for each.\n"
+    "tensors. For a folder of checkpoints: a line for each. For weights (safetensors, a state dict of\n"
+    "torch.save(), a folder of Hugging Face or DeepSpeed): the table of tensors.\n"
     "\n"
     "  checkpoint inspect RUN\n"
     "  checkpoint inspect RUN/global_step100 --json | jq .state.client_state";
@@ -24,7 +27,7 @@ constexpr const char* inspect_description =
 constexpr const char* inspect_footer =
     "Only the index is read, and the sizes of the files are compared with it; checkpoint verify reads them.\n"
     "--json writes an object: path, tag, latest, best, written, bytes, state, files, tensors, totals; for a\n"
-    "folder of checkpoints a list of objects without the last four.";
+    "folder of checkpoints a list of objects without the last four; for weights an object: path, tensors.";
 
 struct InspectOptions {
   std::string path;
@@ -132,7 +135,28 @@ void print_checkpoint(const StoredCheckpoint& c) {
   std::printf("\n%s\n%s", tensor_table(c.index).c_str(), totals_table(c.index).c_str());
 }
 
+// ---- weights without a checkpoint
+
+int inspect_weights(const InspectOptions& o) {
+  const TensorSource source = open_tensors(o.path, TensorPart::weights);
+  json all{{"path", source.path}, {"tensors", json::object()}};
+  TextTable table({"tensor", "dtype", "shape", "elements", "bytes"});
+  std::uint64_t bytes = 0;
+  for (const SourceTensor& t : source.tensors) {
+    all["tensors"][t.name] = {
+        {"dtype", t.dtype}, {"shape", t.shape}, {"elements", t.count}, {"bytes", t.bytes}};
+    table.add({escaped(t.name), escaped(t.dtype), rz::name(t.shape), concat(t.count), concat(t.bytes)});
+    bytes += t.bytes;
+  }
+  if (o.as_json) return print_json(all), 0;
+  std::printf("%s: %zu tensors, %s\n\n%s", escaped(source.path).c_str(), source.tensors.size(),
+              human_bytes(bytes).c_str(), table.text().c_str());
+  return 0;
+}
+
 int run_inspect(const InspectOptions& o) {
+  require(path_exists(o.path), Errc::config, o.path, ": no such folder");
+  if (!has_checkpoint(o.path)) return inspect_weights(o);
   const auto folders = checkpoints_at(o.path);
   if (folders == std::vector{o.path}) {
     const StoredCheckpoint c = read_stored_checkpoint(o.path);
@@ -153,7 +177,9 @@ int run_inspect(const InspectOptions& o) {
 int inspect(int argc, const char* const* argv) {
   InspectOptions o;
   CommandLine line(inspect_description, "checkpoint inspect", inspect_footer);
-  line.add_option("PATH", o.path, "A checkpoint, or a folder of checkpoints").type_name("").required();
+  line.add_option("PATH", o.path, "A checkpoint, a folder of checkpoints, or weights")
+      .type_name("")
+      .required();
   line.add_flag("--json", o.as_json, "Write JSON");
   const std::string help = line.parse(argc, argv);
   return help.empty() ? run_inspect(o) : print_help(help);

@@ -10,13 +10,15 @@ namespace rz::checkpoint {
 namespace {
 
 constexpr const char* description =
-    "Works on checkpoints of ringzero, and on weights in the format of Hugging Face.\n"
+    "Works on checkpoints of ringzero, and on weights of Hugging Face, PyTorch and DeepSpeed. Nothing in a\n"
+    "file is executed.\n"
     "\n"
     "  checkpoint inspect RUN                      the checkpoints of a folder\n"
     "  checkpoint inspect RUN/global_step100       state and tensors of one\n"
     "  checkpoint verify RUN                       reads every byte, compares checksums\n"
     "  checkpoint diff RUN/global_step100 OTHER    tensors and state that differ\n"
     "  checkpoint merge RUN OUT --dtype bf16       weights for from_pretrained() of Hugging Face\n"
+    "  checkpoint merge DEEPSPEED OUT              f32 weights of ZeRO's stages 0 to 3\n"
     "  checkpoint split IN OUT --max-shard-size 2GB";
 
 constexpr const char* footer =

@@ -18,14 +18,16 @@ namespace fs = std::filesystem;
 
 constexpr const char* merge_description =
     "Writes a checkpoint's parameters and persistent buffers to a new folder OUT as from_pretrained() of\n"
-    "Hugging Face reads them: model.safetensors, or several files with model.safetensors.index.json.\n"
+    "Hugging Face reads them: model.safetensors, or several files with model.safetensors.index.json. Of a\n"
+    "checkpoint of DeepSpeed, ZeRO stages 0 to 3, it consolidates the f32 weights of all ranks.\n"
     "\n"
     "  checkpoint merge RUN OUT\n"
     "  checkpoint merge RUN/global_step100 OUT --dtype bf16 --max-shard-size 2GB --config config.json";
 
 constexpr const char* split_description =
     "Writes the weights IN to a new folder OUT, cut into files by another size: IN is a safetensors file, a\n"
-    "folder or index of Hugging Face, or a checkpoint. A large size makes one file of several.\n"
+    "state dict of torch.save(), a folder or index of Hugging Face, or a checkpoint. A large size makes one "
+    "file of several.\n"
     "\n"
     "  checkpoint split model.safetensors OUT --max-shard-size 500MB\n"
     "  checkpoint split FOLDER OUT --max-shard-size 1TB";
@@ -116,7 +118,7 @@ void add_dtype(CommandLine& line, WriteOptions& o) {
 int merge(int argc, const char* const* argv) {
   WriteOptions o;
   CommandLine line(merge_description, "checkpoint merge", write_footer);
-  line.add_option("CHECKPOINT", o.in, "A checkpoint, or a folder with a file latest")
+  line.add_option("CHECKPOINT", o.in, "A checkpoint, a folder with a file latest, or other weights")
       .type_name("")
       .required();
   line.add_option("OUT", o.out, "The folder to make").type_name("").required();
@@ -125,7 +127,7 @@ int merge(int argc, const char* const* argv) {
   add_dtype(line, o);
   const std::string help = line.parse(argc, argv);
   if (!help.empty()) return print_help(help);
-  o.in = checkpoint_at(o.in);
+  if (has_checkpoint(o.in)) o.in = checkpoint_at(o.in);
   return run_write(o);
 }
 

@@ -38,7 +38,8 @@ void add_model(CommandLine& line, Options& o) {
 void add_data(CommandLine& line, Options& o) {
   line.add_option(
           "--init", o.init,
-          "Start from this checkpoint, or the one in this folder; default: random weights from --seed")
+          "Start from these weights: safetensors, a state dict of PyTorch, or a folder of Hugging Face or "
+          "DeepSpeed; default: random weights from --seed")
       .type_name("MODEL.safetensors")
       .group("Inputs");
   const auto data =

@@ -5,9 +5,11 @@
 #include <utility>
 
 #include "comm/core/error.h"
+#include "sharding/checkpoint/deepspeed/state_files.h"
 #include "sharding/checkpoint/sharded/checkpoint_folder.h"
 #include "sharding/checkpoint/sharded/checkpoint_reader.h"
 #include "sharding/checkpoint/state/load_state.h"
+#include "sharding/io/text.h"
 #include "sharding/world/gather_text.h"
 #include "sharding/world/rank_agreement.h"
 
@@ -63,6 +65,14 @@ void verify_share(CheckpointReader& reader, int rank, int ranks) {
   const auto step = static_cast<std::size_t>(ranks);
   for (std::size_t f = static_cast<std::size_t>(rank); f < reader.index().files.size(); f += step)
     reader.verify(f);
+}
+
+/// Its states of optimizers are laid out for DeepSpeed.
+void refuse_deepspeed(const fs::path& folder) {
+  require(!is_deepspeed_checkpoint(folder.string()), Errc::config, escaped(folder.string()),
+          ": is a checkpoint of DeepSpeed, whose training cannot be resumed; write its weights with "
+          "`checkpoint merge ",
+          escaped(folder.string()), " OUT`, and load them with load_model()");
 }
 
 /// Passes of earlier updates, for the seeds of dropout. With another number of ranks or micro-batches they
@@ -182,6 +192,7 @@ std::optional<LoadedCheckpoint> Checkpointer::load(const std::string& dir, const
   wait();
   Communicator& comm = parts_.world.communicator();
   const std::string tag = agreed_tag(comm, dir, o.tag);
+  check_on_all_ranks(comm, [&] { refuse_deepspeed(fs::path(dir) / tag); });
   if (tag.empty()) return std::nullopt;
   LoadedCheckpoint loaded{.path = (fs::path(dir) / tag).string(), .tag = tag};
   const std::string index_file = (fs::path(loaded.path) / checkpoint_index_file).string();
