@@ -71,6 +71,8 @@ struct DeepSpeedWriter {
     }
     module.emplace_back(text("tied.weight"), stage == 3 ? w.tensor(std::vector<float>{}, {0})
                                                         : half(w, values(0), parameters[0].shape));
+    // A placeholder without masters, as of a frozen parameter that was left out.
+    if (stage == 3) module.emplace_back(text("left_out.weight"), w.tensor(std::vector<float>{}, {0}));
     module.emplace_back(text("count"), w.tensor(std::vector<std::int64_t>{5, 6}, {2}, "LongStorage"));
     Pairs state{{text("module"), state_dict(module)}, {text("buffer_names"), list({text("count")})}};
     if (stage > 0) {

@@ -14,7 +14,7 @@ namespace rz {
 namespace {
 
 using std::uint64_t;
-using Shape = std::vector<uint64_t>;
+using Extents = std::vector<uint64_t>;
 using Piece = ZeroTensor::Piece;
 
 template <class... T>
@@ -22,7 +22,7 @@ void check_states(bool ok, const TorchFile& file, const T&... parts) {
   if (!ok) fail(Errc::io, escaped(concat(file.path(), ": ", parts...)));
 }
 
-uint64_t count_of(const Shape& shape) {
+uint64_t count_of(const Extents& shape) {
   uint64_t count = 1;
   for (const uint64_t n : shape) count *= n;  // TorchFile::shape() has checked the product
   return count;
@@ -30,7 +30,7 @@ uint64_t count_of(const Shape& shape) {
 
 struct NamedShape {
   std::string name;
-  Shape shape;
+  Extents shape;
 };
 
 /// Values of one file.
