@@ -13,7 +13,7 @@ namespace rz::train_gpt {
 namespace {
 
 const char* yes(bool x) { return x ? "yes" : "no"; }
-std::string given(const std::string& x) { return x.empty() ? "not given" : x; }
+std::string or_not_given(const std::string& x) { return x.empty() ? "not given" : x; }
 
 /// Adds one fact for every leaf of a JSON document, named by its path.
 void add_json(std::vector<Fact>& facts, const char* flag, const std::string& text) {
@@ -33,8 +33,8 @@ void add_flags(std::vector<Fact>& facts, const Options& o, const Inputs& in) {
                              {"--bucket-mb", o.bucket_mb ? concat(*o.bucket_mb) : "not given"},
                              {"--recompute", yes(o.recompute)},
                              {"graph", yes(o.graph)},
-                             {"--resume", given(o.resume())},
-                             {"--checkpoint-dir", given(o.checkpoint_dir())},
+                             {"--resume", or_not_given(o.resume())},
+                             {"--checkpoint-dir", or_not_given(o.checkpoint_dir())},
                              {"evaluation", yes(in.validation.has_value())},
                              {"--save given", yes(!o.save.empty())},
                              {"--save-nonfinite", yes(o.save_nonfinite)},
