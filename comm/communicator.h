@@ -107,8 +107,10 @@ class Communicator {
   Group group();
 
   /// Collective. Ranks with the same color form a new group, ordered by key, then by rank. A rank without a
-  /// color takes part in the call and gets nullopt.
-  std::optional<Communicator> split(std::optional<int> color, int key);
+  /// color takes part in the call and gets nullopt. `order`: of reductions in the new group, the same on all
+  /// ranks; default: that of this group.
+  std::optional<Communicator> split(std::optional<int> color, int key,
+                                    std::optional<ReductionOrder> order = {});
 
   /// Allocates memory that local peers access in place, so that collectives on it are zero-copy. Aligned to
   /// 256 bytes, zeroed. It may outlive the communicator. Do not release device memory while work in a stream

@@ -208,7 +208,8 @@ Work Communicator::recv(const Buffer& buffer, int from, const Stream& stream) {
 }
 Work Communicator::barrier() { return submit_one(CollectiveCall{.kind = Collective::barrier}); }
 
-std::optional<Communicator> Communicator::split(std::optional<int> color, int key) {
+std::optional<Communicator> Communicator::split(std::optional<int> color, int key,
+                                                std::optional<ReductionOrder> order) {
   struct Choice {
     std::int64_t has_color, color, key;
   };
@@ -229,11 +230,13 @@ std::optional<Communicator> Communicator::split(std::optional<int> color, int ke
   const int new_rank = static_cast<int>(place), new_size = static_cast<int>(members.size());
   auto store =
       state_->store ? prefix_store(state_->store, concat("split/", number, "/", *color, "/")) : nullptr;
-  auto backend = state_->backend->split(members);
-  if (!backend)
-    return connect_from(state_->backend.get(), new_rank, new_size, std::move(store), state_->options);
-  return Communicator(std::make_unique<State>(
-      State{new_rank, new_size, state_->options, std::move(store), std::move(backend)}));
+  CommOptions options = state_->options;
+  options.reduction_order = order.value_or(options.reduction_order);
+  const bool same_order = new_size <= 3 || options.reduction_order == state_->options.reduction_order;
+  auto backend = same_order ? state_->backend->split(members) : nullptr;
+  if (!backend) return connect_from(state_->backend.get(), new_rank, new_size, std::move(store), options);
+  return Communicator(
+      std::make_unique<State>(State{new_rank, new_size, options, std::move(store), std::move(backend)}));
 }
 
 Group Communicator::group() { return Group(*this); }

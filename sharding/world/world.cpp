@@ -26,7 +26,9 @@ World::World(Communicator communicator, LaunchInfo launch)
       communicator_(std::move(communicator)),
       threads_(fair_threads(communicator_)) {}
 
-Communicator World::new_communicator() { return std::move(*communicator_.split(0, rank())); }
+Communicator World::new_communicator(std::optional<ReductionOrder> order) {
+  return std::move(*communicator_.split(0, rank(), order));
+}
 
 void World::reduce(std::span<double> values, ReduceOp op) {
   communicator_.all_reduce(Buffer(values.data(), values.size()), op).wait();

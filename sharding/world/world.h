@@ -11,6 +11,7 @@
 /// Functions are collective where their comment says so: every rank calls them in the same order.
 
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -48,8 +49,9 @@ class World {
 
   /// For calls of the caller's own. Engines have communicators of their own.
   Communicator& communicator() { return communicator_; }
-  /// A communicator of all ranks whose calls are independent of those of others. Collective.
-  Communicator new_communicator();
+  /// A communicator of all ranks whose calls are independent of those of others. `order`: of its reductions;
+  /// default: that of communicator(). Collective.
+  Communicator new_communicator(std::optional<ReductionOrder> order = {});
 
   /// Waits for every rank. Collective.
   void wait_for_everyone() { communicator_.barrier().wait(); }
