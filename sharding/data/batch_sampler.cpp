@@ -39,4 +39,37 @@ BatchSampler::Batch DistributedBatchSampler::at(std::uint64_t epoch, std::uint64
   return out;
 }
 
+namespace {
+
+std::uint64_t updates_of(const BatchSamplerOptions& o, std::uint64_t accumulation) {
+  require(o.batch_size > 0 && accumulation > 0, Errc::invalid_argument, "batches of ", o.batch_size,
+          " samples, ", accumulation, " an update; both are at least 1");
+  const std::uint64_t of_update = o.batch_size * accumulation * static_cast<std::uint64_t>(o.ranks);
+  if (!o.drop_last) return ceil_div(o.samples, of_update);
+  require(o.samples >= of_update, Errc::invalid_argument, o.samples, " samples are less than one update of ",
+          of_update, "; give more data or a smaller batch, or set drop_last to false");
+  return o.samples / of_update;
+}
+
+}  // namespace
+
+ConsecutiveBatchSampler::ConsecutiveBatchSampler(BatchSamplerOptions options, std::size_t accumulation)
+    : options_(options),
+      accumulation_(accumulation),
+      sampler_(of_samples(options)),
+      updates_(updates_of(options, accumulation)) {}
+
+BatchSampler::Batch ConsecutiveBatchSampler::at(std::uint64_t epoch, std::uint64_t batch) const {
+  const auto rank = static_cast<std::uint64_t>(options_.rank),
+             ranks = static_cast<std::uint64_t>(options_.ranks);
+  const std::uint64_t update = batch / accumulation_, within = batch % accumulation_;
+  const std::uint64_t first = ((update * ranks + rank) * accumulation_ + within) * options_.batch_size;
+  Batch out;
+  for (std::uint64_t position = first; position < first + options_.batch_size; ++position) {
+    out.indices.push_back(sampler_.global_index(epoch, position));
+    out.padding += position >= options_.samples;
+  }
+  return out;
+}
+
 }  // namespace rz

@@ -56,4 +56,28 @@ class DistributedBatchSampler : public BatchSampler {
   std::uint64_t batches_;
 };
 
+/// Batches that do not depend on the number of ranks. Batch g of an epoch has samples g · batch_size … of its
+/// order; update u consists of the `ranks` · `accumulation` batches from u · ranks · accumulation on, and
+/// rank r has `accumulation` consecutive ones of them, from r · accumulation on. An epoch has whole updates:
+/// the first samples are repeated as padding of the last one, or, with drop_last, an incomplete update is
+/// left out.
+class ConsecutiveBatchSampler : public BatchSampler {
+ public:
+  /// Errc::invalid_argument if there are no samples, no batch, no such rank, or, with drop_last, no update.
+  ConsecutiveBatchSampler(BatchSamplerOptions, std::size_t accumulation);
+
+  std::uint64_t batches() const override { return updates_ * accumulation_; }
+  std::size_t batch_size() const override { return options_.batch_size; }
+  Batch at(std::uint64_t epoch, std::uint64_t batch) const override;
+  std::size_t global_batch_size() const override {
+    return options_.batch_size * static_cast<std::size_t>(options_.ranks);
+  }
+
+ private:
+  BatchSamplerOptions options_;
+  std::uint64_t accumulation_;
+  DistributedSampler sampler_;
+  std::uint64_t updates_;
+};
+
 }  // namespace rz

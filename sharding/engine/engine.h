@@ -27,6 +27,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -158,6 +159,9 @@ class Engine {
   Mean item(const nn::Loss&) const;
   /// A scalar that the tape holds, as one term: call before backward().
   Mean item(Var) const;
+  /// The mean over the terms of the losses of all ranks, e.g. item() of each batch of an evaluation. Their
+  /// sums are exact, so it does not depend on which rank has which batch. NaN without terms. Collective.
+  double mean(std::span<const Mean> losses) { return exact_mean(losses, world_.communicator()); }
   /// What the last update did.
   const StepReport& report() { return updates().reports().last(); }
   /// Mean loss of the last update over the terms of all ranks; NaN if its losses had no terms. Collective.

@@ -143,7 +143,7 @@ Trained by_hand(World& world, StrategyKind kind) {
   for (int u = 0; u < updates; ++u) {
     strategy->zero_grad();
     adamw->set_learning_rate(learning_rate(schedule, adamw->updates(), {.base_lr = 0.02}));
-    Mean mean;
+    std::vector<Mean> losses;
     for (std::uint64_t m = 0; m < 3; ++m) {
       const Batch& b = batches.next();
       const auto ranks = static_cast<std::uint64_t>(world.size());
@@ -154,13 +154,13 @@ Trained by_hand(World& world, StrategyKind kind) {
       if (u == 0 && m == 0)
         strategy->settings().set_expected_terms(3 *
                                                 world.reduce(static_cast<double>(read.count), ReduceOp::sum));
-      mean.add({read.sum, static_cast<double>(read.count)});
+      losses.push_back({read.sum, static_cast<double>(read.count)});
       strategy->backward(tape, loss, m == 2);
       tape.reset();
     }
     strategy->finish_gradients();
     strategy->clip_and_step(*adamw, {.max_norm = 0.5, .skip_overflow = true});
-    out.losses.push_back(world.reduce(mean));
+    out.losses.push_back(exact_mean(losses, world.communicator()));
     out.norms.push_back(strategy->outcome(*adamw).norm);
     out.rates.push_back(adamw->learning_rate());
   }

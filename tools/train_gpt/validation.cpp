@@ -38,11 +38,12 @@ Loader validation_loader(const Engine& engine, const ValidationData& data, std::
   const int ranks = engine.world().size();
   auto dataset =
       std::make_shared<ValidationDataset>(data, seq_len, micro * static_cast<std::uint64_t>(ranks));
-  auto sampler = std::make_shared<DistributedBatchSampler>(BatchSamplerOptions{.samples = dataset->size(),
-                                                                               .batch_size = micro,
-                                                                               .ranks = ranks,
-                                                                               .rank = engine.world().rank(),
-                                                                               .shuffle = false});
+  const BatchSamplerOptions sampling{.samples = dataset->size(),
+                                     .batch_size = micro,
+                                     .ranks = ranks,
+                                     .rank = engine.world().rank(),
+                                     .shuffle = false};
+  auto sampler = std::make_shared<ConsecutiveBatchSampler>(sampling, 1);
   return Loader(std::move(dataset), std::move(sampler), engine.stream());
 }
 
@@ -52,12 +53,12 @@ Validation::Validation(const Engine& engine, const ValidationData& data, std::si
     : loader_(validation_loader(engine, data, seq_len)) {}
 
 double Validation::loss(Engine& engine, Gpt2& model) {
-  Mean own;
+  std::vector<Mean> own;
   for (const Batch& batch : loader_)
-    own.add(engine.evaluate([&](Tape& tape) {
+    own.push_back(engine.evaluate([&](Tape& tape) {
       return engine.item(model.forward(tape, batch["inputs"], batch["targets"]).loss);
     }));
-  return engine.world().reduce(own);
+  return engine.mean(own);
 }
 
 }  // namespace rz::train_gpt

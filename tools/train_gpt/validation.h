@@ -39,8 +39,8 @@ class Validation {
  public:
   /// Batches have the micro-batch size of the engine.
   Validation(const Engine&, const ValidationData&, std::size_t seq_len);
-  /// Mean over the targets of all ranks, with the same bits on every rank; the model is in evaluation mode.
-  /// Collective.
+  /// Mean over the targets of all ranks, with the same bits for any number of them; the model is in
+  /// evaluation mode. Collective.
   double loss(Engine&, Gpt2&);
 
  private:

@@ -19,7 +19,7 @@ void check(const ContinuousBatchOptions& o) {
 
 ContinuousBatchSampler::ContinuousBatchSampler(ContinuousBatchOptions options) : options_(options) {
   check(options);
-  if (options.shuffle)
+  if (options.shuffle && !options.consecutive)
     sampler_.emplace(SamplerOptions{.samples = options.samples,
                                     .ranks = options.ranks,
                                     .rank = options.rank,
@@ -29,6 +29,11 @@ ContinuousBatchSampler::ContinuousBatchSampler(ContinuousBatchOptions options) :
   require(!sampler_ || sampler_->per_rank() > 0, Errc::invalid_argument, options.samples,
           " samples are too few for ", options.ranks,
           " ranks; give more data, or set drop_last to false (dataloader_drop_last)");
+}
+
+std::uint64_t ContinuousBatchSampler::sample_at(std::uint64_t position) const {
+  const std::uint64_t epoch = position / options_.samples, i = position % options_.samples;
+  return options_.shuffle ? Permutation(options_.samples, options_.seed + epoch)(i) : i;
 }
 
 BatchSampler::Batch ContinuousBatchSampler::at(std::uint64_t epoch, std::uint64_t batch) const {
@@ -43,7 +48,7 @@ BatchSampler::Batch ContinuousBatchSampler::at(std::uint64_t epoch, std::uint64_
           sampler_->index(position / sampler_->per_rank(), position % sampler_->per_rank()));
     } else {
       const std::uint64_t update = position / of_rank;
-      out.indices.push_back(((update * ranks + rank) * of_rank + position % of_rank) % options_.samples);
+      out.indices.push_back(sample_at((update * ranks + rank) * of_rank + position % of_rank));
     }
   }
   return out;

@@ -15,12 +15,16 @@ struct ContinuousBatchOptions {
   bool shuffle = true;
   bool drop_last = false;  ///< shuffled: the samples that the ranks do not share evenly, in each epoch
   std::uint64_t seed = 0;  ///< of the order, with the epoch
+  /// Shuffled batches, too, are consecutive samples that do not depend on the number of ranks. drop_last then
+  /// has no effect, as no sample is left out.
+  bool consecutive = false;
 };
 
 /// No batch is smaller, and none has padding. Update u consists of batches u·A … u·A + A - 1 of every rank.
 /// Shuffled: the next samples of DistributedSampler; a batch may begin in one pass over them and end in the
-/// next. Not shuffled: with B samples an update, update u covers samples u·B … u·B + B - 1, modulo their
-/// number, and rank r takes the B/ranks that start at r·B/ranks, one batch after another.
+/// next. Not shuffled, or consecutive: with B samples an update, update u covers positions u·B … u·B + B - 1
+/// of the order, which runs on from epoch to epoch, and rank r takes the B/ranks that start at r·B/ranks, one
+/// batch after another.
 class ContinuousBatchSampler : public BatchSampler {
  public:
   /// Errc::invalid_argument if there are too few samples, or an option is out of range.
@@ -38,8 +42,11 @@ class ContinuousBatchSampler : public BatchSampler {
   std::uint64_t updates() const;
 
  private:
+  /// Sample at a position of the order that does not depend on the number of ranks.
+  std::uint64_t sample_at(std::uint64_t position) const;
+
   ContinuousBatchOptions options_;
-  std::optional<DistributedSampler> sampler_;  // shuffled
+  std::optional<DistributedSampler> sampler_;  // shuffled, and not consecutive
 };
 
 }  // namespace rz
