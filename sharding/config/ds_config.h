@@ -130,6 +130,8 @@ struct DsConfig {
   MonitorConfig monitor;
   double gradient_clipping = 1;  ///< limit of the global norm; 0: no clipping
   bool drop_last = false;        ///< dataloader_drop_last
+  /// ringzero.deterministic: the same bits for 1, 2, 4, … ranks that share the micro-batches of an update.
+  bool world_size_invariant = false;
   UnusedParameterPolicy unused_parameters = UnusedParameterPolicy::pytorch;  ///< ringzero.unused_parameters
   std::vector<ResolvedSetting> settings;  ///< every value that was read, in the order of the tables
   std::vector<std::string> warnings;      ///< one line each

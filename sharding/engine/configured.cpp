@@ -148,6 +148,7 @@ StrategyOptions strategy_options(const DsConfig& config, StrategyKind kind) {
   s.static_graph = config.ddp.static_graph;
   s.broadcast_buffers = config.ddp.broadcast_buffers;
   s.communication_hook = communication_hook(config.ddp);
+  if (config.world_size_invariant) s.pairwise_passes = config.sizes.accumulation;
   return s;
 }
 

@@ -21,6 +21,15 @@ Stream stream_on(Device device, int threads) {
   return device.kind == Device::host ? Stream::host(threads) : Stream::create(device);
 }
 
+/// Of the sums of gradients; absent: that of the world.
+std::optional<ReductionOrder> reduction_order(const World& world, const DsConfig& config) {
+  if (!config.world_size_invariant) return {};
+  require(world.device().kind == Device::host, Errc::unsupported, config.file,
+          ": ringzero.deterministic: world_size_invariant is for host memory, found ", name(world.device()),
+          "; train on the host, or remove the key");
+  return ReductionOrder::pairwise;
+}
+
 std::unique_ptr<Strategy> strategy_of(Module& module, Communicator& communicator, const DsConfig& config,
                                       const EngineOptions& o) {
   const StrategyKind kind = o.strategy ? *o.strategy : strategy_kind(config);
@@ -114,7 +123,7 @@ Engine::Engine(World& world, Module& module, DsConfig config, EngineOptions o)
       module_(module),
       config_(std::move(config)),
       seed_(o.seed),
-      communicator_(world.new_communicator()),
+      communicator_(world.new_communicator(reduction_order(world, config_))),
       stream_(stream_on(communicator_.options().device, o.threads > 0 ? o.threads : world.threads())),
       tape_(stream_),
       strategy_(strategy_of(module, communicator_, config_, o)) {
@@ -151,7 +160,8 @@ void Engine::make_updates(std::unique_ptr<Optimizer> optimizer, const EngineOpti
       UpdateLoopOptions{.accumulation = config_.sizes.accumulation,
                         .expected_terms = o.expected_terms,
                         .seed = o.seed,
-                        .graph = o.graph && strategy_->capturable()});
+                        .graph = o.graph && strategy_->capturable(),
+                        .world_size_invariant = config_.world_size_invariant});
 }
 
 UpdateLoop& Engine::updates() {
@@ -174,10 +184,16 @@ Loader Engine::loader(std::shared_ptr<const Dataset> dataset, const EngineLoader
                                      .shuffle = o.shuffle,
                                      .drop_last = o.drop_last.value_or(config_.drop_last),
                                      .seed = o.seed.value_or(seed_)};
-  return Loader(std::move(dataset), std::make_shared<DistributedBatchSampler>(sampling), stream_,
+  const auto accumulation = static_cast<std::size_t>(std::max<std::int64_t>(1, config_.sizes.accumulation));
+  std::shared_ptr<const BatchSampler> sampler;
+  if (config_.world_size_invariant)
+    sampler = std::make_shared<ConsecutiveBatchSampler>(sampling, accumulation);
+  else
+    sampler = std::make_shared<DistributedBatchSampler>(sampling);
+  return Loader(std::move(dataset), std::move(sampler), stream_,
                 {.num_workers = o.num_workers,
                  .prefetch_factor = o.prefetch_factor,
-                 .slots = static_cast<std::size_t>(std::max<std::int64_t>(1, config_.sizes.accumulation)),
+                 .slots = accumulation,
                  .positions = loaders_,
                  .name = o.name.empty() ? loaders_->new_name() : o.name});
 }

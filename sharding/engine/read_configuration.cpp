@@ -25,6 +25,15 @@ void check_schedule(const DsConfig& config, const LrSchedule& schedule) {
   }
 }
 
+/// Forward passes of rank 0 change them.
+void check_buffers(const DsConfig& config, Module& model) {
+  if (!config.world_size_invariant) return;
+  for (const ModuleBuffer* b : model.buffers())
+    require(!b->persistent, Errc::config, config.file, ": ringzero.deterministic: world_size_invariant: the ",
+            "buffer ", b->name, " follows the samples of rank 0, whose number depends on that of the ranks; ",
+            "remove the key, or train a model without buffers that are saved");
+}
+
 /// A model is trained if there is an optimizer.
 void check_training(const DsConfig& config, const EngineOptions& o) {
   const bool own = o.optimizer != nullptr;
@@ -59,6 +68,7 @@ DsConfig read_configuration(int ranks, Module& model, const EngineOptions& o) {
                              .updates = o.updates,
                              .adamw_by_default = o.arguments.learning_rate.has_value() && !o.optimizer});
   check_training(config, o);
+  check_buffers(config, model);
   strategy_options(config, o.strategy ? *o.strategy : strategy_kind(config));
   return config;
 }

@@ -24,6 +24,8 @@ class GradientStore {
 
   /// The means of FlatLayout::updated() of a bucket; valid after settle().
   virtual const Tensor& mean(int bucket) const = 0;
+  /// The gradients of this rank; defined between provide() and the end of the reduction.
+  virtual const Tensor& whole(int bucket) const = 0;
   /// Bytes kept between passes.
   virtual std::size_t bytes() const = 0;
 };

@@ -22,6 +22,7 @@ class KeptGradients final : public GradientStore {
   void reopen(const Stream&) override;
   void forget() override;
   const Tensor& mean(int bucket) const override { return buckets_[static_cast<std::size_t>(bucket)].shard; }
+  const Tensor& whole(int bucket) const override { return buckets_[static_cast<std::size_t>(bucket)].whole; }
   std::size_t bytes() const override;
 
  private:

@@ -23,6 +23,7 @@ class ShardedGradients final : public GradientStore {
   void settle(const Stream&) override;
   void forget() override;
   const Tensor& mean(int bucket) const override { return buckets_[static_cast<std::size_t>(bucket)].shard; }
+  const Tensor& whole(int bucket) const override { return buckets_[static_cast<std::size_t>(bucket)].whole; }
   std::size_t bytes() const override;
 
  private:

@@ -43,7 +43,7 @@ ShardedModel::ShardedModel(Module& module, ModelParameters parameters, const Sto
       parameters_(std::move(parameters)),
       layout_(parameters_, plan_buckets(module, runtime), options.plan.state,
               {runtime.shard_group.rank(), runtime.shard_group.size()}),
-      wire_(options.wire, runtime) {
+      wire_(options.wire, options.pairwise_passes ? ReduceOp::sum : ReduceOp::avg, runtime) {
   state_offloaded_ = offloaded_buckets(layout_.buckets(), options_.offload_state);
   for (int b = 0; options_.precision.mixed() && b < layout_.size(); ++b) masters_.push_back(make_master(b));
   make_values();

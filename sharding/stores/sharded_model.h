@@ -30,6 +30,7 @@ struct StorageOptions {
   std::shared_ptr<CommunicationHook> hook;  ///< of whole gradients; null: none
   OffloadOptions offload_state;             ///< of sharded optimizer state and masters, on a device
   OffloadOptions offload_values;            ///< of sharded values, on a device
+  std::int64_t pairwise_passes = 0;         ///< of an update, whose gradients are summed in pairwise order
 };
 
 /// Buckets of the trainable parameters of a module, without memory.

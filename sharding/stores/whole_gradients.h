@@ -25,6 +25,7 @@ class WholeGradients final : public GradientStore {
   void reopen(const Stream&) override;
   void forget() override;
   const Tensor& mean(int bucket) const override { return buckets_[static_cast<std::size_t>(bucket)]; }
+  const Tensor& whole(int bucket) const override { return buckets_[static_cast<std::size_t>(bucket)]; }
   std::size_t bytes() const override;
 
  private:

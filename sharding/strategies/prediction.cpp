@@ -6,6 +6,7 @@
 #include "comm/core/error.h"
 #include "comm/core/integer_math.h"
 #include "sharding/stores/gathers/gather_plan.h"
+#include "sharding/stores/pairwise_sums.h"
 
 namespace rz {
 
@@ -52,6 +53,8 @@ std::size_t gradients_of(const Laid& laid) {
   for (int b = 0; b < laid.layout.size(); ++b)
     elements += laid.storage.plan.gradients == Placement::replicated ? laid.layout.bucket(b).count
                                                                      : laid.layout.shard(b).count();
+  const std::size_t partial = PairwiseSums::max_kept(laid.storage.pairwise_passes);
+  for (int b = 0; b < laid.layout.size(); ++b) elements += partial * laid.layout.bucket(b).count;
   return elements * size_of(laid.storage.precision.gradients);
 }
 

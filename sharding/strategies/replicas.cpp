@@ -51,7 +51,8 @@ void require_same_options(StrategyKind kind, const StrategyOptions& options, Com
                           {"unused_parameters", name(options.unused_parameters)},
                           {"find_unused_parameters", yes(options.find_unused_parameters)},
                           {"static_graph", yes(options.static_graph)},
-                          {"broadcast_buffers", yes(options.broadcast_buffers)}};
+                          {"broadcast_buffers", yes(options.broadcast_buffers)},
+                          {"pairwise_passes", concat(options.pairwise_passes)}};
   add_facts("offload_optimizer", options.offload_optimizer, facts);
   add_facts("offload_param", options.offload_param, facts);
   add_facts(options.gathers, facts);

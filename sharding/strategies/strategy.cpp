@@ -8,6 +8,7 @@
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
 #include "comm/device/allocate.h"
+#include "comm/device/meta.h"
 
 namespace rz {
 
@@ -23,13 +24,22 @@ void wait_for_device(const Stream& stream) noexcept {
   }
 }
 
+/// A meta communicator sums nothing.
+Mesh with_order(Mesh mesh, const StrategyOptions& options) {
+  const Communicator& c = mesh.communicator();
+  const bool has_order = c.size() <= 3 || c.options().reduction_order == ReductionOrder::pairwise;
+  require(options.pairwise_passes == 0 || has_order || is_meta(c.options().device), Errc::invalid_argument,
+          "pairwise_passes needs a communicator whose CommOptions::reduction_order is pairwise");
+  return mesh;
+}
+
 }  // namespace
 
 Strategy::Strategy(StrategyKind kind, const ShardingPlan& plan, Module& module, Mesh mesh,
                    StrategyOptions options)
     : kind_(kind),
       options_(checked(std::move(options), plan)),
-      runtime_(std::move(mesh), offloads(options_)),
+      runtime_(with_order(std::move(mesh), options_), offloads(options_)),
       hooks_(module.parameters(), hooks_of(passes_, concat("a ", name(kind), " strategy"))),
       model_(module, agree_on_model(kind, module, options_, runtime_.communicator),
              storage_options(options_, plan, runtime_.shard_group.size(), runtime_.stream.device().kind),
@@ -220,7 +230,7 @@ MemoryReport Strategy::memory() const {
   HeldBytes masters;
   for (const Tensor& t : model_.masters()) masters.add(t, device);
   report.parameters = values.on_device;
-  report.gradients = model_.gradients().bytes();
+  report.gradients = model_.gradients().bytes() + passes_.reduction().partial_sums();
   report.masters = masters.on_device;
   report.optimizer_state = state.on_device;
   report.offloaded = {values.on_host, masters.on_host, state.on_host};

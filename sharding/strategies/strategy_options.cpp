@@ -53,7 +53,23 @@ ShardingPlan plan_of(StrategyKind kind) {
   fail(Errc::invalid_argument, "no such strategy");
 }
 
+namespace {
+
+void check_pairwise(const StrategyOptions& o) {
+  require(o.pairwise_passes >= 0, Errc::invalid_argument, "pairwise_passes is ", o.pairwise_passes,
+          "; at least 0");
+  if (o.pairwise_passes == 0) return;
+  require(
+      o.precision.gradients == DType::f32 && o.wire == WireFormat{}, Errc::invalid_argument,
+      "pairwise_passes: sums of gradients are in f32; set precision.gradients to f32, and no wire format");
+  require(!o.communication_hook, Errc::invalid_argument,
+          "pairwise_passes: a communication hook forms sums in its own order; remove one of them");
+}
+
+}  // namespace
+
 StrategyOptions checked(StrategyOptions options, const ShardingPlan& plan) {
+  check_pairwise(options);
   check(options.precision);
   check(options.wire);
   check(options.offload_optimizer, "offload_optimizer");
@@ -91,7 +107,8 @@ StorageOptions storage_options(const StrategyOptions& options, const ShardingPla
                      .buckets = bucket_options(options, plan, ranks),
                      .gathers = options.gathers,
                      .wire = options.wire,
-                     .hook = options.communication_hook};
+                     .hook = options.communication_hook,
+                     .pairwise_passes = options.pairwise_passes};
   if (!options.overlap_comm) out.gathers.prefetch_bucket_size = 0;
   if (kind == Device::host) return out;  // all is in host memory already
   out.offload_state = options.offload_optimizer;

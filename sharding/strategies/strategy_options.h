@@ -2,6 +2,7 @@
 /// Kinds and options of strategies.
 
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <memory>
 #include <string_view>
@@ -72,6 +73,14 @@ struct StrategyOptions {
   /// Buffers of the module (running means) are those of rank 0 in every forward pass that trains: they are
   /// broadcast before its first scope. A module without buffers costs nothing. False: each rank has its own.
   bool broadcast_buffers = true;
+  /// Above 0: an update has so many passes on each rank, of which the last one synchronises, and gradients
+  /// are their sums over passes and ranks in pairwise order (ReductionOrder), which the communicator must
+  /// have. With a power of two of ranks, and passes that together are the same, gradients have the same bits
+  /// for any number of ranks. They are not divided by the number of ranks: backward() divides by the expected
+  /// terms, and the caller of Tape::backward() by what he wants. This needs log2(passes) copies of whole
+  /// gradients, in every strategy, and gradients in f32 without a wire format or hook. 0: passes add up in
+  /// their order.
+  std::int64_t pairwise_passes = 0;
 };
 
 /// The options. Errc::invalid_argument for a precision that does not exist, and for what the plan has not.

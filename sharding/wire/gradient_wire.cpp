@@ -42,7 +42,8 @@ void check(const WireFormat& format) {
           factor, ", expected a finite number above 0");
 }
 
-GradientWire::GradientWire(const WireFormat& format, Runtime& runtime) : format_(format), runtime_(runtime) {
+GradientWire::GradientWire(const WireFormat& format, ReduceOp result, Runtime& runtime)
+    : format_(format), result_(result), runtime_(runtime) {
   const int ranks = runtime.communicator.size();
   const double factor = format.gradient_predivide_factor;
   if (format.prescale_gradients) {
@@ -55,11 +56,12 @@ GradientWire::GradientWire(const WireFormat& format, Runtime& runtime) : format_
 
 ReduceOp GradientWire::op() const {
   const bool scaled = format_.prescale_gradients || format_.gradient_predivide_factor != 1;
-  return scaled ? ReduceOp::sum : ReduceOp::avg;
+  return scaled ? ReduceOp::sum : result_;
 }
 
 bool GradientWire::is_plain(DType gradients) const {
-  return format_.communication_data_type.value_or(gradients) == gradients && op().kind == ReduceOp::avg;
+  const bool scaled = format_.prescale_gradients || format_.gradient_predivide_factor != 1;
+  return format_.communication_data_type.value_or(gradients) == gradients && !scaled;
 }
 
 Tensor GradientWire::encoded(const Tensor& gradients, const Stream& stream) {
@@ -71,14 +73,14 @@ Tensor GradientWire::encoded(const Tensor& gradients, const Stream& stream) {
 }
 
 GradientWire::Reduction GradientWire::all_reduce(const Tensor& in_out, const Stream& stream) {
-  if (is_plain(in_out.dtype())) return {runtime_.all_reduce(in_out, ReduceOp::avg, stream), {}};
+  if (is_plain(in_out.dtype())) return {runtime_.all_reduce(in_out, result_, stream), {}};
   const Tensor sum = encoded(in_out, stream);
   return {runtime_.all_reduce(sum, op(), stream), sum};
 }
 
 GradientWire::Reduction GradientWire::reduce_scatter(const Tensor& in, const Tensor& out,
                                                      const Stream& stream) {
-  if (is_plain(in.dtype())) return {runtime_.reduce_scatter(in, out, ReduceOp::avg, stream), {}};
+  if (is_plain(in.dtype())) return {runtime_.reduce_scatter(in, out, result_, stream), {}};
   const Tensor whole = encoded(in, stream);
   const Communicator& group = runtime_.shard_group;
   const Range own = shard_range(in.count(), group.rank(), group.size());

@@ -1,5 +1,5 @@
 #pragma once
-/// Means of gradients over the ranks, in a wire format.
+/// Means or sums of gradients over the ranks, in a wire format.
 
 #include "sharding/runtime/runtime.h"
 #include "sharding/wire/wire_format.h"
@@ -15,14 +15,14 @@ class GradientWire {
     Tensor sum;  ///< as it arrives; undefined if the result is in place
   };
 
-  /// The runtime must outlive the wire.
-  GradientWire(const WireFormat&, Runtime&);
+  /// `result`: avg, or sum, which needs a default format. The runtime must outlive the wire.
+  GradientWire(const WireFormat&, ReduceOp result, Runtime&);
 
   /// Of whole gradients, in place.
   Reduction all_reduce(const Tensor& in_out, const Stream&);
   /// Of this rank's shard of `in`, which may be overwritten. `out` may be that shard.
   Reduction reduce_scatter(const Tensor& in, const Tensor& out, const Stream&);
-  /// Waits for the reduction and writes the means to `out`, which was passed when it started. Call it once.
+  /// Waits for the reduction and writes the result to `out`, which was passed when it started. Call it once.
   void finish(Reduction&, const Tensor& out, const Stream&);
 
  private:
@@ -31,6 +31,7 @@ class GradientWire {
   ReduceOp op() const;
 
   WireFormat format_;
+  ReduceOp result_;
   Runtime& runtime_;
   float before_ = 1, after_ = 1;  // factors
 };

@@ -21,7 +21,8 @@ ContinuousBatchSampler batch_sampler(const Engine& engine, std::uint64_t samples
                                  .rank = engine.world().rank(),
                                  .shuffle = shuffle,
                                  .drop_last = engine.config().drop_last,
-                                 .seed = seed});
+                                 .seed = seed,
+                                 .consecutive = engine.config().world_size_invariant});
 }
 
 Loader token_loader(const Engine& engine, const Tokens& tokens, std::size_t seq_len,

@@ -8,6 +8,12 @@ namespace {
 using enum Kind;
 
 constexpr KeySpec ringzero[] = {
+    applied(
+        "deterministic", choice, "\"rank_order\"",
+        "rank_order: the same bits for every strategy at a number of ranks; world_size_invariant: also for "
+        "1, 2, 4, 8, … ranks, at the same train_batch_size and train_micro_batch_size_per_gpu; "
+        "docs/guide/determinism.md")
+        .one_of("[\"rank_order\", \"world_size_invariant\"]"),
     applied("unused_parameters", choice, "\"pytorch\"",
             "a parameter that no loss reaches: pytorch skips its update, deepspeed updates it with a zero "
             "gradient")

@@ -82,6 +82,7 @@ void fill_sections(Settings& s, const RunFacts& facts, DsConfig& c) {
   c.monitor = typed_monitor(s);
   c.gradient_clipping = s.number("gradient_clipping");
   c.drop_last = s.boolean("dataloader_drop_last");
+  c.world_size_invariant = typed_world_size_invariant(s, c, facts.ranks);
   c.unused_parameters = unused_parameter_policy_from_name(s.text("ringzero.unused_parameters"));
 }
 

@@ -18,6 +18,9 @@ ZeroConfig typed_zero(const Settings&, const std::string& file, std::vector<std:
 /// Errc::config for combinations that exclude each other. Call before typed_zero(): what it shares with that
 /// section enters the settings.
 DdpConfig typed_ddp(Settings&, const PrecisionConfig&, const std::string& file);
+/// ringzero.deterministic. Errc::config for a number of ranks, or keys of the configuration so far, with
+/// which results would depend on the number of ranks.
+bool typed_world_size_invariant(const Settings&, const DsConfig&, int ranks);
 /// Errc::config for keys that need others. A folder that follows from resume_from_checkpoint enters the
 /// settings.
 CheckpointConfig typed_checkpoint(Settings&, const std::string& file);

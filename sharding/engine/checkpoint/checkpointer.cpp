@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "comm/core/error.h"
+#include "comm/core/integer_math.h"
 #include "sharding/checkpoint/deepspeed/state_files.h"
 #include "sharding/checkpoint/sharded/checkpoint_folder.h"
 #include "sharding/checkpoint/sharded/checkpoint_reader.h"
@@ -75,11 +76,12 @@ void refuse_deepspeed(const fs::path& folder) {
           escaped(folder.string()), " OUT`, and load them with load_model()");
 }
 
-/// Passes of earlier updates, for the seeds of dropout. With another number of ranks or micro-batches they
-/// are counted as if all updates had been like those to come.
-std::uint64_t passes_before(const EngineState& s, int ranks, std::int64_t accumulation) {
-  if (s.ranks == ranks && s.accumulation == accumulation) return s.updates.passes;
-  return static_cast<std::uint64_t>(s.updates.count.steps * accumulation);
+/// Passes of earlier updates, for the seeds of dropout. With another number of micro-batches they are counted
+/// as if all updates had been like those to come.
+std::uint64_t passes_before(const EngineState& s, std::int64_t accumulation) {
+  const auto before = static_cast<std::uint64_t>(s.accumulation);
+  if (s.accumulation == accumulation) return s.updates.passes;
+  return ceil_div(s.updates.passes, before) * static_cast<std::uint64_t>(accumulation);
 }
 
 }  // namespace
@@ -182,7 +184,7 @@ TrainerState Checkpointer::trainer_of(const EngineState& saved, const std::strin
 void Checkpointer::restore(const EngineState& saved, const LoadCheckpointOptions& o) {
   if (!parts_.updates || o.load_module_only) return;
   UpdateLoop::State updates = saved.updates;
-  updates.passes = passes_before(saved, parts_.world.size(), parts_.accumulation);
+  updates.passes = passes_before(saved, parts_.accumulation);
   parts_.updates->set_state(updates);
   parts_.loaders->restore(saved.loaders);
   if (o.load_optimizer_states) restore_optimizer(saved.optimizer);

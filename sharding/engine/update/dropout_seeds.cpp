@@ -14,7 +14,9 @@ DropoutSeeds::DropoutSeeds(std::uint64_t seed, std::size_t micro_batches, Place 
 
 std::uint64_t DropoutSeeds::of_pass(std::uint64_t pass) const {
   const auto rank = static_cast<std::uint64_t>(place_.rank), ranks = static_cast<std::uint64_t>(place_.ranks);
-  return seed_ ^ (pass * ranks + rank + 1) * 0x9e3779b97f4a7c15u;
+  const std::uint64_t run = pass / place_.consecutive, within = pass % place_.consecutive;
+  const std::uint64_t number = (run * ranks + rank) * place_.consecutive + within;
+  return seed_ ^ (number + 1) * 0x9e3779b97f4a7c15u;
 }
 
 void DropoutSeeds::draw(std::uint64_t first_pass, const Stream& stream) {

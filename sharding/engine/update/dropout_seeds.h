@@ -14,6 +14,9 @@ class DropoutSeeds {
  public:
   struct Place {
     int rank = 0, ranks = 1;
+    /// Passes of a rank that follow each other in the order of the passes of all ranks, which numbers the
+    /// seeds. With those of an update, seeds do not depend on the number of ranks.
+    std::uint64_t consecutive = 1;
   };
   /// For updates of `micro_batches`, on the device of the stream.
   DropoutSeeds(std::uint64_t seed, std::size_t micro_batches, Place, const Stream&);

@@ -7,6 +7,15 @@
 
 namespace rz {
 
+namespace {
+
+DropoutSeeds::Place place_of(const World& world, const UpdateLoopOptions& o) {
+  const std::int64_t consecutive = o.world_size_invariant ? std::max<std::int64_t>(1, o.accumulation) : 1;
+  return {world.rank(), world.size(), static_cast<std::uint64_t>(consecutive)};
+}
+
+}  // namespace
+
 UpdateLoop::UpdateLoop(World& world, Tape& tape, Strategy& strategy, TrainingStep&& training,
                        UpdateReports&& reports, const UpdateLoopOptions& options)
     : world_(world),
@@ -16,7 +25,7 @@ UpdateLoop::UpdateLoop(World& world, Tape& tape, Strategy& strategy, TrainingSte
       training_(std::move(training)),
       reports_(std::move(reports)),
       accumulation_(options.accumulation),
-      seeds_(options.seed, static_cast<std::size_t>(options.accumulation), {world.rank(), world.size()},
+      seeds_(options.seed, static_cast<std::size_t>(options.accumulation), place_of(world, options),
              tape.stream()) {
   given_terms_ = options_.expected_terms.has_value();
   if (given_terms_) strategy_.settings().set_expected_terms(*options_.expected_terms);
@@ -25,10 +34,17 @@ UpdateLoop::UpdateLoop(World& world, Tape& tape, Strategy& strategy, TrainingSte
 
 // ---- an update
 
+/// By the first micro-batches of all ranks, or that of rank 0, which is the same for any number of ranks.
+double UpdateLoop::terms_of_update(const nn::Loss& first) {
+  const auto own = static_cast<double>(first.read(tape_.stream()).count);
+  const auto steps = static_cast<double>(accumulation_.steps());
+  if (!options_.world_size_invariant) return world_.reduce(own, ReduceOp::sum) * steps;
+  return world_.reduce(world_.is_main() ? own : 0, ReduceOp::sum) * steps * world_.size();
+}
+
 void UpdateLoop::expect_terms(const nn::Loss& loss) {
   if (options_.expected_terms) return;
-  const double terms = world_.reduce(static_cast<double>(loss.read(tape_.stream()).count), ReduceOp::sum);
-  options_.expected_terms = std::max(1.0, terms * static_cast<double>(accumulation_.steps()));
+  options_.expected_terms = std::max(1.0, terms_of_update(loss));
   strategy_.settings().set_expected_terms(*options_.expected_terms);
 }
 
@@ -96,8 +112,9 @@ void UpdateLoop::backward(const nn::Loss& loss) {
 void UpdateLoop::backward(Var loss) {
   const bool synchronise = begin_pass();
   strategy_.begin_backward(synchronise);
-  tape_.backward(loss,
-                 static_cast<float>(training_.loss_scale() / static_cast<double>(accumulation_.steps())));
+  const int ranks = options_.world_size_invariant ? world_.size() : 1;  // else the mean divides by them
+  tape_.backward(
+      loss, static_cast<float>(training_.loss_scale() / static_cast<double>(accumulation_.steps() * ranks)));
   end_pass(synchronise);
 }
 
@@ -132,6 +149,10 @@ void UpdateLoop::cancel() {
   reducing_ = false;
   accumulation_.next_update();
   reports_.losses().clear();
+  // Ranks may have failed in different passes.
+  const auto steps = static_cast<std::uint64_t>(accumulation_.steps());
+  passes_ = passes_of_updates_ = std::max(passes_, passes_of_updates_ + steps);
+  tape_.seed(seeds_.of_pass(passes_));
 }
 
 // ---- update by update

@@ -22,6 +22,8 @@ struct UpdateLoopOptions {
   std::optional<double> expected_terms;  ///< default: those of the first micro-batches, times accumulation
   std::uint64_t seed = 0;                ///< of dropout
   bool graph = true;                     ///< on a device: capture updates
+  /// Nothing depends on how many ranks share the micro-batches of an update.
+  bool world_size_invariant = false;
 };
 
 /// Makes updates of passes, pass by pass or a whole update at once. Engine has the contracts of the functions
@@ -76,6 +78,7 @@ class UpdateLoop {
   void end_pass(bool synchronised);
   /// The first loss decides on expected_terms, unless they were given. Collective.
   void expect_terms(const nn::Loss&);
+  double terms_of_update(const nn::Loss& first);
   void run_passes(const std::function<nn::Loss(std::size_t)>& forward);
   void complete();
 

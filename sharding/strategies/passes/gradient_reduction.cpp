@@ -23,10 +23,27 @@ void GradientReduction::follow_layout() {
   scheduler_ = std::make_unique<BucketScheduler>(
       model_.layout().buckets(), model_.options().buckets,
       [this](int bucket, const Stream& stream) { return launch(bucket, stream); });
+  if (const std::int64_t passes = model_.options().pairwise_passes)
+    sums_.emplace(passes, model_.layout().size());
 }
 
-void GradientReduction::begin_pass() {
+/// Leaves memory for the gradients of the next pass.
+void GradientReduction::keep_passes() {
+  const Stream& stream = runtime_.stream;
+  for (int b = 0; b < model_.layout().size(); ++b) {
+    model_.gradients().provide(b, stream);
+    fill_unwritten(b, stream);
+    sums_->keep(b, model_.gradients().whole(b), stream);
+  }
+  for (Parameter* p : model_.parameters().members()) p->grad_is_fresh = true;
+}
+
+void GradientReduction::begin_pass(bool synchronises) {
   check_.begin_pass();
+  if (sums_) {
+    sums_->begin_pass(synchronises);
+    if (sums_->group_ended()) keep_passes();
+  }
   if (scopes_) scopes_->begin_pass();
 }
 
@@ -56,6 +73,7 @@ Work GradientReduction::launch(int bucket, const Stream& given) {
   const Stream& stream = runtime_.stream_for(given);
   model_.gradients().provide(bucket, runtime_.stream);
   fill_unwritten(bucket, stream);
+  if (sums_) sums_->add_kept(bucket, model_.gradients().whole(bucket), stream);
   if (!is_exchanged(bucket)) return {};  // the mean of zeros
   return model_.gradients().reduce(bucket, stream);
 }
@@ -135,6 +153,7 @@ void GradientReduction::reset() {
   for (Parameter* p : model_.parameters().members()) p->grad_is_fresh = true;
   agreement_.reset();
   if (scopes_) scopes_->abandon_pass();
+  if (sums_) sums_->reset();
   model_.gradients().forget();
 }
 

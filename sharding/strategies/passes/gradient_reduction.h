@@ -10,6 +10,7 @@
 #include "comm/bucket_scheduler.h"
 #include "sharding/consistency/pass_agreement.h"
 #include "sharding/runtime/runtime.h"
+#include "sharding/stores/pairwise_sums.h"
 #include "sharding/stores/sharded_model.h"
 #include "sharding/strategies/passes/bucket_rebuild.h"
 #include "sharding/strategies/passes/pass_check.h"
@@ -26,7 +27,7 @@ class GradientReduction {
   GradientReduction(const GradientReduction&) = delete;
 
   // ---- a backward pass; `member` as in ModelParameters
-  void begin_pass();
+  void begin_pass(bool synchronises);
   /// Called before the gradient of a member is written for the first time in a pass.
   void gradient_begins(int member);
   /// Called in a pass that synchronises when the gradient of a member is complete.
@@ -54,6 +55,9 @@ class GradientReduction {
   std::optional<BucketLayout> rebuild_buckets();
   bool has_rebuilt() const { return rebuild_.made(); }
 
+  /// Bytes of the partial sums of an update.
+  std::size_t partial_sums() const { return sums_ ? sums_->bytes() : 0; }
+
   PassCheck& check() { return check_; }
   const PassAgreement& agreement() const { return agreement_; }
   /// Seconds from the first reduction of a pass to the end of its last, of the passes of the last update that
@@ -66,6 +70,7 @@ class GradientReduction {
   Work launch(int bucket, const Stream&);
   void fill_unwritten(int bucket, const Stream&);
   bool is_exchanged(int bucket) const;
+  void keep_passes();
   void follow_layout();
 
   ShardedModel& model_;
@@ -76,6 +81,7 @@ class GradientReduction {
   double seconds_ = 0, last_seconds_ = 0;
   std::unique_ptr<BucketScheduler> scheduler_;
   std::unique_ptr<ScopeReadiness> scopes_;  // null unless values are sharded
+  std::optional<PairwiseSums> sums_;        // in pairwise order only
 };
 
 }  // namespace rz

@@ -61,10 +61,11 @@ void TrainingPasses::gradient_ready(const Parameter& p, const Stream& stream) {
 void TrainingPasses::begin_backward(bool synchronise) {
   state_.require_may_begin();
   model_.parameters().require_trainable("begin_backward()");
-  if (state_.reduced()) model_.gradients().reopen(runtime_.stream);
+  const bool reopens = state_.reduced();
   state_.begin(synchronise);
   follower_.begin_backward();
-  reduction_.begin_pass();
+  reduction_.begin_pass(state_.reducing());
+  if (reopens) model_.gradients().reopen(runtime_.stream);
 }
 
 void TrainingPasses::begin_without_data(bool synchronise) {

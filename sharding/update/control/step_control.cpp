@@ -15,6 +15,12 @@ StepControl::StepControl(const ShardedModel& model, Runtime& runtime) : model_(m
 
 // ---- the loss
 
+/// Sums in pairwise order are not divided by the number of ranks.
+float StepControl::loss_gradient() const {
+  const bool sums = model_.options().pairwise_passes > 0;
+  return settings_.loss_gradient(sums ? 1 : runtime_.communicator.size());
+}
+
 Tensor StepControl::device_loss_gradient(const Stream& stream) {
   write_settings(stream);
   return device_limits_.loss_gradient();

@@ -37,7 +37,7 @@ class StepControl {
   /// Gradients were dropped.
   void reset_terms() { terms_.reset(); }
   /// UpdateSettings::loss_gradient().
-  float loss_gradient() const { return settings_.loss_gradient(runtime_.communicator.size()); }
+  float loss_gradient() const;
   /// The same in device memory.
   Tensor device_loss_gradient(const Stream&);
 

@@ -27,8 +27,7 @@ class UpdateSettings {
   /// before next_update(). Errc::invalid_argument if max_norm is negative or NaN.
   void set_policy(const Policy&);
 
-  /// Factor in the gradient of a sum over terms, which the mean over the ranks makes a sum over expected
-  /// terms.
+  /// Factor in the gradient of a sum over terms, which the mean over `ranks` makes a sum over expected terms.
   float loss_gradient(int ranks) const { return static_cast<float>(loss_scale_ * ranks / expected_terms_); }
   /// What norms and updates read.
   StepLimits limits() const {
