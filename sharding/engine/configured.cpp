@@ -128,7 +128,8 @@ StrategyKind strategy_kind(const DsConfig& config) {
   return by_stage[config.zero.stage];
 }
 
-StrategyOptions strategy_options(const DsConfig& config, StrategyKind kind) {
+StrategyOptions strategy_options(const DsConfig& config, StrategyKind kind,
+                                 const std::function<void(StrategyOptions&)>& configure) {
   check_kind(config, kind);
   const ZeroConfig& zero = config.zero;
   StrategyOptions s;
@@ -148,6 +149,7 @@ StrategyOptions strategy_options(const DsConfig& config, StrategyKind kind) {
   s.static_graph = config.ddp.static_graph;
   s.broadcast_buffers = config.ddp.broadcast_buffers;
   s.communication_hook = communication_hook(config.ddp);
+  if (configure) configure(s);
   if (config.world_size_invariant) s.pairwise_passes = config.sizes.accumulation;
   return s;
 }

@@ -1,6 +1,7 @@
 #pragma once
 /// What a configuration asks for, as objects and options.
 
+#include <functional>
 #include <memory>
 
 #include "sharding/config/ds_config.h"
@@ -20,7 +21,9 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig&, Decay);
 
 /// The kind of zero_optimization.stage.
 StrategyKind strategy_kind(const DsConfig&);
-/// All keys that StrategyOptions has, for a kind. Errc::config names a key that the kind does not have.
-StrategyOptions strategy_options(const DsConfig&, StrategyKind);
+/// All keys that StrategyOptions has, for a kind, as `configure` has changed them, but for what
+/// ringzero.deterministic needs. Errc::config names a key that the kind does not have.
+StrategyOptions strategy_options(const DsConfig&, StrategyKind,
+                                 const std::function<void(StrategyOptions&)>& configure = {});
 
 }  // namespace rz

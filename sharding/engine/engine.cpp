@@ -33,8 +33,7 @@ std::optional<ReductionOrder> reduction_order(const World& world, const DsConfig
 std::unique_ptr<Strategy> strategy_of(Module& module, Communicator& communicator, const DsConfig& config,
                                       const EngineOptions& o) {
   const StrategyKind kind = o.strategy ? *o.strategy : strategy_kind(config);
-  StrategyOptions options = strategy_options(config, kind);
-  if (o.configure_strategy) o.configure_strategy(options);
+  const StrategyOptions options = strategy_options(config, kind, o.configure_strategy);
   const auto trains = [&] { return o.optimizer != nullptr || config.optimizer.has_value(); };
   if (!trains()) module.requires_grad_(false);
   const std::vector<Parameter*> parameters = module.parameters();

@@ -30,8 +30,7 @@ class Run {
     if (!o.optimizer) made_ = make_optimizer(*config_.optimizer, o.decay);
     optimizer_ = o.optimizer ? o.optimizer.get() : made_.get();
     kind_ = o.strategy ? *o.strategy : strategy_kind(config_);
-    options_ = strategy_options(config_, kind_);
-    if (o.configure_strategy) o.configure_strategy(options_);
+    options_ = strategy_options(config_, kind_, o.configure_strategy);
     if (config_.activation_checkpointing.enabled()) module.checkpoint_activations();
   }
 

@@ -71,6 +71,38 @@ INSTANTIATE_TEST_SUITE_P(Cases, Gpt2TinyBits,
                            return concat(std::get<0>(info.param), "_ranks", std::get<1>(info.param));
                          });
 
+/// With dropout; rank 0 saves the model.
+struct InvariantRun {
+  Reports reports;
+  std::string model;
+};
+
+InvariantRun invariant_run(int ranks, StrategyKind kind) {
+  const Folder folder;
+  TinyCase c = tiny_case("tiny");
+  c.config.embd_pdrop = c.config.attn_pdrop = c.config.resid_pdrop = 0.1;
+  TinyRun run{c, ranks, tiny_options(c, ranks, kind), folder / "start.safetensors"};
+  write_tiny_start(c.config, run.checkpoint);
+  run.options.ds.sizes = {8, 1, 8 / ranks};
+  run.options.ds.world_size_invariant = true;
+  run.options.ds.gradient_clipping = 0.5;
+  run.afterwards = [&](Engine& engine, Gpt2& model) { save(engine, model, folder / "model"); };
+  InvariantRun out{train(run, 3), {}};
+  out.model = read_text_file((folder / "model") + "/model.safetensors");
+  return out;
+}
+
+TEST(Gpt2TinyInvariance, BitsDoNotDependOnTheNumberOfRanks) {
+  const InvariantRun one = invariant_run(1, StrategyKind::ddp);
+  for (const int ranks : {1, 2, 4, 8})
+    for (const StrategyKind kind : strategies) {
+      const InvariantRun other = invariant_run(ranks, kind);
+      const std::string what = concat(rz::name(kind), " on ", ranks, " ranks");
+      expect_same_bits(one.reports, other.reports, what);
+      EXPECT_EQ(one.model, other.model) << what;
+    }
+}
+
 // ---- against the double-precision reference
 
 test::ReferenceGpt2 reference_of(const std::string& checkpoint, double clip) {
