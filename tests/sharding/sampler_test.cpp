@@ -2,11 +2,17 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
+#include <memory>
 #include <set>
 #include <vector>
 
 #include "comm/core/error.h"
+#include "sharding/data/batch_sampler.h"
+#include "sharding/data/tokens/continuous_batch_sampler.h"
+#include "tests/support/error_of.h"
 
 namespace rz {
 namespace {
@@ -102,6 +108,103 @@ TEST(Sampler, RanksCoverEverySampleOnce) {
 TEST(Sampler, RefusesNoSamplesAndWrongRanks) {
   EXPECT_THROW(DistributedSampler({.samples = 0}), Error);
   EXPECT_THROW(DistributedSampler({.samples = 4, .ranks = 2, .rank = 2}), Error);
+}
+
+/// The batches of an epoch in the order of the micro-batches of all ranks.
+std::vector<BatchSampler::Batch> in_order(const std::function<std::unique_ptr<BatchSampler>(int)>& of_rank,
+                                          int ranks, std::uint64_t accumulation, std::uint64_t epoch) {
+  std::vector<BatchSampler::Batch> all;
+  const std::uint64_t updates = of_rank(0)->batches() / accumulation;
+  for (std::uint64_t u = 0; u < updates; ++u)
+    for (int r = 0; r < ranks; ++r)
+      for (std::uint64_t m = 0; m < accumulation; ++m)
+        all.push_back(of_rank(r)->at(epoch, u * accumulation + m));
+  return all;
+}
+
+void expect_same(const std::vector<BatchSampler::Batch>& a, const std::vector<BatchSampler::Batch>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    EXPECT_EQ(a[i].indices, b[i].indices) << "batch " << i;
+    EXPECT_EQ(a[i].padding, b[i].padding) << "batch " << i;
+  }
+}
+
+/// 8 micro-batches of 3 samples an update.
+std::vector<BatchSampler::Batch> consecutive(int ranks, bool drop_last, std::uint64_t epoch) {
+  const auto accumulation = static_cast<std::size_t>(8 / ranks);
+  return in_order(
+      [&](int rank) -> std::unique_ptr<BatchSampler> {
+        return std::make_unique<ConsecutiveBatchSampler>(BatchSamplerOptions{.samples = 50,
+                                                                             .batch_size = 3,
+                                                                             .ranks = ranks,
+                                                                             .rank = rank,
+                                                                             .drop_last = drop_last,
+                                                                             .seed = 7},
+                                                         accumulation);
+      },
+      ranks, accumulation, epoch);
+}
+
+TEST(ConsecutiveBatchSampler, DoesNotDependOnTheNumberOfRanks) {
+  for (const bool drop_last : {false, true})
+    for (const std::uint64_t epoch : {0u, 3u}) {
+      const auto one = consecutive(1, drop_last, epoch);
+      EXPECT_EQ(one.size(), drop_last ? 16u : 24u);
+      for (const int ranks : {2, 4, 8}) expect_same(one, consecutive(ranks, drop_last, epoch));
+    }
+}
+
+TEST(ConsecutiveBatchSampler, HasEverySampleOnceAndRepeatsTheFirstAsPadding) {
+  const auto batches = consecutive(4, false, 1);
+  std::vector<std::uint64_t> all, kept;
+  for (const auto& b : batches) {
+    all.insert(all.end(), b.indices.begin(), b.indices.end());
+    kept.insert(kept.end(), b.indices.begin(), b.indices.end() - static_cast<std::ptrdiff_t>(b.padding));
+  }
+  EXPECT_EQ(all.size(), 72u);
+  EXPECT_TRUE(std::equal(all.begin(), all.begin() + 22, all.begin() + 50));
+  std::ranges::sort(kept);
+  for (std::uint64_t i = 0; i < 50; ++i) EXPECT_EQ(kept.at(i), i);
+  EXPECT_EQ(kept.size(), 50u);
+}
+
+TEST(ConsecutiveBatchSampler, NeedsAnUpdate) {
+  EXPECT_STREQ(
+      test::error_of([] {
+        ConsecutiveBatchSampler({.samples = 23, .batch_size = 3, .ranks = 2, .drop_last = true}, 4);
+      }).what(),
+      "23 samples are less than one update of 24; give more data or a smaller batch, or set drop_last to "
+      "false");
+  EXPECT_EQ(test::error_of([] { ConsecutiveBatchSampler({.samples = 23, .batch_size = 3}, 0); }).code(),
+            Errc::invalid_argument);
+}
+
+TEST(ContinuousBatchSampler, ConsecutiveSamplesDoNotDependOnTheNumberOfRanks) {
+  const auto batches = [](int ranks, std::uint64_t epoch) {
+    const auto accumulation = static_cast<std::size_t>(8 / ranks);
+    return in_order(
+        [&](int rank) -> std::unique_ptr<BatchSampler> {
+          return std::make_unique<ContinuousBatchSampler>(ContinuousBatchOptions{.samples = 53,
+                                                                                 .batch_size = 3,
+                                                                                 .accumulation = accumulation,
+                                                                                 .ranks = ranks,
+                                                                                 .rank = rank,
+                                                                                 .drop_last = true,
+                                                                                 .seed = 7,
+                                                                                 .consecutive = true});
+        },
+        ranks, accumulation, epoch);
+  };
+  for (const std::uint64_t epoch : {0u, 1u, 2u})
+    for (const int ranks : {2, 4, 8}) expect_same(batches(1, epoch), batches(ranks, epoch));
+  std::vector<std::uint64_t> first;  // samples of the first pass over the data
+  for (const std::uint64_t epoch : {0u, 1u})
+    for (const auto& b : batches(2, epoch)) first.insert(first.end(), b.indices.begin(), b.indices.end());
+  first.resize(53);
+  EXPECT_FALSE(std::ranges::is_sorted(first));
+  std::ranges::sort(first);
+  for (std::uint64_t i = 0; i < 53; ++i) EXPECT_EQ(first[i], i);
 }
 
 }  // namespace
