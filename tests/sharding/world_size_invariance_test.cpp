@@ -427,8 +427,8 @@ TEST(WorldSizeInvariance, ResumesOnAnyNumberOfRanks) {
 
 /// Ranks may have failed in different passes.
 TEST(WorldSizeInvariance, GoesOnAfterAnUpdateThatWasCancelled) {
-  const auto values_after = [](int ranks) {
-    std::vector<float> out;
+  const auto result_after = [](int ranks) {
+    Result out;
     in_world(ranks, [&](World& world) {
       const Case c;
       Net net;
@@ -440,13 +440,13 @@ TEST(WorldSizeInvariance, GoesOnAfterAnUpdateThatWasCancelled) {
       engine.cancel_update();
       loader.set_state({0, static_cast<std::uint64_t>(8 / ranks)});
       update(engine, net, loader, c);
-      const std::vector<float> v = values(engine, net);
-      if (world.is_main()) out = v;
+      const Result after{{engine.loss()}, {engine.report().grad_norm}, values(engine, net)};
+      if (world.is_main()) out = after;
     });
     return out;
   };
-  const std::vector<float> one = values_after(1);
-  for (const int ranks : {2, 4}) EXPECT_TRUE(same_bits(one, values_after(ranks))) << ranks;
+  const Result one = result_after(1);
+  for (const int ranks : {2, 4}) EXPECT_TRUE(same_bits(one, result_after(ranks))) << ranks;
 }
 
 }  // namespace

@@ -80,7 +80,6 @@ TinyOptions tiny_options(const TinyCase& c, int ranks, StrategyKind kind) {
 }
 
 namespace {
-/// With one thread a rank.
 EngineOptions engine_options(const TinyRun& run, const PretrainedWeights& weights) {
   EngineOptions e;
   e.ds_config = run.options.ds;
@@ -95,7 +94,7 @@ EngineOptions engine_options(const TinyRun& run, const PretrainedWeights& weight
   };
   e.expected_terms =
       static_cast<double>(run.options.ds.sizes.train) * static_cast<double>(run.options.seq_len);
-  e.threads = 1;
+  e.threads = run.options.threads;
   e.graph = run.options.graph;
   e.log = nullptr;
   return e;

@@ -45,6 +45,7 @@ struct TinyOptions {
   Decay decay = Decay::matrices;
   std::size_t seq_len = 0;
   bool graph = true;
+  int threads = 1;  ///< of a rank
 };
 TinyOptions tiny_options(const TinyCase&, int ranks, StrategyKind);
 

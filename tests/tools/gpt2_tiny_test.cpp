@@ -71,6 +71,17 @@ INSTANTIATE_TEST_SUITE_P(Cases, Gpt2TinyBits,
                            return concat(std::get<0>(info.param), "_ranks", std::get<1>(info.param));
                          });
 
+TEST(Gpt2TinyThreads, ChangeNoBit) {
+  const auto with = [](int threads) {
+    return train_tiny("tiny", 1, StrategyKind::ddp, 3, [&](TinyRun& run) {
+      run.options.threads = threads;
+      run.c.config.embd_pdrop = run.c.config.attn_pdrop = run.c.config.resid_pdrop = 0.1;
+    });
+  };
+  const Reports one = with(1);
+  for (const int threads : {2, 3, 5, 8}) expect_same_bits(one, with(threads), concat(threads, " threads"));
+}
+
 /// With dropout; rank 0 saves the model.
 struct InvariantRun {
   Reports reports;

@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "comm/core/error.h"
+#include "comm/core/integer_math.h"
 
 namespace rz::kernels {
 
@@ -62,17 +63,38 @@ void gemm(float* c, std::size_t c_stride, std::size_t m, std::size_t n, std::siz
   multiply(c, c_stride, m, n, k, alpha, a, b, beta);
 }
 
+namespace {
+
+/// Rows or columns of c, of which each takes `work` multiplications, in a part that has the bits of the whole
+/// product. For up to 1e6 multiplications a BLAS may have kernels that round otherwise (OpenBLAS:
+/// SMALL_MATRIX_OPT), so parts have more, and a smaller product is not split.
+std::size_t part_extent(std::size_t work) {
+  constexpr std::size_t grain = 16;  // whole micro-kernels of the BLAS
+  constexpr std::size_t small = std::size_t{1} << 20;
+  return round_up(small / std::max<std::size_t>(1, work) + 1, grain);
+}
+
+/// Calls f(begin, end) for ranges of [0, n). The last one takes what is left of a part.
+template <class F>
+void split(std::size_t n, std::size_t extent, const Stream& stream, const F& f) {
+  const std::size_t parts = std::max<std::size_t>(1, n / extent);
+  stream.parallel_for(parts, 1, [&](std::size_t begin, std::size_t end) {
+    f(begin * extent, end == parts ? n : end * extent);
+  });
+}
+
+}  // namespace
+
 // Splits the longer side of c, since every thread packs the operand that is not split.
 void gemm(float* c, std::size_t c_stride, std::size_t m, std::size_t n, std::size_t k, float alpha, Matrix a,
           Matrix b, float beta, const Stream& stream) {
   const OneBlasThread one;
-  constexpr std::size_t grain = 16;  // whole micro-kernels of the BLAS
   if (n > m)
-    stream.parallel_for(n, grain, [&](std::size_t begin, std::size_t end) {
+    split(n, part_extent(m * k), stream, [&](std::size_t begin, std::size_t end) {
       multiply(c + begin, c_stride, m, end - begin, k, alpha, a, columns_from(b, begin), beta);
     });
   else
-    stream.parallel_for(m, grain, [&](std::size_t begin, std::size_t end) {
+    split(m, part_extent(n * k), stream, [&](std::size_t begin, std::size_t end) {
       multiply(c + begin * c_stride, c_stride, end - begin, n, k, alpha, rows_from(a, begin), b, beta);
     });
 }
