@@ -11,6 +11,9 @@
 //   ratio           with / without
 //   copied          in save_checkpoint(), which training waits for
 //   complete        from then until an update finds the checkpoint complete
+//   cpu             processor time of rank 0 with a checkpoint, minus that without
+
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
@@ -57,7 +60,18 @@ struct Net : rz::Module {
 
 struct Round {
   double without = 0, with = 0, copied = 0, complete = 0;
+  double cpu_without = 0, cpu_with = 0;
 };
+
+/// Of this process: all threads, user and system.
+double processor_seconds() {
+  rusage used{};
+  ::getrusage(RUSAGE_SELF, &used);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  };
+  return seconds(used.ru_utime) + seconds(used.ru_stime);
+}
 
 class Measure {
  public:
@@ -81,10 +95,13 @@ class Measure {
     Round r;
     engine_.world().wait_for_everyone();
     const auto start = Clock::now();
+    double processor = processor_seconds();
     for (int u = 0; u < updates; ++u) update();
     r.without = seconds_since(start);
+    r.cpu_without = processor_seconds() - processor;
     engine_.world().wait_for_everyone();
     const auto again = Clock::now();
+    processor = processor_seconds();
     engine_.save_checkpoint(options_.dir, {.async = true, .save_total_limit = 1});
     r.copied = seconds_since(again);
     const std::string tag = rz::step_tag(engine_.global_steps());
@@ -95,6 +112,7 @@ class Measure {
     }
     engine_.wait_for_checkpoint();
     r.with = seconds_since(again);
+    r.cpu_with = processor_seconds() - processor;
     return r;
   }
 
@@ -119,7 +137,8 @@ double median(const std::vector<Round>& rounds, double (*of)(const Round&)) {
 }
 
 void print(const char* name, const Round& r, double ratio) {
-  std::printf("%-8s %8.3f %8.3f %8.4f %8.3f %8.3f\n", name, r.without, r.with, ratio, r.copied, r.complete);
+  std::printf("%-8s %8.3f %8.3f %8.4f %8.3f %8.3f %8.3f\n", name, r.without, r.with, ratio, r.copied,
+              r.complete, r.cpu_with - r.cpu_without);
   std::fflush(stdout);
 }
 
@@ -132,7 +151,8 @@ void run(rz::World& world, const Options& o) {
               o.rows, " rows, a checkpoint of ", parameters * 12 / (1 << 30), " GiB every ", o.updates,
               " updates");
   if (world.is_main())
-    std::printf("%-8s %8s %8s %8s %8s %8s\n", "# round", "without", "with", "ratio", "copied", "complete");
+    std::printf("%-8s %8s %8s %8s %8s %8s %8s\n", "# round", "without", "with", "ratio", "copied", "complete",
+                "cpu");
   std::vector<Round> rounds;
   for (int i = 0; i < o.rounds; ++i) {
     rounds.push_back(measure.round(o.updates));
@@ -142,7 +162,9 @@ void run(rz::World& world, const Options& o) {
   const Round middle{median(rounds, [](const Round& r) { return r.without; }),
                      median(rounds, [](const Round& r) { return r.with; }),
                      median(rounds, [](const Round& r) { return r.copied; }),
-                     median(rounds, [](const Round& r) { return r.complete; })};
+                     median(rounds, [](const Round& r) { return r.complete; }),
+                     0,
+                     median(rounds, [](const Round& r) { return r.cpu_with - r.cpu_without; })};
   print("median", middle, median(rounds, [](const Round& r) { return r.with / r.without; }));
 }
 

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "comm/core/error.h"
+#include "comm/core/integer_math.h"
 #include "sharding/checkpoint/float_values.h"
 #include "sharding/io/durable_file.h"
 #include "sharding/io/input_file.h"
@@ -296,7 +297,9 @@ std::string header_text(const std::string& path, std::span<const SafetensorsSpec
     at = end;
   }
   text += "}";
-  text.resize((text.size() + 7) / 8 * 8, ' ');
+  // Large data begin where direct writes can.
+  const std::size_t alignment = at < DurableFile::min_direct ? 8 : DurableFile::direct_alignment;
+  text.resize(round_up(sizeof(uint64_t) + text.size(), alignment) - sizeof(uint64_t), ' ');
   require_fits(path, text.size());
   return text;
 }

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "comm/core/error.h"
+#include "comm/core/integer_math.h"
 #include "comm/os/fd.h"
 #include "sharding/io/disk.h"
 #include "sharding/io/temporary_name.h"
@@ -78,10 +80,35 @@ struct DurableFile::State {
     }
   }
 
+  /// Writes to the end, or until the file system refuses a direct write. Returns what is left.
+  std::string_view append(std::string_view bytes, bool direct) {
+    while (!bytes.empty()) {
+      const ssize_t n = ::write(fd.get(), bytes.data(), bytes.size());
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0 && direct && errno == EINVAL) break;
+      if (n < 0) fail_on_disk(path, "cannot be written");
+      bytes.remove_prefix(static_cast<std::size_t>(n));
+      size += static_cast<std::size_t>(n);
+      if (direct) direct_bytes += static_cast<std::size_t>(n);
+    }
+    return bytes;
+  }
+
+  /// Whole blocks of the file, from memory that is aligned like them. Returns what is left.
+  std::string_view append_direct(std::string_view blocks) {
+    const int flags = ::fcntl(fd.get(), F_GETFL);
+    if (flags < 0 || ::fcntl(fd.get(), F_SETFL, flags | O_DIRECT) != 0) return blocks;
+    const std::string_view left = append(blocks, true);
+    if (::fcntl(fd.get(), F_SETFL, flags) != 0) fail_on_disk(path, "cannot be written");
+    return left;
+  }
+
   const std::string path, folder;
   const TemporaryName name;
   UniqueFd fd;
   std::string temporary;  // empty: the file has no name
+  std::size_t size = 0, direct_bytes = 0;
+  bool may_be_direct = true;  // the file system has not refused it
 };
 
 void remove_stale_temporary_files(const std::string& path) {
@@ -99,14 +126,22 @@ DurableFile::DurableFile(std::string path, Temporary temporary)
 DurableFile::~DurableFile() = default;
 
 void DurableFile::write(const void* data, std::size_t bytes) {
-  const auto* from = static_cast<const char*>(data);
-  while (bytes > 0) {
-    const ssize_t n = ::write(state_->fd.get(), from, bytes);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail_on_disk(state_->path, "cannot be written");
-    from += n, bytes -= static_cast<std::size_t>(n);
+  State& s = *state_;
+  std::string_view rest(static_cast<const char*>(data), bytes);
+  const std::size_t head = round_up(s.size, direct_alignment) - s.size;
+  const bool aligned = (reinterpret_cast<std::uintptr_t>(data) + head) % direct_alignment == 0;
+  if (aligned && s.may_be_direct && bytes >= head + min_direct) {
+    s.append(rest.substr(0, head), false);
+    rest.remove_prefix(head);
+    const std::size_t blocks = rest.size() / direct_alignment * direct_alignment;
+    const std::size_t left = s.append_direct(rest.substr(0, blocks)).size();
+    s.may_be_direct = left == 0;
+    rest.remove_prefix(blocks - left);
   }
+  s.append(rest, false);
 }
+
+std::size_t DurableFile::direct_bytes() const { return state_->direct_bytes; }
 
 void DurableFile::commit() {
   State& s = *state_;

@@ -23,11 +23,18 @@ class DurableFile {
   DurableFile(const DurableFile&) = delete;
   DurableFile& operator=(const DurableFile&) = delete;
 
-  /// Appends bytes. Errc::io on failure.
+  /// Appends bytes. Errc::io on failure. Large ones whose address is that of their place in the file, modulo
+  /// direct_alignment, are written from this memory without the page cache, if the file system can (O_DIRECT).
   void write(const void* data, std::size_t bytes);
   void write(std::string_view text) { write(text.data(), text.size()); }
   /// Makes the file durable and visible. Errc::io on failure; call at most once.
   void commit();
+
+  static constexpr std::size_t direct_alignment = 4096;
+  /// From so many bytes on a write is large.
+  static constexpr std::size_t min_direct = std::size_t{1} << 20;
+  /// Bytes that were written without the page cache.
+  std::size_t direct_bytes() const;
 
  private:
   struct State;

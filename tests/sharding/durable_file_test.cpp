@@ -9,7 +9,10 @@
 #include <csignal>
 #include <filesystem>
 #include <set>
+#include <string_view>
+#include <vector>
 
+#include "comm/core/integer_math.h"
 #include "sharding/io/json.h"
 #include "tests/support/error_of.h"
 
@@ -121,6 +124,40 @@ INSTANTIATE_TEST_SUITE_P(Temporaries, DurableFiles, testing::Values(Temporary::a
                          [](const auto& info) {
                            return info.param == Temporary::named ? "named" : "automatic";
                          });
+
+/// Memory whose address is `offset` modulo the alignment of direct writes.
+std::vector<char> aligned_bytes(std::size_t bytes, std::size_t offset, char*& data) {
+  std::vector<char> memory(bytes + 2 * DurableFile::direct_alignment);
+  const auto at = reinterpret_cast<std::uintptr_t>(memory.data());
+  data = memory.data() + round_up(at, DurableFile::direct_alignment) - at + offset;
+  for (std::size_t i = 0; i < bytes; ++i) data[i] = static_cast<char>(i * 31 + i / 4096);
+  return memory;
+}
+
+/// Writes that are aligned like the file, and others, in turn: the file has every byte.
+TEST_P(DurableFiles, LargeAlignedWritesAreDirect) {
+  constexpr std::size_t block = DurableFile::direct_alignment, large = DurableFile::min_direct;
+  const std::size_t sizes[] = {5000,          3 * large + 77,   1,  large + 2 * block,
+                               large - block, 2 * large + 5000, 123};
+  std::size_t all = 0;
+  for (const std::size_t n : sizes) all += n;
+  for (const std::size_t offset : {std::size_t{0}, std::size_t{8}}) {  // 8: never aligned like the file
+    char* data = nullptr;
+    const std::vector<char> memory = aligned_bytes(all, offset, data);
+    DurableFile file(path("large"), GetParam());
+    std::size_t at = 0;
+    for (const std::size_t n : sizes) file.write(data + at, n), at += n;
+    file.commit();
+    EXPECT_TRUE(read_text_file(path("large")) == std::string_view(data, all)) << offset;
+    if (offset) {
+      EXPECT_EQ(file.direct_bytes(), 0u);
+    } else if (file.direct_bytes() > 0) {  // else the file system has no direct writes
+      EXPECT_GE(file.direct_bytes(), 6 * large);
+    } else {
+      GTEST_SKIP() << "no direct writes on this file system";
+    }
+  }
+}
 
 }  // namespace
 }  // namespace rz

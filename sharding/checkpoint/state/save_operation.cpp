@@ -4,11 +4,13 @@
 #include <chrono>
 #include <filesystem>
 #include <future>
+#include <new>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "comm/core/error.h"
+#include "comm/core/integer_math.h"
 #include "sharding/checkpoint/sharded/checkpoint_folder.h"
 #include "sharding/checkpoint/sharded/checkpoint_index.h"
 #include "sharding/io/durable_file.h"
@@ -102,7 +104,9 @@ std::byte* SnapshotMemory::reserve(std::size_t bytes) {
   if (bytes > bytes_) {
     memory_.reset();
     bytes_ = 0;
-    memory_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
+    const std::size_t whole = round_up(bytes, DurableFile::direct_alignment);
+    memory_.reset(static_cast<std::byte*>(std::aligned_alloc(DurableFile::direct_alignment, whole)));
+    if (!memory_) throw std::bad_alloc();
     bytes_ = bytes;
   }
   return memory_.get();

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <map>
 #include <memory>
@@ -26,12 +27,15 @@ struct SaveRequest {
 /// Memory for a copy of what a rank saves. It grows to the largest copy and is used again.
 class SnapshotMemory {
  public:
-  /// Memory of at least that many bytes; valid until the next call.
+  /// Memory of at least that many bytes, aligned for direct writes; valid until the next call.
   std::byte* reserve(std::size_t bytes);
   std::size_t bytes() const { return bytes_; }
 
  private:
-  std::unique_ptr<std::byte[]> memory_;
+  struct Free {
+    void operator()(std::byte* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<std::byte, Free> memory_;
   std::size_t bytes_ = 0;
 };
 
