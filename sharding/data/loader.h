@@ -39,7 +39,7 @@ struct LoaderOptions {
 /// since set_state(), is always in slot k mod `slots` of the same memory, and is copied in the order of the
 /// stream: a graph may read it. One thread uses a loader; the number of workers changes no batch. Errors of
 /// Dataset::read carry the index of the sample; next() repeats them until set_state() or set_epoch().
-class Loader {
+class Loader final : public StatefulLoader {
  public:
   /// Batches are on the device of the stream. Errc::invalid_argument names an option or field that is out of
   /// range.
@@ -64,8 +64,8 @@ class Loader {
   void set_state(State);
   /// The same for any number of ranks and batch size: batches that are cut elsewhere begin with the last one
   /// that starts there or before.
-  LoaderPosition position() const;
-  void set_position(const LoaderPosition&);
+  LoaderPosition position() const override;
+  void set_position(const LoaderPosition&) override;
   std::uint64_t epoch() const { return state().epoch; }
   void set_epoch(std::uint64_t epoch) { set_state({epoch, 0}); }
 

@@ -1,11 +1,10 @@
 #include "sharding/data/loader_positions.h"
 
 #include "comm/core/error.h"
-#include "sharding/data/loader.h"
 
 namespace rz {
 
-void LoaderPositions::attach(const std::string& name, Loader& loader) {
+void LoaderPositions::attach(const std::string& name, StatefulLoader& loader) {
   require(!loaders_.contains(name), Errc::invalid_argument, "there are two loaders of the name '", name,
           "'; give one another name, by which its position is saved");
   if (const auto found = pending_.find(name); found != pending_.end()) {
@@ -15,7 +14,7 @@ void LoaderPositions::attach(const std::string& name, Loader& loader) {
   loaders_[name] = {&loader, loader.position()};
 }
 
-void LoaderPositions::detach(const Loader& loader) {
+void LoaderPositions::detach(const StatefulLoader& loader) {
   std::erase_if(loaders_, [&](const auto& named) { return named.second.loader == &loader; });
 }
 

@@ -7,13 +7,23 @@
 
 namespace rz {
 
-class Loader;
-
 /// The next sample of a loader, for any number of ranks.
 struct LoaderPosition {
   std::uint64_t epoch = 0;
   std::uint64_t samples = 0;  ///< of the epoch, that batches of all ranks have taken
   bool operator==(const LoaderPosition&) const = default;
+};
+
+/// Batches whose position can be saved and restored: a Loader, or a program's own source of batches.
+class StatefulLoader {
+ public:
+  virtual LoaderPosition position() const = 0;
+  /// Continues there, as a run that was never interrupted. Errc::invalid_argument if there is no such batch.
+  virtual void set_position(const LoaderPosition&) = 0;
+
+ protected:
+  StatefulLoader() = default;
+  ~StatefulLoader() = default;
 };
 
 /// Knows loaders by name while they live. One thread.
@@ -23,8 +33,8 @@ class LoaderPositions {
 
   /// Called by a loader that is made. It continues where restore() has it. Errc::invalid_argument if there is
   /// one of this name.
-  void attach(const std::string& name, Loader&);
-  void detach(const Loader&);
+  void attach(const std::string& name, StatefulLoader&);
+  void detach(const StatefulLoader&);
   /// A name that no loader has had: "loader 0", "loader 1", …
   std::string new_name();
 
@@ -39,7 +49,7 @@ class LoaderPositions {
 
  private:
   struct Entry {
-    Loader* loader;
+    StatefulLoader* loader;
     LoaderPosition of_update;
   };
   std::map<std::string, Entry> loaders_;

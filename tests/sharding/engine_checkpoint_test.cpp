@@ -141,6 +141,41 @@ TEST_F(EngineCheckpoint, HasTheFilesOfTheProgram) {
   EXPECT_FALSE(fs::exists(dir_));
 }
 
+/// A program's own source of batches.
+struct Counter final : StatefulLoader {
+  LoaderPosition at{};
+  LoaderPosition position() const override { return at; }
+  void set_position(const LoaderPosition& p) override { at = p; }
+};
+
+TEST_F(EngineCheckpoint, HasThePositionsOfTheProgramsOwnSources) {
+  in_world(2, [&](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options());
+    Counter early, late;
+    engine.loader_positions()->attach("early", early);
+    update(engine, net);
+    early.at = {2, 40};
+    engine.loader_positions()->attach("late", late);
+    late.at = {0, 8};
+    engine.save_checkpoint(dir_);
+    engine.loader_positions()->detach(early);
+    engine.loader_positions()->detach(late);
+  });
+  in_world(3, [&](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options());
+    Counter early, late;
+    engine.loader_positions()->attach("early", early);
+    ASSERT_TRUE(engine.load_checkpoint(dir_));
+    EXPECT_EQ(early.at, (LoaderPosition{2, 40}));
+    engine.loader_positions()->attach("late", late);  // restored when it is attached
+    EXPECT_EQ(late.at, (LoaderPosition{0, 8}));
+    engine.loader_positions()->detach(early);
+    engine.loader_positions()->detach(late);
+  });
+}
+
 TEST_F(EngineCheckpoint, AFolderWithoutCheckpointsIsNoError) {
   in_world(2, [&](World& world) {
     Net net;
