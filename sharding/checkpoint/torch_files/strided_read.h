@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "sharding/checkpoint/torch_files/torch_file.h"
+#include "sharding/checkpoint/torch_files/torch_tensor.h"
 #include "sharding/io/input_file.h"
 
 namespace rz {

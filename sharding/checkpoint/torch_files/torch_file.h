@@ -12,18 +12,9 @@
 #include <vector>
 
 #include "sharding/checkpoint/torch_files/pickle.h"
+#include "sharding/checkpoint/torch_files/torch_tensor.h"
 
 namespace rz {
-
-/// A tensor in a file: a view of its storage.
-struct TorchTensor {
-  std::string dtype;  ///< its name in safetensors: "F32"
-  unsigned element_bytes = 4;
-  std::vector<std::uint64_t> shape;
-  std::vector<std::uint64_t> strides;  ///< in elements
-  std::uint64_t count = 1;             ///< elements
-  std::uint64_t data = 0;              ///< offset in the file of the first element
-};
 
 /// What a file may contain besides the values of every file: `weights` nothing, `deepspeed` objects of
 /// DeepSpeed's classes, which are not made.
