@@ -26,13 +26,12 @@ class WeightFiles {
   /// - a safetensors file (sharding/checkpoint/safetensors.h);
   /// - a state dict that torch.save() has written, usually NAME.bin, .pt or .pth
   ///   (sharding/checkpoint/torch_files/torch_file.h);
-  /// - an index of Hugging Face, NAME.index.json, whose weight_map has the file of each tensor, of either
-  /// kind;
+  /// - an index of Hugging Face, NAME.index.json, whose weight_map has the file of each tensor, of one of
+  ///   these kinds;
   /// - a folder that holds, in this order of preference, model.safetensors, model.safetensors.index.json,
   ///   pytorch_model.bin or pytorch_model.bin.index.json;
   /// - a folder of a checkpoint of DeepSpeed, or one whose file `latest` names it: f32 weights, consolidated
-  /// from
-  ///   the files of all ranks (sharding/checkpoint/deepspeed/zero_checkpoint.h).
+  ///   from the files of all ranks (sharding/checkpoint/deepspeed/zero_checkpoint.h).
   /// The contents of a file decide on its kind. Errors as those of SafetensorsFile::open() and
   /// TorchFile::open(); Errc::config or Errc::io names the file or tensor where index and files differ.
   static WeightFiles open(const std::string& path);

@@ -2,9 +2,10 @@
 /// Training and inference of a model as a DeepSpeed configuration describes it.
 ///
 ///     rz::run_entrypoint([](rz::World& world) {
-///       Net net;                                                      // any module
-///       (autograd_lite/nn/module.h) auto engine = rz::initialize(world, net, {.config = "ds.json"}); auto
-///       train = engine.loader(dataset); for (rz::Batch& b : train) {
+///       Net net;  // any module (autograd_lite/nn/module.h)
+///       rz::Engine engine = rz::initialize(world, net, {.config = "ds.json"});
+///       rz::Loader train = engine.loader(dataset);
+///       for (rz::Batch& b : train) {
 ///         rz::Tape& t = engine.tape();
 ///         engine.backward(rz::nn::cross_entropy(t, net(t, b["x"]), b["y"]));
 ///         engine.step();  // updates after the last micro-batch of an update
