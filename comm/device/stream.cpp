@@ -62,8 +62,9 @@ struct Stream::DeviceState {
   std::size_t bytes = 0;                           // size of the last block
 };
 
-Stream Stream::host(int threads) {
+Stream Stream::host(int threads, Reproducible reproducible) {
   Stream s;
+  s.reproducible_ = reproducible;
   if (threads > 1)
     s.team_ = std::make_shared<ThreadTeam>(threads);
   else

@@ -33,9 +33,12 @@ class Stream {
  public:
   /// A host stream with the calling thread only.
   Stream() = default;
+  /// When kernels on a host stream repeat a result bit for bit: in every run with as many threads, or with
+  /// any number of threads.
+  enum class Reproducible : bool { run_to_run, for_any_threads };
   /// A host stream whose kernels run on `threads` threads, including the caller's. Errc::invalid_argument if
   /// less than 1.
-  static Stream host(int threads);
+  static Stream host(int threads, Reproducible = Reproducible::run_to_run);
   enum class Priority : bool { normal, high };
   /// A new CUDA stream that does not synchronize with the null stream; destroyed with the last copy. For the
   /// host, a default Stream. Errc::config if there is no such device.
@@ -46,6 +49,7 @@ class Stream {
   Device device() const { return device_; }
   void* native() const { return native_; }
   int threads() const { return team_ ? team_->size() : 1; }
+  Reproducible reproducible() const { return reproducible_; }
 
   /// The point after all work that is in the stream now.
   Event record() const;
@@ -88,6 +92,7 @@ class Stream {
   Device device_{};
   void* native_ = nullptr;
   std::shared_ptr<ThreadTeam> team_;
+  Reproducible reproducible_ = Reproducible::run_to_run;
   std::shared_ptr<DeviceState> device_state_;
 };
 

@@ -17,8 +17,11 @@ namespace rz {
 
 namespace {
 
-Stream stream_on(Device device, int threads) {
-  return device.kind == Device::host ? Stream::host(threads) : Stream::create(device);
+/// Ranks of one node have fewer threads the more ranks there are.
+Stream stream_on(Device device, int threads, const DsConfig& config) {
+  if (device.kind != Device::host) return Stream::create(device);
+  using enum Stream::Reproducible;
+  return Stream::host(threads, config.world_size_invariant ? for_any_threads : run_to_run);
 }
 
 /// Of the sums of gradients; absent: that of the world.
@@ -123,7 +126,8 @@ Engine::Engine(World& world, Module& module, DsConfig config, EngineOptions o)
       config_(std::move(config)),
       seed_(o.seed),
       communicator_(world.new_communicator(reduction_order(world, config_))),
-      stream_(stream_on(communicator_.options().device, o.threads > 0 ? o.threads : world.threads())),
+      stream_(
+          stream_on(communicator_.options().device, o.threads > 0 ? o.threads : world.threads(), config_)),
       tape_(stream_),
       strategy_(strategy_of(module, communicator_, config_, o)) {
   if (config_.activation_checkpointing.enabled()) module.checkpoint_activations();

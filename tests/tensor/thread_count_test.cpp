@@ -1,4 +1,4 @@
-// Products have the same bits for any number of threads.
+// Products have the same bits for any number of threads, in f32 if the stream is reproducible for any.
 
 #include <gtest/gtest.h>
 
@@ -43,7 +43,8 @@ class Products {
     std::vector<float> out = start_;
     const Tensor c = Tensor::borrow(out.data(), {p_.m, p_.n});
     ops::matmul(c, a_, p_.transpose_a, b_, p_.transpose_b,
-                p_.accumulates ? ops::Into::accumulate : ops::Into::overwrite, Stream::host(threads));
+                p_.accumulates ? ops::Into::accumulate : ops::Into::overwrite,
+                Stream::host(threads, Stream::Reproducible::for_any_threads));
     return out;
   }
 

@@ -65,21 +65,19 @@ void gemm(float* c, std::size_t c_stride, std::size_t m, std::size_t n, std::siz
 
 namespace {
 
-/// Rows or columns of c, of which each takes `work` multiplications, in a part that has the bits of the whole
-/// product. For up to 1e6 multiplications a BLAS may have kernels that round otherwise (OpenBLAS:
-/// SMALL_MATRIX_OPT), so parts have more, and a smaller product is not split.
-std::size_t part_extent(std::size_t work) {
-  constexpr std::size_t grain = 16;  // whole micro-kernels of the BLAS
-  constexpr std::size_t small = std::size_t{1} << 20;
-  return round_up(small / std::max<std::size_t>(1, work) + 1, grain);
-}
-
-/// Calls f(begin, end) for ranges of [0, n). The last one takes what is left of a part.
+/// Calls f(begin, end) for ranges of [0, n). A BLAS rounds an element by its place in the call: OpenBLAS's
+/// Haswell kernels at the edges, others in small products. So ranges that must not depend on the number of
+/// threads are parts of fixed extents, each a call of its own.
 template <class F>
-void split(std::size_t n, std::size_t extent, const Stream& stream, const F& f) {
-  const std::size_t parts = std::max<std::size_t>(1, n / extent);
-  stream.parallel_for(parts, 1, [&](std::size_t begin, std::size_t end) {
-    f(begin * extent, end == parts ? n : end * extent);
+void split(std::size_t n, const Stream& stream, const F& f) {
+  constexpr std::size_t grain = 16;  // whole micro-kernels of the BLAS
+  if (stream.reproducible() == Stream::Reproducible::run_to_run) return stream.parallel_for(n, grain, f);
+  // Every part packs the operand that is not split, so fewer parts cost less.
+  constexpr std::size_t max_parts = 16, min_extent = 192;
+  const std::size_t parts = std::clamp<std::size_t>(n / min_extent, 1, max_parts);
+  const std::size_t extent = std::max(grain, round_up(ceil_div(n, parts), grain));
+  stream.parallel_for(ceil_div(n, extent), 1, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) f(i * extent, std::min(n, (i + 1) * extent));
   });
 }
 
@@ -90,11 +88,11 @@ void gemm(float* c, std::size_t c_stride, std::size_t m, std::size_t n, std::siz
           Matrix b, float beta, const Stream& stream) {
   const OneBlasThread one;
   if (n > m)
-    split(n, part_extent(m * k), stream, [&](std::size_t begin, std::size_t end) {
+    split(n, stream, [&](std::size_t begin, std::size_t end) {
       multiply(c + begin, c_stride, m, end - begin, k, alpha, a, columns_from(b, begin), beta);
     });
   else
-    split(m, part_extent(n * k), stream, [&](std::size_t begin, std::size_t end) {
+    split(m, stream, [&](std::size_t begin, std::size_t end) {
       multiply(c + begin * c_stride, c_stride, end - begin, n, k, alpha, rows_from(a, begin), b, beta);
     });
 }

@@ -19,8 +19,8 @@ struct Matrix {
 void gemm(float* c, std::size_t c_stride, std::size_t m, std::size_t n, std::size_t k, float alpha, Matrix a,
           Matrix b, float beta);
 
-/// The same product with blocks of rows or columns of c split over the stream's threads. The result has the
-/// same bits for any number of threads.
+/// The same product with blocks of rows or columns of c split over the stream's threads. Its bits depend on
+/// the sizes, and on stream.threads() unless the stream is reproducible for any number of them.
 void gemm(float* c, std::size_t c_stride, std::size_t m, std::size_t n, std::size_t k, float alpha, Matrix a,
           Matrix b, float beta, const Stream&);
 
