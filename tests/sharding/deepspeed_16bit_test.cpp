@@ -184,7 +184,7 @@ TEST(DeepSpeed16Bits, DividesByAScaleThatLossesLackWithoutSharding) {
 TEST(DeepSpeed16Bits, TheSharedRunsAreFollowed) {
   if (shared_deepspeed_folder().empty()) GTEST_SKIP() << "no ../shared/fixtures/deepspeed beside the sources";
   for (const char* name : {"bf16", "bf16_zero2_accumulate"}) {
-    const DeepSpeedRun run = shared_16bit_run(name);
+    const DeepSpeedRun run = shared_deepspeed_run(name);
     const Course course = course_of(run, {.idle_step = std::string_view(name) == "bf16"}, true);
     EXPECT_EQ(beyond_rounding(run, course.losses, course.norms), 0) << name;
     for (std::size_t s = 0; s < run.loss.size(); ++s) {

@@ -2,14 +2,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "autograd_lite/models/gpt2.h"
-#include "sharding/io/json.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategies/strategy.h"
 #include "tests/support/ranks.h"
+#include "tests/support/reference_deepspeed.h"
+#include "tests/support/rounding_bound.h"
 #include "tests/support/shared_fixture.h"
 
 namespace rz {
@@ -18,12 +17,7 @@ namespace {
 namespace fixture = test::shared_fixture;
 constexpr int batch = 8, samples = 160;
 
-std::string folder() {
-  const std::filesystem::path path = std::filesystem::path(RZ_SOURCE_DIR) / "../shared/fixtures/deepspeed";
-  return std::filesystem::exists(path) && !fixture::folder().empty() ? path.string() : "";
-}
-
-/// A configuration in the folder, with the optimizer that its section describes.
+/// A run of the shared fixture, with the optimizer that its section describes.
 struct Case {
   const char* name;
   std::function<std::unique_ptr<Optimizer>()> make;
@@ -90,31 +84,20 @@ std::vector<double> losses_of(const Case& c, StrategyKind kind, Communicator& co
 
 class DeepSpeedOptimizers : public testing::TestWithParam<Case> {};
 
-/// Losses agree to 2e-6 until a loss spike (adagrad at update 17, adamw at update 15, with a gradient norm
-/// above 20 and 100), which amplifies earlier rounding. Three runs that differ only in the order of sums
-/// measure that noise. DeepSpeed's run is another sample of it, and was within 6.2 times their range.
 TEST_P(DeepSpeedOptimizers, HaveTheSameLosses) {
-  if (folder().empty()) GTEST_SKIP() << "the shared fixtures are not beside the sources";
-  const std::string path = folder() + "/" + GetParam().name + ".json";
-  const auto expected =
-      parse_json(read_text_file(path), path, JsonDialect::strict).at("loss").get<std::vector<double>>();
+  if (test::shared_deepspeed_folder().empty())
+    GTEST_SKIP() << "the shared fixtures are not beside the sources";
+  const test::DeepSpeedRun run = test::shared_deepspeed_run(GetParam().name);
   const std::pair<StrategyKind, int> runs[] = {
       {StrategyKind::ddp, 1}, {StrategyKind::zero1, 2}, {StrategyKind::zero3, 4}};
-  std::vector<std::vector<double>> losses;
   for (const auto& [kind, ranks] : runs)
-    test::run_ranks(ranks, [&, kind = kind, ranks = ranks](int rank, std::shared_ptr<Store> store) {
+    test::run_ranks(ranks, [&, kind = kind](int rank, std::shared_ptr<Store> store) {
       auto comm = Communicator::connect(rank, ranks, std::move(store));
-      const auto own = losses_of(GetParam(), kind, comm, expected.size());
-      if (rank == 0) losses.push_back(own);
+      const auto own = losses_of(GetParam(), kind, comm, run.loss.size());
+      for (std::size_t s = 0; rank == 0 && s < own.size(); ++s)
+        EXPECT_NEAR(own[s], run.loss[s], test::rounding_bound(run.loss_deviation[s], 2e-6))
+            << name(kind) << " on " << comm.size() << " ranks, update " << s;
     });
-  for (std::size_t s = 0; s < expected.size(); ++s) {
-    const auto [low, high] = std::minmax({losses[0][s], losses[1][s], losses[2][s]});
-    for (const auto& own : losses)
-      EXPECT_NEAR(own[s], expected[s], 2e-6 + 10 * (high - low)) << "update " << s;
-    if (s < 15) {
-      EXPECT_LT(high - low, 2e-6) << "noise before the first spike, at update " << s;
-    }
-  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, DeepSpeedOptimizers, testing::ValuesIn(cases),

@@ -67,7 +67,7 @@ DeepSpeedRun own_deepspeed_run(const std::string& name) {
   return read_deepspeed_run(own_folder + name + ".json");
 }
 
-DeepSpeedRun shared_16bit_run(const std::string& name) {
+DeepSpeedRun shared_deepspeed_run(const std::string& name) {
   DeepSpeedRun run = read_deepspeed_run(concat(shared_deepspeed_folder(), name, ".json"));
   const std::string spread = concat(own_folder, "spread/", name, ".json");
   read_spread(run, parse_json(read_text_file(spread), spread, JsonDialect::strict));

@@ -17,7 +17,8 @@ struct DeepSpeedRun {
   std::vector<std::optional<double>> grad_norm;
   std::vector<int> skipped;   ///< 0 or 1
   std::vector<double> scale;  ///< of the losses
-  /// Runs in 16 bits: mean and standard deviation over draws of rounding (tests/data/deepspeed/README.md).
+  /// Mean and standard deviation over draws of rounding (tests/data/deepspeed/README.md): of runs in 16 bits,
+  /// and of the shared fixtures.
   std::vector<double> loss_mean, loss_deviation;
   std::vector<std::optional<double>> norm_mean, norm_deviation;
 };
@@ -26,8 +27,8 @@ DeepSpeedRun read_deepspeed_run(const std::string& path);
 
 /// tests/data/deepspeed/NAME.json; it starts as the case "tiny" of tests/data/gpt2_tiny does.
 DeepSpeedRun own_deepspeed_run(const std::string& name);
-/// A run of the shared fixture in 16 bits, with the spread of rounding from tests/data/deepspeed/spread.
-DeepSpeedRun shared_16bit_run(const std::string& name);
+/// A run of the shared fixture, with the spread of rounding from tests/data/deepspeed/spread.
+DeepSpeedRun shared_deepspeed_run(const std::string& name);
 /// The names of the runs of tests/data/deepspeed, sorted.
 std::vector<std::string> own_deepspeed_runs();
 

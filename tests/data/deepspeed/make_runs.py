@@ -3,7 +3,7 @@
 
     make_runs.py [NAME...]                 all runs, or those named; needs deepspeed 0.19.8 and torch from PyPI, g++ and ninja
     make_runs.py --spread [NAME...]        adds the spread of rounding to the runs in 16 bits (README.md); needs torch only
-    make_runs.py --shared-spread           writes spread/, that of the runs of ../shared/fixtures beside the sources
+    make_runs.py --shared-spread [NAME...] writes spread/, that of the runs of ../shared/fixtures beside the sources
 
 The model, its start and its tokens are the case "tiny" of ../gpt2_tiny. Update s uses samples s·B … s·B+B-1 modulo 160;
 rank r of R has the r-th part of them. A run of several ranks uses gloo. No test needs this program."""
@@ -183,25 +183,10 @@ def run_rank(name):
         result = dict(deepspeed=deepspeed.__version__, torch=torch.__version__, ranks=ranks, config=ds, **out)
         print('RESULT ' + json.dumps(result), flush=True)
 
-def rounding(half, generator):
-    """Stochastic rounding to bf16 or f16 of values and of their gradients: up or down, at random, without bias."""
+def dtype_of(ds):
+    """The dtype of the model."""
     import torch
-    bits, lowest = (11, -14) if half else (8, -126)
-    def rounded(x):
-        exponent = torch.frexp(x)[1].clamp(min=lowest + 1) - bits
-        ulp = torch.ldexp(torch.ones_like(x), exponent)
-        return torch.floor(x / ulp + torch.rand(x.shape, dtype=x.dtype, generator=generator)) * ulp
-    class Stored(torch.autograd.Function):
-        @staticmethod
-        def forward(_, x): return rounded(x)
-        @staticmethod
-        def backward(_, g): return rounded(g)
-    class Working(torch.autograd.Function):
-        @staticmethod
-        def forward(_, x): return x.to(torch.float16 if half else torch.bfloat16).double()
-        @staticmethod
-        def backward(_, g): return rounded(g)
-    return Stored.apply, Working.apply
+    return torch.float16 if 'fp16' in ds else torch.bfloat16 if 'bf16' in ds else torch.float32
 
 def shared_start():
     """The weights of the shared fixture."""
@@ -213,25 +198,26 @@ def shared_start():
     return {k: torch.frombuffer(part(v), dtype=torch.float32).view(v['shape']) for k, v in entries.items()}
 
 def draw(result, seed, data, start):
-    """Losses and norms of the run in double, where what a model in 16 bits stores is rounded at random. Rates, scales and
-    skipped updates are those of the run."""
+    """Losses and norms of the run in double, where what a model in the run's dtype stores is rounded at random. Rates,
+    scales and skipped updates are those of the run."""
     import torch
     import torch.nn.functional as F
-    _, case = tiny()
+    made, case = tiny()
     ds, ranks = result['config'], result.get('ranks', 1)
-    half = 'fp16' in ds
-    stored, working = rounding(half, torch.Generator().manual_seed(seed))
-    dtype = torch.float16 if half else torch.bfloat16  # DeepSpeed converts the model before it makes its masters
+    dtype = dtype_of(ds)
+    stored, working = made.rounding(dtype, torch.Generator().manual_seed(seed))
+    # DeepSpeed converts the model before it makes its masters.
     names = {name: torch.nn.Parameter(value.to(dtype).double()) for name, value in start.items()}
     params = dict(ds['optimizer']['params'])
-    params.pop('torch_adam', None)
+    for key in ('torch_adam', 'adam_w_mode'): params.pop(key, None)
     optimizer = getattr(torch.optim, ds['optimizer']['type'])(names.values(), **params)
-    if not ds.get('zero_optimization'):  # without sharding, DeepSpeed makes a step with gradients of zero first
+    sharded, wide = bool(ds.get('zero_optimization')), dtype == torch.float32
+    if not sharded and not wide:  # without sharding, DeepSpeed makes a step with gradients of zero first in 16 bits
         for p in names.values(): p.grad = torch.zeros_like(p)
         optimizer.step()
         optimizer.zero_grad()
     passes, batch, clip = ds.get('gradient_accumulation_steps', 1), ds['train_batch_size'], ds.get('gradient_clipping', 1.0)
-    scales_losses = bool(ds.get('zero_optimization'))  # without sharding, DeepSpeed 0.19.8 divides gradients by the scale only
+    scales_losses = sharded or wide  # without sharding, DeepSpeed 0.19.8 divides gradients by the scale only
     losses, norms = [], []
     for s in range(len(result['lr'])):
         scale, total = result['scale'][s], 0.0
@@ -306,7 +292,8 @@ if __name__ == '__main__':
         run_rank(arguments[1])
     elif arguments[:1] == ['--spread']:
         for name in arguments[1:] or [n for n in RUNS if n.startswith(('bf16', 'fp16'))]: add_spread(name)
-    elif arguments == ['--shared-spread']:
-        for name in ('bf16', 'bf16_zero2_accumulate'): write_shared_spread(name)
+    elif arguments[:1] == ['--shared-spread']:
+        for name in arguments[1:] or sorted(f[:-5] for f in os.listdir(os.path.join(SHARED, 'deepspeed')) if f.endswith('.json')):
+            write_shared_spread(name)
     else:
         for i, name in enumerate(arguments or RUNS): run(name, 29600 + i)

@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
-"""Makes expected.json: PyTorch's results, in float64 and in float32, for the cases below. Run it with a Python that has torch (Debian:
-python3-torch); no test needs it.
+"""Makes expected.json: PyTorch's results, in float64 and in float32, for the cases below, and the spread of rounding. Run it with a Python that
+has torch (Debian: python3-torch); no test needs it.
+
+    make_expected.py             writes expected.json
+    make_expected.py --spread    replaces the spread in it: standard deviations of ten more runs in float64, in which each value that a model in
+                                 float32 stores (activations, their gradients, gradients of parameters) is rounded up or down at random
 
 The initial weights come from a formula, so that no checkpoint has to be stored. Element i of the parameter called NAME is
     std · (2u - 1) · sqrt(3),   u = (splitmix64(fnv1a64(NAME) + i) >> 40) / 2^24,
 computed in double and rounded to float32; std is 0.02, and 0.02 / sqrt(2 · n_layer) for c_proj.weight. Layer norm weights are 1, biases 0.
 Sample i is tokens[i·T … i·T+T], taken modulo the vocabulary; update s uses samples s·B … s·B+B-1."""
-import json, math, os, struct, torch
+import json, math, os, statistics, struct, sys, torch
 import torch.nn.functional as F
 torch.set_num_threads(1)
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -59,23 +63,42 @@ def initial(c):
         out[name] = (std * (2 * u - 1) * math.sqrt(3)).float().reshape(shape)
     return out
 
-def loss_of(P, c, x, y):
+def loss_of(P, c, x, y, stored=lambda value: value):
     t = lambda k: P['transformer.' + k]
     C, H, (B, T) = c['n_embd'], c['n_head'], x.shape
     mask = torch.triu(torch.ones(T, T, dtype=torch.bool), 1)
-    norm = lambda h, k: F.layer_norm(h, (C,), t(k + '.weight'), t(k + '.bias'), 1e-5)
-    h = t('wte.weight')[x] + t('wpe.weight')[:T]
+    norm = lambda h, k: stored(F.layer_norm(h, (C,), t(k + '.weight'), t(k + '.bias'), 1e-5))
+    h = stored(t('wte.weight')[x] + t('wpe.weight')[:T])
     for l in range(c['n_layer']):
         p = f'h.{l}.'
-        linear = lambda a, k: a @ t(p + k + '.weight') + t(p + k + '.bias')
+        linear = lambda a, k: stored(a @ t(p + k + '.weight') + t(p + k + '.bias'))
         q, k, v = [z.view(B, T, H, C // H).transpose(1, 2) for z in linear(norm(h, p + 'ln_1'), 'attn.c_attn').split(C, 2)]
         s = F.softmax(((q @ k.transpose(-2, -1)) / math.sqrt(C // H)).masked_fill(mask, float('-inf')), -1)
-        h = h + linear((s @ v).transpose(1, 2).reshape(B, T, C), 'attn.c_proj')
-        h = h + linear(F.gelu(linear(norm(h, p + 'ln_2'), 'mlp.c_fc'), approximate='tanh'), 'mlp.c_proj')
+        h = stored(h + linear(stored(s @ v).transpose(1, 2).reshape(B, T, C), 'attn.c_proj'))
+        h = stored(h + linear(stored(F.gelu(linear(norm(h, p + 'ln_2'), 'mlp.c_fc'), approximate='tanh')), 'mlp.c_proj'))
     head = t('wte.weight') if c['tied'] else P['lm_head.weight']
-    return F.cross_entropy((norm(h, 'ln_f') @ head.T).reshape(-1, c['vocab_size']), y.reshape(-1))
+    return F.cross_entropy(stored(norm(h, 'ln_f') @ head.T).reshape(-1, c['vocab_size']), y.reshape(-1))
 
-def train(c, dtype):
+def rounding(dtype, generator):
+    """Stochastic rounding to this dtype of values and of their gradients: up or down, at random, without bias."""
+    bits, lowest = {torch.float16: (11, -14), torch.bfloat16: (8, -126), torch.float32: (24, -126)}[dtype]
+    def rounded(x):
+        exponent = torch.frexp(x)[1].clamp(min=lowest + 1) - bits
+        ulp = torch.ldexp(torch.ones_like(x), exponent)
+        return torch.floor(x / ulp + torch.rand(x.shape, dtype=x.dtype, generator=generator)) * ulp
+    class Stored(torch.autograd.Function):
+        @staticmethod
+        def forward(_, x): return rounded(x)
+        @staticmethod
+        def backward(_, g): return rounded(g)
+    class Working(torch.autograd.Function):
+        @staticmethod
+        def forward(_, x): return x.to(dtype).double()
+        @staticmethod
+        def backward(_, g): return rounded(g)
+    return Stored.apply, Working.apply
+
+def train(c, dtype, stored=lambda value: value, working=lambda value: value):
     raw = open(os.path.join(HERE, 'tokens.bin'), 'rb').read()
     tokens = torch.tensor(struct.unpack('<%dH' % (len(raw) // 2), raw)) % c['vocab_size']
     P = {k: v.to(dtype, copy=True).requires_grad_() for k, v in initial(c).items()}
@@ -84,7 +107,7 @@ def train(c, dtype):
     norm = lambda x: math.sqrt(float((x.detach().double() ** 2).sum()))
     for s in range(c['steps']):
         rows = torch.stack([tokens[i * T:i * T + T + 1] for i in range(s * B, s * B + B)])
-        loss = loss_of(P, c, rows[:, :-1], rows[:, 1:])
+        loss = loss_of({k: working(p) for k, p in P.items()}, c, rows[:, :-1], rows[:, 1:], stored)
         for p in P.values(): p.grad = None
         loss.backward()
         out['loss'].append(loss.item())
@@ -99,11 +122,31 @@ def train(c, dtype):
     out['param_norm_final'] = {k: norm(p) for k, p in P.items()}
     return out
 
-if __name__ == '__main__':
+def spread(c):
+    """Standard deviations of the losses, and of the norms in units of themselves."""
+    runs = [train(c, torch.float64, *rounding(torch.float32, torch.Generator().manual_seed(seed))) for seed in range(10)]
+    deviation = lambda values: float(f'{statistics.stdev(values):.3g}')
+    return dict(loss=[deviation(v) for v in zip(*(r['loss'] for r in runs))],
+                relative_grad_norm=[deviation([x / v[0] for x in v]) for v in zip(*(r['grad_norm'] for r in runs))])
+
+def write(result):
+    with open(os.path.join(HERE, 'expected.json'), 'w') as f: json.dump(result, f, indent=1); f.write('\n')
+
+def make():
     result = {}
     for name, case in CASES.items():
-        result[name] = dict(case, float64=train(case, torch.float64), float32=train(case, torch.float32))
+        result[name] = dict(case, float64=train(case, torch.float64), float32=train(case, torch.float32), spread=spread(case))
         a, b = result[name]['float64'], result[name]['float32']
         print(name, 'loss', a['loss'][0], '->', a['loss'][-1], 'float32 differs by', max(abs(x - y) for x, y in zip(a['loss'], b['loss'])),
               'and in grad_norm, relative, by', max(abs(x - y) / x for x, y in zip(a['grad_norm'], b['grad_norm'])))
-    with open(os.path.join(HERE, 'expected.json'), 'w') as f: json.dump(result, f, indent=1); f.write('\n')
+    write(result)
+
+def replace_spread():
+    with open(os.path.join(HERE, 'expected.json')) as f: result = json.load(f)
+    for name, case in CASES.items():
+        result[name]['spread'] = spread(case)
+        print(name, result[name]['spread'], flush=True)
+    write(result)
+
+if __name__ == '__main__':
+    replace_spread() if sys.argv[1:] == ['--spread'] else make()
