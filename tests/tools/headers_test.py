@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
-"""Each installed header compiles by itself, and all together, without a warning.
+"""The installed headers compile without a warning.
 
-headers_test.py BUILD_DIR COMPILER [FLAG...]      ends with 77, which skips the test, where there is no such compiler
+headers_test.py BUILD_DIR each COMPILER [FLAG...]         each by itself, and all together
+headers_test.py BUILD_DIR together COMPILER [FLAG...]     all together
+
+Ends with 77, which skips the test, where there is no such compiler.
 """
 import concurrent.futures
 import pathlib
@@ -11,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 
-build, compiler, *flags = sys.argv[1:]
+build, what, compiler, *flags = sys.argv[1:]
 if not shutil.which(compiler):
     print(f"{compiler} is not installed")
     sys.exit(77)
@@ -29,13 +32,16 @@ with tempfile.TemporaryDirectory() as prefix:
         run = subprocess.run(command, input=source, text=True, capture_output=True)
         return run.stderr if run.returncode else ""
 
+    units = {"all headers together": headers}
+    if what == "each":
+        units |= {h: [h] for h in headers}
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        found = dict(zip([*headers, "all headers together"], pool.map(errors, [*[[h] for h in headers], headers])))
+        found = dict(zip(units, pool.map(errors, units.values())))
 
-bad = {what: text for what, text in found.items() if text}
-for what, text in bad.items():
-    print(f"{what}:\n{text[:1500]}")
+bad = {unit: text for unit, text in found.items() if text}
+for unit, text in bad.items():
+    print(f"{unit}:\n{text[:1500]}")
     if missing := re.search(r"'?((?:comm|tensor|autograd_lite|sharding)/[^':]*)'?(?: file not found|: No such file)", text):
         print(f"{missing[1]} is not installed: see the list in cmake/RzInstall.cmake\n")
-print(f"{len(headers)} headers, {compiler}: {len(bad)} do not compile without a warning")
+print(f"{len(headers)} headers, {compiler}: {len(bad)} of {len(units)} programs do not compile without a warning")
 sys.exit(bool(bad) or len(headers) < 50)
