@@ -72,9 +72,9 @@ template <class F>
 void split(std::size_t n, const Stream& stream, const F& f) {
   constexpr std::size_t grain = 16;  // whole micro-kernels of the BLAS
   if (stream.reproducible() == Stream::Reproducible::run_to_run) return stream.parallel_for(n, grain, f);
-  // Every part packs the operand that is not split, so fewer parts cost less.
-  constexpr std::size_t max_parts = 16, min_extent = 192;
-  const std::size_t parts = std::clamp<std::size_t>(n / min_extent, 1, max_parts);
+  // Every part packs the operand that is not split. So parts are large, but a small product has several too.
+  const std::size_t parts =
+      std::max({std::size_t{1}, std::min<std::size_t>(n / 64, 4), std::min<std::size_t>(n / 192, 16)});
   const std::size_t extent = std::max(grain, round_up(ceil_div(n, parts), grain));
   stream.parallel_for(ceil_div(n, extent), 1, [&](std::size_t begin, std::size_t end) {
     for (std::size_t i = begin; i < end; ++i) f(i * extent, std::min(n, (i + 1) * extent));
