@@ -142,7 +142,8 @@ class Engine {
   /// Call after each update: saves if that section, a signal or the end of an allocation requires it, and
   /// returns whether the run is to stop; TrainingCheckpoints::should_stop(). Collective.
   bool should_stop() { return checkpoints().should_stop(); }
-  /// For loaders that loader() has not made: their positions are saved and restored.
+  /// For loaders that loader() has not made, and other sources of batches (StatefulLoader): attached ones
+  /// have their positions saved and restored.
   const std::shared_ptr<LoaderPositions>& loader_positions() const { return loaders_; }
 
   // ---- files
