@@ -22,7 +22,7 @@
 ///
 /// A communicator belongs to the process that connected it. In a child of fork(), "native" on host memory
 /// throws Errc::invalid_argument, and its abort() has no effect. The child may connect communicators of its
-/// own.
+/// own, whatever threads of the parent did at the fork().
 
 #include <cstddef>
 #include <memory>

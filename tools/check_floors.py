@@ -22,7 +22,7 @@ ROOMS = {
     'tensor/kernels/elementwise': KERNELS,
     'tensor/kernels/reduction': KERNELS,
     'tensor/kernels/dropout': KERNELS,
-    'tensor/kernels/linear_algebra': KERNELS,
+    'tensor/kernels/linear_algebra': KERNELS + 'comm/os',
     'tensor/kernels/normalization': KERNELS,
     'tensor/kernels/attention': KERNELS + 'tensor/kernels/dropout',
     'tensor/kernels/embedding': KERNELS,

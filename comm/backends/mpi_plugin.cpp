@@ -8,6 +8,7 @@
 
 #include "comm/bootstrap.h"
 #include "comm/core/error.h"
+#include "comm/core/lazy.h"
 
 #ifndef RZ_MPI_PLUGIN_FILE
 #define RZ_MPI_PLUGIN_FILE "libringzero_mpi.so"
@@ -81,7 +82,8 @@ MpiPluginConnect load_plugin() {
 }  // namespace
 
 std::unique_ptr<Backend> load_mpi_backend(int rank, int size, Store& store, const CommOptions& options) {
-  static const MpiPluginConnect connect = load_plugin();
+  static constinit Lazy<MpiPluginConnect> plugin;
+  const MpiPluginConnect connect = plugin.get(load_plugin);
   const LaunchInfo launch_info = launch_info_from_environment();
   const MpiLaunchInfo plugin_info{.rank = rank,
                                   .size = size,

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "comm/bootstrap/machine_id.h"
+#include "comm/core/lazy.h"
 #include "comm/device/cuda_runtime.h"
 #include "comm/net/random.h"
 
@@ -26,13 +27,14 @@ void copy_uuid(char (&to)[16], const std::string& uuid) {
 }
 
 std::uint64_t process_token() {
-  static const std::uint64_t number = [] {
+  static constinit Lazy<std::uint64_t> number;
+  const auto random = [] {
     std::uint64_t n = 0;
     const net::JobId bytes = net::random_id();
     std::memcpy(&n, bytes.data(), sizeof n);
     return n;
-  }();
-  return number ^ static_cast<std::uint64_t>(getpid());  // differs in a child of fork()
+  };
+  return number.get(random) ^ static_cast<std::uint64_t>(getpid());  // differs in a child of fork()
 }
 
 /// CUDA device index of the GPU in this process; -1 if it is not visible here.

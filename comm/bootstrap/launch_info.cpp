@@ -21,8 +21,8 @@ struct LauncherVariables {
   std::vector<const char*> rank, size, local_rank, local_size;  ///< empty local_size: see local_size_of()
 };
 
-const std::vector<LauncherVariables>& launchers() {
-  static const std::vector<LauncherVariables> all = {
+std::vector<LauncherVariables> launchers() {
+  const std::vector<LauncherVariables> all = {
       {"torchrun", {"RANK"}, {"WORLD_SIZE"}, {"LOCAL_RANK"}, {"LOCAL_WORLD_SIZE"}},
       {"openmpi",
        {"OMPI_COMM_WORLD_RANK"},

@@ -11,8 +11,10 @@
 #include <sstream>
 
 #include "comm/core/error.h"
+#include "comm/core/lazy.h"
 #include "comm/core/text.h"
 #include "comm/os/cgroup.h"
+#include "comm/os/process.h"
 
 namespace rz {
 
@@ -178,8 +180,10 @@ Topology read_topology() {
 }
 
 const Caches& caches() {
-  static const Caches read = read_caches();
-  return read;
+  static constinit Lazy<Caches> read;
+  // hwloc has locks of its own, which a child must not inherit locked. Threads that wait here find the value.
+  if (!read.find()) without_fork([] { read.get(read_caches); });
+  return *read.find();
 }
 
 std::string describe(const Topology& t) {

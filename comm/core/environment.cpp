@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "comm/core/error.h"
+#include "comm/core/lazy.h"
 
 namespace rz {
 
@@ -70,8 +71,8 @@ Environment Environment::read() {
 }
 
 const Environment& environment() {
-  static const Environment e = Environment::read();
-  return e;
+  static constinit Lazy<Environment> e;
+  return e.get(Environment::read);
 }
 
 }  // namespace rz

@@ -9,31 +9,21 @@ namespace rz {
 
 namespace {
 
-/// Counts fork() calls with pthread_atfork handlers, from its first use.
-class ForkTracker {
- public:
-  static ForkTracker& instance() {
-    static ForkTracker& forks = *new ForkTracker;  // never destroyed: used by objects that outlive statics
-    return forks;
-  }
+// Usable before and after all dynamic initialization.
+constinit std::atomic<std::uint64_t> generation{0}, count{0};
+constinit std::mutex forking;
 
-  std::atomic<std::uint64_t> generation{0}, count{0};
-  std::mutex forking;
-
- private:
-  ForkTracker() {
-    pthread_atfork([] { instance().begin(); }, [] { instance().forking.unlock(); },
-                   [] { instance().begin_child(); });
-  }
-  void begin() {
-    forking.lock();
-    count.fetch_add(1, std::memory_order_relaxed);
-  }
-  void begin_child() {
-    generation.fetch_add(1, std::memory_order_relaxed);
-    forking.unlock();
-  }
-};
+/// Counts fork() calls, from the start of the program or the dlopen() of the library on.
+[[maybe_unused]] const int counted = pthread_atfork(
+    [] {
+      forking.lock();
+      count.fetch_add(1, std::memory_order_relaxed);
+    },
+    [] { forking.unlock(); },
+    [] {
+      generation.fetch_add(1, std::memory_order_relaxed);
+      forking.unlock();
+    });
 
 struct LeakedObject {
   void* object;
@@ -43,20 +33,33 @@ std::atomic<LeakedObject*> leaked_objects{nullptr};
 
 }  // namespace
 
-std::uint64_t fork_generation() noexcept {
-  return ForkTracker::instance().generation.load(std::memory_order_relaxed);
-}
-
-std::uint64_t fork_count() noexcept { return ForkTracker::instance().count.load(std::memory_order_relaxed); }
+std::uint64_t fork_generation() noexcept { return generation.load(std::memory_order_relaxed); }
+std::uint64_t fork_count() noexcept { return count.load(std::memory_order_relaxed); }
 
 void unless_forked_since(std::uint64_t since, const std::function<void()>& f) {
-  const std::lock_guard lock(ForkTracker::instance().forking);
+  const std::lock_guard lock(forking);
   if (fork_count() == since) f();
 }
 
 void without_fork(const std::function<void()>& f) {
-  const std::lock_guard lock(ForkTracker::instance().forking);
+  const std::lock_guard lock(forking);
   f();
+}
+
+void ProcessMutex::lock() noexcept {
+  const std::uint32_t mine = holder_in_this_process();
+  for (std::uint32_t holder = free; !holder_.compare_exchange_weak(holder, mine, std::memory_order_acquire);
+       holder = free) {
+    if (holder == mine)
+      holder_.wait(mine, std::memory_order_relaxed);
+    else if (holder != free && holder_.compare_exchange_strong(holder, mine, std::memory_order_acquire))
+      return;  // a thread of the parent held it at fork()
+  }
+}
+
+void ProcessMutex::unlock() noexcept {
+  holder_.store(free, std::memory_order_release);
+  holder_.notify_one();
 }
 
 void leak_reachable(void* object) noexcept {

@@ -5,6 +5,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 
@@ -37,6 +38,25 @@ void unless_forked_since(std::uint64_t since, const std::function<void()>& f);
 /// Calls `f` once no other such call runs, in a state that a child of fork() inherits whole: fork() in other
 /// threads waits until `f` returns. `f` must not fork.
 void without_fork(const std::function<void()>& f);
+
+/// A mutex for state that a process has once; declare it `static constinit`. A child of fork() finds it free,
+/// whatever threads of the parent hold it, so what it guards must be valid at any moment, or be replaced in
+/// the child. (A std::mutex would be locked there for ever.) For std::lock_guard. A thread that holds it must
+/// not fork.
+class ProcessMutex {
+ public:
+  constexpr ProcessMutex() = default;
+  ProcessMutex(const ProcessMutex&) = delete;
+  void lock() noexcept;
+  void unlock() noexcept;
+
+ private:
+  static constexpr std::uint32_t free = 0;
+  static std::uint32_t holder_in_this_process() noexcept {
+    return static_cast<std::uint32_t>(fork_generation()) + 1;
+  }
+  std::atomic<std::uint32_t> holder_{free};
+};
 
 /// Leaks an object, for processes that must not destroy it. It stays reachable, so leak checkers do not
 /// report it.

@@ -7,6 +7,7 @@
 
 #include "comm/core/error.h"
 #include "comm/os/helper_thread.h"
+#include "comm/os/process.h"
 #include "comm/os/spin.h"
 
 namespace rz {
@@ -14,6 +15,7 @@ namespace rz {
 struct ThreadTeam::State {
   explicit State(int size) : size(size) {}
   const int size;
+  const Creator creator{};
   std::mutex turn;
   const FunctionRef* work = nullptr;
   std::atomic<unsigned> round{0};  // incremented to start a run
@@ -40,6 +42,10 @@ ThreadTeam::ThreadTeam(int threads) : state_(std::make_unique<State>(threads)) {
 }
 
 ThreadTeam::~ThreadTeam() {
+  if (!state_->creator.is_this_generation()) {
+    leak_reachable(state_.release());
+    return;
+  }
   state_->stop = true;
   state_->round.fetch_add(1, std::memory_order_release);
   state_->round.notify_all();
@@ -50,6 +56,10 @@ int ThreadTeam::size() const { return state_->size; }
 
 void ThreadTeam::run(FunctionRef f) {
   if (state_->size == 1) return f(0);
+  if (!state_->creator.is_this_generation()) {
+    for (int member = 0; member < state_->size; ++member) f(member);
+    return;
+  }
   const std::lock_guard turn(state_->turn);
   state_->work = &f;
   state_->running.store(state_->size - 1, std::memory_order_relaxed);

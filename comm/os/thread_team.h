@@ -29,7 +29,8 @@ class ThreadTeam {
 
   int size() const;
   /// Calls f(0) … f(size-1), each on its own thread, and returns when all have returned. `f` must not throw.
-  /// Runs are serialized: a second caller blocks until the first run has ended.
+  /// Runs are serialized: a second caller blocks until the first run has ended. In a child of fork(), which
+  /// does not have the team's threads, the caller makes all calls, one after another.
   void run(FunctionRef f);
 
  private:

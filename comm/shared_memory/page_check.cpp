@@ -6,10 +6,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
+#include <memory>
 #include <sstream>
 
 #include "comm/core/integer_math.h"
@@ -124,18 +126,26 @@ bool parse_mapping(const std::string& line, Mapping& m) {
   return true;
 }
 
+struct MapsFile {
+  const Creator creator{};
+  const UniqueFd file{open("/proc/self/maps", O_RDONLY | O_CLOEXEC)};
+};
+constinit std::atomic<const MapsFile*> maps_file{nullptr};
+
 /// Contents of /proc/self/maps; empty if it cannot be read. The file stays open, so that a registration can
-/// end when no descriptor is free. Not thread-safe.
+/// end when no descriptor is free. A child of fork() opens its own, and keeps its parent's: a file that was
+/// being replaced at fork() would be of unknown state. Not thread-safe.
 std::string read_maps() {
-  struct Maps {
-    Creator creator;
-    UniqueFd file{open("/proc/self/maps", O_RDONLY | O_CLOEXEC)};
-  };
-  static Maps maps;
-  if (!maps.file || !maps.creator.is_this_process()) maps = Maps{};
+  const MapsFile* maps = maps_file.load(std::memory_order_acquire);
+  if (!maps || !maps->creator.is_this_process()) {
+    auto opened = std::make_unique<const MapsFile>();
+    if (!opened->file) return {};
+    if (maps) leak_reachable(const_cast<MapsFile*>(maps));
+    maps_file.store(maps = opened.release(), std::memory_order_release);
+  }
   std::string text;
   char part[16 << 10];
-  for (ssize_t n; (n = pread(maps.file.get(), part, sizeof part, static_cast<off_t>(text.size()))) > 0;)
+  for (ssize_t n; (n = pread(maps->file.get(), part, sizeof part, static_cast<off_t>(text.size()))) > 0;)
     text.append(part, static_cast<std::size_t>(n));
   return text;
 }

@@ -10,6 +10,7 @@
 #include <mutex>
 
 #include "comm/core/error.h"
+#include "comm/os/process.h"
 #include "comm/shared_memory/page_check.h"
 #include "comm/shared_memory/shared_memory.h"
 
@@ -24,11 +25,9 @@ constexpr int madv_populate_write = 23;
 #endif
 constexpr std::size_t restore_chunk_bytes = std::size_t{32} << 20;
 
-/// Makes the check and the replacement of pages atomic among threads that register.
-std::mutex& remap_mutex() {
-  static std::mutex mutex;
-  return mutex;
-}
+/// Makes the check and the replacement of pages atomic among threads that register. A child of fork()
+/// inherits each page either private or shared, with the same contents.
+constinit ProcessMutex remap_mutex;
 
 // System calls without the C library's wrappers: the edge pages contain bytes outside the caller's
 // allocation, which the sanitizers' interceptors would report.
@@ -63,7 +62,7 @@ bool restore_chunk(int fd, std::size_t offset, std::byte* to, std::byte* aside, 
 }  // namespace
 
 std::optional<SharedMemory> SharedMemory::remap_as_shared(std::span<std::byte> memory, std::string& why) {
-  const std::lock_guard lock(remap_mutex());
+  const std::lock_guard lock(remap_mutex);
   why = check_remappable(memory);
   if (!why.empty()) return std::nullopt;
   const auto pages = pages_of(memory);
@@ -88,7 +87,7 @@ void SharedMemory::punch_hole(std::size_t offset, std::size_t bytes) const noexc
 }
 
 void SharedMemory::restore_private() noexcept {
-  const std::lock_guard lock(remap_mutex());
+  const std::lock_guard lock(remap_mutex);
   // Not our mapping any more: the caller has freed the memory too early, and it may be in other use.
   if (!is_mapping_of(fd_.get(), {data_, size_})) return;
   // One region for all chunks, so that the result is a single mapping.

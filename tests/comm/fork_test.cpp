@@ -6,8 +6,11 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <fstream>
+#include <functional>
+#include <mutex>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -15,6 +18,9 @@
 #include "comm/bootstrap/local_rendezvous.h"
 #include "comm/communicator.h"
 #include "comm/core/error.h"
+#include "comm/core/lazy.h"
+#include "comm/os/process.h"
+#include "comm/os/thread_team.h"
 #include "comm/shared_memory/allocator.h"
 #include "tests/support/error_of.h"
 #include "tests/support/forked.h"
@@ -210,6 +216,132 @@ TEST_P(ForkOver, CallsOfTheChildAreRefusedAndChangeNothing) {
 
 INSTANTIATE_TEST_SUITE_P(Transports, ForkOver, testing::Values("shm", "tcp"),
                          [](const auto& info) { return std::string(info.param); });
+
+// ---- forks at any moment
+
+#ifdef __SANITIZE_THREAD__
+constexpr bool starts_threads_in_children = false;  // not supported there
+#else
+constexpr bool starts_threads_in_children = true;
+#endif
+
+/// Connects two ranks, reduces, allocates, and makes memory zero-copy: what a child of fork() may do.
+bool can_use_a_group_of_its_own() {
+  const auto store = memory_store();
+  std::atomic<int> right{0};
+  const auto rank = [&](int r) {
+    auto comm = Communicator::connect(r, 2, store, quick("shm"));
+    auto x = alone(r + 1);
+    const Registration registration = comm.register_buffer(x.data(), n * sizeof(int));
+    const auto y = comm.allocate(1 << 20);
+    right += registration.zero_copy() && sums_to(comm, x, 3);
+  };
+  std::thread other(rank, 1);
+  rank(0);
+  other.join();
+  return right == 2;
+}
+
+/// Whether each of `children` can, of which a process is forked while another thread of it runs `work` again
+/// and again.
+bool children_can_while(int children, const std::function<void()>& work) {
+  std::atomic<bool> stop{false}, begun{false};
+  std::thread busy([&] {
+    while (!stop) begun = true, work();
+  });
+  while (!begun) std::this_thread::yield();
+  int failed = 0;
+  for (int i = 0; i < children; ++i) failed += in_forked_child(can_use_a_group_of_its_own) != 0;
+  stop = true;
+  busy.join();
+  return failed == 0;
+}
+
+TEST(Fork, AChildConnectsWhateverItsParentIsInitializing) {
+  if (!starts_threads_in_children) GTEST_SKIP();
+  // Each process connects for the first time, if this test runs alone.
+  for (int i = 0; i < 10; ++i)
+    ASSERT_EQ(in_forked_child([i] {
+                std::thread first(can_use_a_group_of_its_own);
+                std::this_thread::sleep_for(i * 500us);
+                const bool can = in_forked_child(can_use_a_group_of_its_own) == 0;
+                first.join();
+                return can;
+              }),
+              0)
+        << "forked " << i * 500 << " us after the first connect()";
+}
+
+TEST(Fork, AChildRegistersAndAllocatesWhateverItsParentDoes) {
+  if (!starts_threads_in_children) GTEST_SKIP();
+  const auto arena = std::make_shared<SharedMemoryAllocator>();
+  std::vector<int> large = alone(2);
+  EXPECT_TRUE(children_can_while(10, [&] {
+    const Registration r = arena->register_buffer(std::as_writable_bytes(std::span(large)));
+    const auto block = arena->allocate(5000), blocks = arena->allocate(5 << 20);
+  }));
+}
+
+TEST(Fork, AMutexOfTheProcessIsFreeInTheChild) {
+  static constinit ProcessMutex mutex;
+  const auto fork_while_locked = [] {
+    Gate locked, forked;
+    std::thread holder([&] {
+      const std::lock_guard lock(mutex);
+      locked.open();
+      forked.wait();
+    });
+    locked.wait();
+    const int end = in_forked_child([] {
+      for (int i = 0; i < 2; ++i) const std::lock_guard lock(mutex);
+      return true;
+    });
+    forked.open();
+    holder.join();
+    return end;
+  };
+  EXPECT_EQ(fork_while_locked(), 0);
+  EXPECT_EQ(in_forked_child([&] { return fork_while_locked() == 0; }), 0) << "in a child of the child";
+  int count = 0;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&] {
+      for (int i = 0; i < 2000; ++i) {
+        const std::lock_guard lock(mutex);
+        ++count;
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(count, 8000);
+}
+
+TEST(Fork, AValueThatTheParentIsMakingIsMadeByTheChild) {
+  static constinit Lazy<int> value;
+  Gate making, forked;
+  std::thread maker([&] {
+    value.get([&] {
+      making.open();
+      forked.wait();
+      return 1;
+    });
+  });
+  making.wait();
+  EXPECT_EQ(in_forked_child([] { return value.get([] { return 2; }) == 2; }), 0);
+  forked.open();
+  maker.join();
+  EXPECT_EQ(value.get([] { return 3; }), 1);
+}
+
+TEST(Fork, AThreadTeamOfTheParentRunsInTheChildsOnlyThread) {
+  auto team = std::make_unique<ThreadTeam>(3);
+  EXPECT_EQ(in_forked_child([&] {
+              std::vector<int> calls(3);
+              team->run([&](int member) { ++calls[static_cast<std::size_t>(member)]; });
+              team.reset();
+              return calls == std::vector<int>(3, 1);
+            }),
+            0);
+}
 
 // ---- rendezvous
 

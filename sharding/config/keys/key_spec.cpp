@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "comm/core/lazy.h"
+
 namespace rz::ds {
 namespace {
 
@@ -34,8 +36,8 @@ std::size_t edits_between(std::string_view a, std::string_view b) {
 }  // namespace
 
 std::span<const ObjectSpec> objects() {
-  static const std::vector<ObjectSpec> all = all_objects();
-  return all;
+  static constinit Lazy<std::vector<ObjectSpec>> all;
+  return all.get(all_objects);
 }
 
 const ObjectSpec* find_object(std::string_view path, std::string_view variant) {

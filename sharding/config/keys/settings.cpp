@@ -153,7 +153,7 @@ void SettingsReader::read_object(const JsonObject& object, const ObjectSpec& spe
 }
 
 void SettingsReader::read_section(const JsonObject& object, const KeySpec& k) {
-  static const json nothing = json::object();
+  const json nothing = json::object();
   const bool given = object.has(k.key) && !object.at(k.key).is_null();
   if (!given && std::string_view(k.fallback) == "null") return;
   const std::string path = object.path(k.key);

@@ -3,10 +3,12 @@
 #include <cblas.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <mutex>
 
 #include "comm/core/error.h"
 #include "comm/core/integer_math.h"
+#include "comm/os/process.h"
 
 namespace rz::kernels {
 
@@ -15,25 +17,33 @@ namespace {
 /// Limits the BLAS to one thread per call while at least one instance lives: the stream's team provides the
 /// threads, and a second pool would compete for the cores. OpenBLAS's setting is process-wide
 /// (openblas_set_num_threads_local changes the same one). So the first instance sets it, and the last
-/// restores the program's value unless the program has changed it meanwhile.
+/// restores the program's value unless the program has changed it meanwhile. A child of fork() does not have
+/// the threads whose instances lived then.
 class OneBlasThread {
  public:
   OneBlasThread() {
     const std::lock_guard lock(mutex);
+    if (generation != fork_generation() && alive > 0) alive = 1, end();
+    generation = fork_generation();
     if (alive++ > 0) return;
     before = openblas_get_num_threads();
     if (before != 1) openblas_set_num_threads(1);
   }
   ~OneBlasThread() {
     const std::lock_guard lock(mutex);
-    if (--alive == 0 && before != 1 && openblas_get_num_threads() == 1) openblas_set_num_threads(before);
+    end();
   }
   OneBlasThread(const OneBlasThread&) = delete;
   OneBlasThread& operator=(const OneBlasThread&) = delete;
 
  private:
-  static inline std::mutex mutex;
+  static void end() {
+    if (--alive == 0 && before != 1 && openblas_get_num_threads() == 1) openblas_set_num_threads(before);
+  }
+
+  static constinit inline ProcessMutex mutex;
   static inline int alive = 0, before = 1;
+  static inline std::uint64_t generation = 0;
 };
 
 CBLAS_TRANSPOSE form(const Matrix& m) { return m.transposed ? CblasTrans : CblasNoTrans; }

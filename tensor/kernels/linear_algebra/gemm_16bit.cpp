@@ -14,6 +14,7 @@
 
 #include <algorithm>
 
+#include "comm/core/lazy.h"
 #include "tensor/kernels/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -118,9 +119,9 @@ void gemm_16bit(const Product16& p, const GemmEngine& engine, const Stream& stre
 }
 
 void gemm_16bit(const Product16& p, const Stream& stream) {
-  static const GemmEngine *const bf16 = gemm_engines(DType::bf16).at[0], *const f16 =
-                                                                             gemm_engines(DType::f16).at[0];
-  gemm_16bit(p, p.factors == DType::bf16 ? *bf16 : *f16, stream);
+  static constinit Lazy<const GemmEngine*> bf16, f16;
+  auto& fastest = p.factors == DType::bf16 ? bf16 : f16;
+  gemm_16bit(p, *fastest.get([&] { return gemm_engines(p.factors).at[0]; }), stream);
 }
 
 GemmEngines gemm_engines(DType factors) {

@@ -22,6 +22,8 @@ bool prefers_vectors() { return false; }
 #include <algorithm>
 #include <cstring>
 
+#include "comm/core/lazy.h"
+
 // g++ 12 reports its own headers' _mm512_undefined_epi32().
 #ifndef __clang__
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -287,8 +289,8 @@ Features features() {
 }
 
 const Features& cpu() {
-  static const Features f = features();
-  return f;
+  static constinit Lazy<Features> f;
+  return f.get(features);
 }
 
 constexpr GemmEngine by_tiles{"AMX-BF16", 32, 32, pack_a, pack_b, multiply_by_tiles};

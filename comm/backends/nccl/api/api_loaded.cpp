@@ -1,12 +1,13 @@
 // In its own file, so that tests can link another nccl_api() instead.
 
 #include "comm/backends/nccl/api/api.h"
+#include "comm/core/lazy.h"
 
 namespace rz::nccl {
 
 const NcclApi& nccl_api() {
-  static const NcclApi api = load_nccl();
-  return api;
+  static constinit Lazy<NcclApi> api;
+  return api.get([] { return load_nccl(); });
 }
 
 }  // namespace rz::nccl
