@@ -55,6 +55,12 @@ T load(const T* memory, std::size_t i) {
   return x;
 }
 
+/// The reverse.
+template <class T>
+void store(T* memory, std::size_t i, T x) {
+  std::memcpy(reinterpret_cast<std::byte*>(memory) + i * sizeof(T), &x, sizeof x);
+}
+
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
 namespace hn = hwy::HWY_NAMESPACE;
 
@@ -98,25 +104,28 @@ constexpr std::size_t reduce_vectors(T*, T*, const T*, const T*, const T*, std::
 template <class Op, class T>
 void reduce2(T* dst, const T* a, const T* b, std::size_t count) {
   const std::size_t done = reduce_vectors<Op, T>(dst, nullptr, a, b, nullptr, count);
-  RZ_EACH(i, done, count) dst[i] = Op::apply(load(a, i), load(b, i));
+  RZ_EACH(i, done, count) store<T>(dst, i, Op::apply(load(a, i), load(b, i)));
 }
 
 template <class Op, class T>
 void reduce3(T* dst, const T* a, const T* b, const T* c, std::size_t count) {
   const std::size_t done = reduce_vectors<Op, T>(dst, nullptr, a, b, c, count);
-  RZ_EACH(i, done, count) dst[i] = Op::apply(Op::apply(load(a, i), load(b, i)), load(c, i));
+  RZ_EACH(i, done, count) store<T>(dst, i, Op::apply(Op::apply(load(a, i), load(b, i)), load(c, i)));
 }
 
 /// Stores the result at two addresses, in one pass over the sources.
 template <class Op, class T>
 void reduce2_to_both(T* dst, T* too, const T* a, const T* b, std::size_t count) {
   const std::size_t done = reduce_vectors<Op, T>(dst, too, a, b, nullptr, count);
-  RZ_EACH(i, done, count) dst[i] = too[i] = Op::apply(load(a, i), load(b, i));
+  RZ_EACH(i, done, count) {
+    const T x = Op::apply(load(a, i), load(b, i));
+    store<T>(dst, i, x), store<T>(too, i, x);
+  }
 }
 
 template <class T>
 void divide_by(T* x, std::size_t count, int divisor) {
-  RZ_EACH(i, 0, count) x[i] = elementwise::divide(x[i], divisor);
+  RZ_EACH(i, 0, count) store<T>(x, i, elementwise::divide(load(x, i), divisor));
 }
 
 template <class T>
@@ -172,7 +181,7 @@ void widen(float* dst, const T* src, std::size_t count) {
 
 template <class T>
 void narrow(T* dst, const float* src, std::size_t count) {
-  RZ_EACH(i, 0, count) dst[i] = from_f32<T>(src[i]);
+  RZ_EACH(i, 0, count) store<T>(dst, i, from_f32<T>(src[i]));
 }
 
 template <class Op, class T>
@@ -219,9 +228,9 @@ void combine(Wide* dst, const Wide* left, Sources sources, std::size_t begin, st
     return x;
   };
   if (left) {
-    RZ_EACH(i, 0, count) dst[i] = Op::apply(load(left, i), tree(i));
+    RZ_EACH(i, 0, count) store<Wide>(dst, i, Op::apply(load(left, i), tree(i)));
   } else {
-    RZ_EACH(i, 0, count) dst[i] = tree(i);
+    RZ_EACH(i, 0, count) store<Wide>(dst, i, tree(i));
   }
 }
 
@@ -376,7 +385,7 @@ template <class T>
 void scale_as(void* dst, const void* src, std::size_t count, double factor) {
   T* out = static_cast<T*>(dst);
   const T* in = static_cast<const T*>(src);
-  RZ_EACH(i, 0, count) out[i] = elementwise::scale(in[i], factor);
+  RZ_EACH(i, 0, count) store<T>(out, i, elementwise::scale(load(in, i), factor));
 }
 
 void scale_all(void* dst, const void* src, std::size_t count, DType dtype, double factor) {
