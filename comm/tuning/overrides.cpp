@@ -51,6 +51,11 @@ AlgorithmOverrides::AlgorithmOverrides(const std::string& text, bool determinist
   }
 }
 
+bool AlgorithmOverrides::is_of_a_node(Collective c) const {
+  Rule schedule{c, Scope::inter_node, ""};
+  return is_known_algorithm(c, of(c)) && !set_algorithm(schedule, schedule_of(c));
+}
+
 std::string AlgorithmOverrides::schedule_of(Collective c) const {
   constexpr std::string_view schedule_override = "schedule:";
   return of(c).starts_with(schedule_override) ? of(c).substr(schedule_override.size()) : of(c);

@@ -23,6 +23,8 @@ class AlgorithmOverrides {
   const std::string& of(Collective c) const { return names_[static_cast<std::size_t>(c)]; }
   /// The same without the prefix "schedule:", for groups without the intra-node engine.
   std::string schedule_of(Collective) const;
+  /// Whether a name is forced that only the intra-node engine has.
+  bool is_of_a_node(Collective) const;
 
  private:
   std::array<std::string, collective_count> names_;

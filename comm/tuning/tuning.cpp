@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 
@@ -269,8 +270,11 @@ Table read_tuning(const std::string& path) {
   std::ifstream in(path);
   std::ostringstream text;
   text << in.rdbuf();
-  require(in.good(), Errc::config, "the tuning table '", path,
-          "' cannot be read; RZ_TUNING or CommOptions::tuning names it, and tune writes one");
+  std::error_code ignored;
+  const bool is_file = in.good() && !std::filesystem::is_directory(path, ignored);
+  require(
+      is_file, Errc::config, "the tuning table '", path,
+      "' cannot be read, or is a directory; RZ_TUNING or CommOptions::tuning names it, and tune writes one");
   return parse_tuning(text.str(), path);
 }
 

@@ -5,6 +5,7 @@
 #include "comm/core/error.h"
 #include "comm/schedule/algorithms/node_map.h"
 #include "comm/tuning/group_size.h"
+#include "comm/tuning/tuning.h"
 
 namespace rz {
 
@@ -31,8 +32,14 @@ ScheduleEngine::ScheduleEngine(Transport& transport, int rank, int size, const N
       executor_(transport, rank, size) {}
 
 void ScheduleEngine::require_schedules() const {
-  for (int c = 0; c < collective_count; ++c)
-    if (!overrides_.of(Collective(c)).empty()) schedule_for(Collective(c), 0, false);
+  for (int c = 0; c < collective_count; ++c) {
+    const Collective kind{c};
+    if (size_ == 1 || overrides_.of(kind).empty()) continue;
+    require(!overrides_.is_of_a_node(kind), Errc::config, "the algorithm ", name(kind), "=",
+            overrides_.of(kind), " requires that all ranks share memory; choose one of ",
+            tuning::algorithm_choices(kind, tuning::Scope::inter_node));
+    schedule_for(kind, 0, false);
+  }
 }
 
 tuning::IntranodeTable ScheduleEngine::intranode_table() const {
@@ -57,7 +64,7 @@ tuning::SelectedAlgorithm ScheduleEngine::schedule_for(Collective kind, std::siz
                                  .size = size_,
                                  .intra_node = intra_node_,
                                  .deterministic = deterministic_,
-                                 .override_name = overrides_.schedule_of(kind),
+                                 .override_name = size_ == 1 ? "" : overrides_.schedule_of(kind),
                                  .file_rules = file_rules_,
                                  .nodes = nodes_,
                                  .contiguous_nodes = schedule::ranks_contiguous_by_node(node_of_rank_),
