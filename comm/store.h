@@ -49,6 +49,8 @@ struct TcpStoreOptions {
 /// launches if the server belongs to another one. Errc::system if a group of `size` ranks exceeds the hard
 /// limit of open files; the soft limit is raised as needed.
 std::shared_ptr<Store> tcp_store(const std::string& address, const TcpStoreOptions&);
+/// As above, without a launch: any rank that reaches the address is let in, one of another job too, whose
+/// values would then be mixed with those of this one. Use it only where one job alone knows the address.
 std::shared_ptr<Store> tcp_store(const std::string& address, bool serve = false,
                                  std::chrono::milliseconds timeout = std::chrono::seconds(30));
 /// The port that a serving tcp_store listens on; 0 for any other store.

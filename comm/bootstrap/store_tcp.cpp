@@ -189,6 +189,7 @@ class TcpStore final : public Store {
   void start_server(Deadline deadline) {
     UniqueFd listener = open_listener(deadline);
     where_.port = port_ = rz::net::local_address(listener.get()).port();
+    address_ = concat(address_.substr(0, address_.rfind(':')), ':', port_);
     server_ = std::make_unique<StoreServer>(
         std::move(listener), StoreServer::Options{options_.launch, options_.size, options_.hello_timeout});
   }
@@ -311,7 +312,7 @@ class TcpStore final : public Store {
     fail(Errc::rendezvous, "the store at ", address_, " failed at key '", key, "': ", why);
   }
 
-  const std::string address_;
+  std::string address_;  ///< for messages; of a server with the port that it listens on
   const TcpStoreOptions options_;
   net::HostPort where_;
   int port_ = 0;

@@ -238,6 +238,12 @@ TEST(TcpStore, TooLongIsRefusedBeforeItIsSent) {
   EXPECT_EQ(store->get("key", soon()).size(), 1u << 20);
 }
 
+TEST(TcpStore, AMessageOfTheServerHasThePortThatItChose) {
+  const auto store = tcp_store("127.0.0.1:0", true);
+  const Error e = error_of([&] { store->get("absent", Deadline::after(milliseconds(1))); });
+  EXPECT_TRUE(contains(e, concat("the store at 127.0.0.1:", tcp_store_port(*store)))) << e.what();
+}
+
 TEST(TcpStore, GarbageOnThePortIsRejected) {
   const auto store = tcp_store("127.0.0.1:0", true);
   const net::SocketAddress address = net::resolve({"127.0.0.1", tcp_store_port(*store)}).front();
