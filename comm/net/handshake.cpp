@@ -59,9 +59,11 @@ class Handshake {
 
  private:
   void step() {
-    require(!deadline_.expired(), Errc::timeout, "rank ", self_.rank, ": no connection with rank ",
-            list_ranks(missing_ranks()),
-            " before the deadline; did the process end, or does a firewall stand between?");
+    if (deadline_.expired())
+      throw Error(Errc::timeout,
+                  concat("rank ", self_.rank, ": no connection with rank ", list_ranks(missing_ranks()),
+                         " before the deadline; did the process end, or does a firewall stand between?"),
+                  missing_ranks().front());
     std::vector<pollfd> fds{{listener_, POLLIN, 0}};
     for (const auto& g : pending_)
       fds.push_back({g.connection.socket.get(), static_cast<short>(g.connecting ? POLLOUT : POLLIN), 0});
@@ -109,9 +111,15 @@ class Handshake {
   }
 
   bool fail_outgoing(const PendingConnection& pending, const char* why) const {
-    fail(Errc::rendezvous, "rank ", self_.rank, " cannot connect to rank ", pending.connection.rank, " at ",
-         pending.connection.address, ": ", why,
-         "; is that process alive, and the address reachable from this host (RZ_INTERFACE chooses another)?");
+    const int peer = pending.connection.rank;
+    const bool is_unix = pending.connection.address.find(':') == std::string::npos;
+    throw Error(Errc::rendezvous,
+                concat("rank ", self_.rank, " cannot connect to rank ", peer, " at ",
+                       is_unix ? "unix socket @" : "", pending.connection.address, ": ", why,
+                       is_unix ? "; did that process end, or report an error of its own?"
+                               : "; is that process alive, and the address reachable from this host "
+                                 "(RZ_INTERFACE chooses another)?"),
+                peer);
   }
 
   bool send_hello(PendingConnection& pending) {

@@ -444,6 +444,18 @@ TEST(Tcp, TheSoftLimitOfOpenFilesIsRaised) {
   });
 }
 
+TEST(Tcp, TheSoftLimitIsRaisedForSharedMemoryToo) {
+  test::expect_processes(2, [](int rank, std::shared_ptr<Store> store) {
+    const int next = UniqueFd(dup(0)).get();
+    rlimit limit{};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = static_cast<rlim_t>(next) + 4;
+    setrlimit(RLIMIT_NOFILE, &limit);
+    const auto t = test::connect(rank, 2, *store, {"shm"});
+    test::exchange_streams(*t, rank, 2, {5, 50'000, 3});
+  });
+}
+
 TEST(Tcp, IdleConnectionsDoNotExhaustDescriptors) {
   test::expect_processes(2, [](int rank, std::shared_ptr<Store> store) {
     std::vector<UniqueFd> idle_connections;

@@ -5,6 +5,7 @@
 #include "comm/core/error.h"
 #include "comm/net/random.h"
 #include "comm/net/unix_socket.h"
+#include "comm/os/open_files.h"
 
 namespace rz {
 
@@ -19,6 +20,10 @@ ShmTransport::ShmTransport(std::shared_ptr<LinkMonitor> group_monitor, std::vect
   std::vector<int> peers = ranks_;
   std::erase(peers, monitor().rank());
   monitor().add(*this, peers, LinkData::memory);
+  // Of each peer: socket, doorbell and, until it is mapped, memory. Further: listener, memory, segments.
+  require_open_files(3 * peers.size() + 8,
+                     concat("rank ", monitor().rank(), ": shared memory with ", peers.size(), " ranks"),
+                     ", or end communicators that are no longer used");
   listener_ = net::listen_unix(address_);
   group_ = std::make_unique<SharedMemoryGroup>(monitor(), ranks_, ring_bytes,
                                                ranks_.size() == monitor().hosts().size(), std::move(memory));
@@ -38,7 +43,12 @@ void ShmTransport::connect(net::HandshakeInfo me, const std::vector<std::string>
   std::vector<int> callers;
   for (const int peer : ranks_) {
     const auto& address = addresses[static_cast<std::size_t>(peer)];
-    if (peer < me.rank) calls.push_back({peer, 0, net::connect_unix(address, deadline), {}, address});
+    if (peer < me.rank) try {
+        calls.push_back({peer, 0, net::connect_unix(address, deadline), {}, address});
+      } catch (const Error& e) {
+        throw Error(e.code(), concat("rank ", me.rank, " cannot connect to rank ", peer, ": ", e.what()),
+                    peer);
+      }
     if (peer > me.rank) callers.push_back(peer);
   }
   group_->attach(net::handshake(me, listener_.get(), std::move(calls), callers, 1, deadline));
