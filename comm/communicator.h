@@ -3,8 +3,10 @@
 /// Takes raw pointers. No global state.
 ///
 /// Every rank of the group calls the same collectives in the same order with matching arguments. Otherwise
-/// every rank gets Errc::mismatch with the deviating rank as culprit. Operations are asynchronous: buffers
-/// must stay alive and unmodified until Work::wait(). Any count is valid, including 0. In place means:
+/// every rank gets Errc::mismatch with two calls that differ, and their ranks. Its culprit is the first rank
+/// whose call differs from that of more than half of the ranks. There is none among two ranks, if there is no
+/// such majority, or if a rank's call is not known. Operations are asynchronous: buffers must stay alive and
+/// unmodified until Work::wait(). Any count is valid, including 0. In place means:
 ///   - one buffer per rank (all_reduce, broadcast, reduce): in == out;
 ///   - all_gather, and gather at the root: `in` is the rank's own part of `out`;
 ///   - reduce_scatter, and scatter at the root: `out` is the rank's own part of `in`;
@@ -108,7 +110,7 @@ class Communicator {
 
   /// Collective. Ranks with the same color form a new group, ordered by key, then by rank. A rank without a
   /// color takes part in the call and gets nullopt. `order`: of reductions in the new group, the same on all
-  /// ranks; default: that of this group.
+  /// ranks; default: that of this group. The culprit of an error is a rank of this group.
   std::optional<Communicator> split(std::optional<int> color, int key,
                                     std::optional<ReductionOrder> order = {});
 

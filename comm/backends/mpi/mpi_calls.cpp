@@ -157,7 +157,8 @@ void MpiCalls::check_deadlines(Time now) {
   const auto late = point_to_point_.earliest_deadline();
   if (now < late.request->deadline) return;
   fail_timeout(concat(late.sending ? "send to" : "recv from", " rank ", late.peer), rank_, options_.timeout,
-               concat("rank ", late.peer), late.peer);
+               concat("rank ", late.peer, late.sending ? " did not receive it" : " did not send it"),
+               late.peer);
 }
 
 // ---- the end

@@ -1,6 +1,7 @@
 #include "comm/backends/mpi/timeout_inquiry.h"
 
 #include "comm/core/error.h"
+#include "comm/transport/mismatched_calls.h"
 
 namespace rz::mpi {
 
@@ -43,6 +44,8 @@ void TimeoutInquiry::receive(int peer, const ControlMessage& reply) {
 
 void TimeoutInquiry::conclude(std::chrono::milliseconds timeout) const {
   std::vector<int> unresponsive, late;
+  CallsOfRanks calls(replies_.size());
+  calls[static_cast<std::size_t>(rank_)] = mine_;
   for (int peer = 0; peer < static_cast<int>(replies_.size()); ++peer) {
     if (peer == rank_) continue;
     const auto& reply = replies_[static_cast<std::size_t>(peer)];
@@ -50,12 +53,11 @@ void TimeoutInquiry::conclude(std::chrono::milliseconds timeout) const {
       unresponsive.push_back(peer);
     } else if (!reply->found && reply->calls <= mine_.sequence) {
       late.push_back(peer);
-    } else if (reply->found && !(reply->signature == mine_)) {
-      fail(Errc::mismatch, "mismatched collectives: rank ", peer, " called ", describe(reply->signature),
-           " while rank ", rank_, " called ", describe(mine_),
-           "; every rank must make the same calls in the same order");
+    } else if (reply->found) {
+      calls[static_cast<std::size_t>(peer)] = reply->signature;
     }
   }
+  if (rank_that_differs(calls, mine_) >= 0) fail_mismatched(calls, rank_);
   std::string reason;
   if (!late.empty()) reason = ranks_text(late) + " did not call it";
   if (!unresponsive.empty())

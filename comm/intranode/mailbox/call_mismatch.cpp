@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 
@@ -9,6 +10,7 @@
 #include "comm/core/error.h"
 #include "comm/intranode/mailbox/call_history.h"
 #include "comm/intranode/mailbox/published.h"
+#include "comm/transport/mismatched_calls.h"
 
 namespace rz::intranode {
 
@@ -31,23 +33,35 @@ std::optional<CallSignature> call_begun_at(const Mailbox& m, StepNumber step) {
   return is_there() ? std::optional(call) : std::nullopt;
 }
 
+CallsOfRanks calls_begun_at(std::span<const MailboxView> mailboxes, StepNumber step) {
+  CallsOfRanks calls;
+  for (const MailboxView& m : mailboxes) calls.push_back(call_begun_at(*m.mailbox, step));
+  return calls;
+}
+
+bool has_call(const std::optional<CallSignature>& call) { return call.has_value(); }
+
 }  // namespace
 
-void fail_mismatch(RankMailbox own, RankMailbox peer, StepNumber step, StepNumber next,
-                   const CallSignature& current) {
+void fail_mismatch(std::span<const MailboxView> mailboxes, int own, int peer, StepNumber step,
+                   StepNumber next, const CallSignature& current) {
+  const Mailbox& other = *mailboxes[static_cast<std::size_t>(peer)].mailbox;
+  const Deadline end = Deadline::after(std::chrono::seconds(1));
   // call_log is written just after the tag; a preempted rank may take longer.
-  for (const Deadline end = Deadline::after(std::chrono::seconds(1));
-       is_after(step + 1, produced_before(peer.mailbox)) && !end.expired();)
-    sched_yield();
-  constexpr const char* remedy = "; every rank must make the same calls in the same order";
+  while (is_after(step + 1, produced_before(other)) && !end.expired()) sched_yield();
   for (StepNumber s = next - static_cast<StepNumber>(mailbox_depth); s != next; ++s) {
-    const auto theirs = call_begun_at(peer.mailbox, s), mine = call_begun_at(own.mailbox, s);
-    if (!theirs || !mine || *theirs == *mine) continue;
-    fail(Errc::mismatch, "mismatched collectives: rank ", peer.rank, " called ", describe(*theirs),
-         " while rank ", own.rank, " called ", describe(*mine), remedy);
+    CallsOfRanks calls = calls_begun_at(mailboxes, s);
+    const auto mine = calls[static_cast<std::size_t>(own)];
+    if (!mine || rank_that_differs(calls, *mine) < 0) continue;
+    // The other ranks are about to make theirs, unless they wait for one of this rank.
+    while (rank_of_majority(calls) < 0 && !std::ranges::all_of(calls, has_call) && !end.expired()) {
+      sched_yield();
+      calls = calls_begun_at(mailboxes, s);
+    }
+    fail_mismatched(calls, own);
   }
-  fail(Errc::mismatch, "mismatched collectives: rank ", peer.rank, " made other calls than rank ", own.rank,
-       " some time before ", describe(current), remedy);
+  fail(Errc::mismatch, "mismatched collectives: rank ", peer, " made other calls than rank ", own,
+       " some time before ", describe(current), "; every rank must make the same calls in the same order");
 }
 
 }  // namespace rz::intranode

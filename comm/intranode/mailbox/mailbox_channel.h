@@ -200,7 +200,7 @@ inline bool MailboxChannel::poll(int peer, StepNumber step) {
   const std::uint64_t there = slot_tag(mailbox(peer), step);
   if (there != history_.tag_of(step)) {
     if (!is_after(step + 1, static_cast<StepNumber>(there)))
-      fail_mismatch({own_, rank_}, {mailbox(peer), peer}, step, next_step_, call());
+      fail_mismatch(views_, rank_, peer, step, next_step_, call());
     awaited_ = {Awaited::slot, step + 1, peer};
     return false;
   }
