@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
 
 #include "comm/api/arguments.h"
 #include "comm/backend.h"
@@ -13,6 +14,8 @@
 #include "comm/os/wait_policy.h"
 
 namespace rz {
+
+void print_wait(const std::string& line) { std::fputs((line + '\n').c_str(), stderr); }
 
 struct Communicator::State {
   int rank, size;
@@ -208,6 +211,18 @@ Work Communicator::recv(const Buffer& buffer, int from, const Stream& stream) {
 }
 Work Communicator::barrier() { return submit_one(CollectiveCall{.kind = Collective::barrier}); }
 
+namespace {
+
+/// "0 (new rank 0), 5 (1)".
+std::string new_group_of(const std::vector<int>& members) {
+  std::string text;
+  for (std::size_t i = 0; i < members.size(); ++i)
+    text += concat(i ? ", " : "", members[i], i ? " (" : " (new rank ", i, ")");
+  return text;
+}
+
+}  // namespace
+
 std::optional<Communicator> Communicator::split(std::optional<int> color, int key,
                                                 std::optional<ReductionOrder> order) {
   struct Choice {
@@ -232,9 +247,18 @@ std::optional<Communicator> Communicator::split(std::optional<int> color, int ke
       state_->store ? prefix_store(state_->store, concat("split/", number, "/", *color, "/")) : nullptr;
   CommOptions options = state_->options;
   options.reduction_order = order.value_or(options.reduction_order);
+  if (!options.name.empty()) options.name += concat("/split ", number);
   const bool same_order = new_size <= 3 || options.reduction_order == state_->options.reduction_order;
   auto backend = same_order ? state_->backend->split(members) : nullptr;
-  if (!backend) return connect_from(state_->backend.get(), new_rank, new_size, std::move(store), options);
+  if (!backend) try {
+      return connect_from(state_->backend.get(), new_rank, new_size, std::move(store), options);
+    } catch (const Error& e) {  // in numbers of the new group
+      const int culprit = e.culprit() < 0 ? -1 : members[static_cast<std::size_t>(e.culprit())];
+      throw Error(e.code(),
+                  concat("split() on rank ", rank(), ": ranks ", new_group_of(members),
+                         " could not connect; in numbers of the new group: ", e.what()),
+                  culprit);
+    }
   return Communicator(
       std::make_unique<State>(State{new_rank, new_size, options, std::move(store), std::move(backend)}));
 }

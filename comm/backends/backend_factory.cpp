@@ -60,7 +60,9 @@ std::unique_ptr<Backend> make_native(int rank, int size, Store& store, const Com
                                 .deterministic = options.deterministic,
                                 .order = options.reduction_order,
                                 .algorithm = algorithm,
-                                .tuning = deserialize_tuning(agreed)};
+                                .tuning = deserialize_tuning(agreed),
+                                .waits = {options.name.empty() ? "a communicator" : options.name,
+                                          options.on_wait, options.wait_report}};
   return make_native_backend(rank, size, std::move(wire), scheduled);
 }
 

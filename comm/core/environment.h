@@ -40,6 +40,9 @@ struct Environment {
   bool allow_tf32 = false;
   /// RZ_TIMEOUT_S: deadline of an operation in seconds; default 600.
   double timeout_s = 600;
+  /// RZ_WAIT_REPORT_S: seconds without progress after which a call's wait is printed to standard error, as
+  /// one line (CommOptions::on_wait); default: none is, but by programs of run_entrypoint() after 10 s.
+  double wait_report_s = 0;
   /// RZ_RENDEZVOUS_TIMEOUT_S: deadline of the rendezvous in seconds; default 30.
   double rendezvous_timeout_s = 30;
   /// RZ_HOST_ID: identifier of the node. Default: the kernel's boot id and the host name. Tests set it to

@@ -62,8 +62,8 @@ void LinkMonitor::query_waits() {
   for (int r = 0; r < std::ssize(by_rank_); ++r) send_wait_message(r, {WaitMessage::query, {}});
 }
 
-void LinkMonitor::reply_waits(const RankSet& waits_for) {
-  for (const int r : wait_graph_.drain_requesters()) send_wait_message(r, {WaitMessage::reply, waits_for});
+void LinkMonitor::reply_waits(const WaitMessage& reply) {
+  for (const int r : wait_graph_.drain_requesters()) send_wait_message(r, reply);
 }
 
 void LinkMonitor::send_wait_message(int peer, const WaitMessage& message) {

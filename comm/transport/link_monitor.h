@@ -64,7 +64,7 @@ class LinkMonitor {
   void wake() noexcept { waiter_.wake(); }
   void abort(const Failure&) noexcept;
   void query_waits();
-  void reply_waits(const RankSet& waits_for);
+  void reply_waits(const WaitMessage& reply);
   WaitForGraph& wait_graph() { return wait_graph_; }
 
   // For links, on the driving thread.

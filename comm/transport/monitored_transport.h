@@ -21,7 +21,7 @@ class MonitoredTransport : public Transport {
   void wake() noexcept final { monitor_->wake(); }
   void abort(const Failure& failure) noexcept final { monitor_->abort(failure); }
   void query_waits() final { monitor_->query_waits(); }
-  void reply_waits(const RankSet& waits_for) final { monitor_->reply_waits(waits_for); }
+  void reply_waits(const WaitMessage& reply) final { monitor_->reply_waits(reply); }
   const WaitForGraph& wait_graph() const final { return monitor_->wait_graph(); }
   std::span<const int> hosts() const final { return monitor_->hosts(); }
   bool oversubscribed() const final { return monitor_->oversubscribed(); }

@@ -67,8 +67,8 @@ class Transport {
   /// Clears earlier replies and queries every peer for the ranks that it waits for. Queries and replies of
   /// peers arrive during progress().
   virtual void query_waits() = 0;
-  /// Replies to all peers that have queried: this rank waits for `waits_for`.
-  virtual void reply_waits(const RankSet& waits_for) = 0;
+  /// Sends this reply to all peers that have queried.
+  virtual void reply_waits(const WaitMessage& reply) = 0;
   /// The queries and replies received so far.
   virtual const WaitForGraph& wait_graph() const = 0;
 

@@ -1,14 +1,29 @@
 #include "comm/transport/wait_for_graph.h"
 
+#include <array>
+#include <bit>
+#include <cstring>
 #include <deque>
 #include <set>
 #include <utility>
 
 namespace rz {
 
+WaitMessage WaitMessage::idle_in(std::string_view text) {
+  std::array<char, sizeof(RankSet)> bytes{};
+  text.copy(bytes.data(), bytes.size() - 1);
+  return {idle, std::bit_cast<RankSet>(bytes), {}};
+}
+
+std::string WaitMessage::text() const {
+  const auto bytes = std::bit_cast<std::array<char, sizeof(RankSet)>>(waits_for);
+  return {bytes.data(), strnlen(bytes.data(), bytes.size())};
+}
+
 void WaitForGraph::receive(int peer, const WaitMessage& note) {
   if (note.kind == WaitMessage::query) requesters_.push_back(peer);
-  if (note.kind == WaitMessage::reply) replies_[peer] = note.waits_for;
+  if (note.kind == WaitMessage::reply || note.kind == WaitMessage::idle)
+    replies_.insert_or_assign(peer, note);
 }
 
 std::vector<int> WaitForGraph::drain_requesters() { return std::exchange(requesters_, {}); }
@@ -27,10 +42,10 @@ int WaitForGraph::culprit(int suspect, const RankSet& waits_for) const {
   visit_all(waits_for);
   int idle = -1;
   for (; !next.empty(); next.pop_front()) {
-    const auto reply = replies_.find(next.front());
-    if (reply == replies_.end()) return next.front();
-    if (reply->second.none() && idle < 0) idle = next.front();
-    visit_all(reply->second);
+    if (unresponsive(next.front())) return next.front();
+    const RankSet& theirs = state_of(next.front())->waits_for;
+    if (theirs.none() && idle < 0) idle = next.front();
+    visit_all(theirs);
   }
   return idle;
 }

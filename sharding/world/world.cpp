@@ -18,6 +18,7 @@ World World::from_environment(const WorldOptions& options) {
   const LaunchInfo launch = launch_info_from_environment();
   CommOptions comm = options.comm;
   comm.device = cuda::device_from_name(options.device, launch.local_rank);
+  if (comm.name.empty()) comm.name = "world";
   return World(Communicator::connect(launch.rank, launch.size, store_for_launch(launch), comm), launch);
 }
 
@@ -127,7 +128,9 @@ int run_and_report(World& world, const std::function<void(World&)>& body) {
 
 int run_entrypoint(const std::function<void(World&)>& body, const WorldOptions& options) {
   try {
-    World world = World::from_environment(options);
+    WorldOptions printing = options;
+    if (!printing.comm.on_wait) printing.comm.on_wait = print_wait;
+    World world = World::from_environment(printing);
     return run_and_report(world, body);
   } catch (const Error& e) {
     std::fprintf(stderr, "%s\n", e.what());

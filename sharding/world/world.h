@@ -26,7 +26,7 @@ namespace rz {
 
 struct WorldOptions {
   std::string device = "host";  ///< "host", "cuda" (device LOCAL_RANK modulo their number), or "cuda:N"
-  CommOptions comm;             ///< `device` is set from the name above
+  CommOptions comm;             ///< `device` is set from the name above; `name`: "world" by default
 };
 
 /// A rank's place in the group, and small exchanges between the ranks. One thread a rank.
@@ -83,6 +83,8 @@ class World {
 /// the other ranks: their operations throw Errc::aborted with this rank as culprit, or Errc::peer_lost those
 /// of other communicators. Such errors are not printed. An Errc::config that all ranks throw is printed once:
 /// one that they agree on (sharding/world/rank_agreement.h), and one of their common command line, by rank 0.
+/// Waits of 10 s without progress are printed, too (CommOptions::on_wait), unless `comm` has another
+/// function.
 int run_entrypoint(const std::function<void(World&)>& body, const WorldOptions& = {});
 
 }  // namespace rz

@@ -113,7 +113,7 @@ class Counting final : public Transport {
   void wake() noexcept override { inner_->wake(); }
   void abort(const Failure& f) noexcept override { inner_->abort(f); }
   void query_waits() override { inner_->query_waits(); }
-  void reply_waits(const RankSet& waits_for) override { inner_->reply_waits(waits_for); }
+  void reply_waits(const WaitMessage& reply) override { inner_->reply_waits(reply); }
   const WaitForGraph& wait_graph() const override { return inner_->wait_graph(); }
   std::span<const int> hosts() const override { return inner_->hosts(); }
   std::string describe() const override { return inner_->describe(); }

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
 #include <numeric>
 #include <set>
 #include <string>
@@ -232,16 +233,56 @@ TEST(Communicator, CollectivesEndWhileAnotherThreadWaitsForAMessage) {
 }
 
 TEST(Communicator, AMismatchIsNamedOnEveryRank) {
-  run_ranks(3, [&](int rank, auto store) {
-    auto comm = Communicator::connect(rank, 3, store, quick());
-    std::vector<float> x(rank == 2 ? 12 : 24);
-    try {
-      comm.all_reduce({x.data(), x.size()}).wait();
-      ADD_FAILURE() << "rank " << rank << " noticed nothing";
-    } catch (const Error& e) {
+  for (const char* const transport : {"shm", "tcp"})
+    run_ranks(3, [&](int rank, auto store) {
+      CommOptions options = quick();
+      options.transport = transport;
+      auto comm = Communicator::connect(rank, 3, store, options);
+      std::vector<float> x(rank == 2 ? 12 : 24);
+      const Error e = test::error_of([&] { comm.all_reduce({x.data(), x.size()}).wait(); });
       EXPECT_EQ(e.code(), Errc::mismatch) << e.what();
-      EXPECT_NE(std::string(e.what()).find("12 f32"), std::string::npos) << e.what();
-    }
+      EXPECT_NE(std::string(e.what()).find("rank 2 called all_reduce #0 (12 f32"), std::string::npos)
+          << e.what();
+      EXPECT_EQ(e.culprit(), 2) << transport << " on rank " << rank;
+    });
+}
+
+TEST(Communicator, OfTwoRanksThatDifferNeitherIsTheCulprit) {
+  run_ranks(2, [&](int rank, auto store) {
+    auto comm = Communicator::connect(rank, 2, store, quick());
+    int x = 1;
+    const Error e = test::error_of([&] { rank ? comm.barrier().wait() : comm.all_reduce({&x, 1}).wait(); });
+    EXPECT_EQ(e.code(), Errc::mismatch) << e.what();
+    EXPECT_EQ(e.culprit(), -1);
+    for (const char* const call : {"rank 0 called all_reduce", "rank 1 called barrier"})
+      EXPECT_NE(std::string(e.what()).find(call), std::string::npos) << e.what();
+  });
+}
+
+/// A store whose rank fails when it begins to connect the group of a split().
+struct FailingInSplit final : Store {
+  explicit FailingInSplit(std::shared_ptr<Store> store) : store(std::move(store)) {}
+  void set(std::string_view key, std::string_view value) override {
+    require(!key.starts_with("split/"), Errc::system, "this rank fails");
+    store->set(key, value);
+  }
+  std::string get(std::string_view key, Deadline end) override { return store->get(key, end); }
+  std::int64_t add(std::string_view key, std::int64_t n) override { return store->add(key, n); }
+  const std::shared_ptr<Store> store;
+};
+
+TEST(Communicator, TheCulpritOfASplitIsARankOfTheParent) {
+  run_ranks(4, [&](int rank, std::shared_ptr<Store> store) {
+    CommOptions options = quick();
+    options.rendezvous_timeout = std::chrono::seconds(1);
+    if (rank == 3) store = std::make_shared<FailingInSplit>(store);
+    auto comm = Communicator::connect(rank, 4, store, options);
+    if (rank % 2 == 0) return void(comm.split(0, rank)->barrier().wait());
+    const Error e = test::error_of([&] { comm.split(1, rank); });
+    EXPECT_EQ(e.code(), rank == 3 ? Errc::system : Errc::timeout) << e.what();
+    if (rank == 3) return;
+    EXPECT_EQ(e.culprit(), 3);
+    EXPECT_NE(std::string(e.what()).find("ranks 1 (new rank 0), 3 (1)"), std::string::npos) << e.what();
   });
 }
 
@@ -502,6 +543,102 @@ TEST(Backend, CudaBackendsDoNotServeHostMemory) {
     }
   }
 }
+
+TEST(Communicator, AForcedAlgorithmOfANodeHasNoEffectInAGroupOfOne) {
+  for (const char* const name : {"zero_copy", "all_gather=single_copy", "two_shot", "chain"}) {
+    CommOptions options = quick();
+    options.algorithm = name;
+    auto comm = Communicator::connect(0, 1, nullptr, options);
+    int x = 3;
+    comm.all_reduce({&x, 1}).wait();
+    EXPECT_EQ(x, 3) << name;
+  }
+  run_ranks(2, [](int rank, auto store) {
+    CommOptions options = quick();
+    options.algorithm = "zero_copy", options.transport = "tcp";
+    const Error e = test::error_of([&] { Communicator::connect(rank, 2, store, options); });
+    EXPECT_EQ(e.code(), Errc::config) << e.what();
+    EXPECT_NE(std::string(e.what()).find("requires that all ranks share memory"), std::string::npos)
+        << e.what();
+  });
+}
+
+// ---- reports of waits
+
+struct Reports {
+  std::mutex mutex;
+  std::vector<std::string> lines[2];
+
+  CommOptions options(const std::string& name, int rank) {
+    CommOptions o = quick();
+    o.name = name;
+    o.wait_report = std::chrono::milliseconds(20);
+    o.on_wait = [this, rank](const std::string& line) {
+      const std::lock_guard lock(mutex);
+      lines[rank].push_back(line);
+    };
+    return o;
+  }
+  std::vector<std::string> of(int rank) {
+    const std::lock_guard lock(mutex);
+    return lines[rank];
+  }
+};
+
+void expect_parts(const std::string& line, const std::vector<std::string>& parts) {
+  for (const auto& part : parts) EXPECT_NE(line.find(part), std::string::npos) << line;
+}
+
+class WaitsOver : public testing::TestWithParam<const char*> {};
+
+// The commonest mistake: each rank waits in another communicator, or one of them in none.
+TEST_P(WaitsOver, ACallOnOneRankOnlyIsReportedWithWhatTheOtherDoes) {
+  Reports reports;
+  run_ranks(2, [&](int rank, auto store) {
+    const auto connect = [&](const char* name) {
+      CommOptions options = reports.options(name, rank);
+      options.transport = GetParam();
+      return Communicator::connect(rank, 2, prefix_store(store, name), options);
+    };
+    Communicator world = connect("world"), engine = connect("engine");
+    world.barrier().wait();
+    int x = 1;
+    Work work = rank == 0 ? world.all_reduce({&x, 1}) : engine.broadcast({&x, 1}, 0);
+    std::thread waits([&] { work.wait(); });
+    while (reports.of(0).empty() || reports.of(1).empty())
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_EQ(reports.of(rank).size(), 1u) << "one line a wait";
+    rank == 0 ? engine.broadcast({&x, 1}, 0).wait() : world.all_reduce({&x, 1}).wait();
+    waits.join();
+  });
+  expect_parts(reports.of(0)[0],
+               {"rank 0 of 2 of world: all_reduce #1 (1 i32, sum) has made no progress for ",
+                "it waits for rank 1 to send; rank 1 ",
+                "broadcast #0 (1 i32, root 0) of engine on rank 1 (waits for rank 0 to send)"});
+  expect_parts(reports.of(1)[0],
+               {"rank 1 of 2 of engine: broadcast #0", "it waits for rank 0 to send; rank 0 ",
+                "all_reduce #1 (1 i32, sum) of world on rank 0 (waits for rank 1 to send)"});
+}
+
+TEST_P(WaitsOver, ARankThatWaitsForAnotherIsReportedWithIt) {
+  Reports reports;
+  run_ranks(3, [&](int rank, auto store) {
+    CommOptions options = rank == 0 ? reports.options("world", 0) : quick();
+    options.transport = GetParam();
+    options.algorithm = "chain";
+    options.deterministic = false;
+    auto comm = Communicator::connect(rank, 3, store, options);
+    std::vector<int> x(1 << 16, 1);
+    if (rank == 2)
+      while (reports.of(0).empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    comm.all_reduce({x.data(), x.size()}).wait();
+  });
+  ASSERT_EQ(reports.of(0).size(), 1u);
+  expect_parts(reports.of(0)[0], {"all_reduce #0 (65536 i32, sum)", "rank 2"});
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, WaitsOver, testing::Values("shm", "tcp"),
+                         [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
 }  // namespace rz

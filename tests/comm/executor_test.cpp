@@ -43,7 +43,7 @@ class Trickle final : public Transport {
   void wake() noexcept override {}
   void abort(const Failure&) noexcept override {}
   void query_waits() override {}
-  void reply_waits(const RankSet&) override {}
+  void reply_waits(const WaitMessage&) override {}
   const WaitForGraph& wait_graph() const override { return wait_graph_; }
   std::span<const int> hosts() const override { return hosts_; }
   std::string describe() const override { return "trickle"; }

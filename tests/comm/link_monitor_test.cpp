@@ -128,7 +128,7 @@ TEST_F(MonitorOfBoth, WaitMessagesTakeTheLinksOfTheirPeer) {
   EXPECT_EQ(sockets.queried, (std::vector{2, 3}));
   monitor.wait_graph().receive(3, {WaitMessage::query, {}});
   const RankSet waits_for(0b110);
-  monitor.reply_waits(waits_for);
+  monitor.reply_waits({WaitMessage::reply, waits_for});
   EXPECT_TRUE(memory.replied.empty());
   EXPECT_EQ(sockets.replied, std::vector{3});
   EXPECT_EQ(sockets.sent_waits, waits_for);

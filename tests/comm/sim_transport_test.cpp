@@ -262,7 +262,7 @@ TEST(SimTransport, RepliesToAQueryOfWaitsNameTheCulprit) {
   }
   RankSet two;
   two[2] = true;
-  network.transport(1).reply_waits(two);
+  network.transport(1).reply_waits({WaitMessage::reply, two});
   for (int i = 0; i < 3; ++i) network.transport(0).wait(std::chrono::milliseconds(1), false);
   const WaitForGraph& graph = network.transport(0).wait_graph();
   EXPECT_FALSE(graph.unresponsive(1));

@@ -40,6 +40,7 @@ TEST(Environment, EveryVariableIsRead) {
                                 {"RZ_DETERMINISTIC", "0"},
                                 {"RZ_HOST_ID", "here"},
                                 {"RZ_RENDEZVOUS_TIMEOUT_S", "2"},
+                                {"RZ_WAIT_REPORT_S", "3.5"},
                                 {"RZ_BACKEND", "mpi"},
                                 {"RZ_ALLOW_TF32", "1"},
                                 {"NCCL_HOSTID", "h1"},
@@ -57,6 +58,7 @@ TEST(Environment, EveryVariableIsRead) {
   EXPECT_EQ(e.tuning, "table");
   EXPECT_FALSE(e.deterministic);
   EXPECT_EQ(e.reduction_order, ReductionOrder::pairwise);
+  EXPECT_EQ(e.wait_report_s, 3.5);
   EXPECT_TRUE(e.allow_tf32);
   EXPECT_EQ(e.timeout_s, 1.5);
   EXPECT_EQ(e.rendezvous_timeout_s, 2);

@@ -45,9 +45,8 @@ void SimTransport::query_waits() {
     if (peer != rank_) send_wait_message(peer, {WaitMessage::query, {}});
 }
 
-void SimTransport::reply_waits(const RankSet& waits_for) {
-  for (const int peer : wait_graph_.drain_requesters())
-    send_wait_message(peer, {WaitMessage::reply, waits_for});
+void SimTransport::reply_waits(const WaitMessage& reply) {
+  for (const int peer : wait_graph_.drain_requesters()) send_wait_message(peer, reply);
 }
 
 }  // namespace rz::test

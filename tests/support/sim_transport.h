@@ -21,7 +21,7 @@ class SimTransport final : public Transport {
   void wake() noexcept override { woken_ = true; }
   void abort(const Failure&) noexcept override;
   void query_waits() override;
-  void reply_waits(const RankSet& waits_for) override;
+  void reply_waits(const WaitMessage& reply) override;
   const WaitForGraph& wait_graph() const override { return wait_graph_; }
   std::span<const int> hosts() const override { return network_.node_of_rank(); }
   std::string describe() const override { return "sim"; }

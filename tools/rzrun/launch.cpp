@@ -149,6 +149,7 @@ std::vector<std::pair<std::string, std::string>> rank_environment(const Job& job
   };
   if (job.options.ranks > 1 && !std::getenv("OMP_NUM_THREADS"))
     variables.emplace_back("OMP_NUM_THREADS", "1");
+  if (!std::getenv("RZ_WAIT_REPORT_S")) variables.emplace_back("RZ_WAIT_REPORT_S", "10");
   return variables;
 }
 

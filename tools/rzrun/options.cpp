@@ -20,8 +20,9 @@ constexpr const char* description =
 
 constexpr const char* footer =
     R"(Each rank gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the other
-variables of torchrun; RZ_LAUNCH, an identifier that is unique to this start of the ranks; and
-OMP_NUM_THREADS=1 if there are several ranks and it is not set. Rank 0 keeps the standard input unless
+variables of torchrun; RZ_LAUNCH, an identifier that is unique to this start of the ranks;
+OMP_NUM_THREADS=1 if there are several ranks and it is not set; and, if it is not set, RZ_WAIT_REPORT_S=10:
+ringzero then prints calls that have waited for 10 s, with the ranks that are missing. Rank 0 keeps the standard input unless
 that is a terminal; the other ranks read /dev/null.
 
 When a rank fails, rzrun prints on standard error which rank failed first, and how. All other ranks and

@@ -285,6 +285,7 @@ Status run(const LaunchInfo& launch, const Options& options) {
   try {
     WorldOptions world_options{.device = options.device};
     if (!options.backend.empty()) world_options.comm.backend = options.backend;
+    if (!world_options.comm.on_wait) world_options.comm.on_wait = print_wait;
     World world = World::from_environment(world_options);
     Inputs in;
     const Status checked = check_inputs(options, world.communicator(), in);

@@ -7,6 +7,7 @@
 #include "comm/backends/native/input_staging.h"
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
+#include "comm/transport/mismatched_calls.h"
 #include "comm/transport/shared_memory_group.h"
 
 namespace rz {
@@ -19,11 +20,13 @@ constexpr int max_intranode_ranks = 256;  // a staged contribution may have a sh
 
 Dispatcher::Dispatcher(int rank, int size, std::unique_ptr<Transport> transport, const NativeOptions& options)
     : rank_(rank),
+      size_(size),
       transport_(std::move(transport)),
       policy_(wait_policy(transport_->oversubscribed()).progress),
       schedules_(*transport_, rank, size, options),
       point_to_point_(*transport_, rank, size),
-      timeouts_(*transport_, rank, bounded(options.timeout)) {
+      timeouts_(*transport_, rank, bounded(options.timeout)),
+      wait_reporter_(*transport_, rank, size, options.waits) {
   const SharedMemoryGroup* const shared = transport_->shared_memory();
   if (shared && !shared->mailboxes().empty() && size <= max_intranode_ranks)
     intranode_ = std::make_unique<intranode::Engine>(*transport_, rank, size, schedules_.intranode_table());
@@ -99,6 +102,7 @@ const tuning::IntranodeAlgorithm* Dispatcher::schedule_override(const Collective
 // ---- progress
 
 bool Dispatcher::advance(bool eager, std::vector<Request*>& ended) {
+  if (mismatch_) return false;
   if (!current_.request && !queue_.empty()) start_next();
   bool moved = false;
   if (current_.request) {
@@ -111,14 +115,21 @@ bool Dispatcher::advance(bool eager, std::vector<Request*>& ended) {
   moved |= point_to_point_.advance();
   for (void* const tag : point_to_point_.finished()) ended.push_back(static_cast<Request*>(tag));
   point_to_point_.finished().clear();
+  moved_ |= moved;
   return moved;
 }
 
 /// With the intra-node engine it spins on the peers' slots first: these change within less time than one poll
 /// of the transport takes.
 bool Dispatcher::advance_current(bool eager) {
-  if (current_.engine->advance()) return true;
-  if (current_.engine != intranode_.get()) return false;
+  if (current_.engine != intranode_.get()) try {
+      return schedules_.advance();
+    } catch (const Error& e) {
+      if (e.code() != Errc::mismatch || size_ == 2) throw;
+      begin_mismatch(e);
+      return false;
+    }
+  if (intranode_->advance()) return true;
   if (eager && point_to_point_.idle()) return intranode_->spin(policy_.driver_turns) || intranode_->busy();
   intranode_->check_peer_alive();
   return false;
@@ -133,12 +144,54 @@ void Dispatcher::finish_current(std::vector<Request*>& ended) {
 // A message that no thread waits for does not block this rank, so it is not reported in the wait-for graph.
 void Dispatcher::poll(Time now, const Request* oldest, bool waited_for) {
   transport_->progress();
-  if (transport_->wait_graph().has_requests()) {
-    const Request* const blocking = current_.request ? current_.request : waited_for ? oldest : nullptr;
-    transport_->reply_waits(wait_state_of(blocking).waiting_on);
-  }
+  const Request* const blocking = current_.request ? current_.request : waited_for ? oldest : nullptr;
+  if (transport_->wait_graph().has_requests())
+    transport_->reply_waits(blocking ? WaitMessage{WaitMessage::reply, wait_state_of(blocking).waiting_on,
+                                                   signature_of(*blocking)}
+                                     : WaitMessage{WaitMessage::reply});
+  if (mismatch_) end_mismatch(now);
+  wait_reporter_.poll(
+      now, blocking, std::exchange(moved_, false), [&] { return describe_call(signature_of(*blocking)); },
+      [&] { return wait_state_of(blocking); });
   if (const Request* const late = timeouts_.check(now, current_.request, oldest))
     timeouts_.fail(*late, wait_state_of(late));
+}
+
+void Dispatcher::poll_idle() {
+  transport_->progress();
+  if (transport_->wait_graph().has_requests())
+    transport_->reply_waits(WaitMessage::idle_in(WaitReporter::of_process()));
+}
+
+/// A schedule has found that one peer made another call. Which of the two deviates depends on the other
+/// ranks, which are queried for theirs.
+void Dispatcher::begin_mismatch(const Error& error) {
+  transport_->query_waits();
+  mismatch_ = {error, std::chrono::steady_clock::now() + std::chrono::seconds(1)};
+}
+
+void Dispatcher::end_mismatch(Time now) const {
+  CallsOfRanks calls(static_cast<std::size_t>(size_));
+  const CallSignature mine = signature_of(*current_.request);
+  bool all = true;
+  for (int r = 0; r < size_; ++r) {
+    const WaitMessage* const reply = r == rank_ ? nullptr : transport_->wait_graph().state_of(r);
+    all = all && (reply || r == rank_);
+    if (r == rank_) calls[static_cast<std::size_t>(r)] = mine;
+    if (reply && reply->kind == WaitMessage::reply && reply->call.sequence == mine.sequence &&
+        !traits(reply->call.kind).point_to_point)
+      calls[static_cast<std::size_t>(r)] = reply->call;
+  }
+  if (const int majority = rank_of_majority(calls);
+      majority >= 0 && rank_that_differs(calls, *calls[static_cast<std::size_t>(majority)]) >= 0)
+    fail_mismatched(calls, rank_);
+  if (all || now >= mismatch_->decide_at) throw mismatch_->error;
+}
+
+/// Of the current call, or of the first call of another request.
+CallSignature Dispatcher::signature_of(const Request& request) const {
+  const bool is_current = &request == current_.request;
+  return make_signature(request.operations[0], size_, is_current ? sequence_ - 1 : 0);
 }
 
 WaitState Dispatcher::wait_state_of(const Request* request) const {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "comm/backends/native/native_options.h"
@@ -16,6 +17,7 @@
 #include "comm/progress/point_to_point.h"
 #include "comm/progress/progressable.h"
 #include "comm/progress/timeouts.h"
+#include "comm/progress/wait_reporter.h"
 #include "comm/transport/transport.h"
 
 namespace rz {
@@ -28,7 +30,7 @@ class Dispatcher final : public Progressable {
   void accept(const std::shared_ptr<Request>&) override;
   bool advance(bool eager, std::vector<Request*>& ended) override;
   void poll(Time now, const Request* oldest, bool waited_for) override;
-  void poll_idle() override { transport_->progress(); }
+  void poll_idle() override;
   void wait(std::chrono::microseconds max, bool eager) override { transport_->wait(max, eager); }
   int begin_sleep() override { return transport_->begin_sleep(); }
   void end_sleep() override { transport_->end_sleep(); }
@@ -72,14 +74,24 @@ class Dispatcher final : public Progressable {
   bool advance_current(bool eager);
   void finish_current(std::vector<Request*>& ended);
   WaitState wait_state_of(const Request*) const;
+  CallSignature signature_of(const Request&) const;
+  void begin_mismatch(const Error&);
+  void end_mismatch(Time now) const;
 
-  const int rank_;
+  const int rank_, size_;
   std::unique_ptr<Transport> transport_;  // null after abandon()
   const ProgressWaitPolicy& policy_;
   ScheduleEngine schedules_;
   std::unique_ptr<intranode::Engine> intranode_;
   PointToPoint point_to_point_;
   Timeouts timeouts_;
+  WaitReporter wait_reporter_;
+  bool moved_ = false;  // since the last poll
+  struct Mismatch {
+    Error error;
+    Time decide_at;  // even if calls of other ranks are not known
+  };
+  std::optional<Mismatch> mismatch_;  // of the current call; nothing progresses any more
   std::deque<PendingCall> queue_;
   CurrentCall current_;
   Coalescer coalescer_;

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <string>
 
+#include "comm/progress/wait_reporter.h"
 #include "comm/tuning/tuning.h"
 
 namespace rz {
@@ -14,6 +15,7 @@ struct NativeOptions {
   ReductionOrder order = ReductionOrder::rank;
   std::string algorithm;  ///< forced algorithms (comm/tuning/overrides.h), or empty
   tuning::Table tuning;   ///< rules before the built-in ones; the same on every rank
+  WaitReportOptions waits;
 };
 
 }  // namespace rz

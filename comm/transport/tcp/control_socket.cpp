@@ -66,9 +66,10 @@ std::optional<Failure> ControlSocket::read(int peer, WaitForGraph& graph) {
 void ControlSocket::store(int peer, const ControlFrame& frame, WaitForGraph& graph) {
   if (frame.kind == ControlFrame::departure) departed_ = true;
   if (frame.kind == ControlFrame::wait_query) graph.receive(peer, {WaitMessage::query, {}});
-  if (frame.kind == ControlFrame::wait_reply) {
-    WaitMessage message{WaitMessage::reply, {}};
+  if (frame.kind == ControlFrame::wait_reply || frame.kind == ControlFrame::wait_idle) {
+    WaitMessage message{frame.kind == ControlFrame::wait_reply ? WaitMessage::reply : WaitMessage::idle};
     std::memcpy(&message.waits_for, frame.reason, sizeof message.waits_for);
+    std::memcpy(&message.call, frame.reason + sizeof message.waits_for, sizeof message.call);
     graph.receive(peer, message);
   }
 }
@@ -116,8 +117,11 @@ void ControlSocket::send_failure(const Failure& failure) noexcept {
 
 void ControlSocket::send_wait_message(const WaitMessage& message) noexcept {
   ControlFrame frame;
-  frame.kind = message.kind == WaitMessage::query ? ControlFrame::wait_query : ControlFrame::wait_reply;
+  frame.kind = message.kind == WaitMessage::query   ? ControlFrame::wait_query
+               : message.kind == WaitMessage::reply ? ControlFrame::wait_reply
+                                                    : ControlFrame::wait_idle;
   std::memcpy(frame.reason, &message.waits_for, sizeof message.waits_for);
+  std::memcpy(frame.reason + sizeof message.waits_for, &message.call, sizeof message.call);
   send(frame, false);
 }
 

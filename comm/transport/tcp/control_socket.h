@@ -18,14 +18,15 @@ namespace rz::tcp {
 constexpr std::uint32_t control_magic = 0x31435a52;  // "RZC1"
 
 struct ControlFrame {
-  enum Kind : std::uint32_t { departure = 1, failure = 2, wait_query = 3, wait_reply = 4 };
+  enum Kind : std::uint32_t { departure = 1, failure = 2, wait_query = 3, wait_reply = 4, wait_idle = 5 };
   std::uint32_t magic = control_magic;
   std::uint32_t kind = departure;
   std::int32_t culprit = -1;
   std::uint32_t code = 0;
-  char reason[496] = {};  ///< of a failure; a wait_reply has its RankSet here
+  char reason[496] = {};  ///< of a failure; a reply has its RankSet and its call here
 };
-static_assert(sizeof(ControlFrame) == 512 && sizeof(RankSet) <= sizeof(ControlFrame::reason));
+static_assert(sizeof(ControlFrame) == 512 &&
+              sizeof(RankSet) + sizeof(CallSignature) <= sizeof(ControlFrame::reason));
 
 /// One thread at a time calls a function, except that any thread sends a failure. Nothing blocks. Does not
 /// move while the poller watches it.
