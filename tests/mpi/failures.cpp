@@ -76,6 +76,7 @@ TEST(Failure, DifferentCallsAreNamedOnEveryRank) {
   EXPECT_TRUE(has_text(e, concat("rank ", odd, " called broadcast")) ||
               has_text(e, concat("rank ", odd, " called ")) || world_rank() == odd)
       << e.what();
+  EXPECT_EQ(e.culprit(), world_size() > 2 ? odd : -1) << e.what();
   EXPECT_LT(Clock::now() - begin, 5s);
   EXPECT_EQ(error_of([&] { comm.barrier().wait(); }).code(), Errc::mismatch);
 }
