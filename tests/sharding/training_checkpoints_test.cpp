@@ -262,6 +262,33 @@ TEST_F(TrainingCheckpointsTest, ACheckpointThatIsDamagedIsWrongInput) {
   });
 }
 
+TEST_F(TrainingCheckpointsTest, AnotherProcessThatSavesToTheFolderIsNamed) {
+  test::Gate ready, end;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const auto lock = lock_checkpoint_folder(dir_);
+    ready.open();
+    end.wait();
+    _exit(0);
+  }
+  ready.wait();
+  const std::string what = concat(dir_, ": process ", child, " on ");
+  in_world(2, [&](World& world) {
+    Net net;
+    const Error e = error_of([&] { initialize(world, net, options(keys(""))); });
+    EXPECT_EQ(e.code(), Errc::config);
+    EXPECT_NE(std::string(e.what()).find("ringzero.checkpoint.output_dir: " + what), std::string::npos)
+        << e.what();
+    Engine engine = initialize(world, net, options(""));
+    EXPECT_EQ(error_of([&] { engine.save_checkpoint(dir_); }).code(), Errc::io);
+  });
+  EXPECT_FALSE(fs::exists(dir_ + "/global_step0"));
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  EXPECT_EQ(train_on(2, "", 2).updates, 2);
+  EXPECT_EQ(files(), (Names{"global_step2", "latest"}));
+}
+
 TEST_F(TrainingCheckpointsTest, ValuesOfTheProgramAreSaved) {
   in_world(2, [&](World& world) {
     Net net, other;

@@ -4,8 +4,8 @@
 ///
 /// A checkpoint is visible under its tag complete or not at all, and stays so after a crash of the machine:
 /// it is written under a temporary name, synced, and renamed. What a killed process leaves under temporary
-/// names is removed by remove_stale(), and by the next PartialCheckpoint. Several processes may use a folder.
-/// Errors are Errc::io, "PATH: …".
+/// names is removed by remove_stale(), and by the next PartialCheckpoint. Any process may read a folder; one
+/// saves to it at a time, which lock_checkpoint_folder() ensures. Errors are Errc::io, "PATH: …".
 
 #include <cstdint>
 #include <memory>
@@ -20,7 +20,7 @@ inline constexpr const char* latest_file = "latest";
 inline constexpr const char* best_file = "best";
 
 /// Errc::invalid_argument unless the tag can be the name of a folder: at most 200 bytes, no '/', no control
-/// characters, not "latest" or "best", not beginning with '.'.
+/// characters, not "latest", "best" or "checkpoint.json", not beginning with '.'.
 void check_tag(std::string_view tag);
 /// "global_step12", after that number of updates.
 std::string step_tag(std::int64_t steps);
@@ -34,6 +34,11 @@ std::vector<std::string> checkpoint_tags(const std::string& dir);
 std::optional<std::string> read_tag_file(const std::string& dir, const char* file);
 /// Replaces it, durably.
 void write_tag_file(const std::string& dir, const char* file, std::string_view tag);
+
+/// Makes DIR, and keeps other processes from saving to it until the last result of this process is released,
+/// or the process ends, however it ends. Errc::io names host and process of another one that has the folder.
+/// Where the file system has no locks, none is kept off. Thread-safe.
+std::shared_ptr<const void> lock_checkpoint_folder(const std::string& dir);
 
 /// The folder of a checkpoint while it is written. One process of a group makes it; others may write to it.
 class PartialCheckpoint {

@@ -1,5 +1,8 @@
 #include "sharding/engine/checkpoint/checkpointer.h"
 
+#include <unistd.h>
+
+#include <cerrno>
 #include <exception>
 #include <filesystem>
 #include <utility>
@@ -129,7 +132,15 @@ void Checkpointer::save(const std::string& dir, const SaveCheckpointOptions& o) 
                             .keep = o.save_total_limit};
   const OwnedState owned(parts_.module, parts_.strategy, parts_.world.is_main(), parts_.stream);
   saving_.emplace(parts_.world.communicator(), owned, request, o.async ? &snapshot_ : nullptr);
+  folder_locks_[dir] = saving_->folder_lock();
   if (!o.async) wait();
+}
+
+void Checkpointer::lock(const std::string& dir, bool make) {
+  check_on_all_ranks(parts_.world.communicator(), [&] {
+    if (!parts_.world.is_main() || (::access(dir.c_str(), W_OK) != 0 && !(make && errno == ENOENT))) return;
+    folder_locks_[dir] = lock_checkpoint_folder(dir);
+  });
 }
 
 void Checkpointer::end_update() {

@@ -2,6 +2,7 @@
 /// Saving and loading of an engine.
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -46,6 +47,11 @@ class Checkpointer {
   /// Waits for a save in progress. Collective.
   void wait();
 
+  /// Keeps other processes from saving to a folder until the object ends; lock_checkpoint_folder(). One that
+  /// cannot be written, or does not exist unless `make`, is left to save(), which does it too. Collective.
+  void lock(const std::string& dir, bool make);
+
+  bool trains() const { return parts_.updates != nullptr; }
   /// Updates so far; 0 for inference.
   std::int64_t steps() const;
   /// Saved with each checkpoint, and restored with the updates.
@@ -61,6 +67,7 @@ class Checkpointer {
   CheckpointedParts parts_;
   TrainerState trainer_;
   SnapshotMemory snapshot_;
+  std::map<std::string, std::shared_ptr<const void>> folder_locks_;  // by folder; null but on rank 0
   std::optional<SaveOperation> saving_;
 };
 

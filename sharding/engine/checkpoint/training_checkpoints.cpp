@@ -88,7 +88,22 @@ TrainingCheckpoints::TrainingCheckpoints(World& world, Checkpointer& checkpointe
 
 // ---- resuming
 
+void TrainingCheckpoints::lock_folder(bool make) {
+  if (!config_.saves() || !checkpointer_.trains()) return;
+  try {
+    checkpointer_.lock(config_.output_dir, make);
+  } catch (const Error& e) {
+    if (!is_wrong_checkpoint(e)) throw;
+    fail(Errc::config, file_, ": ringzero.checkpoint.output_dir: ", e.what());
+  }
+}
+
 void TrainingCheckpoints::resume() {
+  load_resumed();
+  lock_folder(false);
+}
+
+void TrainingCheckpoints::load_resumed() {
   if (config_.resume_from_checkpoint.empty()) return;
   const ResumedCheckpoint from = resumed_checkpoint(config_.resume_from_checkpoint);
   try {
@@ -164,6 +179,7 @@ void TrainingCheckpoints::save(bool async) {
 bool TrainingCheckpoints::should_stop() {
   const std::int64_t steps = checkpointer_.steps();
   if (requests_ && steps != decided_) {
+    if (!std::exchange(locked_, true)) lock_folder(true);
     decided_ = steps;
     decision_ = requests_->decide(static_cast<std::uint64_t>(steps));
     if (decision_.saves() || best_ == steps) save(config_.async_save && !decision_.stops());

@@ -41,7 +41,8 @@ class TrainingCheckpoints {
 
   /// Loads the checkpoint of resume_from_checkpoint; an engine has called it. A folder without a checkpoint
   /// is no error. Errc::config, "FILE: ringzero.checkpoint.resume_from_checkpoint: …", for what
-  /// Engine::load_checkpoint() refuses. Collective.
+  /// Engine::load_checkpoint() refuses, and "…output_dir: …" if another process saves to that folder.
+  /// Collective.
   void resume();
   /// What resume() has loaded.
   const std::optional<LoadedCheckpoint>& resumed() const { return resumed_; }
@@ -77,6 +78,9 @@ class TrainingCheckpoints {
   const CheckpointConfig& config() const { return config_; }
 
  private:
+  void load_resumed();
+  /// A second run in output_dir is refused before its first update, or after it if the folder is new.
+  void lock_folder(bool make);
   void save(bool async);
   /// The file best after a crash before it was written. The best checkpoint of another folder, or one that
   /// was removed, is no longer the best one.
@@ -92,6 +96,7 @@ class TrainingCheckpoints {
   ClientState client_state_;
   std::map<std::string, std::string> files_;
   SaveDecision decision_;
+  bool locked_ = false;
   std::int64_t saved_ = 0, decided_ = 0, evaluated_ = 0;  // numbers of updates
   std::int64_t best_ = -1;                                // with a best value that is not saved
 };
