@@ -26,10 +26,12 @@ struct SaveCheckpointOptions {
 };
 
 struct LoadCheckpointOptions {
-  std::string tag;                 ///< empty: the one that DIR/latest names; "best": that of DIR/best
-  bool load_module_strict = true;  ///< false: what the checkpoint lacks gets initial values
-  bool load_optimizer_states = true;
-  bool load_module_only = false;  ///< the values of the model, and nothing else
+  std::string tag;  ///< empty: the one that DIR/latest names; "best": that of DIR/best
+  /// false: what the checkpoint lacks gets initial values; updates of a parameter without states are counted
+  /// from 0 on.
+  bool load_module_strict = true;
+  bool load_optimizer_states = true;  ///< which are those of an optimizer of the same name
+  bool load_module_only = false;      ///< the values of the model, and nothing else
   /// Reads every byte once before anything is loaded, the files shared out among the ranks, and compares
   /// checksums.
   bool verify = true;

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <exception>
 #include <filesystem>
@@ -167,7 +168,8 @@ void Checkpointer::wait() {
 
 // ---- loading
 
-void Checkpointer::restore_optimizer(const OptimizerProgress& saved) {
+void Checkpointer::restore_optimizer(const OptimizerProgress& saved,
+                                     const std::vector<std::string>& without_states) {
   TrainingStep& training = parts_.updates->training();
   training.optimizer().set_updates(saved.updates);
   restore_rates(saved, training.rates(), training.optimizer());
@@ -176,6 +178,8 @@ void Checkpointer::restore_optimizer(const OptimizerProgress& saved) {
     const auto missed = saved.missed_updates.find(name);
     parts_.strategy.optimizer_state().set_missed_updates(
         *p, missed == saved.missed_updates.end() ? 0 : missed->second);
+    if (std::ranges::find(without_states, name) != without_states.end())
+      parts_.strategy.optimizer_state().set_missed_updates(*p, saved.updates);
   }
 }
 
@@ -185,6 +189,15 @@ void Checkpointer::check_seed(const EngineState& saved, const LoadCheckpointOpti
           ": the order of samples would be another; give the engine the same seed, or load the module only");
 }
 
+/// Equal names of states do not make them those of one rule. An engine without an optimizer saves none.
+void Checkpointer::check_optimizer(const OptimizerProgress& saved) const {
+  const std::string own = parts_.updates->training().optimizer().name();
+  require(saved.name.empty() || saved.name == own, Errc::config,
+          "load_checkpoint(): ", "the checkpoint is of the optimizer ", escaped(saved.name),
+          " and the engine has ", own, ", to which its states mean something else; train with ",
+          escaped(saved.name), ", or load without load_optimizer_states");
+}
+
 /// Before anything is loaded.
 TrainerState Checkpointer::trainer_of(const EngineState& saved, const std::string& file) const {
   TrainerState trainer = trainer_;
@@ -192,13 +205,14 @@ TrainerState Checkpointer::trainer_of(const EngineState& saved, const std::strin
   return trainer;
 }
 
-void Checkpointer::restore(const EngineState& saved, const LoadCheckpointOptions& o) {
+void Checkpointer::restore(const EngineState& saved, const LoadCheckpointOptions& o,
+                           const std::vector<std::string>& without_states) {
   if (!parts_.updates || o.load_module_only) return;
   UpdateLoop::State updates = saved.updates;
   updates.passes = passes_before(saved, parts_.accumulation);
   parts_.updates->set_state(updates);
   parts_.loaders->restore(saved.loaders);
-  if (o.load_optimizer_states) restore_optimizer(saved.optimizer);
+  if (o.load_optimizer_states) restore_optimizer(saved.optimizer, without_states);
 }
 
 std::optional<LoadedCheckpoint> Checkpointer::load(const std::string& dir, const LoadCheckpointOptions& o) {
@@ -219,6 +233,7 @@ std::optional<LoadedCheckpoint> Checkpointer::load(const std::string& dir, const
     reader = CheckpointReader::open(loaded.path);
     saved = parse_engine_state(reader->index().state, index_file);
     check_seed(saved, o);
+    if (optimizer) check_optimizer(saved.optimizer);
     trainer = trainer_of(saved, index_file);
     loader.emplace(*reader, parts_.module, optimizer ? &parts_.updates->training().optimizer() : nullptr,
                    StateLoaderOptions{.strict = o.load_module_strict, .seed = parts_.seed});
@@ -226,7 +241,7 @@ std::optional<LoadedCheckpoint> Checkpointer::load(const std::string& dir, const
   if (parts_.updates) parts_.updates->drop_graph();
   if (o.verify) check_on_all_ranks(comm, [&] { verify_share(*reader, comm.rank(), comm.size()); });
   check_on_all_ranks(comm, [&] { loader->load(parts_.strategy, parts_.stream); });
-  restore(saved, o);
+  restore(saved, o, loader->without_states());
   if (parts_.updates && !o.load_module_only) trainer_ = trainer;
   loaded.steps = saved.updates.count.steps;
   loaded.client_state = saved.client_state;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "autograd_lite/nn/module.h"
 #include "sharding/checkpoint/state/save_operation.h"
@@ -61,8 +62,11 @@ class Checkpointer {
   EngineState state() const;
   void check_seed(const EngineState&, const LoadCheckpointOptions&) const;
   TrainerState trainer_of(const EngineState&, const std::string& file) const;
-  void restore(const EngineState&, const LoadCheckpointOptions&);
-  void restore_optimizer(const OptimizerProgress&);
+  void check_optimizer(const OptimizerProgress&) const;
+  /// `without_states`: parameters for which the count of updates begins anew.
+  void restore(const EngineState&, const LoadCheckpointOptions&,
+               const std::vector<std::string>& without_states);
+  void restore_optimizer(const OptimizerProgress&, const std::vector<std::string>& without_states);
 
   CheckpointedParts parts_;
   TrainerState trainer_;
