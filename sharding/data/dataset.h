@@ -39,6 +39,12 @@ class BatchRows {
   std::span<const Tensor> memory_;
 };
 
+/// What noise on a sample may depend on. Neither ranks, workers and batches nor an interruption change it.
+struct SampleDraw {
+  std::uint64_t epoch = 0;  ///< pass over the data
+  std::uint64_t seed = 0;   ///< differs for every sample and epoch, and by the seed of the loader
+};
+
 /// Samples that are read by index, as torch.utils.data.Dataset with __getitem__. The const functions may be
 /// called from several threads at once.
 class Dataset {
@@ -49,6 +55,9 @@ class Dataset {
   virtual std::vector<Field> fields() const = 0;
   /// Writes all fields of sample `index` < size() to a row.
   virtual void read(std::uint64_t index, BatchRows& to, std::size_t row) const = 0;
+  /// Changes a row that read() has written, at random: data augmentation. By default nothing.
+  virtual void augment(std::uint64_t /*index*/, const SampleDraw&, BatchRows& /*to*/,
+                       std::size_t /*row*/) const {}
 };
 
 }  // namespace rz

@@ -29,6 +29,7 @@ struct LoaderOptions {
   /// Where the loader is known by `name`, so that a run can be resumed; may be null.
   std::shared_ptr<LoaderPositions> positions{};
   std::string name{};
+  std::uint64_t seed = 0;  ///< of Dataset::augment()
 };
 
 /// An endless run of epochs, or one epoch in a range-based for:
@@ -62,8 +63,8 @@ class Loader final : public StatefulLoader {
   State state() const;
   /// Continues there, as a run that was never interrupted. Errc::invalid_argument if there is no such batch.
   void set_state(State);
-  /// The same for any number of ranks and batch size: batches that are cut elsewhere begin with the last one
-  /// that starts there or before.
+  /// The same for any number of ranks and size of batches: the samples of the epoch that are left come once
+  /// each (BatchSampler::starting_at). An update in progress begins anew.
   LoaderPosition position() const override;
   void set_position(const LoaderPosition&) override;
   std::uint64_t epoch() const { return state().epoch; }

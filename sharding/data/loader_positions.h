@@ -9,7 +9,7 @@ namespace rz {
 
 /// The next sample of a loader, for any number of ranks.
 struct LoaderPosition {
-  std::uint64_t epoch = 0;
+  std::uint64_t epoch = 0;    ///< pass over the data
   std::uint64_t samples = 0;  ///< of the epoch, that batches of all ranks have taken
   bool operator==(const LoaderPosition&) const = default;
 };

@@ -198,7 +198,8 @@ Loader Engine::loader(std::shared_ptr<const Dataset> dataset, const EngineLoader
                  .prefetch_factor = o.prefetch_factor,
                  .slots = accumulation,
                  .positions = loaders_,
-                 .name = o.name.empty() ? loaders_->new_name() : o.name});
+                 .name = o.name.empty() ? loaders_->new_name() : o.name,
+                 .seed = sampling.seed});
 }
 
 Tensor Engine::gather_for_metrics(const Batch& batch, const Tensor& rows) {

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "sharding/data/tensor_dataset.h"
+#include "sharding/data/tokens/continuous_batch_sampler.h"
 #include "tests/support/error_of.h"
 
 namespace rz {
@@ -151,6 +152,47 @@ TEST(Loader, ARunResumesExactlyAtEveryBatch) {
     }
     EXPECT_EQ(error_of([&] { resumed.set_state({0, 3}); }).code(), Errc::invalid_argument);
   }
+}
+
+/// Each sample has the seed of its draw.
+class Drawn final : public Dataset {
+ public:
+  std::uint64_t size() const override { return 23; }
+  std::vector<Field> fields() const override { return {{"seed", DType::i64, {1}}}; }
+  void read(std::uint64_t index, BatchRows& to, std::size_t row) const override {
+    to.row<std::int64_t>("seed", row)[0] = static_cast<std::int64_t>(index);
+  }
+  void augment(std::uint64_t index, const SampleDraw& draw, BatchRows& to, std::size_t row) const override {
+    EXPECT_EQ(to.row<std::int64_t>("seed", row)[0], static_cast<std::int64_t>(index));
+    EXPECT_EQ(draw.seed, seed_of_sample(6, draw.epoch, index));
+    to.row<std::int64_t>("seed", row)[0] = static_cast<std::int64_t>(draw.seed);
+  }
+};
+
+TEST(Loader, ADrawIsThatOfTheSampleAndItsPassWithAnyBatchesAndAfterAResume) {
+  const auto loader_of = [](std::size_t batch_size, int workers) {
+    return std::make_unique<Loader>(std::make_shared<Drawn>(),
+                                    std::make_shared<ContinuousBatchSampler>(ContinuousBatchOptions{
+                                        .samples = 23, .batch_size = batch_size, .seed = 9}),
+                                    Stream(), LoaderOptions{.num_workers = workers, .seed = 6});
+  };
+  const auto take = [](Loader& loader, int batches, std::vector<std::int64_t>& seeds) {
+    for (int i = 0; i < batches; ++i) {
+      const Batch& b = loader.next();
+      const auto* values = b["seed"].data<std::int64_t>();
+      seeds.insert(seeds.end(), values, values + b.rows());
+    }
+  };
+  std::vector<std::int64_t> whole, parts;
+  take(*loader_of(1, 0), 50, whole);
+  const auto first = loader_of(4, 2), second = loader_of(6, 3);
+  take(*first, 5, parts);
+  EXPECT_EQ(first->position(), (LoaderPosition{0, 20}));
+  second->set_position(first->position());
+  take(*second, 5, parts);
+  EXPECT_EQ(second->position(), (LoaderPosition{2, 4}));
+  EXPECT_EQ(parts, whole);
+  EXPECT_EQ(std::set<std::int64_t>(whole.begin(), whole.end()).size(), 50u);
 }
 
 TEST(Loader, BatchesStayValidForTheSlotsAfterThem) {
