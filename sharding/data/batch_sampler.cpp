@@ -23,6 +23,11 @@ std::uint64_t batches_of(const BatchSamplerOptions& o, std::uint64_t samples) {
 
 }  // namespace
 
+std::string order_of_samples(std::uint64_t samples, bool shuffle, std::uint64_t seed) {
+  return concat(samples, samples == 1 ? " sample" : " samples",
+                shuffle ? concat(", shuffled with seed ", seed) : ", in order");
+}
+
 LoaderPosition BatchSampler::position(std::uint64_t epoch, std::uint64_t batch) const {
   return {epoch, batch * global_batch_size()};
 }

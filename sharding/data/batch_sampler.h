@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "sharding/data/loader_positions.h"
@@ -34,6 +35,9 @@ class BatchSampler {
   virtual Batch at(std::uint64_t epoch, std::uint64_t batch) const = 0;
   /// Samples of a batch of all ranks.
   virtual std::size_t global_batch_size() const = 0;
+  /// "1115 samples, shuffled with seed 0": what decides on the order of samples besides ranks and batches; by
+  /// default empty.
+  virtual std::string order() const { return {}; }
 
   /// The samples that come before the update of a batch, for any number of ranks and size of batches. By
   /// default those of the batches before it in the epoch.
@@ -52,6 +56,9 @@ struct BatchSamplerOptions {
   bool drop_last = false;  ///< without the incomplete last batch, as dataloader_drop_last of DeepSpeed
   std::uint64_t seed = 0;  ///< of the order, with the epoch
 };
+
+/// BatchSampler::order() of the samplers below.
+std::string order_of_samples(std::uint64_t samples, bool shuffle, std::uint64_t seed);
 
 /// The epoch in which a run was resumed: its batches from `batch` on begin after `samples` of its order.
 /// Others begin at its beginning.
@@ -80,6 +87,9 @@ class DistributedBatchSampler : public BatchSampler {
   std::size_t global_batch_size() const override {
     return options_.batch_size * static_cast<std::size_t>(options_.ranks);
   }
+  std::string order() const override {
+    return order_of_samples(options_.samples, options_.shuffle, options_.seed);
+  }
   LoaderPosition position(std::uint64_t epoch, std::uint64_t batch) const override;
   Resumed starting_at(const LoaderPosition&) const override;
 
@@ -105,6 +115,9 @@ class ConsecutiveBatchSampler : public BatchSampler {
   Batch at(std::uint64_t epoch, std::uint64_t batch) const override;
   std::size_t global_batch_size() const override {
     return options_.batch_size * static_cast<std::size_t>(options_.ranks);
+  }
+  std::string order() const override {
+    return order_of_samples(options_.samples, options_.shuffle, options_.seed);
   }
   LoaderPosition position(std::uint64_t epoch, std::uint64_t batch) const override;
   Resumed starting_at(const LoaderPosition&) const override;

@@ -7,6 +7,7 @@
 #include "comm/device/allocate.h"
 #include "comm/device/memory.h"
 #include "sharding/data/prefetcher.h"
+#include "sharding/io/checksum.h"
 
 namespace rz {
 namespace {
@@ -64,6 +65,13 @@ std::shared_ptr<const std::vector<Field>> checked_fields(const Dataset* dataset)
   return fields;
 }
 
+std::string identity_of(const Dataset& dataset, const BatchSampler& sampler) {
+  const std::string order = sampler.order();
+  const auto checksum = dataset.checksum();
+  return concat(order.empty() ? concat(dataset.size(), " samples") : order,
+                checksum ? concat(", checksum ", checksum_text(*checksum)) : "");
+}
+
 }  // namespace
 
 Loader::Loader(std::shared_ptr<const Dataset> dataset, std::shared_ptr<const BatchSampler> sampler,
@@ -80,6 +88,7 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, std::shared_ptr<const Bat
   const std::size_t rows = sampler_->batch_size();
   if (on_device())
     for (Slot& slot : slots_) slot.memory = batch_memory(*fields_, rows, allocator_on(stream_.device()));
+  if (options_.positions) data_ = identity_of(*dataset, *sampler_);
   const int ahead = std::max(1, options_.num_workers * options_.prefetch_factor);
   const std::size_t places = max_held_ + static_cast<std::size_t>(ahead);
   prefetcher_ = std::make_unique<Prefetcher>(std::move(dataset), sampler_,

@@ -67,6 +67,8 @@ class Loader final : public StatefulLoader {
   /// each (BatchSampler::starting_at). An update in progress begins anew.
   LoaderPosition position() const override;
   void set_position(const LoaderPosition&) override;
+  /// The order of the sampler, and the checksum of the dataset if it has one.
+  std::string data() const override { return data_; }
   std::uint64_t epoch() const { return state().epoch; }
   void set_epoch(std::uint64_t epoch) { set_state({epoch, 0}); }
 
@@ -106,6 +108,7 @@ class Loader final : public StatefulLoader {
   std::size_t max_held_;      // batches of the prefetcher that are in use at a time
   std::deque<Event> copies_;  // one for each of them: after it, its host memory is free
   std::vector<Slot> slots_;
+  std::string data_;
   std::uint64_t returned_ = 0;  // batches since set_state()
   std::unique_ptr<Prefetcher> prefetcher_;
 };

@@ -195,6 +195,52 @@ TEST(Loader, ADrawIsThatOfTheSampleAndItsPassWithAnyBatchesAndAfterAResume) {
   EXPECT_EQ(std::set<std::int64_t>(whole.begin(), whole.end()).size(), 50u);
 }
 
+TEST(LoaderPositions, OtherDataBeginAnewAndAreNamed) {
+  Tensor x = Tensor::zeros({40, 3});
+  const auto loader_of = [&](std::size_t rows, std::uint64_t seed,
+                             std::shared_ptr<LoaderPositions> positions) {
+    const auto data = tensor_dataset({{"x", x.view(0, {rows, 3})}});
+    return std::make_unique<Loader>(data, sampler({.samples = rows, .batch_size = 4, .seed = seed}), Stream(),
+                                    LoaderOptions{.positions = std::move(positions), .name = "train"});
+  };
+  LoaderPositions::ByName saved;
+  {
+    const auto positions = std::make_shared<LoaderPositions>();
+    const auto loader = loader_of(40, 1, positions);
+    for (int i = 0; i < 3; ++i) loader->next();
+    saved = positions->now();
+  }
+  const auto position_of = [&](std::size_t rows, std::uint64_t seed, bool attached, std::string& line) {
+    const auto positions = std::make_shared<LoaderPositions>();
+    positions->on_difference([&](const std::string& text) { line = text; });
+    if (!attached) positions->restore(saved);
+    const auto loader = loader_of(rows, seed, positions);
+    if (attached) loader->next(), positions->restore(saved);
+    EXPECT_EQ(positions->differences().size(), line.empty() ? 0u : 1u);
+    return loader->position();
+  };
+  const LoaderPosition start{0, 0}, third{0, 12};
+  for (const bool attached : {false, true}) {
+    std::string same, shorter, other_order, other_data;
+    EXPECT_EQ(position_of(40, 1, attached, same), third);
+    EXPECT_EQ(same, "");
+    EXPECT_EQ(position_of(20, 1, attached, shorter), start);
+    EXPECT_EQ(shorter.rfind(
+                  "the data of 'train' are not those of the checkpoint: 40 samples, shuffled with seed 1, "
+                  "checksum ",
+                  0),
+              0u)
+        << shorter;
+    EXPECT_NE(shorter.find("; now 20 samples, "), std::string::npos) << shorter;
+    EXPECT_EQ(position_of(40, 2, attached, other_order), start);
+    EXPECT_NE(other_order, "");
+    x.data<float>()[119] = 1;
+    EXPECT_EQ(position_of(40, 1, attached, other_data), start);
+    EXPECT_NE(other_data, "");
+    x.data<float>()[119] = 0;
+  }
+}
+
 TEST(Loader, BatchesStayValidForTheSlotsAfterThem) {
   for (const int workers : {0, 3}) {
     constexpr std::size_t slots = 4;

@@ -246,6 +246,46 @@ TEST_F(TrainingCheckpointsTest, AnyCheckpointCanBeTheFirst) {
     });
 }
 
+TEST_F(TrainingCheckpointsTest, WhatHasChangedSinceTheCheckpointIsOneLine) {
+  const auto resumed = [&](const std::string& config, Decay decay = Decay::all) {
+    std::string line;
+    in_world(1, [&](World& world) {
+      Net net;
+      Engine engine = initialize(
+          world, net,
+          {.config =
+               concat("{", config, R"(, "ringzero": {"checkpoint": {"signals": false, "output_dir": ")", dir_,
+                      R"(", "resume_from_checkpoint": true}, "deterministic": "world_size_invariant"}})"),
+           .decay = decay,
+           .seed = 1,
+           .log = nullptr});
+      if (const auto& loaded = engine.checkpoints().resumed()) line = loaded->differences;
+      if (!fs::exists(dir_)) engine.save_checkpoint(dir_);
+    });
+    return line;
+  };
+  const std::string batches = R"("train_batch_size": 8, "train_micro_batch_size_per_gpu": 4)";
+  const std::string adamw =
+      R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "betas": [0.9, 0.99]}})";
+  EXPECT_EQ(resumed(batches + adamw), "");
+  EXPECT_EQ(resumed(batches + adamw), "");
+  EXPECT_EQ(resumed(R"("train_batch_size": 16, "train_micro_batch_size_per_gpu": 2)" + adamw),
+            "train_batch_size: 8, now 16; train_micro_batch_size_per_gpu: 4, now 2");
+  EXPECT_EQ(
+      resumed(
+          batches +
+              R"(, "bf16": {"enabled": true}, "data_types": {"grad_accum_dtype": "fp32"}, "gradient_clipping": 0.5,
+      "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.5, "warmup_num_steps": 10}},
+      "optimizer": {"type": "AdamW", "params": {"lr": 0.5, "betas": [0.9, 0.999], "weight_decay": 0.1}})",
+          Decay::matrices),
+      "bf16.check_grad_overflow: absent, now true; bf16.enabled: absent, now true; "
+      "data_types.grad_accum_dtype: absent, now \"fp32\"; gradient_clipping: 1.0, now 0.5; "
+      "optimizer.params.betas: [0.9,0.99], now [0.9,0.999]; optimizer.params.lr: 0.01, now 0.5; "
+      "optimizer.params.weight_decay: 0.0, now 0.1; scheduler.params.warmup_max_lr: absent, now 0.5; "
+      "scheduler.params.warmup_num_steps: absent, now 10; scheduler.params.warmup_type: absent, now "
+      "\"log\"; scheduler.type: absent, now \"WarmupLR\"; groups of parameters: all, now matrices, rest");
+}
+
 TEST_F(TrainingCheckpointsTest, ACheckpointThatIsDamagedIsWrongInput) {
   train_on(2, "", 1);
   const std::string file = dir_ + "/global_step1/" + rank_file(1, 2);

@@ -209,6 +209,7 @@ Status run_engine(const Options& o, Inputs& in, Engine& engine) {
   const std::uint64_t steps = o.steps ? static_cast<std::uint64_t>(*o.steps) : sampler.updates();
   if (world.is_main()) print_run_summary(o, in, world.communicator(), engine.stream().threads(), steps);
   if (const std::string line = engine.checkpoints().describe_resume(); !line.empty()) world.print(line);
+  for (const std::string& line : engine.loader_positions()->differences()) world.print("warning: ", line);
   const Course course = run_updates(o, in, engine, loader, steps);
   if (finish_checkpoints(engine)) return stopped;
   print_course(o, course, in, engine);

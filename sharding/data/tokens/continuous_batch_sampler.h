@@ -37,6 +37,9 @@ class ContinuousBatchSampler : public BatchSampler {
   std::size_t global_batch_size() const override {
     return options_.batch_size * static_cast<std::size_t>(options_.ranks);
   }
+  std::string order() const override {
+    return order_of_samples(options_.samples, options_.shuffle, options_.seed);
+  }
   /// The pass over the data, and its samples that come before.
   LoaderPosition position(std::uint64_t epoch, std::uint64_t batch) const override;
   Resumed starting_at(const LoaderPosition&) const override;

@@ -42,6 +42,9 @@ struct LoadedCheckpoint {
   std::string tag;
   std::int64_t steps = 0;  ///< updates before it was saved
   ClientState client_state;
+  /// "optimizer.params.lr: 0.001, now 0.01; …": settings that decide on the course of the run, as the
+  /// checkpoint and as this engine has them; empty if there is no difference. Those of the engine hold.
+  std::string differences;
 };
 
 }  // namespace rz

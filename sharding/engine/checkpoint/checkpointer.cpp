@@ -198,6 +198,16 @@ void Checkpointer::check_optimizer(const OptimizerProgress& saved) const {
           escaped(saved.name), ", or load without load_optimizer_states");
 }
 
+std::string Checkpointer::describe_differences(const EngineState& saved,
+                                               const std::vector<std::string>& without_states) const {
+  std::string text = differences(saved, state());
+  if (without_states.empty() || saved.optimizer.updates == 0) return text;
+  const std::size_t others = without_states.size() - 1;
+  return concat(text, text.empty() ? "" : "; ", "updates of ", without_states.front(),
+                others ? concat(" and of ", others, others == 1 ? " other" : " others") : "", ": ",
+                saved.optimizer.updates, " without states, now 0");
+}
+
 /// Before anything is loaded.
 TrainerState Checkpointer::trainer_of(const EngineState& saved, const std::string& file) const {
   TrainerState trainer = trainer_;
@@ -241,6 +251,7 @@ std::optional<LoadedCheckpoint> Checkpointer::load(const std::string& dir, const
   if (parts_.updates) parts_.updates->drop_graph();
   if (o.verify) check_on_all_ranks(comm, [&] { verify_share(*reader, comm.rank(), comm.size()); });
   check_on_all_ranks(comm, [&] { loader->load(parts_.strategy, parts_.stream); });
+  if (optimizer) loaded.differences = describe_differences(saved, loader->without_states());
   restore(saved, o, loader->without_states());
   if (parts_.updates && !o.load_module_only) trainer_ = trainer;
   loaded.steps = saved.updates.count.steps;

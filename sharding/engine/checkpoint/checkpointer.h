@@ -62,6 +62,8 @@ class Checkpointer {
   EngineState state() const;
   void check_seed(const EngineState&, const LoadCheckpointOptions&) const;
   TrainerState trainer_of(const EngineState&, const std::string& file) const;
+  std::string describe_differences(const EngineState& saved,
+                                   const std::vector<std::string>& without_states) const;
   void check_optimizer(const OptimizerProgress&) const;
   /// `without_states`: parameters for which the count of updates begins anew.
   void restore(const EngineState&, const LoadCheckpointOptions&,

@@ -36,10 +36,15 @@ struct EngineState {
   UpdateLoop::State updates;
   OptimizerProgress optimizer;
   LoaderPositions::ByName loaders;
-  std::string config = "{}";         ///< JSON; for people
+  std::string config = "{}";         ///< JSON, resolved
   std::string trainer_state = "{}";  ///< JSON of a TrainerState; empty object: none was saved
   ClientState client_state;
 };
+
+/// LoadedCheckpoint::differences, in one line: of batches, optimizer, rates, schedule, clipping and
+/// precision. With other ranks, batches and accumulation may differ as long as an update has the same
+/// samples.
+std::string differences(const EngineState& saved, const EngineState& now);
 
 /// JSON object: CheckpointIndex::state.
 std::string to_json(const EngineState&);

@@ -135,7 +135,10 @@ void TrainingCheckpoints::restore_best(const std::string& dir) {
 }
 
 std::string TrainingCheckpoints::describe_resume() const {
-  if (resumed_) return concat("resumed: ", resumed_->path, ", after ", resumed_->steps, " updates");
+  if (resumed_)
+    return concat("resumed: ", resumed_->path, ", after ", resumed_->steps, " updates",
+                  resumed_->differences.empty() ? "" : "\nwarning: differs from the checkpoint: ",
+                  resumed_->differences);
   if (config_.resume_from_checkpoint.empty()) return "";
   return concat("resume: ", config_.resume_from_checkpoint, " has no checkpoint; the run starts afresh");
 }

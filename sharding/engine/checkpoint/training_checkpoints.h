@@ -46,7 +46,8 @@ class TrainingCheckpoints {
   void resume();
   /// What resume() has loaded.
   const std::optional<LoadedCheckpoint>& resumed() const { return resumed_; }
-  /// "resumed: DIR/TAG, after 100 updates"; empty if resume_from_checkpoint is not set.
+  /// "resumed: DIR/TAG, after 100 updates"; empty if resume_from_checkpoint is not set. A second line has
+  /// LoadedCheckpoint::differences if there are any.
   std::string describe_resume() const;
 
   /// True after every eval_steps updates, until record().
