@@ -438,6 +438,20 @@ TEST(OldCheckpoints, TheLastOnesAndThoseWithAFileOfTheirOwnRemain) {
   EXPECT_EQ(first_element(dir, "global_step3"), 3);
 }
 
+TEST(OldCheckpoints, TheLastOnesAreThoseThatWereWrittenLast) {
+  const TemporaryFolder folder;
+  const std::string& dir = folder.path();
+  int age = 100;
+  for (const int step : {20, 40, 60, 5, 10, 15}) {
+    save(dir, step_tag(step), 1);
+    fs::last_write_time(dir + "/" + step_tag(step) + "/checkpoint.json",
+                        fs::file_time_type::clock::now() - std::chrono::seconds(age--));
+  }
+  EXPECT_EQ(remove_old_checkpoints(dir, 2),
+            (Tags{"global_step20", "global_step40", "global_step60", "global_step5"}));
+  EXPECT_EQ(checkpoint_tags(dir), (Tags{"global_step10", "global_step15"}));
+}
+
 TEST(OldCheckpoints, AKilledRemovalIsCompletedLater) {
   const TemporaryFolder folder;
   const std::string& dir = folder.path();

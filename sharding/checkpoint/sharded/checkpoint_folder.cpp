@@ -107,6 +107,17 @@ std::vector<std::string> checkpoint_tags(const std::string& dir) {
   return tags;
 }
 
+std::vector<std::string> tags_by_time(const std::string& dir) {
+  std::vector<std::string> tags = checkpoint_tags(dir);
+  std::map<std::string, fs::file_time_type> written;
+  for (const std::string& tag : tags) {
+    std::error_code removed;
+    written[tag] = fs::last_write_time(fs::path(dir) / tag / checkpoint_index_file, removed);
+  }
+  std::ranges::stable_sort(tags, {}, [&](const std::string& tag) { return written[tag]; });
+  return tags;
+}
+
 std::optional<std::string> read_tag_file(const std::string& dir, const char* file) {
   const std::string path = (fs::path(dir) / file).string();
   if (!path_exists(path)) return std::nullopt;
@@ -285,7 +296,7 @@ void remove_checkpoint(const std::string& dir, const std::string& tag) {
 }
 
 std::vector<std::string> remove_old_checkpoints(const std::string& dir, std::size_t keep) {
-  std::vector<std::string> tags = checkpoint_tags(dir), removed;
+  std::vector<std::string> tags = tags_by_time(dir), removed;
   std::erase_if(tags, [](const std::string& tag) { return !steps_of_tag(tag); });
   const auto latest = read_tag_file(dir, latest_file), best = read_tag_file(dir, best_file);
   for (std::size_t i = 0; i + keep < tags.size(); ++i) {

@@ -30,6 +30,8 @@ std::optional<std::int64_t> steps_of_tag(std::string_view tag);
 /// The tags of the checkpoints in a folder: first those of step_tag() by number, then others by name. Empty
 /// if there is no such folder.
 std::vector<std::string> checkpoint_tags(const std::string& dir);
+/// The same tags by the time of writing.
+std::vector<std::string> tags_by_time(const std::string& dir);
 /// The tag in a file, DIR/latest or DIR/best; nullopt if there is none. Errc::config if it holds no tag.
 std::optional<std::string> read_tag_file(const std::string& dir, const char* file);
 /// Replaces it, durably.
@@ -64,8 +66,8 @@ class PartialCheckpoint {
 void remove_stale(const std::string& dir);
 /// Removes DIR/TAG. It is never visible in part.
 void remove_checkpoint(const std::string& dir, const std::string& tag);
-/// Removes all but the last `keep` checkpoints of step_tag(); never those that DIR/latest or DIR/best names,
-/// nor checkpoints with other tags. Returns the removed tags.
+/// Removes all but the `keep` checkpoints of step_tag() that were written last; never those that DIR/latest
+/// or DIR/best names, nor checkpoints with other tags. Returns the removed tags.
 std::vector<std::string> remove_old_checkpoints(const std::string& dir, std::size_t keep);
 
 }  // namespace rz

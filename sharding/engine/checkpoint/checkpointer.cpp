@@ -113,6 +113,7 @@ EngineState Checkpointer::state() const {
                 .loaders = parts_.loaders->now(),
                 .config = parts_.config,
                 .trainer_state = to_json(trainer_)};
+  for (const LauncherJob& job : jobs_of_launchers()) s.jobs.push_back(job.name);
   if (!parts_.updates) return s;
   s.updates = parts_.updates->state();
   if (!parts_.updates->accumulation().fresh()) s.loaders = parts_.loaders->of_update();

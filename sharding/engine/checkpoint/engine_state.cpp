@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -179,6 +180,25 @@ LoaderPositions::ByName loaders_of(const JsonObject& o) {
 
 }  // namespace
 
+std::vector<LauncherJob> jobs_of_launchers() {
+  return jobs_of_launchers_from([](const std::string& name) -> std::optional<std::string> {
+    const char* const value = std::getenv(name.c_str());
+    return value ? std::optional<std::string>(value) : std::nullopt;
+  });
+}
+
+std::vector<LauncherJob> jobs_of_launchers_from(const Variables& variables) {
+  std::vector<LauncherJob> jobs;
+  const auto add = [&](const char* kind, const char* name, const char* restarts) {
+    const std::string job = variables(name).value_or(""), count = variables(restarts).value_or("");
+    if (!job.empty() && job != "none")  // torchrun's name of a run without one
+      jobs.push_back({concat(kind, job), !count.empty() && count != "0"});
+  };
+  add("run ", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT");
+  add("slurm job ", "SLURM_JOB_ID", "SLURM_RESTART_COUNT");
+  return jobs;
+}
+
 std::string differences(const EngineState& saved, const EngineState& now) {
   std::map<std::string, json> before, after;
   add_values(json::parse(saved.config), "", before);
@@ -208,6 +228,7 @@ std::string differences(const EngineState& saved, const EngineState& now) {
 
 std::string to_json(const EngineState& s) {
   json all{{"strategy", s.strategy},
+           {"jobs", s.jobs},
            {"ranks", s.ranks},
            {"accumulation", s.accumulation},
            {"seed", s.seed},
@@ -236,6 +257,9 @@ EngineState parse_engine_state(std::string_view text, const std::string& file) {
                 .updates = updates_of(o),
                 .optimizer = optimizer_of(o.object("optimizer")),
                 .loaders = loaders_of(o.object("loaders"))};
+  if (o.has("jobs") && o.at("jobs").is_array())
+    for (const json& job : o.at("jobs"))
+      if (job.is_string()) s.jobs.push_back(job.get<std::string>());
   o.object("config");
   s.config = o.at("config").dump();
   o.object("trainer_state");
