@@ -16,6 +16,7 @@ struct CheckpointConfig {
   bool signals = true, stop_before_allocation_end = true;
   std::int64_t allocation_margin = 120;  ///< seconds
   std::string resume_from_checkpoint;    ///< a folder; output_dir for true; empty: the run starts afresh
+  bool resume_required = false;          ///< not for true: a folder without a checkpoint is an error
   std::int64_t eval_steps = 0;
   std::string metric_for_best_model = "eval_loss";  ///< begins with "eval_"
   bool greater_is_better = false;

@@ -3,8 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <string>
 #include <vector>
 
+#include "sharding/data/loader_positions.h"
 #include "sharding/data/sampler.h"
 
 namespace rz {
@@ -15,6 +18,13 @@ class BatchSampler {
   struct Batch {
     std::vector<std::uint64_t> indices;  ///< at most batch_size()
     std::size_t padding = 0;             ///< trailing indices that repeat samples of the epoch
+    /// The pass over the data to which each index belongs; empty: the epoch of the batch.
+    std::vector<std::uint64_t> passes{};
+  };
+  /// Where a run goes on: with this batch of an epoch.
+  struct Resumed {
+    std::shared_ptr<const BatchSampler> sampler;  ///< null: the sampler itself
+    std::uint64_t epoch = 0, batch = 0;
   };
 
   virtual ~BatchSampler() = default;
@@ -25,6 +35,17 @@ class BatchSampler {
   virtual Batch at(std::uint64_t epoch, std::uint64_t batch) const = 0;
   /// Samples of a batch of all ranks.
   virtual std::size_t global_batch_size() const = 0;
+  /// "1115 samples, shuffled with seed 0": what decides on the order of samples besides ranks and batches; by
+  /// default empty.
+  virtual std::string order() const { return {}; }
+
+  /// The samples that come before the update of a batch, for any number of ranks and size of batches. By
+  /// default those of the batches before it in the epoch.
+  virtual LoaderPosition position(std::uint64_t epoch, std::uint64_t batch) const;
+  /// Goes on after these samples: the samplers below have each of the others of the epoch once, whatever
+  /// ranks and batches there were before. By default batches begin with the last one that starts there or
+  /// before.
+  virtual Resumed starting_at(const LoaderPosition&) const;
 };
 
 struct BatchSamplerOptions {
@@ -34,6 +55,23 @@ struct BatchSamplerOptions {
   bool shuffle = true;
   bool drop_last = false;  ///< without the incomplete last batch, as dataloader_drop_last of DeepSpeed
   std::uint64_t seed = 0;  ///< of the order, with the epoch
+};
+
+/// BatchSampler::order() of the samplers below.
+std::string order_of_samples(std::uint64_t samples, bool shuffle, std::uint64_t seed);
+
+/// The epoch in which a run was resumed: its batches from `batch` on begin after `samples` of its order.
+/// Others begin at its beginning.
+struct EpochStart {
+  std::uint64_t epoch = 0, batch = 0, samples = 0;
+
+  struct From {
+    std::uint64_t samples, batch;  ///< before the batch; its number from there on
+  };
+  From of(std::uint64_t in_epoch, std::uint64_t number) const {
+    const bool resumed = in_epoch == epoch && number >= batch;
+    return {resumed ? samples : 0, resumed ? number - batch : number};
+  }
 };
 
 /// The samples of DistributedSampler in batches, as DataLoader cuts them. Every rank has the same number of
@@ -49,11 +87,17 @@ class DistributedBatchSampler : public BatchSampler {
   std::size_t global_batch_size() const override {
     return options_.batch_size * static_cast<std::size_t>(options_.ranks);
   }
+  std::string order() const override {
+    return order_of_samples(options_.samples, options_.shuffle, options_.seed);
+  }
+  LoaderPosition position(std::uint64_t epoch, std::uint64_t batch) const override;
+  Resumed starting_at(const LoaderPosition&) const override;
 
  private:
   BatchSamplerOptions options_;
   DistributedSampler sampler_;
   std::uint64_t batches_;
+  EpochStart start_;
 };
 
 /// Batches that do not depend on the number of ranks. Batch g of an epoch has samples g · batch_size … of its
@@ -72,12 +116,18 @@ class ConsecutiveBatchSampler : public BatchSampler {
   std::size_t global_batch_size() const override {
     return options_.batch_size * static_cast<std::size_t>(options_.ranks);
   }
+  std::string order() const override {
+    return order_of_samples(options_.samples, options_.shuffle, options_.seed);
+  }
+  LoaderPosition position(std::uint64_t epoch, std::uint64_t batch) const override;
+  Resumed starting_at(const LoaderPosition&) const override;
 
  private:
   BatchSamplerOptions options_;
   std::uint64_t accumulation_;
   DistributedSampler sampler_;
   std::uint64_t updates_;
+  EpochStart start_;
 };
 
 }  // namespace rz

@@ -5,6 +5,18 @@
 
 namespace rz {
 
+std::vector<ChecksumPart> parts_of_checksum(std::size_t count, std::size_t piece) {
+  constexpr std::size_t pieces = 64;
+  if (count <= pieces * piece) return {{0, count}};
+  std::vector<ChecksumPart> parts;
+  for (std::size_t i = 0; i + 1 < pieces; ++i) {
+    const std::size_t begin = (count - piece) / (pieces - 1) * i;
+    parts.push_back({begin, begin + piece});
+  }
+  parts.push_back({count - piece, count});
+  return parts;
+}
+
 std::size_t BatchRows::find(std::string_view field, DType dtype) const {
   for (std::size_t f = 0; f < fields_.size(); ++f) {
     if (fields_[f].name != field) continue;

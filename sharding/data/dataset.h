@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -39,6 +40,19 @@ class BatchRows {
   std::span<const Tensor> memory_;
 };
 
+struct ChecksumPart {
+  std::size_t begin, end;
+};
+/// The parts of `count` things whose checksum stands for them all: everything if that is at most 64 times
+/// `piece`, else 64 pieces from the first to the last.
+std::vector<ChecksumPart> parts_of_checksum(std::size_t count, std::size_t piece);
+
+/// What noise on a sample may depend on. Neither ranks, workers and batches nor an interruption change it.
+struct SampleDraw {
+  std::uint64_t epoch = 0;  ///< pass over the data
+  std::uint64_t seed = 0;   ///< differs for every sample and epoch, and by the seed of the loader
+};
+
 /// Samples that are read by index, as torch.utils.data.Dataset with __getitem__. The const functions may be
 /// called from several threads at once.
 class Dataset {
@@ -47,8 +61,14 @@ class Dataset {
   /// Number of samples.
   virtual std::uint64_t size() const = 0;
   virtual std::vector<Field> fields() const = 0;
+  /// Differs for other samples; by which a run that is resumed finds that its data are others. By default
+  /// none.
+  virtual std::optional<std::uint64_t> checksum() const { return std::nullopt; }
   /// Writes all fields of sample `index` < size() to a row.
   virtual void read(std::uint64_t index, BatchRows& to, std::size_t row) const = 0;
+  /// Changes a row that read() has written, at random: data augmentation. By default nothing.
+  virtual void augment(std::uint64_t /*index*/, const SampleDraw&, BatchRows& /*to*/,
+                       std::size_t /*row*/) const {}
 };
 
 }  // namespace rz

@@ -7,6 +7,7 @@
 #include "comm/device/allocate.h"
 #include "comm/device/memory.h"
 #include "sharding/data/prefetcher.h"
+#include "sharding/io/checksum.h"
 
 namespace rz {
 namespace {
@@ -64,6 +65,13 @@ std::shared_ptr<const std::vector<Field>> checked_fields(const Dataset* dataset)
   return fields;
 }
 
+std::string identity_of(const Dataset& dataset, const BatchSampler& sampler) {
+  const std::string order = sampler.order();
+  const auto checksum = dataset.checksum();
+  return concat(order.empty() ? concat(dataset.size(), " samples") : order,
+                checksum ? concat(", checksum ", checksum_text(*checksum)) : "");
+}
+
 }  // namespace
 
 Loader::Loader(std::shared_ptr<const Dataset> dataset, std::shared_ptr<const BatchSampler> sampler,
@@ -80,10 +88,12 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, std::shared_ptr<const Bat
   const std::size_t rows = sampler_->batch_size();
   if (on_device())
     for (Slot& slot : slots_) slot.memory = batch_memory(*fields_, rows, allocator_on(stream_.device()));
+  if (options_.positions) data_ = identity_of(*dataset, *sampler_);
   const int ahead = std::max(1, options_.num_workers * options_.prefetch_factor);
   const std::size_t places = max_held_ + static_cast<std::size_t>(ahead);
-  prefetcher_ = std::make_unique<Prefetcher>(
-      std::move(dataset), sampler_, ring_of(*fields_, rows, places, stream_.device()), options_.num_workers);
+  prefetcher_ = std::make_unique<Prefetcher>(std::move(dataset), sampler_,
+                                             ring_of(*fields_, rows, places, stream_.device()),
+                                             options_.num_workers, options_.seed);
   if (options_.positions) options_.positions->attach(options_.name, *this);
 }
 
@@ -130,19 +140,18 @@ Loader::State Loader::state() const {
   return {prefetcher_->position() / size(), prefetcher_->position() % size()};
 }
 
-LoaderPosition Loader::position() const {
-  return {state().epoch, state().batch * sampler_->global_batch_size()};
-}
+LoaderPosition Loader::position() const { return sampler_->position(state().epoch, state().batch); }
 
 void Loader::set_position(const LoaderPosition& to) {
-  const std::uint64_t batch = to.samples / sampler_->global_batch_size();
-  set_state(batch < size() ? State{to.epoch, batch} : State{to.epoch + 1, 0});
+  const BatchSampler::Resumed resumed = sampler_->starting_at(to);
+  if (resumed.sampler) sampler_ = resumed.sampler;
+  set_state({resumed.epoch, resumed.batch});
 }
 
 void Loader::set_state(State to) {
   require(to.batch < size(), Errc::invalid_argument, "batch ", to.batch, " of an epoch of ", size());
   while (!copies_.empty()) release_oldest();
-  prefetcher_->restart(to.epoch * size() + to.batch);
+  prefetcher_->restart(to.epoch * size() + to.batch, sampler_);
   returned_ = 0;
 }
 

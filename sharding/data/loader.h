@@ -29,6 +29,7 @@ struct LoaderOptions {
   /// Where the loader is known by `name`, so that a run can be resumed; may be null.
   std::shared_ptr<LoaderPositions> positions{};
   std::string name{};
+  std::uint64_t seed = 0;  ///< of Dataset::augment()
 };
 
 /// An endless run of epochs, or one epoch in a range-based for:
@@ -62,10 +63,12 @@ class Loader final : public StatefulLoader {
   State state() const;
   /// Continues there, as a run that was never interrupted. Errc::invalid_argument if there is no such batch.
   void set_state(State);
-  /// The same for any number of ranks and batch size: batches that are cut elsewhere begin with the last one
-  /// that starts there or before.
+  /// The same for any number of ranks and size of batches: the samples of the epoch that are left come once
+  /// each (BatchSampler::starting_at). An update in progress begins anew.
   LoaderPosition position() const override;
   void set_position(const LoaderPosition&) override;
+  /// The order of the sampler, and the checksum of the dataset if it has one.
+  std::string data() const override { return data_; }
   std::uint64_t epoch() const { return state().epoch; }
   void set_epoch(std::uint64_t epoch) { set_state({epoch, 0}); }
 
@@ -105,6 +108,7 @@ class Loader final : public StatefulLoader {
   std::size_t max_held_;      // batches of the prefetcher that are in use at a time
   std::deque<Event> copies_;  // one for each of them: after it, its host memory is free
   std::vector<Slot> slots_;
+  std::string data_;
   std::uint64_t returned_ = 0;  // batches since set_state()
   std::unique_ptr<Prefetcher> prefetcher_;
 };

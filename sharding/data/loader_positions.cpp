@@ -1,6 +1,7 @@
 #include "sharding/data/loader_positions.h"
 
 #include "comm/core/error.h"
+#include "sharding/io/text.h"
 
 namespace rz {
 
@@ -8,7 +9,7 @@ void LoaderPositions::attach(const std::string& name, StatefulLoader& loader) {
   require(!loaders_.contains(name), Errc::invalid_argument, "there are two loaders of the name '", name,
           "'; give one another name, by which its position is saved");
   if (const auto found = pending_.find(name); found != pending_.end()) {
-    loader.set_position(found->second);
+    move(name, loader, found->second);
     pending_.erase(found);
   }
   loaders_[name] = {&loader, loader.position()};
@@ -26,14 +27,29 @@ void LoaderPositions::end_update() {
 
 LoaderPositions::ByName LoaderPositions::now() const {
   ByName all = pending_;
-  for (const auto& [name, entry] : loaders_) all[name] = entry.loader->position();
+  for (const auto& [name, entry] : loaders_) {
+    all[name] = entry.loader->position();
+    all[name].data = entry.loader->data();
+  }
   return all;
 }
 
 LoaderPositions::ByName LoaderPositions::of_update() const {
   ByName all = pending_;
-  for (const auto& [name, entry] : loaders_) all[name] = entry.of_update;
+  for (const auto& [name, entry] : loaders_) {
+    all[name] = entry.of_update;
+    all[name].data = entry.loader->data();
+  }
   return all;
+}
+
+void LoaderPositions::move(const std::string& name, StatefulLoader& loader, const LoaderPosition& to) {
+  const std::string now = loader.data();
+  if (now.empty() || to.data.empty() || now == to.data) return loader.set_position(to);
+  loader.set_position({});
+  differences_.push_back(concat("the data of '", name, "' are not those of the checkpoint: ",
+                                escaped(to.data), "; now ", now, "; it begins with the first sample"));
+  if (on_difference_) on_difference_(differences_.back());
 }
 
 void LoaderPositions::restore(const ByName& positions) {
@@ -43,7 +59,7 @@ void LoaderPositions::restore(const ByName& positions) {
     if (found == loaders_.end()) {
       pending_[name] = position;
     } else {
-      found->second.loader->set_position(position);
+      move(name, *found->second.loader, position);
     }
   }
   end_update();

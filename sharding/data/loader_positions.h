@@ -2,15 +2,19 @@
 /// Positions of the loaders of a run, to save and resume it.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace rz {
 
 /// The next sample of a loader, for any number of ranks.
 struct LoaderPosition {
-  std::uint64_t epoch = 0;
+  std::uint64_t epoch = 0;    ///< pass over the data
   std::uint64_t samples = 0;  ///< of the epoch, that batches of all ranks have taken
+  std::string data{};         ///< StatefulLoader::data(), where a position was saved
   bool operator==(const LoaderPosition&) const = default;
 };
 
@@ -20,6 +24,8 @@ class StatefulLoader {
   virtual LoaderPosition position() const = 0;
   /// Continues there, as a run that was never interrupted. Errc::invalid_argument if there is no such batch.
   virtual void set_position(const LoaderPosition&) = 0;
+  /// One line that differs for other data or another order of them; empty: unknown.
+  virtual std::string data() const { return {}; }
 
  protected:
   StatefulLoader() = default;
@@ -44,10 +50,17 @@ class LoaderPositions {
   /// At the beginning of the update in progress.
   ByName of_update() const;
 
-  /// Moves the loaders there, those that are attached later too.
+  /// Moves the loaders there, those that are attached later too. One whose data() are not those of its
+  /// position begins anew.
   void restore(const ByName&);
+  /// Lines on loaders that have begun anew.
+  const std::vector<std::string>& differences() const { return differences_; }
+  /// Called with each of them; may be empty.
+  void on_difference(std::function<void(const std::string&)> f) { on_difference_ = std::move(f); }
 
  private:
+  void move(const std::string& name, StatefulLoader&, const LoaderPosition&);
+
   struct Entry {
     StatefulLoader* loader;
     LoaderPosition of_update;
@@ -55,6 +68,8 @@ class LoaderPositions {
   std::map<std::string, Entry> loaders_;
   ByName pending_;
   int named_ = 0;
+  std::vector<std::string> differences_;
+  std::function<void(const std::string&)> on_difference_;
 };
 
 }  // namespace rz

@@ -8,11 +8,12 @@
 namespace rz {
 
 Prefetcher::Prefetcher(std::shared_ptr<const Dataset> dataset, std::shared_ptr<const BatchSampler> sampler,
-                       std::vector<HostBatch> ring, int workers)
+                       std::vector<HostBatch> ring, int workers, std::uint64_t seed)
     : dataset_(std::move(dataset)),
       sampler_(std::move(sampler)),
       fields_(dataset_->fields()),
       ring_(std::move(ring)),
+      seed_(seed),
       ready_(ring_.size()) {
   for (int i = 0; i < workers; ++i) workers_.push_back(helper_thread([this] { work(); }));
 }
@@ -59,16 +60,21 @@ void Prefetcher::read_rows(std::uint64_t position, HostBatch& to) {
   require(to.samples.indices.size() <= sampler_->batch_size(), Errc::invalid_argument, "batch ",
           position % batches, " of epoch ", position / batches, " has ", to.samples.indices.size(),
           " samples, more than the sampler's batch_size ", sampler_->batch_size());
+  const std::vector<std::uint64_t>& passes = to.samples.passes;
+  require(passes.empty() || passes.size() == to.samples.indices.size(), Errc::invalid_argument, "a batch of ",
+          to.samples.indices.size(), " samples with the passes of ", passes.size());
   BatchRows rows(fields_, to.tensors);
   for (std::size_t row = 0; row < to.samples.indices.size() && !cancelled_; ++row)
-    read_sample(to.samples.indices[row], rows, row);
+    read_sample(to.samples.indices[row], passes.empty() ? position / batches : passes[row], rows, row);
 }
 
-void Prefetcher::read_sample(std::uint64_t index, BatchRows& rows, std::size_t row) const {
+void Prefetcher::read_sample(std::uint64_t index, std::uint64_t epoch, BatchRows& rows,
+                             std::size_t row) const {
   require(index < dataset_->size(), Errc::invalid_argument, "sample ", index, ": the dataset has ",
           dataset_->size(), "; make the sampler for as many");
   try {
     dataset_->read(index, rows, row);
+    dataset_->augment(index, {.epoch = epoch, .seed = seed_of_sample(seed_, epoch, index)}, rows, row);
   } catch (const Error& e) {
     throw Error(e.code(), concat("sample ", index, ": ", e.what()), e.culprit());
   } catch (const std::exception& e) {
@@ -101,11 +107,12 @@ void Prefetcher::release() {
   work_.notify_one();
 }
 
-void Prefetcher::restart(std::uint64_t position) {
+void Prefetcher::restart(std::uint64_t position, std::shared_ptr<const BatchSampler> sampler) {
   {
     std::unique_lock lock(mutex_);
     cancelled_ = true;
     progress_.wait(lock, [&] { return busy_ == 0; });
+    sampler_ = std::move(sampler);
     released_ = taken_ = started_ = position;
     ready_.assign(ring_.size(), 0);
     cancelled_ = false;

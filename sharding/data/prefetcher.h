@@ -29,9 +29,9 @@ struct HostBatch {
 /// not depend on the number of threads. One thread calls the functions.
 class Prefetcher {
  public:
-  /// Reads into `ring`; `workers` threads, or none: then next() reads.
+  /// Reads into `ring`; `workers` threads, or none: then next() reads. `seed`: of augment().
   Prefetcher(std::shared_ptr<const Dataset>, std::shared_ptr<const BatchSampler>, std::vector<HostBatch> ring,
-             int workers);
+             int workers, std::uint64_t seed);
   /// Ends the threads after the samples that they read now.
   ~Prefetcher();
   Prefetcher(const Prefetcher&) = delete;
@@ -42,8 +42,9 @@ class Prefetcher {
   const HostBatch& next(Deadline);
   /// Allows the oldest valid batch to be overwritten.
   void release();
-  /// Continues at batch `position`; ends the validity of all batches.
-  void restart(std::uint64_t position);
+  /// Continues at batch `position` of a sampler with batches of the same size; ends the validity of all
+  /// batches.
+  void restart(std::uint64_t position, std::shared_ptr<const BatchSampler>);
   /// The batch that next() will return.
   std::uint64_t position() const { return taken_; }
 
@@ -51,7 +52,7 @@ class Prefetcher {
   void work();
   void read(std::uint64_t position);
   void read_rows(std::uint64_t position, HostBatch&);
-  void read_sample(std::uint64_t index, BatchRows&, std::size_t row) const;
+  void read_sample(std::uint64_t index, std::uint64_t epoch, BatchRows&, std::size_t row) const;
   HostBatch& at(std::uint64_t position) { return ring_[position % ring_.size()]; }
   bool ready(std::uint64_t position) const { return ready_[position % ring_.size()] != 0; }
   bool has_work() const { return !cancelled_ && started_ < released_ + ring_.size(); }
@@ -60,6 +61,7 @@ class Prefetcher {
   std::shared_ptr<const BatchSampler> sampler_;
   std::vector<Field> fields_;
   std::vector<HostBatch> ring_;
+  const std::uint64_t seed_;
 
   std::mutex mutex_;  // guards everything below, and a batch's content until it is ready
   std::condition_variable work_, progress_;

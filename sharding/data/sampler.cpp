@@ -41,6 +41,10 @@ std::uint64_t Permutation::operator()(std::uint64_t i) const {
   return i;
 }
 
+std::uint64_t seed_of_sample(std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample) {
+  return mix(mix(mix(seed) ^ epoch) ^ sample);
+}
+
 DistributedSampler::DistributedSampler(SamplerOptions options) : options_(options) {
   require(options.samples > 0, Errc::invalid_argument, "the sampler was given no samples");
   require(options.ranks > 0 && options.rank >= 0 && options.rank < options.ranks, Errc::invalid_argument,

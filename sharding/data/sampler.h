@@ -21,6 +21,9 @@ class Permutation {
   int half_bits_;
 };
 
+/// A number that differs for every sample and epoch.
+std::uint64_t seed_of_sample(std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample);
+
 struct SamplerOptions {
   std::uint64_t samples = 0;  ///< N
   int ranks = 1;              ///< W

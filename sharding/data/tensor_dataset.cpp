@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "comm/core/error.h"
+#include "sharding/io/checksum.h"
 
 namespace rz {
 namespace {
@@ -44,6 +45,14 @@ void TensorDataset::read(std::uint64_t index, BatchRows& to, std::size_t row) co
     const std::span<std::byte> out = to.bytes(f, row);
     std::copy_n(tensors_[f].tensor.raw() + index * out.size(), out.size(), out.data());
   }
+}
+
+std::optional<std::uint64_t> TensorDataset::checksum() const {
+  Checksum checksum;
+  for (const auto& [name, tensor] : tensors_)
+    for (const ChecksumPart part : parts_of_checksum(tensor.bytes(), 1 << 18))
+      checksum.add({tensor.raw() + part.begin, part.end - part.begin});
+  return checksum.value();
 }
 
 std::shared_ptr<const Dataset> tensor_dataset(std::vector<NamedTensor> tensors) {

@@ -24,6 +24,8 @@ class TensorDataset : public Dataset {
   std::uint64_t size() const override { return size_; }
   std::vector<Field> fields() const override;
   void read(std::uint64_t index, BatchRows& to, std::size_t row) const override;
+  /// Of parts_of_checksum() of each tensor.
+  std::optional<std::uint64_t> checksum() const override;
 
  private:
   std::vector<NamedTensor> tensors_;

@@ -150,6 +150,10 @@ Engine::Engine(World& world, Module& module, DsConfig config, EngineOptions o)
                         .config = resolved_json(config_)},
       initial_trainer_state(config_.checkpoint));
   training_checkpoints_.emplace(world, *checkpointer_, config_.checkpoint, config_.file);
+  if (o.log && world.is_main())
+    loaders_->on_difference([log = o.log, name = o.name](const std::string& line) {
+      std::fprintf(log, "%s%swarning: %s\n", name.c_str(), name.empty() ? "" : ": ", line.c_str());
+    });
   training_checkpoints_->resume();
   print_resume(world, *training_checkpoints_, o);
 }
@@ -198,7 +202,8 @@ Loader Engine::loader(std::shared_ptr<const Dataset> dataset, const EngineLoader
                  .prefetch_factor = o.prefetch_factor,
                  .slots = accumulation,
                  .positions = loaders_,
-                 .name = o.name.empty() ? loaders_->new_name() : o.name});
+                 .name = o.name.empty() ? loaders_->new_name() : o.name,
+                 .seed = sampling.seed});
 }
 
 Tensor Engine::gather_for_metrics(const Batch& batch, const Tensor& rows) {

@@ -42,9 +42,22 @@ void refuse_variants(const JsonObject& o, const Gpt2Config& c) {
 
 }  // namespace
 
-Gpt2Config read_gpt2_config(const std::string& given) {
+namespace {
+
+std::string config_file(const std::string& given) {
   namespace fs = std::filesystem;
-  const std::string path = fs::is_directory(given) ? (fs::path(given) / "config.json").string() : given;
+  if (!fs::is_directory(given)) return given;
+  const fs::path own = fs::path(given) / "config.json", latest = fs::path(given) / "latest";
+  if (fs::exists(own) || !fs::is_regular_file(latest)) return own.string();
+  const std::string tag = read_text_file(latest.string());
+  return (fs::path(given) / fs::path(tag.substr(0, tag.find_first_of("\r\n"))).filename() / "config.json")
+      .string();
+}
+
+}  // namespace
+
+Gpt2Config read_gpt2_config(const std::string& given) {
+  const std::string path = config_file(given);
   const nlohmann::json document = parse_json(read_text_file(path), path, JsonDialect::relaxed);
   const JsonObject o(document, path);
   Gpt2Config c;

@@ -7,7 +7,8 @@
 
 namespace rz {
 
-/// `path` is the file, or a folder that holds config.json. Errc::config, "FILE: key: reason", for a key that
+/// `path` is the file, or a folder that holds config.json, or a folder of checkpoints of which the one that
+/// `latest` names has it. Errc::config, "FILE: key: reason", for a key that
 /// is missing or invalid, or requests a feature that this GPT-2 lacks. Keys without effect here are ignored.
 Gpt2Config read_gpt2_config(const std::string& path);
 /// JSON that read_gpt2_config and Hugging Face accept.

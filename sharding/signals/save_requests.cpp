@@ -55,11 +55,29 @@ SaveDecision SaveRequests::decide(std::uint64_t step) {
   return decision_;
 }
 
-SaveReason SaveRequests::own_reason(std::uint64_t step) {
-  const ReceivedSignals signals = received_ ? received_() : ReceivedSignals{};
+bool SaveRequests::stop_requested(bool signals_only) {
+  if (decision_.stops()) return true;
+  const ReceivedSignals signals = received();
+  user1_ = signals.user1;
+  const bool stops = signals.terminate || (!signals_only && allocation_ends());
+  return agree(stops ? SaveReason::terminate : SaveReason::none).stops();
+}
+
+ReceivedSignals SaveRequests::received() {
+  ReceivedSignals signals = received_ ? received_() : ReceivedSignals{};
+  signals.user1 |= std::exchange(user1_, false);
+  return signals;
+}
+
+bool SaveRequests::allocation_ends() const {
   const auto& o = options_;
-  if (o.allocation_end && o.system_now() >= *o.allocation_end - o.allocation_margin)
-    return SaveReason::allocation_end;
+  return o.allocation_end && o.system_now() >= *o.allocation_end - o.allocation_margin;
+}
+
+SaveReason SaveRequests::own_reason(std::uint64_t step) {
+  const ReceivedSignals signals = received();
+  const auto& o = options_;
+  if (allocation_ends()) return SaveReason::allocation_end;
   if (signals.terminate) return SaveReason::terminate;
   if (signals.user1 && decision_.reason != SaveReason::user1) return SaveReason::user1;
   if (o.save_interval.count() > 0 && communicator_.rank() == 0 &&

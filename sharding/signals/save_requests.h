@@ -76,8 +76,13 @@ class SaveRequests {
   /// and the next call belongs to the same request. Once a decision stops, later calls return it without
   /// communication.
   SaveDecision decide(std::uint64_t step);
+  /// Whether the next decision will stop, for a long phase between two updates: it ends early, and decide()
+  /// is called. One all_reduce of 8 bytes. Collective.
+  bool stop_requested(bool signals_only = false);
 
  private:
+  ReceivedSignals received();
+  bool allocation_ends() const;
   SaveReason own_reason(std::uint64_t step);
   SaveDecision agree(SaveReason) const;
 
@@ -86,6 +91,7 @@ class SaveRequests {
   std::function<ReceivedSignals()> received_;
   std::chrono::steady_clock::time_point last_save_;
   SaveDecision decision_;
+  bool user1_ = false;  // received by stop_requested()
 };
 
 }  // namespace rz

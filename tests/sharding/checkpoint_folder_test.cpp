@@ -24,6 +24,8 @@ namespace {
 bool names_can_be_exchanged = true;
 /// Calls that change a folder until this process is killed; negative: it is not.
 int calls_to_live = -1;
+/// Renames that succeed before the first one that fails, and how many fail.
+int renames_before_failure = -1, failing_renames = 0;
 
 void count_call() {
   if (calls_to_live >= 0 && calls_to_live-- == 0) ::raise(SIGKILL);
@@ -41,6 +43,11 @@ int renameat2(int from_folder, const char* from, int to_folder, const char* to, 
 }
 int rename(const char* from, const char* to) noexcept {
   count_call();
+  if (renames_before_failure >= 0 && --renames_before_failure < 0) {
+    if (--failing_renames > 0) renames_before_failure = 0;
+    errno = EIO;
+    return -1;
+  }
   return ::renameat(AT_FDCWD, from, AT_FDCWD, to);
 }
 int fsync(int fd) {
@@ -111,6 +118,7 @@ TEST(CheckpointTags, AreNamesOfFolders) {
       {"..", "begins with '.'"},
       {"latest", "is the name of a file beside the checkpoints"},
       {"best", "is the name of a file beside the checkpoints"},
+      {"checkpoint.json", "is the name of a file beside the checkpoints, or in them"},
       {"a/b", "has a '/' in it"},
       {"a\nb", "has control characters in it"},
       {"\xff", "is not UTF-8"}};
@@ -259,6 +267,41 @@ TEST_P(CheckpointFolder, AKillDuringTheFirstSaveLeavesNothingOrACheckpointThatLa
   EXPECT_EQ(found, (std::set<std::set<std::string>>{{}, {"x", "latest"}}));
 }
 
+TEST_P(CheckpointFolder, FailedRenamesLeaveACompleteCheckpoint) {
+  for (const int failing : {1, 2, 3})
+    for (int before = 0, failed = true; failed; ++before) {
+      SCOPED_TRACE(testing::Message() << failing << " fail after " << before);
+      save(dir(), "x", 1);
+      renames_before_failure = before, failing_renames = failing;
+      failed = true;
+      try {
+        save(dir(), "x", 2);
+        failed = false;
+      } catch (const Error& e) {
+        EXPECT_EQ(e.code(), Errc::io);
+      }
+      renames_before_failure = -1;
+      remove_stale(dir());
+      EXPECT_EQ(names(), (std::set<std::string>{"x", "latest"}));
+      const float first = first_element(dir(), latest());
+      EXPECT_TRUE(first == 2 || (failed && first == 1)) << first;
+    }
+}
+
+TEST_P(CheckpointFolder, AnotherFolderOfTheNameDoesNotReplaceTheOldCheckpoint) {
+  const std::string old = dir() + "/.x.ringzero-abcdef.replaced";
+  save(dir(), "x", 1);
+  fs::rename(dir() + "/x", old);
+  std::ofstream(dir() + "/.x.ringzero-abcdef.lock") << "";
+  fs::create_directory(dir() + "/x");
+  std::ofstream(dir() + "/x/mine.txt") << "mine";
+  EXPECT_EQ(error_of([&] { remove_stale(dir()); }).code(), Errc::io);
+  EXPECT_TRUE(fs::exists(old + "/checkpoint.json"));
+  fs::remove_all(dir() + "/x");
+  remove_stale(dir());
+  EXPECT_EQ(first_element(dir(), "x"), 1);
+}
+
 /// Runs f in a child that is killed after that time, unless it has ended.
 template <class F>
 void kill_after(std::chrono::microseconds time, const F& f) {
@@ -320,6 +363,49 @@ TEST_P(CheckpointFolder, APartialCheckpointOfALiveProcessIsNotRemoved) {
   remove_stale(dir() + "/none");
 }
 
+// ---- one writer
+
+TEST(CheckpointFolders, OneProcessSavesToAFolder) {
+  const TemporaryFolder folder;
+  const std::string dir = folder / "run";
+  test::Gate ready, end;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const auto lock = lock_checkpoint_folder(dir), again = lock_checkpoint_folder(dir + "/.");
+    ready.open();
+    end.wait();
+    _exit(lock != again);
+  }
+  ready.wait();
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  const Error e = error_of([&] { lock_checkpoint_folder(dir); });
+  EXPECT_EQ(e.code(), Errc::io);
+  EXPECT_EQ(std::string(e.what()),
+            concat(dir, ": process ", child, " on ", host.data(),
+                   " saves checkpoints to it; wait until it ends, or give another folder"));
+  remove_stale(dir);
+  EXPECT_EQ(error_of([&] { lock_checkpoint_folder(dir); }).code(), Errc::io);
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  {
+    const auto lock = lock_checkpoint_folder(dir);
+    remove_stale(dir);
+    EXPECT_EQ(
+        in_forked_child([&] { return error_of([&] { lock_checkpoint_folder(dir); }).code() == Errc::io; }), 0)
+        << "a child is another process";
+    EXPECT_EQ(names_in_folder(dir), std::set<std::string>{".ringzero.lock"});
+  }
+  EXPECT_EQ(names_in_folder(dir), std::set<std::string>{});
+  in_forked_child([&] {
+    const auto lock = lock_checkpoint_folder(dir);
+    return ::raise(SIGKILL) == 0;
+  });
+  EXPECT_EQ(names_in_folder(dir).size(), 1u);
+  remove_stale(dir);
+  EXPECT_EQ(names_in_folder(dir), std::set<std::string>{});
+}
+
 TEST_P(CheckpointFolder, NamesOfOthersAreNotRemoved) {
   for (const char* name :
        {".x.ringzero-abcdef.lock.old", ".x.lock", "x.ringzero-abcdef.lock", ".x.ringzero-ABCDEF.lock"})
@@ -350,6 +436,20 @@ TEST(OldCheckpoints, TheLastOnesAndThoseWithAFileOfTheirOwnRemain) {
                                                          "global_step6", "final", "latest", "best"}));
   EXPECT_EQ(remove_old_checkpoints(dir, 0), (Tags{"global_step5", "global_step6"}));
   EXPECT_EQ(first_element(dir, "global_step3"), 3);
+}
+
+TEST(OldCheckpoints, TheLastOnesAreThoseThatWereWrittenLast) {
+  const TemporaryFolder folder;
+  const std::string& dir = folder.path();
+  int age = 100;
+  for (const int step : {20, 40, 60, 5, 10, 15}) {
+    save(dir, step_tag(step), 1);
+    fs::last_write_time(dir + "/" + step_tag(step) + "/checkpoint.json",
+                        fs::file_time_type::clock::now() - std::chrono::seconds(age--));
+  }
+  EXPECT_EQ(remove_old_checkpoints(dir, 2),
+            (Tags{"global_step20", "global_step40", "global_step60", "global_step5"}));
+  EXPECT_EQ(checkpoint_tags(dir), (Tags{"global_step10", "global_step15"}));
 }
 
 TEST(OldCheckpoints, AKilledRemovalIsCompletedLater) {

@@ -129,8 +129,10 @@ class Processes {
     if (pid != 0) return pid;
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     try {
-      Run run(group, rank, store_.path());
-      body(run);
+      {
+        Run run(group, rank, store_.path());
+        body(run);
+      }
       ::_exit(0);
     } catch (const Error& e) {
       if (e.code() != Errc::peer_lost) std::fprintf(stderr, "rank %d: %s\n", rank, e.what());

@@ -235,8 +235,65 @@ TEST_F(EngineCheckpoint, WhatDoesNotFitIsNamed) {
   save_one();
   expect_refused(
       "fc1.weight is [5, 3] where the model has [6, 3]", [] { return options(); }, 6);
-  expect_refused("momentum_buffer", [] { return options("Muon"); });
+  const char* const others[] = {"Muon", "SGD", "Lamb"};  // also with states of the same names, or none
+  for (const char* other : others)
+    in_world(2, [&](World& world) {
+      Net net;
+      auto engine = initialize(world, net, options(other));
+      const auto before = values(engine, net);
+      for (const bool strict : {true, false}) {
+        const Error e = test::error_of([&] { engine.load_checkpoint(dir_, {.load_module_strict = strict}); });
+        EXPECT_EQ(e.code(), Errc::config);
+        EXPECT_NE(std::string(e.what()).find(
+                      concat("of the optimizer adamw and the engine has ", engine.optimizer().name(), ",")),
+                  std::string::npos)
+            << e.what();
+      }
+      EXPECT_EQ(values(engine, net), before);
+      EXPECT_TRUE(engine.load_checkpoint(dir_, {.load_optimizer_states = false}));
+      EXPECT_EQ(engine.optimizer().updates(), 0);
+    });
   expect_refused("seed 1 and the engine 2", [] { return options("AdamW", 2); });
+  in_world(2, [&](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options("SGD"));
+    update(engine, net);
+    engine.save_checkpoint(dir_);
+  });
+  expect_refused("of the optimizer sgd and the engine has adamw,");
+}
+
+TEST_F(EngineCheckpoint, AParameterWithoutStatesIsNewToTheOptimizer) {
+  // Adam's first update of an element is its rate; after 30 updates without moments it would be three times.
+  in_world(2, [&](World& world) {
+    Net net;
+    net.fc1.requires_grad_(false);
+    auto engine = initialize(world, net, options());
+    for (int u = 0; u < 30; ++u) update(engine, net);
+    engine.save_checkpoint(dir_);
+  });
+  for (const int ranks : {1, 2})
+    in_world(ranks, [&](World& world) {
+      Net net;
+      auto engine = initialize(world, net, options());
+      EXPECT_EQ(test::error_of([&] { engine.load_checkpoint(dir_, {.tag = "global_step30"}); }).code(),
+                Errc::config);
+      ASSERT_TRUE(engine.load_checkpoint(dir_, {.tag = "global_step30", .load_module_strict = false}));
+      EXPECT_EQ(engine.optimizer().updates(), 30);
+      const Parameter& bias = *net.fc1.parameters().back();
+      EXPECT_EQ(engine.strategy().optimizer_state().missed_updates(bias), 30);
+      EXPECT_EQ(engine.strategy().optimizer_state().missed_updates(*net.fc2.parameters().back()), 0);
+      const auto before = values(engine, net.fc1);
+      update(engine, net);
+      const auto after = values(engine, net.fc1);
+      for (std::size_t i = before.size() - 5; i < before.size(); ++i)  // the bias
+        EXPECT_NEAR(std::abs(after[i] - before[i]), 1e-3, 1e-6);
+      engine.save_checkpoint(dir_);
+      Net again;
+      auto resumed = initialize(world, again, options());
+      ASSERT_TRUE(resumed.load_checkpoint(dir_));
+      EXPECT_EQ(resumed.strategy().optimizer_state().missed_updates(*again.fc1.parameters().back()), 30);
+    });
 }
 
 TEST_F(EngineCheckpoint, AModelIsLoadedWithoutItsTraining) {

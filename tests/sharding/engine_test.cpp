@@ -15,6 +15,7 @@
 #include "autograd_lite/nn/containers.h"
 #include "autograd_lite/nn/init.h"
 #include "autograd_lite/nn/layers.h"
+#include "sharding/engine/monitor/csv_monitor.h"
 #include "sharding/optim/optimizers.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
@@ -308,7 +309,14 @@ TEST(Engine, ReportsUpdatesAsTheConfigurationAsks) {
     expected += line;
   }
   EXPECT_EQ(text_of(folder / "job/Train_Samples_train_loss.csv"), expected);
-  EXPECT_TRUE(text_of(folder / "job/Train_Samples_lr.csv").starts_with("step,lr\n24,"));
+  const std::string rates = text_of(folder / "job/Train_Samples_lr.csv");
+  EXPECT_TRUE(rates.starts_with("step,lr\n24,"));
+  EXPECT_NE(rates.find("\n48,"), std::string::npos);
+  CsvMonitor resumed(folder.string(), "job");
+  for (const std::int64_t samples : {48, 72}) resumed.write("lr", samples, 0.5);
+  EXPECT_EQ(text_of(folder / "job/Train_Samples_lr.csv"),
+            rates.substr(0, rates.find("48,")) + "48,0.5\n72,0.5\n")
+      << "a run that is resumed replaces the lines that it writes again";
   std::filesystem::remove_all(folder);
 }
 

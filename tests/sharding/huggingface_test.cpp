@@ -68,6 +68,10 @@ TEST_F(HuggingFace, TheConfigurationIsReadAndWritten) {
   EXPECT_EQ(c.initializer_range, 0.25);
   EXPECT_FALSE(c.tie_word_embeddings);
   EXPECT_EQ(read_gpt2_config(path()).n_embd, 16u) << "of a folder";
+  std::filesystem::create_directories(path("run/global_step2"));
+  std::filesystem::copy_file(path("config.json"), path("run/global_step2/config.json"));
+  std::ofstream(path("run/latest")) << "global_step2\n";
+  EXPECT_EQ(read_gpt2_config(path("run")).n_embd, 16u) << "of a folder of checkpoints";
   put("again.json", to_json(c));
   EXPECT_EQ(to_json(read_gpt2_config(path("again.json"))), to_json(c));
   put("wrong.json", concat(small, R"(, "initializer_range": "wide"})"));

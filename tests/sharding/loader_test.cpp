@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "sharding/data/tensor_dataset.h"
+#include "sharding/data/tokens/continuous_batch_sampler.h"
 #include "tests/support/error_of.h"
 
 namespace rz {
@@ -150,6 +151,93 @@ TEST(Loader, ARunResumesExactlyAtEveryBatch) {
       }
     }
     EXPECT_EQ(error_of([&] { resumed.set_state({0, 3}); }).code(), Errc::invalid_argument);
+  }
+}
+
+/// Each sample has the seed of its draw.
+class Drawn final : public Dataset {
+ public:
+  std::uint64_t size() const override { return 23; }
+  std::vector<Field> fields() const override { return {{"seed", DType::i64, {1}}}; }
+  void read(std::uint64_t index, BatchRows& to, std::size_t row) const override {
+    to.row<std::int64_t>("seed", row)[0] = static_cast<std::int64_t>(index);
+  }
+  void augment(std::uint64_t index, const SampleDraw& draw, BatchRows& to, std::size_t row) const override {
+    EXPECT_EQ(to.row<std::int64_t>("seed", row)[0], static_cast<std::int64_t>(index));
+    EXPECT_EQ(draw.seed, seed_of_sample(6, draw.epoch, index));
+    to.row<std::int64_t>("seed", row)[0] = static_cast<std::int64_t>(draw.seed);
+  }
+};
+
+TEST(Loader, ADrawIsThatOfTheSampleAndItsPassWithAnyBatchesAndAfterAResume) {
+  const auto loader_of = [](std::size_t batch_size, int workers) {
+    return std::make_unique<Loader>(std::make_shared<Drawn>(),
+                                    std::make_shared<ContinuousBatchSampler>(ContinuousBatchOptions{
+                                        .samples = 23, .batch_size = batch_size, .seed = 9}),
+                                    Stream(), LoaderOptions{.num_workers = workers, .seed = 6});
+  };
+  const auto take = [](Loader& loader, int batches, std::vector<std::int64_t>& seeds) {
+    for (int i = 0; i < batches; ++i) {
+      const Batch& b = loader.next();
+      const auto* values = b["seed"].data<std::int64_t>();
+      seeds.insert(seeds.end(), values, values + b.rows());
+    }
+  };
+  std::vector<std::int64_t> whole, parts;
+  take(*loader_of(1, 0), 50, whole);
+  const auto first = loader_of(4, 2), second = loader_of(6, 3);
+  take(*first, 5, parts);
+  EXPECT_EQ(first->position(), (LoaderPosition{0, 20}));
+  second->set_position(first->position());
+  take(*second, 5, parts);
+  EXPECT_EQ(second->position(), (LoaderPosition{2, 4}));
+  EXPECT_EQ(parts, whole);
+  EXPECT_EQ(std::set<std::int64_t>(whole.begin(), whole.end()).size(), 50u);
+}
+
+TEST(LoaderPositions, OtherDataBeginAnewAndAreNamed) {
+  Tensor x = Tensor::zeros({40, 3});
+  const auto loader_of = [&](std::size_t rows, std::uint64_t seed,
+                             std::shared_ptr<LoaderPositions> positions) {
+    const auto data = tensor_dataset({{"x", x.view(0, {rows, 3})}});
+    return std::make_unique<Loader>(data, sampler({.samples = rows, .batch_size = 4, .seed = seed}), Stream(),
+                                    LoaderOptions{.positions = std::move(positions), .name = "train"});
+  };
+  LoaderPositions::ByName saved;
+  {
+    const auto positions = std::make_shared<LoaderPositions>();
+    const auto loader = loader_of(40, 1, positions);
+    for (int i = 0; i < 3; ++i) loader->next();
+    saved = positions->now();
+  }
+  const auto position_of = [&](std::size_t rows, std::uint64_t seed, bool attached, std::string& line) {
+    const auto positions = std::make_shared<LoaderPositions>();
+    positions->on_difference([&](const std::string& text) { line = text; });
+    if (!attached) positions->restore(saved);
+    const auto loader = loader_of(rows, seed, positions);
+    if (attached) loader->next(), positions->restore(saved);
+    EXPECT_EQ(positions->differences().size(), line.empty() ? 0u : 1u);
+    return loader->position();
+  };
+  const LoaderPosition start{0, 0}, third{0, 12};
+  for (const bool attached : {false, true}) {
+    std::string same, shorter, other_order, other_data;
+    EXPECT_EQ(position_of(40, 1, attached, same), third);
+    EXPECT_EQ(same, "");
+    EXPECT_EQ(position_of(20, 1, attached, shorter), start);
+    EXPECT_EQ(shorter.rfind(
+                  "the data of 'train' are not those of the checkpoint: 40 samples, shuffled with seed 1, "
+                  "checksum ",
+                  0),
+              0u)
+        << shorter;
+    EXPECT_NE(shorter.find("; now 20 samples, "), std::string::npos) << shorter;
+    EXPECT_EQ(position_of(40, 2, attached, other_order), start);
+    EXPECT_NE(other_order, "");
+    x.data<float>()[119] = 1;
+    EXPECT_EQ(position_of(40, 1, attached, other_data), start);
+    EXPECT_NE(other_data, "");
+    x.data<float>()[119] = 0;
   }
 }
 

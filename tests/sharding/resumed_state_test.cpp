@@ -224,7 +224,8 @@ TEST(EngineState, ComesBackFromItsText) {
                  .updates = 29,
                  .groups = {{"a", 0.1, 0.3}, {"b", 1e-300, 0}},
                  .missed_updates = {{"w", 2}}};
-  s.loaders = {{"train", {.epoch = 31, .samples = 37}}, {"eval", {.epoch = 41, .samples = 43}}};
+  s.loaders = {{"train", {.epoch = 31, .samples = 37, .data = "50 samples, in order"}},
+               {"eval", {.epoch = 41, .samples = 43}}};
   const EngineState again = parse_engine_state(to_json(s), "FILE");
   EXPECT_EQ(again.strategy, s.strategy);
   EXPECT_EQ(again.ranks, s.ranks);

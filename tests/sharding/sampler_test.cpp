@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <vector>
@@ -205,6 +206,124 @@ TEST(ContinuousBatchSampler, ConsecutiveSamplesDoNotDependOnTheNumberOfRanks) {
   EXPECT_FALSE(std::ranges::is_sorted(first));
   std::ranges::sort(first);
   for (std::uint64_t i = 0; i < 53; ++i) EXPECT_EQ(first[i], i);
+}
+
+// ---- runs that go on with other ranks and batches
+
+struct Cut {
+  int ranks;
+  std::size_t batch_size, accumulation;
+  std::uint64_t of_update() const { return static_cast<std::uint64_t>(ranks) * batch_size * accumulation; }
+};
+
+enum class Kind { distributed, consecutive, continuous, continuous_in_order, continuous_consecutive };
+
+std::shared_ptr<const BatchSampler> sampler_of(Kind kind, const Cut& cut, int rank, std::uint64_t samples) {
+  const BatchSamplerOptions o{
+      .samples = samples, .batch_size = cut.batch_size, .ranks = cut.ranks, .rank = rank, .seed = 3};
+  if (kind == Kind::distributed) return std::make_shared<DistributedBatchSampler>(o);
+  if (kind == Kind::consecutive) return std::make_shared<ConsecutiveBatchSampler>(o, cut.accumulation);
+  return std::make_shared<ContinuousBatchSampler>(
+      ContinuousBatchOptions{.samples = samples,
+                             .batch_size = cut.batch_size,
+                             .accumulation = cut.accumulation,
+                             .ranks = cut.ranks,
+                             .rank = rank,
+                             .shuffle = kind != Kind::continuous_in_order,
+                             .seed = 3,
+                             .consecutive = kind == Kind::continuous_consecutive});
+}
+
+/// A run over all ranks, as Loader has it.
+class AllRanks {
+ public:
+  AllRanks(Kind kind, const Cut& cut, std::uint64_t samples) : cut_(cut) {
+    for (int r = 0; r < cut.ranks; ++r) ranks_.push_back(sampler_of(kind, cut, r, samples));
+  }
+  LoaderPosition position() const {
+    const std::uint64_t size = ranks_[0]->batches();
+    for (const auto& rank : ranks_) EXPECT_EQ(rank->position(next_ / size, next_ % size), at(next_));
+    return at(next_);
+  }
+  void set_position(const LoaderPosition& to) {
+    for (auto& rank : ranks_) {
+      const auto resumed = rank->starting_at(to);
+      if (resumed.sampler) rank = resumed.sampler;
+      next_ = resumed.epoch * rank->batches() + resumed.batch;
+    }
+  }
+  /// Counts the samples of an update, by pass and sample, without padding.
+  void update(std::map<std::uint64_t, std::map<std::uint64_t, int>>& seen) {
+    const std::uint64_t size = ranks_[0]->batches();
+    for (std::size_t m = 0; m < cut_.accumulation; ++m, ++next_)
+      for (const auto& rank : ranks_) {
+        const BatchSampler::Batch b = rank->at(next_ / size, next_ % size);
+        for (std::size_t i = 0; i + b.padding < b.indices.size(); ++i)
+          ++seen[b.passes.empty() ? next_ / size : b.passes[i]][b.indices[i]];
+      }
+  }
+
+ private:
+  LoaderPosition at(std::uint64_t n) const {
+    return ranks_[0]->position(n / ranks_[0]->batches(), n % ranks_[0]->batches());
+  }
+  Cut cut_;
+  std::vector<std::shared_ptr<const BatchSampler>> ranks_;
+  std::uint64_t next_ = 0;
+};
+
+TEST(ResumedSamplers, HaveEverySampleOfEveryPassOnceWithAnyRanksAndBatches) {
+  const Cut cuts[] = {{1, 1, 1}, {2, 2, 4}, {4, 2, 4}, {3, 1, 2}, {2, 4, 1}, {1, 5, 3}};
+  for (const Kind kind : {Kind::distributed, Kind::consecutive, Kind::continuous, Kind::continuous_in_order,
+                          Kind::continuous_consecutive})
+    for (const std::uint64_t samples : {96u, 101u})
+      for (const Cut& before : cuts)
+        for (const Cut& after : cuts)
+          for (const std::uint64_t saved : {1u, 3u, 7u, 40u}) {
+            SCOPED_TRACE(testing::Message()
+                         << "sampler " << static_cast<int>(kind) << ", " << samples << " samples, "
+                         << before.ranks << "×" << before.batch_size << "×" << before.accumulation << " to "
+                         << after.ranks << "×" << after.batch_size << "×" << after.accumulation << " after "
+                         << saved);
+            std::map<std::uint64_t, std::map<std::uint64_t, int>> seen;
+            AllRanks first(kind, before, samples), second(kind, after, samples);
+            for (std::uint64_t u = 0; u < saved; ++u) first.update(seen);
+            const LoaderPosition position = first.position();
+            second.set_position(position);
+            EXPECT_EQ(second.position(), position);
+            while (second.position().epoch < position.epoch + 3) second.update(seen);
+            // The shuffled passes that run on repeat samples where the ranks do not divide them.
+            const auto padding = [&](std::uint64_t pass) {
+              if (kind != Kind::continuous) return 0;
+              const int most = std::max(pass <= position.epoch ? before.ranks - 1 : 0,
+                                        pass >= position.epoch ? after.ranks - 1 : 0);
+              return most;
+            };
+            for (std::uint64_t pass = 0; pass < position.epoch + 3; ++pass) {
+              ASSERT_EQ(seen[pass].size(), samples) << "pass " << pass;
+              int twice = 0;
+              for (const auto& [sample, times] : seen[pass]) twice += times - 1;
+              ASSERT_LE(twice, padding(pass)) << "pass " << pass;
+            }
+          }
+}
+
+TEST(ResumedSamplers, GoOnAsTheRunDidWithTheSameRanksAndBatches) {
+  for (const Kind kind : {Kind::distributed, Kind::consecutive, Kind::continuous, Kind::continuous_in_order,
+                          Kind::continuous_consecutive})
+    for (const std::uint64_t samples : {96u, 101u}) {
+      const auto whole = sampler_of(kind, {3, 2, 2}, 1, samples);
+      for (std::uint64_t n = 0; n < 100; n += 2) {
+        const std::uint64_t size = whole->batches();
+        const auto resumed = whole->starting_at(whole->position(n / size, n % size));
+        ASSERT_EQ(resumed.epoch * size + resumed.batch, n) << static_cast<int>(kind) << ' ' << samples;
+        const BatchSampler& after = resumed.sampler ? *resumed.sampler : *whole;
+        for (std::uint64_t m = n; m < n + 50; ++m) {
+          ASSERT_EQ(after.at(m / size, m % size).indices, whole->at(m / size, m % size).indices);
+          ASSERT_EQ(after.position(m / size, m % size), whole->position(m / size, m % size));
+        }
+      }
+    }
 }
 
 }  // namespace

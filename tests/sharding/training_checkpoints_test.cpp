@@ -223,12 +223,69 @@ TEST_F(TrainingCheckpointsTest, AFolderWithoutCheckpointsBeginsARun) {
   in_world(1, [&](World& world) {
     Net net;
     const std::string none = dir_ + "/none";
-    auto engine = initialize(world, net, options(concat(R"("resume_from_checkpoint": ")", none, "\"")));
+    const auto to = [&](const std::string& resume) {
+      return options(concat(R"("output_dir": ")", none, R"(", "resume_from_checkpoint": )", resume));
+    };
+    auto engine = initialize(world, net, to("true"));
     EXPECT_FALSE(engine.checkpoints().resumed());
     EXPECT_EQ(engine.checkpoints().describe_resume(),
               "resume: " + none + " has no checkpoint; the run starts afresh");
-    EXPECT_EQ(engine.checkpoints().config().output_dir, none);
+    fs::create_directories(dir_ + "/empty");
+    for (const auto& [path, what] :
+         {std::pair<std::string, std::string>{
+              none,
+              concat(": does not exist; ", dir_, " has 1 checkpoint: global_step2; name one that exists")},
+          {dir_ + "/empty", ": has no checkpoint; name one"},
+          {dir_ + "/global_step7",
+           concat(": does not exist; ", dir_, " has 1 checkpoint: global_step2; ")}}) {
+      Net other;
+      const Error e = error_of([&] { initialize(world, other, to("\"" + path + "\"")); });
+      EXPECT_EQ(e.code(), Errc::config);
+      EXPECT_NE(
+          std::string(e.what()).find(concat("ringzero.checkpoint.resume_from_checkpoint: ", path, what)),
+          std::string::npos)
+          << e.what();
+    }
   });
+}
+
+TEST_F(TrainingCheckpointsTest, ARestartedRunGoesOnWithTheLastCheckpointOfItsOwn) {
+  struct Variable {
+    Variable(const char* n, const char* value) : name(n) { ::setenv(n, value, 1); }
+    ~Variable() { ::unsetenv(name); }
+    const char* name;
+  };
+  const auto resumed = [&](const std::string& base, const char* job, const char* restarts) {
+    const Variable run("TORCHELASTIC_RUN_ID", job), count("TORCHELASTIC_RESTART_COUNT", restarts);
+    std::string line;
+    in_world(2, [&](World& world) {
+      Net net;
+      auto engine = initialize(
+          world, net,
+          options(keys(concat(R"("save_steps": 1)",
+                              base.empty() ? "" : R"(, "resume_from_checkpoint": ")" + base + "\""))));
+      if (world.is_main()) line = engine.checkpoints().describe_resume();
+      update(engine, net);
+      engine.should_stop();
+    });
+    return line;
+  };
+  const std::string base = dir_ + "-base";
+  train_on(2, "", 3);
+  fs::rename(dir_, base);
+  const std::string named = base + "/global_step3", again = "resumed: " + named + ", after 3 updates";
+  EXPECT_EQ(resumed(named, "a", "0"), again);
+  EXPECT_EQ(resumed(named, "a", "1"), concat("resumed: ", dir_, "/global_step4, after 4 updates"));
+  EXPECT_EQ(resumed("", "a", "2"), concat("resumed: ", dir_, "/global_step5, after 5 updates"));
+  EXPECT_EQ(
+      resumed(named, "b", "1"),
+      again + concat("\nwarning: ", dir_,
+                     " has 3 checkpoints that this run does not go on from: global_step4 to global_step6"))
+      << "they are of another job";
+  EXPECT_EQ(resumed(named, "none", "1").rfind(again, 0), 0u) << "torchrun's name of every run";
+  fs::remove_all(dir_), fs::remove_all(base);
+  EXPECT_EQ(resumed("", "a", "1"), concat("warning: the launcher has started the run again, and ", dir_,
+                                          " has no checkpoint of it; the run starts afresh"));
 }
 
 TEST_F(TrainingCheckpointsTest, AnyCheckpointCanBeTheFirst) {
@@ -246,6 +303,46 @@ TEST_F(TrainingCheckpointsTest, AnyCheckpointCanBeTheFirst) {
     });
 }
 
+TEST_F(TrainingCheckpointsTest, WhatHasChangedSinceTheCheckpointIsOneLine) {
+  const auto resumed = [&](const std::string& config, Decay decay = Decay::all) {
+    std::string line;
+    in_world(1, [&](World& world) {
+      Net net;
+      Engine engine = initialize(
+          world, net,
+          {.config =
+               concat("{", config, R"(, "ringzero": {"checkpoint": {"signals": false, "output_dir": ")", dir_,
+                      R"(", "resume_from_checkpoint": true}, "deterministic": "world_size_invariant"}})"),
+           .decay = decay,
+           .seed = 1,
+           .log = nullptr});
+      if (const auto& loaded = engine.checkpoints().resumed()) line = loaded->differences;
+      if (!fs::exists(dir_)) engine.save_checkpoint(dir_);
+    });
+    return line;
+  };
+  const std::string batches = R"("train_batch_size": 8, "train_micro_batch_size_per_gpu": 4)";
+  const std::string adamw =
+      R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "betas": [0.9, 0.99]}})";
+  EXPECT_EQ(resumed(batches + adamw), "");
+  EXPECT_EQ(resumed(batches + adamw), "");
+  EXPECT_EQ(resumed(R"("train_batch_size": 16, "train_micro_batch_size_per_gpu": 2)" + adamw),
+            "train_batch_size: 8, now 16; train_micro_batch_size_per_gpu: 4, now 2");
+  EXPECT_EQ(
+      resumed(
+          batches +
+              R"(, "bf16": {"enabled": true}, "data_types": {"grad_accum_dtype": "fp32"}, "gradient_clipping": 0.5,
+      "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.5, "warmup_num_steps": 10}},
+      "optimizer": {"type": "AdamW", "params": {"lr": 0.5, "betas": [0.9, 0.999], "weight_decay": 0.1}})",
+          Decay::matrices),
+      "bf16.check_grad_overflow: absent, now true; bf16.enabled: absent, now true; "
+      "data_types.grad_accum_dtype: absent, now \"fp32\"; gradient_clipping: 1.0, now 0.5; "
+      "optimizer.params.betas: [0.9,0.99], now [0.9,0.999]; optimizer.params.lr: 0.01, now 0.5; "
+      "optimizer.params.weight_decay: 0.0, now 0.1; scheduler.params.warmup_max_lr: absent, now 0.5; "
+      "scheduler.params.warmup_num_steps: absent, now 10; scheduler.params.warmup_type: absent, now "
+      "\"log\"; scheduler.type: absent, now \"WarmupLR\"; groups of parameters: all, now matrices, rest");
+}
+
 TEST_F(TrainingCheckpointsTest, ACheckpointThatIsDamagedIsWrongInput) {
   train_on(2, "", 1);
   const std::string file = dir_ + "/global_step1/" + rank_file(1, 2);
@@ -260,6 +357,33 @@ TEST_F(TrainingCheckpointsTest, ACheckpointThatIsDamagedIsWrongInput) {
         << e.what();
     EXPECT_NE(std::string(e.what()).find(file), std::string::npos) << e.what();
   });
+}
+
+TEST_F(TrainingCheckpointsTest, AnotherProcessThatSavesToTheFolderIsNamed) {
+  test::Gate ready, end;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const auto lock = lock_checkpoint_folder(dir_);
+    ready.open();
+    end.wait();
+    _exit(0);
+  }
+  ready.wait();
+  const std::string what = concat(dir_, ": process ", child, " on ");
+  in_world(2, [&](World& world) {
+    Net net;
+    const Error e = error_of([&] { initialize(world, net, options(keys(""))); });
+    EXPECT_EQ(e.code(), Errc::config);
+    EXPECT_NE(std::string(e.what()).find("ringzero.checkpoint.output_dir: " + what), std::string::npos)
+        << e.what();
+    Engine engine = initialize(world, net, options(""));
+    EXPECT_EQ(error_of([&] { engine.save_checkpoint(dir_); }).code(), Errc::io);
+  });
+  EXPECT_FALSE(fs::exists(dir_ + "/global_step0"));
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  EXPECT_EQ(train_on(2, "", 2).updates, 2);
+  EXPECT_EQ(files(), (Names{"global_step2", "latest"}));
 }
 
 TEST_F(TrainingCheckpointsTest, ValuesOfTheProgramAreSaved) {
@@ -415,7 +539,56 @@ TEST_F(TrainingCheckpointsTest, WrongMetricsAreErrorsOnAllRanks) {
     EXPECT_FALSE(checkpoints.best().value) << "not a number is not the best one";
     checkpoints.record({{"f1", 1}});
     EXPECT_EQ(checkpoints.best().value, 1.0);
+    Net other;
+    auto stopping = initialize(world, other, options(R"("eval_steps": 1, "early_stopping_patience": 1)"));
+    const Error e = error_of([&] { stopping.checkpoints().record({{"loss", std::nan("")}}); });
+    EXPECT_EQ(e.code(), Errc::diverged);
+    EXPECT_NE(std::string(e.what()).find("the evaluation counted no target"), std::string::npos) << e.what();
+    EXPECT_FALSE(stopping.should_stop());
   });
+}
+
+TEST_F(TrainingCheckpointsTest, ASignalInAnEvaluationSavesAndTheResumedRunEvaluates) {
+  test::expect_processes(2, [&](int rank, std::shared_ptr<Store> store) {
+    World world(Communicator::connect(rank, 2, std::move(store)));
+    const std::string with_signals = keys(R"("eval_steps": 2, "resume_from_checkpoint": true)");
+    Net net, again;
+    {
+      auto engine = initialize(world, net, options(with_signals, "true"));
+      while (!engine.checkpoints().should_evaluate()) update(engine, net);
+      require(!engine.checkpoints().stop_requested(), Errc::system, "nothing was requested");
+      if (rank == 1) ::raise(SIGUSR1), ::raise(SIGTERM);
+      require(engine.checkpoints().stop_requested(), Errc::system, "the signal was not found");
+      require(engine.should_stop() && engine.checkpoints().decision().reason == SaveReason::terminate,
+              Errc::system, "the run does not stop");
+      engine.checkpoints().finish();
+    }
+    auto engine = initialize(world, again, options(with_signals, "true"));
+    require(engine.global_steps() == 2 && engine.checkpoints().should_evaluate(), Errc::system,
+            "the evaluation was left out");
+    require(!engine.should_stop(), Errc::system, "stopped");
+    if (rank == 0) ::raise(SIGTERM);
+    require(!engine.should_stop(), Errc::system, "decided again within an update");
+    engine.checkpoints().record({{"loss", 1}});
+    update(engine, again);
+    require(engine.should_stop(), Errc::system, "did not stop");
+    engine.checkpoints().finish();
+    auto last = initialize(world, net, options(with_signals, "false"));
+    require(!last.checkpoints().should_evaluate(), Errc::system, "evaluated twice");
+  });
+  EXPECT_EQ(read_tag_file(dir_, latest_file), "global_step3");
+}
+
+TEST_F(TrainingCheckpointsTest, ASignalBeforeTheFirstUpdateStopsTheRun) {
+  test::expect_processes(1, [&](int, std::shared_ptr<Store> store) {
+    World world(Communicator::connect(0, 1, std::move(store)));
+    Net net;
+    auto engine = initialize(world, net, options(keys(""), "true"));
+    ::raise(SIGTERM);
+    require(engine.should_stop(), Errc::system, "did not stop");
+    engine.checkpoints().finish();
+  });
+  EXPECT_FALSE(fs::exists(dir_));
 }
 
 // ---- signals and the end of an allocation

@@ -86,7 +86,9 @@ class TrainGptKills : public testing::Test {
     fs::remove_all(gpt_ / "checkpoints");
     fs::remove_all(gpt_ / "killed");
     auto all = flags(c, "killed");
-    for (const char* flag : {"--save-steps", "2", "--save-total-limit", "2", "--resume"}) all.push_back(flag);
+    for (const char* flag :
+         {"--save-steps", "2", "--save-total-limit", "2", "--resume", "true", "--checkpoint-dir"})
+      all.push_back(flag);
     all.push_back(gpt_ / "checkpoints");
     if (c.async) all.push_back("--save-async");
     const Uninterrupted& whole = uninterrupted(c);  // without saves, so a little shorter

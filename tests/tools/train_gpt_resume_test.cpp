@@ -117,7 +117,8 @@ TEST_F(TrainGptResume, ARunThatIsFinishedIsLeftAsItIs) {
 
 TEST_F(TrainGptResume, AnEmptyFolderBeginsARun) {
   const TrainedGpt whole = trained(1, {"--steps", "3"});
-  Program p(gpt_.program({"--steps", "3", "--resume", checkpoints(), "--save", path("out")}));
+  Program p(gpt_.program(
+      {"--steps", "3", "--checkpoint-dir", checkpoints(), "--resume", "true", "--save", path("out")}));
   EXPECT_EQ(p.wait(), 0) << p.err();
   EXPECT_NE(p.out().find("resume: " + checkpoints() + " has no checkpoint; the run starts afresh"),
             std::string::npos);
@@ -130,15 +131,17 @@ TEST_F(TrainGptResume, CheckpointsBelowTheDataAreNoData) {
   gpt_.put("text/a.txt", read_text_file(RZ_SOURCE_DIR "/tests/data/gpt2_tiny/README.md").substr(0, 450));
   Flags flags{"--data", path("text"), "--strategy", "zero1"};
   const TrainedGpt whole = trained(1, flags + Flags{"--steps", "6"});
-  for (const char* flag : {"--checkpoint-dir", "--resume"}) {
+  const Flags into{"--checkpoint-dir", path("text/checkpoints")};
+  for (const Flags& both : {into, Flags{}}) {
     fs::remove_all(path("text/checkpoints"));
-    const Flags all = flags + Flags{"--metrics", path("m.jsonl"), flag, path("text/checkpoints")};
-    Program first(gpt_.on_ranks(1, all + Flags{"--steps", "4"}));
+    const Flags all = flags + Flags{"--metrics", path("m.jsonl")};
+    Program first(gpt_.on_ranks(1, all + into + Flags{"--steps", "4"}));
     EXPECT_EQ(first.wait(), 0) << first.err();
     Program second(gpt_.on_ranks(
-        1, all + Flags{"--steps", "6", "--resume", path("text/checkpoints"), "--save", path("resumed")}));
+        1,
+        all + both + Flags{"--steps", "6", "--resume", path("text/checkpoints"), "--save", path("resumed")}));
     EXPECT_EQ(second.wait(), 0) << second.err();
-    EXPECT_EQ(trained_gpt(path("resumed"), path("m.jsonl")), whole) << flag;
+    EXPECT_EQ(trained_gpt(path("resumed"), path("m.jsonl")), whole) << both.size();
   }
 }
 
@@ -199,7 +202,7 @@ TEST_F(TrainGptResume, SigtermSavesAndStopsAndTheRunGoesOn) {
     const Flags flags{"--strategy", strategy};
     Program p(gpt_.on_ranks(
         ranks,
-        flags + endless + Flags{"--resume", checkpoints(), "--metrics", path("m.jsonl")} +
+        flags + endless + Flags{"--checkpoint-dir", checkpoints(), "--metrics", path("m.jsonl")} +
             (async ? Flags{"--save-async", "--save-steps", "1", "--save-total-limit", "2"} : Flags{})));
     p.wait_for("step 1/");
     if (signalled < 0) {
@@ -267,6 +270,15 @@ class TrainGptBadResume : public TrainGptResume {
 TEST_F(TrainGptBadResume, FoldersThatAreNone) {
   gpt_.put("file", "");
   expect_refused({"--resume", path("file")}, {"--resume: ", path("file"), "is not a folder"});
+  expect_refused({"--resume", path("none")}, {path("none: does not exist")});
+  expect_refused({"--resume", checkpoints() + "/global_step3"},
+                 {checkpoints() + "/global_step3: does not exist; " + checkpoints() +
+                  " has 1 checkpoint: global_step2"});
+  EXPECT_FALSE(fs::exists(path("none")) || fs::exists(checkpoints() + "/global_step3"));
+  fs::create_directory(path("trainer"));
+  for (const char* file : {"trainer_state.json", "model.safetensors"})
+    gpt_.put(concat("trainer/", file), "{}");
+  expect_refused({"--resume", path("trainer")}, {path("trainer: is a checkpoint of Hugging Face"), "--init"});
   expect_refused({"--checkpoint-dir", path("file/x")},
                  {"--checkpoint-dir: ", path("file"), "is not a folder"});
 }

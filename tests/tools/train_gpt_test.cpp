@@ -10,6 +10,7 @@
 #include <set>
 
 #include "comm/core/error.h"
+#include "sharding/data/tokens/token_dataset.h"
 #include "sharding/data/tokens/tokens.h"
 #include "sharding/world/rank_agreement.h"
 #include "tests/support/ranks.h"
@@ -318,7 +319,7 @@ TEST_F(TrainGptFiles, WhatIsNotThereYetIsRefusedByName) {
 
 TEST_F(TrainGptFiles, TheHashCoversTheFirstAndTheLastToken) {
   std::vector<std::uint16_t> many((std::size_t{1} << 22) + 70000, 7);
-  const auto hash = [&] { return hash_of(Tokens::from_file(put_tokens(many))); };
+  const auto hash = [&] { return checksum(Tokens::from_file(put_tokens(many))); };
   const std::uint64_t before = hash();
   EXPECT_EQ(hash(), before);
   for (const std::size_t at : {std::size_t{0}, std::size_t{65535}, many.size() - 1}) {

@@ -146,8 +146,9 @@ fs::path existing_parent(fs::path path) {
 }
 
 void require_writable(const char* flag, const std::string& path, const fs::path& what) {
-  require(::access(what.c_str(), W_OK) == 0, Errc::config, flag, ": ", path,
-          ": cannot be written: ", what.string(), ": ", std::strerror(errno));
+  if (::access(what.c_str(), W_OK) == 0) return;
+  const int reason = errno;  // of access(): what forms the text may change it
+  fail(Errc::config, flag, ": ", path, ": cannot be written: ", what.string(), ": ", std::strerror(reason));
 }
 
 /// A folder that exists, or can be made.

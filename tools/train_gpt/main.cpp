@@ -139,14 +139,19 @@ Course run_updates(const Options& o, Inputs& in, Engine& engine, Loader& loader,
   std::optional<Validation> validation;
   if (in.validation) validation.emplace(engine, *in.validation, in.seq_len);
   Course course;
+  const auto evaluate = [&]() -> std::optional<double> {
+    if (!validation || !engine.checkpoints().should_evaluate()) return {};
+    const std::optional<double> loss = validation->loss(engine, *in.model);
+    if (loss) engine.checkpoints().record({{"eval_loss", *loss}});
+    return loss;
+  };
+  if (const auto loss = evaluate())  // the run was stopped in this evaluation
+    engine.world().print("evaluated after ", first_step, " updates: eval_loss ", fixed(*loss, 4));
   for (std::uint64_t step = first_step; step < steps && !engine.should_stop(); ++step) {
     const Traffic before = engine.strategy().traffic();
     UpdateReport report = update(engine, *in.model, loader, in.seq_len);
     course.last_update = engine.strategy().traffic() - before;
-    if (validation && !report.diverged && engine.checkpoints().should_evaluate()) {
-      report.eval_loss = validation->loss(engine, *in.model);
-      engine.checkpoints().record({{"eval_loss", *report.eval_loss}});
-    }
+    if (!report.diverged) report.eval_loss = evaluate();
     if (step == first_step) course.first_loss = report.loss;
     course.last_loss = report.loss;
     course.speeds.push_back(report.tokens_per_second);
@@ -165,8 +170,9 @@ bool finish_checkpoints(Engine& engine) {
   const SaveDecision& decision = checkpoints.decision();
   const auto best = checkpoints.finish();
   if (decision.stops()) {
-    world.print("stopped by ", describe(decision), " after ", engine.global_steps(), " updates; saved to ",
-                config.output_dir);
+    const bool saved = engine.global_steps() > 0;
+    world.print("stopped by ", describe(decision), " after ", engine.global_steps(), " updates; ",
+                saved ? "saved to " + config.output_dir : "there is nothing to save");
     return true;
   }
   if (checkpoints.early_stopped())
@@ -209,6 +215,7 @@ Status run_engine(const Options& o, Inputs& in, Engine& engine) {
   const std::uint64_t steps = o.steps ? static_cast<std::uint64_t>(*o.steps) : sampler.updates();
   if (world.is_main()) print_run_summary(o, in, world.communicator(), engine.stream().threads(), steps);
   if (const std::string line = engine.checkpoints().describe_resume(); !line.empty()) world.print(line);
+  for (const std::string& line : engine.loader_positions()->differences()) world.print("warning: ", line);
   const Course course = run_updates(o, in, engine, loader, steps);
   if (finish_checkpoints(engine)) return stopped;
   print_course(o, course, in, engine);

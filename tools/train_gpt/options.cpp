@@ -25,7 +25,8 @@ constexpr const char* footer =
     "e.g. a loss that is not finite (the model is not saved).";
 
 void add_model(CommandLine& line, Options& o) {
-  line.add_option("--model", o.model, "Hugging Face GPT-2 config (config.json, or its folder)")
+  line.add_option("--model", o.model,
+                  "Hugging Face GPT-2 config (config.json, its folder, or one of checkpoints)")
       .required()
       .type_name("CONFIG.json")
       .group("Inputs");
@@ -181,7 +182,8 @@ struct CheckpointSwitches {
 
 void add_checkpoints(CommandLine& line, TrainingArguments& a, CheckpointSwitches& switches) {
   line.add_option("--resume", a.resume_from_checkpoint,
-                  "Go on from the last checkpoint in this folder, if it has one, on any number of ranks")
+                  "Go on from this checkpoint, or from the last one in this folder, on any number of ranks; "
+                  "true: from the last one in --checkpoint-dir, if it has one")
       .type_name("DIR")
       .group(checkpoint_group);
   line.add_option("--checkpoint-dir", a.output_dir, "Save checkpoints there; default: the folder of --resume")

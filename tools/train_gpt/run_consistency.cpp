@@ -7,7 +7,9 @@
 
 #include "comm/core/error.h"
 #include "sharding/consistency/rank_consistency.h"
+#include "sharding/data/tokens/token_dataset.h"
 #include "sharding/huggingface/gpt2_config.h"
+#include "sharding/io/checksum.h"
 
 namespace rz::train_gpt {
 namespace {
@@ -62,25 +64,6 @@ std::uint64_t hash_of(const PretrainedWeights& checkpoint, std::span<Parameter* 
 
 }  // namespace
 
-std::uint64_t hash_of(const Tokens& tokens) {
-  constexpr std::uint64_t piece = 1 << 16, pieces = 64;
-  std::vector<std::int32_t> read(std::min(piece, tokens.count()));
-  std::uint64_t hash = 0;
-  const auto add = [&](std::uint64_t begin, std::uint64_t count) {
-    tokens.read(begin, std::span(read).first(count));
-    hash = hash_bytes(read.data(), count * sizeof(std::int32_t), hash);
-  };
-  if (tokens.count() <= piece * pieces) {
-    for (std::uint64_t at = 0; at < tokens.count(); at += piece)
-      add(at, std::min(piece, tokens.count() - at));
-  } else {
-    const std::uint64_t stride = (tokens.count() - piece) / (pieces - 1);
-    for (std::uint64_t i = 0; i < pieces; ++i)
-      add(i + 1 < pieces ? i * stride : tokens.count() - piece, piece);
-  }
-  return hash;
-}
-
 void require_same_run(const Options& o, const Inputs& in, Communicator& communicator) {
   if (communicator.size() == 1) return;
   std::vector<Fact> facts;
@@ -88,11 +71,11 @@ void require_same_run(const Options& o, const Inputs& in, Communicator& communic
   add_json(facts, "--model", to_json(in.model->config()));
   add_json(facts, "--config", resolved_json(in.ds));
   facts.push_back({"the number of tokens", concat(in.tokens.count())});
-  facts.push_back({"the hash of the tokens", hash_text(hash_of(in.tokens))});
+  facts.push_back({"the hash of the tokens", checksum_text(checksum(in.tokens))});
   if (in.validation)
-    facts.insert(facts.end(),
-                 {{"the number of samples that are evaluated", concat(in.validation->samples)},
-                  {"the hash of the tokens that are evaluated", hash_text(hash_of(in.validation->tokens))}});
+    facts.insert(facts.end(), {{"the number of samples that are evaluated", concat(in.validation->samples)},
+                               {"the hash of the tokens that are evaluated",
+                                checksum_text(checksum(in.validation->tokens))}});
   if (in.checkpoint)
     facts.push_back({"the hash of --init", hash_text(hash_of(*in.checkpoint, in.model->parameters()))});
   require_same("the run", facts, "start every rank alike", communicator);

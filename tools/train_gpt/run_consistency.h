@@ -13,7 +13,4 @@ namespace rz::train_gpt {
 /// devices may differ. Collective.
 void require_same_run(const Options&, const Inputs&, Communicator&);
 
-/// Hash of the tokens, or of pieces spread over them.
-std::uint64_t hash_of(const Tokens&);
-
 }  // namespace rz::train_gpt

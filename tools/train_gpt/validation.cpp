@@ -52,12 +52,14 @@ Loader validation_loader(const Engine& engine, const ValidationData& data, std::
 Validation::Validation(const Engine& engine, const ValidationData& data, std::size_t seq_len)
     : loader_(validation_loader(engine, data, seq_len)) {}
 
-double Validation::loss(Engine& engine, Gpt2& model) {
+std::optional<double> Validation::loss(Engine& engine, Gpt2& model) {
   std::vector<Mean> own;
-  for (const Batch& batch : loader_)
+  for (const Batch& batch : loader_) {
+    if (engine.checkpoints().stop_requested()) return std::nullopt;
     own.push_back(engine.evaluate([&](Tape& tape) {
       return engine.item(model.forward(tape, batch["inputs"], batch["targets"]).loss);
     }));
+  }
   return engine.mean(own);
 }
 

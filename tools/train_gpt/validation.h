@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "autograd_lite/models/gpt2.h"
@@ -40,8 +41,8 @@ class Validation {
   /// Batches have the micro-batch size of the engine.
   Validation(const Engine&, const ValidationData&, std::size_t seq_len);
   /// Mean over the targets of all ranks, with the same bits for any number of them; the model is in
-  /// evaluation mode. Collective.
-  double loss(Engine&, Gpt2&);
+  /// evaluation mode. None if a signal stops the run meanwhile. Collective.
+  std::optional<double> loss(Engine&, Gpt2&);
 
  private:
   Loader loader_;

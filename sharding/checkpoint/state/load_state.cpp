@@ -102,6 +102,19 @@ void StateLoader::match_optimizer(Problems& problems) const {
   }
 }
 
+bool StateLoader::has_states(const std::string& name, const Parameter& p) const {
+  return std::ranges::all_of(optimizer_->states(optimizer_->group_of(p)), [&](const StateSpec& s) {
+    return reader_.find(optimizer_tensor(s.name, name)) != nullptr;
+  });
+}
+
+std::vector<std::string> StateLoader::without_states() const {
+  std::vector<std::string> names;
+  for (const auto& [name, p] : parameters_)
+    if (optimizer_ && p->requires_grad && !has_states(name, *p)) names.push_back(name);
+  return names;
+}
+
 /// What the checkpoint has and the model has not.
 void StateLoader::match_names(Problems& problems) const {
   std::set<std::string> known;
@@ -140,8 +153,8 @@ void StateLoader::load_optimizer(Strategy& strategy) {
   const auto names = by_parameter(parameters_);
   strategy.optimizer_state().fill(
       *optimizer_, [&](const std::string& state, const Parameter& p, Range elements, float* out) {
-        const std::string tensor = optimizer_tensor(state, names.at(&p));
-        if (reader_.find(tensor)) return read(tensor, p, elements, out);
+        const std::string& name = names.at(&p);
+        if (has_states(name, p)) return read(optimizer_tensor(state, name), p, elements, out);
         std::fill_n(out, elements.count(), initial_of(*optimizer_, p, state));
       });
 }

@@ -16,7 +16,7 @@ namespace rz {
 
 struct StateLoaderOptions {
   /// Every tensor of the model and of its optimizer is in the checkpoint, and the reverse. Else what is not
-  /// in the checkpoint gets initial values.
+  /// in the checkpoint gets initial values, and a parameter that lacks a state has initial ones of all.
   bool strict = true;
   std::uint64_t seed = 0;  ///< of initial values
 };
@@ -29,6 +29,8 @@ class StateLoader {
   /// no states. All references must outlive this object.
   StateLoader(CheckpointReader&, Module&, const Optimizer*, const StateLoaderOptions& = {});
 
+  /// Names of parameters with a state that the checkpoint lacks: for the optimizer they are new.
+  std::vector<std::string> without_states() const;
   /// Every rank calls it, with the same checkpoint; not collective.
   void load(Strategy&, const Stream&);
 
@@ -41,6 +43,7 @@ class StateLoader {
   void match_names(Problems& problems) const;
   void match(const std::string& tensor, const Shape&, const std::string& dtype, Problems& problems) const;
   bool has_optimizer() const;
+  bool has_states(const std::string& name, const Parameter&) const;
 
   void read(const std::string& tensor, const Parameter&, Range elements, float* out);
   void load_values(Strategy&);

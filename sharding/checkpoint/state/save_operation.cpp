@@ -56,7 +56,10 @@ void check_file_name(const std::string& name) {
 std::string part_of_index(const std::string& path, const std::vector<ShardSlice>& slices,
                           const std::vector<std::uint64_t>& checksums) {
   CheckpointIndex part;
-  part.files = {{fs::path(path).filename(), fs::file_size(path)}};
+  std::error_code problem;
+  const std::uintmax_t bytes = fs::file_size(path, problem);
+  require(!problem, Errc::io, path, ": is gone after it was written: ", problem.message());
+  part.files = {{fs::path(path).filename(), bytes}};
   for (std::size_t i = 0; i < slices.size(); ++i) {
     StoredTensor& t = part.tensors[slices[i].tensor];
     t.dtype = safetensors_name(slices[i].dtype), t.shape = slices[i].shape;
@@ -125,6 +128,7 @@ struct SaveOperation::State {
 
   Communicator& comm;
   const SaveRequest request;
+  std::shared_ptr<const void> folder_lock;     // rank 0
   std::unique_ptr<PartialCheckpoint> partial;  // rank 0
   std::string path;                            // of this rank's file
   enum { writing, committing, complete } phase = writing;
@@ -144,13 +148,15 @@ void SaveOperation::State::make_folder() {
   std::string folder;
   check_on_all_ranks(comm, [&] {
     if (comm.rank() != 0) return;
+    folder_lock = lock_checkpoint_folder(request.dir);
     partial = std::make_unique<PartialCheckpoint>(request.dir, request.tag);
     folder = partial->folder();
   });
   folder = broadcast_text(comm, folder, 0);
   path = (fs::path(folder) / rank_file(comm.rank(), comm.size())).string();
   check_on_all_ranks(comm, [&] {
-    require(fs::is_directory(folder), Errc::io, request.dir, ": rank ", comm.rank(),
+    std::error_code ignored;
+    require(fs::is_directory(folder, ignored), Errc::io, request.dir, ": rank ", comm.rank(),
             " does not see what rank 0 has made there; save to a folder that all ranks share");
   });
 }
@@ -223,6 +229,8 @@ SaveOperation::SaveOperation(Communicator& comm, const OwnedState& owned, const 
 }
 
 SaveOperation::~SaveOperation() = default;
+
+std::shared_ptr<const void> SaveOperation::folder_lock() const { return state_->folder_lock; }
 
 bool SaveOperation::poll() {
   if (state_->phase != State::complete && state_->all_done()) state_->next_phase();

@@ -58,6 +58,8 @@ class SaveOperation {
   bool poll();
   /// Waits until it is complete.
   void wait();
+  /// The lock of the folder, which others may keep longer; null but on rank 0.
+  std::shared_ptr<const void> folder_lock() const;
 
  private:
   struct State;

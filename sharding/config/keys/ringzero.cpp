@@ -92,8 +92,9 @@ constexpr KeySpec checkpoint[] = {
         .within(0, 0x1p31),
     applied(
         "resume_from_checkpoint", any, "false",
-        "true: begin with the last checkpoint of output_dir, if it has one; or such a folder, a checkpoint "
-        "in it, or its file best")
+        "true: begin with the last checkpoint of output_dir, if it has one; or a folder that has one, a "
+        "checkpoint in it, or its file best; a run that its launcher restarts begins with the last one that "
+        "it has saved itself")
         .from(Argument::resume_from_checkpoint),
     applied("eval_steps", integer, "0",
             "TrainingCheckpoints::should_evaluate() after every so many updates; 0: never")

@@ -66,6 +66,7 @@ CheckpointConfig typed_checkpoint(Settings& s, const std::string& file) {
   c.stop_before_allocation_end = s.boolean(at("stop_before_allocation_end"));
   c.allocation_margin = s.integer(at("allocation_margin"));
   c.resume_from_checkpoint = resumed == "true" ? c.output_dir : resumed;
+  c.resume_required = !resumed.empty() && resumed != "true";
   c.eval_steps = s.integer(at("eval_steps"));
   c.metric_for_best_model = evaluated_metric(s, file);
   const auto& greater = s.at(at("greater_is_better"));

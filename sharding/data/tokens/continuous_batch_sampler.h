@@ -37,16 +37,36 @@ class ContinuousBatchSampler : public BatchSampler {
   std::size_t global_batch_size() const override {
     return options_.batch_size * static_cast<std::size_t>(options_.ranks);
   }
+  std::string order() const override {
+    return order_of_samples(options_.samples, options_.shuffle, options_.seed);
+  }
+  /// The pass over the data, and its samples that come before.
+  LoaderPosition position(std::uint64_t epoch, std::uint64_t batch) const override;
+  Resumed starting_at(const LoaderPosition&) const override;
 
   /// Number of updates that cover every sample about once; at least 1.
   std::uint64_t updates() const;
 
  private:
-  /// Sample at a position of the order that does not depend on the number of ranks.
-  std::uint64_t sample_at(std::uint64_t position) const;
+  /// Batches from number `batch` on begin after `samples` of a pass.
+  struct Start {
+    std::uint64_t batch = 0, pass = 0, samples = 0;
+  };
+  /// A sample of a pass.
+  struct Place {
+    std::uint64_t pass, position;
+  };
+  const Start& start_of(std::uint64_t batch) const;
+  /// Number `n` of this rank's samples from a start on, shuffled and not consecutive.
+  Place of_rank(const Start&, std::uint64_t n) const;
+  /// Number `n` of all samples from a start on, in the order that does not depend on the number of ranks.
+  Place of_all(const Start&, std::uint64_t n) const;
+  /// Samples of a rank in the pass of a start.
+  std::uint64_t left_of_pass(const Start&) const;
 
   ContinuousBatchOptions options_;
   std::optional<DistributedSampler> sampler_;  // shuffled, and not consecutive
+  Start first_, resumed_;
 };
 
 }  // namespace rz

@@ -8,6 +8,9 @@
 
 namespace rz {
 
+/// Of parts_of_checksum() of the tokens.
+std::uint64_t checksum(const Tokens&);
+
 /// Sample i has the fields `inputs`, tokens i·T … i·T + T - 1, and `targets`, the token after each: i32 [T].
 class TokenDataset : public Dataset {
  public:
@@ -18,6 +21,7 @@ class TokenDataset : public Dataset {
   std::vector<Field> fields() const override;
   /// Errc::config names a token outside the vocabulary.
   void read(std::uint64_t index, BatchRows& to, std::size_t row) const override;
+  std::optional<std::uint64_t> checksum() const override { return rz::checksum(tokens_); }
 
  private:
   Tokens tokens_;

@@ -26,10 +26,12 @@ struct SaveCheckpointOptions {
 };
 
 struct LoadCheckpointOptions {
-  std::string tag;                 ///< empty: the one that DIR/latest names; "best": that of DIR/best
-  bool load_module_strict = true;  ///< false: what the checkpoint lacks gets initial values
-  bool load_optimizer_states = true;
-  bool load_module_only = false;  ///< the values of the model, and nothing else
+  std::string tag;  ///< empty: the one that DIR/latest names; "best": that of DIR/best
+  /// false: what the checkpoint lacks gets initial values; updates of a parameter without states are counted
+  /// from 0 on.
+  bool load_module_strict = true;
+  bool load_optimizer_states = true;  ///< which are those of an optimizer of the same name
+  bool load_module_only = false;      ///< the values of the model, and nothing else
   /// Reads every byte once before anything is loaded, the files shared out among the ranks, and compares
   /// checksums.
   bool verify = true;
@@ -40,6 +42,9 @@ struct LoadedCheckpoint {
   std::string tag;
   std::int64_t steps = 0;  ///< updates before it was saved
   ClientState client_state;
+  /// "optimizer.params.lr: 0.001, now 0.01; …": settings that decide on the course of the run, as the
+  /// checkpoint and as this engine has them; empty if there is no difference. Those of the engine hold.
+  std::string differences;
 };
 
 }  // namespace rz

@@ -1,5 +1,9 @@
 #include "sharding/engine/checkpoint/checkpointer.h"
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
 #include <exception>
 #include <filesystem>
 #include <utility>
@@ -109,6 +113,7 @@ EngineState Checkpointer::state() const {
                 .loaders = parts_.loaders->now(),
                 .config = parts_.config,
                 .trainer_state = to_json(trainer_)};
+  for (const LauncherJob& job : jobs_of_launchers()) s.jobs.push_back(job.name);
   if (!parts_.updates) return s;
   s.updates = parts_.updates->state();
   if (!parts_.updates->accumulation().fresh()) s.loaders = parts_.loaders->of_update();
@@ -129,7 +134,15 @@ void Checkpointer::save(const std::string& dir, const SaveCheckpointOptions& o) 
                             .keep = o.save_total_limit};
   const OwnedState owned(parts_.module, parts_.strategy, parts_.world.is_main(), parts_.stream);
   saving_.emplace(parts_.world.communicator(), owned, request, o.async ? &snapshot_ : nullptr);
+  folder_locks_[dir] = saving_->folder_lock();
   if (!o.async) wait();
+}
+
+void Checkpointer::lock(const std::string& dir, bool make) {
+  check_on_all_ranks(parts_.world.communicator(), [&] {
+    if (!parts_.world.is_main() || (::access(dir.c_str(), W_OK) != 0 && !(make && errno == ENOENT))) return;
+    folder_locks_[dir] = lock_checkpoint_folder(dir);
+  });
 }
 
 void Checkpointer::end_update() {
@@ -156,7 +169,8 @@ void Checkpointer::wait() {
 
 // ---- loading
 
-void Checkpointer::restore_optimizer(const OptimizerProgress& saved) {
+void Checkpointer::restore_optimizer(const OptimizerProgress& saved,
+                                     const std::vector<std::string>& without_states) {
   TrainingStep& training = parts_.updates->training();
   training.optimizer().set_updates(saved.updates);
   restore_rates(saved, training.rates(), training.optimizer());
@@ -165,6 +179,8 @@ void Checkpointer::restore_optimizer(const OptimizerProgress& saved) {
     const auto missed = saved.missed_updates.find(name);
     parts_.strategy.optimizer_state().set_missed_updates(
         *p, missed == saved.missed_updates.end() ? 0 : missed->second);
+    if (std::ranges::find(without_states, name) != without_states.end())
+      parts_.strategy.optimizer_state().set_missed_updates(*p, saved.updates);
   }
 }
 
@@ -174,6 +190,25 @@ void Checkpointer::check_seed(const EngineState& saved, const LoadCheckpointOpti
           ": the order of samples would be another; give the engine the same seed, or load the module only");
 }
 
+/// Equal names of states do not make them those of one rule. An engine without an optimizer saves none.
+void Checkpointer::check_optimizer(const OptimizerProgress& saved) const {
+  const std::string own = parts_.updates->training().optimizer().name();
+  require(saved.name.empty() || saved.name == own, Errc::config,
+          "load_checkpoint(): ", "the checkpoint is of the optimizer ", escaped(saved.name),
+          " and the engine has ", own, ", to which its states mean something else; train with ",
+          escaped(saved.name), ", or load without load_optimizer_states");
+}
+
+std::string Checkpointer::describe_differences(const EngineState& saved,
+                                               const std::vector<std::string>& without_states) const {
+  std::string text = differences(saved, state());
+  if (without_states.empty() || saved.optimizer.updates == 0) return text;
+  const std::size_t others = without_states.size() - 1;
+  return concat(text, text.empty() ? "" : "; ", "updates of ", without_states.front(),
+                others ? concat(" and of ", others, others == 1 ? " other" : " others") : "", ": ",
+                saved.optimizer.updates, " without states, now 0");
+}
+
 /// Before anything is loaded.
 TrainerState Checkpointer::trainer_of(const EngineState& saved, const std::string& file) const {
   TrainerState trainer = trainer_;
@@ -181,13 +216,14 @@ TrainerState Checkpointer::trainer_of(const EngineState& saved, const std::strin
   return trainer;
 }
 
-void Checkpointer::restore(const EngineState& saved, const LoadCheckpointOptions& o) {
+void Checkpointer::restore(const EngineState& saved, const LoadCheckpointOptions& o,
+                           const std::vector<std::string>& without_states) {
   if (!parts_.updates || o.load_module_only) return;
   UpdateLoop::State updates = saved.updates;
   updates.passes = passes_before(saved, parts_.accumulation);
   parts_.updates->set_state(updates);
   parts_.loaders->restore(saved.loaders);
-  if (o.load_optimizer_states) restore_optimizer(saved.optimizer);
+  if (o.load_optimizer_states) restore_optimizer(saved.optimizer, without_states);
 }
 
 std::optional<LoadedCheckpoint> Checkpointer::load(const std::string& dir, const LoadCheckpointOptions& o) {
@@ -208,6 +244,7 @@ std::optional<LoadedCheckpoint> Checkpointer::load(const std::string& dir, const
     reader = CheckpointReader::open(loaded.path);
     saved = parse_engine_state(reader->index().state, index_file);
     check_seed(saved, o);
+    if (optimizer) check_optimizer(saved.optimizer);
     trainer = trainer_of(saved, index_file);
     loader.emplace(*reader, parts_.module, optimizer ? &parts_.updates->training().optimizer() : nullptr,
                    StateLoaderOptions{.strict = o.load_module_strict, .seed = parts_.seed});
@@ -215,7 +252,8 @@ std::optional<LoadedCheckpoint> Checkpointer::load(const std::string& dir, const
   if (parts_.updates) parts_.updates->drop_graph();
   if (o.verify) check_on_all_ranks(comm, [&] { verify_share(*reader, comm.rank(), comm.size()); });
   check_on_all_ranks(comm, [&] { loader->load(parts_.strategy, parts_.stream); });
-  restore(saved, o);
+  if (optimizer) loaded.differences = describe_differences(saved, loader->without_states());
+  restore(saved, o, loader->without_states());
   if (parts_.updates && !o.load_module_only) trainer_ = trainer;
   loaded.steps = saved.updates.count.steps;
   loaded.client_state = saved.client_state;

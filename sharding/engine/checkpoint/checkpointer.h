@@ -2,9 +2,11 @@
 /// Saving and loading of an engine.
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "autograd_lite/nn/module.h"
 #include "sharding/checkpoint/state/save_operation.h"
@@ -46,6 +48,11 @@ class Checkpointer {
   /// Waits for a save in progress. Collective.
   void wait();
 
+  /// Keeps other processes from saving to a folder until the object ends; lock_checkpoint_folder(). One that
+  /// cannot be written, or does not exist unless `make`, is left to save(), which does it too. Collective.
+  void lock(const std::string& dir, bool make);
+
+  bool trains() const { return parts_.updates != nullptr; }
   /// Updates so far; 0 for inference.
   std::int64_t steps() const;
   /// Saved with each checkpoint, and restored with the updates.
@@ -55,12 +62,18 @@ class Checkpointer {
   EngineState state() const;
   void check_seed(const EngineState&, const LoadCheckpointOptions&) const;
   TrainerState trainer_of(const EngineState&, const std::string& file) const;
-  void restore(const EngineState&, const LoadCheckpointOptions&);
-  void restore_optimizer(const OptimizerProgress&);
+  std::string describe_differences(const EngineState& saved,
+                                   const std::vector<std::string>& without_states) const;
+  void check_optimizer(const OptimizerProgress&) const;
+  /// `without_states`: parameters for which the count of updates begins anew.
+  void restore(const EngineState&, const LoadCheckpointOptions&,
+               const std::vector<std::string>& without_states);
+  void restore_optimizer(const OptimizerProgress&, const std::vector<std::string>& without_states);
 
   CheckpointedParts parts_;
   TrainerState trainer_;
   SnapshotMemory snapshot_;
+  std::map<std::string, std::shared_ptr<const void>> folder_locks_;  // by folder; null but on rank 0
   std::optional<SaveOperation> saving_;
 };
 

@@ -1,11 +1,16 @@
 #include "sharding/engine/checkpoint/engine_state.h"
 
+#include <algorithm>
+#include <array>
+#include <cstdlib>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <type_traits>
 #include <utility>
 
 #include "sharding/io/json.h"
+#include "sharding/io/text.h"
 
 namespace rz {
 namespace {
@@ -14,6 +19,54 @@ using nlohmann::json;
 
 constexpr std::int64_t any = std::numeric_limits<std::int64_t>::max();
 constexpr double huge = std::numeric_limits<double>::max();
+
+// ---- comparison
+
+/// Sections, and keys, that decide on what an update computes.
+constexpr std::array compared{"train_batch_size",
+                              "dataloader_drop_last",
+                              "gradient_clipping",
+                              "optimizer",
+                              "scheduler",
+                              "bf16",
+                              "fp16",
+                              "torch_autocast",
+                              "data_types",
+                              "communication_data_type",
+                              "prescale_gradients",
+                              "gradient_predivide_factor",
+                              "ringzero.deterministic",
+                              "ringzero.comm_hook",
+                              "ringzero.comm_state_option",
+                              "ringzero.unused_parameters"};
+
+bool is_compared(std::string_view key, bool fixed_batches) {
+  if (fixed_batches && key == "train_micro_batch_size_per_gpu") return true;
+  return std::ranges::any_of(compared, [&](std::string_view section) {
+    return key.starts_with(section) && (key.size() == section.size() || key[section.size()] == '.');
+  });
+}
+
+/// Values by path, "optimizer.params.lr".
+void add_values(const json& node, const std::string& path, std::map<std::string, json>& all) {
+  if (!node.is_object()) {
+    all[path] = node;
+    return;
+  }
+  for (const auto& [key, value] : node.items()) add_values(value, path.empty() ? key : path + "." + key, all);
+}
+
+/// What an absent key stands for in most sections; other versions have other keys.
+bool is_nothing(const json& value) {
+  return value.is_null() || value == json(false) || value == json(0) || value == json("no");
+}
+
+std::string groups_text(const OptimizerProgress& o, bool rates) {
+  std::string text;
+  for (const auto& g : o.groups)
+    text += concat(text.empty() ? "" : ", ", g.name, rates ? concat(" of lr ", g.base_lr) : "");
+  return text;
+}
 
 // ---- writing
 
@@ -49,7 +102,10 @@ json optimizer_json(const OptimizerProgress& o) {
 
 json loaders_json(const LoaderPositions::ByName& positions) {
   json all = json::object();
-  for (const auto& [name, p] : positions) all[name] = {{"epoch", p.epoch}, {"samples", p.samples}};
+  for (const auto& [name, p] : positions) {
+    all[name] = {{"epoch", p.epoch}, {"samples", p.samples}};
+    if (!p.data.empty()) all[name]["data"] = p.data;
+  }
   return all;
 }
 
@@ -117,15 +173,62 @@ LoaderPositions::ByName loaders_of(const JsonObject& o) {
   LoaderPositions::ByName all;
   for (const std::string& name : o.keys()) {
     const JsonObject p = o.object(name);
-    all[name] = {unsigned_of(p, "epoch"), unsigned_of(p, "samples")};
+    all[name] = {unsigned_of(p, "epoch"), unsigned_of(p, "samples"), p.text("data", "")};
   }
   return all;
 }
 
 }  // namespace
 
+std::vector<LauncherJob> jobs_of_launchers() {
+  return jobs_of_launchers_from([](const std::string& name) -> std::optional<std::string> {
+    const char* const value = std::getenv(name.c_str());
+    return value ? std::optional<std::string>(value) : std::nullopt;
+  });
+}
+
+std::vector<LauncherJob> jobs_of_launchers_from(const Variables& variables) {
+  std::vector<LauncherJob> jobs;
+  const auto add = [&](const char* kind, const char* name, const char* restarts) {
+    const std::string job = variables(name).value_or(""), count = variables(restarts).value_or("");
+    if (!job.empty() && job != "none")  // torchrun's name of a run without one
+      jobs.push_back({concat(kind, job), !count.empty() && count != "0"});
+  };
+  add("run ", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT");
+  add("slurm job ", "SLURM_JOB_ID", "SLURM_RESTART_COUNT");
+  return jobs;
+}
+
+std::string differences(const EngineState& saved, const EngineState& now) {
+  std::map<std::string, json> before, after;
+  add_values(json::parse(saved.config), "", before);
+  add_values(json::parse(now.config), "", after);
+  const auto invariant = after.find("ringzero.deterministic");
+  const bool fixed_batches = invariant != after.end() && invariant->second == "world_size_invariant";
+  std::string text;
+  const auto add = [&](const std::string& key, const std::string& old_value, const std::string& new_value) {
+    text += concat(text.empty() ? "" : "; ", escaped(key), ": ", escaped(old_value), ", now ", new_value);
+  };
+  std::set<std::string> keys;
+  for (const auto* values : {&before, &after})
+    for (const auto& [key, value] : *values)
+      if (is_compared(key, fixed_batches)) keys.insert(key);
+  for (const std::string& key : keys) {
+    const json a = before.contains(key) ? before[key] : json(), b = after.contains(key) ? after[key] : json();
+    if (a == b || (is_nothing(a) && is_nothing(b))) continue;
+    add(key, a.is_null() ? "absent" : a.dump(), b.is_null() ? "absent" : b.dump());
+  }
+  if (saved.optimizer.name.empty() || now.optimizer.name.empty()) return text;
+  // The configuration has the rates unless the program has made the optimizer.
+  const bool rates = !after.contains("optimizer.type");
+  const std::string groups = groups_text(saved.optimizer, rates), own = groups_text(now.optimizer, rates);
+  if (groups != own) add("groups of parameters", groups, own);
+  return text;
+}
+
 std::string to_json(const EngineState& s) {
   json all{{"strategy", s.strategy},
+           {"jobs", s.jobs},
            {"ranks", s.ranks},
            {"accumulation", s.accumulation},
            {"seed", s.seed},
@@ -154,6 +257,9 @@ EngineState parse_engine_state(std::string_view text, const std::string& file) {
                 .updates = updates_of(o),
                 .optimizer = optimizer_of(o.object("optimizer")),
                 .loaders = loaders_of(o.object("loaders"))};
+  if (o.has("jobs") && o.at("jobs").is_array())
+    for (const json& job : o.at("jobs"))
+      if (job.is_string()) s.jobs.push_back(job.get<std::string>());
   o.object("config");
   s.config = o.at("config").dump();
   o.object("trainer_state");

@@ -21,6 +21,7 @@ std::string to_json(const TrainerState& s) {
   const EarlyStopping::State none{.best_metric = s.best.value};
   const nlohmann::json all{{"metric_for_best_model", s.metric},
                            {"best", to_json(s.best)},
+                           {"evaluation_due", s.evaluation_due},
                            {"early_stopping", to_json(s.early_stopping ? s.early_stopping->state() : none)}};
   return all.dump();
 }
@@ -29,6 +30,7 @@ void restore(TrainerState& s, const std::string& text, const std::string& file) 
   const nlohmann::json document = parse_json(text, file, JsonDialect::strict);
   if (document.empty()) return;
   const JsonObject o(document, file, "state.trainer_state");
+  s.evaluation_due = o.boolean("evaluation_due", false);
   const BestMetric best = best_metric_from_json(o.object("best"));
   const EarlyStopping::State stopping = early_stopping_from_json(o.object("early_stopping"));
   if (o.text("metric_for_best_model", "") != s.metric || best.greater_is_better != s.best.greater_is_better)

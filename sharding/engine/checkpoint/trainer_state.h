@@ -15,6 +15,7 @@ struct TrainerState {
   std::string metric;  ///< metric_for_best_model
   BestMetric best;
   std::optional<EarlyStopping> early_stopping;
+  bool evaluation_due = false;  ///< the last update was to be evaluated, and was not
 };
 
 /// Before the first evaluation. Errc::config as for EarlyStopping.

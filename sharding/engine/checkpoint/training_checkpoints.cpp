@@ -1,5 +1,6 @@
 #include "sharding/engine/checkpoint/training_checkpoints.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <chrono>
@@ -11,6 +12,8 @@
 #include "comm/core/error.h"
 #include "sharding/checkpoint/sharded/checkpoint_folder.h"
 #include "sharding/checkpoint/sharded/checkpoint_index.h"
+#include "sharding/checkpoint/sharded/checkpoint_reader.h"
+#include "sharding/io/text.h"
 #include "sharding/signals/slurm_end_time.h"
 #include "sharding/world/gather_text.h"
 #include "sharding/world/rank_agreement.h"
@@ -32,6 +35,38 @@ ResumedCheckpoint resumed_checkpoint(const std::string& path) {
   if (p.filename() == latest_file) return {dir, ""};
   if (p.filename() == best_file || fs::exists(p / checkpoint_index_file)) return {dir, p.filename()};
   return {p.string(), ""};
+}
+
+/// The last checkpoint of a folder, if one of these jobs has saved it; or empty.
+std::string last_of_jobs(const std::string& dir, const std::vector<LauncherJob>& jobs) {
+  remove_stale(dir);
+  const std::string tag = read_tag_file(dir, latest_file).value_or("");
+  const std::string path = (fs::path(dir) / tag).string();
+  if (tag.empty() || !fs::exists(fs::path(path) / checkpoint_index_file)) return "";
+  const EngineState saved = parse_engine_state(CheckpointReader::open(path).index().state, path);
+  const bool own = std::ranges::any_of(jobs, [&](const LauncherJob& job) {
+    return job.restarted && std::ranges::find(saved.jobs, job.name) != saved.jobs.end();
+  });
+  return own ? tag : "";
+}
+
+/// What a path that has no checkpoint has instead, and what to do.
+std::string without_checkpoint(const fs::path& path) {
+  std::error_code problem;
+  for (const char* file : {"trainer_state.json", "model.safetensors", "pytorch_model.bin",
+                           "model.safetensors.index.json", "pytorch_model.bin.index.json"})
+    if (fs::exists(path / file, problem))
+      return concat("is a checkpoint of Hugging Face, which has ", file,
+                    ": begin a run with its weights, train_gpt --init or Engine::load_model()");
+  const fs::path dir = path.has_filename() ? path.parent_path() : path.parent_path().parent_path();
+  std::vector<std::string> tags;
+  if (!fs::exists(path, problem) && fs::is_directory(dir, problem)) tags = checkpoint_tags(dir.string());
+  return concat(fs::exists(path, problem) ? "has no checkpoint" : "does not exist",
+                tags.empty()
+                    ? ""
+                    : concat("; ", escaped(dir.string()), " has ", tags.size(),
+                             tags.size() == 1 ? " checkpoint: " : " checkpoints, the last is ", tags.back()),
+                "; name one that exists, or set it to true to begin without one in output_dir");
 }
 
 /// Whether an error that all ranks throw is one of the user; else a rank or the machine has failed.
@@ -88,18 +123,63 @@ TrainingCheckpoints::TrainingCheckpoints(World& world, Checkpointer& checkpointe
 
 // ---- resuming
 
+void TrainingCheckpoints::lock_folder(bool make) {
+  if (!config_.saves() || !checkpointer_.trains()) return;
+  try {
+    checkpointer_.lock(config_.output_dir, make);
+  } catch (const Error& e) {
+    if (!is_wrong_checkpoint(e)) throw;
+    fail(Errc::config, file_, ": ringzero.checkpoint.output_dir: ", e.what());
+  }
+}
+
 void TrainingCheckpoints::resume() {
-  if (config_.resume_from_checkpoint.empty()) return;
-  const ResumedCheckpoint from = resumed_checkpoint(config_.resume_from_checkpoint);
+  load_resumed();
+  if (config_.saves() && checkpointer_.trains() && world_.is_main()) find_others();
+  lock_folder(false);
+}
+
+std::string TrainingCheckpoints::own_checkpoint() {
+  if (!config_.saves() || !checkpointer_.trains()) return "";
+  std::string tag;
+  const auto jobs = jobs_of_launchers();
+  restarted_ = std::ranges::any_of(jobs, &LauncherJob::restarted);
+  check_on_all_ranks(world_.communicator(), [&] {
+    if (restarted_ && world_.is_main()) tag = last_of_jobs(config_.output_dir, jobs);
+  });
+  return broadcast_text(world_.communicator(), tag, 0);
+}
+
+/// A run may go on beside checkpoints that it does not come from.
+void TrainingCheckpoints::find_others() {
+  std::error_code problem;
+  if (!fs::is_directory(config_.output_dir, problem)) return;
+  const bool here =
+      resumed_ && fs::equivalent(fs::path(resumed_->path).parent_path(), config_.output_dir, problem);
+  const std::string first = here ? resumed_->tag : "";
+  const std::vector<std::string> tags = tags_by_time(config_.output_dir);
+  const auto from = std::ranges::find(tags, first);
+  others_ = from == tags.end() ? tags : std::vector<std::string>(from + 1, tags.end());
+}
+
+void TrainingCheckpoints::load_resumed() {
+  const std::string own = own_checkpoint();
+  if (own.empty() && config_.resume_from_checkpoint.empty()) return;
+  const ResumedCheckpoint from = own.empty() ? resumed_checkpoint(config_.resume_from_checkpoint)
+                                             : ResumedCheckpoint{config_.output_dir, own};
   try {
     resumed_ = checkpointer_.load(from.dir, {.tag = from.tag});
   } catch (const Error& e) {
     if (!is_wrong_checkpoint(e)) throw;
     fail(Errc::config, file_, ": ringzero.checkpoint.resume_from_checkpoint: ", e.what());
   }
+  require(resumed_ || !config_.resume_required, Errc::config, file_,
+          ": ringzero.checkpoint.resume_from_checkpoint: ", escaped(config_.resume_from_checkpoint), ": ",
+          without_checkpoint(config_.resume_from_checkpoint));
   if (!resumed_) return;
   client_state_ = resumed_->client_state;
   saved_ = decided_ = evaluated_ = resumed_->steps;
+  if (std::exchange(checkpointer_.trainer().evaluation_due, false)) evaluated_ = -1;
   restore_best(from.dir);
 }
 
@@ -120,9 +200,27 @@ void TrainingCheckpoints::restore_best(const std::string& dir) {
 }
 
 std::string TrainingCheckpoints::describe_resume() const {
-  if (resumed_) return concat("resumed: ", resumed_->path, ", after ", resumed_->steps, " updates");
-  if (config_.resume_from_checkpoint.empty()) return "";
-  return concat("resume: ", config_.resume_from_checkpoint, " has no checkpoint; the run starts afresh");
+  std::vector<std::string> lines;
+  if (resumed_) {
+    lines.push_back(concat("resumed: ", resumed_->path, ", after ", resumed_->steps, " updates"));
+    if (!resumed_->differences.empty())
+      lines.push_back(concat("warning: differs from the checkpoint: ", resumed_->differences));
+  } else if (!config_.resume_from_checkpoint.empty()) {
+    lines.push_back(
+        concat("resume: ", config_.resume_from_checkpoint, " has no checkpoint; the run starts afresh"));
+  } else if (restarted_) {
+    lines.push_back(concat("warning: the launcher has started the run again, and ", config_.output_dir,
+                           " has no checkpoint of it; the run starts afresh"));
+  }
+  if (!others_.empty())
+    lines.push_back(concat("warning: ", config_.output_dir, " has ", others_.size(),
+                           others_.size() == 1 ? " checkpoint" : " checkpoints",
+                           " that this run does not go on from: ", others_.front(),
+                           others_.size() > 1 ? concat(" to ", others_.back()) : "",
+                           config_.save_total_limit > 0 ? "; save_total_limit removes them first" : ""));
+  std::string all;
+  for (const std::string& line : lines) all += (all.empty() ? "" : "\n") + line;
+  return all;
 }
 
 // ---- evaluation
@@ -136,6 +234,11 @@ void TrainingCheckpoints::record(const Metrics& metrics) {
   TrainerState& trainer = checkpointer_.trainer();
   const double value = metric_named(metrics, trainer.metric, file_);
   require_equal_metric(world_.communicator(), trainer.metric, value);
+  const bool decides = trainer.early_stopping || config_.load_best_model_at_end;
+  require(!decides || !std::isnan(value), Errc::diverged, "record(): ", trainer.metric, " is nan after ",
+          checkpointer_.steps(),
+          " updates: the evaluation counted no target (are all of them ignored, -100?), or the model has "
+          "diverged");
   evaluated_ = checkpointer_.steps();
   if (trainer.best.update(value, static_cast<std::uint64_t>(evaluated_), step_tag(evaluated_)))
     best_ = evaluated_;
@@ -151,6 +254,7 @@ bool TrainingCheckpoints::early_stopped() const {
 
 void TrainingCheckpoints::save(bool async) {
   const std::int64_t steps = checkpointer_.steps();
+  checkpointer_.trainer().evaluation_due = should_evaluate();
   checkpointer_.save(config_.output_dir,
                      {.client_state = client_state_,
                       .async = async,
@@ -164,10 +268,14 @@ void TrainingCheckpoints::save(bool async) {
 bool TrainingCheckpoints::should_stop() {
   const std::int64_t steps = checkpointer_.steps();
   if (requests_ && steps != decided_) {
+    if (!std::exchange(locked_, true)) lock_folder(true);
     decided_ = steps;
     decision_ = requests_->decide(static_cast<std::uint64_t>(steps));
     if (decision_.saves() || best_ == steps) save(config_.async_save && !decision_.stops());
   }
+  // A signal while the program read its inputs; there is nothing to save.
+  if (requests_ && !std::exchange(begun_, true) && !decision_.stops() && requests_->stop_requested(true))
+    decision_ = requests_->decide(static_cast<std::uint64_t>(steps));
   return decision_.stops() || early_stopped();
 }
 

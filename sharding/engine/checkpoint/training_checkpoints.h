@@ -14,6 +14,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "sharding/config/checkpoint_config.h"
 #include "sharding/engine/checkpoint/checkpointer.h"
@@ -39,25 +40,33 @@ class TrainingCheckpoints {
   TrainingCheckpoints(World&, Checkpointer&, const CheckpointConfig&, std::string file);
   TrainingCheckpoints(const TrainingCheckpoints&) = delete;
 
-  /// Loads the checkpoint of resume_from_checkpoint; an engine has called it. A folder without a checkpoint
-  /// is no error. Errc::config, "FILE: ringzero.checkpoint.resume_from_checkpoint: …", for what
-  /// Engine::load_checkpoint() refuses. Collective.
+  /// Loads the checkpoint of resume_from_checkpoint; an engine has called it. A run that its launcher has
+  /// started again goes on with the last one that it has saved itself, if there is one. A folder without a
+  /// checkpoint is an error unless the key is true. Errc::config, "FILE:
+  /// ringzero.checkpoint.resume_from_checkpoint: …", for what Engine::load_checkpoint() refuses, and
+  /// "…output_dir: …" if another process saves to that folder. Collective.
   void resume();
   /// What resume() has loaded.
   const std::optional<LoadedCheckpoint>& resumed() const { return resumed_; }
-  /// "resumed: DIR/TAG, after 100 updates"; empty if resume_from_checkpoint is not set.
+  /// "resumed: DIR/TAG, after 100 updates"; empty if the run begins as it should. More lines have
+  /// LoadedCheckpoint::differences and other checkpoints in output_dir, if there are any.
   std::string describe_resume() const;
 
-  /// True after every eval_steps updates, until record().
+  /// True after every eval_steps updates, until record(). A run that was stopped before record() is resumed
+  /// with it.
   bool should_evaluate() const;
+  /// Whether a signal or the end of the allocation stops the run: a long evaluation calls it between batches,
+  /// ends early without record(), and calls should_stop(). Collective.
+  bool stop_requested() { return requests_ && requests_->stop_requested(); }
   /// Call once after an update that was evaluated, before should_stop(). If the value of
   /// metric_for_best_model is the best one so far, should_stop() saves this update as the best checkpoint.
   /// Errc::config if the metric is missing, Errc::mismatch if the ranks have different values. Collective.
   void record(const Metrics&);
 
-  /// Call after each update, when its metrics are recorded and logged. Saves if save_steps, save_minutes, a
-  /// signal, the end of the allocation or a best value requires it. True if the run is to stop: decision() or
-  /// early_stopped() has the reason. Further calls before the next update do nothing else. Collective.
+  /// Call after each update, when its metrics are recorded and logged, and before the first one. Saves if
+  /// save_steps, save_minutes, a signal, the end of the allocation or a best value requires it. True if the
+  /// run is to stop: decision() or early_stopped() has the reason. Further calls before the next update do
+  /// nothing else. Collective.
   bool should_stop();
   /// The last decision of should_stop() to save.
   const SaveDecision& decision() const { return decision_; }
@@ -77,6 +86,13 @@ class TrainingCheckpoints {
   const CheckpointConfig& config() const { return config_; }
 
  private:
+  void load_resumed();
+  /// The tag of the last checkpoint in output_dir, if the launcher has started this run again and it has
+  /// saved that one; or empty. Collective.
+  std::string own_checkpoint();
+  void find_others();
+  /// A second run in output_dir is refused before its first update, or after it if the folder is new.
+  void lock_folder(bool make);
   void save(bool async);
   /// The file best after a crash before it was written. The best checkpoint of another folder, or one that
   /// was removed, is no longer the best one.
@@ -89,9 +105,12 @@ class TrainingCheckpoints {
   std::optional<SignalHandler> handler_;
   std::optional<SaveRequests> requests_;  // none: nothing is saved
   std::optional<LoadedCheckpoint> resumed_;
+  bool restarted_ = false;           // by the launcher
+  std::vector<std::string> others_;  // rank 0: tags in output_dir that the run does not come from
   ClientState client_state_;
   std::map<std::string, std::string> files_;
   SaveDecision decision_;
+  bool locked_ = false, begun_ = false;
   std::int64_t saved_ = 0, decided_ = 0, evaluated_ = 0;  // numbers of updates
   std::int64_t best_ = -1;                                // with a best value that is not saved
 };

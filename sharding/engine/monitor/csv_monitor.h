@@ -11,7 +11,8 @@
 namespace rz {
 
 /// Appends to FOLDER/Train_Samples_NAME.csv a line "SAMPLES,VALUE" for each value, after a header "step,NAME"
-/// in a new file. Not thread-safe.
+/// in a new file. Lines of a run before that the first value is not beyond are removed: one that is resumed
+/// writes them again. Not thread-safe.
 class CsvMonitor {
  public:
   /// Creates the folder OUTPUT_PATH/JOB_NAME. Errc::io if that fails.
@@ -25,7 +26,7 @@ class CsvMonitor {
     std::string name;
     std::unique_ptr<std::FILE, int (*)(std::FILE*)> stream;
   };
-  std::FILE* file(std::string_view name);
+  std::FILE* file(std::string_view name, std::int64_t samples);
 
   std::string folder_;
   std::vector<File> files_;

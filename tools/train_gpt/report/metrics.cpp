@@ -59,16 +59,17 @@ MetricsLog::MetricsLog(const std::string& path, std::uint64_t first_step)
   if (path.empty()) return;
   const std::string earlier = first_step > 0 ? lines_before(path, first_step) : "";
   file_.reset(std::fopen(path.c_str(), "we"));
-  require(file_ != nullptr && std::fputs(earlier.c_str(), file_.get()) >= 0 && std::fflush(file_.get()) == 0,
-          Errc::io, path, ": cannot be written: ", std::strerror(errno));
+  const bool written =
+      file_ != nullptr && std::fputs(earlier.c_str(), file_.get()) >= 0 && std::fflush(file_.get()) == 0;
+  require(written, Errc::io, path, ": cannot be written: ", std::strerror(errno));
 }
 
 void MetricsLog::write(const UpdateReport& report) {
   if (!file_) return;
   const std::string line = to_json(report) + "\n";
   // Flush whole lines, so that a process that follows the file never reads a partial one.
-  require(std::fputs(line.c_str(), file_.get()) >= 0 && std::fflush(file_.get()) == 0, Errc::io, path_,
-          ": cannot be written: ", std::strerror(errno));
+  const bool written = std::fputs(line.c_str(), file_.get()) >= 0 && std::fflush(file_.get()) == 0;
+  require(written, Errc::io, path_, ": cannot be written: ", std::strerror(errno));
 }
 
 std::string human_duration(double seconds) {
