@@ -78,11 +78,18 @@ class World {
   int threads_;
 };
 
+/// Thrown for a request for help: what() is its text. All ranks throw it.
+class HelpRequest : public Error {
+ public:
+  explicit HelpRequest(const std::string& text) : Error(Errc::config, text) {}
+};
+
 /// Runs `body` in World::from_environment() and returns the exit status for main(): 0; 2 after an error of
 /// the user (Errc::config); else 1. Prints an error as one line to standard error, with its rank, and ends
 /// the other ranks: their operations throw Errc::aborted with this rank as culprit, or Errc::peer_lost those
 /// of other communicators. Such errors are not printed. An Errc::config that all ranks throw is printed once:
 /// one that they agree on (sharding/world/rank_agreement.h), and one of their common command line, by rank 0.
+/// The text of a HelpRequest is printed to standard output by rank 0, and the status is 0.
 int run_entrypoint(const std::function<void(World&)>& body, const WorldOptions& = {});
 
 }  // namespace rz
