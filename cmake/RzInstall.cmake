@@ -11,6 +11,9 @@ file(GLOB rz_headers RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS comm/*.h c
 list(APPEND rz_headers comm/device/allocate.h comm/device/caching_allocator.h comm/device/graph.h comm/device/memory.h
      comm/device/stream.h comm/os/thread_team.h tensor/kernels/scalar/step_outcome.h
      tensor/kernels/scalar/superaccumulator.h)
+if(RZ_COMM_ONLY)
+  list(FILTER rz_headers INCLUDE REGEX "^comm/")
+endif()
 if(RZ_HAVE_MPI)
   list(APPEND rz_headers comm/backends/mpi/mpi.h comm/backends/backend_factory.h comm/backends/composite_backend.h
        comm/device/cuda_runtime.h)
@@ -45,7 +48,10 @@ if(BUILD_SHARED_LIBS)
   set(RZ_PC_SYSTEM "")
 endif()
 file(RELATIVE_PATH RZ_PC_INCLUDEDIR ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_FULL_INCLUDEDIR})
-set(packages ringzero-comm ringzero)
+set(packages ringzero-comm)
+if(NOT RZ_COMM_ONLY)
+  list(APPEND packages ringzero)
+endif()
 if(RZ_HAVE_MPI)
   # Paths as found by CMake, since the pkg-config name of an MPI library differs between systems.
   list(APPEND packages ringzero-mpi)

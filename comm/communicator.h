@@ -1,6 +1,6 @@
 #pragma once
 /// Communicator: a group of ranks and the collectives among them; the public interface of ringzero::comm.
-/// Takes raw pointers. No global state.
+/// Buffers are pointer and count, a std::span, a std::vector or an array. No global state.
 ///
 /// Every rank of the group calls the same collectives in the same order with matching arguments. Otherwise
 /// every rank gets Errc::mismatch with two calls that differ, and their ranks. Its culprit is the first rank
@@ -34,6 +34,7 @@
 #include <vector>
 
 #include "comm/collective.h"
+#include "comm/core/error.h"
 #include "comm/core/types.h"
 #include "comm/explain.h"
 #include "comm/options.h"

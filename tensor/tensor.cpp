@@ -60,6 +60,13 @@ Tensor Tensor::share(std::shared_ptr<std::byte> memory, std::size_t offset, Shap
   return t;
 }
 
+/// Without memory there may be elements only if the tensor was never assigned one.
+void Tensor::require_elements() const {
+  require(count() == 0, Errc::invalid_argument,
+          "an undefined tensor has no elements; a parameter of a strategy has values only where the strategy "
+          "holds them: engine.strategy().values().whole(parameter, engine.stream()) reads all of them");
+}
+
 void Tensor::require_contiguous(const char* purpose) const {
   if (!contiguous())
     fail(Errc::invalid_argument, purpose, " of ", rz::name(shape_), " with rows ", row_stride_,
@@ -67,6 +74,7 @@ void Tensor::require_contiguous(const char* purpose) const {
 }
 
 Tensor Tensor::on_host(const Stream& stream) const {
+  if (data_ == nullptr) require_elements();
   if (!contiguous()) return packed_on_host(stream);
   if (device_.kind == Device::host) return *this;
   const Tensor copy = empty(shape_, dtype_);
@@ -86,6 +94,7 @@ Tensor Tensor::packed_on_host(const Stream& stream) const {
 }
 
 void Tensor::assign(std::span<const std::byte> from, const Stream& stream) const {
+  if (data_ == nullptr) require_elements();
   require_contiguous("an assignment");
   require(from.size() == bytes(), Errc::invalid_argument, "a tensor of ", bytes(), " bytes was assigned ",
           from.size());

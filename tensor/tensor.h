@@ -64,9 +64,10 @@ class Tensor {
   bool contiguous() const { return row_stride_ == 0; }
 
   /// The elements; those of row r begin at r · row_stride(). For device memory the address is valid in
-  /// kernels only. Errc::invalid_argument unless T is the dtype.
+  /// kernels only. Errc::invalid_argument unless T is the dtype, and for an undefined tensor.
   template <class T>
   T* data() const {
+    if (data_ == nullptr) require_elements();
     require(dtype_ == dtype_of<T>, Errc::invalid_argument, "a tensor of ", name(dtype_), " was read as ",
             name(dtype_of<T>));
     return reinterpret_cast<T*>(data_);
@@ -97,13 +98,15 @@ class Tensor {
   /// Columns [begin, begin + count) of every row, in the same memory. Errc::invalid_argument for a scalar or
   /// if out of range.
   Tensor columns(std::size_t begin, std::size_t count) const;
-  /// This tensor as a buffer for comm. Errc::invalid_argument if it is not contiguous.
+  /// This tensor as a buffer for comm. Errc::invalid_argument if it is undefined or not contiguous.
   Buffer buffer() const {
+    if (data_ == nullptr) require_elements();
     require_contiguous("a buffer");
     return {data_, count(), dtype_, device_};
   }
 
  private:
+  void require_elements() const;
   void require_contiguous(const char* purpose) const;
   Tensor packed_on_host(const Stream&) const;
 

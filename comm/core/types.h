@@ -5,10 +5,16 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
+
+#if defined(_GLIBCXX_USE_CXX11_ABI) && !_GLIBCXX_USE_CXX11_ABI
+#error \
+    "ringzero uses the C++11 ABI of libstdc++, whose strings have another layout: remove -D_GLIBCXX_USE_CXX11_ABI=0"
+#endif
 
 namespace rz {
 
@@ -106,7 +112,13 @@ const char* name(ReduceOp);
 /// sum, prod, max, min, avg or mulsum. Errc::config lists the valid names.
 ReduceOp op_from_name(std::string_view);
 
-/// Borrowed memory of `count` elements. The caller keeps it alive until the operations on it have ended.
+/// Element type of contiguous memory that converts to a std::span, e.g. a std::vector that is not a
+/// temporary.
+template <class R>
+using SpanElement = typename decltype(std::span(std::declval<R>()))::element_type;
+
+/// Borrowed memory of `count` elements, e.g. {pointer, count}, a std::span, std::vector or array of one of
+/// the types of DType. The caller keeps it alive until the operations on it have ended.
 struct Buffer {
   void* data = nullptr;
   std::size_t count = 0;
@@ -117,10 +129,14 @@ struct Buffer {
   Buffer(void* d, std::size_t n, DType t, Device dev = {}) : data(d), count(n), dtype(t), device(dev) {}
   template <class T>
   Buffer(T* d, std::size_t n, Device dev = {}) : Buffer(static_cast<void*>(d), n, dtype_of<T>, dev) {}
+  template <class R>
+  requires(!std::is_const_v<SpanElement<R>>)
+      Buffer(R&& memory, Device dev = {})  // NOLINT: implicit by design
+      : Buffer(std::span(std::forward<R>(memory)).data(), std::span(std::forward<R>(memory)).size(), dev) {}
   std::size_t bytes() const { return count * size_of(dtype); }
 };
 
-/// Borrowed read-only memory.
+/// Borrowed memory that is only read.
 struct ConstBuffer {
   const void* data = nullptr;
   std::size_t count = 0;
@@ -134,6 +150,10 @@ struct ConstBuffer {
   template <class T>
   ConstBuffer(const T* d, std::size_t n, Device dev = {})
       : ConstBuffer(static_cast<const void*>(d), n, dtype_of<T>, dev) {}
+  template <class R, class T = SpanElement<R>>
+  ConstBuffer(R&& memory, Device dev = {})  // NOLINT: implicit by design
+      : ConstBuffer(static_cast<const T*>(std::span(std::forward<R>(memory)).data()),
+                    std::span(std::forward<R>(memory)).size(), dev) {}
   std::size_t bytes() const { return count * size_of(dtype); }
 };
 

@@ -24,14 +24,25 @@ struct TrainingArguments {
   std::optional<double> weight_decay;                       ///< 0
   std::optional<double> max_grad_norm;                      ///< 1; 0: no clipping
   std::optional<std::int64_t> warmup_steps;                 ///< no default: 0 is no warm-up for a scheduler
+  std::optional<double>
+      warmup_ratio;  ///< instead of warmup_steps: of the updates of the schedule, rounded up
+  /// Adds a section "scheduler" without one: linear, cosine, constant or constant_with_warmup.
+  std::optional<std::string> lr_scheduler_type;
   std::optional<std::int64_t> total_steps;  ///< updates that schedules count with; default: those of the run
   std::optional<DType> precision;           ///< fp16 and bf16 in Hugging Face; f32
   std::optional<bool> ddp_find_unused_parameters, ddp_static_graph, ddp_broadcast_buffers;
-  std::optional<std::string> ddp_comm_hook;  ///< DdpConfig::CommHook; not in Hugging Face
+  std::optional<std::string> ddp_comm_hook;    ///< DdpConfig::CommHook; not in Hugging Face
+  std::optional<bool> gradient_checkpointing;  ///< activation_checkpointing.partition_activations
+  std::optional<bool> dataloader_drop_last;
+  std::optional<std::int64_t> logging_steps;  ///< steps_per_print
+  /// Updates of the run, for "auto" in schedules, and the end of it for Engine::should_stop(); -1: as absent.
+  std::optional<std::int64_t> max_steps;
+  std::optional<double> num_train_epochs;  ///< for the loop of the program, which reads it; train_gpt does
   // ringzero.checkpoint
   std::optional<std::string> output_dir, resume_from_checkpoint;
   std::optional<std::int64_t> save_steps, save_minutes, save_total_limit;  ///< minutes: not in Hugging Face
-  std::optional<bool> async_save;                                          ///< not in Hugging Face
+  std::optional<std::string> save_strategy, eval_strategy;  ///< "no": 0 steps; "steps": 500 if not given
+  std::optional<bool> async_save;                           ///< not in Hugging Face
   std::optional<std::int64_t> eval_steps, early_stopping_patience;
   std::optional<double> early_stopping_threshold;
   std::optional<std::string> metric_for_best_model;

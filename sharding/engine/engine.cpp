@@ -124,6 +124,7 @@ Engine::Engine(World& world, Module& module, DsConfig config, EngineOptions o)
     : world_(world),
       module_(module),
       config_(std::move(config)),
+      max_steps_(o.arguments.max_steps.value_or(-1)),
       seed_(o.seed),
       communicator_(world.new_communicator(reduction_order(world, config_))),
       stream_(

@@ -140,8 +140,12 @@ class Engine {
   /// Saves, evaluates and resumes by the section "ringzero.checkpoint".
   TrainingCheckpoints& checkpoints() { return *training_checkpoints_; }
   /// Call after each update: saves if that section, a signal or the end of an allocation requires it, and
-  /// returns whether the run is to stop; TrainingCheckpoints::should_stop(). Collective.
-  bool should_stop() { return checkpoints().should_stop(); }
+  /// returns whether the run is to stop; TrainingCheckpoints::should_stop(), or TrainingArguments::max_steps
+  /// were made. Collective.
+  bool should_stop() {
+    const bool ended = max_steps_ >= 0 && global_steps() >= max_steps_;
+    return checkpoints().should_stop() || ended;
+  }
   /// For loaders that loader() has not made, and other sources of batches (StatefulLoader): attached ones
   /// have their positions saved and restored.
   const std::shared_ptr<LoaderPositions>& loader_positions() const { return loaders_; }
@@ -200,6 +204,7 @@ class Engine {
   World& world_;
   Module& module_;
   DsConfig config_;
+  std::int64_t max_steps_ = -1;
   std::uint64_t seed_;
   Communicator communicator_;
   Stream stream_;

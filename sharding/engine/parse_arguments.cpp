@@ -1,136 +1,153 @@
 #include "sharding/engine/parse_arguments.h"
 
-#include <algorithm>
 #include <charconv>
-#include <string>
+#include <span>
 #include <string_view>
 #include <utility>
-#include <vector>
 
+#include "comm/bootstrap.h"
 #include "comm/core/error.h"
 #include "comm/core/text.h"
+#include "sharding/config/argument_flags.h"
+#include "sharding/world/world.h"
 
 namespace rz {
 
 namespace {
 
+/// Flags that are no TrainingArguments.
+constexpr std::string_view own_flags[] = {"deepspeed", "deepspeed_config", "seed", "local_rank", "help"};
+
 template <class T>
-T parse_number(std::string_view flag, std::string_view text) {
+T parse_integer(std::string_view flag, std::string_view text) {
   T value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   require(error == std::errc() && end == text.data() + text.size(), Errc::config, "--", flag, " ", text,
-          ": expected ", std::is_integral_v<T> ? "an integer" : "a number");
+          ": expected an integer");
   return value;
 }
 
-void set_precision(EngineOptions& o, DType precision) {
-  require(!o.arguments.precision || o.arguments.precision == precision, Errc::config,
-          "--bf16 and --fp16 exclude each other");
-  o.arguments.precision = precision;
-}
-
-struct ArgumentFlag {
-  std::string_view name;
-  bool has_value;
-  void (*set)(EngineOptions&, std::string_view flag, std::string_view value);
-};
-
-template <std::optional<std::int64_t> TrainingArguments::*field>
-void set_integer(EngineOptions& o, std::string_view flag, std::string_view value) {
-  o.arguments.*field = parse_number<std::int64_t>(flag, value);
-}
-template <std::optional<double> TrainingArguments::*field>
-void set_double(EngineOptions& o, std::string_view flag, std::string_view value) {
-  o.arguments.*field = parse_number<double>(flag, value);
-}
-template <std::optional<bool> TrainingArguments::*field>
-void set_bool(EngineOptions& o, std::string_view flag, std::string_view value) {
-  const bool yes = value == "true" || value == "True" || value == "1";
-  require(yes || value == "false" || value == "False" || value == "0", Errc::config, "--", flag, " ", value,
-          ": expected true or false");
-  o.arguments.*field = yes;
-}
-template <std::optional<std::string> TrainingArguments::*field>
-void set_text(EngineOptions& o, std::string_view, std::string_view value) {
-  o.arguments.*field = value;
-}
-void set_config(EngineOptions& o, std::string_view, std::string_view value) { o.config = value; }
-
-using A = TrainingArguments;
-constexpr ArgumentFlag argument_flags[] = {
-    {"deepspeed", true, set_config},
-    {"deepspeed_config", true, set_config},
-    {"seed", true,
-     [](EngineOptions& o, std::string_view flag, std::string_view value) {
-       o.seed = parse_number<std::uint64_t>(flag, value);
-     }},
-    {"train_batch_size", true, set_integer<&A::train_batch_size>},
-    {"per_device_train_batch_size", true, set_integer<&A::per_device_train_batch_size>},
-    {"gradient_accumulation_steps", true, set_integer<&A::gradient_accumulation_steps>},
-    {"learning_rate", true, set_double<&A::learning_rate>},
-    {"adam_beta1", true, set_double<&A::adam_beta1>},
-    {"adam_beta2", true, set_double<&A::adam_beta2>},
-    {"adam_epsilon", true, set_double<&A::adam_epsilon>},
-    {"weight_decay", true, set_double<&A::weight_decay>},
-    {"max_grad_norm", true, set_double<&A::max_grad_norm>},
-    {"warmup_steps", true, set_integer<&A::warmup_steps>},
-    {"total_steps", true, set_integer<&A::total_steps>},
-    {"ddp_find_unused_parameters", true, set_bool<&A::ddp_find_unused_parameters>},
-    {"ddp_static_graph", true, set_bool<&A::ddp_static_graph>},
-    {"ddp_broadcast_buffers", true, set_bool<&A::ddp_broadcast_buffers>},
-    {"ddp_comm_hook", true, set_text<&A::ddp_comm_hook>},
-    {"output_dir", true, set_text<&A::output_dir>},
-    {"save_steps", true, set_integer<&A::save_steps>},
-    {"save_minutes", true, set_integer<&A::save_minutes>},
-    {"save_total_limit", true, set_integer<&A::save_total_limit>},
-    {"async_save", true, set_bool<&A::async_save>},
-    {"resume_from_checkpoint", true, set_text<&A::resume_from_checkpoint>},
-    {"eval_steps", true, set_integer<&A::eval_steps>},
-    {"metric_for_best_model", true, set_text<&A::metric_for_best_model>},
-    {"greater_is_better", true, set_bool<&A::greater_is_better>},
-    {"load_best_model_at_end", true, set_bool<&A::load_best_model_at_end>},
-    {"early_stopping_patience", true, set_integer<&A::early_stopping_patience>},
-    {"early_stopping_threshold", true, set_double<&A::early_stopping_threshold>},
-    {"bf16", false,
-     [](EngineOptions& o, std::string_view, std::string_view) { set_precision(o, DType::bf16); }},
-    {"fp16", false,
-     [](EngineOptions& o, std::string_view, std::string_view) { set_precision(o, DType::f16); }},
-};
-
-const ArgumentFlag& find_flag(std::string_view word) {
-  std::string name(word.substr(0, word.find('=')));
-  require(name.starts_with("--"), Errc::config, word, ": expected a flag, e.g. --deepspeed FILE");
-  name.erase(0, 2);
-  std::replace(name.begin(), name.end(), '-', '_');
-  std::vector<std::string_view> names;
-  for (const ArgumentFlag& flag : argument_flags) {
-    if (flag.name == name) return flag;
-    names.push_back(flag.name);
+class Parser {
+ public:
+  Parser(std::span<const char* const> words, TrainingArguments start) : words_(words) {
+    known_.options.arguments = std::move(start);
   }
-  const std::string nearest = nearest_name(name, names);
-  fail(Errc::config, "--", name, ": unknown flag", nearest.empty() ? "" : "; nearest: --", nearest);
+
+  KnownArguments parse() {
+    known_.options.arguments.origin = "command line";
+    while (at_ < words_.size()) {
+      const std::string_view word = words_[at_];
+      if (word == "--") {
+        known_.rest.insert(known_.rest.end(), words_.begin() + static_cast<std::ptrdiff_t>(at_) + 1,
+                           words_.end());
+        break;
+      }
+      if (const ArgumentFlag* flag = find_argument_flag(word)) {
+        at_ = set_argument(known_.options.arguments, *flag, words_, at_);
+      } else if (!parse_own(word)) {
+        known_.rest.emplace_back(word);
+        ++at_;
+      }
+    }
+    const TrainingArguments& a = known_.options.arguments;
+    require(!switched_on_ || !known_.options.config.empty() || known_.help, Errc::config,
+            "--deepspeed: a file is missing; give --deepspeed FILE or --deepspeed_config FILE");
+    require(!a.warmup_steps || !a.warmup_ratio, Errc::config,
+            "--warmup_steps and --warmup_ratio exclude each other");
+    return std::move(known_);
+  }
+
+ private:
+  /// False if the word is no flag of an engine; else it and its value are read.
+  bool parse_own(std::string_view word) {
+    const std::string name = word.starts_with("--") ? argument_name(word) : "";
+    if (word == "-h" || name == "help") {
+      known_.help = true;
+      ++at_;
+    } else if (name == "deepspeed" && word.find('=') == word.npos && !has_word()) {
+      switched_on_ = true;  // DeepSpeed's switch: the file has a flag of its own
+      ++at_;
+    } else if (name == "deepspeed" || name == "deepspeed_config") {
+      set_config(name, value_of(name));
+    } else if (name == "seed") {
+      known_.options.seed = parse_integer<std::uint64_t>(name, value_of(name));
+    } else if (name == "local_rank") {
+      check_local_rank(parse_integer<int>(name, value_of(name)));
+    } else {
+      return false;
+    }
+    return true;
+  }
+
+  bool has_word() const {
+    return at_ + 1 < words_.size() && !std::string_view(words_[at_ + 1]).starts_with("-");
+  }
+
+  std::string_view value_of(const std::string& name) {
+    const std::string_view word = words_[at_++];
+    if (const std::size_t equals = word.find('='); equals != word.npos) return word.substr(equals + 1);
+    require(at_ < words_.size() && !std::string_view(words_[at_]).starts_with("--"), Errc::config, "--", name,
+            ": a value is missing");
+    return words_[at_++];
+  }
+
+  void set_config(const std::string& name, std::string_view file) {
+    std::string& config = known_.options.config;
+    require(config.empty() || config == file, Errc::config, "--", name, " ", file,
+            ": another configuration was given before: ", config, "; remove one of them");
+    config = file;
+  }
+
+  /// -1: not started by a launcher, as in PyTorch and Hugging Face.
+  static void check_local_rank(int rank) {
+    if (rank == -1) return;
+    const int found = launch_info_from_environment().local_rank;
+    require(rank == found, Errc::config, "--local_rank ", rank, ": the local rank is ", found,
+            " by the environment of the launcher; start the ranks with rzrun, torchrun, mpirun or srun, "
+            "which set it");
+  }
+
+  std::span<const char* const> words_;
+  std::size_t at_ = 0;
+  KnownArguments known_;
+  bool switched_on_ = false;
+};
+
+[[noreturn]] void refuse(const std::string& word) {
+  if (!word.starts_with("-")) fail(Errc::config, word, ": expected a flag, e.g. --deepspeed FILE");
+  if (const std::string_view reason = no_argument_flag(word); !reason.empty())
+    fail(Errc::config, "--", argument_name(word), ": a flag of Trainer without a counterpart here: ", reason);
+  std::vector<std::string_view> names(std::begin(own_flags), std::end(own_flags));
+  for (const ArgumentFlag& flag : argument_flags()) names.push_back(flag.name);
+  const std::string nearest = nearest_name(argument_name(word), names);
+  fail(Errc::config, "--", argument_name(word), ": unknown flag", nearest.empty() ? "" : "; nearest: --",
+       nearest);
 }
 
 }  // namespace
 
+KnownArguments parse_known_arguments(int argc, const char* const* argv, TrainingArguments start) {
+  const auto words = std::span(argv, static_cast<std::size_t>(argc)).subspan(argc > 0 ? 1 : 0);
+  return Parser(words, std::move(start)).parse();
+}
+
 EngineOptions parse_arguments(int argc, const char* const* argv) {
-  EngineOptions o;
-  o.arguments.origin = "command line";
-  for (int i = 1; i < argc; ++i) {
-    const std::string_view word = argv[i];
-    const ArgumentFlag& flag = find_flag(word);
-    const std::size_t equals = word.find('=');
-    std::string_view value;
-    if (flag.has_value && equals == word.npos) {
-      require(i + 1 < argc, Errc::config, "--", flag.name, ": a value is missing");
-      value = argv[++i];
-    } else if (equals != word.npos) {
-      require(flag.has_value, Errc::config, word, ": --", flag.name, " has no value");
-      value = word.substr(equals + 1);
-    }
-    flag.set(o, flag.name, value);
-  }
-  return o;
+  KnownArguments known = parse_known_arguments(argc, argv);
+  if (known.help) throw HelpRequest(arguments_help());
+  if (!known.rest.empty()) refuse(known.rest.front());
+  return std::move(known.options);
+}
+
+std::string arguments_help() {
+  return concat(
+      "  --deepspeed FILE                DeepSpeed configuration (also: --deepspeed --deepspeed_config "
+      "FILE)\n"
+      "  --seed N                        Seed of initial values, dropout, and the order of samples\n"
+      "  --local_rank N                  Local rank, where a launcher appends it\n",
+      "\nValues of the configuration that it leaves out or calls \"auto\":\n",
+      describe_argument_flags(ArgumentGroup::configuration, '_'), "\nThe run:\n",
+      describe_argument_flags(ArgumentGroup::loop, '_'), "\nCheckpoints and evaluation:\n",
+      describe_argument_flags(ArgumentGroup::checkpoint, '_'));
 }
 
 }  // namespace rz

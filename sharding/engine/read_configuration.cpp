@@ -63,9 +63,12 @@ std::optional<std::int64_t> hidden_size(Module& model) {
 }
 
 DsConfig read_configuration(int ranks, Module& model, const EngineOptions& o) {
+  auto updates = o.updates;
+  const std::int64_t max_steps = o.arguments.max_steps.value_or(-1);
+  if (max_steps > 0) updates = [max_steps](const BatchSizes&) { return max_steps; };
   DsConfig config = read(o, {.ranks = ranks,
                              .hidden_size = o.hidden_size ? o.hidden_size : hidden_size(model),
-                             .updates = o.updates,
+                             .updates = updates,
                              .adamw_by_default = o.arguments.learning_rate.has_value() && !o.optimizer});
   check_training(config, o);
   check_buffers(config, model);

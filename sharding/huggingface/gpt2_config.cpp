@@ -28,6 +28,18 @@ void require_flag(const JsonObject& o, const char* key, bool value) {
     o.fail_at(key, concat("must be ", value, " for this GPT-2; remove the key"));
 }
 
+/// Hugging Face's default is the last token of GPT-2's vocabulary. None if the vocabulary lacks it.
+std::optional<std::size_t> special_token(const JsonObject& o, const char* key, std::size_t vocab_size) {
+  if (o.has(key) && !o.at(key).is_number()) return std::nullopt;  // null, or a list
+  const std::int64_t token = o.integer(key, 50256, INT64_MIN, INT64_MAX);
+  if (token < 0 || static_cast<std::size_t>(token) >= vocab_size) return std::nullopt;
+  return static_cast<std::size_t>(token);
+}
+
+nlohmann::ordered_json or_null(const std::optional<std::size_t>& token) {
+  return token ? nlohmann::ordered_json(*token) : nlohmann::ordered_json();
+}
+
 /// Throws for variants that change results and are not implemented here.
 void refuse_variants(const JsonObject& o, const Gpt2Config& c) {
   require_text(o, "model_type", "gpt2");
@@ -72,6 +84,8 @@ Gpt2Config read_gpt2_config(const std::string& given) {
   c.embd_pdrop = o.number("embd_pdrop", 0, 0, 1);
   c.attn_pdrop = o.number("attn_pdrop", 0, 0, 1);
   c.resid_pdrop = o.number("resid_pdrop", 0, 0, 1);
+  c.bos_token_id = special_token(o, "bos_token_id", c.vocab_size);
+  c.eos_token_id = special_token(o, "eos_token_id", c.vocab_size);
   refuse_variants(o, c);
   try {
     check(c);
@@ -98,6 +112,10 @@ std::string to_json(const Gpt2Config& c) {
       {"embd_pdrop", c.embd_pdrop},
       {"attn_pdrop", c.attn_pdrop},
       {"resid_pdrop", c.resid_pdrop},
+      {"bos_token_id", or_null(c.bos_token_id)},
+      {"eos_token_id", or_null(c.eos_token_id)},
+      // Without it AutoTokenizer makes an empty tokenizer where there is no file of one.
+      {"tokenizer_class", "PreTrainedTokenizerFast"},
   };
   return all.dump(2) + "\n";
 }

@@ -11,7 +11,8 @@ namespace rz {
 /// `latest` names has it. Errc::config, "FILE: key: reason", for a key that
 /// is missing or invalid, or requests a feature that this GPT-2 lacks. Keys without effect here are ignored.
 Gpt2Config read_gpt2_config(const std::string& path);
-/// JSON that read_gpt2_config and Hugging Face accept.
+/// JSON that read_gpt2_config and Hugging Face accept. In its folder AutoTokenizer reads a tokenizer.json,
+/// and fails without one.
 std::string to_json(const Gpt2Config&);
 
 }  // namespace rz

@@ -7,10 +7,10 @@
 #include <span>
 #include <vector>
 
+#include "autograd_lite/nn/persistent_buffers.h"
 #include "comm/core/error.h"
 #include "sharding/checkpoint/safetensors.h"
 #include "sharding/huggingface/gpt2_config.h"
-#include "autograd_lite/nn/persistent_buffers.h"
 #include "sharding/io/durable_file.h"
 
 namespace rz {

@@ -117,6 +117,9 @@ int run_and_report(World& world, const std::function<void(World&)>& body) {
   try {
     body(world);
     return 0;
+  } catch (const HelpRequest& help) {
+    world.print(help.what());
+    return 0;
   } catch (const Error& e) {
     return end_with(world, e);
   } catch (const std::exception& e) {

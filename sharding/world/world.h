@@ -78,6 +78,12 @@ class World {
   int threads_;
 };
 
+/// Thrown for a request for help: what() is its text. All ranks throw it.
+class HelpRequest : public Error {
+ public:
+  explicit HelpRequest(const std::string& text) : Error(Errc::config, text) {}
+};
+
 /// Runs `body` in World::from_environment() and returns the exit status for main(): 0; 2 after an error of
 /// the user (Errc::config); else 1. Prints an error as one line to standard error, with its rank, and ends
 /// the other ranks: their operations throw Errc::aborted with this rank as culprit, or Errc::peer_lost those
@@ -85,6 +91,7 @@ class World {
 /// one that they agree on (sharding/world/rank_agreement.h), and one of their common command line, by rank 0.
 /// Waits of 10 s without progress are printed, too (CommOptions::on_wait), unless `comm` has another
 /// function.
+/// The text of a HelpRequest is printed to standard output by rank 0, and the status is 0.
 int run_entrypoint(const std::function<void(World&)>& body, const WorldOptions& = {});
 
 }  // namespace rz

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <numeric>
 #include <set>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -64,6 +65,30 @@ TEST(Communicator, ItsThreadsBlockSignals) {
     const Stream team = Stream::host(3);
     const auto comm = Communicator::connect(rank, 2, store, quick());
     helpers.expect_no_signals(rank == 0 ? 1 + 2 + 1 : 2 + 1);  // threads of the store, a team, progress
+  });
+}
+
+TEST(Communicator, BuffersAreSpansVectorsAndArrays) {
+  static_assert(!std::is_convertible_v<const std::vector<float>&, Buffer>);
+  static_assert(!std::is_convertible_v<std::span<const float>, Buffer>);
+  static_assert(!std::is_convertible_v<std::vector<float>, ConstBuffer>,
+                "of a temporary nothing would be left");
+  static_assert(!std::is_convertible_v<int&, Buffer>);
+  run_ranks(2, [](int rank, auto store) {
+    auto comm = Communicator::connect(rank, 2, store, quick());
+    std::vector<float> sums(3, static_cast<float>(rank + 1));
+    comm.all_reduce(sums).wait();
+    EXPECT_EQ(sums, std::vector<float>(3, 3));
+    const std::vector<std::int64_t> own(2, rank);
+    std::array<std::int64_t, 4> all{};
+    comm.all_gather(own, all).wait();
+    EXPECT_EQ(all, (std::array<std::int64_t, 4>{0, 0, 1, 1}));
+    double part[2] = {7.0, 8.0};
+    comm.broadcast(std::span(part).subspan(rank, 1), 1).wait();  // at other places on each rank
+    EXPECT_EQ(part[rank], 8.0);
+    std::vector<float> sum(rank == 0 ? 3 : 0);
+    comm.reduce(std::span<const float>(sums), sum, 0).wait();
+    EXPECT_EQ(sum, std::vector<float>(sum.size(), 6));
   });
 }
 

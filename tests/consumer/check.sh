@@ -20,6 +20,12 @@ embed() {  # PROGRAM SOURCE PACKAGE
 }
 embed consumer "$here/main.cpp" ringzero-comm
 "$work/consumer"
+# Strings of another layout would link.
+if error=$(g++ $(pkg-config --cflags ringzero-comm) -D_GLIBCXX_USE_CXX11_ABI=0 -fsyntax-only "$here/main.cpp" 2>&1) ||
+    ! grep -q 'error: #error "ringzero uses the C++11 ABI' <<<"$error"; then
+  echo "the old ABI of libstdc++ is not refused: $error" >&2
+  exit 1
+fi
 embed train "$here/train.cpp" ringzero
 "$work/train"
 

@@ -650,6 +650,24 @@ TEST(Engine, RatesSetByHandStayWithoutASchedule) {
   });
 }
 
+TEST(Engine, MaxStepsAreTheEndOfARunAndOfItsSchedule) {
+  in_world(1, [](World& world) {
+    Net net;
+    EngineOptions o = options(R"({"train_micro_batch_size_per_gpu": 4})");
+    o.arguments.learning_rate = 0.5, o.arguments.lr_scheduler_type = "linear", o.arguments.warmup_steps = 2;
+    o.arguments.max_steps = 5;
+    auto engine = initialize(world, net, std::move(o));
+    Batches batches{0, 1, 4};
+    while (!engine.should_stop()) {
+      const Batch& b = batches.next();
+      engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
+      engine.step();
+    }
+    EXPECT_EQ(engine.global_steps(), 5);
+    EXPECT_EQ(std::get<WarmupDecayLr>(engine.config().schedule).total_num_steps, 5);
+  });
+}
+
 TEST(Engine, AWrongConfigurationIsTheSameErrorOnAllRanks) {
   in_world(3, [](World& world) {
     Net net;

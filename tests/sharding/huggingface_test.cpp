@@ -5,10 +5,13 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <numeric>
+#include <set>
 
 #include "autograd_lite/nn/init.h"
 #include "sharding/checkpoint/safetensors.h"
+#include "sharding/huggingface/byte_tokenizer.h"
 #include "sharding/huggingface/gpt2_config.h"
 #include "sharding/huggingface/pretrained_weights.h"
 #include "sharding/huggingface/save_pretrained.h"
@@ -79,6 +82,38 @@ TEST_F(HuggingFace, TheConfigurationIsReadAndWritten) {
                {"wrong.json", "initializer_range"});
   put("plain.json", concat(small, "}"));
   EXPECT_EQ(read_gpt2_config(path("plain.json")).initializer_range, 0.02);
+}
+
+TEST_F(HuggingFace, SpecialTokensAreOfTheVocabulary) {
+  const auto tokens = [&](const std::string& more) {
+    put("config.json", concat(R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, )", more, "}"));
+    const auto written = nlohmann::json::parse(to_json(read_gpt2_config(path("config.json"))));
+    return concat(written.at("bos_token_id").dump(), " ", written.at("eos_token_id").dump());
+  };
+  EXPECT_EQ(tokens(R"("vocab_size": 256)"), "null null");
+  EXPECT_EQ(tokens(R"("vocab_size": 256, "bos_token_id": 50256, "eos_token_id": -1)"), "null null");
+  EXPECT_EQ(tokens(R"("vocab_size": 50257)"), "50256 50256") << "GPT-2's own";
+  EXPECT_EQ(tokens(R"("vocab_size": 300, "bos_token_id": 299, "eos_token_id": null)"), "299 null");
+}
+
+/// transformers reads the file; here it is that each byte has its own character.
+TEST_F(HuggingFace, TheTokenizerOfBytesHasOneCharacterForEach) {
+  save_byte_tokenizer(path(), {.n_positions = 16});
+  const auto tokenizer = nlohmann::json::parse(read_text_file(path("tokenizer.json")));
+  std::set<int> bytes;
+  for (const auto& [character, byte] : tokenizer["model"]["vocab"].items()) bytes.insert(byte.get<int>());
+  EXPECT_EQ(bytes.size(), 256u);
+  EXPECT_EQ(*bytes.rbegin(), 255);
+  const auto& vocabulary = tokenizer["model"]["vocab"];
+  EXPECT_EQ(vocabulary.at("A"), 65);
+  EXPECT_EQ(vocabulary.at("\xC4\xA0"), 32) << "GPT-2's character of the blank";
+  EXPECT_EQ(vocabulary.at("\xC3\xBF"), 255);
+  EXPECT_EQ(nlohmann::json::parse(read_text_file(path("tokenizer_config.json"))).at("model_max_length"), 16);
+  remove_byte_tokenizer(path());
+  EXPECT_FALSE(fs::exists(path("tokenizer.json")) || fs::exists(path("tokenizer_config.json")));
+  put("tokenizer.json", "{}");
+  remove_byte_tokenizer(path());
+  EXPECT_TRUE(fs::exists(path("tokenizer.json"))) << "another one stays";
 }
 
 // ---- names

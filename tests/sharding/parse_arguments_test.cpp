@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "sharding/config/argument_flags.h"
+#include "sharding/world/world.h"
 #include "tests/support/error_of.h"
 
 namespace rz {
@@ -114,8 +116,125 @@ TEST(ParseArguments, WrongWordsAreNamed) {
   EXPECT_EQ(refused({"--learning_rate"}), "--learning_rate: a value is missing");
   EXPECT_EQ(refused({"--learning_rate", "fast"}), "--learning_rate fast: expected a number");
   EXPECT_EQ(refused({"--seed", "1.5"}), "--seed 1.5: expected an integer");
-  EXPECT_EQ(refused({"--bf16=true"}), "--bf16=true: --bf16 has no value");
-  EXPECT_EQ(refused({"--bf16", "--fp16"}), "--bf16 and --fp16 exclude each other");
+  EXPECT_EQ(refused({"--bf16", "--fp16"}), "--bf16, --fp16 and --precision exclude each other");
+  EXPECT_EQ(refused({"--max_grad_norm", "-1"}), "--max_grad_norm -1: must be from 0 to 1e+300");
+  EXPECT_EQ(refused({"--lr_scheduler_type=polynomial"}),
+            "--lr_scheduler_type polynomial: choose one of linear cosine constant constant_with_warmup");
+  EXPECT_EQ(refused({"--save_strategy", "epoch"}),
+            "--save_strategy epoch: not supported; give --save_steps N, the updates of an epoch");
+  EXPECT_EQ(refused({"--warmup_steps=1", "--warmup_ratio=0.1"}),
+            "--warmup_steps and --warmup_ratio exclude each other");
+  EXPECT_EQ(refused({"--report_to", "wandb"}),
+            "--report_to: a flag of Trainer without a counterpart here: csv_monitor "
+            "writes files, and there is no other reporter");
+}
+
+TEST(ParseArguments, DeepSpeedsFlagsNameOneFile) {
+  EXPECT_EQ(parsed({"--deepspeed", "--deepspeed_config", "ds.json"}).config, "ds.json");
+  EXPECT_EQ(parsed({"--deepspeed_config=ds.json", "--deepspeed", "--local_rank=-1"}).config, "ds.json");
+  EXPECT_EQ(parsed({"--deepspeed-config", "ds.json"}).config, "ds.json");
+  EXPECT_EQ(parsed({"--deepspeed", "ds.json", "--deepspeed_config", "ds.json", "--local_rank", "0"}).config,
+            "ds.json");
+  EXPECT_EQ(refused({"--deepspeed"}),
+            "--deepspeed: a file is missing; give --deepspeed FILE or --deepspeed_config FILE");
+  EXPECT_EQ(refused({"--deepspeed=a.json", "--deepspeed_config=b.json"}),
+            "--deepspeed_config b.json: another configuration was given before: a.json; remove one of them");
+  EXPECT_NE(refused({"--local_rank", "5"}).find("the local rank is 0 by the environment"), std::string::npos);
+}
+
+TEST(ParseArguments, TrainersFormsOfASwitchAreRead) {
+  EXPECT_EQ(parsed({"--bf16", "True"}).arguments.precision, DType::bf16);
+  EXPECT_EQ(parsed({"--bf16=true"}).arguments.precision, DType::bf16);
+  EXPECT_FALSE(parsed({"--bf16", "False"}).arguments.precision);
+  EXPECT_EQ(parsed({"--precision", "f16"}).arguments.precision, DType::f16);
+  const TrainingArguments a =
+      parsed({"--gradient_checkpointing", "--dataloader_drop_last", "false", "--load_best_model_at_end",
+              "--lr_scheduler_type", "cosine", "--warmup_ratio=0.03", "--logging_steps", "5", "--max_steps",
+              "40", "--num_train_epochs=1.5", "--evaluation_strategy", "steps", "--eval_steps", "7",
+              "--save_strategy=steps"})
+          .arguments;
+  EXPECT_EQ(a.gradient_checkpointing, true);
+  EXPECT_EQ(a.dataloader_drop_last, false);
+  EXPECT_EQ(a.load_best_model_at_end, true);
+  EXPECT_EQ(a.lr_scheduler_type, "cosine");
+  EXPECT_EQ(a.warmup_ratio, 0.03);
+  EXPECT_EQ(a.logging_steps, 5);
+  EXPECT_EQ(a.max_steps, 40);
+  EXPECT_EQ(a.num_train_epochs, 1.5);
+  EXPECT_EQ(a.eval_steps, 7);
+  EXPECT_EQ(a.eval_strategy, "steps");
+  EXPECT_EQ(a.save_strategy, "steps");
+}
+
+TEST(ParseArguments, WordsOfTheProgramAreLeftOver) {
+  const char* words[] = {"program", "--my_flag", "3",  "--learning-rate", "0.5", "data.txt", "--deepspeed",
+                         "ds.json", "-x",        "--", "--bf16"};
+  const KnownArguments known = parse_known_arguments(static_cast<int>(std::size(words)), words);
+  EXPECT_EQ(known.rest, (std::vector<std::string>{"--my_flag", "3", "data.txt", "-x", "--bf16"}));
+  EXPECT_EQ(known.options.config, "ds.json");
+  EXPECT_EQ(known.options.arguments.learning_rate, 0.5);
+  EXPECT_FALSE(known.options.arguments.precision);
+  EXPECT_FALSE(known.help);
+  EXPECT_EQ(refused({"--my_flag", "3"}), "--my_flag: unknown flag");
+}
+
+TEST(ParseArguments, HelpHasEveryFlag) {
+  const char* words[] = {"program", "--help", "--own"};
+  const KnownArguments known = parse_known_arguments(3, words);
+  EXPECT_TRUE(known.help);
+  EXPECT_EQ(known.rest, std::vector<std::string>{"--own"});
+  try {
+    parse_arguments(3, words);
+    FAIL() << "returned";
+  } catch (const HelpRequest& help) {
+    EXPECT_EQ(help.what(), arguments_help());
+  }
+  const std::string help = arguments_help();
+  for (const ArgumentFlag& flag : argument_flags())
+    EXPECT_NE(help.find("\n  --" + std::string(flag.name) + " "), std::string::npos) << flag.name;
+  for (const char* flag : {"--deepspeed FILE", "--seed N", "--local_rank N"})
+    EXPECT_NE(help.find(flag), std::string::npos) << flag;
+}
+
+/// What a flag sets is in the resolved configuration of a file that leaves it open.
+TEST(ParseArguments, SetKeysOfTheConfiguration) {
+  const auto resolved = [](std::vector<const char*> words, const std::string& text = "{}") {
+    const TrainingArguments a = parsed(std::move(words)).arguments;
+    return parse_ds_config(text, "ds.json", a,
+                           {.updates = [](const BatchSizes&) { return std::int64_t{200}; },
+                            .adamw_by_default = a.learning_rate.has_value()});
+  };
+  const std::vector<const char*> batch{"--per_device_train_batch_size=1", "--learning_rate=0.5"};
+  const auto with = [&](std::vector<const char*> more) {
+    more.insert(more.begin(), batch.begin(), batch.end());
+    return more;
+  };
+  EXPECT_TRUE(resolved({"--gradient_checkpointing"}).activation_checkpointing.enabled());
+  EXPECT_TRUE(resolved({"--dataloader_drop_last"}).drop_last);
+  EXPECT_EQ(resolved({"--logging_steps", "7"}).monitor.steps_per_print, 7);
+  EXPECT_EQ(resolved({"--save_strategy=steps", "--output_dir=d"}).checkpoint.save_steps, 500)
+      << "Trainer's default";
+  EXPECT_EQ(resolved({"--save_strategy=no", "--save_steps=9", "--output_dir=d"}).checkpoint.save_steps, 0);
+  EXPECT_EQ(resolved({"--eval_steps=9", "--eval_strategy=steps"}).checkpoint.eval_steps, 9);
+  EXPECT_EQ(resolved(with({"--lr_scheduler_type=linear", "--warmup_ratio=0.025"})).schedule,
+            LrSchedule(WarmupDecayLr{
+                .total_num_steps = 200, .max_lr = 0.5, .num_steps = 5, .type = WarmupType::linear}));
+  EXPECT_EQ(resolved(with({"--lr_scheduler_type=cosine", "--warmup_steps=3", "--total_steps=50"})).schedule,
+            LrSchedule(WarmupCosineLr{
+                .total_num_steps = 50, .num_steps = 3, .cos_min_ratio = 0, .type = WarmupType::linear}));
+  EXPECT_EQ(resolved(with({"--lr_scheduler_type=constant_with_warmup", "--warmup_ratio=0.1"})).schedule,
+            LrSchedule(WarmupLr{.max_lr = 0.5, .num_steps = 20, .type = WarmupType::linear}));
+  EXPECT_EQ(resolved(with({"--lr_scheduler_type=constant"})).schedule, LrSchedule(ConstantLr{}));
+  const auto wrong = [&](std::vector<const char*> words, const std::string& text) {
+    return std::string(test::error_of([&] { resolved(std::move(words), text); }).what());
+  };
+  EXPECT_EQ(
+      wrong({"--lr_scheduler_type=cosine"}, R"({"scheduler": {"type": "WarmupLR"}})"),
+      "ds.json: scheduler.type: is \"WarmupLR\", but lr_scheduler_type (command line) cosine stands for "
+      "\"WarmupCosineLR\"; remove one of them");
+  EXPECT_EQ(wrong({"--warmup_ratio=0.5"}, "{}"),
+            "ds.json: the configuration has no key for warmup_ratio (command line); add its section, or "
+            "leave it out");
 }
 
 }  // namespace

@@ -58,6 +58,28 @@ TEST_F(TokenFiles, TheTextOfTheDataIsThere) {
   EXPECT_EQ(Tokens::from_file(put_tokens({1, 2})).text(), "");
 }
 
+TEST_F(TokenFiles, RecordsInJsonAreNoText) {
+  const std::string records = "{\"text\": \"one\"}\n{\"text\": \"two\"}\n";
+  const auto refused = [&](const std::string& name, const std::string& text) {
+    put(name, text);
+    expect_parts(error_message([&] { Tokens::from_text(path(name)); }),
+                 {path(name), "records in JSON", "jq -r .text"});
+  };
+  refused("a.jsonl", records);
+  refused("a.ndjson", records);
+  refused("a.json", "[{\"instruction\": \"x\"}]");
+  refused("a.txt", records);
+  refused("b.txt", "{\"text\": \"one\"} \r\n{\"text\": \"two\"}");
+  put("folder/metrics.jsonl", records);
+  expect_parts(error_message([&] { Tokens::from_text(path("folder")); }),
+               {"folder/metrics.jsonl", "records in JSON"});
+  put("folder/a.txt", "words");
+  put("folder/b.json", "{}");
+  EXPECT_EQ(Tokens::from_text(path("folder")).text(), "words\n{}");
+  put("c.txt", "{ a brace }\n{ and another }\n");
+  EXPECT_EQ(Tokens::from_text(path("c.txt")).count(), 28u);
+}
+
 TEST_F(TokenFiles, TokensAreUint16OfTheFile) {
   auto tokens = Tokens::from_file(put_tokens({1, 2, 300, 65535}));
   EXPECT_EQ(all_of(tokens), (std::vector<std::int32_t>{1, 2, 300, 65535}));

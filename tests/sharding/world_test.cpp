@@ -187,6 +187,15 @@ TEST(Entrypoint, AnErrorOfTheCommonCommandLineIsPrintedOnce) {
   EXPECT_EQ(launch.statuses, (std::vector{2, 2, 2}));
 }
 
+TEST(Entrypoint, ARequestForHelpIsNoError) {
+  const Launch launch(2, [](World&) {
+    const char* const words[] = {"program", "--learning_rate", "1", "-h"};
+    parse_arguments(4, words);
+  });
+  EXPECT_EQ(launch.errors, Lines{});
+  EXPECT_EQ(launch.statuses, (std::vector{0, 0}));
+}
+
 TEST(Entrypoint, AnErrorOfOneRankIsPrintedByIt) {
   const Launch launch(3, [](World& world) {
     if (world.rank() == 1) fail(Errc::config, "data.bin: empty");

@@ -18,6 +18,17 @@ Tensor counting(const Shape& shape) {
   return t;
 }
 
+TEST(UndefinedTensor, HasNoElementsToRead) {
+  const Tensor none;
+  for (const Error& e : {test::error_of([&] { none.data<float>(); }), test::error_of([&] { none.buffer(); }),
+                         test::error_of([&] { none.on_host({}); }),
+                         test::error_of([&] { none.assign(std::span<const float>(), {}); })}) {
+    EXPECT_EQ(e.code(), Errc::invalid_argument);
+    EXPECT_NE(std::string(e.what()).find("engine.strategy().values().whole("), std::string::npos) << e.what();
+  }
+  EXPECT_NO_THROW(Tensor::borrow(nullptr, {0}).data<float>());
+}
+
 TEST(RowStride, ColumnsShareTheMemory) {
   const Tensor t = counting({2, 3, 8}), c = t.columns(2, 5);
   EXPECT_EQ(c.shape(), (Shape{2, 3, 5}));

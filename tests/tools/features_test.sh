@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A feature that is ON and missing is an error that names it; OFF omits it. A missing requirement is an error
-# that names the package.
+# that names the package. As a part of another project, ringzero leaves that project's settings alone.
 #   features_test.sh SOURCE_DIR
 set -u
 work=$(mktemp -d)
@@ -26,3 +26,24 @@ grep -q 'MPI no' <<<"$out" || { echo "OFF is not heeded: $out"; exit 1; }
 mkdir "$work/pkgconfig"
 for module in libhwy openblas; do cp "$(pkg-config --variable=pcfiledir $module)/$module.pc" "$work/pkgconfig"; done
 PKG_CONFIG_LIBDIR=$work/pkgconfig refused 'needs hwloc, not found by pkg-config (Debian: libhwloc-dev)' -DRZ_CUDA=OFF -DRZ_NCCL=OFF -DRZ_MPI=OFF
+
+# A project that fetches the communicator alone, on a machine without OpenBLAS and JSON, and is installed.
+refused 'RZ_COMM_ONLY=ON excludes RZ_TESTS' -DRZ_COMM_ONLY=ON -DRZ_TESTS=ON
+mkdir "$work/parent"
+cat >"$work/parent/CMakeLists.txt" <<END
+cmake_minimum_required(VERSION 3.25)
+project(parent CXX)
+include(FetchContent)
+FetchContent_Declare(ringzero SOURCE_DIR "$source")
+FetchContent_MakeAvailable(ringzero)
+if(NOT TARGET ringzero::comm OR TARGET ringzero::sharding OR NOT "\${CMAKE_BUILD_TYPE}" STREQUAL "")
+  message(FATAL_ERROR "not comm alone, or the build type is forced: '\${CMAKE_BUILD_TYPE}'")
+endif()
+install(FILES CMakeLists.txt DESTINATION share)
+END
+rm "$work/pkgconfig/openblas.pc"
+cp "$(pkg-config --variable=pcfiledir hwloc)/hwloc.pc" "$work/pkgconfig"
+fetched=("$work/parent" -G Ninja -DRZ_COMM_ONLY=ON -DRZ_CUDA=OFF -DRZ_NCCL=OFF -DRZ_MPI=OFF -DCMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON)
+out=$(PKG_CONFIG_LIBDIR=$work/pkgconfig cmake -S "${fetched[0]}" -B "$work/fetched" "${fetched[@]:1}" 2>&1 &&
+  cmake --install "$work/fetched" --prefix "$work/prefix" 2>&1) || { echo "a project that fetches it: $out"; exit 1; }
+[ "$(find "$work/prefix" -type f -printf '%P ')" = 'share/CMakeLists.txt ' ] || { echo "it installs more than its own: $(find "$work/prefix" -type f | head)"; exit 1; }

@@ -19,8 +19,11 @@ struct Tool {
 };
 
 const Tool launcher{"rzrun", {"--master-port", "--log-dir", "--max-restarts"}};
-const Tool programs[] = {
-    {"train_gpt", {}}, {"all_reduce_perf", {"-x"}}, {"tune", {}}, {"topology", {}}, {"checkpoint", {}}};
+const Tool programs[] = {{"train_gpt", {"--local-rank", "--deepspeed", "--deepspeed-config"}},
+                         {"all_reduce_perf", {"-x"}},
+                         {"tune", {}},
+                         {"topology", {}},
+                         {"checkpoint", {}}};
 
 /// "--a-b" as "--a_b".
 std::string with_underscores(std::string_view flag) {

@@ -202,6 +202,31 @@ TEST_F(TrainGptProgram, TheSampleGoesByItsFlags) {
   EXPECT_EQ(sample("1", "0.9", "1"), sample("1", "0", "0")) << "the likeliest token";
 }
 
+/// Weights suffice for a sample; a model of text has the tokenizer of bytes beside it.
+TEST_F(TrainGptProgram, ASavedModelIsSampledWithoutDataAndConfiguration) {
+  put("words.txt", std::string(200, 'a'));
+  const auto trained =
+      run(1, {"--model", path("model.json"), "--deepspeed", path("ds.json"), "--data", path("words.txt"),
+              "--threads", "1", "--max_steps", "2", "--save", path("saved"), "--sample", "the ",
+              "--sample-tokens", "20", "--logging_steps", "1"});
+  ASSERT_EQ(trained[0].status, 0) << trained[0].err;
+  const std::string drawn = trained[0].out.substr(trained[0].out.find("sample:\n"));
+  const std::vector<std::string> again{"--model", path("saved"), "--sample", "the ", "--sample-tokens", "20"};
+  for (const int ranks : {1, 2}) {
+    const auto sampled = run(ranks, again);
+    ASSERT_EQ(sampled[0].status, 0) << sampled[0].err;
+    EXPECT_EQ(sampled[0].err, "");
+    const std::size_t at = sampled[0].out.find("sample:\n");
+    ASSERT_NE(at, std::string::npos) << sampled[0].out;
+    EXPECT_EQ(sampled[0].out.substr(at), drawn.substr(0, drawn.find("words: "))) << sampled[0].out;
+  }
+  EXPECT_TRUE(fs::exists(path("saved/tokenizer.json")));
+  auto tokens = good();
+  tokens.insert(tokens.end(), {"--steps", "0", "--save", path("saved")});
+  EXPECT_EQ(run(1, tokens)[0].status, 0);
+  EXPECT_FALSE(fs::exists(path("saved/tokenizer.json"))) << "what these tokens mean is not known";
+}
+
 TEST_F(TrainGptProgram, TwoRanksHaveTheLossesOfOne) {
   for (const int ranks : {1, 2}) {
     auto arguments = with(good(), "--metrics", path(concat("log.", ranks)));

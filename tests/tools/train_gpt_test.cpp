@@ -161,7 +161,76 @@ TEST(TrainGptOptions, ArgumentsOfTheConfigurationAreRead) {
   EXPECT_EQ(o.arguments.origin, "command line");
   EXPECT_EQ(o.decay, Decay::all);
   expect_parts(error_message([&] { with({"--decay", "some"}); }), {"--decay", "some"});
-  expect_parts(error_message([&] { with({"--warmup-steps", "0"}); }), {"--warmup-steps"});
+  expect_parts(error_message([&] { with({"--warmup-steps", "-1"}); }), {"--warmup-steps"});
+}
+
+TEST(TrainGptOptions, SpellingsOfDeepSpeedAndTrainerAreRead) {
+  const Options o = parse({"--model",
+                           "m",
+                           "--data",
+                           "d",
+                           "--deepspeed",
+                           "c",
+                           "--local_rank=0",
+                           "--fp16",
+                           "True",
+                           "--num_train_epochs",
+                           "2",
+                           "--lr_scheduler_type",
+                           "cosine",
+                           "--logging-steps=5",
+                           "--gradient_checkpointing",
+                           "--warmup_ratio",
+                           "0.1",
+                           "--output_dir",
+                           "out",
+                           "--save_steps",
+                           "9",
+                           "--load_best_model_at_end",
+                           "True",
+                           "--save_async",
+                           "False",
+                           "--train_batch_size=8"})
+                        .options;
+  EXPECT_EQ(o.config, "c");
+  EXPECT_EQ(o.data, "d");
+  const TrainingArguments& a = o.arguments;
+  EXPECT_EQ(a.precision, DType::f16);
+  EXPECT_EQ(a.num_train_epochs, 2);
+  EXPECT_EQ(a.lr_scheduler_type, "cosine");
+  EXPECT_EQ(a.logging_steps, 5);
+  EXPECT_EQ(a.gradient_checkpointing, true);
+  EXPECT_EQ(a.warmup_ratio, 0.1);
+  EXPECT_EQ(a.output_dir, "out");
+  EXPECT_EQ(a.save_steps, 9);
+  EXPECT_EQ(a.load_best_model_at_end, true);
+  EXPECT_EQ(a.async_save, std::nullopt);
+  EXPECT_EQ(a.train_batch_size, 8);
+  EXPECT_EQ(updates_of_passes(o, 7), 14);
+  const auto steps = [](std::vector<const char*> more) {
+    more.insert(more.begin(), {"--model", "m", "--config", "c", "--data", "d"});
+    return parse(more).options.steps;
+  };
+  EXPECT_EQ(steps({"--max_steps", "6"}), 6);
+  EXPECT_EQ(steps({"--max_steps", "-1"}), std::nullopt);
+  for (const char* other : {"--max_steps=6", "--num_train_epochs=6"})
+    expect_parts(error_message([&] { steps({"--steps", "6", other}); }), {"--steps, --max-steps"});
+  expect_parts(error_message([&] { steps({"--deepspeed=d"}); }), {"exclude each other"});
+  expect_parts(error_message([&] { steps({"--report_to", "wandb"}); }), {"--report-to", "csv_monitor"});
+  expect_parts(error_message([&] { steps({"--num_train_epoch", "3"}); }), {"--num-train-epochs"});
+}
+
+TEST(TrainGptOptions, ASampleAloneNeedsWeightsOnly) {
+  const Options o = parse({"--model", "m", "--init", "w", "--sample", "x"}).options;
+  EXPECT_TRUE(o.samples_only);
+  EXPECT_EQ(o.steps, 0);
+  EXPECT_EQ(parse({"--model", RZ_SOURCE_DIR, "--sample", "x"}).options.init, RZ_SOURCE_DIR)
+      << "of the folder";
+  expect_parts(error_message([&] { parse({"--model", "m", "--sample", "x"}); }), {"--sample", "--init"});
+  expect_parts(error_message([&] {
+                 parse({"--model", "m", "--config", "c", "--init", "w", "--sample", "x", "--steps", "3"});
+               }),
+               {"--data"});
 }
 
 TEST(TrainGptOptions, MetricsAreWrittenToTheGivenPath) {
@@ -317,6 +386,39 @@ TEST_F(TrainGptFiles, WhatIsNotThereYetIsRefusedByName) {
       {"scheduler.params", "3 values"});
 }
 
+TEST_F(TrainGptFiles, ReportsWithoutEffectAreNamed) {
+  put("model.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256})");
+  put("ds.json", R"({"train_batch_size": 4, "wall_clock_breakdown": true, "memory_breakdown": true,)"
+                 R"( "steps_per_print": 3, "optimizer": {"type": "AdamW"}})");
+  Options o;
+  o.model = path("model.json"), o.config = path("ds.json");
+  o.tokens = put_tokens(std::vector<std::uint16_t>(100, 7));
+  const Inputs in = read_inputs(o, 0, 1);
+  EXPECT_EQ(
+      in.ds.warnings,
+      (std::vector<std::string>{
+          o.config + ": wall_clock_breakdown: has no effect: train_gpt prints the time of whole updates",
+          o.config + ": memory_breakdown: has no effect: train_gpt prints what is held at the end"}));
+}
+
+TEST_F(TrainGptFiles, TextNeedsAVocabularyOfBytes) {
+  put("ds.json", R"({"train_batch_size": 4, "optimizer": {"type": "AdamW"}})");
+  put("text.txt", std::string(200, 'a'));
+  Options o;
+  o.model = path("model.json"), o.config = path("ds.json"), o.data = path("text.txt");
+  for (const int vocabulary : {255, 257, 50257}) {
+    put("model.json", concat(R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": )",
+                             vocabulary, "}"));
+    expect_parts(error_message([&] { read_inputs(o, 0, 1); }),
+                 {"--data: " + o.data, "vocab_size 256", o.model, concat("has ", vocabulary), "--tokens"});
+  }
+  Options eval = o;
+  std::swap(eval.data, eval.eval_data);
+  expect_parts(error_message([&] { read_inputs(eval, 0, 1); }), {"--eval-data: " + o.data, "vocab_size 256"});
+  put("model.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256})");
+  EXPECT_EQ(read_inputs(o, 0, 1).tokens.count(), 200u);
+}
+
 TEST_F(TrainGptFiles, TheHashCoversTheFirstAndTheLastToken) {
   std::vector<std::uint16_t> many((std::size_t{1} << 22) + 70000, 7);
   const auto hash = [&] { return checksum(Tokens::from_file(put_tokens(many))); };
@@ -359,6 +461,17 @@ TEST_F(TrainGptFiles, PlainProgressIsSparseAndBarsRedraw) {
     EXPECT_NE(text.find("500/500"), std::string::npos);
     EXPECT_NE(text.find("loss 2.0000"), std::string::npos);
   }
+}
+
+TEST_F(TrainGptFiles, ProgressIsALineEverySoManyUpdates) {
+  std::FILE* out = std::fopen(path("out").c_str(), "w");
+  Progress progress(out, true, 10, 0, 4);
+  for (std::uint64_t step = 0; step < 10; ++step) progress.update({.step = step, .loss = 2});
+  std::fclose(out);
+  std::ifstream in(path("out"));
+  std::string steps;
+  for (std::string line; std::getline(in, line);) steps += line.substr(5, line.find('/') - 5) + " ";
+  EXPECT_EQ(steps, "1 4 8 10 ");
 }
 
 TEST(Throughput, IsShownAsAShareOfThePeak) {

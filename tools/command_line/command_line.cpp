@@ -32,8 +32,7 @@ void refuse_launcher_flags(const CLI::App& app, std::span<const char* const> wor
   }
 }
 
-[[noreturn]] void refuse(const CLI::App& app, const std::string& word) {
-  std::vector<std::string> names;
+[[noreturn]] void refuse(const CLI::App& app, const std::string& word, std::vector<std::string> names) {
   for (const auto* option : app.get_options())
     for (const auto& name : option->get_lnames()) names.push_back("--" + name);
   const bool flag = word.starts_with("-");
@@ -42,10 +41,10 @@ void refuse_launcher_flags(const CLI::App& app, std::span<const char* const> wor
        near.empty() ? "" : "; did you mean " + near + "?", "; see --help");
 }
 
-void refuse_rest(const CLI::App& app) {
+void refuse_rest(const CLI::App& app, const std::vector<std::string>& known_names) {
   const auto rest = app.remaining();
   const bool commands = app.get_prefix_command();
-  if (!rest.empty() && (!commands || rest.front().starts_with("-"))) refuse(app, rest.front());
+  if (!rest.empty() && (!commands || rest.front().starts_with("-"))) refuse(app, rest.front(), known_names);
 }
 
 }  // namespace
@@ -122,6 +121,11 @@ Flag Flag::excludes(Flag other) { return Flag(option_->excludes(other.option_));
 void CommandLine::allow_trailing_command() { app_->prefix_command(); }
 void CommandLine::column_width(std::size_t width) { app_->get_formatter()->column_width(width); }
 
+std::optional<int> CommandLine::values_of(const std::string& flag) const {
+  const auto* option = app_->get_option_no_throw(flag);
+  return option ? std::optional(option->get_items_expected_min()) : std::nullopt;
+}
+
 bool CommandLine::is_set(const std::string& name) const { return app_->count(name) > 0; }
 std::vector<std::string> CommandLine::remaining() const { return app_->remaining(); }
 
@@ -135,12 +139,12 @@ std::string CommandLine::parse(int argc, const char* const* argv) {
   } catch (const CLI::CallForHelp&) {
     return app_->help();
   } catch (const CLI::ParseError& e) {
-    refuse_rest(*app_);  // an unknown flag explains more than a missing one
+    refuse_rest(*app_, known_names_);  // an unknown flag explains more than a missing one
     std::string line = e.what();
     std::ranges::replace(line, '\n', ' ');
     fail(Errc::config, line, "; see --help");
   }
-  refuse_rest(*app_);
+  refuse_rest(*app_, known_names_);
   return "";
 }
 

@@ -67,6 +67,11 @@ class CommandLine {
   void allow_trailing_command();
   void column_width(std::size_t);
 
+  /// Flags that are parsed elsewhere, as near names of unknown ones.
+  void add_known_names(std::vector<std::string> names) { known_names_ = std::move(names); }
+  /// How many values the flag has, e.g. "--seed"; nothing if there is no such flag.
+  std::optional<int> values_of(const std::string& flag) const;
+
   /// Parses the words into the bound variables and returns "", or returns the help text if help was
   /// requested. Errors are Errc::config in one line. For an unknown flag it names the nearest known one, for
   /// a flag of another launcher the replacement (launcher_flags.h). Words that are not flags are errors too,
@@ -78,6 +83,7 @@ class CommandLine {
 
  private:
   std::unique_ptr<CLI::App> app_;
+  std::vector<std::string> known_names_;
 };
 
 /// Splits "a,b,c"; an empty text yields one empty word.

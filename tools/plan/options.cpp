@@ -77,6 +77,7 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   Options& o = parsed.options;
   std::string ranks = "1", memory;
   train_gpt::RunWords words;
+  constexpr std::array groups{ArgumentGroup::configuration};
   CommandLine line(description, "plan", footer);
   line.column_width(34);
   line.add_option("--ranks", ranks, "Numbers of ranks, e.g. 4 or 1,2,4,8; default 1")
@@ -90,8 +91,9 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
       .group("Plan");
   line.add_flag("--json", o.json, "Print JSON with exact bytes of every rank").group("Plan");
   train_gpt::add_run_flags(line, o.run, words);
-  parsed.help = line.parse(argc, argv);
+  parsed.help = train_gpt::parse_words(line, o.run, groups, argc, argv);
   if (!parsed.help.empty()) return parsed;
+  require(!o.run.config.empty(), Errc::config, "--config is required; see --help");
   train_gpt::read_words(o.run, words);
   o.ranks.clear();
   for (const std::string& word : split_at_commas(ranks)) o.ranks.push_back(rank_count(word));

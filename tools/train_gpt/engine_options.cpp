@@ -28,7 +28,8 @@ EngineOptions engine_options(const Options& o, const Inputs& in) {
       weights.read(p, elements, out);
     };
   e.seed = o.seed;
-  e.expected_terms = static_cast<double>(in.sizes.train) * static_cast<double>(in.seq_len);
+  if (!o.samples_only)
+    e.expected_terms = static_cast<double>(in.sizes.train) * static_cast<double>(in.seq_len);
   e.threads = static_cast<int>(o.threads);
   e.graph = o.graph;
   e.log = nullptr;  // the summary of the run has the configuration

@@ -40,6 +40,15 @@ void check_sample(const Options& o, const Gpt2Config& c) {
           "--sample: text samples need a byte vocabulary, vocab_size 256; ", o.model, " has ", c.vocab_size);
 }
 
+/// Text is read as bytes, which are tokens of no other vocabulary.
+void check_text(const Options& o, const Gpt2Config& c) {
+  const bool evaluates_text = !o.eval_data.empty() && o.tokens.empty();
+  if ((o.data.empty() && !evaluates_text) || c.vocab_size == 256) return;
+  fail(Errc::config, o.data.empty() ? "--eval-data: " : "--data: ", o.data.empty() ? o.eval_data : o.data,
+       ": text is read as bytes, which need a model of vocab_size 256; ", o.model, " has ", c.vocab_size,
+       "; encode the text with the tokenizer of that model and give --tokens FILE");
+}
+
 /// What the configuration may ask for and this program does not have yet.
 void check_optimizer(const Options& o, DsConfig& ds) {
   require(ds.optimizer.has_value(), Errc::config, ds.file,
@@ -54,6 +63,15 @@ void check_optimizer(const Options& o, DsConfig& ds) {
   if (!optimizer->has_betas(0))
     ds.warnings.push_back(concat(ds.file, ": scheduler.params.cycle_momentum: has no effect: ",
                                  name(ds.optimizer->type), " has no betas, as in DeepSpeed"));
+}
+
+/// Reports of an engine that this program replaces by its own.
+void warn_of_reports(DsConfig& ds) {
+  const auto warn = [&](bool on, const char* key, const char* instead) {
+    if (on) ds.warnings.push_back(concat(ds.file, ": ", key, ": has no effect: ", instead));
+  };
+  warn(ds.monitor.wall_clock_breakdown, "wall_clock_breakdown", "train_gpt prints the time of whole updates");
+  warn(ds.monitor.memory_breakdown, "memory_breakdown", "train_gpt prints what is held at the end");
 }
 
 Tokens tokens_of(const Options& o, const std::string& data, const std::string& flag) {
@@ -77,7 +95,7 @@ void split_samples(double percentage, Inputs& in) {
 }
 
 void read_tokens(const Options& o, Inputs& in) {
-  if (in.samples > 0) return;
+  if (in.samples > 0 || o.samples_only) return;
   in.tokens = tokens_of(o, o.tokens.empty() ? o.data : o.tokens, "");
   in.samples = in.tokens.samples(in.seq_len);
   if (o.validation_split_percentage) split_samples(*o.validation_split_percentage, in);
@@ -103,11 +121,12 @@ void check_evaluation(const Options& o, const CheckpointConfig& c) {
           c.metric_for_best_model);
 }
 
-/// Updates of the run: given, or one pass over the data, which are read only if the schedule depends on them.
+/// Updates of the run: given, or passes over the data, which are read only if the schedule depends on them.
 std::int64_t updates_of(const Options& o, Inputs& in, const BatchSizes& sizes) {
   if (o.steps) return std::max<std::int64_t>(1, *o.steps);
   read_tokens(o, in);
-  return std::max<std::int64_t>(1, static_cast<std::int64_t>(in.samples) / sizes.train);
+  return std::max<std::int64_t>(1,
+                                updates_of_passes(o, in.samples / static_cast<std::uint64_t>(sizes.train)));
 }
 
 /// Flags about saving need a folder, from a flag or from the file.
@@ -135,6 +154,7 @@ DsConfig read_config(const Options& o, Inputs& in, int ranks) {
                        .updates = [&](const BatchSizes& sizes) { return updates_of(o, in, sizes); },
                        .adamw_by_default = o.arguments.learning_rate.has_value()};
   check_save_flags(o, facts);
+  if (o.config.empty()) return parse_ds_config("{}", "no --config", o.arguments, facts);
   return read_ds_config(o.config, o.arguments, facts);
 }
 
@@ -196,13 +216,22 @@ PretrainedWeights open_checkpoint(const Options& o, Gpt2& model) {
 
 }  // namespace
 
+std::int64_t updates_of_passes(const Options& o, std::uint64_t updates_of_a_pass) {
+  return static_cast<std::int64_t>(
+      std::ceil(o.arguments.num_train_epochs.value_or(1) * static_cast<double>(updates_of_a_pass)));
+}
+
 Inputs read_model_inputs(const Options& o, int ranks) {
   Inputs in;
   in.model = std::make_unique<Gpt2>(read_gpt2_config(o.model));
+  check_text(o, in.model->config());
   in.seq_len = seq_len_of(o, in.model->config());
   in.ds = read_config(o, in, ranks);
-  in.sizes = required_sizes(in.ds);
-  check_optimizer(o, in.ds);
+  if (!o.samples_only) {
+    in.sizes = required_sizes(in.ds);
+    check_optimizer(o, in.ds);
+  }
+  warn_of_reports(in.ds);
   in.strategy = strategy_of(o, in.ds);
   strategy_options(in.ds, in.strategy);  // checks
   return in;
@@ -224,11 +253,11 @@ Inputs read_inputs(const Options& o, int rank, int ranks) {
   if (rank == 0) check_outputs(o, in.ds.checkpoint);
   if (!o.init.empty()) in.checkpoint = open_checkpoint(o, *in.model);
   read_tokens(o, in);
-  require(!o.shuffle || !in.ds.drop_last || in.samples >= static_cast<std::uint64_t>(ranks), Errc::config,
-          in.tokens.name(), ": ", in.samples, " samples are too few for ", ranks,
+  require(o.samples_only || !o.shuffle || !in.ds.drop_last || in.samples >= static_cast<std::uint64_t>(ranks),
+          Errc::config, in.tokens.name(), ": ", in.samples, " samples are too few for ", ranks,
           " ranks when dataloader_drop_last is true; give more data, or set it to false");
   for (Tokens* tokens : {&in.tokens, in.validation ? &in.validation->tokens : nullptr}) {
-    if (!tokens) continue;
+    if (!tokens || o.samples_only) continue;
     tokens->limit_vocabulary(config.vocab_size);
     if (rank == 0) tokens->check_vocabulary();
   }

@@ -34,6 +34,9 @@ Inputs read_model_inputs(const Options&, int ranks);
 /// the tokens (Tokens::check_vocabulary).
 Inputs read_inputs(const Options&, int rank, int ranks);
 
+/// The updates of the passes that were given, or of one.
+std::int64_t updates_of_passes(const Options&, std::uint64_t updates_of_a_pass);
+
 /// "GPT-2, 12 layers, 12 heads, 768 channels, vocabulary 50257, 124.44 M parameters"
 std::string describe_model(Gpt2&);
 

@@ -13,6 +13,7 @@
 #include "comm/core/error.h"
 #include "comm/core/fixed.h"
 #include "comm/device/cuda_runtime.h"
+#include "sharding/huggingface/byte_tokenizer.h"
 #include "sharding/huggingface/gpt2_config.h"
 #include "sharding/io/durable_file.h"
 #include "sharding/signals/save_requests.h"
@@ -110,6 +111,12 @@ void save_model(const Options& o, Inputs& in, Engine& engine) {
   }
   if (!engine.world().is_main()) return;
   write_text(folder / "ds_config.json", resolved_json(in.ds));
+  // Text was read as bytes; what other tokens mean is not known.
+  if (!o.data.empty() || (o.samples_only && o.sample)) {
+    save_byte_tokenizer(o.save, in.model->config());
+  } else {
+    remove_byte_tokenizer(o.save);
+  }
   std::printf("saved: %s\n", (folder / "model.safetensors").c_str());
 }
 
@@ -120,7 +127,7 @@ void show_sample(const Options& o, Inputs& in, Engine& engine) {
                                   {o.sample_temperature, static_cast<std::size_t>(o.sample_top_k), o.seed});
   if (!engine.world().is_main()) return;
   std::printf("sample:\n%s%s\n", printable(prompt).c_str(), printable(text).c_str());
-  const KnownWords words = known_words(prompt, text, in.tokens.text());
+  const KnownWords words = known_words(prompt, text, o.samples_only ? "" : in.tokens.text());
   if (words.all > 0) std::printf("%s\n", describe(words).c_str());
 }
 
@@ -135,7 +142,7 @@ Course run_updates(const Options& o, Inputs& in, Engine& engine, Loader& loader,
   const bool first = engine.world().is_main();
   const auto first_step = static_cast<std::uint64_t>(engine.global_steps());
   MetricsLog log(first ? o.metrics : "", first_step);
-  Progress progress(stdout, ::isatty(STDOUT_FILENO) == 1, steps, first_step);
+  Progress progress(stdout, ::isatty(STDOUT_FILENO) == 1, steps, first_step, in.ds.monitor.steps_per_print);
   std::optional<Validation> validation;
   if (in.validation) validation.emplace(engine, *in.validation, in.seq_len);
   Course course;
@@ -210,9 +217,18 @@ void print_course(const Options& o, const Course& course, const Inputs& in, Engi
 
 Status run_engine(const Options& o, Inputs& in, Engine& engine) {
   World& world = engine.world();
+  if (o.samples_only) {
+    if (world.is_main()) std::printf("model: %s\n", describe_model(*in.model).c_str());
+    if (const std::string line = engine.checkpoints().describe_resume(); !line.empty()) world.print(line);
+    show_sample(o, in, engine);
+    save_model(o, in, engine);
+    world.wait_for_everyone();
+    return done;
+  }
   const ContinuousBatchSampler sampler = batch_sampler(engine, in.samples, o.shuffle, o.seed);
   Loader loader = token_loader(engine, in.tokens, in.seq_len, sampler);
-  const std::uint64_t steps = o.steps ? static_cast<std::uint64_t>(*o.steps) : sampler.updates();
+  const std::uint64_t steps =
+      static_cast<std::uint64_t>(o.steps ? *o.steps : updates_of_passes(o, sampler.updates()));
   if (world.is_main()) print_run_summary(o, in, world.communicator(), engine.stream().threads(), steps);
   if (const std::string line = engine.checkpoints().describe_resume(); !line.empty()) world.print(line);
   for (const std::string& line : engine.loader_positions()->differences()) world.print("warning: ", line);

@@ -1,8 +1,12 @@
 #include "tools/train_gpt/options.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <span>
 
 #include "comm/core/error.h"
+#include "sharding/config/argument_flags.h"
+#include "sharding/engine/parse_arguments.h"
 #include "tools/command_line/command_line.h"
 
 namespace rz::train_gpt {
@@ -30,8 +34,7 @@ void add_model(CommandLine& line, Options& o) {
       .required()
       .type_name("CONFIG.json")
       .group("Inputs");
-  line.add_option("--config", o.config, "DeepSpeed configuration")
-      .required()
+  line.add_option("--config", o.config, "DeepSpeed configuration (also: --deepspeed FILE)")
       .type_name("DS.json")
       .group("Inputs");
 }
@@ -44,7 +47,9 @@ void add_data(CommandLine& line, Options& o) {
       .type_name("MODEL.safetensors")
       .group("Inputs");
   const auto data =
-      line.add_option("--data", o.data, "Text, read as bytes: a file, or every text file below a folder")
+      line.add_option(
+              "--data", o.data,
+              "Text, read as bytes, for a model of vocab_size 256: a file, or every text file below a folder")
           .type_name("FILE|DIR")
           .group("Inputs");
   line.add_option("--tokens", o.tokens, "Tokens, little-endian uint16 or llm.c's .bin, instead of --data")
@@ -66,7 +71,7 @@ void add_passes(CommandLine& line, Options& o) {
 }
 
 void add_training(CommandLine& line, Options& o) {
-  line.add_option("--steps", o.steps, "Updates; default: one pass over the data")
+  line.add_option("--steps", o.steps, "Updates, as --max-steps; default: one pass over the data")
       .type_name("N")
       .within(std::int64_t{0}, std::int64_t{1} << 40)
       .group("Training");
@@ -79,53 +84,6 @@ void add_training(CommandLine& line, Options& o) {
   line.add_flag("!--no-graph", o.graph,
                 "On a GPU: start each kernel by itself, not all of an update as a CUDA graph")
       .group("Training");
-}
-
-constexpr const char* arguments_group =
-    "Values of the DeepSpeed configuration that it leaves out or calls \"auto\"";
-
-void add_sizes_and_precision(CommandLine& line, TrainingArguments& a, std::string& precision) {
-  const std::int64_t most = std::int64_t{1} << 20;
-  const auto add = [&](const char* name, std::optional<std::int64_t>& value, const char* what) {
-    line.add_option(name, value, what).type_name("N").within(std::int64_t{1}, most).group(arguments_group);
-  };
-  add("--train-batch-size", a.train_batch_size, "train_batch_size: samples of an update");
-  add("--per-device-train-batch-size", a.per_device_train_batch_size,
-      "train_micro_batch_size_per_gpu: samples of a pass on a rank");
-  add("--gradient-accumulation-steps", a.gradient_accumulation_steps, "Passes of an update");
-  line.add_option("--precision", precision, "f32, bf16 or f16: the sections bf16 and fp16")
-      .type_name("DTYPE")
-      .one_of({"f32", "bf16", "f16"})
-      .group(arguments_group);
-}
-
-void add_rates(CommandLine& line, TrainingArguments& a) {
-  const auto add = [&](const char* name, std::optional<double>& value, const char* what) {
-    line.add_option(name, value, what).type_name("X").within(0.0, 1e300).group(arguments_group);
-  };
-  const auto count = [&](const char* name, std::optional<std::int64_t>& value, const char* what) {
-    line.add_option(name, value, what)
-        .type_name("N")
-        .within(std::int64_t{1}, std::int64_t{1} << 40)
-        .group(arguments_group);
-  };
-  add("--learning-rate", a.learning_rate,
-      "optimizer.params.lr; without a section optimizer: AdamW with this rate");
-  add("--adam-beta1", a.adam_beta1, "optimizer.params.betas, the first");
-  add("--adam-beta2", a.adam_beta2, "optimizer.params.betas, the second");
-  add("--adam-epsilon", a.adam_epsilon, "optimizer.params.eps");
-  add("--weight-decay", a.weight_decay, "optimizer.params.weight_decay");
-  add("--max-grad-norm", a.max_grad_norm, "gradient_clipping; 0: no clipping");
-  count("--warmup-steps", a.warmup_steps, "scheduler.params.warmup_num_steps");
-  count("--total-steps", a.total_steps, "scheduler.params.total_num_steps; \"auto\" is --steps without it");
-}
-
-void add_ddp(CommandLine& line, TrainingArguments& a) {
-  line.add_option("--ddp-comm-hook", a.ddp_comm_hook,
-                  "ringzero.comm_hook: no, fp16, bf16, power_sgd or batched_power_sgd; not with ZeRO")
-      .type_name("NAME")
-      .one_of({"no", "fp16", "bf16", "power_sgd", "batched_power_sgd"})
-      .group(arguments_group);
 }
 
 void add_decay(CommandLine& line, std::string& decay) {
@@ -148,12 +106,13 @@ void add_outputs(CommandLine& line, Options& o) {
           "Predict memory and traffic as the program plan does, and print them beside what was measured")
       .group("Outputs");
   line.add_option("--save", o.save,
-                  "Write model.safetensors, config.json and ds_config.json there at the end")
+                  "Write model.safetensors, config.json, ds_config.json and, for text, tokenizer.json there "
+                  "at the end")
       .type_name("DIR")
       .group("Outputs");
   line.add_flag("--save-nonfinite", o.save_nonfinite, "Save weights even if some are infinite or NaN")
       .group("Outputs");
-  line.add_option("--sample", o.sample, "At the end, continue this text (byte vocabulary)")
+  line.add_option("--sample", o.sample, "At the end, or without --data, continue this text (byte vocabulary)")
       .type_name("TEXT")
       .group("Outputs");
   line.add_option("--sample-tokens", o.sample_tokens, "Length of that continuation; default 200")
@@ -270,31 +229,142 @@ void add_speed(CommandLine& line, Options& o) {
       .group(speed_group);
 }
 
-void check_combinations(const Options& o) {
-  require(!o.data.empty() || !o.tokens.empty(), Errc::config,
-          "nothing to train on; give --data FILE|DIR or --tokens TOKENS.bin");
+/// The number of updates has three names.
+void read_steps(Options& o) {
+  const TrainingArguments& a = o.arguments;
+  const bool max_steps = a.max_steps && *a.max_steps >= 0;  // -1 is none, as in Trainer
+  require(int{o.steps.has_value()} + int{max_steps} + int{a.num_train_epochs.has_value()} <= 1, Errc::config,
+          "--steps, --max-steps and --num-train-epochs exclude each other");
+  if (max_steps) o.steps = a.max_steps;
+}
+
+void check_combinations(Options& o) {
+  const bool data = !o.data.empty() || !o.tokens.empty();
+  if (!data && o.sample && o.steps.value_or(0) == 0) {
+    // A folder with weights is sampled from.
+    if (o.init.empty() && o.resume().empty() && std::filesystem::is_directory(o.model)) o.init = o.model;
+    require(
+        !o.init.empty() || !o.resume().empty(), Errc::config,
+        "--sample: without training, weights are needed; add --init MODEL.safetensors, or give their folder "
+        "as --model");
+    o.steps = 0, o.samples_only = true;
+    return;
+  }
+  require(!o.config.empty(), Errc::config, "--config is required; see --help");
+  require(data, Errc::config, "nothing to train on; give --data FILE|DIR or --tokens TOKENS.bin");
+}
+
+bool is_argument(const std::string& word, std::span<const ArgumentGroup> groups) {
+  if (const ArgumentFlag* flag = find_argument_flag(word))
+    return std::ranges::find(groups, flag->group) != groups.end();
+  const std::string name = word.starts_with("--") ? argument_name(word) : "";
+  return name == "deepspeed" || name == "deepspeed_config" || name == "local_rank";
+}
+
+/// `word` with '-' between the words of its name.
+std::string dashed(std::string word) {
+  if (word.starts_with("--"))
+    std::replace(word.begin(),
+                 word.begin() + static_cast<std::ptrdiff_t>(std::min(word.find('='), word.size())), '_', '-');
+  return word;
+}
+
+bool is_bool(std::string_view word) {
+  return word == "true" || word == "True" || word == "false" || word == "False";
+}
+
+/// Divides the words between CommandLine and parse_arguments(); a flag of both is CommandLine's.
+class DividedWords {
+ public:
+  DividedWords(const CommandLine& line, std::span<const ArgumentGroup> groups,
+               std::span<const char* const> words) {
+    for (std::size_t i = 0; i < words.size(); ++i) {
+      const std::string word = dashed(words[i]);
+      const std::string flag = word.substr(0, word.find('='));
+      const bool has_value = flag == word && i + 1 < words.size();
+      if (const auto values = line.values_of(flag)) {
+        if (has_value && *values == 0 && is_bool(words[i + 1])) {  // Trainer's form of a flag without a value
+          if (std::string_view(words[++i]).substr(1) == "rue") own.push_back(word);
+          continue;
+        }
+        own.push_back(word);
+        if (has_value && *values > 0) own.emplace_back(words[++i]);
+      } else if (is_argument(word, groups)) {
+        arguments.emplace_back(words[i]);
+        if (has_value && !std::string_view(words[i + 1]).starts_with("--"))
+          arguments.emplace_back(words[++i]);
+      } else {
+        require(no_argument_flag(word).empty() || !word.starts_with("--"), Errc::config, flag,
+                ": a flag of Trainer without a counterpart here: ", no_argument_flag(word));
+        own.push_back(word);
+      }
+    }
+  }
+
+  std::vector<std::string> own, arguments;
+};
+
+std::vector<const char*> pointers(const std::string& program, const std::vector<std::string>& words) {
+  std::vector<const char*> out{program.c_str()};
+  for (const std::string& word : words) out.push_back(word.c_str());
+  return out;
+}
+
+/// The flags of parse_arguments() that the help of `line` does not have.
+std::string arguments_help(const CommandLine& line, std::span<const ArgumentGroup> groups) {
+  std::string text =
+      "Flags with the names of Hugging Face's TrainingArguments ('_' may stand for '-'): values that the "
+      "DeepSpeed\n"
+      "configuration leaves out or calls \"auto\"\n";
+  const auto shown = [&](const ArgumentFlag& flag) {
+    return !line.values_of(dashed(concat("--", flag.name)));
+  };
+  for (const ArgumentGroup group : groups) text += describe_argument_flags(group, '-', shown);
+  return text;
 }
 
 }  // namespace
+
+std::string parse_words(CommandLine& line, Options& o, std::span<const ArgumentGroup> groups, int argc,
+                        const char* const* argv) {
+  std::vector<std::string> names{"--deepspeed", "--deepspeed-config", "--local-rank"};
+  for (const ArgumentFlag& flag : argument_flags())
+    if (std::ranges::find(groups, flag.group) != groups.end())
+      names.push_back(dashed(concat("--", flag.name)));
+  line.add_known_names(std::move(names));
+  const auto words = std::span(argv, static_cast<std::size_t>(argc)).subspan(argc > 0 ? 1 : 0);
+  const DividedWords divided(line, groups, words);
+  const std::string program = argc > 0 ? argv[0] : "";
+  const auto own = pointers(program, divided.own), arguments = pointers(program, divided.arguments);
+  if (std::string help = line.parse(static_cast<int>(own.size()), own.data()); !help.empty())
+    return concat(help, '\n', arguments_help(line, groups));
+  KnownArguments known =
+      parse_known_arguments(static_cast<int>(arguments.size()), arguments.data(), std::move(o.arguments));
+  require(known.rest.empty(), Errc::config, "unexpected argument '",
+          known.rest.empty() ? "" : known.rest.front(), "'; see --help");
+  o.arguments = std::move(known.options.arguments);
+  std::string& file = known.options.config;
+  require(file.empty() || o.config.empty() || file == o.config, Errc::config, "--config ", o.config,
+          " and --deepspeed ", file, " exclude each other");
+  if (!file.empty()) o.config = file;
+  return "";
+}
 
 void add_run_flags(CommandLine& line, Options& o, RunWords& words) {
   add_model(line, o);
   add_passes(line, o);
   add_decay(line, words.decay);
-  add_sizes_and_precision(line, o.arguments, words.precision);
-  add_rates(line, o.arguments);
-  add_ddp(line, o.arguments);
   add_buckets(line, o);
 }
 
 void read_words(Options& o, const RunWords& words) {
-  if (!words.precision.empty()) o.arguments.precision = dtype_from_name(words.precision);
   o.decay = words.decay == "all" ? Decay::all : Decay::matrices;
   o.arguments.origin = "command line";
 }
 
 ParsedOptions parse_options(int argc, const char* const* argv) {
   ParsedOptions parsed;
+  constexpr std::array groups{ArgumentGroup::configuration, ArgumentGroup::loop, ArgumentGroup::checkpoint};
   CommandLine line(description, "train_gpt", footer);
   line.column_width(34);
   RunWords words;
@@ -306,11 +376,12 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   add_checkpoints(line, parsed.options.arguments, switches);
   add_evaluation(line, parsed.options, switches);
   add_speed(line, parsed.options);
-  parsed.help = line.parse(argc, argv);
+  parsed.help = parse_words(line, parsed.options, groups, argc, argv);
   if (!parsed.help.empty()) return parsed;
-  check_combinations(parsed.options);
   read_words(parsed.options, words);
   read_switches(parsed.options.arguments, switches);
+  read_steps(parsed.options);
+  check_combinations(parsed.options);
   return parsed;
 }
 

@@ -3,8 +3,10 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 
+#include "sharding/config/argument_flags.h"
 #include "sharding/config/training_arguments.h"
 #include "sharding/engine/configured.h"
 #include "tools/command_line/command_line.h"
@@ -18,13 +20,13 @@ struct Options {
   std::string tokens;     ///< tokens.bin; alternative to `data`
   std::string eval_data;  ///< what is evaluated, of the form of `data` or `tokens`; or empty
   std::optional<double> validation_split_percentage;  ///< of the data: evaluated, and not trained on
-  std::string config;                                 ///< DeepSpeed configuration
-  std::string strategy;                               ///< empty: from zero_optimization.stage
-  std::string metrics;                                ///< metrics.jsonl; empty: not written
-  std::string save;                                   ///< directory; empty: the model is not saved
-  std::optional<std::string> sample;                  ///< prompt of a text sample at the end
-  std::optional<std::int64_t> seq_len;                ///< default: the number of positions of the model
-  std::optional<std::int64_t> steps;                  ///< default: one pass over the data
+  std::string config;                   ///< DeepSpeed configuration; may be empty for a sample alone
+  std::string strategy;                 ///< empty: from zero_optimization.stage
+  std::string metrics;                  ///< metrics.jsonl; empty: not written
+  std::string save;                     ///< directory; empty: the model is not saved
+  std::optional<std::string> sample;    ///< prompt of a text sample at the end
+  std::optional<std::int64_t> seq_len;  ///< default: the number of positions of the model
+  std::optional<std::int64_t> steps;    ///< default: one pass over the data
   std::int64_t sample_tokens = 200;
   double sample_temperature = 0.8;
   std::int64_t sample_top_k = 0;  ///< 0: all tokens
@@ -36,7 +38,8 @@ struct Options {
   std::string device = "host";
   std::string backend;  ///< empty: from RZ_BACKEND
   bool shuffle = true, overlap = true, recompute = false, graph = true, save_nonfinite = false;
-  bool plan = false;  ///< compare memory with the plan of the run
+  bool samples_only = false;  ///< nothing is trained: a sample is drawn from weights
+  bool plan = false;          ///< compare memory with the plan of the run
 
   /// The flag of this file or folder; absent: it is from the configuration, or there is none.
   std::string resume() const { return arguments.resume_from_checkpoint.value_or(""); }
@@ -45,10 +48,14 @@ struct Options {
 
 /// Flags whose values are words.
 struct RunWords {
-  std::string precision, decay = "matrices";
+  std::string decay = "matrices";
 };
 /// Adds the flags that decide on memory and traffic: model, configuration, and what changes them.
 void add_run_flags(CommandLine&, Options&, RunWords&);
+/// Parses the flags of `line`, and those of parse_arguments() of these groups, in any of their spellings;
+/// returns the text of --help, or "".
+std::string parse_words(CommandLine& line, Options&, std::span<const ArgumentGroup> groups, int argc,
+                        const char* const* argv);
 /// Sets the options that the words stand for, after parsing.
 void read_words(Options&, const RunWords&);
 

@@ -24,26 +24,29 @@ void add_json(std::vector<Fact>& facts, const char* flag, const std::string& tex
 }
 
 void add_flags(std::vector<Fact>& facts, const Options& o, const Inputs& in) {
-  facts.insert(facts.end(), {{"--seed", concat(o.seed)},
-                             {"--init given", yes(in.checkpoint.has_value())},
-                             {"--strategy", name(in.strategy)},
-                             {"--decay", o.decay == Decay::all ? "all" : "matrices"},
-                             {"--seq-len", concat(in.seq_len)},
-                             {"--steps", o.steps ? concat(*o.steps) : "one pass over the data"},
-                             {"shuffle", yes(o.shuffle)},
-                             {"overlap", yes(o.overlap)},
-                             {"--bucket-mb", o.bucket_mb ? concat(*o.bucket_mb) : "not given"},
-                             {"--recompute", yes(o.recompute)},
-                             {"graph", yes(o.graph)},
-                             {"--resume", or_not_given(o.resume())},
-                             {"--checkpoint-dir", or_not_given(o.checkpoint_dir())},
-                             {"evaluation", yes(in.validation.has_value())},
-                             {"--save given", yes(!o.save.empty())},
-                             {"--save-nonfinite", yes(o.save_nonfinite)},
-                             {"--sample", o.sample ? concat('"', *o.sample, '"') : "not given"},
-                             {"--sample-tokens", concat(o.sample_tokens)},
-                             {"--sample-temperature", concat(o.sample_temperature)},
-                             {"--sample-top-k", concat(o.sample_top_k)}});
+  facts.insert(
+      facts.end(),
+      {{"--seed", concat(o.seed)},
+       {"--init given", yes(in.checkpoint.has_value())},
+       {"--strategy", name(in.strategy)},
+       {"--decay", o.decay == Decay::all ? "all" : "matrices"},
+       {"--seq-len", concat(in.seq_len)},
+       {"--steps", o.steps ? concat(*o.steps)
+                           : concat(o.arguments.num_train_epochs.value_or(1), " passes over the data")},
+       {"shuffle", yes(o.shuffle)},
+       {"overlap", yes(o.overlap)},
+       {"--bucket-mb", o.bucket_mb ? concat(*o.bucket_mb) : "not given"},
+       {"--recompute", yes(o.recompute)},
+       {"graph", yes(o.graph)},
+       {"--resume", or_not_given(o.resume())},
+       {"--checkpoint-dir", or_not_given(o.checkpoint_dir())},
+       {"evaluation", yes(in.validation.has_value())},
+       {"--save given", yes(!o.save.empty())},
+       {"--save-nonfinite", yes(o.save_nonfinite)},
+       {"--sample", o.sample ? concat('"', *o.sample, '"') : "not given"},
+       {"--sample-tokens", concat(o.sample_tokens)},
+       {"--sample-temperature", concat(o.sample_temperature)},
+       {"--sample-top-k", concat(o.sample_top_k)}});
 }
 
 /// Hash of the first, middle and last elements of every parameter.
@@ -70,8 +73,9 @@ void require_same_run(const Options& o, const Inputs& in, Communicator& communic
   add_flags(facts, o, in);
   add_json(facts, "--model", to_json(in.model->config()));
   add_json(facts, "--config", resolved_json(in.ds));
-  facts.push_back({"the number of tokens", concat(in.tokens.count())});
-  facts.push_back({"the hash of the tokens", checksum_text(checksum(in.tokens))});
+  if (!o.samples_only)
+    facts.insert(facts.end(), {{"the number of tokens", concat(in.tokens.count())},
+                               {"the hash of the tokens", checksum_text(checksum(in.tokens))}});
   if (in.validation)
     facts.insert(facts.end(), {{"the number of samples that are evaluated", concat(in.validation->samples)},
                                {"the hash of the tokens that are evaluated",

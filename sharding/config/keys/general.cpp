@@ -43,12 +43,16 @@ constexpr KeySpec top[] = {
     refused("managed_gradient_accumulation", "true", "[true]",
             "the engine decides which pass ends an update"),
     refused("sparse_gradients", "false", "[false]", "gradients of embeddings are dense"),
-    applied("dataloader_drop_last", boolean, "false", "drop the samples of an epoch that fill no batch"),
-    applied("steps_per_print", integer, "null", "updates between lines of progress; train_gpt has its own")
-        .within(1, 0x1p62),  // "never" is written as a large number
+    applied("dataloader_drop_last", boolean, "false", "drop the samples of an epoch that fill no batch")
+        .from(Argument::drop_last),
+    applied("steps_per_print", integer, "null", "updates between lines of progress")
+        .within(1, 0x1p62)  // "never" is written as a large number
+        .from(Argument::logging_steps),
     applied("wall_clock_breakdown", boolean, "false",
-            "time of forward, backward and step, every steps_per_print (10); not in train_gpt"),
-    applied("memory_breakdown", boolean, "false", "bytes held, every steps_per_print (10); not in train_gpt"),
+            "time of forward, backward and step, every steps_per_print (10); train_gpt warns that it has no "
+            "effect there"),
+    applied("memory_breakdown", boolean, "false",
+            "bytes held, every steps_per_print (10); train_gpt warns that it has no effect there"),
     accepted("dump_state", boolean, "false", "the resolved configuration is always printed"),
     accepted("seq_parallel_communication_data_type", "\"fp32\"", "there is no sequence parallelism"),
     refused("sequence_parallel_size", "1", "[1]", "there is no sequence parallelism"),
@@ -94,7 +98,8 @@ constexpr KeySpec top[] = {
 constexpr KeySpec activation_checkpointing[] = {
     applied("partition_activations", boolean, "false",
             "true: blocks keep no activations and compute them again in backward; there is no model "
-            "parallelism to partition over"),
+            "parallelism to partition over")
+        .from(Argument::gradient_checkpointing),
     applied("number_checkpoints", integer, "null", "not null: as partition_activations, for every block")
         .within(0, max_micro),
     applied("cpu_checkpointing", boolean, "false",

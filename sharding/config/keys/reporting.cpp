@@ -10,8 +10,7 @@ constexpr const char* metrics = "train_gpt --metrics writes a line of JSON an up
 constexpr KeySpec enabled = unused("enabled", boolean, "false", metrics);
 
 constexpr KeySpec csv_monitor[] = {
-    applied("enabled", boolean, "false",
-            "rank 0 writes loss, rate and loss scale of each update; not in train_gpt"),
+    applied("enabled", boolean, "false", "rank 0 writes loss, rate and loss scale of each update"),
     applied("output_path", text, "\"\"", "folder of the files"),
     applied("job_name", text, "\"DeepSpeedJobName\"", "folder below it")};
 constexpr KeySpec tensorboard[] = {enabled, accepted("output_path", "\"\""),

@@ -20,6 +20,12 @@ json betas_of(const TrainingArguments& a) {
   return {a.adam_beta1.value_or(0.9), a.adam_beta2.value_or(0.999)};
 }
 
+/// Trainer's strategy "no" prevails over a number.
+json steps_of(const std::optional<std::string>& strategy, const std::optional<std::int64_t>& steps) {
+  if (strategy == "no") return 0;
+  return strategy == "steps" ? json(steps.value_or(500)) : or_null(steps);
+}
+
 /// Null if it is not given.
 json value_of(const TrainingArguments& a, Argument argument) {
   switch (argument) {
@@ -55,10 +61,16 @@ json value_of(const TrainingArguments& a, Argument argument) {
       return or_null(a.ddp_broadcast_buffers);
     case Argument::comm_hook:
       return or_null(a.ddp_comm_hook);
+    case Argument::gradient_checkpointing:
+      return or_null(a.gradient_checkpointing);
+    case Argument::drop_last:
+      return or_null(a.dataloader_drop_last);
+    case Argument::logging_steps:
+      return or_null(a.logging_steps);
     case Argument::output_dir:
       return or_null(a.output_dir);
     case Argument::save_steps:
-      return or_null(a.save_steps);
+      return steps_of(a.save_strategy, a.save_steps);
     case Argument::save_minutes:
       return or_null(a.save_minutes);
     case Argument::save_total_limit:
@@ -68,7 +80,7 @@ json value_of(const TrainingArguments& a, Argument argument) {
     case Argument::resume_from_checkpoint:
       return or_null(a.resume_from_checkpoint);
     case Argument::eval_steps:
-      return or_null(a.eval_steps);
+      return steps_of(a.eval_strategy, a.eval_steps);
     case Argument::metric_for_best_model:
       return or_null(a.metric_for_best_model);
     case Argument::greater_is_better:
@@ -109,6 +121,7 @@ json default_of(Argument argument) {
 }  // namespace
 
 std::optional<ArgumentValue> ArgumentResolver::given(Argument argument) {
+  if (argument == Argument::warmup_steps && arguments_.warmup_ratio) return warmup_by_ratio();
   json value = value_of(arguments_, argument);
   if (value.is_null()) return std::nullopt;
   used_.insert(argument);
@@ -145,6 +158,20 @@ std::optional<ArgumentValue> ArgumentResolver::max_rate() {
   return automatic(Argument::learning_rate);
 }
 
+/// Schedules read their total before the warm-up; one without a total counts with the updates of the run.
+std::optional<ArgumentValue> ArgumentResolver::warmup_by_ratio() {
+  require(!arguments_.warmup_steps, Errc::config, "warmup_steps and warmup_ratio (", arguments_.origin,
+          ") exclude each other");
+  const Settings::Entry* entry = settings_.find("scheduler.params.total_num_steps");
+  const auto total =
+      entry ? std::optional(ArgumentValue{entry->value, ""}) : automatic(Argument::total_steps);
+  require(total.has_value(), Errc::config, file_, ": scheduler.params.warmup_num_steps: warmup_ratio (",
+          arguments_.origin, ") needs the updates of the run; give total_steps or max_steps");
+  ratio_used_ = true;
+  const auto steps = std::ceil(*arguments_.warmup_ratio * total->value.get<double>());
+  return ArgumentValue{static_cast<std::int64_t>(steps), concat("warmup_ratio (", arguments_.origin, ")")};
+}
+
 std::optional<ArgumentValue> ArgumentResolver::total_steps() const {
   if (!facts_.updates) return std::nullopt;
   const BatchSizes sizes =
@@ -162,6 +189,9 @@ std::optional<ArgumentValue> ArgumentResolver::by_hidden_size(Argument argument)
 }
 
 void ArgumentResolver::require_all_used() const {
+  require(!arguments_.warmup_ratio || ratio_used_, Errc::config, file_,
+          ": the configuration has no key for warmup_ratio (", arguments_.origin,
+          "); add its section, or leave it out");
   for (int i = 1; i <= static_cast<int>(Argument::early_stopping_threshold); ++i) {
     const auto argument = static_cast<Argument>(i);
     if (!value_of(arguments_, argument).is_null())

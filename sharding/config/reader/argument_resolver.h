@@ -22,6 +22,7 @@ class ArgumentResolver {
 
  private:
   std::optional<ArgumentValue> max_rate();
+  std::optional<ArgumentValue> warmup_by_ratio();
   std::optional<ArgumentValue> total_steps() const;
   std::optional<ArgumentValue> by_hidden_size(Argument) const;
 
@@ -30,6 +31,7 @@ class ArgumentResolver {
   const Settings& settings_;
   const std::string& file_;
   std::set<Argument> used_;
+  bool ratio_used_ = false;
 };
 
 /// The batch sizes among the settings.

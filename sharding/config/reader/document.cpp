@@ -1,6 +1,7 @@
 // docs/configuration.md.
 
 #include "comm/core/error.h"
+#include "sharding/config/argument_flags.h"
 #include "sharding/config/ds_config.h"
 #include "sharding/config/keys/key_spec.h"
 
@@ -27,10 +28,21 @@ duplicate keys are errors.
 | refused | an error unless the value is the default or one of those named |
 
 "auto" stands for the argument of the last column, as in Hugging Face's Trainer; any other "auto" in a section is the
-default, as in DeepSpeed. `train_gpt --help` lists the flags with these names. Old spellings (`cpu_offload`,
+default, as in DeepSpeed. Arguments are fields of `TrainingArguments`, and [flags](#flags). Old spellings (`cpu_offload`,
 `cpu_offload_param`, `bfloat16`, `fp16_enabled`, `fp32_allreduce`, `load_universal_checkpoint`,
 `stage3_gather_fp16_weights_on_model_save`, true or false for `zero_optimization`) are accepted with a warning; keys
 that begin with `stage3_` may be written without it.
+)";
+
+constexpr const char* flags_introduction = R"(
+## Flags
+
+Of `parse_arguments()` and `train_gpt`; `plan` has those that change memory and traffic. `-` may stand for `_`, and a
+flag without a value may have true or false behind it. `--deepspeed FILE`, or `--deepspeed --deepspeed_config FILE`,
+names the configuration, and `--seed N` the seed. `--local_rank N` must be that of the launcher.
+
+| flag | sets |
+|---|---|
 )";
 
 /// Text for a cell of a table.
@@ -74,6 +86,9 @@ std::string configuration_document() {
         concat("\n## ", heading(o), "\n\n| key | default | what is done | \"auto\" |\n|---|---|---|---|\n");
     for (const KeySpec& k : o.keys) out += row(k);
   }
+  out += flags_introduction;
+  for (const ArgumentFlag& f : argument_flags())
+    out += concat("| `--", f.name, f.value.empty() ? "" : " ", f.value, "` | ", cell(f.help), " |\n");
   return out;
 }
 

@@ -69,6 +69,37 @@ void add_default_optimizer(json& document) {
       {"params", {{"lr", "auto"}, {"betas", "auto"}, {"eps", "auto"}, {"weight_decay", "auto"}}}};
 }
 
+/// The section that stands for a type of Hugging Face's schedules; null: a constant rate.
+json scheduler_of(std::string_view type) {
+  const json warmup{{"warmup_num_steps", "auto"}, {"warmup_type", "linear"}};
+  json params = warmup;
+  if (type == "constant") return {};
+  if (type == "constant_with_warmup" || type == "linear")
+    params.update({{"warmup_min_lr", 0}, {"warmup_max_lr", "auto"}});
+  if (type == "linear" || type == "cosine") params["total_num_steps"] = "auto";
+  if (type == "cosine") params.update({{"warmup_min_ratio", 0}, {"cos_min_ratio", 0}});
+  return {{"type", type == "linear"   ? "WarmupDecayLR"
+                   : type == "cosine" ? "WarmupCosineLR"
+                                      : "WarmupLR"},
+          {"params", std::move(params)}};
+}
+
+/// The section of lr_scheduler_type, which must agree with one that the file has.
+void add_scheduler(json& document, const TrainingArguments& a, const std::string& file) {
+  if (!a.lr_scheduler_type) return;
+  const json section = scheduler_of(*a.lr_scheduler_type);
+  const json& found = document.contains("scheduler") ? document["scheduler"] : json();
+  const bool has_type = found.is_object() && found.contains("type") && !found["type"].is_null();
+  if (!has_type) {
+    if (!section.is_null()) document["scheduler"] = section;
+    return;
+  }
+  require(!section.is_null() && found["type"] == section["type"], Errc::config, file, ": scheduler.type: is ",
+          to_display(found["type"]), ", but lr_scheduler_type (", a.origin, ") ", *a.lr_scheduler_type,
+          " stands for ", section.is_null() ? "no section" : to_display(section["type"]),
+          "; remove one of them");
+}
+
 void fill_sections(Settings& s, const RunFacts& facts, DsConfig& c) {
   c.batch = with_batch_defaults(batch_of(s), s);
   if (c.batch.train || c.batch.micro) c.sizes = resolve_batch(c.batch, facts.ranks, c.file);
@@ -96,6 +127,7 @@ DsConfig parse_ds_config(std::string_view text, const std::string& file, const T
   nlohmann::json document = parse_json(text, file, JsonDialect::relaxed);
   const JsonObject root(document, file);  // an object, or an error
   if (facts.adamw_by_default) ds::add_default_optimizer(document);
+  ds::add_scheduler(document, arguments, file);
   auto old_paths = ds::rename_old_spellings(document, file, config.warnings);
   ds::Settings settings;
   ds::ArgumentResolver resolver(arguments, facts, settings, file);

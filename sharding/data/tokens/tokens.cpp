@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "comm/core/error.h"
@@ -128,15 +129,54 @@ std::vector<std::string> files_below(const std::string& folder, std::span<const 
 
 bool is_text(const std::string& bytes) { return bytes.find('\0') == std::string::npos; }
 
+bool is_object(std::string_view line) {
+  while (!line.empty() && std::string_view(" \t\r").find(line.back()) != line.npos) line.remove_suffix(1);
+  if (!line.starts_with('{') || !line.ends_with('}')) return false;
+  try {
+    parse_json(line, "", JsonDialect::strict);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+/// Whether the file has records in JSON, by its name or by its first two lines.
+bool has_records(const std::string& path, std::string_view text) {
+  const std::string extension = fs::path(path).extension().string();
+  for (const char* known : {".jsonl", ".ndjson"})
+    if (extension == known) return true;
+  const std::size_t first = text.find('\n');
+  if (first == text.npos || !is_object(text.substr(0, first))) return false;
+  const std::size_t second = text.find('\n', first + 1);
+  return is_object(text.substr(first + 1, second - first - 1));  // to the end if there is no third line
+}
+
+[[noreturn]] void refuse_records(const std::string& path) {
+  fail(Errc::config, path,
+       ": holds records in JSON, whose syntax would be read as text; write their text to ",
+       "a file, e.g. jq -r .text < FILE.jsonl > FILE.txt");
+}
+
+std::string text_in(const std::string& path) {
+  std::string text = read_text_file(path, max_text_bytes);
+  if (fs::path(path).extension() == ".json" || has_records(path, text)) refuse_records(path);
+  return text;
+}
+
 std::string text_below(const std::string& folder, std::span<const std::string> outputs) {
-  std::string all;
+  std::string all, records;
   for (const auto& file : files_below(folder, outputs)) {
     const std::string text = read_text_file(file, max_text_bytes);
     if (text.empty() || !is_text(text)) continue;
+    if (has_records(file, text)) {
+      records = file;
+      continue;
+    }
     all += (all.empty() ? "" : "\n") + text;
     require(all.size() <= max_text_bytes, Errc::config, folder, ": holds more than ",
             human_bytes(max_text_bytes), " of text; give a smaller folder");
   }
+  if (all.empty() && !records.empty()) refuse_records(records);
   return all;
 }
 
@@ -147,7 +187,7 @@ Tokens Tokens::from_text(const std::string& path, std::span<const std::string> o
   state->name = path;
   try {
     require(fs::exists(path), Errc::config, path, ": no such file or folder; give text to train on");
-    state->text = fs::is_directory(path) ? text_below(path, outputs) : read_text_file(path, max_text_bytes);
+    state->text = fs::is_directory(path) ? text_below(path, outputs) : text_in(path);
   } catch (const fs::filesystem_error& e) {
     fail(Errc::config, path, ": cannot be read: ", e.code().message());
   }

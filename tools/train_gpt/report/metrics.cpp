@@ -85,11 +85,18 @@ std::string human_duration(double seconds) {
   return text;
 }
 
-Progress::Progress(std::FILE* out, bool terminal, std::uint64_t steps, std::uint64_t first_step)
-    : out_(out), terminal_(terminal), steps_(steps), first_step_(first_step), last_step_(first_step) {}
+Progress::Progress(std::FILE* out, bool terminal, std::uint64_t steps, std::uint64_t first_step,
+                   std::optional<std::int64_t> every)
+    : out_(out),
+      terminal_(terminal && !every),
+      steps_(steps),
+      first_step_(first_step),
+      last_step_(first_step),
+      every_(every) {}
 
 bool Progress::line_is_due(const UpdateReport& r) const {
   if (r.step == first_step_ || r.step + 1 == steps_ || r.eval_loss) return true;
+  if (every_) return (r.step + 1) % static_cast<std::uint64_t>(*every_) == 0;
   const auto since = Clock::now() - last_line_;
   const bool part = (r.step - last_step_) * 20 >= steps_;
   return (part && since >= std::chrono::seconds(1)) || since >= std::chrono::seconds(10);

@@ -44,11 +44,13 @@ class MetricsLog {
 };
 
 /// On a terminal: a bar that is redrawn in place. Elsewhere: lines for the first and the last update and for
-/// every twentieth of the run, at most one per second and at least one every ten seconds.
+/// every twentieth of the run, at most one per second and at least one every ten seconds; with `every`, for
+/// every so many updates instead, also on a terminal.
 class Progress {
  public:
   /// `first_step`: of this process.
-  Progress(std::FILE* out, bool terminal, std::uint64_t steps, std::uint64_t first_step = 0);
+  Progress(std::FILE* out, bool terminal, std::uint64_t steps, std::uint64_t first_step = 0,
+           std::optional<std::int64_t> every = {});
   void update(const UpdateReport&);
 
  private:
@@ -58,6 +60,7 @@ class Progress {
   std::FILE* out_;
   bool terminal_;
   std::uint64_t steps_, first_step_, last_step_;
+  std::optional<std::int64_t> every_;
   Clock::time_point start_ = Clock::now(), last_line_{};
 };
 
