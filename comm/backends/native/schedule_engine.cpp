@@ -33,7 +33,7 @@ ScheduleEngine::ScheduleEngine(Transport& transport, int rank, int size, const N
 
 void ScheduleEngine::require_schedules() const {
   for (int c = 0; c < collective_count; ++c) {
-    const Collective kind{c};
+    const auto kind = Collective(c);
     if (size_ == 1 || overrides_.of(kind).empty()) continue;
     require(!overrides_.is_of_a_node(kind), Errc::config, "the algorithm ", name(kind), "=",
             overrides_.of(kind), " requires that all ranks share memory; choose one of ",
