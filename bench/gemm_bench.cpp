@@ -9,6 +9,7 @@
 #include <functional>
 #include <vector>
 
+#include "comm/core/error.h"
 #include "tensor/kernels/linear_algebra/gemm.h"
 
 #ifdef RZ_BENCH_DNNL
@@ -106,7 +107,7 @@ std::vector<double> time(const Product& p, const std::vector<Gemm>& libraries, c
 
 }  // namespace
 
-int main() {
+int main() try {
   std::vector<Gemm> libraries{run_library};
 #ifdef RZ_BENCH_DNNL
   libraries.push_back(run_dnnl);
@@ -138,4 +139,7 @@ int main() {
     }
     print_step();
   }
+} catch (const std::exception& e) {
+  std::fprintf(stderr, "gemm_bench: %s\n", rz::one_line(e).c_str());
+  return 1;
 }

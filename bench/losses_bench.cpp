@@ -12,6 +12,7 @@
 #include <functional>
 #include <vector>
 
+#include "comm/core/error.h"
 #include "tensor/loss_ops.h"
 
 namespace {
@@ -106,7 +107,7 @@ void time_elements(const char* name, const Problem& p, rz::ops::ElementLoss how)
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   if (argc != 6) return std::fprintf(stderr, "losses_bench ROWS CLASSES THREADS DTYPE CALLS\n"), 2;
   const Problem p = problem_of(argv);
   time_loss(
@@ -126,4 +127,7 @@ int main(int argc, char** argv) {
   time_elements("binary_cross_entropy", p, rz::ops::ElementLoss::binary_cross_entropy);
   time_loss(
       "accuracy", p, [&] { rz::ops::accuracy(p.sums, p.logits, p.targets, -100, p.stream); }, [] {});
+} catch (const std::exception& e) {
+  std::fprintf(stderr, "losses_bench: %s\n", rz::one_line(e).c_str());
+  return 1;
 }

@@ -120,7 +120,7 @@ ROOMS = {
     'tools/checkpoint': 'comm/core sharding/io sharding/checkpoint sharding/checkpoint/sharded '
                         'sharding/checkpoint/convert tools/command_line',
     'tools/topology': 'comm tools/command_line',
-    'tools/rzrun': 'comm comm/core tools/command_line',
+    'tools/rzrun': 'comm comm/core comm/os tools/command_line',
     'tools/tune': 'comm comm/core comm/tuning tools/command_line',
     'tools/train_gpt/report': MODEL + 'sharding/io tools/command_line',
     'tools/train_gpt': MODEL + 'sharding/config sharding/consistency sharding/data sharding/io sharding/optim '

@@ -2,6 +2,7 @@
 /// Errors of all layers: one exception type with a code and, where known, the culprit rank. A message states
 /// the failure, the place (rank, peer, file, key) and the remedy.
 
+#include <exception>
 #include <stdexcept>
 #include <string>
 
@@ -53,5 +54,9 @@ void require(bool ok, Errc code, const T&... parts) {
 
 /// Throws Errc::system with the name of the call, `about`, and the text of errno.
 [[noreturn]] void fail_errno(const char* call, const std::string& about = {});
+
+/// The message of an exception of any kind in one line, for programs that end with it. One of the standard
+/// library is described with the limit and the remedy where they are known: "std::bad_alloc" says neither.
+std::string one_line(const std::exception&);
 
 }  // namespace rz

@@ -1,16 +1,27 @@
 #pragma once
 /// Owner of a file descriptor.
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <utility>
 
 namespace rz {
 
+/// The descriptor, or a duplicate above those of standard input, output and error. A process may have closed
+/// these, as daemons do, and still print: its text must not reach a file or socket of this library.
+inline int above_standard(int fd) {
+  if (fd < 0 || fd > STDERR_FILENO) return fd;
+  const int above = ::fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+  if (above < 0) return fd;
+  ::close(fd);
+  return above;
+}
+
 class UniqueFd {
  public:
   UniqueFd() = default;
-  explicit UniqueFd(int fd) : fd_(fd) {}
+  explicit UniqueFd(int fd) : fd_(above_standard(fd)) {}
   UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   UniqueFd& operator=(UniqueFd&& other) noexcept {
     if (this != &other) close(), fd_ = std::exchange(other.fd_, -1);

@@ -144,6 +144,10 @@ void SharedMemoryAllocator::remove_entry(std::uint32_t number) noexcept {
 std::shared_ptr<std::byte> allocate_zeroed(const std::shared_ptr<SharedMemoryAllocator>& arena,
                                            std::size_t bytes) {
   if (arena) return arena->allocate(bytes);
+  // As for shared memory: beyond a cgroup's limit the kernel kills the process.
+  require(!exceeds_available_memory(bytes), Errc::system, "memory: need ", human_bytes(bytes),
+          ", have about ", human_bytes(available_memory()),
+          "; use smaller buffers, or raise the container's memory limit");
   auto memory = allocate_host(bytes);
   if (bytes) std::memset(memory.get(), 0, bytes);
   return memory;

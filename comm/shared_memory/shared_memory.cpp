@@ -95,12 +95,15 @@ unsigned long long available_memory(const std::string& root) {
   return std::min(available, cgroup_memory(root).value_or(~0ull));
 }
 
+bool exceeds_available_memory(std::size_t bytes) {
+  return bytes >= (64u << 20) && bytes > available_memory();
+}
+
 SharedMemory SharedMemory::create(std::size_t bytes) {
   if (bytes > static_cast<std::size_t>(PTRDIFF_MAX)) fail_no_memory("", bytes, EFBIG);
   check_file_size(bytes);
-  // Beyond a cgroup's limit, the kernel kills the process instead of failing the call; so check large
-  // requests.
-  if (bytes >= (64u << 20) && bytes > available_memory()) fail_no_memory("", bytes, ENOMEM);
+  // Beyond a cgroup's limit, the kernel kills the process instead of failing the call.
+  if (exceeds_available_memory(bytes)) fail_no_memory("", bytes, ENOMEM);
   SharedMemory m;
   m.fd_ = UniqueFd(memfd_create("ringzero", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!m.fd_) fail_errno("memfd_create");

@@ -73,4 +73,7 @@ class SharedMemory {
 /// leave. `root`: prefix of /proc and /sys, for tests.
 unsigned long long available_memory(const std::string& root = "");
 
+/// True for a large request, of 64 MiB or more, that exceeds available_memory().
+bool exceeds_available_memory(std::size_t bytes);
+
 }  // namespace rz

@@ -38,7 +38,7 @@ void check_on_all_ranks(Communicator& comm, const std::function<void()>& check) 
   } catch (const Error& e) {
     mine = e;
   } catch (const std::exception& e) {
-    mine = Error(Errc::system, e.what());
+    mine = Error(Errc::system, one_line(e));
   }
   std::int32_t first = mine ? comm.rank() : comm.size();
   comm.all_reduce(Buffer(&first, 1), ReduceOp::min).wait();

@@ -91,7 +91,7 @@ int run_rank(int rank, const std::function<void(World&)>& main, const WorldOptio
   } catch (const Error& e) {
     reports.write(rank, e.code(), e.what());
   } catch (const std::exception& e) {
-    reports.write(rank, Errc::system, e.what());
+    reports.write(rank, Errc::system, one_line(e).c_str());
   }
   return 1;
 }

@@ -123,7 +123,7 @@ int run_and_report(World& world, const std::function<void(World&)>& body) {
   } catch (const Error& e) {
     return end_with(world, e);
   } catch (const std::exception& e) {
-    return end_with(world, Error(Errc::system, e.what()));
+    return end_with(world, Error(Errc::system, one_line(e)));
   }
 }
 
@@ -136,8 +136,11 @@ int run_entrypoint(const std::function<void(World&)>& body, const WorldOptions& 
     World world = World::from_environment(printing);
     return run_and_report(world, body);
   } catch (const Error& e) {
-    std::fprintf(stderr, "%s\n", e.what());
+    std::fprintf(stderr, "%s\n", one_line(e).c_str());
     return e.code() == Errc::config ? 2 : 1;
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "%s\n", one_line(e).c_str());
+    return 1;
   }
 }
 

@@ -483,6 +483,14 @@ TEST(Registration, WithoutMemoryForItIsOneErrorAndChangesNothing) {
   EXPECT_TRUE(lend(*arena, m.data, 16 * page).zero_copy());
 }
 
+TEST(Registration, MoreMemoryThanThereIsIsRefusedOnOneRankToo) {
+  // Beyond a control group's limit the kernel would kill the process.
+  auto alone = Communicator::connect(0, 1, nullptr);
+  const Error e = error_of([&] { (void)alone.allocate(std::size_t{1} << 46); });
+  EXPECT_EQ(e.code(), Errc::system);
+  expect_message(e.what(), "memory: need 64 TiB, have about ");
+}
+
 TEST(Registration, WithoutALocalPeerIsReported) {
   auto alone = Communicator::connect(0, 1, nullptr);
   std::vector<float> x(100'000);

@@ -1,5 +1,6 @@
 #include "comm/store.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/resource.h>
@@ -17,6 +18,7 @@
 
 #include "comm/bootstrap/store_internal.h"
 #include "comm/bootstrap/store_wire.h"
+#include "comm/communicator.h"
 #include "comm/core/error.h"
 #include "comm/net/socket.h"
 #include "tests/support/error_of.h"
@@ -176,6 +178,29 @@ TEST(TcpStore, ServesAcrossProcesses) {
       require(store->get(concat("rank", r), soon()) == concat(r * r), Errc::io, "wrong value");
     store->add("finished", 1);
     while (rank == 0 && store->add("finished", 0) < 3) std::this_thread::sleep_for(milliseconds(1));
+  });
+}
+
+TEST(TcpStore, StandardDescriptorsThatAreClosedStayClosed) {
+  // A daemon may print all the same: not into the sockets of its store or its communicators.
+  test::expect_processes(2, [](int rank, std::shared_ptr<Store> files) {
+    for (int fd = 0; fd < 3; ++fd) close(fd);
+    std::shared_ptr<Store> store;
+    if (rank == 0) {
+      store = tcp_store("localhost:0", true);
+      files->set("port", concat(tcp_store_port(*store)));
+    } else {
+      store = tcp_store("localhost:" + files->get("port", soon()));
+    }
+    for (const char* transport : {"shm", "tcp"}) {
+      auto comm = Communicator::connect(rank, 2, prefix_store(store, transport), {.transport = transport});
+      comm.split(0, rank)->barrier().wait();
+      for (int fd = 0; fd < 3; ++fd)
+        require(fcntl(fd, F_GETFD) < 0, Errc::io, "descriptor ", fd, " is in use over ", transport);
+      comm.barrier().wait();
+    }
+    store->add("finished", 1);
+    while (rank == 0 && store->add("finished", 0) < 2) std::this_thread::sleep_for(milliseconds(1));
   });
 }
 

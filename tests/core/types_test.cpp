@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <new>
 #include <numeric>
+#include <system_error>
 #include <vector>
 
 #include "comm/core/error.h"
@@ -12,6 +14,14 @@
 
 namespace rz {
 namespace {
+
+TEST(Error, ExceptionsOfTheStandardLibraryAreOneLineWithARemedy) {
+  EXPECT_TRUE(one_line(std::bad_alloc()).starts_with("out of memory; ")) << one_line(std::bad_alloc());
+  EXPECT_EQ(one_line(std::runtime_error("one\ntwo")), "one two");
+  const std::string thread =
+      one_line(std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again)));
+  EXPECT_NE(thread.find("ulimit -u"), std::string::npos) << thread;
+}
 
 TEST(Types, EveryDtypeIsFoundByItsName) {
   for (int i = 0; i < dtype_count; ++i) EXPECT_EQ(dtype_from_name(name(DType(i))), DType(i));

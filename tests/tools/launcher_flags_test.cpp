@@ -68,6 +68,11 @@ TEST(LauncherFlags, UnderscoresAreDashes) {
   test::expect_refusal("rzrun", {"--max_restarts", "3", "true"}, "use --max-restarts K");
 }
 
+TEST(LauncherFlags, DevicesBehindAHostAreNamed) {
+  test::expect_refusal("rzrun", {"--localhost:0,2,3,4", "train"},
+                       "--localhost is a flag of deepspeed; use -n N, and set CUDA_VISIBLE_DEVICES");
+}
+
 TEST(LauncherFlags, AProgramsOwnFlagsAndValuesAreNotRefused) {
   test::Program port(
       {test::built("rzrun"), "-n", "1", "--master-port", "29511", "sh", "-c", "echo $MASTER_PORT"});

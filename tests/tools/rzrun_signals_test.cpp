@@ -34,10 +34,15 @@ TEST(RzrunSignals, Usr1And2AreForwardedToRanksThatHandleThem) {
     while (count_lines(p.out(), "up") < 3) p.wait_for("up");
     p.signal(signal);
     while (count_lines(p.out(), "got") < 2) p.wait_for("got");
+    const int other = signal == SIGUSR1 ? SIGUSR2 : SIGUSR1;
+    p.signal(signal);  // within a second: the same request
+    p.signal(other);
+    p.wait_for("not forwarded");
     std::ofstream(done) << "";
     EXPECT_EQ(p.wait(), 0) << p.err();
     EXPECT_EQ(count_lines(p.out(), "got"), 2u);
-    EXPECT_EQ(p.err(), "");
+    EXPECT_EQ(p.err(), std::string("rzrun: SIGUSR") + (other == SIGUSR1 ? "1" : "2") +
+                           ": not forwarded, since no rank has a handler for it\n");
   }
 }
 
@@ -62,6 +67,24 @@ TEST(RzrunSignals, RanksThatSaveAtSigtermHaveTheGracePeriod) {
   EXPECT_EQ(count_lines(p.err(), "rzrun: SIGTERM: ending 2 ranks (once more kills them at once)"), 1u);
   EXPECT_EQ(p.err().find("restart"), std::string::npos) << p.err();
   EXPECT_EQ(p.err().find("SIGKILL"), std::string::npos) << p.err();
+}
+
+TEST(RzrunSignals, SignalsWithinASecondAreOne) {
+  // As timeout(1) sends them, and a terminal that closes.
+  for (const auto& [first, second] :
+       {std::pair(SIGTERM, SIGTERM), std::pair(SIGHUP, SIGTERM), std::pair(SIGQUIT, SIGINT)}) {
+    Program p(rzrun({"-n", "2"},
+                    "trap 'sleep 0.3; echo saved; exit 143' TERM; echo up; while :; do sleep 0.02; done"));
+    while (count_lines(p.out(), "up") < 2) p.wait_for("up");
+    p.signal(first);
+    p.wait_for("ending 2 ranks");
+    p.signal(second);
+    EXPECT_EQ(p.wait(20s), 128 + first);
+    EXPECT_EQ(count_lines(p.out(), "saved"), 2u);
+    const auto all = lines(p.err());  // a shell prints "Terminated" for its sleep
+    EXPECT_EQ(std::ranges::count_if(all, [](const auto& line) { return line.starts_with("rzrun:"); }), 1)
+        << p.err();
+  }
 }
 
 TEST(RzrunSignals, ARankThatIsKilledAfterTheGracePeriodIsNamed) {

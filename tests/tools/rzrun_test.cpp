@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -11,7 +12,9 @@
 #include <map>
 #include <set>
 #include <sstream>
+#include <thread>
 
+#include "comm/core/deadline.h"
 #include "comm/core/error.h"
 #include "comm/topology.h"
 #include "tests/support/program.h"
@@ -136,8 +139,41 @@ TEST(Rzrun, CtrlCTwiceKillsAtOnce) {
   p.wait_for("up");
   p.signal(SIGINT);
   p.wait_for("rzrun: SIGINT");
+  std::this_thread::sleep_for(std::chrono::milliseconds(1050));  // signals within a second are one
   p.signal(SIGINT);
   EXPECT_EQ(p.wait(std::chrono::seconds(20)), 128 + SIGINT);
+  EXPECT_NE(p.err().find("rank 0 has not ended since SIGTERM: SIGKILL (SIGINT once more)"), std::string::npos)
+      << p.err();
+}
+
+TEST(Rzrun, TheReasonIsPrintedByARankThatEndsLater) {
+  // Rank 0 begins to print when rzrun has collected rank 1.
+  Directory directory;
+  const std::string pid = directory / "pid";
+  for (const char* status : {"2", "7"}) {
+    Program p(rzrun({"-n", "2"}, std::string("[ $RANK = 1 ] && { echo $$ > ") + pid + "; exit " + status +
+                                     "; }; while [ ! -s " + pid + " ] || kill -0 $(cat " + pid +
+                                     ") 2>&-; do sleep 0.02; done; echo the reason >&2; exit " + status));
+    EXPECT_EQ(p.wait(), std::stoi(status));
+    auto all = lines(p.err());
+    std::ranges::sort(all);
+    EXPECT_EQ(all, (std::vector<std::string>{
+                       std::string("rzrun: rank 1 of 2 failed first: exited with ") + status, "the reason"}));
+    std::filesystem::remove(pid);
+  }
+}
+
+TEST(Rzrun, SignalsEndItWhileItReadsTheTopology) {
+  Directory directory;
+  const std::string pipe = directory / "topology.xml";  // its reader waits for a writer
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  Program p(rzrun({"-n", "1"}, "exit 0"), {{"HWLOC_XMLFILE", pipe}});
+  const std::string wait = "/proc/" + std::to_string(p.pid()) + "/wchan";
+  const auto end = Deadline::after(std::chrono::seconds(10));
+  while (content(wait) != "wait_for_partner" && !end.expired())
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  p.signal(SIGTERM);
+  EXPECT_EQ(p.wait(std::chrono::seconds(20)), 128 + SIGTERM);
 }
 
 TEST(Rzrun, RanksDieWithTheirLauncher) {
@@ -167,6 +203,103 @@ TEST(Rzrun, PrefixedLinesStayWhole) {
   }
   EXPECT_EQ(count, (std::map<char, int>{{'0', 20}, {'1', 20}, {'2', 20}}));
   EXPECT_EQ(lines(p.out()).size(), 63u);
+}
+
+/// rzrun with these flags and this script, whose reader begins when the file exists; rzrun's standard error
+/// is that of the program.
+std::vector<std::string> with_a_late_reader(const std::string& flags, const std::string& script,
+                                            const std::string& file) {
+  return {"sh", "-c",
+          "{ " + test::built("rzrun") + " " + flags + " sh -c '" + script + "'; echo status $? >&2; } | " +
+              "{ while [ ! -e " + file + " ]; do sleep 0.02; done; cat; }"};
+}
+
+bool wait_for_file(const std::string& file) {
+  const auto end = Deadline::after(std::chrono::seconds(30));
+  while (content(file).empty() && !end.expired()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  return !content(file).empty();
+}
+
+std::string numbers(int count) {
+  std::string text;
+  for (int i = 1; i <= count; ++i) text += std::to_string(i) + "\n";
+  return text;
+}
+
+TEST(Rzrun, ASlowReaderLosesNothing) {
+  // Even ranks print 300,000 lines, and wait for the reader. Odd ranks get a signal by rzrun, and end: rzrun
+  // supervises although nothing is read.
+  const std::string expected = numbers(75'000);
+  for (const bool tee : {false, true}) {
+    Directory directory;
+    const std::string pid = directory / "pid", read = directory / "read";
+    Program p(with_a_late_reader("-n 8 " + (tee ? "--tee --log-dir " + directory.string() : "--prefix"),
+                                 "case $RANK in [0246]) exec seq 1 75000; esac; trap \"exit 0\" USR1; "
+                                 "[ $RANK = 1 ] && echo $PPID > " +
+                                     pid + "; echo $$ > " + pid + "$RANK; while :; do :; done",
+                                 read));
+    for (const char* rank : {"1", "3", "5", "7"}) ASSERT_TRUE(wait_for_file(pid + rank));
+    ::kill(std::stoi(content(pid)), SIGUSR1);
+    for (const char* rank : {"1", "3", "5", "7"}) {
+      const int odd = std::stoi(content(pid + rank));
+      const auto end = Deadline::after(std::chrono::seconds(30));
+      while (::kill(odd, 0) == 0 && !end.expired()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      EXPECT_NE(::kill(odd, 0), 0) << "rank " << rank << " has not been collected";
+    }
+    std::ofstream(read) << "now";
+    EXPECT_EQ(p.wait(), 0);
+    EXPECT_EQ(p.err(), "status 0\n");
+    std::map<std::string, std::string> printed;
+    std::istringstream in(p.out());
+    for (std::string line; !tee && std::getline(in, line);)
+      printed[line.substr(0, 4)].append(line, 4).push_back('\n');
+    for (const std::string rank : {"0", "2", "4", "6"})
+      EXPECT_TRUE((tee ? content(directory / ("rank" + rank + ".stdout")) : printed["[" + rank + "] "]) ==
+                  expected)
+          << rank;
+    EXPECT_EQ(p.out().size(), 4 * (expected.size() + (tee ? 0u : 4u * 75'000u)));
+  }
+}
+
+TEST(Rzrun, WhatNobodyReadsIsCounted) {
+  Directory directory;
+  const std::string printed = directory / "printed", read = directory / "read";
+  Program p(with_a_late_reader("-n 1 --prefix --grace 0.2",
+                               "seq 1 30000; echo $PPID > " + printed + "; exec sleep 60", read));
+  ASSERT_TRUE(wait_for_file(printed));
+  ::kill(std::stoi(content(printed)), SIGTERM);
+  p.wait_for("status 143");
+  std::ofstream(read) << "now";
+  EXPECT_EQ(p.wait(), 0);
+  const std::string out = p.out();
+  const std::size_t size = numbers(30'000).size() + 4 * 30'000;
+  const auto lines_read = static_cast<std::size_t>(std::ranges::count(out, '\n'));
+  EXPECT_EQ(p.err(), "rzrun: SIGTERM: ending 1 ranks (once more kills them at once)\nrzrun: SIGTERM: " +
+                         std::to_string(size - out.size()) + " bytes (" +
+                         std::to_string(30'000 - lines_read) +
+                         " lines) of output are dropped, since nothing reads them\nstatus 143\n");
+}
+
+TEST(Rzrun, StandardDescriptorsMayBeClosed) {
+  // No pipe of rzrun takes their place, in it or in its ranks: what is printed there is lost.
+  Directory directory;
+  for (const char* flag : {"", "--prefix"}) {
+    const std::string file = directory / "descriptors";
+    Program p({"sh", "-c",
+               "exec " + test::built("rzrun") + " -n 2 " + flag +
+                   " sh -c 'echo lost; echo lost >&2; echo $(" +
+                   (*flag ? "echo pipe" : "readlink /proc/$$/fd/1") + ") >> " + file +
+                   "; exit $((RANK * 3))' <&- >&- 2>&-"});
+    EXPECT_EQ(p.wait(), 3);
+    EXPECT_EQ(content(file), *flag ? "pipe\npipe\n" : "/dev/null\n/dev/null\n");
+    std::filesystem::remove(file);
+  }
+}
+
+TEST(Rzrun, AFullDiskIsReported) {
+  Program p({"sh", "-c", test::built("rzrun") + " -n 1 --prefix echo text > /dev/full"});
+  EXPECT_EQ(p.wait(), 0);
+  EXPECT_EQ(p.err(), "rzrun: standard output: No space left on device; the ranks' output is not printed\n");
 }
 
 TEST(Rzrun, LogFilesInsteadOfTheConsole) {

@@ -61,8 +61,8 @@ int main(int argc, char** argv) {
   return rz::run_program("checkpoint", [&] {
     try {
       return rz::checkpoint::run(argc, argv);
-    } catch (const rz::Error& e) {
-      rz::fail(rz::Errc::config, e.what());  // 1 is a result
+    } catch (const std::exception& e) {
+      rz::fail(rz::Errc::config, rz::one_line(e));  // 1 is a result
     }
   });
 }

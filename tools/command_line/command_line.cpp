@@ -1,5 +1,8 @@
 #include "tools/command_line/command_line.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -12,8 +15,8 @@ namespace rz {
 
 namespace {
 
-/// The word up to '=', without the value.
-std::string flag_of(const std::string& word) { return word.substr(0, word.find('=')); }
+/// The word up to '=', without the value; or up to ':', as in DeepSpeed's "--localhost:0,2".
+std::string flag_of(const std::string& word) { return word.substr(0, word.find_first_of("=:")); }
 
 /// Throws for the first flag that belongs to another launcher and not to `app`. CLI11 cannot do this: it
 /// parses "-np" as "-n" with the value "p", and "-host" as a request for help.
@@ -150,12 +153,22 @@ std::string CommandLine::parse(int argc, const char* const* argv) {
 
 int print_help(const std::string& help) { return std::fputs(help.c_str(), stdout) < 0 ? 1 : 0; }
 
+void reserve_standard_descriptors() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (::fcntl(fd, F_GETFD) < 0 && ::open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd)
+      return;  // /dev/null is missing
+}
+
 int run_program(const char* name, const std::function<int()>& body) {
+  reserve_standard_descriptors();
   try {
     return body();
   } catch (const Error& e) {
-    std::fprintf(stderr, "%s: %s\n", name, e.what());
+    std::fprintf(stderr, "%s: %s\n", name, one_line(e).c_str());
     return e.code() == Errc::config ? 2 : 1;
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "%s: %s\n", name, one_line(e).c_str());
+    return 1;
   }
 }
 

@@ -89,9 +89,13 @@ class CommandLine {
 /// Splits "a,b,c"; an empty text yields one empty word.
 std::vector<std::string> split_at_commas(const std::string& words);
 
-/// Runs `body` and returns the exit status for main(). An Error is printed as one line on standard error; the
-/// status is then 2 for an error of the user (Errc::config), otherwise 1.
+/// Runs `body` and returns the exit status for main(). An exception is printed as one line on standard error;
+/// the status is then 2 for an error of the user (Errc::config), otherwise 1.
 int run_program(const char* name, const std::function<int()>& body);
+
+/// Opens those of the standard descriptors that are closed, such that their use fails as before, and no file
+/// or socket of the program receives what it prints. run_program() calls it.
+void reserve_standard_descriptors();
 
 /// Prints to standard output; returns the exit status for main().
 int print_help(const std::string& help);

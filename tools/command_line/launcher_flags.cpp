@@ -109,8 +109,19 @@ constexpr LauncherFlag table[] = {
     row("--bind-cores-to-rank", "deepspeed", binding),
     row("--bind-core-list", "deepspeed", binding),
     row("--enable-each-rank-log", "deepspeed", logs),
+    row("--localhost", "deepspeed", gpus),
     row("--deepspeed", "deepspeed", configuration),
     row("--deepspeed-config", "deepspeed", configuration),
+    row("--config-file", "accelerate", configuration),
+    row("--deepspeed-config-file", "accelerate", configuration),
+    row("--use-deepspeed", "accelerate", not_needed),
+    row("--multi-gpu", "accelerate", not_needed),
+    row("--num-processes", "accelerate", ranks),
+    row("--num-machines", "accelerate", hosts),
+    row("--machine-rank", "accelerate", hosts),
+    row("--main-process-ip", "accelerate", rendezvous),
+    row("--main-process-port", "accelerate", port),
+    row("--gpu-ids", "accelerate", gpus),
 };
 
 bool same_flag(std::string_view a, std::string_view b) {

@@ -1,5 +1,5 @@
 #pragma once
-/// Flags of torchrun, mpirun and DeepSpeed, each with its replacement here.
+/// Flags of torchrun, mpirun, DeepSpeed and Accelerate, each with its replacement here.
 
 #include <span>
 #include <string_view>
@@ -8,8 +8,9 @@ namespace rz {
 
 /// A flag of another launcher.
 struct LauncherFlag {
-  std::string_view flag;         ///< as its launcher documents it, with its dashes
-  std::string_view launcher;     ///< "torchrun", "mpirun" or "deepspeed"; the first if several have the flag
+  std::string_view flag;  ///< as its launcher documents it, with its dashes
+  std::string_view
+      launcher;  ///< "torchrun", "mpirun", "deepspeed" or "accelerate"; the first if several have the flag
   std::string_view in_rzrun;     ///< advice if it was passed to rzrun
   std::string_view in_programs;  ///< advice if it was passed to another program
 };

@@ -10,6 +10,7 @@ struct ExitStatus {
   int exit_code = 0;
   int signal = 0;  ///< not 0: the signal that killed the process
   bool core_dumped = false;
+  bool operator==(const ExitStatus&) const = default;
   bool failed() const { return signal || exit_code; }
   /// The code a shell would report: the exit code, or 128 + signal.
   int shell_status() const { return signal ? 128 + signal : exit_code; }

@@ -73,13 +73,12 @@ void redirect_stdin(int rank) {
   if (rank == 0 && !::isatty(STDIN_FILENO)) return;
   if (const int null = ::open("/dev/null", O_RDONLY); null >= 0) {
     ::dup2(null, STDIN_FILENO);
-    ::close(null);
+    if (null != STDIN_FILENO) ::close(null);
   }
 }
 
 /// Runs in the child. Returns only on failure, with errno set.
-void exec_child(const Job& job, int rank, pid_t parent, const ChildStream& out, const ChildStream& err,
-                const std::vector<int>& processors) {
+void exec_child(const Job& job, int rank, pid_t parent, const ChildStream& out, const ChildStream& err) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);
@@ -88,7 +87,8 @@ void exec_child(const Job& job, int rank, pid_t parent, const ChildStream& out, 
   if (out.child) ::dup2(out.child.get(), STDOUT_FILENO);
   if (err.child) ::dup2(err.child.get(), STDERR_FILENO);
   for (const auto& [name, value] : rank_environment(job, rank)) ::setenv(name.c_str(), value.c_str(), 1);
-  if (!processors.empty()) bind_process(processors);  // failure costs speed only
+  if (!job.processors.empty())
+    bind_process(job.processors[static_cast<std::size_t>(rank)]);  // failure costs speed only
   std::vector<char*> argv;
   for (const auto& word : job.options.command) argv.push_back(const_cast<char*>(word.c_str()));
   argv.push_back(nullptr);
@@ -153,9 +153,17 @@ std::vector<std::pair<std::string, std::string>> rank_environment(const Job& job
   return variables;
 }
 
-Job new_job(const Options& o, const std::string& run_id, int restarts) {
+std::vector<std::vector<int>> bindings(const Options& o) {
+  std::vector<std::vector<int>> processors;
+  for (int rank = 0; o.bind && rank < o.ranks; ++rank) processors.push_back(processors_for(rank, o.ranks));
+  return processors;
+}
+
+Job new_job(const Options& o, std::vector<std::vector<int>> processors, const std::string& run_id,
+            int restarts) {
   if (!o.log_dir.empty()) make_log_folder(log_folder(o, restarts));
-  return {o, o.master_port ? o.master_port : free_port(), run_id, restarts ? random_id() : run_id, restarts};
+  return {o,      std::move(processors),           o.master_port ? o.master_port : free_port(),
+          run_id, restarts ? random_id() : run_id, restarts};
 }
 
 std::string log_path(const Options& o, int restarts, int rank, const char* stream) {
@@ -165,18 +173,16 @@ std::string log_path(const Options& o, int restarts, int rank, const char* strea
 ChildProcess launch(const Job& job, int rank) {
   ChildStream out = open_stream(job, rank, "stdout"), err = open_stream(job, rank, "stderr");
   auto [error_read, error_write] = make_pipe();
-  std::vector<int> processors;
-  if (job.options.bind) processors = processors_for(rank, job.options.ranks);
   const pid_t parent = ::getpid(), pid = ::fork();
   if (pid < 0) fail_errno("fork", concat("rank ", rank));
   if (pid == 0) {
-    exec_child(job, rank, parent, out, err, processors);
+    exec_child(job, rank, parent, out, err);
     const int error = errno;
     if (::write(error_write.get(), &error, sizeof error)) ::_exit(127);
     ::_exit(127);
   }
   ::setpgid(pid, pid);  // parent and child both call it, so that neither can run ahead
-  error_write.reset();
+  error_write.close();
   check_exec(std::move(error_read), pid);
   ChildProcess started{pid,
                        UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))),

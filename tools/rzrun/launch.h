@@ -15,15 +15,21 @@ namespace rz::rzrun {
 /// Settings shared by all ranks that are started at once.
 struct Job {
   Options options;
+  std::vector<std::vector<int>> processors;  ///< of each rank; empty: the ranks are not bound
   int master_port;
   std::string run_id;  ///< random; the same after a restart
   std::string launch;  ///< random; another one after a restart, so that ranks of both cannot connect
   int restarts = 0;
 };
 
+/// The processors of each rank, or nothing if the ranks are not bound. Reads the machine's topology, which
+/// may last long.
+std::vector<std::vector<int>> bindings(const Options&);
+
 /// The job at its start, or after that many restarts. Makes the folder of the log files: Errc::config if that
 /// fails.
-Job new_job(const Options&, const std::string& run_id, int restarts);
+Job new_job(const Options&, std::vector<std::vector<int>> processors, const std::string& run_id,
+            int restarts);
 
 /// A port on 127.0.0.1 that is free now.
 int free_port();

@@ -25,8 +25,12 @@ OMP_NUM_THREADS=1 if there are several ranks and it is not set; and, if it is no
 ringzero then prints calls that have waited for 10 s, with the ranks that are missing. Rank 0 keeps the standard input unless
 that is a terminal; the other ranks read /dev/null.
 
-When a rank fails, rzrun prints on standard error which rank failed first, and how. All other ranks and
-their child processes get SIGTERM and, after the grace period, SIGKILL.
+When a rank fails, rzrun prints on standard error which rank failed first, and how. If it exited, the
+others have 1 s to print errors of their own, and 3 s after status 2 (wrong input), which one rank often
+explains for all. Then they and their child processes get SIGTERM and, after the grace period, SIGKILL.
+
+With --prefix or --tee no output is lost, however slowly it is read: ranks that print faster wait. Only
+after a signal that ends the job is output dropped that nobody reads, which is reported with its size.
 
 With --max-restarts K all ranks are then started again, up to K times, as torchrun does. The restarted
 ranks get a new RZ_LAUNCH, a free MASTER_PORT unless --master-port is set, the same TORCHELASTIC_RUN_ID,
@@ -37,9 +41,9 @@ is no restart after status 2 (wrong input), 126 or 127 (the program cannot be ex
 rank handled SIGINT or SIGTERM and ended), nor after a signal to rzrun.
 
 SIGTERM, SIGINT (Ctrl-C), SIGHUP or SIGQUIT to rzrun ends the job: the ranks get SIGTERM, then SIGKILL as
-above; a second such signal kills them at once. SIGUSR1 and SIGUSR2 are forwarded to the processes of the
-ranks that have a handler for them. Programs on ringzero's engine save at SIGUSR1, and save and end at
-SIGTERM.
+above; another such signal, more than a second after the first, kills them at once. SIGUSR1 and SIGUSR2
+are forwarded to the processes of the ranks that have a handler for them, each at most once a second.
+Programs on ringzero's engine save at SIGUSR1, and save and end at SIGTERM.
 
 rzrun starts ranks on this machine only. On several, use torchrun, mpirun or srun.
 

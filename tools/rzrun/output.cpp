@@ -3,43 +3,69 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <utility>
 
+#include "comm/core/text.h"
+
 namespace rz::rzrun {
 
-UniqueFd& UniqueFd::operator=(UniqueFd&& other) noexcept {
-  if (this != &other) {
-    reset();
-    fd_ = other.release();
-  }
-  return *this;
+Console::Console(int fd) : fd_(fd) {
+  struct stat status {};
+  if (::fstat(fd, &status) != 0) return;
+  if (S_ISREG(status.st_mode)) kind_ = Kind::file;
+  if (S_ISSOCK(status.st_mode)) kind_ = Kind::socket;
+  if (!S_ISFIFO(status.st_mode) && !::isatty(fd)) return;
+  // O_NONBLOCK belongs to the open file, which the ranks and a shell share, so it needs another one.
+  own_ = UniqueFd(::open(concat("/proc/self/fd/", fd).c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+  if (own_) kind_ = Kind::non_blocking;
 }
 
-void UniqueFd::reset() {
-  if (fd_ >= 0) ::close(fd_);
-  fd_ = -1;
+void Console::write(std::string_view text) {
+  if (!error_) queue_ += text;
 }
 
-int UniqueFd::release() { return std::exchange(fd_, -1); }
-
-bool Console::write(std::string_view text) {
-  while (!text.empty() && !closed_) {
-    std::array<pollfd, 2> wait{{{fd_, POLLOUT, 0}, {interrupt_, POLLIN, 0}}};
-    if (::poll(wait.data(), wait.size(), -1) < 0) continue;
-    if (!wait[0].revents) return true;  // a signal is pending: drop the rest and handle it
-    // A pipe that polls as writable accepts this much without blocking.
-    const auto n = ::write(fd_, text.data(), std::min<std::size_t>(text.size(), PIPE_BUF));
+void Console::flush() {
+  while (!error_ && !pending().empty()) {
+    const auto n = write_some(pending());
     if (n >= 0)
-      text.remove_prefix(static_cast<std::size_t>(n));
-    else if (errno != EINTR && errno != EAGAIN)
-      closed_ = true;
+      written_ += static_cast<std::size_t>(n);
+    else if (errno == EAGAIN)
+      break;
+    else if (errno != EINTR)
+      error_ = errno;
   }
-  return !closed_;
+  if (error_ || pending().empty()) return drop();
+  if (written_ < max_pending_bytes / 4) return;
+  queue_.erase(0, written_);
+  written_ = 0;
+}
+
+void Console::drop() {
+  queue_.clear();
+  written_ = 0;
+}
+
+long Console::write_some(std::string_view text) {
+  if (kind_ == Kind::socket) return ::send(fd_, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (kind_ != Kind::other) return ::write(descriptor(), text.data(), text.size());
+  pollfd writable{fd_, POLLOUT, 0};
+  if (::poll(&writable, 1, 0) == 0) errno = EAGAIN;
+  if (!writable.revents) return -1;
+  // What polls as writable accepts this much without blocking.
+  return ::write(fd_, text.data(), std::min<std::size_t>(text.size(), PIPE_BUF));
+}
+
+bool is_same_stream(int fd, int other) {
+  struct stat a {
+  }, b{};
+  if (::fstat(fd, &a) != 0 || ::fstat(other, &b) != 0) return false;
+  return !S_ISREG(a.st_mode) && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
 Forwarder::Forwarder(UniqueFd pipe, Console* console, UniqueFd log, std::string prefix)
@@ -47,12 +73,14 @@ Forwarder::Forwarder(UniqueFd pipe, Console* console, UniqueFd log, std::string 
   ::fcntl(pipe_.get(), F_SETFL, O_NONBLOCK);
 }
 
-void Forwarder::pump() { read_some(); }
+void Forwarder::pump() {
+  if (!waits()) read_some();
+}
 
 void Forwarder::finish() {
   while (read_some()) {
   }
-  pipe_.reset();
+  pipe_.close();
   if (!partial_.empty()) print_line(partial_);
   partial_.clear();
 }
@@ -63,9 +91,9 @@ bool Forwarder::read_some() {
   const auto n = ::read(pipe_.get(), bytes, sizeof bytes);
   if (n > 0) {
     forward({bytes, static_cast<std::size_t>(n)});
-    return open();
+    return static_cast<bool>(pipe_);
   }
-  if (n == 0) pipe_.reset();
+  if (n == 0) pipe_.close();
   return n < 0 && errno == EINTR;
 }
 
@@ -73,7 +101,10 @@ void Forwarder::forward(std::string_view bytes) {
   for (auto rest = bytes; log_ && !rest.empty();) {
     const auto n = ::write(log_.get(), rest.data(), rest.size());
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) log_.reset();  // a full disk must not stop the job
+    if (n < 0) {  // a full disk must not stop the job
+      log_error_ = errno;
+      log_.close();
+    }
     rest.remove_prefix(n > 0 ? static_cast<std::size_t>(n) : 0);
   }
   if (!console_) return;
@@ -100,10 +131,14 @@ void Forwarder::print_line(std::string_view line) {
 }
 
 void Forwarder::to_console(std::string_view text) {
-  if (!console_ || console_->write(text)) return;
+  if (!console_) return;
+  console_->write(text);
+  const int error = console_->error();
+  if (error == 0) return;
   console_ = nullptr;
-  // The read end is closed. Without a log file, closing the pipe gives the rank SIGPIPE, as without rzrun.
-  if (!log_) pipe_.reset();
+  // If the read end is closed, then without a log file closing the pipe gives the rank SIGPIPE, as without
+  // rzrun. A full disk must not stop the job.
+  if (!log_ && error == EPIPE) pipe_.close();
 }
 
 }  // namespace rz::rzrun

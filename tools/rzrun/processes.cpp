@@ -31,12 +31,13 @@ std::optional<Process> process_of_stat(pid_t pid, const std::string& line) {
 
 std::vector<Process> processes() {
   std::vector<Process> found;
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored)) {
-    const pid_t pid = std::atoi(entry.path().filename().c_str());
+  std::error_code error;
+  // An increment that fails makes the end.
+  for (std::filesystem::directory_iterator entry("/proc", error), end; entry != end; entry.increment(error)) {
+    const pid_t pid = std::atoi(entry->path().filename().c_str());
     if (pid <= 0) continue;
     std::string line;
-    std::getline(std::ifstream(entry.path() / "stat"), line);
+    std::getline(std::ifstream(entry->path() / "stat"), line);
     if (const auto p = process_of_stat(pid, line)) found.push_back(*p);
   }
   return found;

@@ -31,6 +31,13 @@ void RankGroup::finish_output() {
   for (auto& f : forwarders_) f.finish();
 }
 
+int RankGroup::log_error() {
+  int error = 0;
+  for (auto& f : forwarders_)
+    if (const int e = f.log_error()) error = e;
+  return error;
+}
+
 std::vector<const Rank*> RankGroup::reap() {
   std::vector<const Rank*> ended;
   int status = 0;

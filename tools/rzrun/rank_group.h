@@ -32,9 +32,12 @@ class RankGroup {
 
   /// Appends the descriptors that become readable when a rank has ended or printed.
   void append_descriptors(std::vector<pollfd>&) const;
-  /// Forwards what the ranks have printed; finish_output() also their last lines.
+  /// Forwards what the ranks have printed, as far as the consoles have room; finish_output() all of it, and
+  /// their last lines.
   void forward_output();
   void finish_output();
+  /// The errno of a write to a log file that failed since the last call, or 0.
+  int log_error();
 
   /// Collects processes that have ended, and returns the ranks among them: those killed by a signal first,
   /// since a nonzero exit code is often the consequence of a lost peer.

@@ -7,12 +7,14 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/core/deadline.h"
@@ -27,11 +29,18 @@
 namespace rz::rzrun {
 namespace {
 
-void log_error(const std::string& line) {
-  const std::string text = "rzrun: " + line + "\n";
-  if (::write(STDERR_FILENO, text.data(), text.size()) < 0)
-    return;  // standard error is closed: the message is lost
+/// Signals of one kind that arrive within this time are one: timeout(1) signals rzrun and then the process
+/// group of both, and a terminal that closes sends several.
+constexpr std::chrono::seconds one_signal{1};
+
+/// The other ranks have so long to print why they end, after one has exited with an error. All ranks usually
+/// exit with 2 when an input is wrong, and one of them prints the reason.
+std::chrono::milliseconds time_to_report(const ExitStatus& s) {
+  return std::chrono::milliseconds(s.signal ? 0 : s.exit_code == 2 ? 3000 : 1000);
 }
+
+/// Once a signal has requested the end and no rank is left, the output waits so long for its reader.
+constexpr std::chrono::milliseconds reader_time{5000}, reader_time_if_urgent{500};
 
 UniqueFd block_signals() {
   ::signal(SIGPIPE, SIG_IGN);
@@ -61,68 +70,134 @@ class Supervisor {
  public:
   explicit Supervisor(const Options& options)
       : options_(options),
+        processors_(bindings(options)),  // before signals are blocked, so that they end a slow look-up
         signals_(block_signals()),
-        stdout_(STDOUT_FILENO, signals_.get()),
-        stderr_(STDERR_FILENO, signals_.get()),
-        restarts_(options.max_restarts) {}
+        restarts_(options.max_restarts) {
+    if (!is_same_stream(STDOUT_FILENO, STDERR_FILENO)) own_stderr_.emplace(STDERR_FILENO);
+  }
 
   int run() {
     ::prctl(PR_SET_CHILD_SUBREAPER, 1);
     do run_group();
     while (wait_for_restart());
+    deliver_output();
     return status_;
   }
 
  private:
   /// Starts the ranks and returns when no process of theirs is left.
   void run_group() {
-    group_.emplace(stdout_, stderr_);
+    group_.emplace(stdout_, errors());
     oom_.emplace();
     started_ = std::chrono::steady_clock::now();
     restart_after_.reset();
     first_failed_.reset();
+    report_until_.reset();
     kill_at_.reset();
     status_ = 0;
     start();
     while (group_->any_process_alive()) poll_once();
     group_->reap();  // those that ended since
     group_->finish_output();
+    flush();
     group_.reset();
   }
 
   void start() {
     try {
-      const Job job = new_job(options_, run_id_, restarts_.restarts());
-      for (int rank = 0; rank < options_.ranks; ++rank) group_->start(job, rank);
+      const Job job = new_job(options_, processors_, run_id_, restarts_.restarts());
+      for (int rank = 0; rank < options_.ranks && !stopped_by_; ++rank) {
+        group_->start(job, rank);
+        handle_signals();
+      }
     } catch (const LaunchError& e) {
       log_error(concat("cannot start '", options_.command.front(), "': ", std::strerror(e.error)));
       status_ = e.error == ENOENT ? 127 : 126;
       end_all();
-    } catch (const Error& e) {
-      if (e.code() == Errc::config) throw;
-      log_error(concat("cannot start the ranks: ", e.what()));
+    } catch (const std::exception& e) {
+      if (const auto* error = dynamic_cast<const Error*>(&e); error && error->code() == Errc::config) throw;
+      log_error(concat("cannot start the ranks: ", one_line(e)));
       status_ = 1;
       end_all();
     }
   }
 
-  /// Waits once for the next event: output, the end of a process, a signal, or the end of the grace period.
+  /// Waits once for the next event: output, the end of a process, a signal, a reader, or the end of a period.
   void poll_once() {
-    std::vector<pollfd> wait{{signals_.get(), POLLIN, 0}};
-    group_->append_descriptors(wait);
-    if (::poll(wait.data(), wait.size(), poll_timeout_ms()) < 0 && errno != EINTR) fail_errno("poll");
+    wait_for_events(poll_timeout_ms());
     handle_signals();
     for (const Rank* r : group_->reap())
       if (r->exit_status->failed()) report(*r);
     group_->forward_output();
+    if (const int error = group_->log_error())
+      log_error(concat("--log-dir ", options_.log_dir, ": ", std::strerror(error),
+                       "; output is missing in a log file from here on"));
+    flush();
+    if (report_until_ && report_until_->expired()) end_all();
     if (kill_at_ && kill_at_->expired()) kill_all();
     if (!kill_at_ && group_->running().empty()) end_leftovers();
   }
 
+  void wait_for_events(int timeout_ms) {
+    std::vector<pollfd> wait{{signals_.get(), POLLIN, 0}};
+    for (const Console* c : {&stdout_, &errors()}) wait.push_back({c->fd(), POLLOUT, 0});
+    if (group_) group_->append_descriptors(wait);
+    if (::poll(wait.data(), wait.size(), timeout_ms) < 0 && errno != EINTR) fail_errno("poll");
+  }
+
   /// After the grace period poll periodically, since dying processes may leave orphans to kill.
   int poll_timeout_ms() const {
-    if (!kill_at_) return -1;
+    if (!kill_at_) return report_until_ ? report_until_->poll_ms(60000) : -1;
     return kill_at_->expired() ? 20 : kill_at_->poll_ms(60000);
+  }
+
+  /// Writes what the readers accept.
+  void flush() {
+    stdout_.flush();
+    const int error = stdout_.error();
+    if (error && error != EPIPE && error != EBADF && !std::exchange(stdout_failed_, true))
+      log_error(concat("standard output: ", std::strerror(error), "; the ranks' output is not printed"));
+    errors().flush();
+  }
+
+  std::size_t pending() {
+    return stdout_.pending().size() + (own_stderr_ ? own_stderr_->pending().size() : 0);
+  }
+
+  /// Waits until the readers have accepted all output. A signal that ends the job limits the wait.
+  void deliver_output() {
+    const bool was_urgent = !urgent_.empty();
+    const auto time = was_urgent ? reader_time_if_urgent : std::min(options_.grace, reader_time);
+    ended_ = true;
+    std::optional<Deadline> end;
+    for (std::size_t left = pending(), before = 0; left > 0; before = left, left = pending()) {
+      if (stopped_by_ && (!end || left < before)) end = Deadline::after(time);
+      wait_for_events(end ? end->poll_ms(60000) : -1);
+      handle_signals();
+      flush();
+      if ((end && end->expired()) || (!was_urgent && !urgent_.empty())) return drop_output();
+    }
+  }
+
+  void drop_output() {
+    const std::size_t bytes = pending();
+    std::size_t lines = 0;
+    if (bytes == 0) return;
+    for (Console* c : {&stdout_, own_stderr_ ? &*own_stderr_ : nullptr}) {
+      if (!c) continue;
+      lines += static_cast<std::size_t>(std::ranges::count(c->pending(), '\n'));
+      c->drop();
+    }
+    log_error(concat("SIG", sigabbrev_np(stopped_by_), ": ", bytes, " bytes (", lines,
+                     " lines) of output are dropped, since nothing reads them"));
+  }
+
+  /// Standard output and standard error may be one pipe or terminal, whose lines then stay whole.
+  Console& errors() { return own_stderr_ ? *own_stderr_ : stdout_; }
+
+  void log_error(const std::string& line) {
+    errors().write("rzrun: " + line + "\n");
+    errors().flush();
   }
 
   void handle_signals() {
@@ -137,17 +212,29 @@ class Supervisor {
   }
 
   void forward(int s) {
-    if (!group_ || !group_->signal_handlers(s))
+    auto& forwarded = s == SIGUSR1 ? usr1_ : usr2_;
+    if (forwarded && !forwarded->expired()) return;
+    forwarded.reset();
+    if (group_ && group_->signal_handlers(s))
+      forwarded = Deadline::after(one_signal);
+    else
       log_error(concat("SIG", sigabbrev_np(s), ": not forwarded, since no rank has a handler for it"));
   }
 
   void stop(int s) {
+    const auto now = std::chrono::steady_clock::now();
     if (stopped_by_) {
+      if (now - stopped_at_ < one_signal) return;
+      urgent_ = concat("SIG", sigabbrev_np(s), " once more");
       kill_at_ = Deadline::after({});
     } else {
-      log_error(concat("SIG", sigabbrev_np(s), ": ending ", options_.ranks,
-                       " ranks (once more kills them at once)"));
+      log_error(concat(
+          "SIG", sigabbrev_np(s),
+          ended_
+              ? concat(": waiting for the reader of ", pending(), " bytes of output (once more drops them)")
+              : concat(": ending ", options_.ranks, " ranks (once more kills them at once)")));
       stopped_by_ = s;
+      stopped_at_ = now;
       if (!status_ || restart_after_) status_ = 128 + s;
       restart_after_.reset();
     }
@@ -157,17 +244,18 @@ class Supervisor {
   void report(const Rank& r) {
     if (stopped_by_) return;
     if (first_failed_) {
-      if (!(r.exit_status->signal == SIGTERM || r.exit_status->signal == SIGKILL))
+      const bool ended = r.exit_status->signal == SIGTERM || r.exit_status->signal == SIGKILL;
+      if (!ended && *r.exit_status != *first_failed_)
         log_error(concat("rank ", r.rank, " ", describe(*r.exit_status), " after that"));
       return;
     }
     if (kill_at_) return;
-    first_failed_ = r.rank;
+    first_failed_ = r.exit_status;
     status_ = r.exit_status->shell_status();
     restart_after_ = restarts_.next(*r.exit_status, std::chrono::steady_clock::now() - started_);
     log_error(concat("rank ", r.rank, " of ", options_.ranks, " failed first: ", describe(*r.exit_status),
                      oom_hint(*r.exit_status), restart_hint(*r.exit_status), log_hint(r.rank)));
-    end_all();
+    report_until_ = Deadline::after(time_to_report(*r.exit_status));
   }
 
   std::string oom_hint(const ExitStatus& f) const {
@@ -193,8 +281,9 @@ class Supervisor {
   void end_leftovers() {
     const auto left = children();
     if (left.empty()) return;
-    log_error(concat("ending ", left.size(), left.size() == 1 ? " process" : " processes",
-                     " that the ranks left behind"));
+    if (!first_failed_)
+      log_error(concat("ending ", left.size(), left.size() == 1 ? " process" : " processes",
+                       " that the ranks left behind"));
     end_all();
   }
 
@@ -212,8 +301,8 @@ class Supervisor {
   void kill_all() {
     const auto running = group_->running();
     if (!killed_ && !running.empty())
-      log_error(concat(ranks_have(running), " not ended since SIGTERM: SIGKILL (--grace ",
-                       seconds(options_.grace), ")"));
+      log_error(concat(ranks_have(running), " not ended since SIGTERM: SIGKILL (",
+                       urgent_.empty() ? "--grace " + seconds(options_.grace) : urgent_, ")"));
     killed_ = true;
     group_->signal_all(SIGKILL);
   }
@@ -223,27 +312,35 @@ class Supervisor {
     if (!restart_after_) return false;
     const Deadline end = Deadline::after(*restart_after_);
     while (restart_after_ && !end.expired()) {
-      pollfd wait{signals_.get(), POLLIN, 0};
-      if (::poll(&wait, 1, end.poll_ms(60000)) < 0 && errno != EINTR) fail_errno("poll");
+      wait_for_events(end.poll_ms(60000));
       handle_signals();
+      flush();
     }
     return restart_after_.has_value();
   }
 
   const Options& options_;
+  const std::vector<std::vector<int>> processors_;
   UniqueFd signals_;
-  Console stdout_, stderr_;
+  Console stdout_{STDOUT_FILENO};
+  std::optional<Console> own_stderr_;
+  bool stdout_failed_ = false;
   RestartPolicy restarts_;
   const std::string run_id_ = random_id();
   int status_ = 0;
   int stopped_by_ = 0;  // the signal that requested the end of the job
+  std::chrono::steady_clock::time_point stopped_at_;
+  std::string urgent_;                   // not empty: the later signal that requested the end at once
+  std::optional<Deadline> usr1_, usr2_;  // until then the same signal is not forwarded again
+  bool ended_ = false;                   // only output is left
 
   // Of the latest group.
   std::optional<RankGroup> group_;  // empty during the pause before a restart
   std::optional<OomCounter> oom_;
   std::chrono::steady_clock::time_point started_;
   std::optional<std::chrono::milliseconds> restart_after_;
-  std::optional<int> first_failed_;
+  std::optional<ExitStatus> first_failed_;
+  std::optional<Deadline> report_until_;
   std::optional<Deadline> kill_at_;  // set: the group is being ended
   bool killed_ = false;
 };

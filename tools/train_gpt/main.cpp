@@ -18,6 +18,7 @@
 #include "sharding/io/durable_file.h"
 #include "sharding/signals/save_requests.h"
 #include "sharding/world/rank_agreement.h"
+#include "tools/command_line/command_line.h"
 #include "tools/train_gpt/engine_options.h"
 #include "tools/train_gpt/inputs.h"
 #include "tools/train_gpt/language_model.h"
@@ -298,8 +299,8 @@ Status train_or_abort(const Options& o, World& world, Inputs& in) {
     if (e.code() != Errc::aborted) print_error(concat("rank ", world.rank(), ": ", e.what()));
     world.communicator().abort(e.what());
   } catch (const std::exception& e) {
-    print_error(concat("rank ", world.rank(), ": ", e.what()));
-    world.communicator().abort(e.what());
+    print_error(concat("rank ", world.rank(), ": ", one_line(e)));
+    world.communicator().abort(one_line(e));
   }
   return failed;
 }
@@ -314,12 +315,13 @@ Status run(const LaunchInfo& launch, const Options& options) {
     const Status checked = check_inputs(options, world.communicator(), in);
     return checked == done ? train_or_abort(options, world, in) : checked;
   } catch (const std::exception& e) {
-    print_error(concat("rank ", launch.rank, ": ", e.what()));
+    print_error(concat("rank ", launch.rank, ": ", one_line(e)));
     return failed;
   }
 }
 
 Status main(int argc, char** argv) {
+  reserve_standard_descriptors();
   LaunchInfo launch;
   ParsedOptions parsed;
   try {
@@ -327,7 +329,7 @@ Status main(int argc, char** argv) {
     parsed = parse_options(argc, argv);
     if (parsed.help.empty()) cuda::device_from_name(parsed.options.device, launch.local_rank);
   } catch (const std::exception& e) {
-    if (launch.rank == 0) print_error(e.what());
+    if (launch.rank == 0) print_error(one_line(e));
     return wrong_input;
   }
   if (parsed.help.empty()) return run(launch, parsed.options);
