@@ -20,6 +20,8 @@ class StatefulLoader {
   virtual LoaderPosition position() const = 0;
   /// Continues there, as a run that was never interrupted. Errc::invalid_argument if there is no such batch.
   virtual void set_position(const LoaderPosition&) = 0;
+  /// If the next batch could not be read: continues behind it.
+  virtual void skip_failed() {}
 
  protected:
   StatefulLoader() = default;
@@ -41,6 +43,8 @@ class LoaderPositions {
   /// An update ends: the next one begins with the next samples.
   void end_update();
   ByName now() const;
+  /// StatefulLoader::skip_failed() of all.
+  void skip_failed();
   /// At the beginning of the update in progress.
   ByName of_update() const;
 
