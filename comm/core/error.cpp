@@ -34,6 +34,8 @@ const char* name(Errc code) {
       return "unsupported";
     case Errc::unsynchronised:
       return "unsynchronised";
+    case Errc::cancelled:
+      return "cancelled";
     case Errc::diverged:
       return "diverged";
   }

@@ -22,6 +22,7 @@ enum class Errc {
   io,                ///< a file is damaged or has unexpected content
   unsupported,       ///< not available in this build or on this machine
   unsynchronised,    ///< step() was called with gradients that were not reduced over the ranks
+  cancelled,         ///< a rank cancelled the update, culprit() names it; every rank has dropped it
   diverged,          ///< a loss, a norm or a weight is not finite
 };
 

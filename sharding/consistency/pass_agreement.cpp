@@ -27,7 +27,7 @@ void PassAgreement::begin(bool cancelled) {
   words_[2] = scopes_;
   words_[3] = -scopes_;
   words_[4] = broken_ && !cancelled;
-  words_[5] = terms_counted_;
+  words_[5] = counted_;
   std::ranges::copy(used_, words_.begin() + fixed_words);
   if (communicator_.size() > 1)
     exchange_ = communicator_.all_reduce(Buffer(words_.data(), words_.size()), ReduceOp::max);

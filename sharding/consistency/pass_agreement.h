@@ -1,6 +1,6 @@
 #pragma once
 /// Exchange of control state in every reduced pass: which parameters were used, whether a rank cancelled the
-/// update or broke a rule, whether terms of losses were counted, whether values were written since they were
+/// update or broke a rule, what was counted as weights of losses, whether values were written since they were
 /// last compared, and the order of scopes.
 
 #include <cstddef>
@@ -30,8 +30,8 @@ class PassAgreement {
   void set_scopes(std::uint64_t hash);
   /// Whether the pass of this rank breaks a rule of which all ranks must know.
   void set_broken(bool broken) { broken_ = broken; }
-  /// Whether this rank has counted terms of a loss.
-  void set_terms_counted(bool counted) { terms_counted_ = counted; }
+  /// What this rank has counted as weights of micro-batches; the maximum over the ranks is counted().
+  void set_counted(int counted) { counted_ = counted; }
   /// Values were written on this rank.
   void mark_values_written() { values_written_ = true; }
 
@@ -54,8 +54,8 @@ class PassAgreement {
   std::vector<std::uint8_t> used_anywhere() const;
   /// True if any rank broke a rule.
   bool is_broken() const { return words_[4] != 0; }
-  /// True if any rank has counted terms.
-  bool terms_counted() const { return words_[5] != 0; }
+  /// The maximum of set_counted() over the ranks.
+  int counted() const { return words_[5]; }
   /// The lowest rank that cancelled the update; -1: none.
   int cancelled_by() const;
   /// True if all ranks had the same hash of scopes at the last exchange.
@@ -69,9 +69,10 @@ class PassAgreement {
   static constexpr std::size_t fixed_words = 6;
   Communicator& communicator_;
   std::vector<std::uint8_t> used_, exchanged_;  // on this rank: now, and at the last exchange
-  bool values_written_ = true, broken_ = false, terms_counted_ = false;
+  bool values_written_ = true, broken_ = false;
+  int counted_ = 0;
   // [0]: size - rank if it cancelled; [1]: values written; [2], [3]: hash of scopes, and its negative; [4]: a
-  // rule is broken; [5]: terms were counted; then one per member: used. The maximum over the ranks.
+  // rule is broken; [5]: what was counted; then one per member: used. The maximum over the ranks.
   std::vector<std::int32_t> words_;
   std::int32_t scopes_ = 0;
   Work exchange_;

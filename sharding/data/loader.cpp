@@ -125,7 +125,9 @@ Batch& Loader::next() {
   require(!stream_.capturing(), Errc::invalid_argument,
           "a batch was read while the stream is captured; read it before, into memory that stays");
   if (copies_.size() == max_held_) release_oldest();
+  failed_ = true;
   const HostBatch& host = prefetcher_->next(Deadline::after(options_.timeout));
+  failed_ = false;
   Slot& slot = slots_[returned_ % slots_.size()];
   std::vector<Tensor> tensors;
   for (std::size_t f = 0; f < fields_->size(); ++f)
@@ -148,11 +150,17 @@ void Loader::set_position(const LoaderPosition& to) {
   set_state({resumed.epoch, resumed.batch});
 }
 
+void Loader::skip_failed() {
+  const std::uint64_t next = prefetcher_->position() + 1;
+  if (failed_) set_state({next / size(), next % size()});
+}
+
 void Loader::set_state(State to) {
   require(to.batch < size(), Errc::invalid_argument, "batch ", to.batch, " of an epoch of ", size());
   while (!copies_.empty()) release_oldest();
   prefetcher_->restart(to.epoch * size() + to.batch, sampler_);
   returned_ = 0;
+  failed_ = false;
 }
 
 }  // namespace rz

@@ -39,7 +39,8 @@ struct LoaderOptions {
 /// A batch is valid until `slots` later ones were returned. On a device, the k-th batch since the start, or
 /// since set_state(), is always in slot k mod `slots` of the same memory, and is copied in the order of the
 /// stream: a graph may read it. One thread uses a loader; the number of workers changes no batch. Errors of
-/// Dataset::read carry the index of the sample; next() repeats them until set_state() or set_epoch().
+/// Dataset::read carry the index of the sample; next() repeats them until set_state(), set_epoch() or
+/// Engine::cancel_update().
 class Loader final : public StatefulLoader {
  public:
   /// Batches are on the device of the stream. Errc::invalid_argument names an option or field that is out of
@@ -69,6 +70,7 @@ class Loader final : public StatefulLoader {
   void set_position(const LoaderPosition&) override;
   /// The order of the sampler, and the checksum of the dataset if it has one.
   std::string data() const override { return data_; }
+  void skip_failed() override;
   std::uint64_t epoch() const { return state().epoch; }
   void set_epoch(std::uint64_t epoch) { set_state({epoch, 0}); }
 
@@ -110,6 +112,7 @@ class Loader final : public StatefulLoader {
   std::vector<Slot> slots_;
   std::string data_;
   std::uint64_t returned_ = 0;  // batches since set_state()
+  bool failed_ = false;         // the next batch could not be read
   std::unique_ptr<Prefetcher> prefetcher_;
 };
 

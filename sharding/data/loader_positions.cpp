@@ -25,6 +25,10 @@ void LoaderPositions::end_update() {
   for (auto& [name, entry] : loaders_) entry.of_update = entry.loader->position();
 }
 
+void LoaderPositions::skip_failed() {
+  for (auto& [name, entry] : loaders_) entry.loader->skip_failed();
+}
+
 LoaderPositions::ByName LoaderPositions::now() const {
   ByName all = pending_;
   for (const auto& [name, entry] : loaders_) {

@@ -26,6 +26,8 @@ class StatefulLoader {
   virtual void set_position(const LoaderPosition&) = 0;
   /// One line that differs for other data or another order of them; empty: unknown.
   virtual std::string data() const { return {}; }
+  /// If the next batch could not be read: continues behind it.
+  virtual void skip_failed() {}
 
  protected:
   StatefulLoader() = default;
@@ -47,6 +49,8 @@ class LoaderPositions {
   /// An update ends: the next one begins with the next samples.
   void end_update();
   ByName now() const;
+  /// StatefulLoader::skip_failed() of all.
+  void skip_failed();
   /// At the beginning of the update in progress.
   ByName of_update() const;
 

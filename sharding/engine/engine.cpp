@@ -8,6 +8,7 @@
 
 #include "autograd_lite/nn/init.h"
 #include "comm/core/error.h"
+#include "sharding/consistency/rank_consistency.h"
 #include "sharding/engine/read_configuration.h"
 #include "sharding/huggingface/pretrained_weights.h"
 #include "sharding/huggingface/save_pretrained.h"
@@ -111,6 +112,28 @@ Tensor without_padding(const Tensor& all, std::size_t rows, std::span<const std:
   return kept;
 }
 
+/// Moves the loaders behind the last batch that any rank has taken, or failed to read. Ranks may have
+/// different loaders, which are known by the hashes of their names. Collective.
+void skip_batches(LoaderPositions& loaders, Communicator& communicator) {
+  loaders.skip_failed();
+  LoaderPositions::ByName positions = loaders.now();
+  std::vector<std::uint64_t> mine;
+  for (const auto& [name, at] : positions)
+    mine.insert(mine.end(), {hash_bytes(name.data(), name.size()), at.epoch, at.samples});
+  std::uint64_t words = mine.size();
+  communicator.all_reduce(Buffer(&words, 1), ReduceOp::max).wait();
+  if (words == 0) return;
+  mine.resize(words);
+  std::vector<std::uint64_t> all(words * static_cast<std::size_t>(communicator.size()));
+  communicator.all_gather(ConstBuffer(mine.data(), words), Buffer(all.data(), all.size())).wait();
+  for (auto& [name, at] : positions)
+    for (std::size_t i = 0; i < all.size(); i += 3)
+      if (all[i] == hash_bytes(name.data(), name.size()) &&
+          std::pair(all[i + 1], all[i + 2]) > std::pair(at.epoch, at.samples))
+        at = {all[i + 1], all[i + 2]};
+  loaders.restore(positions);
+}
+
 }  // namespace
 
 Engine initialize(World& world, Module& module, EngineOptions options) {
@@ -169,7 +192,18 @@ void Engine::make_updates(std::unique_ptr<Optimizer> optimizer, const EngineOpti
                         .expected_terms = o.expected_terms,
                         .seed = o.seed,
                         .graph = o.graph && strategy_->capturable(),
+                        .when_dropped = [loaders = loaders_,
+                                         &world = world_] { skip_batches(*loaders, world.communicator()); },
                         .world_size_invariant = config_.world_size_invariant});
+}
+
+void Engine::require_distinct(std::vector<const void*> batches) {
+  std::ranges::sort(batches);
+  require(
+      std::ranges::adjacent_find(batches) == batches.end(), Errc::invalid_argument,
+      "train_batch(): next() returned one batch for two micro-batches; updates run as a CUDA graph, which "
+      "needs all micro-batches of an update at once: return as many objects in turn "
+      "(LoaderOptions::slots), or set EngineOptions::graph = false");
 }
 
 UpdateLoop& Engine::updates() {

@@ -13,13 +13,24 @@
 ///     });
 ///
 /// The configuration decides on batch sizes, accumulation, optimizer, learning rates, precision, loss
-/// scaling, clipping, and what is sharded (docs/configuration.md). Losses with terms (nn::Loss) are means
-/// over the terms of all micro-batches and ranks, however many each has. A model without values is
-/// initialised from the seed; one with values starts from those of rank 0.
+/// scaling, clipping, and what is sharded (docs/configuration.md). A model without values is initialised from
+/// the seed; one with values starts from those of rank 0.
+///
+/// Losses: a micro-batch has one weight on each rank: the number of terms of the first nn::Loss that is
+/// propagated in it, or 1 if all of its losses are scalars. Each of its losses enters as its own mean over
+/// the micro-batch times that weight, and an update divides by the sum of the weights of all micro-batches
+/// and ranks. So one loss is the mean over the terms of all micro-batches and ranks, however many each has;
+/// backward(a) and backward(b) before one step() are backward(a + b); a scalar beside another loss, such as a
+/// regulariser, has the same factor in every update.
 ///
 /// Several engines may exist in a process, each with a communicator of its own. Every rank makes the same
-/// calls in the same order. One thread a rank. Errors of the communicator propagate; after another error
-/// between step() and step(), call cancel_update() on every rank, or end.
+/// calls in the same order. One thread a rank.
+///
+/// Errors: those of the communicator end training. After another one on this rank, in forward, in backward,
+/// in a loader or in the caller's own code between step() and step(), call cancel_update() and go on with the
+/// next update. The other ranks go on to their next step() or train_batch(), which throws Errc::cancelled
+/// with the rank that failed as culprit(). All ranks have then dropped the update. What step() throws itself
+/// comes on every rank.
 ///
 /// This header includes what most training programs use: layers, datasets, World and spawn().
 
@@ -65,22 +76,27 @@ class Engine {
   Tape& tape() { return tape_; }
   /// Propagates a loss, and discards what the tape has recorded: handles become invalid. In the last
   /// micro-batch of an update the gradients are reduced over the ranks. Several losses may be propagated
-  /// before one step(); their gradients add up. Errc::invalid_argument without an optimizer.
+  /// before one step(); their gradients add up. Errc::invalid_argument without an optimizer, and for a loss
+  /// with terms after a scalar of the same micro-batch, which has entered with weight 1: propagate it first,
+  /// or their sum. Errc::unsynchronised after a backward() that failed, until cancel_update().
   void backward(const nn::Loss& loss) { updates().backward(loss); }
-  /// A loss without terms, a scalar: the gradient is its mean over micro-batches and ranks.
+  /// A loss without terms, a scalar. If all losses are scalars, the gradient is the mean over micro-batches
+  /// and ranks.
   void backward(Var loss) { updates().backward(loss); }
   /// Call after the backward() of each micro-batch. In the last one of an update it updates the parameters
-  /// and returns true. Errc::unsynchronised inside NoSync; Errc::diverged if gradients are not finite and
+  /// and returns true. Errc::unsynchronised inside NoSync, and after a backward() that failed;
+  /// Errc::cancelled if another rank has cancelled the update; Errc::diverged if gradients are not finite and
   /// the configuration does not skip such updates.
   bool step() {
     const bool updated = updates().step();
     if (updated) checkpointer_->end_update();
     return updated;
   }
-  /// One update: takes micro-batches from `batches.next()`, calls forward(tape, batch) -> nn::Loss for each,
+  /// One update: takes each micro-batch from `batches.next()` right before forward(tape, batch) -> nn::Loss,
   /// and does what backward() and step() do. On a device, once updates are identical, they run as a CUDA
   /// graph: `forward` is then not called, so it must do nothing but record, and batches must be in the same
-  /// memory each time, as those of loader() are.
+  /// memory each time, as those of loader() are. All micro-batches are then taken before the first forward:
+  /// Errc::invalid_argument if two are one object.
   template <class Batches, class Forward>
   const StepReport& train_batch(Batches& batches, const Forward& forward);
   /// True in the last micro-batch of an update.
@@ -89,9 +105,16 @@ class Engine {
   void set_gradient_accumulation_boundary(std::optional<bool> b) {
     updates().accumulation().force_boundary(b);
   }
-  /// Drops the gradients of the update in progress, after an error in forward or backward; see
-  /// Strategy::cancel_update().
-  void cancel_update() { updates().cancel(); }
+  /// Drops the update in progress on every rank, after an error on this one: gradients, losses, the count of
+  /// micro-batches, a forced boundary. The next update has the dropout of the one that was dropped, and
+  /// loaders of loader() continue on all ranks behind the last batch that any rank has taken, or failed to
+  /// read. Waits for the other ranks to reach the end of the update, so they must not wait for this one in
+  /// another collective of theirs. Does nothing if the update has been dropped already, because another rank
+  /// cancelled it, and the next one has not begun: no forward pass, no batch of loader(), no other exception
+  /// that is handled now. In stage 3 the other ranks must go on as in the update before, or in the first one
+  /// run all modules once a micro-batch, in the order in which they were made: otherwise Errc::mismatch ends
+  /// training. So does Errc::timeout where the other ranks replay a CUDA graph.
+  void cancel_update() { updates().cancel(loaders_->now() != loaders_->of_update()); }
   /// While an object of this class lives, no gradients are reduced, and step() is an error.
   class NoSync;
   /// Ranks with different numbers of batches (sharding/engine/engine_join.h).
@@ -198,6 +221,8 @@ class Engine {
   Engine(World&, Module&, DsConfig, EngineOptions);
 
   void make_updates(std::unique_ptr<Optimizer>, const EngineOptions&);
+  /// Of the batches of an update: Errc::invalid_argument if two are one object.
+  static void require_distinct(std::vector<const void*> batches);
   /// Errc::invalid_argument if the engine has no optimizer.
   UpdateLoop& updates();
 
@@ -238,9 +263,12 @@ template <class Batches, class Forward>
 const StepReport& Engine::train_batch(Batches& batches, const Forward& forward) {
   using Batch = std::remove_reference_t<decltype(batches.next())>;
   const auto start = std::chrono::steady_clock::now();
-  std::vector<Batch*> micro_batches;
-  for (std::int64_t m = 0; m < config_.sizes.accumulation; ++m) micro_batches.push_back(&batches.next());
-  updates().run([&](std::size_t m) { return forward(tape_, *micro_batches[m]); }, start);
+  std::vector<Batch*> all;  // a graph needs all of them before it is captured
+  if (updates().may_capture()) {
+    for (std::int64_t m = 0; m < config_.sizes.accumulation; ++m) all.push_back(&batches.next());
+    require_distinct({all.begin(), all.end()});
+  }
+  updates().run([&](std::size_t m) { return forward(tape_, all.empty() ? batches.next() : *all[m]); }, start);
   checkpointer_->end_update();
   return report();
 }

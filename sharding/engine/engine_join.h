@@ -20,7 +20,8 @@ namespace rz {
 ///
 /// As PyTorch's join(), with the options of the section "ringzero.join". Every rank has at least one batch
 /// before the first update. One thread a rank. In stage 3 passes gather values on all ranks: run a rank
-/// without data on a batch of which all targets are ignored (-100) instead.
+/// without data on a batch of which all targets are ignored (-100) instead. Engine::cancel_update() is for
+/// the last micro-batch of an update here: after it, the other ranks would wait for this one in next().
 class Engine::Join {
  public:
   /// The engine must outlive this object. Errc::unsupported in stage 3, and Errc::invalid_argument without an

@@ -33,7 +33,8 @@ void PairwiseSums::begin_pass(bool synchronises) {
           "gradients are summed in pairwise order: an update has ", passes_,
           " passes on each rank, of which the last one synchronises, found pass ", pass,
           synchronises ? ", which synchronises" : ", which does not synchronise",
-          "; propagate one loss for each micro-batch, and leave boundaries to their number");
+          "; propagate one loss for each micro-batch, such as a + b of two, and leave boundaries to their "
+          "number");
   passes_begun_ = pass;
 }
 

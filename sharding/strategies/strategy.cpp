@@ -9,6 +9,7 @@
 #include "comm/core/error.h"
 #include "comm/device/allocate.h"
 #include "comm/device/meta.h"
+#include "tensor/ops.h"
 
 namespace rz {
 
@@ -74,19 +75,61 @@ void Strategy::attach(Tape& tape) {
   stream = tape.stream();
 }
 
-void Strategy::begin_backward(bool synchronise) {
+void Strategy::begin_pass(bool synchronise) {
   values_.release();
   passes_.begin_backward(synchronise);
 }
 
-void Strategy::backward(Tape& tape, const nn::Loss& loss, bool synchronise) {
+void Strategy::begin_backward(bool synchronise) {
+  require(control_.terms().counted() == LossTerms::Counted::nothing, Errc::invalid_argument,
+          "begin_backward() in an update whose other losses went to backward(): their weights are unknown to "
+          "it; propagate all losses of an update by backward(), or one sum, a + b");
+  begin_pass(synchronise);
+  weightless_ = true;
+}
+
+void Strategy::backward(Tape& tape, const nn::Loss& loss, bool synchronise, bool same_micro_batch) {
+  propagate(tape, loss.sum, loss.sum_count, synchronise, same_micro_batch);
+}
+
+void Strategy::backward(Tape& tape, Var loss, bool synchronise, bool same_micro_batch) {
+  propagate(tape, loss, {}, synchronise, same_micro_batch);
+}
+
+void Strategy::propagate(Tape& tape, Var loss, const Tensor& sum_count, bool synchronise, bool follows) {
+  require_may_follow(sum_count.defined(), follows);
+  begin_pass(synchronise);
   const Stream& stream = tape.stream();
-  begin_backward(synchronise);
-  control_.count_terms(loss.sum_count, stream);
+  try {
+    const Tensor ratio =
+        follows ? control_.terms().ratio(sum_count, tape.empty({2}), tape.empty({2}, DType::f64), stream)
+                : Tensor();
+    if (ratio.defined())
+      tape.backward(loss, times_loss_gradient(ratio, stream));
+    else if (stream.device().kind == Device::host || !sum_count.defined())
+      tape.backward(loss, control_.loss_gradient());
+    else
+      tape.backward(loss, control_.device_loss_gradient(stream));
+  } catch (...) {
+    passes_.state().set_failed();
+    throw;
+  }
+  if (!follows) control_.terms().count(sum_count, stream);
+}
+
+void Strategy::require_may_follow(bool has_terms, bool same_micro_batch) {
+  require(!weightless_, Errc::invalid_argument,
+          "backward() in an update whose other losses went to begin_backward() and Tape::backward(): their "
+          "weights are unknown to it; propagate all losses of an update by backward(), or one sum, a + b");
+  control_.terms().require_may_follow(has_terms, same_micro_batch);
+}
+
+Tensor Strategy::times_loss_gradient(const Tensor& ratio, const Stream& stream) {
   if (stream.device().kind == Device::host)
-    tape.backward(loss.sum, control_.loss_gradient());
+    ops::scale(ratio, ratio, control_.loss_gradient(), stream);
   else
-    tape.backward(loss.sum, control_.device_loss_gradient(stream));
+    ops::binary(ratio, ratio, control_.device_loss_gradient(stream), ops::Binary::mul, stream);
+  return ratio;
 }
 
 void Strategy::backward_without_data(bool synchronise) {
@@ -96,25 +139,31 @@ void Strategy::backward_without_data(bool synchronise) {
       "on a batch of which all targets are ignored (-100), which counts no terms");
   values_.release();
   passes_.begin_without_data(synchronise);
+  ++passes_without_data_;
 }
 
 void Strategy::finish_gradients(const Stream& given) {
   const Stream& stream = runtime_.stream_for(given);
   GradientReduction& reduction = passes_.reduction();
-  passes_.finish(stream, control_.terms_counted());
+  LossTerms& terms = control_.terms();
+  passes_.finish(stream, static_cast<int>(terms.counted()));
   if (reduction.failed()) {
     reset_gradients();
+    passes_.state().set_dropped();
     reduction.fail();
   }
-  if (reduction.check().without_data() && reduction.agreement().terms_counted())
-    control_.count_no_terms(stream);
+  // A mean over scalars is one over all ranks; losses with terms are means over those that there are.
+  const auto counted = static_cast<LossTerms::Counted>(reduction.agreement().counted());
+  if (counted == LossTerms::Counted::terms && passes_without_data_ > 0) terms.add_none(stream);
+  if (counted == LossTerms::Counted::scalars) terms.add_ones(std::exchange(passes_without_data_, 0), stream);
   values_.compare(stream);
   passes_.state().set_reduced();
   control_.reset_clipping();
 }
 
-void Strategy::cancel_update(const Stream& given) {
-  passes_.cancel(runtime_.stream_for(given));
+void Strategy::cancel_update(const Stream& given, int passes) {
+  if (dropped()) return;
+  passes_.cancel(runtime_.stream_for(given), passes);
   reset_gradients();
 }
 
@@ -124,7 +173,9 @@ void Strategy::zero_grad() {
 }
 
 void Strategy::reset_gradients() {
-  control_.reset_terms();
+  control_.terms().reset();
+  weightless_ = false;
+  passes_without_data_ = 0;
   passes_.reset();
   if (const auto before = passes_.reduction().rebuild_buckets()) updater_.state().move(*before);
 }

@@ -16,11 +16,15 @@
 ///       const double norm = strategy->outcome(*optimizer, stream).norm;
 ///     }
 ///
-/// Loss: backward() counts the terms of each micro-batch (targets that are not ignored). Norms and updates
-/// read gradients as means over all terms of all micro-batches and ranks, however many each has. In between,
-/// gradients are sums over a constant, UpdateSettings::set_expected_terms(). A loss without terms, a scalar
-/// of the caller's, is propagated by begin_backward() and Tape::backward(); its gradients are means over the
-/// ranks. All passes of an update use the same of the two.
+/// Loss: a micro-batch has one weight on each rank: the number of terms (targets that are not ignored) of the
+/// first nn::Loss that is propagated in it, or 1 if all of its losses are scalars. Each of its losses enters
+/// as its own mean over the micro-batch times that weight, and an update divides by the sum of the weights of
+/// all micro-batches and ranks. So one loss is the mean over all terms of all micro-batches and ranks,
+/// however many each has; backward(a) and backward(b) of the same micro-batch are backward(a + b); and a
+/// scalar has the same factor in every update. Where the first loss has no term, the micro-batch adds nothing
+/// on this rank. Norms and updates read gradients so; in between, they are sums over a constant,
+/// UpdateSettings::set_expected_terms(). begin_backward() and Tape::backward() know of no weights: their
+/// gradients are means over the ranks, and an update has passes of one of the two ways.
 ///
 /// Determinism: all strategies produce the same parameters, losses and norms, bit for bit, for any bucket
 /// size and with overlap on or off, for any number of passes an update and wherever they synchronise. This
@@ -46,7 +50,8 @@
 /// they compare optimizers. Errc::mismatch names what differs, and the rank.
 ///
 /// Errors: after an exception between zero_grad() and finish_gradients() (in forward, in backward, out of
-/// memory), reset the tape and call cancel_update(). Training continues with zero_grad().
+/// memory), reset the tape and call cancel_update(). finish_gradients() of the other ranks throws
+/// Errc::cancelled. Training continues with zero_grad().
 ///
 /// Mixed precision (StrategyOptions::precision): values are imported and exported in f32, to and from the
 /// masters. To keep small gradients in the range of f16, backward() multiplies losses by
@@ -111,28 +116,38 @@ class Strategy {
   /// Work without a stream of its own follows the stream of this tape from now on. A tape may serve several
   /// strategies, each with a communicator of its own: hooks are found through the parameters.
   void attach(Tape&);
-  /// Call before each backward pass. `synchronise`: reduce the gradients of this pass, and those accumulated
-  /// before it, over the ranks. Must be equal on all ranks.
+  /// Call before each Tape::backward() of a loss without a weight. `synchronise`: reduce the gradients of
+  /// this pass, and those accumulated before it, over the ranks. Must be equal on all ranks.
   void begin_backward(bool synchronise = true);
-  /// begin_backward(), counts the terms of the loss, and runs Tape::backward() from its sum.
-  void backward(Tape&, const nn::Loss&, bool synchronise = true);
+  /// Runs a backward pass from a loss, with its weight. `same_micro_batch`: the loss belongs to the
+  /// micro-batch of the pass before. Errc::invalid_argument for a loss with terms after a scalar of the same
+  /// micro-batch: propagate it first, or their sum. If the pass throws, only cancel_update() may follow.
+  void backward(Tape&, const nn::Loss&, bool synchronise = true, bool same_micro_batch = false);
+  /// The same for a loss without terms, a scalar.
+  void backward(Tape&, Var loss, bool synchronise = true, bool same_micro_batch = false);
+  /// Throws what backward() throws for a loss of a kind that may not follow those before it.
+  void require_may_follow(bool has_terms, bool same_micro_batch);
   /// In place of begin_backward() and a pass, on a rank that has run out of data while others have not:
-  /// contributes zeros and no terms, and breaks no rule of find_unused_parameters and static_graph. A mean
-  /// over the ranks still divides by all of them. sharding/strategies/join.h finds out when to call it.
+  /// contributes zeros, and breaks no rule of find_unused_parameters and static_graph. Its micro-batch has
+  /// weight 1 if all losses of the update are scalars, whose mean is one over all ranks, and otherwise 0.
+  /// sharding/strategies/join.h finds out when to call it.
   /// Errc::unsupported in zero3, where passes communicate: run the model on a batch without terms there.
   void backward_without_data(bool synchronise = true);
   /// Call after each backward pass that synchronises. Waits for all reductions; gradients are then means over
-  /// the ranks. Errc::unsynchronised if the last pass did not synchronise, or if a rank called
+  /// the ranks. Errc::unsynchronised if the last pass did not synchronise. Errc::cancelled if a rank called
   /// cancel_update() instead; culprit() is that rank, and gradients are dropped as by zero_grad(). So they
   /// are if a pass broke a rule of find_unused_parameters or static_graph
   /// (sharding/strategies/passes/pass_check.h).
   void finish_gradients(const Stream& = {});
   /// Cancels the update on every rank, after an error before the end of finish_gradients(). The rank that
   /// failed calls it in place of finish_gradients(), which then throws on the others. All reductions still
-  /// run, so that the ranks stay in step; their results are dropped as by zero_grad(). In zero3, where passes
-  /// communicate too, all ranks must have failed at the same operator. If other ranks have gathered since,
-  /// the error is Errc::mismatch, and the group is unusable, as after an error of the communicator.
-  void cancel_update(const Stream& = {});
+  /// run, so that the ranks stay in step; their results are dropped as by zero_grad(). Does nothing after
+  /// finish_gradients() has dropped the update, until the next zero_grad() or forward pass. In zero3, and
+  /// with buffers that are broadcast, other passes communicate too: this rank then makes the collectives that
+  /// the update before made, or in the first update those of `passes` passes that run the scopes of the
+  /// module in their order. If the other ranks make others, the error is Errc::mismatch, and the group is
+  /// unusable, as after an error of the communicator.
+  void cancel_update(const Stream& = {}, int passes = 1);
   /// L2 norm of all gradients, as the update reads them, each parameter counted once. Exact but for the
   /// rounding of the squares, so all strategies return the same bits. Collective. Errc::unsynchronised as for
   /// step().
@@ -161,6 +176,8 @@ class Strategy {
   void next_update(Optimizer&, const Stream& = {});
   /// Drops the gradients; does not write zeros. All ranks call it.
   void zero_grad();
+  /// Whether every rank has dropped the update, since finish_gradients() threw, and no other one has begun.
+  bool dropped() const { return passes_.state().dropped() && !passes_.follower().in_forward(); }
 
   // ---- import and export
   ParameterValues& values() { return values_; }
@@ -196,6 +213,10 @@ class Strategy {
   };
 
  private:
+  void begin_pass(bool synchronise);
+  /// backward() of a loss; `sum_count` is undefined for a scalar.
+  void propagate(Tape&, Var loss, const Tensor& sum_count, bool synchronise, bool same_micro_batch);
+  Tensor times_loss_gradient(const Tensor& ratio, const Stream&);
   void reset_gradients();
   void update(Optimizer&, const UpdateScale&, const Stream&);
 
@@ -210,6 +231,8 @@ class Strategy {
   ParameterValues values_;
   OptimizerStateAccess optimizer_state_;
   StepControl control_;
+  bool weightless_ = false;               // an update of begin_backward(), whose losses have no weights
+  std::int64_t passes_without_data_ = 0;  // of the update
 };
 
 /// Creates a strategy for the parameters of the module, which must outlive it, as must the communicator of

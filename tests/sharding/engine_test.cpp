@@ -117,6 +117,7 @@ Trained by_train_batch(World& world, const std::string& config) {
   Net net;
   auto engine = initialize(world, net, options(config));
   Batches batches{world.rank(), world.size(), 4};
+  batches.live.resize(1);  // every batch is in the same memory
   Trained out;
   for (int u = 0; u < updates; ++u) {
     engine.train_batch(batches,

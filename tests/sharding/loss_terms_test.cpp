@@ -1,12 +1,15 @@
-/// Gradients are means over all terms of the loss, however they are spread over micro-batches and ranks.
+/// Gradients are means over all terms of the loss, however they are spread over micro-batches and ranks; and
+/// several losses of a micro-batch add up with its weight.
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <numeric>
 #include <vector>
 
+#include "autograd_lite/losses.h"
 #include "autograd_lite/nn/init.h"
 #include "autograd_lite/nn/layers.h"
+#include "sharding/engine/engine.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategies/strategy.h"
 #include "tests/support/error_of.h"
@@ -69,11 +72,11 @@ struct Batch {
 
 /// Terms of each micro-batch, by rank.
 using Terms = std::vector<std::vector<std::size_t>>;
-enum class Update { clip_and_step, clip_then_step, step };
+enum class How { clip_and_step, clip_then_step, step };
 
 struct Run {
   double expected = 1, loss_scale = 1, max_norm = 0;
-  Update update = Update::clip_and_step;
+  How update = How::clip_and_step;
   bool synchronise_always = false;
 };
 
@@ -85,14 +88,14 @@ struct Result {
 
 void step(Strategy& strategy, const Run& run, double& norm) {
   const auto sgd = make_sgd({.learning_rate = 1});
-  if (run.update == Update::clip_and_step) {
+  if (run.update == How::clip_and_step) {
     strategy.clip_and_step(*sgd, {.max_norm = run.max_norm});
     norm = strategy.outcome(*sgd).norm;
     return;
   }
-  if (run.update == Update::clip_then_step) norm = strategy.clip_gradients(run.max_norm);
+  if (run.update == How::clip_then_step) norm = strategy.clip_gradients(run.max_norm);
   strategy.step(*sgd);
-  if (run.update == Update::step) norm = strategy.gradient_norm();
+  if (run.update == How::step) norm = strategy.gradient_norm();
 }
 
 Result train(StrategyKind kind, const Terms& terms, const Run& run, Communicator& comm) {
@@ -150,13 +153,13 @@ TEST(LossTerms, UnevenRanksHaveTheGradientOfOne) {
 TEST(LossTerms, ClippingFollowsTheNormalisation) {
   const double norm = norm_of(mean_gradient(64));
   for (const Terms& terms : {one_rank, uneven, spread, three})
-    for (const Update update : {Update::clip_and_step, Update::clip_then_step})
+    for (const How update : {How::clip_and_step, How::clip_then_step})
       for (const double factor : {0.5, 2.0})
         expect_mean_over_terms(terms, {.expected = 128, .max_norm = factor * norm, .update = update});
 }
 
 TEST(LossTerms, EveryWayToUpdateAppliesIt) {
-  expect_mean_over_terms(spread, {.expected = 3, .loss_scale = 1024, .update = Update::step});
+  expect_mean_over_terms(spread, {.expected = 3, .loss_scale = 1024, .update = How::step});
   expect_mean_over_terms(uneven, {.expected = 64, .loss_scale = 1024, .max_norm = 0.01});
 }
 
@@ -197,6 +200,187 @@ TEST(LossTerms, ALossWithoutTermsMovesNothing) {
     EXPECT_EQ(result.norm, 0);
     for (std::size_t i = 0; i < in * out; ++i) EXPECT_EQ(result.values[i], static_cast<float>(initial(i)));
   }
+}
+
+// ---- several losses of a micro-batch
+
+/// A loss of `count` samples from a number on: cross entropy, a term a sample; the sum of squared logits, a
+/// term a logit; their mean, a scalar.
+struct Part {
+  enum Kind { labels, squares, scalar } kind;
+  std::size_t count;
+  std::size_t first = 0;
+};
+/// By rank, micro-batch and pass.
+using Update = std::vector<std::vector<std::vector<Part>>>;
+
+std::vector<double> mean_gradient(const Part& part) {
+  std::vector<double> g(in * out);
+  for (std::size_t k = part.first; k < part.first + part.count; ++k) {
+    double logit[out] = {}, total = 0;
+    for (std::size_t o = 0; o < out; ++o) {
+      for (std::size_t i = 0; i < in; ++i)
+        logit[o] += initial(o * in + i) * static_cast<double>(static_cast<float>(sample(k, i)));
+      total += std::exp(logit[o]);
+    }
+    for (std::size_t o = 0; o < out; ++o) {
+      const double d = part.kind == Part::labels
+                           ? std::exp(logit[o]) / total - (static_cast<std::size_t>(label(k)) == o)
+                           : 2 * logit[o] / static_cast<double>(out);
+      for (std::size_t i = 0; i < in; ++i)
+        g[o * in + i] +=
+            d * static_cast<double>(static_cast<float>(sample(k, i))) / static_cast<double>(part.count);
+    }
+  }
+  return g;
+}
+
+/// A micro-batch has the weight of its first loss with terms, or 1; each loss enters as its mean times that;
+/// the update divides by all weights.
+std::vector<double> by_the_rule(const Update& update) {
+  std::vector<double> g(in * out);
+  double weights = 0;
+  for (const auto& rank : update)
+    for (const auto& micro_batch : rank) {
+      double weight = 1;
+      for (auto part = micro_batch.rbegin(); part != micro_batch.rend(); ++part)
+        if (part->kind != Part::scalar)
+          weight = static_cast<double>(part->count * (part->kind == Part::squares ? out : 1));
+      weights += weight;
+      for (const Part& part : micro_batch) {
+        const std::vector<double> mean = mean_gradient(part);
+        for (std::size_t i = 0; i < g.size(); ++i) g[i] += weight * mean[i];
+      }
+    }
+  for (double& e : g) e /= weights;
+  return g;
+}
+
+template <class F>
+void with_loss(Tape& tape, Net& net, const Part& part, const F& use) {
+  const Batch batch(part.first, part.count);
+  if (part.kind == Part::labels) return use(nn::cross_entropy(tape, net.layer(tape, batch.x), batch.targets));
+  const Tensor x = batch.x.view((rows - part.count) * in, {part.count, in}),
+               zero = Tensor::zeros({part.count, out});
+  if (part.kind == Part::squares) return use(nn::squared_error(tape, net.layer(tape, x), zero));
+  use(nn::mse(tape, net.layer(tape, x), zero));
+}
+
+/// After an update of another number of terms, which must not matter.
+Result train_parts(World& world, int stage, const Update& update) {
+  const auto& own = update[static_cast<std::size_t>(world.rank())];
+  Net net;
+  Engine engine =
+      initialize(world, net,
+                 {.config = concat(R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0,
+                        "optimizer": {"type": "SGD", "params": {"lr": 1}}, "zero_optimization": {"stage": )",
+                                   stage, R"(, "stage3_param_persistence_threshold": 0},
+                        "gradient_accumulation_steps": )",
+                                   own.size(), "}"),
+                  .log = nullptr});
+  const auto run = [&](const std::vector<std::vector<Part>>& micro_batches) {
+    for (const auto& micro_batch : micro_batches) {
+      for (const Part& part : micro_batch)
+        with_loss(engine.tape(), net, part, [&](const auto& loss) { engine.backward(loss); });
+      engine.step();
+    }
+  };
+  engine.optimizer().set_learning_rate(0);
+  run(std::vector<std::vector<Part>>(own.size(), {{Part::labels, 37}}));
+  engine.optimizer().set_learning_rate(1);
+  run(own);
+  const Tensor value = engine.strategy().values().whole(net.layer.weight);
+  return {engine.report().grad_norm, {value.data<float>(), value.data<float>() + value.count()}};
+}
+
+TEST(LossesOfAMicroBatch, AddUpWithTheWeightOfTheFirstWithTerms) {
+  constexpr Part a{Part::labels, 5}, other{Part::labels, 5, 30}, few{Part::labels, 1, 7},
+      squares{Part::squares, 4, 3}, scalar{Part::scalar, 6, 11}, penalty{Part::scalar, 2},
+      none{Part::labels, 0};
+  const Update table[] = {
+      {{{a}}},
+      {{{a, other}}},
+      {{{a, a}}},
+      {{{a, squares}}},
+      {{{squares, a}}},
+      {{{squares, squares, few}}},
+      {{{a, scalar}}},
+      {{{few, scalar, penalty}}},
+      {{{scalar}}},
+      {{{scalar, penalty}}},
+      {{{a, scalar, squares}}},
+      {{{a, scalar}, {scalar}, {squares, few}}},
+      {{{scalar}}, {{penalty}}},
+      {{{a, squares}}, {{few, squares}}},
+      {{{none, scalar}}, {{a, scalar}}},
+      {{{none, squares}}, {{few, scalar}}},
+      {{{scalar}}, {{a}}},
+      {{{a, scalar}, {few, few}}, {{scalar, penalty}, {squares, a}}, {{none, few}, {other, scalar}}}};
+  for (const Update& update : table) {
+    const std::vector<double> g = by_the_rule(update);
+    const int ranks = static_cast<int>(update.size());
+    test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
+      SCOPED_TRACE(concat("case ", &update - table, " on rank ", rank));
+      World world(Communicator::connect(rank, ranks, std::move(store)));
+      const Result ddp = train_parts(world, 0, update);
+      EXPECT_NEAR(ddp.norm, norm_of(g), 3e-6 * norm_of(g));
+      for (std::size_t i = 0; i < g.size(); ++i)
+        EXPECT_NEAR(static_cast<double>(ddp.values[i]), initial(i) - g[i], 1e-6) << i;
+      for (const int stage : {1, 2, 3})
+        EXPECT_TRUE(train_parts(world, stage, update) == ddp) << "stage " << stage;
+    });
+  }
+}
+
+/// The scale, and what the terms are expected to be, are in the factors of all losses.
+TEST(LossesOfAMicroBatch, ContainTheLossScale) {
+  auto comm = Communicator::connect(0, 1, memory_store());
+  const std::vector<Part> parts{{Part::labels, 5}, {Part::squares, 4}, {Part::scalar, 6}};
+  Net net;
+  const auto strategy = make_strategy(StrategyKind::zero1, net, comm);
+  Tape tape;
+  strategy->attach(tape);
+  strategy->settings().set_expected_terms(3);
+  strategy->settings().set_loss_scale(1024);
+  for (std::size_t p = 0; p < parts.size(); ++p) {
+    with_loss(tape, net, parts[p], [&](const auto& loss) { strategy->backward(tape, loss, p == 2, p > 0); });
+    tape.reset();
+  }
+  strategy->finish_gradients();
+  const double norm = norm_of(by_the_rule({{parts}}));
+  EXPECT_NEAR(strategy->gradient_norm(), norm, 2e-6 * norm);
+}
+
+TEST(LossesOfAMicroBatch, AScalarBeforeALossWithTermsIsRefused) {
+  test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+    World world(Communicator::connect(rank, 2, std::move(store)));
+    for (const int stage : {0, 1, 2, 3}) {
+      const Part scalar{Part::scalar, 3}, labels{Part::labels, 4};
+      const Error e = test::error_of([&] {
+        train_parts(world, stage, {{{scalar, labels}}, {{scalar, labels}}});
+      });
+      EXPECT_EQ(e.code(), Errc::invalid_argument);
+      EXPECT_NE(std::string(e.what()).find("a + b"), std::string::npos) << e.what();
+    }
+  });
+}
+
+/// Whose losses have no weights.
+TEST(LossesOfAMicroBatch, AreNotMixedWithPassesOfTheTapeAlone) {
+  auto comm = Communicator::connect(0, 1, memory_store());
+  Net net;
+  const auto strategy = make_strategy(StrategyKind::ddp, net, comm);
+  Tape tape;
+  strategy->attach(tape);
+  const auto by_strategy = [&] {
+    with_loss(tape, net, {Part::labels, 4}, [&](const auto& loss) { strategy->backward(tape, loss, false); });
+    tape.reset();
+  };
+  by_strategy();
+  EXPECT_EQ(test::error_of([&] { strategy->begin_backward(); }).code(), Errc::invalid_argument);
+  strategy->zero_grad();
+  strategy->begin_backward(false);
+  EXPECT_EQ(test::error_of(by_strategy).code(), Errc::invalid_argument);
 }
 
 }  // namespace

@@ -291,7 +291,7 @@ TEST(PairwiseOrder, OnlyTheLastPassSynchronises) {
         test::error_of([&] { strategy->begin_backward(true); }).what(),
         "gradients are summed in pairwise order: an update has 2 passes on each rank, of which the last "
         "one synchronises, found pass 1, which synchronises; propagate one loss for each micro-batch, "
-        "and leave boundaries to their number");
+        "such as a + b of two, and leave boundaries to their number");
     strategy->cancel_update();
     strategy->zero_grad();
     run_pass(*strategy, tape, model, 0, false);

@@ -30,7 +30,13 @@ void TrainingStep::set_state(const State& state) {
 void TrainingStep::prepare(const Stream& stream) {
   strategy_.settings().set_loss_scale(loss_scale());
   rates_.apply(schedule_unit_ == ScheduleUnit::epoch ? epochs_ : optimizer_->updates(), *optimizer_);
-  if (stream.device().kind == Device::cuda) strategy_.next_update(*optimizer_, stream);
+  if (stream.device().kind != Device::cuda) return;
+  strategy_.next_update(*optimizer_, stream);
+  counted_ = true;
+}
+
+void TrainingStep::cancel() {
+  if (std::exchange(counted_, false)) optimizer_->set_updates(optimizer_->updates() - 1);
 }
 
 void TrainingStep::apply(const Stream& stream) {
@@ -40,6 +46,7 @@ void TrainingStep::apply(const Stream& stream) {
 }
 
 void TrainingStep::complete(const Stream& stream, StepReport& report) {
+  counted_ = false;
   const Strategy::Outcome outcome = strategy_.outcome(*optimizer_, stream);
   report.grad_norm = outcome.norm;
   report.skipped = outcome.skipped;

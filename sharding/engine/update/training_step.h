@@ -20,6 +20,8 @@ class TrainingStep {
 
   /// Before the first pass of an update: loss scale, and rates.
   void prepare(const Stream&);
+  /// After prepare(): the update was dropped.
+  void cancel();
   /// After the last pass: reduces, clips and updates. May be captured in a graph.
   void apply(const Stream&);
   /// After apply() or a replay of it: what it did. Adjusts the loss scale. Errc::diverged if the gradients
@@ -52,6 +54,7 @@ class TrainingStep {
   std::optional<LossScaler> scaler_;  // f16 only, of parameters or autocast
   double max_norm_;
   bool skip_overflow_;
+  bool counted_ = false;  // on a device: prepare() has counted the update in the optimizer
 };
 
 }  // namespace rz

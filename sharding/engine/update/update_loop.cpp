@@ -35,23 +35,33 @@ UpdateLoop::UpdateLoop(World& world, Tape& tape, Strategy& strategy, TrainingSte
 // ---- an update
 
 /// By the first micro-batches of all ranks, or that of rank 0, which is the same for any number of ranks.
-double UpdateLoop::terms_of_update(const nn::Loss& first) {
-  const auto own = static_cast<double>(first.read(tape_.stream()).count);
+Work UpdateLoop::begin_terms(double own) {
+  first_terms_ = !options_.world_size_invariant || world_.is_main() ? own : 0;
+  return world_.communicator().all_reduce(Buffer(&first_terms_, 1), ReduceOp::sum);
+}
+
+double UpdateLoop::terms_of_update() const {
   const auto steps = static_cast<double>(accumulation_.steps());
-  if (!options_.world_size_invariant) return world_.reduce(own, ReduceOp::sum) * steps;
-  return world_.reduce(world_.is_main() ? own : 0, ReduceOp::sum) * steps * world_.size();
+  return first_terms_ * steps * (options_.world_size_invariant ? world_.size() : 1);
+}
+
+void UpdateLoop::expect_terms(double terms) {
+  if (options_.expected_terms) return;
+  begin_terms(terms).wait();
+  options_.expected_terms = std::max(1.0, terms_of_update());
+  new_terms_ = true;
+  strategy_.settings().set_expected_terms(*options_.expected_terms);
 }
 
 void UpdateLoop::expect_terms(const nn::Loss& loss) {
-  if (options_.expected_terms) return;
-  options_.expected_terms = std::max(1.0, terms_of_update(loss));
-  strategy_.settings().set_expected_terms(*options_.expected_terms);
+  if (!options_.expected_terms) expect_terms(static_cast<double>(loss.read(tape_.stream()).count));
 }
 
 void UpdateLoop::complete() {
   StepReport& report = reports_.add(graph_.defined());
   accumulation_.next_update();
   passes_of_updates_ = passes_;
+  new_terms_ = false;
   tape_.seed(seeds_.of_pass(passes_));
   training_.complete(tape_.stream(), report);
   reports_.finish(tape_.stream());
@@ -82,18 +92,28 @@ void UpdateLoop::set_state(const State& state) {
 
 // ---- pass by pass
 
+bool UpdateLoop::begin_pass(bool has_terms) {
+  require_no_failed_pass("backward()");
+  in_pass_ = true;
+  strategy_.require_may_follow(has_terms, follows());
+  return begin_pass();
+}
+
 bool UpdateLoop::begin_pass() {
+  in_pass_ = true;
+  dropped_by_ = nullptr;
   reports_.times().end(Phase::forward, tape_.stream());
   if (accumulation_.fresh()) {
     drop_graph();
     reports_.losses().clear();
     training_.prepare(tape_.stream());
   }
-  if (std::exchange(reducing_, false)) strategy_.finish_gradients(tape_.stream());
+  if (std::exchange(reducing_, false)) on_every_rank([&] { strategy_.finish_gradients(tape_.stream()); });
   return accumulation_.boundary() && holds_ == 0;
 }
 
 void UpdateLoop::end_pass(bool synchronised) {
+  in_pass_ = false;
   reducing_ = synchronised;
   tape_.reset();
   accumulation_.count_pass();
@@ -102,29 +122,29 @@ void UpdateLoop::end_pass(bool synchronised) {
 }
 
 void UpdateLoop::backward(const nn::Loss& loss) {
-  const bool synchronise = begin_pass();
+  const bool synchronise = begin_pass(true);
   expect_terms(loss);
-  strategy_.backward(tape_, loss, synchronise);
+  strategy_.backward(tape_, loss, synchronise, follows());
   reports_.losses().add(loss);
   end_pass(synchronise);
 }
 
 void UpdateLoop::backward(Var loss) {
-  const bool synchronise = begin_pass();
-  strategy_.begin_backward(synchronise);
-  const int ranks = options_.world_size_invariant ? world_.size() : 1;  // else the mean divides by them
-  tape_.backward(
-      loss, static_cast<float>(training_.loss_scale() / static_cast<double>(accumulation_.steps() * ranks)));
+  const bool synchronise = begin_pass(false);
+  expect_terms(1);
+  strategy_.backward(tape_, loss, synchronise, follows());
   end_pass(synchronise);
 }
 
 void UpdateLoop::backward_without_data() {
+  require_no_failed_pass("backward_without_data()");
   const bool synchronise = begin_pass();
   strategy_.backward_without_data(synchronise);
   end_pass(synchronise);
 }
 
 bool UpdateLoop::step() {
+  require_no_failed_pass("step()");
   require(holds_ == 0, Errc::unsynchronised,
           "step() inside NoSync: gradients would differ over the ranks, and so would the parameters; end "
           "NoSync before the last backward() of an update, or leave it out: micro-batches before the last "
@@ -135,36 +155,84 @@ bool UpdateLoop::step() {
     accumulation_.next_micro_batch();
     return false;
   }
-  reducing_ = false;
-  training_.apply(tape_.stream());
+  require(
+      std::exchange(reducing_, false), Errc::unsynchronised,
+      "step() at the end of an update whose last backward() did not synchronise, inside NoSync or before a "
+      "boundary was forced: gradients would differ over the ranks; call cancel_update(), and propagate "
+      "the last micro-batch as the boundary, outside of NoSync");
+  on_every_rank([&] { training_.apply(tape_.stream()); });
   reports_.times().end(Phase::step, tape_.stream());
   strategy_.zero_grad();
   complete();
   return true;
 }
 
-void UpdateLoop::cancel() {
+// ---- updates that fail
+
+void UpdateLoop::require_no_failed_pass(const char* call) const {
+  require(!in_pass_, Errc::unsynchronised, call,
+          " after a backward() that failed: call cancel_update(), which drops the update on every rank");
+}
+
+template <class F>
+void UpdateLoop::on_every_rank(const F& body) {
+  try {
+    body();
+  } catch (...) {
+    if (!strategy_.dropped()) throw;  // an error of the communicator, or of this rank alone
+    drop();
+    dropped_by_ = std::current_exception();
+    throw;
+  }
+}
+
+/// A forward pass, a batch, or another exception that is handled now belongs to the next update.
+bool UpdateLoop::is_dropped(bool has_batches) const {
+  const std::exception_ptr now = std::current_exception();
+  return dropped_by_ && strategy_.dropped() && !has_batches && (!now || now == dropped_by_);
+}
+
+void UpdateLoop::drop() {
+  drop_graph();
   tape_.reset();
-  strategy_.cancel_update(tape_.stream());
-  reducing_ = false;
+  in_pass_ = reducing_ = false;
+  accumulation_.force_boundary({});
   accumulation_.next_update();
   reports_.losses().clear();
-  // Ranks may have failed in different passes.
-  const auto steps = static_cast<std::uint64_t>(accumulation_.steps());
-  passes_ = passes_of_updates_ = std::max(passes_, passes_of_updates_ + steps);
+  training_.cancel();
+  if (std::exchange(new_terms_, false)) options_.expected_terms.reset();
+  passes_ = passes_of_updates_;
   tape_.seed(seeds_.of_pass(passes_));
+  if (options_.when_dropped) options_.when_dropped();
+}
+
+void UpdateLoop::cancel(bool has_batches) {
+  if (!is_dropped(has_batches)) {
+    tape_.reset();
+    if (strategy_.dropped()) strategy_.zero_grad();
+    // The other ranks decide on expected_terms in the first backward(), after a forward pass that may gather.
+    const Work terms = options_.expected_terms ? Work() : begin_terms(0);
+    strategy_.cancel_update(tape_.stream(), static_cast<int>(accumulation_.steps()));
+    terms.wait();
+    drop();
+  }
+  dropped_by_ = nullptr;
 }
 
 // ---- update by update
 
 void UpdateLoop::run(const std::function<nn::Loss(std::size_t)>& forward,
                      UpdateReports::Clock::time_point start) {
+  require_no_failed_pass("train_batch()");
   require_between_updates("train_batch()");
+  in_pass_ = true;
+  dropped_by_ = nullptr;
   reports_.begin(start);
   seeds_.draw(passes_, tape_.stream());
   training_.prepare(tape_.stream());
   graph_.run(tape_.stream(), options_.graph && !reports_.times().enabled(), [&] { run_passes(forward); });
   passes_ += static_cast<std::uint64_t>(accumulation_.steps());
+  in_pass_ = false;
   complete();
 }
 
@@ -183,7 +251,7 @@ void UpdateLoop::run_passes(const std::function<nn::Loss(std::size_t)>& forward)
     tape_.reset();
     reports_.times().end(Phase::backward, tape_.stream());
   }
-  training_.apply(tape_.stream());
+  on_every_rank([&] { training_.apply(tape_.stream()); });
   reports_.times().end(Phase::step, tape_.stream());
 }
 

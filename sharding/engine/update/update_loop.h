@@ -2,6 +2,7 @@
 /// The passes and updates of a training loop.
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <optional>
 
@@ -22,6 +23,7 @@ struct UpdateLoopOptions {
   std::optional<double> expected_terms;  ///< default: those of the first micro-batches, times accumulation
   std::uint64_t seed = 0;                ///< of dropout
   bool graph = true;                     ///< on a device: capture updates
+  std::function<void()> when_dropped{};  ///< called on every rank that drops an update
   /// Nothing depends on how many ranks share the micro-batches of an update.
   bool world_size_invariant = false;
 };
@@ -41,7 +43,8 @@ class UpdateLoop {
   /// True before the first pass of the first update.
   bool fresh() const { return passes_ == 0; }
   bool step();
-  void cancel();
+  /// `has_batches`: batches of the update in progress have been taken.
+  void cancel(bool has_batches);
   Accumulation& accumulation() { return accumulation_; }
   /// While holds exceed releases, passes do not synchronise, and step() is an error.
   void hold_synchronisation() { ++holds_; }
@@ -50,6 +53,8 @@ class UpdateLoop {
   // ---- update by update
   /// An update whose micro-batch m has the loss forward(m). `start`: when it began.
   void run(const std::function<nn::Loss(std::size_t)>& forward, UpdateReports::Clock::time_point start);
+  /// Whether updates may be captured in a graph.
+  bool may_capture() const { return options_.graph && tape_.stream().device().kind == Device::cuda; }
   /// Call before the strategy is used otherwise.
   void drop_graph() { graph_.drop(); }
 
@@ -73,12 +78,26 @@ class UpdateLoop {
   UpdateReports& reports() { return reports_; }
 
  private:
-  /// Before a pass of backward(); returns whether it synchronises.
+  /// Before a pass of backward() from a loss; returns whether it synchronises.
+  bool begin_pass(bool has_terms);
   bool begin_pass();
   void end_pass(bool synchronised);
-  /// The first loss decides on expected_terms, unless they were given. Collective.
+  /// True if the pass is not the first of its micro-batch.
+  bool follows() const { return accumulation_.passes() > 0; }
+  void require_no_failed_pass(const char* call) const;
+  /// The first loss, of `terms` on this rank, decides on expected_terms, unless they were given. Collective.
+  void expect_terms(double terms);
   void expect_terms(const nn::Loss&);
-  double terms_of_update(const nn::Loss& first);
+  /// The sum over the ranks of what they contribute; terms_of_update() completes it.
+  Work begin_terms(double own);
+  double terms_of_update() const;
+  /// Runs what reduces or updates. An error that all ranks have alike drops the update on all.
+  template <class F>
+  void on_every_rank(const F& body);
+  /// Whether the update that cancel() is called for has been dropped already.
+  bool is_dropped(bool has_batches) const;
+  /// Back to the beginning of the update in progress.
+  void drop();
   void run_passes(const std::function<nn::Loss(std::size_t)>& forward);
   void complete();
 
@@ -94,8 +113,12 @@ class UpdateLoop {
   std::uint64_t passes_ = 0;             // of all updates
   std::uint64_t passes_of_updates_ = 0;  // before the update in progress
   bool reducing_ = false;                // the last pass synchronises and is not finished
+  bool in_pass_ = false;                 // a pass has begun and has not ended: it runs or has failed
+  std::exception_ptr dropped_by_;        // what all ranks have dropped the last update for
   int holds_ = 0;
   bool given_terms_ = false;  // expected_terms of the options
+  double first_terms_ = 0;    // of the first micro-batches of all ranks
+  bool new_terms_ = false;    // the update in progress has decided on expected_terms
 };
 
 }  // namespace rz

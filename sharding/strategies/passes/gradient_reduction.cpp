@@ -47,6 +47,14 @@ void GradientReduction::begin_pass(bool synchronises) {
   if (scopes_) scopes_->begin_pass();
 }
 
+void GradientReduction::begin_scopes() {
+  if (scopes_) scopes_->begin_pass();
+}
+
+void GradientReduction::touch(int member) {
+  if (scopes_) scopes_->touch(member);
+}
+
 void GradientReduction::gradient_begins(int member) {
   agreement_.mark_used(member);
   if (scopes_) scopes_->touch(member);
@@ -137,11 +145,11 @@ void GradientReduction::finish(const Stream& stream, bool cancelled) {
 void GradientReduction::fail() const {
   const int culprit = agreement_.cancelled_by();
   if (culprit < 0) check_.fail(agreement_.used_here(), runtime_.communicator);
-  throw Error(
-      Errc::unsynchronised,
-      concat("finish_gradients(): rank ", culprit,
-             " cancelled the update (cancel_update()); gradients are dropped; continue with zero_grad()"),
-      culprit);
+  throw Error(Errc::cancelled,
+              concat("rank ", culprit,
+                     " cancelled the update (cancel_update()); this rank has dropped it too; continue with "
+                     "the next update"),
+              culprit);
 }
 
 void GradientReduction::record() {

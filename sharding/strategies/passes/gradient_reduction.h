@@ -28,6 +28,9 @@ class GradientReduction {
 
   // ---- a backward pass; `member` as in ModelParameters
   void begin_pass(bool synchronises);
+  /// For a pass of which this rank computes nothing, in place of begin_pass() and gradient_begins().
+  void begin_scopes();
+  void touch(int member);
   /// Called before the gradient of a member is written for the first time in a pass.
   void gradient_begins(int member);
   /// Called in a pass that synchronises when the gradient of a member is complete.
@@ -42,7 +45,7 @@ class GradientReduction {
   void finish(const Stream&, bool cancelled);
   /// Whether a rank has cancelled the update, or broken a rule. Call fail() then, after reset().
   bool failed() const { return agreement_.cancelled_by() >= 0 || agreement_.is_broken(); }
-  /// Throws Errc::unsynchronised that names the rank that has cancelled, or PassCheck::fail(). Collective.
+  /// Throws Errc::cancelled that names the rank that has cancelled, or PassCheck::fail(). Collective.
   [[noreturn]] void fail() const;
   /// Records the order and the graph of the pass. Call after each update that was not skipped.
   void record();

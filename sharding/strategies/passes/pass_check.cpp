@@ -79,10 +79,10 @@ void PassCheck::fail_static(const Finding& found, int rank) const {
       : found.kind == Finding::added
           ? concat("rank ", rank, " computed a gradient of ", name, ", but none in the first update")
           : concat("rank ", rank, " computed no gradient of ", name, ", but one in the first update");
-  throw Error(Errc::mismatch,
-              concat("finish_gradients(): static_graph: ", what,
-                     "; gradients are dropped; keep the graph, or set static_graph = false"),
-              rank);
+  throw Error(
+      Errc::mismatch,
+      concat("static_graph: ", what, "; gradients are dropped; keep the graph, or set static_graph = false"),
+      rank);
 }
 
 void PassCheck::fail_unused(std::span<const std::uint8_t> used, Communicator& communicator) const {
@@ -106,7 +106,7 @@ void PassCheck::fail_unused(std::span<const std::uint8_t> used, Communicator& co
   }
   if (names > max_names) list += concat("; and ", names - max_names, " more");
   throw Error(Errc::invalid_argument,
-              concat("finish_gradients(): no gradient reached ", list,
+              concat("no gradient reached ", list,
                      "; gradients are dropped; set find_unused_parameters = true "
                      "(DeepSpeed: ignore_unused_parameters), or requires_grad = false to freeze them"),
               culprit);

@@ -30,6 +30,8 @@ class PassFollower {
   /// The passes of the update have failed.
   void abandon();
 
+  /// A forward pass has begun, and no backward pass since.
+  bool in_forward() const { return phase_ == Phase::forward; }
   /// Of the last update that has ended.
   const Times& last_step() const { return last_; }
 

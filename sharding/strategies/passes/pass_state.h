@@ -20,9 +20,16 @@ class PassState {
   /// `call` uses means: Errc::unsynchronised if there are none.
   void require_reduced(const char* call) const;
 
+  /// Whether a pass that begins now reduces.
+  bool would_reduce(bool synchronise) const { return synchronise && holds_ == 0; }
   void begin(bool synchronise);
   void set_reduced() { state_ = State::reduced; }
-  void reset() { state_ = State::none; }
+  void reset() { state_ = State::none, failed_ = false; }
+  /// The backward pass in progress has failed: only cancel_update() may follow.
+  void set_failed() { failed_ = true; }
+  /// Every rank has dropped the update because of a failure that all know of.
+  void set_dropped() { state_ = State::dropped; }
+  bool dropped() const { return state_ == State::dropped; }
   bool reducing() const { return state_ == State::reducing; }
   bool reduced() const { return state_ == State::reduced; }
 
@@ -31,8 +38,11 @@ class PassState {
   void release() { --holds_; }
 
  private:
-  enum class State { none, local, reducing, reduced };
+  void require_no_failure(const char* call) const;
+
+  enum class State { none, local, reducing, reduced, dropped };
   State state_ = State::none;
+  bool failed_ = false;
   int holds_ = 0;
 };
 

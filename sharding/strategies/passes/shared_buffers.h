@@ -14,6 +14,7 @@ class SharedBuffers {
   /// Both must outlive this object. `enabled`: StrategyOptions::broadcast_buffers.
   SharedBuffers(Module&, bool enabled, Runtime&);
 
+  bool enabled() const { return !buffers_.empty(); }
   /// Broadcasts them from rank 0. Collective, unless there are none.
   void broadcast();
 

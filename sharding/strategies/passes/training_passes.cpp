@@ -32,13 +32,23 @@ void TrainingPasses::follow(Pass pass) {
   if (!evaluates && follower_.enter(pass)) buffers_.broadcast();
 }
 
+/// Reductions need no record: a rank makes the rest of them in any case.
+bool TrainingPasses::scopes_communicate() const { return model_.flat_parameters() || buffers_.enabled(); }
+
+/// Passes in evaluation mode belong to no update, unless the model trains in it.
+void TrainingPasses::record(const Step& step) {
+  if (scopes_communicate() && (module_.training() || trains_in_evaluation_)) record_.add(step);
+}
+
 void TrainingPasses::enter(const Scope& scope, Pass pass) {
+  record({.kind = Step::enter, .pass = pass, .scope = &scope});
   follow(pass);
   model_.values().enter(scope, pass);
   reduction_.enter(scope, pass);
 }
 
 void TrainingPasses::leave(const Scope& scope, Pass pass) {
+  record({.kind = Step::leave, .pass = pass, .scope = &scope});
   model_.values().leave(scope, pass);
   follower_.leave(pass);
   if (pass == Pass::backward) reduction_.leave(scope, state_.reducing());
@@ -49,11 +59,15 @@ void TrainingPasses::gradient_begins(const Parameter& p) {
   require(member >= 0, Errc::invalid_argument, "a gradient for ", p.name,
           ", which was frozen or not part of the model when the strategy was made");
   state_.require_begun();
+  record({.kind = Step::touch, .member = member});
   reduction_.gradient_begins(member);
 }
 
 void TrainingPasses::gradient_ready(const Parameter& p, const Stream& stream) {
-  if (state_.reducing()) reduction_.gradient_ready(model_.parameters().member_of(p), stream);
+  if (!state_.reducing()) return;
+  const int member = model_.parameters().member_of(p);
+  if (model_.flat_parameters()) record({.kind = Step::ready, .member = member});
+  reduction_.gradient_ready(member, stream);
 }
 
 // ---- calls of an update
@@ -62,9 +76,11 @@ void TrainingPasses::begin_backward(bool synchronise) {
   state_.require_may_begin();
   model_.parameters().require_trainable("begin_backward()");
   const bool reopens = state_.reduced();
+  reduction_.begin_pass(state_.would_reduce(synchronise));
+  trains_in_evaluation_ = !module_.training();
+  record({.kind = Step::begin, .synchronises = state_.would_reduce(synchronise)});
   state_.begin(synchronise);
   follower_.begin_backward();
-  reduction_.begin_pass(state_.reducing());
   if (reopens) model_.gradients().reopen(runtime_.stream);
 }
 
@@ -74,16 +90,45 @@ void TrainingPasses::begin_without_data(bool synchronise) {
   reduction_.check().set_without_data();
 }
 
-void TrainingPasses::finish(const Stream& stream, bool terms_counted) {
+void TrainingPasses::finish(const Stream& stream, int counted) {
   state_.require_may_finish();
+  record({.kind = Step::finish});
   follower_.end_backward();
-  reduction_.agreement().set_terms_counted(terms_counted);
+  reduction_.agreement().set_counted(counted);
   reduction_.finish(stream, false);
   state_.reset();
 }
 
-void TrainingPasses::cancel(const Stream& stream) {
+/// As a rank that computes nothing.
+void TrainingPasses::take_part(const Step& step) {
+  switch (step.kind) {
+    case Step::enter:
+      return enter(*step.scope, step.pass);
+    case Step::leave:
+      return leave(*step.scope, step.pass);
+    case Step::begin:
+      state_.begin(step.synchronises);
+      follower_.begin_backward();
+      reduction_.begin_scopes();
+      return;
+    case Step::touch:
+      return reduction_.touch(step.member);
+    case Step::ready:
+      return reduction_.gradient_ready(step.member, runtime_.stream);
+    case Step::finish:
+      return;
+  }
+}
+
+void TrainingPasses::take_part(int passes) {
+  if (!scopes_communicate()) return;
+  record_.expect(module_.scopes(), passes);
+  for (const Step& step : record_.rest()) take_part(step);
+}
+
+void TrainingPasses::cancel(const Stream& stream, int passes) {
   state_.require_may_cancel();
+  take_part(passes);
   reduction_.finish(stream, true);
   follower_.abandon();
 }
@@ -92,9 +137,11 @@ void TrainingPasses::reset() {
   reduction_.reset();
   model_.values().release();  // a pass that failed may have left scopes open
   state_.reset();
+  record_.clear();
 }
 
 void TrainingPasses::end_step() {
+  record_.end_update();
   runtime_.exposed.end_step();
   reduction_.end_step();
   follower_.end_step();

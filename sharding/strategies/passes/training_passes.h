@@ -10,6 +10,7 @@
 #include "sharding/strategies/passes/pass_follower.h"
 #include "sharding/strategies/passes/pass_state.h"
 #include "sharding/strategies/passes/shared_buffers.h"
+#include "sharding/strategies/passes/update_record.h"
 
 namespace rz {
 
@@ -38,22 +39,30 @@ class TrainingPasses {
   void begin_backward(bool synchronise);
   /// On a rank without data, which computes no gradient.
   void begin_without_data(bool synchronise);
-  /// Waits for all reductions. `terms_counted`: this rank has counted terms of losses. Gradients are means
-  /// unless reduction().failed(); call state().set_reduced() once all ranks have agreed on what they used.
-  void finish(const Stream&, bool terms_counted);
-  void cancel(const Stream&);
+  /// Waits for all reductions. `counted`: PassAgreement::set_counted(). Gradients are means unless
+  /// reduction().failed(); call state().set_reduced() once all ranks have agreed on what they used.
+  void finish(const Stream&, int counted);
+  /// Takes part in what the other ranks still do in the update, as far as it goes like the one before, or in
+  /// the first one as `passes` of all scopes, and ends its reductions.
+  void cancel(const Stream&, int passes);
   /// Drops the gradients.
   void reset();
   /// An update has ended, perhaps skipped.
   void end_step();
 
   PassState& state() { return state_; }
+  const PassState& state() const { return state_; }
   const PassFollower& follower() const { return follower_; }
   GradientReduction& reduction() { return reduction_; }
   const GradientReduction& reduction() const { return reduction_; }
 
  private:
+  using Step = UpdateRecord::Step;
   void follow(Pass);
+  bool scopes_communicate() const;
+  void record(const Step&);
+  void take_part(int passes);
+  void take_part(const Step&);
 
   Module& module_;
   ShardedModel& model_;
@@ -62,6 +71,8 @@ class TrainingPasses {
   GradientReduction reduction_;
   PassState state_;
   PassFollower follower_;
+  UpdateRecord record_;
+  bool trains_in_evaluation_ = false;
 };
 
 /// Hooks that call `passes`, which may be constructed later.

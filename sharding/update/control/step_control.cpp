@@ -40,7 +40,7 @@ void StepControl::add_squares(SquareSum& sum) const {
 /// One call of the communicator for squares and terms.
 StepOutcome StepControl::outcome_of(const SquareSum& sum, const StepLimits& limits, const Stream& stream) {
   std::array sums{sum.read(), terms_.read(stream)};
-  const std::size_t used = terms_.counted() ? 2 : 1;
+  const std::size_t used = is_counted() ? 2 : 1;
   runtime_.exposed.measure([&] {
     ExactSum::all_reduce({sums.data(), used}, exact_words_, runtime_.communicator);
   });
@@ -61,7 +61,7 @@ double StepControl::clip(double max_norm, const Stream& stream) {
 
 UpdateScale StepControl::scale(const Stream& stream) {
   ExactSum terms = terms_.read(stream);
-  if (terms_.counted()) runtime_.exposed.measure([&] { terms.all_reduce(runtime_.communicator); });
+  if (is_counted()) runtime_.exposed.measure([&] { terms.all_reduce(runtime_.communicator); });
   const StepLimits limits = settings_.limits();
   return {.factor =
               static_cast<float>(clip_factor_ * term_factor(terms.value(), limits) / limits.loss_scale)};
@@ -86,7 +86,7 @@ StepControl::Decision StepControl::decide_on_device(const Stream& stream) {
   SquareSum sum(stream, squares);
   add_squares(sum);
   sum.words();  // zeros if there are no gradients
-  const Tensor terms = terms_.counted() ? sums_.view(words, {words}) : Tensor();
+  const Tensor terms = is_counted() ? sums_.view(words, {words}) : Tensor();
   if (terms.defined()) terms_.copy_to(terms, stream);
   const Tensor used = terms.defined() ? sums_ : squares;
   runtime_.exposed.wait(runtime_.communicator.all_reduce(used.buffer(), ReduceOp::sum, stream), stream);

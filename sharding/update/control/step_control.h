@@ -29,13 +29,8 @@ class StepControl {
   }
 
   // ---- the loss
-  /// Adds the terms of a micro-batch of this rank.
-  void count_terms(const Tensor& sum_count, const Stream& stream) { terms_.add(sum_count, stream); }
-  bool terms_counted() const { return terms_.counted(); }
-  /// Counts 0 terms, on a rank without data.
-  void count_no_terms(const Stream& stream) { terms_.add_none(stream); }
-  /// Gradients were dropped.
-  void reset_terms() { terms_.reset(); }
+  /// Weights of the micro-batches.
+  LossTerms& terms() { return terms_; }
   /// UpdateSettings::loss_gradient().
   float loss_gradient() const;
   /// The same in device memory.
@@ -48,7 +43,7 @@ class StepControl {
   double clip(double max_norm, const Stream&);
   /// There are new gradients; clip() applies to earlier ones.
   void reset_clipping() { clip_factor_ = 1; }
-  /// The scale of an update after clip(). Collective if terms were counted.
+  /// The scale of an update after clip(). Collective if weights were counted.
   UpdateScale scale(const Stream&);
   struct Decision {
     bool skip = false;  ///< on a device unknown: false
@@ -61,6 +56,7 @@ class StepControl {
   StepOutcome outcome(const Stream&);
 
  private:
+  bool is_counted() const { return terms_.counted() != LossTerms::Counted::nothing; }
   void add_squares(SquareSum&) const;
   StepOutcome outcome_of(const SquareSum&, const StepLimits&, const Stream&);
   Decision decide_on_device(const Stream&);

@@ -1,0 +1,309 @@
+/// Updates that fail on some ranks fail on all, and the next ones are right.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "sharding/engine/engine.h"
+#include "tests/support/error_of.h"
+#include "tests/support/ranks.h"
+
+namespace rz {
+namespace {
+
+constexpr std::size_t in = 5, classes = 3;
+constexpr int accumulation = 3;
+
+/// Where a rank fails in a micro-batch.
+enum class Moment { nowhere, before, loader, forward, backward, pass, after };
+
+struct Injected : std::runtime_error {
+  Injected() : std::runtime_error("injected") {}
+};
+
+struct Net : Module {
+  nn::Linear fc1{*this, "fc1", in, 7}, fc2{*this, "fc2", 7, classes};
+  nn::Dropout drop{*this, "drop", 0.3};
+  ModuleBuffer mean;
+  Moment fails = Moment::nowhere;
+  explicit Net(bool with_buffer) {
+    if (with_buffer) register_buffer(mean, "mean", {2});
+  }
+  Var operator()(Tape& t, const Tensor& x) {
+    Var hidden = drop(t, nn::gelu(t, fc1(t, x)));
+    if (fails == Moment::forward) throw Injected();
+    if (fails == Moment::backward)
+      hidden = t.record(t.value(hidden), {hidden}, [](Tape&, const Tensor&) { throw Injected(); });
+    return fc2(t, hidden);
+  }
+};
+
+/// Every fourth target is ignored.
+struct Samples : Dataset {
+  std::uint64_t size() const override { return 70; }
+  std::vector<Field> fields() const override { return {{"x", DType::f32, {in}}, {"y", DType::i32, {}}}; }
+  void read(std::uint64_t i, BatchRows& to, std::size_t row) const override {
+    if (*fails) throw Injected();
+    for (std::size_t c = 0; c < in; ++c)
+      to.row<float>("x", row)[c] = static_cast<float>(random_uniform(1, "x", i * in + c)) - 0.5f;
+    to.row<std::int32_t>("y", row)[0] = i % 4 == 3 ? -100 : static_cast<std::int32_t>(i % classes);
+  }
+  std::shared_ptr<bool> fails = std::make_shared<bool>(false);
+};
+
+struct Case {
+  int stage = 0;
+  int updates = 200;
+  bool buffer = false, train_batch = false, two_losses = false;
+  double rate = 0.3;  ///< of updates that fail; the first one does
+  bool first = true;
+};
+
+/// What happens in an update, the same on all ranks: some fail, and at least one does not.
+struct Plan {
+  Plan(const Case& c, int update, int ranks)
+      : moments(static_cast<std::size_t>(ranks)), micro(moments.size()) {
+    const auto draw = [&](const char* what, std::size_t rank) {
+      return random_uniform(9, what, static_cast<std::uint64_t>(update) * 8 + rank);
+    };
+    if (update == 0 ? !c.first : draw("fails", 0) >= c.rate) return;
+    const auto spared = static_cast<std::size_t>(draw("spared", 0) * ranks);
+    for (std::size_t r = 0; r < moments.size(); ++r) {
+      if (r == spared || draw("rank", r) > 0.7) continue;
+      if (culprit < 0) culprit = static_cast<int>(r);
+      moments[r] = static_cast<Moment>(1 + static_cast<int>(draw("moment", r) * 6));
+      micro[r] = static_cast<int>(draw("micro", r) * accumulation);
+    }
+  }
+  std::vector<Moment> moments;
+  std::vector<int> micro;
+  int culprit = -1;
+};
+
+struct Run {
+  std::vector<float> values;
+  std::vector<double> losses, norms;
+  bool operator==(const Run&) const = default;
+};
+
+class Rank {
+ public:
+  Rank(World& world, const Case& c)
+      : world_(world),
+        case_(c),
+        net_(c.buffer),
+        engine_(initialize(
+            world, net_,
+            {.config = concat(R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": )",
+                              accumulation, R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+                "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 50, "warmup_max_lr": 0.02}},
+                "zero_optimization": {"stage": )",
+                              c.stage, R"(, "stage3_param_persistence_threshold": 0}})"),
+             .seed = 3,
+             .log = nullptr})),
+        loader_(engine_.loader(samples_, {.num_workers = 0})) {}
+
+  /// Those that fail, or without them.
+  Run train(bool with_failures) {
+    Run out;
+    for (int u = 0; u < case_.updates; ++u) {
+      const Plan plan(case_, u, world_.size());
+      if (plan.culprit >= 0 && !with_failures)
+        for (int m = 0; m < accumulation; ++m) loader_.next();
+      else if (plan.culprit >= 0)
+        fail(plan, u);
+      else
+        update(out);
+    }
+    for (const Parameter* p : net_.parameters()) {
+      const Tensor value = engine_.strategy().values().whole(*p);
+      out.values.insert(out.values.end(), value.data<float>(), value.data<float>() + value.count());
+    }
+    return out;
+  }
+
+ private:
+  nn::Loss loss(Tape& t, const Batch& b) { return nn::cross_entropy(t, net_(t, b["x"]), b["y"]); }
+
+  void micro_batch(Moment fails) {
+    if (fails == Moment::before) throw Injected();
+    *samples_.fails = fails == Moment::loader;
+    Batch& batch = loader_.next();
+    net_.fails = fails;
+    const nn::Loss first = loss(engine_.tape(), batch);
+    if (fails == Moment::pass) throw Injected();
+    engine_.backward(first);
+    net_.fails = Moment::nowhere;
+    if (case_.two_losses) engine_.backward(loss(engine_.tape(), batch));
+    if (fails == Moment::after) throw Injected();
+    engine_.step();
+  }
+
+  void whole_update(Moment fails, int micro) {
+    int m = 0;
+    *samples_.fails = fails == Moment::loader && micro == 0;
+    engine_.train_batch(loader_, [&](Tape& t, const Batch& b) {
+      const Moment here = m == micro ? fails : Moment::nowhere;
+      if (here == Moment::before) throw Injected();
+      net_.fails = here;
+      const nn::Loss made = loss(t, b);
+      if (here == Moment::pass || here == Moment::after) throw Injected();
+      *samples_.fails = ++m == micro && fails == Moment::loader;
+      return made;
+    });
+  }
+
+  void run(Moment fails, int micro) {
+    if (case_.train_batch) return whole_update(fails, micro);
+    for (int m = 0; m < accumulation; ++m) micro_batch(m == micro ? fails : Moment::nowhere);
+  }
+
+  void update(Run& out) {
+    const std::int64_t before = engine_.global_steps();
+    run(Moment::nowhere, -1);
+    ASSERT_EQ(engine_.global_steps(), before + 1);
+    out.losses.push_back(engine_.loss());
+    out.norms.push_back(engine_.report().grad_norm);
+  }
+
+  void fail(const Plan& plan, int u) {
+    const auto rank = static_cast<std::size_t>(world_.rank());
+    const Moment own = plan.moments[rank];
+    bool failed = false;
+    try {
+      run(own, plan.micro[rank]);
+    } catch (const std::exception& e) {
+      failed = true;
+      const auto* const error = dynamic_cast<const Error*>(&e);
+      if (own == Moment::nowhere) {
+        ASSERT_TRUE(error) << e.what();
+        ASSERT_EQ(error->code(), Errc::cancelled) << e.what();
+        EXPECT_EQ(error->culprit(), plan.culprit) << e.what();
+        if (u % 3 == 0) engine_.cancel_update();  // which does nothing
+      } else {
+        net_.fails = Moment::nowhere;
+        *samples_.fails = false;
+        if (own == Moment::backward) expect_refusal();
+        engine_.cancel_update();
+      }
+    }
+    EXPECT_TRUE(failed) << "update " << u;
+  }
+
+  /// A pass that has failed must be cancelled.
+  void expect_refusal() {
+    if (case_.train_batch) return;
+    EXPECT_EQ(test::error_of([&] { engine_.step(); }).code(), Errc::unsynchronised);
+    const std::string what = test::error_of([&] { engine_.step(); }).what();
+    EXPECT_NE(what.find("cancel_update()"), std::string::npos) << what;
+  }
+
+  World& world_;
+  Case case_;
+  Samples samples_;
+  Net net_;
+  Engine engine_;
+  Loader loader_;
+};
+
+void expect_left_out(const Case& c, int ranks) {
+  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
+    SCOPED_TRACE(concat("stage ", c.stage, ", rank ", rank));
+    World world(Communicator::connect(rank, ranks, std::move(store)));
+    const Run expected = Rank(world, c).train(false), got = Rank(world, c).train(true);
+    EXPECT_EQ(got.losses, expected.losses);
+    EXPECT_EQ(got.norms, expected.norms);
+    EXPECT_EQ(got.values, expected.values);
+  });
+}
+
+TEST(CancelledUpdates, AreLeftOutInEveryStage) {
+  for (const int stage : {0, 1, 2, 3}) expect_left_out({.stage = stage}, 3);
+}
+TEST(CancelledUpdates, AreLeftOutWithBuffers) {
+  for (const int stage : {0, 3}) expect_left_out({.stage = stage, .updates = 50, .buffer = true}, 2);
+}
+TEST(CancelledUpdates, AreLeftOutByTrainBatch) {
+  for (const int stage : {1, 3}) expect_left_out({.stage = stage, .updates = 50, .train_batch = true}, 3);
+}
+/// In stage 3 the passes of the first update are known only if there is one a micro-batch.
+TEST(CancelledUpdates, AreLeftOutWithSeveralLosses) {
+  for (const int stage : {0, 2, 3})
+    expect_left_out({.stage = stage, .updates = 50, .two_losses = true, .first = stage < 3}, 2);
+}
+
+/// Where each rank fails at another place, and none reaches the end: the samples that follow are the same
+/// everywhere, and the batch that could not be read is left out.
+TEST(CancelledUpdates, ContinueBehindTheLastBatchOfAnyRank) {
+  for (const int ranks : {1, 3})
+    test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
+      World world(Communicator::connect(rank, ranks, std::move(store)));
+      Net net(false);
+      Engine engine = initialize(world, net,
+                                 {.config = R"({"train_micro_batch_size_per_gpu": 2,
+              "gradient_accumulation_steps": 9, "optimizer": {"type": "SGD"}})",
+                                  .log = nullptr});
+      const Samples samples;
+      Loader loader = engine.loader(samples, {.num_workers = 0});
+      for (int m = 0; m < 2 + rank; ++m) {
+        const Batch& b = loader.next();
+        engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b["x"]), b["y"]));
+        engine.step();
+      }
+      *samples.fails = rank == ranks - 1;
+      if (*samples.fails) {
+        EXPECT_THROW(loader.next(), std::exception);
+      }
+      *samples.fails = false;
+      engine.cancel_update();
+      EXPECT_EQ(loader.state(), (Loader::State{0, static_cast<std::uint64_t>(ranks + 2)}));
+      EXPECT_TRUE(!engine.is_gradient_accumulation_boundary());
+      for (int m = 0; m < 9; ++m) {
+        const Batch& b = loader.next();
+        engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b["x"]), b["y"]));
+        EXPECT_EQ(engine.step(), m == 8);
+      }
+    });
+}
+
+/// cancel_update() after step() has thrown does nothing; after another error it cancels the next update.
+TEST(CancelledUpdates, AnErrorRightAfterOneIsAnotherOne) {
+  for (const int stage : {0, 3})
+    test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+      World world(Communicator::connect(rank, 2, std::move(store)));
+      Net net(false);
+      Engine engine =
+          initialize(world, net,
+                     {.config = concat(R"({"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "SGD"},
+            "zero_optimization": {"stage": )",
+                                       stage, R"(, "stage3_param_persistence_threshold": 0}})"),
+                      .log = nullptr});
+      Loader loader = engine.loader(Samples(), {.num_workers = 0});
+      const auto update = [&] {
+        const Batch& b = loader.next();
+        engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b["x"]), b["y"]));
+        engine.step();
+      };
+      for (const int culprit : {1, 0, 1, 0}) {
+        if (rank == culprit) {
+          try {
+            throw Injected();
+          } catch (const Injected&) {
+            engine.cancel_update();
+          }
+        } else {
+          const Error e = test::error_of(update);
+          EXPECT_EQ(e.code(), Errc::cancelled);
+          EXPECT_EQ(e.culprit(), culprit);
+        }
+      }
+      update();
+      EXPECT_EQ(engine.global_steps(), 1);
+    });
+}
+
+}  // namespace
+}  // namespace rz
