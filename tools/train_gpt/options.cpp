@@ -46,9 +46,17 @@ void add_data(CommandLine& line, Options& o) {
       line.add_option("--data", o.data, "Text, read as bytes: a file, or every text file below a folder")
           .type_name("FILE|DIR")
           .group("Inputs");
-  line.add_option("--tokens", o.tokens, "Tokens, little-endian uint16 or llm.c's .bin, instead of --data")
-      .type_name("TOKENS.bin")
+  line.add_option(
+          "--tokens", o.tokens,
+          "Tokens instead of --data: .npy, llm.c's .bin or little-endian uint16; a file, a folder or a "
+          "pattern")
+      .type_name("TOKENS")
       .excludes(data)
+      .group("Inputs");
+  line.add_option("--tokens-dtype", o.tokens_dtype,
+                  "Of tokens without a header: auto is uint16, unless they look like another type")
+      .type_name("DTYPE")
+      .one_of({"auto", "uint16", "uint32"})
       .group("Inputs");
 }
 
@@ -270,7 +278,7 @@ void add_speed(CommandLine& line, Options& o) {
 
 void check_combinations(const Options& o) {
   require(!o.data.empty() || !o.tokens.empty(), Errc::config,
-          "nothing to train on; give --data FILE|DIR or --tokens TOKENS.bin");
+          "nothing to train on; give --data FILE|DIR or --tokens TOKENS");
 }
 
 }  // namespace
