@@ -2,7 +2,10 @@
 #include "sharding/data/tokens/token_dataset.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
+#include <algorithm>
+#include <array>
 #include <filesystem>
 #include <fstream>
 #include <numeric>
@@ -121,16 +124,100 @@ TEST_F(TokenFiles, TheHeaderOfLlmCIsNoTokens) {
   refused(llm_c_header(20240520, 1, 4) + three, {"4 tokens", "holds 3"});
   refused(llm_c_header(20240520, 1, -1) + three, {"-1 tokens"});
   refused(llm_c_header(20240520, 2, 3) + three, {"version 2"});
-  refused(llm_c_header(20240801, 7, 3) + three + three, {"20240801", "uint32"});
+  put("wide.bin", llm_c_header(20240801, 7, 3) + std::string("\1\0\0\0\2\0\1\0\3\0\0\0", 12));
+  EXPECT_EQ(all_of(Tokens::from_file(path("wide.bin"))), (std::vector<std::int32_t>{1, 65538, 3}));
+  refused(llm_c_header(20240801, 2, 3) + three + three, {"version 2"});
   refused(llm_c_header(20240520, 1, 3).substr(0, 1000), {"cut off"});
   // Tokens that begin as no header does are tokens.
   put("llm.bin", llm_c_header(20240521, 1, 3));
   EXPECT_EQ(Tokens::from_file(path("llm.bin")).count(), 512u);
 }
 
+template <class T>
+std::string bytes_of(const std::vector<T>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
+}
+std::string npy(const std::string& type, const std::string& shape, const std::string& data,
+                char version = 1) {
+  const std::string dict = "{'descr': " + type + ", 'fortran_order': False, 'shape': " + shape + ", }\n";
+  std::string length(version == 1 ? 2 : 4, '\0');
+  length[0] = static_cast<char>(dict.size());
+  return std::string("\x93NUMPY") + version + '\0' + length + dict + data;
+}
+
+TEST_F(TokenFiles, FilesOfNumPyAreReadByTheirHeaders) {
+  const std::vector<std::int32_t> expected{1, 2, 300};
+  const std::string narrow = bytes_of<std::uint16_t>({1, 2, 300}),
+                    wide = bytes_of<std::uint32_t>({1, 2, 300});
+  put("a.npy", npy("'<u2'", "(3,)", narrow));
+  EXPECT_EQ(all_of(Tokens::from_file(path("a.npy"))), expected);
+  put("a.npy", npy("'<u4'", "(3,)", wide, 2));
+  EXPECT_EQ(all_of(Tokens::from_file(path("a.npy"))), expected);
+  expect_parts(error_message([&] { Tokens::from_file(path("a.npy"), "uint16"); }), {"says uint32"});
+  const auto refused = [&](const std::string& bytes, std::initializer_list<std::string> parts) {
+    put("a.npy", bytes);
+    const std::string what = error_message([&] { Tokens::from_file(path("a.npy")); });
+    expect_parts(what, {path("a.npy")});
+    expect_parts(what, parts);
+  };
+  for (const char* type : {"<i8", "<i4", ">u2", "<f4", "|u1"})
+    refused(npy("'" + std::string(type) + "'", "(3,)", wide), {"dtype is '" + std::string(type) + "'"});
+  refused(npy("[('a', '<u2')]", "(3,)", narrow), {"dtype is"});
+  refused(npy("'<u2'", "(1, 3)", narrow), {"one dimension"});
+  refused(npy("'<u2'", "()", narrow), {"one dimension"});
+  refused(npy("'<u2'", "(4,)", narrow), {"promises 4 tokens", "holds 3"});
+  refused(npy("'<u2'", "(3,)", narrow).substr(0, 20), {"cut off"});
+  refused("\x93NUMPY\1", {"cut off"});
+}
+
+TEST_F(TokenFiles, WordsThatCannotBeTokensOfTheTypeAreRefused) {
+  std::vector<std::uint16_t> narrow;
+  for (int i = 0; i < 200; ++i) narrow.push_back(static_cast<std::uint16_t>(i * 37 % 50257));
+  const auto as = [&]<class T>(T) { return bytes_of(std::vector<T>(narrow.begin(), narrow.end())); };
+  const std::vector<std::int32_t> expected(narrow.begin(), narrow.end());
+  put("narrow", as(std::uint16_t{})), put("wide", as(std::uint32_t{})), put("int64", as(std::int64_t{}));
+  EXPECT_EQ(all_of(Tokens::from_file(path("narrow"))), expected);
+  EXPECT_EQ(all_of(Tokens::from_file(path("wide"), "uint32")), expected);
+  const auto what_of = [&](const std::string& name) {
+    return error_message([&] { Tokens::from_file(path(name)); });
+  };
+  expect_parts(what_of("wide"), {path("wide"), "looks like tokens of four bytes", "--tokens-dtype uint32"});
+  expect_parts(what_of("int64"), {"looks like tokens of four bytes"});
+  EXPECT_EQ(Tokens::from_file(path("wide"), "uint16").count(), 400u) << "as it is told";
+  std::string swapped = as(std::uint32_t{});
+  for (std::size_t i = 0; i < swapped.size(); i += 4) std::reverse(&swapped[i], &swapped[i] + 4);
+  put("swapped", swapped);
+  expect_parts(what_of("swapped"), {"big-endian"});
+  std::string text;
+  for (int i = 0; i < 20; ++i) text += "some words\n ";
+  put("text", text), put("zip", std::string("PK\3\4", 4) + text), put("ints", as(std::uint16_t{}) + "a");
+  expect_parts(what_of("text"), {"is text", "--data"});
+  expect_parts(what_of("zip"), {"archive"});
+  expect_parts(error_message([&] { Tokens::from_file(path("wide"), "int8"); }),
+               {"'int8'", "uint16 or uint32"});
+}
+
+TEST_F(TokenFiles, ShardsAreReadOneAfterTheOther) {
+  const auto put_shard = [&](const std::string& name, const std::vector<std::uint16_t>& tokens) {
+    put(name, bytes_of(tokens));
+  };
+  put_shard("shards/b_1.bin", {4, 5}), put_shard("shards/a_0.bin", {1, 2, 3}),
+      put_shard("shards/notes.txt", {9});
+  put("shards/c.npy", npy("'<u4'", "(2,)", bytes_of<std::uint32_t>({6, 7})));
+  const Tokens all = Tokens::from_file(path("shards"));
+  EXPECT_EQ(all_of(all), (std::vector<std::int32_t>{1, 2, 3, 4, 5, 6, 7}));
+  std::array<std::int32_t, 3> part;
+  all.read(4, part);
+  EXPECT_EQ(part, (std::array<std::int32_t, 3>{5, 6, 7}));
+  EXPECT_EQ(all_of(Tokens::from_file(path("shards/?_*.bin"))), (std::vector<std::int32_t>{1, 2, 3, 4, 5}));
+  expect_parts(error_message([&] { Tokens::from_file(path("shards/x*")); }), {"no file has such a name"});
+}
+
 TEST_F(TokenFiles, WrongTokenFilesAreNamed) {
   expect_parts(error_message([&] { Tokens::from_file(path("none")); }), {path("none"), "cannot be opened"});
   expect_parts(error_message([&] { Tokens::from_file(directory_.string()); }), {"not a regular file"});
+  ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
+  expect_parts(error_message([&] { Tokens::from_file(path("pipe")); }), {"not a regular file"});
   put("odd", "abc");
   expect_parts(error_message([&] { Tokens::from_file(path("odd")); }), {"odd length"});
 }

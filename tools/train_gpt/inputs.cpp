@@ -76,7 +76,7 @@ void warn_of_reports(DsConfig& ds) {
 
 Tokens tokens_of(const Options& o, const std::string& data, const std::string& flag) {
   try {
-    if (!o.tokens.empty()) return Tokens::from_file(data);
+    if (!o.tokens.empty()) return Tokens::from_file(data, o.tokens_dtype);
     return Tokens::from_text(data, std::array{o.save, o.metrics, o.checkpoint_dir(), o.resume()});
   } catch (const Error& e) {
     if (flag.empty()) throw;

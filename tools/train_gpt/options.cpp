@@ -52,9 +52,17 @@ void add_data(CommandLine& line, Options& o) {
               "Text, read as bytes, for a model of vocab_size 256: a file, or every text file below a folder")
           .type_name("FILE|DIR")
           .group("Inputs");
-  line.add_option("--tokens", o.tokens, "Tokens, little-endian uint16 or llm.c's .bin, instead of --data")
-      .type_name("TOKENS.bin")
+  line.add_option(
+          "--tokens", o.tokens,
+          "Tokens instead of --data: .npy, llm.c's .bin or little-endian uint16; a file, a folder or a "
+          "pattern")
+      .type_name("TOKENS")
       .excludes(data)
+      .group("Inputs");
+  line.add_option("--tokens-dtype", o.tokens_dtype,
+                  "Of tokens without a header: auto is uint16, unless they look like another type")
+      .type_name("DTYPE")
+      .one_of({"auto", "uint16", "uint32"})
       .group("Inputs");
 }
 
@@ -251,7 +259,7 @@ void check_combinations(Options& o) {
     return;
   }
   require(!o.config.empty(), Errc::config, "--config is required; see --help");
-  require(data, Errc::config, "nothing to train on; give --data FILE|DIR or --tokens TOKENS.bin");
+  require(data, Errc::config, "nothing to train on; give --data FILE|DIR or --tokens TOKENS");
 }
 
 bool is_argument(const std::string& word, std::span<const ArgumentGroup> groups) {

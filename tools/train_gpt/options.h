@@ -14,11 +14,12 @@
 namespace rz::train_gpt {
 
 struct Options {
-  std::string model;      ///< Hugging Face config.json
-  std::string init;       ///< model.safetensors; empty: random initial weights from the seed
-  std::string data;       ///< text file or directory
-  std::string tokens;     ///< tokens.bin; alternative to `data`
-  std::string eval_data;  ///< what is evaluated, of the form of `data` or `tokens`; or empty
+  std::string model;                  ///< Hugging Face config.json
+  std::string init;                   ///< model.safetensors; empty: random initial weights from the seed
+  std::string data;                   ///< text file or directory
+  std::string tokens;                 ///< as for Tokens::from_file(); alternative to `data`
+  std::string tokens_dtype = "auto";  ///< of files without a header
+  std::string eval_data;              ///< what is evaluated, of the form of `data` or `tokens`; or empty
   std::optional<double> validation_split_percentage;  ///< of the data: evaluated, and not trained on
   std::string config;                   ///< DeepSpeed configuration; may be empty for a sample alone
   std::string strategy;                 ///< empty: from zero_optimization.stage

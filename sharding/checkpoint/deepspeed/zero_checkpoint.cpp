@@ -28,6 +28,9 @@ uint64_t count_of(const Extents& shape) {
   return count;
 }
 
+/// A list may have one value many times, and so may the parameters of all groups.
+constexpr std::size_t max_groups = std::size_t{1} << 16, max_parameters = std::size_t{1} << 18;
+
 struct NamedShape {
   std::string name;
   Extents shape;
@@ -54,6 +57,7 @@ class StateReader {
   const std::vector<PickleId>& list(PickleId id, const char* what) const {
     const auto* list = p_.get<PickleList>(id);
     check_states(list != nullptr, file_, what, " is ", kind_of(p_.values[id]), " instead of a list");
+    check_states(list->items.size() <= max_groups, file_, what, " has more than ", max_groups, " items");
     return list->items;
   }
   std::string text(PickleId id, const char* what) const {
@@ -63,15 +67,10 @@ class StateReader {
   }
   /// The last value of each key of a dict, in the order of the keys.
   std::vector<std::pair<std::string, PickleId>> items(PickleId id, const char* what) const {
-    const auto* dict = p_.get<PickleDict>(id);
-    check_states(dict != nullptr, file_, what, " is ", kind_of(p_.values[id]), " instead of a dict");
+    check_states(p_.get<PickleDict>(id) != nullptr, file_, what, " is ", kind_of(p_.values[id]),
+                 " instead of a dict");
     std::vector<std::pair<std::string, PickleId>> all;
-    std::map<std::string, std::size_t> places;
-    for (const auto& [key, value] : dict->items) {
-      const auto [place, is_new] = places.emplace(text(key, what), all.size());
-      if (is_new) all.emplace_back(place->first, value);
-      all[place->second].second = value;
-    }
+    for (const auto& [key, value] : items_of(file_, id)) all.emplace_back(text(key, what), value);
     return all;
   }
   std::vector<NamedShape> shapes(PickleId id, const char* what) const {
@@ -258,7 +257,13 @@ class Consolidator {
                    ranks.back().groups.size(), " groups where rank 0 has ", ranks.front().groups.size());
     }
     std::vector<std::vector<NamedShape>> shapes;
-    for (const PickleId group : groups) shapes.push_back(model_.shapes(group, "param_shapes"));
+    std::size_t parameters = 0;
+    for (const PickleId group : groups) {
+      shapes.push_back(model_.shapes(group, "param_shapes"));
+      parameters += shapes.back().size();
+      check_states(parameters <= max_parameters, model_.file(), "param_shapes has more than ", max_parameters,
+                   " parameters");
+    }
     stage_ == 3 ? add_partitioned(shapes, ranks) : add_flat(shapes, ranks);
   }
 
@@ -329,14 +334,16 @@ class Consolidator {
 
   // ---- the model
 
-  PickleId fragment(const StateReader& r, const std::string& name) const {
-    const PickleId fragments = r.at(r.pickle().root, "frozen_param_fragments");
-    const PickleId* id = r.pickle().find(fragments, name);
-    check_states(id != nullptr, r.file(), "frozen_param_fragments lacks '", name, "'");
-    return *id;
+  using Fragments = std::map<std::string, PickleId>;
+  Fragments fragments_of(const TorchFile& file) const {
+    constexpr const char* key = "frozen_param_fragments";
+    const StateReader r(file);
+    const auto all = r.items(r.at(r.pickle().root, key), key);
+    return {all.begin(), all.end()};
   }
 
   void add_frozen(PickleId shapes) {
+    std::vector<Fragments> fragments;
     for (const NamedShape& p : model_.shapes(shapes, "frozen_param_shapes")) {
       std::vector<FlatVector> flat;
       std::string dtype;
@@ -344,9 +351,13 @@ class Consolidator {
       const std::size_t parts = stage_ == 3 ? optimizers_.size() : 1;
       require(parts <= models_.size(), Errc::config, escaped(files_.folder), ": has the model files of ",
               models_.size(), " ranks where ", parts, " are needed; a rank's file is missing");
+      for (std::size_t r = fragments.size(); r < parts; ++r) fragments.push_back(fragments_of(models_[r]));
       for (std::size_t r = 0; r < parts; ++r) {
         const StateReader reader(models_[r]);
-        const TorchTensor t = reader.tensor(fragment(reader, p.name), p.name);
+        const auto fragment = fragments[r].find(p.name);
+        check_states(fragment != fragments[r].end(), models_[r], "frozen_param_fragments lacks '", p.name,
+                     "'");
+        const TorchTensor t = reader.tensor(fragment->second, p.name);
         check_states(r == 0 || t.dtype == dtype, models_[r], "frozen parameter '", p.name, "' is of ",
                      t.dtype, " where rank 0 has ", dtype);
         dtype = t.dtype, element_bytes = t.element_bytes;

@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <map>
 #include <unordered_map>
 
 #include "comm/core/error.h"
@@ -14,6 +15,9 @@ namespace {
 
 constexpr std::uint64_t max_pickle_bytes = std::uint64_t{256} << 20, max_text_bytes = std::uint64_t{64} << 20;
 constexpr std::size_t max_values = std::size_t{4} << 20, max_items = std::size_t{16} << 20, max_marks = 1000;
+constexpr std::size_t max_dict_items = std::size_t{1} << 17;
+/// Of a module, and of a name in it. A pickle may name one again at each of its bytes.
+constexpr std::size_t max_name_bytes = 250;
 
 constexpr PickleId none_id = 0, false_id = 1, true_id = 2;
 
@@ -50,17 +54,22 @@ class PickleInput {
   std::string bytes(std::uint64_t count) {
     check(count <= end_ - std::min(end_, position()), "a text of ", count,
           " bytes does not fit into the file");
-    check(count <= max_text_bytes - text_bytes_, "texts of more than ", max_text_bytes, " bytes");
-    text_bytes_ += count;
+    count_text(count);
     std::string out(count, '\0');
     for (char& c : out) c = static_cast<char>(byte());
     return out;
   }
 
+  /// Texts, bytes and names that will be held, wherever they come from.
+  void count_text(std::uint64_t bytes) {
+    check(bytes <= max_text_bytes - text_bytes_, "texts of more than ", max_text_bytes, " bytes");
+    text_bytes_ += bytes;
+  }
+
   std::string line() {
     std::string out;
     for (std::uint8_t c; (c = byte()) != '\n';) {
-      check(out.size() < 1000, "a name of more than 1000 bytes");
+      check(out.size() < max_name_bytes, "a name of more than ", max_name_bytes, " bytes");
       out += static_cast<char>(c);
     }
     return out;
@@ -99,6 +108,7 @@ class PickleMachine {
  public:
   PickleMachine(PickleInput& in, PicklePermission permission) : in_(in), permission_(permission) {
     pickle_.values = {PickleNone{}, false, true};
+    pickle_.names = std::make_shared<PickleNames>();
   }
 
   Pickle run() {
@@ -225,28 +235,41 @@ class PickleMachine {
   // ---- names and calls
 
   void push_global(const std::string& module, const std::string& name) {
-    std::string full = module + "." + name;
+    const std::string full = module + "." + name;
     if (!is_plain(full) && permission_(full) == PickleUse::refused)
       in_.fail_here(
           Errc::unsupported, "needs '", full,
           "', which is none of the types that weights consist of; load the file with PyTorch and save "
           "the state dict alone");
-    push_new(PickleGlobal{std::move(full)});
+    push_new(PickleGlobal{held_name(full)});
   }
   void push_stack_global() {
     const PickleId name = pop(), module = pop();
     const auto *n = pickle_.get<PickleText>(name), *m = pickle_.get<PickleText>(module);
-    in_.check(n && m && n->text.size() < 1000 && m->text.size() < 1000, "a name is no text");
-    push_global(std::string(m->text), std::string(n->text));
+    in_.check(n && m, "a name is no text");
+    in_.check(n->text.size() <= max_name_bytes && m->text.size() <= max_name_bytes, "a name of more than ",
+              max_name_bytes, " bytes");
+    push_global(m->text, n->text);
+  }
+  std::string_view held_name(std::string_view name) {
+    auto found = pickle_.names->find(name);
+    if (found == pickle_.names->end()) {
+      in_.count_text(name.size());
+      found = pickle_.names->emplace(name).first;
+    }
+    return *found;
   }
 
-  std::vector<PickleId> pop_arguments() {
+  using Items = std::vector<PickleId>;
+
+  /// Valid as long as the pickle, whose tuples do not change.
+  const Items& pop_arguments() {
     const PickleId id = pop();
     const auto* tuple = pickle_.get<PickleTuple>(id);
     in_.check(tuple != nullptr, "a call has ", kind_of(pickle_.values[id]), " as its arguments");
     return tuple->items;
   }
-  std::string pop_callable() {
+  std::string_view pop_callable() {
     const PickleId id = pop();
     const auto* global = pickle_.get<PickleGlobal>(id);
     in_.check(global != nullptr, "it calls ", kind_of(pickle_.values[id]));
@@ -254,32 +277,36 @@ class PickleMachine {
   }
 
   void reduce() {
-    auto arguments = pop_arguments();
-    const std::string name = pop_callable();
+    const Items& arguments = pop_arguments();
+    const std::string_view name = pop_callable();
     if (is_plain(name)) return push_plain(name, arguments);
     if (permission_(name) < PickleUse::call) in_.fail_here(Errc::unsupported, "calls '", name, "'");
-    push_call(name, std::move(arguments));
+    push_call(name, arguments);
   }
   void new_object(bool has_keywords) {
     if (has_keywords) pop();
-    auto arguments = pop_arguments();
-    const std::string name = pop_callable();
+    const Items& arguments = pop_arguments();
+    const std::string_view name = pop_callable();
     if (name == ordered_dict) return push_plain(name, arguments);
     if (permission_(name) != PickleUse::object) in_.fail_here(Errc::unsupported, "makes a '", name, "'");
-    push_call(name, std::move(arguments));
+    push_call(name, arguments);
   }
-  void push_call(const std::string& name, std::vector<PickleId> arguments) {
+  void push_call(std::string_view name, const Items& arguments) {
     count_items(arguments.size());
-    push_new(PickleCall{name, std::move(arguments)});
+    push_new(PickleCall{name, arguments});
   }
 
-  void push_plain(const std::string& name, const std::vector<PickleId>& arguments) {
+  void push_plain(std::string_view name, const Items& arguments) {
     if (name == ordered_dict) return push_ordered_dict(arguments);
-    if (is_set(name)) return push_list(arguments.empty() ? arguments : items_of(arguments[0]));
+    if (is_set(name)) return push_set(arguments.empty() ? arguments : items_of(arguments[0]));
     push_encoded(name, arguments);
   }
+  void push_set(const Items& items) {
+    count_items(items.size());
+    push_new(PickleList{items});
+  }
 
-  std::vector<PickleId> items_of(PickleId id) const {
+  const Items& items_of(PickleId id) const {
     if (const auto* list = pickle_.get<PickleList>(id)) return list->items;
     const auto* tuple = pickle_.get<PickleTuple>(id);
     in_.check(tuple != nullptr, "has ", kind_of(pickle_.values[id]), " where a list is needed");
@@ -287,27 +314,30 @@ class PickleMachine {
   }
 
   /// Python 2 has the items as an argument.
-  void push_ordered_dict(const std::vector<PickleId>& arguments) {
-    std::vector<PickleId> items;
-    if (!arguments.empty())
-      for (const PickleId pair : items_of(arguments[0])) {
-        const auto both = items_of(pair);
-        in_.check(both.size() == 2 && items.size() < max_items, "an item of a dict is no pair");
-        items.insert(items.end(), both.begin(), both.end());
+  void push_ordered_dict(const Items& arguments) {
+    PickleDict dict;
+    if (!arguments.empty()) {
+      const Items& pairs = items_of(arguments[0]);
+      count_items(2 * pairs.size());
+      dict.items.reserve(pairs.size());
+      for (const PickleId pair : pairs) {
+        const Items& both = items_of(pair);
+        in_.check(both.size() == 2, "an item of a dict is no pair");
+        dict.items.emplace_back(both[0], both[1]);
       }
-    push_dict(items);
+    }
+    push_new(std::move(dict));
   }
 
   /// Protocol 2 has bytes as a text of the characters U+0000 to U+00FF and its encoding.
-  void push_encoded(const std::string& name, const std::vector<PickleId>& arguments) {
+  void push_encoded(std::string_view name, const Items& arguments) {
     if (arguments.empty()) return push_new(PickleBytes{});
-    if (const auto* bytes = pickle_.get<PickleBytes>(arguments[0])) return push_new(PickleBytes{*bytes});
+    if (pickle_.get<PickleBytes>(arguments[0])) return push(arguments[0]);  // values do not change
     const auto* text = pickle_.get<PickleText>(arguments[0]);
     in_.check(text != nullptr, name, " has ", kind_of(pickle_.values[arguments[0]]), " as its argument");
-    in_.check(text->text.size() <= max_text_bytes - encoded_bytes_, "texts of more than ", max_text_bytes,
-              " bytes");
-    encoded_bytes_ += text->text.size();
+    in_.count_text(text->text.size());
     std::string out;
+    out.reserve(text->text.size());
     for (std::size_t i = 0; i < text->text.size(); ++i) {
       const auto c = static_cast<std::uint8_t>(text->text[i]);
       in_.check(c < 0xc4, "bytes have a character above U+00FF");
@@ -464,7 +494,7 @@ class PickleMachine {
       case 'b':
         return build(), true;
       case 'Q':
-        return push_call(pickle_persistent_id, {pop()}), true;
+        return push_call(held_name(pickle_persistent_id), {pop()}), true;
       default:
         return false;
     }
@@ -477,7 +507,6 @@ class PickleMachine {
   std::vector<std::size_t> marks_;
   std::unordered_map<std::uint64_t, PickleId> memo_;
   std::size_t items_ = 0;
-  std::uint64_t encoded_bytes_ = 0;
 };
 
 }  // namespace
@@ -490,9 +519,29 @@ const PickleId* Pickle::find(PickleId id, std::string_view key) const {
   return nullptr;
 }
 
+std::vector<std::pair<PickleId, PickleId>> Pickle::items(PickleId id) const {
+  std::vector<std::pair<PickleId, PickleId>> all;
+  const auto* dict = get<PickleDict>(id);
+  if (!dict) return all;
+  // Keys are compared once, since a pickle may name a long one again at each of its bytes.
+  std::unordered_map<PickleId, std::size_t> of_key;
+  std::map<std::string_view, std::size_t> of_text;
+  for (const auto& [key, value] : dict->items) {
+    const auto [place, is_new_key] = of_key.emplace(key, all.size());
+    if (is_new_key) {
+      const auto* text = get<PickleText>(key);
+      if (text) place->second = of_text.emplace(text->text, all.size()).first->second;
+      if (place->second == all.size()) all.emplace_back(key, value);
+    }
+    all[place->second].second = value;
+    require(all.size() <= max_dict_items, Errc::io, "a dict has more than ", max_dict_items, " keys");
+  }
+  return all;
+}
+
 std::string kind_of(const PickleValue& value) {
-  if (const auto* global = std::get_if<PickleGlobal>(&value)) return "the name '" + global->name + "'";
-  if (const auto* call = std::get_if<PickleCall>(&value)) return "a '" + call->name + "'";
+  if (const auto* global = std::get_if<PickleGlobal>(&value)) return concat("the name '", global->name, "'");
+  if (const auto* call = std::get_if<PickleCall>(&value)) return concat("a '", call->name, "'");
   constexpr const char* kinds[] = {"None",  "a boolean",  "an integer", "a number", "a text",
                                    "bytes", "an integer", "a list",     "a tuple",  "a dict"};
   return kinds[value.index()];

@@ -7,6 +7,10 @@
 /// of its name and arguments. Any other name is an error. Nothing is imported or executed.
 
 #include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -41,18 +45,21 @@ struct PickleDict {
   std::vector<std::pair<PickleId, PickleId>> items;  ///< a key may occur again: the last one is valid
 };
 struct PickleGlobal {
-  std::string name;  ///< "torch.FloatStorage"
+  std::string_view name;  ///< "torch.FloatStorage", one of Pickle::names
 };
 /// A call, or an object, that is not made. A persistent id has the name "persistent id".
 struct PickleCall {
-  std::string name;
+  std::string_view name;  ///< one of Pickle::names
   std::vector<PickleId> arguments;
 };
 using PickleValue = std::variant<PickleNone, bool, std::int64_t, double, PickleText, PickleBytes, PickleLong,
                                  PickleList, PickleTuple, PickleDict, PickleGlobal, PickleCall>;
 
+using PickleNames = std::set<std::string, std::less<>>;
+
 struct Pickle {
-  std::vector<PickleValue> values;
+  std::deque<PickleValue> values;      // never moved, as a vector's are when it grows
+  std::shared_ptr<PickleNames> names;  ///< of all PickleGlobal and PickleCall, each once
   PickleId root = 0;
   std::uint64_t end = 0;  ///< offset in the file of the first byte after the pickle
 
@@ -62,6 +69,10 @@ struct Pickle {
   }
   /// The value of a key of a dict; nullptr if there is none, or `id` is no dict.
   const PickleId* find(PickleId id, std::string_view key) const;
+  /// The items of a dict in the order of their keys, of texts that occur again with the last value; empty if
+  /// `id` is no dict. Errc::io if there are more than 128 Ki: for each of them more is done than for the
+  /// bytes of a pickle.
+  std::vector<std::pair<PickleId, PickleId>> items(PickleId id) const;
 };
 inline constexpr const char* pickle_persistent_id = "persistent id";
 
@@ -76,8 +87,9 @@ using PicklePermission = PickleUse (*)(std::string_view name);
 
 /// Reads the pickle at bytes [begin, end) of a file, which may be longer than it. Errc::unsupported names
 /// what is not permitted, as "os.system", and opcodes of other protocols; Errc::io names the byte at which
-/// the pickle is damaged, or a limit that it exceeds: 256 MiB, 4 Mi values, 16 Mi items of lists, tuples and
-/// dicts, 64 MiB of texts and bytes, 1000 marks within each other.
+/// the pickle is damaged, or a limit that it exceeds: 256 MiB, 4 Mi values, 16 Mi items of lists, tuples,
+/// dicts and calls, 64 MiB of texts, bytes and names, names of 250 bytes, 1000 marks within each other. What
+/// is held and done for a byte of the pickle is bounded: 2 MB take less than 300 MiB and less than a second.
 Pickle read_pickle(const InputFile&, std::uint64_t begin, std::uint64_t end, PicklePermission);
 
 }  // namespace rz

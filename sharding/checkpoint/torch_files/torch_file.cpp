@@ -25,6 +25,10 @@ using std::uint64_t;
 constexpr std::string_view legacy_magic("\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19", 10);
 constexpr std::int64_t legacy_version = 1001;
 constexpr int max_parameter_depth = 8;
+/// A key occurs again at a few bytes of a pickle for each tensor, and a shape does.
+constexpr std::size_t max_key_bytes = 1000;
+/// Of the tensors of one state dict, which may have one shape.
+constexpr std::size_t max_dimensions = std::size_t{1} << 20;
 
 template <class... T>
 void check_torch(bool ok, const std::string& path, const T&... parts) {
@@ -54,7 +58,7 @@ constexpr std::size_t front_bytes = 263;
 /// A persistent id: ('storage', class, key, device, elements[, view of another storage]).
 struct StorageId {
   const TorchType* type = nullptr;  // null: bytes
-  std::string key;
+  std::string_view key;             // a text of the pickle
   uint64_t elements = 0;
   uint64_t offset = 0;  // of a view in its storage, in elements
 };
@@ -62,6 +66,12 @@ struct StorageId {
 /// Bytes of the file that hold a storage.
 struct StoredBytes {
   uint64_t data = 0, bytes = 0;
+};
+
+/// A call that makes a tensor: parts of the pickle.
+struct TensorCall {
+  std::string_view name;
+  std::span<const PickleId> arguments;
 };
 
 }  // namespace
@@ -84,13 +94,13 @@ struct TorchFile::State {
   const PickleValue& value(PickleId id) const { return pickle.values[id]; }
   StorageId storage_id(const PickleCall&) const;
   StoredBytes stored_bytes(const StorageId&) const;
-  std::optional<PickleCall> tensor_call(PickleId) const;
-  PickleCall call_of_type(const PickleCall&) const;
+  std::optional<TensorCall> tensor_call(PickleId) const;
+  TensorCall call_of_type(const TensorCall&) const;
   std::uint64_t number(PickleId, const char* what) const;
-  std::string text(PickleId, const char* what) const;
+  std::string_view text(PickleId, const char* what) const;
   std::vector<uint64_t> numbers(PickleId, const char* what) const;
-  TorchTensor tensor(const PickleCall&) const;
-  void check_metadata(const PickleCall&) const;
+  TorchTensor tensor(const TensorCall&) const;
+  void check_metadata(const TensorCall&) const;
 };
 
 // ---- the zip format
@@ -163,7 +173,7 @@ void TorchFile::State::check_legacy_header(const Pickle& version, const Pickle& 
 
 /// Each storage follows as its number of elements, and these. Their type stands in the pickle.
 void TorchFile::State::find_legacy_storages(const Pickle& keys) {
-  std::map<std::string, unsigned> element_bytes;
+  std::map<std::string_view, unsigned> element_bytes;
   for (const PickleValue& v : pickle.values)
     if (const auto* call = std::get_if<PickleCall>(&v); call && call->name == pickle_persistent_id) {
       const StorageId id = storage_id(*call);
@@ -195,7 +205,7 @@ uint64_t TorchFile::State::number(PickleId id, const char* what) const {
   return static_cast<uint64_t>(*n);
 }
 
-std::string TorchFile::State::text(PickleId id, const char* what) const {
+std::string_view TorchFile::State::text(PickleId id, const char* what) const {
   const auto* t = std::get_if<PickleText>(&value(id));
   check_torch(t != nullptr, path(), what, " is ", kind_of(value(id)));
   return t->text;
@@ -225,6 +235,7 @@ StorageId TorchFile::State::storage_id(const PickleCall& call) const {
   check_torch(type || is_untyped_storage(global->name), path(), "the type of a storage is ", global->name);
   StorageId id{type, text(tuple->items[2], "the key of a storage"),
                number(tuple->items[4], "the size of a storage")};
+  check_torch(id.key.size() <= max_key_bytes, path(), "the key of a storage has ", id.key.size(), " bytes");
   // The view of a storage: (its key, first element, elements).
   if (tuple->items.size() > 5 && !std::holds_alternative<PickleNone>(value(tuple->items[5]))) {
     const auto* view = std::get_if<PickleTuple>(&value(tuple->items[5]));
@@ -240,14 +251,14 @@ StoredBytes TorchFile::State::stored_bytes(const StorageId& id) const {
     check_torch(found != stored.end(), path(), "storage ", id.key, " is missing");
     return found->second;
   }
-  const std::string name = archive + "data/" + id.key;
+  const std::string name = concat(archive, "data/", id.key);
   return {directory.data(file, name), directory.find(name)->bytes};
 }
 
-std::optional<PickleCall> TorchFile::State::tensor_call(PickleId id) const {
+std::optional<TensorCall> TorchFile::State::tensor_call(PickleId id) const {
   const auto* first = std::get_if<PickleCall>(&value(id));
   if (!first) return std::nullopt;
-  PickleCall call = *first;
+  TensorCall call{first->name, first->arguments};
   for (int depth = 0; depth < max_parameter_depth; ++depth) {
     if (call.name.starts_with("torch._utils._rebuild_tensor")) return call;
     if (call.name == rebuild_from_type) {
@@ -257,13 +268,13 @@ std::optional<PickleCall> TorchFile::State::tensor_call(PickleId id) const {
     if (call.name != "torch._utils._rebuild_parameter") return std::nullopt;
     const auto* inner = call.arguments.empty() ? nullptr : std::get_if<PickleCall>(&value(call.arguments[0]));
     check_torch(inner != nullptr, path(), "a parameter has no tensor");
-    call = PickleCall(*inner);
+    call = {inner->name, inner->arguments};
   }
   fail(Errc::io, escaped(path()), ": a parameter has no tensor; the file is damaged");
 }
 
 /// A tensor with attributes: (function, type, its arguments, attributes).
-PickleCall TorchFile::State::call_of_type(const PickleCall& call) const {
+TensorCall TorchFile::State::call_of_type(const TensorCall& call) const {
   check_torch(call.arguments.size() == 4, path(), "a tensor with attributes has ", call.arguments.size(),
               " arguments");
   const auto* function = std::get_if<PickleGlobal>(&value(call.arguments[0]));
@@ -276,14 +287,14 @@ PickleCall TorchFile::State::call_of_type(const PickleCall& call) const {
 }
 
 /// A tensor may be the conjugate or the negative of its storage.
-void TorchFile::State::check_metadata(const PickleCall& call) const {
+void TorchFile::State::check_metadata(const TensorCall& call) const {
   const std::size_t at = call.name.ends_with("_v3") ? 7 : 6;
   if (call.arguments.size() <= at) return;
   const auto* dict = std::get_if<PickleDict>(&value(call.arguments[at]));
   if (dict && !dict->items.empty()) refuse(path(), "is a conjugate or negative view; save its clone()");
 }
 
-TorchTensor TorchFile::State::tensor(const PickleCall& call) const {
+TorchTensor TorchFile::State::tensor(const TensorCall& call) const {
   const bool typed = call.name.ends_with("_v3");
   check_torch(call.arguments.size() >= (typed ? 7 : 4), path(), "has too few arguments");
   check_metadata(call);
@@ -349,7 +360,7 @@ const std::string& TorchFile::path() const { return state_->path(); }
 const Pickle& TorchFile::pickle() const { return state_->pickle; }
 
 std::optional<TorchTensor> TorchFile::tensor(PickleId id, const std::string& name) const {
-  const std::optional<PickleCall> call = state_->tensor_call(id);
+  const std::optional<TensorCall> call = state_->tensor_call(id);
   if (!call) return std::nullopt;
   try {
     return state_->tensor(*call);
@@ -381,14 +392,22 @@ void TorchFile::read(const TorchTensor& t, uint64_t begin, std::span<std::byte> 
   read_strided(state_->file, t, begin, out);
 }
 
+std::vector<std::pair<PickleId, PickleId>> items_of(const TorchFile& file, PickleId dict) {
+  try {
+    return file.pickle().items(dict);
+  } catch (const Error& e) {
+    fail(e.code(), escaped(file.path()), ": ", e.what());
+  }
+}
+
 std::vector<NamedTorchTensor> state_dict_of(const TorchFile& file, PickleId root) {
   const Pickle& p = file.pickle();
   const auto* dict = p.get<PickleDict>(root);
   require(dict != nullptr, Errc::config, escaped(file.path()), ": holds ", escaped(kind_of(p.values[root])),
           " where a state dict is needed; save model.state_dict()");
   std::vector<NamedTorchTensor> tensors;
-  std::map<std::string_view, std::size_t> places;
-  for (const auto& [key, value] : dict->items) {
+  std::size_t dimensions = 0;
+  for (const auto& [key, value] : items_of(file, root)) {
     const auto* name = p.get<PickleText>(key);
     require(name != nullptr, Errc::config, escaped(file.path()), ": a key of the state dict is ",
             escaped(kind_of(p.values[key])));
@@ -396,12 +415,10 @@ std::vector<NamedTorchTensor> state_dict_of(const TorchFile& file, PickleId root
     if (!tensor && name->text.ends_with("_extra_state")) continue;
     require(tensor.has_value(), Errc::config, escaped(file.path()), ": '", escaped(name->text), "' is ",
             escaped(kind_of(p.values[value])), " where a state dict has tensors; save model.state_dict()");
-    const auto [place, is_new] = places.emplace(name->text, tensors.size());
-    if (is_new) {
-      tensors.push_back({name->text, *tensor});
-    } else {
-      tensors[place->second].tensor = *tensor;
-    }
+    dimensions += tensor->shape.size();
+    require(dimensions <= max_dimensions, Errc::io, escaped(file.path()), ": its tensors have more than ",
+            max_dimensions, " dimensions in all");
+    tensors.push_back({name->text, std::move(*tensor)});
   }
   return tensors;
 }

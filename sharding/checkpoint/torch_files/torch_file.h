@@ -47,6 +47,9 @@ class TorchFile {
   std::shared_ptr<const State> state_;
 };
 
+/// Pickle::items() of a file, whose name is in the message of its error.
+std::vector<std::pair<PickleId, PickleId>> items_of(const TorchFile&, PickleId dict);
+
 struct NamedTorchTensor {
   std::string name;
   TorchTensor tensor;

@@ -1,6 +1,7 @@
 #include "sharding/data/tokens/tokens.h"
 
 #include <fcntl.h>
+#include <glob.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -8,49 +9,49 @@
 #include <array>
 #include <bit>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "comm/core/error.h"
+#include "comm/os/fd.h"
 #include "sharding/io/json.h"
+#include "sharding/io/text.h"
 
 namespace rz {
 
 namespace fs = std::filesystem;
 static_assert(std::endian::native == std::endian::little, "token files are little-endian");
 
-struct Tokens::State {
-  std::string name;
-  std::uint64_t count = 0;
-  std::string text;          // bytes, from from_text()
-  int file = -1;             // uint16, from from_file()
+namespace {
+
+/// Tokens of one file.
+struct TokenFile {
+  std::string path;
+  UniqueFd fd;
   std::uint64_t header = 0;  // bytes before the first token
-  State() = default;
-  State(const State&) = delete;
-  ~State() {
-    if (file >= 0) ::close(file);
-  }
+  std::uint64_t begin = 0, count = 0;
+  unsigned width = 2;  // bytes of a token
 
-  void read_words(std::uint64_t begin, std::span<std::uint16_t> out) const {
-    read_bytes(header + 2 * begin, std::as_writable_bytes(out));
-  }
-
-  void read_bytes(std::uint64_t begin, std::span<std::byte> out) const {
-    auto* to = out.data();
-    std::size_t left = out.size();
-    for (auto at = static_cast<off_t>(begin); left > 0;) {
-      const ssize_t n = ::pread(file, to, left, at);
+  void read_bytes(std::uint64_t at, std::span<std::byte> out) const {
+    while (!out.empty()) {
+      const ssize_t n = ::pread(fd.get(), out.data(), out.size(), static_cast<off_t>(at));
       if (n < 0 && errno == EINTR) continue;
-      require(n > 0, Errc::io, name, ": cannot be read at byte ", at, ": ",
+      require(n > 0, Errc::io, path, ": cannot be read at byte ", at, ": ",
               n < 0 ? std::strerror(errno) : "it ends there");
-      to += n, at += n, left -= static_cast<std::size_t>(n);
+      at += static_cast<std::uint64_t>(n), out = out.subspan(static_cast<std::size_t>(n));
     }
   }
+  /// Up to 4096 tokens from the one `at` of this file on.
+  void read_tokens(std::uint64_t at, std::span<std::int32_t> out) const {
+    if (width == 4) return read_bytes(header + 4 * at, std::as_writable_bytes(out));
+    std::array<std::uint16_t, 4096> words;
+    read_bytes(header + 2 * at, std::as_writable_bytes(std::span(words).first(out.size())));
+    std::copy_n(words.begin(), out.size(), out.begin());
+  }
 };
-
-namespace {
 
 /// The first fields of the header of llm.c files.
 struct LlmcHeader {
@@ -59,38 +60,169 @@ struct LlmcHeader {
 constexpr std::uint64_t llmc_header_bytes = 256 * sizeof(std::int32_t);
 constexpr std::int32_t llmc_uint16 = 20240520, llmc_uint32 = 20240801;
 
-void check_llmc(const LlmcHeader& header, const std::string& path, std::uint64_t file_bytes) {
-  const auto refuse = [&](const auto&... why) { fail(Errc::config, path, ": llm.c's header ", why...); };
-  if (header.magic == llmc_uint32)
-    refuse(header.magic, " begins tokens in uint32; give tokens as uint16, of a vocabulary of at most 65536");
-  if (header.version != 1) refuse("has version ", header.version, "; only version 1 is supported");
+void read_llmc_header(TokenFile& f, const LlmcHeader& header, std::uint64_t file_bytes) {
+  const auto refuse = [&](const auto&... why) { fail(Errc::config, f.path, ": llm.c's header ", why...); };
+  f.header = llmc_header_bytes, f.width = header.magic == llmc_uint32 ? 4 : 2;
+  // Llama 3's tokens have 7.
+  if (header.version != 1 && !(f.width == 4 && header.version == 7))
+    refuse("has version ", header.version, "; only version 1 is supported");
   if (file_bytes < llmc_header_bytes) refuse("of ", llmc_header_bytes, " bytes is cut off");
-  const std::uint64_t held = (file_bytes - llmc_header_bytes) / 2;
+  const std::uint64_t held = (file_bytes - llmc_header_bytes) / f.width;
   if (header.tokens < 0 || static_cast<std::uint64_t>(header.tokens) != held)
     refuse("promises ", header.tokens, " tokens, and the file holds ", held, "; it is cut off or damaged");
 }
 
+/// The text after 'KEY': in the header of a .npy file, up to one of `ends`.
+std::string npy_field(const std::string& path, const std::string& header, const std::string& key,
+                      const char* ends) {
+  const auto at = header.find("'" + key + "':");
+  const auto begin = at == header.npos ? at : header.find_first_not_of(" '(", at + key.size() + 3);
+  require(begin != header.npos, Errc::config, path, ": the header of NumPy has no ", key);
+  return escaped(header.substr(begin, header.find_first_of(ends, begin) - begin));
+}
+
+/// numpy.lib.format: the magic, the version, the length of a dict in Python's words, and the dict.
+void read_npy_header(TokenFile& f, const std::string& front, std::uint64_t file_bytes) {
+  const auto byte = [&](std::size_t i) { return std::uint64_t{static_cast<unsigned char>(front[i])}; };
+  const bool is_long = front.size() > 12 && byte(6) > 1;
+  const std::uint64_t start = is_long ? 12 : 10;
+  require(front.size() > start, Errc::config, f.path, ": the header of NumPy is cut off");
+  const std::uint64_t length = byte(8) | byte(9) << 8 | (is_long ? byte(10) << 16 | byte(11) << 24 : 0);
+  require(start + length <= front.size(), Errc::config, f.path, ": the header of NumPy has ", length,
+          " bytes; it is cut off or damaged");
+  const std::string header = front.substr(start, length);
+  const std::string type = npy_field(f.path, header, "descr", "',[");
+  require(type == "<u2" || type == "<u4", Errc::config, f.path, ": NumPy's dtype is '", type,
+          "'; tokens are uint16 ('<u2') or uint32 ('<u4'): save tokens.astype(numpy.uint16)");
+  f.header = start + length, f.width = type == "<u2" ? 2 : 4;
+  const std::string shape = npy_field(f.path, header, "shape", ")");
+  std::uint64_t count = 0;
+  const auto [end, problem] = std::from_chars(shape.data(), shape.data() + shape.size(), count);
+  const std::string rest(end, shape.data() + shape.size());
+  require(problem == std::errc() && (rest == "," || rest.empty()), Errc::config, f.path,
+          ": NumPy's shape is (", shape, "); give tokens in one dimension");
+  require(count == (file_bytes - f.header) / f.width && (file_bytes - f.header) % f.width == 0, Errc::config,
+          f.path, ": NumPy's header promises ", count, " tokens, and the file holds ",
+          (file_bytes - f.header) / f.width, "; it is cut off or damaged");
+}
+
+/// Looks at up to 64 Ki words of a file without a header, which may be of another kind than it is read as.
+void check_evidence(const TokenFile& f, std::uint64_t file_bytes) {
+  std::vector<std::uint16_t> words(std::min<std::uint64_t>(file_bytes / 2, 1 << 16));
+  f.read_bytes(0, std::as_writable_bytes(std::span(words)));
+  const std::string_view bytes(reinterpret_cast<const char*>(words.data()), words.size() * 2);
+  for (const std::string_view magic :
+       {"PK\x03\x04", "\x89HDF", "PAR1", "\x1f\x8b", "\x28\xb5\x2f\xfd", "ARROW1"})
+    require(!bytes.starts_with(magic), Errc::config, f.path,
+            ": begins as an archive or a table does, and not as tokens; give tokens as .npy, or as uint16 "
+            "without a header");
+  if (words.size() < 32) return;
+  const bool is_text = std::ranges::all_of(bytes,
+                                           [](char c) {
+                                             return (static_cast<unsigned char>(c) >= ' ' && c != 127) ||
+                                                    c == '\n' || c == '\t' || c == '\r';
+                                           }) &&
+                       is_utf8(bytes.substr(0, bytes.find_last_of(" \n")));
+  require(!is_text, Errc::config, f.path, ": is text, not tokens; give it as --data, or tokenize it first");
+  if (f.width != 2) return;
+  // The upper halves of wider numbers: a vocabulary has less than 256 Ki tokens.
+  std::uint16_t even = 0, odd = 0;
+  for (std::size_t i = 0; i + 1 < words.size(); i += 2)
+    even = std::max(even, words[i]), odd = std::max(odd, words[i + 1]);
+  constexpr std::uint16_t max_upper = 3;
+  require(!(odd <= max_upper && even > max_upper), Errc::config, f.path,
+          ": looks like tokens of four bytes or more, read as uint16: every other word is at most ", odd,
+          "; give --tokens-dtype uint32 (from_file(…, \"uint32\")), or uint16 if they are");
+  require(!(even <= max_upper && odd > max_upper), Errc::config, f.path,
+          ": looks like big-endian numbers or floats, read as uint16: every other word is at most ", even,
+          "; give little-endian tokens");
+}
+
+TokenFile open_token_file(const std::string& path, const std::string& dtype) {
+  TokenFile f{.path = path, .fd = {}};
+  // O_NONBLOCK: the open of a named pipe would wait for a writer.
+  f.fd = UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  require(static_cast<bool>(f.fd), Errc::config, path, ": cannot be opened: ", std::strerror(errno));
+  struct stat info {};
+  require(::fstat(f.fd.get(), &info) == 0 && S_ISREG(info.st_mode), Errc::config, path,
+          ": not a regular file; give tokens as little-endian uint16");
+  const auto bytes = static_cast<std::uint64_t>(info.st_size);
+  std::string front(std::min<std::uint64_t>(bytes, 1 << 16), '\0');
+  f.read_bytes(0, std::as_writable_bytes(std::span(front)));
+  LlmcHeader llmc{};
+  if (bytes >= sizeof llmc) std::memcpy(&llmc, front.data(), sizeof llmc);
+  const bool is_npy = front.starts_with("\x93NUMPY"),
+             is_llmc = !is_npy && (llmc.magic == llmc_uint16 || llmc.magic == llmc_uint32);
+  if (is_npy) {
+    read_npy_header(f, front, bytes);
+  } else if (is_llmc) {
+    read_llmc_header(f, llmc, bytes);
+  } else {
+    f.width = dtype == "uint32" ? 4 : 2;
+    require(bytes % f.width == 0, Errc::config, path, ": ", bytes,
+            f.width == 2 ? " bytes is an odd length; tokens are little-endian uint16, two bytes each"
+                         : " bytes are no whole number of uint32, four bytes each");
+    if (dtype != "uint16") check_evidence(f, bytes);
+  }
+  require(dtype == "auto" || (f.width == 4) == (dtype == "uint32"), Errc::config, path,
+          ": its header says uint", 8 * f.width, " where ", dtype, " is expected");
+  f.count = (bytes - f.header) / f.width;
+  return f;
+}
+
+/// The files of a folder or pattern, in the order of their names; else the path itself.
+std::vector<std::string> token_files(const std::string& path) {
+  std::error_code ignored;
+  std::vector<std::string> files;
+  if (fs::is_directory(path, ignored)) {
+    for (fs::directory_iterator it(path, ignored), end; !ignored && it != end; it.increment(ignored))
+      if (it->path().extension() == ".bin" || it->path().extension() == ".npy")
+        files.push_back(it->path().string());
+    require(!files.empty(), Errc::config, path,
+            ": not a regular file, and no folder with tokens, which are *.bin or *.npy");
+  } else if (path.find_first_of("*?[") != path.npos && !fs::exists(path, ignored)) {
+    glob_t found{};
+    if (::glob(path.c_str(), 0, nullptr, &found) == 0)
+      files.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+    ::globfree(&found);
+    require(!files.empty(), Errc::config, path, ": no file has such a name");
+  } else {
+    files.push_back(path);
+  }
+  std::ranges::sort(files);
+  return files;
+}
+
 }  // namespace
 
-Tokens Tokens::from_file(const std::string& path) {
-  auto state = std::make_shared<State>();
-  state->name = path;
-  state->file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  require(state->file >= 0, Errc::config, path, ": cannot be opened: ", std::strerror(errno));
-  struct stat info {};
-  require(::fstat(state->file, &info) == 0 && S_ISREG(info.st_mode), Errc::config, path,
-          ": not a regular file; give tokens as little-endian uint16");
-  require(info.st_size % 2 == 0, Errc::config, path, ": ", info.st_size,
-          " bytes is an odd length; tokens are little-endian uint16, two bytes each");
-  const auto bytes = static_cast<std::uint64_t>(info.st_size);
-  if (LlmcHeader header{}; bytes >= sizeof header) {
-    state->read_bytes(0, std::as_writable_bytes(std::span(&header, 1)));
-    if (header.magic == llmc_uint16 || header.magic == llmc_uint32) {
-      check_llmc(header, path, bytes);
-      state->header = llmc_header_bytes;
+struct Tokens::State {
+  std::string name;
+  std::uint64_t count = 0;
+  std::string text;              // bytes, from from_text()
+  std::vector<TokenFile> files;  // from from_file()
+
+  /// Reads tokens that may lie in several files.
+  void read(std::uint64_t begin, std::span<std::int32_t> out) const {
+    auto f = std::ranges::upper_bound(files, begin, {}, &TokenFile::begin) - 1;
+    for (; !out.empty(); ++f) {
+      const auto n =
+          static_cast<std::size_t>(std::min<std::uint64_t>(out.size(), f->begin + f->count - begin));
+      f->read_tokens(begin - f->begin, out.first(n));
+      begin += n, out = out.subspan(n);
     }
   }
-  state->count = (bytes - state->header) / 2;
+};
+
+Tokens Tokens::from_file(const std::string& path, const std::string& dtype) {
+  require(dtype == "auto" || dtype == "uint16" || dtype == "uint32", Errc::config, "the dtype of tokens is '",
+          dtype, "'; give auto, uint16 or uint32");
+  auto state = std::make_shared<State>();
+  state->name = path;
+  for (const std::string& file : token_files(path)) {
+    state->files.push_back(open_token_file(file, dtype));
+    state->files.back().begin = state->count;
+    state->count += state->files.back().count;
+  }
   Tokens tokens;
   tokens.state_ = std::move(state);
   return tokens;
@@ -203,16 +335,15 @@ std::string_view Tokens::text() const { return state_->text; }
 const std::string& Tokens::name() const { return state_->name; }
 
 void Tokens::read(std::uint64_t begin, std::span<std::int32_t> out) const {
-  std::array<std::uint16_t, 4096> words;
+  constexpr std::size_t part_tokens = 4096;
   for (std::size_t done = 0; done < out.size();) {
-    const std::size_t n = std::min(words.size(), out.size() - done);
+    const std::size_t n = std::min(part_tokens, out.size() - done);
     const auto part = out.subspan(done, n);
-    if (state_->file < 0) {
+    if (state_->files.empty()) {
       for (std::size_t i = 0; i < n; ++i)
         part[i] = static_cast<unsigned char>(state_->text[begin + done + i]);
     } else {
-      state_->read_words(begin + done, std::span(words).first(n));
-      std::copy_n(words.begin(), n, part.begin());
+      state_->read(begin + done, part);
     }
     require_in_vocabulary(begin + done, part);
     done += n;
@@ -223,7 +354,7 @@ void Tokens::require_in_vocabulary(std::uint64_t begin, std::span<const std::int
   const auto wrong = std::ranges::find_if(
       tokens, [&](std::int32_t t) { return static_cast<std::uint64_t>(t) >= vocabulary_; });
   if (wrong == tokens.end()) return;
-  fail(Errc::config, name(), ": token ", *wrong, " at position ",
+  fail(Errc::config, name(), ": token ", static_cast<std::uint32_t>(*wrong), " at position ",
        begin + static_cast<std::uint64_t>(wrong - tokens.begin()),
        " is beyond the model's vocabulary (vocab_size ", vocabulary_,
        "); use the tokenizer that belongs to the model, or a larger vocab_size");

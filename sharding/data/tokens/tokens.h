@@ -14,10 +14,13 @@ namespace rz {
 /// Copies share the tokens; concurrent reads are safe.
 class Tokens {
  public:
-  /// Little-endian uint16, read from the file on demand. The header of llm.c files (256 int32: 20240520,
-  /// version 1, number of tokens) is skipped. Errc::config names a missing file, an odd length, or the error
-  /// in the header.
-  static Tokens from_file(const std::string& path);
+  /// Tokens of a file, of the files *.bin and *.npy of a folder, or of those whose names match a pattern with
+  /// `*`, `?` or `[`, one after the other in the order of their names; read on demand. A .npy file of NumPy
+  /// and a file of llm.c (256 int32: 20240520 or 20240801, version, number of tokens) have uint16 or uint32
+  /// by their headers. Other files are little-endian, of `dtype`: "uint16", "uint32", or "auto", which is
+  /// uint16 unless the words look like another type's, or the bytes like text, an archive or a table: these
+  /// are refused. Errc::config names the file and what is wrong with it or its header.
+  static Tokens from_file(const std::string& path, const std::string& dtype = "auto");
   /// The bytes of a text file, or of every text file below a directory, in sorted order, with an empty line
   /// between files. Skipped are .git and other hidden names, directories of generated files (those with a
   /// CMakeCache.txt or CACHEDIR.TAG, node_modules, __pycache__), links, files that contain a zero byte,
