@@ -51,9 +51,10 @@ void read_order(const char* variable, ReductionOrder& value) {
 /// A misspelt variable would be ignored silently. Other names that begin with RZ_ belong to the program.
 void refuse_misspelt_variables() {
   static constexpr std::string_view known[] = {
-      "RZ_BACKEND",   "RZ_TRANSPORT",  "RZ_INTERFACE",       "RZ_SOCKETS",   "RZ_CONGESTION",
-      "RZ_ALGORITHM", "RZ_TUNING",     "RZ_DETERMINISTIC",   "RZ_TIMEOUT_S", "RZ_RENDEZVOUS_TIMEOUT_S",
-      "RZ_HOST_ID",   "RZ_ALLOW_TF32", "RZ_REDUCTION_ORDER", "RZ_LAUNCH", "RZ_WAIT_REPORT_S", "RZ_THREAD_PLACEMENT"};
+      "RZ_BACKEND",         "RZ_TRANSPORT",  "RZ_INTERFACE",       "RZ_SOCKETS",   "RZ_CONGESTION",
+      "RZ_ALGORITHM",       "RZ_TUNING",     "RZ_DETERMINISTIC",   "RZ_TIMEOUT_S", "RZ_RENDEZVOUS_TIMEOUT_S",
+      "RZ_HOST_ID",         "RZ_ALLOW_TF32", "RZ_REDUCTION_ORDER", "RZ_LAUNCH",    "RZ_WAIT_REPORT_S",
+      "RZ_THREAD_PLACEMENT"};
   for (char** variable = environ; variable && *variable; ++variable) {
     const std::string_view entry = *variable, name = entry.substr(0, entry.find('='));
     if (!name.starts_with("RZ_") || std::ranges::find(known, name) != std::end(known)) continue;

@@ -6,19 +6,21 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <thread>
-#include <tuple>
 #include <utility>
 
 #include "comm/core/error.h"
 #include "comm/os/fd.h"
+#include "comm/os/process.h"
 #include "sharding/checkpoint/sharded/checkpoint_index.h"
 #include "sharding/io/disk.h"
 #include "sharding/io/durable_file.h"
@@ -154,8 +156,26 @@ struct WriterLock {
   const pid_t process = ::getpid();
 };
 
-/// Those of this process, by process, device and inode: a child of fork() has none of its parent's.
-using WriterLocks = std::map<std::tuple<pid_t, dev_t, ino_t>, std::weak_ptr<WriterLock>>;
+/// Those of this process, by device and inode.
+struct WriterLocks {
+  const Creator creator{};
+  std::mutex mutex;
+  std::map<std::pair<dev_t, ino_t>, std::weak_ptr<WriterLock>> held;
+
+  /// Never destroyed. A child of fork() has none of its parent's locks, and a mutex of its own.
+  static WriterLocks& of_this_process() {
+    static constinit std::atomic<WriterLocks*> current{nullptr};
+    WriterLocks* locks = current.load();
+    while (!locks || !locks->creator.is_this_generation()) {
+      auto made = std::make_unique<WriterLocks>();
+      WriterLocks* const inherited = locks;
+      if (!current.compare_exchange_strong(locks, made.get())) continue;
+      if (inherited) leak_reachable(inherited);
+      locks = made.release();
+    }
+    return *locks;
+  }
+};
 
 /// A process that removes the file of a killed one has it for a moment, in remove_stale().
 constexpr int max_lock_attempts = 20;
@@ -180,16 +200,15 @@ void write_own_name(const UniqueFd& lock_file) {
 }  // namespace
 
 std::shared_ptr<const void> lock_checkpoint_folder(const std::string& dir) {
-  static std::mutex mutex;
-  static WriterLocks locks;
+  WriterLocks& locks = WriterLocks::of_this_process();
   make_folders(dir);
   const std::string path = (fs::path(dir) / writer_lock_file).string();
-  const std::lock_guard guard(mutex);
+  const std::lock_guard guard(locks.mutex);
   for (int attempt = 0;; ++attempt) {
     UniqueFd file(::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644));
     struct stat info {};
     if (!file || ::fstat(file.get(), &info) != 0) fail_on_disk(path, "cannot be made");
-    std::weak_ptr<WriterLock>& known = locks[{::getpid(), info.st_dev, info.st_ino}];
+    std::weak_ptr<WriterLock>& known = locks.held[{info.st_dev, info.st_ino}];
     if (auto held = known.lock()) return held;
     // A file system without locks has other errors; there nothing is refused.
     if (!lock(file.get()) && errno == EWOULDBLOCK) {
