@@ -42,6 +42,7 @@ TEST(Environment, EveryVariableIsRead) {
                                 {"RZ_RENDEZVOUS_TIMEOUT_S", "2"},
                                 {"RZ_BACKEND", "mpi"},
                                 {"RZ_ALLOW_TF32", "1"},
+                                {"RZ_THREAD_PLACEMENT", "0"},
                                 {"NCCL_HOSTID", "h1"},
                                 {"NCCL_MULTI_RANK_GPU_ENABLE", "1"},
                                 {"RZ_CONGESTION", "reno"},
@@ -58,6 +59,7 @@ TEST(Environment, EveryVariableIsRead) {
   EXPECT_FALSE(e.deterministic);
   EXPECT_EQ(e.reduction_order, ReductionOrder::pairwise);
   EXPECT_TRUE(e.allow_tf32);
+  EXPECT_FALSE(e.thread_placement);
   EXPECT_EQ(e.timeout_s, 1.5);
   EXPECT_EQ(e.rendezvous_timeout_s, 2);
   EXPECT_EQ(e.host_id, "here");
