@@ -83,6 +83,7 @@ Environment Environment::read() {
   read_flag("RZ_DETERMINISTIC", e.deterministic);
   read_order("RZ_REDUCTION_ORDER", e.reduction_order);
   read_flag("RZ_ALLOW_TF32", e.allow_tf32);
+  read_flag("RZ_THREAD_PLACEMENT", e.thread_placement);
   read_number("RZ_TIMEOUT_S", 0.001, 1e9, e.timeout_s);
   read_number("RZ_WAIT_REPORT_S", 0.001, 1e9, e.wait_report_s);
   read_number("RZ_RENDEZVOUS_TIMEOUT_S", 0.001, 1e9, e.rendezvous_timeout_s);

@@ -39,6 +39,9 @@ struct Environment {
   /// RZ_ALLOW_TF32: 1: f32 matrix products on CUDA devices may round their operands to TF32 (10-bit
   /// mantissa), which is several times faster; 0 (default): full f32.
   bool allow_tf32 = false;
+  /// RZ_THREAD_PLACEMENT: 1 (default): a compute thread that shares a processor with its caller is moved to
+  /// another one that it may use (comm/os/thread_team.h); 0: never.
+  bool thread_placement = true;
   /// RZ_TIMEOUT_S: deadline of an operation in seconds; default 600.
   double timeout_s = 600;
   /// RZ_WAIT_REPORT_S: seconds without progress after which a call's wait is printed to standard error, as

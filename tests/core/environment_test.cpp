@@ -43,6 +43,7 @@ TEST(Environment, EveryVariableIsRead) {
                                 {"RZ_WAIT_REPORT_S", "3.5"},
                                 {"RZ_BACKEND", "mpi"},
                                 {"RZ_ALLOW_TF32", "1"},
+                                {"RZ_THREAD_PLACEMENT", "0"},
                                 {"NCCL_HOSTID", "h1"},
                                 {"NCCL_MULTI_RANK_GPU_ENABLE", "1"},
                                 {"RZ_CONGESTION", "reno"},
@@ -60,6 +61,7 @@ TEST(Environment, EveryVariableIsRead) {
   EXPECT_EQ(e.reduction_order, ReductionOrder::pairwise);
   EXPECT_EQ(e.wait_report_s, 3.5);
   EXPECT_TRUE(e.allow_tf32);
+  EXPECT_FALSE(e.thread_placement);
   EXPECT_EQ(e.timeout_s, 1.5);
   EXPECT_EQ(e.rendezvous_timeout_s, 2);
   EXPECT_EQ(e.host_id, "here");
