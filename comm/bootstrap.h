@@ -1,5 +1,5 @@
 #pragma once
-/// Rank, size and rendezvous address from the environment of torchrun, Open MPI, MPICH, PMIx, Flux or Slurm.
+/// Rank, size and rendezvous address from the environment of a launcher.
 
 #include <functional>
 #include <memory>
@@ -18,19 +18,27 @@ struct LaunchInfo {
   /// "host:port" of rank 0's store, or "job:<id>" if all ranks are on this node and meet in a directory named
   /// after the job. Empty for a group of one.
   std::string master;
-  /// The launcher that was detected: "torchrun", "openmpi", "pmix", "mpich", "flux", "slurm" or "none".
+  /// The launcher that was detected: "torchrun", "openmpi", "pmix", "pals", "mpich", "mvapich", "jsrun",
+  /// "horovodrun", "flux", "slurm" or "none".
   std::string launcher;
   /// Identifier of this launch: Slurm's job, step and restart; torchrun's run id and port (plus its restart
-  /// count if all ranks are on one node); the PMIx namespace; Flux's job id; RZ_LAUNCH, which rzrun sets.
-  /// Empty if the environment has none of them.
+  /// count if all ranks are on one node); the PMIx namespace; Flux's job id; PALS_APID; RZ_LAUNCH, which
+  /// rzrun sets. Empty if the environment has none of them, and for a group of one.
   std::string launch;
 };
 
 /// Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or the equivalents of
-/// an MPI launcher, Flux or Slurm (OMPI_COMM_WORLD_*, PMIX_*, PMI_*, MPI_LOCAL*, FLUX_*, SLURM_*). Without
-/// any of them the result is a group of one. Errc::config lists every missing or malformed variable and names
-/// the launcher. Flux has no variable for the number of ranks on a node: the tasks must divide evenly by the
-/// nodes, otherwise Errc::config.
+/// another launcher: Open MPI (OMPI_COMM_WORLD_*), PMIx (PMIX_*), MPICH and Intel MPI (PMI_*, MPI_LOCAL*),
+/// HPE's PALS (PALS_*, PMI_*), MVAPICH (MV2_*, MVP_*), jsrun (JSM_NAMESPACE_*), horovodrun (HOROVOD_*), Flux
+/// (FLUX_*) and Slurm (SLURM_*). Without any of them the result is a group of one. Errc::config lists every
+/// missing or malformed variable and names the launcher; it names a variable of a launcher whose rank cannot
+/// be read, and an allocation of Slurm with several tasks in which srun has not started this process. Flux
+/// has no variable for the number of ranks on a node: the tasks must divide evenly by the nodes, otherwise
+/// Errc::config.
+///
+/// Ranks of one node meet under the identity of their job. MPICH, and some others, have no variable for it;
+/// it is then the process of the launcher on this node. Where that is not visible, as in a container with a
+/// pid namespace of its own, RZ_LAUNCH must have a text that no other job has, otherwise Errc::config.
 ///
 /// MASTER_ADDR and MASTER_PORT apply under every launcher. Exception: if all ranks of torchrun or rzrun are
 /// on this node, they meet under their launch identifier and need no port. Without the two variables:
@@ -52,7 +60,9 @@ LaunchInfo launch_info_from(const Variables&);
 ///   - "host:port" without one: that port only.
 ///   - "job:<id>": no port. The ranks meet in a private directory (mode 0700, under XDG_RUNTIME_DIR or the
 ///     temporary directory) whose name derives from the job id. Rank 0 waits for all ranks, and removes the
-///     directory with its store. Remains of an earlier job are ignored.
+///     directory with its store. Remains of an earlier job are ignored. Errc::rendezvous at once if another
+///     process that is alive has this rank of this job: a program that a rank starts must not inherit its
+///     variables.
 ///
 /// Errc::timeout names the ranks that did not arrive.
 std::shared_ptr<Store> store_for_launch(const LaunchInfo&,

@@ -1,13 +1,11 @@
-#include <unistd.h>
-
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
-#include <fstream>
 #include <vector>
 
 #include "comm/bootstrap.h"
 #include "comm/bootstrap/local_rendezvous.h"
+#include "comm/bootstrap/machine_id.h"
 #include "comm/core/error.h"
 #include "comm/net/socket.h"
 
@@ -23,7 +21,7 @@ struct LauncherVariables {
 
 const std::vector<LauncherVariables>& launchers() {
   static const std::vector<LauncherVariables> all = {
-      {"torchrun", {"RANK"}, {"WORLD_SIZE"}, {"LOCAL_RANK"}, {"LOCAL_WORLD_SIZE"}},
+      {"torchrun", {"RANK"}, {"WORLD_SIZE"}, {"LOCAL_RANK"}, {"LOCAL_WORLD_SIZE", "LOCAL_SIZE"}},
       {"openmpi",
        {"OMPI_COMM_WORLD_RANK"},
        {"OMPI_COMM_WORLD_SIZE"},
@@ -35,7 +33,27 @@ const std::vector<LauncherVariables>& launchers() {
        {"PMIX_LOCAL_RANK", "PRTE_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"},
        {"PMIX_LOCAL_SIZE", "PRTE_COMM_WORLD_LOCAL_SIZE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE",
         "SLURM_NTASKS_PER_NODE"}},
-      {"mpich", {"PMI_RANK"}, {"PMI_SIZE"}, {"MPI_LOCALRANKID"}, {"MPI_LOCALNRANKS"}},
+      {"pals",
+       {"PALS_RANKID"},
+       {"PMI_SIZE", "PALS_SIZE"},
+       {"PALS_LOCAL_RANKID", "PMI_LOCAL_RANK"},
+       {"PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE"}},
+      {"mpich",
+       {"PMI_RANK"},
+       {"PMI_SIZE"},
+       {"MPI_LOCALRANKID", "PMI_LOCAL_RANK"},
+       {"MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"}},
+      {"mvapich",
+       {"MV2_COMM_WORLD_RANK", "MVP_COMM_WORLD_RANK"},
+       {"MV2_COMM_WORLD_SIZE", "MVP_COMM_WORLD_SIZE"},
+       {"MV2_COMM_WORLD_LOCAL_RANK", "MVP_COMM_WORLD_LOCAL_RANK"},
+       {"MV2_COMM_WORLD_LOCAL_SIZE", "MVP_COMM_WORLD_LOCAL_SIZE"}},
+      {"jsrun",
+       {"JSM_NAMESPACE_RANK"},
+       {"JSM_NAMESPACE_SIZE"},
+       {"JSM_NAMESPACE_LOCAL_RANK"},
+       {"JSM_NAMESPACE_LOCAL_SIZE"}},
+      {"horovodrun", {"HOROVOD_RANK"}, {"HOROVOD_SIZE"}, {"HOROVOD_LOCAL_RANK"}, {"HOROVOD_LOCAL_SIZE"}},
       {"flux", {"FLUX_TASK_RANK"}, {"FLUX_JOB_SIZE"}, {"FLUX_TASK_LOCAL_ID"}, {}},
       {"slurm",
        {"SLURM_PROCID"},
@@ -44,6 +62,27 @@ const std::vector<LauncherVariables>& launchers() {
        {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"}}};
   return all;
 }
+
+/// A variable of a launcher of which no row above has the rank.
+struct PartOfLauncher {
+  const char *variable, *launcher;
+};
+constexpr PartOfLauncher parts_of_launchers[] = {{"ALPS_APP_PE", "aprun"},
+                                                 {"MP_CHILD", "poe"},
+                                                 {"MPIRUN_RANK", "mpirun_rsh"},
+                                                 {"PMI_ID", "mpiexec"},
+                                                 {"PMI_SIZE", "mpiexec"},
+                                                 {"MPI_LOCALRANKID", "mpiexec"},
+                                                 {"PMI_LOCAL_RANK", "mpiexec"},
+                                                 {"PALS_LOCAL_RANKID", "PALS"},
+                                                 {"OMPI_COMM_WORLD_SIZE", "Open MPI"},
+                                                 {"OMPI_COMM_WORLD_LOCAL_RANK", "Open MPI"},
+                                                 {"PMIX_NAMESPACE", "PMIx"},
+                                                 {"FLUX_TASK_LOCAL_ID", "Flux"},
+                                                 {"MV2_COMM_WORLD_SIZE", "MVAPICH"},
+                                                 {"MVP_COMM_WORLD_SIZE", "MVAPICH"},
+                                                 {"HOROVOD_SIZE", "horovodrun"},
+                                                 {"LOCAL_RANK", "torchrun"}};
 
 std::optional<int> parse_int(std::string_view text) {
   int value = 0;
@@ -100,8 +139,10 @@ class EnvironmentReader {
   }
   void complain(const std::string& problem) { problems_ += (problems_.empty() ? "" : "; ") + problem; }
   void finish() const {
-    require(problems_.empty(), Errc::config, "the environment of ", names_.launcher, ": ", problems_,
-            "; start through the launcher, or set them all");
+    require(
+        problems_.empty(), Errc::config, "the environment of ", names_.launcher, ": ", problems_,
+        "; start through the launcher, or set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR "
+        "and MASTER_PORT");
   }
 
  private:
@@ -126,14 +167,21 @@ std::string first_host(const std::string& list) {
 /// Number of consecutive ports that the store may use, so that a port in use does not fail the launch.
 constexpr int ports_of_a_launch = 8;
 
-std::string slurm_job(const Variables& variables) {
-  return variables("SLURM_HET_JOB_ID").value_or(variables("SLURM_JOB_ID").value_or("0"));
+std::optional<std::string> slurm_job(const Variables& variables) {
+  const auto heterogeneous = variables("SLURM_HET_JOB_ID");
+  return heterogeneous ? heterogeneous : variables("SLURM_JOB_ID");
+}
+
+/// The number of srun's step; nullopt outside of one, as in a batch script or an interactive allocation,
+/// which Slurm counts as steps of their own with the highest numbers.
+std::optional<int> slurm_step(const Variables& variables) {
+  return parse_int(variables("SLURM_STEP_ID").value_or(""));
 }
 
 /// First port of the store. The steps of a job start at different ports.
 int slurm_port(const Variables& variables) {
-  const int job = parse_int(slurm_job(variables)).value_or(0);
-  const int step = parse_int(variables("SLURM_STEP_ID").value_or("0")).value_or(0);
+  const int job = parse_int(slurm_job(variables).value_or("")).value_or(0);
+  const int step = slurm_step(variables).value_or(0);
   return 20000 + (job + step % 20000 * ports_of_a_launch) % 20000;
 }
 
@@ -151,11 +199,27 @@ std::string slurm_master(const Variables& variables, EnvironmentReader& reader) 
 
 bool is_single_node(const LaunchInfo& info) { return info.local_size == info.size; }
 
-/// Identifier of an MPI launcher's job, unique on this host.
-std::string job_id(const Variables& variables, const std::string& launcher) {
-  for (const char* name : {"PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_ess_base_jobid"})
-    if (const auto value = variables(name)) return concat(launcher, '/', *value);
-  return concat(launcher, '/', launcher_process_id());
+/// Identifier of a job whose launcher names none: its process on this host. Nothing else is common to the
+/// ranks of one job and to no other.
+std::string job_of_launcher_process(const LaunchInfo& info, EnvironmentReader& reader) {
+  const LauncherProcess process = find_launcher_process();
+  if (process.id.empty())
+    reader.complain(concat(
+        "it does not name the job, and the launcher's process is not visible here, as in a container with "
+        "a pid namespace of its own; set RZ_LAUNCH to a text that no other job has, for all ranks of this "
+        "job, as in mpirun -genv RZ_LAUNCH $(uuidgen)"));
+  return concat("job:", info.launcher, '/', process.id);
+}
+
+/// What makes the identity of a launch on one host unique there. Identities that a launcher forms from
+/// process ids or ports repeat in other containers of the host.
+std::string place_on_host(const Variables& variables, const LaunchInfo& info) {
+  if (!variables("RZ_LAUNCH").value_or("").empty()) return "";
+  if (info.launcher == "torchrun") return " at " + machine_id();
+  for (const char* name : {"FLUX_URI", "PMIX_SERVER_URI41", "PMIX_SERVER_URI4", "PMIX_SERVER_URI3",
+                           "PMIX_SERVER_URI21", "PMIX_SERVER_URI2", "PMIX_SERVER_URI"})
+    if (const auto value = variables(name)) return concat(" at ", *value);
+  return "";
 }
 
 /// Each torchrun agent has its own restart count ("membership changes do not count as retries"). So the count
@@ -168,12 +232,14 @@ std::string torchrun_launch(const Variables& variables, const LaunchInfo& info) 
   return concat("torchrun run ", *run, " port ", port, is_single_node(info) ? " restart " + restart : "");
 }
 
-std::string slurm_launch(const Variables& variables) {
-  return concat("slurm job ", slurm_job(variables), " step ", variables("SLURM_STEP_ID").value_or("0"),
+std::string slurm_launch(const Variables& variables, EnvironmentReader& reader) {
+  const auto job = slurm_job(variables);
+  if (!job) reader.complain("SLURM_JOB_ID is missing");
+  return concat("slurm job ", job.value_or(""), " step ", variables("SLURM_STEP_ID").value_or(""),
                 " restart ", variables("SLURM_RESTART_COUNT").value_or("0"));
 }
 
-std::string launch_id_of(const Variables& variables, const LaunchInfo& info) {
+std::string launch_id_of(const Variables& variables, const LaunchInfo& info, EnvironmentReader& reader) {
   std::string launch;
   const auto add = [&](const std::string& part) {
     launch += (launch.empty() || part.empty() ? "" : " ") + part;
@@ -181,21 +247,32 @@ std::string launch_id_of(const Variables& variables, const LaunchInfo& info) {
   if (info.launcher == "torchrun") {
     add(torchrun_launch(variables, info));
   } else if (info.launcher == "slurm") {
-    add(slurm_launch(variables));
+    add(slurm_launch(variables, reader));
   } else if (info.launcher == "flux") {
     if (const auto job = variables("FLUX_JOB_ID")) add("flux job " + *job);
+  } else if (info.launcher == "pals") {
+    if (const auto job = variables("PALS_APID")) add("pals " + *job);
+  } else if (info.launcher == "horovodrun") {
+    const auto host = variables("HOROVOD_GLOO_RENDEZVOUS_ADDR"),
+               port = variables("HOROVOD_GLOO_RENDEZVOUS_PORT");
+    if (host && port) add(concat("horovod ", *host, " ", *port));
   } else if (const auto name = variables("PMIX_NAMESPACE")) {
     add("pmix " + *name);
     if (const auto restart = variables("SLURM_RESTART_COUNT")) add("restart " + *restart);
+  } else if (!is_single_node(info) && slurm_step(variables)) {  // srun has started the launcher's proxies
+    add(slurm_launch(variables, reader));
   }
-  if (const auto token = variables("RZ_LAUNCH")) add("RZ_LAUNCH " + *token);
+  if (const auto token = variables("RZ_LAUNCH"); token && !token->empty()) add("RZ_LAUNCH " + *token);
   return launch;
 }
 
 std::string master_of(const Variables& variables, const LaunchInfo& info, EnvironmentReader& reader) {
   if (info.launcher == "torchrun" && is_single_node(info) && !info.launch.empty())
-    return "job:" + info.launch;
-  const auto host = variables("MASTER_ADDR"), port = variables("MASTER_PORT");
+    return concat("job:", info.launch, place_on_host(variables, info));
+  auto host = variables("MASTER_ADDR");
+  const auto port = variables("MASTER_PORT");
+  if (host && host->size() > 2 && host->front() == '[' && host->back() == ']')  // as in a URL
+    host = host->substr(1, host->size() - 2);
   if (host || port || info.launcher == "torchrun") {
     if (!host || host->empty()) reader.complain("MASTER_ADDR is missing");
     if (!port) reader.complain("MASTER_PORT is missing");
@@ -208,12 +285,15 @@ std::string master_of(const Variables& variables, const LaunchInfo& info, Enviro
   }
   if (variables("SLURM_PROCID") && info.launcher != "flux" && !is_single_node(info))
     return slurm_master(variables, reader);
-  if (!info.launch.empty() && (info.launcher == "slurm" || (info.launcher == "flux" && is_single_node(info))))
-    return "job:" + info.launch;
-  if (!is_single_node(info))
+  if (!is_single_node(info)) {
     reader.complain(concat("MASTER_ADDR and MASTER_PORT are missing, and only ", info.local_size, " of ",
                            info.size, " ranks are on this host"));
-  return "job:" + job_id(variables, info.launcher);
+    return "";
+  }
+  if (!info.launch.empty()) return concat("job:", info.launch, place_on_host(variables, info));
+  if (const auto server = variables("OMPI_MCA_orte_hnp_uri"))
+    return concat("job:", info.launcher, '/', *server);
+  return job_of_launcher_process(info, reader);
 }
 
 /// Whether this launcher has set its variables. srun --mpi=pmi2 and Flux also set PMI_RANK and PMI_SIZE;
@@ -222,10 +302,51 @@ bool is_set(const LauncherVariables& names, const Variables& variables) {
   const std::string_view launcher = names.launcher;
   // One of the two is enough, so that an incomplete set is an error and does not select another launcher.
   if (launcher == "torchrun") return variables("RANK") || variables("WORLD_SIZE");
-  if (launcher == "mpich" && !variables("MPI_LOCALRANKID") && !variables("MPI_LOCALNRANKS") &&
-      (variables("SLURM_PROCID") || variables("FLUX_TASK_RANK")))
+  const bool of_hydra = variables("MPI_LOCALRANKID") || variables("MPI_LOCALNRANKS");
+  if (launcher == "pals" && of_hydra) return false;  // within a job of PALS
+  if (launcher == "mpich" && !of_hydra &&
+      (variables("SLURM_PROCID") || variables("FLUX_TASK_RANK") || variables("MV2_COMM_WORLD_RANK") ||
+       variables("MVP_COMM_WORLD_RANK")))
     return false;
-  return variables(names.rank.front()).has_value();
+  return std::any_of(names.rank.begin(), names.rank.end(),
+                     [&](const char* name) { return variables(name).has_value(); });
+}
+
+/// MPICH's mpiexec.gforker starts all ranks on this host, and sets neither local rank nor local size.
+Variables with_local_ranks(const Variables& variables) {
+  if (!variables("PMI_RANK") || variables("MPI_LOCALRANKID") || variables("PMI_LOCAL_RANK") ||
+      find_launcher_process().name != "mpiexec.gforker")
+    return variables;
+  return [&variables](const std::string& name) {
+    return variables(name == "MPI_LOCALRANKID" ? "PMI_RANK" : name == "MPI_LOCALNRANKS" ? "PMI_SIZE" : name);
+  };
+}
+
+/// A process that no launcher started: a group of one. Refuses an environment that has a part of a
+/// launcher's.
+LaunchInfo group_of_one(const Variables& variables) {
+  for (const auto& [name, launcher] : parts_of_launchers)
+    if (const auto value = variables(name))
+      fail(Errc::config, name, "='", *value, "' is set, as by ", launcher,
+           ", but no variable that ringzero reads has the rank; set RANK, WORLD_SIZE, LOCAL_RANK, "
+           "LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or unset ",
+           name, " for a group of one");
+  LaunchInfo alone;
+  alone.launcher = "none";
+  return alone;
+}
+
+/// Slurm sets SLURM_PROCID=0 in a batch script, too. It has the number of tasks that srun would start.
+LaunchInfo without_srun(const Variables& variables) {
+  for (const char* name : {"SLURM_NTASKS", "SLURM_NPROCS"})
+    if (const auto tasks = variables(name); tasks && *tasks != "1")
+      fail(Errc::config, name, "=", *tasks, ", but SLURM_STEP_ID",
+           variables("SLURM_STEP_ID") ? "=" + *variables("SLURM_STEP_ID") + " is no step of srun's"
+                                      : " is missing",
+           ": this process was started without srun, in a batch script or an allocation; start it with srun "
+           "or "
+           "rzrun, or unset SLURM_PROCID for a group of one");
+  return group_of_one(variables);
 }
 
 /// Ranks on this node. Flux has no variable for it; it distributes tasks evenly if their number allows.
@@ -242,9 +363,11 @@ int local_size_of(const LauncherVariables& names, EnvironmentReader& reader, int
 
 }  // namespace
 
-LaunchInfo launch_info_from(const Variables& variables) {
+LaunchInfo launch_info_from(const Variables& given) {
+  const Variables variables = with_local_ranks(given);
   for (const LauncherVariables& names : launchers()) {
     if (!is_set(names, variables)) continue;
+    if (names.launcher == std::string_view("slurm") && !slurm_step(variables)) return without_srun(variables);
     EnvironmentReader reader(variables, names);
     LaunchInfo info;
     info.launcher = names.launcher;
@@ -261,14 +384,14 @@ LaunchInfo launch_info_from(const Variables& variables) {
                  concat(names.local_rank.front(), "=", info.local_rank, " is not below the local size, ",
                         info.local_size));
     reader.finish();
-    info.launch = launch_id_of(variables, info);
-    if (info.size > 1) info.master = master_of(variables, info, reader);
+    if (info.size > 1) {
+      info.launch = launch_id_of(variables, info, reader);
+      info.master = master_of(variables, info, reader);
+    }
     reader.finish();
     return info;
   }
-  LaunchInfo alone;
-  alone.launcher = "none";
-  return alone;
+  return group_of_one(variables);
 }
 
 LaunchInfo launch_info_from_environment() {

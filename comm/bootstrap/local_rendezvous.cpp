@@ -1,14 +1,18 @@
 #include "comm/bootstrap/local_rendezvous.h"
 
 #include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <optional>
-#include <sstream>
+#include <vector>
 
 #include "comm/bootstrap/machine_id.h"
 #include "comm/core/error.h"
@@ -23,27 +27,21 @@ namespace rz {
 namespace {
 
 namespace fs = std::filesystem;
+using std::chrono::seconds;
 
-struct Process {
-  std::string command, start;
-  int parent = 0;
-};
+std::string read_text(const fs::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  return std::string(std::istreambuf_iterator<char>(in), {});
+}
 
-/// From /proc/<pid>/stat: "pid (command) state parent … start …".
-std::optional<Process> find_process(int pid) {
-  std::ifstream in(concat("/proc/", pid, "/stat"));
-  std::string line;
-  if (!std::getline(in, line)) return std::nullopt;
-  const auto open = line.find('('), close = line.rfind(')');
-  if (open == std::string::npos || close == std::string::npos) return std::nullopt;
-  Process p{line.substr(open + 1, close - open - 1), "", 0};
-  std::istringstream rest(line.substr(close + 1));
-  std::string field;
-  for (int i = 3; rest >> field; ++i) {
-    if (i == 4) p.parent = std::atoi(field.c_str());
-    if (i == 22) p.start = field;
-  }
-  return p;
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts(1);
+  for (const char c : text)
+    if (c == separator)
+      parts.emplace_back();
+    else
+      parts.back() += c;
+  return parts;
 }
 
 /// 64-bit FNV-1a: job ids may contain characters that file names cannot.
@@ -62,10 +60,21 @@ bool is_ours(const fs::path& directory) {
 /// Parent directory of the directories of all jobs.
 fs::path base_directory() {
   const char* runtime = std::getenv("XDG_RUNTIME_DIR");
-  return runtime && is_ours(runtime) ? fs::path(runtime) : fs::temp_directory_path();
+  if (runtime && is_ours(runtime)) return runtime;
+  std::error_code error;
+  const fs::path temporary = fs::temp_directory_path(error);
+  if (error) {
+    const char* named = std::getenv("TMPDIR");
+    fail(Errc::rendezvous, "the ranks of this host meet in a temporary directory, but TMPDIR='",
+         named ? named : "", "' is none here (", error.message(),
+         "); set TMPDIR or XDG_RUNTIME_DIR to a directory that they share, or set MASTER_ADDR and "
+         "MASTER_PORT");
+  }
+  return temporary;
 }
 
-std::string job_prefix() { return concat("ringzero-", geteuid(), '-'); }
+// Versions of the library that judged by process ids removed directories named "ringzero-…".
+std::string job_prefix() { return concat("ringzero.", geteuid(), '.'); }
 
 fs::path job_directory(const std::string& job) { return base_directory() / (job_prefix() + hash(job)); }
 
@@ -77,52 +86,14 @@ void make_private(const fs::path& directory) {
           "MASTER_ADDR");
 }
 
-/// Contents of the file "current".
-struct Current {
-  int pid = 0;
-  std::string start, name, processes;
-};
-
-std::optional<Current> read_entry(const fs::path& file) {
-  Current c;
-  std::ifstream in(file);
-  if (!(in >> c.pid >> c.start >> c.name >> c.processes)) return std::nullopt;
-  return c;
-}
-
-bool is_alive(const Current& c) {
-  const auto process = find_process(c.pid);
-  return process && process->start == c.start;
-}
-
-std::optional<Current> read_current(const fs::path& directory) {
-  auto c = read_entry(directory / "current");
-  if (c && !is_alive(*c)) c.reset();
-  return c;
-}
-
-/// Identifies the set of processes in which a pid is unique: machine and pid namespace.
-std::string visible_processes() {
-  std::error_code ignored;
-  return concat(machine_id(), '/', fs::read_symlink("/proc/self/ns/pid", ignored).string());
-}
-
-void write_current(const fs::path& directory, const std::string& name) {
-  const fs::path temporary = directory / ("new-" + name);
-  std::ofstream out(temporary);
-  out << getpid() << ' ' << find_process(getpid()).value_or(Process{}).start << ' ' << name << ' '
-      << visible_processes() << '\n';
-  out.close();
-  require(static_cast<bool>(out), Errc::rendezvous, "cannot write ", temporary.string());
-  fs::rename(temporary, directory / "current");
-}
-
-fs::path registered_name(const fs::path& place, int rank) { return place / concat("seat-", rank); }
-
-bool register_rank(const fs::path& place, int rank) {
-  const UniqueFd fd(
-      open(registered_name(place, rank).c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600));
-  return static_cast<bool>(fd);
+/// Returns false if another open file has the lock.
+bool try_lock(int file, int operation, const fs::path& name) {
+  while (flock(file, operation | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK) return false;
+    if (errno != EINTR)
+      fail_errno("flock", concat(name.string(), " (XDG_RUNTIME_DIR or TMPDIR can name another place)"));
+  }
+  return true;
 }
 
 /// Calls `f` until it returns true; returns false at the deadline.
@@ -135,108 +106,284 @@ bool poll_until(Deadline deadline, const F& f) {
   }
 }
 
-/// Renames the directory before it removes its files, so that under its own name it always has all
-/// registrations or does not exist. A restarted rank that still follows the old "current" thus cannot
-/// register in it.
-void remove_directory(const fs::path& directory, const std::string& name) noexcept {
+/// Locks the directory of a job while its contents change. Empty if there is none, or if another process has
+/// the lock. The holder of a lock may have removed the directory, so the name must still be that of the file.
+UniqueFd try_lock_directory(const fs::path& directory) {
+  UniqueFd file(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  struct stat locked {
+  }, named{};
+  if (!file || !try_lock(file.get(), LOCK_EX, directory) || fstat(file.get(), &locked) != 0 ||
+      stat(directory.c_str(), &named) != 0 || locked.st_ino != named.st_ino || locked.st_dev != named.st_dev)
+    return {};
+  return file;
+}
+
+/// A process, by its number in its own pid namespace.
+struct ProcessName {
+  std::string id, space;
+  bool operator==(const ProcessName&) const = default;
+};
+
+ProcessName this_process() {
   std::error_code ignored;
-  const auto current = read_current(directory);
-  if (current && current->name == name) fs::remove(directory / "current", ignored);
+  return {concat(getpid()), fs::read_symlink("/proc/self/ns/pid", ignored).string()};
+}
+
+/// Registration of a rank: a file that its process has locked while its store exists. The kernel removes the
+/// lock with the process, in whichever namespace that is.
+fs::path registration(const fs::path& place, int rank) { return place / concat("rank-", rank); }
+
+/// Empty if the rank is registered already.
+UniqueFd register_rank(const fs::path& place, int rank) {
+  const fs::path name = registration(place, rank);
+  UniqueFd file(open(name.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
+  if (!file) {
+    require(errno == EEXIST || errno == ENOENT, Errc::rendezvous, "cannot create ", name.string(), ": ",
+            std::generic_category().message(errno));
+    return {};
+  }
+  const auto [id, space] = this_process();
+  const std::string text = concat(id, '\n', space, '\n');
+  if (::write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size()))
+    fail_errno("write", name.string());
+  poll_until(Deadline::after(seconds(10)), [&] { return try_lock(file.get(), LOCK_EX, name); });
+  return file;
+}
+
+/// The process that is registered as this rank; nullopt if there is none, or if it has ended. A child of
+/// fork() inherits the lock, and may outlive that process.
+std::optional<ProcessName> registered_process(const fs::path& place, int rank) {
+  const fs::path name = registration(place, rank);
+  const UniqueFd file(open(name.c_str(), O_RDWR | O_CLOEXEC));
+  if (!file || try_lock(file.get(), LOCK_SH, name)) return std::nullopt;
+  const auto lines = split(read_text(name), '\n');
+  if (lines.size() < 2) return std::nullopt;
+  const ProcessName process{lines[0], lines[1]};
+  const bool visible = process.space == this_process().space;
+  if (visible && !process.space.empty() && kill(std::atoi(process.id.c_str()), 0) != 0 && errno == ESRCH)
+    return std::nullopt;
+  return process;
+}
+
+/// Contents of the file "current": the place where the ranks of the present program meet.
+struct Current {
+  std::string name, kernel, job;
+};
+
+std::optional<Current> read_current(const fs::path& directory) {
+  const auto lines = split(read_text(directory / "current"), '\n');
+  if (lines.size() < 4) return std::nullopt;
+  return Current{lines[0], lines[1], lines[2]};
+}
+
+/// Locks are seen by all processes of one kernel. Those of another one may use the same directory.
+bool is_foreign(const Current& c) { return c.kernel != kernel_boot_id(); }
+
+void write_current(const fs::path& directory, const std::string& name, const std::string& job) {
+  const fs::path temporary = directory / ("new-" + name);
+  std::ofstream out(temporary, std::ios::binary);
+  out << name << '\n' << kernel_boot_id() << '\n' << job << '\n';
+  out.close();
+  require(static_cast<bool>(out), Errc::rendezvous, "cannot write ", temporary.string());
+  std::error_code error;
+  fs::rename(temporary, directory / "current", error);
+  require(!error, Errc::rendezvous, "cannot rename ", temporary.string(), " to current: ", error.message());
+}
+
+/// Removes a place, and the directory of the job if it has no other. Needs the lock of the directory. First
+/// renames the place, so that under its own name it always has all registrations or does not exist: a late
+/// rank that still follows an old "current" cannot register in it. "current" is removed last: a process that
+/// is killed meanwhile leaves it, and a later rank 0 removes the rest.
+void remove_place(const fs::path& directory, const std::string& name) noexcept {
+  std::error_code ignored;
   const fs::path retired = directory / ("old-" + name);
   fs::rename(directory / name, retired, ignored);
   fs::remove_all(retired, ignored);
+  const auto current = read_current(directory);
+  if (current && current->name == name) fs::remove(directory / "current", ignored);
   fs::remove(directory, ignored);  // only if it is empty
 }
 
-/// Removes a job's files if the process that wrote "current" is dead. A new process of the same job may write
-/// "current" at the same time.
-void remove_stale_directories(const fs::path& directory, const std::string& visible) {
-  const auto is_dead = [&](const std::optional<Current>& c) {
-    return c && c->processes == visible && !is_alive(*c);
-  };
-  if (!is_dead(read_entry(directory / "current"))) return;
-  const fs::path retired = directory / ("old-" + net::random_hex());
-  std::error_code error;
-  fs::rename(directory / "current", retired, error);
-  if (error) return;
-  const auto dead = read_entry(retired);
-  if (!is_dead(dead)) return fs::rename(retired, directory / "current", error);
-  fs::remove_all(directory / dead->name, error);
-  fs::remove(retired, error);
-  fs::remove(directory, error);  // only if it is empty
+void remove_contents(const fs::path& directory) noexcept {
+  std::error_code ignored;
+  std::vector<fs::path> entries;
+  for (fs::directory_iterator at(directory, ignored), end; !ignored && at != end; at.increment(ignored))
+    entries.push_back(at->path());
+  const fs::path last = directory / "current";
+  for (const fs::path& entry : entries)
+    if (entry != last) fs::remove_all(entry, ignored);
+  fs::remove(last, ignored);
 }
 
-/// Removes the directories of killed jobs of this user. No other job uses such a directory.
+/// True if no process uses the directory. Without "current", it may be that of another kernel's process which
+/// is about to write it, so it must be old.
+bool is_abandoned(const fs::path& directory) {
+  if (const auto current = read_current(directory))
+    return !is_foreign(*current) && !registered_process(directory / current->name, 0);
+  struct stat s {};
+  return lstat(directory.c_str(), &s) == 0 && s.st_mtime + 60 < time(nullptr);
+}
+
+/// Removes the directories of killed jobs of this user.
 void sweep_stale(const fs::path& base) {
-  const std::string visible = visible_processes();
   std::error_code error;
   fs::directory_iterator entry(base, error);
-  for (; !error && entry != fs::directory_iterator(); entry.increment(error))
-    if (entry->path().filename().string().rfind(job_prefix(), 0) == 0 && is_ours(entry->path()))
-      remove_stale_directories(entry->path(), visible);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    const fs::path directory = entry->path();
+    if (directory.filename().string().rfind(job_prefix(), 0) != 0 || !is_ours(directory)) continue;
+    const UniqueFd lock = try_lock_directory(directory);
+    if (!lock || !is_abandoned(directory)) continue;
+    remove_contents(directory);
+    std::error_code ignored;
+    fs::remove(directory, ignored);
+  }
+}
+
+[[noreturn]] void fail_registered(int rank, const ProcessName& process, const fs::path& directory,
+                                  const std::string& job) {
+  fail(
+      Errc::rendezvous, "process ", process.id, " of ", process.space, " is rank ", rank, " of job '", job,
+      "' already (", directory.string(), "), but process ", this_process().id, " of ", this_process().space,
+      " has the same rank and job in its environment; a program that a rank starts must not inherit RANK and "
+      "WORLD_SIZE, or those of its launcher: unset them; two jobs need identities of their own: set "
+      "RZ_LAUNCH");
 }
 
 std::shared_ptr<Store> root_store(const fs::path& directory, const std::string& job, int size,
                                   Deadline deadline) {
   sweep_stale(directory.parent_path());
-  make_private(directory);
-  if (!read_current(directory)) {  // files of a dead job
-    std::error_code ignored;
-    for (const auto& entry : fs::directory_iterator(directory, ignored))
-      fs::remove_all(entry.path(), ignored);
-  }
+  UniqueFd lock;
+  require(poll_until(deadline,
+                     [&] {
+                       make_private(directory);
+                       lock = try_lock_directory(directory);
+                       return static_cast<bool>(lock);
+                     }),
+          Errc::timeout, "another process has locked ", directory.string(), ", the rendezvous of job '", job,
+          "'");
+  const auto current = read_current(directory);
+  const auto process =
+      current && !is_foreign(*current) ? registered_process(directory / current->name, 0) : std::nullopt;
+  if (process && *process != this_process()) fail_registered(0, *process, directory, job);
+  if (!process) remove_contents(directory);  // of a dead job
   const std::string name = net::random_hex();
   make_private(directory / name);
   // From here on, the store's deleter removes the directory, also after an exception.
   const auto files = file_store((directory / name).string());
-  const std::shared_ptr<Store> store(files.get(), [files, directory, name, creator = Creator()](Store*) {
-    if (creator.is_this_process()) remove_directory(directory, name);
-  });
-  register_rank(directory / name, 0);
-  write_current(directory, name);
+  const auto registered = std::make_shared<UniqueFd>();
+  const std::shared_ptr<Store> store(
+      files.get(), [files, directory, name, registered, creator = Creator()](Store*) noexcept {
+        if (!creator.is_this_process()) return;
+        UniqueFd held;
+        const auto remove = [&] {
+          held = try_lock_directory(directory);
+          return static_cast<bool>(held);
+        };
+        try {
+          if (poll_until(Deadline::after(seconds(1)), remove)) remove_place(directory, name);
+        } catch (const Error&) {  // a later rank 0 removes it
+        }
+      });
+  *registered = register_rank(directory / name, 0);
+  write_current(directory, name, job);
+  lock.close();
   std::vector<int> missing;
   const bool complete = poll_until(deadline, [&] {
     missing.clear();
-    for (int r = 1; r < size; ++r)
-      if (!fs::exists(registered_name(directory / name, r))) missing.push_back(r);
+    for (int r = 1; r < size; ++r) {
+      std::error_code ignored;
+      if (!fs::exists(registration(directory / name, r), ignored)) missing.push_back(r);
+    }
     return missing.empty();
   });
-  require(complete, Errc::timeout, "rank ", net::list_ranks(missing), " of ", size, " did not register in ",
-          directory.string(), ", the rendezvous of job '", job, "', before the deadline");
+  require(
+      complete, Errc::timeout, "rank ", net::list_ranks(missing), " of ", size, " did not register in ",
+      directory.string(), ", the rendezvous of job '", job,
+      "', before the deadline; did they start this program, and do they see this directory? A program that "
+      "a rank starts by itself must not inherit RANK and WORLD_SIZE, or those of its launcher: unset them");
   return store;
 }
 
 std::shared_ptr<Store> joining_rank_store(const fs::path& directory, const std::string& job, int rank,
                                           Deadline deadline) {
   fs::path place;
-  const bool found = poll_until(deadline, [&] {
+  const auto registered = std::make_shared<UniqueFd>();
+  const char* found = "it does not exist";
+  const bool joined = poll_until(deadline, [&] {
     const auto current = read_current(directory);
-    if (!current || !is_ours(directory)) return false;
+    if (!current) return false;
+    found = "it is that of another job";
+    if (!is_ours(directory) || current->job != job) return false;
+    found = "it is that of another kernel's processes";
+    if (is_foreign(*current)) return false;
     place = directory / current->name;
-    return register_rank(place, rank);
+    found = "its process has ended";
+    if (!registered_process(place, 0)) return false;
+    found = "this rank was registered there before";
+    *registered = register_rank(place, rank);
+    if (*registered) return true;
+    const auto process = registered_process(place, rank);
+    if (process && *process != this_process()) fail_registered(rank, *process, directory, job);
+    return false;
   });
-  require(found, Errc::timeout, "rank 0 did not open ", directory.string(), ", the rendezvous of job '", job,
-          "', before the deadline");
-  return file_store(place.string());
+  require(joined, Errc::timeout, "rank 0 did not open ", directory.string(), ", the rendezvous of job '", job,
+          "', before the deadline: ", found, "; the ranks of a host must share this directory");
+  const auto files = file_store(place.string());
+  return {files.get(), [files, registered](Store*) {}};
+}
+
+/// A process in the numbers of the file system that is mounted at /proc.
+struct Process {
+  int id = 0, parent = 0;
+  std::string command, start;
+};
+
+/// From /proc/<process>/stat: "id (command) state parent … start …".
+std::optional<Process> find_process(const std::string& process) {
+  const std::string text = read_text("/proc/" + process + "/stat");
+  const auto open = text.find('('), close = text.rfind(')');
+  if (open == text.npos || close == text.npos) return std::nullopt;
+  const auto fields = split(text.substr(close + 1), ' ');  // fields[1] is the third of the file
+  if (fields.size() < 21) return std::nullopt;
+  return Process{std::atoi(text.c_str()), std::atoi(fields[2].c_str()),
+                 text.substr(open + 1, close - open - 1), fields[20]};
+}
+
+/// Name of a launcher's process that starts the ranks of a host; empty for any other process.
+std::string launcher_name(const Process& process) {
+  constexpr std::array launchers{
+      "hydra_pmi_proxy", "hydra_bstrap_pr", "mpiexec", "mpirun",     "mpispawn", "orted",
+      "prted",           "prterun",         "psid",    "flux-shell", "jsmd"};
+  std::error_code ignored;
+  const std::string program =
+      fs::read_symlink(concat("/proc/", process.id, "/exe"), ignored).filename().string();
+  for (const std::string& name : {program, process.command})
+    for (const std::string launcher : launchers)
+      if (name.rfind(launcher, 0) == 0) return name;
+  return "";
 }
 
 }  // namespace
 
 std::shared_ptr<Store> local_rendezvous_store(const std::string& job, int rank, int size, Deadline deadline) {
+  require(job.find('\n') == job.npos, Errc::config, "the identity of the job holds a line break");
   const fs::path directory = job_directory(job);
   return rank == 0 ? root_store(directory, job, size, deadline)
                    : joining_rank_store(directory, job, rank, deadline);
 }
 
-std::string launcher_process_id() {
-  for (int pid = getppid(); pid > 1;) {
-    const auto process = find_process(pid);
-    if (!process) break;
-    if (process->command.rfind("hydra_pmi_prox", 0) == 0) return concat(pid, '/', process->start);
-    pid = process->parent;
+LauncherProcess find_launcher_process() {
+  auto process = find_process("self");
+  while (process && process->parent > 0) {
+    process = find_process(concat(process->parent));
+    const std::string name = process ? launcher_name(*process) : "";
+    if (name.empty()) continue;
+    std::error_code error;
+    const auto space = fs::read_symlink(concat("/proc/", process->id, "/ns/pid"), error).string();
+    const std::string id = concat(kernel_boot_id(), '/', space, '/', process->id, '/', process->start);
+    return {name, error || kernel_boot_id().empty() ? "" : id};
   }
-  const auto parent = find_process(getppid());
-  return concat(getppid(), '/', parent ? parent->start : "");
+  return {};
 }
 
 }  // namespace rz

@@ -8,13 +8,17 @@
 
 namespace rz {
 
-std::string machine_id() {
+std::string kernel_boot_id() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  return boot;
+}
+
+std::string machine_id() {
   char host[256] = {}, space[64] = {};
   gethostname(host, sizeof host - 1);
   if (readlink("/proc/self/ns/net", space, sizeof space - 1) < 0) space[0] = 0;
-  return concat(boot, '/', host, '/', space);
+  return concat(kernel_boot_id(), '/', host, '/', space);
 }
 
 }  // namespace rz

@@ -1,6 +1,8 @@
 #include "comm/bootstrap.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -55,11 +57,17 @@ const Set openmpi{{"OMPI_COMM_WORLD_RANK", "1"},
                   {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
                   {"PMIX_RANK", "1"},
                   {"PMIX_NAMESPACE", "1234"}};
+// Hydra's; PALS sets them with its own.
+const Set mpich{{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "2"}};
+const Set pals{{"PALS_RANKID", "1"},    {"PALS_LOCAL_RANKID", "1"}, {"PALS_NODEID", "0"},
+               {"PALS_APID", "11-22"},  {"PMI_RANK", "1"},          {"PMI_SIZE", "2"},
+               {"PMI_LOCAL_RANK", "1"}, {"PMI_LOCAL_SIZE", "2"}};
 const Set slurm{{"SLURM_PROCID", "5"},
                 {"SLURM_NTASKS", "8"},
                 {"SLURM_LOCALID", "1"},
                 {"SLURM_NODEID", "1"},
                 {"SLURM_JOB_ID", "123456"},
+                {"SLURM_STEP_ID", "0"},
                 {"SLURM_STEP_TASKS_PER_NODE", "4(x2)"},
                 {"SLURM_NODELIST", "node[07-09,12],gpu1"}};
 
@@ -79,11 +87,17 @@ TEST(Bootstrap, NothingIsAGroupOfOne) {
 
 TEST(Bootstrap, ReadsEachLauncher) {
   expect(place(torchrun), "torchrun", 3, 4, 1, 2, "10.0.0.1:29500");
-  expect(place(openmpi), "openmpi", 1, 2, 1, 2, "job:openmpi/1234");
+  expect(place(openmpi), "openmpi", 1, 2, 1, 2, "job:pmix 1234");
   expect(place(with(with(openmpi, "MASTER_ADDR", "::1"), "MASTER_PORT", "5")), "openmpi", 1, 2, 1, 2,
          "[::1]:5");
-  expect(place({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "2"}}),
-         "mpich", 0, 2, 0, 2, "job:mpich/" + launcher_process_id());
+  expect(place(with(mpich, "RZ_LAUNCH", "7")), "mpich", 0, 2, 0, 2, "job:RZ_LAUNCH 7");
+  expect(place(pals), "pals", 1, 2, 1, 2, "job:pals 11-22");
+  expect(place({{"MV2_COMM_WORLD_RANK", "1"},
+                {"MV2_COMM_WORLD_SIZE", "2"},
+                {"MV2_COMM_WORLD_LOCAL_RANK", "1"},
+                {"MV2_COMM_WORLD_LOCAL_SIZE", "2"},
+                {"RZ_LAUNCH", "7"}}),
+         "mvapich", 1, 2, 1, 2, "job:RZ_LAUNCH 7");
   expect(place(slurm), "slurm", 5, 8, 1, 4, "node07:23456");
   expect(place({{"PMIX_RANK", "1"},
                 {"PMIX_NAMESPACE", "slurm.pmix.7.0"},
@@ -91,7 +105,7 @@ TEST(Bootstrap, ReadsEachLauncher) {
                 {"SLURM_NTASKS", "2"},
                 {"SLURM_LOCALID", "1"},
                 {"SLURM_TASKS_PER_NODE", "2"}}),
-         "pmix", 1, 2, 1, 2, "job:pmix/slurm.pmix.7.0");
+         "pmix", 1, 2, 1, 2, "job:pmix slurm.pmix.7.0");
 }
 
 // Slurm's mpi/pmi2 plugin sets PMI_FD, PMI_JOBID, PMI_RANK and PMI_SIZE beside srun's own variables.
@@ -133,8 +147,8 @@ TEST(Bootstrap, FluxIsUnderstood) {
 TEST(Bootstrap, MpichUnderSlurmIsMpich) {
   Set hydra = pmi2;  // its proxies are started by srun
   hydra["SLURM_PROCID"] = "0", hydra["SLURM_NTASKS"] = "1", hydra["SLURM_STEP_TASKS_PER_NODE"] = "1";
-  hydra["MPI_LOCALRANKID"] = "1", hydra["MPI_LOCALNRANKS"] = "2";
-  expect(place(hydra), "mpich", 1, 2, 1, 2, "job:mpich/" + launcher_process_id());
+  hydra["MPI_LOCALRANKID"] = "1", hydra["MPI_LOCALNRANKS"] = "2", hydra["RZ_LAUNCH"] = "7";
+  expect(place(hydra), "mpich", 1, 2, 1, 2, "job:RZ_LAUNCH 7");
 }
 
 TEST(Bootstrap, TorchrunComesBeforeTheLauncherAroundIt) {
@@ -175,10 +189,12 @@ void expect_error(const Set& variables, std::initializer_list<const char*> words
 
 TEST(Bootstrap, EachMissingVariableIsNamed) {
   for (const Set& full :
-       {torchrun, without(without(openmpi, "PMIX_RANK"), "PMIX_NAMESPACE"), without(slurm, "SLURM_JOB_ID")})
+       {torchrun, with(without(without(openmpi, "PMIX_RANK"), "PMIX_NAMESPACE"), "RZ_LAUNCH", "7"), slurm})
     for (const auto& [name, value] : full) {
       const std::string launcher = place(full).launcher;
-      if (name == "OMPI_COMM_WORLD_RANK" || name == "SLURM_PROCID" || name == "SLURM_NODEID") continue;
+      if (name == "OMPI_COMM_WORLD_RANK" || name == "SLURM_PROCID" || name == "SLURM_NODEID" ||
+          name == "SLURM_STEP_ID" || name == "RZ_LAUNCH")
+        continue;
       expect_error(without(full, name), {name.c_str(), "missing", launcher.c_str()});
     }
   expect_error({{"RANK", "0"}}, {"WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "torchrun"});
@@ -204,6 +220,64 @@ TEST(Bootstrap, EachMalformedVariableIsNamed) {
   expect_error(with(slurm, "SLURM_NODELIST", "node["), {"SLURM_NODELIST"});
   expect_error(with(flux, "FLUX_JOB_NNODES", "3"),
                {"FLUX_JOB_SIZE=4", "FLUX_JOB_NNODES=3", "LOCAL_WORLD_SIZE"});
+}
+
+TEST(Bootstrap, APartOfALaunchersEnvironmentIsRefused) {
+  for (const char* name : {"ALPS_APP_PE", "MP_CHILD", "MPIRUN_RANK", "PMI_ID", "PMI_SIZE",
+                           "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE", "MV2_COMM_WORLD_SIZE", "LOCAL_RANK"})
+    expect_error({{name, "3"}}, {concat(name, "='3'").c_str(), "WORLD_SIZE", "group of one"});
+}
+
+TEST(Bootstrap, SlurmWithoutSrunIsAGroupOfOneOrRefused) {
+  const Set batch = without(with(slurm, "SLURM_PROCID", "0"), "SLURM_STEP_ID");
+  expect_error(batch, {"SLURM_NTASKS=8", "SLURM_STEP_ID is missing", "without srun"});
+  expect_error(with(batch, "SLURM_STEP_ID", "4294967290"), {"SLURM_STEP_ID=4294967290", "without srun"});
+  expect(place(with(batch, "SLURM_NTASKS", "1")), "none", 0, 1, 0, 1, "");
+  expect(place(without(batch, "SLURM_NTASKS")), "none", 0, 1, 0, 1, "");
+}
+
+TEST(Bootstrap, AnAddressMayHaveTheBracketsOfAUrl) {
+  EXPECT_EQ(place(with(torchrun, "MASTER_ADDR", "[::1]")).master, "[::1]:29500");
+}
+
+/// Calls `f` in a process `depth` generations below one that is named as a launcher's program.
+test::Ending below_launcher(const char* name, int depth, const std::function<void()>& f) {
+  return test::run_processes(1, [&](int, std::shared_ptr<Store>) {
+    prctl(PR_SET_NAME, name);
+    const std::function<void(int)> descend = [&](int left) {
+      if (left == 0) return f();
+      const auto ending = test::run_processes(1, [&](int, std::shared_ptr<Store>) { descend(left - 1); });
+      require(ending[0].signal == 0 && ending[0].exit_code == 0, Errc::system, ending[0].error);
+    };
+    descend(depth);
+  })[0];
+}
+
+TEST(Bootstrap, AJobWithoutANameIsThatOfItsLaunchersProcess) {
+  std::string seen[2];
+  for (std::string& master : seen) {
+    const auto ending = below_launcher("hydra_pmi_proxy", 1, [&] {
+      const LaunchInfo info = place(mpich);
+      require(info.master == place(with(with(mpich, "PMI_RANK", "1"), "MPI_LOCALRANKID", "1")).master,
+              Errc::system, "two ranks differ");
+      fail(Errc::system, info.master);
+    });
+    const auto begin = ending.error.find("job:mpich/");
+    ASSERT_NE(begin, std::string::npos) << ending.error;
+    master = ending.error.substr(begin);
+    EXPECT_NE(master.find("/pid:["), std::string::npos) << master;
+  }
+  EXPECT_NE(seen[0], seen[1]);
+  expect_error(mpich, {"mpich", "RZ_LAUNCH", "container"});
+}
+
+TEST(Bootstrap, GforkerStartsAllRanksOnThisHost) {
+  const auto ending = below_launcher("mpiexec.gforker", 1, [] {
+    const LaunchInfo info = place({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}});
+    fail(Errc::system,
+         concat(info.rank, ' ', info.size, ' ', info.local_rank, ' ', info.local_size, info.master));
+  });
+  EXPECT_NE(ending.error.find("1 2 1 2job:mpich/"), std::string::npos) << ending.error;
 }
 
 // ---- the private rendezvous ----
@@ -385,18 +459,106 @@ TEST_F(PrivateRendezvous, FilesOfKilledJobsAreRemoved) {
   EXPECT_TRUE(empty());
 }
 
-// Its writer is invisible to this process, and may be alive.
-TEST_F(PrivateRendezvous, FilesOfAnotherContainerAreKept) {
-  const auto other = std::filesystem::path(runtime_) / concat("ringzero-", geteuid(), "-1");
+// Its writer may be alive.
+TEST_F(PrivateRendezvous, FilesOfAnotherKernelAreKept) {
+  const auto other = std::filesystem::path(runtime_) / concat("ringzero.", geteuid(), ".1");
   std::filesystem::create_directory(other);
   std::filesystem::permissions(other, std::filesystem::perms::owner_all);
-  std::ofstream(other / "current") << "999999999 1 place elsewhere\n";
+  std::ofstream(other / "current") << "place\nanother boot\njob\n";
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> sync) {
     const auto store = store_for_launch(at(rank, 2));
     sync->add("met", 1);
     while (sync->add("met", 0) < 2) usleep(1000);
   });
   EXPECT_TRUE(std::filesystem::exists(other / "current"));
+}
+
+// A rank is killed while it removes the directory, or before it has written "current".
+TEST_F(PrivateRendezvous, DirectoriesWithoutAProcessAreRemoved) {
+  const auto other = std::filesystem::path(runtime_) / concat("ringzero.", geteuid(), ".1");
+  for (const bool old : {false, true}) {
+    std::filesystem::create_directory(other);
+    std::filesystem::permissions(other, std::filesystem::perms::owner_all);
+    std::filesystem::create_directory(other / "place");
+    if (old)
+      std::filesystem::last_write_time(other, std::filesystem::file_time_type::clock::now() - seconds(100));
+    test::run_ranks(2, [&](int rank, std::shared_ptr<Store> sync) {
+      const auto store = store_for_launch(at(rank, 2));
+      sync->add("met", 1);
+      while (sync->add("met", 0) < 2) usleep(1000);
+    });
+    EXPECT_EQ(std::filesystem::exists(other), !old);
+    std::filesystem::remove_all(other);
+  }
+}
+
+// The pid of a rank means nothing in the namespace of another one.
+TEST_F(PrivateRendezvous, RanksMeetFromPidNamespacesOfTheirOwn) {
+  const auto endings = test::run_processes(2, [&](int rank, std::shared_ptr<Store> done) {
+    if (unshare(CLONE_NEWPID) != 0) {
+      done->set("denied", "");
+      return;
+    }
+    const auto ending = test::run_processes(1, [&](int, std::shared_ptr<Store>) {
+      require(getpid() == 1, Errc::system, "no namespace of its own");
+      const auto store = store_for_launch(at(rank, 2), seconds(10));
+      store->set(concat("r", rank), "here");
+      store->get(concat("r", 1 - rank), Deadline::after(seconds(10)));
+      done->add("done", 1);
+      while (done->add("done", 0) < 2) usleep(1000);
+    });
+    require(ending[0].signal == 0 && ending[0].exit_code == 0, Errc::system, ending[0].error);
+  });
+  for (const auto& e : endings) EXPECT_TRUE(e.signal == 0 && e.exit_code == 0) << e.error;
+  EXPECT_TRUE(empty());
+}
+
+// Two jobs with one identity, or a program that a rank has started.
+TEST_F(PrivateRendezvous, ASecondProcessWithTheSameRankIsRefused) {
+  const auto endings = test::run_processes(2, [&](int rank, std::shared_ptr<Store> sync) {
+    const auto store = store_for_launch(at(rank, 2));
+    sync->add("met", 1);
+    while (sync->add("met", 0) < 2) usleep(1000);
+    const auto ending =
+        test::run_processes(1, [&](int, std::shared_ptr<Store>) { store_for_launch(at(rank, 2)); });
+    sync->add("tried", 1);
+    while (sync->add("tried", 0) < 2) usleep(1000);
+    fail(Errc::system, ending[0].error);
+  });
+  for (int rank = 0; rank < 2; ++rank) {
+    const std::string& error = endings[static_cast<std::size_t>(rank)].error;
+    EXPECT_NE(error.find(concat("is rank ", rank, " of job 'test/1' already")), std::string::npos) << error;
+    EXPECT_NE(error.find("unset"), std::string::npos) << error;
+  }
+  EXPECT_TRUE(empty());
+}
+
+// Directories of one job are made and removed at once, by processes that do not wait for each other.
+TEST_F(PrivateRendezvous, RacesOfOneJobLeaveNothing) {
+  const auto endings = test::run_processes(4, [&](int, std::shared_ptr<Store>) {
+    for (int round = 0; round < 50; ++round) try {
+        store_for_launch(at(0, 2), milliseconds(0));
+      } catch (const Error& e) {
+        if (e.code() != Errc::timeout && e.code() != Errc::rendezvous) throw;
+        const std::string text = e.what();
+        if (text.find("already") == text.npos && text.find("did not register") == text.npos &&
+            text.find("locked") == text.npos)
+          throw;
+      }
+  });
+  for (const auto& e : endings) EXPECT_TRUE(e.signal == 0 && e.exit_code == 0) << e.error;
+  job_ = "the next";
+  test::error_of([&] { store_for_launch(at(0, 2), milliseconds(0)); });
+  EXPECT_TRUE(empty());
+}
+
+TEST(Rendezvous, AMissingTemporaryDirectoryIsNamed) {
+  const auto endings = test::run_processes(1, [](int, std::shared_ptr<Store>) {
+    unsetenv("XDG_RUNTIME_DIR");
+    setenv("TMPDIR", "/nowhere/at/all", 1);
+    store_for_launch({1, 2, 1, 2, "job:test", "openmpi"}, milliseconds(0));
+  });
+  EXPECT_NE(endings[0].error.find("TMPDIR='/nowhere/at/all'"), std::string::npos) << endings[0].error;
 }
 
 TEST_F(PrivateRendezvous, MissingRanksAreNamed) {
