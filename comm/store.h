@@ -35,6 +35,9 @@ struct TcpStoreOptions {
   /// Identifier of the launch, at most 1,024 bytes. Every request carries it; the server rejects requests of
   /// other launches.
   std::string launch;
+  /// Some ranks are on other hosts. If the name means loopback on the server's host, as Debian's installer
+  /// writes it in /etc/hosts, the server listens at all addresses of the host.
+  bool remote = false;
   int size = 0;  ///< number of ranks, from which the server derives its limit of clients; 0: unknown
   /// Number of consecutive ports, starting at the address's. The server listens on the first free one;
   /// clients search them for the server of their launch. More than one requires a `launch`.

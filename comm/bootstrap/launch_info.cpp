@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
 #include <vector>
 
@@ -7,6 +6,7 @@
 #include "comm/bootstrap/local_rendezvous.h"
 #include "comm/bootstrap/machine_id.h"
 #include "comm/core/error.h"
+#include "comm/core/text.h"
 #include "comm/net/socket.h"
 
 namespace rz {
@@ -84,12 +84,7 @@ constexpr PartOfLauncher parts_of_launchers[] = {{"ALPS_APP_PE", "aprun"},
                                                  {"HOROVOD_SIZE", "horovodrun"},
                                                  {"LOCAL_RANK", "torchrun"}};
 
-std::optional<int> parse_int(std::string_view text) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
+std::optional<int> parse_int(std::string_view text) { return parse_number<int>(text); }
 
 /// Number of tasks on node `node` (SLURM_NODEID) in Slurm's list of tasks per node: "2(x3),1" is 2, 2, 2, 1.
 std::optional<int> tasks_of_node(std::string_view list, int node) {
@@ -409,6 +404,7 @@ std::shared_ptr<Store> store_for_launch(const LaunchInfo& info, std::chrono::mil
   return tcp_store(info.master, {.serve = info.rank == 0,
                                  .timeout = timeout,
                                  .launch = info.launch,
+                                 .remote = !is_single_node(info),
                                  .size = info.size,
                                  .ports = info.launch.empty() ? 1 : ports_of_a_launch});
 }

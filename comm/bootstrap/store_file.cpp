@@ -27,7 +27,8 @@ std::string file_name(std::string_view key) {
   static constexpr char hex[] = "0123456789abcdef";
   std::string name;
   for (const unsigned char c : key) {
-    if (std::isalnum(c) || c == '-' || c == '_')
+    const bool alphabetic = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');  // in every locale
+    if (alphabetic || (c >= '0' && c <= '9') || c == '-' || c == '_')
       name += static_cast<char>(c);
     else
       name += {'%', hex[c >> 4], hex[c & 15]};
@@ -49,7 +50,8 @@ class FileStore final : public Store {
   explicit FileStore(std::string directory) : directory_(std::move(directory)) {
     std::error_code error;
     std::filesystem::create_directories(directory_, error);
-    require(std::filesystem::is_directory(directory_), Errc::rendezvous, "file_store: ", directory_,
+    std::error_code ignored;
+    require(std::filesystem::is_directory(directory_, ignored), Errc::rendezvous, "file_store: ", directory_,
             " is no directory and cannot be made one: ", error.message());
   }
 

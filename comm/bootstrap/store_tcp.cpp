@@ -188,19 +188,27 @@ class TcpStore final : public Store {
 
   void start_server(Deadline deadline) {
     UniqueFd listener = open_listener(deadline);
-    where_.port = port_ = rz::net::local_address(listener.get()).port();
+    const net::SocketAddress bound = rz::net::local_address(listener.get());
+    where_.port = port_ = bound.port();
+    if (options_.remote && bound.loopback())
+      listens_ = concat(", which listens at ", bound.text(),
+                        ", as MASTER_ADDR is loopback; no other host reaches it");
     server_ = std::make_unique<StoreServer>(
         std::move(listener), StoreServer::Options{options_.launch, options_.size, options_.hello_timeout});
   }
 
-  /// Listens on the first address of the name that is not loopback, else on its first address.
+  /// Listens on the first address of the name that is not loopback, else on its first address. If that is
+  /// only what this host means by its own name, the others reach it at another address.
   UniqueFd open_listener(Deadline deadline) const {
     try {
       const auto addresses = net::resolve(where_);
       auto at = std::find_if(addresses.begin(), addresses.end(), [](auto& a) { return !a.loopback(); });
-      if (at == addresses.end()) at = addresses.begin();
-      UniqueFd listener = repeat_until(deadline, [&] { return listen_on(*at); });
-      require(static_cast<bool>(listener), Errc::rendezvous, "bind ", at->text(),
+      const bool loopback = at == addresses.end();
+      if (loopback) at = addresses.begin();
+      const bool own_name = loopback && where_.host != at->host() && where_.host != "localhost";
+      const net::SocketAddress address = options_.remote && own_name ? net::all_interfaces(where_.port) : *at;
+      UniqueFd listener = repeat_until(deadline, [&] { return listen_on(address); });
+      require(static_cast<bool>(listener), Errc::rendezvous, "bind ", address.text(),
               options_.ports > 1 ? concat(" and the ", options_.ports - 1, " ports after it") : "", ": ",
               std::strerror(EADDRINUSE));
       return listener;
@@ -284,7 +292,8 @@ class TcpStore final : public Store {
       }
     }();
     release(std::move(line));
-    if (reply.status == Reply::timeout) fail(Errc::timeout, missing_key(key, "the store at " + address_));
+    if (reply.status == Reply::timeout)
+      fail(Errc::timeout, missing_key(key, concat("the store at ", address_, listens_)));
     if (reply.status == Reply::refused) fail(Errc::rendezvous, text);
     if (reply.status == Reply::wrong_launch) broken(key, concat("it is that of launch '", text, "' now"));
     return {reply.number, std::move(text)};
@@ -315,6 +324,7 @@ class TcpStore final : public Store {
   const TcpStoreOptions options_;
   net::HostPort where_;
   int port_ = 0;
+  std::string listens_;  ///< for messages
   std::unique_ptr<StoreServer> server_;
   net::SocketAddress server_address_;  ///< where it was found
   std::string local_address_;

@@ -8,7 +8,6 @@
 #include <cmath>
 #include <fstream>
 #include <set>
-#include <sstream>
 
 #include "comm/core/error.h"
 #include "comm/core/text.h"
@@ -139,9 +138,15 @@ std::string to_string(const CpuLimits& a) {
 
 CpuLimits parse_cpu_limits(const std::string& words) {
   CpuLimits a;
-  std::istringstream in(words);
-  in >> a.quota;
-  for (int p = 0; in >> p;) a.processors.push_back(p);
+  const auto numbers = words_of(words);
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    const auto number = parse_number<int>(numbers[i]);
+    if (!number) break;
+    if (i == 0)
+      a.quota = *number;
+    else
+      a.processors.push_back(*number);
+  }
   return a;
 }
 

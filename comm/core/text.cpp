@@ -1,21 +1,35 @@
 #include "comm/core/text.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <numeric>
-#include <vector>
+
+#include "comm/core/fixed.h"
 
 namespace rz {
+
+std::vector<std::string_view> words_of(std::string_view text) {
+  constexpr std::string_view space = " \t\r\n";
+  std::vector<std::string_view> words;
+  for (auto at = text.find_first_not_of(space); at < text.size();) {
+    const auto end = std::min(text.find_first_of(space, at), text.size());
+    words.push_back(text.substr(at, end - at));
+    at = text.find_first_not_of(space, end);
+  }
+  return words;
+}
+
+std::string rounded(double value, int digits) {
+  char text[64];
+  return {text, std::to_chars(text, text + sizeof text, value, std::chars_format::general, digits).ptr};
+}
 
 std::string human_bytes(unsigned long long bytes) {
   static constexpr const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   double value = static_cast<double>(bytes);
   int unit = 0;
   while (value >= 1024 && unit < 4) value /= 1024, ++unit;
-  char text[32];
-  const bool whole = value == static_cast<unsigned long long>(value);
-  std::snprintf(text, sizeof text, whole ? "%.0f %s" : "%.1f %s", value, units[unit]);
-  return text;
+  const bool whole = value == static_cast<double>(static_cast<unsigned long long>(value));
+  return concat(fixed(value, whole ? 0 : 1), ' ', units[unit]);
 }
 
 int edit_distance(std::string_view a, std::string_view b) {

@@ -1,10 +1,13 @@
 #pragma once
-/// Text for error messages and reports: `concat("rank ", 3, " of ", 8)`. No streams, no locale.
+/// Text for error messages and reports: `concat("rank ", 3, " of ", 8)`. Numbers are read and written without
+/// streams and printf, since a host program's locale would change them.
 
 #include <charconv>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 namespace rz {
 
@@ -28,6 +31,26 @@ std::string concat(const T&... parts) {
   (detail::append(out, parts), ...);
   return out;
 }
+
+/// The number that the whole text is; nullopt if it is none of this type.
+template <class T>
+std::optional<T> parse_number(std::string_view text, int base = 10) {
+  T value{};
+  const char* const end = text.data() + text.size();
+  const auto parsed = [&] {
+    if constexpr (std::is_floating_point_v<T>)
+      return std::from_chars(text.data(), end, value);
+    else
+      return std::from_chars(text.data(), end, value, base);
+  }();
+  return parsed.ec == std::errc{} && parsed.ptr == end ? std::optional(value) : std::nullopt;
+}
+
+/// The parts of a text between spaces, tabs and line ends.
+std::vector<std::string_view> words_of(std::string_view);
+
+/// printf's "%.<digits>g" in the "C" locale.
+std::string rounded(double value, int digits);
 
 /// Bytes in binary units with at most one decimal: "512 B", "1.5 MiB".
 std::string human_bytes(unsigned long long bytes);

@@ -44,6 +44,9 @@ struct Interface {
 /// The addresses of all interfaces that are up, IPv4 first.
 std::vector<Interface> interfaces();
 
+/// For a listener at all addresses of this host: of IPv6 and IPv4, or of IPv4 alone if it has no IPv6.
+SocketAddress all_interfaces(int port);
+
 /// A non-blocking listener, bound to exactly this address. Port 0 selects a free port. Errc::system names the
 /// address.
 UniqueFd listen_tcp(const SocketAddress&);

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <fstream>
+#include <iterator>
 #include <map>
-#include <sstream>
 #include <vector>
+
+#include "comm/core/text.h"
 
 namespace rz {
 
@@ -17,10 +19,7 @@ struct Group {
 };
 
 bool has_controller(const std::string& controllers, const std::string& controller) {
-  std::istringstream in(controllers);
-  for (std::string one; std::getline(in, one, ',');)
-    if (one == controller) return true;
-  return false;
+  return concat(',', controllers, ',').find(concat(',', controller, ',')) != std::string::npos;
 }
 
 /// Directories of this process's cgroup and its ancestors, up to the mount point. A line of /proc/self/cgroup
@@ -44,29 +43,37 @@ std::vector<Group> cgroup_folders(const std::string& root, const std::string& co
   return all;
 }
 
-/// nullopt for "max" and if the file does not exist.
-std::optional<unsigned long long> read_value(const std::string& file) {
+std::string contents(const std::string& file) {
   std::ifstream in(file);
-  unsigned long long value = 0;
-  return in >> value ? std::optional(value) : std::nullopt;
+  return std::string(std::istreambuf_iterator<char>(in), {});
+}
+
+/// The number in place `i` of a text; nullopt for "max", and if there is none.
+template <class T>
+std::optional<T> number_in(const std::string& text, std::size_t i = 0) {
+  const auto words = words_of(text);
+  return i < words.size() ? parse_number<T>(words[i]) : std::nullopt;
+}
+
+std::optional<unsigned long long> read_value(const std::string& file) {
+  return number_in<unsigned long long>(contents(file));
 }
 
 /// Version 2: cpu.max is "quota period". Version 1: one file each; quota -1 means no limit.
 std::optional<double> processors(const Group& g) {
-  double quota = 0, period = 0;
-  if (g.v2) {
-    std::ifstream(g.folder + "/cpu.max") >> quota >> period;
-  } else {
-    std::ifstream(g.folder + "/cpu.cfs_quota_us") >> quota;
-    std::ifstream(g.folder + "/cpu.cfs_period_us") >> period;
-  }
+  const std::string text =
+      g.v2 ? contents(g.folder + "/cpu.max")
+           : contents(g.folder + "/cpu.cfs_quota_us") + " " + contents(g.folder + "/cpu.cfs_period_us");
+  const double quota = number_in<double>(text).value_or(0), period = number_in<double>(text, 1).value_or(0);
   return quota > 0 && period > 0 ? std::optional(quota / period) : std::nullopt;
 }
 
 unsigned long long reclaimable(const Group& g) {
   std::map<std::string, unsigned long long> stat;
-  std::ifstream in(g.folder + "/memory.stat");
-  for (std::string key; in >> key;) in >> stat[key];
+  const std::string text = contents(g.folder + "/memory.stat");
+  const auto words = words_of(text);
+  for (std::size_t i = 0; i + 1 < words.size(); i += 2)
+    stat[std::string(words[i])] = parse_number<unsigned long long>(words[i + 1]).value_or(0);
   const auto files = stat[g.v2 ? "file" : "total_cache"], shared = stat[g.v2 ? "shmem" : "total_shmem"];
   return files - std::min(files, shared) + stat["slab_reclaimable"];
 }

@@ -113,14 +113,16 @@ struct Mapping {
 
 /// Parses "begin-end permissions offset device inode name", a line of maps or a heading in smaps.
 bool parse_mapping(const std::string& line, Mapping& m) {
-  std::istringstream in(line);
-  std::string offset, device;
-  char dash = 0;
-  in >> std::hex >> m.range.begin >> dash >> m.range.end >> m.permissions >> offset >> device >> std::dec >>
-      m.inode;
-  if (!in || dash != '-') return false;
-  m.name.clear();
-  std::getline(in >> std::ws, m.name);
+  const auto words = words_of(line);
+  if (words.size() < 5) return false;
+  const auto dash = std::min(words[0].find('-'), words[0].size() - 1);
+  const auto begin = parse_number<std::uintptr_t>(words[0].substr(0, dash), 16);
+  const auto end = parse_number<std::uintptr_t>(words[0].substr(dash + 1), 16);
+  const auto inode = parse_number<decltype(m.inode)>(words[4]);
+  if (!begin || !end || !inode) return false;
+  m.range.begin = *begin, m.range.end = *end, m.inode = *inode;
+  m.permissions = words[1];
+  m.name = words.size() > 5 ? line.substr(static_cast<std::size_t>(words[5].data() - line.data())) : "";
   return true;
 }
 

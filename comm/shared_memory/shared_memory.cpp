@@ -89,12 +89,9 @@ int allocate_file(int fd, std::size_t bytes) {
 unsigned long long available_memory(const std::string& root) {
   unsigned long long available = ~0ull;
   std::ifstream in(root + "/proc/meminfo");
-  for (std::string key, unit; in >> key;) {
-    unsigned long long kib = 0;
-    in >> kib;
-    if (key == "MemAvailable:") available = kib * 1024;
-    std::getline(in, unit);
-  }
+  for (std::string line; std::getline(in, line);)
+    if (const auto words = words_of(line); words.size() > 1 && words[0] == "MemAvailable:")
+      available = parse_number<unsigned long long>(words[1]).value_or(available / 1024) * 1024;
   return std::min(available, cgroup_memory(root).value_or(~0ull));
 }
 

@@ -631,6 +631,22 @@ TEST(TcpStore, EveryPortIsSearched) {
   FAIL() << "no eight ports in a row are free";
 }
 
+// "127.1" stands for a host name that /etc/hosts maps to a loopback address, and 127.0.0.2 for the address
+// that the other hosts have for it.
+TEST(TcpStoreLaunch, ALoopbackNameIsReachedFromOtherHosts) {
+  const auto reaches = [](const Store& server) {
+    const net::HostPort other{"127.0.0.2", tcp_store_port(server)};
+    return static_cast<bool>(
+        net::connect_tcp(net::resolve(other).front(), Deadline::after(std::chrono::seconds(5))));
+  };
+  EXPECT_TRUE(reaches(*tcp_store("127.1:0", {.serve = true, .remote = true})));
+  EXPECT_FALSE(reaches(*tcp_store("127.1:0", {.serve = true})));
+  const auto numeric = tcp_store("127.0.0.1:0", {.serve = true, .remote = true});
+  EXPECT_FALSE(reaches(*numeric));
+  const Error e = error_of([&] { numeric->get("absent", Deadline::after(milliseconds(0))); });
+  EXPECT_NE(std::string(e.what()).find("listens at 127.0.0.1"), std::string::npos) << e.what();
+}
+
 TEST(TcpStore, SeveralPortsNeedALaunch) {
   EXPECT_EQ(error_of([] { tcp_store("127.0.0.1:0", {.serve = true, .ports = 2}); }).code(),
             Errc::invalid_argument);

@@ -53,9 +53,9 @@ bool OomCounter::increased() const { return read() > before_; }
 long OomCounter::read() const {
   for (const auto& file : files_) {
     std::ifstream in(file);
-    std::string key;
-    for (long value; in >> key >> value;)
-      if (key == "oom_kill") return value;
+    for (std::string line; std::getline(in, line);)
+      if (const auto words = words_of(line); words.size() == 2 && words[0] == "oom_kill")
+        return parse_number<long>(words[1]).value_or(0);
   }
   return 0;
 }

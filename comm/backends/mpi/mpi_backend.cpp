@@ -90,7 +90,11 @@ std::vector<int> world_ranks(const MpiLaunchInfo& launch_info, const CommOptions
   std::vector<int> ranks;
   std::set<int> distinct;
   for (int r = 0; r < launch_info.size; ++r) {
-    ranks.push_back(std::stoi(launch_info.store->get(concat("mpi/", r), end)));
+    const auto rank = parse_number<int>(launch_info.store->get(concat("mpi/", r), end));
+    require(rank.has_value(), Errc::rendezvous, "rank ", r,
+            " published no rank of MPI; is another job using this "
+            "store?");
+    ranks.push_back(*rank);
     require(
         distinct.insert(ranks.back()).second, Errc::unsupported, "rank ", r,
         " is in the same MPI process as another rank of its group; the MPI backend needs a process a rank, "

@@ -28,8 +28,12 @@ std::string encode(const Failure& f) {
 }
 Failure decode(const std::string& text) {
   const std::size_t first = text.find(' '), second = text.find(' ', first + 1);
-  require(second != std::string::npos, Errc::rendezvous, "key '", verdict_key, "' is damaged: ", text);
-  return {std::stoi(text.substr(first + 1)), static_cast<Errc>(std::stoi(text)), text.substr(second + 1)};
+  const auto words = words_of(text);
+  const auto code = words.size() < 2 ? std::nullopt : parse_number<int>(words[0]);
+  const auto culprit = words.size() < 2 ? std::nullopt : parse_number<int>(words[1]);
+  require(second != std::string::npos && code && culprit, Errc::rendezvous, "key '", verdict_key,
+          "' is damaged: ", text);
+  return {*culprit, static_cast<Errc>(*code), text.substr(second + 1)};
 }
 
 std::string describe_group(std::span<const CollectiveCall> group) {

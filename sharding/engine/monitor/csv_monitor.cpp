@@ -26,7 +26,7 @@ std::FILE* CsvMonitor::file(std::string_view name) {
 
 void CsvMonitor::write(std::string_view name, std::int64_t samples, double value) {
   std::FILE* const to = file(name);
-  std::fprintf(to, "%lld,%.17g\n", static_cast<long long>(samples), value);
+  std::fprintf(to, "%lld,%s\n", static_cast<long long>(samples), rounded(value, 17).c_str());
   require(std::fflush(to) == 0, Errc::io, folder_, "/Train_Samples_", name,
           ".csv: cannot be written: ", std::strerror(errno));
 }

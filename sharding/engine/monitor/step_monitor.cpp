@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "comm/core/fixed.h"
 #include "comm/core/text.h"
 
 namespace rz {
@@ -19,10 +20,8 @@ std::int64_t interval(const MonitorConfig& config) {
 }  // namespace
 
 std::string step_line(const StepReport& r, double loss) {
-  char text[200];
-  std::snprintf(text, sizeof text, "step %lld: loss %.4f, lr %.4g, grad_norm %.4g, %.1f ms",
-                static_cast<long long>(r.step + 1), loss, r.lr, r.grad_norm, r.seconds * 1e3);
-  std::string line = text;
+  std::string line = concat("step ", r.step + 1, ": loss ", fixed(loss, 4), ", lr ", rounded(r.lr, 4),
+                            ", grad_norm ", rounded(r.grad_norm, 4), ", ", fixed(r.seconds * 1e3, 1), " ms");
   if (r.loss_scale != 1) line += concat(", loss_scale ", r.loss_scale);
   if (r.skipped_steps > 0) line += concat(", skipped ", r.skipped_steps);
   return line;
@@ -51,11 +50,12 @@ void StepMonitor::write(const StepReport& report, double loss, const MemoryRepor
 
 void StepMonitor::print(const StepReport& report, double loss, const MemoryReport& memory) {
   std::fprintf(log_, "%s%s\n", prefix_.c_str(), step_line(report, loss).c_str());
+  const auto ms = [&](Phase phase) {
+    return fixed(times_.seconds(phase) * 1e3 / static_cast<double>(every_), 2);
+  };
   if (times_.enabled())
-    std::fprintf(log_, "%s  ms an update: forward %.2f, backward %.2f, step %.2f\n", prefix_.c_str(),
-                 times_.seconds(Phase::forward) * 1e3 / static_cast<double>(every_),
-                 times_.seconds(Phase::backward) * 1e3 / static_cast<double>(every_),
-                 times_.seconds(Phase::step) * 1e3 / static_cast<double>(every_));
+    std::fprintf(log_, "%s  ms an update: forward %s, backward %s, step %s\n", prefix_.c_str(),
+                 ms(Phase::forward).c_str(), ms(Phase::backward).c_str(), ms(Phase::step).c_str());
   if (prints_memory_) std::fprintf(log_, "%s  %s\n", prefix_.c_str(), describe(memory).c_str());
   std::fflush(log_);
 }

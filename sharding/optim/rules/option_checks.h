@@ -1,7 +1,6 @@
 #pragma once
 /// Checks and texts of optimizer options.
 
-#include <cstdio>
 #include <string>
 
 #include "comm/core/error.h"
@@ -20,10 +19,6 @@ inline void require_moment(const char* optimizer, const char* option, double val
 }
 
 /// Decimal text that parses to the same number.
-inline std::string all_digits(double x) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.17g", x);
-  return text;
-}
+inline std::string all_digits(double x) { return rounded(x, 17); }
 
 }  // namespace rz
