@@ -51,14 +51,20 @@ std::vector<std::string> plugin_candidates() {
 
 void* open_plugin() {
   std::string problem;
-  for (const std::string& file : plugin_candidates()) {
+  const std::vector<std::string> candidates = plugin_candidates();
+  for (const std::string& file : candidates) {
     if (void* handle = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL)) return handle;
     const char* error = ::dlerror();
     if (problem.empty()) problem = error ? error : concat(file, ": unknown reason");
   }
-  fail(Errc::unsupported, "the MPI backend could not be loaded: ", problem,
-       "; install an MPI (Debian: libopenmpi3) and a ringzero that was built with it, or use --backend "
-       "native");
+  // The last candidate is the bare name, for the search of the dynamic linker. Where it is the only one, the
+  // program does not lie in the bin folder beside the library's.
+  fail(Errc::unsupported, "the MPI backend could not be loaded: ", problem, "; ",
+       candidates.size() > 1
+           ? "install the MPI that this ringzero was built with (Debian: libopenmpi3)"
+           : concat("add the folder of ", RZ_MPI_PLUGIN_FILE,
+                    ", PREFIX/lib of an installation with MPI, to LD_LIBRARY_PATH or to the program's rpath"),
+       ", or use --backend native");
 }
 
 template <class F>

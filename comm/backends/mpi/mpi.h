@@ -10,8 +10,10 @@
 /// reaches the other ranks at their next such call.
 ///
 /// A destroyed communicator is released in the background once all its ranks have destroyed theirs;
-/// MPI_Finalize waits for that. After a failure its MPI communicators are leaked. MPI cannot cancel
-/// collectives in flight and may still write to their buffers: keep such memory until the process ends.
+/// MPI_Finalize waits for that. A communicator may outlive MPI: once MPI_Finalize has begun, calls of it
+/// throw Errc::aborted, and neither they, nor its threads, nor its destructor call MPI. After a failure its
+/// MPI communicators are leaked. MPI cannot cancel collectives in flight and may still write to their
+/// buffers: keep such memory until the process ends.
 
 #include <mpi.h>
 

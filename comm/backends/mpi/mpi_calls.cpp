@@ -38,8 +38,8 @@ MpiCalls::MpiCalls(MpiRuntime& runtime, CommPair comms, int rank, int size, cons
 
 // ---- progress
 
-void MpiCalls::require_open() const {
-  require(runtime_.is_open(), Errc::aborted, "MPI was finalised while the communicator of rank ", rank_,
+void MpiCalls::require_open(const MpiRuntime::Use& mpi) const {
+  require(static_cast<bool>(mpi), Errc::aborted, "MPI was finalised while the communicator of rank ", rank_,
           " was in use");
 }
 
@@ -53,7 +53,8 @@ void MpiCalls::accept(const std::shared_ptr<Request>& request) {
 }
 
 bool MpiCalls::advance(bool /*eager*/, std::vector<Request*>& ended) {
-  require_open();
+  const MpiRuntime::Use mpi(runtime_);
+  require_open(mpi);
   const cuda::DeviceGuard device(options_.device);  // device that CUDA-aware MPI uses
   const bool collective_ended = collectives_.advance(ended);
   if (collective_ended) inquiry_.reset();
@@ -64,6 +65,8 @@ bool MpiCalls::advance(bool /*eager*/, std::vector<Request*>& ended) {
 }
 
 void MpiCalls::poll(Time now, const Request* /*oldest*/, bool /*waited_for*/) {
+  const MpiRuntime::Use mpi(runtime_);
+  require_open(mpi);
   if (now >= next_control_poll_) {
     next_control_poll_ = now + control_poll;
     receive_control();
@@ -73,7 +76,8 @@ void MpiCalls::poll(Time now, const Request* /*oldest*/, bool /*waited_for*/) {
 }
 
 void MpiCalls::poll_idle() {
-  require_open();
+  const MpiRuntime::Use mpi(runtime_);
+  require_open(mpi);
   receive_control();
   check_departed();
   check_remote_failure();
@@ -84,6 +88,8 @@ void MpiCalls::wait(std::chrono::microseconds /*max*/, bool /*eager*/) {
 }
 
 CommPair MpiCalls::split(std::span<const int> members) {
+  const MpiRuntime::Use mpi(runtime_);
+  require_open(mpi);
   const int tag = first_split_tag + split_count_++ % split_tag_count;
   return mpi::split(comms_.control, members, tag, options_.rendezvous_timeout);
 }
@@ -163,7 +169,17 @@ void MpiCalls::check_deadlines(Time now) {
 // ---- the end
 
 // Memory that MPI still uses is leaked, since MPI cannot cancel a collective.
+void MpiCalls::abandon(bool open) noexcept {
+  control_.abandon();
+  point_to_point_.abandon(open);
+  collectives_.abandon();
+  inquiry_.reset();
+  failed_ = true;
+}
+
 void MpiCalls::fail(const std::exception_ptr& error, bool destroyed) noexcept {
+  const MpiRuntime::Use mpi(runtime_);
+  if (!mpi) return abandon(false);
   ControlMessage message{.kind = ControlMessage::failure,
                          .code = static_cast<int>(Errc::aborted),
                          .culprit = rank_,
@@ -184,20 +200,21 @@ void MpiCalls::fail(const std::exception_ptr& error, bool destroyed) noexcept {
   }
   runtime_.mark_failed();
   try {
-    if (!remote_failure_ && runtime_.is_open()) control_.broadcast(message);
+    if (!remote_failure_) control_.broadcast(message);
     control_.flush(500ms);
   } catch (const Error&) {  // MPI is broken here; the other ranks have their deadlines
   }
-  control_.abandon();
-  point_to_point_.abandon();
-  collectives_.abandon();
-  inquiry_.reset();
-  failed_ = true;
+  abandon(true);
 }
 
+// The communicator of a rank may outlive MPI, as an object in the scope that calls MPI_Finalize does.
 void MpiCalls::close() noexcept {
   try {
-    if (!failed_) depart();
+    const MpiRuntime::Use mpi(runtime_);
+    if (!mpi)
+      abandon(false);
+    else if (!failed_)
+      depart();
   } catch (...) {
     fail(std::current_exception(), false);
   }

@@ -54,7 +54,7 @@ class MpiCalls final : public Progressable {
     Time until;
   };
 
-  void require_open() const;
+  void require_open(const MpiRuntime::Use&) const;
   void receive_control();
   void handle_control(int peer, const ControlMessage&);
   ControlMessage reply_to(const ControlMessage& query) const;
@@ -62,6 +62,8 @@ class MpiCalls final : public Progressable {
   void check_departed() const;
   void check_deadlines(Time now);
   void depart();
+  /// Leaks what MPI may still use. Calls MPI only if it is `open`.
+  void abandon(bool open) noexcept;
   bool all_departed() const;
   bool is_idle() const { return collectives_.is_idle() && point_to_point_.is_idle(); }
 

@@ -115,7 +115,9 @@ void MpiRuntime::end_departure() {
 void MpiRuntime::close() {
   std::unique_lock lock(mutex_);
   departed_.wait_for(lock, default_deadline().remaining(), [&] { return departing_ == 0; });
-  is_open_.store(false, std::memory_order_release);
+  is_open_.store(false);
+  for (const Deadline end = default_deadline(); uses_.load() > 0 && !end.expired();)
+    std::this_thread::sleep_for(poll_period::mpi_finalize);
 }
 
 void MpiRuntime::finalise_at_exit() noexcept {

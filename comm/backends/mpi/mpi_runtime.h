@@ -31,13 +31,31 @@ class MpiRuntime {
   /// Name and version, e.g. "Open MPI v4.1.4".
   const std::string& library() const { return library_; }
 
+  /// Scope of calls of MPI on a thread. MPI_Finalize waits for its end. Once MPI_Finalize has begun it is
+  /// empty, and nothing of MPI may be called.
+  class Use {
+   public:
+    explicit Use(MpiRuntime& runtime) : runtime_(runtime) {
+      runtime_.uses_.fetch_add(1);
+      open_ = runtime_.is_open_.load();
+    }
+    ~Use() { runtime_.uses_.fetch_sub(1); }
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+    explicit operator bool() const { return open_; }
+
+   private:
+    MpiRuntime& runtime_;
+    bool open_ = false;
+  };
+
   // Departures in progress. After mark_failed() MPI is not finalised at exit, because that might block
   // forever.
   void begin_departure();
   void end_departure();
   void mark_failed() { failed_.store(true); }
 
-  /// Called within MPI_Finalize: waits for departing communicators.
+  /// Called within MPI_Finalize: waits for departing communicators and for threads that call MPI.
   void close();
 
  private:
@@ -48,6 +66,7 @@ class MpiRuntime {
   bool cuda_aware_ = false;
   std::string library_;
   std::atomic<bool> is_open_{true}, failed_{false};
+  std::atomic<int> uses_{0};
   std::mutex mutex_;
   std::condition_variable departed_;
   int departing_ = 0;

@@ -129,11 +129,11 @@ bool MpiPointToPoint::can_never_complete(int peer, std::uint64_t peer_sent,
   return l.sends_added > peer_received || l.receives_added > peer_sent;
 }
 
-void MpiPointToPoint::abandon() {
+void MpiPointToPoint::abandon(bool open) {
   for (PeerQueues& queues : queues_)
     for (Message& m : queues.receives)
       for (MPI_Request& request : m.mpi_requests)
-        if (request != MPI_REQUEST_NULL) MPI_Cancel(&request);
+        if (open && request != MPI_REQUEST_NULL) MPI_Cancel(&request);
   if (pending_ > 0) new std::vector<PeerQueues>(std::move(queues_));
   queues_.clear();
   pending_ = 0;

@@ -36,8 +36,9 @@ class MpiPointToPoint {
   /// True if a pending message will never complete because `peer` departed after these numbers of sends and
   /// receives.
   bool can_never_complete(int peer, std::uint64_t peer_sent, std::uint64_t peer_received) const;
-  /// Drops all messages and cancels posted receives. Leaks the state of what MPI may still access.
-  void abandon();
+  /// Drops all messages and, if MPI is open, cancels posted receives. Leaks the state of what MPI may still
+  /// access.
+  void abandon(bool open);
 
  private:
   struct Header {
