@@ -2,6 +2,7 @@
 /// Threads of the library.
 
 #include <csignal>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -23,12 +24,20 @@ class SignalsBlocked {
 /// Name of the calling thread in /proc/PID/task/TID/comm and in debuggers: at most 15 characters.
 void name_this_thread(const char* name) noexcept;
 
+/// Throws the error of helper_thread() for an errno value of pthread_create(3).
+[[noreturn]] void fail_no_thread(int error);
+
 /// Starts a thread that blocks signals, so that signal handlers of the embedding program run on that
-/// program's threads. The library creates all its threads here.
+/// program's threads. The library creates all its threads here. Errc::system names the limits if there can be
+/// no more threads.
 template <class F>
 std::thread helper_thread(F&& f) {
   const SignalsBlocked blocked;
-  return std::thread(std::forward<F>(f));
+  try {
+    return std::thread(std::forward<F>(f));
+  } catch (const std::system_error& e) {
+    fail_no_thread(e.code().value());
+  }
 }
 
 }  // namespace rz

@@ -35,11 +35,18 @@ struct ThreadTeam::State {
 
 ThreadTeam::ThreadTeam(int threads) : state_(std::make_unique<State>(threads)) {
   require(threads >= 1, Errc::invalid_argument, "a team needs at least 1 thread, got ", threads);
-  for (int i = 1; i < threads; ++i)
-    state_->threads.push_back(helper_thread([s = state_.get(), i] { s->member(i); }));
+  try {
+    for (int i = 1; i < threads; ++i)
+      state_->threads.push_back(helper_thread([s = state_.get(), i] { s->member(i); }));
+  } catch (...) {
+    end();
+    throw;
+  }
 }
 
-ThreadTeam::~ThreadTeam() {
+ThreadTeam::~ThreadTeam() { end(); }
+
+void ThreadTeam::end() noexcept {
   state_->stop = true;
   state_->round.fetch_add(1, std::memory_order_release);
   state_->round.notify_all();

@@ -33,6 +33,7 @@ class ThreadTeam {
   void run(FunctionRef f);
 
  private:
+  void end() noexcept;
   struct State;
   std::unique_ptr<State> state_;
 };

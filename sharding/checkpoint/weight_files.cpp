@@ -13,6 +13,7 @@
 #include "sharding/checkpoint/float_values.h"
 #include "sharding/checkpoint/safetensors.h"
 #include "sharding/checkpoint/torch_files/torch_file.h"
+#include "sharding/io/disk.h"
 #include "sharding/io/json.h"
 #include "sharding/io/text.h"
 
@@ -28,7 +29,7 @@ constexpr std::array folder_files{"model.safetensors", "model.safetensors.index.
 std::string weights_in(const fs::path& folder) {
   std::string names;
   for (const char* name : folder_files) {
-    if (fs::exists(folder / name)) return (folder / name).string();
+    if (path_exists((folder / name).string())) return (folder / name).string();
     names += concat(names.empty() ? "" : ", ", name);
   }
   if (is_deepspeed_checkpoint(folder.string())) return folder.string();
@@ -145,10 +146,10 @@ void WeightFiles::State::add_index() {
 
 WeightFiles WeightFiles::open(const std::string& given) {
   auto state = std::make_shared<State>();
-  state->path = fs::is_directory(given) ? weights_in(given) : given;
+  state->path = is_folder(given) ? weights_in(given) : given;
   if (state->path.ends_with(".index.json")) {
     state->add_index();
-  } else if (fs::is_directory(state->path)) {
+  } else if (is_folder(state->path)) {
     const ZeroCheckpoint checkpoint = ZeroCheckpoint::open(state->path);
     state->path = checkpoint.path();
     state->add(state->path, open_deepspeed(checkpoint));

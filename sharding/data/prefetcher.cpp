@@ -14,10 +14,17 @@ Prefetcher::Prefetcher(std::shared_ptr<const Dataset> dataset, std::shared_ptr<c
       fields_(dataset_->fields()),
       ring_(std::move(ring)),
       ready_(ring_.size()) {
-  for (int i = 0; i < workers; ++i) workers_.push_back(helper_thread([this] { work(); }));
+  try {
+    for (int i = 0; i < workers; ++i) workers_.push_back(helper_thread([this] { work(); }));
+  } catch (...) {
+    end();
+    throw;
+  }
 }
 
-Prefetcher::~Prefetcher() {
+Prefetcher::~Prefetcher() { end(); }
+
+void Prefetcher::end() noexcept {
   {
     const std::lock_guard lock(mutex_);
     stopped_ = true;

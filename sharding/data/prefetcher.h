@@ -49,6 +49,7 @@ class Prefetcher {
 
  private:
   void work();
+  void end() noexcept;
   void read(std::uint64_t position);
   void read_rows(std::uint64_t position, HostBatch&);
   void read_sample(std::uint64_t index, BatchRows&, std::size_t row) const;

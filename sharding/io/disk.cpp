@@ -28,6 +28,11 @@ bool path_exists(const std::string& path) {
   return std::filesystem::exists(std::filesystem::symlink_status(path, ignored));
 }
 
+bool is_folder(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::is_directory(path, ignored);
+}
+
 void remove_path(const std::string& path) {
   std::error_code problem;
   std::filesystem::remove_all(path, problem);

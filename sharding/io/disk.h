@@ -11,6 +11,8 @@ namespace rz {
 std::string folder_of(const std::string& path);
 /// Whether a path exists. A link does, whatever it refers to.
 bool path_exists(const std::string& path);
+/// Whether a path, or what it links to, is a folder. False if that cannot be found out.
+bool is_folder(const std::string& path);
 /// Removes a file, or a folder and all that is in it. No error if there is none. Errc::io.
 void remove_path(const std::string& path);
 /// Replaces a file, or an empty folder, of the new name. Errc::io.

@@ -154,10 +154,10 @@ void DurableFile::commit() {
 
 void make_folders(const std::string& path) {
   std::vector<fs::path> above;  // parents of the missing directories
-  for (fs::path p = fs::absolute(path).lexically_normal(); !fs::exists(p) && p != p.parent_path();
-       p = p.parent_path())
-    above.push_back(p.parent_path());
   std::error_code problem;
+  for (fs::path p = fs::absolute(path, problem).lexically_normal();
+       !path_exists(p.string()) && p != p.parent_path(); p = p.parent_path())
+    above.push_back(p.parent_path());
   fs::create_directories(path, problem);
   require(!problem, Errc::io, path, ": cannot be made: ", problem.message());
   for (const auto& folder : above) sync_folder(folder.string());

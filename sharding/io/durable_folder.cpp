@@ -16,15 +16,17 @@ namespace fs = std::filesystem;
 /// Removes what killed processes left while they wrote this path.
 void remove_stale_folders(const fs::path& path) {
   std::error_code problem;
-  for (const auto& entry : fs::directory_iterator(folder_of(path.string()), problem)) {
-    if (LockedNames::name_of_lock(entry.path().filename().string()) != path.filename().string()) continue;
-    if (auto names = LockedNames::of_killed(entry.path().string())) names->remove();
+  for (fs::directory_iterator entry(folder_of(path.string()), problem), end; !problem && entry != end;
+       entry.increment(problem)) {
+    if (LockedNames::name_of_lock(entry->path().filename().string()) != path.filename().string()) continue;
+    if (auto names = LockedNames::of_killed(entry->path().string())) names->remove();
   }
 }
 
 void check_absent(const std::string& path) {
   std::error_code ignored;
-  const bool empty = fs::is_directory(fs::symlink_status(path, ignored)) && fs::is_empty(path, ignored);
+  const bool empty =
+      fs::is_directory(fs::symlink_status(path, ignored)) && fs::is_empty(path, ignored) && !ignored;
   require(empty || !path_exists(path), Errc::io, path, ": exists already; choose another name, or remove it");
 }
 

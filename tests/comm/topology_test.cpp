@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,7 +14,9 @@
 
 #include "comm/core/error.h"
 #include "comm/os/cgroup.h"
+#include "comm/os/thread_team.h"
 #include "comm/shared_memory/shared_memory.h"
+#include "tests/support/ranks.h"
 
 namespace rz {
 namespace {
@@ -67,6 +70,18 @@ TEST(Topology, RanksDivideTheCores) {
   }
   EXPECT_THROW(processors_for(2, 2), Error);
   EXPECT_THROW(processors_for(-1, 2), Error);
+}
+
+TEST(Threads, AreRefusedWithTheLimit) {
+  const auto endings = test::run_processes(1, [](int, std::shared_ptr<Store>) {
+    ThreadTeam before(2);  // a team of which some threads exist ends them
+    const rlimit few{3, 3};
+    require(setrlimit(RLIMIT_NPROC, &few) == 0, Errc::io, "setrlimit");
+    if (geteuid() == 0) require(setresuid(65534, 65534, 65534) == 0, Errc::io, "setresuid");
+    ThreadTeam(8);
+  });
+  EXPECT_NE(endings[0].error.find("cannot start a thread"), std::string::npos) << endings[0].error;
+  EXPECT_NE(endings[0].error.find("(ulimit -u): 3,"), std::string::npos) << endings[0].error;
 }
 
 TEST(Topology, BindingLimitsWhatIsUsable) {

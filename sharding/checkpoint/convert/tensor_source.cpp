@@ -84,7 +84,7 @@ bool is_checkpoint(const fs::path& folder) { return path_exists((folder / checkp
 bool is_floating_point(const SourceTensor& t) { return is_float_dtype(t.dtype); }
 
 bool has_checkpoint(const std::string& path) {
-  if (!fs::is_directory(path)) return false;
+  if (!is_folder(path)) return false;
   return is_checkpoint(path) || !checkpoint_tags(path).empty();
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "comm/core/error.h"
+#include "sharding/io/disk.h"
 #include "sharding/io/json.h"
 #include "sharding/io/text.h"
 
@@ -82,7 +83,7 @@ const char* unsupported_part(const std::string& name) {
 }
 
 void check_parts(const fs::path& folder, const std::vector<std::string>& names) {
-  require(!fs::is_directory(folder / "zero"), Errc::unsupported, escaped(folder.string()),
+  require(!is_folder((folder / "zero").string()), Errc::unsupported, escaped(folder.string()),
           ": is a universal checkpoint of DeepSpeed; read the checkpoint that it was made of");
   for (const std::string& name : names) {
     if (!is_state_file(name)) continue;

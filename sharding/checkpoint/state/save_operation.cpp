@@ -13,6 +13,7 @@
 #include "comm/core/integer_math.h"
 #include "sharding/checkpoint/sharded/checkpoint_folder.h"
 #include "sharding/checkpoint/sharded/checkpoint_index.h"
+#include "sharding/io/disk.h"
 #include "sharding/io/durable_file.h"
 #include "sharding/io/text.h"
 #include "sharding/world/gather_text.h"
@@ -150,7 +151,7 @@ void SaveOperation::State::make_folder() {
   folder = broadcast_text(comm, folder, 0);
   path = (fs::path(folder) / rank_file(comm.rank(), comm.size())).string();
   check_on_all_ranks(comm, [&] {
-    require(fs::is_directory(folder), Errc::io, request.dir, ": rank ", comm.rank(),
+    require(is_folder(folder), Errc::io, request.dir, ": rank ", comm.rank(),
             " does not see what rank 0 has made there; save to a folder that all ranks share");
   });
 }

@@ -11,6 +11,7 @@
 #include "comm/core/error.h"
 #include "sharding/checkpoint/sharded/checkpoint_folder.h"
 #include "sharding/checkpoint/sharded/checkpoint_index.h"
+#include "sharding/io/disk.h"
 #include "sharding/signals/slurm_end_time.h"
 #include "sharding/world/gather_text.h"
 #include "sharding/world/rank_agreement.h"
@@ -30,7 +31,8 @@ ResumedCheckpoint resumed_checkpoint(const std::string& path) {
   const fs::path p = fs::path(path).has_filename() ? fs::path(path) : fs::path(path).parent_path();
   const std::string dir = p.has_parent_path() ? p.parent_path().string() : ".";
   if (p.filename() == latest_file) return {dir, ""};
-  if (p.filename() == best_file || fs::exists(p / checkpoint_index_file)) return {dir, p.filename()};
+  if (p.filename() == best_file || path_exists((p / checkpoint_index_file).string()))
+    return {dir, p.filename()};
   return {p.string(), ""};
 }
 
@@ -109,8 +111,9 @@ void TrainingCheckpoints::restore_best(const std::string& dir) {
   std::string present;
   check_on_all_ranks(world_.communicator(), [&] {
     const fs::path checkpoint = fs::path(config_.output_dir) / best.tag;
-    if (!world_.is_main() || !fs::exists(checkpoint / checkpoint_index_file)) return;
-    if (fs::canonical(dir) != fs::canonical(config_.output_dir)) return;
+    if (!world_.is_main() || !path_exists((checkpoint / checkpoint_index_file).string())) return;
+    std::error_code problem;
+    if (!fs::equivalent(dir, config_.output_dir, problem) || problem) return;
     present = best.tag;
     if (read_tag_file(config_.output_dir, best_file) != present)
       write_tag_file(config_.output_dir, best_file, present);
