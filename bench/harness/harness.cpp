@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <thread>
@@ -206,9 +207,20 @@ void run_in_threads(int count, const std::function<void(int)>& rank_main) {
   error.rethrow();
 }
 
+/// Of nccl-tests: groups of ranks that run at once. Without them the figures would be of something else.
+void refuse_groups() {
+  for (const char* name : {"NCCL_TESTS_SPLIT", "NCCL_TESTS_SPLIT_MASK"})
+    if (const char* value = std::getenv(name); value && *value)
+      fail(Errc::config, name, "='", value,
+           "' divides the ranks into groups in nccl-tests; this program measures one group of all ranks: "
+           "unset ",
+           name, ", and start a job of its own for each group");
+}
+
 }  // namespace
 
 int run(const Collective& collective, const Options& options, const Print& print, const Hooks& hooks) {
+  refuse_groups();
   const LaunchInfo info = launch_info_from_environment();
   const int here = options.threads * options.gpus, size = info.size * here;
   require(options.root < size, Errc::config, "-r ", options.root, ", but there are only ", size, " ranks");

@@ -1,10 +1,14 @@
 #include "comm/core/environment.h"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
 
 #include "comm/core/error.h"
+#include "comm/core/text.h"
 
 namespace rz {
 
@@ -43,9 +47,27 @@ void read_order(const char* variable, ReductionOrder& value) {
   fail(Errc::config, variable, "='", text, "' is not one of rank, pairwise");
 }
 
+/// A misspelt variable would be ignored silently. Other names that begin with RZ_ belong to the program.
+void refuse_misspelt_variables() {
+  static constexpr std::string_view known[] = {
+      "RZ_BACKEND",   "RZ_TRANSPORT",  "RZ_INTERFACE",       "RZ_SOCKETS",   "RZ_CONGESTION",
+      "RZ_ALGORITHM", "RZ_TUNING",     "RZ_DETERMINISTIC",   "RZ_TIMEOUT_S", "RZ_RENDEZVOUS_TIMEOUT_S",
+      "RZ_HOST_ID",   "RZ_ALLOW_TF32", "RZ_REDUCTION_ORDER", "RZ_LAUNCH"};
+  for (char** variable = environ; variable && *variable; ++variable) {
+    const std::string_view entry = *variable, name = entry.substr(0, entry.find('='));
+    if (!name.starts_with("RZ_") || std::ranges::find(known, name) != std::end(known)) continue;
+    for (const std::string_view other : known)
+      require(
+          3 * static_cast<std::size_t>(edit_distance(name.substr(3), other.substr(3))) >= other.size() - 2 &&
+              !(name.size() > 6 && other.starts_with(name)),
+          Errc::config, name, " is no variable of ringzero; did you mean ", other, "?");
+  }
+}
+
 }  // namespace
 
 Environment Environment::read() {
+  refuse_misspelt_variables();
   Environment e;
   read_text("RZ_BACKEND", e.backend);
   read_text("RZ_TRANSPORT", e.transport);

@@ -1,6 +1,7 @@
 #pragma once
 /// All environment variables that the library reads. They are read once, at the first call of environment().
-/// Explicit options override them. An invalid value is Errc::config, which names the variable.
+/// Explicit options override them. An invalid value is Errc::config, which names the variable, as is a name
+/// that is nearly one of them, such as RZ_TIMEOUT.
 
 #include <optional>
 #include <string>
@@ -50,7 +51,7 @@ struct Environment {
   /// NCCL_MULTI_RANK_GPU_ENABLE (NCCL 2.30.3 and newer): 1 allows ranks to share a GPU.
   bool nccl_shares_gpus = false;
 
-  /// Reads the process environment now. Errc::config names a malformed variable.
+  /// Reads the process environment now. Errc::config names a malformed or misspelt variable.
   static Environment read();
 };
 

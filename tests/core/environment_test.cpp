@@ -65,6 +65,29 @@ TEST(Environment, EveryVariableIsRead) {
   EXPECT_TRUE(e.nccl_shares_gpus);
 }
 
+TEST(Environment, AMisspeltVariableIsNamed) {
+  const std::pair<const char*, const char*> wrong[] = {
+      {"RZ_TIMEOUT", "RZ_TIMEOUT_S"}, {"RZ_RENDEZVOUS_TIMEOUT", "RZ_RENDEZVOUS_TIMEOUT_S"},
+      {"RZ_BACKENDS", "RZ_BACKEND"},  {"RZ_INTERFCE", "RZ_INTERFACE"},
+      {"RZ_ALGO", "RZ_ALGORITHM"},    {"RZ_HOSTID", "RZ_HOST_ID"}};
+  for (const auto& [name, right] : wrong) {
+    const Variable variable(name, "5");
+    try {
+      Environment::read();
+      ADD_FAILURE() << name << " was accepted";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Errc::config);
+      EXPECT_EQ(std::string(e.what()),
+                concat(name, " is no variable of ringzero; did you mean ", right, "?"));
+    }
+  }
+  for (const char* other :
+       {"RZ_LAUNCH", "RZ_MY_PROGRAM", "RZ_KILLS", "RZ_SHARED", "RZ_WRITE_EXPECTED", "RZ_MAIN"}) {
+    const Variable variable(other, "5");
+    EXPECT_NO_THROW(Environment::read()) << other;
+  }
+}
+
 TEST(Environment, AMalformedVariableIsNamed) {
   const std::pair<const char*, const char*> wrong[] = {
       {"RZ_TRANSPORT", "pigeon"},      {"RZ_SOCKETS", "0"},           {"RZ_SOCKETS", "2x"},

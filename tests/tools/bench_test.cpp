@@ -20,6 +20,7 @@
 #include "comm/core/error.h"
 #include "comm/device/cuda_runtime.h"
 #include "comm/net/socket.h"
+#include "tests/support/error_of.h"
 #include "tests/support/program.h"
 
 namespace rz {
@@ -265,6 +266,17 @@ TEST(BenchReport, ARowIsThatOfNcclTests) {
             "        1024           256     float     sum      -1"
             "    12.35    1.50    2.25       0  1.0e+08    0.00    0.00    N/A"
             "     2.50     3.00  12345.7     0.25     3.25     4.00  2026-11-21 05:20:00\n");
+}
+
+TEST(BenchRun, GroupsOfNcclTestsAreRefused) {
+  for (const char* name : {"NCCL_TESTS_SPLIT", "NCCL_TESTS_SPLIT_MASK"}) {
+    setenv(name, "0x1", 1);
+    const Error e =
+        test::error_of([] { run(collective_from_name("all_reduce"), options_of("all_reduce", {}), {}, {}); });
+    unsetenv(name);
+    EXPECT_EQ(e.code(), Errc::config);
+    EXPECT_NE(std::string(e.what()).find(concat(name, "='0x1'")), std::string::npos) << e.what();
+  }
 }
 
 TEST(BenchRun, HasTheLinesThatParsersExpect) {
