@@ -29,12 +29,12 @@ namespace {
 namespace fs = std::filesystem;
 using std::chrono::seconds;
 
-std::string read_text(const fs::path& file) {
+std::string contents_of(const fs::path& file) {
   std::ifstream in(file, std::ios::binary);
   return std::string(std::istreambuf_iterator<char>(in), {});
 }
 
-std::vector<std::string> split(const std::string& text, char separator) {
+std::vector<std::string> parts_of(const std::string& text, char separator) {
   std::vector<std::string> parts(1);
   for (const char c : text)
     if (c == separator)
@@ -156,7 +156,7 @@ std::optional<ProcessName> registered_process(const fs::path& place, int rank) {
   const fs::path name = registration(place, rank);
   const UniqueFd file(open(name.c_str(), O_RDWR | O_CLOEXEC));
   if (!file || try_lock(file.get(), LOCK_SH, name)) return std::nullopt;
-  const auto lines = split(read_text(name), '\n');
+  const auto lines = parts_of(contents_of(name), '\n');
   if (lines.size() < 2) return std::nullopt;
   const ProcessName process{lines[0], lines[1]};
   const bool visible = process.space == this_process().space;
@@ -171,7 +171,7 @@ struct Current {
 };
 
 std::optional<Current> read_current(const fs::path& directory) {
-  const auto lines = split(read_text(directory / "current"), '\n');
+  const auto lines = parts_of(contents_of(directory / "current"), '\n');
   if (lines.size() < 4) return std::nullopt;
   return Current{lines[0], lines[1], lines[2]};
 }
@@ -340,10 +340,10 @@ struct Process {
 
 /// From /proc/<process>/stat: "id (command) state parent … start …".
 std::optional<Process> find_process(const std::string& process) {
-  const std::string text = read_text("/proc/" + process + "/stat");
+  const std::string text = contents_of("/proc/" + process + "/stat");
   const auto open = text.find('('), close = text.rfind(')');
   if (open == text.npos || close == text.npos) return std::nullopt;
-  const auto fields = split(text.substr(close + 1), ' ');  // fields[1] is the third of the file
+  const auto fields = parts_of(text.substr(close + 1), ' ');  // fields[1] is the third of the file
   if (fields.size() < 21) return std::nullopt;
   return Process{std::atoi(text.c_str()), std::atoi(fields[2].c_str()),
                  text.substr(open + 1, close - open - 1), fields[20]};

@@ -43,6 +43,7 @@ class ThreadTeam {
   void run(FunctionRef f);
 
  private:
+  void end() noexcept;
   struct State;
   std::unique_ptr<State, DeletedByCreator<State>> state_;
 };
