@@ -182,10 +182,11 @@ TEST(RzrunRestart, KillsOfRandomRanksAtRandomInstantsAreCounted) {
   for (int run = 0; run < 6; ++run) {
     SCOPED_TRACE(run);
     Directory directory;
-    Program p(rzrun({"-n", "3", "--max-restarts", "3"}, test::built("all_reduce_perf") +
-                                                            " -b 8 -e 64K -n 200 -w 20 || exit 1; " +
-                                                            until(directory / "done")));
+    Program p(rzrun({"-n", "3", "--max-restarts", "3"},
+                    "echo group $TORCHELASTIC_RESTART_COUNT; " + test::built("all_reduce_perf") +
+                        " -b 8 -e 64K -n 200 -w 20 || exit 1; " + until(directory / "done")));
     for (std::size_t kills = 1; kills <= 3; ++kills) {
+      p.wait_for("group " + std::to_string(kills - 1));  // the one before has ended
       kill_one(p, random);
       p.wait_for("; restart " + std::to_string(kills) + " of 3");
     }
