@@ -27,9 +27,9 @@ T parse_integer(std::string_view flag, std::string_view text) {
   return value;
 }
 
-class Parser {
+class ArgumentParser {
  public:
-  Parser(std::span<const char* const> words, TrainingArguments start) : words_(words) {
+  ArgumentParser(std::span<const char* const> words, TrainingArguments start) : words_(words) {
     known_.options.arguments = std::move(start);
   }
 
@@ -113,7 +113,7 @@ class Parser {
   bool switched_on_ = false;
 };
 
-[[noreturn]] void refuse(const std::string& word) {
+[[noreturn]] void refuse_word(const std::string& word) {
   if (!word.starts_with("-")) fail(Errc::config, word, ": expected a flag, e.g. --deepspeed FILE");
   if (const std::string_view reason = no_argument_flag(word); !reason.empty())
     fail(Errc::config, "--", argument_name(word), ": a flag of Trainer without a counterpart here: ", reason);
@@ -128,13 +128,13 @@ class Parser {
 
 KnownArguments parse_known_arguments(int argc, const char* const* argv, TrainingArguments start) {
   const auto words = std::span(argv, static_cast<std::size_t>(argc)).subspan(argc > 0 ? 1 : 0);
-  return Parser(words, std::move(start)).parse();
+  return ArgumentParser(words, std::move(start)).parse();
 }
 
 EngineOptions parse_arguments(int argc, const char* const* argv) {
   KnownArguments known = parse_known_arguments(argc, argv);
   if (known.help) throw HelpRequest(arguments_help());
-  if (!known.rest.empty()) refuse(known.rest.front());
+  if (!known.rest.empty()) refuse_word(known.rest.front());
   return std::move(known.options);
 }
 

@@ -28,7 +28,7 @@ ordered_json byte_vocabulary() {
   return vocabulary;
 }
 
-void write_text(const fs::path& path, const std::string& text) {
+void write_tokenizer_file(const fs::path& path, const std::string& text) {
   DurableFile file(path.string());
   file.write(text);
   file.commit();
@@ -65,8 +65,8 @@ void save_byte_tokenizer(const std::string& folder, const Gpt2Config& c) {
   const ordered_json config{{"tokenizer_class", "PreTrainedTokenizerFast"},
                             {"model_max_length", c.n_positions},
                             {"clean_up_tokenization_spaces", false}};
-  write_text(fs::path(folder) / "tokenizer.json", byte_tokenizer_json());
-  write_text(fs::path(folder) / "tokenizer_config.json", config.dump(1) + "\n");
+  write_tokenizer_file(fs::path(folder) / "tokenizer.json", byte_tokenizer_json());
+  write_tokenizer_file(fs::path(folder) / "tokenizer_config.json", config.dump(1) + "\n");
 }
 
 void remove_byte_tokenizer(const std::string& folder) {

@@ -36,7 +36,7 @@ std::optional<std::size_t> special_token(const JsonObject& o, const char* key, s
   return static_cast<std::size_t>(token);
 }
 
-nlohmann::ordered_json or_null(const std::optional<std::size_t>& token) {
+nlohmann::ordered_json token_or_null(const std::optional<std::size_t>& token) {
   return token ? nlohmann::ordered_json(*token) : nlohmann::ordered_json();
 }
 
@@ -112,8 +112,8 @@ std::string to_json(const Gpt2Config& c) {
       {"embd_pdrop", c.embd_pdrop},
       {"attn_pdrop", c.attn_pdrop},
       {"resid_pdrop", c.resid_pdrop},
-      {"bos_token_id", or_null(c.bos_token_id)},
-      {"eos_token_id", or_null(c.eos_token_id)},
+      {"bos_token_id", token_or_null(c.bos_token_id)},
+      {"eos_token_id", token_or_null(c.eos_token_id)},
       // Without it AutoTokenizer makes an empty tokenizer where there is no file of one.
       {"tokenizer_class", "PreTrainedTokenizerFast"},
   };
