@@ -18,10 +18,12 @@ std::int64_t interval(const MonitorConfig& config) {
 
 }  // namespace
 
-std::string step_line(const StepReport& r, double loss) {
-  char text[200];
-  std::snprintf(text, sizeof text, "step %lld: loss %.4f, lr %.4g, grad_norm %.4g, %.1f ms",
-                static_cast<long long>(r.step + 1), loss, r.lr, r.grad_norm, r.seconds * 1e3);
+std::string step_line(const StepReport& r, std::optional<double> loss) {
+  char text[500], mean[320];
+  std::snprintf(mean, sizeof mean, "%.4f", loss.value_or(0));
+  std::snprintf(text, sizeof text, "step %lld: loss %s, lr %.4g, grad_norm %.4g, %.1f ms",
+                static_cast<long long>(r.step + 1), loss ? mean : "without terms", r.lr, r.grad_norm,
+                r.seconds * 1e3);
   std::string line = text;
   if (r.loss_scale != 1) line += concat(", loss_scale ", r.loss_scale);
   if (r.skipped_steps > 0) line += concat(", skipped ", r.skipped_steps);
@@ -38,9 +40,9 @@ StepMonitor::StepMonitor(const MonitorConfig& config, bool writes, std::string p
   if (csv_enabled_ && writes) csv_.emplace(config.csv_output_path, config.csv_job_name);
 }
 
-void StepMonitor::write(const StepReport& report, double loss, const MemoryReport& memory) {
+void StepMonitor::write(const StepReport& report, std::optional<double> loss, const MemoryReport& memory) {
   if (csv_) {
-    csv_->write("train_loss", report.samples, loss);
+    if (loss) csv_->write("train_loss", report.samples, *loss);
     csv_->write("lr", report.samples, report.lr);
     if (report.loss_scale != 1) csv_->write("loss_scale", report.samples, report.loss_scale);
   }
@@ -49,7 +51,7 @@ void StepMonitor::write(const StepReport& report, double loss, const MemoryRepor
   times_.reset();
 }
 
-void StepMonitor::print(const StepReport& report, double loss, const MemoryReport& memory) {
+void StepMonitor::print(const StepReport& report, std::optional<double> loss, const MemoryReport& memory) {
   std::fprintf(log_, "%s%s\n", prefix_.c_str(), step_line(report, loss).c_str());
   if (times_.enabled())
     std::fprintf(log_, "%s  ms an update: forward %.2f, backward %.2f, step %.2f\n", prefix_.c_str(),

@@ -53,7 +53,7 @@ void UpdateLoop::complete() {
   accumulation_.next_update();
   passes_of_updates_ = passes_;
   tape_.seed(seeds_.of_pass(passes_));
-  training_.complete(tape_.stream(), report);
+  training_.complete(tape_.stream(), report, reports_.losses(), world_.communicator());
   reports_.finish(tape_.stream());
 }
 
@@ -112,6 +112,7 @@ void UpdateLoop::backward(const nn::Loss& loss) {
 void UpdateLoop::backward(Var loss) {
   const bool synchronise = begin_pass();
   strategy_.begin_backward(synchronise);
+  reports_.losses().add_scalar(tape_.value(loss), tape_.stream());
   const int ranks = options_.world_size_invariant ? world_.size() : 1;  // else the mean divides by them
   tape_.backward(
       loss, static_cast<float>(training_.loss_scale() / static_cast<double>(accumulation_.steps() * ranks)));
