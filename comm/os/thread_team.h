@@ -43,7 +43,6 @@ class ThreadTeam {
   void run(FunctionRef f);
 
  private:
-  void end() noexcept;
   struct State;
   std::unique_ptr<State, DeletedByCreator<State>> state_;
 };

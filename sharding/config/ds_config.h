@@ -128,6 +128,8 @@ struct DsConfig {
   CheckpointConfig checkpoint;  ///< ringzero.checkpoint
   ActivationCheckpointingConfig activation_checkpointing;
   MonitorConfig monitor;
+  /// ringzero: as many updates in a row whose gradients are not finite are an error; 0: any number may be.
+  std::int64_t max_skipped_updates = 50;
   double gradient_clipping = 1;  ///< limit of the global norm; 0: no clipping
   bool drop_last = false;        ///< dataloader_drop_last
   /// ringzero.deterministic: the same bits for 1, 2, 4, … ranks that share the micro-batches of an update.

@@ -85,8 +85,10 @@ class Engine {
   void backward(Var loss) { updates().backward(loss); }
   /// Call after the backward() of each micro-batch. In the last one of an update it updates the parameters
   /// and returns true. Errc::unsynchronised inside NoSync, and after a backward() that failed;
-  /// Errc::cancelled if another rank has cancelled the update; Errc::diverged if gradients are not finite and
-  /// the configuration does not skip such updates.
+  /// Errc::cancelled if another rank has cancelled the update. Errc::diverged on every rank if a loss and the
+  /// gradients are not finite, if the gradients are not and the configuration does not skip such updates, or
+  /// if it has skipped ringzero.max_skipped_updates in a row: the parameters are as before the update, and
+  /// the culprit is the rank whose loss is not finite, if it is one.
   bool step() {
     const bool updated = updates().step();
     if (updated) checkpointer_->end_update();
@@ -193,7 +195,8 @@ class Engine {
   double mean(std::span<const Mean> losses) { return exact_mean(losses, world_.communicator()); }
   /// What the last update did.
   const StepReport& report() { return updates().reports().last(); }
-  /// Mean loss of the last update over the terms of all ranks; NaN if its losses had no terms. Collective.
+  /// Mean loss of the last update over the terms of all ranks, where a scalar loss is one term; NaN if there
+  /// are no terms. Collective.
   double loss() { return updates().reports().loss(stream_); }
   /// Updates so far, skipped ones included.
   std::int64_t global_steps() { return updates().reports().steps(); }

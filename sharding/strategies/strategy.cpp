@@ -1,6 +1,7 @@
 #include "sharding/strategies/strategy.h"
 
 #include <chrono>
+#include <cmath>
 #include <thread>
 #include <utility>
 
@@ -223,12 +224,13 @@ Strategy::Outcome Strategy::outcome(Optimizer& optimizer, const Stream& given) {
   const Stream& stream = runtime_.stream_for(given);
   const StepOutcome made = control_.outcome(stream);
   const bool skipped = made.skip != 0;
-  if (stream.device().kind == Device::host) return {made.norm, skipped};
+  const double norm = std::isnan(made.norm) ? std::nan("") : made.norm;  // without a sign, "-nan" in lines
+  if (stream.device().kind == Device::host) return {norm, skipped};
   if (skipped)
     optimizer.set_updates(optimizer.updates() - 1);
   else
     members_.count_missed();
-  return {made.norm, skipped};
+  return {norm, skipped};
 }
 
 void Strategy::next_update(Optimizer& optimizer, const Stream& given) {

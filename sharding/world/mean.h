@@ -1,6 +1,9 @@
 #pragma once
 /// Means over samples that are spread over ranks.
 
+#include <cmath>
+#include <limits>
+
 namespace rz {
 
 /// A sum and the number of its terms. The mean of all ranks is World::reduce(): sum of sums over sum of
@@ -17,8 +20,11 @@ struct Mean {
     sum += other.sum;
     count += other.count;
   }
-  /// NaN without terms.
-  double value() const { return sum / count; }
+  /// NaN without terms. A NaN has no sign, which programs would print: "nan", not "-nan".
+  double value() const {
+    const double mean = sum / count;
+    return std::isnan(mean) ? std::numeric_limits<double>::quiet_NaN() : mean;
+  }
 };
 
 }  // namespace rz

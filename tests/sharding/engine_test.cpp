@@ -531,6 +531,92 @@ TEST(Engine, GradientsThatAreNotFiniteAreAnErrorInF32) {
   });
 }
 
+/// Updates of a model in bf16 whose batch is not finite on the ranks that `bad` selects.
+template <class Bad>
+Error diverged_update(World& world, Engine& engine, Net& net, const Bad& bad) {
+  Batch b = batch(0, 4);
+  if (bad(world.rank())) b.x.data<float>()[0] = NAN;
+  return test::error_of([&] {
+    engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
+    engine.step();
+  });
+}
+
+TEST(Engine, ALossThatIsNotFiniteIsAnErrorInEachPrecision) {
+  in_world(3, [](World& world) {
+    for (const char* precision : {"", R"("bf16": {"enabled": true},)", R"("fp16": {"enabled": true},)"}) {
+      Net net;
+      auto engine = initialize(world, net,
+                               options(concat(R"({"train_micro_batch_size_per_gpu": 4, )", precision,
+                                              R"("optimizer": {"type": "SGD"}})")));
+      const std::vector<float> before = values_of(engine.strategy(), net);
+      const Error one = diverged_update(world, engine, net, [](int rank) { return rank == 1; });
+      EXPECT_EQ(one.code(), Errc::diverged);
+      EXPECT_EQ(one.culprit(), 1);
+      EXPECT_NE(
+          std::string(one.what()).find("the loss of rank 1 is not finite, the norm of the gradients is nan"),
+          std::string::npos)
+          << one.what();
+      const Error two = diverged_update(world, engine, net, [](int rank) { return rank != 1; });
+      EXPECT_EQ(two.culprit(), -1);
+      EXPECT_NE(std::string(two.what()).find("the losses of ranks 0, 2 are not finite"), std::string::npos)
+          << two.what();
+      const Error all = diverged_update(world, engine, net, [](int) { return true; });
+      EXPECT_NE(std::string(all.what()).find("update 2: the loss is not finite"), std::string::npos)
+          << all.what();
+      EXPECT_EQ(values_of(engine.strategy(), net), before);
+      EXPECT_EQ(engine.report().skipped_steps, 3);
+    }
+  });
+}
+
+TEST(Engine, SkippedUpdatesInARowAreAnError) {
+  in_world(2, [](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options(R"({"train_micro_batch_size_per_gpu": 4,
+        "bf16": {"enabled": true}, "optimizer": {"type": "SGD"}, "ringzero": {"max_skipped_updates": 3}})"));
+    const auto update = [&](double factor) {
+      const Batch b = batch(0, 4);
+      Tape& t = engine.tape();
+      engine.backward(factor * nn::cross_entropy(t, net(t, b.x), b.y));
+      engine.step();
+    };
+    const double huge = 1e200;  // beyond f32, in which gradients are; the loss is a finite f64
+    for (int i = 0; i < 2; ++i) update(huge);
+    EXPECT_EQ(engine.report().skipped_steps, 2);
+    update(1);
+    EXPECT_FALSE(engine.report().skipped);
+    for (int i = 0; i < 2; ++i) update(huge);
+    const Error e = test::error_of([&] { update(huge); });
+    EXPECT_EQ(e.code(), Errc::diverged);
+    EXPECT_EQ(e.culprit(), -1);
+    EXPECT_NE(std::string(e.what()).find("not finite in 3 updates in a row (ringzero.max_skipped_updates)"),
+              std::string::npos)
+        << e.what();
+  });
+}
+
+TEST(Engine, AScalarLossIsReportedAsOneTermOfEachPass) {
+  in_world(2, [](World& world) {
+    Net net;
+    net.eval();
+    auto engine = initialize(world, net, options(R"({"train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 2, "optimizer": {"type": "SGD"}})"));
+    std::vector<Mean> losses;
+    for (int m = 0; m < 2; ++m) {
+      const Batch b = batch(static_cast<std::uint64_t>(2 * m + world.rank()), 4);
+      Tape& t = engine.tape();
+      const Var loss = nn::mse(t, net(t, b.x), Tensor::zeros({4, classes}));
+      losses.push_back(engine.item(loss));
+      engine.backward(loss);
+      engine.step();
+    }
+    EXPECT_EQ(engine.loss(), engine.mean(losses));
+    EXPECT_EQ(step_line({}, std::nullopt), "step 1: loss without terms, lr 0, grad_norm 0, 0.0 ms");
+    EXPECT_EQ(step_line({}, Mean{-NAN, 2}.value()), "step 1: loss nan, lr 0, grad_norm 0, 0.0 ms");
+  });
+}
+
 TEST(Engine, AnOverflowInF16SkipsTheStepAndLowersTheScale) {
   in_world(2, [](World& world) {
     Net net;

@@ -452,6 +452,21 @@ TEST_F(TrainGptProgram, ARunThatDivergesStopsAndSavesNothing) {
   EXPECT_EQ(std::ranges::count(log, '\n'), 2) << log;
 }
 
+TEST_F(TrainGptProgram, ARunInBf16WhoseLossIsNotFiniteStopsAndSavesNothing) {
+  put("bad.json", R"({"train_batch_size": 4, "bf16": {"enabled": true},
+                      "optimizer": {"type": "AdamW", "params": {"lr": 1e30}}})");
+  fs::create_directory(directory_ / "model");
+  put("model/model.safetensors", "good");
+  auto arguments = with(good(), "--config", path("bad.json"));
+  arguments.insert(arguments.end(),
+                   {"--steps", "5", "--save", path("model"), "--metrics", path("log.jsonl")});
+  const auto ended = run(2, arguments);
+  for (const Ended& e : ended) EXPECT_EQ(e.status, 1) << e.err;
+  EXPECT_NE(ended[0].err.find("the loss is not finite"), std::string::npos) << ended[0].err;
+  EXPECT_EQ(ended[1].err, "");
+  EXPECT_EQ(get("model/model.safetensors"), "good");
+}
+
 TEST_F(TrainGptProgram, NonfiniteWeightsAreSavedOnRequestOnly) {
   auto arguments = good();
   arguments.insert(arguments.end(), {"--steps", "0", "--save", path("model")});

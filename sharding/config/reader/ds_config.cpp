@@ -100,6 +100,14 @@ void add_scheduler(json& document, const TrainingArguments& a, const std::string
           "; remove one of them");
 }
 
+/// A dynamic loss scale of f16 has a minimum, which ends a run of skipped updates sooner or later.
+std::int64_t typed_max_skipped_updates(const Settings& s, const PrecisionConfig& precision) {
+  const LossScaleOptions& scale = precision.loss_scale;
+  const bool has_minimum =
+      precision.scales_loss() && scale.fixed == 0 && scale.rule != LossScaleRule::grad_scaler;
+  return s.optional_integer("ringzero.max_skipped_updates").value_or(has_minimum ? 0 : 50);
+}
+
 void fill_sections(Settings& s, const RunFacts& facts, DsConfig& c) {
   c.batch = with_batch_defaults(batch_of(s), s);
   if (c.batch.train || c.batch.micro) c.sizes = resolve_batch(c.batch, facts.ranks, c.file);
@@ -112,6 +120,7 @@ void fill_sections(Settings& s, const RunFacts& facts, DsConfig& c) {
   c.checkpoint = typed_checkpoint(s, c.file);
   c.monitor = typed_monitor(s);
   c.gradient_clipping = s.number("gradient_clipping");
+  c.max_skipped_updates = typed_max_skipped_updates(s, c.precision);
   c.drop_last = s.boolean("dataloader_drop_last");
   c.world_size_invariant = typed_world_size_invariant(s, c, facts.ranks);
   c.unused_parameters = unused_parameter_policy_from_name(s.text("ringzero.unused_parameters"));

@@ -19,9 +19,10 @@ std::int64_t interval(const MonitorConfig& config) {
 
 }  // namespace
 
-std::string step_line(const StepReport& r, double loss) {
-  std::string line = concat("step ", r.step + 1, ": loss ", fixed(loss, 4), ", lr ", rounded(r.lr, 4),
-                            ", grad_norm ", rounded(r.grad_norm, 4), ", ", fixed(r.seconds * 1e3, 1), " ms");
+std::string step_line(const StepReport& r, std::optional<double> loss) {
+  std::string line = concat("step ", r.step + 1, ": loss ", loss ? fixed(*loss, 4) : "without terms", ", lr ",
+                            rounded(r.lr, 4), ", grad_norm ", rounded(r.grad_norm, 4), ", ",
+                            fixed(r.seconds * 1e3, 1), " ms");
   if (r.loss_scale != 1) line += concat(", loss_scale ", r.loss_scale);
   if (r.skipped_steps > 0) line += concat(", skipped ", r.skipped_steps);
   return line;
@@ -37,9 +38,9 @@ StepMonitor::StepMonitor(const MonitorConfig& config, bool writes, std::string p
   if (csv_enabled_ && writes) csv_.emplace(config.csv_output_path, config.csv_job_name);
 }
 
-void StepMonitor::write(const StepReport& report, double loss, const MemoryReport& memory) {
+void StepMonitor::write(const StepReport& report, std::optional<double> loss, const MemoryReport& memory) {
   if (csv_) {
-    csv_->write("train_loss", report.samples, loss);
+    if (loss) csv_->write("train_loss", report.samples, *loss);
     csv_->write("lr", report.samples, report.lr);
     if (report.loss_scale != 1) csv_->write("loss_scale", report.samples, report.loss_scale);
   }
@@ -48,7 +49,7 @@ void StepMonitor::write(const StepReport& report, double loss, const MemoryRepor
   times_.reset();
 }
 
-void StepMonitor::print(const StepReport& report, double loss, const MemoryReport& memory) {
+void StepMonitor::print(const StepReport& report, std::optional<double> loss, const MemoryReport& memory) {
   std::fprintf(log_, "%s%s\n", prefix_.c_str(), step_line(report, loss).c_str());
   const auto ms = [&](Phase phase) {
     return fixed(times_.seconds(phase) * 1e3 / static_cast<double>(every_), 2);

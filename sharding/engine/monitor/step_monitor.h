@@ -15,8 +15,8 @@
 
 namespace rz {
 
-/// A line for people.
-std::string step_line(const StepReport&, double loss);
+/// A line for people. No loss: it has no terms.
+std::string step_line(const StepReport&, std::optional<double> loss);
 
 /// Prints and writes on the rank that has a log. needs_loss() is equal on all ranks, so that they can reduce
 /// the loss together.
@@ -28,13 +28,13 @@ class StepMonitor {
   /// Whether write() will report the loss of update number `step`.
   bool needs_loss(std::int64_t step) const { return csv_enabled_ || line_is_due(step); }
   /// Errc::io.
-  void write(const StepReport&, double loss, const MemoryReport&);
+  void write(const StepReport&, std::optional<double> loss, const MemoryReport&);
 
   PhaseTimes& times() { return times_; }
 
  private:
   bool line_is_due(std::int64_t step) const { return every_ > 0 && (step + 1) % every_ == 0; }
-  void print(const StepReport&, double loss, const MemoryReport&);
+  void print(const StepReport&, std::optional<double> loss, const MemoryReport&);
 
   std::int64_t every_;
   bool csv_enabled_, prints_memory_;

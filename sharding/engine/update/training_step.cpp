@@ -1,7 +1,10 @@
 #include "sharding/engine/update/training_step.h"
 
+#include <algorithm>
 #include <cmath>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "comm/core/error.h"
 
@@ -14,7 +17,8 @@ TrainingStep::TrainingStep(Strategy& strategy, std::unique_ptr<Optimizer> optimi
       rates_(std::move(schedule), *optimizer_),
       schedule_unit_(schedule_unit),
       max_norm_(config.gradient_clipping),
-      skip_overflow_(config.precision.skip_overflow) {
+      skip_overflow_(config.precision.skip_overflow),
+      max_skipped_(config.max_skipped_updates) {
   if (config.precision.scales_loss()) scaler_.emplace(config.precision.loss_scale);
 }
 
@@ -45,18 +49,57 @@ void TrainingStep::apply(const Stream& stream) {
   strategy_.clip_and_step(*optimizer_, {.max_norm = max_norm_, .skip_overflow = true}, stream);
 }
 
-void TrainingStep::complete(const Stream& stream, StepReport& report) {
+namespace {
+
+/// "the loss of rank 1 is not finite"; empty if all are.
+std::string describe_losses(const std::vector<std::uint8_t>& not_finite) {
+  const auto ranks = std::ranges::count(not_finite, 1);
+  if (ranks == 0) return "";
+  if (ranks == std::ssize(not_finite)) return "the loss is not finite";
+  std::string text = ranks == 1 ? "the loss of rank " : "the losses of ranks ";
+  const char* separator = "";
+  for (std::size_t r = 0; r < not_finite.size(); ++r)
+    if (not_finite[r]) text += concat(std::exchange(separator, ", "), r);
+  return text + (ranks == 1 ? " is not finite" : " are not finite");
+}
+
+/// The only rank whose loss is not finite, or -1.
+int culprit_of(const std::vector<std::uint8_t>& not_finite) {
+  if (not_finite.size() == 1 || std::ranges::count(not_finite, 1) != 1) return -1;
+  return static_cast<int>(std::ranges::find(not_finite, 1) - not_finite.begin());
+}
+
+}  // namespace
+
+void TrainingStep::complete(const Stream& stream, StepReport& report, const UpdateLosses& losses,
+                            Communicator& communicator) {
   counted_ = false;
   const Strategy::Outcome outcome = strategy_.outcome(*optimizer_, stream);
   report.grad_norm = outcome.norm;
   report.skipped = outcome.skipped;
   report.lr = optimizer_->learning_rate();
   report.loss_scale = loss_scale();
-  if (outcome.skipped) ++report.skipped_steps;
-  if (scaler_) scaler_->update(outcome.skipped);
-  require(!outcome.skipped || skip_overflow_, Errc::diverged, "update ", report.step,
-          ": the norm of the gradients is ", outcome.norm, " and the parameters are as before; lower the ",
-          "learning rate, or look for a division by zero or a logarithm of it in the loss");
+  skipped_ = outcome.skipped ? skipped_ + 1 : 0;
+  std::vector<std::uint8_t> not_finite;
+  if (outcome.skipped) {
+    ++report.skipped_steps;
+    not_finite = losses.not_finite(communicator, stream);
+  }
+  const std::string found = describe_losses(not_finite);
+  if (found.empty() && scaler_) scaler_->update(outcome.skipped);
+  if (!outcome.skipped) return;
+  const bool too_many = max_skipped_ > 0 && skipped_ >= max_skipped_;
+  if (skip_overflow_ && found.empty() && !too_many) return;
+  const std::string row = skip_overflow_ && found.empty()
+                              ? concat(" in ", skipped_, " updates in a row (ringzero.max_skipped_updates)")
+                              : "";
+  throw Error(
+      Errc::diverged,
+      concat("update ", report.step, ": ", found, found.empty() ? "" : ", ", "the norm of the gradients is ",
+             row.empty() ? concat(outcome.norm) : "not finite", row, found.empty() ? " and" : ", and",
+             " the parameters are as before; lower the learning rate, or "
+             "look for a division by zero or a logarithm of it in the loss"),
+      culprit_of(not_finite));
 }
 
 }  // namespace rz

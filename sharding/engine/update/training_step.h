@@ -8,6 +8,7 @@
 #include "sharding/config/ds_config.h"
 #include "sharding/engine/monitor/step_report.h"
 #include "sharding/engine/update/scheduled_rates.h"
+#include "sharding/engine/update/update_losses.h"
 #include "sharding/optim/loss_scaler.h"
 #include "sharding/strategies/strategy.h"
 
@@ -24,10 +25,12 @@ class TrainingStep {
   void cancel();
   /// After the last pass: reduces, clips and updates. May be captured in a graph.
   void apply(const Stream&);
-  /// After apply() or a replay of it: what it did. Adjusts the loss scale. Errc::diverged if the gradients
-  /// were not finite and the configuration does not skip such updates, or if the loss scale cannot fall
-  /// further; the report is then complete, and the parameters are as before.
-  void complete(const Stream&, StepReport&);
+  /// After apply() or a replay of it: what it did. Adjusts the loss scale. The report is complete, and the
+  /// parameters are as before, at Errc::diverged: the gradients were not finite, and so was a loss; or the
+  /// configuration does not skip such updates; or it has skipped max_skipped_updates in a row; or the loss
+  /// scale cannot fall further. The culprit is the rank whose loss is not finite, if there is one such rank.
+  /// Collective.
+  void complete(const Stream&, StepReport&, const UpdateLosses&, Communicator&);
 
   Optimizer& optimizer() { return *optimizer_; }
   /// Counts an epoch, for schedules by epoch.
@@ -55,6 +58,8 @@ class TrainingStep {
   double max_norm_;
   bool skip_overflow_;
   bool counted_ = false;  // on a device: prepare() has counted the update in the optimizer
+  std::int64_t max_skipped_;  // in a row; 0: any number
+  std::int64_t skipped_ = 0;  // in a row, up to the last update
 };
 
 }  // namespace rz

@@ -63,7 +63,7 @@ void UpdateLoop::complete() {
   passes_of_updates_ = passes_;
   new_terms_ = false;
   tape_.seed(seeds_.of_pass(passes_));
-  training_.complete(tape_.stream(), report);
+  training_.complete(tape_.stream(), report, reports_.losses(), world_.communicator());
   reports_.finish(tape_.stream());
 }
 
@@ -132,6 +132,7 @@ void UpdateLoop::backward(const nn::Loss& loss) {
 void UpdateLoop::backward(Var loss) {
   const bool synchronise = begin_pass(false);
   expect_terms(1);
+  reports_.losses().add_scalar(tape_.value(loss), tape_.stream());
   strategy_.backward(tape_, loss, synchronise, follows());
   end_pass(synchronise);
 }

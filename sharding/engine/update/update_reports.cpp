@@ -1,6 +1,7 @@
 #include "sharding/engine/update/update_reports.h"
 
 #include <cmath>
+#include <optional>
 #include <utility>
 
 namespace rz {
@@ -30,7 +31,9 @@ void UpdateReports::finish(const Stream& stream) {
   const Clock::time_point now = Clock::now();
   report_.seconds = std::chrono::duration<double>(now - start_).count();
   start_ = now;
-  if (monitor_.needs_loss(report_.step)) monitor_.write(report_, loss(stream), strategy_.memory());
+  if (!monitor_.needs_loss(report_.step)) return;
+  const Mean loss = losses_.sums(world_.communicator(), stream);
+  monitor_.write(report_, loss.count > 0 ? std::optional(loss.value()) : std::nullopt, strategy_.memory());
 }
 
 }  // namespace rz

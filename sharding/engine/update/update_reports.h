@@ -33,7 +33,7 @@ class UpdateReports {
   /// Of the last update.
   const StepReport& last() const { return report_; }
   /// Mean loss of the last update. Collective.
-  double loss(const Stream& stream) { return losses_.mean(world_.communicator(), stream); }
+  double loss(const Stream& stream) { return losses_.sums(world_.communicator(), stream).value(); }
   /// Number of updates.
   std::int64_t steps() const { return steps_; }
 
