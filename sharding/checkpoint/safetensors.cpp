@@ -134,6 +134,7 @@ void check_cover(const std::string& path, const std::vector<SafetensorsEntry>& s
 }
 
 std::map<std::string, std::string> read_metadata(const std::string& path, const json& node) {
+  if (node.is_null()) return {};  // as in the library of the format
   require(node.is_object(), Errc::io, path, ": __metadata__: expected an object, found ", to_display(node));
   std::map<std::string, std::string> out;
   for (const auto& [key, value] : node.items()) {

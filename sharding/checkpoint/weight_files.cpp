@@ -1,5 +1,6 @@
 #include "sharding/checkpoint/weight_files.h"
 
+#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <functional>
@@ -25,14 +26,47 @@ namespace fs = std::filesystem;
 constexpr std::array folder_files{"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
                                   "pytorch_model.bin.index.json"};
 
-/// The file of weights in a folder; the folder itself if it has a checkpoint of DeepSpeed.
+/// The folder of this library's checkpoint: `folder`, or the one that its file `latest` names; empty if there
+/// is none. (sharding/checkpoint/sharded/ has their format.)
+fs::path own_checkpoint(const fs::path& folder) {
+  constexpr const char* index = "checkpoint.json";
+  std::error_code ignored;
+  if (fs::exists(folder / index, ignored)) return folder;
+  const fs::path latest = folder / "latest";
+  if (!fs::is_regular_file(latest, ignored) || fs::file_size(latest, ignored) > 1000) return {};
+  std::string tag = read_text_file(latest.string());
+  while (!tag.empty() && static_cast<unsigned char>(tag.back()) <= ' ') tag.pop_back();
+  if (tag.empty() || tag.find('/') != tag.npos || !fs::exists(folder / tag / index, ignored)) return {};
+  return folder / tag;
+}
+
+void refuse_older_than_checkpoint(const fs::path& file, const fs::path& checkpoint) {
+  if (checkpoint.empty()) return;
+  std::error_code problem;
+  const auto of_file = fs::last_write_time(file, problem);
+  const auto of_checkpoint = fs::last_write_time(checkpoint / "checkpoint.json", problem);
+  require(problem || of_checkpoint <= of_file, Errc::config, escaped(file.string()),
+          ": is older than the checkpoint ", escaped(checkpoint.string()),
+          " in its folder; give the file itself, or what `checkpoint merge ", escaped(checkpoint.string()),
+          " OUT` writes");
+}
+
+/// The file of weights in a folder; the folder itself if it has a checkpoint of DeepSpeed, whose f32 weights
+/// are those that the others were rounded or exported from.
 std::string weights_in(const fs::path& folder) {
+  if (is_deepspeed_checkpoint(folder.string())) return folder.string();
+  const fs::path own = own_checkpoint(folder);
   std::string names;
   for (const char* name : folder_files) {
-    if (path_exists((folder / name).string())) return (folder / name).string();
+    if (path_exists((folder / name).string())) {
+      refuse_older_than_checkpoint(folder / name, own);
+      return (folder / name).string();
+    }
     names += concat(names.empty() ? "" : ", ", name);
   }
-  if (is_deepspeed_checkpoint(folder.string())) return folder.string();
+  require(own.empty(), Errc::config, escaped(folder.string()),
+          ": holds a checkpoint, not weights alone; give what `checkpoint merge ", escaped(own.string()),
+          " OUT` writes");
   fail(Errc::config, escaped(folder.string()), ": holds no weights, which are one of ", names,
        ", or a checkpoint of DeepSpeed");
 }
@@ -91,8 +125,27 @@ std::vector<OpenedTensor> open_deepspeed(const ZeroCheckpoint& checkpoint) {
   return all;
 }
 
+/// A model that ZeRO-3 partitions is saved with tensors of shape [0] by programs that do not gather it.
+void refuse_placeholders(const std::string& path, const std::vector<OpenedTensor>& all) {
+  const auto is_placeholder = [](const OpenedTensor& t) {
+    const std::string_view name = t.tensor.name;
+    return t.tensor.shape == std::vector<std::uint64_t>{0} && is_float_dtype(t.tensor.dtype) &&
+           (name.ends_with("weight") || name.ends_with("bias"));
+  };
+  const auto first = std::ranges::find_if(all, is_placeholder);
+  if (first == all.end()) return;
+  const std::string folder = fs::path(path).parent_path().string(), here = folder.empty() ? "." : folder;
+  fail(Errc::config, escaped(path), ": tensor '", escaped(first->tensor.name), "' and ",
+       std::ranges::count_if(all, is_placeholder) - 1,
+       " others have 0 elements, as a rank of ZeRO-3 has them whose parts are elsewhere; give ",
+       is_deepspeed_checkpoint(here) ? escaped(find_deepspeed_files(here).folder)
+                                     : "the folder of DeepSpeed's checkpoint, global_stepN");
+}
+
 std::vector<OpenedTensor> open_weight_file(const std::string& path) {
-  return TorchFile::is_one(path) ? open_torch_file(path) : open_safetensors_file(path);
+  auto all = TorchFile::is_one(path) ? open_torch_file(path) : open_safetensors_file(path);
+  refuse_placeholders(path, all);
+  return all;
 }
 
 }  // namespace

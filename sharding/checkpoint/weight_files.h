@@ -28,10 +28,14 @@ class WeightFiles {
   ///   (sharding/checkpoint/torch_files/torch_file.h);
   /// - an index of Hugging Face, NAME.index.json, whose weight_map has the file of each tensor, of one of
   ///   these kinds;
-  /// - a folder that holds, in this order of preference, model.safetensors, model.safetensors.index.json,
-  ///   pytorch_model.bin or pytorch_model.bin.index.json;
   /// - a folder of a checkpoint of DeepSpeed, or one whose file `latest` names it: f32 weights, consolidated
-  ///   from the files of all ranks (sharding/checkpoint/deepspeed/zero_checkpoint.h).
+  ///   from the files of all ranks (sharding/checkpoint/deepspeed/zero_checkpoint.h), also if other files of
+  ///   weights lie beside it;
+  /// - another folder that holds, in this order of preference, model.safetensors,
+  /// model.safetensors.index.json,
+  ///   pytorch_model.bin or pytorch_model.bin.index.json. Errc::config if it is older than a checkpoint of
+  ///   this library in the folder.
+  /// Weights of shape [0], which a rank of ZeRO-3 has instead of its partitioned ones, are refused.
   /// The contents of a file decide on its kind. Errors as those of SafetensorsFile::open() and
   /// TorchFile::open(); Errc::config or Errc::io names the file or tensor where index and files differ.
   static WeightFiles open(const std::string& path);

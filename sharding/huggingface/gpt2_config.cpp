@@ -25,7 +25,8 @@ void require_text(const JsonObject& o, const char* key, const char* value) {
 
 void require_flag(const JsonObject& o, const char* key, bool value) {
   if (o.boolean(key, value) != value)
-    o.fail_at(key, concat("must be ", value, " for this GPT-2; remove the key"));
+    o.fail_at(
+        key, concat("is ", !value, ", which this GPT-2 lacks: its results would be others than the model's"));
 }
 
 /// Hugging Face's default is the last token of GPT-2's vocabulary. None if the vocabulary lacks it.
@@ -43,7 +44,9 @@ nlohmann::ordered_json token_or_null(const std::optional<std::size_t>& token) {
 /// Throws for variants that change results and are not implemented here.
 void refuse_variants(const JsonObject& o, const Gpt2Config& c) {
   require_text(o, "model_type", "gpt2");
-  require_text(o, "activation_function", "gelu_new");
+  // Two names of one function.
+  if (o.text("activation_function", "gelu_new") != "gelu_pytorch_tanh")
+    require_text(o, "activation_function", "gelu_new");
   require_flag(o, "scale_attn_weights", true);
   require_flag(o, "scale_attn_by_inverse_layer_idx", false);
   require_flag(o, "add_cross_attention", false);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <optional>
 #include <set>
 #include <string_view>
@@ -31,8 +32,16 @@ std::vector<std::uint64_t> extents(const Shape& shape) {
   return out;
 }
 
-bool is_mask(std::string_view name) {
-  return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
+/// Whether a tensor is the mask of an attention of GPT-2: [1, 1, T, T] or a number beside the layer c_attn of
+/// a model. `c_attn` holds the names of these layers, "h.0.attn.".
+bool is_mask(const WeightTensor& t, const std::set<std::string>& c_attn) {
+  const std::string_view name = t.name;
+  const bool is_named = (name.ends_with("attn.bias") && t.shape.size() == 4) ||
+                        (name.ends_with("attn.masked_bias") && t.count == 1);
+  if (!is_named) return false;
+  const std::string layer(name.substr(0, name.rfind('.') + 1));
+  return c_attn.contains(layer) || c_attn.contains(concat(prefix, layer)) ||
+         (layer.starts_with(prefix) && c_attn.contains(layer.substr(prefix.size())));
 }
 
 bool is_wte(std::string_view name) { return name == "transformer.wte.weight" || name == "wte.weight"; }
@@ -81,7 +90,7 @@ class ProblemList {
 }  // namespace
 
 PretrainedWeights::PretrainedWeights(const std::string& path, Module& module, const LoadOptions& options)
-    : files_(WeightFiles::open(path)), seed_(options.seed) {
+    : files_(WeightFiles::open(path)), seed_(options.seed), nonfinite_(options.nonfinite) {
   const auto parameters = module.named_parameters();
   match(parameters);
   match_buffers(module);
@@ -92,7 +101,10 @@ PretrainedWeights::PretrainedWeights(const std::string& path, Module& module, co
     has_head |= name == head;
   }
   const bool tied_head = wte && entries_.contains(wte) && !has_head && files_.find(head);
-  find_unexpected(tied_head);
+  std::set<std::string> c_attn;
+  for (const auto& [name, p] : parameters)
+    if (const auto at = name.rfind("attn.c_attn."); at != name.npos) c_attn.insert(name.substr(0, at + 5));
+  find_unexpected(tied_head, c_attn);
   check(options.strict);
   if (tied_head) check_tied_head(*wte);
 }
@@ -122,12 +134,12 @@ void PretrainedWeights::match_buffers(Module& module) {
   }
 }
 
-void PretrainedWeights::find_unexpected(bool tied_head) {
+void PretrainedWeights::find_unexpected(bool tied_head, const std::set<std::string>& c_attn) {
   std::set<std::string_view> used;
   for (const auto& [b, entry] : buffers_) used.insert(entry->name);
   for (const auto& [p, entry] : entries_) used.insert(entry->name);
   for (const auto& entry : files_.tensors())
-    if (!used.contains(entry.name) && !is_mask(entry.name) && !(tied_head && entry.name == head))
+    if (!used.contains(entry.name) && !is_mask(entry, c_attn) && !(tied_head && entry.name == head))
       unexpected_.push_back(entry.name);
 }
 
@@ -138,6 +150,10 @@ void PretrainedWeights::check(bool strict) const {
   if (strict) problems.add("not in the model:", unexpected_);
   require(problems.text().empty(), Errc::config, escaped(files_.path()),
           ": does not fit the model: ", escaped(problems.text()));
+  require(!entries_.empty() || !buffers_.empty() || missing_.empty(), Errc::config, escaped(files_.path()),
+          ": nothing of it is in the model, which begins with '",
+          escaped(missing_.empty() ? "" : missing_[0]), "', and the file with '",
+          escaped(unexpected_.empty() ? "" : unexpected_[0]), "'; give the weights of this model");
 }
 
 void PretrainedWeights::check_tied_head(const Parameter& wte) const {
@@ -154,6 +170,19 @@ void PretrainedWeights::check_tied_head(const Parameter& wte) const {
           " though the model ties them; set tie_word_embeddings to false");
 }
 
+void PretrainedWeights::require_finite(const WeightTensor& t, std::uint64_t begin,
+                                       std::span<const float> values) const {
+  if (nonfinite_) return;
+  const auto bad = std::ranges::find_if(values, [](float x) { return !std::isfinite(x); });
+  if (bad == values.end()) return;
+  fail(Errc::diverged, escaped(concat(files_.path(), ": ", t.name, '[',
+                                      begin + static_cast<std::uint64_t>(bad - values.begin()), "] is ",
+                                      std::isnan(*bad) ? "nan"
+                                      : *bad < 0       ? "-inf"
+                                                       : "inf",
+                                      "; the file is damaged or its run diverged: give an earlier one")));
+}
+
 void PretrainedWeights::read(const Parameter& p, Range elements, float* out) const {
   if (initialized_.contains(&p)) {
     init_slice(p, {out, elements.count()}, elements.begin, seed_);
@@ -165,7 +194,9 @@ void PretrainedWeights::read(const Parameter& p, Range elements, float* out) con
   const Slice part = p.slice.value_or(Slice(p.shape));
   part.for_each_run(elements.begin, elements.end,
                     [&](std::size_t element, std::size_t index, std::size_t count) {
-                      files_.read_f32(*found->second, index, {out + (element - elements.begin), count});
+                      const std::span<float> values(out + (element - elements.begin), count);
+                      files_.read_f32(*found->second, index, values);
+                      require_finite(*found->second, index, values);
                     });
 }
 

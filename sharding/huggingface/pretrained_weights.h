@@ -2,6 +2,8 @@
 /// Weights in files of Hugging Face and PyTorch, with their names, read by element range.
 
 #include <cstdint>
+#include <set>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -18,14 +20,17 @@ namespace rz {
 
 struct LoadOptions {
   /// Parameters and buffers without a tensor, and tensors without one of them, are errors. Else such
-  /// parameters get initial values, such buffers keep theirs, and such tensors are not read.
+  /// parameters get initial values, such buffers keep theirs, and such tensors are not read. Files of which
+  /// nothing is in the module are errors all the same.
   bool strict = true;
   std::uint64_t seed = 0;  ///< of initial values
+  bool nonfinite = false;  ///< parameters may be read that are not finite
 };
 
 /// Maps the parameters and persistent buffers of a module to tensors of files. Names are those from the
-/// module. They may lack the prefix "transformer." in the files or in the module. Attention masks (attn.bias,
-/// attn.masked_bias) are ignored, unless the module has them as buffers. A buffer is of the dtype that the
+/// module. They may lack the prefix "transformer." in the files or in the module. GPT-2's attention masks
+/// (attn.bias of four dimensions and attn.masked_bias, beside a layer attn.c_attn of the module) are ignored,
+/// unless the module has them as buffers. A buffer is of the dtype that the
 /// file has; one of f32 may be of another floating-point type there. lm_head.weight is ignored for a module
 /// without it if it equals wte, to which it is tied. A parameter that is a slice of a tensor reads that
 /// slice.
@@ -43,7 +48,8 @@ class PretrainedWeights {
   std::size_t tensors() const { return entries_.size(); }
 
   /// Writes elements of a parameter to out[0, elements.count()): from the files, or the initial values.
-  /// Reads only those bytes. Errc::invalid_argument unless it is one of the module.
+  /// Reads only those bytes. Errc::invalid_argument unless it is one of the module; Errc::diverged names an
+  /// element that is not finite.
   void read(const Parameter&, Range elements, float* out) const;
   /// Writes the buffers that are in the files to their memory, in the order of the stream, on whose device it
   /// is. Errc::invalid_argument names a buffer without memory.
@@ -52,12 +58,14 @@ class PretrainedWeights {
  private:
   void match(const std::vector<std::pair<std::string, Parameter*>>&);
   void match_buffers(Module&);
-  void find_unexpected(bool tied_head);
+  void find_unexpected(bool tied_head, const std::set<std::string>& c_attn);
   void check(bool strict) const;
   void check_tied_head(const Parameter& wte) const;
+  void require_finite(const WeightTensor&, std::uint64_t begin, std::span<const float>) const;
 
   WeightFiles files_;
   std::uint64_t seed_;
+  bool nonfinite_;
   std::unordered_map<const Parameter*, const WeightTensor*> entries_;
   std::vector<std::pair<const ModuleBuffer*, const WeightTensor*>> buffers_;
   std::unordered_set<const Parameter*> initialized_;  // parameters that are missing

@@ -11,11 +11,12 @@
 
 #include "comm/core/error.h"
 #include "comm/os/fd.h"
+#include "sharding/io/text.h"
 
 namespace rz {
 
 void fail_on_disk(const std::string& path, const char* what) {
-  fail(Errc::io, path, ": ", what, ": ", std::strerror(errno));
+  fail(Errc::io, escaped(path), ": ", what, ": ", std::strerror(errno));
 }
 
 std::string folder_of(const std::string& path) {

@@ -9,6 +9,7 @@
 #include "comm/core/error.h"
 #include "comm/os/fd.h"
 #include "sharding/io/disk.h"
+#include "sharding/io/text.h"
 
 namespace rz {
 
@@ -26,7 +27,7 @@ InputFile InputFile::open(const std::string& path) {
   if (!state->fd) fail_on_disk(path, "cannot be opened");
   struct stat info {};
   if (::fstat(state->fd.get(), &info) != 0) fail_on_disk(path, "cannot be read");
-  require(S_ISREG(info.st_mode), Errc::io, path, ": not a regular file");
+  require(S_ISREG(info.st_mode), Errc::io, escaped(path), ": not a regular file");
   state->size = static_cast<std::uint64_t>(info.st_size);
   InputFile file;
   file.state_ = std::move(state);
@@ -41,7 +42,7 @@ void InputFile::read(std::uint64_t offset, std::span<std::byte> out) const {
     const ssize_t n = ::pread(state_->fd.get(), out.data(), out.size(), static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) fail_on_disk(path(), "cannot be read");
-    require(n > 0, Errc::io, path(), ": ends at byte ", offset, ", ", out.size(), " bytes early");
+    require(n > 0, Errc::io, escaped(path()), ": ends at byte ", offset, ", ", out.size(), " bytes early");
     out = out.subspan(static_cast<std::size_t>(n)), offset += static_cast<std::uint64_t>(n);
   }
 }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -204,10 +205,22 @@ std::int64_t JsonObject::integer(std::string_view key, std::int64_t absent, std:
   const json& value = at(key);
   const bool whole = value.is_number() && value.get<double>() == std::floor(value.get<double>());
   if (!whole) fail_at(key, concat("expected a whole number, found ", to_display(value)));
-  const auto x = value.get<double>();
-  if (!(x >= static_cast<double>(min) && x <= static_cast<double>(max)))
+  const auto refuse = [&] {
     fail_at(key, concat("must be from ", min, " to ", max, ", found ", to_display(value)));
-  return value.is_number_integer() ? value.get<std::int64_t>() : static_cast<std::int64_t>(x);
+  };
+  // Doubles do not tell 2^63 from the largest number below it.
+  std::int64_t n = 0;
+  if (value.is_number_integer()) {
+    n = value.get<std::int64_t>();
+    if (value.is_number_unsigned() && value.get<std::uint64_t>() > std::numeric_limits<std::int64_t>::max())
+      refuse();
+  } else {
+    const auto x = value.get<double>();
+    if (!(x >= -0x1p63 && x < 0x1p63)) refuse();
+    n = static_cast<std::int64_t>(x);
+  }
+  if (n < min || n > max) refuse();
+  return n;
 }
 
 std::int64_t JsonObject::required_integer(std::string_view key, std::int64_t min, std::int64_t max) const {

@@ -153,6 +153,47 @@ TEST_F(HuggingFace, NamesMayLackThePrefixAndMasksAreIgnored) {
   EXPECT_EQ(weights.tensors(), 2u);
 }
 
+TEST_F(HuggingFace, BiasesOfOtherLayersAreNoMasks) {
+  struct Net : Module {
+    Net() { register_parameter(weight, "attn.weight", {4, 2}); }
+    Parameter weight;
+  } net;
+  for (const auto& shape : {std::vector<std::uint64_t>{4}, std::vector<std::uint64_t>{1, 1, 4, 4}}) {
+    put_tensors("m.safetensors", {{"attn.weight", {4, 2}}, {"attn.bias", shape}});
+    expect_parts(error_of([&] { PretrainedWeights(path("m.safetensors"), net); }).what(),
+                 {"not in the model: attn.bias"});
+  }
+  Part model;
+  put_tensors("m.safetensors",
+              {{"wte.weight", {4, 2}}, {"h.0.attn.c_attn.bias", {6}}, {"h.0.attn.bias", {6}}});
+  expect_parts(error_of([&] { PretrainedWeights(path("m.safetensors"), model); }).what(),
+               {"not in the model: h.0.attn.bias"});
+  // Nothing matches: not strict, either.
+  put_tensors("m.safetensors", {{"other.weight", {4, 2}}});
+  expect_parts(error_of([&] { PretrainedWeights(path("m.safetensors"), net, {.strict = false}); }).what(),
+               {"nothing of it is in the model", "'attn.weight'", "'other.weight'"});
+}
+
+TEST_F(HuggingFace, ValuesThatAreNotFiniteAreNamed) {
+  struct Net : Module {
+    Net() { register_parameter(weight, "fc.weight", {4, 2}); }
+    Parameter weight;
+  } net;
+  SafetensorsWriter writer(path("m.safetensors"), Tensors{{"fc.weight", {4, 2}}});
+  writer.write(std::vector<float>{1, 2, 3, 4, 5, NAN, 7, 8});
+  writer.finish();
+  std::vector<float> part(4);
+  const PretrainedWeights weights(path("m.safetensors"), net);
+  weights.read(net.weight, {0, 4}, part.data());
+  EXPECT_EQ(error_of([&] {
+              weights.read(net.weight, {4, 8}, part.data());
+            }).what(),
+            path("m.safetensors") +
+                ": fc.weight[5] is nan; the file is damaged or its run diverged: give an earlier one");
+  PretrainedWeights(path("m.safetensors"), net, {.nonfinite = true}).read(net.weight, {4, 8}, part.data());
+  EXPECT_TRUE(std::isnan(part[1]));
+}
+
 /// The reverse: the module lacks it.
 TEST_F(HuggingFace, TheModuleMayLackThePrefix) {
   struct Base : Module {

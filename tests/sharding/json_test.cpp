@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "tests/support/error_of.h"
@@ -44,6 +45,18 @@ TEST(Json, NumbersLike1e9AreIntegers) {
   EXPECT_EQ(object.integer("a", 0, 0, 2000000000), 1000000000);
   EXPECT_EQ(object.integer("b", 0, 0, 10), 8);
   EXPECT_EQ(test::error_of([&] { object.integer("c", 0, 0, 10); }).code(), Errc::config);
+}
+
+TEST(Json, IntegersBeyond64BitsAreRefused) {
+  for (const char* n : {"9223372036854775808", "9223372036854775808.0", "18446744073709551615", "1e300"}) {
+    const auto document = parse_json(std::string("{\"n\": ") + n + "}", "f", JsonDialect::strict);
+    EXPECT_THROW(JsonObject(document, "f").integer("n", 0, 0, std::numeric_limits<std::int64_t>::max()),
+                 Error)
+        << n;
+  }
+  const auto largest = parse_json("{\"n\": 9223372036854775807}", "f", JsonDialect::strict);
+  EXPECT_EQ(JsonObject(largest, "f").integer("n", 0, 0, std::numeric_limits<std::int64_t>::max()),
+            std::numeric_limits<std::int64_t>::max());
 }
 
 TEST(Json, ADuplicateKeyIsRefusedWithBothLines) {

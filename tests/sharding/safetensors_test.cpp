@@ -182,6 +182,13 @@ std::string one_tensor(const std::string& name, const std::string& dtype, const 
          std::to_string(bytes) + "]}}";
 }
 
+TEST_F(Safetensors, MetadataMayBeNull) {
+  put(framed(R"({"__metadata__":null,"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "abcd"));
+  const SafetensorsFile file = SafetensorsFile::open(path());
+  EXPECT_TRUE(file.metadata().empty());
+  EXPECT_EQ(file.tensors().size(), 1u);
+}
+
 TEST_F(Safetensors, EveryTypeOfTheFormatIsAccepted) {
   for (const char* dtype : {"F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F4", "F6_E2M3", "F6_E3M2"}) {
     const std::size_t bits = dtype[1] == '4' ? 4 : dtype[1] == '6' ? 6 : 8;

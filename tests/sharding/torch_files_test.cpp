@@ -243,6 +243,30 @@ TEST_F(TorchFiles, HaveStridedViewsInRowMajorOrder) {
   }
 }
 
+/// A transposed matrix that no window holds, read in small parts.
+TEST_F(TorchFiles, HaveTransposedMatricesInTiles) {
+  constexpr std::uint64_t rows = 9000, columns = 8000;
+  const auto value = [](std::uint64_t row, std::uint64_t column) {
+    return static_cast<std::uint8_t>(row * 7 + column * 31 + row / 256);
+  };
+  std::string bytes(rows * columns, '\0');
+  for (std::uint64_t c = 0; c < columns; ++c)
+    for (std::uint64_t r = 0; r < rows; ++r) bytes[c * rows + r] = static_cast<char>(value(r, c));
+  TorchWriter w;
+  const std::string storage = w.storage_of_bytes(bytes, "ByteStorage", rows * columns);
+  const TorchFile file =
+      opened(w.bytes(pk::dict({{pk::text("t"), TorchWriter::view(storage, 0, {rows, columns}, {1, rows})}})));
+  const TorchTensor t = tensors_of(file).at("t");
+  std::vector<std::uint8_t> part(8192), expected(8192);
+  for (std::uint64_t at = 0; at < t.count; at += 37 * part.size()) {
+    const std::size_t n = std::min<std::uint64_t>(part.size(), t.count - at);
+    for (std::size_t i = 0; i < n; ++i) expected[i] = value((at + i) / columns, (at + i) % columns);
+    file.read(t, at, std::as_writable_bytes(std::span(part).first(n)));
+    ASSERT_TRUE(std::equal(expected.begin(), expected.begin() + static_cast<std::ptrdiff_t>(n), part.begin()))
+        << at;
+  }
+}
+
 TEST_F(TorchFiles, AreReadByRange) {
   // A storage of 16 GiB, which is a hole but for a few elements.
   constexpr std::uint64_t elements = std::uint64_t{4} << 30;
@@ -563,8 +587,7 @@ TEST_F(LargeTorchFiles, HoldNoCopiesOfTheirParts) {
   for (int i = 0; i < 130'000; ++i) pairs += "j" + pk::raw(i % 500) + "j" + pk::raw(1000 + i / 500) + "\x93";
   expect_bounded_pickle("pairs of names", pairs + "t", TorchContents::deepspeed);
   // Values of one byte each, with a memo.
-  for (const char* op :
-       {"\x85", ")", "]", "}", "2", "\x94", "Q", "N\x94", ")\x94", "]\x94", "]Na", "G1234567"})
+  for (const char* op : {"\x85", "2", "Q", ")\x94", "]Na"})
     expect_bounded_pickle(op, "N" + times(2'000'000 / std::strlen(op), op));
 }
 

@@ -4,11 +4,14 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <bit>
+#include <chrono>
 #include <filesystem>
 #include <numeric>
 
 #include "sharding/checkpoint/safetensors.h"
+#include "tests/support/deepspeed_writer.h"
 #include "tests/support/error_of.h"
 #include "tests/support/torch_writer.h"
 #include "tests/support/written_checkpoint.h"
@@ -89,6 +92,38 @@ TEST_F(WeightFilesOf, AFolderArePreferredInTheOrderOfHuggingFace) {
   EXPECT_EQ(values(WeightFiles::open(folder_.path()), "w"), counted(6, 2));
   put_safetensors("model.safetensors", "w", 1);
   EXPECT_EQ(values(WeightFiles::open(folder_.path()), "w"), counted(6, 1));
+}
+
+TEST_F(WeightFilesOf, AFolderWithSeveralSourcesAreTheBestOnesOrRefused) {
+  // A Trainer's folder under ZeRO-3: placeholders, and DeepSpeed's files, which have the weights.
+  const auto put_empty = [&](const std::string& file) {
+    SafetensorsWriter writer(path(file), std::array{SafetensorsSpec{"a.weight", {0}, DType::f32},
+                                                    SafetensorsSpec{"b.weight", {0}, DType::f32}});
+    writer.finish();
+  };
+  put_empty("model.safetensors");
+  const std::string empty = path("model.safetensors") + ": tensor 'a.weight' and 1 others have 0 elements";
+  EXPECT_TRUE(what_of("model.safetensors").starts_with(empty)) << what_of("model.safetensors");
+  test::DeepSpeedWriter deepspeed;
+  deepspeed.stage = 3;
+  fs::create_directories(path("global_step7"));
+  deepspeed.write(path("global_step7"));
+  test::write_bytes(path("latest"), "global_step7");
+  EXPECT_EQ(WeightFiles::open(folder_.path()).path(), path("global_step7"));
+  EXPECT_TRUE(what_of("model.safetensors").ends_with("give " + path("global_step7")));
+  // A run's folder with older weights.
+  fs::create_directories(path("run/global_step5"));
+  put_safetensors("run/model.safetensors", "w", 1);
+  test::write_bytes(path("run/global_step5/checkpoint.json"), "{}");
+  test::write_bytes(path("run/latest"), "global_step5\n");
+  const auto now = fs::last_write_time(path("run/global_step5/checkpoint.json"));
+  fs::last_write_time(path("run/model.safetensors"), now - std::chrono::hours(1));
+  const std::string what = what_of("run");
+  EXPECT_NE(what.find("is older than the checkpoint " + path("run/global_step5")), what.npos) << what;
+  EXPECT_NE(what.find("checkpoint merge"), what.npos) << what;
+  fs::last_write_time(path("run/model.safetensors"), now + std::chrono::hours(1));
+  EXPECT_EQ(values(WeightFiles::open(path("run")), "w"), counted(6, 1));
+  EXPECT_NE(what_of("run/global_step5").find("checkpoint merge"), std::string::npos);
 }
 
 TEST_F(WeightFilesOf, AnIndexLieInSeveralFiles) {

@@ -28,8 +28,9 @@ void check_files(const std::string& folder, const CheckpointIndex& index) {
     const std::string path = in_folder(folder, f.name);
     std::error_code problem;
     const std::uint64_t bytes = fs::file_size(path, problem);
-    require(!problem, Errc::io, path, ": ", problem.message(), "; the index of the checkpoint lists it");
-    require(bytes == f.bytes, Errc::io, path, ": has ", bytes,
+    require(!problem, Errc::io, escaped(path), ": ", problem.message(),
+            "; the index of the checkpoint lists it");
+    require(bytes == f.bytes, Errc::io, escaped(path), ": has ", bytes,
             " bytes where the index of the checkpoint has ", f.bytes,
             "; the file is damaged or was replaced");
   }

@@ -33,56 +33,115 @@ std::vector<Dimension> merged_dimensions(const TorchTensor& t) {
 /// Copies elements [begin, begin + out.size() / bytes) of a view.
 class StridedReader {
  public:
-  StridedReader(const InputFile& file, const TorchTensor& t, std::vector<Dimension> dimensions)
-      : file_(file), tensor_(t), dimensions_(std::move(dimensions)), bytes_(t.element_bytes) {}
+  StridedReader(const InputFile& file, const TorchTensor& t, std::vector<Dimension> dimensions,
+                StridedWindow& window)
+      : file_(file),
+        tensor_(t),
+        dimensions_(std::move(dimensions)),
+        window_(window),
+        bytes_(t.element_bytes) {
+    for (std::size_t d = 1; d < dimensions_.size(); ++d) {
+      row_ *= dimensions_[d].extent;
+      row_extent_ += (dimensions_[d].extent - 1) * dimensions_[d].stride;
+    }
+    if (window_.data != t.data || window_.shape != t.shape || window_.strides != t.strides)
+      window_ = {.data = t.data, .shape = t.shape, .strides = t.strides};
+  }
 
   void read(uint64_t begin, std::span<std::byte> out) {
-    fill_window(begin, begin + out.size() / bytes_);
     const auto [extent, stride] = dimensions_.back();
-    for (uint64_t at = begin; !out.empty();) {
-      const uint64_t n = std::min<uint64_t>(extent - at % extent, out.size() / bytes_);
-      read_run(index_of(at), n, stride, out.first(n * bytes_));
+    uint64_t at = begin;
+    while (!out.empty()) {
+      const uint64_t row = at / row_, last_row = (at + out.size() / bytes_ - 1) / row_;
+      if (row < window_.row_begin || row >= window_.row_end) fill_window(row, last_row);
+      uint64_t n = std::min<uint64_t>(extent - at % extent, out.size() / bytes_);
+      if (dimensions_.size() == 1 && window_.row_end > row) n = std::min(n, window_.row_end - row);
+      read_run(at, n, stride, out.first(n * bytes_));
       out = out.subspan(n * bytes_), at += n;
     }
+    if (at == tensor_.count) window_ = {};
   }
 
  private:
-  uint64_t index_of(uint64_t element) const {
-    uint64_t index = 0;
-    for (std::size_t d = dimensions_.size(); d-- > 0; element /= dimensions_[d].extent)
-      index += element % dimensions_[d].extent * dimensions_[d].stride;
-    return index;
-  }
-
-  /// Reads the range of the storage that holds the outermost rows of the elements, unless it is too large.
-  void fill_window(uint64_t begin, uint64_t end) {
-    uint64_t row = 1, row_extent = 1;
-    for (std::size_t d = 1; d < dimensions_.size(); ++d) {
-      row *= dimensions_[d].extent;
-      row_extent += (dimensions_[d].extent - 1) * dimensions_[d].stride;
+  /// Reads the outermost rows from `row` on: those up to `last_row`, or as many as a window holds if the rows
+  /// lie within each other, as the columns of a transposed matrix do, since the next calls need them. Leaves
+  /// the window empty if one row exceeds it.
+  void fill_window(uint64_t row, uint64_t last_row) {
+    const auto [rows, stride] = dimensions_[0];
+    const uint64_t max_elements = max_window_bytes / bytes_, left = rows - row;
+    const bool interleaved = stride < row_extent_;
+    const uint64_t wanted = interleaved ? left : last_row - row + 1;
+    const uint64_t fitting = row_extent_ > max_elements ? 0
+                             : stride == 0              ? wanted
+                                                        : (max_elements - row_extent_) / stride + 1;
+    window_.row_begin = row, window_.row_end = row, window_.bytes.clear();
+    constexpr uint64_t min_tile_rows = 64;  // of which a column is read at once
+    if (fitting < wanted && stride == 1 && dimensions_.size() == 2 && max_elements / row_ >= min_tile_rows) {
+      fill_tile(std::min(left, max_elements / row_));
+    } else if (const uint64_t n = std::min(fitting, wanted); n > 0) {
+      window_.row_end = row + n, window_.row_stride = stride, window_.column_stride = 0;
+      window_.bytes.resize(((n - 1) * stride + row_extent_) * bytes_);
+      file_.read(tensor_.data + row * stride * bytes_, window_.bytes);
     }
-    const uint64_t first = begin / row * dimensions_[0].stride,
-                   last = (end - 1) / row * dimensions_[0].stride + row_extent;
-    if (last - first > max_window_bytes / bytes_) return;
-    window_begin_ = first, window_.resize((last - first) * bytes_);
-    file_.read(tensor_.data + first * bytes_, window_);
   }
 
-  void read_run(uint64_t index, uint64_t count, uint64_t stride, std::span<std::byte> out) {
-    if (window_.empty() && stride == 1) return file_.read(tensor_.data + index * bytes_, out);
-    for (uint64_t i = 0; i < count; ++i) read_element(index + i * stride, out.subspan(i * bytes_, bytes_));
+  /// Of a transposed matrix: a part of each column.
+  void fill_tile(uint64_t rows) {
+    const uint64_t first = window_.row_begin;
+    window_.row_end = first + rows, window_.row_stride = 1, window_.column_stride = rows;
+    window_.bytes.resize(rows * row_ * bytes_);
+    for (uint64_t c = 0; c < row_; ++c)
+      file_.read(tensor_.data + (first + c * dimensions_[1].stride) * bytes_,
+                 std::span(window_.bytes).subspan(c * rows * bytes_, rows * bytes_));
   }
 
-  void read_element(uint64_t index, std::span<std::byte> out) {
-    if (window_.empty()) return file_.read(tensor_.data + index * bytes_, out);
-    std::memcpy(out.data(), window_.data() + (index - window_begin_) * bytes_, bytes_);
+  /// The index of an element in the storage, or in the window.
+  uint64_t index_of(uint64_t element, bool in_window) const {
+    uint64_t index = 0;
+    for (std::size_t d = dimensions_.size(); d-- > 1; element /= dimensions_[d].extent)
+      index += element % dimensions_[d].extent * column_stride(d, in_window);
+    return index +
+           (in_window ? (element - window_.row_begin) * window_.row_stride : element * dimensions_[0].stride);
+  }
+  uint64_t column_stride(std::size_t d, bool in_window) const {
+    return in_window && window_.column_stride ? window_.column_stride : dimensions_[d].stride;
+  }
+
+  /// Reads elements that lie in one row of the innermost dimension.
+  void read_run(uint64_t element, uint64_t count, uint64_t stride, std::span<std::byte> out) {
+    const bool in_window = !window_.bytes.empty();
+    const uint64_t index = index_of(element, in_window);
+    if (!in_window) {
+      if (stride == 1) return file_.read(tensor_.data + index * bytes_, out);
+      for (uint64_t i = 0; i < count; ++i)
+        file_.read(tensor_.data + (index + i * stride) * bytes_, out.subspan(i * bytes_, bytes_));
+      return;
+    }
+    const uint64_t step =
+        dimensions_.size() == 1 ? window_.row_stride : column_stride(dimensions_.size() - 1, true);
+    const std::byte* from = window_.bytes.data() + index * bytes_;
+    switch (bytes_) {
+      case 2:
+        return gather<2>(from, step, count, out.data());
+      case 4:
+        return gather<4>(from, step, count, out.data());
+      case 8:
+        return gather<8>(from, step, count, out.data());
+      default:
+        for (uint64_t i = 0; i < count; ++i)
+          std::memcpy(out.data() + i * bytes_, from + i * step * bytes_, bytes_);
+    }
+  }
+  template <std::size_t Bytes>
+  static void gather(const std::byte* from, uint64_t step, uint64_t count, std::byte* out) {
+    for (uint64_t i = 0; i < count; ++i) std::memcpy(out + i * Bytes, from + i * step * Bytes, Bytes);
   }
 
   const InputFile& file_;
   const TorchTensor& tensor_;
   std::vector<Dimension> dimensions_;
-  uint64_t bytes_, window_begin_ = 0;
-  std::vector<std::byte> window_;
+  StridedWindow& window_;
+  uint64_t bytes_, row_ = 1, row_extent_ = 1;
 };
 
 }  // namespace
@@ -100,12 +159,13 @@ bool extent_of_view(std::span<const uint64_t> shape, std::span<const uint64_t> s
   return true;
 }
 
-void read_strided(const InputFile& file, const TorchTensor& t, uint64_t begin, std::span<std::byte> out) {
+void read_strided(const InputFile& file, const TorchTensor& t, uint64_t begin, std::span<std::byte> out,
+                  StridedWindow& window) {
   if (out.empty()) return;
   auto dimensions = merged_dimensions(t);
   if (dimensions.empty() || (dimensions.size() == 1 && dimensions[0].stride == 1))
     return file.read(t.data + begin * t.element_bytes, out);
-  StridedReader(file, t, std::move(dimensions)).read(begin, out);
+  StridedReader(file, t, std::move(dimensions), window).read(begin, out);
 }
 
 }  // namespace rz

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "sharding/checkpoint/torch_files/torch_tensor.h"
 #include "sharding/io/input_file.h"
@@ -14,7 +15,18 @@ namespace rz {
 bool extent_of_view(std::span<const std::uint64_t> shape, std::span<const std::uint64_t> strides,
                     std::uint64_t& extent);
 
+/// What the last call has read of a view, for the next one: some of its outermost rows. Empty at first, and
+/// after the last element. At most 64 MiB.
+struct StridedWindow {
+  std::uint64_t data = 0;  ///< of the tensor
+  std::vector<std::uint64_t> shape, strides;
+  std::uint64_t row_begin = 0, row_end = 0;
+  std::uint64_t row_stride = 0, column_stride = 0;  ///< in `bytes`, in elements; 0: that of the view
+  std::vector<std::byte> bytes;
+};
+
 /// Reads elements from `begin` on in row-major order. The view lies in the file.
-void read_strided(const InputFile&, const TorchTensor&, std::uint64_t begin, std::span<std::byte> out);
+void read_strided(const InputFile&, const TorchTensor&, std::uint64_t begin, std::span<std::byte> out,
+                  StridedWindow&);
 
 }  // namespace rz

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <string_view>
 
 #include "comm/core/error.h"
@@ -77,8 +78,12 @@ struct TensorCall {
 }  // namespace
 
 struct TorchFile::State {
+  explicit State(InputFile opened) : file(std::move(opened)) {}
+
   InputFile file;
   Pickle pickle;
+  mutable std::mutex window_lock;
+  mutable StridedWindow window;  // of the tensor that is being read
   bool is_zip = false;
   std::string archive;                                     // the folder in the zip file, with its slash
   ZipDirectory directory;                                  // of a zip file
@@ -339,7 +344,7 @@ bool TorchFile::is_one(const std::string& path) {
 }
 
 TorchFile TorchFile::open(const std::string& path, TorchContents contents) {
-  auto state = std::make_shared<State>(State{.file = InputFile::open(path), .pickle = {}});
+  auto state = std::make_shared<State>(InputFile::open(path));
   const PicklePermission permission =
       contents == TorchContents::deepspeed ? use_in_deepspeed : use_in_weights;
   const std::string front = front_of(state->file, front_bytes);
@@ -389,7 +394,8 @@ void TorchFile::read(const TorchTensor& t, uint64_t begin, std::span<std::byte> 
   require(out.size() % t.element_bytes == 0 && begin <= t.count && n <= t.count - begin,
           Errc::invalid_argument, path(), ": elements from ", begin, " on, ", out.size(),
           " bytes of them, requested of ", t.count);
-  read_strided(state_->file, t, begin, out);
+  const std::lock_guard lock(state_->window_lock);
+  read_strided(state_->file, t, begin, out, state_->window);
 }
 
 std::vector<std::pair<PickleId, PickleId>> items_of(const TorchFile& file, PickleId dict) {

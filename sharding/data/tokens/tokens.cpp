@@ -126,14 +126,18 @@ void check_evidence(const TokenFile& f, std::uint64_t file_bytes) {
   require(!is_text, Errc::config, f.path, ": is text, not tokens; give it as --data, or tokenize it first");
   if (f.width != 2) return;
   // The upper halves of wider numbers: a vocabulary has less than 256 Ki tokens.
-  std::uint16_t even = 0, odd = 0;
-  for (std::size_t i = 0; i + 1 < words.size(); i += 2)
-    even = std::max(even, words[i]), odd = std::max(odd, words[i + 1]);
   constexpr std::uint16_t max_upper = 3;
-  require(!(odd <= max_upper && even > max_upper), Errc::config, f.path,
+  std::uint16_t even = 0, odd = 0;
+  std::size_t even_beyond = 0, odd_beyond = 0;
+  for (std::size_t i = 0; i + 1 < words.size(); i += 2) {
+    even = std::max(even, words[i]), odd = std::max(odd, words[i + 1]);
+    even_beyond += words[i] > max_upper, odd_beyond += words[i + 1] > max_upper;
+  }
+  const std::size_t many = words.size() / 8;  // a few words prove nothing
+  require(!(odd_beyond == 0 && even_beyond >= many), Errc::config, f.path,
           ": looks like tokens of four bytes or more, read as uint16: every other word is at most ", odd,
           "; give --tokens-dtype uint32 (from_file(…, \"uint32\")), or uint16 if they are");
-  require(!(even <= max_upper && odd > max_upper), Errc::config, f.path,
+  require(!(even_beyond == 0 && odd_beyond >= many), Errc::config, f.path,
           ": looks like big-endian numbers or floats, read as uint16: every other word is at most ", even,
           "; give little-endian tokens");
 }
