@@ -195,15 +195,17 @@ TEST_F(SavedBuffers, AreConvertedToF32AndKeptWhereTheFileHasNone) {
 
 struct Attention : Module {
   explicit Attention(bool has_mask) {
-    register_parameter(weight, "h.0.attn.weight", {2});
-    if (has_mask) register_buffer(mask, "h.0.attn.bias", {2}, DType::u8);
+    register_parameter(weight, "h.0.attn.c_attn.weight", {2});
+    if (has_mask) register_buffer(mask, "h.0.attn.bias", {1, 1, 1, 2}, DType::u8);
   }
   Parameter weight;
   ModuleBuffer mask;
 };
 
 TEST_F(SavedBuffers, MasksAreIgnoredUnlessTheModuleHasThem) {
-  put({{"h.0.attn.weight", {2}}, {"h.0.attn.bias", {2}, DType::u8}, {"h.0.attn.masked_bias", {}}});
+  put({{"h.0.attn.c_attn.weight", {2}},
+       {"h.0.attn.bias", {1, 1, 1, 2}, DType::u8},
+       {"h.0.attn.masked_bias", {}}});
   Attention plain(false), masked(true);
   EXPECT_EQ(PretrainedWeights(path(), plain).tensors(), 1u);
   allocate_parameters(masked);

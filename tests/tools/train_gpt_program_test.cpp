@@ -476,7 +476,7 @@ TEST_F(TrainGptProgram, NonfiniteWeightsAreSavedOnRequestOnly) {
   arguments = with(arguments, "--init", path("nan.safetensors"));
   const auto ended = run(2, arguments);
   for (const Ended& e : ended) EXPECT_EQ(e.status, 1) << e.err;
-  for (const char* part : {"model.safetensors: not written", "is nan", "--save-nonfinite"})
+  for (const char* part : {"nan.safetensors: ", "is nan"})
     EXPECT_NE(ended[0].err.find(part), std::string::npos) << ended[0].err;
   EXPECT_EQ(get("model/model.safetensors"), before);
   arguments.push_back("--save-nonfinite");

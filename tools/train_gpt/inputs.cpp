@@ -208,7 +208,7 @@ void check_outputs(const Options& o, const CheckpointConfig& checkpoint) {
 
 PretrainedWeights open_checkpoint(const Options& o, Gpt2& model) {
   try {
-    return PretrainedWeights(o.init, model);
+    return PretrainedWeights(o.init, model, {.nonfinite = o.save_nonfinite});
   } catch (const Error& e) {
     fail(e.code(), "--init: ", e.what());
   }

@@ -57,7 +57,7 @@ class TrainingStep {
   std::optional<LossScaler> scaler_;  // f16 only, of parameters or autocast
   double max_norm_;
   bool skip_overflow_;
-  bool counted_ = false;  // on a device: prepare() has counted the update in the optimizer
+  bool counted_ = false;      // on a device: prepare() has counted the update in the optimizer
   std::int64_t max_skipped_;  // in a row; 0: any number
   std::int64_t skipped_ = 0;  // in a row, up to the last update
 };
