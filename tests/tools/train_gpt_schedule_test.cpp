@@ -28,10 +28,10 @@ TEST(TrainGptSchedule, EachUpdateHasTheRateOfItsStep) {
 TEST(TrainGptSchedule, SkippedUpdatesDoNotAdvanceIt) {
   const Folder folder;
   TinyRun run = smallest_run(StrategyKind::zero2, 2, folder);
-  PrecisionConfig& precision = run.options.ds.precision;
+  Precision& precision = run.options.strategy_options.precision;
   precision.parameters = precision.gradients = DType::f16;
-  precision.loss_scale.fixed = 1e30;  // gradients overflow, the loss does not
-  precision.skip_overflow = true;
+  run.options.ds.precision.loss_scale.fixed = 1e30;  // gradients overflow, the loss does not
+  run.options.ds.precision.skip_overflow = true;
   run.options.ds.schedule = LrRangeTest{.min_lr = 0.25, .step_size = 1};
   for (const UpdateReport& report : train(run, 4)) {
     EXPECT_TRUE(report.skipped);
