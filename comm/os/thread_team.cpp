@@ -15,6 +15,7 @@
 #include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/os/helper_thread.h"
+#include "comm/os/process.h"
 #include "comm/os/spin.h"
 
 namespace rz {
@@ -52,6 +53,7 @@ struct ThreadTeam::State {
     int late = 0;                    // rounds in a row in which the caller ran its part
   };
 
+  const Creator creator{};
   std::vector<Member> members;  // the first is the caller
   const bool places;            // late threads on other processors
   std::mutex turn;
@@ -141,13 +143,15 @@ ThreadTeam::ThreadTeam(int threads) {
         helper_thread([s = state_.get(), i] { s->run_member(static_cast<std::size_t>(i)); }));
 }
 
-ThreadTeam::~ThreadTeam() = default;
+ThreadTeam::~ThreadTeam() {
+  if (!state_->creator.is_this_process()) leak_reachable(state_.release());  // it has no threads to join
+}
 
 int ThreadTeam::size() const { return static_cast<int>(state_->members.size()); }
 
 void ThreadTeam::run(FunctionRef f) {
   State& s = *state_;
-  if (size() == 1 || !state_.get_deleter().creator.is_this_generation()) {
+  if (size() == 1 || !s.creator.is_this_generation()) {
     for (int i = 0; i < size(); ++i) f(i);
     return;
   }

@@ -4,8 +4,6 @@
 
 #include <memory>
 
-#include "comm/os/process.h"
-
 namespace rz {
 
 /// Non-owning reference to a callable `void(int part)`. No allocation; valid for the duration of the call.
@@ -44,7 +42,7 @@ class ThreadTeam {
 
  private:
   struct State;
-  std::unique_ptr<State, DeletedByCreator<State>> state_;
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace rz
