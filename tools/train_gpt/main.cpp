@@ -62,8 +62,10 @@ void print_groups(const Options& o, const Inputs& in) {
 
 void print_optimizer(const Options& o, const Inputs& in) {
   const OptimizerConfig& optimizer = *in.ds.optimizer;
-  std::printf("optimizer: %s, lr %g, schedule %s; a parameter that no loss reaches is %s\n",
+  const double max_norm = in.ds.gradient_clipping;
+  std::printf("optimizer: %s, lr %g, schedule %s, %s; a parameter that no loss reaches is %s\n",
               name(optimizer.type), optimizer.lr, name(in.ds.schedule),
+              max_norm > 0 ? concat("gradients clipped to a norm of ", max_norm).c_str() : "no clipping",
               in.ds.unused_parameters == UnusedParameterPolicy::pytorch
                   ? "skipped, as in PyTorch"
                   : "updated with a gradient of zero, as in DeepSpeed");
