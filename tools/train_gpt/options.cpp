@@ -118,7 +118,8 @@ void add_outputs(CommandLine& line, Options& o) {
                   "at the end")
       .type_name("DIR")
       .group("Outputs");
-  line.add_flag("--save-nonfinite", o.save_nonfinite, "Read and save weights even if some are infinite or NaN")
+  line.add_flag("--save-nonfinite", o.save_nonfinite,
+                "Read and save weights even if some are infinite or NaN")
       .group("Outputs");
   line.add_option("--sample", o.sample, "At the end, or without --data, continue this text (byte vocabulary)")
       .type_name("TEXT")
