@@ -627,13 +627,13 @@ TEST_P(WaitsOver, ACallOnOneRankOnlyIsReportedWithWhatTheOtherDoes) {
     };
     Communicator world = connect("world"), engine = connect("engine");
     world.barrier().wait();
-    int x = 1;
+    int x = 1, y = 1;
     Work work = rank == 0 ? world.all_reduce({&x, 1}) : engine.broadcast({&x, 1}, 0);
     std::thread waits([&] { work.wait(); });
     while (reports.of(0).empty() || reports.of(1).empty())
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     EXPECT_EQ(reports.of(rank).size(), 1u) << "one line a wait";
-    rank == 0 ? engine.broadcast({&x, 1}, 0).wait() : world.all_reduce({&x, 1}).wait();
+    rank == 0 ? engine.broadcast({&y, 1}, 0).wait() : world.all_reduce({&y, 1}).wait();
     waits.join();
   });
   expect_parts(reports.of(0)[0],
