@@ -146,6 +146,9 @@ void add_report(CommandLine& line, Options& o, Words& w) {
                 "Six more columns: p50, p99 and maximum time (us) out of place and in place, over the timed "
                 "iterations; each time is that of the slowest rank of the iteration. Reads the clock once "
                 "per iteration; on devices it waits for each iteration");
+  line.add_flag("--touch", o.touch,
+                "Host memory: write the input before and read the result after each iteration, as a program "
+                "does. Neither is in the time, but a rank waits for another that is still at it");
   line.add_flag("--verbose", o.verbose,
                 "A line before each row: algorithm, transport and chunk size of its calls, and the reason");
   line.add_option("-K,--skip_samples", o.skipped,
@@ -170,6 +173,8 @@ void settle(const Collective& c, Options& o, const Words& w) {
           "-y with -G: CUDA captures no null stream in a graph; leave out one of them");
   require(!o.percentiles || o.graph == 0, Errc::config,
           "--percentiles with -G: a graph's iterations have no times of their own; leave out one of them");
+  require(!o.touch || (!o.cuda && o.aggregated == 1 && !o.cpu_time), Errc::config,
+          "--touch is for host memory and one operation an iteration; leave out --device cuda, -m and -C");
   require(!o.percentiles || o.skipped < o.iterations, Errc::config, "-K ", o.skipped, " of -n ", o.iterations,
           " leaves no iteration for --percentiles");
   const bool one = !o.algorithm.empty() && o.algorithm.find('=') == std::string::npos;

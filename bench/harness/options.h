@@ -40,10 +40,11 @@ struct Options {
   bool memory_report = false;
   int misalign = 0;  ///< offset of the buffers, in elements
   bool per_iteration = false, percentiles = false;
-  int skipped = 0;  ///< first iterations, which these two options ignore
+  int skipped = 0;     ///< first iterations, which these two options ignore
+  bool touch = false;  ///< write the input before and read the result after each iteration, outside its time
 
   /// True if the time of each iteration is recorded.
-  bool times_iterations() const { return per_iteration || percentiles; }
+  bool times_iterations() const { return per_iteration || percentiles || touch; }
 
   /// True if the operations of an iteration form one group. With -z 1 and 2 each operation is waited for, so
   /// they do not.

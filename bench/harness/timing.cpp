@@ -1,8 +1,10 @@
 #include "bench/harness/timing.h"
 
 #include <chrono>
+#include <numeric>
 
 #include "comm/device/graph.h"
+#include "comm/transport/mailbox.h"
 
 namespace rz::bench {
 namespace {
@@ -12,6 +14,14 @@ double us_between(Clock::time_point begin, Clock::time_point end) {
   return std::chrono::duration<double, std::micro>(end - begin).count();
 }
 double us_since(Clock::time_point begin) { return us_between(begin, Clock::now()); }
+
+/// Writes each cache line of the input and reads each of the output; changes no value.
+void touch(const Call& call) {
+  auto* in = const_cast<volatile std::byte*>(call.in);  // memory of RankBuffers, which may be written
+  const volatile std::byte* out = call.out;
+  for (std::size_t i = 0; i < call.input().bytes(); i += cache_line_bytes) in[i] = in[i];
+  for (std::size_t i = 0; i < call.output().bytes(); i += cache_line_bytes) static_cast<void>(out[i]);
+}
 
 }  // namespace
 
@@ -51,7 +61,7 @@ double Timing::per_operation(double us_of_all) const {
   return us_of_all / options_.iterations / options_.aggregated;
 }
 
-// If iterations are timed, each starts at the end of the previous one.
+// If iterations are timed, each starts at the end of the previous one, or with --touch after its touching.
 Timed Timing::time_iterations(Run& run) const {
   Timed timed;
   if (options_.times_iterations())  // written before the timing, to avoid page faults in it
@@ -60,6 +70,7 @@ Timed Timing::time_iterations(Run& run) const {
   const auto begin = Clock::now();
   auto last = begin;
   for (int i = 0; i < options_.iterations; ++i) {
+    if (options_.touch) touch(run.rotation.at(i)), last = Clock::now();
     submitted_us += iterate(run, i);
     if (timed.iterations_us.empty()) continue;
     const auto end = Clock::now();
@@ -67,7 +78,9 @@ Timed Timing::time_iterations(Run& run) const {
     last = end;
   }
   for (const Work& w : std::exchange(run.works, {})) w.wait();
-  timed.mean_us = per_operation(options_.cpu_time ? submitted_us : us_since(begin));
+  const double all_us = options_.touch ? std::accumulate(timed.iterations_us.begin(), timed.iterations_us.end(), 0.0)
+                                       : us_since(begin);
+  timed.mean_us = per_operation(options_.cpu_time ? submitted_us : all_us);
   for (double& us : timed.iterations_us) us /= options_.aggregated;
   return timed;
 }

@@ -10,6 +10,7 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <sstream>
 
 #include "bench/harness/harness.h"
@@ -135,6 +136,7 @@ TEST(BenchOptions, AWrongFlagIsOneLine) {
       {"iters", {"-n", "0"}},
       {"--percentiles with -G", {"--device", "cuda", "--percentiles", "-G", "2"}},
       {"leaves no iteration", {"--percentiles", "-n", "5", "-K", "5"}},
+      {"one operation an iteration", {"--touch", "-m", "2"}},
       {"never reaches -e", {"-b", "1", "-e", "9", "-i", "0"}}};
   for (const auto& [words, flags] : bad) {
     try {
@@ -490,6 +492,19 @@ nlohmann::json json_of(std::string_view collective, std::vector<std::string> fla
   flags.insert(flags.end(), {"-J", json_path()});
   EXPECT_EQ(run_threads(collective, flags, hooks).status, status);
   return read_json();
+}
+
+TEST(BenchRun, TouchedBuffersKeepTheirValues) {
+  for (const char* collective : {"all_reduce", "all_gather", "broadcast"}) {
+    const auto j = json_of(collective, {"-t", "2", "-b", "1K", "-e", "64K", "-f", "8", "-I", "1", "-a", "0", "--touch"});
+    for (const auto& row : j.at("results"))
+      for (const char* place : {"out_of_place", "in_place"}) {
+        const std::vector<double> samples = row.at(place).at("samples");
+        const double sum = std::accumulate(samples.begin(), samples.end(), 0.0);
+        EXPECT_NEAR(row.at(place).at("time").get<double>(), sum / static_cast<double>(samples.size()), 0.01)
+            << collective << ": the time is that of the operations alone";
+      }
+  }
 }
 
 TEST(BenchRun, JsonHoldsThePercentilesOfTheSlowestRank) {
