@@ -17,7 +17,8 @@ constexpr std::size_t min_chunk = 4 * KiB, max_chunk = 128 * KiB, max_chunk_over
 // Bytes of the staging ring that chunk sizes assume, and that large symmetric calls use.
 constexpr std::size_t max_staging_window = 768 * KiB, max_staging_window_oversubscribed = 256 * KiB;
 constexpr std::size_t min_staging_window = 16 * KiB;
-constexpr std::size_t max_cached_exchange = 4 * KiB;  // bytes of a call that uses a small, cached window
+// Bytes of calls that use a window in the second-level cache; smaller ones use one in the first.
+constexpr std::size_t min_second_level_exchange = 2 * KiB, max_second_level_exchange = 4 * KiB;
 
 /// Chunks of a contribution; 1 in a group of one rank, too.
 std::size_t shares_of(const CallPlan& plan, int size) {
@@ -92,9 +93,12 @@ Chunking chunk_shard(const CallPlan& plan, int size, std::size_t chunk, const St
 }
 
 /// Symmetric collectives use the whole ring, so that the lines they write have left the readers' caches
-/// (comm/shared_memory/staging_ring.h). Two exceptions use twice the call's bytes, within limits: a call of
-/// up to 4 KiB, whose window stays in the writer's cache; and a call of more than half the ring, which was
-/// measured to be slower in the whole ring, probably because the ring then displaces the data from L3.
+/// (comm/shared_memory/staging_ring.h). Small calls use less. Below 2 KiB it is twice the call's bytes, at
+/// least 16 KiB, which stay in the writer's first-level cache. Up to 4 KiB it is a 16th of the ring, an eighth
+/// of the second-level cache: its lines have left the reader's first-level cache, which the store would have
+/// to invalidate, but not yet the writer's second. A call of more than half the ring uses twice its bytes,
+/// too: it was measured to be slower in the whole ring, probably because that displaces the data from L3.
+/// Measured: bench/results/host/staging_ring.txt.
 ///
 /// In rooted collectives a sender may run ahead of its readers, by as many chunks as there are slots. On an
 /// oversubscribed node the window is limited unless 256 whole calls fit into the ring, since at its end the
@@ -105,8 +109,11 @@ std::size_t staging_window(const CallPlan& plan, Collective kind, int size, cons
   const std::size_t contribution = chunk * shares_of(plan, size);
   const std::size_t own = chunks * (contribution + (plan.protocol == Protocol::two_shot ? chunk : 0));
   if (!traits(kind).rooted()) {
-    const bool in_turns = own > max_cached_exchange && own <= all / 2;
-    return in_turns ? all : std::clamp(2 * own, min_staging_window, limits.staging_bytes);
+    if (own > max_second_level_exchange && own <= all / 2) return all;
+    const std::size_t window = own >= min_second_level_exchange && own <= max_second_level_exchange
+                                   ? std::max(2 * own, all / 16)
+                                   : 2 * own;
+    return std::clamp(window, min_staging_window, limits.staging_bytes);
   }
   if (limits.oversubscribed && own * mailbox_depth > all) return limits.staging_bytes;
   return std::clamp(round_up(contribution, cache_line_bytes) * mailbox_depth, min_staging_window, all);
