@@ -4,7 +4,6 @@
 #include <numeric>
 
 #include "comm/device/graph.h"
-#include "comm/transport/mailbox.h"
 
 namespace rz::bench {
 namespace {
@@ -14,6 +13,8 @@ double us_between(Clock::time_point begin, Clock::time_point end) {
   return std::chrono::duration<double, std::micro>(end - begin).count();
 }
 double us_since(Clock::time_point begin) { return us_between(begin, Clock::now()); }
+
+constexpr std::size_t cache_line_bytes = 64;
 
 /// Writes each cache line of the input and reads each of the output; changes no value.
 void touch(const Call& call) {
