@@ -61,8 +61,7 @@ std::unique_ptr<Backend> make_native(int rank, int size, Store& store, const Com
                                 .order = options.reduction_order,
                                 .algorithm = algorithm,
                                 .tuning = deserialize_tuning(agreed),
-                                .waits = {options.name.empty() ? "a communicator" : options.name,
-                                          options.on_wait, options.wait_report}};
+                                .waits = options.waits()};
   return make_native_backend(rank, size, std::move(wire), scheduled);
 }
 
@@ -92,7 +91,8 @@ std::unique_ptr<Backend> make_peer_cuda(int rank, int size, const std::shared_pt
                                   .size = size,
                                   .device = options.device,
                                   .timeout = options.timeout,
-                                  .algorithm = options.algorithm});
+                                  .algorithm = options.algorithm,
+                                  .waits = options.waits()});
 }
 
 std::unique_ptr<Backend> make_nccl(int rank, int size, const std::shared_ptr<Store>& store,
@@ -103,7 +103,8 @@ std::unique_ptr<Backend> make_nccl(int rank, int size, const std::shared_ptr<Sto
                                .device = options.device,
                                .deterministic = options.deterministic,
                                .rendezvous_timeout = options.rendezvous_timeout,
-                               .timeout = options.timeout};
+                               .timeout = options.timeout,
+                               .waits = options.waits()};
   return nccl_backend(nccl::nccl_api(), store, host, nccl);
 }
 
