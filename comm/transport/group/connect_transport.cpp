@@ -84,6 +84,7 @@ void connect_all(const Transports& transports, const net::HandshakeInfo& me, Sto
   }
   if (shm) shm->connect(me, shm_addresses, deadline);
   if (tcp) tcp->connect(me, tcp_addresses, deadline);
+  if (me.size > 1) await_connected(me.rank, me.size, store, deadline);
 }
 
 }  // namespace
@@ -127,7 +128,15 @@ std::unique_ptr<Transport> connect_transport(int rank, int size, Store& store,
         monitor, far,
         TcpOptions{sockets_per_peer(hosts, options.sockets), options.congestion,
                    listen_address(peer_info, options, store)});
-  connect_all(transports, {peer_info.job_id, rank, size, {}}, store, deadline);
+  try {
+    const auto check = [&](const std::vector<int>& missing) {
+      for (const int r : missing) throw_published_failure(rank, store, r);
+    };
+    connect_all(transports, {peer_info.job_id, rank, size, {}, check}, store, deadline);
+  } catch (const Error& e) {
+    if (e.culprit() >= 0) throw_published_failure(rank, store, e.culprit());
+    throw;
+  }
   auto& [shm, tcp] = transports;
   if (!tcp) return std::move(shm);
   if (!shm) return std::move(tcp);

@@ -1,5 +1,7 @@
 #include "comm/transport/group/peer_info.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "comm/bootstrap/machine_id.h"
@@ -79,7 +81,80 @@ std::vector<int> missing_ranks(int first, int size, Store& store, const std::str
   return ranks;
 }
 
+std::string this_process() { return concat("process ", getpid(), " of ", machine_id()); }
+
+constexpr std::string_view failure_mark = "failed\n";
+
+/// The error of another rank's connect(), which `rank` has published.
+struct PublishedFailure : Error {
+  PublishedFailure(const Error& e, const std::string& own, int of, std::string text)
+      : Error(e.code(), own, e.culprit()), rank(of), reason(std::move(text)) {}
+  int rank;
+  std::string reason;
+};
+
+std::string failure_entry(int rank, const Error& e) {
+  const auto* other = dynamic_cast<const PublishedFailure*>(&e);
+  return concat(failure_mark, static_cast<int>(e.code()), ' ', e.culprit() < 0 ? rank : e.culprit(), ' ',
+                other ? other->rank : rank, '\n', other ? other->reason : e.what());
+}
+
+/// Throws on rank `own` if the entry is one of failure_entry().
+void check_entry(int own, const std::string& entry) {
+  if (!entry.starts_with(failure_mark)) return;
+  const auto end = entry.find('\n', failure_mark.size());
+  const auto words = words_of(std::string_view(entry).substr(failure_mark.size(), end - failure_mark.size()));
+  std::vector<int> numbers;
+  for (const auto word : words) numbers.push_back(parse_number<int>(word).value_or(-1));
+  require(end != entry.npos && numbers.size() == 3, Errc::rendezvous, "the entry '", entry,
+          "' is none of a group; is another job using this store?");
+  const std::string reason = entry.substr(end + 1);
+  throw PublishedFailure(Error(static_cast<Errc>(numbers[0]), "", numbers[1]),
+                         concat("rank ", own, ": rank ", numbers[2], " could not connect: ", reason),
+                         numbers[2], reason);
+}
+
 }  // namespace
+
+void publish_failure(int rank, Store& store, const Error& error) noexcept {
+  for (const char* const what : {"peer_info", "address", "connected"}) try {
+      const std::string key = concat(what, '/', rank);
+      try {
+        store.get(key, Deadline::after({}));
+      } catch (const Error& e) {
+        if (e.code() == Errc::timeout) store.set(key, failure_entry(rank, error));
+      }
+    } catch (const std::exception&) {  // the others have their deadlines
+    }
+}
+
+void throw_published_failure(int rank, Store& store, int of_rank) {
+  std::string entry;
+  try {
+    entry = store.get(concat("connected/", of_rank), Deadline::after({}));
+  } catch (const Error&) {
+    return;
+  }
+  check_entry(rank, entry);
+}
+
+void require_not_connected(int rank, Store& store) {
+  std::string other;
+  try {
+    other = store.get(concat("connected/", rank), Deadline::after({}));
+  } catch (const Error&) {
+    return;
+  }
+  require(other == this_process() || other.starts_with(failure_mark), Errc::rendezvous, other, " is rank ",
+          rank, " of this group, which is complete, but ", this_process(),
+          " has the same rank and store; two jobs that use one MASTER_ADDR and MASTER_PORT need different "
+          "texts in "
+          "RZ_LAUNCH, and successive groups of a store need prefix_store()");
+}
+
+void await_connected(int rank, int size, Store& store, Deadline deadline) {
+  store_all_gather(rank, size, store, "connected", this_process(), deadline);
+}
 
 std::vector<std::string> store_all_gather(
     int rank, int size, Store& store, const std::string& what, const std::string& value, Deadline deadline,
@@ -88,9 +163,10 @@ std::vector<std::string> store_all_gather(
   std::vector<std::string> values;
   for (int r = 0; r < size; ++r) try {
       values.push_back(store.get(concat(what, '/', r), deadline));
+      check_entry(rank, values.back());
       if (check) check(r, values.back());
     } catch (const Error& e) {
-      if (e.code() != Errc::timeout) throw;
+      if (e.code() != Errc::timeout || dynamic_cast<const PublishedFailure*>(&e)) throw;
       const auto missing = missing_ranks(r, size, store, what);
       throw Error(Errc::timeout,
                   concat("rank ", rank, " of ", size, ": rank ",
@@ -103,6 +179,7 @@ std::vector<std::string> store_all_gather(
 
 PeerInfo exchange_peer_info(int rank, int size, Store& store, const TransportOptions& options,
                             Deadline deadline) {
+  if (size > 1) require_not_connected(rank, store);
   const std::string machine = machine_id();
   const std::string host = options.host_id.empty() ? machine : options.host_id;
   require(host.find('\n') == std::string::npos, Errc::config, "the host id holds a line break");
