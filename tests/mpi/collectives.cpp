@@ -1,8 +1,8 @@
 // Every collective over MPI, against the same call over our own transports: both must write the same bytes,
 // in the result and beside it.
 
-#include <cstring>
 #include <atomic>
+#include <cstring>
 #include <numeric>
 #include <random>
 #include <thread>
