@@ -67,7 +67,7 @@ class Handshake {
                   missing_ranks().front());
     if (self_.check && next_check_.expired()) {
       next_check_ = Deadline::after(check_period);
-      self_.check(missing_ranks());
+      self_.check();
     }
     std::vector<pollfd> fds{{listener_, POLLIN, 0}};
     for (const auto& g : pending_)

@@ -17,9 +17,8 @@ struct HandshakeInfo {
   JobId job{};
   int rank = 0;
   int size = 1;
-  std::vector<int> passed_fds;  ///< at most 4, borrowed
-  /// Called once a second with the ranks that have not connected; may throw.
-  std::function<void(const std::vector<int>& missing)> check = nullptr;
+  std::vector<int> passed_fds;            ///< at most 4, borrowed
+  std::function<void()> check = nullptr;  ///< called once a second; may throw
 };
 
 /// A non-blocking socket to a rank. It may still be connecting when it is passed to handshake(), and is

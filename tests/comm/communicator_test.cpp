@@ -1,12 +1,14 @@
 #include "comm/communicator.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <mutex>
 #include <numeric>
 #include <set>
@@ -297,19 +299,20 @@ struct FailingInSplit final : Store {
   const std::shared_ptr<Store> store;
 };
 
-/// A store whose rank fails at the first use of a key that has this text.
-struct FailingAtKey final : Store {
-  FailingAtKey(std::shared_ptr<Store> s, std::string k) : store(std::move(s)), key_part(std::move(k)) {}
+/// A store that calls a function at the first use of a key that has this text.
+struct HookedStore final : Store {
+  HookedStore(std::shared_ptr<Store> s, std::string k, std::function<void()> f)
+      : store(std::move(s)), key_part(std::move(k)), hook(std::move(f)) {}
   void check(std::string_view key) {
-    if (key.find(key_part) == key.npos || std::exchange(failed, true)) return;
-    fail(Errc::system, "no descriptors are left");
+    if (key.find(key_part) != key.npos && !std::exchange(called, true)) hook();
   }
   void set(std::string_view key, std::string_view value) override { check(key), store->set(key, value); }
   std::string get(std::string_view key, Deadline end) override { return check(key), store->get(key, end); }
-  std::int64_t add(std::string_view key, std::int64_t n) override { return store->add(key, n); }
+  std::int64_t add(std::string_view key, std::int64_t n) override { return check(key), store->add(key, n); }
   const std::shared_ptr<Store> store;
   const std::string key_part;
-  bool failed = false;
+  const std::function<void()> hook;
+  bool called = false;
 };
 
 // Before it publishes its address, and before it connects.
@@ -320,7 +323,9 @@ TEST(Communicator, ARankThatCannotConnectIsNamedBeforeTheDeadline) {
         CommOptions options = quick();
         options.transport = transport;
         options.rendezvous_timeout = std::chrono::seconds(20);
-        if (rank == 2) store = std::make_shared<FailingAtKey>(store, key);
+        if (rank == 2)
+          store = std::make_shared<HookedStore>(store, key,
+                                                [] { fail(Errc::system, "no descriptors are left"); });
         const auto begin = std::chrono::steady_clock::now();
         const Error e = test::error_of([&] { Communicator::connect(rank, 3, store, options); });
         EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10)) << key;
@@ -330,6 +335,26 @@ TEST(Communicator, ARankThatCannotConnectIsNamedBeforeTheDeadline) {
         EXPECT_NE(std::string(e.what()).find(text), std::string::npos) << e.what();
         EXPECT_EQ(e.culprit(), rank == 2 ? -1 : 2) << e.what();
       });
+}
+
+TEST(Communicator, ARankThatIsKilledWhileItConnectsIsNamedBeforeTheDeadline) {
+  for (const char* const transport : {"shm", "tcp"}) {
+    const auto endings = test::run_processes(3, [&](int rank, std::shared_ptr<Store> store) {
+      CommOptions options = quick();
+      options.transport = transport;
+      if (rank == 2)
+        store = std::make_shared<HookedStore>(store, "connected/count", [] { kill(getpid(), SIGKILL); });
+      const auto begin = std::chrono::steady_clock::now();
+      const Error e = test::error_of([&] { Communicator::connect(rank, 3, store, options); });
+      EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+      EXPECT_EQ(e.code(), Errc::peer_lost) << e.what();
+      EXPECT_EQ(e.culprit(), 2) << e.what();
+    });
+    for (const int rank : {0, 1})
+      EXPECT_EQ(endings[static_cast<std::size_t>(rank)].exit_code, 0)
+          << endings[static_cast<std::size_t>(rank)].error;
+    EXPECT_EQ(endings[2].signal, SIGKILL);
+  }
 }
 
 // As the ranks of a second job do that has the same MASTER_ADDR and MASTER_PORT.

@@ -72,8 +72,8 @@ struct Transports {
 };
 
 /// Exchanges the addresses of the ranks and connects with all peers.
-void connect_all(const Transports& transports, const net::HandshakeInfo& me, Store& store,
-                 Deadline deadline) {
+void connect_all(const Transports& transports, const net::HandshakeInfo& me, LinkMonitor& monitor,
+                 Store& store, Deadline deadline) {
   const auto& [shm, tcp] = transports;
   const std::string mine = concat(shm ? shm->address() : "", ' ', tcp ? tcp->address() : "");
   std::vector<std::string> shm_addresses, tcp_addresses;
@@ -84,7 +84,7 @@ void connect_all(const Transports& transports, const net::HandshakeInfo& me, Sto
   }
   if (shm) shm->connect(me, shm_addresses, deadline);
   if (tcp) tcp->connect(me, tcp_addresses, deadline);
-  if (me.size > 1) await_connected(me.rank, me.size, store, deadline);
+  if (me.size > 1) await_connected(me.rank, me.size, store, deadline, [&] { monitor.progress(); });
 }
 
 }  // namespace
@@ -129,12 +129,10 @@ std::unique_ptr<Transport> connect_transport(int rank, int size, Store& store,
         TcpOptions{sockets_per_peer(hosts, options.sockets), options.congestion,
                    listen_address(peer_info, options, store)});
   try {
-    const auto check = [&](const std::vector<int>& missing) {
-      for (const int r : missing) throw_published_failure(rank, store, r);
-    };
-    connect_all(transports, {peer_info.job_id, rank, size, {}, check}, store, deadline);
+    const auto check = [&] { throw_published_failure(rank, store); };
+    connect_all(transports, {peer_info.job_id, rank, size, {}, check}, *monitor, store, deadline);
   } catch (const Error& e) {
-    if (e.culprit() >= 0) throw_published_failure(rank, store, e.culprit());
+    if (e.culprit() >= 0) throw_published_failure(rank, store);
     throw;
   }
   auto& [shm, tcp] = transports;

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "comm/bootstrap/machine_id.h"
 #include "comm/core/error.h"
@@ -83,6 +84,19 @@ std::vector<int> missing_ranks(int first, int size, Store& store, const std::str
 
 std::string this_process() { return concat("process ", getpid(), " of ", machine_id()); }
 
+/// The value of a key, if it exists before the deadline.
+std::optional<std::string> find(Store& store, std::string_view key, Deadline deadline = Deadline::after({})) {
+  try {
+    return store.get(key, deadline);
+  } catch (const Error& e) {
+    if (e.code() != Errc::timeout) throw;
+    return std::nullopt;
+  }
+}
+
+constexpr std::string_view all_connected = "connected/all";  // a failure_entry(), if one rank cannot
+constexpr auto max_leave = std::chrono::seconds(2);
+constexpr auto check_period = std::chrono::milliseconds(500);
 constexpr std::string_view failure_mark = "failed\n";
 
 /// The error of another rank's connect(), which `rank` has published.
@@ -117,43 +131,57 @@ void check_entry(int own, const std::string& entry) {
 }  // namespace
 
 void publish_failure(int rank, Store& store, const Error& error) noexcept {
-  for (const char* const what : {"peer_info", "address", "connected"}) try {
-      const std::string key = concat(what, '/', rank);
-      try {
-        store.get(key, Deadline::after({}));
-      } catch (const Error& e) {
-        if (e.code() == Errc::timeout) store.set(key, failure_entry(rank, error));
-      }
+  for (const std::string& key :
+       {concat("peer_info/", rank), concat("address/", rank), std::string(all_connected)})
+    try {
+      if (!find(store, key)) store.set(key, failure_entry(rank, error));
     } catch (const std::exception&) {  // the others have their deadlines
     }
 }
 
-void throw_published_failure(int rank, Store& store, int of_rank) {
-  std::string entry;
+void throw_published_failure(int rank, Store& store) {
+  std::optional<std::string> entry;
   try {
-    entry = store.get(concat("connected/", of_rank), Deadline::after({}));
-  } catch (const Error&) {
-    return;
+    entry = find(store, all_connected);
+  } catch (const Error&) {  // the store has ended
   }
-  check_entry(rank, entry);
+  if (entry) check_entry(rank, *entry);
 }
 
 void require_not_connected(int rank, Store& store) {
-  std::string other;
-  try {
-    other = store.get(concat("connected/", rank), Deadline::after({}));
-  } catch (const Error&) {
-    return;
-  }
-  require(other == this_process() || other.starts_with(failure_mark), Errc::rendezvous, other, " is rank ",
-          rank, " of this group, which is complete, but ", this_process(),
+  const auto other = find(store, concat("connected/", rank));
+  require(!other || *other == this_process(), Errc::rendezvous, other.value_or(""), " is rank ", rank,
+          " of this group, which is complete, but ", this_process(),
           " has the same rank and store; two jobs that use one MASTER_ADDR and MASTER_PORT need different "
           "texts in "
           "RZ_LAUNCH, and successive groups of a store need prefix_store()");
 }
 
-void await_connected(int rank, int size, Store& store, Deadline deadline) {
-  store_all_gather(rank, size, store, "connected", this_process(), deadline);
+void await_connected(int rank, int size, Store& store, Deadline deadline,
+                     const std::function<void()>& check) {
+  store.set(concat("connected/", rank), this_process());
+  if (store.add("connected/count", 1) == size) store.set(all_connected, "");
+  std::optional<std::string> entry;
+  while (!(entry = find(
+               store, all_connected,
+               Deadline::after(std::min<Deadline::Clock::duration>(deadline.remaining(), check_period))))) {
+    check();
+    if (!deadline.expired()) continue;
+    const auto missing = missing_ranks(0, size, store, "connected");
+    throw Error(Errc::timeout,
+                concat("rank ", rank, " of ", size, ": rank ", net::list_ranks(missing),
+                       " did not connect with all ranks before the deadline"),
+                missing.empty() ? -1 : missing.front());
+  }
+  check_entry(rank, *entry);
+  try {
+    if (rank != 0) {
+      if (store.add("connected/left", 1) == size - 1) store.set("connected/end", "");
+    } else {
+      store.get("connected/end", Deadline::after(max_leave));
+    }
+  } catch (const Error&) {  // a rank is late; it has connected, but finds no store
+  }
 }
 
 std::vector<std::string> store_all_gather(

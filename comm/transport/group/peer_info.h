@@ -39,14 +39,16 @@ std::vector<std::string> store_all_gather(
     int rank, int size, Store&, const std::string& what, const std::string& value, Deadline,
     const std::function<void(int rank, const std::string& value)>& check = nullptr);
 
-/// This rank cannot connect: publishes the error instead of the values that it has not published yet, so that
-/// the others do not wait for these until their deadlines.
+/// This rank cannot connect: publishes the error, so that the others do not wait for it until their
+/// deadlines.
 void publish_failure(int rank, Store&, const Error&) noexcept;
-/// Throws the error that the rank has published; returns if there is none.
-void throw_published_failure(int rank, Store&, int of_rank);
+/// Throws on `rank` the error that another one has published; returns if there is none.
+void throw_published_failure(int rank, Store&);
 /// Errc::rendezvous if another process has connected as this rank in this store.
 void require_not_connected(int rank, Store&);
-/// Returns once all ranks have called it, so that none uses the group before all have connected.
-void await_connected(int rank, int size, Store&, Deadline);
+/// This rank has connected. Returns once all ranks have, so that none uses the group before, or throws the
+/// error that one of them has published. Meanwhile it calls `check` twice a second, which may throw. Rank 0,
+/// with which the store may end, returns after the others.
+void await_connected(int rank, int size, Store&, Deadline, const std::function<void()>& check);
 
 }  // namespace rz
