@@ -23,7 +23,9 @@ struct LaunchInfo {
   std::string launcher;
   /// Identifier of this launch: Slurm's job, step and restart; torchrun's run id and port (plus its restart
   /// count if all ranks are on one node); the PMIx namespace; Flux's job id; PALS_APID; RZ_LAUNCH, which
-  /// rzrun sets. Empty if the environment has none of them, and for a group of one.
+  /// rzrun sets. If the environment has none of them: the launcher's process, where MASTER_ADDR is set and
+  /// all ranks are on one node below a launcher other than torchrun. Otherwise, and for a group of one,
+  /// empty.
   std::string launch;
 };
 

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "comm/core/environment.h"
+#include "comm/core/long_wait.h"
 #include "comm/core/types.h"
 
 namespace rz {
@@ -46,15 +47,20 @@ struct CommOptions {
   /// Of the communicator, in reports of waits. The group of its n-th split() is "NAME/split n".
   std::string name;
   /// Called with one line when a call has made no progress for `wait_report`: the communicator, the call and
-  /// its number, the ranks that it waits for, what these do (also in other communicators of their process),
-  /// and what else this process waits for. Once a wait, a little more than a second later at most, on a
-  /// thread that waits for a call or on the progress thread. It must not use a communicator; what it throws
-  /// is dropped. "native" on host memory only. Default: none; print_wait() if RZ_WAIT_REPORT_S is set.
+  /// its number. "native" and "mpi" add the ranks that it waits for; "native" on host memory also what these
+  /// do (in other communicators of their process, too), and what else this process waits for. Once a wait, a
+  /// little more than a second later at most, on a thread that waits for a call or on one of the
+  /// communicator's. It must not use a communicator; what it throws is dropped. Default: none; print_wait()
+  /// if RZ_WAIT_REPORT_S is set.
   std::function<void(const std::string& line)> on_wait = environment().wait_report_s > 0
                                                              ? print_wait
                                                              : std::function<void(const std::string&)>();
   std::chrono::milliseconds wait_report{
       environment().wait_report_s > 0 ? static_cast<long>(environment().wait_report_s * 1e3) : 10'000};
+
+  WaitReportOptions waits() const {
+    return {name.empty() ? WaitReportOptions().communicator : name, on_wait, wait_report};
+  }
 };
 
 }  // namespace rz

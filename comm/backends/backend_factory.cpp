@@ -13,6 +13,7 @@
 #include "comm/core/error.h"
 #include "comm/device/cuda_runtime.h"
 #include "comm/transport/group/connect_transport.h"
+#include "comm/transport/group/peer_info.h"
 #include "comm/tuning/overrides.h"
 
 namespace rz {
@@ -36,8 +37,8 @@ void require_rank_order(int size, const CommOptions& options, const char* backen
           " ranks; set reduction_order (RZ_REDUCTION_ORDER) to 'rank'");
 }
 
-std::unique_ptr<Backend> make_native(int rank, int size, Store& store, const CommOptions& options,
-                                     const Backend* parent) {
+std::unique_ptr<Backend> connect_native(int rank, int size, Store& store, const CommOptions& options,
+                                        const Backend* parent) {
   // peer_cuda's algorithm names apply to its own kernels, not to host memory.
   const std::string algorithm = options.backend == "peer_cuda" ? std::string() : options.algorithm;
   tuning::AlgorithmOverrides(algorithm, options.deterministic,
@@ -61,9 +62,16 @@ std::unique_ptr<Backend> make_native(int rank, int size, Store& store, const Com
                                 .order = options.reduction_order,
                                 .algorithm = algorithm,
                                 .tuning = deserialize_tuning(agreed),
-                                .waits = {options.name.empty() ? "a communicator" : options.name,
-                                          options.on_wait, options.wait_report}};
+                                .waits = options.waits()};
   return make_native_backend(rank, size, std::move(wire), scheduled);
+}
+
+std::unique_ptr<Backend> make_native(int rank, int size, Store& store, const CommOptions& options,
+                                     const Backend* parent) try {
+  return connect_native(rank, size, store, options, parent);
+} catch (const Error& e) {
+  publish_failure(rank, store, e);
+  throw;
 }
 
 std::unique_ptr<Backend> make_mpi(int rank, int size, Store& store, const CommOptions& options,
@@ -92,7 +100,8 @@ std::unique_ptr<Backend> make_peer_cuda(int rank, int size, const std::shared_pt
                                   .size = size,
                                   .device = options.device,
                                   .timeout = options.timeout,
-                                  .algorithm = options.algorithm});
+                                  .algorithm = options.algorithm,
+                                  .waits = options.waits()});
 }
 
 std::unique_ptr<Backend> make_nccl(int rank, int size, const std::shared_ptr<Store>& store,
@@ -103,7 +112,8 @@ std::unique_ptr<Backend> make_nccl(int rank, int size, const std::shared_ptr<Sto
                                .device = options.device,
                                .deterministic = options.deterministic,
                                .rendezvous_timeout = options.rendezvous_timeout,
-                               .timeout = options.timeout};
+                               .timeout = options.timeout,
+                               .waits = options.waits()};
   return nccl_backend(nccl::nccl_api(), store, host, nccl);
 }
 

@@ -258,6 +258,9 @@ std::string launch_id_of(const Variables& variables, const LaunchInfo& info, Env
     add(slurm_launch(variables, reader));
   }
   if (const auto token = variables("RZ_LAUNCH"); token && !token->empty()) add("RZ_LAUNCH " + *token);
+  // Two jobs with the same MASTER_ADDR and MASTER_PORT. On several hosts, each has a process of its own.
+  if (launch.empty() && is_single_node(info) && info.launcher != "torchrun" && variables("MASTER_ADDR"))
+    add(find_launcher_process().id);
   return launch;
 }
 

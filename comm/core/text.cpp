@@ -2,8 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
-
-#include "comm/core/fixed.h"
+#include <system_error>
 
 namespace rz {
 
@@ -16,6 +15,12 @@ std::vector<std::string_view> words_of(std::string_view text) {
     at = text.find_first_not_of(space, end);
   }
   return words;
+}
+
+std::string fixed(double value, int decimals) {
+  char text[512];
+  const auto end = std::to_chars(text, text + sizeof text, value, std::chars_format::fixed, decimals);
+  return end.ec == std::errc() ? std::string(text, end.ptr) : concat(value);
 }
 
 std::string rounded(double value, int digits) {

@@ -49,6 +49,9 @@ std::optional<T> parse_number(std::string_view text, int base = 10) {
 /// The parts of a text between spaces, tabs and line ends.
 std::vector<std::string_view> words_of(std::string_view);
 
+/// With this number of decimals, rounded to nearest: fixed(0.128, 2) is "0.13".
+std::string fixed(double value, int decimals);
+
 /// printf's "%.<digits>g" in the "C" locale.
 std::string rounded(double value, int digits);
 

@@ -21,6 +21,7 @@ constexpr std::uint32_t protocol_version = 1;
 constexpr std::size_t max_passed_fds = 4;
 constexpr std::size_t max_pending_connections = 64;
 constexpr auto unauthenticated_timeout = std::chrono::seconds(5);
+constexpr auto check_period = std::chrono::seconds(1);
 
 struct Hello {
   char magic[8];
@@ -64,6 +65,10 @@ class Handshake {
                   concat("rank ", self_.rank, ": no connection with rank ", list_ranks(missing_ranks()),
                          " before the deadline; did the process end, or does a firewall stand between?"),
                   missing_ranks().front());
+    if (self_.check && next_check_.expired()) {
+      next_check_ = Deadline::after(check_period);
+      self_.check();
+    }
     std::vector<pollfd> fds{{listener_, POLLIN, 0}};
     for (const auto& g : pending_)
       fds.push_back({g.connection.socket.get(), static_cast<short>(g.connecting ? POLLOUT : POLLIN), 0});
@@ -91,6 +96,7 @@ class Handshake {
                               : false;
     pending.received += static_cast<std::size_t>(n);
     if (pending.received < sizeof(Hello)) return true;
+    require_one_process(pending.hello);
     if (!is_valid_hello(pending))
       return pending.outgoing ? fail_outgoing(pending, "another program listens there") : false;
     pending.connection.rank = static_cast<int>(pending.hello.rank);
@@ -99,6 +105,20 @@ class Handshake {
     missing_.erase({pending.connection.rank, pending.connection.index});
     established_.push_back(std::move(pending.connection));
     return false;
+  }
+
+  /// A hello with the job id is of a process that reads this group's store.
+  void require_one_process(const Hello& h) const {
+    const int rank = static_cast<int>(h.rank);
+    const bool is_second = std::ranges::any_of(established_, [&](const Connection& c) {
+      return c.rank == rank && c.index == static_cast<int>(h.index);
+    });
+    if (h.job != self_.job || !is_second) return;
+    throw Error(
+        Errc::rendezvous,
+        concat("rank ", self_.rank, ": two processes connect as rank ", rank,
+               "; two jobs that use one MASTER_ADDR and MASTER_PORT need different texts in RZ_LAUNCH"),
+        rank);
   }
 
   bool is_valid_hello(const PendingConnection& pending) const {
@@ -216,7 +236,7 @@ class Handshake {
 
   const HandshakeInfo& self_;
   int listener_;
-  Deadline deadline_;
+  Deadline deadline_, next_check_ = Deadline::after(check_period);
   std::set<std::pair<int, int>> missing_;  ///< rank, index
   std::list<PendingConnection> pending_;
   std::vector<Connection> established_;

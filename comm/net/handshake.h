@@ -2,6 +2,7 @@
 /// Handshake of new connections. Both ends send a hello (job id, group size, rank) before any other data. A
 /// connection whose hello does not match is closed; other connections are not affected.
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,8 @@ struct HandshakeInfo {
   JobId job{};
   int rank = 0;
   int size = 1;
-  std::vector<int> passed_fds;  ///< at most 4, borrowed
+  std::vector<int> passed_fds;            ///< at most 4, borrowed
+  std::function<void()> check = nullptr;  ///< called once a second; may throw
 };
 
 /// A non-blocking socket to a rank. It may still be connecting when it is passed to handshake(), and is
@@ -31,7 +33,7 @@ struct Connection {
 
 /// Completes the connections `outgoing` and accepts `links` connections from each rank of `incoming`.
 /// Returns all of them, in the order of completion. Errc::timeout names the ranks that did not connect;
-/// Errc::rendezvous names an outgoing connection that failed.
+/// Errc::rendezvous names an outgoing connection that failed, or a rank that is two processes.
 std::vector<Connection> handshake(const HandshakeInfo&, int listener, std::vector<Connection> outgoing,
                                   const std::vector<int>& incoming, int links, Deadline);
 

@@ -90,17 +90,11 @@ void WaitReporter::advance(Time now, const std::string& call, const WaitState& w
     return;
   }
   next_ = Time::max();
-  try {
-    options_.report(line(call, wait));
-  } catch (...) {  // not a failure of the group
-  }
+  LongWait::report(options_, rank_, size_, call, now - since_, reason(wait));
 }
 
-std::string WaitReporter::line(const std::string& call, const WaitState& wait) const {
-  const auto seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - since_).count();
-  std::string text = concat(
-      "rank ", rank_, " of ", size_, " of ", options_.communicator, ": ", call, " has made no progress for ",
-      static_cast<double>(static_cast<long>(seconds * 10)) / 10, " s: it waits for ", wait.text);
+std::string WaitReporter::reason(const WaitState& wait) const {
+  std::string text = concat("it waits for ", wait.text);
   int named = 0;
   for (std::size_t r = 0; r < wait.waiting_on.size() && named < max_named_ranks; ++r) {
     if (!wait.waiting_on[r]) continue;
@@ -120,7 +114,7 @@ std::string WaitReporter::line(const std::string& call, const WaitState& wait) c
   }
   if (const std::string others = of_process(this); !others.empty())
     text += concat("; this process is also in ", others);
-  return text + "; every rank must make the same calls in the same order";
+  return text;
 }
 
 }  // namespace rz

@@ -7,19 +7,13 @@
 /// progress token.
 
 #include <chrono>
-#include <functional>
 #include <string>
 
+#include "comm/core/long_wait.h"
 #include "comm/transport/transport.h"
 #include "comm/transport/wait_for_graph.h"
 
 namespace rz {
-
-struct WaitReportOptions {
-  std::string communicator;  ///< its name
-  std::function<void(const std::string& line)> report;
-  std::chrono::milliseconds after{10'000};  ///< without progress
-};
 
 /// describe(), or the name of a message, whose number is that of a pair of ranks.
 std::string describe_call(const CallSignature&);
@@ -51,7 +45,7 @@ class WaitReporter {
   void advance(Time now, const std::string& call, const WaitState&);
   void set_long_wait(std::string);
   bool replied(const WaitState&) const;
-  std::string line(const std::string& call, const WaitState&) const;
+  std::string reason(const WaitState&) const;
 
   Transport& transport_;
   const int rank_, size_;

@@ -1,6 +1,7 @@
 #include "comm/schedule/receive_stream.h"
 
-#include "comm/core/error.h"
+#include "comm/core/text.h"
+#include "comm/transport/mismatched_calls.h"
 
 namespace rz::schedule {
 
@@ -9,9 +10,10 @@ bool ReceiveStream::match(const CallSignature& mine) {
   const ReceiveView incoming = transport_.peek(peer_, Channel::collective);
   if (incoming.bytes.empty()) return false;
   if (!(incoming.signature == mine))
-    fail(Errc::mismatch, "mismatched collectives: rank ", peer_, " called ", describe(incoming.signature),
-         " while rank ", rank_, " called ", describe(mine),
-         "; every rank must make the same calls in the same order");
+    throw OtherCall(concat("mismatched collectives: rank ", peer_, " called ", describe(incoming.signature),
+                           " while rank ", rank_, " called ", describe(mine),
+                           "; every rank must make the same calls in the same order"),
+                    peer_, incoming.signature);
   return matched_ = true;
 }
 

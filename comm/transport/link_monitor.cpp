@@ -59,11 +59,16 @@ bool LinkMonitor::has_event() {
 
 void LinkMonitor::query_waits() {
   wait_graph_.clear_replies();
-  for (int r = 0; r < std::ssize(by_rank_); ++r) send_wait_message(r, {WaitMessage::query, {}});
+  query_calls(wait_graph_.last_call().sequence);
+}
+
+void LinkMonitor::query_calls(std::uint32_t number) {
+  const WaitMessage query{.kind = WaitMessage::query, .number = number};
+  for (int r = 0; r < std::ssize(by_rank_); ++r) send_wait_message(r, query);
 }
 
 void LinkMonitor::reply_waits(const WaitMessage& reply) {
-  for (const int r : wait_graph_.drain_requesters()) send_wait_message(r, reply);
+  for (const auto& [r, message] : wait_graph_.drain_replies(reply)) send_wait_message(r, message);
 }
 
 void LinkMonitor::send_wait_message(int peer, const WaitMessage& message) {

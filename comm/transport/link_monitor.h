@@ -64,6 +64,7 @@ class LinkMonitor {
   void wake() noexcept { waiter_.wake(); }
   void abort(const Failure&) noexcept;
   void query_waits();
+  void query_calls(std::uint32_t number);
   void reply_waits(const WaitMessage& reply);
   WaitForGraph& wait_graph() { return wait_graph_; }
 

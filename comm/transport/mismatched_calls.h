@@ -5,9 +5,18 @@
 #include <span>
 #include <vector>
 
+#include "comm/core/error.h"
 #include "comm/transport/call_signature.h"
 
 namespace rz {
+
+/// Errc::mismatch: data of rank `peer` belongs to another call than the one that this rank is in.
+struct OtherCall : Error {
+  OtherCall(const std::string& text, int from, const CallSignature& call)
+      : Error(Errc::mismatch, text), peer(from), theirs(call) {}
+  int peer;
+  CallSignature theirs;
+};
 
 /// The calls with the same number of all ranks of a group; empty where a rank's is not known.
 using CallsOfRanks = std::vector<std::optional<CallSignature>>;

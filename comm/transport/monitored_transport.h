@@ -21,6 +21,8 @@ class MonitoredTransport : public Transport {
   void wake() noexcept final { monitor_->wake(); }
   void abort(const Failure& failure) noexcept final { monitor_->abort(failure); }
   void query_waits() final { monitor_->query_waits(); }
+  void query_calls(std::uint32_t number) final { monitor_->query_calls(number); }
+  void record_call(const CallSignature& call) final { monitor_->wait_graph().record(call); }
   void reply_waits(const WaitMessage& reply) final { monitor_->reply_waits(reply); }
   const WaitForGraph& wait_graph() const final { return monitor_->wait_graph(); }
   std::span<const int> hosts() const final { return monitor_->hosts(); }

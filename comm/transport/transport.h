@@ -64,12 +64,16 @@ class Transport {
   /// thread.
   virtual void abort(const Failure&) noexcept = 0;
 
-  /// Clears earlier replies and queries every peer for the ranks that it waits for. Queries and replies of
-  /// peers arrive during progress().
+  /// Clears earlier replies and queries every peer for the ranks that it waits for, and for its collective of
+  /// the number that record_call() had last. Queries and replies of peers arrive during progress().
   virtual void query_waits() = 0;
-  /// Sends this reply to all peers that have queried.
+  /// Likewise for its collective of this number, and keeps earlier replies.
+  virtual void query_calls(std::uint32_t number) = 0;
+  /// Sends this reply to all peers that have queried, with this rank's collective of the number of the query.
   virtual void reply_waits(const WaitMessage& reply) = 0;
-  /// The queries and replies received so far.
+  /// This rank begins the collective.
+  virtual void record_call(const CallSignature&) = 0;
+  /// The queries and replies received so far, and the last of the recorded calls.
   virtual const WaitForGraph& wait_graph() const = 0;
 
   /// What is possible only among ranks that share memory. Null if this rank shares none.

@@ -12,7 +12,7 @@ namespace rz {
 WaitMessage WaitMessage::idle_in(std::string_view text) {
   std::array<char, sizeof(RankSet)> bytes{};
   text.copy(bytes.data(), bytes.size() - 1);
-  return {idle, std::bit_cast<RankSet>(bytes), {}};
+  return {.kind = idle, .waits_for = std::bit_cast<RankSet>(bytes)};
 }
 
 std::string WaitMessage::text() const {
@@ -21,12 +21,24 @@ std::string WaitMessage::text() const {
 }
 
 void WaitForGraph::receive(int peer, const WaitMessage& note) {
-  if (note.kind == WaitMessage::query) requesters_.push_back(peer);
+  if (note.kind == WaitMessage::query) queries_.emplace_back(peer, note.number);
   if (note.kind == WaitMessage::reply || note.kind == WaitMessage::idle)
     replies_.insert_or_assign(peer, note);
 }
 
-std::vector<int> WaitForGraph::drain_requesters() { return std::exchange(requesters_, {}); }
+std::vector<std::pair<int, WaitMessage>> WaitForGraph::drain_replies(const WaitMessage& reply) {
+  std::vector<std::pair<int, WaitMessage>> replies;
+  for (const auto& [peer, number] : std::exchange(queries_, {})) {
+    replies.emplace_back(peer, reply);
+    replies.back().second.numbered = call(number);
+  }
+  return replies;
+}
+
+std::optional<CallSignature> WaitForGraph::call(std::uint32_t number) const {
+  const auto& found = calls_[number % calls_.size()];
+  return found && found->sequence == number ? found : std::nullopt;
+}
 
 int WaitForGraph::culprit(int suspect, const RankSet& waits_for) const {
   std::set<int> seen{-1, rank_};

@@ -1,12 +1,16 @@
 #pragma once
 /// Wait-for graph of a group. Ranks exchange it once one of them has waited long. At a deadline it identifies
-/// the rank that blocks the others as the culprit, instead of a live rank that also waits for it.
+/// the rank that blocks the others as the culprit, instead of a live rank that also waits for it. Queries
+/// also return calls, so that ranks can compare calls that sent each other nothing.
 
+#include <array>
 #include <bitset>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "comm/transport/call_signature.h"
@@ -14,7 +18,7 @@
 namespace rz {
 
 /// A set of ranks that fits into a control frame. Waits for ranks beyond its size are not recorded.
-using RankSet = std::bitset<3776>;
+using RankSet = std::bitset<3520>;
 
 /// What one call waits for.
 struct WaitState {
@@ -26,15 +30,17 @@ struct WaitState {
 /// A query, or a reply to one: of a rank that is in a call, or of one that is in no call of the group.
 struct WaitMessage {
   enum Kind : std::uint32_t { query, reply, idle } kind;
-  RankSet waits_for{};   ///< reply: the ranks; idle: the bytes of text()
-  CallSignature call{};  ///< reply: of the call
+  RankSet waits_for{};                      ///< reply: the ranks; idle: the bytes of text()
+  CallSignature call{};                     ///< reply: of the call
+  std::uint32_t number = 0;                 ///< query: of the collective that the reply is to return
+  std::optional<CallSignature> numbered{};  ///< reply, idle: this rank's collective of that number, if known
 
   static WaitMessage idle_in(std::string_view text);
   /// Of an idle rank: the waits of its process in other groups, or nothing.
   std::string text() const;
 };
 
-/// Queries and replies received by one rank. Not thread-safe.
+/// Queries and replies received by one rank, and this rank's last collectives. Not thread-safe.
 class WaitForGraph {
  public:
   explicit WaitForGraph(int rank) : rank_(rank) {}
@@ -42,9 +48,16 @@ class WaitForGraph {
   /// Records a message from `peer`.
   void receive(int peer, const WaitMessage&);
   /// Whether there are queries without a reply.
-  bool has_requests() const { return !requesters_.empty(); }
-  /// Removes and returns the peers whose queries have no reply yet.
-  std::vector<int> drain_requesters();
+  bool has_requests() const { return !queries_.empty(); }
+  /// Removes the queries. Returns the reply to each: this one, with the collective of the query's number.
+  std::vector<std::pair<int, WaitMessage>> drain_replies(const WaitMessage& reply);
+
+  /// This rank begins the collective.
+  void record(const CallSignature& call) { last_ = call, calls_[call.sequence % calls_.size()] = call; }
+  /// The collective that began last; requires one.
+  const CallSignature& last_call() const { return last_; }
+  /// This rank's collective of that number; empty if it has not begun, or was not recorded, or is long ago.
+  std::optional<CallSignature> call(std::uint32_t number) const;
 
   void clear_replies() { replies_.clear(); }
   /// True if the peer has not replied since clear_replies() that it is in a call: it is stuck, stopped, or
@@ -65,8 +78,10 @@ class WaitForGraph {
 
  private:
   const int rank_;
-  std::vector<int> requesters_;
+  std::vector<std::pair<int, std::uint32_t>> queries_;  // peer, number
   std::map<int, WaitMessage> replies_;
+  std::array<std::optional<CallSignature>, 64> calls_;  // the last ones, by number
+  CallSignature last_;
 };
 
 }  // namespace rz

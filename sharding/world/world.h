@@ -17,7 +17,6 @@
 
 #include "comm/bootstrap.h"
 #include "comm/communicator.h"
-#include "comm/core/fixed.h"
 #include "comm/core/text.h"
 #include "sharding/world/mean.h"
 #include "tensor/tensor.h"

@@ -271,6 +271,27 @@ TEST(Bootstrap, AJobWithoutANameIsThatOfItsLaunchersProcess) {
   expect_error(mpich, {"mpich", "RZ_LAUNCH", "container"});
 }
 
+// Ranks of one would join the other.
+TEST(Bootstrap, JobsWithOneMasterAddressDifferByTheirLaunchersProcess) {
+  const Set addressed = with(with(mpich, "MASTER_ADDR", "127.0.0.1"), "MASTER_PORT", "29500");
+  std::string seen[2];
+  for (std::string& launch : seen) {
+    const auto ending = below_launcher("hydra_pmi_proxy", 1, [&] {
+      const LaunchInfo info = place(addressed);
+      require(info.master == "127.0.0.1:29500", Errc::system, info.master);
+      require(info.launch == place(with(with(addressed, "PMI_RANK", "1"), "MPI_LOCALRANKID", "1")).launch,
+              Errc::system, "two ranks differ");
+      fail(Errc::system, "launch:", info.launch);
+    });
+    const auto begin = ending.error.find("launch:");
+    ASSERT_NE(begin, std::string::npos) << ending.error;
+    launch = ending.error.substr(begin);
+    EXPECT_NE(launch.find("/pid:["), std::string::npos) << launch;
+  }
+  EXPECT_NE(seen[0], seen[1]);
+  EXPECT_EQ(place(addressed).launch, "") << "without a launcher that is visible";
+}
+
 TEST(Bootstrap, GforkerStartsAllRanksOnThisHost) {
   const auto ending = below_launcher("mpiexec.gforker", 1, [] {
     const LaunchInfo info = place({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}});

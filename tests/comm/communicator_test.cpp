@@ -1,12 +1,14 @@
 #include "comm/communicator.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <mutex>
 #include <numeric>
 #include <set>
@@ -18,6 +20,7 @@
 #include "comm/core/error.h"
 #include "comm/os/helper_thread.h"
 #include "tests/support/error_of.h"
+#include "tests/support/forked.h"
 #include "tests/support/helper_threads.h"
 #include "tests/support/ranks.h"
 
@@ -295,6 +298,82 @@ struct FailingInSplit final : Store {
   std::int64_t add(std::string_view key, std::int64_t n) override { return store->add(key, n); }
   const std::shared_ptr<Store> store;
 };
+
+/// A store that calls a function at the first use of a key that has this text.
+struct HookedStore final : Store {
+  HookedStore(std::shared_ptr<Store> s, std::string k, std::function<void()> f)
+      : store(std::move(s)), key_part(std::move(k)), hook(std::move(f)) {}
+  void check(std::string_view key) {
+    if (key.find(key_part) != key.npos && !std::exchange(called, true)) hook();
+  }
+  void set(std::string_view key, std::string_view value) override { check(key), store->set(key, value); }
+  std::string get(std::string_view key, Deadline end) override { return check(key), store->get(key, end); }
+  std::int64_t add(std::string_view key, std::int64_t n) override { return check(key), store->add(key, n); }
+  const std::shared_ptr<Store> store;
+  const std::string key_part;
+  const std::function<void()> hook;
+  bool called = false;
+};
+
+// Before it publishes its address, and before it connects.
+TEST(Communicator, ARankThatCannotConnectIsNamedBeforeTheDeadline) {
+  for (const char* const transport : {"shm", "tcp"})
+    for (const char* const key : {"address/2", "address/0"})
+      run_ranks(3, [&](int rank, std::shared_ptr<Store> store) {
+        CommOptions options = quick();
+        options.transport = transport;
+        options.rendezvous_timeout = std::chrono::seconds(20);
+        if (rank == 2)
+          store = std::make_shared<HookedStore>(store, key,
+                                                [] { fail(Errc::system, "no descriptors are left"); });
+        const auto begin = std::chrono::steady_clock::now();
+        const Error e = test::error_of([&] { Communicator::connect(rank, 3, store, options); });
+        EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10)) << key;
+        EXPECT_EQ(e.code(), Errc::system) << e.what();
+        const std::string text =
+            rank == 2 ? "no descriptors" : "rank 2 could not connect: no descriptors are left";
+        EXPECT_NE(std::string(e.what()).find(text), std::string::npos) << e.what();
+        EXPECT_EQ(e.culprit(), rank == 2 ? -1 : 2) << e.what();
+      });
+}
+
+TEST(Communicator, ARankThatIsKilledWhileItConnectsIsNamedBeforeTheDeadline) {
+  for (const char* const transport : {"shm", "tcp"}) {
+    const auto endings = test::run_processes(3, [&](int rank, std::shared_ptr<Store> store) {
+      CommOptions options = quick();
+      options.transport = transport;
+      if (rank == 2)
+        store = std::make_shared<HookedStore>(store, "connected/count", [] { kill(getpid(), SIGKILL); });
+      const auto begin = std::chrono::steady_clock::now();
+      const Error e = test::error_of([&] { Communicator::connect(rank, 3, store, options); });
+      EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+      EXPECT_EQ(e.code(), Errc::peer_lost) << e.what();
+      EXPECT_EQ(e.culprit(), 2) << e.what();
+    });
+    for (const int rank : {0, 1})
+      EXPECT_EQ(endings[static_cast<std::size_t>(rank)].exit_code, 0)
+          << endings[static_cast<std::size_t>(rank)].error;
+    EXPECT_EQ(endings[2].signal, SIGKILL);
+  }
+}
+
+// As the ranks of a second job do that has the same MASTER_ADDR and MASTER_PORT.
+TEST(Communicator, ASecondProcessOfARankIsRefusedOnceTheGroupIsComplete) {
+  run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, 2, store, quick());
+    comm.barrier().wait();
+    if (rank == 1) {
+      const int status = test::in_forked_child([&] {
+        const Error e = test::error_of([&] { Communicator::connect(1, 2, store, quick()); });
+        const std::string text = e.what();
+        return e.code() == Errc::rendezvous && text.find("is rank 1 of this group") != text.npos &&
+               text.find("RZ_LAUNCH") != text.npos;
+      });
+      EXPECT_EQ(status, 0);
+    }
+    comm.barrier().wait();
+  });
+}
 
 TEST(Communicator, TheCulpritOfASplitIsARankOfTheParent) {
   run_ranks(4, [&](int rank, std::shared_ptr<Store> store) {

@@ -90,6 +90,7 @@ std::vector<net::Connection> play_rank_1(Store& store) {
     calls.push_back(
         {0, i, net::start_connect(net::resolve(net::parse_host_port(address)).front()), {}, address});
   auto met = net::handshake({peer_info.job_id, 1, 2, {}}, -1, std::move(calls), {}, 1, soon());
+  await_connected(1, 2, store, soon(), [] {});
   std::sort(met.begin(), met.end(), [](auto& a, auto& b) { return a.index < b.index; });
   return met;
 }

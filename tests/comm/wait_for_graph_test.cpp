@@ -49,8 +49,26 @@ TEST(WaitForGraph, AQueryIsRepliedToOnce) {
   graph.receive(2, {WaitMessage::query, {}});
   EXPECT_TRUE(graph.has_requests());
   EXPECT_TRUE(graph.unresponsive(2));
-  EXPECT_EQ(graph.drain_requesters(), std::vector{2});
+  const auto replies = graph.drain_replies(waits_for(0b10));
+  ASSERT_EQ(replies.size(), 1U);
+  EXPECT_EQ(replies[0].first, 2);
+  EXPECT_EQ(replies[0].second.waits_for, RankSet(0b10));
   EXPECT_FALSE(graph.has_requests());
+}
+
+TEST(WaitForGraph, RepliesHaveTheCallOfTheQuery) {
+  WaitForGraph graph(0);
+  EXPECT_FALSE(graph.call(0)) << "before the first call";
+  const auto reply_to = [&](std::uint32_t number) {
+    graph.receive(2, {.kind = WaitMessage::query, .number = number});
+    return graph.drain_replies(waits_for(0)).at(0).second.numbered;
+  };
+  for (std::uint32_t i = 0; i < 100; ++i) graph.record({.sequence = i, .count = 2 * i});
+  EXPECT_EQ(graph.last_call().sequence, 99U);
+  ASSERT_TRUE(reply_to(98));
+  EXPECT_EQ(reply_to(98)->count, 196U);
+  EXPECT_FALSE(reply_to(100)) << "not begun";
+  EXPECT_FALSE(reply_to(20)) << "forgotten";
 }
 
 }  // namespace

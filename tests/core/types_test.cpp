@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "comm/core/error.h"
-#include "comm/core/fixed.h"
+#include "comm/core/text.h"
 #include "comm/device/stream.h"
 
 namespace rz {

@@ -146,6 +146,25 @@ TEST_F(NcclBackend, WaitsWithoutTimeoutOnThreadsWithSignalsBlocked) {
   });
 }
 
+TEST_F(NcclBackend, ALongWaitIsReported) {
+  std::vector<std::string> lines;  // of rank 0's watchdog
+  std::atomic<int> reported{0};
+  run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+    nccl::NcclOptions o = quick(rank, 2);
+    o.waits = {"world", nullptr, 50ms};
+    if (rank == 0) o.waits.report = [&](const std::string& line) { lines.push_back(line), ++reported; };
+    Communicator comm = connect(o, std::move(store));
+    const Floats x(comm, 4);
+    comm.all_reduce(x.all(), ReduceOp::sum, x.stream).wait();
+    while (rank == 1 && reported == 0) std::this_thread::sleep_for(1ms);
+    comm.all_reduce(x.all(), ReduceOp::sum, x.stream).wait();
+  });
+  ASSERT_EQ(lines.size(), 1u);
+  const std::string begin =
+      "rank 0 of 2 of world: all_reduce sum of 4 f32, collective #1 has made no progress for 0.";
+  EXPECT_EQ(lines[0].substr(0, begin.size()), begin) << lines[0];
+}
+
 TEST_F(NcclBackend, AMissingLibraryIsOneLine) {
   expect_error(Errc::unsupported, -1, "libnccl-missing.so.2",
                [] { nccl::load_nccl("libnccl-missing.so.2"); });

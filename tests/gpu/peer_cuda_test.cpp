@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <future>
 #include <random>
 #include <thread>
@@ -34,6 +36,7 @@ class PeerCuda : public OnDevice {
     std::size_t slot_bytes = 128 << 10;
     std::chrono::milliseconds timeout = 30s;
     HelperThreads* helpers = nullptr;
+    std::function<void(const std::string& line)> report = nullptr;  ///< of rank 0's waits of 50 ms
   };
 
   /// f(communicator, stream) on every rank.
@@ -51,7 +54,8 @@ class PeerCuda : public OnDevice {
                                             .device = options.device,
                                             .timeout = setup.timeout,
                                             .algorithm = setup.algorithm,
-                                            .slot_bytes = setup.slot_bytes});
+                                            .slot_bytes = setup.slot_bytes,
+                                            .waits = {"world", rank ? nullptr : setup.report, 50ms}});
       Communicator comm = Communicator::from_backend(
           rank, setup.size, device_and_host_backend(host, std::move(peers)), options);
       const Stream stream = Stream::create(options.device);
@@ -92,6 +96,24 @@ TEST_F(PeerCuda, WaitsWithoutTimeoutOnThreadsWithSignalsBlocked) {
              EXPECT_EQ(x.get(s)[999], 2.0f);
              if (emulated_device) helpers.expect_no_signals(2);  // a CUDA driver has threads of its own
            });
+}
+
+TEST_F(PeerCuda, ALongWaitIsReportedWithTheMissingRank) {
+  std::vector<std::string> lines;  // of rank 0's watchdog
+  std::atomic<int> reported{0};
+  on_ranks({.one_card = true, .report = [&](const std::string& line) { lines.push_back(line), ++reported; }},
+           [&](Communicator& comm, const Stream& s) {
+             const Floats x(allocate_on(s.device(), 4), 4);
+             x.set(std::vector<float>(4, 1), s);
+             comm.all_reduce(x.on(s), ReduceOp::sum, s).wait();
+             while (comm.rank() == 1 && reported == 0) std::this_thread::sleep_for(1ms);
+             comm.all_reduce(x.on(s), ReduceOp::sum, s).wait();
+           });
+  ASSERT_EQ(lines.size(), 1u);
+  for (const char* const part :
+       {"rank 0 of 2 of world: all_reduce (sum) of 4 f32 #1 on cuda:0 has made no progress",
+        "s: it waits for rank 1"})
+    EXPECT_NE(lines[0].find(part), std::string::npos) << lines[0];
 }
 
 /// Each seed is a schedule on the emulated device, and on all devices a group, an algorithm and a kind of

@@ -1,6 +1,7 @@
 // Every collective over MPI, against the same call over our own transports: both must write the same bytes,
 // in the result and beside it.
 
+#include <atomic>
 #include <cstring>
 #include <numeric>
 #include <random>
@@ -380,6 +381,32 @@ TEST(Split, WaitsForARankThatComesLate) {
     auto part = Communicator::from_backend(world_rank(), world_size(), all->split(everybody), quick("mpi"));
     expect_sum(part, 1, world_size());
   }
+}
+
+TEST(Lifetime, ALateRankIsReported) {
+  const int late = world_size() - 1;
+  CommOptions options = quick("mpi");
+  options.name = "world";
+  options.wait_report = std::chrono::milliseconds(50);
+  std::vector<std::string> lines;  // written by the thread that waits, or that of the communicator
+  std::atomic<int> reported{0};
+  options.on_wait = [&](const std::string& line) { lines.push_back(line), ++reported; };
+  auto comm = connect(options);
+  comm.barrier().wait();
+  float x = 1;
+  if (world_rank() == late) test::world_store()->get("reported", Deadline::after(std::chrono::seconds(30)));
+  const Work work = comm.all_reduce({&x, 1});
+  while (world_rank() == 0 && reported == 0 && !work.done())
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  if (world_rank() == 0) test::world_store()->set("reported", "");
+  work.wait();
+  EXPECT_EQ(x, static_cast<float>(world_size()));
+  if (world_rank() != 0) return;
+  ASSERT_EQ(lines.size(), 1u);
+  for (const std::string& part :
+       {concat("rank 0 of ", world_size(), " of world: all_reduce #1 (1 f32, sum) has made no progress for "),
+        concat(" s: rank ", late, test::threaded() ? " did not call it" : " sent no reply")})
+    EXPECT_NE(lines[0].find(part), std::string::npos) << lines[0];
 }
 
 // Messages left by a communicator must not reach the next one.

@@ -41,12 +41,16 @@ void SimTransport::send_wait_message(int peer, const WaitMessage& message) {
 
 void SimTransport::query_waits() {
   wait_graph_.clear_replies();
+  query_calls(wait_graph_.last_call().sequence);
+}
+
+void SimTransport::query_calls(std::uint32_t number) {
   for (int peer = 0; peer < network_.size(); ++peer)
-    if (peer != rank_) send_wait_message(peer, {WaitMessage::query, {}});
+    if (peer != rank_) send_wait_message(peer, {.kind = WaitMessage::query, .number = number});
 }
 
 void SimTransport::reply_waits(const WaitMessage& reply) {
-  for (const int peer : wait_graph_.drain_requesters()) send_wait_message(peer, reply);
+  for (const auto& [peer, message] : wait_graph_.drain_replies(reply)) send_wait_message(peer, message);
 }
 
 }  // namespace rz::test

@@ -10,7 +10,7 @@
 #include <filesystem>
 
 #include "comm/core/error.h"
-#include "comm/core/fixed.h"
+#include "comm/core/text.h"
 #include "sharding/engine/configured.h"
 #include "sharding/huggingface/gpt2_config.h"
 

@@ -11,7 +11,7 @@
 #include "comm/bootstrap.h"
 #include "comm/communicator.h"
 #include "comm/core/error.h"
-#include "comm/core/fixed.h"
+#include "comm/core/text.h"
 #include "comm/device/cuda_runtime.h"
 #include "sharding/huggingface/byte_tokenizer.h"
 #include "sharding/huggingface/gpt2_config.h"

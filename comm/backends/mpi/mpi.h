@@ -25,6 +25,7 @@
 #include "comm/backends/backend_factory.h"
 #include "comm/backends/composite_backend.h"
 #include "comm/communicator.h"
+#include "comm/core/long_wait.h"
 #include "comm/device/cuda_runtime.h"
 
 namespace rz {
@@ -37,6 +38,7 @@ struct MpiOptions {
   bool deterministic = true;
   /// Bytes per MPI call, whose counts are ints; larger transfers are cut into chunks. From 8 to 2^30.
   std::size_t max_call_bytes = std::size_t{1} << 30;
+  WaitReportOptions waits;
 };
 
 /// Collective over `comm`; works on two duplicates of it, and `comm` stays the caller's.
@@ -52,7 +54,8 @@ inline Communicator connect_mpi(MPI_Comm comm, CommOptions options = {}) {
   auto backend = mpi_backend(comm, {.device = options.device,
                                     .timeout = options.timeout,
                                     .rendezvous_timeout = options.rendezvous_timeout,
-                                    .deterministic = options.deterministic});
+                                    .deterministic = options.deterministic,
+                                    .waits = options.waits()});
   int rank = 0, size = 1;
   MPI_Comm_rank(comm, &rank);
   MPI_Comm_size(comm, &size);

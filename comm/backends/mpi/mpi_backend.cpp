@@ -64,7 +64,9 @@ std::unique_ptr<Backend> backend_over(MpiRuntime& runtime, CommPair comms, MpiOp
 std::unique_ptr<Backend> MpiBackend::split(std::span<const int> members) {
   CommPair comms;
   engine_->run_exclusively([&] { comms = calls_.split(members); });
-  return backend_over(runtime_, comms, options_);
+  MpiOptions options = options_;
+  options.waits.communicator += "/split";
+  return backend_over(runtime_, comms, options);
 }
 
 std::shared_ptr<std::byte> MpiBackend::allocate(std::size_t bytes) {
@@ -128,7 +130,8 @@ std::unique_ptr<Backend> connect(MpiRuntime& runtime, const MpiLaunchInfo& launc
                       {.device = options.device,
                        .timeout = options.timeout,
                        .rendezvous_timeout = options.rendezvous_timeout,
-                       .deterministic = options.deterministic});
+                       .deterministic = options.deterministic,
+                       .waits = options.waits()});
 }
 
 // A rank that failed to connect must not wait for the others at exit.

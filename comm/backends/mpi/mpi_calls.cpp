@@ -34,6 +34,7 @@ MpiCalls::MpiCalls(MpiRuntime& runtime, CommPair comms, int rank, int size, cons
       control_(comms.control, rank, size),
       collectives_(comms.control, {comms.data, rank, size, options.deterministic, options.max_call_bytes}),
       point_to_point_(comms.data, rank, size, options.max_call_bytes),
+      long_wait_(options.waits, rank, size),
       departed_(static_cast<std::size_t>(size)) {}
 
 // ---- progress
@@ -72,6 +73,7 @@ void MpiCalls::poll(Time now, const Request* /*oldest*/, bool /*waited_for*/) {
     receive_control();
     check_departed();
   }
+  check_long_waits(now);
   check_deadlines(now);
 }
 
@@ -152,13 +154,35 @@ void MpiCalls::check_departed() const {
   }
 }
 
-void MpiCalls::check_deadlines(Time now) {
-  if (inquiry_) {
-    if (inquiry_->is_over(now)) inquiry_->conclude(options_.timeout);
-  } else if (collectives_.front_differs() ||
-             (!collectives_.is_idle() && now >= collectives_.front_request().deadline)) {
-    inquiry_.emplace(control_, rank_, size_, collectives_.front());
+/// A collective whose wait is long is reported with the ranks that an inquiry finds missing.
+void MpiCalls::check_long_waits(Time now) {
+  const bool collective = !collectives_.is_idle();
+  const auto message = collective ? MpiPointToPoint::Overdue{} : point_to_point_.earliest_deadline();
+  const std::uint64_t number = collective        ? collectives_.front().sequence + std::uint64_t{1}
+                               : message.request ? reinterpret_cast<std::uintptr_t>(message.request)
+                                                 : 0;
+  if (reports_ && inquiry_ && inquiry_->is_over(now)) {
+    long_wait_.report(now, describe(inquiry_->call()), inquiry_->reason());
+    inquiry_.reset();
   }
+  if (!inquiry_) reports_ = false;
+  if (!long_wait_.is_due(now, number)) return;
+  if (!collective) {
+    long_wait_.report(
+        now, message.sending ? "send" : "recv",
+        concat("rank ", message.peer, message.sending ? " did not receive it" : " did not send it"));
+  } else if (!inquiry_) {
+    inquiry_.emplace(control_, rank_, size_, collectives_.front());
+    reports_ = true;
+  }
+}
+
+void MpiCalls::check_deadlines(Time now) {
+  const bool due = collectives_.front_differs() ||
+                   (!collectives_.is_idle() && now >= collectives_.front_request().deadline);
+  if (due) reports_ = false;  // an inquiry that has begun serves the deadline
+  if (inquiry_ && !reports_ && inquiry_->is_over(now)) inquiry_->conclude(options_.timeout);
+  if (!inquiry_ && due) inquiry_.emplace(control_, rank_, size_, collectives_.front());
   if (point_to_point_.is_idle()) return;
   const auto late = point_to_point_.earliest_deadline();
   if (now < late.request->deadline) return;

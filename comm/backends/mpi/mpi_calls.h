@@ -19,6 +19,7 @@
 #include "comm/backends/mpi/timeout_inquiry.h"
 #include "comm/backends/mpi/verified_collectives.h"
 #include "comm/core/error.h"
+#include "comm/core/long_wait.h"
 #include "comm/progress/progressable.h"
 
 namespace rz::mpi {
@@ -61,6 +62,7 @@ class MpiCalls final : public Progressable {
   void check_remote_failure() const;
   void check_departed() const;
   void check_deadlines(Time now);
+  void check_long_waits(Time now);
   void depart();
   /// Leaks what MPI may still use. Calls MPI only if it is `open`.
   void abandon(bool open) noexcept;
@@ -74,7 +76,9 @@ class MpiCalls final : public Progressable {
   ControlChannel control_;
   VerifiedCollectives collectives_;
   MpiPointToPoint point_to_point_;
-  std::optional<TimeoutInquiry> inquiry_;
+  std::optional<TimeoutInquiry> inquiry_;  // of the first collective
+  bool reports_ = false;                   // inquiry_ is for a report of a wait, before the deadline
+  LongWait long_wait_;
   std::optional<RemoteFailure> remote_failure_;
   std::vector<std::optional<ControlMessage>> departed_;  // each departed rank's last message
   Time next_control_poll_{};

@@ -42,9 +42,10 @@ void TimeoutInquiry::receive(int peer, const ControlMessage& reply) {
   --pending_;
 }
 
-void TimeoutInquiry::conclude(std::chrono::milliseconds timeout) const {
+TimeoutInquiry::Result TimeoutInquiry::result() const {
   std::vector<int> unresponsive, late;
-  CallsOfRanks calls(replies_.size());
+  Result result{CallsOfRanks(replies_.size()), "", -1};
+  auto& [calls, reason, culprit] = result;
   calls[static_cast<std::size_t>(rank_)] = mine_;
   for (int peer = 0; peer < static_cast<int>(replies_.size()); ++peer) {
     if (peer == rank_) continue;
@@ -57,13 +58,19 @@ void TimeoutInquiry::conclude(std::chrono::milliseconds timeout) const {
       calls[static_cast<std::size_t>(peer)] = reply->signature;
     }
   }
-  if (rank_that_differs(calls, mine_) >= 0) fail_mismatched(calls, rank_);
-  std::string reason;
   if (!late.empty()) reason = ranks_text(late) + " did not call it";
   if (!unresponsive.empty())
     reason += concat(reason.empty() ? "" : ", and ", ranks_text(unresponsive), " sent no reply");
+  if (const int other = rank_that_differs(calls, mine_); other >= 0)
+    reason = concat("rank ", other, " called ", describe(*calls[static_cast<std::size_t>(other)]));
   if (reason.empty()) reason = "every rank called it, but MPI did not end it";
-  const int culprit = !late.empty() ? late[0] : !unresponsive.empty() ? unresponsive[0] : -1;
+  culprit = !late.empty() ? late[0] : !unresponsive.empty() ? unresponsive[0] : -1;
+  return result;
+}
+
+void TimeoutInquiry::conclude(std::chrono::milliseconds timeout) const {
+  const auto [calls, reason, culprit] = result();
+  if (rank_that_differs(calls, mine_) >= 0) fail_mismatched(calls, rank_);
   fail_timeout(describe(mine_), rank_, timeout, reason, culprit);
 }
 

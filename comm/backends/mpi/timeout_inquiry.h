@@ -5,10 +5,12 @@
 
 #include <chrono>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "comm/backends/mpi/control_channel.h"
 #include "comm/transport/call_signature.h"
+#include "comm/transport/mismatched_calls.h"
 
 namespace rz::mpi {
 
@@ -26,8 +28,18 @@ class TimeoutInquiry {
   bool is_over(std::chrono::steady_clock::time_point now) const { return pending_ == 0 || now >= until_; }
   /// Throws the result: Errc::mismatch, or Errc::timeout of a call with that timeout.
   [[noreturn]] void conclude(std::chrono::milliseconds timeout) const;
+  /// The result before the deadline: the ranks that are missing, or a call that differs.
+  std::string reason() const { return result().reason; }
+  const CallSignature& call() const { return mine_; }
 
  private:
+  struct Result {
+    CallsOfRanks calls;
+    std::string reason;
+    int culprit = -1;
+  };
+  Result result() const;
+
   const int rank_;
   const CallSignature mine_;
   const std::chrono::steady_clock::time_point until_;

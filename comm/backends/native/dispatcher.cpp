@@ -26,6 +26,7 @@ Dispatcher::Dispatcher(int rank, int size, std::unique_ptr<Transport> transport,
       schedules_(*transport_, rank, size, options),
       point_to_point_(*transport_, rank, size),
       timeouts_(*transport_, rank, bounded(options.timeout)),
+      comparison_(*transport_, rank, size),
       wait_reporter_(*transport_, rank, size, options.waits) {
   const SharedMemoryGroup* const shared = transport_->shared_memory();
   if (shared && !shared->mailboxes().empty() && size <= max_intranode_ranks)
@@ -48,6 +49,7 @@ void Dispatcher::accept(const std::shared_ptr<Request>& request) {
 
 void Dispatcher::adopt(Request& request) {
   intranode_->rebind(request.operations[0]);
+  transport_->record_call(make_signature(request.operations[0], size_, sequence_ - 1));
   current_ = {.request = &request, .engine = intranode_.get()};
 }
 
@@ -86,10 +88,12 @@ void Dispatcher::dispatch(const CollectiveCall& call) {
   const tuning::IntranodeAlgorithm* const entry = schedule_override(call);
   const bool by_schedule = !intranode_ || entry;
   current_.engine = by_schedule ? static_cast<CollectiveEngine*>(&schedules_) : intranode_.get();
+  const std::uint32_t sequence = next_sequence();
+  transport_->record_call(make_signature(call, size_, sequence));
   if (entry)
-    schedules_.start(call, next_sequence(), *entry->schedule, entry->slice);
+    schedules_.start(call, sequence, *entry->schedule, entry->slice);
   else
-    current_.engine->start(call, next_sequence());
+    current_.engine->start(call, sequence);
 }
 
 /// The tuning entry whose schedule runs the call instead of the intra-node engine; null: none does.
@@ -102,7 +106,7 @@ const tuning::IntranodeAlgorithm* Dispatcher::schedule_override(const Collective
 // ---- progress
 
 bool Dispatcher::advance(bool eager, std::vector<Request*>& ended) {
-  if (mismatch_) return false;
+  if (comparison_.found()) return false;
   if (!current_.request && !queue_.empty()) start_next();
   bool moved = false;
   if (current_.request) {
@@ -124,9 +128,8 @@ bool Dispatcher::advance(bool eager, std::vector<Request*>& ended) {
 bool Dispatcher::advance_current(bool eager) {
   if (current_.engine != intranode_.get()) try {
       return schedules_.advance();
-    } catch (const Error& e) {
-      if (e.code() != Errc::mismatch || size_ == 2) throw;
-      begin_mismatch(e);
+    } catch (const OtherCall& other) {
+      comparison_.begin(other);
       return false;
     }
   if (intranode_->advance()) return true;
@@ -149,9 +152,10 @@ void Dispatcher::poll(Time now, const Request* oldest, bool waited_for) {
     transport_->reply_waits(blocking ? WaitMessage{WaitMessage::reply, wait_state_of(blocking).waiting_on,
                                                    signature_of(*blocking)}
                                      : WaitMessage{WaitMessage::reply});
-  if (mismatch_) end_mismatch(now);
+  const bool moved = std::exchange(moved_, false);
+  comparison_.poll(now, current_.request, moved);
   wait_reporter_.poll(
-      now, blocking, std::exchange(moved_, false), [&] { return describe_call(signature_of(*blocking)); },
+      now, blocking, moved, [&] { return describe_call(signature_of(*blocking)); },
       [&] { return wait_state_of(blocking); });
   if (const Request* const late = timeouts_.check(now, current_.request, oldest))
     timeouts_.fail(*late, wait_state_of(late));
@@ -163,35 +167,10 @@ void Dispatcher::poll_idle() {
     transport_->reply_waits(WaitMessage::idle_in(WaitReporter::of_process()));
 }
 
-/// A schedule has found that one peer made another call. Which of the two deviates depends on the other
-/// ranks, which are queried for theirs.
-void Dispatcher::begin_mismatch(const Error& error) {
-  transport_->query_waits();
-  mismatch_ = {error, std::chrono::steady_clock::now() + std::chrono::seconds(1)};
-}
-
-void Dispatcher::end_mismatch(Time now) const {
-  CallsOfRanks calls(static_cast<std::size_t>(size_));
-  const CallSignature mine = signature_of(*current_.request);
-  bool all = true;
-  for (int r = 0; r < size_; ++r) {
-    const WaitMessage* const reply = r == rank_ ? nullptr : transport_->wait_graph().state_of(r);
-    all = all && (reply || r == rank_);
-    if (r == rank_) calls[static_cast<std::size_t>(r)] = mine;
-    if (reply && reply->kind == WaitMessage::reply && reply->call.sequence == mine.sequence &&
-        !traits(reply->call.kind).point_to_point)
-      calls[static_cast<std::size_t>(r)] = reply->call;
-  }
-  if (const int majority = rank_of_majority(calls);
-      majority >= 0 && rank_that_differs(calls, *calls[static_cast<std::size_t>(majority)]) >= 0)
-    fail_mismatched(calls, rank_);
-  if (all || now >= mismatch_->decide_at) throw mismatch_->error;
-}
-
 /// Of the current call, or of the first call of another request.
 CallSignature Dispatcher::signature_of(const Request& request) const {
-  const bool is_current = &request == current_.request;
-  return make_signature(request.operations[0], size_, is_current ? sequence_ - 1 : 0);
+  return &request == current_.request ? transport_->wait_graph().last_call()
+                                      : make_signature(request.operations[0], size_, 0);
 }
 
 WaitState Dispatcher::wait_state_of(const Request* request) const {

@@ -13,6 +13,7 @@
 #include "comm/backends/native/schedule_engine.h"
 #include "comm/intranode/engine.h"
 #include "comm/os/wait_policy.h"
+#include "comm/progress/call_comparison.h"
 #include "comm/progress/coalescer.h"
 #include "comm/progress/point_to_point.h"
 #include "comm/progress/progressable.h"
@@ -75,8 +76,6 @@ class Dispatcher final : public Progressable {
   void finish_current(std::vector<Request*>& ended);
   WaitState wait_state_of(const Request*) const;
   CallSignature signature_of(const Request&) const;
-  void begin_mismatch(const Error&);
-  void end_mismatch(Time now) const;
 
   const int rank_, size_;
   std::unique_ptr<Transport> transport_;  // null after abandon()
@@ -85,13 +84,9 @@ class Dispatcher final : public Progressable {
   std::unique_ptr<intranode::Engine> intranode_;
   PointToPoint point_to_point_;
   Timeouts timeouts_;
+  CallComparison comparison_;
   WaitReporter wait_reporter_;
   bool moved_ = false;  // since the last poll
-  struct Mismatch {
-    Error error;
-    Time decide_at;  // even if calls of other ranks are not known
-  };
-  std::optional<Mismatch> mismatch_;  // of the current call; nothing progresses any more
   std::deque<PendingCall> queue_;
   CurrentCall current_;
   Coalescer coalescer_;

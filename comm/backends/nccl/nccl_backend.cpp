@@ -82,7 +82,8 @@ class NcclBackend final : public Backend {
                                    .size = options.size,
                                    .timeout = options.timeout,
                                    .abort_limit = options.abort_limit,
-                                   .inquiry_limit = options.inquiry_limit};
+                                   .inquiry_limit = options.inquiry_limit,
+                                   .waits = options.waits};
     watchdog_ =
         std::make_unique<Watchdog>(nccl_comm_, std::move(store), std::move(host), resources_, watchdog);
   }

@@ -16,6 +16,7 @@
 #include "comm/backend.h"
 #include "comm/backends/nccl/api/api.h"
 #include "comm/core/environment.h"
+#include "comm/core/long_wait.h"
 #include "comm/store.h"
 
 namespace rz::nccl {
@@ -36,6 +37,7 @@ struct NcclOptions {
   std::size_t workspace_limit = std::size_t{64} << 20;
   std::string host_id = environment().nccl_host_id;
   bool shares_gpus = environment().nccl_shares_gpus;
+  WaitReportOptions waits;
 };
 
 /// Collective over the store. `host` is another backend of the same ranks; a failure of this backend aborts

@@ -50,7 +50,8 @@ Watchdog::Watchdog(std::shared_ptr<NcclComm> comm, std::shared_ptr<Store> store,
       store_(std::move(store)),
       host_(std::move(host)),
       kept_alive_(std::move(keep)),
-      options_(options) {
+      options_(options),
+      long_wait_(options.waits, options.rank, options.size) {
   call_progress_.sent.resize(static_cast<std::size_t>(options.size));
   call_progress_.received.resize(static_cast<std::size_t>(options.size));
   thread_ = helper_thread([this] { run(); });
@@ -205,12 +206,24 @@ void Watchdog::run() {
     }
     auto request = std::exchange(termination_, std::nullopt);
     lock.unlock();
+    if (front) report_long_wait(*front);
     if (!request) request = check_communicator(*front);
     if (request) return terminate(*std::move(request), front);
     const auto nap = std::min<Deadline::Clock::duration>(poll_interval, front->deadline.remaining() + 1ms);
     lock.lock();
     if (!termination_ && !stopping_) changed_.wait_for(lock, nap);
   }
+}
+
+/// The ranks publish what they are in only after a deadline, so the line cannot have those that are missing.
+void Watchdog::report_long_wait(const NcclRequest& front) {
+  const auto now = Deadline::Clock::now();
+  if (!long_wait_.is_due(now, static_cast<std::uint64_t>(front.submitted_at.time_since_epoch().count())))
+    return;
+  const auto& collective = front.pending_on.collective;
+  long_wait_.report(
+      now, concat(front.description, collective ? concat(", collective #", *collective) : ""),
+      front.has_started() ? "NCCL waits for another rank, or transfers" : "the stream has not reached it");
 }
 
 /// Reason to terminate, from the state of NCCL, the request's deadline, or the store.

@@ -21,6 +21,7 @@
 #include "comm/backend.h"
 #include "comm/backends/nccl/nccl_comm.h"
 #include "comm/backends/nccl/nccl_request.h"
+#include "comm/core/long_wait.h"
 #include "comm/store.h"
 
 namespace rz::nccl {
@@ -30,6 +31,7 @@ struct WatchdogOptions {
   std::chrono::milliseconds timeout{600'000};      ///< of one operation, from its submission
   std::chrono::milliseconds abort_limit{2'000};    ///< for ncclCommAbort
   std::chrono::milliseconds inquiry_limit{1'500};  ///< for the other ranks' replies
+  WaitReportOptions waits;
 };
 
 /// Thread-safe.
@@ -65,6 +67,7 @@ class Watchdog {
     bool query_ranks;  // query the ranks' progress to find the culprit
   };
   void run();
+  void report_long_wait(const NcclRequest&);
   void retire_completed();
   std::shared_ptr<NcclRequest> earliest_deadline() const;
   std::optional<Termination> check_communicator(const NcclRequest& front);
@@ -91,6 +94,7 @@ class Watchdog {
   bool stopping_ = false;
 
   // Used by the thread only.
+  LongWait long_wait_;
   Deadline next_store_poll_ = Deadline::after({});
   bool store_responsive_ = true;
 

@@ -44,7 +44,11 @@ class DeviceWatchdog {
  public:
   DeviceWatchdog(const std::shared_ptr<Backend>& host, const PeerArenas& group,
                  const PeerCudaOptions& options)
-      : options_(options), host_(host), status_(group.status()), thread_(helper_thread([this] { run(); })) {}
+      : options_(options),
+        host_(host),
+        status_(group.status()),
+        long_waits_{{options.waits, options.rank, options.size}, {options.waits, options.rank, options.size}},
+        thread_(helper_thread([this] { run(); })) {}
   ~DeviceWatchdog() {
     {
       const std::lock_guard lock(mutex_);
@@ -59,6 +63,13 @@ class DeviceWatchdog {
     std::unique_lock lock(mutex_);
     decided_.wait_for(lock, 2s, [&] { return !deciding_; });
     if (failure_) std::rethrow_exception(failure_);
+  }
+  /// A collective's kernel was launched, or captured: then the numbers of later ones are not known.
+  void launched(std::uint64_t signature, std::uint64_t count, bool captured) {
+    const std::lock_guard lock(mutex_);
+    is_numbered_ = is_numbered_ && !captured;
+    const std::uint64_t number = ++launches_;
+    launched_[number % std::size(launched_)] = {is_numbered_ ? number : 0, signature, count};
   }
   bool failed() noexcept {
     try {
@@ -116,12 +127,33 @@ class DeviceWatchdog {
   /// Fails with Errc::timeout if a started call does not end in time.
   void check_progress(int i, ChannelProgress& channel) {
     const std::uint64_t left = load_acquire(status_.finished[i]), entered = load_acquire(status_.started[i]);
+    report_long_wait(i, entered == left ? 0 : entered);
     if (entered == left || entered != channel.call) {
       channel = {entered, Clock::now()};
       return;
     }
     check_host();
     if (Clock::now() - channel.since >= options_.timeout && !load_acquire(status_.stop)) fail_timeout(i);
+  }
+
+  void report_long_wait(int channel, std::uint64_t call) {
+    const auto now = Clock::now();
+    LongWait& wait = long_waits_[channel];
+    if (!wait.is_due(now, call)) return;
+    std::string ranks;
+    for (int r = 0; r < options_.size; ++r)
+      if (r != options_.rank && load_acquire(status_.waiting_on[channel][r]))
+        ranks += concat(ranks.empty() ? "it waits for rank " : ", ", r);
+    wait.report(now, concat(text_of(channel, call), " on ", name(options_.device)),
+                ranks.empty() ? "it waits for no rank, so other work on the device is late" : ranks);
+  }
+  std::string text_of(int channel, std::uint64_t call) {
+    const std::string number = concat(" #", call - 1);
+    if (channel == peer::message_channel) return "a group of messages" + number;
+    const std::lock_guard lock(mutex_);
+    const Launched& launched = launched_[call % std::size(launched_)];
+    return is_numbered_ && launched.number == call ? to_string(launched.signature, launched.count) + number
+                                                   : "a collective" + number;
   }
 
   /// Timeout error; the culprit is the lowest rank that a kernel waits for.
@@ -173,7 +205,14 @@ class DeviceWatchdog {
   const PeerCudaOptions options_;
   const std::weak_ptr<Backend> host_;  // weak: Works keep the watchdog alive, but not the host backend
   peer::DeviceStatus& status_;
+  LongWait long_waits_[peer::channel_count];  // of the thread
   std::mutex mutex_;
+  struct Launched {
+    std::uint64_t number = 0, signature = 0, count = 0;
+  };
+  Launched launched_[64];  // the last collectives, by number
+  std::uint64_t launches_ = 0;
+  bool is_numbered_ = true;  // launches_ is the number of the device: no graph was captured
   std::condition_variable changed_, decided_;
   bool stopping_ = false, deciding_ = false;
   std::exception_ptr failure_;
@@ -306,6 +345,7 @@ class PeerCudaBackend final : public Backend {
     options.size = static_cast<int>(members.size());
     options.rank =
         static_cast<int>(std::find(members.begin(), members.end(), options_.rank) - members.begin());
+    options.waits.communicator += "/split";
     return peer_cuda_backend(std::move(host), options);
   }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return allocator_->allocate(bytes); }
@@ -343,6 +383,8 @@ class PeerCudaBackend final : public Backend {
   void start(const CollectiveCall& op) {
     stream_.wait(op.stream.stream().record());
     if (start_single_rank(op)) return;
+    shared_->watchdog.launched(packed_signature(op), count_per_rank(op, options_.size),
+                               op.stream.stream().capturing());
     const tuning::CudaLaunchPlan plan = plan_launch(op, device_comm(), options_.algorithm);
     if (traits(op.kind).reduces)
       kernels_.collective_reduce(device_comm(), reduce_args(op, device_comm(), plan, peer_handles(op)),

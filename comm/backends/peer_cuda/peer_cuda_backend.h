@@ -30,6 +30,7 @@
 #include <string>
 
 #include "comm/backend.h"
+#include "comm/core/long_wait.h"
 
 namespace rz {
 
@@ -39,6 +40,7 @@ struct PeerCudaOptions {
   std::chrono::milliseconds timeout{600'000};  ///< of one operation, from its start on the device
   std::string algorithm;                       ///< forces all_reduce's algorithm; empty: select_cuda_launch()
   std::size_t slot_bytes = 128 << 10;          ///< bytes that a block moves per step; the same on every rank
+  WaitReportOptions waits;
 };
 
 /// Collective. `host` exchanges setup data and reports failures. Collectives run in submission order;

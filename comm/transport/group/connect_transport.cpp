@@ -72,8 +72,8 @@ struct Transports {
 };
 
 /// Exchanges the addresses of the ranks and connects with all peers.
-void connect_all(const Transports& transports, const net::HandshakeInfo& me, Store& store,
-                 Deadline deadline) {
+void connect_all(const Transports& transports, const net::HandshakeInfo& me, LinkMonitor& monitor,
+                 Store& store, Deadline deadline) {
   const auto& [shm, tcp] = transports;
   const std::string mine = concat(shm ? shm->address() : "", ' ', tcp ? tcp->address() : "");
   std::vector<std::string> shm_addresses, tcp_addresses;
@@ -84,6 +84,7 @@ void connect_all(const Transports& transports, const net::HandshakeInfo& me, Sto
   }
   if (shm) shm->connect(me, shm_addresses, deadline);
   if (tcp) tcp->connect(me, tcp_addresses, deadline);
+  if (me.size > 1) await_connected(me.rank, me.size, store, deadline, [&] { monitor.progress(); });
 }
 
 }  // namespace
@@ -127,7 +128,13 @@ std::unique_ptr<Transport> connect_transport(int rank, int size, Store& store,
         monitor, far,
         TcpOptions{sockets_per_peer(hosts, options.sockets), options.congestion,
                    listen_address(peer_info, options, store)});
-  connect_all(transports, {peer_info.job_id, rank, size, {}}, store, deadline);
+  try {
+    const auto check = [&] { throw_published_failure(rank, store); };
+    connect_all(transports, {peer_info.job_id, rank, size, {}, check}, *monitor, store, deadline);
+  } catch (const Error& e) {
+    if (e.culprit() >= 0) throw_published_failure(rank, store);
+    throw;
+  }
   auto& [shm, tcp] = transports;
   if (!tcp) return std::move(shm);
   if (!shm) return std::move(tcp);

@@ -65,11 +65,19 @@ std::optional<Failure> ControlSocket::read(int peer, WaitForGraph& graph) {
 
 void ControlSocket::store(int peer, const ControlFrame& frame, WaitForGraph& graph) {
   if (frame.kind == ControlFrame::departure) departed_ = true;
-  if (frame.kind == ControlFrame::wait_query) graph.receive(peer, {WaitMessage::query, {}});
+  if (frame.kind == ControlFrame::wait_query) {
+    WaitMessage query{.kind = WaitMessage::query};
+    std::memcpy(&query.number, frame.reason, sizeof query.number);
+    graph.receive(peer, query);
+  }
   if (frame.kind == ControlFrame::wait_reply || frame.kind == ControlFrame::wait_idle) {
-    WaitMessage message{frame.kind == ControlFrame::wait_reply ? WaitMessage::reply : WaitMessage::idle};
-    std::memcpy(&message.waits_for, frame.reason, sizeof message.waits_for);
-    std::memcpy(&message.call, frame.reason + sizeof message.waits_for, sizeof message.call);
+    WaitReply reply;
+    std::memcpy(&reply, frame.reason, sizeof reply);
+    WaitMessage message{
+        .kind = frame.kind == ControlFrame::wait_reply ? WaitMessage::reply : WaitMessage::idle,
+        .waits_for = reply.waits_for,
+        .call = reply.call};
+    if (reply.has_numbered) message.numbered = reply.numbered;
     graph.receive(peer, message);
   }
 }
@@ -120,8 +128,13 @@ void ControlSocket::send_wait_message(const WaitMessage& message) noexcept {
   frame.kind = message.kind == WaitMessage::query   ? ControlFrame::wait_query
                : message.kind == WaitMessage::reply ? ControlFrame::wait_reply
                                                     : ControlFrame::wait_idle;
-  std::memcpy(frame.reason, &message.waits_for, sizeof message.waits_for);
-  std::memcpy(frame.reason + sizeof message.waits_for, &message.call, sizeof message.call);
+  if (message.kind == WaitMessage::query) {
+    std::memcpy(frame.reason, &message.number, sizeof message.number);
+  } else {
+    const WaitReply reply{message.waits_for, message.call, message.numbered.value_or(CallSignature{}),
+                          message.numbered.has_value()};
+    std::memcpy(frame.reason, &reply, sizeof reply);
+  }
   send(frame, false);
 }
 

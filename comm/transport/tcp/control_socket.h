@@ -15,7 +15,7 @@
 
 namespace rz::tcp {
 
-constexpr std::uint32_t control_magic = 0x31435a52;  // "RZC1"
+constexpr std::uint32_t control_magic = 0x32435a52;  // "RZC2"
 
 struct ControlFrame {
   enum Kind : std::uint32_t { departure = 1, failure = 2, wait_query = 3, wait_reply = 4, wait_idle = 5 };
@@ -23,10 +23,16 @@ struct ControlFrame {
   std::uint32_t kind = departure;
   std::int32_t culprit = -1;
   std::uint32_t code = 0;
-  char reason[496] = {};  ///< of a failure; a reply has its RankSet and its call here
+  char reason[496] = {};  ///< of a failure; a query has its number here, a reply what WaitReply has
 };
-static_assert(sizeof(ControlFrame) == 512 &&
-              sizeof(RankSet) + sizeof(CallSignature) <= sizeof(ControlFrame::reason));
+
+/// What a reply to a query holds, without padding.
+struct WaitReply {
+  RankSet waits_for;
+  CallSignature call, numbered;
+  std::uint64_t has_numbered;
+};
+static_assert(sizeof(ControlFrame) == 512 && sizeof(WaitReply) <= sizeof(ControlFrame::reason));
 
 /// One thread at a time calls a function, except that any thread sends a failure. Nothing blocks. Does not
 /// move while the poller watches it.

@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "comm/core/fixed.h"
 #include "comm/core/text.h"
 
 namespace rz {

@@ -1,0 +1,88 @@
+#include "comm/progress/call_comparison.h"
+
+#include <algorithm>
+
+namespace rz {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto first_query = 1s;     // waits of ranks that are merely late are mostly shorter
+constexpr auto max_interval = 8s;    // a peer may make its call long after the first query
+constexpr auto max_reply_time = 2s;  // an idle rank polls its messages once a second
+constexpr auto reply_poll = 5ms;
+
+/// The properties that calls of one number have in common: the counts of all_to_all_v are those of a pair,
+/// and calls without frames have no algorithm.
+CallSignature common(CallSignature call) {
+  if (call.kind == Collective::all_to_all_v) call.count = 0;
+  call.algorithm = 0;
+  return call;
+}
+
+}  // namespace
+
+void CallComparison::restart(Time now, const void* request) {
+  request_ = request;
+  interval_ = first_query;
+  query_at_ = next_ = request ? now + interval_ : Time::max();
+}
+
+void CallComparison::begin(const OtherCall& other) {
+  if (difference_) return;
+  const std::uint32_t mine = transport_.wait_graph().last_call().sequence;
+  difference_ = {std::min(mine, other.theirs.sequence), other,
+                 std::chrono::steady_clock::now() + max_reply_time};
+  next_ = {};
+  transport_.query_calls(difference_->number);
+}
+
+void CallComparison::advance(Time now) {
+  if (difference_) return decide(now);
+  const std::uint32_t number = transport_.wait_graph().last_call().sequence;
+  if (now >= query_at_) {
+    transport_.query_calls(number);
+    replies_until_ = now + max_reply_time;
+    interval_ = std::min<std::chrono::seconds>(2 * interval_, max_interval);
+    query_at_ = now + interval_;
+  }
+  next_ = now < replies_until_ ? now + reply_poll : query_at_;
+  const CallsOfRanks calls = calls_of(number);
+  if (const auto& mine = calls[static_cast<std::size_t>(rank_)];
+      mine && rank_that_differs(calls, *mine) >= 0) {
+    difference_ = {number, std::nullopt, replies_until_};
+    next_ = {};
+    decide(now);
+  }
+}
+
+/// Of each rank, as far as they are known here.
+CallsOfRanks CallComparison::calls_of(std::uint32_t number) const {
+  const WaitForGraph& graph = transport_.wait_graph();
+  CallsOfRanks calls;
+  for (int r = 0; r < size_; ++r) {
+    const WaitMessage* const state = r == rank_ ? nullptr : graph.state_of(r);
+    std::optional<CallSignature> call = r == rank_ ? graph.call(number)
+                                        : state    ? state->numbered
+                                                   : std::nullopt;
+    const bool is_framed = difference_ && difference_->frame && difference_->frame->peer == r;
+    if (!call && is_framed) call = difference_->frame->theirs;
+    calls.push_back(call && call->sequence == number ? std::optional(common(*call)) : std::nullopt);
+  }
+  return calls;
+}
+
+void CallComparison::decide(Time now) const {
+  const CallsOfRanks calls = calls_of(difference_->number);
+  const int majority = rank_of_majority(calls);
+  if (majority >= 0 && rank_that_differs(calls, *calls[static_cast<std::size_t>(majority)]) >= 0)
+    fail_mismatched(calls, rank_);
+  const bool all = std::ranges::all_of(calls, [](const auto& call) { return call.has_value(); });
+  if (!all && now < difference_->decide_at) return;
+  const auto& mine = calls[static_cast<std::size_t>(rank_)];
+  if (mine && rank_that_differs(calls, *mine) >= 0) fail_mismatched(calls, rank_);
+  if (difference_->frame) throw Error(*difference_->frame);
+}
+
+}  // namespace rz
