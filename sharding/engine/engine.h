@@ -36,6 +36,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -60,6 +61,7 @@
 #include "sharding/engine/monitor/step_report.h"
 #include "sharding/engine/parse_arguments.h"
 #include "sharding/engine/update/update_loop.h"
+#include "sharding/huggingface/pretrained_weights.h"
 #include "sharding/memory/memory_use.h"
 #include "sharding/strategies/strategy.h"
 #include "sharding/world/spawn.h"
@@ -157,9 +159,7 @@ class Engine {
   /// does not fit is Errc::config or Errc::io in one line, and nothing is loaded; neither is a checkpoint of
   /// DeepSpeed, whose weights load_model() reads.
   std::optional<LoadedCheckpoint> load_checkpoint(const std::string& dir,
-                                                  const LoadCheckpointOptions& o = {}) {
-    return checkpointer_->load(dir, o);
-  }
+                                                  const LoadCheckpointOptions& o = {});
   /// Waits until an asynchronous save is complete. Collective.
   void wait_for_checkpoint() { checkpointer_->wait(); }
   /// Saves, evaluates and resumes by the section "ringzero.checkpoint".
@@ -181,8 +181,13 @@ class Engine {
   void save_model(const std::string& path);
   /// Reads them again, on any number of ranks and in any stage, or other weights of WeightFiles::open(): a
   /// state dict of PyTorch, a folder of Hugging Face, a checkpoint of DeepSpeed. Errc::config lists what does
-  /// not fit. Not collective.
-  void load_model(const std::string& path);
+  /// not fit. Returns the names that are missing and unexpected, and prints them to EngineOptions::log. Not
+  /// collective.
+  PretrainedWeights load_model(const std::string& path, const LoadOptions& o = {}) {
+    return load_model(module_, path, o);
+  }
+  /// Reads a part of the model, such as its backbone; the other parameters keep their values.
+  PretrainedWeights load_model(Module& part, const std::string& path, const LoadOptions& o = {});
 
   // ---- reports
   /// The sum and the number of terms of a loss on this rank; its mean is value(). On a device this waits for
@@ -228,12 +233,16 @@ class Engine {
   static void require_distinct(std::vector<const void*> batches);
   /// Errc::invalid_argument if the engine has no optimizer.
   UpdateLoop& updates();
+  /// A line to EngineOptions::log, with the name of the engine.
+  void print(const std::string& line) const;
 
   World& world_;
   Module& module_;
   DsConfig config_;
   std::int64_t max_steps_ = -1;
   std::uint64_t seed_;
+  std::string name_;
+  std::FILE* log_;  // null but on rank 0
   Communicator communicator_;
   Stream stream_;
   Tape tape_;

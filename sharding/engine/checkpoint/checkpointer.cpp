@@ -256,6 +256,7 @@ std::optional<LoadedCheckpoint> Checkpointer::load(const std::string& dir, const
   restore(saved, o, loader->without_states());
   if (parts_.updates && !o.load_module_only) trainer_ = trainer;
   loaded.steps = saved.updates.count.steps;
+  loaded.missing_keys = loader->missing(), loaded.unexpected_keys = loader->unexpected();
   loaded.client_state = saved.client_state;
   return loaded;
 }
