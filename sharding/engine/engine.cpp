@@ -192,6 +192,25 @@ void Engine::make_updates(std::unique_ptr<Optimizer> optimizer, const EngineOpti
                         .world_size_invariant = config_.world_size_invariant});
 }
 
+void Engine::run_update(const std::function<nn::Loss(std::size_t)>& forward,
+                        UpdateReports::Clock::time_point start, bool stoppable) {
+  struct Stopped {};
+  const auto pass = [&](std::size_t m) {
+    const auto elapsed = UpdateReports::Clock::now() - start;
+    if (stoppable && m > 0 &&
+        training_checkpoints_->stop_requested_in_update(static_cast<std::int64_t>(m), elapsed))
+      throw Stopped();
+    return forward(m);
+  };
+  try {
+    updates().run(pass, start);
+  } catch (const Stopped&) {
+    updates().abandon();
+    return loaders_->restore(loaders_->of_update());
+  }
+  checkpointer_->end_update();
+}
+
 void Engine::require_distinct(std::vector<const void*> batches) {
   std::ranges::sort(batches);
   require(

@@ -100,7 +100,9 @@ class Engine {
   /// and does what backward() and step() do. On a device, once updates are identical, they run as a CUDA
   /// graph: `forward` is then not called, so it must do nothing but record, and batches must be in the same
   /// memory each time, as those of loader() are. All micro-batches are then taken before the first forward:
-  /// Errc::invalid_argument if two are one object.
+  /// Errc::invalid_argument if two are one object. If a signal or the end of the allocation stops the run
+  /// between two micro-batches, the update is dropped as if it had not begun: should_stop() then is true.
+  /// That needs a loop that calls should_stop(), and no graph.
   template <class Batches, class Forward>
   const StepReport& train_batch(Batches& batches, const Forward& forward);
   /// True in the last micro-batch of an update.
@@ -229,6 +231,9 @@ class Engine {
   Engine(World&, Module&, DsConfig, EngineOptions);
 
   void make_updates(std::unique_ptr<Optimizer>, const EngineOptions&);
+  /// One update; nothing if the run is stopped between two micro-batches and `stoppable`.
+  void run_update(const std::function<nn::Loss(std::size_t)>& forward, UpdateReports::Clock::time_point start,
+                  bool stoppable);
   /// Of the batches of an update: Errc::invalid_argument if two are one object.
   static void require_distinct(std::vector<const void*> batches);
   /// Errc::invalid_argument if the engine has no optimizer.
@@ -280,8 +285,8 @@ const StepReport& Engine::train_batch(Batches& batches, const Forward& forward) 
     for (std::int64_t m = 0; m < config_.sizes.accumulation; ++m) all.push_back(&batches.next());
     require_distinct({all.begin(), all.end()});
   }
-  updates().run([&](std::size_t m) { return forward(tape_, all.empty() ? batches.next() : *all[m]); }, start);
-  checkpointer_->end_update();
+  run_update([&](std::size_t m) { return forward(tape_, all.empty() ? batches.next() : *all[m]); }, start,
+             all.empty());
   return report();
 }
 
