@@ -31,7 +31,7 @@ Saved saved_by(Unary);
 /// out = f(in). NaN stays NaN. log of a negative number, and sqrt of it, is NaN. relu, sqrt and silu keep -0.
 void unary(const Tensor& out, const Tensor& in, Unary, const Stream&);
 /// d_in = d_out · f'; `saved` is the input or the output, as saved_by(). abs and relu have the gradient 0 at
-/// 0.
+/// 0; relu that of d_out at NaN.
 void unary_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& saved, Unary, Into, const Stream&);
 
 /// The shape of an operator of two tensors. Errc::invalid_argument names `op` and both shapes if they do not
@@ -44,7 +44,8 @@ inline void add(const Tensor& out, const Tensor& a, const Tensor& b, const Strea
   binary(out, a, b, Binary::add, stream);
 }
 /// d = d_out · ∂f/∂a for operand 0, or ∂f/∂b for operand 1, with the shape of d_out: sum_to_size() makes it
-/// the gradient of an operand that was broadcast. Equal operands of minimum and maximum get half each.
+/// the gradient of an operand that was broadcast. Equal operands of minimum and maximum get half
+/// each, and both all of it if one is NaN.
 void binary_backward(const Tensor& d, const Tensor& d_out, const Tensor& a, const Tensor& b, Binary,
                      int operand, const Stream&);
 
@@ -52,7 +53,7 @@ void binary_backward(const Tensor& d, const Tensor& d_out, const Tensor& a, cons
 void affine(const Tensor& out, const Tensor& in, float factor, float shift, const Stream&);
 /// out = in limited to [low, high]; NaN stays NaN. The result is `high` if low > high.
 void clamp(const Tensor& out, const Tensor& in, float low, float high, const Stream&);
-/// d_in = d_out where low <= in <= high, otherwise 0.
+/// d_in = d_out where low < in < high, otherwise 0, as in PyTorch 2.15.
 void clamp_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& in, float low, float high, Into,
                     const Stream&);
 

@@ -34,6 +34,7 @@ void scale(const Tensor& out, const Tensor& in, float factor, const Stream&);
 
 /// GELU, tanh approximation (Hendrycks and Gimpel, arXiv:1606.08415; "gelu_new").
 void gelu(const Tensor& out, const Tensor& in, const Stream&);
+/// NaN at ±infinity, as in PyTorch.
 void gelu_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& in, Into, const Stream&);
 
 /// Dropout: keeps an element with probability 1 - p, scaled by 1/(1 - p). The decision for element i is a

@@ -112,8 +112,8 @@ ROOMS = {
                                   'sharding/engine/update',
     'sharding/engine': TENSOR + MODULES + 'comm sharding/config sharding/consistency sharding/data sharding/mesh '
                        'sharding/huggingface sharding/memory sharding/optim sharding/schedules sharding/strategies '
-                       'sharding/wire sharding/world sharding/signals sharding/engine/monitor sharding/engine/update '
-                       'sharding/engine/checkpoint',
+                       'sharding/wire sharding/world sharding/signals sharding/io sharding/engine/monitor '
+                       'sharding/engine/update sharding/engine/checkpoint',
     'sharding/plan': TENSOR + MODULES + 'comm sharding/layout sharding/memory sharding/optim sharding/runtime '
                      'sharding/strategies sharding/engine sharding/config',
     'tools/command_line': 'comm/core',

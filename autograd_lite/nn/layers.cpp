@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "comm/core/error.h"
+
 namespace rz::nn {
 namespace {
 
@@ -33,7 +35,12 @@ Activation Linear::gelu(Tape& tape, Var x) {
   });
 }
 
+/// Data are what their source has: f64 of NumPy, i64 of labels.
 Var Linear::operator()(Tape& tape, const Tensor& x) {
+  const bool is_float = x.dtype() == DType::f32 || x.dtype() == DType::f16 || x.dtype() == DType::bf16;
+  require(is_float, Errc::invalid_argument, path(), ": its input ", rz::name(x.shape()), " is ",
+          rz::name(x.dtype()),
+          "; a layer takes f32, f16 or bf16: convert the data before they are a dataset");
   return in_scope(tape, [&] {
     const DType dtype = tape.value(tape.parameter(weight)).dtype();
     const Var input = tape.constant(x);

@@ -16,7 +16,7 @@ struct Linear : Module {
          WeightLayout layout = WeightLayout::out_in, bool with_bias = true);
   Var operator()(Tape&, Var x);
   /// Reads a tensor without a gradient, converted to the dtype of the weight: data in f32 may enter a model
-  /// in 16 bits.
+  /// in 16 bits. Errc::invalid_argument names the layer for data in other types, such as f64.
   Var operator()(Tape&, const Tensor& x);
   /// linear_gelu(): the layer followed by a GELU, as the input of the next Linear.
   Activation gelu(Tape&, Var x);

@@ -40,6 +40,18 @@ fs::path own_checkpoint(const fs::path& folder) {
   return folder / tag;
 }
 
+/// Weights in a folder, and what was chosen of several.
+struct FoundWeights {
+  std::string path, choice;
+};
+
+/// " (older)" or " (newer)", of a file beside the one that is read.
+const char* age_of(const fs::path& file, const fs::path& read) {
+  std::error_code problem;
+  const auto a = fs::last_write_time(file, problem), b = fs::last_write_time(read, problem);
+  return problem || a == b ? "" : a < b ? " (older)" : " (newer)";
+}
+
 void refuse_older_than_checkpoint(const fs::path& file, const fs::path& checkpoint) {
   if (checkpoint.empty()) return;
   std::error_code problem;
@@ -53,22 +65,39 @@ void refuse_older_than_checkpoint(const fs::path& file, const fs::path& checkpoi
 
 /// The file of weights in a folder; the folder itself if it has a checkpoint of DeepSpeed, whose f32 weights
 /// are those that the others were rounded or exported from.
-std::string weights_in(const fs::path& folder) {
-  if (is_deepspeed_checkpoint(folder.string())) return folder.string();
-  const fs::path own = own_checkpoint(folder);
-  std::string names;
-  for (const char* name : folder_files) {
-    if (path_exists((folder / name).string())) {
-      refuse_older_than_checkpoint(folder / name, own);
-      return (folder / name).string();
-    }
-    names += concat(names.empty() ? "" : ", ", name);
+FoundWeights weights_in(const fs::path& folder) {
+  std::vector<fs::path> files;
+  for (const char* name : folder_files)
+    if (path_exists((folder / name).string())) files.push_back(folder / name);
+  const auto others = [&](const fs::path& read) {
+    std::string all;
+    for (const fs::path& f : files)
+      if (f != read) all += concat(all.empty() ? "" : ", ", f.filename().string(), age_of(f, read));
+    return all;
+  };
+  if (is_deepspeed_checkpoint(folder.string())) {
+    const fs::path read = find_deepspeed_files(folder.string()).folder;
+    return {folder.string(), files.empty() ? ""
+                                           : concat("read: the f32 weights of DeepSpeed in ",
+                                                    escaped(read.string()), "; not read: ", others(read))};
   }
-  require(own.empty(), Errc::config, escaped(folder.string()),
-          ": holds a checkpoint, not weights alone; give what `checkpoint merge ", escaped(own.string()),
-          " OUT` writes");
-  fail(Errc::config, escaped(folder.string()), ": holds no weights, which are one of ", names,
-       ", or a checkpoint of DeepSpeed");
+  const fs::path own = own_checkpoint(folder);
+  if (files.empty()) {
+    std::string names;
+    for (const char* name : folder_files) names += concat(names.empty() ? "" : ", ", name);
+    require(own.empty(), Errc::config, escaped(folder.string()),
+            ": holds a checkpoint, not weights alone; give what `checkpoint merge ", escaped(own.string()),
+            " OUT` writes");
+    fail(Errc::config, escaped(folder.string()), ": holds no weights, which are one of ", names,
+         ", or a checkpoint of DeepSpeed");
+  }
+  const fs::path& read = files[0];
+  refuse_older_than_checkpoint(read, own);
+  std::string rest = others(read);
+  if (!own.empty())
+    rest += concat(rest.empty() ? "" : ", ", "the checkpoint ", own.filename().string(), " (older)");
+  if (rest.empty()) return {read.string(), ""};
+  return {read.string(), concat("read: ", escaped(read.string()), "; not read: ", escaped(rest))};
 }
 
 /// File names by tensor.
@@ -104,10 +133,12 @@ std::vector<OpenedTensor> open_safetensors_file(const std::string& path) {
   return all;
 }
 
-std::vector<OpenedTensor> open_torch_file(const std::string& path) {
+std::vector<OpenedTensor> open_torch_file(const std::string& path, std::string& choice) {
   const TorchFile file = TorchFile::open(path);
   std::vector<OpenedTensor> all;
-  for (const auto& [name, t] : state_dict_of(file, file.pickle().root))
+  const auto [key, tensors] = find_state_dict(file);
+  if (!key.empty()) choice = concat("read: '", escaped(key), "' of ", escaped(path));
+  for (const auto& [name, t] : tensors)
     all.push_back({{name, t.dtype, t.shape, t.count, t.count * t.element_bytes},
                    [file, t = t](std::uint64_t begin, std::span<std::byte> out) {
                      file.read(t, begin / t.element_bytes, out);
@@ -142,8 +173,9 @@ void refuse_placeholders(const std::string& path, const std::vector<OpenedTensor
                                      : "the folder of DeepSpeed's checkpoint, global_stepN");
 }
 
-std::vector<OpenedTensor> open_weight_file(const std::string& path) {
-  auto all = TorchFile::is_one(path) ? open_torch_file(path) : open_safetensors_file(path);
+/// Sets `choice` if the file has more than weights.
+std::vector<OpenedTensor> open_weight_file(const std::string& path, std::string& choice) {
+  auto all = TorchFile::is_one(path) ? open_torch_file(path, choice) : open_safetensors_file(path);
   refuse_placeholders(path, all);
   return all;
 }
@@ -155,7 +187,7 @@ struct WeightFiles::State {
     std::size_t tensor;
     std::string file;
   };
-  std::string path;
+  std::string path, choice;
   std::vector<WeightTensor> tensors;
   std::vector<ReadBytes> reads;  // of each tensor
   std::map<std::string, Place, std::less<>> places;
@@ -185,7 +217,7 @@ void WeightFiles::State::add_index() {
   for (const auto& [tensor, file] : weight_map) names.insert(file);
   for (const std::string& name : names) {
     const std::string file = (fs::path(path).parent_path() / name).string();
-    add(file, open_weight_file(file));
+    add(file, open_weight_file(file, choice));
   }
   for (const auto& [name, place] : places)
     require(weight_map.contains(name), Errc::io,
@@ -199,7 +231,11 @@ void WeightFiles::State::add_index() {
 
 WeightFiles WeightFiles::open(const std::string& given) {
   auto state = std::make_shared<State>();
-  state->path = is_folder(given) ? weights_in(given) : given;
+  state->path = given;
+  if (is_folder(given)) {
+    FoundWeights found = weights_in(given);
+    state->path = std::move(found.path), state->choice = std::move(found.choice);
+  }
   if (state->path.ends_with(".index.json")) {
     state->add_index();
   } else if (is_folder(state->path)) {
@@ -207,7 +243,7 @@ WeightFiles WeightFiles::open(const std::string& given) {
     state->path = checkpoint.path();
     state->add(state->path, open_deepspeed(checkpoint));
   } else {
-    state->add(state->path, open_weight_file(state->path));
+    state->add(state->path, open_weight_file(state->path, state->choice));
   }
   WeightFiles all;
   all.state_ = std::move(state);
@@ -215,6 +251,7 @@ WeightFiles WeightFiles::open(const std::string& given) {
 }
 
 const std::string& WeightFiles::path() const { return state_->path; }
+const std::string& WeightFiles::choice() const { return state_->choice; }
 const std::vector<WeightTensor>& WeightFiles::tensors() const { return state_->tensors; }
 
 const WeightTensor* WeightFiles::find(std::string_view name) const {

@@ -25,7 +25,7 @@ class WeightFiles {
   /// `path` is one of:
   /// - a safetensors file (sharding/checkpoint/safetensors.h);
   /// - a state dict that torch.save() has written, usually NAME.bin, .pt or .pth
-  ///   (sharding/checkpoint/torch_files/torch_file.h);
+  ///   (sharding/checkpoint/torch_files/torch_file.h), or a dict with one under a key, such as "model";
   /// - an index of Hugging Face, NAME.index.json, whose weight_map has the file of each tensor, of one of
   ///   these kinds;
   /// - a folder of a checkpoint of DeepSpeed, or one whose file `latest` names it: f32 weights, consolidated
@@ -42,6 +42,8 @@ class WeightFiles {
 
   /// The file, index or folder.
   const std::string& path() const;
+  /// If there were several sources of weights: which of them is read, and why. One line, else empty.
+  const std::string& choice() const;
   /// In the order of the files.
   const std::vector<WeightTensor>& tensors() const;
   const WeightTensor* find(std::string_view name) const;

@@ -52,7 +52,7 @@ void LoaderPositions::move(const std::string& name, StatefulLoader& loader, cons
   if (now.empty() || to.data.empty() || now == to.data) return loader.set_position(to);
   loader.set_position({});
   differences_.push_back(concat("the data of '", name, "' are not those of the checkpoint: ",
-                                escaped(to.data), "; now ", now, "; it begins with the first sample"));
+                                escaped(to.data), "; now ", now, "; ", loader.when_others()));
   if (on_difference_) on_difference_(differences_.back());
 }
 

@@ -26,6 +26,8 @@ class StatefulLoader {
   virtual void set_position(const LoaderPosition&) = 0;
   /// One line that differs for other data or another order of them; empty: unknown.
   virtual std::string data() const { return {}; }
+  /// What follows from data() that differ from those of a checkpoint.
+  virtual const char* when_others() const { return "it begins with the first sample"; }
   /// If the next batch could not be read: continues behind it.
   virtual void skip_failed() {}
 

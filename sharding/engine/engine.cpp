@@ -10,8 +10,8 @@
 #include "comm/core/error.h"
 #include "sharding/consistency/rank_consistency.h"
 #include "sharding/engine/read_configuration.h"
-#include "sharding/huggingface/pretrained_weights.h"
 #include "sharding/huggingface/save_pretrained.h"
+#include "sharding/io/text.h"
 #include "sharding/world/rank_agreement.h"
 
 namespace rz {
@@ -87,13 +87,6 @@ void print_configuration(World& world, const DsConfig& config, const EngineOptio
   std::fflush(o.log);
 }
 
-void print_resume(World& world, const TrainingCheckpoints& checkpoints, const EngineOptions& o) {
-  const std::string line = checkpoints.describe_resume();
-  if (!o.log || !world.is_main() || line.empty()) return;
-  std::fprintf(o.log, "%s%s%s\n", o.name.c_str(), o.name.empty() ? "" : ": ", line.c_str());
-  std::fflush(o.log);
-}
-
 /// `all` has `rows` rows of each rank, of which the last padding[rank] are left out.
 Tensor without_padding(const Tensor& all, std::size_t rows, std::span<const std::int64_t> padding) {
   std::size_t extents[4] = {};
@@ -149,6 +142,8 @@ Engine::Engine(World& world, Module& module, DsConfig config, EngineOptions o)
       config_(std::move(config)),
       max_steps_(o.arguments.max_steps.value_or(-1)),
       seed_(o.seed),
+      name_(o.name),
+      log_(world.is_main() ? o.log : nullptr),
       communicator_(world.new_communicator(reduction_order(world, config_))),
       stream_(
           stream_on(communicator_.options().device, o.threads > 0 ? o.threads : world.threads(), config_)),
@@ -174,12 +169,12 @@ Engine::Engine(World& world, Module& module, DsConfig config, EngineOptions o)
                         .config = resolved_json(config_)},
       initial_trainer_state(config_.checkpoint));
   training_checkpoints_.emplace(world, *checkpointer_, config_.checkpoint, config_.file);
-  if (o.log && world.is_main())
-    loaders_->on_difference([log = o.log, name = o.name](const std::string& line) {
+  if (log_)
+    loaders_->on_difference([log = log_, name = name_](const std::string& line) {
       std::fprintf(log, "%s%swarning: %s\n", name.c_str(), name.empty() ? "" : ": ", line.c_str());
     });
   training_checkpoints_->resume();
-  print_resume(world, *training_checkpoints_, o);
+  if (const std::string lines = training_checkpoints_->describe_resume(); !lines.empty()) print(lines);
 }
 
 void Engine::make_updates(std::unique_ptr<Optimizer> optimizer, const EngineOptions& o) {
@@ -195,6 +190,25 @@ void Engine::make_updates(std::unique_ptr<Optimizer> optimizer, const EngineOpti
                         .when_dropped = [loaders = loaders_,
                                          &world = world_] { skip_batches(*loaders, world.communicator()); },
                         .world_size_invariant = config_.world_size_invariant});
+}
+
+void Engine::run_update(const std::function<nn::Loss(std::size_t)>& forward,
+                        UpdateReports::Clock::time_point start, bool stoppable) {
+  struct Stopped {};
+  const auto pass = [&](std::size_t m) {
+    const auto elapsed = UpdateReports::Clock::now() - start;
+    if (stoppable && m > 0 &&
+        training_checkpoints_->stop_requested_in_update(static_cast<std::int64_t>(m), elapsed))
+      throw Stopped();
+    return forward(m);
+  };
+  try {
+    updates().run(pass, start);
+  } catch (const Stopped&) {
+    updates().abandon();
+    return loaders_->restore(loaders_->of_update());
+  }
+  checkpointer_->end_update();
 }
 
 void Engine::require_distinct(std::vector<const void*> batches) {
@@ -271,7 +285,32 @@ void Engine::save_model(const std::string& path) {
   save_weights(path, module_, *strategy_, world_.rank(), stream_);
 }
 
-void Engine::load_model(const std::string& path) { load_pretrained(*strategy_, module_, path, {}, stream_); }
+PretrainedWeights Engine::load_model(Module& part, const std::string& path, const LoadOptions& o) {
+  LoadOptions options = o;
+  if (options.seed == 0) options.seed = seed_;
+  PretrainedWeights weights = load_pretrained(*strategy_, part, path, options, stream_);
+  if (const std::string what = weights.describe(); !what.empty())
+    print(concat("loaded: ", escaped(path), ": ", what));
+  return weights;
+}
+
+std::optional<LoadedCheckpoint> Engine::load_checkpoint(const std::string& dir,
+                                                        const LoadCheckpointOptions& o) {
+  auto loaded = checkpointer_->load(dir, o);
+  if (!loaded) return loaded;
+  const auto print_names = [&](const char* what, const std::vector<std::string>& names) {
+    if (!names.empty()) print(concat("loaded: ", escaped(loaded->path), ": ", what, escaped(listed(names))));
+  };
+  print_names("not in the checkpoint: ", loaded->missing_keys);
+  print_names("not in the model: ", loaded->unexpected_keys);
+  return loaded;
+}
+
+void Engine::print(const std::string& line) const {
+  if (!log_) return;
+  std::fprintf(log_, "%s%s%s\n", name_.c_str(), name_.empty() ? "" : ": ", line.c_str());
+  std::fflush(log_);
+}
 
 // ---- reports
 

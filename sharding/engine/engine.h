@@ -36,6 +36,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -60,6 +61,7 @@
 #include "sharding/engine/monitor/step_report.h"
 #include "sharding/engine/parse_arguments.h"
 #include "sharding/engine/update/update_loop.h"
+#include "sharding/huggingface/pretrained_weights.h"
 #include "sharding/memory/memory_use.h"
 #include "sharding/strategies/strategy.h"
 #include "sharding/world/spawn.h"
@@ -98,7 +100,9 @@ class Engine {
   /// and does what backward() and step() do. On a device, once updates are identical, they run as a CUDA
   /// graph: `forward` is then not called, so it must do nothing but record, and batches must be in the same
   /// memory each time, as those of loader() are. All micro-batches are then taken before the first forward:
-  /// Errc::invalid_argument if two are one object.
+  /// Errc::invalid_argument if two are one object. If a signal or the end of the allocation stops the run
+  /// between two micro-batches, the update is dropped as if it had not begun: should_stop() then is true.
+  /// That needs a loop that calls should_stop(), and no graph.
   template <class Batches, class Forward>
   const StepReport& train_batch(Batches& batches, const Forward& forward);
   /// True in the last micro-batch of an update.
@@ -157,9 +161,7 @@ class Engine {
   /// does not fit is Errc::config or Errc::io in one line, and nothing is loaded; neither is a checkpoint of
   /// DeepSpeed, whose weights load_model() reads.
   std::optional<LoadedCheckpoint> load_checkpoint(const std::string& dir,
-                                                  const LoadCheckpointOptions& o = {}) {
-    return checkpointer_->load(dir, o);
-  }
+                                                  const LoadCheckpointOptions& o = {});
   /// Waits until an asynchronous save is complete. Collective.
   void wait_for_checkpoint() { checkpointer_->wait(); }
   /// Saves, evaluates and resumes by the section "ringzero.checkpoint".
@@ -181,8 +183,13 @@ class Engine {
   void save_model(const std::string& path);
   /// Reads them again, on any number of ranks and in any stage, or other weights of WeightFiles::open(): a
   /// state dict of PyTorch, a folder of Hugging Face, a checkpoint of DeepSpeed. Errc::config lists what does
-  /// not fit. Not collective.
-  void load_model(const std::string& path);
+  /// not fit. Returns the names that are missing and unexpected, and prints them to EngineOptions::log. Not
+  /// collective.
+  PretrainedWeights load_model(const std::string& path, const LoadOptions& o = {}) {
+    return load_model(module_, path, o);
+  }
+  /// Reads a part of the model, such as its backbone; the other parameters keep their values.
+  PretrainedWeights load_model(Module& part, const std::string& path, const LoadOptions& o = {});
 
   // ---- reports
   /// The sum and the number of terms of a loss on this rank; its mean is value(). On a device this waits for
@@ -224,16 +231,23 @@ class Engine {
   Engine(World&, Module&, DsConfig, EngineOptions);
 
   void make_updates(std::unique_ptr<Optimizer>, const EngineOptions&);
+  /// One update; nothing if the run is stopped between two micro-batches and `stoppable`.
+  void run_update(const std::function<nn::Loss(std::size_t)>& forward, UpdateReports::Clock::time_point start,
+                  bool stoppable);
   /// Of the batches of an update: Errc::invalid_argument if two are one object.
   static void require_distinct(std::vector<const void*> batches);
   /// Errc::invalid_argument if the engine has no optimizer.
   UpdateLoop& updates();
+  /// A line to EngineOptions::log, with the name of the engine.
+  void print(const std::string& line) const;
 
   World& world_;
   Module& module_;
   DsConfig config_;
   std::int64_t max_steps_ = -1;
   std::uint64_t seed_;
+  std::string name_;
+  std::FILE* log_;  // null but on rank 0
   Communicator communicator_;
   Stream stream_;
   Tape tape_;
@@ -271,8 +285,8 @@ const StepReport& Engine::train_batch(Batches& batches, const Forward& forward) 
     for (std::int64_t m = 0; m < config_.sizes.accumulation; ++m) all.push_back(&batches.next());
     require_distinct({all.begin(), all.end()});
   }
-  updates().run([&](std::size_t m) { return forward(tape_, all.empty() ? batches.next() : *all[m]); }, start);
-  checkpointer_->end_update();
+  run_update([&](std::size_t m) { return forward(tape_, all.empty() ? batches.next() : *all[m]); }, start,
+             all.empty());
   return report();
 }
 

@@ -55,9 +55,15 @@ void refuse_variants(const JsonObject& o, const Gpt2Config& c) {
               concat("must be null or 4 · n_embd = ", 4 * c.n_embd, ", found ", to_display(o.at("n_inner"))));
 }
 
-}  // namespace
-
-namespace {
+/// Training with other rates gives another model.
+void warn_of_dropout(const JsonObject& o, const std::string& path, std::vector<std::string>& warnings) {
+  std::string absent;
+  for (const char* key : {"embd_pdrop", "attn_pdrop", "resid_pdrop"})
+    if (!o.has(key)) absent += concat(absent.empty() ? "" : ", ", key);
+  if (!absent.empty())
+    warnings.push_back(
+        concat(path, ": ", absent, ": absent, which is 0 here and 0.1 in Hugging Face; give the rate"));
+}
 
 std::string config_file(const std::string& given) {
   namespace fs = std::filesystem;
@@ -71,7 +77,7 @@ std::string config_file(const std::string& given) {
 
 }  // namespace
 
-Gpt2Config read_gpt2_config(const std::string& given) {
+Gpt2Config read_gpt2_config(const std::string& given, std::vector<std::string>* warnings) {
   const std::string path = config_file(given);
   const nlohmann::json document = parse_json(read_text_file(path), path, JsonDialect::relaxed);
   const JsonObject o(document, path);
@@ -90,6 +96,7 @@ Gpt2Config read_gpt2_config(const std::string& given) {
   c.bos_token_id = special_token(o, "bos_token_id", c.vocab_size);
   c.eos_token_id = special_token(o, "eos_token_id", c.vocab_size);
   refuse_variants(o, c);
+  if (warnings) warn_of_dropout(o, path, *warnings);
   try {
     check(c);
   } catch (const Error& e) {

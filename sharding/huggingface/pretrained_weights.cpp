@@ -17,14 +17,7 @@
 namespace rz {
 namespace {
 
-constexpr std::string_view prefix = "transformer.";
 constexpr std::string_view head = "lm_head.weight";
-
-const WeightTensor* find(const WeightFiles& files, const std::string& name) {
-  if (const auto* entry = files.find(name)) return entry;
-  return name.starts_with(prefix) ? files.find(std::string_view(name).substr(prefix.size()))
-                                  : files.find(concat(prefix, name));
-}
 
 std::vector<std::uint64_t> extents(const Shape& shape) {
   std::vector<std::uint64_t> out;
@@ -33,9 +26,9 @@ std::vector<std::uint64_t> extents(const Shape& shape) {
 }
 
 /// Whether a tensor is the mask of an attention of GPT-2: [1, 1, T, T] or a number beside the layer c_attn of
-/// a model. `c_attn` holds the names of these layers, "h.0.attn.".
-bool is_mask(const WeightTensor& t, const std::set<std::string>& c_attn) {
-  const std::string_view name = t.name;
+/// a model. `name` is that without prefixes; `c_attn` holds the names of these layers, "h.0.attn.".
+bool is_mask(std::string_view name, const WeightTensor& t, const std::set<std::string>& c_attn) {
+  constexpr std::string_view prefix = "transformer.";
   const bool is_named = (name.ends_with("attn.bias") && t.shape.size() == 4) ||
                         (name.ends_with("attn.masked_bias") && t.count == 1);
   if (!is_named) return false;
@@ -77,9 +70,7 @@ std::string mismatch(const WeightTensor& entry, const ModuleBuffer& b) {
 class ProblemList {
  public:
   void add(const char* heading, const std::vector<std::string>& names) {
-    if (names.empty()) return;
-    text_ += concat(text_.empty() ? "" : "; ", heading, " ");
-    for (const auto& name : names) text_ += (&name == &names.front() ? "" : ", ") + name;
+    if (!names.empty()) text_ += concat(text_.empty() ? "" : "; ", heading, " ", listed(names));
   }
   const std::string& text() const { return text_; }
 
@@ -87,31 +78,46 @@ class ProblemList {
   std::string text_;
 };
 
+std::vector<std::string> names_of(Module& module) {
+  std::vector<std::string> names;
+  for (const auto& [name, p] : module.named_parameters()) names.push_back(name);
+  for (const auto& [name, b] : persistent_buffers(module)) names.push_back(name);
+  return names;
+}
+
+bool is_transposed(const WeightTensor& entry, const Shape& shape) {
+  return shape.dims() == 2 && shape[0] != shape[1] &&
+         entry.shape == std::vector<std::uint64_t>{shape[1], shape[0]};
+}
+
 }  // namespace
 
 PretrainedWeights::PretrainedWeights(const std::string& path, Module& module, const LoadOptions& options)
-    : files_(WeightFiles::open(path)), seed_(options.seed), nonfinite_(options.nonfinite) {
+    : files_(WeightFiles::open(path)),
+      names_(files_, names_of(module), options.prefix),
+      seed_(options.seed),
+      nonfinite_(options.nonfinite) {
   const auto parameters = module.named_parameters();
   match(parameters);
-  match_buffers(module);
+  match_buffers(persistent_buffers(module));
   const Parameter* wte = nullptr;
   bool has_head = false;
   for (const auto& [name, p] : parameters) {
     if (is_wte(name)) wte = p;
     has_head |= name == head;
   }
-  const bool tied_head = wte && entries_.contains(wte) && !has_head && files_.find(head);
+  const bool tied_head = wte && entries_.contains(wte) && !has_head && names_.find(std::string(head));
   std::set<std::string> c_attn;
   for (const auto& [name, p] : parameters)
     if (const auto at = name.rfind("attn.c_attn."); at != name.npos) c_attn.insert(name.substr(0, at + 5));
   find_unexpected(tied_head, c_attn);
-  check(options.strict);
+  check(options.strict, names_of(module));
   if (tied_head) check_tied_head(*wte);
 }
 
 void PretrainedWeights::match(const std::vector<std::pair<std::string, Parameter*>>& parameters) {
   for (const auto& [name, p] : parameters) {
-    const WeightTensor* entry = find(files_, name);
+    const WeightTensor* entry = names_.find(name);
     if (!entry) {
       missing_.push_back(name);
       initialized_.insert(p);
@@ -119,12 +125,13 @@ void PretrainedWeights::match(const std::vector<std::pair<std::string, Parameter
     }
     entries_[p] = entry;
     if (const std::string why = mismatch(*entry, *p); !why.empty()) mismatched_.push_back(why);
+    transposed_ += is_transposed(*entry, p->global_shape());
   }
 }
 
-void PretrainedWeights::match_buffers(Module& module) {
-  for (const auto& [name, b] : persistent_buffers(module)) {
-    const WeightTensor* entry = find(files_, name);
+void PretrainedWeights::match_buffers(const std::vector<std::pair<std::string, ModuleBuffer*>>& buffers) {
+  for (const auto& [name, b] : buffers) {
+    const WeightTensor* entry = names_.find(name);
     if (!entry) {
       missing_.push_back(name);
       continue;
@@ -135,29 +142,47 @@ void PretrainedWeights::match_buffers(Module& module) {
 }
 
 void PretrainedWeights::find_unexpected(bool tied_head, const std::set<std::string>& c_attn) {
-  std::set<std::string_view> used;
-  for (const auto& [b, entry] : buffers_) used.insert(entry->name);
-  for (const auto& [p, entry] : entries_) used.insert(entry->name);
-  for (const auto& entry : files_.tensors())
-    if (!used.contains(entry.name) && !is_mask(entry, c_attn) && !(tied_head && entry.name == head))
-      unexpected_.push_back(entry.name);
+  std::set<const WeightTensor*> used;
+  for (const auto& [b, entry] : buffers_) used.insert(entry);
+  for (const auto& [p, entry] : entries_) used.insert(entry);
+  for (const auto& [name, entry] : names_.tensors())
+    if (!used.contains(entry) && !is_mask(name, *entry, c_attn) && !(tied_head && name == head))
+      unexpected_.push_back(entry->name);
 }
 
-void PretrainedWeights::check(bool strict) const {
+void PretrainedWeights::check(bool strict, const std::vector<std::string>& model) const {
   ProblemList problems;
   if (strict) problems.add("missing:", missing_);
   problems.add("wrong:", mismatched_);
   if (strict) problems.add("not in the model:", unexpected_);
+  const bool nothing = entries_.empty() && buffers_.empty() && !missing_.empty();
+  if (problems.text().empty() && !nothing) return;
+  std::string remedy;
+  if (const std::string prefix = names_.likely_prefix(model); !prefix.empty())
+    remedy =
+        concat("; the names behind '", prefix, "' fit: give LoadOptions::prefix, or a file of these alone");
+  if (transposed_ > 0 && transposed_ == mismatched_.size())
+    remedy +=
+        "; these are transposed: a layer of the model has [in, out] (Conv1D) where the file has [out, in] "
+        "(Linear), or the reverse";
   require(problems.text().empty(), Errc::config, escaped(files_.path()),
-          ": does not fit the model: ", escaped(problems.text()));
-  require(!entries_.empty() || !buffers_.empty() || missing_.empty(), Errc::config, escaped(files_.path()),
-          ": nothing of it is in the model, which begins with '",
-          escaped(missing_.empty() ? "" : missing_[0]), "', and the file with '",
-          escaped(unexpected_.empty() ? "" : unexpected_[0]), "'; give the weights of this model");
+          ": does not fit the model: ", escaped(problems.text()), escaped(remedy));
+  fail(Errc::config, escaped(files_.path()), ": nothing of it is in the model, which begins with '",
+       escaped(missing_[0]), "', and the file with '", escaped(unexpected_.empty() ? "" : unexpected_[0]),
+       "'", remedy.empty() ? "; give the weights of this model" : escaped(remedy));
+}
+
+std::string PretrainedWeights::describe() const {
+  std::string text = files_.choice();
+  const auto add = [&](const auto&... parts) { text += concat(text.empty() ? "" : "; ", parts...); };
+  if (!names_.left_out().empty()) add("without the prefix '", escaped(names_.left_out()), "'");
+  if (!missing_.empty()) add("not in the file: ", escaped(listed(missing_)));
+  if (!unexpected_.empty()) add("not in the model: ", escaped(listed(unexpected_)));
+  return text;
 }
 
 void PretrainedWeights::check_tied_head(const Parameter& wte) const {
-  const WeightTensor &tied = *files_.find(head), &table = *entries_.at(&wte);
+  const WeightTensor &tied = *names_.find(std::string(head)), &table = *entries_.at(&wte);
   bool equal = tied.shape == table.shape;
   std::array<float, 4096> a, b;
   for (std::uint64_t at = 0; equal && at < table.count; at += a.size()) {
@@ -216,8 +241,14 @@ void PretrainedWeights::read_buffers(const Stream& stream) const {
 PretrainedWeights load_pretrained(Strategy& strategy, Module& module, const std::string& path,
                                   const LoadOptions& options, const Stream& stream) {
   PretrainedWeights weights(path, module, options);
-  strategy.values().fill(
-      [&](const Parameter& p, Range elements, float* out) { weights.read(p, elements, out); });
+  ParameterValues& values = strategy.values();
+  const auto write = [&](const Parameter& p, Range elements, float* out) {
+    if (weights.contains(p)) return weights.read(p, elements, out);
+    init_slice(p, {out, elements.count()}, elements.begin, options.seed);
+  };
+  ValueAccess::Selection selected;
+  if (values.filled()) selected = [&](const Parameter& p) { return weights.contains(p); };
+  values.fill(write, selected);
   weights.read_buffers(stream);
   return weights;
 }

@@ -14,21 +14,27 @@
 #include "comm/core/types.h"
 #include "comm/device/stream.h"
 #include "sharding/checkpoint/weight_files.h"
+#include "sharding/huggingface/weight_names.h"
 #include "sharding/strategies/strategy.h"
 
 namespace rz {
 
 struct LoadOptions {
   /// Parameters and buffers without a tensor, and tensors without one of them, are errors. Else such
-  /// parameters get initial values, such buffers keep theirs, and such tensors are not read. Files of which
-  /// nothing is in the module are errors all the same.
+  /// parameters and buffers keep their values, and such tensors are not read; parameters without values get
+  /// initial ones. Files of which nothing is in the module are errors all the same.
   bool strict = true;
+  /// Only tensors whose names begin with it are read, by their names without it: "encoder.".
+  std::string prefix{};
   std::uint64_t seed = 0;  ///< of initial values
   bool nonfinite = false;  ///< parameters may be read that are not finite
 };
 
 /// Maps the parameters and persistent buffers of a module to tensors of files. Names are those from the
-/// module. They may lack the prefix "transformer." in the files or in the module. GPT-2's attention masks
+/// module. One rule holds for all names of the files: a prefix that all of them have and the module lacks is
+/// left out, "module." or "model."; so are "_orig_mod.", "_fsdp_wrapped_module." and
+/// "_checkpoint_wrapped_module." anywhere; and names may lack "transformer." in the files or in the module.
+/// GPT-2's attention masks
 /// (attn.bias of four dimensions and attn.masked_bias, beside a layer attn.c_attn of the module) are ignored,
 /// unless the module has them as buffers. A buffer is of the dtype that the
 /// file has; one of f32 may be of another floating-point type there. lm_head.weight is ignored for a module
@@ -46,6 +52,10 @@ class PretrainedWeights {
   const std::vector<std::string>& unexpected_keys() const { return unexpected_; }
   /// Number of parameters that are in the files.
   std::size_t tensors() const { return entries_.size(); }
+  bool contains(const Parameter& p) const { return entries_.contains(&p); }
+  /// What is worth a line, without a line end, else empty: which of several sources was read
+  /// (WeightFiles::choice()), a prefix that was left out, names that are missing or unexpected.
+  std::string describe() const;
 
   /// Writes elements of a parameter to out[0, elements.count()): from the files, or the initial values.
   /// Reads only those bytes. Errc::invalid_argument unless it is one of the module; Errc::diverged names an
@@ -57,27 +67,30 @@ class PretrainedWeights {
 
  private:
   void match(const std::vector<std::pair<std::string, Parameter*>>&);
-  void match_buffers(Module&);
+  void match_buffers(const std::vector<std::pair<std::string, ModuleBuffer*>>&);
   void find_unexpected(bool tied_head, const std::set<std::string>& c_attn);
-  void check(bool strict) const;
+  void check(bool strict, const std::vector<std::string>& model) const;
   void check_tied_head(const Parameter& wte) const;
   void require_finite(const WeightTensor&, std::uint64_t begin, std::span<const float>) const;
 
   WeightFiles files_;
+  WeightNames names_;
   std::uint64_t seed_;
   bool nonfinite_;
   std::unordered_map<const Parameter*, const WeightTensor*> entries_;
   std::vector<std::pair<const ModuleBuffer*, const WeightTensor*>> buffers_;
   std::unordered_set<const Parameter*> initialized_;  // parameters that are missing
   std::vector<std::string> missing_, unexpected_, mismatched_;
+  std::size_t transposed_ = 0;  // of mismatched_
 };
 
-/// Loads a model that a strategy shards: every rank reads the elements that it stores, and all buffers, which
-/// the stream is for. Not collective. Returns the names that are missing and unexpected, which are empty if
-/// options are strict.
+/// Loads a model that a strategy shards, or a part of it, whose other parameters keep their values: every
+/// rank reads the elements that it stores, and all buffers, which the stream is for. A strategy without
+/// values (ParameterValues::filled()) gets initial ones for what is not read. Not collective. Returns the
+/// names that are missing and unexpected, which are empty if options are strict.
 PretrainedWeights load_pretrained(Strategy&, Module&, const std::string& path, const LoadOptions& = {},
                                   const Stream& = {});
-/// Loads a module into its own memory, of f32 but for buffers.
+/// Loads a module into its own memory, of f32 but for buffers. Missing parameters get initial values.
 PretrainedWeights load_pretrained(Module&, const std::string& path, const LoadOptions& = {},
                                   const Stream& = {});
 

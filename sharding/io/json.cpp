@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <map>
 #include <memory>
@@ -153,6 +154,9 @@ json parse_json(std::string_view text, const std::string& file, JsonDialect dial
 }
 
 std::string read_text_file(const std::string& path, std::size_t max) {
+  std::error_code ignored;  // fopen() would wait for a writer
+  require(std::filesystem::symlink_status(path, ignored).type() != std::filesystem::file_type::fifo,
+          Errc::config, path, ": is a named pipe; give a regular file");
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
   require(file != nullptr, Errc::config, path, ": cannot be opened: ", std::strerror(errno));
   std::string text;

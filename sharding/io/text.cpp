@@ -1,5 +1,9 @@
 #include "sharding/io/text.h"
 
+#include <algorithm>
+
+#include "comm/core/text.h"
+
 namespace rz {
 namespace {
 
@@ -57,6 +61,14 @@ std::string escaped(std::string_view text) {
     text.remove_prefix(length);
   }
   return out;
+}
+
+std::string listed(std::span<const std::string> names) {
+  constexpr std::size_t max_listed = 8;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(names.size(), max_listed); ++i) text += (i ? ", " : "") + names[i];
+  if (names.size() > max_listed) text += concat(" and ", names.size() - max_listed, " more");
+  return text;
 }
 
 }  // namespace rz

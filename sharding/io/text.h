@@ -2,6 +2,7 @@
 /// UTF-8 validation, and escaping of untrusted text for messages.
 
 #include <cstddef>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -16,5 +17,8 @@ bool is_utf8(std::string_view);
 /// Returns the text as one line that is safe on a terminal: control characters and invalid UTF-8 become \xNN.
 /// Idempotent.
 std::string escaped(std::string_view);
+
+/// "a, b and 6 more": at most eight of the names.
+std::string listed(std::span<const std::string> names);
 
 }  // namespace rz

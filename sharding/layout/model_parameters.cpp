@@ -6,6 +6,7 @@ namespace rz {
 
 ModelParameters::ModelParameters(std::span<Parameter* const> parameters) {
   for (Parameter* p : parameters) {
+    had_values_ |= p->value.defined();
     if (p->requires_grad) member_of_[p] = static_cast<int>(members_.size());
     (p->requires_grad ? members_ : frozen_).push_back(p);
   }

@@ -20,12 +20,15 @@ class ModelParameters {
   Parameter& member(int m) const { return *members_[static_cast<std::size_t>(m)]; }
   /// -1: not a member.
   int member_of(const Parameter&) const;
+  /// Whether one had a value before this object was made.
+  bool had_values() const { return had_values_; }
   /// Errc::invalid_argument names a member that was frozen after it was numbered, and `call`.
   void require_trainable(const char* call) const;
 
  private:
   std::vector<Parameter*> members_, frozen_;
   std::unordered_map<const Parameter*, int> member_of_;
+  bool had_values_ = false;
 };
 
 }  // namespace rz

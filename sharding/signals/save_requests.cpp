@@ -1,5 +1,7 @@
 #include "sharding/signals/save_requests.h"
 
+#include <algorithm>
+#include <array>
 #include <limits>
 #include <utility>
 
@@ -57,10 +59,27 @@ SaveDecision SaveRequests::decide(std::uint64_t step) {
 
 bool SaveRequests::stop_requested(bool signals_only) {
   if (decision_.stops()) return true;
-  const ReceivedSignals signals = received();
+  return agree(stops(received(), signals_only) ? SaveReason::terminate : SaveReason::none).stops();
+}
+
+bool SaveRequests::stops(const ReceivedSignals& signals, bool signals_only) {
   user1_ = signals.user1;
-  const bool stops = signals.terminate || (!signals_only && allocation_ends());
-  return agree(stops ? SaveReason::terminate : SaveReason::none).stops();
+  return signals.terminate || (!signals_only && allocation_ends());
+}
+
+bool SaveRequests::stop_requested_in_update(std::int64_t micro_batch, std::chrono::duration<double> elapsed) {
+  if (decision_.stops()) return true;
+  constexpr std::int64_t second = 1'000'000'000, at_most = 32;  // later ones may take longer
+  const auto ahead = [&] { return std::clamp<std::int64_t>(second / micro_batch_ns_, 1, at_most); };
+  if (micro_batch == 1) next_look_ = ahead();
+  if (micro_batch < next_look_) return false;
+  std::array<std::int64_t, 2> both{stops(received(), false),
+                                   std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count()};
+  if (communicator_.size() > 1)
+    communicator_.all_reduce(Buffer(both.data(), both.size()), ReduceOp::max).wait();
+  micro_batch_ns_ = std::max<std::int64_t>(1, both[1] / micro_batch);
+  next_look_ = micro_batch + ahead();
+  return both[0] != 0;
 }
 
 ReceivedSignals SaveRequests::received() {

@@ -13,6 +13,7 @@ namespace {
 /// it could find an object.
 struct RecordedSignals {
   std::atomic<bool> in_use{false}, user1{false}, terminate{false};
+  std::atomic<int> unrecorded{0};  // objects of UnrecordedTermination; ranks may be threads
   struct sigaction before_user1 {
   }, before_terminate{};
 };
@@ -33,6 +34,14 @@ void replace_action(int signal, const struct sigaction* action, struct sigaction
   if (::sigaction(signal, action, before) != 0) fail_errno("sigaction");
 }
 
+struct sigaction recording_action() {
+  struct sigaction action {};
+  action.sa_handler = record_signal;
+  action.sa_flags = SA_RESTART;
+  sigemptyset(&action.sa_mask);
+  return action;
+}
+
 }  // namespace
 
 SignalHandler::SignalHandler() {
@@ -40,10 +49,7 @@ SignalHandler::SignalHandler() {
   require(!state.in_use.exchange(true), Errc::invalid_argument,
           "this process has a SignalHandler already; a signal is recorded once a process");
   state.user1 = state.terminate = false;
-  struct sigaction action {};
-  action.sa_handler = record_signal;
-  action.sa_flags = SA_RESTART;
-  sigemptyset(&action.sa_mask);
+  const struct sigaction action = recording_action();
   replace_action(SIGUSR1, &action, &state.before_user1);
   replace_action(SIGTERM, &action, &state.before_terminate);
 }
@@ -59,6 +65,19 @@ ReceivedSignals SignalHandler::received() {
   RecordedSignals& state = recorded_signals();
   return {state.user1.exchange(false, std::memory_order_relaxed),
           state.terminate.load(std::memory_order_relaxed)};
+}
+
+UnrecordedTermination::UnrecordedTermination() {
+  RecordedSignals& state = recorded_signals();
+  if (state.unrecorded.fetch_add(1) == 0 && state.in_use)
+    ::sigaction(SIGTERM, &state.before_terminate, nullptr);
+}
+
+UnrecordedTermination::~UnrecordedTermination() {
+  RecordedSignals& state = recorded_signals();
+  if (state.unrecorded.fetch_sub(1) > 1 || !state.in_use) return;
+  const struct sigaction action = recording_action();
+  ::sigaction(SIGTERM, &action, nullptr);
 }
 
 }  // namespace rz

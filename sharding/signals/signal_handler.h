@@ -28,4 +28,13 @@ class SignalHandler {
   ReceivedSignals received();
 };
 
+/// While an object of this class exists, SIGTERM does what it did before the SignalHandler; there may be
+/// none. For phases that have nothing to save, such as loading a checkpoint: they end at once.
+class UnrecordedTermination {
+ public:
+  UnrecordedTermination();
+  ~UnrecordedTermination();
+  UnrecordedTermination(const UnrecordedTermination&) = delete;
+};
+
 }  // namespace rz

@@ -2,10 +2,12 @@
 
 namespace rz {
 
-void ParameterValues::fill(const Fill& fill) {
+void ParameterValues::fill(const Fill& fill, const ValueAccess::Selection& selected) {
+  const ValueAccess::Selection all = [](const Parameter&) { return true; };
   agreement_.mark_values_written();
-  comparison_.record(fill);
-  access_.fill(fill);
+  comparison_.record(fill, selected ? selected : all);
+  access_.fill(fill, selected ? selected : all);
+  filled_ = true;
 }
 
 Tensor ParameterValues::whole(const Parameter& p, const Stream& given) {

@@ -22,14 +22,18 @@ class ParameterValues {
       : access_(model, runtime),
         comparison_(model, access_, runtime),
         agreement_(agreement),
-        runtime_(runtime) {}
+        runtime_(runtime),
+        filled_(model.parameters().had_values()) {}
   ParameterValues(const ParameterValues&) = delete;
 
   /// Calls fill for the elements that this rank stores, to load or initialise without holding the whole
   /// model. ddp, zero1 and zero2 store all elements. zero3 stores shards; fill is also called for the first
-  /// 64 elements of each parameter, which the ranks compare. All ranks must write the same values. Not
-  /// collective.
-  void fill(const Fill&);
+  /// 64 elements of each parameter, which the ranks compare. All ranks must write the same values. Parameters
+  /// that are not `selected` keep their values; all are if it is empty. Not collective.
+  void fill(const Fill&, const ValueAccess::Selection& selected = {});
+  /// Whether there are values besides zeros: the module had some when the strategy was made, or fill() has
+  /// been called.
+  bool filled() const { return filled_; }
   /// Visits the elements that this rank exports. Over all ranks, each element is visited exactly once.
   void visit_owned(const Visit& visit) const { access_.visit_owned(visit); }
   /// What visit_owned() visits, in its order. No values are read.
@@ -48,6 +52,7 @@ class ParameterValues {
   ReplicaComparison comparison_;
   PassAgreement& agreement_;
   Runtime& runtime_;
+  bool filled_;
 };
 
 }  // namespace rz

@@ -89,14 +89,14 @@ ModelParameters agree_on_model(StrategyKind kind, Module& module, const Strategy
 ReplicaComparison::ReplicaComparison(const ShardedModel& model, ValueAccess& access, Runtime& runtime)
     : model_(model), access_(access), runtime_(runtime) {}
 
-void ReplicaComparison::record(const ValueAccess::Fill& fill) {
+void ReplicaComparison::record(const ValueAccess::Fill& fill, const ValueAccess::Selection& selected) {
   if (model_.options().plan.values == Placement::replicated) return;
-  filled_.clear();
   for (const auto* list : {&model_.parameters().members(), &model_.parameters().frozen()})
     for (const Parameter* p : *list) {
+      if (!selected(*p)) continue;
       std::vector<float> values(std::min<std::size_t>(p->count(), 64));
       fill(*p, {0, values.size()}, values.data());
-      filled_.push_back(fact_of(*p, values.data(), values.size() * sizeof(float)));
+      filled_[p->name] = fact_of(*p, values.data(), values.size() * sizeof(float));
     }
 }
 
@@ -116,7 +116,10 @@ void ReplicaComparison::add_masters(std::vector<Fact>& facts) {
 void ReplicaComparison::require_same_values() {
   const StorageOptions& options = model_.options();
   const bool replicated = options.plan.values == Placement::replicated;
-  std::vector<Fact> facts = replicated ? held_values() : filled_;
+  std::vector<Fact> facts;
+  if (replicated) facts = held_values();
+  if (!replicated)
+    for (const auto& [parameter, fact] : filled_) facts.push_back(fact);
   if (options.plan.state == Placement::replicated && options.precision.mixed()) add_masters(facts);
   require_same("a parameter's value", facts,
                "fill or load the same on every rank (the same seed, the same checkpoint)",

@@ -1,6 +1,8 @@
 #pragma once
 /// Comparison of models, options and values over the ranks.
 
+#include <map>
+#include <string>
 #include <vector>
 
 #include "autograd_lite/nn/module.h"
@@ -23,8 +25,8 @@ class ReplicaComparison {
   ReplicaComparison(const ShardedModel&, ValueAccess&, Runtime&);
 
   /// Call before ValueAccess::fill(). If values are sharded, calls fill for the first 64 elements of each
-  /// parameter.
-  void record(const ValueAccess::Fill&);
+  /// selected parameter.
+  void record(const ValueAccess::Fill&, const ValueAccess::Selection&);
   /// Errc::mismatch names the parameter and the rank that differ. Collective.
   void require_same_values();
   /// Errc::mismatch names the first scope that ranks have not run alike since the last call, and the rank.
@@ -39,7 +41,7 @@ class ReplicaComparison {
   ValueAccess& access_;
   Runtime& runtime_;
   std::uint64_t compared_scopes_ = 0;
-  std::vector<Fact> filled_;  // hashes of the first elements that fill() wrote
+  std::map<std::string, Fact> filled_;  // by parameter: hashes of the first elements that fill() wrote
 };
 
 }  // namespace rz

@@ -11,8 +11,9 @@ namespace rz {
 
 ValueAccess::ValueAccess(ShardedModel& model, Runtime& runtime) : model_(model), runtime_(runtime) {}
 
-void ValueAccess::fill(const Fill& fill) {
+void ValueAccess::fill(const Fill& fill, const Selection& selected) {
   const auto write = [&](const Tensor& to, const Parameter& p, Range elements) {
+    if (!selected(p)) return;
     write_via_host(to, runtime_.stream, [&](float* out) { fill(p, elements, out); });
   };
   release();

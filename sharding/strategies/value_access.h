@@ -15,13 +15,14 @@ class ValueAccess {
  public:
   /// Writes `elements` of the flat parameter to out[0, elements.count()).
   using Fill = std::function<void(const Parameter&, Range elements, float* out)>;
+  using Selection = std::function<bool(const Parameter&)>;
   /// Reads `elements` of the flat parameter from value[0, elements.count()).
   using Visit = std::function<void(const Parameter&, Range elements, const float* value)>;
 
   ValueAccess(ShardedModel&, Runtime&);
 
-  /// Calls fill for all elements that this rank holds.
-  void fill(const Fill&);
+  /// Calls fill for all elements that this rank holds of the selected parameters.
+  void fill(const Fill&, const Selection&);
   /// Over all ranks, visits each element exactly once.
   void visit_owned(const Visit&) const;
   /// What visit_owned() visits, in its order.

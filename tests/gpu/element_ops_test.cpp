@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 
+#include "tensor/ops.h"
 #include "tests/gpu/on_device.h"
 #include "tests/support/error_of.h"
 #include "tests/support/reference.h"
@@ -302,9 +303,28 @@ TEST_P(ElementOps, MinimumAndMaximumOfEqualNumbersAndNaN) {
     EXPECT_TRUE(std::isnan(get(out)[1]) && std::isnan(get(out)[2]));
     EXPECT_EQ(get(out)[3], op == Binary::minimum ? -inf : inf);
     ops::binary_backward(out, place({8, 8, 8, 8}, {4}), a, b, op, 0, stream);
-    EXPECT_EQ(get(out)[0], 4);  // half each
-    EXPECT_EQ(get(out)[3], op == Binary::minimum ? 8 : 0);
+    EXPECT_EQ(get(out), (Values{4, 8, 8, op == Binary::minimum ? 8. : 0.}));  // equal: half each
+    ops::binary_backward(out, place({8, 8, 8, 8}, {4}), a, b, op, 1, stream);
+    EXPECT_EQ(get(out), (Values{4, 8, 8, op == Binary::minimum ? 0. : 8.}));
   }
+}
+
+/// A NaN of the forward pass is not hidden from the parameters before it.
+TEST_P(ElementOps, ReluPassesTheGradientOfNaN) {
+  const Tensor x = place({NAN, -0.0, 0, 2, -2, inf, -inf}, {7}), out = empty({7}),
+               d = place(Values(7, 3), {7});
+  ops::unary_backward(out, d, x, Unary::relu, Into::overwrite, stream);
+  EXPECT_EQ(get(out), (Values{3, 0, 0, 3, 0, 3, 0}));
+}
+
+TEST_P(ElementOps, GeluHasNoGradientAtInfinity) {
+  const Tensor x = place({inf, -inf, NAN, 20, 0}, {5}), out = empty({5}), d = place(Values(5, 2), {5});
+  ops::gelu_backward(out, d, x, Into::overwrite, stream);
+  const Values got = get(out);
+  for (int i : {0, 1, 2})
+    EXPECT_TRUE(std::isnan(got[static_cast<std::size_t>(i)]))
+        << i << ": " << got[static_cast<std::size_t>(i)];
+  EXPECT_EQ(Values(got.begin() + 3, got.end()), (Values{2, 1}));
 }
 
 TEST_P(ElementOps, AffineAndClamp) {
@@ -322,9 +342,9 @@ TEST_P(ElementOps, AffineAndClamp) {
   ops::clamp(out, x, -1, 2, stream);
   expect({-0.0, -1, -1, 0.5, 2, 2});
   ops::clamp_backward(out, d, x, -1, 2, Into::overwrite, stream);
-  EXPECT_EQ(get(out), (Values{3, 0, 3, 3, 3, 0, 0}));
+  EXPECT_EQ(get(out), (Values{3, 0, 0, 3, 0, 0, 0}));
   ops::clamp_backward(out, d, x, -1, 2, Into::accumulate, stream);
-  EXPECT_EQ(get(out), (Values{6, 0, 6, 6, 6, 0, 0}));
+  EXPECT_EQ(get(out), (Values{6, 0, 0, 6, 0, 0, 0}));
 }
 
 TEST_P(ElementOps, SumsOfIntegersAreExact) {

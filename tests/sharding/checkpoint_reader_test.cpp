@@ -164,6 +164,13 @@ TEST_F(Checkpoint, AShardOfAnotherSizeIsNamed) {
                    "; the file is damaged or was replaced"));
 }
 
+TEST_F(Checkpoint, NamesOfFilesAreFitForATerminal) {
+  index_.files[1].name = "x\n\x1b[31mall is well";
+  write(index_);
+  EXPECT_EQ(error_at_opening(), folder_ / "x\\x0a\\x1b[31mall is well" +
+                                    ": No such file or directory; the index of the checkpoint lists it");
+}
+
 TEST_F(Checkpoint, AMissingOrDamagedIndexIsNamed) {
   const std::string index = folder_ / checkpoint_index_file;
   const std::string text = read_text_file(index);

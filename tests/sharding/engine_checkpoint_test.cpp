@@ -296,6 +296,46 @@ TEST_F(EngineCheckpoint, AParameterWithoutStatesIsNewToTheOptimizer) {
     });
 }
 
+/// Two layers of other names, or one.
+struct Renamed : Module {
+  explicit Renamed(const char* first) : a(*this, first, 3, 5), b(*this, "head", 5, 2) {}
+  nn::Linear a, b;
+};
+
+TEST_F(EngineCheckpoint, ThatIsNotStrictNamesWhatItLacks) {
+  save_one();
+  for (const bool only : {false, true})
+    in_world(2, [&](World& world) {
+      std::FILE* log = std::tmpfile();
+      const auto make = [&] {
+        EngineOptions o = options();
+        o.log = log;
+        return o;
+      };
+      const LoadCheckpointOptions loading{.load_module_strict = false, .load_module_only = only};
+      Renamed part("fc1"), none("encoder");
+      auto engine = initialize(world, part, make());
+      const auto loaded = engine.load_checkpoint(dir_, loading);
+      ASSERT_TRUE(loaded);
+      EXPECT_EQ(loaded->missing_keys, (std::vector<std::string>{"head.weight", "head.bias"}));
+      EXPECT_EQ(loaded->unexpected_keys, (std::vector<std::string>{"fc2.bias", "fc2.weight"}));
+      std::string text(100000, '\0');
+      std::rewind(log);
+      text.resize(std::fread(text.data(), 1, text.size(), log));
+      std::fclose(log);
+      const std::string path = dir_ + "/global_step1";
+      for (const char* names : {": not in the checkpoint: head.weight, head.bias\n",
+                                ": not in the model: fc2.bias, fc2.weight\n"})
+        EXPECT_EQ(text.find("loaded: " + path + names) != text.npos, world.is_main()) << text;
+      auto other = initialize(world, none, options());
+      const Error e = test::error_of([&] { other.load_checkpoint(dir_, loading); });
+      EXPECT_EQ(e.code(), Errc::config);
+      EXPECT_EQ(e.what(), path +
+                              ": nothing of it is in the model, which begins with 'encoder.weight', and the "
+                              "checkpoint with 'fc1.bias'; give a checkpoint of this model");
+    });
+}
+
 TEST_F(EngineCheckpoint, AModelIsLoadedWithoutItsTraining) {
   save_one();
   in_world(1, [&](World& world) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -69,6 +70,29 @@ TEST(EngineFiles, AModelIsLoadedInAnyStageOnAnyNumberOfRanks) {
         EXPECT_EQ(e.code(), Errc::config);
         EXPECT_NE(std::string(e.what()).find("fc1.weight"), std::string::npos) << e.what();
       });
+  fs::remove(path);
+}
+
+TEST(EngineFiles, APartOfAModelIsLoaded) {
+  const std::string path = fs::temp_directory_path() / concat("rz-engine-part-", ::getpid(), ".safetensors");
+  std::vector<float> saved;
+  in_world(1, [&](World& world) {
+    Net net(5);
+    auto engine = initialize(world, net, options(0, 1));
+    engine.save_model(path);
+    saved = values(engine, net);
+  });
+  for (const int stage : {0, 3})
+    in_world(2, [&](World& world) {
+      Net net(5);
+      auto engine = initialize(world, net, options(stage, 2));
+      const auto before = values(engine, net.fc2);
+      const auto loaded = engine.load_model(net.fc1, path, {.prefix = "fc1."});
+      EXPECT_EQ(loaded.tensors(), 2u);
+      auto expected = saved;
+      std::ranges::copy(before, expected.end() - static_cast<std::ptrdiff_t>(before.size()));
+      EXPECT_EQ(values(engine, net), expected) << stage;
+    });
   fs::remove(path);
 }
 

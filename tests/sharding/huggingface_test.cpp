@@ -75,7 +75,14 @@ TEST_F(HuggingFace, TheConfigurationIsReadAndWritten) {
   std::filesystem::copy_file(path("config.json"), path("run/global_step2/config.json"));
   std::ofstream(path("run/latest")) << "global_step2\n";
   EXPECT_EQ(read_gpt2_config(path("run")).n_embd, 16u) << "of a folder of checkpoints";
+  std::vector<std::string> warnings;
+  read_gpt2_config(path("config.json"), &warnings);
+  EXPECT_EQ(warnings, std::vector{path("config.json") +
+                                  ": embd_pdrop, attn_pdrop, resid_pdrop: absent, which is 0 here and 0.1 in "
+                                  "Hugging Face; give the rate"});
   put("again.json", to_json(c));
+  read_gpt2_config(path("again.json"), &(warnings = {}));
+  EXPECT_EQ(warnings.size(), 0u);
   EXPECT_EQ(to_json(read_gpt2_config(path("again.json"))), to_json(c));
   put("wrong.json", concat(small, R"(, "initializer_range": "wide"})"));
   expect_parts(error_of([&] { read_gpt2_config(path("wrong.json")); }).what(),
@@ -239,15 +246,60 @@ TEST_F(HuggingFace, EverythingThatDoesNotFitIsListed) {
     put_tensors("m.safetensors", tensors);
     return std::string(error_of([&] { PretrainedWeights(path("m.safetensors"), model); }).what());
   };
-  expect_parts(
-      message({{"wte.weight", {2, 4}}, {"transformer.ln_f.weight", {2}}, {"surplus", {1}}, {"more", {1}}}),
-      {path("m.safetensors"), "missing: transformer.h.0.attn.c_attn.bias",
-       "wte.weight is [2, 4] where the model has [4, 2]", "not in the model: surplus, more"});
+  expect_parts(message({{"wte.weight", {2, 4}}, {"ln_f.weight", {2}}, {"surplus", {1}}, {"more", {1}}}),
+               {path("m.safetensors"), "missing: transformer.h.0.attn.c_attn.bias",
+                "wte.weight is [2, 4] where the model has [4, 2]", "not in the model: surplus, more"});
   expect_parts(message({{"wte.weight", {4, 2}},
                         {"transformer.wte.weight", {4, 2}},
                         {"ln_f.weight", {2}},
                         {"h.0.attn.c_attn.bias", {6}}}),
-               {"not in the model: wte.weight"});
+               {"not in the model: transformer.wte.weight"});
+  // One rule for all names.
+  expect_parts(
+      message({{"wte.weight", {4, 2}}, {"transformer.ln_f.weight", {2}}, {"h.0.attn.c_attn.bias", {6}}}),
+      {"missing: transformer.ln_f.weight", "not in the model: transformer.ln_f.weight"});
+  // Many are counted, and layouts of other programs are named.
+  Tensors many;
+  for (int i = 10; i < 30; ++i) many.push_back({concat("layer.", i), {1}});
+  expect_parts(message(many), {"not in the model: layer.10, ", "layer.17 and 12 more"});
+  expect_parts(message({{"wte.weight", {2, 4}}, {"ln_f.weight", {2}}, {"h.0.attn.c_attn.bias", {6}}}),
+               {"these are transposed"});
+}
+
+/// Of DistributedDataParallel, torch.compile() and FullyShardedDataParallel, and of the module that holds the
+/// model in a program of training.
+TEST_F(HuggingFace, PrefixesOfAllNamesAreLeftOut) {
+  const std::vector<std::pair<std::string, std::string>> left_out{{"module.", "module."},
+                                                                  {"_orig_mod.", ""},
+                                                                  {"_orig_mod.module.", "module."},
+                                                                  {"model.net.transformer.", "model.net."}};
+  for (const auto& [prefix, named] : left_out) {
+    put_tensors("m.safetensors", {{prefix + "h.0.attn.c_attn.bias", {6}},
+                                  {prefix + "h.0.attn.bias", {1, 1, 4, 4}},
+                                  {prefix + "wte.weight", {4, 2}}});
+    Part model;
+    const PretrainedWeights weights(path("m.safetensors"), model);
+    EXPECT_EQ(values(weights, model.wte), from(200, 8)) << prefix;
+    EXPECT_EQ(weights.describe(), named.empty() ? "" : "without the prefix '" + named + "'");
+  }
+  put_tensors("m.safetensors",
+              {{"h._fsdp_wrapped_module.0._orig_mod.attn.c_attn.bias", {6}}, {"wte.weight", {4, 2}}});
+  Part wrapped;
+  EXPECT_EQ(values(PretrainedWeights(path("m.safetensors"), wrapped), wrapped.wte), from(100, 8));
+  // A prefix of some names is not left out, and named.
+  put_tensors("m.safetensors", {{"ema.decay", {1}},
+                                {"model.transformer.h.0.attn.c_attn.bias", {6}},
+                                {"model.transformer.wte.weight", {4, 2}}});
+  Part model;
+  for (const bool strict : {true, false})
+    expect_parts(
+        error_of([&] { PretrainedWeights(path("m.safetensors"), model, {.strict = strict}); }).what(),
+        {"the names behind 'model.' fit: give LoadOptions::prefix"});
+  const PretrainedWeights weights(path("m.safetensors"), model, {.prefix = "model."});
+  EXPECT_EQ(values(weights, model.wte), from(200, 8));
+  EXPECT_EQ(weights.unexpected_keys().size(), 0u);
+  expect_parts(error_of([&] { PretrainedWeights(path("m.safetensors"), model, {.prefix = "a."}); }).what(),
+               {"no tensor has the prefix 'a.'"});
 }
 
 TEST_F(HuggingFace, WithoutStrictWhatIsMissingIsInitialisedAndListed) {
@@ -386,6 +438,52 @@ TEST_F(HuggingFace, WhatIsSavedIsLoadedByEveryStrategyAndSavedAgain) {
     EXPECT_EQ(file.find("lm_head.weight") == nullptr, tied) << "a tied head is written once";
     EXPECT_EQ(file.metadata().at("format"), "pt") << "without which from_pretrained() fails";
   }
+}
+
+/// A backbone into a model with another head, in every strategy.
+TEST_F(HuggingFace, APartOfAModelIsLoaded) {
+  struct Backbone : Module {
+    explicit Backbone(Module& parent) : Module(parent, "backbone") {
+      register_parameter(weight, "fc.weight", {5, 2}, {Initial::normal, 1});
+    }
+    Parameter weight;
+  };
+  struct Net : Module {
+    Net() { register_parameter(head, "head.weight", {3, 5}, {Initial::normal, 1}); }
+    Backbone backbone{*this};
+    Parameter head;
+  };
+  put_tensors("backbone.safetensors", {{"fc.weight", {5, 2}}, {"classifier", {1}}});
+  put_tensors("model.safetensors", {{"backbone.fc.weight", {5, 2}}, {"old_head", {1}}});
+  std::vector<float> initial(15);
+  for (const auto kind : {StrategyKind::ddp, StrategyKind::zero2, StrategyKind::zero3})
+    for (const bool filled : {true, false})
+      run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+        Communicator comm = Communicator::connect(rank, 2, std::move(store));
+        Net net;
+        const auto strategy = make_strategy(kind, net, comm);
+        if (filled)
+          strategy->values().fill(
+              [](const Parameter&, Range elements, float* out) { std::fill_n(out, elements.count(), 7.f); });
+        const auto loaded = load_pretrained(*strategy, net.backbone, path("backbone.safetensors"),
+                                            {.strict = false, .seed = 3});
+        EXPECT_EQ(loaded.unexpected_keys(), std::vector<std::string>{"classifier"});
+        EXPECT_EQ(loaded.missing_keys().size(), 0u);
+        strategy->values().compare({});
+        const auto expect_values = [&](const Parameter& p, const std::vector<float>& expected) {
+          const Tensor whole = strategy->values().whole(p);
+          EXPECT_TRUE(std::equal(expected.begin(), expected.end(), whole.data<float>()))
+              << name(kind) << p.name;
+        };
+        std::vector<float> head(15, 7.f);
+        if (!filled) init_slice(net.head, head, 0, 3);
+        expect_values(net.backbone.weight, from(0, 10));
+        expect_values(net.head, head);
+        const auto whole = load_pretrained(*strategy, net, path("model.safetensors"), {.strict = false});
+        EXPECT_EQ(whole.missing_keys(), std::vector<std::string>{"head.weight"});
+        EXPECT_EQ(whole.describe(), "not in the file: head.weight; not in the model: old_head");
+        expect_values(net.head, head);
+      });
 }
 
 TEST_F(HuggingFace, AModuleIsLoadedIntoItsOwnMemory) {

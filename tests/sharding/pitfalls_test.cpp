@@ -147,6 +147,22 @@ TEST(Pitfalls, AGlobalBatchThatDoesNotDivideIsAnErrorWithTheNumbers) {
   });
 }
 
+/// As NumPy and torch give them.
+TEST(Pitfalls, DataThatNoLayerTakesAreNamedWithTheLayer) {
+  in_world(1, [](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options(0));
+    const auto what_of = [&](DType dtype) {
+      auto loader = engine.loader(tensor_dataset({{"x", Tensor::zeros({8, 3}, dtype)}}));
+      return std::string(test::error_of([&] { net(engine.tape(), loader.next()["x"]); }).what());
+    };
+    EXPECT_EQ(what_of(DType::f64),
+              "fc1: its input [4, 3] is f64; a layer takes f32, f16 or bf16: convert the "
+              "data before they are a dataset");
+    EXPECT_TRUE(what_of(DType::u8).starts_with("fc1: its input [4, 3] is u8;")) << what_of(DType::u8);
+  });
+}
+
 /// A dataset need not know the precision of the model.
 TEST(Pitfalls, DataInF32AreConvertedForAModelOf16Bits) {
   in_world(2, [](World& world) {

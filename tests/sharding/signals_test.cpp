@@ -106,6 +106,36 @@ std::optional<std::chrono::system_clock::time_point> end_time(const std::string&
   });
 }
 
+/// Loading has nothing to save.
+TEST(SignalHandler, SigtermEndsAPhaseThatRecordsNone) {
+  const auto action = [] {
+    struct sigaction now {};
+    ::sigaction(SIGTERM, nullptr, &now);
+    return now.sa_handler;
+  };
+  { const UnrecordedTermination none; }
+  EXPECT_EQ(action(), SIG_DFL);
+  SignalHandler handler;
+  const auto recording = action();
+  {
+    const UnrecordedTermination outer;
+    { const UnrecordedTermination inner; }
+    EXPECT_EQ(action(), SIG_DFL);
+    ::raise(SIGUSR1);
+  }
+  EXPECT_EQ(action(), recording);
+  EXPECT_TRUE(handler.received().user1);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const UnrecordedTermination phase;
+    ::raise(SIGTERM);
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
+}
+
 TEST(SlurmEndTime, IsInSecondsSince1970) {
   EXPECT_EQ(end_time("1790000000"), std::chrono::system_clock::time_point(1790000000s));
   EXPECT_FALSE(end_time("0"));
@@ -199,6 +229,40 @@ TEST(SaveRequests, SigtermStopsAndStays) {
     EXPECT_FALSE(rank[2].stops());
   }
   EXPECT_EQ(stopped_exit_status, 143);
+}
+
+/// Micro-batches of 0.1 s on rank 0 and 0.25 s on rank 1: after the first of all, ranks look at every fourth.
+TEST(SaveRequests, ALongUpdateIsLookedAtOnceASecond) {
+  test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+    Communicator communicator = Communicator::connect(rank, 2, store);
+    int looks = 0;
+    bool terminated = false;
+    SaveRequests requests(communicator, {}, [&] {
+      ++looks;
+      return ReceivedSignals{.terminate = terminated};
+    });
+    const double seconds = rank == 0 ? 0.1 : 0.25;
+    const auto stops_at = [&](int micro_batches) {
+      looks = 0;
+      for (int m = 1; m < micro_batches; ++m)
+        if (requests.stop_requested_in_update(m, std::chrono::duration<double>(m * seconds))) return m;
+      return 0;
+    };
+    EXPECT_EQ(stops_at(16), 0);
+    EXPECT_EQ(looks, 4) << "at 1, 5, 9, 13";
+    EXPECT_EQ(stops_at(4), 0);
+    EXPECT_EQ(looks, 0) << "an update of less than a second";
+    EXPECT_FALSE(requests.stop_requested_in_update(1, std::chrono::duration<double>(0)));
+    EXPECT_FALSE(requests.stop_requested_in_update(4, std::chrono::duration<double>(4e-3)));  // a short one
+    EXPECT_EQ(stops_at(32), 0);
+    EXPECT_EQ(looks, 0);
+    EXPECT_EQ(stops_at(33), 0);
+    EXPECT_EQ(looks, 1) << "at 32, though micro-batches were short";
+    terminated = rank == 0;
+    EXPECT_EQ(stops_at(16), 4);
+    EXPECT_EQ(requests.decide(1).reason, SaveReason::terminate);
+    EXPECT_EQ(stops_at(16), 1) << "decided";
+  });
 }
 
 TEST(SaveRequests, AStopComesBeforeASave) {

@@ -13,6 +13,7 @@
 
 #include "sharding/data/loader.h"
 #include "sharding/data/tokens/continuous_batch_sampler.h"
+#include "sharding/io/json.h"
 #include "tests/support/error_of.h"
 
 namespace rz {
@@ -211,6 +212,13 @@ TEST_F(TokenFiles, ShardsAreReadOneAfterTheOther) {
   EXPECT_EQ(part, (std::array<std::int32_t, 3>{5, 6, 7}));
   EXPECT_EQ(all_of(Tokens::from_file(path("shards/?_*.bin"))), (std::vector<std::int32_t>{1, 2, 3, 4, 5}));
   expect_parts(error_message([&] { Tokens::from_file(path("shards/x*")); }), {"no file has such a name"});
+  const std::string several =
+      path("shards/c.npy") + "," + path("shards/?_*.bin") + "," + path("shards/a_0.bin");
+  EXPECT_EQ(all_of(Tokens::from_file(several)), (std::vector<std::int32_t>{6, 7, 1, 2, 3, 4, 5, 1, 2, 3}));
+  expect_parts(error_message([&] { Tokens::from_file(path("shards/c.npy") + "," + path("none")); }),
+               {path("none") + ": cannot be opened"});
+  put_shard("a,b", {1, 2});  // a name
+  EXPECT_EQ(Tokens::from_file(path("a,b")).count(), 2u);
 }
 
 TEST_F(TokenFiles, WrongTokenFilesAreNamed) {
@@ -246,6 +254,10 @@ TEST_F(TokenFiles, TextThatIsNotThereIsNamed) {
   expect_parts(error_message([&] { Tokens::from_text(path("none")); }), {path("none"), "no such file"});
   put("empty", "");
   expect_parts(error_message([&] { Tokens::from_text(path("empty")); }), {"holds no text"});
+  ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);  // nobody writes to it
+  expect_parts(error_message([&] { Tokens::from_text(path("pipe")); }), {path("pipe"), "a pipe or a device"});
+  expect_parts(error_message([&] { Tokens::from_text("/dev/zero"); }), {"a pipe or a device"});
+  expect_parts(error_message([&] { read_text_file(path("pipe")); }), {path("pipe"), "is a named pipe"});
 }
 
 // ---- samples

@@ -25,6 +25,8 @@
 namespace {
 /// Calls that change a folder until this process is killed; negative: it is not.
 int calls_to_live = -1;
+/// Called by fsync(); may be empty.
+std::function<void()> at_fsync;
 
 void count_call() {
   if (calls_to_live >= 0 && calls_to_live-- == 0) ::raise(SIGKILL);
@@ -43,6 +45,7 @@ int rename(const char* from, const char* to) noexcept {
 }
 int fsync(int) {  // the machine does not stop
   count_call();
+  if (at_fsync) at_fsync();
   return 0;
 }
 int unlinkat(int folder, const char* path, int flags) noexcept {
@@ -184,7 +187,8 @@ TEST_F(TrainingCheckpointsTest, AnUpdateIsSavedOnce) {
     Net net;
     auto engine = initialize(world, net, options(keys(R"("save_steps": 1)")));
     EXPECT_FALSE(engine.should_stop()) << "before the first update";
-    EXPECT_FALSE(fs::exists(dir_));
+    EXPECT_EQ(files(), Names{".ringzero.lock"});
+    world.wait_for_everyone();
     update(engine, net);
     EXPECT_FALSE(engine.should_stop());
     EXPECT_TRUE(fs::exists(dir_));
@@ -612,6 +616,131 @@ TEST_F(TrainingCheckpointsTest, SigtermOnOneRankSavesAndStopsAll) {
   EXPECT_EQ(files(), (Names{"global_step2", "global_step4", "latest"}));
 }
 
+/// SIGTERM in micro-batch `at` of update `in`, counted from 0, of 4 with 3 micro-batches each. Returns
+/// whether the run was stopped with the state before that update; a run that goes on has the bits of one
+/// without.
+TEST_F(TrainingCheckpointsTest, SigtermInALongUpdateSavesTheStateBeforeIt) {
+  const Tensor x = Tensor::empty({96, 3});
+  for (std::size_t i = 0; i < x.count(); ++i)
+    x.data<float>()[i] = static_cast<float>(random_uniform(5, "x", i));
+  const auto data = tensor_dataset({{"x", x}});
+  const auto forward = [](Net& net) {
+    return [&net](Tape& t, const Batch& b) {
+      return nn::cross_entropy(t, net(t, b["x"]), Tensor::zeros({b["x"].shape()[0]}, DType::i32));
+    };
+  };
+  const auto accumulating = [&](int stage, const std::string& more, const char* signals) {
+    EngineOptions o = options(keys(more), signals);
+    const std::string key = R"("stage": 2)";
+    o.config.replace(o.config.find(key), key.size(), concat(R"("stage": )", stage));
+    o.config.insert(1, R"("gradient_accumulation_steps": 3, )");
+    return o;
+  };
+  for (const int stage : {0, 2, 3}) {
+    fs::remove_all(dir_);
+    std::vector<float> whole;
+    in_world(2, [&](World& world) {
+      Net net;
+      auto engine = initialize(world, net, accumulating(stage, "", "false"));
+      auto loader = engine.loader(data);
+      for (int u = 0; u < 4; ++u) engine.train_batch(loader, forward(net));
+      const auto all = values(engine, net);
+      if (world.is_main()) whole = all;
+    });
+    test::expect_processes(2, [&](int rank, std::shared_ptr<Store> store) {
+      World world(Communicator::connect(rank, 2, std::move(store)));
+      Net net;
+      auto engine = initialize(world, net, accumulating(stage, "", "true"));
+      auto loader = engine.loader(data);
+      int pass = 0;
+      const auto signalled = [&](Tape& t, const Batch& b) {
+        const int number = pass++;  // an update in which a micro-batch has taken a second is looked at
+        if (number % 3 == 0 && rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+        if (number == 4 && rank == 1) ::raise(SIGTERM);
+        return forward(net)(t, b);
+      };
+      while (engine.global_steps() < 4 && !engine.should_stop()) engine.train_batch(loader, signalled);
+      const SaveDecision& decision = engine.checkpoints().decision();
+      engine.checkpoints().finish();
+      const bool right = engine.global_steps() == 1 && pass == 5 && decision.reason == SaveReason::terminate;
+      if (!right) ::_exit(7);
+    });
+    EXPECT_EQ(files(), (Names{"global_step1", "latest"}));
+    in_world(2, [&](World& world) {
+      Net net;
+      auto engine = initialize(world, net, accumulating(stage, R"("resume_from_checkpoint": true)", "false"));
+      auto loader = engine.loader(data);
+      EXPECT_EQ(engine.global_steps(), 1);
+      while (engine.global_steps() < 4) engine.train_batch(loader, forward(net));
+      const auto all = values(engine, net);
+      if (world.is_main()) {
+        EXPECT_EQ(all, whole) << stage;
+      }
+    });
+  }
+}
+
+/// One finds the other's lock in its first should_stop(), since neither found a folder when it began.
+TEST_F(TrainingCheckpointsTest, TheSecondOfTwoFreshRunsIsRefusedBeforeItsFirstUpdate) {
+  test::Gate ready, begun, end;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    in_world(1, [&](World& world) {
+      Net net;
+      auto engine = initialize(world, net, options(keys("")));
+      ready.wait();
+      if (engine.should_stop()) ::_exit(7);
+      begun.open(), begun.open();  // for each rank
+      end.wait();
+    });
+    ::_exit(0);
+  }
+  in_world(2, [&](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options(keys("")));
+    EXPECT_FALSE(fs::exists(dir_));
+    world.wait_for_everyone();
+    if (world.is_main()) ready.open();
+    begun.wait();
+    const Error e = error_of([&] { engine.should_stop(); });
+    EXPECT_EQ(e.code(), Errc::config);
+    EXPECT_NE(std::string(e.what()).find(concat("output_dir: ", dir_, ": process ", child, " on ")),
+              std::string::npos)
+        << e.what();
+    EXPECT_EQ(engine.global_steps(), 0);
+  });
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+}
+
+/// SIGTERM ends a load at once.
+TEST_F(TrainingCheckpointsTest, WhileACheckpointIsLoadedSigtermIsNotRecorded) {
+  EXPECT_EQ(train_on(1, "", 2).updates, 2);
+  struct Observer final : StatefulLoader {
+    LoaderPosition position() const override { return {}; }
+    void set_position(const LoaderPosition&) override { during = current(); }
+    static void (*current())(int) {
+      struct sigaction now {};
+      ::sigaction(SIGTERM, nullptr, &now);
+      return now.sa_handler;
+    }
+    void (*during)(int) = SIG_IGN;
+  };
+  in_world(1, [&](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options(keys(""), "true"));
+    Observer observer;
+    engine.loader_positions()->attach("observer", observer);
+    engine.save_checkpoint(dir_);
+    const auto recording = Observer::current();
+    ASSERT_TRUE(engine.load_checkpoint(dir_));
+    EXPECT_EQ(observer.during, SIG_DFL);
+    EXPECT_EQ(Observer::current(), recording);
+    EXPECT_NE(recording, SIG_DFL);
+    engine.loader_positions()->detach(observer);
+  });
+}
+
 TEST_F(TrainingCheckpointsTest, TheEndOfAnAllocationSavesAndStops) {
   const auto now =
       std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch());
@@ -649,6 +778,35 @@ TEST_F(TrainingCheckpointsTest, OneEngineHasTheSignalsOfAProcess) {
     EXPECT_NE(std::string(e.what()).find("configuration: ringzero.checkpoint.signals: "), std::string::npos)
         << e.what();
     initialize(world, other, options(keys("")));
+  });
+}
+
+/// Of the library, whatever call finds it.
+TEST_F(TrainingCheckpointsTest, AFolderThatIsRemovedWhileItIsSavedToIsNamed) {
+  in_world(1, [&](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options(""));
+    int refused = 0, gone = 0;
+    for (int removed_at = 0; removed_at < 12; ++removed_at) {
+      int call = 0;
+      at_fsync = [&] {
+        if (call++ == removed_at) fs::remove_all(dir_);
+      };
+      try {
+        engine.save_checkpoint(dir_);
+      } catch (const Error& e) {
+        const std::string what = e.what();
+        ++refused, gone += what.find("is gone after it was written") != what.npos;
+        EXPECT_EQ(e.code(), Errc::io) << what;
+        EXPECT_TRUE(what.starts_with(dir_ + "/")) << what;
+        EXPECT_EQ(what.find("filesystem error"), what.npos) << what;
+      }
+      at_fsync = nullptr;
+      engine.save_checkpoint(dir_);  // the next one is complete
+      EXPECT_EQ(read_tag_file(dir_, latest_file), "global_step0");
+    }
+    EXPECT_GE(refused, 2);
+    EXPECT_GE(gone, 1);
   });
 }
 

@@ -109,7 +109,11 @@ TEST_F(WeightFilesOf, AFolderWithSeveralSourcesAreTheBestOnesOrRefused) {
   fs::create_directories(path("global_step7"));
   deepspeed.write(path("global_step7"));
   test::write_bytes(path("latest"), "global_step7");
-  EXPECT_EQ(WeightFiles::open(folder_.path()).path(), path("global_step7"));
+  const WeightFiles of_deepspeed = WeightFiles::open(folder_.path());
+  EXPECT_EQ(of_deepspeed.path(), path("global_step7"));
+  EXPECT_TRUE(of_deepspeed.choice().starts_with("read: the f32 weights of DeepSpeed in " +
+                                                path("global_step7") + "; not read: model.safetensors"))
+      << of_deepspeed.choice();
   EXPECT_TRUE(what_of("model.safetensors").ends_with("give " + path("global_step7")));
   // A run's folder with older weights.
   fs::create_directories(path("run/global_step5"));
@@ -122,8 +126,36 @@ TEST_F(WeightFilesOf, AFolderWithSeveralSourcesAreTheBestOnesOrRefused) {
   EXPECT_NE(what.find("is older than the checkpoint " + path("run/global_step5")), what.npos) << what;
   EXPECT_NE(what.find("checkpoint merge"), what.npos) << what;
   fs::last_write_time(path("run/model.safetensors"), now + std::chrono::hours(1));
-  EXPECT_EQ(values(WeightFiles::open(path("run")), "w"), counted(6, 1));
+  const WeightFiles of_run = WeightFiles::open(path("run"));
+  EXPECT_EQ(values(of_run, "w"), counted(6, 1));
+  EXPECT_EQ(of_run.choice(),
+            "read: " + path("run/model.safetensors") + "; not read: the checkpoint global_step5 (older)");
+  put_torch("run/pytorch_model.bin", "w", 2);
+  fs::last_write_time(path("run/pytorch_model.bin"), now + std::chrono::hours(2));
+  EXPECT_TRUE(WeightFiles::open(path("run"))
+                  .choice()
+                  .ends_with("not read: pytorch_model.bin (newer), the checkpoint global_step5 (older)"));
   EXPECT_NE(what_of("run/global_step5").find("checkpoint merge"), std::string::npos);
+}
+
+/// As nanoGPT and Lightning save them.
+TEST_F(WeightFilesOf, ATrainingLoopAreFoundUnderTheirKey) {
+  TorchWriter w;
+  const std::string weights = pk::state_dict({{pk::text("w"), w.tensor(counted(6), {2, 3})}});
+  const std::string optimizer =
+      pk::dict({{pk::text("state"), pk::dict({})}, {pk::text("lr"), pk::integer(1)}});
+  w.write(path("ckpt.pt"), pk::dict({{pk::text("optimizer"), optimizer},
+                                     {pk::text("iter_num"), pk::integer(10)},
+                                     {pk::text("model"), weights}}));
+  const WeightFiles files = WeightFiles::open(path("ckpt.pt"));
+  EXPECT_EQ(values(files, "w"), counted(6));
+  EXPECT_EQ(files.choice(), "read: 'model' of " + path("ckpt.pt"));
+  EXPECT_EQ(files.tensors().size(), 1u);
+  w.write(path("two.pt"),
+          pk::dict({{pk::text("model"), weights},
+                    {pk::text("ema"), pk::dict({{pk::text("w"), w.tensor(counted(2), {2})}})}}));
+  EXPECT_TRUE(what_of("two.pt").ends_with("holds 2 state dicts, 'model', 'ema'; save one of them by itself"))
+      << what_of("two.pt");
 }
 
 TEST_F(WeightFilesOf, AnIndexLieInSeveralFiles) {
@@ -136,6 +168,16 @@ TEST_F(WeightFilesOf, AnIndexLieInSeveralFiles) {
   EXPECT_EQ(values(files, "a"), counted(6, 1));
   EXPECT_EQ(values(files, "b"), counted(6, 2));
   EXPECT_EQ(values(files, "c"), counted(6, 3));
+}
+
+TEST_F(WeightFilesOf, AnIndexWithNamesForATerminalAreRefusedInOneLine) {
+  put_index("x.index.json", R"({"a": "x\n\u001b[31mall is well"})");
+  EXPECT_EQ(what_of("x.index.json"),
+            path("x\\x0a\\x1b[31mall is well: cannot be opened: No such file or directory"));
+  put_safetensors("1.safetensors", "a", 1);
+  put_index("x.index.json", R"({"a": "1.safetensors", "b\n\u001b[2J": "1.safetensors"})");
+  EXPECT_EQ(what_of("x.index.json"),
+            path("x.index.json") + ": weight_map: tensor 'b\\x0a\\x1b[2J' is not in 1.safetensors");
 }
 
 TEST_F(WeightFilesOf, AnIndexThatDiffersAreRefused) {

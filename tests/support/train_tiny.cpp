@@ -120,7 +120,8 @@ std::vector<Reports> train_all(const TinyRun& run, std::int64_t steps) {
     Loader loader = train_gpt::token_loader(
         engine, tokens, seq_len, train_gpt::batch_sampler(engine, tokens.samples(seq_len), false, 0));
     for (std::int64_t i = 0; i < steps; ++i) {
-      reports[static_cast<std::size_t>(rank)].push_back(train_gpt::update(engine, model, loader, seq_len));
+      reports[static_cast<std::size_t>(rank)].push_back(
+          train_gpt::update(engine, model, loader, seq_len).value());
       if (run.each) run.each(engine);
     }
     if (run.afterwards) run.afterwards(engine, model);

@@ -146,6 +146,37 @@ TEST_F(TrainGptEvaluation, AnInterruptedRunStopsEarlyAtTheSameUpdate) {
   }
 }
 
+/// The best loss so far, and early stopping, would compare what is not comparable.
+TEST_F(TrainGptEvaluation, OtherDataAtAResumeAreNamed) {
+  put_samples("eval.bin", 0, 4);
+  put_samples("longer.bin", 0, 5);
+  put_other_tokens("other.bin");
+  const auto run = [&](const char* steps, const Flags& more) {
+    Program p(gpt_.on_ranks(
+        2, more + Flags{"--eval-steps", "2", "--steps", steps, "--checkpoint-dir", checkpoints()}));
+    EXPECT_EQ(p.wait(), 0) << p.err();
+    std::vector<std::string> named;
+    for (const std::string& line : lines(p.out()))
+      if (line.find("the data of 'evaluation'") != line.npos) named.push_back(line);
+    return named;
+  };
+  const auto on = [&](const char* file) {
+    return Flags{"--eval-data", path(file), "--resume", checkpoints()};
+  };
+  EXPECT_EQ(run("2", {"--eval-data", path("eval.bin")}).size(), 0u);
+  EXPECT_EQ(run("4", on("eval.bin")).size(), 0u);
+  const auto longer = run("6", on("longer.bin"));
+  ASSERT_EQ(longer.size(), 1u);
+  EXPECT_TRUE(std::regex_match(
+      longer[0],
+      std::regex("warning: the data of 'evaluation' are not those of the checkpoint: 4 samples of 16 \\+ 1 "
+                 "tokens from number 0 on, checksum [0-9]+; now 5 samples .*; losses and the best one "
+                 "before are of other data")))
+      << longer[0];
+  EXPECT_EQ(run("8", on("other.bin")).size(), 1u) << "as many samples";
+  EXPECT_EQ(run("10", on("other.bin")).size(), 0u);
+}
+
 TEST_F(TrainGptEvaluation, AnImprovementMustExceedTheThreshold) {
   const Flags flags{"--validation-split-percentage", "20", "--eval-steps", "1", "--steps", "6",
                     "--early-stopping-patience",     "2"};

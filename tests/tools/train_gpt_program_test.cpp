@@ -50,7 +50,8 @@ class TrainGptProgram : public testing::Test {
     ASSERT_NE(::mkdtemp(name.data()), nullptr);
     directory_ = name;
     fs::create_directory(directory_ / "out");
-    put("model.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256})");
+    put("model.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256, )"
+                      R"("embd_pdrop": 0, "attn_pdrop": 0, "resid_pdrop": 0})");
     put("ds.json", R"({"train_batch_size": 4, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},)"
                    R"( "zero_optimization": {"stage": 3}})");
   }
@@ -348,9 +349,11 @@ TEST_F(TrainGptProgram, AReadErrorOnOneRankStopsAll) {
 
 TEST_F(TrainGptProgram, ARankThatIsKilledBeforeTheRunIsNoWrongInput) {
   ASSERT_EQ(::mkfifo(path("never.json").c_str(), 0600), 0);
+  fs::create_symlink(path("never.json"),
+                     path("link.json"));  // as those in /dev/fd; a pipe's own name is refused
   const int port = free_port();
   const pid_t zero = start(0, 2, port, good()),
-              one = start(1, 2, port, with(good(), "--model", path("never.json")));
+              one = start(1, 2, port, with(good(), "--model", path("link.json")));
   // Rank 0 waits for the inputs of rank 1, which reads a pipe that nothing is written to.
   int pipe = -1;
   for (int i = 0; i < 1000 && pipe < 0; ++i) {

@@ -305,8 +305,8 @@ TEST_F(TrainGptBadResume, CheckpointsThatAreNotNamed) {
 
 TEST_F(TrainGptBadResume, CheckpointsOfAnotherRun) {
   expect_refused({"--resume", checkpoints(), "--seed", "4"}, {"seed 3", "4"});
-  gpt_.put("other.json",
-           R"({"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 16, "vocab_size": 256})");
+  gpt_.put("other.json", R"({"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 16, "vocab_size": 256, )"
+                         R"("embd_pdrop": 0, "attn_pdrop": 0, "resid_pdrop": 0})");
   expect_refused({"--resume", checkpoints(), "--model", path("other.json")},
                  {"does not fit the model", "where the model has"});
 }

@@ -13,6 +13,7 @@
 #include "sharding/data/tokens/token_dataset.h"
 #include "sharding/data/tokens/tokens.h"
 #include "sharding/world/rank_agreement.h"
+#include "tests/support/forked.h"
 #include "tests/support/ranks.h"
 #include "tools/train_gpt/inputs.h"
 #include "tools/train_gpt/options.h"
@@ -312,6 +313,30 @@ std::uint64_t bytes_read() {
   return value;
 }
 
+/// The reason is that of the folder, whatever else is looked up for the message.
+TEST_F(TrainGptFiles, AFolderThatCannotBeWrittenIsNamedWithTheReason) {
+  put_tokens(std::vector<std::uint16_t>(200, 7));
+  put("model.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256})");
+  put("ds.json", R"({"train_batch_size": 4, "optimizer": {"type": "SGD"}})");
+  fs::create_directory(path("sealed"));
+  fs::permissions(path("sealed"), fs::perms{0555});
+  fs::permissions(directory_, fs::perms{0755});
+  Options o;
+  o.model = path("model.json"), o.config = path("ds.json"), o.tokens = path("tokens.bin");
+  for (const char* below : {"", "/new"}) {
+    o.arguments.output_dir = path("sealed") + below;
+    const int status = test::in_forked_child([&] {
+      if (::geteuid() == 0 && (::setgid(65534) != 0 || ::setuid(65534) != 0)) return false;
+      const std::string what = error_message([&] { read_inputs(o, 0, 1); });
+      std::fprintf(stderr, "%s\n", what.c_str());
+      return what == "--checkpoint-dir: " + *o.arguments.output_dir +
+                         ": cannot be written: " + path("sealed") + ": Permission denied";
+    });
+    EXPECT_EQ(status, 0) << below;
+  }
+  fs::permissions(path("sealed"), fs::perms{0755});
+}
+
 TEST_F(TrainGptFiles, OfALongFileOneRankReadsALittleBeforeTheStart) {
   const std::uint64_t size = std::uint64_t{256} << 20;
   put("tokens.bin", "");
@@ -387,7 +412,8 @@ TEST_F(TrainGptFiles, WhatIsNotThereYetIsRefusedByName) {
 }
 
 TEST_F(TrainGptFiles, ReportsWithoutEffectAreNamed) {
-  put("model.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256})");
+  put("model.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256, )"
+                    R"("embd_pdrop": 0, "resid_pdrop": 0})");
   put("ds.json", R"({"train_batch_size": 4, "wall_clock_breakdown": true, "memory_breakdown": true,)"
                  R"( "steps_per_print": 3, "optimizer": {"type": "AdamW"}})");
   Options o;
@@ -398,7 +424,8 @@ TEST_F(TrainGptFiles, ReportsWithoutEffectAreNamed) {
       in.ds.warnings,
       (std::vector<std::string>{
           o.config + ": wall_clock_breakdown: has no effect: train_gpt prints the time of whole updates",
-          o.config + ": memory_breakdown: has no effect: train_gpt prints what is held at the end"}));
+          o.config + ": memory_breakdown: has no effect: train_gpt prints what is held at the end",
+          o.model + ": attn_pdrop: absent, which is 0 here and 0.1 in Hugging Face; give the rate"}));
 }
 
 TEST_F(TrainGptFiles, TextNeedsAVocabularyOfBytes) {

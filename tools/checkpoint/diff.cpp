@@ -58,6 +58,7 @@ SourceDifferences differences(const DiffOptions& o) {
   const bool checkpoints = has_checkpoint(o.a) && has_checkpoint(o.b);
   const TensorPart part = checkpoints && !o.weights_only ? TensorPart::all : TensorPart::weights;
   TensorSource a = open_tensors(o.a, part), b = open_tensors(o.b, part);
+  print_choice(a), print_choice(b);
   if (o.weights_only) a.state.reset();
   ProgressLine progress;
   return compare(a, b, o.tolerance, [&](std::uint64_t done, std::uint64_t all) { progress.show(done, all); });

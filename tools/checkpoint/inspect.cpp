@@ -139,6 +139,7 @@ void print_checkpoint(const StoredCheckpoint& c) {
 
 int inspect_weights(const InspectOptions& o) {
   const TensorSource source = open_tensors(o.path, TensorPart::weights);
+  print_choice(source);
   json all{{"path", source.path}, {"tensors", json::object()}};
   TextTable table({"tensor", "dtype", "shape", "elements", "bytes"});
   std::uint64_t bytes = 0;

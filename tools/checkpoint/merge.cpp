@@ -9,6 +9,7 @@
 #include "sharding/io/text.h"
 #include "tools/checkpoint/commands.h"
 #include "tools/checkpoint/progress_line.h"
+#include "tools/checkpoint/stored_checkpoint.h"
 #include "tools/command_line/command_line.h"
 
 namespace rz::checkpoint {
@@ -88,6 +89,7 @@ int run_write(const WriteOptions& o) {
   if (o.dtype) options.dtype = dtype_from_name(*o.dtype);
   options.allow_overflow = o.allow_overflow;
   const TensorSource source = open_tensors(o.in, TensorPart::weights);
+  print_choice(source);
   options.copies = copied_files(o);
   {
     ProgressLine progress;
@@ -127,7 +129,6 @@ int merge(int argc, const char* const* argv) {
   add_dtype(line, o);
   const std::string help = line.parse(argc, argv);
   if (!help.empty()) return print_help(help);
-  if (has_checkpoint(o.in)) o.in = checkpoint_at(o.in);
   return run_write(o);
 }
 

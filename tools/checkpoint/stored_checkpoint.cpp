@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <ctime>
 #include <filesystem>
 
@@ -72,6 +73,10 @@ std::vector<std::string> checkpoints_at(const std::string& path) {
   require(!folders.empty(), Errc::config, path, ": holds no checkpoint: neither ", checkpoint_index_file,
           " nor folders with one");
   return folders;
+}
+
+void print_choice(const TensorSource& source) {
+  if (!source.choice.empty()) std::fprintf(stderr, "checkpoint: %s\n", source.choice.c_str());
 }
 
 std::uint64_t bytes_of(const StoredTensor& t) { return t.count() * safetensors_bits(t.dtype) / 8; }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "sharding/checkpoint/convert/tensor_source.h"
 #include "sharding/checkpoint/sharded/checkpoint_index.h"
 
 namespace rz::checkpoint {
@@ -25,6 +26,9 @@ StoredCheckpoint read_stored_checkpoint(const std::string& path);
 /// The folders of the checkpoints at a path: the path itself, or those in it by steps. Errc::config if there
 /// is none.
 std::vector<std::string> checkpoints_at(const std::string& path);
+
+/// Prints which of several sources is read to standard error, if there were several.
+void print_choice(const TensorSource&);
 
 /// Bytes of a tensor; 0 if the dtype is unknown.
 std::uint64_t bytes_of(const StoredTensor&);

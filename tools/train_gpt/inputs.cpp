@@ -206,9 +206,12 @@ void check_outputs(const Options& o, const CheckpointConfig& checkpoint) {
   check_checkpoints(o, checkpoint);
 }
 
-PretrainedWeights open_checkpoint(const Options& o, Gpt2& model) {
+PretrainedWeights open_checkpoint(const Options& o, Inputs& in) {
   try {
-    return PretrainedWeights(o.init, model, {.nonfinite = o.save_nonfinite});
+    PretrainedWeights weights(o.init, *in.model, {.nonfinite = o.save_nonfinite});
+    if (const std::string what = weights.describe(); !what.empty())
+      in.ds.warnings.push_back(concat("--init: ", what));
+    return weights;
   } catch (const Error& e) {
     fail(e.code(), "--init: ", e.what());
   }
@@ -223,7 +226,8 @@ std::int64_t updates_of_passes(const Options& o, std::uint64_t updates_of_a_pass
 
 Inputs read_model_inputs(const Options& o, int ranks) {
   Inputs in;
-  in.model = std::make_unique<Gpt2>(read_gpt2_config(o.model));
+  std::vector<std::string> absent;
+  in.model = std::make_unique<Gpt2>(read_gpt2_config(o.model, &absent));
   check_text(o, in.model->config());
   in.seq_len = seq_len_of(o, in.model->config());
   in.ds = read_config(o, in, ranks);
@@ -232,6 +236,7 @@ Inputs read_model_inputs(const Options& o, int ranks) {
     check_optimizer(o, in.ds);
   }
   warn_of_reports(in.ds);
+  if (!o.samples_only) in.ds.warnings.insert(in.ds.warnings.end(), absent.begin(), absent.end());
   in.strategy = strategy_of(o, in.ds);
   strategy_options(in.ds, in.strategy);  // checks
   return in;
@@ -251,7 +256,7 @@ Inputs read_inputs(const Options& o, int rank, int ranks) {
   check_sample(o, config);
   check_evaluation(o, in.ds.checkpoint);
   if (rank == 0) check_outputs(o, in.ds.checkpoint);
-  if (!o.init.empty()) in.checkpoint = open_checkpoint(o, *in.model);
+  if (!o.init.empty()) in.checkpoint = open_checkpoint(o, in);
   read_tokens(o, in);
   require(o.samples_only || !o.shuffle || !in.ds.drop_last || in.samples >= static_cast<std::uint64_t>(ranks),
           Errc::config, in.tokens.name(), ": ", in.samples, " samples are too few for ", ranks,

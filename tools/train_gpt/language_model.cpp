@@ -36,22 +36,26 @@ Loader token_loader(const Engine& engine, const Tokens& tokens, std::size_t seq_
 
 namespace {
 
-/// Errors of updates that diverge are left to the report.
-void train_batch(Engine& engine, Gpt2& model, Loader& loader) {
+/// False if the update diverged, which is left to the report.
+bool train_batch(Engine& engine, Gpt2& model, Loader& loader) {
   try {
     engine.train_batch(loader, [&](Tape& tape, const Batch& batch) {
       return model.forward(tape, batch["inputs"], batch["targets"]).loss;
     });
   } catch (const Error& e) {
     if (e.code() != Errc::diverged || engine.config().precision.skip_overflow) throw;
+    return false;
   }
+  return true;
 }
 
 }  // namespace
 
-UpdateReport update(Engine& engine, Gpt2& model, Loader& loader, std::size_t seq_len) {
+std::optional<UpdateReport> update(Engine& engine, Gpt2& model, Loader& loader, std::size_t seq_len) {
   const auto start = std::chrono::steady_clock::now();
-  train_batch(engine, model, loader);
+  const std::int64_t before = engine.global_steps();
+  const bool ended = train_batch(engine, model, loader);
+  if (ended && engine.global_steps() == before) return std::nullopt;
   const StepReport& step = engine.report();
   UpdateReport report{.step = static_cast<std::uint64_t>(step.step),
                       .loss = engine.loss(),

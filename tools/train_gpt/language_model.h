@@ -2,6 +2,7 @@
 /// What is done with a GPT-2 and its engine.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "autograd_lite/models/gpt2.h"
@@ -19,8 +20,9 @@ ContinuousBatchSampler batch_sampler(const Engine&, std::uint64_t samples, bool 
 Loader token_loader(const Engine&, const Tokens&, std::size_t seq_len, const ContinuousBatchSampler&);
 
 /// One update over the next micro-batches, of samples of `seq_len` + 1 tokens. If it diverges, the report
-/// says so, and the parameters are as before. Collective.
-UpdateReport update(Engine&, Gpt2&, Loader&, std::size_t seq_len);
+/// says so, and the parameters are as before. Nothing if the run is stopped in its midst, which then is as if
+/// it had not begun. Collective.
+std::optional<UpdateReport> update(Engine&, Gpt2&, Loader&, std::size_t seq_len);
 
 /// Continues a prompt of bytes, which must not be empty. Collective.
 std::string sample(Engine&, Gpt2&, const std::string& prompt, std::size_t tokens, const Sampling&);

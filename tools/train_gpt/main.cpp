@@ -27,6 +27,7 @@
 #include "tools/train_gpt/report/printable.h"
 #include "tools/train_gpt/report/throughput.h"
 #include "tools/train_gpt/run_consistency.h"
+#include "tools/train_gpt/validation.h"
 #include "tools/train_gpt/words.h"
 
 namespace rz::train_gpt {
@@ -159,7 +160,12 @@ Course run_updates(const Options& o, Inputs& in, Engine& engine, Loader& loader,
     engine.world().print("evaluated after ", first_step, " updates: eval_loss ", fixed(*loss, 4));
   for (std::uint64_t step = first_step; step < steps && !engine.should_stop(); ++step) {
     const Traffic before = engine.strategy().traffic();
-    UpdateReport report = update(engine, *in.model, loader, in.seq_len);
+    std::optional<UpdateReport> made = update(engine, *in.model, loader, in.seq_len);
+    if (!made) {
+      engine.should_stop();  // saves
+      break;
+    }
+    UpdateReport& report = *made;
     course.last_update = engine.strategy().traffic() - before;
     if (!report.diverged) report.eval_loss = evaluate();
     if (step == first_step) course.first_loss = report.loss;
@@ -230,6 +236,8 @@ Status run_engine(const Options& o, Inputs& in, Engine& engine) {
   }
   const ContinuousBatchSampler sampler = batch_sampler(engine, in.samples, o.shuffle, o.seed);
   Loader loader = token_loader(engine, in.tokens, in.seq_len, sampler);
+  std::optional<EvaluatedData> evaluated;
+  if (in.validation) evaluated.emplace(engine, *in.validation, in.seq_len);
   const std::uint64_t steps =
       static_cast<std::uint64_t>(o.steps ? *o.steps : updates_of_passes(o, sampler.updates()));
   if (world.is_main()) print_run_summary(o, in, world.communicator(), engine.stream().threads(), steps);
@@ -259,9 +267,20 @@ Engine make_engine(const Options& o, Inputs& in, World& world) {
   }
 }
 
+/// Another run may save to the folder of checkpoints.
+void begin_run(Engine& engine) {
+  try {
+    engine.should_stop();
+  } catch (const Error& e) {
+    if (e.code() != Errc::config) throw;
+    throw WrongCheckpoint(e.code(), e.what());
+  }
+}
+
 Status train(const Options& o, Inputs& in, World& world) {
   Engine engine = make_engine(o, in, world);
   engine.checkpoints().files()["config.json"] = rz::to_json(in.model->config());
+  if (!o.samples_only) begin_run(engine);
   try {
     return run_engine(o, in, engine);
   } catch (const Error& e) {

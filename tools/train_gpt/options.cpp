@@ -55,7 +55,7 @@ void add_data(CommandLine& line, Options& o) {
   line.add_option(
           "--tokens", o.tokens,
           "Tokens instead of --data: .npy, llm.c's .bin or little-endian uint16; a file, a folder or a "
-          "pattern")
+          "pattern, or several: A,B")
       .type_name("TOKENS")
       .excludes(data)
       .group("Inputs");

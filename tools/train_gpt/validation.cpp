@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "sharding/data/batch_sampler.h"
+#include "sharding/data/tokens/token_dataset.h"
 
 namespace rz::train_gpt {
 
@@ -48,6 +49,15 @@ Loader validation_loader(const Engine& engine, const ValidationData& data, std::
 }
 
 }  // namespace
+
+EvaluatedData::EvaluatedData(const Engine& engine, const ValidationData& data, std::size_t seq_len)
+    : positions_(engine.loader_positions()),
+      data_(concat(data.samples, " samples of ", seq_len, " + 1 tokens from number ", data.first,
+                   " on, checksum ", checksum(data.tokens))) {
+  positions_->attach("evaluation", *this);
+}
+
+EvaluatedData::~EvaluatedData() { positions_->detach(*this); }
 
 Validation::Validation(const Engine& engine, const ValidationData& data, std::size_t seq_len)
     : loader_(validation_loader(engine, data, seq_len)) {}

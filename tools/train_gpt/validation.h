@@ -3,12 +3,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "autograd_lite/models/gpt2.h"
 #include "sharding/data/dataset.h"
 #include "sharding/data/loader.h"
+#include "sharding/data/loader_positions.h"
 #include "sharding/data/tokens/tokens.h"
 #include "sharding/engine/engine.h"
 
@@ -34,6 +37,24 @@ class ValidationDataset : public Dataset {
   ValidationData data_;
   std::size_t seq_len_;
   std::uint64_t size_;
+};
+
+/// What a checkpoint has of data that are evaluated: other ones are a line when a run is resumed. Attached to
+/// the loaders of an engine as "evaluation".
+class EvaluatedData final : public StatefulLoader {
+ public:
+  EvaluatedData(const Engine&, const ValidationData&, std::size_t seq_len);
+  ~EvaluatedData();
+  EvaluatedData(const EvaluatedData&) = delete;
+
+  LoaderPosition position() const override { return {}; }
+  void set_position(const LoaderPosition&) override {}
+  std::string data() const override { return data_; }
+  const char* when_others() const override { return "losses and the best one before are of other data"; }
+
+ private:
+  std::shared_ptr<LoaderPositions> positions_;
+  std::string data_;
 };
 
 class Validation {

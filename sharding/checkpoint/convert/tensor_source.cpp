@@ -65,7 +65,7 @@ TensorSource open_checkpoint(const std::string& folder, TensorPart part) {
 TensorSource open_weights(const std::string& path) {
   const WeightFiles files = WeightFiles::open(path);
   TensorSource source;
-  source.path = files.path();
+  source.path = files.path(), source.choice = files.choice();
   for (const WeightTensor& e : files.tensors())
     source.tensors.push_back(source_tensor(source.path, e.name, e.dtype, e.shape));
   source.read_f32 = [files](const SourceTensor& t, std::uint64_t begin, std::span<float> out) {
@@ -75,6 +75,20 @@ TensorSource open_weights(const std::string& path) {
     files.read_bytes(*files.find(t.name), begin * safetensors_bits(t.dtype) / 8, out);
   };
   return source;
+}
+
+/// Of weights beside checkpoints, or beside the one that is read, which has f32 values.
+std::string choice_in(const fs::path& given, const fs::path& read) {
+  std::string others;
+  std::error_code problem;
+  const auto time = fs::last_write_time(read / checkpoint_index_file, problem);
+  for (const char* name : {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"}) {
+    if (!path_exists((given / name).string())) continue;
+    const bool newer = fs::last_write_time(given / name, problem) > time;
+    others += concat(others.empty() ? "" : ", ", name, newer ? " (newer)" : "");
+  }
+  if (others.empty()) return "";
+  return concat("read: the f32 values of ", escaped(read.string()), "; not read: ", others);
 }
 
 bool is_checkpoint(const fs::path& folder) { return path_exists((folder / checkpoint_index_file).string()); }
@@ -102,8 +116,11 @@ std::string checkpoint_at(const std::string& path) {
 
 TensorSource open_tensors(const std::string& path, TensorPart part) {
   require(path_exists(path), Errc::config, path, ": no such file or folder");
-  if (has_checkpoint(path)) return open_checkpoint(checkpoint_at(path), part);
-  return open_weights(path);
+  if (!has_checkpoint(path)) return open_weights(path);
+  const std::string folder = checkpoint_at(path);
+  TensorSource source = open_checkpoint(folder, part);
+  source.choice = choice_in(path, folder);
+  return source;
 }
 
 }  // namespace rz

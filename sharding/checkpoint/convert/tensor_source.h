@@ -21,6 +21,7 @@ struct SourceTensor {
 /// Tensors that are read by range. Not thread-safe.
 struct TensorSource {
   std::string path;
+  std::string choice;                ///< of several sources, which is read: one line, or empty
   std::optional<std::string> state;  ///< JSON object of a checkpoint
   std::vector<SourceTensor> tensors;
   /// Reads elements [begin, begin + out.size()) of one of `tensors`, of F32, F16, BF16 or F64, rounded to

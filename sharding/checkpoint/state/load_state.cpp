@@ -60,6 +60,7 @@ StateLoader::StateLoader(CheckpointReader& reader, Module& module, const Optimiz
   if (options_.strict) match_names(problems);
   require(problems.empty(), Errc::config, escaped(reader_.folder()),
           ": does not fit the model: ", escaped(joined(problems)));
+  require_some();
 }
 
 // ---- comparison
@@ -128,6 +129,36 @@ void StateLoader::match_names(Problems& problems) const {
   for (const auto& [name, t] : reader_.index().tensors)
     if (!known.contains(name) && (optimizer_ || !name.starts_with("optimizer/")))
       problems.push_back(concat(name, " is not in the model"));
+}
+
+std::vector<std::string> StateLoader::missing() const {
+  std::vector<std::string> names;
+  for (const auto& [name, p] : parameters_)
+    if (!reader_.find(model_tensor(name))) names.push_back(name);
+  for (const auto& [name, b] : buffers_)
+    if (!reader_.find(buffer_tensor(name))) names.push_back(name);
+  return names;
+}
+
+std::vector<std::string> StateLoader::unexpected() const {
+  std::set<std::string> known;
+  for (const auto& [name, p] : parameters_) known.insert(model_tensor(name));
+  for (const auto& [name, b] : buffers_) known.insert(buffer_tensor(name));
+  std::vector<std::string> names;
+  for (const auto& [name, t] : reader_.index().tensors)
+    if (!known.contains(name) && !name.starts_with("optimizer/"))
+      names.push_back(name.substr(name.find('/') + 1));
+  return names;
+}
+
+/// Of a checkpoint without one of the model's names nothing would be loaded.
+void StateLoader::require_some() const {
+  const std::vector<std::string> without = missing();
+  if (without.empty() || without.size() < parameters_.size() + buffers_.size()) return;
+  const std::vector<std::string> others = unexpected();
+  fail(Errc::config, escaped(reader_.folder()), ": nothing of it is in the model, which begins with '",
+       escaped(without[0]), "', and the checkpoint with '", escaped(others.empty() ? "" : others[0]),
+       "'; give a checkpoint of this model");
 }
 
 // ---- reading

@@ -31,6 +31,10 @@ class StateLoader {
 
   /// Names of parameters with a state that the checkpoint lacks: for the optimizer they are new.
   std::vector<std::string> without_states() const;
+  /// Names of parameters and buffers that the checkpoint lacks.
+  std::vector<std::string> missing() const;
+  /// Names of parameters and buffers that the model lacks.
+  std::vector<std::string> unexpected() const;
   /// Every rank calls it, with the same checkpoint; not collective.
   void load(Strategy&, const Stream&);
 
@@ -41,6 +45,7 @@ class StateLoader {
   void match_buffers(Problems& problems) const;
   void match_optimizer(Problems& problems) const;
   void match_names(Problems& problems) const;
+  void require_some() const;
   void match(const std::string& tensor, const Shape&, const std::string& dtype, Problems& problems) const;
   bool has_optimizer() const;
   bool has_states(const std::string& name, const Parameter&) const;

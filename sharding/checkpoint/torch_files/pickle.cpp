@@ -359,12 +359,12 @@ class PickleMachine {
   /// False after the last opcode.
   bool step(std::uint8_t op) {
     if (op == '.') return false;
-    if (!step_structure(op) && !step_value(op) && !step_call(op))
+    if (!step_stack(op) && !step_container(op) && !step_value(op) && !step_call(op))
       in_.fail_here(Errc::unsupported, "opcode ", op, " is none of protocols 2 to 5 that weights need");
     return true;
   }
 
-  bool step_structure(std::uint8_t op) {
+  bool step_stack(std::uint8_t op) {
     switch (op) {
       case 0x80: {  // PROTO
         const auto protocol = in_.byte();
@@ -393,6 +393,13 @@ class PickleMachine {
         return get(in_.byte()), true;
       case 'j':
         return get(in_.number<std::uint32_t>()), true;
+      default:
+        return false;
+    }
+  }
+
+  bool step_container(std::uint8_t op) {
+    switch (op) {
       case ']':
         return push_new(PickleList{}), true;
       case 'l':

@@ -16,13 +16,13 @@ bool extent_of_view(std::span<const std::uint64_t> shape, std::span<const std::u
                     std::uint64_t& extent);
 
 /// What the last call has read of a view, for the next one: some of its outermost rows. Empty at first, and
-/// after the last element. At most 64 MiB.
+/// after the last element. At most 65 MiB.
 struct StridedWindow {
   std::uint64_t data = 0;  ///< of the tensor
   std::vector<std::uint64_t> shape, strides;
   std::uint64_t row_begin = 0, row_end = 0;
-  std::uint64_t row_stride = 0, column_stride = 0;  ///< in `bytes`, in elements; 0: that of the view
-  std::vector<std::byte> bytes;
+  bool row_major = false;  ///< else the rows lie as in the file
+  std::vector<std::byte> bytes, columns;
 };
 
 /// Reads elements from `begin` on in row-major order. The view lies in the file.

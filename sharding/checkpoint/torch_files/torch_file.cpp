@@ -6,6 +6,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string_view>
 
 #include "comm/core/error.h"
@@ -26,6 +27,8 @@ using std::uint64_t;
 constexpr std::string_view legacy_magic("\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19", 10);
 constexpr std::int64_t legacy_version = 1001;
 constexpr int max_parameter_depth = 8;
+/// A view may have any number of elements of a storage: up to 1 GiB, or 64 times the storage, they are read.
+constexpr uint64_t max_expanded_bytes = uint64_t{1} << 30, max_expansion = 64;
 /// A key occurs again at a few bytes of a pickle for each tensor, and a shape does.
 constexpr std::size_t max_key_bytes = 1000;
 /// Of the tensors of one state dict, which may have one shape.
@@ -332,6 +335,11 @@ TorchTensor TorchFile::State::tensor(const TensorCall& call) const {
                   !__builtin_add_overflow(first, id.offset, &first) &&
                   !__builtin_add_overflow(extent, first, &extent) && extent <= bytes.bytes / t.element_bytes,
               path(), "its elements lie beyond storage ", id.key, " of ", bytes.bytes, " bytes");
+  check_torch(!__builtin_mul_overflow(t.count, uint64_t{t.element_bytes}, &all_bytes), path(),
+              "its shape is larger than any memory");
+  if (all_bytes > max_expanded_bytes && all_bytes / max_expansion > bytes.bytes)
+    refuse(path(), "is expanded from ", bytes.bytes, " to ", all_bytes,
+           " bytes; leave it out, or save its clone()");
   t.data = bytes.data + first * t.element_bytes;
   return t;
 }
@@ -427,6 +435,45 @@ std::vector<NamedTorchTensor> state_dict_of(const TorchFile& file, PickleId root
     tensors.push_back({name->text, std::move(*tensor)});
   }
   return tensors;
+}
+
+namespace {
+
+bool is_tensor_call(const PickleCall* call) {
+  return call && (call->name.starts_with("torch._utils._rebuild_") || call->name == rebuild_from_type);
+}
+
+/// Whether a value is a dict with tensors and nothing else, by their kinds.
+bool is_state_dict(const TorchFile& file, PickleId value) {
+  const Pickle& p = file.pickle();
+  if (!p.get<PickleDict>(value)) return false;
+  const auto items = items_of(file, value);
+  return !items.empty() && std::ranges::all_of(items, [&](const auto& item) {
+    const auto* key = p.get<PickleText>(item.first);
+    return key && (is_tensor_call(p.get<PickleCall>(item.second)) || key->text.ends_with("_extra_state"));
+  });
+}
+
+}  // namespace
+
+FoundStateDict find_state_dict(const TorchFile& file) {
+  const Pickle& p = file.pickle();
+  if (!p.get<PickleDict>(p.root)) return {"", state_dict_of(file, p.root)};
+  std::set<PickleId> seen;  // a value may occur at any number of keys
+  std::vector<std::pair<std::string, PickleId>> found;
+  for (const auto& [key, value] : items_of(file, p.root)) {
+    if (is_tensor_call(p.get<PickleCall>(value))) return {"", state_dict_of(file, p.root)};
+    const auto* name = p.get<PickleText>(key);
+    if (name && seen.insert(value).second && is_state_dict(file, value))
+      found.emplace_back(name->text, value);
+  }
+  if (found.empty()) return {"", state_dict_of(file, p.root)};
+  std::string keys;
+  for (std::size_t i = 0; i < std::min<std::size_t>(found.size(), 8); ++i)
+    keys += concat(i ? ", '" : "'", escaped(found[i].first), "'");
+  require(found.size() == 1, Errc::config, escaped(file.path()), ": holds ", found.size(), " state dicts, ",
+          keys, "; save one of them by itself");
+  return {found[0].first, state_dict_of(file, found[0].second)};
 }
 
 }  // namespace rz

@@ -33,7 +33,8 @@ class TorchFile {
   const std::string& path() const;
   const Pickle& pickle() const;
   /// A value as a tensor or parameter; nullopt if it is neither. Errc::io if it does not fit its storage,
-  /// with `name` in the message; Errc::unsupported for a dtype that safetensors lack.
+  /// with `name` in the message; Errc::unsupported for a dtype that safetensors lack, and for a view of more
+  /// than 1 GiB and 64 times its storage.
   std::optional<TorchTensor> tensor(PickleId, const std::string& name) const;
   /// A value as a shape, which is a torch.Size, a tuple or a list; nullopt if it is none, or larger than any
   /// memory.
@@ -57,5 +58,13 @@ struct NamedTorchTensor {
 /// The tensors of a dict of tensors, a state dict, in its order. Values of keys that end with "_extra_state"
 /// are left out if they are no tensors. Errc::config names another value that is no tensor.
 std::vector<NamedTorchTensor> state_dict_of(const TorchFile&, PickleId dict);
+
+struct FoundStateDict {
+  std::string key;  ///< empty: the file holds nothing else
+  std::vector<NamedTorchTensor> tensors;
+};
+/// The state dict of a file: all that it holds, or the value of a key of a dict without tensors of its own,
+/// as training loops save it: {"model": …, "optimizer": …}. Errc::config names the keys if there are several.
+FoundStateDict find_state_dict(const TorchFile&);
 
 }  // namespace rz

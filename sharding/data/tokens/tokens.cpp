@@ -174,10 +174,17 @@ TokenFile open_token_file(const std::string& path, const std::string& dtype) {
   return f;
 }
 
-/// The files of a folder or pattern, in the order of their names; else the path itself.
+/// The files of a folder or pattern, in the order of their names; else the path itself. Of several, with
+/// commas between them, in their order.
 std::vector<std::string> token_files(const std::string& path) {
   std::error_code ignored;
   std::vector<std::string> files;
+  if (const auto comma = path.find(','); comma != path.npos && !fs::exists(path, ignored)) {
+    files = token_files(path.substr(0, comma));
+    const std::vector<std::string> others = token_files(path.substr(comma + 1));
+    files.insert(files.end(), others.begin(), others.end());
+    return files;
+  }
   if (fs::is_directory(path, ignored)) {
     for (fs::directory_iterator it(path, ignored), end; !ignored && it != end; it.increment(ignored))
       if (it->path().extension() == ".bin" || it->path().extension() == ".npy")
@@ -323,7 +330,10 @@ Tokens Tokens::from_text(const std::string& path, std::span<const std::string> o
   state->name = path;
   try {
     require(fs::exists(path), Errc::config, path, ": no such file or folder; give text to train on");
-    state->text = fs::is_directory(path) ? text_below(path, outputs) : text_in(path);
+    const bool is_folder = fs::is_directory(path);
+    require(is_folder || fs::is_regular_file(path), Errc::config, path,
+            ": is a pipe or a device, which several ranks cannot read; write the text to a file");
+    state->text = is_folder ? text_below(path, outputs) : text_in(path);
   } catch (const fs::filesystem_error& e) {
     fail(Errc::config, path, ": cannot be read: ", e.code().message());
   }

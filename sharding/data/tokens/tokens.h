@@ -15,18 +15,19 @@ namespace rz {
 class Tokens {
  public:
   /// Tokens of a file, of the files *.bin and *.npy of a folder, or of those whose names match a pattern with
-  /// `*`, `?` or `[`, one after the other in the order of their names; read on demand. A .npy file of NumPy
-  /// and a file of llm.c (256 int32: 20240520 or 20240801, version, number of tokens) have uint16 or uint32
-  /// by their headers. Other files are little-endian, of `dtype`: "uint16", "uint32", or "auto", which is
-  /// uint16 unless the words look like another type's, or the bytes like text, an archive or a table: these
-  /// are refused. Errc::config names the file and what is wrong with it or its header.
+  /// `*`, `?` or `[`, one after the other in the order of their names, or of several such, "A,B", in the
+  /// order given; read on demand. A .npy file of NumPy and a file of llm.c (256 int32: 20240520 or 20240801,
+  /// version, number of tokens) have uint16 or uint32 by their headers. Other files are little-endian, of
+  /// `dtype`: "uint16", "uint32", or "auto", which is uint16 unless the words look like another type's, or
+  /// the bytes like text, an archive or a table: these are refused. Errc::config names the file and what is
+  /// wrong with it or its header.
   static Tokens from_file(const std::string& path, const std::string& dtype = "auto");
   /// The bytes of a text file, or of every text file below a directory, in sorted order, with an empty line
   /// between files. Skipped are .git and other hidden names, directories of generated files (those with a
   /// CMakeCache.txt or CACHEDIR.TAG, node_modules, __pycache__), links, files that contain a zero byte,
   /// and files of records in JSON, one a line (.jsonl, .ndjson, or two such lines at the beginning).
   /// `outputs` are skipped as well: files and directories that the run itself will write. Errc::config names
-  /// a path that is missing, empty, larger than 1 GiB, or a file of JSON.
+  /// a path that is missing, empty, a pipe or device, larger than 1 GiB, or a file of JSON.
   static Tokens from_text(const std::string& path, std::span<const std::string> outputs = {});
 
   std::uint64_t count() const;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "sharding/engine/checkpoint/client_state.h"
 
@@ -27,8 +28,9 @@ struct SaveCheckpointOptions {
 
 struct LoadCheckpointOptions {
   std::string tag;  ///< empty: the one that DIR/latest names; "best": that of DIR/best
-  /// false: what the checkpoint lacks gets initial values; updates of a parameter without states are counted
-  /// from 0 on.
+  /// false: what the checkpoint lacks gets initial values, and what the model lacks is not read; updates of a
+  /// parameter without states are counted from 0 on. A checkpoint of which nothing is in the model is refused
+  /// all the same.
   bool load_module_strict = true;
   bool load_optimizer_states = true;  ///< which are those of an optimizer of the same name
   bool load_module_only = false;      ///< the values of the model, and nothing else
@@ -45,6 +47,9 @@ struct LoadedCheckpoint {
   /// "optimizer.params.lr: 0.001, now 0.01; …": settings that decide on the course of the run, as the
   /// checkpoint and as this engine has them; empty if there is no difference. Those of the engine hold.
   std::string differences;
+  /// Parameters and buffers of the model that the checkpoint lacks, and the reverse; empty if loading was
+  /// strict.
+  std::vector<std::string> missing_keys{}, unexpected_keys{};
 };
 
 }  // namespace rz

@@ -15,6 +15,7 @@
 #include "sharding/checkpoint/sharded/checkpoint_reader.h"
 #include "sharding/checkpoint/state/load_state.h"
 #include "sharding/io/text.h"
+#include "sharding/signals/signal_handler.h"
 #include "sharding/world/gather_text.h"
 #include "sharding/world/rank_agreement.h"
 
@@ -228,6 +229,7 @@ void Checkpointer::restore(const EngineState& saved, const LoadCheckpointOptions
 
 std::optional<LoadedCheckpoint> Checkpointer::load(const std::string& dir, const LoadCheckpointOptions& o) {
   wait();
+  const UnrecordedTermination ends_at_once;
   Communicator& comm = parts_.world.communicator();
   const std::string tag = agreed_tag(comm, dir, o.tag);
   check_on_all_ranks(comm, [&] { refuse_deepspeed(fs::path(dir) / tag); });
@@ -256,6 +258,7 @@ std::optional<LoadedCheckpoint> Checkpointer::load(const std::string& dir, const
   restore(saved, o, loader->without_states());
   if (parts_.updates && !o.load_module_only) trainer_ = trainer;
   loaded.steps = saved.updates.count.steps;
+  loaded.missing_keys = loader->missing(), loaded.unexpected_keys = loader->unexpected();
   loaded.client_state = saved.client_state;
   return loaded;
 }

@@ -268,18 +268,33 @@ void TrainingCheckpoints::save(bool async) {
   best_ = -1;
 }
 
+bool TrainingCheckpoints::stop_requested() {
+  if (requests_ && requests_->stop_requested()) stop_requested_ = true;
+  return stop_requested_;
+}
+
+bool TrainingCheckpoints::stop_requested_in_update(std::int64_t micro_batch,
+                                                   std::chrono::duration<double> elapsed) {
+  if (!requests_ || !begun_) return false;
+  if (requests_->stop_requested_in_update(micro_batch, elapsed)) stop_requested_ = true;
+  return stop_requested_;
+}
+
 bool TrainingCheckpoints::should_stop() {
   const std::int64_t steps = checkpointer_.steps();
-  if (requests_ && steps != decided_) {
+  if (requests_ && (steps != decided_ || std::exchange(stop_requested_, false))) {
     if (!std::exchange(locked_, true)) lock_folder(true);
     decided_ = steps;
     decision_ = requests_->decide(static_cast<std::uint64_t>(steps));
-    if (decision_.saves() || best_ == steps) save(config_.async_save && !decision_.stops());
+    const bool is_saved = decision_.stops() && saved_ == steps;  // a stop in the update after it
+    if ((decision_.saves() && !is_saved) || best_ == steps) save(config_.async_save && !decision_.stops());
   }
   // A signal while the program read its inputs; there is nothing to save.
   if (requests_ && !std::exchange(begun_, true) && !decision_.stops() && requests_->stop_requested(true))
     decision_ = requests_->decide(static_cast<std::uint64_t>(steps));
-  return decision_.stops() || early_stopped();
+  const bool stops = decision_.stops() || early_stopped();
+  if (requests_ && !stops && !std::exchange(locked_, true)) lock_folder(true);
+  return stops;
 }
 
 std::optional<LoadedCheckpoint> TrainingCheckpoints::finish() {

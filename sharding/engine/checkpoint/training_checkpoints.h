@@ -10,6 +10,7 @@
 ///     }
 ///     engine.checkpoints().finish();
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -57,7 +58,12 @@ class TrainingCheckpoints {
   bool should_evaluate() const;
   /// Whether a signal or the end of the allocation stops the run: a long evaluation calls it between batches,
   /// ends early without record(), and calls should_stop(). Collective.
-  bool stop_requested() { return requests_ && requests_->stop_requested(); }
+  bool stop_requested();
+  /// The same between the micro-batches of an update, as a loop of backward() and step() with many of them
+  /// may call it: `micro_batch` of them have taken `elapsed` on this rank. should_stop() then saves the state
+  /// before the update in progress. About once a second; false until should_stop() has been called once.
+  /// Collective.
+  bool stop_requested_in_update(std::int64_t micro_batch, std::chrono::duration<double> elapsed);
   /// Call once after an update that was evaluated, before should_stop(). If the value of
   /// metric_for_best_model is the best one so far, should_stop() saves this update as the best checkpoint.
   /// Errc::config if the metric is missing, Errc::mismatch if the ranks have different values. Collective.
@@ -66,7 +72,8 @@ class TrainingCheckpoints {
   /// Call after each update, when its metrics are recorded and logged, and before the first one. Saves if
   /// save_steps, save_minutes, a signal, the end of the allocation or a best value requires it. True if the
   /// run is to stop: decision() or early_stopped() has the reason. Further calls before the next update do
-  /// nothing else. Collective.
+  /// nothing else. The first call makes output_dir, and is Errc::config if another process saves to it.
+  /// Collective.
   bool should_stop();
   /// The last decision of should_stop() to save.
   const SaveDecision& decision() const { return decision_; }
@@ -91,7 +98,8 @@ class TrainingCheckpoints {
   /// saved that one; or empty. Collective.
   std::string own_checkpoint();
   void find_others();
-  /// A second run in output_dir is refused before its first update, or after it if the folder is new.
+  /// A second run in output_dir is refused before its first update: in resume(), or in the first
+  /// should_stop() if the folder is new.
   void lock_folder(bool make);
   void save(bool async);
   /// The file best after a crash before it was written. The best checkpoint of another folder, or one that
@@ -111,6 +119,7 @@ class TrainingCheckpoints {
   std::map<std::string, std::string> files_;
   SaveDecision decision_;
   bool locked_ = false, begun_ = false;
+  bool stop_requested_ = false;                           // and not decided
   std::int64_t saved_ = 0, decided_ = 0, evaluated_ = 0;  // numbers of updates
   std::int64_t best_ = -1;                                // with a best value that is not saved
 };

@@ -194,6 +194,16 @@ bool UpdateLoop::is_dropped(bool has_batches) const {
 }
 
 void UpdateLoop::drop() {
+  rewind();
+  if (options_.when_dropped) options_.when_dropped();
+}
+
+void UpdateLoop::abandon() {
+  strategy_.zero_grad();
+  rewind();
+}
+
+void UpdateLoop::rewind() {
   drop_graph();
   tape_.reset();
   in_pass_ = reducing_ = false;
@@ -204,7 +214,6 @@ void UpdateLoop::drop() {
   if (std::exchange(new_terms_, false)) options_.expected_terms.reset();
   passes_ = passes_of_updates_;
   tape_.seed(seeds_.of_pass(passes_));
-  if (options_.when_dropped) options_.when_dropped();
 }
 
 void UpdateLoop::cancel(bool has_batches) {

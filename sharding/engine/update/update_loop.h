@@ -53,6 +53,9 @@ class UpdateLoop {
   // ---- update by update
   /// An update whose micro-batch m has the loss forward(m). `start`: when it began.
   void run(const std::function<nn::Loss(std::size_t)>& forward, UpdateReports::Clock::time_point start);
+  /// Back to the beginning of the update that run() began, between two of its micro-batches, on every rank
+  /// alike.
+  void abandon();
   /// Whether updates may be captured in a graph.
   bool may_capture() const { return options_.graph && tape_.stream().device().kind == Device::cuda; }
   /// Call before the strategy is used otherwise.
@@ -97,6 +100,8 @@ class UpdateLoop {
   /// Whether the update that cancel() is called for has been dropped already.
   bool is_dropped(bool has_batches) const;
   /// Back to the beginning of the update in progress.
+  void rewind();
+  /// The same, and loaders go on behind it.
   void drop();
   void run_passes(const std::function<nn::Loss(std::size_t)>& forward);
   void complete();

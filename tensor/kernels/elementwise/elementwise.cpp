@@ -52,7 +52,7 @@ void clamp(const Tensor& out, const Tensor& in, float low, float high, std::size
 void clamp_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& in, float low, float high,
                     bool accumulate, std::size_t begin, std::size_t end) {
   const auto f = [&](auto dy, auto x) HWY_ATTR {
-    const auto inside = hn::And(hn::Ge(x, hn::Set(Floats(), low)), hn::Le(x, hn::Set(Floats(), high)));
+    const auto inside = hn::And(hn::Gt(x, hn::Set(Floats(), low)), hn::Lt(x, hn::Set(Floats(), high)));
     return hn::IfThenElseZero(inside, dy);
   };
   map_range_into(accumulate, begin, end, f, d_in, d_out, in);

@@ -57,11 +57,12 @@ HWY_INLINE Logistic logistic(V x) {
   return {hn::IfThenElse(negative, smaller, larger), hn::IfThenElse(negative, larger, smaller)};
 }
 
-/// dy where `mask` holds, half of it where x = y, otherwise 0.
+/// 0 where `other` holds, because the other operand is the result; half of dy where x = y; otherwise, also if
+/// one is NaN, dy.
 template <class M>
-HWY_INLINE V chosen(V dy, M mask, V x, V y) {
-  const V half = hn::IfThenElseZero(hn::Eq(x, y), hn::Mul(dy, constant(0.5f)));
-  return hn::IfThenElse(mask, dy, half);
+HWY_INLINE V unless(M other, V dy, V x, V y) {
+  const V share = hn::IfThenElse(hn::Eq(x, y), hn::Mul(dy, constant(0.5f)), dy);
+  return hn::IfThenZeroElse(other, share);
 }
 HWY_INLINE V not_a_number_or(V x, V y) { return hn::IfThenElse(hn::IsNaN(x), x, y); }
 
@@ -97,7 +98,7 @@ struct abs {
 };
 struct relu {
   static HWY_INLINE V value(V x) { return hn::IfThenZeroElse(hn::Lt(x, zero()), x); }  // NaN stays NaN
-  static HWY_INLINE V gradient(V dy, V x) { return hn::IfThenElseZero(hn::Gt(x, zero()), dy); }
+  static HWY_INLINE V gradient(V dy, V x) { return hn::IfThenZeroElse(hn::Le(x, zero()), dy); }
 };
 struct sigmoid {
   static HWY_INLINE V value(V x) { return logistic(x).value; }
@@ -141,13 +142,13 @@ struct div {
 };
 struct minimum {
   static HWY_INLINE V value(V x, V y) { return not_a_number_or(x, hn::IfThenElse(hn::Lt(x, y), x, y)); }
-  static HWY_INLINE V first(V dy, V x, V y) { return chosen(dy, hn::Lt(x, y), x, y); }
-  static HWY_INLINE V second(V dy, V x, V y) { return chosen(dy, hn::Lt(y, x), x, y); }
+  static HWY_INLINE V first(V dy, V x, V y) { return unless(hn::Gt(x, y), dy, x, y); }
+  static HWY_INLINE V second(V dy, V x, V y) { return unless(hn::Gt(y, x), dy, x, y); }
 };
 struct maximum {
   static HWY_INLINE V value(V x, V y) { return not_a_number_or(x, hn::IfThenElse(hn::Gt(x, y), x, y)); }
-  static HWY_INLINE V first(V dy, V x, V y) { return chosen(dy, hn::Gt(x, y), x, y); }
-  static HWY_INLINE V second(V dy, V x, V y) { return chosen(dy, hn::Gt(y, x), x, y); }
+  static HWY_INLINE V first(V dy, V x, V y) { return unless(hn::Lt(x, y), dy, x, y); }
+  static HWY_INLINE V second(V dy, V x, V y) { return unless(hn::Lt(y, x), dy, x, y); }
 };
 
 }  // namespace functions

@@ -47,7 +47,7 @@ struct abs {
 };
 struct relu {
   __device__ static float value(float x) { return x < 0 ? 0 : x; }  // NaN stays NaN
-  __device__ static float gradient(float dy, float x) { return x > 0 ? dy : 0; }
+  __device__ static float gradient(float dy, float x) { return x <= 0 ? 0 : dy; }
 };
 struct sigmoid {
   __device__ static float value(float x) { return Logistic(x).value; }
@@ -89,12 +89,12 @@ struct div {
 };
 struct minimum {
   __device__ static float value(float x, float y) { return x != x || x < y ? x : y; }
-  __device__ static float first(float dy, float x, float y) { return x < y ? dy : x == y ? dy * 0.5f : 0; }
+  __device__ static float first(float dy, float x, float y) { return x > y ? 0 : x == y ? dy * 0.5f : dy; }
   __device__ static float second(float dy, float x, float y) { return first(dy, y, x); }
 };
 struct maximum {
   __device__ static float value(float x, float y) { return x != x || x > y ? x : y; }
-  __device__ static float first(float dy, float x, float y) { return x > y ? dy : x == y ? dy * 0.5f : 0; }
+  __device__ static float first(float dy, float x, float y) { return x < y ? 0 : x == y ? dy * 0.5f : dy; }
   __device__ static float second(float dy, float x, float y) { return first(dy, y, x); }
 };
 

@@ -33,14 +33,14 @@ HWY_INLINE FloatVector sigmoid(FloatVector decay) {
 }
 
 /// The derivative. Beyond |x| = 9 it is 0 or 1 to the last bit; x is clamped there, so that no product
-/// overflows.
+/// overflows. That of an infinity is NaN, as in PyTorch.
 HWY_INLINE FloatVector derivative(FloatVector x) {
   const Floats d;
-  const FloatVector bound = hn::Set(d, 9.0f);
+  const FloatVector bound = hn::Set(d, 9.0f), undefined = hn::IfThenElseZero(hn::IsInf(x), hn::NaN(d));
   x = hn::IfThenElse(hn::Gt(hn::Abs(x), bound), hn::CopySign(bound, x), x);
   const FloatVector square = hn::Mul(x, x), e = decay(x, square), s = sigmoid(e);
   const FloatVector twice_du = hn::MulAdd(square, hn::Set(d, 3 * root * cubic), hn::Set(d, root));
-  return hn::MulAdd(hn::Mul(x, s), hn::Mul(hn::Mul(e, s), twice_du), s);
+  return hn::Or(undefined, hn::MulAdd(hn::Mul(x, s), hn::Mul(hn::Mul(e, s), twice_du), s));
 }
 
 void gelu(const Tensor& out, const Tensor& in, std::size_t begin, std::size_t end) {

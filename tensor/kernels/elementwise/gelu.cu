@@ -23,7 +23,8 @@ struct Gelu : Function<1> {
 struct GeluBackward : Function<2> {
   __device__ float operator()(const float* in) const {
     // Beyond |x| = 9 the derivative is 0 or 1 to the last bit; x is clamped there, so that no product
-    // overflows.
+    // overflows. That of an infinity is NaN.
+    if (fabsf(in[1]) == INFINITY) return in[1] - in[1];
     const float x = fabsf(in[1]) > 9 ? copysignf(9, in[1]) : in[1];
     const float square = x * x, e = decay(x, square), s = 1 / (1 + e);
     const float twice_du = fmaf(square, 3 * root_cubic, root);

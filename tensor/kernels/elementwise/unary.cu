@@ -27,7 +27,7 @@ struct Clamp : Function<1> {
 };
 struct ClampGradient : Function<2> {
   float low, high;
-  __device__ float operator()(const float* x) const { return x[1] >= low && x[1] <= high ? x[0] : 0; }
+  __device__ float operator()(const float* x) const { return x[1] > low && x[1] < high ? x[0] : 0; }
 };
 
 }  // namespace

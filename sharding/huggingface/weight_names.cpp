@@ -1,0 +1,108 @@
+#include "sharding/huggingface/weight_names.h"
+
+#include <algorithm>
+#include <array>
+#include <set>
+
+#include "comm/core/error.h"
+#include "sharding/io/text.h"
+
+namespace rz {
+namespace {
+
+constexpr std::string_view transformer = "transformer.";
+constexpr std::string_view head = "lm_head.weight";
+/// Of torch.compile(), FullyShardedDataParallel and checkpoint_wrapper().
+constexpr std::array<std::string_view, 3> wrappers{"_orig_mod.", "_fsdp_wrapped_module.",
+                                                   "_checkpoint_wrapped_module."};
+
+/// The name without these parts, which begin it or follow a dot.
+std::string without_wrappers(std::string name) {
+  for (const std::string_view w : wrappers)
+    for (auto at = name.find(w); at != name.npos; at = name.find(w, at)) {
+      if (at == 0 || name[at - 1] == '.') {
+        name.erase(at, w.size());
+      } else {
+        ++at;
+      }
+    }
+  return name;
+}
+
+/// The dotted parts that all names begin with: "a.b." of a.b.c and a.b.d.
+std::string common_prefix(const std::vector<std::pair<std::string, const WeightTensor*>>& tensors) {
+  if (tensors.empty()) return "";
+  std::string_view common = tensors[0].first;
+  for (const auto& [name, tensor] : tensors) {
+    const auto differs = std::ranges::mismatch(common, name).in1 - common.begin();
+    common = common.substr(0, static_cast<std::size_t>(differs));
+  }
+  return std::string(common.substr(0, common.rfind('.') + 1));
+}
+
+}  // namespace
+
+WeightNames::WeightNames(const WeightFiles& files, std::span<const std::string> model,
+                         const std::string& prefix) {
+  for (const WeightTensor& t : files.tensors())
+    if (t.name.starts_with(prefix)) tensors_.emplace_back(t.name.substr(prefix.size()), &t);
+  require(!tensors_.empty() || prefix.empty(), Errc::config, escaped(files.path()),
+          ": no tensor has the prefix '", escaped(prefix), "'");
+  leave_out_wrappers(model);
+  choose(model);
+}
+
+/// Unless the model has such names itself, or two names would be one.
+void WeightNames::leave_out_wrappers(std::span<const std::string> model) {
+  if (std::ranges::any_of(model, [](const std::string& n) { return without_wrappers(n) != n; })) return;
+  std::set<std::string> names;
+  for (const auto& [name, tensor] : tensors_)
+    if (!names.insert(without_wrappers(name)).second) return;
+  for (auto& [name, tensor] : tensors_) name = without_wrappers(name);
+}
+
+void WeightNames::choose(std::span<const std::string> model) {
+  for (const auto& [name, tensor] : tensors_) by_name_[name] = tensor;
+  const std::string common = common_prefix(tensors_);
+  std::size_t best = 0;
+  for (std::size_t end = 0; end != common.npos; end = common.find('.', end)) {
+    if (end > 0) ++end;
+    for (const Transformer t : {Transformer::as_is, Transformer::left_out, Transformer::added})
+      if (const std::size_t n = found(model, common.substr(0, end), t); n > best)
+        best = n, left_out_ = common.substr(0, end), transformer_ = t;
+  }
+  for (auto& [name, tensor] : tensors_) name.erase(0, left_out_.size());
+}
+
+std::size_t WeightNames::found(std::span<const std::string> model, const std::string& prefix,
+                               Transformer t) const {
+  return static_cast<std::size_t>(std::ranges::count_if(
+      model, [&](const std::string& name) { return by_name_.contains(prefix + in_files(name, t)); }));
+}
+
+std::string WeightNames::in_files(const std::string& name, Transformer t) const {
+  if (t == Transformer::left_out && name.starts_with(transformer)) return name.substr(transformer.size());
+  if (t == Transformer::added && name != head) return concat(transformer, name);
+  return name;
+}
+
+const WeightTensor* WeightNames::find(const std::string& name) const {
+  const auto tensor = by_name_.find(left_out_ + in_files(name, transformer_));
+  return tensor == by_name_.end() ? nullptr : tensor->second;
+}
+
+std::string WeightNames::likely_prefix(std::span<const std::string> model) const {
+  std::string best;
+  std::size_t most = found(model, left_out_, transformer_);
+  std::set<std::string> tried;
+  for (const std::string& name : model.first(std::min<std::size_t>(model.size(), 4)))
+    for (const auto& [stored, tensor] : by_name_) {
+      if (!stored.ends_with("." + name)) continue;
+      const std::string prefix = stored.substr(0, stored.size() - name.size());
+      if (!tried.insert(prefix).second || tried.size() > 64) continue;
+      if (const std::size_t n = found(model, prefix, Transformer::as_is); n > most) most = n, best = prefix;
+    }
+  return best;
+}
+
+}  // namespace rz
