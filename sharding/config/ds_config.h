@@ -28,22 +28,27 @@ namespace rz {
 
 /// The section "optimizer". Fields that a type does not have keep the values below.
 struct OptimizerConfig {
-  enum class Type { adam, adamw, sgd, adagrad, lion, lamb, muon };
+  enum class Type { adam, adamw, sgd, adagrad, rmsprop, lion, lamb, muon };
   Type type = Type::adamw;  ///< "Adam" is adamw, unless adam_w_mode is false
   double lr = 1e-3;
-  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  ///< eps: not of Lion; betas: not of SGD and Adagrad
-  double momentum = 0;                            ///< SGD, Muon
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  ///< where the type has them
+  double momentum = 0;                            ///< SGD, RMSprop, Muon
   bool nesterov = false;                          ///< SGD
+  double dampening = 0;                           ///< SGD
   double weight_decay = 0;      ///< decoupled in AdamW, Lion and Muon, else as the type defines it
   bool bias_correction = true;  ///< Adam, AdamW, Lamb
+  bool amsgrad = false;         ///< Adam, AdamW
+  bool maximize = false;        ///< Adam, AdamW, SGD, Adagrad, RMSprop
   double lr_decay = 0, initial_accumulator_value = 0;  ///< Adagrad
+  double alpha = 0.99;                                 ///< RMSprop
+  bool centered = false;                               ///< RMSprop
   double min_coeff = 0.01, max_coeff = 10;             ///< Lamb: bounds of the trust ratio
   bool eps_inside_sqrt = false;                        ///< Lamb
   double muon_lr = 0.02, adam_lr = 3e-4;               ///< Muon: rates of matrices and of the rest
   std::string ns_method = "gram";                      ///< Muon: "gram" or "standard"
   bool operator==(const OptimizerConfig&) const = default;
 };
-/// "Adam", "AdamW", "SGD", "Adagrad", "Lion", "Lamb", "Muon".
+/// "Adam", "AdamW", "SGD", "Adagrad", "RMSprop", "Lion", "Lamb", "Muon".
 const char* name(OptimizerConfig::Type);
 
 /// Sections "fp16", "bf16", "data_types" and "torch_autocast", and keys about the reduction of gradients.

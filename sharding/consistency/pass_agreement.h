@@ -35,6 +35,8 @@ class PassAgreement {
   /// Values were written on this rank.
   void mark_values_written() { values_written_ = true; }
 
+  /// Of the buffer of an exchange.
+  std::size_t bytes() const { return words_.size() * sizeof(words_[0]); }
   /// Starts the exchange. Every rank calls it once per reduced pass.
   void begin(bool cancelled);
   /// Waits for the exchange. Afterwards all ranks have the same state.

@@ -17,7 +17,42 @@ ParameterGroups<Options> groups_of(const Options& options, Decay decay) {
 }
 
 AdamOptions adam_options(const OptimizerConfig& o) {
-  return {o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, o.bias_correction};
+  return {.learning_rate = o.lr,
+          .beta1 = o.beta1,
+          .beta2 = o.beta2,
+          .epsilon = o.eps,
+          .weight_decay = o.weight_decay,
+          .bias_correction = o.bias_correction,
+          .amsgrad = o.amsgrad,
+          .maximize = o.maximize};
+}
+
+SgdOptions sgd_options(const OptimizerConfig& o) {
+  return {.learning_rate = o.lr,
+          .momentum = o.momentum,
+          .weight_decay = o.weight_decay,
+          .nesterov = o.nesterov,
+          .dampening = o.dampening,
+          .maximize = o.maximize};
+}
+
+AdagradOptions adagrad_options(const OptimizerConfig& o) {
+  return {.learning_rate = o.lr,
+          .epsilon = o.eps,
+          .weight_decay = o.weight_decay,
+          .lr_decay = o.lr_decay,
+          .initial_accumulator = o.initial_accumulator_value,
+          .maximize = o.maximize};
+}
+
+RmspropOptions rmsprop_options(const OptimizerConfig& o) {
+  return {.learning_rate = o.lr,
+          .alpha = o.alpha,
+          .epsilon = o.eps,
+          .weight_decay = o.weight_decay,
+          .momentum = o.momentum,
+          .centered = o.centered,
+          .maximize = o.maximize};
 }
 
 LambOptions lamb_options(const OptimizerConfig& o) {
@@ -108,10 +143,11 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& o, Decay decay)
     case Type::adamw:
       return make_adamw(groups_of(adam_options(o), decay));
     case Type::sgd:
-      return make_sgd(groups_of(SgdOptions{o.lr, o.momentum, o.weight_decay, o.nesterov}, decay));
+      return make_sgd(groups_of(sgd_options(o), decay));
     case Type::adagrad:
-      return make_adagrad(groups_of(
-          AdagradOptions{o.lr, o.eps, o.weight_decay, o.lr_decay, o.initial_accumulator_value}, decay));
+      return make_adagrad(groups_of(adagrad_options(o), decay));
+    case Type::rmsprop:
+      return make_rmsprop(groups_of(rmsprop_options(o), decay));
     case Type::lion:
       return make_lion(groups_of(LionOptions{o.lr, o.beta1, o.beta2, o.weight_decay}, decay));
     case Type::lamb:

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "comm/device/memory.h"
+#include "comm/device/meta.h"
 #include "tensor/kernels/device_ops.h"
 #include "tensor/kernels/optimizer/optimizer.h"
 
@@ -114,6 +115,7 @@ void add_squares_of_16_bits(ExactSum& sum, const Tensor& x, const Stream& stream
 }  // namespace
 
 void SquareSum::add(const Tensor& x) {
+  if (is_meta(x.device())) return;  // zeros
   const bool host = stream_.device().kind == Device::host;
   if (host && x.dtype() == DType::f32) return add_squares(sum_, x.data<float>(), x.count(), stream_);
   if (host) return add_squares_of_16_bits(sum_, x, stream_);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "comm/core/error.h"
+#include "sharding/optim/option_checks.h"
 
 namespace rz {
 
@@ -53,12 +54,14 @@ int Optimizer::group_of(const Parameter& p) const {
 }
 
 void Optimizer::set_learning_rate(double rate) {
+  require_finite(name(), "learning_rate", rate);
   for (Group& g : groups_) g.learning_rate = rate;
 }
 
 void Optimizer::set_learning_rate(int group, double rate) {
   require(group >= 0 && group < groups(), Errc::invalid_argument, "set_learning_rate(): there is no group ",
           group, "; ", name(), " has ", groups());
+  require_finite(name(), "learning_rate", rate);
   groups_[static_cast<std::size_t>(group)].learning_rate = rate;
 }
 

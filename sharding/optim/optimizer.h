@@ -21,9 +21,12 @@ namespace rz {
 
 /// One value of state for each element of a parameter.
 struct StateSpec {
-  std::string name;  ///< as in PyTorch: "exp_avg", "exp_avg_sq", "momentum_buffer", "sum"
+  /// As in PyTorch: "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum", …
+  std::string name;
   DType dtype = DType::f32;
   float initial = 0;  ///< value before the first update
+  /// The state of which it takes the values in a checkpoint that lacks it; empty: none.
+  std::string substitute{};
   bool operator==(const StateSpec&) const = default;
 };
 
@@ -46,7 +49,7 @@ struct NormSums {
 };
 
 /// Largest number of states.
-inline constexpr std::size_t max_states = 2;
+inline constexpr std::size_t max_states = 3;
 
 /// A run of elements of one group, with equal update settings. Gradients are means over the ranks, before
 /// clipping.
@@ -88,7 +91,8 @@ class Optimizer {
  public:
   virtual ~Optimizer() = default;
 
-  virtual const char* name() const = 0;  ///< "sgd", "adam", "adamw", "lion", "adagrad", "lamb", "muon"
+  /// "sgd", "adam", "adamw", "lion", "adagrad", "rmsprop", "lamb", "muon".
+  virtual const char* name() const = 0;
   /// The states that the strategy keeps for the elements of a group.
   virtual std::vector<StateSpec> states(int group) const = 0;
   virtual Grain grain(int /*group*/) const { return Grain::element; }
@@ -124,7 +128,7 @@ class Optimizer {
   /// Index of the group to which a parameter belongs. Errc::invalid_argument names a parameter of no group.
   int group_of(const Parameter&) const;
   double learning_rate(int group = 0) const { return at(group).learning_rate; }
-  /// Of every group.
+  /// Of every group. Errc::invalid_argument unless the rate is finite in f32.
   void set_learning_rate(double rate);
   void set_learning_rate(int group, double rate);
   /// Whether the rule of a group has decay rates of two moments.

@@ -2,7 +2,10 @@
 /// The optimizers and their options.
 ///
 /// A function with options makes one group of all parameters; one with ParameterGroups gives each group its
-/// own options. Errc::invalid_argument names the option that is out of range.
+/// own options. Errc::invalid_argument names the option that is out of range: every number must be finite in
+/// f32, in which updates are computed.
+///
+/// `maximize`: the gradient is negated first, as in PyTorch, so that updates increase the loss.
 
 #include <memory>
 #include <string>
@@ -17,15 +20,20 @@ struct SgdOptions {
   double learning_rate = 1e-3, momentum = 0, weight_decay = 0;
   bool nesterov = false;  ///< needs a momentum above 0, and no dampening
   double dampening = 0;
+  bool maximize = false;
 };
 std::unique_ptr<Optimizer> make_sgd(const SgdOptions&);
 std::unique_ptr<Optimizer> make_sgd(const ParameterGroups<SgdOptions>&);
 
 /// Kingma and Ba, arXiv:1412.6980, with the epsilon of PyTorch: p -= lr / (1 - beta1^t) · m / (sqrt(v) /
-/// sqrt(1 - beta2^t) + epsilon). States "exp_avg", "exp_avg_sq".
+/// sqrt(1 - beta2^t) + epsilon). States "exp_avg", "exp_avg_sq". With amsgrad the running maximum of v takes
+/// the place of v in the last step (Reddi, Kale and Kumar, arXiv:1904.09237), as in torch.optim; it is the
+/// state "max_exp_avg_sq".
 struct AdamOptions {
   double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0;
   bool bias_correction = true;  ///< false: without the powers of beta
+  bool amsgrad = false;
+  bool maximize = false;
 };
 /// Weight decay is added to the gradient (L2): "adam_w_mode": false in DeepSpeed.
 std::unique_ptr<Optimizer> make_adam(const AdamOptions&);
@@ -50,9 +58,23 @@ std::unique_ptr<Optimizer> make_lion(const ParameterGroups<LionOptions>&);
 struct AdagradOptions {
   double learning_rate = 1e-2, epsilon = 1e-10, weight_decay = 0, lr_decay = 0;
   double initial_accumulator = 0;  ///< s before the first update
+  bool maximize = false;
 };
 std::unique_ptr<Optimizer> make_adagrad(const AdagradOptions&);
 std::unique_ptr<Optimizer> make_adagrad(const ParameterGroups<AdagradOptions>&);
+
+/// torch.optim.RMSprop (Hinton, lecture 6e of "Neural Networks for Machine Learning"): g += weight_decay · p;
+/// s = alpha · s + (1 - alpha) · g²; u = g / (sqrt(s) + epsilon); p -= lr · u, with momentum b = momentum · b
+/// + u and p -= lr · b. `centered`: a = alpha · a + (1 - alpha) · g, and s - a² takes the place of s in u; it
+/// is 0 where rounding makes it negative, which is NaN in PyTorch. States "square_avg", "grad_avg" if
+/// centered, "momentum_buffer" with a momentum above 0.
+struct RmspropOptions {
+  double learning_rate = 1e-2, alpha = 0.99, epsilon = 1e-8, weight_decay = 0, momentum = 0;
+  bool centered = false;
+  bool maximize = false;
+};
+std::unique_ptr<Optimizer> make_rmsprop(const RmspropOptions&);
+std::unique_ptr<Optimizer> make_rmsprop(const ParameterGroups<RmspropOptions>&);
 
 /// LAMB (You et al., arXiv:1904.00962) as DeepSpeed's FusedLamb: m and v as in Adam; u = m / (sqrt(v) +
 /// epsilon) + weight_decay · p; p -= lr · sqrt(1 - beta2^t) / (1 - beta1^t) · trust · u. The trust ratio of a
@@ -63,7 +85,8 @@ std::unique_ptr<Optimizer> make_adagrad(const ParameterGroups<AdagradOptions>&);
 struct LambOptions {
   double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.999;
   double epsilon = 1e-8;  ///< above 0
-  double weight_decay = 0, max_coeff = 10, min_coeff = 0.01;
+  double weight_decay = 0;
+  double max_coeff = 10, min_coeff = 0.01;  ///< max_coeff may be infinite
   bool bias_correction = true;
   bool eps_inside_sqrt = false;  ///< m / sqrt(v + epsilon)
 };
@@ -88,7 +111,8 @@ struct MuonOptions {
 /// DeepSpeed's choice: two or more dimensions, and neither "embed" nor "lm_head" in the name, in any case.
 /// Hugging Face's GPT-2 names its embeddings "wte" and "wpe", which are therefore matrices.
 bool is_muon_matrix(const Parameter&);
-/// DeepSpeed's options of AdamW for the rest; learning_rate is its "adam_lr", that of MuonOptions "muon_lr".
+/// DeepSpeed's options of AdamW for the rest, which may not maximize; learning_rate is its "adam_lr", that of
+/// MuonOptions "muon_lr".
 inline constexpr AdamOptions muon_adam_options{
     .learning_rate = 3e-4, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-10};
 /// Groups "muon" and "adam". Errc::invalid_argument at the first update names a matrix that has not two

@@ -86,7 +86,7 @@ class Updates {
       tape_.reset();
     }
     strategy_.finish_gradients(tape_.stream());
-    strategy_.step(optimizer, tape_.stream());
+    strategy_.clip_and_step(optimizer, {}, tape_.stream());
   }
 
  private:

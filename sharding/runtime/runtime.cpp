@@ -64,4 +64,9 @@ Work Runtime::all_gather(const Tensor& in, const Tensor& out, const Stream& on) 
   return shard_group.all_gather(in.buffer(), out.buffer(), on);
 }
 
+Work Runtime::broadcast(const Tensor& in_out, int root, const Stream& on) {
+  traffic.broadcast.add(in_out.bytes());
+  return shard_group.broadcast(in_out.buffer(), root, on);
+}
+
 }  // namespace rz

@@ -30,6 +30,7 @@ struct Runtime {
   Work all_reduce(const Tensor& in_out, ReduceOp, const Stream&);
   Work reduce_scatter(const Tensor& in, const Tensor& out, ReduceOp, const Stream&);
   Work all_gather(const Tensor& in, const Tensor& out, const Stream&);
+  Work broadcast(const Tensor& in_out, int root, const Stream&);
 
   /// Ends all operations in flight with Errc::aborted.
   void abort(const std::string& reason) noexcept;
@@ -41,7 +42,9 @@ struct Runtime {
   Stream to_device, to_host;   ///< of copies that overlap with computation, if memory is offloaded
   TransientMemory transient;   ///< memory of shard_group for buffers that live for a part of a step
   ExposedTime exposed;
-  Traffic traffic;  ///< of gradients and values; not of control data, norms and ParameterValues::whole()
+  /// Of all updates; not of checks that are made once, of ParameterValues::whole(), and of what an engine
+  /// adds for reports, checkpoints and ranks that have ended.
+  Traffic traffic;
 };
 
 }  // namespace rz

@@ -1,5 +1,5 @@
 #pragma once
-/// Counts of the collectives that move gradients and values.
+/// Counts of the collectives of a training step.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,18 +16,25 @@ struct CallCount {
 
 /// Since a strategy was created, or since another count was subtracted.
 struct Traffic {
-  CallCount all_reduce, reduce_scatter, all_gather;
+  CallCount all_reduce, reduce_scatter;  ///< of gradients
+  CallCount all_gather;                  ///< of values, and of directions of matrices (Muon)
+  CallCount broadcast;                   ///< of directions of matrices, and of buffers of modules
+  /// all_reduce of what decides on an update: norms of gradients and parameters, weights of losses, and what
+  /// ranks agree on in a pass.
+  CallCount control;
 
   /// Bytes that each of `ranks` ranks sends if it sends the least: twice (ranks - 1) / ranks of an
   /// all_reduce's buffer, once that of a reduce_scatter's input and an all_gather's output (Patarasuk and
-  /// Yuan, doi:10.1016/j.jpdc.2008.09.002). Exact if `ranks` divides the bytes, as it divides buckets.
+  /// Yuan, doi:10.1016/j.jpdc.2008.09.002), and of a broadcast, in which the mean over the ranks is counted.
   std::uint64_t sent(int ranks) const {
     const auto n = static_cast<std::uint64_t>(ranks);
-    return (2 * all_reduce.bytes + reduce_scatter.bytes + all_gather.bytes) / n * (n - 1);
+    const std::uint64_t bytes =
+        2 * (all_reduce.bytes + control.bytes) + reduce_scatter.bytes + all_gather.bytes + broadcast.bytes;
+    return bytes / n * (n - 1) + bytes % n * (n - 1) / n;
   }
   Traffic operator-(const Traffic& before) const {
     return {all_reduce - before.all_reduce, reduce_scatter - before.reduce_scatter,
-            all_gather - before.all_gather};
+            all_gather - before.all_gather, broadcast - before.broadcast, control - before.control};
   }
   bool operator==(const Traffic&) const = default;
 };

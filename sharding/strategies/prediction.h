@@ -42,8 +42,9 @@ struct Passes {
   int synchronising = 1, local = 0;
 };
 
-/// Strategy::traffic() of an update after others, in which each pass runs the scopes of the module once, in
-/// their order, without recomputation. Without a communication hook.
+/// Gradients and values in Strategy::traffic() of an update after others, in which each pass runs the scopes
+/// of the module once, in their order, without recomputation. Without a communication hook. dry_run() has
+/// what an optimizer and control data add.
 Traffic predicted_traffic(StrategyKind, Module&, int ranks, const StrategyOptions& = {}, Passes = {});
 
 }  // namespace rz

@@ -192,7 +192,7 @@ class Strategy {
   // ---- statistics
   /// Memory held on this rank now.
   MemoryReport memory() const;
-  /// Collectives of gradients and values since the strategy was created.
+  /// Collectives of updates since the strategy was created, but for replays of a graph.
   const Traffic& traffic() const { return runtime_.traffic; }
   /// Seconds in which the calling thread waited for communication during the last finished step: gathers,
   /// reductions, and the exchanges of step().

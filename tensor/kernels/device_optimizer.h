@@ -37,7 +37,8 @@ namespace device {
 inline constexpr std::size_t max_rules = 8;
 
 /// Updates as the functions of these names in tensor/kernels/optimizer/optimizer.h, each run with
-/// rules[run.rule]. The runs are on the device of the stream and do not overlap.
+/// rules[run.rule]. The runs are on the device of the stream and do not overlap. Runs of adam with a third
+/// state and those without are one launch each.
 void adam(std::span<const kernels::UpdateRun>, std::span<const kernels::AdamFactors> rules, const StepInputs&,
           const Stream&);
 void sgd(std::span<const kernels::UpdateRun>, std::span<const kernels::SgdFactors> rules, const StepInputs&,
@@ -45,6 +46,8 @@ void sgd(std::span<const kernels::UpdateRun>, std::span<const kernels::SgdFactor
 void lion(std::span<const kernels::UpdateRun>, std::span<const kernels::LionFactors> rules, const StepInputs&,
           const Stream&);
 void adagrad(std::span<const kernels::UpdateRun>, std::span<const kernels::AdagradFactors> rules,
+             const StepInputs&, const Stream&);
+void rmsprop(std::span<const kernels::UpdateRun>, std::span<const kernels::RmspropFactors> rules,
              const StepInputs&, const Stream&);
 
 void decayed_step(std::span<const kernels::UpdateRun>, std::span<const kernels::DecayedStepFactors> rules,
@@ -83,6 +86,7 @@ struct DeviceOptimizer {
   decltype(&device::sgd) sgd;
   decltype(&device::lion) lion;
   decltype(&device::adagrad) adagrad;
+  decltype(&device::rmsprop) rmsprop;
   decltype(&device::decayed_step) decayed_step;
   decltype(&device::muon_direction) muon_direction;
   decltype(&device::lamb_moments) lamb_moments;

@@ -160,6 +160,11 @@ const Make makes[] = {
       return make_adamw(ParameterGroups<AdamOptions>(
           {{"first", first, {}}, {"second", {}, {.learning_rate = 0.1, .weight_decay = 0.1}}}));
     },
+    [] {  // the groups have two and three states
+      const ParameterFilter first = [](const Parameter& p) { return p.name == "first"; };
+      return make_adamw(ParameterGroups<AdamOptions>(
+          {{"first", first, {}}, {"second", {}, {.learning_rate = 0.1, .amsgrad = true, .maximize = true}}}));
+    },
     [] { return make_lamb({.learning_rate = 0.1, .weight_decay = 0.1}); },
     [] { return make_muon({.learning_rate = 0.1, .weight_decay = 0.1}); },
     [] {  // the second weight is no matrix

@@ -44,6 +44,7 @@ struct Case {
   bool overflow = false;       ///< the first two updates are skipped
   std::size_t persistent = 0;  ///< param_persistence_threshold
   bool one_bucket = false;
+  bool third_state = false;  ///< amsgrad, centered
 };
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
@@ -67,6 +68,7 @@ Result run(const Case& c, bool offloads, bool graph = false, int updates = 3) {
     o.offload_optimizer = c.state, o.offload_param = c.values, o.sub_group_size = c.sub_group_size;
   run.options.ds.optimizer =
       OptimizerConfig{.type = c.type, .lr = 1e-2, .momentum = 0.9, .weight_decay = 0.1};
+  run.options.ds.optimizer->amsgrad = run.options.ds.optimizer->centered = c.third_state;
   run.options.ds.precision.skip_overflow = c.precision.parameters == DType::f16;
   run.options.ds.precision.loss_scale.fixed = c.overflow ? 0 : 1024;
   run.options.ds.precision.loss_scale.initial_power = 32;
@@ -129,6 +131,8 @@ const Case cases[] = {
     {"lamb_in_one_tile", StrategyKind::zero1, 2, brain, pinned, {}, 1 << 20, Type::lamb, false, 0, true},
     {"lion_on_1", StrategyKind::zero3, 1, brain, pinned, pinned, 704, Type::lion},
     {"adagrad", StrategyKind::zero2, 2, {}, pinned, {}, 1, Type::adagrad},
+    {"amsgrad", StrategyKind::zero3, 2, brain, pinned, pinned, 192, Type::adamw, false, 0, false, true},
+    {"rmsprop", StrategyKind::zero1, 2, {}, pinned, {}, 256, Type::rmsprop, false, 0, false, true},
     {"persistent", StrategyKind::zero3, 2, brain, pinned, pinned, 256, Type::adamw, false, 256},
     {"half_of_it", StrategyKind::zero3, 2, brain, a_half, {}, 256},
     {"pageable", StrategyKind::zero3, 2, brain, pageable, pageable, 512},

@@ -61,16 +61,17 @@ Floats widened(const std::vector<T>& x) {
 
 /// A span on the host and on the device.
 struct Piece {
-  Floats p, g, m, v;
-  Tensor value, gradient, state0, state1, working;
+  Floats p, g, m, v, w;
+  Tensor value, gradient, state0, state1, state2, working;
   std::uint32_t rule;
 
   /// On the host.
-  UpdateRun run(bool with_state = true) {
+  UpdateRun run(int states = 2) {
     return {.value = p.data(),
             .gradient = g.data(),
-            .state0 = with_state ? m.data() : nullptr,
-            .state1 = v.data(),
+            .state0 = states > 0 ? m.data() : nullptr,
+            .state1 = states > 1 ? v.data() : nullptr,
+            .state2 = states > 2 ? w.data() : nullptr,
             .count = p.size()};
   }
 };
@@ -94,7 +95,8 @@ class DeviceOptimizer : public OnDevice {
     return to;
   }
   Piece piece(std::size_t n, unsigned seed, DType gradients, DType working, std::size_t shift) const {
-    Piece x{floats(n, seed), floats(n, seed + 1, 1e-3), floats(n, seed + 2, 1e-3), floats(n, seed + 3, 1e-6)};
+    Piece x{floats(n, seed), floats(n, seed + 1, 1e-3), floats(n, seed + 2, 1e-3), floats(n, seed + 3, 1e-6),
+            floats(n, seed + 4, 1e-6)};
     for (float& v : x.v) v = std::abs(v);
     if (n > 8) x.g[1] = 0, x.g[2] = 1e-42f, x.g[3] = 1e30f, x.v[4] = 1e-44f, x.p[5] = -0.0f, x.g[6] = NAN;
     if (n > 8) x.g[7] = 0, x.m[7] = -1e-38f,
@@ -103,19 +105,20 @@ class DeviceOptimizer : public OnDevice {
     const Values g = from_device(x.gradient, stream);
     x.g.assign(g.begin(), g.end());
     x.value = place(x.p, DType::f32, shift), x.state0 = place(x.m, DType::f32, shift);
-    x.state1 = place(x.v, DType::f32, shift);
+    x.state1 = place(x.v, DType::f32, shift), x.state2 = place(x.w, DType::f32, shift);
     if (working != DType::f32) x.working = allocate(n, working, shift);
     x.rule = seed / 10 % 3;
     return x;
   }
-  static UpdateRun run(const Piece& x) {
+  static UpdateRun run(const Piece& x, int states = 2) {
     return {.value = x.value.data<float>(),
             .gradient = x.gradient.raw(),
             .gradient_dtype = x.gradient.dtype(),
             .working = x.working.raw(),
             .working_dtype = x.working.defined() ? x.working.dtype() : DType::bf16,
-            .state0 = x.state0.data<float>(),
-            .state1 = x.state1.data<float>(),
+            .state0 = states > 0 ? x.state0.data<float>() : nullptr,
+            .state1 = states > 1 ? x.state1.data<float>() : nullptr,
+            .state2 = states > 2 ? x.state2.data<float>() : nullptr,
             .count = x.p.size(),
             .rule = x.rule};
   }
@@ -123,6 +126,7 @@ class DeviceOptimizer : public OnDevice {
     expect_same_bits(x.value, x.p, stream, "value");
     expect_same_bits(x.state0, x.m, stream, "state0");
     expect_same_bits(x.state1, x.v, stream, "state1");
+    expect_same_bits(x.state2, x.w, stream, "state2");
     if (!x.working.defined()) return;
     const Values got = from_device(x.working, stream);
     const Floats expected =
@@ -178,7 +182,7 @@ void expect_same_updates(std::vector<Piece>& all, const std::vector<UpdateRun>& 
     for (std::size_t i = 0; i < all.size(); ++i) {
       Factors f = rules[all[i].rule];
       f.scale *= scale;
-      host(all[i].run(runs[i].state0), f);
+      host(all[i].run(!runs[i].state0 ? 0 : !runs[i].state1 ? 1 : runs[i].state2 ? 3 : 2), f);
     }
   }
 }
@@ -193,6 +197,40 @@ TEST_F(DeviceOptimizer, AdamHasTheHostsBits) {
                         {.grad_scale = scale.data<float>()}, 0.3f, stream);
     for (const Piece& x : all) expect_as_on_host(x);
   }
+}
+
+/// In one call with runs that have no maximum.
+TEST_F(DeviceOptimizer, AmsgradHasTheHostsBits) {
+  std::vector<Piece> all = pieces();
+  std::vector<UpdateRun> runs;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    Piece& x = all[i];
+    if (x.p.size() > 9) x.w[8] = NAN, x.w[9] = 1;
+    x.state2.assign(std::span<const float>(x.w), stream);
+    runs.push_back(run(x, i % 4 ? 3 : 2));
+  }
+  expect_same_updates(all, runs, adam_rules(1), optimizer().adam, kernels::adam, {}, 1, stream);
+  for (const Piece& x : all) expect_as_on_host(x);
+}
+
+TEST_F(DeviceOptimizer, RmspropHasTheHostsBits) {
+  for (const int centered : {0, 1})
+    for (const bool momentum : {false, true}) {
+      std::vector<Piece> all = pieces();
+      all.resize(70);
+      std::vector<UpdateRun> runs;
+      for (Piece& x : all) {
+        for (float& m : x.m) m = std::abs(m);
+        x.state0.assign(std::span<const float>(x.m), stream);
+        runs.push_back(run(x, 1 + centered + momentum));
+      }
+      const std::vector<kernels::RmspropFactors> rules{
+          {0.1f, 0.9f, 0.1f, 0.5f, 0.03f, 1e-8f, -0.7f, centered},
+          {0, 0.9f, 0.1f, 0.9f, 0.03f, 1e-8f, 0.7f, centered},
+          {0, 0.5f, 0.5f, 0.5f, 0.01f, 1e-3f, 0.7f, centered}};
+      expect_same_updates(all, runs, rules, optimizer().rmsprop, kernels::rmsprop, {}, 1, stream);
+      for (const Piece& x : all) expect_as_on_host(x);
+    }
 }
 
 TEST_F(DeviceOptimizer, SgdHasTheHostsBits) {

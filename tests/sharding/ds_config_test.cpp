@@ -141,7 +141,8 @@ TEST(DsConfig, NamesUnsupportedKeys) {
       {R"({"gradient_allreduce_op": "sum"})", "gradient_allreduce_op"},
       {R"({"sequence_parallel_size": 2})", "sequence_parallel_size"},
       {R"({"data_efficiency": {"enabled": true}})", "data_efficiency.enabled"},
-      {R"({"optimizer": {"type": "Adam", "params": {"amsgrad": true}}})", "optimizer.params.amsgrad"},
+      {R"({"optimizer": {"type": "Lamb", "params": {"amsgrad": true}}})", "optimizer.params.amsgrad"},
+      {R"({"optimizer": {"type": "Adagrad", "params": {"amsgrad": true}}})", "optimizer.params.amsgrad"},
   };
   for (const auto& [text, where] : refused)
     expect_error_message(text, {where, "not supported in this build yet"});
@@ -282,6 +283,7 @@ TEST(DsConfig, EveryOptimizerHasDeepSpeedsDefaults) {
   using Type = OptimizerConfig::Type;
   EXPECT_EQ(optimizer("sgd", "{}"), (OptimizerConfig{.type = Type::sgd}));
   EXPECT_EQ(optimizer("Adagrad", "{}"), (OptimizerConfig{.type = Type::adagrad, .lr = 0.01, .eps = 1e-10}));
+  EXPECT_EQ(optimizer("RMSprop", "{}"), (OptimizerConfig{.type = Type::rmsprop, .lr = 0.01}));
   EXPECT_EQ(optimizer("Lion", "{}"), (OptimizerConfig{.type = Type::lion}));
   EXPECT_EQ(optimizer("Lamb", "{}"), (OptimizerConfig{.type = Type::lamb}));
   const OptimizerConfig muon = optimizer("Muon", R"({"lr": 0.1, "adam_lr": 0.2})");
@@ -290,6 +292,34 @@ TEST(DsConfig, EveryOptimizerHasDeepSpeedsDefaults) {
   EXPECT_EQ(muon.momentum, 0.95);
   EXPECT_EQ(optimizer("Muon", "{}").muon_lr, 0.02);
   EXPECT_EQ(optimizer("Muon", "{}").adam_lr, 3e-4);
+}
+
+TEST(DsConfig, OptimizersHaveTorchsKeys) {
+  using Type = OptimizerConfig::Type;
+  EXPECT_EQ(optimizer("SGD", R"({"momentum": 0.9, "dampening": 0.5, "maximize": true, "foreach": true,
+                                 "fused": false, "capturable": false, "differentiable": false})"),
+            (OptimizerConfig{.type = Type::sgd, .momentum = 0.9, .dampening = 0.5, .maximize = true}));
+  EXPECT_EQ(optimizer("SGD", R"({"dampening": -0.5})").dampening, -0.5);
+  expect_error_message(
+      R"({"optimizer": {"type": "SGD", "params": {"nesterov": true, "momentum": 0.9, "dampening": 0.5}}})",
+      {"optimizer.params.nesterov", "no dampening"});
+  const char* const adam = R"({"amsgrad": true, "maximize": true, "foreach": null, "fused": true,
+                               "capturable": true, "differentiable": false})";
+  EXPECT_EQ(optimizer("AdamW", adam),
+            (OptimizerConfig{.type = Type::adamw, .amsgrad = true, .maximize = true}));
+  EXPECT_TRUE(optimizer("Adam", adam).amsgrad);
+  EXPECT_EQ(optimizer("Adagrad", R"({"maximize": true, "foreach": false, "fused": null})"),
+            (OptimizerConfig{.type = Type::adagrad, .lr = 0.01, .eps = 1e-10, .maximize = true}));
+  EXPECT_EQ(optimizer("RMSprop", R"({"alpha": 0.9, "eps": 1e-6, "weight_decay": 0.1, "momentum": 0.5,
+                               "centered": true, "maximize": true, "foreach": null, "capturable": false})"),
+            (OptimizerConfig{.type = Type::rmsprop,
+                             .lr = 0.01,
+                             .eps = 1e-6,
+                             .momentum = 0.5,
+                             .weight_decay = 0.1,
+                             .maximize = true,
+                             .alpha = 0.9,
+                             .centered = true}));
 }
 
 TEST(DsConfig, WithoutASectionThereIsNoOptimizer) {

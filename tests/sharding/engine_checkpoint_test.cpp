@@ -27,12 +27,25 @@ struct Net : Module {
   nn::Linear fc1, fc2;
 };
 
-EngineOptions options(const char* optimizer = "AdamW", std::uint64_t seed = 1) {
-  return {.config = concat(R"({"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2},
-                               "optimizer": {"type": ")",
-                           optimizer, R"("}})"),
+/// `params`: JSON.
+EngineOptions options(const char* optimizer, const char* params, int stage, std::uint64_t seed = 1) {
+  return {.config = concat(R"({"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": )", stage,
+                           R"(}, "optimizer": {"type": ")", optimizer, R"(", "params": )", params, "}}"),
           .seed = seed,
           .log = nullptr};
+}
+EngineOptions options(const char* optimizer = "AdamW", std::uint64_t seed = 1) {
+  return options(optimizer, "{}", 2, seed);
+}
+
+/// Of all parameters, on one rank.
+std::vector<float> state_named(Engine& engine, const std::string& name) {
+  std::vector<float> all;
+  engine.strategy().optimizer_state().visit(
+      [&](const std::string& state, const Parameter&, Range r, const float* value) {
+        if (state == name) all.insert(all.end(), value, value + r.count());
+      });
+  return all;
 }
 
 std::vector<float> values(Engine& engine, Module& module) {
@@ -334,6 +347,97 @@ TEST_F(EngineCheckpoint, ThatIsNotStrictNamesWhatItLacks) {
                               ": nothing of it is in the model, which begins with 'encoder.weight', and the "
                               "checkpoint with 'fc1.bias'; give a checkpoint of this model");
     });
+}
+
+/// Saved by 2 ranks, resumed by others in other stages, with the bits of a run that was not interrupted:
+/// ranks have the same batch, and means over powers of two are exact.
+TEST_F(EngineCheckpoint, StatesOfEveryRuleAreResharded) {
+  struct Rule {
+    const char *type, *params;
+  };
+  for (const Rule& rule :
+       {Rule{"AdamW", R"({"amsgrad": true, "betas": [0.9, 0.5]})"},
+        Rule{"RMSprop", R"({"centered": true, "momentum": 0.9, "lr": 1e-3})"},
+        Rule{"SGD", R"({"momentum": 0.9, "dampening": 0.5, "maximize": true, "lr": 1e-3})"}}) {
+    fs::remove_all(dir_);
+    std::vector<float> whole;
+    in_world(2, [&](World& world) {
+      Net net;
+      auto engine = initialize(world, net, options(rule.type, rule.params, 3));
+      for (int u = 0; u < 3; ++u) update(engine, net);
+      engine.save_checkpoint(dir_);
+      for (int u = 0; u < 3; ++u) update(engine, net);
+      const auto all = values(engine, net);
+      if (world.is_main()) whole = all;
+    });
+    for (const auto& [ranks, stage] : {std::pair(1, 0), std::pair(2, 2), std::pair(4, 1), std::pair(1, 3)})
+      in_world(ranks, [&, stage = stage](World& world) {
+        Net net;
+        auto engine = initialize(world, net, options(rule.type, rule.params, stage));
+        const auto loaded = engine.load_checkpoint(dir_);
+        ASSERT_TRUE(loaded);
+        EXPECT_EQ(loaded->differences.find("optimizer/"), std::string::npos) << loaded->differences;
+        for (int u = 0; u < 3; ++u) update(engine, net);
+        EXPECT_EQ(values(engine, net), whole) << rule.type << " in stage " << stage;
+      });
+  }
+}
+
+TEST_F(EngineCheckpoint, TheMaximumOfAmsgradStartsFromTheSecondMoment) {
+  const auto plain = [] { return options("AdamW", R"({"betas": [0.9, 0.5]})", 2); };
+  const auto amsgrad = [] { return options("AdamW", R"({"betas": [0.9, 0.5], "amsgrad": true})", 2); };
+  std::vector<float> first, second;
+  in_world(1, [&](World& world) {
+    Net net;
+    auto engine = initialize(world, net, plain());
+    for (int u = 0; u < 4; ++u) update(engine, net);
+    engine.save_checkpoint(dir_);
+    first = state_named(engine, "exp_avg"), second = state_named(engine, "exp_avg_sq");
+  });
+  ASSERT_FALSE(second.empty());
+  for (const bool strict : {true, false})
+    in_world(1, [&](World& world) {
+      Net net;
+      auto engine = initialize(world, net, amsgrad());
+      const auto loaded = engine.load_checkpoint(dir_, {.tag = "global_step4", .load_module_strict = strict});
+      ASSERT_TRUE(loaded);
+      EXPECT_EQ(state_named(engine, "exp_avg"), first);
+      EXPECT_EQ(state_named(engine, "max_exp_avg_sq"), second);
+      EXPECT_NE(loaded->differences.find("optimizer/max_exp_avg_sq: absent, now starts from exp_avg_sq"),
+                std::string::npos)
+          << loaded->differences;
+      EXPECT_EQ(engine.optimizer().updates(), 4);
+      for (const Parameter* p : net.parameters())
+        EXPECT_EQ(engine.strategy().optimizer_state().missed_updates(*p), 0);
+      update(engine, net);
+      engine.save_checkpoint(dir_);
+      Net again;
+      auto back = initialize(world, again, plain());
+      const auto reverse = back.load_checkpoint(dir_, {.tag = "global_step5", .load_module_strict = strict});
+      ASSERT_TRUE(reverse);
+      EXPECT_EQ(state_named(back, "exp_avg"), state_named(engine, "exp_avg"));
+      EXPECT_EQ(state_named(back, "exp_avg_sq"), state_named(engine, "exp_avg_sq"));
+      EXPECT_NE(reverse->differences.find("optimizer/max_exp_avg_sq: saved, now absent"), std::string::npos)
+          << reverse->differences;
+    });
+}
+
+/// SGD without a momentum leaves none: its first gradient enters whole, as at the first update.
+TEST_F(EngineCheckpoint, AMomentumThatBeginsLaterIsNew) {
+  in_world(1, [&](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options("SGD", "{}", 0));
+    update(engine, net);
+    engine.save_checkpoint(dir_);
+    update(engine, net);
+    Net other;
+    auto with = initialize(world, other, options("SGD", R"({"momentum": 0.9, "dampening": 0.5})", 0));
+    const auto loaded = with.load_checkpoint(dir_);
+    ASSERT_TRUE(loaded);
+    EXPECT_NE(loaded->differences.find("without states, now 0"), std::string::npos) << loaded->differences;
+    update(with, other);
+    EXPECT_EQ(values(with, other), values(engine, net));
+  });
 }
 
 TEST_F(EngineCheckpoint, AModelIsLoadedWithoutItsTraining) {

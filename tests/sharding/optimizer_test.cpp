@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <vector>
 
 #include "comm/core/error.h"
@@ -20,7 +21,7 @@ float wave(std::size_t i, int phase) {
 
 /// One element in double.
 struct Element {
-  double p, first = 0, second = 0;
+  double p, first = 0, second = 0, third = 0;
 };
 using Rule = std::function<void(Element&, double g, int t)>;
 
@@ -137,6 +138,84 @@ TEST(Optimizer, AdamWithoutBiasCorrection) {
   EXPECT_NE(make_adamw(options)->describe(), make_adamw(with)->describe());
 }
 
+TEST(Optimizer, AmsgradDividesByTheMaximum) {
+  AdamOptions options{.learning_rate = 0.01, .beta2 = 0.5, .amsgrad = true};
+  const auto make = [&] { return make_adamw(options); };
+  EXPECT_EQ(names_of(make()->states(0)), (Names{"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}));
+  expect_rule(make, [](Element& e, double g, int t) {
+    e.first = 0.9 * e.first + 0.1 * g;
+    e.second = 0.5 * e.second + 0.5 * g * g;
+    e.third = std::max(e.third, e.second);
+    const double m = e.first / (1 - std::pow(0.9, t));
+    e.p -= 0.01 * m / (std::sqrt(e.third) / std::sqrt(1 - std::pow(0.5, t)) + 1e-8);
+  });
+  EXPECT_NE(make()->describe().find("amsgrad"), std::string::npos) << make()->describe();
+}
+
+/// With the bits of an optimizer whose gradients are negated.
+TEST(Optimizer, MaximizesByNegatedGradients) {
+  const auto expect_negated = [](const Make& make, const Make& maximizing) {
+    EXPECT_EQ(train(*maximizing(), 0.5f, {}), train(*make(), -0.5f, {})) << make()->name();
+    EXPECT_NE(train(*maximizing(), 0.5f, {}), train(*make(), 0.5f, {})) << make()->name();
+    EXPECT_EQ(maximizing()->describe(), make()->describe() + ", maximize");
+  };
+  for (const double momentum : {0.0, 0.9})
+    expect_negated(
+        [&] { return make_sgd({.learning_rate = 0.01, .momentum = momentum, .weight_decay = 0.1}); },
+        [&] {
+          return make_sgd(
+              {.learning_rate = 0.01, .momentum = momentum, .weight_decay = 0.1, .maximize = true});
+        });
+  AdamOptions adam = adam_options;
+  adam.maximize = true;
+  expect_negated([] { return make_adam(adam_options); }, [&] { return make_adam(adam); });
+  expect_negated([] { return make_adamw(adam_options); }, [&] { return make_adamw(adam); });
+  expect_negated([] { return make_adagrad({.weight_decay = 0.1}); },
+                 [] { return make_adagrad({.weight_decay = 0.1, .maximize = true}); });
+  expect_negated([] { return make_rmsprop({.weight_decay = 0.1}); },
+                 [] { return make_rmsprop({.weight_decay = 0.1, .maximize = true}); });
+}
+
+TEST(Optimizer, Rmsprop) {
+  for (const bool centered : {false, true})
+    for (const double momentum : {0.0, 0.5}) {
+      const auto make = [&] {
+        return make_rmsprop({.learning_rate = 0.005,
+                             .alpha = 0.9,
+                             .epsilon = 1e-3,
+                             .weight_decay = 0.01,
+                             .momentum = momentum,
+                             .centered = centered});
+      };
+      Names names{"square_avg"};
+      if (centered) names.push_back("grad_avg");
+      if (momentum > 0) names.push_back("momentum_buffer");
+      EXPECT_EQ(names_of(make()->states(0)), names);
+      expect_rule(make, [&](Element& e, double g, int) {
+        g += 0.01 * e.p;
+        e.first = 0.9 * e.first + 0.1 * g * g;
+        e.third = 0.9 * e.third + 0.1 * g;
+        const double variance = centered ? e.first - e.third * e.third : e.first;
+        e.second = momentum * e.second + g / (std::sqrt(variance) + 1e-3);
+        e.p -= 0.005 * e.second;
+      });
+    }
+}
+
+/// The mean of equal gradients is their root mean square, up to rounding.
+TEST(Optimizer, RmspropWithoutVarianceIsFinite) {
+  const auto rmsprop = make_rmsprop({.learning_rate = 1e-9, .alpha = 0.5, .centered = true});
+  std::vector<float> p(64), g(64), square(64), mean(64);
+  for (std::size_t i = 0; i < 64; ++i) g[i] = 0.1f * static_cast<float>(i + 1);
+  for (int t = 0; t < 60; ++t) {
+    rmsprop->begin_update();
+    const UpdateSpan span{
+        .value = p.data(), .gradient = g.data(), .state = {square.data(), mean.data()}, .count = 64};
+    rmsprop->update({&span, 1}, {}, {});
+  }
+  for (const float x : p) EXPECT_TRUE(std::isfinite(x)) << x;
+}
+
 TEST(Optimizer, Lion) {
   const auto make = [] {
     return make_lion({.learning_rate = 0.01, .beta1 = 0.8, .beta2 = 0.95, .weight_decay = 0.1});
@@ -230,18 +309,22 @@ TEST(Optimizer, GroupsOfOneNameAreRefused) {
 }
 
 TEST(Optimizer, ZerosBetweenParametersStayZero) {
-  const Make all[] = {[] { return make_adam(adam_options); }, [] { return make_adamw(adam_options); },
+  const Make all[] = {[] { return make_adam(adam_options); },
+                      [] { return make_adamw(adam_options); },
                       [] { return make_lion({.weight_decay = 0.1}); },
-                      [] { return make_adagrad({.weight_decay = 0.1}); }};
+                      [] { return make_adagrad({.weight_decay = 0.1}); },
+                      [] { return make_adamw({.weight_decay = 0.1, .amsgrad = true}); },
+                      [] { return make_rmsprop({.momentum = 0.9, .centered = true}); }};
   for (const Make& make : all) {
-    std::vector<float> p(64), g(64), m(64), v(64);
+    std::vector<float> p(64), g(64), m(64), v(64), w(64);
     const auto optimizer = make();
     optimizer->begin_update();
     const UpdateSpan span{
-        .value = p.data(), .gradient = g.data(), .state = {m.data(), v.data()}, .count = 64};
+        .value = p.data(), .gradient = g.data(), .state = {m.data(), v.data(), w.data()}, .count = 64};
     optimizer->update({&span, 1}, {}, {});
     EXPECT_EQ(p, std::vector<float>(64)) << optimizer->name();
     EXPECT_EQ(v, std::vector<float>(64));
+    EXPECT_EQ(w, std::vector<float>(64));
   }
 }
 
@@ -277,7 +360,42 @@ TEST(Optimizer, OptionsOutOfRangeAreNamed) {
       message([] { make_sgd({.momentum = 0.9, .nesterov = true, .dampening = 0.1}); }).find("dampening"),
       std::string::npos);
   EXPECT_EQ(message([] { make_adam({.epsilon = std::nan("")}); }),
-            "adam: epsilon = nan must not be negative");
+            "adam: epsilon = nan is not finite in f32, in which updates are computed");
+  EXPECT_NE(message([] { make_muon({}, {.maximize = true}); }).find("negate the loss"), std::string::npos);
+}
+
+/// f64 has numbers that f32 has not.
+TEST(Optimizer, NumbersThatAreNotFiniteInF32AreRefused) {
+  constexpr double infinite = std::numeric_limits<double>::infinity();
+  for (const double x : {1e39, infinite, std::nan("")}) {
+    const std::function<void()> all[] = {[&] { make_sgd({.learning_rate = x}); },
+                                         [&] { make_sgd({.momentum = x}); },
+                                         [&] { make_sgd({.momentum = 0.9, .dampening = x}); },
+                                         [&] { make_sgd({.momentum = 0.9, .dampening = -x}); },
+                                         [&] { make_adam({.weight_decay = x}); },
+                                         [&] { make_adamw({.epsilon = x}); },
+                                         [&] { make_lion({.learning_rate = x}); },
+                                         [&] { make_adagrad({.initial_accumulator = x}); },
+                                         [&] { make_rmsprop({.alpha = x}); },
+                                         [&] { make_lamb({.epsilon = x}); },
+                                         [&] { make_muon({.learning_rate = x}); },
+                                         [&] { make_sgd({})->set_learning_rate(x); },
+                                         [&] { make_sgd({})->set_learning_rate(0, -x); }};
+    for (std::size_t i = 0; i < std::size(all); ++i) {
+      try {
+        all[i]();
+        ADD_FAILURE() << "case " << i << " takes " << x;
+      } catch (const Error& e) {
+        EXPECT_EQ(e.code(), Errc::invalid_argument);
+        EXPECT_NE(std::string(e.what()).find(" is not finite in f32"), std::string::npos)
+            << i << ": " << e.what();
+      }
+    }
+  }
+  EXPECT_NO_THROW(make_lamb({.max_coeff = infinite}));
+  const auto sgd = make_sgd({.learning_rate = 0.5});
+  EXPECT_THROW(sgd->set_learning_rate(1e39), Error);
+  EXPECT_EQ(sgd->learning_rate(), 0.5);
 }
 
 }  // namespace

@@ -63,6 +63,19 @@ void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 const SgdOptions sgd_groups[] = {{.momentum = 0.9, .weight_decay = 0.1, .nesterov = true},
                                  {.momentum = 0.5, .dampening = 0.25}};
 const AdamOptions adam_groups[] = {{.beta2 = 0.99, .weight_decay = 0.1}, {.beta1 = 0.8, .beta2 = 0.95}};
+// The second group has no third state.
+const AdamOptions amsgrad_groups[] = {{.beta2 = 0.8, .weight_decay = 0.1, .amsgrad = true},
+                                      {.beta1 = 0.8, .beta2 = 0.9, .maximize = true}};
+const AdamOptions amsgrad_maximize_groups[] = {
+    {.beta1 = 0.8, .beta2 = 0.8, .weight_decay = 0.1, .maximize = true},
+    {.beta2 = 0.7, .amsgrad = true, .maximize = true}};
+const SgdOptions sgd_maximize_groups[] = {
+    {.momentum = 0.9, .weight_decay = 0.1, .dampening = 0.5, .maximize = true},
+    {.weight_decay = 0.1, .maximize = true}};
+const RmspropOptions rmsprop_groups[] = {
+    {.alpha = 0.9, .weight_decay = 0.1, .momentum = 0.9, .centered = true}, {.alpha = 0.95}};
+const RmspropOptions rmsprop_maximize_groups[] = {{.alpha = 0.9, .momentum = 0.5, .maximize = true},
+                                                  {.alpha = 0.9, .centered = true, .maximize = true}};
 const LionOptions lion_groups[] = {{.beta2 = 0.99, .weight_decay = 0.1}, {.beta1 = 0.8, .beta2 = 0.9}};
 const AdagradOptions adagrad_groups[] = {{.weight_decay = 0.1, .lr_decay = 0.05, .initial_accumulator = 0.25},
                                          {.lr_decay = 0.05}};
@@ -71,6 +84,12 @@ const LambOptions lamb_groups[] = {
     {.beta2 = 0.95, .epsilon = 1e-6, .max_coeff = 0.3, .bias_correction = false, .eps_inside_sqrt = true}};
 const MuonOptions muon_matrices{.momentum = 0.9, .weight_decay = 0.1};
 const AdamOptions muon_rest{.beta1 = 0.8, .beta2 = 0.95, .epsilon = 1e-10};
+
+/// Adagrad that maximizes.
+AdagradOptions maximizing(AdagradOptions o) {
+  o.maximize = true;
+  return o;
+}
 
 const Case cases[] = {
     {"sgd",
@@ -125,6 +144,48 @@ const Case cases[] = {
                   : test::adam_rule(r, g, muon_rest, true, rate, t);
      },
      {0.02, 0.03},
+     3e-6},
+    {"adamw_amsgrad",
+     [] { return make_adamw(two_groups(amsgrad_groups[0], amsgrad_groups[1])); },
+     [](Reference& r, const Values& g, int group, double rate, int t) {
+       test::adam_rule(r, g, amsgrad_groups[group], true, rate, t);
+     },
+     {0.01, 0.03},
+     3e-6},
+    {"adam_amsgrad_maximize",
+     [] { return make_adam(two_groups(amsgrad_maximize_groups[0], amsgrad_maximize_groups[1])); },
+     [](Reference& r, const Values& g, int group, double rate, int t) {
+       test::adam_rule(r, g, amsgrad_maximize_groups[group], false, rate, t);
+     },
+     {0.01, 0.03},
+     3e-6},
+    {"sgd_maximize",
+     [] { return make_sgd(two_groups(sgd_maximize_groups[0], sgd_maximize_groups[1])); },
+     [](Reference& r, const Values& g, int group, double rate, int t) {
+       test::sgd_rule(r, g, sgd_maximize_groups[group], rate, t);
+     },
+     {0.02, 0.05},
+     1e-5},
+    {"adagrad_maximize",
+     [] { return make_adagrad(two_groups(maximizing(adagrad_groups[0]), maximizing(adagrad_groups[1]))); },
+     [](Reference& r, const Values& g, int group, double rate, int t) {
+       test::adagrad_rule(r, g, maximizing(adagrad_groups[group]), rate, t);
+     },
+     {0.05, 0.02},
+     3e-6},
+    {"rmsprop",
+     [] { return make_rmsprop(two_groups(rmsprop_groups[0], rmsprop_groups[1])); },
+     [](Reference& r, const Values& g, int group, double rate, int) {
+       test::rmsprop_rule(r, g, rmsprop_groups[group], rate);
+     },
+     {0.002, 0.005},
+     3e-6},
+    {"rmsprop_maximize",
+     [] { return make_rmsprop(two_groups(rmsprop_maximize_groups[0], rmsprop_maximize_groups[1])); },
+     [](Reference& r, const Values& g, int group, double rate, int) {
+       test::rmsprop_rule(r, g, rmsprop_maximize_groups[group], rate);
+     },
+     {0.002, 0.005},
      3e-6},
 };
 

@@ -6,9 +6,11 @@
 
 #include "autograd_lite/models/gpt2.h"
 #include "comm/device/meta.h"
+#include "sharding/engine/configured.h"
 #include "sharding/engine/engine.h"
 #include "sharding/plan/training_plan.h"
 #include "tests/support/error_of.h"
+#include "tests/support/mirrored_backend.h"
 #include "tests/support/ranks.h"
 #include "tests/support/toy_training.h"
 
@@ -173,11 +175,20 @@ TEST_P(Plan, CountsRecomputationAndDropout) {
   expect({in_order, concat(keys, R"(, "bf16": {"enabled": true})")});
 }
 
+constexpr const char* optimizers[] = {
+    R"("AdamW", "params": {"lr": 0.01})",
+    R"("AdamW", "params": {"lr": 0.01, "amsgrad": true})",
+    R"("SGD", "params": {"lr": 0.01, "momentum": 0.9, "dampening": 0.5})",
+    R"("SGD", "params": {"lr": 0.01})",
+    R"("RMSprop", "params": {"lr": 0.01})",
+    R"("RMSprop", "params": {"lr": 0.01, "centered": true, "momentum": 0.9})",
+    R"("Lion", "params": {"lr": 0.01})",
+    R"("Adagrad", "params": {"lr": 0.01})",
+    R"("Lamb", "params": {"lr": 0.01})",
+    R"("Muon", "params": {"lr": 0.01})"};
+
 TEST_P(Plan, CountsTheStatesOfEveryOptimizer) {
-  for (const char* optimizer :
-       {R"("SGD", "params": {"lr": 0.01, "momentum": 0.9})", R"("SGD", "params": {"lr": 0.01})",
-        R"("Lion", "params": {"lr": 0.01})", R"("Adagrad", "params": {"lr": 0.01})",
-        R"("Lamb", "params": {"lr": 0.01})", R"("Muon", "params": {"lr": 0.01})"})
+  for (const char* optimizer : optimizers)
     expect({in_order, concat(R"("optimizer": {"type": )", optimizer, "}")});
 }
 
@@ -193,6 +204,70 @@ TEST_P(Plan, BoundsWhatOverlappedReductionsHold) {
   for (const int elements : {1000, 500000})
     expect({concat(R"("overlap_comm": true, "reduce_bucket_size": )", elements), ""}, kinds,
            expect_at_most_planned);
+}
+
+// ---- what the communicator moves
+
+/// Bytes of calls, by collective.
+struct Moved {
+  std::uint64_t all_reduce = 0, reduce_scatter = 0, all_gather = 0, broadcast = 0;
+  bool operator==(const Moved&) const = default;
+};
+void PrintTo(const Moved& m, std::ostream* out) {
+  *out << concat("all_reduce ", m.all_reduce, ", reduce_scatter ", m.reduce_scatter, ", all_gather ",
+                 m.all_gather, ", broadcast ", m.broadcast);
+}
+Moved moved(const Traffic& t) {
+  return {t.all_reduce.bytes + t.control.bytes, t.reduce_scatter.bytes, t.all_gather.bytes,
+          t.broadcast.bytes};
+}
+Moved moved(const test::CallRecord& record) {
+  const auto bytes = [&](Collective kind) {
+    std::uint64_t sum = 0;
+    for (const auto& c : record.launched([&](const auto& call) { return call.kind == kind; }))
+      sum += c.elements * size_of(c.dtype);
+    return sum;
+  };
+  return {bytes(Collective::all_reduce), bytes(Collective::reduce_scatter), bytes(Collective::all_gather),
+          bytes(Collective::broadcast)};
+}
+
+/// Norms, weights of losses, agreement on a pass, directions of Muon: nothing of an update is left out.
+/// Values are what the memory has, and no update is skipped.
+TEST_P(Plan, HasEveryByteThatTheCommunicatorMoves) {
+  const RankOf rank{GetParam() - 1, GetParam()};
+  for (const StrategyKind kind : kinds)
+    for (const char* keys : optimizers) {
+      const DsConfig c = parse_ds_config(
+          config(kind, {in_order, concat(R"("optimizer": {"type": )", keys, "}")}), "ds.json");
+      const auto optimizer = make_optimizer(*c.optimizer, Decay::all);
+      const auto record = std::make_shared<test::CallRecord>();
+      auto communicator = test::mirrored_communicator(rank.rank, rank.ranks, record);
+      Gpt2 model(small), shapes(small);
+      allocate_parameters(model);
+      const auto strategy = make_strategy(kind, model, communicator);
+      Tape tape;
+      strategy->attach(tape);
+      const Tokens tokens = zeros(allocate_host);
+      Traffic before;
+      for (int i = 0; i < 4; ++i) {
+        before = strategy->traffic();
+        record->clear();
+        strategy->zero_grad();
+        for (const bool last : {false, true}) {
+          strategy->backward(tape, loss_of(model, tape, tokens), last);
+          tape.reset();
+        }
+        strategy->finish_gradients();
+        strategy->clip_and_step(*optimizer, {.max_norm = 1});
+      }
+      const Traffic update = strategy->traffic() - before;
+      EXPECT_EQ(moved(update), moved(*record)) << name(kind) << ", " << keys;
+      const DryRun plan = dry_run(
+          shapes, *optimizer, [&](Tape& t) { return loss_of(shapes, t, zeros(allocator_on(meta_device))); },
+          {.strategy = kind, .rank = rank, .accumulation = 2});
+      EXPECT_EQ(update, plan.update) << name(kind) << ", " << keys;
+    }
 }
 
 // ---- any module

@@ -14,6 +14,9 @@ void each(ReferenceState& r, const Values& g, const F& f) {
   for (std::size_t i = 0; i < g.size(); ++i) f(r.p[i], g[i], r.first[i], r.second[i]);
 }
 
+/// The gradient of what is minimised.
+double minimised(double gradient, bool maximize) { return maximize ? -gradient : gradient; }
+
 double norm_of(const Values& x) {
   double sum = 0;
   for (const double v : x) sum += v * v;
@@ -53,21 +56,27 @@ Values orthogonalized(Values x, std::size_t rows, std::size_t columns, int steps
 
 void sgd_rule(ReferenceState& r, const Values& g, const SgdOptions& o, double rate, int t) {
   each(r, g, [&](double& p, double x, double& buf, double&) {
-    x += o.weight_decay * p;
+    x = minimised(x, o.maximize) + o.weight_decay * p;
     buf = t == 1 ? x : o.momentum * buf + (1 - o.dampening) * x;
     p -= rate * (o.nesterov ? x + o.momentum * buf : buf);
   });
 }
 
 void adam_rule(ReferenceState& r, const Values& g, const AdamOptions& o, bool decoupled, double rate, int t) {
+  r.third.resize(g.size());
+  auto largest = r.third.begin();
   each(r, g, [&](double& p, double x, double& m, double& v) {
+    x = minimised(x, o.maximize);
     if (decoupled)
       p *= 1 - rate * o.weight_decay;
     else
       x += o.weight_decay * p;
     m = o.beta1 * m + (1 - o.beta1) * x;
     v = o.beta2 * v + (1 - o.beta2) * x * x;
-    p -= rate * (m / (1 - std::pow(o.beta1, t))) / (std::sqrt(v / (1 - std::pow(o.beta2, t))) + o.epsilon);
+    *largest = std::max(*largest, v);
+    const double second = (o.amsgrad ? *largest : v) / (1 - std::pow(o.beta2, t));
+    ++largest;
+    p -= rate * (m / (1 - std::pow(o.beta1, t))) / (std::sqrt(second) + o.epsilon);
   });
 }
 
@@ -82,9 +91,24 @@ void lion_rule(ReferenceState& r, const Values& g, const LionOptions& o, double 
 void adagrad_rule(ReferenceState& r, const Values& g, const AdagradOptions& o, double rate, int t) {
   if (t == 1) r.first.assign(g.size(), o.initial_accumulator);
   each(r, g, [&](double& p, double x, double& sum, double&) {
-    x += o.weight_decay * p;
+    x = minimised(x, o.maximize) + o.weight_decay * p;
     sum += x * x;
     p -= rate / (1 + (t - 1) * o.lr_decay) * x / (std::sqrt(sum) + o.epsilon);
+  });
+}
+
+void rmsprop_rule(ReferenceState& r, const Values& g, const RmspropOptions& o, double rate) {
+  r.third.resize(g.size());
+  auto mean = r.third.begin();
+  each(r, g, [&](double& p, double x, double& square, double& buf) {
+    x = minimised(x, o.maximize) + o.weight_decay * p;
+    square = o.alpha * square + (1 - o.alpha) * x * x;
+    *mean = o.alpha * *mean + (1 - o.alpha) * x;
+    const double variance = o.centered ? square - *mean * *mean : square;
+    ++mean;
+    const double u = x / (std::sqrt(variance) + o.epsilon);
+    buf = o.momentum * buf + u;
+    p -= rate * buf;
   });
 }
 

@@ -12,6 +12,7 @@ namespace rz::test {
 struct ReferenceState {
   std::size_t rows = 0, columns = 0;  ///< of a matrix
   std::vector<double> p, first, second;
+  std::vector<double> third{};  ///< made where a rule has it
 };
 
 /// Each is update number t, from 1, with the gradient g and the rate instead of options.learning_rate.
@@ -21,6 +22,7 @@ void adam_rule(ReferenceState&, const std::vector<double>& g, const AdamOptions&
                int t);
 void lion_rule(ReferenceState&, const std::vector<double>& g, const LionOptions&, double rate);
 void adagrad_rule(ReferenceState&, const std::vector<double>& g, const AdagradOptions&, double rate, int t);
+void rmsprop_rule(ReferenceState&, const std::vector<double>& g, const RmspropOptions&, double rate);
 void lamb_rule(ReferenceState&, const std::vector<double>& g, const LambOptions&, double rate, int t);
 /// Of a matrix.
 void muon_rule(ReferenceState&, const std::vector<double>& g, const MuonOptions&, double rate);

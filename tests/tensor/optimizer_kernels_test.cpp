@@ -23,13 +23,17 @@ Floats floats(std::size_t n, unsigned seed) {
 
 /// Values and states of a run.
 struct State {
-  explicit State(std::size_t n = 301) : p(floats(n, 1)), m(n), v(n) {}
-  UpdateRun run(const Floats& g) {
-    return {
-        .value = p.data(), .gradient = g.data(), .state0 = m.data(), .state1 = v.data(), .count = p.size()};
+  explicit State(std::size_t n = 301) : p(floats(n, 1)), m(n), v(n), w(n) {}
+  UpdateRun run(const Floats& g, int states = 2) {
+    return {.value = p.data(),
+            .gradient = g.data(),
+            .state0 = m.data(),
+            .state1 = states > 1 ? v.data() : nullptr,
+            .state2 = states > 2 ? w.data() : nullptr,
+            .count = p.size()};
   }
   bool operator==(const State&) const = default;
-  Floats p, m, v;
+  Floats p, m, v, w;
 };
 
 AdamStep step_at(int t) {
@@ -128,6 +132,52 @@ TEST(OptimizerKernels, AdagradFollowsItsDefinition) {
       });
 }
 
+/// The maximum of the second moments does not fall as they do. NaN in a moment or in the maximum stays.
+TEST(OptimizerKernels, AmsgradKeepsTheMaximum) {
+  State state(40), plain(40);
+  const Floats large(40, 1), small(40, 0.5f);
+  const auto step = [](const UpdateRun& run) {
+    kernels::adam(run, kernels::adam_factors({.lr = 0.25, .beta1 = 0, .beta2 = 0.5, .eps = 0}));
+  };
+  step(state.run(large, 3)), step(plain.run(large));
+  EXPECT_EQ(state.p, plain.p);
+  EXPECT_EQ(state.w, Floats(40, 0.5f));
+  const Floats before = state.p;
+  state.w[3] = NAN, state.v[4] = NAN;
+  step(state.run(small, 3));
+  for (std::size_t i = 0; i < 40; ++i) {
+    if (i == 3 || i == 4) {
+      EXPECT_TRUE(std::isnan(state.w[i]) && std::isnan(state.p[i])) << i;
+      continue;
+    }
+    EXPECT_EQ(state.v[i], 0.375f);
+    EXPECT_EQ(state.w[i], 0.5f);
+    EXPECT_EQ(state.p[i], before[i] - 0.125f / std::sqrt(0.5f));
+  }
+}
+
+/// With three states: OptimizerTraining of sharding.
+TEST(OptimizerKernels, RmspropFollowsItsDefinition) {
+  for (const bool centered : {false, true})
+    for (const bool momentum : {false, true}) {
+      if (centered && momentum) continue;
+      expect_rule(
+          [&](const UpdateRun& given, int) {
+            UpdateRun run = given;
+            if (!centered && !momentum) run.state1 = nullptr;
+            kernels::rmsprop(run, {0.1f, 0.9f, 0.1f, 0.5f, 0.03f, 1e-2f, 0.5f, centered});
+          },
+          [&](double& p, double x, double& s, double& second, int) {
+            x += 0.1 * p;
+            s = 0.9 * s + 0.1 * x * x;
+            if (centered) second = 0.9 * second + 0.1 * x;
+            double u = x / (std::sqrt(centered ? s - second * second : s) + 1e-2);
+            if (momentum) u = second = 0.5 * second + u;
+            p -= 0.03 * u;
+          });
+    }
+}
+
 /// Runs f on every CPU path this machine has.
 template <class F>
 void on_each_target(const F& f) {
@@ -145,6 +195,7 @@ constexpr kernels::LambFactors lamb_factors{0.9f, 0.1f, 0.99f, 0.01f, 1e-6f, 0.1
 struct NamedRule {
   const char* name;
   void (*update)(const UpdateRun&);
+  int states = 2;
 };
 const NamedRule rules[] = {
     {"adam", [](const UpdateRun& r) { kernels::adam(r, kernels::adam_factors(step_at(3))); }},
@@ -156,9 +207,25 @@ const NamedRule rules[] = {
      [](const UpdateRun& r) {
        kernels::lion(r, {0.99f, 0.9f, 0.1f, 0.99f, 0.01f, 0.03f, 0.5f});
      }},
-    {"adagrad", [](const UpdateRun& r) {
+    {"adagrad",
+     [](const UpdateRun& r) {
        kernels::adagrad(r, {0.1f, 0.03f, 1e-10f, 0.5f});
-     }}};
+     }},
+    {"amsgrad", [](const UpdateRun& r) { kernels::adam(r, kernels::adam_factors(step_at(3))); }, 3},
+    {"rmsprop",
+     [](const UpdateRun& r) {
+       kernels::rmsprop(r, {0.1f, 0.9f, 0.1f, 0, 0.03f, 1e-8f, 0.5f, 0});
+     },
+     1},
+    {"rmsprop with momentum",
+     [](const UpdateRun& r) {
+       kernels::rmsprop(r, {0.1f, 0.9f, 0.1f, 0.5f, 0.03f, 1e-8f, 0.5f, 0});
+     }},
+    {"centered rmsprop with momentum",
+     [](const UpdateRun& r) {
+       kernels::rmsprop(r, {0.1f, 0.9f, 0.1f, 0.5f, 0.03f, 1e-8f, 0.5f, 1});
+     },
+     3}};
 
 /// Moments that decay without gradients end at 0, where a subnormal one would stay: 0.9 of the smallest
 /// rounds to itself.
@@ -196,13 +263,13 @@ TEST(OptimizerKernels, EverySplitAndEveryCpuPathHaveTheSameBits) {
   const Floats g = floats(301, 9);
   for (const NamedRule& rule : rules) {
     State whole;
-    for (int t = 0; t < 2; ++t) rule.update(whole.run(g));
+    for (int t = 0; t < 2; ++t) rule.update(whole.run(g, rule.states));
     on_each_target([&] {
       for (const std::size_t cut : {std::size_t{1}, std::size_t{8}, std::size_t{150}, std::size_t{299}}) {
         State s;
         for (int t = 0; t < 2; ++t) {
-          rule.update(part_of(s.run(g), 0, cut));
-          rule.update(part_of(s.run(g), cut, 301));
+          rule.update(part_of(s.run(g, rule.states), 0, cut));
+          rule.update(part_of(s.run(g, rule.states), cut, 301));
         }
         EXPECT_TRUE(s == whole) << rule.name << " cut at " << cut;
       }
@@ -223,11 +290,11 @@ void expect_sixteen_bits(DType dtype) {
     State expected;
     expected.p[7] = 1e5f, expected.p[8] = 3e-6f, expected.p[9] = -1e-8f, expected.p[10] = NAN;
     const State start = expected;
-    rule.update(expected.run(wide));
+    rule.update(expected.run(wide, rule.states));
     on_each_target([&] {
       State s = start;
       std::vector<T> working(301);
-      UpdateRun run = s.run(wide);
+      UpdateRun run = s.run(wide, rule.states);
       run.gradient = narrow.data(), run.gradient_dtype = dtype;
       run.working = working.data(), run.working_dtype = dtype;
       rule.update(part_of(run, 0, 150));

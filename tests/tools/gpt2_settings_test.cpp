@@ -88,6 +88,8 @@ void apply(const Setting& s, ReferenceState& r, const std::vector<double>& g, in
     case Type::adagrad:
       return adagrad_rule(r, g, {.epsilon = o.eps, .weight_decay = decay, .lr_decay = o.lr_decay}, rate(o.lr),
                           t);
+    case Type::rmsprop:
+      return rmsprop_rule(r, g, {.alpha = o.alpha, .epsilon = o.eps, .weight_decay = decay}, rate(o.lr));
     case Type::lamb:
       return lamb_rule(r, g, {.beta1 = o.beta1, .beta2 = o.beta2, .epsilon = o.eps, .weight_decay = decay},
                        rate(o.lr), t);

@@ -63,7 +63,13 @@ TEST_F(PlanProgram, PrintsExactBytesOfEveryRank) {
   EXPECT_EQ(last["total"], sum);
   const std::size_t parameters = last["bytes"]["parameters"], state = last["bytes"]["optimizer state"];
   EXPECT_EQ(state, parameters / 2);  // twice the values, of a quarter of them
-  EXPECT_EQ(last["update"]["bytes_sent"], parameters / 4 * 3 * 2);
+  // Norm and weights of losses are one call, and the agreement on the pass another.
+  const auto& update = last["update"];
+  EXPECT_EQ(update["control"]["calls"], 2);
+  EXPECT_EQ(update["broadcast"]["calls"], 0);
+  const std::size_t control = update["control"]["bytes"];
+  EXPECT_GT(control, 1120u);
+  EXPECT_EQ(update["bytes_sent"], parameters / 4 * 3 * 2 + 2 * control * 3 / 4);
   EXPECT_EQ(four["strategies"].size(), 8u);
 }
 

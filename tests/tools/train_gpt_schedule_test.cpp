@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "sharding/optim/optimizers.h"
 #include "tests/support/error_of.h"
 #include "tests/support/train_tiny.h"
 #include "tools/train_gpt/engine_options.h"
@@ -109,10 +110,26 @@ TEST(TrainGptSchedule, OffloadReachesTheStrategiesThatHaveIt) {
 TEST(TrainGptSchedule, EveryTypeIsMade) {
   using Type = OptimizerConfig::Type;
   const std::pair<Type, const char*> types[] = {
-      {Type::adam, "adam"}, {Type::adamw, "adamw"}, {Type::sgd, "sgd"},  {Type::adagrad, "adagrad"},
-      {Type::lion, "lion"}, {Type::lamb, "lamb"},   {Type::muon, "muon"}};
+      {Type::adam, "adam"}, {Type::adamw, "adamw"}, {Type::sgd, "sgd"},   {Type::adagrad, "adagrad"},
+      {Type::lion, "lion"}, {Type::lamb, "lamb"},   {Type::muon, "muon"}, {Type::rmsprop, "rmsprop"}};
   for (const auto& [type, name] : types)
     EXPECT_STREQ(make_optimizer({.type = type}, Decay::all)->name(), name);
+}
+
+TEST(TrainGptSchedule, EveryOptionReachesTheOptimizer) {
+  using Type = OptimizerConfig::Type;
+  const auto describe = [](const OptimizerConfig& o) { return make_optimizer(o, Decay::all)->describe(); };
+  for (const Type type : {Type::adam, Type::adamw, Type::sgd, Type::adagrad, Type::rmsprop})
+    EXPECT_EQ(describe({.type = type, .maximize = true}), describe({.type = type}) + ", maximize");
+  for (const Type type : {Type::adam, Type::adamw})
+    EXPECT_EQ(describe({.type = type, .amsgrad = true}), describe({.type = type}) + ", amsgrad");
+  EXPECT_EQ(describe({.type = Type::sgd, .lr = 0.5, .momentum = 0.75, .dampening = 0.25}),
+            make_sgd({.learning_rate = 0.5, .momentum = 0.75, .dampening = 0.25})->describe());
+  EXPECT_EQ(
+      describe(
+          {.type = Type::rmsprop, .lr = 0.5, .eps = 0.25, .momentum = 0.75, .alpha = 0.5, .centered = true}),
+      make_rmsprop({.learning_rate = 0.5, .alpha = 0.5, .epsilon = 0.25, .momentum = 0.75, .centered = true})
+          ->describe());
 }
 
 }  // namespace

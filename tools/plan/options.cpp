@@ -32,7 +32,11 @@ constexpr const char* footer =
     "included:\n"
     "the loader's batches, memory of communicators and libraries, and on a GPU its context and the padding "
     "of\n"
-    "rows. Bytes sent are exact for algorithms that send the minimum (ring, and one copy within a node).\n\n"
+    "rows.\n\n"
+    "Bytes sent in an update are those of gradients, values, module buffers, norms (of gradients, and of\n"
+    "parameters for Lamb), directions of matrices (Muon), and of what ranks agree on in a pass; exact for\n"
+    "algorithms that send the minimum (ring, and one copy within a node), the mean over the ranks for a\n"
+    "broadcast. Reports of losses and checkpoints add some bytes that are not included.\n\n"
     "Exit status: 0 done, 1 a rank needs more than --memory, 2 an input is wrong.";
 
 int rank_count(const std::string& word) {

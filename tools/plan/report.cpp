@@ -69,6 +69,8 @@ std::string traffic(const Findings& f) {
   text += row(f, "  all_reduce", [&](std::size_t i) { return sent(i, &Traffic::all_reduce); });
   text += row(f, "  reduce_scatter", [&](std::size_t i) { return sent(i, &Traffic::reduce_scatter); });
   text += row(f, "  all_gather", [&](std::size_t i) { return sent(i, &Traffic::all_gather); });
+  text += row(f, "  broadcast", [&](std::size_t i) { return sent(i, &Traffic::broadcast); });
+  text += row(f, "  norms and agreement", [&](std::size_t i) { return sent(i, &Traffic::control); });
   return text + row(f, "  total", [&](std::size_t i) {
            return human_bytes(f.runs[i].plans[0].update.sent(f.runs[i].ranks));
          });
@@ -136,6 +138,8 @@ Json json_of(const TrainingPlan& plan, int ranks) {
            {{"all_reduce", json_of(t.all_reduce)},
             {"reduce_scatter", json_of(t.reduce_scatter)},
             {"all_gather", json_of(t.all_gather)},
+            {"broadcast", json_of(t.broadcast)},
+            {"control", json_of(t.control)},
             {"bytes_sent", t.sent(ranks)}}}};
 }
 

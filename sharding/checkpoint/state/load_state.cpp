@@ -37,10 +37,10 @@ std::map<const Parameter*, std::string> by_parameter(
   return names;
 }
 
-float initial_of(const Optimizer& optimizer, const Parameter& p, const std::string& state) {
+StateSpec spec_of(const Optimizer& optimizer, const Parameter& p, const std::string& state) {
   for (const StateSpec& s : optimizer.states(optimizer.group_of(p)))
-    if (s.name == state) return s.initial;
-  return 0;
+    if (s.name == state) return s;
+  return {.name = state};
 }
 
 }  // namespace
@@ -99,13 +99,19 @@ void StateLoader::match_optimizer(Problems& problems) const {
   for (const auto& [name, p] : parameters_) {
     if (!p->requires_grad) continue;
     for (const StateSpec& s : optimizer_->states(optimizer_->group_of(*p)))
-      match(optimizer_tensor(s.name, name), p->global_shape(), "", problems);
+      match(stored_state(s, name), p->global_shape(), "", problems);
   }
+}
+
+/// Where a state is read from.
+std::string StateLoader::stored_state(const StateSpec& s, const std::string& name) const {
+  const std::string own = optimizer_tensor(s.name, name);
+  return s.substitute.empty() || reader_.find(own) ? own : optimizer_tensor(s.substitute, name);
 }
 
 bool StateLoader::has_states(const std::string& name, const Parameter& p) const {
   return std::ranges::all_of(optimizer_->states(optimizer_->group_of(p)), [&](const StateSpec& s) {
-    return reader_.find(optimizer_tensor(s.name, name)) != nullptr;
+    return reader_.find(stored_state(s, name)) != nullptr;
   });
 }
 
@@ -116,19 +122,57 @@ std::vector<std::string> StateLoader::without_states() const {
   return names;
 }
 
-/// What the checkpoint has and the model has not.
-void StateLoader::match_names(Problems& problems) const {
+std::set<std::string> StateLoader::known_states() const {
   std::set<std::string> known;
-  for (const auto& [name, b] : buffers_) known.insert(buffer_tensor(name));
   for (const auto& [name, p] : parameters_) {
-    known.insert(model_tensor(name));
     if (!optimizer_ || !p->requires_grad) continue;
     for (const StateSpec& s : optimizer_->states(optimizer_->group_of(*p)))
       known.insert(optimizer_tensor(s.name, name));
   }
-  for (const auto& [name, t] : reader_.index().tensors)
-    if (!known.contains(name) && (optimizer_ || !name.starts_with("optimizer/")))
-      problems.push_back(concat(name, " is not in the model"));
+  return known;
+}
+
+/// The state of a trainable parameter that a tensor is; empty if it is none.
+std::string StateLoader::state_in(const std::string& tensor) const {
+  constexpr std::string_view folder = "optimizer/";
+  const std::size_t begin = folder.size(), end = tensor.find('/', begin);
+  if (!tensor.starts_with(folder) || end == std::string::npos) return "";
+  const std::string parameter = tensor.substr(end + 1);
+  const bool trained = std::ranges::any_of(
+      parameters_, [&](const auto& p) { return p.first == parameter && p.second->requires_grad; });
+  return trained ? tensor.substr(begin, end - begin) : "";
+}
+
+std::string StateLoader::changed_states() const {
+  if (!optimizer_) return "";
+  std::map<std::string, std::string> changes;
+  for (const auto& [name, p] : parameters_) {
+    if (!p->requires_grad) continue;
+    for (const StateSpec& s : optimizer_->states(optimizer_->group_of(*p)))
+      if (!reader_.find(optimizer_tensor(s.name, name)) && reader_.find(stored_state(s, name)))
+        changes[s.name] = concat("absent, now starts from ", s.substitute);
+  }
+  const std::set<std::string> known = known_states();
+  for (const auto& [tensor, t] : reader_.index().tensors)
+    if (!known.contains(tensor))
+      if (const std::string state = state_in(tensor); !state.empty())
+        changes.emplace(state, "saved, now absent");
+  std::string text;
+  for (const auto& [state, change] : changes)
+    text += concat(text.empty() ? "" : "; ", "optimizer/", escaped(state), ": ", change);
+  return text;
+}
+
+/// What the checkpoint has and the model has not.
+void StateLoader::match_names(Problems& problems) const {
+  std::set<std::string> known = known_states();
+  for (const auto& [name, b] : buffers_) known.insert(buffer_tensor(name));
+  for (const auto& [name, p] : parameters_) known.insert(model_tensor(name));
+  for (const auto& [name, t] : reader_.index().tensors) {
+    const bool of_optimizer = name.starts_with("optimizer/");
+    if (known.contains(name) || (of_optimizer && (!optimizer_ || !state_in(name).empty()))) continue;
+    problems.push_back(concat(name, " is not in the model"));
+  }
 }
 
 std::vector<std::string> StateLoader::missing() const {
@@ -185,8 +229,9 @@ void StateLoader::load_optimizer(Strategy& strategy) {
   strategy.optimizer_state().fill(
       *optimizer_, [&](const std::string& state, const Parameter& p, Range elements, float* out) {
         const std::string& name = names.at(&p);
-        if (has_states(name, p)) return read(optimizer_tensor(state, name), p, elements, out);
-        std::fill_n(out, elements.count(), initial_of(*optimizer_, p, state));
+        const StateSpec spec = spec_of(*optimizer_, p, state);
+        if (has_states(name, p)) return read(stored_state(spec, name), p, elements, out);
+        std::fill_n(out, elements.count(), spec.initial);
       });
 }
 

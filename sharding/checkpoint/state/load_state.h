@@ -2,6 +2,7 @@
 /// Reading of a checkpoint into a model and its optimizer, whatever ranks and strategy wrote it.
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,8 +16,9 @@
 namespace rz {
 
 struct StateLoaderOptions {
-  /// Every tensor of the model and of its optimizer is in the checkpoint, and the reverse. Else what is not
-  /// in the checkpoint gets initial values, and a parameter that lacks a state has initial ones of all.
+  /// Every tensor of the model and of its optimizer is in the checkpoint, and the reverse but for states that
+  /// the optimizer has not (changed_states()). Else what is not in the checkpoint gets initial values, and a
+  /// parameter that lacks a state has initial ones of all. StateSpec::substitute holds in both cases.
   bool strict = true;
   std::uint64_t seed = 0;  ///< of initial values
 };
@@ -35,6 +37,9 @@ class StateLoader {
   std::vector<std::string> missing() const;
   /// Names of parameters and buffers that the model lacks.
   std::vector<std::string> unexpected() const;
+  /// What loading does with states that only one of checkpoint and optimizer has, as "optimizer/STATE:
+  /// absent, now …"; empty if there are none.
+  std::string changed_states() const;
   /// Every rank calls it, with the same checkpoint; not collective.
   void load(Strategy&, const Stream&);
 
@@ -49,6 +54,9 @@ class StateLoader {
   void match(const std::string& tensor, const Shape&, const std::string& dtype, Problems& problems) const;
   bool has_optimizer() const;
   bool has_states(const std::string& name, const Parameter&) const;
+  std::string stored_state(const StateSpec&, const std::string& name) const;
+  std::string state_in(const std::string& tensor) const;
+  std::set<std::string> known_states() const;
 
   void read(const std::string& tensor, const Parameter&, Range elements, float* out);
   void load_values(Strategy&);

@@ -10,7 +10,7 @@ constexpr const char* l2 = "added to the gradient, times the value";
 constexpr const char* decoupled = "the value shrinks by lr · weight_decay";
 
 constexpr KeySpec optimizer[] = {
-    applied("type", text, "", "in any case: Adam, AdamW, SGD, Adagrad, Lion, Lamb, Muon"),
+    applied("type", text, "", "in any case: Adam, AdamW, SGD, Adagrad, RMSprop, Lion, Lamb, Muon"),
     section("params", "{}", "keys of the type"),
     accepted("legacy_fusion", "false"),
 };
@@ -28,7 +28,7 @@ constexpr KeySpec decay(const char* note) {
   return applied("weight_decay", number, "0", note).from(Argument::weight_decay);
 }
 constexpr KeySpec no_amsgrad = refused("amsgrad", "false", "[false]", "this variant is not implemented");
-constexpr KeySpec no_maximize = refused("maximize", "false", "[false]", "losses are minimised");
+constexpr KeySpec maximize = applied("maximize", boolean, "false", "true: updates increase the loss");
 constexpr KeySpec grad_norm =
     refused("max_grad_norm", "0", "[0]", "DeepSpeed refuses it too; write gradient_clipping");
 constexpr KeySpec f32_states = always("fp32_optimizer_states", "true", "states are in f32");
@@ -44,8 +44,8 @@ constexpr KeySpec adam[] = {
             "Adam: true decouples weight decay, false adds it to the gradient; AdamW always decouples"),
     applied("torch_adam", boolean, "false", "chooses the default of weight_decay only"),
     applied("bias_correction", boolean, "true", "moments are divided by 1 - beta^t"),
-    no_amsgrad,
-    no_maximize,
+    applied("amsgrad", boolean, "false", "true: steps divide by the maximum of the second moments so far"),
+    maximize,
     grad_norm,
     f32_states,
     accepted("set_grad_none", "true"),
@@ -59,11 +59,13 @@ constexpr KeySpec sgd[] = {
     applied("momentum", number, "0", ""),
     applied("nesterov", boolean, "false", "needs a momentum above 0"),
     decay(l2),
-    refused("dampening", "0", "[0]", "the gradient enters the momentum whole"),
-    no_maximize,
+    applied("dampening", number, "0", "the gradient enters the momentum times 1 - dampening, at first whole")
+        .within(-unbounded, unbounded),
+    maximize,
     grad_norm,
     accepted("fused", "null"),
     accepted("foreach", "null"),
+    accepted("capturable", "false"),
     accepted("differentiable", "false"),
 };
 constexpr KeySpec adagrad[] = {
@@ -73,11 +75,25 @@ constexpr KeySpec adagrad[] = {
     applied("lr_decay", number, "0", "the rate is divided by 1 + (t - 1) · lr_decay"),
     applied("initial_accumulator_value", number, "0", "start of the sum of squares"),
     no_amsgrad,
-    no_maximize,
+    maximize,
     grad_norm,
     f32_states,
     accepted("fused", "null"),
     accepted("foreach", "null"),
+    accepted("capturable", "false"),
+    accepted("differentiable", "false"),
+};
+constexpr KeySpec rmsprop[] = {
+    rate("0.01"),
+    applied("alpha", number, "0.99", "decay of the mean of squares"),
+    epsilon("1e-08"),
+    decay(l2),
+    applied("momentum", number, "0", ""),
+    applied("centered", boolean, "false", "true: steps divide by the variance of the gradient"),
+    maximize,
+    grad_norm,
+    accepted("foreach", "null"),
+    accepted("capturable", "false"),
     accepted("differentiable", "false"),
 };
 constexpr KeySpec lion[] = {
@@ -116,6 +132,7 @@ constexpr ObjectSpec table[] = {
     {"optimizer.params", "AdamW", adam},
     {"optimizer.params", "SGD", sgd},
     {"optimizer.params", "Adagrad", adagrad},
+    {"optimizer.params", "RMSprop", rmsprop},
     {"optimizer.params", "Lion", lion},
     {"optimizer.params", "Lamb", lamb},
     {"optimizer.params", "Muon", muon},

@@ -28,7 +28,6 @@ bool is_later_type(std::string_view type) {
                                    "Adamax",
                                    "NAdam",
                                    "RAdam",
-                                   "RMSprop",
                                    "Rprop",
                                    "ASGD",
                                    "LBFGS",

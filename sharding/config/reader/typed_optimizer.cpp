@@ -4,7 +4,7 @@
 namespace rz {
 
 namespace {
-constexpr const char* type_names[] = {"Adam", "AdamW", "SGD", "Adagrad", "Lion", "Lamb", "Muon"};
+constexpr const char* type_names[] = {"Adam", "AdamW", "SGD", "Adagrad", "RMSprop", "Lion", "Lamb", "Muon"};
 }
 
 const char* name(OptimizerConfig::Type type) { return type_names[static_cast<std::size_t>(type)]; }
@@ -87,6 +87,11 @@ OptimizerConfig typed_optimizer(Settings& settings, const std::string& file,
   p.read("weight_decay", o.weight_decay);
   p.read("momentum", o.momentum);
   p.read("nesterov", o.nesterov);
+  p.read("dampening", o.dampening);
+  p.read("amsgrad", o.amsgrad);
+  p.read("maximize", o.maximize);
+  p.read("alpha", o.alpha);
+  p.read("centered", o.centered);
   p.read("bias_correction", o.bias_correction);
   p.read("lr_decay", o.lr_decay);
   p.read("initial_accumulator_value", o.initial_accumulator_value);
@@ -94,8 +99,8 @@ OptimizerConfig typed_optimizer(Settings& settings, const std::string& file,
   p.read("max_coeff", o.max_coeff);
   p.read("eps_inside_sqrt", o.eps_inside_sqrt);
   if (const auto* betas = p.find("betas")) o.beta1 = betas->value[0], o.beta2 = betas->value[1];
-  require(!o.nesterov || o.momentum > 0, Errc::config, file,
-          ": optimizer.params.nesterov: needs a momentum above 0");
+  require(!o.nesterov || (o.momentum > 0 && o.dampening == 0), Errc::config, file,
+          ": optimizer.params.nesterov: needs a momentum above 0 and no dampening");
   if (o.type == Type::adam || o.type == Type::adamw) read_adam(p, file, o, warnings);
   if (o.type == Type::muon) read_muon(p, o);
   return o;

@@ -46,6 +46,8 @@ struct LoadedCheckpoint {
   ClientState client_state;
   /// "optimizer.params.lr: 0.001, now 0.01; …": settings that decide on the course of the run, as the
   /// checkpoint and as this engine has them; empty if there is no difference. Those of the engine hold.
+  /// States that only one of both has are named too: "optimizer/max_exp_avg_sq: absent, now starts from
+  /// exp_avg_sq".
   std::string differences;
   /// Parameters and buffers of the model that the checkpoint lacks, and the reverse; empty if loading was
   /// strict.

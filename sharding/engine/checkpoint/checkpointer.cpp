@@ -13,7 +13,6 @@
 #include "sharding/checkpoint/deepspeed/state_files.h"
 #include "sharding/checkpoint/sharded/checkpoint_folder.h"
 #include "sharding/checkpoint/sharded/checkpoint_reader.h"
-#include "sharding/checkpoint/state/load_state.h"
 #include "sharding/io/text.h"
 #include "sharding/signals/signal_handler.h"
 #include "sharding/world/gather_text.h"
@@ -200,9 +199,11 @@ void Checkpointer::check_optimizer(const OptimizerProgress& saved) const {
           escaped(saved.name), ", or load without load_optimizer_states");
 }
 
-std::string Checkpointer::describe_differences(const EngineState& saved,
-                                               const std::vector<std::string>& without_states) const {
+std::string Checkpointer::describe_differences(const EngineState& saved, const StateLoader& loader) const {
   std::string text = differences(saved, state());
+  if (const std::string states = loader.changed_states(); !states.empty())
+    text += concat(text.empty() ? "" : "; ", states);
+  const std::vector<std::string> without_states = loader.without_states();
   if (without_states.empty() || saved.optimizer.updates == 0) return text;
   const std::size_t others = without_states.size() - 1;
   return concat(text, text.empty() ? "" : "; ", "updates of ", without_states.front(),
@@ -254,7 +255,7 @@ std::optional<LoadedCheckpoint> Checkpointer::load(const std::string& dir, const
   if (parts_.updates) parts_.updates->drop_graph();
   if (o.verify) check_on_all_ranks(comm, [&] { verify_share(*reader, comm.rank(), comm.size()); });
   check_on_all_ranks(comm, [&] { loader->load(parts_.strategy, parts_.stream); });
-  if (optimizer) loaded.differences = describe_differences(saved, loader->without_states());
+  if (optimizer) loaded.differences = describe_differences(saved, *loader);
   restore(saved, o, loader->without_states());
   if (parts_.updates && !o.load_module_only) trainer_ = trainer;
   loaded.steps = saved.updates.count.steps;

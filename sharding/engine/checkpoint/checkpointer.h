@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "autograd_lite/nn/module.h"
+#include "sharding/checkpoint/state/load_state.h"
 #include "sharding/checkpoint/state/save_operation.h"
 #include "sharding/data/loader_positions.h"
 #include "sharding/engine/checkpoint/checkpoint_options.h"
@@ -62,8 +63,7 @@ class Checkpointer {
   EngineState state() const;
   void check_seed(const EngineState&, const LoadCheckpointOptions&) const;
   TrainerState trainer_of(const EngineState&, const std::string& file) const;
-  std::string describe_differences(const EngineState& saved,
-                                   const std::vector<std::string>& without_states) const;
+  std::string describe_differences(const EngineState& saved, const StateLoader&) const;
   void check_optimizer(const OptimizerProgress&) const;
   /// `without_states`: parameters for which the count of updates begins anew.
   void restore(const EngineState&, const LoadCheckpointOptions&,

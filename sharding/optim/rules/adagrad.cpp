@@ -1,6 +1,6 @@
 #include "sharding/optim/optimizers.h"
+#include "sharding/optim/option_checks.h"
 #include "sharding/optim/rules/element_optimizer.h"
-#include "sharding/optim/rules/option_checks.h"
 
 namespace rz {
 
@@ -29,13 +29,14 @@ class Adagrad final : public ElementOptimizer<AdagradOptions, kernels::AdagradFa
     const AdagradOptions& o = options(group);
     return concat("learning_rate ", all_digits(learning_rate(group)), ", epsilon ", all_digits(o.epsilon),
                   ", weight_decay ", all_digits(o.weight_decay), ", lr_decay ", all_digits(o.lr_decay),
-                  ", initial_accumulator ", all_digits(o.initial_accumulator));
+                  ", initial_accumulator ", all_digits(o.initial_accumulator),
+                  o.maximize ? ", maximize" : "");
   }
   kernels::AdagradFactors factors(const AdagradOptions& o, double rate, double t) const override {
     return {.l2 = static_cast<float>(o.weight_decay),
             .rate = static_cast<float>(rate / (1 + (t - 1) * o.lr_decay)),
             .eps = static_cast<float>(o.epsilon),
-            .scale = 1};
+            .scale = sign_of(o.maximize)};
   }
 };
 

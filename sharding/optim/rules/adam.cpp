@@ -13,7 +13,7 @@ class Adam final : public ElementOptimizer<AdamOptions, kernels::AdamFactors> {
   }
 
   const char* name() const override { return decoupled_ ? "adamw" : "adam"; }
-  std::vector<StateSpec> states(int) const override { return {{.name = "exp_avg"}, {.name = "exp_avg_sq"}}; }
+  std::vector<StateSpec> states(int group) const override { return adam_states(options(group)); }
 
  protected:
   std::string describe_group(int group) const override {

@@ -32,14 +32,14 @@ class ElementOptimizer : public GroupedOptimizer<Options> {
   ElementOptimizer(const ParameterGroups<Options>& groups, OnHost on_host, OnDevice on_device)
       : GroupedOptimizer<Options>(groups), on_host_(on_host), on_device_(on_device) {}
 
-  /// The constants of a group with a rate for update number t, from 1.
+  /// The constants of a group with a rate for update number t, from 1. Their `scale` is sign_of().
   virtual Factors factors(const Options&, double learning_rate, double t) const = 0;
 
  private:
   Factors factors_at(int group, const UpdateScale& scale) const {
     const auto t = static_cast<double>(this->updates() - scale.missed);
     Factors f = factors(this->options(group), this->learning_rate(group), t);
-    f.scale = scale.factor;
+    f.scale *= scale.factor;
     return f;
   }
   std::vector<Factors> all_factors(const UpdateScale& scale) const {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "sharding/optim/optimizer.h"
-#include "sharding/optim/rules/option_checks.h"
+#include "sharding/optim/option_checks.h"
 
 namespace rz {
 

@@ -4,8 +4,8 @@
 #include <mutex>
 
 #include "sharding/optim/optimizers.h"
+#include "sharding/optim/option_checks.h"
 #include "sharding/optim/rules/grouped_optimizer.h"
-#include "sharding/optim/rules/option_checks.h"
 #include "sharding/optim/rules/update_elements.h"
 
 namespace rz {
@@ -18,6 +18,7 @@ void check_lamb(const LambOptions& o) {
   require_not_negative("lamb", "min_coeff", o.min_coeff);
   require_moment("lamb", "beta1", o.beta1);
   require_moment("lamb", "beta2", o.beta2);
+  require_finite("lamb", "epsilon", o.epsilon);
   require(o.epsilon > 0, Errc::invalid_argument, "lamb: epsilon = ", o.epsilon, " must be above 0");
   require(o.max_coeff >= o.min_coeff, Errc::invalid_argument, "lamb: max_coeff = ", o.max_coeff,
           " must not be below min_coeff = ", o.min_coeff);

@@ -1,6 +1,6 @@
 #include "sharding/optim/optimizers.h"
+#include "sharding/optim/option_checks.h"
 #include "sharding/optim/rules/element_optimizer.h"
-#include "sharding/optim/rules/option_checks.h"
 
 namespace rz {
 

@@ -25,13 +25,18 @@ class Muon final : public Optimizer {
   Muon(const ParameterGroups<MuonOptions>& matrices, const ParameterGroups<AdamOptions>& rest)
       : Optimizer(heads_of(matrices, rest)) {
     for (const auto& g : matrices.list) check_muon(g.options), muon_.push_back(g.options);
-    for (const auto& g : rest.list) check_adam("muon", g.options), adam_.push_back(g.options);
+    for (const auto& g : rest.list) {
+      check_adam("muon", g.options);
+      require(!g.options.maximize, Errc::invalid_argument, "muon: maximize of the group \"", g.name,
+              "\": its matrices minimize the loss; negate the loss to maximize it");
+      adam_.push_back(g.options);
+    }
   }
 
   const char* name() const override { return "muon"; }
   std::vector<StateSpec> states(int group) const override {
     if (is_matrix_group(group)) return {{.name = "momentum_buffer"}};
-    return {{.name = "exp_avg"}, {.name = "exp_avg_sq"}};
+    return adam_states(adam(group));
   }
   Grain grain(int group) const override { return is_matrix_group(group) ? Grain::matrix : Grain::element; }
   /// Those of updates of matrices, then those of the other groups. Directions depend on options alone.
@@ -161,7 +166,7 @@ class Muon final : public Optimizer {
   kernels::AdamFactors adam_at(int group, const UpdateScale& scale) const {
     const auto t = static_cast<double>(updates() - scale.missed);
     kernels::AdamFactors f = adam_factors(adam(group), true, learning_rate(group), t);
-    f.scale = scale.factor;
+    f.scale *= scale.factor;
     return f;
   }
   kernels::DecayedStepFactors step_at(int group) const {

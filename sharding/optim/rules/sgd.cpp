@@ -1,6 +1,6 @@
 #include "sharding/optim/optimizers.h"
+#include "sharding/optim/option_checks.h"
 #include "sharding/optim/rules/element_optimizer.h"
-#include "sharding/optim/rules/option_checks.h"
 
 namespace rz {
 
@@ -14,6 +14,7 @@ class Sgd final : public ElementOptimizer<SgdOptions, kernels::SgdFactors> {
       require_not_negative("sgd", "learning_rate", o.learning_rate);
       require_not_negative("sgd", "momentum", o.momentum);
       require_not_negative("sgd", "weight_decay", o.weight_decay);
+      require_finite("sgd", "dampening", o.dampening);
       require(!o.nesterov || (o.momentum > 0 && o.dampening == 0), Errc::invalid_argument,
               "sgd: nesterov needs a momentum above 0 and no dampening; set momentum, e.g. 0.9");
     }
@@ -30,7 +31,7 @@ class Sgd final : public ElementOptimizer<SgdOptions, kernels::SgdFactors> {
     const SgdOptions& o = options(group);
     return concat("learning_rate ", all_digits(learning_rate(group)), ", momentum ", all_digits(o.momentum),
                   o.nesterov ? " (nesterov)" : "", ", dampening ", all_digits(o.dampening), ", weight_decay ",
-                  all_digits(o.weight_decay));
+                  all_digits(o.weight_decay), o.maximize ? ", maximize" : "");
   }
   /// The momentum starts from zeros, and the first gradient is not damped.
   kernels::SgdFactors factors(const SgdOptions& o, double rate, double t) const override {
@@ -38,7 +39,7 @@ class Sgd final : public ElementOptimizer<SgdOptions, kernels::SgdFactors> {
             .momentum = static_cast<float>(o.momentum),
             .rest = static_cast<float>(t > 1 ? 1 - o.dampening : 1),
             .weight_decay = static_cast<float>(o.weight_decay),
-            .scale = 1,
+            .scale = sign_of(o.maximize),
             .nesterov = o.nesterov};
   }
 };

@@ -23,6 +23,7 @@ inline kernels::UpdateRun run_of(const UpdateSpan& s) {
           .working_dtype = s.working_dtype,
           .state0 = s.state[0],
           .state1 = s.state[1],
+          .state2 = s.state[2],
           .count = s.count,
           .member = static_cast<std::uint32_t>(s.member)};
 }

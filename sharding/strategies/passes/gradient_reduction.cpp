@@ -47,6 +47,11 @@ void GradientReduction::begin_pass(bool synchronises) {
   if (scopes_) scopes_->begin_pass();
 }
 
+void GradientReduction::begin_agreement(bool cancelled) {
+  if (runtime_.communicator.size() > 1) runtime_.traffic.control.add(agreement_.bytes());
+  agreement_.begin(cancelled);
+}
+
 void GradientReduction::begin_scopes() {
   if (scopes_) scopes_->begin_pass();
 }
@@ -128,7 +133,7 @@ void GradientReduction::finish(const Stream& stream, bool cancelled) {
   // A backend that stages device memory through the host starts a call when its stream arrives there, in no
   // fixed order with calls on host memory. So the exchange in host memory runs after the staged calls.
   const bool staged = stream.device().kind == Device::cuda && !runtime_.communicator.capturable();
-  if (!captured && !staged) agreement_.begin(cancelled);
+  if (!captured && !staged) begin_agreement(cancelled);
   scheduler_->finish(stream);
   runtime_.exposed.add(scheduler_->report().exposed);
   seconds_ += std::chrono::duration<double>(scheduler_->report().total).count();
@@ -136,7 +141,7 @@ void GradientReduction::finish(const Stream& stream, bool cancelled) {
   runtime_.exposed.measure([&] {
     if (staged) {
       stream.synchronize();
-      agreement_.begin(cancelled);
+      begin_agreement(cancelled);
     }
     agreement_.wait();
   });

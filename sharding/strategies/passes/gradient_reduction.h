@@ -72,6 +72,7 @@ class GradientReduction {
  private:
   Work launch(int bucket, const Stream&);
   void fill_unwritten(int bucket, const Stream&);
+  void begin_agreement(bool cancelled);
   bool is_exchanged(int bucket) const;
   void keep_passes();
   void follow_layout();

@@ -11,7 +11,11 @@ SharedBuffers::SharedBuffers(Module& module, bool enabled, Runtime& runtime) : r
 void SharedBuffers::broadcast() {
   if (buffers_.empty()) return;
   std::vector<Tensor> values;
-  for (const ModuleBuffer* buffer : buffers_) values.push_back(buffer->value);
+  for (const ModuleBuffer* buffer : buffers_) {
+    values.push_back(buffer->value);
+    if (runtime_.communicator.size() > 1 && buffer->value.bytes() > 0)
+      runtime_.traffic.broadcast.add(buffer->value.bytes());
+  }
   broadcast_buffers(values, runtime_.communicator, runtime_.stream);
 }
 

@@ -44,6 +44,7 @@ StepOutcome StepControl::outcome_of(const SquareSum& sum, const StepLimits& limi
   runtime_.exposed.measure([&] {
     ExactSum::all_reduce({sums.data(), used}, exact_words_, runtime_.communicator);
   });
+  runtime_.traffic.control.add(exact_words_.size() * sizeof(exact_words_[0]));
   return step_outcome(sums[0].value(), sums[1].value(), limits);
 }
 
@@ -61,7 +62,10 @@ double StepControl::clip(double max_norm, const Stream& stream) {
 
 UpdateScale StepControl::scale(const Stream& stream) {
   ExactSum terms = terms_.read(stream);
-  if (is_counted()) runtime_.exposed.measure([&] { terms.all_reduce(runtime_.communicator); });
+  if (is_counted()) {
+    runtime_.exposed.measure([&] { terms.all_reduce(runtime_.communicator); });
+    runtime_.traffic.control.add(ExactLayout::words * sizeof(std::int64_t));
+  }
   const StepLimits limits = settings_.limits();
   return {.factor =
               static_cast<float>(clip_factor_ * term_factor(terms.value(), limits) / limits.loss_scale)};
@@ -89,6 +93,7 @@ StepControl::Decision StepControl::decide_on_device(const Stream& stream) {
   const Tensor terms = is_counted() ? sums_.view(words, {words}) : Tensor();
   if (terms.defined()) terms_.copy_to(terms, stream);
   const Tensor used = terms.defined() ? sums_ : squares;
+  runtime_.traffic.control.add(used.bytes());
   runtime_.exposed.wait(runtime_.communicator.all_reduce(used.buffer(), ReduceOp::sum, stream), stream);
   auto* const decided = reinterpret_cast<StepOutcome*>(device_outcome_.raw());
   ops::device_ops().optimizer.decide_step(decided, squares.data<std::int64_t>(),

@@ -87,23 +87,44 @@ HWY_INLINE FloatVector flush_subnormal(FloatVector x) {
 }
 HWY_INLINE FloatVector times(float a, FloatVector x) { return hn::Mul(hn::Set(Floats(), a), x); }
 
+/// New m and v.
+HWY_INLINE void adam_moments(const kernels::AdamFactors& f, FloatVector p, FloatVector g, FloatVector& m,
+                             FloatVector& v) {
+  g = hn::Add(times(f.scale, g), times(f.l2, p));
+  m = flush_subnormal(hn::Add(times(f.beta1, m), times(f.rest1, g)));
+  v = flush_subnormal(hn::Add(times(f.beta2, v), hn::Mul(times(f.rest2, g), g)));
+}
+HWY_INLINE FloatVector adam_step(const kernels::AdamFactors& f, FloatVector p, FloatVector m, FloatVector v) {
+  const auto root = hn::Add(times(f.correction, hn::Sqrt(v)), hn::Set(Floats(), f.eps));
+  return hn::Sub(times(f.keep, p), hn::Div(times(f.rate, m), root));
+}
+
 struct AdamRule {
   static constexpr int states = 2;
   kernels::AdamFactors f;
-  HWY_INLINE void operator()(FloatVector& p, FloatVector g, FloatVector& m, FloatVector& v) const {
-    const Floats d;
-    g = hn::Add(times(f.scale, g), times(f.l2, p));
-    m = flush_subnormal(hn::Add(times(f.beta1, m), times(f.rest1, g)));
-    v = flush_subnormal(hn::Add(times(f.beta2, v), hn::Mul(times(f.rest2, g), g)));
-    const auto root = hn::Add(times(f.correction, hn::Sqrt(v)), hn::Set(d, f.eps));
-    p = hn::Sub(times(f.keep, p), hn::Div(times(f.rate, m), root));
+  HWY_INLINE void operator()(FloatVector& p, FloatVector g, FloatVector& m, FloatVector& v,
+                             FloatVector&) const {
+    adam_moments(f, p, g, m, v);
+    p = adam_step(f, p, m, v);
+  }
+};
+
+struct AmsgradRule {
+  static constexpr int states = 3;
+  kernels::AdamFactors f;
+  HWY_INLINE void operator()(FloatVector& p, FloatVector g, FloatVector& m, FloatVector& v,
+                             FloatVector& largest) const {
+    adam_moments(f, p, g, m, v);
+    // NaN in either stays.
+    largest = hn::IfThenElse(hn::Or(hn::Gt(v, largest), hn::IsNaN(v)), v, largest);
+    p = adam_step(f, p, m, largest);
   }
 };
 
 struct PlainSgdRule {
   static constexpr int states = 0;
   kernels::SgdFactors f;
-  HWY_INLINE void operator()(FloatVector& p, FloatVector g, FloatVector&, FloatVector&) const {
+  HWY_INLINE void operator()(FloatVector& p, FloatVector g, FloatVector&, FloatVector&, FloatVector&) const {
     p = hn::Sub(p, times(f.lr, hn::Add(times(f.scale, g), times(f.weight_decay, p))));
   }
 };
@@ -112,7 +133,8 @@ template <bool nesterov>
 struct MomentumRule {
   static constexpr int states = 1;
   kernels::SgdFactors f;
-  HWY_INLINE void operator()(FloatVector& p, FloatVector g, FloatVector& buf, FloatVector&) const {
+  HWY_INLINE void operator()(FloatVector& p, FloatVector g, FloatVector& buf, FloatVector&,
+                             FloatVector&) const {
     g = hn::Add(times(f.scale, g), times(f.weight_decay, p));
     buf = flush_subnormal(hn::Add(times(f.momentum, buf), times(f.rest, g)));
     p = hn::Sub(p, times(f.lr, nesterov ? hn::Add(g, times(f.momentum, buf)) : buf));
@@ -122,7 +144,8 @@ struct MomentumRule {
 struct LionRule {
   static constexpr int states = 1;
   kernels::LionFactors f;
-  HWY_INLINE void operator()(FloatVector& p, FloatVector g, FloatVector& m, FloatVector&) const {
+  HWY_INLINE void operator()(FloatVector& p, FloatVector g, FloatVector& m, FloatVector&,
+                             FloatVector&) const {
     const Floats d;
     g = times(f.scale, g);
     const auto c = hn::Add(times(f.beta1, m), times(f.rest1, g)), zero = hn::Zero(d),
@@ -138,17 +161,44 @@ struct LionRule {
 struct AdagradRule {
   static constexpr int states = 1;
   kernels::AdagradFactors f;
-  HWY_INLINE void operator()(FloatVector& p, FloatVector g, FloatVector& s, FloatVector&) const {
+  HWY_INLINE void operator()(FloatVector& p, FloatVector g, FloatVector& s, FloatVector&,
+                             FloatVector&) const {
     g = hn::Add(times(f.scale, g), times(f.l2, p));
     s = flush_subnormal(hn::Add(s, hn::Mul(g, g)));
     p = hn::Sub(p, hn::Div(times(f.rate, g), hn::Add(hn::Sqrt(s), hn::Set(Floats(), f.eps))));
   }
 };
 
+/// The buffer of the momentum is the state after those of the moments.
+template <bool centered, bool momentum>
+struct RmspropRule {
+  static constexpr int states = 1 + centered + momentum;
+  kernels::RmspropFactors f;
+  HWY_INLINE void operator()(FloatVector& p, FloatVector g, FloatVector& s, FloatVector& second,
+                             FloatVector& third) const {
+    const Floats d;
+    g = hn::Add(times(f.scale, g), times(f.l2, p));
+    s = flush_subnormal(hn::Add(times(f.alpha, s), hn::Mul(times(f.rest, g), g)));
+    auto variance = s;
+    if constexpr (centered) {
+      second = flush_subnormal(hn::Add(times(f.alpha, second), times(f.rest, g)));
+      variance = hn::Sub(s, hn::Mul(second, second));
+      variance = hn::IfThenZeroElse(hn::Lt(variance, hn::Zero(d)), variance);  // NaN stays
+    }
+    auto update = hn::Div(g, hn::Add(hn::Sqrt(variance), hn::Set(d, f.eps)));
+    if constexpr (momentum) {
+      FloatVector& buf = centered ? third : second;
+      buf = flush_subnormal(hn::Add(times(f.momentum, buf), update));
+      update = buf;
+    }
+    p = hn::Sub(p, times(f.rate, update));
+  }
+};
+
 struct DecayedStepRule {
   static constexpr int states = 0;
   kernels::DecayedStepFactors f;
-  HWY_INLINE void operator()(FloatVector& p, FloatVector g, FloatVector&, FloatVector&) const {
+  HWY_INLINE void operator()(FloatVector& p, FloatVector g, FloatVector&, FloatVector&, FloatVector&) const {
     p = hn::Sub(times(f.keep, p), times(f.rate, times(f.scale, g)));
   }
 };
@@ -163,7 +213,8 @@ HWY_INLINE FloatVector lamb_update(const kernels::LambFactors& f, FloatVector p,
 struct LambRule {
   static constexpr int states = 2;
   kernels::LambFactors f;
-  HWY_INLINE void operator()(FloatVector& p, FloatVector, FloatVector& m, FloatVector& v) const {
+  HWY_INLINE void operator()(FloatVector& p, FloatVector, FloatVector& m, FloatVector& v,
+                             FloatVector&) const {
     p = hn::Sub(p, times(f.rate, lamb_update(f, p, m, v)));
   }
 };
@@ -173,7 +224,8 @@ template <bool nesterov>
 struct MuonRule {
   static constexpr int states = 1;
   kernels::MuonFactors f;
-  HWY_INLINE void operator()(FloatVector& direction, FloatVector g, FloatVector& m, FloatVector&) const {
+  HWY_INLINE void operator()(FloatVector& direction, FloatVector g, FloatVector& m, FloatVector&,
+                             FloatVector&) const {
     g = times(f.scale, g);
     m = flush_subnormal(hn::Add(times(f.beta, m), times(f.rest, g)));
     direction = nesterov ? hn::Add(times(f.rest, g), times(f.beta, m)) : m;
@@ -186,14 +238,17 @@ struct MuonRule {
 template <bool plain, class Rule>
 HWY_INLINE void update_vector(const UpdateRun& r, const Rule& rule, std::size_t i) {
   const Floats d;
-  FloatVector p = hn::LoadU(d, r.value + i), state0 = hn::Undefined(d), state1 = hn::Undefined(d);
+  FloatVector p = hn::LoadU(d, r.value + i);
+  FloatVector state0 = hn::Undefined(d), state1 = hn::Undefined(d), state2 = hn::Undefined(d);
   const FloatVector g = load_as(r.gradient, plain ? DType::f32 : r.gradient_dtype, i);
   if constexpr (Rule::states > 0) state0 = hn::LoadU(d, r.state0 + i);
   if constexpr (Rule::states > 1) state1 = hn::LoadU(d, r.state1 + i);
-  rule(p, g, state0, state1);
+  if constexpr (Rule::states > 2) state2 = hn::LoadU(d, r.state2 + i);
+  rule(p, g, state0, state1, state2);
   hn::StoreU(p, d, r.value + i);
   if constexpr (Rule::states > 0) hn::StoreU(state0, d, r.state0 + i);
   if constexpr (Rule::states > 1) hn::StoreU(state1, d, r.state1 + i);
+  if constexpr (Rule::states > 2) hn::StoreU(state2, d, r.state2 + i);
   if (!plain && r.working) store_as(p, r.working, r.working_dtype, i);
 }
 
@@ -203,16 +258,18 @@ HWY_INLINE void each_array(const UpdateRun& a, const UpdateRun& b, const F& f) {
   f(a.value, b.value, sizeof(float));
   if (a.state0) f(a.state0, b.state0, sizeof(float));
   if (a.state1) f(a.state1, b.state1, sizeof(float));
+  if (a.state2) f(a.state2, b.state2, sizeof(float));
   if (a.working) f(a.working, b.working, size_of(a.working_dtype));
 }
 
 /// A run shorter than a vector, in padded memory.
 template <bool plain, class Rule>
 HWY_NOINLINE void update_rest(const UpdateRun& r, const Rule& rule) {
-  HWY_ALIGN float padded[5][hn::MaxLanes(Floats())] = {};
+  HWY_ALIGN float padded[6][hn::MaxLanes(Floats())] = {};
   UpdateRun whole = r;
   whole.value = padded[0], whole.gradient = padded[1], whole.working = r.working ? padded[2] : nullptr;
   whole.state0 = r.state0 ? padded[3] : nullptr, whole.state1 = r.state1 ? padded[4] : nullptr;
+  whole.state2 = r.state2 ? padded[5] : nullptr;
   std::memcpy(padded[1], r.gradient, r.count * size_of(r.gradient_dtype));
   each_array(r, whole,
              [&](const void* from, void* to, std::size_t size) { std::memcpy(to, from, r.count * size); });
@@ -237,7 +294,12 @@ HWY_INLINE void update_all(const UpdateRun& r, const Rule& rule) {
     update_as<false>(r, rule);
 }
 
-void adam_all(const UpdateRun& r, const kernels::AdamFactors& f) { update_all(r, AdamRule{f}); }
+void adam_all(const UpdateRun& r, const kernels::AdamFactors& f) {
+  if (r.state2)
+    update_all(r, AmsgradRule{f});
+  else
+    update_all(r, AdamRule{f});
+}
 void lion_all(const UpdateRun& r, const kernels::LionFactors& f) { update_all(r, LionRule{f}); }
 void adagrad_all(const UpdateRun& r, const kernels::AdagradFactors& f) { update_all(r, AdagradRule{f}); }
 void sgd_all(const UpdateRun& r, const kernels::SgdFactors& f) {
@@ -247,6 +309,17 @@ void sgd_all(const UpdateRun& r, const kernels::SgdFactors& f) {
     update_all(r, MomentumRule<true>{f});
   else
     update_all(r, MomentumRule<false>{f});
+}
+
+void rmsprop_all(const UpdateRun& r, const kernels::RmspropFactors& f) {
+  if (f.centered && r.state2)
+    update_all(r, RmspropRule<true, true>{f});
+  else if (f.centered)
+    update_all(r, RmspropRule<true, false>{f});
+  else if (r.state1)
+    update_all(r, RmspropRule<false, true>{f});
+  else
+    update_all(r, RmspropRule<false, false>{f});
 }
 
 void decayed_step_all(const UpdateRun& r, const kernels::DecayedStepFactors& f) {
@@ -305,6 +378,7 @@ HWY_EXPORT(adam_all);
 HWY_EXPORT(sgd_all);
 HWY_EXPORT(lion_all);
 HWY_EXPORT(adagrad_all);
+HWY_EXPORT(rmsprop_all);
 HWY_EXPORT(decayed_step_all);
 HWY_EXPORT(lamb_all);
 HWY_EXPORT(lamb_moments_all);
@@ -317,6 +391,7 @@ void adam(const UpdateRun& r, const AdamFactors& f) { HWY_DYNAMIC_DISPATCH(adam_
 void sgd(const UpdateRun& r, const SgdFactors& f) { HWY_DYNAMIC_DISPATCH(sgd_all)(r, f); }
 void lion(const UpdateRun& r, const LionFactors& f) { HWY_DYNAMIC_DISPATCH(lion_all)(r, f); }
 void adagrad(const UpdateRun& r, const AdagradFactors& f) { HWY_DYNAMIC_DISPATCH(adagrad_all)(r, f); }
+void rmsprop(const UpdateRun& r, const RmspropFactors& f) { HWY_DYNAMIC_DISPATCH(rmsprop_all)(r, f); }
 void lamb(const UpdateRun& r, const LambFactors& f) { HWY_DYNAMIC_DISPATCH(lamb_all)(r, f); }
 void decayed_step(const UpdateRun& r, const DecayedStepFactors& f) {
   HWY_DYNAMIC_DISPATCH(decayed_step_all)(r, f);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cfloat>
 #include <cstring>
+#include <vector>
 
 #include "comm/device/launch.h"
 #include "tensor/kernels/block_sum.h"
@@ -58,7 +59,7 @@ void in_batches(std::span<const From> all, const Make& make, const Tiles& tiles_
 }
 
 struct Update {
-  float *value, *state0, *state1;
+  float *value, *state0, *state1, *state2;
   const void* gradient;
   void* working;
   std::size_t count;
@@ -89,17 +90,42 @@ __device__ inline void store_as(void* p, DType t, std::size_t i, const float (&x
 /// NaN stays NaN.
 __device__ inline float flush_subnormal(float x) { return fabsf(x) < FLT_MIN ? 0.0f : x; }
 
+// A rule reads and writes `states` states. With `optional` it has those whose memory is given.
+
+/// New m and v.
+__device__ inline void adam_moments(const kernels::AdamFactors& f, float scale, float p, float g, float& m,
+                                    float& v) {
+  g = __fadd_rn(__fmul_rn(g, scale), __fmul_rn(f.l2, p));
+  m = flush_subnormal(__fadd_rn(__fmul_rn(f.beta1, m), __fmul_rn(f.rest1, g)));
+  v = flush_subnormal(__fadd_rn(__fmul_rn(f.beta2, v), __fmul_rn(__fmul_rn(f.rest2, g), g)));
+}
+__device__ inline float adam_step(const kernels::AdamFactors& f, float p, float m, float v) {
+  const float root = __fadd_rn(__fmul_rn(__fsqrt_rn(v), f.correction), f.eps);
+  return __fsub_rn(__fmul_rn(p, f.keep), __fdiv_rn(__fmul_rn(f.rate, m), root));
+}
+
 struct Adam {
   kernels::AdamFactors f;
 
   static constexpr int states = 2;
-  __device__ bool has_state0(const Update&) const { return true; }
-  __device__ void operator()(const Update&, float scale, float& p, float g, float& m, float& v) const {
-    g = __fadd_rn(__fmul_rn(g, scale), __fmul_rn(f.l2, p));
-    m = flush_subnormal(__fadd_rn(__fmul_rn(f.beta1, m), __fmul_rn(f.rest1, g)));
-    v = flush_subnormal(__fadd_rn(__fmul_rn(f.beta2, v), __fmul_rn(__fmul_rn(f.rest2, g), g)));
-    const float root = __fadd_rn(__fmul_rn(__fsqrt_rn(v), f.correction), f.eps);
-    p = __fsub_rn(__fmul_rn(p, f.keep), __fdiv_rn(__fmul_rn(f.rate, m), root));
+  static constexpr bool optional = false;
+  __device__ void operator()(const Update&, float scale, float& p, float g, float& m, float& v,
+                             float&) const {
+    adam_moments(f, scale, p, g, m, v);
+    p = adam_step(f, p, m, v);
+  }
+};
+
+struct Amsgrad {
+  kernels::AdamFactors f;
+
+  static constexpr int states = 3;
+  static constexpr bool optional = false;
+  __device__ void operator()(const Update&, float scale, float& p, float g, float& m, float& v,
+                             float& largest) const {
+    adam_moments(f, scale, p, g, m, v);
+    if (v > largest || v != v) largest = v;  // NaN in either stays
+    p = adam_step(f, p, m, largest);
   }
 };
 
@@ -107,8 +133,9 @@ struct Sgd {
   kernels::SgdFactors f;
 
   static constexpr int states = 1;
-  __device__ bool has_state0(const Update& u) const { return u.state0; }
-  __device__ void operator()(const Update& u, float scale, float& p, float g, float& buf, float&) const {
+  static constexpr bool optional = true;
+  __device__ void operator()(const Update& u, float scale, float& p, float g, float& buf, float&,
+                             float&) const {
     g = __fadd_rn(__fmul_rn(g, scale), __fmul_rn(f.weight_decay, p));
     if (u.state0) {
       buf = flush_subnormal(__fadd_rn(__fmul_rn(f.momentum, buf), __fmul_rn(f.rest, g)));
@@ -122,8 +149,8 @@ struct Lion {
   kernels::LionFactors f;
 
   static constexpr int states = 1;
-  __device__ bool has_state0(const Update&) const { return true; }
-  __device__ void operator()(const Update&, float scale, float& p, float g, float& m, float&) const {
+  static constexpr bool optional = false;
+  __device__ void operator()(const Update&, float scale, float& p, float g, float& m, float&, float&) const {
     g = __fmul_rn(g, scale);
     const float c = __fadd_rn(__fmul_rn(f.beta1, m), __fmul_rn(f.rest1, g));
     const float move = c > 0 ? f.rate : c < 0 ? -f.rate : c;
@@ -137,8 +164,8 @@ struct DecayedStep {
   kernels::DecayedStepFactors f;
 
   static constexpr int states = 0;
-  __device__ bool has_state0(const Update&) const { return false; }
-  __device__ void operator()(const Update&, float scale, float& p, float g, float&, float&) const {
+  static constexpr bool optional = false;
+  __device__ void operator()(const Update&, float scale, float& p, float g, float&, float&, float&) const {
     p = __fsub_rn(__fmul_rn(f.keep, p), __fmul_rn(f.rate, __fmul_rn(scale, g)));
   }
 };
@@ -148,8 +175,9 @@ struct Muon {
   kernels::MuonFactors f;
 
   static constexpr int states = 1;
-  __device__ bool has_state0(const Update&) const { return true; }
-  __device__ void operator()(const Update&, float scale, float& direction, float g, float& m, float&) const {
+  static constexpr bool optional = false;
+  __device__ void operator()(const Update&, float scale, float& direction, float g, float& m, float&,
+                             float&) const {
     g = __fmul_rn(scale, g);
     m = flush_subnormal(__fadd_rn(__fmul_rn(f.beta, m), __fmul_rn(f.rest, g)));
     direction = f.nesterov ? __fadd_rn(__fmul_rn(f.rest, g), __fmul_rn(f.beta, m)) : m;
@@ -160,11 +188,37 @@ struct Adagrad {
   kernels::AdagradFactors f;
 
   static constexpr int states = 1;
-  __device__ bool has_state0(const Update&) const { return true; }
-  __device__ void operator()(const Update&, float scale, float& p, float g, float& s, float&) const {
+  static constexpr bool optional = false;
+  __device__ void operator()(const Update&, float scale, float& p, float g, float& s, float&, float&) const {
     g = __fadd_rn(__fmul_rn(g, scale), __fmul_rn(f.l2, p));
     s = flush_subnormal(__fadd_rn(s, __fmul_rn(g, g)));
     p = __fsub_rn(p, __fdiv_rn(__fmul_rn(f.rate, g), __fadd_rn(__fsqrt_rn(s), f.eps)));
+  }
+};
+
+/// As in tensor/kernels/optimizer/optimizer.cpp: the buffer of the momentum is the last state.
+struct Rmsprop {
+  kernels::RmspropFactors f;
+
+  static constexpr int states = 3;
+  static constexpr bool optional = true;
+  __device__ void operator()(const Update& u, float scale, float& p, float g, float& s, float& second,
+                             float& third) const {
+    g = __fadd_rn(__fmul_rn(g, scale), __fmul_rn(f.l2, p));
+    s = flush_subnormal(__fadd_rn(__fmul_rn(f.alpha, s), __fmul_rn(__fmul_rn(f.rest, g), g)));
+    float variance = s;
+    if (f.centered) {
+      second = flush_subnormal(__fadd_rn(__fmul_rn(f.alpha, second), __fmul_rn(f.rest, g)));
+      variance = __fsub_rn(s, __fmul_rn(second, second));
+      if (variance < 0) variance = 0;  // NaN stays
+    }
+    float update = __fdiv_rn(g, __fadd_rn(__fsqrt_rn(variance), f.eps));
+    if (f.centered ? u.state2 : u.state1) {
+      float& buf = f.centered ? third : second;
+      buf = flush_subnormal(__fadd_rn(__fmul_rn(f.momentum, buf), update));
+      update = buf;
+    }
+    p = __fsub_rn(p, __fmul_rn(f.rate, update));
   }
 };
 
@@ -181,28 +235,38 @@ struct Lamb {
     const double* const norms = inputs.norms + 2 * std::size_t{u.member};
     f.rate = __fmul_rn(f.rate, trust_ratio(f, norms[0], norms[1]));
   }
-  __device__ bool has_state0(const Update&) const { return true; }
-  __device__ void operator()(const Update&, float, float& p, float, float& m, float& v) const {
+  static constexpr bool optional = false;
+  __device__ void operator()(const Update&, float, float& p, float, float& m, float& v, float&) const {
     p = __fsub_rn(p, __fmul_rn(f.rate, lamb_update(f, p, m, v)));
   }
 };
 
+/// Whether a rule reads and writes state `index`, which is at `memory`.
+template <class Rule>
+__device__ inline bool has_state(int index, const float* memory) {
+  return index < Rule::states && (!Rule::optional || memory);
+}
+
 template <int k, class Rule>
 __device__ inline void update(const Rule& rule, const Update& u, float scale, std::size_t i) {
-  float p[k], g[k], state0[k] = {}, state1[k] = {};
+  const bool has0 = has_state<Rule>(0, u.state0), has1 = has_state<Rule>(1, u.state1),
+             has2 = has_state<Rule>(2, u.state2);
+  float p[k], g[k], state0[k] = {}, state1[k] = {}, state2[k] = {};
   load(p, u.value + i);
   load_as(g, u.gradient, u.gradient_dtype, i);
-  if (rule.has_state0(u)) load(state0, u.state0 + i);
-  if (Rule::states > 1) load(state1, u.state1 + i);
+  if (has0) load(state0, u.state0 + i);
+  if (has1) load(state1, u.state1 + i);
+  if (has2) load(state2, u.state2 + i);
 #pragma unroll
-  for (int j = 0; j < k; ++j) rule(u, scale, p[j], g[j], state0[j], state1[j]);
+  for (int j = 0; j < k; ++j) rule(u, scale, p[j], g[j], state0[j], state1[j], state2[j]);
   store(u.value + i, p);
-  if (rule.has_state0(u)) store(u.state0 + i, state0);
-  if (Rule::states > 1) store(u.state1 + i, state1);
+  if (has0) store(u.state0 + i, state0);
+  if (has1) store(u.state1 + i, state1);
+  if (has2) store(u.state2 + i, state2);
   if (u.working) store_as(u.working, u.working_dtype, i, p);
 }
 
-constexpr int update_room = 60;
+constexpr int update_room = 52;
 
 template <class Rule>
 struct Updates {
@@ -244,16 +308,26 @@ Update checked(const char* name, const UpdateRun& r, std::size_t rules, int need
   const bool gradient =
       r.gradient_dtype == DType::f32 || r.gradient_dtype == DType::f16 || r.gradient_dtype == DType::bf16;
   require(r.value && r.gradient && gradient && (!r.working || sixteen) && r.rule < rules &&
-              (needed_states < 1 || r.state0) && (needed_states < 2 || r.state1),
+              (needed_states < 1 || r.state0) && (needed_states < 2 || r.state1) &&
+              (needed_states < 3 || r.state2),
           Errc::invalid_argument, name, " of ", r.count,
           " elements needs values, states, constants, gradients in f32, f16 or "
           "bf16, and a working copy in f16 "
           "or bf16, if any");
   const bool packs = aligned(r.value, 16) && aligned(r.state0, 16) && aligned(r.state1, 16) &&
-                     aligned(r.gradient, width * size_of(r.gradient_dtype)) &&
+                     aligned(r.state2, 16) && aligned(r.gradient, width * size_of(r.gradient_dtype)) &&
                      aligned(r.working, width * size_of(r.working_dtype));
-  return {r.value, r.state0,         r.state1,        r.gradient, r.working,
-          r.count, r.gradient_dtype, r.working_dtype, packs,      static_cast<std::uint8_t>(r.rule),
+  return {r.value,
+          r.state0,
+          r.state1,
+          r.state2,
+          r.gradient,
+          r.working,
+          r.count,
+          r.gradient_dtype,
+          r.working_dtype,
+          packs,
+          static_cast<std::uint8_t>(r.rule),
           r.member};
 }
 
@@ -459,7 +533,13 @@ void decide_step(StepOutcome* outcome, const std::int64_t* squares, const std::i
 
 void adam(std::span<const UpdateRun> runs, std::span<const kernels::AdamFactors> rules,
           const StepInputs& inputs, const Stream& stream) {
-  update_all<Adam>("adam", runs, rules, 2, inputs, stream);
+  const auto has_maximum = [](const UpdateRun& r) { return r.count > 0 && r.state2 != nullptr; };
+  if (std::ranges::none_of(runs, has_maximum))
+    return update_all<Adam>("adam", runs, rules, 2, inputs, stream);
+  std::vector<UpdateRun> with, without;
+  for (const UpdateRun& r : runs) (has_maximum(r) ? with : without).push_back(r);
+  update_all<Amsgrad>("adam", with, rules, 3, inputs, stream);
+  update_all<Adam>("adam", without, rules, 2, inputs, stream);
 }
 
 void sgd(std::span<const UpdateRun> runs, std::span<const kernels::SgdFactors> rules,
@@ -475,6 +555,11 @@ void lion(std::span<const UpdateRun> runs, std::span<const kernels::LionFactors>
 void adagrad(std::span<const UpdateRun> runs, std::span<const kernels::AdagradFactors> rules,
              const StepInputs& inputs, const Stream& stream) {
   update_all<Adagrad>("adagrad", runs, rules, 1, inputs, stream);
+}
+
+void rmsprop(std::span<const UpdateRun> runs, std::span<const kernels::RmspropFactors> rules,
+             const StepInputs& inputs, const Stream& stream) {
+  update_all<Rmsprop>("rmsprop", runs, rules, 1, inputs, stream);
 }
 
 void decayed_step(std::span<const UpdateRun> runs, std::span<const kernels::DecayedStepFactors> rules,

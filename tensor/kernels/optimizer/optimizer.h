@@ -11,12 +11,14 @@
 
 namespace rz::kernels {
 
-/// The formula of each rule is at its constants.
+/// The formula of each rule is at its constants. With state2: AMSGrad.
 void adam(const UpdateRun&, const AdamFactors&);
 /// Without state0 there is no momentum.
 void sgd(const UpdateRun&, const SgdFactors&);
 void lion(const UpdateRun&, const LionFactors&);
 void adagrad(const UpdateRun&, const AdagradFactors&);
+/// Without the state after those that the constants need there is no momentum.
+void rmsprop(const UpdateRun&, const RmspropFactors&);
 void decayed_step(const UpdateRun&, const DecayedStepFactors&);
 
 /// The first half of LAMB: new m and v. squares[2i] and squares[2i + 1] receive the sums of squares of p and

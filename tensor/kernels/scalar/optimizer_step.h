@@ -19,6 +19,7 @@ struct UpdateRun {
   DType working_dtype = DType::bf16;  ///< f16 or bf16
   float* state0 = nullptr;            ///< the first state of the rule, if it has one
   float* state1 = nullptr;            ///< the second one
+  float* state2 = nullptr;            ///< the third one
   std::size_t count = 0;
   std::uint32_t rule = 0;    ///< on a device: index of the constants
   std::uint32_t member = 0;  ///< on a device: index of the parameter, for rules that need its norms
@@ -31,11 +32,12 @@ inline UpdateRun part_of(UpdateRun run, std::size_t begin, std::size_t end) {
   if (run.working) run.working = static_cast<std::byte*>(run.working) + begin * size_of(run.working_dtype);
   if (run.state0) run.state0 += begin;
   if (run.state1) run.state1 += begin;
+  if (run.state2) run.state2 += begin;
   run.count = end - begin;
   return run;
 }
 
-// In all rules g is the gradient, multiplied by `scale` first.
+// In all rules g is the gradient, multiplied by `scale` first; a negative scale maximizes.
 
 /// Adam (Kingma and Ba, arXiv:1412.6980) and AdamW (Loshchilov and Hutter, arXiv:1711.05101) as in
 /// torch.optim.
@@ -51,7 +53,9 @@ struct AdamStep {
 };
 
 /// p *= keep; g += l2·p; m = beta1·m + rest1·g; v = beta2·v + rest2·g²; p -= rate·m / (√v·correction + eps).
-/// Each constant is rounded once, from double. States: m, v.
+/// With a third state, the running maximum of v takes the place of v in the last step (AMSGrad: Reddi, Kale
+/// and Kumar, arXiv:1904.09237). Each constant is rounded once, from double. States: m, v and, for AMSGrad,
+/// the maximum.
 struct AdamFactors {
   float keep, l2, beta1, rest1, beta2, rest2, rate, correction, eps, scale;
 };
@@ -86,6 +90,15 @@ struct LionFactors {
 /// State: s.
 struct AdagradFactors {
   float l2, rate, eps, scale;
+};
+
+/// RMSprop (Hinton, lecture 6e of "Neural Networks for Machine Learning") as in torch.optim: g += l2·p; s =
+/// alpha·s + rest·g²; centered: a = alpha·a + rest·g and r = √max(s - a², 0), else r = √s; u = g / (r + eps);
+/// p -= rate·u, or with momentum b = momentum·b + u and p -= rate·b. States: s; a if centered; b, which has
+/// no memory without momentum.
+struct RmspropFactors {
+  float l2, alpha, rest, momentum, rate, eps, scale;
+  std::int32_t centered;
 };
 
 /// LAMB (You et al., arXiv:1904.00962): m = beta1·m + rest1·g; v = beta2·v + rest2·g²; u = m / (√v + eps) +
