@@ -294,12 +294,11 @@ TEST(DsConfig, CombinationsAreAmongThem) {
 /// What follows from a wrong value is no error of its own.
 TEST(DsConfig, NoErrorFollowsFromAnother) {
   EXPECT_EQ(all_errors(R"({"train_batch_size": "eight", "train_micro_batch_size_per_gpu": 2,
-      "gradient_accumulation_steps": 3, "optimizer": {"type": "Adan", "params": {"lr": "x"}},
+      "gradient_accumulation_steps": 3, "optimizer": {"type": 7, "params": {"lr": "x"}},
       "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}}})",
                        {.total_steps = 5}),
             "ds.json: train_batch_size: expected a whole number, found \"eight\"\n"
-            "ds.json: optimizer.type: unknown type \"Adan\"; choose one of Adam, AdamW, SGD, Adagrad, Lion, "
-            "Lamb, Muon");
+            "ds.json: optimizer.type: expected a text in quotes, found 7");
   EXPECT_EQ(all_errors(R"({"fp16": {"enabled": "perhaps"}, "bf16": {"enabled": true},
       "optimizer": {"type": "SGD", "params": {"nesterov": true, "momentum": "high"}}})"),
             "ds.json: optimizer.params.momentum: expected a number, found \"high\"\n"
@@ -350,6 +349,21 @@ TEST(DsConfig, NumbersAndSwitchesMayBeInQuotes) {
   expect_error_message(R"({"bf16": {"enabled": 2}})", {"expected true or false, found 2"});
   expect_error_message(R"({"gradient_clipping": "nan"})", {"gradient_clipping", "expected a number"});
   expect_error_message(R"({"gradient_clipping": "1e999"})", {"gradient_clipping", "expected a number"});
+}
+
+TEST(DsConfig, OldSwitchesMayBeInQuotesToo) {
+  const auto offloads = [](const char* value) {
+    return parse_ds_config(concat(R"({"zero_optimization": {"stage": 2, "cpu_offload": )", value, "}}"),
+                           "ds.json")
+               .zero.offload_optimizer.device == OffloadConfig::Device::cpu;
+  };
+  EXPECT_TRUE(offloads("\"true\""));
+  EXPECT_TRUE(offloads("true"));
+  EXPECT_FALSE(offloads("\"false\""));
+  EXPECT_FALSE(offloads("null"));
+  expect_error_message(R"({"zero_optimization": {"stage": 2, "cpu_offload": "maybe"}})",
+                       {"zero_optimization.offload_optimizer", "\"maybe\""});
+  expect_error_message(R"({"fp32_allreduce": "maybe"})", {"communication_data_type", "\"maybe\""});
 }
 
 /// Accelerate writes steps_per_print as Python's infinity.

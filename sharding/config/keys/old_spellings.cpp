@@ -12,8 +12,13 @@ namespace {
 using nlohmann::json;
 
 json same(const json& value) { return value; }
-json on_cpu(const json& value) { return value == true ? json{{"device", "cpu"}} : json(); }
-json as_fp32(const json& value) { return value == true ? json("fp32") : json(); }
+/// `on` for true, nothing for false; any other value stays, and is refused at the new key.
+json switched(const json& value, const json& on) {
+  const json plain = without_quotes(value);
+  return plain == true ? on : plain == false ? json() : value;
+}
+json on_cpu(const json& value) { return switched(value, {{"device", "cpu"}}); }
+json as_fp32(const json& value) { return switched(value, "fp32"); }
 json dropped(const json&) { return json(); }
 json enabled(const json& value) { return {{"enabled", value}}; }
 json universal(const json& value) { return {{"load_universal", value}}; }
