@@ -26,9 +26,9 @@ struct ArgumentFlag {
   std::string_view name;   ///< of Hugging Face's TrainingArguments where it has the flag: "learning_rate"
   std::string_view value;  ///< in help, e.g. "N"; "": true unless the next word is true or false
   std::string_view help;
-  ArgumentField field;                                      ///< none: `set` has the fields
+  ArgumentField field;           ///< none: `set` has the fields
   double min = 0, max = 3.4e38;  ///< of a number
-  std::string_view words = "";  ///< all words that a text may be, e.g. "no fp16 bf16"; "": any
+  std::string_view words = "";   ///< all words that a text may be, e.g. "no fp16 bf16"; "": any
   void (*set)(TrainingArguments&, const ArgumentFlag&,
               std::string_view value) = nullptr;  ///< null: the field
 };

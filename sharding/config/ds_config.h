@@ -140,8 +140,9 @@ struct DsConfig {
 };
 
 /// Errors are Errc::config, "FILE: key.path: reason; remedy", or Errc::unsupported for what this build does
-/// not have. One error has all that is wrong, a line each, at most 20: unknown keys, wrong values, what is not
-/// supported, and combinations. An error of syntax comes alone. Batch sizes may be missing, but sizes that are given must divide.
+/// not have. One error has all that is wrong, a line each, at most 20: unknown keys, wrong values, what is
+/// not supported, and combinations. An error of syntax comes alone. Batch sizes may be missing, but sizes
+/// that are given must divide.
 DsConfig read_ds_config(const std::string& path, const TrainingArguments& = {}, const RunFacts& = {});
 DsConfig parse_ds_config(std::string_view text, const std::string& file, const TrainingArguments& = {},
                          const RunFacts& = {});
