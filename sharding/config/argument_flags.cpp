@@ -23,13 +23,14 @@ T parse_number(const ArgumentFlag& flag, std::string_view text) {
   return value;
 }
 
-template <auto field>
-void set_integer(A& a, const ArgumentFlag& flag, std::string_view value) {
-  a.*field = parse_number<std::int64_t>(flag, value);
-}
-template <auto field>
-void set_double(A& a, const ArgumentFlag& flag, std::string_view value) {
-  a.*field = parse_number<double>(flag, value);
+/// A share of the schedule below 1, as in Trainer.
+void set_warmup_steps(A& a, const ArgumentFlag& flag, std::string_view value) {
+  const auto number = parse_number<double>(flag, value);
+  if (number > 0 && number < 1) {
+    a.warmup_ratio = number;
+  } else {
+    a.warmup_steps = parse_number<std::int64_t>(flag, value);
+  }
 }
 
 bool is_true(std::string_view word) { return word == "true" || word == "True" || word == "1"; }
@@ -39,10 +40,6 @@ bool parse_bool(const ArgumentFlag& flag, std::string_view value) {
   require(is_true(value) || is_false(value), Errc::config, "--", flag.name, " ", value,
           ": expected true or false");
   return is_true(value);
-}
-template <auto field>
-void set_bool(A& a, const ArgumentFlag& flag, std::string_view value) {
-  a.*field = parse_bool(flag, value);
 }
 
 void check_word(const ArgumentFlag& flag, std::string_view value) {
@@ -54,10 +51,28 @@ void check_word(const ArgumentFlag& flag, std::string_view value) {
   }
   fail(Errc::config, "--", flag.name, " ", value, ": choose one of ", flag.words);
 }
-template <auto field>
-void set_text(A& a, const ArgumentFlag& flag, std::string_view value) {
-  check_word(flag, value);
-  a.*field = value;
+
+/// A value of the type of the field.
+template <class T>
+T parse_value(const ArgumentFlag& flag, std::string_view value) {
+  if constexpr (std::is_same_v<T, bool>) {
+    return parse_bool(flag, value);
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    check_word(flag, value);
+    return std::string(value);
+  } else {
+    return parse_number<T>(flag, value);
+  }
+}
+template <class T>
+void set_field(A& a, const ArgumentFlag& flag, std::optional<T> A::*field, std::string_view value) {
+  a.*field = parse_value<T>(flag, value);
+}
+void set_field(A&, const ArgumentFlag&, std::monostate, std::string_view) {}
+
+void set_value(A& a, const ArgumentFlag& flag, std::string_view value) {
+  if (flag.set) return flag.set(a, flag, value);
+  std::visit([&](const auto field) { set_field(a, flag, field, value); }, flag.field);
 }
 
 void set_dtype(A& a, DType precision) {
@@ -95,85 +110,89 @@ constexpr double max_size = 1 << 20, max_updates = 0x1p40;
 
 constexpr ArgumentFlag table[] = {
     {FlagGroup::configuration, "train_batch_size", "N", "train_batch_size: samples of an update",
-     set_integer<&A::train_batch_size>, 1, max_updates},
+     &A::train_batch_size, 1, max_updates},
     {FlagGroup::configuration, "per_device_train_batch_size", "N",
-     "train_micro_batch_size_per_gpu: samples of a pass on a rank",
-     set_integer<&A::per_device_train_batch_size>, 1, max_size},
+     "train_micro_batch_size_per_gpu: samples of a pass on a rank", &A::per_device_train_batch_size, 1,
+     max_size},
     {FlagGroup::configuration, "gradient_accumulation_steps", "N", "Passes of an update",
-     set_integer<&A::gradient_accumulation_steps>, 1, max_size},
-    {FlagGroup::configuration, "precision", "DTYPE", "f32, bf16 or f16: the sections bf16 and fp16",
-     set_precision, 0, 0, "f32 bf16 f16"},
-    {FlagGroup::configuration, "bf16", "", "The same as --precision bf16", set_bf16},
-    {FlagGroup::configuration, "fp16", "", "The same as --precision f16", set_fp16},
+     &A::gradient_accumulation_steps, 1, max_size},
+    {FlagGroup::configuration,
+     "precision",
+     "DTYPE",
+     "f32, bf16 or f16: the sections bf16 and fp16",
+     {},
+     0,
+     0,
+     "f32 bf16 f16",
+     set_precision},
+    {FlagGroup::configuration, "bf16", "", "The same as --precision bf16", {}, 0, 0, "", set_bf16},
+    {FlagGroup::configuration, "fp16", "", "The same as --precision f16", {}, 0, 0, "", set_fp16},
     {FlagGroup::configuration, "learning_rate", "X",
-     "optimizer.params.lr; without a section optimizer: AdamW with this rate", set_double<&A::learning_rate>},
-    {FlagGroup::configuration, "adam_beta1", "X", "optimizer.params.betas, the first",
-     set_double<&A::adam_beta1>},
-    {FlagGroup::configuration, "adam_beta2", "X", "optimizer.params.betas, the second",
-     set_double<&A::adam_beta2>},
-    {FlagGroup::configuration, "adam_epsilon", "X", "optimizer.params.eps", set_double<&A::adam_epsilon>},
-    {FlagGroup::configuration, "weight_decay", "X", "optimizer.params.weight_decay",
-     set_double<&A::weight_decay>},
-    {FlagGroup::configuration, "max_grad_norm", "X", "gradient_clipping; 0: no clipping",
-     set_double<&A::max_grad_norm>},
+     "optimizer.params.lr; without a section optimizer: AdamW with this rate", &A::learning_rate},
+    {FlagGroup::configuration, "adam_beta1", "X", "optimizer.params.betas, the first", &A::adam_beta1},
+    {FlagGroup::configuration, "adam_beta2", "X", "optimizer.params.betas, the second", &A::adam_beta2},
+    {FlagGroup::configuration, "adam_epsilon", "X", "optimizer.params.eps", &A::adam_epsilon},
+    {FlagGroup::configuration, "weight_decay", "X", "optimizer.params.weight_decay", &A::weight_decay},
+    {FlagGroup::configuration, "max_grad_norm", "X", "gradient_clipping; 0: no clipping", &A::max_grad_norm},
     {FlagGroup::configuration, "lr_scheduler_type", "NAME",
-     "Without a section scheduler: linear (WarmupDecayLR), cosine (WarmupCosineLR), constant, or "
-     "constant_with_warmup (WarmupLR)",
-     set_text<&A::lr_scheduler_type>, 0, 0, "linear cosine constant constant_with_warmup"},
-    {FlagGroup::configuration, "warmup_steps", "N", "scheduler.params.warmup_num_steps",
-     set_integer<&A::warmup_steps>, 0, max_updates},
+     "Without a section scheduler: linear, cosine, constant, constant_with_warmup or reduce_lr_on_plateau; "
+     "with a warm-up DeepSpeed's WarmupDecayLR, WarmupCosineLR or WarmupLR, else torch's LinearLR or "
+     "CosineAnnealingLR",
+     &A::lr_scheduler_type, 0, 0, "linear cosine constant constant_with_warmup reduce_lr_on_plateau"},
+    {FlagGroup::configuration, "warmup_steps", "N",
+     "scheduler.params.warmup_num_steps; below 1: as warmup_ratio; default 0", &A::warmup_steps, 0,
+     max_updates, "", set_warmup_steps},
     {FlagGroup::configuration, "warmup_ratio", "X", "The same, as a share of the updates of the schedule",
-     set_double<&A::warmup_ratio>, 0, 1},
+     &A::warmup_ratio, 0, 1},
     {FlagGroup::configuration, "total_steps", "N",
-     "scheduler.params.total_num_steps; \"auto\" is the updates of the run without it",
-     set_integer<&A::total_steps>, 1, max_updates},
+     "scheduler.params.total_num_steps; \"auto\" is the updates of the run without it", &A::total_steps, 1,
+     max_updates},
     {FlagGroup::configuration, "gradient_checkpointing", "",
      "activation_checkpointing.partition_activations: blocks compute their activations again in backward",
-     set_bool<&A::gradient_checkpointing>},
-    {FlagGroup::configuration, "dataloader_drop_last", "", "dataloader_drop_last",
-     set_bool<&A::dataloader_drop_last>},
+     &A::gradient_checkpointing},
+    {FlagGroup::configuration, "dataloader_drop_last", "", "dataloader_drop_last", &A::dataloader_drop_last},
     {FlagGroup::configuration, "ddp_comm_hook", "NAME",
-     "ringzero.comm_hook: no, fp16, bf16, power_sgd or batched_power_sgd; not with ZeRO",
-     set_text<&A::ddp_comm_hook>, 0, 0, "no fp16 bf16 power_sgd batched_power_sgd"},
+     "ringzero.comm_hook: no, fp16, bf16, power_sgd or batched_power_sgd; not with ZeRO", &A::ddp_comm_hook,
+     0, 0, "no fp16 bf16 power_sgd batched_power_sgd"},
     {FlagGroup::configuration, "ddp_find_unused_parameters", "BOOL", "ringzero.find_unused_parameters",
-     set_bool<&A::ddp_find_unused_parameters>},
-    {FlagGroup::configuration, "ddp_static_graph", "BOOL", "ringzero.static_graph",
-     set_bool<&A::ddp_static_graph>},
+     &A::ddp_find_unused_parameters},
+    {FlagGroup::configuration, "ddp_static_graph", "BOOL", "ringzero.static_graph", &A::ddp_static_graph},
     {FlagGroup::configuration, "ddp_broadcast_buffers", "BOOL", "ringzero.broadcast_buffers",
-     set_bool<&A::ddp_broadcast_buffers>},
-    {FlagGroup::loop, "max_steps", "N", "Updates of the run", set_integer<&A::max_steps>, -1, max_updates},
-    {FlagGroup::loop, "num_train_epochs", "X", "Passes over the data", set_double<&A::num_train_epochs>},
+     &A::ddp_broadcast_buffers},
+    {FlagGroup::loop, "max_steps", "N", "Updates of the run", &A::max_steps, -1, max_updates},
+    {FlagGroup::loop, "num_train_epochs", "X",
+     "Passes over the data: train_gpt makes them; else the loop of the program does, and no schedule counts "
+     "them",
+     &A::num_train_epochs},
     {FlagGroup::loop, "logging_steps", "N", "steps_per_print: updates between lines of progress",
-     set_integer<&A::logging_steps>, 1, max_updates},
-    {FlagGroup::checkpoint, "output_dir", "DIR", "Folder of the checkpoints", set_text<&A::output_dir>},
+     &A::logging_steps, 1, max_updates},
+    {FlagGroup::checkpoint, "output_dir", "DIR", "Folder of the checkpoints", &A::output_dir},
     {FlagGroup::checkpoint, "resume_from_checkpoint", "DIR",
      "Begin with the last checkpoint of this folder, or of the output folder for true",
-     set_text<&A::resume_from_checkpoint>},
+     &A::resume_from_checkpoint},
     {FlagGroup::checkpoint, "save_strategy", "NAME", "no, or steps (every 500 updates without --save_steps)",
-     set_save_strategy, 0, 0, "no steps"},
-    {FlagGroup::checkpoint, "save_steps", "N", "Save every N updates; 0: not by number",
-     set_integer<&A::save_steps>, 0, max_updates},
-    {FlagGroup::checkpoint, "save_minutes", "M", "Save when the last checkpoint is M minutes old",
-     set_integer<&A::save_minutes>, 0, max_updates},
-    {FlagGroup::checkpoint, "save_total_limit", "K", "Keep the last K checkpoints; 0: all",
-     set_integer<&A::save_total_limit>, 0, max_updates},
-    {FlagGroup::checkpoint, "async_save", "", "Write checkpoints while training goes on",
-     set_bool<&A::async_save>},
-    {FlagGroup::checkpoint, "eval_strategy", "NAME", "no, or steps (every 500 updates without --eval_steps)",
-     set_eval_strategy, 0, 0, "no steps"},
-    {FlagGroup::checkpoint, "eval_steps", "N", "Evaluate every N updates; 0: never",
-     set_integer<&A::eval_steps>, 0, max_updates},
-    {FlagGroup::checkpoint, "metric_for_best_model", "NAME", "The metric that decides on the best checkpoint",
-     set_text<&A::metric_for_best_model>},
-    {FlagGroup::checkpoint, "greater_is_better", "BOOL", "Whether the best metric is the greatest",
-     set_bool<&A::greater_is_better>},
-    {FlagGroup::checkpoint, "load_best_model_at_end", "", "Load the model of the best checkpoint at the end",
-     set_bool<&A::load_best_model_at_end>},
-    {FlagGroup::checkpoint, "early_stopping_patience", "N",
-     "Stop after N evaluations in a row without improvement", set_integer<&A::early_stopping_patience>, 1,
+     &A::save_strategy, 0, 0, "no steps", set_save_strategy},
+    {FlagGroup::checkpoint, "save_steps", "N", "Save every N updates; 0: not by number", &A::save_steps, 0,
      max_updates},
+    {FlagGroup::checkpoint, "save_minutes", "M", "Save when the last checkpoint is M minutes old",
+     &A::save_minutes, 0, max_updates},
+    {FlagGroup::checkpoint, "save_total_limit", "K", "Keep the last K checkpoints; 0: all",
+     &A::save_total_limit, 0, max_updates},
+    {FlagGroup::checkpoint, "async_save", "", "Write checkpoints while training goes on", &A::async_save},
+    {FlagGroup::checkpoint, "eval_strategy", "NAME", "no, or steps (every 500 updates without --eval_steps)",
+     &A::eval_strategy, 0, 0, "no steps", set_eval_strategy},
+    {FlagGroup::checkpoint, "eval_steps", "N", "Evaluate every N updates; 0: never", &A::eval_steps, 0,
+     max_updates},
+    {FlagGroup::checkpoint, "metric_for_best_model", "NAME", "The metric that decides on the best checkpoint",
+     &A::metric_for_best_model},
+    {FlagGroup::checkpoint, "greater_is_better", "BOOL", "Whether the best metric is the greatest",
+     &A::greater_is_better},
+    {FlagGroup::checkpoint, "load_best_model_at_end", "", "Load the model of the best checkpoint at the end",
+     &A::load_best_model_at_end},
+    {FlagGroup::checkpoint, "early_stopping_patience", "N",
+     "Stop after N evaluations in a row without improvement", &A::early_stopping_patience, 1, max_updates},
     {FlagGroup::checkpoint, "early_stopping_threshold", "X", "What an improvement must exceed",
-     set_double<&A::early_stopping_threshold>},
+     &A::early_stopping_threshold},
 };
 
 constexpr std::pair<std::string_view, std::string_view> without_counterpart[] = {
@@ -217,17 +236,17 @@ std::size_t set_argument(TrainingArguments& a, const ArgumentFlag& flag, std::sp
   ArgumentFlag given = flag;
   given.name = word.substr(2, equals == word.npos ? equals : equals - 2);  // for messages, as it was written
   if (equals != word.npos) {
-    given.set(a, given, word.substr(equals + 1));
+    set_value(a, given, word.substr(equals + 1));
     return at + 1;
   }
   const std::string_view next = at + 1 < words.size() ? words[at + 1] : "";
   if (flag.value.empty() && !is_true(next) && !is_false(next)) {
-    given.set(a, given, "true");
+    set_value(a, given, "true");
     return at + 1;
   }
   require(at + 1 < words.size() && !next.starts_with("--"), Errc::config, "--", given.name,
           ": a value is missing");
-  given.set(a, given, next);
+  set_value(a, given, next);
   return at + 2;
 }
 

@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <variant>
 
 #include "sharding/config/training_arguments.h"
 
@@ -14,14 +15,22 @@ namespace rz {
 /// Which values a flag decides on.
 enum class ArgumentGroup { configuration, loop, checkpoint };
 
+/// The field that a flag sets, and a key of the configuration takes.
+using ArgumentField =
+    std::variant<std::monostate, std::optional<std::int64_t> TrainingArguments::*,
+                 std::optional<double> TrainingArguments::*, std::optional<bool> TrainingArguments::*,
+                 std::optional<std::string> TrainingArguments::*>;
+
 struct ArgumentFlag {
   ArgumentGroup group;
   std::string_view name;   ///< of Hugging Face's TrainingArguments where it has the flag: "learning_rate"
   std::string_view value;  ///< in help, e.g. "N"; "": true unless the next word is true or false
   std::string_view help;
-  void (*set)(TrainingArguments&, const ArgumentFlag&, std::string_view value);
-  double min = 0, max = 1e300;  ///< of a number
-  std::string_view words = "";  ///< all words that a text may be, e.g. "no fp16 bf16"; "": any
+  ArgumentField field;           ///< none: `set` has the fields
+  double min = 0, max = 3.4e38;  ///< of a number
+  std::string_view words = "";   ///< all words that a text may be, e.g. "no fp16 bf16"; "": any
+  void (*set)(TrainingArguments&, const ArgumentFlag&,
+              std::string_view value) = nullptr;  ///< null: the field
 };
 
 std::span<const ArgumentFlag> argument_flags();

@@ -1,9 +1,9 @@
 #pragma once
 /// A DeepSpeed configuration, with the names, defaults and rules of DeepSpeed 0.19: JSON with comments,
-/// trailing commas and integers like 1e9. docs/configuration.md lists every key and what is done with it. An
-/// unknown key, a duplicate key and a key that needs what this build does not have are errors; no key that
-/// changes results or memory is passed over in silence. Options that DeepSpeed has no key for are under
-/// "ringzero".
+/// trailing commas and integers like 1e9; numbers, and true and false, may be in quotes.
+/// docs/configuration.md lists every key and what is done with it. An unknown key, a duplicate key and a key
+/// that needs what this build does not have are errors; no key that changes results or memory is passed over
+/// in silence. Options that DeepSpeed has no key for are under "ringzero".
 ///
 ///     const DsConfig config = read_ds_config("ds.json", {.learning_rate = 1e-3}, {.ranks = 8});
 ///     std::puts(resolved_table(config).c_str());
@@ -145,7 +145,9 @@ struct DsConfig {
 };
 
 /// Errors are Errc::config, "FILE: key.path: reason; remedy", or Errc::unsupported for what this build does
-/// not have. Batch sizes may be missing, but sizes that are given must divide.
+/// not have. One error has all that is wrong, a line each, at most 20: unknown keys, wrong values, what is
+/// not supported, and combinations. An error of syntax comes alone. Batch sizes may be missing, but sizes
+/// that are given must divide.
 DsConfig read_ds_config(const std::string& path, const TrainingArguments& = {}, const RunFacts& = {});
 DsConfig parse_ds_config(std::string_view text, const std::string& file, const TrainingArguments& = {},
                          const RunFacts& = {});

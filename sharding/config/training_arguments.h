@@ -23,10 +23,11 @@ struct TrainingArguments {
   std::optional<double> adam_epsilon;                       ///< 1e-8
   std::optional<double> weight_decay;                       ///< 0
   std::optional<double> max_grad_norm;                      ///< 1; 0: no clipping
-  std::optional<std::int64_t> warmup_steps;                 ///< no default: 0 is no warm-up for a scheduler
+  std::optional<std::int64_t> warmup_steps;                 ///< 0, which DeepSpeed's schedules take for 2
   std::optional<double>
       warmup_ratio;  ///< instead of warmup_steps: of the updates of the schedule, rounded up
-  /// Adds a section "scheduler" without one: linear, cosine, constant or constant_with_warmup.
+  /// Adds a section "scheduler" without one: linear, cosine, constant, constant_with_warmup or
+  /// reduce_lr_on_plateau. With a warm-up they are DeepSpeed's schedules, else torch's.
   std::optional<std::string> lr_scheduler_type;
   std::optional<std::int64_t> total_steps;  ///< updates that schedules count with; default: those of the run
   std::optional<DType> precision;           ///< fp16 and bf16 in Hugging Face; f32
@@ -37,7 +38,9 @@ struct TrainingArguments {
   std::optional<std::int64_t> logging_steps;  ///< steps_per_print
   /// Updates of the run, for "auto" in schedules, and the end of it for Engine::should_stop(); -1: as absent.
   std::optional<std::int64_t> max_steps;
-  std::optional<double> num_train_epochs;  ///< for the loop of the program, which reads it; train_gpt does
+  /// For the loop of the program, which makes as many passes over its loader, as train_gpt does. An engine
+  /// does not know the data: give max_steps, or EngineOptions::updates, to a schedule that needs the updates.
+  std::optional<double> num_train_epochs;
   // ringzero.checkpoint
   std::optional<std::string> output_dir, resume_from_checkpoint;
   std::optional<std::int64_t> save_steps, save_minutes, save_total_limit;  ///< minutes: not in Hugging Face

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <functional>
+#include <numeric>
 #include <utility>
 
 #include "autograd_lite/nn/init.h"
@@ -209,6 +211,16 @@ void Engine::run_update(const std::function<nn::Loss(std::size_t)>& forward,
     return loaders_->restore(loaders_->of_update());
   }
   checkpointer_->end_update();
+}
+
+void Engine::lr_scheduler_step(double metric) {
+  updates().require_between_updates("lr_scheduler_step()");
+  std::vector<double> all(static_cast<std::size_t>(world_.size()));
+  world_.communicator().all_gather(ConstBuffer(&metric, 1), Buffer(all.data(), all.size())).wait();
+  const auto first = std::ranges::adjacent_find(all, std::not_equal_to());
+  const double mean =
+      first == all.end() ? metric : std::reduce(all.begin(), all.end()) / static_cast<double>(all.size());
+  updates().training().step_scheduler(mean);
 }
 
 void Engine::require_distinct(std::vector<const void*> batches) {

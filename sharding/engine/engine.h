@@ -225,6 +225,10 @@ class Engine {
   Optimizer& optimizer() { return updates().training().optimizer(); }
   /// Counts an epoch, for schedules by epoch.
   void end_epoch() { updates().training().end_epoch(); }
+  /// Gives ReduceLROnPlateau a metric, e.g. mean() of an evaluation; torch's scheduler.step(metrics). It is
+  /// the mean of the values of all ranks, which are equal after mean(). Call it between two updates: the
+  /// rates change for the next one. Collective. Errc::invalid_argument for another schedule.
+  void lr_scheduler_step(double metric);
 
  private:
   friend Engine initialize(World&, Module&, EngineOptions);

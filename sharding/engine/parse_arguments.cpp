@@ -113,15 +113,27 @@ class ArgumentParser {
   bool switched_on_ = false;
 };
 
-[[noreturn]] void refuse_word(const std::string& word) {
-  if (!word.starts_with("-")) fail(Errc::config, word, ": expected a flag, e.g. --deepspeed FILE");
+std::string describe_unknown(const std::string& word) {
+  if (!word.starts_with("-")) return concat(word, ": expected a flag, e.g. --deepspeed FILE");
+  const std::string name = argument_name(word);
   if (const std::string_view reason = no_argument_flag(word); !reason.empty())
-    fail(Errc::config, "--", argument_name(word), ": a flag of Trainer without a counterpart here: ", reason);
+    return concat("--", name, ": a flag of Trainer without a counterpart here: ", reason);
   std::vector<std::string_view> names(std::begin(own_flags), std::end(own_flags));
   for (const ArgumentFlag& flag : argument_flags()) names.push_back(flag.name);
-  const std::string nearest = nearest_name(argument_name(word), names);
-  fail(Errc::config, "--", argument_name(word), ": unknown flag", nearest.empty() ? "" : "; nearest: --",
-       nearest);
+  const std::string nearest = nearest_name(name, names);
+  return concat("--", name, ": unknown flag", nearest.empty() ? "" : "; nearest: --", nearest);
+}
+
+/// All of them, a line each. A word behind an unknown flag is its value.
+void refuse_words(const std::vector<std::string>& words) {
+  std::string text;
+  bool after_flag = false;
+  for (const std::string& word : words) {
+    const bool is_flag = word.starts_with("-");
+    if (is_flag || !after_flag) text += concat(text.empty() ? "" : "\n", describe_unknown(word));
+    after_flag = is_flag;
+  }
+  require(text.empty(), Errc::config, text);
 }
 
 }  // namespace
@@ -134,7 +146,7 @@ KnownArguments parse_known_arguments(int argc, const char* const* argv, Training
 EngineOptions parse_arguments(int argc, const char* const* argv) {
   KnownArguments known = parse_known_arguments(argc, argv);
   if (known.help) throw HelpRequest(arguments_help());
-  if (!known.rest.empty()) refuse_word(known.rest.front());
+  refuse_words(known.rest);
   return std::move(known.options);
 }
 

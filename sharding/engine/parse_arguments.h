@@ -15,8 +15,9 @@ namespace rz {
 /// --deepspeed FILE, or --deepspeed_config FILE with or without --deepspeed; --seed N; --local_rank N, which
 /// DeepSpeed's launcher appends and which must be that of the launcher; and those of
 /// sharding/config/argument_flags.h. '-' may stand for '_'. A flag without a value may have true or false
-/// behind it. Errc::config for a value that is missing or wrong, and for a word that is no flag, with the
-/// nearest flag. --help (-h) throws HelpRequest with arguments_help(), which run_entrypoint() prints.
+/// behind it. Errc::config for a value that is missing or wrong, and for words that are no flags: a line
+/// each, with the nearest flag. --help (-h) throws HelpRequest with arguments_help(), which run_entrypoint()
+/// prints.
 EngineOptions parse_arguments(int argc, const char* const* argv);
 
 struct KnownArguments {

@@ -17,9 +17,9 @@ DsConfig read(const EngineOptions& o, const RunFacts& facts) {
   return parse_ds_config(o.config.empty() ? "{}" : o.config, "configuration", o.arguments, facts);
 }
 
-void check_schedule(const DsConfig& config, const LrSchedule& schedule) {
+void check_schedule(const DsConfig& config, const LrSchedule& schedule, const Optimizer& optimizer) {
   try {
-    check(schedule);
+    check(schedule, optimizer);
   } catch (const Error& e) {
     fail(Errc::config, config.file, ": scheduler.params: ", e.what());
   }
@@ -39,8 +39,8 @@ void check_training(const DsConfig& config, const EngineOptions& o) {
   const bool own = o.optimizer != nullptr;
   if (!own && !config.optimizer) return;
   required_sizes(config);
-  if (!own) make_optimizer(*config.optimizer, o.decay);
-  check_schedule(config, o.lr_schedule ? *o.lr_schedule : config.schedule);
+  const auto configured = own ? nullptr : make_optimizer(*config.optimizer, o.decay);
+  check_schedule(config, o.lr_schedule ? *o.lr_schedule : config.schedule, own ? *o.optimizer : *configured);
 }
 
 void require_same_configuration(World& world, const DsConfig& config, const EngineOptions& o) {

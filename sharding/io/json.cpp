@@ -35,7 +35,8 @@ void refuse_zero_bytes(std::string_view text, const std::string& file) {
           " is zero");
 }
 
-/// Replaces comments and trailing commas by spaces, so that positions in messages stay correct.
+/// Replaces comments and trailing commas by spaces, and Infinity by a text, so that positions in messages
+/// stay correct.
 class Relaxer {
  public:
   explicit Relaxer(std::string_view text) : text_(text) {}
@@ -53,6 +54,7 @@ class Relaxer {
     if (c == '"') return skip_string();
     if (c == '#' || ahead("//")) return blank_until("\n", false);
     if (ahead("/*")) return blank_until("*/", true);
+    if ((c == 'I' || c == '-') && quote_infinity()) return;
     if ((c == '}' || c == ']') && comma_ != none) text_[comma_] = ' ';
     if (!std::isspace(static_cast<unsigned char>(c))) {
       // A comma behind no value stays, so that the parser reports it.
@@ -60,6 +62,19 @@ class Relaxer {
       last_ = c;
     }
     ++at_;
+  }
+
+  /// Python's Infinity becomes the text "inf". False if there is none here.
+  bool quote_infinity() {
+    const std::string_view sign = text_[at_] == '-' ? "-" : "";
+    const std::size_t length = sign.size() + 8;
+    const auto is_word = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; };
+    if (text_.compare(at_ + sign.size(), 8, "Infinity") != 0 || is_word(last_)) return false;
+    if (at_ + length < text_.size() && is_word(text_[at_ + length])) return false;
+    std::string quoted = concat('"', sign, "inf\"");
+    quoted.resize(length, ' ');
+    text_.replace(at_, length, quoted);
+    return true;
   }
 
   void skip_string() {

@@ -11,7 +11,8 @@
 
 namespace rz {
 
-/// `relaxed` also accepts // , # and /* */ comments and trailing commas.
+/// `relaxed` also accepts // , # and /* */ comments and trailing commas, and reads Python's Infinity as the
+/// text "inf".
 enum class JsonDialect { strict, relaxed };
 
 /// The whole text must be one value. Errc::config, "FILE: …", for bad syntax (with line and column), a zero

@@ -69,4 +69,8 @@ void Optimizer::set_betas(int group, std::array<double, 2>) {
   fail(Errc::unsupported, name(), ": the group \"", group_name(group), "\" has no betas");
 }
 
+void Optimizer::set_momentum(int group, double) {
+  fail(Errc::unsupported, name(), ": the group \"", group_name(group), "\" has no momentum");
+}
+
 }  // namespace rz

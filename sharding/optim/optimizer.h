@@ -135,6 +135,10 @@ class Optimizer {
   virtual bool has_betas(int /*group*/) const { return false; }
   /// Errc::unsupported without betas; Errc::invalid_argument unless both are in [0, 1).
   virtual void set_betas(int group, std::array<double, 2> betas);
+  /// Whether the rule of a group has a momentum that is not 0, or betas: beta 1 is then the momentum.
+  virtual bool has_momentum(int group) const { return has_betas(group); }
+  /// Errc::unsupported without one; Errc::invalid_argument unless it is in [0, 1), and above 0 without betas.
+  virtual void set_momentum(int group, double momentum);
 
   // ---- updates
   /// Counts an update; the strategy calls it once before update().

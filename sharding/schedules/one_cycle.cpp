@@ -5,13 +5,13 @@
 namespace rz::schedules {
 namespace {
 
-double cycle_length(const OneCycleLr& s) {
+double cycle_length(const OneCycle& s) {
   return s.first_step_size + s.second_step_size.value_or(s.first_step_size);
 }
 
 /// The height in the cycle, held flat over each of `stairs` stairs. It is computed from whole steps, so that
 /// rounding of the height does not lose a stair.
-double stair_height(const OneCycleLr& s, double step, double stairs) {
+double stair_height(const OneCycle& s, double step, double stairs) {
   const double total = cycle_length(s), at = std::fmod(step, total);
   const double position = at <= s.first_step_size
                               ? at * stairs / s.first_step_size
@@ -20,7 +20,7 @@ double stair_height(const OneCycleLr& s, double step, double stairs) {
 }
 
 /// 0 at both ends of the cycle, 1 at its top.
-double height(const OneCycleLr& s, double step) {
+double height(const OneCycle& s, double step) {
   const double total = cycle_length(s), top = s.first_step_size / total;
   const double cycle = std::floor(1 + step / total);
   const double x = 1. + step / total - cycle;
@@ -32,16 +32,16 @@ double height(const OneCycleLr& s, double step) {
 }
 
 /// True in the cycle, and in its last step, which DeepSpeed counts to it.
-bool in_cycle(const OneCycleLr& s, double step) { return step - 1 < cycle_length(s); }
+bool in_cycle(const OneCycle& s, double step) { return step - 1 < cycle_length(s); }
 
 /// Steps of the decay, in units of its step size.
-double decay_interval(const OneCycleLr& s, double step) {
+double decay_interval(const OneCycle& s, double step) {
   return (step - 1 - cycle_length(s) + 1) / s.decay_step_size;
 }
 
 }  // namespace
 
-double rate(const OneCycleLr& s, std::int64_t step, const ScheduledGroup& group) {
+double rate(const OneCycle& s, std::int64_t step, const ScheduledGroup& group) {
   const double low = s.min_lr[group.index], high = s.max_lr[group.index];
   const auto at = static_cast<double>(step);
   if (in_cycle(s, at)) return low + (high - low) * height(s, at);
@@ -49,7 +49,7 @@ double rate(const OneCycleLr& s, std::int64_t step, const ScheduledGroup& group)
   return low / (1 + s.decay_lr_rate * decay_interval(s, at));
 }
 
-double momentum(const OneCycleLr& s, std::int64_t step, std::size_t group) {
+double momentum(const OneCycle& s, std::int64_t step, std::size_t group) {
   const double low = s.min_momentum[group], high = s.max_momentum[group];
   const auto at = static_cast<double>(step);
   if (step == 0) return low;

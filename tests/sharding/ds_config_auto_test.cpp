@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "comm/core/error.h"
+#include "sharding/config/argument_flags.h"
 #include "sharding/config/ds_config.h"
 #include "sharding/io/json.h"
 #include "tests/support/configs_in_notes.h"
@@ -39,10 +41,14 @@ TEST(DsConfigAuto, SizesOfBucketsFollowFromTheHiddenSize) {
   EXPECT_EQ(c.zero.prefetch_bucket_size, 14062) << "the floor of 14062.5";
   EXPECT_EQ(c.zero.param_persistence_threshold, 1250);
   EXPECT_EQ(origin(c, "zero_optimization.reduce_bucket_size"), "auto: hidden size 125");
-  EXPECT_EQ(refusal(text),
-            "ds.json: zero_optimization.reduce_bucket_size: \"auto\" stands for the model's hidden size, "
-            "which is not "
-            "given; give it, or write a value");
+  std::string missing;
+  for (const char* key :
+       {"reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"})
+    missing +=
+        concat(missing.empty() ? "" : "\n", "ds.json: zero_optimization.", key,
+               ": \"auto\" stands for the model's hidden size, which is not given; give it, or write a "
+               "value");
+  EXPECT_EQ(refusal(text), missing);
 }
 
 TEST(DsConfigAuto, OtherKeysOfASectionHaveDeepSpeedsDefault) {
@@ -101,13 +107,18 @@ TEST(DsConfigAuto, TheRestHasHuggingFacesDefaults) {
 }
 
 TEST(DsConfigAuto, AMissingArgumentIsNamed) {
-  const auto what = refusal(all_auto, {}, {.updates = [](const BatchSizes&) { return 5; }});
-  EXPECT_EQ(what,
-            "ds.json: scheduler.params.warmup_num_steps: \"auto\" stands for warmup_steps, which is not "
-            "given; give it, "
-            "or write a value");
-  EXPECT_NE(refusal(all_auto, {.warmup_steps = 1}).find("\"auto\" stands for total_steps"),
-            std::string::npos);
+  EXPECT_EQ(refusal(all_auto),
+            "ds.json: scheduler.params.total_num_steps: \"auto\" stands for total_steps, which is not given; "
+            "give it, or write a value");
+}
+
+TEST(DsConfigAuto, AWarmupHasNoUpdatesByDefault) {
+  const RunFacts facts{.updates = [](const BatchSizes&) { return std::int64_t{50}; }};
+  const DsConfig c = parse(all_auto, {}, facts);
+  EXPECT_EQ(c.schedule, LrSchedule(WarmupDecayLr{.total_num_steps = 50, .max_lr = 5e-5, .num_steps = 1}));
+  EXPECT_EQ(origin(c, "scheduler.params.warmup_num_steps"), "auto: Hugging Face's default");
+  EXPECT_EQ(parse(all_auto, {.warmup_steps = 0}, facts).schedule, c.schedule);
+  EXPECT_EQ(parse("{}", {.warmup_steps = 0}).schedule, LrSchedule(ConstantLr{})) << "nothing to warm up";
 }
 
 TEST(DsConfigAuto, SizesAreDerivedFromThoseThatAreKnown) {
@@ -156,10 +167,58 @@ TEST(DsConfigAuto, EveryValueHasAnOrigin) {
   EXPECT_EQ(origin(c, "zero_optimization.offload_optimizer.device"),
             "file, as zero_optimization.cpu_offload");
   EXPECT_EQ(origin(c, "dataloader_drop_last"), "default");
+  const DsConfig linear =
+      parse("{}", {.lr_scheduler_type = "linear", .total_steps = 9, .origin = "command line"});
+  EXPECT_EQ(origin(linear, "scheduler.type"), "lr_scheduler_type (command line)");
+  EXPECT_EQ(origin(linear, "scheduler.params.end_factor"), "lr_scheduler_type (command line)");
+  EXPECT_EQ(origin(linear, "scheduler.params.total_iters"), "auto: total_steps (command line)");
   const std::string table = resolved_table(c);
   EXPECT_EQ(table.rfind("configuration: ds.json\n  train_batch_size ", 0), 0u) << table;
   EXPECT_NE(table.find("max_grad_norm (command line)\n"), std::string::npos) << table;
   EXPECT_EQ(table.find("fp16.loss_scale"), std::string::npos) << "a section that is not in use\n" << table;
+}
+
+/// The leaves of a section, by path.
+void expect_settings(const DsConfig& c, const nlohmann::json& expected, const std::string& path = "") {
+  for (const auto& [key, value] : expected.items()) {
+    const std::string at = path.empty() ? key : path + "." + key;
+    if (value.is_object()) {
+      expect_settings(c, value, at);
+      continue;
+    }
+    const auto found = std::ranges::find(c.settings, at, &ResolvedSetting::path);
+    ASSERT_TRUE(found != c.settings.end()) << at;
+    EXPECT_EQ(nlohmann::json::parse(found->value), value) << at;
+  }
+}
+
+/// What transformers' HfTrainerDeepSpeedConfig makes of a file and its arguments.
+TEST(DsConfigAuto, IsResolvedAsByHuggingFace) {
+  const std::filesystem::path folder = std::filesystem::path(RZ_SOURCE_DIR) / "../shared/fixtures/auto";
+  if (!std::filesystem::exists(folder)) GTEST_SKIP() << "no ../shared/fixtures/auto beside the sources";
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string file = entry.path().string();
+    SCOPED_TRACE(file);
+    const nlohmann::json data = parse_json(read_text_file(file), file, JsonDialect::strict);
+    TrainingArguments a;
+    for (const auto& [key, value] : data["training_arguments"].items()) {
+      const std::string word = concat("--", key, "=", value.dump());
+      const char* const words[] = {word.c_str()};
+      set_argument(a, *find_argument_flag(word), words, 0);
+    }
+    const RunFacts facts{
+        .ranks = data["world_size"].get<int>(),
+        .hidden_size = data["hidden_size"].get<std::int64_t>(),
+        .updates = [&](const BatchSizes&) { return data["num_training_steps"].get<std::int64_t>(); }};
+    const std::string config = data["config"].dump();
+    if (data["error"].is_null())
+      expect_settings(parse(config, a, facts), data["resolved"]);
+    else
+      refusal(config, a, facts);
+    ++files;
+  }
+  EXPECT_GE(files, 5);
 }
 
 // ---- the configurations in notes of users

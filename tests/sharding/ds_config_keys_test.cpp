@@ -20,7 +20,12 @@ json around(const ObjectSpec& object, json keys) {
   const std::string path = object.path;
   for (const KeySpec& k : object.keys)
     if (*k.fallback == '\0' && !keys.contains(k.key))
-      keys[k.key] = k.kind == Kind::text ? json("AdamW") : json(100000);
+      keys[k.key] = k.kind == Kind::text       ? json("AdamW")
+                    : k.kind == Kind::integers ? json::array({1, 2})
+                                               : json(100000);
+  if (std::string_view(object.variant) == "OneCycleLR")  // one of total_steps, and the others, is required
+    for (const char* key : {"total_steps", "epochs", "steps_per_epoch"})
+      if (!keys.contains(key)) keys[key] = 10;
   if (path == "scheduler" && keys["type"] == "AdamW") keys["type"] = "WarmupLR";
   if (path.ends_with(".params")) keys = {{"type", object.variant}, {"params", keys}};
   json document = json::object();

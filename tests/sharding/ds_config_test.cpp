@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 
 #include "comm/core/error.h"
@@ -129,7 +130,7 @@ TEST(DsConfig, SuggestsTheNearestKey) {
 
 TEST(DsConfig, NamesUnsupportedKeys) {
   const char* refused[][2] = {
-      {R"({"scheduler": {"type": "StepLR"}})", "scheduler.type"},
+      {R"({"scheduler": {"type": "CyclicLR"}})", "scheduler.type"},
       {R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}})",
        "zero_optimization.offload_param.device"},
       {R"({"zero_optimization": {"zero_quantized_weights": true}})", "zero_quantized_weights"},
@@ -254,8 +255,144 @@ TEST(DsConfig, NamesKeyPathAndValueOfAWrongType) {
                        {"scheduler.params.warmup_type", "cosine", "log or linear"});
   expect_error_message(R"({"scheduler": {"type": "WarmupDecayLR"}})",
                        {"scheduler.params.total_num_steps", "missing"});
-  expect_error_message(R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}})",
-                       {"from 1"});
+  expect_error_message(R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": -1}}})",
+                       {"from 0"});
+}
+
+std::string all_errors(const std::string& text, const TrainingArguments& arguments = {}) {
+  const Error e = test::error_of([&] { parse_ds_config(text, "ds.json", arguments); });
+  return e.what();
+}
+
+TEST(DsConfig, AllThatIsWrongIsInOneAnswer) {
+  EXPECT_EQ(all_errors(R"({"train_batch_size": "eight", "gradient_cliping": 1, "sequence_parallel_size": 2,
+      "optimizer": {"type": "AdamW", "params": {"lr": -1, "beta": 0.9, "eps": "small"}},
+      "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_step": 10}},
+      "zero_optimization": {"stage": 4, "overlap_comm": "maybe"}, "fp16": 1})"),
+            "ds.json: gradient_cliping: unknown key; did you mean 'gradient_clipping'?\n"
+            "ds.json: optimizer.params.beta: unknown key; did you mean 'betas'?\n"
+            "ds.json: scheduler.params.total_num_step: unknown key; did you mean 'total_num_steps'?\n"
+            "ds.json: train_batch_size: expected a whole number, found \"eight\"\n"
+            "ds.json: optimizer.params.lr: must be from 0 to 3.4e+38, found -1\n"
+            "ds.json: optimizer.params.eps: expected a number, found \"small\"\n"
+            "ds.json: scheduler.params.total_num_steps: missing; give a value\n"
+            "ds.json: fp16: expected an object { … }, found 1\n"
+            "ds.json: zero_optimization.stage: must be from 0 to 3, found 4\n"
+            "ds.json: zero_optimization.overlap_comm: expected true or false, found \"maybe\"\n"
+            "ds.json: sequence_parallel_size: not supported in this build yet: 2; there is no sequence "
+            "parallelism");
+}
+
+TEST(DsConfig, CombinationsAreAmongThem) {
+  EXPECT_EQ(all_errors(R"({"fp16": {"enabled": true}, "bf16": {"enabled": true}, "zero": {},
+      "ringzero": {"checkpoint": {"save_steps": 5}}, "optimizer": {"type": "SGD", "params": {"nesterov": true}}})"),
+            "ds.json: zero: unknown key; remove it\n"
+            "ds.json: optimizer.params.nesterov: needs a momentum above 0\n"
+            "ds.json: fp16: is enabled, and bf16 too; enable one of them\n"
+            "ds.json: ringzero.checkpoint.save_steps: needs a folder; set ringzero.checkpoint.output_dir");
+}
+
+/// What follows from a wrong value is no error of its own.
+TEST(DsConfig, NoErrorFollowsFromAnother) {
+  EXPECT_EQ(all_errors(R"({"train_batch_size": "eight", "train_micro_batch_size_per_gpu": 2,
+      "gradient_accumulation_steps": 3, "optimizer": {"type": 7, "params": {"lr": "x"}},
+      "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}}})",
+                       {.total_steps = 5}),
+            "ds.json: train_batch_size: expected a whole number, found \"eight\"\n"
+            "ds.json: optimizer.type: expected a text in quotes, found 7");
+  EXPECT_EQ(all_errors(R"({"fp16": {"enabled": "perhaps"}, "bf16": {"enabled": true},
+      "optimizer": {"type": "SGD", "params": {"nesterov": true, "momentum": "high"}}})"),
+            "ds.json: optimizer.params.momentum: expected a number, found \"high\"\n"
+            "ds.json: fp16.enabled: expected true or false, found \"perhaps\"");
+}
+
+TEST(DsConfig, ManyErrorsAreCutAfterTwentyLines) {
+  std::string keys;
+  for (int i = 0; i < 30; ++i) keys += concat(i ? "," : "", "\"no_such_key_", i, "\": 1");
+  const std::string what = all_errors("{" + keys + "}");
+  EXPECT_EQ(std::ranges::count(what, '\n'), 20);
+  EXPECT_TRUE(what.ends_with("\nand 10 more")) << what;
+}
+
+TEST(DsConfig, OnlyUnsupportedKeysAreErrcUnsupported) {
+  const auto code = [](const char* text) {
+    return test::error_of([&] { parse_ds_config(text, "ds.json"); }).code();
+  };
+  EXPECT_EQ(code(R"({"sequence_parallel_size": 2, "gradient_allreduce_op": "sum"})"), Errc::unsupported);
+  EXPECT_EQ(code(R"({"sequence_parallel_size": 2, "zzz": 1})"), Errc::config);
+}
+
+/// As pydantic.
+TEST(DsConfig, NumbersAndSwitchesMayBeInQuotes) {
+  const DsConfig c = parse_ds_config(R"({"train_batch_size": " 16 ", "gradient_clipping": "5e-1",
+      "optimizer": {"type": "AdamW", "params": {"lr": "1e-3", "betas": ["0.5", 0.75], "eps": "+1e-6"}},
+      "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": ["0.25"], "warmup_num_steps": "1e2"}},
+      "bf16": {"enabled": "True"}, "fp16": {"enabled": "no"}, "amp": {"enabled": "false"},
+      "sequence_parallel_size": "1", "sparse_gradients": "false", "prescale_gradients": 1,
+      "zero_optimization": {"stage": "2", "overlap_comm": "off", "reduce_bucket_size": "1e6"}})",
+                                     "ds.json");
+  EXPECT_EQ(c.batch.train, 16);
+  EXPECT_EQ(c.gradient_clipping, 0.5);
+  EXPECT_EQ(c.optimizer,
+            (OptimizerConfig{.lr = 1e-3, .beta1 = 0.5, .beta2 = 0.75, .eps = 1e-6, .weight_decay = 0}));
+  EXPECT_EQ(c.schedule, LrSchedule(WarmupLr{.min_lr = {0.25}, .num_steps = 100}));
+  EXPECT_EQ(c.precision.parameters, DType::bf16);
+  EXPECT_TRUE(c.precision.prescale_gradients);
+  EXPECT_EQ(c.zero.stage, 2);
+  EXPECT_EQ(c.zero.overlap_comm, false);
+  EXPECT_EQ(c.zero.reduce_bucket_size, 1000000);
+  EXPECT_EQ(parse_ds_config(resolved_json(c), "again.json").schedule, c.schedule);
+  // Neither a number where a text is expected, nor words that are no number.
+  expect_error_message(R"({"csv_monitor": {"job_name": 7}})", {"csv_monitor.job_name", "text"});
+  expect_error_message(R"({"zero_optimization": {"stage": "2x"}})", {"whole number", "\"2x\""});
+  expect_error_message(R"({"zero_optimization": {"stage": ""}})", {"whole number"});
+  expect_error_message(R"({"zero_optimization": {"stage": "1.5"}})", {"whole number", "1.5"});
+  expect_error_message(R"({"bf16": {"enabled": 2}})", {"expected true or false, found 2"});
+  expect_error_message(R"({"gradient_clipping": "nan"})", {"gradient_clipping", "expected a number"});
+  expect_error_message(R"({"gradient_clipping": "1e999"})", {"gradient_clipping", "expected a number"});
+}
+
+TEST(DsConfig, OldSwitchesMayBeInQuotesToo) {
+  const auto offloads = [](const char* value) {
+    return parse_ds_config(concat(R"({"zero_optimization": {"stage": 2, "cpu_offload": )", value, "}}"),
+                           "ds.json")
+               .zero.offload_optimizer.device == OffloadConfig::Device::cpu;
+  };
+  EXPECT_TRUE(offloads("\"true\""));
+  EXPECT_TRUE(offloads("true"));
+  EXPECT_FALSE(offloads("\"false\""));
+  EXPECT_FALSE(offloads("null"));
+  expect_error_message(R"({"zero_optimization": {"stage": 2, "cpu_offload": "maybe"}})",
+                       {"zero_optimization.offload_optimizer", "\"maybe\""});
+  expect_error_message(R"({"fp32_allreduce": "maybe"})", {"communication_data_type", "\"maybe\""});
+}
+
+/// Accelerate writes steps_per_print as Python's infinity.
+TEST(DsConfig, InfinityIsNever) {
+  for (const char* text : {R"({"steps_per_print": Infinity})", R"({"steps_per_print":Infinity})",
+                           R"({"steps_per_print": "inf"})", R"({"steps_per_print": "Infinity"})"})
+    EXPECT_EQ(parse_ds_config(text, "ds.json").monitor.steps_per_print, std::int64_t{1} << 62) << text;
+  expect_error_message(R"({"gradient_clipping": Infinity})", {"gradient_clipping: expected a number"});
+  expect_error_message(R"({"steps_per_print": -Infinity})", {"steps_per_print", "\"-inf\""});
+  expect_error_message(R"({"steps_per_print": Infinitys})", {"not valid JSON"});
+  expect_error_message(R"({"steps_per_print": xInfinity})", {"not valid JSON"});
+  expect_error_message("{\"steps_per_print\": Infinity,\n \"x\": nought}", {"line 2"});
+  EXPECT_EQ(parse_ds_config(R"({"csv_monitor": {"job_name": "Infinity"}})", "ds.json").monitor.csv_job_name,
+            "Infinity");
+}
+
+TEST(DsConfig, NumbersMustBeFiniteInF32) {
+  EXPECT_EQ(error_message(R"({"optimizer": {"type": "AdamW", "params": {"lr": 1e308}}})"),
+            "ds.json: optimizer.params.lr: must be from 0 to 3.4e+38, found 1e+308");
+  EXPECT_EQ(
+      parse_ds_config(R"({"optimizer": {"type": "AdamW", "params": {"lr": 3e38}}})", "ds.json").optimizer->lr,
+      3e38);
+  EXPECT_EQ(error_message(R"({"optimizer": {"type": "AdamW"}})", 0, {.learning_rate = 1e308}),
+            "ds.json: optimizer.params.lr: must be from 0 to 3.4e+38, found 1e+308");
+  EXPECT_EQ(parse_ds_config(R"({"fp16": {"enabled": true, "initial_scale_power": 127}})", "ds.json")
+                .precision.loss_scale.initial_power,
+            127);
+  expect_error_message(R"({"fp16": {"enabled": true, "initial_scale_power": 128}})", {"from 0 to 127"});
 }
 
 OptimizerConfig optimizer(const char* type, const char* params) {

@@ -664,7 +664,7 @@ TEST(Engine, ASchedulePerEpochAdvancesWithEpochs) {
 /// Beta 1 moves from 0.9 to 0.8 and back while the rate goes up and down, as by hand with the same betas.
 TEST(Engine, OneCycleMovesTheBetasOfAdam) {
   in_world(1, [](World& world) {
-    const OneCycleLr schedule{.min_lr = 1e-3, .max_lr = 1e-2, .first_step_size = 3};
+    const OneCycle schedule{.min_lr = 1e-3, .max_lr = 1e-2, .first_step_size = 3};
     const auto forward = [](Net& net) {
       return [&net](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b.x), b.y); };
     };
@@ -686,13 +686,37 @@ TEST(Engine, OneCycleMovesTheBetasOfAdam) {
     EXPECT_EQ(run(false), run(true));
     Net net;
     EngineOptions fixed = options(R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "Adam"}})");
-    OneCycleLr rates_only = schedule;
+    OneCycle rates_only = schedule;
     rates_only.cycle_momentum = false;
     fixed.lr_schedule = rates_only;
     auto engine = initialize(world, net, std::move(fixed));
     Batches batches{0, 1, 4};
     for (int u = 0; u < 6; ++u) engine.train_batch(batches, forward(net));
     EXPECT_NE(values_of(engine.strategy(), net), run(true));
+  });
+}
+
+TEST(Engine, OnlyAPlateauTakesAMetricAndOnlyBetweenUpdates) {
+  in_world(1, [](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options(config(0)));
+    EXPECT_EQ(std::string(test::error_of([&] { engine.lr_scheduler_step(1); }).what()),
+              "lr_scheduler_step(): the schedule is WarmupDecayLR, which counts updates by itself; only "
+              "ReduceLROnPlateau takes a metric");
+    EngineOptions o = options(R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
+        "optimizer": {"type": "Adam", "params": {"lr": 0.5}}})");
+    o.lr_schedule = ReduceLrOnPlateau{.factor = 0.5, .patience = 0};
+    Net other;
+    auto plateau = initialize(world, other, std::move(o));
+    for (const double metric : {1.0, 2.0}) plateau.lr_scheduler_step(metric);
+    EXPECT_EQ(plateau.optimizer().learning_rate(), 0.25);
+    const Batch b = batch(0, 4);
+    plateau.backward(nn::cross_entropy(plateau.tape(), other(plateau.tape(), b.x), b.y));
+    EXPECT_FALSE(plateau.step());
+    EXPECT_NE(std::string(test::error_of([&] { plateau.lr_scheduler_step(3); }).what()).find("in the middle"),
+              std::string::npos);
+    EXPECT_EQ(plateau.optimizer().learning_rate(), 0.25);
+    plateau.cancel_update();
   });
 }
 

@@ -83,13 +83,13 @@ TEST(LrSchedule, WarmupThenCosineIsDeepSpeedsRun) {
 }
 
 TEST(LrSchedule, OneCycleIsDeepSpeedsRun) {
-  expect_rates(OneCycleLr{.min_lr = 0.0001,
-                          .max_lr = 0.001,
-                          .decay_lr_rate = 0.2,
-                          .first_step_size = 5,
-                          .second_step_size = 7,
-                          .decay_step_size = 3,
-                          .cycle_momentum = false},
+  expect_rates(OneCycle{.min_lr = 0.0001,
+                        .max_lr = 0.001,
+                        .decay_lr_rate = 0.2,
+                        .first_step_size = 5,
+                        .second_step_size = 7,
+                        .decay_step_size = 3,
+                        .cycle_momentum = false},
                {0.0001,
                 0.0002799999999999998,
                 0.0004600000000000001,
@@ -128,6 +128,25 @@ TEST(LrSchedule, AWarmupWithoutMaximumRisesToTheRateOfEachGroup) {
   expect_rates(schedule, {0, 0, 0.015, 0.023774437510817342, 0.03, 0.03}, {.base_lr = 0.03, .index = 1});
 }
 
+/// DeepSpeed takes the logarithm of max(2, n).
+TEST(LrSchedule, AWarmupOfNoUpdatesIsOneOfTwo) {
+  const auto same = [](LrSchedule none, LrSchedule one, LrSchedule two) {
+    EXPECT_EQ(rates(none, 8), rates(two, 8));
+    EXPECT_EQ(rates(one, 8), rates(two, 8));
+  };
+  for (const WarmupType type : {WarmupType::log, WarmupType::linear}) {
+    same(WarmupLr{.num_steps = 0, .type = type}, WarmupLr{.num_steps = 1, .type = type},
+         WarmupLr{.num_steps = 2, .type = type});
+    same(WarmupDecayLr{.total_num_steps = 6, .num_steps = 0, .type = type},
+         WarmupDecayLr{.total_num_steps = 6, .num_steps = 1, .type = type},
+         WarmupDecayLr{.total_num_steps = 6, .num_steps = 2, .type = type});
+    same(WarmupCosineLr{.total_num_steps = 6, .num_steps = 0, .type = type},
+         WarmupCosineLr{.total_num_steps = 6, .num_steps = 1, .type = type},
+         WarmupCosineLr{.total_num_steps = 6, .num_steps = 2, .type = type});
+  }
+  expect_rates(WarmupLr{.num_steps = 0}, {0, 0, 1e-3, 1e-3});
+}
+
 TEST(LrSchedule, WarmupsOfOtherShapesAreDeepSpeeds) {
   expect_rates(WarmupLr{.min_lr = 0.0001, .max_lr = 0.0007, .num_steps = 5, .type = WarmupType::linear},
                {0.0001, 0.0001, 0.00021999999999999998, 0.00033999999999999997, 0.00045999999999999996,
@@ -149,32 +168,32 @@ TEST(LrSchedule, WarmupsOfOtherShapesAreDeepSpeeds) {
 }
 
 TEST(LrSchedule, OneCycleMovesMomentumTheOppositeWay) {
-  const LrSchedule cycle = OneCycleLr{.min_lr = 0.01,
-                                      .max_lr = 0.1,
-                                      .decay_lr_rate = 0.3,
-                                      .first_step_size = 4,
-                                      .second_step_size = 3,
-                                      .decay_step_size = 2,
-                                      .decay_momentum_rate = 0.05};
+  const LrSchedule cycle = OneCycle{.min_lr = 0.01,
+                                    .max_lr = 0.1,
+                                    .decay_lr_rate = 0.3,
+                                    .first_step_size = 4,
+                                    .second_step_size = 3,
+                                    .decay_step_size = 2,
+                                    .decay_momentum_rate = 0.05};
   expect_rates(cycle, {0.01, 0.032499999999999994, 0.054999999999999986, 0.07750000000000001, 0.1,
                        0.06999999999999998, 0.03999999999999999, 0.01, 0.008695652173913044,
                        0.007692307692307692, 0.006896551724137932, 0.0062499999999999995});
   EXPECT_EQ(betas(cycle, 12),
             (Rates{0.8, 0.875, 0.8500000000000001, 0.8250000000000001, 0.8, 0.8333333333333334,
                    0.8666666666666667, 0.9, 0.9225, 0.9450000000000001, 0.9675, 0.9900000000000001}));
-  EXPECT_FALSE(scheduled_betas(OneCycleLr{.cycle_momentum = false}, 3));
+  EXPECT_FALSE(scheduled_betas(OneCycle{.cycle_momentum = false}, 3));
   EXPECT_FALSE(scheduled_betas(WarmupLr{}, 3));
 }
 
 TEST(LrSchedule, OneCycleMayMoveInStairs) {
-  const LrSchedule cycle = OneCycleLr{.min_lr = 0.01,
-                                      .max_lr = 0.1,
-                                      .first_step_size = 7,
-                                      .second_step_size = 9,
-                                      .first_stair_count = 3,
-                                      .second_stair_count = 4,
-                                      .min_momentum = 0.85,
-                                      .max_momentum = 0.95};
+  const LrSchedule cycle = OneCycle{.min_lr = 0.01,
+                                    .max_lr = 0.1,
+                                    .first_step_size = 7,
+                                    .second_step_size = 9,
+                                    .first_stair_count = 3,
+                                    .second_stair_count = 4,
+                                    .min_momentum = 0.85,
+                                    .max_momentum = 0.95};
   expect_rates(cycle, {0.01,
                        0.01,
                        0.01,
@@ -257,10 +276,12 @@ TEST(LrSchedule, AFieldOutOfRangeIsNamed) {
     EXPECT_EQ(e.code(), Errc::invalid_argument);
     EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
   };
-  refused(WarmupLr{.num_steps = 0}, "WarmupLR: warmup_num_steps is 0, expected at least 1");
+  refused(WarmupLr{.num_steps = -1}, "WarmupLR: warmup_num_steps is -1, expected at least 0");
+  refused(StepLr{}, "StepLR: step_size is 0, expected at least 1");
+  refused(LinearLr{.end_factor = 2}, "LinearLR: end_factor is 2, expected from 0 to 1");
   refused(WarmupDecayLr{}, "total_num_steps is 0");
-  refused(OneCycleLr{.first_step_size = 0}, "cycle_first_step_size is 0, expected more than 0");
-  refused(OneCycleLr{.second_step_size = -1}, "cycle_second_step_size is -1");
+  refused(OneCycle{.first_step_size = 0}, "cycle_first_step_size is 0, expected more than 0");
+  refused(OneCycle{.second_step_size = -1}, "cycle_second_step_size is -1");
   refused(LrRangeTest{.step_size = 0}, "lr_range_test_step_size");
   refused(WarmupCosineLr{.total_num_steps = 5, .cos_min_ratio = NAN}, "cos_min_ratio");
   refused(WarmupLr{.min_lr = {0.1, 0.2}}, "warmup_min_lr has 2 values for 3 parameter groups", 3);

@@ -117,9 +117,10 @@ TEST(ParseArguments, WrongWordsAreNamed) {
   EXPECT_EQ(refused({"--learning_rate", "fast"}), "--learning_rate fast: expected a number");
   EXPECT_EQ(refused({"--seed", "1.5"}), "--seed 1.5: expected an integer");
   EXPECT_EQ(refused({"--bf16", "--fp16"}), "--bf16, --fp16 and --precision exclude each other");
-  EXPECT_EQ(refused({"--max_grad_norm", "-1"}), "--max_grad_norm -1: must be from 0 to 1e+300");
+  EXPECT_EQ(refused({"--max_grad_norm", "-1"}), "--max_grad_norm -1: must be from 0 to 3.4e+38");
   EXPECT_EQ(refused({"--lr_scheduler_type=polynomial"}),
-            "--lr_scheduler_type polynomial: choose one of linear cosine constant constant_with_warmup");
+            "--lr_scheduler_type polynomial: choose one of linear cosine constant constant_with_warmup "
+            "reduce_lr_on_plateau");
   EXPECT_EQ(refused({"--save_strategy", "epoch"}),
             "--save_strategy epoch: not supported; give --save_steps N, the updates of an epoch");
   EXPECT_EQ(refused({"--warmup_steps=1", "--warmup_ratio=0.1"}),
@@ -176,6 +177,11 @@ TEST(ParseArguments, WordsOfTheProgramAreLeftOver) {
   EXPECT_FALSE(known.options.arguments.precision);
   EXPECT_FALSE(known.help);
   EXPECT_EQ(refused({"--my_flag", "3"}), "--my_flag: unknown flag");
+  EXPECT_EQ(refused({"--my_flag", "3", "--learning_rat", "1", "data.txt", "--optim=sgd"}),
+            "--my_flag: unknown flag\n--learning_rat: unknown flag; nearest: --learning_rate\n"
+            "data.txt: expected a flag, e.g. --deepspeed FILE\n"
+            "--optim: a flag of Trainer without a counterpart here: write optimizer.type to the DeepSpeed "
+            "configuration");
 }
 
 TEST(ParseArguments, HelpHasEveryFlag) {
@@ -225,13 +231,33 @@ TEST(ParseArguments, SetKeysOfTheConfiguration) {
   EXPECT_EQ(resolved(with({"--lr_scheduler_type=constant_with_warmup", "--warmup_ratio=0.1"})).schedule,
             LrSchedule(WarmupLr{.max_lr = 0.5, .num_steps = 20, .type = WarmupType::linear}));
   EXPECT_EQ(resolved(with({"--lr_scheduler_type=constant"})).schedule, LrSchedule(ConstantLr{}));
+  EXPECT_EQ(resolved(with({"--lr_scheduler_type=linear", "--warmup_steps=0.025"})).schedule,
+            LrSchedule(WarmupDecayLr{
+                .total_num_steps = 200, .max_lr = 0.5, .num_steps = 5, .type = WarmupType::linear}))
+      << "a share, as in Trainer";
+  // Without a warm-up the rates are Trainer's.
+  for (const char* none : {"--warmup_steps=0", "--warmup_ratio=0", "--bf16=false"}) {
+    EXPECT_EQ(resolved(with({"--lr_scheduler_type=linear", none})).schedule,
+              LrSchedule(LinearLr{.start_factor = 1, .end_factor = 0, .total_iters = 200}));
+    EXPECT_EQ(resolved(with({"--lr_scheduler_type=cosine", none})).schedule,
+              LrSchedule(CosineAnnealingLr{.t_max = 200}));
+    EXPECT_EQ(resolved(with({"--lr_scheduler_type=constant_with_warmup", none})).schedule,
+              LrSchedule(ConstantLr{}));
+  }
+  EXPECT_EQ(resolved(with({"--lr_scheduler_type=reduce_lr_on_plateau"})).schedule,
+            LrSchedule(ReduceLrOnPlateau{}));
+  EXPECT_EQ(resolved(with({"--lr_scheduler_type=linear"}),
+                     R"({"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 9}}})")
+                .schedule,
+            LrSchedule(WarmupDecayLr{.total_num_steps = 9}))
+      << "the file's";
   const auto wrong = [&](std::vector<const char*> words, const std::string& text) {
     return std::string(test::error_of([&] { resolved(std::move(words), text); }).what());
   };
   EXPECT_EQ(
       wrong({"--lr_scheduler_type=cosine"}, R"({"scheduler": {"type": "WarmupLR"}})"),
       "ds.json: scheduler.type: is \"WarmupLR\", but lr_scheduler_type (command line) cosine stands for "
-      "\"WarmupCosineLR\"; remove one of them");
+      "\"WarmupCosineLR\" or \"CosineAnnealingLR\"; remove one of them");
   EXPECT_EQ(wrong({"--warmup_ratio=0.5"}, "{}"),
             "ds.json: the configuration has no key for warmup_ratio (command line); add its section, or "
             "leave it out");

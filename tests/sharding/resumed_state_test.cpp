@@ -186,6 +186,34 @@ TEST(ResumedState, EpochsOfASchedule) {
   EXPECT_NE(shown[3].report.lr, shown[4].report.lr);
 }
 
+/// The metrics of the ranks differ; their mean counts. Every second update has one.
+TEST(ResumedState, WhatAPlateauHasSeen) {
+  Scenario scenario{
+      .config = concat(adamw, R"(, "scheduler": {"type": "ReduceLROnPlateau", "params": {"patience": 1,)"
+                              R"( "factor": 0.5, "cooldown": 1, "threshold": 0}})")};
+  const auto update = scenario.update;
+  scenario.update = [update](Engine& engine, Net& net, std::int64_t u) {
+    update(engine, net, u);
+    const double metric = u < 4 ? 4.0 - static_cast<double>(u) : 3;
+    engine.lr_scheduler_step(metric + (engine.world().rank() == 0 ? 0.25 : -0.25));
+  };
+  std::vector<double> rates;
+  for (const Seen& s : expect_resumable(scenario)) rates.push_back(s.report.lr);
+  // Improvements in 0 to 3; 4 and 5 are bad, so 6 has half; 6 is cooldown; 7 and 8 are bad, so 9 has a
+  // quarter.
+  EXPECT_EQ(rates, (std::vector<double>{0.02, 0.02, 0.02, 0.02, 0.02, 0.02, 0.01, 0.01, 0.01, 0.005}));
+}
+
+TEST(ResumedState, StepsOfTorchsSchedules) {
+  Scenario scenario{.config =
+                        concat(R"(, "optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}})",
+                               R"(, "scheduler": {"type": "OneCycleLR", "params": {"max_lr": 0.5,)"
+                               R"( "total_steps": 10}})")};
+  const auto shown = expect_resumable(scenario);
+  EXPECT_NEAR(shown[0].report.lr, 0.5 / 25, 1e-15);
+  EXPECT_EQ(shown[2].report.lr, 0.5);
+}
+
 TEST(ResumedState, TheLossScaleAndItsHistory) {
   Scenario scenario{.config = concat(adamw, R"(, "fp16": {"enabled": true, "initial_scale_power": 8,)"
                                             R"( "loss_scale_window": 2, "hysteresis": 2})")};
@@ -217,7 +245,8 @@ TEST(EngineState, ComesBackFromItsText) {
                                                         .updates = 17,
                                                         .last_overflow = 7,
                                                         .growth_tracker = 19,
-                                                        .skipped = 23}},
+                                                        .skipped = 23},
+                            .plateau = PlateauState{.best = 0.1, .num_bad_epochs = 3, .cooldown_counter = 2}},
                .passes = std::uint64_t{1} << 63,
                .expected_terms = 0.1};
   s.optimizer = {.name = "AdamW",
@@ -234,7 +263,9 @@ TEST(EngineState, ComesBackFromItsText) {
   EXPECT_TRUE(again.updates == s.updates);
   EXPECT_TRUE(again.optimizer == s.optimizer);
   EXPECT_TRUE(again.loaders == s.loaders);
-  s.updates.training.scaler.reset(), s.updates.expected_terms.reset();
+  s.updates.training.plateau->best.reset();
+  EXPECT_TRUE(parse_engine_state(to_json(s), "FILE").updates == s.updates);
+  s.updates.training.scaler.reset(), s.updates.expected_terms.reset(), s.updates.training.plateau.reset();
   EXPECT_TRUE(parse_engine_state(to_json(s), "FILE").updates == s.updates);
 }
 

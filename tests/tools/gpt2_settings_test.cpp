@@ -58,7 +58,7 @@ const Setting settings[] = {
     {"warmup", adamw, WarmupLr{.min_lr = 1e-4, .num_steps = 4}},
     {"warmup_decay", adamw, WarmupDecayLr{.total_num_steps = 6, .num_steps = 3, .type = WarmupType::linear}},
     {"one_cycle", adamw,
-     OneCycleLr{.min_lr = 1e-4, .max_lr = 2e-3, .first_step_size = 2, .cycle_momentum = false}},
+     OneCycle{.min_lr = 1e-4, .max_lr = 2e-3, .first_step_size = 2, .cycle_momentum = false}},
     {"range_test", adamw, LrRangeTest{.min_lr = 2e-4, .step_size = 2, .staircase = true}},
     {"cosine_annealing", adamw, CosineAnnealingLr{.t_max = 5, .eta_min = 1e-5}},
 };

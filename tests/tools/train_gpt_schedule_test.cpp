@@ -16,7 +16,7 @@ TEST(TrainGptSchedule, EachUpdateHasTheRateOfItsStep) {
   const Folder folder;
   TinyRun run = smallest_run(StrategyKind::zero3, 2, folder);
   run.options.ds.schedule =
-      OneCycleLr{.min_lr = 1e-3, .max_lr = 3e-3, .first_step_size = 2, .cycle_momentum = false};
+      OneCycle{.min_lr = 1e-3, .max_lr = 3e-3, .first_step_size = 2, .cycle_momentum = false};
   const Reports reports = train(run, 5);
   for (const UpdateReport& r : reports)
     EXPECT_EQ(r.lr, learning_rate(run.options.ds.schedule, static_cast<std::int64_t>(r.step), {}));

@@ -384,7 +384,7 @@ TEST_F(TrainGptFiles, TheConfigurationMayLeaveValuesToTheCommandLine) {
   o.tokens = put_tokens(std::vector<std::uint16_t>(16 * 20 + 1, 7));
   expect_parts(error_message([&] { read_inputs(o, 0, 2); }), {"train_batch_size: missing"});
   o.arguments.train_batch_size = 4;
-  expect_parts(error_message([&] { read_inputs(o, 0, 2); }), {"ds.json", "warmup_num_steps", "warmup_steps"});
+  EXPECT_EQ(std::get<WarmupDecayLr>(read_inputs(o, 0, 2).ds.schedule).num_steps, 1) << "Trainer's default";
   o.arguments.warmup_steps = 2;
   o.arguments.learning_rate = 0.25;
   const Inputs in = read_inputs(o, 0, 2);
@@ -394,6 +394,24 @@ TEST_F(TrainGptFiles, TheConfigurationMayLeaveValuesToTheCommandLine) {
       << "one pass over 20 samples";
   o.steps = 9;
   EXPECT_EQ(std::get<WarmupDecayLr>(read_inputs(o, 0, 2).ds.schedule).total_num_steps, 9);
+}
+
+TEST_F(TrainGptFiles, SchedulesAreCheckedWithTheOptimizer) {
+  put("model.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256})");
+  Options o;
+  o.model = path("model.json"), o.config = path("ds.json");
+  o.tokens = put_tokens(std::vector<std::uint16_t>(16 * 20 + 1, 7));
+  const auto refused = [&](const char* optimizer, const char* scheduler) {
+    put("ds.json", concat(R"({"train_batch_size": 4, "optimizer": {"type": ")", optimizer,
+                          R"("}, "scheduler": {"type": )", scheduler, "}}"));
+    return error_message([&] { read_inputs(o, 0, 2); });
+  };
+  expect_parts(refused("SGD", R"("OneCycleLR", "params": {"max_lr": 1, "total_steps": 9})"),
+               {"ds.json: scheduler.params: OneCycleLR: cycle_momentum: sgd has neither betas"});
+  expect_parts(refused("AdamW", R"("ReduceLROnPlateau")"),
+               {"ds.json: scheduler.type: ReduceLROnPlateau follows eval_loss", "--eval-steps N"});
+  o.arguments.eval_steps = 2, o.validation_split_percentage = 50;
+  EXPECT_EQ(refused("AdamW", R"("ReduceLROnPlateau")"), "");
 }
 
 TEST_F(TrainGptFiles, WhatIsNotThereYetIsRefusedByName) {

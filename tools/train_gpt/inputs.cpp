@@ -8,10 +8,12 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <variant>
 
 #include "comm/core/error.h"
 #include "comm/core/text.h"
 #include "sharding/engine/configured.h"
+#include "sharding/engine/engine_options.h"
 #include "sharding/huggingface/gpt2_config.h"
 
 namespace rz::train_gpt {
@@ -55,7 +57,7 @@ void check_optimizer(const Options& o, DsConfig& ds) {
           ": optimizer: missing; add the section, or give --learning-rate for AdamW");
   const auto optimizer = make_optimizer(*ds.optimizer, o.decay);
   try {
-    check(ds.schedule);
+    check(ds.schedule, *optimizer);
   } catch (const Error& e) {
     fail(Errc::config, ds.file, ": scheduler.params: ", e.what());
   }
@@ -105,7 +107,8 @@ void read_tokens(const Options& o, Inputs& in) {
 }
 
 /// Data and times of evaluations belong together.
-void check_evaluation(const Options& o, const CheckpointConfig& c) {
+void check_evaluation(const Options& o, const DsConfig& ds) {
+  const CheckpointConfig& c = ds.checkpoint;
   const bool has_data = !o.eval_data.empty() || o.validation_split_percentage;
   require(has_data || c.eval_steps == 0, Errc::config, o.arguments.eval_steps ? "--eval-steps" : o.config,
           ": there is nothing to evaluate; add --eval-data FILE|DIR or --validation-split-percentage P");
@@ -116,6 +119,8 @@ void check_evaluation(const Options& o, const CheckpointConfig& c) {
   require(!decides || c.eval_steps > 0, Errc::config,
           c.early_stopping_patience ? "--early-stopping-patience" : "--load-best-model-at-end",
           ": needs evaluations; add --eval-steps N");
+  require(!std::holds_alternative<ReduceLrOnPlateau>(ds.schedule) || c.eval_steps > 0, Errc::config, ds.file,
+          ": scheduler.type: ReduceLROnPlateau follows eval_loss and needs evaluations; add --eval-steps N");
   require(c.eval_steps == 0 || c.metric_for_best_model == "eval_loss", Errc::config, o.config,
           ": ringzero.checkpoint.metric_for_best_model: train_gpt measures eval_loss, found ",
           c.metric_for_best_model);
@@ -254,7 +259,7 @@ Inputs read_inputs(const Options& o, int rank, int ranks) {
   Inputs in = read_model_inputs(o, ranks);
   const Gpt2Config& config = in.model->config();
   check_sample(o, config);
-  check_evaluation(o, in.ds.checkpoint);
+  check_evaluation(o, in.ds);
   if (rank == 0) check_outputs(o, in.ds.checkpoint);
   if (!o.init.empty()) in.checkpoint = open_checkpoint(o, in);
   read_tokens(o, in);

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <variant>
 #include <vector>
 
 #include "comm/bootstrap.h"
@@ -153,7 +154,9 @@ Course run_updates(const Options& o, Inputs& in, Engine& engine, Loader& loader,
   const auto evaluate = [&]() -> std::optional<double> {
     if (!validation || !engine.checkpoints().should_evaluate()) return {};
     const std::optional<double> loss = validation->loss(engine, *in.model);
-    if (loss) engine.checkpoints().record({{"eval_loss", *loss}});
+    if (!loss) return {};
+    engine.checkpoints().record({{"eval_loss", *loss}});
+    if (std::holds_alternative<ReduceLrOnPlateau>(in.ds.schedule)) engine.lr_scheduler_step(*loss);
     return loss;
   };
   if (const auto loss = evaluate())  // the run was stopped in this evaluation

@@ -47,6 +47,7 @@ constexpr KeySpec top[] = {
         .from(Argument::drop_last),
     applied("steps_per_print", integer, "null", "updates between lines of progress")
         .within(1, 0x1p62)  // "never" is written as a large number
+        .or_infinity()
         .from(Argument::logging_steps),
     applied("wall_clock_breakdown", boolean, "false",
             "time of forward, backward and step, every steps_per_print (10); train_gpt warns that it has no "

@@ -67,6 +67,7 @@ const char* name(Argument argument) {
                                    "the learning rate",
                                    "warmup_steps",
                                    "total_steps",
+                                   "total_steps",
                                    "the model's hidden size",
                                    "the model's hidden size",
                                    "the model's hidden size",

@@ -2,7 +2,6 @@
 /// The keys of a DeepSpeed configuration as data. These tables drive the reader, the resolved configuration
 /// and docs/configuration.md. Names and defaults are those of DeepSpeed 0.19.
 
-#include <limits>
 #include <span>
 #include <string_view>
 
@@ -18,6 +17,7 @@ enum class Kind {
   dtype,      ///< "fp32", "fp16", "bf16" and their longer names
   betas,      ///< two numbers from 0 to below 1
   per_group,  ///< a number, or a list with one for each parameter group
+  integers,   ///< a list of whole numbers
   list,
   object,  ///< a section with a table of its own
   any
@@ -50,6 +50,7 @@ enum class Argument {
   warmup_max_lr,
   warmup_steps,
   total_steps,
+  schedule_steps,  ///< total_steps, behind "auto" only
   reduce_bucket_size,
   prefetch_bucket_size,
   persistence_threshold,
@@ -74,7 +75,8 @@ enum class Argument {
   early_stopping_threshold  ///< the last
 };
 
-constexpr double unbounded = std::numeric_limits<double>::max();
+/// Numbers enter arithmetic in f32, whose largest finite number is a little greater.
+constexpr double unbounded = 3.4e38;
 
 struct KeySpec {
   const char* key;
@@ -85,6 +87,7 @@ struct KeySpec {
   const char* values = "";  ///< JSON list: the words of a choice; the harmless values of a refused key
   double min = 0, max = unbounded;
   Argument argument = Argument::none;
+  bool infinite = false;  ///< Infinity stands for the maximum
 
   constexpr KeySpec within(double low, double high) const {
     KeySpec k = *this;
@@ -99,6 +102,11 @@ struct KeySpec {
   constexpr KeySpec one_of(const char* words) const {
     KeySpec k = *this;
     k.values = words;
+    return k;
+  }
+  constexpr KeySpec or_infinity() const {
+    KeySpec k = *this;
+    k.infinite = true;
     return k;
   }
 };

@@ -12,8 +12,13 @@ namespace {
 using nlohmann::json;
 
 json same(const json& value) { return value; }
-json on_cpu(const json& value) { return value == true ? json{{"device", "cpu"}} : json(); }
-json as_fp32(const json& value) { return value == true ? json("fp32") : json(); }
+/// `on` for true, nothing for false; any other value stays, and is refused at the new key.
+json switched(const json& value, const json& on) {
+  const json plain = without_quotes(value);
+  return plain == true ? on : plain == false ? json() : value;
+}
+json on_cpu(const json& value) { return switched(value, {{"device", "cpu"}}); }
+json as_fp32(const json& value) { return switched(value, "fp32"); }
 json dropped(const json&) { return json(); }
 json enabled(const json& value) { return {{"enabled", value}}; }
 json universal(const json& value) { return {{"load_universal", value}}; }
@@ -43,7 +48,8 @@ const Renamed renamed_keys[] = {
 
 class Renamer {
  public:
-  Renamer(const std::string& file, std::vector<std::string>& warnings) : file_(file), warnings_(warnings) {}
+  Renamer(const std::string& file, std::vector<std::string>& warnings, ConfigErrors& errors)
+      : file_(file), warnings_(warnings), errors_(errors) {}
 
   void zero_as_bool(json& document) {
     json& section = document[zero];
@@ -88,23 +94,29 @@ class Renamer {
   void put(json& object, const std::string& section, const std::string& old_path, const std::string& key,
            const json& value) {
     const std::string now = path(section, key);
-    require(!object.contains(key), Errc::config, escaped(file_), ": ", old_path, ": is another spelling of ",
-            now, ", which is given too; remove one");
+    const bool once = errors_.collect(ConfigErrors::Kind::value, now, [&] {
+      require(!object.contains(key), Errc::config, escaped(file_), ": ", old_path,
+              ": is another spelling of ", now, ", which is given too; remove one");
+    });
+    if (!once) return;
     object[key] = value;
-    sources[now] = old_path;
+    const std::string origin = "file, as " + old_path;
+    sources[now] = origin;
     if (value.is_object())
-      for (const auto& [inner, ignored] : value.items()) sources[path(now, inner)] = old_path;
+      for (const auto& [inner, ignored] : value.items()) sources[path(now, inner)] = origin;
   }
 
   const std::string& file_;
   std::vector<std::string>& warnings_;
+  ConfigErrors& errors_;
 };
 
 }  // namespace
 
 std::map<std::string, std::string> rename_old_spellings(json& document, const std::string& file,
-                                                        std::vector<std::string>& warnings) {
-  Renamer renamer(file, warnings);
+                                                        std::vector<std::string>& warnings,
+                                                        ConfigErrors& errors) {
+  Renamer renamer(file, warnings, errors);
   if (document.contains(zero) && document[zero].is_boolean()) renamer.zero_as_bool(document);
   for (const Renamed& r : renamed_keys) {
     if (*r.section == '\0') {

@@ -13,7 +13,7 @@ constexpr KeySpec fp16[] = {
         .from(Argument::fp16),
     applied("auto_cast", boolean, "false", "floating-point inputs are converted; a model of tokens has none"),
     applied("loss_scale", number, "0", "constant factor of losses; 0: dynamic"),
-    applied("initial_scale_power", integer, "16", "the factor begins with 2 to this power").within(0, 32),
+    applied("initial_scale_power", integer, "16", "the factor begins with 2 to this power").within(0, 127),
     applied("loss_scale_window", integer, "1000", "updates without overflow before the factor doubles")
         .within(1, 1ull << 40),
     applied("hysteresis", integer, "2", "overflows before the factor is halved").within(1, 1 << 20),

@@ -33,18 +33,9 @@ bool is_later_type(std::string_view type) {
                                    "LBFGS",
                                    "SparseAdam",
                                    "Adafactor",
-                                   "StepLR",
-                                   "MultiStepLR",
-                                   "ConstantLR",
-                                   "LinearLR",
-                                   "ExponentialLR",
-                                   "PolynomialLR",
-                                   "CosineAnnealingWarmRestarts",
                                    "CyclicLR",
-                                   "OneCycleLR",
                                    "LambdaLR",
                                    "MultiplicativeLR",
-                                   "ReduceLROnPlateau",
                                    "SequentialLR",
                                    "ChainedScheduler"};
   return std::ranges::any_of(later, [&](const char* name) { return same_word(name, type); });
@@ -70,24 +61,16 @@ std::string canonical_type(const JsonObject& section, const std::string& params)
 bool nothing_enabled(const json& value) {
   if (value.is_array()) return std::ranges::all_of(value, nothing_enabled);
   if (!value.is_object()) return true;
-  if (value.contains("enabled")) return value["enabled"] == false;
+  if (value.contains("enabled")) return without_quotes(value["enabled"]) == false;
   return std::ranges::all_of(value, nothing_enabled);
 }
 
 bool is_harmless(const KeySpec& k, const json& value) {
   const json harmless = json::parse(k.values);
-  if (std::ranges::find(harmless, value) != harmless.end()) return true;
+  for (const json& found : {value, without_quotes(value)})
+    if (std::ranges::find(harmless, found) != harmless.end()) return true;
   const auto has_switch = [](const json& v) { return v.dump().find("\"enabled\"") != std::string::npos; };
   return value.is_object() && has_switch(value) && nothing_enabled(value);
-}
-
-void refuse_unknown_keys(const JsonObject& object, const ObjectSpec& spec) {
-  for (const std::string& key : object.keys()) {
-    if (std::ranges::any_of(spec.keys, [&](const KeySpec& k) { return key == k.key; })) continue;
-    const std::string_view near = nearest_key(key, spec.keys);
-    object.fail_at(
-        key, near.empty() ? "unknown key; remove it" : concat("unknown key; did you mean '", near, "'?"));
-  }
 }
 
 bool is_for_stage_3(const KeySpec& k) { return std::string_view(k.key).starts_with("stage3_"); }
@@ -127,6 +110,36 @@ std::optional<std::int64_t> Settings::optional_integer(std::string_view path) co
   return value.is_null() ? std::nullopt : std::optional(value.get<std::int64_t>());
 }
 
+void ConfigErrors::add(Kind kind, const std::string& path, const Error& error) {
+  if (!path.empty()) wrong_.push_back(path);
+  if (error.code() == Errc::unsupported) kind = Kind::unsupported;
+  const auto same = [&](const Entry& e) { return std::string_view(e.error.what()) == error.what(); };
+  if (std::ranges::none_of(errors_, same)) errors_.push_back({kind, error});
+}
+
+bool ConfigErrors::has_wrong(std::initializer_list<std::string_view> paths) const {
+  return std::ranges::any_of(wrong_, [&](const std::string& wrong) {
+    return std::ranges::any_of(paths, [&](std::string_view path) {
+      return wrong.starts_with(path) && (wrong.size() == path.size() || wrong[path.size()] == '.');
+    });
+  });
+}
+
+void ConfigErrors::throw_all() const {
+  if (errors_.empty()) return;
+  if (errors_.size() == 1) throw errors_.front().error;
+  std::vector<Entry> sorted = errors_;
+  std::ranges::stable_sort(sorted, {}, &Entry::kind);
+  constexpr std::size_t max_lines = 20;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(sorted.size(), max_lines); ++i)
+    text += concat(i ? "\n" : "", sorted[i].error.what());
+  if (sorted.size() > max_lines) text += concat("\nand ", sorted.size() - max_lines, " more");
+  fail(sorted.front().kind == Kind::unsupported && sorted.back().kind == Kind::unsupported ? Errc::unsupported
+                                                                                           : Errc::config,
+       text);
+}
+
 void SettingsReader::read(const json& document) {
   read_object(JsonObject(document, file_), *find_object(""));
 }
@@ -140,39 +153,54 @@ std::vector<std::string> SettingsReader::warnings() const {
   return all;
 }
 
+void SettingsReader::refuse_unknown_keys(const JsonObject& object, const ObjectSpec& spec) {
+  for (const std::string& key : object.keys()) {
+    if (std::ranges::any_of(spec.keys, [&](const KeySpec& k) { return key == k.key; })) continue;
+    const std::string_view near = nearest_key(key, spec.keys);
+    errors_.collect(ConfigErrors::Kind::unknown_key, "", [&] {
+      object.fail_at(
+          key, near.empty() ? "unknown key; remove it" : concat("unknown key; did you mean '", near, "'?"));
+    });
+  }
+}
+
 void SettingsReader::read_object(const JsonObject& object, const ObjectSpec& spec) {
   refuse_unknown_keys(object, spec);
   for (const KeySpec& k : spec.keys) {
+    const std::string path = object.path(k.key);
     if (k.kind == Kind::object) {
       read_section(object, k);
-    } else {
-      read_key(object, spec, k);
+    } else if (!errors_.collect(ConfigErrors::Kind::value, path, [&] { read_key(object, spec, k); })) {
+      add(object, k, *k.fallback == '\0' ? json() : default_value(object, k), "default", false);
     }
   }
 }
 
 void SettingsReader::read_section(const JsonObject& object, const KeySpec& k) {
   const json nothing = json::object();
-  const bool given = object.has(k.key) && !object.at(k.key).is_null();
-  if (!given && std::string_view(k.fallback) == "null") return;
   const std::string path = object.path(k.key);
-  const JsonObject section = given ? object.object(k.key) : JsonObject(nothing, file_, path);
-  if (path == "scheduler" && section.has("type") && section.at("type").is_null()) return;
+  std::optional<JsonObject> section;
+  if (object.has(k.key) && !object.at(k.key).is_null())
+    errors_.collect(ConfigErrors::Kind::value, path, [&] { section = object.object(k.key); });
+  if (!section && std::string_view(k.fallback) == "null") return;
+  if (!section) section.emplace(nothing, file_, path);
+  if (path == "scheduler" && section->has("type") && section->at("type").is_null()) return;
+  if (std::string_view(k.key) != "params") return read_object(*section, *find_object(path));
   const Settings::Entry* type = settings_.find(object.path("type"));
-  read_object(section,
-              *find_object(path, std::string_view(k.key) == "params" ? type->value.get<std::string>() : ""));
+  if (!type->value.is_null()) read_object(*section, *find_object(path, type->value.get<std::string>()));
 }
 
 void SettingsReader::read_key(const JsonObject& object, const ObjectSpec& spec, const KeySpec& k) {
-  if (!object.has(k.key) && !(k.kind == Kind::text && *k.fallback == '\0')) return read_absent(object, k);
+  if (!object.has(k.key) && !(k.kind == Kind::text && *k.fallback == '\0'))
+    return read_absent(object, spec, k);
   if (object.has(k.key) && object.at(k.key) == "auto") return read_auto(object, spec, k);
   const bool is_type = std::string_view(k.key) == "type" && *k.fallback == '\0';
-  json value =
-      is_type ? json(canonical_type(object, std::string(spec.path) + ".params")) : checked_value(object, k);
+  json value = is_type ? json(canonical_type(object, std::string(spec.path) + ".params"))
+                       : checked_value(object.at(k.key), k, file_, spec.path);
   require_agreement(object, k, value);
   apply_treatment(object, k, value);
-  const auto old = old_paths_.find(object.path(k.key));
-  add(object, k, std::move(value), old == old_paths_.end() ? "file" : concat("file, as ", old->second), true);
+  const auto origin = origins_.find(object.path(k.key));
+  add(object, k, std::move(value), origin == origins_.end() ? "file" : origin->second, true);
 }
 
 void SettingsReader::read_auto(const JsonObject& object, const ObjectSpec& spec, const KeySpec& k) {
@@ -185,14 +213,12 @@ void SettingsReader::read_auto(const JsonObject& object, const ObjectSpec& spec,
   if (!found)
     object.fail_at(k.key, concat("\"auto\" stands for ", name(k.argument),
                                  ", which is not given; give it, or write a value"));
-  const json holder{{k.key, found->value}};
-  json value = checked_value(JsonObject(holder, file_, std::string(spec.path)), k);
-  add(object, k, std::move(value), "auto: " + found->origin, true);
+  add(object, k, checked_value(found->value, k, file_, spec.path), "auto: " + found->origin, true);
 }
 
-void SettingsReader::read_absent(const JsonObject& object, const KeySpec& k) {
+void SettingsReader::read_absent(const JsonObject& object, const ObjectSpec& spec, const KeySpec& k) {
   const auto given = k.argument == Argument::none ? std::nullopt : source_.given(k.argument);
-  if (given) return add(object, k, given->value, given->origin, true);
+  if (given) return add(object, k, checked_value(given->value, k, file_, spec.path), given->origin, true);
   add(object, k, default_value(object, k), "default", false);
 }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
+#include <cmath>
 
 #include "comm/core/error.h"
 #include "sharding/config/keys/settings.h"
@@ -59,9 +61,72 @@ json checked_per_group(const JsonObject& object, const KeySpec& k) {
   return values;
 }
 
-}  // namespace
+json checked_integers(const JsonObject& object, const KeySpec& k) {
+  const json& values = object.at(k.key);
+  if (!values.is_array() || !std::ranges::all_of(values, [](const json& v) { return v.is_number_integer(); }))
+    object.fail_at(k.key, concat("expected a list of whole numbers, found ", to_display(values)));
+  return values;
+}
 
-json checked_value(const JsonObject& object, const KeySpec& k) {
+std::optional<json> as_number(std::string_view text) {
+  const auto first = text.find_first_not_of(" \t\r\n");
+  if (first == text.npos) return std::nullopt;
+  text = text.substr(first, text.find_last_not_of(" \t\r\n") + 1 - first);
+  if (text.starts_with('+')) text.remove_prefix(1);
+  const char* const end = text.data() + text.size();
+  std::int64_t whole = 0;
+  if (const auto r = std::from_chars(text.data(), end, whole); r.ec == std::errc() && r.ptr == end)
+    return whole;
+  double real = 0;
+  const auto r = std::from_chars(text.data(), end, real);
+  if (r.ec != std::errc() || r.ptr != end || !std::isfinite(real)) return std::nullopt;
+  return real;
+}
+
+/// The words of pydantic.
+std::optional<bool> as_boolean(std::string_view text) {
+  const std::string word = lower_case(std::string(text));
+  for (const char* yes : {"true", "t", "yes", "y", "on", "1"})
+    if (word == yes) return true;
+  for (const char* no : {"false", "f", "no", "n", "off", "0"})
+    if (word == no) return false;
+  return std::nullopt;
+}
+
+bool is_infinity(const json& value) {
+  if (!value.is_string()) return false;
+  const std::string word = lower_case(value.get<std::string>());
+  return word == "inf" || word == "infinity";
+}
+
+/// The value, or the elements of a list, without quotes where the key is a number, or true or false.
+json in_form_of(const KeySpec& k, const json& value) {
+  const auto number = [](const json& v) {
+    return v.is_string() ? as_number(v.get<std::string>()).value_or(v) : v;
+  };
+  switch (k.kind) {
+    case Kind::boolean:
+      if (value.is_string())
+        if (const auto word = as_boolean(value.get<std::string>())) return *word;
+      return value.is_number() && (value == 0 || value == 1) ? json(value == 1) : value;
+    case Kind::integer:
+      if (k.infinite && is_infinity(value)) return static_cast<std::int64_t>(k.max);
+      return number(value);
+    case Kind::number:
+    case Kind::betas:
+    case Kind::per_group:
+    case Kind::integers: {
+      if (!value.is_array()) return number(value);
+      json all = json::array();
+      for (const json& v : value) all.push_back(number(v));
+      return all;
+    }
+    default:
+      return value;
+  }
+}
+
+json checked(const JsonObject& object, const KeySpec& k) {
   const json& value = object.at(k.key);
   if (value.is_null() && std::string_view(k.fallback) == "null") return value;
   switch (k.kind) {
@@ -82,6 +147,8 @@ json checked_value(const JsonObject& object, const KeySpec& k) {
       return checked_betas(object, k);
     case Kind::per_group:
       return checked_per_group(object, k);
+    case Kind::integers:
+      return checked_integers(object, k);
     case Kind::list:
       if (!value.is_array()) object.fail_at(k.key, concat("expected a list, found ", to_display(value)));
       return value;
@@ -90,6 +157,21 @@ json checked_value(const JsonObject& object, const KeySpec& k) {
       return value;
   }
   return value;
+}
+
+}  // namespace
+
+json checked_value(const json& value, const KeySpec& k, const std::string& file, const std::string& path) {
+  const json holder{{k.key, in_form_of(k, value)}};
+  return checked(JsonObject(holder, file, path), k);
+}
+
+json without_quotes(const json& value) {
+  if (!value.is_string()) return value;
+  const auto text = value.get<std::string>();
+  if (auto number = as_number(text)) return *number;
+  const auto word = as_boolean(text);
+  return word ? json(*word) : value;
 }
 
 json default_value(const JsonObject& object, const KeySpec& k) {

@@ -1,8 +1,12 @@
 #include "sharding/config/reader/argument_resolver.h"
 
+#include <algorithm>
 #include <cmath>
+#include <type_traits>
+#include <variant>
 
 #include "comm/core/error.h"
+#include "sharding/config/argument_flags.h"
 
 namespace rz::ds {
 namespace {
@@ -26,74 +30,34 @@ json steps_of(const std::optional<std::string>& strategy, const std::optional<st
   return strategy == "steps" ? json(steps.value_or(500)) : or_null(steps);
 }
 
-/// Null if it is not given.
+/// The value of the flag of that name. Null if it is not given.
 json value_of(const TrainingArguments& a, Argument argument) {
   switch (argument) {
-    case Argument::train_batch_size:
-      return or_null(a.train_batch_size);
-    case Argument::micro_batch_size:
-      return or_null(a.per_device_train_batch_size);
-    case Argument::accumulation:
-      return or_null(a.gradient_accumulation_steps);
-    case Argument::learning_rate:
-      return or_null(a.learning_rate);
     case Argument::betas:
       return betas_of(a);
-    case Argument::epsilon:
-      return or_null(a.adam_epsilon);
-    case Argument::weight_decay:
-      return or_null(a.weight_decay);
-    case Argument::max_grad_norm:
-      return or_null(a.max_grad_norm);
     case Argument::fp16:
       return a.precision ? json(*a.precision == DType::f16) : json();
     case Argument::bf16:
       return a.precision ? json(*a.precision == DType::bf16) : json();
-    case Argument::warmup_steps:
-      return or_null(a.warmup_steps);
-    case Argument::total_steps:
-      return or_null(a.total_steps);
-    case Argument::find_unused_parameters:
-      return or_null(a.ddp_find_unused_parameters);
-    case Argument::static_graph:
-      return or_null(a.ddp_static_graph);
-    case Argument::broadcast_buffers:
-      return or_null(a.ddp_broadcast_buffers);
-    case Argument::comm_hook:
-      return or_null(a.ddp_comm_hook);
-    case Argument::gradient_checkpointing:
-      return or_null(a.gradient_checkpointing);
-    case Argument::drop_last:
-      return or_null(a.dataloader_drop_last);
-    case Argument::logging_steps:
-      return or_null(a.logging_steps);
-    case Argument::output_dir:
-      return or_null(a.output_dir);
     case Argument::save_steps:
       return steps_of(a.save_strategy, a.save_steps);
-    case Argument::save_minutes:
-      return or_null(a.save_minutes);
-    case Argument::save_total_limit:
-      return or_null(a.save_total_limit);
-    case Argument::async_save:
-      return or_null(a.async_save);
-    case Argument::resume_from_checkpoint:
-      return or_null(a.resume_from_checkpoint);
     case Argument::eval_steps:
       return steps_of(a.eval_strategy, a.eval_steps);
-    case Argument::metric_for_best_model:
-      return or_null(a.metric_for_best_model);
-    case Argument::greater_is_better:
-      return or_null(a.greater_is_better);
-    case Argument::load_best_model_at_end:
-      return or_null(a.load_best_model_at_end);
-    case Argument::early_stopping_patience:
-      return or_null(a.early_stopping_patience);
-    case Argument::early_stopping_threshold:
-      return or_null(a.early_stopping_threshold);
-    default:
+    case Argument::schedule_steps:
       return {};
+    default:
+      break;
   }
+  const auto flag = std::ranges::find(argument_flags(), name(argument), &ArgumentFlag::name);
+  if (flag == argument_flags().end()) return {};
+  return std::visit(
+      [&](const auto field) {
+        if constexpr (std::is_same_v<decltype(field), const std::monostate>)
+          return json();
+        else
+          return or_null(a.*field);
+      },
+      flag->field);
 }
 
 /// Hugging Face's default; null if there is none.
@@ -108,6 +72,8 @@ json default_of(Argument argument) {
     case Argument::weight_decay:
     case Argument::warmup_min_lr:
       return 0.0;
+    case Argument::warmup_steps:
+      return 1;
     case Argument::max_grad_norm:
       return 1.0;
     case Argument::fp16:
@@ -129,8 +95,14 @@ std::optional<ArgumentValue> ArgumentResolver::given(Argument argument) {
 }
 
 std::optional<ArgumentValue> ArgumentResolver::automatic(Argument argument) {
-  if (auto found = given(argument)) return found;
+  if (auto found = given(argument)) {
+    // Hugging Face writes 1 for no warm-up; DeepSpeed takes both for 2.
+    if (argument == Argument::warmup_steps && found->value == 0) found->value = 1;
+    return found;
+  }
   switch (argument) {
+    case Argument::schedule_steps:
+      return automatic(Argument::total_steps);
     case Argument::train_batch_size:
     case Argument::micro_batch_size:
     case Argument::accumulation:
@@ -174,6 +146,9 @@ std::optional<ArgumentValue> ArgumentResolver::warmup_by_ratio() {
 
 std::optional<ArgumentValue> ArgumentResolver::total_steps() const {
   if (!facts_.updates) return std::nullopt;
+  if (errors_.has_wrong(
+          {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"}))
+    return ArgumentValue{1, "unknown"};  // the configuration is refused
   const BatchSizes sizes =
       resolve_batch(with_batch_defaults(batch_of(settings_), settings_), facts_.ranks, file_);
   return ArgumentValue{facts_.updates(sizes), "the updates of the run"};
@@ -188,15 +163,19 @@ std::optional<ArgumentValue> ArgumentResolver::by_hidden_size(Argument argument)
   return ArgumentValue{value, concat("hidden size ", h)};
 }
 
-void ArgumentResolver::require_all_used() const {
-  require(!arguments_.warmup_ratio || ratio_used_, Errc::config, file_,
-          ": the configuration has no key for warmup_ratio (", arguments_.origin,
-          "); add its section, or leave it out");
+void ArgumentResolver::require_all_used(ConfigErrors& errors) const {
+  const auto require_used = [&](bool used, const char* argument) {
+    errors.collect(ConfigErrors::Kind::combination, "", [&] {
+      require(used, Errc::config, file_, ": the configuration has no key for ", argument, " (",
+              arguments_.origin, "); add its section, or leave it out");
+    });
+  };
+  require_used(arguments_.warmup_ratio.value_or(0) == 0 || ratio_used_, "warmup_ratio");
   for (int i = 1; i <= static_cast<int>(Argument::early_stopping_threshold); ++i) {
     const auto argument = static_cast<Argument>(i);
-    if (!value_of(arguments_, argument).is_null())
-      require(used_.contains(argument), Errc::config, file_, ": the configuration has no key for ",
-              name(argument), " (", arguments_.origin, "); add its section, or leave it out");
+    const json value = value_of(arguments_, argument);
+    const bool no_warmup = argument == Argument::warmup_steps && value == 0;
+    if (!value.is_null() && !no_warmup) require_used(used_.contains(argument), name(argument));
   }
 }
 

@@ -12,13 +12,13 @@ namespace rz::ds {
 class ArgumentResolver {
  public:
   ArgumentResolver(const TrainingArguments& arguments, const RunFacts& facts, const Settings& settings,
-                   const std::string& file)
-      : arguments_(arguments), facts_(facts), settings_(settings), file_(file) {}
+                   const ConfigErrors& errors, const std::string& file)
+      : arguments_(arguments), facts_(facts), settings_(settings), errors_(errors), file_(file) {}
 
   std::optional<ArgumentValue> given(Argument);
   std::optional<ArgumentValue> automatic(Argument);
-  /// Errc::config names an argument that no key had a use for.
-  void require_all_used() const;
+  /// Errors name the arguments that no key had a use for.
+  void require_all_used(ConfigErrors&) const;
 
  private:
   std::optional<ArgumentValue> max_rate();
@@ -29,6 +29,7 @@ class ArgumentResolver {
   const TrainingArguments& arguments_;
   const RunFacts& facts_;
   const Settings& settings_;
+  const ConfigErrors& errors_;
   const std::string& file_;
   std::set<Argument> used_;
   bool ratio_used_ = false;

@@ -69,35 +69,58 @@ void add_default_optimizer(json& document) {
       {"params", {{"lr", "auto"}, {"betas", "auto"}, {"eps", "auto"}, {"weight_decay", "auto"}}}};
 }
 
-/// The section that stands for a type of Hugging Face's schedules; null: a constant rate.
-json scheduler_of(std::string_view type) {
+/// The section that stands for a type of Hugging Face's schedules; null: a constant rate. Without a warm-up
+/// it is torch's, whose rates are those of Trainer: DeepSpeed's warm-up takes two updates at least.
+json scheduler_of(std::string_view type, bool warms_up) {
+  const auto section = [](const char* name, json params) {
+    return json{{"type", name}, {"params", std::move(params)}};
+  };
   const json warmup{{"warmup_num_steps", "auto"}, {"warmup_type", "linear"}};
-  json params = warmup;
-  if (type == "constant") return {};
-  if (type == "constant_with_warmup" || type == "linear")
-    params.update({{"warmup_min_lr", 0}, {"warmup_max_lr", "auto"}});
-  if (type == "linear" || type == "cosine") params["total_num_steps"] = "auto";
-  if (type == "cosine") params.update({{"warmup_min_ratio", 0}, {"cos_min_ratio", 0}});
-  return {{"type", type == "linear"   ? "WarmupDecayLR"
-                   : type == "cosine" ? "WarmupCosineLR"
-                                      : "WarmupLR"},
-          {"params", std::move(params)}};
+  const auto warmed = [&](json params) {
+    params.update(warmup);
+    return params;
+  };
+  if (type == "reduce_lr_on_plateau") return section("ReduceLROnPlateau", json::object());
+  if (type == "linear" && warms_up)
+    return section("WarmupDecayLR",
+                   warmed({{"warmup_min_lr", 0}, {"warmup_max_lr", "auto"}, {"total_num_steps", "auto"}}));
+  if (type == "linear")
+    return section("LinearLR", {{"start_factor", 1}, {"end_factor", 0}, {"total_iters", "auto"}});
+  if (type == "cosine" && warms_up)
+    return section("WarmupCosineLR",
+                   warmed({{"total_num_steps", "auto"}, {"warmup_min_ratio", 0}, {"cos_min_ratio", 0}}));
+  if (type == "cosine") return section("CosineAnnealingLR", {{"T_max", "auto"}});
+  if (type == "constant_with_warmup" && warms_up)
+    return section("WarmupLR", warmed({{"warmup_min_lr", 0}, {"warmup_max_lr", "auto"}}));
+  return {};
 }
 
-/// The section of lr_scheduler_type, which must agree with one that the file has.
-void add_scheduler(json& document, const TrainingArguments& a, const std::string& file) {
-  if (!a.lr_scheduler_type) return;
-  const json section = scheduler_of(*a.lr_scheduler_type);
-  const json& found = document.contains("scheduler") ? document["scheduler"] : json();
+/// The section of lr_scheduler_type, which must agree with one that the file has. Returns the paths that it
+/// has added.
+std::vector<std::string> add_scheduler(json& document, const TrainingArguments& a, const std::string& file) {
+  if (!a.lr_scheduler_type) return {};
+  const bool warms_up = a.warmup_steps.value_or(0) > 0 || a.warmup_ratio.value_or(0) > 0;
+  const json section = scheduler_of(*a.lr_scheduler_type, warms_up);
+  const json found = document.contains("scheduler") ? document["scheduler"] : json();
   const bool has_type = found.is_object() && found.contains("type") && !found["type"].is_null();
   if (!has_type) {
-    if (!section.is_null()) document["scheduler"] = section;
-    return;
+    if (section.is_null()) return {};
+    document["scheduler"] = section;
+    std::vector<std::string> added{"scheduler.type"};
+    for (const auto& [key, value] : section["params"].items()) added.push_back("scheduler.params." + key);
+    return added;
   }
-  require(!section.is_null() && found["type"] == section["type"], Errc::config, file, ": scheduler.type: is ",
-          to_display(found["type"]), ", but lr_scheduler_type (", a.origin, ") ", *a.lr_scheduler_type,
-          " stands for ", section.is_null() ? "no section" : to_display(section["type"]),
-          "; remove one of them");
+  std::string names;
+  for (const json& fits :
+       {scheduler_of(*a.lr_scheduler_type, true), scheduler_of(*a.lr_scheduler_type, false)}) {
+    if (fits.is_null()) continue;
+    if (found["type"] == fits["type"]) return {};
+    if (names.find(to_display(fits["type"])) == names.npos)
+      names += (names.empty() ? "" : " or ") + to_display(fits["type"]);
+  }
+  fail(Errc::config, file, ": scheduler.type: is ", to_display(found["type"]), ", but lr_scheduler_type (",
+       a.origin, ") ", *a.lr_scheduler_type, " stands for ", names.empty() ? "no section" : names,
+       "; remove one of them");
 }
 
 /// A dynamic loss scale of f16 has a minimum, which ends a run of skipped updates sooner or later.
@@ -108,21 +131,33 @@ std::int64_t typed_max_skipped_updates(const Settings& s, const PrecisionConfig&
   return s.optional_integer("ringzero.max_skipped_updates").value_or(has_minimum ? 0 : 50);
 }
 
-void fill_sections(Settings& s, const RunFacts& facts, DsConfig& c) {
-  c.batch = with_batch_defaults(batch_of(s), s);
-  if (c.batch.train || c.batch.micro) c.sizes = resolve_batch(c.batch, facts.ranks, c.file);
-  if (s.has_section("optimizer")) c.optimizer = typed_optimizer(s, c.file, c.warnings);
-  c.schedule = typed_schedule(s, c.file, c.warnings);
-  c.precision = typed_precision(s, c.file);
-  c.ddp = typed_ddp(s, c.precision, c.file);
-  c.zero = typed_zero(s, c.file, c.warnings);
+/// Sections without a wrong value, so that no error follows from another.
+void fill_sections(Settings& s, const RunFacts& facts, DsConfig& c, ConfigErrors& errors) {
+  const auto fill = [&](std::initializer_list<std::string_view> sections, const auto& read) {
+    return !errors.has_wrong(sections) && errors.collect(ConfigErrors::Kind::combination, "", read);
+  };
+  fill({"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"}, [&] {
+    c.batch = with_batch_defaults(batch_of(s), s);
+    if (c.batch.train || c.batch.micro) c.sizes = resolve_batch(c.batch, facts.ranks, c.file);
+  });
+  fill({"optimizer"}, [&] {
+    if (s.has_section("optimizer")) c.optimizer = typed_optimizer(s, c.file, c.warnings);
+  });
+  fill({"scheduler"}, [&] { c.schedule = typed_schedule(s, c.file, c.warnings); });
+  const bool has_precision = fill({"fp16", "bf16", "data_types", "torch_autocast", "communication_data_type",
+                                   "prescale_gradients", "gradient_predivide_factor"},
+                                  [&] { c.precision = typed_precision(s, c.file); });
+  if (has_precision)
+    fill({"ringzero", "zero_optimization"}, [&] { c.ddp = typed_ddp(s, c.precision, c.file); });
+  fill({"zero_optimization"}, [&] { c.zero = typed_zero(s, c.file, c.warnings); });
+  fill({"ringzero.checkpoint"}, [&] { c.checkpoint = typed_checkpoint(s, c.file); });
+  if (!errors.empty()) return;
   c.activation_checkpointing = typed_checkpointing(s);
-  c.checkpoint = typed_checkpoint(s, c.file);
   c.monitor = typed_monitor(s);
   c.gradient_clipping = s.number("gradient_clipping");
   c.max_skipped_updates = typed_max_skipped_updates(s, c.precision);
   c.drop_last = s.boolean("dataloader_drop_last");
-  c.world_size_invariant = typed_world_size_invariant(s, c, facts.ranks);
+  fill({}, [&] { c.world_size_invariant = typed_world_size_invariant(s, c, facts.ranks); });
   c.unused_parameters = unused_parameter_policy_from_name(s.text("ringzero.unused_parameters"));
 }
 
@@ -136,18 +171,23 @@ DsConfig parse_ds_config(std::string_view text, const std::string& file, const T
   nlohmann::json document = parse_json(text, file, JsonDialect::relaxed);
   const JsonObject root(document, file);  // an object, or an error
   if (facts.adamw_by_default) ds::add_default_optimizer(document);
-  ds::add_scheduler(document, arguments, file);
-  auto old_paths = ds::rename_old_spellings(document, file, config.warnings);
+  ds::ConfigErrors errors;
+  std::vector<std::string> added;
+  errors.collect(ds::ConfigErrors::Kind::combination, "",
+                 [&] { added = ds::add_scheduler(document, arguments, file); });
+  auto origins = ds::rename_old_spellings(document, file, config.warnings, errors);
+  for (const std::string& path : added) origins[path] = concat("lr_scheduler_type (", arguments.origin, ")");
   ds::Settings settings;
-  ds::ArgumentResolver resolver(arguments, facts, settings, file);
+  ds::ArgumentResolver resolver(arguments, facts, settings, errors, file);
   ds::SettingsReader reader(file,
                             {[&](ds::Argument a) { return resolver.given(a); },
                              [&](ds::Argument a) { return resolver.automatic(a); }},
-                            std::move(old_paths), settings);
+                            std::move(origins), settings, errors);
   reader.read(document);
-  resolver.require_all_used();
+  if (errors.empty()) resolver.require_all_used(errors);
   for (std::string& warning : reader.warnings()) config.warnings.push_back(std::move(warning));
-  ds::fill_sections(settings, facts, config);
+  ds::fill_sections(settings, facts, config, errors);
+  errors.throw_all();
   for (const auto& entry : settings.entries())
     config.settings.push_back(ds::resolved(settings, entry, config));
   return config;

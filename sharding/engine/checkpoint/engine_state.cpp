@@ -94,6 +94,12 @@ json scaler_json(const LossScaler::State& s) {
           {"skipped", s.skipped}};
 }
 
+json plateau_json(const PlateauState& s) {
+  return {{"best", s.best ? number(*s.best) : json()},
+          {"num_bad_epochs", s.num_bad_epochs},
+          {"cooldown_counter", s.cooldown_counter}};
+}
+
 json optimizer_json(const OptimizerProgress& o) {
   json groups = json::array();
   for (const auto& g : o.groups) groups.push_back({{"name", g.name}, {"base_lr", g.base_lr}, {"lr", g.lr}});
@@ -144,6 +150,13 @@ LossScaler::State scaler_of(const JsonObject& o) {
           .skipped = o.required_integer("skipped", 0, any)};
 }
 
+PlateauState plateau_of(const JsonObject& o) {
+  PlateauState s{.num_bad_epochs = o.required_integer("num_bad_epochs", 0, any),
+                 .cooldown_counter = o.required_integer("cooldown_counter", 0, any)};
+  if (o.has("best") && !o.at("best").is_null()) s.best = number_of(o, "best");
+  return s;
+}
+
 UpdateLoop::State updates_of(const JsonObject& o) {
   UpdateLoop::State s;
   s.count = {o.required_integer("steps", 0, any), o.required_integer("skipped_steps", 0, any),
@@ -151,6 +164,7 @@ UpdateLoop::State updates_of(const JsonObject& o) {
   s.training.epochs = o.required_integer("epochs", 0, any);
   s.passes = unsigned_of(o, "passes");
   if (o.has("loss_scaler")) s.training.scaler = scaler_of(o.object("loss_scaler"));
+  if (o.has("plateau")) s.training.plateau = plateau_of(o.object("plateau"));
   if (o.has("expected_terms")) s.expected_terms = o.number("expected_terms", 1, 0, huge);
   return s;
 }
@@ -243,6 +257,7 @@ std::string to_json(const EngineState& s) {
            {"trainer_state", json::parse(s.trainer_state)},
            {"client_state", client_json(s.client_state)}};
   if (s.updates.training.scaler) all["loss_scaler"] = scaler_json(*s.updates.training.scaler);
+  if (const auto& plateau = s.updates.training.plateau) all["plateau"] = plateau_json(*plateau);
   if (s.updates.expected_terms) all["expected_terms"] = *s.updates.expected_terms;
   return all.dump();
 }

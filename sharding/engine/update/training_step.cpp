@@ -23,12 +23,13 @@ TrainingStep::TrainingStep(Strategy& strategy, std::unique_ptr<Optimizer> optimi
 }
 
 TrainingStep::State TrainingStep::state() const {
-  return {epochs_, scaler_ ? std::optional(scaler_->state()) : std::nullopt};
+  return {epochs_, scaler_ ? std::optional(scaler_->state()) : std::nullopt, rates_.plateau()};
 }
 
 void TrainingStep::set_state(const State& state) {
   epochs_ = state.epochs;
   if (scaler_ && state.scaler) scaler_->set_state(*state.scaler);
+  if (state.plateau) rates_.set_plateau(*state.plateau);
 }
 
 void TrainingStep::prepare(const Stream& stream) {

@@ -35,6 +35,8 @@ class TrainingStep {
   Optimizer& optimizer() { return *optimizer_; }
   /// Counts an epoch, for schedules by epoch.
   void end_epoch() { ++epochs_; }
+  /// ScheduledRates::step().
+  void step_scheduler(double metric) { rates_.step(metric, *optimizer_); }
   double loss_scale() const { return scaler_ ? scaler_->scale() : 1; }
   const ScheduledRates& rates() const { return rates_; }
 
@@ -42,10 +44,11 @@ class TrainingStep {
   struct State {
     std::int64_t epochs = 0;
     std::optional<LossScaler::State> scaler;
+    std::optional<PlateauState> plateau;
     bool operator==(const State&) const = default;
   };
   State state() const;
-  /// A scaler that only one of both has keeps its state.
+  /// A scaler, or a plateau, that only one of both has keeps its state.
   void set_state(const State&);
 
  private:

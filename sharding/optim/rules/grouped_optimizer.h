@@ -26,6 +26,21 @@ class GroupedOptimizer : public Optimizer {
       Optimizer::set_betas(group, betas);
     }
   }
+  bool has_momentum(int group) const override {
+    if constexpr (requires(Options o) { o.momentum; }) return options(group).momentum > 0;
+    return has_betas(group);
+  }
+  void set_momentum(int group, double momentum) override {
+    if (!has_momentum(group)) return Optimizer::set_momentum(group, momentum);
+    require_moment(name(), "momentum", momentum);
+    Options& own = options_[static_cast<std::size_t>(group)];
+    if constexpr (requires(Options o) { o.momentum; }) {
+      require(momentum > 0, Errc::invalid_argument, name(), ": momentum is 0, expected more than 0");
+      own.momentum = momentum;
+    } else if constexpr (requires(Options o) { o.beta1; }) {
+      own.beta1 = momentum;
+    }
+  }
 
  protected:
   explicit GroupedOptimizer(const ParameterGroups<Options>& groups) : Optimizer(heads_of(groups)) {
