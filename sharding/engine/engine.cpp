@@ -238,7 +238,8 @@ Loader Engine::loader(std::shared_ptr<const Dataset> dataset, const EngineLoader
                  .slots = accumulation,
                  .positions = loaders_,
                  .name = o.name.empty() ? loaders_->new_name() : o.name,
-                 .seed = sampling.seed});
+                 .seed = sampling.seed,
+                 .restart = !o.shuffle});
 }
 
 Tensor Engine::gather_for_metrics(const Batch& batch, const Tensor& rows) {

@@ -263,6 +263,26 @@ TEST(Engine, LoadersHaveTheMicroBatchSizeAndTheirShareOfTheData) {
   });
 }
 
+/// A loop that was left by break: an evaluation begins again, training goes on.
+TEST(Engine, LoadersInOrderBeginAgainAfterABreak) {
+  in_world(2, [](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options(config(0)));
+    const auto two = [](Loader& loader) {
+      std::vector<std::uint64_t> all;
+      for (const rz::Batch& b : loader) {
+        all.insert(all.end(), b.indices().begin(), b.indices().end());
+        if (all.size() == 8) break;
+      }
+      return all;
+    };
+    Loader evaluation = engine.loader(Numbers(35), {.shuffle = false}), training = engine.loader(Numbers(35));
+    const auto first = two(evaluation), seen = two(training);
+    EXPECT_EQ(two(evaluation), first);
+    for (const std::uint64_t sample : two(training)) EXPECT_EQ(std::ranges::count(seen, sample), 0) << sample;
+  });
+}
+
 std::string text_of(const std::filesystem::path& path) {
   std::ifstream file(path);
   return {std::istreambuf_iterator<char>(file), {}};
