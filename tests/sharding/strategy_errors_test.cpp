@@ -166,7 +166,7 @@ TEST(Replicas, WithOtherOptionsAreNamed) {
       make_strategy(StrategyKind::zero1, model, comm, options);
     });
   };
-  refused("reduce_bucket_size is 6553600 on rank 0 and 5 on rank 1",
+  refused("reduce_bucket_size is default on rank 0 and 5 on rank 1",
           [](auto& o) { o.reduce_bucket_size = 5; });
   refused("prefetch_bucket_size is 1 on rank 0 and 7 on rank 1",
           [](auto& o) { o.gathers.prefetch_bucket_size = 7; });

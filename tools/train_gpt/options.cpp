@@ -213,7 +213,7 @@ constexpr const char* speed_group = "Speed (results stay the same but for --thre
 
 void add_buckets(CommandLine& line, Options& o) {
   line.add_option("--bucket-mb", o.bucket_mb,
-                  "Size of a gradient bucket in MiB; default: zero_optimization.reduce_bucket_size, or 25")
+                  "Size of a gradient bucket in MiB; default: zero_optimization.reduce_bucket_size")
       .type_name("X")
       .within(0.001, 65536.0)
       .group(speed_group);
