@@ -5,6 +5,9 @@
 #include <bit>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
+#include <optional>
+#include <utility>
 
 #include "comm/core/error.h"
 
@@ -40,8 +43,29 @@ std::vector<Fact> gather_fact(std::span<const Fact> facts, std::size_t i, Commun
   return out;
 }
 
-[[noreturn]] void throw_difference(const char* subject, const Fact& first, const Fact& other,
-                                   std::size_t rank, const char* advice) {
+/// Two ranks that differ. If most ranks are alike, one of them and the first that is not, the culprit.
+struct Difference {
+  std::size_t first = 0, other = 0;
+  int culprit = -1;
+};
+
+/// `hashes` by rank; nullopt if all are equal.
+std::optional<Difference> find_difference(const std::vector<std::uint64_t>& hashes) {
+  const auto differs_from = [&](std::size_t rank) {
+    const auto other = std::ranges::find_if(hashes, [&](std::uint64_t h) { return h != hashes[rank]; });
+    return static_cast<std::size_t>(other - hashes.begin());
+  };
+  if (differs_from(0) == hashes.size()) return {};
+  for (std::size_t r = 0; r < hashes.size(); ++r)
+    if (2 * std::ranges::count(hashes, hashes[r]) > std::ssize(hashes))
+      return Difference{r, differs_from(r), static_cast<int>(differs_from(r))};
+  return Difference{0, differs_from(0), -1};
+}
+
+[[noreturn]] void throw_difference(const char* subject, const std::vector<Fact>& facts, Difference ranks,
+                                   const char* advice) {
+  if (ranks.first > ranks.other) std::swap(ranks.first, ranks.other);
+  const Fact &first = facts[ranks.first], &other = facts[ranks.other];
   const std::string& name = first.name.empty() ? other.name : first.name;
   const bool renamed = !first.name.empty() && !other.name.empty() && first.name != other.name;
   throw Error(Errc::mismatch,

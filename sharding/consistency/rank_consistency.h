@@ -18,9 +18,10 @@ struct Fact {
   std::string name, value;
 };
 
-/// Errc::mismatch on every rank if a rank differs from rank 0, with that rank as culprit and the first fact
-/// that differs: "SUBJECT differs over the ranks: NAME is VALUE on rank 0 and VALUE on rank 2; ADVICE". Ranks
-/// may pass different numbers of facts.
+/// Errc::mismatch on every rank if ranks differ, with the first fact that differs: "SUBJECT differs over the
+/// ranks: NAME is VALUE on rank 0 and VALUE on rank 2; ADVICE". The culprit is the first rank that differs
+/// from the majority; none, as with two ranks, if there is no majority. Ranks may pass different numbers of
+/// facts.
 void require_same(const char* subject, std::span<const Fact>, const char* advice, Communicator&);
 
 /// require_same() for names, shapes, frozen flags, and the presence of values.
