@@ -98,7 +98,7 @@ TEST(Strategy, AParameterThatIsFrozenLaterIsAnError) {
     norm.requires_grad = false;
     EXPECT_EQ(f.error_of([&] { f.strategy->step(*f.sgd); }, "step(): norm was frozen"),
               Errc::invalid_argument);
-    EXPECT_EQ(f.error_of([&] { f.strategy->begin_backward(); }, "begin_backward(): norm was frozen"),
+    EXPECT_EQ(f.error_of([&] { f.strategy->begin_backward(); }, "backward(): norm was frozen"),
               Errc::invalid_argument);
     norm.requires_grad = true;
     f.strategy->step(*f.sgd);

@@ -74,7 +74,7 @@ void TrainingPasses::gradient_ready(const Parameter& p, const Stream& stream) {
 
 void TrainingPasses::begin_backward(bool synchronise) {
   state_.require_may_begin();
-  model_.parameters().require_trainable("begin_backward()");
+  model_.parameters().require_trainable("backward()");
   const bool reopens = state_.reduced();
   reduction_.begin_pass(state_.would_reduce(synchronise));
   trains_in_evaluation_ = !module_.training();
