@@ -147,8 +147,9 @@ class Engine {
   /// part to DIR/TAG, a folder that all ranks share. The checkpoint appears complete, or not at all, whenever
   /// a process or the machine ends. Between two micro-batches it has the state before the update in progress,
   /// which begins anew when the run is resumed. Collective. Errc::mismatch shows the tags of all ranks if
-  /// they differ; nothing is then written. Errc::io names what cannot be written. Errors of an asynchronous
-  /// save are thrown by the next step(), on every rank.
+  /// they differ; nothing is then written. Errc::io names what cannot be written. Errc::diverged names a
+  /// parameter or a state of the optimizer that is not finite: nothing is saved, and what was saved before
+  /// stays. Errors of an asynchronous save are thrown by a later step(), on every rank.
   void save_checkpoint(const std::string& dir, const SaveCheckpointOptions& o = {}) {
     checkpointer_->save(dir, o);
   }

@@ -261,6 +261,7 @@ Engine make_engine(const Options& o, Inputs& in, World& world) {
 
 Status train(const Options& o, Inputs& in, World& world) {
   Engine engine = make_engine(o, in, world);
+  engine.checkpoints().save_nonfinite(o.save_nonfinite);
   engine.checkpoints().files()["config.json"] = rz::to_json(in.model->config());
   try {
     return run_engine(o, in, engine);

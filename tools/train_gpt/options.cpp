@@ -119,7 +119,7 @@ void add_outputs(CommandLine& line, Options& o) {
       .type_name("DIR")
       .group("Outputs");
   line.add_flag("--save-nonfinite", o.save_nonfinite,
-                "Read and save weights even if some are infinite or NaN")
+                "Read and save weights, also in checkpoints, even if some are infinite or NaN")
       .group("Outputs");
   line.add_option("--sample", o.sample, "At the end, or without --data, continue this text (byte vocabulary)")
       .type_name("TEXT")
