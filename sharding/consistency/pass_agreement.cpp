@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <limits>
 #include <utility>
 
 #include "comm/core/error.h"
@@ -28,6 +29,8 @@ void PassAgreement::begin(bool cancelled) {
   words_[3] = -scopes_;
   words_[4] = broken_ && !cancelled;
   words_[5] = counted_;
+  words_[6] = optimizer_;
+  words_[7] = -optimizer_;
   std::ranges::copy(used_, words_.begin() + fixed_words);
   if (communicator_.size() > 1)
     exchange_ = communicator_.all_reduce(Buffer(words_.data(), words_.size()), ReduceOp::max);

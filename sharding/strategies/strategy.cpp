@@ -103,6 +103,7 @@ void Strategy::propagate(Tape& tape, Var loss, const Tensor& sum_count, bool syn
   begin_pass(synchronise);
   const Stream& stream = tape.stream();
   try {
+    control_.terms().check(tape.value(loss), stream);
     const Tensor ratio =
         follows ? control_.terms().ratio(sum_count, tape.empty({2}), tape.empty({2}, DType::f64), stream)
                 : Tensor();
@@ -154,6 +155,7 @@ void Strategy::finish_gradients(const Stream& given) {
     passes_.state().set_dropped();
     reduction.fail();
   }
+  if (!reduction.agreement().same_optimizer()) fail_different(*announced_);
   // A mean over scalars is one over all ranks; losses with terms are means over those that there are.
   const auto counted = static_cast<LossTerms::Counted>(reduction.agreement().counted());
   if (counted == LossTerms::Counted::terms && passes_without_data_ > 0) terms.add_none(stream);
@@ -198,7 +200,9 @@ double Strategy::clip_gradients(double max_norm, const Stream& given) {
 void Strategy::step(Optimizer& optimizer, const Stream& given) {
   passes_.state().require_reduced("step()");
   const Stream& stream = runtime_.stream_for(given);
-  update(optimizer, control_.scale(stream), stream);
+  const StepControl::Decision decision = control_.scale(updater_.hash(optimizer), stream);
+  if (decision.differs) fail_different(optimizer);
+  update(optimizer, decision.scale, stream);
   members_.count_missed();
   passes_.end_step();
 }
@@ -207,7 +211,8 @@ void Strategy::clip_and_step(Optimizer& optimizer, const StepPolicy& policy, con
   passes_.state().require_reduced("clip_and_step()");
   settings().set_policy(policy);
   const Stream& stream = runtime_.stream_for(given);
-  const StepControl::Decision decision = control_.decide(stream);
+  const StepControl::Decision decision = control_.decide(updater_.hash(optimizer), stream);
+  if (decision.differs) fail_different(optimizer);
   if (!decision.skip) update(optimizer, decision.scale, stream);
   if (!decision.skip && !decision.scale.device_outcome) members_.count_missed();
   passes_.end_step();
@@ -229,6 +234,12 @@ Strategy::Outcome Strategy::outcome(Optimizer& optimizer, const Stream& given) {
   if (stream.device().kind == Device::host) return {norm, skipped};
   if (skipped)
     optimizer.set_updates(optimizer.updates() - 1);
+void Strategy::fail_different(const Optimizer& optimizer) {
+  reset_gradients();
+  passes_.state().set_dropped();
+  updater_.fail_different(optimizer);
+}
+
   else
     members_.count_missed();
   return {norm, skipped};
@@ -254,6 +265,8 @@ LoggingData Strategy::logging_data() const {
   const Communicator& communicator = runtime_.communicator;
   const auto& hook = options_.communication_hook;
   LoggingData data{.strategy = name(kind_),
+  passes_.reduction().agreement().set_optimizer(updater_.hash(optimizer));
+  announced_ = &optimizer;
                    .rank = communicator.rank(),
                    .world_size = communicator.size(),
                    .backend = communicator.describe(),

@@ -46,8 +46,11 @@
 ///
 /// Consistency: ranks are replicas. In the first reduced pass, and in the first one after values().fill(),
 /// they compare all values that more than one rank holds. In zero3, where each value is held once, they
-/// compare the first elements of each parameter as fill() received them. With the first update
-/// they compare optimizers. Errc::mismatch names what differs, and the rank.
+/// compare the first elements of each parameter as fill() received them. In each update they compare
+/// optimizers, their options and rates: those of step() and clip_and_step() in the sums over the ranks that
+/// these make anyway, on a device those of next_update(). Errc::mismatch names what differs and, as culprit,
+/// the first rank that differs from the majority, if there is one; gradients are then dropped as by
+/// zero_grad().
 ///
 /// Errors: after an exception between zero_grad() and finish_gradients() (in forward, in backward, out of
 /// memory), reset the tape and call cancel_update(). finish_gradients() of the other ranks throws
@@ -159,7 +162,9 @@ class Strategy {
   /// finish_gradients() was called after the last backward pass.
   void step(Optimizer&, const Stream& = {});
   using StepPolicy = UpdateSettings::Policy;
-  /// clip_gradients() and step() in one call; on a device the host does not wait. Collective.
+  /// clip_gradients() and step() in one call; on a device the host does not wait. Skips the update if losses
+  /// were propagated by backward() and no rank has counted a term, and with skip_overflow also if a loss of
+  /// backward() is not finite, which makes the norm NaN. Collective.
   void clip_and_step(Optimizer&, const StepPolicy&, const Stream& = {});
   /// Result of an update.
   struct Outcome {
@@ -172,7 +177,7 @@ class Strategy {
   Outcome outcome(Optimizer&, const Stream& = {});
   /// On a device, call before an update or a replay of one. Counts the update in the optimizer and copies the
   /// constants of the update, which depend on its number, on learning rate, loss scale, expected terms and
-  /// policy, to device memory.
+  /// policy, to device memory. The optimizer must live until the update was made or dropped.
   void next_update(Optimizer&, const Stream& = {});
   /// Drops the gradients; does not write zeros. All ranks call it.
   void zero_grad();
@@ -182,6 +187,8 @@ class Strategy {
   // ---- import and export
   ParameterValues& values() { return values_; }
   const ParameterValues& values() const { return values_; }
+  /// Whether the gradients are means: after finish_gradients(), until zero_grad() or another pass.
+  bool reduced() const { return passes_.state().reduced(); }
   OptimizerStateAccess& optimizer_state() { return optimizer_state_; }
   const OptimizerStateAccess& optimizer_state() const { return optimizer_state_; }
 
@@ -225,6 +232,8 @@ class Strategy {
   Runtime runtime_;
   InstalledHooks hooks_;
   ShardedModel model_;
+  /// Drops the update, whose optimizers differ over the ranks.
+  [[noreturn]] void fail_different(const Optimizer&);
   TrainingPasses passes_;
   MemberUpdates members_;
   Updater updater_;
@@ -237,6 +246,7 @@ class Strategy {
 
 /// Creates a strategy for the parameters of the module, which must outlive it, as must the communicator of
 /// the mesh. A Communicator converts to a mesh of one dimension. A strategy trains along the last dimension
+  const Optimizer* announced_ = nullptr;  // by next_update()
 /// of a mesh; the others must have one rank (Errc::unsupported). Buffers without memory get their initial
 /// values, on the device of the communicator. Collective. Errc::mismatch if models or options differ over the
 /// ranks; Errc::invalid_argument if a parameter belongs to another live strategy. When a strategy is

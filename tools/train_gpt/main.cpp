@@ -161,7 +161,7 @@ Course run_updates(const Options& o, Inputs& in, Engine& engine, Loader& loader,
     const Traffic before = engine.strategy().traffic();
     UpdateReport report = update(engine, *in.model, loader, in.seq_len);
     course.last_update = engine.strategy().traffic() - before;
-    if (!report.diverged) report.eval_loss = evaluate();
+    if (report.diverged.empty()) report.eval_loss = evaluate();
     if (step == first_step) course.first_loss = report.loss;
     course.last_loss = report.loss;
     course.speeds.push_back(report.tokens_per_second);
