@@ -47,6 +47,10 @@ class PassAgreement {
   /// changed.
   void reuse_last();
 
+  /// Before a graph is launched that contains the pass: exchanges whether a rank has cancelled the update,
+  /// and hashes of optimizers; on a rank that has cancelled it, its own does not count. One call of 12 bytes.
+  void exchange_before_replay(bool cancelled);
+
   /// True if any rank wrote the gradient of the member since gradients were dropped.
   bool is_used(int member) const { return words_[fixed_words + static_cast<std::size_t>(member)] != 0; }
   /// The members used on this rank since gradients were dropped.
@@ -63,12 +67,12 @@ class PassAgreement {
   int cancelled_by() const;
   /// True if all ranks had the same hash of scopes at the last exchange.
   bool same_scopes() const { return words_[2] == -words_[3]; }
+  /// True if all ranks had the same set_optimizer() at the last exchange.
+  bool same_optimizer() const { return words_[6] == -words_[7]; }
   /// True if values were written on any rank before the last exchange and not compared since.
   bool values_need_check() const { return words_[1] != 0; }
   /// Called after all ranks have compared their values.
   void mark_values_checked();
-  /// True if all ranks had the same set_optimizer() at the last exchange.
-  bool same_optimizer() const { return words_[6] == -words_[7]; }
 
  private:
   static constexpr std::size_t fixed_words = 8;

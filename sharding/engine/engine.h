@@ -117,7 +117,7 @@ class Engine {
   /// cancelled it, and the next one has not begun: no forward pass, no batch of loader(), no other exception
   /// that is handled now. In stage 3 the other ranks must go on as in the update before, or in the first one
   /// run all modules once a micro-batch, in the order in which they were made: otherwise Errc::mismatch ends
-  /// training. So does Errc::timeout where the other ranks replay a CUDA graph.
+  /// training. Where updates run as a CUDA graph, the others must be in train_batch(), as before.
   void cancel_update() { updates().cancel(loaders_->now() != loaders_->of_update()); }
   /// While an object of this class lives, no gradients are reduced, and step() is an error.
   class NoSync;

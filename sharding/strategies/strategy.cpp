@@ -165,6 +165,22 @@ void Strategy::finish_gradients(const Stream& given) {
   control_.reset_clipping();
 }
 
+void Strategy::agree_on_replay(const Optimizer& optimizer) {
+  GradientReduction& reduction = passes_.reduction();
+  reduction.agreement().exchange_before_replay(false);
+  if (!reduction.agreement().same_optimizer()) fail_different(optimizer);
+  if (!reduction.failed()) return;
+  reset_gradients();
+  passes_.state().set_dropped();
+  reduction.fail();
+}
+
+void Strategy::cancel_replay() {
+  passes_.abandon();
+  passes_.reduction().agreement().exchange_before_replay(true);
+  reset_gradients();
+}
+
 void Strategy::cancel_update(const Stream& given, int passes) {
   if (dropped()) return;
   passes_.cancel(runtime_.stream_for(given), passes);
@@ -218,6 +234,12 @@ void Strategy::clip_and_step(Optimizer& optimizer, const StepPolicy& policy, con
   passes_.end_step();
 }
 
+void Strategy::fail_different(const Optimizer& optimizer) {
+  reset_gradients();
+  passes_.state().set_dropped();
+  updater_.fail_different(optimizer);
+}
+
 void Strategy::update(Optimizer& optimizer, const UpdateScale& scale, const Stream& stream) {
   model_.parameters().require_trainable("step()");
   values_.release();
@@ -234,12 +256,6 @@ Strategy::Outcome Strategy::outcome(Optimizer& optimizer, const Stream& given) {
   if (stream.device().kind == Device::host) return {norm, skipped};
   if (skipped)
     optimizer.set_updates(optimizer.updates() - 1);
-void Strategy::fail_different(const Optimizer& optimizer) {
-  reset_gradients();
-  passes_.state().set_dropped();
-  updater_.fail_different(optimizer);
-}
-
   else
     members_.count_missed();
   return {norm, skipped};
@@ -249,6 +265,8 @@ void Strategy::next_update(Optimizer& optimizer, const Stream& given) {
   const Stream& stream = runtime_.stream_for(given);
   require(stream.device().kind == Device::cuda, Errc::unsupported,
           "next_update() is for updates on a CUDA device");
+  passes_.reduction().agreement().set_optimizer(updater_.hash(optimizer));
+  announced_ = &optimizer;
   updater_.prepare(optimizer, stream);
   control_.write_settings(stream);
 }
@@ -265,8 +283,6 @@ LoggingData Strategy::logging_data() const {
   const Communicator& communicator = runtime_.communicator;
   const auto& hook = options_.communication_hook;
   LoggingData data{.strategy = name(kind_),
-  passes_.reduction().agreement().set_optimizer(updater_.hash(optimizer));
-  announced_ = &optimizer;
                    .rank = communicator.rank(),
                    .world_size = communicator.size(),
                    .backend = communicator.describe(),

@@ -66,10 +66,10 @@
 /// waits for the device only in gradient_norm(), clip_gradients() and outcome(), and in finish_gradients()
 /// for the hosts of the other ranks, unless the pass is captured. An update, from zero_grad() to
 /// clip_and_step(), can be captured in a graph (comm/device/graph.h) if capturable(). The graph can be
-/// replayed while shapes and the set of used parameters stay the same; call next_update() before each replay
-/// and outcome() after it. Learning rate, loss scale, expected terms, policy and the number of terms may
-/// change. Run three updates without capture first, so that memory and buckets settle. Capture again after
-/// any other use of the strategy.
+/// replayed while shapes and the set of used parameters stay the same; call next_update() and
+/// agree_on_replay() before each replay and outcome() after it. Learning rate, loss scale, expected terms,
+/// policy and the number of terms may change. Run three updates without capture first, so that memory and
+/// buckets settle. Capture again after any other use of the strategy.
 ///
 /// Thread safety: one thread per rank. Between begin_backward and the end of finish_gradients the
 /// communicator must not be used for anything else; in zero3 also not during a forward pass. Errors of the
@@ -151,6 +151,12 @@ class Strategy {
   /// module in their order. If the other ranks make others, the error is Errc::mismatch, and the group is
   /// unusable, as after an error of the communicator.
   void cancel_update(const Stream& = {}, int passes = 1);
+  /// Call before each launch of a graph that contains an update, after next_update() and its capture:
+  /// exchanges what finish_gradients() cannot exchange in a graph, and throws what it throws if a rank has
+  /// called cancel_replay() or optimizers differ. One all_reduce of 12 bytes in host memory. Collective.
+  void agree_on_replay(const Optimizer&);
+  /// Cancels the update where the other ranks call agree_on_replay().
+  void cancel_replay();
   /// L2 norm of all gradients, as the update reads them, each parameter counted once. Exact but for the
   /// rounding of the squares, so all strategies return the same bits. Collective. Errc::unsynchronised as for
   /// step().
@@ -181,14 +187,14 @@ class Strategy {
   void next_update(Optimizer&, const Stream& = {});
   /// Drops the gradients; does not write zeros. All ranks call it.
   void zero_grad();
+  /// Whether the gradients are means: after finish_gradients(), until zero_grad() or another pass.
+  bool reduced() const { return passes_.state().reduced(); }
   /// Whether every rank has dropped the update, since finish_gradients() threw, and no other one has begun.
   bool dropped() const { return passes_.state().dropped() && !passes_.follower().in_forward(); }
 
   // ---- import and export
   ParameterValues& values() { return values_; }
   const ParameterValues& values() const { return values_; }
-  /// Whether the gradients are means: after finish_gradients(), until zero_grad() or another pass.
-  bool reduced() const { return passes_.state().reduced(); }
   OptimizerStateAccess& optimizer_state() { return optimizer_state_; }
   const OptimizerStateAccess& optimizer_state() const { return optimizer_state_; }
 
@@ -226,27 +232,27 @@ class Strategy {
   Tensor times_loss_gradient(const Tensor& ratio, const Stream&);
   void reset_gradients();
   void update(Optimizer&, const UpdateScale&, const Stream&);
+  /// Drops the update, whose optimizers differ over the ranks.
+  [[noreturn]] void fail_different(const Optimizer&);
 
   StrategyKind kind_;
   StrategyOptions options_;
   Runtime runtime_;
   InstalledHooks hooks_;
   ShardedModel model_;
-  /// Drops the update, whose optimizers differ over the ranks.
-  [[noreturn]] void fail_different(const Optimizer&);
   TrainingPasses passes_;
   MemberUpdates members_;
   Updater updater_;
   ParameterValues values_;
   OptimizerStateAccess optimizer_state_;
   StepControl control_;
+  const Optimizer* announced_ = nullptr;  // by next_update()
   bool weightless_ = false;               // an update of begin_backward(), whose losses have no weights
   std::int64_t passes_without_data_ = 0;  // of the update
 };
 
 /// Creates a strategy for the parameters of the module, which must outlive it, as must the communicator of
 /// the mesh. A Communicator converts to a mesh of one dimension. A strategy trains along the last dimension
-  const Optimizer* announced_ = nullptr;  // by next_update()
 /// of a mesh; the others must have one rank (Errc::unsupported). Buffers without memory get their initial
 /// values, on the device of the communicator. Collective. Errc::mismatch if models or options differ over the
 /// ranks; Errc::invalid_argument if a parameter belongs to another live strategy. When a strategy is
