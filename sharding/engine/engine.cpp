@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <utility>
 
 #include "autograd_lite/nn/init.h"
@@ -147,6 +148,8 @@ Engine::Engine(World& world, Module& module, DsConfig config, EngineOptions o)
     : world_(world),
       module_(module),
       config_(std::move(config)),
+      name_(o.name.empty() ? "" : o.name + ": "),
+      log_(world.is_main() ? o.log : nullptr),
       max_steps_(o.arguments.max_steps.value_or(-1)),
       seed_(o.seed),
       communicator_(world.new_communicator(reduction_order(world, config_))),
@@ -174,12 +177,26 @@ Engine::Engine(World& world, Module& module, DsConfig config, EngineOptions o)
                         .config = resolved_json(config_)},
       initial_trainer_state(config_.checkpoint));
   training_checkpoints_.emplace(world, *checkpointer_, config_.checkpoint, config_.file);
-  if (o.log && world.is_main())
-    loaders_->on_difference([log = o.log, name = o.name](const std::string& line) {
-      std::fprintf(log, "%s%swarning: %s\n", name.c_str(), name.empty() ? "" : ": ", line.c_str());
-    });
+  if (log_) loaders_->on_difference([this](const std::string& line) { warn(line); });
   training_checkpoints_->resume();
   print_resume(world, *training_checkpoints_, o);
+}
+
+void Engine::warn(const std::string& line) const {
+  if (!log_) return;
+  std::fprintf(log_, "%swarning: %s\n", name_.c_str(), line.c_str());
+  std::fflush(log_);
+}
+
+Engine::~Engine() {
+  loaders_->on_difference({});
+  const bool stopped = training_checkpoints_ && training_checkpoints_->decision().stops();
+  if (!updates_ || stopped || std::uncaught_exceptions() > 0) return;
+  const std::int64_t left = updates_->accumulation().begun();
+  if (left == 0) return;
+  warn(concat("the last ", left, " of ", updates_->accumulation().steps(),
+              " micro-batches of an update have made none and are dropped: end a run with a whole update, or "
+              "call set_gradient_accumulation_boundary(true) before the last backward()"));
 }
 
 void Engine::make_updates(std::unique_ptr<Optimizer> optimizer, const EngineOptions& o) {

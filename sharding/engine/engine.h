@@ -70,6 +70,9 @@ namespace rz {
 class Engine {
  public:
   Engine(const Engine&) = delete;
+  /// Prints a line, on rank 0 and unless the engine is destroyed because of an exception or of a stop on
+  /// request, if the last micro-batches have filled no update: they are dropped.
+  ~Engine();
 
   // ---- training
   /// Records the forward passes of this rank. Valid as long as the engine.
@@ -227,6 +230,8 @@ class Engine {
   Engine(World&, Module&, DsConfig, EngineOptions);
 
   void make_updates(std::unique_ptr<Optimizer>, const EngineOptions&);
+  /// Prints a line, where there is a log.
+  void warn(const std::string&) const;
   /// Of the batches of an update: Errc::invalid_argument if two are one object.
   static void require_distinct(std::vector<const void*> batches);
   /// Errc::invalid_argument if the engine has no optimizer.
@@ -235,6 +240,8 @@ class Engine {
   World& world_;
   Module& module_;
   DsConfig config_;
+  std::string name_;
+  std::FILE* log_;  // null on other ranks than 0
   std::int64_t max_steps_ = -1;
   std::uint64_t seed_;
   Communicator communicator_;
