@@ -88,7 +88,7 @@ std::size_t reduce_bucket_size(const StrategyOptions& options, const ShardingPla
                                std::span<Parameter* const> parameters) {
   if (options.reduce_bucket_size) return *options.reduce_bucket_size;
   constexpr std::size_t max = 25 * (std::size_t{1} << 18), min = std::size_t{1} << 16;
-  if (plan.gradients == Placement::replicated) return max;
+  if (plan.gradients == Placement::replicated || plan.values == Placement::sharded) return max;
   std::size_t elements = 0;
   for (const Parameter* p : parameters) elements += p->requires_grad ? p->count() : 0;
   return std::clamp(elements / 8, min, max);

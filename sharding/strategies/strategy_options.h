@@ -38,8 +38,8 @@ ShardingPlan plan_of(StrategyKind);
 /// time.
 struct StrategyOptions {
   /// Elements that one call reduces at most, unless a single parameter has more. Buckets are cut so; in zero3
-  /// the parameters of a scope are. Default: 25 MiB in f32; in zero2 and zero3, which hold whole gradients of
-  /// a bucket until it is reduced, at most an eighth of the elements of the model, but at least 2^16.
+  /// the parameters of a scope are. Default: 25 MiB in f32; in zero2, which holds whole gradients of a
+  /// bucket until it is reduced, at most an eighth of the elements of the model, but at least 2^16.
   std::optional<std::size_t> reduce_bucket_size;
   /// As above for the bucket that is reduced first, so that communication begins early. Not in zero3.
   std::size_t first_bucket_size = std::size_t{1} << 18;

@@ -16,8 +16,8 @@ constexpr KeySpec zero[] = {
             "0: replicas; shards of 1: optimizer state, 2: gradients too, 3: values too")
         .within(0, 3),
     applied("reduce_bucket_size", integer, "null",
-            "largest bucket of gradients, in elements; null: 25 MiB, at stages 2 and 3 at most an eighth of "
-            "the model (DeepSpeed: 5e8)")
+            "largest bucket of gradients, in elements; null: 25 MiB, at stage 2 at most an eighth of the "
+            "model (DeepSpeed: 5e8)")
         .within(1, max_elements)
         .from(Argument::reduce_bucket_size),
     applied("overlap_comm", boolean, "null",
