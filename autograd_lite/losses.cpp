@@ -114,6 +114,24 @@ Loss operator+(const Loss& a, const Loss& b) {
           sums, &tape};
 }
 
+Loss operator+(const Loss& a, Var given) {
+  Tape& tape = tape_of(a);
+  const DType dtype = tape.value(given).dtype();
+  const Var b = dtype == DType::f32 ? given : cast(tape, given, DType::f32);
+  require(tape.value(b).count() == 1, Errc::invalid_argument, "a loss plus a tensor of shape ",
+          name(tape.value(b).shape()), ": expected a scalar");
+  const Tensor loss = tape.empty({}), sums = tape.empty({2}, DType::f64), terms = tape.empty({});
+  ops::add_scalar(loss, sums, terms, a.sum_count, tape.value(b), tape.stream());
+  return {tape.record(loss, {a.sum, b},
+                      [a = a.sum, b, terms, shape = tape.value(b).shape()](Tape& tape, const Tensor& d_loss) {
+                        tape.accumulate_grad(a, d_loss);
+                        const Tensor d_b = tape.empty({});
+                        ops::binary(d_b, d_loss, terms, ops::Binary::mul, tape.stream());
+                        tape.accumulate_grad(b, d_b.reshape(shape));
+                      }),
+          sums, &tape};
+}
+
 Loss operator*(double factor, const Loss& a) {
   Tape& tape = tape_of(a);
   require(std::isfinite(factor), Errc::invalid_argument, "a loss times ", factor,

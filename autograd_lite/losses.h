@@ -37,6 +37,9 @@ Loss binary_cross_entropy_with_logits(Tape&, Var logits, const Tensor& targets);
 /// terms of `a` in it. A loss without terms adds 0. The host does not wait for a device.
 /// Errc::invalid_argument if the losses are not of one tape.
 Loss operator+(const Loss& a, const Loss& b);
+/// The same for a scalar of the tape, such as a regulariser: its value is added to the mean of `a`.
+Loss operator+(const Loss& a, Var b);
+inline Loss operator+(Var b, const Loss& a) { return a + b; }
 /// A loss whose mean is multiplied. Errc::invalid_argument if the factor is not finite.
 Loss operator*(double factor, const Loss&);
 inline Loss operator*(const Loss& a, double factor) { return factor * a; }

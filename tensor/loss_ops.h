@@ -63,6 +63,10 @@ void element_loss_backward(const Tensor& d_x, const Tensor& d_loss, const Tensor
 /// a₁ / b₁, or 0 if b has no terms. ratio (a scalar, f32) = r is what d_loss is multiplied by for b.
 void add_losses(const Tensor& loss, const Tensor& sums, const Tensor& ratio, const Tensor& a_sums,
                 const Tensor& b_sums, const Stream&);
+/// A loss whose mean is that of a, plus a scalar b in f32: sums = {a₀ + a₁ b, a₁}. terms (a scalar, f32) = a₁
+/// is what d_loss is multiplied by for b.
+void add_scalar(const Tensor& loss, const Tensor& sums, const Tensor& terms, const Tensor& a_sums,
+                const Tensor& b, const Stream&);
 /// sums = {factor · a₀, a₁}
 void scale_loss(const Tensor& loss, const Tensor& sums, const Tensor& a_sums, double factor, const Stream&);
 

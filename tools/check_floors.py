@@ -88,7 +88,7 @@ ROOMS = {
     'sharding/stores/gathers': TENSOR + MODULES + 'comm sharding/layout',
     'sharding/stores': TENSOR + MODULES + 'comm sharding/memory sharding/optim sharding/layout sharding/runtime '
                        'sharding/wire sharding/stores/gathers',
-    'sharding/update/control': TENSOR + 'comm sharding/optim sharding/runtime sharding/stores sharding/stores/gathers',
+    'sharding/update/control': TENSOR + 'comm sharding/consistency sharding/optim sharding/runtime sharding/stores sharding/stores/gathers',
     'sharding/update': TENSOR + 'comm sharding/consistency sharding/memory sharding/optim sharding/layout '
                        'sharding/runtime sharding/stores',
     'sharding/strategies/passes': TENSOR + MODULES + 'comm sharding/consistency sharding/layout sharding/runtime '

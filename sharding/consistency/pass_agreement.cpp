@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <limits>
 #include <utility>
 
 #include "comm/core/error.h"
@@ -28,13 +29,30 @@ void PassAgreement::begin(bool cancelled) {
   words_[3] = -scopes_;
   words_[4] = broken_ && !cancelled;
   words_[5] = counted_;
+  words_[6] = optimizer_;
+  words_[7] = -optimizer_;
   std::ranges::copy(used_, words_.begin() + fixed_words);
   if (communicator_.size() > 1)
     exchange_ = communicator_.all_reduce(Buffer(words_.data(), words_.size()), ReduceOp::max);
 }
 
-void PassAgreement::set_scopes(std::uint64_t hash) {
-  scopes_ = static_cast<std::int32_t>((hash ^ (hash >> 32)) & 0x7fffffff);
+namespace {
+std::int32_t short_hash(std::uint64_t hash) {
+  return static_cast<std::int32_t>((hash ^ (hash >> 32)) & 0x7fffffff);
+}
+}  // namespace
+
+void PassAgreement::set_scopes(std::uint64_t hash) { scopes_ = short_hash(hash); }
+void PassAgreement::set_optimizer(std::uint64_t hash) { optimizer_ = short_hash(hash); }
+
+void PassAgreement::exchange_before_replay(bool cancelled) {
+  constexpr std::int32_t none = std::numeric_limits<std::int32_t>::min();
+  std::array<std::int32_t, 3> words{0, optimizer_, -optimizer_};
+  if (cancelled) words = {communicator_.size() - communicator_.rank(), none, none};
+  if (communicator_.size() > 1)
+    communicator_.all_reduce(Buffer(words.data(), words.size()), ReduceOp::max).wait();
+  words_[0] = words[0];
+  words_[6] = words[1], words_[7] = words[2];
 }
 
 void PassAgreement::wait() { std::exchange(exchange_, {}).wait(); }

@@ -1,8 +1,9 @@
 #pragma once
 /// Exchange of control state in every reduced pass: which parameters were used, whether a rank cancelled the
 /// update or broke a rule, what was counted as weights of losses, whether values were written since they were
-/// last compared, and the order of scopes.
+/// last compared, the order of scopes, and on a device the optimizer's options.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -32,6 +33,8 @@ class PassAgreement {
   void set_broken(bool broken) { broken_ = broken; }
   /// What this rank has counted as weights of micro-batches; the maximum over the ranks is counted().
   void set_counted(int counted) { counted_ = counted; }
+  /// Hash of the optimizer of the update, its options and rates.
+  void set_optimizer(std::uint64_t hash);
   /// Values were written on this rank.
   void mark_values_written() { values_written_ = true; }
 
@@ -45,6 +48,10 @@ class PassAgreement {
   /// reuses the result of the last exchange. Errc::invalid_argument if the set of used parameters has
   /// changed.
   void reuse_last();
+
+  /// Before a graph is launched that contains the pass: exchanges whether a rank has cancelled the update,
+  /// and hashes of optimizers; on a rank that has cancelled it, its own does not count. One call of 12 bytes.
+  void exchange_before_replay(bool cancelled);
 
   /// True if any rank wrote the gradient of the member since gradients were dropped.
   bool is_used(int member) const { return words_[fixed_words + static_cast<std::size_t>(member)] != 0; }
@@ -62,21 +69,24 @@ class PassAgreement {
   int cancelled_by() const;
   /// True if all ranks had the same hash of scopes at the last exchange.
   bool same_scopes() const { return words_[2] == -words_[3]; }
+  /// True if all ranks had the same set_optimizer() at the last exchange.
+  bool same_optimizer() const { return words_[6] == -words_[7]; }
   /// True if values were written on any rank before the last exchange and not compared since.
   bool values_need_check() const { return words_[1] != 0; }
   /// Called after all ranks have compared their values.
   void mark_values_checked();
 
  private:
-  static constexpr std::size_t fixed_words = 6;
+  static constexpr std::size_t fixed_words = 8;
   Communicator& communicator_;
   std::vector<std::uint8_t> used_, exchanged_;  // on this rank: now, and at the last exchange
   bool values_written_ = true, broken_ = false;
   int counted_ = 0;
   // [0]: size - rank if it cancelled; [1]: values written; [2], [3]: hash of scopes, and its negative; [4]: a
-  // rule is broken; [5]: what was counted; then one per member: used. The maximum over the ranks.
+  // rule is broken; [5]: what was counted; [6], [7]: hash of the optimizer, and its negative; then one per
+  // member: used. The maximum over the ranks.
   std::vector<std::int32_t> words_;
-  std::int32_t scopes_ = 0;
+  std::int32_t scopes_ = 0, optimizer_ = 0;
   Work exchange_;
 };
 

@@ -5,6 +5,9 @@
 #include <bit>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
+#include <optional>
+#include <utility>
 
 #include "comm/core/error.h"
 
@@ -40,14 +43,36 @@ std::vector<Fact> gather_fact(std::span<const Fact> facts, std::size_t i, Commun
   return out;
 }
 
-[[noreturn]] void throw_difference(const char* subject, const Fact& first, const Fact& other,
-                                   std::size_t rank, const char* advice) {
+/// Two ranks that differ. If most ranks are alike, one of them and the first that is not, the culprit.
+struct Difference {
+  std::size_t first = 0, other = 0;
+  int culprit = -1;
+};
+
+/// `hashes` by rank; nullopt if all are equal.
+std::optional<Difference> find_difference(const std::vector<std::uint64_t>& hashes) {
+  const auto differs_from = [&](std::size_t rank) {
+    const auto other = std::ranges::find_if(hashes, [&](std::uint64_t h) { return h != hashes[rank]; });
+    return static_cast<std::size_t>(other - hashes.begin());
+  };
+  if (differs_from(0) == hashes.size()) return {};
+  for (std::size_t r = 0; r < hashes.size(); ++r)
+    if (2 * std::ranges::count(hashes, hashes[r]) > std::ssize(hashes))
+      return Difference{r, differs_from(r), static_cast<int>(differs_from(r))};
+  return Difference{0, differs_from(0), -1};
+}
+
+[[noreturn]] void throw_difference(const char* subject, const std::vector<Fact>& facts, Difference ranks,
+                                   const char* advice) {
+  if (ranks.first > ranks.other) std::swap(ranks.first, ranks.other);
+  const Fact &first = facts[ranks.first], &other = facts[ranks.other];
   const std::string& name = first.name.empty() ? other.name : first.name;
   const bool renamed = !first.name.empty() && !other.name.empty() && first.name != other.name;
   throw Error(Errc::mismatch,
-              concat(subject, " differs over the ranks: ", name, " is ", first.value, " on rank 0 and ",
-                     renamed ? concat(other.name, " ") : "", other.value, " on rank ", rank, "; ", advice),
-              static_cast<int>(rank));
+              concat(subject, " differs over the ranks: ", name, " is ", first.value, " on rank ",
+                     ranks.first, " and ", renamed ? concat(other.name, " ") : "", other.value, " on rank ",
+                     ranks.other, "; ", advice),
+              ranks.culprit);
 }
 
 std::string describe(const Parameter& p) {
@@ -65,14 +90,28 @@ void require_same(const char* subject, std::span<const Fact> facts, const char* 
   std::vector<std::uint64_t> hashes(max_count);
   std::transform(facts.begin(), facts.end(), hashes.begin(), hash_of);
   const auto all = gather_all(hashes, communicator);
-  for (std::size_t i = 0; i < max_count; ++i)
-    for (std::size_t r = 1; r < counts.size(); ++r) {
-      if (all[r * max_count + i] == all[i]) continue;
-      const auto has = gather_fact(facts, i, communicator);
-      communicator.barrier()
-          .wait();  // a rank that throws and leaves now cannot break the gather of another rank
-      throw_difference(subject, has[0], has[r], r, advice);
-    }
+  std::vector<std::uint64_t> of_fact(counts.size());
+  for (std::size_t i = 0; i < max_count; ++i) {
+    for (std::size_t r = 0; r < counts.size(); ++r) of_fact[r] = all[r * max_count + i];
+    const auto difference = find_difference(of_fact);
+    if (!difference) continue;
+    const auto has = gather_fact(facts, i, communicator);
+    communicator.barrier()
+        .wait();  // a rank that throws and leaves now cannot break the gather of another rank
+    throw_difference(subject, has, *difference, advice);
+  }
+}
+
+/// n · Σh² = (Σh)² where all h are equal; both are compared modulo 2^64.
+std::array<std::int64_t, 2> ComparedWords::of(std::uint64_t hash, int ranks) {
+  const int bits = (62 - std::bit_width(static_cast<unsigned>(ranks))) / 2;
+  const auto h = static_cast<std::int64_t>((hash ^ (hash >> 32)) & ((std::uint64_t{1} << bits) - 1));
+  return {h, h * h};
+}
+
+bool ComparedWords::equal(const std::array<std::int64_t, 2>& sums, int ranks) {
+  const auto sum = static_cast<std::uint64_t>(sums[0]), squares = static_cast<std::uint64_t>(sums[1]);
+  return static_cast<std::uint64_t>(ranks) * squares == sum * sum;
 }
 
 void require_same_model(std::span<Parameter* const> parameters, Communicator& communicator) {

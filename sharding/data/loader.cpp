@@ -160,7 +160,7 @@ void Loader::set_state(State to) {
   while (!copies_.empty()) release_oldest();
   prefetcher_->restart(to.epoch * size() + to.batch, sampler_);
   returned_ = 0;
-  failed_ = false;
+  failed_ = in_loop_ = false;
 }
 
 }  // namespace rz

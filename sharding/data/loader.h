@@ -8,6 +8,7 @@
 #include <iterator>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/device/stream.h"
@@ -30,11 +31,17 @@ struct LoaderOptions {
   std::shared_ptr<LoaderPositions> positions{};
   std::string name{};
   std::uint64_t seed = 0;  ///< of Dataset::augment()
+  bool restart = false;    ///< a range-for after one that was left by break is over the whole epoch again
 };
 
 /// An endless run of epochs, or one epoch in a range-based for:
 ///
 ///     for (Batch& batch : loader) …      // the next such loop is the next epoch
+///
+/// A loop that was left by break is continued by the next one, with the batches that are left of the epoch,
+/// so that no sample comes twice. With LoaderOptions::restart the next one begins the epoch again, as a loop
+/// over a DataLoader of PyTorch does; a position that was set, as by load_checkpoint(), is continued in any
+/// case.
 ///
 /// A batch is valid until `slots` later ones were returned. On a device, the k-th batch since the start, or
 /// since set_state(), is always in slot k mod `slots` of the same memory, and is copied in the order of the
@@ -81,6 +88,7 @@ class Loader final : public StatefulLoader {
     Batch& operator*() const { return *batch_; }
     Iterator& operator++() {
       batch_ = loader_.epoch() == epoch_ ? &loader_.next() : nullptr;
+      loader_.in_loop_ = batch_ != nullptr;
       return *this;
     }
     bool operator==(std::default_sentinel_t) const { return batch_ == nullptr; }
@@ -90,7 +98,12 @@ class Loader final : public StatefulLoader {
     std::uint64_t epoch_;
     Batch* batch_;
   };
-  Iterator begin() { return Iterator(*this); }
+  Iterator begin() {
+    if (std::exchange(in_loop_, true) && options_.restart) set_epoch(loop_epoch_);
+    loop_epoch_ = epoch();
+    in_loop_ = true;
+    return Iterator(*this);
+  }
   std::default_sentinel_t end() const { return {}; }
 
  private:
@@ -111,8 +124,10 @@ class Loader final : public StatefulLoader {
   std::deque<Event> copies_;  // one for each of them: after it, its host memory is free
   std::vector<Slot> slots_;
   std::string data_;
-  std::uint64_t returned_ = 0;  // batches since set_state()
-  bool failed_ = false;         // the next batch could not be read
+  std::uint64_t returned_ = 0;    // batches since set_state()
+  bool failed_ = false;           // the next batch could not be read
+  bool in_loop_ = false;          // an Iterator has not reached the end, and no position was set since
+  std::uint64_t loop_epoch_ = 0;  // of the last begin()
   std::unique_ptr<Prefetcher> prefetcher_;
 };
 

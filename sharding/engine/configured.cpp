@@ -173,7 +173,7 @@ StrategyOptions strategy_options(const DsConfig& config, StrategyKind kind,
   s.wire = {config.precision.communication, config.precision.prescale_gradients,
             config.precision.gradient_predivide_factor};
   if (zero.reduce_bucket_size) s.reduce_bucket_size = static_cast<std::size_t>(*zero.reduce_bucket_size);
-  s.first_bucket_size = std::min(s.reduce_bucket_size, s.first_bucket_size);
+  s.first_bucket_size = std::min(s.reduce_bucket_size.value_or(s.first_bucket_size), s.first_bucket_size);
   s.allgather_bucket_size = static_cast<std::size_t>(zero.allgather_bucket_size);
   s.overlap_comm = zero.overlap_comm.value_or(true);
   s.gathers = gather_limits(zero);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <functional>
 #include <numeric>
 #include <utility>
@@ -142,10 +143,10 @@ Engine::Engine(World& world, Module& module, DsConfig config, EngineOptions o)
     : world_(world),
       module_(module),
       config_(std::move(config)),
+      name_(o.name.empty() ? "" : o.name + ": "),
+      log_(world.is_main() ? o.log : nullptr),
       max_steps_(o.arguments.max_steps.value_or(-1)),
       seed_(o.seed),
-      name_(o.name),
-      log_(world.is_main() ? o.log : nullptr),
       communicator_(world.new_communicator(reduction_order(world, config_))),
       stream_(
           stream_on(communicator_.options().device, o.threads > 0 ? o.threads : world.threads(), config_)),
@@ -171,12 +172,22 @@ Engine::Engine(World& world, Module& module, DsConfig config, EngineOptions o)
                         .config = resolved_json(config_)},
       initial_trainer_state(config_.checkpoint));
   training_checkpoints_.emplace(world, *checkpointer_, config_.checkpoint, config_.file);
-  if (log_)
-    loaders_->on_difference([log = log_, name = name_](const std::string& line) {
-      std::fprintf(log, "%s%swarning: %s\n", name.c_str(), name.empty() ? "" : ": ", line.c_str());
-    });
+  if (log_) loaders_->on_difference([this](const std::string& line) { warn(line); });
   training_checkpoints_->resume();
   if (const std::string lines = training_checkpoints_->describe_resume(); !lines.empty()) print(lines);
+}
+
+void Engine::warn(const std::string& line) const { print("warning: " + line); }
+
+Engine::~Engine() {
+  loaders_->on_difference({});
+  const bool stopped = training_checkpoints_ && training_checkpoints_->decision().stops();
+  if (!updates_ || stopped || std::uncaught_exceptions() > 0) return;
+  const std::int64_t left = updates_->accumulation().begun();
+  if (left == 0) return;
+  warn(concat("the last ", left, " of ", updates_->accumulation().steps(),
+              " micro-batches of an update have made none and are dropped: end a run with a whole update, or "
+              "call set_gradient_accumulation_boundary(true) before the last backward()"));
 }
 
 void Engine::make_updates(std::unique_ptr<Optimizer> optimizer, const EngineOptions& o) {
@@ -264,7 +275,8 @@ Loader Engine::loader(std::shared_ptr<const Dataset> dataset, const EngineLoader
                  .slots = accumulation,
                  .positions = loaders_,
                  .name = o.name.empty() ? loaders_->new_name() : o.name,
-                 .seed = sampling.seed});
+                 .seed = sampling.seed,
+                 .restart = !o.shuffle});
 }
 
 Tensor Engine::gather_for_metrics(const Batch& batch, const Tensor& rows) {
@@ -320,7 +332,7 @@ std::optional<LoadedCheckpoint> Engine::load_checkpoint(const std::string& dir,
 
 void Engine::print(const std::string& line) const {
   if (!log_) return;
-  std::fprintf(log_, "%s%s%s\n", name_.c_str(), name_.empty() ? "" : ": ", line.c_str());
+  std::fprintf(log_, "%s%s\n", name_.c_str(), line.c_str());
   std::fflush(log_);
 }
 

@@ -72,6 +72,9 @@ namespace rz {
 class Engine {
  public:
   Engine(const Engine&) = delete;
+  /// Prints a line, on rank 0 and unless the engine is destroyed because of an exception or of a stop on
+  /// request, if the last micro-batches have filled no update: they are dropped.
+  ~Engine();
 
   // ---- training
   /// Records the forward passes of this rank. Valid as long as the engine.
@@ -87,10 +90,12 @@ class Engine {
   void backward(Var loss) { updates().backward(loss); }
   /// Call after the backward() of each micro-batch. In the last one of an update it updates the parameters
   /// and returns true. Errc::unsynchronised inside NoSync, and after a backward() that failed;
-  /// Errc::cancelled if another rank has cancelled the update. Errc::diverged on every rank if a loss and the
-  /// gradients are not finite, if the gradients are not and the configuration does not skip such updates, or
-  /// if it has skipped ringzero.max_skipped_updates in a row: the parameters are as before the update, and
-  /// the culprit is the rank whose loss is not finite, if it is one.
+  /// Errc::cancelled if another rank has cancelled the update. Errc::mismatch on every rank, and the update
+  /// is dropped, if learning rates or other options of the optimizer differ over the ranks. Errc::diverged on
+  /// every rank if a loss is not finite, if the gradients are not and the configuration does not skip such
+  /// updates, or if ringzero.max_skipped_updates were skipped in a row: the parameters are as before the
+  /// update, and the culprit is the rank whose loss is not finite, if it is one. An update for which no rank
+  /// has counted a term is skipped.
   bool step() {
     const bool updated = updates().step();
     if (updated) checkpointer_->end_update();
@@ -119,7 +124,7 @@ class Engine {
   /// cancelled it, and the next one has not begun: no forward pass, no batch of loader(), no other exception
   /// that is handled now. In stage 3 the other ranks must go on as in the update before, or in the first one
   /// run all modules once a micro-batch, in the order in which they were made: otherwise Errc::mismatch ends
-  /// training. So does Errc::timeout where the other ranks replay a CUDA graph.
+  /// training. Where updates run as a CUDA graph, the others must be in train_batch(), as before.
   void cancel_update() { updates().cancel(loaders_->now() != loaders_->of_update()); }
   /// While an object of this class lives, no gradients are reduced, and step() is an error.
   class NoSync;
@@ -151,8 +156,9 @@ class Engine {
   /// part to DIR/TAG, a folder that all ranks share. The checkpoint appears complete, or not at all, whenever
   /// a process or the machine ends. Between two micro-batches it has the state before the update in progress,
   /// which begins anew when the run is resumed. Collective. Errc::mismatch shows the tags of all ranks if
-  /// they differ; nothing is then written. Errc::io names what cannot be written. Errors of an asynchronous
-  /// save are thrown by the next step(), on every rank.
+  /// they differ; nothing is then written. Errc::io names what cannot be written. Errc::diverged names a
+  /// parameter or a state of the optimizer that is not finite: nothing is saved, and what was saved before
+  /// stays. Errors of an asynchronous save are thrown by a later step(), on every rank.
   void save_checkpoint(const std::string& dir, const SaveCheckpointOptions& o = {}) {
     checkpointer_->save(dir, o);
   }
@@ -238,6 +244,8 @@ class Engine {
   /// One update; nothing if the run is stopped between two micro-batches and `stoppable`.
   void run_update(const std::function<nn::Loss(std::size_t)>& forward, UpdateReports::Clock::time_point start,
                   bool stoppable);
+  /// Prints a line, where there is a log.
+  void warn(const std::string&) const;
   /// Of the batches of an update: Errc::invalid_argument if two are one object.
   static void require_distinct(std::vector<const void*> batches);
   /// Errc::invalid_argument if the engine has no optimizer.
@@ -248,10 +256,10 @@ class Engine {
   World& world_;
   Module& module_;
   DsConfig config_;
+  std::string name_;
+  std::FILE* log_;  // null on other ranks than 0
   std::int64_t max_steps_ = -1;
   std::uint64_t seed_;
-  std::string name_;
-  std::FILE* log_;  // null but on rank 0
   Communicator communicator_;
   Stream stream_;
   Tape tape_;

@@ -1,6 +1,10 @@
 #pragma once
 /// Uneven inputs of an engine: ranks that run out of batches at different times.
 
+#include <cstdint>
+#include <deque>
+#include <vector>
+
 #include "sharding/engine/engine.h"
 #include "sharding/strategies/join.h"
 
@@ -20,13 +24,16 @@ namespace rz {
 ///
 /// As PyTorch's join(), with the options of the section "ringzero.join". Every rank has at least one batch
 /// before the first update. One thread a rank. In stage 3 passes gather values on all ranks: run a rank
-/// without data on a batch of which all targets are ignored (-100) instead. Engine::cancel_update() is for
-/// the last micro-batch of an update here: after it, the other ranks would wait for this one in next().
+/// without data on a batch of which all targets are ignored (-100) instead. After an error call
+/// Engine::cancel_update() while this object lives: it takes part in the calls of next() that the other ranks
+/// still make in the update.
 class Engine::Join {
  public:
   /// The engine must outlive this object. Errc::unsupported in stage 3, and Errc::invalid_argument without an
   /// optimizer, unless the configuration disables join.
   explicit Join(Engine&);
+  ~Join();
+  Join(const Join&) = delete;
 
   /// Call before each micro-batch. Returns whether any rank has data; whether this one has if the
   /// configuration disables join. Errc::mismatch on all ranks if one has no batch before the first update,
@@ -43,6 +50,8 @@ class Engine::Join {
   Engine& engine_;
   bool enabled_, active_ = false;
   rz::Join ranks_;
+  UpdateLoop::Rounds rounds_;
+  std::deque<std::vector<std::int32_t>> words_;  // of rounds of cancel_update()
 };
 
 }  // namespace rz

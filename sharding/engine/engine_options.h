@@ -63,6 +63,8 @@ struct EngineOptions {
 /// Options of Engine::loader().
 struct EngineLoaderOptions {
   std::string name;  ///< by which checkpoints know it; default: "loader 0", "loader 1", … as they are made
+  /// false: in order, as for an evaluation; a loop that was left by break then begins the epoch again
+  /// (LoaderOptions::restart).
   bool shuffle = true;
   std::optional<bool> drop_last;          ///< default: dataloader_drop_last
   std::optional<std::size_t> batch_size;  ///< of a rank; default: the micro-batch size

@@ -60,13 +60,14 @@ void ExactSum::all_reduce(Communicator& communicator) {
 }
 
 void ExactSum::all_reduce(std::span<ExactSum> sums, std::vector<std::int64_t>& buffer,
-                          Communicator& communicator) {
-  buffer.resize(sums.size() * words);
+                          Communicator& communicator, std::span<std::int64_t> more) {
+  buffer.resize(sums.size() * words + more.size());
   auto at = buffer.begin();
   for (ExactSum& sum : sums) {
     sum.carry();
     at = std::copy_n(sum.word_, words, at);
   }
+  std::ranges::copy(more, at);
   communicator.all_reduce(Buffer(buffer.data(), buffer.size())).wait();
   at = buffer.begin();
   for (ExactSum& sum : sums) {
@@ -74,6 +75,7 @@ void ExactSum::all_reduce(std::span<ExactSum> sums, std::vector<std::int64_t>& b
     sum.pending_ = communicator.size();
     at += words;
   }
+  std::copy_n(at, more.size(), more.begin());
 }
 
 /// Each thread has its own sum. Sums are exact, so the order in which they are added does not matter.

@@ -30,8 +30,10 @@ class ExactSum {
   double value() const;
   /// Replaces this sum by the sum over the ranks. Collective.
   void all_reduce(Communicator&);
-  /// all_reduce() of several sums in one call of the communicator, with the words of all in `words`.
-  static void all_reduce(std::span<ExactSum>, std::vector<std::int64_t>& words, Communicator&);
+  /// all_reduce() of several sums in one call of the communicator, with the words of all in `words`. `more`:
+  /// other numbers to be summed in the same call.
+  static void all_reduce(std::span<ExactSum>, std::vector<std::int64_t>& words, Communicator&,
+                         std::span<std::int64_t> more = {});
 
  private:
   void carry();

@@ -133,6 +133,8 @@ class Optimizer {
   void set_learning_rate(int group, double rate);
   /// Whether the rule of a group has decay rates of two moments.
   virtual bool has_betas(int /*group*/) const { return false; }
+  /// Zeros without betas.
+  virtual std::array<double, 2> betas(int /*group*/) const { return {}; }
   /// Errc::unsupported without betas; Errc::invalid_argument unless both are in [0, 1).
   virtual void set_betas(int group, std::array<double, 2> betas);
   /// Whether the rule of a group has a momentum that is not 0, or betas: beta 1 is then the momentum.

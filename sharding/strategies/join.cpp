@@ -39,6 +39,12 @@ bool Join::next(bool has_data) {
   return active_ranks_ > 0;
 }
 
+Work Join::take_part(std::vector<std::int32_t>& words) const {
+  const auto ranks = static_cast<std::size_t>(communicator_.size());
+  words.assign(ranks + 1, 1);
+  return communicator_.all_gather(ConstBuffer(words.data(), 1), Buffer(words.data() + 1, ranks));
+}
+
 float Join::loss_factor() const {
   if (options_.divide_by_initial_world_size || active_ranks_ == 0) return 1;
   return static_cast<float>(communicator_.size()) / static_cast<float>(active_ranks_);

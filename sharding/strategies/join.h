@@ -2,6 +2,7 @@
 /// Uneven inputs: ranks that run out of batches at different times.
 
 #include <cstdint>
+#include <vector>
 
 #include "comm/communicator.h"
 
@@ -41,6 +42,9 @@ class Join {
   /// Call before each micro-batch, and not between begin_backward() and finish_gradients(). Returns whether
   /// any rank has data. Collective.
   bool next(bool has_data);
+  /// In place of a next() of this rank, which has failed: begins what the other ranks do in theirs. They see
+  /// data on this rank, so that they end the update. `words` is used until the work is complete.
+  Work take_part(std::vector<std::int32_t>& words) const;
   /// Whether this rank has data, as passed to next().
   bool active() const { return active_; }
   /// Number of ranks that have data.

@@ -16,7 +16,8 @@ namespace {
 struct Laid {
   Laid(StrategyKind kind, Module& module, RankOf rank, const StrategyOptions& options, Device::Kind device)
       : parameters(module.parameters()),
-        storage(storage_options(checked(options, plan_of(kind)), plan_of(kind), rank.ranks, device)),
+        storage(storage_options(checked(options, plan_of(kind)), plan_of(kind), module.parameters(),
+                                rank.ranks, device)),
         planned(plan_layout(module, parameters, storage, rank)),
         layout(parameters, planned.buckets, storage.plan.state, rank) {}
 

@@ -39,20 +39,21 @@ void add_facts(const char* key, const OffloadOptions& offload, std::vector<Fact>
 
 void require_same_options(StrategyKind kind, const StrategyOptions& options, Communicator& communicator) {
   const auto yes = [](bool x) { return x ? "yes" : "no"; };
-  std::vector<Fact> facts{{"the strategy", name(kind)},
-                          {"reduce_bucket_size", concat(options.reduce_bucket_size)},
-                          {"first_bucket_size", concat(options.first_bucket_size)},
-                          {"allgather_bucket_size", concat(options.allgather_bucket_size)},
-                          {"overlap_comm", yes(options.overlap_comm)},
-                          {"rebuild", yes(options.rebuild)},
-                          {"precision.parameters", name(options.precision.parameters)},
-                          {"precision.gradients", name(options.precision.gradients)},
-                          {"sub_group_size", concat(options.sub_group_size)},
-                          {"unused_parameters", name(options.unused_parameters)},
-                          {"find_unused_parameters", yes(options.find_unused_parameters)},
-                          {"static_graph", yes(options.static_graph)},
-                          {"broadcast_buffers", yes(options.broadcast_buffers)},
-                          {"pairwise_passes", concat(options.pairwise_passes)}};
+  std::vector<Fact> facts{
+      {"the strategy", name(kind)},
+      {"reduce_bucket_size", options.reduce_bucket_size ? concat(*options.reduce_bucket_size) : "default"},
+      {"first_bucket_size", concat(options.first_bucket_size)},
+      {"allgather_bucket_size", concat(options.allgather_bucket_size)},
+      {"overlap_comm", yes(options.overlap_comm)},
+      {"rebuild", yes(options.rebuild)},
+      {"precision.parameters", name(options.precision.parameters)},
+      {"precision.gradients", name(options.precision.gradients)},
+      {"sub_group_size", concat(options.sub_group_size)},
+      {"unused_parameters", name(options.unused_parameters)},
+      {"find_unused_parameters", yes(options.find_unused_parameters)},
+      {"static_graph", yes(options.static_graph)},
+      {"broadcast_buffers", yes(options.broadcast_buffers)},
+      {"pairwise_passes", concat(options.pairwise_passes)}};
   add_facts("offload_optimizer", options.offload_optimizer, facts);
   add_facts("offload_param", options.offload_param, facts);
   add_facts(options.gathers, facts);

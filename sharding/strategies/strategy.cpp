@@ -44,7 +44,8 @@ Strategy::Strategy(StrategyKind kind, const ShardingPlan& plan, Module& module, 
       runtime_(with_order(std::move(mesh), options_), offloads(options_)),
       hooks_(module.parameters(), hooks_of(passes_, concat("a ", name(kind), " strategy"))),
       model_(module, agree_on_model(kind, module, options_, runtime_.communicator),
-             storage_options(options_, plan, runtime_.shard_group.size(), runtime_.stream.device().kind),
+             storage_options(options_, plan, module.parameters(), runtime_.shard_group.size(),
+                             runtime_.stream.device().kind),
              runtime_),
       passes_(module, model_,
               {.rules = {options_.find_unused_parameters, options_.static_graph},
@@ -102,6 +103,7 @@ void Strategy::propagate(Tape& tape, Var loss, const Tensor& sum_count, bool syn
   begin_pass(synchronise);
   const Stream& stream = tape.stream();
   try {
+    control_.terms().check(tape.value(loss), stream);
     const Tensor ratio =
         follows ? control_.terms().ratio(sum_count, tape.empty({2}), tape.empty({2}, DType::f64), stream)
                 : Tensor();
@@ -153,6 +155,7 @@ void Strategy::finish_gradients(const Stream& given) {
     passes_.state().set_dropped();
     reduction.fail();
   }
+  if (!reduction.agreement().same_optimizer()) fail_different(*announced_);
   // A mean over scalars is one over all ranks; losses with terms are means over those that there are.
   const auto counted = static_cast<LossTerms::Counted>(reduction.agreement().counted());
   if (counted == LossTerms::Counted::terms && passes_without_data_ > 0) terms.add_none(stream);
@@ -160,6 +163,22 @@ void Strategy::finish_gradients(const Stream& given) {
   values_.compare(stream);
   passes_.state().set_reduced();
   control_.reset_clipping();
+}
+
+void Strategy::agree_on_replay(const Optimizer& optimizer) {
+  GradientReduction& reduction = passes_.reduction();
+  reduction.agreement().exchange_before_replay(false);
+  if (!reduction.agreement().same_optimizer()) fail_different(optimizer);
+  if (!reduction.failed()) return;
+  reset_gradients();
+  passes_.state().set_dropped();
+  reduction.fail();
+}
+
+void Strategy::cancel_replay() {
+  passes_.abandon();
+  passes_.reduction().agreement().exchange_before_replay(true);
+  reset_gradients();
 }
 
 void Strategy::cancel_update(const Stream& given, int passes) {
@@ -197,7 +216,9 @@ double Strategy::clip_gradients(double max_norm, const Stream& given) {
 void Strategy::step(Optimizer& optimizer, const Stream& given) {
   passes_.state().require_reduced("step()");
   const Stream& stream = runtime_.stream_for(given);
-  update(optimizer, control_.scale(stream), stream);
+  const StepControl::Decision decision = control_.scale(updater_.hash(optimizer), stream);
+  if (decision.differs) fail_different(optimizer);
+  update(optimizer, decision.scale, stream);
   members_.count_missed();
   passes_.end_step();
 }
@@ -206,10 +227,17 @@ void Strategy::clip_and_step(Optimizer& optimizer, const StepPolicy& policy, con
   passes_.state().require_reduced("clip_and_step()");
   settings().set_policy(policy);
   const Stream& stream = runtime_.stream_for(given);
-  const StepControl::Decision decision = control_.decide(stream);
+  const StepControl::Decision decision = control_.decide(updater_.hash(optimizer), stream);
+  if (decision.differs) fail_different(optimizer);
   if (!decision.skip) update(optimizer, decision.scale, stream);
   if (!decision.skip && !decision.scale.device_outcome) members_.count_missed();
   passes_.end_step();
+}
+
+void Strategy::fail_different(const Optimizer& optimizer) {
+  reset_gradients();
+  passes_.state().set_dropped();
+  updater_.fail_different(optimizer);
 }
 
 void Strategy::update(Optimizer& optimizer, const UpdateScale& scale, const Stream& stream) {
@@ -237,6 +265,8 @@ void Strategy::next_update(Optimizer& optimizer, const Stream& given) {
   const Stream& stream = runtime_.stream_for(given);
   require(stream.device().kind == Device::cuda, Errc::unsupported,
           "next_update() is for updates on a CUDA device");
+  passes_.reduction().agreement().set_optimizer(updater_.hash(optimizer));
+  announced_ = &optimizer;
   updater_.prepare(optimizer, stream);
   control_.write_settings(stream);
 }

@@ -46,8 +46,11 @@
 ///
 /// Consistency: ranks are replicas. In the first reduced pass, and in the first one after values().fill(),
 /// they compare all values that more than one rank holds. In zero3, where each value is held once, they
-/// compare the first elements of each parameter as fill() received them. With the first update
-/// they compare optimizers. Errc::mismatch names what differs, and the rank.
+/// compare the first elements of each parameter as fill() received them. In each update they compare
+/// optimizers, their options and rates: those of step() and clip_and_step() in the sums over the ranks that
+/// these make anyway, on a device those of next_update(). Errc::mismatch names what differs and, as culprit,
+/// the first rank that differs from the majority, if there is one; gradients are then dropped as by
+/// zero_grad().
 ///
 /// Errors: after an exception between zero_grad() and finish_gradients() (in forward, in backward, out of
 /// memory), reset the tape and call cancel_update(). finish_gradients() of the other ranks throws
@@ -63,10 +66,10 @@
 /// waits for the device only in gradient_norm(), clip_gradients() and outcome(), and in finish_gradients()
 /// for the hosts of the other ranks, unless the pass is captured. An update, from zero_grad() to
 /// clip_and_step(), can be captured in a graph (comm/device/graph.h) if capturable(). The graph can be
-/// replayed while shapes and the set of used parameters stay the same; call next_update() before each replay
-/// and outcome() after it. Learning rate, loss scale, expected terms, policy and the number of terms may
-/// change. Run three updates without capture first, so that memory and buckets settle. Capture again after
-/// any other use of the strategy.
+/// replayed while shapes and the set of used parameters stay the same; call next_update() and
+/// agree_on_replay() before each replay and outcome() after it. Learning rate, loss scale, expected terms,
+/// policy and the number of terms may change. Run three updates without capture first, so that memory and
+/// buckets settle. Capture again after any other use of the strategy.
 ///
 /// Thread safety: one thread per rank. Between begin_backward and the end of finish_gradients the
 /// communicator must not be used for anything else; in zero3 also not during a forward pass. Errors of the
@@ -148,6 +151,12 @@ class Strategy {
   /// module in their order. If the other ranks make others, the error is Errc::mismatch, and the group is
   /// unusable, as after an error of the communicator.
   void cancel_update(const Stream& = {}, int passes = 1);
+  /// Call before each launch of a graph that contains an update, after next_update() and its capture:
+  /// exchanges what finish_gradients() cannot exchange in a graph, and throws what it throws if a rank has
+  /// called cancel_replay() or optimizers differ. One all_reduce of 12 bytes in host memory. Collective.
+  void agree_on_replay(const Optimizer&);
+  /// Cancels the update where the other ranks call agree_on_replay().
+  void cancel_replay();
   /// L2 norm of all gradients, as the update reads them, each parameter counted once. Exact but for the
   /// rounding of the squares, so all strategies return the same bits. Collective. Errc::unsynchronised as for
   /// step().
@@ -159,7 +168,9 @@ class Strategy {
   /// finish_gradients() was called after the last backward pass.
   void step(Optimizer&, const Stream& = {});
   using StepPolicy = UpdateSettings::Policy;
-  /// clip_gradients() and step() in one call; on a device the host does not wait. Collective.
+  /// clip_gradients() and step() in one call; on a device the host does not wait. Skips the update if losses
+  /// were propagated by backward() and no rank has counted a term, and with skip_overflow also if a loss of
+  /// backward() is not finite, which makes the norm NaN. Collective.
   void clip_and_step(Optimizer&, const StepPolicy&, const Stream& = {});
   /// Result of an update.
   struct Outcome {
@@ -172,10 +183,12 @@ class Strategy {
   Outcome outcome(Optimizer&, const Stream& = {});
   /// On a device, call before an update or a replay of one. Counts the update in the optimizer and copies the
   /// constants of the update, which depend on its number, on learning rate, loss scale, expected terms and
-  /// policy, to device memory.
+  /// policy, to device memory. The optimizer must live until the update was made or dropped.
   void next_update(Optimizer&, const Stream& = {});
   /// Drops the gradients; does not write zeros. All ranks call it.
   void zero_grad();
+  /// Whether the gradients are means: after finish_gradients(), until zero_grad() or another pass.
+  bool reduced() const { return passes_.state().reduced(); }
   /// Whether every rank has dropped the update, since finish_gradients() threw, and no other one has begun.
   bool dropped() const { return passes_.state().dropped() && !passes_.follower().in_forward(); }
 
@@ -219,6 +232,8 @@ class Strategy {
   Tensor times_loss_gradient(const Tensor& ratio, const Stream&);
   void reset_gradients();
   void update(Optimizer&, const UpdateScale&, const Stream&);
+  /// Drops the update, whose optimizers differ over the ranks.
+  [[noreturn]] void fail_different(const Optimizer&);
 
   StrategyKind kind_;
   StrategyOptions options_;
@@ -231,6 +246,7 @@ class Strategy {
   ParameterValues values_;
   OptimizerStateAccess optimizer_state_;
   StepControl control_;
+  const Optimizer* announced_ = nullptr;  // by next_update()
   bool weightless_ = false;               // an update of begin_backward(), whose losses have no weights
   std::int64_t passes_without_data_ = 0;  // of the update
 };

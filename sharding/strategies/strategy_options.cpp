@@ -84,12 +84,23 @@ StrategyOptions checked(StrategyOptions options, const ShardingPlan& plan) {
 
 namespace {
 
-BucketOptions bucket_options(const StrategyOptions& options, const ShardingPlan& plan, int ranks) {
+std::size_t reduce_bucket_size(const StrategyOptions& options, const ShardingPlan& plan,
+                               std::span<Parameter* const> parameters) {
+  if (options.reduce_bucket_size) return *options.reduce_bucket_size;
+  constexpr std::size_t max = 25 * (std::size_t{1} << 18), min = std::size_t{1} << 16;
+  if (plan.gradients == Placement::replicated || plan.values == Placement::sharded) return max;
+  std::size_t elements = 0;
+  for (const Parameter* p : parameters) elements += p->requires_grad ? p->count() : 0;
+  return std::clamp(elements / 8, min, max);
+}
+
+BucketOptions bucket_options(const StrategyOptions& options, const ShardingPlan& plan,
+                             std::span<Parameter* const> parameters, int ranks) {
   BucketOptions o;
   const std::size_t element = size_of(options.precision.gradients);
   const bool gathers = plan.state == Placement::sharded;
-  const std::size_t cap = gathers ? std::min(options.reduce_bucket_size, options.allgather_bucket_size)
-                                  : options.reduce_bucket_size;
+  const std::size_t reduced = reduce_bucket_size(options, plan, parameters);
+  const std::size_t cap = gathers ? std::min(reduced, options.allgather_bucket_size) : reduced;
   o.cap_bytes = bytes_of(cap, element);
   o.first_bytes = bytes_of(std::min(cap, options.first_bucket_size), element);
   o.align = norm_block;
@@ -100,11 +111,11 @@ BucketOptions bucket_options(const StrategyOptions& options, const ShardingPlan&
 
 }  // namespace
 
-StorageOptions storage_options(const StrategyOptions& options, const ShardingPlan& plan, int ranks,
-                               Device::Kind kind) {
+StorageOptions storage_options(const StrategyOptions& options, const ShardingPlan& plan,
+                               std::span<Parameter* const> parameters, int ranks, Device::Kind kind) {
   StorageOptions out{.plan = plan,
                      .precision = options.precision,
-                     .buckets = bucket_options(options, plan, ranks),
+                     .buckets = bucket_options(options, plan, parameters, ranks),
                      .gathers = options.gathers,
                      .wire = options.wire,
                      .hook = options.communication_hook,

@@ -5,8 +5,11 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string_view>
 
+#include "autograd_lite/parameter.h"
 #include "comm/bucket_scheduler.h"
 #include "comm/communicator.h"
 #include "sharding/layout/sharding_plan.h"
@@ -35,8 +38,9 @@ ShardingPlan plan_of(StrategyKind);
 /// time.
 struct StrategyOptions {
   /// Elements that one call reduces at most, unless a single parameter has more. Buckets are cut so; in zero3
-  /// the parameters of a scope are. The default is 25 MiB in f32.
-  std::size_t reduce_bucket_size = 25 * (std::size_t{1} << 18);
+  /// the parameters of a scope are. Default: 25 MiB in f32; in zero2, which holds whole gradients of a
+  /// bucket until it is reduced, at most an eighth of the elements of the model, but at least 2^16.
+  std::optional<std::size_t> reduce_bucket_size;
   /// As above for the bucket that is reduced first, so that communication begins early. Not in zero3.
   std::size_t first_bucket_size = std::size_t{1} << 18;
   /// Elements that one call gathers at most, unless a single parameter has more; not in ddp. As updated
@@ -90,7 +94,9 @@ inline bool offloads(const StrategyOptions& options) {
   return options.offload_optimizer.device == OffloadDevice::cpu ||
          options.offload_param.device == OffloadDevice::cpu;
 }
-/// What the options mean for `ranks` ranks whose communicator is on a device or on the host.
-StorageOptions storage_options(const StrategyOptions&, const ShardingPlan&, int ranks, Device::Kind);
+/// What the options mean for the parameters of a model on `ranks` ranks whose communicator is on a device or
+/// on the host.
+StorageOptions storage_options(const StrategyOptions&, const ShardingPlan&,
+                               std::span<Parameter* const> parameters, int ranks, Device::Kind);
 
 }  // namespace rz

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "comm/core/error.h"
-#include "sharding/consistency/rank_consistency.h"
 
 namespace rz {
 
@@ -45,16 +44,63 @@ bool Updater::has(const Optimizer& optimizer, Grain grain) const {
                              [&](const MemberUpdate& m) { return optimizer.grain(m.group) == grain; });
 }
 
-void Updater::require_same_optimizer(const Optimizer& optimizer, const Stream& stream) {
-  if (same_optimizer_ || runtime_.communicator.size() == 1) return;
-  // Calls on host memory have no fixed order with staged calls on device memory.
-  if (stream.device().kind == Device::cuda) stream.synchronize();
-  std::vector<Fact> facts{{"the optimizer", optimizer.describe()}};
+std::vector<Fact> Updater::facts(const Optimizer& optimizer) const {
+  std::vector<Fact> all{{"the optimizer", optimizer.describe()}};
   for (const Parameter* p : model_.parameters().members())
-    facts.push_back(
-        {concat("the parameter group of ", p->name), optimizer.group_name(optimizer.group_of(*p))});
-  require_same("the update", facts, "give every rank the same", runtime_.communicator);
+    all.push_back({concat("the parameter group of ", p->name), optimizer.group_name(optimizer.group_of(*p))});
+  all.push_back({"the number of updates of the optimizer", concat(optimizer.updates())});
+  return all;
+}
+
+namespace {
+constexpr const char* update_subject = "the update";
+constexpr const char* update_advice = "give every rank the same";
+}  // namespace
+
+void Updater::require_same_optimizer(const Optimizer& optimizer, const Stream& stream) {
+  if (same_optimizer_ || runtime_.communicator.size() == 1 || stream.device().kind == Device::host) return;
+  // Calls on host memory have no fixed order with staged calls on device memory.
+  stream.synchronize();
+  require_same(update_subject, facts(optimizer), update_advice, runtime_.communicator);
   same_optimizer_ = true;
+}
+
+void Updater::fail_different(const Optimizer& optimizer) {
+  require_same(update_subject, facts(optimizer), update_advice, runtime_.communicator);
+  fail(Errc::mismatch, update_subject, " differs over the ranks: the optimizer is ", optimizer.describe(),
+       " on this rank; ", update_advice);
+}
+
+/// The description with rates and betas of 0.
+std::uint64_t Updater::hash_of_options(Optimizer& optimizer) const {
+  std::vector<double> rates;
+  std::vector<std::array<double, 2>> betas;
+  for (int g = 0; g < optimizer.groups(); ++g) {
+    rates.push_back(optimizer.learning_rate(g)), betas.push_back(optimizer.betas(g));
+    optimizer.set_learning_rate(g, 0);
+    if (optimizer.has_betas(g)) optimizer.set_betas(g, {});
+  }
+  std::string text = optimizer.describe();
+  for (int g = 0; g < optimizer.groups(); ++g) {
+    optimizer.set_learning_rate(g, rates[static_cast<std::size_t>(g)]);
+    if (optimizer.has_betas(g)) optimizer.set_betas(g, betas[static_cast<std::size_t>(g)]);
+  }
+  for (const Parameter* p : model_.parameters().members()) text += concat(" ", optimizer.group_of(*p));
+  return hash_bytes(text.data(), text.size());
+}
+
+std::uint64_t Updater::hash(Optimizer& optimizer) {
+  if (hashed_ != optimizer.serial()) {
+    options_hash_ = hash_of_options(optimizer);
+    hashed_ = optimizer.serial();
+  }
+  hashed_numbers_.clear();
+  for (int g = 0; g < optimizer.groups(); ++g) {
+    const std::array<double, 2> betas = optimizer.betas(g);
+    hashed_numbers_.insert(hashed_numbers_.end(), {optimizer.learning_rate(g), betas[0], betas[1]});
+  }
+  hashed_numbers_.push_back(static_cast<double>(optimizer.updates()));
+  return hash_bytes(hashed_numbers_.data(), hashed_numbers_.size() * sizeof(double), options_hash_);
 }
 
 void Updater::update(Optimizer& optimizer, const UpdateScale& given, const Stream& stream) {

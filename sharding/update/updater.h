@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "sharding/consistency/rank_consistency.h"
 #include "sharding/optim/optimizer.h"
 #include "sharding/runtime/runtime.h"
 #include "sharding/stores/sharded_model.h"
@@ -25,9 +26,15 @@ class Updater {
   /// `sub_group_size`: maximum of elements in a tile; results do not depend on it.
   Updater(ShardedModel&, MemberUpdates&, bool overlap, std::size_t sub_group_size, Runtime&);
 
-  /// Updates all values from the means of the gradients. Collective. Errc::mismatch if the optimizers of the
-  /// ranks differ.
+  /// Updates all values from the means of the gradients. Collective. On a device the first call is
+  /// Errc::mismatch if the optimizers of the ranks differ.
   void update(Optimizer&, const UpdateScale&, const Stream&);
+  /// A hash of all that decides on what an update makes of gradients: the optimizer, its options, rates and
+  /// number of updates, and which parameters are in which group. No text is formatted unless the optimizer is
+  /// another one than before.
+  std::uint64_t hash(Optimizer&);
+  /// After hashes that differ over the ranks: Errc::mismatch with what they are hashes of. Collective.
+  [[noreturn]] void fail_different(const Optimizer&);
   /// On a device: counts the next update in the optimizer, and writes its constants to device memory.
   void prepare(Optimizer&, const Stream&);
   /// Allocates the state of the optimizer unless it is there. Errc::invalid_argument if the state is another
@@ -41,6 +48,8 @@ class Updater {
   void bind(const Optimizer&);
   bool has(const Optimizer&, Grain) const;
   void require_same_optimizer(const Optimizer&, const Stream&);
+  std::vector<Fact> facts(const Optimizer&) const;
+  std::uint64_t hash_of_options(Optimizer&) const;
   void update_bucket(int bucket, const Optimizer&, std::span<const MemberUpdate>, const UpdateScale&,
                      const Stream&);
 
@@ -56,7 +65,10 @@ class Updater {
   DeviceConstants constants_;
   std::uint64_t bound_ = 0;             // serial number of the optimizer that settings_ and state_ belong to
   std::vector<MemberUpdate> settings_;  // by member
-  bool same_optimizer_ = false;         // optimizers were compared and are equal on all ranks
+  bool same_optimizer_ = false;         // on a device: optimizers were compared and are equal on all ranks
+  std::uint64_t hashed_ = 0;            // serial number of the optimizer that options_hash_ is of
+  std::uint64_t options_hash_ = 0;      // without rates and betas
+  std::vector<double> hashed_numbers_;  // kept so that an update allocates nothing
   std::vector<Work> published_;         // kept so that an update allocates nothing
 };
 

@@ -4,14 +4,18 @@
 
 #include <unistd.h>
 
+#include <cmath>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "autograd_lite/nn/init.h"
 #include "autograd_lite/nn/layers.h"
+#include "comm/device/allocate.h"
 #include "comm/device/cuda_runtime.h"
 #include "tests/gpu/on_device.h"
 #include "tests/support/ranks.h"
@@ -176,6 +180,113 @@ TEST_F(EngineOnDevices, PowerSgdIsInNoGraph) {
     EXPECT_EQ(got.losses, expected.losses);
     EXPECT_NE(got.losses, train(world, 0, Way::as_graph).losses);
   });
+}
+
+// ---- updates in a graph that fail
+
+/// What happens on a rank in an update.
+struct Fault {
+  int update = -1;
+  enum Kind { none, loader, forward, rate, loss, targets } kind = none;
+};
+
+struct FaultyPoints : Points {
+  void read(std::uint64_t i, BatchRows& to, std::size_t row) const override {
+    if (*fails) throw std::runtime_error("injected");
+    Points::read(i, to, row);
+    if (*ignored) to.row<std::int32_t>("y", row)[0] = -100;
+  }
+  std::shared_ptr<bool> fails = std::make_shared<bool>(false), ignored = std::make_shared<bool>(false);
+};
+
+struct FaultyRun {
+  std::vector<double> losses, norms;
+  int graphs = 0, thrown = 0;
+  Errc code{};
+  int culprit = -1;
+};
+
+/// Rank 1 has the fault. A loss has a constant, which is read in each run of a graph.
+void train_with(World& world, int stage, bool graph, const Fault& fault, FaultyRun& out) {
+  Net net;
+  auto engine =
+      initialize(world, net,
+                 {.config = concat(R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
+           "optimizer": {"type": "AdamW", "params": {"lr": 0.02}}, "zero_optimization": {"stage": )",
+                                   stage, "}}"),
+                  .graph = graph,
+                  .log = nullptr});
+  const FaultyPoints points;
+  auto loader = engine.loader(points, {.shuffle = false, .num_workers = 0});
+  const Tensor constant = Tensor::empty({}, DType::f32, allocator_on(engine.stream().device()));
+  bool fails_forward = false;
+  const auto set = [&](float value) { constant.assign(std::span<const float>(&value, 1), engine.stream()); };
+  for (int u = 0; u < 9; ++u) {
+    const bool here = u == fault.update && world.rank() == 1;
+    *points.fails = here && fault.kind == Fault::loader;
+    *points.ignored = u == fault.update && fault.kind == Fault::targets;
+    fails_forward = here && fault.kind == Fault::forward;
+    set(here && fault.kind == Fault::loss ? NAN : 1);
+    if (here && fault.kind == Fault::rate) engine.optimizer().set_learning_rate(0.5);
+    try {
+      engine.train_batch(loader, [&](Tape& t, const Batch& b) {
+        if (fails_forward) throw std::runtime_error("injected");
+        return nn::cross_entropy(t, net(t, b["x"]), b["y"]) + t.constant(constant);
+      });
+      if (!engine.report().skipped) {
+        out.losses.push_back(engine.loss());
+        out.norms.push_back(engine.report().grad_norm);
+      }
+      out.graphs += engine.report().ran_graph;
+    } catch (const std::exception& e) {
+      ++out.thrown;
+      if (here && (fault.kind == Fault::loader || fault.kind == Fault::forward)) {
+        out.code = Errc::cancelled, out.culprit = 1;
+        *points.fails = false;
+        engine.cancel_update();
+        continue;
+      }
+      const auto* const error = dynamic_cast<const Error*>(&e);
+      ASSERT_TRUE(error) << e.what();
+      out.code = error->code(), out.culprit = error->culprit();
+    }
+    engine.optimizer().set_learning_rate(0.02);
+  }
+}
+
+void expect_left_out(int stage, const Fault& fault, int thrown, Errc code, int culprit) {
+  in_world([&](World& world) {
+    SCOPED_TRACE(concat("stage ", stage, ", fault ", static_cast<int>(fault.kind), ", rank ", world.rank()));
+    FaultyRun by_pass, got;
+    train_with(world, stage, false, fault, by_pass);
+    train_with(world, stage, true, fault, got);
+    EXPECT_EQ(by_pass.losses.size(), 8u);
+    EXPECT_EQ(got.losses, by_pass.losses);
+    EXPECT_EQ(got.norms, by_pass.norms);
+    for (const FaultyRun& run : {by_pass, got}) {
+      EXPECT_EQ(run.thrown, thrown);
+      if (thrown == 0) continue;
+      EXPECT_EQ(run.code, code);
+      EXPECT_EQ(run.culprit, culprit);
+    }
+    EXPECT_GT(got.graphs, 0);
+  });
+}
+
+/// Update 3 is captured, update 4 only replayed.
+TEST_F(EngineOnDevices, ARankThatFailsCancelsUpdatesInAGraph) {
+  for (const int stage : checks_addresses ? std::vector{3} : std::vector{0, 3}) {
+    expect_left_out(stage, {4, Fault::loader}, 1, Errc::cancelled, 1);
+    expect_left_out(stage, {3, Fault::forward}, 1, Errc::cancelled, 1);
+  }
+}
+TEST_F(EngineOnDevices, RatesThatDifferAreFoundInPassesAndInAGraph) {
+  for (const int update : {1, 4})
+    expect_left_out(checks_addresses ? 3 : 0, {update, Fault::rate}, 1, Errc::mismatch, -1);
+}
+TEST_F(EngineOnDevices, LossesThatAreNotFiniteAndUpdatesWithoutTermsAreFoundInAGraph) {
+  expect_left_out(0, {4, Fault::loss}, 1, Errc::diverged, 1);
+  expect_left_out(0, {4, Fault::targets}, 0, Errc::diverged, -1);
 }
 
 }  // namespace

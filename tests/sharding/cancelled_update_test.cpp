@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "sharding/engine/engine.h"
+#include "sharding/engine/engine_join.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 
@@ -303,6 +304,75 @@ TEST(CancelledUpdates, AnErrorRightAfterOneIsAnotherOne) {
       update();
       EXPECT_EQ(engine.global_steps(), 1);
     });
+}
+
+/// The other ranks wait for the one that has failed before each micro-batch that is left. Rank 1 has fewer
+/// batches than the others.
+std::vector<float> train_joined(World& world, bool buffer, bool first_fails, bool with_failures) {
+  Net net(buffer);
+  Engine engine =
+      initialize(world, net,
+                 {.config = R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3,
+          "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "ringzero": {"join": {"enable": true}}})",
+                  .seed = 3,
+                  .log = nullptr});
+  const Samples samples;
+  int update = 0, taken = 0;
+  const int batches = world.rank() == 1 ? 14 : 21;
+  const auto culprit = [&] { return update % 3; };
+  // Update u fails at micro-batch u % 4 of its culprit: before next() if that is 3.
+  const auto fails = [&] { return with_failures && (update > 0 ? update % 2 == 1 : first_fails); };
+  const auto micro = [&] { return update / 2 % 4; };
+  rz::Engine::Join join(engine);
+  bool more = true;
+  while (more) {
+    const bool here = fails() && culprit() == world.rank();
+    const int begun = taken;
+    try {
+      for (int m = 0; m < accumulation; ++m) {
+        if (here && micro() == 3 && m == 0) throw Injected();
+        more = join.next(taken < batches);
+        if (!more) break;
+        if (here && m == micro()) throw Injected();
+        if (join.active()) {
+          Loader one(std::make_shared<Samples>(samples),
+                     std::make_shared<DistributedBatchSampler>(
+                         BatchSamplerOptions{.samples = 70, .batch_size = 2, .shuffle = false}),
+                     engine.stream(), {.num_workers = 0});
+          one.set_state({0, static_cast<std::uint64_t>(taken)});
+          const Batch& b = one.next();
+          engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b["x"]), b["y"]));
+          ++taken;
+        } else {
+          join.backward_without_data();
+        }
+        engine.step();
+      }
+      EXPECT_FALSE(fails() && more) << "update " << update;
+    } catch (const Injected&) {
+      engine.cancel_update();
+      taken = begun;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Errc::cancelled) << e.what();
+      EXPECT_EQ(e.culprit(), culprit());
+      taken = begun;
+    }
+    ++update;
+  }
+  std::vector<float> values;
+  for (const Parameter* p : net.parameters())
+    values.insert(values.end(), p->value.data<float>(), p->value.data<float>() + p->value.count());
+  return values;
+}
+
+TEST(CancelledUpdates, AreLeftOutOfAJoin) {
+  for (const bool buffer : {false, true})
+    for (const bool first_fails : {false, true})
+      test::run_ranks(3, [&](int rank, std::shared_ptr<Store> store) {
+        World world(Communicator::connect(rank, 3, std::move(store)));
+        EXPECT_EQ(train_joined(world, buffer, first_fails, true),
+                  train_joined(world, buffer, first_fails, false));
+      });
 }
 
 }  // namespace

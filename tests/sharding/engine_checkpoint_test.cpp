@@ -469,5 +469,90 @@ TEST_F(EngineCheckpoint, AFolderThatIsNoCheckpointIsNeverReplaced) {
   EXPECT_EQ(files(), (std::vector<std::string>{"global_step1"}));
 }
 
+// ---- what is not finite
+
+/// The values of the last parameter on rank 0, where it is held.
+void spoil(Engine& engine, float value) {
+  engine.strategy().values().fill([&](const Parameter& p, Range elements, float* out) {
+    std::fill_n(out, elements.count(), p.name == "fc2.bias" ? value : 0.5f);
+  });
+}
+
+TEST_F(EngineCheckpoint, WhatIsNotFiniteReplacesNothing) {
+  in_world(2, [&](World& world) {
+    for (const bool async : {false, true}) {
+      const std::string dir = dir_ + (async ? "/async" : "/now");
+      Net net;
+      auto engine = initialize(world, net, options());
+      update(engine, net);
+      engine.save_checkpoint(dir, {.tag = "good"});
+      engine.save_checkpoint(dir, {.tag = "same"});
+      const auto good = values(engine, net);
+      for (const float bad : {NAN, -INFINITY}) {
+        spoil(engine, bad);
+        const Error e = test::error_of([&] {
+          engine.save_checkpoint(dir, {.tag = "same", .async = async});
+          engine.wait_for_checkpoint();
+        });
+        EXPECT_EQ(e.code(), Errc::diverged);
+        EXPECT_NE(std::string(e.what()).find("model/fc2.bias has an element that is not finite"),
+                  std::string::npos)
+            << e.what();
+        for (const char* tag : {"good", "same", ""}) {
+          engine.load_checkpoint(dir, {.tag = tag});
+          EXPECT_EQ(values(engine, net), good) << tag;
+        }
+        EXPECT_EQ(read_tag_file(dir, latest_file), "same");
+      }
+      spoil(engine, NAN);
+      engine.save_checkpoint(dir, {.tag = "bad", .async = async, .nonfinite = true});
+      engine.wait_for_checkpoint();
+      EXPECT_EQ(checkpoint_tags(dir), (std::vector<std::string>{"bad", "good", "same"}));
+    }
+  });
+}
+
+TEST_F(EngineCheckpoint, StatesThatAreNotFiniteAreNotSaved) {
+  in_world(2, [&](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options());
+    update(engine, net);
+    engine.strategy().optimizer_state().fill(
+        engine.optimizer(), [](const std::string& state, const Parameter&, Range elements, float* out) {
+          std::fill_n(out, elements.count(), state == "exp_avg_sq" ? INFINITY : 0.0f);
+        });
+    const Error e = test::error_of([&] { engine.save_checkpoint(dir_, {}); });
+    EXPECT_EQ(e.code(), Errc::diverged);
+    EXPECT_NE(std::string(e.what()).find("optimizer/exp_avg_sq/"), std::string::npos) << e.what();
+    EXPECT_TRUE(checkpoint_tags(dir_).empty());
+  });
+}
+
+TEST_F(EngineCheckpoint, SkippedUpdatesInARowAreCountedOn) {
+  in_world(2, [&](World& world) {
+    const auto make = [] {
+      return EngineOptions{.config = R"({"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": true},
+          "optimizer": {"type": "SGD"}, "ringzero": {"max_skipped_updates": 3}})",
+                           .seed = 1,
+                           .log = nullptr};
+    };
+    const auto overflow = [](Engine& engine, Net& net) {
+      Tape& t = engine.tape();
+      const Tensor x = Tensor::zeros({4, 3});
+      std::fill_n(x.data<float>(), x.count(), 1.0f);
+      engine.backward(1e200 * nn::cross_entropy(t, net(t, x), Tensor::zeros({4}, DType::i32)));
+      engine.step();
+    };
+    Net net, again;
+    auto engine = initialize(world, net, make());
+    update(engine, net);
+    for (int i = 0; i < 2; ++i) overflow(engine, net);
+    engine.save_checkpoint(dir_, {});
+    auto resumed = initialize(world, again, make());
+    resumed.load_checkpoint(dir_);
+    EXPECT_EQ(test::error_of([&] { overflow(resumed, again); }).code(), Errc::diverged);
+  });
+}
+
 }  // namespace
 }  // namespace rz

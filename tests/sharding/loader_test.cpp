@@ -426,5 +426,40 @@ TEST(TensorDataset, RefusesTensorsThatDoNotFit) {
   EXPECT_EQ(message({{"x", Tensor::zeros({})}}), "tensor x has no rows; its first dimension counts samples");
 }
 
+/// The first `n` batches of a loop that is then left, or all.
+std::vector<std::uint64_t> samples_of_loop(Loader& loader, std::size_t n = 1000) {
+  std::vector<std::uint64_t> all;
+  for (Batch& batch : loader) {
+    const auto samples = samples_of(batch);
+    all.insert(all.end(), samples.begin(), samples.end());
+    if (--n == 0) break;
+  }
+  return all;
+}
+
+TEST(Loader, ALoopAfterABreakContinuesOrBeginsTheEpochAgain) {
+  using Samples = std::vector<std::uint64_t>;
+  const auto data = std::make_shared<Numbers>(10);
+  const auto order = sampler({.samples = 10, .batch_size = 2, .shuffle = false});
+  const Samples whole{0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
+  for (const int workers : {0, 2}) {
+    Loader goes_on(data, order, Stream(), {.num_workers = workers});
+    EXPECT_EQ(samples_of_loop(goes_on, 2), (Samples{0, 1, 2, 3}));
+    EXPECT_EQ(samples_of_loop(goes_on, 1), (Samples{4, 5}));
+    EXPECT_EQ(samples_of_loop(goes_on), (Samples{6, 7, 8, 9}));
+    Loader again(data, order, Stream(), {.num_workers = workers, .restart = true});
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(samples_of_loop(again, 2), (Samples{0, 1, 2, 3}));
+    EXPECT_EQ(samples_of_loop(again), whole);
+    EXPECT_EQ(again.state(), (Loader::State{1, 0}));
+    EXPECT_EQ(samples_of_loop(again, 5), whole);  // left at the last batch
+    EXPECT_EQ(samples_of_loop(again, 1), (Samples{0, 1}));
+    EXPECT_EQ(again.epoch(), 1u);
+    again.set_state({1, 3});  // a run that is resumed goes on in the middle of an epoch
+    EXPECT_EQ(samples_of_loop(again), (Samples{6, 7, 8, 9}));
+    EXPECT_EQ(samples_of_loop(again), whole);
+    EXPECT_EQ(again.epoch(), 3u);
+  }
+}
+
 }  // namespace
 }  // namespace rz

@@ -383,5 +383,64 @@ TEST(LossesOfAMicroBatch, AreNotMixedWithPassesOfTheTapeAlone) {
   EXPECT_EQ(test::error_of(by_strategy).code(), Errc::invalid_argument);
 }
 
+/// A sum of a loss with terms and a scalar, in both orders, has the bits of the two propagated in turn.
+TEST(LossesOfAMicroBatch, AddAScalarToALossWithTerms) {
+  constexpr Part losses[] = {{Part::labels, 5}, {Part::squares, 4, 3}, {Part::labels, 0}};
+  for (const int stage : {0, 1, 2, 3})
+    test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+      World world(Communicator::connect(rank, 2, std::move(store)));
+      enum Order { in_turn, loss_first, scalar_first };
+      const auto run = [&](Order order) {
+        Net net;
+        Engine engine =
+            initialize(world, net,
+                       {.config = concat(R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0,
+                "gradient_accumulation_steps": 3, "optimizer": {"type": "SGD", "params": {"lr": 1}},
+                "zero_optimization": {"stage": )",
+                                         stage, "}}"),
+                        .log = nullptr});
+        Tape& t = engine.tape();
+        std::vector<double> reported;
+        for (const Part& part : losses) {
+          const auto scalar = [&] {
+            const Var weight = t.parameter(net.layer.weight);
+            return nn::mse(t, weight, Tensor::zeros(net.layer.weight.shape));
+          };
+          with_loss(t, net, part, [&](const auto& loss) {
+            if constexpr (std::is_same_v<std::decay_t<decltype(loss)>, nn::Loss>) {
+              if (order == in_turn) {
+                engine.backward(loss);
+                engine.backward(scalar());
+              } else {
+                const Var b = scalar();
+                const nn::Loss sum = order == loss_first ? loss + b : b + loss;
+                const Mean a = engine.item(loss), all = engine.item(sum);
+                EXPECT_EQ(all.count, a.count);
+                EXPECT_NEAR(all.sum, a.sum + a.count * engine.item(b).sum, 1e-12 * (1 + all.sum));
+                engine.backward(sum);
+              }
+            }
+          });
+          engine.step();
+        }
+        const Tensor value = engine.strategy().values().whole(net.layer.weight);
+        return std::vector<float>(value.data<float>(), value.data<float>() + value.count());
+      };
+      const std::vector<float> expected = run(in_turn), first = run(loss_first);
+      EXPECT_EQ(run(scalar_first), first);
+      for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(first[i], expected[i], 2e-7) << i;
+    });
+}
+
+TEST(LossesOfAMicroBatch, AddNoTensorToALoss) {
+  Tape tape;
+  Net net;
+  const Batch batch(0, 4);
+  const Var logits = net.layer(tape, batch.x);
+  const Error e = test::error_of([&] { nn::cross_entropy(tape, logits, batch.targets) + logits; });
+  EXPECT_EQ(e.code(), Errc::invalid_argument);
+  EXPECT_NE(std::string(e.what()).find("expected a scalar"), std::string::npos) << e.what();
+}
+
 }  // namespace
 }  // namespace rz

@@ -5,6 +5,8 @@
 #include <map>
 #include <vector>
 
+#include "autograd_lite/losses.h"
+#include "autograd_lite/nn/layers.h"
 #include "comm/core/integer_math.h"
 #include "sharding/memory/transient_memory.h"
 #include "sharding/optim/optimizers.h"
@@ -187,6 +189,49 @@ TEST_P(Memory, LocalAccumulationHoldsWholeGradientsUntilTheyAreReduced) {
     }
     strategy->finish_gradients();
     EXPECT_EQ(strategy->memory().transient_in_use, 0u);
+  });
+}
+
+/// Of 2 M parameters, whose gradients would fit into one bucket of 25 MiB.
+struct Layers : Module {
+  Var operator()(Tape& t, Var x) {
+    for (nn::Linear& layer : layers) x = nn::gelu(t, layer(t, x));
+    return x;
+  }
+  static constexpr std::size_t width = 512;
+  nn::Linear layers[8] = {{*this, "0", width, width}, {*this, "1", width, width}, {*this, "2", width, width},
+                          {*this, "3", width, width}, {*this, "4", width, width}, {*this, "5", width, width},
+                          {*this, "6", width, width}, {*this, "7", width, width}};
+};
+
+/// With buckets of the default size.
+TEST_P(Memory, AStageHoldsLessThanTheOneBefore) {
+  if (GetParam() == 1) GTEST_SKIP() << "one rank holds all";
+  run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, GetParam(), std::move(store));
+    const auto held = [&](StrategyKind kind) {
+      Layers model;
+      const auto strategy = make_strategy(kind, model, comm, {.overlap_comm = false});
+      strategy->values().fill(
+          [](const Parameter&, Range e, float* out) { std::fill_n(out, e.count(), 0.5f); });
+      Tape tape;
+      strategy->attach(tape);
+      const auto adamw = make_adamw({});
+      for (int update = 0; update < 2; ++update) {
+        strategy->zero_grad();
+        const Tensor x = Tensor::zeros({1, Layers::width});
+        const nn::Loss loss = nn::squared_error(tape, model(tape, tape.constant(x)), x);
+        strategy->backward(tape, loss);
+        tape.reset();
+        strategy->finish_gradients();
+        strategy->clip_and_step(*adamw, {});
+      }
+      return strategy->memory().total();
+    };
+    const std::size_t one = held(StrategyKind::zero1), two = held(StrategyKind::zero2);
+    EXPECT_LT(one, held(StrategyKind::ddp));
+    EXPECT_LT(two, one);
+    EXPECT_LT(held(StrategyKind::zero3), two);
   });
 }
 

@@ -37,8 +37,8 @@ class CallRecord {
   std::vector<std::shared_ptr<MirroredCall>> calls_;
 };
 
-/// Of rank `rank` of `size`. Sums equal one rank's contribution; messages, gathers at a root and all_to_all
-/// are Errc::unsupported.
+/// Of rank `rank` of `size`. Sums of floats equal one rank's contribution; messages, gathers at a root and
+/// all_to_all are Errc::unsupported.
 Communicator mirrored_communicator(int rank, int size, std::shared_ptr<CallRecord>);
 
 }  // namespace rz::test

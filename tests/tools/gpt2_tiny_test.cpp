@@ -190,10 +190,10 @@ TEST(Gpt2TinyVariants, WhatIsNotFiniteIsADivergence) {
   TinyRun run = smallest_run(StrategyKind::zero2, 2, folder);
   run.options.ds.optimizer->lr = 1e25;
   const Reports reports = train(run, 3);
-  EXPECT_FALSE(reports[0].diverged || reports[0].skipped);
+  EXPECT_FALSE(!reports[0].diverged.empty() || reports[0].skipped);
   for (std::size_t i = 1; i < 3; ++i) {
     EXPECT_TRUE(reports[i].skipped) << "weights stay as they are";
-    EXPECT_TRUE(reports[i].diverged);
+    EXPECT_FALSE(reports[i].diverged.empty());
   }
 }
 

@@ -36,17 +36,18 @@ Loader token_loader(const Engine& engine, const Tokens& tokens, std::size_t seq_
 
 namespace {
 
-/// False if the update diverged, which is left to the report.
-bool train_batch(Engine& engine, Gpt2& model, Loader& loader) {
+/// Returns why the update has diverged, which is left to the report; or an empty text.
+std::string train_batch(Engine& engine, Gpt2& model, Loader& loader) {
   try {
     engine.train_batch(loader, [&](Tape& tape, const Batch& batch) {
       return model.forward(tape, batch["inputs"], batch["targets"]).loss;
     });
   } catch (const Error& e) {
-    if (e.code() != Errc::diverged || engine.config().precision.skip_overflow) throw;
-    return false;
+    if (e.code() != Errc::diverged) throw;
+    const std::string what = e.what();  // "update 4: …"
+    return what.substr(what.find(": ") + 2);
   }
-  return true;
+  return "";
 }
 
 }  // namespace
@@ -54,19 +55,19 @@ bool train_batch(Engine& engine, Gpt2& model, Loader& loader) {
 std::optional<UpdateReport> update(Engine& engine, Gpt2& model, Loader& loader, std::size_t seq_len) {
   const auto start = std::chrono::steady_clock::now();
   const std::int64_t before = engine.global_steps();
-  const bool ended = train_batch(engine, model, loader);
-  if (ended && engine.global_steps() == before) return std::nullopt;
+  const std::string diverged = train_batch(engine, model, loader);
+  if (diverged.empty() && engine.global_steps() == before) return std::nullopt;
   const StepReport& step = engine.report();
   UpdateReport report{.step = static_cast<std::uint64_t>(step.step),
                       .loss = engine.loss(),
                       .grad_norm = step.grad_norm,
                       .lr = step.lr,
                       .exposed_comm_ms = step.exposed_seconds * 1e3,
-                      .skipped = step.skipped};
+                      .skipped = step.skipped,
+                      .without_terms = step.without_terms,
+                      .diverged = diverged};
   const PrecisionConfig& precision = engine.config().precision;
   if (precision.parameters == DType::f16) report.loss_scale = step.loss_scale;
-  const bool finite = std::isfinite(report.loss) && std::isfinite(report.grad_norm);
-  report.diverged = !finite && !(step.skipped && precision.skip_overflow);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   report.step_ms = seconds.count() * 1e3;
   report.tokens_per_second =

@@ -170,7 +170,7 @@ Course run_updates(const Options& o, Inputs& in, Engine& engine, Loader& loader,
     }
     UpdateReport& report = *made;
     course.last_update = engine.strategy().traffic() - before;
-    if (!report.diverged) report.eval_loss = evaluate();
+    if (report.diverged.empty()) report.eval_loss = evaluate();
     if (step == first_step) course.first_loss = report.loss;
     course.last_loss = report.loss;
     course.speeds.push_back(report.tokens_per_second);
@@ -282,6 +282,7 @@ void begin_run(Engine& engine) {
 
 Status train(const Options& o, Inputs& in, World& world) {
   Engine engine = make_engine(o, in, world);
+  engine.checkpoints().save_nonfinite(o.save_nonfinite);
   engine.checkpoints().files()["config.json"] = rz::to_json(in.model->config());
   if (!o.samples_only) begin_run(engine);
   try {

@@ -119,7 +119,7 @@ void add_outputs(CommandLine& line, Options& o) {
       .type_name("DIR")
       .group("Outputs");
   line.add_flag("--save-nonfinite", o.save_nonfinite,
-                "Read and save weights even if some are infinite or NaN")
+                "Read and save weights, also in checkpoints, even if some are infinite or NaN")
       .group("Outputs");
   line.add_option("--sample", o.sample, "At the end, or without --data, continue this text (byte vocabulary)")
       .type_name("TEXT")
@@ -213,7 +213,7 @@ constexpr const char* speed_group = "Speed (results stay the same but for --thre
 
 void add_buckets(CommandLine& line, Options& o) {
   line.add_option("--bucket-mb", o.bucket_mb,
-                  "Size of a gradient bucket in MiB; default: zero_optimization.reduce_bucket_size, or 25")
+                  "Size of a gradient bucket in MiB; default: zero_optimization.reduce_bucket_size")
       .type_name("X")
       .within(0.001, 65536.0)
       .group(speed_group);

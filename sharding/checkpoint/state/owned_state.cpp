@@ -19,10 +19,11 @@ std::optional<Box> box_of(const Parameter& p) {
   return box;
 }
 
-ShardSlice slice_of(std::string tensor, const ParameterElements& of) {
+ShardSlice slice_of(std::string tensor, const ParameterElements& of, bool finite) {
   return {.tensor = std::move(tensor),
           .shape = extents(of.parameter->global_shape()),
-          .slice = {.box = box_of(*of.parameter), .begin = of.elements.begin, .end = of.elements.end}};
+          .slice = {.box = box_of(*of.parameter), .begin = of.elements.begin, .end = of.elements.end},
+          .finite = finite};
 }
 
 std::map<const Parameter*, std::string> names_of(Module& module) {
@@ -37,13 +38,14 @@ std::span<const std::byte> bytes_of(const float* values, Range elements) {
 
 }  // namespace
 
-OwnedState::OwnedState(Module& module, const Strategy& strategy, bool buffers, const Stream& stream)
+OwnedState::OwnedState(Module& module, const Strategy& strategy, bool buffers, bool finite,
+                       const Stream& stream)
     : strategy_(strategy), stream_(stream) {
   const auto names = names_of(module);
   for (const ParameterElements& of : strategy.values().owned())
-    slices_.push_back(slice_of(model_tensor(names.at(of.parameter)), of));
+    slices_.push_back(slice_of(model_tensor(names.at(of.parameter)), of, finite));
   for (const auto& [state, of] : strategy.optimizer_state().owned())
-    slices_.push_back(slice_of(optimizer_tensor(state, names.at(of.parameter)), of));
+    slices_.push_back(slice_of(optimizer_tensor(state, names.at(of.parameter)), of, finite));
   if (!buffers) return;
   for (const auto& [name, b] : persistent_buffers(module)) {
     if (b->shape.count() == 0) continue;

@@ -18,8 +18,9 @@ namespace rz {
 /// all ranks each element is there once, in ddp too.
 class OwnedState {
  public:
-  /// `buffers`: whether this rank writes those of the module. All references must outlive this object.
-  OwnedState(Module&, const Strategy&, bool buffers, const Stream&);
+  /// `buffers`: whether this rank writes those of the module. `finite`: parameters and states must be
+  /// (ShardSlice::finite). All references must outlive this object.
+  OwnedState(Module&, const Strategy&, bool buffers, bool finite, const Stream&);
 
   /// In the order of read(); files are not set.
   const std::vector<ShardSlice>& slices() const { return slices_; }

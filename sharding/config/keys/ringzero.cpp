@@ -33,9 +33,11 @@ constexpr KeySpec ringzero[] = {
             "power_sgd, batched_power_sgd")
         .one_of("[\"no\", \"fp16\", \"bf16\", \"power_sgd\", \"batched_power_sgd\"]")
         .from(Argument::comm_hook),
-    applied("max_skipped_updates", integer, "null",
-            "so many updates in a row whose gradients are not finite are an error (Errc::diverged); 0: any "
-            "number; null: 50, but with a dynamic loss scale of fp16 any number, until min_loss_scale")
+    applied(
+        "max_skipped_updates", integer, "null",
+        "so many updates in a row that are skipped, because gradients are not finite or no target counts, "
+        "are an error (Errc::diverged); 0: any number; null: 50, but with a dynamic loss scale of fp16 any "
+        "number, until min_loss_scale")
         .within(0, 0x1p53),
     section("comm_state_option", "null", "of power_sgd and batched_power_sgd"),
     refused("comm_wrapper", "\"no\"", "[\"no\"]",

@@ -16,7 +16,8 @@ constexpr KeySpec zero[] = {
             "0: replicas; shards of 1: optimizer state, 2: gradients too, 3: values too")
         .within(0, 3),
     applied("reduce_bucket_size", integer, "null",
-            "largest bucket of gradients, in elements; null: 25 MiB (DeepSpeed: 5e8)")
+            "largest bucket of gradients, in elements; null: 25 MiB, at stage 2 at most an eighth of the "
+            "model (DeepSpeed: 5e8)")
         .within(1, max_elements)
         .from(Argument::reduce_bucket_size),
     applied("overlap_comm", boolean, "null",
@@ -44,8 +45,10 @@ constexpr KeySpec zero[] = {
                  .from(Argument::persistence_threshold)),
     elements(applied("stage3_model_persistence_threshold", integer, "9223372036854775807",
                      "elements of all such parameters")),
-    elements(applied("stage3_max_live_parameters", integer, "1000000000",
-                     "gathered elements, beyond which none is prefetched or kept")),
+    elements(
+        applied("stage3_max_live_parameters", integer, "1000000000",
+                "gathered elements, beyond which none is prefetched or kept; a model that has fewer stays "
+                "gathered from forward to backward")),
     elements(applied("stage3_max_reuse_distance", integer, "1000000000",
                      "values that are used again within this many elements stay gathered")),
     accepted("stage3_gather_16bit_weights_on_model_save", boolean, "false", "a saved model is always whole"),

@@ -24,6 +24,8 @@ struct SaveCheckpointOptions {
   std::map<std::string, std::string> files;
   /// DIR/best names it, in place of another, once it is complete; save_total_limit does not remove it.
   bool best = false;
+  /// Saves parameters and optimizer states that are not finite too, instead of Errc::diverged.
+  bool nonfinite = false;
 };
 
 struct LoadCheckpointOptions {

@@ -132,7 +132,7 @@ void Checkpointer::save(const std::string& dir, const SaveCheckpointOptions& o) 
                             .files = o.files,
                             .best = o.best,
                             .keep = o.save_total_limit};
-  const OwnedState owned(parts_.module, parts_.strategy, parts_.world.is_main(), parts_.stream);
+  const OwnedState owned(parts_.module, parts_.strategy, parts_.world.is_main(), !o.nonfinite, parts_.stream);
   saving_.emplace(parts_.world.communicator(), owned, request, o.async ? &snapshot_ : nullptr);
   folder_locks_[dir] = saving_->folder_lock();
   if (!o.async) wait();

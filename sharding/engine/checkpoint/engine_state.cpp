@@ -162,6 +162,7 @@ UpdateLoop::State updates_of(const JsonObject& o) {
   s.count = {o.required_integer("steps", 0, any), o.required_integer("skipped_steps", 0, any),
              o.required_integer("samples", 0, any)};
   s.training.epochs = o.required_integer("epochs", 0, any);
+  if (o.has("skipped_in_a_row")) s.training.skipped_in_a_row = o.required_integer("skipped_in_a_row", 0, any);
   s.passes = unsigned_of(o, "passes");
   if (o.has("loss_scaler")) s.training.scaler = scaler_of(o.object("loss_scaler"));
   if (o.has("plateau")) s.training.plateau = plateau_of(o.object("plateau"));
@@ -248,6 +249,7 @@ std::string to_json(const EngineState& s) {
            {"seed", s.seed},
            {"steps", s.updates.count.steps},
            {"skipped_steps", s.updates.count.skipped_steps},
+           {"skipped_in_a_row", s.updates.training.skipped_in_a_row},
            {"samples", s.updates.count.samples},
            {"epochs", s.updates.training.epochs},
            {"passes", s.updates.passes},

@@ -263,7 +263,8 @@ void TrainingCheckpoints::save(bool async) {
                       .async = async,
                       .save_total_limit = static_cast<std::size_t>(config_.save_total_limit),
                       .files = files_,
-                      .best = best_ == steps});
+                      .best = best_ == steps,
+                      .nonfinite = nonfinite_});
   saved_ = steps;
   best_ = -1;
 }

@@ -88,6 +88,8 @@ class TrainingCheckpoints {
   ClientState& client_state() { return client_state_; }
   /// Texts that each checkpoint has as files: SaveCheckpointOptions::files.
   std::map<std::string, std::string>& files() { return files_; }
+  /// SaveCheckpointOptions::nonfinite of each checkpoint; false at first.
+  void save_nonfinite(bool nonfinite) { nonfinite_ = nonfinite; }
   /// The best value so far.
   const BestMetric& best() const { return checkpointer_.trainer().best; }
   const CheckpointConfig& config() const { return config_; }
@@ -118,7 +120,7 @@ class TrainingCheckpoints {
   ClientState client_state_;
   std::map<std::string, std::string> files_;
   SaveDecision decision_;
-  bool locked_ = false, begun_ = false;
+  bool locked_ = false, begun_ = false, nonfinite_ = false;
   bool stop_requested_ = false;                           // and not decided
   std::int64_t saved_ = 0, decided_ = 0, evaluated_ = 0;  // numbers of updates
   std::int64_t best_ = -1;                                // with a best value that is not saved

@@ -37,6 +37,15 @@ StepMonitor::StepMonitor(const MonitorConfig& config, bool writes, std::string p
   if (csv_enabled_ && writes) csv_.emplace(config.csv_output_path, config.csv_job_name);
 }
 
+void StepMonitor::report_without_terms(const StepReport& report) {
+  if (std::exchange(without_terms_, true) || !log_) return;
+  std::fprintf(log_,
+               "%swarning: step %lld: no rank has counted a term of the losses (all targets are "
+               "ignored): no update is made, and it counts as skipped; this is printed once\n",
+               prefix_.c_str(), static_cast<long long>(report.step + 1));
+  std::fflush(log_);
+}
+
 void StepMonitor::write(const StepReport& report, std::optional<double> loss, const MemoryReport& memory) {
   if (csv_) {
     if (loss) csv_->write("train_loss", report.samples, *loss);

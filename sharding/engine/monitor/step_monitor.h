@@ -27,6 +27,8 @@ class StepMonitor {
 
   /// Whether write() will report the loss of update number `step`.
   bool needs_loss(std::int64_t step) const { return csv_enabled_ || line_is_due(step); }
+  /// Prints once that there was an update without terms.
+  void report_without_terms(const StepReport&);
   /// Errc::io.
   void write(const StepReport&, std::optional<double> loss, const MemoryReport&);
 
@@ -38,6 +40,7 @@ class StepMonitor {
 
   std::int64_t every_;
   bool csv_enabled_, prints_memory_;
+  bool without_terms_ = false;  // reported
   std::string prefix_;
   std::FILE* log_;  // null: none on this rank
   std::optional<CsvMonitor> csv_;

@@ -22,6 +22,8 @@ class Accumulation {
   void count_pass() { ++passes_; }
   /// Passes of the current micro-batch.
   std::int64_t passes() const { return passes_; }
+  /// Micro-batches of the update in progress that have begun.
+  std::int64_t begun() const { return micro_ + (passes_ > 0); }
   /// True before the first pass of an update.
   bool fresh() const { return micro_ == 0 && passes_ == 0; }
 

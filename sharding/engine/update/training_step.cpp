@@ -23,11 +23,12 @@ TrainingStep::TrainingStep(Strategy& strategy, std::unique_ptr<Optimizer> optimi
 }
 
 TrainingStep::State TrainingStep::state() const {
-  return {epochs_, scaler_ ? std::optional(scaler_->state()) : std::nullopt, rates_.plateau()};
+  return {epochs_, scaler_ ? std::optional(scaler_->state()) : std::nullopt, rates_.plateau(), skipped_};
 }
 
 void TrainingStep::set_state(const State& state) {
   epochs_ = state.epochs;
+  skipped_ = state.skipped_in_a_row;
   if (scaler_ && state.scaler) scaler_->set_state(*state.scaler);
   if (state.plateau) rates_.set_plateau(*state.plateau);
 }
@@ -72,6 +73,14 @@ int culprit_of(const std::vector<std::uint8_t>& not_finite) {
 
 }  // namespace
 
+void TrainingStep::skip_without_terms(StepReport& report) const {
+  report.without_terms = true;
+  require(max_skipped_ == 0 || skipped_ < max_skipped_, Errc::diverged, "update ", report.step,
+          ": no update was made in ", skipped_,
+          " updates in a row (ringzero.max_skipped_updates), of this one "
+          "because no rank has counted a term of its losses; are all targets ignored (-100)?");
+}
+
 void TrainingStep::complete(const Stream& stream, StepReport& report, const UpdateLosses& losses,
                             Communicator& communicator) {
   counted_ = false;
@@ -81,26 +90,26 @@ void TrainingStep::complete(const Stream& stream, StepReport& report, const Upda
   report.lr = optimizer_->learning_rate();
   report.loss_scale = loss_scale();
   skipped_ = outcome.skipped ? skipped_ + 1 : 0;
-  std::vector<std::uint8_t> not_finite;
-  if (outcome.skipped) {
-    ++report.skipped_steps;
-    not_finite = losses.not_finite(communicator, stream);
+  if (!outcome.skipped) {
+    if (scaler_) scaler_->update(false);
+    return;
   }
+  ++report.skipped_steps;
+  if (std::isfinite(outcome.norm)) return skip_without_terms(report);
+  const std::vector<std::uint8_t> not_finite = losses.not_finite(communicator, stream);
   const std::string found = describe_losses(not_finite);
-  if (found.empty() && scaler_) scaler_->update(outcome.skipped);
-  if (!outcome.skipped) return;
+  if (found.empty() && scaler_) scaler_->update(true);
   const bool too_many = max_skipped_ > 0 && skipped_ >= max_skipped_;
   if (skip_overflow_ && found.empty() && !too_many) return;
-  const std::string row = skip_overflow_ && found.empty()
-                              ? concat(" in ", skipped_, " updates in a row (ringzero.max_skipped_updates)")
-                              : "";
-  throw Error(
-      Errc::diverged,
-      concat("update ", report.step, ": ", found, found.empty() ? "" : ", ", "the norm of the gradients is ",
-             row.empty() ? concat(outcome.norm) : "not finite", row, found.empty() ? " and" : ", and",
-             " the parameters are as before; lower the learning rate, or "
-             "look for a division by zero or a logarithm of it in the loss"),
-      culprit_of(not_finite));
+  const std::string why = !found.empty()   ? found
+                          : skip_overflow_ ? concat("the norm of the gradients is not finite in ", skipped_,
+                                                    " updates in a row (ringzero.max_skipped_updates)")
+                                           : concat("the norm of the gradients is ", outcome.norm);
+  throw Error(Errc::diverged,
+              concat("update ", report.step, ": ", why,
+                     ", and the parameters are as before; lower the learning rate, or look for a division by "
+                     "zero or a logarithm of it in the loss"),
+              culprit_of(not_finite));
 }
 
 }  // namespace rz

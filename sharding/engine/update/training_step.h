@@ -26,8 +26,8 @@ class TrainingStep {
   /// After the last pass: reduces, clips and updates. May be captured in a graph.
   void apply(const Stream&);
   /// After apply() or a replay of it: what it did. Adjusts the loss scale. The report is complete, and the
-  /// parameters are as before, at Errc::diverged: the gradients were not finite, and so was a loss; or the
-  /// configuration does not skip such updates; or it has skipped max_skipped_updates in a row; or the loss
+  /// parameters are as before, at Errc::diverged: a loss was not finite; or the gradients were not, and the
+  /// configuration does not skip such updates; or max_skipped_updates were skipped in a row; or the loss
   /// scale cannot fall further. The culprit is the rank whose loss is not finite, if there is one such rank.
   /// Collective.
   void complete(const Stream&, StepReport&, const UpdateLosses&, Communicator&);
@@ -45,6 +45,7 @@ class TrainingStep {
     std::int64_t epochs = 0;
     std::optional<LossScaler::State> scaler;
     std::optional<PlateauState> plateau;
+    std::int64_t skipped_in_a_row = 0;  ///< up to the last update
     bool operator==(const State&) const = default;
   };
   State state() const;
@@ -52,6 +53,9 @@ class TrainingStep {
   void set_state(const State&);
 
  private:
+  /// The update was skipped because no rank has counted a term.
+  void skip_without_terms(StepReport&) const;
+
   Strategy& strategy_;
   std::unique_ptr<Optimizer> optimizer_;
   ScheduledRates rates_;

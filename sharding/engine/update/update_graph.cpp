@@ -6,13 +6,19 @@ namespace {
 constexpr int warmup_updates = 3;  // memory settles in the second update after buckets were rebuilt
 }
 
-bool UpdateGraph::run(const Stream& stream, bool may_capture, const std::function<void()>& update) {
-  if (!may_capture || uncaptured_updates_ < warmup_updates) {
+bool UpdateGraph::replays(bool may_capture) const {
+  return may_capture && uncaptured_updates_ >= warmup_updates;
+}
+
+bool UpdateGraph::run(const Stream& stream, bool may_capture, const std::function<void()>& update,
+                      const std::function<void()>& before_launch) {
+  if (!replays(may_capture)) {
     update();
     ++uncaptured_updates_;
     return false;
   }
   if (!graph_.defined()) graph_ = capture(stream, update);
+  before_launch();
   graph_.launch(stream);
   return true;
 }

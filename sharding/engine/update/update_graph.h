@@ -11,9 +11,12 @@ namespace rz {
 /// Captures updates once they are identical, and replays them.
 class UpdateGraph {
  public:
-  /// Runs `update`, or replays it if `may_capture` and the updates before it have settled. Returns whether it
-  /// was replayed.
-  bool run(const Stream&, bool may_capture, const std::function<void()>& update);
+  /// Runs `update`, or replays it if replays(may_capture), after before_launch(). Returns whether it was
+  /// replayed.
+  bool run(const Stream&, bool may_capture, const std::function<void()>& update,
+           const std::function<void()>& before_launch);
+  /// Whether the next run() replays the update: it may, and the updates before it have settled.
+  bool replays(bool may_capture) const;
   /// True if the last update was replayed.
   bool defined() const { return graph_.defined(); }
   /// Call before operations that may free memory used by the graph.

@@ -57,9 +57,14 @@ void UpdateLoop::expect_terms(const nn::Loss& loss) {
   if (!options_.expected_terms) expect_terms(static_cast<double>(loss.read(tape_.stream()).count));
 }
 
+void UpdateLoop::next_update() {
+  accumulation_.next_update();
+  if (rounds_) rounds_->made = 0;
+}
+
 void UpdateLoop::complete() {
   StepReport& report = reports_.add(graph_.defined());
-  accumulation_.next_update();
+  next_update();
   passes_of_updates_ = passes_;
   new_terms_ = false;
   tape_.seed(seeds_.of_pass(passes_));
@@ -105,6 +110,7 @@ bool UpdateLoop::begin_pass() {
   reports_.times().end(Phase::forward, tape_.stream());
   if (accumulation_.fresh()) {
     drop_graph();
+    if (strategy_.reduced()) strategy_.zero_grad();  // those of run()
     reports_.losses().clear();
     training_.prepare(tape_.stream());
   }
@@ -208,7 +214,7 @@ void UpdateLoop::rewind() {
   tape_.reset();
   in_pass_ = reducing_ = false;
   accumulation_.force_boundary({});
-  accumulation_.next_update();
+  next_update();
   reports_.losses().clear();
   training_.cancel();
   if (std::exchange(new_terms_, false)) options_.expected_terms.reset();
@@ -216,14 +222,36 @@ void UpdateLoop::rewind() {
   tape_.seed(seeds_.of_pass(passes_));
 }
 
+/// The calls of the communicator of the world that the other ranks still make in the update, in their order.
+std::vector<Work> UpdateLoop::take_part() {
+  std::vector<Work> calls;
+  // They decide on expected_terms in the first backward().
+  const auto decide = [&] {
+    if (!options_.expected_terms) calls.push_back(begin_terms(0));
+  };
+  if (!rounds_) {
+    decide();
+    return calls;
+  }
+  if (rounds_->made > 0) decide();
+  for (std::int64_t round = rounds_->made; round < accumulation_.steps(); ++round) {
+    calls.push_back(rounds_->take_part());
+    if (round == 0) decide();
+  }
+  return calls;
+}
+
 void UpdateLoop::cancel(bool has_batches) {
   if (!is_dropped(has_batches)) {
     tape_.reset();
-    if (strategy_.dropped()) strategy_.zero_grad();
-    // The other ranks decide on expected_terms in the first backward(), after a forward pass that may gather.
-    const Work terms = options_.expected_terms ? Work() : begin_terms(0);
-    strategy_.cancel_update(tape_.stream(), static_cast<int>(accumulation_.steps()));
-    terms.wait();
+    if (graph_.replays(captures())) {
+      strategy_.cancel_replay();
+    } else {
+      if (strategy_.dropped() || strategy_.reduced()) strategy_.zero_grad();
+      const std::vector<Work> calls = take_part();  // before passes of the others that may gather
+      strategy_.cancel_update(tape_.stream(), static_cast<int>(accumulation_.steps()));
+      for (const Work& call : calls) call.wait();
+    }
     drop();
   }
   dropped_by_ = nullptr;
@@ -240,7 +268,9 @@ void UpdateLoop::run(const std::function<nn::Loss(std::size_t)>& forward,
   reports_.begin(start);
   seeds_.draw(passes_, tape_.stream());
   training_.prepare(tape_.stream());
-  graph_.run(tape_.stream(), options_.graph && !reports_.times().enabled(), [&] { run_passes(forward); });
+  graph_.run(
+      tape_.stream(), captures(), [&] { run_passes(forward); },
+      [&] { on_every_rank([&] { strategy_.agree_on_replay(training_.optimizer()); }); });
   passes_ += static_cast<std::uint64_t>(accumulation_.steps());
   in_pass_ = false;
   complete();

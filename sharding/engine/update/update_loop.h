@@ -5,6 +5,7 @@
 #include <exception>
 #include <functional>
 #include <optional>
+#include <vector>
 
 #include "autograd_lite/ops.h"
 #include "autograd_lite/tape.h"
@@ -49,6 +50,14 @@ class UpdateLoop {
   /// While holds exceed releases, passes do not synchronise, and step() is an error.
   void hold_synchronisation() { ++holds_; }
   void release_synchronisation() { --holds_; }
+
+  /// Calls of the communicator of the world that precede each micro-batch on every rank.
+  struct Rounds {
+    std::int64_t made = 0;              ///< in the update in progress
+    std::function<Work()> take_part{};  ///< begins one for a rank whose update has failed
+  };
+  /// Null: there are none. The object must live until it is set again.
+  void set_rounds(Rounds* rounds) { rounds_ = rounds; }
 
   // ---- update by update
   /// An update whose micro-batch m has the loss forward(m). `start`: when it began.
@@ -99,11 +108,15 @@ class UpdateLoop {
   void on_every_rank(const F& body);
   /// Whether the update that cancel() is called for has been dropped already.
   bool is_dropped(bool has_batches) const;
+  std::vector<Work> take_part();
+  /// Whether run() captures updates once they have settled.
+  bool captures() { return may_capture() && !reports_.times().enabled(); }
   /// Back to the beginning of the update in progress.
   void rewind();
   /// The same, and loaders go on behind it.
   void drop();
   void run_passes(const std::function<nn::Loss(std::size_t)>& forward);
+  void next_update();
   void complete();
 
   World& world_;
@@ -120,6 +133,7 @@ class UpdateLoop {
   bool reducing_ = false;                // the last pass synchronises and is not finished
   bool in_pass_ = false;                 // a pass has begun and has not ended: it runs or has failed
   std::exception_ptr dropped_by_;        // what all ranks have dropped the last update for
+  Rounds* rounds_ = nullptr;
   int holds_ = 0;
   bool given_terms_ = false;  // expected_terms of the options
   double first_terms_ = 0;    // of the first micro-batches of all ranks

@@ -31,6 +31,7 @@ void UpdateReports::finish(const Stream& stream) {
   const Clock::time_point now = Clock::now();
   report_.seconds = std::chrono::duration<double>(now - start_).count();
   start_ = now;
+  if (report_.without_terms) monitor_.report_without_terms(report_);
   if (!monitor_.needs_loss(report_.step)) return;
   const Mean loss = losses_.sums(world_.communicator(), stream);
   monitor_.write(report_, loss.count > 0 ? std::optional(loss.value()) : std::nullopt, strategy_.memory());

@@ -16,6 +16,10 @@ class GroupedOptimizer : public Optimizer {
   bool has_betas(int) const override {
     return requires(Options o) { o.beta1; };
   }
+  std::array<double, 2> betas(int group) const override {
+    if constexpr (requires(Options o) { o.beta1; }) return {options(group).beta1, options(group).beta2};
+    return {};
+  }
   void set_betas(int group, std::array<double, 2> betas) override {
     if constexpr (requires(Options o) { o.beta1; }) {
       require_moment(name(), "beta1", betas[0]);

@@ -171,7 +171,7 @@ void GradientReduction::reset() {
 }
 
 void GradientReduction::abort() noexcept {
-  runtime_.abort("a strategy was destroyed between begin_backward() and finish_gradients()");
+  runtime_.abort("a strategy or engine was destroyed between the last backward() of an update and its end");
   try {
     scheduler_->reset();
   } catch (const std::exception&) {  // the operations fail because of the abort

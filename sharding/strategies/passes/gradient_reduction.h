@@ -51,6 +51,8 @@ class GradientReduction {
   void record();
   /// Drops all gradients.
   void reset();
+  /// After an error while a pass was captured in a graph: forgets it. Not collective.
+  void abandon() { scheduler_->reset(); }
   /// Aborts the communicator, and ends the reductions in flight.
   void abort() noexcept;
   /// Once, after the first update: forms new buckets by BucketRebuild, and returns the layout before; nullopt

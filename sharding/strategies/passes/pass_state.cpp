@@ -38,8 +38,9 @@ void PassState::require_may_finish() const {
 
 void PassState::require_may_cancel() const {
   require(state_ != State::reduced, Errc::invalid_argument,
-          "cancel_update() after the gradients were reduced: finish_gradients() has succeeded on every rank; "
-          "zero_grad() drops them");
+          "cancel_update() after the gradients were reduced on every rank (finish_gradients()); zero_grad() "
+          "of the "
+          "strategy drops them");
 }
 
 void PassState::require_may_reset() const {
@@ -54,7 +55,8 @@ void PassState::require_reduced(const char* call) const {
       "the last pass only added to this rank's own gradients; end the accumulation with begin_backward(true) "
       "and finish_gradients()",
       "finish_gradients() was not called after the last backward pass", "",
-      "the update was cancelled; the next one begins with zero_grad()"};
+      "the update was cancelled; begin the next one, with backward() of an engine or zero_grad() of a "
+      "strategy"};
   require_no_failure(call);
   if (state_ != State::reduced)
     fail(Errc::unsynchronised, call,

@@ -29,7 +29,9 @@ ParameterHooks hooks_of(TrainingPasses& passes, std::string owner) {
 
 void TrainingPasses::follow(Pass pass) {
   const bool evaluates = pass == Pass::forward && !module_.training();
-  if (!evaluates && follower_.enter(pass)) buffers_.broadcast();
+  if (evaluates || !follower_.enter(pass)) return;
+  if (!model_.flat_parameters()) record(UpdateRecord::forward_begins());
+  buffers_.broadcast();
 }
 
 /// Reductions need no record: a rank makes the rest of them in any case.
@@ -40,15 +42,20 @@ void TrainingPasses::record(const Step& step) {
   if (scopes_communicate() && (module_.training() || trains_in_evaluation_)) record_.add(step);
 }
 
+/// Unless values are gathered, only the broadcast of buffers, once a forward pass, communicates.
+void TrainingPasses::record_scope(const Step& step) {
+  if (model_.flat_parameters()) record(step);
+}
+
 void TrainingPasses::enter(const Scope& scope, Pass pass) {
-  record({.kind = Step::enter, .pass = pass, .scope = &scope});
+  record_scope({.kind = Step::enter, .pass = pass, .scope = &scope});
   follow(pass);
   model_.values().enter(scope, pass);
   reduction_.enter(scope, pass);
 }
 
 void TrainingPasses::leave(const Scope& scope, Pass pass) {
-  record({.kind = Step::leave, .pass = pass, .scope = &scope});
+  record_scope({.kind = Step::leave, .pass = pass, .scope = &scope});
   model_.values().leave(scope, pass);
   follower_.leave(pass);
   if (pass == Pass::backward) reduction_.leave(scope, state_.reducing());
@@ -74,7 +81,7 @@ void TrainingPasses::gradient_ready(const Parameter& p, const Stream& stream) {
 
 void TrainingPasses::begin_backward(bool synchronise) {
   state_.require_may_begin();
-  model_.parameters().require_trainable("begin_backward()");
+  model_.parameters().require_trainable("backward()");
   const bool reopens = state_.reduced();
   reduction_.begin_pass(state_.would_reduce(synchronise));
   trains_in_evaluation_ = !module_.training();
@@ -103,7 +110,7 @@ void TrainingPasses::finish(const Stream& stream, int counted) {
 void TrainingPasses::take_part(const Step& step) {
   switch (step.kind) {
     case Step::enter:
-      return enter(*step.scope, step.pass);
+      return step.scope ? enter(*step.scope, step.pass) : follow(step.pass);
     case Step::leave:
       return leave(*step.scope, step.pass);
     case Step::begin:
@@ -122,7 +129,8 @@ void TrainingPasses::take_part(const Step& step) {
 
 void TrainingPasses::take_part(int passes) {
   if (!scopes_communicate()) return;
-  record_.expect(module_.scopes(), passes);
+  const std::vector<const Scope*> scopes = module_.scopes();
+  record_.expect(model_.flat_parameters() ? scopes : std::vector<const Scope*>{}, passes);
   for (const Step& step : record_.rest()) take_part(step);
 }
 
@@ -130,6 +138,11 @@ void TrainingPasses::cancel(const Stream& stream, int passes) {
   state_.require_may_cancel();
   take_part(passes);
   reduction_.finish(stream, true);
+  follower_.abandon();
+}
+
+void TrainingPasses::abandon() {
+  reduction_.abandon();
   follower_.abandon();
 }
 

@@ -45,6 +45,8 @@ class TrainingPasses {
   /// Takes part in what the other ranks still do in the update, as far as it goes like the one before, or in
   /// the first one as `passes` of all scopes, and ends its reductions.
   void cancel(const Stream&, int passes);
+  /// After an error while a pass was captured: forgets it. Not collective.
+  void abandon();
   /// Drops the gradients.
   void reset();
   /// An update has ended, perhaps skipped.
@@ -61,6 +63,7 @@ class TrainingPasses {
   void follow(Pass);
   bool scopes_communicate() const;
   void record(const Step&);
+  void record_scope(const Step&);
   void take_part(int passes);
   void take_part(const Step&);
 

@@ -20,9 +20,12 @@ class UpdateRecord {
     Pass pass = Pass::forward;     ///< of enter and leave
     bool synchronises = false;     ///< of begin
     int member = -1;               ///< of touch and ready
-    const Scope* scope = nullptr;  ///< of enter and leave
+    const Scope* scope = nullptr;  ///< of enter and leave; null: of any, where a forward pass begins
     bool operator==(const Step&) const = default;
   };
+
+  /// What is recorded of scopes if they do not communicate, on a rank without data too.
+  static Step forward_begins() { return {.kind = Step::enter, .pass = Pass::forward}; }
 
   void add(const Step& step) { now_.push_back(step); }
   /// The update has succeeded.
@@ -30,10 +33,11 @@ class UpdateRecord {
   /// The update is dropped.
   void clear() { now_.clear(); }
   /// Before the first update has succeeded: passes are expected to run scopes in this order, and backward in
-  /// the reverse one; the last one synchronises.
+  /// the reverse one; the last one synchronises. No scopes: they do not communicate.
   void expect(std::span<const Scope* const> scopes, int passes) {
     if (!before_.empty()) return;
     for (int p = 1; p <= passes; ++p) {
+      if (scopes.empty()) before_.push_back(forward_begins());
       for (const Scope* s : scopes) add_visit(before_, *s, Pass::forward);
       before_.push_back({.kind = Step::begin, .synchronises = p == passes});
       for (auto s = scopes.rbegin(); s != scopes.rend(); ++s) add_visit(before_, **s, Pass::backward);

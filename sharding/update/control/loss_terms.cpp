@@ -1,13 +1,17 @@
 #include "sharding/update/control/loss_terms.h"
 
 #include <algorithm>
+#include <cmath>
 #include <span>
+#include <utility>
 
 #include "comm/core/error.h"
 #include "comm/device/allocate.h"
 #include "comm/device/memory.h"
+#include "comm/device/meta.h"
 #include "tensor/kernels/device_ops.h"
 #include "tensor/loss_ops.h"
+#include "tensor/ops.h"
 
 namespace rz {
 
@@ -62,6 +66,27 @@ void LossTerms::add(const Tensor& sum_count, const Stream& stream) {
     ops::device_ops().optimizer.add_exact(words_.data<std::int64_t>(), count, stream);
 }
 
+void LossTerms::check(const Tensor& value, const Stream& stream) {
+  if (is_meta(value.device())) return;
+  if (stream.device().kind == Device::host) {
+    float loss = 0;
+    ops::copy(Tensor::borrow(&loss, value.shape()), value, stream);
+    finite_ = finite_ && std::isfinite(loss);
+    return;
+  }
+  if (!checked_.defined())
+    checked_ = Tensor::empty({norm_block + 1}, DType::f32, allocator_on(stream.device()));
+  if (!std::exchange(checks_, true)) memset_async(checked_.raw(), 0, checked_.bytes(), stream);
+  const Tensor sum = checked_.view(0, {}), product = checked_.view(norm_block, {});
+  ops::copy(product.reshape(value.shape()), value, stream);
+  ops::scale(product, product, 0, stream);
+  ops::binary(sum, sum, product, ops::Binary::add, stream);
+}
+
+void LossTerms::add_not_finite(SquareSum& sum) const {
+  if (checks_) sum.add(checked_.view(0, {norm_block}));
+}
+
 void LossTerms::add_ones(std::int64_t micro_batches, const Stream& stream) {
   begin(Counted::scalars, stream);
   for (std::int64_t m = 0; m < micro_batches; ++m) add(one(stream), stream);
@@ -73,6 +98,8 @@ void LossTerms::reset() {
   counted_ = Counted::nothing;
   weight_ = {};
   by_scalar_ = false;
+  finite_ = true;
+  checks_ = false;
 }
 
 ExactSum LossTerms::read(const Stream& stream) const {

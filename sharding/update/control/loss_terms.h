@@ -23,6 +23,12 @@ class LossTerms {
   Tensor ratio(const Tensor& sum_count, const Tensor& floats, const Tensor& sums, const Stream&);
   /// The first loss of a micro-batch was propagated: counts its weight.
   void count(const Tensor& sum_count, const Stream&);
+  /// A loss was propagated: remembers whether it is finite. `value`: the loss, a scalar.
+  void check(const Tensor& value, const Stream&);
+  /// Whether all losses since reset() were finite. On a device unknown: true.
+  bool finite() const { return finite_; }
+  /// On a device: adds a NaN if a loss since reset() was not finite.
+  void add_not_finite(SquareSum&) const;
   /// Counts micro-batches of weight 1.
   void add_ones(std::int64_t, const Stream&);
   /// Counts no terms.
@@ -43,9 +49,12 @@ class LossTerms {
   Counted counted_ = Counted::nothing;
   Tensor weight_;           // of the micro-batch: nn::Loss::sum_count of its first loss; undefined: 1
   bool by_scalar_ = false;  // the micro-batch began with a scalar
+  bool finite_ = true;      // on the host
   ExactSum sum_;            // on the host
   Tensor words_;            // on a device: ExactLayout::words
   Tensor one_;              // {0, 1}, as nn::Loss::sum_count
+  Tensor checked_;          // on a device: the sum of the losses times 0, and zeros up to norm_block
+  bool checks_ = false;     // on a device: a loss was added to checked_ since reset()
 };
 
 }  // namespace rz

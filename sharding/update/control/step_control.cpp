@@ -1,11 +1,14 @@
 #include "sharding/update/control/step_control.h"
 
 #include <array>
+#include <cmath>
 #include <cstring>
 
 #include "comm/core/error.h"
 #include "comm/device/allocate.h"
 #include "comm/device/memory.h"
+#include "comm/device/meta.h"
+#include "sharding/consistency/rank_consistency.h"
 #include "sharding/optim/grad_norm.h"
 #include "tensor/kernels/device_ops.h"
 
@@ -37,21 +40,30 @@ void StepControl::add_squares(SquareSum& sum) const {
   }
 }
 
-/// One call of the communicator for squares and terms.
-StepOutcome StepControl::outcome_of(const SquareSum& sum, const StepLimits& limits, const Stream& stream) {
-  std::array sums{sum.read(), terms_.read(stream)};
-  const std::size_t used = is_counted() ? 2 : 1;
-  runtime_.exposed.measure([&] {
-    ExactSum::all_reduce({sums.data(), used}, exact_words_, runtime_.communicator);
-  });
+bool StepControl::all_reduce(std::span<ExactSum> sums, std::optional<std::uint64_t> hash) {
+  const int ranks = runtime_.communicator.size();
+  std::array<std::int64_t, 2> compared = ComparedWords::of(hash.value_or(0), ranks);
+  const std::span more(compared.data(), hash ? compared.size() : 0);
+  if (ranks == 1 || (sums.empty() && more.empty())) return true;
+  runtime_.exposed.measure([&] { ExactSum::all_reduce(sums, exact_words_, runtime_.communicator, more); });
   runtime_.traffic.control.add(exact_words_.size() * sizeof(exact_words_[0]));
-  return step_outcome(sums[0].value(), sums[1].value(), limits);
+  return is_meta() || ComparedWords::equal(compared, ranks);
+}
+
+/// Its losses have no data, and its communicator sums nothing.
+bool StepControl::is_meta() const { return rz::is_meta(runtime_.communicator.options().device); }
+
+StepOutcome StepControl::outcome_of(std::span<ExactSum, 2> sums, const StepLimits& limits) const {
+  const bool counted = is_counted() && !is_meta();
+  return step_outcome(sums[0].value(), counted ? sums[1].value() : uncounted_terms, limits);
 }
 
 double StepControl::norm(const Stream& stream) {
   SquareSum sum(stream, norm_words_);
   add_squares(sum);
-  return outcome_of(sum, settings_.limits(), stream).norm;
+  std::array sums{sum.read(), terms_.read(stream)};
+  all_reduce({sums.data(), summed()}, {});
+  return outcome_of(sums, settings_.limits()).norm;
 }
 
 double StepControl::clip(double max_norm, const Stream& stream) {
@@ -60,23 +72,25 @@ double StepControl::clip(double max_norm, const Stream& stream) {
   return before;
 }
 
-UpdateScale StepControl::scale(const Stream& stream) {
+StepControl::Decision StepControl::scale(std::uint64_t hash, const Stream& stream) {
   ExactSum terms = terms_.read(stream);
-  if (is_counted()) {
-    runtime_.exposed.measure([&] { terms.all_reduce(runtime_.communicator); });
-    runtime_.traffic.control.add(ExactLayout::words * sizeof(std::int64_t));
-  }
+  std::optional<std::uint64_t> compared;  // on a device hashes were compared before
+  if (stream.device().kind == Device::host) compared = hash;
+  const bool equal = all_reduce({&terms, is_counted() ? std::size_t{1} : 0}, compared);
   const StepLimits limits = settings_.limits();
-  return {.factor =
-              static_cast<float>(clip_factor_ * term_factor(terms.value(), limits) / limits.loss_scale)};
+  const double factor = clip_factor_ * term_factor(terms.value(), limits) / limits.loss_scale;
+  return {.differs = !equal, .scale = {.factor = static_cast<float>(factor)}};
 }
 
-StepControl::Decision StepControl::decide(const Stream& stream) {
+StepControl::Decision StepControl::decide(std::uint64_t hash, const Stream& stream) {
   if (stream.device().kind != Device::host) return decide_on_device(stream);
   SquareSum sum(stream, norm_words_);
   add_squares(sum);
-  outcome_ = outcome_of(sum, settings_.limits(), stream);
-  return {outcome_.skip != 0, {.factor = outcome_.grad_scale}};
+  std::array sums{sum.read(), terms_.read(stream)};
+  if (settings_.limits().skip_overflow && !terms_.finite()) sums[0].add(std::nan(""));
+  const bool equal = all_reduce({sums.data(), summed()}, hash);
+  outcome_ = outcome_of(sums, settings_.limits());
+  return {.differs = !equal, .skip = outcome_.skip != 0, .scale = {.factor = outcome_.grad_scale}};
 }
 
 StepControl::Decision StepControl::decide_on_device(const Stream& stream) {
@@ -90,6 +104,7 @@ StepControl::Decision StepControl::decide_on_device(const Stream& stream) {
   SquareSum sum(stream, squares);
   add_squares(sum);
   sum.words();  // zeros if there are no gradients
+  if (settings_.limits().skip_overflow) terms_.add_not_finite(sum);
   const Tensor terms = is_counted() ? sums_.view(words, {words}) : Tensor();
   if (terms.defined()) terms_.copy_to(terms, stream);
   const Tensor used = terms.defined() ? sums_ : squares;
@@ -99,7 +114,7 @@ StepControl::Decision StepControl::decide_on_device(const Stream& stream) {
   ops::device_ops().optimizer.decide_step(decided, squares.data<std::int64_t>(),
                                           terms.defined() ? terms.data<std::int64_t>() : nullptr,
                                           device_limits_.limits(), stream);
-  return {false, {.device_outcome = decided}};
+  return {.scale = {.device_outcome = decided}};
 }
 
 StepOutcome StepControl::outcome(const Stream& stream) {

@@ -2,6 +2,8 @@
 /// Norm of the gradients, and what follows from it for an update.
 
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "sharding/optim/optimizer.h"
@@ -43,22 +45,30 @@ class StepControl {
   double clip(double max_norm, const Stream&);
   /// There are new gradients; clip() applies to earlier ones.
   void reset_clipping() { clip_factor_ = 1; }
-  /// The scale of an update after clip(). Collective if weights were counted.
-  UpdateScale scale(const Stream&);
   struct Decision {
-    bool skip = false;  ///< on a device unknown: false
+    bool differs = false;  ///< ranks have different hashes; on a device unknown: false
+    bool skip = false;     ///< on a device unknown: false
     UpdateScale scale{};
   };
-  /// Sums the squares and decides on one update. Collective; on a device the host does not wait.
-  Decision decide(const Stream&);
+  /// The scale of an update after clip(). `hash`: of what is to be equal on all ranks. Collective.
+  Decision scale(std::uint64_t hash, const Stream&);
+  /// Sums the squares and decides on one update. Collective; on a device the host does not wait, and ignores
+  /// the hash.
+  Decision decide(std::uint64_t hash, const Stream&);
   /// The last decision. On a device this waits, as Communicator::synchronize() does. Errc::invalid_argument
   /// if there is none.
   StepOutcome outcome(const Stream&);
 
  private:
   bool is_counted() const { return terms_.counted() != LossTerms::Counted::nothing; }
+  bool is_meta() const;
+  /// Sums of an update: of squares, and of weights if they were counted.
+  std::size_t summed() const { return is_counted() ? 2 : 1; }
   void add_squares(SquareSum&) const;
-  StepOutcome outcome_of(const SquareSum&, const StepLimits&, const Stream&);
+  /// The sums over the ranks, in one call of the communicator. False if their hashes differ, which are
+  /// compared if there is one.
+  bool all_reduce(std::span<ExactSum> sums, std::optional<std::uint64_t> hash);
+  StepOutcome outcome_of(std::span<ExactSum, 2> sums, const StepLimits&) const;
   Decision decide_on_device(const Stream&);
 
   const ShardedModel& model_;

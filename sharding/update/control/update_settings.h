@@ -12,7 +12,7 @@ class UpdateSettings {
   /// Options of Strategy::clip_and_step().
   struct Policy {
     double max_norm = 0;         ///< as for Strategy::clip_gradients(); 0: no clipping
-    bool skip_overflow = false;  ///< skip the update, on every rank alike, if the norm is not finite
+    bool skip_overflow = false;  ///< skip the update, on every rank alike, if norm or loss is not finite
   };
 
   /// Sets the number of terms that the losses of an update are expected to have, over all micro-batches and

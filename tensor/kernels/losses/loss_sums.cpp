@@ -21,6 +21,19 @@ void add_losses(const Tensor& loss, const Tensor& sums, const Tensor& ratio, con
                      b.data<double>());
 }
 
+void add_scalar(const Tensor& loss, const Tensor& sums, const Tensor& terms, const Tensor& a, const Tensor& b,
+                const Stream& stream) {
+  constexpr const char* op = "add_scalar";
+  check(op, {{"loss", loss}, {"terms", terms}, {"b", b}},
+        loss.count() == 1 && terms.count() == 1 && b.count() == 1);
+  check_dtype(op, DType::f32, {{"loss", loss}, {"terms", terms}, {"b", b}});
+  losses::check_pair(op, "sums", sums, loss);
+  losses::check_pair(op, "a", a, loss);
+  if (const auto* d = on_device(op, loss, stream)) return d->add_scalar(loss, sums, terms, a, b, stream);
+  losses::add_scalar(loss.data<float>(), sums.data<double>(), terms.data<float>(), a.data<double>(),
+                     b.data<float>());
+}
+
 void scale_loss(const Tensor& loss, const Tensor& sums, const Tensor& a, double factor,
                 const Stream& stream) {
   constexpr const char* op = "scale_loss";

@@ -12,6 +12,12 @@ RZ_HOST_DEVICE inline void add_losses(float* loss, double* sums, float* ratio, c
   *loss = static_cast<float>(sums[0]), *ratio = static_cast<float>(r);
 }
 
+RZ_HOST_DEVICE inline void add_scalar(float* loss, double* sums, float* terms, const double* a,
+                                      const float* b) {
+  sums[0] = a[0] + (a[1] > 0 ? a[1] * static_cast<double>(*b) : 0), sums[1] = a[1];
+  *loss = static_cast<float>(sums[0]), *terms = static_cast<float>(a[1]);
+}
+
 RZ_HOST_DEVICE inline void scale_loss(float* loss, double* sums, const double* a, double factor) {
   sums[0] = factor * a[0], sums[1] = a[1];
   *loss = static_cast<float>(sums[0]);

@@ -508,7 +508,7 @@ __device__ inline double value_of(const std::int64_t* words) {
 
 __global__ void decide(StepOutcome* outcome, const std::int64_t* squares, const std::int64_t* terms,
                        const StepLimits* limits) {
-  *outcome = step_outcome(value_of(squares), terms ? value_of(terms) : 0, *limits);
+  *outcome = step_outcome(value_of(squares), terms ? value_of(terms) : uncounted_terms, *limits);
 }
 
 __global__ void add_one(std::int64_t* sum, const double* value) {

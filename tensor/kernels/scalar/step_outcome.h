@@ -29,13 +29,17 @@ RZ_HOST_DEVICE inline double clip_factor(double norm, double max_norm) {
   return factor < 1 || factor != factor ? factor : 1;
 }
 
-/// Factor that makes gradients means over `terms`; 1 if `terms` is 0: not counted, or a loss without terms,
+/// In place of the number of terms of a loss.
+inline constexpr double uncounted_terms = -1;
+
+/// Factor that makes gradients means over `terms`; 1 if they were not counted, and for a loss without terms,
 /// whose gradients are 0.
 RZ_HOST_DEVICE inline double term_factor(double terms, const StepLimits& limits) {
   return terms > 0 ? limits.expected_terms / terms : 1;
 }
 
-/// From the sum of the squares of all gradients, and the number of terms of their loss.
+/// From the sum of the squares of all gradients, and the number of terms of their loss. Without a term there
+/// is nothing to learn from: the update is skipped.
 RZ_HOST_DEVICE inline StepOutcome step_outcome(double sum_of_squares, double terms,
                                                const StepLimits& limits) {
   StepOutcome out;
@@ -44,7 +48,7 @@ RZ_HOST_DEVICE inline StepOutcome step_outcome(double sum_of_squares, double ter
   const double clip = limits.max_norm > 0 ? clip_factor(out.norm, limits.max_norm) : 1;
   out.grad_scale = static_cast<float>(clip * factor / limits.loss_scale);
   const bool finite = out.norm - out.norm == 0;
-  out.skip = limits.skip_overflow && !finite;
+  out.skip = (limits.skip_overflow && !finite) || terms == 0;
   return out;
 }
 

@@ -47,11 +47,11 @@ std::string to_json(const UpdateReport& r) {
 }
 
 void require_finite(const UpdateReport& r) {
-  if (!r.diverged) return;
+  if (r.diverged.empty()) return;
   fail(Errc::diverged, "step ", r.step + 1, ": training diverged: loss ", printed("%g", r.loss),
-       ", grad_norm ", printed("%g", r.grad_norm),
-       "; the run stops and nothing is saved. Lower optimizer.params.lr, set gradient_clipping, or "
-       "train in bf16 with check_grad_overflow or in fp16, which skip such updates");
+       ", grad_norm ", printed("%g", r.grad_norm), ": ", r.diverged,
+       "; the run stops and nothing is saved. Set gradient_clipping, or train in bf16 with "
+       "check_grad_overflow or in fp16, which skip such updates");
 }
 
 MetricsLog::MetricsLog(const std::string& path, std::uint64_t first_step)
@@ -127,7 +127,9 @@ void Progress::update(const UpdateReport& r) {
       r.eval_loss ? printed("  eval_loss %.4f", *r.eval_loss).c_str() : "", norm.c_str(), r.tokens_per_second,
       r.step_ms,
       std::isnan(r.exposed_comm_ms) ? "" : printed("  exposed comm %.1f ms", r.exposed_comm_ms).c_str(),
-      r.skipped ? "  skipped: gradients overflow" : "");
+      r.without_terms ? "  skipped: no target counts"
+      : r.skipped     ? "  skipped: gradients overflow"
+                      : "");
   std::fflush(out_);
 }
 

@@ -20,15 +20,16 @@ struct UpdateReport {
   /// Waited for communication on this rank; NaN in a graph replay, where it cannot be measured.
   double exposed_comm_ms = 0;
   double loss_scale = 0;            ///< f16 only; 0: no loss scaling
-  bool skipped = false;             ///< gradients were not finite: the update was skipped
+  bool skipped = false;             ///< the update was skipped
+  bool without_terms = false;       ///< because no rank has counted a target; else for gradients not finite
   std::optional<double> eval_loss;  ///< if the model was evaluated after this update
-  bool diverged = false;  ///< loss or norm is not finite, and the configuration does not skip such updates
+  std::string diverged{};           ///< why the run ends with this update; empty: it does not
 };
 
 /// One line without newline; 17 significant digits for loss and norm. Values that are not finite become null.
 std::string to_json(const UpdateReport&);
 
-/// Errc::diverged if `diverged` is set, with the value that is not finite and a remedy.
+/// Errc::diverged unless `diverged` is empty, with it, loss and norm, and a remedy.
 void require_finite(const UpdateReport&);
 
 class MetricsLog {
