@@ -10,8 +10,8 @@ using namespace std::chrono_literals;
 
 constexpr auto first_query = 1s;     // waits of ranks that are merely late are mostly shorter
 constexpr auto max_interval = 8s;    // a peer may make its call long after the first query
-constexpr auto max_reply_time = 2s;  // an idle rank polls its messages once a second
-constexpr auto reply_poll = 5ms;
+constexpr auto decision_time = 2s;  // an idle rank polls its messages once a second
+constexpr auto comparison_poll = 5ms;
 
 /// The properties that calls of one number have in common: the counts of all_to_all_v are those of a pair,
 /// and calls without frames have no algorithm.
@@ -33,7 +33,7 @@ void CallComparison::begin(const OtherCall& other) {
   if (difference_) return;
   const std::uint32_t mine = transport_.wait_graph().last_call().sequence;
   difference_ = {std::min(mine, other.theirs.sequence), other,
-                 std::chrono::steady_clock::now() + max_reply_time};
+                 std::chrono::steady_clock::now() + decision_time};
   next_ = {};
   transport_.query_calls(difference_->number);
 }
@@ -43,11 +43,11 @@ void CallComparison::advance(Time now) {
   const std::uint32_t number = transport_.wait_graph().last_call().sequence;
   if (now >= query_at_) {
     transport_.query_calls(number);
-    replies_until_ = now + max_reply_time;
+    replies_until_ = now + decision_time;
     interval_ = std::min<std::chrono::seconds>(2 * interval_, max_interval);
     query_at_ = now + interval_;
   }
-  next_ = now < replies_until_ ? now + reply_poll : query_at_;
+  next_ = now < replies_until_ ? now + comparison_poll : query_at_;
   const CallsOfRanks calls = calls_of(number);
   if (const auto& mine = calls[static_cast<std::size_t>(rank_)];
       mine && rank_that_differs(calls, *mine) >= 0) {
