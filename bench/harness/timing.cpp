@@ -79,8 +79,9 @@ Timed Timing::time_iterations(Run& run) const {
     last = end;
   }
   for (const Work& w : std::exchange(run.works, {})) w.wait();
-  const double all_us = options_.touch ? std::accumulate(timed.iterations_us.begin(), timed.iterations_us.end(), 0.0)
-                                       : us_since(begin);
+  const double all_us = options_.touch
+                            ? std::accumulate(timed.iterations_us.begin(), timed.iterations_us.end(), 0.0)
+                            : us_since(begin);
   timed.mean_us = per_operation(options_.cpu_time ? submitted_us : all_us);
   for (double& us : timed.iterations_us) us /= options_.aggregated;
   return timed;

@@ -8,8 +8,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto first_query = 1s;     // waits of ranks that are merely late are mostly shorter
-constexpr auto max_interval = 8s;    // a peer may make its call long after the first query
+constexpr auto first_query = 1s;    // waits of ranks that are merely late are mostly shorter
+constexpr auto max_interval = 8s;   // a peer may make its call long after the first query
 constexpr auto decision_time = 2s;  // an idle rank polls its messages once a second
 constexpr auto comparison_poll = 5ms;
 

@@ -17,8 +17,6 @@
 namespace rz {
 namespace {
 
-constexpr std::string_view head = "lm_head.weight";
-
 std::vector<std::uint64_t> extents(const Shape& shape) {
   std::vector<std::uint64_t> out;
   for (int i = 0; i < shape.dims(); ++i) out.push_back(shape[i]);
@@ -104,9 +102,10 @@ PretrainedWeights::PretrainedWeights(const std::string& path, Module& module, co
   bool has_head = false;
   for (const auto& [name, p] : parameters) {
     if (is_wte(name)) wte = p;
-    has_head |= name == head;
+    has_head |= name == lm_head_weight;
   }
-  const bool tied_head = wte && entries_.contains(wte) && !has_head && names_.find(std::string(head));
+  const bool tied_head =
+      wte && entries_.contains(wte) && !has_head && names_.find(std::string(lm_head_weight));
   std::set<std::string> c_attn;
   for (const auto& [name, p] : parameters)
     if (const auto at = name.rfind("attn.c_attn."); at != name.npos) c_attn.insert(name.substr(0, at + 5));
@@ -146,7 +145,7 @@ void PretrainedWeights::find_unexpected(bool tied_head, const std::set<std::stri
   for (const auto& [b, entry] : buffers_) used.insert(entry);
   for (const auto& [p, entry] : entries_) used.insert(entry);
   for (const auto& [name, entry] : names_.tensors())
-    if (!used.contains(entry) && !is_mask(name, *entry, c_attn) && !(tied_head && name == head))
+    if (!used.contains(entry) && !is_mask(name, *entry, c_attn) && !(tied_head && name == lm_head_weight))
       unexpected_.push_back(entry->name);
 }
 
@@ -182,7 +181,7 @@ std::string PretrainedWeights::describe() const {
 }
 
 void PretrainedWeights::check_tied_head(const Parameter& wte) const {
-  const WeightTensor &tied = *names_.find(std::string(head)), &table = *entries_.at(&wte);
+  const WeightTensor &tied = *names_.find(std::string(lm_head_weight)), &table = *entries_.at(&wte);
   bool equal = tied.shape == table.shape;
   std::array<float, 4096> a, b;
   for (std::uint64_t at = 0; equal && at < table.count; at += a.size()) {
@@ -191,7 +190,7 @@ void PretrainedWeights::check_tied_head(const Parameter& wte) const {
     files_.read_f32(table, at, std::span(b).first(n));
     equal = std::equal(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(n), b.begin());
   }
-  require(equal, Errc::config, files_.path(), ": ", head, " differs from ", table.name,
+  require(equal, Errc::config, files_.path(), ": ", lm_head_weight, " differs from ", table.name,
           " though the model ties them; set tie_word_embeddings to false");
 }
 

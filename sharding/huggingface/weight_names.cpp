@@ -11,7 +11,6 @@ namespace rz {
 namespace {
 
 constexpr std::string_view transformer = "transformer.";
-constexpr std::string_view head = "lm_head.weight";
 /// Of torch.compile(), FullyShardedDataParallel and checkpoint_wrapper().
 constexpr std::array<std::string_view, 3> wrappers{"_orig_mod.", "_fsdp_wrapped_module.",
                                                    "_checkpoint_wrapped_module."};
@@ -82,7 +81,7 @@ std::size_t WeightNames::found(std::span<const std::string> model, const std::st
 
 std::string WeightNames::in_files(const std::string& name, Transformer t) const {
   if (t == Transformer::left_out && name.starts_with(transformer)) return name.substr(transformer.size());
-  if (t == Transformer::added && name != head) return concat(transformer, name);
+  if (t == Transformer::added && name != lm_head_weight) return concat(transformer, name);
   return name;
 }
 

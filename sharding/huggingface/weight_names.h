@@ -13,6 +13,9 @@
 
 namespace rz {
 
+/// Name of the weight that gives logits, if it has values of its own.
+inline constexpr std::string_view lm_head_weight = "lm_head.weight";
+
 /// One rule for all tensors of files: the one by which the names of a model fit best. PretrainedWeights has
 /// the rules. Refers to the files.
 class WeightNames {

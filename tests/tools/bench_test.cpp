@@ -496,7 +496,8 @@ nlohmann::json json_of(std::string_view collective, std::vector<std::string> fla
 
 TEST(BenchRun, TouchedBuffersKeepTheirValues) {
   for (const char* collective : {"all_reduce", "all_gather", "broadcast"}) {
-    const auto j = json_of(collective, {"-t", "2", "-b", "1K", "-e", "64K", "-f", "8", "-I", "1", "-a", "0", "--touch"});
+    const auto j =
+        json_of(collective, {"-t", "2", "-b", "1K", "-e", "64K", "-f", "8", "-I", "1", "-a", "0", "--touch"});
     for (const auto& row : j.at("results"))
       for (const char* place : {"out_of_place", "in_place"}) {
         const std::vector<double> samples = row.at(place).at("samples");

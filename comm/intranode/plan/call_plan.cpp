@@ -94,11 +94,11 @@ Chunking chunk_shard(const CallPlan& plan, int size, std::size_t chunk, const St
 
 /// Symmetric collectives use the whole ring, so that the lines they write have left the readers' caches
 /// (comm/shared_memory/staging_ring.h). Small calls use less. Below 2 KiB it is twice the call's bytes, at
-/// least 16 KiB, which stay in the writer's first-level cache. Up to 4 KiB it is a 16th of the ring, an eighth
-/// of the second-level cache: its lines have left the reader's first-level cache, which the store would have
-/// to invalidate, but not yet the writer's second. A call of more than half the ring uses twice its bytes,
-/// too: it was measured to be slower in the whole ring, probably because that displaces the data from L3.
-/// Measured: bench/results/host/staging_ring.txt.
+/// least 16 KiB, which stay in the writer's first-level cache. Up to 4 KiB it is a 16th of the ring, an
+/// eighth of the second-level cache: its lines have left the reader's first-level cache, which the store
+/// would have to invalidate, but not yet the writer's second. A call of more than half the ring uses twice
+/// its bytes, too: it was measured to be slower in the whole ring, probably because that displaces the data
+/// from L3. Measured: bench/results/host/staging_ring.txt.
 ///
 /// In rooted collectives a sender may run ahead of its readers, by as many chunks as there are slots. On an
 /// oversubscribed node the window is limited unless 256 whole calls fit into the ring, since at its end the
