@@ -78,12 +78,16 @@ std::string job_prefix() { return concat("ringzero.", geteuid(), '.'); }
 
 fs::path job_directory(const std::string& job) { return base_directory() / (job_prefix() + hash(job)); }
 
+/// Another process may remove the directory after it has been found to exist, hence several tries.
 void make_private(const fs::path& directory) {
-  if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST)
-    fail_errno("mkdir", concat(directory.string(), " (XDG_RUNTIME_DIR or TMPDIR can name another place)"));
-  require(is_ours(directory), Errc::rendezvous, directory.string(),
-          " belongs to another user, or other users may access it; remove it, or set XDG_RUNTIME_DIR or "
-          "MASTER_ADDR");
+  for (int tries = 0; tries < 100; ++tries) {
+    if (is_ours(directory)) return;
+    if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST)
+      fail_errno("mkdir", concat(directory.string(), " (XDG_RUNTIME_DIR or TMPDIR can name another place)"));
+  }
+  fail(Errc::rendezvous, directory.string(),
+       " belongs to another user, or other users may access it; remove it, or set XDG_RUNTIME_DIR or "
+       "MASTER_ADDR");
 }
 
 /// Returns false if another open file has the lock.

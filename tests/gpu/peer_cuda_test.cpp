@@ -103,7 +103,7 @@ TEST_F(PeerCuda, ALongWaitIsReportedWithTheMissingRank) {
   std::atomic<int> reported{0};
   on_ranks({.one_card = true, .report = [&](const std::string& line) { lines.push_back(line), ++reported; }},
            [&](Communicator& comm, const Stream& s) {
-             const Floats x(allocate_on(s.device(), 4), 4);
+             const Floats x(allocate_on(s.device(), 16), 4);
              x.set(std::vector<float>(4, 1), s);
              comm.all_reduce(x.on(s), ReduceOp::sum, s).wait();
              while (comm.rank() == 1 && reported == 0) std::this_thread::sleep_for(1ms);
