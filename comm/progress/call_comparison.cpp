@@ -60,15 +60,20 @@ void CallComparison::advance(Time now) {
 /// Of each rank, as far as they are known here.
 CallsOfRanks CallComparison::calls_of(std::uint32_t number) const {
   const WaitForGraph& graph = transport_.wait_graph();
-  CallsOfRanks calls;
+  CallsOfRanks calls(static_cast<std::size_t>(size_));
   for (int r = 0; r < size_; ++r) {
-    const WaitMessage* const state = r == rank_ ? nullptr : graph.state_of(r);
-    std::optional<CallSignature> call = r == rank_ ? graph.call(number)
-                                        : state    ? state->numbered
-                                                   : std::nullopt;
-    const bool is_framed = difference_ && difference_->frame && difference_->frame->peer == r;
-    if (!call && is_framed) call = difference_->frame->theirs;
-    calls.push_back(call && call->sequence == number ? std::optional(common(*call)) : std::nullopt);
+    std::optional<CallSignature>& call = calls[static_cast<std::size_t>(r)];
+    if (r == rank_)
+      call = graph.call(number);
+    else if (const WaitMessage* const state = graph.state_of(r))
+      call = state->numbered;
+    if (!call && difference_ && difference_->frame && difference_->frame->peer == r)
+      call = difference_->frame->theirs;
+    if (!call) continue;
+    if (call->sequence == number)
+      call = common(*call);
+    else
+      call.reset();
   }
   return calls;
 }
