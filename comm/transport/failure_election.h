@@ -16,7 +16,6 @@ class FailureElection {
   /// `headers`: of each rank; null for those of other hosts. The lowest rank of the host is the leader.
   FailureElection(int rank, std::vector<shm::Header*> headers);
 
-  bool has_elected() const { return leader_ && leader_->elected_rank.load(std::memory_order_acquire) != 0; }
   /// Empty if there is no failure.
   std::optional<Failure> elected() const {
     const std::uint32_t word = leader_ ? leader_->elected_rank.load(std::memory_order_acquire) : 0;

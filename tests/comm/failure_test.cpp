@@ -148,25 +148,6 @@ TEST_P(Transports, AStoppedRankIsNamedByATimeout) {
   }
 }
 
-TEST(Failure, ARankThatWasStoppedBeforeASmallCallDoesNotCompleteIt) {
-  test::expect_processes(3, [&](int rank, auto store) {
-    auto options = quick("shm");
-    options.timeout = short_timeout;
-    auto comm = Communicator::connect(rank, 3, store, options);
-    float x = 1;
-    for (int i = 0; i < 10; ++i) comm.all_reduce({&x, 1}).wait();
-    if (rank == 2) {
-      store->set("pid/2", std::to_string(getpid()));
-      raise(SIGSTOP);
-    }
-    expect_error(Errc::timeout, 2, [&] { comm.all_reduce({&x, 1}).wait(); });
-    store->set("saw/" + std::to_string(rank), "");
-    if (rank != 1) return;
-    store->get("saw/0", Deadline::after(10s));
-    kill(std::stoi(store->get("pid/2", Deadline::after(1s))), SIGCONT);
-  });
-}
-
 // Where a schedule relays, most ranks wait for a live rank that itself waits for the stopped one: they name
 // the stopped one.
 struct Relayed {

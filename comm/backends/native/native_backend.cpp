@@ -18,7 +18,6 @@ class NativeBackend final : public Backend {
         size_(size),
         dispatcher_(*dispatcher),
         intranode_(dispatcher->intranode()),
-        shared_(dispatcher->shared_memory()),
         turns_(dispatcher->policy().inline_turns),
         engine_(std::make_shared<ProgressEngine>(
             std::move(dispatcher),
@@ -45,7 +44,6 @@ class NativeBackend final : public Backend {
   std::string describe() const override { return "native over " + dispatcher_.transport().describe(); }
 
  private:
-  [[noreturn]] static void raise(const Failure& f) { throw Error(f.code, f.reason, f.culprit); }
   bool try_inline(const CollectiveCall&, Work&);
   bool is_small(const CollectiveCall&) const;
   template <class Run>
@@ -54,7 +52,6 @@ class NativeBackend final : public Backend {
   const int rank_, size_;
   Dispatcher& dispatcher_;  // engine_ owns it
   intranode::Engine* const intranode_;
-  SharedMemoryGroup* const shared_;
   const int turns_;
   const std::shared_ptr<ProgressEngine> engine_;
 };
@@ -91,15 +88,12 @@ bool NativeBackend::is_small(const CollectiveCall& call) const {
          call.out.bytes() <= intranode::Engine::max_inline_bytes && !intranode_->schedule_for(call);
 }
 
-/// Requires the progress token and releases it. `run` returns whether the call is complete. A rank that was
-/// stopped before it may find all that it needs, although the others have failed meanwhile.
+/// Requires the progress token and releases it. `run` returns whether the call is complete.
 template <class Run>
 Work NativeBackend::run_inline(const Run& run) {
   try {
     if (!run())
       return Work(engine_->continue_inline(intranode_->call(), [this](Request& r) { dispatcher_.adopt(r); }));
-    if (shared_->election().has_elected()) [[unlikely]]
-      raise(*shared_->election().elected());
   } catch (...) {
     return Work(engine_->fail_inline(std::current_exception()));
   }
