@@ -16,8 +16,10 @@ namespace {
 
 double as_double(std::int64_t x) { return static_cast<double>(x); }
 
-/// From 1 to 0 while `share` goes from 0 to 1.
-double half_cosine(double share) { return (1 + std::cos(std::numbers::pi * share)) / 2; }
+/// From 1 to 0 while `step` goes from 0 to `length`. Rounds as torch does.
+double half_cosine(double step, double length) {
+  return (1 + std::cos(std::numbers::pi * step / length)) / 2;
+}
 
 /// A part of a 1cycle: indices of rates {initial, max, min} and of momenta {max, base}.
 struct Phase {
@@ -83,7 +85,7 @@ double rate(const PolynomialLr& s, std::int64_t step, const ScheduledGroup& grou
 }
 
 double rate(const CosineAnnealingLr& s, std::int64_t step, const ScheduledGroup& group) {
-  return s.eta_min + (group.base_lr - s.eta_min) * half_cosine(as_double(step) / as_double(s.t_max));
+  return s.eta_min + (group.base_lr - s.eta_min) * half_cosine(as_double(step), as_double(s.t_max));
 }
 
 double rate(const CosineAnnealingWarmRestarts& s, std::int64_t step, const ScheduledGroup& group) {
@@ -93,7 +95,7 @@ double rate(const CosineAnnealingWarmRestarts& s, std::int64_t step, const Sched
     at -= length;
     length *= as_double(s.t_mult);
   }
-  return s.eta_min + (group.base_lr - s.eta_min) * half_cosine(at / length);
+  return s.eta_min + (group.base_lr - s.eta_min) * half_cosine(at, length);
 }
 
 double rate(const OneCycleLr& s, std::int64_t step, const ScheduledGroup& group) {

@@ -287,7 +287,7 @@ TEST(DsConfig, CombinationsAreAmongThem) {
   EXPECT_EQ(all_errors(R"({"fp16": {"enabled": true}, "bf16": {"enabled": true}, "zero": {},
       "ringzero": {"checkpoint": {"save_steps": 5}}, "optimizer": {"type": "SGD", "params": {"nesterov": true}}})"),
             "ds.json: zero: unknown key; remove it\n"
-            "ds.json: optimizer.params.nesterov: needs a momentum above 0\n"
+            "ds.json: optimizer.params.nesterov: needs a momentum above 0 and no dampening\n"
             "ds.json: fp16: is enabled, and bf16 too; enable one of them\n"
             "ds.json: ringzero.checkpoint.save_steps: needs a folder; set ringzero.checkpoint.output_dir");
 }
