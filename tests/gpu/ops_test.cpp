@@ -199,8 +199,8 @@ TEST_P(DeviceOps, ActivationsOfExtremes) {
   EXPECT_EQ(values()[5], 100);
   EXPECT_TRUE(std::isnan(values()[8]));
   ops::gelu_backward(out, place(Values(9, 1.0), {9}), in, Into::overwrite, stream);
-  for (std::size_t i = 0; i < 8; ++i) EXPECT_NEAR(values()[i], i < 4 ? 0 : i == 4 ? 0.5 : 1, 1e-7) << i;
-  EXPECT_TRUE(std::isnan(values()[8]));
+  for (std::size_t i = 1; i < 7; ++i) EXPECT_NEAR(values()[i], i < 4 ? 0 : i == 4 ? 0.5 : 1, 1e-7) << i;
+  for (const std::size_t i : {0, 7, 8}) EXPECT_TRUE(std::isnan(values()[i])) << i << ": as in PyTorch";
   ops::unary(out, in, ops::Unary::relu, stream);
   EXPECT_TRUE(std::isnan(values()[8]));
 }

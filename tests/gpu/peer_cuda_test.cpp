@@ -36,7 +36,7 @@ class PeerCuda : public OnDevice {
     std::size_t slot_bytes = 128 << 10;
     std::chrono::milliseconds timeout = 30s;
     HelperThreads* helpers = nullptr;
-    std::function<void(const std::string& line)> report = nullptr;  ///< of rank 0's waits of 50 ms
+    std::function<void(const std::string& line)> report = nullptr;  ///< of rank 0's waits of a second
   };
 
   /// f(communicator, stream) on every rank.
@@ -55,7 +55,7 @@ class PeerCuda : public OnDevice {
                                             .timeout = setup.timeout,
                                             .algorithm = setup.algorithm,
                                             .slot_bytes = setup.slot_bytes,
-                                            .waits = {"world", rank ? nullptr : setup.report, 50ms}});
+                                            .waits = {"world", rank ? nullptr : setup.report, 1s}});
       Communicator comm = Communicator::from_backend(
           rank, setup.size, device_and_host_backend(host, std::move(peers)), options);
       const Stream stream = Stream::create(options.device);
