@@ -28,7 +28,7 @@ class CallComparison {
   bool found() const { return difference_.has_value(); }
 
   /// While calls are in flight. `request`: that of the current collective, or null; `moved`: a call has
-  /// progressed since the last poll. Throws Errc::mismatch once the difference and its culprit are known, a
+  /// progressed since the last poll. Throws Errc::mismatch once the difference and its culprit are known,
   /// two seconds after begin() at most.
   void poll(Time now, const void* request, bool moved) {
     if (!difference_ && (moved || request != request_)) restart(now, request);

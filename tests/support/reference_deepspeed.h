@@ -41,8 +41,8 @@ std::vector<std::string> own_deepspeed_runs();
 /// amplifies. loss_deviation and norm_deviation measure just that, by training in double with stochastic
 /// rounding, whose variance is twice that of rounding to nearest. Seven deviations are the bound: DeepSpeed's
 /// losses are within three, its norms within five; ours are within six with every kernel of OpenBLAS that was
-/// tried. Ten draws leave a deviation uncertain by a quarter, so that of three neighbouring updates together is
-/// used where it is larger.
+/// tried. Ten draws leave a deviation uncertain by a quarter, so that of three neighbouring updates together
+/// is used where it is larger.
 int beyond_rounding(const DeepSpeedRun&, const std::vector<double>& loss, const std::vector<double>& norm);
 
 /// The folder of the shared fixture, or empty if it does not lie beside the sources.

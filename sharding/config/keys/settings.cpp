@@ -18,26 +18,11 @@ bool same_word(std::string_view a, std::string_view b) {
 
 /// Types of other optimizers and schedulers that DeepSpeed has.
 bool is_later_type(std::string_view type) {
-  constexpr const char* later[] = {"OneBitAdam",
-                                   "ZeroOneAdam",
-                                   "OneBitLamb",
-                                   "MuAdam",
-                                   "MuAdamW",
-                                   "MuSGD",
-                                   "Adadelta",
-                                   "Adamax",
-                                   "NAdam",
-                                   "RAdam",
-                                   "Rprop",
-                                   "ASGD",
-                                   "LBFGS",
-                                   "SparseAdam",
-                                   "Adafactor",
-                                   "CyclicLR",
-                                   "LambdaLR",
-                                   "MultiplicativeLR",
-                                   "SequentialLR",
-                                   "ChainedScheduler"};
+  constexpr const char* later[] = {
+      "OneBitAdam",   "ZeroOneAdam",     "OneBitLamb", "MuAdam",   "MuAdamW",  "MuSGD",
+      "Adadelta",     "Adamax",          "NAdam",      "RAdam",    "Rprop",    "ASGD",
+      "LBFGS",        "SparseAdam",      "Adafactor",  "CyclicLR", "LambdaLR", "MultiplicativeLR",
+      "SequentialLR", "ChainedScheduler"};
   return std::ranges::any_of(later, [&](const char* name) { return same_word(name, type); });
 }
 
