@@ -151,10 +151,16 @@ TEST_F(LargeInputs, OfTorchHoldNoCopiesOfTheirParts) {
     expect_bounded_pickle(op, "N" + times(2'000'000 / std::strlen(op), op));
 }
 
+/// A text of three characters, another one for each i below 729,000.
+std::string numbered_name(int i) {
+  return "\x8c\x03" + std::string{char(33 + i % 90), char(33 + i / 90 % 90), char(33 + i / 8100)};
+}
+
+std::string dict_of(std::size_t count, const std::string& key, const std::string& value) {
+  return "}(" + times(count, key + value) + "u";
+}
+
 TEST_F(LargeInputs, OfTorchDoNoWorkForEachUseOfAPart) {
-  const auto dict_of = [](std::size_t count, const std::string& key, const std::string& value) {
-    return "}(" + times(count, key + value) + "u";
-  };
   const std::string long_text(1'000'000, 'k');
   {  // A tensor of many arguments, and one key.
     TorchWriter w;
@@ -183,19 +189,18 @@ TEST_F(LargeInputs, OfTorchDoNoWorkForEachUseOfAPart) {
         pk::call(pk::global("torch._utils", "_rebuild_tensor_v2"),
                  {again('\5') + "Q", pk::integer(0), pk::numbers({4}), pk::numbers({1})});
     std::string named = id + kept(tuple, '\5') + kept(tensor, '\6') + "}(";
-    for (int i = 0; i < count(100'000); ++i)
-      named += "\x8c\x03" + std::string{char(33 + i % 90), char(33 + i / 90 % 90), char(33 + i / 8100)} +
-               again('\6');
+    for (int i = 0; i < count(100'000); ++i) named += numbered_name(i) + again('\6');
     expect_bounded("long key of tensors", legacy ? w.legacy_bytes(named + "u") : w.bytes(named + "u"));
   }
-  {  // A shape of 64 dimensions, and many names.
+}
+
+TEST_F(LargeInputs, OfTorchMayHaveManyNames) {
+  {  // And a shape of 64 dimensions.
     TorchWriter w;
     const std::vector<std::uint64_t> ones(64, 1);
     std::string many =
         kept(TorchWriter::view(w.storage(counted(4), "FloatStorage"), 0, ones, ones), '\1') + "}(";
-    for (int i = 0; i < count(280'000); ++i)
-      many += "\x8c\x03" + std::string{char(33 + i % 90), char(33 + i / 90 % 90), char(33 + i / 8100)} +
-              again('\1');
+    for (int i = 0; i < count(280'000); ++i) many += numbered_name(i) + again('\1');
     expect_bounded("dimensions", w.bytes(many + "u"));
     many.replace(0, many.find("}("), kept(w.tensor(counted(4), {4}), '\1'));
     expect_bounded("tensors", w.bytes(many + "u"));
@@ -204,13 +209,10 @@ TEST_F(LargeInputs, OfTorchDoNoWorkForEachUseOfAPart) {
     TorchWriter w;
     const std::string tensor = kept(w.tensor(counted(4), {4}), '\1');
     std::string tensors = "}(";
-    for (int i = 0; i < count(100'000); ++i)
-      tensors += "\x8c\x03" + std::string{char(33 + i % 90), char(33 + i / 90 % 90), char(33 + i / 8100)} +
-                 again('\1');
+    for (int i = 0; i < count(100'000); ++i) tensors += numbered_name(i) + again('\1');
     std::string one = tensor + kept(tensors + "u", '\2') + "}(", many = tensor + "}(";
     for (int i = 0; i < count(100'000); ++i) {
-      const std::string name =
-          "\x8c\x03" + std::string{char(33 + i % 90), char(33 + i / 90 % 90), char(33 + i / 8100)};
+      const std::string name = numbered_name(i);
       one += name + again('\2');
       many += name + "}" + name + again('\1') + "s";
     }

@@ -24,7 +24,7 @@ std::string refused(std::vector<const char*> words) {
   return e.what();
 }
 
-TEST(ParseArguments, EveryFlagSetsItsField) {
+TEST(ParseArguments, FlagsOfTrainingSetTheirFields) {
   const EngineOptions o = parsed({"--deepspeed",
                                   "ds.json",
                                   "--seed=3",
@@ -48,45 +48,10 @@ TEST(ParseArguments, EveryFlagSetsItsField) {
                                   "10",
                                   "--total_steps",
                                   "100",
-                                  "--ddp_find_unused_parameters=false",
-                                  "--ddp_static_graph=True",
-                                  "--ddp_broadcast_buffers",
-                                  "0",
-                                  "--ddp_comm_hook=fp16",
-                                  "--output_dir=out",
-                                  "--resume_from_checkpoint",
-                                  "true",
-                                  "--save_steps=1",
-                                  "--save_minutes=2",
-                                  "--save_total_limit=3",
-                                  "--async_save=true",
-                                  "--eval_steps=4",
-                                  "--metric_for_best_model=f1",
-                                  "--greater_is_better=true",
-                                  "--load_best_model_at_end=false",
-                                  "--early_stopping_patience=5",
-                                  "--early_stopping_threshold=0.5",
                                   "--bf16"});
   EXPECT_EQ(o.config, "ds.json");
   EXPECT_EQ(o.seed, 3u);
   const TrainingArguments& a = o.arguments;
-  EXPECT_EQ(a.ddp_find_unused_parameters, false);
-  EXPECT_EQ(a.ddp_static_graph, true);
-  EXPECT_EQ(a.ddp_broadcast_buffers, false);
-  EXPECT_EQ(a.ddp_comm_hook, "fp16");
-  EXPECT_EQ(a.output_dir, "out");
-  EXPECT_EQ(a.resume_from_checkpoint, "true");
-  EXPECT_EQ(a.save_steps, 1);
-  EXPECT_EQ(a.save_minutes, 2);
-  EXPECT_EQ(a.save_total_limit, 3);
-  EXPECT_EQ(a.async_save, true);
-  EXPECT_EQ(a.eval_steps, 4);
-  EXPECT_EQ(a.metric_for_best_model, "f1");
-  EXPECT_EQ(a.greater_is_better, true);
-  EXPECT_EQ(a.load_best_model_at_end, false);
-  EXPECT_EQ(a.early_stopping_patience, 5);
-  EXPECT_EQ(a.early_stopping_threshold, 0.5);
-  EXPECT_NE(refused({"--ddp_static_graph=maybe"}).find("expected true or false"), std::string::npos);
   EXPECT_EQ(a.train_batch_size, 64);
   EXPECT_EQ(a.per_device_train_batch_size, 8);
   EXPECT_EQ(a.gradient_accumulation_steps, 4);
@@ -100,6 +65,38 @@ TEST(ParseArguments, EveryFlagSetsItsField) {
   EXPECT_EQ(a.total_steps, 100);
   EXPECT_EQ(a.precision, DType::bf16);
   EXPECT_EQ(a.origin, "command line");
+}
+
+TEST(ParseArguments, FlagsOfDdpSetTheirFields) {
+  const TrainingArguments a = parsed({"--ddp_find_unused_parameters=false", "--ddp_static_graph=True",
+                                      "--ddp_broadcast_buffers", "0", "--ddp_comm_hook=fp16"})
+                                  .arguments;
+  EXPECT_EQ(a.ddp_find_unused_parameters, false);
+  EXPECT_EQ(a.ddp_static_graph, true);
+  EXPECT_EQ(a.ddp_broadcast_buffers, false);
+  EXPECT_EQ(a.ddp_comm_hook, "fp16");
+  EXPECT_NE(refused({"--ddp_static_graph=maybe"}).find("expected true or false"), std::string::npos);
+}
+
+TEST(ParseArguments, FlagsOfCheckpointsSetTheirFields) {
+  const TrainingArguments a =
+      parsed({"--output_dir=out", "--resume_from_checkpoint", "true", "--save_steps=1", "--save_minutes=2",
+              "--save_total_limit=3", "--async_save=true", "--eval_steps=4", "--metric_for_best_model=f1",
+              "--greater_is_better=true", "--load_best_model_at_end=false", "--early_stopping_patience=5",
+              "--early_stopping_threshold=0.5"})
+          .arguments;
+  EXPECT_EQ(a.output_dir, "out");
+  EXPECT_EQ(a.resume_from_checkpoint, "true");
+  EXPECT_EQ(a.save_steps, 1);
+  EXPECT_EQ(a.save_minutes, 2);
+  EXPECT_EQ(a.save_total_limit, 3);
+  EXPECT_EQ(a.async_save, true);
+  EXPECT_EQ(a.eval_steps, 4);
+  EXPECT_EQ(a.metric_for_best_model, "f1");
+  EXPECT_EQ(a.greater_is_better, true);
+  EXPECT_EQ(a.load_best_model_at_end, false);
+  EXPECT_EQ(a.early_stopping_patience, 5);
+  EXPECT_EQ(a.early_stopping_threshold, 0.5);
 }
 
 TEST(ParseArguments, WithoutWordsNothingIsSet) {
