@@ -6,8 +6,7 @@ install(TARGETS ${rz_floors} EXPORT ringzero
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 # Public headers and the headers they include. tests/tools/headers_test.py compiles each of them.
 file(GLOB rz_headers RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS comm/*.h comm/core/*.h tensor/*.h tensor/*.inc
-     autograd_lite/*.h autograd_lite/*/*.h sharding/*/*.h sharding/checkpoint/*/*.h sharding/data/*/*.h sharding/engine/*/*.h sharding/stores/*/*.h
-     sharding/strategies/*/*.h sharding/update/*/*.h)
+     autograd_lite/*.h autograd_lite/*/*.h sharding/*/*.h sharding/checkpoint/*/*.h)
 list(APPEND rz_headers comm/device/allocate.h comm/device/caching_allocator.h comm/device/graph.h comm/device/memory.h
      comm/device/stream.h comm/os/thread_team.h tensor/kernels/scalar/step_outcome.h
      tensor/kernels/scalar/superaccumulator.h)

@@ -1,5 +1,4 @@
-# Functions that define the libraries (floors) and programs. Sources are globbed, so a new file in an existing
-# folder needs no change here.
+# Functions that define the libraries (floors) and programs. Sources are globbed: a new file needs no change here.
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
@@ -41,10 +40,28 @@ if(RZ_SANITIZE)
   endif()
 endif()
 
-# rz_floor(name globs… ): defines library ringzero_<name>, alias ringzero::<name>, from the sources of a
-# folder.
+# rz_floor(name [IN folders…] [EXCEPT folders…]): defines library ringzero_<name>, alias ringzero::<name>, from all
+# sources below this folder, those of CUDA if it was found; a new folder needs no change.
 function(rz_floor name)
-  file(GLOB sources CONFIGURE_DEPENDS ${ARGN})
+  cmake_parse_arguments(F "" "" "IN;EXCEPT" ${ARGN})
+  list(TRANSFORM F_IN PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
+  if(NOT F_IN)
+    set(F_IN ${CMAKE_CURRENT_SOURCE_DIR})
+  endif()
+  set(extensions cpp)
+  if(RZ_HAVE_CUDA)
+    list(APPEND extensions cu)
+  endif()
+  foreach(extension ${extensions})
+    foreach(folder ${F_IN})
+      file(GLOB_RECURSE found CONFIGURE_DEPENDS ${folder}/*.${extension})
+      list(APPEND sources ${found})
+    endforeach()
+    foreach(folder ${F_EXCEPT})
+      file(GLOB_RECURSE found ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*.${extension})
+      list(REMOVE_ITEM sources ${found})
+    endforeach()
+  endforeach()
   add_library(ringzero_${name} ${sources})
   add_library(ringzero::${name} ALIAS ringzero_${name})
   set_target_properties(ringzero_${name} PROPERTIES EXPORT_NAME ${name} VERSION ${PROJECT_VERSION}

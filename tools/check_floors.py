@@ -20,12 +20,9 @@ ROOMS = {
     'tensor/kernels/scalar': 'comm/core',
     'tensor/kernels': 'comm/core comm/device tensor tensor/kernels/scalar',
     'tensor/kernels/elementwise': KERNELS,
-    'tensor/kernels/reduction': KERNELS,
-    'tensor/kernels/dropout': KERNELS,
     'tensor/kernels/linear_algebra': KERNELS + 'comm/os',
     'tensor/kernels/normalization': KERNELS,
-    'tensor/kernels/attention': KERNELS + 'tensor/kernels/dropout',
-    'tensor/kernels/embedding': KERNELS,
+    'tensor/kernels/attention': KERNELS + 'tensor/kernels/elementwise',
     'tensor/kernels/losses': KERNELS,
     'tensor/kernels/optimizer': KERNELS,
     'autograd_lite': 'comm/core comm/device tensor',
@@ -53,88 +50,45 @@ ROOMS = {
                       'comm/intranode/mailbox comm/intranode/plan',
     'comm/backends/native': 'comm/core comm/os comm comm/reduce comm/shared_memory comm/transport comm/schedule '
                             'comm/schedule/algorithms comm/tuning comm/intranode comm/intranode/plan comm/progress',
-    'comm/backends/host_staged': DEVICE + 'comm',
     'comm/backends/peer_cuda/kernels': 'comm/core comm/device comm/reduce',
     'comm/backends/peer_cuda': DEVICE + 'comm comm/bootstrap comm/tuning comm/backends/peer_cuda/kernels',
     'comm/backends/nccl/api': 'comm/core',
     'comm/backends/nccl': DEVICE + 'comm comm/transport comm/backends/nccl/api comm/backends/peer_cuda/kernels',
     'comm/backends': DEVICE + 'comm comm/bootstrap comm/transport/group comm/tuning comm/backends/native '
-                     'comm/backends/host_staged comm/backends/peer_cuda comm/backends/peer_cuda/kernels '
+                     'comm/backends/peer_cuda comm/backends/peer_cuda/kernels '
                      'comm/backends/nccl comm/backends/nccl/api',
     'comm/backends/mpi': DEVICE + 'comm comm/reduce comm/transport comm/schedule comm/progress comm/backends',
     'comm/api': 'comm/core comm/os comm comm/backends',
     'sharding/io': 'comm/core comm/os',
     'sharding/data': DEVICE + 'tensor sharding/io',
-    'sharding/data/tokens': DEVICE + 'tensor sharding/data sharding/io',
-    'sharding/schedules': 'comm/core',
-    'sharding/checkpoint/torch_files': 'comm/core sharding/io',
-    'sharding/checkpoint/deepspeed': 'comm/core sharding/io sharding/checkpoint/torch_files',
-    'sharding/checkpoint': 'comm/core sharding/io sharding/checkpoint/torch_files sharding/checkpoint/deepspeed',
-    'sharding/checkpoint/sharded': 'comm/core comm/os sharding/io sharding/checkpoint',
-    'sharding/checkpoint/convert': 'comm/core sharding/io sharding/checkpoint sharding/checkpoint/sharded',
-    'sharding/memory': TENSOR,
     'sharding/optim': TENSOR + MODULES + 'comm',
-    'sharding/optim/rules': TENSOR + 'sharding/optim',
-    'sharding/config': 'comm/core sharding/optim sharding/schedules',
-    'sharding/config/keys': 'comm/core sharding/io',
-    'sharding/config/reader': 'comm/core sharding/io sharding/optim sharding/schedules sharding/config '
-                              'sharding/config/keys',
-    'sharding/consistency': MODULES + 'comm comm/core',
-    'sharding/mesh': 'comm comm/core sharding/consistency',
-    'sharding/functional': TENSOR + MODULES + 'comm',
-    'sharding/layout': TENSOR + MODULES + 'comm',
-    'sharding/runtime': TENSOR + 'comm sharding/memory sharding/mesh',
-    'sharding/wire': TENSOR + 'comm sharding/layout sharding/runtime',
-    'sharding/stores/gathers': TENSOR + MODULES + 'comm sharding/layout',
-    'sharding/stores': TENSOR + MODULES + 'comm sharding/memory sharding/optim sharding/layout sharding/runtime '
-                       'sharding/wire sharding/stores/gathers',
-    'sharding/update/control': TENSOR + 'comm sharding/consistency sharding/optim sharding/runtime sharding/stores sharding/stores/gathers',
-    'sharding/update': TENSOR + 'comm sharding/consistency sharding/memory sharding/optim sharding/layout '
-                       'sharding/runtime sharding/stores',
-    'sharding/strategies/passes': TENSOR + MODULES + 'comm sharding/consistency sharding/layout sharding/runtime '
-                                  'sharding/stores',
-    'sharding/strategies': TENSOR + MODULES + 'comm sharding/consistency sharding/memory sharding/optim '
-                           'sharding/mesh sharding/layout sharding/runtime sharding/wire sharding/stores '
-                           'sharding/stores/gathers sharding/update sharding/update/control '
-                           'sharding/strategies/passes',
-    'sharding/huggingface': MODEL + 'sharding/checkpoint sharding/io sharding/optim sharding/strategies',
-    'sharding/world': TENSOR + 'comm',
-    'sharding/checkpoint/state': TENSOR + MODULES + 'comm sharding/io sharding/checkpoint sharding/checkpoint/sharded '
-                                 'sharding/layout sharding/optim sharding/strategies sharding/world',
-    'sharding/signals': 'comm comm/core',
-    'sharding/engine/monitor': TENSOR + 'sharding/config sharding/io sharding/memory',
-    'sharding/engine/update': TENSOR + MODULES + 'comm sharding/config sharding/optim sharding/schedules '
-                              'sharding/strategies sharding/world sharding/engine/monitor',
-    'sharding/engine/checkpoint': TENSOR + MODULES + 'comm sharding/io sharding/checkpoint/deepspeed '
-                                  'sharding/checkpoint/sharded '
-                                  'sharding/checkpoint/state sharding/data sharding/optim sharding/strategies '
-                                  'sharding/world sharding/config sharding/signals sharding/engine/monitor '
-                                  'sharding/engine/update',
-    'sharding/engine': TENSOR + MODULES + 'comm sharding/config sharding/consistency sharding/data sharding/mesh '
-                       'sharding/huggingface sharding/memory sharding/optim sharding/schedules sharding/strategies '
-                       'sharding/wire sharding/world sharding/signals sharding/io sharding/engine/monitor '
-                       'sharding/engine/update sharding/engine/checkpoint',
-    'sharding/plan': TENSOR + MODULES + 'comm sharding/layout sharding/memory sharding/optim sharding/runtime '
-                     'sharding/strategies sharding/engine sharding/config',
+    'sharding/config': 'comm/core sharding/io sharding/optim',
+    'sharding/parallel': TENSOR + MODULES + 'comm comm/os',
+    'sharding/model': TENSOR + MODULES + 'comm sharding/optim sharding/parallel',
+    'sharding/strategy': TENSOR + MODULES + 'comm sharding/optim sharding/parallel sharding/model',
+    'sharding/checkpoint/torch_files': 'comm/core sharding/io',
+    'sharding/checkpoint': TENSOR + MODULES + 'comm comm/os sharding/io sharding/optim sharding/parallel sharding/model '
+                           'sharding/strategy sharding/checkpoint/torch_files',
+    'sharding/huggingface': MODEL + 'sharding/io sharding/optim sharding/strategy sharding/checkpoint',
+    'sharding/engine': TENSOR + MODULES + 'comm sharding/io sharding/data sharding/optim sharding/config '
+                       'sharding/parallel sharding/model sharding/strategy sharding/checkpoint sharding/huggingface',
     'tools/command_line': 'comm/core',
-    'tools/checkpoint': 'comm/core sharding/io sharding/checkpoint sharding/checkpoint/sharded '
-                        'sharding/checkpoint/convert tools/command_line',
-    'tools/topology': 'comm tools/command_line',
+    'tools/checkpoint': 'comm/core sharding/io sharding/checkpoint tools/command_line',
+    'tools': 'comm tools/command_line',
     'tools/rzrun': 'comm comm/core comm/os tools/command_line',
     'tools/tune': 'comm comm/core comm/tuning tools/command_line',
     'tools/train_gpt/report': MODEL + 'sharding/io tools/command_line',
-    'tools/train_gpt': MODEL + 'sharding/config sharding/consistency sharding/data sharding/io sharding/optim '
-                       'sharding/strategies sharding/huggingface sharding/world sharding/engine tools/command_line '
-                       'tools/train_gpt/report sharding/signals sharding/data/tokens sharding/plan',
-    'tools/plan': MODEL + 'sharding/config sharding/memory sharding/plan sharding/runtime sharding/strategies '
-                  'tools/command_line tools/train_gpt',
+    'tools/train_gpt': MODEL + 'sharding/io sharding/data sharding/optim sharding/config sharding/parallel '
+                       'sharding/model sharding/strategy sharding/huggingface sharding/engine tools/command_line '
+                       'tools/train_gpt/report',
+    'tools/plan': MODEL + 'sharding/config sharding/model sharding/strategy sharding/engine tools/command_line '
+                  'tools/train_gpt',
     # Stand-alone programs, which time internal parts of a library.
-    'bench': 'comm comm/core comm/device comm/net comm/reduce tensor tensor/kernels/linear_algebra',
+    'bench': 'comm comm/core comm/device comm/net comm/reduce tensor tensor/kernels/linear_algebra sharding/checkpoint '
+             'sharding/engine',
     'bench/support': 'comm comm/core comm/device tools/command_line bench',
     'bench/harness': 'comm comm/core comm/device tools/command_line bench bench/support',
-    'bench/perf': 'bench/harness',
     'bench/concurrent': 'comm comm/core bench/support',
-    'bench/checkpoint': 'sharding/engine sharding/checkpoint/sharded',
     'bench/overlap': 'comm comm/core bench/support',
     'bench/lower_bound': 'comm comm/core comm/reduce comm/shared_memory bench/support',
 }

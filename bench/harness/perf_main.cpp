@@ -1,5 +1,4 @@
-#include "bench/harness/perf_main.h"
-
+// Main function of the _perf programs; the build defines the collective of each.
 #include <cstdio>
 #include <cstdlib>
 
@@ -7,9 +6,10 @@
 #include "comm/core/text.h"
 #include "tools/command_line/command_line.h"
 
-namespace rz::bench {
-
-int perf_main(const char* name, int argc, char** argv) {
+int main(int argc, char** argv) {
+  using namespace rz;
+  using namespace rz::bench;
+  constexpr const char* name = RZ_COLLECTIVE;
   // Must precede CUDA initialisation: ranks may be threads that share a card
   // (comm/backends/peer_cuda/peer_cuda_backend.h).
   ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
@@ -21,5 +21,3 @@ int perf_main(const char* name, int argc, char** argv) {
     return run(collective, options, [](const std::string& text) { std::fputs(text.c_str(), stdout); });
   });
 }
-
-}  // namespace rz::bench

@@ -4,7 +4,7 @@
 
 #include "comm/backends/auto_backend.h"
 #include "comm/backends/composite_backend.h"
-#include "comm/backends/host_staged/host_staged_backend.h"
+#include "comm/backends/host_staged_backend.h"
 #include "comm/backends/mpi_plugin.h"
 #include "comm/backends/native/native_backend.h"
 #include "comm/backends/nccl/nccl_backend.h"

@@ -9,11 +9,11 @@
 #include <set>
 
 #include "comm/core/error.h"
-#include "sharding/checkpoint/deepspeed/state_files.h"
-#include "sharding/checkpoint/deepspeed/zero_checkpoint.h"
 #include "sharding/checkpoint/float_values.h"
 #include "sharding/checkpoint/safetensors.h"
+#include "sharding/checkpoint/state_files.h"
 #include "sharding/checkpoint/torch_files/torch_file.h"
+#include "sharding/checkpoint/zero_checkpoint.h"
 #include "sharding/io/disk.h"
 #include "sharding/io/json.h"
 #include "sharding/io/text.h"

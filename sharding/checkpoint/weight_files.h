@@ -29,7 +29,7 @@ class WeightFiles {
   /// - an index of Hugging Face, NAME.index.json, whose weight_map has the file of each tensor, of one of
   ///   these kinds;
   /// - a folder of a checkpoint of DeepSpeed, or one whose file `latest` names it: f32 weights, consolidated
-  ///   from the files of all ranks (sharding/checkpoint/deepspeed/zero_checkpoint.h), also if other files of
+  ///   from the files of all ranks (sharding/checkpoint/zero_checkpoint.h), also if other files of
   ///   weights lie beside it;
   /// - another folder that holds, in this order of preference, model.safetensors,
   /// model.safetensors.index.json,

@@ -18,11 +18,11 @@
 #include "sharding/config/batch.h"
 #include "sharding/config/checkpoint_config.h"
 #include "sharding/config/ddp_config.h"
+#include "sharding/config/lr_schedule.h"
 #include "sharding/config/training_arguments.h"
 #include "sharding/optim/loss_scaler.h"
 #include "sharding/optim/precision.h"
 #include "sharding/optim/unused_parameters.h"
-#include "sharding/schedules/lr_schedule.h"
 
 namespace rz {
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "comm/core/error.h"
+#include "sharding/model/default_hooks.h"
+#include "sharding/model/power_sgd.h"
 #include "sharding/optim/optimizers.h"
-#include "sharding/wire/default_hooks.h"
-#include "sharding/wire/power_sgd.h"
 
 namespace rz {
 

@@ -6,7 +6,7 @@
 
 #include "sharding/config/ds_config.h"
 #include "sharding/optim/optimizer.h"
-#include "sharding/strategies/strategy_options.h"
+#include "sharding/strategy/strategy_options.h"
 
 namespace rz {
 

@@ -11,11 +11,11 @@
 
 #include "autograd_lite/nn/init.h"
 #include "comm/core/error.h"
-#include "sharding/consistency/rank_consistency.h"
 #include "sharding/engine/read_configuration.h"
 #include "sharding/huggingface/save_pretrained.h"
 #include "sharding/io/text.h"
-#include "sharding/world/rank_agreement.h"
+#include "sharding/parallel/rank_agreement.h"
+#include "sharding/parallel/rank_consistency.h"
 
 namespace rz {
 

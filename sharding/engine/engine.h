@@ -55,17 +55,17 @@
 #include "sharding/config/ds_config.h"
 #include "sharding/data/loader.h"
 #include "sharding/data/tensor_dataset.h"
-#include "sharding/engine/checkpoint/checkpointer.h"
-#include "sharding/engine/checkpoint/training_checkpoints.h"
+#include "sharding/engine/checkpointer.h"
 #include "sharding/engine/engine_options.h"
-#include "sharding/engine/monitor/step_report.h"
 #include "sharding/engine/parse_arguments.h"
-#include "sharding/engine/update/update_loop.h"
+#include "sharding/engine/spawn.h"
+#include "sharding/engine/step_report.h"
+#include "sharding/engine/training_checkpoints.h"
+#include "sharding/engine/update_loop.h"
+#include "sharding/engine/world.h"
 #include "sharding/huggingface/pretrained_weights.h"
-#include "sharding/memory/memory_use.h"
-#include "sharding/strategies/strategy.h"
-#include "sharding/world/spawn.h"
-#include "sharding/world/world.h"
+#include "sharding/model/memory_use.h"
+#include "sharding/strategy/strategy.h"
 
 namespace rz {
 
@@ -218,7 +218,7 @@ class Engine {
   /// Communicator::abort().
   void abort(const std::string& reason) noexcept;
 
-  /// Memory that this rank holds now; sharding/plan/training_plan.h predicts it.
+  /// Memory that this rank holds now; sharding/engine/training_plan.h predicts it.
   MemoryUse memory();
 
   // ---- parts

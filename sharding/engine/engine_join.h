@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "sharding/engine/engine.h"
-#include "sharding/strategies/join.h"
+#include "sharding/strategy/join.h"
 
 namespace rz {
 

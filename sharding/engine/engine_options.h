@@ -11,14 +11,14 @@
 
 #include "sharding/config/batch.h"
 #include "sharding/config/ds_config.h"
+#include "sharding/config/lr_schedule.h"
 #include "sharding/config/training_arguments.h"
 #include "sharding/engine/configured.h"
-#include "sharding/engine/update/scheduled_rates.h"
-#include "sharding/mesh/mesh.h"
+#include "sharding/engine/scheduled_rates.h"
 #include "sharding/optim/optimizer.h"
-#include "sharding/schedules/lr_schedule.h"
-#include "sharding/strategies/strategy_options.h"
-#include "sharding/strategies/value_access.h"
+#include "sharding/parallel/mesh.h"
+#include "sharding/strategy/strategy_options.h"
+#include "sharding/strategy/value_access.h"
 
 namespace rz {
 

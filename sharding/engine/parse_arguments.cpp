@@ -9,7 +9,7 @@
 #include "comm/core/error.h"
 #include "comm/core/text.h"
 #include "sharding/config/argument_flags.h"
-#include "sharding/world/world.h"
+#include "sharding/engine/world.h"
 
 namespace rz {
 

@@ -4,8 +4,8 @@
 #include <array>
 
 #include "comm/core/error.h"
-#include "sharding/consistency/rank_consistency.h"
-#include "sharding/world/rank_agreement.h"
+#include "sharding/parallel/rank_agreement.h"
+#include "sharding/parallel/rank_consistency.h"
 
 namespace rz {
 

@@ -4,7 +4,7 @@
 #include "autograd_lite/nn/module.h"
 #include "sharding/config/ds_config.h"
 #include "sharding/engine/engine_options.h"
-#include "sharding/world/world.h"
+#include "sharding/engine/world.h"
 
 namespace rz {
 

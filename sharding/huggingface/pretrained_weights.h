@@ -15,7 +15,7 @@
 #include "comm/device/stream.h"
 #include "sharding/checkpoint/weight_files.h"
 #include "sharding/huggingface/weight_names.h"
-#include "sharding/strategies/strategy.h"
+#include "sharding/strategy/strategy.h"
 
 namespace rz {
 

@@ -5,7 +5,7 @@
 
 #include "autograd_lite/models/gpt2.h"
 #include "comm/device/stream.h"
-#include "sharding/strategies/strategy.h"
+#include "sharding/strategy/strategy.h"
 
 namespace rz {
 

@@ -6,7 +6,7 @@
 #include "autograd_lite/nn/init.h"
 #include "comm/communicator.h"
 #include "sharding/optim/optimizers.h"
-#include "sharding/strategies/strategy.h"
+#include "sharding/strategy/strategy.h"
 
 int main() {
   rz::Gpt2Config config;

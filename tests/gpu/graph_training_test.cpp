@@ -6,7 +6,7 @@
 #include "comm/device/cuda_runtime.h"
 #include "comm/device/graph.h"
 #include "sharding/optim/optimizers.h"
-#include "sharding/strategies/strategy.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/gpu/on_device.h"
 #include "tests/support/train_tiny.h"
 

@@ -5,7 +5,7 @@
 #include "comm/device/cuda_runtime.h"
 #include "sharding/optim/newton_schulz.h"
 #include "sharding/optim/optimizers.h"
-#include "sharding/strategies/strategy.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/gpu/on_device.h"
 #include "tests/support/ranks.h"
 #include "tests/support/reference.h"

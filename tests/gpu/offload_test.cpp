@@ -10,7 +10,7 @@
 #include "comm/device/graph.h"
 #include "sharding/engine/configured.h"
 #include "sharding/optim/optimizers.h"
-#include "sharding/strategies/prediction.h"
+#include "sharding/strategy/prediction.h"
 #include "tests/gpu/on_device.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"

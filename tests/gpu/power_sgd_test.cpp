@@ -1,17 +1,17 @@
 // PowerSGD on devices: the host's course, the same bits on every rank, and without its factors the exact
 // mean. Post-local SGD: the host's course.
 
-#include "sharding/wire/power_sgd.h"
+#include "sharding/model/power_sgd.h"
 
 #include <algorithm>
 #include <optional>
 
 #include "autograd_lite/nn/layers.h"
 #include "comm/device/cuda_runtime.h"
+#include "sharding/model/post_local_sgd.h"
 #include "sharding/optim/optimizers.h"
-#include "sharding/strategies/model_averager.h"
-#include "sharding/strategies/strategy.h"
-#include "sharding/wire/post_local_sgd.h"
+#include "sharding/strategy/model_averager.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/gpu/on_device.h"
 #include "tests/support/ranks.h"
 #include "tests/support/reference.h"

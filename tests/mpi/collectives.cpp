@@ -189,7 +189,7 @@ TEST(Collectives, InChunksAreTheSame) {
 
 /// Presents host memory as device memory, as for a CUDA-aware MPI: data movement then uses point-to-point
 /// messages. In place, all_to_all reads from a copy on the host, as in
-/// comm/backends/host_staged/host_staged_backend.h.
+/// comm/backends/host_staged_backend.h.
 class AsOnADevice final : public Backend {
  public:
   explicit AsOnADevice(std::size_t max_call_bytes)

@@ -1,6 +1,6 @@
 // Folders of checkpoints: a checkpoint is visible complete or not at all, whenever its process is killed.
 
-#include "sharding/checkpoint/sharded/checkpoint_folder.h"
+#include "sharding/checkpoint/checkpoint_folder.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 #include <random>
 #include <set>
 
-#include "sharding/checkpoint/sharded/checkpoint_reader.h"
+#include "sharding/checkpoint/checkpoint_reader.h"
 #include "sharding/io/durable_folder.h"
 #include "sharding/io/json.h"
 #include "tests/support/error_of.h"

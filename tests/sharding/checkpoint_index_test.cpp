@@ -1,6 +1,6 @@
 // The index of a checkpoint: it reads what it writes, and refuses whatever does not fit together.
 
-#include "sharding/checkpoint/sharded/checkpoint_index.h"
+#include "sharding/checkpoint/checkpoint_index.h"
 
 #include <gtest/gtest.h>
 

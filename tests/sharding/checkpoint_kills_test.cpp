@@ -18,10 +18,10 @@
 #include <set>
 #include <thread>
 
-#include "sharding/checkpoint/sharded/checkpoint_folder.h"
-#include "sharding/checkpoint/sharded/checkpoint_reader.h"
-#include "sharding/engine/checkpoint/engine_state.h"
+#include "sharding/checkpoint/checkpoint_folder.h"
+#include "sharding/checkpoint/checkpoint_reader.h"
 #include "sharding/engine/engine.h"
+#include "sharding/engine/engine_state.h"
 #include "sharding/io/json.h"
 #include "tests/support/written_checkpoint.h"
 

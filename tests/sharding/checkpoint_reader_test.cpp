@@ -1,6 +1,6 @@
 // Checkpoints read back by any range, whatever slices hold them, and damage is found.
 
-#include "sharding/checkpoint/sharded/checkpoint_reader.h"
+#include "sharding/checkpoint/checkpoint_reader.h"
 
 #include <gtest/gtest.h>
 

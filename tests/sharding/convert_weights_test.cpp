@@ -8,11 +8,11 @@
 #include <numeric>
 
 #include "comm/core/math.h"
-#include "sharding/checkpoint/convert/compare.h"
-#include "sharding/checkpoint/convert/write_weights.h"
+#include "sharding/checkpoint/checkpoint_folder.h"
+#include "sharding/checkpoint/compare.h"
 #include "sharding/checkpoint/safetensors.h"
-#include "sharding/checkpoint/sharded/checkpoint_folder.h"
 #include "sharding/checkpoint/weight_files.h"
+#include "sharding/checkpoint/write_weights.h"
 #include "sharding/io/byte_size.h"
 #include "sharding/io/json.h"
 #include "tests/support/error_of.h"

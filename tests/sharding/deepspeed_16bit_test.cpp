@@ -8,9 +8,9 @@
 
 #include "autograd_lite/models/gpt2.h"
 #include "sharding/config/ds_config.h"
-#include "sharding/data/tokens/tokens.h"
+#include "sharding/data/tokens.h"
 #include "sharding/engine/configured.h"
-#include "sharding/strategies/strategy.h"
+#include "sharding/strategy/strategy.h"
 #include "tensor/ops.h"
 #include "tests/support/gpt2_tiny.h"
 #include "tests/support/ranks.h"

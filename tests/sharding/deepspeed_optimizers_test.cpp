@@ -5,7 +5,7 @@
 
 #include "autograd_lite/models/gpt2.h"
 #include "sharding/optim/optimizers.h"
-#include "sharding/strategies/strategy.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/support/ranks.h"
 #include "tests/support/reference_deepspeed.h"
 #include "tests/support/rounding_bound.h"

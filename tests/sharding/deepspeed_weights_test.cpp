@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <random>
 
-#include "sharding/checkpoint/deepspeed/state_files.h"
+#include "sharding/checkpoint/state_files.h"
 #include "sharding/checkpoint/weight_files.h"
 #include "tests/support/deepspeed_writer.h"
 #include "tests/support/error_of.h"

@@ -1,12 +1,12 @@
 /// Hooks under PyTorch's names have the bits of the wire formats that do the same.
-#include "sharding/wire/default_hooks.h"
+#include "sharding/model/default_hooks.h"
 
 #include <gtest/gtest.h>
 
 #include <vector>
 
 #include "sharding/optim/optimizers.h"
-#include "sharding/strategies/strategy.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/support/ranks.h"
 #include "tests/support/toy_training.h"
 

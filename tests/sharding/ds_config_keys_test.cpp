@@ -7,7 +7,7 @@
 
 #include "comm/core/error.h"
 #include "sharding/config/ds_config.h"
-#include "sharding/config/keys/key_spec.h"
+#include "sharding/config/key_spec.h"
 #include "tests/support/error_of.h"
 
 namespace rz::ds {

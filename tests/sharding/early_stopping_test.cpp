@@ -1,5 +1,5 @@
 /// The best value of a metric, and the end of a training that does not improve it.
-#include "sharding/engine/monitor/early_stopping.h"
+#include "sharding/engine/early_stopping.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "sharding/engine/monitor/metric_json.h"
+#include "sharding/engine/metric_json.h"
 #include "tests/support/error_of.h"
 
 namespace rz {

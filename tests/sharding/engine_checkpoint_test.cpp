@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "sharding/checkpoint/sharded/checkpoint_folder.h"
+#include "sharding/checkpoint/checkpoint_folder.h"
 #include "sharding/engine/engine.h"
 #include "sharding/io/json.h"
 #include "tests/support/error_of.h"

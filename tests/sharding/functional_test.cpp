@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "autograd_lite/ops.h"
-#include "sharding/functional/collectives.h"
+#include "sharding/parallel/collectives.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 

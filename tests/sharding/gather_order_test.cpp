@@ -6,7 +6,7 @@
 
 #include "comm/core/error.h"
 #include "sharding/optim/optimizers.h"
-#include "sharding/strategies/strategy.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/support/error_of.h"
 #include "tests/support/mirrored_backend.h"
 #include "tests/support/ranks.h"

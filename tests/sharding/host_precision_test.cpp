@@ -12,7 +12,7 @@
 #include "comm/core/math.h"
 #include "sharding/optim/loss_scaler.h"
 #include "sharding/optim/optimizers.h"
-#include "sharding/strategies/strategy.h"
+#include "sharding/strategy/strategy.h"
 #include "tensor/ops.h"
 #include "tests/support/ranks.h"
 #include "tests/support/train_tiny.h"

@@ -1,5 +1,5 @@
 /// Ranks with different numbers of batches.
-#include "sharding/strategies/join.h"
+#include "sharding/strategy/join.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include "autograd_lite/nn/layers.h"
 #include "comm/core/error.h"
 #include "sharding/optim/optimizers.h"
-#include "sharding/strategies/strategy.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 

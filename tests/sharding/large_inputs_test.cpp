@@ -13,7 +13,7 @@
 #include <numeric>
 #include <random>
 
-#include "sharding/checkpoint/sharded/checkpoint_index.h"
+#include "sharding/checkpoint/checkpoint_index.h"
 #include "sharding/checkpoint/torch_files/torch_file.h"
 #include "sharding/checkpoint/weight_files.h"
 #include "sharding/io/json.h"

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "sharding/optim/optimizers.h"
-#include "sharding/strategies/strategy.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/support/mirrored_backend.h"
 
 namespace rz {

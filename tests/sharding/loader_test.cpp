@@ -11,8 +11,8 @@
 #include <set>
 #include <thread>
 
+#include "sharding/data/continuous_batch_sampler.h"
 #include "sharding/data/tensor_dataset.h"
-#include "sharding/data/tokens/continuous_batch_sampler.h"
 #include "tests/support/error_of.h"
 
 namespace rz {

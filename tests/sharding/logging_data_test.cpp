@@ -1,5 +1,5 @@
 /// What a strategy logs: buckets, times and unused parameters; and the buffers that it broadcasts.
-#include "sharding/strategies/logging_data.h"
+#include "sharding/strategy/logging_data.h"
 
 #include <gtest/gtest.h>
 
@@ -7,9 +7,9 @@
 #include <numeric>
 #include <thread>
 
+#include "sharding/model/power_sgd.h"
 #include "sharding/optim/optimizers.h"
-#include "sharding/strategies/strategy.h"
-#include "sharding/wire/power_sgd.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/support/ranks.h"
 #include "tests/support/toy_training.h"
 

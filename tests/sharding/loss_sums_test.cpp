@@ -10,7 +10,7 @@
 #include "autograd_lite/nn/init.h"
 #include "autograd_lite/nn/layers.h"
 #include "sharding/optim/optimizers.h"
-#include "sharding/strategies/strategy.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/support/ranks.h"
 
 namespace rz {

@@ -11,7 +11,7 @@
 #include "autograd_lite/nn/layers.h"
 #include "sharding/engine/engine.h"
 #include "sharding/optim/optimizers.h"
-#include "sharding/strategies/strategy.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 

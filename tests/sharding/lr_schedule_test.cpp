@@ -1,7 +1,7 @@
 // Expected rates are those of DeepSpeed 0.19: `lr` of its runs in ../shared/fixtures/deepspeed, or what its
 // scheduler objects set. They are compared bit for bit.
 
-#include "sharding/schedules/lr_schedule.h"
+#include "sharding/config/lr_schedule.h"
 
 #include <gtest/gtest.h>
 

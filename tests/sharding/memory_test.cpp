@@ -8,9 +8,9 @@
 #include "autograd_lite/losses.h"
 #include "autograd_lite/nn/layers.h"
 #include "comm/core/integer_math.h"
-#include "sharding/memory/transient_memory.h"
+#include "sharding/model/transient_memory.h"
 #include "sharding/optim/optimizers.h"
-#include "sharding/strategies/strategy.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/support/ranks.h"
 #include "tests/support/toy_model.h"
 

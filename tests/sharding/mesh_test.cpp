@@ -1,5 +1,5 @@
 /// Meshes of one, two and three dimensions: places of ranks, and collectives along each dimension.
-#include "sharding/mesh/mesh.h"
+#include "sharding/parallel/mesh.h"
 
 #include <gtest/gtest.h>
 

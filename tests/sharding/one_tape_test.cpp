@@ -6,7 +6,7 @@
 
 #include "autograd_lite/ops.h"
 #include "sharding/optim/optimizers.h"
-#include "sharding/strategies/strategy.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 #include "tests/support/toy_model.h"

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "sharding/consistency/rank_consistency.h"
 #include "sharding/engine/engine.h"
 #include "sharding/optim/optimizers.h"
+#include "sharding/parallel/rank_consistency.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "sharding/config/argument_flags.h"
-#include "sharding/world/world.h"
+#include "sharding/engine/world.h"
 #include "tests/support/error_of.h"
 
 namespace rz {

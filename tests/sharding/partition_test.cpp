@@ -1,4 +1,4 @@
-#include "sharding/layout/partition.h"
+#include "sharding/model/partition.h"
 
 #include <gtest/gtest.h>
 

@@ -8,7 +8,7 @@
 #include "comm/device/meta.h"
 #include "sharding/engine/configured.h"
 #include "sharding/engine/engine.h"
-#include "sharding/plan/training_plan.h"
+#include "sharding/engine/training_plan.h"
 #include "tests/support/error_of.h"
 #include "tests/support/mirrored_backend.h"
 #include "tests/support/ranks.h"

@@ -1,5 +1,5 @@
 /// Post-local SGD against replicas in float64.
-#include "sharding/wire/post_local_sgd.h"
+#include "sharding/model/post_local_sgd.h"
 
 #include <gtest/gtest.h>
 
@@ -11,8 +11,8 @@
 
 #include "autograd_lite/nn/layers.h"
 #include "sharding/optim/optimizers.h"
-#include "sharding/strategies/model_averager.h"
-#include "sharding/strategies/strategy.h"
+#include "sharding/strategy/model_averager.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 

@@ -1,5 +1,5 @@
 /// PowerSGD against its algorithm in float64 (Vogels et al., arXiv:1905.13727, algorithm 1 and 2).
-#include "sharding/wire/power_sgd.h"
+#include "sharding/model/power_sgd.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 
 #include "comm/core/error.h"
 #include "sharding/optim/optimizers.h"
-#include "sharding/strategies/strategy.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 

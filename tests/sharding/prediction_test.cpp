@@ -1,11 +1,11 @@
 /// Predicted memory and traffic: the formulas of the ZeRO paper where nothing is padded, and what strategies
 /// hold and send.
-#include "sharding/strategies/prediction.h"
+#include "sharding/strategy/prediction.h"
 
 #include <gtest/gtest.h>
 
 #include "sharding/optim/optimizers.h"
-#include "sharding/strategies/strategy.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/support/ranks.h"
 #include "tests/support/toy_training.h"
 #include "tests/support/train_tiny.h"

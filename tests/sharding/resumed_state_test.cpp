@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "sharding/checkpoint/sharded/checkpoint_folder.h"
-#include "sharding/engine/checkpoint/engine_state.h"
+#include "sharding/checkpoint/checkpoint_folder.h"
 #include "sharding/engine/engine.h"
+#include "sharding/engine/engine_state.h"
 #include "tests/support/ranks.h"
 #include "tests/support/written_checkpoint.h"
 

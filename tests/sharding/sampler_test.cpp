@@ -12,7 +12,7 @@
 
 #include "comm/core/error.h"
 #include "sharding/data/batch_sampler.h"
-#include "sharding/data/tokens/continuous_batch_sampler.h"
+#include "sharding/data/continuous_batch_sampler.h"
 #include "tests/support/error_of.h"
 
 namespace rz {

@@ -13,9 +13,9 @@
 #include <thread>
 #include <vector>
 
-#include "sharding/signals/save_requests.h"
-#include "sharding/signals/signal_handler.h"
-#include "sharding/signals/slurm_end_time.h"
+#include "sharding/engine/save_requests.h"
+#include "sharding/engine/signal_handler.h"
+#include "sharding/engine/slurm_end_time.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 

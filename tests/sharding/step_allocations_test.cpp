@@ -11,7 +11,7 @@
 #include "autograd_lite/models/gpt2.h"
 #include "autograd_lite/nn/init.h"
 #include "sharding/optim/optimizers.h"
-#include "sharding/strategies/strategy.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/support/ranks.h"
 
 namespace {

@@ -1,5 +1,5 @@
 /// Tokens as data for training: files, folders of text, samples and their order.
-#include "sharding/data/tokens/token_dataset.h"
+#include "sharding/data/token_dataset.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -11,8 +11,8 @@
 #include <numeric>
 #include <set>
 
+#include "sharding/data/continuous_batch_sampler.h"
 #include "sharding/data/loader.h"
-#include "sharding/data/tokens/continuous_batch_sampler.h"
 #include "sharding/io/json.h"
 #include "tests/support/error_of.h"
 

@@ -1,5 +1,5 @@
 /// Runs that save, keep the best checkpoint, stop and resume by the section "ringzero.checkpoint".
-#include "sharding/engine/checkpoint/training_checkpoints.h"
+#include "sharding/engine/training_checkpoints.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "sharding/checkpoint/sharded/checkpoint_folder.h"
-#include "sharding/checkpoint/sharded/checkpoint_reader.h"
+#include "sharding/checkpoint/checkpoint_folder.h"
+#include "sharding/checkpoint/checkpoint_reader.h"
 #include "sharding/engine/engine.h"
 #include "tests/support/error_of.h"
 #include "tests/support/forked.h"

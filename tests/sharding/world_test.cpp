@@ -1,5 +1,5 @@
 /// Ranks as processes of one call, and what they exchange.
-#include "sharding/world/world.h"
+#include "sharding/engine/world.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "sharding/engine/parse_arguments.h"
-#include "sharding/world/spawn.h"
+#include "sharding/engine/spawn.h"
 #include "tests/support/error_of.h"
 
 namespace rz {

@@ -4,7 +4,7 @@
 #include <chrono>
 
 #include "comm/core/error.h"
-#include "sharding/strategies/strategy.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/support/ranks.h"
 #include "tests/support/toy_model.h"
 

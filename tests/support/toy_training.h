@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "sharding/optim/optimizers.h"
-#include "sharding/strategies/strategy.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/support/toy_model.h"
 
 namespace rz::test {

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "sharding/checkpoint/sharded/checkpoint_index.h"
-#include "sharding/checkpoint/sharded/shard_writer.h"
+#include "sharding/checkpoint/checkpoint_index.h"
+#include "sharding/checkpoint/shard_writer.h"
 
 namespace rz::test {
 

@@ -4,7 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "sharding/checkpoint/sharded/checkpoint_folder.h"
+#include "sharding/checkpoint/checkpoint_folder.h"
 #include "sharding/checkpoint/weight_files.h"
 #include "sharding/io/json.h"
 #include "tests/support/deepspeed_writer.h"

@@ -7,7 +7,7 @@
 #include <random>
 #include <regex>
 
-#include "sharding/checkpoint/sharded/checkpoint_folder.h"
+#include "sharding/checkpoint/checkpoint_folder.h"
 #include "sharding/huggingface/gpt2_config.h"
 #include "tests/support/ranks.h"
 #include "tests/support/reference_gpt2.h"

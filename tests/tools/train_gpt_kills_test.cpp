@@ -12,7 +12,7 @@
 #include <set>
 #include <thread>
 
-#include "sharding/checkpoint/sharded/checkpoint_folder.h"
+#include "sharding/checkpoint/checkpoint_folder.h"
 #include "tests/support/small_gpt.h"
 
 namespace rz {

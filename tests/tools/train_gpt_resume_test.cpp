@@ -9,9 +9,9 @@
 #include <regex>
 #include <thread>
 
-#include "sharding/checkpoint/sharded/checkpoint_folder.h"
-#include "sharding/checkpoint/sharded/checkpoint_reader.h"
-#include "sharding/signals/save_requests.h"
+#include "sharding/checkpoint/checkpoint_folder.h"
+#include "sharding/checkpoint/checkpoint_reader.h"
+#include "sharding/engine/save_requests.h"
 #include "tests/support/small_gpt.h"
 
 namespace rz {

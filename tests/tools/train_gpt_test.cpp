@@ -10,9 +10,9 @@
 #include <set>
 
 #include "comm/core/error.h"
-#include "sharding/data/tokens/token_dataset.h"
-#include "sharding/data/tokens/tokens.h"
-#include "sharding/world/rank_agreement.h"
+#include "sharding/data/token_dataset.h"
+#include "sharding/data/tokens.h"
+#include "sharding/parallel/rank_agreement.h"
 #include "tests/support/forked.h"
 #include "tests/support/ranks.h"
 #include "tools/train_gpt/inputs.h"

@@ -1,8 +1,8 @@
 #include <cstdio>
 
 #include "comm/core/error.h"
-#include "sharding/checkpoint/convert/compare.h"
-#include "sharding/checkpoint/convert/tensor_source.h"
+#include "sharding/checkpoint/compare.h"
+#include "sharding/checkpoint/tensor_source.h"
 #include "sharding/io/text.h"
 #include "tools/checkpoint/commands.h"
 #include "tools/checkpoint/progress_line.h"

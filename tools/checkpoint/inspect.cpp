@@ -2,8 +2,8 @@
 #include <filesystem>
 
 #include "comm/core/error.h"
-#include "sharding/checkpoint/convert/tensor_source.h"
 #include "sharding/checkpoint/safetensors.h"
+#include "sharding/checkpoint/tensor_source.h"
 #include "sharding/io/disk.h"
 #include "sharding/io/json.h"
 #include "sharding/io/text.h"

@@ -3,7 +3,7 @@
 #include <filesystem>
 
 #include "comm/core/error.h"
-#include "sharding/checkpoint/convert/write_weights.h"
+#include "sharding/checkpoint/write_weights.h"
 #include "sharding/io/byte_size.h"
 #include "sharding/io/disk.h"
 #include "sharding/io/text.h"

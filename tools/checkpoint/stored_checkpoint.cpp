@@ -8,9 +8,9 @@
 #include <filesystem>
 
 #include "comm/core/error.h"
+#include "sharding/checkpoint/checkpoint_folder.h"
+#include "sharding/checkpoint/checkpoint_reader.h"
 #include "sharding/checkpoint/safetensors.h"
-#include "sharding/checkpoint/sharded/checkpoint_folder.h"
-#include "sharding/checkpoint/sharded/checkpoint_reader.h"
 #include "sharding/io/disk.h"
 #include "sharding/io/json.h"
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "sharding/checkpoint/convert/tensor_source.h"
-#include "sharding/checkpoint/sharded/checkpoint_index.h"
+#include "sharding/checkpoint/checkpoint_index.h"
+#include "sharding/checkpoint/tensor_source.h"
 
 namespace rz::checkpoint {
 

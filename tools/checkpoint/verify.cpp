@@ -2,7 +2,7 @@
 #include <optional>
 
 #include "comm/core/error.h"
-#include "sharding/checkpoint/sharded/checkpoint_reader.h"
+#include "sharding/checkpoint/checkpoint_reader.h"
 #include "sharding/io/text.h"
 #include "tools/checkpoint/commands.h"
 #include "tools/checkpoint/progress_line.h"

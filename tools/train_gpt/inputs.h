@@ -7,9 +7,9 @@
 
 #include "autograd_lite/models/gpt2.h"
 #include "sharding/config/ds_config.h"
-#include "sharding/data/tokens/tokens.h"
+#include "sharding/data/tokens.h"
 #include "sharding/huggingface/pretrained_weights.h"
-#include "sharding/strategies/strategy.h"
+#include "sharding/strategy/strategy.h"
 #include "tools/train_gpt/options.h"
 #include "tools/train_gpt/validation.h"
 

@@ -6,9 +6,9 @@
 #include <string>
 
 #include "autograd_lite/models/gpt2.h"
+#include "sharding/data/continuous_batch_sampler.h"
 #include "sharding/data/loader.h"
-#include "sharding/data/tokens/continuous_batch_sampler.h"
-#include "sharding/data/tokens/tokens.h"
+#include "sharding/data/tokens.h"
 #include "sharding/engine/engine.h"
 #include "tools/train_gpt/report/metrics.h"
 

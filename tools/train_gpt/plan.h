@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "sharding/plan/training_plan.h"
+#include "sharding/engine/training_plan.h"
 #include "tools/train_gpt/inputs.h"
 #include "tools/train_gpt/options.h"
 

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "comm/core/error.h"
-#include "sharding/consistency/rank_consistency.h"
-#include "sharding/data/tokens/token_dataset.h"
+#include "sharding/data/token_dataset.h"
 #include "sharding/huggingface/gpt2_config.h"
 #include "sharding/io/checksum.h"
+#include "sharding/parallel/rank_consistency.h"
 
 namespace rz::train_gpt {
 namespace {

@@ -12,7 +12,7 @@
 #include "sharding/data/dataset.h"
 #include "sharding/data/loader.h"
 #include "sharding/data/loader_positions.h"
-#include "sharding/data/tokens/tokens.h"
+#include "sharding/data/tokens.h"
 #include "sharding/engine/engine.h"
 
 namespace rz::train_gpt {

@@ -23,7 +23,7 @@
 #include "tensor/kernels/attention/attention.h"
 #include "tensor/kernels/check.h"
 #include "tensor/kernels/device_ops.h"
-#include "tensor/kernels/dropout/dropout-inl.h"
+#include "tensor/kernels/elementwise/dropout-inl.h"
 #include "tensor/kernels/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();

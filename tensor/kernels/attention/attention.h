@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "tensor/kernels/dropout/dropout_params.h"
+#include "tensor/kernels/elementwise/dropout_params.h"
 
 namespace rz::kernels {
 

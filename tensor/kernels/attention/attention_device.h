@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "comm/device/stream.h"
-#include "tensor/kernels/dropout/dropout_params.h"
-#include "tensor/kernels/dropout/philox.h"
+#include "tensor/kernels/elementwise/dropout_params.h"
+#include "tensor/kernels/elementwise/philox.h"
 
 namespace rz::kernels {
 

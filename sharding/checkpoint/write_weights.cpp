@@ -1,0 +1,194 @@
+#include "sharding/checkpoint/write_weights.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "comm/core/error.h"
+#include "comm/core/math.h"
+#include "sharding/checkpoint/safetensors.h"
+#include "sharding/io/durable_file.h"
+#include "sharding/io/durable_folder.h"
+#include "sharding/io/text.h"
+
+namespace rz {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t written_elements = std::size_t{1} << 20;
+
+bool is_converted(const SourceTensor& t, const WriteWeightsOptions& options) {
+  return options.dtype && is_floating_point(t) && t.dtype != safetensors_name(*options.dtype);
+}
+
+/// A type of the library with elements as large as those of a dtype in files.
+DType type_of_size(const SourceTensor& t) {
+  switch (safetensors_bits(t.dtype) / 8) {
+    case 1:
+      return DType::u8;
+    case 2:
+      return DType::bf16;
+    case 4:
+      return DType::u32;
+    default:
+      return DType::u64;
+  }
+}
+
+SafetensorsSpec written_spec(const SourceTensor& t, const WriteWeightsOptions& options) {
+  if (is_converted(t, options)) return {t.name, t.shape, *options.dtype};
+  return {t.name, t.shape, type_of_size(t), t.dtype};
+}
+
+/// Writes the tensors of one file.
+class WeightFileWriter {
+ public:
+  WeightFileWriter(const TensorSource& source, const WriteWeightsOptions& options, const std::string& path,
+                   const std::vector<SafetensorsSpec>& specs)
+      : source_(source), options_(options), file_(path, specs) {}
+
+  void write(const SourceTensor& t, const std::function<void(std::uint64_t)>& written) {
+    for (std::uint64_t at = 0, n; at < t.count; at += n) {
+      n = std::min<std::uint64_t>(written_elements, t.count - at);
+      written(is_converted(t, options_) ? write_converted(t, at, n) : write_bytes(t, at, n));
+    }
+  }
+  void finish() { file_.finish(); }
+
+ private:
+  std::uint64_t write_bytes(const SourceTensor& t, std::uint64_t at, std::uint64_t n) {
+    bytes_.resize(n * (t.bytes / t.count));
+    source_.read_bytes(t, at, bytes_);
+    file_.write(std::span<const std::byte>(bytes_));
+    return bytes_.size();
+  }
+
+  std::uint64_t write_converted(const SourceTensor& t, std::uint64_t at, std::uint64_t n) {
+    values_.resize(n);
+    source_.read_f32(t, at, values_);
+    if (*options_.dtype == DType::f16) return write_narrow<f16>(t, at);
+    if (*options_.dtype == DType::bf16) return write_narrow<bf16>(t, at);
+    file_.write(std::span<const float>(values_));
+    return n * sizeof(float);
+  }
+
+  template <class T>
+  std::uint64_t write_narrow(const SourceTensor& t, std::uint64_t at) {
+    std::vector<T> narrow(values_.size());
+    for (std::size_t i = 0; i < narrow.size(); ++i) {
+      narrow[i] = from_f32<T>(values_[i]);
+      if (std::isfinite(values_[i]) && !std::isfinite(to_f32(narrow[i]))) overflow(t, at + i, values_[i]);
+    }
+    file_.write(std::as_bytes(std::span(narrow)));
+    return narrow.size() * sizeof(T);
+  }
+
+  void overflow(const SourceTensor& t, std::uint64_t element, float value) const {
+    require(options_.allow_overflow, Errc::diverged,
+            escaped(concat(source_.path, ": tensor '", t.name, "': element ", element, " is ", value,
+                           ", which overflows ", name(*options_.dtype),
+                           "; choose bf16 or f32, or allow the overflow to infinity")));
+  }
+
+  const TensorSource& source_;
+  const WriteWeightsOptions& options_;
+  SafetensorsWriter file_;
+  std::vector<std::byte> bytes_;
+  std::vector<float> values_;
+};
+
+std::string weight_file_name(std::size_t file, std::size_t files) {
+  if (files == 1) return "model.safetensors";
+  char name[64];
+  std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", file + 1, files);
+  return name;
+}
+
+void write_text(const fs::path& path, std::string_view text) {
+  DurableFile file(path.string());
+  file.write(text);
+  file.commit();
+}
+
+void copy_file_durably(const fs::path& from, const fs::path& folder) {
+  std::ifstream in(from, std::ios::binary);
+  require(in.good(), Errc::config, from.string(), ": cannot be opened");
+  DurableFile out((folder / from.filename()).string());
+  std::vector<char> block(std::size_t{1} << 20);
+  while (in.read(block.data(), static_cast<std::streamsize>(block.size())), in.gcount() > 0)
+    out.write(block.data(), static_cast<std::size_t>(in.gcount()));
+  require(in.eof(), Errc::io, from.string(), ": cannot be read");
+  out.commit();
+}
+
+/// What is written: every tensor's place, and bytes.
+struct WritePlan {
+  WritePlan(const TensorSource& source, const WriteWeightsOptions& options) {
+    for (const SourceTensor& t : source.tensors) {
+      specs.push_back(written_spec(t, options));
+      bytes.push_back(t.count * size_of(specs.back().dtype));
+      all += bytes.back();
+    }
+    files = cut_into_files(bytes, options.max_file_bytes);
+    // Larger elements lie first, as Hugging Face writes them, so that all are aligned.
+    for (auto& tensors : files)
+      std::ranges::stable_sort(tensors, std::greater(),
+                               [&](std::size_t t) { return size_of(specs[t].dtype); });
+  }
+
+  std::string index() const {
+    nlohmann::json map = nlohmann::json::object();
+    for (std::size_t f = 0; f < files.size(); ++f)
+      for (const std::size_t t : files[f]) map[specs[t].name] = weight_file_name(f, files.size());
+    return nlohmann::json{{"metadata", {{"total_size", all}}}, {"weight_map", std::move(map)}}.dump(2) + "\n";
+  }
+
+  std::vector<SafetensorsSpec> specs;
+  std::vector<std::uint64_t> bytes;
+  std::uint64_t all = 0;
+  std::vector<std::vector<std::size_t>> files;
+};
+
+}  // namespace
+
+std::vector<std::vector<std::size_t>> cut_into_files(std::span<const std::uint64_t> bytes,
+                                                     std::uint64_t max_file_bytes) {
+  std::vector<std::vector<std::size_t>> files;
+  std::vector<std::size_t> file;
+  std::uint64_t used = 0;
+  for (std::size_t t = 0; t < bytes.size(); ++t) {
+    if (bytes[t] > max_file_bytes) {
+      files.push_back({t});
+      continue;
+    }
+    if (used + bytes[t] > max_file_bytes) files.push_back(std::exchange(file, {})), used = 0;
+    file.push_back(t), used += bytes[t];
+  }
+  if (!file.empty() || files.empty()) files.push_back(file);
+  return files;
+}
+
+void write_weights(const TensorSource& source, const std::string& folder,
+                   const WriteWeightsOptions& options) {
+  const WritePlan plan(source, options);
+  DurableFolder out(folder);
+  const fs::path path = out.folder();
+  std::uint64_t done = 0;
+  for (std::size_t f = 0; f < plan.files.size(); ++f) {
+    std::vector<SafetensorsSpec> specs;
+    for (const std::size_t t : plan.files[f]) specs.push_back(plan.specs[t]);
+    WeightFileWriter file(source, options, (path / weight_file_name(f, plan.files.size())).string(), specs);
+    for (const std::size_t t : plan.files[f])
+      file.write(source.tensors[t], [&](std::uint64_t n) { options.progress(done += n, plan.all); });
+    file.finish();
+  }
+  if (plan.files.size() > 1) write_text(path / "model.safetensors.index.json", plan.index());
+  for (const std::string& copy : options.copies) copy_file_durably(copy, path);
+  out.commit();
+}
+
+}  // namespace rz

@@ -1,0 +1,97 @@
+// Keys of the sections about logs, profiles and files.
+
+#include "sharding/config/key_spec.h"
+
+namespace rz::ds {
+namespace {
+
+using enum Kind;
+constexpr const char* metrics = "train_gpt --metrics writes a line of JSON an update";
+constexpr KeySpec enabled = unused("enabled", boolean, "false", metrics);
+
+constexpr KeySpec csv_monitor[] = {
+    applied("enabled", boolean, "false", "rank 0 writes loss, rate and loss scale of each update"),
+    applied("output_path", text, "\"\"", "folder of the files"),
+    applied("job_name", text, "\"DeepSpeedJobName\"", "folder below it")};
+constexpr KeySpec tensorboard[] = {enabled, accepted("output_path", "\"\""),
+                                   accepted("job_name", "\"DeepSpeedJobName\"")};
+constexpr KeySpec wandb[] = {enabled, accepted("group", "null"), accepted("team", "null"),
+                             accepted("project", "\"deepspeed\"")};
+constexpr KeySpec comet[] = {
+    enabled,
+    accepted("samples_log_interval", "100"),
+    accepted("project", "null"),
+    accepted("workspace", "null"),
+    accepted("api_key", "null"),
+    accepted("experiment_name", "null"),
+    accepted("experiment_key", "null"),
+    accepted("online", "null"),
+    accepted("mode", "null"),
+};
+constexpr KeySpec comms_logger[] = {
+    unused("enabled", boolean, "false", "rzrun and all_reduce_perf report the speed of collectives"),
+    accepted("verbose", "false"),
+    accepted("prof_all", "true"),
+    accepted("debug", "false"),
+    accepted("prof_ops", "[]"),
+};
+constexpr KeySpec flops_profiler[] = {
+    unused("enabled", boolean, "false", "train_gpt reports operations a second at the end"),
+    accepted("recompute_fwd_factor", "0.0"),
+    accepted("profile_step", "1"),
+    accepted("module_depth", "-1"),
+    accepted("top_modules", "1"),
+    accepted("detailed", "true"),
+    accepted("output_file", "null"),
+};
+constexpr KeySpec timers[] = {accepted("throughput", "null", "tokens a second are always measured")};
+constexpr KeySpec checkpoint[] = {
+    accepted("tag_validation", choice, "\"WARN\"",
+             "FAIL in every case: ranks that save under different tags are an error, and nothing is written")
+        .one_of("[\"WARN\", \"IGNORE\", \"FAIL\"]"),
+    accepted("load_universal", "false", "every checkpoint is read by any number of ranks in any stage"),
+    refused("use_node_local_storage", "false", "[false]",
+            "a checkpoint is a folder that all ranks share; without one it could not be read by another "
+            "number of "
+            "ranks"),
+    accepted("parallel_write", "null", "every rank writes its own part"),
+    accepted("checkpoint_serialization", "true", "files are safetensors"),
+    accepted("writer", "null", "ringzero.checkpoint.async_save writes while training goes on"),
+};
+constexpr KeySpec aio[] = {
+    accepted("block_size", "1048576", "of nvme"),
+    accepted("queue_depth", "8", "of nvme"),
+    accepted("intra_op_parallelism", "1", "of nvme"),
+    accepted("single_submit", "false", "of nvme"),
+    accepted("overlap_events", "true", "of nvme"),
+    accepted("use_gds", "false", "of nvme"),
+    accepted("thread_count", "1", "older name of intra_op_parallelism"),
+};
+constexpr KeySpec nebula[] = {
+    refused("enabled", "false", "[false]", "checkpoints are files"),
+    accepted("enable_nebula_load", "true"),
+    accepted("nebula_load_path", "null"),
+    accepted("load_path", "null"),
+    accepted("persistent_storage_path", "null"),
+    accepted("persistent_time_interval", "100"),
+    accepted("num_of_version_in_retention", "2"),
+};
+
+constexpr ObjectSpec table[] = {
+    {"checkpoint", "", checkpoint},
+    {"csv_monitor", "", csv_monitor, true},
+    {"tensorboard", "", tensorboard, true},
+    {"wandb", "", wandb, true},
+    {"comet", "", comet, true},
+    {"comms_logger", "", comms_logger, true},
+    {"flops_profiler", "", flops_profiler},
+    {"timers", "", timers},
+    {"aio", "", aio},
+    {"nebula", "", nebula},
+};
+
+}  // namespace
+
+std::span<const ObjectSpec> reporting_objects() { return table; }
+
+}  // namespace rz::ds

@@ -1,0 +1,235 @@
+#include "sharding/config/settings.h"
+
+#include <algorithm>
+#include <cctype>
+
+#include "comm/core/error.h"
+#include "sharding/io/text.h"
+
+namespace rz::ds {
+namespace {
+
+using nlohmann::json;
+
+bool same_word(std::string_view a, std::string_view b) {
+  return std::ranges::equal(
+      a, b, [](unsigned char x, unsigned char y) { return std::tolower(x) == std::tolower(y); });
+}
+
+/// Types of other optimizers and schedulers that DeepSpeed has.
+bool is_later_type(std::string_view type) {
+  constexpr const char* later[] = {
+      "OneBitAdam",   "ZeroOneAdam",     "OneBitLamb", "MuAdam",   "MuAdamW",  "MuSGD",
+      "Adadelta",     "Adamax",          "NAdam",      "RAdam",    "Rprop",    "ASGD",
+      "LBFGS",        "SparseAdam",      "Adafactor",  "CyclicLR", "LambdaLR", "MultiplicativeLR",
+      "SequentialLR", "ChainedScheduler"};
+  return std::ranges::any_of(later, [&](const char* name) { return same_word(name, type); });
+}
+
+/// The type of a section, spelled as in the tables.
+std::string canonical_type(const JsonObject& section, const std::string& params) {
+  const std::string type = section.text("type", "");
+  std::string all;
+  for (const ObjectSpec& o : objects()) {
+    if (o.path != params) continue;
+    if (same_word(o.variant, type)) return o.variant;
+    all += (all.empty() ? "" : ", ") + std::string(o.variant);
+  }
+  if (type.empty()) section.fail_at("type", concat("missing; choose one of ", all));
+  if (is_later_type(type))
+    fail(Errc::unsupported, section.file(), ": ", section.path("type"),
+         ": not supported in this build yet: ", type, "; choose one of ", all);
+  section.fail_at("type", concat("unknown type \"", type, "\"; choose one of ", all));
+}
+
+/// True if no "enabled" in the value is true.
+bool nothing_enabled(const json& value) {
+  if (value.is_array()) return std::ranges::all_of(value, nothing_enabled);
+  if (!value.is_object()) return true;
+  if (value.contains("enabled")) return without_quotes(value["enabled"]) == false;
+  return std::ranges::all_of(value, nothing_enabled);
+}
+
+bool is_harmless(const KeySpec& k, const json& value) {
+  const json harmless = json::parse(k.values);
+  for (const json& found : {value, without_quotes(value)})
+    if (std::ranges::find(harmless, found) != harmless.end()) return true;
+  const auto has_switch = [](const json& v) { return v.dump().find("\"enabled\"") != std::string::npos; };
+  return value.is_object() && has_switch(value) && nothing_enabled(value);
+}
+
+bool is_for_stage_3(const KeySpec& k) { return std::string_view(k.key).starts_with("stage3_"); }
+
+}  // namespace
+
+const Settings::Entry* Settings::find(std::string_view path) const {
+  const auto found = std::ranges::find(entries_, path, &Entry::path);
+  return found == entries_.end() ? nullptr : &*found;
+}
+
+void Settings::replace(std::string_view path, json value, std::string origin) {
+  Entry& entry = *std::ranges::find(entries_, path, &Entry::path);
+  entry.value = std::move(value);
+  entry.origin = std::move(origin);
+}
+
+bool Settings::has_section(std::string_view path) const {
+  return std::ranges::any_of(entries_, [&](const Entry& e) {
+    return e.path.starts_with(path) && e.path.size() > path.size() && e.path[path.size()] == '.';
+  });
+}
+
+const json& Settings::at(std::string_view path) const {
+  const Entry* entry = find(path);
+  require(entry != nullptr, Errc::invalid_argument, "no setting ", path, " was read");
+  return entry->value;
+}
+
+std::optional<double> Settings::optional_number(std::string_view path) const {
+  const json& value = at(path);
+  return value.is_null() ? std::nullopt : std::optional(value.get<double>());
+}
+
+std::optional<std::int64_t> Settings::optional_integer(std::string_view path) const {
+  const json& value = at(path);
+  return value.is_null() ? std::nullopt : std::optional(value.get<std::int64_t>());
+}
+
+void ConfigErrors::add(Kind kind, const std::string& path, const Error& error) {
+  if (!path.empty()) wrong_.push_back(path);
+  if (error.code() == Errc::unsupported) kind = Kind::unsupported;
+  const auto same = [&](const Entry& e) { return std::string_view(e.error.what()) == error.what(); };
+  if (std::ranges::none_of(errors_, same)) errors_.push_back({kind, error});
+}
+
+bool ConfigErrors::has_wrong(std::initializer_list<std::string_view> paths) const {
+  return std::ranges::any_of(wrong_, [&](const std::string& wrong) {
+    return std::ranges::any_of(paths, [&](std::string_view path) {
+      return wrong.starts_with(path) && (wrong.size() == path.size() || wrong[path.size()] == '.');
+    });
+  });
+}
+
+void ConfigErrors::throw_all() const {
+  if (errors_.empty()) return;
+  if (errors_.size() == 1) throw errors_.front().error;
+  std::vector<Entry> sorted = errors_;
+  std::ranges::stable_sort(sorted, {}, &Entry::kind);
+  constexpr std::size_t max_lines = 20;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(sorted.size(), max_lines); ++i)
+    text += concat(i ? "\n" : "", sorted[i].error.what());
+  if (sorted.size() > max_lines) text += concat("\nand ", sorted.size() - max_lines, " more");
+  fail(sorted.front().kind == Kind::unsupported && sorted.back().kind == Kind::unsupported ? Errc::unsupported
+                                                                                           : Errc::config,
+       text);
+}
+
+void SettingsReader::read(const json& document) {
+  read_object(JsonObject(document, file_), *find_object(""));
+}
+
+std::vector<std::string> SettingsReader::warnings() const {
+  std::vector<std::string> all = warnings_;
+  if (unused_.empty()) return all;
+  std::string keys;
+  for (const std::string& key : unused_) keys += (keys.empty() ? "" : ", ") + key;
+  all.push_back(concat(file_, ": read and not applied in this build (docs/configuration.md): ", keys));
+  return all;
+}
+
+void SettingsReader::refuse_unknown_keys(const JsonObject& object, const ObjectSpec& spec) {
+  for (const std::string& key : object.keys()) {
+    if (std::ranges::any_of(spec.keys, [&](const KeySpec& k) { return key == k.key; })) continue;
+    const std::string_view near = nearest_key(key, spec.keys);
+    errors_.collect(ConfigErrors::Kind::unknown_key, "", [&] {
+      object.fail_at(
+          key, near.empty() ? "unknown key; remove it" : concat("unknown key; did you mean '", near, "'?"));
+    });
+  }
+}
+
+void SettingsReader::read_object(const JsonObject& object, const ObjectSpec& spec) {
+  refuse_unknown_keys(object, spec);
+  for (const KeySpec& k : spec.keys) {
+    const std::string path = object.path(k.key);
+    if (k.kind == Kind::object) {
+      read_section(object, k);
+    } else if (!errors_.collect(ConfigErrors::Kind::value, path, [&] { read_key(object, spec, k); })) {
+      add(object, k, *k.fallback == '\0' ? json() : default_value(object, k), "default", false);
+    }
+  }
+}
+
+void SettingsReader::read_section(const JsonObject& object, const KeySpec& k) {
+  const json nothing = json::object();
+  const std::string path = object.path(k.key);
+  std::optional<JsonObject> section;
+  if (object.has(k.key) && !object.at(k.key).is_null())
+    errors_.collect(ConfigErrors::Kind::value, path, [&] { section = object.object(k.key); });
+  if (!section && std::string_view(k.fallback) == "null") return;
+  if (!section) section.emplace(nothing, file_, path);
+  if (path == "scheduler" && section->has("type") && section->at("type").is_null()) return;
+  if (std::string_view(k.key) != "params") return read_object(*section, *find_object(path));
+  const Settings::Entry* type = settings_.find(object.path("type"));
+  if (!type->value.is_null()) read_object(*section, *find_object(path, type->value.get<std::string>()));
+}
+
+void SettingsReader::read_key(const JsonObject& object, const ObjectSpec& spec, const KeySpec& k) {
+  if (!object.has(k.key) && !(k.kind == Kind::text && *k.fallback == '\0'))
+    return read_absent(object, spec, k);
+  if (object.has(k.key) && object.at(k.key) == "auto") return read_auto(object, spec, k);
+  const bool is_type = std::string_view(k.key) == "type" && *k.fallback == '\0';
+  json value = is_type ? json(canonical_type(object, std::string(spec.path) + ".params"))
+                       : checked_value(object.at(k.key), k, file_, spec.path);
+  require_agreement(object, k, value);
+  apply_treatment(object, k, value);
+  const auto origin = origins_.find(object.path(k.key));
+  add(object, k, std::move(value), origin == origins_.end() ? "file" : origin->second, true);
+}
+
+void SettingsReader::read_auto(const JsonObject& object, const ObjectSpec& spec, const KeySpec& k) {
+  if (k.argument == Argument::none) {
+    if (!spec.auto_is_default && k.treatment != Treatment::accepted)
+      object.fail_at(k.key, "\"auto\" stands for no argument here; write a value");
+    return add(object, k, default_value(object, k), "auto: DeepSpeed's default", false);
+  }
+  const auto found = source_.automatic(k.argument);
+  if (!found)
+    object.fail_at(k.key, concat("\"auto\" stands for ", name(k.argument),
+                                 ", which is not given; give it, or write a value"));
+  add(object, k, checked_value(found->value, k, file_, spec.path), "auto: " + found->origin, true);
+}
+
+void SettingsReader::read_absent(const JsonObject& object, const ObjectSpec& spec, const KeySpec& k) {
+  const auto given = k.argument == Argument::none ? std::nullopt : source_.given(k.argument);
+  if (given) return add(object, k, checked_value(given->value, k, file_, spec.path), given->origin, true);
+  add(object, k, default_value(object, k), "default", false);
+}
+
+void SettingsReader::require_agreement(const JsonObject& object, const KeySpec& k, const json& value) const {
+  const auto given = k.argument == Argument::none ? std::nullopt : source_.given(k.argument);
+  if (given && given->value != value)
+    object.fail_at(k.key, concat("is ", to_display(value), ", but ", given->origin, " is ",
+                                 to_display(given->value), "; remove one of them, or write \"auto\" here"));
+}
+
+void SettingsReader::apply_treatment(const JsonObject& object, const KeySpec& k, const json& value) {
+  const bool is_default = *k.fallback != '\0' && value == json::parse(k.fallback);
+  if (k.treatment == Treatment::refused && !is_harmless(k, value))
+    fail(Errc::unsupported,
+         escaped(concat(file_, ": ", object.path(k.key),
+                        ": not supported in this build yet: ", to_display(value), "; ", k.note)));
+  if (k.treatment == Treatment::always && !is_default)
+    warnings_.push_back(concat(file_, ": ", object.path(k.key), ": has no effect: ", k.note));
+  if (k.treatment != Treatment::unused || is_default) return;
+  const Settings::Entry* stage = settings_.find("zero_optimization.stage");
+  if (!is_for_stage_3(k) || stage == nullptr || stage->value == 3) unused_.push_back(object.path(k.key));
+}
+
+void SettingsReader::add(const JsonObject& object, const KeySpec& k, json value, std::string origin,
+                         bool given) {
+  settings_.add({object.path(k.key), &k, std::move(value), std::move(origin), given});
+}
+
+}  // namespace rz::ds

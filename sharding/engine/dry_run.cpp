@@ -1,0 +1,121 @@
+#include "sharding/engine/dry_run.h"
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "comm/core/error.h"
+#include "comm/device/allocate.h"
+#include "comm/device/meta.h"
+#include "sharding/engine/meta_communicator.h"
+#include "sharding/strategy/strategy.h"
+
+namespace rz {
+
+namespace {
+
+/// The states of an optimizer, which it does not change.
+class StatesOf final : public Optimizer {
+ public:
+  explicit StatesOf(const Optimizer& of) : Optimizer(groups_of(of)), of_(of) {}
+
+  const char* name() const override { return of_.name(); }
+  std::vector<StateSpec> states(int group) const override { return of_.states(group); }
+  Grain grain(int group) const override { return of_.grain(group); }
+  void measure(std::span<const UpdateSpan>, const UpdateScale&, const NormSums&,
+               const Stream&) const override {}
+  void direct(std::span<const UpdateSpan>, const UpdateScale&, const Stream&) const override {}
+  void orthogonalize(const Tensor& direction, int group, const Workspace& workspace,
+                     const Stream& stream) const override {
+    of_.orthogonalize(direction, group, workspace, stream);
+  }
+  void update(std::span<const UpdateSpan>, const UpdateScale&, const Stream&) const override {}
+  std::vector<std::byte> constants(std::int64_t missed) const override { return of_.constants(missed); }
+
+ protected:
+  std::string describe_group(int) const override { return of_.describe(); }
+
+ private:
+  static std::vector<Group> groups_of(const Optimizer& of) {
+    std::vector<Group> out;
+    for (int g = 0; g < of.groups(); ++g)
+      out.push_back({of.group_name(g), [&of, g](const Parameter& p) { return of.group_of(p) == g; },
+                     of.learning_rate(g)});
+    return out;
+  }
+
+  const Optimizer& of_;
+};
+
+/// A module while it is on the meta device.
+class OnMeta {
+ public:
+  explicit OnMeta(Module& module) : module_(module) {
+    for (const Parameter* p : module.parameters())
+      require(!p->value.defined(), Errc::invalid_argument, "a dry run of a model whose parameter ", p->name,
+              " has a value: make another model for it");
+  }
+  ~OnMeta() {
+    for (Parameter* p : module_.parameters()) p->value = p->grad = {};
+    for (ModuleBuffer* b : module_.buffers()) b->value = {};
+  }
+  OnMeta(const OnMeta&) = delete;
+
+  std::size_t buffer_bytes() const {
+    std::size_t bytes = 0;
+    for (const ModuleBuffer* b : module_.buffers()) bytes += b->value.bytes();
+    return bytes;
+  }
+
+ private:
+  Module& module_;
+};
+
+/// The loop of an engine.
+class Updates {
+ public:
+  Updates(Strategy& strategy, Tape& tape, const RecordLoss& record, int accumulation)
+      : strategy_(strategy), tape_(tape), record_(record), accumulation_(accumulation) {}
+
+  void run(Optimizer& optimizer) {
+    strategy_.zero_grad();
+    losses_.clear();
+    for (int m = 1; m <= accumulation_; ++m) {
+      losses_.push_back(record_(tape_));
+      strategy_.backward(tape_, losses_.back(), m == accumulation_);
+      tape_.reset();
+    }
+    strategy_.finish_gradients(tape_.stream());
+    strategy_.clip_and_step(optimizer, {}, tape_.stream());
+  }
+
+ private:
+  Strategy& strategy_;
+  Tape& tape_;
+  const RecordLoss& record_;
+  int accumulation_;
+  std::vector<nn::Loss> losses_;  // of an update, as an engine keeps them
+};
+
+constexpr int settling_updates = 3;  // from the third on, all updates are alike
+
+}  // namespace
+
+DryRun dry_run(Module& module, const Optimizer& optimizer, const RecordLoss& record, const DryRunOptions& o) {
+  require(o.accumulation > 0, Errc::invalid_argument, "an update of ", o.accumulation, " micro-batches");
+  const OnMeta on_meta(module);
+  Communicator communicator = meta_communicator(o.rank.rank, o.rank.ranks);
+  Tape tape(Stream::create(meta_device), BufferPool(allocator_on(meta_device)));
+  const auto strategy = make_strategy(o.strategy, module, communicator, o.options);
+  strategy->attach(tape);
+  tape.set_autocast(o.autocast);
+  StatesOf states(optimizer);
+  Updates updates(*strategy, tape, record, o.accumulation);
+  for (int i = 1; i < settling_updates; ++i) updates.run(states);
+  const Traffic before = strategy->traffic();
+  updates.run(states);
+  const BufferPool::Statistics pool = tape.pool().statistics();
+  return {{strategy->memory(), pool.bytes, pool.peak, on_meta.buffer_bytes()}, strategy->traffic() - before};
+}
+
+}  // namespace rz

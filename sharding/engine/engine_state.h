@@ -1,0 +1,66 @@
+#pragma once
+/// What a checkpoint of an engine has besides tensors.
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/bootstrap.h"
+#include "sharding/data/loader_positions.h"
+#include "sharding/engine/client_state.h"
+#include "sharding/engine/update_loop.h"
+
+namespace rz {
+
+/// An optimizer without its states.
+struct OptimizerProgress {
+  std::string name;
+  std::int64_t updates = 0;
+  struct Group {
+    std::string name;
+    double base_lr = 0;  ///< of the configuration
+    double lr = 0;       ///< at the time, by hand or by the schedule
+    bool operator==(const Group&) const = default;
+  };
+  std::vector<Group> groups;
+  std::map<std::string, std::int64_t> missed_updates;  ///< by parameter, where it is not 0
+  bool operator==(const OptimizerProgress&) const = default;
+};
+
+struct EngineState {
+  std::string strategy;           ///< name; for people
+  std::vector<std::string> jobs;  ///< jobs_of_launchers() of the run that has saved it
+  int ranks = 1;
+  std::int64_t accumulation = 1;
+  std::uint64_t seed = 0;
+  UpdateLoop::State updates;
+  OptimizerProgress optimizer;
+  LoaderPositions::ByName loaders;
+  std::string config = "{}";         ///< JSON, resolved
+  std::string trainer_state = "{}";  ///< JSON of a TrainerState; empty object: none was saved
+  ClientState client_state;
+};
+
+/// The jobs of launchers that this process belongs to, "run 1234" of rzrun or torchrun and "slurm job 5678".
+/// They keep their names when the launcher starts the job again.
+struct LauncherJob {
+  std::string name;
+  bool restarted = false;
+};
+std::vector<LauncherJob> jobs_of_launchers();
+/// The same with variables from another source than the process environment.
+std::vector<LauncherJob> jobs_of_launchers_from(const Variables&);
+
+/// LoadedCheckpoint::differences, in one line: of batches, optimizer, rates, schedule, clipping and
+/// precision. With other ranks, batches and accumulation may differ as long as an update has the same
+/// samples.
+std::string differences(const EngineState& saved, const EngineState& now);
+
+/// JSON object: CheckpointIndex::state.
+std::string to_json(const EngineState&);
+/// Errc::config, "FILE: key.path: …".
+EngineState parse_engine_state(std::string_view text, const std::string& file);
+
+}  // namespace rz

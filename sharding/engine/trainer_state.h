@@ -1,0 +1,31 @@
+#pragma once
+/// What decides on the best checkpoint and on early stopping.
+
+#include <optional>
+#include <string>
+
+#include "sharding/config/checkpoint_config.h"
+#include "sharding/engine/best_metric.h"
+#include "sharding/engine/early_stopping.h"
+
+namespace rz {
+
+/// As TrainerState of Hugging Face. A run that is resumed goes on with it.
+struct TrainerState {
+  std::string metric;  ///< metric_for_best_model
+  BestMetric best;
+  std::optional<EarlyStopping> early_stopping;
+  bool evaluation_due = false;  ///< the last update was to be evaluated, and was not
+};
+
+/// Before the first evaluation. Errc::config as for EarlyStopping.
+TrainerState initial_trainer_state(const CheckpointConfig&);
+
+/// JSON object.
+std::string to_json(const TrainerState&);
+/// Restores it from such an object; an empty one leaves it as it is. Values of another metric are not
+/// comparable: the state is then left as it is. Errc::config names the file and the key of a value that is
+/// missing or wrong; nothing is changed then.
+void restore(TrainerState&, const std::string& text, const std::string& file);
+
+}  // namespace rz

@@ -1,0 +1,129 @@
+#pragma once
+/// Checkpoints, evaluations and the end of a training run by the section "ringzero.checkpoint" of its
+/// configuration (docs/configuration.md).
+///
+///     auto engine = rz::initialize(world, net, {.config = "ds.json"});  // resumes
+///     while (engine.global_steps() < steps && !engine.should_stop()) {  // saves
+///       engine.train_batch(loader, forward);
+///       if (engine.checkpoints().should_evaluate())
+///         engine.checkpoints().record({{"eval_loss", world.reduce(evaluate())}});
+///     }
+///     engine.checkpoints().finish();
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sharding/config/checkpoint_config.h"
+#include "sharding/engine/checkpointer.h"
+#include "sharding/engine/save_requests.h"
+#include "sharding/engine/signal_handler.h"
+#include "sharding/engine/world.h"
+
+namespace rz {
+
+/// Results of an evaluation by name: "eval_loss", "eval_accuracy". Equal on all ranks.
+using Metrics = std::map<std::string, double>;
+
+/// The requests of save_steps, save_minutes and the end of the allocation, if the keys have it. Errors of
+/// slurm_job_end_time().
+SaveRequestOptions save_request_options(const CheckpointConfig&);
+
+/// Decides after each update whether the run saves, and whether it stops. An Engine has one. Functions that
+/// are collective have it in their comment. One thread a rank.
+class TrainingCheckpoints {
+ public:
+  /// `file`: of the configuration, for messages. World and checkpointer outlive the object. With signals, it
+  /// has the SignalHandler of the process: Errc::config if there is another. Collective.
+  TrainingCheckpoints(World&, Checkpointer&, const CheckpointConfig&, std::string file);
+  TrainingCheckpoints(const TrainingCheckpoints&) = delete;
+
+  /// Loads the checkpoint of resume_from_checkpoint; an engine has called it. A run that its launcher has
+  /// started again goes on with the last one that it has saved itself, if there is one. A folder without a
+  /// checkpoint is an error unless the key is true. Errc::config, "FILE:
+  /// ringzero.checkpoint.resume_from_checkpoint: …", for what Engine::load_checkpoint() refuses, and
+  /// "…output_dir: …" if another process saves to that folder. Collective.
+  void resume();
+  /// What resume() has loaded.
+  const std::optional<LoadedCheckpoint>& resumed() const { return resumed_; }
+  /// "resumed: DIR/TAG, after 100 updates"; empty if the run begins as it should. More lines have
+  /// LoadedCheckpoint::differences and other checkpoints in output_dir, if there are any.
+  std::string describe_resume() const;
+
+  /// True after every eval_steps updates, until record(). A run that was stopped before record() is resumed
+  /// with it.
+  bool should_evaluate() const;
+  /// Whether a signal or the end of the allocation stops the run: a long evaluation calls it between batches,
+  /// ends early without record(), and calls should_stop(). Collective.
+  bool stop_requested();
+  /// The same between the micro-batches of an update, as a loop of backward() and step() with many of them
+  /// may call it: `micro_batch` of them have taken `elapsed` on this rank. should_stop() then saves the state
+  /// before the update in progress. About once a second; false until should_stop() has been called once.
+  /// Collective.
+  bool stop_requested_in_update(std::int64_t micro_batch, std::chrono::duration<double> elapsed);
+  /// Call once after an update that was evaluated, before should_stop(). If the value of
+  /// metric_for_best_model is the best one so far, should_stop() saves this update as the best checkpoint.
+  /// Errc::config if the metric is missing, Errc::mismatch if the ranks have different values. Collective.
+  void record(const Metrics&);
+
+  /// Call after each update, when its metrics are recorded and logged, and before the first one. Saves if
+  /// save_steps, save_minutes, a signal, the end of the allocation or a best value requires it. True if the
+  /// run is to stop: decision() or early_stopped() has the reason. Further calls before the next update do
+  /// nothing else. The first call makes output_dir, and is Errc::config if another process saves to it.
+  /// Collective.
+  bool should_stop();
+  /// The last decision of should_stop() to save.
+  const SaveDecision& decision() const { return decision_; }
+  /// early_stopping_patience is exhausted.
+  bool early_stopped() const;
+  /// Call at the end of the run: saves the last update unless it is saved, waits for the save, and loads the
+  /// model of the best checkpoint if load_best_model_at_end is set. Returns that checkpoint; none if no
+  /// evaluation had a finite value. After a stop on request it only waits. Collective.
+  std::optional<LoadedCheckpoint> finish();
+
+  /// Values of the program's own that are saved with each checkpoint; after resume() those that were saved.
+  ClientState& client_state() { return client_state_; }
+  /// Texts that each checkpoint has as files: SaveCheckpointOptions::files.
+  std::map<std::string, std::string>& files() { return files_; }
+  /// SaveCheckpointOptions::nonfinite of each checkpoint; false at first.
+  void save_nonfinite(bool nonfinite) { nonfinite_ = nonfinite; }
+  /// The best value so far.
+  const BestMetric& best() const { return checkpointer_.trainer().best; }
+  const CheckpointConfig& config() const { return config_; }
+
+ private:
+  void load_resumed();
+  /// The tag of the last checkpoint in output_dir, if the launcher has started this run again and it has
+  /// saved that one; or empty. Collective.
+  std::string own_checkpoint();
+  void find_others();
+  /// A second run in output_dir is refused before its first update: in resume(), or in the first
+  /// should_stop() if the folder is new.
+  void lock_folder(bool make);
+  void save(bool async);
+  /// The file best after a crash before it was written. The best checkpoint of another folder, or one that
+  /// was removed, is no longer the best one.
+  void restore_best(const std::string& dir);
+
+  World& world_;
+  Checkpointer& checkpointer_;
+  CheckpointConfig config_;
+  std::string file_;
+  std::optional<SignalHandler> handler_;
+  std::optional<SaveRequests> requests_;  // none: nothing is saved
+  std::optional<LoadedCheckpoint> resumed_;
+  bool restarted_ = false;           // by the launcher
+  std::vector<std::string> others_;  // rank 0: tags in output_dir that the run does not come from
+  ClientState client_state_;
+  std::map<std::string, std::string> files_;
+  SaveDecision decision_;
+  bool locked_ = false, begun_ = false, nonfinite_ = false;
+  bool stop_requested_ = false;                           // and not decided
+  std::int64_t saved_ = 0, decided_ = 0, evaluated_ = 0;  // numbers of updates
+  std::int64_t best_ = -1;                                // with a best value that is not saved
+};
+
+}  // namespace rz

@@ -1,0 +1,96 @@
+#include "sharding/engine/training_plan.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "comm/core/error.h"
+#include "sharding/engine/configured.h"
+#include "sharding/engine/read_configuration.h"
+#include "sharding/strategy/prediction.h"
+
+namespace rz {
+
+namespace {
+
+/// What stays in memory lies where offload puts it; the rest is the dry run's.
+MemoryReport with_offload(MemoryReport predicted, const MemoryReport& run, std::size_t tiles) {
+  predicted.transient = std::max(run.transient, tiles);
+  predicted.transient_in_use = run.transient_in_use;
+  predicted.transient_peak = std::max(run.transient_peak, tiles);
+  return predicted;
+}
+
+/// A run as its options describe it.
+class Run {
+ public:
+  Run(Module& module, const EngineOptions& o, const RecordLoss& record, int ranks, Device::Kind device)
+      : module_(module), record_(record), device_(device), config_(read_configuration(ranks, module, o)) {
+    require(o.optimizer || config_.optimizer, Errc::config, config_.file,
+            ": optimizer: missing; a plan is of training: add the section");
+    if (!o.optimizer) made_ = make_optimizer(*config_.optimizer, o.decay);
+    optimizer_ = o.optimizer ? o.optimizer.get() : made_.get();
+    kind_ = o.strategy ? *o.strategy : strategy_kind(config_);
+    options_ = strategy_options(config_, kind_, o.configure_strategy);
+    if (config_.activation_checkpointing.enabled()) module.checkpoint_activations();
+  }
+
+  /// What stays in memory.
+  MemoryReport kept(RankOf rank) const {
+    return predicted_memory(kind_, module_, *optimizer_, rank, options_, device_);
+  }
+  /// Whether ranks that keep the same memory are alike in all.
+  bool shards_evenly() const {
+    for (int g = 0; g < optimizer_->groups(); ++g)
+      if (optimizer_->grain(g) == Grain::matrix) return false;
+    return true;
+  }
+  TrainingPlan plan(RankOf rank) const {
+    DryRun run = dry_run(module_, *optimizer_, record_,
+                         {.strategy = kind_,
+                          .options = options_,
+                          .rank = rank,
+                          .accumulation = static_cast<int>(config_.sizes.accumulation),
+                          .autocast = config_.precision.autocast});
+    if (device_ != Device::host && offloads(options_))
+      run.memory.model = with_offload(kept(rank), run.memory.model,
+                                      predicted_tiles(kind_, module_, *optimizer_, rank, options_, device_));
+    return {kind_, rank, run.memory, run.update};
+  }
+
+ private:
+  Module& module_;
+  const RecordLoss& record_;
+  Device::Kind device_;
+  DsConfig config_;
+  std::unique_ptr<Optimizer> made_;
+  const Optimizer* optimizer_ = nullptr;
+  StrategyKind kind_ = StrategyKind::ddp;
+  StrategyOptions options_;
+};
+
+}  // namespace
+
+TrainingPlan plan_training(Module& module, const EngineOptions& o, const RecordLoss& record, RankOf rank,
+                           Device::Kind device) {
+  return Run(module, o, record, rank.ranks, device).plan(rank);
+}
+
+std::vector<TrainingPlan> plan_all_ranks(Module& module, const EngineOptions& o, const RecordLoss& record,
+                                         int ranks, Device::Kind device) {
+  const Run run(module, o, record, ranks, device);
+  std::vector<TrainingPlan> plans;
+  std::vector<MemoryReport> kept;
+  for (int r = 0; r < ranks; ++r) {
+    kept.push_back(run.kept({r, ranks}));
+    const auto same = std::ranges::find(kept, kept.back()) - kept.begin();
+    if (same == r || !run.shards_evenly()) {
+      plans.push_back(run.plan({r, ranks}));
+    } else {
+      plans.push_back(plans[static_cast<std::size_t>(same)]);
+      plans.back().rank.rank = r;
+    }
+  }
+  return plans;
+}
+
+}  // namespace rz

@@ -1,0 +1,39 @@
+#pragma once
+/// Memory and traffic of a training run before it starts, as DeepSpeed's
+/// estimate_zero3_model_states_mem_needs_all_live() has them for the states of a model, here with
+/// activations, transient memory and traffic.
+///
+///     Gpt2 model(config);  // without values
+///     const auto record = [&](Tape& t) { return loss_of(model, t, t.empty({4, 1024}, DType::i32)); };
+///     const TrainingPlan plan = plan_training(model, {.config = "ds.json"}, record, {.ranks = 8});
+///     std::puts(describe(plan.memory).c_str());
+
+#include <vector>
+
+#include "autograd_lite/nn/module.h"
+#include "sharding/engine/dry_run.h"
+#include "sharding/engine/engine_options.h"
+#include "sharding/model/memory_use.h"
+#include "sharding/model/traffic.h"
+
+namespace rz {
+
+struct TrainingPlan {
+  StrategyKind strategy = StrategyKind::ddp;
+  RankOf rank;
+  MemoryUse memory;  ///< Engine::memory() after a few updates
+  Traffic update;    ///< what Strategy::traffic() grows by in each further update
+};
+
+/// Plan of a rank of the run that initialize() would begin with this module, which has no values, and these
+/// options. `record` records a micro-batch of train_micro_batch_size_per_gpu samples. No memory, no device
+/// and no other rank is needed. Exact as dry_run() is; for a device, tensors of the tape with padded rows
+/// (nn::linear_aligned) are predicted without the padding. Errors are those of initialize(); Errc::config
+/// without an optimizer.
+TrainingPlan plan_training(Module&, const EngineOptions&, const RecordLoss& record, RankOf,
+                           Device::Kind = Device::host);
+/// The same of every rank, in their order.
+std::vector<TrainingPlan> plan_all_ranks(Module&, const EngineOptions&, const RecordLoss& record, int ranks,
+                                         Device::Kind = Device::host);
+
+}  // namespace rz

@@ -1,0 +1,72 @@
+#pragma once
+/// What surrounds the passes of an update: loss scale, learning rates, clipping, the optimizer's step.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "sharding/config/ds_config.h"
+#include "sharding/engine/scheduled_rates.h"
+#include "sharding/engine/step_report.h"
+#include "sharding/engine/update_losses.h"
+#include "sharding/optim/loss_scaler.h"
+#include "sharding/strategy/strategy.h"
+
+namespace rz {
+
+/// Makes the updates of a strategy as a configuration asks for them.
+class TrainingStep {
+ public:
+  TrainingStep(Strategy&, std::unique_ptr<Optimizer>, LrSchedule, ScheduleUnit, const DsConfig&);
+
+  /// Before the first pass of an update: loss scale, and rates.
+  void prepare(const Stream&);
+  /// After prepare(): the update was dropped.
+  void cancel();
+  /// After the last pass: reduces, clips and updates. May be captured in a graph.
+  void apply(const Stream&);
+  /// After apply() or a replay of it: what it did. Adjusts the loss scale. The report is complete, and the
+  /// parameters are as before, at Errc::diverged: a loss was not finite; or the gradients were not, and the
+  /// configuration does not skip such updates; or max_skipped_updates were skipped in a row; or the loss
+  /// scale cannot fall further. The culprit is the rank whose loss is not finite, if there is one such rank.
+  /// Collective.
+  void complete(const Stream&, StepReport&, const UpdateLosses&, Communicator&);
+
+  Optimizer& optimizer() { return *optimizer_; }
+  /// Counts an epoch, for schedules by epoch.
+  void end_epoch() { ++epochs_; }
+  /// ScheduledRates::step().
+  void step_scheduler(double metric) { rates_.step(metric, *optimizer_); }
+  double loss_scale() const { return scaler_ ? scaler_->scale() : 1; }
+  const ScheduledRates& rates() const { return rates_; }
+
+  /// What changes from update to update, besides the optimizer; for checkpoints.
+  struct State {
+    std::int64_t epochs = 0;
+    std::optional<LossScaler::State> scaler;
+    std::optional<PlateauState> plateau;
+    std::int64_t skipped_in_a_row = 0;  ///< up to the last update
+    bool operator==(const State&) const = default;
+  };
+  State state() const;
+  /// A scaler, or a plateau, that only one of both has keeps its state.
+  void set_state(const State&);
+
+ private:
+  /// The update was skipped because no rank has counted a term.
+  void skip_without_terms(StepReport&) const;
+
+  Strategy& strategy_;
+  std::unique_ptr<Optimizer> optimizer_;
+  ScheduledRates rates_;
+  ScheduleUnit schedule_unit_;
+  std::int64_t epochs_ = 0;
+  std::optional<LossScaler> scaler_;  // f16 only, of parameters or autocast
+  double max_norm_;
+  bool skip_overflow_;
+  bool counted_ = false;      // on a device: prepare() has counted the update in the optimizer
+  std::int64_t max_skipped_;  // in a row; 0: any number
+  std::int64_t skipped_ = 0;  // in a row, up to the last update
+};
+
+}  // namespace rz

@@ -1,0 +1,298 @@
+#include "sharding/engine/update_loop.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "comm/core/error.h"
+
+namespace rz {
+
+namespace {
+
+DropoutSeeds::Place place_of(const World& world, const UpdateLoopOptions& o) {
+  const std::int64_t consecutive = o.world_size_invariant ? std::max<std::int64_t>(1, o.accumulation) : 1;
+  return {world.rank(), world.size(), static_cast<std::uint64_t>(consecutive)};
+}
+
+}  // namespace
+
+UpdateLoop::UpdateLoop(World& world, Tape& tape, Strategy& strategy, TrainingStep&& training,
+                       UpdateReports&& reports, const UpdateLoopOptions& options)
+    : world_(world),
+      tape_(tape),
+      strategy_(strategy),
+      options_(options),
+      training_(std::move(training)),
+      reports_(std::move(reports)),
+      accumulation_(options.accumulation),
+      seeds_(options.seed, static_cast<std::size_t>(options.accumulation), place_of(world, options),
+             tape.stream()) {
+  given_terms_ = options_.expected_terms.has_value();
+  if (given_terms_) strategy_.settings().set_expected_terms(*options_.expected_terms);
+  tape_.seed(seeds_.of_pass(0));
+}
+
+// ---- an update
+
+/// By the first micro-batches of all ranks, or that of rank 0, which is the same for any number of ranks.
+Work UpdateLoop::begin_terms(double own) {
+  first_terms_ = !options_.world_size_invariant || world_.is_main() ? own : 0;
+  return world_.communicator().all_reduce(Buffer(&first_terms_, 1), ReduceOp::sum);
+}
+
+double UpdateLoop::terms_of_update() const {
+  const auto steps = static_cast<double>(accumulation_.steps());
+  return first_terms_ * steps * (options_.world_size_invariant ? world_.size() : 1);
+}
+
+void UpdateLoop::expect_terms(double terms) {
+  if (options_.expected_terms) return;
+  begin_terms(terms).wait();
+  options_.expected_terms = std::max(1.0, terms_of_update());
+  new_terms_ = true;
+  strategy_.settings().set_expected_terms(*options_.expected_terms);
+}
+
+void UpdateLoop::expect_terms(const nn::Loss& loss) {
+  if (!options_.expected_terms) expect_terms(static_cast<double>(loss.read(tape_.stream()).count));
+}
+
+void UpdateLoop::next_update() {
+  accumulation_.next_update();
+  if (rounds_) rounds_->made = 0;
+}
+
+void UpdateLoop::complete() {
+  StepReport& report = reports_.add(graph_.defined());
+  next_update();
+  passes_of_updates_ = passes_;
+  new_terms_ = false;
+  tape_.seed(seeds_.of_pass(passes_));
+  training_.complete(tape_.stream(), report, reports_.losses(), world_.communicator());
+  reports_.finish(tape_.stream());
+}
+
+// ---- a run that is resumed
+
+UpdateLoop::State UpdateLoop::state() const {
+  return {reports_.count(), training_.state(), passes_of_updates_,
+          given_terms_ ? std::nullopt : options_.expected_terms};
+}
+
+void UpdateLoop::require_between_updates(const char* what) const {
+  require(accumulation_.fresh(), Errc::invalid_argument, what,
+          " in the middle of an update: call step() for the last backward(), or cancel_update()");
+}
+
+void UpdateLoop::set_state(const State& state) {
+  drop_graph();
+  reports_.set_count(state.count);
+  training_.set_state(state.training);
+  passes_ = passes_of_updates_ = state.passes;
+  tape_.seed(seeds_.of_pass(passes_));
+  if (given_terms_) return;
+  options_.expected_terms = state.expected_terms;
+  if (state.expected_terms) strategy_.settings().set_expected_terms(*state.expected_terms);
+}
+
+// ---- pass by pass
+
+bool UpdateLoop::begin_pass(bool has_terms) {
+  require_no_failed_pass("backward()");
+  in_pass_ = true;
+  strategy_.require_may_follow(has_terms, follows());
+  return begin_pass();
+}
+
+bool UpdateLoop::begin_pass() {
+  in_pass_ = true;
+  dropped_by_ = nullptr;
+  reports_.times().end(Phase::forward, tape_.stream());
+  if (accumulation_.fresh()) {
+    drop_graph();
+    if (strategy_.reduced()) strategy_.zero_grad();  // those of run()
+    reports_.losses().clear();
+    training_.prepare(tape_.stream());
+  }
+  if (std::exchange(reducing_, false)) on_every_rank([&] { strategy_.finish_gradients(tape_.stream()); });
+  return accumulation_.boundary() && holds_ == 0;
+}
+
+void UpdateLoop::end_pass(bool synchronised) {
+  in_pass_ = false;
+  reducing_ = synchronised;
+  tape_.reset();
+  accumulation_.count_pass();
+  reports_.times().end(Phase::backward, tape_.stream());
+  tape_.seed(seeds_.of_pass(++passes_));
+}
+
+void UpdateLoop::backward(const nn::Loss& loss) {
+  const bool synchronise = begin_pass(true);
+  expect_terms(loss);
+  strategy_.backward(tape_, loss, synchronise, follows());
+  reports_.losses().add(loss);
+  end_pass(synchronise);
+}
+
+void UpdateLoop::backward(Var loss) {
+  const bool synchronise = begin_pass(false);
+  expect_terms(1);
+  reports_.losses().add_scalar(tape_.value(loss), tape_.stream());
+  strategy_.backward(tape_, loss, synchronise, follows());
+  end_pass(synchronise);
+}
+
+void UpdateLoop::backward_without_data() {
+  require_no_failed_pass("backward_without_data()");
+  const bool synchronise = begin_pass();
+  strategy_.backward_without_data(synchronise);
+  end_pass(synchronise);
+}
+
+bool UpdateLoop::step() {
+  require_no_failed_pass("step()");
+  require(holds_ == 0, Errc::unsynchronised,
+          "step() inside NoSync: gradients would differ over the ranks, and so would the parameters; end "
+          "NoSync before the last backward() of an update, or leave it out: micro-batches before the last "
+          "do not synchronise anyway");
+  require(accumulation_.passes() > 0, Errc::invalid_argument,
+          "step() without a backward() since the last step()");
+  if (!accumulation_.boundary()) {
+    accumulation_.next_micro_batch();
+    return false;
+  }
+  require(
+      std::exchange(reducing_, false), Errc::unsynchronised,
+      "step() at the end of an update whose last backward() did not synchronise, inside NoSync or before a "
+      "boundary was forced: gradients would differ over the ranks; call cancel_update(), and propagate "
+      "the last micro-batch as the boundary, outside of NoSync");
+  on_every_rank([&] { training_.apply(tape_.stream()); });
+  reports_.times().end(Phase::step, tape_.stream());
+  strategy_.zero_grad();
+  complete();
+  return true;
+}
+
+// ---- updates that fail
+
+void UpdateLoop::require_no_failed_pass(const char* call) const {
+  require(!in_pass_, Errc::unsynchronised, call,
+          " after a backward() that failed: call cancel_update(), which drops the update on every rank");
+}
+
+template <class F>
+void UpdateLoop::on_every_rank(const F& body) {
+  try {
+    body();
+  } catch (...) {
+    if (!strategy_.dropped()) throw;  // an error of the communicator, or of this rank alone
+    drop();
+    dropped_by_ = std::current_exception();
+    throw;
+  }
+}
+
+/// A forward pass, a batch, or another exception that is handled now belongs to the next update.
+bool UpdateLoop::is_dropped(bool has_batches) const {
+  const std::exception_ptr now = std::current_exception();
+  return dropped_by_ && strategy_.dropped() && !has_batches && (!now || now == dropped_by_);
+}
+
+void UpdateLoop::drop() {
+  rewind();
+  if (options_.when_dropped) options_.when_dropped();
+}
+
+void UpdateLoop::abandon() {
+  strategy_.zero_grad();
+  rewind();
+}
+
+void UpdateLoop::rewind() {
+  drop_graph();
+  tape_.reset();
+  in_pass_ = reducing_ = false;
+  accumulation_.force_boundary({});
+  next_update();
+  reports_.losses().clear();
+  training_.cancel();
+  if (std::exchange(new_terms_, false)) options_.expected_terms.reset();
+  passes_ = passes_of_updates_;
+  tape_.seed(seeds_.of_pass(passes_));
+}
+
+/// The calls of the communicator of the world that the other ranks still make in the update, in their order.
+std::vector<Work> UpdateLoop::take_part() {
+  std::vector<Work> calls;
+  // They decide on expected_terms in the first backward().
+  const auto decide = [&] {
+    if (!options_.expected_terms) calls.push_back(begin_terms(0));
+  };
+  if (!rounds_) {
+    decide();
+    return calls;
+  }
+  if (rounds_->made > 0) decide();
+  for (std::int64_t round = rounds_->made; round < accumulation_.steps(); ++round) {
+    calls.push_back(rounds_->take_part());
+    if (round == 0) decide();
+  }
+  return calls;
+}
+
+void UpdateLoop::cancel(bool has_batches) {
+  if (!is_dropped(has_batches)) {
+    tape_.reset();
+    if (graph_.replays(captures())) {
+      strategy_.cancel_replay();
+    } else {
+      if (strategy_.dropped() || strategy_.reduced()) strategy_.zero_grad();
+      const std::vector<Work> calls = take_part();  // before passes of the others that may gather
+      strategy_.cancel_update(tape_.stream(), static_cast<int>(accumulation_.steps()));
+      for (const Work& call : calls) call.wait();
+    }
+    drop();
+  }
+  dropped_by_ = nullptr;
+}
+
+// ---- update by update
+
+void UpdateLoop::run(const std::function<nn::Loss(std::size_t)>& forward,
+                     UpdateReports::Clock::time_point start) {
+  require_no_failed_pass("train_batch()");
+  require_between_updates("train_batch()");
+  in_pass_ = true;
+  dropped_by_ = nullptr;
+  reports_.begin(start);
+  seeds_.draw(passes_, tape_.stream());
+  training_.prepare(tape_.stream());
+  graph_.run(
+      tape_.stream(), captures(), [&] { run_passes(forward); },
+      [&] { on_every_rank([&] { strategy_.agree_on_replay(training_.optimizer()); }); });
+  passes_ += static_cast<std::uint64_t>(accumulation_.steps());
+  in_pass_ = false;
+  complete();
+}
+
+/// May be captured: everything that differs from one update to the next is in memory.
+void UpdateLoop::run_passes(const std::function<nn::Loss(std::size_t)>& forward) {
+  const auto steps = static_cast<std::size_t>(accumulation_.steps());
+  strategy_.zero_grad();
+  reports_.losses().clear();
+  for (std::size_t m = 0; m < steps; ++m) {
+    tape_.seed_at(seeds_.at(m));
+    const nn::Loss loss = forward(m);
+    reports_.times().end(Phase::forward, tape_.stream());
+    expect_terms(loss);
+    strategy_.backward(tape_, loss, m + 1 == steps);
+    reports_.losses().add(loss);
+    tape_.reset();
+    reports_.times().end(Phase::backward, tape_.stream());
+  }
+  on_every_rank([&] { training_.apply(tape_.stream()); });
+  reports_.times().end(Phase::step, tape_.stream());
+}
+
+}  // namespace rz

@@ -1,0 +1,143 @@
+#pragma once
+/// The passes and updates of a training loop.
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "autograd_lite/ops.h"
+#include "autograd_lite/tape.h"
+#include "sharding/engine/accumulation.h"
+#include "sharding/engine/dropout_seeds.h"
+#include "sharding/engine/training_step.h"
+#include "sharding/engine/update_graph.h"
+#include "sharding/engine/update_reports.h"
+#include "sharding/engine/world.h"
+#include "sharding/strategy/strategy.h"
+
+namespace rz {
+
+struct UpdateLoopOptions {
+  std::int64_t accumulation = 1;         ///< micro-batches of an update
+  std::optional<double> expected_terms;  ///< default: those of the first micro-batches, times accumulation
+  std::uint64_t seed = 0;                ///< of dropout
+  bool graph = true;                     ///< on a device: capture updates
+  std::function<void()> when_dropped{};  ///< called on every rank that drops an update
+  /// Nothing depends on how many ranks share the micro-batches of an update.
+  bool world_size_invariant = false;
+};
+
+/// Makes updates of passes, pass by pass or a whole update at once. Engine has the contracts of the functions
+/// of the same names.
+class UpdateLoop {
+ public:
+  /// The parts outlive the loop; the strategy is attached to the tape.
+  UpdateLoop(World&, Tape&, Strategy&, TrainingStep&&, UpdateReports&&, const UpdateLoopOptions&);
+
+  // ---- pass by pass
+  void backward(const nn::Loss&);
+  void backward(Var loss);
+  /// In place of a pass on a rank without data; see Strategy::backward_without_data().
+  void backward_without_data();
+  /// True before the first pass of the first update.
+  bool fresh() const { return passes_ == 0; }
+  bool step();
+  /// `has_batches`: batches of the update in progress have been taken.
+  void cancel(bool has_batches);
+  Accumulation& accumulation() { return accumulation_; }
+  /// While holds exceed releases, passes do not synchronise, and step() is an error.
+  void hold_synchronisation() { ++holds_; }
+  void release_synchronisation() { --holds_; }
+
+  /// Calls of the communicator of the world that precede each micro-batch on every rank.
+  struct Rounds {
+    std::int64_t made = 0;              ///< in the update in progress
+    std::function<Work()> take_part{};  ///< begins one for a rank whose update has failed
+  };
+  /// Null: there are none. The object must live until it is set again.
+  void set_rounds(Rounds* rounds) { rounds_ = rounds; }
+
+  // ---- update by update
+  /// An update whose micro-batch m has the loss forward(m). `start`: when it began.
+  void run(const std::function<nn::Loss(std::size_t)>& forward, UpdateReports::Clock::time_point start);
+  /// Back to the beginning of the update that run() began, between two of its micro-batches, on every rank
+  /// alike.
+  void abandon();
+  /// Whether updates may be captured in a graph.
+  bool may_capture() const { return options_.graph && tape_.stream().device().kind == Device::cuda; }
+  /// Call before the strategy is used otherwise.
+  void drop_graph() { graph_.drop(); }
+
+  // ---- a run that is resumed
+  struct State {
+    UpdateReports::Count count;
+    TrainingStep::State training;
+    std::uint64_t passes = 0;              ///< before the update in progress
+    std::optional<double> expected_terms;  ///< none: no loss has decided on them
+    bool operator==(const State&) const = default;
+  };
+  /// At the beginning of the update in progress.
+  State state() const;
+  /// Between updates.
+  void set_state(const State&);
+  /// Errc::invalid_argument unless no pass of an update has run.
+  void require_between_updates(const char* what) const;
+
+  // ---- parts
+  TrainingStep& training() { return training_; }
+  UpdateReports& reports() { return reports_; }
+
+ private:
+  /// Before a pass of backward() from a loss; returns whether it synchronises.
+  bool begin_pass(bool has_terms);
+  bool begin_pass();
+  void end_pass(bool synchronised);
+  /// True if the pass is not the first of its micro-batch.
+  bool follows() const { return accumulation_.passes() > 0; }
+  void require_no_failed_pass(const char* call) const;
+  /// The first loss, of `terms` on this rank, decides on expected_terms, unless they were given. Collective.
+  void expect_terms(double terms);
+  void expect_terms(const nn::Loss&);
+  /// The sum over the ranks of what they contribute; terms_of_update() completes it.
+  Work begin_terms(double own);
+  double terms_of_update() const;
+  /// Runs what reduces or updates. An error that all ranks have alike drops the update on all.
+  template <class F>
+  void on_every_rank(const F& body);
+  /// Whether the update that cancel() is called for has been dropped already.
+  bool is_dropped(bool has_batches) const;
+  std::vector<Work> take_part();
+  /// Whether run() captures updates once they have settled.
+  bool captures() { return may_capture() && !reports_.times().enabled(); }
+  /// Back to the beginning of the update in progress.
+  void rewind();
+  /// The same, and loaders go on behind it.
+  void drop();
+  void run_passes(const std::function<nn::Loss(std::size_t)>& forward);
+  void next_update();
+  void complete();
+
+  World& world_;
+  Tape& tape_;
+  Strategy& strategy_;
+  UpdateLoopOptions options_;
+  TrainingStep training_;
+  UpdateReports reports_;
+  Accumulation accumulation_;
+  DropoutSeeds seeds_;
+  UpdateGraph graph_;
+  std::uint64_t passes_ = 0;             // of all updates
+  std::uint64_t passes_of_updates_ = 0;  // before the update in progress
+  bool reducing_ = false;                // the last pass synchronises and is not finished
+  bool in_pass_ = false;                 // a pass has begun and has not ended: it runs or has failed
+  std::exception_ptr dropped_by_;        // what all ranks have dropped the last update for
+  Rounds* rounds_ = nullptr;
+  int holds_ = 0;
+  bool given_terms_ = false;  // expected_terms of the options
+  double first_terms_ = 0;    // of the first micro-batches of all ranks
+  bool new_terms_ = false;    // the update in progress has decided on expected_terms
+};
+
+}  // namespace rz

@@ -1,0 +1,96 @@
+#pragma once
+/// The ranks of a program.
+///
+///     int main() {
+///       return rz::run_entrypoint([](rz::World& world) {  // under rzrun, torchrun, mpirun, srun, or alone
+///         world.print("ranks: ", world.size());
+///         const double loss = world.reduce(own_loss, rz::ReduceOp::avg);
+///       });
+///     }
+///
+/// Functions are collective where their comment says so: every rank calls them in the same order.
+
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "comm/bootstrap.h"
+#include "comm/communicator.h"
+#include "comm/core/text.h"
+#include "sharding/engine/mean.h"
+#include "tensor/tensor.h"
+
+namespace rz {
+
+struct WorldOptions {
+  std::string device = "host";  ///< "host", "cuda" (device LOCAL_RANK modulo their number), or "cuda:N"
+  CommOptions comm;             ///< `device` is set from the name above; `name`: "world" by default
+};
+
+/// A rank's place in the group, and small exchanges between the ranks. One thread a rank.
+class World {
+ public:
+  /// Connects the ranks that a launcher started (comm/bootstrap.h); without a launcher, a group of one.
+  static World from_environment(const WorldOptions& = {});
+  /// A group that is connected already. The local rank is that on this node if `launch` has it.
+  explicit World(Communicator, LaunchInfo launch = {});
+
+  int rank() const { return communicator_.rank(); }
+  int size() const { return communicator_.size(); }
+  int local_rank() const { return launch_.local_rank; }
+  bool is_main() const { return rank() == 0; }
+  bool is_local_main() const { return launch_.local_rank == 0; }
+  /// Of the models of this rank.
+  Device device() const { return communicator_.options().device; }
+  /// Number of threads for this rank (fair_threads()).
+  int threads() const { return threads_; }
+
+  /// For calls of the caller's own. Engines have communicators of their own.
+  Communicator& communicator() { return communicator_; }
+  /// A communicator of all ranks whose calls are independent of those of others. `order`: of its reductions;
+  /// default: that of communicator(). Collective.
+  Communicator new_communicator(std::optional<ReductionOrder> order = {});
+
+  /// Waits for every rank. Collective.
+  void wait_for_everyone() { communicator_.barrier().wait(); }
+  /// The value reduced over the ranks, on every rank. Collective.
+  double reduce(double value, ReduceOp op = ReduceOp::avg);
+  /// Mean over the terms of all ranks. NaN without terms. Collective.
+  double reduce(const Mean&);
+  /// Replaces the values by those reduced over the ranks. Collective.
+  void reduce(std::span<double>, ReduceOp op);
+  /// The rows of all ranks, in the order of ranks, on the host; equal shapes on all ranks. Collective.
+  Tensor gather(const Tensor&, const Stream& = {});
+
+  /// Prints a line to standard output, on rank 0 only.
+  template <class... T>
+  void print(const T&... parts) const {
+    if (is_main()) print_line(concat(parts...));
+  }
+
+ private:
+  static void print_line(const std::string&);
+
+  LaunchInfo launch_;
+  Communicator communicator_;
+  int threads_;
+};
+
+/// Thrown for a request for help: what() is its text. All ranks throw it.
+class HelpRequest : public Error {
+ public:
+  explicit HelpRequest(const std::string& text) : Error(Errc::config, text) {}
+};
+
+/// Runs `body` in World::from_environment() and returns the exit status for main(): 0; 2 after an error of
+/// the user (Errc::config); else 1. Prints an error as one line to standard error, with its rank, and ends
+/// the other ranks: their operations throw Errc::aborted with this rank as culprit, or Errc::peer_lost those
+/// of other communicators. Such errors are not printed. An Errc::config that all ranks throw is printed once:
+/// one that they agree on (sharding/parallel/rank_agreement.h), and one of their common command line, by rank
+/// 0. Waits of 10 s without progress are printed, too (CommOptions::on_wait), unless `comm` has another
+/// function.
+/// The text of a HelpRequest is printed to standard output by rank 0, and the status is 0.
+int run_entrypoint(const std::function<void(World&)>& body, const WorldOptions& = {});
+
+}  // namespace rz

@@ -1,0 +1,175 @@
+#include "sharding/model/sharded_model.h"
+
+#include <utility>
+
+#include "comm/core/error.h"
+#include "comm/device/allocate.h"
+#include "comm/device/memory.h"
+#include "sharding/model/kept_gradients.h"
+#include "sharding/model/replicated_values.h"
+#include "sharding/model/sharded_gradients.h"
+#include "sharding/model/sharded_values.h"
+#include "sharding/model/whole_gradients.h"
+#include "sharding/optim/grad_norm.h"
+#include "tensor/ops.h"
+
+namespace rz {
+
+namespace {
+
+void check(const StorageOptions& options) {
+  const ShardingPlan& plan = options.plan;
+  require(
+      !options.hook || plan == ShardingPlan{}, Errc::unsupported, "the communication hook ",
+      options.hook ? options.hook->describe() : "",
+      " needs whole gradients on every rank, which only ddp has; communication_data_type compresses to 16 "
+      "bits in every strategy");
+  require(!options.hook || options.wire == WireFormat{}, Errc::invalid_argument,
+          "a communication hook forms the means itself: communication_data_type, prescale_gradients and "
+          "gradient_predivide_factor must not be set with it");
+  const bool shards = plan.values == Placement::sharded || plan.gradients == Placement::sharded;
+  require(!shards || plan.state == Placement::sharded, Errc::invalid_argument,
+          "a plan that shards values or gradients must shard the optimizer state too");
+}
+
+constexpr bool offloads(const OffloadOptions& options) { return options.device == OffloadDevice::cpu; }
+
+}  // namespace
+
+ShardedModel::ShardedModel(Module& module, ModelParameters parameters, const StorageOptions& options,
+                           Runtime& runtime)
+    : options_(options),
+      runtime_(runtime),
+      parameters_(std::move(parameters)),
+      layout_(parameters_, plan_buckets(module, runtime), options.plan.state,
+              {runtime.shard_group.rank(), runtime.shard_group.size()}),
+      wire_(options.wire, options.pairwise_passes ? ReduceOp::sum : ReduceOp::avg, runtime) {
+  state_offloaded_ = offloaded_buckets(layout_.buckets(), options_.offload_state);
+  for (int b = 0; options_.precision.mixed() && b < layout_.size(); ++b) masters_.push_back(make_master(b));
+  make_values();
+  make_gradients();
+}
+
+ShardedModel::~ShardedModel() = default;
+
+PlannedLayout plan_layout(Module& module, const ModelParameters& parameters, const StorageOptions& options,
+                          RankOf rank) {
+  check(options);
+  const DType gradients = options.precision.gradients;
+  if (options.plan.values == Placement::replicated)
+    return {nullptr, plan_member_buckets(parameters, gradients, options.buckets)};
+  const GatherLimits& limits = options.gathers;
+  auto flat = std::make_unique<FlatParameters>(
+      module.scopes(), parameters,
+      FlatParameterLimits{.align = norm_block,
+                          .count = options.buckets.cap_bytes / size_of(gradients),
+                          .persistent = limits.param_persistence_threshold,
+                          .all_persistent = limits.model_persistence_threshold},
+      rank);
+  BucketLayout buckets = flat->buckets(gradients);
+  return {std::move(flat), std::move(buckets)};
+}
+
+std::vector<char> offloaded_buckets(const BucketLayout& layout, const OffloadOptions& options) {
+  std::vector<char> out;
+  std::size_t all = 0, before = 0;
+  for (const auto& bucket : layout.buckets) all += bucket.count;
+  for (const auto& bucket : layout.buckets) {
+    out.push_back(offloads(options) &&
+                  static_cast<double>(before) < options.ratio * static_cast<double>(all));
+    before += bucket.count;
+  }
+  return out;
+}
+
+BucketLayout ShardedModel::plan_buckets(Module& module, Runtime& runtime) {
+  PlannedLayout planned =
+      plan_layout(module, parameters_, options_, {runtime.shard_group.rank(), runtime.shard_group.size()});
+  flat_parameters_ = std::move(planned.flat_parameters);
+  if (flat_parameters_) trace_ = std::make_unique<ScopeTrace>(module.scopes());
+  return std::move(planned.buckets);
+}
+
+Allocator ShardedModel::state_allocator(int bucket) const {
+  const Device device = runtime_.stream.device();
+  return offloads_state(bucket) ? offload_allocator(options_.offload_state, device) : allocator_on(device);
+}
+
+void ShardedModel::wait_offloaded() const {
+  if (offloads(options_.offload_state) || offloads(options_.offload_values)) runtime_.stream.synchronize();
+}
+
+/// From the values of the model, before they are rounded.
+Tensor ShardedModel::make_master(int bucket) const {
+  const Stream& stream = runtime_.stream;
+  const Range range = layout_.updated(bucket);
+  const Tensor made = Tensor::zeros({range.count()}, DType::f32, allocator_on(stream.device()));
+  for (const ParameterSlice& slice : layout_.slices(bucket, range)) {
+    const Shape count{slice.elements.count()};
+    if (const Tensor& value = parameters_.member(slice.member).value; value.defined())
+      ops::copy(made.view(slice.offset - range.begin, count), value.view(slice.elements.begin, count),
+                stream);
+  }
+  if (!offloads_state(bucket)) return made;
+  const Tensor moved = Tensor::empty(made.shape(), DType::f32, state_allocator(bucket));
+  memcpy_async(moved.raw(), made.raw(), moved.bytes(), stream);
+  stream.synchronize();  // one bucket at a time is on the device
+  return moved;
+}
+
+void ShardedModel::make_values() {
+  const DType dtype = options_.precision.parameters;
+  if (flat_parameters_)
+    values_ = std::make_unique<ShardedValues>(*flat_parameters_, dtype, options_.gathers,
+                                              options_.offload_values, *trace_, runtime_);
+  else
+    values_ = std::make_unique<ReplicatedValues>(parameters_, layout_, dtype, runtime_);
+}
+
+/// A rank keeps means of the elements that it updates.
+void ShardedModel::make_gradients() {
+  const DType dtype = options_.precision.gradients;
+  if (options_.plan.state == Placement::replicated)
+    gradients_ =
+        std::make_unique<WholeGradients>(parameters_, layout_, dtype, wire_, options_.hook.get(), runtime_);
+  else if (options_.plan.gradients == Placement::replicated)
+    gradients_ = std::make_unique<KeptGradients>(parameters_, layout_, dtype, wire_, runtime_);
+  else
+    gradients_ = std::make_unique<ShardedGradients>(parameters_, layout_, dtype, wire_, runtime_);
+}
+
+Tensor ShardedModel::updated_f32(int bucket) const {
+  return options_.precision.mixed() ? masters_[static_cast<std::size_t>(bucket)] : values_->updated(bucket);
+}
+
+void ShardedModel::rebucket(std::span<const int> order, std::size_t split) {
+  require(options_.plan == ShardingPlan{}, Errc::invalid_argument,
+          "rebucket(): the buckets of a sharded model decide which rank owns which elements");
+  runtime_.stream.synchronize();  // the last update still reads the gradients
+  gradients_ = nullptr;           // before new buckets are allocated
+  const BucketLayout before = layout_.buckets();
+  layout_.replace(
+      plan_member_buckets(parameters_, options_.precision.gradients, options_.buckets, order, split));
+  state_offloaded_ = offloaded_buckets(layout_.buckets(), options_.offload_state);
+  if (options_.precision.mixed())
+    masters_ = moved_to(layout_, before, masters_, parameters_, runtime_.stream);
+  make_values();
+  make_gradients();
+}
+
+std::vector<Tensor> moved_to(const FlatLayout& layout, const BucketLayout& before,
+                             std::span<const Tensor> buckets, const ModelParameters& parameters,
+                             const Stream& stream) {
+  std::vector<Tensor> out;
+  for (int b = 0; b < layout.size(); ++b)
+    out.push_back(Tensor::zeros({layout.bucket(b).count}, DType::f32, allocator_on(stream.device())));
+  for (std::size_t m = 0; m < parameters.members().size(); ++m) {
+    const auto from = before.offsets[m], to = layout.place(static_cast<int>(m));
+    const Shape shape{parameters.members()[m]->count()};
+    ops::copy(out[static_cast<std::size_t>(to.bucket)].view(to.offset, shape),
+              buckets[static_cast<std::size_t>(from.bucket)].view(from.offset, shape), stream);
+  }
+  return out;
+}
+
+}  // namespace rz

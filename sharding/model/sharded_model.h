@@ -1,0 +1,105 @@
+#pragma once
+/// A model's parameters in flat buckets, placed by a plan.
+
+#include <memory>
+#include <vector>
+
+#include "autograd_lite/nn/module.h"
+#include "comm/bucket_scheduler.h"
+#include "sharding/model/communication_hook.h"
+#include "sharding/model/flat_layout.h"
+#include "sharding/model/flat_parameters.h"
+#include "sharding/model/gather_limits.h"
+#include "sharding/model/gradient_store.h"
+#include "sharding/model/gradient_wire.h"
+#include "sharding/model/offload.h"
+#include "sharding/model/runtime.h"
+#include "sharding/model/scope_trace.h"
+#include "sharding/model/value_store.h"
+#include "sharding/optim/precision.h"
+
+namespace rz {
+
+/// Where values and gradients lie, in which types.
+struct StorageOptions {
+  ShardingPlan plan;
+  Precision precision;
+  BucketOptions buckets;
+  GatherLimits gathers;  ///< of sharded values
+  WireFormat wire;
+  std::shared_ptr<CommunicationHook> hook;  ///< of whole gradients; null: none
+  OffloadOptions offload_state;             ///< of sharded optimizer state and masters, on a device
+  OffloadOptions offload_values;            ///< of sharded values, on a device
+  std::int64_t pairwise_passes = 0;         ///< of an update, whose gradients are summed in pairwise order
+};
+
+/// Buckets of the trainable parameters of a module, without memory.
+struct PlannedLayout {
+  std::unique_ptr<FlatParameters> flat_parameters;  ///< null unless values are sharded
+  BucketLayout buckets;
+};
+/// Errc::invalid_argument if the plan is impossible. The parameters must outlive the result.
+PlannedLayout plan_layout(Module&, const ModelParameters&, const StorageOptions&, RankOf);
+/// The buckets of which optimizer state and masters are offloaded, on a device.
+std::vector<char> offloaded_buckets(const BucketLayout&, const OffloadOptions&);
+
+/// Layout and memory of the parameters of one model: values, masters and gradients.
+class ShardedModel {
+ public:
+  /// Takes the f32 values of the parameters of the module. Module and runtime must outlive it.
+  /// Errc::invalid_argument if the plan is impossible.
+  ShardedModel(Module&, ModelParameters, const StorageOptions&, Runtime&);
+  ShardedModel(const ShardedModel&) = delete;
+  ~ShardedModel();
+
+  const StorageOptions& options() const { return options_; }
+  const ModelParameters& parameters() const { return parameters_; }
+  const FlatLayout& layout() const { return layout_; }
+  /// Null unless values are sharded.
+  FlatParameters* flat_parameters() const { return flat_parameters_.get(); }
+  /// The scopes that were gathered. Null unless values are sharded.
+  const ScopeTrace* trace() const { return trace_.get(); }
+  ValueStore& values() const { return *values_; }
+  GradientStore& gradients() const { return *gradients_; }
+
+  /// Whether optimizer state and masters of a bucket are in host memory, and the model on a device.
+  bool offloads_state(int bucket) const { return state_offloaded_[static_cast<std::size_t>(bucket)] != 0; }
+  /// Allocates optimizer state and masters of a bucket.
+  Allocator state_allocator(int bucket) const;
+  /// Waits for copies to offloaded memory, before the host reads or writes it.
+  void wait_offloaded() const;
+
+  /// In mixed precision, the f32 copies of the values that this rank updates, by bucket; otherwise empty.
+  const std::vector<Tensor>& masters() const { return masters_; }
+  /// The f32 values of FlatLayout::updated() of a bucket: masters in mixed precision. In host memory if they
+  /// are offloaded.
+  Tensor updated_f32(int bucket) const;
+
+  /// Forms new buckets over the members in this order, those of order[0, split) and the rest apart. Gradients
+  /// are dropped. Nothing may be sharded.
+  void rebucket(std::span<const int> order, std::size_t split);
+
+ private:
+  BucketLayout plan_buckets(Module&, Runtime&);
+  Tensor make_master(int bucket) const;
+  void make_values();
+  void make_gradients();
+
+  StorageOptions options_;
+  Runtime& runtime_;
+  ModelParameters parameters_;
+  std::unique_ptr<FlatParameters> flat_parameters_;
+  std::unique_ptr<ScopeTrace> trace_;
+  FlatLayout layout_;
+  std::vector<char> state_offloaded_;  // by bucket
+  std::vector<Tensor> masters_;
+  GradientWire wire_;
+  std::unique_ptr<ValueStore> values_;
+  std::unique_ptr<GradientStore> gradients_;
+};
+
+/// Moves f32 buckets of whole members from one layout to another.
+std::vector<Tensor> moved_to(const FlatLayout&, const BucketLayout& before, std::span<const Tensor> buckets,
+                             const ModelParameters&, const Stream&);
+
+}  // namespace rz

@@ -1,0 +1,186 @@
+#include "sharding/model/sharded_values.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "comm/core/deadline.h"
+#include "comm/core/error.h"
+#include "comm/device/memory.h"
+#include "tensor/ops.h"
+
+namespace rz {
+
+namespace {
+
+constexpr auto destructor_timeout = std::chrono::seconds(5);
+
+}  // namespace
+
+ShardedValues::ShardedValues(FlatParameters& flat, DType dtype, const GatherLimits& limits,
+                             const OffloadOptions& offload, ScopeTrace& trace, Runtime& runtime)
+    : flat_(flat),
+      offload_(offload),
+      runtime_(runtime),
+      values_(static_cast<std::size_t>(flat.size())),
+      plan_(flat, limits, trace) {
+  for (int u = 0; u < flat.size(); ++u)
+    if (flat[u].persistent)
+      make_persistent(u, dtype);
+    else if (offload.device == OffloadDevice::cpu)
+      at(u).shard = make_offloaded_shard(u, dtype);
+    else
+      at(u).shard = make_shard(u, dtype, runtime.shard_group.allocator());
+  runtime.stream.synchronize();  // the sources of the copies are freed now
+  for (int u = 0; u < flat.size(); ++u) flat[u].persistent ? set_parameters(u) : drop_parameters(u);
+}
+
+void ShardedValues::make_persistent(int u, DType dtype) {
+  Values& values = at(u);
+  values.gathered = runtime_.allocate_flat(flat_[u].count, dtype);
+  values.shard = values.gathered.view(flat_.shard(u).begin, {flat_.shard(u).count()});
+  for_each_piece(flat_[u], {0, flat_[u].count}, [&](const Parameter& p, Range, std::size_t offset) {
+    if (p.value.defined()) ops::copy(values.gathered.view(offset, p.shape), p.value, runtime_.stream);
+  });
+}
+
+Tensor ShardedValues::make_offloaded_shard(int u, DType dtype) const {
+  const Stream& stream = runtime_.stream;
+  const Tensor on_device = make_shard(u, dtype, allocator_on(stream.device()));
+  const Tensor shard = Tensor::empty(on_device.shape(), dtype, offload_allocator(offload_, stream.device()));
+  memcpy_async(shard.raw(), on_device.raw(), shard.bytes(), stream);
+  stream.synchronize();  // one shard at a time is on the device
+  return shard;
+}
+
+Tensor ShardedValues::make_shard(int u, DType dtype, const Allocator& allocator) const {
+  const Range mine = flat_.shard(u);
+  const Tensor shard = Tensor::zeros({mine.count()}, dtype, allocator);
+  for_each_piece(flat_[u], mine, [&](const Parameter& p, Range elements, std::size_t offset) {
+    const Shape count{elements.count()};
+    if (p.value.defined())
+      ops::copy(shard.view(offset, count), p.value.view(elements.begin, count), runtime_.stream);
+  });
+  return shard;
+}
+
+// A prefetch may be in flight although no scope will use it. The other ranks have started it too, or will, so
+// it completes. An immediate abort would break gathers that they still wait for.
+ShardedValues::~ShardedValues() {
+  const Deadline deadline = Deadline::after(destructor_timeout);
+  for (Values& u : values_) {
+    while (!u.gather.done() && !deadline.expired())
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    if (u.gather.done()) continue;
+    runtime_.abort("a strategy was destroyed while it gathered parameters, and the other ranks did not");
+    try {
+      u.gather.wait();
+    } catch (const std::exception&) {  // it fails because of the abort
+    }
+  }
+}
+
+// ---- gathering
+
+void ShardedValues::set_parameters(int u) {
+  for (std::size_t k = 0; k < flat_[u].parameters.size(); ++k) {
+    Parameter& p = *flat_[u].parameters[k];
+    p.value = at(u).gathered.view(flat_[u].offsets[k], p.shape);
+  }
+}
+
+void ShardedValues::drop_parameters(int u) {
+  for (Parameter* p : flat_[u].parameters) p->value = {};
+}
+
+void ShardedValues::gather_async(int index) {
+  Values& u = at(index);
+  u.gathered = runtime_.transient.allocate({flat_[index].count}, u.shard.dtype());
+  u.gather = offload_.device == OffloadDevice::cpu
+                 ? gather_offloaded(index)
+                 : runtime_.all_gather(u.shard, u.gathered, runtime_.stream);
+}
+
+/// Computation does not wait for the copy.
+Work ShardedValues::gather_offloaded(int index) {
+  const Values& u = at(index);
+  const Stream& stream = runtime_.to_device;
+  require_may_copy(offload_, runtime_.stream);
+  stream.wait(runtime_.stream.record());  // which may still use the memory
+  const Tensor mine = u.gathered.view(flat_.shard(index).begin, u.shard.shape());
+  memcpy_async(mine.raw(), u.shard.raw(), mine.bytes(), stream);
+  return runtime_.all_gather(mine, u.gathered, stream);
+}
+
+void ShardedValues::wait_gathered(int u) {
+  runtime_.exposed.wait(std::exchange(at(u).gather, {}), runtime_.stream);
+}
+
+void ShardedValues::run(const GatherPlan::Steps& steps) {
+  for (const int u : steps.drop) {
+    wait_gathered(u);
+    at(u).gathered = {};
+  }
+  for (const int u : steps.gather) gather_async(u);
+}
+
+void ShardedValues::enter(const Scope& scope, Pass pass) {
+  run(plan_.enter(scope, pass));
+  for (const int u : flat_.of(scope)) {
+    wait_gathered(u);
+    if (plan_.active_scopes(u) == 1) set_parameters(u);
+  }
+}
+
+void ShardedValues::leave(const Scope& scope, Pass) {
+  const GatherPlan::Steps& steps = plan_.leave(scope);
+  for (const int u : flat_.of(scope))
+    if (plan_.active_scopes(u) == 0 && !flat_[u].persistent) drop_parameters(u);
+  run(steps);
+}
+
+void ShardedValues::release() {
+  for (int u = 0; u < flat_.size(); ++u)
+    if (!flat_[u].persistent) drop_parameters(u);
+  run(plan_.release());
+}
+
+Work ShardedValues::publish(int bucket, const Stream& stream) {
+  if (!flat_[bucket].persistent) return {};
+  return runtime_.all_gather(at(bucket).shard, at(bucket).gathered, stream);
+}
+
+// ---- import and export
+
+Tensor ShardedValues::whole(const Parameter& p) {
+  const int u = flat_.containing(p);
+  if (flat_[u].persistent) return p.value;
+  run(plan_.need(u));
+  wait_gathered(u);
+  const auto i = std::ranges::find(flat_[u].parameters, &p) - flat_[u].parameters.begin();
+  return at(u).gathered.view(flat_[u].offsets[static_cast<std::size_t>(i)], p.shape);
+}
+
+std::vector<StoredValue> ShardedValues::stored() const {
+  const bool first_rank = runtime_.shard_group.rank() == 0;
+  std::vector<StoredValue> out;
+  for (int u = 0; u < flat_.size(); ++u) {
+    const bool whole = flat_[u].persistent;
+    const Tensor& held = whole ? at(u).gathered : at(u).shard;
+    const Range range = whole ? Range{0, flat_[u].count} : flat_.shard(u);
+    for_each_piece(flat_[u], range, [&](Parameter& p, Range elements, std::size_t offset) {
+      out.push_back({&p, elements, held.view(offset, {elements.count()}), !whole || first_rank});
+    });
+  }
+  return out;
+}
+
+HeldBytes ShardedValues::bytes() const {
+  HeldBytes held;
+  for (int u = 0; u < flat_.size(); ++u)
+    held.add(flat_[u].persistent ? at(u).gathered : at(u).shard, runtime_.stream.device());
+  return held;
+}
+
+}  // namespace rz

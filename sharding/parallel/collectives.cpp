@@ -1,0 +1,127 @@
+#include "sharding/parallel/collectives.h"
+
+#include <numeric>
+#include <utility>
+
+#include "comm/core/error.h"
+#include "tensor/ops.h"
+
+namespace rz::functional {
+
+namespace {
+
+std::size_t ranks_of(const Communicator& c) { return static_cast<std::size_t>(c.size()); }
+
+/// Elements of one index of the first dimension.
+std::size_t row_of(const Tensor& x, const char* call) {
+  require(x.shape().dims() > 0, Errc::invalid_argument, call, ": the input is a scalar; give it a dimension");
+  std::size_t row = 1;
+  for (int d = 1; d < x.shape().dims(); ++d) row *= x.shape()[d];
+  return row;
+}
+
+Shape with_rows(const Shape& shape, std::size_t rows) {
+  std::vector<std::size_t> extents{rows};
+  for (int d = 1; d < shape.dims(); ++d) extents.push_back(shape[d]);
+  return Shape(extents);
+}
+
+/// Rows sent to and received from each rank.
+struct Exchange {
+  std::vector<std::size_t> send, receive;
+};
+
+Tensor exchanged(Tape& tape, const Tensor& x, const Exchange& rows, std::size_t row, Communicator& c) {
+  const auto elements = [&](const std::vector<std::size_t>& list) {
+    std::vector<std::size_t> counts;
+    for (const std::size_t n : list) counts.push_back(n * row);
+    return counts;
+  };
+  const auto offsets = [](const std::vector<std::size_t>& counts) {
+    std::vector<std::size_t> starts(counts.size());
+    std::exclusive_scan(counts.begin(), counts.end(), starts.begin(), std::size_t{0});
+    return starts;
+  };
+  const auto sent = elements(rows.send), received = elements(rows.receive);
+  const std::size_t total = std::accumulate(rows.receive.begin(), rows.receive.end(), std::size_t{0});
+  const Tensor out = tape.empty(with_rows(x.shape(), total), x.dtype());
+  c.all_to_all_v(x.buffer(), sent, offsets(sent), out.buffer(), received, offsets(received), tape.stream())
+      .wait_on(tape.stream());
+  return out;
+}
+
+}  // namespace
+
+Var all_reduce(Tape& tape, Var x, Communicator& c, ReduceOp op) {
+  require(op.kind == ReduceOp::sum || op.kind == ReduceOp::avg, Errc::unsupported,
+          "functional::all_reduce: only sum and avg have an adjoint that is a collective");
+  const auto reduced = [op, &c](Tape& t, const Tensor& in) {
+    const Tensor out = t.empty(in.shape(), in.dtype());
+    c.all_reduce(in.buffer(), out.buffer(), op, t.stream()).wait_on(t.stream());
+    return out;
+  };
+  return tape.record(reduced(tape, tape.value(x)), {x},
+                     [x, reduced](Tape& t, const Tensor& d) { t.accumulate_grad(x, reduced(t, d)); });
+}
+
+namespace {
+
+Tensor gathered(Tape& tape, const Tensor& x, Communicator& c) {
+  row_of(x, "functional::all_gather");
+  const Tensor out = tape.empty(with_rows(x.shape(), x.shape()[0] * ranks_of(c)), x.dtype());
+  c.all_gather(x.buffer(), out.buffer(), tape.stream()).wait_on(tape.stream());
+  return out;
+}
+
+Tensor scattered(Tape& tape, const Tensor& x, Communicator& c) {
+  row_of(x, "functional::reduce_scatter");
+  require(x.shape()[0] % ranks_of(c) == 0, Errc::invalid_argument,
+          "functional::reduce_scatter: ", x.shape()[0], " rows cannot be shared out evenly over ", c.size(),
+          " ranks");
+  const Tensor out = tape.empty(with_rows(x.shape(), x.shape()[0] / ranks_of(c)), x.dtype());
+  c.reduce_scatter(x.buffer(), out.buffer(), ReduceOp::sum, tape.stream()).wait_on(tape.stream());
+  return out;
+}
+
+}  // namespace
+
+Var all_gather(Tape& tape, Var x, Communicator& c) {
+  return tape.record(gathered(tape, tape.value(x), c), {x},
+                     [x, &c](Tape& t, const Tensor& d) { t.accumulate_grad(x, scattered(t, d, c)); });
+}
+
+Var reduce_scatter(Tape& tape, Var x, Communicator& c) {
+  return tape.record(scattered(tape, tape.value(x), c), {x},
+                     [x, &c](Tape& t, const Tensor& d) { t.accumulate_grad(x, gathered(t, d, c)); });
+}
+
+Var broadcast(Tape& tape, Var x, int root, Communicator& c) {
+  const Tensor in = tape.value(x), out = tape.empty(in.shape(), in.dtype());
+  c.broadcast(in.buffer(), out.buffer(), root, tape.stream()).wait_on(tape.stream());
+  return tape.record(out, {x}, [x, root, &c](Tape& t, const Tensor& d) {
+    const Tensor sum = t.empty(d.shape(), d.dtype());
+    c.reduce(d.buffer(), sum.buffer(), root, ReduceOp::sum, t.stream()).wait_on(t.stream());
+    if (c.rank() != root) ops::fill(sum, 0, t.stream());
+    t.accumulate_grad(x, sum);
+  });
+}
+
+Var all_to_all(Tape& tape, Var x, std::vector<std::size_t> send_rows, std::vector<std::size_t> recv_rows,
+               Communicator& c) {
+  const Tensor in = tape.value(x);
+  const std::size_t row = row_of(in, "functional::all_to_all");
+  const std::size_t sent = std::accumulate(send_rows.begin(), send_rows.end(), std::size_t{0});
+  require(send_rows.size() == ranks_of(c) && recv_rows.size() == ranks_of(c), Errc::invalid_argument,
+          "functional::all_to_all: ", send_rows.size(), " and ", recv_rows.size(), " splits for ", c.size(),
+          " ranks; give one a rank");
+  require(sent == in.shape()[0], Errc::invalid_argument, "functional::all_to_all: ", sent,
+          " rows are sent, but the input has ", in.shape()[0]);
+  const Exchange there{std::move(send_rows), std::move(recv_rows)};
+  const Tensor out = exchanged(tape, in, there, row, c);
+  return tape.record(out, {x},
+                     [x, row, back = Exchange{there.receive, there.send}, &c](Tape& t, const Tensor& d) {
+                       t.accumulate_grad(x, exchanged(t, d, back, row, c));
+                     });
+}
+
+}  // namespace rz::functional

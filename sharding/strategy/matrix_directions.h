@@ -1,0 +1,46 @@
+#pragma once
+/// Directions of whole matrices, for optimizers of grain matrix.
+
+#include <map>
+#include <span>
+#include <vector>
+
+#include "sharding/model/runtime.h"
+#include "sharding/model/sharded_model.h"
+#include "sharding/optim/optimizer.h"
+#include "sharding/strategy/update_spans.h"
+
+namespace rz {
+
+/// Gives each matrix whole to one rank, its owner, which orthogonalizes it, and distributes the result.
+/// Owners are chosen so that the ranks have about the same work.
+class MatrixDirections {
+ public:
+  /// Both must outlive the object.
+  MatrixDirections(const ShardedModel& model, Runtime& runtime) : model_(model), runtime_(runtime) {}
+
+  /// Chooses an owner for each member that the filter accepts. Errc::invalid_argument names one that has not
+  /// two dimensions.
+  void assign(const std::function<bool(int member)>& filter);
+  /// Advances the state of the matrices, collects the directions of those that this rank owns, and
+  /// orthogonalizes them. Collective.
+  void compute(const Optimizer&, UpdateSpans&, std::span<const MemberUpdate>, const UpdateScale&,
+               const Stream&);
+  /// The final directions of a bucket; undefined if no member in it is updated as a matrix. Collective.
+  Tensor distribute(int bucket, std::span<const MemberUpdate>, const Stream&);
+
+ private:
+  bool is_matrix(int member) const { return owner_[static_cast<std::size_t>(member)] >= 0; }
+  /// The matrices of a bucket that are updated.
+  std::vector<int> matrices(int bucket, std::span<const MemberUpdate>) const;
+  Tensor part(const Tensor& directions, int member) const;
+  void collect(int bucket, const Optimizer&, UpdateSpans&, std::span<const MemberUpdate>, const UpdateScale&,
+               const Stream&);
+
+  const ShardedModel& model_;
+  Runtime& runtime_;
+  std::vector<int> owner_;       // rank, by member; -1: no matrix
+  std::map<int, Tensor> owned_;  // during an update, by member
+};
+
+}  // namespace rz

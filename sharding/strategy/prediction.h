@@ -1,0 +1,50 @@
+#pragma once
+/// Memory and traffic of a strategy, exactly, from the shapes of a model: no parameter needs memory, no rank
+/// a communicator.
+///
+/// With Ψ trainable elements in whole buckets, N ranks, p bytes a value, g a gradient, s of optimizer state,
+/// m = 4 of masters if p = 2, else 0, and w bytes a gradient on the wire (Rajbhandari et al.,
+/// doi:10.1109/SC41405.2020.00024, where p = g = w = 2, m = 4, s = 8):
+///
+///              bytes held                        bytes sent by a rank, in units of (N - 1) / N
+///     ddp      pΨ + gΨ + (m + s)Ψ                2wΨ              all_reduce
+///     zero1    pΨ + gΨ + (m + s)Ψ/N              wΨ + pΨ          reduce_scatter, all_gather
+///     zero2    pΨ + (g + m + s)Ψ/N               wΨ + pΨ          the same
+///     zero3    (p + g + m + s)Ψ/N                wΨ + 2pΨ         and a gather in each direction
+///
+/// Further: padding, in Ψ, so that members start at multiples of 64 elements and buckets end at multiples of
+/// 64N; frozen values, p bytes each, in zero3 p/N and 2p gathered; persistent values in zero3, p bytes whole
+/// instead of p/N, gathered once, after the update; in zero3 a gather for each scope that uses a parameter,
+/// less where GatherLimits keep it.
+
+#include "autograd_lite/nn/module.h"
+#include "sharding/model/memory_report.h"
+#include "sharding/model/partition.h"
+#include "sharding/model/traffic.h"
+#include "sharding/optim/optimizer.h"
+#include "sharding/strategy/strategy_options.h"
+
+namespace rz {
+
+/// Strategy::memory() of a rank after an update by an optimizer of this kind, but for transient memory, which
+/// is 0 here, and means of several synchronising passes. In ddp with several buckets, before they are
+/// rebuilt, which may change their padding. Errc::invalid_argument as for make_strategy().
+MemoryReport predicted_memory(StrategyKind, Module&, const Optimizer&, RankOf, const StrategyOptions& = {},
+                              Device::Kind = Device::host);
+
+/// Transient memory in which an update copies offloaded memory, tile by tile
+/// (sharding/strategy/update_tiles.h). 0 if nothing is offloaded.
+std::size_t predicted_tiles(StrategyKind, Module&, const Optimizer&, RankOf, const StrategyOptions&,
+                            Device::Kind);
+
+/// Backward passes of an update that synchronise, and others.
+struct Passes {
+  int synchronising = 1, local = 0;
+};
+
+/// Gradients and values in Strategy::traffic() of an update after others, in which each pass runs the scopes
+/// of the module once, in their order, without recomputation. Without a communication hook. dry_run() has
+/// what an optimizer and control data add.
+Traffic predicted_traffic(StrategyKind, Module&, int ranks, const StrategyOptions& = {}, Passes = {});
+
+}  // namespace rz

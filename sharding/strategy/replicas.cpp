@@ -1,0 +1,143 @@
+#include "sharding/strategy/replicas.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "comm/core/error.h"
+#include "comm/device/meta.h"
+
+namespace rz {
+
+namespace {
+
+void require_in_f32(const Parameter& p) {
+  require(!p.value.defined() || p.value.dtype() == DType::f32, Errc::unsupported, "parameter ", p.name,
+          " is ", name(p.value.dtype()),
+          "; strategies take f32 parameters (StrategyOptions::precision selects what they become)");
+}
+
+void add_facts(const GatherLimits& limits, std::vector<Fact>& facts) {
+  facts.push_back({"prefetch_bucket_size", concat(limits.prefetch_bucket_size)});
+  facts.push_back({"max_live_parameters", concat(limits.max_live_parameters)});
+  facts.push_back({"max_reuse_distance", concat(limits.max_reuse_distance)});
+  facts.push_back({"param_persistence_threshold", concat(limits.param_persistence_threshold)});
+  facts.push_back({"model_persistence_threshold", concat(limits.model_persistence_threshold)});
+}
+
+void add_facts(const WireFormat& wire, std::vector<Fact>& facts) {
+  const auto& type = wire.communication_data_type;
+  facts.push_back({"communication_data_type", type ? name(*type) : "that of gradients"});
+  facts.push_back({"prescale_gradients", wire.prescale_gradients ? "yes" : "no"});
+  facts.push_back({"gradient_predivide_factor", concat(wire.gradient_predivide_factor)});
+}
+
+void add_facts(const char* key, const OffloadOptions& offload, std::vector<Fact>& facts) {
+  facts.push_back({concat(key, ".device"), name(offload.device)});
+  facts.push_back({concat(key, ".pin_memory"), offload.pin_memory ? "yes" : "no"});
+  facts.push_back({concat(key, ".ratio"), concat(offload.ratio)});
+}
+
+void require_same_options(StrategyKind kind, const StrategyOptions& options, Communicator& communicator) {
+  const auto yes = [](bool x) { return x ? "yes" : "no"; };
+  std::vector<Fact> facts{
+      {"the strategy", name(kind)},
+      {"reduce_bucket_size", options.reduce_bucket_size ? concat(*options.reduce_bucket_size) : "default"},
+      {"first_bucket_size", concat(options.first_bucket_size)},
+      {"allgather_bucket_size", concat(options.allgather_bucket_size)},
+      {"overlap_comm", yes(options.overlap_comm)},
+      {"rebuild", yes(options.rebuild)},
+      {"precision.parameters", name(options.precision.parameters)},
+      {"precision.gradients", name(options.precision.gradients)},
+      {"sub_group_size", concat(options.sub_group_size)},
+      {"unused_parameters", name(options.unused_parameters)},
+      {"find_unused_parameters", yes(options.find_unused_parameters)},
+      {"static_graph", yes(options.static_graph)},
+      {"broadcast_buffers", yes(options.broadcast_buffers)},
+      {"pairwise_passes", concat(options.pairwise_passes)}};
+  add_facts("offload_optimizer", options.offload_optimizer, facts);
+  add_facts("offload_param", options.offload_param, facts);
+  add_facts(options.gathers, facts);
+  add_facts(options.wire, facts);
+  const auto& hook = options.communication_hook;
+  facts.push_back({"communication_hook", hook ? hook->describe() : "none"});
+  require_same("StrategyOptions", facts, "give every rank the same", communicator);
+}
+
+Fact fact_of(const Parameter& p, const void* values, std::size_t bytes) {
+  return {p.name, concat("of hash ", hash_text(hash_bytes(values, bytes)))};
+}
+
+Fact fact_of(const Parameter& p, const Tensor& value, const Stream& stream) {
+  if (is_meta(value.device())) return {p.name, "without data"};
+  const Tensor on_host = value.on_host(stream);
+  return fact_of(p, on_host.raw(), on_host.bytes());
+}
+
+}  // namespace
+
+ModelParameters agree_on_model(StrategyKind kind, Module& module, const StrategyOptions& options,
+                               Communicator& communicator) {
+  const auto all = module.parameters();
+  require_distinct_names(all);
+  require_same_model(all, communicator);
+  for (const Parameter* p : all) require_in_f32(*p);
+  ModelParameters parameters(all);
+  require_same_options(kind, options, communicator);
+  broadcast_values(all, communicator);
+  return parameters;
+}
+
+ReplicaComparison::ReplicaComparison(const ShardedModel& model, ValueAccess& access, Runtime& runtime)
+    : model_(model), access_(access), runtime_(runtime) {}
+
+void ReplicaComparison::record(const ValueAccess::Fill& fill, const ValueAccess::Selection& selected) {
+  if (model_.options().plan.values == Placement::replicated) return;
+  for (const auto* list : {&model_.parameters().members(), &model_.parameters().frozen()})
+    for (const Parameter* p : *list) {
+      if (!selected(*p)) continue;
+      std::vector<float> values(std::min<std::size_t>(p->count(), 64));
+      fill(*p, {0, values.size()}, values.data());
+      filled_[p->name] = fact_of(*p, values.data(), values.size() * sizeof(float));
+    }
+}
+
+/// The values that every rank holds whole: in mixed precision the working copies.
+std::vector<Fact> ReplicaComparison::held_values() const {
+  std::vector<Fact> facts;
+  for (const StoredValue& stored : model_.values().stored())
+    facts.push_back(fact_of(*stored.parameter, stored.values, runtime_.stream));
+  return facts;
+}
+
+void ReplicaComparison::add_masters(std::vector<Fact>& facts) {
+  for (const Parameter* p : model_.parameters().members())
+    facts.push_back(fact_of(*p, access_.whole(*p), runtime_.stream));
+}
+
+void ReplicaComparison::require_same_values() {
+  const StorageOptions& options = model_.options();
+  const bool replicated = options.plan.values == Placement::replicated;
+  std::vector<Fact> facts;
+  if (replicated) facts = held_values();
+  if (!replicated)
+    for (const auto& [parameter, fact] : filled_) facts.push_back(fact);
+  if (options.plan.state == Placement::replicated && options.precision.mixed()) add_masters(facts);
+  require_same("a parameter's value", facts,
+               "fill or load the same on every rank (the same seed, the same checkpoint)",
+               runtime_.communicator);
+}
+
+void ReplicaComparison::require_same_scopes(const PassAgreement& agreement) {
+  const ScopeTrace* trace = model_.trace();
+  if (!trace) return;
+  const std::uint64_t since = std::exchange(compared_scopes_, trace->visits());
+  if (agreement.same_scopes()) return;
+  std::vector<Fact> facts;
+  for (const auto& visit : trace->last(trace->visits() - since))
+    facts.push_back({concat("number ", facts.size()),
+                     concat(visit.scope->name, visit.pass == Pass::forward ? " forward" : " backward")});
+  require_same("the order of scopes", facts, "run the same scopes in the same order on every rank",
+               runtime_.communicator);
+}
+
+}  // namespace rz

@@ -1,0 +1,130 @@
+#include "sharding/strategy/strategy_options.h"
+
+#include <algorithm>
+#include <array>
+
+#include "comm/core/error.h"
+#include "sharding/optim/grad_norm.h"
+
+namespace rz {
+
+namespace {
+
+constexpr std::array strategy_names{"ddp", "zero1", "zero2", "zero3"};
+
+bool is_float(DType t) { return t == DType::f32 || t == DType::f16 || t == DType::bf16; }
+
+void check(const Precision& p) {
+  require(is_float(p.parameters), Errc::invalid_argument, "precision: parameters in ", name(p.parameters),
+          "; choose f32, bf16 or f16");
+  require(p.gradients == DType::f32 || p.gradients == p.parameters, Errc::invalid_argument,
+          "precision: gradients in ", name(p.gradients), " of parameters in ", name(p.parameters),
+          "; choose f32 or ", name(p.parameters));
+}
+
+std::size_t bytes_of(std::size_t elements, std::size_t element) {
+  return elements > std::numeric_limits<std::size_t>::max() / element
+             ? std::numeric_limits<std::size_t>::max()
+             : elements * element;
+}
+
+}  // namespace
+
+const char* name(StrategyKind kind) { return strategy_names[static_cast<std::size_t>(kind)]; }
+
+StrategyKind strategy_from_name(std::string_view text) {
+  for (std::size_t i = 0; i < strategy_names.size(); ++i)
+    if (text == strategy_names[i]) return static_cast<StrategyKind>(i);
+  fail(Errc::config, "unknown strategy \"", text, "\"; choose ddp, zero1, zero2 or zero3");
+}
+
+ShardingPlan plan_of(StrategyKind kind) {
+  using enum Placement;
+  switch (kind) {
+    case StrategyKind::ddp:
+      return {};
+    case StrategyKind::zero1:
+      return {.state = sharded};
+    case StrategyKind::zero2:
+      return {.gradients = sharded, .state = sharded};
+    case StrategyKind::zero3:
+      return {.values = sharded, .gradients = sharded, .state = sharded};
+  }
+  fail(Errc::invalid_argument, "no such strategy");
+}
+
+namespace {
+
+void check_pairwise(const StrategyOptions& o) {
+  require(o.pairwise_passes >= 0, Errc::invalid_argument, "pairwise_passes is ", o.pairwise_passes,
+          "; at least 0");
+  if (o.pairwise_passes == 0) return;
+  require(
+      o.precision.gradients == DType::f32 && o.wire == WireFormat{}, Errc::invalid_argument,
+      "pairwise_passes: sums of gradients are in f32; set precision.gradients to f32, and no wire format");
+  require(!o.communication_hook, Errc::invalid_argument,
+          "pairwise_passes: a communication hook forms sums in its own order; remove one of them");
+}
+
+}  // namespace
+
+StrategyOptions checked(StrategyOptions options, const ShardingPlan& plan) {
+  check_pairwise(options);
+  check(options.precision);
+  check(options.wire);
+  check(options.offload_optimizer, "offload_optimizer");
+  check(options.offload_param, "offload_param");
+  require(options.offload_optimizer.device == OffloadDevice::none || plan.state == Placement::sharded,
+          Errc::invalid_argument,
+          "offload_optimizer needs sharded optimizer state; choose zero1, zero2 or zero3");
+  require(options.offload_param.device == OffloadDevice::none || plan.values == Placement::sharded,
+          Errc::invalid_argument, "offload_param needs sharded values; choose zero3");
+  return options;
+}
+
+namespace {
+
+std::size_t reduce_bucket_size(const StrategyOptions& options, const ShardingPlan& plan,
+                               std::span<Parameter* const> parameters) {
+  if (options.reduce_bucket_size) return *options.reduce_bucket_size;
+  constexpr std::size_t max = 25 * (std::size_t{1} << 18), min = std::size_t{1} << 16;
+  if (plan.gradients == Placement::replicated || plan.values == Placement::sharded) return max;
+  std::size_t elements = 0;
+  for (const Parameter* p : parameters) elements += p->requires_grad ? p->count() : 0;
+  return std::clamp(elements / 8, min, max);
+}
+
+BucketOptions bucket_options(const StrategyOptions& options, const ShardingPlan& plan,
+                             std::span<Parameter* const> parameters, int ranks) {
+  BucketOptions o;
+  const std::size_t element = size_of(options.precision.gradients);
+  const bool gathers = plan.state == Placement::sharded;
+  const std::size_t reduced = reduce_bucket_size(options, plan, parameters);
+  const std::size_t cap = gathers ? std::min(reduced, options.allgather_bucket_size) : reduced;
+  o.cap_bytes = bytes_of(cap, element);
+  o.first_bytes = bytes_of(std::min(cap, options.first_bucket_size), element);
+  o.align = norm_block;
+  o.granularity = norm_block * static_cast<std::size_t>(ranks);
+  o.overlap = options.overlap_comm;
+  return o;
+}
+
+}  // namespace
+
+StorageOptions storage_options(const StrategyOptions& options, const ShardingPlan& plan,
+                               std::span<Parameter* const> parameters, int ranks, Device::Kind kind) {
+  StorageOptions out{.plan = plan,
+                     .precision = options.precision,
+                     .buckets = bucket_options(options, plan, parameters, ranks),
+                     .gathers = options.gathers,
+                     .wire = options.wire,
+                     .hook = options.communication_hook,
+                     .pairwise_passes = options.pairwise_passes};
+  if (!options.overlap_comm) out.gathers.prefetch_bucket_size = 0;
+  if (kind == Device::host) return out;  // all is in host memory already
+  out.offload_state = options.offload_optimizer;
+  out.offload_values = options.offload_param;
+  return out;
+}
+
+}  // namespace rz
