@@ -27,7 +27,7 @@ constexpr std::array folder_files{"model.safetensors", "model.safetensors.index.
                                   "pytorch_model.bin.index.json"};
 
 /// The folder of this library's checkpoint: `folder`, or the one that its file `latest` names; empty if there
-/// is none. (sharding/checkpoint/sharded/ has their format.)
+/// is none. (checkpoint_index.h has their format.)
 fs::path own_checkpoint(const fs::path& folder) {
   constexpr const char* index = "checkpoint.json";
   std::error_code ignored;

@@ -15,7 +15,7 @@ using ds::Treatment;
 constexpr const char* introduction =
     R"(# Keys of a DeepSpeed configuration
 
-Generated from the tables in `sharding/config/keys`; a test compares it with them. Names and defaults are those of
+Generated from the tables `sharding/config/*_keys.cpp`; a test compares it with them. Names and defaults are those of
 DeepSpeed 0.19. The file is JSON with comments (`//`, `#`, `/* */`), trailing commas, and integers like 1e9. Numbers, and
 true and false, may be in quotes, as pydantic has it, and steps_per_print may be Infinity. Unknown and duplicate keys are
 errors. Numbers must be finite in f32. One answer has all errors of a file, a line each.
