@@ -117,6 +117,9 @@ endmacro()
 
 include(FindPkgConfig)
 rz_require(HWY libhwy libhwy-dev)
+# Vector targets: AVX-512, AVX2 and portable.
+target_compile_definitions(PkgConfig::HWY INTERFACE
+  "$<$<COMPILE_LANGUAGE:CXX>:HWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_SSE4|HWY_AVX3_DL)>")
 rz_require(HWLOC hwloc libhwloc-dev)
 if(NOT RZ_COMM_ONLY)
   rz_require(OPENBLAS openblas libopenblas-pthread-dev)

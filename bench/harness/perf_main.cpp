@@ -14,7 +14,7 @@ int main(int argc, char** argv) {
   // (comm/backends/peer_cuda/peer_cuda_backend.h).
   ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-  const Collective& collective = collective_from_name(name);
+  const auto& collective = collective_from_name(name);
   const auto parse = [&] { return parse_options(collective, argc, argv); };
   return run_program(concat(name, "_perf").c_str(), parse, [&](const Options& options) {
     std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);

@@ -10,10 +10,6 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "comm/reduce/reduce.cpp"
-// Targets: AVX-512, AVX2 and portable.
-#ifndef HWY_DISABLED_TARGETS
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
-#endif
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 

@@ -5,8 +5,6 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "tensor/kernels/elementwise/binary.cpp"
-#include "tensor/kernels/targets.h"
-// after the targets
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 

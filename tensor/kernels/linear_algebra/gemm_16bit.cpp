@@ -6,8 +6,6 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "tensor/kernels/linear_algebra/gemm_16bit.cpp"
-#include "tensor/kernels/targets.h"
-// after the targets
 #include <hwy/aligned_allocator.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
