@@ -44,4 +44,7 @@ std::optional<double> scheduled_momentum(const LrSchedule&, std::int64_t step, s
 /// not improve.
 void step(const ReduceLrOnPlateau&, double metric, PlateauState&, std::span<double> rates);
 
+/// What a schedule counts.
+enum class ScheduleUnit { update, epoch };
+
 }  // namespace rz

@@ -8,6 +8,7 @@
 #include "autograd_lite/nn/module.h"
 #include "autograd_lite/ops.h"
 #include "autograd_lite/tape.h"
+#include "comm/communicator.h"
 #include "sharding/model/memory_use.h"
 #include "sharding/model/partition.h"
 #include "sharding/model/traffic.h"
@@ -15,6 +16,12 @@
 #include "sharding/strategy/strategy_options.h"
 
 namespace rz {
+
+/// A communicator on meta_device of rank `rank` of `ranks`, whose other ranks are taken to make the same
+/// calls with the same data. A call ends when it is waited for, not before. Memory of the meta device is not
+/// moved. Calls other than all_gather, reduce_scatter, all_reduce, broadcast and barrier are
+/// Errc::unsupported.
+Communicator meta_communicator(int rank, int ranks);
 
 /// Records the loss of a micro-batch, as a training loop does. It makes its inputs with Tape::empty(), or on
 /// meta_device (comm/device/meta.h); they are zeros. What it reads from tensors is zero.

@@ -3,9 +3,21 @@
 #include <cmath>
 
 #include "comm/core/error.h"
-#include "sharding/engine/best_metric.h"
 
 namespace rz {
+
+bool improves(double metric, const std::optional<double>& best, bool greater_is_better) {
+  if (!std::isfinite(metric)) return false;
+  return !best || (greater_is_better ? metric > *best : metric < *best);
+}
+
+bool BestMetric::update(double metric, std::uint64_t at_step, const std::string& checkpoint_tag) {
+  if (!improves(metric, value, greater_is_better)) return false;
+  value = metric;
+  step = at_step;
+  tag = checkpoint_tag;
+  return true;
+}
 
 EarlyStopping::EarlyStopping(Options options) : options_(options) {
   require(options.early_stopping_patience >= 1, Errc::config,

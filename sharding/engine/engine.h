@@ -58,7 +58,6 @@
 #include "sharding/engine/checkpointer.h"
 #include "sharding/engine/engine_options.h"
 #include "sharding/engine/parse_arguments.h"
-#include "sharding/engine/spawn.h"
 #include "sharding/engine/step_report.h"
 #include "sharding/engine/training_checkpoints.h"
 #include "sharding/engine/update_loop.h"

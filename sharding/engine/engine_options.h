@@ -14,7 +14,6 @@
 #include "sharding/config/lr_schedule.h"
 #include "sharding/config/training_arguments.h"
 #include "sharding/engine/configured.h"
-#include "sharding/engine/scheduled_rates.h"
 #include "sharding/optim/optimizer.h"
 #include "sharding/parallel/mesh.h"
 #include "sharding/strategy/strategy_options.h"

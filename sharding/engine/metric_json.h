@@ -3,7 +3,6 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "sharding/engine/best_metric.h"
 #include "sharding/engine/early_stopping.h"
 #include "sharding/io/json.h"
 

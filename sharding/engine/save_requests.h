@@ -26,10 +26,18 @@
 #include <optional>
 #include <string>
 
+#include "comm/bootstrap.h"
 #include "comm/communicator.h"
 #include "sharding/engine/signal_handler.h"
 
 namespace rz {
+
+/// SLURM_JOB_END_TIME, which srun and sbatch set to the job's end in seconds since 1970 (Slurm 22.05 and
+/// newer); nullopt without it or if it is 0. Errc::config if it is malformed. A limit that changes while the
+/// job runs (scontrol update) does not change the variable.
+std::optional<std::chrono::system_clock::time_point> slurm_job_end_time();
+/// The same with variables from another source than the process environment.
+std::optional<std::chrono::system_clock::time_point> slurm_job_end_time_from(const Variables&);
 
 /// The exit status of a program that stops on request, as if SIGTERM had ended it. Launchers do not mistake
 /// the run for a finished one, and rzrun does not restart it.

@@ -5,7 +5,6 @@
 #include <string>
 
 #include "sharding/config/checkpoint_config.h"
-#include "sharding/engine/best_metric.h"
 #include "sharding/engine/early_stopping.h"
 
 namespace rz {

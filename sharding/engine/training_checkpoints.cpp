@@ -13,7 +13,7 @@
 #include "sharding/checkpoint/checkpoint_folder.h"
 #include "sharding/checkpoint/checkpoint_index.h"
 #include "sharding/checkpoint/checkpoint_reader.h"
-#include "sharding/engine/slurm_end_time.h"
+#include "sharding/engine/save_requests.h"
 #include "sharding/io/disk.h"
 #include "sharding/io/text.h"
 #include "sharding/parallel/rank_agreement.h"

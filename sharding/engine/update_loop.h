@@ -4,20 +4,95 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "autograd_lite/ops.h"
 #include "autograd_lite/tape.h"
-#include "sharding/engine/accumulation.h"
-#include "sharding/engine/dropout_seeds.h"
+#include "comm/device/graph.h"
+#include "comm/device/stream.h"
 #include "sharding/engine/training_step.h"
-#include "sharding/engine/update_graph.h"
 #include "sharding/engine/update_reports.h"
 #include "sharding/engine/world.h"
 #include "sharding/strategy/strategy.h"
 
 namespace rz {
+
+/// Counts the micro-batches of an update. Several passes may belong to one micro-batch, e.g. of two losses.
+class Accumulation {
+ public:
+  /// An update consists of `steps` micro-batches.
+  explicit Accumulation(std::int64_t steps) : steps_(steps) {}
+
+  std::int64_t steps() const { return steps_; }
+  /// True in the last micro-batch of an update.
+  bool boundary() const { return forced_.value_or(micro_ + 1 >= steps_); }
+  /// Decides in place of the count until the next decision; nullopt: the count decides again.
+  void force_boundary(std::optional<bool> boundary) { forced_ = boundary; }
+
+  /// A pass of the current micro-batch has run.
+  void count_pass() { ++passes_; }
+  /// Passes of the current micro-batch.
+  std::int64_t passes() const { return passes_; }
+  /// Micro-batches of the update in progress that have begun.
+  std::int64_t begun() const { return micro_ + (passes_ > 0); }
+  /// True before the first pass of an update.
+  bool fresh() const { return micro_ == 0 && passes_ == 0; }
+
+  void next_micro_batch() { ++micro_, passes_ = 0; }
+  void next_update() { micro_ = 0, passes_ = 0; }
+
+ private:
+  std::int64_t steps_;
+  std::int64_t micro_ = 0, passes_ = 0;
+  std::optional<bool> forced_;
+};
+
+/// Every pass of every rank has its own seed. Those of an update lie in memory that a graph may read.
+class DropoutSeeds {
+ public:
+  struct Place {
+    int rank = 0, ranks = 1;
+    /// Passes of a rank that follow each other in the order of the passes of all ranks, which numbers the
+    /// seeds. With those of an update, seeds do not depend on the number of ranks.
+    std::uint64_t consecutive = 1;
+  };
+  /// For updates of `micro_batches`, on the device of the stream.
+  DropoutSeeds(std::uint64_t seed, std::size_t micro_batches, Place, const Stream&);
+
+  /// The seed of a pass of this rank, counted from 0.
+  std::uint64_t of_pass(std::uint64_t pass) const;
+  /// Writes the seeds of an update, which begins with a pass, in the order of the stream.
+  void draw(std::uint64_t first_pass, const Stream&);
+  /// On the device; see Tape::seed_at().
+  const std::uint64_t* at(std::size_t micro_batch) const { return on_device_.get() + micro_batch; }
+
+ private:
+  std::uint64_t seed_;
+  Place place_;
+  std::vector<std::uint64_t> next_;  // in host memory
+  std::shared_ptr<std::uint64_t> on_device_;
+};
+
+/// Captures updates once they are identical, and replays them.
+class UpdateGraph {
+ public:
+  /// Runs `update`, or replays it if replays(may_capture), after before_launch(). Returns whether it was
+  /// replayed.
+  bool run(const Stream&, bool may_capture, const std::function<void()>& update,
+           const std::function<void()>& before_launch);
+  /// Whether the next run() replays the update: it may, and the updates before it have settled.
+  bool replays(bool may_capture) const;
+  /// True if the last update was replayed.
+  bool defined() const { return graph_.defined(); }
+  /// Call before operations that may free memory used by the graph.
+  void drop();
+
+ private:
+  Graph graph_;
+  int uncaptured_updates_ = 0;  // updates without a graph since the last change
+};
 
 struct UpdateLoopOptions {
   std::int64_t accumulation = 1;         ///< micro-batches of an update

@@ -1,11 +1,23 @@
 #include "sharding/engine/world.h"
 
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
@@ -141,6 +153,197 @@ int run_entrypoint(const std::function<void(World&)>& body, const WorldOptions& 
   } catch (const std::exception& e) {
     std::fprintf(stderr, "%s\n", one_line(e).c_str());
     return 1;
+  }
+}
+
+namespace {
+
+constexpr std::chrono::milliseconds poll_time(50);
+/// Ranks that fail for one reason end within this time. The first to end need not be its cause.
+constexpr std::chrono::milliseconds common_failure_time(200);
+
+/// What a rank reports when it fails. Small enough that the kernel writes it to a pipe in one piece.
+struct Report {
+  int rank = 0;
+  Errc code = Errc::system;
+  char text[2000] = {};
+};
+static_assert(sizeof(Report) <= 4096);  // PIPE_BUF
+
+/// A pipe to which all ranks write.
+class ReportPipe {
+ public:
+  ReportPipe() {
+    if (::pipe2(ends_, O_CLOEXEC | O_NONBLOCK) != 0) fail_errno("pipe2");
+  }
+  ~ReportPipe() {
+    ::close(ends_[0]);
+    ::close(ends_[1]);
+  }
+  ReportPipe(const ReportPipe&) = delete;
+
+  void write(int rank, Errc code, const char* text) const {
+    Report report{.rank = rank, .code = code};
+    std::strncpy(report.text, text, sizeof report.text - 1);
+    [[maybe_unused]] const auto n = ::write(ends_[1], &report, sizeof report);
+  }
+  std::optional<Report> read() const {
+    Report report;
+    if (::read(ends_[0], &report, sizeof report) == sizeof report) return report;
+    return {};
+  }
+
+ private:
+  int ends_[2];
+};
+
+std::string launch_id() {
+  unsigned long long bits = 0;
+  if (::getrandom(&bits, sizeof bits, 0) != sizeof bits) fail_errno("getrandom");
+  return concat("spawn-", ::getpid(), "-", bits);
+}
+
+/// The variables of a launcher (comm/bootstrap.h): all ranks are on this node and meet under `id`.
+void set_environment(int rank, int ranks, const std::string& id) {
+  const auto set = [](const char* name, const std::string& value) { ::setenv(name, value.c_str(), 1); };
+  for (const char* name : {"RANK", "LOCAL_RANK"}) set(name, concat(rank));
+  for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE"}) set(name, concat(ranks));
+  set("MASTER_ADDR", "127.0.0.1");
+  set("MASTER_PORT", "29500");  // unused: the ranks meet under the identifier
+  set("RZ_LAUNCH", id);
+  set("TORCHELASTIC_RUN_ID", id);
+  if (ranks > 1 && !std::getenv("OMP_NUM_THREADS")) set("OMP_NUM_THREADS", "1");
+}
+
+/// Runs in the child. The exit status of the process.
+int run_rank(int rank, const std::function<void(World&)>& main, const WorldOptions& options,
+             const ReportPipe& reports) {
+  try {
+    World world = World::from_environment(options);
+    main(world);
+    return 0;
+  } catch (const Error& e) {
+    reports.write(rank, e.code(), e.what());
+  } catch (const std::exception& e) {
+    reports.write(rank, Errc::system, one_line(e).c_str());
+  }
+  return 1;
+}
+
+class Children {
+ public:
+  explicit Children(int ranks) : pids_(static_cast<std::size_t>(ranks), 0) {}
+  ~Children() { end_all(std::chrono::seconds(0)); }
+  Children(const Children&) = delete;
+
+  void add(int rank, pid_t pid) { pids_[static_cast<std::size_t>(rank)] = pid; }
+
+  struct Ending {
+    int rank = 0, status = 0;
+  };
+  /// A rank that has ended; none has: nullopt, as when all have been returned.
+  std::optional<Ending> next_ended() {
+    for (std::size_t r = 0; r < pids_.size(); ++r) {
+      int status = 0;
+      if (pids_[r] == 0 || ::waitpid(pids_[r], &status, WNOHANG) != pids_[r]) continue;
+      pids_[r] = 0;
+      return Ending{static_cast<int>(r), status};
+    }
+    return {};
+  }
+  bool any() const {
+    for (const pid_t p : pids_)
+      if (p != 0) return true;
+    return false;
+  }
+  /// SIGTERM, and SIGKILL after `grace`. Returns when all have ended.
+  void end_all(std::chrono::milliseconds grace) {
+    send(SIGTERM);
+    const auto deadline = std::chrono::steady_clock::now() + grace;
+    while (any() && std::chrono::steady_clock::now() < deadline)
+      if (!next_ended()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    send(SIGKILL);
+    for (pid_t& p : pids_)
+      if (p != 0) ::waitpid(std::exchange(p, 0), nullptr, 0);
+  }
+
+ private:
+  void send(int signal) const {
+    for (const pid_t p : pids_)
+      if (p != 0) ::kill(p, signal);
+  }
+
+  std::vector<pid_t> pids_;  // 0: ended
+};
+
+void start(int rank, int ranks, const std::string& id, const std::function<void(World&)>& main,
+           const WorldOptions& options, const ReportPipe& reports, Children& children) {
+  std::fflush(nullptr);  // else the child would print what is buffered here once more
+  const pid_t parent = ::getpid();
+  const pid_t pid = ::fork();
+  if (pid < 0) fail_errno("fork", concat("rank ", rank));
+  if (pid > 0) return children.add(rank, pid);
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) ::_exit(1);
+  set_environment(rank, ranks, id);
+  const int status = run_rank(rank, main, options, reports);
+  std::fflush(nullptr);
+  ::_exit(status);
+}
+
+/// A rank that ended because another one did reports Errc::aborted or peer_lost; the cause comes first.
+bool is_consequence(const Report& r) {
+  return (r.code == Errc::aborted || r.code == Errc::peer_lost || r.code == Errc::timeout);
+}
+
+Error error_of(const Report& r) { return Error(r.code, concat("rank ", r.rank, ": ", r.text), r.rank); }
+
+Error error_of(const Children::Ending& e) {
+  const std::string how = WIFSIGNALED(e.status) ? concat("was killed by signal ", WTERMSIG(e.status), " (",
+                                                         ::strsignal(WTERMSIG(e.status)), ")")
+                                                : concat("ended with status ", WEXITSTATUS(e.status));
+  return Error(Errc::peer_lost, concat("rank ", e.rank, " ", how), e.rank);
+}
+
+/// The cause of a failure: a rank's own error, else a rank that was killed, else an error that follows from
+/// the end of another rank, else a status.
+Error cause(const ReportPipe& reports, const std::vector<Children::Ending>& endings) {
+  std::optional<Report> consequence;
+  while (const auto report = reports.read()) {
+    if (!is_consequence(*report)) return error_of(*report);
+    if (!consequence) consequence = report;
+  }
+  for (const Children::Ending& e : endings)
+    if (WIFSIGNALED(e.status)) return error_of(e);
+  return consequence ? error_of(*consequence) : error_of(endings.front());
+}
+
+/// The failed ranks among those that end within `time`.
+void collect_failures(Children& children, std::chrono::milliseconds time,
+                      std::vector<Children::Ending>& failed) {
+  const auto deadline = std::chrono::steady_clock::now() + time;
+  while (children.any() && std::chrono::steady_clock::now() < deadline) {
+    const auto ended = children.next_ended();
+    if (!ended) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    if (ended && ended->status != 0) failed.push_back(*ended);
+  }
+}
+
+}  // namespace
+
+void spawn(int ranks, const std::function<void(World&)>& main, const WorldOptions& options) {
+  require(ranks > 0, Errc::invalid_argument, "spawn(", ranks, "): the number of ranks must be positive");
+  const std::string id = launch_id();
+  const ReportPipe reports;
+  Children children(ranks);
+  for (int rank = 0; rank < ranks; ++rank) start(rank, ranks, id, main, options, reports, children);
+  while (children.any()) {
+    std::vector<Children::Ending> failed;
+    collect_failures(children, poll_time, failed);
+    if (failed.empty()) continue;
+    collect_failures(children, common_failure_time, failed);
+    children.end_all(std::chrono::seconds(5));
+    throw cause(reports, failed);
   }
 }
 

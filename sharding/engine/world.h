@@ -10,7 +10,9 @@
 ///
 /// Functions are collective where their comment says so: every rank calls them in the same order.
 
+#include <cmath>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <span>
 #include <string>
@@ -18,10 +20,30 @@
 #include "comm/bootstrap.h"
 #include "comm/communicator.h"
 #include "comm/core/text.h"
-#include "sharding/engine/mean.h"
 #include "tensor/tensor.h"
 
 namespace rz {
+
+/// A sum and the number of its terms. The mean of all ranks is World::reduce(): sum of sums over sum of
+/// counts, so that ranks with more terms weigh more.
+struct Mean {
+  double sum = 0, count = 0;
+
+  /// Adds `n` terms whose mean is `value`.
+  void add(double value, double n = 1) {
+    sum += value * n;
+    count += n;
+  }
+  void add(const Mean& other) {
+    sum += other.sum;
+    count += other.count;
+  }
+  /// NaN without terms. A NaN has no sign, which programs would print: "nan", not "-nan".
+  double value() const {
+    const double mean = sum / count;
+    return std::isnan(mean) ? std::numeric_limits<double>::quiet_NaN() : mean;
+  }
+};
 
 struct WorldOptions {
   std::string device = "host";  ///< "host", "cuda" (device LOCAL_RANK modulo their number), or "cuda:N"
@@ -92,5 +114,16 @@ class HelpRequest : public Error {
 /// function.
 /// The text of a HelpRequest is printed to standard output by rank 0, and the status is 0.
 int run_entrypoint(const std::function<void(World&)>& body, const WorldOptions& = {});
+
+/// Runs `main` in `ranks` processes, made by fork(), each with its World, and waits for them. As
+/// torch.multiprocessing.spawn: nothing that `main` computes comes back; it writes files, or prints.
+///
+/// When a rank fails, the others are ended: SIGTERM, 5 s later SIGKILL. Then the first failure is thrown:
+/// its code, and "rank 2: MESSAGE", or the signal that killed the rank; culprit() is the rank. The ranks end
+/// when this process does.
+///
+/// fork() copies the calling thread only, and no CUDA context: call it before other threads run and before
+/// CUDA is used. Do not use communicators of this process in `main`.
+void spawn(int ranks, const std::function<void(World&)>& main, const WorldOptions& = {});
 
 }  // namespace rz

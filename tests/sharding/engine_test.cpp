@@ -15,7 +15,7 @@
 #include "autograd_lite/nn/containers.h"
 #include "autograd_lite/nn/init.h"
 #include "autograd_lite/nn/layers.h"
-#include "sharding/engine/csv_monitor.h"
+#include "sharding/engine/step_monitor.h"
 #include "sharding/optim/optimizers.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"

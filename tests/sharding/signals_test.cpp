@@ -15,7 +15,6 @@
 
 #include "sharding/engine/save_requests.h"
 #include "sharding/engine/signal_handler.h"
-#include "sharding/engine/slurm_end_time.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 

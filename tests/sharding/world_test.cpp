@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "sharding/engine/parse_arguments.h"
-#include "sharding/engine/spawn.h"
 #include "tests/support/error_of.h"
 
 namespace rz {
