@@ -1,8 +1,9 @@
 #pragma once
-/// Data for training: samples of named fields.
+/// Data for training: samples of named fields, and batches of them.
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -10,10 +11,16 @@
 #include <vector>
 
 #include "comm/core/types.h"
-#include "sharding/data/field.h"
 #include "tensor/tensor.h"
 
 namespace rz {
+
+/// One field of every sample, e.g. {"x", DType::f32, {32}}; a label is a field without dimensions.
+struct Field {
+  std::string name;
+  DType dtype = DType::f32;
+  Shape shape = {};  ///< of one sample, at most three dimensions
+};
 
 /// Host memory of a batch that is being filled: a row of every field for each sample.
 class BatchRows {
@@ -70,5 +77,56 @@ class Dataset {
   virtual void augment(std::uint64_t /*index*/, const SampleDraw&, BatchRows& /*to*/,
                        std::size_t /*row*/) const {}
 };
+
+/// Rows of samples, one tensor for each field.
+class Batch {
+ public:
+  /// No rows and no fields.
+  Batch() = default;
+  /// `tensors[f]` is [indices.size(), shape…] of field f.
+  Batch(std::shared_ptr<const std::vector<Field>> fields, std::vector<Tensor> tensors,
+        std::vector<std::uint64_t> indices, std::size_t padding);
+
+  /// [rows, shape…]. Errc::invalid_argument if there is no such field; it lists the fields.
+  const Tensor& operator[](std::string_view field) const;
+  /// Number of samples, padding included.
+  std::size_t rows() const { return indices_.size(); }
+  /// Number of trailing rows that repeat samples, so that all ranks have the same number of them.
+  std::size_t padding() const { return padding_; }
+  /// The sample of each row.
+  std::span<const std::uint64_t> indices() const { return indices_; }
+
+ private:
+  std::shared_ptr<const std::vector<Field>> fields_;
+  std::vector<Tensor> tensors_;
+  std::vector<std::uint64_t> indices_;
+  std::size_t padding_ = 0;
+};
+
+struct NamedTensor {
+  std::string name;
+  Tensor tensor;
+};
+
+/// Sample i is row i of every tensor, as in torch.utils.data.TensorDataset.
+class TensorDataset : public Dataset {
+ public:
+  /// Tensors on the host of at least one dimension, of which the first are equal. Shares their memory, which
+  /// must not be written while a loader reads. Errc::invalid_argument names the tensor that does not fit.
+  explicit TensorDataset(std::vector<NamedTensor>);
+
+  std::uint64_t size() const override { return size_; }
+  std::vector<Field> fields() const override;
+  void read(std::uint64_t index, BatchRows& to, std::size_t row) const override;
+  /// Of parts_of_checksum() of each tensor.
+  std::optional<std::uint64_t> checksum() const override;
+
+ private:
+  std::vector<NamedTensor> tensors_;
+  std::uint64_t size_ = 0;
+};
+
+/// tensor_dataset({{"x", x}, {"y", y}}), for a Loader.
+std::shared_ptr<const Dataset> tensor_dataset(std::vector<NamedTensor>);
 
 }  // namespace rz

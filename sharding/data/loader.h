@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "comm/device/stream.h"
-#include "sharding/data/batch.h"
 #include "sharding/data/batch_sampler.h"
 #include "sharding/data/dataset.h"
 #include "sharding/data/loader_positions.h"

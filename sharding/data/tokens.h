@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "sharding/data/dataset.h"
+
 namespace rz {
 
 /// Copies share the tokens; concurrent reads are safe.
@@ -52,6 +54,27 @@ class Tokens {
 
   std::shared_ptr<const State> state_;
   std::uint64_t vocabulary_ = std::uint64_t{1} << 31;
+};
+
+/// Of parts_of_checksum() of the tokens.
+std::uint64_t checksum(const Tokens&);
+
+/// Sample i has the fields `inputs`, tokens i·T … i·T + T - 1, and `targets`, the token after each: i32 [T].
+class TokenDataset : public Dataset {
+ public:
+  /// Errc::config if there are fewer than T + 1 tokens.
+  TokenDataset(Tokens, std::size_t seq_len);
+
+  std::uint64_t size() const override { return samples_; }
+  std::vector<Field> fields() const override;
+  /// Errc::config names a token outside the vocabulary.
+  void read(std::uint64_t index, BatchRows& to, std::size_t row) const override;
+  std::optional<std::uint64_t> checksum() const override { return rz::checksum(tokens_); }
+
+ private:
+  Tokens tokens_;
+  std::size_t seq_len_;
+  std::uint64_t samples_;
 };
 
 }  // namespace rz

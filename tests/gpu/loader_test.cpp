@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "comm/device/graph.h"
-#include "sharding/data/tensor_dataset.h"
+#include "sharding/data/dataset.h"
 #include "tests/gpu/on_device.h"
 
 namespace rz::test {

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "sharding/data/token_dataset.h"
+#include "sharding/data/tokens.h"
 #include "sharding/engine/engine.h"
 #include "sharding/huggingface/gpt2_config.h"
 #include "sharding/huggingface/pretrained_weights.h"

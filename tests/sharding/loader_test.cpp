@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "sharding/data/continuous_batch_sampler.h"
-#include "sharding/data/tensor_dataset.h"
+#include "sharding/data/dataset.h"
 #include "tests/support/error_of.h"
 
 namespace rz {

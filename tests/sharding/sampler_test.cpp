@@ -1,4 +1,3 @@
-#include "sharding/data/sampler.h"
 
 #include <gtest/gtest.h>
 

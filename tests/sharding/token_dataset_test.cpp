@@ -1,6 +1,4 @@
 /// Tokens as data for training: files, folders of text, samples and their order.
-#include "sharding/data/token_dataset.h"
-
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -13,6 +11,7 @@
 
 #include "sharding/data/continuous_batch_sampler.h"
 #include "sharding/data/loader.h"
+#include "sharding/data/tokens.h"
 #include "sharding/io/json.h"
 #include "tests/support/error_of.h"
 

@@ -10,7 +10,6 @@
 #include <set>
 
 #include "comm/core/error.h"
-#include "sharding/data/token_dataset.h"
 #include "sharding/data/tokens.h"
 #include "sharding/parallel/rank_agreement.h"
 #include "tests/support/forked.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "comm/core/error.h"
-#include "sharding/data/token_dataset.h"
+#include "sharding/data/tokens.h"
 #include "sharding/huggingface/save_pretrained.h"
 
 namespace rz::train_gpt {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "comm/core/error.h"
-#include "sharding/data/token_dataset.h"
+#include "sharding/data/tokens.h"
 #include "sharding/huggingface/gpt2_config.h"
 #include "sharding/io/checksum.h"
 #include "sharding/parallel/rank_consistency.h"

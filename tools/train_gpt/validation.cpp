@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "sharding/data/batch_sampler.h"
-#include "sharding/data/token_dataset.h"
+#include "sharding/data/tokens.h"
 
 namespace rz::train_gpt {
 
