@@ -126,7 +126,7 @@ TEST_P(OwnDeepSpeedRuns, AreFollowed) {
 
 std::vector<std::string> followed_runs() {
   std::vector<std::string> names = own_deepspeed_runs();
-  // See tests/sharding/deepspeed_16bit_test.cpp.
+  // See tests/tools/deepspeed_16bit_test.cpp.
   std::erase_if(names, [](const std::string& n) { return n.find("_stage0") != n.npos; });
   return names;
 }
