@@ -25,5 +25,5 @@ expect '"foreign" is of 0123456789, which is not in this clone'
 expect 'figures: 3 sections of an older build'
 [ "$(grep -c warning <<<"$out")" = 3 ]
 grep -qF '2 sections' <<<"$($check "$root")"  # two commits are not old
-! $check /nonexistent 2>/dev/null
+if $check /nonexistent 2>/dev/null; then echo "a folder without git passed"; exit 1; fi
 echo "check_figures: as expected"
