@@ -8,8 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/intranode/verify/make_rank_plans.h"
-#include "comm/intranode/verify/verify.h"
+#include "comm/proof/rank_plans.h"
 
 namespace rz {
 namespace {

@@ -1,9 +1,8 @@
-#include "comm/schedule/schedule.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
+#include "comm/proof/verify.h"
 #include "comm/schedule/algorithms/algorithm.h"
 
 namespace rz {

@@ -1,7 +1,7 @@
 #pragma once
 /// Where the bytes of each step lie in the staging rings, and which steps' bytes a new reservation
 /// overwrites. All ranks reserve the same bytes at the same steps, so that each computes all offsets locally
-/// and none is transferred. A plain value, which the verifier (comm/intranode/verify/verify.h) runs, too.
+/// and none is transferred. A plain value, which the verifier (comm/proof/rank_plans.h) runs, too.
 
 #include <algorithm>
 #include <array>

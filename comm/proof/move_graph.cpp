@@ -1,4 +1,4 @@
-#include "comm/intranode/verify/move_graph.h"
+#include "comm/proof/move_graph.h"
 
 #include <algorithm>
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "comm/core/error.h"
-#include "comm/intranode/verify/rank_plan.h"
+#include "comm/proof/rank_plans.h"
 
 namespace rz::intranode {
 

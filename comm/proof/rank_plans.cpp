@@ -1,7 +1,7 @@
-#include "comm/intranode/verify/make_rank_plans.h"
+#include "comm/proof/rank_plans.h"
 
 #include "comm/intranode/plan/call_layout.h"
-#include "comm/intranode/verify/round_explorer.h"
+#include "comm/proof/round_explorer.h"
 
 namespace rz::intranode {
 

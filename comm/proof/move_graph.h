@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/intranode/verify/make_rank_plans.h"
+#include "comm/proof/rank_plans.h"
 
 namespace rz::intranode {
 

@@ -1,4 +1,4 @@
-#include "comm/schedule/symbolic_sums.h"
+#include "comm/proof/symbolic_sums.h"
 
 #include <bit>
 

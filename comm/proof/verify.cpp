@@ -13,12 +13,13 @@
 // kind. There is no deadlock either: no step writes an input, so the dependencies of a rank out of place are
 // a subset of those in place, with or without elided copies.
 
+#include "comm/proof/verify.h"
+
 #include <algorithm>
 
 #include "comm/core/error.h"
 #include "comm/core/text.h"
-#include "comm/schedule/schedule.h"
-#include "comm/schedule/symbolic_sums.h"
+#include "comm/proof/symbolic_sums.h"
 
 namespace rz::schedule {
 

@@ -5,14 +5,13 @@
 // An acknowledgement that is deferred permits less, and a rank writes it before it blocks. So the graph
 // checks only that no rank waits for one that a peer, having completed its last call, never writes.
 
-#include "comm/intranode/verify/verify.h"
-
 #include <algorithm>
 #include <memory>
 
 #include "comm/core/error.h"
 #include "comm/core/text.h"
-#include "comm/intranode/verify/move_graph.h"
+#include "comm/proof/move_graph.h"
+#include "comm/proof/rank_plans.h"
 
 namespace rz::intranode {
 
