@@ -102,6 +102,9 @@ struct CollectiveCall {
   int root = 0;                             ///< of a rooted collective; the peer of send and recv
   const AllToAllVCounts* counts = nullptr;  ///< all_to_all_v only
   StreamHandle stream;
+
+  /// Of the elements that move; no barrier has any.
+  DType dtype() const { return out.data ? out.dtype : in.dtype; }
 };
 static_assert(std::is_trivially_copyable_v<CollectiveCall> && sizeof(CollectiveCall) <= 128);
 

@@ -16,7 +16,7 @@ ChunkLayout::ChunkLayout(const CollectiveCall& op, int rank, int size, int chunk
       rank_(static_cast<std::size_t>(rank)),
       size_(static_cast<std::size_t>(size)),
       chunks_(static_cast<std::size_t>(chunks)),
-      element_(op.kind == Collective::barrier ? 1 : size_of(op.out.data ? op.out.dtype : op.in.dtype)),
+      element_(op.kind == Collective::barrier ? 1 : size_of(op.dtype())),
       chunk_bytes_(op.kind == Collective::barrier ? 1 : count_per_rank(op, size) * element_) {}
 
 // Chunks begin at cache lines if there are at least 64 elements per chunk.

@@ -40,7 +40,7 @@ Executor::Executor(Transport& transport, int rank, int size)
 void Executor::start(const CollectiveCall& op, const DependencyPlan& plan, const CallSignature& signature,
                      std::size_t slice) {
   // The single byte that a barrier moves has no type.
-  const DType dtype = op.kind == Collective::barrier ? DType::u8 : op.out.data ? op.out.dtype : op.in.dtype;
+  const DType dtype = op.kind == Collective::barrier ? DType::u8 : op.dtype();
   call_ = {&op, &plan, signature, dtype, size_of(dtype), slice};
   memory_.start(op, rank_, size_, plan.schedule, transport_);
   steps_.start(plan.steps.size());

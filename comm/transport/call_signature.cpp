@@ -10,7 +10,7 @@ CallSignature make_signature(const CollectiveCall& op, int size, std::uint32_t s
           .root = op.root,
           .count = count_per_rank(op, size),
           .kind = op.kind,
-          .dtype = op.out.data ? op.out.dtype : op.in.dtype,
+          .dtype = op.dtype(),
           .op = op.op.kind,
           .algorithm = algorithm};
 }

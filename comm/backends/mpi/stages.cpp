@@ -63,7 +63,7 @@ class StagePlanner {
       : op_(op),
         context_(context),
         operators_(operators),
-        dtype_(op.out.data ? op.out.dtype : op.in.dtype),
+        dtype_(op.dtype()),
         element_(size_of(dtype_)),
         max_bytes_(std::max<std::size_t>(context.max_call_bytes / element_, 1) * element_),
         ranks_(static_cast<std::size_t>(context.size)),

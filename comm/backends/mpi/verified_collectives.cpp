@@ -34,7 +34,7 @@ void VerifiedCollectives::add(const std::shared_ptr<Request>& request, const Col
                      .root = call.root,
                      .count = count_per_rank(call, context_.size),
                      .kind = call.kind,
-                     .dtype = call.out.data ? call.out.dtype : call.in.dtype,
+                     .dtype = call.dtype(),
                      .op = call.op.kind,
                      .algorithm = uses_messages(call)};
 }

@@ -14,9 +14,7 @@ bool rounds_partial_sums(DType dtype, const ReduceOp& op) {
   return small && op.kind != ReduceOp::min && op.kind != ReduceOp::max;
 }
 
-bool rounds_partial_sums(const CollectiveCall& call) {
-  return rounds_partial_sums(call.out.data ? call.out.dtype : call.in.dtype, call.op);
-}
+bool rounds_partial_sums(const CollectiveCall& call) { return rounds_partial_sums(call.dtype(), call.op); }
 
 ScheduleEngine::ScheduleEngine(Transport& transport, int rank, int size, const NativeOptions& options)
     : rank_(rank),
@@ -73,8 +71,7 @@ tuning::SelectedAlgorithm ScheduleEngine::schedule_for(Collective kind, std::siz
 }
 
 void ScheduleEngine::start(const CollectiveCall& call, std::uint32_t sequence) {
-  const DType dtype = call.out.data ? call.out.dtype : call.in.dtype;
-  const std::size_t shard = count_per_rank(call, size_) * size_of(dtype);
+  const std::size_t shard = count_per_rank(call, size_) * size_of(call.dtype());
   const tuning::SelectedAlgorithm selected =
       schedule_for(call.kind, message_bytes(call.kind, shard, size_), rounds_partial_sums(call));
   start(call, sequence, *selected.algorithm, selected.slice);
