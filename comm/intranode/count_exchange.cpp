@@ -12,7 +12,7 @@ bool CountExchange::advance(const PlannedCall& c, StepNumber step) {
   const std::size_t* const own = c.op->counts->send_counts.data();
   if (channel_.next_step() == step) {
     const Reservation counts = count_reservation(size_);
-    if (!channel_.try_reserve(counts.ring_bytes, counts.writes_ring, counts.slots)) return false;
+    if (!channel_.try_reserve(counts)) return false;
     std::memcpy(channel_.bytes(rank, step), own, counts.ring_bytes);
     channel_.send();
     return true;

@@ -15,12 +15,14 @@ Engine::Engine(Transport& transport, int rank, int size, StepNumber first_step)
 Engine::Engine(Transport& transport, int rank, int size, tuning::IntranodeTable table, StepNumber first_step)
     : channel_(*transport.shared_memory(), rank, size, first_step),
       planner_(std::move(table), rank, size, channel_.staging_bytes(), transport.oversubscribed()),
-      staged_(channel_, size),
+      contributions_(channel_, size),
+      one_shot_(channel_, contributions_),
+      two_shot_(channel_, contributions_),
       counts_(channel_, size),
       handles_(channel_, *transport.shared_memory(), rank, size),
       zero_copy_(channel_, handles_.handles(), size),
       single_copy_(channel_, handles_.handles(), rank, size),
-      fast_path_(channel_, staged_, handles_, zero_copy_, transport.oversubscribed()) {}
+      fast_path_(channel_, contributions_, one_shot_, handles_, zero_copy_, transport.oversubscribed()) {}
 
 // ---- begin of a call
 
@@ -55,8 +57,13 @@ void Engine::begin() {
 }
 
 void Engine::begin_staged(StepNumber first) {
-  staged_.start(call_, first);
-  phase_ = Phase::staged;
+  if (call_.plan.protocol == Protocol::two_shot) {
+    two_shot_.start(call_, first);
+    phase_ = Phase::two_shot;
+  } else {
+    one_shot_.start(call_, first);
+    phase_ = Phase::one_shot;
+  }
 }
 
 /// Continues behind the exchange of handles, by that protocol.
@@ -88,8 +95,8 @@ bool Engine::run_fast_path(const CollectiveCall& op, std::uint32_t sequence, int
       begin();
       break;
     case FastPath::End::waits_contributions:
-      staged_.resume_one_shot(call_, first_step_, fast_path_.peer());
-      phase_ = Phase::staged;
+      one_shot_.resume(call_, first_step_, fast_path_.peer());
+      phase_ = Phase::one_shot;
       break;
     case FastPath::End::waits_handles:
       phase_ = Phase::exchanging_handles;
@@ -110,11 +117,10 @@ bool Engine::advance() {
     case Phase::exchanging_handles:
     case Phase::exchanging_counts:
       return advance_exchange();
-    case Phase::staged: {
-      const bool moved = staged_.advance(call_);
-      if (staged_.complete()) finish();
-      return moved;
-    }
+    case Phase::one_shot:
+      return advance_staged(one_shot_);
+    case Phase::two_shot:
+      return advance_staged(two_shot_);
     case Phase::zero_copy:
       return advance_zero_copy();
     case Phase::single_copy:
@@ -135,6 +141,13 @@ bool Engine::advance_exchange() {
   channel_.set_staging_window(planner_.window(call_));
   begin_staged(first_step_ + 1);
   return true;
+}
+
+template <class Call>
+bool Engine::advance_staged(Call& staged) {
+  const bool moved = staged.advance(call_);
+  if (staged.complete()) finish();
+  return moved;
 }
 
 bool Engine::advance_zero_copy() {
@@ -208,7 +221,7 @@ bool Engine::spin(int turns) {
 
 WaitState Engine::waiting_on() const {
   if (complete()) return {.text = "no rank"};
-  const bool of_all = phase_ != Phase::staged;
+  const bool of_all = phase_ != Phase::one_shot;  // two_shot reads from all, too
   return channel_.waiting_on([&](int r) { return of_all || call_.ranks().reads_from(r); });
 }
 

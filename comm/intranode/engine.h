@@ -19,7 +19,7 @@
 #include "comm/intranode/fast_path.h"
 #include "comm/intranode/handle_exchange.h"
 #include "comm/intranode/mailbox/mailbox_channel.h"
-#include "comm/intranode/plan/planner.h"
+#include "comm/intranode/plan/planned_call.h"
 #include "comm/intranode/single_copy.h"
 #include "comm/intranode/staged.h"
 #include "comm/intranode/zero_copy.h"
@@ -81,7 +81,8 @@ class Engine final : public CollectiveEngine {
     complete,
     exchanging_handles,
     exchanging_counts,
-    staged,
+    one_shot,
+    two_shot,
     zero_copy,
     single_copy
   };
@@ -89,6 +90,8 @@ class Engine final : public CollectiveEngine {
   void begin();
   void begin_staged(StepNumber first);
   void begin_data(Protocol);
+  template <class Call>
+  bool advance_staged(Call&);
   bool advance_exchange();
   bool advance_zero_copy();
   bool advance_single_copy();
@@ -97,7 +100,9 @@ class Engine final : public CollectiveEngine {
 
   MailboxChannel channel_;
   const CallPlanner planner_;
-  StagedCall staged_;
+  Contributions contributions_;
+  OneShotCall one_shot_;
+  TwoShotCall two_shot_;
   CountExchange counts_;
   HandleExchange handles_;
   ZeroCopyCall zero_copy_;

@@ -32,30 +32,29 @@ void FastPath::chosen(const PlannedCall& c, Protocol protocol) {
 }
 
 FastPath::End FastPath::run(const PlannedCall& c, int& turns) {
-  if (form_ == Form::one_shot && staged_.contributions().try_reserve(c)) return run_one_shot(c, turns);
-  if (form_ == Form::zero_copy && channel_.try_reserve(0, false)) return run_zero_copy(c, turns);
+  if (form_ == Form::one_shot && channel_.try_reserve(c.contribution)) return run_one_shot(c, turns);
+  if (form_ == Form::zero_copy && channel_.try_reserve(handle_reservation)) return run_zero_copy(c, turns);
   return End::declined;
 }
 
 // ---- one_shot
 
 FastPath::End FastPath::run_one_shot(const PlannedCall& c, int& turns) {
-  Contributions& contributions = staged_.contributions();
   const StepNumber step = channel_.next_step();
   send(c, step);
   std::span<const void*> operands;  // found while slots are in flight
-  if (c.ranks().kind == Collective::all_reduce) operands = contributions.operands(c, 0, step);
+  if (c.ranks().kind == Collective::all_reduce) operands = contributions_.operands(c, 0, step);
   peer_ = 0;
-  if (!poll([&] { return contributions.all_arrived(c, peer_, step); }, turns))
+  if (!poll([&] { return contributions_.all_arrived(c, peer_, step); }, turns))
     return End::waits_contributions;
   read(c, operands, step);
-  contributions.ack_all(c, channel_.next_step());
+  contributions_.ack_all(c, channel_.next_step());
   return End::complete;
 }
 
 /// Contributions::send(), with the payload of one slot copied without a call of memcpy().
 void FastPath::send(const PlannedCall& c, StepNumber step) {
-  if (c.plan.inline_slots != 1 || c.plan.per_peer) return staged_.contributions().send(c, 0);
+  if (c.plan.inline_slots != 1 || c.plan.per_peer) return contributions_.send(c, 0);
   if (c.ranks().is_sender) copy_small(channel_.payload(c.ranks().rank, step), c.in(), c.plan.shard_bytes);
   channel_.send();
 }
@@ -68,7 +67,7 @@ void FastPath::read(const PlannedCall& c, std::span<const void*> operands, StepN
   } else if (ranks.kind == Collective::broadcast && c.inlined() && ranks.rank != ranks.root) {
     copy_small(c.out(), channel_.payload(ranks.root, step), c.plan.shard_bytes);
   } else {
-    staged_.one_shot().read(c, 0, step);
+    one_shot_.read(c, 0, step);
   }
 }
 

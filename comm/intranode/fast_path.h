@@ -11,10 +11,11 @@ namespace rz::intranode {
 
 class FastPath {
  public:
-  FastPath(MailboxChannel& channel, StagedCall& staged, HandleExchange& handles, ZeroCopyCall& zero_copy,
-           bool oversubscribed)
+  FastPath(MailboxChannel& channel, Contributions& contributions, OneShotCall& one_shot,
+           HandleExchange& handles, ZeroCopyCall& zero_copy, bool oversubscribed)
       : channel_(channel),
-        staged_(staged),
+        contributions_(contributions),
+        one_shot_(one_shot),
         handles_(handles),
         zero_copy_(zero_copy),
         oversubscribed_(oversubscribed) {}
@@ -33,7 +34,7 @@ class FastPath {
   enum class End : std::uint8_t {
     declined,             ///< not begun
     complete,             ///< done
-    waits_contributions,  ///< this rank's is sent; StagedCall::resume_one_shot() from peer() on
+    waits_contributions,  ///< this rank's is sent; OneShotCall::resume() from peer() on
     waits_handles,        ///< this rank's is sent; HandleExchange continues
     waits_ends            ///< this rank's accesses have ended; ZeroCopyCall continues
   };
@@ -54,7 +55,8 @@ class FastPath {
   bool poll(const F& arrived, int& turns);
 
   MailboxChannel& channel_;
-  StagedCall& staged_;
+  Contributions& contributions_;
+  OneShotCall& one_shot_;
   HandleExchange& handles_;
   ZeroCopyCall& zero_copy_;
   const bool oversubscribed_;

@@ -29,8 +29,7 @@ bool HandleExchange::begin(const PlannedCall& c) {
 
 bool HandleExchange::advance(const PlannedCall& c, StepNumber step) {
   if (channel_.next_step() == step) {
-    constexpr Reservation handle = handle_reservation;
-    if (!channel_.try_reserve(handle.ring_bytes, handle.writes_ring, handle.slots)) return false;
+    if (!channel_.try_reserve(handle_reservation)) return false;
     publish(c, local_buffers(c));
     handles_.write_to(channel_.payload(rank_, step));
     channel_.send();

@@ -1,10 +1,46 @@
 #include "comm/intranode/staged.h"
 
+#include <algorithm>
+#include <cstring>
+
 namespace rz::intranode {
 
-void StagedCall::start(const PlannedCall& c, StepNumber first) {
-  is_two_shot_ = c.plan.protocol == Protocol::two_shot;
-  is_two_shot_ ? two_shot_.start(c, first) : one_shot_.start(c, first);
+// ---- contributions
+
+/// Copies the slots of a peer's contribution that this rank needs into one contiguous buffer. False: a slot
+/// is missing; the next call resumes with it.
+bool Contributions::collect_slots(const PlannedCall& c, int peer, StepNumber step) {
+  const auto [begin, end] = slots_for(c.layout, c.plan, peer, c.ranks().rank);
+  for (next_slot_ = std::max(next_slot_, begin); next_slot_ < end; ++next_slot_) {
+    if (!channel_.poll(peer, step + next_slot_)) return false;
+    std::memcpy(of(c, peer, step) + next_slot_ * inline_bytes, channel_.payload(peer, step + next_slot_),
+                inline_bytes);
+  }
+  next_slot_ = 0;
+  return true;
+}
+
+void Contributions::send(const PlannedCall& c, std::size_t round) {
+  if (c.plan.inline_slots > 1) return send_slots(c);
+  if (c.ranks().is_sender) write(c, round);
+  channel_.send();
+}
+
+void Contributions::send_slots(const PlannedCall& c) {
+  const CallRanks& ranks = c.ranks();
+  const std::uint32_t slots = c.plan.slots();
+  if (!ranks.is_sender) return channel_.send(slots, nullptr, 0);
+  if (!c.plan.per_peer) return channel_.send(slots, c.in(), c.plan.shard_bytes);
+  write(c, 0);
+  channel_.send(slots, of(c, ranks.rank, channel_.next_step()), c.plan.shard_bytes * (index(ranks.size) - 1));
+}
+
+void Contributions::write(const PlannedCall& c, std::size_t round) {
+  std::byte* const to = of(c, c.ranks().rank, channel_.next_step());
+  const std::byte* const in = c.in();
+  c.layout.for_each_contributed(c.plan, round, [&](std::size_t at, std::size_t from, std::size_t bytes) {
+    std::memcpy(to + at, in + from, bytes);
+  });
 }
 
 // ---- one_shot
@@ -16,7 +52,7 @@ void OneShotCall::start(const PlannedCall& c, StepNumber first) {
 
 bool OneShotCall::advance(const PlannedCall& c) {
   bool moved = false;
-  if (rounds_.can_contribute() && contributions_.try_reserve(c)) {
+  if (rounds_.can_contribute() && channel_.try_reserve(c.contribution)) {
     contributions_.send(c, rounds_.done.contributed++);
     moved = true;
   }
@@ -62,17 +98,16 @@ bool TwoShotCall::advance(const PlannedCall& c) {
 }
 
 bool TwoShotCall::try_contribute(const PlannedCall& c) {
-  if (!rounds_.can_contribute() || !contributions_.try_reserve(c)) return false;
+  if (!rounds_.can_contribute() || !channel_.try_reserve(c.contribution)) return false;
   contributions_.send(c, rounds_.done.contributed++);
   return true;
 }
 
 bool TwoShotCall::try_reduce(const PlannedCall& c) {
   const std::size_t round = rounds_.done.reduced;
-  const Reservation result = c.plan.result_reservation();
   if (!rounds_.can_reduce() ||
       !contributions_.all_arrived(c, next_contribution_, rounds_.contribution_step(round)) ||
-      !channel_.try_reserve(result.ring_bytes, result.writes_ring, result.slots))
+      !channel_.try_reserve(c.plan.result_reservation()))
     return false;
   reduce(c, rounds_.done.reduced++);
   channel_.send();

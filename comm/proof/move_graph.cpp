@@ -3,8 +3,7 @@
 #include <algorithm>
 
 #include "comm/core/text.h"
-#include "comm/intranode/mailbox/deferred_ack.h"
-#include "comm/intranode/mailbox/staging_cursor.h"
+#include "comm/intranode/mailbox/slot_protocol.h"
 
 namespace rz::intranode {
 

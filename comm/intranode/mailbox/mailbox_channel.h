@@ -14,12 +14,7 @@
 #include <functional>
 #include <vector>
 
-#include "comm/intranode/mailbox/call_history.h"
-#include "comm/intranode/mailbox/call_mismatch.h"
-#include "comm/intranode/mailbox/deferred_ack.h"
-#include "comm/intranode/mailbox/published.h"
-#include "comm/intranode/mailbox/staging_cursor.h"
-#include "comm/intranode/mailbox/step_number.h"
+#include "comm/intranode/mailbox/slot_protocol.h"
 #include "comm/os/spin.h"
 #include "comm/transport/mailbox.h"
 #include "comm/transport/shared_memory_group.h"
@@ -61,10 +56,10 @@ class MailboxChannel {
   /// The step of the next slot that this rank writes.
   StepNumber next_step() const { return next_step_; }
 
-  /// Reserves the next `slots` slots and `bytes` of the staging ring; the same numbers on every rank. Returns
-  /// false while a peer has not acknowledged a slot that this would overwrite, or, if this rank `writes` the
-  /// bytes, ring data that they would overwrite; call it again then. Several slots reserve no ring bytes.
-  bool try_reserve(std::size_t bytes, bool writes, std::uint32_t slots = 1);
+  /// Reserves the next slots and bytes of the staging ring; the same numbers on every rank. Returns false
+  /// while a peer has not acknowledged a slot that this would overwrite, or, if this rank writes the bytes,
+  /// ring data that they would overwrite; call it again then. Several slots reserve no ring bytes.
+  bool try_reserve(const Reservation&);
   /// Publishes the slot of next_step(), whose payload and ring bytes are complete. try_reserve() may be
   /// omitted if it has neither and all peers have entered this call.
   void send();
@@ -148,12 +143,13 @@ inline bool MailboxChannel::has_acked(int peer, StepNumber before) {
   return !is_after(before, read);
 }
 
-inline bool MailboxChannel::try_reserve(std::size_t bytes, bool writes, std::uint32_t slots) {
+inline bool MailboxChannel::try_reserve(const Reservation& own) {
   if (!is_reserved_) {
-    bytes ? staging_.reserve(next_step_, bytes) : staging_.reserve_slots(next_step_, slots);
+    own.ring_bytes ? staging_.reserve(next_step_, own.ring_bytes)
+                   : staging_.reserve_slots(next_step_, own.slots);
     is_reserved_ = true;
   }
-  const StepNumber needed = staging_.needed_ack(next_step_, writes, slots);
+  const StepNumber needed = staging_.needed_ack(next_step_, own.writes_ring, own.slots);
   for (int r = 0; r < size_; ++r) {
     if (r == rank_ || has_acked(r, needed)) continue;
     awaited_ = {Awaited::space, needed, r};

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "comm/collective.h"
+#include "comm/intranode/mailbox/slot_protocol.h"
 #include "comm/tuning/intranode.h"
 
 namespace rz::intranode {
@@ -31,13 +32,6 @@ struct StagingLimits {
 /// Division of a shard into chunks; the last one may be shorter.
 struct Chunking {
   std::size_t chunk_bytes = 1, chunks = 1;
-};
-
-/// What a move reserves before it publishes: the arguments of MailboxChannel::try_reserve().
-struct Reservation {
-  std::size_t ring_bytes = 0;  ///< 0: the payload is in the slots
-  bool writes_ring = false;    ///< this rank writes these bytes
-  std::uint32_t slots = 1;
 };
 
 /// A shard is what a rank has for each peer (per_peer), reduces (two_shot, or all_reduce by zero_copy), or

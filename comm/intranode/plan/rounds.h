@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "comm/intranode/mailbox/step_number.h"
+#include "comm/intranode/mailbox/slot_protocol.h"
 #include "comm/intranode/plan/call_plan.h"
 #include "comm/transport/mailbox.h"
 

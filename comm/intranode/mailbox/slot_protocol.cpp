@@ -1,18 +1,31 @@
-#include "comm/intranode/mailbox/call_mismatch.h"
+#include "comm/intranode/mailbox/slot_protocol.h"
 
 #include <sched.h>
 
-#include <algorithm>
 #include <chrono>
 #include <optional>
+#include <utility>
 
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
-#include "comm/intranode/mailbox/call_history.h"
-#include "comm/intranode/mailbox/published.h"
+#include "comm/core/integer_math.h"
 #include "comm/transport/mismatched_calls.h"
 
 namespace rz::intranode {
+
+// ---- calls
+
+std::uint64_t CallHistory::hash_of(const CallSignature& s) {
+  std::uint64_t h = 0;
+  for (const std::uint64_t word :
+       {s.count, static_cast<std::uint64_t>(static_cast<std::uint32_t>(s.root)),
+        static_cast<std::uint64_t>(s.kind) | static_cast<std::uint64_t>(s.dtype) << 8 |
+            static_cast<std::uint64_t>(s.op) << 16}) {
+    h = (h ^ word) * 0x9e3779b97f4a7c15u;
+    h ^= h >> 29;
+  }
+  return h;
+}
 
 namespace {
 
@@ -62,6 +75,22 @@ void fail_mismatch(std::span<const MailboxView> mailboxes, int own, int peer, St
   }
   fail(Errc::mismatch, "mismatched collectives: rank ", peer, " made other calls than rank ", own,
        " some time before ", describe(current), "; every rank must make the same calls in the same order");
+}
+
+// ---- staging ring
+
+/// Places the bytes behind the last reservation, or at the ring's beginning if they do not fit into the
+/// window. Reservations of the current lap do not overlap. Those of the previous lap overlap if they begin
+/// before the end of this one. All older ones are treated as overlapping.
+void StagingCursor::reserve(StepNumber step, std::size_t bytes) {
+  if (next_ + bytes > window_) next_ = 0, overwritten_before_ = std::exchange(lap_begin_, step);
+  offsets_[step % mailbox_depth] = static_cast<std::uint32_t>(next_);
+  next_ = round_up(next_ + bytes, cache_line_bytes);
+  const StepNumber kept = step + 1 - static_cast<StepNumber>(mailbox_depth);
+  if (is_after(kept, overwritten_before_)) overwritten_before_ = kept;
+  if (is_after(kept, lap_begin_)) lap_begin_ = kept;
+  while (is_after(lap_begin_, overwritten_before_) && offset(overwritten_before_) < next_)
+    ++overwritten_before_;
 }
 
 }  // namespace rz::intranode
