@@ -1,12 +1,13 @@
 #include "comm/backends/native/dispatcher.h"
 
 #include <algorithm>
+#include <cstring>
 #include <ranges>
 #include <utility>
 
-#include "comm/backends/native/input_staging.h"
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
+#include "comm/reduce/reduce.h"
 #include "comm/transport/mismatched_calls.h"
 #include "comm/transport/shared_memory_group.h"
 
@@ -15,6 +16,28 @@ namespace rz {
 namespace {
 
 constexpr int max_intranode_ranks = 256;  // a staged contribution may have a shard for each peer
+
+/// Replaces the input of a call by a copy where it cannot be read in place: scaled for premul_sum, and for a
+/// call `by_schedule` of all_to_all in place, which overwrites shards that are yet to be sent. The intra-node
+/// engine stages those before it reads. Returns the copy, which must outlive the call; null if the input is
+/// read in place or was scaled in the output.
+std::shared_ptr<std::byte> stage_input(CollectiveCall& call, bool by_schedule, Transport& transport) {
+  const bool scaled = call.op.kind == ReduceOp::premul_sum && call.in.count > 0;
+  const bool permuted = by_schedule && call.kind == Collective::all_to_all && call.in.data == call.out.data;
+  if (!scaled && !permuted) return nullptr;
+  if (scaled && call.kind == Collective::all_reduce) {
+    scale(call.out.data, call.in.data, call.in.count, call.in.dtype, call.op.factor);
+    call.in = call.out;
+    return nullptr;
+  }
+  std::shared_ptr<std::byte> copy = transport.allocate(call.in.bytes());
+  if (scaled)
+    scale(copy.get(), call.in.data, call.in.count, call.in.dtype, call.op.factor);
+  else if (call.in.bytes() > 0)
+    std::memcpy(copy.get(), call.in.data, call.in.bytes());
+  call.in.data = copy.get();
+  return copy;
+}
 
 }  // namespace
 
@@ -59,8 +82,9 @@ void Dispatcher::start_next() {
   queue_.pop_front();
   current_ = {.request = next.request};
   CollectiveCall& call = next.request->operations[next.index];
-  current_.staged_input = stage_input(call, !intranode_ || schedule_override(call), *transport_);
-  dispatch(call);
+  const tuning::IntranodeAlgorithm* const entry = schedule_override(call);
+  current_.staged_input = stage_input(call, !intranode_ || entry, *transport_);
+  dispatch(call, entry);
 }
 
 /// The number of calls at the front of the queue that run as one. All are of one group, whose calls are
@@ -81,11 +105,12 @@ void Dispatcher::start_coalesced(std::size_t calls) {
   std::vector<const CollectiveCall*> operations;
   for (; operations.size() < calls; queue_.pop_front())
     operations.push_back(&current_.request->operations[queue_.front().index]);
-  dispatch(coalescer_.begin(std::move(operations), coalescing_buffer_.get()));
+  const CollectiveCall& whole = coalescer_.begin(std::move(operations), coalescing_buffer_.get());
+  dispatch(whole, schedule_override(whole));
 }
 
-void Dispatcher::dispatch(const CollectiveCall& call) {
-  const tuning::IntranodeAlgorithm* const entry = schedule_override(call);
+/// `entry`: schedule_override().
+void Dispatcher::dispatch(const CollectiveCall& call, const tuning::IntranodeAlgorithm* entry) {
   const bool by_schedule = !intranode_ || entry;
   current_.engine = by_schedule ? static_cast<CollectiveEngine*>(&schedules_) : intranode_.get();
   const std::uint32_t sequence = next_sequence();

@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "comm/backends/native/native_options.h"
+#include "comm/backends/native/native_backend.h"
 #include "comm/backends/native/schedule_engine.h"
 #include "comm/intranode/engine.h"
 #include "comm/os/wait_policy.h"
@@ -51,7 +51,8 @@ class Dispatcher final : public Progressable {
   const Transport& transport() const { return *transport_; }
   /// Null if no other rank shares memory with this one.
   SharedMemoryGroup* shared_memory() const { return transport_->shared_memory(); }
-  const ScheduleEngine& schedules() const { return schedules_; }
+  /// Backend::explain(). `bytes`: of the larger of a rank's input and output.
+  AlgorithmChoice explain(Collective, std::size_t bytes, bool reachable, DType, ReduceOp) const;
   /// Null unless all ranks share memory. The progress token is required to run calls.
   intranode::Engine* intranode() const { return intranode_.get(); }
 
@@ -71,7 +72,7 @@ class Dispatcher final : public Progressable {
   std::size_t coalescable() const;
   void start_coalesced(std::size_t calls);
   const tuning::IntranodeAlgorithm* schedule_override(const CollectiveCall&) const;
-  void dispatch(const CollectiveCall&);
+  void dispatch(const CollectiveCall&, const tuning::IntranodeAlgorithm*);
   bool advance_current(bool eager);
   void finish_current(std::vector<Request*>& ended);
   WaitState wait_state_of(const Request*) const;

@@ -1,7 +1,6 @@
 #include "comm/backends/native/native_backend.h"
 
 #include "comm/backends/native/dispatcher.h"
-#include "comm/backends/native/explain.h"
 #include "comm/core/error.h"
 #include "comm/progress/progress_engine.h"
 #include "comm/shared_memory/allocator.h"
@@ -34,7 +33,10 @@ class NativeBackend final : public Backend {
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override {
     return allocate_zeroed(shared_memory(), bytes);
   }
-  AlgorithmChoice explain(Collective, std::size_t bytes, bool reachable, DType, ReduceOp) const override;
+  AlgorithmChoice explain(Collective kind, std::size_t bytes, bool reachable, DType dtype,
+                          ReduceOp op) const override {
+    return dispatcher_.explain(kind, bytes, reachable, dtype, op);
+  }
   Registration register_buffer(std::span<std::byte>) override;
   std::shared_ptr<SharedMemoryAllocator> shared_memory() const override {
     engine_->check_process();
@@ -99,12 +101,6 @@ Work NativeBackend::run_inline(const Run& run) {
   }
   engine_->end_inline();
   return {};
-}
-
-AlgorithmChoice NativeBackend::explain(Collective kind, std::size_t bytes, bool reachable, DType dtype,
-                                       ReduceOp op) const {
-  return explain_call({kind, bytes, reachable, dtype, op, size_, dispatcher_.transport().describe()},
-                      dispatcher_.schedules(), intranode_);
 }
 
 // Without the token, since it copies.
