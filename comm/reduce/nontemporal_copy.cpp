@@ -1,6 +1,6 @@
 // Highway compiles this file once per target and selects one at run time.
 
-#include "comm/reduce/nontemporal_copy.h"
+#include "comm/reduce/reduce.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "comm/reduce/nontemporal_copy.cpp"

@@ -1,6 +1,7 @@
 #pragma once
-/// Element-wise reduction kernels on the host. Vector code is selected at run time (AVX-512, AVX2, portable);
-/// all of them produce the same bits. Thread safe: pure functions of their arguments.
+/// Kernels of collectives on the host: reductions, scaling, copies past the caches. Vector code is selected
+/// at run time (AVX-512, AVX2, portable); all of it produces the same bits. Thread safe: pure functions of
+/// their arguments.
 
 #include <span>
 
@@ -32,5 +33,10 @@ ReduceKernel reduce_kernel(DType, ReduceOp::Kind, ReductionOrder = ReductionOrde
 /// dst[i] = src[i] · factor: in f32 for 16- and 8-bit floats, in f64 rounded to nearest and saturating for
 /// integers. dst may be src.
 void scale(void* dst, const void* src, std::size_t count, DType, double factor);
+
+/// memcpy() with non-temporal stores: destination lines are not read first, and cached data is not evicted.
+/// Useful if the destination exceeds the last-level cache, so that its lines would be evicted anyway. The
+/// stores are ordered before later stores of the calling thread. Thread safe.
+void copy_nontemporal(void* to, const void* from, std::size_t bytes);
 
 }  // namespace rz

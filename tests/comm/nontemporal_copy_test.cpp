@@ -1,9 +1,9 @@
-#include "comm/reduce/nontemporal_copy.h"
-
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <vector>
+
+#include "comm/reduce/reduce.h"
 
 namespace rz {
 namespace {
