@@ -38,11 +38,11 @@ struct MailboxView {
   Mailbox* mailbox = nullptr;
   std::byte* staging_ring = nullptr;
   std::size_t staging_bytes = 0;
-  std::atomic<std::uint32_t>* sleeping = nullptr;  ///< nonzero: wake it (Transport::wake_peers())
+  std::atomic<std::uint32_t>* sleeping = nullptr;  ///< nonzero: wake it (SharedMemoryGroup::wake_peers())
   bool needs_full_fence = false;                   ///< writers need a full fence before they read `sleeping`
 };
 
-/// Location of shared memory, for peers to map (Transport::export_handle(), map_handle()).
+/// Location of shared memory, for peers to map (SharedMemoryGroup::export_handle(), map_handle()).
 struct SharedMemoryHandle {
   std::uint32_t segment;  ///< Segment::number
   std::uint64_t offset;   ///< bytes from the segment's start

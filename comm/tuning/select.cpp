@@ -8,8 +8,6 @@ namespace {
 
 constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
 
-using Rule = Rule;
-
 using enum Collective;
 using enum Scope;
 
