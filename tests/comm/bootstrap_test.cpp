@@ -128,6 +128,7 @@ const Set flux{{"PMI_FD", "6"},          {"PMI_RANK", "3"},       {"PMI_SIZE", "
                {"MASTER_PORT", "5000"}};
 
 TEST(Bootstrap, PmiOfSlurmAndFluxIsNotMpich) {
+  EXPECT_EQ(place(flux).launcher, "flux");
   const LaunchInfo srun = place(pmi2);
   expect(srun, "slurm", 1, 2, 1, 2, srun.master);
   EXPECT_EQ(srun.master.rfind("job:", 0), 0u) << srun.master;

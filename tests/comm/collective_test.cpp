@@ -31,8 +31,10 @@ TEST(CollectiveTraits, NameTheRankThatSends) {
 /// Schedules are verified: whether a rank sends different data to each peer follows from its sends to two
 /// peers.
 TEST(CollectiveTraits, AgreeWithTheSchedulesOfOneStep) {
+  int seen = 0;
   for (const schedule::Algorithm& a : schedule::algorithms()) {
     if (std::string_view(a.name) != "linear" && std::string_view(a.name) != "pairwise") continue;
+    ++seen;
     const schedule::Schedule s = a.schedule({0, 3, 0, {}});
     std::vector<int> chunks;
     for (const schedule::Step& step : s.steps)
@@ -41,6 +43,7 @@ TEST(CollectiveTraits, AgreeWithTheSchedulesOfOneStep) {
     if (chunks.size() == 2)
       EXPECT_EQ(chunks[0] != chunks[1], traits(a.collective).sends_per_rank()) << name(a.collective);
   }
+  EXPECT_EQ(seen, 8) << "schedules of one step";
 }
 
 TEST(CollectiveTraits, CountWhatAllRanksAgreeOn) {

@@ -372,6 +372,18 @@ void on_hosts(const std::string& hosts, const CommOptions& options,
   });
 }
 
+/// Calls whose shards have `bytes` use a hierarchy, if there is one for that collective.
+void expect_hierarchies(Communicator& comm, std::size_t bytes) {
+  const auto algorithm = [&](Collective kind) {
+    return comm.explain(kind, message_bytes(kind, bytes, comm.size())).algorithm;
+  };
+  EXPECT_EQ(algorithm(Collective::all_reduce), "hierarchical_chain_all_gather");
+  EXPECT_EQ(algorithm(Collective::reduce_scatter), "hierarchical_chain");
+  EXPECT_EQ(algorithm(Collective::reduce), "hierarchical_chain");
+  EXPECT_EQ(algorithm(Collective::all_gather), "hierarchical");
+  EXPECT_EQ(algorithm(Collective::broadcast), "hierarchical_chain");
+}
+
 TEST(Collectives, HostsOfSeveralRanks) {
   for (const std::string hosts : {"aabb", "aaab", "abbcccc", "aabbcc", "abab", "abca"})
     on_hosts(hosts, quick(), [](Communicator& comm) {
@@ -380,11 +392,14 @@ TEST(Collectives, HostsOfSeveralRanks) {
       check_reductions<bf16>(comm, {20011}, true);
       check_movements<double>(comm, {0, 3, 20011}, true);
     });
-  on_hosts("aabbb", quick(), [](Communicator& comm) {  // sizes for which every collective uses a hierarchy
+  on_hosts("aabbb", quick(), [](Communicator& comm) {
+    expect_hierarchies(comm, 300007 * sizeof(float));
+    expect_hierarchies(comm, 150001 * sizeof(double));
     check_reductions<float>(comm, {300007}, false);
     check_movements<double>(comm, {150001}, false);
   });
-  on_hosts("aabbc", quick(), [](Communicator& comm) {  // and for which two paths lead to a result
+  on_hosts("aabbc", quick(), [](Communicator& comm) {  // two paths lead to a result
+    expect_hierarchies(comm, 300007 * sizeof(float));
     check_reductions<float>(comm, {300007}, false);
   });
 }

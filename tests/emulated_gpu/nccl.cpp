@@ -86,7 +86,7 @@ struct State {
   std::set<int> never_finalize, hang_in_abort;
   int in_progress = 0;
   std::uint64_t releases = 0, ids = 0;
-  int aborts = 0, registrations = 0, windows = 0;
+  int calls = 0, aborts = 0, registrations = 0, windows = 0;
 };
 
 State& state() {
@@ -280,6 +280,7 @@ Result add(const char* call, Comm c, void* stream, Item item) {
   const Handle comm = find(c, call);
   if (!comm) return nccl::invalid_argument;
   if (const Result result = entry(call, comm, lock)) return result;
+  ++state().calls;
   if (item.op.kind == ReduceOp::premul_sum) {
     const auto made = comm->factors.find(static_cast<RedOp>(item.op.factor));
     if (made == comm->factors.end()) return nccl::invalid_argument;
@@ -577,7 +578,7 @@ Nccl::~Nccl() {
   state().never_finalize.clear();
   state().hang_in_abort.clear();
   state().in_progress = 0;
-  state().aborts = state().registrations = state().windows = 0;
+  state().calls = state().aborts = state().registrations = state().windows = 0;
   state().version = 22809;
 }
 
@@ -628,6 +629,10 @@ void Nccl::release() {
 int Nccl::communicators() const {
   const std::lock_guard lock(state().mutex);
   return static_cast<int>(state().communicators.size());
+}
+int Nccl::calls() const {
+  const std::lock_guard lock(state().mutex);
+  return state().calls;
 }
 int Nccl::aborts() const {
   const std::lock_guard lock(state().mutex);

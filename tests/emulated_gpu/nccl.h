@@ -39,6 +39,7 @@ class Nccl {
   void release();
 
   int communicators() const;
+  int calls() const;   ///< collectives and messages that all ranks have made
   int aborts() const;  ///< that have returned
   /// Handles of ncclCommRegister that were not deregistered.
   int registrations() const;

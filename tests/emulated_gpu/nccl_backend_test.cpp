@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <optional>
 #include <thread>
 
 #include "comm/communicator.h"
@@ -306,24 +307,28 @@ TEST_F(NcclBackend, EveryCallMayBeInProgressForAWhile) {
 }
 
 TEST_F(NcclBackend, HasTheSameResultInSlices) {
-  run_ranks(3, [&](int rank, auto store) {
-    auto sliced = quick(rank, 3);
-    sliced.workspace_limit = 40 << 10;
-    Communicator a = connect(quick(rank, 3), prefix_store(store, "a"));
-    Communicator b = connect(sliced, prefix_store(store, "b"));
-    const Stream stream = Stream::create(device_of(rank));
-    for (const ReduceOp op : {ReduceOp(ReduceOp::sum), ReduceOp::premul(0.3 * (rank + 1))})
-      for (const bool in_place : {false, true}) {
-        const auto of_a = test::calls(rank, 3, 20'011, op, in_place), of_b = of_a;
-        for (std::size_t i = 0; i < of_a.size(); ++i) {
-          const auto block =
-              test::random_block(DType::f32, of_a[i].block(), static_cast<std::uint32_t>(rank));
-          EXPECT_EQ(test::on_device(b, of_b[i], DType::f32, block, stream),
-                    test::on_device(a, of_a[i], DType::f32, block, stream))
-              << of_a[i].name << " " << name(op);
-        }
-      }
-  });
+  // The results of all calls, by rank.
+  const auto run = [&](const std::optional<std::size_t>& workspace_limit) {
+    std::vector<std::vector<std::pair<std::string, std::vector<std::byte>>>> results(3);
+    run_ranks(3, [&](int rank, auto store) {
+      auto options = quick(rank, 3);
+      if (workspace_limit) options.workspace_limit = *workspace_limit;
+      Communicator comm = connect(options, store);
+      const Stream stream = Stream::create(device_of(rank));
+      for (const ReduceOp op : {ReduceOp(ReduceOp::sum), ReduceOp::premul(0.3 * (rank + 1))})
+        for (const bool in_place : {false, true})
+          for (const auto& call : test::calls(rank, 3, 20'011, op, in_place)) {
+            const auto block = test::random_block(DType::f32, call.block(), static_cast<std::uint32_t>(rank));
+            results[static_cast<std::size_t>(rank)].emplace_back(
+                concat(call.name, " ", name(op)), test::on_device(comm, call, DType::f32, block, stream));
+          }
+    });
+    return results;
+  };
+  const auto whole = run({});
+  const int calls = nccl.calls();
+  EXPECT_EQ(run(40 << 10), whole);
+  EXPECT_GT(nccl.calls() - calls, calls) << "not in slices";
 }
 
 TEST_F(NcclBackend, EveryScheduleHasTheSameResult) {
