@@ -20,6 +20,7 @@
 #include "comm/core/error.h"
 #include "comm/core/text.h"
 #include "comm/proof/symbolic_sums.h"
+#include "comm/schedule/dependency_plan.h"
 
 namespace rz::schedule {
 

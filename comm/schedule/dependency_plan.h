@@ -26,6 +26,9 @@ struct DependencyPlan {
   std::vector<std::vector<int>> sends, receives;
 };
 
+/// Optimization for calls that are not in place: a step that writes a scratch cell, only for it to be copied
+/// to the output, writes the output instead. Saves one pass over memory.
+void elide_scratch_copies(Schedule&);
 /// Pure function. Unless `in_place`, it applies elide_scratch_copies() first.
 DependencyPlan make_dependency_plan(Schedule, int size, bool in_place);
 

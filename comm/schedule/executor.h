@@ -8,7 +8,6 @@
 #include "comm/schedule/chunk_memory.h"
 #include "comm/schedule/dependency_plan.h"
 #include "comm/schedule/receive_stream.h"
-#include "comm/schedule/step_progress.h"
 #include "comm/transport/transport.h"
 #include "comm/transport/wait_for_graph.h"
 
@@ -17,6 +16,37 @@ namespace rz::schedule {
 /// Slice: bytes reduced before dependent sends continue. Large enough to amortize, small enough to stay in
 /// cache.
 inline constexpr std::size_t default_slice_bytes = 64 << 10;
+
+/// How far a step of a call is.
+struct StepProgress {
+  std::size_t size = 0, done = 0;  ///< bytes; a send: bytes that the transport has accepted
+  std::uint64_t stream_begin = 0;  ///< a send: its first byte in all bytes posted to the peer
+  bool finished = false;
+};
+
+class StepProgressList {
+ public:
+  /// For a new call, whose steps have no size yet.
+  void start(std::size_t steps) {
+    steps_.assign(steps, {});
+    first_unfinished_ = 0;
+    unfinished_ = steps;
+  }
+  StepProgress& operator[](int step) { return steps_[static_cast<std::size_t>(step)]; }
+  const StepProgress& operator[](int step) const { return steps_[static_cast<std::size_t>(step)]; }
+  void finish(int step) {
+    (*this)[step].finished = true;
+    --unfinished_;
+    while (first_unfinished_ < steps_.size() && steps_[first_unfinished_].finished) ++first_unfinished_;
+  }
+  bool all_finished() const { return unfinished_ == 0; }
+  int first_unfinished() const { return static_cast<int>(first_unfinished_); }
+  int size() const { return static_cast<int>(steps_.size()); }
+
+ private:
+  std::vector<StepProgress> steps_;
+  std::size_t first_unfinished_ = 0, unfinished_ = 0;
+};
 
 /// Reused from call to call; in the steady state it allocates nothing. Not thread safe: the progress engine's
 /// driving thread calls all of it.

@@ -93,9 +93,18 @@ inline Step reduce_step(ChunkRef to, std::vector<Operand> operands, bool final =
 inline Step recv(ChunkRef to, int peer) { return reduce_step(to, {from(peer)}); }
 inline Step copy(ChunkRef to, ChunkRef what) { return reduce_step(to, {local(what)}); }
 
-/// Optimization for calls that are not in place: a step that writes a scratch cell, only for it to be copied
-/// to the output, writes the output instead. Saves one pass over memory.
-void elide_scratch_copies(Schedule&);
+/// The rank at `distance` (of either sign, less than the size) from this one, cyclically.
+inline int rank_at_distance(RankContext context, int distance) {
+  return (context.rank + distance + context.size) % context.size;
+}
+
+/// The operands x0, x1, …, x(n-1): the next message of every peer, and `mine` in this rank's place.
+inline std::vector<Operand> rank_ordered_operands(RankContext context, ChunkRef mine) {
+  std::vector<Operand> operands;
+  operands.reserve(static_cast<std::size_t>(context.size));
+  for (int r = 0; r < context.size; ++r) operands.push_back(r == context.rank ? local(mine) : from(r));
+  return operands;
+}
 
 /// A pure function of the context. Thread safe.
 using ScheduleFunction = Schedule (*)(RankContext);

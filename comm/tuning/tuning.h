@@ -28,7 +28,7 @@
 ///   inter_node             several nodes: schedules
 ///   multi_rank_nodes       the same, if some node has several ranks
 ///   any                    intra_node_schedule and inter_node
-/// Rules of `ranks=N` serve other group sizes, too, for which the file has none (comm/tuning/group_size.h).
+/// Rules of `ranks=N` serve other group sizes, too, for which the file has none (rules_for()).
 
 #include <cstdint>
 #include <limits>
@@ -97,6 +97,10 @@ struct Table {
 Table parse_tuning(std::string_view text, const std::string& name);
 /// Reads and parses a file; Errc::config, too, if it cannot be read.
 Table read_tuning(const std::string& path);
+/// The table's rules, followed by copies of its rules for another number of ranks (`ranks=N`), for each
+/// collective and scope that has none for `size`: those of the next larger N, else those of the next smaller
+/// N, if 2 < N and size <= 2 N (docs/decisions/0017).
+std::vector<Rule> rules_for(const Table&, int size);
 
 /// The properties of a call that rules test.
 struct RuleQuery {

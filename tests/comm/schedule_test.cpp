@@ -4,6 +4,7 @@
 
 #include "comm/proof/verify.h"
 #include "comm/schedule/algorithms/algorithm.h"
+#include "comm/schedule/dependency_plan.h"
 
 namespace rz {
 namespace {

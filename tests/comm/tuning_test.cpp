@@ -15,7 +15,6 @@
 #include "comm/core/error.h"
 #include "comm/intranode/plan/call_plan.h"
 #include "comm/schedule/chunk_layout.h"
-#include "comm/tuning/group_size.h"
 #include "comm/tuning/intranode.h"
 #include "comm/tuning/select.h"
 #include "tests/support/error_of.h"

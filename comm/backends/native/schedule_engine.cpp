@@ -4,7 +4,6 @@
 
 #include "comm/core/error.h"
 #include "comm/schedule/algorithms/node_map.h"
-#include "comm/tuning/group_size.h"
 #include "comm/tuning/tuning.h"
 
 namespace rz {

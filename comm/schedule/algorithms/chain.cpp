@@ -4,7 +4,7 @@
 // 16- and 8-bit floats are rounded at every rank, where one_shot and two_shot round once: the bits do not
 // depend on chunk sizes, but differ from theirs.
 
-#include "comm/schedule/algorithms/ring_neighbours.h"
+#include "comm/schedule/schedule.h"
 
 namespace rz::schedule {
 

@@ -2,7 +2,7 @@
 // directly or not, have arrived. After ceil(log2 n) rounds every rank has a signal of every other. Hensgen,
 // Finkel and Manber, "Two algorithms for barrier synchronization", doi:10.1007/BF01379320.
 
-#include "comm/schedule/algorithms/ring_neighbours.h"
+#include "comm/schedule/schedule.h"
 
 namespace rz::schedule {
 

@@ -9,7 +9,7 @@
 // (near, far) sends relative chunks [near, far) to rank r + near, where their relative numbers are [0, far -
 // near).
 
-#include "comm/schedule/algorithms/ring_neighbours.h"
+#include "comm/schedule/schedule.h"
 
 namespace rz::schedule {
 

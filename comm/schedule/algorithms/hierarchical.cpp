@@ -11,7 +11,7 @@
 // false` only.
 
 #include "comm/schedule/algorithms/node_map.h"
-#include "comm/schedule/algorithms/ring_neighbours.h"
+#include "comm/schedule/schedule.h"
 
 namespace rz::schedule {
 

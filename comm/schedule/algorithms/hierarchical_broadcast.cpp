@@ -5,7 +5,7 @@
 // every rank.
 
 #include "comm/schedule/algorithms/node_map.h"
-#include "comm/schedule/algorithms/ring_neighbours.h"
+#include "comm/schedule/schedule.h"
 
 namespace rz::schedule {
 

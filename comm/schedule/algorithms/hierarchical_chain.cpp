@@ -10,7 +10,7 @@
 #include <algorithm>
 
 #include "comm/schedule/algorithms/node_map.h"
-#include "comm/schedule/algorithms/ring_neighbours.h"
+#include "comm/schedule/schedule.h"
 
 namespace rz::schedule {
 

@@ -2,7 +2,7 @@
 // ranks has a link of its own, and for small groups. Each rank visits its peers from the next rank on, which
 // spreads the load over receivers. The direct reduce_scatter is half of two_shot and is in two_shot.cpp.
 
-#include "comm/schedule/algorithms/ring_neighbours.h"
+#include "comm/schedule/schedule.h"
 
 namespace rz::schedule {
 

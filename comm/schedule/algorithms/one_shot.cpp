@@ -5,7 +5,7 @@
 // The sum is made in scratch: in place, it would overwrite a contribution that peers have not received yet,
 // and all ranks would deadlock.
 
-#include "comm/schedule/algorithms/ring_neighbours.h"
+#include "comm/schedule/schedule.h"
 
 namespace rz::schedule {
 

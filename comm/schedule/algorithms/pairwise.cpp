@@ -1,7 +1,7 @@
 // Pairwise all-to-all: in round t rank r sends to rank r + t and receives from rank r - t, so that every rank
 // receives from one peer at a time.
 
-#include "comm/schedule/algorithms/ring_neighbours.h"
+#include "comm/schedule/schedule.h"
 
 namespace rz::schedule {
 

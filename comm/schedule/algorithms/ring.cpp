@@ -3,7 +3,7 @@
 // around the ring once more. n-1 rounds per phase, so it is for large buffers. Patarasuk and Yuan, "Bandwidth
 // optimal all-reduce algorithms for clusters of workstations", doi:10.1016/j.jpdc.2008.09.002.
 
-#include "comm/schedule/algorithms/ring_neighbours.h"
+#include "comm/schedule/schedule.h"
 
 namespace rz::schedule {
 

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "comm/schedule/algorithms/ring_neighbours.h"
+#include "comm/schedule/schedule.h"
 
 namespace rz::schedule {
 

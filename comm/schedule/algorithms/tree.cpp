@@ -5,7 +5,7 @@
 // of collective communication operations in MPICH", doi:10.1177/1094342005051521.
 
 #include "comm/schedule/algorithms/reduction_tree.h"
-#include "comm/schedule/algorithms/ring_neighbours.h"
+#include "comm/schedule/schedule.h"
 
 namespace rz::schedule {
 

@@ -3,7 +3,7 @@
 // (shared memory, or a switch). Each rank visits its peers from the next rank on, which spreads the load over
 // receivers.
 
-#include "comm/schedule/algorithms/ring_neighbours.h"
+#include "comm/schedule/schedule.h"
 
 namespace rz::schedule {
 
