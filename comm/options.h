@@ -24,7 +24,7 @@ struct CommOptions {
   /// "native". On devices it is the first of "nccl", "peer_cuda" and "native" that all ranks can use
   /// (comm/backends/auto_backend.h); describe() reports the choice and the reason.
   std::string backend = environment().backend;
-  std::string transport = environment().transport;  ///< "native" only: "auto", "shm" or "tcp"
+  std::string transport = environment().transport;  ///< "native" only: "auto" or a name; see RZ_TRANSPORT
   /// TCP network interface; empty: the one that routes to rank 0
   std::string interface = environment().interface;
   int sockets = environment().sockets;                ///< TCP sockets between two nodes

@@ -73,8 +73,6 @@ Environment Environment::read() {
   Environment e;
   read_text("RZ_BACKEND", e.backend);
   read_text("RZ_TRANSPORT", e.transport);
-  require(e.transport == "auto" || e.transport == "shm" || e.transport == "tcp", Errc::config,
-          "RZ_TRANSPORT='", e.transport, "' is not one of auto, shm, tcp");
   read_text("RZ_INTERFACE", e.interface);
   read_number("RZ_SOCKETS", 1, 16, e.sockets);
   read_text("RZ_CONGESTION", e.congestion);

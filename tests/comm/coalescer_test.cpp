@@ -17,9 +17,9 @@
 #include "comm/communicator.h"
 #include "comm/core/error.h"
 #include "comm/schedule/algorithms/algorithm.h"
-#include "comm/transport/group/connect_transport.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
+#include "tests/support/streams.h"
 
 namespace rz {
 namespace {
@@ -132,11 +132,9 @@ void expect_calls(std::size_t expected, std::size_t all_reduces, bool as_group, 
   const int size = static_cast<int>(host.size());
   test::run_ranks(size, [&](int rank, std::shared_ptr<Store> store) {
     std::set<std::uint32_t> calls;
-    TransportOptions where;
-    where.host_id = concat(host[static_cast<std::size_t>(rank)]);
+    const test::ConnectOptions where{.host_id = concat(host[static_cast<std::size_t>(rank)])};
     const auto backend = make_native_backend(
-        rank, size,
-        std::make_unique<Counting>(connect_transport(rank, size, *store, where, Deadline::after(20s)), calls),
+        rank, size, std::make_unique<Counting>(test::connect(rank, size, *store, where), calls),
         {.deterministic = false, .algorithm = algorithm});
     std::vector<float> x(all_reduces, 1.0f);
     std::vector<CollectiveCall> group;

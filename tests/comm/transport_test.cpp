@@ -26,7 +26,7 @@ struct Kind {
   const char* transport;
   int hosts;  ///< the ranks are distributed over that many nodes
   int sockets;
-  TransportOptions options(int rank) const {
+  test::ConnectOptions options(int rank) const {
     return {transport, "", sockets, hosts > 1 ? concat("host", rank % hosts) : ""};
   }
 };
@@ -306,7 +306,7 @@ TEST_P(EveryTransport, AMissingRankIsNamed) {
   test::run_ranks(3, [&](int rank, std::shared_ptr<Store> store) {
     if (rank == 1) return;
     try {
-      connect_transport(rank, 3, *store, GetParam().options(rank), Deadline::after(milliseconds(300)));
+      test::connect(rank, 3, *store, GetParam().options(rank), Deadline::after(milliseconds(300)));
       ADD_FAILURE() << "connected without rank 1";
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), Errc::timeout) << e.what();
@@ -345,7 +345,7 @@ TEST(Connect, DifferentOptionsAreNamed) {
 TEST(Connect, AnOverrideOnSomeRanksOnlyIsNamed) {
   test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
     try {
-      TransportOptions options;
+      test::ConnectOptions options;
       if (rank == 1) options.algorithm = "ring";
       test::connect(rank, 2, *store, options);
       ADD_FAILURE();
@@ -359,8 +359,8 @@ TEST(Connect, AnOverrideOnSomeRanksOnlyIsNamed) {
 
 TEST(Connect, RanksThatDoNotAgreeOnTheSizeAreNamed) {
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-    const Error e = test::error_of(
-        [&] { connect_transport(rank, 2 + rank, *store, TransportOptions{}, Deadline::after(seconds(5))); });
+    const Error e =
+        test::error_of([&] { test::connect(rank, 2 + rank, *store, {}, Deadline::after(seconds(5))); });
     EXPECT_EQ(e.code(), Errc::mismatch) << e.what();
     EXPECT_EQ(e.culprit(), 1 - rank);
     const std::string has =
@@ -379,8 +379,7 @@ TEST(Connect, AnotherVersionIsNamed) {
       store->set("peer_info/1", entry.replace(at, end - at, "version=9.8.7\tand=more"));
       return;
     }
-    const Error e = test::error_of(
-        [&] { connect_transport(0, 2, *store, TransportOptions{}, Deadline::after(seconds(5))); });
+    const Error e = test::error_of([&] { test::connect(0, 2, *store, {}, Deadline::after(seconds(5))); });
     EXPECT_EQ(e.code(), Errc::mismatch) << e.what();
     EXPECT_NE(std::string(e.what()).find("rank 1 has version=9.8.7"), std::string::npos) << e.what();
     EXPECT_EQ(std::string(e.what()).find("and=more"), std::string::npos) << e.what();
@@ -389,7 +388,7 @@ TEST(Connect, AnotherVersionIsNamed) {
 
 TEST(Connect, BadArgumentsAreRefused) {
   const auto store = memory_store();
-  const auto code = [&](int rank, int size, TransportOptions options) {
+  const auto code = [&](int rank, int size, const test::ConnectOptions& options) {
     try {
       test::connect(rank, size, *store, options);
     } catch (const Error& e) {
@@ -399,6 +398,8 @@ TEST(Connect, BadArgumentsAreRefused) {
   };
   EXPECT_EQ(code(2, 2, {}), Errc::invalid_argument);
   EXPECT_EQ(code(0, 1, {"carrier pigeon"}), Errc::config);
+  const Error e = test::error_of([&] { test::connect(0, 1, *store, {"carrier pigeon"}); });
+  EXPECT_NE(std::string(e.what()).find("is not one of auto, shm, tcp"), std::string::npos) << e.what();
   EXPECT_EQ(code(0, 1, {"tcp", "", 17}), Errc::config);
 }
 

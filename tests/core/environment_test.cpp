@@ -94,9 +94,9 @@ TEST(Environment, AMisspeltVariableIsNamed) {
 
 TEST(Environment, AMalformedVariableIsNamed) {
   const std::pair<const char*, const char*> wrong[] = {
-      {"RZ_TRANSPORT", "pigeon"},      {"RZ_SOCKETS", "0"},           {"RZ_SOCKETS", "2x"},
-      {"RZ_ALLOW_TF32", "yes"},        {"RZ_DETERMINISTIC", "maybe"}, {"RZ_TIMEOUT_S", "-1"},
-      {"RZ_RENDEZVOUS_TIMEOUT_S", ""}, {"RZ_REDUCTION_ORDER", "tree"}};
+      {"RZ_SOCKETS", "0"},           {"RZ_SOCKETS", "2x"},   {"RZ_ALLOW_TF32", "yes"},
+      {"RZ_DETERMINISTIC", "maybe"}, {"RZ_TIMEOUT_S", "-1"}, {"RZ_RENDEZVOUS_TIMEOUT_S", ""},
+      {"RZ_REDUCTION_ORDER", "tree"}};
   for (const auto& [name, value] : wrong) {
     const Variable variable(name, value);
     try {

@@ -34,10 +34,11 @@ ShmTransport::Streams::Streams(SharedMemoryGroup& group, ShmPeer& p)
       out{shm::Sender(group.outgoing(p, 0)), shm::Sender(group.outgoing(p, 1))},
       in{shm::Receiver(group.incoming(p, 0)), shm::Receiver(group.incoming(p, 1))} {}
 
-void ShmTransport::connect(net::HandshakeInfo me, const std::vector<std::string>& addresses,
+void ShmTransport::connect(const net::HandshakeInfo& rank, const std::vector<std::string>& addresses,
                            Deadline deadline) {
   by_rank_.resize(addresses.size());
   if (!group_) return;
+  net::HandshakeInfo me = rank;
   me.passed_fds = group_->passed_fds();
   std::vector<net::Connection> calls;
   std::vector<int> callers;

@@ -31,10 +31,9 @@ class ShmTransport final : public MonitoredTransport, private MonitoredLinks {
   /// only closes descriptors.
   ~ShmTransport();
 
-  /// Where this rank listens: an unguessable name in the abstract unix namespace.
-  const std::string& address() const { return address_; }
-  /// Connects with the other ranks of the host. addresses[r] is rank r's address(); passed_fds is ignored.
-  void connect(net::HandshakeInfo, const std::vector<std::string>& addresses, Deadline);
+  /// An unguessable name in the abstract unix namespace.
+  std::string address() const override { return address_; }
+  void connect(const net::HandshakeInfo&, const std::vector<std::string>& addresses, Deadline) override;
 
   std::size_t post(int peer, Channel, const CallSignature&, std::span<const std::byte>) override;
   std::uint64_t released(int peer, Channel) override;
