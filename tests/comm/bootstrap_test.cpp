@@ -14,6 +14,7 @@
 #include <set>
 
 #include "comm/bootstrap/local_rendezvous.h"
+#include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/net/socket.h"
 #include "tests/support/error_of.h"
@@ -29,6 +30,7 @@ using Set = std::map<std::string, std::string>;
 
 LaunchInfo place(const Set& variables) {
   return launch_info_from([&](const std::string& name) -> std::optional<std::string> {
+    EXPECT_NO_THROW(environment_variable(name)) << "every variable is listed";
     const auto it = variables.find(name);
     if (it == variables.end()) return std::nullopt;
     return it->second;
