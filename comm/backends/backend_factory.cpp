@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "comm/backends/auto_backend.h"
-#include "comm/backends/composite_backend.h"
 #include "comm/backends/host_staged_backend.h"
 #include "comm/backends/mpi_plugin.h"
 #include "comm/backends/native/native_backend.h"

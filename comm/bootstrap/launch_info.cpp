@@ -3,11 +3,11 @@
 
 #include "comm/bootstrap.h"
 #include "comm/bootstrap/local_rendezvous.h"
-#include "comm/bootstrap/machine_id.h"
 #include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/core/text.h"
 #include "comm/net/socket.h"
+#include "comm/os/process.h"
 
 namespace rz {
 

@@ -13,7 +13,6 @@
 #include <optional>
 #include <vector>
 
-#include "comm/bootstrap/machine_id.h"
 #include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/net/handshake.h"

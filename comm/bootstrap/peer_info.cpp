@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "comm/bootstrap/machine_id.h"
 #include "comm/bootstrap/rendezvous.h"
 #include "comm/core/error.h"
+#include "comm/os/process.h"
 
 namespace rz {
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <optional>
 
-#include "comm/bootstrap/machine_id.h"
 #include "comm/net/handshake.h"
+#include "comm/os/process.h"
 
 namespace rz {
 

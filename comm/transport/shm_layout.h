@@ -7,9 +7,21 @@
 #include <cstdint>
 
 #include "comm/net/random.h"
+#include "comm/topology.h"
 #include "comm/transport/mailbox.h"
 
-namespace rz::shm {
+namespace rz {
+
+/// Size in bytes of the staging ring, through which peers on the same host receive data, of each of `ranks`
+/// ranks on a host with these caches: twice the L2, but at most a quarter of the rank's share of the L3, and
+/// at least 1 MiB. A multiple of 64 KiB, the largest common page size.
+///
+/// Reason: a store to a line that is still in a reader's L2 must first invalidate it there. In a ring of this
+/// size, most lines have left the reader's L2 before the writer reuses them. The ring must fit into the L3,
+/// since it would otherwise be read from memory.
+std::size_t staging_ring_bytes(const Caches&, std::size_t ranks);
+
+namespace shm {
 
 constexpr std::uint64_t magic = 0x326f72657a676e72;  // "rngzero2"
 constexpr std::size_t cache_line = 64;
@@ -70,4 +82,6 @@ ChannelMemory channel_memory(Header* header, std::size_t owner, std::size_t send
                              std::size_t ranks);
 MailboxView mailbox_view(std::byte* memory, std::size_t ranks, std::size_t ring_bytes, bool needs_full_fence);
 
-}  // namespace rz::shm
+}  // namespace shm
+
+}  // namespace rz

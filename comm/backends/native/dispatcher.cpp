@@ -7,7 +7,7 @@
 #include "comm/backends/native/input_staging.h"
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
-#include "comm/transport/mismatched_calls.h"
+#include "comm/transport/call_signature.h"
 #include "comm/transport/shared_memory_group.h"
 
 namespace rz {

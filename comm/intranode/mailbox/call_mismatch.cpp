@@ -10,7 +10,7 @@
 #include "comm/core/error.h"
 #include "comm/intranode/mailbox/call_history.h"
 #include "comm/intranode/mailbox/published.h"
-#include "comm/transport/mismatched_calls.h"
+#include "comm/transport/call_signature.h"
 
 namespace rz::intranode {
 

@@ -7,10 +7,10 @@
 #include "comm/bootstrap/rendezvous.h"
 #include "comm/bootstrap/store_internal.h"
 #include "comm/core/error.h"
-#include "comm/shared_memory/staging_ring.h"
 #include "comm/topology.h"
 #include "comm/transport/group/group_transport.h"
 #include "comm/transport/shm/shm_transport.h"
+#include "comm/transport/shm_layout.h"
 #include "comm/transport/tcp/tcp_transport.h"
 
 namespace rz {

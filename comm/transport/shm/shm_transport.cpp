@@ -5,7 +5,7 @@
 #include "comm/core/error.h"
 #include "comm/net/random.h"
 #include "comm/net/unix_socket.h"
-#include "comm/os/open_files.h"
+#include "comm/os/fd.h"
 
 namespace rz {
 

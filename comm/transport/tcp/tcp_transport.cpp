@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "comm/core/error.h"
-#include "comm/os/open_files.h"
+#include "comm/os/fd.h"
 
 namespace rz {
 
