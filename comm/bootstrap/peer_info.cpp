@@ -92,7 +92,7 @@ PeerInfo exchange_peer_info(int rank, int size, Store& store, const GroupSetting
     const auto lines = split(entry, '\n');
     require(lines.size() >= 6, Errc::rendezvous, "rank ", r, " published '", entry,
             "', which is no entry of a group; is another job using this store?");
-    peer_info.hosts.push_back(lines[1]);
+    peer_info.host_ids.push_back(lines[1]);
     peer_info.machines.push_back(lines[2]);
     peer_info.cpu_limits.push_back(parse_cpu_limits(lines[3]));
     if (r == 0) peer_info.job_id = net::from_hex(lines[4]);

@@ -35,7 +35,7 @@ class MonitoredTransport : public Transport {
   void record_call(const CallSignature& call) final { monitor_->wait_graph().record(call); }
   void reply_waits(const WaitMessage& reply) final { monitor_->reply_waits(reply); }
   const WaitForGraph& wait_graph() const final { return monitor_->wait_graph(); }
-  std::span<const int> hosts() const final { return monitor_->hosts(); }
+  std::span<const int> nodes() const final { return monitor_->nodes(); }
   bool oversubscribed() const final { return monitor_->oversubscribed(); }
 
  protected:

@@ -9,7 +9,7 @@ namespace rz::shm {
 
 namespace {
 
-/// Sizes of a channel. The rings shrink when many ranks share the host, since the number of channels grows
+/// Sizes of a channel. The rings shrink when many ranks share the node, since the number of channels grows
 /// with the square of the number of ranks.
 struct ChannelLayout {
   std::size_t frames, ring_bytes;

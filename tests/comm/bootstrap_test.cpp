@@ -139,11 +139,11 @@ TEST(Bootstrap, PmiOfSlurmAndFluxIsNotMpich) {
 
 TEST(Bootstrap, FluxIsUnderstood) {
   expect(place(flux), "flux", 3, 4, 1, 2, "n1:5000");
-  const LaunchInfo one_host =
+  const LaunchInfo one_node =
       place(with(with(without(without(flux, "MASTER_ADDR"), "MASTER_PORT"), "FLUX_JOB_NNODES", "1"),
                  "FLUX_TASK_LOCAL_ID", "3"));
-  expect(one_host, "flux", 3, 4, 3, 4, one_host.master);
-  EXPECT_EQ(one_host.master.rfind("job:", 0), 0u) << one_host.master;
+  expect(one_node, "flux", 3, 4, 3, 4, one_node.master);
+  EXPECT_EQ(one_node.master.rfind("job:", 0), 0u) << one_node.master;
 }
 
 TEST(Bootstrap, MpichUnderSlurmIsMpich) {

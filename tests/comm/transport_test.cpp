@@ -24,11 +24,11 @@ using std::chrono::seconds;
 struct Kind {
   const char* name;
   const char* transport;
-  int hosts;  ///< the ranks are distributed over that many nodes
+  int nodes;  ///< the ranks are distributed over that many nodes
   int sockets;
   bool one_node = false;
   test::ConnectOptions options(int rank) const {
-    return {transport, "", sockets, hosts > 1 ? concat("host", rank % hosts) : ""};
+    return {transport, "", sockets, nodes > 1 ? concat("host", rank % nodes) : ""};
   }
 };
 
@@ -70,9 +70,9 @@ TEST_P(EveryTransport, CarriesStreamsBetweenProcesses) {
 TEST_P(EveryTransport, DescribesItself) {
   test::run_ranks(3, [&](int rank, std::shared_ptr<Store> store) {
     const auto t = connect(rank, 3, *store);
-    EXPECT_EQ(t->one_host(), GetParam().one_node);
-    const std::string expected = GetParam().hosts > 1 ? "shm+tcp" : GetParam().transport;
-    EXPECT_EQ(t->describe(), expected) << "on rank 1, too, which is alone on its host";
+    EXPECT_EQ(t->one_node(), GetParam().one_node);
+    const std::string expected = GetParam().nodes > 1 ? "shm+tcp" : GetParam().transport;
+    EXPECT_EQ(t->describe(), expected) << "on rank 1, too, which is alone on its node";
     test::sync_all(*t, rank, 3);
   });
 }
@@ -317,7 +317,7 @@ TEST_P(EveryTransport, AMissingRankIsNamed) {
   });
 }
 
-TEST(Connect, RanksOfSeveralHostsCannotShareMemory) {
+TEST(Connect, RanksOfSeveralNodesCannotShareMemory) {
   test::run_ranks(3, [](int rank, std::shared_ptr<Store> store) {
     try {
       test::connect(rank, 3, *store, {"shm", "", 2, rank == 2 ? "far" : "near"});

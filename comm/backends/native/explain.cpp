@@ -7,7 +7,7 @@ namespace rz {
 
 namespace {
 
-AlgorithmChoice explain_on_one_host(const ExplainQuery& call, const ScheduleEngine& schedules,
+AlgorithmChoice explain_on_one_node(const ExplainQuery& call, const ScheduleEngine& schedules,
                                     const intranode::Engine& intranode) {
   const tuning::IntranodeAlgorithm& entry = intranode.table().find(call.kind, call.bytes);
   AlgorithmChoice choice = intranode::explain_intranode(call.kind, call.bytes, call.size, entry,
@@ -30,7 +30,7 @@ AlgorithmChoice explain_call(const ExplainQuery& query, const ScheduleEngine& sc
   ExplainQuery call = query;
   if (call.kind == Collective::barrier || call.kind == Collective::all_to_all_v)
     call.bytes = 0;  // as in the tables
-  if (intranode) return explain_on_one_host(call, schedules, *intranode);
+  if (intranode) return explain_on_one_node(call, schedules, *intranode);
   const tuning::SelectedAlgorithm s =
       schedules.schedule_for(call.kind, call.bytes, rounds_partial_sums(call.dtype, call.op));
   return {s.algorithm->name, call.transport, s.slice ? s.slice : schedule::default_slice_bytes,

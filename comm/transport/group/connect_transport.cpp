@@ -36,7 +36,7 @@ std::unique_ptr<MonitoredTransport> make_tcp(const TransportSetup& from, std::ve
   const auto& machines = from.peer_info.machines;
   const bool one_machine = std::set(machines.begin(), machines.end()).size() == 1;
   const TcpOptions options{
-      sockets_per_peer(from.monitor->hosts(), from.peer_info.settings.sockets), from.options.congestion,
+      sockets_per_peer(from.monitor->nodes(), from.peer_info.settings.sockets), from.options.congestion,
       peers.empty()
           ? net::SocketAddress{}
           : choose_address(from.options.interface, one_machine, tcp_store_local_address(from.store))};
@@ -71,29 +71,29 @@ ChosenKinds choose_kinds(const std::string& wanted) {
   return chosen;
 }
 
-/// The host numbers of all ranks (Transport::hosts()). If no two share memory, every rank counts as a host.
-std::vector<int> number_hosts(const PeerInfo& peer_info, bool share_memory) {
+/// The node numbers of all ranks (Transport::nodes()). If no two share memory, every rank counts as a node.
+std::vector<int> number_nodes(const PeerInfo& peer_info, bool share_memory) {
   std::vector<int> numbers;
   std::vector<std::string> seen;
-  for (const std::string& host : peer_info.hosts) {
-    const auto at = std::find(seen.begin(), seen.end(), host);
+  for (const std::string& id : peer_info.host_ids) {
+    const auto at = std::find(seen.begin(), seen.end(), id);
     const bool known = at != seen.end() && share_memory;
     numbers.push_back(static_cast<int>(known ? at - seen.begin() : std::ssize(seen)));
-    if (!known) seen.push_back(host);
+    if (!known) seen.push_back(id);
   }
   return numbers;
 }
 
-/// The peers of a rank: those on its host, and others.
+/// The peers of a rank: those on its node, and others.
 struct Peers {
   std::vector<int> near, far;
 };
 
-Peers peers_of(int rank, const std::vector<int>& hosts) {
+Peers peers_of(int rank, const std::vector<int>& nodes) {
   Peers peers;
-  for (int r = 0; r < std::ssize(hosts); ++r)
+  for (int r = 0; r < std::ssize(nodes); ++r)
     if (r != rank)
-      (hosts[static_cast<std::size_t>(r)] == hosts[static_cast<std::size_t>(rank)] ? peers.near : peers.far)
+      (nodes[static_cast<std::size_t>(r)] == nodes[static_cast<std::size_t>(rank)] ? peers.near : peers.far)
           .push_back(r);
   return peers;
 }
@@ -108,34 +108,34 @@ void connect_all(MonitoredTransport& transport, const net::HandshakeInfo& me, St
 
 }  // namespace
 
-// Frames to a peer are striped over its sockets, and all sockets of a host share its network. With more
+// Frames to a peer are striped over its sockets, and all sockets of a node share its network. With more
 // sockets, every frame takes longer, and so do all transfers that depend on it.
-int sockets_per_peer(std::span<const int> hosts, int wanted) {
+int sockets_per_peer(std::span<const int> nodes, int wanted) {
   std::ptrdiff_t sharing = 1;
-  for (const int host : hosts) sharing = std::max(sharing, std::count(hosts.begin(), hosts.end(), host));
+  for (const int node : nodes) sharing = std::max(sharing, std::count(nodes.begin(), nodes.end(), node));
   return std::max(1, wanted / static_cast<int>(sharing));
 }
 
-// A group on one host has shared memory alone, one of a rank per host TCP alone, others have both; a rank
-// that is alone on its host then has no peer in shared memory.
+// A group on one node has shared memory alone, one of a rank per node TCP alone, others have both; a rank
+// that is alone on its node then has no peer in shared memory.
 std::unique_ptr<Transport> connect_transport(const PeerInfo& peer_info, Store& store,
                                              const TransportOptions& options, Deadline deadline) {
   const int rank = peer_info.rank, size = peer_info.size();
   const std::string& wanted = peer_info.settings.transport;
   const ChosenKinds kinds = choose_kinds(wanted);
-  const std::vector<int> hosts = number_hosts(peer_info, kinds.within_node->shares_memory);
-  const auto [near, far] = peers_of(rank, hosts);
+  const std::vector<int> nodes = number_nodes(peer_info, kinds.within_node->shares_memory);
+  const auto [near, far] = peers_of(rank, nodes);
   require(kinds.between_nodes || far.empty(), Errc::config, "transport '", wanted, "', but rank ",
-          net::list_ranks(far), " is not on the host of rank ", rank, "; use 'auto'");
+          net::list_ranks(far), " is not on the node of rank ", rank, "; use 'auto'");
   bool oversubscribed = peer_info.oversubscribed(rank);
   for (const int r : near) oversubscribed |= peer_info.oversubscribed(r);
   const TransportSetup from{peer_info, options, store,
-                            std::make_shared<LinkMonitor>(rank, hosts, oversubscribed)};
-  const int host_count = 1 + *std::max_element(hosts.begin(), hosts.end());
+                            std::make_shared<LinkMonitor>(rank, nodes, oversubscribed)};
+  const int node_count = 1 + *std::max_element(nodes.begin(), nodes.end());
   std::unique_ptr<MonitoredTransport> transport;
-  if (host_count == 1) {
+  if (node_count == 1) {
     transport = kinds.within_node->make(from, near);
-  } else if (host_count == size) {
+  } else if (node_count == size) {
     transport = kinds.between_nodes->make(from, far);
   } else {
     auto group = std::make_unique<GroupTransport>(from.monitor);

@@ -39,7 +39,7 @@ struct TransportOptions {
 std::unique_ptr<Transport> connect_transport(const PeerInfo&, Store&, const TransportOptions&, Deadline);
 
 /// Number of TCP sockets per peer for collectives: `wanted` divided by the largest number of ranks on one
-/// host, at least 1. `hosts`: the host of each rank (Transport::hosts()).
-int sockets_per_peer(std::span<const int> hosts, int wanted);
+/// node, at least 1. `nodes`: the node of each rank (Transport::nodes()).
+int sockets_per_peer(std::span<const int> nodes, int wanted);
 
 }  // namespace rz

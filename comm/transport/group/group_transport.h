@@ -14,7 +14,7 @@ namespace rz {
 class GroupTransport final : public MonitoredTransport {
  public:
   explicit GroupTransport(std::shared_ptr<LinkMonitor> monitor)
-      : MonitoredTransport(std::move(monitor)), by_rank_(hosts().size()) {}
+      : MonitoredTransport(std::move(monitor)), by_rank_(nodes().size()) {}
   /// Adds a transport that serves these peers.
   void add(std::unique_ptr<MonitoredTransport>, std::span<const int> peers);
 

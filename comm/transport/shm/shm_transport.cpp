@@ -26,7 +26,7 @@ ShmTransport::ShmTransport(std::shared_ptr<LinkMonitor> group_monitor, std::vect
                      ", or end communicators that are no longer used");
   listener_ = net::listen_unix(address_);
   group_ = std::make_unique<SharedMemoryGroup>(monitor(), ranks_, ring_bytes,
-                                               ranks_.size() == monitor().hosts().size(), std::move(memory));
+                                               ranks_.size() == monitor().nodes().size(), std::move(memory));
 }
 
 ShmTransport::Streams::Streams(SharedMemoryGroup& group, ShmPeer& p)

@@ -51,7 +51,7 @@ net::SocketAddress choose_address(const std::string& interface, bool one_machine
     if (chosen == all.end()) chosen = std::find_if_not(all.begin(), all.end(), loopback);
   }
   require(chosen != all.end(), Errc::rendezvous, "no network interface that ", one_machine ? "is" : "is not",
-          " loopback is up on this host; RZ_INTERFACE chooses one");
+          " loopback is up on this node; RZ_INTERFACE chooses one");
   net::SocketAddress address = chosen->address;
   address.set_port(0);
   return address;

@@ -1,5 +1,5 @@
 #pragma once
-/// TCP transport, between ranks of different hosts.
+/// TCP transport, between ranks of different nodes.
 ///
 /// Each pair of ranks has one control socket, one socket for Channel::point_to_point and several for
 /// Channel::collective, so that no channel blocks the other and failure reports never wait for data. A
