@@ -20,11 +20,9 @@ struct CommOptions {
   std::chrono::milliseconds rendezvous_timeout{static_cast<long>(environment().rendezvous_timeout_s * 1e3)};
   /// Deadline of one operation. milliseconds::max() disables it; likewise for rendezvous_timeout.
   std::chrono::milliseconds timeout{static_cast<long>(environment().timeout_s * 1e3)};
-  /// Backend: "native", "mpi" (docs/decisions/0011), "nccl", "peer_cuda" or "auto". On host memory "auto" is
-  /// "native". On devices it is the first of "nccl", "peer_cuda" and "native" that all ranks can use
-  /// (comm/backends/auto_backend.h); describe() reports the choice and the reason.
+  /// Backend: a name or "auto"; see RZ_BACKEND. describe() reports the choice of "auto" and the reason.
   std::string backend = environment().backend;
-  std::string transport = environment().transport;  ///< "native" only: "auto", "shm" or "tcp"
+  std::string transport = environment().transport;  ///< "native" only: "auto" or a name; see RZ_TRANSPORT
   /// TCP network interface; empty: the one that routes to rank 0
   std::string interface = environment().interface;
   int sockets = environment().sockets;                ///< TCP sockets between two nodes

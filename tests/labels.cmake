@@ -6,7 +6,7 @@ set(labels
   # Measure processor time, or who gets it.
   timed "ALongWaitUsesNoProcessorTime|DoesNotStarve"
   # Take minutes under a sanitizer, and others do the same with less.
-  large "Collectives.HostsOfSeveralRanks$|emulated_gpu.*(GraphTraining|/Training[.]|MixedPrecision|MissingWait|SymmetricMemoryHasTheBits)"
+  large "Collectives.NodesOfSeveralRanks$|emulated_gpu.*(GraphTraining|/Training[.]|MixedPrecision|MissingWait|SymmetricMemoryHasTheBits)"
   # The same under the thread sanitizer alone.
   many_turns "ALargeGroupOnANetwork|EightMebibytes|AtEveryEdge|SeveralChunks|MoreChunksThanSlots|LargeResults|ASenderRunsAheadByTheFifoDepth|ASplitGroupHasItsOwnNodeMap|NoDeadlockInAnyOrderOfProgress|RandomSequencesOfCalls/[5-8]|InSharedMemory/[5-8]|EveryCountOfSlots/[5-8]|AStoppedRankIsNamedByIndirectWaiters|Ranks/Conformance[.]"
   # Differ from others in what the address sanitizer may find, not in what a release build may compute.

@@ -22,6 +22,7 @@ RETIRED = {
     r'\bGuest\b|\bgifts?\b': 'pending connection, passed file descriptors',
     r'\bway_by_time\b|\bWayByTime\b|\bby_time\b': 'adaptive, single-copy tuner',
     r'\bSeat\b': 'rank context',
+    r'\b(?:\w+_)?one_host_?\b|\bhosts\(\)|\bhosts_\b|\b(?:number|over|out_of_a|of_several)_hosts?\b': 'node',
 }
 PATTERN = re.compile('|'.join(f'(?P<w{i}>{p})' for i, p in enumerate(RETIRED)))
 ENDINGS = ('.h', '.cpp', '.cu', '.cuh', '.inc', '.md', '.py', '.sh', '.txt', '.cmake', '.in', '.json')

@@ -1,24 +1,17 @@
-#include <cstdlib>
-
 #include "bench/harness/report.h"
 #include "bench/support/file.h"
 #include "bench/support/json.h"
+#include "comm/core/environment.h"
 #include "comm/core/error.h"
 
 namespace rz::bench {
 namespace {
 
-/// Variables included in the report. The rest of the environment may contain secrets.
-constexpr const char* reported_variables[] = {
-    "WORLD_SIZE",           "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "RZ_TRANSPORT",     "RZ_INTERFACE",
-    "RZ_SOCKETS",           "RZ_CONGESTION",    "RZ_ALGORITHM",    "RZ_DETERMINISTIC", "RZ_REDUCTION_ORDER",
-    "RZ_TIMEOUT_S",         "RZ_HOST_ID",       "RZ_ALLOW_TF32",   "SLURM_JOB_ID",     "SLURM_NTASKS",
-    "OMPI_COMM_WORLD_SIZE", "RZ_TUNING"};
-
+/// The rest of the environment may contain secrets.
 Json environment_json() {
   Json list = Json::array();
-  for (const char* name : reported_variables)
-    if (const char* value = std::getenv(name)) list.push_back(concat(name, "=", value));
+  for (const std::string_view name : reportable_variables())
+    if (const auto value = environment_variable(std::string(name))) list.push_back(concat(name, "=", *value));
   return list;
 }
 

@@ -42,7 +42,7 @@ std::string reason_against_nccl(Ranks ranks, bool deterministic) {
 
 std::string reason_against_peer_cuda(Ranks ranks) {
   for (std::size_t r = 1; r < ranks.size(); ++r)
-    if (ranks[r].host != ranks[0].host) return concat("rank ", r, " is on another host than rank 0");
+    if (ranks[r].node != ranks[0].node) return concat("rank ", r, " is on another node than rank 0");
   if (ranks.size() > peer::max_ranks)
     return concat("the kernels of peer_cuda serve at most ", peer::max_ranks, " ranks");
   for (std::size_t r = 0; r < ranks.size(); ++r)
@@ -66,7 +66,7 @@ int usable_nccl_version() {
   }
 }
 
-struct LocationAndHost {
+struct LocationAndNode {
   DeviceLocation location;
   char host_id[160] = {};
 };
@@ -83,12 +83,12 @@ BackendChoice choose_backend(Ranks ranks, bool deterministic) {
 }
 
 std::vector<DeviceRank> gather_device_ranks(Backend& host, int rank, int size, const CommOptions& options) {
-  LocationAndHost mine{locate_device(options.device)};
+  LocationAndNode mine{locate_device(options.device)};
   std::memcpy(mine.host_id, options.host_id.data(), std::min(options.host_id.size(), sizeof mine.host_id));
   const auto locations = all_gather_value(host, mine, size);
   std::vector<DeviceRank> ranks;
-  for (const LocationAndHost& h : locations)
-    ranks.push_back({.host = std::string(h.location.machine, sizeof h.location.machine) +
+  for (const LocationAndNode& h : locations)
+    ranks.push_back({.node = std::string(h.location.machine, sizeof h.location.machine) +
                              std::string(h.host_id, sizeof h.host_id),
                      .gpu_uuid = std::string(h.location.gpu_uuid, sizeof h.location.gpu_uuid)});
   if (size == 1) return ranks;
@@ -96,7 +96,7 @@ std::vector<DeviceRank> gather_device_ranks(Backend& host, int rank, int size, c
   if (!find_shared_gpu(ranks)) capabilities.nccl_version = usable_nccl_version();
   for (int r = size - 1; r >= 0; --r) {
     const auto i = static_cast<std::size_t>(r);
-    if (ranks[i].host == ranks[static_cast<std::size_t>(rank)].host &&
+    if (ranks[i].node == ranks[static_cast<std::size_t>(rank)].node &&
         !can_access_peer(mine.location, locations[i].location))
       capabilities.unreachable_rank = r;
   }

@@ -12,7 +12,7 @@
 namespace rz {
 
 struct DeviceRank {
-  std::string host;           ///< equal for ranks that may share memory
+  std::string node;           ///< equal for ranks that may share memory
   std::string gpu_uuid;       ///< equal for ranks that share a GPU
   int nccl_version = 0;       ///< of this rank's NCCL; 0: no usable NCCL
   int unreachable_rank = -1;  ///< lowest rank whose GPU memory this rank's GPU cannot access; -1: none

@@ -3,17 +3,17 @@
 #include <algorithm>
 
 #include "comm/backends/auto_backend.h"
-#include "comm/backends/composite_backend.h"
 #include "comm/backends/host_staged_backend.h"
 #include "comm/backends/mpi_plugin.h"
 #include "comm/backends/native/native_backend.h"
 #include "comm/backends/nccl/nccl_backend.h"
 #include "comm/backends/peer_cuda/peer_cuda_backend.h"
 #include "comm/bootstrap/device_location.h"
+#include "comm/bootstrap/peer_info.h"
+#include "comm/bootstrap/rendezvous.h"
 #include "comm/core/error.h"
 #include "comm/device/cuda_runtime.h"
 #include "comm/transport/group/connect_transport.h"
-#include "comm/transport/group/peer_info.h"
 #include "comm/tuning/overrides.h"
 
 namespace rz {
@@ -44,24 +44,24 @@ std::unique_ptr<Backend> connect_native(int rank, int size, Store& store, const 
   tuning::AlgorithmOverrides(algorithm, options.deterministic,
                              options.reduction_order);  // throws for a name that cannot be forced
   const tuning::Table tuning = options.tuning.empty() ? tuning::Table{} : tuning::read_tuning(options.tuning);
-  const TransportOptions transport{.kind = options.transport,
-                                   .interface = options.interface,
-                                   .sockets = options.sockets,
-                                   .host_id = options.host_id,
-                                   .algorithm = algorithm,
-                                   .congestion = options.congestion,
-                                   .tuning = serialize_tuning(tuning),
-                                   .deterministic = options.deterministic,
-                                   .reduction_order = options.reduction_order,
-                                   .memory = parent ? parent->shared_memory() : nullptr};
-  std::string agreed;
-  auto wire =
-      connect_transport(rank, size, store, transport, Deadline::after(options.rendezvous_timeout), agreed);
+  const GroupSettings settings{.transport = options.transport,
+                               .sockets = options.sockets,
+                               .algorithm = algorithm,
+                               .deterministic = options.deterministic,
+                               .reduction_order = options.reduction_order,
+                               .tuning = serialize_tuning(tuning)};
+  const Deadline deadline = Deadline::after(options.rendezvous_timeout);
+  const PeerInfo peers = exchange_peer_info(rank, size, store, settings, options.host_id, deadline);
+  auto wire = connect_transport(peers, store,
+                                {.interface = options.interface,
+                                 .congestion = options.congestion,
+                                 .memory = parent ? parent->shared_memory() : nullptr},
+                                deadline);
   const NativeOptions scheduled{.timeout = options.timeout,
                                 .deterministic = options.deterministic,
                                 .order = options.reduction_order,
                                 .algorithm = algorithm,
-                                .tuning = deserialize_tuning(agreed),
+                                .tuning = deserialize_tuning(peers.settings.tuning),
                                 .waits = options.waits()};
   return make_native_backend(rank, size, std::move(wire), scheduled);
 }

@@ -1,7 +1,8 @@
 #pragma once
-/// Creates backends by name.
+/// Creates backends by name, and those that are made from others.
 
 #include <memory>
+#include <string>
 
 #include "comm/backend.h"
 #include "comm/options.h"
@@ -20,5 +21,12 @@ std::unique_ptr<Backend> make_backend(int rank, int size, const std::shared_ptr<
 /// pointers to MPI if every rank's MPI accepts them; otherwise stages all calls.
 std::unique_ptr<Backend> host_staged_over_mpi(const std::shared_ptr<Backend>& host, int rank, int size,
                                               const CommOptions& options);
+
+/// Routes each operation to the backend that serves its memory's device. All operations of a group must be on
+/// one side; otherwise submit() fails with Errc::invalid_argument. Allocations come from the device backend,
+/// register_buffer() from the host's. abort() aborts both backends. describe() includes `why`, the reason for
+/// the choice of the device backend, unless it is empty.
+std::unique_ptr<Backend> device_and_host_backend(std::shared_ptr<Backend> host,
+                                                 std::unique_ptr<Backend> device, std::string why = "");
 
 }  // namespace rz

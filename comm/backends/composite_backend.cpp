@@ -1,5 +1,4 @@
-#include "comm/backends/composite_backend.h"
-
+#include "comm/backends/backend_factory.h"
 #include "comm/core/error.h"
 
 namespace rz {

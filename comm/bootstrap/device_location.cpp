@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "comm/bootstrap/machine_id.h"
 #include "comm/core/lazy.h"
 #include "comm/device/cuda_runtime.h"
 #include "comm/net/random.h"
+#include "comm/os/process.h"
 
 namespace rz {
 

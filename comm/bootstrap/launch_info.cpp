@@ -1,13 +1,13 @@
 #include <algorithm>
-#include <cstdlib>
 #include <vector>
 
 #include "comm/bootstrap.h"
 #include "comm/bootstrap/local_rendezvous.h"
-#include "comm/bootstrap/machine_id.h"
+#include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/core/text.h"
 #include "comm/net/socket.h"
+#include "comm/os/process.h"
 
 namespace rz {
 
@@ -392,12 +392,7 @@ LaunchInfo launch_info_from(const Variables& given) {
   return group_of_one(variables);
 }
 
-LaunchInfo launch_info_from_environment() {
-  return launch_info_from([](const std::string& name) -> std::optional<std::string> {
-    const char* value = std::getenv(name.c_str());
-    return value ? std::optional<std::string>(value) : std::nullopt;
-  });
-}
+LaunchInfo launch_info_from_environment() { return launch_info_from(environment_variable); }
 
 std::shared_ptr<Store> store_for_launch(const LaunchInfo& info, std::chrono::milliseconds timeout) {
   if (info.size == 1) return memory_store();

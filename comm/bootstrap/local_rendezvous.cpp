@@ -7,14 +7,13 @@
 #include <unistd.h>
 
 #include <array>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <optional>
 #include <vector>
 
-#include "comm/bootstrap/machine_id.h"
+#include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/net/handshake.h"
 #include "comm/net/random.h"
@@ -59,14 +58,13 @@ bool is_ours(const fs::path& directory) {
 
 /// Parent directory of the directories of all jobs.
 fs::path base_directory() {
-  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
-  if (runtime && is_ours(runtime)) return runtime;
+  const auto runtime = environment_variable("XDG_RUNTIME_DIR");
+  if (runtime && is_ours(*runtime)) return *runtime;
   std::error_code error;
   const fs::path temporary = fs::temp_directory_path(error);
   if (error) {
-    const char* named = std::getenv("TMPDIR");
     fail(Errc::rendezvous, "the ranks of this host meet in a temporary directory, but TMPDIR='",
-         named ? named : "", "' is none here (", error.message(),
+         environment_variable("TMPDIR").value_or(""), "' is none here (", error.message(),
          "); set TMPDIR or XDG_RUNTIME_DIR to a directory that they share, or set MASTER_ADDR and "
          "MASTER_PORT");
   }

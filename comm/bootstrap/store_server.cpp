@@ -9,8 +9,8 @@
 
 #include "comm/core/error.h"
 #include "comm/net/socket.h"
+#include "comm/os/fd.h"
 #include "comm/os/helper_thread.h"
-#include "comm/os/open_files.h"
 #include "comm/os/wait_policy.h"
 
 namespace rz {

@@ -1,10 +1,44 @@
 #pragma once
-/// All environment variables that the library reads. They are read once, at the first call of environment().
-/// Explicit options override them. An invalid value is Errc::config, which names the variable, as is a name
-/// that is nearly one of them, such as RZ_TIMEOUT.
+/// All environment variables that the libraries read. Those of Environment are read once, at the first call
+/// of environment(). Explicit options override them. An invalid value is Errc::config, which names the
+/// variable, as is a name that is nearly one of them, such as RZ_TIMEOUT. The others, by
+/// environment_variable():
+///
+/// RZ_LAUNCH: text that no other job has, the same for all ranks of one; rzrun sets it (comm/bootstrap.h).
+/// MASTER_ADDR, MASTER_PORT: where rank 0's store listens, under every launcher.
+/// XDG_RUNTIME_DIR, else TMPDIR: where ranks of one node meet, if the launcher names no address.
+/// OMP_NUM_THREADS: if it is not set, rzrun and spawn() set it to 1 for several ranks.
+/// SLURM_JOB_END_TIME: end of the allocation, before which an engine saves
+/// (sharding/engine/save_requests.h).
+///
+/// Rank, size, local rank, local size and job of a launcher, for launch_info_from_environment():
+///   torchrun, rzrun: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE or LOCAL_SIZE; TORCHELASTIC_RUN_ID,
+///     TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_USE_AGENT_STORE
+///   Open MPI: OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_RANK,
+///     OMPI_COMM_WORLD_LOCAL_SIZE; OMPI_MCA_orte_hnp_uri
+///   PMIx: PMIX_RANK, PMIX_SIZE, PMIX_LOCAL_RANK, PMIX_LOCAL_SIZE or PRTE_COMM_WORLD_SIZE,
+///     PRTE_COMM_WORLD_LOCAL_RANK, PRTE_COMM_WORLD_LOCAL_SIZE; PMIX_NAMESPACE; the first of
+///     PMIX_SERVER_URI41, PMIX_SERVER_URI4, PMIX_SERVER_URI3, PMIX_SERVER_URI21, PMIX_SERVER_URI2,
+///     PMIX_SERVER_URI
+///   PALS: PALS_RANKID, PALS_SIZE, PALS_LOCAL_RANKID, PALS_LOCAL_SIZE; PALS_APID
+///   MPICH, Intel MPI: PMI_RANK, PMI_SIZE, PMI_LOCAL_RANK or MPI_LOCALRANKID, PMI_LOCAL_SIZE or
+///   MPI_LOCALNRANKS MVAPICH: MV2_COMM_WORLD_RANK, MV2_COMM_WORLD_SIZE, MV2_COMM_WORLD_LOCAL_RANK,
+///   MV2_COMM_WORLD_LOCAL_SIZE
+///     or MVP_COMM_WORLD_RANK, MVP_COMM_WORLD_SIZE, MVP_COMM_WORLD_LOCAL_RANK, MVP_COMM_WORLD_LOCAL_SIZE
+///   jsrun: JSM_NAMESPACE_RANK, JSM_NAMESPACE_SIZE, JSM_NAMESPACE_LOCAL_RANK, JSM_NAMESPACE_LOCAL_SIZE
+///   horovodrun: HOROVOD_RANK, HOROVOD_SIZE, HOROVOD_LOCAL_RANK, HOROVOD_LOCAL_SIZE;
+///     HOROVOD_GLOO_RENDEZVOUS_ADDR, HOROVOD_GLOO_RENDEZVOUS_PORT
+///   Flux: FLUX_TASK_RANK, FLUX_TASK_LOCAL_ID, FLUX_JOB_SIZE, FLUX_JOB_NNODES; FLUX_JOB_ID, FLUX_URI
+///   Slurm: SLURM_PROCID, SLURM_LOCALID, SLURM_NODEID, SLURM_NTASKS or SLURM_NPROCS,
+///     SLURM_STEP_TASKS_PER_NODE, SLURM_TASKS_PER_NODE or SLURM_NTASKS_PER_NODE; SLURM_JOB_ID,
+///     SLURM_HET_JOB_ID, SLURM_STEP_ID, SLURM_RESTART_COUNT; SLURM_STEP_NODELIST, SLURM_JOB_NODELIST,
+///     SLURM_NODELIST
+/// ALPS_APP_PE, MP_CHILD, MPIRUN_RANK and PMI_ID are set by launchers that are refused.
 
 #include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "comm/core/reduction_order.h"
 
@@ -63,5 +97,10 @@ struct Environment {
 
 /// The environment at the first call. Thread-safe.
 const Environment& environment();
+
+/// The value of a variable now. Errc::invalid_argument if its name is not in the table.
+std::optional<std::string> environment_variable(const std::string& name);
+/// The names of those that a report may show: the others identify a job, or lead to it.
+std::vector<std::string_view> reportable_variables();
 
 }  // namespace rz

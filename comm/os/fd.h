@@ -1,9 +1,11 @@
 #pragma once
-/// Owner of a file descriptor.
+/// Owner of a file descriptor, and the limit of open files (RLIMIT_NOFILE).
 
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <cstddef>
+#include <string>
 #include <utility>
 
 namespace rz {
@@ -38,5 +40,10 @@ class UniqueFd {
  private:
   int fd_ = -1;
 };
+
+/// Ensures that `more` additional files, plus a small reserve, can be open: raises the soft limit if
+/// necessary and never lowers it. Errc::system names `what` and the numbers if the hard limit is too low; the
+/// message ends with `advice`.
+void require_open_files(std::size_t more, const std::string& what, const std::string& advice = {});
 
 }  // namespace rz

@@ -3,8 +3,12 @@
 #include <pthread.h>
 #include <sys/resource.h>
 
+#include <condition_variable>
 #include <cstring>
+#include <memory>
+#include <mutex>
 
+#include "comm/core/deadline.h"
 #include "comm/core/error.h"
 
 namespace rz {
@@ -31,5 +35,33 @@ void fail_no_thread(int error) {
 }
 
 void name_this_thread(const char* name) noexcept { pthread_setname_np(pthread_self(), name); }
+
+bool run_with_timeout(std::chrono::milliseconds limit, std::function<void()> f) {
+  struct Ending {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool reached = false;
+  };
+  const auto ending = std::make_shared<Ending>();
+  std::thread thread = helper_thread([ending, f = std::move(f)]() mutable {
+    f();
+    f = nullptr;  // releases its captures before completion is signalled
+    {
+      const std::lock_guard lock(ending->mutex);
+      ending->reached = true;
+    }
+    ending->changed.notify_all();
+  });
+  bool reached = false;
+  {
+    std::unique_lock lock(ending->mutex);
+    reached = ending->changed.wait_until(lock, Deadline::after(limit).at(), [&] { return ending->reached; });
+  }
+  if (reached)
+    thread.join();
+  else
+    thread.detach();
+  return reached;
+}
 
 }  // namespace rz

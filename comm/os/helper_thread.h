@@ -1,7 +1,9 @@
 #pragma once
 /// Threads of the library.
 
+#include <chrono>
 #include <csignal>
+#include <functional>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -39,5 +41,9 @@ std::thread helper_thread(F&& f) {
     fail_no_thread(e.code().value());
   }
 }
+
+/// Runs `f` in a new thread and returns true once it has returned. False if it has not within `limit`: it
+/// then continues in the background, so `f` must own everything it accesses. `f` must not throw.
+bool run_with_timeout(std::chrono::milliseconds limit, std::function<void()> f);
 
 }  // namespace rz

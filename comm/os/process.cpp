@@ -3,7 +3,10 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <fstream>
 #include <mutex>
+
+#include "comm/core/text.h"
 
 namespace rz {
 
@@ -66,6 +69,19 @@ void leak_reachable(void* object) noexcept {
   auto* const fresh = new LeakedObject{object, leaked_objects.load()};
   while (!leaked_objects.compare_exchange_weak(fresh->next, fresh)) {
   }
+}
+
+std::string kernel_boot_id() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  return boot;
+}
+
+std::string machine_id() {
+  char host[256] = {}, space[64] = {};
+  gethostname(host, sizeof host - 1);
+  if (readlink("/proc/self/ns/net", space, sizeof space - 1) < 0) space[0] = 0;
+  return concat(kernel_boot_id(), '/', host, '/', space);
 }
 
 }  // namespace rz

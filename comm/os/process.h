@@ -1,6 +1,6 @@
 #pragma once
-/// Process ownership across fork(). A child gets copies of objects whose threads, sockets and shared memory
-/// belong to the parent; such objects record their creator.
+/// Process ownership across fork(), and the machine of a process. A child gets copies of objects whose
+/// threads, sockets and shared memory belong to the parent; such objects record their creator.
 
 #include <sys/types.h>
 #include <unistd.h>
@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <string>
 
 namespace rz {
 
@@ -71,5 +72,12 @@ struct DeletedByCreator {
     creator.is_this_process() ? delete object : leak_reachable(object);
   }
 };
+
+/// "<kernel boot id>/<host name>/<network namespace>". Ranks with equal ids can share memory.
+std::string machine_id();
+
+/// The kernel's boot id: equal in all processes of one kernel, different after a restart. Empty without
+/// /proc.
+std::string kernel_boot_id();
 
 }  // namespace rz

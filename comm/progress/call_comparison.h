@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "comm/transport/mismatched_calls.h"
+#include "comm/transport/call_signature.h"
 #include "comm/transport/transport.h"
 
 namespace rz {

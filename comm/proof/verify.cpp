@@ -581,7 +581,7 @@ void check_case(const Case& q, InPlace in_place) {
   if (in_place != InPlace::none && (all_to_all(c) || c == Collective::barrier))
     refuse(name(c), " has no in-place form");
   if (!q.node_of_rank.empty() && q.node_of_rank.size() != static_cast<std::size_t>(q.size))
-    refuse(q.node_of_rank.size(), " hosts are named for ", q.size, " ranks");
+    refuse(q.node_of_rank.size(), " nodes are named for ", q.size, " ranks");
 }
 
 /// Merges the results of two runs that send the same messages.

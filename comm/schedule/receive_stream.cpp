@@ -1,7 +1,7 @@
 #include "comm/schedule/receive_stream.h"
 
 #include "comm/core/text.h"
-#include "comm/transport/mismatched_calls.h"
+#include "comm/transport/call_signature.h"
 
 namespace rz::schedule {
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Election of the group's first failure among the ranks of a host, in the headers of their shared memory.
+/// Election of the group's first failure among the ranks of a node, in the headers of their shared memory.
 
 #include <optional>
 #include <vector>
@@ -13,7 +13,7 @@ namespace rz {
 class FailureElection {
  public:
   FailureElection() = default;
-  /// `headers`: of each rank; null for those of other hosts. The lowest rank of the host is the leader.
+  /// `headers`: of each rank; null for those of other nodes. The lowest rank of the node is the leader.
   FailureElection(int rank, std::vector<shm::Header*> headers);
 
   /// Empty if there is no failure.

@@ -6,13 +6,13 @@
 
 namespace rz {
 
-LinkMonitor::LinkMonitor(int rank, std::vector<int> hosts, bool oversubscribed)
+LinkMonitor::LinkMonitor(int rank, std::vector<int> nodes, bool oversubscribed)
     : rank_(rank),
-      hosts_(std::move(hosts)),
+      nodes_(std::move(nodes)),
       oversubscribed_(oversubscribed),
       waiter_(wait_policy(oversubscribed).transport),
       wait_graph_(rank),
-      by_rank_(hosts_.size()) {}
+      by_rank_(nodes_.size()) {}
 
 void LinkMonitor::add(MonitoredLinks& links, std::span<const int> peers, LinkData data) {
   links_.push_back(&links);
@@ -24,7 +24,7 @@ void LinkMonitor::add(MonitoredLinks& links, std::span<const int> peers, LinkDat
 void LinkMonitor::progress() {
   throw_if_failed();
   if (!waiter_.poll()) return;
-  // Backwards: a failure that another host reports takes precedence over a peer lost on this one.
+  // Backwards: a failure that another node reports takes precedence over a peer lost on this one.
   for (auto links = links_.rbegin(); links != links_.rend(); ++links)
     if (const auto failure = (*links)->poll_failures()) abort(*failure);
   if (reported_) abort(*reported_);

@@ -46,11 +46,11 @@ enum class LinkData { memory, sockets };
 /// Functions without a comment implement those of Transport.
 class LinkMonitor {
  public:
-  /// `hosts`: the host of each rank (Transport::hosts()). `oversubscribed`: waits yield instead of spinning.
-  LinkMonitor(int rank, std::vector<int> hosts, bool oversubscribed);
+  /// `nodes`: the node of each rank (Transport::nodes()). `oversubscribed`: waits yield instead of spinning.
+  LinkMonitor(int rank, std::vector<int> nodes, bool oversubscribed);
 
   int rank() const { return rank_; }
-  std::span<const int> hosts() const { return hosts_; }
+  std::span<const int> nodes() const { return nodes_; }
   bool oversubscribed() const { return oversubscribed_; }
   /// Watches descriptors of links; they are flagged by progress() and wait().
   net::Poller& poller() { return waiter_.poller(); }
@@ -83,7 +83,7 @@ class LinkMonitor {
   void send_wait_message(int peer, const WaitMessage&);
 
   const int rank_;
-  const std::vector<int> hosts_;
+  const std::vector<int> nodes_;
   const bool oversubscribed_;
   TransportWaiter waiter_;
   WaitForGraph wait_graph_;

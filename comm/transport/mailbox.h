@@ -1,6 +1,6 @@
 #pragma once
 /// Mailboxes of the intra-node engine: a part of every rank's shared memory that the rank alone writes and
-/// all its peers on the host read. Plain data. comm/intranode/mailbox/mailbox_channel.h has the protocol.
+/// all its peers on the node read. Plain data. comm/intranode/mailbox/mailbox_channel.h has the protocol.
 
 #include <atomic>
 #include <cstddef>

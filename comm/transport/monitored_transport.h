@@ -1,11 +1,15 @@
 #pragma once
 /// The functions of Transport that a LinkMonitor implements: waits, failures and wait-for messages. A
-/// transport derives from this class and adds its streams.
+/// transport derives from this class and adds its streams, and how it connects with its peers.
 
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "comm/core/deadline.h"
+#include "comm/net/handshake.h"
 #include "comm/transport/link_monitor.h"
 #include "comm/transport/transport.h"
 
@@ -14,6 +18,12 @@ namespace rz {
 /// Functions without a comment implement those of Transport. The derived class adds its links to the monitor.
 class MonitoredTransport : public Transport {
  public:
+  /// Where this rank listens, for connect() of the others; without a space or a line break.
+  virtual std::string address() const = 0;
+  /// Connects with the peers; called once, before any function of Transport except describe(). addresses[r]
+  /// is rank r's address(); passed_fds is ignored.
+  virtual void connect(const net::HandshakeInfo&, const std::vector<std::string>& addresses, Deadline) = 0;
+
   void progress() final { monitor_->progress(); }
   void wait(std::chrono::microseconds most, bool eager) final { monitor_->wait(most, eager); }
   int begin_sleep() final { return monitor_->begin_sleep(); }
@@ -25,7 +35,7 @@ class MonitoredTransport : public Transport {
   void record_call(const CallSignature& call) final { monitor_->wait_graph().record(call); }
   void reply_waits(const WaitMessage& reply) final { monitor_->reply_waits(reply); }
   const WaitForGraph& wait_graph() const final { return monitor_->wait_graph(); }
-  std::span<const int> hosts() const final { return monitor_->hosts(); }
+  std::span<const int> nodes() const final { return monitor_->nodes(); }
   bool oversubscribed() const final { return monitor_->oversubscribed(); }
 
  protected:

@@ -1,5 +1,5 @@
 #pragma once
-/// The unix socket between two ranks of a host: segments with their descriptors, releases of segments, and
+/// The unix socket between two ranks of a node: segments with their descriptors, releases of segments, and
 /// wait-for messages. It hangs up when the peer's process ends.
 
 #include <cstdint>

@@ -14,10 +14,10 @@ namespace rz {
 // ---- connecting ----
 
 SharedMemoryGroup::SharedMemoryGroup(LinkMonitor& monitor, std::vector<int> ranks, std::size_t ring_bytes,
-                                     bool one_host, std::shared_ptr<SharedMemoryAllocator> memory)
+                                     bool one_node, std::shared_ptr<SharedMemoryAllocator> memory)
     : monitor_(monitor),
       ranks_(std::move(ranks)),
-      one_host_(one_host),
+      one_node_(one_node),
       memory_(SharedMemory::create(shm::rank_memory_bytes(ranks_.size(), ring_bytes))),
       allocator_(memory
                      ? std::move(memory)
@@ -35,7 +35,7 @@ SharedMemoryGroup::SharedMemoryGroup(LinkMonitor& monitor, std::vector<int> rank
 std::vector<int> SharedMemoryGroup::passed_fds() { return {memory_.fd(), monitor_.poller().doorbell()}; }
 
 void SharedMemoryGroup::attach(std::vector<net::Connection> connections) {
-  by_rank_.resize(monitor_.hosts().size());
+  by_rank_.resize(monitor_.nodes().size());
   for (auto& c : connections) attach(std::move(c));
   memory_.close_fd();
   asymmetric_fence_ = header()->asymmetric_fence;

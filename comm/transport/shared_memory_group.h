@@ -1,5 +1,5 @@
 #pragma once
-/// The ranks of one host that share memory: what is possible only among them. The intra-node engine works on
+/// The ranks of one node that share memory: what is possible only among them. The intra-node engine works on
 /// this class instead of byte streams.
 
 #include <array>
@@ -19,7 +19,7 @@
 
 namespace rz {
 
-/// A peer on this host.
+/// A peer on this node.
 struct ShmPeer {
   int rank;
   pid_t pid;
@@ -41,17 +41,17 @@ struct ShmPeer {
 /// One thread at a time, the one that drives the transport.
 class SharedMemoryGroup {
  public:
-  /// `ranks`: those of this host, this one included, ascending; at least two. `ring_bytes`: size of this
+  /// `ranks`: those of this node, this one included, ascending; at least two. `ring_bytes`: size of this
   /// rank's staging ring. All ranks use the smallest of their sizes, since the caches that they detect may
-  /// differ. `one_host`: the group has no other ranks. `memory`: of the group that this one was split from;
+  /// differ. `one_node`: the group has no other ranks. `memory`: of the group that this one was split from;
   /// null for a new allocator.
-  SharedMemoryGroup(LinkMonitor&, std::vector<int> ranks, std::size_t ring_bytes, bool one_host,
+  SharedMemoryGroup(LinkMonitor&, std::vector<int> ranks, std::size_t ring_bytes, bool one_node,
                     std::shared_ptr<SharedMemoryAllocator> memory = nullptr);
 
   /// The mailboxes of all ranks, in rank order; empty if some ranks of the transport's group are on other
-  /// hosts (comm/transport/mailbox.h).
+  /// nodes (comm/transport/mailbox.h).
   std::span<const MailboxView> mailboxes() const {
-    return one_host_ ? std::span(mailboxes_) : std::span<const MailboxView>();
+    return one_node_ ? std::span(mailboxes_) : std::span<const MailboxView>();
   }
   /// Wakes peers that sleep. Call after a change to this rank's mailbox, and after a full fence where
   /// MailboxView::needs_full_fence is set.
@@ -60,13 +60,13 @@ class SharedMemoryGroup {
   void require_alive(int peer) {
     if (peer_at(peer).departed) monitor_.report_departed(peer);
   }
-  /// The handle of shared memory, valid on every peer of this host. Empty if the memory is neither from the
+  /// The handle of shared memory, valid on every peer of this node. Empty if the memory is neither from the
   /// allocator nor registered, or if its descriptor cannot be sent to a peer now.
   std::optional<SharedMemoryHandle> export_handle(std::span<const std::byte>);
   /// Address of a peer's shared memory in this process, readable and writable. Null if the peer has not
   /// exported all of it.
   std::byte* map_handle(int peer, const SharedMemoryHandle&, std::size_t bytes);
-  /// Whether this rank may read the private memory of every other rank on its host (comm/os/cma.h).
+  /// Whether this rank may read the private memory of every other rank on its node (comm/os/cma.h).
   bool has_cma() const { return has_cma_; }
   /// Fills `into` from this address of the peer's process. After the kernel has refused a read, has_cma() is
   /// false. Errc::system if the peer has no such memory.
@@ -120,14 +120,14 @@ class SharedMemoryGroup {
 
   LinkMonitor& monitor_;
   const std::vector<int> ranks_;
-  const bool one_host_;
+  const bool one_node_;
   SharedMemory memory_;  // this rank's
   const std::shared_ptr<SharedMemoryAllocator> allocator_;
   const std::shared_ptr<ReleasedSegments> released_;
   SegmentMap segment_map_;
   Exported exported_;
   std::vector<std::unique_ptr<ShmPeer>> peers_;
-  std::vector<ShmPeer*> by_rank_;  // null: on another host
+  std::vector<ShmPeer*> by_rank_;  // null: on another node
   std::vector<MailboxView> mailboxes_;
   FailureElection election_;
   bool has_cma_ = true;

@@ -1,5 +1,5 @@
 #pragma once
-/// Layout of the shared memory of a rank, which its peers on the host map: header, incoming channels,
+/// Layout of the shared memory of a rank, which its peers on the node map: header, incoming channels,
 /// mailbox, staging ring. Plain data.
 
 #include <atomic>
@@ -7,9 +7,21 @@
 #include <cstdint>
 
 #include "comm/net/random.h"
+#include "comm/topology.h"
 #include "comm/transport/mailbox.h"
 
-namespace rz::shm {
+namespace rz {
+
+/// Size in bytes of the staging ring, through which peers on the same node receive data, of each of `ranks`
+/// ranks on a node with these caches: twice the L2, but at most a quarter of the rank's share of the L3, and
+/// at least 1 MiB. A multiple of 64 KiB, the largest common page size.
+///
+/// Reason: a store to a line that is still in a reader's L2 must first invalidate it there. In a ring of this
+/// size, most lines have left the reader's L2 before the writer reuses them. The ring must fit into the L3,
+/// since it would otherwise be read from memory.
+std::size_t staging_ring_bytes(const Caches&, std::size_t ranks);
+
+namespace shm {
 
 constexpr std::uint64_t magic = 0x326f72657a676e72;  // "rngzero2"
 constexpr std::size_t cache_line = 64;
@@ -65,9 +77,11 @@ struct ChannelMemory {
 /// Size of the memory of one of `ranks` ranks.
 std::size_t rank_memory_bytes(std::size_t ranks, std::size_t ring_bytes);
 /// The channel number `channel` from the rank with index `sender` to the one with index `owner`, in the
-/// owner's memory, which starts with `header`. Indices are those among the `ranks` ranks of the host.
+/// owner's memory, which starts with `header`. Indices are those among the `ranks` ranks of the node.
 ChannelMemory channel_memory(Header* header, std::size_t owner, std::size_t sender, int channel,
                              std::size_t ranks);
 MailboxView mailbox_view(std::byte* memory, std::size_t ranks, std::size_t ring_bytes, bool needs_full_fence);
 
-}  // namespace rz::shm
+}  // namespace shm
+
+}  // namespace rz

@@ -25,9 +25,9 @@ std::size_t Transport::receive(int peer, Channel lane, std::span<std::byte> into
   return done;
 }
 
-bool Transport::one_host() const {
-  const auto host = hosts();
-  return std::all_of(host.begin(), host.end(), [](int h) { return h == 0; });
+bool Transport::one_node() const {
+  const auto node = nodes();
+  return std::all_of(node.begin(), node.end(), [](int h) { return h == 0; });
 }
 
 std::shared_ptr<std::byte> Transport::allocate(std::size_t bytes) {

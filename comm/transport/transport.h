@@ -78,18 +78,18 @@ class Transport {
 
   /// What is possible only among ranks that share memory. Null if this rank shares none.
   virtual SharedMemoryGroup* shared_memory() { return nullptr; }
-  /// The host number of every rank. Ranks with equal numbers share memory. Hosts are numbered from 0 in the
+  /// The node number of every rank. Ranks with equal numbers share memory. Nodes are numbered from 0 in the
   /// order of their lowest ranks; equal on all ranks.
-  virtual std::span<const int> hosts() const = 0;
-  /// True if this host has more ranks than processors, so that spinning keeps other ranks from running. Equal
+  virtual std::span<const int> nodes() const = 0;
+  /// True if this node has more ranks than processors, so that spinning keeps other ranks from running. Equal
   /// on all ranks that share memory; they derive chunk sizes from it.
   virtual bool oversubscribed() const { return false; }
   /// "shm", "tcp", "shm+tcp", for reports.
   virtual std::string describe() const = 0;
 
-  /// True if all ranks are on one host.
-  bool one_host() const;
-  /// Returns zeroed memory, freed with the last copy of the pointer. Peers on this host can read and write it
+  /// True if all ranks are on one node.
+  bool one_node() const;
+  /// Returns zeroed memory, freed with the last copy of the pointer. Peers on this node can read and write it
   /// in place; without such peers it is private memory. Errc::system if there is not enough.
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
 };

@@ -146,7 +146,7 @@ const schedule::Algorithm& forced(const SelectionQuery& q) {
   const schedule::Algorithm& algorithm = schedule::find_algorithm(q.collective, q.override_name);
   require(q.contiguous_nodes || !algorithm.is(schedule::contiguous_nodes), Errc::config, "the ",
           name(q.collective), " algorithm '", q.override_name,
-          "' serves only groups whose hosts hold consecutive ranks; number the ranks host by host");
+          "' serves only groups whose nodes hold consecutive ranks; number the ranks node by node");
   if (ordered(algorithm, q)) return algorithm;
   std::string choices;
   for (const schedule::Algorithm& a : schedule::algorithms())

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <type_traits>
 #include <utility>
 
+#include "comm/core/environment.h"
 #include "sharding/io/json.h"
 #include "sharding/io/text.h"
 
@@ -195,12 +195,7 @@ LoaderPositions::ByName loaders_of(const JsonObject& o) {
 
 }  // namespace
 
-std::vector<LauncherJob> jobs_of_launchers() {
-  return jobs_of_launchers_from([](const std::string& name) -> std::optional<std::string> {
-    const char* const value = std::getenv(name.c_str());
-    return value ? std::optional<std::string>(value) : std::nullopt;
-  });
-}
+std::vector<LauncherJob> jobs_of_launchers() { return jobs_of_launchers_from(environment_variable); }
 
 std::vector<LauncherJob> jobs_of_launchers_from(const Variables& variables) {
   std::vector<LauncherJob> jobs;

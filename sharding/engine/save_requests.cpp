@@ -4,11 +4,11 @@
 #include <array>
 #include <charconv>
 #include <cstdint>
-#include <cstdlib>
 #include <limits>
 #include <string>
 #include <utility>
 
+#include "comm/core/environment.h"
 #include "comm/core/error.h"
 
 namespace rz {
@@ -35,11 +35,7 @@ std::optional<system_clock::time_point> slurm_job_end_time_from(const Variables&
 }
 
 std::optional<system_clock::time_point> slurm_job_end_time() {
-  return slurm_job_end_time_from([](const std::string& name) -> std::optional<std::string> {
-    const char* value = std::getenv(name.c_str());
-    if (!value) return {};
-    return value;
-  });
+  return slurm_job_end_time_from(environment_variable);
 }
 
 namespace {

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "comm/core/deadline.h"
+#include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/device/cuda_runtime.h"
 #include "sharding/parallel/rank_agreement.h"
@@ -212,7 +213,7 @@ void set_environment(int rank, int ranks, const std::string& id) {
   set("MASTER_PORT", "29500");  // unused: the ranks meet under the identifier
   set("RZ_LAUNCH", id);
   set("TORCHELASTIC_RUN_ID", id);
-  if (ranks > 1 && !std::getenv("OMP_NUM_THREADS")) set("OMP_NUM_THREADS", "1");
+  if (ranks > 1 && !environment_variable("OMP_NUM_THREADS")) set("OMP_NUM_THREADS", "1");
 }
 
 /// Runs in the child. The exit status of the process.

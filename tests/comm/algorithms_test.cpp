@@ -27,23 +27,23 @@ std::set<int> roots(Collective c, int size) {
 }
 
 /// Ranks on each node, node after node, as RankContext::node_of_rank.
-std::vector<int> hosts_of(std::initializer_list<int> ranks) {
-  std::vector<int> host;
+std::vector<int> nodes_of(std::initializer_list<int> ranks) {
+  std::vector<int> node;
   for (const int n : ranks)
-    host.insert(host.end(), static_cast<std::size_t>(n), host.empty() ? 0 : host.back() + 1);
-  return host;
+    node.insert(node.end(), static_cast<std::size_t>(n), node.empty() ? 0 : node.back() + 1);
+  return node;
 }
 
 /// Placements of a group's ranks: for most algorithms they make no difference.
 std::vector<std::vector<int>> placements(const schedule::Algorithm& a, int size) {
   std::vector<std::vector<int>> all{{}};
   if (!a.is(schedule::hierarchical) || (size > 20 && size < 64)) return all;
-  const auto each = [&](auto host_of_rank) {
-    std::vector<int> host;
-    for (int r = 0; r < size; ++r) host.push_back(host_of_rank(r));
-    all.push_back(host);
+  const auto each = [&](auto node_of_rank) {
+    std::vector<int> node;
+    for (int r = 0; r < size; ++r) node.push_back(node_of_rank(r));
+    all.push_back(node);
   };
-  for (const int per_host : {1, 2, 3, 4, 8, 32}) each([&](int r) { return r / per_host; });
+  for (const int per_node : {1, 2, 3, 4, 8, 32}) each([&](int r) { return r / per_node; });
   each([&](int r) { return r == size - 1 ? 1 : 0; });
   each([&](int r) { return r == 0 ? 0 : 1; });
   each([](int r) { return std::bit_width(static_cast<unsigned>(r + 1)) - 1; });  // 1, 2, 4, … ranks
@@ -58,14 +58,14 @@ class EveryAlgorithm : public testing::TestWithParam<schedule::Algorithm> {};
 schedule::Verification verify_all(const schedule::Algorithm& a, ReductionOrder order) {
   schedule::Verification all{.rank_order = true, .pairwise_order = true, .rounded_once = true};
   for (int size = 1; size <= largest_group; ++size)
-    for (const std::vector<int>& host : placements(a, size))
+    for (const std::vector<int>& node : placements(a, size))
       for (int root : roots(a.collective, size)) {
         const schedule::InPlace in_place =
             may_be_in_place(a.collective) ? schedule::InPlace::any : schedule::InPlace::none;
         const schedule::Verification proof =
-            schedule::verify(a.schedule, a.collective, size, root, in_place, host, order);
-        EXPECT_TRUE(proof) << "size " << size << ", root " << root << ", hosts "
-                           << testing::PrintToString(host) << ": " << proof.error;
+            schedule::verify(a.schedule, a.collective, size, root, in_place, node, order);
+        EXPECT_TRUE(proof) << "size " << size << ", root " << root << ", nodes "
+                           << testing::PrintToString(node) << ": " << proof.error;
         if (!proof) return proof;
         all.rank_order &= proof.rank_order;
         all.pairwise_order &= proof.pairwise_order;
@@ -90,14 +90,14 @@ TEST_P(EveryAlgorithm, IsVerifiedInPairwiseOrder) {
 }
 
 const std::vector<int> taking_turns{0, 1, 0, 1, 0, 1}, by_threes_mixed{0, 0, 1, 1, 1, 0},
-    three_hosts_mixed{0, 1, 1, 2, 0, 2, 2, 1, 2};
+    three_nodes_mixed{0, 1, 1, 2, 0, 2, 2, 1, 2};
 
 TEST_P(EveryAlgorithm, IsVerifiedOrRefusedWhereNodesHoldNoConsecutiveRanks) {
   const schedule::Algorithm& a = GetParam();
-  for (const std::vector<int>& host : {taking_turns, by_threes_mixed, three_hosts_mixed})
-    for (int root : roots(a.collective, static_cast<int>(host.size()))) {
+  for (const std::vector<int>& node : {taking_turns, by_threes_mixed, three_nodes_mixed})
+    for (int root : roots(a.collective, static_cast<int>(node.size()))) {
       const schedule::Verification proof = schedule::verify(
-          a.schedule, a.collective, static_cast<int>(host.size()), root, schedule::InPlace::none, host);
+          a.schedule, a.collective, static_cast<int>(node.size()), root, schedule::InPlace::none, node);
       if (a.is(schedule::contiguous_nodes)) {
         EXPECT_NE(proof.error.find("consecutive ranks"), std::string::npos) << proof.error;
       } else {
@@ -126,19 +126,19 @@ TEST_P(EveryAlgorithm, NeedsEachOfItsSteps) {
   const schedule::Algorithm& a = GetParam();
   for (int size : {2, 3, 6})
     for (int rank = 0; rank < size; ++rank) {
-      std::vector<int> host;
-      for (int r = 0; r < size && a.is(schedule::hierarchical); ++r) host.push_back(r / 2);
-      const schedule::Schedule whole = a.schedule({rank, size, 0, host});
+      std::vector<int> node;
+      for (int r = 0; r < size && a.is(schedule::hierarchical); ++r) node.push_back(r / 2);
+      const schedule::Schedule whole = a.schedule({rank, size, 0, node});
       for (int step = 0; step < static_cast<int>(whole.steps.size()); ++step) {
         mutant = {&a, rank, step};
-        ASSERT_FALSE(schedule::verify(without_a_step, a.collective, size, 0, schedule::InPlace::none, host))
+        ASSERT_FALSE(schedule::verify(without_a_step, a.collective, size, 0, schedule::InPlace::none, node))
             << rank << ' ' << step;
         const bool receives =
             std::any_of(whole.steps[step].operands.begin(), whole.steps[step].operands.end(),
                         [](const schedule::Operand& t) { return t.peer >= 0; });
         if (receives || whole.steps[step].kind == schedule::Step::send) {
           ASSERT_FALSE(
-              schedule::verify(with_a_step_twice, a.collective, size, 0, schedule::InPlace::none, host))
+              schedule::verify(with_a_step_twice, a.collective, size, 0, schedule::InPlace::none, node))
               << rank << ' ' << step;
         }
       }
@@ -219,72 +219,72 @@ TEST(Algorithms, LargeBufferAlgorithmsSendNoMoreThanTheyMust) {
 }
 
 /// Bytes that the ranks of one node send to other nodes, in units of the whole buffer, as a fraction.
-double out_of_a_host(Collective c, const char* algorithm, const std::vector<int>& host, int which) {
+double out_of_a_node(Collective c, const char* algorithm, const std::vector<int>& node, int which) {
   double sent = 0;
-  const int size = static_cast<int>(host.size());
+  const int size = static_cast<int>(node.size());
   for (int r = 0; r < size; ++r) {
-    const schedule::Schedule s = schedule::find_algorithm(c, algorithm).schedule({r, size, 0, host});
+    const schedule::Schedule s = schedule::find_algorithm(c, algorithm).schedule({r, size, 0, node});
     for (const schedule::Step& step : s.steps)
-      if (step.kind == schedule::Step::send && host[static_cast<std::size_t>(r)] == which &&
-          host[static_cast<std::size_t>(step.peer)] != which)
+      if (step.kind == schedule::Step::send && node[static_cast<std::size_t>(r)] == which &&
+          node[static_cast<std::size_t>(step.peer)] != which)
         sent += 1.0 / s.chunks;
   }
   return sent;
 }
 
 TEST(Algorithms, HierarchicalAlgorithmsSendABufferOncePerNode) {
-  const auto two = hosts_of({4, 4}), four = hosts_of({2, 2, 2, 2}), unequal = hosts_of({1, 2, 4});
+  const auto two = nodes_of({4, 4}), four = nodes_of({2, 2, 2, 2}), unequal = nodes_of({1, 2, 4});
   constexpr auto all_reduce = Collective::all_reduce;
-  EXPECT_EQ(out_of_a_host(all_reduce, "two_shot", two, 0), 4);
-  EXPECT_EQ(out_of_a_host(all_reduce, "hierarchical", two, 0), 1);
-  for (const int host : {0, 1}) EXPECT_EQ(out_of_a_host(all_reduce, "hierarchical_chain", two, host), 1);
-  EXPECT_EQ(out_of_a_host(all_reduce, "two_shot", four, 1), 3);
-  EXPECT_EQ(out_of_a_host(all_reduce, "hierarchical", four, 1), 1.5);
-  for (const int host : {0, 3}) EXPECT_EQ(out_of_a_host(all_reduce, "hierarchical_chain", four, host), 1);
-  for (const int host : {1, 2}) EXPECT_EQ(out_of_a_host(all_reduce, "hierarchical_chain", four, host), 2);
-  for (const int host : {0, 1, 2, 3})
-    EXPECT_EQ(out_of_a_host(all_reduce, "hierarchical_chain_all_gather", four, host), 1.5) << host;
-  EXPECT_EQ(out_of_a_host(all_reduce, "hierarchical_chain_all_gather", two, 1), 1);
-  EXPECT_EQ(out_of_a_host(all_reduce, "hierarchical_chain", unequal, 1), 2);
-  EXPECT_EQ(out_of_a_host(all_reduce, "hierarchical_chain", unequal, 2), 1);
-  EXPECT_EQ(out_of_a_host(all_reduce, "distance_doubling", two, 1), 1);
-  for (const int host : {0, 1, 2, 3}) {
-    EXPECT_EQ(out_of_a_host(all_reduce, "distance_doubling", four, host), 1.5) << host;
-    EXPECT_EQ(out_of_a_host(Collective::reduce_scatter, "distance_doubling", four, host), 0.75) << host;
+  EXPECT_EQ(out_of_a_node(all_reduce, "two_shot", two, 0), 4);
+  EXPECT_EQ(out_of_a_node(all_reduce, "hierarchical", two, 0), 1);
+  for (const int node : {0, 1}) EXPECT_EQ(out_of_a_node(all_reduce, "hierarchical_chain", two, node), 1);
+  EXPECT_EQ(out_of_a_node(all_reduce, "two_shot", four, 1), 3);
+  EXPECT_EQ(out_of_a_node(all_reduce, "hierarchical", four, 1), 1.5);
+  for (const int node : {0, 3}) EXPECT_EQ(out_of_a_node(all_reduce, "hierarchical_chain", four, node), 1);
+  for (const int node : {1, 2}) EXPECT_EQ(out_of_a_node(all_reduce, "hierarchical_chain", four, node), 2);
+  for (const int node : {0, 1, 2, 3})
+    EXPECT_EQ(out_of_a_node(all_reduce, "hierarchical_chain_all_gather", four, node), 1.5) << node;
+  EXPECT_EQ(out_of_a_node(all_reduce, "hierarchical_chain_all_gather", two, 1), 1);
+  EXPECT_EQ(out_of_a_node(all_reduce, "hierarchical_chain", unequal, 1), 2);
+  EXPECT_EQ(out_of_a_node(all_reduce, "hierarchical_chain", unequal, 2), 1);
+  EXPECT_EQ(out_of_a_node(all_reduce, "distance_doubling", two, 1), 1);
+  for (const int node : {0, 1, 2, 3}) {
+    EXPECT_EQ(out_of_a_node(all_reduce, "distance_doubling", four, node), 1.5) << node;
+    EXPECT_EQ(out_of_a_node(Collective::reduce_scatter, "distance_doubling", four, node), 0.75) << node;
   }
 
-  EXPECT_EQ(out_of_a_host(Collective::reduce_scatter, "linear", two, 0), 2);
-  EXPECT_EQ(out_of_a_host(Collective::reduce_scatter, "hierarchical_chain", two, 0), 1);
-  EXPECT_EQ(out_of_a_host(Collective::reduce_scatter, "hierarchical_chain", two, 1), 0.5);
-  EXPECT_EQ(out_of_a_host(Collective::reduce_scatter, "hierarchical", two, 0), 0.5);
-  EXPECT_EQ(out_of_a_host(Collective::all_gather, "linear", two, 0), 2);
-  EXPECT_EQ(out_of_a_host(Collective::all_gather, "hierarchical", two, 0), 0.5);
-  EXPECT_EQ(out_of_a_host(Collective::broadcast, "hierarchical_chain", four, 0), 1);
-  EXPECT_EQ(out_of_a_host(Collective::broadcast, "hierarchical_chain", four, 3), 0);
-  EXPECT_EQ(out_of_a_host(Collective::reduce, "hierarchical_chain", four, 2), 1);
-  EXPECT_EQ(out_of_a_host(Collective::reduce, "two_shot", two, 1), 2.5);
+  EXPECT_EQ(out_of_a_node(Collective::reduce_scatter, "linear", two, 0), 2);
+  EXPECT_EQ(out_of_a_node(Collective::reduce_scatter, "hierarchical_chain", two, 0), 1);
+  EXPECT_EQ(out_of_a_node(Collective::reduce_scatter, "hierarchical_chain", two, 1), 0.5);
+  EXPECT_EQ(out_of_a_node(Collective::reduce_scatter, "hierarchical", two, 0), 0.5);
+  EXPECT_EQ(out_of_a_node(Collective::all_gather, "linear", two, 0), 2);
+  EXPECT_EQ(out_of_a_node(Collective::all_gather, "hierarchical", two, 0), 0.5);
+  EXPECT_EQ(out_of_a_node(Collective::broadcast, "hierarchical_chain", four, 0), 1);
+  EXPECT_EQ(out_of_a_node(Collective::broadcast, "hierarchical_chain", four, 3), 0);
+  EXPECT_EQ(out_of_a_node(Collective::reduce, "hierarchical_chain", four, 2), 1);
+  EXPECT_EQ(out_of_a_node(Collective::reduce, "two_shot", two, 1), 2.5);
 }
 
 // The relay sends the last chunk of a lane when the other links are idle, so it must be small. Each chunk is
 // a message, so there must not be too many.
 TEST(Algorithms, TheLastChunkOfALaneBetweenNodesIsSmall) {
-  for (int hosts = 3; hosts <= 8; ++hosts) {
-    std::vector<int> host;
-    for (int h = 0; h < hosts; ++h) host.insert(host.end(), 2, h);
+  for (int nodes = 3; nodes <= 8; ++nodes) {
+    std::vector<int> node;
+    for (int h = 0; h < nodes; ++h) node.insert(node.end(), 2, h);
     const schedule::Schedule s =
         schedule::find_algorithm(Collective::all_reduce, "hierarchical_chain_all_gather")
-            .schedule({0, 2 * hosts, 0, host});
-    EXPECT_GE(s.chunks, 2 * 28) << hosts;
-    EXPECT_LE(s.chunks, 2 * 32) << hosts;
+            .schedule({0, 2 * nodes, 0, node});
+    EXPECT_GE(s.chunks, 2 * 28) << nodes;
+    EXPECT_LE(s.chunks, 2 * 32) << nodes;
   }
 }
 
-TEST(Algorithms, HostsAreNumberedWithoutGaps) {
+TEST(Algorithms, NodesAreNumberedWithoutGaps) {
   const std::vector<int> gap{0, 2, 2};
   const schedule::Verification proof =
       schedule::verify(schedule::find_algorithm(Collective::all_gather, "hierarchical").schedule,
                        Collective::all_gather, 3, 0, schedule::InPlace::none, gap);
-  EXPECT_EQ(proof.error, "rank 1 is on host 2, but only 1 hosts come before it");
+  EXPECT_EQ(proof.error, "rank 1 is on node 2, but only 1 nodes come before it");
   EXPECT_FALSE(schedule::verify(schedule::find_algorithm(Collective::all_gather, "linear").schedule,
                                 Collective::all_gather, 4, 0, schedule::InPlace::none, gap));
 }

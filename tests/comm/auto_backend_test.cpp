@@ -9,7 +9,7 @@ namespace rz {
 namespace {
 
 /// That many ranks of one node, each with a card of its own and with NCCL.
-std::vector<DeviceRank> one_host(int size) {
+std::vector<DeviceRank> one_node(int size) {
   std::vector<DeviceRank> ranks;
   for (int r = 0; r < size; ++r) ranks.push_back({"host", "card " + std::to_string(r), 22809, -1});
   return ranks;
@@ -23,66 +23,66 @@ void expect_choice(const std::vector<DeviceRank>& ranks, const std::string& back
 }
 
 TEST(AutoBackend, ARankAloneNeedsNoLibrary) {
-  expect_choice(one_host(1), "peer_cuda", "a rank alone");
+  expect_choice(one_node(1), "peer_cuda", "a rank alone");
   expect_choice({{"host", "card", 0, -1}}, "peer_cuda", "a rank alone");
 }
 
 TEST(AutoBackend, NcclWhereEveryRankHasItAndAGpu) {
-  expect_choice(one_host(2), "nccl", "every rank has a GPU of its own");
-  expect_choice(one_host(200), "nccl", "every rank has a GPU of its own");
+  expect_choice(one_node(2), "nccl", "every rank has a GPU of its own");
+  expect_choice(one_node(200), "nccl", "every rank has a GPU of its own");
 }
 
-TEST(AutoBackend, NcclNeedsNeitherOneHostNorPeerAccess) {
-  auto ranks = one_host(4);
-  ranks[2].host = ranks[3].host = "another";
+TEST(AutoBackend, NcclNeedsNeitherOneNodeNorPeerAccess) {
+  auto ranks = one_node(4);
+  ranks[2].node = ranks[3].node = "another";
   ranks[0].unreachable_rank = 1;
   expect_choice(ranks, "nccl", "every rank has a GPU of its own");
 }
 
 TEST(AutoBackend, RanksThatShareACardUsePeerCuda) {
-  auto ranks = one_host(4);
+  auto ranks = one_node(4);
   ranks[3].gpu_uuid = ranks[1].gpu_uuid;
   expect_choice(ranks, "peer_cuda", "ranks 1 and 3 share a GPU");
 }
 
 TEST(AutoBackend, WithoutNcclOnOneRankAllUsePeerCuda) {
-  auto ranks = one_host(3);
+  auto ranks = one_node(3);
   ranks[1].nccl_version = 0;
   expect_choice(ranks, "peer_cuda", "rank 1 has no NCCL that serves");
 }
 
 TEST(AutoBackend, DifferentVersionsOfNcclDoNotMix) {
-  auto ranks = one_host(3);
+  auto ranks = one_node(3);
   ranks[2].nccl_version = 22703;
   expect_choice(ranks, "peer_cuda", "rank 0 has NCCL 2.28.9 and rank 2 2.27.3");
 }
 
 TEST(AutoBackend, SumsInRankOrderHaveALimitThatOtherSumsLack) {
-  auto ranks = one_host(257);
+  auto ranks = one_node(257);
   expect_choice(ranks, "native",
                 "sums in rank order over NCCL serve at most 256 ranks, and the kernels of peer_cuda serve at "
                 "most 16 ranks");
   expect_choice(ranks, "nccl", "every rank has a GPU of its own", false);
 }
 
-TEST(AutoBackend, HostStagedBetweenHostsWithoutNccl) {
-  auto ranks = one_host(2);
-  ranks[1].host = "another";
+TEST(AutoBackend, HostStagedBetweenNodesWithoutNccl) {
+  auto ranks = one_node(2);
+  ranks[1].node = "another";
   ranks[0].nccl_version = 0;
-  expect_choice(ranks, "native", "rank 0 has no NCCL that serves, and rank 1 is on another host than rank 0");
+  expect_choice(ranks, "native", "rank 0 has no NCCL that serves, and rank 1 is on another node than rank 0");
 }
 
 // Only the card's identity distinguishes ranks, whatever the names of their nodes: NCCL rejects two ranks on
 // one card.
-TEST(AutoBackend, HostStagedWhereRanksOfTwoHostsShareACard) {
-  auto ranks = one_host(2);
-  ranks[1].host = "another";
+TEST(AutoBackend, HostStagedWhereRanksOfTwoNodesShareACard) {
+  auto ranks = one_node(2);
+  ranks[1].node = "another";
   ranks[1].gpu_uuid = ranks[0].gpu_uuid;
-  expect_choice(ranks, "native", "ranks 0 and 1 share a GPU, and rank 1 is on another host than rank 0");
+  expect_choice(ranks, "native", "ranks 0 and 1 share a GPU, and rank 1 is on another node than rank 0");
 }
 
 TEST(AutoBackend, HostStagedWithoutPeerAccess) {
-  auto ranks = one_host(3);
+  auto ranks = one_node(3);
   ranks[2].nccl_version = 0;
   ranks[1].unreachable_rank = 2;
   expect_choice(ranks, "native",
@@ -90,7 +90,7 @@ TEST(AutoBackend, HostStagedWithoutPeerAccess) {
 }
 
 TEST(AutoBackend, HostStagedForMoreRanksThanPeerCudaServes) {
-  auto ranks = one_host(17);
+  auto ranks = one_node(17);
   ranks[16].gpu_uuid = ranks[0].gpu_uuid;
   expect_choice(ranks, "native",
                 "ranks 0 and 16 share a GPU, and the kernels of peer_cuda serve at most 16 ranks");

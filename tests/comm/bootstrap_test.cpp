@@ -14,6 +14,7 @@
 #include <set>
 
 #include "comm/bootstrap/local_rendezvous.h"
+#include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/net/socket.h"
 #include "tests/support/error_of.h"
@@ -29,6 +30,7 @@ using Set = std::map<std::string, std::string>;
 
 LaunchInfo place(const Set& variables) {
   return launch_info_from([&](const std::string& name) -> std::optional<std::string> {
+    EXPECT_NO_THROW(environment_variable(name)) << "every variable is listed";
     const auto it = variables.find(name);
     if (it == variables.end()) return std::nullopt;
     return it->second;
@@ -138,11 +140,11 @@ TEST(Bootstrap, PmiOfSlurmAndFluxIsNotMpich) {
 
 TEST(Bootstrap, FluxIsUnderstood) {
   expect(place(flux), "flux", 3, 4, 1, 2, "n1:5000");
-  const LaunchInfo one_host =
+  const LaunchInfo one_node =
       place(with(with(without(without(flux, "MASTER_ADDR"), "MASTER_PORT"), "FLUX_JOB_NNODES", "1"),
                  "FLUX_TASK_LOCAL_ID", "3"));
-  expect(one_host, "flux", 3, 4, 3, 4, one_host.master);
-  EXPECT_EQ(one_host.master.rfind("job:", 0), 0u) << one_host.master;
+  expect(one_node, "flux", 3, 4, 3, 4, one_node.master);
+  EXPECT_EQ(one_node.master.rfind("job:", 0), 0u) << one_node.master;
 }
 
 TEST(Bootstrap, MpichUnderSlurmIsMpich) {

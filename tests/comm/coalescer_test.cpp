@@ -17,9 +17,9 @@
 #include "comm/communicator.h"
 #include "comm/core/error.h"
 #include "comm/schedule/algorithms/algorithm.h"
-#include "comm/transport/group/connect_transport.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
+#include "tests/support/streams.h"
 
 namespace rz {
 namespace {
@@ -117,7 +117,7 @@ class Counting final : public Transport {
   void record_call(const CallSignature& call) override { inner_->record_call(call); }
   void reply_waits(const WaitMessage& reply) override { inner_->reply_waits(reply); }
   const WaitForGraph& wait_graph() const override { return inner_->wait_graph(); }
-  std::span<const int> hosts() const override { return inner_->hosts(); }
+  std::span<const int> nodes() const override { return inner_->nodes(); }
   std::string describe() const override { return inner_->describe(); }
 
  private:
@@ -125,18 +125,16 @@ class Counting final : public Transport {
   std::set<std::uint32_t>& calls_;
 };
 
-/// The number of schedule calls that all_reduces of one element need, as one group or one by one. `host` is
+/// The number of schedule calls that all_reduces of one element need, as one group or one by one. `node` is
 /// the node of every rank.
-void expect_calls(std::size_t expected, std::size_t all_reduces, bool as_group, const std::vector<int>& host,
+void expect_calls(std::size_t expected, std::size_t all_reduces, bool as_group, const std::vector<int>& node,
                   const std::string& algorithm = {}) {
-  const int size = static_cast<int>(host.size());
+  const int size = static_cast<int>(node.size());
   test::run_ranks(size, [&](int rank, std::shared_ptr<Store> store) {
     std::set<std::uint32_t> calls;
-    TransportOptions where;
-    where.host_id = concat(host[static_cast<std::size_t>(rank)]);
+    const test::ConnectOptions where{.host_id = concat(node[static_cast<std::size_t>(rank)])};
     const auto backend = make_native_backend(
-        rank, size,
-        std::make_unique<Counting>(connect_transport(rank, size, *store, where, Deadline::after(20s)), calls),
+        rank, size, std::make_unique<Counting>(test::connect(rank, size, *store, where), calls),
         {.deterministic = false, .algorithm = algorithm});
     std::vector<float> x(all_reduces, 1.0f);
     std::vector<CollectiveCall> group;
@@ -173,10 +171,10 @@ TEST(Coalescer, AGroupIsOneCallByEveryAlgorithm) {
 
 class CoalescerOver : public testing::TestWithParam<std::string> {
  protected:
-  /// "hosts": several nodes, of which the first has one rank.
+  /// "nodes": several nodes, of which the first has one rank.
   CommOptions options(int rank) const {
     CommOptions o;
-    if (GetParam() == "hosts")
+    if (GetParam() == "nodes")
       o.host_id = concat((rank + 1) / 2);
     else
       o.transport = GetParam();
@@ -317,7 +315,7 @@ TEST_P(CoalescerOver, AFailureEndsAllThatIsFused) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Transports, CoalescerOver, testing::Values("auto", "tcp", "hosts"),
+INSTANTIATE_TEST_SUITE_P(Transports, CoalescerOver, testing::Values("auto", "tcp", "nodes"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

@@ -178,13 +178,13 @@ TEST_P(Sizes, EveryReductionOfEveryType) {
 }
 
 TEST(Collectives, ReductionsOverTcpAndOverBoth) {
-  for (const std::string hosts : {"aaa", "aabb"}) {
-    const int size = static_cast<int>(hosts.size());
+  for (const std::string nodes : {"aaa", "aabb"}) {
+    const int size = static_cast<int>(nodes.size());
     run_ranks(size, [&](int rank, auto store) {
-      auto options = quick(hosts == "aaa" ? "tcp" : "auto");
-      options.host_id = hosts[static_cast<std::size_t>(rank)];
+      auto options = quick(nodes == "aaa" ? "tcp" : "auto");
+      options.host_id = nodes[static_cast<std::size_t>(rank)];
       auto comm = Communicator::connect(rank, size, store, options);
-      EXPECT_EQ(comm.describe(), hosts == "aaa" ? "native over tcp" : "native over shm+tcp");
+      EXPECT_EQ(comm.describe(), nodes == "aaa" ? "native over tcp" : "native over shm+tcp");
       check_all_types(comm, {17}, false);
       check_reductions<float>(comm, {0}, false);
       check_reductions<bf16>(comm, {1, 3, 1000}, true);
@@ -347,11 +347,11 @@ TEST_P(Sizes, EveryMovementOfEveryType) {
 }
 
 TEST(Collectives, MovementsOverTcpAndOverBoth) {
-  for (const std::string hosts : {"aaa", "aabb"}) {
-    const int size = static_cast<int>(hosts.size());
+  for (const std::string nodes : {"aaa", "aabb"}) {
+    const int size = static_cast<int>(nodes.size());
     run_ranks(size, [&](int rank, auto store) {
-      auto options = quick(hosts == "aaa" ? "tcp" : "auto");
-      options.host_id = hosts[static_cast<std::size_t>(rank)];
+      auto options = quick(nodes == "aaa" ? "tcp" : "auto");
+      options.host_id = nodes[static_cast<std::size_t>(rank)];
       auto comm = Communicator::connect(rank, size, store, options);
       check_moving_all_types(comm, {17}, false);
       check_movements<f16>(comm, {0, 1, 3, 1000, 100003}, true);
@@ -360,13 +360,13 @@ TEST(Collectives, MovementsOverTcpAndOverBoth) {
 }
 
 /// One character a rank: ranks with the same character are on one node.
-void on_hosts(const std::string& hosts, const CommOptions& options,
+void on_nodes(const std::string& nodes, const CommOptions& options,
               const std::function<void(Communicator&)>& run) {
-  SCOPED_TRACE(hosts);
-  const int size = static_cast<int>(hosts.size());
+  SCOPED_TRACE(nodes);
+  const int size = static_cast<int>(nodes.size());
   run_ranks(size, [&](int rank, auto store) {
     auto mine = options;
-    mine.host_id = hosts[static_cast<std::size_t>(rank)];
+    mine.host_id = nodes[static_cast<std::size_t>(rank)];
     auto comm = Communicator::connect(rank, size, store, mine);
     run(comm);
   });
@@ -384,40 +384,40 @@ void expect_hierarchies(Communicator& comm, std::size_t bytes) {
   EXPECT_EQ(algorithm(Collective::broadcast), "hierarchical_chain");
 }
 
-TEST(Collectives, HostsOfSeveralRanks) {
-  for (const std::string hosts : {"aabb", "aaab", "abbcccc", "aabbcc", "abab", "abca"})
-    on_hosts(hosts, quick(), [](Communicator& comm) {
+TEST(Collectives, NodesOfSeveralRanks) {
+  for (const std::string nodes : {"aabb", "aaab", "abbcccc", "aabbcc", "abab", "abca"})
+    on_nodes(nodes, quick(), [](Communicator& comm) {
       if (comm.size() == 4) check_all_types(comm, {17}, false);
       check_reductions<float>(comm, {0, 3, 20011}, false);
       check_reductions<bf16>(comm, {20011}, true);
       check_movements<double>(comm, {0, 3, 20011}, true);
     });
-  on_hosts("aabbb", quick(), [](Communicator& comm) {
+  on_nodes("aabbb", quick(), [](Communicator& comm) {
     expect_hierarchies(comm, 300007 * sizeof(float));
     expect_hierarchies(comm, 150001 * sizeof(double));
     check_reductions<float>(comm, {300007}, false);
     check_movements<double>(comm, {150001}, false);
   });
-  on_hosts("aabbc", quick(), [](Communicator& comm) {  // two paths lead to a result
+  on_nodes("aabbc", quick(), [](Communicator& comm) {  // two paths lead to a result
     expect_hierarchies(comm, 300007 * sizeof(float));
     check_reductions<float>(comm, {300007}, false);
   });
 }
 
-TEST(Collectives, HostsOfSeveralRanksInAnyOrder) {
+TEST(Collectives, NodesOfSeveralRanksInAnyOrder) {
   auto options = quick();
   options.deterministic = false;
-  for (const std::string hosts : {"aabbcc", "aaab", "abbabc"})
-    on_hosts(hosts, options, [](Communicator& comm) {
+  for (const std::string nodes : {"aabbcc", "aaab", "abbabc"})
+    on_nodes(nodes, options, [](Communicator& comm) {
       check_reductions<float>(comm, {0, 1, 3, 1000, 100003}, false);
       check_reductions<bf16>(comm, {20011}, true);
     });
 }
 
 TEST(Collectives, ASplitGroupHasItsOwnNodeMap) {
-  on_hosts("aabbcc", quick(), [](Communicator& comm) {
-    for (const int hosts_apart : {2, 3}) {  // of two nodes with consecutive ranks, and of one rank a node
-      const int color = hosts_apart == 2 ? comm.rank() / 4 : comm.rank() % 2;
+  on_nodes("aabbcc", quick(), [](Communicator& comm) {
+    for (const int nodes_apart : {2, 3}) {  // of two nodes with consecutive ranks, and of one rank a node
+      const int color = nodes_apart == 2 ? comm.rank() / 4 : comm.rank() % 2;
       auto part = comm.split(color, comm.rank());
       check_reductions<float>(*part, {3, 20011}, false);
       check_movements<float>(*part, {3, 20011}, false);
@@ -439,7 +439,7 @@ TEST(Collectives, RankOrderedHierarchyNeedsConsecutiveRanksPerNode) {
       ADD_FAILURE() << "rank " << rank << " connected";
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), Errc::config);
-      EXPECT_NE(std::string(e.what()).find("number the ranks host by host"), std::string::npos) << e.what();
+      EXPECT_NE(std::string(e.what()).find("number the ranks node by node"), std::string::npos) << e.what();
     }
   });
 }
@@ -496,13 +496,13 @@ std::vector<float> left_fold(int size, std::size_t n) {
 }
 
 TEST(Collectives, DeterministicSumsAreALeftFoldForAnyChunking) {
-  for (const std::string hosts : {"aaaaa", "ababa", "aabbb", "abbcc"}) {
-    const int size = static_cast<int>(hosts.size());
+  for (const std::string nodes : {"aaaaa", "ababa", "aabbb", "abbcc"}) {
+    const int size = static_cast<int>(nodes.size());
     constexpr std::size_t n = 5 * 12007;
     const std::vector<float> want = left_fold(size, n);
     run_ranks(size, [&](int rank, auto store) {
       auto options = quick();
-      options.host_id = hosts[static_cast<std::size_t>(rank)];
+      options.host_id = nodes[static_cast<std::size_t>(rank)];
       auto comm = Communicator::connect(rank, size, store, options);
       const std::vector<float> mine = noise(rank, n);
       std::vector<float> whole = mine;
@@ -532,8 +532,8 @@ TEST(Collectives, RankOrderedHierarchyHasTheBitsOfFlatAlgorithms) {
        {"two_shot", "one_shot", "hierarchical_chain", "hierarchical_chain_all_gather"}) {
     auto options = quick();
     options.algorithm = algorithm;
-    for (const std::string hosts : {"aabb", "abbb", "aabbbcc"})
-      on_hosts(hosts, options, [](Communicator& comm) {
+    for (const std::string nodes : {"aabb", "abbb", "aabbbcc"})
+      on_nodes(nodes, options, [](Communicator& comm) {
         for (const std::size_t n : {5u, 1009u, 30011u}) {
           std::vector<float> want = left_fold(comm.size(), n), sum = noise(comm.rank(), n);
           comm.all_reduce({sum.data(), n}).wait();
@@ -560,8 +560,8 @@ TEST(Collectives, SmallFloatsAreRoundedOnceForAnyPlacement) {
     return x;
   }();
   for (std::size_t i = 0; i < n; ++i) want[i] = from_f32<bf16>(sum[i]);
-  for (const std::string hosts : {"aaaa", "aabb", "abbb", "abcd"})
-    on_hosts(hosts, quick(), [&](Communicator& comm) {
+  for (const std::string nodes : {"aaaa", "aabb", "abbb", "abcd"})
+    on_nodes(nodes, quick(), [&](Communicator& comm) {
       std::vector<bf16> x(n);
       const std::vector<float> mine = noise(comm.rank(), n);
       for (std::size_t i = 0; i < n; ++i) x[i] = from_f32<bf16>(mine[i]);

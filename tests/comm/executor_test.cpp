@@ -48,14 +48,14 @@ class Trickle final : public Transport {
   void record_call(const CallSignature&) override {}
   void reply_waits(const WaitMessage&) override {}
   const WaitForGraph& wait_graph() const override { return wait_graph_; }
-  std::span<const int> hosts() const override { return hosts_; }
+  std::span<const int> nodes() const override { return nodes_; }
   std::string describe() const override { return "trickle"; }
 
  private:
   CallSignature signature_;
   std::uint64_t posted_ = 0;
   std::byte element_[sizeof(float)]{};
-  const std::vector<int> hosts_{0, 1};
+  const std::vector<int> nodes_{0, 1};
   WaitForGraph wait_graph_{0};
 };
 
@@ -266,16 +266,16 @@ TEST(ScheduleExecutor, NoBuiltInScheduleReducesPartialElements) {
   for (const schedule::Algorithm& a : schedule::algorithms())
     for (int size = 2; size <= 9; ++size)
       for (const int root : {0, size - 1})
-        for (const int per_host : {1, 2, 3, size}) {
-          std::vector<int> host;
-          for (int r = 0; r < size; ++r) host.push_back(r / per_host);
+        for (const int per_node : {1, 2, 3, size}) {
+          std::vector<int> node;
+          for (int r = 0; r < size; ++r) node.push_back(r / per_node);
           for (int r = 0; r < size; ++r)
             for (const bool in_place : {false, true}) {
               const schedule::DependencyPlan plan =
-                  schedule::make_dependency_plan(a.schedule({r, size, root, host}), size, in_place);
+                  schedule::make_dependency_plan(a.schedule({r, size, root, node}), size, in_place);
               EXPECT_EQ(depends_on_the_executor(plan), -1)
                   << name(a.collective) << ' ' << a.name << ", rank " << r << " of " << size << ", root "
-                  << root << ", " << per_host << " a host" << (in_place ? ", in place" : "");
+                  << root << ", " << per_node << " a node" << (in_place ? ", in place" : "");
             }
         }
 }

@@ -152,17 +152,17 @@ TEST_P(Transports, AStoppedRankIsNamedByATimeout) {
 // the stopped one.
 struct Relayed {
   std::string algorithm, transport;
-  std::vector<int> host;  // of every rank
+  std::vector<int> node;  // of every rank
 };
 
 void expect_all_to_name(int stopped, std::size_t n, const Relayed& by) {
-  const int size = static_cast<int>(by.host.size()), waker = stopped == 0 ? 1 : 0;
+  const int size = static_cast<int>(by.node.size()), waker = stopped == 0 ? 1 : 0;
   test::expect_processes(size, [&](int rank, auto store) {
     auto options = quick(by.transport);
     options.timeout = short_timeout;
     options.algorithm = by.algorithm;
     options.deterministic = false;
-    options.host_id = std::to_string(by.host[static_cast<std::size_t>(rank)]);
+    options.host_id = std::to_string(by.node[static_cast<std::size_t>(rank)]);
     auto comm = Communicator::connect(rank, size, store, options);
     store->set(concat("pid/", rank), std::to_string(getpid()));
     std::thread stopper;
@@ -184,7 +184,7 @@ TEST(Failure, AStoppedRankIsNamedByIndirectWaiters) {
       expect_all_to_name(stopped, 2, {algorithm, "tcp", {0, 1, 2, 3}});
     }
   for (const char* algorithm : {"hierarchical", "hierarchical_chain", "chain"}) {
-    SCOPED_TRACE(concat(algorithm, " over two hosts"));
+    SCOPED_TRACE(concat(algorithm, " over two nodes"));
     expect_all_to_name(3, 2, {algorithm, "auto", {0, 0, 1, 1}});
   }
   expect_all_to_name(3, 300000, {"chain", "tcp", {0, 1, 2, 3}});

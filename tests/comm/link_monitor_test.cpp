@@ -59,7 +59,7 @@ class MonitorOfBoth : public testing::Test {
   LinkMonitor monitor{0, {0, 0, 1, 2}, false};
 };
 
-/// Rank 0 of two on one host.
+/// Rank 0 of two on one node.
 class MonitorOfMemory : public testing::Test {
  protected:
   MonitorOfMemory() { monitor.add(links, std::array{1}, LinkData::memory); }
@@ -280,7 +280,7 @@ TEST(GroupTransport, RoutesEachPeerToItsTransport) {
   }
   EXPECT_EQ(group.describe(), "sim+sim");
   EXPECT_EQ(group.shared_memory(), nullptr);
-  EXPECT_FALSE(group.one_host());
+  EXPECT_FALSE(group.one_node());
 }
 
 }  // namespace

@@ -18,10 +18,10 @@ std::vector<tuning::SelectionQuery> queries() {
     for (std::size_t bytes :
          {0ul, 1ul, 8ul, 1000ul, 1ul << 14, (1ul << 16) + 1, 1ul << 20, 3ul << 20, 1ul << 28, ~0ul})
       for (int size : {1, 2, 3, 8, 9, 65, 100000})
-        for (bool one_host : {false, true})
+        for (bool one_node : {false, true})
           for (bool deterministic : {false, true})
             for (const ReductionOrder order : {ReductionOrder::rank, ReductionOrder::pairwise}) {
-              all.push_back({Collective(c), bytes, size, one_host, deterministic, ""});
+              all.push_back({Collective(c), bytes, size, one_node, deterministic, ""});
               all.back().order = order;
             }
   }
@@ -123,23 +123,23 @@ TEST(Select, AForcedNameOutOfPairwiseOrderIsRefused) {
 }
 
 // Placements of eight ranks: on two nodes, on eight nodes, and all on one.
-tuning::SelectionQuery over_hosts(Collective c, std::size_t bytes, int hosts) {
-  tuning::SelectionQuery q{c, bytes, 8, hosts == 1};
-  q.nodes = hosts;
+tuning::SelectionQuery over_nodes(Collective c, std::size_t bytes, int nodes) {
+  tuning::SelectionQuery q{c, bytes, 8, nodes == 1};
+  q.nodes = nodes;
   return q;
 }
 
 TEST(Select, MultiRankNodesUseAHierarchicalAlgorithm) {
-  EXPECT_STREQ(tuning::select(over_hosts(Collective::all_reduce, 1 << 16, 4)).name, "hierarchical_chain");
-  EXPECT_STREQ(tuning::select(over_hosts(Collective::all_reduce, 64 << 20, 4)).name,
+  EXPECT_STREQ(tuning::select(over_nodes(Collective::all_reduce, 1 << 16, 4)).name, "hierarchical_chain");
+  EXPECT_STREQ(tuning::select(over_nodes(Collective::all_reduce, 64 << 20, 4)).name,
                "hierarchical_chain_all_gather");
   for (const std::size_t bytes : {std::size_t{1} << 16, std::size_t{64} << 20}) {
-    EXPECT_STREQ(tuning::select(over_hosts(Collective::all_gather, bytes, 2)).name, "hierarchical");
-    for (const int hosts : {1, 8})
+    EXPECT_STREQ(tuning::select(over_nodes(Collective::all_gather, bytes, 2)).name, "hierarchical");
+    for (const int nodes : {1, 8})
       for (const Collective c : {Collective::all_reduce, Collective::reduce_scatter, Collective::all_gather,
                                  Collective::broadcast, Collective::reduce})
-        EXPECT_FALSE(tuning::select(over_hosts(c, bytes, hosts)).is(schedule::hierarchical))
-            << name(c) << ' ' << hosts;
+        EXPECT_FALSE(tuning::select(over_nodes(c, bytes, nodes)).is(schedule::hierarchical))
+            << name(c) << ' ' << nodes;
   }
 }
 
@@ -166,7 +166,7 @@ TEST(Select, RankOrderedHierarchyNeedsContiguousNodes) {
     if (Collective(c) == Collective::send || Collective(c) == Collective::recv) continue;
     for (const bool deterministic : {false, true})
       for (std::size_t bytes = 1; bytes < std::size_t{1} << 30; bytes *= 8) {
-        tuning::SelectionQuery q = over_hosts(Collective(c), bytes, 2);
+        tuning::SelectionQuery q = over_nodes(Collective(c), bytes, 2);
         q.contiguous_nodes = false, q.deterministic = deterministic;
         EXPECT_FALSE(tuning::select(q).is(schedule::contiguous_nodes)) << name(q.collective) << ' ' << bytes;
       }
@@ -176,14 +176,14 @@ TEST(Select, RankOrderedHierarchyNeedsContiguousNodes) {
 TEST(Select, PartialSumsAreNotRounded) {
   for (const Collective c : {Collective::all_reduce, Collective::reduce_scatter, Collective::reduce})
     for (std::size_t bytes = 1; bytes < std::size_t{1} << 30; bytes *= 8) {
-      tuning::SelectionQuery q = over_hosts(c, bytes, 2);
+      tuning::SelectionQuery q = over_nodes(c, bytes, 2);
       q.rounds_partials = true;
       EXPECT_FALSE(tuning::select(q).is(schedule::rounds_partials)) << name(c) << ' ' << bytes;
     }
 }
 
 TEST(Select, AForcedNameThatThePlacementForbidsIsRefused) {
-  tuning::SelectionQuery q = over_hosts(Collective::all_reduce, 8, 2);
+  tuning::SelectionQuery q = over_nodes(Collective::all_reduce, 8, 2);
   q.override_name = "hierarchical_chain";
   EXPECT_STREQ(tuning::select(q).name, "hierarchical_chain");
   q.contiguous_nodes = false;

@@ -272,12 +272,12 @@ TEST(SimTransport, RepliesToAQueryOfWaitsNameTheCulprit) {
   EXPECT_EQ(graph.culprit(1, one), 2);
 }
 
-TEST(SimTransport, HostsAreThoseOfTheOptions) {
+TEST(SimTransport, NodesAreThoseOfTheOptions) {
   SimNetwork two(3, {.node_of_rank = {0, 0, 1}}), one(2, {.node_of_rank = {0, 0}}), apart(2);
-  EXPECT_FALSE(two.transport(0).one_host());
-  EXPECT_EQ(two.transport(2).hosts()[2], 1);
-  EXPECT_TRUE(one.transport(0).one_host());
-  EXPECT_FALSE(apart.transport(0).one_host());
+  EXPECT_FALSE(two.transport(0).one_node());
+  EXPECT_EQ(two.transport(2).nodes()[2], 1);
+  EXPECT_TRUE(one.transport(0).one_node());
+  EXPECT_FALSE(apart.transport(0).one_node());
   EXPECT_EQ(one.transport(1).describe(), "sim");
 }
 

@@ -1,6 +1,6 @@
-#include "comm/shared_memory/staging_ring.h"
-
 #include <gtest/gtest.h>
+
+#include "comm/transport/shm_layout.h"
 
 namespace rz {
 namespace {

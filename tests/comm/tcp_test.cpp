@@ -16,12 +16,13 @@
 #include <thread>
 #include <vector>
 
+#include "comm/bootstrap/peer_info.h"
+#include "comm/bootstrap/rendezvous.h"
 #include "comm/core/error.h"
 #include "comm/net/handshake.h"
-#include "comm/transport/group/peer_info.h"
 #include "comm/transport/tcp/control_socket.h"
 #include "comm/transport/tcp/data_socket.h"
-#include "comm/transport/tcp/listen_address.h"
+#include "comm/transport/tcp/tcp_transport.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 #include "tests/support/streams.h"
@@ -82,7 +83,7 @@ TEST(Tcp, UnauthenticatedPeersAreRejected) {
 
 /// Acts as rank 1 of 2 up to the handshake; returns its sockets in order of index.
 std::vector<net::Connection> play_rank_1(Store& store) {
-  const PeerInfo peer_info = exchange_peer_info(1, 2, store, {"tcp", "", 1}, soon());
+  const PeerInfo peer_info = exchange_peer_info(1, 2, store, {"tcp", 1}, "", soon());
   const auto entries = store_all_gather(1, 2, store, "address", " ", soon());
   const std::string address = tcp_address(entries[0]);
   std::vector<net::Connection> calls;
@@ -167,14 +168,14 @@ TEST(Tcp, ABrokenSocketIsALostPeer) {
 
 TEST(Tcp, ASilentRankIsNamedAtTheDeadline) {
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-    const TransportOptions options{"tcp", "", 1};
+    const test::ConnectOptions options{"tcp", "", 1};
     if (rank == 1) {  // takes part in the rendezvous, but never connects
-      exchange_peer_info(1, 2, *store, options, soon());
+      exchange_peer_info(1, 2, *store, options.group(), "", soon());
       store_all_gather(1, 2, *store, "address", " ", soon());
       return;
     }
     try {
-      connect_transport(0, 2, *store, options, Deadline::after(milliseconds(300)));
+      test::connect(0, 2, *store, options, Deadline::after(milliseconds(300)));
       ADD_FAILURE();
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), Errc::timeout);
@@ -357,7 +358,7 @@ std::set<std::string> congestion_of_connections() {
 }
 
 /// The congestion control of the group's sockets while it is connected, both ends of every link.
-std::set<std::string> congestion_of_group(const TransportOptions& options) {
+std::set<std::string> congestion_of_group(const test::ConnectOptions& options) {
   std::set<std::string> found;
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
     const auto t = test::connect(rank, 2, *store, options);
@@ -376,7 +377,7 @@ TEST(Tcp, CongestionControlIsTheSystemsByDefault) {
 TEST(Tcp, CongestionControlIsTheOneThatIsAskedFor) {
   const std::string other = another_congestion_control();
   if (other.empty()) GTEST_SKIP() << "this host permits one congestion control only";
-  TransportOptions options{"tcp", "", 2};
+  test::ConnectOptions options{"tcp", "", 2};
   options.congestion = other;
   EXPECT_EQ(congestion_of_group(options), std::set{other});
 }
@@ -384,7 +385,7 @@ TEST(Tcp, CongestionControlIsTheOneThatIsAskedFor) {
 TEST(Tcp, AnUnknownCongestionControlIsAnError) {
   for (const std::string name : {"pigeon", "auto", ""})
     test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-      TransportOptions options{"tcp", "", 2};
+      test::ConnectOptions options{"tcp", "", 2};
       options.congestion = name;
       const Error e = test::error_of([&] { test::connect(rank, 2, *store, options); });
       EXPECT_EQ(e.code(), Errc::config);

@@ -24,10 +24,11 @@ using std::chrono::seconds;
 struct Kind {
   const char* name;
   const char* transport;
-  int hosts;  ///< the ranks are distributed over that many nodes
+  int nodes;  ///< the ranks are distributed over that many nodes
   int sockets;
-  TransportOptions options(int rank) const {
-    return {transport, "", sockets, hosts > 1 ? concat("host", rank % hosts) : ""};
+  bool one_node = false;
+  test::ConnectOptions options(int rank) const {
+    return {transport, "", sockets, nodes > 1 ? concat("host", rank % nodes) : ""};
   }
 };
 
@@ -39,7 +40,7 @@ class EveryTransport : public testing::TestWithParam<Kind> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Transports, EveryTransport,
-                         testing::Values(Kind{"shm", "shm", 1, 1}, Kind{"tcp", "tcp", 1, 2},
+                         testing::Values(Kind{"shm", "shm", 1, 1, true}, Kind{"tcp", "tcp", 1, 2},
                                          Kind{"tcp5", "tcp", 1, 5}, Kind{"mixed", "auto", 2, 1},
                                          Kind{"mixed5", "auto", 2, 5}),
                          [](const auto& info) { return std::string(info.param.name); });
@@ -69,9 +70,9 @@ TEST_P(EveryTransport, CarriesStreamsBetweenProcesses) {
 TEST_P(EveryTransport, DescribesItself) {
   test::run_ranks(3, [&](int rank, std::shared_ptr<Store> store) {
     const auto t = connect(rank, 3, *store);
-    EXPECT_EQ(t->one_host(), std::string(GetParam().transport) == "shm");
-    const std::string expected = GetParam().hosts > 1 ? "shm+tcp" : GetParam().transport;
-    EXPECT_EQ(t->describe(), expected) << "on rank 1, too, which is alone on its host";
+    EXPECT_EQ(t->one_node(), GetParam().one_node);
+    const std::string expected = GetParam().nodes > 1 ? "shm+tcp" : GetParam().transport;
+    EXPECT_EQ(t->describe(), expected) << "on rank 1, too, which is alone on its node";
     test::sync_all(*t, rank, 3);
   });
 }
@@ -306,7 +307,7 @@ TEST_P(EveryTransport, AMissingRankIsNamed) {
   test::run_ranks(3, [&](int rank, std::shared_ptr<Store> store) {
     if (rank == 1) return;
     try {
-      connect_transport(rank, 3, *store, GetParam().options(rank), Deadline::after(milliseconds(300)));
+      test::connect(rank, 3, *store, GetParam().options(rank), Deadline::after(milliseconds(300)));
       ADD_FAILURE() << "connected without rank 1";
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), Errc::timeout) << e.what();
@@ -316,7 +317,7 @@ TEST_P(EveryTransport, AMissingRankIsNamed) {
   });
 }
 
-TEST(Connect, RanksOfSeveralHostsCannotShareMemory) {
+TEST(Connect, RanksOfSeveralNodesCannotShareMemory) {
   test::run_ranks(3, [](int rank, std::shared_ptr<Store> store) {
     try {
       test::connect(rank, 3, *store, {"shm", "", 2, rank == 2 ? "far" : "near"});
@@ -345,7 +346,7 @@ TEST(Connect, DifferentOptionsAreNamed) {
 TEST(Connect, AnOverrideOnSomeRanksOnlyIsNamed) {
   test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
     try {
-      TransportOptions options;
+      test::ConnectOptions options;
       if (rank == 1) options.algorithm = "ring";
       test::connect(rank, 2, *store, options);
       ADD_FAILURE();
@@ -359,8 +360,8 @@ TEST(Connect, AnOverrideOnSomeRanksOnlyIsNamed) {
 
 TEST(Connect, RanksThatDoNotAgreeOnTheSizeAreNamed) {
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-    const Error e = test::error_of(
-        [&] { connect_transport(rank, 2 + rank, *store, TransportOptions{}, Deadline::after(seconds(5))); });
+    const Error e =
+        test::error_of([&] { test::connect(rank, 2 + rank, *store, {}, Deadline::after(seconds(5))); });
     EXPECT_EQ(e.code(), Errc::mismatch) << e.what();
     EXPECT_EQ(e.culprit(), 1 - rank);
     const std::string has =
@@ -379,8 +380,7 @@ TEST(Connect, AnotherVersionIsNamed) {
       store->set("peer_info/1", entry.replace(at, end - at, "version=9.8.7\tand=more"));
       return;
     }
-    const Error e = test::error_of(
-        [&] { connect_transport(0, 2, *store, TransportOptions{}, Deadline::after(seconds(5))); });
+    const Error e = test::error_of([&] { test::connect(0, 2, *store, {}, Deadline::after(seconds(5))); });
     EXPECT_EQ(e.code(), Errc::mismatch) << e.what();
     EXPECT_NE(std::string(e.what()).find("rank 1 has version=9.8.7"), std::string::npos) << e.what();
     EXPECT_EQ(std::string(e.what()).find("and=more"), std::string::npos) << e.what();
@@ -389,7 +389,7 @@ TEST(Connect, AnotherVersionIsNamed) {
 
 TEST(Connect, BadArgumentsAreRefused) {
   const auto store = memory_store();
-  const auto code = [&](int rank, int size, TransportOptions options) {
+  const auto code = [&](int rank, int size, const test::ConnectOptions& options) {
     try {
       test::connect(rank, size, *store, options);
     } catch (const Error& e) {
@@ -399,6 +399,8 @@ TEST(Connect, BadArgumentsAreRefused) {
   };
   EXPECT_EQ(code(2, 2, {}), Errc::invalid_argument);
   EXPECT_EQ(code(0, 1, {"carrier pigeon"}), Errc::config);
+  const Error e = test::error_of([&] { test::connect(0, 1, *store, {"carrier pigeon"}); });
+  EXPECT_NE(std::string(e.what()).find("is not one of auto, shm"), std::string::npos) << e.what();
   EXPECT_EQ(code(0, 1, {"tcp", "", 17}), Errc::config);
 }
 

@@ -375,11 +375,11 @@ TEST(Explain, ShowsTheBuiltInTable) {
 }
 
 TEST(Explain, IsTheSameOnEveryRankAndHost) {
-  for (const std::string hosts : {"aaa", "aab", "abc"}) {
+  for (const std::string nodes : {"aaa", "aab", "abc"}) {
     std::vector<std::vector<std::string>> choices(3);
     run_ranks(3, [&](int rank, auto store) {
       auto options = quick();
-      options.host_id = hosts[static_cast<std::size_t>(rank)];
+      options.host_id = nodes[static_cast<std::size_t>(rank)];
       const auto comm = Communicator::connect(rank, 3, store, options);
       for (int c = 0; c < collective_count; ++c)
         for (const std::size_t bytes : {0, 8, 5000, 1 << 22})
@@ -391,7 +391,7 @@ TEST(Explain, IsTheSameOnEveryRankAndHost) {
     });
     EXPECT_EQ(choices[0], choices[1]);
     EXPECT_EQ(choices[0], choices[2]);
-    EXPECT_TRUE(has_text(choices[0][0], hosts == "aaa" ? "/shm/" : hosts == "abc" ? "/tcp/" : "/shm+tcp/"));
+    EXPECT_TRUE(has_text(choices[0][0], nodes == "aaa" ? "/shm/" : nodes == "abc" ? "/tcp/" : "/shm+tcp/"));
   }
 }
 
@@ -472,7 +472,7 @@ TEST(TuningOfAGroup, RankZerosTableIsUsedByAllRanks) {
   });
 }
 
-TEST(TuningOfAGroup, ChunksAndSchedulesBetweenHosts) {
+TEST(TuningOfAGroup, ChunksAndSchedulesBetweenNodes) {
   const File file("all_reduce inter_node bytes<=1M chain slice=4K\nall_gather inter_node ring slice=64\n");
   run_ranks(3, [&](int rank, auto store) {
     auto options = quick("tcp");

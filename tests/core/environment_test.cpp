@@ -3,6 +3,11 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <regex>
+
 #include "comm/core/error.h"
 
 namespace rz {
@@ -73,7 +78,8 @@ TEST(Environment, AMisspeltVariableIsNamed) {
   const std::pair<const char*, const char*> wrong[] = {
       {"RZ_TIMEOUT", "RZ_TIMEOUT_S"}, {"RZ_RENDEZVOUS_TIMEOUT", "RZ_RENDEZVOUS_TIMEOUT_S"},
       {"RZ_BACKENDS", "RZ_BACKEND"},  {"RZ_INTERFCE", "RZ_INTERFACE"},
-      {"RZ_ALGO", "RZ_ALGORITHM"},    {"RZ_HOSTID", "RZ_HOST_ID"}};
+      {"RZ_LAUNC", "RZ_LAUNCH"},      {"RZ_ALGO", "RZ_ALGORITHM"},
+      {"RZ_HOSTID", "RZ_HOST_ID"}};
   for (const auto& [name, right] : wrong) {
     const Variable variable(name, "5");
     try {
@@ -94,9 +100,9 @@ TEST(Environment, AMisspeltVariableIsNamed) {
 
 TEST(Environment, AMalformedVariableIsNamed) {
   const std::pair<const char*, const char*> wrong[] = {
-      {"RZ_TRANSPORT", "pigeon"},      {"RZ_SOCKETS", "0"},           {"RZ_SOCKETS", "2x"},
-      {"RZ_ALLOW_TF32", "yes"},        {"RZ_DETERMINISTIC", "maybe"}, {"RZ_TIMEOUT_S", "-1"},
-      {"RZ_RENDEZVOUS_TIMEOUT_S", ""}, {"RZ_REDUCTION_ORDER", "tree"}};
+      {"RZ_SOCKETS", "0"},           {"RZ_SOCKETS", "2x"},   {"RZ_ALLOW_TF32", "yes"},
+      {"RZ_DETERMINISTIC", "maybe"}, {"RZ_TIMEOUT_S", "-1"}, {"RZ_RENDEZVOUS_TIMEOUT_S", ""},
+      {"RZ_REDUCTION_ORDER", "tree"}};
   for (const auto& [name, value] : wrong) {
     const Variable variable(name, value);
     try {
@@ -107,6 +113,30 @@ TEST(Environment, AMalformedVariableIsNamed) {
       EXPECT_NE(std::string(e.what()).find(name), std::string::npos) << e.what();
     }
   }
+}
+
+TEST(Environment, EveryVariableIsDocumented) {
+  std::ifstream file(RZ_SOURCE_DIR "/comm/core/environment.h");
+  const std::string header(std::istreambuf_iterator<char>(file), {});
+  EXPECT_GT(reportable_variables().size(), 80u);
+  for (const std::string_view name : reportable_variables())
+    EXPECT_TRUE(std::regex_search(header, std::regex(concat("\\b", name, "\\b")))) << name;
+}
+
+TEST(Environment, AnUnlistedVariableIsNotRead) {
+  const Variable variable("WORLD_SIZE", "3");
+  EXPECT_EQ(environment_variable("WORLD_SIZE"), "3");
+  EXPECT_EQ(environment_variable("RZ_LAUNCH"), std::nullopt);
+  EXPECT_THROW(environment_variable("WORLD_SIZES"), Error);
+  EXPECT_THROW(environment_variable("HOME"), Error);
+}
+
+// A report is read by others than the job's owner.
+TEST(Environment, ReportsDoNotShowWhatIdentifiesAJob) {
+  const auto shown = [](std::string_view name) { return std::ranges::count(reportable_variables(), name); };
+  for (const char* name : {"RZ_BACKEND", "RZ_RENDEZVOUS_TIMEOUT_S", "OMP_NUM_THREADS", "SLURM_JOB_ID"})
+    EXPECT_EQ(shown(name), 1) << name;
+  for (const char* name : {"RZ_LAUNCH", "MASTER_ADDR", "PMIX_SERVER_URI"}) EXPECT_EQ(shown(name), 0) << name;
 }
 
 }  // namespace

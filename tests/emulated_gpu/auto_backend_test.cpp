@@ -121,7 +121,7 @@ TEST_F(AutoBackend, IsPeerCudaWithoutAnNcclThatServes) {
                 [](int) { return on(3); });
 }
 
-TEST_F(AutoBackend, IsHostStagedBetweenHostsWithoutNccl) {
+TEST_F(AutoBackend, IsHostStagedBetweenNodesWithoutNccl) {
   nccl.version(21000);
   run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
     CommOptions options = on(rank);
@@ -131,7 +131,7 @@ TEST_F(AutoBackend, IsHostStagedBetweenHostsWithoutNccl) {
     EXPECT_EQ(description.find(concat("cuda:", rank, " staged through pinned memory over ")), 0u)
         << description;
     EXPECT_NE(description.find(
-                  "(chosen: rank 0 has no NCCL that serves, and rank 1 is on another host than rank 0)"),
+                  "(chosen: rank 0 has no NCCL that serves, and rank 1 is on another node than rank 0)"),
               std::string::npos)
         << description;
     expect_sums(comm);
@@ -139,7 +139,7 @@ TEST_F(AutoBackend, IsHostStagedBetweenHostsWithoutNccl) {
   });
 }
 
-TEST_F(AutoBackend, IsNcclBetweenHosts) {
+TEST_F(AutoBackend, IsNcclBetweenNodes) {
   expect_picked(2, "NCCL ", [](int rank) {
     CommOptions options = on(rank);
     options.host_id = concat("host ", rank);

@@ -8,7 +8,6 @@
 #include <set>
 
 #include "comm/backends/backend_factory.h"
-#include "comm/backends/composite_backend.h"
 #include "comm/backends/host_staged_backend.h"
 #include "comm/core/error.h"
 #include "comm/device/graph.h"

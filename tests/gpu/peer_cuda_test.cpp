@@ -11,7 +11,6 @@
 #include <thread>
 
 #include "comm/backends/backend_factory.h"
-#include "comm/backends/composite_backend.h"
 #include "comm/backends/peer_cuda/peer_cuda_backend.h"
 #include "comm/communicator.h"
 #include "comm/device/cuda_runtime.h"

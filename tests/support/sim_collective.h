@@ -173,7 +173,7 @@ class SimCollective {
     c.call.root = root_;
     c.call.in = has_in ? Buffer(in_data, in) : Buffer(static_cast<T*>(nullptr), 0);
     c.call.out = has_out ? Buffer(out_data, out) : Buffer(static_cast<T*>(nullptr), 0);
-    const auto nodes = network_.transport(rank.number).hosts();
+    const auto nodes = network_.transport(rank.number).nodes();
     c.plan = schedule::make_dependency_plan(schedule({rank.number, size_, root_, nodes}), size_, c.in_place);
     c.signature = make_signature(c.call, size_, static_cast<std::uint32_t>(number));
   }

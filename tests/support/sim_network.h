@@ -19,7 +19,7 @@ class SimTransport;
 
 struct SimOptions {
   std::uint64_t seed = 1;
-  std::vector<int> node_of_rank;  ///< as Transport::hosts(); empty: every rank has a node of its own
+  std::vector<int> node_of_rank;  ///< as Transport::nodes(); empty: every rank has a node of its own
   SimLink intra_node{SimTime(300), 20'000}, inter_node{};
   SimJitter jitter;
   /// Upper bound of the random time after which a peer detects that a rank has stopped or a link is down.

@@ -25,7 +25,7 @@ class SimTransport final : public Transport {
   void reply_waits(const WaitMessage& reply) override;
   void record_call(const CallSignature& call) override { wait_graph_.record(call); }
   const WaitForGraph& wait_graph() const override { return wait_graph_; }
-  std::span<const int> hosts() const override { return network_.node_of_rank(); }
+  std::span<const int> nodes() const override { return network_.node_of_rank(); }
   std::string describe() const override { return "sim"; }
 
   /// From now on progress() throws this failure, or the one that was passed first.

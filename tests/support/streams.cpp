@@ -193,8 +193,11 @@ void exchange_streams(Transport& t, int rank, int size, const Traffic& traffic) 
       120);
 }
 
-std::unique_ptr<Transport> connect(int rank, int size, Store& store, const TransportOptions& options) {
-  return connect_transport(rank, size, store, options, Deadline::after(std::chrono::seconds(20)));
+std::unique_ptr<Transport> connect(int rank, int size, Store& store, const ConnectOptions& options,
+                                   Deadline deadline) {
+  const PeerInfo peers = exchange_peer_info(rank, size, store, options.group(), options.host_id, deadline);
+  return connect_transport(peers, store, {.interface = options.interface, .congestion = options.congestion},
+                           deadline);
 }
 
 void post_all(Transport& t, int peer, Channel lane, const CallSignature& signature,

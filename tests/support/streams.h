@@ -19,8 +19,19 @@ struct Traffic {
 /// expectations name peer, channel and offset.
 void exchange_streams(Transport&, int rank, int size, const Traffic& = {});
 
-/// connect_transport with a deadline of 20 s.
-std::unique_ptr<Transport> connect(int rank, int size, Store&, const TransportOptions& = {});
+/// How ranks are connected: GroupSettings, TransportOptions and host id.
+struct ConnectOptions {
+  std::string transport = "auto", interface;
+  int sockets = 2;
+  std::string host_id;
+  std::string algorithm;
+  std::string congestion = "system";
+  GroupSettings group() const { return {.transport = transport, .sockets = sockets, .algorithm = algorithm}; }
+};
+
+/// exchange_peer_info() and connect_transport().
+std::unique_ptr<Transport> connect(int rank, int size, Store&, const ConnectOptions& = {},
+                                   Deadline = Deadline::after(std::chrono::seconds(20)));
 
 /// Makes progress until `done()`; fails the test after `seconds`.
 template <class F>

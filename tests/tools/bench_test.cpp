@@ -646,11 +646,15 @@ TEST(BenchJson, AWrongResultIsNotOkay) {
 
 TEST(BenchJson, HasMachineAndTime) {
   ::setenv("RZ_SOCKETS", "3", 1);
+  ::setenv("RZ_BACKEND", "native", 1);
+  ::setenv("RZ_LAUNCH", "secret", 1);
   const std::string before = now();
   const auto j = json_of("broadcast", {"-t", "3", "-b", "8", "-e", "8"});
   const std::string after = now();
-  ::unsetenv("RZ_SOCKETS");
-  EXPECT_NE(std::ranges::find(j.at("env"), "RZ_SOCKETS=3"), j.at("env").end()) << j.at("env");
+  for (const char* name : {"RZ_SOCKETS", "RZ_BACKEND", "RZ_LAUNCH"}) ::unsetenv(name);
+  for (const char* entry : {"RZ_SOCKETS=3", "RZ_BACKEND=native"})
+    EXPECT_NE(std::ranges::find(j.at("env"), entry), j.at("env").end()) << j.at("env");
+  EXPECT_EQ(std::ranges::find(j.at("env"), "RZ_LAUNCH=secret"), j.at("env").end()) << j.at("env");
   EXPECT_EQ(j.at("args"), (nlohmann::json{"perf", "-t", "3", "-b", "8", "-e", "8", "-J", json_path()}));
   EXPECT_LE(before, j.at("start_time").get<std::string>());
   EXPECT_LE(j.at("start_time").get<std::string>(), j.at("end_time").get<std::string>());

@@ -177,7 +177,7 @@ TEST(Tune, WritesATableThatCallsUse) {
       << bench.out();
 }
 
-TEST(Tune, MeasuresSchedulesBetweenHosts) {
+TEST(Tune, MeasuresSchedulesBetweenNodes) {
   const File table;
   Program p({test::built("rzrun"), "-n", "2", test::built("tune"), "-o", table.path(), "--seconds", "0.2",
              "--rounds", "1", "--max", "512", "--factor", "64", "--collectives", "broadcast"},

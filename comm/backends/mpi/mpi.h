@@ -23,7 +23,6 @@
 
 #include "comm/backend.h"
 #include "comm/backends/backend_factory.h"
-#include "comm/backends/composite_backend.h"
 #include "comm/communicator.h"
 #include "comm/core/long_wait.h"
 #include "comm/device/cuda_runtime.h"

@@ -1,7 +1,7 @@
 #include "comm/backends/mpi/timeout_inquiry.h"
 
 #include "comm/core/error.h"
-#include "comm/transport/mismatched_calls.h"
+#include "comm/transport/call_signature.h"
 
 namespace rz::mpi {
 

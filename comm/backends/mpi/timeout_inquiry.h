@@ -10,7 +10,6 @@
 
 #include "comm/backends/mpi/control_channel.h"
 #include "comm/transport/call_signature.h"
-#include "comm/transport/mismatched_calls.h"
 
 namespace rz::mpi {
 

@@ -8,7 +8,7 @@
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
 #include "comm/reduce/reduce.h"
-#include "comm/transport/mismatched_calls.h"
+#include "comm/transport/call_signature.h"
 #include "comm/transport/shared_memory_group.h"
 
 namespace rz {

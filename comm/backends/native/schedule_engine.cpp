@@ -23,8 +23,8 @@ ScheduleEngine::ScheduleEngine(Transport& transport, int rank, int size, const N
       tuning_name_(options.tuning.name),
       overrides_(options.algorithm, options.deterministic, options.order),
       file_rules_(tuning::rules_for(options.tuning, size)),
-      intra_node_(transport.one_host()),
-      node_of_rank_(transport.hosts().begin(), transport.hosts().end()),
+      intra_node_(transport.one_node()),
+      node_of_rank_(transport.nodes().begin(), transport.nodes().end()),
       nodes_(1 + *std::max_element(node_of_rank_.begin(), node_of_rank_.end())),
       executor_(transport, rank, size) {}
 

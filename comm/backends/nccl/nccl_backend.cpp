@@ -1,13 +1,15 @@
 #include "comm/backends/nccl/nccl_backend.h"
 
 #include <algorithm>
+#include <bit>
+#include <vector>
 
 #include "comm/backends/nccl/nccl_ops.h"
 #include "comm/backends/nccl/rendezvous.h"
 #include "comm/backends/nccl/watchdog.h"
-#include "comm/backends/nccl/workspace.h"
 #include "comm/backends/peer_cuda/kernels/peer_kernels.h"
 #include "comm/core/error.h"
+#include "comm/device/memory.h"
 #include "comm/os/wait_policy.h"
 
 namespace rz::nccl {
@@ -15,6 +17,47 @@ namespace rz::nccl {
 namespace {
 
 using namespace std::chrono_literals;
+
+/// Device workspace. Operations in the backend's stream run one after the other and share one block.
+/// Operations in graphs share another, since a graph may run concurrently with the stream. Not thread-safe:
+/// the backend serializes submissions.
+class Workspace {
+ public:
+  explicit Workspace(Device device) : device_(device) {}
+
+  /// A block of at least `bytes`, aligned to 256 bytes. During capture no memory can be allocated:
+  /// Errc::unsupported if `captured` and no earlier reserve() outside of a capture was as large. Blocks have
+  /// at least 1 MiB.
+  std::byte* reserve(std::size_t bytes, bool captured) {
+    if (!captured) {
+      grow(eager_, bytes);
+      grow(captured_, bytes);
+      return eager_.memory.get();
+    }
+    require(bytes <= captured_.bytes, Errc::unsupported, "a collective in a CUDA graph needs ",
+            human_bytes(bytes), " of memory on ", name(device_), ", but ", human_bytes(captured_.bytes),
+            " are allocated, and none can be allocated during the capture; run the same call once before it");
+    return captured_.memory.get();
+  }
+
+ private:
+  struct Block {
+    std::shared_ptr<std::byte> memory;
+    std::size_t bytes = 0;
+  };
+  void grow(Block& block, std::size_t bytes) {
+    if (bytes <= block.bytes) return;
+    const std::size_t size = std::max(min_block_bytes, std::bit_ceil(bytes));
+    auto memory = allocate_on(device_, size);
+    outgrown_.push_back(std::move(block));
+    block = {std::move(memory), size};
+  }
+
+  static constexpr std::size_t min_block_bytes = std::size_t{1} << 20;
+  const Device device_;
+  Block eager_, captured_;
+  std::vector<Block> outgrown_;  // streams and graphs may still use them; freeing would block
+};
 
 /// Streams and memory of the operations. NCCL may use them longer than the backend exists.
 struct BackendResources {

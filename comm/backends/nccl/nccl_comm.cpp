@@ -3,8 +3,8 @@
 #include <thread>
 #include <utility>
 
-#include "comm/backends/nccl/run_with_timeout.h"
 #include "comm/core/deadline.h"
+#include "comm/os/helper_thread.h"
 #include "comm/os/wait_policy.h"
 
 namespace rz::nccl {

@@ -90,10 +90,10 @@ void check_entries(const std::vector<RankEntry>& all) {
     require(all[a].version == all[0].version, Errc::config, "rank 0 has NCCL ", all[0].version, " and rank ",
             a, " ", all[a].version, "; install one version on all hosts");
     for (std::size_t b = a + 1; b < all.size(); ++b) {
-      const bool different_hosts =
+      const bool different_nodes =
           !all[a].host_id.empty() && !all[b].host_id.empty() && all[a].host_id != all[b].host_id;
       const bool may_share = all[a].shares_gpu == "1" && all[b].shares_gpu == "1";
-      require(all[a].uuid != all[b].uuid || different_hosts || may_share, Errc::config, "ranks ", a, " and ",
+      require(all[a].uuid != all[b].uuid || different_nodes || may_share, Errc::config, "ranks ", a, " and ",
               b, " are both on one GPU, ", all[a].gpu, ", uuid ", all[a].uuid,
               ": NCCL requires a GPU for each rank; start no more ranks than there are GPUs, or use "
               "--backend peer_cuda or native");

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "comm/backends/nccl/run_with_timeout.h"
 #include "comm/core/error.h"
 #include "comm/os/helper_thread.h"
 

@@ -2,21 +2,19 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
-#include <exception>
 #include <mutex>
 #include <optional>
 #include <thread>
 #include <vector>
 
 #include "comm/backends/peer_cuda/build_kernel_args.h"
+#include "comm/backends/peer_cuda/device_watchdog.h"
 #include "comm/backends/peer_cuda/kernels/peer_kernels.h"
 #include "comm/backends/peer_cuda/peer_allocator.h"
 #include "comm/backends/peer_cuda/peer_arenas.h"
 #include "comm/backends/peer_cuda/symmetric_windows.h"
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
-#include "comm/os/helper_thread.h"
 #include "comm/os/wait_policy.h"
 
 namespace rz {
@@ -26,203 +24,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
-/// Accesses to pinned memory that kernels read and write.
-template <class T>
-T load_acquire(const T& word) {
-  return __atomic_load_n(&word, __ATOMIC_ACQUIRE);
-}
-template <class T>
-void store_release(T& word, T value) {
-  __atomic_store_n(&word, value, __ATOMIC_RELEASE);
-}
-
-double to_seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
-
-/// Failure state of a group, and the thread that detects failures. The first failure wins; from then on no
-/// kernel of this rank waits for a peer.
-class DeviceWatchdog {
- public:
-  DeviceWatchdog(const std::shared_ptr<Backend>& host, const PeerArenas& group,
-                 const PeerCudaOptions& options)
-      : options_(options),
-        host_(host),
-        status_(group.status()),
-        long_waits_{{options.waits, options.rank, options.size}, {options.waits, options.rank, options.size}},
-        thread_(helper_thread([this] { run(); })) {}
-  ~DeviceWatchdog() {
-    {
-      const std::lock_guard lock(mutex_);
-      stopping_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
-
-  void check() {
-    check_device_error();
-    std::unique_lock lock(mutex_);
-    decided_.wait_for(lock, 2s, [&] { return !deciding_; });
-    if (failure_) std::rethrow_exception(failure_);
-  }
-  /// A collective's kernel was launched, or captured: then the numbers of later ones are not known.
-  void launched(std::uint64_t signature, std::uint64_t count, bool captured) {
-    const std::lock_guard lock(mutex_);
-    is_numbered_ = is_numbered_ && !captured;
-    const std::uint64_t number = ++launches_;
-    launched_[number % std::size(launched_)] = {is_numbered_ ? number : 0, signature, count};
-  }
-  bool failed() noexcept {
-    try {
-      check();
-    } catch (...) {
-      return true;
-    }
-    return false;
-  }
-  void fail_with(const Error& error) noexcept {
-    const std::lock_guard lock(mutex_);
-    if (!failure_) failure_ = std::make_exception_ptr(error);
-    store_release(status_.stop, std::uint32_t{1});
-  }
-  /// Stops the kernels of `channel`, which then mark the ranks they wait for; fails with such a rank as
-  /// culprit.
-  void fail_timeout(int channel) noexcept {
-    {
-      const std::lock_guard lock(mutex_);
-      if (failure_ || deciding_) return;
-      deciding_ = true;
-      store_release(status_.stop, std::uint32_t{1});
-    }
-    const Deadline deadline = Deadline::after(1s);
-    while (load_acquire(status_.finished[channel]) != load_acquire(status_.started[channel]) &&
-           !deadline.expired())
-      std::this_thread::sleep_for(poll_period::group_teardown);
-    check_device_error();  // the kernels may have reported another error meanwhile
-    fail_with(timeout_error(channel));
-    {
-      const std::lock_guard lock(mutex_);
-      deciding_ = false;
-    }
-    decided_.notify_all();
-  }
-
- private:
-  struct ChannelProgress {
-    std::uint64_t call = 0;
-    Clock::time_point since;
-  };
-
-  void run() {
-    const auto pause = std::clamp<Clock::duration>(options_.timeout / 20, 1ms, 20ms);
-    ChannelProgress channels[peer::channel_count];
-    std::unique_lock lock(mutex_);
-    while (!changed_.wait_for(lock, pause, [&] { return stopping_; })) {
-      lock.unlock();
-      check_device_error();
-      for (int i = 0; i < peer::channel_count; ++i) check_progress(i, channels[i]);
-      lock.lock();
-    }
-  }
-
-  /// Fails with Errc::timeout if a started call does not end in time.
-  void check_progress(int i, ChannelProgress& channel) {
-    const std::uint64_t left = load_acquire(status_.finished[i]), entered = load_acquire(status_.started[i]);
-    report_long_wait(i, entered == left ? 0 : entered);
-    if (entered == left || entered != channel.call) {
-      channel = {entered, Clock::now()};
-      return;
-    }
-    check_host();
-    if (Clock::now() - channel.since >= options_.timeout && !load_acquire(status_.stop)) fail_timeout(i);
-  }
-
-  void report_long_wait(int channel, std::uint64_t call) {
-    const auto now = Clock::now();
-    LongWait& wait = long_waits_[channel];
-    if (!wait.is_due(now, call)) return;
-    std::string ranks;
-    for (int r = 0; r < options_.size; ++r)
-      if (r != options_.rank && load_acquire(status_.waiting_on[channel][r]))
-        ranks += concat(ranks.empty() ? "it waits for rank " : ", ", r);
-    wait.report(now, concat(text_of(channel, call), " on ", name(options_.device)),
-                ranks.empty() ? "it waits for no rank, so other work on the device is late" : ranks);
-  }
-  std::string text_of(int channel, std::uint64_t call) {
-    const std::string number = concat(" #", call - 1);
-    if (channel == peer::message_channel) return "a group of messages" + number;
-    const std::lock_guard lock(mutex_);
-    const Launched& launched = launched_[call % std::size(launched_)];
-    return is_numbered_ && launched.number == call ? to_string(launched.signature, launched.count) + number
-                                                   : "a collective" + number;
-  }
-
-  /// Timeout error; the culprit is the lowest rank that a kernel waits for.
-  Error timeout_error(int channel) const {
-    int culprit = -1;
-    for (int r = options_.size - 1; r >= 0; --r)
-      if (r != options_.rank && load_acquire(status_.waiting_on[channel][r])) culprit = r;
-    return Error(
-        Errc::timeout,
-        concat(channel == peer::message_channel ? "a message" : "a collective", " on ", name(options_.device),
-               " did not end within ", to_seconds(options_.timeout), " s on rank ", options_.rank, ": ",
-               culprit < 0 ? std::string("no rank is missing, so work before it in the stream is late")
-                           : concat("rank ", culprit, " has not reached it"),
-               "; a rank may be stuck, or slower than the timeout allows"),
-        culprit);
-  }
-
-  /// The host backend detects ranks that have died or aborted.
-  void check_host() noexcept {
-    try {
-      if (const auto host = host_.lock()) host->check();
-    } catch (const Error& e) {
-      fail_with(e);
-    }
-  }
-
-  /// Turns an error reported by a kernel into the group's failure.
-  void check_device_error() {
-    const std::uint32_t error = load_acquire(status_.error);
-    if (error == peer::no_error) return;
-    const int culprit = static_cast<int>(status_.culprit);
-    switch (error) {
-      case peer::mismatch:
-        return fail_with(Error(
-            Errc::mismatch,
-            concat("rank ", options_.rank, " called ", to_string(status_.own_call[0], status_.own_call[1]),
-                   ", but rank ", culprit, " called ", to_string(status_.peer_call[0], status_.peer_call[1])),
-            culprit));
-      case peer::peer_aborted:
-        return fail_with(Error(Errc::aborted, concat("rank ", culprit, " called abort()"), culprit));
-      default:
-        return fail_with(Error(Errc::peer_lost,
-                               concat("rank ", culprit, " has left the group, and rank ", options_.rank,
-                                      " waits for it on ", name(options_.device)),
-                               culprit));
-    }
-  }
-
-  const PeerCudaOptions options_;
-  const std::weak_ptr<Backend> host_;  // weak: Works keep the watchdog alive, but not the host backend
-  peer::DeviceStatus& status_;
-  LongWait long_waits_[peer::channel_count];  // of the thread
-  std::mutex mutex_;
-  struct Launched {
-    std::uint64_t number = 0, signature = 0, count = 0;
-  };
-  Launched launched_[64];  // the last collectives, by number
-  std::uint64_t launches_ = 0;
-  bool is_numbered_ = true;  // launches_ is the number of the device: no graph was captured
-  std::condition_variable changed_, decided_;
-  bool stopping_ = false, deciding_ = false;
-  std::exception_ptr failure_;
-  std::thread thread_;
-};
-
 /// State shared by the backend and its Works, which may outlive it.
 struct PeerCudaState {
   PeerCudaState(const std::shared_ptr<Backend>& host, const PeerCudaOptions& o)
-      : options(o), group(*host, o.rank, o.size, o.device, o.slot_bytes), watchdog(host, group, o) {}
+      : options(o), group(*host, o.rank, o.size, o.device, o.slot_bytes), watchdog(host, group.status(), o) {}
 
   const PeerCudaOptions options;
   PeerArenas group;

@@ -9,7 +9,7 @@
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
 #include "comm/core/integer_math.h"
-#include "comm/transport/mismatched_calls.h"
+#include "comm/transport/call_signature.h"
 
 namespace rz::intranode {
 

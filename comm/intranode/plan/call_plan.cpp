@@ -93,7 +93,7 @@ Chunking chunk_shard(const CallPlan& plan, int size, std::size_t chunk, const St
 }
 
 /// Symmetric collectives use the whole ring, so that the lines they write have left the readers' caches
-/// (comm/shared_memory/staging_ring.h). Small calls use less. Below 2 KiB it is twice the call's bytes, at
+/// (comm/transport/shm_layout.h). Small calls use less. Below 2 KiB it is twice the call's bytes, at
 /// least 16 KiB, which stay in the writer's first-level cache. Up to 4 KiB it is a 16th of the ring, an
 /// eighth of the second-level cache: its lines have left the reader's first-level cache, which the store
 /// would have to invalidate, but not yet the writer's second. A call of more than half the ring uses twice

@@ -13,8 +13,8 @@ NodeMap::NodeMap(RankContext context)
   if (node_of_rank_.empty()) node_of_rank_.assign(static_cast<std::size_t>(context.size), 0);
   for (int r = 0; r < context.size; ++r) {
     const int h = node_of(r);
-    require(h >= 0 && h <= count(), Errc::invalid_argument, "rank ", r, " is on host ", h, ", but only ",
-            count(), " hosts come before it");
+    require(h >= 0 && h <= count(), Errc::invalid_argument, "rank ", r, " is on node ", h, ", but only ",
+            count(), " nodes come before it");
     if (h == count()) ranks_.emplace_back();
     std::vector<int>& there = ranks_[static_cast<std::size_t>(h)];
     index_.push_back(static_cast<int>(there.size()));
@@ -27,7 +27,7 @@ NodeMap::NodeMap(RankContext context)
 NodeMap NodeMap::contiguous(RankContext context, const char* algorithm) {
   require(ranks_contiguous_by_node(context.node_of_rank), Errc::invalid_argument, "the algorithm '",
           algorithm,
-          "' sums a host after the other, and so in rank order only where each host holds consecutive ranks");
+          "' sums a node after the other, and so in rank order only where each node holds consecutive ranks");
   return NodeMap(context);
 }
 

@@ -4,144 +4,153 @@
 #include <set>
 #include <utility>
 
+#include "comm/bootstrap/rendezvous.h"
 #include "comm/bootstrap/store_internal.h"
 #include "comm/core/error.h"
-#include "comm/shared_memory/staging_ring.h"
 #include "comm/topology.h"
 #include "comm/transport/group/group_transport.h"
-#include "comm/transport/group/peer_info.h"
 #include "comm/transport/shm/shm_transport.h"
-#include "comm/transport/tcp/listen_address.h"
+#include "comm/transport/shm_layout.h"
 #include "comm/transport/tcp/tcp_transport.h"
 
 namespace rz {
 
 namespace {
 
-/// The peers of a rank: those that share memory with it, and others.
-struct Peers {
-  std::vector<int> near, far;
+/// What a transport of one rank is made from.
+struct TransportSetup {
+  const PeerInfo& peer_info;
+  const TransportOptions& options;
+  const Store& store;
+  std::shared_ptr<LinkMonitor> monitor;
 };
 
-/// The host numbers of all ranks (Transport::hosts()). With kind "tcp", every rank counts as a host.
-std::vector<int> number_hosts(const PeerInfo& peer_info, const std::string& kind) {
+std::unique_ptr<MonitoredTransport> make_shm(const TransportSetup& from, std::vector<int> peers) {
+  const std::size_t ring = peers.empty() ? 0 : staging_ring_bytes(caches(), peers.size() + 1);
+  const int rank = from.peer_info.rank;
+  peers.insert(std::upper_bound(peers.begin(), peers.end(), rank), rank);
+  return std::make_unique<ShmTransport>(from.monitor, std::move(peers), ring, from.options.memory);
+}
+
+std::unique_ptr<MonitoredTransport> make_tcp(const TransportSetup& from, std::vector<int> peers) {
+  const auto& machines = from.peer_info.machines;
+  const bool one_machine = std::set(machines.begin(), machines.end()).size() == 1;
+  const TcpOptions options{
+      sockets_per_peer(from.monitor->nodes(), from.peer_info.settings.sockets), from.options.congestion,
+      peers.empty()
+          ? net::SocketAddress{}
+          : choose_address(from.options.interface, one_machine, tcp_store_local_address(from.store))};
+  return std::make_unique<TcpTransport>(from.monitor, std::move(peers), options);
+}
+
+struct TransportKind {
+  const char* name;
+  bool shares_memory;  ///< connects ranks of one node only
+  /// `peers`: those that it connects this rank with, ascending; maybe none.
+  std::unique_ptr<MonitoredTransport> (*make)(const TransportSetup&, std::vector<int> peers);
+};
+
+/// All kinds of transport, preferred ones first.
+constexpr TransportKind transport_kinds[] = {{"shm", true, make_shm}, {"tcp", false, make_tcp}};
+
+/// The kinds that connect the ranks of one node and those of several. Null: none does.
+struct ChosenKinds {
+  const TransportKind *within_node = nullptr, *between_nodes = nullptr;
+};
+
+ChosenKinds choose_kinds(const std::string& wanted) {
+  ChosenKinds chosen;
+  std::string names = "auto";
+  for (const TransportKind& kind : transport_kinds) {
+    names += concat(", ", kind.name);
+    if (wanted != "auto" && wanted != kind.name) continue;
+    if (!chosen.within_node) chosen.within_node = &kind;
+    if (!chosen.between_nodes && !kind.shares_memory) chosen.between_nodes = &kind;
+  }
+  require(chosen.within_node != nullptr, Errc::config, "transport '", wanted, "' is not one of ", names);
+  return chosen;
+}
+
+/// The node numbers of all ranks (Transport::nodes()). If no two share memory, every rank counts as a node.
+std::vector<int> number_nodes(const PeerInfo& peer_info, bool share_memory) {
   std::vector<int> numbers;
   std::vector<std::string> seen;
-  for (const std::string& host : peer_info.hosts) {
-    const auto at = std::find(seen.begin(), seen.end(), host);
-    const bool known = at != seen.end() && kind != "tcp";
+  for (const std::string& id : peer_info.host_ids) {
+    const auto at = std::find(seen.begin(), seen.end(), id);
+    const bool known = at != seen.end() && share_memory;
     numbers.push_back(static_cast<int>(known ? at - seen.begin() : std::ssize(seen)));
-    if (!known) seen.push_back(host);
+    if (!known) seen.push_back(id);
   }
   return numbers;
 }
 
-Peers peers_of(int rank, const std::vector<int>& hosts) {
+/// The peers of a rank: those on its node, and others.
+struct Peers {
+  std::vector<int> near, far;
+};
+
+Peers peers_of(int rank, const std::vector<int>& nodes) {
   Peers peers;
-  for (int r = 0; r < std::ssize(hosts); ++r)
+  for (int r = 0; r < std::ssize(nodes); ++r)
     if (r != rank)
-      (hosts[static_cast<std::size_t>(r)] == hosts[static_cast<std::size_t>(rank)] ? peers.near : peers.far)
+      (nodes[static_cast<std::size_t>(r)] == nodes[static_cast<std::size_t>(rank)] ? peers.near : peers.far)
           .push_back(r);
   return peers;
 }
 
-/// The ranks of this host, ascending.
-std::vector<int> with_self(std::vector<int> near, int rank) {
-  near.insert(std::upper_bound(near.begin(), near.end(), rank), rank);
-  return near;
-}
-
-net::SocketAddress listen_address(const PeerInfo& peer_info, const TransportOptions& options,
-                                  const Store& store) {
-  const bool one_machine = std::set(peer_info.machines.begin(), peer_info.machines.end()).size() == 1;
-  return choose_address(options.interface, one_machine, tcp_store_local_address(store));
-}
-
-void check_arguments(int rank, int size, const TransportOptions& options) {
-  require(size >= 1 && rank >= 0 && rank < size, Errc::invalid_argument, "rank ", rank, " of ", size);
-  require(options.kind == "auto" || options.kind == "shm" || options.kind == "tcp", Errc::config,
-          "transport '", options.kind, "' is not one of auto, shm, tcp");
-  require(options.sockets >= 1 && options.sockets <= 16, Errc::config, options.sockets,
-          " sockets a link are not 1 to 16");
-}
-
-/// The transports of one rank, before they are connected.
-struct Transports {
-  std::unique_ptr<ShmTransport> shm;  ///< null if no two ranks of the group share memory
-  std::unique_ptr<TcpTransport> tcp;  ///< null if all do
-};
-
 /// Exchanges the addresses of the ranks and connects with all peers.
-void connect_all(const Transports& transports, const net::HandshakeInfo& me, LinkMonitor& monitor,
-                 Store& store, Deadline deadline) {
-  const auto& [shm, tcp] = transports;
-  const std::string mine = concat(shm ? shm->address() : "", ' ', tcp ? tcp->address() : "");
-  std::vector<std::string> shm_addresses, tcp_addresses;
-  for (const auto& entry : store_all_gather(me.rank, me.size, store, "address", mine, deadline)) {
-    const auto space = std::min(entry.find(' '), entry.size());
-    shm_addresses.push_back(entry.substr(0, space));
-    tcp_addresses.push_back(entry.substr(std::min(space + 1, entry.size())));
-  }
-  if (shm) shm->connect(me, shm_addresses, deadline);
-  if (tcp) tcp->connect(me, tcp_addresses, deadline);
-  if (me.size > 1) await_connected(me.rank, me.size, store, deadline, [&] { monitor.progress(); });
+void connect_all(MonitoredTransport& transport, const net::HandshakeInfo& me, Store& store,
+                 Deadline deadline) {
+  const auto addresses = store_all_gather(me.rank, me.size, store, "address", transport.address(), deadline);
+  transport.connect(me, addresses, deadline);
+  if (me.size > 1) await_connected(me.rank, me.size, store, deadline, [&] { transport.progress(); });
 }
 
 }  // namespace
 
-// Frames to a peer are striped over its sockets, and all sockets of a host share its network. With more
+// Frames to a peer are striped over its sockets, and all sockets of a node share its network. With more
 // sockets, every frame takes longer, and so do all transfers that depend on it.
-int sockets_per_peer(std::span<const int> hosts, int wanted) {
+int sockets_per_peer(std::span<const int> nodes, int wanted) {
   std::ptrdiff_t sharing = 1;
-  for (const int host : hosts) sharing = std::max(sharing, std::count(hosts.begin(), hosts.end(), host));
+  for (const int node : nodes) sharing = std::max(sharing, std::count(nodes.begin(), nodes.end(), node));
   return std::max(1, wanted / static_cast<int>(sharing));
 }
 
-std::unique_ptr<Transport> connect_transport(int rank, int size, Store& store,
+// A group on one node has shared memory alone, one of a rank per node TCP alone, others have both; a rank
+// that is alone on its node then has no peer in shared memory.
+std::unique_ptr<Transport> connect_transport(const PeerInfo& peer_info, Store& store,
                                              const TransportOptions& options, Deadline deadline) {
-  std::string tuning;
-  return connect_transport(rank, size, store, options, deadline, tuning);
-}
-
-// A group on one host has shared memory alone, one of a rank per host TCP alone, others have both; a rank
-// that is alone on its host then has no peer in shared memory.
-std::unique_ptr<Transport> connect_transport(int rank, int size, Store& store,
-                                             const TransportOptions& options, Deadline deadline,
-                                             std::string& tuning) {
-  check_arguments(rank, size, options);
-  const PeerInfo peer_info = exchange_peer_info(rank, size, store, options, deadline);
-  tuning = peer_info.tuning;
-  const std::vector<int> hosts = number_hosts(peer_info, options.kind);
-  const auto [near, far] = peers_of(rank, hosts);
-  require(options.kind != "shm" || far.empty(), Errc::config, "transport 'shm', but rank ",
-          net::list_ranks(far), " is not on the host of rank ", rank, "; use 'auto' or 'tcp'");
-  const std::vector<int> here = with_self(near, rank);
-  const auto monitor = std::make_shared<LinkMonitor>(
-      rank, hosts, std::any_of(here.begin(), here.end(), [&](int r) { return peer_info.oversubscribed(r); }));
-  const int host_count = 1 + *std::max_element(hosts.begin(), hosts.end());
-  Transports transports;
-  if (host_count < size || host_count == 1)
-    transports.shm = std::make_unique<ShmTransport>(
-        monitor, here, near.empty() ? 0 : staging_ring_bytes(caches(), here.size()), options.memory);
-  if (host_count > 1)
-    transports.tcp = std::make_unique<TcpTransport>(
-        monitor, far,
-        TcpOptions{sockets_per_peer(hosts, options.sockets), options.congestion,
-                   listen_address(peer_info, options, store)});
+  const int rank = peer_info.rank, size = peer_info.size();
+  const std::string& wanted = peer_info.settings.transport;
+  const ChosenKinds kinds = choose_kinds(wanted);
+  const std::vector<int> nodes = number_nodes(peer_info, kinds.within_node->shares_memory);
+  const auto [near, far] = peers_of(rank, nodes);
+  require(kinds.between_nodes || far.empty(), Errc::config, "transport '", wanted, "', but rank ",
+          net::list_ranks(far), " is not on the node of rank ", rank, "; use 'auto'");
+  bool oversubscribed = peer_info.oversubscribed(rank);
+  for (const int r : near) oversubscribed |= peer_info.oversubscribed(r);
+  const TransportSetup from{peer_info, options, store,
+                            std::make_shared<LinkMonitor>(rank, nodes, oversubscribed)};
+  const int node_count = 1 + *std::max_element(nodes.begin(), nodes.end());
+  std::unique_ptr<MonitoredTransport> transport;
+  if (node_count == 1) {
+    transport = kinds.within_node->make(from, near);
+  } else if (node_count == size) {
+    transport = kinds.between_nodes->make(from, far);
+  } else {
+    auto group = std::make_unique<GroupTransport>(from.monitor);
+    group->add(kinds.within_node->make(from, near), near);
+    group->add(kinds.between_nodes->make(from, far), far);
+    transport = std::move(group);
+  }
   try {
     const auto check = [&] { throw_published_failure(rank, store); };
-    connect_all(transports, {peer_info.job_id, rank, size, {}, check}, *monitor, store, deadline);
+    connect_all(*transport, {peer_info.job_id, rank, size, {}, check}, store, deadline);
   } catch (const Error& e) {
     if (e.culprit() >= 0) throw_published_failure(rank, store);
     throw;
   }
-  auto& [shm, tcp] = transports;
-  if (!tcp) return std::move(shm);
-  if (!shm) return std::move(tcp);
-  auto group = std::make_unique<GroupTransport>(monitor);
-  group->add(std::move(shm), near);
-  group->add(std::move(tcp), far);
-  return group;
+  return transport;
 }
 
 }  // namespace rz

@@ -1,34 +1,45 @@
 #pragma once
-/// Connects the transport of a group: shared memory within a host, TCP between hosts.
+/// Connects the transport of a group: shared memory within a node, TCP between nodes.
 
 #include <memory>
 #include <span>
 #include <string>
 
+#include "comm/bootstrap/peer_info.h"
 #include "comm/core/deadline.h"
 #include "comm/store.h"
-#include "comm/transport/group/transport_options.h"
 #include "comm/transport/transport.h"
 
 namespace rz {
 
-/// Connects this rank with every other rank of the group. Every rank calls it, with the same options (see
-/// exchange_peer_info()) and with a store that is fresh for the group (prefix_store()). The store is not used
-/// after the return. Errors: Errc::config for invalid options; Errc::mismatch for options that differ between
-/// ranks; Errc::timeout names the ranks that did not connect; Errc::rendezvous for a connection that failed.
+class SharedMemoryAllocator;
+
+/// What a rank decides for itself; GroupSettings has what all ranks decide alike.
+struct TransportOptions {
+  /// Interface of TCP: name, address or leading numbers of the address. Empty: see choose_address().
+  std::string interface;
+  /// Congestion control of the TCP sockets; see set_congestion_control().
+  std::string congestion = "system";
+  /// Memory that this rank shares with others already, of the group that this one is split from; null: none.
+  std::shared_ptr<SharedMemoryAllocator> memory;
+};
+
+/// Connects this rank with every other rank of the group. Every rank calls it after exchange_peer_info(),
+/// with the same store. The store is not used after the return. GroupSettings::transport is "auto", where
+/// each pair of ranks is connected by the first kind of transport that can, or the name of a kind, which
+/// connect_transport.cpp lists. "tcp" connects ranks of one node, too, and counts every rank as a node.
+/// Errors: Errc::config for another name, and for "shm" names the ranks on other nodes; Errc::timeout names
+/// the ranks that did not connect; Errc::rendezvous for a connection that failed.
 ///
 /// Failures: once a rank has died (peer_lost) or has called abort() (the code that it passed), progress()
 /// throws on every rank, with the same culprit. Destroying the transport is an orderly departure. Data that
 /// the departed rank has posted remains readable, and ranks that no longer need it are not affected. Posting
 /// to it, finding its stream empty in peek(), or waiting for it to consume data fails the group with
 /// peer_lost at the next progress().
-std::unique_ptr<Transport> connect_transport(int rank, int size, Store&, const TransportOptions&, Deadline);
-/// As above; sets `tuning` to rank 0's tuning table.
-std::unique_ptr<Transport> connect_transport(int rank, int size, Store&, const TransportOptions&, Deadline,
-                                             std::string& tuning);
+std::unique_ptr<Transport> connect_transport(const PeerInfo&, Store&, const TransportOptions&, Deadline);
 
 /// Number of TCP sockets per peer for collectives: `wanted` divided by the largest number of ranks on one
-/// host, at least 1. `hosts`: the host of each rank (Transport::hosts()).
-int sockets_per_peer(std::span<const int> hosts, int wanted);
+/// node, at least 1. `nodes`: the node of each rank (Transport::nodes()).
+int sockets_per_peer(std::span<const int> nodes, int wanted);
 
 }  // namespace rz

@@ -14,9 +14,13 @@ namespace rz {
 class GroupTransport final : public MonitoredTransport {
  public:
   explicit GroupTransport(std::shared_ptr<LinkMonitor> monitor)
-      : MonitoredTransport(std::move(monitor)), by_rank_(hosts().size()) {}
+      : MonitoredTransport(std::move(monitor)), by_rank_(nodes().size()) {}
   /// Adds a transport that serves these peers.
-  void add(std::unique_ptr<Transport>, std::span<const int> peers);
+  void add(std::unique_ptr<MonitoredTransport>, std::span<const int> peers);
+
+  /// Those of all, separated by spaces.
+  std::string address() const override;
+  void connect(const net::HandshakeInfo&, const std::vector<std::string>& addresses, Deadline) override;
 
   std::size_t post(int peer, Channel channel, const CallSignature& signature,
                    std::span<const std::byte> bytes) override {
@@ -38,7 +42,7 @@ class GroupTransport final : public MonitoredTransport {
  private:
   Transport& to(int peer) { return *by_rank_[static_cast<std::size_t>(peer)]; }
 
-  std::vector<std::unique_ptr<Transport>> transports_;
+  std::vector<std::unique_ptr<MonitoredTransport>> transports_;
   std::vector<Transport*> by_rank_;  // null: this rank
 };
 

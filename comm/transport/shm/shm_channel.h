@@ -1,5 +1,5 @@
 #pragma once
-/// Byte stream between two ranks of a host on one channel: a ring of cache-line frames and a ring of bytes,
+/// Byte stream between two ranks of a node on one channel: a ring of cache-line frames and a ring of bytes,
 /// with one writer, one reader and no lock. A frame's bytes lie in the frame itself (up to 24), in the ring
 /// of bytes (copied), or in a segment of the sender (by reference, zero-copy).
 

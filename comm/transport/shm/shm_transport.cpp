@@ -5,7 +5,7 @@
 #include "comm/core/error.h"
 #include "comm/net/random.h"
 #include "comm/net/unix_socket.h"
-#include "comm/os/open_files.h"
+#include "comm/os/fd.h"
 
 namespace rz {
 
@@ -26,7 +26,7 @@ ShmTransport::ShmTransport(std::shared_ptr<LinkMonitor> group_monitor, std::vect
                      ", or end communicators that are no longer used");
   listener_ = net::listen_unix(address_);
   group_ = std::make_unique<SharedMemoryGroup>(monitor(), ranks_, ring_bytes,
-                                               ranks_.size() == monitor().hosts().size(), std::move(memory));
+                                               ranks_.size() == monitor().nodes().size(), std::move(memory));
 }
 
 ShmTransport::Streams::Streams(SharedMemoryGroup& group, ShmPeer& p)
@@ -34,10 +34,11 @@ ShmTransport::Streams::Streams(SharedMemoryGroup& group, ShmPeer& p)
       out{shm::Sender(group.outgoing(p, 0)), shm::Sender(group.outgoing(p, 1))},
       in{shm::Receiver(group.incoming(p, 0)), shm::Receiver(group.incoming(p, 1))} {}
 
-void ShmTransport::connect(net::HandshakeInfo me, const std::vector<std::string>& addresses,
+void ShmTransport::connect(const net::HandshakeInfo& rank, const std::vector<std::string>& addresses,
                            Deadline deadline) {
   by_rank_.resize(addresses.size());
   if (!group_) return;
+  net::HandshakeInfo me = rank;
   me.passed_fds = group_->passed_fds();
   std::vector<net::Connection> calls;
   std::vector<int> callers;

@@ -1,5 +1,5 @@
 #pragma once
-/// Shared-memory transport, between the ranks of one host.
+/// Shared-memory transport, between the ranks of one node.
 ///
 /// Every rank owns a memfd that holds its incoming channels, one per peer and Channel, and its mailbox with
 /// the staging ring (shm_layout.h). A unix socket per pair of ranks carries the descriptors of segments. It
@@ -23,7 +23,7 @@ namespace rz {
 /// Functions without a comment implement those of Transport for the peers, and those of MonitoredLinks.
 class ShmTransport final : public MonitoredTransport, private MonitoredLinks {
  public:
-  /// `ranks`: the ranks of this host, this one included, ascending. `ring_bytes`, `memory`: see
+  /// `ranks`: the ranks of this node, this one included, ascending. `ring_bytes`, `memory`: see
   /// SharedMemoryGroup.
   ShmTransport(std::shared_ptr<LinkMonitor>, std::vector<int> ranks, std::size_t ring_bytes,
                std::shared_ptr<SharedMemoryAllocator> memory = nullptr);
@@ -31,10 +31,9 @@ class ShmTransport final : public MonitoredTransport, private MonitoredLinks {
   /// only closes descriptors.
   ~ShmTransport();
 
-  /// Where this rank listens: an unguessable name in the abstract unix namespace.
-  const std::string& address() const { return address_; }
-  /// Connects with the other ranks of the host. addresses[r] is rank r's address(); passed_fds is ignored.
-  void connect(net::HandshakeInfo, const std::vector<std::string>& addresses, Deadline);
+  /// An unguessable name in the abstract unix namespace.
+  std::string address() const override { return address_; }
+  void connect(const net::HandshakeInfo&, const std::vector<std::string>& addresses, Deadline) override;
 
   std::size_t post(int peer, Channel, const CallSignature&, std::span<const std::byte>) override;
   std::uint64_t released(int peer, Channel) override;
@@ -69,7 +68,7 @@ class ShmTransport final : public MonitoredTransport, private MonitoredLinks {
   UniqueFd listener_;
   std::unique_ptr<SharedMemoryGroup> group_;  // null without peers
   std::vector<std::unique_ptr<Streams>> streams_;
-  std::vector<Streams*> by_rank_;  // null: on another host
+  std::vector<Streams*> by_rank_;  // null: on another node
 };
 
 }  // namespace rz

@@ -1,5 +1,5 @@
 #pragma once
-/// TCP transport, between ranks of different hosts.
+/// TCP transport, between ranks of different nodes.
 ///
 /// Each pair of ranks has one control socket, one socket for Channel::point_to_point and several for
 /// Channel::collective, so that no channel blocks the other and failure reports never wait for data. A
@@ -23,10 +23,18 @@
 
 namespace rz {
 
-/// Settings of the connections, equal on all ranks but for the address.
+/// The address to listen on, with port 0. `interface`: an interface's name, address, or leading numbers of
+/// its address. If empty: loopback if the whole group is on one machine, else the interface with the address
+/// `way_to_store` (local end of the route to rank 0's store), else the first one that is not loopback.
+/// Errc::config, listing the interfaces, if `interface` matches none or is loopback in a group of several
+/// machines. Errc::rendezvous if no interface is suitable.
+net::SocketAddress choose_address(const std::string& interface, bool one_machine,
+                                  const std::string& way_to_store);
+
+/// Settings of the connections, equal on all ranks except the address.
 struct TcpOptions {
   int sockets = 1;                    ///< per peer, for collectives
-  std::string congestion = "system";  ///< TransportOptions::congestion
+  std::string congestion = "system";  ///< set_congestion_control()
   net::SocketAddress listen_address;  ///< choose_address(); unused without peers
 };
 
@@ -40,10 +48,9 @@ class TcpTransport final : public MonitoredTransport, private MonitoredLinks {
   /// fork() it only closes descriptors.
   ~TcpTransport();
 
-  /// Where this rank listens; empty without peers.
-  const std::string& address() const { return address_; }
-  /// Connects with the peers. addresses[r] is rank r's address().
-  void connect(const net::HandshakeInfo&, const std::vector<std::string>& addresses, Deadline);
+  /// Empty without peers.
+  std::string address() const override { return address_; }
+  void connect(const net::HandshakeInfo&, const std::vector<std::string>& addresses, Deadline) override;
 
   std::size_t post(int peer, Channel, const CallSignature&, std::span<const std::byte>) override;
   std::uint64_t released(int peer, Channel) override;

@@ -1,4 +1,4 @@
-#include "comm/os/open_files.h"
+#include "comm/os/fd.h"
 
 #include <sys/resource.h>
 
