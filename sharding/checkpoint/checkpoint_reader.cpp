@@ -42,10 +42,10 @@ template <class F>
 void for_each_common_run(const StoredTensor& t, const StoredSlice& s, std::uint64_t begin, std::uint64_t end,
                          const F& f) {
   const Box box = s.box.value_or(Box::whole(t.shape));
-  const std::uint64_t row = s.box ? box.row_count(t.shape) : s.end;
+  const std::uint64_t row = s.box ? box.run_count() : s.end;
   // Rows lie in the order of the tensor: leave out those that end before the range.
   std::uint64_t first = s.begin / row, last = (s.end - 1) / row;
-  const auto row_end = [&](std::uint64_t r) { return s.box ? box.index_in(t.shape, r * row) + row : s.end; };
+  const auto row_end = [&](std::uint64_t r) { return s.box ? box.index(r * row) + row : s.end; };
   for (std::uint64_t n = last - first; n > 0;) {
     const std::uint64_t half = n / 2, middle = first + half;
     if (row_end(middle) <= begin) {
@@ -56,7 +56,7 @@ void for_each_common_run(const StoredTensor& t, const StoredSlice& s, std::uint6
   }
   for (std::uint64_t r = first; r <= last; ++r) {
     const std::uint64_t from = std::max(s.begin, r * row), to = std::min(s.end, (r + 1) * row);
-    const std::uint64_t index = s.box ? box.index_in(t.shape, from) : from;
+    const std::uint64_t index = s.box ? box.index(from) : from;
     if (index >= end) break;
     const std::uint64_t low = std::max(index, begin), high = std::min(index + (to - from), end);
     if (low < high) f(from - s.begin + (low - index), low, high - low);

@@ -208,11 +208,10 @@ void StateLoader::require_some() const {
 // ---- reading
 
 void StateLoader::read(const std::string& tensor, const Parameter& p, Range elements, float* out) {
-  const Slice part = p.slice.value_or(Slice(p.shape));
-  part.for_each_run(elements.begin, elements.end,
-                    [&](std::size_t element, std::size_t index, std::size_t count) {
-                      reader_.read_f32(tensor, index, {out + (element - elements.begin), count});
-                    });
+  p.box().for_each_run(elements.begin, elements.end,
+                       [&](std::size_t element, std::size_t index, std::size_t count) {
+                         reader_.read_f32(tensor, index, {out + (element - elements.begin), count});
+                       });
 }
 
 void StateLoader::load_values(Strategy& strategy) {

@@ -10,13 +10,7 @@ namespace rz {
 namespace {
 
 std::optional<Box> box_of(const Parameter& p) {
-  if (!p.slice || p.slice->is_whole()) return std::nullopt;
-  Box box;
-  for (int d = 0; d < p.shape.dims(); ++d) {
-    box.offset.push_back((*p.slice)[d].begin);
-    box.extent.push_back((*p.slice)[d].count());
-  }
-  return box;
+  return p.part && !p.part->is_whole() ? p.part : std::nullopt;
 }
 
 ShardSlice slice_of(std::string tensor, const ParameterElements& of, bool finite) {

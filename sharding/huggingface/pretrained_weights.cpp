@@ -17,12 +17,6 @@
 namespace rz {
 namespace {
 
-std::vector<std::uint64_t> extents(const Shape& shape) {
-  std::vector<std::uint64_t> out;
-  for (int i = 0; i < shape.dims(); ++i) out.push_back(shape[i]);
-  return out;
-}
-
 /// Whether a tensor is the mask of an attention of GPT-2: [1, 1, T, T] or a number beside the layer c_attn of
 /// a model. `name` is that without prefixes; `c_attn` holds the names of these layers, "h.0.attn.".
 bool is_mask(std::string_view name, const WeightTensor& t, const std::set<std::string>& c_attn) {
@@ -215,13 +209,12 @@ void PretrainedWeights::read(const Parameter& p, Range elements, float* out) con
   const auto found = entries_.find(&p);
   require(found != entries_.end(), Errc::invalid_argument, p.name,
           " is not a parameter of the module whose weights are read");
-  const Slice part = p.slice.value_or(Slice(p.shape));
-  part.for_each_run(elements.begin, elements.end,
-                    [&](std::size_t element, std::size_t index, std::size_t count) {
-                      const std::span<float> values(out + (element - elements.begin), count);
-                      files_.read_f32(*found->second, index, values);
-                      require_finite(*found->second, index, values);
-                    });
+  p.box().for_each_run(elements.begin, elements.end,
+                       [&](std::size_t element, std::size_t index, std::size_t count) {
+                         const std::span<float> values(out + (element - elements.begin), count);
+                         files_.read_f32(*found->second, index, values);
+                         require_finite(*found->second, index, values);
+                       });
 }
 
 void PretrainedWeights::read_buffers(const Stream& stream) const {

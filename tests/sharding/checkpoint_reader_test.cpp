@@ -59,7 +59,7 @@ class RandomCut {
 
  private:
   std::vector<Box> grid(const Extents& shape) {
-    std::vector<Box> boxes{{{}, {}}};
+    std::vector<Box> boxes{{shape, {}, {}}};
     for (const std::uint64_t extent : shape) {
       const std::uint64_t cut = below(extent + 1);
       std::vector<Box> finer;
@@ -109,8 +109,8 @@ TEST(CheckpointReader, ReadsAnyRangeOfSlicesCutInAnyWay) {
 class Checkpoint : public testing::Test {
  protected:
   Checkpoint() {
-    const std::vector<StoredSlice> boxes{{0, Box{{0, 0}, {4, 3}}, 0, 12, 0},
-                                         {1, Box{{0, 3}, {4, 2}}, 0, 8, 0}};
+    const std::vector<StoredSlice> boxes{{0, Box{{4, 5}, {0, 0}, {4, 3}}, 0, 12, 0},
+                                         {1, Box{{4, 5}, {0, 3}, {4, 2}}, 0, 8, 0}};
     index_ = write_checkpoint(folder_.path(),
                               {{"model/boxes", {4, 5}, boxes, 1000},
                                {"model/w", {7, 11}, test::equal_ranges(77, 3)},

@@ -92,8 +92,8 @@ class Weights : public testing::Test {
   /// Of two ranks: a parameter in two boxes, one in ranges, a buffer, and the optimizer's.
   std::string checkpoint(float first = 0) {
     const std::string path = folder_ / concat("run/global_step", ++steps_);
-    const std::vector<StoredSlice> boxes{{0, Box{{0, 0}, {4, 3}}, 0, 12, 0},
-                                         {1, Box{{0, 3}, {4, 2}}, 0, 8, 0}};
+    const std::vector<StoredSlice> boxes{{0, Box{{4, 5}, {0, 0}, {4, 3}}, 0, 12, 0},
+                                         {1, Box{{4, 5}, {0, 3}, {4, 2}}, 0, 8, 0}};
     write_checkpoint(path,
                      {{"model/a.weight", {4, 5}, boxes, first},
                       {"model/b.weight", {30}, test::equal_ranges(30, 2), first + 1},

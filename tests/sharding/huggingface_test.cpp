@@ -336,7 +336,7 @@ TEST_F(HuggingFace, ASliceIsReadFromItsTensor) {
   struct Columns : Module {
     Columns() {
       register_parameter(part, "w", {4, 6});
-      part.set_slice(Slice({4, 6}, {{1, 3}, {2, 5}}));
+      part.set_part({{4, 6}, {1, 2}, {2, 3}});
     }
     Parameter part;
   } model;
