@@ -4,7 +4,7 @@
 #include <string>
 
 #include "autograd_lite/nn/persistent_buffers.h"
-#include "sharding/checkpoint/tensor_names.h"
+#include "sharding/checkpoint/model_tensors.h"
 
 namespace rz {
 namespace {

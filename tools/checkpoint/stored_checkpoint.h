@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "sharding/checkpoint/checkpoint_index.h"
-#include "sharding/checkpoint/tensor_source.h"
+#include "sharding/checkpoint/open_tensors.h"
 
 namespace rz::checkpoint {
 
@@ -27,8 +27,9 @@ StoredCheckpoint read_stored_checkpoint(const std::string& path);
 /// is none.
 std::vector<std::string> checkpoints_at(const std::string& path);
 
-/// Prints which of several sources is read to standard error, if there were several.
-void print_choice(const TensorSource&);
+/// open_checkpoint() of a path that has one, else open_tensors(). Prints which of several sources is read to
+/// standard error, if there were several.
+TensorSource open_source(const std::string& path, TensorPart = TensorPart::weights);
 
 /// Bytes of a tensor; 0 if the dtype is unknown.
 std::uint64_t bytes_of(const StoredTensor&);

@@ -38,7 +38,7 @@ std::optional<CheckpointReader> open_or_print(const std::string& folder) {
 
 /// Returns the number of faults, each of which it prints.
 int verify_checkpoint(const std::string& folder) {
-  auto reader = open_or_print(folder);
+  const auto reader = open_or_print(folder);
   if (!reader) return 1;
   int faults = 0;
   std::uint64_t done = 0, all = 0;
