@@ -11,7 +11,6 @@
 #include "comm/core/math.h"
 #include "sharding/checkpoint/safetensors.h"
 #include "sharding/io/durable_file.h"
-#include "sharding/io/durable_folder.h"
 #include "sharding/io/text.h"
 
 namespace rz {
