@@ -168,8 +168,6 @@ void make_folders(const std::string& path) {
 
 namespace {
 
-namespace fs = std::filesystem;
-
 /// Removes what killed processes left while they wrote this path.
 void remove_stale_folders(const fs::path& path) {
   std::error_code problem;

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "sharding/checkpoint/checkpoint_index.h"
-#include "sharding/checkpoint/shard_writer.h"
+#include "sharding/checkpoint/owned_state.h"
 
 namespace rz::test {
 

@@ -6,7 +6,6 @@
 #include "sharding/io/json.h"
 #include "sharding/io/text.h"
 #include "tools/checkpoint/commands.h"
-#include "tools/checkpoint/stored_checkpoint.h"
 #include "tools/command_line/command_line.h"
 
 namespace rz::checkpoint {

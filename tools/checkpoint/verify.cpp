@@ -5,8 +5,6 @@
 #include "sharding/checkpoint/checkpoint_reader.h"
 #include "sharding/io/text.h"
 #include "tools/checkpoint/commands.h"
-#include "tools/checkpoint/progress_line.h"
-#include "tools/checkpoint/stored_checkpoint.h"
 #include "tools/command_line/command_line.h"
 
 namespace rz::checkpoint {

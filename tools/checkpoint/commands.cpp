@@ -1,4 +1,4 @@
-#include "tools/checkpoint/stored_checkpoint.h"
+#include "tools/checkpoint/commands.h"
 
 #include <sys/stat.h>
 
