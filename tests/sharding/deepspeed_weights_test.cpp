@@ -8,7 +8,7 @@
 #include <random>
 
 #include "sharding/checkpoint/open_tensors.h"
-#include "sharding/checkpoint/state_files.h"
+#include "sharding/checkpoint/deepspeed_weights.h"
 #include "tests/support/deepspeed_writer.h"
 #include "tests/support/error_of.h"
 #include "tests/support/written_checkpoint.h"

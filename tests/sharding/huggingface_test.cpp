@@ -10,6 +10,7 @@
 #include <set>
 
 #include "autograd_lite/nn/init.h"
+#include "sharding/checkpoint/open_tensors.h"
 #include "sharding/checkpoint/safetensors.h"
 #include "sharding/huggingface/byte_tokenizer.h"
 #include "sharding/huggingface/gpt2_config.h"
