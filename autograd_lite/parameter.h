@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "autograd_lite/slice.h"
+#include "tensor/box.h"
 #include "tensor/tensor.h"
 
 namespace rz {
@@ -26,8 +26,8 @@ struct Initial {
 struct Parameter {
   std::string name;  ///< "transformer.h.0.attn.c_attn.weight"
   Shape shape;       ///< of the elements on this rank
-  /// The part of the named tensor of which these are the elements; none: the whole. Set with set_slice().
-  std::optional<Slice> slice;
+  /// The part of the named tensor of which these are the elements; none: the whole. Set with set_part().
+  std::optional<Box> part;
   bool requires_grad = true;
   Tensor value;
   Tensor grad;
@@ -39,13 +39,18 @@ struct Parameter {
 
   std::size_t count() const { return shape.count(); }
   /// Shape of the named tensor.
-  const Shape& global_shape() const { return slice ? slice->global_shape() : shape; }
-  /// Makes the parameter a part of a tensor. Call before it has memory. Errc::invalid_argument otherwise.
-  void set_slice(const Slice& part) {
+  Shape global_shape() const { return part ? Shape(part->shape) : shape; }
+  /// Elements of the parameter as those of the named tensor.
+  Box box() const { return part ? *part : Box::whole(extents(shape)); }
+  /// Makes the parameter a part of a tensor. Call before it has memory. Errc::invalid_argument otherwise, and
+  /// unless the box lies within its shape.
+  void set_part(const Box& of) {
     require(!value.defined() && !grad.defined(), Errc::invalid_argument, "parameter ", name,
-            " became a slice after it got memory; set its slice in the constructor of its module");
-    slice = part;
-    shape = part.shape();
+            " became a part after it got memory; set its part in the constructor of its module");
+    require(of.is_valid(), Errc::invalid_argument, "parameter ", name, ": its part does not lie within ",
+            rz::name(Shape(of.shape)));
+    part = of;
+    shape = Shape(of.extent);
   }
 };
 

@@ -79,11 +79,10 @@ void init_slice(const Parameter& p, std::span<float> slice, std::size_t begin, s
     return;
   }
   const std::uint64_t stream = hash(p.name);
-  const Slice part = p.slice.value_or(Slice(p.shape));
-  part.for_each_run(begin, begin + slice.size(),
-                    [&](std::size_t element, std::size_t index, std::size_t count) {
-                      draw(p.initial, slice.subspan(element - begin, count), index, {seed, stream});
-                    });
+  p.box().for_each_run(begin, begin + slice.size(),
+                       [&](std::size_t element, std::size_t index, std::size_t count) {
+                         draw(p.initial, slice.subspan(element - begin, count), index, {seed, stream});
+                       });
 }
 
 double random_uniform(std::uint64_t seed, std::string_view stream, std::uint64_t index) {

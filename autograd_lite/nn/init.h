@@ -11,7 +11,7 @@
 namespace rz {
 
 /// Computes elements [begin, begin + slice.size()) of the parameter from the distribution Parameter::initial.
-/// Their random numbers are those of their indices in the named tensor, if the parameter is a slice of it.
+/// Their random numbers are those of their indices in the named tensor, if the parameter is a part of it.
 /// Random words: Philox4x32-10 (Salmon et al., 2011, doi:10.1145/2063384.2063405). Normal values: Box-Muller
 /// transform (1958, doi:10.1214/aoms/1177706645). Errc::invalid_argument if the slice exceeds the parameter.
 void init_slice(const Parameter&, std::span<float> slice, std::size_t begin, std::uint64_t seed);

@@ -25,7 +25,7 @@
 #include "sharding/io/disk.h"
 #include "sharding/io/durable_file.h"
 #include "sharding/io/json.h"
-#include "sharding/io/locked_names.h"
+#include "sharding/io/temporary_name.h"
 #include "sharding/io/text.h"
 
 namespace rz {

@@ -74,11 +74,8 @@ std::uint64_t checked_count(const JsonObject& o, const std::vector<std::uint64_t
 }
 
 Box read_box(const JsonObject& o, const std::vector<std::uint64_t>& shape) {
-  const Box box{numbers_at(o, "offset"), numbers_at(o, "extent")};
-  bool inside = box.offset.size() == shape.size() && box.extent.size() == shape.size();
-  for (std::size_t d = 0; inside && d < shape.size(); ++d)
-    inside = box.offset[d] <= shape[d] && box.extent[d] <= shape[d] - box.offset[d];
-  if (!inside)
+  const Box box{shape, numbers_at(o, "offset"), numbers_at(o, "extent")};
+  if (!box.is_valid())
     o.fail_at("extent", concat("the box ", list(box.offset), " + ", list(box.extent),
                                " is not within a tensor of shape ", list(shape)));
   return box;

@@ -24,7 +24,7 @@
 #include <string_view>
 #include <vector>
 
-#include "sharding/checkpoint/box.h"
+#include "tensor/box.h"
 
 namespace rz {
 

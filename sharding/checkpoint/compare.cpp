@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 
 #include "comm/core/error.h"
-#include "sharding/checkpoint/safetensors.h"
 #include "sharding/io/json.h"
 #include "sharding/io/text.h"
 
@@ -45,14 +44,14 @@ class ComparedBlock {
  public:
   explicit ComparedBlock(const TensorSource& source) : source_(source) {}
 
-  void read(const SourceTensor& t, std::uint64_t begin, std::uint64_t count) {
+  void read(const TensorInfo& t, std::uint64_t begin, std::uint64_t count) {
     size_ = t.bytes / t.count;
     bytes_.resize(count * size_);
-    source_.read_bytes(t, begin, bytes_);
+    source_.read_bytes(t, begin * size_, bytes_);
     values_.assign(count, no_value);
     if (const ValueOf value = integer_value(t.dtype)) {
       for (std::uint64_t i = 0; i < count; ++i) values_[i] = value(&bytes_[i * size_]);
-    } else if (is_floating_point(t)) {
+    } else if (is_float_dtype(t.dtype)) {
       narrow_.resize(count);
       source_.read_f32(t, begin, narrow_);
       std::ranges::copy(narrow_, values_.begin());
@@ -71,18 +70,18 @@ class ComparedBlock {
   std::vector<double> values_;
 };
 
-std::string dtype_and_shape(const SourceTensor& t) { return concat(t.dtype, " ", name(t.shape)); }
+std::string dtype_and_shape(const TensorInfo& t) { return concat(t.dtype, " ", name(t.shape)); }
 
 class TensorComparer {
  public:
   TensorComparer(const TensorSource& a, const TensorSource& b, double tolerance)
       : a_(a), b_(b), tolerance_(tolerance) {}
 
-  TensorDifference compare(const SourceTensor& a, const SourceTensor& b) {
+  TensorDifference compare(const TensorInfo& a, const TensorInfo& b) {
     TensorDifference d{.name = a.name, .a = dtype_and_shape(a), .b = dtype_and_shape(b), .count = a.count};
     same_type_ = a.dtype == b.dtype;
-    has_values_ = is_floating_point(a) || integer_value(a.dtype) != nullptr;
-    d.comparable = a.shape == b.shape && (same_type_ || (is_floating_point(a) && is_floating_point(b)));
+    has_values_ = is_float_dtype(a.dtype) || integer_value(a.dtype) != nullptr;
+    d.comparable = a.shape == b.shape && (same_type_ || (is_float_dtype(a.dtype) && is_float_dtype(b.dtype)));
     for (std::uint64_t at = 0, n; d.comparable && at < a.count; at += n) {
       n = std::min(compared_elements, a.count - at);
       a_.read(a, at, n), b_.read(b, at, n);
@@ -131,9 +130,9 @@ void compare_json(const nlohmann::json& a, const nlohmann::json& b, const std::s
     if (!a.contains(key)) lines.push_back(escaped(concat(key_path(path, key), ": only in B")));
 }
 
-std::map<std::string, const SourceTensor*> tensors_by_name(const TensorSource& source) {
-  std::map<std::string, const SourceTensor*> all;
-  for (const SourceTensor& t : source.tensors) all[t.name] = &t;
+std::map<std::string, const TensorInfo*> tensors_by_name(const TensorSource& source) {
+  std::map<std::string, const TensorInfo*> all;
+  for (const TensorInfo& t : source.tensors()) all[t.name] = &t;
   return all;
 }
 
@@ -141,6 +140,7 @@ std::map<std::string, const SourceTensor*> tensors_by_name(const TensorSource& s
 
 SourceDifferences compare(const TensorSource& a, const TensorSource& b, double tolerance,
                           const std::function<void(std::uint64_t, std::uint64_t)>& progress) {
+  require_whole_bytes(a), require_whole_bytes(b);
   SourceDifferences all;
   const auto in_a = tensors_by_name(a), in_b = tensors_by_name(b);
   TensorComparer comparer(a, b, tolerance);
@@ -158,9 +158,9 @@ SourceDifferences compare(const TensorSource& a, const TensorSource& b, double t
   }
   for (const auto& [name, tensor] : in_b)
     if (!in_a.contains(name)) all.only_in_b.push_back(name);
-  if (a.state && b.state)
-    compare_json(parse_json(*a.state, a.path, JsonDialect::strict),
-                 parse_json(*b.state, b.path, JsonDialect::strict), "", all.state);
+  if (a.state() && b.state())
+    compare_json(parse_json(*a.state(), a.path(), JsonDialect::strict),
+                 parse_json(*b.state(), b.path(), JsonDialect::strict), "", all.state);
   return all;
 }
 

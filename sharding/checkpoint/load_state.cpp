@@ -1,7 +1,6 @@
 #include "sharding/checkpoint/load_state.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <set>
 #include <string_view>
@@ -9,26 +8,11 @@
 #include "autograd_lite/nn/init.h"
 #include "autograd_lite/nn/persistent_buffers.h"
 #include "comm/core/error.h"
-#include "sharding/checkpoint/safetensors.h"
-#include "sharding/checkpoint/tensor_names.h"
+#include "sharding/checkpoint/model_tensors.h"
 #include "sharding/io/text.h"
 
 namespace rz {
 namespace {
-
-constexpr std::array readable{"F32", "F16", "BF16", "F64"};
-constexpr std::size_t max_listed = 8;
-
-/// "a; b; and 12 more"
-std::string joined(const std::vector<std::string>& problems) {
-  std::string text;
-  for (std::size_t i = 0; i < std::min(problems.size(), max_listed); ++i)
-    text += (i ? "; " : "") + problems[i];
-  if (problems.size() > max_listed) text += concat("; and ", problems.size() - max_listed, " more");
-  return text;
-}
-
-bool is_readable(std::string_view dtype) { return std::ranges::find(readable, dtype) != readable.end(); }
 
 std::map<const Parameter*, std::string> by_parameter(
     const std::vector<std::pair<std::string, Parameter*>>& parameters) {
@@ -45,53 +29,42 @@ StateSpec spec_of(const Optimizer& optimizer, const Parameter& p, const std::str
 
 }  // namespace
 
-StateLoader::StateLoader(CheckpointReader& reader, Module& module, const Optimizer* optimizer,
+StateLoader::StateLoader(TensorSource tensors, Module& module, const Optimizer* optimizer,
                          const StateLoaderOptions& options)
-    : reader_(reader),
+    : tensors_(std::move(tensors)),
       optimizer_(optimizer),
       options_(options),
       parameters_(module.named_parameters()),
       buffers_(persistent_buffers(module)) {
   std::erase_if(buffers_, [](const auto& b) { return b.second->shape.count() == 0; });
   Problems problems;
-  match_parameters(problems);
-  match_buffers(problems);
+  match_model(problems);
   if (optimizer_) match_optimizer(problems);
   if (options_.strict) match_names(problems);
-  require(problems.empty(), Errc::config, escaped(reader_.folder()),
-          ": does not fit the model: ", escaped(joined(problems)));
+  require(problems.empty(), Errc::config, escaped(tensors_.path()),
+          ": does not fit the model: ", escaped(listed(problems)));
   require_some();
 }
 
 // ---- comparison
 
-/// `dtype` empty: any that is read as f32.
-void StateLoader::match(const std::string& tensor, const Shape& shape, const std::string& dtype,
-                        Problems& problems) const {
-  const StoredTensor* t = reader_.find(tensor);
-  if (!t) {
-    if (options_.strict) problems.push_back(concat(tensor, " is missing"));
-    return;
+template <class T>
+void StateLoader::match(const std::string& tensor, const T& expected, Problems& problems) const {
+  if (const TensorInfo* t = tensors_.find(tensor)) {
+    if (const std::string why = mismatch(*t, expected); !why.empty()) problems.push_back(why);
+  } else if (options_.strict) {
+    problems.push_back(concat(tensor, " is missing"));
   }
-  if (t->shape != extents(shape))
-    problems.push_back(concat(tensor, " is ", name(t->shape), " where the model has ", name(shape)));
-  if (dtype.empty() ? !is_readable(t->dtype) : t->dtype != dtype)
-    problems.push_back(concat(tensor, " is of dtype ", t->dtype, " where ", dtype.empty() ? "a float" : dtype,
-                              " is needed"));
 }
 
-void StateLoader::match_parameters(Problems& problems) const {
-  for (const auto& [name, p] : parameters_) match(model_tensor(name), p->global_shape(), "", problems);
-}
-
-void StateLoader::match_buffers(Problems& problems) const {
-  for (const auto& [name, b] : buffers_)
-    match(buffer_tensor(name), b->shape, safetensors_name(b->dtype), problems);
+void StateLoader::match_model(Problems& problems) const {
+  for (const auto& [name, p] : parameters_) match(model_tensor(name), p->global_shape(), problems);
+  for (const auto& [name, b] : buffers_) match(buffer_tensor(name), *b, problems);
 }
 
 bool StateLoader::has_optimizer() const {
-  return std::ranges::any_of(reader_.index().tensors,
-                             [](const auto& t) { return t.first.starts_with("optimizer/"); });
+  return std::ranges::any_of(tensors_.tensors(),
+                             [](const TensorInfo& t) { return t.name.starts_with("optimizer/"); });
 }
 
 void StateLoader::match_optimizer(Problems& problems) const {
@@ -99,19 +72,19 @@ void StateLoader::match_optimizer(Problems& problems) const {
   for (const auto& [name, p] : parameters_) {
     if (!p->requires_grad) continue;
     for (const StateSpec& s : optimizer_->states(optimizer_->group_of(*p)))
-      match(stored_state(s, name), p->global_shape(), "", problems);
+      match(stored_state(s, name), p->global_shape(), problems);
   }
 }
 
 /// Where a state is read from.
 std::string StateLoader::stored_state(const StateSpec& s, const std::string& name) const {
   const std::string own = optimizer_tensor(s.name, name);
-  return s.substitute.empty() || reader_.find(own) ? own : optimizer_tensor(s.substitute, name);
+  return s.substitute.empty() || tensors_.find(own) ? own : optimizer_tensor(s.substitute, name);
 }
 
 bool StateLoader::has_states(const std::string& name, const Parameter& p) const {
   return std::ranges::all_of(optimizer_->states(optimizer_->group_of(p)), [&](const StateSpec& s) {
-    return reader_.find(stored_state(s, name)) != nullptr;
+    return tensors_.find(stored_state(s, name)) != nullptr;
   });
 }
 
@@ -149,13 +122,13 @@ std::string StateLoader::changed_states() const {
   for (const auto& [name, p] : parameters_) {
     if (!p->requires_grad) continue;
     for (const StateSpec& s : optimizer_->states(optimizer_->group_of(*p)))
-      if (!reader_.find(optimizer_tensor(s.name, name)) && reader_.find(stored_state(s, name)))
+      if (!tensors_.find(optimizer_tensor(s.name, name)) && tensors_.find(stored_state(s, name)))
         changes[s.name] = concat("absent, now starts from ", s.substitute);
   }
   const std::set<std::string> known = known_states();
-  for (const auto& [tensor, t] : reader_.index().tensors)
-    if (!known.contains(tensor))
-      if (const std::string state = state_in(tensor); !state.empty())
+  for (const TensorInfo& t : tensors_.tensors())
+    if (!known.contains(t.name))
+      if (const std::string state = state_in(t.name); !state.empty())
         changes.emplace(state, "saved, now absent");
   std::string text;
   for (const auto& [state, change] : changes)
@@ -168,19 +141,19 @@ void StateLoader::match_names(Problems& problems) const {
   std::set<std::string> known = known_states();
   for (const auto& [name, b] : buffers_) known.insert(buffer_tensor(name));
   for (const auto& [name, p] : parameters_) known.insert(model_tensor(name));
-  for (const auto& [name, t] : reader_.index().tensors) {
-    const bool of_optimizer = name.starts_with("optimizer/");
-    if (known.contains(name) || (of_optimizer && (!optimizer_ || !state_in(name).empty()))) continue;
-    problems.push_back(concat(name, " is not in the model"));
+  for (const TensorInfo& t : tensors_.tensors()) {
+    const bool of_optimizer = t.name.starts_with("optimizer/");
+    if (known.contains(t.name) || (of_optimizer && (!optimizer_ || !state_in(t.name).empty()))) continue;
+    problems.push_back(concat(t.name, " is not in the model"));
   }
 }
 
 std::vector<std::string> StateLoader::missing() const {
   std::vector<std::string> names;
   for (const auto& [name, p] : parameters_)
-    if (!reader_.find(model_tensor(name))) names.push_back(name);
+    if (!tensors_.find(model_tensor(name))) names.push_back(name);
   for (const auto& [name, b] : buffers_)
-    if (!reader_.find(buffer_tensor(name))) names.push_back(name);
+    if (!tensors_.find(buffer_tensor(name))) names.push_back(name);
   return names;
 }
 
@@ -189,9 +162,9 @@ std::vector<std::string> StateLoader::unexpected() const {
   for (const auto& [name, p] : parameters_) known.insert(model_tensor(name));
   for (const auto& [name, b] : buffers_) known.insert(buffer_tensor(name));
   std::vector<std::string> names;
-  for (const auto& [name, t] : reader_.index().tensors)
-    if (!known.contains(name) && !name.starts_with("optimizer/"))
-      names.push_back(name.substr(name.find('/') + 1));
+  for (const TensorInfo& t : tensors_.tensors())
+    if (!known.contains(t.name) && !t.name.starts_with("optimizer/"))
+      names.push_back(t.name.substr(t.name.find('/') + 1));
   return names;
 }
 
@@ -200,26 +173,18 @@ void StateLoader::require_some() const {
   const std::vector<std::string> without = missing();
   if (without.empty() || without.size() < parameters_.size() + buffers_.size()) return;
   const std::vector<std::string> others = unexpected();
-  fail(Errc::config, escaped(reader_.folder()), ": nothing of it is in the model, which begins with '",
+  fail(Errc::config, escaped(tensors_.path()), ": nothing of it is in the model, which begins with '",
        escaped(without[0]), "', and the checkpoint with '", escaped(others.empty() ? "" : others[0]),
        "'; give a checkpoint of this model");
 }
 
 // ---- reading
 
-void StateLoader::read(const std::string& tensor, const Parameter& p, Range elements, float* out) {
-  const Slice part = p.slice.value_or(Slice(p.shape));
-  part.for_each_run(elements.begin, elements.end,
-                    [&](std::size_t element, std::size_t index, std::size_t count) {
-                      reader_.read_f32(tensor, index, {out + (element - elements.begin), count});
-                    });
-}
-
 void StateLoader::load_values(Strategy& strategy) {
   const auto names = by_parameter(parameters_);
   strategy.values().fill([&](const Parameter& p, Range elements, float* out) {
-    const std::string tensor = model_tensor(names.at(&p));
-    if (reader_.find(tensor)) return read(tensor, p, elements, out);
+    if (const TensorInfo* t = tensors_.find(model_tensor(names.at(&p))))
+      return read_parameter(tensors_, *t, p, elements, out);
     init_slice(p, {out, elements.count()}, elements.begin, options_.seed);
   });
 }
@@ -230,18 +195,15 @@ void StateLoader::load_optimizer(Strategy& strategy) {
       *optimizer_, [&](const std::string& state, const Parameter& p, Range elements, float* out) {
         const std::string& name = names.at(&p);
         const StateSpec spec = spec_of(*optimizer_, p, state);
-        if (has_states(name, p)) return read(stored_state(spec, name), p, elements, out);
+        if (has_states(name, p))
+          return read_parameter(tensors_, *tensors_.find(stored_state(spec, name)), p, elements, out);
         std::fill_n(out, elements.count(), spec.initial);
       });
 }
 
 void StateLoader::load_buffers(const Stream& stream) {
-  for (const auto& [name, b] : buffers_) {
-    if (!reader_.find(buffer_tensor(name))) continue;
-    const Tensor on_host = Tensor::empty(b->shape, b->dtype);
-    reader_.read_bytes(buffer_tensor(name), {on_host.raw(), on_host.bytes()});
-    b->value.assign(std::span<const std::byte>(on_host.raw(), on_host.bytes()), stream);
-  }
+  for (const auto& [name, b] : buffers_)
+    if (const TensorInfo* t = tensors_.find(buffer_tensor(name))) read_buffer(tensors_, *t, *b, stream);
 }
 
 void StateLoader::load(Strategy& strategy, const Stream& stream) {

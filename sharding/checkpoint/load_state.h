@@ -9,7 +9,7 @@
 
 #include "autograd_lite/nn/module.h"
 #include "comm/device/stream.h"
-#include "sharding/checkpoint/checkpoint_reader.h"
+#include "sharding/checkpoint/tensor_source.h"
 #include "sharding/optim/optimizer.h"
 #include "sharding/strategy/strategy.h"
 
@@ -26,10 +26,10 @@ struct StateLoaderOptions {
 /// Reads what this rank holds, one slice at a time.
 class StateLoader {
  public:
-  /// Compares the checkpoint with the model, and with the states of `optimizer` unless it is null. Nothing is
-  /// read. Errc::config lists what does not fit, in one line. A checkpoint from before the first update has
-  /// no states. All references must outlive this object.
-  StateLoader(CheckpointReader&, Module&, const Optimizer*, const StateLoaderOptions& = {});
+  /// Compares the checkpoint, CheckpointReader::tensors(TensorPart::all), with the model, and with the states
+  /// of `optimizer` unless it is null. Nothing is read. Errc::config lists what does not fit, in one line. A
+  /// checkpoint from before the first update has no states. All references must outlive this object.
+  StateLoader(TensorSource, Module&, const Optimizer*, const StateLoaderOptions& = {});
 
   /// Names of parameters with a state that the checkpoint lacks: for the optimizer they are new.
   std::vector<std::string> without_states() const;
@@ -46,24 +46,23 @@ class StateLoader {
  private:
   using Problems = std::vector<std::string>;
 
-  void match_parameters(Problems& problems) const;
-  void match_buffers(Problems& problems) const;
+  void match_model(Problems& problems) const;
   void match_optimizer(Problems& problems) const;
   void match_names(Problems& problems) const;
   void require_some() const;
-  void match(const std::string& tensor, const Shape&, const std::string& dtype, Problems& problems) const;
+  template <class T>
+  void match(const std::string& tensor, const T& expected, Problems& problems) const;
   bool has_optimizer() const;
   bool has_states(const std::string& name, const Parameter&) const;
   std::string stored_state(const StateSpec&, const std::string& name) const;
   std::string state_in(const std::string& tensor) const;
   std::set<std::string> known_states() const;
 
-  void read(const std::string& tensor, const Parameter&, Range elements, float* out);
   void load_values(Strategy&);
   void load_optimizer(Strategy&);
   void load_buffers(const Stream&);
 
-  CheckpointReader& reader_;
+  TensorSource tensors_;
   const Optimizer* optimizer_;
   StateLoaderOptions options_;
   std::vector<std::pair<std::string, Parameter*>> parameters_;

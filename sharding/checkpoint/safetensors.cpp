@@ -1,7 +1,6 @@
 #include "sharding/checkpoint/safetensors.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -9,7 +8,6 @@
 
 #include "comm/core/error.h"
 #include "comm/core/integer_math.h"
-#include "sharding/checkpoint/float_values.h"
 #include "sharding/io/durable_file.h"
 #include "sharding/io/input_file.h"
 #include "sharding/io/json.h"
@@ -26,25 +24,20 @@ using std::uint64_t;
 
 constexpr uint64_t max_header_bytes = 100'000'000;
 
-struct Element {
-  const char* name;
-  unsigned bits;
+/// A tensor, and the bytes [begin, end) of it in the data section.
+struct Entry {
+  TensorInfo tensor;
+  uint64_t begin = 0, end = 0;
 };
-/// The dtypes of the format, and U16, U32 and U64.
-constexpr std::array<Element, 22> elements{
-    {{"BOOL", 8},    {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6},     {"U8", 8},          {"I8", 8},
-     {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},
-     {"U16", 16},    {"F16", 16},    {"BF16", 16},   {"I32", 32},        {"U32", 32},        {"F32", 32},
-     {"F64", 64},    {"I64", 64},    {"U64", 64},    {"C64", 64}}};
 
 /// Parses the header entry of one tensor.
 class EntryReader {
  public:
   EntryReader(const std::string& path, const std::string& name, const json& node) : path_(path), node_(node) {
-    entry_.name = name;
+    entry_.tensor.name = name;
   }
 
-  SafetensorsEntry read() {
+  Entry read() {
     check(node_.is_object(), "expected an object, found ", to_display(node_));
     for (const auto& [key, value] : node_.items())
       check(key == "dtype" || key == "shape" || key == "data_offsets", "unknown key '", key, "'");
@@ -58,7 +51,7 @@ class EntryReader {
  private:
   template <class... T>
   void check(bool ok, const T&... parts) const {
-    if (!ok) fail(Errc::io, escaped(concat(path_, ": tensor '", entry_.name, "': ", parts...)));
+    if (!ok) fail(Errc::io, escaped(concat(path_, ": tensor '", entry_.tensor.name, "': ", parts...)));
   }
 
   const json& field(const char* key) const {
@@ -69,26 +62,27 @@ class EntryReader {
   void read_dtype() {
     const json& dtype = field("dtype");
     check(dtype.is_string(), "dtype: expected a text, found ", to_display(dtype));
-    entry_.dtype = dtype.get<std::string>();
+    entry_.tensor.dtype = dtype.get<std::string>();
   }
 
   /// Checks that the byte range matches shape × dtype; elements of an unknown dtype need at least one bit
   /// each.
   void check_size() const {
     const uint64_t held = entry_.end - entry_.begin;
-    const unsigned element_bits = safetensors_bits(entry_.dtype);
+    const unsigned element_bits = safetensors_bits(entry_.tensor.dtype);
     if (element_bits == 0) {
-      check(entry_.count / 8 + (entry_.count % 8 != 0) <= held, "shape ", rz::name(entry_.shape),
-            " of the unknown dtype ", entry_.dtype, " cannot lie in ", held, " bytes");
+      check(entry_.tensor.count / 8 + (entry_.tensor.count % 8 != 0) <= held, "shape ",
+            rz::name(entry_.tensor.shape), " of the unknown dtype ", entry_.tensor.dtype, " cannot lie in ",
+            held, " bytes");
       return;
     }
     uint64_t bits = 0;
-    check(!__builtin_mul_overflow(entry_.count, element_bits, &bits), "shape ", rz::name(entry_.shape),
-          " is larger than any memory");
-    check(bits % 8 == 0, "shape ", rz::name(entry_.shape), " of ", entry_.dtype, " is ", bits,
+    check(!__builtin_mul_overflow(entry_.tensor.count, element_bits, &bits), "shape ",
+          rz::name(entry_.tensor.shape), " is larger than any memory");
+    check(bits % 8 == 0, "shape ", rz::name(entry_.tensor.shape), " of ", entry_.tensor.dtype, " is ", bits,
           " bits, which are no whole bytes");
-    check(bits / 8 == held, "shape ", rz::name(entry_.shape), " of ", entry_.dtype, " needs ", bits / 8,
-          " bytes, data_offsets hold ", held);
+    check(bits / 8 == held, "shape ", rz::name(entry_.tensor.shape), " of ", entry_.tensor.dtype, " needs ",
+          bits / 8, " bytes, data_offsets hold ", held);
   }
 
   void read_shape() {
@@ -97,9 +91,9 @@ class EntryReader {
           to_display(shape));
     for (const auto& extent : shape) {
       check(extent.is_number_unsigned(), "shape: ", to_display(shape), " holds what is not a count");
-      entry_.shape.push_back(extent.get<uint64_t>());
-      check(!__builtin_mul_overflow(entry_.count, entry_.shape.back(), &entry_.count), "shape ",
-            to_display(shape), " is larger than any memory");
+      entry_.tensor.shape.push_back(extent.get<uint64_t>());
+      check(!__builtin_mul_overflow(entry_.tensor.count, entry_.tensor.shape.back(), &entry_.tensor.count),
+            "shape ", to_display(shape), " is larger than any memory");
     }
   }
 
@@ -110,68 +104,36 @@ class EntryReader {
           "data_offsets: expected [begin, end], found ", to_display(offsets));
     entry_.begin = offsets[0].get<uint64_t>();
     entry_.end = offsets[1].get<uint64_t>();
+    entry_.tensor.bytes = entry_.end - entry_.begin;
   }
 
   const std::string& path_;
   const json& node_;
-  SafetensorsEntry entry_;
+  Entry entry_;
 };
 
 /// Checks that the byte ranges cover the data exactly once.
-void check_cover(const std::string& path, const std::vector<SafetensorsEntry>& sorted, uint64_t data_bytes) {
+void check_cover(const std::string& path, const std::vector<Entry>& sorted, uint64_t data_bytes) {
   uint64_t at = 0;
   for (const auto& e : sorted) {
-    require(e.end <= data_bytes, Errc::io, escaped(path), ": tensor '", escaped(e.name), "': its bytes ",
-            e.begin, " to ", e.end, " lie beyond the file's ", data_bytes,
+    require(e.end <= data_bytes, Errc::io, escaped(path), ": tensor '", escaped(e.tensor.name),
+            "': its bytes ", e.begin, " to ", e.end, " lie beyond the file's ", data_bytes,
             " bytes of data; the file is cut off or damaged");
-    require(e.begin == at, Errc::io, escaped(path), ": tensor '", escaped(e.name), "': starts at byte ",
-            e.begin, " where ", at, " was expected (tensors ", e.begin < at ? "overlap" : "leave a hole",
-            ")");
+    require(e.begin == at, Errc::io, escaped(path), ": tensor '", escaped(e.tensor.name),
+            "': starts at byte ", e.begin, " where ", at, " was expected (tensors ",
+            e.begin < at ? "overlap" : "leave a hole", ")");
     at = e.end;
   }
   require(at == data_bytes, Errc::io, path, ": ", data_bytes - at,
           " bytes after the last tensor belong to none");
 }
 
-std::map<std::string, std::string> read_metadata(const std::string& path, const json& node) {
-  if (node.is_null()) return {};  // as in the library of the format
+void check_metadata(const std::string& path, const json& node) {
+  if (node.is_null()) return;  // as in the library of the format
   require(node.is_object(), Errc::io, path, ": __metadata__: expected an object, found ", to_display(node));
-  std::map<std::string, std::string> out;
-  for (const auto& [key, value] : node.items()) {
+  for (const auto& [key, value] : node.items())
     require(value.is_string(), Errc::io, escaped(path), ": __metadata__: '", escaped(key), "' is not a text");
-    out[key] = value.get<std::string>();
-  }
-  return out;
 }
-
-}  // namespace
-
-const char* safetensors_name(DType type) {
-  constexpr const char* names[dtype_count] = {"F32", "F64", "F16", "BF16", "F8_E4M3", "F8_E5M2",
-                                              "I8",  "U8",  "I32", "U32",  "I64",     "U64"};
-  return names[static_cast<std::size_t>(type)];
-}
-
-unsigned safetensors_bits(std::string_view dtype) {
-  const auto known = std::ranges::find_if(elements, [&](const Element& e) { return dtype == e.name; });
-  return known == elements.end() ? 0 : known->bits;
-}
-
-std::string name(const std::vector<uint64_t>& shape) {
-  std::string out = "[";
-  for (const auto extent : shape) out += concat(out.size() > 1 ? ", " : "", extent);
-  return out + "]";
-}
-
-struct SafetensorsFile::State {
-  InputFile file;
-  uint64_t data_start = 0;
-  std::vector<SafetensorsEntry> tensors;
-  std::map<std::string, std::size_t, std::less<>> index;
-  std::map<std::string, std::string> metadata;
-};
-
-namespace {
 
 /// Returns the text of the header, or throws if the file is too short or the length is out of range.
 std::string read_header(const InputFile& file) {
@@ -192,62 +154,30 @@ std::string read_header(const InputFile& file) {
 
 }  // namespace
 
-SafetensorsFile SafetensorsFile::open(const std::string& path) {
-  auto state = std::make_shared<State>(State{.file = InputFile::open(path)});
-  const std::string text = read_header(state->file);
-  state->data_start = 8 + text.size();
+TensorSource open_safetensors(const std::string& path) {
+  const InputFile file = InputFile::open(path);
+  const std::string text = read_header(file);
+  const uint64_t data_start = 8 + text.size();
   const json header = parse_json(text, path, JsonDialect::strict);
   require(text[text.find_last_not_of(' ')] == '}', Errc::io, path,
           ": the header ends with more than '}' and spaces");
+  std::vector<Entry> entries;
   for (const auto& [key, node] : header.items()) {
     if (key == "__metadata__") {
-      state->metadata = read_metadata(path, node);
+      check_metadata(path, node);
     } else {
-      state->tensors.push_back(EntryReader(path, key, node).read());
+      entries.push_back(EntryReader(path, key, node).read());
     }
   }
-  auto& tensors = state->tensors;
-  std::ranges::sort(tensors, {}, [](const SafetensorsEntry& e) { return std::pair(e.begin, e.end); });
-  check_cover(path, tensors, state->file.size() - state->data_start);
-  for (std::size_t i = 0; i < tensors.size(); ++i) state->index[tensors[i].name] = i;
-  SafetensorsFile file;
-  file.state_ = std::move(state);
-  return file;
-}
-
-const std::string& SafetensorsFile::path() const { return state_->file.path(); }
-const std::vector<SafetensorsEntry>& SafetensorsFile::tensors() const { return state_->tensors; }
-const std::map<std::string, std::string>& SafetensorsFile::metadata() const { return state_->metadata; }
-
-const SafetensorsEntry* SafetensorsFile::find(std::string_view name) const {
-  const auto found = state_->index.find(name);
-  return found == state_->index.end() ? nullptr : &state_->tensors[found->second];
-}
-
-void SafetensorsFile::read_f32(const SafetensorsEntry& e, uint64_t begin, std::span<float> out) const {
-  require(begin <= e.count && out.size() <= e.count - begin, Errc::invalid_argument, path(), ": tensor '",
-          escaped(e.name), "': elements ", begin, " to ", begin + out.size(), " requested of ", e.count);
-  require(is_float_dtype(e.dtype), Errc::unsupported,
-          escaped(concat(path(), ": tensor '", e.name, "': dtype ", e.dtype,
-                         " cannot be read as f32; F32, F16, BF16 and F64 can")));
-  const uint64_t from = state_->data_start + e.begin, element_bytes = safetensors_bits(e.dtype) / 8;
-  read_as_f32(e.dtype, begin, out, [&](uint64_t element, std::span<std::byte> bytes) {
-    state_->file.read(from + element * element_bytes, bytes);
-  });
-}
-
-void SafetensorsFile::read_bytes(const SafetensorsEntry& e, std::span<std::byte> out) const {
-  require(out.size() == e.end - e.begin, Errc::invalid_argument, path(), ": tensor '", escaped(e.name),
-          "': ", out.size(), " bytes requested of ", e.end - e.begin);
-  state_->file.read(state_->data_start + e.begin, out);
-}
-
-void SafetensorsFile::read_bytes(const SafetensorsEntry& e, std::uint64_t begin,
-                                 std::span<std::byte> out) const {
-  const std::uint64_t bytes = e.end - e.begin;
-  require(begin <= bytes && out.size() <= bytes - begin, Errc::invalid_argument, path(), ": tensor '",
-          escaped(e.name), "': bytes from ", begin, " on, ", out.size(), " of them, requested of ", bytes);
-  state_->file.read(state_->data_start + e.begin + begin, out);
+  std::ranges::sort(entries, {}, [](const Entry& e) { return std::pair(e.begin, e.end); });
+  check_cover(path, entries, file.size() - data_start);
+  TensorSource source(path);
+  for (Entry& e : entries)
+    source.add(std::move(e.tensor),
+               [file, from = data_start + e.begin](uint64_t begin, std::span<std::byte> out) {
+                 file.read(from + begin, out);
+               });
+  return source;
 }
 
 // ---- writing

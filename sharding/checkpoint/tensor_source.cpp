@@ -1,126 +1,175 @@
 #include "sharding/checkpoint/tensor_source.h"
 
 #include <algorithm>
-#include <filesystem>
+#include <array>
+#include <bit>
 #include <map>
-#include <memory>
-#include <string_view>
+#include <utility>
 
 #include "comm/core/error.h"
-#include "sharding/checkpoint/checkpoint_folder.h"
-#include "sharding/checkpoint/checkpoint_reader.h"
-#include "sharding/checkpoint/float_values.h"
-#include "sharding/checkpoint/safetensors.h"
-#include "sharding/checkpoint/weight_files.h"
-#include "sharding/io/disk.h"
 #include "sharding/io/text.h"
 
 namespace rz {
 namespace {
 
-namespace fs = std::filesystem;
+struct Element {
+  const char* name;
+  unsigned bits;
+};
+/// The dtypes of safetensors, and U16, U32 and U64.
+constexpr std::array<Element, 22> elements{
+    {{"BOOL", 8},    {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6},     {"U8", 8},          {"I8", 8},
+     {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},
+     {"U16", 16},    {"F16", 16},    {"BF16", 16},   {"I32", 32},        {"U32", 32},        {"F32", 32},
+     {"F64", 64},    {"I64", 64},    {"U64", 64},    {"C64", 64}}};
 
-SourceTensor source_tensor(const std::string& path, const std::string& name, const std::string& dtype,
-                           const std::vector<std::uint64_t>& shape) {
-  SourceTensor t{name, dtype, shape};
-  for (const std::uint64_t extent : shape) t.count *= extent;
-  const unsigned bits = safetensors_bits(dtype);
-  require(bits > 0 && bits % 8 == 0, Errc::unsupported,
-          escaped(concat(path, ": tensor '", name, "': its dtype ", dtype, " cannot be converted")));
-  t.bytes = t.count * (bits / 8);
-  return t;
+struct Half {
+  std::uint16_t bits;
+};
+struct Brain {
+  std::uint16_t bits;
+};
+
+float widened(double x) { return static_cast<float>(x); }
+float widened(Half half) {
+  // IEEE 754 binary16: a normal number is rebiased to f32; a subnormal one is an exact product.
+  const std::uint32_t sign = std::uint32_t(half.bits & 0x8000u) << 16, rest = half.bits & 0x7fffu;
+  if (rest >= 0x7c00u) return std::bit_cast<float>(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
+  if (rest >= 0x400u) return std::bit_cast<float>(sign | ((rest << 13) + (112u << 23)));
+  const float small = static_cast<float>(rest) * 0x1p-24f;
+  return sign ? -small : small;
 }
+float widened(Brain x) { return std::bit_cast<float>(std::uint32_t(x.bits) << 16); }
 
-/// The name in a model of a tensor of a checkpoint; empty for one of the optimizer.
-std::string_view name_in_model(std::string_view tensor) {
-  for (const std::string_view category : {"model/", "buffer/"})
-    if (tensor.starts_with(category)) return tensor.substr(category.size());
-  return {};
-}
-
-TensorSource open_checkpoint(const std::string& folder, TensorPart part) {
-  const auto reader = std::make_shared<CheckpointReader>(CheckpointReader::open(folder));
-  const auto stored_names = std::make_shared<std::map<std::string, std::string>>();
-  TensorSource source;
-  source.path = folder;
-  source.state = reader->index().state;
-  for (const auto& [stored, tensor] : reader->index().tensors) {
-    const std::string name(part == TensorPart::all ? std::string_view(stored) : name_in_model(stored));
-    if (name.empty()) continue;
-    require(stored_names->emplace(name, stored).second, Errc::config,
-            escaped(concat(folder, ": has a parameter and a buffer of the name '", name, "'")));
-    source.tensors.push_back(source_tensor(folder, name, tensor.dtype, tensor.shape));
+/// Elements of another type as f32, in blocks.
+template <class T>
+void read_widened(std::uint64_t begin, std::span<float> out, const TensorSource::Read& read) {
+  std::array<T, 8192> block;
+  for (std::size_t done = 0; done < out.size();) {
+    const std::size_t n = std::min(block.size(), out.size() - done);
+    read((begin + done) * sizeof(T), std::as_writable_bytes(std::span(block).first(n)));
+    for (std::size_t i = 0; i < n; ++i) out[done + i] = widened(block[i]);
+    done += n;
   }
-  std::ranges::sort(source.tensors, {}, &SourceTensor::name);
-  source.read_f32 = [reader, stored_names](const SourceTensor& t, std::uint64_t begin, std::span<float> out) {
-    reader->read_f32(stored_names->at(t.name), begin, out);
-  };
-  source.read_bytes = [reader, stored_names](const SourceTensor& t, std::uint64_t begin,
-                                             std::span<std::byte> out) {
-    reader->read_bytes(stored_names->at(t.name), begin, out);
-  };
-  return source;
 }
-
-TensorSource open_weights(const std::string& path) {
-  const WeightFiles files = WeightFiles::open(path);
-  TensorSource source;
-  source.path = files.path(), source.choice = files.choice();
-  for (const WeightTensor& e : files.tensors())
-    source.tensors.push_back(source_tensor(source.path, e.name, e.dtype, e.shape));
-  source.read_f32 = [files](const SourceTensor& t, std::uint64_t begin, std::span<float> out) {
-    files.read_f32(*files.find(t.name), begin, out);
-  };
-  source.read_bytes = [files](const SourceTensor& t, std::uint64_t begin, std::span<std::byte> out) {
-    files.read_bytes(*files.find(t.name), begin * safetensors_bits(t.dtype) / 8, out);
-  };
-  return source;
-}
-
-/// Of weights beside checkpoints, or beside the one that is read, which has f32 values.
-std::string choice_in(const fs::path& given, const fs::path& read) {
-  std::string others;
-  std::error_code problem;
-  const auto time = fs::last_write_time(read / checkpoint_index_file, problem);
-  for (const char* name : {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"}) {
-    if (!path_exists((given / name).string())) continue;
-    const bool newer = fs::last_write_time(given / name, problem) > time;
-    others += concat(others.empty() ? "" : ", ", name, newer ? " (newer)" : "");
-  }
-  if (others.empty()) return "";
-  return concat("read: the f32 values of ", escaped(read.string()), "; not read: ", others);
-}
-
-bool is_checkpoint(const fs::path& folder) { return path_exists((folder / checkpoint_index_file).string()); }
 
 }  // namespace
 
-bool is_floating_point(const SourceTensor& t) { return is_float_dtype(t.dtype); }
-
-bool has_checkpoint(const std::string& path) {
-  if (!is_folder(path)) return false;
-  return is_checkpoint(path) || !checkpoint_tags(path).empty();
+const char* safetensors_name(DType type) {
+  constexpr const char* names[dtype_count] = {"F32", "F64", "F16", "BF16", "F8_E4M3", "F8_E5M2",
+                                              "I8",  "U8",  "I32", "U32",  "I64",     "U64"};
+  return names[static_cast<std::size_t>(type)];
 }
 
-std::string checkpoint_at(const std::string& path) {
-  require(path_exists(path), Errc::config, path, ": no such folder");
-  if (is_checkpoint(path)) return path;
-  const auto tag = read_tag_file(path, latest_file);
-  require(tag.has_value(), Errc::config, path, ": holds neither ", checkpoint_index_file, " nor a file ",
-          latest_file, "; give the folder of a checkpoint");
-  const fs::path folder = fs::path(path) / *tag;
-  require(is_checkpoint(folder), Errc::config, path, ": ", latest_file, " names ", *tag,
-          ", which is no checkpoint in this folder");
-  return folder.string();
+unsigned safetensors_bits(std::string_view dtype) {
+  const auto known = std::ranges::find_if(elements, [&](const Element& e) { return dtype == e.name; });
+  return known == elements.end() ? 0 : known->bits;
 }
 
-TensorSource open_tensors(const std::string& path, TensorPart part) {
-  require(path_exists(path), Errc::config, path, ": no such file or folder");
-  if (!has_checkpoint(path)) return open_weights(path);
-  const std::string folder = checkpoint_at(path);
-  TensorSource source = open_checkpoint(folder, part);
-  source.choice = choice_in(path, folder);
-  return source;
+bool is_float_dtype(std::string_view dtype) {
+  return dtype == "F32" || dtype == "F16" || dtype == "BF16" || dtype == "F64";
+}
+
+std::string name(const std::vector<std::uint64_t>& shape) {
+  std::string out = "[";
+  for (const auto extent : shape) out += concat(out.size() > 1 ? ", " : "", extent);
+  return out + "]";
+}
+
+struct TensorSource::State {
+  std::string path, choice;
+  std::optional<std::string> state;
+  std::vector<TensorInfo> tensors;
+  struct Place {
+    Read read;
+    std::uint32_t path;  // index in paths
+  };
+  std::vector<Place> places;  // of each tensor
+  std::vector<std::string> paths;
+  std::map<std::string, std::size_t, std::less<>> index;
+
+  const Place& at(const TensorInfo& t) const { return places[index.find(t.name)->second]; }
+  void add(TensorInfo, Read);
+  template <class... T>
+  [[noreturn]] void refuse(Errc code, const TensorInfo& t, const T&... parts) const {
+    fail(code, escaped(concat(path, ": tensor '", t.name, "': ", parts...)));
+  }
+};
+
+/// From the last of the paths.
+void TensorSource::State::add(TensorInfo t, Read read) {
+  const auto [place, is_new] = index.emplace(t.name, tensors.size());
+  if (!is_new)
+    fail(Errc::io, escaped(concat(paths.back(), ": tensor '", t.name, "' is also in ",
+                                  paths[places[place->second].path])));
+  tensors.push_back(std::move(t));
+  places.push_back({std::move(read), static_cast<std::uint32_t>(paths.size() - 1)});
+}
+
+TensorSource::TensorSource(std::string path) : state_(std::make_shared<State>()) {
+  state_->path = std::move(path);
+}
+
+void TensorSource::add(TensorInfo t, Read read) {
+  if (state_->paths.empty()) state_->paths.push_back(state_->path);
+  state_->add(std::move(t), std::move(read));
+}
+
+void TensorSource::add(const TensorSource& other) {
+  state_->paths.push_back(other.path());
+  for (const TensorInfo& t : other.tensors()) state_->add(t, other.state_->at(t).read);
+  if (!other.choice().empty()) set_choice(other.choice());
+}
+
+void TensorSource::set_choice(std::string line) { state_->choice = std::move(line); }
+void TensorSource::set_state(std::string json) { state_->state = std::move(json); }
+
+const std::string& TensorSource::path() const { return state_->path; }
+const std::string& TensorSource::choice() const { return state_->choice; }
+const std::optional<std::string>& TensorSource::state() const { return state_->state; }
+const std::vector<TensorInfo>& TensorSource::tensors() const { return state_->tensors; }
+
+const TensorInfo* TensorSource::find(std::string_view name) const {
+  const auto found = state_->index.find(name);
+  return found == state_->index.end() ? nullptr : &state_->tensors[found->second];
+}
+
+const std::string& TensorSource::path_of(const TensorInfo& t) const {
+  return state_->paths[state_->at(t).path];
+}
+
+void TensorSource::read_f32(const TensorInfo& t, std::uint64_t begin, std::span<float> out) const {
+  if (begin > t.count || out.size() > t.count - begin)
+    state_->refuse(Errc::invalid_argument, t, "elements ", begin, " to ", begin + out.size(),
+                   " requested of ", t.count);
+  if (!is_float_dtype(t.dtype))
+    state_->refuse(Errc::unsupported, t, "dtype ", t.dtype,
+                   " cannot be read as f32; F32, F16, BF16 and F64 can");
+  const Read& read = state_->at(t).read;
+  if (t.dtype == "F32") return read(begin * sizeof(float), std::as_writable_bytes(out));
+  if (t.dtype == "F64") return read_widened<double>(begin, out, read);
+  if (t.dtype == "F16") return read_widened<Half>(begin, out, read);
+  read_widened<Brain>(begin, out, read);
+}
+
+void TensorSource::read_bytes(const TensorInfo& t, std::uint64_t begin, std::span<std::byte> out) const {
+  if (begin > t.bytes || out.size() > t.bytes - begin)
+    state_->refuse(Errc::invalid_argument, t, "bytes from ", begin, " on, ", out.size(),
+                   " of them, requested of ", t.bytes);
+  const std::uint64_t size = t.count > 0 && t.bytes % t.count == 0 ? t.bytes / t.count : 1;
+  if (begin % size != 0 || out.size() % size != 0)
+    state_->refuse(Errc::invalid_argument, t, out.size(), " bytes from ", begin,
+                   " on are no whole elements of ", size, " bytes");
+  state_->at(t).read(begin, out);
+}
+
+void require_whole_bytes(const TensorSource& source) {
+  for (const TensorInfo& t : source.tensors()) {
+    const unsigned bits = safetensors_bits(t.dtype);
+    require(bits > 0 && bits % 8 == 0, Errc::unsupported,
+            escaped(concat(source.path(), ": tensor '", t.name, "': its dtype ", t.dtype,
+                           " cannot be converted")));
+  }
 }
 
 }  // namespace rz

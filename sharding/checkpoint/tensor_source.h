@@ -4,49 +4,75 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
+
+#include "comm/core/types.h"
 
 namespace rz {
 
-struct SourceTensor {
+/// The name of a dtype in files: "F32", "BF16", "I64", …
+const char* safetensors_name(DType);
+/// Bits of an element of a dtype in files; 0 if it is unknown.
+unsigned safetensors_bits(std::string_view dtype);
+/// F32, F16, BF16 or F64, which are read as f32.
+bool is_float_dtype(std::string_view dtype);
+std::string name(const std::vector<std::uint64_t>& shape);  ///< "[4, 64]"
+
+/// A tensor in a file.
+struct TensorInfo {
   std::string name;
-  std::string dtype;  ///< as in safetensors: "F32"
+  std::string dtype;  ///< as in safetensors: "F32", "BF16", …; may be unknown to this library
   std::vector<std::uint64_t> shape;
-  std::uint64_t count = 1, bytes = 0;
+  std::uint64_t count = 1;  ///< elements
+  std::uint64_t bytes = 0;
 };
 
-/// Tensors that are read by range. Not thread-safe.
-struct TensorSource {
-  std::string path;
-  std::string choice;                ///< of several sources, which is read: one line, or empty
-  std::optional<std::string> state;  ///< JSON object of a checkpoint
-  std::vector<SourceTensor> tensors;
-  /// Reads elements [begin, begin + out.size()) of one of `tensors`, of F32, F16, BF16 or F64, rounded to
-  /// f32.
-  std::function<void(const SourceTensor&, std::uint64_t begin, std::span<float> out)> read_f32;
-  /// Reads elements from `begin` on in their dtype; `out` holds whole elements.
-  std::function<void(const SourceTensor&, std::uint64_t begin, std::span<std::byte> out)> read_bytes;
+/// Tensors that are read by range. Copies share the files; concurrent reads are safe.
+class TensorSource {
+ public:
+  /// Reads bytes of a tensor from `begin` on, which it has.
+  using Read = std::function<void(std::uint64_t begin, std::span<std::byte> out)>;
+
+  /// Without tensors at first. `path`: the file, index or folder.
+  explicit TensorSource(std::string path);
+  /// Adds one, or those of another path. Errc::io names both paths if there is one of the name. Call before
+  /// the object is copied, as the two below.
+  void add(TensorInfo, Read);
+  void add(const TensorSource&);
+  void set_choice(std::string line);
+  void set_state(std::string json);
+
+  const std::string& path() const;
+  /// If there were several sources: which of them is read. One line, else empty.
+  const std::string& choice() const;
+  /// JSON object of a checkpoint.
+  const std::optional<std::string>& state() const;
+  /// In the order of the files; those of a checkpoint by name.
+  const std::vector<TensorInfo>& tensors() const;
+  /// Null if there is none of this name.
+  const TensorInfo* find(std::string_view name) const;
+  /// The path from which a tensor was added.
+  const std::string& path_of(const TensorInfo&) const;
+
+  /// Reads elements [begin, begin + out.size()) of a tensor of F32, F16, BF16 or F64, rounded to f32. Reads
+  /// only those bytes of the files. Errc::invalid_argument unless the tensor has them, Errc::unsupported for
+  /// another dtype, Errc::io if a file was truncated meanwhile.
+  void read_f32(const TensorInfo&, std::uint64_t begin, std::span<float> out) const;
+  /// Reads bytes [begin, begin + out.size()) of a tensor, which are whole elements. Errc::invalid_argument
+  /// unless the tensor has them.
+  void read_bytes(const TensorInfo&, std::uint64_t begin, std::span<std::byte> out) const;
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
 };
 
-/// F32, F16, BF16 or F64, which read_f32 reads.
-bool is_floating_point(const SourceTensor&);
-
-/// `weights`: parameters and persistent buffers, by their names in the model. `all`: also the optimizer's
-/// tensors, by their names in the checkpoint.
-enum class TensorPart { weights, all };
-
-/// Opens a checkpoint's folder (sharding/checkpoint/checkpoint_index.h), or the files of
-/// WeightFiles::open(). Errors name the file, in one line; Errc::unsupported for a tensor whose elements
-/// are no whole bytes.
-TensorSource open_tensors(const std::string& path, TensorPart);
-
-/// The folder of a checkpoint: the path itself, or for a folder DIR of checkpoints DIR/TAG with the tag of
-/// DIR/latest. Errc::config if there is none.
-std::string checkpoint_at(const std::string& path);
-/// Whether a path is a folder of a checkpoint, or of checkpoints.
-bool has_checkpoint(const std::string& path);
+/// Errc::unsupported names a tensor whose elements are no whole bytes, or of an unknown number.
+void require_whole_bytes(const TensorSource&);
 
 }  // namespace rz

@@ -11,7 +11,6 @@
 #include "comm/core/math.h"
 #include "sharding/checkpoint/safetensors.h"
 #include "sharding/io/durable_file.h"
-#include "sharding/io/durable_folder.h"
 #include "sharding/io/text.h"
 
 namespace rz {
@@ -21,12 +20,12 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t written_elements = std::size_t{1} << 20;
 
-bool is_converted(const SourceTensor& t, const WriteWeightsOptions& options) {
-  return options.dtype && is_floating_point(t) && t.dtype != safetensors_name(*options.dtype);
+bool is_converted(const TensorInfo& t, const WriteWeightsOptions& options) {
+  return options.dtype && is_float_dtype(t.dtype) && t.dtype != safetensors_name(*options.dtype);
 }
 
 /// A type of the library with elements as large as those of a dtype in files.
-DType type_of_size(const SourceTensor& t) {
+DType type_of_size(const TensorInfo& t) {
   switch (safetensors_bits(t.dtype) / 8) {
     case 1:
       return DType::u8;
@@ -39,7 +38,7 @@ DType type_of_size(const SourceTensor& t) {
   }
 }
 
-SafetensorsSpec written_spec(const SourceTensor& t, const WriteWeightsOptions& options) {
+SafetensorsSpec written_spec(const TensorInfo& t, const WriteWeightsOptions& options) {
   if (is_converted(t, options)) return {t.name, t.shape, *options.dtype};
   return {t.name, t.shape, type_of_size(t), t.dtype};
 }
@@ -51,7 +50,7 @@ class WeightFileWriter {
                    const std::vector<SafetensorsSpec>& specs)
       : source_(source), options_(options), file_(path, specs) {}
 
-  void write(const SourceTensor& t, const std::function<void(std::uint64_t)>& written) {
+  void write(const TensorInfo& t, const std::function<void(std::uint64_t)>& written) {
     for (std::uint64_t at = 0, n; at < t.count; at += n) {
       n = std::min<std::uint64_t>(written_elements, t.count - at);
       written(is_converted(t, options_) ? write_converted(t, at, n) : write_bytes(t, at, n));
@@ -60,14 +59,15 @@ class WeightFileWriter {
   void finish() { file_.finish(); }
 
  private:
-  std::uint64_t write_bytes(const SourceTensor& t, std::uint64_t at, std::uint64_t n) {
-    bytes_.resize(n * (t.bytes / t.count));
-    source_.read_bytes(t, at, bytes_);
+  std::uint64_t write_bytes(const TensorInfo& t, std::uint64_t at, std::uint64_t n) {
+    const std::uint64_t size = t.bytes / t.count;
+    bytes_.resize(n * size);
+    source_.read_bytes(t, at * size, bytes_);
     file_.write(std::span<const std::byte>(bytes_));
     return bytes_.size();
   }
 
-  std::uint64_t write_converted(const SourceTensor& t, std::uint64_t at, std::uint64_t n) {
+  std::uint64_t write_converted(const TensorInfo& t, std::uint64_t at, std::uint64_t n) {
     values_.resize(n);
     source_.read_f32(t, at, values_);
     if (*options_.dtype == DType::f16) return write_narrow<f16>(t, at);
@@ -77,7 +77,7 @@ class WeightFileWriter {
   }
 
   template <class T>
-  std::uint64_t write_narrow(const SourceTensor& t, std::uint64_t at) {
+  std::uint64_t write_narrow(const TensorInfo& t, std::uint64_t at) {
     std::vector<T> narrow(values_.size());
     for (std::size_t i = 0; i < narrow.size(); ++i) {
       narrow[i] = from_f32<T>(values_[i]);
@@ -87,9 +87,9 @@ class WeightFileWriter {
     return narrow.size() * sizeof(T);
   }
 
-  void overflow(const SourceTensor& t, std::uint64_t element, float value) const {
+  void overflow(const TensorInfo& t, std::uint64_t element, float value) const {
     require(options_.allow_overflow, Errc::diverged,
-            escaped(concat(source_.path, ": tensor '", t.name, "': element ", element, " is ", value,
+            escaped(concat(source_.path(), ": tensor '", t.name, "': element ", element, " is ", value,
                            ", which overflows ", name(*options_.dtype),
                            "; choose bf16 or f32, or allow the overflow to infinity")));
   }
@@ -128,7 +128,7 @@ void copy_file_durably(const fs::path& from, const fs::path& folder) {
 /// What is written: every tensor's place, and bytes.
 struct WritePlan {
   WritePlan(const TensorSource& source, const WriteWeightsOptions& options) {
-    for (const SourceTensor& t : source.tensors) {
+    for (const TensorInfo& t : source.tensors()) {
       specs.push_back(written_spec(t, options));
       bytes.push_back(t.count * size_of(specs.back().dtype));
       all += bytes.back();
@@ -174,6 +174,7 @@ std::vector<std::vector<std::size_t>> cut_into_files(std::span<const std::uint64
 
 void write_weights(const TensorSource& source, const std::string& folder,
                    const WriteWeightsOptions& options) {
+  require_whole_bytes(source);
   const WritePlan plan(source, options);
   DurableFolder out(folder);
   const fs::path path = out.folder();
@@ -183,7 +184,7 @@ void write_weights(const TensorSource& source, const std::string& folder,
     for (const std::size_t t : plan.files[f]) specs.push_back(plan.specs[t]);
     WeightFileWriter file(source, options, (path / weight_file_name(f, plan.files.size())).string(), specs);
     for (const std::size_t t : plan.files[f])
-      file.write(source.tensors[t], [&](std::uint64_t n) { options.progress(done += n, plan.all); });
+      file.write(source.tensors()[t], [&](std::uint64_t n) { options.progress(done += n, plan.all); });
     file.finish();
   }
   if (plan.files.size() > 1) write_text(path / "model.safetensors.index.json", plan.index());

@@ -5,11 +5,16 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <variant>
 #include <vector>
 
-#include "sharding/engine/client_state.h"
-
 namespace rz {
+
+/// A program's own values in a checkpoint.
+using ClientValue = std::variant<bool, std::int64_t, double, std::string>;
+/// As client_state of DeepSpeed: {{"epoch", 3}, {"best_loss", 0.5}, {"dataset", "wiki"}}. Numbers come back
+/// with the same bits.
+using ClientState = std::map<std::string, ClientValue>;
 
 struct SaveCheckpointOptions {
   std::string tag;           ///< name of the checkpoint; empty: "global_stepN" after N updates

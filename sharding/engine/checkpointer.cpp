@@ -12,7 +12,7 @@
 #include "comm/core/integer_math.h"
 #include "sharding/checkpoint/checkpoint_folder.h"
 #include "sharding/checkpoint/checkpoint_reader.h"
-#include "sharding/checkpoint/state_files.h"
+#include "sharding/checkpoint/deepspeed_weights.h"
 #include "sharding/engine/signal_handler.h"
 #include "sharding/io/text.h"
 #include "sharding/parallel/rank_agreement.h"
@@ -65,7 +65,7 @@ std::string agreed_tag(Communicator& comm, const std::string& dir, const std::st
 }
 
 /// Every rank reads some of the files.
-void verify_share(CheckpointReader& reader, int rank, int ranks) {
+void verify_share(const CheckpointReader& reader, int rank, int ranks) {
   const auto step = static_cast<std::size_t>(ranks);
   for (std::size_t f = static_cast<std::size_t>(rank); f < reader.index().files.size(); f += step)
     reader.verify(f);
@@ -248,7 +248,7 @@ std::optional<LoadedCheckpoint> Checkpointer::load(const std::string& dir, const
     check_seed(saved, o);
     if (optimizer) check_optimizer(saved.optimizer);
     trainer = trainer_of(saved, index_file);
-    loader.emplace(*reader, parts_.module, optimizer ? &parts_.updates->training().optimizer() : nullptr,
+    loader.emplace(reader->tensors(TensorPart::all), parts_.module, optimizer ? &parts_.updates->training().optimizer() : nullptr,
                    StateLoaderOptions{.strict = o.load_module_strict, .seed = parts_.seed});
   });
   if (parts_.updates) parts_.updates->drop_graph();

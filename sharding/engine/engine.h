@@ -186,9 +186,9 @@ class Engine {
   /// Writes the parameters to a safetensors file, in f32, and the persistent buffers of rank 0; see
   /// save_weights(). Collective.
   void save_model(const std::string& path);
-  /// Reads them again, on any number of ranks and in any stage, or other weights of WeightFiles::open(): a
-  /// state dict of PyTorch, a folder of Hugging Face, a checkpoint of DeepSpeed. Errc::config lists what does
-  /// not fit. Returns the names that are missing and unexpected, and prints them to EngineOptions::log. Not
+  /// Reads them again, on any number of ranks and in any stage, or other weights of open_tensors(): a
+  /// state dict of PyTorch, a folder of Hugging Face, a checkpoint of DeepSpeed or of an engine, of which it
+  /// reads parameters and buffers alone. Errc::config lists what does not fit. Returns the names that are missing and unexpected, and prints them to EngineOptions::log. Not
   /// collective.
   PretrainedWeights load_model(const std::string& path, const LoadOptions& o = {}) {
     return load_model(module_, path, o);

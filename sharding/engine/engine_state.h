@@ -9,7 +9,7 @@
 
 #include "comm/bootstrap.h"
 #include "sharding/data/loader_positions.h"
-#include "sharding/engine/client_state.h"
+#include "sharding/engine/checkpoint_options.h"
 #include "sharding/engine/update_loop.h"
 
 namespace rz {

@@ -1,11 +1,13 @@
 #pragma once
-/// What decides on the best checkpoint and on early stopping.
+/// What decides on the best checkpoint and on early stopping, and its JSON.
 
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 
 #include "sharding/config/checkpoint_config.h"
 #include "sharding/engine/early_stopping.h"
+#include "sharding/io/json.h"
 
 namespace rz {
 
@@ -26,5 +28,15 @@ std::string to_json(const TrainerState&);
 /// comparable: the state is then left as it is. Errc::config names the file and the key of a value that is
 /// missing or wrong; nothing is changed then.
 void restore(TrainerState&, const std::string& text, const std::string& file);
+
+/// An object with the names of Hugging Face's TrainerState, and "greater_is_better".
+nlohmann::json to_json(const BestMetric&);
+/// Errc::config names the file and the key of a value that is missing or wrong.
+BestMetric best_metric_from_json(const JsonObject&);
+
+/// "best_metric" and "early_stopping_patience_counter".
+nlohmann::json to_json(const EarlyStopping::State&);
+/// Errors as above.
+EarlyStopping::State early_stopping_from_json(const JsonObject&);
 
 }  // namespace rz

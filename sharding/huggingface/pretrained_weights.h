@@ -2,7 +2,6 @@
 /// Weights in files of Hugging Face and PyTorch, with their names, read by element range.
 
 #include <cstdint>
-#include <set>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -13,7 +12,7 @@
 #include "autograd_lite/nn/module.h"
 #include "comm/core/types.h"
 #include "comm/device/stream.h"
-#include "sharding/checkpoint/weight_files.h"
+#include "sharding/checkpoint/tensor_source.h"
 #include "sharding/huggingface/weight_names.h"
 #include "sharding/strategy/strategy.h"
 
@@ -38,11 +37,11 @@ struct LoadOptions {
 /// (attn.bias of four dimensions and attn.masked_bias, beside a layer attn.c_attn of the module) are ignored,
 /// unless the module has them as buffers. A buffer is of the dtype that the
 /// file has; one of f32 may be of another floating-point type there. lm_head.weight is ignored for a module
-/// without it if it equals wte, to which it is tied. A parameter that is a slice of a tensor reads that
-/// slice.
+/// without it if it equals wte, to which it is tied. A parameter that is a part of a tensor reads that
+/// part.
 class PretrainedWeights {
  public:
-  /// `path` as for WeightFiles::open(). Compares names, shapes and dtypes. Errc::config lists, in one
+  /// `path` as for open_tensors(). Compares names, shapes and dtypes. Errc::config lists, in one
   /// line, all missing, misshapen and, if strict, unexpected tensors.
   PretrainedWeights(const std::string& path, Module&, const LoadOptions& = {});
 
@@ -54,7 +53,7 @@ class PretrainedWeights {
   std::size_t tensors() const { return entries_.size(); }
   bool contains(const Parameter& p) const { return entries_.contains(&p); }
   /// What is worth a line, without a line end, else empty: which of several sources was read
-  /// (WeightFiles::choice()), a prefix that was left out, names that are missing or unexpected.
+  /// (TensorSource::choice()), a prefix that was left out, names that are missing or unexpected.
   std::string describe() const;
 
   /// Writes elements of a parameter to out[0, elements.count()): from the files, or the initial values.
@@ -68,17 +67,17 @@ class PretrainedWeights {
  private:
   void match(const std::vector<std::pair<std::string, Parameter*>>&);
   void match_buffers(const std::vector<std::pair<std::string, ModuleBuffer*>>&);
-  void find_unexpected(bool tied_head, const std::set<std::string>& c_attn);
+  void find_unexpected(const TensorInfo* head, const std::vector<std::string>& model);
   void check(bool strict, const std::vector<std::string>& model) const;
-  void check_tied_head(const Parameter& wte) const;
-  void require_finite(const WeightTensor&, std::uint64_t begin, std::span<const float>) const;
+  void check_tied_head(const TensorInfo& head, const TensorInfo& table) const;
+  void require_finite(const Parameter&, const TensorInfo&, std::uint64_t begin, std::span<const float>) const;
 
-  WeightFiles files_;
+  TensorSource files_;
   WeightNames names_;
   std::uint64_t seed_;
   bool nonfinite_;
-  std::unordered_map<const Parameter*, const WeightTensor*> entries_;
-  std::vector<std::pair<const ModuleBuffer*, const WeightTensor*>> buffers_;
+  std::unordered_map<const Parameter*, const TensorInfo*> entries_;
+  std::vector<std::pair<ModuleBuffer*, const TensorInfo*>> buffers_;
   std::unordered_set<const Parameter*> initialized_;  // parameters that are missing
   std::vector<std::string> missing_, unexpected_, mismatched_;
   std::size_t transposed_ = 0;  // of mismatched_

@@ -22,23 +22,18 @@ using NamedBuffers = std::vector<std::pair<std::string, ModuleBuffer*>>;
 void check_exportable(const std::string& path, const NamedParameters& parameters,
                       const NamedBuffers& buffers) {
   for (const auto& [name, p] : parameters)
-    require(!p->slice || p->slice->is_whole(), Errc::unsupported, path, ": ", name,
-            " is a slice on this rank; only whole parameters are written");
+    require(p->box().is_whole(), Errc::unsupported, path, ": ", name,
+            " is a part of a tensor on this rank; only whole parameters are written");
   for (const auto& [name, b] : buffers)
     require(b->value.defined(), Errc::invalid_argument, path, ": the buffer ", name,
             " has no memory; save the module of the strategy, or call allocate_buffers()");
 }
 
-SafetensorsSpec spec(const std::string& name, const Shape& shape, DType dtype) {
-  SafetensorsSpec s{name, {}, dtype};
-  for (int i = 0; i < shape.dims(); ++i) s.shape.push_back(shape[i]);
-  return s;
-}
-
 std::vector<SafetensorsSpec> specs(const NamedParameters& parameters, const NamedBuffers& buffers) {
   std::vector<SafetensorsSpec> tensors;
-  for (const auto& [name, p] : parameters) tensors.push_back(spec(name, p->shape, DType::f32));
-  for (const auto& [name, b] : buffers) tensors.push_back(spec(name, b->value.shape(), b->value.dtype()));
+  for (const auto& [name, p] : parameters) tensors.push_back({name, extents(p->shape), DType::f32});
+  for (const auto& [name, b] : buffers)
+    tensors.push_back({name, extents(b->value.shape()), b->value.dtype()});
   return tensors;
 }
 

@@ -17,7 +17,8 @@ struct SaveOptions {
 /// the persistent buffers of rank 0 in their dtypes, with their names from the module, as in PyTorch's
 /// state_dict(). Collective; rank 0 writes. Errc::diverged on every rank, naming the first element of a
 /// parameter that is not finite, unless `nonfinite` is set; an existing file is then unchanged.
-/// Errc::unsupported for parameters that are slices, Errc::invalid_argument for buffers without memory.
+/// Errc::unsupported for parameters that are parts of tensors, Errc::invalid_argument for buffers without
+/// memory.
 void save_weights(const std::string& path, Module&, Strategy&, int rank, const Stream&,
                   const SaveOptions& = {});
 

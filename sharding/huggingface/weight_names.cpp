@@ -10,7 +10,6 @@
 namespace rz {
 namespace {
 
-constexpr std::string_view transformer = "transformer.";
 /// Of torch.compile(), FullyShardedDataParallel and checkpoint_wrapper().
 constexpr std::array<std::string_view, 3> wrappers{"_orig_mod.", "_fsdp_wrapped_module.",
                                                    "_checkpoint_wrapped_module."};
@@ -29,7 +28,7 @@ std::string without_wrappers(std::string name) {
 }
 
 /// The dotted parts that all names begin with: "a.b." of a.b.c and a.b.d.
-std::string common_prefix(const std::vector<std::pair<std::string, const WeightTensor*>>& tensors) {
+std::string common_prefix(const std::vector<std::pair<std::string, const TensorInfo*>>& tensors) {
   if (tensors.empty()) return "";
   std::string_view common = tensors[0].first;
   for (const auto& [name, tensor] : tensors) {
@@ -41,9 +40,10 @@ std::string common_prefix(const std::vector<std::pair<std::string, const WeightT
 
 }  // namespace
 
-WeightNames::WeightNames(const WeightFiles& files, std::span<const std::string> model,
-                         const std::string& prefix) {
-  for (const WeightTensor& t : files.tensors())
+WeightNames::WeightNames(const TensorSource& files, std::span<const std::string> model,
+                         const std::string& prefix, const NameTable& table)
+    : table_(table) {
+  for (const TensorInfo& t : files.tensors())
     if (t.name.starts_with(prefix)) tensors_.emplace_back(t.name.substr(prefix.size()), &t);
   require(!tensors_.empty() || prefix.empty(), Errc::config, escaped(files.path()),
           ": no tensor has the prefix '", escaped(prefix), "'");
@@ -66,40 +66,54 @@ void WeightNames::choose(std::span<const std::string> model) {
   std::size_t best = 0;
   for (std::size_t end = 0; end != common.npos; end = common.find('.', end)) {
     if (end > 0) ++end;
-    for (const Transformer t : {Transformer::as_is, Transformer::left_out, Transformer::added})
+    for (const Prefix t : {Prefix::as_is, Prefix::left_out, Prefix::added})
       if (const std::size_t n = found(model, common.substr(0, end), t); n > best)
-        best = n, left_out_ = common.substr(0, end), transformer_ = t;
+        best = n, left_out_ = common.substr(0, end), prefix_ = t;
   }
   for (auto& [name, tensor] : tensors_) name.erase(0, left_out_.size());
 }
 
 std::size_t WeightNames::found(std::span<const std::string> model, const std::string& prefix,
-                               Transformer t) const {
+                               Prefix t) const {
   return static_cast<std::size_t>(std::ranges::count_if(
       model, [&](const std::string& name) { return by_name_.contains(prefix + in_files(name, t)); }));
 }
 
-std::string WeightNames::in_files(const std::string& name, Transformer t) const {
-  if (t == Transformer::left_out && name.starts_with(transformer)) return name.substr(transformer.size());
-  if (t == Transformer::added && name != lm_head_weight) return concat(transformer, name);
-  return name;
+std::string WeightNames::in_files(const std::string& name, Prefix t) const {
+  if (t == Prefix::left_out) return std::string(without_prefix(name));
+  return t == Prefix::added && name != table_.head ? concat(table_.prefix, name) : name;
 }
 
-const WeightTensor* WeightNames::find(const std::string& name) const {
-  const auto tensor = by_name_.find(left_out_ + in_files(name, transformer_));
+std::string_view WeightNames::without_prefix(std::string_view name) const {
+  return name.starts_with(table_.prefix) ? name.substr(table_.prefix.size()) : name;
+}
+
+bool WeightNames::is_ignored(std::string_view name, const TensorInfo& t,
+                             std::span<const std::string> model) const {
+  const std::string_view parent = without_prefix(name.substr(0, name.rfind('.') + 1));
+  return std::ranges::any_of(table_.ignored, [&](const NameTable::Ignored& i) {
+    return name.ends_with(i.ending) && (i.dims == 0 ? t.count == 1 : t.shape.size() == i.dims) &&
+           std::ranges::any_of(model, [layer = concat(parent, i.layer), this](const std::string& n) {
+             return without_prefix(n).starts_with(layer);
+           });
+  });
+}
+
+const TensorInfo* WeightNames::find(const std::string& name) const {
+  const auto tensor = by_name_.find(left_out_ + in_files(name, prefix_));
   return tensor == by_name_.end() ? nullptr : tensor->second;
 }
 
 std::string WeightNames::likely_prefix(std::span<const std::string> model) const {
   std::string best;
-  std::size_t most = found(model, left_out_, transformer_);
+  std::size_t most = found(model, left_out_, prefix_);
   std::set<std::string> tried;
   for (const std::string& name : model.first(std::min<std::size_t>(model.size(), 4)))
     for (const auto& [stored, tensor] : by_name_) {
       if (!stored.ends_with("." + name)) continue;
       const std::string prefix = stored.substr(0, stored.size() - name.size());
       if (!tried.insert(prefix).second || tried.size() > 64) continue;
-      if (const std::size_t n = found(model, prefix, Transformer::as_is); n > most) most = n, best = prefix;
+      if (const std::size_t n = found(model, prefix, Prefix::as_is); n > most) most = n, best = prefix;
     }
   return best;
 }

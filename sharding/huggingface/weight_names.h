@@ -1,7 +1,7 @@
 #pragma once
 /// Names of tensors in files, as those of a model.
 
-#include <functional>
+#include <array>
 #include <map>
 #include <span>
 #include <string>
@@ -9,41 +9,66 @@
 #include <utility>
 #include <vector>
 
-#include "sharding/checkpoint/weight_files.h"
+#include "sharding/checkpoint/tensor_source.h"
 
 namespace rz {
 
-/// Name of the weight that gives logits, if it has values of its own.
-inline constexpr std::string_view lm_head_weight = "lm_head.weight";
+/// Names of a family of models in its files.
+struct NameTable {
+  std::string_view prefix;  ///< which names may lack, in the files or in the model
+  /// Tensors that are no weights: those of this ending and number of dimensions, 0: of one element, beside
+  /// the parameters of a layer of this name.
+  struct Ignored {
+    std::string_view ending;
+    std::size_t dims;
+    std::string_view layer;
+  };
+  std::array<Ignored, 2> ignored;
+  std::string_view head, table;  ///< a model without a parameter `head` has `table` in its place
+};
+/// The masks of attention are in the files of GPT-2.
+inline constexpr NameTable gpt2_names{"transformer.",
+                                      {{{"attn.bias", 4, "c_attn."}, {"attn.masked_bias", 0, "c_attn."}}},
+                                      "lm_head.weight",
+                                      "wte.weight"};
 
 /// One rule for all tensors of files: the one by which the names of a model fit best. PretrainedWeights has
 /// the rules. Refers to the files.
 class WeightNames {
  public:
   /// `model`: names of parameters and buffers. Only tensors whose names begin with `prefix` are known.
-  WeightNames(const WeightFiles&, std::span<const std::string> model, const std::string& prefix);
+  WeightNames(const TensorSource&, std::span<const std::string> model, const std::string& prefix,
+              const NameTable& = gpt2_names);
 
   /// The tensor of a name in the model; nullptr if there is none.
-  const WeightTensor* find(const std::string& name) const;
+  const TensorInfo* find(const std::string& name) const;
   /// The known tensors by their names without prefix and wrappers, in the order of the files.
-  const std::vector<std::pair<std::string, const WeightTensor*>>& tensors() const { return tensors_; }
+  const std::vector<std::pair<std::string, const TensorInfo*>>& tensors() const { return tensors_; }
+  /// Whether a tensor is one of NameTable::ignored; `name` is that of tensors().
+  bool is_ignored(std::string_view name, const TensorInfo&, std::span<const std::string> model) const;
+  /// NameTable::head.
+  std::string head() const { return std::string(table_.head); }
+  /// Whether a name of the model is that of NameTable::table.
+  bool is_table(std::string_view name) const { return without_prefix(name) == table_.table; }
   /// The prefix that was found to be left out; empty: none.
   const std::string& left_out() const { return left_out_; }
   /// A prefix of some tensors with which most of these names would be found; empty if there is none.
   std::string likely_prefix(std::span<const std::string> model) const;
 
  private:
-  enum class Transformer { as_is, left_out, added };  // in names of the model
+  enum class Prefix { as_is, left_out, added };  // of the table, in names of the model
 
+  std::string_view without_prefix(std::string_view name) const;
   void leave_out_wrappers(std::span<const std::string> model);
   void choose(std::span<const std::string> model);
-  std::string in_files(const std::string& name, Transformer) const;
-  std::size_t found(std::span<const std::string> model, const std::string& prefix, Transformer) const;
+  std::string in_files(const std::string& name, Prefix) const;
+  std::size_t found(std::span<const std::string> model, const std::string& prefix, Prefix) const;
 
-  std::vector<std::pair<std::string, const WeightTensor*>> tensors_;
-  std::map<std::string, const WeightTensor*, std::less<>> by_name_;
+  std::vector<std::pair<std::string, const TensorInfo*>> tensors_;
+  std::map<std::string, const TensorInfo*, std::less<>> by_name_;
   std::string left_out_;
-  Transformer transformer_ = Transformer::as_is;
+  NameTable table_;
+  Prefix prefix_ = Prefix::as_is;
 };
 
 }  // namespace rz

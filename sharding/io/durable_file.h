@@ -1,5 +1,5 @@
 #pragma once
-/// Files that become visible under their names complete, or not at all.
+/// Files and folders that become visible under their names complete, or not at all.
 
 #include <cstddef>
 #include <memory>
@@ -24,7 +24,8 @@ class DurableFile {
   DurableFile& operator=(const DurableFile&) = delete;
 
   /// Appends bytes. Errc::io on failure. Large ones whose address is that of their place in the file, modulo
-  /// direct_alignment, are written from this memory without the page cache, if the file system can (O_DIRECT).
+  /// direct_alignment, are written from this memory without the page cache, if the file system can
+  /// (O_DIRECT).
   void write(const void* data, std::size_t bytes);
   void write(std::string_view text) { write(text.data(), text.size()); }
   /// Makes the file durable and visible. Errc::io on failure; call at most once.
@@ -46,5 +47,25 @@ void remove_stale_temporary_files(const std::string& path);
 
 /// Creates the directory and its missing parents, and syncs them. Errc::io if one cannot be created.
 void make_folders(const std::string& path);
+
+/// A folder that is written under a temporary name beside its own. commit() renames it. Without commit()
+/// nothing remains; what a killed process left is removed by the next DurableFolder of the same path. Errors
+/// are Errc::io, "PATH: …".
+class DurableFolder {
+ public:
+  /// Makes the parents of `path`. Errc::io if `path` exists, unless it is an empty folder.
+  explicit DurableFolder(const std::string& path);
+  ~DurableFolder();
+  DurableFolder(const DurableFolder&) = delete;
+
+  /// The folder to write to.
+  const std::string& folder() const;
+  /// Makes the folder visible, durably. All its files are durable. Call at most once.
+  void commit();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 }  // namespace rz

@@ -14,7 +14,7 @@
 #include <set>
 
 #include "sharding/checkpoint/checkpoint_reader.h"
-#include "sharding/io/durable_folder.h"
+#include "sharding/io/durable_file.h"
 #include "sharding/io/json.h"
 #include "tests/support/error_of.h"
 #include "tests/support/forked.h"
@@ -100,7 +100,8 @@ float first_element(const std::string& dir, const std::string& tag) {
   CheckpointReader reader = CheckpointReader::open(dir + "/" + tag);
   for (std::size_t f = 0; f < 2; ++f) reader.verify(f);
   std::vector<float> values(8);
-  reader.read_f32("model/w", 0, values);
+  const TensorSource tensors = reader.tensors(TensorPart::all);
+  tensors.read_f32(*tensors.find("model/w"), 0, values);
   for (std::size_t i = 0; i < 8; ++i) EXPECT_EQ(values[i], values[0] + static_cast<float>(i));
   return values[0];
 }

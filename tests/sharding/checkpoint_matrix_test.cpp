@@ -209,5 +209,42 @@ TEST(CheckpointMatrix, SixteenBitsAndF32ReadEachOther) {
       }
 }
 
+/// The weights of a checkpoint are those of the run that saved it, and nothing else of it is loaded.
+TEST(CheckpointMatrix, EveryStrategyLoadsTheWeightsOfEveryOther) {
+  const Folder folder;
+  const std::string bf16 = R"(, "bf16": {"enabled": true})";
+  for (const TrainingRun& run :
+       {TrainingRun{1, 0}, TrainingRun{2, 2}, TrainingRun{3, 3}, TrainingRun{2, 1, bf16}}) {
+    const std::string dir = folder.path + concat("/", run.ranks, "-", run.stage);
+    std::vector<float> saved;
+    in_world(run.ranks, [&](World& world) {
+      Net net(0);
+      auto engine = initialize(world, net, {.config = config(run), .seed = 5, .log = nullptr});
+      auto loader = engine.loader(dataset());
+      while (engine.global_steps() < saved_after)
+        engine.train_batch(
+            loader, [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b["x"]), b["y"]); });
+      net.count.value.data<float>()[1] = 7;
+      engine.save_checkpoint(dir);
+      const auto all = values(engine, net);
+      if (world.is_main()) saved = all;
+    });
+    for (int ranks = 1; ranks <= 3; ++ranks)
+      for (int stage = 0; stage <= 3; ++stage)
+        for (const std::string& path : {dir, dir + "/global_step3"}) {
+          SCOPED_TRACE(concat(path, ", then stage ", stage, " on ", ranks));
+          in_world(ranks, [&](World& world) {
+            Net net(0);
+            const TrainingRun other{.ranks = ranks, .stage = stage};
+            auto engine = initialize(world, net, {.config = config(other), .seed = 6, .log = nullptr});
+            EXPECT_TRUE(engine.load_model(path).missing_keys().empty());
+            EXPECT_EQ(values(engine, net), saved);
+            EXPECT_EQ(net.count.value.data<float>()[1], 7);
+            EXPECT_EQ(engine.global_steps(), 0);
+          });
+        }
+  }
+}
+
 }  // namespace
 }  // namespace rz

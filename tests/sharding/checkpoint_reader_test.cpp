@@ -25,10 +25,11 @@ std::vector<float> counted(float first, std::uint64_t begin, std::uint64_t end) 
   return values;
 }
 
-std::vector<float> read(CheckpointReader& reader, const std::string& tensor, std::uint64_t begin,
+std::vector<float> read(const CheckpointReader& reader, const std::string& tensor, std::uint64_t begin,
                         std::uint64_t end) {
   std::vector<float> values(end - begin, -1);
-  reader.read_f32(tensor, begin, values);
+  const TensorSource tensors = reader.tensors(TensorPart::all);
+  tensors.read_f32(*tensors.find(tensor), begin, values);
   return values;
 }
 
@@ -59,7 +60,7 @@ class RandomCut {
 
  private:
   std::vector<Box> grid(const Extents& shape) {
-    std::vector<Box> boxes{{{}, {}}};
+    std::vector<Box> boxes{{shape, {}, {}}};
     for (const std::uint64_t extent : shape) {
       const std::uint64_t cut = below(extent + 1);
       std::vector<Box> finer;
@@ -87,7 +88,8 @@ TEST(CheckpointReader, ReadsAnyRangeOfSlicesCutInAnyWay) {
                       {"buffer/n", shape, cut.slices(shape, files), 7, DType::i64},
                       {"model/ranges", {count}, test::equal_ranges(count, files), 0}},
                      files);
-    CheckpointReader reader = CheckpointReader::open(folder.path());
+    const CheckpointReader reader = CheckpointReader::open(folder.path());
+    const TensorSource tensors = reader.tensors(TensorPart::all);
     SCOPED_TRACE(seed);
     for (int i = 0; i < 30; ++i) {
       const std::uint64_t begin = i == 0 ? 0 : cut.below(count + 1);
@@ -96,11 +98,11 @@ TEST(CheckpointReader, ReadsAnyRangeOfSlicesCutInAnyWay) {
       ASSERT_EQ(read(reader, "model/ranges", begin, end), counted(0, begin, end)) << begin << " to " << end;
       std::vector<std::int64_t> numbers(end - begin), expected(end - begin);
       std::iota(expected.begin(), expected.end(), 7 + begin);
-      reader.read_bytes("buffer/n", begin, std::as_writable_bytes(std::span(numbers)));
+      tensors.read_bytes(*tensors.find("buffer/n"), begin * 8, std::as_writable_bytes(std::span(numbers)));
       ASSERT_EQ(numbers, expected);
     }
     std::vector<float> whole(count);
-    reader.read_bytes("model/w", std::as_writable_bytes(std::span(whole)));
+    tensors.read_bytes(*tensors.find("model/w"), 0, std::as_writable_bytes(std::span(whole)));
     EXPECT_EQ(whole, counted(100, 0, count));
     for (std::size_t f = 0; f < files; ++f) reader.verify(f);
   }
@@ -109,8 +111,8 @@ TEST(CheckpointReader, ReadsAnyRangeOfSlicesCutInAnyWay) {
 class Checkpoint : public testing::Test {
  protected:
   Checkpoint() {
-    const std::vector<StoredSlice> boxes{{0, Box{{0, 0}, {4, 3}}, 0, 12, 0},
-                                         {1, Box{{0, 3}, {4, 2}}, 0, 8, 0}};
+    const std::vector<StoredSlice> boxes{{0, Box{{4, 5}, {0, 0}, {4, 3}}, 0, 12, 0},
+                                         {1, Box{{4, 5}, {0, 3}, {4, 2}}, 0, 8, 0}};
     index_ = write_checkpoint(folder_.path(),
                               {{"model/boxes", {4, 5}, boxes, 1000},
                                {"model/w", {7, 11}, test::equal_ranges(77, 3)},
@@ -118,6 +120,11 @@ class Checkpoint : public testing::Test {
                               3);
   }
   std::string file(int rank) const { return folder_ / rank_file(rank, 3); }
+  std::uint64_t header_bytes(int rank) const {
+    std::uint64_t bytes = std::filesystem::file_size(file(rank));
+    for (const TensorInfo& t : open_safetensors(file(rank)).tensors()) bytes -= t.bytes;
+    return bytes;
+  }
   CheckpointReader open() const { return CheckpointReader::open(folder_.path()); }
   std::string error_at_opening() const {
     const Error e = error_of([&] { open(); });
@@ -133,21 +140,19 @@ class Checkpoint : public testing::Test {
 };
 
 TEST_F(Checkpoint, RequestsOutsideATensorAreRefused) {
-  CheckpointReader reader = open();
+  const TensorSource tensors = open().tensors(TensorPart::all);
+  const TensorInfo &w = *tensors.find("model/w"), &none = *tensors.find("buffer/none");
   std::vector<float> two(2);
-  EXPECT_EQ(error_of([&] { reader.read_f32("model/w", 76, two); }).code(), Errc::invalid_argument);
-  EXPECT_EQ(error_of([&] { reader.read_f32("model/w", ~std::uint64_t{0}, two); }).code(),
-            Errc::invalid_argument);
+  EXPECT_EQ(error_of([&] { tensors.read_f32(w, 76, two); }).code(), Errc::invalid_argument);
+  EXPECT_EQ(error_of([&] { tensors.read_f32(w, ~std::uint64_t{0}, two); }).code(), Errc::invalid_argument);
   const auto bytes = std::as_writable_bytes(std::span(two));
-  EXPECT_EQ(error_of([&] { reader.read_bytes("model/w", bytes); }).code(), Errc::invalid_argument);
-  EXPECT_EQ(error_of([&] { reader.read_bytes("buffer/none", bytes); }).code(), Errc::invalid_argument);
-  EXPECT_EQ(error_of([&] { reader.read_bytes("model/w", 0, bytes.first(3)); }).code(),
-            Errc::invalid_argument);
-  EXPECT_EQ(error_of([&] { reader.read_bytes("model/w", 76, bytes); }).code(), Errc::invalid_argument);
-  EXPECT_EQ(error_of([&] { reader.read_f32("model/x", 0, two); }).code(), Errc::invalid_argument);
-  EXPECT_EQ(reader.find("model/x"), nullptr);
-  reader.read_f32("buffer/none", 0, {});
-  reader.read_bytes("buffer/none", {});
+  EXPECT_EQ(error_of([&] { tensors.read_bytes(none, 0, bytes); }).code(), Errc::invalid_argument);
+  EXPECT_EQ(error_of([&] { tensors.read_bytes(w, 0, bytes.first(3)); }).code(), Errc::invalid_argument);
+  EXPECT_EQ(error_of([&] { tensors.read_bytes(w, 2, bytes); }).code(), Errc::invalid_argument);
+  EXPECT_EQ(error_of([&] { tensors.read_bytes(w, 304, bytes); }).code(), Errc::invalid_argument);
+  EXPECT_EQ(tensors.find("model/x"), nullptr);
+  tensors.read_f32(none, 0, {});
+  tensors.read_bytes(none, 0, {});
 }
 
 TEST_F(Checkpoint, AMissingShardIsNamed) {
@@ -202,24 +207,23 @@ TEST_F(Checkpoint, AnIndexThatDoesNotFitItsFilesIsAnError) {
 }
 
 TEST_F(Checkpoint, VerifyFindsEveryFlippedByteOfATensor) {
-  const SafetensorsFile f = SafetensorsFile::open(file(0));
-  const std::uint64_t data = std::filesystem::file_size(file(0)) - f.tensors().back().end;
-  for (const SafetensorsEntry& e : f.tensors())
-    for (std::uint64_t at = e.begin; at < e.end; ++at) {
-      test::flip_byte(file(0), data + at);
+  const TensorSource f = open_safetensors(file(0));
+  std::uint64_t at = header_bytes(0);
+  for (const TensorInfo& e : f.tensors())
+    for (std::uint64_t end = at + e.bytes; at < end; ++at) {
+      test::flip_byte(file(0), at);
       CheckpointReader reader = open();
       const std::string what = error_of([&] { reader.verify(0); }).what();
       EXPECT_TRUE(what.starts_with(file(0) + ": tensor '" + e.name + "': the checksum is ")) << what;
       reader.verify(1);
-      test::flip_byte(file(0), data + at);
+      test::flip_byte(file(0), at);
     }
   CheckpointReader reader = open();
   reader.verify(0);
 }
 
 TEST_F(Checkpoint, AFlippedByteOfAHeaderChangesNoElement) {
-  const std::uint64_t header =
-      std::filesystem::file_size(file(0)) - SafetensorsFile::open(file(0)).tensors().back().end;
+  const std::uint64_t header = header_bytes(0);
   std::size_t found = 0;
   for (std::uint64_t at = 0; at < header; ++at) {
     test::flip_byte(file(0), at);

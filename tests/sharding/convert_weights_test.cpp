@@ -10,8 +10,8 @@
 #include "comm/core/math.h"
 #include "sharding/checkpoint/checkpoint_folder.h"
 #include "sharding/checkpoint/compare.h"
+#include "sharding/checkpoint/open_tensors.h"
 #include "sharding/checkpoint/safetensors.h"
-#include "sharding/checkpoint/weight_files.h"
 #include "sharding/checkpoint/write_weights.h"
 #include "sharding/io/byte_size.h"
 #include "sharding/io/json.h"
@@ -46,12 +46,12 @@ void write_f32(const std::string& path,
 
 template <class T>
 std::vector<T> values_of(const std::string& path, const std::string& tensor, const std::string& dtype) {
-  const WeightFiles files = WeightFiles::open(path);
-  const WeightTensor* entry = files.find(tensor);
+  const TensorSource files = open_tensors(path);
+  const TensorInfo* entry = files.find(tensor);
   if (!entry) return ADD_FAILURE() << path << " lacks " << tensor, std::vector<T>();
   EXPECT_EQ(entry->dtype, dtype);
   std::vector<T> values(entry->count);
-  files.read_bytes(*entry, std::as_writable_bytes(std::span(values)));
+  files.read_bytes(*entry, 0, std::as_writable_bytes(std::span(values)));
   return values;
 }
 
@@ -92,8 +92,8 @@ class Weights : public testing::Test {
   /// Of two ranks: a parameter in two boxes, one in ranges, a buffer, and the optimizer's.
   std::string checkpoint(float first = 0) {
     const std::string path = folder_ / concat("run/global_step", ++steps_);
-    const std::vector<StoredSlice> boxes{{0, Box{{0, 0}, {4, 3}}, 0, 12, 0},
-                                         {1, Box{{0, 3}, {4, 2}}, 0, 8, 0}};
+    const std::vector<StoredSlice> boxes{{0, Box{{4, 5}, {0, 0}, {4, 3}}, 0, 12, 0},
+                                         {1, Box{{4, 5}, {0, 3}, {4, 2}}, 0, 8, 0}};
     write_checkpoint(path,
                      {{"model/a.weight", {4, 5}, boxes, first},
                       {"model/b.weight", {30}, test::equal_ranges(30, 2), first + 1},
@@ -102,7 +102,7 @@ class Weights : public testing::Test {
                      2, concat(R"({"steps":)", steps_, R"(,"client_state":{"epoch":1}})"));
     return path;
   }
-  TensorSource weights(const std::string& path) const { return open_tensors(path, TensorPart::weights); }
+  TensorSource weights(const std::string& path) const { return open_tensors(path); }
   std::string out() const { return folder_ / "out"; }
 
   TemporaryFolder folder_;
@@ -115,7 +115,7 @@ TEST_F(Weights, OfACheckpointAreOneFile) {
   EXPECT_EQ(values_of<float>(out(), "a.weight", "F32"), counted(0, 20));
   EXPECT_EQ(values_of<float>(out(), "b.weight", "F32"), counted(1, 30));
   EXPECT_EQ(values_of<std::int64_t>(out(), "c.count", "I64"), (std::vector<std::int64_t>{5, 6, 7}));
-  const WeightFiles files = WeightFiles::open(out());
+  const TensorSource files = open_tensors(out());
   EXPECT_EQ(files.tensors().size(), 3u) << "none of the optimizer";
   EXPECT_EQ(files.find("a.weight")->shape, (std::vector<std::uint64_t>{4, 5}));
 }
@@ -160,7 +160,7 @@ TEST_F(Weights, AnOverflowIsRefusedOrAllowed) {
   const TensorSource source = weights(folder_ / "x.safetensors");
   const Error e = error_of([&] { write_weights(source, out(), {.dtype = DType::f16}); });
   EXPECT_EQ(e.code(), Errc::diverged);
-  EXPECT_EQ(e.what(), source.path +
+  EXPECT_EQ(e.what(), source.path() +
                           ": tensor 'x': element 7 is 65520, which overflows f16; choose bf16 or f32, or "
                           "allow the overflow to infinity");
   EXPECT_EQ(files_in(folder_.path()), Names{"x.safetensors"}) << "nothing is left";
@@ -180,11 +180,12 @@ TEST_F(Weights, EveryBitAndDtypeIsKept) {
   writer.write(bytes);
   writer.finish();
   write_weights(weights(path), out(), {.dtype = DType::f32});
-  const SafetensorsFile before = SafetensorsFile::open(path),
-                        after = SafetensorsFile::open(out() + "/model.safetensors");
-  for (const SafetensorsEntry& e : after.tensors()) {
+  const TensorSource before = open_safetensors(path), after = open_safetensors(out() + "/model.safetensors");
+  std::uint64_t begin = 0;  // of the data
+  for (const TensorInfo& e : after.tensors()) {
     EXPECT_EQ(before.find(e.name)->dtype, e.dtype);
-    EXPECT_EQ(e.begin % (safetensors_bits(e.dtype) / 8), 0u) << e.name << " is not aligned";
+    EXPECT_EQ(begin % (safetensors_bits(e.dtype) / 8), 0u) << e.name << " is not aligned";
+    begin += e.bytes;
   }
   EXPECT_TRUE(compare(weights(path), weights(out()), 0, [](auto, auto) {}).none());
   const auto nans = values_of<std::uint32_t>(out(), "nan", "F32");
@@ -220,13 +221,14 @@ TEST_F(Weights, ADtypeOfPartsOfBytesIsRefused) {
   const std::uint64_t length = header.size();
   std::ofstream(folder_ / "x.safetensors", std::ios::binary)
       << std::string(reinterpret_cast<const char*>(&length), 8) << header << 'x';
-  const Error e = error_of([&] { weights(folder_ / "x.safetensors"); });
+  const TensorSource source = weights(folder_ / "x.safetensors");
+  const Error e = error_of([&] { write_weights(source, out()); });
   EXPECT_EQ(e.what(), folder_ / "x.safetensors" + ": tensor 'x': its dtype F4 cannot be converted");
 }
 
 TEST_F(Weights, APathIsACheckpointOrAFolderOfThemOrSafetensors) {
   const std::string run = folder_ / "run";
-  EXPECT_EQ(error_of([&] { weights(run); }).what(), run + ": no such file or folder");
+  EXPECT_EQ(error_of([&] { weights(run); }).what(), run + ": cannot be opened: No such file or directory");
   EXPECT_EQ(error_of([&] { checkpoint_at(run); }).what(), run + ": no such folder");
   const std::string first = checkpoint(), second = checkpoint();
   EXPECT_EQ(checkpoint_at(second), second);
@@ -234,7 +236,7 @@ TEST_F(Weights, APathIsACheckpointOrAFolderOfThemOrSafetensors) {
             run + ": holds neither checkpoint.json nor a file latest; give the folder of a checkpoint");
   write_tag_file(run, latest_file, "global_step1");
   EXPECT_EQ(checkpoint_at(run), first);
-  EXPECT_EQ(weights(run).path, first);
+  EXPECT_EQ(weights(run).path(), first);
   write_tag_file(run, latest_file, "global_step9");
   EXPECT_EQ(error_of([&] { checkpoint_at(run); }).what(),
             run + ": latest names global_step9, which is no checkpoint in this folder");
@@ -246,7 +248,10 @@ class Comparison : public Weights {
  protected:
   SourceDifferences differences(const std::string& a, const std::string& b, double tolerance = 0,
                                 TensorPart part = TensorPart::all) const {
-    return compare(open_tensors(a, part), open_tensors(b, part), tolerance, [](auto, auto) {});
+    const auto open = [&](const std::string& path) {
+      return has_checkpoint(path) ? open_checkpoint(path, part) : open_tensors(path);
+    };
+    return compare(open(a), open(b), tolerance, [](auto, auto) {});
   }
   /// Files of one tensor x.
   TensorDifference difference(const std::vector<float>& a, const std::vector<float>& b,

@@ -7,8 +7,8 @@
 #include <filesystem>
 #include <random>
 
-#include "sharding/checkpoint/state_files.h"
-#include "sharding/checkpoint/weight_files.h"
+#include "sharding/checkpoint/open_tensors.h"
+#include "sharding/checkpoint/deepspeed_weights.h"
 #include "tests/support/deepspeed_writer.h"
 #include "tests/support/error_of.h"
 #include "tests/support/written_checkpoint.h"
@@ -27,7 +27,7 @@ class DeepSpeedWeights : public testing::Test {
   /// Values, dtypes and shapes of every tensor.
   void expect_weights(const DeepSpeedWriter& w, const std::string& path) const {
     SCOPED_TRACE(concat("stage ", w.stage, ", ", w.ranks, " ranks"));
-    const WeightFiles files = WeightFiles::open(path);
+    const TensorSource files = open_tensors(path);
     EXPECT_EQ(files.path(), folder());
     ASSERT_EQ(files.tensors().size(), w.parameters.size() + 2);
     for (std::size_t p = 0; p < w.parameters.size(); ++p) {
@@ -37,13 +37,13 @@ class DeepSpeedWeights : public testing::Test {
     }
     expect_tensor(files, "tied.weight", w.parameters[0].shape, w.stage == 0, w.values(0));
     std::vector<std::int64_t> count(2);
-    files.read_bytes(*files.find("count"), std::as_writable_bytes(std::span(count)));
+    files.read_bytes(*files.find("count"), 0, std::as_writable_bytes(std::span(count)));
     EXPECT_EQ(count, (std::vector<std::int64_t>{5, 6}));
   }
-  static void expect_tensor(const WeightFiles& files, const std::string& name,
+  static void expect_tensor(const TensorSource& files, const std::string& name,
                             const std::vector<std::uint64_t>& shape, bool narrow,
                             std::vector<float> expected) {
-    const WeightTensor* t = files.find(name);
+    const TensorInfo* t = files.find(name);
     ASSERT_TRUE(t) << name;
     EXPECT_EQ(t->dtype, narrow ? "BF16" : "F32") << name;
     EXPECT_EQ(t->shape, shape) << name;
@@ -64,7 +64,7 @@ class DeepSpeedWeights : public testing::Test {
     return what_of(code);
   }
   std::string what_of(Errc code) const {
-    const Error e = error_of([&] { WeightFiles::open(folder()); });
+    const Error e = error_of([&] { open_tensors(folder()); });
     EXPECT_EQ(e.code(), code) << e.what();
     EXPECT_TRUE(std::string(e.what()).starts_with(folder())) << e.what();
     return std::string(e.what()).substr(std::min(folder().size(), std::strlen(e.what())));
@@ -230,11 +230,11 @@ TEST_F(DeepSpeedWeights, ThatAreMutatedAreReadOrRefused) {
         for (int n = 0; n < 2; ++n) changed[random() % changed.size()] = static_cast<char>(random());
         test::write_bytes(folder() + "/" + file, changed);
         try {
-          const WeightFiles files = WeightFiles::open(folder());
-          for (const WeightTensor& t : files.tensors()) {
+          const TensorSource files = open_tensors(folder());
+          for (const TensorInfo& t : files.tensors()) {
             ASSERT_LT(t.bytes, 1u << 20);
             std::vector<std::byte> out(t.bytes);
-            files.read_bytes(t, out);
+            files.read_bytes(t, 0, out);
           }
           ++read;
         } catch (const Error& e) {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "sharding/engine/metric_json.h"
+#include "sharding/engine/trainer_state.h"
 #include "tests/support/error_of.h"
 
 namespace rz {

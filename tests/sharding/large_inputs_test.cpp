@@ -14,8 +14,8 @@
 #include <random>
 
 #include "sharding/checkpoint/checkpoint_index.h"
+#include "sharding/checkpoint/open_tensors.h"
 #include "sharding/checkpoint/torch_files/torch_file.h"
-#include "sharding/checkpoint/weight_files.h"
 #include "sharding/io/json.h"
 #include "tests/support/error_of.h"
 #include "tests/support/torch_writer.h"
@@ -338,13 +338,12 @@ TEST_F(LargeInputs, OfSafetensorsAndJsonAreBounded) {
       const std::string header = random_json(random, seed == 2 ? std::string(2000, 'k') : "t", item);
       test::write_bytes(path("x.safetensors"), pk::raw(std::uint64_t{header.size()}) + header + "1234");
       expect_bounded(concat("safetensors, seed ", seed, ", ", item.substr(0, 60)), header.size(),
-                     [&] { WeightFiles::open(path("x.safetensors")); });
+                     [&] { open_tensors(path("x.safetensors")); });
     }
     const std::string map =
         random_json(random, "t", seed == 1 ? "\"x.safetensors\"" : "\"" + std::string(100, 'f') + "\"");
     test::write_bytes(path("x.index.json"), R"({"weight_map":)" + map + "}");
-    expect_bounded(concat("index, seed ", seed), map.size(),
-                   [&] { WeightFiles::open(path("x.index.json")); });
+    expect_bounded(concat("index, seed ", seed), map.size(), [&] { open_tensors(path("x.index.json")); });
     const std::string tensors = random_json(
         random, "model/t", R"({"dtype":"F32","shape":[1],"slices":[{"file":0,"begin":0,"end":1}]})");
     const std::string index =

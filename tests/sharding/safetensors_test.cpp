@@ -59,7 +59,7 @@ class Safetensors : public testing::Test {
   std::string error_message(const std::string& bytes) const {
     put(bytes);
     try {
-      SafetensorsFile::open(path());
+      open_safetensors(path());
       return "";
     } catch (const Error& e) {
       EXPECT_TRUE(e.code() == Errc::io || e.code() == Errc::config) << e.what();
@@ -89,11 +89,10 @@ class Safetensors : public testing::Test {
 };
 
 TEST_F(Safetensors, WrittenTensorsReadBackInSlices) {
-  written();
-  const auto file = SafetensorsFile::open(path());
+  EXPECT_NE(written().find(R"("__metadata__":{"format":"pt"})"), std::string::npos);
+  const auto file = open_safetensors(path());
   ASSERT_EQ(file.tensors().size(), 4u);
   EXPECT_EQ(file.tensors()[0].name, "b");
-  EXPECT_EQ(file.metadata().at("format"), "pt");
   EXPECT_EQ(file.find("b")->shape, (std::vector<std::uint64_t>{2, 3}));
   EXPECT_EQ(file.find("nothing"), nullptr);
   std::vector<float> c(5), slice(2);
@@ -184,9 +183,7 @@ std::string one_tensor(const std::string& name, const std::string& dtype, const 
 
 TEST_F(Safetensors, MetadataMayBeNull) {
   put(framed(R"({"__metadata__":null,"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "abcd"));
-  const SafetensorsFile file = SafetensorsFile::open(path());
-  EXPECT_TRUE(file.metadata().empty());
-  EXPECT_EQ(file.tensors().size(), 1u);
+  EXPECT_EQ(open_safetensors(path()).tensors().size(), 1u);
 }
 
 TEST_F(Safetensors, EveryTypeOfTheFormatIsAccepted) {
@@ -200,7 +197,7 @@ TEST_F(Safetensors, EveryTypeOfTheFormatIsAccepted) {
   expect_error_message(framed(one_tensor("t", "F4", "[3]", 2), "xx"),
                        {"[3] of F4 is 12 bits", "no whole bytes"});
   put(framed(one_tensor("t", "F4", "[4]", 2), "xx"));
-  const auto file = SafetensorsFile::open(path());
+  const auto file = open_safetensors(path());
   std::vector<float> out(4);
   try {
     file.read_f32(*file.find("t"), 0, out);
@@ -216,7 +213,7 @@ TEST_F(Safetensors, AnUnusedUnknownTypeIsAccepted) {
   put(framed(R"({"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},)"
              R"("later":{"dtype":"F2_E1M0","shape":[16],"data_offsets":[4,8]}})",
              std::string(reinterpret_cast<const char*>(&one), 4) + "xxxx"));
-  const auto file = SafetensorsFile::open(path());
+  const auto file = open_safetensors(path());
   std::vector<float> w(1), later(16);
   file.read_f32(*file.find("w"), 0, w);
   EXPECT_EQ(w[0], 1);
@@ -264,7 +261,7 @@ TEST_F(Safetensors, ReadsHalfBrainAndDouble) {
              R"("data_offsets":[10,14]},"d":{"dtype":"F64","shape":[],"data_offsets":[14,22]},)"
              R"("mask":{"dtype":"BOOL","shape":[1],"data_offsets":[22,23]}})",
              data));
-  const auto file = SafetensorsFile::open(path());
+  const auto file = open_safetensors(path());
   std::vector<float> h(5), b(2), d(1);
   file.read_f32(*file.find("h"), 0, h);
   file.read_f32(*file.find("b"), 0, b);
@@ -325,7 +322,7 @@ TEST_F(Safetensors, WrongHeadersAreNamed) {
 
 TEST_F(Safetensors, AMissingFileAndADirectoryAreNamed) {
   for (const std::string& where : {path("missing"), directory_.string()}) try {
-      SafetensorsFile::open(where);
+      open_safetensors(where);
       FAIL();
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), Errc::io);
@@ -351,7 +348,7 @@ TEST_F(Safetensors, MutationsAreReadOrRefusedButNeverCrash) {
       ++refused;
       continue;
     }
-    const auto file = SafetensorsFile::open(path());
+    const auto file = open_safetensors(path());
     for (const auto& t : file.tensors()) {
       std::vector<float> values(t.count);
       if (t.dtype == "F32") file.read_f32(t, 0, values);

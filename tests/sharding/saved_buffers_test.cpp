@@ -119,7 +119,7 @@ TEST_F(SavedBuffers, AreThoseOfRankZeroInEveryStageOnAnyNumberOfRanks) {
       if (file.empty()) file = contents();
       EXPECT_EQ(contents(), file) << "stage " << stage << ", " << ranks << " ranks";
     }
-  const SafetensorsFile saved = SafetensorsFile::open(path());
+  const TensorSource saved = open_safetensors(path());
   ASSERT_EQ(saved.tensors().size(), 6u);
   const auto type = [&](const char* name) { return saved.find(name) ? saved.find(name)->dtype : "absent"; };
   EXPECT_EQ(type("norm.running_mean"), "F32");
@@ -133,7 +133,7 @@ TEST_F(SavedBuffers, APartOfAModelHasItsOwnNames) {
     Net net;
     auto engine = initialize(world, net, options(0));
     save_weights(path(), net.norm, engine.strategy(), 0, {});
-    const SafetensorsFile saved = SafetensorsFile::open(path());
+    const TensorSource saved = open_safetensors(path());
     EXPECT_TRUE(saved.find("weight"));
     EXPECT_TRUE(saved.find("running_mean"));
   });

@@ -6,26 +6,26 @@
 #include <string>
 #include <vector>
 
-#include "sharding/checkpoint/weight_files.h"
+#include "sharding/checkpoint/open_tensors.h"
 
 namespace rz {
 namespace {
 
 const std::string folder = RZ_SOURCE_DIR "/tests/data/torch_files/";
 
-std::vector<std::byte> bytes_of(const WeightFiles& files, const WeightTensor& t) {
+std::vector<std::byte> bytes_of(const TensorSource& files, const TensorInfo& t) {
   std::vector<std::byte> bytes(t.bytes);
-  files.read_bytes(t, std::span(bytes));
+  files.read_bytes(t, 0, std::span(bytes));
   return bytes;
 }
 
 /// Every tensor of `expected` has its dtype, shape and bits. Returns the names of the tensors that it lacks.
 std::vector<std::string> expect_weights(const std::string& file, const std::string& expected) {
   SCOPED_TRACE(file);
-  const WeightFiles found = WeightFiles::open(folder + file), safe = WeightFiles::open(folder + expected);
+  const TensorSource found = open_tensors(folder + file), safe = open_tensors(folder + expected);
   EXPECT_GT(safe.tensors().size(), 5u);
-  for (const WeightTensor& e : safe.tensors()) {
-    const WeightTensor* t = found.find(e.name);
+  for (const TensorInfo& e : safe.tensors()) {
+    const TensorInfo* t = found.find(e.name);
     if (!t) {
       ADD_FAILURE() << "lacks " << e.name;
       continue;
@@ -35,7 +35,7 @@ std::vector<std::string> expect_weights(const std::string& file, const std::stri
     EXPECT_EQ(bytes_of(found, *t), bytes_of(safe, e)) << e.name;
   }
   std::vector<std::string> more;
-  for (const WeightTensor& t : found.tensors())
+  for (const TensorInfo& t : found.tensors())
     if (!safe.find(t.name)) more.push_back(t.name);
   return more;
 }
@@ -55,8 +55,8 @@ TEST(TorchAndDeepSpeed, CheckpointsOfDeepSpeedHaveTheWeightsThatItReads) {
 TEST(TorchAndDeepSpeed, FrozenParametersThatDeepSpeedLeavesOutAreThoseOfTheModel) {
   EXPECT_EQ(expect_weights("zero1_ranks3", "zero1_ranks3.safetensors"),
             (std::vector<std::string>{"frozen.weight", "frozen.bias"}));
-  const WeightFiles stage1 = WeightFiles::open(folder + "zero1_ranks3"),
-                    stage0 = WeightFiles::open(folder + "zero0_ranks1");
+  const TensorSource stage1 = open_tensors(folder + "zero1_ranks3"),
+                     stage0 = open_tensors(folder + "zero0_ranks1");
   for (const char* name : {"frozen.weight", "frozen.bias"})  // no update changes them
     EXPECT_EQ(bytes_of(stage1, *stage1.find(name)), bytes_of(stage0, *stage0.find(name))) << name;
 }

@@ -1,7 +1,5 @@
 // Weights in files of PyTorch and Hugging Face, whatever their kind.
 
-#include "sharding/checkpoint/weight_files.h"
-
 #include <gtest/gtest.h>
 
 #include <array>
@@ -10,6 +8,8 @@
 #include <filesystem>
 #include <numeric>
 
+#include "sharding/checkpoint/model_tensors.h"
+#include "sharding/checkpoint/open_tensors.h"
 #include "sharding/checkpoint/safetensors.h"
 #include "tests/support/deepspeed_writer.h"
 #include "tests/support/error_of.h"
@@ -46,15 +46,15 @@ class WeightFilesOf : public testing::Test {
   void put_index(const std::string& file, const std::string& map) const {
     test::write_bytes(path(file), "{\"metadata\":{\"total_size\":48},\"weight_map\":" + map + "}");
   }
-  std::vector<float> values(const WeightFiles& files, const std::string& tensor) const {
-    const WeightTensor* t = files.find(tensor);
+  std::vector<float> values(const TensorSource& files, const std::string& tensor) const {
+    const TensorInfo* t = files.find(tensor);
     if (!t) return ADD_FAILURE() << files.path() << " lacks " << tensor, std::vector<float>();
     std::vector<float> out(t->count);
     files.read_f32(*t, 0, out);
     return out;
   }
   std::string what_of(const std::string& file) const {
-    return error_of([&] { WeightFiles::open(path(file)); }).what();
+    return error_of([&] { open_tensors(path(file)); }).what();
   }
 
   test::TemporaryFolder folder_;
@@ -66,14 +66,14 @@ TEST_F(WeightFilesOf, EveryKindAreFoundByTheirContents) {
   TorchWriter old;
   test::write_bytes(path("a.pt"),
                     old.legacy_bytes(pk::dict({{pk::text("w"), old.tensor(counted(6, 3), {2, 3})}})));
-  EXPECT_EQ(values(WeightFiles::open(path("a.bin")), "w"), counted(6, 1));
-  EXPECT_EQ(values(WeightFiles::open(path("a.safetensors")), "w"), counted(6, 2));
-  EXPECT_EQ(values(WeightFiles::open(path("a.pt")), "w"), counted(6, 3));
+  EXPECT_EQ(values(open_tensors(path("a.bin")), "w"), counted(6, 1));
+  EXPECT_EQ(values(open_tensors(path("a.safetensors")), "w"), counted(6, 2));
+  EXPECT_EQ(values(open_tensors(path("a.pt")), "w"), counted(6, 3));
   for (const char* file : {"a.bin", "a.safetensors", "a.pt"}) {
-    const WeightFiles files = WeightFiles::open(path(file));
+    const TensorSource files = open_tensors(path(file));
     EXPECT_EQ(files.path(), path(file));
     ASSERT_EQ(files.tensors().size(), 1u);
-    const WeightTensor& t = files.tensors()[0];
+    const TensorInfo& t = files.tensors()[0];
     EXPECT_EQ(t.dtype, "F32");
     EXPECT_EQ(t.shape, (std::vector<std::uint64_t>{2, 3}));
     EXPECT_EQ(t.bytes, 24u);
@@ -84,14 +84,14 @@ TEST_F(WeightFilesOf, EveryKindAreFoundByTheirContents) {
 TEST_F(WeightFilesOf, AFolderArePreferredInTheOrderOfHuggingFace) {
   put_torch("shard.bin", "w", 4);
   put_index("pytorch_model.bin.index.json", R"({"w":"shard.bin"})");
-  EXPECT_EQ(values(WeightFiles::open(folder_.path()), "w"), counted(6, 4));
+  EXPECT_EQ(values(open_tensors(folder_.path()), "w"), counted(6, 4));
   put_torch("pytorch_model.bin", "w", 3);
-  EXPECT_EQ(values(WeightFiles::open(folder_.path()), "w"), counted(6, 3));
+  EXPECT_EQ(values(open_tensors(folder_.path()), "w"), counted(6, 3));
   put_safetensors("shard.safetensors", "w", 2);
   put_index("model.safetensors.index.json", R"({"w":"shard.safetensors"})");
-  EXPECT_EQ(values(WeightFiles::open(folder_.path()), "w"), counted(6, 2));
+  EXPECT_EQ(values(open_tensors(folder_.path()), "w"), counted(6, 2));
   put_safetensors("model.safetensors", "w", 1);
-  EXPECT_EQ(values(WeightFiles::open(folder_.path()), "w"), counted(6, 1));
+  EXPECT_EQ(values(open_tensors(folder_.path()), "w"), counted(6, 1));
 }
 
 TEST_F(WeightFilesOf, AFolderWithSeveralSourcesAreTheBestOnesOrRefused) {
@@ -109,33 +109,90 @@ TEST_F(WeightFilesOf, AFolderWithSeveralSourcesAreTheBestOnesOrRefused) {
   fs::create_directories(path("global_step7"));
   deepspeed.write(path("global_step7"));
   test::write_bytes(path("latest"), "global_step7");
-  const WeightFiles of_deepspeed = WeightFiles::open(folder_.path());
+  const TensorSource of_deepspeed = open_tensors(folder_.path());
   EXPECT_EQ(of_deepspeed.path(), path("global_step7"));
   EXPECT_TRUE(of_deepspeed.choice().starts_with("read: the f32 weights of DeepSpeed in " +
                                                 path("global_step7") + "; not read: model.safetensors"))
       << of_deepspeed.choice();
   EXPECT_TRUE(what_of("model.safetensors").ends_with("give " + path("global_step7")));
   // A run's folder with older weights.
-  fs::create_directories(path("run/global_step5"));
+  fs::create_directories(path("run"));
+  test::write_checkpoint(path("run/global_step5"), {{"model/w", {2, 3}, test::equal_ranges(6, 2), 5}}, 2);
   put_safetensors("run/model.safetensors", "w", 1);
-  test::write_bytes(path("run/global_step5/checkpoint.json"), "{}");
   test::write_bytes(path("run/latest"), "global_step5\n");
   const auto now = fs::last_write_time(path("run/global_step5/checkpoint.json"));
   fs::last_write_time(path("run/model.safetensors"), now - std::chrono::hours(1));
-  const std::string what = what_of("run");
-  EXPECT_NE(what.find("is older than the checkpoint " + path("run/global_step5")), what.npos) << what;
-  EXPECT_NE(what.find("checkpoint merge"), what.npos) << what;
+  const TensorSource newest = open_tensors(path("run"));
+  EXPECT_EQ(values(newest, "w"), counted(6, 5));
+  EXPECT_EQ(newest.choice(),
+            "read: the f32 values of " + path("run/global_step5") + "; not read: model.safetensors (older)");
   fs::last_write_time(path("run/model.safetensors"), now + std::chrono::hours(1));
-  const WeightFiles of_run = WeightFiles::open(path("run"));
+  const TensorSource of_run = open_tensors(path("run"));
   EXPECT_EQ(values(of_run, "w"), counted(6, 1));
   EXPECT_EQ(of_run.choice(),
             "read: " + path("run/model.safetensors") + "; not read: the checkpoint global_step5 (older)");
   put_torch("run/pytorch_model.bin", "w", 2);
   fs::last_write_time(path("run/pytorch_model.bin"), now + std::chrono::hours(2));
-  EXPECT_TRUE(WeightFiles::open(path("run"))
+  EXPECT_TRUE(open_tensors(path("run"))
                   .choice()
                   .ends_with("not read: pytorch_model.bin (newer), the checkpoint global_step5 (older)"));
-  EXPECT_NE(what_of("run/global_step5").find("checkpoint merge"), std::string::npos);
+  EXPECT_EQ(values(open_tensors(path("run/global_step5")), "w"), counted(6, 5));
+  EXPECT_EQ(values(open_checkpoint(path("run"), TensorPart::weights), "w"), counted(6, 5))
+      << "whatever lies beside it";
+}
+
+/// Its parameters and persistent buffers, by their names in the model.
+TEST_F(WeightFilesOf, ACheckpointOfThisLibraryAreThoseOfAllItsRanks) {
+  const std::vector<StoredSlice> boxes{{0, Box{{2, 3}, {0, 0}, {2, 1}}, 0, 2, 0},
+                                       {1, Box{{2, 3}, {0, 1}, {2, 2}}, 0, 4, 0}};
+  const auto put = [&](const std::string& tag, float first) {
+    test::write_checkpoint(path("run/" + tag),
+                           {{"model/w", {2, 3}, boxes, first},
+                            {"buffer/n", {2}, test::equal_ranges(2, 1), 3, DType::i64},
+                            {"optimizer/exp_avg/w", {2, 3}, boxes, 9}},
+                           2, R"({"steps":5})");
+  };
+  put("global_step5", 1);
+  test::write_bytes(path("run/latest"), "global_step5");
+  for (const char* from : {"run", "run/global_step5"}) {
+    const TensorSource source = open_tensors(path(from));
+    EXPECT_EQ(source.path(), path("run/global_step5"));
+    EXPECT_EQ(source.choice(), "");
+    EXPECT_EQ(source.state(), R"({"steps":5})");
+    ASSERT_EQ(source.tensors().size(), 2u) << "none of the optimizer";
+    EXPECT_EQ(source.find("n")->dtype, "I64");
+    EXPECT_EQ(values(source, "w"), counted(6, 1));
+  }
+  put("global_step6", 2);
+  EXPECT_TRUE(open_tensors(path("run"))
+                  .choice()
+                  .starts_with("read: the f32 values of " + path("run/global_step5") +
+                               "; not read: the checkpoint global_step6"));
+  EXPECT_EQ(open_tensors(path("run/global_step6")).choice(), "");
+  fs::remove(path("run/latest"));
+  EXPECT_TRUE(what_of("run").ends_with("give the folder of a checkpoint")) << what_of("run");
+  put("global_step6", 2);
+  test::write_checkpoint(
+      path("twice"),
+      {{"model/n", {2}, test::equal_ranges(2, 1)}, {"buffer/n", {2}, test::equal_ranges(2, 1)}}, 1);
+  EXPECT_TRUE(what_of("twice").ends_with("has a parameter and a buffer of the name 'n'")) << what_of("twice");
+}
+
+/// A part of a tensor that is cut by rows is one call, however many rows it has.
+TEST_F(WeightFilesOf, ATableIsReadByRowsInOneCall) {
+  int calls = 0;
+  TensorSource source("table");
+  source.add({"w", "F32", {50257, 768}, 50257 * 768, 50257 * 768 * 4},
+             [&](std::uint64_t begin, std::span<std::byte> out) {
+               ++calls;
+               EXPECT_EQ(begin, 1000u * 768 * 4);
+               EXPECT_EQ(out.size(), 2000u * 768 * 4);
+             });
+  Parameter p;
+  p.set_part({{50257, 768}, {1000, 0}, {2000, 768}});
+  std::vector<float> values(p.count());
+  read_parameter(source, source.tensors()[0], p, {0, p.count()}, values.data());
+  EXPECT_EQ(calls, 1);
 }
 
 /// As nanoGPT and Lightning save them.
@@ -147,7 +204,7 @@ TEST_F(WeightFilesOf, ATrainingLoopAreFoundUnderTheirKey) {
   w.write(path("ckpt.pt"), pk::dict({{pk::text("optimizer"), optimizer},
                                      {pk::text("iter_num"), pk::integer(10)},
                                      {pk::text("model"), weights}}));
-  const WeightFiles files = WeightFiles::open(path("ckpt.pt"));
+  const TensorSource files = open_tensors(path("ckpt.pt"));
   EXPECT_EQ(values(files, "w"), counted(6));
   EXPECT_EQ(files.choice(), "read: 'model' of " + path("ckpt.pt"));
   EXPECT_EQ(files.tensors().size(), 1u);
@@ -163,7 +220,7 @@ TEST_F(WeightFilesOf, AnIndexLieInSeveralFiles) {
   put_torch("2.bin", "b", 2);
   put_safetensors("3.safetensors", "c", 3);
   put_index("x.index.json", R"({"a":"1.bin","b":"2.bin","c":"3.safetensors"})");
-  const WeightFiles files = WeightFiles::open(path("x.index.json"));
+  const TensorSource files = open_tensors(path("x.index.json"));
   EXPECT_EQ(files.tensors().size(), 3u);
   EXPECT_EQ(values(files, "a"), counted(6, 1));
   EXPECT_EQ(values(files, "b"), counted(6, 2));
@@ -216,7 +273,7 @@ TEST_F(WeightFilesOf, PyTorchAreReadAsF32) {
                     {pk::text("i"), w.tensor(std::vector<std::int64_t>{1, 2, 3}, {3}, "LongStorage")},
                     {pk::text("turned"),
                      TorchWriter::view(w.storage(counted(6), "FloatStorage"), 0, {3, 2}, {1, 3})}}));
-  const WeightFiles files = WeightFiles::open(path("x.bin"));
+  const TensorSource files = open_tensors(path("x.bin"));
   const auto b = values(files, "b");
   for (int i = 0; i < 9000; ++i) ASSERT_EQ(b[static_cast<std::size_t>(i)], static_cast<float>(i % 200));
   std::vector<float> part(3);
@@ -226,17 +283,18 @@ TEST_F(WeightFilesOf, PyTorchAreReadAsF32) {
   EXPECT_EQ(values(files, "d"), (std::vector<float>{1.5, INFINITY}));
   EXPECT_EQ(values(files, "turned"), (std::vector<float>{0, 3, 1, 4, 2, 5}));
 
-  const WeightTensor& i = *files.find("i");
+  const TensorInfo& i = *files.find("i");
   std::vector<std::int64_t> all(3), last(1);
-  files.read_bytes(i, std::as_writable_bytes(std::span(all)));
+  files.read_bytes(i, 0, std::as_writable_bytes(std::span(all)));
   EXPECT_EQ(all, (std::vector<std::int64_t>{1, 2, 3}));
   files.read_bytes(i, 16, std::as_writable_bytes(std::span(last)));
   EXPECT_EQ(last[0], 3);
   EXPECT_EQ(error_of([&] { files.read_f32(i, 0, part); }).what(),
             path("x.bin") + ": tensor 'i': dtype I64 cannot be read as f32; F32, F16, BF16 and F64 can");
   EXPECT_EQ(error_of([&] { files.read_f32(*files.find("h"), 2, part); }).code(), Errc::invalid_argument);
-  EXPECT_EQ(error_of([&] { files.read_bytes(i, std::as_writable_bytes(std::span(last))); }).code(),
-            Errc::invalid_argument);
+  EXPECT_EQ(error_of([&] { files.read_bytes(i, 4, std::as_writable_bytes(std::span(last))); }).code(),
+            Errc::invalid_argument)
+      << "no whole elements";
   EXPECT_EQ(error_of([&] { files.read_bytes(i, 24, std::as_writable_bytes(std::span(last))); }).code(),
             Errc::invalid_argument);
 }

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "sharding/checkpoint/checkpoint_index.h"
-#include "sharding/checkpoint/shard_writer.h"
+#include "sharding/checkpoint/owned_state.h"
 
 namespace rz::test {
 
@@ -38,7 +38,7 @@ std::vector<std::byte> bytes_of_slice(const WrittenTensor& t, const StoredSlice&
   const Box box = s.box.value_or(Box::whole(t.shape));
   std::vector<T> values;
   for (std::uint64_t e = s.begin; e < s.end; ++e)
-    values.push_back(static_cast<T>(t.first + static_cast<float>(box.index_in(t.shape, e))));
+    values.push_back(static_cast<T>(t.first + static_cast<float>(box.index(e))));
   const auto bytes = std::as_bytes(std::span(values));
   return {bytes.begin(), bytes.end()};
 }

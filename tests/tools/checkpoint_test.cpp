@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "sharding/checkpoint/checkpoint_folder.h"
-#include "sharding/checkpoint/weight_files.h"
+#include "sharding/checkpoint/open_tensors.h"
 #include "sharding/io/json.h"
 #include "tests/support/deepspeed_writer.h"
 #include "tests/support/program.h"
@@ -222,7 +222,7 @@ TEST_F(CheckpointTool, MergeAndSplitWriteTheFormatOfHuggingFace) {
   ASSERT_EQ(merge.status, 0) << merge.err;
   EXPECT_TRUE(has_text(merge.out, "merged: 2 tensors in 1 file, ")) << merge.out;
   EXPECT_EQ(read_text_file(merged + "/config.json"), R"({"model_type":"gpt2"})");
-  EXPECT_EQ(WeightFiles::open(merged).find("w")->dtype, "BF16");
+  EXPECT_EQ(open_tensors(merged).find("w")->dtype, "BF16");
   EXPECT_EQ(run_tool({"diff", run(), merged, "--tolerance", "1e-9"}).status, 0) << "small integers are exact";
   EXPECT_EQ(run_tool({"diff", run(), merged}).status, 1) << "another dtype";
   std::ofstream(merged + "/tokenizer.json") << "{}";

@@ -102,7 +102,7 @@ void apply(const Setting& s, ReferenceState& r, const std::vector<double>& g, in
 /// The case "tiny" in double.
 struct ReferenceRun {
   explicit ReferenceRun(const std::string& checkpoint) {
-    const auto file = SafetensorsFile::open(checkpoint);
+    const auto file = open_safetensors(checkpoint);
     for (const auto& entry : file.tensors()) {
       std::vector<float> value(entry.count);
       file.read_f32(entry, 0, value);

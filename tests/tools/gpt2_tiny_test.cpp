@@ -121,7 +121,7 @@ TEST(Gpt2TinyInvariance, BitsDoNotDependOnTheNumberOfRanks) {
 test::ReferenceGpt2 reference_of(const std::string& checkpoint, double clip) {
   test::ReferenceConfig config = test::shared_fixture::config();
   config.clip = clip;
-  const auto file = SafetensorsFile::open(checkpoint);
+  const auto file = open_safetensors(checkpoint);
   test::ReferenceParameters values;
   for (const auto& entry : file.tensors()) {
     std::vector<float> value(entry.count);

@@ -408,7 +408,7 @@ TEST_F(TrainGptProgram, RanksThatWereStartedDifferentlyAreRefused) {
 
 /// Copies a checkpoint with another value for its last element.
 void copy_with_last(const std::string& from, const std::string& to, float last) {
-  const auto file = SafetensorsFile::open(from);
+  const auto file = open_safetensors(from);
   std::vector<SafetensorsSpec> tensors;
   for (const auto& entry : file.tensors()) tensors.push_back({entry.name, entry.shape});
   SafetensorsWriter writer(to, tensors);

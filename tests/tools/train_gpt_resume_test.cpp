@@ -109,6 +109,39 @@ TEST_F(TrainGptResume, SixteenBitsGoOnWithTheSameBits) {
   }
 }
 
+TEST_F(TrainGptResume, InitStartsFromTheWeightsOfACheckpoint) {
+  for (const char* saved_by : {"ddp", "zero3"}) {
+    fs::remove_all(checkpoints());
+    const TrainedGpt saved =
+        trained(2, {"--strategy", saved_by, "--steps", "4", "--checkpoint-dir", checkpoints()});
+    for (const int ranks : {1, 2})
+      for (const char* strategy : {"ddp", "zero2", "zero3"})
+        for (const std::string& from : {checkpoints(), checkpoints() + "/global_step4"})
+          EXPECT_EQ(trained(ranks, {"--strategy", strategy, "--steps", "0", "--init", from}).weights,
+                    saved.weights)
+              << saved_by << ", then " << strategy << " on " << ranks << " from " << from;
+  }
+}
+
+TEST_F(TrainGptResume, InitNamesWhichOfSeveralSourcesItReads) {
+  trained(1, {"--steps", "4", "--checkpoint-dir", checkpoints(), "--save-steps", "2"});
+  const auto line_of = [&](int ranks) {
+    Program p(gpt_.on_ranks(ranks, {"--steps", "0", "--init", checkpoints()}));
+    EXPECT_EQ(p.wait(), 0) << p.err();
+    return p.err();
+  };
+  const std::string read = "--init: read: the f32 values of " + checkpoints() + "/global_step4; not read: ";
+  const std::string one = line_of(2);
+  EXPECT_NE(one.find(read + "the checkpoint global_step2"), std::string::npos) << one;
+  EXPECT_EQ(one.find(read), one.rfind(read)) << "on rank 0 only";
+  fs::copy(path("out0/model.safetensors"), checkpoints() + "/model.safetensors");
+  const std::string newer = line_of(1);
+  EXPECT_NE(newer.find("--init: read: " + checkpoints() +
+                       "/model.safetensors; not read: the checkpoint global_step4 (older)"),
+            std::string::npos)
+      << newer;
+}
+
 TEST_F(TrainGptResume, ARunThatIsFinishedIsLeftAsItIs) {
   const TrainedGpt whole = trained(2, {"--steps", "4"});
   EXPECT_EQ(stopped_and_resumed(2, {}, 4, 4), whole);

@@ -2,11 +2,8 @@
 
 #include "comm/core/error.h"
 #include "sharding/checkpoint/compare.h"
-#include "sharding/checkpoint/tensor_source.h"
 #include "sharding/io/text.h"
 #include "tools/checkpoint/commands.h"
-#include "tools/checkpoint/progress_line.h"
-#include "tools/checkpoint/stored_checkpoint.h"
 #include "tools/command_line/command_line.h"
 
 namespace rz::checkpoint {
@@ -57,11 +54,12 @@ void print_tensors(const std::vector<TensorDifference>& tensors) {
 SourceDifferences differences(const DiffOptions& o) {
   const bool checkpoints = has_checkpoint(o.a) && has_checkpoint(o.b);
   const TensorPart part = checkpoints && !o.weights_only ? TensorPart::all : TensorPart::weights;
-  TensorSource a = open_tensors(o.a, part), b = open_tensors(o.b, part);
-  print_choice(a), print_choice(b);
-  if (o.weights_only) a.state.reset();
+  const TensorSource a = open_source(o.a, part), b = open_source(o.b, part);
   ProgressLine progress;
-  return compare(a, b, o.tolerance, [&](std::uint64_t done, std::uint64_t all) { progress.show(done, all); });
+  SourceDifferences d =
+      compare(a, b, o.tolerance, [&](std::uint64_t done, std::uint64_t all) { progress.show(done, all); });
+  if (o.weights_only) d.state.clear();
+  return d;
 }
 
 int run_diff(const DiffOptions& o) {

@@ -2,13 +2,10 @@
 #include <filesystem>
 
 #include "comm/core/error.h"
-#include "sharding/checkpoint/safetensors.h"
-#include "sharding/checkpoint/tensor_source.h"
 #include "sharding/io/disk.h"
 #include "sharding/io/json.h"
 #include "sharding/io/text.h"
 #include "tools/checkpoint/commands.h"
-#include "tools/checkpoint/stored_checkpoint.h"
 #include "tools/command_line/command_line.h"
 
 namespace rz::checkpoint {
@@ -138,19 +135,18 @@ void print_checkpoint(const StoredCheckpoint& c) {
 // ---- weights without a checkpoint
 
 int inspect_weights(const InspectOptions& o) {
-  const TensorSource source = open_tensors(o.path, TensorPart::weights);
-  print_choice(source);
-  json all{{"path", source.path}, {"tensors", json::object()}};
+  const TensorSource source = open_source(o.path);
+  json all{{"path", source.path()}, {"tensors", json::object()}};
   TextTable table({"tensor", "dtype", "shape", "elements", "bytes"});
   std::uint64_t bytes = 0;
-  for (const SourceTensor& t : source.tensors) {
+  for (const TensorInfo& t : source.tensors()) {
     all["tensors"][t.name] = {
         {"dtype", t.dtype}, {"shape", t.shape}, {"elements", t.count}, {"bytes", t.bytes}};
     table.add({escaped(t.name), escaped(t.dtype), rz::name(t.shape), concat(t.count), concat(t.bytes)});
     bytes += t.bytes;
   }
   if (o.as_json) return print_json(all), 0;
-  std::printf("%s: %zu tensors, %s\n\n%s", escaped(source.path).c_str(), source.tensors.size(),
+  std::printf("%s: %zu tensors, %s\n\n%s", escaped(source.path()).c_str(), source.tensors().size(),
               human_bytes(bytes).c_str(), table.text().c_str());
   return 0;
 }

@@ -8,8 +8,6 @@
 #include "sharding/io/disk.h"
 #include "sharding/io/text.h"
 #include "tools/checkpoint/commands.h"
-#include "tools/checkpoint/progress_line.h"
-#include "tools/checkpoint/stored_checkpoint.h"
 #include "tools/command_line/command_line.h"
 
 namespace rz::checkpoint {
@@ -88,8 +86,7 @@ int run_write(const WriteOptions& o) {
   options.max_file_bytes = max_file_bytes(o);
   if (o.dtype) options.dtype = dtype_from_name(*o.dtype);
   options.allow_overflow = o.allow_overflow;
-  const TensorSource source = open_tensors(o.in, TensorPart::weights);
-  print_choice(source);
+  const TensorSource source = open_source(o.in);
   options.copies = copied_files(o);
   {
     ProgressLine progress;
@@ -101,7 +98,7 @@ int run_write(const WriteOptions& o) {
   std::uint64_t bytes = 0, files = 0;
   for (const auto& entry : fs::directory_iterator(o.out))
     if (entry.path().extension() == ".safetensors") ++files, bytes += entry.file_size();
-  std::printf("%s: %zu tensors in %llu file%s, %s\n", escaped(o.out).c_str(), source.tensors.size(),
+  std::printf("%s: %zu tensors in %llu file%s, %s\n", escaped(o.out).c_str(), source.tensors().size(),
               static_cast<unsigned long long>(files), files == 1 ? "" : "s", human_bytes(bytes).c_str());
   return 0;
 }

@@ -5,8 +5,6 @@
 #include "sharding/checkpoint/checkpoint_reader.h"
 #include "sharding/io/text.h"
 #include "tools/checkpoint/commands.h"
-#include "tools/checkpoint/progress_line.h"
-#include "tools/checkpoint/stored_checkpoint.h"
 #include "tools/command_line/command_line.h"
 
 namespace rz::checkpoint {
@@ -38,7 +36,7 @@ std::optional<CheckpointReader> open_or_print(const std::string& folder) {
 
 /// Returns the number of faults, each of which it prints.
 int verify_checkpoint(const std::string& folder) {
-  auto reader = open_or_print(folder);
+  const auto reader = open_or_print(folder);
   if (!reader) return 1;
   int faults = 0;
   std::uint64_t done = 0, all = 0;

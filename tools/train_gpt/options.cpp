@@ -42,8 +42,8 @@ void add_model(CommandLine& line, Options& o) {
 void add_data(CommandLine& line, Options& o) {
   line.add_option(
           "--init", o.init,
-          "Start from these weights: safetensors, a state dict of PyTorch, or a folder of Hugging Face or "
-          "DeepSpeed; default: random weights from --seed")
+          "Start from these weights: safetensors, a state dict of PyTorch, a folder of Hugging Face or "
+          "DeepSpeed, or a checkpoint; default: random weights from --seed")
       .type_name("MODEL.safetensors")
       .group("Inputs");
   const auto data =

@@ -1,14 +1,24 @@
 #pragma once
-/// Elements of strided views, read from a file.
+/// Tensors in a file of torch.save(), which are strided views, and their elements.
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
-#include "sharding/checkpoint/torch_files/torch_tensor.h"
 #include "sharding/io/input_file.h"
 
 namespace rz {
+
+/// A tensor in a file: a view of its storage.
+struct TorchTensor {
+  std::string dtype;  ///< its name in safetensors: "F32"
+  unsigned element_bytes = 4;
+  std::vector<std::uint64_t> shape;
+  std::vector<std::uint64_t> strides;  ///< in elements
+  std::uint64_t count = 1;             ///< elements
+  std::uint64_t data = 0;              ///< offset in the file of the first element
+};
 
 /// The index in its storage, counted from the first element, of the last element of a view, plus 1; 0 if it
 /// has no elements. False if a number exceeds 64 bits.

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "sharding/checkpoint/torch_files/pickle.h"
-#include "sharding/checkpoint/torch_files/torch_tensor.h"
+#include "sharding/checkpoint/torch_files/strided_read.h"
 
 namespace rz {
 

@@ -1,4 +1,4 @@
-#include "tools/checkpoint/stored_checkpoint.h"
+#include "tools/checkpoint/commands.h"
 
 #include <sys/stat.h>
 
@@ -10,7 +10,6 @@
 #include "comm/core/error.h"
 #include "sharding/checkpoint/checkpoint_folder.h"
 #include "sharding/checkpoint/checkpoint_reader.h"
-#include "sharding/checkpoint/safetensors.h"
 #include "sharding/io/disk.h"
 #include "sharding/io/json.h"
 
@@ -75,8 +74,11 @@ std::vector<std::string> checkpoints_at(const std::string& path) {
   return folders;
 }
 
-void print_choice(const TensorSource& source) {
-  if (!source.choice.empty()) std::fprintf(stderr, "checkpoint: %s\n", source.choice.c_str());
+TensorSource open_source(const std::string& path, TensorPart part) {
+  require(path_exists(path), Errc::config, path, ": no such file or folder");
+  const TensorSource source = has_checkpoint(path) ? open_checkpoint(path, part) : open_tensors(path);
+  if (!source.choice().empty()) std::fprintf(stderr, "checkpoint: %s\n", source.choice().c_str());
+  return source;
 }
 
 std::uint64_t bytes_of(const StoredTensor& t) { return t.count() * safetensors_bits(t.dtype) / 8; }

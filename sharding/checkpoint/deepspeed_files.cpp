@@ -1,5 +1,3 @@
-#include "sharding/checkpoint/state_files.h"
-
 #include <cstdio>
 #include <filesystem>
 #include <optional>
@@ -7,6 +5,7 @@
 #include <vector>
 
 #include "comm/core/error.h"
+#include "sharding/checkpoint/deepspeed_weights.h"
 #include "sharding/io/disk.h"
 #include "sharding/io/json.h"
 #include "sharding/io/text.h"

@@ -1,12 +1,12 @@
-#include "sharding/checkpoint/zero_checkpoint.h"
+#include "sharding/checkpoint/deepspeed_weights.h"
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 
 #include "comm/core/error.h"
-#include "sharding/checkpoint/state_files.h"
 #include "sharding/checkpoint/torch_files/torch_file.h"
 #include "sharding/io/text.h"
 
@@ -15,7 +15,18 @@ namespace {
 
 using std::uint64_t;
 using Extents = std::vector<uint64_t>;
-using Piece = ZeroTensor::Piece;
+
+/// Elements [begin, begin + count) of a tensor in a file are the elements from `at` on.
+struct Piece {
+  std::size_t tensor = 0;
+  uint64_t begin = 0, count = 0, at = 0;
+};
+
+/// A tensor that is in several files.
+struct ZeroTensor {
+  TensorInfo info;
+  std::vector<Piece> pieces;
+};
 
 template <class... T>
 void check_states(bool ok, const TorchFile& file, const T&... parts) {
@@ -132,19 +143,8 @@ struct FlatVector {
   }
 };
 
-}  // namespace
-
-struct ZeroCheckpoint::State {
-  struct FileTensor {
-    TorchFile file;
-    TorchTensor tensor;
-  };
-  std::string path;
-  std::vector<FileTensor> stored;
-  std::vector<ZeroTensor> tensors;
-};
-
-namespace {
+/// Tensors in files, with numbers by which pieces name them.
+using StoredTensors = std::vector<std::pair<TorchFile, TorchTensor>>;
 
 /// Collects the tensors of a checkpoint by their names.
 class Consolidator {
@@ -174,7 +174,7 @@ class Consolidator {
     for (auto& [name, tensor] : tensors_) all.push_back(std::move(tensor));
     return all;
   }
-  std::vector<std::pair<TorchFile, TorchTensor>> stored() { return std::move(stored_); }
+  StoredTensors stored() { return std::move(stored_); }
 
  private:
   void refuse_experts(PickleId root) const {
@@ -188,10 +188,12 @@ class Consolidator {
     return stored_.size() - 1;
   }
 
-  void add(ZeroTensor t) {
-    t.count = count_of(t.shape);
-    const auto [place, is_new] = tensors_.emplace(t.name, t);
-    check_states(is_new, model_.file(), "parameter '", t.name, "' occurs twice");
+  void add(const std::string& name, const std::string& dtype, const Extents& shape,
+           std::vector<Piece> pieces) {
+    const uint64_t count = count_of(shape), bytes = count * safetensors_bits(dtype) / 8;
+    const bool is_new =
+        tensors_.emplace(name, ZeroTensor{{name, dtype, shape, count, bytes}, std::move(pieces)}).second;
+    check_states(is_new, model_.file(), "parameter '", name, "' occurs twice");
   }
 
   // ---- masters
@@ -280,9 +282,9 @@ class Consolidator {
         const uint64_t n = count_of(p.shape);
         check_states(n <= flat.count - at, model_.file(), "group ", g, " of the optimizer has ", flat.count,
                      " elements, which end within '", p.name, "'");
-        ZeroTensor t{.name = p.name, .dtype = "F32", .shape = p.shape, .pieces = {}};
-        flat.cut(at, n, 0, t.pieces);
-        add(std::move(t));
+        std::vector<Piece> pieces;
+        flat.cut(at, n, 0, pieces);
+        add(p.name, "F32", p.shape, std::move(pieces));
         at += n;
       }
       check_states(flat.count - at < alignment, model_.file(), "group ", g, " of the optimizer has ",
@@ -304,7 +306,7 @@ class Consolidator {
         for (std::size_t r = 0; r < ranks.size(); ++r)
           check_states(part <= flat[r].count - at, optimizers_[r], "has ", flat[r].count,
                        " elements, which end within '", p.name, "'");
-        add_parts(p, "F32", 4, flat, at);
+        add_parts(p, "F32", flat, at);
         at += part;
       }
     for (std::size_t r = 0; r < ranks.size(); ++r)
@@ -318,18 +320,17 @@ class Consolidator {
   }
 
   /// Adds the parameter whose parts begin at `at` of each rank's vector.
-  void add_parts(const NamedShape& p, const std::string& dtype, uint64_t element_bytes,
-                 const std::vector<FlatVector>& flat, uint64_t at) {
+  void add_parts(const NamedShape& p, const std::string& dtype, const std::vector<FlatVector>& flat,
+                 uint64_t at) {
     const uint64_t count = count_of(p.shape), part = part_of(count);
-    ZeroTensor t{
-        .name = p.name, .dtype = dtype, .element_bytes = element_bytes, .shape = p.shape, .pieces = {}};
+    std::vector<Piece> pieces;
     uint64_t done = 0;
     for (std::size_t r = 0; done < count; ++r) {
       const uint64_t n = std::min(part, count - done);
-      flat[r].cut(at, n, done, t.pieces);
+      flat[r].cut(at, n, done, pieces);
       done += n;
     }
-    add(std::move(t));
+    add(p.name, dtype, p.shape, std::move(pieces));
   }
 
   // ---- the model
@@ -347,7 +348,6 @@ class Consolidator {
     for (const NamedShape& p : model_.shapes(shapes, "frozen_param_shapes")) {
       std::vector<FlatVector> flat;
       std::string dtype;
-      uint64_t element_bytes = 0;
       const std::size_t parts = stage_ == 3 ? optimizers_.size() : 1;
       require(parts <= models_.size(), Errc::config, escaped(files_.folder), ": has the model files of ",
               models_.size(), " ranks where ", parts, " are needed; a rank's file is missing");
@@ -360,20 +360,16 @@ class Consolidator {
         const TorchTensor t = reader.tensor(fragment->second, p.name);
         check_states(r == 0 || t.dtype == dtype, models_[r], "frozen parameter '", p.name, "' is of ",
                      t.dtype, " where rank 0 has ", dtype);
-        dtype = t.dtype, element_bytes = t.element_bytes;
+        dtype = t.dtype;
         const uint64_t expected = stage_ == 3 ? part_of(count_of(p.shape)) : count_of(p.shape);
         check_states(t.count == expected, models_[r], "frozen parameter '", p.name, "' has ", t.count,
                      " elements where ", expected, " are expected");
         flat.emplace_back().add(store(models_[r], t), t.count);
       }
       if (stage_ == 3) {
-        add_parts(p, dtype, element_bytes, flat, 0);
+        add_parts(p, dtype, flat, 0);
       } else {
-        add({.name = p.name,
-             .dtype = dtype,
-             .element_bytes = element_bytes,
-             .shape = p.shape,
-             .pieces = flat[0].pieces});
+        add(p.name, dtype, p.shape, flat[0].pieces);
       }
     }
   }
@@ -384,9 +380,7 @@ class Consolidator {
     for (const auto& [name, value] : model_.items(*shared, "shared_params")) {
       const auto found = tensors_.find(model_.text(value, "shared_params"));
       if (found == tensors_.end() || tensors_.contains(name)) continue;
-      ZeroTensor t = found->second;
-      t.name = name;
-      add(std::move(t));
+      add(name, found->second.info.dtype, found->second.info.shape, found->second.pieces);
     }
   }
 
@@ -395,13 +389,9 @@ class Consolidator {
     for (const auto& [name, tensor] : state_dict_of(model_.file(), module)) {
       order_.push_back(name);
       if (tensors_.contains(name) || (stage_ == 3 && tensor.count == 0)) continue;
-      ZeroTensor t{.name = name,
-                   .dtype = tensor.dtype,
-                   .element_bytes = tensor.element_bytes,
-                   .shape = tensor.shape,
-                   .pieces = {}};
-      if (tensor.count > 0) t.pieces.push_back({store(model_.file(), tensor), 0, tensor.count, 0});
-      add(std::move(t));
+      std::vector<Piece> pieces;
+      if (tensor.count > 0) pieces.push_back({store(model_.file(), tensor), 0, tensor.count, 0});
+      add(name, tensor.dtype, tensor.shape, std::move(pieces));
     }
   }
 
@@ -411,7 +401,7 @@ class Consolidator {
   uint64_t stage_ = 0;
   std::vector<std::string> order_;
   std::map<std::string, ZeroTensor> tensors_;
-  std::vector<std::pair<TorchFile, TorchTensor>> stored_;
+  StoredTensors stored_;
 };
 
 std::vector<TorchFile> open_files(const std::map<std::size_t, std::string>& paths) {
@@ -420,37 +410,36 @@ std::vector<TorchFile> open_files(const std::map<std::size_t, std::string>& path
   return files;
 }
 
+/// Reads from byte `at` on.
+void read_pieces(const StoredTensors& stored, const std::vector<Piece>& pieces, uint64_t at,
+                 std::span<std::byte> out) {
+  if (out.empty()) return;
+  const uint64_t size = stored[pieces[0].tensor].second.element_bytes;
+  uint64_t begin = at / size;
+  auto piece = std::ranges::upper_bound(pieces, begin, {}, &Piece::at);
+  for (piece -= piece != pieces.begin(); !out.empty(); ++piece) {
+    const uint64_t skipped = begin - piece->at, run = std::min(out.size() / size, piece->count - skipped);
+    const auto& [file, tensor] = stored[piece->tensor];
+    file.read(tensor, piece->begin + skipped, out.first(run * size));
+    out = out.subspan(run * size);
+    begin += run;
+  }
+}
+
 }  // namespace
 
-ZeroCheckpoint ZeroCheckpoint::open(const std::string& path) {
+TensorSource open_deepspeed(const std::string& path) {
   const DeepSpeedFiles files = find_deepspeed_files(path);
   Consolidator all(files, open_files(files.models), open_files(files.optimizers));
   all.run();
-  auto state = std::make_shared<State>();
-  state->path = files.folder;
-  for (auto& [file, tensor] : all.stored()) state->stored.push_back({file, tensor});
-  state->tensors = all.tensors();
-  ZeroCheckpoint checkpoint;
-  checkpoint.state_ = std::move(state);
-  return checkpoint;
-}
-
-const std::string& ZeroCheckpoint::path() const { return state_->path; }
-const std::vector<ZeroTensor>& ZeroCheckpoint::tensors() const { return state_->tensors; }
-
-void ZeroCheckpoint::read(const ZeroTensor& t, uint64_t begin, std::span<std::byte> out) const {
-  uint64_t n = out.size() / t.element_bytes;
-  require(begin <= t.count && n <= t.count - begin && out.size() % t.element_bytes == 0,
-          Errc::invalid_argument, path(), ": tensor '", escaped(t.name), "': elements from ", begin, " on, ",
-          n, " of them, requested of ", t.count);
-  auto piece = std::ranges::upper_bound(t.pieces, begin, {}, &Piece::at);
-  for (piece -= piece != t.pieces.begin(); n > 0; ++piece) {
-    const uint64_t skipped = begin - piece->at, run = std::min(n, piece->count - skipped);
-    const auto& [file, tensor] = state_->stored[piece->tensor];
-    file.read(tensor, piece->begin + skipped, out.first(run * t.element_bytes));
-    out = out.subspan(run * t.element_bytes);
-    begin += run, n -= run;
-  }
+  const auto stored = std::make_shared<const StoredTensors>(all.stored());
+  TensorSource source(files.folder);
+  for (ZeroTensor& t : all.tensors())
+    source.add(std::move(t.info),
+               [stored, pieces = std::move(t.pieces)](uint64_t begin, std::span<std::byte> out) {
+                 read_pieces(*stored, pieces, begin, out);
+               });
+  return source;
 }
 
 }  // namespace rz

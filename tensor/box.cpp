@@ -1,6 +1,13 @@
-#include "sharding/checkpoint/box.h"
+#include "tensor/box.h"
 
 namespace rz {
+
+bool Box::is_valid() const {
+  bool valid = offset.size() == shape.size() && extent.size() == shape.size();
+  for (std::size_t d = 0; valid && d < shape.size(); ++d)
+    valid = offset[d] <= shape[d] && extent[d] <= shape[d] - offset[d];
+  return valid;
+}
 
 std::uint64_t Box::count() const {
   std::uint64_t n = 1;
@@ -15,20 +22,26 @@ bool Box::overlaps(const Box& other) const {
   return count() > 0 && other.count() > 0;
 }
 
-std::uint64_t Box::index_in(const std::vector<std::uint64_t>& shape, std::uint64_t element) const {
+std::uint64_t Box::index(std::uint64_t element) const {
   std::uint64_t index = 0, stride = 1;
   for (std::size_t d = extent.size(); d-- > 0; element /= extent[d], stride *= shape[d])
     index += (offset[d] + element % extent[d]) * stride;
   return index;
 }
 
-std::uint64_t Box::row_count(const std::vector<std::uint64_t>& shape) const {
-  std::uint64_t row = 1;
+std::uint64_t Box::run_count() const {
+  std::uint64_t run = 1;
   for (std::size_t d = extent.size(); d-- > 0;) {
-    row *= extent[d];
+    run *= extent[d];
     if (extent[d] != shape[d]) break;
   }
-  return row;
+  return run;
+}
+
+std::vector<std::uint64_t> extents(const Shape& shape) {
+  std::vector<std::uint64_t> all;
+  for (int d = 0; d < shape.dims(); ++d) all.push_back(shape[d]);
+  return all;
 }
 
 }  // namespace rz
