@@ -7,13 +7,9 @@
 
 namespace rz {
 
-/// The mean, as without a hook.
-std::shared_ptr<CommunicationHook> make_allreduce_hook();
 /// The mean of gradients that are divided by the number of ranks and rounded to 16 bits: as with
 /// communication_data_type and prescale_gradients, which every strategy has.
 std::shared_ptr<CommunicationHook> make_fp16_compress_hook();
 std::shared_ptr<CommunicationHook> make_bf16_compress_hook();
-/// No communication, to measure what it costs: each rank keeps its own gradients, and replicas diverge.
-std::shared_ptr<CommunicationHook> make_noop_hook();
 
 }  // namespace rz
