@@ -58,19 +58,18 @@ void GatherPlan::gather(int u) {
   if (!std::exchange(at(u).gathered, true)) steps_.gather.push_back(u);
 }
 
-const GatherPlan::Steps& GatherPlan::enter(const Scope& scope, Pass pass) {
-  const Indices& now = flat_.of(scope);
-  trace_.enter(scope, pass);
-  for (const int u : now) ++at(u).active_scopes;
+const GatherPlan::Steps& GatherPlan::enter(const ScopeUse& use) {
+  trace_.enter(use.scope, use.pass);
+  for (const int u : use.flat) ++at(u).active_scopes;
   plan();
   drop_unplanned();
-  for (const int u : now) gather(u);
+  for (const int u : use.flat) gather(u);
   for (const int u : planned_) gather(u);
   return steps_;
 }
 
-const GatherPlan::Steps& GatherPlan::leave(const Scope& scope) {
-  for (const int u : flat_.of(scope)) --at(u).active_scopes;
+const GatherPlan::Steps& GatherPlan::leave(const ScopeUse& use) {
+  for (const int u : use.flat) --at(u).active_scopes;
   plan();
   drop_unplanned();
   return steps_;

@@ -1,6 +1,5 @@
 #pragma once
-/// Which flat parameters are gathered and dropped, and when. A decision only: the same for values that are
-/// gathered and for a prediction of the traffic.
+/// Which flat parameters are gathered and dropped, and when.
 
 #include <cstdint>
 #include <vector>
@@ -8,6 +7,7 @@
 #include "sharding/model/flat_parameters.h"
 #include "sharding/model/gather_limits.h"
 #include "sharding/model/scope_trace.h"
+#include "sharding/model/value_store.h"
 
 namespace rz {
 
@@ -24,9 +24,9 @@ class GatherPlan {
     Indices drop, gather;
   };
   /// Before a scope runs.
-  const Steps& enter(const Scope&, Pass);
+  const Steps& enter(const ScopeUse&);
   /// After it.
-  const Steps& leave(const Scope&);
+  const Steps& leave(const ScopeUse&);
   /// No scope is open any more, and no value is of use.
   const Steps& release();
   /// One flat parameter is needed outside of all scopes.

@@ -125,17 +125,17 @@ void ShardedValues::run(const GatherPlan::Steps& steps) {
   for (const int u : steps.gather) gather_async(u);
 }
 
-void ShardedValues::enter(const Scope& scope, Pass pass) {
-  run(plan_.enter(scope, pass));
-  for (const int u : flat_.of(scope)) {
+void ShardedValues::enter(const ScopeUse& use) {
+  run(plan_.enter(use));
+  for (const int u : use.flat) {
     wait_gathered(u);
     if (plan_.active_scopes(u) == 1) set_parameters(u);
   }
 }
 
-void ShardedValues::leave(const Scope& scope, Pass) {
-  const GatherPlan::Steps& steps = plan_.leave(scope);
-  for (const int u : flat_.of(scope))
+void ShardedValues::leave(const ScopeUse& use) {
+  const GatherPlan::Steps& steps = plan_.leave(use);
+  for (const int u : use.flat)
     if (plan_.active_scopes(u) == 0 && !flat_[u].persistent) drop_parameters(u);
   run(steps);
 }

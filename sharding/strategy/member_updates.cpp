@@ -2,7 +2,7 @@
 
 namespace rz {
 
-MemberUpdates::MemberUpdates(std::size_t members, UnusedParameterPolicy policy, const PassAgreement& used)
+MemberUpdates::MemberUpdates(std::size_t members, UnusedParameterPolicy policy, const PassRules& used)
     : policy_(policy), used_(used), missed_(members) {}
 
 bool MemberUpdates::skipped(std::size_t member) const {

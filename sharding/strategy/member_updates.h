@@ -7,7 +7,7 @@
 
 #include "sharding/model/partition.h"
 #include "sharding/optim/unused_parameters.h"
-#include "sharding/strategy/pass_agreement.h"
+#include "sharding/strategy/pass_rules.h"
 
 namespace rz {
 
@@ -16,7 +16,7 @@ class MemberUpdates {
  public:
   /// `members`: their number. `used`: the members used in the passes since zero_grad(); must outlive this
   /// object.
-  MemberUpdates(std::size_t members, UnusedParameterPolicy, const PassAgreement& used);
+  MemberUpdates(std::size_t members, UnusedParameterPolicy, const PassRules& used);
 
   /// `settings` with skip and missed of the next update, by member; valid until the next call.
   std::span<const MemberUpdate> decide(std::span<const MemberUpdate> settings);
@@ -30,7 +30,7 @@ class MemberUpdates {
   bool skipped(std::size_t member) const;
 
   UnusedParameterPolicy policy_;
-  const PassAgreement& used_;
+  const PassRules& used_;
   std::vector<std::int64_t> missed_;
   std::vector<MemberUpdate> updates_;  // kept so that an update allocates nothing
 };

@@ -2,7 +2,7 @@
 /// The parameter values of a strategy.
 
 #include "sharding/model/runtime.h"
-#include "sharding/strategy/pass_agreement.h"
+#include "sharding/strategy/pass_rules.h"
 #include "sharding/strategy/replicas.h"
 #include "sharding/strategy/value_access.h"
 
@@ -18,7 +18,7 @@ class ParameterValues {
   using Visit = ValueAccess::Visit;
 
   /// All references must outlive this object.
-  ParameterValues(ShardedModel& model, PassAgreement& agreement, Runtime& runtime)
+  ParameterValues(ShardedModel& model, PassRules& agreement, Runtime& runtime)
       : access_(model, runtime),
         comparison_(model, access_, runtime),
         agreement_(agreement),
@@ -50,7 +50,7 @@ class ParameterValues {
  private:
   ValueAccess access_;
   ReplicaComparison comparison_;
-  PassAgreement& agreement_;
+  PassRules& agreement_;
   Runtime& runtime_;
   bool filled_;
 };

@@ -127,7 +127,7 @@ void ReplicaComparison::require_same_values() {
                runtime_.communicator);
 }
 
-void ReplicaComparison::require_same_scopes(const PassAgreement& agreement) {
+void ReplicaComparison::require_same_scopes(const PassRules& agreement) {
   const ScopeTrace* trace = model_.trace();
   if (!trace) return;
   const std::uint64_t since = std::exchange(compared_scopes_, trace->visits());

@@ -8,7 +8,7 @@
 #include "autograd_lite/nn/module.h"
 #include "sharding/model/model_parameters.h"
 #include "sharding/parallel/rank_consistency.h"
-#include "sharding/strategy/pass_agreement.h"
+#include "sharding/strategy/pass_rules.h"
 #include "sharding/strategy/strategy_options.h"
 #include "sharding/strategy/value_access.h"
 
@@ -31,7 +31,7 @@ class ReplicaComparison {
   void require_same_values();
   /// Errc::mismatch names the first scope that ranks have not run alike since the last call, and the rank.
   /// Collective.
-  void require_same_scopes(const PassAgreement&);
+  void require_same_scopes(const PassRules&);
 
  private:
   std::vector<Fact> held_values() const;
