@@ -245,7 +245,7 @@ PretrainedWeights load_pretrained(Strategy& strategy, Module& module, const std:
     if (weights.contains(p)) return weights.read(p, elements, out);
     init_slice(p, {out, elements.count()}, elements.begin, options.seed);
   };
-  ValueAccess::Selection selected;
+  ParameterValues::Selection selected;
   if (values.filled()) selected = [&](const Parameter& p) { return weights.contains(p); };
   values.fill(write, selected);
   weights.read_buffers(stream);

@@ -6,8 +6,8 @@
 
 #include "autograd_lite/tape.h"
 #include "comm/work.h"
+#include "sharding/model/flat_layout.h"
 #include "sharding/model/offload.h"
-#include "sharding/model/partition.h"
 #include "tensor/tensor.h"
 
 namespace rz {

@@ -18,8 +18,8 @@
 /// less where GatherLimits keep it.
 
 #include "autograd_lite/nn/module.h"
+#include "sharding/model/flat_layout.h"
 #include "sharding/model/memory_report.h"
-#include "sharding/model/partition.h"
 #include "sharding/optim/optimizer.h"
 #include "sharding/strategy/strategy_options.h"
 

@@ -53,10 +53,9 @@ Strategy::Strategy(StrategyKind kind, const ShardingPlan& plan, Module& module, 
                .rebuild = options_.rebuild && plan == ShardingPlan{},
                .broadcast_buffers = options_.broadcast_buffers},
               runtime_),
-      members_(model_.parameters().members().size(), options_.unused_parameters, passes_.rules()),
-      updater_(model_, members_, options_.overlap_comm, options_.sub_group_size, runtime_),
+      optimizer_state_(model_, runtime_),
+      updater_(model_, optimizer_state_, passes_.rules(), options_, runtime_),
       values_(model_, passes_.rules(), runtime_),
-      optimizer_state_(model_.parameters(), updater_, members_),
       control_(model_, runtime_) {
   allocate_buffers(module, allocator_on(runtime_.stream.device()), runtime_.stream);
 }
@@ -197,7 +196,7 @@ void Strategy::reset_gradients() {
   weightless_ = false;
   passes_without_data_ = 0;
   passes_.reset();
-  if (const auto before = passes_.reduction().rebuild_buckets()) updater_.state().move(*before);
+  if (const auto before = passes_.reduction().rebuild_buckets()) optimizer_state_.move(*before);
 }
 
 // ---- an update
@@ -219,7 +218,7 @@ void Strategy::step(Optimizer& optimizer, const Stream& given) {
   const StepControl::Decision decision = control_.scale(updater_.hash(optimizer), stream);
   if (decision.differs) fail_different(optimizer);
   update(optimizer, decision.scale, stream);
-  members_.count_missed();
+  updater_.count_missed();
   passes_.end_step();
 }
 
@@ -230,7 +229,7 @@ void Strategy::clip_and_step(Optimizer& optimizer, const StepPolicy& policy, con
   const StepControl::Decision decision = control_.decide(updater_.hash(optimizer), stream);
   if (decision.differs) fail_different(optimizer);
   if (!decision.skip) update(optimizer, decision.scale, stream);
-  if (!decision.skip && !decision.scale.device_outcome) members_.count_missed();
+  if (!decision.skip && !decision.scale.device_outcome) updater_.count_missed();
   passes_.end_step();
 }
 
@@ -257,7 +256,7 @@ Strategy::Outcome Strategy::outcome(Optimizer& optimizer, const Stream& given) {
   if (skipped)
     optimizer.set_updates(optimizer.updates() - 1);
   else
-    members_.count_missed();
+    updater_.count_missed();
   return {norm, skipped};
 }
 
@@ -309,7 +308,7 @@ LoggingData Strategy::logging_data() const {
 MemoryReport Strategy::memory() const {
   MemoryReport report;
   const Device device = runtime_.stream.device();
-  const HeldBytes values = model_.values().bytes(), state = updater_.state().bytes();
+  const HeldBytes values = model_.values().bytes(), state = optimizer_state_.bytes();
   HeldBytes masters;
   for (const Tensor& t : model_.masters()) masters.add(t, device);
   report.parameters = values.on_device;

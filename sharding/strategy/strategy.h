@@ -90,7 +90,7 @@
 #include "sharding/optim/optimizer.h"
 #include "sharding/parallel/mesh.h"
 #include "sharding/strategy/logging_data.h"
-#include "sharding/strategy/optimizer_state_access.h"
+#include "sharding/strategy/optimizer_state.h"
 #include "sharding/strategy/parameter_values.h"
 #include "sharding/strategy/step_control.h"
 #include "sharding/strategy/strategy_options.h"
@@ -194,8 +194,8 @@ class Strategy {
   // ---- import and export
   ParameterValues& values() { return values_; }
   const ParameterValues& values() const { return values_; }
-  OptimizerStateAccess& optimizer_state() { return optimizer_state_; }
-  const OptimizerStateAccess& optimizer_state() const { return optimizer_state_; }
+  OptimizerState& optimizer_state() { return optimizer_state_; }
+  const OptimizerState& optimizer_state() const { return optimizer_state_; }
 
   /// Whether updates can be captured in a graph: the operations of the communicator and the hook can be, and
   /// offloaded memory, if there is any, is pinned.
@@ -240,10 +240,9 @@ class Strategy {
   InstalledHooks hooks_;
   ShardedModel model_;
   TrainingPasses passes_;
-  MemberUpdates members_;
+  OptimizerState optimizer_state_;
   Updater updater_;
   ParameterValues values_;
-  OptimizerStateAccess optimizer_state_;
   StepControl control_;
   const Optimizer* announced_ = nullptr;  // by next_update()
   bool weightless_ = false;               // an update of begin_backward(), whose losses have no weights

@@ -1,10 +1,9 @@
 /// Hooks under PyTorch's names have the bits of the wire formats that do the same.
-#include "sharding/model/default_hooks.h"
-
 #include <gtest/gtest.h>
 
 #include <vector>
 
+#include "sharding/model/communication_hook.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
 #include "tests/support/ranks.h"

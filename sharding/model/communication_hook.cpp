@@ -1,4 +1,4 @@
-#include "sharding/model/default_hooks.h"
+#include "sharding/model/communication_hook.h"
 
 #include <optional>
 #include <string>
