@@ -1,14 +1,12 @@
 #include "sharding/strategy/strategy.h"
 
-#include <chrono>
 #include <cmath>
-#include <thread>
 #include <utility>
 
 #include "autograd_lite/nn/init.h"
-#include "comm/core/deadline.h"
 #include "comm/core/error.h"
 #include "comm/device/allocate.h"
+#include "comm/device/drain.h"
 #include "comm/device/meta.h"
 #include "tensor/ops.h"
 
@@ -19,9 +17,8 @@ namespace {
 /// The device may still use memory that is freed next. The wait for a hung device is bounded.
 void wait_for_device(const Stream& stream) noexcept {
   try {
-    const Deadline deadline = Deadline::after(std::chrono::seconds(5));
     const Event last = stream.record();
-    while (!last.done() && !deadline.expired()) std::this_thread::sleep_for(std::chrono::microseconds(100));
+    drain([&] { return last.done(); }, Deadline::after(drain_timeout));
   } catch (const std::exception&) {  // a failed stream uses no memory any more
   }
 }
