@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "autograd_lite/nn/init.h"
-#include "autograd_lite/nn/persistent_buffers.h"
+#include "autograd_lite/nn/module.h"
 #include "comm/core/error.h"
 #include "sharding/checkpoint/safetensors.h"
 #include "sharding/checkpoint/tensor_names.h"

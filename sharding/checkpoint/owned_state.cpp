@@ -3,7 +3,7 @@
 #include <map>
 #include <string>
 
-#include "autograd_lite/nn/persistent_buffers.h"
+#include "autograd_lite/nn/module.h"
 #include "sharding/checkpoint/tensor_names.h"
 
 namespace rz {
