@@ -3,43 +3,13 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "autograd_lite/bump_allocator.h"
+#include "autograd_lite/cast_cache.h"
 #include "comm/device/caching_allocator.h"
 #include "tensor/ops.h"
 
 namespace rz {
 namespace {
-
-/// Bump allocator that grows in chunks and is rewound in reverse order. It keeps its chunks.
-class BumpAllocator {
- public:
-  struct Position {
-    std::size_t chunk = 0, offset = 0;
-  };
-
-  void* allocate(std::size_t bytes, std::size_t alignment) {
-    for (;; at_ = {at_.chunk + 1, 0}) {
-      if (at_.chunk == chunks_.size()) chunks_.emplace_back(std::max(chunk_bytes, bytes + alignment));
-      Chunk& chunk = chunks_[at_.chunk];
-      void* place = chunk.memory.get() + at_.offset;
-      std::size_t room = chunk.bytes - at_.offset;
-      if (!std::align(alignment, bytes, place, room)) continue;
-      at_.offset = chunk.bytes - room + bytes;
-      return place;
-    }
-  }
-  Position position() const { return at_; }
-  void rewind(Position p) { at_ = p; }
-
- private:
-  static constexpr std::size_t chunk_bytes = 1 << 16;
-  struct Chunk {
-    explicit Chunk(std::size_t n) : memory(std::make_unique<std::byte[]>(n)), bytes(n) {}
-    std::unique_ptr<std::byte[]> memory;
-    std::size_t bytes;
-  };
-  std::vector<Chunk> chunks_;
-  Position at_;
-};
 
 /// Per-parameter state of one pass. Entries are kept between passes, so that the table stops growing.
 struct Use {
@@ -66,13 +36,6 @@ struct View {
   Var parameter;
   Shape shape;
   DType dtype;
-};
-
-/// A parameter's cast of this pass.
-struct Cast {
-  const Parameter* parameter;
-  DType dtype;
-  Var result;
 };
 
 /// Calls f once for the hooks of each owner of parameters of the scope.
@@ -116,9 +79,7 @@ struct Tape::State {
   int checkpoint_depth = 0;
   std::vector<Var> checkpoint_inputs;
   std::optional<DType> autocast;
-  std::vector<Cast> casts;
-  std::size_t own_casts = 0;             ///< the first cast of the innermost scope
-  std::vector<std::size_t> outer_casts;  ///< those of the scopes around it, as in `open`
+  CastCache casts;
 
   std::uint32_t pass = 1;
   bool no_grad = false;
@@ -153,13 +114,11 @@ struct Tape::State {
       if (hooks.enter) hooks.enter(scope, direction);
     });
     open.push_back(&scope);
-    outer_casts.push_back(std::exchange(own_casts, casts.size()));
+    casts.enter_scope();
   }
   void leave(const Scope& scope, Pass direction) {
     open.pop_back();
-    casts.resize(own_casts);
-    own_casts = outer_casts.back();
-    outer_casts.pop_back();
+    casts.leave_scope();
     drop_views([](const Parameter& p, DType dtype) { return p.value.defined() && p.value.dtype() == dtype; });
     for_each_hooks(scope, [&](const ParameterHooks& hooks) {
       if (hooks.leave) hooks.leave(scope, direction);
@@ -381,7 +340,7 @@ void Tape::set_autocast(std::optional<DType> dtype) {
 
 void Tape::restore_autocast(std::optional<DType> dtype) {
   state_->autocast = dtype;
-  state_->casts.resize(state_->own_casts);
+  state_->casts.forget();
 }
 
 std::optional<DType> Tape::autocast() const { return state_->autocast; }
@@ -389,17 +348,14 @@ std::optional<DType> Tape::autocast() const { return state_->autocast; }
 Var Tape::cached_cast(Var parameter, DType dtype) const {
   const State& s = *state_;
   const Value& value = s.at(parameter);
-  for (std::size_t i = s.own_casts; i < s.casts.size(); ++i) {
-    const Cast& cast = s.casts[i];
-    const bool is_same = value.use && cast.parameter == value.use->parameter && cast.dtype == dtype;
-    if (is_same && s.at(cast.result).needs_grad == value.needs_grad) return cast.result;
-  }
-  return {};
+  if (!value.use) return {};
+  return s.casts.find(*value.use->parameter, dtype,
+                      [&](Var cast) { return s.at(cast).needs_grad == value.needs_grad; });
 }
 
 void Tape::cache_cast(Var parameter, Var cast) {
   const Value& value = state_->at(parameter);
-  if (value.use) state_->casts.push_back({value.use->parameter, this->value(cast).dtype(), cast});
+  if (value.use) state_->casts.add(*value.use->parameter, this->value(cast).dtype(), cast);
 }
 
 // ---- structure
@@ -542,8 +498,6 @@ void Tape::reset() {
   s.checkpointed_parameters.clear();
   s.checkpoint_depth = 0;
   s.casts.clear();
-  s.outer_casts.clear();
-  s.own_casts = 0;
   s.running = nullptr;
   s.ran_backward = false;
   s.loss = -1;

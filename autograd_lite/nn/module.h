@@ -133,6 +133,9 @@ class Module {
   bool training_ = true, is_block_ = false, checkpoints_ = false;
 };
 
+/// The persistent buffers of a module with their names from it, as in PyTorch's state_dict().
+std::vector<std::pair<std::string, ModuleBuffer*>> persistent_buffers(Module&);
+
 /// Sets a module to evaluation during its lifetime; afterwards each part has its own mode again.
 class EvalMode {
  public:

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "autograd_lite/nn/init.h"
-#include "autograd_lite/nn/persistent_buffers.h"
+#include "autograd_lite/nn/module.h"
 #include "comm/core/error.h"
 #include "sharding/checkpoint/model_tensors.h"
 #include "sharding/io/text.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "autograd_lite/nn/persistent_buffers.h"
+#include "autograd_lite/nn/module.h"
 #include "comm/core/error.h"
 #include "sharding/checkpoint/model_tensors.h"
 

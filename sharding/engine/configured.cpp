@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "comm/core/error.h"
-#include "sharding/model/default_hooks.h"
+#include "sharding/model/communication_hook.h"
 #include "sharding/model/power_sgd.h"
 #include "sharding/optim/optimizers.h"
 

@@ -9,9 +9,9 @@
 #include "autograd_lite/ops.h"
 #include "autograd_lite/tape.h"
 #include "comm/communicator.h"
-#include "sharding/model/memory_use.h"
-#include "sharding/model/partition.h"
-#include "sharding/model/traffic.h"
+#include "sharding/model/flat_layout.h"
+#include "sharding/model/memory_report.h"
+#include "sharding/model/runtime.h"
 #include "sharding/optim/optimizer.h"
 #include "sharding/strategy/strategy_options.h"
 

@@ -63,7 +63,7 @@
 #include "sharding/engine/update_loop.h"
 #include "sharding/engine/world.h"
 #include "sharding/huggingface/pretrained_weights.h"
-#include "sharding/model/memory_use.h"
+#include "sharding/model/memory_report.h"
 #include "sharding/strategy/strategy.h"
 
 namespace rz {

@@ -16,8 +16,8 @@
 #include "sharding/engine/configured.h"
 #include "sharding/optim/optimizer.h"
 #include "sharding/parallel/mesh.h"
+#include "sharding/strategy/parameter_values.h"
 #include "sharding/strategy/strategy_options.h"
-#include "sharding/strategy/value_access.h"
 
 namespace rz {
 
@@ -42,7 +42,7 @@ struct EngineOptions {
 
   /// Writes the initial values of a model without values, as ParameterValues::fill() has it, e.g. those
   /// of PretrainedWeights; empty: init_slice() with the seed.
-  ValueAccess::Fill initial_values;
+  ParameterValues::Fill initial_values;
   /// Of initial values, dropout, and the order of samples.
   std::uint64_t seed = 0;
   /// Number of updates of the run at these batch sizes, for schedules with "auto"; empty: unknown.

@@ -13,8 +13,8 @@
 #include "autograd_lite/nn/module.h"
 #include "sharding/engine/dry_run.h"
 #include "sharding/engine/engine_options.h"
-#include "sharding/model/memory_use.h"
-#include "sharding/model/traffic.h"
+#include "sharding/model/memory_report.h"
+#include "sharding/model/runtime.h"
 
 namespace rz {
 

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "autograd_lite/nn/init.h"
-#include "autograd_lite/nn/persistent_buffers.h"
+#include "autograd_lite/nn/module.h"
 #include "comm/core/error.h"
 #include "sharding/checkpoint/model_tensors.h"
 #include "sharding/checkpoint/open_tensors.h"
@@ -176,7 +176,7 @@ PretrainedWeights load_pretrained(Strategy& strategy, Module& module, const std:
     if (weights.contains(p)) return weights.read(p, elements, out);
     init_slice(p, {out, elements.count()}, elements.begin, options.seed);
   };
-  ValueAccess::Selection selected;
+  ParameterValues::Selection selected;
   if (values.filled()) selected = [&](const Parameter& p) { return weights.contains(p); };
   values.fill(write, selected);
   weights.read_buffers(stream);

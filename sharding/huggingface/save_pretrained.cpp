@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "autograd_lite/nn/persistent_buffers.h"
+#include "autograd_lite/nn/module.h"
 #include "comm/core/error.h"
 #include "sharding/checkpoint/safetensors.h"
 #include "sharding/huggingface/gpt2_config.h"

@@ -3,6 +3,7 @@
 /// doi:10.14778/3415478.3415530).
 
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -40,5 +41,12 @@ class CommunicationHook {
   /// gradients of the bucket are means.
   virtual bool advance(const HookBucket&, Runtime&, const Stream&) = 0;
 };
+
+// ---- under the names of PyTorch's default hooks
+
+/// The mean of gradients that are divided by the number of ranks and rounded to 16 bits: as with
+/// communication_data_type and prescale_gradients, which every strategy has.
+std::shared_ptr<CommunicationHook> make_fp16_compress_hook();
+std::shared_ptr<CommunicationHook> make_bf16_compress_hook();
 
 }  // namespace rz

@@ -1,16 +1,97 @@
 #pragma once
-/// Elements of the members in flat buckets, and the rank that owns each.
+/// Where the elements of a model lie: its members, ranges of them, flat buckets, and the rank that owns each
+/// element.
 
+#include <cstddef>
 #include <span>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "autograd_lite/parameter.h"
 #include "comm/bucket_scheduler.h"
-#include "sharding/model/model_parameters.h"
-#include "sharding/model/partition.h"
-#include "sharding/model/sharding_plan.h"
 
 namespace rz {
+
+// ---- what is divided
+
+/// `replicated`: every rank holds all elements. `sharded`: each rank holds its shard of every bucket.
+enum class Placement { replicated, sharded };
+
+/// What the ranks of a group share out: placement of the three kinds of memory of Rajbhandari et al.,
+/// doi:10.1109/SC41405.2020.00024. Sharded values or gradients require a sharded state, since a rank updates
+/// the elements whose state it holds.
+struct ShardingPlan {
+  Placement values = Placement::replicated;
+  Placement gradients = Placement::replicated;  ///< after the reduction
+  Placement state = Placement::replicated;      ///< optimizer state and masters
+  bool operator==(const ShardingPlan&) const = default;
+};
+
+// ---- ranges
+
+/// Elements [begin, end).
+struct Range {
+  std::size_t begin = 0, end = 0;
+  std::size_t count() const { return end - begin; }
+  bool operator==(const Range&) const = default;
+};
+
+/// A rank of a group.
+struct RankOf {
+  int rank = 0, ranks = 1;
+};
+
+/// Shard `rank` of `size` equal shards of `count` elements; `size` must divide `count`.
+Range shard_range(std::size_t count, int rank, int size);
+
+/// Intersection of two ranges; begin == end if it is empty.
+Range intersect(Range, Range);
+
+/// The elements of one parameter that lie in a given range of a bucket.
+struct ParameterSlice {
+  int member;
+  Range elements;      ///< in the flat parameter
+  std::size_t offset;  ///< of elements.begin from the start of the bucket
+};
+/// Slices of all parameters in `range` of a bucket, in the order of their offsets.
+std::vector<ParameterSlice> parameter_slices(const BucketLayout&, std::span<Parameter* const> members,
+                                             int bucket, Range range);
+
+/// A range of the elements of a flat parameter.
+struct ParameterElements {
+  const Parameter* parameter;
+  Range elements;
+};
+
+/// Range of member `i` of a bucket, in the order of the bucket, including the padding after it.
+Range padded_extent(const BucketLayout&, int bucket, std::size_t i);
+
+// ---- members
+
+/// The parameters of a model, as strategies number them. Trainable parameters, the members of buckets, are
+/// numbered in the order of first use. The others are frozen.
+class ModelParameters {
+ public:
+  explicit ModelParameters(std::span<Parameter* const>);
+
+  const std::vector<Parameter*>& members() const { return members_; }
+  const std::vector<Parameter*>& frozen() const { return frozen_; }
+  Parameter& member(int m) const { return *members_[static_cast<std::size_t>(m)]; }
+  /// -1: not a member.
+  int member_of(const Parameter&) const;
+  /// Whether one had a value before this object was made.
+  bool had_values() const { return had_values_; }
+  /// Errc::invalid_argument names a member that was frozen after it was numbered, and `call`.
+  void require_trainable(const char* call) const;
+
+ private:
+  std::vector<Parameter*> members_, frozen_;
+  std::unordered_map<const Parameter*, int> member_of_;
+  bool had_values_ = false;
+};
+
+// ---- buckets
 
 /// Every bucket consists of equal shards, one per rank. Its owner exports a shard, and updates it if the
 /// state is sharded.

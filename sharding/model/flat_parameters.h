@@ -8,8 +8,7 @@
 
 #include "autograd_lite/tape.h"
 #include "comm/bucket_scheduler.h"
-#include "sharding/model/model_parameters.h"
-#include "sharding/model/partition.h"
+#include "sharding/model/flat_layout.h"
 
 namespace rz {
 

@@ -1,15 +1,94 @@
 #pragma once
-/// Which flat parameters are gathered and dropped, and when. A decision only: the same for values that are
-/// gathered and for a prediction of the traffic.
+/// Which flat parameters are gathered and dropped, and when: limits, the order of scopes, and the decision.
 
+#include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <span>
 #include <vector>
 
+#include "autograd_lite/hooks.h"
 #include "sharding/model/flat_parameters.h"
-#include "sharding/model/gather_limits.h"
-#include "sharding/model/scope_trace.h"
+#include "sharding/model/value_store.h"
 
 namespace rz {
+
+/// Limits of the gathering of sharded values, in elements with padding. Names and units are those of the keys
+/// `stage3_*` of DeepSpeed's "zero_optimization". Must be equal on all ranks. A unit is what one call
+/// gathers: parameters of the same scopes. The unit that a scope needs is gathered whatever the limits. The
+/// defaults hold the least memory that overlaps gathers with computation; DeepSpeed's are 5e7, 1e9, 1e9, 1e5
+/// and no limit.
+struct GatherLimits {
+  static constexpr std::size_t none = std::numeric_limits<std::size_t>::max();
+
+  /// Units are gathered before their use while those that wait for their use hold fewer elements; 0: none. A
+  /// value of 1 therefore prefetches one unit.
+  std::size_t prefetch_bucket_size = 1;
+  /// Gathered elements, without persistent ones, beyond which no unit is prefetched or kept for another use.
+  std::size_t max_live_parameters = none;
+  /// A unit that is used again before this many elements of other uses stays gathered.
+  std::size_t max_reuse_distance = 0;
+  /// Parameters of up to this many elements are persistent: every rank holds their values whole. Their
+  /// gradients, masters and optimizer state stay sharded, as in DeepSpeed.
+  std::size_t param_persistence_threshold = 0;
+  /// Elements, without padding, of all persistent parameters. A parameter that exceeds the rest is not
+  /// persistent; trainable parameters come first, then frozen ones, in the order of Module::parameters().
+  std::size_t model_persistence_threshold = none;
+
+  bool operator==(const GatherLimits&) const = default;
+};
+
+/// The order in which a model runs its scopes, learned from the passes so far: records the scopes that passes
+/// enter, and predicts the next ones: after a visit that occurred before, those that followed it then. The
+/// first pass is expected to run the scopes in a given order, forward and backward; where it does not, it is
+/// not predicted. A pass that deviates is recorded as it runs, and is predicted when it occurs again. Depends
+/// on nothing but its calls. Not thread-safe; allocates only in the constructor.
+class ScopeTrace {
+ public:
+  /// An entry into a scope.
+  struct Visit {
+    const Scope* scope = nullptr;
+    Pass pass = Pass::forward;
+    bool after_release = false;  ///< the first one after release()
+    bool operator==(const Visit&) const = default;
+  };
+
+  /// `expected`: the order of the first pass forward. Remembers as many visits as 16 such passes make,
+  /// forward and backward, and at least 4096.
+  explicit ScopeTrace(std::span<const Scope* const> expected);
+
+  void enter(const Scope&, Pass);
+  /// Values are dropped: nothing that follows the next visit is predicted across this point.
+  void release() { released_ = true; }
+
+  /// Calls f(visit) for the visits expected after the last one, in their order, while f returns true.
+  template <class F>
+  void for_each_ahead(const F& f) const {
+    if (course_ == unknown) return;
+    for (std::uint64_t i = course_ + 1; i < count_ && !at(i).after_release; ++i)
+      if (!f(at(i))) return;
+  }
+
+  /// Number of visits, and a hash of all of them: equal on ranks that entered the same scopes in the same
+  /// order.
+  std::uint64_t visits() const { return count_ - expected_; }
+  std::uint64_t hash() const { return hash_; }
+  /// The last `n` visits, as far as they are remembered, oldest first.
+  std::vector<Visit> last(std::uint64_t n) const;
+
+ private:
+  const Visit& at(std::uint64_t i) const { return ring_[static_cast<std::size_t>(i % ring_.size())]; }
+  std::uint64_t oldest() const { return count_ > ring_.size() ? count_ - ring_.size() : 0; }
+  std::uint64_t equal_visits(std::uint64_t i) const;
+  void find_course();
+
+  static constexpr std::uint64_t unknown = ~std::uint64_t{0};
+  std::vector<Visit> ring_;                 // visit i is at i modulo its size
+  std::uint64_t count_ = 0, expected_ = 0;  // visits, and those that were only expected
+  std::uint64_t course_ = unknown;          // the earlier visit that corresponds to the last one
+  std::uint64_t hash_ = 0;
+  bool released_ = true;
+};
 
 /// Follows the scopes of passes. Depends on nothing but its calls, so all ranks decide alike. Persistent flat
 /// parameters are always gathered. Not thread-safe; allocates only in the first passes.
@@ -24,9 +103,9 @@ class GatherPlan {
     Indices drop, gather;
   };
   /// Before a scope runs.
-  const Steps& enter(const Scope&, Pass);
+  const Steps& enter(const ScopeUse&);
   /// After it.
-  const Steps& leave(const Scope&);
+  const Steps& leave(const ScopeUse&);
   /// No scope is open any more, and no value is of use.
   const Steps& release();
   /// One flat parameter is needed outside of all scopes.

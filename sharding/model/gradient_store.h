@@ -1,7 +1,14 @@
 #pragma once
 /// Interface of the memory that holds gradients.
 
+#include <cstddef>
+#include <memory>
+
 #include "comm/work.h"
+#include "sharding/model/communication_hook.h"
+#include "sharding/model/flat_layout.h"
+#include "sharding/model/gradient_wire.h"
+#include "sharding/model/runtime.h"
 #include "tensor/tensor.h"
 
 namespace rz {
@@ -29,5 +36,11 @@ class GradientStore {
   /// Bytes kept between passes.
   virtual std::size_t bytes() const = 0;
 };
+
+/// The store of a plan. `hook` forms the means of whole gradients instead of the wire, unless it is null. All
+/// references must outlive the store.
+std::unique_ptr<GradientStore> make_gradient_store(const ShardingPlan&, const ModelParameters&,
+                                                   const FlatLayout&, DType, GradientWire&,
+                                                   CommunicationHook* hook, Runtime&);
 
 }  // namespace rz

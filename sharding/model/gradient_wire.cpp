@@ -6,7 +6,7 @@
 #include "comm/core/error.h"
 #include "comm/core/math.h"
 #include "comm/device/meta.h"
-#include "sharding/model/partition.h"
+#include "sharding/model/flat_layout.h"
 #include "tensor/kernels/dtype_dispatch.h"
 #include "tensor/ops.h"
 

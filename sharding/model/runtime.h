@@ -1,17 +1,82 @@
 #pragma once
-/// Where the parts of a strategy run on this rank.
+/// Where the parts of a strategy run on this rank, and what their communication costs.
 
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "comm/communicator.h"
 #include "comm/device/stream.h"
-#include "sharding/model/exposed_time.h"
-#include "sharding/model/traffic.h"
 #include "sharding/model/transient_memory.h"
 #include "sharding/parallel/mesh.h"
 #include "tensor/tensor.h"
 
 namespace rz {
+
+/// Calls of one collective, and the bytes of the larger of a rank's two buffers in each.
+struct CallCount {
+  std::uint64_t calls = 0, bytes = 0;
+  void add(std::size_t more) { ++calls, bytes += more; }
+  CallCount operator-(const CallCount& before) const { return {calls - before.calls, bytes - before.bytes}; }
+  bool operator==(const CallCount&) const = default;
+};
+
+/// Collectives of training steps, since a strategy was created, or since another count was subtracted.
+struct Traffic {
+  CallCount all_reduce, reduce_scatter;  ///< of gradients
+  CallCount all_gather;                  ///< of values, and of directions of matrices (Muon)
+  CallCount broadcast;                   ///< of directions of matrices, and of buffers of modules
+  /// all_reduce of what decides on an update: norms of gradients and parameters, weights of losses, and what
+  /// ranks agree on in a pass.
+  CallCount control;
+
+  /// Bytes that each of `ranks` ranks sends if it sends the least: twice (ranks - 1) / ranks of an
+  /// all_reduce's buffer, once that of a reduce_scatter's input and an all_gather's output (Patarasuk and
+  /// Yuan, doi:10.1016/j.jpdc.2008.09.002), and of a broadcast, in which the mean over the ranks is counted.
+  std::uint64_t sent(int ranks) const {
+    const auto n = static_cast<std::uint64_t>(ranks);
+    const std::uint64_t bytes =
+        2 * (all_reduce.bytes + control.bytes) + reduce_scatter.bytes + all_gather.bytes + broadcast.bytes;
+    return bytes / n * (n - 1) + bytes % n * (n - 1) / n;
+  }
+  Traffic operator-(const Traffic& before) const {
+    return {all_reduce - before.all_reduce, reduce_scatter - before.reduce_scatter,
+            all_gather - before.all_gather, broadcast - before.broadcast, control - before.control};
+  }
+  bool operator==(const Traffic&) const = default;
+};
+
+/// Exposed communication, the time in which the thread of a rank waits for communication: counts the waits of
+/// one step after the other.
+class ExposedTime {
+ public:
+  /// Waits for `work` in the order of the stream.
+  void wait(const Work& work, const Stream& stream) {
+    measure([&] { work.wait_on(stream); });
+  }
+  /// Runs f, which waits.
+  template <class F>
+  void measure(const F& f) {
+    const auto start = std::chrono::steady_clock::now();
+    f();
+    add(std::chrono::steady_clock::now() - start);
+  }
+  /// Counts a wait that was measured elsewhere.
+  void add(std::chrono::nanoseconds wait) { now_ += wait, total_ += wait; }
+  /// The next wait belongs to the next step.
+  void end_step() {
+    last_ = now_;
+    now_ = {};
+  }
+  /// Of all steps.
+  std::chrono::nanoseconds total() const { return total_; }
+  /// Seconds in the last step that has ended.
+  double last_step() const { return std::chrono::duration<double>(last_).count(); }
+
+ private:
+  std::chrono::nanoseconds now_{}, last_{}, total_{};
+};
 
 /// A mesh of ranks, with stream and memory on their device. One per strategy; its parts refer to it.
 struct Runtime {

@@ -5,11 +5,8 @@
 #include "comm/core/error.h"
 #include "comm/device/allocate.h"
 #include "comm/device/memory.h"
-#include "sharding/model/kept_gradients.h"
 #include "sharding/model/replicated_values.h"
-#include "sharding/model/sharded_gradients.h"
 #include "sharding/model/sharded_values.h"
-#include "sharding/model/whole_gradients.h"
 #include "sharding/optim/grad_norm.h"
 #include "tensor/ops.h"
 
@@ -126,16 +123,9 @@ void ShardedModel::make_values() {
     values_ = std::make_unique<ReplicatedValues>(parameters_, layout_, dtype, runtime_);
 }
 
-/// A rank keeps means of the elements that it updates.
 void ShardedModel::make_gradients() {
-  const DType dtype = options_.precision.gradients;
-  if (options_.plan.state == Placement::replicated)
-    gradients_ =
-        std::make_unique<WholeGradients>(parameters_, layout_, dtype, wire_, options_.hook.get(), runtime_);
-  else if (options_.plan.gradients == Placement::replicated)
-    gradients_ = std::make_unique<KeptGradients>(parameters_, layout_, dtype, wire_, runtime_);
-  else
-    gradients_ = std::make_unique<ShardedGradients>(parameters_, layout_, dtype, wire_, runtime_);
+  gradients_ = make_gradient_store(options_.plan, parameters_, layout_, options_.precision.gradients, wire_,
+                                   options_.hook.get(), runtime_);
 }
 
 Tensor ShardedModel::updated_f32(int bucket) const {

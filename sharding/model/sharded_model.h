@@ -9,12 +9,11 @@
 #include "sharding/model/communication_hook.h"
 #include "sharding/model/flat_layout.h"
 #include "sharding/model/flat_parameters.h"
-#include "sharding/model/gather_limits.h"
+#include "sharding/model/gather_plan.h"
 #include "sharding/model/gradient_store.h"
 #include "sharding/model/gradient_wire.h"
 #include "sharding/model/offload.h"
 #include "sharding/model/runtime.h"
-#include "sharding/model/scope_trace.h"
 #include "sharding/model/value_store.h"
 #include "sharding/optim/precision.h"
 

@@ -1,22 +1,14 @@
 #include "sharding/model/sharded_values.h"
 
 #include <algorithm>
-#include <chrono>
-#include <thread>
 #include <utility>
 
-#include "comm/core/deadline.h"
 #include "comm/core/error.h"
+#include "comm/device/drain.h"
 #include "comm/device/memory.h"
 #include "tensor/ops.h"
 
 namespace rz {
-
-namespace {
-
-constexpr auto destructor_timeout = std::chrono::seconds(5);
-
-}  // namespace
 
 ShardedValues::ShardedValues(FlatParameters& flat, DType dtype, const GatherLimits& limits,
                              const OffloadOptions& offload, ScopeTrace& trace, Runtime& runtime)
@@ -68,11 +60,9 @@ Tensor ShardedValues::make_shard(int u, DType dtype, const Allocator& allocator)
 // A prefetch may be in flight although no scope will use it. The other ranks have started it too, or will, so
 // it completes. An immediate abort would break gathers that they still wait for.
 ShardedValues::~ShardedValues() {
-  const Deadline deadline = Deadline::after(destructor_timeout);
+  const Deadline deadline = Deadline::after(drain_timeout);
   for (Values& u : values_) {
-    while (!u.gather.done() && !deadline.expired())
-      std::this_thread::sleep_for(std::chrono::microseconds(100));
-    if (u.gather.done()) continue;
+    if (drain([&] { return u.gather.done(); }, deadline)) continue;
     runtime_.abort("a strategy was destroyed while it gathered parameters, and the other ranks did not");
     try {
       u.gather.wait();
@@ -125,17 +115,17 @@ void ShardedValues::run(const GatherPlan::Steps& steps) {
   for (const int u : steps.gather) gather_async(u);
 }
 
-void ShardedValues::enter(const Scope& scope, Pass pass) {
-  run(plan_.enter(scope, pass));
-  for (const int u : flat_.of(scope)) {
+void ShardedValues::enter(const ScopeUse& use) {
+  run(plan_.enter(use));
+  for (const int u : use.flat) {
     wait_gathered(u);
     if (plan_.active_scopes(u) == 1) set_parameters(u);
   }
 }
 
-void ShardedValues::leave(const Scope& scope, Pass) {
-  const GatherPlan::Steps& steps = plan_.leave(scope);
-  for (const int u : flat_.of(scope))
+void ShardedValues::leave(const ScopeUse& use) {
+  const GatherPlan::Steps& steps = plan_.leave(use);
+  for (const int u : use.flat)
     if (plan_.active_scopes(u) == 0 && !flat_[u].persistent) drop_parameters(u);
   run(steps);
 }

@@ -28,8 +28,8 @@ class ShardedValues final : public ValueStore {
   /// Waits up to 5 s for a prefetch in flight, then aborts the communicator.
   ~ShardedValues() override;
 
-  void enter(const Scope&, Pass) override;
-  void leave(const Scope&, Pass) override;
+  void enter(const ScopeUse&) override;
+  void leave(const ScopeUse&) override;
   void release() override;
   Tensor updated(int bucket) const override { return at(bucket).shard; }
   Work publish(int bucket, const Stream&) override;

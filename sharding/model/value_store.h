@@ -1,12 +1,13 @@
 #pragma once
 /// Interface of the memory that holds the values used by a model.
 
+#include <span>
 #include <vector>
 
 #include "autograd_lite/tape.h"
 #include "comm/work.h"
+#include "sharding/model/flat_layout.h"
 #include "sharding/model/offload.h"
-#include "sharding/model/partition.h"
 #include "tensor/tensor.h"
 
 namespace rz {
@@ -19,6 +20,13 @@ struct StoredValue {
   bool exported;  ///< true on one of the ranks that hold the elements
 };
 
+/// A scope that runs.
+struct ScopeUse {
+  const Scope& scope;
+  Pass pass;
+  std::span<const int> flat;  ///< its flat parameters; none unless values are sharded
+};
+
 /// Defines Parameter::value while a scope runs. Not thread-safe.
 class ValueStore {
  public:
@@ -26,9 +34,9 @@ class ValueStore {
 
   // ---- a pass
   /// Called before a scope runs in forward or backward. Parameter::value is then defined.
-  virtual void enter(const Scope&, Pass) {}
+  virtual void enter(const ScopeUse&) {}
   /// Called after a scope has run.
-  virtual void leave(const Scope&, Pass) {}
+  virtual void leave(const ScopeUse&) {}
   /// Drops gathered values, which are stale after an update. No scope is open then, or a pass has failed.
   virtual void release() {}
 

@@ -3,10 +3,8 @@
 #include <cmath>
 #include <mutex>
 
-#include "sharding/optim/grouped_optimizer.h"
+#include "sharding/optim/optimizer_rules.h"
 #include "sharding/optim/optimizers.h"
-#include "sharding/optim/option_checks.h"
-#include "sharding/optim/update_elements.h"
 
 namespace rz {
 
@@ -34,9 +32,7 @@ class Lamb final : public GroupedOptimizer<LambOptions> {
   std::vector<StateSpec> states(int) const override { return {{.name = "exp_avg"}, {.name = "exp_avg_sq"}}; }
   Grain grain(int) const override { return Grain::parameter; }
   std::vector<std::byte> constants(std::int64_t missed) const override {
-    const auto all = all_factors({.missed = missed});
-    const auto bytes = std::as_bytes(std::span(all));
-    return {bytes.begin(), bytes.end()};
+    return bytes_of(all_factors({.missed = missed}));
   }
 
   void measure(std::span<const UpdateSpan> spans, const UpdateScale& scale, const NormSums& sums,

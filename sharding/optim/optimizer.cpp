@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "comm/core/error.h"
-#include "sharding/optim/option_checks.h"
+#include "sharding/optim/optimizer_rules.h"
 
 namespace rz {
 

@@ -9,15 +9,54 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "autograd_lite/parameter.h"
 #include "comm/core/types.h"
 #include "comm/device/stream.h"
 #include "sharding/optim/grad_norm.h"
-#include "sharding/optim/parameter_group.h"
 #include "tensor/kernels/scalar/step_outcome.h"
 
 namespace rz {
+
+// ---- groups of parameters that an optimizer updates with options of their own
+
+/// Returns whether a parameter belongs to a group.
+using ParameterFilter = std::function<bool(const Parameter&)>;
+
+template <class Options>
+struct ParameterGroup {
+  std::string name;
+  ParameterFilter contains;  ///< empty: every parameter
+  Options options;
+};
+
+/// Groups in the order in which they are tried: a parameter belongs to the first one that contains it.
+template <class Options>
+struct ParameterGroups {
+  explicit ParameterGroups(std::vector<ParameterGroup<Options>> groups) : list(std::move(groups)) {}
+  std::vector<ParameterGroup<Options>> list;
+};
+
+/// True for parameters of two or more dimensions.
+inline bool is_matrix(const Parameter& p) { return p.shape.dims() >= 2; }
+
+/// One group, as DeepSpeed makes it: weight decay acts on all parameters.
+template <class Options>
+ParameterGroups<Options> all_parameters(const Options& options) {
+  return ParameterGroups<Options>({{"all", {}, options}});
+}
+
+/// Two groups, as recipes for GPT have it: "matrices" with weight decay, and "rest" (biases, norms) without.
+template <class Options>
+ParameterGroups<Options> matrices_and_rest(Options options) {
+  const ParameterGroup<Options> matrices{"matrices", is_matrix, options};
+  options.weight_decay = 0;
+  return ParameterGroups<Options>({matrices, {"rest", {}, options}});
+}
+
+// ---- state and update
 
 /// One value of state for each element of a parameter.
 struct StateSpec {
@@ -154,6 +193,12 @@ class Optimizer {
     ParameterFilter contains;
     double learning_rate;
   };
+  template <class Options>
+  static std::vector<Group> heads_of(const ParameterGroups<Options>& groups) {
+    std::vector<Group> heads;
+    for (const auto& g : groups.list) heads.push_back({g.name, g.contains, g.options.learning_rate});
+    return heads;
+  }
   /// Errc::invalid_argument if there is no group, or two have the same name.
   explicit Optimizer(std::vector<Group>);
   /// The options of a group but its name, with all digits.

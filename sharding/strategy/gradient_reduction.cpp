@@ -1,22 +1,26 @@
 #include "sharding/strategy/gradient_reduction.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include "comm/core/error.h"
 #include "tensor/ops.h"
 
 namespace rz {
 
-GradientReduction::GradientReduction(ShardedModel& model, const PassRules& rules, bool rebuild,
-                                     Runtime& runtime)
+GradientReduction::GradientReduction(ShardedModel& model, const PassState& state, PassRules& rules,
+                                     bool rebuild, Runtime& runtime)
     : model_(model),
+      state_(state),
+      rules_(rules),
       runtime_(runtime),
-      agreement_(runtime.communicator, model.parameters().members().size()),
-      check_(rules, model.parameters()),
-      rebuild_(rebuild) {
+      rebuild_(rebuild ? Rebuild::pending : Rebuild::never) {
   follow_layout();
-  if (FlatParameters* flat = model.flat_parameters())
-    scopes_ = std::make_unique<ScopeReadiness>(*flat, model.parameters(), model.layout());
+  const FlatParameters* const flat = model.flat_parameters();
+  if (!flat) return;
+  progress_.resize(model.parameters().members().size());
+  queued_.resize(static_cast<std::size_t>(flat->size()));
+  first_.resize(static_cast<std::size_t>(flat->size()));
 }
 
 void GradientReduction::follow_layout() {
@@ -38,49 +42,71 @@ void GradientReduction::keep_passes() {
   for (Parameter* p : model_.parameters().members()) p->grad_is_fresh = true;
 }
 
-void GradientReduction::begin_pass(bool synchronises) {
-  check_.begin_pass();
+// ---- a backward pass
+
+void GradientReduction::begin_pass(bool reduces) {
   if (sums_) {
-    sums_->begin_pass(synchronises);
+    sums_->begin_pass(reduces);
     if (sums_->group_ended()) keep_passes();
   }
-  if (scopes_) scopes_->begin_pass();
-}
-
-void GradientReduction::begin_agreement(bool cancelled) {
-  if (runtime_.communicator.size() > 1) runtime_.traffic.control.add(agreement_.bytes());
-  agreement_.begin(cancelled);
+  begin_scopes();
 }
 
 void GradientReduction::begin_scopes() {
-  if (scopes_) scopes_->begin_pass();
+  std::ranges::fill(progress_, Progress::untouched);
+  std::ranges::fill(queued_, 0);
 }
 
 void GradientReduction::touch(int member) {
-  if (scopes_) scopes_->touch(member);
+  if (progress_.empty()) return;
+  require(!queued_[static_cast<std::size_t>(model_.layout().place(member).bucket)], Errc::unsupported,
+          "zero3: a gradient for ", model_.parameters().member(member).name,
+          " was computed after backward of the first of the scopes that list it; list it in every scope that "
+          "uses it");
+  progress_[static_cast<std::size_t>(member)] = Progress::touched;
 }
 
 void GradientReduction::gradient_begins(int member) {
-  agreement_.mark_used(member);
-  if (scopes_) scopes_->touch(member);
+  touch(member);
   model_.gradients().provide(model_.layout().place(member).bucket, runtime_.stream);
 }
 
 void GradientReduction::gradient_ready(int member, const Stream& stream) {
-  check_.ready(member);
-  if (scopes_)
-    scopes_->ready(member);
-  else
+  if (progress_.empty())
     scheduler_->ready(member, stream);
+  else
+    progress_[static_cast<std::size_t>(member)] = Progress::ready;
 }
 
-void GradientReduction::enter(const Scope& scope, Pass pass) {
-  if (scopes_) scopes_->enter(scope, pass);
+void GradientReduction::enter(const ScopeUse& use) {
+  if (use.pass == Pass::backward) first_is_stale_ = true;
+  if (state_.in_backward_scope()) return;
+  if (std::exchange(first_is_stale_, false)) std::ranges::fill(first_, nullptr);
+  for (const int u : use.flat)
+    if (const Scope*& first = first_[static_cast<std::size_t>(u)]; !first) first = &use.scope;
 }
 
-void GradientReduction::leave(const Scope& scope, bool synchronises) {
-  if (scopes_) scopes_->leave(scope, synchronises ? scheduler_.get() : nullptr, runtime_.stream);
+/// Members that backward has not touched by now will not be touched: no scope that uses them is left. A scope
+/// that runs several times leaves several times; its flat parameters are complete at the last.
+bool GradientReduction::is_complete(const std::vector<int>& members) const {
+  return std::ranges::none_of(
+      members, [&](int m) { return progress_[static_cast<std::size_t>(m)] == Progress::touched; });
 }
+
+void GradientReduction::leave(const ScopeUse& use) {
+  if (!state_.reducing()) return;
+  for (const int u : use.flat) {
+    if (!(*model_.flat_parameters())[u].trainable || first_[static_cast<std::size_t>(u)] != &use.scope)
+      continue;
+    const std::vector<int>& members = model_.layout().bucket(u).members;
+    char& queued = queued_[static_cast<std::size_t>(u)];
+    if (queued || !is_complete(members)) continue;
+    queued = 1;
+    for (const int m : members) scheduler_->ready(m, runtime_.stream);
+  }
+}
+
+// ---- reductions
 
 Work GradientReduction::launch(int bucket, const Stream& given) {
   const Stream& stream = runtime_.stream_for(given);
@@ -95,15 +121,17 @@ Work GradientReduction::launch(int bucket, const Stream& given) {
 bool GradientReduction::is_exchanged(int bucket) const {
   if (model_.options().plan.state == Placement::sharded) return true;
   return std::ranges::any_of(model_.layout().bucket(bucket).members,
-                             [&](int m) { return check_.may_be_used(m); });
+                             [&](int m) { return rules_.may_be_used(m); });
 }
 
 /// Members that no rank uses in a static graph are apart from the others, at the end.
 std::optional<BucketLayout> GradientReduction::rebuild_buckets() {
-  if (!rebuild_.due()) return {};
-  std::vector<int> order = rebuild_.take_order(runtime_.communicator);
+  if (rebuild_ != Rebuild::due) return {};
+  rebuild_ = Rebuild::done;
+  runtime_.communicator.broadcast(Buffer(ready_order_.data(), ready_order_.size()), 0).wait();
+  std::vector<int> order(ready_order_.begin(), ready_order_.end());
   const auto unused =
-      std::stable_partition(order.begin(), order.end(), [&](int m) { return check_.may_be_used(m); });
+      std::stable_partition(order.begin(), order.end(), [&](int m) { return rules_.may_be_used(m); });
   BucketLayout before = model_.layout().buckets();
   model_.rebucket(order, static_cast<std::size_t>(unused - order.begin()));
   follow_layout();
@@ -124,16 +152,20 @@ void GradientReduction::fill_unwritten(int bucket, const Stream& stream) {
   }
 }
 
+void GradientReduction::exchange(bool cancelled) {
+  if (runtime_.communicator.size() > 1) runtime_.traffic.control.add(rules_.bytes());
+  rules_.begin_exchange(cancelled);
+}
+
 void GradientReduction::finish(const Stream& stream, bool cancelled) {
   const bool captured = stream.capturing();
-  if (captured) agreement_.reuse_last();
+  if (captured) rules_.reuse_last();
   scheduler_->launch_rest(stream);
-  if (const ScopeTrace* trace = model_.trace()) agreement_.set_scopes(trace->hash());
-  agreement_.set_broken(check_.is_broken(agreement_.used_now()));
+  if (const ScopeTrace* trace = model_.trace()) rules_.set_scopes(trace->hash());
   // A backend that stages device memory through the host starts a call when its stream arrives there, in no
   // fixed order with calls on host memory. So the exchange in host memory runs after the staged calls.
   const bool staged = stream.device().kind == Device::cuda && !runtime_.communicator.capturable();
-  if (!captured && !staged) begin_agreement(cancelled);
+  if (!captured && !staged) exchange(cancelled);
   scheduler_->finish(stream);
   runtime_.exposed.add(scheduler_->report().exposed);
   seconds_ += std::chrono::duration<double>(scheduler_->report().total).count();
@@ -141,31 +173,21 @@ void GradientReduction::finish(const Stream& stream, bool cancelled) {
   runtime_.exposed.measure([&] {
     if (staged) {
       stream.synchronize();
-      begin_agreement(cancelled);
+      exchange(cancelled);
     }
-    agreement_.wait();
+    rules_.wait();
   });
 }
 
-void GradientReduction::fail() const {
-  const int culprit = agreement_.cancelled_by();
-  if (culprit < 0) check_.fail(agreement_.used_here(), runtime_.communicator);
-  throw Error(Errc::cancelled,
-              concat("rank ", culprit,
-                     " cancelled the update (cancel_update()); this rank has dropped it too; continue with "
-                     "the next update"),
-              culprit);
-}
-
-void GradientReduction::record() {
-  rebuild_.after_step(scheduler_->ready_order());
-  if (check_.records()) check_.record(agreement_.used_here(), agreement_.used_anywhere());
+void GradientReduction::end_update() {
+  rules_.end_update();
+  if (rebuild_ != Rebuild::pending) return;
+  rebuild_ = Rebuild::due;
+  ready_order_.assign(scheduler_->ready_order().begin(), scheduler_->ready_order().end());
 }
 
 void GradientReduction::reset() {
   for (Parameter* p : model_.parameters().members()) p->grad_is_fresh = true;
-  agreement_.reset();
-  if (scopes_) scopes_->abandon_pass();
   if (sums_) sums_->reset();
   model_.gradients().forget();
 }

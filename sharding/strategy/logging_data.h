@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "comm/core/types.h"
-#include "sharding/model/traffic.h"
+#include "sharding/model/runtime.h"
 
 namespace rz {
 

@@ -9,18 +9,34 @@
 
 namespace rz {
 
-void OptimizerState::prepare(const Optimizer& optimizer, std::span<const int> groups) {
+std::size_t OptimizerState::trained_member(const Parameter& p) const {
+  const int member = model_.parameters().member_of(p);
+  require(member >= 0, Errc::invalid_argument, p.name,
+          " has no optimizer state: it was frozen or not part of the model when the strategy was made");
+  return static_cast<std::size_t>(member);
+}
+
+void OptimizerState::prepare(const Optimizer& optimizer) {
+  if (prepared_for_ == optimizer.serial()) return;
+  std::vector<int> groups;
+  for (const Parameter* p : model_.parameters().members()) {
+    const int group = groups.emplace_back(optimizer.group_of(*p));
+    require(optimizer.grain(group) != Grain::matrix || p->shape.dims() == 2, Errc::invalid_argument,
+            "parameter ", p->name, " of shape ", rz::name(p->shape),
+            " is in a group of matrices; put it into a group of another rule");
+  }
   std::vector<std::vector<StateSpec>> states;
   for (int g = 0; g < optimizer.groups(); ++g) states.push_back(optimizer.states(g));
   if (states_.empty()) {
     states_ = std::move(states);
-    groups_.assign(groups.begin(), groups.end());
+    groups_ = std::move(groups);
     allocate();
+    prepared_for_ = optimizer.serial();
     return;
   }
-  const bool same = states == states_ && std::ranges::equal(groups, groups_);
-  require(same, Errc::invalid_argument, "step(): ", optimizer.name(),
+  require(states == states_ && groups == groups_, Errc::invalid_argument, "step(): ", optimizer.name(),
           " needs other states than the optimizer of earlier steps; use one optimizer with a strategy");
+  prepared_for_ = optimizer.serial();
 }
 
 const std::vector<StateSpec>& OptimizerState::states_of(int member) const {
@@ -112,7 +128,8 @@ void OptimizerState::move(const BucketLayout& before) {
     }
 }
 
-void OptimizerState::fill(const Fill& fill) const {
+void OptimizerState::fill(const Optimizer& optimizer, const Fill& fill) {
+  prepare(optimizer);
   model_.wait_offloaded();
   each(false, [&](const StateSpec& state, const Parameter& p, Range elements, const Tensor& values) {
     write_via_host(values, runtime_.stream, [&](float* out) { fill(state.name, p, elements, out); });

@@ -1,6 +1,8 @@
 #pragma once
-/// Memory of the optimizer state of the elements that a rank updates.
+/// Optimizer state of the elements that a rank updates.
 
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <span>
 #include <string>
@@ -12,8 +14,9 @@
 
 namespace rz {
 
-/// f32 values, bucket by bucket, in memory of ShardedModel::state_allocator(). A member has the states of its
-/// group and takes no memory for others.
+/// f32 values, by the names of the optimizer, bucket by bucket, in memory of ShardedModel::state_allocator().
+/// A member has the states of its group and takes no memory for others. Strategy::optimizer_state() returns
+/// it.
 class OptimizerState {
  public:
   /// Writes `elements` of a state of a flat parameter to out[0, elements.count()).
@@ -23,13 +26,39 @@ class OptimizerState {
       std::function<void(const std::string& state, const Parameter&, Range elements, const float* value)>;
 
   /// The model must outlive the state.
-  OptimizerState(const ShardedModel& model, const Runtime& runtime) : model_(model), runtime_(runtime) {}
+  OptimizerState(const ShardedModel& model, const Runtime& runtime)
+      : model_(model), runtime_(runtime), missed_(model.parameters().members().size()) {}
+  OptimizerState(const OptimizerState&) = delete;
 
-  /// Allocates the states of an optimizer with their initial values; `groups` by member. Later calls check
-  /// that the optimizer needs the same states: Errc::invalid_argument if not.
-  void prepare(const Optimizer&, std::span<const int> groups);
+  // ---- import and export; not collective
+  /// Calls fill for the states of all elements that this rank updates, allocating them if there are none. In
+  /// ddp every rank fills all elements, with the same values.
+  void fill(const Optimizer&, const Fill&);
+  /// Visits the states that this rank exports; none before the first update. Over all ranks, each element of
+  /// each state is visited once.
+  void visit(const Visit&) const;
+  struct Elements {
+    std::string state;
+    ParameterElements of;
+  };
+  /// What visit() visits, in its order. No values are read.
+  std::vector<Elements> owned() const;
+  /// Updates that skipped a parameter because no loss had reached it: a part of the optimizer state. The same
+  /// on all ranks. Errc::invalid_argument if it has no state.
+  std::int64_t missed_updates(const Parameter& p) const { return missed_[trained_member(p)]; }
+  void set_missed_updates(const Parameter& p, std::int64_t n) { missed_[trained_member(p)] = n; }
+
+  // ---- an update
+  /// Allocates the states of an optimizer with their initial values. Later calls check that the optimizer
+  /// needs the same states: Errc::invalid_argument if not, and for a group of matrices with a parameter that
+  /// has not two dimensions.
+  void prepare(const Optimizer&);
   /// Follows ShardedModel::rebucket().
   void move(const BucketLayout& before);
+  /// The parameter group of a member; after prepare().
+  int group_of(int member) const { return groups_[static_cast<std::size_t>(member)]; }
+  /// missed_updates() by member.
+  std::span<std::int64_t> missed() { return missed_; }
 
   /// State number s of the element of `member` at an offset of its bucket, within the updated range.
   /// Consecutive members of one group are contiguous. Null if the member has no such state.
@@ -38,16 +67,6 @@ class OptimizerState {
   /// none.
   Tensor part(std::size_t s, int bucket, Range) const;
 
-  /// Calls fill for the states of all elements that this rank updates. Not collective.
-  void fill(const Fill&) const;
-  /// Visits the states that this rank exports. Over all ranks, each element is visited once. Not collective.
-  void visit(const Visit&) const;
-  struct Elements {
-    std::string state;
-    ParameterElements of;
-  };
-  /// What visit() visits, in its order. No values are read.
-  std::vector<Elements> owned() const;
   /// Bytes held, padding included; 0 before prepare().
   HeldBytes bytes() const;
 
@@ -59,6 +78,7 @@ class OptimizerState {
     Range range;  ///< in the bucket
   };
 
+  std::size_t trained_member(const Parameter&) const;
   std::vector<Extent> extents(int bucket) const;
   const std::vector<StateSpec>& states_of(int member) const;
   void allocate();
@@ -72,6 +92,8 @@ class OptimizerState {
   const Runtime& runtime_;
   std::vector<std::vector<StateSpec>> states_;  // by group
   std::vector<int> groups_;                     // by member
+  std::vector<std::int64_t> missed_;            // by member
+  std::uint64_t prepared_for_ = 0;              // serial number of the optimizer
   std::vector<Buckets> memory_;                 // [state][bucket]; undefined if no member has the state
   /// [state][member]: offset in memory_ of the member's first updated element, minus its offset in the
   /// bucket.

@@ -1,58 +1,68 @@
 #pragma once
 /// The parameter values of a strategy.
 
+#include <functional>
+#include <vector>
+
 #include "sharding/model/runtime.h"
-#include "sharding/strategy/pass_agreement.h"
+#include "sharding/model/sharded_model.h"
+#include "sharding/strategy/pass_rules.h"
 #include "sharding/strategy/replicas.h"
-#include "sharding/strategy/value_access.h"
 
 namespace rz {
 
-/// Imports, exports and compares values in f32, at most one scope or one bucket at a time. Strategy::values()
-/// returns it.
+/// Imports, exports and compares values in f32, at most one scope or one bucket at a time: masters in mixed
+/// precision, otherwise the values that the model uses. Strategy::values() returns it.
 class ParameterValues {
  public:
   /// Writes `elements` of the flat parameter to out[0, elements.count()), in f32.
-  using Fill = ValueAccess::Fill;
+  using Fill = std::function<void(const Parameter&, Range elements, float* out)>;
+  using Selection = std::function<bool(const Parameter&)>;
   /// Reads `elements` of the flat parameter from value[0, elements.count()), in f32.
-  using Visit = ValueAccess::Visit;
+  using Visit = std::function<void(const Parameter&, Range elements, const float* value)>;
 
   /// All references must outlive this object.
-  ParameterValues(ShardedModel& model, PassAgreement& agreement, Runtime& runtime)
-      : access_(model, runtime),
-        comparison_(model, access_, runtime),
-        agreement_(agreement),
-        runtime_(runtime),
-        filled_(model.parameters().had_values()) {}
+  ParameterValues(ShardedModel&, PassRules&, Runtime&);
   ParameterValues(const ParameterValues&) = delete;
 
   /// Calls fill for the elements that this rank stores, to load or initialise without holding the whole
   /// model. ddp, zero1 and zero2 store all elements. zero3 stores shards; fill is also called for the first
   /// 64 elements of each parameter, which the ranks compare. All ranks must write the same values. Parameters
   /// that are not `selected` keep their values; all are if it is empty. Not collective.
-  void fill(const Fill&, const ValueAccess::Selection& selected = {});
+  void fill(const Fill&, const Selection& selected = {});
   /// Whether there are values besides zeros: the module had some when the strategy was made, or fill() has
   /// been called.
   bool filled() const { return filled_; }
   /// Visits the elements that this rank exports. Over all ranks, each element is visited exactly once.
-  void visit_owned(const Visit& visit) const { access_.visit_owned(visit); }
+  void visit_owned(const Visit&) const;
   /// What visit_owned() visits, in its order. No values are read.
-  std::vector<ParameterElements> owned() const { return access_.owned(); }
+  std::vector<ParameterElements> owned() const;
   /// Returns a whole parameter in f32. Drop the tensor soon. Collective; not during a pass.
+  /// Errc::invalid_argument unless it is one of the model.
   Tensor whole(const Parameter&, const Stream& = {});
 
   /// Compares what ranks hold alike: the scopes of a pass that was reduced, and the values, if any were
   /// written since the last comparison. Errc::mismatch names the first difference, and the rank. Collective.
   void compare(const Stream&);
   /// Drops what whole() has gathered. Called before values change.
-  void release() { access_.release(); }
+  void release();
 
  private:
-  ValueAccess access_;
-  ReplicaComparison comparison_;
-  PassAgreement& agreement_;
+  /// Calls f(values, parameter, elements) for what this rank exports.
+  template <class F>
+  void each_owned(const F&) const;
+  /// whole(), in the order of the stream of the runtime.
+  Tensor gathered(const Parameter&);
+  Tensor whole_master(int member);
+  Tensor widened(const Tensor&);
+
+  ShardedModel& model_;
+  PassRules& rules_;
   Runtime& runtime_;
+  ReplicaComparison comparison_;
   bool filled_;
+  int gathered_bucket_ = -1;  // bucket whose masters are in gathered_masters_; -1: none
+  Tensor gathered_masters_;
 };
 
 }  // namespace rz

@@ -1,14 +1,66 @@
 #include "sharding/strategy/pass_state.h"
 
+#include <algorithm>
 #include <array>
+#include <chrono>
 
 #include "comm/core/error.h"
 
 namespace rz {
 
-void PassState::begin(bool synchronise) {
-  state_ = would_reduce(synchronise) ? State::reducing : State::local;
+PassState::PassState(std::size_t members, const ExposedTime& exposed) : exposed_(exposed), used_(members) {
+  ready_.reserve(members);
 }
+
+void PassState::begin_backward(bool synchronise) {
+  state_ = would_reduce(synchronise) ? State::reducing : State::local;
+  backward_depth_ = 0;
+  ready_.clear();
+  without_data_ = false;
+  end_phase(Phase::backward);
+}
+
+void PassState::reset() {
+  state_ = State::none;
+  failed_ = false;
+  backward_depth_ = 0;
+  std::ranges::fill(used_, 0);
+}
+
+void PassState::abandon() {
+  backward_depth_ = 0;
+  phase_ = Phase::none;
+  now_ = {};
+}
+
+void PassState::end_step() {
+  last_ = now_;
+  now_ = {};
+}
+
+// ---- what runs
+
+void PassState::end_phase(Phase next) {
+  const auto clock = std::chrono::steady_clock::now().time_since_epoch();
+  const double now = std::chrono::duration<double>(clock - exposed_.total()).count();
+  if (phase_ == Phase::forward) now_.forward += now - phase_start_;
+  if (phase_ == Phase::backward) now_.backward += now - phase_start_;
+  phase_ = next;
+  phase_start_ = now;
+}
+
+bool PassState::enter(Pass pass) {
+  if (pass == Pass::backward) ++backward_depth_;
+  if (backward_depth_ > 0 || phase_ == Phase::forward) return false;
+  end_phase(Phase::forward);
+  return true;
+}
+
+void PassState::leave(Pass pass) {
+  if (pass == Pass::backward && backward_depth_ > 0) --backward_depth_;
+}
+
+// ---- the order of calls
 
 void PassState::require_begun() const {
   require(state_ == State::local || state_ == State::reducing, Errc::invalid_argument,

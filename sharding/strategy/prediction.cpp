@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "comm/core/error.h"
 #include "comm/core/integer_math.h"
-#include "sharding/model/gather_plan.h"
 #include "sharding/model/pairwise_sums.h"
 
 namespace rz {
@@ -94,52 +92,6 @@ std::size_t tile_of(const Laid& laid, int bucket, const Optimizer& optimizer, st
          states * part(state_offloads, DType::f32);
 }
 
-void reduce(const Laid& laid, Traffic& traffic) {
-  const Precision& precision = laid.storage.precision;
-  const std::size_t wire = size_of(laid.storage.wire.communication_data_type.value_or(precision.gradients));
-  const bool whole = laid.storage.plan.state == Placement::replicated;
-  for (int b = 0; b < laid.layout.size(); ++b)
-    (whole ? traffic.all_reduce : traffic.reduce_scatter).add(wire * laid.layout.bucket(b).count);
-}
-
-/// The gathers of updates, one after the other.
-class Gathers {
- public:
-  Gathers(Laid& laid, Module& module)
-      : value_(size_of(laid.storage.precision.parameters)),
-        flat_(*laid.planned.flat_parameters),
-        scopes_(module.scopes()),
-        trace_(scopes_),
-        plan_(flat_, laid.storage.gathers, trace_) {}
-
-  CallCount of_update(int passes) {
-    CallCount out;
-    for (int i = 0; i < passes; ++i) {
-      for (const Scope* scope : scopes_) run(*scope, Pass::forward, out);
-      for (std::size_t s = scopes_.size(); s-- > 0;) run(*scopes_[s], Pass::backward, out);
-    }
-    add(plan_.release(), out);
-    for (int u = 0; u < flat_.size(); ++u)
-      if (flat_[u].trainable && flat_[u].persistent) out.add(value_ * flat_[u].count);
-    return out;
-  }
-
- private:
-  void run(const Scope& scope, Pass pass, CallCount& out) {
-    add(plan_.enter(scope, pass), out);
-    add(plan_.leave(scope), out);
-  }
-  void add(const GatherPlan::Steps& steps, CallCount& out) const {
-    for (const int u : steps.gather) out.add(value_ * flat_[u].count);
-  }
-
-  std::size_t value_;
-  FlatParameters& flat_;
-  std::vector<const Scope*> scopes_;
-  ScopeTrace trace_;
-  GatherPlan plan_;
-};
-
 }  // namespace
 
 MemoryReport predicted_memory(StrategyKind kind, Module& module, const Optimizer& optimizer, RankOf rank,
@@ -171,24 +123,6 @@ std::size_t predicted_tiles(StrategyKind kind, Module& module, const Optimizer& 
   for (int b = 0; b < laid.layout.size(); ++b)
     largest = std::max(largest, tile_of(laid, b, optimizer, options.sub_group_size));
   return 2 * largest;
-}
-
-Traffic predicted_traffic(StrategyKind kind, Module& module, int ranks, const StrategyOptions& options,
-                          Passes passes) {
-  require(!options.communication_hook, Errc::invalid_argument,
-          "predicted_traffic(): a communication hook decides itself what it sends");
-  Laid laid(kind, module, {0, ranks}, options, Device::host);
-  Traffic traffic;
-  for (int i = 0; i < passes.synchronising; ++i) reduce(laid, traffic);
-  if (laid.planned.flat_parameters) {
-    Gathers gathers(laid, module);
-    gathers.of_update(passes.synchronising + passes.local);  // as the first one has no other before it
-    traffic.all_gather = gathers.of_update(passes.synchronising + passes.local);
-  } else if (laid.storage.plan.state == Placement::sharded) {
-    const std::size_t value = size_of(options.precision.parameters);
-    for (int b = 0; b < laid.layout.size(); ++b) traffic.all_gather.add(value * laid.layout.bucket(b).count);
-  }
-  return traffic;
 }
 
 }  // namespace rz

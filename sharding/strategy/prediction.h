@@ -1,6 +1,6 @@
 #pragma once
-/// Memory and traffic of a strategy, exactly, from the shapes of a model: no parameter needs memory, no rank
-/// a communicator.
+/// Memory of a strategy, exactly, from the shapes of a model: no parameter needs memory, no rank a
+/// communicator. dry_run() (sharding/engine/dry_run.h) counts traffic.
 ///
 /// With Ψ trainable elements in whole buckets, N ranks, p bytes a value, g a gradient, s of optimizer state,
 /// m = 4 of masters if p = 2, else 0, and w bytes a gradient on the wire (Rajbhandari et al.,
@@ -18,9 +18,8 @@
 /// less where GatherLimits keep it.
 
 #include "autograd_lite/nn/module.h"
+#include "sharding/model/flat_layout.h"
 #include "sharding/model/memory_report.h"
-#include "sharding/model/partition.h"
-#include "sharding/model/traffic.h"
 #include "sharding/optim/optimizer.h"
 #include "sharding/strategy/strategy_options.h"
 
@@ -36,15 +35,5 @@ MemoryReport predicted_memory(StrategyKind, Module&, const Optimizer&, RankOf, c
 /// (sharding/strategy/update_tiles.h). 0 if nothing is offloaded.
 std::size_t predicted_tiles(StrategyKind, Module&, const Optimizer&, RankOf, const StrategyOptions&,
                             Device::Kind);
-
-/// Backward passes of an update that synchronise, and others.
-struct Passes {
-  int synchronising = 1, local = 0;
-};
-
-/// Gradients and values in Strategy::traffic() of an update after others, in which each pass runs the scopes
-/// of the module once, in their order, without recomputation. Without a communication hook. dry_run() has
-/// what an optimizer and control data add.
-Traffic predicted_traffic(StrategyKind, Module&, int ranks, const StrategyOptions& = {}, Passes = {});
 
 }  // namespace rz

@@ -87,14 +87,12 @@ ModelParameters agree_on_model(StrategyKind kind, Module& module, const Strategy
   return parameters;
 }
 
-ReplicaComparison::ReplicaComparison(const ShardedModel& model, ValueAccess& access, Runtime& runtime)
-    : model_(model), access_(access), runtime_(runtime) {}
-
-void ReplicaComparison::record(const ValueAccess::Fill& fill, const ValueAccess::Selection& selected) {
+void ReplicaComparison::record(const std::function<void(const Parameter&, Range elements, float* out)>& fill,
+                               const std::function<bool(const Parameter&)>& selected) {
   if (model_.options().plan.values == Placement::replicated) return;
   for (const auto* list : {&model_.parameters().members(), &model_.parameters().frozen()})
     for (const Parameter* p : *list) {
-      if (!selected(*p)) continue;
+      if (selected && !selected(*p)) continue;
       std::vector<float> values(std::min<std::size_t>(p->count(), 64));
       fill(*p, {0, values.size()}, values.data());
       filled_[p->name] = fact_of(*p, values.data(), values.size() * sizeof(float));
@@ -109,29 +107,26 @@ std::vector<Fact> ReplicaComparison::held_values() const {
   return facts;
 }
 
-void ReplicaComparison::add_masters(std::vector<Fact>& facts) {
-  for (const Parameter* p : model_.parameters().members())
-    facts.push_back(fact_of(*p, access_.whole(*p), runtime_.stream));
-}
-
-void ReplicaComparison::require_same_values() {
+void ReplicaComparison::require_same_values(const std::function<Tensor(const Parameter&)>& whole) {
   const StorageOptions& options = model_.options();
   const bool replicated = options.plan.values == Placement::replicated;
   std::vector<Fact> facts;
   if (replicated) facts = held_values();
   if (!replicated)
     for (const auto& [parameter, fact] : filled_) facts.push_back(fact);
-  if (options.plan.state == Placement::replicated && options.precision.mixed()) add_masters(facts);
+  if (options.plan.state == Placement::replicated && options.precision.mixed())
+    for (const Parameter* p : model_.parameters().members())
+      facts.push_back(fact_of(*p, whole(*p), runtime_.stream));
   require_same("a parameter's value", facts,
                "fill or load the same on every rank (the same seed, the same checkpoint)",
                runtime_.communicator);
 }
 
-void ReplicaComparison::require_same_scopes(const PassAgreement& agreement) {
+void ReplicaComparison::require_same_scopes(const PassRules& rules) {
   const ScopeTrace* trace = model_.trace();
   if (!trace) return;
   const std::uint64_t since = std::exchange(compared_scopes_, trace->visits());
-  if (agreement.same_scopes()) return;
+  if (rules.same_scopes()) return;
   std::vector<Fact> facts;
   for (const auto& visit : trace->last(trace->visits() - since))
     facts.push_back({concat("number ", facts.size()),

@@ -1,16 +1,17 @@
 #pragma once
 /// Comparison of models, options and values over the ranks.
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "autograd_lite/nn/module.h"
-#include "sharding/model/model_parameters.h"
+#include "sharding/model/flat_layout.h"
+#include "sharding/model/sharded_model.h"
 #include "sharding/parallel/rank_consistency.h"
-#include "sharding/strategy/pass_agreement.h"
+#include "sharding/strategy/pass_rules.h"
 #include "sharding/strategy/strategy_options.h"
-#include "sharding/strategy/value_access.h"
 
 namespace rz {
 
@@ -22,23 +23,24 @@ ModelParameters agree_on_model(StrategyKind, Module&, const StrategyOptions&, Co
 /// in.
 class ReplicaComparison {
  public:
-  ReplicaComparison(const ShardedModel&, ValueAccess&, Runtime&);
+  /// Both must outlive this object.
+  ReplicaComparison(const ShardedModel& model, Runtime& runtime) : model_(model), runtime_(runtime) {}
 
-  /// Call before ValueAccess::fill(). If values are sharded, calls fill for the first 64 elements of each
+  /// Call before values are filled in. If they are sharded, calls fill for the first 64 elements of each
   /// selected parameter.
-  void record(const ValueAccess::Fill&, const ValueAccess::Selection&);
-  /// Errc::mismatch names the parameter and the rank that differ. Collective.
-  void require_same_values();
+  void record(const std::function<void(const Parameter&, Range elements, float* out)>& fill,
+              const std::function<bool(const Parameter&)>& selected);
+  /// Errc::mismatch names the parameter and the rank that differ. `whole` returns a whole parameter in f32.
+  /// Collective.
+  void require_same_values(const std::function<Tensor(const Parameter&)>& whole);
   /// Errc::mismatch names the first scope that ranks have not run alike since the last call, and the rank.
   /// Collective.
-  void require_same_scopes(const PassAgreement&);
+  void require_same_scopes(const PassRules&);
 
  private:
   std::vector<Fact> held_values() const;
-  void add_masters(std::vector<Fact>&);
 
   const ShardedModel& model_;
-  ValueAccess& access_;
   Runtime& runtime_;
   std::uint64_t compared_scopes_ = 0;
   std::map<std::string, Fact> filled_;  // by parameter: hashes of the first elements that fill() wrote

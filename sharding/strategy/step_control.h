@@ -1,22 +1,104 @@
 #pragma once
-/// Norm of the gradients, and what follows from it for an update.
+/// How gradients become an update: weights of losses, settings of the caller, and what follows from the norm.
 
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <vector>
 
+#include "comm/device/stream.h"
 #include "sharding/model/runtime.h"
 #include "sharding/model/sharded_model.h"
+#include "sharding/optim/grad_norm.h"
 #include "sharding/optim/optimizer.h"
-#include "sharding/strategy/device_limits.h"
-#include "sharding/strategy/loss_terms.h"
-#include "sharding/strategy/update_settings.h"
 #include "tensor/kernels/scalar/step_outcome.h"
+#include "tensor/tensor.h"
 
 namespace rz {
 
-class SquareSum;
+/// Constants of the next updates: what losses are multiplied and gradients divided by, and the policy for
+/// their norm. All must be equal on all ranks. Strategy::settings() returns it.
+class UpdateSettings {
+ public:
+  /// Options of Strategy::clip_and_step().
+  struct Policy {
+    double max_norm = 0;         ///< as for Strategy::clip_gradients(); 0: no clipping
+    bool skip_overflow = false;  ///< skip the update, on every rank alike, if norm or loss is not finite
+  };
+
+  /// Sets the number of terms that the losses of an update are expected to have, over all micro-batches and
+  /// ranks; initially 1. The result does not depend on it, but for rounding and the range of 16-bit
+  /// gradients. Errc::invalid_argument unless it is positive and finite.
+  void set_expected_terms(double);
+  /// Sets the factor by which losses are multiplied from now on: by Strategy::backward(), or by the caller of
+  /// Tape::backward(). Gradients contain it until norms and updates divide it out. Errc::invalid_argument
+  /// unless it is positive and finite.
+  void set_loss_scale(double);
+  /// The policy of the next replay of a graph that contains clip_and_step(), which sets it otherwise; call
+  /// before next_update(). Errc::invalid_argument if max_norm is negative or NaN.
+  void set_policy(const Policy&);
+
+  /// Factor in the gradient of a sum over terms, which the mean over `ranks` makes a sum over expected terms.
+  float loss_gradient(int ranks) const { return static_cast<float>(loss_scale_ * ranks / expected_terms_); }
+  /// What norms and updates read.
+  StepLimits limits() const {
+    return {policy_.max_norm, loss_scale_, policy_.skip_overflow, expected_terms_};
+  }
+
+ private:
+  double loss_scale_ = 1, expected_terms_ = 1;
+  Policy policy_;
+};
+
+/// Adds the weights of the micro-batches of this rank, by the rule of Strategy. On a device they are added
+/// there, in the order of the stream, so that a graph counts those of each run.
+class LossTerms {
+ public:
+  /// What has been counted since reset(): weights of 1 alone, or terms too.
+  enum class Counted { nothing, scalars, terms };
+
+  /// Errc::invalid_argument if a loss may not follow: one with terms after a scalar of the same micro-batch,
+  /// whose weight would be another.
+  void require_may_follow(bool has_terms, bool same_micro_batch) const;
+  /// The weight of the micro-batch over the terms of a loss that follows others in it, 0 without terms: a
+  /// scalar in f32, undefined for 1. `sum_count`: nn::Loss::sum_count, undefined for a scalar, which has one
+  /// term. `floats`, an f32 [2], and `sums`, an f64 [2], are written.
+  Tensor ratio(const Tensor& sum_count, const Tensor& floats, const Tensor& sums, const Stream&);
+  /// The first loss of a micro-batch was propagated: counts its weight.
+  void count(const Tensor& sum_count, const Stream&);
+  /// A loss was propagated: remembers whether it is finite. `value`: the loss, a scalar.
+  void check(const Tensor& value, const Stream&);
+  /// Whether all losses since reset() were finite. On a device unknown: true.
+  bool finite() const { return finite_; }
+  /// On a device: adds a NaN if a loss since reset() was not finite.
+  void add_not_finite(SquareSum&) const;
+  /// Counts micro-batches of weight 1.
+  void add_ones(std::int64_t, const Stream&);
+  /// Counts no terms.
+  void add_none(const Stream&);
+  /// Starts an update.
+  void reset();
+  Counted counted() const { return counted_; }
+  /// The weights of this rank. On a device this waits for the stream.
+  ExactSum read(const Stream&) const;
+  /// On a device: copies the words of the sum.
+  void copy_to(const Tensor& words, const Stream&) const;
+
+ private:
+  void begin(Counted, const Stream&);
+  void add(const Tensor& sum_count, const Stream&);
+  const Tensor& one(const Stream&);
+
+  Counted counted_ = Counted::nothing;
+  Tensor weight_;           // of the micro-batch: nn::Loss::sum_count of its first loss; undefined: 1
+  bool by_scalar_ = false;  // the micro-batch began with a scalar
+  bool finite_ = true;      // on the host
+  ExactSum sum_;            // on the host
+  Tensor words_;            // on a device: ExactLayout::words
+  Tensor one_;              // {0, 1}, as nn::Loss::sum_count
+  Tensor checked_;          // on a device: the sum of the losses times 0, and zeros up to norm_block
+  bool checks_ = false;     // on a device: a loss was added to checked_ since reset()
+};
 
 /// Decides how an update scales the gradients (number of terms of the loss, clipping, loss scale), and
 /// whether it is skipped. If the gradients are on a device, the device decides.
@@ -25,10 +107,10 @@ class StepControl {
   StepControl(const ShardedModel&, Runtime&);
 
   UpdateSettings& settings() { return settings_; }
-  /// On a device: writes the settings to its memory, for updates in a graph.
-  void write_settings(const Stream& stream) {
-    device_limits_.write({settings_.limits(), loss_gradient()}, stream);
-  }
+  /// On a device: writes the settings to its memory, where updates in a graph read them, unless they are
+  /// there. Errc::invalid_argument if they would change while the stream is captured: the graph would always
+  /// write the same ones.
+  void write_settings(const Stream&);
 
   // ---- the loss
   /// Weights of the micro-batches.
@@ -60,6 +142,12 @@ class StepControl {
   StepOutcome outcome(const Stream&);
 
  private:
+  /// What an update on a device reads.
+  struct DeviceSettings {
+    StepLimits limits;
+    float loss_gradient = 1;  ///< factor of Tape::backward()
+    bool operator==(const DeviceSettings&) const = default;
+  };
   bool is_counted() const { return terms_.counted() != LossTerms::Counted::nothing; }
   bool is_meta() const;
   /// Sums of an update: of squares, and of weights if they were counted.
@@ -79,10 +167,11 @@ class StepControl {
   std::vector<std::int64_t> exact_words_;  // kept so that an update allocates nothing
   StepOutcome outcome_;                    // in host memory
   // In device memory:
-  Tensor norm_words_;      // squares of this rank
-  Tensor sums_;            // squares and terms of all ranks
-  Tensor device_outcome_;  // StepOutcome
-  DeviceLimits device_limits_;
+  Tensor norm_words_;       // squares of this rank
+  Tensor sums_;             // squares and terms of all ranks
+  Tensor device_outcome_;   // StepOutcome
+  Tensor device_settings_;  // DeviceSettings
+  std::optional<DeviceSettings> written_;
 };
 
 }  // namespace rz

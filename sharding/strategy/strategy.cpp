@@ -1,14 +1,12 @@
 #include "sharding/strategy/strategy.h"
 
-#include <chrono>
 #include <cmath>
-#include <thread>
 #include <utility>
 
 #include "autograd_lite/nn/init.h"
-#include "comm/core/deadline.h"
 #include "comm/core/error.h"
 #include "comm/device/allocate.h"
+#include "comm/device/drain.h"
 #include "comm/device/meta.h"
 #include "tensor/ops.h"
 
@@ -19,9 +17,8 @@ namespace {
 /// The device may still use memory that is freed next. The wait for a hung device is bounded.
 void wait_for_device(const Stream& stream) noexcept {
   try {
-    const Deadline deadline = Deadline::after(std::chrono::seconds(5));
     const Event last = stream.record();
-    while (!last.done() && !deadline.expired()) std::this_thread::sleep_for(std::chrono::microseconds(100));
+    drain([&] { return last.done(); }, Deadline::after(drain_timeout));
   } catch (const std::exception&) {  // a failed stream uses no memory any more
   }
 }
@@ -42,21 +39,20 @@ Strategy::Strategy(StrategyKind kind, const ShardingPlan& plan, Module& module, 
     : kind_(kind),
       options_(checked(std::move(options), plan)),
       runtime_(with_order(std::move(mesh), options_), offloads(options_)),
-      hooks_(module.parameters(), hooks_of(passes_, concat("a ", name(kind), " strategy"))),
+      hooks_(module.parameters(), passes_, concat("a ", name(kind), " strategy")),
       model_(module, agree_on_model(kind, module, options_, runtime_.communicator),
              storage_options(options_, plan, module.parameters(), runtime_.shard_group.size(),
                              runtime_.stream.device().kind),
              runtime_),
       passes_(module, model_,
-              {.rules = {options_.find_unused_parameters, options_.static_graph},
+              {.find_unused_parameters = options_.find_unused_parameters,
+               .static_graph = options_.static_graph,
                .rebuild = options_.rebuild && plan == ShardingPlan{},
                .broadcast_buffers = options_.broadcast_buffers},
               runtime_),
-      members_(model_.parameters().members().size(), options_.unused_parameters,
-               passes_.reduction().agreement()),
-      updater_(model_, members_, options_.overlap_comm, options_.sub_group_size, runtime_),
-      values_(model_, passes_.reduction().agreement(), runtime_),
-      optimizer_state_(model_.parameters(), updater_, members_),
+      optimizer_state_(model_, runtime_),
+      updater_(model_, optimizer_state_, passes_.rules(), options_, runtime_),
+      values_(model_, passes_.rules(), runtime_),
       control_(model_, runtime_) {
   allocate_buffers(module, allocator_on(runtime_.stream.device()), runtime_.stream);
 }
@@ -147,17 +143,17 @@ void Strategy::backward_without_data(bool synchronise) {
 
 void Strategy::finish_gradients(const Stream& given) {
   const Stream& stream = runtime_.stream_for(given);
-  GradientReduction& reduction = passes_.reduction();
+  PassRules& rules = passes_.rules();
   LossTerms& terms = control_.terms();
   passes_.finish(stream, static_cast<int>(terms.counted()));
-  if (reduction.failed()) {
+  if (rules.failed()) {
     reset_gradients();
     passes_.state().set_dropped();
-    reduction.fail();
+    rules.fail();
   }
-  if (!reduction.agreement().same_optimizer()) fail_different(*announced_);
+  if (!rules.same_optimizer()) fail_different(*announced_);
   // A mean over scalars is one over all ranks; losses with terms are means over those that there are.
-  const auto counted = static_cast<LossTerms::Counted>(reduction.agreement().counted());
+  const auto counted = static_cast<LossTerms::Counted>(rules.counted());
   if (counted == LossTerms::Counted::terms && passes_without_data_ > 0) terms.add_none(stream);
   if (counted == LossTerms::Counted::scalars) terms.add_ones(std::exchange(passes_without_data_, 0), stream);
   values_.compare(stream);
@@ -166,18 +162,18 @@ void Strategy::finish_gradients(const Stream& given) {
 }
 
 void Strategy::agree_on_replay(const Optimizer& optimizer) {
-  GradientReduction& reduction = passes_.reduction();
-  reduction.agreement().exchange_before_replay(false);
-  if (!reduction.agreement().same_optimizer()) fail_different(optimizer);
-  if (!reduction.failed()) return;
+  PassRules& rules = passes_.rules();
+  rules.exchange_before_replay(false);
+  if (!rules.same_optimizer()) fail_different(optimizer);
+  if (!rules.failed()) return;
   reset_gradients();
   passes_.state().set_dropped();
-  reduction.fail();
+  rules.fail();
 }
 
 void Strategy::cancel_replay() {
   passes_.abandon();
-  passes_.reduction().agreement().exchange_before_replay(true);
+  passes_.rules().exchange_before_replay(true);
   reset_gradients();
 }
 
@@ -197,7 +193,7 @@ void Strategy::reset_gradients() {
   weightless_ = false;
   passes_without_data_ = 0;
   passes_.reset();
-  if (const auto before = passes_.reduction().rebuild_buckets()) updater_.state().move(*before);
+  if (const auto before = passes_.reduction().rebuild_buckets()) optimizer_state_.move(*before);
 }
 
 // ---- an update
@@ -219,7 +215,7 @@ void Strategy::step(Optimizer& optimizer, const Stream& given) {
   const StepControl::Decision decision = control_.scale(updater_.hash(optimizer), stream);
   if (decision.differs) fail_different(optimizer);
   update(optimizer, decision.scale, stream);
-  members_.count_missed();
+  updater_.count_missed();
   passes_.end_step();
 }
 
@@ -230,7 +226,7 @@ void Strategy::clip_and_step(Optimizer& optimizer, const StepPolicy& policy, con
   const StepControl::Decision decision = control_.decide(updater_.hash(optimizer), stream);
   if (decision.differs) fail_different(optimizer);
   if (!decision.skip) update(optimizer, decision.scale, stream);
-  if (!decision.skip && !decision.scale.device_outcome) members_.count_missed();
+  if (!decision.skip && !decision.scale.device_outcome) updater_.count_missed();
   passes_.end_step();
 }
 
@@ -245,7 +241,7 @@ void Strategy::update(Optimizer& optimizer, const UpdateScale& scale, const Stre
   values_.release();
   updater_.update(optimizer, scale, stream);
   model_.values().release();
-  passes_.reduction().record();
+  passes_.reduction().end_update();
 }
 
 Strategy::Outcome Strategy::outcome(Optimizer& optimizer, const Stream& given) {
@@ -257,7 +253,7 @@ Strategy::Outcome Strategy::outcome(Optimizer& optimizer, const Stream& given) {
   if (skipped)
     optimizer.set_updates(optimizer.updates() - 1);
   else
-    members_.count_missed();
+    updater_.count_missed();
   return {norm, skipped};
 }
 
@@ -265,7 +261,7 @@ void Strategy::next_update(Optimizer& optimizer, const Stream& given) {
   const Stream& stream = runtime_.stream_for(given);
   require(stream.device().kind == Device::cuda, Errc::unsupported,
           "next_update() is for updates on a CUDA device");
-  passes_.reduction().agreement().set_optimizer(updater_.hash(optimizer));
+  passes_.rules().set_optimizer(updater_.hash(optimizer));
   announced_ = &optimizer;
   updater_.prepare(optimizer, stream);
   control_.write_settings(stream);
@@ -293,14 +289,14 @@ LoggingData Strategy::logging_data() const {
                    .static_graph = options_.static_graph,
                    .broadcast_buffers = options_.broadcast_buffers,
                    .communication_hook = hook ? hook->describe() : "none",
-                   .forward_seconds = passes_.follower().last_step().forward,
-                   .backward_seconds = passes_.follower().last_step().backward,
+                   .forward_seconds = passes_.state().last_step().forward,
+                   .backward_seconds = passes_.state().last_step().backward,
                    .communication_seconds = passes_.reduction().seconds_of_last_step(),
                    .exposed_seconds = exposed_seconds(),
                    .traffic = traffic()};
   for (const auto& bucket : model_.layout().buckets().buckets)
     data.bucket_bytes.push_back(bucket.count * size_of(bucket.dtype));
-  const auto used = passes_.reduction().agreement().used_here();
+  const auto used = passes_.rules().used_here();
   for (std::size_t m = 0; m < used.size(); ++m)
     if (!used[m]) data.unused_parameters.push_back(model_.parameters().member(static_cast<int>(m)).name);
   return data;
@@ -309,7 +305,7 @@ LoggingData Strategy::logging_data() const {
 MemoryReport Strategy::memory() const {
   MemoryReport report;
   const Device device = runtime_.stream.device();
-  const HeldBytes values = model_.values().bytes(), state = updater_.state().bytes();
+  const HeldBytes values = model_.values().bytes(), state = optimizer_state_.bytes();
   HeldBytes masters;
   for (const Tensor& t : model_.masters()) masters.add(t, device);
   report.parameters = values.on_device;

@@ -89,9 +89,8 @@
 #include "sharding/model/sharded_model.h"
 #include "sharding/optim/optimizer.h"
 #include "sharding/parallel/mesh.h"
-#include "sharding/strategy/installed_hooks.h"
 #include "sharding/strategy/logging_data.h"
-#include "sharding/strategy/optimizer_state_access.h"
+#include "sharding/strategy/optimizer_state.h"
 #include "sharding/strategy/parameter_values.h"
 #include "sharding/strategy/step_control.h"
 #include "sharding/strategy/strategy_options.h"
@@ -140,7 +139,7 @@ class Strategy {
   /// the ranks. Errc::unsynchronised if the last pass did not synchronise. Errc::cancelled if a rank called
   /// cancel_update() instead; culprit() is that rank, and gradients are dropped as by zero_grad(). So they
   /// are if a pass broke a rule of find_unused_parameters or static_graph
-  /// (sharding/strategy/pass_check.h).
+  /// (sharding/strategy/pass_rules.h).
   void finish_gradients(const Stream& = {});
   /// Cancels the update on every rank, after an error before the end of finish_gradients(). The rank that
   /// failed calls it in place of finish_gradients(), which then throws on the others. All reductions still
@@ -190,13 +189,13 @@ class Strategy {
   /// Whether the gradients are means: after finish_gradients(), until zero_grad() or another pass.
   bool reduced() const { return passes_.state().reduced(); }
   /// Whether every rank has dropped the update, since finish_gradients() threw, and no other one has begun.
-  bool dropped() const { return passes_.state().dropped() && !passes_.follower().in_forward(); }
+  bool dropped() const { return passes_.state().dropped() && !passes_.state().in_forward(); }
 
   // ---- import and export
   ParameterValues& values() { return values_; }
   const ParameterValues& values() const { return values_; }
-  OptimizerStateAccess& optimizer_state() { return optimizer_state_; }
-  const OptimizerStateAccess& optimizer_state() const { return optimizer_state_; }
+  OptimizerState& optimizer_state() { return optimizer_state_; }
+  const OptimizerState& optimizer_state() const { return optimizer_state_; }
 
   /// Whether updates can be captured in a graph: the operations of the communicator and the hook can be, and
   /// offloaded memory, if there is any, is pinned.
@@ -241,10 +240,9 @@ class Strategy {
   InstalledHooks hooks_;
   ShardedModel model_;
   TrainingPasses passes_;
-  MemberUpdates members_;
+  OptimizerState optimizer_state_;
   Updater updater_;
   ParameterValues values_;
-  OptimizerStateAccess optimizer_state_;
   StepControl control_;
   const Optimizer* announced_ = nullptr;  // by next_update()
   bool weightless_ = false;               // an update of begin_backward(), whose losses have no weights

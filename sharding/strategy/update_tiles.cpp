@@ -1,6 +1,10 @@
 #include "sharding/strategy/update_tiles.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "comm/core/integer_math.h"
+#include "comm/device/allocate.h"
 #include "comm/device/memory.h"
 #include "sharding/optim/grad_norm.h"
 
@@ -103,6 +107,97 @@ void UpdateTiles::finish(const Stream& stream) {
   begun_ = false;
   stream.wait(runtime_.to_host.record());
   for (Buffer& b : buffers_) b = {};
+}
+
+// ---- calls of an optimizer
+
+std::vector<MemberRun> member_runs(const BucketLayout& layout, int bucket, Range range,
+                                   std::span<const MemberUpdate> updates, std::vector<MemberRun> reused) {
+  std::vector<MemberRun> out = std::move(reused);
+  out.clear();
+  const auto& members = layout.buckets[static_cast<std::size_t>(bucket)].members;
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    const int m = members[i];
+    const Range here = intersect(padded_extent(layout, bucket, i), range);
+    const MemberUpdate& update = updates[static_cast<std::size_t>(m)];
+    if (!here.count() || update.skip) continue;
+    if (!update.alone && !out.empty() && out.back().update == update && out.back().range.end == here.begin)
+      out.back().range.end = here.end;
+    else
+      out.push_back({here, m, update});
+  }
+  return out;
+}
+
+std::span<const UpdateSpans::Call> UpdateSpans::calls(const Tile& tile, const TileMemory& memory,
+                                                      std::span<const MemberUpdate> updates,
+                                                      float* directions,
+                                                      const std::function<bool(int member)>& filter) {
+  runs_ = member_runs(model_.layout().buckets(), tile.bucket, tile.range, updates, std::move(runs_));
+  if (filter) std::erase_if(runs_, [&](const MemberRun& run) { return !filter(run.first); });
+  std::ranges::sort(runs_, {},
+                    [](const MemberRun& run) { return std::pair(run.update.missed, run.range.begin); });
+  spans_.clear(), calls_.clear();
+  for (const MemberRun& run : runs_) spans_.push_back(span(run, tile, memory, directions));
+  for (std::size_t begin = 0, end = 0; begin < runs_.size(); begin = end) {
+    const std::int64_t missed = runs_[begin].update.missed;
+    while (end < runs_.size() && runs_[end].update.missed == missed) ++end;
+    calls_.push_back({std::span(spans_).subspan(begin, end - begin), missed, runs_[begin].first});
+  }
+  return calls_;
+}
+
+UpdateSpan UpdateSpans::span(const MemberRun& run, const Tile& tile, const TileMemory& memory,
+                             float* directions) const {
+  const std::size_t at = run.range.begin - tile.range.begin,
+                    updated = run.range.begin - model_.layout().updated(tile.bucket).begin;
+  const Tensor& gradients = model_.gradients().mean(tile.bucket);
+  UpdateSpan span;
+  span.value = memory.value + at;
+  span.gradient = gradients.raw() + updated * size_of(gradients.dtype());
+  span.gradient_dtype = gradients.dtype();
+  if (memory.working) {
+    span.working_dtype = model_.options().precision.parameters;
+    span.working = memory.working + at * size_of(span.working_dtype);
+  }
+  span.count = run.range.count();
+  span.group = run.update.group;
+  span.member = run.first;
+  if (directions) span.direction = directions + run.range.begin;
+  for (std::size_t s = 0; s < max_states; ++s) {
+    const TileMemory::State& moved = memory.states[s];
+    float* const stored = state_.at(s, run.first, run.range.begin);
+    span.state[s] = stored && moved.used ? moved.used + (stored - moved.stored) : stored;
+  }
+  return span;
+}
+
+// ---- constants
+
+void DeviceConstants::write(const Optimizer& optimizer, std::span<const std::int64_t> missed,
+                            const Stream& stream) {
+  std::vector<std::byte> constants = optimizer.constants(0);
+  stride_ = constants.size();
+  if (!memory_.defined())
+    memory_ = Tensor::empty({stride_ * (1 + missed.size())}, DType::u8, allocator_on(stream.device()));
+  constants.resize(memory_.bytes());
+  for (std::size_t m = 0; m < missed.size(); ++m)
+    if (missed[m] != 0)
+      std::ranges::copy(optimizer.constants(missed[m]), &constants[slot(missed[m], static_cast<int>(m))]);
+  memory_.assign(constants, stream);
+  written_ = true;
+}
+
+bool DeviceConstants::take_written() { return std::exchange(written_, false); }
+
+std::size_t DeviceConstants::slot(std::int64_t missed, int first) const {
+  return missed == 0 ? 0 : stride_ * (1 + static_cast<std::size_t>(first));
+}
+
+UpdateScale DeviceConstants::scale_of(const UpdateSpans::Call& call, UpdateScale scale) const {
+  scale.missed = call.missed;
+  if (scale.constants) scale.constants = memory_.raw() + slot(call.missed, call.first);
+  return scale;
 }
 
 }  // namespace rz

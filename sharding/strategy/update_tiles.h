@@ -1,16 +1,56 @@
 #pragma once
-/// The elements that a rank updates, tile by tile.
+/// The elements that a rank updates: tile by tile, and as spans for calls of an optimizer.
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
 #include <vector>
 
+#include "comm/bucket_scheduler.h"
+#include "comm/device/stream.h"
+#include "sharding/model/flat_layout.h"
 #include "sharding/model/runtime.h"
 #include "sharding/model/sharded_model.h"
+#include "sharding/optim/optimizer.h"
 #include "sharding/strategy/optimizer_state.h"
-#include "sharding/strategy/tile.h"
+#include "tensor/tensor.h"
 
 namespace rz {
+
+/// A part of a bucket that is updated at once.
+struct Tile {
+  int bucket = 0;
+  Range range;  ///< in the bucket, within FlatLayout::updated(); multiples of norm_block
+};
+
+/// Where an update reads and writes the elements of a tile: in place, or in copies.
+struct TileMemory {
+  float* value = nullptr;        ///< of the first element
+  std::byte* working = nullptr;  ///< of the first element; null unless precision is mixed
+  /// A state of OptimizerState::at() is at `used` + (its address - `stored`). Null: in place.
+  struct State {
+    float *stored = nullptr, *used = nullptr;
+  };
+  std::array<State, max_states> states{};
+};
+
+/// All elements of a bucket that this rank updates.
+inline Tile whole_tile(const ShardedModel& model, int bucket) {
+  return {bucket, model.layout().updated(bucket)};
+}
+
+/// Memory on the device of the model, or on the host without a device.
+inline TileMemory in_place(const ShardedModel& model, const Tile& tile) {
+  const std::size_t at = tile.range.begin - model.layout().updated(tile.bucket).begin;
+  TileMemory memory{.value = model.updated_f32(tile.bucket).data<float>() + at};
+  if (!model.options().precision.mixed()) return memory;
+  const Tensor working = model.values().updated(tile.bucket);
+  memory.working = working.raw() + at * size_of(working.dtype());
+  return memory;
+}
 
 /// Copies offloaded parts of a tile to the device before its update, and back after it. There are two
 /// buffers, so that one tile is copied while another is updated; the host waits for nothing if the memory is
@@ -74,6 +114,78 @@ class UpdateTiles {
   bool begun_ = false;
   std::array<Buffer, 2> buffers_;
   int current_ = 0;  // index of the buffer of the last tile
+};
+
+/// How an update treats one member.
+struct MemberUpdate {
+  bool skip = false;        ///< the member keeps its values
+  int group = 0;            ///< parameter group of the optimizer
+  bool alone = false;       ///< no run joins the member with others
+  std::int64_t missed = 0;  ///< earlier updates that skipped the member
+  bool operator==(const MemberUpdate&) const = default;
+};
+
+/// A run of consecutive members with equal MemberUpdate.
+struct MemberRun {
+  Range range;  ///< in the bucket
+  int first;    ///< index of its first member
+  MemberUpdate update;
+  bool operator==(const MemberRun&) const = default;
+};
+/// Splits a range of a bucket where `updates` (one per member) change, and leaves out skipped members.
+/// Padding belongs to the member before it. The result uses the storage of `reused`.
+std::vector<MemberRun> member_runs(const BucketLayout&, int bucket, Range range,
+                                   std::span<const MemberUpdate> updates, std::vector<MemberRun> reused = {});
+
+/// Describes the elements that this rank updates.
+class UpdateSpans {
+ public:
+  /// Both must outlive the object.
+  UpdateSpans(const ShardedModel& model, const OptimizerState& state) : model_(model), state_(state) {}
+
+  /// Some of the elements of a tile. Members that missed the same number of updates are one call.
+  struct Call {
+    std::span<const UpdateSpan> spans;
+    std::int64_t missed;
+    int first;  ///< the first member
+  };
+  /// The calls of a tile for the members that the filter accepts, if there is one. `directions`: those of the
+  /// whole bucket, or null. Valid until the next call.
+  std::span<const Call> calls(const Tile&, const TileMemory&, std::span<const MemberUpdate>,
+                              float* directions = nullptr,
+                              const std::function<bool(int member)>& filter = {});
+
+ private:
+  UpdateSpan span(const MemberRun&, const Tile&, const TileMemory&, float* directions) const;
+
+  const ShardedModel& model_;
+  const OptimizerState& state_;
+  // Kept so that an update allocates nothing.
+  std::vector<MemberRun> runs_;
+  std::vector<UpdateSpan> spans_;
+  std::vector<Call> calls_;
+};
+
+/// An optimizer's constants in device memory, where updates in a graph find them: those for members that
+/// missed no update, then a slot for each member. A member that missed updates has constants of its own, at
+/// an address that stays the same.
+class DeviceConstants {
+ public:
+  /// Writes the constants of the update that the optimizer has begun; `missed` by member.
+  void write(const Optimizer&, std::span<const std::int64_t> missed, const Stream&);
+  /// Whether write() was called since the last call of this function.
+  bool take_written();
+  /// Those for members that missed no update.
+  const void* get() const { return memory_.raw(); }
+  /// `scale` for a call. If it has constants, they become those of the call.
+  UpdateScale scale_of(const UpdateSpans::Call&, UpdateScale scale) const;
+
+ private:
+  std::size_t slot(std::int64_t missed, int first) const;
+
+  Tensor memory_;
+  std::size_t stride_ = 0;
+  bool written_ = false;
 };
 
 }  // namespace rz

@@ -7,41 +7,42 @@
 
 namespace rz {
 
-Updater::Updater(ShardedModel& model, MemberUpdates& members, bool overlap, std::size_t sub_group_size,
-                 Runtime& runtime)
+Updater::Updater(ShardedModel& model, OptimizerState& state, const PassRules& rules,
+                 const StrategyOptions& options, Runtime& runtime)
     : model_(model),
-      members_(members),
-      overlap_(overlap),
+      state_(state),
+      rules_(rules),
+      overlap_(options.overlap_comm),
+      unused_parameters_(options.unused_parameters),
       runtime_(runtime),
-      state_(model, runtime),
       spans_(model, state_),
-      tiles_(model, state_, sub_group_size, runtime),
+      tiles_(model, state_, options.sub_group_size, runtime),
       norms_(model, runtime),
       directions_(model, runtime) {}
 
 void Updater::bind(const Optimizer& optimizer) {
+  state_.prepare(optimizer);
   if (bound_ == optimizer.serial()) return;
-  std::vector<int> groups;
-  std::vector<MemberUpdate> settings;
-  for (const Parameter* p : model_.parameters().members()) {
-    const int group = groups.emplace_back(optimizer.group_of(*p));
-    settings.push_back({.group = group, .alone = optimizer.grain(group) != Grain::element});
-  }
-  state_.prepare(optimizer, groups);
-  directions_.assign(
-      [&](int m) { return optimizer.grain(groups[static_cast<std::size_t>(m)]) == Grain::matrix; });
-  settings_ = std::move(settings);
+  updates_.clear();
+  for (int m = 0; m < static_cast<int>(model_.parameters().members().size()); ++m)
+    updates_.push_back(
+        {.group = state_.group_of(m), .alone = optimizer.grain(state_.group_of(m)) != Grain::element});
+  directions_.assign([&](int m) { return optimizer.grain(state_.group_of(m)) == Grain::matrix; });
   bound_ = optimizer.serial();
 }
 
-OptimizerState& Updater::state(const Optimizer& optimizer) {
-  bind(optimizer);
-  return state_;
+bool Updater::has(const Optimizer& optimizer, Grain grain) const {
+  return std::ranges::any_of(updates_,
+                             [&](const MemberUpdate& m) { return optimizer.grain(m.group) == grain; });
 }
 
-bool Updater::has(const Optimizer& optimizer, Grain grain) const {
-  return std::ranges::any_of(settings_,
-                             [&](const MemberUpdate& m) { return optimizer.grain(m.group) == grain; });
+bool Updater::skips(std::size_t member) const {
+  return unused_parameters_ == UnusedParameterPolicy::pytorch && !rules_.is_used(static_cast<int>(member));
+}
+
+void Updater::count_missed() {
+  const std::span<std::int64_t> missed = state_.missed();
+  for (std::size_t m = 0; m < missed.size(); ++m) missed[m] += skips(m);
 }
 
 std::vector<Fact> Updater::facts(const Optimizer& optimizer) const {
@@ -106,21 +107,19 @@ std::uint64_t Updater::hash(Optimizer& optimizer) {
 void Updater::update(Optimizer& optimizer, const UpdateScale& given, const Stream& stream) {
   require_same_optimizer(optimizer, stream);
   bind(optimizer);
-  const std::span<const MemberUpdate> updates = members_.decide(settings_);
+  for (std::size_t m = 0; m < updates_.size(); ++m)
+    updates_[m].skip = skips(m), updates_[m].missed = state_.missed()[m];
   const bool prepared = constants_.take_written();
   UpdateScale scale = given;
   if (!prepared) optimizer.begin_update();
-  if (prepared && scale.device_outcome) scale.constants = constants_.of(0, 0);
+  if (prepared && scale.device_outcome) scale.constants = constants_.get();
   if (has(optimizer, Grain::parameter))
     norms_.measure(
-        optimizer, tiles_, spans_, updates, constants_, scale,
-        [&](int m) {
-          return optimizer.grain(updates[static_cast<std::size_t>(m)].group) == Grain::parameter;
-        },
-        stream);
-  if (has(optimizer, Grain::matrix)) directions_.compute(optimizer, spans_, updates, scale, stream);
+        optimizer, tiles_, spans_, updates_, constants_, scale,
+        [&](int m) { return optimizer.grain(state_.group_of(m)) == Grain::parameter; }, stream);
+  if (has(optimizer, Grain::matrix)) directions_.compute(optimizer, spans_, updates_, scale, stream);
   for (int b = 0; b < model_.layout().size(); ++b) {
-    update_bucket(b, optimizer, updates, scale, stream);
+    update_bucket(b, optimizer, scale, stream);
     published_.push_back(model_.values().publish(b, stream));
     if (!overlap_) runtime_.exposed.wait(published_.back(), stream);
   }
@@ -129,23 +128,19 @@ void Updater::update(Optimizer& optimizer, const UpdateScale& given, const Strea
   published_.clear();
 }
 
-void Updater::update_bucket(int bucket, const Optimizer& optimizer, std::span<const MemberUpdate> updates,
-                            const UpdateScale& scale, const Stream& stream) {
-  const Tensor directions = directions_.distribute(bucket, updates, stream);
+void Updater::update_bucket(int bucket, const Optimizer& optimizer, const UpdateScale& scale,
+                            const Stream& stream) {
+  const Tensor directions = directions_.distribute(bucket, updates_, stream);
   float* const at = directions.defined() ? directions.data<float>() : nullptr;
   tiles_.each(bucket, stream, [&](const Tile& tile, const TileMemory& memory) {
-    for (const UpdateSpans::Call& call : spans_.calls(tile, memory, updates, at)) {
-      UpdateScale own = scale;
-      own.missed = call.missed;
-      if (scale.constants) own.constants = constants_.of(call.missed, call.first);
-      optimizer.update(call.spans, own, stream);
-    }
+    for (const UpdateSpans::Call& call : spans_.calls(tile, memory, updates_, at))
+      optimizer.update(call.spans, constants_.scale_of(call, scale), stream);
   });
 }
 
 void Updater::prepare(Optimizer& optimizer, const Stream& stream) {
   optimizer.begin_update();
-  constants_.write(optimizer, members_.missed(), stream);
+  constants_.write(optimizer, state_.missed(), stream);
 }
 
 }  // namespace rz

@@ -8,23 +8,21 @@
 #include "sharding/model/sharded_model.h"
 #include "sharding/optim/optimizer.h"
 #include "sharding/parallel/rank_consistency.h"
-#include "sharding/strategy/device_constants.h"
-#include "sharding/strategy/matrix_directions.h"
-#include "sharding/strategy/member_updates.h"
 #include "sharding/strategy/optimizer_state.h"
-#include "sharding/strategy/parameter_norms.h"
-#include "sharding/strategy/update_spans.h"
+#include "sharding/strategy/pass_rules.h"
+#include "sharding/strategy/strategy_options.h"
 #include "sharding/strategy/update_tiles.h"
+#include "sharding/strategy/whole_parameters.h"
 
 namespace rz {
 
-/// Owns the optimizer state, and updates and publishes values bucket by bucket, a bucket tile by tile. The
-/// tiles of LAMB are measured before any is updated. Muon orthogonalizes whole matrices, before the tiles.
+/// Updates and publishes values bucket by bucket, a bucket tile by tile. The tiles of LAMB are measured
+/// before any is updated. Muon orthogonalizes whole matrices, before the tiles.
 class Updater {
  public:
-  /// All references must outlive the updater. `overlap`: publish a bucket while the next one is updated.
-  /// `sub_group_size`: maximum of elements in a tile; results do not depend on it.
-  Updater(ShardedModel&, MemberUpdates&, bool overlap, std::size_t sub_group_size, Runtime&);
+  /// All references must outlive the updater. The rules know the members that were used; of the options
+  /// overlap_comm, sub_group_size and unused_parameters matter.
+  Updater(ShardedModel&, OptimizerState&, const PassRules&, const StrategyOptions&, Runtime&);
 
   /// Updates all values from the means of the gradients. Collective. On a device the first call is
   /// Errc::mismatch if the optimizers of the ranks differ.
@@ -35,36 +33,33 @@ class Updater {
   std::uint64_t hash(Optimizer&);
   /// After hashes that differ over the ranks: Errc::mismatch with what they are hashes of. Collective.
   [[noreturn]] void fail_different(const Optimizer&);
+  /// Call after an update that was not skipped: counts it for the members that it left out.
+  void count_missed();
   /// On a device: counts the next update in the optimizer, and writes its constants to device memory.
   void prepare(Optimizer&, const Stream&);
-  /// Allocates the state of the optimizer unless it is there. Errc::invalid_argument if the state is another
-  /// optimizer's.
-  OptimizerState& state(const Optimizer&);
-  /// The state; empty before the first update.
-  OptimizerState& state() { return state_; }
-  const OptimizerState& state() const { return state_; }
 
  private:
   void bind(const Optimizer&);
   bool has(const Optimizer&, Grain) const;
+  bool skips(std::size_t member) const;
   void require_same_optimizer(const Optimizer&, const Stream&);
   std::vector<Fact> facts(const Optimizer&) const;
   std::uint64_t hash_of_options(Optimizer&) const;
-  void update_bucket(int bucket, const Optimizer&, std::span<const MemberUpdate>, const UpdateScale&,
-                     const Stream&);
+  void update_bucket(int bucket, const Optimizer&, const UpdateScale&, const Stream&);
 
   ShardedModel& model_;
-  MemberUpdates& members_;
+  OptimizerState& state_;
+  const PassRules& rules_;
   bool overlap_;
+  UnusedParameterPolicy unused_parameters_;
   Runtime& runtime_;
-  OptimizerState state_;
   UpdateSpans spans_;
   UpdateTiles tiles_;
   ParameterNorms norms_;
   MatrixDirections directions_;
   DeviceConstants constants_;
-  std::uint64_t bound_ = 0;             // serial number of the optimizer that settings_ and state_ belong to
-  std::vector<MemberUpdate> settings_;  // by member
+  std::uint64_t bound_ = 0;             // serial number of the optimizer that updates_ belongs to
+  std::vector<MemberUpdate> updates_;   // how the next update treats each member
   bool same_optimizer_ = false;         // on a device: optimizers were compared and are equal on all ranks
   std::uint64_t hashed_ = 0;            // serial number of the optimizer that options_hash_ is of
   std::uint64_t options_hash_ = 0;      // without rates and betas

@@ -13,6 +13,7 @@
 
 #include "comm/communicator.h"
 #include "comm/core/error.h"
+#include "comm/device/drain.h"
 #include "comm/store.h"
 #include "tests/support/ranks.h"
 
@@ -99,6 +100,14 @@ TEST(Deadline, AWaitDoesNotFollowTheSystemsClock) {
   over = true;
   system_clock_error = 0;
   rescue.join();
+}
+
+TEST(Drain, WaitsUntilWorkIsDoneOrTheDeadlineExpires) {
+  int polls = 0;
+  EXPECT_TRUE(drain([&] { return ++polls == 3; }, Deadline::after(5s)));
+  EXPECT_EQ(polls, 3);
+  EXPECT_FALSE(drain([] { return false; }, Deadline::after(2ms)));
+  EXPECT_TRUE(drain([] { return true; }, Deadline::after(0s))) << "what is done needs no time";
 }
 
 }  // namespace

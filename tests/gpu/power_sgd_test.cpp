@@ -1,16 +1,13 @@
 // PowerSGD on devices: the host's course, the same bits on every rank, and without its factors the exact
-// mean. Post-local SGD: the host's course.
+// mean.
 
 #include "sharding/model/power_sgd.h"
 
 #include <algorithm>
-#include <optional>
 
 #include "autograd_lite/nn/layers.h"
 #include "comm/device/cuda_runtime.h"
-#include "sharding/model/post_local_sgd.h"
 #include "sharding/optim/optimizers.h"
-#include "sharding/strategy/model_averager.h"
 #include "sharding/strategy/strategy.h"
 #include "tests/gpu/on_device.h"
 #include "tests/support/ranks.h"
@@ -25,9 +22,8 @@ struct Net final : Module {
   nn::Linear layer{*this, "layer", in, out, nn::WeightLayout::out_in};
 };
 
-/// The values after six updates, of which the last four are compressed, or averaged in pairs.
-std::vector<double> train(Communicator& comm, std::shared_ptr<CommunicationHook> hook,
-                          bool averages = false) {
+/// The values after six updates, of which the last four are compressed.
+std::vector<double> train(Communicator& comm, std::shared_ptr<CommunicationHook> hook) {
   const Device device = comm.options().device;
   Net net;
   const auto ddp = make_strategy(StrategyKind::ddp, net, comm, {.communication_hook = std::move(hook)});
@@ -42,9 +38,6 @@ std::vector<double> train(Communicator& comm, std::shared_ptr<CommunicationHook>
   const Tensor x = to_device(random_values(rows * in, seed), {rows, in}, DType::f32, stream),
                targets = to_device(random_values(rows * out, seed + 7), {rows, out}, DType::f32, stream);
   const auto sgd = make_sgd({.learning_rate = 0.1});
-  std::optional<PeriodicModelAverager> averager;
-  if (averages)
-    averager.emplace(*ddp, net, comm, PeriodicModelAveragerOptions{.period = 2, .warmup_steps = 2});
   for (int update = 0; update < 6; ++update) {
     ddp->zero_grad();
     const Var loss = nn::mse(tape, net.layer(tape, tape.constant(x)), targets);
@@ -53,7 +46,6 @@ std::vector<double> train(Communicator& comm, std::shared_ptr<CommunicationHook>
     tape.reset();
     ddp->finish_gradients(stream);
     ddp->clip_and_step(*sgd, {}, stream);
-    if (averager) averager->average_parameters();
   }
   std::vector<double> values;
   for (const Parameter* p : net.parameters()) {
@@ -90,28 +82,6 @@ TEST_P(PowerSgdOnDevice, FollowsTheHost) {
       on_host.broadcast(Buffer(of_first.data(), of_first.size()), 0).wait();
       EXPECT_EQ(got, of_first);
     }
-  });
-}
-
-TEST_P(PowerSgdOnDevice, PostLocalSgdFollowsTheHostToo) {
-  run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
-    auto on_host = Communicator::connect(rank, GetParam(), prefix_store(store, "host"));
-    CommOptions on_device;
-    on_device.backend = "peer_cuda";
-    on_device.device = {Device::cuda, rank % cuda::device_count()};
-    auto comm = Communicator::connect(rank, GetParam(), prefix_store(store, "device"), on_device);
-    const auto local = [&](Communicator& all) {
-      auto group = all.split(rank / 2, rank);
-      return train(all, make_post_local_sgd_hook({.start_local_sgd_iter = 2}, &*group), true);
-    };
-    const std::vector<double> plain = train(on_host, nullptr), expected = local(on_host), got = local(comm);
-    ASSERT_EQ(got.size(), expected.size());
-    double differs = 0;
-    for (std::size_t i = 0; i < got.size(); ++i) {
-      ASSERT_NEAR(got[i], expected[i], 2e-5) << i;
-      differs = std::max(differs, std::abs(got[i] - plain[i]));
-    }
-    EXPECT_EQ(differs > 1e-4, GetParam() > 2) << "a group of all ranks changes roundings only";
   });
 }
 

@@ -433,11 +433,12 @@ TEST(Engine, AForcedBoundaryEndsAnUpdateEarlierOrLater) {
   in_world(2, [](World& world) {
     Net net;
     auto engine = initialize(world, net, options(config(1)));  // three micro-batches an update
-    std::vector<bool> updated;
+    std::vector<bool> boundaries, updated;
     const auto pass = [&](std::optional<bool> boundary) {
       engine.set_gradient_accumulation_boundary(boundary);
       const Batch b = batch(updated.size(), 4);
       engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
+      boundaries.push_back(engine.is_gradient_accumulation_boundary());
       updated.push_back(engine.step());
     };
     for (const auto boundary : {std::optional(true), {}, {}, {}}) pass(boundary);
@@ -447,6 +448,7 @@ TEST(Engine, AForcedBoundaryEndsAnUpdateEarlierOrLater) {
     for (int i = 0; i < 3; ++i) pass({});
     EXPECT_EQ(updated,
               (std::vector{true, false, false, true, false, false, false, true, false, false, true}));
+    EXPECT_EQ(boundaries, updated);
   });
 }
 

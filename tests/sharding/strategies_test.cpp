@@ -1,6 +1,7 @@
 /// Every strategy against one process that sees the whole batch, on exact data: no tolerance.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -457,27 +458,32 @@ TEST(Replicas, BuffersAreBroadcast) {
   });
 }
 
-TEST(PassAgreement, AgreesOnUsedParametersAndTheCancellingRank) {
+TEST(PassRules, RanksAgreeOnUsedParametersAndTheCancellingRank) {
   run_ranks(3, [](int rank, std::shared_ptr<Store> store) {
     auto comm = Communicator::connect(rank, 3, std::move(store));
-    PassAgreement agreement(comm, 4);
-    agreement.mark_used(rank);
-    agreement.begin(rank > 0);
-    agreement.wait();
-    for (int m = 0; m < 4; ++m) EXPECT_EQ(agreement.is_used(m), m < 3);
-    EXPECT_EQ(agreement.cancelled_by(), 1);
-    EXPECT_TRUE(agreement.values_need_check());
-    agreement.mark_values_checked();
-    agreement.reuse_last();  // a captured pass that reaches the same parameters
-    agreement.mark_used(3);
-    EXPECT_EQ(test::error_of([&] { agreement.reuse_last(); }).code(), Errc::invalid_argument);
-    agreement.reset();
-    if (rank == 2) agreement.mark_values_written();
-    agreement.begin(false);
-    agreement.wait();
-    EXPECT_FALSE(agreement.is_used(rank));
-    EXPECT_EQ(agreement.cancelled_by(), -1);
-    EXPECT_TRUE(agreement.values_need_check()) << "written on one rank";
+    std::array<Parameter, 4> all;
+    const std::array<Parameter*, 4> members{&all[0], &all[1], &all[2], &all[3]};
+    const ModelParameters parameters(members);
+    const ExposedTime exposed;
+    PassState state(4, exposed);
+    PassRules rules({}, state, parameters, comm);
+    state.mark_used(rank);
+    rules.begin_exchange(rank > 0);
+    rules.wait();
+    for (int m = 0; m < 4; ++m) EXPECT_EQ(rules.is_used(m), m < 3);
+    EXPECT_EQ(rules.cancelled_by(), 1);
+    EXPECT_TRUE(rules.values_need_check());
+    rules.mark_values_checked();
+    rules.reuse_last();  // a captured pass that reaches the same parameters
+    state.mark_used(3);
+    EXPECT_EQ(test::error_of([&] { rules.reuse_last(); }).code(), Errc::invalid_argument);
+    state.reset();
+    if (rank == 2) rules.mark_values_written();
+    rules.begin_exchange(false);
+    rules.wait();
+    EXPECT_FALSE(rules.is_used(rank));
+    EXPECT_EQ(rules.cancelled_by(), -1);
+    EXPECT_TRUE(rules.values_need_check()) << "written on one rank";
   });
 }
 

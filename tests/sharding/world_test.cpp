@@ -18,6 +18,7 @@
 
 #include "sharding/engine/parse_arguments.h"
 #include "tests/support/error_of.h"
+#include "tests/support/ranks.h"
 
 namespace rz {
 namespace {
@@ -94,6 +95,17 @@ TEST(Spawn, ARankThatDoesNotEndIsEnded) {
             }).code(),
             Errc::config);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
+}
+
+/// Two nodes of two ranks.
+TEST(World, TheFirstRankOfEachNodeIsItsLocalMain) {
+  test::run_ranks(4, [](int rank, std::shared_ptr<Store> store) {
+    LaunchInfo launch;
+    launch.local_rank = rank % 2;
+    const World world(Communicator::connect(rank, 4, std::move(store)), launch);
+    EXPECT_EQ(world.is_local_main(), rank == 0 || rank == 2);
+    EXPECT_EQ(world.is_main(), rank == 0);
+  });
 }
 
 TEST(World, ReducesValuesAndMeansByTheirCounts) {

@@ -1,4 +1,4 @@
-#include "sharding/model/default_hooks.h"
+#include "sharding/model/communication_hook.h"
 
 #include <optional>
 #include <string>
@@ -36,14 +36,6 @@ class WireHook final : public CommunicationHook {
   std::vector<GradientWire::Reduction> running_;  // by bucket
 };
 
-class Noop final : public CommunicationHook {
- public:
-  std::string describe() const override { return "noop"; }
-  void require_supported(DType, Device) const override {}
-  Work start(const HookBucket&, Runtime&, const Stream&) override { return {}; }
-  bool advance(const HookBucket&, Runtime&, const Stream&) override { return false; }
-};
-
 std::shared_ptr<CommunicationHook> compressed(const char* name, DType type) {
   return std::make_shared<WireHook>(name,
                                     WireFormat{.communication_data_type = type, .prescale_gradients = true});
@@ -51,15 +43,11 @@ std::shared_ptr<CommunicationHook> compressed(const char* name, DType type) {
 
 }  // namespace
 
-std::shared_ptr<CommunicationHook> make_allreduce_hook() {
-  return std::make_shared<WireHook>("allreduce", WireFormat{});
-}
 std::shared_ptr<CommunicationHook> make_fp16_compress_hook() {
   return compressed("fp16_compress", DType::f16);
 }
 std::shared_ptr<CommunicationHook> make_bf16_compress_hook() {
   return compressed("bf16_compress", DType::bf16);
 }
-std::shared_ptr<CommunicationHook> make_noop_hook() { return std::make_shared<Noop>(); }
 
 }  // namespace rz

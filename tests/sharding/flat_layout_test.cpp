@@ -1,8 +1,9 @@
-#include "sharding/model/partition.h"
+#include "sharding/model/flat_layout.h"
 
 #include <gtest/gtest.h>
 
 #include "comm/core/error.h"
+#include "sharding/strategy/update_tiles.h"
 
 namespace rz {
 namespace {

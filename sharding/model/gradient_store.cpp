@@ -1,0 +1,352 @@
+#include "sharding/model/gradient_store.h"
+
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "comm/device/allocate.h"
+#include "tensor/ops.h"
+
+namespace rz {
+
+namespace {
+
+// ---- whole buckets
+
+/// Allocates all buckets in communicator memory, and makes Parameter::grad of every member a view of its
+/// bucket.
+std::vector<Tensor> allocate_gradient_buckets(const ModelParameters& parameters, const FlatLayout& layout,
+                                              DType dtype, const Runtime& runtime) {
+  for (Parameter* p : parameters.members()) p->grad = {};  // views of earlier buckets
+  std::vector<Tensor> buckets;
+  for (int b = 0; b < layout.size(); ++b)
+    buckets.push_back(runtime.allocate_flat(layout.bucket(b).count, dtype));
+  for (std::size_t m = 0; m < parameters.members().size(); ++m) {
+    Parameter& p = *parameters.members()[m];
+    const auto place = layout.place(static_cast<int>(m));
+    p.grad = buckets[static_cast<std::size_t>(place.bucket)].view(place.offset, p.shape);
+    p.grad_is_fresh = true;
+  }
+  return buckets;
+}
+
+/// Gradients that every rank holds whole, as means over the ranks. Each bucket is reduced in place. Means of
+/// earlier passes are kept apart: adding a pass to them before it is reduced would round otherwise than the
+/// other stores do.
+class WholeGradients final : public GradientStore {
+ public:
+  /// `hook` forms the means instead of the wire, unless it is null.
+  WholeGradients(const ModelParameters&, const FlatLayout&, DType, GradientWire&, CommunicationHook* hook,
+                 Runtime&);
+
+  void provide(int, const Stream&) override {}
+  Work reduce(int bucket, const Stream&) override;
+  void settle(const Stream&) override;
+  void reopen(const Stream&) override;
+  void forget() override;
+  const Tensor& mean(int bucket) const override { return buckets_[static_cast<std::size_t>(bucket)]; }
+  const Tensor& whole(int bucket) const override { return buckets_[static_cast<std::size_t>(bucket)]; }
+  std::size_t bytes() const override;
+
+ private:
+  std::vector<HookBucket> hook_buckets(const ModelParameters&, const FlatLayout&) const;
+  void advance_hook(const Stream&);
+
+  const ModelParameters& parameters_;
+  GradientWire& wire_;
+  CommunicationHook* hook_;
+  Runtime& runtime_;
+  std::vector<Tensor> buckets_;
+  std::vector<HookBucket> hook_buckets_;
+  std::vector<GradientWire::Reduction> reductions_;  // by bucket, in flight
+  std::vector<int> in_flight_;
+  std::vector<int> advancing_;       // buckets in flight whose hook has further calls
+  std::vector<Tensor> accumulated_;  // sums of the means of earlier passes, by bucket; none: empty
+};
+
+WholeGradients::WholeGradients(const ModelParameters& parameters, const FlatLayout& layout, DType dtype,
+                               GradientWire& wire, CommunicationHook* hook, Runtime& runtime)
+    : parameters_(parameters),
+      wire_(wire),
+      hook_(hook),
+      runtime_(runtime),
+      buckets_(allocate_gradient_buckets(parameters, layout, dtype, runtime)),
+      reductions_(buckets_.size()) {
+  if (!hook) return;
+  hook->require_supported(dtype, runtime.stream.device());
+  hook_buckets_ = hook_buckets(parameters, layout);
+}
+
+std::vector<HookBucket> WholeGradients::hook_buckets(const ModelParameters& parameters,
+                                                     const FlatLayout& layout) const {
+  std::vector<HookBucket> out;
+  for (int b = 0; b < layout.size(); ++b) {
+    out.push_back({b, buckets_[static_cast<std::size_t>(b)], {}});
+    for (const int m : layout.bucket(b).members)
+      out.back().parts.push_back({m, layout.place(m).offset, parameters.member(m).shape});
+  }
+  return out;
+}
+
+Work WholeGradients::reduce(int bucket, const Stream& stream) {
+  const auto b = static_cast<std::size_t>(bucket);
+  in_flight_.push_back(bucket);
+  if (hook_) return hook_->start(hook_buckets_[b], runtime_, stream);
+  reductions_[b] = wire_.all_reduce(buckets_[b], stream);
+  return reductions_[b].work;
+}
+
+/// A round for each call of the hook, so that the calls of different buckets overlap.
+void WholeGradients::advance_hook(const Stream& stream) {
+  advancing_ = in_flight_;
+  while (!advancing_.empty())
+    std::erase_if(advancing_, [&](int bucket) {
+      return !hook_->advance(hook_buckets_[static_cast<std::size_t>(bucket)], runtime_, stream);
+    });
+}
+
+void WholeGradients::settle(const Stream& stream) {
+  if (hook_) advance_hook(stream);
+  for (const int bucket : in_flight_) {
+    const auto b = static_cast<std::size_t>(bucket);
+    if (!hook_) wire_.finish(reductions_[b], buckets_[b], stream);
+    if (!accumulated_.empty()) ops::add(buckets_[b], buckets_[b], accumulated_[b], stream);
+  }
+  in_flight_.clear();
+}
+
+void WholeGradients::reopen(const Stream& stream) {
+  accumulated_.resize(buckets_.size());
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    if (!accumulated_[b].defined())
+      accumulated_[b] =
+          Tensor::empty(buckets_[b].shape(), buckets_[b].dtype(), allocator_on(buckets_[b].device()));
+    ops::copy(accumulated_[b], buckets_[b], stream);
+  }
+  for (Parameter* p : parameters_.members()) p->grad_is_fresh = true;
+}
+
+void WholeGradients::forget() {
+  accumulated_.clear();
+  in_flight_.clear();
+}
+
+std::size_t WholeGradients::bytes() const {
+  std::size_t total = 0;
+  for (const auto* list : {&buckets_, &accumulated_})
+    for (const Tensor& b : *list) total += b.bytes();
+  return total;
+}
+
+/// Whole gradients of which each rank reduces its shard. Whole buckets are kept; a reduce-scatter replaces
+/// this rank's shard of a bucket by the mean. The rest of the bucket is then undefined.
+class KeptGradients final : public GradientStore {
+ public:
+  KeptGradients(const ModelParameters&, const FlatLayout&, DType, GradientWire&, Runtime&);
+
+  void provide(int, const Stream&) override {}
+  Work reduce(int bucket, const Stream&) override;
+  void settle(const Stream&) override;
+  void reopen(const Stream&) override;
+  void forget() override;
+  const Tensor& mean(int bucket) const override { return buckets_[static_cast<std::size_t>(bucket)].shard; }
+  const Tensor& whole(int bucket) const override { return buckets_[static_cast<std::size_t>(bucket)].whole; }
+  std::size_t bytes() const override;
+
+ private:
+  struct Bucket {
+    Tensor whole;
+    Tensor shard;        // a view of `whole`
+    Tensor accumulated;  // sum of the means of earlier passes, if there were any
+    GradientWire::Reduction reduction;
+  };
+
+  const ModelParameters& parameters_;
+  GradientWire& wire_;
+  std::vector<Bucket> buckets_;
+  std::vector<int> in_flight_;
+};
+
+KeptGradients::KeptGradients(const ModelParameters& parameters, const FlatLayout& layout, DType dtype,
+                             GradientWire& wire, Runtime& runtime)
+    : parameters_(parameters), wire_(wire) {
+  for (const Tensor& whole : allocate_gradient_buckets(parameters, layout, dtype, runtime)) {
+    const Range own = layout.shard(static_cast<int>(buckets_.size()));
+    buckets_.push_back({whole, whole.view(own.begin, {own.count()}), {}, {}});
+  }
+}
+
+Work KeptGradients::reduce(int bucket, const Stream& stream) {
+  Bucket& b = buckets_[static_cast<std::size_t>(bucket)];
+  b.reduction = wire_.reduce_scatter(b.whole, b.shard, stream);
+  in_flight_.push_back(bucket);
+  return b.reduction.work;
+}
+
+void KeptGradients::settle(const Stream& stream) {
+  for (const int bucket : in_flight_) {
+    Bucket& b = buckets_[static_cast<std::size_t>(bucket)];
+    wire_.finish(b.reduction, b.shard, stream);
+    if (b.accumulated.defined()) ops::add(b.shard, b.shard, b.accumulated, stream);
+  }
+  in_flight_.clear();
+}
+
+void KeptGradients::reopen(const Stream& stream) {
+  for (Bucket& b : buckets_) {
+    if (!b.accumulated.defined())
+      b.accumulated = Tensor::empty(b.shard.shape(), b.shard.dtype(), allocator_on(b.shard.device()));
+    ops::copy(b.accumulated, b.shard, stream);
+  }
+  for (Parameter* p : parameters_.members()) p->grad_is_fresh = true;
+}
+
+void KeptGradients::forget() {
+  for (Bucket& b : buckets_) b.accumulated = {};
+}
+
+std::size_t KeptGradients::bytes() const {
+  std::size_t total = 0;
+  for (const Bucket& b : buckets_)
+    total += b.whole.bytes() + (b.accumulated.defined() ? b.accumulated.bytes() : 0);
+  return total;
+}
+
+// ---- shards
+
+constexpr std::size_t max_in_flight = 1;  // buckets being reduced while another one is filled
+
+/// Sharded gradients: each rank keeps the mean over the ranks for its own shard of every bucket. Backward
+/// writes whole buckets; reduce-scatter turns them into shards. A whole bucket lives from its first gradient
+/// to the end of its reduction.
+class ShardedGradients final : public GradientStore {
+ public:
+  ShardedGradients(const ModelParameters&, const FlatLayout&, DType, GradientWire&, Runtime&);
+
+  /// May wait for the oldest reduction: one bucket is filled while another is reduced.
+  void provide(int bucket, const Stream&) override;
+  Work reduce(int bucket, const Stream&) override;
+  void settle(const Stream&) override;
+  void forget() override;
+  const Tensor& mean(int bucket) const override { return buckets_[static_cast<std::size_t>(bucket)].shard; }
+  const Tensor& whole(int bucket) const override { return buckets_[static_cast<std::size_t>(bucket)].whole; }
+  std::size_t bytes() const override;
+
+ private:
+  struct Bucket {
+    Tensor whole;  // undefined while it is not in use
+    Tensor shard;
+    bool has_mean = false;  // `shard` holds a mean
+    GradientWire::Reduction reduction;
+  };
+  Bucket& at(int bucket) { return buckets_[static_cast<std::size_t>(bucket)]; }
+  /// The part of this rank in a whole bucket.
+  Tensor own_part(int bucket) const;
+  Tensor destination(int bucket);
+  void set_whole(int bucket, Tensor);
+  void drop_whole(int bucket);
+  void complete_oldest(const Stream&);
+
+  const ModelParameters& parameters_;
+  const FlatLayout& layout_;
+  GradientWire& wire_;
+  Runtime& runtime_;
+  std::vector<Bucket> buckets_;
+  std::deque<int> in_flight_;
+};
+
+ShardedGradients::ShardedGradients(const ModelParameters& parameters, const FlatLayout& layout, DType dtype,
+                                   GradientWire& wire, Runtime& runtime)
+    : parameters_(parameters), layout_(layout), wire_(wire), runtime_(runtime) {
+  for (int b = 0; b < layout.size(); ++b) {
+    buckets_.push_back({});
+    drop_whole(b);
+    at(b).shard = runtime.allocate_flat(layout.shard(b).count(), dtype);
+  }
+}
+
+Tensor ShardedGradients::own_part(int bucket) const {
+  const Range own = layout_.shard(bucket);
+  return buckets_[static_cast<std::size_t>(bucket)].whole.view(own.begin, {own.count()});
+}
+
+/// The shard, or, if that holds a mean to which this one is added, a part of the whole gradients.
+Tensor ShardedGradients::destination(int bucket) {
+  return at(bucket).has_mean ? own_part(bucket) : at(bucket).shard;
+}
+
+void ShardedGradients::set_whole(int bucket, Tensor whole) {
+  for (const int m : layout_.bucket(bucket).members) {
+    Parameter& p = parameters_.member(m);
+    p.grad = whole.view(layout_.place(m).offset, p.shape);
+    p.grad_is_fresh = true;
+  }
+  at(bucket).whole = std::move(whole);
+}
+
+void ShardedGradients::drop_whole(int bucket) {
+  at(bucket).whole = {};
+  for (const int m : layout_.bucket(bucket).members) {
+    Parameter& p = parameters_.member(m);
+    p.grad = {};
+    p.grad_is_fresh = true;
+  }
+}
+
+void ShardedGradients::provide(int bucket, const Stream& stream) {
+  if (at(bucket).whole.defined()) return;
+  while (!in_flight_.empty() &&
+         (in_flight_.size() > max_in_flight || at(in_flight_.front()).reduction.work.done()))
+    complete_oldest(stream);
+  set_whole(bucket, runtime_.transient.allocate({layout_.bucket(bucket).count}, at(bucket).shard.dtype()));
+}
+
+Work ShardedGradients::reduce(int bucket, const Stream& stream) {
+  Bucket& b = at(bucket);
+  b.reduction = wire_.reduce_scatter(b.whole, destination(bucket), stream);
+  in_flight_.push_back(bucket);
+  return b.reduction.work;
+}
+
+void ShardedGradients::complete_oldest(const Stream& stream) {
+  const int bucket = in_flight_.front();
+  Bucket& b = at(bucket);
+  wire_.finish(b.reduction, destination(bucket), stream);
+  in_flight_.pop_front();
+  if (b.has_mean) ops::add(b.shard, b.shard, own_part(bucket), stream);
+  b.has_mean = true;
+  drop_whole(bucket);
+}
+
+void ShardedGradients::settle(const Stream& stream) {
+  while (!in_flight_.empty()) complete_oldest(stream);
+}
+
+void ShardedGradients::forget() {
+  for (int b = 0; b < layout_.size(); ++b) {
+    at(b).has_mean = false;
+    drop_whole(b);
+  }
+}
+
+std::size_t ShardedGradients::bytes() const {
+  std::size_t total = 0;
+  for (const Bucket& b : buckets_) total += b.shard.bytes();
+  return total;
+}
+
+}  // namespace
+
+/// A rank keeps means of the elements that it updates.
+std::unique_ptr<GradientStore> make_gradient_store(const ShardingPlan& plan,
+                                                   const ModelParameters& parameters,
+                                                   const FlatLayout& layout, DType dtype, GradientWire& wire,
+                                                   CommunicationHook* hook, Runtime& runtime) {
+  if (plan.state == Placement::replicated)
+    return std::make_unique<WholeGradients>(parameters, layout, dtype, wire, hook, runtime);
+  if (plan.gradients == Placement::replicated)
+    return std::make_unique<KeptGradients>(parameters, layout, dtype, wire, runtime);
+  return std::make_unique<ShardedGradients>(parameters, layout, dtype, wire, runtime);
+}
+
+}  // namespace rz

@@ -1,0 +1,121 @@
+#pragma once
+/// What the ranks of a reduced pass must know of each other, and the rules that their passes keep.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "sharding/model/flat_layout.h"
+#include "sharding/strategy/pass_state.h"
+
+namespace rz {
+
+/// StrategyOptions of the same names.
+struct PassOptions {
+  bool find_unused_parameters = true;
+  bool static_graph = false;
+  bool rebuild = false;
+  bool broadcast_buffers = true;
+};
+
+/// Exchanges control state once per reduced pass, in one small all_reduce; none in a group of one rank.
+/// Afterwards all ranks know which parameters were used, and whether one has cancelled the update or broken a
+/// rule: find_unused_parameters or static_graph. A rank without data breaks none. Not thread-safe.
+class PassRules {
+ public:
+  /// All references must outlive this object. Parameters are equal on all ranks.
+  PassRules(const PassOptions&, const PassState&, const ModelParameters&, Communicator&);
+  /// Waits for an exchange in flight, because its buffer is freed here. The deadline of the communicator
+  /// bounds the wait.
+  ~PassRules();
+  PassRules(const PassRules&) = delete;
+
+  // ---- what this rank adds to the next exchange, besides its PassState
+  /// Hash of the scopes that this rank has run.
+  void set_scopes(std::uint64_t hash);
+  /// What this rank has counted as weights of micro-batches; the maximum over the ranks is counted().
+  void set_counted(int counted) { counted_ = counted; }
+  /// Hash of the optimizer of the update, its options and rates.
+  void set_optimizer(std::uint64_t hash);
+  /// Values were written on this rank.
+  void mark_values_written() { values_written_ = true; }
+
+  // ---- the exchange
+  /// Of its buffer.
+  std::size_t bytes() const { return words_.size() * sizeof(words_[0]); }
+  /// Starts it. Every rank calls it once per reduced pass.
+  void begin_exchange(bool cancelled);
+  /// Waits for it. Afterwards all ranks have the same state.
+  void wait();
+  /// Replaces it in a pass that is captured in a graph, which cannot exchange host data: reuses the result of
+  /// the last one. Errc::invalid_argument if the set of used parameters has changed.
+  void reuse_last();
+  /// Before a graph is launched that contains the pass: exchanges whether a rank has cancelled the update,
+  /// and hashes of optimizers; on a rank that has cancelled it, its own does not count. One call of 12 bytes.
+  void exchange_before_replay(bool cancelled);
+
+  // ---- of all ranks, as of the last exchange
+  /// True if any rank wrote the gradient of the member since gradients were dropped.
+  bool is_used(int member) const { return words_[fixed_words + static_cast<std::size_t>(member)] != 0; }
+  /// PassState::used() of this rank.
+  std::span<const std::uint8_t> used_here() const { return exchanged_; }
+  /// The maximum of set_counted() over the ranks.
+  int counted() const { return words_[5]; }
+  /// True if all ranks had the same hash of scopes.
+  bool same_scopes() const { return words_[2] == -words_[3]; }
+  /// True if all ranks had the same set_optimizer().
+  bool same_optimizer() const { return words_[6] == -words_[7]; }
+  /// True if values were written on any rank before it and not compared since.
+  bool values_need_check() const { return words_[1] != 0; }
+  /// Called after all ranks have compared their values.
+  void mark_values_checked();
+  /// The lowest rank that cancelled the update; -1: none.
+  int cancelled_by() const;
+  /// Whether a rank has cancelled the update, or broken a rule. Every rank calls fail() then.
+  bool failed() const { return cancelled_by() >= 0 || words_[4] != 0; }
+  /// Throws the same error on all ranks. Errc::cancelled names the rank that has cancelled;
+  /// Errc::invalid_argument the parameters without a gradient and their ranks; Errc::mismatch the parameter
+  /// and the rank that left the static graph, its culprit. Collective.
+  [[noreturn]] void fail() const;
+
+  // ---- the static graph
+  /// The update has succeeded. With static_graph, the last pass of the first one becomes the graph.
+  void end_update();
+  /// False for a member that no rank uses in the static graph.
+  bool may_be_used(int member) const { return !recorded_ || anywhere_[static_cast<std::size_t>(member)]; }
+
+ private:
+  /// How a rank's pass breaks a rule; four words on the wire.
+  struct Finding {
+    enum Kind : std::int32_t { none, unused, added, missing, reordered };
+    std::int32_t kind = none, member = 0, expected = 0, position = 0;
+  };
+  Finding find(std::span<const std::uint8_t> used) const;
+  Finding difference(std::span<const std::uint8_t> used) const;
+  [[noreturn]] void fail_static(const Finding&, int rank) const;
+  [[noreturn]] void fail_unused() const;
+
+  PassOptions options_;
+  const PassState& state_;
+  const ModelParameters& parameters_;
+  Communicator& communicator_;
+  // [0]: size - rank if it cancelled; [1]: values written; [2], [3]: hash of scopes, and its negative; [4]: a
+  // rule is broken; [5]: what was counted; [6], [7]: hash of the optimizer, and its negative; then one per
+  // member: used. The maximum over the ranks.
+  static constexpr std::size_t fixed_words = 8;
+  std::vector<std::int32_t> words_;
+  std::vector<std::uint8_t> exchanged_;  // PassState::used() at the last exchange
+  Work exchange_;
+  bool values_written_ = true;
+  int counted_ = 0;
+  std::int32_t scopes_ = 0, optimizer_ = 0;
+  // The static graph: members of this rank as they became ready, and those used, none if it had no data; and
+  // what any rank used.
+  bool recorded_ = false;
+  std::vector<int> static_order_;
+  std::vector<std::uint8_t> static_used_, anywhere_;
+};
+
+}  // namespace rz
