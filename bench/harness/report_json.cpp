@@ -1,5 +1,4 @@
 #include "bench/harness/report.h"
-#include "bench/support/file.h"
 #include "bench/support/json.h"
 #include "comm/core/environment.h"
 #include "comm/core/error.h"

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "sharding/config/checkpoint_config.h"
+#include "sharding/config/ds_config.h"
 #include "sharding/engine/early_stopping.h"
 #include "sharding/io/json.h"
 

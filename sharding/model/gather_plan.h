@@ -1,5 +1,5 @@
 #pragma once
-/// Which flat parameters are gathered and dropped, and when: limits, the order of scopes, and the decision.
+/// Which flat parameters are gathered and dropped, and when: the order of scopes, and the decision.
 
 #include <cstddef>
 #include <cstdint>
@@ -9,34 +9,10 @@
 
 #include "autograd_lite/hooks.h"
 #include "sharding/model/flat_parameters.h"
+#include "sharding/model/gather_limits.h"
 #include "sharding/model/value_store.h"
 
 namespace rz {
-
-/// Limits of the gathering of sharded values, in elements with padding. Names and units are those of the keys
-/// `stage3_*` of DeepSpeed's "zero_optimization". Must be equal on all ranks. A unit is what one call
-/// gathers: parameters of the same scopes. The unit that a scope needs is gathered whatever the limits. The
-/// defaults hold the least memory that overlaps gathers with computation; DeepSpeed's are 5e7, 1e9, 1e9, 1e5
-/// and no limit.
-struct GatherLimits {
-  static constexpr std::size_t none = std::numeric_limits<std::size_t>::max();
-
-  /// Units are gathered before their use while those that wait for their use hold fewer elements; 0: none. A
-  /// value of 1 therefore prefetches one unit.
-  std::size_t prefetch_bucket_size = 1;
-  /// Gathered elements, without persistent ones, beyond which no unit is prefetched or kept for another use.
-  std::size_t max_live_parameters = none;
-  /// A unit that is used again before this many elements of other uses stays gathered.
-  std::size_t max_reuse_distance = 0;
-  /// Parameters of up to this many elements are persistent: every rank holds their values whole. Their
-  /// gradients, masters and optimizer state stay sharded, as in DeepSpeed.
-  std::size_t param_persistence_threshold = 0;
-  /// Elements, without padding, of all persistent parameters. A parameter that exceeds the rest is not
-  /// persistent; trainable parameters come first, then frozen ones, in the order of Module::parameters().
-  std::size_t model_persistence_threshold = none;
-
-  bool operator==(const GatherLimits&) const = default;
-};
 
 /// The order in which a model runs its scopes, learned from the passes so far: records the scopes that passes
 /// enter, and predicts the next ones: after a visit that occurred before, those that followed it then. The

@@ -14,7 +14,7 @@
 #include "comm/communicator.h"
 #include "sharding/model/communication_hook.h"
 #include "sharding/model/flat_layout.h"
-#include "sharding/model/gather_plan.h"
+#include "sharding/model/gather_limits.h"
 #include "sharding/model/gradient_wire.h"
 #include "sharding/model/offload.h"
 #include "sharding/model/sharded_model.h"

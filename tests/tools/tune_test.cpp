@@ -11,8 +11,8 @@
 #include "comm/core/error.h"
 #include "tests/support/error_of.h"
 #include "tests/support/program.h"
+#include "tools/tune/measure.h"
 #include "tools/tune/options.h"
-#include "tools/tune/table.h"
 
 namespace rz {
 namespace {

@@ -1,18 +1,14 @@
 #pragma once
 /// The commands of the program, and what they share.
 
-#include <unistd.h>
-
-#include <chrono>
 #include <cstdint>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "sharding/checkpoint/checkpoint_index.h"
 #include "sharding/checkpoint/open_tensors.h"
-#include "tools/command_line/progress_bar.h"
+#include "tools/command_line/progress.h"
 
 namespace rz::checkpoint {
 
@@ -57,30 +53,6 @@ class TextTable {
 
  private:
   std::vector<std::vector<std::string>> rows_;
-};
-
-/// A line on standard error that is redrawn in place, if that is a terminal. It is erased at the end.
-class ProgressLine {
- public:
-  ProgressLine() = default;
-  ProgressLine(const ProgressLine&) = delete;
-  ~ProgressLine() {
-    if (drawn_) std::fputs("\r\x1b[K", stderr);
-  }
-
-  void show(std::uint64_t done, std::uint64_t all, const std::string& what = "") {
-    const auto now = std::chrono::steady_clock::now();
-    if (!terminal_ || now < next_) return;
-    next_ = now + std::chrono::milliseconds(100), drawn_ = true;
-    const double part = all == 0 ? 1 : static_cast<double>(done) / static_cast<double>(all);
-    std::fprintf(stderr, "\r\x1b[K%s %3d%%  %s", progress_bar(part, 24).c_str(), static_cast<int>(part * 100),
-                 what.c_str());
-    std::fflush(stderr);
-  }
-
- private:
-  bool terminal_ = ::isatty(STDERR_FILENO) == 1, drawn_ = false;
-  std::chrono::steady_clock::time_point next_{};
 };
 
 }  // namespace rz::checkpoint

@@ -6,6 +6,7 @@
 #include "sharding/io/text.h"
 #include "tools/checkpoint/commands.h"
 #include "tools/command_line/command_line.h"
+#include "tools/command_line/progress.h"
 
 namespace rz::checkpoint {
 namespace {

@@ -1,0 +1,44 @@
+#pragma once
+/// Progress on a terminal.
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+
+namespace rz {
+
+/// A bar of `width` characters, of which the part `done`, from 0 to 1, is full.
+inline std::string progress_bar(double done, int width) {
+  std::string bar;
+  for (int i = 0; i < width; ++i) bar += i < static_cast<int>(width * done) ? "█" : "░";
+  return bar;
+}
+
+/// A line on standard error that is redrawn in place, if that is a terminal. It is erased at the end.
+class ProgressLine {
+ public:
+  ProgressLine() = default;
+  ProgressLine(const ProgressLine&) = delete;
+  ~ProgressLine() {
+    if (drawn_) std::fputs("\r\x1b[K", stderr);
+  }
+
+  void show(std::uint64_t done, std::uint64_t all, const std::string& what = "") {
+    const auto now = std::chrono::steady_clock::now();
+    if (!terminal_ || now < next_) return;
+    next_ = now + std::chrono::milliseconds(100), drawn_ = true;
+    const double part = all == 0 ? 1 : static_cast<double>(done) / static_cast<double>(all);
+    std::fprintf(stderr, "\r\x1b[K%s %3d%%  %s", progress_bar(part, 24).c_str(), static_cast<int>(part * 100),
+                 what.c_str());
+    std::fflush(stderr);
+  }
+
+ private:
+  bool terminal_ = ::isatty(STDERR_FILENO) == 1, drawn_ = false;
+  std::chrono::steady_clock::time_point next_{};
+};
+
+}  // namespace rz
