@@ -5,7 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "autograd_lite/tape.h"
+#include "autograd_lite/parameter.h"
+#include "autograd_lite/var.h"
 
 namespace rz {
 

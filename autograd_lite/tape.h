@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "autograd_lite/hooks.h"
+#include "autograd_lite/var.h"
 #include "tensor/pool.h"
 #include "tensor/tensor.h"
 
@@ -22,14 +23,6 @@ struct DropoutMask;
 }
 
 namespace rz {
-
-/// Handle of a value on a tape. Cheap to copy; valid until Tape::reset(). A default Var means "none", e.g. no
-/// bias.
-struct Var {
-  int index = -1;
-  std::uint32_t pass = 0;  ///< the recording to which it belongs
-  bool defined() const { return index >= 0; }
-};
 
 class Tape {
  public:

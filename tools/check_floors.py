@@ -47,7 +47,6 @@ ROOMS = {
     'comm/intranode/plan': 'comm/core comm comm/reduce comm/transport comm/tuning comm/intranode/mailbox',
     'comm/intranode': 'comm/core comm/os comm comm/reduce comm/shared_memory comm/transport comm/progress comm/tuning '
                       'comm/intranode/mailbox comm/intranode/plan',
-    'comm/proof': 'comm/core comm comm/transport comm/schedule comm/intranode/mailbox comm/intranode/plan',
     'comm/backends/native': 'comm/core comm/os comm comm/reduce comm/shared_memory comm/transport comm/schedule '
                             'comm/schedule/algorithms comm/tuning comm/intranode comm/intranode/plan comm/progress',
     'comm/backends/peer_cuda/kernels': 'comm/core comm/device comm/reduce',

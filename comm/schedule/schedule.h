@@ -2,7 +2,7 @@
 /// Algorithms as data. A Schedule holds the steps of one rank in one collective: sends, and reductions of
 /// local chunks and incoming messages. It is independent of sizes, types and transports. One executor
 /// (comm/schedule/executor.h) runs any Schedule on any Transport, and the tests prove it correct by verify()
-/// (comm/proof/verify.h).
+/// (tests/proof/verify.h).
 ///
 /// Steps are in program order, and each waits for its dependencies only: a step that reads a chunk follows
 /// the last step that wrote it, a step that writes a chunk follows the steps that read or wrote it, and

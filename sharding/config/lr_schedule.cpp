@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "comm/core/error.h"
-#include "sharding/config/schedule_formulas.h"
 
 namespace rz {
 namespace {
@@ -171,24 +170,6 @@ const char* name(const LrSchedule& schedule) {
                                    "ReduceLROnPlateau"};
   static_assert(std::size(names) == std::variant_size_v<LrSchedule>);
   return names[schedule.index()];
-}
-
-double learning_rate(const LrSchedule& schedule, std::int64_t step, const ScheduledGroup& group) {
-  return std::visit([&](const auto& s) { return schedules::rate(s, step, group); }, schedule);
-}
-
-std::optional<std::array<double, 2>> scheduled_betas(const LrSchedule& schedule, std::int64_t step,
-                                                     std::size_t group) {
-  constexpr double beta2 = 0.99;
-  const auto* cycle = std::get_if<OneCycle>(&schedule);
-  if (cycle == nullptr || !cycle->cycle_momentum) return std::nullopt;
-  return {{schedules::momentum(*cycle, step, group), beta2}};
-}
-
-std::optional<double> scheduled_momentum(const LrSchedule& schedule, std::int64_t step, std::size_t group) {
-  const auto* cycle = std::get_if<OneCycleLr>(&schedule);
-  if (cycle == nullptr || !cycle->cycle_momentum) return std::nullopt;
-  return schedules::momentum(*cycle, step, group);
 }
 
 }  // namespace rz

@@ -1,4 +1,4 @@
-#include "sharding/config/schedule_formulas.h"
+// The formula of each schedule: rate() and momentum().
 
 #include <algorithm>
 #include <array>
@@ -6,14 +6,13 @@
 #include <limits>
 #include <numbers>
 
+#include "sharding/config/lr_schedule.h"
+
 namespace rz {
 
-namespace schedules {
 namespace {
 
 double as_double(std::int64_t x) { return static_cast<double>(x); }
-
-}  // namespace
 
 double rate(const ConstantLr&, std::int64_t, const ScheduledGroup& group) { return group.base_lr; }
 
@@ -25,8 +24,6 @@ double rate(const LrRangeTest& s, std::int64_t step, const ScheduledGroup& group
 // ---- WarmupLR, WarmupDecayLR and WarmupCosineLR. DeepSpeed steps a scheduler after the update and begins at
 // iteration -1, whose rate is the start of the warm-up. Step s is therefore iteration s - 1.
 
-namespace {
-
 double warmup_length(std::int64_t steps) { return static_cast<double>(std::max<std::int64_t>(2, steps)); }
 
 /// Share of the warm-up at an iteration within it.
@@ -35,8 +32,6 @@ double warmup_share(WarmupType type, double iteration, double length) {
   const double inverse_log = 1.0 / std::log(length);
   return inverse_log * std::log(iteration + 1);
 }
-
-}  // namespace
 
 double rate(const WarmupLr& s, std::int64_t step, const ScheduledGroup& group) {
   const double low = s.min_lr[group.index], length = warmup_length(s.num_steps);
@@ -73,8 +68,6 @@ double rate(const WarmupCosineLr& s, std::int64_t step, const ScheduledGroup& gr
 
 // ---- OneCycle
 
-namespace {
-
 double cycle_length(const OneCycle& s) {
   return s.first_step_size + s.second_step_size.value_or(s.first_step_size);
 }
@@ -109,8 +102,6 @@ double decay_interval(const OneCycle& s, double step) {
   return (step - 1 - cycle_length(s) + 1) / s.decay_step_size;
 }
 
-}  // namespace
-
 double rate(const OneCycle& s, std::int64_t step, const ScheduledGroup& group) {
   const double low = s.min_lr[group.index], high = s.max_lr[group.index];
   const auto at = static_cast<double>(step);
@@ -119,6 +110,7 @@ double rate(const OneCycle& s, std::int64_t step, const ScheduledGroup& group) {
   return low / (1 + s.decay_lr_rate * decay_interval(s, at));
 }
 
+/// Beta 1. DeepSpeed begins with the minimum, and only the second update has the maximum of the cycle.
 double momentum(const OneCycle& s, std::int64_t step, std::size_t group) {
   const double low = s.min_momentum[group], high = s.max_momentum[group];
   const auto at = static_cast<double>(step);
@@ -129,8 +121,6 @@ double momentum(const OneCycle& s, std::int64_t step, std::size_t group) {
 }
 
 // ---- the schedules of torch.optim.lr_scheduler
-
-namespace {
 
 /// From 1 to 0 while `step` goes from 0 to `length`. Rounds as torch does.
 double half_cosine(double step, double length) {
@@ -170,8 +160,6 @@ std::pair<Phase, double> phase_at(const OneCycleLr& s, std::int64_t step) {
   const double length = phases.list[i].end_step - start;
   return {phases.list[i], length == 0 ? 1 : (at - start) / length};
 }
-
-}  // namespace
 
 double rate(const StepLr& s, std::int64_t step, const ScheduledGroup& group) {
   return group.base_lr * std::pow(s.gamma, as_double(step / s.step_size));
@@ -229,9 +217,28 @@ double momentum(const OneCycleLr& s, std::int64_t step, std::size_t group) {
                 momenta[static_cast<std::size_t>(phase.end_momentum)], share);
 }
 
+/// The base rate: that before the first metric.
 double rate(const ReduceLrOnPlateau&, std::int64_t, const ScheduledGroup& group) { return group.base_lr; }
 
-}  // namespace schedules
+}  // namespace
+
+double learning_rate(const LrSchedule& schedule, std::int64_t step, const ScheduledGroup& group) {
+  return std::visit([&](const auto& s) { return rate(s, step, group); }, schedule);
+}
+
+std::optional<std::array<double, 2>> scheduled_betas(const LrSchedule& schedule, std::int64_t step,
+                                                     std::size_t group) {
+  constexpr double beta2 = 0.99;
+  const auto* cycle = std::get_if<OneCycle>(&schedule);
+  if (cycle == nullptr || !cycle->cycle_momentum) return std::nullopt;
+  return {{momentum(*cycle, step, group), beta2}};
+}
+
+std::optional<double> scheduled_momentum(const LrSchedule& schedule, std::int64_t step, std::size_t group) {
+  const auto* cycle = std::get_if<OneCycleLr>(&schedule);
+  if (cycle == nullptr || !cycle->cycle_momentum) return std::nullopt;
+  return momentum(*cycle, step, group);
+}
 
 namespace {
 

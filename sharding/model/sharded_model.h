@@ -9,7 +9,7 @@
 #include "sharding/model/communication_hook.h"
 #include "sharding/model/flat_layout.h"
 #include "sharding/model/flat_parameters.h"
-#include "sharding/model/gather_limits.h"
+#include "sharding/model/gather_plan.h"
 #include "sharding/model/gradient_store.h"
 #include "sharding/model/gradient_wire.h"
 #include "sharding/model/offload.h"

@@ -1,10 +1,11 @@
 #include "sharding/optim/optimizer.h"
 
 #include <atomic>
+#include <cmath>
+#include <limits>
 #include <utility>
 
 #include "comm/core/error.h"
-#include "sharding/optim/optimizer_rules.h"
 
 namespace rz {
 
@@ -16,6 +17,11 @@ std::uint64_t next_serial() {
 }
 
 }  // namespace
+
+void require_finite(const char* optimizer, const char* option, double value) {
+  require(std::abs(value) <= std::numeric_limits<float>::max(), Errc::invalid_argument, optimizer, ": ",
+          option, " = ", value, " is not finite in f32, in which updates are computed");
+}
 
 Optimizer::Optimizer(std::vector<Group> groups) : serial_(next_serial()), groups_(std::move(groups)) {
   require(!groups_.empty(), Errc::invalid_argument, "an optimizer needs a parameter group");

@@ -212,4 +212,7 @@ class Optimizer {
   std::int64_t updates_ = 0;
 };
 
+/// Errc::invalid_argument unless the value of an option is finite in f32, in which updates are computed.
+void require_finite(const char* optimizer, const char* option, double value);
+
 }  // namespace rz

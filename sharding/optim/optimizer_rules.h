@@ -22,12 +22,6 @@ namespace rz {
 
 // ---- options
 
-/// Errc::invalid_argument unless the value is finite in f32, in which updates are computed.
-inline void require_finite(const char* optimizer, const char* option, double value) {
-  require(std::abs(value) <= std::numeric_limits<float>::max(), Errc::invalid_argument, optimizer, ": ",
-          option, " = ", value, " is not finite in f32, in which updates are computed");
-}
-
 /// Errc::invalid_argument unless value >= 0, and finite in f32.
 inline void require_not_negative(const char* optimizer, const char* option, double value) {
   require(!(value < 0), Errc::invalid_argument, optimizer, ": ", option, " = ", value,

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "comm/core/error.h"
-#include "comm/proof/verify.h"
+#include "tests/proof/verify.h"
 #include "comm/schedule/algorithms/algorithm.h"
 #include "comm/schedule/algorithms/node_map.h"
 

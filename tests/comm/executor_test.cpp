@@ -12,7 +12,7 @@
 #include "comm/backends/native/native_backend.h"
 #include "comm/core/error.h"
 #include "comm/core/math.h"
-#include "comm/proof/verify.h"
+#include "tests/proof/verify.h"
 #include "comm/schedule/algorithms/algorithm.h"
 #include "comm/schedule/chunk_layout.h"
 #include "tests/support/error_of.h"

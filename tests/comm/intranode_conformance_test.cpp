@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "comm/intranode/engine.h"
-#include "comm/proof/move_graph.h"
-#include "comm/proof/rank_plans.h"
+#include "tests/proof/move_graph.h"
+#include "tests/proof/rank_plans.h"
 #include "tests/support/mailbox_rank.h"
 #include "tests/support/random_call.h"
 #include "tests/support/ranks.h"

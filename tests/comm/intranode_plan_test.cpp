@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/proof/rank_plans.h"
+#include "tests/proof/rank_plans.h"
 
 namespace rz {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "comm/proof/verify.h"
+#include "tests/proof/verify.h"
 #include "comm/schedule/algorithms/algorithm.h"
 #include "comm/schedule/dependency_plan.h"
 

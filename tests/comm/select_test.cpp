@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "comm/core/error.h"
-#include "comm/proof/verify.h"
+#include "tests/proof/verify.h"
 
 namespace rz {
 namespace {

@@ -9,8 +9,9 @@
 #include <optional>
 #include <vector>
 
-#include "comm/backends/native/native_backend.h"
+#include "comm/backends/native/native_options.h"
 #include "comm/backends/native/schedule_engine.h"
+#include "comm/explain.h"
 #include "comm/intranode/engine.h"
 #include "comm/os/wait_policy.h"
 #include "comm/progress/call_comparison.h"

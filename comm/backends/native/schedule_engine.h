@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/backends/native/native_backend.h"
+#include "comm/backends/native/native_options.h"
 #include "comm/progress/collective_engine.h"
 #include "comm/schedule/executor.h"
 #include "comm/tuning/intranode.h"

@@ -14,7 +14,7 @@
 
 #include "comm/backend.h"
 #include "comm/backends/peer_cuda/kernels/kernel_args.h"
-#include "comm/backends/peer_cuda/peer_cuda_backend.h"
+#include "comm/backends/peer_cuda/peer_cuda_options.h"
 #include "comm/core/error.h"
 #include "comm/core/long_wait.h"
 

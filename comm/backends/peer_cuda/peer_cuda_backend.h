@@ -25,23 +25,12 @@
 /// is idle. CUDA_DEVICE_MAX_CONNECTIONS=32 (the maximum; default 8): streams that share a hardware queue wait
 /// for each other, and each rank has three streams besides the caller's.
 
-#include <chrono>
 #include <memory>
-#include <string>
 
 #include "comm/backend.h"
-#include "comm/core/long_wait.h"
+#include "comm/backends/peer_cuda/peer_cuda_options.h"
 
 namespace rz {
-
-struct PeerCudaOptions {
-  int rank = 0, size = 1;
-  Device device;
-  std::chrono::milliseconds timeout{600'000};  ///< of one operation, from its start on the device
-  std::string algorithm;                       ///< forces all_reduce's algorithm; empty: select_cuda_launch()
-  std::size_t slot_bytes = 128 << 10;          ///< bytes that a block moves per step; the same on every rank
-  WaitReportOptions waits;
-};
 
 /// Collective. `host` exchanges setup data and reports failures. Collectives run in submission order;
 /// point-to-point messages run in a separate order. Operations submitted on a capturing stream become part of

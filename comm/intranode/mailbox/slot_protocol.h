@@ -1,7 +1,7 @@
 #pragma once
 /// The parts of the slot protocol (mailbox_channel.h) that are values: numbers of steps, what a mailbox
 /// shows, the history of calls, deferred acknowledgements, and places in the staging ring. The verifier
-/// (comm/proof/rank_plans.h) runs the last two as well.
+/// (tests/proof/rank_plans.h) runs the last two as well.
 
 #include <algorithm>
 #include <array>

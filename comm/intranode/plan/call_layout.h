@@ -1,6 +1,6 @@
 #pragma once
 /// Which bytes of a call move where, on one rank: parts of contributions, inputs and outputs. The engine
-/// copies these bytes, and the verifier (comm/proof/rank_plans.h) checks them.
+/// copies these bytes, and the verifier (tests/proof/rank_plans.h) checks them.
 
 #include <cstddef>
 

@@ -1,7 +1,7 @@
 #pragma once
 /// Plan of a call: protocol, division into shards and chunks, slots, and the window of the staging ring. Pure
 /// functions of values that are the same on every rank. The engine runs them, and the verifier
-/// (comm/proof/rank_plans.h).
+/// (tests/proof/rank_plans.h).
 
 #include <algorithm>
 #include <cstddef>

@@ -1,7 +1,7 @@
 #pragma once
 /// Order of the rounds of a call on one rank: which move may come next, the steps at which it sends and
 /// reads, and what it may acknowledge. The engine advances these values, and the verifier
-/// (comm/proof/rank_plans.h) explores all states that they can reach.
+/// (tests/proof/rank_plans.h) explores all states that they can reach.
 ///
 /// A rank has three kinds of moves: it contributes (sends its own bytes), reduces (reads all contributions
 /// and sends a result), and reads (the last time that it needs the bytes of a round).

@@ -1,4 +1,4 @@
-#include "comm/proof/move_graph.h"
+#include "tests/proof/move_graph.h"
 
 #include <algorithm>
 

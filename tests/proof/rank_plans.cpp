@@ -1,7 +1,7 @@
-#include "comm/proof/rank_plans.h"
+#include "tests/proof/rank_plans.h"
 
 #include "comm/intranode/plan/call_layout.h"
-#include "comm/proof/round_explorer.h"
+#include "tests/proof/round_explorer.h"
 
 namespace rz::intranode {
 

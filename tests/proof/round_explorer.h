@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "comm/core/error.h"
-#include "comm/proof/rank_plans.h"
+#include "tests/proof/rank_plans.h"
 
 namespace rz::intranode {
 

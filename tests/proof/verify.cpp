@@ -13,13 +13,13 @@
 // kind. There is no deadlock either: no step writes an input, so the dependencies of a rank out of place are
 // a subset of those in place, with or without elided copies.
 
-#include "comm/proof/verify.h"
+#include "tests/proof/verify.h"
 
 #include <algorithm>
 
 #include "comm/core/error.h"
 #include "comm/core/text.h"
-#include "comm/proof/symbolic_sums.h"
+#include "tests/proof/symbolic_sums.h"
 #include "comm/schedule/dependency_plan.h"
 
 namespace rz::schedule {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/proof/rank_plans.h"
+#include "tests/proof/rank_plans.h"
 
 namespace rz::intranode {
 

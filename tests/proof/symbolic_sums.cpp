@@ -1,4 +1,4 @@
-#include "comm/proof/symbolic_sums.h"
+#include "tests/proof/symbolic_sums.h"
 
 #include <bit>
 

@@ -10,8 +10,8 @@
 
 #include "comm/core/error.h"
 #include "comm/core/text.h"
-#include "comm/proof/move_graph.h"
-#include "comm/proof/rank_plans.h"
+#include "tests/proof/move_graph.h"
+#include "tests/proof/rank_plans.h"
 
 namespace rz::intranode {
 
