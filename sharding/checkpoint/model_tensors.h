@@ -10,7 +10,7 @@
 #include "comm/core/types.h"
 #include "comm/device/stream.h"
 #include "sharding/checkpoint/tensor_source.h"
-#include "sharding/model/partition.h"
+#include "sharding/model/flat_layout.h"
 
 namespace rz {
 
