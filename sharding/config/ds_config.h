@@ -18,15 +18,14 @@
 
 #include "sharding/config/lr_schedule.h"
 #include "sharding/config/training_arguments.h"
-#include "sharding/model/gather_limits.h"
-#include "sharding/model/offload.h"
-#include "sharding/model/power_sgd.h"
+#include "sharding/model/options.h"
 #include "sharding/optim/loss_scaler.h"
-#include "sharding/optim/optimizer.h"
 #include "sharding/optim/precision.h"
 #include "sharding/optim/unused_parameters.h"
 
 namespace rz {
+
+class Optimizer;
 
 /// The sizes that were given.
 struct BatchConfig {

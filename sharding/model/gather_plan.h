@@ -9,7 +9,7 @@
 
 #include "autograd_lite/hooks.h"
 #include "sharding/model/flat_parameters.h"
-#include "sharding/model/gather_limits.h"
+#include "sharding/model/options.h"
 #include "sharding/model/value_store.h"
 
 namespace rz {

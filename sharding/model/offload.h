@@ -5,28 +5,10 @@
 
 #include "comm/core/types.h"
 #include "comm/device/stream.h"
+#include "sharding/model/options.h"
 #include "tensor/tensor.h"
 
 namespace rz {
-
-enum class OffloadDevice { none, cpu };
-/// "none", "cpu".
-const char* name(OffloadDevice);
-
-/// Must be equal on all ranks. Names are those of DeepSpeed's "offload_optimizer" and "offload_param".
-struct OffloadOptions {
-  OffloadDevice device = OffloadDevice::none;
-  /// Copies from and to pinned memory overlap with computation, and may be captured in a graph. Others may
-  /// not: the host waits for each of them.
-  bool pin_memory = true;
-  /// Share of the optimizer state, from 0 to 1. Whole buckets are offloaded, in the order of reduction, until
-  /// they hold at least this share. Not of parameters.
-  double ratio = 1;
-  bool operator==(const OffloadOptions&) const = default;
-};
-
-/// Errc::invalid_argument if the ratio is out of range; `key` names the options.
-void check(const OffloadOptions&, const char* key);
 
 /// Allocates host memory for copies from and to `device`.
 Allocator offload_allocator(const OffloadOptions&, Device device);

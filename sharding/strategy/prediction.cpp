@@ -5,6 +5,7 @@
 
 #include "comm/core/integer_math.h"
 #include "sharding/model/pairwise_sums.h"
+#include "sharding/strategy/sharding_plan.h"
 
 namespace rz {
 

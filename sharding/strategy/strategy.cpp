@@ -8,6 +8,7 @@
 #include "comm/device/allocate.h"
 #include "comm/device/drain.h"
 #include "comm/device/meta.h"
+#include "sharding/strategy/sharding_plan.h"
 #include "tensor/ops.h"
 
 namespace rz {

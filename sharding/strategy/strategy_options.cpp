@@ -1,4 +1,4 @@
-#include "sharding/strategy/strategy_options.h"
+#include "sharding/strategy/sharding_plan.h"
 
 #include <algorithm>
 #include <array>

@@ -6,22 +6,15 @@
 #include <limits>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string_view>
 
-#include "autograd_lite/parameter.h"
-#include "comm/bucket_scheduler.h"
-#include "comm/communicator.h"
-#include "sharding/model/communication_hook.h"
-#include "sharding/model/flat_layout.h"
-#include "sharding/model/gather_limits.h"
-#include "sharding/model/gradient_wire.h"
-#include "sharding/model/offload.h"
-#include "sharding/model/sharded_model.h"
+#include "sharding/model/options.h"
 #include "sharding/optim/precision.h"
 #include "sharding/optim/unused_parameters.h"
 
 namespace rz {
+
+class CommunicationHook;
 
 /// ZeRO stages as in Rajbhandari et al., doi:10.1109/SC41405.2020.00024; ddp shards nothing.
 enum class StrategyKind { ddp, zero1, zero2, zero3 };
@@ -29,8 +22,6 @@ enum class StrategyKind { ddp, zero1, zero2, zero3 };
 const char* name(StrategyKind);
 /// Errc::config lists the valid names.
 StrategyKind strategy_from_name(std::string_view);
-/// zero1 shards optimizer state, zero2 gradients too, zero3 values too.
-ShardingPlan plan_of(StrategyKind);
 
 /// Must be equal on all ranks: Errc::mismatch names the option and the rank that differs. Names and units are
 /// those of DeepSpeed's "zero_optimization" where it has them. There is no round_robin_gradients: every
@@ -87,16 +78,9 @@ struct StrategyOptions {
   std::int64_t pairwise_passes = 0;
 };
 
-/// The options. Errc::invalid_argument for a precision that does not exist, and for what the plan has not.
-StrategyOptions checked(StrategyOptions, const ShardingPlan&);
 /// Whether anything is to be offloaded where there is a device.
 inline bool offloads(const StrategyOptions& options) {
   return options.offload_optimizer.device == OffloadDevice::cpu ||
          options.offload_param.device == OffloadDevice::cpu;
 }
-/// What the options mean for the parameters of a model on `ranks` ranks whose communicator is on a device or
-/// on the host.
-StorageOptions storage_options(const StrategyOptions&, const ShardingPlan&,
-                               std::span<Parameter* const> parameters, int ranks, Device::Kind);
-
 }  // namespace rz

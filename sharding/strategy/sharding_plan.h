@@ -1,0 +1,23 @@
+#pragma once
+/// What a kind of strategy and its options mean for the parts of which a strategy is composed.
+
+#include <span>
+
+#include "autograd_lite/parameter.h"
+#include "sharding/model/flat_layout.h"
+#include "sharding/model/sharded_model.h"
+#include "sharding/strategy/strategy_options.h"
+
+namespace rz {
+
+/// zero1 shards optimizer state, zero2 gradients too, zero3 values too.
+ShardingPlan plan_of(StrategyKind);
+
+/// The options. Errc::invalid_argument for a precision that does not exist, and for what the plan has not.
+StrategyOptions checked(StrategyOptions, const ShardingPlan&);
+/// What the options mean for the parameters of a model on `ranks` ranks whose communicator is on a device or
+/// on the host.
+StorageOptions storage_options(const StrategyOptions&, const ShardingPlan&,
+                               std::span<Parameter* const> parameters, int ranks, Device::Kind);
+
+}  // namespace rz
