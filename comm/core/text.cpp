@@ -52,4 +52,14 @@ int edit_distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
+std::vector<std::string> parts_of(std::string_view text, char separator) {
+  std::vector<std::string> parts(1);
+  for (const char c : text)
+    if (c == separator)
+      parts.emplace_back();
+    else
+      parts.back() += c;
+  return parts;
+}
+
 }  // namespace rz
