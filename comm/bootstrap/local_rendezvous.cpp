@@ -33,16 +33,6 @@ std::string contents_of(const fs::path& file) {
   return std::string(std::istreambuf_iterator<char>(in), {});
 }
 
-std::vector<std::string> parts_of(const std::string& text, char separator) {
-  std::vector<std::string> parts(1);
-  for (const char c : text)
-    if (c == separator)
-      parts.emplace_back();
-    else
-      parts.back() += c;
-  return parts;
-}
-
 /// 64-bit FNV-1a: job ids may contain characters that file names cannot.
 std::string hash(const std::string& text) {
   std::uint64_t h = 0xcbf29ce484222325;

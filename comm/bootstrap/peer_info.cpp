@@ -10,16 +10,6 @@ namespace rz {
 
 namespace {
 
-std::vector<std::string> split(const std::string& text, char at) {
-  std::vector<std::string> lines(1);
-  for (const char c : text)
-    if (c == at)
-      lines.emplace_back();
-    else
-      lines.back() += c;
-  return lines;
-}
-
 /// The text without its first `lines` lines.
 std::string skip_lines(const std::string& text, int lines) {
   std::size_t at = 0;
@@ -51,7 +41,7 @@ std::string join_fields(const std::vector<CommonField>& commons) {
 }
 
 void check_fields(int rank, const std::vector<CommonField>& ours, int peer, const std::string& entry) {
-  const auto theirs = split(entry.substr(0, entry.find('\n')), '\t');
+  const auto theirs = parts_of(entry.substr(0, entry.find('\n')), '\t');
   require(theirs.front().rfind("version=", 0) == 0, Errc::rendezvous, "rank ", peer, " published '", entry,
           "', which is no entry of a group; is another job using this store?");
   for (std::size_t i = 0; i < ours.size(); ++i)
@@ -89,7 +79,7 @@ PeerInfo exchange_peer_info(int rank, int size, Store& store, const GroupSetting
   std::string& agreed = peer_info.settings.tuning;
   for (int r = 0; r < size; ++r) {
     const std::string& entry = entries[static_cast<std::size_t>(r)];
-    const auto lines = split(entry, '\n');
+    const auto lines = parts_of(entry, '\n');
     require(lines.size() >= 6, Errc::rendezvous, "rank ", r, " published '", entry,
             "', which is no entry of a group; is another job using this store?");
     peer_info.host_ids.push_back(lines[1]);

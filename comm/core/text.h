@@ -49,6 +49,8 @@ std::optional<T> parse_number(std::string_view text, int base = 10) {
 
 /// The parts of a text between spaces, tabs and line ends.
 std::vector<std::string_view> words_of(std::string_view);
+/// The parts of a text between separators; they may be empty, and there is at least one.
+std::vector<std::string> parts_of(std::string_view text, char separator);
 
 /// With this number of decimals, rounded to nearest: fixed(0.128, 2) is "0.13".
 std::string fixed(double value, int decimals);

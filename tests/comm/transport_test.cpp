@@ -358,6 +358,35 @@ TEST(Connect, AnOverrideOnSomeRanksOnlyIsNamed) {
   });
 }
 
+TEST(PeerInfo, EverySettingThatDiffersIsNamed) {
+  const std::pair<const char*, void (*)(GroupSettings&)> differ[] = {
+      {"RZ_TRANSPORT", [](GroupSettings& s) { s.transport = "shm"; }},
+      {"RZ_SOCKETS", [](GroupSettings& s) { s.sockets = 3; }},
+      {"RZ_ALGORITHM", [](GroupSettings& s) { s.algorithm = "ring"; }},
+      {"RZ_DETERMINISTIC", [](GroupSettings& s) { s.deterministic = false; }},
+      {"RZ_REDUCTION_ORDER", [](GroupSettings& s) { s.reduction_order = ReductionOrder::pairwise; }},
+      {"RZ_TUNING", [](GroupSettings& s) { s.tuning = "mine\n"; }}};
+  for (const auto& [variable, change] : differ)
+    test::run_ranks(2, [&, name = variable, f = change](int rank, std::shared_ptr<Store> store) {
+      GroupSettings settings;
+      if (rank == 1) f(settings);
+      const Error e = test::error_of(
+          [&] { exchange_peer_info(rank, 2, *store, settings, "", Deadline::after(seconds(5))); });
+      EXPECT_EQ(e.code(), Errc::mismatch) << name << ": " << e.what();
+      EXPECT_NE(std::string(e.what()).find(name), std::string::npos) << e.what();
+    });
+}
+
+TEST(PeerInfo, TheTuningTableOfRank0AppliesToTheGroup) {
+  test::run_ranks(3, [](int rank, std::shared_ptr<Store> store) {
+    const GroupSettings settings{.tuning = rank == 1 ? "" : "table\nall_reduce"};
+    const PeerInfo info = exchange_peer_info(rank, 3, *store, settings, "", Deadline::after(seconds(5)));
+    EXPECT_EQ(info.settings.tuning, "table\nall_reduce");
+    EXPECT_EQ(info.rank, rank);
+    EXPECT_EQ(info.size(), 3);
+  });
+}
+
 TEST(Connect, RanksThatDoNotAgreeOnTheSizeAreNamed) {
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
     const Error e =

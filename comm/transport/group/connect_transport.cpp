@@ -53,21 +53,16 @@ struct TransportKind {
 /// All kinds of transport, preferred ones first.
 constexpr TransportKind transport_kinds[] = {{"shm", true, make_shm}, {"tcp", false, make_tcp}};
 
-/// The kinds that connect the ranks of one node and those of several. Null: none does.
-struct ChosenKinds {
-  const TransportKind *within_node = nullptr, *between_nodes = nullptr;
-};
-
-ChosenKinds choose_kinds(const std::string& wanted) {
-  ChosenKinds chosen;
+/// The kinds that may connect ranks: the first within a node, the first that does not share memory between
+/// nodes.
+std::vector<const TransportKind*> choose_kinds(const std::string& wanted) {
+  std::vector<const TransportKind*> chosen;
   std::string names = "auto";
   for (const TransportKind& kind : transport_kinds) {
     names += concat(", ", kind.name);
-    if (wanted != "auto" && wanted != kind.name) continue;
-    if (!chosen.within_node) chosen.within_node = &kind;
-    if (!chosen.between_nodes && !kind.shares_memory) chosen.between_nodes = &kind;
+    if (wanted == "auto" || wanted == kind.name) chosen.push_back(&kind);
   }
-  require(chosen.within_node != nullptr, Errc::config, "transport '", wanted, "' is not one of ", names);
+  require(!chosen.empty(), Errc::config, "transport '", wanted, "' is not one of ", names);
   return chosen;
 }
 
@@ -82,20 +77,6 @@ std::vector<int> number_nodes(const PeerInfo& peer_info, bool share_memory) {
     if (!known) seen.push_back(id);
   }
   return numbers;
-}
-
-/// The peers of a rank: those on its node, and others.
-struct Peers {
-  std::vector<int> near, far;
-};
-
-Peers peers_of(int rank, const std::vector<int>& nodes) {
-  Peers peers;
-  for (int r = 0; r < std::ssize(nodes); ++r)
-    if (r != rank)
-      (nodes[static_cast<std::size_t>(r)] == nodes[static_cast<std::size_t>(rank)] ? peers.near : peers.far)
-          .push_back(r);
-  return peers;
 }
 
 /// Exchanges the addresses of the ranks and connects with all peers.
@@ -122,10 +103,15 @@ std::unique_ptr<Transport> connect_transport(const PeerInfo& peer_info, Store& s
                                              const TransportOptions& options, Deadline deadline) {
   const int rank = peer_info.rank, size = peer_info.size();
   const std::string& wanted = peer_info.settings.transport;
-  const ChosenKinds kinds = choose_kinds(wanted);
-  const std::vector<int> nodes = number_nodes(peer_info, kinds.within_node->shares_memory);
-  const auto [near, far] = peers_of(rank, nodes);
-  require(kinds.between_nodes || far.empty(), Errc::config, "transport '", wanted, "', but rank ",
+  const auto kinds = choose_kinds(wanted);
+  const TransportKind& within_node = *kinds.front();
+  const auto between_nodes = std::ranges::find(kinds, false, &TransportKind::shares_memory);
+  const std::vector<int> nodes = number_nodes(peer_info, within_node.shares_memory);
+  std::vector<int> near, far;  // the peers on this node, and others
+  for (int r = 0; r < size; ++r)
+    if (r != rank)
+      (nodes[static_cast<std::size_t>(r)] == nodes[static_cast<std::size_t>(rank)] ? near : far).push_back(r);
+  require(between_nodes != kinds.end() || far.empty(), Errc::config, "transport '", wanted, "', but rank ",
           net::list_ranks(far), " is not on the node of rank ", rank, "; use 'auto'");
   bool oversubscribed = peer_info.oversubscribed(rank);
   for (const int r : near) oversubscribed |= peer_info.oversubscribed(r);
@@ -134,13 +120,13 @@ std::unique_ptr<Transport> connect_transport(const PeerInfo& peer_info, Store& s
   const int node_count = 1 + *std::max_element(nodes.begin(), nodes.end());
   std::unique_ptr<MonitoredTransport> transport;
   if (node_count == 1) {
-    transport = kinds.within_node->make(from, near);
+    transport = within_node.make(from, near);
   } else if (node_count == size) {
-    transport = kinds.between_nodes->make(from, far);
+    transport = (*between_nodes)->make(from, far);
   } else {
     auto group = std::make_unique<GroupTransport>(from.monitor);
-    group->add(kinds.within_node->make(from, near), near);
-    group->add(kinds.between_nodes->make(from, far), far);
+    group->add(within_node.make(from, near), near);
+    group->add((*between_nodes)->make(from, far), far);
     transport = std::move(group);
   }
   try {
