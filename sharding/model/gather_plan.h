@@ -14,11 +14,11 @@
 
 namespace rz {
 
-/// The order in which a model runs its scopes, learned from the passes so far: records the scopes that passes
-/// enter, and predicts the next ones: after a visit that occurred before, those that followed it then. The
-/// first pass is expected to run the scopes in a given order, forward and backward; where it does not, it is
-/// not predicted. A pass that deviates is recorded as it runs, and is predicted when it occurs again. Depends
-/// on nothing but its calls. Not thread-safe; allocates only in the constructor.
+/// The order in which a model runs its scopes. Records the scopes that passes enter, and predicts the next
+/// ones: after a visit that occurred before, those that followed it then. The first pass is expected to run
+/// the scopes in a given order, forward and backward; where it does not, it is not predicted. A pass that
+/// deviates is recorded as it runs, and is predicted when it occurs again. Depends on nothing but its calls.
+/// Not thread-safe; allocates only in the constructor.
 class ScopeTrace {
  public:
   /// An entry into a scope.
