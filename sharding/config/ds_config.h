@@ -178,8 +178,8 @@ struct DsConfig {
   LrSchedule schedule;                       ///< ConstantLr without a section "scheduler"
   PrecisionConfig precision;
   ZeroConfig zero;
-  DdpConfig ddp;                ///< ringzero
-  CheckpointConfig checkpoint;  ///< ringzero.checkpoint
+  DdpConfig ddp;                        ///< ringzero
+  CheckpointConfig checkpoint;          ///< ringzero.checkpoint
   bool checkpoint_activations = false;  ///< blocks compute their activations again in backward
   MonitorConfig monitor;
   /// ringzero: as many updates in a row whose gradients are not finite are an error; 0: any number may be.

@@ -166,7 +166,7 @@ constexpr KeySpec muon[] = {
     }),
     muon_epsilon(),
     decay<MuonOptions>(decoupled),
-    accepted("ns_method", choice, "\"gram\"", "both iterations have the same result; the standard one runs")
+    accepted("ns_method", choice, "\"gram\"", "the standard iteration runs; gram differs from it by rounding")
         .one_of("[\"gram\", \"standard\"]"),
     refused("per_head_muon", "false", "[false]", "matrices are orthogonalized whole"),
     grad_norm,
