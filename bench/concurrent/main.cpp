@@ -6,9 +6,9 @@
 #include "bench/concurrent/measure.h"
 #include "bench/support/bench_main.h"
 #include "bench/support/common_options.h"
-#include "bench/support/connect.h"
 #include "bench/support/numbers.h"
 #include "bench/support/statistics.h"
+#include "comm/core/byte_size.h"
 #include "comm/core/error.h"
 
 namespace rz::bench::concurrent {
@@ -38,7 +38,7 @@ struct Options {
 
 void complete(Options& o) {
   for (const std::string& word : split_at_commas(o.bytes)) {
-    const std::size_t bytes = parse_size(word, "--bytes");
+    const std::size_t bytes = byte_size_of_flag("--bytes", word);
     require(bytes >= 8 && bytes % 4 == 0, Errc::config, "--bytes: ", word,
             " is not a number of floats of 4 bytes, two at least");
     o.plan.bytes.push_back(bytes);

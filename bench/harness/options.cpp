@@ -5,6 +5,7 @@
 #include "bench/collectives.h"
 #include "bench/support/common_options.h"
 #include "bench/support/numbers.h"
+#include "comm/core/byte_size.h"
 #include "comm/core/error.h"
 #include "tools/command_line/command_line.h"
 
@@ -69,7 +70,8 @@ void add_sizes(CommandLine& line, Options& o, Words& w) {
       .within(1, 1 << 30);
   line.add_option("-g,--ngpus", o.gpus, "Devices per thread, each a rank with a thread of its own; default 1")
       .within(1, 1 << 30);
-  line.add_option("-b,--minbytes", w.min, "Smallest size; K, M, G are binary; default 32M");
+  line.add_option("-b,--minbytes", w.min,
+                  "Smallest size; K, M, G are binary, KB, MB, GB decimal; default 32M");
   line.add_option("-e,--maxbytes", w.max, "Largest size; default 32M");
   line.add_option("-i,--stepbytes", w.step, "Increment of the size; default 1M");
   line.add_option("-f,--stepfactor", o.step_factor, "Factor of the size, instead of -i").within(1.0, 1e9);
@@ -181,9 +183,9 @@ void settle(const Collective& c, Options& o, const Words& w) {
   if (one && c.kind != rz::Collective::all_reduce)  // a name without a collective applies to all_reduce
     o.algorithm.insert(0, concat(name(c.kind), "="));
   require(w.cta_policy == 0, Errc::config, "-x ", w.cta_policy, ": only 0 is supported; leave it out");
-  o.min_bytes = parse_size(w.min, "-b");
-  o.max_bytes = parse_size(w.max, "-e");
-  o.step_bytes = parse_size(w.step, "-i");
+  o.min_bytes = byte_size_of_flag("-b", w.min);
+  o.max_bytes = byte_size_of_flag("-e", w.max);
+  o.step_bytes = byte_size_of_flag("-i", w.step);
   require(o.min_bytes <= o.max_bytes, Errc::config, "-b ", w.min, " is more than -e ", w.max);
   require(o.step_factor > 1 || o.step_bytes > 0 || o.min_bytes == o.max_bytes, Errc::config,
           "-i 0 never reaches -e");

@@ -7,6 +7,7 @@
 #include "bench/lower_bound/measure.h"
 #include "bench/support/bench_main.h"
 #include "bench/support/numbers.h"
+#include "comm/core/byte_size.h"
 #include "comm/core/error.h"
 #include "comm/topology.h"
 
@@ -45,7 +46,7 @@ struct Options {
 
 void complete(Options& o) {
   for (const std::string& word : split_at_commas(o.sizes)) {
-    const std::size_t bytes = parse_size(word, "--sizes");
+    const std::size_t bytes = byte_size_of_flag("--sizes", word);
     require(bytes >= 4 && bytes % 4 == 0, Errc::config, "--sizes: ", word,
             " is not a number of floats of 4 bytes");
     o.plan.sizes.push_back(bytes);

@@ -5,9 +5,9 @@
 #include "bench/overlap/measure.h"
 #include "bench/support/bench_main.h"
 #include "bench/support/common_options.h"
-#include "bench/support/connect.h"
 #include "bench/support/numbers.h"
 #include "bench/support/statistics.h"
+#include "comm/core/byte_size.h"
 #include "comm/core/error.h"
 
 namespace rz::bench::overlap {
@@ -37,8 +37,8 @@ struct Options {
 };
 
 void complete(Options& o) {
-  o.plan.bytes = parse_size(o.bytes, "--bytes");
-  o.plan.bucket_bytes = parse_size(o.bucket, "--bucket");
+  o.plan.bytes = byte_size_of_flag("--bytes", o.bytes);
+  o.plan.bucket_bytes = byte_size_of_flag("--bucket", o.bucket);
   require(o.plan.bytes >= 4, Errc::config, "--bytes ", o.bytes, ": a gradient has 4 bytes at least");
   require(o.plan.bucket_bytes / 4 >= o.plan.members, Errc::config, "--bucket ", o.bucket,
           " holds less than its ", o.plan.members, " parameters, of 4 bytes at least each");

@@ -1,9 +1,7 @@
 #pragma once
-/// Parsing and printing of numbers as in nccl-tests.
+/// Printing of numbers as in nccl-tests.
 
-#include <cstddef>
 #include <string>
-#include <string_view>
 
 namespace rz::bench {
 
@@ -12,9 +10,6 @@ namespace rz::bench {
 std::string fit(double value, int width);
 inline std::string fit_time(double us) { return fit(us, 7); }
 inline std::string fit_bandwidth(double gb_per_s) { return fit(gb_per_s, 6); }
-
-/// "32M", "1.5K", "8": K, M, G and T are binary. Errc::config names the flag.
-std::size_t parse_size(std::string_view text, std::string_view flag);
 
 /// printf to a string.
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "comm/core/byte_size.h"
 #include "comm/core/error.h"
 
 namespace rz::tuning {
@@ -164,7 +165,7 @@ class Parser {
 
   void set(Rule& r, const std::string& word) const {
     const auto size = [&](std::string_view text) {
-      const auto bytes = bytes_from(text);
+      const auto bytes = parse_byte_size(text);
       that(bytes.has_value(), "'", text, "' in '", word, "' is no size; write bytes, or as many K, M or G");
       return *bytes;
     };
@@ -212,9 +213,9 @@ std::string conditions(const Rule& r) {
     if (r.min_ranks > 1) text += concat(" ranks>=", r.min_ranks);
     if (r.max_ranks != any_size) text += concat(" ranks<=", r.max_ranks);
   }
-  if (r.min_bytes > 0) text += " bytes>" + exact_bytes(r.min_bytes);
-  if (r.max_bytes != any_bytes) text += " bytes<=" + exact_bytes(r.max_bytes);
-  if (r.max_traffic != any_bytes) text += " traffic<=" + exact_bytes(r.max_traffic);
+  if (r.min_bytes > 0) text += " bytes>" + exact_byte_size(r.min_bytes);
+  if (r.max_bytes != any_bytes) text += " bytes<=" + exact_byte_size(r.max_bytes);
+  if (r.max_traffic != any_bytes) text += " traffic<=" + exact_byte_size(r.max_traffic);
   return text;
 }
 
@@ -251,8 +252,8 @@ std::string Table::text() const {
   for (const Rule& r : rules)
     text += concat(rz::name(r.collective), " ", scope_name(r.scope).name, conditions(r), " ",
                    r.is_schedule ? schedule_override : "", r.algorithm,
-                   r.chunk ? " chunk=" + exact_bytes(r.chunk) : "",
-                   r.slice ? " slice=" + exact_bytes(r.slice) : "", "\n");
+                   r.chunk ? " chunk=" + exact_byte_size(r.chunk) : "",
+                   r.slice ? " slice=" + exact_byte_size(r.slice) : "", "\n");
   return text;
 }
 
@@ -317,22 +318,6 @@ bool set_algorithm(Rule& r, std::string_view name) {
   r.algorithm = found->name;
   r.is_schedule = r.scope == Scope::intra_node;
   return true;
-}
-
-std::string exact_bytes(std::size_t bytes) {
-  constexpr const char* units[] = {"", "K", "M", "G"};
-  int unit = 0;
-  while (bytes > 0 && bytes % 1024 == 0 && unit < 3) bytes /= 1024, ++unit;
-  return concat(bytes, units[unit]);
-}
-
-std::optional<std::size_t> bytes_from(std::string_view text) {
-  const std::size_t unit = text.empty() ? std::string_view::npos : std::string_view("KMG").find(text.back());
-  if (unit != std::string_view::npos) text.remove_suffix(1);
-  const int shift = unit == std::string_view::npos ? 0 : 10 * (static_cast<int>(unit) + 1);
-  const auto value = number<std::size_t>(text);
-  if (!value || (*value << shift) >> shift != *value) return std::nullopt;
-  return *value << shift;
 }
 
 Collective collective_from_name(std::string_view word) {

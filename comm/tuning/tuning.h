@@ -118,9 +118,6 @@ std::string algorithm_choices(Collective, Scope);
 /// Sets `algorithm` and `is_schedule`. False: the collective has no such algorithm in the rule's scope.
 bool set_algorithm(Rule&, std::string_view name);
 
-/// Exact text of a size, "64K"; and its inverse: nullopt if the text is no size.
-std::string exact_bytes(std::size_t);
-std::optional<std::size_t> bytes_from(std::string_view);
 Collective collective_from_name(std::string_view);  ///< Errc::config lists the collectives
 
 }  // namespace rz::tuning

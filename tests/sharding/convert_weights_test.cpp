@@ -13,7 +13,6 @@
 #include "sharding/checkpoint/safetensors.h"
 #include "sharding/checkpoint/weight_files.h"
 #include "sharding/checkpoint/write_weights.h"
-#include "sharding/io/byte_size.h"
 #include "sharding/io/json.h"
 #include "tests/support/error_of.h"
 #include "tests/support/written_checkpoint.h"
@@ -73,18 +72,6 @@ TEST(FilesOfWeights, AreCutAsHuggingFaceCutsThem) {
   EXPECT_EQ(cut({3, 3, 5}, 10), (Files{{0, 1}, {2}}));
   EXPECT_EQ(cut({10, 10}, 10), (Files{{0}, {1}}));
   EXPECT_EQ(cut({3, 11, 3}, 10), (Files{{1}, {0, 2}})) << "a larger tensor has a file of its own";
-}
-
-TEST(ByteSizes, AreThoseOfHuggingFace) {
-  EXPECT_EQ(parse_byte_size("5GB"), 5'000'000'000u);
-  EXPECT_EQ(parse_byte_size("5GiB"), std::uint64_t{5} << 30);
-  EXPECT_EQ(parse_byte_size("200MB"), 200'000'000u);
-  EXPECT_EQ(parse_byte_size("1KiB"), 1024u);
-  EXPECT_EQ(parse_byte_size("7"), 7u);
-  EXPECT_EQ(parse_byte_size("18446744073709551615"), ~std::uint64_t{0});
-  for (const char* text :
-       {"", "GB", "5 GB", "5gb", "5Gb", "-1", "1.5GB", "5GBx", "18446744073709551616", "99999999TB"})
-    EXPECT_EQ(parse_byte_size(text), std::nullopt) << text;
 }
 
 class Weights : public testing::Test {

@@ -83,15 +83,6 @@ TEST(BenchNumbers, FitTheirColumns) {
   EXPECT_EQ(fit_bandwidth(1234567), " 1e+06");
 }
 
-TEST(BenchNumbers, SizesHaveBinaryUnits) {
-  EXPECT_EQ(parse_size("8", "-b"), 8u);
-  EXPECT_EQ(parse_size("32M", "-b"), 32u << 20);
-  EXPECT_EQ(parse_size("1.5k", "-b"), 1536u);
-  EXPECT_EQ(parse_size("1G", "-b"), 1u << 30);
-  for (const char* bad : {"", "x", "-3", "3X", "3MM", "nan"})
-    EXPECT_THROW(parse_size(bad, "-b"), Error) << bad;
-}
-
 TEST(BenchOptions, DefaultsAreThoseOfNcclTests) {
   const Options o = options_of("all_reduce", {});
   EXPECT_EQ(o.min_bytes, 32u << 20);

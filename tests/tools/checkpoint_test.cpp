@@ -85,7 +85,7 @@ TEST_F(CheckpointTool, BadInputIsOneLine) {
   expect_refusal("checkpoint", {"merge", run()}, "OUT is required");
   expect_refusal("checkpoint", {"merge", run(), folder_ / "o", "--dtype", "f8"}, "--dtype");
   expect_refusal("checkpoint", {"merge", run(), folder_ / "o", "--max-shard-size", "5gigs"},
-                 "--max-shard-size '5gigs' is no size; write bytes, or as in 500MB, 5GB or 5GiB");
+                 "--max-shard-size: '5gigs' is no size; write bytes, or as in 64K, 16GiB or 80GB");
   expect_refusal("checkpoint", {"merge", run(), run()}, "run: exists already");
   expect_refusal("checkpoint", {"merge", run(), folder_ / "o", "--config", "/etc/passwd"}, "config.json");
   expect_refusal("checkpoint", {"split", run(), folder_ / "o"}, "--max-shard-size is required");

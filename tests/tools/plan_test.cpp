@@ -108,14 +108,5 @@ TEST_F(PlanProgram, RefusesBadInputInOneLine) {
   expect_refusal("plan", {}, "--model");
 }
 
-TEST(PlanOptions, ReadSizes) {
-  EXPECT_EQ(plan::bytes_from("512"), 512u);
-  EXPECT_EQ(plan::bytes_from("16GiB"), std::size_t{16} << 30);
-  EXPECT_EQ(plan::bytes_from("1.5K"), 1536u);
-  EXPECT_EQ(plan::bytes_from("80GB"), 80'000'000'000u);
-  for (const char* wrong : {"", "x", "-1G", "0", "5Gb", "5 G", "1e30G"})
-    EXPECT_EQ(test::error_of([&] { plan::bytes_from(wrong); }).code(), Errc::config) << wrong;
-}
-
 }  // namespace
 }  // namespace rz

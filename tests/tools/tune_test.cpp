@@ -11,8 +11,8 @@
 #include "comm/core/error.h"
 #include "tests/support/error_of.h"
 #include "tests/support/program.h"
+#include "tools/tune/measure.h"
 #include "tools/tune/options.h"
-#include "tools/tune/table.h"
 
 namespace rz {
 namespace {
@@ -47,8 +47,8 @@ TEST(TuneOptions, DefaultsAndFlags) {
 
 TEST(TuneOptions, AWrongFlagIsOneLine) {
   const std::vector<std::pair<Words, std::vector<const char*>>> wrong = {
-      {{"--min", "8X"}, {"--min '8X'", "K, M or G"}},
-      {{"--min", "0"}, {"--min '0'"}},
+      {{"--min", "8X"}, {"--min: '8X'", "as in 64K"}},
+      {{"--min", "0"}, {"--min: '0'"}},
       {{"--min", "2K", "--max", "1K"}, {"--min 2K is more than --max 1K"}},
       {{"--collectives", "all_redcue"}, {"'all_redcue'", "all_reduce"}},
       {{"--outptu", "x"}, {"--outptu", "did you mean --output?"}},
@@ -190,7 +190,7 @@ TEST(Tune, MeasuresSchedulesBetweenHosts) {
 
 TEST(Tune, BadInputExitsWithStatusTwo) {
   const std::vector<std::pair<Words, const char*>> wrong = {
-      {{"--min", "x"}, "--min 'x'"},
+      {{"--min", "x"}, "--min: 'x'"},
       {{}, "one rank alone has nothing to choose"},
       {{"--frobnicate"}, "unknown flag"},
   };

@@ -2,15 +2,15 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "comm/core/byte_size.h"
 #include "comm/core/error.h"
 #include "sharding/checkpoint/write_weights.h"
-#include "sharding/io/byte_size.h"
 #include "sharding/io/disk.h"
 #include "sharding/io/text.h"
 #include "tools/checkpoint/commands.h"
-#include "tools/checkpoint/progress_line.h"
 #include "tools/checkpoint/stored_checkpoint.h"
 #include "tools/command_line/command_line.h"
+#include "tools/command_line/progress.h"
 
 namespace rz::checkpoint {
 namespace {
@@ -45,10 +45,7 @@ struct WriteOptions {
 };
 
 std::uint64_t max_file_bytes(const WriteOptions& o) {
-  const auto bytes = parse_byte_size(o.max_shard_size);
-  require(bytes && *bytes > 0, Errc::config, "--max-shard-size '", escaped(o.max_shard_size),
-          "' is no size; write bytes, or as in 500MB, 5GB or 5GiB");
-  return *bytes;
+  return byte_size_of_flag("--max-shard-size", escaped(o.max_shard_size), 1);
 }
 
 /// Files beside weights that belong to a model: its configuration, its tokenizer.

@@ -1,9 +1,10 @@
 #include "tools/plan/options.h"
 
+#include <array>
 #include <charconv>
-#include <cmath>
 #include <string>
 
+#include "comm/core/byte_size.h"
 #include "comm/core/error.h"
 
 namespace rz::plan {
@@ -54,27 +55,7 @@ Device::Kind device_kind(const std::string& name) {
   return Device::cuda;
 }
 
-double factor_of(std::string_view unit) {
-  constexpr std::string_view units = "KMGT";
-  if (unit.empty() || unit == "B") return 1;
-  const std::size_t power = units.find(unit[0]);
-  const std::string_view rest = unit.substr(1);
-  if (power == std::string_view::npos || (rest != "" && rest != "B" && rest != "iB")) return 0;
-  return std::pow(rest == "B" ? 1000.0 : 1024.0, static_cast<double>(power + 1));
-}
-
 }  // namespace
-
-std::size_t bytes_from(std::string_view word) {
-  double number = 0;
-  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), number);
-  const double factor =
-      error == std::errc() ? factor_of({end, static_cast<std::size_t>(word.data() + word.size() - end)}) : 0;
-  const double bytes = number * factor;
-  require(bytes >= 1 && bytes <= 1e18, Errc::config, "'", word,
-          "' is no size; write it as 16GiB, 80GB or 512MiB");
-  return static_cast<std::size_t>(bytes);
-}
 
 ParsedOptions parse_options(int argc, const char* const* argv) {
   ParsedOptions parsed;
@@ -102,11 +83,7 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   o.ranks.clear();
   for (const std::string& word : split_at_commas(ranks)) o.ranks.push_back(rank_count(word));
   o.device = device_kind(o.run.device);
-  if (!memory.empty()) try {
-      o.memory = bytes_from(memory);
-    } catch (const Error& e) {
-      fail(Errc::config, "--memory: ", e.what());
-    }
+  if (!memory.empty()) o.memory = byte_size_of_flag("--memory", memory, 1);
   if (!o.run.steps) o.run.steps = 1;  // schedules need a number, which changes nothing here
   return parsed;
 }

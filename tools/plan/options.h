@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <optional>
-#include <string_view>
 #include <vector>
 
 #include "comm/core/types.h"
@@ -24,8 +23,5 @@ using ParsedOptions = Parsed<Options>;
 
 /// Errors are Errc::config, one line that names the flag.
 ParsedOptions parse_options(int argc, const char* const* argv);
-
-/// "80GB" is 80e9, "16GiB" and "16G" are 16 · 2^30; bytes without a unit. Errc::config for anything else.
-std::size_t bytes_from(std::string_view word);
 
 }  // namespace rz::plan

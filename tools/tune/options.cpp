@@ -1,5 +1,6 @@
 #include "tools/tune/options.h"
 
+#include "comm/core/byte_size.h"
 #include "comm/core/error.h"
 #include "comm/tuning/tuning.h"
 #include "tools/command_line/command_line.h"
@@ -31,16 +32,9 @@ struct RawOptions {
   std::string min_bytes = "8", max_bytes = "8M", collectives;
 };
 
-std::size_t size_of_word(const std::string& word, const char* flag) {
-  const auto bytes = tuning::bytes_from(word);
-  require(bytes && *bytes > 0, Errc::config, flag, " '", word,
-          "' is no size; write bytes, or as many K, M or G");
-  return *bytes;
-}
-
 void resolve(Options& o, const RawOptions& w) {
-  o.min_bytes = size_of_word(w.min_bytes, "--min");
-  o.max_bytes = size_of_word(w.max_bytes, "--max");
+  o.min_bytes = byte_size_of_flag("--min", w.min_bytes, 1);
+  o.max_bytes = byte_size_of_flag("--max", w.max_bytes, 1);
   require(o.min_bytes <= o.max_bytes, Errc::config, "--min ", w.min_bytes, " is more than --max ",
           w.max_bytes);
   require(!o.output.empty(), Errc::config, "--output needs the name of a file");
@@ -67,7 +61,8 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   CommandLine line(description, "tune", footer);
   line.add_option("-o,--output", o.output, "File to write the table to; default tuning.txt")
       .type_name("FILE");
-  line.add_option("--min", raw.min_bytes, "Smallest size of the whole buffer; K, M, G are binary; default 8");
+  line.add_option("--min", raw.min_bytes,
+                  "Smallest size of the whole buffer; K, M, G are binary, KB, MB, GB decimal; default 8");
   line.add_option("--max", raw.max_bytes, "Largest size; default 8M");
   line.add_option("--factor", o.factor, "Ratio of consecutive sizes; default 4").within(2, 1024);
   line.add_option("--rounds", o.rounds, "Measurements of each candidate, interleaved; default 5")
