@@ -1,7 +1,6 @@
 #include <cstdlib>
 
 #include "bench/harness/report.h"
-#include "bench/support/file.h"
 #include "bench/support/json.h"
 #include "comm/core/error.h"
 

@@ -1,7 +1,5 @@
 #include "bench/support/bench_main.h"
 
-#include "bench/support/file.h"
-
 namespace rz::bench {
 
 int run_bench_program(const char* name, const char* purpose, const char* details, int argc,

@@ -1,5 +1,8 @@
 #include "bench/support/common_options.h"
 
+#include <chrono>
+
+#include "comm/bootstrap.h"
 #include "comm/core/error.h"
 
 namespace rz::bench {
@@ -17,6 +20,14 @@ void add_memory(CommandLine& line, int& registered, const std::string& why) {
               "that is registered; default ",
               registered, why))
       .within(0, 3);
+}
+
+Communicator connect_group(double timeout_s) {
+  const LaunchInfo info = launch_info_from_environment();
+  CommOptions options;
+  if (timeout_s > 0) options.timeout = std::chrono::milliseconds(static_cast<long>(timeout_s * 1e3));
+  return Communicator::connect(info.rank, info.size, info.size > 1 ? store_for_launch(info) : memory_store(),
+                               options);
 }
 
 }  // namespace rz::bench

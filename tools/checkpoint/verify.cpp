@@ -5,9 +5,9 @@
 #include "sharding/checkpoint/checkpoint_reader.h"
 #include "sharding/io/text.h"
 #include "tools/checkpoint/commands.h"
-#include "tools/checkpoint/progress_line.h"
 #include "tools/checkpoint/stored_checkpoint.h"
 #include "tools/command_line/command_line.h"
+#include "tools/command_line/progress.h"
 
 namespace rz::checkpoint {
 namespace {

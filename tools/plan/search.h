@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tools/plan/options.h"
-#include "tools/train_gpt/plan.h"
+#include "tools/train_gpt/engine_options.h"
 
 namespace rz::plan {
 

@@ -1,5 +1,3 @@
-#include "tools/rzrun/supervisor.h"
-
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -21,6 +19,7 @@
 #include "comm/core/error.h"
 #include "tools/rzrun/exit_status.h"
 #include "tools/rzrun/launch.h"
+#include "tools/rzrun/options.h"
 #include "tools/rzrun/output.h"
 #include "tools/rzrun/processes.h"
 #include "tools/rzrun/rank_group.h"

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "comm/device/allocate.h"
+
 namespace rz::train_gpt {
 namespace {
 
@@ -13,6 +15,21 @@ void apply_flags(const Options& o, StrategyOptions& s) {
   s.first_bucket_size = std::min(s.reduce_bucket_size.value_or(first), first);
   s.overlap_comm = o.overlap && s.overlap_comm;
 }
+
+/// A model without values, and what a micro-batch does with it.
+struct Planned {
+  Planned(const Options& o, const Inputs& in) : model(in.model->config()) {
+    model.checkpoint_activations(o.recompute);
+    const Shape shape{static_cast<std::size_t>(in.sizes.micro), in.seq_len};
+    record = [this, shape](Tape& tape) {
+      const Tensor inputs = Tensor::empty(shape, DType::i32, allocator_on(tape.stream().device()));
+      const Tensor targets = Tensor::empty(shape, DType::i32, allocator_on(tape.stream().device()));
+      return model.forward(tape, inputs, targets).loss;
+    };
+  }
+  Gpt2 model;
+  RecordLoss record;
+};
 
 }  // namespace
 
@@ -35,6 +52,16 @@ EngineOptions engine_options(const Options& o, const Inputs& in) {
   e.graph = o.graph;
   e.log = nullptr;  // the summary of the run has the configuration
   return e;
+}
+
+TrainingPlan plan_run(const Options& o, const Inputs& in, RankOf rank, Device::Kind device) {
+  Planned planned(o, in);
+  return plan_training(planned.model, engine_options(o, in), planned.record, rank, device);
+}
+
+std::vector<TrainingPlan> plan_ranks(const Options& o, const Inputs& in, int ranks, Device::Kind device) {
+  Planned planned(o, in);
+  return plan_all_ranks(planned.model, engine_options(o, in), planned.record, ranks, device);
 }
 
 }  // namespace rz::train_gpt

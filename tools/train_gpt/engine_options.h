@@ -1,7 +1,10 @@
 #pragma once
-/// The engine of a run, from the command line and the configuration.
+/// The engine of a run, from the command line and the configuration, and what it will hold and send.
+
+#include <vector>
 
 #include "sharding/engine/engine_options.h"
+#include "sharding/engine/training_plan.h"
 #include "tools/train_gpt/inputs.h"
 #include "tools/train_gpt/options.h"
 
@@ -11,5 +14,10 @@ namespace rz::train_gpt {
 bool decays(const Options&, const Parameter&);
 /// The configuration must have an optimizer. The inputs must outlive initialize().
 EngineOptions engine_options(const Options&, const Inputs&);
+
+/// What train_gpt would hold and send with these options on ranks of this kind of device.
+TrainingPlan plan_run(const Options&, const Inputs&, RankOf, Device::Kind);
+/// The same of every rank.
+std::vector<TrainingPlan> plan_ranks(const Options&, const Inputs&, int ranks, Device::Kind);
 
 }  // namespace rz::train_gpt

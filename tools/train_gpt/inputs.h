@@ -6,6 +6,7 @@
 #include <string>
 
 #include "autograd_lite/models/gpt2.h"
+#include "comm/communicator.h"
 #include "sharding/config/ds_config.h"
 #include "sharding/data/tokens.h"
 #include "sharding/huggingface/pretrained_weights.h"
@@ -33,6 +34,12 @@ Inputs read_model_inputs(const Options&, int ranks);
 /// Errors are one line: place, problem, remedy. Rank 0 also checks that the outputs are writable, and checks
 /// the tokens (Tokens::check_vocabulary).
 Inputs read_inputs(const Options&, int rank, int ranks);
+
+/// Throws Errc::mismatch on every rank if a rank differs from rank 0; it names the first such rank and the
+/// difference. Compared are flags, seed, model, configuration, data (count and hash of tokens) and checkpoint
+/// (hash). Above a few MiB the hash covers samples spread over the data or checkpoint. Threads, paths and
+/// devices may differ. Collective.
+void require_same_run(const Options&, const Inputs&, Communicator&);
 
 /// The updates of the passes that were given, or of one.
 std::int64_t updates_of_passes(const Options&, std::uint64_t updates_of_a_pass);

@@ -24,12 +24,9 @@
 #include "tools/train_gpt/inputs.h"
 #include "tools/train_gpt/language_model.h"
 #include "tools/train_gpt/options.h"
-#include "tools/train_gpt/plan.h"
-#include "tools/train_gpt/report/printable.h"
+#include "tools/train_gpt/report/sample_text.h"
 #include "tools/train_gpt/report/throughput.h"
-#include "tools/train_gpt/run_consistency.h"
 #include "tools/train_gpt/validation.h"
-#include "tools/train_gpt/words.h"
 
 namespace rz::train_gpt {
 namespace {

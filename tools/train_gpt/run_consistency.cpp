@@ -1,4 +1,4 @@
-#include "tools/train_gpt/run_consistency.h"
+// Whether all ranks were started with the same inputs.
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -10,6 +10,7 @@
 #include "sharding/huggingface/gpt2_config.h"
 #include "sharding/io/checksum.h"
 #include "sharding/parallel/rank_consistency.h"
+#include "tools/train_gpt/inputs.h"
 
 namespace rz::train_gpt {
 namespace {
@@ -38,8 +39,8 @@ void add_flags(std::vector<Fact>& facts, const Options& o, const Inputs& in) {
        {"--bucket-mb", o.bucket_mb ? concat(*o.bucket_mb) : "not given"},
        {"--recompute", yes(o.recompute)},
        {"graph", yes(o.graph)},
-       {"--resume", or_not_given(o.resume())},
-       {"--checkpoint-dir", or_not_given(o.checkpoint_dir())},
+       {"resume_from_checkpoint", or_not_given(o.resume())},
+       {"output_dir", or_not_given(o.checkpoint_dir())},
        {"evaluation", yes(in.validation.has_value())},
        {"--save given", yes(!o.save.empty())},
        {"--save-nonfinite", yes(o.save_nonfinite)},

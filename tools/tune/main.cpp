@@ -7,8 +7,8 @@
 #include "comm/bootstrap.h"
 #include "comm/core/error.h"
 #include "tools/command_line/command_line.h"
-#include "tools/command_line/progress_bar.h"
-#include "tools/tune/table.h"
+#include "tools/command_line/progress.h"
+#include "tools/tune/measure.h"
 
 namespace rz::tune {
 namespace {

@@ -45,4 +45,12 @@ using Progress = std::function<void(double done, const std::string& what)>;
 /// all ranks.
 Measured measure(int rank, int size, const std::shared_ptr<Store>&, const Options&, const Progress&);
 
+/// Rules for groups of the measured size: for each range of sizes the fastest algorithm, and the fastest that
+/// sums in rank order if that is another one. A range ends where the times of two algorithms cross,
+/// interpolated between measured sizes. Small advantages, and those at a single size, are ignored as noise.
+tuning::Table make_table(const Measured&);
+
+/// Header comment of a table: where, when and how it was measured.
+std::string header(const Measured&, const Options&);
+
 }  // namespace rz::tune

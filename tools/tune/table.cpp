@@ -1,5 +1,3 @@
-#include "tools/tune/table.h"
-
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 #include "comm/core/text.h"
 #include "comm/topology.h"
 #include "comm/tuning/tuning.h"
+#include "tools/tune/measure.h"
 
 namespace rz::tune {
 namespace {

@@ -6,7 +6,7 @@
 #include <fstream>
 
 #include "comm/core/error.h"
-#include "tools/command_line/progress_bar.h"
+#include "tools/command_line/progress.h"
 
 namespace rz::train_gpt {
 namespace {

@@ -1,4 +1,4 @@
-#include "bench/support/file.h"
+#include "bench/support/json.h"
 
 #include <fstream>
 

@@ -1,9 +1,10 @@
-#include "tools/train_gpt/words.h"
+#include "tools/train_gpt/report/sample_text.h"
 
 #include <unordered_set>
 #include <vector>
 
 #include "comm/core/text.h"
+#include "sharding/io/text.h"
 
 namespace rz::train_gpt {
 namespace {
@@ -31,6 +32,20 @@ std::string whole_words(std::string_view prompt, std::string_view sample) {
 }
 
 }  // namespace
+
+std::string printable(std::string_view bytes) {
+  std::string out;
+  while (!bytes.empty()) {
+    const auto c = static_cast<unsigned char>(bytes[0]);
+    const bool line = c == '\n' || c == '\t';
+    const std::size_t length = utf8_length(bytes);
+    const std::string_view character = bytes.substr(0, length);
+    const bool fit = line || (length > 0 && escaped(character) == character);
+    out += fit ? character : "·";
+    bytes.remove_prefix(fit ? length : 1);
+  }
+  return out;
+}
 
 KnownWords known_words(std::string_view prompt, std::string_view sample, std::string_view data) {
   if (data.empty()) return {};

@@ -8,9 +8,14 @@
 #include <cstdio>
 #include <string>
 
-#include "tools/command_line/progress_bar.h"
+namespace rz {
 
-namespace rz::checkpoint {
+/// A bar of `width` characters, of which the part `done`, from 0 to 1, is full.
+inline std::string progress_bar(double done, int width) {
+  std::string bar;
+  for (int i = 0; i < width; ++i) bar += i < static_cast<int>(width * done) ? "█" : "░";
+  return bar;
+}
 
 /// A line on standard error that is redrawn in place, if that is a terminal. It is erased at the end.
 class ProgressLine {
@@ -36,4 +41,4 @@ class ProgressLine {
   std::chrono::steady_clock::time_point next_{};
 };
 
-}  // namespace rz::checkpoint
+}  // namespace rz

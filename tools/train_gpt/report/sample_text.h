@@ -1,11 +1,14 @@
 #pragma once
-/// Share of the words of a generated sample that occur in the training text.
+/// Text of generated samples: for a terminal, and the share of its words that occur in the training text.
 
 #include <cstddef>
 #include <string>
 #include <string_view>
 
 namespace rz::train_gpt {
+
+/// Keeps newlines, tabs, printable ASCII and valid UTF-8; replaces every other byte by "·".
+std::string printable(std::string_view bytes);
 
 struct KnownWords {
   std::size_t all = 0;    ///< words in the sample
