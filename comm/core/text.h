@@ -2,6 +2,7 @@
 /// Text for error messages and reports: `concat("rank ", 3, " of ", 8)`. Numbers are read and written without
 /// streams and printf, since a host program's locale would change them.
 
+#include <algorithm>
 #include <charconv>
 #include <optional>
 #include <string>
@@ -58,19 +59,22 @@ std::string rounded(double value, int digits);
 /// Bytes in binary units with at most one decimal: "512 B", "1.5 MiB".
 std::string human_bytes(unsigned long long bytes);
 
-/// The name with the smallest edit distance to `word`, for "did you mean" messages. Empty if the distance
-/// exceeds half the length of `word`.
-template <class Names>
-std::string nearest_name(std::string_view word, const Names& names);
-
+/// Insertions, deletions, replacements and swaps of neighbours between two texts, none of which is edited
+/// twice in one place (Damerau and Levenshtein).
 int edit_distance(std::string_view a, std::string_view b);
 
+/// The nearest of the names, for "did you mean" messages; empty if none is near: at most one edit for every
+/// four characters of the longer of the two.
 template <class Names>
 std::string nearest_name(std::string_view word, const Names& names) {
   std::string best;
-  int least = static_cast<int>(word.size()) / 2 + 1;
-  for (const auto& name : names)
-    if (const int d = edit_distance(word, name); d < least) least = d, best = std::string(name);
+  int least = static_cast<int>(word.size());
+  for (const auto& name : names) {
+    const std::string_view text = name;
+    const int edits = edit_distance(word, text);
+    if (4 * edits <= static_cast<int>(std::max(word.size(), text.size())) && edits < least)
+      least = edits, best = text;
+  }
   return best;
 }
 
