@@ -62,9 +62,9 @@ ROOMS = {
     'sharding/io': 'comm/core comm/os',
     'sharding/data': DEVICE + 'tensor sharding/io',
     'sharding/optim': TENSOR + MODULES + 'comm',
-    'sharding/config': 'comm/core sharding/io sharding/optim',
     'sharding/parallel': TENSOR + MODULES + 'comm comm/os',
     'sharding/model': TENSOR + MODULES + 'comm sharding/optim sharding/parallel',
+    'sharding/config': 'comm/core sharding/io sharding/optim sharding/model',
     'sharding/strategy': TENSOR + MODULES + 'comm sharding/optim sharding/parallel sharding/model',
     'sharding/checkpoint/torch_files': 'comm/core sharding/io',
     'sharding/checkpoint': TENSOR + MODULES + 'comm comm/os sharding/io sharding/optim sharding/parallel sharding/model '

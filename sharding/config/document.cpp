@@ -1,9 +1,11 @@
 // docs/configuration.md.
 
+#include <algorithm>
+
 #include "comm/core/error.h"
-#include "sharding/config/argument_flags.h"
+#include "sharding/config/arguments.h"
 #include "sharding/config/ds_config.h"
-#include "sharding/config/key_spec.h"
+#include "sharding/config/keys.h"
 
 namespace rz {
 namespace {
@@ -20,13 +22,14 @@ DeepSpeed 0.19. The file is JSON with comments (`//`, `#`, `/* */`), trailing co
 true and false, may be in quotes, as pydantic has it, and steps_per_print may be Infinity. Unknown and duplicate keys are
 errors. Numbers must be finite in f32. One answer has all errors of a file, a line each.
 
-| what is done | |
+A row is a key that does what it does in DeepSpeed, except one that is not applied yet: it is read, with a warning if it
+is given. Lines below a table list the other keys:
+
+| | |
 |---|---|
-| applied | does what it does in DeepSpeed |
-| no effect | has no effect on results or memory here |
+| no effect | on results or memory here |
 | always so | the default is the only behaviour; a warning if another is wanted |
-| not applied yet | read, with a warning if it is given |
-| refused | an error unless the value is the default or one of those named |
+| refused | an error with the reason, unless the value is the default or as harmless |
 
 "auto" stands for the argument of the last column, as in Hugging Face's Trainer; any other "auto" in a section is the
 default, as in DeepSpeed. Arguments are fields of `TrainingArguments`, and [flags](#flags). Old spellings (`cpu_offload`,
@@ -53,23 +56,39 @@ std::string cell(std::string_view text) {
   return out;
 }
 
-std::string default_cell(const KeySpec& k) {
-  if (*k.fallback == '\0') return "required";
-  if (k.kind == ds::Kind::object) return "section";
-  return concat("`", k.fallback, "`");
-}
-
-std::string done_cell(const KeySpec& k) {
-  if (k.kind == ds::Kind::object) return concat("see its section", *k.note == '\0' ? "" : "; ", cell(k.note));
-  std::string done = name(k.treatment);
-  if (k.treatment == Treatment::refused) done += concat(" but for `", k.values, "`");
-  if (*k.note != '\0') done += concat(": ", cell(k.note));
-  return done;
-}
-
 std::string row(const KeySpec& k) {
-  const char* argument = k.argument == ds::Argument::none ? "" : name(k.argument);
-  return concat("| `", k.key, "` | ", default_cell(k), " | ", done_cell(k), " | ", argument, " |\n");
+  const std::string fallback = k.is_required() ? "required" : concat("`", k.initial().dump(), "`");
+  return concat("| `", k.key, "` | ", fallback, " | ",
+                k.treatment == Treatment::unused ? "not applied yet: " : "", cell(k.note), " | ",
+                k.argument ? argument_spec(k.argument).shown() : "", " |\n");
+}
+
+bool has_row(const KeySpec& k) {
+  return k.kind != ds::Kind::object &&
+         (k.treatment == Treatment::applied || k.treatment == Treatment::unused);
+}
+
+/// Adds a word at the end of a text of lines of at most 120 columns.
+void add_word(std::string& text, const std::string& word) {
+  const std::size_t line = text.size() - (text.rfind('\n') + 1);
+  text += line + 1 + word.size() > 118 ? "\n" : " ";
+  text += word;
+}
+
+/// "No effect: `a`, `b`.", without a line if there are none.
+template <class Filter>
+std::string listed_keys(const char* heading, const ObjectSpec& o, const Filter& is_listed) {
+  std::string text;
+  for (const KeySpec& k : o.keys) {
+    if (!is_listed(k)) continue;
+    if (text.empty())
+      text = concat("\n", heading, ":");
+    else
+      text += ',';
+    const bool is_noted = k.kind == ds::Kind::object && *k.note != '\0';
+    add_word(text, concat("`", k.key, "`", is_noted ? concat(" (", k.note, ")") : ""));
+  }
+  return text.empty() ? "" : text + ".\n";
 }
 
 std::string heading(const ObjectSpec& o) {
@@ -83,13 +102,24 @@ std::string heading(const ObjectSpec& o) {
 std::string configuration_document() {
   std::string out = introduction;
   for (const ObjectSpec& o : ds::objects()) {
-    out +=
-        concat("\n## ", heading(o), "\n\n| key | default | what is done | \"auto\" |\n|---|---|---|---|\n");
-    for (const KeySpec& k : o.keys) out += row(k);
+    out += concat("\n## ", heading(o), "\n");
+    if (std::ranges::any_of(o.keys, has_row)) {
+      out += "\n| key | default | what it does | \"auto\" |\n|---|---|---|---|\n";
+      for (const KeySpec& k : o.keys)
+        if (has_row(k)) out += row(k);
+    }
+    const auto has = [](Treatment treatment) {
+      return [treatment](const KeySpec& k) { return k.kind != ds::Kind::object && k.treatment == treatment; };
+    };
+    out += listed_keys("Sections", o, [](const KeySpec& k) { return k.kind == ds::Kind::object; });
+    out += listed_keys("No effect", o, has(Treatment::accepted));
+    out += listed_keys("Always so", o, has(Treatment::always));
+    out += listed_keys("Refused", o, has(Treatment::refused));
   }
   out += flags_introduction;
-  for (const ArgumentFlag& f : argument_flags())
-    out += concat("| `--", f.name, f.value.empty() ? "" : " ", f.value, "` | ", cell(f.help), " |\n");
+  for (const ArgumentSpec& a : argument_specs())
+    if (a.group != ArgumentGroup::derived)
+      out += concat("| `--", a.name, a.value.empty() ? "" : " ", a.value, "` | ", cell(a.help), " |\n");
   return out;
 }
 

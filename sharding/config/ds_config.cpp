@@ -1,41 +1,15 @@
 #include "sharding/config/ds_config.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "comm/core/error.h"
-#include "sharding/config/argument_resolver.h"
-#include "sharding/config/old_spellings.h"
-#include "sharding/config/typed.h"
+#include "sharding/config/settings.h"
 
 namespace rz {
 namespace ds {
 namespace {
 
 using nlohmann::json;
-
-MonitorConfig typed_monitor(const Settings& s) {
-  MonitorConfig m;
-  m.steps_per_print = s.optional_integer("steps_per_print");
-  m.wall_clock_breakdown = s.boolean("wall_clock_breakdown");
-  m.memory_breakdown = s.boolean("memory_breakdown");
-  m.dump_state = s.boolean("dump_state");
-  m.csv_enabled = s.boolean("csv_monitor.enabled");
-  m.csv_output_path = s.text("csv_monitor.output_path");
-  m.csv_job_name = s.text("csv_monitor.job_name");
-  using enum MonitorConfig::TagValidation;
-  const std::string tags = s.text("checkpoint.tag_validation");
-  m.tag_validation = tags == "WARN" ? warn : tags == "FAIL" ? fail : ignore;
-  return m;
-}
-
-ActivationCheckpointingConfig typed_checkpointing(const Settings& s) {
-  ActivationCheckpointingConfig c;
-  c.partition_activations = s.boolean("activation_checkpointing.partition_activations");
-  c.cpu_checkpointing = s.boolean("activation_checkpointing.cpu_checkpointing");
-  c.number_checkpoints = s.optional_integer("activation_checkpointing.number_checkpoints");
-  return c;
-}
 
 /// Sections whose keys are shown only where they are in use.
 bool in_use(const Settings& s, std::string_view path) {
@@ -123,50 +97,12 @@ std::vector<std::string> add_scheduler(json& document, const TrainingArguments& 
        "; remove one of them");
 }
 
-/// A dynamic loss scale of f16 has a minimum, which ends a run of skipped updates sooner or later.
-std::int64_t typed_max_skipped_updates(const Settings& s, const PrecisionConfig& precision) {
-  const LossScaleOptions& scale = precision.loss_scale;
-  const bool has_minimum =
-      precision.scales_loss() && scale.fixed == 0 && scale.rule != LossScaleRule::grad_scaler;
-  return s.optional_integer("ringzero.max_skipped_updates").value_or(has_minimum ? 0 : 50);
-}
-
-/// Sections without a wrong value, so that no error follows from another.
-void fill_sections(Settings& s, const RunFacts& facts, DsConfig& c, ConfigErrors& errors) {
-  const auto fill = [&](std::initializer_list<std::string_view> sections, const auto& read) {
-    return !errors.has_wrong(sections) && errors.collect(ConfigErrors::Kind::combination, "", read);
-  };
-  fill({"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"}, [&] {
-    c.batch = with_batch_defaults(batch_of(s), s);
-    if (c.batch.train || c.batch.micro) c.sizes = resolve_batch(c.batch, facts.ranks, c.file);
-  });
-  fill({"optimizer"}, [&] {
-    if (s.has_section("optimizer")) c.optimizer = typed_optimizer(s, c.file, c.warnings);
-  });
-  fill({"scheduler"}, [&] { c.schedule = typed_schedule(s, c.file, c.warnings); });
-  const bool has_precision = fill({"fp16", "bf16", "data_types", "torch_autocast", "communication_data_type",
-                                   "prescale_gradients", "gradient_predivide_factor"},
-                                  [&] { c.precision = typed_precision(s, c.file); });
-  if (has_precision)
-    fill({"ringzero", "zero_optimization"}, [&] { c.ddp = typed_ddp(s, c.precision, c.file); });
-  fill({"zero_optimization"}, [&] { c.zero = typed_zero(s, c.file, c.warnings); });
-  fill({"ringzero.checkpoint"}, [&] { c.checkpoint = typed_checkpoint(s, c.file); });
-  if (!errors.empty()) return;
-  c.activation_checkpointing = typed_checkpointing(s);
-  c.monitor = typed_monitor(s);
-  c.gradient_clipping = s.number("gradient_clipping");
-  c.max_skipped_updates = typed_max_skipped_updates(s, c.precision);
-  c.drop_last = s.boolean("dataloader_drop_last");
-  fill({}, [&] { c.world_size_invariant = typed_world_size_invariant(s, c, facts.ranks); });
-  c.unused_parameters = unused_parameter_policy_from_name(s.text("ringzero.unused_parameters"));
-}
-
 }  // namespace
 }  // namespace ds
 
 DsConfig parse_ds_config(std::string_view text, const std::string& file, const TrainingArguments& arguments,
                          const RunFacts& facts) {
-  DsConfig config;
+  ds::Draft config;
   config.file = file;
   nlohmann::json document = parse_json(text, file, JsonDialect::relaxed);
   const JsonObject root(document, file);  // an object, or an error
@@ -179,14 +115,11 @@ DsConfig parse_ds_config(std::string_view text, const std::string& file, const T
   for (const std::string& path : added) origins[path] = concat("lr_scheduler_type (", arguments.origin, ")");
   ds::Settings settings;
   ds::ArgumentResolver resolver(arguments, facts, settings, errors, file);
-  ds::SettingsReader reader(file,
-                            {[&](ds::Argument a) { return resolver.given(a); },
-                             [&](ds::Argument a) { return resolver.automatic(a); }},
-                            std::move(origins), settings, errors);
+  ds::SettingsReader reader(file, resolver, std::move(origins), settings, errors);
   reader.read(document);
   if (errors.empty()) resolver.require_all_used(errors);
   for (std::string& warning : reader.warnings()) config.warnings.push_back(std::move(warning));
-  ds::fill_sections(settings, facts, config, errors);
+  ds::complete(config, settings, facts, errors);
   errors.throw_all();
   for (const auto& entry : settings.entries())
     config.settings.push_back(ds::resolved(settings, entry, config));
@@ -198,7 +131,41 @@ DsConfig read_ds_config(const std::string& path, const TrainingArguments& argume
 }
 
 BatchSizes required_sizes(const DsConfig& config) {
-  return config.sizes.train > 0 ? config.sizes : resolve_batch(config.batch, 1, config.file);
+  return config.sizes.train > 0 ? config.sizes : ds::resolve_batch(config.batch, 1, config.file);
+}
+
+std::string resolved_json(const DsConfig& config) {
+  nlohmann::ordered_json all = nlohmann::ordered_json::object();
+  for (const ResolvedSetting& s : config.settings) {
+    if (!s.shown) continue;
+    nlohmann::ordered_json* node = &all;
+    std::string_view rest = s.path;
+    for (auto dot = rest.find('.'); dot != rest.npos; dot = rest.find('.')) {
+      node = &(*node)[std::string(rest.substr(0, dot))];
+      rest.remove_prefix(dot + 1);
+    }
+    (*node)[std::string(rest)] = nlohmann::ordered_json::parse(s.value);
+  }
+  return all.dump(2) + "\n";
+}
+
+std::string resolved_table(const DsConfig& config) {
+  std::size_t path_width = 0, value_width = 0;
+  constexpr std::size_t max_value_width = 24;
+  for (const ResolvedSetting& s : config.settings) {
+    if (!s.shown) continue;
+    path_width = std::max(path_width, s.path.size());
+    value_width = std::max(value_width, std::min(max_value_width, s.value.size()));
+  }
+  const auto padded = [](const std::string& text, std::size_t width) {
+    return text + std::string(width > text.size() ? width - text.size() : 0, ' ');
+  };
+  std::string table = concat("configuration: ", config.file, "\n");
+  for (const ResolvedSetting& s : config.settings)
+    if (s.shown)
+      table +=
+          concat("  ", padded(s.path, path_width), "  ", padded(s.value, value_width), "  ", s.origin, "\n");
+  return table;
 }
 
 }  // namespace rz

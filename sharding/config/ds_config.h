@@ -8,23 +8,49 @@
 ///     const DsConfig config = read_ds_config("ds.json", {.learning_rate = 1e-3}, {.ranks = 8});
 ///     std::puts(resolved_table(config).c_str());
 
-#include <array>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "sharding/config/batch.h"
-#include "sharding/config/checkpoint_config.h"
-#include "sharding/config/ddp_config.h"
 #include "sharding/config/lr_schedule.h"
 #include "sharding/config/training_arguments.h"
+#include "sharding/model/gather_limits.h"
+#include "sharding/model/offload.h"
+#include "sharding/model/power_sgd.h"
 #include "sharding/optim/loss_scaler.h"
+#include "sharding/optim/optimizer.h"
 #include "sharding/optim/precision.h"
 #include "sharding/optim/unused_parameters.h"
 
 namespace rz {
+
+/// The sizes that were given.
+struct BatchConfig {
+  std::optional<std::int64_t> train;         ///< train_batch_size: samples of an update
+  std::optional<std::int64_t> micro;         ///< train_micro_batch_size_per_gpu: samples of a pass on a rank
+  std::optional<std::int64_t> accumulation;  ///< gradient_accumulation_steps: passes of an update
+  bool operator==(const BatchConfig&) const = default;
+};
+
+/// All positive; train = micro × accumulation × ranks.
+struct BatchSizes {
+  std::int64_t train = 0, micro = 0, accumulation = 0;
+  bool operator==(const BatchSizes&) const = default;
+};
+
+/// What a configuration cannot know.
+struct RunFacts {
+  int ranks = 1;                            ///< that share the batch
+  std::optional<std::int64_t> hidden_size;  ///< of the model; sizes of buckets follow from it
+  /// Number of updates of the run at these batch sizes; empty: unknown.
+  std::function<std::int64_t(const BatchSizes&)> updates = {};
+  /// Without a section "optimizer": AdamW from the arguments, as Hugging Face's Trainer has it; else none.
+  bool adamw_by_default = false;
+};
 
 /// The section "optimizer". Fields that a type does not have keep the values below.
 struct OptimizerConfig {
@@ -45,18 +71,24 @@ struct OptimizerConfig {
   double min_coeff = 0.01, max_coeff = 10;             ///< Lamb: bounds of the trust ratio
   bool eps_inside_sqrt = false;                        ///< Lamb
   double muon_lr = 0.02, adam_lr = 3e-4;               ///< Muon: rates of matrices and of the rest
-  std::string ns_method = "gram";                      ///< Muon: "gram" or "standard"
   bool operator==(const OptimizerConfig&) const = default;
 };
 /// "Adam", "AdamW", "SGD", "Adagrad", "RMSprop", "Lion", "Lamb", "Muon".
 const char* name(OptimizerConfig::Type);
+
+/// Parameters to which weight decay applies.
+enum class Decay {
+  all,      ///< one group of all parameters, as in DeepSpeed
+  matrices  ///< two groups: parameters of two or more dimensions, and the rest without decay
+};
+/// Muon has two groups of its own. Errc::invalid_argument names an option that is out of range.
+std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig&, Decay);
 
 /// Sections "fp16", "bf16", "data_types" and "torch_autocast", and keys about the reduction of gradients.
 struct PrecisionConfig {
   DType parameters = DType::f32;       ///< fp16.enabled, bf16.enabled
   DType gradients = DType::f32;        ///< data_types.grad_accum_dtype, or that of the parameters
   std::optional<DType> communication;  ///< communication_data_type; absent: that of the gradients
-  bool auto_cast = false;              ///< fp16: convert floating-point inputs
   std::optional<DType> autocast;       ///< torch_autocast: for Tape::set_autocast()
   LossScaleOptions loss_scale;         ///< fp16, and an autocast to f16
   bool skip_overflow = false;  ///< of a scaled loss, or bf16.check_grad_overflow: skip an update not finite
@@ -67,49 +99,67 @@ struct PrecisionConfig {
   bool operator==(const PrecisionConfig&) const = default;
 };
 
-/// Sections "offload_param" and "offload_optimizer".
-struct OffloadConfig {
-  enum class Device { none, cpu, nvme };
-  Device device = Device::none;
-  bool pin_memory = true;
-  double ratio = 1;  ///< of the optimizer's state
-  bool operator==(const OffloadConfig&) const = default;
-};
-
 /// The section "zero_optimization". Sizes are in elements.
 struct ZeroConfig {
   int stage = 0;
   std::optional<std::int64_t> reduce_bucket_size;
   std::int64_t allgather_bucket_size = 500'000'000;
   std::optional<bool> overlap_comm;  ///< absent: DeepSpeed overlaps at stage 3 only
-  bool round_robin_gradients = false, ignore_unused_parameters = true;
   std::int64_t sub_group_size = 1'000'000'000;
-  OffloadConfig offload_param, offload_optimizer;
-  std::int64_t prefetch_bucket_size = 50'000'000;
-  std::int64_t param_persistence_threshold = 100'000, model_persistence_threshold = INT64_MAX;
-  std::int64_t max_live_parameters = 1'000'000'000, max_reuse_distance = 1'000'000'000;
-  bool gather_16bit_weights_on_model_save = false;
+  OffloadOptions offload_param, offload_optimizer;
+  GatherLimits gathers = deepspeed_gather_limits;
   bool operator==(const ZeroConfig&) const = default;
 };
 
-struct ActivationCheckpointingConfig {
-  bool partition_activations = false, cpu_checkpointing = false;
-  std::optional<std::int64_t> number_checkpoints;
-  /// True if blocks shall compute their activations again in backward.
-  bool enabled() const {
-    return partition_activations || cpu_checkpointing || number_checkpoints.has_value();
-  }
-  bool operator==(const ActivationCheckpointingConfig&) const = default;
+/// The section "ringzero.join": arguments of PyTorch's DistributedDataParallel.join().
+struct JoinConfig {
+  bool enable = true, divide_by_initial_world_size = true, throw_on_early_termination = false;
+  bool operator==(const JoinConfig&) const = default;
+};
+
+/// Names are those of PyTorch's DistributedDataParallel, and of DistributedDataParallelKwargs in Hugging
+/// Face's Accelerate.
+struct DdpConfig {
+  bool find_unused_parameters = true;  ///< absent: zero_optimization.ignore_unused_parameters
+  bool static_graph = false;
+  bool broadcast_buffers = true;
+  enum class CommHook { no, fp16, bf16, power_sgd, batched_power_sgd };
+  CommHook comm_hook = CommHook::no;
+  PowerSgdOptions comm_state_option;  ///< of the two PowerSGD hooks
+  JoinConfig join;
+  bool operator==(const DdpConfig&) const = default;
+};
+/// "no", "fp16", "bf16", "power_sgd", "batched_power_sgd".
+const char* name(DdpConfig::CommHook);
+
+/// The section "ringzero.checkpoint": when a run is saved, evaluated and stopped. Names and rules are those
+/// of Hugging Face's TrainingArguments and EarlyStoppingCallback, where they have them. docs/configuration.md
+/// describes the keys.
+struct CheckpointConfig {
+  std::string output_dir;  ///< absent: the folder of resume_from_checkpoint; empty: nothing is saved
+  std::int64_t save_steps = 0, save_minutes = 0, save_total_limit = 0;
+  bool async_save = false;
+  bool signals = true, stop_before_allocation_end = true;
+  std::int64_t allocation_margin = 120;  ///< seconds
+  std::string resume_from_checkpoint;    ///< a folder; output_dir for true; empty: the run starts afresh
+  bool resume_required = false;          ///< not for true: a folder without a checkpoint is an error
+  std::int64_t eval_steps = 0;
+  std::string metric_for_best_model = "eval_loss";  ///< begins with "eval_"
+  bool greater_is_better = false;
+  bool load_best_model_at_end = false;
+  std::optional<std::int64_t> early_stopping_patience;
+  double early_stopping_threshold = 0;
+
+  bool saves() const { return !output_dir.empty(); }
+  bool operator==(const CheckpointConfig&) const = default;
 };
 
 /// Logs and files.
 struct MonitorConfig {
   std::optional<std::int64_t> steps_per_print;
-  bool wall_clock_breakdown = false, memory_breakdown = false, dump_state = false;
+  bool wall_clock_breakdown = false, memory_breakdown = false;
   bool csv_enabled = false;  ///< csv_monitor
   std::string csv_output_path, csv_job_name = "DeepSpeedJobName";
-  enum class TagValidation { warn, ignore, fail };
-  TagValidation tag_validation = TagValidation::warn;  ///< checkpoint
   bool operator==(const MonitorConfig&) const = default;
 };
 
@@ -129,9 +179,9 @@ struct DsConfig {
   LrSchedule schedule;                       ///< ConstantLr without a section "scheduler"
   PrecisionConfig precision;
   ZeroConfig zero;
-  DdpConfig ddp;                ///< ringzero
-  CheckpointConfig checkpoint;  ///< ringzero.checkpoint
-  ActivationCheckpointingConfig activation_checkpointing;
+  DdpConfig ddp;                        ///< ringzero
+  CheckpointConfig checkpoint;          ///< ringzero.checkpoint
+  bool checkpoint_activations = false;  ///< blocks compute their activations again in backward
   MonitorConfig monitor;
   /// ringzero: as many updates in a row whose gradients are not finite are an error; 0: any number may be.
   std::int64_t max_skipped_updates = 50;

@@ -1,6 +1,6 @@
 // Keys of the whole configuration, and the sections that no other file has.
 
-#include "sharding/config/key_spec.h"
+#include "sharding/config/keys.h"
 
 namespace rz::ds {
 namespace {
@@ -11,18 +11,18 @@ constexpr const char* no_such_model = "needs parts of a model or a launcher that
 constexpr const char* later = "belongs to a later release";
 
 constexpr KeySpec top[] = {
-    applied("train_batch_size", integer, "null",
-            "samples of an update over all ranks; two of the three sizes determine the third")
+    applied<&BatchConfig::train>(
+        "train_batch_size", "samples of an update over all ranks; two of the three sizes determine the third")
         .within(1, max_batch)
-        .from(Argument::train_batch_size),
-    applied("train_micro_batch_size_per_gpu", integer, "null", "samples of a pass on a rank")
+        .from("train_batch_size"),
+    applied<&BatchConfig::micro>("train_micro_batch_size_per_gpu", "samples of a pass on a rank")
         .within(1, max_micro)
-        .from(Argument::micro_batch_size),
-    applied("gradient_accumulation_steps", integer, "null", "passes of an update")
+        .from("per_device_train_batch_size"),
+    applied<&BatchConfig::accumulation>("gradient_accumulation_steps", "passes of an update")
         .within(1, max_micro)
-        .from(Argument::accumulation),
-    applied("gradient_clipping", number, "1.0", "limit of the global norm; 0: no clipping")
-        .from(Argument::max_grad_norm),
+        .from("gradient_accumulation_steps"),
+    applied<&DsConfig::gradient_clipping>("gradient_clipping", "limit of the global norm; 0: no clipping")
+        .from("max_grad_norm"),
     section("optimizer", "null", "without it there is no optimizer"),
     section("scheduler", "null", "without it the rate is constant"),
     section("fp16", "{}", ""),
@@ -32,28 +32,32 @@ constexpr KeySpec top[] = {
     section("torch_autocast", "{}", ""),
     section("zero_optimization", "{}", "also true (stage 1) or false"),
     section("activation_checkpointing", "{}", ""),
-    applied("communication_data_type", dtype, "null",
-            "gradients are reduced in this dtype; null: that of data_types.grad_accum_dtype"),
-    applied("prescale_gradients", boolean, "false",
-            "gradients are divided by the number of ranks before the sum, not after it"),
-    applied("gradient_predivide_factor", number, "1.0",
-            "gradients are divided by it before the sum, and by ranks / factor after it")
+    applied<&PrecisionConfig::communication>(
+        "communication_data_type",
+        "gradients are reduced in this dtype; null: that of data_types.grad_accum_dtype"),
+    applied<&PrecisionConfig::prescale_gradients>(
+        "prescale_gradients", "gradients are divided by the number of ranks before the sum, not after it"),
+    applied<&PrecisionConfig::gradient_predivide_factor>(
+        "gradient_predivide_factor",
+        "gradients are divided by it before the sum, and by ranks / factor after it")
         .within(1e-300, unbounded),
     refused("gradient_allreduce_op", "\"mean\"", "[\"mean\"]", "gradients are means over the ranks"),
     refused("managed_gradient_accumulation", "true", "[true]",
             "the engine decides which pass ends an update"),
     refused("sparse_gradients", "false", "[false]", "gradients of embeddings are dense"),
-    applied("dataloader_drop_last", boolean, "false", "drop the samples of an epoch that fill no batch")
-        .from(Argument::drop_last),
-    applied("steps_per_print", integer, "null", "updates between lines of progress")
+    applied<&DsConfig::drop_last>("dataloader_drop_last", "drop the samples of an epoch that fill no batch")
+        .from("dataloader_drop_last"),
+    applied<&MonitorConfig::steps_per_print>("steps_per_print", "updates between lines of progress")
         .within(1, 0x1p62)  // "never" is written as a large number
         .or_infinity()
-        .from(Argument::logging_steps),
-    applied("wall_clock_breakdown", boolean, "false",
-            "time of forward, backward and step, every steps_per_print (10); train_gpt warns that it has no "
-            "effect there"),
-    applied("memory_breakdown", boolean, "false",
-            "bytes held, every steps_per_print (10); train_gpt warns that it has no effect there"),
+        .from("logging_steps"),
+    applied<&MonitorConfig::wall_clock_breakdown>(
+        "wall_clock_breakdown",
+        "time of forward, backward and step, every steps_per_print (10); train_gpt warns that it has no "
+        "effect there"),
+    applied<&MonitorConfig::memory_breakdown>(
+        "memory_breakdown",
+        "bytes held, every steps_per_print (10); train_gpt warns that it has no effect there"),
     accepted("dump_state", boolean, "false", "the resolved configuration is always printed"),
     accepted("seq_parallel_communication_data_type", "\"fp32\"", "there is no sequence parallelism"),
     refused("sequence_parallel_size", "1", "[1]", "there is no sequence parallelism"),
@@ -97,14 +101,16 @@ constexpr KeySpec top[] = {
 };
 
 constexpr KeySpec activation_checkpointing[] = {
-    applied("partition_activations", boolean, "false",
-            "true: blocks keep no activations and compute them again in backward; there is no model "
-            "parallelism to partition over")
-        .from(Argument::gradient_checkpointing),
-    applied("number_checkpoints", integer, "null", "not null: as partition_activations, for every block")
+    applied<&Draft::partition_activations>(
+        "partition_activations",
+        "true: blocks keep no activations and compute them again in backward; there is no model "
+        "parallelism to partition over")
+        .from("gradient_checkpointing"),
+    applied<&Draft::number_checkpoints>("number_checkpoints",
+                                        "not null: as partition_activations, for every block")
         .within(0, max_micro),
-    applied("cpu_checkpointing", boolean, "false",
-            "true: as partition_activations; what is kept stays on the device"),
+    applied<&Draft::cpu_checkpointing>("cpu_checkpointing",
+                                       "true: as partition_activations; what is kept stays on the device"),
     accepted("contiguous_memory_optimization", "false", "activations come from a pool"),
     accepted("synchronize_checkpoint_boundary", "false"),
     accepted("profile", "false"),

@@ -1,9 +1,7 @@
-#include "sharding/config/old_spellings.h"
-
-#include <nlohmann/json.hpp>
+// Older spellings of keys.
 
 #include "comm/core/error.h"
-#include "sharding/config/key_spec.h"
+#include "sharding/config/settings.h"
 #include "sharding/io/text.h"
 
 namespace rz::ds {

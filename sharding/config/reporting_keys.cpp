@@ -1,6 +1,6 @@
 // Keys of the sections about logs, profiles and files.
 
-#include "sharding/config/key_spec.h"
+#include "sharding/config/keys.h"
 
 namespace rz::ds {
 namespace {
@@ -10,9 +10,9 @@ constexpr const char* metrics = "train_gpt --metrics writes a line of JSON an up
 constexpr KeySpec enabled = unused("enabled", boolean, "false", metrics);
 
 constexpr KeySpec csv_monitor[] = {
-    applied("enabled", boolean, "false", "rank 0 writes loss, rate and loss scale of each update"),
-    applied("output_path", text, "\"\"", "folder of the files"),
-    applied("job_name", text, "\"DeepSpeedJobName\"", "folder below it")};
+    applied<&MonitorConfig::csv_enabled>("enabled", "rank 0 writes loss, rate and loss scale of each update"),
+    applied<&MonitorConfig::csv_output_path>("output_path", "folder of the files"),
+    applied<&MonitorConfig::csv_job_name>("job_name", "folder below it")};
 constexpr KeySpec tensorboard[] = {enabled, accepted("output_path", "\"\""),
                                    accepted("job_name", "\"DeepSpeedJobName\"")};
 constexpr KeySpec wandb[] = {enabled, accepted("group", "null"), accepted("team", "null"),

@@ -1,7 +1,7 @@
 #pragma once
 /// The formula of each schedule.
 
-#include "sharding/config/schedule_types.h"
+#include "sharding/config/lr_schedule.h"
 
 namespace rz::schedules {
 

@@ -4,6 +4,7 @@
 #include <cctype>
 
 #include "comm/core/error.h"
+#include "comm/core/text.h"
 #include "sharding/io/text.h"
 
 namespace rz::ds {
@@ -141,7 +142,9 @@ std::vector<std::string> SettingsReader::warnings() const {
 void SettingsReader::refuse_unknown_keys(const JsonObject& object, const ObjectSpec& spec) {
   for (const std::string& key : object.keys()) {
     if (std::ranges::any_of(spec.keys, [&](const KeySpec& k) { return key == k.key; })) continue;
-    const std::string_view near = nearest_key(key, spec.keys);
+    std::vector<std::string_view> keys;
+    for (const KeySpec& k : spec.keys) keys.emplace_back(k.key);
+    const std::string near = nearest_name(key, keys);
     errors_.collect(ConfigErrors::Kind::unknown_key, "", [&] {
       object.fail_at(
           key, near.empty() ? "unknown key; remove it" : concat("unknown key; did you mean '", near, "'?"));
@@ -156,7 +159,7 @@ void SettingsReader::read_object(const JsonObject& object, const ObjectSpec& spe
     if (k.kind == Kind::object) {
       read_section(object, k);
     } else if (!errors_.collect(ConfigErrors::Kind::value, path, [&] { read_key(object, spec, k); })) {
-      add(object, k, *k.fallback == '\0' ? json() : default_value(object, k), "default", false);
+      add(object, k, k.is_required() ? json() : k.initial(), "default", false);
     }
   }
 }
@@ -176,10 +179,9 @@ void SettingsReader::read_section(const JsonObject& object, const KeySpec& k) {
 }
 
 void SettingsReader::read_key(const JsonObject& object, const ObjectSpec& spec, const KeySpec& k) {
-  if (!object.has(k.key) && !(k.kind == Kind::text && *k.fallback == '\0'))
-    return read_absent(object, spec, k);
+  if (!object.has(k.key) && !(k.kind == Kind::text && k.is_required())) return read_absent(object, spec, k);
   if (object.has(k.key) && object.at(k.key) == "auto") return read_auto(object, spec, k);
-  const bool is_type = std::string_view(k.key) == "type" && *k.fallback == '\0';
+  const bool is_type = std::string_view(k.key) == "type" && k.is_required();
   json value = is_type ? json(canonical_type(object, std::string(spec.path) + ".params"))
                        : checked_value(object.at(k.key), k, file_, spec.path);
   require_agreement(object, k, value);
@@ -189,33 +191,34 @@ void SettingsReader::read_key(const JsonObject& object, const ObjectSpec& spec, 
 }
 
 void SettingsReader::read_auto(const JsonObject& object, const ObjectSpec& spec, const KeySpec& k) {
-  if (k.argument == Argument::none) {
+  if (k.argument == nullptr) {
     if (!spec.auto_is_default && k.treatment != Treatment::accepted)
       object.fail_at(k.key, "\"auto\" stands for no argument here; write a value");
-    return add(object, k, default_value(object, k), "auto: DeepSpeed's default", false);
+    return add(object, k, k.initial(), "auto: DeepSpeed's default", false);
   }
-  const auto found = source_.automatic(k.argument);
+  const auto found = arguments_.automatic(k.argument);
   if (!found)
-    object.fail_at(k.key, concat("\"auto\" stands for ", name(k.argument),
+    object.fail_at(k.key, concat("\"auto\" stands for ", argument_spec(k.argument).shown(),
                                  ", which is not given; give it, or write a value"));
   add(object, k, checked_value(found->value, k, file_, spec.path), "auto: " + found->origin, true);
 }
 
 void SettingsReader::read_absent(const JsonObject& object, const ObjectSpec& spec, const KeySpec& k) {
-  const auto given = k.argument == Argument::none ? std::nullopt : source_.given(k.argument);
+  const auto given = k.argument == nullptr ? std::nullopt : arguments_.given(k.argument);
   if (given) return add(object, k, checked_value(given->value, k, file_, spec.path), given->origin, true);
-  add(object, k, default_value(object, k), "default", false);
+  if (k.is_required()) object.fail_at(k.key, "missing; give a value");
+  add(object, k, k.initial(), "default", false);
 }
 
 void SettingsReader::require_agreement(const JsonObject& object, const KeySpec& k, const json& value) const {
-  const auto given = k.argument == Argument::none ? std::nullopt : source_.given(k.argument);
+  const auto given = k.argument == nullptr ? std::nullopt : arguments_.given(k.argument);
   if (given && given->value != value)
     object.fail_at(k.key, concat("is ", to_display(value), ", but ", given->origin, " is ",
                                  to_display(given->value), "; remove one of them, or write \"auto\" here"));
 }
 
 void SettingsReader::apply_treatment(const JsonObject& object, const KeySpec& k, const json& value) {
-  const bool is_default = *k.fallback != '\0' && value == json::parse(k.fallback);
+  const bool is_default = !k.is_required() && value == k.initial();
   if (k.treatment == Treatment::refused && !is_harmless(k, value))
     fail(Errc::unsupported,
          escaped(concat(file_, ": ", object.path(k.key),

@@ -1,16 +1,17 @@
 #pragma once
 /// The values of all keys after a configuration was read, each with its origin.
 
-#include <functional>
 #include <initializer_list>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "comm/core/error.h"
-#include "sharding/config/key_spec.h"
+#include "sharding/config/arguments.h"
+#include "sharding/config/keys.h"
 #include "sharding/io/json.h"
 
 namespace rz::ds {
@@ -88,12 +89,34 @@ struct ArgumentValue {
   std::string origin;
 };
 
-/// What the run knows of arguments.
-struct ArgumentSource {
+/// What stands behind "auto", and fills keys that the file leaves out: the arguments of a run. Refers to
+/// them, and they must outlive it.
+class ArgumentResolver {
+ public:
+  ArgumentResolver(const TrainingArguments& arguments, const RunFacts& facts, const Settings& settings,
+                   const ConfigErrors& errors, const std::string& file)
+      : arguments_(arguments), facts_(facts), settings_(settings), errors_(errors), file_(file) {}
+
   /// The argument, if it was given.
-  std::function<std::optional<ArgumentValue>(Argument)> given;
+  std::optional<ArgumentValue> given(std::string_view argument);
   /// What "auto" stands for; nothing if that is unknown.
-  std::function<std::optional<ArgumentValue>(Argument)> automatic;
+  std::optional<ArgumentValue> automatic(std::string_view argument);
+  /// Errors name the arguments that no key had a use for.
+  void require_all_used(ConfigErrors&) const;
+
+ private:
+  std::optional<ArgumentValue> max_rate();
+  std::optional<ArgumentValue> warmup_by_ratio();
+  std::optional<ArgumentValue> total_steps() const;
+  std::optional<ArgumentValue> by_hidden_size(std::string_view argument) const;
+
+  const TrainingArguments& arguments_;
+  const RunFacts& facts_;
+  const Settings& settings_;
+  const ConfigErrors& errors_;
+  const std::string& file_;
+  std::set<std::string_view> used_;
+  bool ratio_used_ = false;
 };
 
 /// Reads a configuration by the tables. Errors are Errc::config, "FILE: key.path: reason; remedy", or
@@ -101,10 +124,10 @@ struct ArgumentSource {
 class SettingsReader {
  public:
   /// `origins`: of values at paths that are not the file's own, or have another spelling there.
-  SettingsReader(std::string file, ArgumentSource source, std::map<std::string, std::string> origins,
+  SettingsReader(std::string file, ArgumentResolver& arguments, std::map<std::string, std::string> origins,
                  Settings& settings, ConfigErrors& errors)
       : file_(std::move(file)),
-        source_(std::move(source)),
+        arguments_(arguments),
         origins_(std::move(origins)),
         settings_(settings),
         errors_(errors) {}
@@ -125,20 +148,32 @@ class SettingsReader {
   void add(const JsonObject&, const KeySpec&, nlohmann::json value, std::string origin, bool given);
 
   std::string file_;
-  ArgumentSource source_;
+  ArgumentResolver& arguments_;
   std::map<std::string, std::string> origins_;
   Settings& settings_;
   ConfigErrors& errors_;
   std::vector<std::string> warnings_, unused_;
 };
 
-/// The value in the form of its table, as pydantic has it: numbers, and true and false, may be in quotes.
-/// `path`: that of the object around. Errc::config if it has another form.
-nlohmann::json checked_value(const nlohmann::json& value, const KeySpec&, const std::string& file,
-                             const std::string& path);
-/// A text that is a number, true or false as that, and any other value as it is.
-nlohmann::json without_quotes(const nlohmann::json&);
-/// The default. Errc::config if the key is required.
-nlohmann::json default_value(const JsonObject&, const KeySpec&);
+/// Rewrites a configuration to today's keys, with a warning for each old one; keys of stage 3 get their
+/// prefix without a warning. Returns today's path → its origin, "file, as OLD.PATH". It is an error if both
+/// are given.
+std::map<std::string, std::string> rename_old_spellings(nlohmann::json& document, const std::string& file,
+                                                        std::vector<std::string>& warnings, ConfigErrors&);
+
+/// Sets the fields of all keys, and derives what follows from several of them. Errors of combinations are
+/// added; sections with a wrong value are left out, so that no error follows from another. Values that were
+/// derived enter the settings.
+void complete(Draft&, Settings&, const RunFacts&, ConfigErrors&);
+
+/// The batch sizes among the settings, with Hugging Face's micro batch of 8 if "auto" cannot be derived from
+/// another size.
+BatchConfig batch_of(const Settings&);
+/// Two of the three sizes determine the third. Train or micro alone imply accumulation 1. Errc::config, which
+/// begins with `file`, if they do not divide exactly, with the numbers and the nearest that do; or if
+/// accumulation alone, or none of the three, is given.
+BatchSizes resolve_batch(const BatchConfig&, int ranks, const std::string& file);
+/// "Adam" and so on.
+OptimizerConfig::Type optimizer_type(const std::string& name);
 
 }  // namespace rz::ds

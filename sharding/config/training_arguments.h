@@ -2,12 +2,11 @@
 /// Arguments of a run beside its DeepSpeed configuration: what "auto" stands for.
 
 #include <cstdint>
-#include <functional>
+#include <map>
 #include <optional>
 #include <string>
 
 #include "comm/core/types.h"
-#include "sharding/config/batch.h"
 
 namespace rz {
 
@@ -51,16 +50,8 @@ struct TrainingArguments {
   std::optional<std::string> metric_for_best_model;
   std::optional<bool> greater_is_better, load_best_model_at_end;
   std::string origin = "arguments";  ///< where they come from, for messages: "command line"
-};
-
-/// What a configuration cannot know.
-struct RunFacts {
-  int ranks = 1;                            ///< that share the batch
-  std::optional<std::int64_t> hidden_size;  ///< of the model; sizes of buckets follow from it
-  /// Number of updates of the run at these batch sizes; empty: unknown.
-  std::function<std::int64_t(const BatchSizes&)> updates = {};
-  /// Without a section "optimizer": AdamW from the arguments, as Hugging Face's Trainer has it; else none.
-  bool adamw_by_default = false;
+  /// Of arguments from flags, as they were typed, for messages: {"output_dir", "--checkpoint-dir"}.
+  std::map<std::string, std::string> flags = {};
 };
 
 }  // namespace rz

@@ -1,6 +1,6 @@
 // Keys of the section "zero_optimization". Keys that begin with stage3_ are accepted without it, too.
 
-#include "sharding/config/key_spec.h"
+#include "sharding/config/keys.h"
 
 namespace rz::ds {
 namespace {
@@ -12,45 +12,50 @@ constexpr const char* zeropp = "ZeRO++ belongs to a later release";
 constexpr KeySpec elements(KeySpec key) { return key.within(0, max_elements); }
 
 constexpr KeySpec zero[] = {
-    applied("stage", integer, "0",
-            "0: replicas; shards of 1: optimizer state, 2: gradients too, 3: values too")
+    applied<&ZeroConfig::stage>("stage",
+                                "0: replicas; shards of 1: optimizer state, 2: gradients too, 3: values too")
         .within(0, 3),
-    applied("reduce_bucket_size", integer, "null",
-            "largest bucket of gradients, in elements; null: 25 MiB, at stage 2 at most an eighth of the "
-            "model (DeepSpeed: 5e8)")
+    applied<&ZeroConfig::reduce_bucket_size>(
+        "reduce_bucket_size",
+        "largest bucket of gradients, in elements; null: 25 MiB, at stage 2 at most an eighth of the "
+        "model (DeepSpeed: 5e8)")
         .within(1, max_elements)
-        .from(Argument::reduce_bucket_size),
-    applied("overlap_comm", boolean, "null",
-            "reduce while backward runs; null: true (DeepSpeed: at stage 3 only)"),
-    elements(applied("allgather_bucket_size", integer, "500000000",
-                     "largest gather, in elements; the smaller of it and reduce_bucket_size holds for both"))
+        .from("reduce_bucket_size"),
+    applied<&ZeroConfig::overlap_comm>("overlap_comm",
+                                       "reduce while backward runs; null: true (DeepSpeed: at stage 3 only)"),
+    elements(applied<&ZeroConfig::allgather_bucket_size>(
+                 "allgather_bucket_size",
+                 "largest gather, in elements; the smaller of it and reduce_bucket_size holds for both"))
         .within(1, max_elements),
     always("contiguous_gradients", "true", "gradients lie in contiguous buckets"),
     always("reduce_scatter", "true", "each rank receives its shard only"),
     always("allgather_partitions", "true", "updated values are gathered"),
     always("load_from_fp32_weights", "true", "masters are loaded in f32"),
-    applied("ignore_unused_parameters", boolean, "true",
-            "false: a parameter that no loss reaches on some rank is an error, with names and ranks; true: "
-            "see ringzero.unused_parameters"),
-    elements(
-        applied("sub_group_size", integer, "1000000000",
-                "elements of a tile of an update, a multiple of 64; offloaded memory is copied by tiles")),
+    applied<&Draft::ignore_unused_parameters>(
+        "ignore_unused_parameters",
+        "false: a parameter that no loss reaches on some rank is an error, with names and ranks; true: "
+        "see ringzero.unused_parameters"),
+    elements(applied<&ZeroConfig::sub_group_size>(
+        "sub_group_size",
+        "elements of a tile of an update, a multiple of 64; offloaded memory is copied by tiles")),
     section("offload_param", "null", "without effect below stage 3"),
     section("offload_optimizer", "null", "without effect at stage 0"),
-    elements(applied("stage3_prefetch_bucket_size", integer, "50000000",
-                     "values are gathered before their use while fewer elements wait for theirs")
-                 .from(Argument::prefetch_bucket_size)),
-    elements(applied("stage3_param_persistence_threshold", integer, "100000",
-                     "every rank holds the values of parameters of up to this many elements whole")
-                 .from(Argument::persistence_threshold)),
-    elements(applied("stage3_model_persistence_threshold", integer, "9223372036854775807",
-                     "elements of all such parameters")),
-    elements(
-        applied("stage3_max_live_parameters", integer, "1000000000",
-                "gathered elements, beyond which none is prefetched or kept; a model that has fewer stays "
-                "gathered from forward to backward")),
-    elements(applied("stage3_max_reuse_distance", integer, "1000000000",
-                     "values that are used again within this many elements stay gathered")),
+    elements(applied<&GatherLimits::prefetch_bucket_size>(
+                 "stage3_prefetch_bucket_size",
+                 "values are gathered before their use while fewer elements wait for theirs")
+                 .from("prefetch_bucket_size")),
+    elements(applied<&GatherLimits::param_persistence_threshold>(
+                 "stage3_param_persistence_threshold",
+                 "every rank holds the values of parameters of up to this many elements whole")
+                 .from("persistence_threshold")),
+    elements(applied<&GatherLimits::model_persistence_threshold>("stage3_model_persistence_threshold",
+                                                                 "elements of all such parameters")),
+    elements(applied<&GatherLimits::max_live_parameters>(
+        "stage3_max_live_parameters",
+        "gathered elements, beyond which none is prefetched or kept; a model that has fewer stays "
+        "gathered from forward to backward")),
+    elements(applied<&GatherLimits::max_reuse_distance>(
+        "stage3_max_reuse_distance", "values that are used again within this many elements stay gathered")),
     accepted("stage3_gather_16bit_weights_on_model_save", boolean, "false", "a saved model is always whole"),
     accepted("stage3_module_granularity_threshold", "0", "scopes are those of the model"),
     accepted("stage3_use_all_reduce_for_fetch_params", "false", "shards are gathered in place"),
@@ -79,30 +84,33 @@ constexpr KeySpec zero[] = {
     accepted("save_muon_momentum_buffer_in_memory", "false", "states stay in memory"),
 };
 
+template <auto Offload>
 constexpr KeySpec device(const char* note) {
-  return applied("device", choice, "\"none\"", note).one_of("[\"none\", \"cpu\", \"nvme\"]");
+  return applied<Offload, &OffloadOptions::device>("device", note).one_of("[\"none\", \"cpu\", \"nvme\"]");
 }
 constexpr KeySpec path = accepted("nvme_path", "null", "nvme is refused");
-constexpr KeySpec pinned = applied("pin_memory", boolean, "true",
-                                   "copies overlap with computation; without it the host waits for them");
+template <auto Offload>
+constexpr KeySpec pinned = applied<Offload, &OffloadOptions::pin_memory>(
+    "pin_memory", "copies overlap with computation; without it the host waits for them");
 
 constexpr KeySpec offload_param[] = {
-    device("cpu: values of a rank lie in host memory, persistent ones excepted; on the host all is there "
-           "already"),
+    device<&ZeroConfig::offload_param>(
+        "cpu: values of a rank lie in host memory, persistent ones excepted; on the host all is there "
+        "already"),
     path,
-    pinned,
+    pinned<&ZeroConfig::offload_param>,
     accepted("buffer_count", "5", "of nvme"),
     accepted("buffer_size", "100000000", "of nvme"),
     accepted("max_in_cpu", "1000000000", "of nvme"),
 };
 constexpr KeySpec offload_optimizer[] = {
-    device(
+    device<&ZeroConfig::offload_optimizer>(
         "cpu: state and masters lie in host memory, and are updated on the device; on the host all is there "
         "already"),
     path,
-    pinned,
-    applied("ratio", number, "1.0",
-            "least share of the state that is offloaded, in whole buckets; below 1 at stage 3 only")
+    pinned<&ZeroConfig::offload_optimizer>,
+    applied<&ZeroConfig::offload_optimizer, &OffloadOptions::ratio>(
+        "ratio", "least share of the state that is offloaded, in whole buckets; below 1 at stage 3 only")
         .within(0, 1),
     accepted("buffer_count", "4", "of nvme"),
     accepted("pipeline_read", "false", "of nvme"),

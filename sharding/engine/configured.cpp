@@ -4,98 +4,15 @@
 
 #include "comm/core/error.h"
 #include "sharding/model/default_hooks.h"
-#include "sharding/model/power_sgd.h"
-#include "sharding/optim/optimizers.h"
 
 namespace rz {
 
 namespace {
 
-template <class Options>
-ParameterGroups<Options> groups_of(const Options& options, Decay decay) {
-  return decay == Decay::all ? all_parameters(options) : matrices_and_rest(options);
-}
-
-AdamOptions adam_options(const OptimizerConfig& o) {
-  return {.learning_rate = o.lr,
-          .beta1 = o.beta1,
-          .beta2 = o.beta2,
-          .epsilon = o.eps,
-          .weight_decay = o.weight_decay,
-          .bias_correction = o.bias_correction,
-          .amsgrad = o.amsgrad,
-          .maximize = o.maximize};
-}
-
-SgdOptions sgd_options(const OptimizerConfig& o) {
-  return {.learning_rate = o.lr,
-          .momentum = o.momentum,
-          .weight_decay = o.weight_decay,
-          .nesterov = o.nesterov,
-          .dampening = o.dampening,
-          .maximize = o.maximize};
-}
-
-AdagradOptions adagrad_options(const OptimizerConfig& o) {
-  return {.learning_rate = o.lr,
-          .epsilon = o.eps,
-          .weight_decay = o.weight_decay,
-          .lr_decay = o.lr_decay,
-          .initial_accumulator = o.initial_accumulator_value,
-          .maximize = o.maximize};
-}
-
-RmspropOptions rmsprop_options(const OptimizerConfig& o) {
-  return {.learning_rate = o.lr,
-          .alpha = o.alpha,
-          .epsilon = o.eps,
-          .weight_decay = o.weight_decay,
-          .momentum = o.momentum,
-          .centered = o.centered,
-          .maximize = o.maximize};
-}
-
-LambOptions lamb_options(const OptimizerConfig& o) {
-  return {.learning_rate = o.lr,
-          .beta1 = o.beta1,
-          .beta2 = o.beta2,
-          .epsilon = o.eps,
-          .weight_decay = o.weight_decay,
-          .max_coeff = o.max_coeff,
-          .min_coeff = o.min_coeff,
-          .bias_correction = o.bias_correction,
-          .eps_inside_sqrt = o.eps_inside_sqrt};
-}
-
-std::unique_ptr<Optimizer> make_configured_muon(const OptimizerConfig& o) {
-  return make_muon({.learning_rate = o.muon_lr, .momentum = o.momentum, .weight_decay = o.weight_decay},
-                   {o.adam_lr, o.beta1, o.beta2, o.eps, o.weight_decay});
-}
-
 /// Nothing is offloaded at stages that do not have it; the configuration warns of that.
-OffloadOptions offload(const OffloadConfig& config, bool has) {
-  const bool cpu = has && config.device == OffloadConfig::Device::cpu;
-  return {.device = cpu ? OffloadDevice::cpu : OffloadDevice::none,
-          .pin_memory = config.pin_memory,
-          .ratio = config.ratio};
-}
-
-GatherLimits gather_limits(const ZeroConfig& zero) {
-  const auto elements = [](std::int64_t n) { return static_cast<std::size_t>(n); };
-  return {.prefetch_bucket_size = elements(zero.prefetch_bucket_size),
-          .max_live_parameters = elements(zero.max_live_parameters),
-          .max_reuse_distance = elements(zero.max_reuse_distance),
-          .param_persistence_threshold = elements(zero.param_persistence_threshold),
-          .model_persistence_threshold = elements(zero.model_persistence_threshold)};
-}
-
-PowerSgdOptions power_sgd_options(const CommStateOption& o) {
-  return {.matrix_approximation_rank = o.matrix_approximation_rank,
-          .start_iter = o.start_power_sgd_iter,
-          .use_error_feedback = o.use_error_feedback,
-          .warm_start = o.warm_start,
-          .min_compression_rate = o.min_compression_rate,
-          .random_seed = o.random_seed};
+OffloadOptions offload(OffloadOptions options, bool has) {
+  if (!has) options.device = OffloadDevice::none;
+  return options;
 }
 
 std::shared_ptr<CommunicationHook> communication_hook(const DdpConfig& ddp) {
@@ -108,9 +25,9 @@ std::shared_ptr<CommunicationHook> communication_hook(const DdpConfig& ddp) {
     case bf16:
       return make_bf16_compress_hook();
     case power_sgd:
-      return make_power_sgd(power_sgd_options(ddp.comm_state_option));
+      return make_power_sgd(ddp.comm_state_option);
     case batched_power_sgd:
-      return make_batched_power_sgd(power_sgd_options(ddp.comm_state_option));
+      return make_batched_power_sgd(ddp.comm_state_option);
   }
   fail(Errc::invalid_argument, "no such hook");
 }
@@ -135,29 +52,6 @@ void check_kind(const DsConfig& config, StrategyKind kind) {
 
 }  // namespace
 
-std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& o, Decay decay) {
-  using Type = OptimizerConfig::Type;
-  switch (o.type) {
-    case Type::adam:
-      return make_adam(groups_of(adam_options(o), decay));
-    case Type::adamw:
-      return make_adamw(groups_of(adam_options(o), decay));
-    case Type::sgd:
-      return make_sgd(groups_of(sgd_options(o), decay));
-    case Type::adagrad:
-      return make_adagrad(groups_of(adagrad_options(o), decay));
-    case Type::rmsprop:
-      return make_rmsprop(groups_of(rmsprop_options(o), decay));
-    case Type::lion:
-      return make_lion(groups_of(LionOptions{o.lr, o.beta1, o.beta2, o.weight_decay}, decay));
-    case Type::lamb:
-      return make_lamb(groups_of(lamb_options(o), decay));
-    case Type::muon:
-      return make_configured_muon(o);
-  }
-  fail(Errc::invalid_argument, "no such optimizer");
-}
-
 StrategyKind strategy_kind(const DsConfig& config) {
   constexpr StrategyKind by_stage[] = {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2,
                                        StrategyKind::zero3};
@@ -176,7 +70,7 @@ StrategyOptions strategy_options(const DsConfig& config, StrategyKind kind,
   s.first_bucket_size = std::min(s.reduce_bucket_size.value_or(s.first_bucket_size), s.first_bucket_size);
   s.allgather_bucket_size = static_cast<std::size_t>(zero.allgather_bucket_size);
   s.overlap_comm = zero.overlap_comm.value_or(true);
-  s.gathers = gather_limits(zero);
+  s.gathers = zero.gathers;
   s.sub_group_size = static_cast<std::size_t>(zero.sub_group_size);
   s.offload_optimizer = offload(zero.offload_optimizer, kind != StrategyKind::ddp);
   s.offload_param = offload(zero.offload_param, kind == StrategyKind::zero3);

@@ -74,7 +74,7 @@ StepMonitor monitor_of(World& world, const MonitorConfig& config, const EngineOp
 void warn_of_no_blocks(Module& module, DsConfig& config) {
   const std::vector<Module*> all = module.modules();
   const bool blocks = std::any_of(all.begin(), all.end(), [](const Module* m) { return m->is_block(); });
-  if (config.activation_checkpointing.enabled() && !blocks)
+  if (config.checkpoint_activations && !blocks)
     config.warnings.push_back(concat(config.file, ": activation_checkpointing: has no effect: no module of ",
                                      "the model is a block; call one_scope() in the constructor of those ",
                                      "that shall be computed again in backward"));
@@ -152,7 +152,7 @@ Engine::Engine(World& world, Module& module, DsConfig config, EngineOptions o)
           stream_on(communicator_.options().device, o.threads > 0 ? o.threads : world.threads(), config_)),
       tape_(stream_),
       strategy_(strategy_of(module, communicator_, config_, o)) {
-  if (config_.activation_checkpointing.enabled()) module.checkpoint_activations();
+  if (config_.checkpoint_activations) module.checkpoint_activations();
   strategy_->attach(tape_);
   tape_.set_autocast(config_.precision.autocast);
   if (auto optimizer = optimizer_of(config_, o)) {

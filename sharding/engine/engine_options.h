@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "sharding/config/batch.h"
 #include "sharding/config/ds_config.h"
 #include "sharding/config/lr_schedule.h"
 #include "sharding/config/training_arguments.h"

@@ -1,6 +1,6 @@
 #include "sharding/engine/parse_arguments.h"
 
-#include <charconv>
+#include <array>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -8,7 +8,7 @@
 #include "comm/bootstrap.h"
 #include "comm/core/error.h"
 #include "comm/core/text.h"
-#include "sharding/config/argument_flags.h"
+#include "sharding/config/arguments.h"
 #include "sharding/engine/world.h"
 
 namespace rz {
@@ -20,18 +20,15 @@ constexpr std::string_view own_flags[] = {"deepspeed", "deepspeed_config", "seed
 
 template <class T>
 T parse_integer(std::string_view flag, std::string_view text) {
-  T value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  require(error == std::errc() && end == text.data() + text.size(), Errc::config, "--", flag, " ", text,
-          ": expected an integer");
-  return value;
+  const auto value = parse_number<T>(text);
+  require(value.has_value(), Errc::config, "--", flag, " ", text, ": expected an integer");
+  return *value;
 }
 
 class ArgumentParser {
  public:
-  ArgumentParser(std::span<const char* const> words, TrainingArguments start) : words_(words) {
-    known_.options.arguments = std::move(start);
-  }
+  ArgumentParser(std::span<const char* const> words, std::span<const FlagAlias> aliases)
+      : words_(words), aliases_(aliases) {}
 
   KnownArguments parse() {
     known_.options.arguments.origin = "command line";
@@ -42,7 +39,7 @@ class ArgumentParser {
                            words_.end());
         break;
       }
-      if (const ArgumentFlag* flag = find_argument_flag(word)) {
+      if (const ArgumentSpec* flag = find_flag(word, aliases_)) {
         at_ = set_argument(known_.options.arguments, *flag, words_, at_);
       } else if (!parse_own(word)) {
         known_.rest.emplace_back(word);
@@ -108,6 +105,7 @@ class ArgumentParser {
   }
 
   std::span<const char* const> words_;
+  std::span<const FlagAlias> aliases_;
   std::size_t at_ = 0;
   KnownArguments known_;
   bool switched_on_ = false;
@@ -116,10 +114,11 @@ class ArgumentParser {
 std::string describe_unknown(const std::string& word) {
   if (!word.starts_with("-")) return concat(word, ": expected a flag, e.g. --deepspeed FILE");
   const std::string name = argument_name(word);
-  if (const std::string_view reason = no_argument_flag(word); !reason.empty())
+  if (const std::string_view reason = no_counterpart(word); !reason.empty())
     return concat("--", name, ": a flag of Trainer without a counterpart here: ", reason);
   std::vector<std::string_view> names(std::begin(own_flags), std::end(own_flags));
-  for (const ArgumentFlag& flag : argument_flags()) names.push_back(flag.name);
+  for (const ArgumentSpec& spec : argument_specs())
+    if (spec.group != ArgumentGroup::derived) names.push_back(spec.name);
   const std::string nearest = nearest_name(name, names);
   return concat("--", name, ": unknown flag", nearest.empty() ? "" : "; nearest: --", nearest);
 }
@@ -138,9 +137,9 @@ void refuse_words(const std::vector<std::string>& words) {
 
 }  // namespace
 
-KnownArguments parse_known_arguments(int argc, const char* const* argv, TrainingArguments start) {
+KnownArguments parse_known_arguments(int argc, const char* const* argv, std::span<const FlagAlias> aliases) {
   const auto words = std::span(argv, static_cast<std::size_t>(argc)).subspan(argc > 0 ? 1 : 0);
-  return ArgumentParser(words, std::move(start)).parse();
+  return ArgumentParser(words, aliases).parse();
 }
 
 EngineOptions parse_arguments(int argc, const char* const* argv) {
@@ -151,15 +150,13 @@ EngineOptions parse_arguments(int argc, const char* const* argv) {
 }
 
 std::string arguments_help() {
+  constexpr std::array groups{ArgumentGroup::configuration, ArgumentGroup::loop, ArgumentGroup::checkpoint};
   return concat(
       "  --deepspeed FILE                DeepSpeed configuration (also: --deepspeed --deepspeed_config "
       "FILE)\n"
       "  --seed N                        Seed of initial values, dropout, and the order of samples\n"
-      "  --local_rank N                  Local rank, where a launcher appends it\n",
-      "\nValues of the configuration that it leaves out or calls \"auto\":\n",
-      describe_argument_flags(ArgumentGroup::configuration, '_'), "\nThe run:\n",
-      describe_argument_flags(ArgumentGroup::loop, '_'), "\nCheckpoints and evaluation:\n",
-      describe_argument_flags(ArgumentGroup::checkpoint, '_'));
+      "  --local_rank N                  Local rank, where a launcher appends it\n\n",
+      describe_flags(groups, '_'));
 }
 
 }  // namespace rz

@@ -1,9 +1,11 @@
 #pragma once
 /// Options of an engine from a command line.
 
+#include <span>
 #include <string>
 #include <vector>
 
+#include "sharding/config/arguments.h"
 #include "sharding/engine/engine_options.h"
 
 namespace rz {
@@ -14,7 +16,7 @@ namespace rz {
 ///
 /// --deepspeed FILE, or --deepspeed_config FILE with or without --deepspeed; --seed N; --local_rank N, which
 /// DeepSpeed's launcher appends and which must be that of the launcher; and those of
-/// sharding/config/argument_flags.h. '-' may stand for '_'. A flag without a value may have true or false
+/// sharding/config/arguments.h. '-' may stand for '_'. A flag without a value may have true or false
 /// behind it. Errc::config for a value that is missing or wrong, and for words that are no flags: a line
 /// each, with the nearest flag. --help (-h) throws HelpRequest with arguments_help(), which run_entrypoint()
 /// prints.
@@ -27,8 +29,9 @@ struct KnownArguments {
   std::vector<std::string> rest;
   bool help = false;  ///< --help or -h, which is not in `rest`
 };
-/// The same for a program with flags of its own. `start`: values that flags replace.
-KnownArguments parse_known_arguments(int argc, const char* const* argv, TrainingArguments start = {});
+/// The same for a program with flags of its own. `aliases`: other names of flags.
+KnownArguments parse_known_arguments(int argc, const char* const* argv,
+                                     std::span<const FlagAlias> aliases = {});
 
 /// The flags, a line each, with what they set.
 std::string arguments_help();

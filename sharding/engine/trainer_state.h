@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "sharding/config/checkpoint_config.h"
+#include "sharding/config/ds_config.h"
 #include "sharding/engine/early_stopping.h"
 
 namespace rz {

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "sharding/config/checkpoint_config.h"
+#include "sharding/config/ds_config.h"
 #include "sharding/engine/checkpointer.h"
 #include "sharding/engine/save_requests.h"
 #include "sharding/engine/signal_handler.h"

@@ -31,7 +31,7 @@ class Run {
     optimizer_ = o.optimizer ? o.optimizer.get() : made_.get();
     kind_ = o.strategy ? *o.strategy : strategy_kind(config_);
     options_ = strategy_options(config_, kind_, o.configure_strategy);
-    if (config_.activation_checkpointing.enabled()) module.checkpoint_activations();
+    if (config_.checkpoint_activations) module.checkpoint_activations();
   }
 
   /// What stays in memory.

@@ -3,13 +3,14 @@
 /// `stage3_*` of DeepSpeed's "zero_optimization".
 
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 
 namespace rz {
 
 /// Must be equal on all ranks. A unit is what one call gathers: parameters of the same scopes. The unit that
 /// a scope needs is gathered whatever the limits. The defaults hold the least memory that overlaps gathers
-/// with computation; DeepSpeed's are 5e7, 1e9, 1e9, 1e5 and no limit.
+/// with computation; those of a configuration are deepspeed_gather_limits.
 struct GatherLimits {
   static constexpr std::size_t none = std::numeric_limits<std::size_t>::max();
 
@@ -29,5 +30,12 @@ struct GatherLimits {
 
   bool operator==(const GatherLimits&) const = default;
 };
+
+/// The defaults of DeepSpeed.
+inline constexpr GatherLimits deepspeed_gather_limits{.prefetch_bucket_size = 50'000'000,
+                                                      .max_live_parameters = 1'000'000'000,
+                                                      .max_reuse_distance = 1'000'000'000,
+                                                      .param_persistence_threshold = 100'000,
+                                                      .model_persistence_threshold = INT64_MAX};
 
 }  // namespace rz

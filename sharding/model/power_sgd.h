@@ -20,6 +20,7 @@ struct PowerSgdOptions {
   /// A parameter is compressed if its gradient has more than this many times the elements of its factors.
   double min_compression_rate = 2;
   std::uint64_t random_seed = 0;
+  bool operator==(const PowerSgdOptions&) const = default;
 };
 
 /// A parameter of two or more dimensions is a matrix of shape[0] rows. Others, and those that

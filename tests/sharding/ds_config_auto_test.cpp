@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "comm/core/error.h"
-#include "sharding/config/argument_flags.h"
+#include "sharding/config/arguments.h"
 #include "sharding/config/ds_config.h"
 #include "sharding/io/json.h"
 #include "tests/support/configs_in_notes.h"
@@ -38,8 +38,8 @@ TEST(DsConfigAuto, SizesOfBucketsFollowFromTheHiddenSize) {
     "stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto"}})";
   const DsConfig c = parse(text, {}, {.hidden_size = 125});
   EXPECT_EQ(c.zero.reduce_bucket_size, 15625);
-  EXPECT_EQ(c.zero.prefetch_bucket_size, 14062) << "the floor of 14062.5";
-  EXPECT_EQ(c.zero.param_persistence_threshold, 1250);
+  EXPECT_EQ(c.zero.gathers.prefetch_bucket_size, 14062) << "the floor of 14062.5";
+  EXPECT_EQ(c.zero.gathers.param_persistence_threshold, 1250);
   EXPECT_EQ(origin(c, "zero_optimization.reduce_bucket_size"), "auto: hidden size 125");
   std::string missing;
   for (const char* key :
@@ -54,7 +54,7 @@ TEST(DsConfigAuto, SizesOfBucketsFollowFromTheHiddenSize) {
 TEST(DsConfigAuto, OtherKeysOfASectionHaveDeepSpeedsDefault) {
   const DsConfig c = parse(R"({"zero_optimization": {"stage": 3, "stage3_max_live_parameters": "auto",
     "stage3_max_reuse_distance": "auto"}})");
-  EXPECT_EQ(c.zero.max_live_parameters, 1000000000);
+  EXPECT_EQ(c.zero.gathers.max_live_parameters, 1000000000);
   EXPECT_EQ(origin(c, "zero_optimization.stage3_max_live_parameters"), "auto: DeepSpeed's default");
   EXPECT_NE(refusal(R"({"gradient_predivide_factor": "auto"})").find("stands for no argument"),
             std::string::npos);
@@ -205,7 +205,7 @@ TEST(DsConfigAuto, IsResolvedAsByHuggingFace) {
     for (const auto& [key, value] : data["training_arguments"].items()) {
       const std::string word = concat("--", key, "=", value.dump());
       const char* const words[] = {word.c_str()};
-      set_argument(a, *find_argument_flag(word), words, 0);
+      set_argument(a, *find_flag(word), words, 0);
     }
     const RunFacts facts{
         .ranks = data["world_size"].get<int>(),
@@ -234,7 +234,7 @@ TEST(DsConfigAuto, ConfigurationsInNotesAreRead) {
   EXPECT_FALSE(teacher.optimizer) << "inference";
   EXPECT_EQ(teacher.sizes, (BatchSizes{2, 1, 1}));
   const DsConfig student = parse(test::student_config, {.learning_rate = 1e-3, .warmup_steps = 3}, facts);
-  EXPECT_EQ(student.zero.offload_optimizer.device, OffloadConfig::Device::cpu);
+  EXPECT_EQ(student.zero.offload_optimizer.device, OffloadDevice::cpu);
   EXPECT_EQ(student.schedule, LrSchedule(WarmupLr{.max_lr = 1e-3, .num_steps = 3}));
   EXPECT_EQ(student.optimizer->weight_decay, 0) << "Hugging Face's default, not torch's";
 }

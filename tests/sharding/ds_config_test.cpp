@@ -175,7 +175,6 @@ TEST(DsConfig, ReadsPrecision) {
     "min_loss_scale": 2}, "prescale_gradients": true, "gradient_predivide_factor": 4.0})");
   PrecisionConfig expected{.parameters = DType::f16,
                            .gradients = DType::f16,
-                           .auto_cast = true,
                            .skip_overflow = true,
                            .prescale_gradients = true,
                            .gradient_predivide_factor = 4};
@@ -356,7 +355,7 @@ TEST(DsConfig, OldSwitchesMayBeInQuotesToo) {
   const auto offloads = [](const char* value) {
     return parse_ds_config(concat(R"({"zero_optimization": {"stage": 2, "cpu_offload": )", value, "}}"),
                            "ds.json")
-               .zero.offload_optimizer.device == OffloadConfig::Device::cpu;
+               .zero.offload_optimizer.device == OffloadDevice::cpu;
   };
   EXPECT_TRUE(offloads("\"true\""));
   EXPECT_TRUE(offloads("true"));
@@ -506,7 +505,7 @@ void expect_equal(const DsConfig& a, const DsConfig& b) {
   EXPECT_EQ(a.schedule, b.schedule);
   EXPECT_EQ(a.precision, b.precision);
   EXPECT_EQ(a.zero, b.zero);
-  EXPECT_EQ(a.activation_checkpointing, b.activation_checkpointing);
+  EXPECT_EQ(a.checkpoint_activations, b.checkpoint_activations);
   EXPECT_EQ(a.monitor, b.monitor);
   EXPECT_EQ(a.gradient_clipping, b.gradient_clipping);
   EXPECT_EQ(a.drop_last, b.drop_last);
@@ -544,7 +543,7 @@ TEST(DsConfig, ReadsWhatHappensToUnusedParameters) {
   EXPECT_EQ(policy("{}"), UnusedParameterPolicy::pytorch);
   EXPECT_EQ(policy(R"({"ringzero": {"unused_parameters": "deepspeed"}})"), UnusedParameterPolicy::deepspeed);
   const auto ignores = [](const char* text) {
-    return parse_ds_config(text, "ds.json").zero.ignore_unused_parameters;
+    return parse_ds_config(text, "ds.json").ddp.find_unused_parameters;
   };
   EXPECT_TRUE(ignores("{}"));
   EXPECT_FALSE(ignores(R"({"zero_optimization": {"ignore_unused_parameters": false}})"));
@@ -553,14 +552,19 @@ TEST(DsConfig, ReadsWhatHappensToUnusedParameters) {
                        {"ringzero.unused_parameters", "jax", "choose pytorch or deepspeed"});
 }
 
+std::string setting(const DsConfig& c, const char* path) {
+  const auto found = std::ranges::find(c.settings, path, &ResolvedSetting::path);
+  return found == c.settings.end() ? "absent" : found->value;
+}
+
 TEST(DsConfig, OldSpellingsAreAcceptedWithAWarning) {
   const DsConfig c = parse_ds_config(R"({"bfloat16": {"enabled": true}, "zero_optimization": {"stage": 3,
     "cpu_offload": true, "cpu_offload_param": true, "stage3_gather_fp16_weights_on_model_save": true}})",
                                      "ds.json");
   EXPECT_EQ(c.precision.parameters, DType::bf16);
-  EXPECT_EQ(c.zero.offload_optimizer.device, OffloadConfig::Device::cpu);
-  EXPECT_EQ(c.zero.offload_param.device, OffloadConfig::Device::cpu);
-  EXPECT_TRUE(c.zero.gather_16bit_weights_on_model_save);
+  EXPECT_EQ(c.zero.offload_optimizer.device, OffloadDevice::cpu);
+  EXPECT_EQ(c.zero.offload_param.device, OffloadDevice::cpu);
+  EXPECT_EQ(setting(c, "zero_optimization.stage3_gather_16bit_weights_on_model_save"), "true");
   ASSERT_EQ(c.warnings.size(), 4u);
   EXPECT_EQ(c.warnings[0], "ds.json: bfloat16: is an old spelling; write bf16");
   EXPECT_EQ(c.warnings[1],
@@ -576,10 +580,10 @@ TEST(DsConfig, KeysOfStage3NeedNoPrefix) {
   const DsConfig c = parse_ds_config(R"({"zero_optimization": {"stage": 3, "max_live_parameters": 5e8,
     "max_reuse_distance": 6e8, "gather_16bit_weights_on_model_save": true, "prefetch_bucket_size": 7}})",
                                      "ds.json");
-  EXPECT_EQ(c.zero.max_live_parameters, 500000000);
-  EXPECT_EQ(c.zero.max_reuse_distance, 600000000);
-  EXPECT_EQ(c.zero.prefetch_bucket_size, 7);
-  EXPECT_TRUE(c.zero.gather_16bit_weights_on_model_save);
+  EXPECT_EQ(c.zero.gathers.max_live_parameters, 500000000);
+  EXPECT_EQ(c.zero.gathers.max_reuse_distance, 600000000);
+  EXPECT_EQ(c.zero.gathers.prefetch_bucket_size, 7);
+  EXPECT_EQ(setting(c, "zero_optimization.stage3_gather_16bit_weights_on_model_save"), "true");
   expect_error_message(R"({"zero_optimization": {"max_reuse_distance": 1, "stage3_max_reuse_distance": 1}})",
                        {"max_reuse_distance", "remove one"});
 }

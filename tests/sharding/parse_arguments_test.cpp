@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "sharding/config/argument_flags.h"
+#include "sharding/config/arguments.h"
 #include "sharding/engine/world.h"
 #include "tests/support/error_of.h"
 
@@ -193,8 +193,9 @@ TEST(ParseArguments, HelpHasEveryFlag) {
     EXPECT_EQ(help.what(), arguments_help());
   }
   const std::string help = arguments_help();
-  for (const ArgumentFlag& flag : argument_flags())
-    EXPECT_NE(help.find("\n  --" + std::string(flag.name) + " "), std::string::npos) << flag.name;
+  for (const ArgumentSpec& spec : argument_specs())
+    if (spec.group != ArgumentGroup::derived)
+      EXPECT_NE(help.find("\n  --" + std::string(spec.name) + " "), std::string::npos) << spec.name;
   for (const char* flag : {"--deepspeed FILE", "--seed N", "--local_rank N"})
     EXPECT_NE(help.find(flag), std::string::npos) << flag;
 }
@@ -212,7 +213,7 @@ TEST(ParseArguments, SetKeysOfTheConfiguration) {
     more.insert(more.begin(), batch.begin(), batch.end());
     return more;
   };
-  EXPECT_TRUE(resolved({"--gradient_checkpointing"}).activation_checkpointing.enabled());
+  EXPECT_TRUE(resolved({"--gradient_checkpointing"}).checkpoint_activations);
   EXPECT_TRUE(resolved({"--dataloader_drop_last"}).drop_last);
   EXPECT_EQ(resolved({"--logging_steps", "7"}).monitor.steps_per_print, 7);
   EXPECT_EQ(resolved({"--save_strategy=steps", "--output_dir=d"}).checkpoint.save_steps, 500)

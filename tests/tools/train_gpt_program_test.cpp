@@ -392,8 +392,9 @@ TEST_F(TrainGptProgram, RanksThatWereStartedDifferentlyAreRefused) {
   refused("--seed", "7", {"--seed is 0 on rank 0 and 7 on rank 1"});
   refused("--steps", "3", {"--steps is 2 on rank 0 and 3 on rank 1"});
   refused("--checkpoint-dir", path("out/a"),
-          {"--checkpoint-dir is not given on rank 0 and " + path("out/a") + " on"});
-  refused("--resume", path("out/a"), {"--resume is not given on rank 0 and " + path("out/a") + " on rank 1"});
+          {"output_dir is not given on rank 0 and " + path("out/a") + " on"});
+  refused("--resume", path("out/a"),
+          {"resume_from_checkpoint is not given on rank 0 and " + path("out/a") + " on rank 1"});
   put("other.json", R"({"train_batch_size": 4, "optimizer": {"type": "AdamW", "params": {"lr": 0.02}},)"
                     R"( "zero_optimization": {"stage": 3}})");
   refused("--config", path("other.json"),

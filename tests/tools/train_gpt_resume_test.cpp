@@ -314,7 +314,7 @@ TEST_F(TrainGptBadResume, CheckpointsOfAnotherRun) {
 TEST_F(TrainGptBadResume, SavingWithoutAFolder) {
   for (const Flags& flags :
        {Flags{"--save-steps", "2"}, {"--save-minutes", "1"}, {"--save-total-limit", "1"}, {"--save-async"}})
-    expect_refused(flags, {flags[0], "--checkpoint-dir DIR"});
+    expect_refused(flags, {flags[0], "--output-dir DIR"});
 }
 
 }  // namespace

@@ -17,9 +17,8 @@
 #include "tools/train_gpt/inputs.h"
 #include "tools/train_gpt/options.h"
 #include "tools/train_gpt/report/metrics.h"
+#include "tools/train_gpt/report/sample_text.h"
 #include "tools/train_gpt/report/throughput.h"
-#include "tools/train_gpt/run_consistency.h"
-#include "tools/train_gpt/words.h"
 
 namespace rz::train_gpt {
 namespace {
@@ -204,7 +203,7 @@ TEST(TrainGptOptions, SpellingsOfDeepSpeedAndTrainerAreRead) {
   EXPECT_EQ(a.output_dir, "out");
   EXPECT_EQ(a.save_steps, 9);
   EXPECT_EQ(a.load_best_model_at_end, true);
-  EXPECT_EQ(a.async_save, std::nullopt);
+  EXPECT_EQ(a.async_save, false);
   EXPECT_EQ(a.train_batch_size, 8);
   EXPECT_EQ(updates_of_passes(o, 7), 14);
   const auto steps = [](std::vector<const char*> more) {
@@ -218,6 +217,50 @@ TEST(TrainGptOptions, SpellingsOfDeepSpeedAndTrainerAreRead) {
   expect_parts(error_message([&] { steps({"--deepspeed=d"}); }), {"exclude each other"});
   expect_parts(error_message([&] { steps({"--report_to", "wandb"}); }), {"--report-to", "csv_monitor"});
   expect_parts(error_message([&] { steps({"--num_train_epoch", "3"}); }), {"--num-train-epochs"});
+}
+
+/// All flags of the table, which docs/configuration.md lists.
+TEST(TrainGptOptions, HaveEveryArgument) {
+  const std::string help = parse({"--help"}).help;
+  for (const ArgumentSpec& a : argument_specs()) {
+    if (a.group == ArgumentGroup::derived) continue;
+    std::string flag = concat("--", a.name);
+    std::ranges::replace(flag, '_', '-');
+    EXPECT_NE(help.find(concat("\n  ", flag, " ")), std::string::npos) << flag;
+  }
+  const TrainingArguments a = parse({"--model=m", "--config=c", "--data=d", "--metric-for-best-model", "loss",
+                                     "--greater-is-better", "false", "--ddp-find-unused-parameters=false",
+                                     "--ddp-static-graph", "true", "--ddp-broadcast-buffers", "false",
+                                     "--async-save", "--output-dir", "o", "--resume-from-checkpoint", "true"})
+                                  .options.arguments;
+  EXPECT_EQ(a.metric_for_best_model, "loss");
+  EXPECT_EQ(a.greater_is_better, false);
+  EXPECT_EQ(a.ddp_find_unused_parameters, false);
+  EXPECT_EQ(a.ddp_static_graph, true);
+  EXPECT_EQ(a.ddp_broadcast_buffers, false);
+  EXPECT_EQ(a.async_save, true);
+  EXPECT_EQ(a.output_dir, "o");
+  EXPECT_EQ(a.resume_from_checkpoint, "true");
+}
+
+TEST(TrainGptOptions, FormerNamesAreNamedAsTheyWereTyped) {
+  const TrainingArguments a = parse({"--model=m", "--config=c", "--data=d", "--checkpoint-dir", "x2",
+                                     "--resume=true", "--save-async"})
+                                  .options.arguments;
+  EXPECT_EQ(a.output_dir, "x2");
+  EXPECT_EQ(a.resume_from_checkpoint, "true");
+  EXPECT_EQ(a.async_save, true);
+  const auto refused = [&](const TrainingArguments& arguments) {
+    return error_message([&] {
+      parse_ds_config(R"({"ringzero": {"checkpoint": {"output_dir": "x1"}}})", "ds.json", arguments);
+    });
+  };
+  EXPECT_EQ(refused(a),
+            "ds.json: ringzero.checkpoint.output_dir: is \"x1\", but --checkpoint-dir (command line) is "
+            "\"x2\"; remove one of them, or write \"auto\" here");
+  const TrainingArguments today =
+      parse({"--model=m", "--config=c", "--data=d", "--output-dir", "x2"}).options.arguments;
+  expect_parts(refused(today), {"but output_dir (command line) is \"x2\""});
 }
 
 TEST(TrainGptOptions, ASampleAloneNeedsWeightsOnly) {
@@ -266,6 +309,10 @@ TEST(TrainGptOptions, MistakesAreOneLine) {
     return what;
   };
   expect_parts(wrong({"--modle", "m"}), {"unknown flag --modle", "did you mean --model"});
+  EXPECT_EQ(
+      wrong({"--modle", "m", "--stpes", "-1", "--config", "c", "--zzzzzzzzzzz"}),
+      "unknown flag --modle; did you mean --model?; unknown flag --stpes; did you mean --steps?; unknown "
+      "flag --zzzzzzzzzzz; see --help");
   expect_parts(wrong({"--model", "m", "--config", "c", "--data", "d", "--zzzzzzzzzzz"}),
                {"unknown flag --zzzzzzzzzzz"});
   expect_parts(wrong({"--model", "m", "--config", "c", "--data", "d", "more"}),
@@ -328,8 +375,8 @@ TEST_F(TrainGptFiles, AFolderThatCannotBeWrittenIsNamedWithTheReason) {
       if (::geteuid() == 0 && (::setgid(65534) != 0 || ::setuid(65534) != 0)) return false;
       const std::string what = error_message([&] { read_inputs(o, 0, 1); });
       std::fprintf(stderr, "%s\n", what.c_str());
-      return what == "--checkpoint-dir: " + *o.arguments.output_dir +
-                         ": cannot be written: " + path("sealed") + ": Permission denied";
+      return what == "--output-dir: " + *o.arguments.output_dir + ": cannot be written: " + path("sealed") +
+                         ": Permission denied";
     });
     EXPECT_EQ(status, 0) << below;
   }

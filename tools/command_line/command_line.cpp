@@ -35,19 +35,30 @@ void refuse_launcher_flags(const CLI::App& app, std::span<const char* const> wor
   }
 }
 
-[[noreturn]] void refuse(const CLI::App& app, const std::string& word, std::vector<std::string> names) {
-  for (const auto* option : app.get_options())
-    for (const auto& name : option->get_lnames()) names.push_back("--" + name);
-  const bool flag = word.starts_with("-");
-  const std::string near = flag ? nearest_name(flag_of(word), names) : "";
-  fail(Errc::config, flag ? "unknown flag " : "unexpected argument '", word, flag ? "" : "'",
-       near.empty() ? "" : "; did you mean " + near + "?", "; see --help");
+bool is_flag(const std::string& word) {
+  return word.starts_with("-") && !(word.size() > 1 && word[1] >= '0' && word[1] <= '9');
 }
 
-void refuse_rest(const CLI::App& app, const std::vector<std::string>& known_names) {
+std::string describe_unknown(const std::string& flag, const std::vector<std::string>& names) {
+  const std::string near = nearest_name(flag_of(flag), names);
+  return concat("unknown flag ", flag, near.empty() ? "" : "; did you mean " + near + "?", "; ");
+}
+
+/// Refuses words that are no flags of `app`: all that look like flags, else the first. Words of a command,
+/// and what follows them, are its own.
+void refuse_rest(const CLI::App& app, std::vector<std::string> known_names) {
   const auto rest = app.remaining();
   const bool commands = app.get_prefix_command();
-  if (!rest.empty() && (!commands || rest.front().starts_with("-"))) refuse(app, rest.front(), known_names);
+  if (rest.empty() || (commands && !is_flag(rest.front()))) return;
+  for (const auto* option : app.get_options())
+    for (const auto& name : option->get_lnames()) known_names.push_back("--" + name);
+  std::string text;
+  for (const std::string& word : rest) {
+    if (is_flag(word)) text += describe_unknown(word, known_names);
+    if (commands) break;
+  }
+  fail(Errc::config, text.empty() ? concat("unexpected argument '", rest.front(), "'; ") : text,
+       "see --help");
 }
 
 }  // namespace

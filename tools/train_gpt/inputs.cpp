@@ -12,8 +12,10 @@
 
 #include "comm/core/error.h"
 #include "comm/core/text.h"
+#include "sharding/config/arguments.h"
 #include "sharding/engine/configured.h"
 #include "sharding/engine/engine_options.h"
+#include "sharding/engine/training_step.h"
 #include "sharding/huggingface/gpt2_config.h"
 
 namespace rz::train_gpt {
@@ -110,14 +112,16 @@ void read_tokens(const Options& o, Inputs& in) {
 void check_evaluation(const Options& o, const DsConfig& ds) {
   const CheckpointConfig& c = ds.checkpoint;
   const bool has_data = !o.eval_data.empty() || o.validation_split_percentage;
-  require(has_data || c.eval_steps == 0, Errc::config, o.arguments.eval_steps ? "--eval-steps" : o.config,
+  require(has_data || c.eval_steps == 0, Errc::config,
+          o.arguments.eval_steps ? typed_flag(o.arguments, "eval_steps") : o.config,
           ": there is nothing to evaluate; add --eval-data FILE|DIR or --validation-split-percentage P");
   require(!has_data || c.eval_steps > 0, Errc::config,
           o.eval_data.empty() ? "--validation-split-percentage" : "--eval-data",
           ": is never evaluated; add --eval-steps N");
   const bool decides = c.early_stopping_patience || c.load_best_model_at_end;
   require(!decides || c.eval_steps > 0, Errc::config,
-          c.early_stopping_patience ? "--early-stopping-patience" : "--load-best-model-at-end",
+          typed_flag(o.arguments,
+                     c.early_stopping_patience ? "early_stopping_patience" : "load_best_model_at_end"),
           ": needs evaluations; add --eval-steps N");
   require(!std::holds_alternative<ReduceLrOnPlateau>(ds.schedule) || c.eval_steps > 0, Errc::config, ds.file,
           ": scheduler.type: ReduceLROnPlateau follows eval_loss and needs evaluations; add --eval-steps N");
@@ -138,19 +142,18 @@ std::int64_t updates_of(const Options& o, Inputs& in, const BatchSizes& sizes) {
 void check_save_flags(const Options& o, const RunFacts& facts) {
   TrainingArguments a = o.arguments;
   if (a.output_dir || a.resume_from_checkpoint) return;
-  const char* flag = a.save_steps               ? "--save-steps"
-                     : a.save_minutes           ? "--save-minutes"
-                     : a.save_total_limit       ? "--save-total-limit"
-                     : a.async_save             ? "--save-async"
-                     : a.load_best_model_at_end ? "--load-best-model-at-end"
-                                                : nullptr;
-  if (!flag) return;
+  const char* argument = a.save_steps               ? "save_steps"
+                         : a.save_minutes           ? "save_minutes"
+                         : a.save_total_limit       ? "save_total_limit"
+                         : a.async_save             ? "async_save"
+                         : a.load_best_model_at_end ? "load_best_model_at_end"
+                                                    : nullptr;
+  if (!argument) return;
   a.save_steps = a.save_minutes = a.save_total_limit = std::nullopt;
   a.async_save = a.load_best_model_at_end = std::nullopt;
-  require(
-      read_ds_config(o.config, a, facts).checkpoint.saves(), Errc::config, flag,
-      ": there is no folder for checkpoints; add --checkpoint-dir DIR, or ringzero.checkpoint.output_dir to ",
-      o.config);
+  require(read_ds_config(o.config, a, facts).checkpoint.saves(), Errc::config, typed_flag(a, argument),
+          ": there is no folder for checkpoints; add --output-dir DIR, or ringzero.checkpoint.output_dir to ",
+          o.config);
 }
 
 DsConfig read_config(const Options& o, Inputs& in, int ranks) {
@@ -187,14 +190,16 @@ void check_folder(const std::string& flag, const std::string& path) {
 
 void check_checkpoints(const Options& o, const CheckpointConfig& c) {
   const std::string keys = "ringzero.checkpoint.";
-  const std::string dir = o.arguments.output_dir               ? "--checkpoint-dir"
-                          : o.arguments.resume_from_checkpoint ? "--resume"
-                                                               : keys + "output_dir";
+  const TrainingArguments& a = o.arguments;
+  const std::string resume =
+      a.resume_from_checkpoint ? typed_flag(a, "resume_from_checkpoint") : keys + "resume_from_checkpoint";
+  const std::string dir = a.output_dir               ? typed_flag(a, "output_dir")
+                          : a.resume_from_checkpoint ? resume
+                                                     : keys + "output_dir";
   const fs::path resumed = c.resume_from_checkpoint;
   const bool is_file = fs::exists(resumed) && !fs::is_directory(resumed);
-  require(!is_file || resumed.filename() == "best" || resumed.filename() == "latest", Errc::config,
-          o.arguments.resume_from_checkpoint ? "--resume" : keys + "resume_from_checkpoint", ": ",
-          c.resume_from_checkpoint, ": is not a folder");
+  require(!is_file || resumed.filename() == "best" || resumed.filename() == "latest", Errc::config, resume,
+          ": ", c.resume_from_checkpoint, ": is not a folder");
   check_folder(dir, c.output_dir);
 }
 

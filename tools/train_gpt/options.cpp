@@ -5,7 +5,7 @@
 #include <span>
 
 #include "comm/core/error.h"
-#include "sharding/config/argument_flags.h"
+#include "sharding/config/arguments.h"
 #include "sharding/engine/parse_arguments.h"
 #include "tools/command_line/command_line.h"
 
@@ -140,45 +140,8 @@ void add_outputs(CommandLine& line, Options& o) {
       .group("Outputs");
 }
 
-constexpr const char* checkpoint_group =
-    "Checkpoints (also at SIGUSR1, at SIGTERM and before an allocation of Slurm ends): ringzero.checkpoint";
-
-/// Flags of keys that are true or false.
-struct CheckpointSwitches {
-  bool async_save = false, load_best_model_at_end = false;
-};
-
-void add_checkpoints(CommandLine& line, TrainingArguments& a, CheckpointSwitches& switches) {
-  line.add_option("--resume", a.resume_from_checkpoint,
-                  "Go on from this checkpoint, or from the last one in this folder, on any number of ranks; "
-                  "true: from the last one in --checkpoint-dir, if it has one")
-      .type_name("DIR")
-      .group(checkpoint_group);
-  line.add_option("--checkpoint-dir", a.output_dir, "Save checkpoints there; default: the folder of --resume")
-      .type_name("DIR")
-      .group(checkpoint_group);
-  const auto count = [&](const char* name, std::optional<std::int64_t>& value, const char* type,
-                         const char* what) {
-    line.add_option(name, value, what)
-        .type_name(type)
-        .within(std::int64_t{0}, std::int64_t{1} << 31)
-        .group(checkpoint_group);
-  };
-  count("--save-steps", a.save_steps, "N", "Save every N updates; default: at the end only");
-  count("--save-minutes", a.save_minutes, "M", "Save when the last checkpoint is M minutes old");
-  count("--save-total-limit", a.save_total_limit, "K", "Keep the last K checkpoints; default: all");
-  line.add_flag("--save-async", switches.async_save,
-                "Write checkpoints while training goes on, from a copy in memory")
-      .group(checkpoint_group);
-}
-
-void add_evaluation(CommandLine& line, Options& o, CheckpointSwitches& switches) {
-  constexpr const char* group = "Evaluation: ringzero.checkpoint; the best checkpoint is kept";
-  TrainingArguments& a = o.arguments;
-  line.add_option("--eval-steps", a.eval_steps, "Measure eval_loss every N updates")
-      .type_name("N")
-      .within(std::int64_t{1}, std::int64_t{1} << 31)
-      .group(group);
+void add_evaluation(CommandLine& line, Options& o) {
+  constexpr const char* group = "Evaluation (with --eval-steps)";
   const auto data =
       line.add_option("--eval-data", o.eval_data, "What is evaluated: as --data, or as --tokens")
           .type_name("FILE|DIR")
@@ -189,24 +152,6 @@ void add_evaluation(CommandLine& line, Options& o, CheckpointSwitches& switches)
       .within(0.001, 99.0)
       .excludes(data)
       .group(group);
-  line.add_option("--early-stopping-patience", a.early_stopping_patience,
-                  "Stop after N evaluations in a row without improvement")
-      .type_name("N")
-      .within(std::int64_t{1}, std::int64_t{1} << 30)
-      .group(group);
-  line.add_option("--early-stopping-threshold", a.early_stopping_threshold,
-                  "What an improvement must exceed; default 0")
-      .type_name("X")
-      .within(0.0, 1e300)
-      .group(group);
-  line.add_flag("--load-best-model-at-end", switches.load_best_model_at_end,
-                "--save and --sample use the best checkpoint")
-      .group(group);
-}
-
-void read_switches(TrainingArguments& a, const CheckpointSwitches& switches) {
-  if (switches.load_best_model_at_end) a.load_best_model_at_end = true;
-  if (switches.async_save) a.async_save = true;
 }
 
 constexpr const char* speed_group = "Speed (results stay the same but for --threads)";
@@ -263,8 +208,12 @@ void check_combinations(Options& o) {
   require(data, Errc::config, "nothing to train on; give --data FILE|DIR or --tokens TOKENS");
 }
 
+/// Names that train_gpt had before.
+constexpr FlagAlias aliases[] = {
+    {"resume", "resume_from_checkpoint"}, {"checkpoint_dir", "output_dir"}, {"save_async", "async_save"}};
+
 bool is_argument(const std::string& word, std::span<const ArgumentGroup> groups) {
-  if (const ArgumentFlag* flag = find_argument_flag(word))
+  if (const ArgumentSpec* flag = find_flag(word, aliases))
     return std::ranges::find(groups, flag->group) != groups.end();
   const std::string name = word.starts_with("--") ? argument_name(word) : "";
   return name == "deepspeed" || name == "deepspeed_config" || name == "local_rank";
@@ -303,8 +252,8 @@ class DividedWords {
         if (has_value && !std::string_view(words[i + 1]).starts_with("--"))
           arguments.emplace_back(words[++i]);
       } else {
-        require(no_argument_flag(word).empty() || !word.starts_with("--"), Errc::config, flag,
-                ": a flag of Trainer without a counterpart here: ", no_argument_flag(word));
+        require(no_counterpart(word).empty() || !word.starts_with("--"), Errc::config, flag,
+                ": a flag of Trainer without a counterpart here: ", no_counterpart(word));
         own.push_back(word);
       }
     }
@@ -319,36 +268,24 @@ std::vector<const char*> pointers(const std::string& program, const std::vector<
   return out;
 }
 
-/// The flags of parse_arguments() that the help of `line` does not have.
-std::string arguments_help(const CommandLine& line, std::span<const ArgumentGroup> groups) {
-  std::string text =
-      "Flags with the names of Hugging Face's TrainingArguments ('_' may stand for '-'): values that the "
-      "DeepSpeed\n"
-      "configuration leaves out or calls \"auto\"\n";
-  const auto shown = [&](const ArgumentFlag& flag) {
-    return !line.values_of(dashed(concat("--", flag.name)));
-  };
-  for (const ArgumentGroup group : groups) text += describe_argument_flags(group, '-', shown);
-  return text;
-}
-
 }  // namespace
 
 std::string parse_words(CommandLine& line, Options& o, std::span<const ArgumentGroup> groups, int argc,
                         const char* const* argv) {
   std::vector<std::string> names{"--deepspeed", "--deepspeed-config", "--local-rank"};
-  for (const ArgumentFlag& flag : argument_flags())
-    if (std::ranges::find(groups, flag.group) != groups.end())
-      names.push_back(dashed(concat("--", flag.name)));
+  for (const ArgumentSpec& spec : argument_specs())
+    if (std::ranges::find(groups, spec.group) != groups.end())
+      names.push_back(dashed(concat("--", spec.name)));
   line.add_known_names(std::move(names));
   const auto words = std::span(argv, static_cast<std::size_t>(argc)).subspan(argc > 0 ? 1 : 0);
   const DividedWords divided(line, groups, words);
   const std::string program = argc > 0 ? argv[0] : "";
   const auto own = pointers(program, divided.own), arguments = pointers(program, divided.arguments);
   if (std::string help = line.parse(static_cast<int>(own.size()), own.data()); !help.empty())
-    return concat(help, '\n', arguments_help(line, groups));
-  KnownArguments known =
-      parse_known_arguments(static_cast<int>(arguments.size()), arguments.data(), std::move(o.arguments));
+    return concat(help,
+                  "\nFlags with the names of Hugging Face's TrainingArguments ('_' may stand for '-')\n",
+                  describe_flags(groups, '-', aliases));
+  KnownArguments known = parse_known_arguments(static_cast<int>(arguments.size()), arguments.data(), aliases);
   require(known.rest.empty(), Errc::config, "unexpected argument '",
           known.rest.empty() ? "" : known.rest.front(), "'; see --help");
   o.arguments = std::move(known.options.arguments);
@@ -381,14 +318,11 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   add_data(line, parsed.options);
   add_training(line, parsed.options);
   add_outputs(line, parsed.options);
-  CheckpointSwitches switches;
-  add_checkpoints(line, parsed.options.arguments, switches);
-  add_evaluation(line, parsed.options, switches);
+  add_evaluation(line, parsed.options);
   add_speed(line, parsed.options);
   parsed.help = parse_words(line, parsed.options, groups, argc, argv);
   if (!parsed.help.empty()) return parsed;
   read_words(parsed.options, words);
-  read_switches(parsed.options.arguments, switches);
   read_steps(parsed.options);
   check_combinations(parsed.options);
   return parsed;

@@ -6,7 +6,7 @@
 #include <span>
 #include <string>
 
-#include "sharding/config/argument_flags.h"
+#include "sharding/config/arguments.h"
 #include "sharding/config/training_arguments.h"
 #include "sharding/engine/configured.h"
 #include "tools/command_line/command_line.h"

@@ -1,4 +1,4 @@
-// Forms of values.
+#include "sharding/config/keys.h"
 
 #include <algorithm>
 #include <cctype>
@@ -6,12 +6,21 @@
 #include <cmath>
 
 #include "comm/core/error.h"
-#include "sharding/config/settings.h"
+#include "comm/core/lazy.h"
+#include "sharding/io/json.h"
 
 namespace rz::ds {
 namespace {
 
 using nlohmann::json;
+
+std::vector<ObjectSpec> all_objects() {
+  std::vector<ObjectSpec> all;
+  for (const auto part : {general_objects(), ringzero_objects(), optimizer_objects(), scheduler_objects(),
+                          precision_objects(), zero_objects(), reporting_objects()})
+    all.insert(all.end(), part.begin(), part.end());
+  return all;
+}
 
 std::string lower_case(std::string text) {
   std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::tolower(c); });
@@ -128,7 +137,7 @@ json in_form_of(const KeySpec& k, const json& value) {
 
 json checked(const JsonObject& object, const KeySpec& k) {
   const json& value = object.at(k.key);
-  if (value.is_null() && std::string_view(k.fallback) == "null") return value;
+  if (value.is_null() && !k.is_required() && k.initial().is_null()) return value;
   switch (k.kind) {
     case Kind::boolean:
       return object.boolean(k.key, false);
@@ -149,9 +158,6 @@ json checked(const JsonObject& object, const KeySpec& k) {
       return checked_per_group(object, k);
     case Kind::integers:
       return checked_integers(object, k);
-    case Kind::list:
-      if (!value.is_array()) object.fail_at(k.key, concat("expected a list, found ", to_display(value)));
-      return value;
     case Kind::object:
     case Kind::any:
       return value;
@@ -159,7 +165,54 @@ json checked(const JsonObject& object, const KeySpec& k) {
   return value;
 }
 
+constexpr std::pair<DType, const char*> dtype_words[] = {
+    {DType::f32, "fp32"}, {DType::f16, "fp16"}, {DType::bf16, "bf16"}};
+
 }  // namespace
+
+std::span<const ObjectSpec> objects() {
+  static constinit Lazy<std::vector<ObjectSpec>> all;
+  return all.get(all_objects);
+}
+
+const ObjectSpec* find_object(std::string_view path, std::string_view variant) {
+  const auto found = std::ranges::find_if(
+      objects(), [&](const ObjectSpec& o) { return o.path == path && o.variant == variant; });
+  return found == objects().end() ? nullptr : &*found;
+}
+
+const char* name(Treatment treatment) {
+  constexpr const char* names[] = {"applied", "no effect", "always so", "not applied yet", "refused"};
+  return names[static_cast<std::size_t>(treatment)];
+}
+
+json KeySpec::initial() const {
+  if (fallback != nullptr) return json::parse(fallback);
+  json value = field.initial(*this);
+  const bool real = kind == Kind::number || kind == Kind::per_group;
+  return real && value.is_number() ? json(value.get<double>()) : value;
+}
+
+int word_index(const KeySpec& k, const json& word) {
+  const json words = json::parse(k.values);
+  return static_cast<int>(std::ranges::find(words, word) - words.begin());
+}
+
+json word_at(const KeySpec& k, int index) {
+  return json::parse(k.values).at(static_cast<std::size_t>(index));
+}
+
+DType dtype_of(const json& word) {
+  for (const auto& [dtype, text] : dtype_words)
+    if (word == text) return dtype;
+  fail(Errc::invalid_argument, "no dtype ", word.dump());
+}
+
+const char* word_of(DType type) {
+  for (const auto& [dtype, text] : dtype_words)
+    if (type == dtype) return text;
+  fail(Errc::invalid_argument, "no dtype of a configuration");
+}
 
 json checked_value(const json& value, const KeySpec& k, const std::string& file, const std::string& path) {
   const json holder{{k.key, in_form_of(k, value)}};
@@ -172,14 +225,6 @@ json without_quotes(const json& value) {
   if (auto number = as_number(text)) return *number;
   const auto word = as_boolean(text);
   return word ? json(*word) : value;
-}
-
-json default_value(const JsonObject& object, const KeySpec& k) {
-  if (*k.fallback == '\0') object.fail_at(k.key, "missing; give a value");
-  json value = json::parse(k.fallback);
-  const bool real = k.kind == Kind::number || k.kind == Kind::per_group;
-  if (real && value.is_number()) return value.get<double>();
-  return value;
 }
 
 }  // namespace rz::ds

@@ -1,4 +1,4 @@
-// The schedules of torch.optim.lr_scheduler.
+#include "sharding/config/schedule_formulas.h"
 
 #include <algorithm>
 #include <array>
@@ -6,15 +6,131 @@
 #include <limits>
 #include <numbers>
 
-#include "sharding/config/lr_schedule.h"
-#include "sharding/config/schedule_formulas.h"
-
 namespace rz {
 
 namespace schedules {
 namespace {
 
 double as_double(std::int64_t x) { return static_cast<double>(x); }
+
+}  // namespace
+
+double rate(const ConstantLr&, std::int64_t, const ScheduledGroup& group) { return group.base_lr; }
+
+double rate(const LrRangeTest& s, std::int64_t step, const ScheduledGroup& group) {
+  const double intervals = static_cast<double>(step) / static_cast<double>(s.step_size);
+  return s.min_lr[group.index] * (1 + s.step_rate * (s.staircase ? std::floor(intervals) : intervals));
+}
+
+// ---- WarmupLR, WarmupDecayLR and WarmupCosineLR. DeepSpeed steps a scheduler after the update and begins at
+// iteration -1, whose rate is the start of the warm-up. Step s is therefore iteration s - 1.
+
+namespace {
+
+double warmup_length(std::int64_t steps) { return static_cast<double>(std::max<std::int64_t>(2, steps)); }
+
+/// Share of the warm-up at an iteration within it.
+double warmup_share(WarmupType type, double iteration, double length) {
+  if (type == WarmupType::linear) return iteration / length;
+  const double inverse_log = 1.0 / std::log(length);
+  return inverse_log * std::log(iteration + 1);
+}
+
+}  // namespace
+
+double rate(const WarmupLr& s, std::int64_t step, const ScheduledGroup& group) {
+  const double low = s.min_lr[group.index], length = warmup_length(s.num_steps);
+  const double high = s.max_lr ? (*s.max_lr)[group.index] : group.base_lr;
+  const auto iteration = static_cast<double>(step - 1);
+  if (iteration < 0) return low;
+  const double share = iteration < length ? warmup_share(s.type, iteration, length) : 1.0;
+  return low + (high - low) * share;
+}
+
+double rate(const WarmupDecayLr& s, std::int64_t step, const ScheduledGroup& group) {
+  const double low = s.min_lr[group.index], high = s.max_lr[group.index];
+  const double length = warmup_length(s.num_steps), total = static_cast<double>(s.total_num_steps);
+  const auto iteration = static_cast<double>(step - 1);
+  if (iteration < 0) return low;
+  const double share = iteration < length
+                           ? warmup_share(s.type, iteration, length)
+                           : std::max(0.0, (total - iteration) / std::max(1.0, total - length));
+  return low + (high - low) * share;
+}
+
+double rate(const WarmupCosineLr& s, std::int64_t step, const ScheduledGroup& group) {
+  const double length = warmup_length(s.num_steps), total = static_cast<double>(s.total_num_steps);
+  const auto iteration = static_cast<double>(step - 1);
+  if (iteration < 0) return 0;
+  if (iteration < length) {
+    const double share = warmup_share(s.type, iteration, length);
+    return group.base_lr * (s.warmup_min_ratio + share * (1.0 - s.warmup_min_ratio));
+  }
+  const double progress = std::min(1.0, (iteration - length + 1) / std::max(1.0, total - length));
+  const double wave = (1 + std::cos(std::numbers::pi * progress)) / 2;
+  return group.base_lr * std::max(0.0, s.cos_min_ratio + (1.0 - s.cos_min_ratio) * wave);
+}
+
+// ---- OneCycle
+
+namespace {
+
+double cycle_length(const OneCycle& s) {
+  return s.first_step_size + s.second_step_size.value_or(s.first_step_size);
+}
+
+/// The height in the cycle, held flat over each of `stairs` stairs. It is computed from whole steps, so that
+/// rounding of the height does not lose a stair.
+double stair_height(const OneCycle& s, double step, double stairs) {
+  const double total = cycle_length(s), at = std::fmod(step, total);
+  const double position = at <= s.first_step_size
+                              ? at * stairs / s.first_step_size
+                              : (total - at) * stairs / s.second_step_size.value_or(s.first_step_size);
+  return std::floor(position) / stairs;
+}
+
+/// 0 at both ends of the cycle, 1 at its top.
+double height(const OneCycle& s, double step) {
+  const double total = cycle_length(s), top = s.first_step_size / total;
+  const double cycle = std::floor(1 + step / total);
+  const double x = 1. + step / total - cycle;
+  const bool up = x <= top;
+  const auto stairs =
+      static_cast<double>(up ? s.first_stair_count : s.second_stair_count.value_or(s.first_stair_count));
+  if (stairs > 0) return stair_height(s, step, stairs);
+  return up ? x / top : (x - 1) / (top - 1);
+}
+
+/// True in the cycle, and in its last step, which DeepSpeed counts to it.
+bool in_cycle(const OneCycle& s, double step) { return step - 1 < cycle_length(s); }
+
+/// Steps of the decay, in units of its step size.
+double decay_interval(const OneCycle& s, double step) {
+  return (step - 1 - cycle_length(s) + 1) / s.decay_step_size;
+}
+
+}  // namespace
+
+double rate(const OneCycle& s, std::int64_t step, const ScheduledGroup& group) {
+  const double low = s.min_lr[group.index], high = s.max_lr[group.index];
+  const auto at = static_cast<double>(step);
+  if (in_cycle(s, at)) return low + (high - low) * height(s, at);
+  if (s.decay_step_size == 0 || s.decay_lr_rate == 0) return low;
+  return low / (1 + s.decay_lr_rate * decay_interval(s, at));
+}
+
+double momentum(const OneCycle& s, std::int64_t step, std::size_t group) {
+  const double low = s.min_momentum[group], high = s.max_momentum[group];
+  const auto at = static_cast<double>(step);
+  if (step == 0) return low;
+  if (in_cycle(s, at)) return high - (high - low) * height(s, at);
+  if (s.decay_step_size == 0 || s.decay_momentum_rate == 0) return high;
+  return high * (1 + s.decay_momentum_rate * decay_interval(s, at));
+}
+
+// ---- the schedules of torch.optim.lr_scheduler
+
+namespace {
 
 /// From 1 to 0 while `step` goes from 0 to `length`. Rounds as torch does.
 double half_cosine(double step, double length) {

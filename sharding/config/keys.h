@@ -1,0 +1,290 @@
+#pragma once
+/// The keys of a DeepSpeed configuration as data. These tables drive the reader, the typed configuration, the
+/// resolved one and docs/configuration.md. Names are those of DeepSpeed 0.19; the default of a key that is
+/// applied is that of its field.
+
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "sharding/config/draft.h"
+
+namespace rz::ds {
+
+/// Form of a value.
+enum class Kind {
+  boolean,
+  integer,  ///< 1e9 and 8.0 too
+  number,
+  text,
+  choice,     ///< one of `values`, in any case
+  dtype,      ///< "fp32", "fp16", "bf16" and their longer names
+  betas,      ///< two numbers from 0 to below 1
+  per_group,  ///< a number, or a list with one for each parameter group
+  integers,   ///< a list of whole numbers
+  object,     ///< a section with a table of its own
+  any
+};
+
+/// What is done with a key.
+enum class Treatment {
+  applied,   ///< does what it does in DeepSpeed
+  accepted,  ///< has no effect on results or memory here
+  always,    ///< the default is the only behaviour; a warning if another is wanted
+  unused,    ///< read and not applied yet; a warning if it is given
+  refused    ///< Errc::unsupported unless the value is harmless
+};
+
+/// Numbers enter arithmetic in f32, whose largest finite number is a little greater.
+constexpr double unbounded = 3.4e38;
+
+struct KeySpec;
+
+/// What a key sets. Only a key with a field is applied, and a test finds a reader of each field.
+struct Field {
+  const char* name = nullptr;  ///< ends with its name, "&rz::ZeroConfig::stage]"; null: the key sets nothing
+  nlohmann::json (*initial)(const KeySpec&) = nullptr;
+  /// `value` has passed checked_value(). Null sets nothing, unless the field may be absent.
+  void (*set)(Draft&, const KeySpec&, const nlohmann::json& value) = nullptr;
+};
+
+struct KeySpec {
+  const char* key;
+  Kind kind;
+  const char* fallback;  ///< JSON; "": the key is required in its object; null: that of the field
+  Treatment treatment;
+  const char* note;         ///< what is done, or the reason
+  const char* values = "";  ///< JSON list: the words of a choice; the harmless values of a refused key
+  double min = 0, max = unbounded;
+  const char* argument = nullptr;  ///< in arguments.h: stands behind "auto", and fills a key that is left out
+  bool infinite = false;           ///< Infinity stands for the maximum
+  Field field = {};
+
+  constexpr KeySpec within(double low, double high) const {
+    KeySpec k = *this;
+    k.min = low, k.max = high;
+    return k;
+  }
+  constexpr KeySpec from(const char* name) const {
+    KeySpec k = *this;
+    k.argument = name;
+    return k;
+  }
+  constexpr KeySpec one_of(const char* words) const {
+    KeySpec k = *this;
+    k.values = words;
+    return k;
+  }
+  constexpr KeySpec or_infinity() const {
+    KeySpec k = *this;
+    k.infinite = true;
+    return k;
+  }
+  constexpr KeySpec required() const {
+    KeySpec k = *this;
+    k.fallback = "";
+    return k;
+  }
+
+  constexpr bool is_required() const { return fallback != nullptr && *fallback == '\0'; }
+  /// The default. The key must not be required.
+  nlohmann::json initial() const;
+};
+
+// ---- fields
+
+template <class T>
+constexpr Kind kind_of(std::type_identity<T>) {
+  if constexpr (std::is_same_v<T, bool>) return Kind::boolean;
+  if constexpr (std::is_same_v<T, DType>) return Kind::dtype;
+  if constexpr (std::is_integral_v<T>) return Kind::integer;
+  if constexpr (std::is_floating_point_v<T>) return Kind::number;
+  if constexpr (std::is_same_v<T, std::string>) return Kind::text;
+  if constexpr (std::is_enum_v<T>) return Kind::choice;
+  if constexpr (std::is_same_v<T, PerGroup>) return Kind::per_group;
+  if constexpr (std::is_same_v<T, std::vector<std::int64_t>>) return Kind::integers;
+  return Kind::any;
+}
+template <class T>
+constexpr Kind kind_of(std::type_identity<std::optional<T>>) {
+  return kind_of(std::type_identity<T>());
+}
+
+/// The place of a word in KeySpec::values, which are in the order of the enumerators.
+int word_index(const KeySpec&, const nlohmann::json& word);
+nlohmann::json word_at(const KeySpec&, int index);
+DType dtype_of(const nlohmann::json& word);
+const char* word_of(DType);
+
+template <class T>
+nlohmann::json json_of(const KeySpec& k, const T& value) {
+  if constexpr (std::is_same_v<T, PerGroup>)
+    return value.values().size() == 1 ? nlohmann::json(value[0]) : nlohmann::json(value.values());
+  else if constexpr (std::is_same_v<T, DType>)
+    return word_of(value);
+  else if constexpr (std::is_enum_v<T>)
+    return word_at(k, static_cast<int>(value));
+  else
+    return value;
+}
+template <class T>
+nlohmann::json json_of(const KeySpec& k, const std::optional<T>& value) {
+  return value ? json_of(k, *value) : nlohmann::json();
+}
+
+template <class T>
+void assign(const KeySpec& k, const nlohmann::json& value, T& to) {
+  if constexpr (std::is_same_v<T, nlohmann::json>) {
+    to = value;
+  } else if (!value.is_null()) {
+    if constexpr (std::is_same_v<T, PerGroup>)
+      to = value.is_array() ? PerGroup(value.get<std::vector<double>>()) : PerGroup(value.get<double>());
+    else if constexpr (std::is_same_v<T, DType>)
+      to = dtype_of(value);
+    else if constexpr (std::is_enum_v<T>)
+      to = static_cast<T>(word_index(k, value));
+    else
+      to = value.get<T>();
+  }
+}
+template <class T>
+void assign(const KeySpec& k, const nlohmann::json& value, std::optional<T>& to) {
+  to.reset();
+  if (value.is_null()) return;
+  if constexpr (std::is_default_constructible_v<T>)
+    to.emplace();
+  else
+    to.emplace(0.0);
+  assign(k, value, *to);
+}
+
+template <class Class, class T>
+Class class_of(T Class::*);
+
+// The part of a draft that has the members of a class.
+inline BatchConfig& part(Draft& d, std::type_identity<BatchConfig>) { return d.batch; }
+inline OptimizerConfig& part(Draft& d, std::type_identity<OptimizerConfig>) { return d.optimizer_params; }
+inline PrecisionConfig& part(Draft& d, std::type_identity<PrecisionConfig>) { return d.precision; }
+inline LossScaleOptions& part(Draft& d, std::type_identity<LossScaleOptions>) {
+  return d.precision.loss_scale;
+}
+inline ZeroConfig& part(Draft& d, std::type_identity<ZeroConfig>) { return d.zero; }
+inline GatherLimits& part(Draft& d, std::type_identity<GatherLimits>) { return d.zero.gathers; }
+inline DdpConfig& part(Draft& d, std::type_identity<DdpConfig>) { return d.ddp; }
+inline PowerSgdOptions& part(Draft& d, std::type_identity<PowerSgdOptions>) {
+  return d.ddp.comm_state_option;
+}
+inline JoinConfig& part(Draft& d, std::type_identity<JoinConfig>) { return d.ddp.join; }
+inline CheckpointConfig& part(Draft& d, std::type_identity<CheckpointConfig>) { return d.checkpoint; }
+inline MonitorConfig& part(Draft& d, std::type_identity<MonitorConfig>) { return d.monitor; }
+template <class Class>
+requires std::is_base_of_v<Class, Draft> Class& part(Draft& d, std::type_identity<Class>) { return d; }
+/// The schedule, which becomes one of this type.
+template <class Schedule>
+requires std::is_constructible_v<LrSchedule, Schedule> Schedule& part(Draft& d,
+                                                                      std::type_identity<Schedule>) {
+  auto* const own = std::get_if<Schedule>(&d.schedule);
+  return own ? *own : d.schedule.emplace<Schedule>();
+}
+
+/// The member of a member, or a member of the draft or of its schedule.
+template <auto First, auto... Rest>
+auto& field_of(Draft& draft) {
+  return ((part(draft, std::type_identity<decltype(class_of(First))>()).*First).*....*Rest);
+}
+
+template <auto Member>
+constexpr const char* text_of() {
+  return __PRETTY_FUNCTION__;
+}
+template <auto... Path>
+constexpr const char* name_of_last() {
+  const char* name = nullptr;
+  ((name = text_of<Path>()), ...);
+  return name;
+}
+
+template <auto... Path>
+constexpr Field field() {
+  return {name_of_last<Path...>(),
+          [](const KeySpec& k) {
+            Draft draft;
+            return json_of(k, field_of<Path...>(draft));
+          },
+          [](Draft& draft, const KeySpec& k, const nlohmann::json& value) {
+            assign(k, value, field_of<Path...>(draft));
+          }};
+}
+
+// ---- rows
+
+/// A key that sets a member: applied<&ZeroConfig::stage>("stage", …), or a member of a member. Kind and
+/// default are those of the member.
+template <auto... Path>
+constexpr KeySpec applied(const char* key, const char* note) {
+  using T = std::remove_reference_t<decltype(field_of<Path...>(std::declval<Draft&>()))>;
+  return {.key = key,
+          .kind = kind_of(std::type_identity<T>()),
+          .fallback = nullptr,
+          .treatment = Treatment::applied,
+          .note = note,
+          .field = field<Path...>()};
+}
+constexpr KeySpec accepted(const char* key, const char* fallback, const char* note = "") {
+  return {key, Kind::any, fallback, Treatment::accepted, note};
+}
+/// For values that an engine may report.
+constexpr KeySpec accepted(const char* key, Kind kind, const char* fallback, const char* note) {
+  return {key, kind, fallback, Treatment::accepted, note};
+}
+constexpr KeySpec always(const char* key, const char* fallback, const char* note) {
+  return {key, Kind::boolean, fallback, Treatment::always, note};
+}
+constexpr KeySpec unused(const char* key, Kind kind, const char* fallback, const char* note) {
+  return {key, kind, fallback, Treatment::unused, note};
+}
+/// `harmless`: a JSON list. An object is harmless too if nothing in it is enabled.
+constexpr KeySpec refused(const char* key, const char* fallback, const char* harmless, const char* reason) {
+  return {key, Kind::any, fallback, Treatment::refused, reason, harmless};
+}
+/// A section with a table of its own. `fallback`: "{}" if its defaults hold where it is absent, else "null".
+constexpr KeySpec section(const char* key, const char* fallback, const char* note) {
+  return {key, Kind::object, fallback, Treatment::accepted, note};
+}
+
+/// An object of the configuration.
+struct ObjectSpec {
+  const char* path;     ///< "zero_optimization"; "" is the whole
+  const char* variant;  ///< the type that has these keys: "AdamW"; "" where the keys are always the same
+  std::span<const KeySpec> keys;
+  /// "auto" of a key without an argument is the default here, as in DeepSpeed.
+  bool auto_is_default = false;
+};
+
+/// All objects, in the order of the documentation.
+std::span<const ObjectSpec> objects();
+/// Null if there is none.
+const ObjectSpec* find_object(std::string_view path, std::string_view variant = "");
+
+// The parts of the table.
+std::span<const ObjectSpec> general_objects();
+std::span<const ObjectSpec> ringzero_objects();
+std::span<const ObjectSpec> optimizer_objects();
+std::span<const ObjectSpec> scheduler_objects();
+std::span<const ObjectSpec> precision_objects();
+std::span<const ObjectSpec> zero_objects();
+std::span<const ObjectSpec> reporting_objects();
+
+/// The name of a treatment in messages and documents.
+const char* name(Treatment);
+
+/// The value in the form of its table, as pydantic has it: numbers, and true and false, may be in quotes.
+/// `path`: that of the object around. Errc::config if it has another form.
+nlohmann::json checked_value(const nlohmann::json& value, const KeySpec&, const std::string& file,
+                             const std::string& path);
+/// A text that is a number, true or false as that, and any other value as it is.
+nlohmann::json without_quotes(const nlohmann::json&);
+
+}  // namespace rz::ds
