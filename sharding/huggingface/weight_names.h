@@ -2,7 +2,6 @@
 /// Names of tensors in files, as those of a model.
 
 #include <array>
-#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -68,7 +67,7 @@ class WeightNames {
   std::vector<std::pair<std::string, const TensorInfo*>> tensors_;
   std::map<std::string, const TensorInfo*, std::less<>> by_name_;
   std::string left_out_;
-  const NameTable table_;
+  NameTable table_;
   Prefix prefix_ = Prefix::as_is;
 };
 

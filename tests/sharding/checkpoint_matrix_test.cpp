@@ -222,9 +222,8 @@ TEST(CheckpointMatrix, EveryStrategyLoadsTheWeightsOfEveryOther) {
       auto engine = initialize(world, net, {.config = config(run), .seed = 5, .log = nullptr});
       auto loader = engine.loader(dataset());
       while (engine.global_steps() < saved_after)
-        engine.train_batch(loader, [&](Tape& t, const Batch& b) {
-          return nn::cross_entropy(t, net(t, b["x"]), b["y"]);
-        });
+        engine.train_batch(
+            loader, [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b["x"]), b["y"]); });
       net.count.value.data<float>()[1] = 7;
       engine.save_checkpoint(dir);
       const auto all = values(engine, net);

@@ -228,7 +228,7 @@ TEST_F(Weights, ADtypeOfPartsOfBytesIsRefused) {
 
 TEST_F(Weights, APathIsACheckpointOrAFolderOfThemOrSafetensors) {
   const std::string run = folder_ / "run";
-  EXPECT_EQ(error_of([&] { weights(run); }).what(), run + ": no such file or folder");
+  EXPECT_EQ(error_of([&] { weights(run); }).what(), run + ": cannot be opened: No such file or directory");
   EXPECT_EQ(error_of([&] { checkpoint_at(run); }).what(), run + ": no such folder");
   const std::string first = checkpoint(), second = checkpoint();
   EXPECT_EQ(checkpoint_at(second), second);

@@ -333,7 +333,7 @@ TEST_F(HuggingFace, ATiedHeadMustEqualTheEmbedding) {
   EXPECT_EQ(PretrainedWeights(path("m.safetensors"), model).tensors(), 2u);
 }
 
-TEST_F(HuggingFace, ASliceIsReadFromItsTensor) {
+TEST_F(HuggingFace, APartIsReadFromItsTensor) {
   struct Columns : Module {
     Columns() {
       register_parameter(part, "w", {4, 6});
@@ -347,6 +347,18 @@ TEST_F(HuggingFace, ASliceIsReadFromItsTensor) {
   std::vector<float> two(2);
   weights.read(model.part, {2, 4}, two.data());
   EXPECT_EQ(two, (std::vector<float>{10, 14}));
+  struct Heads : Module {
+    Heads() {
+      register_parameter(part, "w", {3, 4, 5});
+      part.set_part({{3, 4, 5}, {0, 1, 0}, {3, 2, 5}});
+    }
+    Parameter part;
+  } heads;
+  put_tensors("m.safetensors", {{"w", {3, 4, 5}}});
+  std::vector<float> expected;
+  for (float matrix : {0.0f, 20.0f, 40.0f})
+    for (float i = 5; i < 15; ++i) expected.push_back(matrix + i);
+  EXPECT_EQ(values(PretrainedWeights(path("m.safetensors"), heads), heads.part), expected);
 }
 
 // ---- several files
@@ -394,7 +406,8 @@ TEST_F(HuggingFace, AnIndexThatDiffersFromItsFilesIsRefused) {
 TEST_F(HuggingFace, AFolderWithoutWeightsIsRefused) {
   EXPECT_STREQ(error_of([&] { open_tensors(path()); }).what(),
                concat(path(), ": holds no weights, which are one of model.safetensors, ", index_name,
-                      ", pytorch_model.bin, pytorch_model.bin.index.json, or a checkpoint of DeepSpeed")
+                      ", pytorch_model.bin, pytorch_model.bin.index.json, or a checkpoint of DeepSpeed or of "
+                      "this library")
                    .c_str());
 }
 
