@@ -263,11 +263,37 @@ TEST(LinkMonitor, SpinsOnMemoryUnlessProcessorsAreOversubscribed) {
     }
 }
 
+/// Streams of a simulated network as a transport of a group; keeps the addresses that it connects with.
+class Simulated final : public MonitoredTransport {
+ public:
+  Simulated(test::SimNetwork& network, std::shared_ptr<LinkMonitor> monitor, std::string address = "")
+      : MonitoredTransport(std::move(monitor)), sim_(network, 0), address_(std::move(address)) {}
+  std::string address() const override { return address_; }
+  void connect(const net::HandshakeInfo&, const std::vector<std::string>& all, Deadline) override {
+    connected = all;
+  }
+  std::size_t post(int peer, Channel channel, const CallSignature& signature,
+                   std::span<const std::byte> bytes) override {
+    return sim_.post(peer, channel, signature, bytes);
+  }
+  std::uint64_t released(int peer, Channel channel) override { return sim_.released(peer, channel); }
+  ReceiveView peek(int peer, Channel channel) override { return sim_.peek(peer, channel); }
+  void consume(int peer, Channel channel, std::size_t n) override { sim_.consume(peer, channel, n); }
+  std::string describe() const override { return sim_.describe(); }
+
+  std::vector<std::string> connected;
+
+ private:
+  test::SimTransport sim_;
+  const std::string address_;
+};
+
 TEST(GroupTransport, RoutesEachPeerToItsTransport) {
   test::SimNetwork near(3), far(3);
-  GroupTransport group(std::make_shared<LinkMonitor>(0, std::vector{0, 0, 1}, false));
-  group.add(std::make_unique<test::SimTransport>(near, 0), std::array{1});
-  group.add(std::make_unique<test::SimTransport>(far, 0), std::array{2});
+  const auto monitor = std::make_shared<LinkMonitor>(0, std::vector{0, 0, 1}, false);
+  GroupTransport group(monitor);
+  group.add(std::make_unique<Simulated>(near, monitor), std::array{1});
+  group.add(std::make_unique<Simulated>(far, monitor), std::array{2});
   const std::byte memory{1};
   for (const int peer : {1, 2}) {
     test::SimNetwork &right = peer == 1 ? near : far, &wrong = peer == 1 ? far : near;
@@ -281,6 +307,21 @@ TEST(GroupTransport, RoutesEachPeerToItsTransport) {
   EXPECT_EQ(group.describe(), "sim+sim");
   EXPECT_EQ(group.shared_memory(), nullptr);
   EXPECT_FALSE(group.one_node());
+}
+
+TEST(GroupTransport, EachTransportConnectsWithAddressesOfItsKind) {
+  test::SimNetwork near(3), far(3);
+  const auto monitor = std::make_shared<LinkMonitor>(0, std::vector{0, 0, 1}, false);
+  auto first = std::make_unique<Simulated>(near, monitor, "a0"),
+       second = std::make_unique<Simulated>(far, monitor, "b0");
+  const auto &a = *first, &b = *second;
+  GroupTransport group(monitor);
+  group.add(std::move(first), std::array{1});
+  group.add(std::move(second), std::array{2});
+  EXPECT_EQ(group.address(), "a0 b0");
+  group.connect({}, {"a0 b0", "a1 ", " b2"}, Deadline::after(milliseconds(0)));
+  EXPECT_EQ(a.connected, (std::vector<std::string>{"a0", "a1", ""}));
+  EXPECT_EQ(b.connected, (std::vector<std::string>{"b0", "", "b2"}));
 }
 
 }  // namespace
