@@ -4,6 +4,7 @@
 #include <array>
 
 #include "comm/core/error.h"
+#include "sharding/engine/training_step.h"
 #include "sharding/parallel/rank_agreement.h"
 #include "sharding/parallel/rank_consistency.h"
 
