@@ -127,7 +127,7 @@ void TensorSource::set_state(std::string json) { state_->state = std::move(json)
 const std::string& TensorSource::path() const { return state_->path; }
 const std::string& TensorSource::choice() const { return state_->choice; }
 const std::optional<std::string>& TensorSource::state() const { return state_->state; }
-const std::vector<TensorInfo>& TensorSource::tensors() const { return state_->tensors; }
+const std::vector<TensorInfo>& TensorSource::tensors() const& { return state_->tensors; }
 
 const TensorInfo* TensorSource::find(std::string_view name) const {
   const auto found = state_->index.find(name);

@@ -52,8 +52,9 @@ class TensorSource {
   const std::string& choice() const;
   /// JSON object of a checkpoint.
   const std::optional<std::string>& state() const;
-  /// In the order of the files; those of a checkpoint by name.
-  const std::vector<TensorInfo>& tensors() const;
+  /// In the order of the files; those of a checkpoint by name. They live as long as a copy of the source.
+  const std::vector<TensorInfo>& tensors() const&;
+  void tensors() const&& = delete;
   /// Null if there is none of this name.
   const TensorInfo* find(std::string_view name) const;
   /// The path from which a tensor was added.

@@ -122,7 +122,8 @@ class Checkpoint : public testing::Test {
   std::string file(int rank) const { return folder_ / rank_file(rank, 3); }
   std::uint64_t header_bytes(int rank) const {
     std::uint64_t bytes = std::filesystem::file_size(file(rank));
-    for (const TensorInfo& t : open_safetensors(file(rank)).tensors()) bytes -= t.bytes;
+    const TensorSource source = open_safetensors(file(rank));
+    for (const TensorInfo& t : source.tensors()) bytes -= t.bytes;
     return bytes;
   }
   CheckpointReader open() const { return CheckpointReader::open(folder_.path()); }
