@@ -76,7 +76,8 @@ std::vector<std::string> checkpoints_at(const std::string& path) {
 
 TensorSource open_source(const std::string& path, TensorPart part) {
   require(path_exists(path), Errc::config, path, ": no such file or folder");
-  const TensorSource source = has_checkpoint(path) ? open_checkpoint(path, part) : open_tensors(path);
+  if (has_checkpoint(path)) return open_checkpoint(path, part);  // the one that `latest` names
+  const TensorSource source = open_tensors(path);
   if (!source.choice().empty()) std::fprintf(stderr, "checkpoint: %s\n", source.choice().c_str());
   return source;
 }

@@ -37,8 +37,8 @@ StoredCheckpoint read_stored_checkpoint(const std::string& path);
 /// is none.
 std::vector<std::string> checkpoints_at(const std::string& path);
 
-/// open_checkpoint() of a path that has one, else open_tensors(). Prints which of several sources is read to
-/// standard error, if there were several.
+/// open_checkpoint() of a path that has one, else open_tensors(), and then prints which of several sources is
+/// read to standard error.
 TensorSource open_source(const std::string& path, TensorPart = TensorPart::weights);
 
 /// Bytes of a tensor; 0 if the dtype is unknown.
