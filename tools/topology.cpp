@@ -1,7 +1,8 @@
 // Prints the topology of the machine as ringzero detects it.
+#include "comm/topology.h"
+
 #include <cstdio>
 
-#include "comm/topology.h"
 #include "tools/command_line/command_line.h"
 
 int main(int argc, char** argv) {

@@ -10,7 +10,7 @@
 ///   single_copy  data movement only: receivers copy out of the owner's process (single_copy.h).
 /// All reduce in IntranodeTable::order(), so results have the bits of every schedule in that order.
 ///
-/// Not thread safe, but for table(): one thread at a time drives the engine.
+/// Not thread safe, except table(): one thread at a time drives the engine.
 
 #include <cstdint>
 

@@ -6,7 +6,7 @@
 /// One round: 4 single-copy samples, 4 staged samples (the first of each runs with cold caches, hence the
 /// minimum), one call in which the ranks exchange their minima and all pick the smaller sum, then 128-1,024
 /// calls of the chosen protocol, doubled each time the choice is confirmed. All ranks count the same calls
-/// and see the same times, so all choose alike. Pure but for the caller's clock; not thread safe.
+/// and see the same times, so all choose alike. Pure except for the caller's clock; not thread safe.
 
 #include <algorithm>
 #include <chrono>

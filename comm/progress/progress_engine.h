@@ -62,7 +62,7 @@ class ProgressEngine final : public Driven, public std::enable_shared_from_this<
   /// token at fork().
   void abandon() noexcept;
 
-  // Thread safe. In a child of fork() they throw Errc::invalid_argument, but for abort().
+  // Thread safe. In a child of fork() they throw Errc::invalid_argument, except abort().
 
   /// Queues a group of calls. Throws the failure that poisoned the group of ranks, if there is one.
   std::shared_ptr<Request> submit(std::span<const CollectiveCall> group);

@@ -11,7 +11,7 @@
 
 namespace rz {
 
-/// The thread that holds the progress token calls all of it, but for wake() and abort().
+/// The thread that holds the progress token calls all of it, except wake() and abort().
 class Progressable {
  public:
   using Time = std::chrono::steady_clock::time_point;

@@ -2,7 +2,7 @@
 /// The weights of a checkpoint of DeepSpeed, ZeRO stages 0 to 3, consolidated while they are read.
 ///
 /// DIR/latest holds the name TAG of the last checkpoint. DIR/TAG/ has mp_rank_00_model_states.pt, or in stage
-/// 3 zero_pp_rank_R_mp_rank_00_model_states.pt of each rank R, and but for stage 0
+/// 3 zero_pp_rank_R_mp_rank_00_model_states.pt of each rank R, and, except for stage 0,
 /// zero_pp_rank_R_mp_rank_00_optim_states.pt of each rank, perhaps with bf16_ in front (DeepSpeed's
 /// documentation, "Model Checkpointing").
 ///

@@ -16,9 +16,9 @@
 namespace rz {
 
 struct StateLoaderOptions {
-  /// Every tensor of the model and of its optimizer is in the checkpoint, and the reverse but for states that
-  /// the optimizer has not (changed_states()). Else what is not in the checkpoint gets initial values, and a
-  /// parameter that lacks a state has initial ones of all. StateSpec::substitute holds in both cases.
+  /// Every tensor of the model and of its optimizer is in the checkpoint, and the reverse except for states
+  /// that the optimizer has not (changed_states()). Else what is not in the checkpoint gets initial values,
+  /// and a parameter that lacks a state has initial ones of all. StateSpec::substitute holds in both cases.
   bool strict = true;
   std::uint64_t seed = 0;  ///< of initial values
 };

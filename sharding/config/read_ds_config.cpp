@@ -1,8 +1,7 @@
-#include "sharding/config/ds_config.h"
-
 #include <algorithm>
 
 #include "comm/core/error.h"
+#include "sharding/config/ds_config.h"
 #include "sharding/config/settings.h"
 
 namespace rz {

@@ -248,7 +248,8 @@ std::optional<LoadedCheckpoint> Checkpointer::load(const std::string& dir, const
     check_seed(saved, o);
     if (optimizer) check_optimizer(saved.optimizer);
     trainer = trainer_of(saved, index_file);
-    loader.emplace(reader->tensors(TensorPart::all), parts_.module, optimizer ? &parts_.updates->training().optimizer() : nullptr,
+    loader.emplace(reader->tensors(TensorPart::all), parts_.module,
+                   optimizer ? &parts_.updates->training().optimizer() : nullptr,
                    StateLoaderOptions{.strict = o.load_module_strict, .seed = parts_.seed});
   });
   if (parts_.updates) parts_.updates->drop_graph();

@@ -24,7 +24,7 @@
 /// regulariser, has the same factor in every update.
 ///
 /// Several engines may exist in a process, each with a communicator of its own. Every rank makes the same
-/// calls in the same order. One thread a rank.
+/// calls in the same order. One thread per rank.
 ///
 /// Errors: those of the communicator end training. After another one on this rank, in forward, in backward,
 /// in a loader or in the caller's own code between step() and step(), call cancel_update() and go on with the
@@ -188,8 +188,8 @@ class Engine {
   void save_model(const std::string& path);
   /// Reads them again, on any number of ranks and in any stage, or other weights of open_tensors(): a
   /// state dict of PyTorch, a folder of Hugging Face, a checkpoint of DeepSpeed or of an engine, of which it
-  /// reads parameters and buffers alone. Errc::config lists what does not fit. Returns the names that are missing and unexpected, and prints them to EngineOptions::log. Not
-  /// collective.
+  /// reads parameters and buffers alone. Errc::config lists what does not fit. Returns the names that are
+  /// missing and unexpected, and prints them to EngineOptions::log. Not collective.
   PretrainedWeights load_model(const std::string& path, const LoadOptions& o = {}) {
     return load_model(module_, path, o);
   }

@@ -23,7 +23,7 @@ namespace rz {
 ///     }
 ///
 /// As PyTorch's join(), with the options of the section "ringzero.join". Every rank has at least one batch
-/// before the first update. One thread a rank. In stage 3 passes gather values on all ranks: run a rank
+/// before the first update. One thread per rank. In stage 3 passes gather values on all ranks: run a rank
 /// without data on a batch of which all targets are ignored (-100) instead. After an error call
 /// Engine::cancel_update() while this object lives: it takes part in the calls of next() that the other ranks
 /// still make in the update.

@@ -20,7 +20,7 @@
 
 namespace rz {
 
-/// Equal on all ranks, but for `log`.
+/// Equal on all ranks, except `log`.
 struct EngineOptions {
   /// A DeepSpeed configuration: the path of a file, or JSON text if it begins with '{'. Empty: "{}". Without
   /// an optimizer the engine runs inference: all parameters are frozen.

@@ -70,7 +70,7 @@ struct SaveRequestOptions {
   std::function<std::chrono::system_clock::time_point()> system_now = std::chrono::system_clock::now;
 };
 
-/// One thread a rank.
+/// One thread per rank.
 class SaveRequests {
  public:
   /// The communicator must outlive this object. `received`: SignalHandler::received() of this rank's process;

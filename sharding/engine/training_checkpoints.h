@@ -33,7 +33,7 @@ using Metrics = std::map<std::string, double>;
 SaveRequestOptions save_request_options(const CheckpointConfig&);
 
 /// Decides after each update whether the run saves, and whether it stops. An Engine has one. Functions that
-/// are collective have it in their comment. One thread a rank.
+/// are collective have it in their comment. One thread per rank.
 class TrainingCheckpoints {
  public:
   /// `file`: of the configuration, for messages. World and checkpointer outlive the object. With signals, it

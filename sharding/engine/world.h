@@ -50,7 +50,7 @@ struct WorldOptions {
   CommOptions comm;             ///< `device` is set from the name above; `name`: "world" by default
 };
 
-/// A rank's place in the group, and small exchanges between the ranks. One thread a rank.
+/// A rank's place in the group, and small exchanges between the ranks. One thread per rank.
 class World {
  public:
   /// Connects the ranks that a launcher started (comm/bootstrap.h); without a launcher, a group of one.

@@ -79,8 +79,8 @@ std::unique_ptr<Optimizer> make_rmsprop(const ParameterGroups<RmspropOptions>&);
 /// LAMB (You et al., arXiv:1904.00962) as DeepSpeed's FusedLamb: m and v as in Adam; u = m / (sqrt(v) +
 /// epsilon) + weight_decay · p; p -= lr · sqrt(1 - beta2^t) / (1 - beta1^t) · trust · u. The trust ratio of a
 /// parameter is |p| / |u|, limited to [min_coeff, max_coeff], or 1 if a norm is 0. Both norms are of the
-/// whole parameter and exact but for the rounding of the squares, so all strategies produce the same bits; on
-/// several ranks that shard the state they are one all_reduce of 1120 bytes a parameter for each update.
+/// whole parameter and exact except for the rounding of the squares, so all strategies produce the same bits;
+/// on several ranks that shard the state they are one all_reduce of 1120 bytes a parameter for each update.
 /// States "exp_avg", "exp_avg_sq".
 struct LambOptions {
   double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.999;

@@ -25,8 +25,8 @@
 
 namespace rz {
 
-/// Strategy::memory() of a rank after an update by an optimizer of this kind, but for transient memory, which
-/// is 0 here, and means of several synchronising passes. In ddp with several buckets, before they are
+/// Strategy::memory() of a rank after an update by an optimizer of this kind, except for transient memory,
+/// which is 0 here, and means of several synchronising passes. In ddp with several buckets, before they are
 /// rebuilt, which may change their padding. Errc::invalid_argument as for make_strategy().
 MemoryReport predicted_memory(StrategyKind, Module&, const Optimizer&, RankOf, const StrategyOptions& = {},
                               Device::Kind = Device::host);

@@ -27,7 +27,7 @@ class UpdateSettings {
   };
 
   /// Sets the number of terms that the losses of an update are expected to have, over all micro-batches and
-  /// ranks; initially 1. The result does not depend on it, but for rounding and the range of 16-bit
+  /// ranks; initially 1. The result does not depend on it, except for rounding and the range of 16-bit
   /// gradients. Errc::invalid_argument unless it is positive and finite.
   void set_expected_terms(double);
   /// Sets the factor by which losses are multiplied from now on: by Strategy::backward(), or by the caller of

@@ -156,7 +156,7 @@ class Strategy {
   void agree_on_replay(const Optimizer&);
   /// Cancels the update where the other ranks call agree_on_replay().
   void cancel_replay();
-  /// L2 norm of all gradients, as the update reads them, each parameter counted once. Exact but for the
+  /// L2 norm of all gradients, as the update reads them, each parameter counted once. Exact except for the
   /// rounding of the squares, so all strategies return the same bits. Collective. Errc::unsynchronised as for
   /// step().
   double gradient_norm(const Stream& = {});
@@ -204,7 +204,7 @@ class Strategy {
   // ---- statistics
   /// Memory held on this rank now.
   MemoryReport memory() const;
-  /// Collectives of updates since the strategy was created, but for replays of a graph.
+  /// Collectives of updates since the strategy was created, except for replays of a graph.
   const Traffic& traffic() const { return runtime_.traffic; }
   /// Seconds in which the calling thread waited for communication during the last finished step: gathers,
   /// reductions, and the exchanges of step().

@@ -53,7 +53,7 @@ struct StrategyOptions {
   /// zero1 to zero3 on a CUDA device: optimizer state and masters lie in host memory. An update copies them
   /// tile by tile to the device and back, two tiles at a time. On the host all is there already.
   OffloadOptions offload_optimizer;
-  /// zero3 on a CUDA device: the values of a rank, but for persistent ones, lie in host memory, and are
+  /// zero3 on a CUDA device: the values of a rank, except for persistent ones, lie in host memory, and are
   /// copied to the device where they are gathered. On the host all is there already.
   OffloadOptions offload_param;
   UnusedParameterPolicy unused_parameters = UnusedParameterPolicy::pytorch;

@@ -5,9 +5,9 @@
 #include <set>
 
 #include "comm/core/error.h"
-#include "tests/proof/verify.h"
 #include "comm/schedule/algorithms/algorithm.h"
 #include "comm/schedule/algorithms/node_map.h"
+#include "tests/proof/verify.h"
 
 namespace rz {
 namespace {

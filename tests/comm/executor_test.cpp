@@ -12,9 +12,9 @@
 #include "comm/backends/native/native_backend.h"
 #include "comm/core/error.h"
 #include "comm/core/math.h"
-#include "tests/proof/verify.h"
 #include "comm/schedule/algorithms/algorithm.h"
 #include "comm/schedule/chunk_layout.h"
+#include "tests/proof/verify.h"
 #include "tests/support/error_of.h"
 #include "tests/support/sim_transport.h"
 

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "tests/proof/verify.h"
 #include "comm/schedule/algorithms/algorithm.h"
 #include "comm/schedule/dependency_plan.h"
+#include "tests/proof/verify.h"
 
 namespace rz {
 namespace {

@@ -83,8 +83,8 @@ TEST_P(MuonOnDevice, FollowsTheHost) {
 
 class OrthogonalizeOnDevice : public OnDevice {};
 
-/// Singular values go to between 0.6 and 1.3, and the host's arithmetic is the device's but for the order of
-/// sums.
+/// Singular values go to between 0.6 and 1.3, and the host's arithmetic is the device's except for the order
+/// of sums.
 TEST_F(OrthogonalizeOnDevice, ADeviceOrthogonalizesAsTheHostDoes) {
   for (const auto& [r, c] : {std::array<std::size_t, 2>{8, 8}, {5, 33}, {40, 12}}) {
     const Values x = random_values(r * c, 3);

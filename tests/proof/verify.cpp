@@ -19,8 +19,8 @@
 
 #include "comm/core/error.h"
 #include "comm/core/text.h"
-#include "tests/proof/symbolic_sums.h"
 #include "comm/schedule/dependency_plan.h"
+#include "tests/proof/symbolic_sums.h"
 
 namespace rz::schedule {
 

@@ -1,5 +1,7 @@
 // Weights of checkpoints of DeepSpeed.
 
+#include "sharding/checkpoint/deepspeed_weights.h"
+
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -8,7 +10,6 @@
 #include <random>
 
 #include "sharding/checkpoint/open_tensors.h"
-#include "sharding/checkpoint/deepspeed_weights.h"
 #include "tests/support/deepspeed_writer.h"
 #include "tests/support/error_of.h"
 #include "tests/support/written_checkpoint.h"

@@ -55,7 +55,7 @@ Result run(const Operator& op, std::size_t rows, const Moved& moved, Communicato
 
 /// `rows` of x by rank.
 void expect_adjoint(const Operator& op, const std::vector<std::size_t>& rows) {
-  constexpr float h = 1.0f / 16;  // the loss is quadratic: central differences are exact but for rounding
+  constexpr float h = 1.0f / 16;  // the loss is quadratic: central differences are exact except for rounding
   const int ranks = static_cast<int>(rows.size());
   test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
     auto comm = Communicator::connect(rank, ranks, std::move(store));

@@ -282,7 +282,7 @@ TEST_F(TorchFiles, HaveTransposedMatricesInTiles) {
 }
 
 TEST_F(TorchFiles, AreReadByRange) {
-  // A storage of 16 GiB, which is a hole but for a few elements.
+  // A storage of 16 GiB, which is a hole except for a few elements.
   constexpr std::uint64_t elements = std::uint64_t{4} << 30;
   TorchWriter w;
   w.storage(std::vector<float>{}, "FloatStorage");

@@ -52,7 +52,7 @@ Reports train_shared(const DeepSpeedRun& run, Placement at) {
   return train(tiny, static_cast<std::int64_t>(run.lr.size()));
 }
 
-/// Rates (but for torch's own annealing, a unit in the last place), skipped updates and loss scales agree
+/// Rates (except for torch's own annealing, a unit in the last place), skipped updates and loss scales agree
 /// exactly.
 void expect_same_course(const Reports& reports, const DeepSpeedRun& run) {
   ASSERT_EQ(reports.size(), run.lr.size());

@@ -29,7 +29,7 @@ constexpr const char* footer =
     "  activations       what the tape holds: outputs of operators, and gradients of them\n"
     "  offloaded …       in host memory, beside a device\n\n"
     "Bytes are those of a run after some updates, with what it caches; a run on the host holds exactly so\n"
-    "much, but for reductions that overlap with backward, whose transient bytes vary. Not "
+    "much, except for reductions that overlap with backward, whose transient bytes vary. Not "
     "included:\n"
     "the loader's batches, memory of communicators and libraries, and on a GPU its context and the padding "
     "of\n"

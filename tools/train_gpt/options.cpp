@@ -154,7 +154,7 @@ void add_evaluation(CommandLine& line, Options& o) {
       .group(group);
 }
 
-constexpr const char* speed_group = "Speed (results stay the same but for --threads)";
+constexpr const char* speed_group = "Speed (results stay the same except with --threads)";
 
 void add_buckets(CommandLine& line, Options& o) {
   line.add_option("--bucket-mb", o.bucket_mb,

@@ -1,9 +1,8 @@
-#include "comm/backends/mpi/stages.h"
-
 #include <algorithm>
 #include <cstring>
 
 #include "comm/backends/mpi/movement_stages.h"
+#include "comm/backends/mpi/stages.h"
 #include "comm/core/error.h"
 #include "comm/reduce/reduce.h"
 #include "comm/schedule/chunk_layout.h"

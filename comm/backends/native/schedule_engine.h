@@ -21,8 +21,8 @@ namespace rz {
 bool rounds_partial_sums(DType, const ReduceOp&);
 bool rounds_partial_sums(const CollectiveCall&);
 
-/// The driving thread calls it; the functions that are const, but for those of CollectiveEngine, are thread
-/// safe.
+/// The driving thread calls it; the functions that are const, except for those of CollectiveEngine, are
+/// thread safe.
 class ScheduleEngine final : public CollectiveEngine {
  public:
   ScheduleEngine(Transport&, int rank, int size, const NativeOptions&);

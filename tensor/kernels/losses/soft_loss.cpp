@@ -19,7 +19,7 @@ HWY_BEFORE_NAMESPACE();
 namespace rz {
 namespace HWY_NAMESPACE {
 
-/// A weight, and its logarithm (but for a constant of the row) as a + k b, with k of the row.
+/// A weight, and its logarithm (except for a constant of the row) as a + k b, with k of the row.
 struct Weights {
   FloatVector weight, a, b;
 };
