@@ -19,6 +19,9 @@ namespace rz::cuda {
 using Status = int;
 inline constexpr Status success = 0, out_of_memory = 2, not_ready = 600;
 
+/// What the driver copies from pageable memory to a buffer of its own without waiting for the stream.
+inline constexpr std::size_t max_staged_bytes = std::size_t{64} << 10;
+
 struct Extent {
   unsigned x = 1, y = 1, z = 1;
   std::size_t count() const { return std::size_t{x} * y * z; }
@@ -62,7 +65,6 @@ struct Runtime {
   Status (*set_device)(int);  ///< creates a context on the device if this process has none there
   Status (*has_context)(bool*, int device);
   Status (*get_properties)(DeviceProperties*, int device);
-  Status (*device_synchronize)();
   Status (*memory_info)(std::size_t* free, std::size_t* total);
 
   Status (*malloc)(void**, std::size_t bytes);
@@ -71,12 +73,16 @@ struct Runtime {
   Status (*host_free)(void*);
   /// The device that owns a pointer; {host, 0} for any host memory.
   Status (*get_owner)(Device*, const void*);
-  Status (*memcpy_async)(void* to, const void* from, std::size_t bytes, void* stream);  ///< any direction
+  Status (*is_pageable)(bool*, const void*);  ///< host memory that is not pinned
+  /// Any direction. Into pageable memory, and from more than max_staged_bytes of it, only in a stream whose
+  /// work has ended: the driver waits for that work with a lock that keeps other threads of the process from
+  /// creating events, streams and memory.
+  Status (*memcpy_async)(void* to, const void* from, std::size_t bytes, void* stream);
   Status (*memset_async)(void*, int value, std::size_t bytes, void* stream);
 
   Status (*stream_create)(void**, bool high_priority);  ///< does not wait for the null stream
   Status (*stream_destroy)(void*);
-  Status (*stream_synchronize)(void*);
+  Status (*stream_synchronize)(void*);  ///< keeps no other thread from using the device
   Status (*stream_query)(void*);
   Status (*stream_wait_event)(void* stream, void* event);
 

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "comm/device/cuda_runtime.h"
+#include "comm/os/wait_policy.h"
 
 namespace rz::cuda {
 
@@ -57,12 +58,38 @@ Status get_owner(Device* owner, const void* pointer) {
   return cudaSuccess;
 }
 
+Status is_pageable(bool* yes, const void* pointer) {
+  cudaPointerAttributes a{};
+  const auto status = cudaPointerGetAttributes(&a, pointer);
+  *yes = a.type == cudaMemoryTypeUnregistered;
+  return status;
+}
+
 Status stream_create(void** stream, bool high_priority) {
   int least = 0, greatest = 0;
   if (const auto status = cudaDeviceGetStreamPriorityRange(&least, &greatest); status != cudaSuccess)
     return status;
   return cudaStreamCreateWithPriority(reinterpret_cast<cudaStream_t*>(stream), cudaStreamNonBlocking,
                                       high_priority ? greatest : least);
+}
+
+Status without_last_error(cudaError_t status) {
+  if (status == cudaErrorNotReady) cudaGetLastError();  // otherwise a later call reports it
+  return status;
+}
+Status stream_query(void* s) { return without_last_error(cudaStreamQuery(stream_of(s))); }
+Status event_query(void* e) { return without_last_error(cudaEventQuery(event_of(e))); }
+
+/// Polls: a call that waits in the driver may hold a lock that other threads need to create an event, a
+/// stream or memory. A rank that is such a thread would not reach the collective that this one waits for.
+template <class Query>
+Status poll(const Query& query, void* handle) {
+  Status status = query(handle);
+  for (unsigned polls = 0; status == not_ready; ++polls) {
+    short_backoff.wait(polls);
+    status = query(handle);
+  }
+  return status;
 }
 
 Status event_create(void** event, bool timing) {
@@ -122,7 +149,6 @@ const Runtime table{
     .set_device = [](int device) -> Status { return cudaSetDevice(device); },
     .has_context = has_context,
     .get_properties = get_properties,
-    .device_synchronize = []() -> Status { return cudaDeviceSynchronize(); },
     .memory_info = [](std::size_t* free, std::size_t* total) -> Status {
       return cudaMemGetInfo(free, total);
     },
@@ -132,6 +158,7 @@ const Runtime table{
     .host_alloc = host_alloc,
     .host_free = [](void* memory) -> Status { return cudaFreeHost(memory); },
     .get_owner = get_owner,
+    .is_pageable = is_pageable,
     .memcpy_async = [](void* to, const void* from, std::size_t bytes, void* stream) -> Status {
       return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(stream));
     },
@@ -141,8 +168,8 @@ const Runtime table{
 
     .stream_create = stream_create,
     .stream_destroy = [](void* s) -> Status { return cudaStreamDestroy(stream_of(s)); },
-    .stream_synchronize = [](void* s) -> Status { return cudaStreamSynchronize(stream_of(s)); },
-    .stream_query = [](void* s) -> Status { return cudaStreamQuery(stream_of(s)); },
+    .stream_synchronize = [](void* s) -> Status { return poll(stream_query, s); },
+    .stream_query = stream_query,
     .stream_wait_event = [](void* s, void* e) -> Status {
       return cudaStreamWaitEvent(stream_of(s), event_of(e), 0);
     },
@@ -150,8 +177,8 @@ const Runtime table{
     .event_create = event_create,
     .event_destroy = [](void* e) -> Status { return cudaEventDestroy(event_of(e)); },
     .event_record = [](void* e, void* s) -> Status { return cudaEventRecord(event_of(e), stream_of(s)); },
-    .event_query = [](void* e) -> Status { return cudaEventQuery(event_of(e)); },
-    .event_synchronize = [](void* e) -> Status { return cudaEventSynchronize(event_of(e)); },
+    .event_query = event_query,
+    .event_synchronize = [](void* e) -> Status { return poll(event_query, e); },
     .event_elapsed_ms = [](float* ms, void* from, void* to) -> Status {
       return cudaEventElapsedTime(ms, event_of(from), event_of(to));
     },

@@ -9,6 +9,19 @@ namespace rz {
 
 using cuda::runtime;
 
+namespace {
+
+/// See cuda::Runtime::memcpy_async.
+bool needs_idle_stream(const void* to, const void* from, std::size_t bytes, Device device) {
+  bool pageable = false;
+  cuda::check(runtime().is_pageable(&pageable, to), "cudaPointerGetAttributes", device);
+  if (!pageable && bytes > cuda::max_staged_bytes)
+    cuda::check(runtime().is_pageable(&pageable, from), "cudaPointerGetAttributes", device);
+  return pageable;
+}
+
+}  // namespace
+
 void memcpy_async(void* to, const void* from, std::size_t bytes, const Stream& stream) {
   if (bytes == 0 || is_meta(stream.device())) return;
   if (stream.device().kind == Device::host) {
@@ -16,6 +29,7 @@ void memcpy_async(void* to, const void* from, std::size_t bytes, const Stream& s
     return;
   }
   const cuda::DeviceGuard guard(stream.device());
+  if (needs_idle_stream(to, from, bytes, stream.device())) stream.synchronize();
   cuda::check(runtime().memcpy_async(to, from, bytes, stream.native()), "cudaMemcpyAsync", stream.device());
 }
 

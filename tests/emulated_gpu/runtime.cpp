@@ -3,10 +3,17 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
+#include <shared_mutex>
+#include <string>
+#include <thread>
 #include <utility>
 
 #include "comm/device/cuda_runtime.h"
@@ -26,6 +33,7 @@ enum : Status {
   invalid_value = 1,
   invalid_device = 101,
   device_uninitialized = 201,
+  already_mapped = 208,
   invalid_handle = 400,
   launch_failure = 719,
   unsupported_in_capture = 900,
@@ -82,13 +90,19 @@ Status ending(bool well) { return well ? success : launch_failure; }
 
 // ---- devices
 
+/// `devices`, or fewer by RZ_EMULATED_DEVICES: with 1, ranks that are threads share a device.
+int device_count() {
+  const char* const fewer = std::getenv("RZ_EMULATED_DEVICES");
+  return fewer ? std::clamp(std::atoi(fewer), 1, devices) : devices;
+}
+
 Status get_device_count(int* count) {
-  *count = devices;
+  *count = device_count();
   return faults().next("get_device_count");
 }
 
 Status set_device(int device) {
-  if (device < 0 || device >= devices) return invalid_device;
+  if (device < 0 || device >= device_count()) return invalid_device;
   current_device = device;
   use_context();
   return success;
@@ -124,12 +138,17 @@ Status malloc(void** to, std::size_t bytes) {
   return *to ? success : cuda::out_of_memory;
 }
 
+/// Held alone by calls that wait for a device: as in CUDA, no thread launches anything there meanwhile.
+std::shared_mutex launching[devices];
+
 /// Waits for the memory's device, as CUDA does.
 Status free(void* p) {
   if (const Status status = entry("free")) return p ? (memory().free(p), status) : status;
   if (!p) return success;
   if (Machine::thread_captures()) return unsupported_in_capture;
-  const bool well = machine().synchronize_device(memory().owner(p).device);
+  const int device = memory().owner(p).device;
+  const std::lock_guard alone(launching[device]);
+  const bool well = machine().synchronize_device(device);
   if (!memory().free(p)) return invalid_value;
   return ending(well);
 }
@@ -142,6 +161,7 @@ Status host_alloc(void** to, std::size_t bytes) {
 
 Status host_free(void* p) {
   use_context();
+  const std::lock_guard alone(launching[current_device]);
   machine().synchronize_device(current_device);
   return memory().free_pinned(p) ? success : invalid_value;
 }
@@ -149,6 +169,12 @@ Status host_free(void* p) {
 Status get_owner(Device* owner, const void* p) {
   const auto o = memory().owner(p);
   *owner = o.on_device ? Device{Device::cuda, o.device} : Device{};
+  return success;
+}
+
+Status is_pageable(bool* yes, const void* p) {
+  const auto o = memory().owner(p);
+  *yes = !o.on_device && !o.pinned;
   return success;
 }
 
@@ -168,15 +194,21 @@ MakeWork copy_work(void* to, const void* from, std::size_t bytes, std::shared_pt
 }
 
 /// Ordinary host memory is read at once and written before the call returns, as in CUDA; device and pinned
-/// memory when the stream reaches the task.
+/// memory when the stream reaches the task. A copy that CUDA's driver would wait for with a lock is a failure
+/// of the test.
 Status memcpy_async(void* to, const void* from, std::size_t bytes, void* s) {
   if (const Status status = entry("memcpy_async")) return status;
+  const std::shared_lock beside_others(launching[stream_of(s)->device]);
   const auto source = memory().owner(from), target = memory().owner(to);
   if (!inside(source, bytes) || !inside(target, bytes)) return invalid_value;
   const bool pageable_source = !source.on_device && !source.pinned;
   const bool pageable_target = !target.on_device && !target.pinned;
   if ((pageable_source || pageable_target) && machine().capturing(stream_of(s)))
     return unsupported_in_capture;
+  if (pageable_target || (pageable_source && bytes > cuda::max_staged_bytes))
+    EXPECT_TRUE(machine().idle(stream_of(s)) || !machine().failure().empty())
+        << "a copy of " << bytes
+        << " bytes of pageable memory waits for its stream, and other threads for it";
   std::shared_ptr<std::string> staged;
   if (pageable_source) staged = std::make_shared<std::string>(static_cast<const char*>(from), bytes);
   machine().submit(stream_of(s), copy_work(to, from, bytes, staged, stream_of(s)->device));
@@ -185,6 +217,7 @@ Status memcpy_async(void* to, const void* from, std::size_t bytes, void* s) {
 
 Status memset_async(void* to, int value, std::size_t bytes, void* s) {
   if (const Status status = entry("memset_async")) return status;
+  const std::shared_lock beside_others(launching[stream_of(s)->device]);
   if (!memory().owner(to).on_device || !inside(memory().owner(to), bytes)) return invalid_value;
   machine().submit(stream_of(s), [=](std::uint64_t) -> Work {
     return [=] {
@@ -236,6 +269,7 @@ Status event_synchronize(void* e) {
 
 Status launch(const cuda::KernelCall& call, const cuda::Grid& grid, void* s) {
   if (const Status status = entry("launch")) return status;
+  const std::shared_lock beside_others(launching[stream_of(s)->device]);
   if (grid.threads.count() > 1024 || grid.threads.z > 64 || grid.blocks.y > 65535 || grid.blocks.z > 65535 ||
       grid.shared_bytes > 227 << 10 || !call.run_thread)
     return invalid_value;
@@ -271,6 +305,7 @@ Status instantiate(void** executable, void* graph) {
 
 Status launch_graph(void* executable, void* s) {
   if (const Status status = entry("launch_graph")) return status;
+  const std::shared_lock beside_others(launching[stream_of(s)->device]);
   machine().submit(stream_of(s), replay(*static_cast<std::shared_ptr<const Graph>*>(executable)));
   return success;
 }
@@ -291,22 +326,30 @@ Status ipc_get_handle(cuda::IpcHandle* handle, void* base) {
 struct Opened {
   std::mutex mutex;
   std::map<const void*, int> on;
+  std::set<std::string> in_progress;  // handles
 };
 Opened& opened() {
   static auto* const all = new Opened();
   return *all;
 }
 
-/// CUDA opens no handle in the process that made it.
+/// CUDA opens no handle in the process that made it, and none in two threads at once.
 Status ipc_open_handle(void** base, const cuda::IpcHandle& handle) {
   if (const Status status = entry("ipc_open_handle")) return status;
   if (Machine::thread_captures()) return unsupported_in_capture;
   IpcPlace place{};
   std::memcpy(&place, handle.bytes, sizeof place);
   if (place.process == getpid()) return device_uninitialized;
+  const std::string name(reinterpret_cast<const char*>(handle.bytes), sizeof place);
+  {
+    const std::lock_guard lock(opened().mutex);
+    if (!opened().in_progress.insert(name).second) return already_mapped;
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(1));  // as long as CUDA takes
   *base = memory().open_shared(place);
-  if (!*base) return invalid_value;
   const std::lock_guard lock(opened().mutex);
+  opened().in_progress.erase(name);
+  if (!*base) return invalid_value;
   opened().on[*base] = current_device;
   return success;
 }
@@ -332,6 +375,8 @@ const char* error_name(Status s) {
       return "cudaErrorInvalidDevice";
     case device_uninitialized:
       return "cudaErrorDeviceUninitialized";
+    case already_mapped:
+      return "cudaErrorAlreadyMapped";
     case invalid_handle:
       return "cudaErrorInvalidResourceHandle";
     case launch_failure:
@@ -358,9 +403,6 @@ const cuda::Runtime table{
     .set_device = set_device,
     .has_context = has_context,
     .get_properties = get_properties,
-    .device_synchronize = []() -> Status {
-      return use_context(), ending(machine().synchronize_device(current_device));
-    },
     .memory_info = [](std::size_t* free, std::size_t* total) -> Status {
       use_context();
       *total = memory().capacity;
@@ -373,6 +415,7 @@ const cuda::Runtime table{
     .host_alloc = host_alloc,
     .host_free = host_free,
     .get_owner = get_owner,
+    .is_pageable = is_pageable,
     .memcpy_async = memcpy_async,
     .memset_async = memset_async,
 

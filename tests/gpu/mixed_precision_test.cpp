@@ -83,6 +83,7 @@ TEST_F(AutocastOnDevice, HasTheSameBitsForEveryStrategyAndFollowsF32) {
     if (first.empty()) first = reports;
     expect_same_bits(first, reports, name(kind));
   }
+  ASSERT_FALSE(first.empty() || full.empty());
   EXPECT_NE(first[0].loss, full[0].loss);
   EXPECT_NEAR(first[0].loss, full[0].loss, 2e-2);
 }

@@ -115,6 +115,20 @@ TEST_F(PeerCuda, ALongWaitIsReportedWithTheMissingRank) {
     EXPECT_NE(lines[0].find(part), std::string::npos) << lines[0];
 }
 
+/// As CUDA frees nothing before the device is idle, and this rank's peer waits for it there.
+TEST_F(PeerCuda, MemoryIsFreedWhileAPeerWaits) {
+  on_ranks({.one_card = true}, [&](Communicator& comm, const Stream& s) {
+    const Floats x(allocate_on(s.device(), 4000), 1000);
+    x.set(std::vector<float>(1000, 1), s);
+    auto on_device = allocate_on(s.device(), 4096), pinned = allocate_pinned(s.device(), 4096);
+    comm.barrier().wait();
+    if (comm.rank() == 1) std::this_thread::sleep_for(100ms);  // the other rank's kernel runs
+    on_device.reset(), pinned.reset();
+    comm.all_reduce(x.on(s), ReduceOp::sum, s).wait();
+    EXPECT_EQ(x.get(s)[999], 2.0f);
+  });
+}
+
 /// Each seed is a schedule on the emulated device, and on all devices a group, an algorithm and a kind of
 /// memory.
 TEST_F(PeerCuda, EveryScheduleSumsInRankOrder) {

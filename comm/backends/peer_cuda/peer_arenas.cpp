@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <mutex>
 #include <optional>
 #include <thread>
 
@@ -88,13 +89,19 @@ void enable_peer_access(Device device, int rank, const DeviceLocation& peer, int
   cuda::check(runtime().enable_peer_access(peer.device), "cudaDeviceEnablePeerAccess", device);
 }
 
+/// CUDA counts how often a process has mapped a handle, but refuses it to a thread while another one maps it
+/// (cudaErrorAlreadyMapped).
+constinit std::mutex mapping;
+
 /// Maps memory of another process; unmapped with the last copy of the pointer.
 Memory open_ipc(const cuda::IpcHandle& handle, Device device) {
   const cuda::DeviceGuard guard(device);
+  const std::lock_guard one_thread(mapping);
   void* base = nullptr;
   cuda::check(runtime().ipc_open_handle(&base, handle), "cudaIpcOpenMemHandle", device);
   return {static_cast<std::byte*>(base), [device](std::byte* p) {
             const cuda::DeviceGuard current(device, std::nothrow);
+            const std::lock_guard last(mapping);
             runtime().ipc_close(p);
           }};
 }
@@ -119,6 +126,7 @@ PeerArenas::PeerArenas(Backend& host, int rank, int size, Device device, std::si
           r);
     one_process_ = one_process_ && h.process_id == mine.process_id;
     if (h.process_id == mine.process_id) enable_peer_access(device, rank, h, r);
+    if (h.process_id == mine.process_id && r != rank && !deferred_frees_) deferred_frees_.emplace();
   }
   std::memset(status_.get(), 0, sizeof(peer::DeviceStatus));
   device_comm_ = {

@@ -3,6 +3,7 @@
 /// among threads of one process, by CUDA IPC handles among processes.
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "comm/backend.h"
@@ -45,6 +46,7 @@ class PeerArenas {
 
  private:
   const Device device_;
+  std::optional<DeferredFrees> deferred_frees_;  // if another rank is a thread of this process
   std::vector<DeviceLocation> locations_;
   peer::DeviceComm device_comm_{};
   bool one_process_ = true;

@@ -18,12 +18,14 @@
 /// memory. After that, memory that a peer may still read is leaked.
 ///
 /// Forward progress. The kernels of all ranks wait for each other, so all must be resident at once:
-/// PeerArenas limits the blocks of a kernel so that all ranks of a GPU fit. Other work on the GPU must not
-/// wait for these kernels: for instance, freeing CUDA memory must not happen while another rank on the same
-/// GPU is in a collective. If ranks that share a GPU are threads of one process, set two variables before the
-/// first CUDA call. CUDA_MODULE_LOADING=EAGER: otherwise the first launch of a kernel may wait until the GPU
-/// is idle. CUDA_DEVICE_MAX_CONNECTIONS=32 (the maximum; default 8): streams that share a hardware queue wait
-/// for each other, and each rank has three streams besides the caller's.
+/// PeerArenas limits the blocks of a kernel so that all ranks of a GPU fit. No thread must wait for these
+/// kernels in a call of the driver that keeps another rank's thread from launching its own: calls of this
+/// library do not (DeferredFrees, memcpy_async()); a caller's own cudaFree, or copy of pageable memory, while
+/// another rank on the same GPU is in a collective, does. If ranks that share a GPU are threads of one
+/// process, set two variables before the first CUDA call. CUDA_MODULE_LOADING=EAGER: otherwise the first
+/// launch of a kernel may wait until the GPU is idle. CUDA_DEVICE_MAX_CONNECTIONS=32 (the maximum; default
+/// 8): streams that share a hardware queue wait for each other, and each rank has three streams besides the
+/// caller's.
 
 #include <memory>
 
