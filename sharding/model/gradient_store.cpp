@@ -295,8 +295,11 @@ void ShardedGradients::drop_whole(int bucket) {
 
 void ShardedGradients::provide(int bucket, const Stream& stream) {
   if (at(bucket).whole.defined()) return;
+  // On a device, updates that are captured in a graph must make the allocations of those before, whatever has
+  // ended when.
+  const bool by_count = runtime_.stream.device().kind == Device::cuda;
   while (!in_flight_.empty() &&
-         (in_flight_.size() > max_in_flight || at(in_flight_.front()).reduction.work.done()))
+         (in_flight_.size() > max_in_flight || (!by_count && at(in_flight_.front()).reduction.work.done())))
     complete_oldest(stream);
   set_whole(bucket, runtime_.transient.allocate({layout_.bucket(bucket).count}, at(bucket).shard.dtype()));
 }
