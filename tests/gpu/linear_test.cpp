@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "comm/core/math.h"
 #include "comm/device/cuda_runtime.h"
+#include "tensor/kernels/linear_algebra/blas.h"
 #include "tensor/ops.h"
 #include "tests/gpu/on_device.h"
 #include "tests/support/reference.h"
@@ -273,6 +275,96 @@ TEST_F(Linear, ProductsOfEmptyMatrices) {
   EXPECT_EQ(from_device(d_weight, stream), Values(12, 0));
   EXPECT_EQ(from_device(d_bias, stream), Values(4, 0));
 }
+
+#ifndef RZ_TESTED_ON_HOST
+/// A table of words whose number is odd, as GPT-2's, with rows of logits that are whole 16-byte words apart:
+/// the product by the table, and its gradients.
+constexpr std::size_t texts = 512, channels = 1024, vocabulary = 2053, vocabulary_stride = 2056;
+
+kernels::GemmCall of_words(const Tensor& d, bool transpose_a, bool transpose_b) {
+  const std::size_t rows = d.shape()[0], columns = d.shape()[1];
+  const std::size_t terms = texts * channels * vocabulary / rows / columns;
+  return {.m = rows,
+          .n = columns,
+          .k = terms,
+          .a = d.raw(),
+          .a_stride = transpose_a ? (rows + 7) / 8 * 8 : (terms + 7) / 8 * 8,
+          .transpose_a = transpose_a,
+          .b = d.raw(),
+          .b_stride = transpose_b ? (terms + 7) / 8 * 8 : (columns + 7) / 8 * 8,
+          .transpose_b = transpose_b,
+          .d = d.raw(),
+          .d_stride = (columns + 7) / 8 * 8,
+          .factors = DType::bf16,
+          .result = DType::bf16};
+}
+
+TEST_F(Linear, RowsThatAreNoWholeWordsAreSplitOff) {
+  const auto split = kernels::split_whole_words;
+  const Tensor logits = empty_on(stream, {texts, vocabulary}, DType::bf16);
+  const auto forward = split(of_words(logits, false, true));
+  ASSERT_TRUE(forward);
+  EXPECT_EQ(forward->first.n, 2048u);
+  EXPECT_EQ(forward->second.n, 5u);
+  const auto byte = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p); };
+  EXPECT_EQ(byte(forward->second.b) - byte(logits.raw()), 2048u * 2 * channels);
+  EXPECT_EQ(byte(forward->second.d) - byte(logits.raw()), 2048u * 2);
+  const auto weights = split(of_words(empty_on(stream, {vocabulary, channels}, DType::bf16), true, false));
+  ASSERT_TRUE(weights);
+  EXPECT_EQ(weights->first.m, 2048u);
+  EXPECT_EQ(weights->second.m, 5u);
+  kernels::GemmCall inputs = of_words(empty_on(stream, {texts, channels}, DType::bf16), false, false);
+  const auto few_and_most = split(inputs);
+  ASSERT_TRUE(few_and_most);
+  EXPECT_EQ(few_and_most->first.k, 5u);
+  EXPECT_EQ(few_and_most->second.k, 2048u);
+  EXPECT_EQ(few_and_most->second.beta, 1);
+  inputs.beta = 1;  // a sum in bf16 would be rounded once more
+  EXPECT_FALSE(split(inputs));
+  inputs.result = DType::f32;
+  EXPECT_TRUE(split(inputs));
+  inputs.k = 2048;
+  EXPECT_FALSE(split(inputs)) << "whole words";
+  kernels::GemmCall small = of_words(logits, false, true);
+  small.m = 64;
+  EXPECT_FALSE(split(small));
+}
+
+TEST_F(Linear, AVocabularyOfAnOddSizeHasTheSameResults) {
+  const Values x = units(texts * channels, 1), table = units(vocabulary * channels, 2),
+               d_logits = units(texts * vocabulary, 3);
+  const auto with_stride = [&] {
+    return empty_on(stream, {texts, vocabulary_stride}, DType::bf16).columns(0, vocabulary);
+  };
+  const Tensor inputs = to_device(x, {texts, channels}, DType::bf16, stream),
+               weight = to_device(table, {vocabulary, channels}, DType::bf16, stream), logits = with_stride(),
+               d_out = with_stride(), d_x = empty_on(stream, {texts, channels}, DType::bf16),
+               d_weight = empty_on(stream, {vocabulary, channels}, DType::bf16);
+  ops::copy(d_out, to_device(d_logits, {texts, vocabulary}, DType::bf16, stream), stream);
+  ops::linear(logits, inputs, weight, {}, WeightLayout::out_in, stream);
+  ops::linear_backward(d_x, d_weight, {}, d_out, inputs, weight, WeightLayout::out_in, Into::overwrite,
+                       Into::overwrite, stream);
+  const Values got = from_device(logits, stream), of_x = from_device(d_x, stream),
+               of_weight = from_device(d_weight, stream);
+  const auto rounded = [](double v) { return double{to_f32(from_f32<bf16>(static_cast<float>(v)))}; };
+  const auto dot = [&](std::size_t terms, const Values& a, std::size_t a_at, std::size_t a_step,
+                       const Values& b, std::size_t b_at, std::size_t b_step) {
+    double sum = 0;
+    for (std::size_t i = 0; i < terms; ++i) sum += a[a_at + i * a_step] * b[b_at + i * b_step];
+    return rounded(sum);
+  };
+  for (const std::size_t t : {0, 1, 255, 511})
+    for (const std::size_t w : {0, 7, 2047, 2048, 2050, 2052})
+      for (const std::size_t c : {0, 511, 1023}) {
+        EXPECT_EQ(got[t * vocabulary + w], dot(channels, x, t * channels, 1, table, w * channels, 1))
+            << t << " " << w;
+        EXPECT_EQ(of_x[t * channels + c], dot(vocabulary, d_logits, t * vocabulary, 1, table, c, channels))
+            << t << " " << c;
+        EXPECT_EQ(of_weight[w * channels + c], dot(texts, d_logits, w, vocabulary, x, c, channels))
+            << w << " " << c;
+      }
+}
+#endif
 
 }  // namespace
 }  // namespace rz::test
