@@ -47,6 +47,29 @@ struct ProgressOptions {
   const ProgressWaitPolicy* policy = &normal_wait_policy.progress;
 };
 
+/// Two states that change apart: who holds the token, and whether the end has begun.
+///
+///   token            by
+///   idle → inline    try_begin_inline(), while the engine runs and nothing is pending
+///   inline → idle    end_inline(), continue_inline()
+///   inline → driver  fail_inline(), until it returns
+///   idle → driver    wait(), progress(), run_exclusively(), check(), stop(); the progress thread: turn(),
+///                    begin_sleep(); in a child of fork() abandon()
+///   driver → idle    the same, by release_driver(), or on the progress thread by hand_over(); stop() and
+///                    abandon() keep the token for ever
+///
+///   end                 by
+///   running → failed    fail(), of the driver whose step has thrown; abort(), of any thread
+///   running → stopping  stop(), which also ends failed ones. Its finish(), on the progress thread if that is
+///                       the engine's own, ends what is pending, closes the Progressable and sets the failure
+///
+///             running                        failed                         stopping
+///   idle      submit() queues, wait()        submit() and check() throw     finish() acquires the token
+///             drives; turn() after a grace   the failure
+///   inline    the call runs                  the call ends by the failure   finish() waits for the call
+///                                            that abort() gave its target
+///   driver    step() after step              the next accept() throws the   accept() throws Errc::aborted if
+///                                            failure, fail() ends all       a request is pending: as failed
 class ProgressEngine final : public Driven, public std::enable_shared_from_this<ProgressEngine> {
  public:
   ProgressEngine(std::unique_ptr<Progressable>, const ProgressOptions&);
