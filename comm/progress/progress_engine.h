@@ -158,7 +158,7 @@ class ProgressEngine final : public Driven, public std::enable_shared_from_this<
   std::unique_ptr<Progressable> target_;  // null after stop()
   ProgressToken token_;
   std::atomic<std::size_t> unfinished_{0};  // requests, queued or in flight; changed with the mutex
-  struct Ending {
+  struct {
     bool stopping = false;           // stop() was called
     std::exception_ptr failure;      // the first one
     bool reported = false;           // to target_
@@ -174,7 +174,7 @@ class ProgressEngine final : public Driven, public std::enable_shared_from_this<
   // Guarded by mutex_.
   std::mutex mutex_;
   std::condition_variable changed_;  // for waiters: a request ended, or no thread drives
-  struct Inbox {
+  struct {
     std::deque<std::shared_ptr<Request>> requests;
     std::atomic<bool> changed{false};  // requests or ending_ changed
   } inbox_;
@@ -183,7 +183,7 @@ class ProgressEngine final : public Driven, public std::enable_shared_from_this<
   std::shared_ptr<ProgressDriver> driver_;  // null without a thread
 
   // Used with the token.
-  struct InFlight {
+  struct {
     std::deque<std::shared_ptr<Request>> requests;  // oldest first
     std::vector<Request*> ended;                    // one for each call that ended in this step
     IdleTime idle;
