@@ -20,11 +20,6 @@ Range shard_range(std::size_t count, int rank, int size) {
   return {each * static_cast<std::size_t>(rank), each * (static_cast<std::size_t>(rank) + 1)};
 }
 
-Range intersect(Range a, Range b) {
-  const std::size_t begin = std::max(a.begin, b.begin);
-  return {begin, std::max(begin, std::min(a.end, b.end))};
-}
-
 std::vector<ParameterSlice> parameter_slices(const BucketLayout& layout, std::span<Parameter* const> members,
                                              int bucket, Range range) {
   std::vector<ParameterSlice> out;
@@ -126,21 +121,6 @@ std::map<const Parameter*, ScopeSet> scopes_by_parameter(const std::vector<const
   return out;
 }
 
-/// Selects parameters one after the other.
-class PersistentSelection {
- public:
-  explicit PersistentSelection(const FlatParameterLimits& limits) : limits_(limits) {}
-  bool take(const Parameter& p) {
-    const bool fits = p.count() <= limits_.persistent && p.count() <= limits_.all_persistent - elements_;
-    if (fits) elements_ += p.count();
-    return fits;
-  }
-
- private:
-  const FlatParameterLimits& limits_;
-  std::size_t elements_ = 0;
-};
-
 void append(std::vector<FlatParameter>& list, Parameter* p, const FlatParameterLimits& limits) {
   const std::size_t count = round_up(p->count(), limits.align);
   if (list.empty() || (list.back().count > 0 && list.back().count + count > limits.count))
@@ -153,7 +133,12 @@ void append(std::vector<FlatParameter>& list, Parameter* p, const FlatParameterL
 
 ByScopes grouped(const std::vector<const Scope*>& scopes, const ModelParameters& parameters,
                  const FlatParameterLimits& limits) {
-  PersistentSelection persistent(limits);
+  std::size_t persistent = 0;  // elements
+  const auto is_persistent = [&](const Parameter& p) {
+    const bool fits = p.count() <= limits.persistent && p.count() <= limits.all_persistent - persistent;
+    if (fits) persistent += p.count();
+    return fits;
+  };
   auto used_by = scopes_by_parameter(scopes);
   ByScopes out;
   for (const auto* list : {&parameters.members(), &parameters.frozen()})
@@ -161,7 +146,7 @@ ByScopes grouped(const std::vector<const Scope*>& scopes, const ModelParameters&
       const ScopeSet& where = used_by[p];
       require(!where.empty(), Errc::invalid_argument, "zero3: parameter ", p->name,
               " stands in no scope; list it in the scope that uses it");
-      append(out[{p->requires_grad, persistent.take(*p), where}], p, limits);
+      append(out[{p->requires_grad, is_persistent(*p), where}], p, limits);
     }
   return out;
 }

@@ -11,6 +11,7 @@
 
 #include "autograd_lite/parameter.h"
 #include "comm/bucket_scheduler.h"
+#include "comm/core/range.h"
 
 namespace rz {
 
@@ -31,13 +32,6 @@ struct ShardingPlan {
 
 // ---- ranges
 
-/// Elements [begin, end).
-struct Range {
-  std::size_t begin = 0, end = 0;
-  std::size_t count() const { return end - begin; }
-  bool operator==(const Range&) const = default;
-};
-
 /// A rank of a group.
 struct RankOf {
   int rank = 0, ranks = 1;
@@ -45,9 +39,6 @@ struct RankOf {
 
 /// Shard `rank` of `size` equal shards of `count` elements; `size` must divide `count`.
 Range shard_range(std::size_t count, int rank, int size);
-
-/// Intersection of two ranges; begin == end if it is empty.
-Range intersect(Range, Range);
 
 /// The elements of one parameter that lie in a given range of a bucket.
 struct ParameterSlice {
