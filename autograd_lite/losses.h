@@ -15,13 +15,13 @@ namespace rz::nn {
 ///     const ops::SoftLoss distill{.targets = ops::SoftLoss::logits, .temperature = 2, .weight = 4};
 ///     nn::Loss loss = nn::kl_div(tape, student, teacher, distill);
 Loss kl_div(Tape&, Var logits, const Tensor& targets, ops::SoftLoss = {});
-/// Cross entropy with probabilities as targets, a row a term.
+/// Cross entropy with probabilities as targets, one row per term.
 Loss cross_entropy(Tape&, Var logits, const Tensor& probabilities, float temperature);
 /// nn::cross_entropy with label smoothing and another ignore_index, as torch.nn.CrossEntropyLoss.
 Loss cross_entropy(Tape&, Var logits, const Tensor& targets, ops::LabelLoss);
-/// Squared differences, an element a term: sum / count is the mean squared error.
+/// Squared differences, one element per term: sum / count is the mean squared error.
 Loss squared_error(Tape&, Var prediction, const Tensor& target);
-/// Of logits and targets from 0 to 1, an element a term, as torch's binary_cross_entropy_with_logits.
+/// Of logits and targets from 0 to 1, one element per term, as torch's binary_cross_entropy_with_logits.
 Loss binary_cross_entropy_with_logits(Tape&, Var logits, const Tensor& targets);
 
 // ---- sums of losses

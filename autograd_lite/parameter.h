@@ -1,9 +1,12 @@
 #pragma once
-/// A named trainable tensor.
+/// Named trainable tensors, the scopes that use them, and callbacks by which their owner follows a pass.
 
+#include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "comm/device/stream.h"
 #include "tensor/box.h"
 #include "tensor/tensor.h"
 
@@ -35,7 +38,7 @@ struct Parameter {
   /// zero-filled.
   bool grad_is_fresh = true;
   Initial initial{};
-  ParameterHooks* hooks = nullptr;  ///< of its owner, not owned (autograd_lite/hooks.h); null: none
+  ParameterHooks* hooks = nullptr;  ///< of its owner, not owned; null: none
 
   std::size_t count() const { return shape.count(); }
   /// Shape of the named tensor.
@@ -52,6 +55,32 @@ struct Parameter {
     part = of;
     shape = Shape(of.extent);
   }
+};
+
+/// Parameters that are used together, e.g. those of a transformer block: the unit that ZeRO-3 gathers. Must
+/// live as long as its module.
+struct Scope {
+  std::string name;
+  std::vector<Parameter*> parameters;
+};
+
+enum class Pass : bool { forward, backward };
+
+/// Parameter::hooks points to the hooks of its owner, e.g. a strategy. So parameters of several owners may be
+/// on one tape.
+struct ParameterHooks {
+  /// `enter` is called before the first operator of a scope that contains a parameter of these hooks runs (or
+  /// runs backward), `leave` after the last one. `parameters[i]->value` must be defined in between. Scopes
+  /// nest and may share parameters. A scope without operators that need a gradient is not entered in
+  /// backward. If an operator throws, its scopes are not left.
+  std::function<void(const Scope&, Pass)> enter, leave;
+  /// Called before a parameter's gradient is first written in a backward pass. `grad` must be defined on
+  /// return.
+  std::function<void(Parameter&)> before_grad;
+  /// Called when a parameter's gradient is complete: all its uses on this tape have run backward.
+  std::function<void(Parameter&, const Stream&)> grad_ready;
+  /// The owner, for messages: "a zero2 strategy".
+  std::string owner;
 };
 
 }  // namespace rz

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "autograd_lite/hooks.h"
+#include "autograd_lite/parameter.h"
 #include "autograd_lite/var.h"
 #include "tensor/pool.h"
 #include "tensor/tensor.h"

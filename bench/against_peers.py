@@ -113,7 +113,7 @@ def main():
                       '  %9.2f  %9.2f' % tuple(ratio), flush=True)
     for name, key in (('p50', 'ratio'), ('p99', 'p99_ratio')):
         r = [x[key] for x in rows]
-        print(f'# {name} ratios: least {min(r):.2f}, geometric mean {statistics.geometric_mean(r):.2f}, below 1: {sum(x < 1 for x in r)} of {len(r)}')
+        print(f'# {name} ratios: min {min(r):.2f}, geometric mean {statistics.geometric_mean(r):.2f}, below 1: {sum(x < 1 for x in r)} of {len(r)}')
     if o.json:
         with open(o.json, 'w') as f: json.dump(rows, f, indent=1)
 

@@ -2,10 +2,10 @@
 //
 //   async_checkpoint_bench DIR LAYERS WIDTH ROWS UPDATES ROUNDS STAGE
 //
-// Trains LAYERS layers of WIDTH x WIDTH with AdamW in f32, on ROWS rows an update, alone or on the ranks of a
-// launcher. A round is UPDATES updates without a checkpoint, then as many with one, which is saved before the
-// first of them and is complete within the time of the last one. Prints a line a round and the medians; times
-// are those of rank 0 in seconds:
+// Trains LAYERS layers of WIDTH x WIDTH with AdamW in f32, on ROWS rows per update, alone or on the ranks of
+// a launcher. A round is UPDATES updates without a checkpoint, then as many with one, which is saved before
+// the first of them and is complete within the time of the last one. Prints a line per round and the medians;
+// times are those of rank 0 in seconds:
 //
 //   without, with   of the updates
 //   ratio           with / without

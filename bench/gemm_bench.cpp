@@ -119,7 +119,7 @@ int main() try {
     std::vector<double> step(libraries.size());
     const char* model = "tiny";
     const auto print_step = [&] {
-      std::printf("%-5s a step, ms%44.1f", model, step[0] * 1e3);
+      std::printf("%-5s per step, ms%44.1f", model, step[0] * 1e3);
       if (step.size() > 1) std::printf(" %10.1f", step[1] * 1e3);
       std::printf("\n");
       std::fill(step.begin(), step.end(), 0);

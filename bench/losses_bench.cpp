@@ -2,7 +2,7 @@
 //
 //   losses_bench ROWS CLASSES THREADS DTYPE CALLS
 //
-// Prints a line a loss: its name, and the medians of forward and backward in ms.
+// Prints a line per loss: its name, and the medians of forward and backward in ms.
 
 #include <algorithm>
 #include <chrono>

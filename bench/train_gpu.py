@@ -130,9 +130,9 @@ def table(rows, machine, o, shape, peak, per_token):
     lines = [f'# GPT-2 {o.shape} on {machine["device"]}', '',
              ', '.join(f'{k} {v}' for k, v in machine.items() if k != 'device'), '',
              f'Batch {o.batch} x {shape["n_positions"]} tokens, {o.rounds} rounds of {o.steps} updates (and {WARM} before each that are not counted), in turn. '
-             f'FLOPs a token: 6 N + 12 L H Q T = {flops / 1e6:.1f} M, N = {parameters / 1e6:.2f} M. '
+             f'FLOPs per token: 6 N + 12 L H Q T = {flops / 1e6:.1f} M, N = {parameters / 1e6:.2f} M. '
              + (f'Peak: {peak / 1e12:g} TFLOPS (bf16, dense).' if peak else 'Share of the peak: not given.'), '',
-             f'| case | tokens/s, median | least | most | ms an update | share of the peak | loss after the first {WARM + o.steps} |', '|---|---|---|---|---|---|---|']
+             f'| case | tokens/s, median | min | max | ms per update | share of the peak | loss after the first {WARM + o.steps} |', '|---|---|---|---|---|---|---|']
     for r in rows:
         share = f'{100 * r["share_of_peak"]:.1f}%' if r['share_of_peak'] else ''
         lines.append(f'| {r["case"]} | {r["tokens_per_second"]:,.0f} | {min(r["rounds"]):,.0f} | {max(r["rounds"]):,.0f} | {r["ms"]:.2f} | {share} | {r["loss"]:.4f} |')

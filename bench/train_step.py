@@ -69,7 +69,7 @@ def main():
     if sys.stderr.isatty(): print(file=sys.stderr)
     apart = statistics.median(times['2 ranks apart'][0])
     print(f'# {o.shape}, batch {shape["batch"]} x 64 tokens, {o.rounds} rounds of {o.steps - 3} updates, milliseconds')
-    print('%-28s %10s %10s %10s %10s' % ('case', 'median', 'least', 'exposed', 'over'))
+    print('%-28s %10s %10s %10s %10s' % ('case', 'median', 'min', 'exposed', 'over'))
     for name, ranks, *_ in CASES:
         t, e = times[name]
         over = '%10.2f' % (statistics.median(t) - apart) if ranks == 2 else '%10s' % '-'

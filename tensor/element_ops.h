@@ -1,5 +1,5 @@
 #pragma once
-/// Element-wise operators with PyTorch's names, and sums, with the rules of tensor/ops.h: one dtype a call,
+/// Element-wise operators with PyTorch's names, and sums, with the rules of tensor/ops.h: one dtype per call,
 /// f32, f16 or bf16; arithmetic in f32, sums in double; one rounding a result; the same bits on every number
 /// of threads.
 ///

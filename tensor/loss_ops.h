@@ -1,6 +1,6 @@
 #pragma once
 /// Losses for distillation and for users' models, forward and backward, with the rules of tensor/ops.h. A
-/// forward writes losses[N] in f32, one a row; sums (f64, [2]) = {sum of the losses, number of terms}; loss
+/// forward writes losses[N] in f32, one per row; sums (f64, [2]) = {sum of the losses, number of terms}; loss
 /// (a scalar, f32) = the sum. The backward of all multiplies by d_loss, a scalar in f32 on the device of the
 /// logits, and stores d_logits, which may be the logits themselves. Rows of logits and targets may have a row
 /// stride.

@@ -52,15 +52,12 @@ std::array<float, 4> uniform_of(const Counter& words, double bound) {
   return out;
 }
 
-struct RandomStream {
-  std::uint64_t seed, name;
-};
-
-/// Elements from `begin` on of the whole tensor.
-void draw(const Initial& initial, std::span<float> out, std::size_t begin, const RandomStream& random) {
+/// Elements from `begin` on of the whole tensor, from the random numbers of a seed and a name.
+void draw(const Initial& initial, std::span<float> out, std::size_t begin, std::uint64_t seed,
+          std::uint64_t name) {
   const std::size_t end = begin + out.size();
   for (std::size_t four = begin / 4; four * 4 < end; ++four) {
-    const Counter words = philox(random.seed, four, random.name);
+    const Counter words = philox(seed, four, name);
     const auto drawn =
         initial.kind == Initial::normal ? normal_of(words, initial.scale) : uniform_of(words, initial.scale);
     for (std::size_t i = 0; i < 4; ++i) {
@@ -81,7 +78,7 @@ void init_slice(const Parameter& p, std::span<float> slice, std::size_t begin, s
   const std::uint64_t stream = hash(p.name);
   p.box().for_each_run(begin, begin + slice.size(),
                        [&](std::size_t element, std::size_t index, std::size_t count) {
-                         draw(p.initial, slice.subspan(element - begin, count), index, {seed, stream});
+                         draw(p.initial, slice.subspan(element - begin, count), index, seed, stream);
                        });
 }
 

@@ -39,7 +39,7 @@ std::vector<double> max_over_ranks(Communicator& comm, std::vector<double> us) {
 std::string memory_line(std::size_t read_buffer_bytes) {
   rusage use{};
   ::getrusage(RUSAGE_SELF, &use);
-  return concat("# Memory: ", human_bytes(read_buffer_bytes), " of buffers a rank, ",
+  return concat("# Memory: ", human_bytes(read_buffer_bytes), " of buffers per rank, ",
                 human_bytes(static_cast<unsigned long long>(use.ru_maxrss) * 1024),
                 " of rank 0's process at most so far\n");
 }
@@ -162,22 +162,6 @@ class RankRun {
   Validation validation_;
 };
 
-/// Keeps the first failure of the ranks of this process; later ones are its consequences.
-class FirstError {
- public:
-  void keep(std::exception_ptr e) {
-    const std::lock_guard lock(mutex_);
-    if (!first_) first_ = e;
-  }
-  void rethrow() const {
-    if (first_) std::rethrow_exception(first_);
-  }
-
- private:
-  std::mutex mutex_;
-  std::exception_ptr first_;
-};
-
 CommOptions comm_options(const Options& options, int local_rank) {
   CommOptions comm;
   if (options.timeout_s > 0)
@@ -191,12 +175,15 @@ CommOptions comm_options(const Options& options, int local_rank) {
 /// Calls rank_main(0) on this thread and rank_main(1) to rank_main(count - 1) on other threads; rethrows the
 /// first failure.
 void run_in_threads(int count, const std::function<void(int)>& rank_main) {
-  FirstError error;
+  std::mutex mutex;
+  std::exception_ptr
+      error;  // the first failure of the ranks of this process; later ones are its consequences
   const auto guarded = [&](int thread) {
     try {
       rank_main(thread);
     } catch (...) {
-      error.keep(std::current_exception());
+      const std::lock_guard lock(mutex);
+      if (!error) error = std::current_exception();
     }
   };
   {
@@ -204,7 +191,7 @@ void run_in_threads(int count, const std::function<void(int)>& rank_main) {
     for (int t = 1; t < count; ++t) others.emplace_back(guarded, t);
     guarded(0);
   }
-  error.rethrow();
+  if (error) std::rethrow_exception(error);
 }
 
 /// Of nccl-tests: groups of ranks that run at once. Without them the figures would be of something else.

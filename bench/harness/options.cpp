@@ -25,12 +25,11 @@ constexpr const char* what_else =
     "\n"
     "Exit status: 0 success, 7 wrong results, 2 a wrong command line, 1 any other error.";
 
-struct DTypeName {
+/// In the order of nccl-tests, in which -d all runs.
+constexpr struct {
   DType dtype;
   const char* name;
-};
-/// In the order of nccl-tests, in which -d all runs.
-constexpr DTypeName dtype_names[] = {
+} dtype_names[] = {
     {DType::i8, "int8"},    {DType::u8, "uint8"},      {DType::i32, "int32"},     {DType::u32, "uint32"},
     {DType::i64, "int64"},  {DType::u64, "uint64"},    {DType::f16, "half"},      {DType::f32, "float"},
     {DType::f64, "double"}, {DType::bf16, "bfloat16"}, {DType::f8e4m3, "f8e4m3"}, {DType::f8e5m2, "f8e5m2"},
@@ -176,7 +175,7 @@ void settle(const Collective& c, Options& o, const Words& w) {
   require(!o.percentiles || o.graph == 0, Errc::config,
           "--percentiles with -G: a graph's iterations have no times of their own; leave out one of them");
   require(!o.touch || (!o.cuda && o.aggregated == 1 && !o.cpu_time), Errc::config,
-          "--touch is for host memory and one operation an iteration; leave out --device cuda, -m and -C");
+          "--touch is for host memory and one operation per iteration; leave out --device cuda, -m and -C");
   require(!o.percentiles || o.skipped < o.iterations, Errc::config, "-K ", o.skipped, " of -n ", o.iterations,
           " leaves no iteration for --percentiles");
   const bool one = !o.algorithm.empty() && o.algorithm.find('=') == std::string::npos;

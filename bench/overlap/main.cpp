@@ -72,15 +72,14 @@ struct Row {
   }
 };
 
-struct Column {
+constexpr struct {
   const char* name;
   double Times::*of;
-};
-constexpr Column columns[] = {{"compute", &Times::compute},
-                              {"communication", &Times::communication},
-                              {"overlapped", &Times::overlapped},
-                              {"exposed", &Times::exposed},
-                              {"lost_compute", &Times::lost_compute}};
+} columns[] = {{"compute", &Times::compute},
+               {"communication", &Times::communication},
+               {"overlapped", &Times::overlapped},
+               {"exposed", &Times::exposed},
+               {"lost_compute", &Times::lost_compute}};
 
 void print(const Communicator& comm, const Options& o, const Measure& measure, const std::vector<Row>& rows) {
   std::printf(
@@ -90,11 +89,11 @@ void print(const Communicator& comm, const Options& o, const Measure& measure, c
       measure.layout().buckets.size(), human_bytes(o.plan.bucket_bytes).c_str(), o.plan.members,
       o.plan.registered, measure.passes(), o.plan.iterations);
   std::printf("# %12s", "through");
-  for (const Column& c : columns) std::printf("  %13s", c.name);
+  for (const auto& c : columns) std::printf("  %13s", c.name);
   std::printf("  %8s\n", "hidden");
   for (const Row& r : rows) {
     std::printf("%14s", r.through);
-    for (const Column& c : columns) std::printf("  %13.2f", r.median(c.of));
+    for (const auto& c : columns) std::printf("  %13.2f", r.median(c.of));
     std::printf("  %7.1f%%\n", 100 * r.hidden());
   }
 }
@@ -112,9 +111,9 @@ Json json_of(const Communicator& comm, const Options& o, const Measure& measure,
          {"rows", Json::array()}};
   for (const Row& r : rows) {
     Json row{{"through", r.through}};
-    for (const Column& c : columns) row[concat(c.name, "_ms")] = r.median(c.of);
+    for (const auto& c : columns) row[concat(c.name, "_ms")] = r.median(c.of);
     row["hidden"] = r.hidden();
-    for (const Column& c : columns) row["samples"][concat(c.name, "_ms")] = r.each(c.of);
+    for (const auto& c : columns) row["samples"][concat(c.name, "_ms")] = r.each(c.of);
     j["rows"].push_back(std::move(row));
   }
   return j;

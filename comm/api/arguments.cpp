@@ -114,7 +114,7 @@ void check_counts(const ArgumentChecks& check, const Caller& caller, const Const
                   Counts recv_offsets) {
   const auto ranks = static_cast<std::size_t>(caller.size);
   for (const auto& list : {send_counts, send_offsets, recv_counts, recv_offsets})
-    check.require(list.size() == ranks, "counts and offsets need ", ranks, " entries, one a rank, got ",
+    check.require(list.size() == ranks, "counts and offsets need ", ranks, " entries, one per rank, got ",
                   list.size());
   const auto inside = [](std::size_t offset, std::size_t count, std::size_t whole) {
     return offset <= whole && count <= whole - offset;

@@ -64,25 +64,24 @@ std::vector<LauncherVariables> launchers() {
 }
 
 /// A variable of a launcher of which no row above has the rank.
-struct PartOfLauncher {
+constexpr struct {
   const char *variable, *launcher;
-};
-constexpr PartOfLauncher parts_of_launchers[] = {{"ALPS_APP_PE", "aprun"},
-                                                 {"MP_CHILD", "poe"},
-                                                 {"MPIRUN_RANK", "mpirun_rsh"},
-                                                 {"PMI_ID", "mpiexec"},
-                                                 {"PMI_SIZE", "mpiexec"},
-                                                 {"MPI_LOCALRANKID", "mpiexec"},
-                                                 {"PMI_LOCAL_RANK", "mpiexec"},
-                                                 {"PALS_LOCAL_RANKID", "PALS"},
-                                                 {"OMPI_COMM_WORLD_SIZE", "Open MPI"},
-                                                 {"OMPI_COMM_WORLD_LOCAL_RANK", "Open MPI"},
-                                                 {"PMIX_NAMESPACE", "PMIx"},
-                                                 {"FLUX_TASK_LOCAL_ID", "Flux"},
-                                                 {"MV2_COMM_WORLD_SIZE", "MVAPICH"},
-                                                 {"MVP_COMM_WORLD_SIZE", "MVAPICH"},
-                                                 {"HOROVOD_SIZE", "horovodrun"},
-                                                 {"LOCAL_RANK", "torchrun"}};
+} parts_of_launchers[] = {{"ALPS_APP_PE", "aprun"},
+                          {"MP_CHILD", "poe"},
+                          {"MPIRUN_RANK", "mpirun_rsh"},
+                          {"PMI_ID", "mpiexec"},
+                          {"PMI_SIZE", "mpiexec"},
+                          {"MPI_LOCALRANKID", "mpiexec"},
+                          {"PMI_LOCAL_RANK", "mpiexec"},
+                          {"PALS_LOCAL_RANKID", "PALS"},
+                          {"OMPI_COMM_WORLD_SIZE", "Open MPI"},
+                          {"OMPI_COMM_WORLD_LOCAL_RANK", "Open MPI"},
+                          {"PMIX_NAMESPACE", "PMIx"},
+                          {"FLUX_TASK_LOCAL_ID", "Flux"},
+                          {"MV2_COMM_WORLD_SIZE", "MVAPICH"},
+                          {"MVP_COMM_WORLD_SIZE", "MVAPICH"},
+                          {"HOROVOD_SIZE", "horovodrun"},
+                          {"LOCAL_RANK", "torchrun"}};
 
 std::optional<int> parse_int(std::string_view text) { return parse_number<int>(text); }
 

@@ -64,7 +64,7 @@ PeerInfo exchange_peer_info(int rank, int size, Store& store, const GroupSetting
                             const std::string& host_id, Deadline deadline) {
   require(size >= 1 && rank >= 0 && rank < size, Errc::invalid_argument, "rank ", rank, " of ", size);
   require(settings.sockets >= 1 && settings.sockets <= 16, Errc::config, settings.sockets,
-          " sockets a link are not 1 to 16");
+          " sockets per link are not 1 to 16");
   if (size > 1) require_not_connected(rank, store);
   const std::string machine = machine_id();
   const std::string host = host_id.empty() ? machine : host_id;

@@ -13,12 +13,11 @@ namespace rz {
 
 namespace {
 
-struct DTypeNames {
+constexpr struct {
   DType dtype;
   const char* name;
   const char* nccl_tests_name;
-};
-constexpr DTypeNames dtypes[] = {
+} dtypes[] = {
     {DType::f32, "f32", "float"},        {DType::f64, "f64", "double"},
     {DType::f16, "f16", "half"},         {DType::bf16, "bf16", "bfloat16"},
     {DType::f8e4m3, "f8e4m3", "f8e4m3"}, {DType::f8e5m2, "f8e5m2", "f8e5m2"},
@@ -28,12 +27,11 @@ constexpr DTypeNames dtypes[] = {
 };
 static_assert(std::size(dtypes) == dtype_count);
 
-struct OpName {
+constexpr struct {
   ReduceOp::Kind kind;
   const char* name;
-};
-constexpr OpName ops[] = {{ReduceOp::sum, "sum"}, {ReduceOp::prod, "prod"}, {ReduceOp::max, "max"},
-                          {ReduceOp::min, "min"}, {ReduceOp::avg, "avg"},   {ReduceOp::premul_sum, "mulsum"}};
+} ops[] = {{ReduceOp::sum, "sum"}, {ReduceOp::prod, "prod"}, {ReduceOp::max, "max"},
+           {ReduceOp::min, "min"}, {ReduceOp::avg, "avg"},   {ReduceOp::premul_sum, "mulsum"}};
 
 }  // namespace
 

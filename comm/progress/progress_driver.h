@@ -4,7 +4,7 @@
 ///
 /// It goes round its communicators and gives each one that is due a turn, bounded by
 /// ProgressWaitPolicy::max_turn and the step that is under way then. No turn sleeps, so a communicator whose
-/// peer is slow, stopped or dead costs the others one step a round. When no turn makes progress, the thread
+/// peer is slow, stopped or dead costs the others one step per round. When no turn makes progress, the thread
 /// sleeps on the descriptors of all communicators with calls in flight, until the first of: an event of one
 /// of them, wake(), the next time that one is due.
 

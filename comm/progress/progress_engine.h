@@ -47,6 +47,29 @@ struct ProgressOptions {
   const ProgressWaitPolicy* policy = &normal_wait_policy.progress;
 };
 
+/// Two states that change apart: who holds the token, and whether the end has begun.
+///
+///   token            by
+///   idle → inline    try_begin_inline(), while the engine runs and nothing is pending
+///   inline → idle    end_inline(), continue_inline()
+///   inline → driver  fail_inline(), until it returns
+///   idle → driver    wait(), progress(), run_exclusively(), check(), stop(); the progress thread: turn(),
+///                    begin_sleep(); in a child of fork() abandon()
+///   driver → idle    the same, by release_driver(), or on the progress thread by hand_over(); stop() and
+///                    abandon() keep the token for ever
+///
+///   end                 by
+///   running → failed    fail(), of the driver whose step has thrown; abort(), of any thread
+///   running → stopping  stop(), which also ends failed ones. Its finish(), on the progress thread if that is
+///                       the engine's own, ends what is pending, closes the Progressable and sets the failure
+///
+///             running                        failed                         stopping
+///   idle      submit() queues, wait()        submit() and check() throw     finish() acquires the token
+///             drives; turn() after a grace   the failure
+///   inline    the call runs                  the call ends by the failure   finish() waits for the call
+///                                            that abort() gave its target
+///   driver    step() after step              the next accept() throws the   accept() throws Errc::aborted if
+///                                            failure, fail() ends all       a request is pending: as failed
 class ProgressEngine final : public Driven, public std::enable_shared_from_this<ProgressEngine> {
  public:
   ProgressEngine(std::unique_ptr<Progressable>, const ProgressOptions&);
@@ -135,7 +158,7 @@ class ProgressEngine final : public Driven, public std::enable_shared_from_this<
   std::unique_ptr<Progressable> target_;  // null after stop()
   ProgressToken token_;
   std::atomic<std::size_t> unfinished_{0};  // requests, queued or in flight; changed with the mutex
-  struct Ending {
+  struct {
     bool stopping = false;           // stop() was called
     std::exception_ptr failure;      // the first one
     bool reported = false;           // to target_
@@ -151,7 +174,7 @@ class ProgressEngine final : public Driven, public std::enable_shared_from_this<
   // Guarded by mutex_.
   std::mutex mutex_;
   std::condition_variable changed_;  // for waiters: a request ended, or no thread drives
-  struct Inbox {
+  struct {
     std::deque<std::shared_ptr<Request>> requests;
     std::atomic<bool> changed{false};  // requests or ending_ changed
   } inbox_;
@@ -160,7 +183,7 @@ class ProgressEngine final : public Driven, public std::enable_shared_from_this<
   std::shared_ptr<ProgressDriver> driver_;  // null without a thread
 
   // Used with the token.
-  struct InFlight {
+  struct {
     std::deque<std::shared_ptr<Request>> requests;  // oldest first
     std::vector<Request*> ended;                    // one for each call that ended in this step
     IdleTime idle;

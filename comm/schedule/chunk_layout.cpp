@@ -20,7 +20,7 @@ ChunkLayout::ChunkLayout(const CollectiveCall& op, int rank, int size, int chunk
       chunk_bytes_(op.kind == Collective::barrier ? 1 : count_per_rank(op, size) * element_) {}
 
 // Chunks begin at cache lines if there are at least 64 elements per chunk.
-ChunkLayout::ByteRange ChunkLayout::even_split(int chunk) const {
+Range ChunkLayout::even_split(int chunk) const {
   const std::size_t count = chunk_bytes_ / element_;
   const std::size_t line = count >= chunks_ * 64 ? 64 / element_ : 1;
   const auto cut = [&](std::size_t c) { return c == chunks_ ? count : count / line * c / chunks_ * line; };
@@ -29,10 +29,7 @@ ChunkLayout::ByteRange ChunkLayout::even_split(int chunk) const {
 }
 
 std::size_t ChunkLayout::bytes(int chunk) const {
-  if (is_split_evenly(op_->kind)) {
-    const ByteRange e = even_split(chunk);
-    return e.end - e.begin;
-  }
+  if (is_split_evenly(op_->kind)) return even_split(chunk).count();
   if (op_->kind == Collective::all_to_all_v) {
     const std::size_t from = static_cast<std::size_t>(chunk) / size_,
                       to = static_cast<std::size_t>(chunk) % size_;

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "comm/core/range.h"
 #include "comm/schedule/schedule.h"
 
 namespace rz::schedule {
@@ -20,10 +21,7 @@ class ChunkLayout {
   std::size_t largest() const;
 
  private:
-  struct ByteRange {
-    std::size_t begin, end;
-  };
-  ByteRange even_split(int chunk) const;
+  Range even_split(int chunk) const;
   const CollectiveCall* op_;
   std::size_t rank_, size_, chunks_, element_, chunk_bytes_;  // chunk_bytes_: where all chunks are equal
 };

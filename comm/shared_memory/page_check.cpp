@@ -15,6 +15,7 @@
 #include <sstream>
 
 #include "comm/core/integer_math.h"
+#include "comm/core/range.h"
 #include "comm/core/text.h"
 #include "comm/os/fd.h"
 #include "comm/os/process.h"
@@ -29,11 +30,6 @@ namespace {
 
 /// In front of a malloc block, and at the start of a mapping that malloc made for one.
 constexpr std::size_t malloc_header_bytes = 16;
-
-struct Range {
-  std::uintptr_t begin, end;
-  bool overlaps(std::uintptr_t b, std::uintptr_t e) const { return b < end && begin < e; }
-};
 
 Range page_range(std::span<const std::byte> s) {
   const auto begin = reinterpret_cast<std::uintptr_t>(s.data());
@@ -181,7 +177,7 @@ bool is_locked(Range whole) {
   Mapping m;
   bool within = false;
   for (std::string line; std::getline(smaps, line);) {
-    if (Mapping next; parse_mapping(line, next)) m = next, within = m.range.overlaps(whole.begin, whole.end);
+    if (Mapping next; parse_mapping(line, next)) m = next, within = intersect(m.range, whole).count() > 0;
     if (within && line.rfind("VmFlags:", 0) == 0 && line.find(" lo") != std::string::npos) return true;
   }
   return false;
@@ -196,7 +192,7 @@ bool is_on_thread_stack(Range whole) {
   const bool known = pthread_attr_getstack(&attributes, &base, &size) == 0;
   pthread_attr_destroy(&attributes);
   const auto begin = reinterpret_cast<std::uintptr_t>(base);
-  return known && whole.overlaps(begin, begin + size);
+  return known && intersect(whole, {begin, begin + size}).count() > 0;
 }
 
 }  // namespace

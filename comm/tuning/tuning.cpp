@@ -24,7 +24,7 @@ constexpr ScopeName scope_names[] = {
     {Scope::intra_node_cma, "intra_node_cma", "intra-node, memory that all ranks may read"},
     {Scope::intra_node_schedule, "intra_node_schedule", "intra-node schedules"},
     {Scope::inter_node, "inter_node", "inter-node"},
-    {Scope::multi_rank_nodes, "multi_rank_nodes", "inter-node, several ranks a node"},
+    {Scope::multi_rank_nodes, "multi_rank_nodes", "inter-node, several ranks per node"},
     {Scope::any, "any", "schedules"}};
 
 const ScopeName& scope_name(Scope scope) {

@@ -198,10 +198,8 @@ class Consolidator {
 
   // ---- masters
 
-  /// The masters of one rank, by groups.
-  struct RankMasters {
-    std::vector<std::size_t> groups;  // indices of stored tensors
-  };
+  /// The masters of one rank, by groups: indices of stored tensors.
+  using RankMasters = std::vector<std::size_t>;
 
   /// The stage of an optimizer file; files of BF16_Optimizer lack it and have the parts of stage 1.
   uint64_t stage_of(const StateReader& r, PickleId state) const {
@@ -244,7 +242,7 @@ class Consolidator {
     for (const PickleId id : r.list(r.at(state, key), key)) {
       const TorchTensor t = r.tensor(id, key);
       check_states(t.dtype == "F32", file, key, " is of ", t.dtype, " instead of F32");
-      masters.groups.push_back(store(file, t));
+      masters.push_back(store(file, t));
     }
     return masters;
   }
@@ -255,8 +253,8 @@ class Consolidator {
     std::vector<RankMasters> ranks;
     for (const TorchFile& file : optimizers_) {
       ranks.push_back(read_masters(file));
-      check_states(ranks.back().groups.size() == ranks.front().groups.size(), file, "has ",
-                   ranks.back().groups.size(), " groups where rank 0 has ", ranks.front().groups.size());
+      check_states(ranks.back().size() == ranks.front().size(), file, "has ", ranks.back().size(),
+                   " groups where rank 0 has ", ranks.front().size());
     }
     std::vector<std::vector<NamedShape>> shapes;
     std::size_t parameters = 0;
@@ -271,12 +269,12 @@ class Consolidator {
 
   /// Stages 1 and 2: the ranks' parts of a group are one vector.
   void add_flat(const std::vector<std::vector<NamedShape>>& groups, const std::vector<RankMasters>& ranks) {
-    check_states(groups.size() == ranks[0].groups.size(), model_.file(), "param_shapes has ", groups.size(),
-                 " groups where the optimizer has ", ranks[0].groups.size());
+    check_states(groups.size() == ranks[0].size(), model_.file(), "param_shapes has ", groups.size(),
+                 " groups where the optimizer has ", ranks[0].size());
     const uint64_t alignment = 2 * ranks.size();
     for (std::size_t g = 0; g < groups.size(); ++g) {
       FlatVector flat;
-      for (const RankMasters& rank : ranks) flat.add(rank.groups[g], stored_[rank.groups[g]].second.count);
+      for (const RankMasters& rank : ranks) flat.add(rank[g], stored_[rank[g]].second.count);
       uint64_t at = 0;
       for (const NamedShape& p : groups[g]) {
         const uint64_t n = count_of(p.shape);
@@ -298,7 +296,7 @@ class Consolidator {
                        const std::vector<RankMasters>& ranks) {
     std::vector<FlatVector> flat(ranks.size());
     for (std::size_t r = 0; r < ranks.size(); ++r)
-      for (const std::size_t t : ranks[r].groups) flat[r].add(t, stored_[t].second.count);
+      for (const std::size_t t : ranks[r]) flat[r].add(t, stored_[t].second.count);
     uint64_t at = 0;
     for (const auto& group : groups)
       for (const NamedShape& p : group) {

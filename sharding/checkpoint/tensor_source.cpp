@@ -2,44 +2,31 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <map>
 #include <utility>
 
 #include "comm/core/error.h"
+#include "comm/core/math.h"
 #include "sharding/io/text.h"
 
 namespace rz {
 namespace {
 
-struct Element {
+/// The dtypes of safetensors, and U16, U32 and U64.
+constexpr struct {
   const char* name;
   unsigned bits;
-};
-/// The dtypes of safetensors, and U16, U32 and U64.
-constexpr std::array<Element, 22> elements{
-    {{"BOOL", 8},    {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6},     {"U8", 8},          {"I8", 8},
-     {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},
-     {"U16", 16},    {"F16", 16},    {"BF16", 16},   {"I32", 32},        {"U32", 32},        {"F32", 32},
-     {"F64", 64},    {"I64", 64},    {"U64", 64},    {"C64", 64}}};
-
-struct Half {
-  std::uint16_t bits;
-};
-struct Brain {
-  std::uint16_t bits;
-};
+} elements[] = {{"BOOL", 8},        {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"U8", 8},
+                {"I8", 8},          {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8},
+                {"F8_E5M2FNUZ", 8}, {"I16", 16},    {"U16", 16},    {"F16", 16},    {"BF16", 16},
+                {"I32", 32},        {"U32", 32},    {"F32", 32},    {"F64", 64},    {"I64", 64},
+                {"U64", 64},        {"C64", 64}};
 
 float widened(double x) { return static_cast<float>(x); }
-float widened(Half half) {
-  // IEEE 754 binary16: a normal number is rebiased to f32; a subnormal one is an exact product.
-  const std::uint32_t sign = std::uint32_t(half.bits & 0x8000u) << 16, rest = half.bits & 0x7fffu;
-  if (rest >= 0x7c00u) return std::bit_cast<float>(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
-  if (rest >= 0x400u) return std::bit_cast<float>(sign | ((rest << 13) + (112u << 23)));
-  const float small = static_cast<float>(rest) * 0x1p-24f;
-  return sign ? -small : small;
+template <class T>
+float widened(T x) {
+  return to_f32(x);
 }
-float widened(Brain x) { return std::bit_cast<float>(std::uint32_t(x.bits) << 16); }
 
 /// Elements of another type as f32, in blocks.
 template <class T>
@@ -62,8 +49,9 @@ const char* safetensors_name(DType type) {
 }
 
 unsigned safetensors_bits(std::string_view dtype) {
-  const auto known = std::ranges::find_if(elements, [&](const Element& e) { return dtype == e.name; });
-  return known == elements.end() ? 0 : known->bits;
+  for (const auto& e : elements)
+    if (dtype == e.name) return e.bits;
+  return 0;
 }
 
 bool is_float_dtype(std::string_view dtype) {
@@ -148,8 +136,8 @@ void TensorSource::read_f32(const TensorInfo& t, std::uint64_t begin, std::span<
   const Read& read = state_->at(t).read;
   if (t.dtype == "F32") return read(begin * sizeof(float), std::as_writable_bytes(out));
   if (t.dtype == "F64") return read_widened<double>(begin, out, read);
-  if (t.dtype == "F16") return read_widened<Half>(begin, out, read);
-  read_widened<Brain>(begin, out, read);
+  if (t.dtype == "F16") return read_widened<f16>(begin, out, read);
+  read_widened<bf16>(begin, out, read);
 }
 
 void TensorSource::read_bytes(const TensorInfo& t, std::uint64_t begin, std::span<std::byte> out) const {

@@ -103,7 +103,7 @@ struct LrRangeTest {
 };
 
 // ---- torch.optim.lr_scheduler, with its names and defaults. Rates are torch's closed forms; torch itself
-// multiplies the last rate by a factor a step, whose rounding differs.
+// multiplies the last rate by a factor per step, whose rounding differs.
 
 /// The base rate times gamma every step_size steps.
 struct StepLr {
@@ -134,7 +134,7 @@ struct LinearLr {
   bool operator==(const LinearLr&) const = default;
 };
 
-/// The base rate times gamma a step.
+/// The base rate times gamma per step.
 struct ExponentialLr {
   double gamma = 0;  ///< above 0
   bool operator==(const ExponentialLr&) const = default;

@@ -265,14 +265,12 @@ std::unique_ptr<Optimizer> make_muon_of(const OptimizerConfig& o, Decay) {
 }
 
 /// In the order of the enumerators.
-struct OptimizerType {
+constexpr struct {
   const char* name;
   std::unique_ptr<Optimizer> (*make)(const OptimizerConfig&, Decay);
-};
-constexpr OptimizerType types[] = {{"Adam", make_adam_of},       {"AdamW", make_adamw_of},
-                                   {"SGD", make_sgd_of},         {"Adagrad", make_adagrad_of},
-                                   {"RMSprop", make_rmsprop_of}, {"Lion", make_lion_of},
-                                   {"Lamb", make_lamb_of},       {"Muon", make_muon_of}};
+} types[] = {{"Adam", make_adam_of},       {"AdamW", make_adamw_of},     {"SGD", make_sgd_of},
+             {"Adagrad", make_adagrad_of}, {"RMSprop", make_rmsprop_of}, {"Lion", make_lion_of},
+             {"Lamb", make_lamb_of},       {"Muon", make_muon_of}};
 
 }  // namespace
 

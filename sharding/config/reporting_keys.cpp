@@ -36,7 +36,7 @@ constexpr KeySpec comms_logger[] = {
     accepted("prof_ops", "[]"),
 };
 constexpr KeySpec flops_profiler[] = {
-    unused("enabled", boolean, "false", "train_gpt reports operations a second at the end"),
+    unused("enabled", boolean, "false", "train_gpt reports operations per second at the end"),
     accepted("recompute_fwd_factor", "0.0"),
     accepted("profile_step", "1"),
     accepted("module_depth", "-1"),
@@ -44,7 +44,7 @@ constexpr KeySpec flops_profiler[] = {
     accepted("detailed", "true"),
     accepted("output_file", "null"),
 };
-constexpr KeySpec timers[] = {accepted("throughput", "null", "tokens a second are always measured")};
+constexpr KeySpec timers[] = {accepted("throughput", "null", "tokens per second are always measured")};
 constexpr KeySpec checkpoint[] = {
     accepted("tag_validation", choice, "\"WARN\"",
              "FAIL in every case: ranks that save under different tags are an error, and nothing is written")

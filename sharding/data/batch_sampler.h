@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "sharding/data/loader_positions.h"
@@ -113,10 +114,8 @@ std::string order_of_samples(std::uint64_t samples, bool shuffle, std::uint64_t 
 struct EpochStart {
   std::uint64_t epoch = 0, batch = 0, samples = 0;
 
-  struct From {
-    std::uint64_t samples, batch;  ///< before the batch; its number from there on
-  };
-  From of(std::uint64_t in_epoch, std::uint64_t number) const {
+  /// Of a batch: the samples before it from which batches are counted, and its number from there on.
+  std::pair<std::uint64_t, std::uint64_t> of(std::uint64_t in_epoch, std::uint64_t number) const {
     const bool resumed = in_epoch == epoch && number >= batch;
     return {resumed ? samples : 0, resumed ? number - batch : number};
   }

@@ -32,25 +32,25 @@ ContinuousBatchSampler::ContinuousBatchSampler(ContinuousBatchOptions options) :
           " ranks; give more data, or set drop_last to false (dataloader_drop_last)");
 }
 
-const ContinuousBatchSampler::Start& ContinuousBatchSampler::start_of(std::uint64_t batch) const {
+const EpochStart& ContinuousBatchSampler::start_of(std::uint64_t batch) const {
   return batch >= resumed_.batch ? resumed_ : first_;
 }
 
-std::uint64_t ContinuousBatchSampler::left_of_pass(const Start& start) const {
+std::uint64_t ContinuousBatchSampler::left_of_pass(const EpochStart& start) const {
   const std::uint64_t samples = options_.samples - start.samples,
                       ranks = static_cast<std::uint64_t>(options_.ranks);
   return options_.drop_last ? samples / ranks : ceil_div(samples, ranks);
 }
 
-ContinuousBatchSampler::Place ContinuousBatchSampler::of_rank(const Start& start, std::uint64_t n) const {
+LoaderPosition ContinuousBatchSampler::of_rank(const EpochStart& start, std::uint64_t n) const {
   const std::uint64_t ranks = static_cast<std::uint64_t>(options_.ranks), left = left_of_pass(start);
-  if (n < left) return {start.pass, start.samples + n * ranks};
+  if (n < left) return {start.epoch, start.samples + n * ranks};
   const std::uint64_t later = n - left;
-  return {start.pass + 1 + later / sampler_->per_rank(), later % sampler_->per_rank() * ranks};
+  return {start.epoch + 1 + later / sampler_->per_rank(), later % sampler_->per_rank() * ranks};
 }
 
-ContinuousBatchSampler::Place ContinuousBatchSampler::of_all(const Start& start, std::uint64_t n) const {
-  return {start.pass + (start.samples + n) / options_.samples, (start.samples + n) % options_.samples};
+LoaderPosition ContinuousBatchSampler::of_all(const EpochStart& start, std::uint64_t n) const {
+  return {start.epoch + (start.samples + n) / options_.samples, (start.samples + n) % options_.samples};
 }
 
 BatchSampler::Batch ContinuousBatchSampler::at(std::uint64_t epoch, std::uint64_t batch) const {
@@ -58,40 +58,41 @@ BatchSampler::Batch ContinuousBatchSampler::at(std::uint64_t epoch, std::uint64_
   const auto rank = static_cast<std::uint64_t>(options_.rank);
   const auto ranks = static_cast<std::uint64_t>(options_.ranks);
   const std::uint64_t number = epoch * batches() + batch;
-  const Start& start = start_of(number);
+  const EpochStart& start = start_of(number);
   const std::uint64_t first = (number - start.batch) * size;  // of this rank's samples
   Batch out;
   for (std::uint64_t n = first; n < first + size; ++n) {
-    const Place place = sampler_ ? of_rank(start, n)
-                                 : of_all(start, (n / of_update * ranks + rank) * of_update + n % of_update);
-    const std::uint64_t position = (place.position + (sampler_ ? rank : 0)) % options_.samples;
+    const LoaderPosition place =
+        sampler_ ? of_rank(start, n)
+                 : of_all(start, (n / of_update * ranks + rank) * of_update + n % of_update);
+    const std::uint64_t position = (place.samples + (sampler_ ? rank : 0)) % options_.samples;
     out.indices.push_back(
-        options_.shuffle ? Permutation(options_.samples, options_.seed + place.pass)(position) : position);
-    out.passes.push_back(place.pass);
+        options_.shuffle ? Permutation(options_.samples, options_.seed + place.epoch)(position) : position);
+    out.passes.push_back(place.epoch);
   }
   return out;
 }
 
 LoaderPosition ContinuousBatchSampler::position(std::uint64_t epoch, std::uint64_t batch) const {
   const std::uint64_t number = epoch * batches() + batch, updates = options_.accumulation;
-  const Start& start = start_of(number);
+  const EpochStart& start = start_of(number);
   const std::uint64_t before = number - start.batch;
-  const Place place = sampler_ ? of_rank(start, before * options_.batch_size)
-                               : of_all(start, before / updates * updates * global_batch_size());
-  return {place.pass, place.position};
+  const LoaderPosition place = sampler_ ? of_rank(start, before * options_.batch_size)
+                                        : of_all(start, before / updates * updates * global_batch_size());
+  return place;
 }
 
 BatchSampler::Resumed ContinuousBatchSampler::starting_at(const LoaderPosition& to) const {
   const auto ranks = static_cast<std::uint64_t>(options_.ranks);
   auto copy = std::make_shared<ContinuousBatchSampler>(*this);
-  Start& start = copy->resumed_;
-  start = {.pass = to.epoch, .samples = std::min(to.samples, options_.samples)};
+  EpochStart& start = copy->resumed_;
+  start = {.epoch = to.epoch, .samples = std::min(to.samples, options_.samples)};
   if (start.samples == options_.samples || (sampler_ && left_of_pass(start) == 0))
-    start.pass += 1, start.samples = 0;
+    start.epoch += 1, start.samples = 0;
   // The batch of a run that has always had these ranks and batches.
   const std::uint64_t number =
-      sampler_ ? (start.pass * sampler_->per_rank() + start.samples / ranks) / options_.batch_size
-               : (start.pass * options_.samples + start.samples) / global_batch_size();
+      sampler_ ? (start.epoch * sampler_->per_rank() + start.samples / ranks) / options_.batch_size
+               : (start.epoch * options_.samples + start.samples) / global_batch_size();
   start.batch = number / options_.accumulation * options_.accumulation;
   return {copy, start.batch / batches(), start.batch % batches()};
 }

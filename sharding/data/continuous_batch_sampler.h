@@ -22,7 +22,7 @@ struct ContinuousBatchOptions {
 
 /// No batch is smaller, and none has padding. Update u consists of batches u·A … u·A + A - 1 of every rank.
 /// Shuffled: the next samples of DistributedSampler; a batch may begin in one pass over them and end in the
-/// next. Not shuffled, or consecutive: with B samples an update, update u covers positions u·B … u·B + B - 1
+/// next. Not shuffled, or consecutive: with B samples per update, update u covers positions u·B … u·B + B - 1
 /// of the order, which runs on from epoch to epoch, and rank r takes the B/ranks that start at r·B/ranks, one
 /// batch after another.
 class ContinuousBatchSampler : public BatchSampler {
@@ -48,25 +48,17 @@ class ContinuousBatchSampler : public BatchSampler {
   std::uint64_t updates() const;
 
  private:
-  /// Batches from number `batch` on begin after `samples` of a pass.
-  struct Start {
-    std::uint64_t batch = 0, pass = 0, samples = 0;
-  };
-  /// A sample of a pass.
-  struct Place {
-    std::uint64_t pass, position;
-  };
-  const Start& start_of(std::uint64_t batch) const;
+  const EpochStart& start_of(std::uint64_t batch) const;
   /// Number `n` of this rank's samples from a start on, shuffled and not consecutive.
-  Place of_rank(const Start&, std::uint64_t n) const;
+  LoaderPosition of_rank(const EpochStart&, std::uint64_t n) const;
   /// Number `n` of all samples from a start on, in the order that does not depend on the number of ranks.
-  Place of_all(const Start&, std::uint64_t n) const;
+  LoaderPosition of_all(const EpochStart&, std::uint64_t n) const;
   /// Samples of a rank in the pass of a start.
-  std::uint64_t left_of_pass(const Start&) const;
+  std::uint64_t left_of_pass(const EpochStart&) const;
 
   ContinuousBatchOptions options_;
   std::optional<DistributedSampler> sampler_;  // shuffled, and not consecutive
-  Start first_, resumed_;
+  EpochStart first_, resumed_;                 // their batches are numbered through all epochs
 };
 
 }  // namespace rz

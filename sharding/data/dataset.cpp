@@ -21,10 +21,10 @@ std::size_t find_field(std::span<const Field> fields, std::string_view name) {
 
 }  // namespace
 
-std::vector<ChecksumPart> parts_of_checksum(std::size_t count, std::size_t piece) {
+std::vector<Range> parts_of_checksum(std::size_t count, std::size_t piece) {
   constexpr std::size_t pieces = 64;
   if (count <= pieces * piece) return {{0, count}};
-  std::vector<ChecksumPart> parts;
+  std::vector<Range> parts;
   for (std::size_t i = 0; i + 1 < pieces; ++i) {
     const std::size_t begin = (count - piece) / (pieces - 1) * i;
     parts.push_back({begin, begin + piece});
@@ -99,7 +99,7 @@ void TensorDataset::read(std::uint64_t index, BatchRows& to, std::size_t row) co
 std::optional<std::uint64_t> TensorDataset::checksum() const {
   Checksum checksum;
   for (const auto& [name, tensor] : tensors_)
-    for (const ChecksumPart part : parts_of_checksum(tensor.bytes(), 1 << 18))
+    for (const Range part : parts_of_checksum(tensor.bytes(), 1 << 18))
       checksum.add({tensor.raw() + part.begin, part.end - part.begin});
   return checksum.value();
 }

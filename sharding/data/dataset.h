@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/core/range.h"
 #include "comm/core/types.h"
 #include "tensor/tensor.h"
 
@@ -47,12 +48,9 @@ class BatchRows {
   std::span<const Tensor> memory_;
 };
 
-struct ChecksumPart {
-  std::size_t begin, end;
-};
 /// The parts of `count` things whose checksum stands for them all: everything if that is at most 64 times
 /// `piece`, else 64 pieces from the first to the last.
-std::vector<ChecksumPart> parts_of_checksum(std::size_t count, std::size_t piece);
+std::vector<Range> parts_of_checksum(std::size_t count, std::size_t piece);
 
 /// What noise on a sample may depend on. Neither ranks, workers and batches nor an interruption change it.
 struct SampleDraw {

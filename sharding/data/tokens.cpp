@@ -400,7 +400,7 @@ std::uint64_t checksum(const Tokens& tokens) {
   constexpr std::size_t piece = 1 << 16;
   std::vector<std::int32_t> read(piece);
   Checksum checksum;
-  for (const ChecksumPart part : parts_of_checksum(tokens.count(), piece))
+  for (const Range part : parts_of_checksum(tokens.count(), piece))
     for (std::size_t at = part.begin; at < part.end; at += piece) {
       const std::span<std::int32_t> some = std::span(read).first(std::min(piece, part.end - at));
       tokens.read(at, some);

@@ -27,7 +27,7 @@ class Tokens {
   /// The bytes of a text file, or of every text file below a directory, in sorted order, with an empty line
   /// between files. Skipped are .git and other hidden names, directories of generated files (those with a
   /// CMakeCache.txt or CACHEDIR.TAG, node_modules, __pycache__), links, files that contain a zero byte,
-  /// and files of records in JSON, one a line (.jsonl, .ndjson, or two such lines at the beginning).
+  /// and files of records in JSON, one per line (.jsonl, .ndjson, or two such lines at the beginning).
   /// `outputs` are skipped as well: files and directories that the run itself will write. Errc::config names
   /// a path that is missing, empty, a pipe or device, larger than 1 GiB, or a file of JSON.
   static Tokens from_text(const std::string& path, std::span<const std::string> outputs = {});

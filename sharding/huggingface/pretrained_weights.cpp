@@ -16,17 +16,10 @@
 namespace rz {
 namespace {
 
-/// "a; b; c", each part with its heading.
-class ProblemList {
- public:
-  void add(const char* heading, const std::vector<std::string>& names) {
-    if (!names.empty()) text_ += concat(text_.empty() ? "" : "; ", heading, " ", listed(names));
-  }
-  const std::string& text() const { return text_; }
-
- private:
-  std::string text_;
-};
+/// Makes "a; b; c", each part with its heading.
+void add_problem(std::string& text, const char* heading, const std::vector<std::string>& names) {
+  if (!names.empty()) text += concat(text.empty() ? "" : "; ", heading, " ", listed(names));
+}
 
 std::vector<std::string> names_of(Module& module) {
   std::vector<std::string> names;
@@ -96,12 +89,12 @@ void PretrainedWeights::find_unexpected(const TensorInfo* head, const std::vecto
 }
 
 void PretrainedWeights::check(bool strict, const std::vector<std::string>& model) const {
-  ProblemList problems;
-  if (strict) problems.add("missing:", missing_);
-  problems.add("wrong:", mismatched_);
-  if (strict) problems.add("not in the model:", unexpected_);
+  std::string problems;
+  if (strict) add_problem(problems, "missing:", missing_);
+  add_problem(problems, "wrong:", mismatched_);
+  if (strict) add_problem(problems, "not in the model:", unexpected_);
   const bool nothing = entries_.empty() && buffers_.empty() && !missing_.empty();
-  if (problems.text().empty() && !nothing) return;
+  if (problems.empty() && !nothing) return;
   std::string remedy;
   if (const std::string prefix = names_.likely_prefix(model); !prefix.empty())
     remedy =
@@ -110,8 +103,8 @@ void PretrainedWeights::check(bool strict, const std::vector<std::string>& model
     remedy +=
         "; these are transposed: a layer of the model has [in, out] (Conv1D) where the file has [out, in] "
         "(Linear), or the reverse";
-  require(problems.text().empty(), Errc::config, escaped(files_.path()),
-          ": does not fit the model: ", escaped(problems.text()), escaped(remedy));
+  require(problems.empty(), Errc::config, escaped(files_.path()),
+          ": does not fit the model: ", escaped(problems), escaped(remedy));
   fail(Errc::config, escaped(files_.path()), ": nothing of it is in the model, which begins with '",
        escaped(missing_[0]), "', and the file with '", escaped(unexpected_.empty() ? "" : unexpected_[0]),
        "'", remedy.empty() ? "; give the weights of this model" : escaped(remedy));

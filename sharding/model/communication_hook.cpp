@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "sharding/model/gradient_wire.h"
+#include "sharding/model/gradient_store.h"
 
 namespace rz {
 

@@ -1,8 +1,9 @@
 #pragma once
-/// Where the elements of a model lie: its members, ranges of them, flat buckets, and the rank that owns each
-/// element.
+/// Where the elements of a model lie: its members, ranges of them, flat buckets, the rank that owns each
+/// element, and the units in which sharded values are gathered.
 
 #include <cstddef>
+#include <limits>
 #include <span>
 #include <unordered_map>
 #include <utility>
@@ -10,6 +11,7 @@
 
 #include "autograd_lite/parameter.h"
 #include "comm/bucket_scheduler.h"
+#include "comm/core/range.h"
 
 namespace rz {
 
@@ -30,13 +32,6 @@ struct ShardingPlan {
 
 // ---- ranges
 
-/// Elements [begin, end).
-struct Range {
-  std::size_t begin = 0, end = 0;
-  std::size_t count() const { return end - begin; }
-  bool operator==(const Range&) const = default;
-};
-
 /// A rank of a group.
 struct RankOf {
   int rank = 0, ranks = 1;
@@ -44,9 +39,6 @@ struct RankOf {
 
 /// Shard `rank` of `size` equal shards of `count` elements; `size` must divide `count`.
 Range shard_range(std::size_t count, int rank, int size);
-
-/// Intersection of two ranges; begin == end if it is empty.
-Range intersect(Range, Range);
 
 /// The elements of one parameter that lie in a given range of a bucket.
 struct ParameterSlice {
@@ -131,5 +123,70 @@ BucketLayout plan_member_buckets(const ModelParameters&, DType, const BucketOpti
 /// The same in an order; no bucket holds members of both parts of it, order[0, split) and the rest.
 BucketLayout plan_member_buckets(const ModelParameters&, DType, const BucketOptions&,
                                  std::span<const int> order, std::size_t split);
+
+// ---- units of gathers
+
+/// Parameters of the same scopes in one buffer: trainable and frozen ones, persistent and other ones apart.
+/// If they exceed a limit, there are several such buffers.
+struct FlatParameter {
+  std::vector<Parameter*> parameters;
+  std::vector<std::size_t> offsets;  ///< of the parameters, in elements
+  std::size_t count = 0;             ///< elements, including padding
+  std::size_t first_scope = 0;       ///< index of the earliest scope
+  bool trainable = false;
+  bool persistent = false;  ///< every rank holds the values whole
+};
+
+/// In elements.
+struct FlatParameterLimits {
+  std::size_t align = 1;  ///< parameters start at multiples of it, shards too
+  /// Of one flat parameter, with the padding between its parameters. A larger parameter has its own.
+  std::size_t count = std::numeric_limits<std::size_t>::max();
+  /// Parameters of up to `persistent` elements are persistent, while all of them together have no more than
+  /// `all_persistent`.
+  std::size_t persistent = 0, all_persistent = std::numeric_limits<std::size_t>::max();
+};
+
+/// The flat parameters of a model, trainable ones first, in the order of reduction. A trainable one has the
+/// number of its bucket.
+class FlatParameters {
+ public:
+  using Indices = std::vector<int>;
+  /// `scopes`, preferably in the order of use in forward, which is the order of reduction reversed.
+  /// Errc::invalid_argument names a parameter that belongs to no scope.
+  FlatParameters(const std::vector<const Scope*>& scopes, const ModelParameters&, const FlatParameterLimits&,
+                 RankOf);
+
+  int size() const { return static_cast<int>(list_.size()); }
+  const FlatParameter& operator[](int u) const { return list_[static_cast<std::size_t>(u)]; }
+  /// The flat parameter that contains a parameter of the model.
+  int containing(const Parameter& p) const { return containing_.at(&p); }
+  /// Shard of this rank.
+  Range shard(int u) const;
+  /// The trainable ones as buckets.
+  BucketLayout buckets(DType) const;
+
+  /// The flat parameters that a scope uses. Errc::invalid_argument if it uses a parameter of another model.
+  const Indices& of(const Scope&);
+
+ private:
+  const ModelParameters& parameters_;
+  RankOf rank_;
+  std::unordered_map<const Scope*, Indices> of_;
+  std::unordered_map<const Parameter*, int> containing_;
+  std::vector<FlatParameter> list_;
+};
+
+/// Calls f(parameter, elements, offset in the range) for each piece of a parameter in a range of a flat
+/// parameter.
+template <class F>
+void for_each_piece(const FlatParameter& u, Range range, const F& f) {
+  for (std::size_t i = 0; i < u.parameters.size(); ++i) {
+    const std::size_t offset = u.offsets[i];
+    const Range here = intersect({offset, offset + u.parameters[i]->count()}, range);
+    if (here.count())
+      f(*u.parameters[i], Range{here.begin - offset, here.end - offset}, here.begin - range.begin);
+  }
+}
 
 }  // namespace rz

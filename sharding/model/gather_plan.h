@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "autograd_lite/hooks.h"
-#include "sharding/model/flat_parameters.h"
+#include "autograd_lite/parameter.h"
+#include "sharding/model/flat_layout.h"
 #include "sharding/model/options.h"
 #include "sharding/model/value_store.h"
 

@@ -1,17 +1,49 @@
 #pragma once
-/// Interface of the memory that holds gradients.
+/// The memory that holds gradients, and the wire format in which they are reduced over the ranks.
 
 #include <cstddef>
 #include <memory>
 
+#include "comm/core/types.h"
 #include "comm/work.h"
 #include "sharding/model/communication_hook.h"
 #include "sharding/model/flat_layout.h"
-#include "sharding/model/gradient_wire.h"
+#include "sharding/model/options.h"
 #include "sharding/model/runtime.h"
 #include "tensor/tensor.h"
 
 namespace rz {
+
+/// Means or sums of gradients over the ranks, in a wire format. Stores call start functions in the order of
+/// the buckets, and finish() later. Not thread-safe.
+class GradientWire {
+ public:
+  /// A reduction in flight.
+  struct Reduction {
+    Work work;
+    Tensor sum;  ///< as it arrives; undefined if the result is in place
+  };
+
+  /// `result`: avg, or sum, which needs a default format. The runtime must outlive the wire.
+  GradientWire(const WireFormat&, ReduceOp result, Runtime&);
+
+  /// Of whole gradients, in place.
+  Reduction all_reduce(const Tensor& in_out, const Stream&);
+  /// Of this rank's shard of `in`, which may be overwritten. `out` may be that shard.
+  Reduction reduce_scatter(const Tensor& in, const Tensor& out, const Stream&);
+  /// Waits for the reduction and writes the result to `out`, which was passed when it started. Call it once.
+  void finish(Reduction&, const Tensor& out, const Stream&);
+
+ private:
+  bool is_plain(DType gradients) const;
+  Tensor encoded(const Tensor& gradients, const Stream&);
+  ReduceOp op() const;
+
+  WireFormat format_;
+  ReduceOp result_;
+  Runtime& runtime_;
+  float before_ = 1, after_ = 1;  // factors
+};
 
 /// Defines Parameter::grad while backward writes it, and holds the means over the ranks. Not thread-safe.
 class GradientStore {

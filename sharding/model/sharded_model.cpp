@@ -5,8 +5,6 @@
 #include "comm/core/error.h"
 #include "comm/device/allocate.h"
 #include "comm/device/memory.h"
-#include "sharding/model/replicated_values.h"
-#include "sharding/model/sharded_values.h"
 #include "sharding/optim/grad_norm.h"
 #include "tensor/ops.h"
 
@@ -117,10 +115,10 @@ Tensor ShardedModel::make_master(int bucket) const {
 void ShardedModel::make_values() {
   const DType dtype = options_.precision.parameters;
   if (flat_parameters_)
-    values_ = std::make_unique<ShardedValues>(*flat_parameters_, dtype, options_.gathers,
-                                              options_.offload_values, *trace_, runtime_);
+    values_ = make_sharded_values(*flat_parameters_, dtype, options_.gathers, options_.offload_values,
+                                  *trace_, runtime_);
   else
-    values_ = std::make_unique<ReplicatedValues>(parameters_, layout_, dtype, runtime_);
+    values_ = make_replicated_values(parameters_, layout_, dtype, runtime_);
 }
 
 void ShardedModel::make_gradients() {

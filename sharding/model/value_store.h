@@ -1,13 +1,15 @@
 #pragma once
-/// Interface of the memory that holds the values used by a model.
+/// The memory that holds the values used by a model: whole on every rank, or divided.
 
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "autograd_lite/tape.h"
 #include "comm/work.h"
 #include "sharding/model/flat_layout.h"
-#include "sharding/model/offload.h"
+#include "sharding/model/host_memory.h"
+#include "sharding/model/runtime.h"
 #include "tensor/tensor.h"
 
 namespace rz {
@@ -26,6 +28,8 @@ struct ScopeUse {
   Pass pass;
   std::span<const int> flat;  ///< its flat parameters; none unless values are sharded
 };
+
+class ScopeTrace;
 
 /// Defines Parameter::value while a scope runs. Not thread-safe.
 class ValueStore {
@@ -54,5 +58,27 @@ class ValueStore {
   /// Bytes that this rank holds, padding included.
   virtual HeldBytes bytes() const = 0;
 };
+
+/// Values that every rank holds whole. Moves those of the members to buckets of `dtype`, and converts those
+/// of frozen parameters, which keep their own tensors. Parameters without a value become zeros. All
+/// references must outlive the store.
+std::unique_ptr<ValueStore> make_replicated_values(const ModelParameters&, const FlatLayout&, DType dtype,
+                                                   Runtime&);
+
+/// Values of which each rank holds its shard. The parameters of a scope are gathered just before the scope
+/// runs, in forward and backward, and dropped after it, unless they are used again soon. Meanwhile those of
+/// the next scopes are prefetched, in the order of an earlier pass. A scope that this order did not predict
+/// is gathered on demand.
+///
+/// All ranks must run the same scopes in the same order, forward and backward. Tied embeddings are one flat
+/// parameter used by two scopes. Persistent flat parameters are held whole; their updates are published.
+///
+/// Copies this rank's shards, in `dtype`, then drops the values of the model. The trace follows enter() and
+/// release(). Shards with `offload` lie in host memory. A gather copies them to their place on the device
+/// first, on a stream of its own. Persistent flat parameters stay on the device, as in DeepSpeed. All
+/// references must outlive the store, whose destructor waits up to 5 s for a prefetch in flight, then aborts
+/// the communicator.
+std::unique_ptr<ValueStore> make_sharded_values(FlatParameters&, DType dtype, const GatherLimits&,
+                                                const OffloadOptions& offload, ScopeTrace&, Runtime&);
 
 }  // namespace rz

@@ -81,7 +81,7 @@ struct SquaredNorms {
   double values = 0, updates = 0;
 };
 
-/// Sums of squares, two a member: of its values and of its updates.
+/// Sums of squares, two per member: of its values and of its updates.
 struct NormSums {
   std::span<ExactSum> on_host;
   std::int64_t* on_device = nullptr;  ///< ExactLayout::words each

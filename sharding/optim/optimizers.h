@@ -80,7 +80,7 @@ std::unique_ptr<Optimizer> make_rmsprop(const ParameterGroups<RmspropOptions>&);
 /// epsilon) + weight_decay · p; p -= lr · sqrt(1 - beta2^t) / (1 - beta1^t) · trust · u. The trust ratio of a
 /// parameter is |p| / |u|, limited to [min_coeff, max_coeff], or 1 if a norm is 0. Both norms are of the
 /// whole parameter and exact except for the rounding of the squares, so all strategies produce the same bits;
-/// on several ranks that shard the state they are one all_reduce of 1120 bytes a parameter for each update.
+/// on several ranks that shard the state they are one all_reduce of 1120 bytes per parameter and update.
 /// States "exp_avg", "exp_avg_sq".
 struct LambOptions {
   double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.999;
@@ -100,9 +100,9 @@ std::unique_ptr<Optimizer> make_lamb(const ParameterGroups<LambOptions>&);
 ///
 /// Each matrix has one owner, a rank that sees it whole, so all strategies produce the same bits for the same
 /// number of threads. Cost of an update with Ψ elements in matrices on N ranks: each rank receives 4Ψ bytes
-/// of results (a broadcast a matrix), and 4Ψ bytes of directions if the state is sharded (an all_gather a
-/// bucket); it holds 4Ψ/N bytes for the matrices that it owns and one f32 bucket; and it computes about 1/N
-/// of the products, ns_steps · (2r²c + r³) multiply-adds for r rows and c >= r columns. On the host.
+/// of results (a broadcast per matrix), and 4Ψ bytes of directions if the state is sharded (an all_gather
+/// per bucket); it holds 4Ψ/N bytes for the matrices that it owns and one f32 bucket; and it computes about
+/// 1/N of the products, ns_steps · (2r²c + r³) multiply-adds for r rows and c >= r columns. On the host.
 struct MuonOptions {
   double learning_rate = 0.02, momentum = 0.95, weight_decay = 0;
   bool nesterov = true;

@@ -113,7 +113,7 @@ Var all_to_all(Tape& tape, Var x, std::vector<std::size_t> send_rows, std::vecto
   const std::size_t sent = std::accumulate(send_rows.begin(), send_rows.end(), std::size_t{0});
   require(send_rows.size() == ranks_of(c) && recv_rows.size() == ranks_of(c), Errc::invalid_argument,
           "functional::all_to_all: ", send_rows.size(), " and ", recv_rows.size(), " splits for ", c.size(),
-          " ranks; give one a rank");
+          " ranks; give one per rank");
   require(sent == in.shape()[0], Errc::invalid_argument, "functional::all_to_all: ", sent,
           " rows are sent, but the input has ", in.shape()[0]);
   const Exchange there{std::move(send_rows), std::move(recv_rows)};

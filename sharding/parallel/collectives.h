@@ -26,7 +26,7 @@ Var reduce_scatter(Tape&, Var x, Communicator&);
 Var broadcast(Tape&, Var x, int root, Communicator&);
 /// Rows of x[n, …]: the first send_rows[0] go to rank 0, and so on. The result has recv_rows[s] rows of each
 /// rank s, in rank order; recv_rows[s] equals send_rows[this rank] on rank s. Backward: the gradients go the
-/// way back. Errc::invalid_argument if the sum of send_rows is not n, or a list has not one entry a rank.
+/// way back. Errc::invalid_argument if the sum of send_rows is not n, or a list has not one entry per rank.
 Var all_to_all(Tape&, Var x, std::vector<std::size_t> send_rows, std::vector<std::size_t> recv_rows,
                Communicator&);
 

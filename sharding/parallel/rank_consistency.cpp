@@ -102,18 +102,6 @@ void require_same(const char* subject, std::span<const Fact> facts, const char* 
   }
 }
 
-/// n · Σh² = (Σh)² where all h are equal; both are compared modulo 2^64.
-std::array<std::int64_t, 2> ComparedWords::of(std::uint64_t hash, int ranks) {
-  const int bits = (62 - std::bit_width(static_cast<unsigned>(ranks))) / 2;
-  const auto h = static_cast<std::int64_t>((hash ^ (hash >> 32)) & ((std::uint64_t{1} << bits) - 1));
-  return {h, h * h};
-}
-
-bool ComparedWords::equal(const std::array<std::int64_t, 2>& sums, int ranks) {
-  const auto sum = static_cast<std::uint64_t>(sums[0]), squares = static_cast<std::uint64_t>(sums[1]);
-  return static_cast<std::uint64_t>(ranks) * squares == sum * sum;
-}
-
 void require_same_model(std::span<Parameter* const> parameters, Communicator& communicator) {
   std::vector<Fact> facts;
   for (const Parameter* p : parameters) facts.push_back({concat("parameter ", facts.size()), describe(*p)});

@@ -2,7 +2,6 @@
 /// Checks that ranks agree on model, options and values, and names the rank that differs. All calls are
 /// collective.
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -24,15 +23,6 @@ struct Fact {
 /// from the majority; none, as with two ranks, if there is no majority. Ranks may pass different numbers of
 /// facts.
 void require_same(const char* subject, std::span<const Fact>, const char* advice, Communicator&);
-
-/// Two words by which a sum over the ranks, that is made anyway, compares a number of each rank.
-struct ComparedWords {
-  /// Of a hash on this rank, in a group of `ranks`. Their sums do not overflow.
-  static std::array<std::int64_t, 2> of(std::uint64_t hash, int ranks);
-  /// From the sums over the ranks: false if the hashes differ, the same on every rank. By chance, once in
-  /// 2^29 on two ranks and in 2^24 on 4,096, hashes that differ are not noticed.
-  static bool equal(const std::array<std::int64_t, 2>& sums, int ranks);
-};
 
 /// require_same() for names, shapes, frozen flags, and the presence of values.
 void require_same_model(std::span<Parameter* const>, Communicator&);

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "comm/core/error.h"
-#include "sharding/model/host_staging.h"
+#include "sharding/model/host_memory.h"
 #include "tensor/ops.h"
 
 namespace rz {

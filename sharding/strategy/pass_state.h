@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "autograd_lite/hooks.h"
+#include "autograd_lite/parameter.h"
 #include "sharding/model/runtime.h"
 
 namespace rz {

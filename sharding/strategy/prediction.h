@@ -2,8 +2,8 @@
 /// Memory of a strategy, exactly, from the shapes of a model: no parameter needs memory, no rank a
 /// communicator. dry_run() (sharding/engine/dry_run.h) counts traffic.
 ///
-/// With Ψ trainable elements in whole buckets, N ranks, p bytes a value, g a gradient, s of optimizer state,
-/// m = 4 of masters if p = 2, else 0, and w bytes a gradient on the wire (Rajbhandari et al.,
+/// With Ψ trainable elements in whole buckets, N ranks, p bytes per value, g per gradient, s of optimizer
+/// state, m = 4 of masters if p = 2, else 0, and w bytes per gradient on the wire (Rajbhandari et al.,
 /// doi:10.1109/SC41405.2020.00024, where p = g = w = 2, m = 4, s = 8):
 ///
 ///              bytes held                        bytes sent by a rank, in units of (N - 1) / N

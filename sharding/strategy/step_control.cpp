@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstring>
@@ -11,7 +12,6 @@
 #include "comm/device/allocate.h"
 #include "comm/device/memory.h"
 #include "comm/device/meta.h"
-#include "sharding/parallel/rank_consistency.h"
 #include "tensor/kernels/device_ops.h"
 #include "tensor/loss_ops.h"
 #include "tensor/ops.h"
@@ -168,6 +168,20 @@ Tensor StepControl::device_loss_gradient(const Stream& stream) {
                         device_settings_.device());
 }
 
+// ---- hashes
+
+/// n · Σh² = (Σh)² where all h are equal; both are compared modulo 2^64.
+std::array<std::int64_t, 2> compared_words(std::uint64_t hash, int ranks) {
+  const int bits = (62 - std::bit_width(static_cast<unsigned>(ranks))) / 2;
+  const auto h = static_cast<std::int64_t>((hash ^ (hash >> 32)) & ((std::uint64_t{1} << bits) - 1));
+  return {h, h * h};
+}
+
+bool hashes_are_equal(const std::array<std::int64_t, 2>& sums, int ranks) {
+  const auto sum = static_cast<std::uint64_t>(sums[0]), squares = static_cast<std::uint64_t>(sums[1]);
+  return static_cast<std::uint64_t>(ranks) * squares == sum * sum;
+}
+
 // ---- an update
 
 /// Adds each element exactly once over all ranks.
@@ -181,12 +195,12 @@ void StepControl::add_squares(SquareSum& sum) const {
 
 bool StepControl::all_reduce(std::span<ExactSum> sums, std::optional<std::uint64_t> hash) {
   const int ranks = runtime_.communicator.size();
-  std::array<std::int64_t, 2> compared = ComparedWords::of(hash.value_or(0), ranks);
+  std::array<std::int64_t, 2> compared = compared_words(hash.value_or(0), ranks);
   const std::span more(compared.data(), hash ? compared.size() : 0);
   if (ranks == 1 || (sums.empty() && more.empty())) return true;
   runtime_.exposed.measure([&] { ExactSum::all_reduce(sums, exact_words_, runtime_.communicator, more); });
   runtime_.traffic.control.add(exact_words_.size() * sizeof(exact_words_[0]));
-  return is_meta() || ComparedWords::equal(compared, ranks);
+  return is_meta() || hashes_are_equal(compared, ranks);
 }
 
 /// Its losses have no data, and its communicator sums nothing.

@@ -1,6 +1,7 @@
 #pragma once
 /// How gradients become an update: weights of losses, settings of the caller, and what follows from the norm.
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -99,6 +100,13 @@ class LossTerms {
   Tensor checked_;          // on a device: the sum of the losses times 0, and zeros up to norm_block
   bool checks_ = false;     // on a device: a loss was added to checked_ since reset()
 };
+
+/// Two words by which a sum over the ranks, that is made anyway, compares a hash of each of `ranks` ranks.
+/// Their sums do not overflow.
+std::array<std::int64_t, 2> compared_words(std::uint64_t hash, int ranks);
+/// From the sums of the words: false if hashes differ, the same on every rank. By chance, once in 2^29 on two
+/// ranks and in 2^24 on 4,096, hashes that differ are not noticed.
+bool hashes_are_equal(const std::array<std::int64_t, 2>& sums, int ranks);
 
 /// Decides how an update scales the gradients (number of terms of the loss, clipping, loss scale), and
 /// whether it is skipped. If the gradients are on a device, the device decides.

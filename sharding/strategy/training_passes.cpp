@@ -104,7 +104,7 @@ void TrainingPasses::record(const Step& step) {
   if (scopes_communicate() && (module_.training() || trains_in_evaluation_)) record_.add(step);
 }
 
-/// Unless values are gathered, only the broadcast of buffers, once a forward pass, communicates.
+/// Unless values are gathered, only the broadcast of buffers, once per forward pass, communicates.
 void TrainingPasses::record_scope(const Step& step) {
   if (model_.flat_parameters()) record(step);
 }

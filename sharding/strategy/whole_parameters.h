@@ -17,7 +17,7 @@ namespace rz {
 /// Norms of whole parameters and their updates, for optimizers of grain parameter.
 ///
 /// Sums the squares of the elements that each rank updates, exactly, and adds them over the ranks in one
-/// small all_reduce an update; none if the state is replicated.
+/// small all_reduce per update; none if the state is replicated.
 class ParameterNorms {
  public:
   /// Both must outlive the object.
@@ -34,7 +34,7 @@ class ParameterNorms {
 
   const ShardedModel& model_;
   Runtime& runtime_;
-  std::vector<ExactSum> sums_;  // two a member
+  std::vector<ExactSum> sums_;  // two per member
   std::vector<std::int64_t> words_;
   std::vector<SquaredNorms> norms_;
   Tensor device_sums_, device_norms_;

@@ -13,7 +13,7 @@
 
 namespace rz::ops {
 
-/// Writes the sums of all columns of a matrix to `out`, one element a column, of f32, f16 or bf16. add(row,
+/// Writes the sums of all columns of a matrix to `out`, one element per column, of f32, f16 or bf16. add(row,
 /// first, count, sums) adds columns [first, first + count) of a row to sums[0 … count-1].
 template <class F>
 void column_sums(const Tensor& out, std::size_t rows, Into into, const Stream& stream, const F& add) {

@@ -21,7 +21,7 @@ struct StepInputs {
   /// Constants that replace the argument `rules`, so that each replay of a graph may use new ones; null: the
   /// argument applies.
   const void* rules = nullptr;
-  const double* norms = nullptr;  ///< LAMB: the squared norms of p and u, two a member
+  const double* norms = nullptr;  ///< LAMB: the squared norms of p and u, two per member
 };
 
 /// Elements whose squares are summed; `count` is a multiple of 64.

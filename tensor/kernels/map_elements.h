@@ -67,7 +67,7 @@ struct StridedInputs {
   StridedRows<const T> at[count ? count : 1];
 };
 
-/// map_elements() where a tensor has a row stride: a block a row, an element at a time.
+/// map_elements() where a tensor has a row stride: one block per row, one element at a time.
 template <class F, class Out, class In>
 __global__ void map_strided_rows(F f, std::size_t rows, std::size_t columns, StridedRows<Out> out,
                                  StridedInputs<In, F::arity> in) {

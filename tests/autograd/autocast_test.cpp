@@ -1,4 +1,4 @@
-/// Autocast: which operator computes in which dtype; gradients; casts of parameters, once a pass, where
+/// Autocast: which operator computes in which dtype; gradients; casts of parameters, once per pass, where
 /// memory is released, and in checkpoints.
 #include <gtest/gtest.h>
 

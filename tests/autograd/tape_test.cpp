@@ -113,7 +113,7 @@ TEST(Tape, GradientsAccumulateOverPassesUntilFresh) {
   EXPECT_EQ(values(p.grad), std::vector<float>(3, 2));
 }
 
-/// Every call of a hook of its parameters, one line an event.
+/// Every call of a hook of its parameters, one line per event.
 struct Recorder {
   explicit Recorder(std::initializer_list<Parameter*> parameters) {
     ParameterHooks& h = hooks;

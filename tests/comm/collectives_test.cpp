@@ -359,7 +359,7 @@ TEST(Collectives, MovementsOverTcpAndOverBoth) {
   }
 }
 
-/// One character a rank: ranks with the same character are on one node.
+/// One character per rank: ranks with the same character are on one node.
 void on_nodes(const std::string& nodes, const CommOptions& options,
               const std::function<void(Communicator&)>& run) {
   SCOPED_TRACE(nodes);
@@ -416,7 +416,7 @@ TEST(Collectives, NodesOfSeveralRanksInAnyOrder) {
 
 TEST(Collectives, ASplitGroupHasItsOwnNodeMap) {
   on_nodes("aabbcc", quick(), [](Communicator& comm) {
-    for (const int nodes_apart : {2, 3}) {  // of two nodes with consecutive ranks, and of one rank a node
+    for (const int nodes_apart : {2, 3}) {  // of two nodes with consecutive ranks, and of one rank per node
       const int color = nodes_apart == 2 ? comm.rank() / 4 : comm.rank() % 2;
       auto part = comm.split(color, comm.rank());
       check_reductions<float>(*part, {3, 20011}, false);

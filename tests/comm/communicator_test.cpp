@@ -711,7 +711,7 @@ TEST_P(WaitsOver, ACallOnOneRankOnlyIsReportedWithWhatTheOtherDoes) {
     std::thread waits([&] { work.wait(); });
     while (reports.of(0).empty() || reports.of(1).empty())
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    EXPECT_EQ(reports.of(rank).size(), 1u) << "one line a wait";
+    EXPECT_EQ(reports.of(rank).size(), 1u) << "one line per wait";
     rank == 0 ? engine.broadcast({&y, 1}, 0).wait() : world.all_reduce({&y, 1}).wait();
     waits.join();
   });

@@ -134,7 +134,7 @@ void check_types(Communicator& comm, std::size_t n, bool shared = false) {
   check<bf16>(comm, n, shared);
 }
 
-/// One character a rank: ranks with the same character are on one node.
+/// One character per rank: ranks with the same character are on one node.
 void on_nodes(const std::string& nodes, const CommOptions& options,
               const std::function<void(Communicator&)>& run) {
   SCOPED_TRACE(nodes);
@@ -248,7 +248,7 @@ TEST(PairwiseOrders, ASplitGroupHasTheOrder) {
   });
 }
 
-// Eight values a element: each of W ranks adds its 8 / W of them pairwise, and the ranks then add theirs.
+// Eight values per element: each of W ranks adds its 8 / W of them pairwise, and the ranks then add theirs.
 TEST(PairwiseOrders, TheSumOfPairwiseSumsHasTheSameBitsForEveryPowerOfTwo) {
   constexpr int leaves = 8;
   constexpr std::size_t n = 20011;

@@ -89,7 +89,7 @@ TEST_F(BenchOnDevices, MoreRanksThanGpusAreRefusedByNccl) {
   }
 }
 
-// Two buffers a rank.
+// Two buffers per rank.
 TEST_F(BenchOnDevices, RegistrationIsNccls) {
   for (const bool registered : {false, true}) {
     std::atomic<int> handles{-1};

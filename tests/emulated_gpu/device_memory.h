@@ -43,7 +43,7 @@ class DeviceMemory {
   std::size_t places_of(std::string_view bytes);
   std::size_t capacity = std::size_t{1} << 30;  ///< of a device
 
-  /// Opening and closing cost a system call an allocation: the machine leaves the memory open between tasks,
+  /// Opening and closing cost a system call per allocation: the machine leaves the memory open between tasks,
   /// and closes it when a host thread has waited for them.
   void open();
   void close();

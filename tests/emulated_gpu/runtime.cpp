@@ -42,7 +42,7 @@ enum : Status {
 
 thread_local int current_device = 0;
 
-/// A bit a device.
+/// A bit per device.
 std::atomic<unsigned> context_bits{0};
 void use_context(int device = current_device) { context_bits |= 1u << device; }
 

@@ -25,7 +25,7 @@ CommOptions options_of(int rank) {
   return options;
 }
 
-/// f(communicator, stream) in one process a rank, which must free all memory.
+/// f(communicator, stream) in one process per rank, which must free all memory.
 template <class F>
 void on_processes(int size, const F& f) {
   expect_processes(size, [&](int rank, std::shared_ptr<Store> store) {

@@ -21,7 +21,8 @@ struct Call {
   std::size_t block() const { return std::max(in_at + in_count, out_at + out_count); }
 };
 
-/// Of n elements a rank; in place where `in_place`. Those that reduce for every operator, the others for sum.
+/// Of n elements per rank; in place where `in_place`. Those that reduce for every operator, the others for
+/// sum.
 std::vector<Call> calls(int rank, int size, std::size_t n, ReduceOp op, bool in_place);
 
 /// Numbers with every mantissa bit in use, so that another order of additions gives other bits.

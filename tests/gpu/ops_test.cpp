@@ -383,7 +383,7 @@ TEST_P(DeviceOps, Embedding) {
     expect_parameter_gradient(
         d_positions, {length + 2, c}, tolerance, "d_positions",
         [&](const Tensor& d, Into into) { ops::positions_backward(d, d_out, into, stream); });
-    // A table in 16 bits is rounded once a list.
+    // A table in 16 bits is rounded once per list.
     const auto backward = [&](const Tensor& d, Into into) {
       ops::embedding_backward(d, d_out, tokens, into, stream);
     };

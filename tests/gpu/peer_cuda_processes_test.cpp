@@ -37,7 +37,7 @@ CommOptions options_of(int rank, const std::string& algorithm) {
   return options;
 }
 
-/// f(communicator, stream) in one process a rank; the processes share the cards present.
+/// f(communicator, stream) in one process per rank; the processes share the cards present.
 template <class F>
 void on_processes(int size, const std::string& algorithm, const F& f) {
   expect_processes(

@@ -230,7 +230,7 @@ TEST(CancelledUpdates, AreLeftOutWithBuffers) {
 TEST(CancelledUpdates, AreLeftOutByTrainBatch) {
   for (const int stage : {1, 3}) expect_left_out({.stage = stage, .updates = 50, .train_batch = true}, 3);
 }
-/// In stage 3 the passes of the first update are known only if there is one a micro-batch.
+/// In stage 3 the passes of the first update are known only if there is one per micro-batch.
 TEST(CancelledUpdates, AreLeftOutWithSeveralLosses) {
   for (const int stage : {0, 2, 3})
     expect_left_out({.stage = stage, .updates = 50, .two_losses = true, .first = stage < 3}, 2);

@@ -45,7 +45,7 @@ struct TrainingRun {
   int ranks = 1, stage = 0;
   std::string more = "";  ///< keys of the configuration
   double dropout = 0;
-  std::int64_t micro = 0;  ///< 0: 12 samples an update in as few micro-batches of at most 3 as possible
+  std::int64_t micro = 0;  ///< 0: 12 samples per update in as few micro-batches of at most 3 as possible
 };
 
 std::string config(const TrainingRun& run) {

@@ -432,7 +432,7 @@ TEST(Engine, AnUpdateWhoseLastPassDidNotSynchroniseIsAnError) {
 TEST(Engine, AForcedBoundaryEndsAnUpdateEarlierOrLater) {
   in_world(2, [](World& world) {
     Net net;
-    auto engine = initialize(world, net, options(config(1)));  // three micro-batches an update
+    auto engine = initialize(world, net, options(config(1)));  // three micro-batches per update
     std::vector<bool> boundaries, updated;
     const auto pass = [&](std::optional<bool> boundary) {
       engine.set_gradient_accumulation_boundary(boundary);

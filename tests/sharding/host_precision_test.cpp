@@ -54,7 +54,7 @@ TEST(HostPrecision, EveryStrategyHasTheSameBits) {
 /// the parameter, embedding, and for each of n_layer blocks: two norms, qkv, attention, its projection, two
 /// sums of the residual, the wide layer, its gelu and its projection (10); then the last norm and the logit.
 /// Each parameter on that way (embedding, and in a block two norms, four weights; last norm, head) is rounded
-/// too: 6 a block and 3. The relative error of a logit's terms is thus at most (16 n_layer + 6) u to first
+/// too: 6 per block, and 3. The relative error of a logit's terms is thus at most (16 n_layer + 6) u to first
 /// order, where norms, softmax and gelu are taken to pass a relative error on with a factor of at most 1. A
 /// change of all logits by at most e changes the loss by at most 2 e. Terms of a logit: the normalized row
 /// has RMS 1, so that Σ|h w| ≤ sqrt(n_embd) ‖w‖ ≤ n_embd max|w|. The head is the embedding, with |w| below

@@ -204,8 +204,8 @@ TEST(LossTerms, ALossWithoutTermsMovesNothing) {
 
 // ---- several losses of a micro-batch
 
-/// A loss of `count` samples from a number on: cross entropy, a term a sample; the sum of squared logits, a
-/// term a logit; their mean, a scalar.
+/// A loss of `count` samples from a number on: cross entropy, one term per sample; the sum of squared logits,
+/// a term a logit; their mean, a scalar.
 struct Part {
   enum Kind { labels, squares, scalar } kind;
   std::size_t count;

@@ -246,7 +246,7 @@ TEST(LrSchedule, TheRangeTestMayMoveInStairs) {
 
 TEST(LrSchedule, CosineAnnealingIsTorchs) {
   const CosineAnnealingLr schedule{.t_max = 10, .eta_min = 1e-6};
-  // torch's scheduler multiplies the last rate by a factor a step.
+  // torch's scheduler multiplies the last rate by a factor per step.
   double last = 2e-4;
   for (int step = 1; step <= 10; ++step) {
     last = (1 + std::cos(std::numbers::pi * step / 10)) / (1 + std::cos(std::numbers::pi * (step - 1) / 10)) *

@@ -8,7 +8,7 @@
 #include "autograd_lite/losses.h"
 #include "autograd_lite/nn/layers.h"
 #include "comm/core/integer_math.h"
-#include "sharding/model/transient_memory.h"
+#include "sharding/model/runtime.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
 #include "tests/support/ranks.h"

@@ -56,7 +56,7 @@ struct Student {
   std::vector<double> norms;
 };
 
-/// Trains the students in one backward pass an update.
+/// Trains the students in one backward pass per update.
 void train(const std::vector<Student*>& students) {
   Tape tape;
   for (Student* s : students) s->strategy->attach(tape);

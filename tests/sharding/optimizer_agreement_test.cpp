@@ -9,6 +9,7 @@
 #include "sharding/engine/engine.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/parallel/rank_consistency.h"
+#include "sharding/strategy/step_control.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 
@@ -255,7 +256,7 @@ TEST(ComparedWords, AreEqualOnlyForEqualHashes) {
   const auto sums = [](const std::vector<std::uint64_t>& hashes) {
     std::array<std::int64_t, 2> all{};
     for (const std::uint64_t h : hashes) {
-      const auto words = ComparedWords::of(h, static_cast<int>(hashes.size()));
+      const auto words = compared_words(h, static_cast<int>(hashes.size()));
       EXPECT_FALSE(__builtin_add_overflow(all[0], words[0], &all[0]));
       EXPECT_FALSE(__builtin_add_overflow(all[1], words[1], &all[1]));
     }
@@ -265,14 +266,14 @@ TEST(ComparedWords, AreEqualOnlyForEqualHashes) {
     for (std::uint64_t seed = 0; seed < 20; ++seed) {
       const std::uint64_t hash = hash_bytes(&seed, sizeof seed);
       std::vector<std::uint64_t> hashes(ranks, hash);
-      EXPECT_TRUE(ComparedWords::equal(sums(hashes), static_cast<int>(ranks)));
-      EXPECT_TRUE(ComparedWords::equal(sums(std::vector(ranks, ~std::uint64_t{0})), static_cast<int>(ranks)));
+      EXPECT_TRUE(hashes_are_equal(sums(hashes), static_cast<int>(ranks)));
+      EXPECT_TRUE(hashes_are_equal(sums(std::vector(ranks, ~std::uint64_t{0})), static_cast<int>(ranks)));
       if (ranks == 1) continue;
       hashes[seed % ranks] = hash + 1;
-      EXPECT_FALSE(ComparedWords::equal(sums(hashes), static_cast<int>(ranks))) << ranks << " ranks";
+      EXPECT_FALSE(hashes_are_equal(sums(hashes), static_cast<int>(ranks))) << ranks << " ranks";
       if (ranks == 2) continue;
       hashes[(seed + 1) % ranks] = hash - 1;  // the mean is that of equal ones
-      EXPECT_FALSE(ComparedWords::equal(sums(hashes), static_cast<int>(ranks))) << ranks << " ranks";
+      EXPECT_FALSE(hashes_are_equal(sums(hashes), static_cast<int>(ranks))) << ranks << " ranks";
     }
 }
 

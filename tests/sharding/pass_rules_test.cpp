@@ -206,7 +206,7 @@ TEST_P(PassRules, AnotherGraphThanTheFirstIsNamed) {
     });
 }
 
-/// p0 and p2 are 300 and 130 elements, padded to 64 a member and a bucket.
+/// p0 and p2 are 300 and 130 elements, padded to 64 per member and bucket.
 TEST_P(PassRules, ParametersThatAStaticGraphLeavesOutAreNotExchanged) {
   run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
     auto comm = Communicator::connect(rank, GetParam(), std::move(store));

@@ -200,7 +200,7 @@ TEST(PowerSgd, FollowsItsAlgorithmInFloat64) {
       });
 }
 
-/// The bucket is bias, padding, weight, and padding to a multiple of 64 elements a rank.
+/// The bucket is bias, padding, weight, and padding to a multiple of 64 elements per rank.
 TEST(PowerSgd, BatchedFollowsItsAlgorithmInFloat64) {
   for (const int ranks : {1, 2, 3})
     for (const std::size_t rank_of_factors : {1, 3})

@@ -219,7 +219,7 @@ TEST_F(Safetensors, AnUnusedUnknownTypeIsAccepted) {
   file.read_f32(*file.find("w"), 0, w);
   EXPECT_EQ(w[0], 1);
   EXPECT_THROW(file.read_f32(*file.find("later"), 0, later), Error);
-  // Its bytes are the file's nevertheless, and one bit an element is the minimum.
+  // Its bytes are the file's nevertheless, and one bit per element is the minimum.
   expect_error_message(framed(one_tensor("t", "F2", "[8]", 4), "xx"), {"'t'", "beyond"});
   expect_error_message(framed(one_tensor("t", "F2", "[17]", 2), "xx"),
                        {"'t'", "[17]", "F2", "cannot lie in 2"});

@@ -130,7 +130,7 @@ void expect_same(const std::vector<BatchSampler::Batch>& a, const std::vector<Ba
   }
 }
 
-/// 8 micro-batches of 3 samples an update.
+/// 8 micro-batches of 3 samples per update.
 std::vector<BatchSampler::Batch> consecutive(int ranks, bool drop_last, std::uint64_t epoch) {
   const auto accumulation = static_cast<std::size_t>(8 / ranks);
   return in_order(

@@ -1,5 +1,5 @@
 // Rates and momenta of torch's schedules, by their names in a configuration: tests/data/lr_schedules has what
-// torch 2.15 sets. torch multiplies the last rate by a factor a step, so its rounding differs.
+// torch 2.15 sets. torch multiplies the last rate by a factor per step, so its rounding differs.
 
 #include <gtest/gtest.h>
 

@@ -64,7 +64,7 @@ class Watchdog {
   std::thread thread_;
 };
 
-/// The report of a child before it ends: every failed EXPECT, one a line.
+/// The report of a child before it ends: every failed EXPECT, one per line.
 std::string failures_of_this_test() {
   std::string text;
   const auto* info = testing::UnitTest::GetInstance()->current_test_info();

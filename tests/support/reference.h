@@ -41,7 +41,7 @@ Values softmax(const Values& x, std::size_t columns);
 /// `factors`: one for each probability [batch, head, query, key], or none.
 Values causal_attention(const Values& qkv, std::size_t batch, std::size_t tokens, std::size_t channels,
                         std::size_t heads, const Values& factors = {});
-/// Losses a row; 0 where the target is -100.
+/// Losses per row; 0 where the target is -100.
 Values cross_entropy(const Values& logits, std::span<const std::int32_t> targets);
 
 }  // namespace reference

@@ -1,4 +1,5 @@
-// The BLAS belongs to the program too: our products use one thread a call, and restore its number of threads.
+// The BLAS belongs to the program too: our products use one thread per call, and restore its number of
+// threads.
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,6 @@
 // The host's losses against definitions in double, by the vectors of every target of this CPU: short and long
-// rows, extreme logits, 1 and 2 threads. The errors of f32 are bounded from the arithmetic: 2^-24 a rounding.
+// rows, extreme logits, 1 and 2 threads. The errors of f32 are bounded from the arithmetic: 2^-24 per
+// rounding.
 #include <gtest/gtest.h>
 #include <hwy/targets.h>
 

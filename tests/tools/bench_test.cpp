@@ -127,7 +127,7 @@ TEST(BenchOptions, AWrongFlagIsOneLine) {
       {"iters", {"-n", "0"}},
       {"--percentiles with -G", {"--device", "cuda", "--percentiles", "-G", "2"}},
       {"leaves no iteration", {"--percentiles", "-n", "5", "-K", "5"}},
-      {"one operation an iteration", {"--touch", "-m", "2"}},
+      {"one operation per iteration", {"--touch", "-m", "2"}},
       {"never reaches -e", {"-b", "1", "-e", "9", "-i", "0"}}};
   for (const auto& [words, flags] : bad) {
     try {

@@ -17,10 +17,10 @@ stand_in() {  # standard input is the output of `cmake --build`, $1 its status
   chmod +x "$work/path/cmake"
 }
 
-# Forty steps: a line a tenth, and all of the output in the log.
+# Forty steps: a line per tenth, and all of the output in the log.
 { echo '[1/2] Re-running CMake...'; for i in $(seq 40); do echo "[$i/40] Building CXX object error.cpp.o"; done; } | stand_in 0
 "$work/tools/build.sh" host >"$work/shown" 2>&1 || wrong "a good build failed: $(cat "$work/shown")"
-[ "$(grep -c '^  [0-9]*%  ' "$work/shown")" = 10 ] || wrong "not a line a tenth: $(cat "$work/shown")"
+[ "$(grep -c '^  [0-9]*%  ' "$work/shown")" = 10 ] || wrong "not a line per tenth: $(cat "$work/shown")"
 grep -q '^  50%  20 of 40 steps, ' "$work/shown" || wrong "half is not 50%: $(cat "$work/shown")"
 grep -q '^\[40/40\] Building' "$work/build/host.log" || wrong "the log lacks the output"
 grep -q '^configured --preset host' "$work/build/host.log" || wrong "the log lacks the configuration"

@@ -28,19 +28,17 @@ constexpr const char* footer =
     "\n"
     "Exit status: 0 success; 1 verify found damage, or diff found a difference; 2 any error, in one line.";
 
-struct Command {
+constexpr struct {
   std::string_view name;
   int (*run)(int argc, const char* const* argv);
-};
-constexpr Command commands[] = {
-    {"inspect", inspect}, {"verify", verify}, {"diff", diff}, {"merge", merge}, {"split", split}};
+} commands[] = {{"inspect", inspect}, {"verify", verify}, {"diff", diff}, {"merge", merge}, {"split", split}};
 
 int run_command(int argc, const char* const* argv) {
   const std::string_view word = argv[1];
-  for (const Command& c : commands)
+  for (const auto& c : commands)
     if (word == c.name) return c.run(argc - 1, argv + 1);
   std::vector<std::string> names;
-  for (const Command& c : commands) names.emplace_back(c.name);
+  for (const auto& c : commands) names.emplace_back(c.name);
   const std::string near = nearest_name(word, names);
   fail(Errc::config, "no command '", word, "'", near.empty() ? "" : "; did you mean " + near + "?",
        "; see checkpoint --help");

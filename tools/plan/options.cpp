@@ -60,8 +60,7 @@ Device::Kind device_kind(const std::string& name) {
 ParsedOptions parse_options(int argc, const char* const* argv) {
   ParsedOptions parsed;
   Options& o = parsed.options;
-  std::string ranks = "1", memory;
-  train_gpt::RunWords words;
+  std::string ranks = "1", memory, decay;
   constexpr std::array groups{ArgumentGroup::configuration};
   CommandLine line(description, "plan", footer);
   line.column_width(34);
@@ -75,11 +74,11 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
       .type_name("NAME")
       .group("Plan");
   line.add_flag("--json", o.json, "Print JSON with exact bytes of every rank").group("Plan");
-  train_gpt::add_run_flags(line, o.run, words);
+  train_gpt::add_run_flags(line, o.run, decay);
   parsed.help = train_gpt::parse_words(line, o.run, groups, argc, argv);
   if (!parsed.help.empty()) return parsed;
   require(!o.run.config.empty(), Errc::config, "--config is required; see --help");
-  train_gpt::read_words(o.run, words);
+  train_gpt::read_words(o.run, decay);
   o.ranks.clear();
   for (const std::string& word : split_at_commas(ranks)) o.ranks.push_back(rank_count(word));
   o.device = device_kind(o.run.device);

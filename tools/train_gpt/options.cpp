@@ -296,15 +296,16 @@ std::string parse_words(CommandLine& line, Options& o, std::span<const ArgumentG
   return "";
 }
 
-void add_run_flags(CommandLine& line, Options& o, RunWords& words) {
+void add_run_flags(CommandLine& line, Options& o, std::string& decay) {
+  decay = "matrices";
   add_model(line, o);
   add_passes(line, o);
-  add_decay(line, words.decay);
+  add_decay(line, decay);
   add_buckets(line, o);
 }
 
-void read_words(Options& o, const RunWords& words) {
-  o.decay = words.decay == "all" ? Decay::all : Decay::matrices;
+void read_words(Options& o, const std::string& decay) {
+  o.decay = decay == "all" ? Decay::all : Decay::matrices;
   o.arguments.origin = "command line";
 }
 
@@ -313,8 +314,8 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   constexpr std::array groups{ArgumentGroup::configuration, ArgumentGroup::loop, ArgumentGroup::checkpoint};
   CommandLine line(description, "train_gpt", footer);
   line.column_width(34);
-  RunWords words;
-  add_run_flags(line, parsed.options, words);
+  std::string decay;
+  add_run_flags(line, parsed.options, decay);
   add_data(line, parsed.options);
   add_training(line, parsed.options);
   add_outputs(line, parsed.options);
@@ -322,7 +323,7 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   add_speed(line, parsed.options);
   parsed.help = parse_words(line, parsed.options, groups, argc, argv);
   if (!parsed.help.empty()) return parsed;
-  read_words(parsed.options, words);
+  read_words(parsed.options, decay);
   read_steps(parsed.options);
   check_combinations(parsed.options);
   return parsed;

@@ -47,18 +47,15 @@ struct Options {
   std::string checkpoint_dir() const { return arguments.output_dir.value_or(""); }
 };
 
-/// Flags whose values are words.
-struct RunWords {
-  std::string decay = "matrices";
-};
-/// Adds the flags that decide on memory and traffic: model, configuration, and what changes them.
-void add_run_flags(CommandLine&, Options&, RunWords&);
+/// Adds the flags that decide on memory and traffic: model, configuration, and what changes them. `decay` is
+/// set to the word of --decay, "matrices" without it.
+void add_run_flags(CommandLine&, Options&, std::string& decay);
 /// Parses the flags of `line`, and those of parse_arguments() of these groups, in any of their spellings;
 /// returns the text of --help, or "".
 std::string parse_words(CommandLine& line, Options&, std::span<const ArgumentGroup> groups, int argc,
                         const char* const* argv);
 /// Sets the options that the words stand for, after parsing.
-void read_words(Options&, const RunWords&);
+void read_words(Options&, const std::string& decay);
 
 using ParsedOptions = Parsed<Options>;  ///< `help` also holds the output of --version
 

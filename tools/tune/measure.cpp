@@ -129,27 +129,22 @@ class Measure {
     }
   }
 
-  struct Competing {
-    CandidateIndex::const_iterator first, last;
-  };
-
-  void measure_size(const Competing& all, std::size_t wanted) {
+  /// Of the candidates that compete.
+  void measure_size(std::span<const CandidateIndex::value_type> all, std::size_t wanted) {
     const std::size_t grain = sizeof(float) * static_cast<std::size_t>(size_);
     const std::size_t bytes = std::max(wanted / grain, std::size_t{1}) * grain;
     std::vector<int> iterations;
-    std::vector<std::vector<double>> us(static_cast<std::size_t>(all.last - all.first));
-    for (auto it = all.first; it != all.last; ++it) {
-      time(*it, bytes, 1);  // warm-up: connections, plans, page faults
-      const double once = time(*it, bytes, 2);
+    std::vector<std::vector<double>> us(all.size());
+    for (const auto& candidate : all) {
+      time(candidate, bytes, 1);  // warm-up: connections, plans, page faults
+      const double once = time(candidate, bytes, 2);
       iterations.push_back(static_cast<int>(std::clamp(budget_us_ / std::max(once, 0.05), 1.0, 20000.0)));
     }
     for (int round = 0; round < options_.rounds; ++round)
-      for (std::size_t i = 0; i < us.size(); ++i)
-        us[i].push_back(time(all.first[static_cast<std::ptrdiff_t>(i)], bytes, iterations[i]));
+      for (std::size_t i = 0; i < us.size(); ++i) us[i].push_back(time(all[i], bytes, iterations[i]));
     for (std::size_t i = 0; i < us.size(); ++i) {
       std::sort(us[i].begin(), us[i].end());
-      measured_.times.push_back(
-          {all.first[static_cast<std::ptrdiff_t>(i)].first, bytes, us[i][us[i].size() / 2]});
+      measured_.times.push_back({all[i].first, bytes, us[i][us[i].size() / 2]});
     }
   }
 

@@ -63,8 +63,8 @@ class MailboxChannel {
   /// Publishes the slot of next_step(), whose payload and ring bytes are complete. try_reserve() may be
   /// omitted if it has neither and all peers have entered this call.
   void send();
-  /// Publishes `slots` slots, one a step, with these bytes as payload. A receiver gets payload and tag in one
-  /// cache miss, while ring bytes cost a second one.
+  /// Publishes `slots` slots, one per step, with these bytes as payload. A receiver gets payload and tag in
+  /// one cache miss, while ring bytes cost a second one.
   void send(std::uint32_t slots, const std::byte* from, std::size_t bytes);
   /// True once the peer has published that step; its payload and ring bytes can then be read. Throws
   /// Errc::mismatch, naming the first call that differed, if it is among the last 256 steps.

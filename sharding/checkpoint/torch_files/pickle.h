@@ -25,7 +25,7 @@ namespace rz {
 /// its depth.
 using PickleId = std::uint32_t;
 
-struct PickleNone {};
+using PickleNone = std::monostate;
 struct PickleText {
   std::string text;  ///< UTF-8
 };

@@ -1,4 +1,4 @@
-// C is split into ranges of rows or columns, one a thread. A range is computed in blocks whose sums stay in
+// C is split into ranges of rows or columns, one per thread. A range is computed in blocks whose sums stay in
 // f32 while k advances in steps: for each step a block of b is packed once and used by all rows of the block
 // of c.
 
@@ -119,14 +119,14 @@ void gemm_16bit(const Product16& p, const GemmEngine& engine, const Stream& stre
 void gemm_16bit(const Product16& p, const Stream& stream) {
   static constinit Lazy<const GemmEngine*> bf16, f16;
   auto& fastest = p.factors == DType::bf16 ? bf16 : f16;
-  gemm_16bit(p, *fastest.get([&] { return gemm_engines(p.factors).at[0]; }), stream);
+  gemm_16bit(p, *fastest.get([&] { return gemm_engines(p.factors)[0]; }), stream);
 }
 
 GemmEngines gemm_engines(DType factors) {
-  GemmEngines engines;
+  GemmEngines engines{};
   int count = 0;
   const auto add = [&](const GemmEngine* e) {
-    if (e) engines.at[count++] = e;
+    if (e) engines[count++] = e;
   };
   const bool bf16 = factors == DType::bf16;
   if (bf16) add(tile_engine());

@@ -3,6 +3,7 @@
 /// element is summed over k in the same order wherever the work is split, so results do not depend on the
 /// number of threads. They depend on the engine that the CPU selects.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -51,11 +52,9 @@ struct GemmEngine {
 
 /// All engines that this CPU can run for a dtype, the selected one first: tiles (AMX-BF16), vectors
 /// (AVX512-BF16), or conversion to f32 and the BLAS. Intel's vectors come last, since
-/// conversion is faster there (Sapphire Rapids: 110 and 147 GFLOP/s a core, tiles 1000). Tiles and vectors
+/// conversion is faster there (Sapphire Rapids: 110 and 147 GFLOP/s per core, tiles 1000). Tiles and vectors
 /// take subnormal bf16 numbers for 0. At most three; the rest is null.
-struct GemmEngines {
-  const GemmEngine* at[3] = {};
-};
+using GemmEngines = std::array<const GemmEngine*, 3>;
 GemmEngines gemm_engines(DType factors);
 
 /// The product by this engine.

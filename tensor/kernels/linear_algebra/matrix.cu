@@ -1,4 +1,4 @@
-// One block a matrix, since its threads wait for sums over all of it; sums in double. A thread has the same
+// One block per matrix, since its threads wait for sums over all of it; sums in double. A thread has the same
 // rows in every loop over columns.
 
 #include "tensor/kernels/block_sum.h"

@@ -18,15 +18,13 @@ double flops_per_token(const Gpt2Config& c, std::size_t seq_len) {
 }
 
 double bf16_peak(std::string_view device_name) {
-  struct Peak {
+  // Searched in order; the first name contained in the device name applies.
+  static constexpr struct {
     std::string_view name;
     double flops;
-  };
-  // Searched in order; the first name contained in the device name applies.
-  static constexpr Peak peaks[] = {{"H100 PCIe", 756e12}, {"H100 NVL", 835e12}, {"H200 NVL", 835e12},
-                                   {"H200", 989.4e12},    {"H100", 989.4e12},   {"A100", 312e12},
-                                   {"L40S", 362e12}};
-  for (const Peak& p : peaks)
+  } peaks[] = {{"H100 PCIe", 756e12}, {"H100 NVL", 835e12}, {"H200 NVL", 835e12}, {"H200", 989.4e12},
+               {"H100", 989.4e12},    {"A100", 312e12},     {"L40S", 362e12}};
+  for (const auto& p : peaks)
     if (device_name.find(p.name) != device_name.npos) return p.flops;
   return 0;
 }

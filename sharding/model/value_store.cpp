@@ -1,14 +1,142 @@
-#include "sharding/model/sharded_values.h"
+#include "sharding/model/value_store.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "comm/core/error.h"
+#include "comm/device/allocate.h"
 #include "comm/device/drain.h"
 #include "comm/device/memory.h"
+#include "sharding/model/gather_plan.h"
 #include "tensor/ops.h"
 
 namespace rz {
+
+namespace {
+
+// ---- whole on every rank
+
+/// Trainable values lie in flat buckets, so that an update or a gather of a bucket is one call.
+class ReplicatedValues final : public ValueStore {
+ public:
+  ReplicatedValues(const ModelParameters&, const FlatLayout&, DType dtype, Runtime&);
+
+  Tensor updated(int bucket) const override;
+  Work publish(int bucket, const Stream&) override;
+  std::vector<StoredValue> stored() const override;
+  Tensor whole(const Parameter& p) override { return p.value; }
+  HeldBytes bytes() const override;
+
+ private:
+  void convert_frozen(DType);
+  void place_members(DType);
+
+  const ModelParameters& parameters_;
+  const FlatLayout& layout_;
+  Runtime& runtime_;
+  std::vector<Tensor> buckets_;
+};
+
+ReplicatedValues::ReplicatedValues(const ModelParameters& parameters, const FlatLayout& layout, DType dtype,
+                                   Runtime& runtime)
+    : parameters_(parameters), layout_(layout), runtime_(runtime) {
+  convert_frozen(dtype);
+  place_members(dtype);
+}
+
+void ReplicatedValues::convert_frozen(DType dtype) {
+  const Stream& stream = runtime_.stream;
+  std::vector<Tensor> before;
+  for (Parameter* p : parameters_.frozen()) {
+    if (p->value.defined() && p->value.dtype() == dtype) continue;
+    const Tensor value = Tensor::zeros(p->shape, dtype, allocator_on(stream.device()));
+    if (p->value.defined() && p->count()) ops::copy(value, p->value, stream);
+    before.push_back(std::exchange(p->value, value));
+  }
+  if (!before.empty()) stream.synchronize();  // the sources of the copies are freed now
+}
+
+void ReplicatedValues::place_members(DType dtype) {
+  const Stream& stream = runtime_.stream;
+  for (int b = 0; b < layout_.size(); ++b)
+    buckets_.push_back(runtime_.allocate_flat(layout_.bucket(b).count, dtype));
+  for (std::size_t m = 0; m < parameters_.members().size(); ++m) {
+    Parameter& p = *parameters_.members()[m];
+    const auto place = layout_.place(static_cast<int>(m));
+    const Tensor value = buckets_[static_cast<std::size_t>(place.bucket)].view(place.offset, p.shape);
+    if (p.value.defined() && p.count()) ops::copy(value, p.value, stream);
+    p.value = value;
+  }
+  stream.synchronize();  // the sources of the copies are freed now
+}
+
+Tensor ReplicatedValues::updated(int bucket) const {
+  const Range range = layout_.updated(bucket);
+  return buckets_[static_cast<std::size_t>(bucket)].view(range.begin, {range.count()});
+}
+
+Work ReplicatedValues::publish(int bucket, const Stream& stream) {
+  if (layout_.state() == Placement::replicated) return {};
+  return runtime_.all_gather(updated(bucket), buckets_[static_cast<std::size_t>(bucket)], stream);
+}
+
+std::vector<StoredValue> ReplicatedValues::stored() const {
+  const bool exported = runtime_.communicator.rank() == 0;
+  std::vector<StoredValue> out;
+  for (const auto* list : {&parameters_.members(), &parameters_.frozen()})
+    for (Parameter* p : *list) out.push_back({p, {0, p->count()}, p->value, exported});
+  return out;
+}
+
+HeldBytes ReplicatedValues::bytes() const {
+  HeldBytes held;
+  for (const Tensor& b : buckets_) held.add(b, runtime_.stream.device());
+  for (const Parameter* p : parameters_.frozen()) held.add(p->value, runtime_.stream.device());
+  return held;
+}
+
+// ---- divided
+
+class ShardedValues final : public ValueStore {
+ public:
+  ShardedValues(FlatParameters&, DType dtype, const GatherLimits&, const OffloadOptions& offload, ScopeTrace&,
+                Runtime&);
+  ~ShardedValues() override;
+
+  void enter(const ScopeUse&) override;
+  void leave(const ScopeUse&) override;
+  void release() override;
+  Tensor updated(int bucket) const override { return at(bucket).shard; }
+  Work publish(int bucket, const Stream&) override;
+  std::vector<StoredValue> stored() const override;
+  Tensor whole(const Parameter&) override;
+  HeldBytes bytes() const override;
+
+ private:
+  /// The values of a flat parameter on this rank.
+  struct Values {
+    Tensor shard;     // a view of `gathered` if persistent
+    Tensor gathered;  // undefined unless persistent, gathered or being gathered
+    Work gather;
+  };
+  Values& at(int u) { return values_[static_cast<std::size_t>(u)]; }
+  const Values& at(int u) const { return values_[static_cast<std::size_t>(u)]; }
+  Tensor make_shard(int u, DType, const Allocator&) const;
+  Tensor make_offloaded_shard(int u, DType) const;
+  void make_persistent(int u, DType);
+  void set_parameters(int u);
+  void drop_parameters(int u);
+  void gather_async(int u);
+  Work gather_offloaded(int u);
+  void wait_gathered(int u);
+  void run(const GatherPlan::Steps&);
+
+  FlatParameters& flat_;
+  OffloadOptions offload_;
+  Runtime& runtime_;
+  std::vector<Values> values_;  // by flat parameter
+  GatherPlan plan_;
+};
 
 ShardedValues::ShardedValues(FlatParameters& flat, DType dtype, const GatherLimits& limits,
                              const OffloadOptions& offload, ScopeTrace& trace, Runtime& runtime)
@@ -171,6 +299,19 @@ HeldBytes ShardedValues::bytes() const {
   for (int u = 0; u < flat_.size(); ++u)
     held.add(flat_[u].persistent ? at(u).gathered : at(u).shard, runtime_.stream.device());
   return held;
+}
+
+}  // namespace
+
+std::unique_ptr<ValueStore> make_replicated_values(const ModelParameters& parameters,
+                                                   const FlatLayout& layout, DType dtype, Runtime& runtime) {
+  return std::make_unique<ReplicatedValues>(parameters, layout, dtype, runtime);
+}
+
+std::unique_ptr<ValueStore> make_sharded_values(FlatParameters& flat, DType dtype, const GatherLimits& limits,
+                                                const OffloadOptions& offload, ScopeTrace& trace,
+                                                Runtime& runtime) {
+  return std::make_unique<ShardedValues>(flat, dtype, limits, offload, trace, runtime);
 }
 
 }  // namespace rz
