@@ -1,6 +1,7 @@
 #pragma once
-/// A named trainable tensor.
+/// A named trainable tensor, and ranges of its elements.
 
+#include <cstddef>
 #include <optional>
 #include <string>
 
@@ -52,6 +53,19 @@ struct Parameter {
     part = of;
     shape = Shape(of.extent);
   }
+};
+
+/// Elements [begin, end).
+struct Range {
+  std::size_t begin = 0, end = 0;
+  std::size_t count() const { return end - begin; }
+  bool operator==(const Range&) const = default;
+};
+
+/// A range of the elements of a flat parameter.
+struct ParameterElements {
+  const Parameter* parameter;
+  Range elements;
 };
 
 }  // namespace rz

@@ -10,6 +10,7 @@
 #include "comm/core/error.h"
 #include "comm/device/allocate.h"
 #include "comm/device/meta.h"
+#include "sharding/optim/optimizer.h"
 #include "sharding/strategy/strategy.h"
 
 namespace rz {

@@ -98,14 +98,6 @@ void require_equal_metric(Communicator& comm, const std::string& name, double va
 
 }  // namespace
 
-SaveRequestOptions save_request_options(const CheckpointConfig& c) {
-  SaveRequestOptions o{.save_steps = static_cast<std::uint64_t>(c.save_steps),
-                       .save_interval = std::chrono::minutes(c.save_minutes),
-                       .allocation_margin = std::chrono::seconds(c.allocation_margin)};
-  if (c.stop_before_allocation_end) o.allocation_end = slurm_job_end_time();
-  return o;
-}
-
 TrainingCheckpoints::TrainingCheckpoints(World& world, Checkpointer& checkpointer, const CheckpointConfig& c,
                                          std::string file)
     : world_(world), checkpointer_(checkpointer), config_(c), file_(std::move(file)) {

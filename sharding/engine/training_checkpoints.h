@@ -18,19 +18,13 @@
 #include <vector>
 
 #include "sharding/config/ds_config.h"
+#include "sharding/engine/checkpoint_options.h"
 #include "sharding/engine/checkpointer.h"
 #include "sharding/engine/save_requests.h"
 #include "sharding/engine/signal_handler.h"
 #include "sharding/engine/world.h"
 
 namespace rz {
-
-/// Results of an evaluation by name: "eval_loss", "eval_accuracy". Equal on all ranks.
-using Metrics = std::map<std::string, double>;
-
-/// The requests of save_steps, save_minutes and the end of the allocation, if the keys have it. Errors of
-/// slurm_job_end_time().
-SaveRequestOptions save_request_options(const CheckpointConfig&);
 
 /// Decides after each update whether the run saves, and whether it stops. An Engine has one. Functions that
 /// are collective have it in their comment. One thread per rank.

@@ -4,7 +4,8 @@
 #include <memory>
 
 #include "comm/core/error.h"
-#include "sharding/engine/configured.h"
+#include "sharding/engine/dry_run.h"
+#include "sharding/engine/engine_options.h"
 #include "sharding/engine/read_configuration.h"
 #include "sharding/strategy/prediction.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "sharding/engine/configured.h"
+#include "sharding/engine/engine_options.h"
 #include "sharding/engine/engine_join.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"

@@ -6,9 +6,11 @@
 
 #include "autograd_lite/models/gpt2.h"
 #include "comm/device/meta.h"
-#include "sharding/engine/configured.h"
+#include "sharding/engine/dry_run.h"
 #include "sharding/engine/engine.h"
+#include "sharding/engine/engine_options.h"
 #include "sharding/engine/training_plan.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/support/error_of.h"
 #include "tests/support/mirrored_backend.h"
 #include "tests/support/ranks.h"
