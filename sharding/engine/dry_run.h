@@ -7,7 +7,6 @@
 #include "autograd_lite/nn/module.h"
 #include "comm/communicator.h"
 #include "sharding/engine/training_plan.h"
-#include "sharding/model/memory_report.h"
 #include "sharding/parallel/mesh.h"
 #include "sharding/strategy/strategy_options.h"
 
@@ -29,15 +28,10 @@ struct DryRunOptions {
   std::optional<DType> autocast;
 };
 
-struct DryRun {
-  MemoryUse memory;  ///< after some updates
-  Traffic update;    ///< of one update after others
-};
-
 /// Runs updates of a module without values on meta_device; it has none afterwards, either. Offload has no
 /// effect, as on the host. Memory is as exact as that of plan_training().
 ///
 /// Errors are those of make_strategy() and of `record`; Errc::invalid_argument if the module has values.
-DryRun dry_run(Module&, const Optimizer&, const RecordLoss& record, const DryRunOptions&);
+TrainingPlan dry_run(Module&, const Optimizer&, const RecordLoss& record, const DryRunOptions&);
 
 }  // namespace rz

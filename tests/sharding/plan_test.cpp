@@ -265,7 +265,7 @@ TEST_P(Plan, HasEveryByteThatTheCommunicatorMoves) {
       }
       const Traffic update = strategy->traffic() - before;
       EXPECT_EQ(moved(update), moved(*record)) << name(kind) << ", " << keys;
-      const DryRun plan = dry_run(
+      const TrainingPlan plan = dry_run(
           shapes, *optimizer, [&](Tape& t) { return loss_of(shapes, t, zeros(allocator_on(meta_device))); },
           {.strategy = kind, .rank = rank, .accumulation = 2});
       EXPECT_EQ(update, plan.update) << name(kind) << ", " << keys;
