@@ -1,11 +1,13 @@
 #pragma once
-/// Named trainable tensors, the scopes that use them, and callbacks by which their owner follows a pass.
+/// Named trainable tensors, ranges of their elements, the scopes that use them, and callbacks by which their
+/// owner follows a pass.
 
 #include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "comm/core/range.h"
 #include "comm/device/stream.h"
 #include "tensor/box.h"
 #include "tensor/tensor.h"
@@ -55,6 +57,12 @@ struct Parameter {
     part = of;
     shape = Shape(of.extent);
   }
+};
+
+/// A range of the elements of a flat parameter.
+struct ParameterElements {
+  const Parameter* parameter;
+  Range elements;
 };
 
 /// Parameters that are used together, e.g. those of a transformer block: the unit that ZeRO-3 gathers. Must

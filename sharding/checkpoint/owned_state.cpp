@@ -10,6 +10,7 @@
 #include "autograd_lite/nn/module.h"
 #include "comm/core/error.h"
 #include "sharding/checkpoint/model_tensors.h"
+#include "sharding/strategy/optimizer_state.h"
 
 namespace rz {
 namespace {

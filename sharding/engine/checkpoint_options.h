@@ -1,9 +1,12 @@
 #pragma once
-/// Options of Engine::save_checkpoint() and Engine::load_checkpoint(), with the names of DeepSpeed.
+/// Options and results of the checkpoints of an engine, with the names of DeepSpeed: of save_checkpoint(),
+/// load_checkpoint() and TrainingCheckpoints.
 
+#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -59,6 +62,42 @@ struct LoadedCheckpoint {
   /// Parameters and buffers of the model that the checkpoint lacks, and the reverse; empty if loading was
   /// strict.
   std::vector<std::string> missing_keys{}, unexpected_keys{};
+};
+
+// ---- decisions of TrainingCheckpoints
+
+/// The exit status of a program that stops on request, as if SIGTERM had ended it. Launchers do not mistake
+/// the run for a finished one, and rzrun does not restart it.
+inline constexpr int stopped_exit_status = 128 + SIGTERM;
+
+enum class SaveReason { none, save_steps, save_interval, user1, terminate, allocation_end };
+
+/// Equal on all ranks.
+struct SaveDecision {
+  SaveReason reason = SaveReason::none;  ///< of several the last one in the order of SaveReason
+  int rank = 0;                          ///< the lowest one with that reason
+
+  bool saves() const { return reason != SaveReason::none; }
+  bool stops() const { return reason >= SaveReason::terminate; }
+  bool operator==(const SaveDecision&) const = default;
+};
+
+/// "SIGUSR1 on rank 3"; empty for none.
+std::string describe(const SaveDecision&);
+
+/// Results of an evaluation by name: "eval_loss", "eval_accuracy". Equal on all ranks.
+using Metrics = std::map<std::string, double>;
+
+/// As best_metric, best_global_step and best_model_checkpoint of Hugging Face's TrainerState.
+struct BestMetric {
+  bool greater_is_better = false;  ///< false for a loss
+  std::optional<double> value;     ///< empty before the first finite value
+  std::uint64_t step = 0;          ///< the number of updates when it was measured
+  std::string tag;                 ///< of the checkpoint that has it
+
+  /// Keeps the value if it is the best so far; true if it is. Of equal values the first stays.
+  bool update(double metric, std::uint64_t at_step, const std::string& checkpoint_tag);
+  bool operator==(const BestMetric&) const = default;
 };
 
 }  // namespace rz

@@ -16,6 +16,7 @@
 #include "sharding/engine/signal_handler.h"
 #include "sharding/io/text.h"
 #include "sharding/parallel/rank_agreement.h"
+#include "sharding/strategy/optimizer_state.h"
 
 namespace rz {
 namespace {

@@ -10,6 +10,7 @@
 #include "comm/core/error.h"
 #include "comm/device/allocate.h"
 #include "comm/device/meta.h"
+#include "sharding/optim/optimizer.h"
 #include "sharding/strategy/strategy.h"
 
 namespace rz {
@@ -168,7 +169,8 @@ constexpr int settling_updates = 3;  // from the third on, all updates are alike
 
 }  // namespace
 
-DryRun dry_run(Module& module, const Optimizer& optimizer, const RecordLoss& record, const DryRunOptions& o) {
+TrainingPlan dry_run(Module& module, const Optimizer& optimizer, const RecordLoss& record,
+                     const DryRunOptions& o) {
   require(o.accumulation > 0, Errc::invalid_argument, "an update of ", o.accumulation, " micro-batches");
   const OnMeta on_meta(module);
   Communicator communicator = meta_communicator(o.rank.rank, o.rank.ranks);
@@ -182,7 +184,10 @@ DryRun dry_run(Module& module, const Optimizer& optimizer, const RecordLoss& rec
   const Traffic before = strategy->traffic();
   updates.run(states);
   const BufferPool::Statistics pool = tape.pool().statistics();
-  return {{strategy->memory(), pool.bytes, pool.peak, on_meta.buffer_bytes()}, strategy->traffic() - before};
+  return {.strategy = o.strategy,
+          .rank = o.rank,
+          .memory = {strategy->memory(), pool.bytes, pool.peak, on_meta.buffer_bytes()},
+          .update = strategy->traffic() - before};
 }
 
 }  // namespace rz

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <deque>
 #include <exception>
 #include <functional>
 #include <numeric>
@@ -11,11 +12,16 @@
 
 #include "autograd_lite/nn/init.h"
 #include "comm/core/error.h"
+#include "sharding/data/batch_sampler.h"
+#include "sharding/engine/checkpointer.h"
 #include "sharding/engine/read_configuration.h"
+#include "sharding/engine/update_loop.h"
 #include "sharding/huggingface/save_pretrained.h"
 #include "sharding/io/text.h"
 #include "sharding/parallel/rank_agreement.h"
 #include "sharding/parallel/rank_consistency.h"
+#include "sharding/strategy/join.h"
+#include "sharding/strategy/strategy.h"
 
 namespace rz {
 
@@ -130,6 +136,11 @@ void skip_batches(LoaderPositions& loaders, Communicator& communicator) {
   loaders.restore(positions);
 }
 
+JoinOptions join_options(const JoinConfig& config) {
+  return {.divide_by_initial_world_size = config.divide_by_initial_world_size,
+          .throw_on_early_termination = config.throw_on_early_termination};
+}
+
 }  // namespace
 
 Engine initialize(World& world, Module& module, EngineOptions options) {
@@ -139,99 +150,197 @@ Engine initialize(World& world, Module& module, EngineOptions options) {
   return Engine(world, module, std::move(config), std::move(options));
 }
 
-Engine::Engine(World& world, Module& module, DsConfig config, EngineOptions o)
-    : world_(world),
-      module_(module),
-      config_(std::move(config)),
-      name_(o.name.empty() ? "" : o.name + ": "),
-      log_(world.is_main() ? o.log : nullptr),
-      max_steps_(o.arguments.max_steps.value_or(-1)),
-      seed_(o.seed),
-      communicator_(world.new_communicator(reduction_order(world, config_))),
-      stream_(
-          stream_on(communicator_.options().device, o.threads > 0 ? o.threads : world.threads(), config_)),
-      tape_(stream_),
-      strategy_(strategy_of(module, communicator_, config_, o)) {
-  if (config_.checkpoint_activations) module.checkpoint_activations();
-  strategy_->attach(tape_);
-  tape_.set_autocast(config_.precision.autocast);
-  if (auto optimizer = optimizer_of(config_, o)) {
+struct Engine::State {
+  State(World&, Module&, DsConfig, EngineOptions&);
+
+  void make_updates(std::unique_ptr<Optimizer>, const EngineOptions&);
+  /// Errc::invalid_argument if the engine has no optimizer.
+  UpdateLoop& loop();
+  /// A line to EngineOptions::log, with the name of the engine.
+  void print(const std::string& line) const;
+  void warn(const std::string& line) const { print("warning: " + line); }
+
+  World& world;
+  Module& module;
+  DsConfig config;
+  std::string name;
+  std::FILE* log;  // null on other ranks than 0
+  std::int64_t max_steps = -1;
+  std::uint64_t seed;
+  Communicator communicator;
+  Stream stream;
+  Tape tape;
+  std::unique_ptr<Strategy> strategy;  // declared after the tape it is attached to, so destroyed first
+  std::optional<UpdateLoop> updates;   // none: inference
+  std::shared_ptr<LoaderPositions> loaders = std::make_shared<LoaderPositions>();
+  std::optional<Checkpointer> checkpointer;
+  std::optional<TrainingCheckpoints> checkpoints;
+};
+
+Engine::State::State(World& w, Module& model, DsConfig resolved, EngineOptions& o)
+    : world(w),
+      module(model),
+      config(std::move(resolved)),
+      name(o.name.empty() ? "" : o.name + ": "),
+      log(world.is_main() ? o.log : nullptr),
+      max_steps(o.arguments.max_steps.value_or(-1)),
+      seed(o.seed),
+      communicator(world.new_communicator(reduction_order(world, config))),
+      stream(stream_on(communicator.options().device, o.threads > 0 ? o.threads : world.threads(), config)),
+      tape(stream),
+      strategy(strategy_of(module, communicator, config, o)) {
+  if (config.checkpoint_activations) module.checkpoint_activations();
+  strategy->attach(tape);
+  tape.set_autocast(config.precision.autocast);
+  if (auto optimizer = optimizer_of(config, o)) {
     make_updates(std::move(optimizer), o);
   } else {
     module.eval();
   }
-  checkpointer_.emplace(
-      CheckpointedParts{.world = world,
-                        .module = module,
-                        .strategy = *strategy_,
-                        .updates = updates_ ? &*updates_ : nullptr,
-                        .loaders = loaders_,
-                        .stream = stream_,
-                        .accumulation = std::max<std::int64_t>(1, config_.sizes.accumulation),
-                        .seed = seed_,
-                        .config = resolved_json(config_)},
-      initial_trainer_state(config_.checkpoint));
-  training_checkpoints_.emplace(world, *checkpointer_, config_.checkpoint, config_.file);
-  if (log_) loaders_->on_difference([this](const std::string& line) { warn(line); });
-  training_checkpoints_->resume();
-  if (const std::string lines = training_checkpoints_->describe_resume(); !lines.empty()) print(lines);
+  checkpointer.emplace(CheckpointedParts{.world = world,
+                                         .module = module,
+                                         .strategy = *strategy,
+                                         .updates = updates ? &*updates : nullptr,
+                                         .loaders = loaders,
+                                         .stream = stream,
+                                         .accumulation = std::max<std::int64_t>(1, config.sizes.accumulation),
+                                         .seed = seed,
+                                         .config = resolved_json(config)},
+                       initial_trainer_state(config.checkpoint));
+  checkpoints.emplace(world, *checkpointer, config.checkpoint, config.file);
+  if (log) loaders->on_difference([this](const std::string& line) { warn(line); });
+  checkpoints->resume();
+  if (const std::string lines = checkpoints->describe_resume(); !lines.empty()) print(lines);
 }
 
-void Engine::warn(const std::string& line) const { print("warning: " + line); }
-
-Engine::~Engine() {
-  loaders_->on_difference({});
-  const bool stopped = training_checkpoints_ && training_checkpoints_->decision().stops();
-  if (!updates_ || stopped || std::uncaught_exceptions() > 0) return;
-  const std::int64_t left = updates_->accumulation().begun();
-  if (left == 0) return;
-  warn(concat("the last ", left, " of ", updates_->accumulation().steps(),
-              " micro-batches of an update have made none and are dropped: end a run with a whole update, or "
-              "call set_gradient_accumulation_boundary(true) before the last backward()"));
-}
-
-void Engine::make_updates(std::unique_ptr<Optimizer> optimizer, const EngineOptions& o) {
-  updates_.emplace(
-      world_, tape_, *strategy_,
-      TrainingStep(*strategy_, std::move(optimizer), o.lr_schedule ? *o.lr_schedule : config_.schedule,
-                   o.schedule_unit, config_),
-      UpdateReports(world_, *strategy_, monitor_of(world_, config_.monitor, o), config_.sizes.train),
-      UpdateLoopOptions{.accumulation = config_.sizes.accumulation,
+void Engine::State::make_updates(std::unique_ptr<Optimizer> optimizer, const EngineOptions& o) {
+  updates.emplace(
+      world, tape, *strategy,
+      TrainingStep(*strategy, std::move(optimizer), o.lr_schedule ? *o.lr_schedule : config.schedule,
+                   o.schedule_unit, config),
+      UpdateReports(world, *strategy, monitor_of(world, config.monitor, o), config.sizes.train),
+      UpdateLoopOptions{.accumulation = config.sizes.accumulation,
                         .expected_terms = o.expected_terms,
                         .seed = o.seed,
-                        .graph = o.graph && strategy_->capturable(),
-                        .when_dropped = [loaders = loaders_,
-                                         &world = world_] { skip_batches(*loaders, world.communicator()); },
-                        .world_size_invariant = config_.world_size_invariant});
+                        .graph = o.graph && strategy->capturable(),
+                        .when_dropped = [loaders = loaders,
+                                         &world = world] { skip_batches(*loaders, world.communicator()); },
+                        .world_size_invariant = config.world_size_invariant});
 }
 
+UpdateLoop& Engine::State::loop() {
+  require(updates.has_value(), Errc::invalid_argument,
+          "this engine has no optimizer and does not train: add the section \"optimizer\" to the "
+          "configuration, or give EngineOptions::optimizer");
+  return *updates;
+}
+
+void Engine::State::print(const std::string& line) const {
+  if (!log) return;
+  std::fprintf(log, "%s%s\n", name.c_str(), line.c_str());
+  std::fflush(log);
+}
+
+// ---- the engine
+
+Engine::Engine(World& world, Module& module, DsConfig config, EngineOptions options)
+    : state_(std::make_unique<State>(world, module, std::move(config), options)) {}
+
+Engine::~Engine() {
+  State& s = *state_;
+  s.loaders->on_difference({});
+  const bool stopped = s.checkpoints && s.checkpoints->decision().stops();
+  if (!s.updates || stopped || std::uncaught_exceptions() > 0) return;
+  const std::int64_t left = s.updates->accumulation().begun();
+  if (left == 0) return;
+  s.warn(
+      concat("the last ", left, " of ", s.updates->accumulation().steps(),
+             " micro-batches of an update have made none and are dropped: end a run with a whole update, or "
+             "call set_gradient_accumulation_boundary(true) before the last backward()"));
+}
+
+Tape& Engine::tape() { return state_->tape; }
+
+const DsConfig& Engine::config() const { return state_->config; }
+
+World& Engine::world() const { return state_->world; }
+
+const Stream& Engine::stream() const { return state_->stream; }
+
+Strategy& Engine::strategy() { return *state_->strategy; }
+
+Optimizer& Engine::optimizer() { return state_->loop().training().optimizer(); }
+
+TrainingCheckpoints& Engine::checkpoints() { return *state_->checkpoints; }
+
+const std::shared_ptr<LoaderPositions>& Engine::loader_positions() const { return state_->loaders; }
+
+// ---- training
+
+void Engine::backward(const nn::Loss& loss) { state_->loop().backward(loss); }
+
+void Engine::backward(Var loss) { state_->loop().backward(loss); }
+
+bool Engine::step() {
+  const bool updated = state_->loop().step();
+  if (updated) state_->checkpointer->end_update();
+  return updated;
+}
+
+bool Engine::takes_all_batches() { return state_->loop().may_capture(); }
+
 void Engine::run_update(const std::function<nn::Loss(std::size_t)>& forward,
-                        UpdateReports::Clock::time_point start, bool stoppable) {
+                        std::chrono::steady_clock::time_point start, bool stoppable) {
+  State& s = *state_;
   struct Stopped {};
   const auto pass = [&](std::size_t m) {
-    const auto elapsed = UpdateReports::Clock::now() - start;
-    if (stoppable && m > 0 &&
-        training_checkpoints_->stop_requested_in_update(static_cast<std::int64_t>(m), elapsed))
+    const auto elapsed = std::chrono::steady_clock::now() - start;
+    if (stoppable && m > 0 && s.checkpoints->stop_requested_in_update(static_cast<std::int64_t>(m), elapsed))
       throw Stopped();
     return forward(m);
   };
   try {
-    updates().run(pass, start);
+    s.loop().run(pass, start);
   } catch (const Stopped&) {
-    updates().abandon();
-    return loaders_->restore(loaders_->of_update());
+    s.loop().abandon();
+    return s.loaders->restore(s.loaders->of_update());
   }
-  checkpointer_->end_update();
+  s.checkpointer->end_update();
 }
 
+bool Engine::is_gradient_accumulation_boundary() { return state_->loop().accumulation().boundary(); }
+
+void Engine::set_gradient_accumulation_boundary(std::optional<bool> boundary) {
+  state_->loop().accumulation().force_boundary(boundary);
+}
+
+void Engine::cancel_update() {
+  State& s = *state_;
+  s.loop().cancel(s.loaders->now() != s.loaders->of_update());
+}
+
+Module& Engine::begin_evaluation() {
+  if (state_->updates) state_->updates->drop_graph();
+  return state_->module;
+}
+
+bool Engine::should_stop() {
+  const std::int64_t end = state_->max_steps;
+  const bool ended = end >= 0 && global_steps() >= end;
+  return checkpoints().should_stop() || ended;
+}
+
+void Engine::end_epoch() { state_->loop().training().end_epoch(); }
+
 void Engine::lr_scheduler_step(double metric) {
-  updates().require_between_updates("lr_scheduler_step()");
-  std::vector<double> all(static_cast<std::size_t>(world_.size()));
-  world_.communicator().all_gather(ConstBuffer(&metric, 1), Buffer(all.data(), all.size())).wait();
+  State& s = *state_;
+  s.loop().require_between_updates("lr_scheduler_step()");
+  std::vector<double> all(static_cast<std::size_t>(s.world.size()));
+  s.world.communicator().all_gather(ConstBuffer(&metric, 1), Buffer(all.data(), all.size())).wait();
   const auto first = std::ranges::adjacent_find(all, std::not_equal_to());
   const double mean =
       first == all.end() ? metric : std::reduce(all.begin(), all.end()) / static_cast<double>(all.size());
-  updates().training().step_scheduler(mean);
+  s.loop().training().step_scheduler(mean);
 }
 
 void Engine::require_distinct(std::vector<const void*> batches) {
@@ -243,110 +352,178 @@ void Engine::require_distinct(std::vector<const void*> batches) {
       "(LoaderOptions::slots), or set EngineOptions::graph = false");
 }
 
-UpdateLoop& Engine::updates() {
-  require(updates_.has_value(), Errc::invalid_argument,
-          "this engine has no optimizer and does not train: add the section \"optimizer\" to the "
-          "configuration, or give EngineOptions::optimizer");
-  return *updates_;
+Engine::NoSync::NoSync(Engine& engine) : engine_(engine) { engine.state_->loop().hold_synchronisation(); }
+
+Engine::NoSync::~NoSync() { engine_.state_->loop().release_synchronisation(); }
+
+// ---- uneven inputs
+
+struct Engine::Join::State {
+  UpdateLoop& loop() { return engine.state_->loop(); }
+
+  Engine& engine;
+  bool enabled;
+  rz::Join ranks;
+  bool active = false;
+  UpdateLoop::Rounds rounds{};
+  std::deque<std::vector<std::int32_t>> words{};  // of rounds of cancel_update()
+};
+
+Engine::Join::Join(Engine& engine)
+    : state_(new State{engine, engine.config().ddp.join.enable,
+                       rz::Join(engine.world().communicator(), join_options(engine.config().ddp.join))}) {
+  State& s = *state_;
+  if (!s.enabled) return;
+  UpdateLoop& loop = s.loop();
+  require(engine.strategy().kind() != StrategyKind::zero3, Errc::unsupported,
+          "Engine::Join: zero3 gathers values in forward and backward, on all ranks; run a rank without data "
+          "on a batch of which all targets are ignored (-100), which counts no terms");
+  s.rounds.take_part = [&s] { return s.ranks.take_part(s.words.emplace_back()); };
+  loop.set_rounds(&s.rounds);
 }
+
+Engine::Join::~Join() {
+  if (state_->enabled) state_->loop().set_rounds(nullptr);
+}
+
+bool Engine::Join::next(bool has_data) {
+  State& s = *state_;
+  s.active = has_data;
+  if (!s.enabled) return has_data;
+  s.words.clear();
+  const bool any = s.ranks.next(has_data);
+  ++s.rounds.made;
+  const int without = s.engine.world().size() - s.ranks.active_ranks();
+  require(without == 0 || !any || !s.loop().fresh(), Errc::mismatch, "Engine::Join: ", without,
+          " ranks have no batch before the first update; give every rank at least one");
+  return any;
+}
+
+bool Engine::Join::active() const { return state_->active; }
+
+void Engine::Join::backward_without_data() { state_->loop().backward_without_data(); }
+
+float Engine::Join::loss_factor() const { return state_->ranks.loss_factor(); }
 
 // ---- data
 
 Loader Engine::loader(std::shared_ptr<const Dataset> dataset, const EngineLoaderOptions& o) {
-  const auto micro = static_cast<std::size_t>(config_.sizes.micro);
-  require(o.batch_size || micro > 0, Errc::config, config_.file,
+  State& s = *state_;
+  const auto micro = static_cast<std::size_t>(s.config.sizes.micro);
+  require(o.batch_size || micro > 0, Errc::config, s.config.file,
           ": train_micro_batch_size_per_gpu: missing; give it, or EngineLoaderOptions::batch_size");
   const BatchSamplerOptions sampling{.samples = dataset->size(),
                                      .batch_size = o.batch_size.value_or(micro),
-                                     .ranks = world_.size(),
-                                     .rank = world_.rank(),
+                                     .ranks = s.world.size(),
+                                     .rank = s.world.rank(),
                                      .shuffle = o.shuffle,
-                                     .drop_last = o.drop_last.value_or(config_.drop_last),
-                                     .seed = o.seed.value_or(seed_)};
-  const auto accumulation = static_cast<std::size_t>(std::max<std::int64_t>(1, config_.sizes.accumulation));
+                                     .drop_last = o.drop_last.value_or(s.config.drop_last),
+                                     .seed = o.seed.value_or(s.seed)};
+  const auto accumulation = static_cast<std::size_t>(std::max<std::int64_t>(1, s.config.sizes.accumulation));
   std::shared_ptr<const BatchSampler> sampler;
-  if (config_.world_size_invariant)
+  if (s.config.world_size_invariant)
     sampler = std::make_shared<ConsecutiveBatchSampler>(sampling, accumulation);
   else
     sampler = std::make_shared<DistributedBatchSampler>(sampling);
-  return Loader(std::move(dataset), std::move(sampler), stream_,
+  return Loader(std::move(dataset), std::move(sampler), s.stream,
                 {.num_workers = o.num_workers,
                  .prefetch_factor = o.prefetch_factor,
                  .slots = accumulation,
-                 .positions = loaders_,
-                 .name = o.name.empty() ? loaders_->new_name() : o.name,
+                 .positions = s.loaders,
+                 .name = o.name.empty() ? s.loaders->new_name() : o.name,
                  .seed = sampling.seed,
                  .restart = !o.shuffle});
 }
 
 Tensor Engine::gather_for_metrics(const Batch& batch, const Tensor& rows) {
+  State& s = *state_;
   require(rows.shape().dims() > 0 && rows.shape()[0] == batch.rows(), Errc::invalid_argument,
           "gather_for_metrics(): the first extent of ", name(rows.shape()), " is not the number of rows, ",
           batch.rows());
-  const Tensor all = world_.gather(rows, stream_);
-  std::vector<std::int64_t> padding(static_cast<std::size_t>(world_.size()));
+  const Tensor all = s.world.gather(rows, s.stream);
+  std::vector<std::int64_t> padding(static_cast<std::size_t>(s.world.size()));
   const auto own = static_cast<std::int64_t>(batch.padding());
-  world_.communicator().all_gather(ConstBuffer(&own, 1), Buffer(padding.data(), padding.size())).wait();
+  s.world.communicator().all_gather(ConstBuffer(&own, 1), Buffer(padding.data(), padding.size())).wait();
   return without_padding(all, batch.rows(), padding);
 }
 
 MemoryUse Engine::memory() {
-  MemoryUse use{.model = strategy_->memory()};
-  const BufferPool::Statistics pool = tape_.pool().statistics();
+  State& s = *state_;
+  MemoryUse use{.model = s.strategy->memory()};
+  const BufferPool::Statistics pool = s.tape.pool().statistics();
   use.activations = pool.bytes, use.activations_in_use = pool.peak;
-  for (const ModuleBuffer* b : module_.buffers()) use.buffers += b->value.bytes();
+  for (const ModuleBuffer* b : s.module.buffers()) use.buffers += b->value.bytes();
   return use;
 }
 
 void Engine::abort(const std::string& reason) noexcept {
-  communicator_.abort(reason);
-  world_.communicator().abort(reason);
+  State& s = *state_;
+  s.communicator.abort(reason);
+  s.world.communicator().abort(reason);
 }
 
-// ---- files
+// ---- checkpoints and files
+
+void Engine::save_checkpoint(const std::string& dir, const SaveCheckpointOptions& o) {
+  state_->checkpointer->save(dir, o);
+}
+
+void Engine::wait_for_checkpoint() { state_->checkpointer->wait(); }
 
 void Engine::save_model(const std::string& path) {
-  save_weights(path, module_, *strategy_, world_.rank(), stream_);
+  State& s = *state_;
+  save_weights(path, s.module, *s.strategy, s.world.rank(), s.stream);
+}
+
+PretrainedWeights Engine::load_model(const std::string& path, const LoadOptions& o) {
+  return load_model(state_->module, path, o);
 }
 
 PretrainedWeights Engine::load_model(Module& part, const std::string& path, const LoadOptions& o) {
+  State& s = *state_;
   LoadOptions options = o;
-  if (options.seed == 0) options.seed = seed_;
-  PretrainedWeights weights = load_pretrained(*strategy_, part, path, options, stream_);
+  if (options.seed == 0) options.seed = s.seed;
+  PretrainedWeights weights = load_pretrained(*s.strategy, part, path, options, s.stream);
   if (const std::string what = weights.describe(); !what.empty())
-    print(concat("loaded: ", escaped(path), ": ", what));
+    s.print(concat("loaded: ", escaped(path), ": ", what));
   return weights;
 }
 
 std::optional<LoadedCheckpoint> Engine::load_checkpoint(const std::string& dir,
                                                         const LoadCheckpointOptions& o) {
-  auto loaded = checkpointer_->load(dir, o);
+  State& s = *state_;
+  auto loaded = s.checkpointer->load(dir, o);
   if (!loaded) return loaded;
   const auto print_names = [&](const char* what, const std::vector<std::string>& names) {
-    if (!names.empty()) print(concat("loaded: ", escaped(loaded->path), ": ", what, escaped(listed(names))));
+    if (!names.empty())
+      s.print(concat("loaded: ", escaped(loaded->path), ": ", what, escaped(listed(names))));
   };
   print_names("not in the checkpoint: ", loaded->missing_keys);
   print_names("not in the model: ", loaded->unexpected_keys);
   return loaded;
 }
 
-void Engine::print(const std::string& line) const {
-  if (!log_) return;
-  std::fprintf(log_, "%s%s\n", name_.c_str(), line.c_str());
-  std::fflush(log_);
-}
-
 // ---- reports
 
+const StepReport& Engine::report() { return state_->loop().reports().last(); }
+
+double Engine::loss() { return state_->loop().reports().loss(state_->stream); }
+
+std::int64_t Engine::global_steps() { return state_->loop().reports().steps(); }
+
+double Engine::mean(std::span<const Mean> losses) { return exact_mean(losses, state_->world.communicator()); }
+
 Mean Engine::item(const nn::Loss& loss) const {
-  const ops::LossSum part = loss.read(stream_);
+  const State& s = *state_;
+  const ops::LossSum part = loss.read(s.stream);
   return {part.sum, static_cast<double>(part.count)};
 }
 
 Mean Engine::item(Var scalar) const {
-  const Tensor& value = tape_.value(scalar);
+  const State& s = *state_;
+  const Tensor& value = s.tape.value(scalar);
   require(value.count() == 1, Errc::invalid_argument, "item() of a tensor of shape ", name(value.shape()));
-  return {*value.on_host(stream_).data<float>(), 1};
+  return {*value.on_host(s.stream).data<float>(), 1};
 }
 
 }  // namespace rz

@@ -36,7 +36,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <cstdio>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -55,18 +54,18 @@
 #include "sharding/config/ds_config.h"
 #include "sharding/data/dataset.h"
 #include "sharding/data/loader.h"
-#include "sharding/engine/checkpointer.h"
+#include "sharding/engine/checkpoint_options.h"
 #include "sharding/engine/engine_options.h"
 #include "sharding/engine/parse_arguments.h"
 #include "sharding/engine/step_report.h"
 #include "sharding/engine/training_checkpoints.h"
-#include "sharding/engine/update_loop.h"
 #include "sharding/engine/world.h"
 #include "sharding/huggingface/pretrained_weights.h"
 #include "sharding/model/memory_report.h"
-#include "sharding/strategy/strategy.h"
 
 namespace rz {
+
+class Strategy;
 
 class Engine {
  public:
@@ -77,16 +76,16 @@ class Engine {
 
   // ---- training
   /// Records the forward passes of this rank. Valid as long as the engine.
-  Tape& tape() { return tape_; }
+  Tape& tape();
   /// Propagates a loss, and discards what the tape has recorded: handles become invalid. In the last
   /// micro-batch of an update the gradients are reduced over the ranks. Several losses may be propagated
   /// before one step(); their gradients add up. Errc::invalid_argument without an optimizer, and for a loss
   /// with terms after a scalar of the same micro-batch, which has entered with weight 1: propagate it first,
   /// or their sum. Errc::unsynchronised after a backward() that failed, until cancel_update().
-  void backward(const nn::Loss& loss) { updates().backward(loss); }
+  void backward(const nn::Loss&);
   /// A loss without terms, a scalar. If all losses are scalars, the gradient is the mean over micro-batches
   /// and ranks.
-  void backward(Var loss) { updates().backward(loss); }
+  void backward(Var loss);
   /// Call after the backward() of each micro-batch. In the last one of an update it updates the parameters
   /// and returns true. Errc::unsynchronised inside NoSync, and after a backward() that failed;
   /// Errc::cancelled if another rank has cancelled the update. Errc::mismatch on every rank, and the update
@@ -95,11 +94,7 @@ class Engine {
   /// updates, or if ringzero.max_skipped_updates were skipped in a row: the parameters are as before the
   /// update, and the culprit is the rank whose loss is not finite, if it is one. An update for which no rank
   /// has counted a term is skipped.
-  bool step() {
-    const bool updated = updates().step();
-    if (updated) checkpointer_->end_update();
-    return updated;
-  }
+  bool step();
   /// One update: takes each micro-batch from `batches.next()` right before forward(tape, batch) -> nn::Loss,
   /// and does what backward() and step() do. On a device, once updates are identical, they run as a CUDA
   /// graph: `forward` is then not called, so it must do nothing but record, and batches must be in the same
@@ -110,11 +105,9 @@ class Engine {
   template <class Batches, class Forward>
   const StepReport& train_batch(Batches& batches, const Forward& forward);
   /// True in the last micro-batch of an update.
-  bool is_gradient_accumulation_boundary() { return updates().accumulation().boundary(); }
+  bool is_gradient_accumulation_boundary();
   /// Decides in place of the count of micro-batches; nullopt: the count decides again.
-  void set_gradient_accumulation_boundary(std::optional<bool> b) {
-    updates().accumulation().force_boundary(b);
-  }
+  void set_gradient_accumulation_boundary(std::optional<bool>);
   /// Drops the update in progress on every rank, after an error on this one: gradients, losses, the count of
   /// micro-batches, a forced boundary. The next update has the dropout of the one that was dropped, and
   /// loaders of loader() continue on all ranks behind the last batch that any rank has taken, or failed to
@@ -124,10 +117,10 @@ class Engine {
   /// that is handled now. In stage 3 the other ranks must go on as in the update before, or in the first one
   /// run all modules once a micro-batch, in the order in which they were made: otherwise Errc::mismatch ends
   /// training. Where updates run as a CUDA graph, the others must be in train_batch(), as before.
-  void cancel_update() { updates().cancel(loaders_->now() != loaders_->of_update()); }
+  void cancel_update();
   /// While an object of this class lives, no gradients are reduced, and step() is an error.
   class NoSync;
-  /// Ranks with different numbers of batches (sharding/engine/engine_join.h).
+  /// Ranks with different numbers of batches.
   class Join;
 
   // ---- data
@@ -158,29 +151,23 @@ class Engine {
   /// they differ; nothing is then written. Errc::io names what cannot be written. Errc::diverged names a
   /// parameter or a state of the optimizer that is not finite: nothing is saved, and what was saved before
   /// stays. Errors of an asynchronous save are thrown by a later step(), on every rank.
-  void save_checkpoint(const std::string& dir, const SaveCheckpointOptions& o = {}) {
-    checkpointer_->save(dir, o);
-  }
+  void save_checkpoint(const std::string& dir, const SaveCheckpointOptions& = {});
   /// Restores it in any strategy, precision and number of ranks. With the same number of ranks and
   /// micro-batches the run goes on with the same bits. nullopt if DIR has no checkpoint. Collective. What
   /// does not fit is Errc::config or Errc::io in one line, and nothing is loaded; neither is a checkpoint of
   /// DeepSpeed, whose weights load_model() reads.
-  std::optional<LoadedCheckpoint> load_checkpoint(const std::string& dir,
-                                                  const LoadCheckpointOptions& o = {});
+  std::optional<LoadedCheckpoint> load_checkpoint(const std::string& dir, const LoadCheckpointOptions& = {});
   /// Waits until an asynchronous save is complete. Collective.
-  void wait_for_checkpoint() { checkpointer_->wait(); }
+  void wait_for_checkpoint();
   /// Saves, evaluates and resumes by the section "ringzero.checkpoint".
-  TrainingCheckpoints& checkpoints() { return *training_checkpoints_; }
+  TrainingCheckpoints& checkpoints();
   /// Call after each update: saves if that section, a signal or the end of an allocation requires it, and
   /// returns whether the run is to stop; TrainingCheckpoints::should_stop(), or TrainingArguments::max_steps
   /// were made. Collective.
-  bool should_stop() {
-    const bool ended = max_steps_ >= 0 && global_steps() >= max_steps_;
-    return checkpoints().should_stop() || ended;
-  }
+  bool should_stop();
   /// For loaders that loader() has not made, and other sources of batches (StatefulLoader): attached ones
   /// have their positions saved and restored.
-  const std::shared_ptr<LoaderPositions>& loader_positions() const { return loaders_; }
+  const std::shared_ptr<LoaderPositions>& loader_positions() const;
 
   // ---- files
   /// Writes the parameters to a safetensors file, in f32, and the persistent buffers of rank 0; see
@@ -190,11 +177,9 @@ class Engine {
   /// state dict of PyTorch, a folder of Hugging Face, a checkpoint of DeepSpeed or of an engine, of which it
   /// reads parameters and buffers alone. Errc::config lists what does not fit. Returns the names that are
   /// missing and unexpected, and prints them to EngineOptions::log. Not collective.
-  PretrainedWeights load_model(const std::string& path, const LoadOptions& o = {}) {
-    return load_model(module_, path, o);
-  }
+  PretrainedWeights load_model(const std::string& path, const LoadOptions& = {});
   /// Reads a part of the model, such as its backbone; the other parameters keep their values.
-  PretrainedWeights load_model(Module& part, const std::string& path, const LoadOptions& o = {});
+  PretrainedWeights load_model(Module& part, const std::string& path, const LoadOptions& = {});
 
   // ---- reports
   /// The sum and the number of terms of a loss on this rank; its mean is value(). On a device this waits for
@@ -204,14 +189,14 @@ class Engine {
   Mean item(Var) const;
   /// The mean over the terms of the losses of all ranks, e.g. item() of each batch of an evaluation. Their
   /// sums are exact, so it does not depend on which rank has which batch. NaN without terms. Collective.
-  double mean(std::span<const Mean> losses) { return exact_mean(losses, world_.communicator()); }
+  double mean(std::span<const Mean> losses);
   /// What the last update did.
-  const StepReport& report() { return updates().reports().last(); }
+  const StepReport& report();
   /// Mean loss of the last update over the terms of all ranks, where a scalar loss is one term; NaN if there
   /// are no terms. Collective.
-  double loss() { return updates().reports().loss(stream_); }
+  double loss();
   /// Updates so far, skipped ones included.
-  std::int64_t global_steps() { return updates().reports().steps(); }
+  std::int64_t global_steps();
 
   /// Ends every operation of this engine, and of World::communicator(), on every rank, as
   /// Communicator::abort().
@@ -221,15 +206,16 @@ class Engine {
   MemoryUse memory();
 
   // ---- parts
-  const DsConfig& config() const { return config_; }
-  World& world() const { return world_; }
-  const Stream& stream() const { return stream_; }
-  Strategy& strategy() { return *strategy_; }
+  const DsConfig& config() const;
+  World& world() const;
+  const Stream& stream() const;
+  /// sharding/strategy/strategy.h
+  Strategy& strategy();
   /// Its rates may be set by hand between updates, unless there is a schedule. Errc::invalid_argument if the
   /// engine has no optimizer.
-  Optimizer& optimizer() { return updates().training().optimizer(); }
+  Optimizer& optimizer();
   /// Counts an epoch, for schedules by epoch.
-  void end_epoch() { updates().training().end_epoch(); }
+  void end_epoch();
   /// Gives ReduceLROnPlateau a metric, e.g. mean() of an evaluation; torch's scheduler.step(metrics). It is
   /// the mean of the values of all ranks, which are equal after mean(). Call it between two updates: the
   /// rates change for the next one. Collective. Errc::invalid_argument for another schedule.
@@ -239,34 +225,18 @@ class Engine {
   friend Engine initialize(World&, Module&, EngineOptions);
   Engine(World&, Module&, DsConfig, EngineOptions);
 
-  void make_updates(std::unique_ptr<Optimizer>, const EngineOptions&);
-  /// One update; nothing if the run is stopped between two micro-batches and `stoppable`.
-  void run_update(const std::function<nn::Loss(std::size_t)>& forward, UpdateReports::Clock::time_point start,
-                  bool stoppable);
-  /// Prints a line, where there is a log.
-  void warn(const std::string&) const;
-  /// Of the batches of an update: Errc::invalid_argument if two are one object.
+  /// Whether train_batch() takes all micro-batches of an update before the first forward.
+  bool takes_all_batches();
+  /// Errc::invalid_argument if two are one object.
   static void require_distinct(std::vector<const void*> batches);
-  /// Errc::invalid_argument if the engine has no optimizer.
-  UpdateLoop& updates();
-  /// A line to EngineOptions::log, with the name of the engine.
-  void print(const std::string& line) const;
+  /// One update; nothing if the run is stopped between two micro-batches and `stoppable`.
+  void run_update(const std::function<nn::Loss(std::size_t)>& forward,
+                  std::chrono::steady_clock::time_point start, bool stoppable);
+  /// Returns the model.
+  Module& begin_evaluation();
 
-  World& world_;
-  Module& module_;
-  DsConfig config_;
-  std::string name_;
-  std::FILE* log_;  // null on other ranks than 0
-  std::int64_t max_steps_ = -1;
-  std::uint64_t seed_;
-  Communicator communicator_;
-  Stream stream_;
-  Tape tape_;
-  std::unique_ptr<Strategy> strategy_;  // declared after the tape it is attached to, so destroyed first
-  std::optional<UpdateLoop> updates_;   // none: inference
-  std::shared_ptr<LoaderPositions> loaders_ = std::make_shared<LoaderPositions>();
-  std::optional<Checkpointer> checkpointer_;
-  std::optional<TrainingCheckpoints> training_checkpoints_;
+  struct State;
+  std::unique_ptr<State> state_;
 };
 
 /// Creates an engine for the parameters of the module, which must outlive it, as must the world. Prints the
@@ -277,12 +247,53 @@ Engine initialize(World&, Module&, EngineOptions = {});
 
 class Engine::NoSync {
  public:
-  explicit NoSync(Engine& engine) : updates_(engine.updates()) { updates_.hold_synchronisation(); }
-  ~NoSync() { updates_.release_synchronisation(); }
+  explicit NoSync(Engine&);
+  ~NoSync();
   NoSync(const NoSync&) = delete;
 
  private:
-  UpdateLoop& updates_;
+  Engine& engine_;
+};
+
+/// Finds out which ranks still have data; a rank without takes part in the updates of the others:
+///
+///     rz::Engine::Join join(engine);
+///     for (auto b = batches.begin(); join.next(b != batches.end());) {
+///       if (join.active()) {
+///         engine.backward(loss_of(*b++));
+///       } else {
+///         join.backward_without_data();
+///       }
+///       engine.step();
+///     }
+///
+/// As PyTorch's join(), with the options of the section "ringzero.join". Every rank has at least one batch
+/// before the first update. One thread per rank. In stage 3 passes gather values on all ranks: run a rank
+/// without data on a batch of which all targets are ignored (-100) instead. After an error call
+/// Engine::cancel_update() while this object lives: it takes part in the calls of next() that the other ranks
+/// still make in the update.
+class Engine::Join {
+ public:
+  /// The engine must outlive this object. Errc::unsupported in stage 3, and Errc::invalid_argument without an
+  /// optimizer, unless the configuration disables join.
+  explicit Join(Engine&);
+  ~Join();
+  Join(const Join&) = delete;
+
+  /// Call before each micro-batch. Returns whether any rank has data; whether this one has if the
+  /// configuration disables join. Errc::mismatch on all ranks if one has no batch before the first update,
+  /// or, with throw_on_early_termination, later. Collective.
+  bool next(bool has_data);
+  /// Whether this rank has data, as passed to next().
+  bool active() const;
+  /// In place of Engine::backward() where active() is false.
+  void backward_without_data();
+  /// What multiplies a loss without terms, before backward().
+  float loss_factor() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
 };
 
 // ---- templates
@@ -292,25 +303,24 @@ const StepReport& Engine::train_batch(Batches& batches, const Forward& forward) 
   using Batch = std::remove_reference_t<decltype(batches.next())>;
   const auto start = std::chrono::steady_clock::now();
   std::vector<Batch*> all;  // a graph needs all of them before it is captured
-  if (updates().may_capture()) {
-    for (std::int64_t m = 0; m < config_.sizes.accumulation; ++m) all.push_back(&batches.next());
+  if (takes_all_batches()) {
+    for (std::int64_t m = 0; m < config().sizes.accumulation; ++m) all.push_back(&batches.next());
     require_distinct({all.begin(), all.end()});
   }
-  run_update([&](std::size_t m) { return forward(tape_, all.empty() ? batches.next() : *all[m]); }, start,
+  run_update([&](std::size_t m) { return forward(tape(), all.empty() ? batches.next() : *all[m]); }, start,
              all.empty());
   return report();
 }
 
 template <class F>
 auto Engine::evaluate(const F& body) {
-  if (updates_) updates_->drop_graph();
-  const EvalMode mode(module_);
-  const Tape::NoGrad no_grad(tape_);
+  const EvalMode mode(begin_evaluation());
+  const Tape::NoGrad no_grad(tape());
   struct Reset {
     Tape& tape;
     ~Reset() { tape.reset(); }
-  } reset{tape_};
-  return body(tape_);
+  } reset{tape()};
+  return body(tape());
 }
 
 }  // namespace rz

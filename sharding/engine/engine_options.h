@@ -12,7 +12,6 @@
 #include "sharding/config/ds_config.h"
 #include "sharding/config/lr_schedule.h"
 #include "sharding/config/training_arguments.h"
-#include "sharding/engine/configured.h"
 #include "sharding/optim/optimizer.h"
 #include "sharding/parallel/mesh.h"
 #include "sharding/strategy/parameter_values.h"
@@ -70,5 +69,14 @@ struct EngineLoaderOptions {
   int num_workers = 1;                    ///< threads that read ahead; 0: none
   int prefetch_factor = 2;                ///< batches that each of them reads ahead
 };
+
+// ---- what a configuration asks for
+
+/// The kind of zero_optimization.stage.
+StrategyKind strategy_kind(const DsConfig&);
+/// All keys that StrategyOptions has, for a kind, as `configure` has changed them, except for what
+/// ringzero.deterministic needs. Errc::config names a key that the kind does not have.
+StrategyOptions strategy_options(const DsConfig&, StrategyKind,
+                                 const std::function<void(StrategyOptions&)>& configure = {});
 
 }  // namespace rz

@@ -10,6 +10,7 @@
 
 #include "comm/core/environment.h"
 #include "comm/core/error.h"
+#include "sharding/config/ds_config.h"
 
 namespace rz {
 
@@ -36,6 +37,14 @@ std::optional<system_clock::time_point> slurm_job_end_time_from(const Variables&
 
 std::optional<system_clock::time_point> slurm_job_end_time() {
   return slurm_job_end_time_from(environment_variable);
+}
+
+SaveRequestOptions save_request_options(const CheckpointConfig& c) {
+  SaveRequestOptions o{.save_steps = static_cast<std::uint64_t>(c.save_steps),
+                       .save_interval = std::chrono::minutes(c.save_minutes),
+                       .allocation_margin = std::chrono::seconds(c.allocation_margin)};
+  if (c.stop_before_allocation_end) o.allocation_end = slurm_job_end_time();
+  return o;
 }
 
 namespace {

@@ -18,19 +18,19 @@
 ///
 /// A signal may reach one rank or all; docs/reliability.md lists which ranks each launcher signals.
 
-#include <signal.h>
-
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <string>
 
 #include "comm/bootstrap.h"
 #include "comm/communicator.h"
+#include "sharding/engine/checkpoint_options.h"
 #include "sharding/engine/signal_handler.h"
 
 namespace rz {
+
+struct CheckpointConfig;
 
 /// SLURM_JOB_END_TIME, which srun and sbatch set to the job's end in seconds since 1970 (Slurm 22.05 and
 /// newer); nullopt without it or if it is 0. Errc::config if it is malformed. A limit that changes while the
@@ -38,25 +38,6 @@ namespace rz {
 std::optional<std::chrono::system_clock::time_point> slurm_job_end_time();
 /// The same with variables from another source than the process environment.
 std::optional<std::chrono::system_clock::time_point> slurm_job_end_time_from(const Variables&);
-
-/// The exit status of a program that stops on request, as if SIGTERM had ended it. Launchers do not mistake
-/// the run for a finished one, and rzrun does not restart it.
-inline constexpr int stopped_exit_status = 128 + SIGTERM;
-
-enum class SaveReason { none, save_steps, save_interval, user1, terminate, allocation_end };
-
-/// Equal on all ranks.
-struct SaveDecision {
-  SaveReason reason = SaveReason::none;  ///< of several the last one in the order of SaveReason
-  int rank = 0;                          ///< the lowest one with that reason
-
-  bool saves() const { return reason != SaveReason::none; }
-  bool stops() const { return reason >= SaveReason::terminate; }
-  bool operator==(const SaveDecision&) const = default;
-};
-
-/// "SIGUSR1 on rank 3"; empty for none.
-std::string describe(const SaveDecision&);
 
 struct SaveRequestOptions {
   std::uint64_t save_steps = 0;  ///< save every that many updates; 0: never
@@ -69,6 +50,10 @@ struct SaveRequestOptions {
   std::function<std::chrono::steady_clock::time_point()> steady_now = std::chrono::steady_clock::now;
   std::function<std::chrono::system_clock::time_point()> system_now = std::chrono::system_clock::now;
 };
+
+/// The requests of save_steps, save_minutes and the end of the allocation, if the keys have it. Errors of
+/// slurm_job_end_time().
+SaveRequestOptions save_request_options(const CheckpointConfig&);
 
 /// One thread per rank.
 class SaveRequests {

@@ -13,7 +13,11 @@
 #include "sharding/checkpoint/checkpoint_folder.h"
 #include "sharding/checkpoint/checkpoint_index.h"
 #include "sharding/checkpoint/checkpoint_reader.h"
+#include "sharding/config/ds_config.h"
+#include "sharding/engine/checkpointer.h"
 #include "sharding/engine/save_requests.h"
+#include "sharding/engine/signal_handler.h"
+#include "sharding/engine/world.h"
 #include "sharding/io/disk.h"
 #include "sharding/io/text.h"
 #include "sharding/parallel/rank_agreement.h"
@@ -98,128 +102,197 @@ void require_equal_metric(Communicator& comm, const std::string& name, double va
 
 }  // namespace
 
-SaveRequestOptions save_request_options(const CheckpointConfig& c) {
-  SaveRequestOptions o{.save_steps = static_cast<std::uint64_t>(c.save_steps),
-                       .save_interval = std::chrono::minutes(c.save_minutes),
-                       .allocation_margin = std::chrono::seconds(c.allocation_margin)};
-  if (c.stop_before_allocation_end) o.allocation_end = slurm_job_end_time();
-  return o;
-}
+struct TrainingCheckpoints::State {
+  State(World&, Checkpointer&, const CheckpointConfig&, std::string file_of_config);
 
-TrainingCheckpoints::TrainingCheckpoints(World& world, Checkpointer& checkpointer, const CheckpointConfig& c,
-                                         std::string file)
-    : world_(world), checkpointer_(checkpointer), config_(c), file_(std::move(file)) {
-  if (!config_.saves()) return;
+  void load_resumed();
+  /// The tag of the last checkpoint in output_dir, if the launcher has started this run again and it has
+  /// saved that one; or empty. Collective.
+  std::string own_checkpoint();
+  void find_others();
+  /// A second run in output_dir is refused before its first update: in resume(), or in the first
+  /// should_stop() if the folder is new.
+  void lock_folder(bool make);
+  bool should_evaluate() const;
+  void save(bool async);
+  /// The file best after a crash before it was written. The best checkpoint of another folder, or one that
+  /// was removed, is no longer the best one.
+  void restore_best(const std::string& dir);
+
+  World& world;
+  Checkpointer& checkpointer;
+  CheckpointConfig config;
+  std::string file;
+  std::optional<SignalHandler> handler;
+  std::optional<SaveRequests> requests;  // none: nothing is saved
+  std::optional<LoadedCheckpoint> resumed;
+  bool restarted = false;           // by the launcher
+  std::vector<std::string> others;  // rank 0: tags in output_dir that the run does not come from
+  ClientState client_state;
+  std::map<std::string, std::string> files;
+  SaveDecision decision;
+  bool locked = false, begun = false, nonfinite = false;
+  bool stop_requested = false;                         // and not decided
+  std::int64_t saved = 0, decided = 0, evaluated = 0;  // numbers of updates
+  std::int64_t best_update = -1;                       // with a best value that is not saved
+};
+
+TrainingCheckpoints::State::State(World& w, Checkpointer& saver, const CheckpointConfig& c,
+                                  std::string file_of_config)
+    : world(w), checkpointer(saver), config(c), file(std::move(file_of_config)) {
+  if (!config.saves()) return;
   check_on_all_ranks(world.communicator(), [&] {
     try {
-      if (config_.signals) handler_.emplace();
+      if (config.signals) handler.emplace();
     } catch (const Error& e) {
-      fail(Errc::config, file_, ": ringzero.checkpoint.signals: ", e.what(),
+      fail(Errc::config, file, ": ringzero.checkpoint.signals: ", e.what(),
            "; set it to false for the other engines of the process");
     }
-    requests_.emplace(world_.communicator(), save_request_options(config_),
-                      [this] { return handler_ ? handler_->received() : ReceivedSignals{}; });
+    requests.emplace(world.communicator(), save_request_options(config),
+                     [this] { return handler ? handler->received() : ReceivedSignals{}; });
   });
 }
 
-// ---- resuming
-
-void TrainingCheckpoints::lock_folder(bool make) {
-  if (!config_.saves() || !checkpointer_.trains()) return;
+void TrainingCheckpoints::State::lock_folder(bool make) {
+  if (!config.saves() || !checkpointer.trains()) return;
   try {
-    checkpointer_.lock(config_.output_dir, make);
+    checkpointer.lock(config.output_dir, make);
   } catch (const Error& e) {
     if (!is_wrong_checkpoint(e)) throw;
-    fail(Errc::config, file_, ": ringzero.checkpoint.output_dir: ", e.what());
+    fail(Errc::config, file, ": ringzero.checkpoint.output_dir: ", e.what());
   }
 }
 
-void TrainingCheckpoints::resume() {
-  load_resumed();
-  if (config_.saves() && checkpointer_.trains() && world_.is_main()) find_others();
-  lock_folder(false);
-}
-
-std::string TrainingCheckpoints::own_checkpoint() {
-  if (!config_.saves() || !checkpointer_.trains()) return "";
+std::string TrainingCheckpoints::State::own_checkpoint() {
+  if (!config.saves() || !checkpointer.trains()) return "";
   std::string tag;
   const auto jobs = jobs_of_launchers();
-  restarted_ = std::ranges::any_of(jobs, &LauncherJob::restarted);
-  check_on_all_ranks(world_.communicator(), [&] {
-    if (restarted_ && world_.is_main()) tag = last_of_jobs(config_.output_dir, jobs);
+  restarted = std::ranges::any_of(jobs, &LauncherJob::restarted);
+  check_on_all_ranks(world.communicator(), [&] {
+    if (restarted && world.is_main()) tag = last_of_jobs(config.output_dir, jobs);
   });
-  return broadcast_text(world_.communicator(), tag, 0);
+  return broadcast_text(world.communicator(), tag, 0);
 }
 
 /// A run may go on beside checkpoints that it does not come from.
-void TrainingCheckpoints::find_others() {
+void TrainingCheckpoints::State::find_others() {
   std::error_code problem;
-  if (!fs::is_directory(config_.output_dir, problem)) return;
+  if (!fs::is_directory(config.output_dir, problem)) return;
   const bool here =
-      resumed_ && fs::equivalent(fs::path(resumed_->path).parent_path(), config_.output_dir, problem);
-  const std::string first = here ? resumed_->tag : "";
-  const std::vector<std::string> tags = tags_by_time(config_.output_dir);
+      resumed && fs::equivalent(fs::path(resumed->path).parent_path(), config.output_dir, problem);
+  const std::string first = here ? resumed->tag : "";
+  const std::vector<std::string> tags = tags_by_time(config.output_dir);
   const auto from = std::ranges::find(tags, first);
-  others_ = from == tags.end() ? tags : std::vector<std::string>(from + 1, tags.end());
+  others = from == tags.end() ? tags : std::vector<std::string>(from + 1, tags.end());
 }
 
-void TrainingCheckpoints::load_resumed() {
+void TrainingCheckpoints::State::load_resumed() {
   const std::string own = own_checkpoint();
-  if (own.empty() && config_.resume_from_checkpoint.empty()) return;
-  const ResumedCheckpoint from = own.empty() ? resumed_checkpoint(config_.resume_from_checkpoint)
-                                             : ResumedCheckpoint{config_.output_dir, own};
+  if (own.empty() && config.resume_from_checkpoint.empty()) return;
+  const ResumedCheckpoint from = own.empty() ? resumed_checkpoint(config.resume_from_checkpoint)
+                                             : ResumedCheckpoint{config.output_dir, own};
   try {
-    resumed_ = checkpointer_.load(from.dir, {.tag = from.tag});
+    resumed = checkpointer.load(from.dir, {.tag = from.tag});
   } catch (const Error& e) {
     if (!is_wrong_checkpoint(e)) throw;
-    fail(Errc::config, file_, ": ringzero.checkpoint.resume_from_checkpoint: ", e.what());
+    fail(Errc::config, file, ": ringzero.checkpoint.resume_from_checkpoint: ", e.what());
   }
-  require(resumed_ || !config_.resume_required, Errc::config, file_,
-          ": ringzero.checkpoint.resume_from_checkpoint: ", escaped(config_.resume_from_checkpoint), ": ",
-          without_checkpoint(config_.resume_from_checkpoint));
-  if (!resumed_) return;
-  client_state_ = resumed_->client_state;
-  saved_ = decided_ = evaluated_ = resumed_->steps;
-  if (std::exchange(checkpointer_.trainer().evaluation_due, false)) evaluated_ = -1;
+  require(resumed || !config.resume_required, Errc::config, file,
+          ": ringzero.checkpoint.resume_from_checkpoint: ", escaped(config.resume_from_checkpoint), ": ",
+          without_checkpoint(config.resume_from_checkpoint));
+  if (!resumed) return;
+  client_state = resumed->client_state;
+  saved = decided = evaluated = resumed->steps;
+  if (std::exchange(checkpointer.trainer().evaluation_due, false)) evaluated = -1;
   restore_best(from.dir);
 }
 
-void TrainingCheckpoints::restore_best(const std::string& dir) {
-  BestMetric& best = checkpointer_.trainer().best;
-  if (!config_.saves() || best.tag.empty()) return;
+void TrainingCheckpoints::State::restore_best(const std::string& dir) {
+  BestMetric& best = checkpointer.trainer().best;
+  if (!config.saves() || best.tag.empty()) return;
   std::string present;
-  check_on_all_ranks(world_.communicator(), [&] {
-    const fs::path checkpoint = fs::path(config_.output_dir) / best.tag;
-    if (!world_.is_main() || !path_exists((checkpoint / checkpoint_index_file).string())) return;
+  check_on_all_ranks(world.communicator(), [&] {
+    const fs::path checkpoint = fs::path(config.output_dir) / best.tag;
+    if (!world.is_main() || !path_exists((checkpoint / checkpoint_index_file).string())) return;
     std::error_code problem;
-    if (!fs::equivalent(dir, config_.output_dir, problem) || problem) return;
+    if (!fs::equivalent(dir, config.output_dir, problem) || problem) return;
     present = best.tag;
-    if (read_tag_file(config_.output_dir, best_file) != present)
-      write_tag_file(config_.output_dir, best_file, present);
+    if (read_tag_file(config.output_dir, best_file) != present)
+      write_tag_file(config.output_dir, best_file, present);
   });
-  if (broadcast_text(world_.communicator(), present, 0).empty())
+  if (broadcast_text(world.communicator(), present, 0).empty())
     best = {.greater_is_better = best.greater_is_better};
 }
 
+bool TrainingCheckpoints::State::should_evaluate() const {
+  const std::int64_t steps = checkpointer.steps();
+  return config.eval_steps > 0 && steps % config.eval_steps == 0 && steps != evaluated;
+}
+
+void TrainingCheckpoints::State::save(bool async) {
+  const std::int64_t steps = checkpointer.steps();
+  checkpointer.trainer().evaluation_due = should_evaluate();
+  checkpointer.save(config.output_dir, {.client_state = client_state,
+                                        .async = async,
+                                        .save_total_limit = static_cast<std::size_t>(config.save_total_limit),
+                                        .files = files,
+                                        .best = best_update == steps,
+                                        .nonfinite = nonfinite});
+  saved = steps;
+  best_update = -1;
+}
+
+TrainingCheckpoints::TrainingCheckpoints(World& world, Checkpointer& checkpointer,
+                                         const CheckpointConfig& config, std::string file)
+    : state_(std::make_unique<State>(world, checkpointer, config, std::move(file))) {}
+
+TrainingCheckpoints::~TrainingCheckpoints() = default;
+
+const std::optional<LoadedCheckpoint>& TrainingCheckpoints::resumed() const { return state_->resumed; }
+
+const SaveDecision& TrainingCheckpoints::decision() const { return state_->decision; }
+
+ClientState& TrainingCheckpoints::client_state() { return state_->client_state; }
+
+std::map<std::string, std::string>& TrainingCheckpoints::files() { return state_->files; }
+
+void TrainingCheckpoints::save_nonfinite(bool nonfinite) { state_->nonfinite = nonfinite; }
+
+const BestMetric& TrainingCheckpoints::best() const { return state_->checkpointer.trainer().best; }
+
+const CheckpointConfig& TrainingCheckpoints::config() const { return state_->config; }
+
+bool TrainingCheckpoints::should_evaluate() const { return state_->should_evaluate(); }
+
+// ---- resuming
+
+void TrainingCheckpoints::resume() {
+  State& s = *state_;
+  s.load_resumed();
+  if (s.config.saves() && s.checkpointer.trains() && s.world.is_main()) s.find_others();
+  s.lock_folder(false);
+}
+
 std::string TrainingCheckpoints::describe_resume() const {
+  const State& s = *state_;
   std::vector<std::string> lines;
-  if (resumed_) {
-    lines.push_back(concat("resumed: ", resumed_->path, ", after ", resumed_->steps, " updates"));
-    if (!resumed_->differences.empty())
-      lines.push_back(concat("warning: differs from the checkpoint: ", resumed_->differences));
-  } else if (!config_.resume_from_checkpoint.empty()) {
+  if (s.resumed) {
+    lines.push_back(concat("resumed: ", s.resumed->path, ", after ", s.resumed->steps, " updates"));
+    if (!s.resumed->differences.empty())
+      lines.push_back(concat("warning: differs from the checkpoint: ", s.resumed->differences));
+  } else if (!s.config.resume_from_checkpoint.empty()) {
     lines.push_back(
-        concat("resume: ", config_.resume_from_checkpoint, " has no checkpoint; the run starts afresh"));
-  } else if (restarted_) {
-    lines.push_back(concat("warning: the launcher has started the run again, and ", config_.output_dir,
+        concat("resume: ", s.config.resume_from_checkpoint, " has no checkpoint; the run starts afresh"));
+  } else if (s.restarted) {
+    lines.push_back(concat("warning: the launcher has started the run again, and ", s.config.output_dir,
                            " has no checkpoint of it; the run starts afresh"));
   }
-  if (!others_.empty())
-    lines.push_back(concat("warning: ", config_.output_dir, " has ", others_.size(),
-                           others_.size() == 1 ? " checkpoint" : " checkpoints",
-                           " that this run does not go on from: ", others_.front(),
-                           others_.size() > 1 ? concat(" to ", others_.back()) : "",
-                           config_.save_total_limit > 0 ? "; save_total_limit removes them first" : ""));
+  if (!s.others.empty())
+    lines.push_back(concat("warning: ", s.config.output_dir, " has ", s.others.size(),
+                           s.others.size() == 1 ? " checkpoint" : " checkpoints",
+                           " that this run does not go on from: ", s.others.front(),
+                           s.others.size() > 1 ? concat(" to ", s.others.back()) : "",
+                           s.config.save_total_limit > 0 ? "; save_total_limit removes them first" : ""));
   std::string all;
   for (const std::string& line : lines) all += (all.empty() ? "" : "\n") + line;
   return all;
@@ -227,82 +300,70 @@ std::string TrainingCheckpoints::describe_resume() const {
 
 // ---- evaluation
 
-bool TrainingCheckpoints::should_evaluate() const {
-  const std::int64_t steps = checkpointer_.steps();
-  return config_.eval_steps > 0 && steps % config_.eval_steps == 0 && steps != evaluated_;
-}
-
 void TrainingCheckpoints::record(const Metrics& metrics) {
-  TrainerState& trainer = checkpointer_.trainer();
-  const double value = metric_named(metrics, trainer.metric, file_);
-  require_equal_metric(world_.communicator(), trainer.metric, value);
-  const bool decides = trainer.early_stopping || config_.load_best_model_at_end;
+  State& s = *state_;
+  TrainerState& trainer = s.checkpointer.trainer();
+  const double value = metric_named(metrics, trainer.metric, s.file);
+  require_equal_metric(s.world.communicator(), trainer.metric, value);
+  const bool decides = trainer.early_stopping || s.config.load_best_model_at_end;
   require(!decides || !std::isnan(value), Errc::diverged, "record(): ", trainer.metric, " is nan after ",
-          checkpointer_.steps(),
+          s.checkpointer.steps(),
           " updates: the evaluation counted no target (are all of them ignored, -100?), or the model has "
           "diverged");
-  evaluated_ = checkpointer_.steps();
-  if (trainer.best.update(value, static_cast<std::uint64_t>(evaluated_), step_tag(evaluated_)))
-    best_ = evaluated_;
+  s.evaluated = s.checkpointer.steps();
+  if (trainer.best.update(value, static_cast<std::uint64_t>(s.evaluated), step_tag(s.evaluated)))
+    s.best_update = s.evaluated;
   if (trainer.early_stopping) trainer.early_stopping->update(value);
 }
 
 bool TrainingCheckpoints::early_stopped() const {
-  const auto& stopping = checkpointer_.trainer().early_stopping;
+  const State& s = *state_;
+  const auto& stopping = s.checkpointer.trainer().early_stopping;
   return stopping && stopping->should_stop();
 }
 
 // ---- saving
 
-void TrainingCheckpoints::save(bool async) {
-  const std::int64_t steps = checkpointer_.steps();
-  checkpointer_.trainer().evaluation_due = should_evaluate();
-  checkpointer_.save(config_.output_dir,
-                     {.client_state = client_state_,
-                      .async = async,
-                      .save_total_limit = static_cast<std::size_t>(config_.save_total_limit),
-                      .files = files_,
-                      .best = best_ == steps,
-                      .nonfinite = nonfinite_});
-  saved_ = steps;
-  best_ = -1;
-}
-
 bool TrainingCheckpoints::stop_requested() {
-  if (requests_ && requests_->stop_requested()) stop_requested_ = true;
-  return stop_requested_;
+  State& s = *state_;
+  if (s.requests && s.requests->stop_requested()) s.stop_requested = true;
+  return s.stop_requested;
 }
 
 bool TrainingCheckpoints::stop_requested_in_update(std::int64_t micro_batch,
                                                    std::chrono::duration<double> elapsed) {
-  if (!requests_ || !begun_) return false;
-  if (requests_->stop_requested_in_update(micro_batch, elapsed)) stop_requested_ = true;
-  return stop_requested_;
+  State& s = *state_;
+  if (!s.requests || !s.begun) return false;
+  if (s.requests->stop_requested_in_update(micro_batch, elapsed)) s.stop_requested = true;
+  return s.stop_requested;
 }
 
 bool TrainingCheckpoints::should_stop() {
-  const std::int64_t steps = checkpointer_.steps();
-  if (requests_ && (steps != decided_ || std::exchange(stop_requested_, false))) {
-    if (!std::exchange(locked_, true)) lock_folder(true);
-    decided_ = steps;
-    decision_ = requests_->decide(static_cast<std::uint64_t>(steps));
-    const bool is_saved = decision_.stops() && saved_ == steps;  // a stop in the update after it
-    if ((decision_.saves() && !is_saved) || best_ == steps) save(config_.async_save && !decision_.stops());
+  State& s = *state_;
+  const std::int64_t steps = s.checkpointer.steps();
+  if (s.requests && (steps != s.decided || std::exchange(s.stop_requested, false))) {
+    if (!std::exchange(s.locked, true)) s.lock_folder(true);
+    s.decided = steps;
+    s.decision = s.requests->decide(static_cast<std::uint64_t>(steps));
+    const bool is_saved = s.decision.stops() && s.saved == steps;  // a stop in the update after it
+    if ((s.decision.saves() && !is_saved) || s.best_update == steps)
+      s.save(s.config.async_save && !s.decision.stops());
   }
   // A signal while the program read its inputs; there is nothing to save.
-  if (requests_ && !std::exchange(begun_, true) && !decision_.stops() && requests_->stop_requested(true))
-    decision_ = requests_->decide(static_cast<std::uint64_t>(steps));
-  const bool stops = decision_.stops() || early_stopped();
-  if (requests_ && !stops && !std::exchange(locked_, true)) lock_folder(true);
+  if (s.requests && !std::exchange(s.begun, true) && !s.decision.stops() && s.requests->stop_requested(true))
+    s.decision = s.requests->decide(static_cast<std::uint64_t>(steps));
+  const bool stops = s.decision.stops() || early_stopped();
+  if (s.requests && !stops && !std::exchange(s.locked, true)) s.lock_folder(true);
   return stops;
 }
 
 std::optional<LoadedCheckpoint> TrainingCheckpoints::finish() {
-  const std::int64_t steps = checkpointer_.steps();
-  if (requests_ && (saved_ != steps || best_ == steps)) save(false);
-  checkpointer_.wait();
-  if (decision_.stops() || !config_.load_best_model_at_end || !best().value) return std::nullopt;
-  return checkpointer_.load(config_.output_dir, {.tag = best_file, .load_module_only = true});
+  State& s = *state_;
+  const std::int64_t steps = s.checkpointer.steps();
+  if (s.requests && (s.saved != steps || s.best_update == steps)) s.save(false);
+  s.checkpointer.wait();
+  if (s.decision.stops() || !s.config.load_best_model_at_end || !best().value) return std::nullopt;
+  return s.checkpointer.load(s.config.output_dir, {.tag = best_file, .load_module_only = true});
 }
 
 }  // namespace rz

@@ -13,24 +13,17 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
-#include "sharding/config/ds_config.h"
-#include "sharding/engine/checkpointer.h"
-#include "sharding/engine/save_requests.h"
-#include "sharding/engine/signal_handler.h"
-#include "sharding/engine/world.h"
+#include "sharding/engine/checkpoint_options.h"
 
 namespace rz {
 
-/// Results of an evaluation by name: "eval_loss", "eval_accuracy". Equal on all ranks.
-using Metrics = std::map<std::string, double>;
-
-/// The requests of save_steps, save_minutes and the end of the allocation, if the keys have it. Errors of
-/// slurm_job_end_time().
-SaveRequestOptions save_request_options(const CheckpointConfig&);
+class Checkpointer;
+class World;
+struct CheckpointConfig;
 
 /// Decides after each update whether the run saves, and whether it stops. An Engine has one. Functions that
 /// are collective have it in their comment. One thread per rank.
@@ -39,6 +32,7 @@ class TrainingCheckpoints {
   /// `file`: of the configuration, for messages. World and checkpointer outlive the object. With signals, it
   /// has the SignalHandler of the process: Errc::config if there is another. Collective.
   TrainingCheckpoints(World&, Checkpointer&, const CheckpointConfig&, std::string file);
+  ~TrainingCheckpoints();
   TrainingCheckpoints(const TrainingCheckpoints&) = delete;
 
   /// Loads the checkpoint of resume_from_checkpoint; an engine has called it. A run that its launcher has
@@ -48,7 +42,7 @@ class TrainingCheckpoints {
   /// "…output_dir: …" if another process saves to that folder. Collective.
   void resume();
   /// What resume() has loaded.
-  const std::optional<LoadedCheckpoint>& resumed() const { return resumed_; }
+  const std::optional<LoadedCheckpoint>& resumed() const;
   /// "resumed: DIR/TAG, after 100 updates"; empty if the run begins as it should. More lines have
   /// LoadedCheckpoint::differences and other checkpoints in output_dir, if there are any.
   std::string describe_resume() const;
@@ -76,7 +70,7 @@ class TrainingCheckpoints {
   /// Collective.
   bool should_stop();
   /// The last decision of should_stop() to save.
-  const SaveDecision& decision() const { return decision_; }
+  const SaveDecision& decision() const;
   /// early_stopping_patience is exhausted.
   bool early_stopped() const;
   /// Call at the end of the run: saves the last update unless it is saved, waits for the save, and loads the
@@ -85,45 +79,18 @@ class TrainingCheckpoints {
   std::optional<LoadedCheckpoint> finish();
 
   /// Values of the program's own that are saved with each checkpoint; after resume() those that were saved.
-  ClientState& client_state() { return client_state_; }
+  ClientState& client_state();
   /// Texts that each checkpoint has as files: SaveCheckpointOptions::files.
-  std::map<std::string, std::string>& files() { return files_; }
+  std::map<std::string, std::string>& files();
   /// SaveCheckpointOptions::nonfinite of each checkpoint; false at first.
-  void save_nonfinite(bool nonfinite) { nonfinite_ = nonfinite; }
+  void save_nonfinite(bool);
   /// The best value so far.
-  const BestMetric& best() const { return checkpointer_.trainer().best; }
-  const CheckpointConfig& config() const { return config_; }
+  const BestMetric& best() const;
+  const CheckpointConfig& config() const;
 
  private:
-  void load_resumed();
-  /// The tag of the last checkpoint in output_dir, if the launcher has started this run again and it has
-  /// saved that one; or empty. Collective.
-  std::string own_checkpoint();
-  void find_others();
-  /// A second run in output_dir is refused before its first update: in resume(), or in the first
-  /// should_stop() if the folder is new.
-  void lock_folder(bool make);
-  void save(bool async);
-  /// The file best after a crash before it was written. The best checkpoint of another folder, or one that
-  /// was removed, is no longer the best one.
-  void restore_best(const std::string& dir);
-
-  World& world_;
-  Checkpointer& checkpointer_;
-  CheckpointConfig config_;
-  std::string file_;
-  std::optional<SignalHandler> handler_;
-  std::optional<SaveRequests> requests_;  // none: nothing is saved
-  std::optional<LoadedCheckpoint> resumed_;
-  bool restarted_ = false;           // by the launcher
-  std::vector<std::string> others_;  // rank 0: tags in output_dir that the run does not come from
-  ClientState client_state_;
-  std::map<std::string, std::string> files_;
-  SaveDecision decision_;
-  bool locked_ = false, begun_ = false, nonfinite_ = false;
-  bool stop_requested_ = false;                           // and not decided
-  std::int64_t saved_ = 0, decided_ = 0, evaluated_ = 0;  // numbers of updates
-  std::int64_t best_ = -1;                                // with a best value that is not saved
+  struct State;
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace rz

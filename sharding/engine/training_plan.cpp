@@ -4,7 +4,8 @@
 #include <memory>
 
 #include "comm/core/error.h"
-#include "sharding/engine/configured.h"
+#include "sharding/engine/dry_run.h"
+#include "sharding/engine/engine_options.h"
 #include "sharding/engine/read_configuration.h"
 #include "sharding/strategy/prediction.h"
 
@@ -45,16 +46,16 @@ class Run {
     return true;
   }
   TrainingPlan plan(RankOf rank) const {
-    DryRun run = dry_run(module_, *optimizer_, record_,
-                         {.strategy = kind_,
-                          .options = options_,
-                          .rank = rank,
-                          .accumulation = static_cast<int>(config_.sizes.accumulation),
-                          .autocast = config_.precision.autocast});
+    TrainingPlan plan = dry_run(module_, *optimizer_, record_,
+                                {.strategy = kind_,
+                                 .options = options_,
+                                 .rank = rank,
+                                 .accumulation = static_cast<int>(config_.sizes.accumulation),
+                                 .autocast = config_.precision.autocast});
     if (device_ != Device::host && offloads(options_))
-      run.memory.model = with_offload(kept(rank), run.memory.model,
-                                      predicted_tiles(kind_, module_, *optimizer_, rank, options_, device_));
-    return {kind_, rank, run.memory, run.update};
+      plan.memory.model = with_offload(kept(rank), plan.memory.model,
+                                       predicted_tiles(kind_, module_, *optimizer_, rank, options_, device_));
+    return plan;
   }
 
  private:

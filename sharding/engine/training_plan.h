@@ -8,15 +8,21 @@
 ///     const TrainingPlan plan = plan_training(model, {.config = "ds.json"}, record, {.ranks = 8});
 ///     std::puts(describe(plan.memory).c_str());
 
+#include <functional>
 #include <vector>
 
 #include "autograd_lite/nn/module.h"
-#include "sharding/engine/dry_run.h"
+#include "autograd_lite/ops.h"
+#include "autograd_lite/tape.h"
 #include "sharding/engine/engine_options.h"
 #include "sharding/model/memory_report.h"
-#include "sharding/model/runtime.h"
+#include "sharding/parallel/mesh.h"
 
 namespace rz {
+
+/// Records the loss of a micro-batch, as a training loop does. It makes its inputs with Tape::empty(), or on
+/// meta_device (comm/device/meta.h); they are zeros. What it reads from tensors is zero.
+using RecordLoss = std::function<nn::Loss(Tape&)>;
 
 struct TrainingPlan {
   StrategyKind strategy = StrategyKind::ddp;
@@ -27,9 +33,14 @@ struct TrainingPlan {
 
 /// Plan of a rank of the run that initialize() would begin with this module, which has no values, and these
 /// options. `record` records a micro-batch of train_micro_batch_size_per_gpu samples. No memory, no device
-/// and no other rank is needed. Exact as dry_run() is; for a device, tensors of the tape with padded rows
-/// (nn::linear_aligned) are predicted without the padding. Errors are those of initialize(); Errc::config
-/// without an optimizer.
+/// and no other rank is needed.
+///
+/// Memory is exact where a run has the same order of events. Reductions that overlap with backward end at the
+/// latest possible moment here: with StrategyOptions::overlap_comm, zero2 and zero3 may hold fewer buckets in
+/// a run. MemoryReport::transient_peak is then a bound, and what is cached may be less or more. For a
+/// device, tensors of the tape with padded rows (nn::linear_aligned) are predicted without the padding.
+///
+/// Errors are those of initialize(); Errc::config without an optimizer.
 TrainingPlan plan_training(Module&, const EngineOptions&, const RecordLoss& record, RankOf,
                            Device::Kind = Device::host);
 /// The same of every rank, in their order.

@@ -4,14 +4,21 @@
 #include <array>
 #include <cmath>
 #include <set>
+#include <span>
 #include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
 
 #include "autograd_lite/nn/init.h"
 #include "autograd_lite/nn/module.h"
 #include "comm/core/error.h"
 #include "sharding/checkpoint/model_tensors.h"
 #include "sharding/checkpoint/open_tensors.h"
+#include "sharding/checkpoint/tensor_source.h"
+#include "sharding/huggingface/weight_names.h"
 #include "sharding/io/text.h"
+#include "sharding/strategy/strategy.h"
 
 namespace rz {
 namespace {
@@ -35,130 +42,165 @@ bool is_transposed(const TensorInfo& entry, const Shape& shape) {
 
 }  // namespace
 
-PretrainedWeights::PretrainedWeights(const std::string& path, Module& module, const LoadOptions& options)
-    : files_(open_tensors(path)),
-      names_(files_, names_of(module), options.prefix),
-      seed_(options.seed),
-      nonfinite_(options.nonfinite) {
+struct PretrainedWeights::State {
+  State(const std::string& path, Module&, const LoadOptions&);
+
+  void match(const std::vector<std::pair<std::string, Parameter*>>&);
+  void match_buffers(const std::vector<std::pair<std::string, ModuleBuffer*>>&);
+  void find_unexpected(const TensorInfo* head, const std::vector<std::string>& model);
+  void check(bool strict, const std::vector<std::string>& model) const;
+  void check_tied_head(const TensorInfo& head, const TensorInfo& table) const;
+  void require_finite(const Parameter&, const TensorInfo&, std::uint64_t begin, std::span<const float>) const;
+
+  TensorSource files;
+  WeightNames names;
+  std::uint64_t seed;
+  bool nonfinite;
+  std::unordered_map<const Parameter*, const TensorInfo*> entries;
+  std::vector<std::pair<ModuleBuffer*, const TensorInfo*>> buffers;
+  std::unordered_set<const Parameter*> initialized;  // parameters that are missing
+  std::vector<std::string> missing, unexpected, mismatched;
+  std::size_t transposed = 0;  // of mismatched
+};
+
+PretrainedWeights::State::State(const std::string& path, Module& module, const LoadOptions& options)
+    : files(open_tensors(path)),
+      names(files, names_of(module), options.prefix),
+      seed(options.seed),
+      nonfinite(options.nonfinite) {
   const std::vector<std::string> model = names_of(module);
   const auto parameters = module.named_parameters();
   match(parameters);
   match_buffers(persistent_buffers(module));
   const Parameter* table = nullptr;
   for (const auto& [name, p] : parameters)
-    if (names_.is_table(name) && entries_.contains(p)) table = p;
-  const bool tied = table && std::ranges::find(model, names_.head()) == model.end();
-  const TensorInfo* head = tied ? names_.find(names_.head()) : nullptr;
+    if (names.is_table(name) && entries.contains(p)) table = p;
+  const bool tied = table && std::ranges::find(model, names.head()) == model.end();
+  const TensorInfo* head = tied ? names.find(names.head()) : nullptr;
   find_unexpected(head, model);
   check(options.strict, model);
-  if (head) check_tied_head(*head, *entries_.at(table));
+  if (head) check_tied_head(*head, *entries.at(table));
 }
 
-void PretrainedWeights::match(const std::vector<std::pair<std::string, Parameter*>>& parameters) {
+void PretrainedWeights::State::match(const std::vector<std::pair<std::string, Parameter*>>& parameters) {
   for (const auto& [name, p] : parameters) {
-    const TensorInfo* entry = names_.find(name);
+    const TensorInfo* entry = names.find(name);
     if (!entry) {
-      missing_.push_back(name);
-      initialized_.insert(p);
+      missing.push_back(name);
+      initialized.insert(p);
       continue;
     }
-    entries_[p] = entry;
-    if (const std::string why = mismatch(*entry, p->global_shape()); !why.empty()) mismatched_.push_back(why);
-    transposed_ += is_transposed(*entry, p->global_shape());
+    entries[p] = entry;
+    if (const std::string why = mismatch(*entry, p->global_shape()); !why.empty()) mismatched.push_back(why);
+    transposed += is_transposed(*entry, p->global_shape());
   }
 }
 
-void PretrainedWeights::match_buffers(const std::vector<std::pair<std::string, ModuleBuffer*>>& buffers) {
-  for (const auto& [name, b] : buffers) {
-    const TensorInfo* entry = names_.find(name);
+void PretrainedWeights::State::match_buffers(
+    const std::vector<std::pair<std::string, ModuleBuffer*>>& named) {
+  for (const auto& [name, b] : named) {
+    const TensorInfo* entry = names.find(name);
     if (!entry) {
-      if (b->shape.count() > 0) missing_.push_back(name);
+      if (b->shape.count() > 0) missing.push_back(name);
       continue;
     }
-    buffers_.emplace_back(b, entry);
-    if (const std::string why = mismatch(*entry, *b); !why.empty()) mismatched_.push_back(why);
+    buffers.emplace_back(b, entry);
+    if (const std::string why = mismatch(*entry, *b); !why.empty()) mismatched.push_back(why);
   }
 }
 
-void PretrainedWeights::find_unexpected(const TensorInfo* head, const std::vector<std::string>& model) {
+void PretrainedWeights::State::find_unexpected(const TensorInfo* head,
+                                               const std::vector<std::string>& model) {
   std::set<const TensorInfo*> used{head};
-  for (const auto& [b, entry] : buffers_) used.insert(entry);
-  for (const auto& [p, entry] : entries_) used.insert(entry);
-  for (const auto& [name, entry] : names_.tensors())
-    if (!used.contains(entry) && !names_.is_ignored(name, *entry, model)) unexpected_.push_back(entry->name);
+  for (const auto& [b, entry] : buffers) used.insert(entry);
+  for (const auto& [p, entry] : entries) used.insert(entry);
+  for (const auto& [name, entry] : names.tensors())
+    if (!used.contains(entry) && !names.is_ignored(name, *entry, model)) unexpected.push_back(entry->name);
 }
 
-void PretrainedWeights::check(bool strict, const std::vector<std::string>& model) const {
+void PretrainedWeights::State::check(bool strict, const std::vector<std::string>& model) const {
   std::string problems;
-  if (strict) add_problem(problems, "missing:", missing_);
-  add_problem(problems, "wrong:", mismatched_);
-  if (strict) add_problem(problems, "not in the model:", unexpected_);
-  const bool nothing = entries_.empty() && buffers_.empty() && !missing_.empty();
+  if (strict) add_problem(problems, "missing:", missing);
+  add_problem(problems, "wrong:", mismatched);
+  if (strict) add_problem(problems, "not in the model:", unexpected);
+  const bool nothing = entries.empty() && buffers.empty() && !missing.empty();
   if (problems.empty() && !nothing) return;
   std::string remedy;
-  if (const std::string prefix = names_.likely_prefix(model); !prefix.empty())
+  if (const std::string prefix = names.likely_prefix(model); !prefix.empty())
     remedy =
         concat("; the names behind '", prefix, "' fit: give LoadOptions::prefix, or a file of these alone");
-  if (transposed_ > 0 && transposed_ == mismatched_.size())
+  if (transposed > 0 && transposed == mismatched.size())
     remedy +=
         "; these are transposed: a layer of the model has [in, out] (Conv1D) where the file has [out, in] "
         "(Linear), or the reverse";
-  require(problems.empty(), Errc::config, escaped(files_.path()),
+  require(problems.empty(), Errc::config, escaped(files.path()),
           ": does not fit the model: ", escaped(problems), escaped(remedy));
-  fail(Errc::config, escaped(files_.path()), ": nothing of it is in the model, which begins with '",
-       escaped(missing_[0]), "', and the file with '", escaped(unexpected_.empty() ? "" : unexpected_[0]),
-       "'", remedy.empty() ? "; give the weights of this model" : escaped(remedy));
+  fail(Errc::config, escaped(files.path()), ": nothing of it is in the model, which begins with '",
+       escaped(missing[0]), "', and the file with '", escaped(unexpected.empty() ? "" : unexpected[0]), "'",
+       remedy.empty() ? "; give the weights of this model" : escaped(remedy));
 }
 
-std::string PretrainedWeights::describe() const {
-  std::string text = files_.choice();
-  const auto add = [&](const auto&... parts) { text += concat(text.empty() ? "" : "; ", parts...); };
-  if (!names_.left_out().empty()) add("without the prefix '", escaped(names_.left_out()), "'");
-  if (!missing_.empty()) add("not in the file: ", escaped(listed(missing_)));
-  if (!unexpected_.empty()) add("not in the model: ", escaped(listed(unexpected_)));
-  return text;
-}
-
-void PretrainedWeights::check_tied_head(const TensorInfo& head, const TensorInfo& table) const {
+void PretrainedWeights::State::check_tied_head(const TensorInfo& head, const TensorInfo& table) const {
   bool equal = head.shape == table.shape;
   std::array<float, 4096> a, b;
   for (std::uint64_t at = 0; equal && at < table.count; at += a.size()) {
     const std::size_t n = std::min<std::uint64_t>(a.size(), table.count - at);
-    files_.read_f32(head, at, std::span(a).first(n));
-    files_.read_f32(table, at, std::span(b).first(n));
+    files.read_f32(head, at, std::span(a).first(n));
+    files.read_f32(table, at, std::span(b).first(n));
     equal = std::equal(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(n), b.begin());
   }
-  require(equal, Errc::config, files_.path(), ": ", names_.head(), " differs from ", table.name,
+  require(equal, Errc::config, files.path(), ": ", names.head(), " differs from ", table.name,
           " though the model ties them; set tie_word_embeddings to false");
 }
 
-void PretrainedWeights::require_finite(const Parameter& p, const TensorInfo& t, std::uint64_t begin,
-                                       std::span<const float> values) const {
-  if (nonfinite_) return;
+void PretrainedWeights::State::require_finite(const Parameter& p, const TensorInfo& t, std::uint64_t begin,
+                                              std::span<const float> values) const {
+  if (nonfinite) return;
   const auto bad = std::ranges::find_if(values, [](float x) { return !std::isfinite(x); });
   if (bad == values.end()) return;
   const std::uint64_t element = begin + static_cast<std::uint64_t>(bad - values.begin());
-  fail(Errc::diverged, escaped(concat(files_.path(), ": ", t.name, '[', p.box().index(element), "] is ",
+  fail(Errc::diverged, escaped(concat(files.path(), ": ", t.name, '[', p.box().index(element), "] is ",
                                       std::isnan(*bad) ? "nan"
                                       : *bad < 0       ? "-inf"
                                                        : "inf",
                                       "; the file is damaged or its run diverged: give an earlier one")));
 }
 
+PretrainedWeights::PretrainedWeights(const std::string& path, Module& module, const LoadOptions& options)
+    : state_(std::make_shared<const State>(path, module, options)) {}
+
+const std::vector<std::string>& PretrainedWeights::missing_keys() const { return state_->missing; }
+
+const std::vector<std::string>& PretrainedWeights::unexpected_keys() const { return state_->unexpected; }
+
+std::size_t PretrainedWeights::tensors() const { return state_->entries.size(); }
+
+bool PretrainedWeights::contains(const Parameter& p) const { return state_->entries.contains(&p); }
+
+std::string PretrainedWeights::describe() const {
+  const State& s = *state_;
+  std::string text = s.files.choice();
+  const auto add = [&](const auto&... parts) { text += concat(text.empty() ? "" : "; ", parts...); };
+  if (!s.names.left_out().empty()) add("without the prefix '", escaped(s.names.left_out()), "'");
+  if (!s.missing.empty()) add("not in the file: ", escaped(listed(s.missing)));
+  if (!s.unexpected.empty()) add("not in the model: ", escaped(listed(s.unexpected)));
+  return text;
+}
+
 void PretrainedWeights::read(const Parameter& p, Range elements, float* out) const {
-  if (initialized_.contains(&p)) {
-    init_slice(p, {out, elements.count()}, elements.begin, seed_);
+  if (state_->initialized.contains(&p)) {
+    init_slice(p, {out, elements.count()}, elements.begin, state_->seed);
     return;
   }
-  const auto found = entries_.find(&p);
-  require(found != entries_.end(), Errc::invalid_argument, p.name,
+  const auto found = state_->entries.find(&p);
+  require(found != state_->entries.end(), Errc::invalid_argument, p.name,
           " is not a parameter of the module whose weights are read");
-  read_parameter(files_, *found->second, p, elements, out);
-  require_finite(p, *found->second, elements.begin, {out, elements.count()});
+  read_parameter(state_->files, *found->second, p, elements, out);
+  state_->require_finite(p, *found->second, elements.begin, {out, elements.count()});
 }
 
 void PretrainedWeights::read_buffers(const Stream& stream) const {
-  for (const auto& [b, entry] : buffers_) read_buffer(files_, *entry, *b, stream);
+  for (const auto& [b, entry] : state_->buffers) read_buffer(state_->files, *entry, *b, stream);
 }
 
 PretrainedWeights load_pretrained(Strategy& strategy, Module& module, const std::string& path,

@@ -1,22 +1,18 @@
 #pragma once
 /// Weights in files of Hugging Face and PyTorch, with their names, read by element range.
 
+#include <cstddef>
 #include <cstdint>
-#include <span>
+#include <memory>
 #include <string>
-#include <unordered_map>
-#include <unordered_set>
-#include <utility>
 #include <vector>
 
 #include "autograd_lite/nn/module.h"
-#include "comm/core/types.h"
 #include "comm/device/stream.h"
-#include "sharding/checkpoint/tensor_source.h"
-#include "sharding/huggingface/weight_names.h"
-#include "sharding/strategy/strategy.h"
 
 namespace rz {
+
+class Strategy;
 
 struct LoadOptions {
   /// Parameters and buffers without a tensor, and tensors without one of them, are errors. Else such
@@ -46,12 +42,12 @@ class PretrainedWeights {
   PretrainedWeights(const std::string& path, Module&, const LoadOptions& = {});
 
   /// Names of parameters and buffers that are not in the files.
-  const std::vector<std::string>& missing_keys() const { return missing_; }
+  const std::vector<std::string>& missing_keys() const;
   /// Names of tensors in the files that are not in the module.
-  const std::vector<std::string>& unexpected_keys() const { return unexpected_; }
+  const std::vector<std::string>& unexpected_keys() const;
   /// Number of parameters that are in the files.
-  std::size_t tensors() const { return entries_.size(); }
-  bool contains(const Parameter& p) const { return entries_.contains(&p); }
+  std::size_t tensors() const;
+  bool contains(const Parameter&) const;
   /// What is worth a line, without a line end, else empty: which of several sources was read
   /// (TensorSource::choice()), a prefix that was left out, names that are missing or unexpected.
   std::string describe() const;
@@ -65,22 +61,8 @@ class PretrainedWeights {
   void read_buffers(const Stream& = {}) const;
 
  private:
-  void match(const std::vector<std::pair<std::string, Parameter*>>&);
-  void match_buffers(const std::vector<std::pair<std::string, ModuleBuffer*>>&);
-  void find_unexpected(const TensorInfo* head, const std::vector<std::string>& model);
-  void check(bool strict, const std::vector<std::string>& model) const;
-  void check_tied_head(const TensorInfo& head, const TensorInfo& table) const;
-  void require_finite(const Parameter&, const TensorInfo&, std::uint64_t begin, std::span<const float>) const;
-
-  TensorSource files_;
-  WeightNames names_;
-  std::uint64_t seed_;
-  bool nonfinite_;
-  std::unordered_map<const Parameter*, const TensorInfo*> entries_;
-  std::vector<std::pair<ModuleBuffer*, const TensorInfo*>> buffers_;
-  std::unordered_set<const Parameter*> initialized_;  // parameters that are missing
-  std::vector<std::string> missing_, unexpected_, mismatched_;
-  std::size_t transposed_ = 0;  // of mismatched_
+  struct State;
+  std::shared_ptr<const State> state_;
 };
 
 /// Loads a model that a strategy shards, or a part of it, whose other parameters keep their values: every

@@ -12,6 +12,7 @@
 #include "sharding/checkpoint/safetensors.h"
 #include "sharding/huggingface/gpt2_config.h"
 #include "sharding/io/durable_file.h"
+#include "sharding/strategy/strategy.h"
 
 namespace rz {
 namespace {

@@ -5,9 +5,10 @@
 
 #include "autograd_lite/models/gpt2.h"
 #include "comm/device/stream.h"
-#include "sharding/strategy/strategy.h"
 
 namespace rz {
+
+class Strategy;
 
 struct SaveOptions {
   bool nonfinite = false;  ///< write parameters that are not finite

@@ -12,6 +12,7 @@
 #include "autograd_lite/parameter.h"
 #include "comm/bucket_scheduler.h"
 #include "comm/core/range.h"
+#include "sharding/parallel/mesh.h"
 
 namespace rz {
 
@@ -32,11 +33,6 @@ struct ShardingPlan {
 
 // ---- ranges
 
-/// A rank of a group.
-struct RankOf {
-  int rank = 0, ranks = 1;
-};
-
 /// Shard `rank` of `size` equal shards of `count` elements; `size` must divide `count`.
 Range shard_range(std::size_t count, int rank, int size);
 
@@ -49,12 +45,6 @@ struct ParameterSlice {
 /// Slices of all parameters in `range` of a bucket, in the order of their offsets.
 std::vector<ParameterSlice> parameter_slices(const BucketLayout&, std::span<Parameter* const> members,
                                              int bucket, Range range);
-
-/// A range of the elements of a flat parameter.
-struct ParameterElements {
-  const Parameter* parameter;
-  Range elements;
-};
 
 /// Range of member `i` of a bucket, in the order of the bucket, including the padding after it.
 Range padded_extent(const BucketLayout&, int bucket, std::size_t i);

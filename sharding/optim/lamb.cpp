@@ -3,6 +3,7 @@
 #include <cmath>
 #include <mutex>
 
+#include "sharding/optim/grad_norm.h"
 #include "sharding/optim/optimizer_rules.h"
 #include "sharding/optim/optimizers.h"
 

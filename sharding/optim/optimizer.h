@@ -15,10 +15,11 @@
 #include "autograd_lite/parameter.h"
 #include "comm/core/types.h"
 #include "comm/device/stream.h"
-#include "sharding/optim/grad_norm.h"
-#include "tensor/kernels/scalar/step_outcome.h"
 
 namespace rz {
+
+class ExactSum;
+struct StepOutcome;
 
 // ---- groups of parameters that an optimizer updates with options of their own
 
@@ -83,7 +84,7 @@ struct SquaredNorms {
 
 /// Sums of squares, two per member: of its values and of its updates.
 struct NormSums {
-  std::span<ExactSum> on_host;
+  ExactSum* on_host = nullptr;
   std::int64_t* on_device = nullptr;  ///< ExactLayout::words each
 };
 

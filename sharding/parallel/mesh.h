@@ -17,6 +17,11 @@
 
 namespace rz {
 
+/// A rank of a group.
+struct RankOf {
+  int rank = 0, ranks = 1;
+};
+
 struct MeshDimension {
   std::string name;
   int size = 1;

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "comm/core/types.h"
-#include "sharding/model/runtime.h"
+#include "sharding/model/memory_report.h"
 
 namespace rz {
 

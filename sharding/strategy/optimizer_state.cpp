@@ -5,9 +5,14 @@
 
 #include "comm/core/error.h"
 #include "sharding/model/host_memory.h"
+#include "sharding/model/runtime.h"
+#include "sharding/model/sharded_model.h"
 #include "tensor/ops.h"
 
 namespace rz {
+
+OptimizerState::OptimizerState(const ShardedModel& model, const Runtime& runtime)
+    : model_(model), runtime_(runtime), missed_(model.parameters().members().size()) {}
 
 std::size_t OptimizerState::trained_member(const Parameter& p) const {
   const int member = model_.parameters().member_of(p);

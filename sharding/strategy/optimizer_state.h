@@ -8,11 +8,16 @@
 #include <string>
 #include <vector>
 
-#include "sharding/model/runtime.h"
-#include "sharding/model/sharded_model.h"
+#include "autograd_lite/parameter.h"
 #include "sharding/optim/optimizer.h"
+#include "tensor/tensor.h"
 
 namespace rz {
+
+class ShardedModel;
+struct BucketLayout;
+struct HeldBytes;
+struct Runtime;
 
 /// f32 values, by the names of the optimizer, bucket by bucket, in memory of ShardedModel::state_allocator().
 /// A member has the states of its group and takes no memory for others. Strategy::optimizer_state() returns
@@ -26,8 +31,7 @@ class OptimizerState {
       std::function<void(const std::string& state, const Parameter&, Range elements, const float* value)>;
 
   /// The model must outlive the state.
-  OptimizerState(const ShardedModel& model, const Runtime& runtime)
-      : model_(model), runtime_(runtime), missed_(model.parameters().members().size()) {}
+  OptimizerState(const ShardedModel&, const Runtime&);
   OptimizerState(const OptimizerState&) = delete;
 
   // ---- import and export; not collective

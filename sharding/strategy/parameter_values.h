@@ -1,15 +1,20 @@
 #pragma once
 /// The parameter values of a strategy.
 
+#include <cstddef>
 #include <functional>
+#include <memory>
 #include <vector>
 
-#include "sharding/model/runtime.h"
-#include "sharding/model/sharded_model.h"
-#include "sharding/strategy/pass_rules.h"
-#include "sharding/strategy/replicas.h"
+#include "autograd_lite/parameter.h"
+#include "comm/device/stream.h"
+#include "tensor/tensor.h"
 
 namespace rz {
+
+class PassRules;
+class ShardedModel;
+struct Runtime;
 
 /// Imports, exports and compares values in f32, at most one scope or one bucket at a time: masters in mixed
 /// precision, otherwise the values that the model uses. Strategy::values() returns it.
@@ -23,6 +28,7 @@ class ParameterValues {
 
   /// All references must outlive this object.
   ParameterValues(ShardedModel&, PassRules&, Runtime&);
+  ~ParameterValues();
   ParameterValues(const ParameterValues&) = delete;
 
   /// Calls fill for the elements that this rank stores, to load or initialise without holding the whole
@@ -32,7 +38,7 @@ class ParameterValues {
   void fill(const Fill&, const Selection& selected = {});
   /// Whether there are values besides zeros: the module had some when the strategy was made, or fill() has
   /// been called.
-  bool filled() const { return filled_; }
+  bool filled() const;
   /// Visits the elements that this rank exports. Over all ranks, each element is visited exactly once.
   void visit_owned(const Visit&) const;
   /// What visit_owned() visits, in its order. No values are read.
@@ -48,21 +54,8 @@ class ParameterValues {
   void release();
 
  private:
-  /// Calls f(values, parameter, elements) for what this rank exports.
-  template <class F>
-  void each_owned(const F&) const;
-  /// whole(), in the order of the stream of the runtime.
-  Tensor gathered(const Parameter&);
-  Tensor whole_master(int member);
-  Tensor widened(const Tensor&);
-
-  ShardedModel& model_;
-  PassRules& rules_;
-  Runtime& runtime_;
-  ReplicaComparison comparison_;
-  bool filled_;
-  int gathered_bucket_ = -1;  // bucket whose masters are in gathered_masters_; -1: none
-  Tensor gathered_masters_;
+  struct State;
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace rz

@@ -18,12 +18,13 @@
 /// less where GatherLimits keep it.
 
 #include "autograd_lite/nn/module.h"
-#include "sharding/model/flat_layout.h"
 #include "sharding/model/memory_report.h"
-#include "sharding/optim/optimizer.h"
+#include "sharding/parallel/mesh.h"
 #include "sharding/strategy/strategy_options.h"
 
 namespace rz {
+
+class Optimizer;
 
 /// Strategy::memory() of a rank after an update by an optimizer of this kind, except for transient memory,
 /// which is 0 here, and means of several synchronising passes. In ddp with several buckets, before they are

@@ -38,6 +38,14 @@ void UpdateSettings::set_policy(const Policy& policy) {
   policy_ = policy;
 }
 
+float UpdateSettings::loss_gradient(int ranks) const {
+  return static_cast<float>(loss_scale_ * ranks / expected_terms_);
+}
+
+StepLimits UpdateSettings::limits() const {
+  return {policy_.max_norm, loss_scale_, policy_.skip_overflow, expected_terms_};
+}
+
 // ---- weights of losses
 
 void LossTerms::require_may_follow(bool has_terms, bool same_micro_batch) const {

@@ -8,7 +8,16 @@
 #include "comm/device/allocate.h"
 #include "comm/device/drain.h"
 #include "comm/device/meta.h"
+#include "sharding/model/communication_hook.h"
+#include "sharding/model/runtime.h"
+#include "sharding/model/sharded_model.h"
+#include "sharding/optim/optimizer.h"
+#include "sharding/strategy/optimizer_state.h"
+#include "sharding/strategy/replicas.h"
 #include "sharding/strategy/sharding_plan.h"
+#include "sharding/strategy/step_control.h"
+#include "sharding/strategy/training_passes.h"
+#include "sharding/strategy/updater.h"
 #include "tensor/ops.h"
 
 namespace rz {
@@ -35,291 +44,376 @@ Mesh with_order(Mesh mesh, const StrategyOptions& options) {
 
 }  // namespace
 
-Strategy::Strategy(StrategyKind kind, const ShardingPlan& plan, Module& module, Mesh mesh,
-                   StrategyOptions options)
-    : kind_(kind),
-      options_(checked(std::move(options), plan)),
-      runtime_(with_order(std::move(mesh), options_), offloads(options_)),
-      hooks_(module.parameters(), passes_, concat("a ", name(kind), " strategy")),
-      model_(module, agree_on_model(kind, module, options_, runtime_.communicator),
-             storage_options(options_, plan, module.parameters(), runtime_.shard_group.size(),
-                             runtime_.stream.device().kind),
-             runtime_),
-      passes_(module, model_,
-              {.find_unused_parameters = options_.find_unused_parameters,
-               .static_graph = options_.static_graph,
-               .rebuild = options_.rebuild && plan == ShardingPlan{},
-               .broadcast_buffers = options_.broadcast_buffers},
-              runtime_),
-      optimizer_state_(model_, runtime_),
-      updater_(model_, optimizer_state_, passes_.rules(), options_, runtime_),
-      values_(model_, passes_.rules(), runtime_),
-      control_(model_, runtime_) {
-  allocate_buffers(module, allocator_on(runtime_.stream.device()), runtime_.stream);
+struct Strategy::State {
+  State(StrategyKind, const ShardingPlan&, Module&, Mesh, StrategyOptions);
+
+  void begin_pass(bool synchronise);
+  /// backward() of a loss; `sum_count` is undefined for a scalar.
+  void propagate(Tape&, Var loss, const Tensor& sum_count, bool synchronise, bool same_micro_batch);
+  Tensor times_loss_gradient(const Tensor& ratio, const Stream&);
+  void reset_gradients();
+  /// Every rank drops the update, for what all of them throw next.
+  void drop_update();
+  void update(Optimizer&, const UpdateScale&, const Stream&);
+  /// Drops the update, whose optimizers differ over the ranks.
+  [[noreturn]] void fail_different(const Optimizer&);
+
+  StrategyKind kind;
+  StrategyOptions options;
+  Runtime runtime;
+  InstalledHooks hooks;
+  ShardedModel model;
+  TrainingPasses passes;
+  OptimizerState optimizer_state;
+  Updater updater;
+  ParameterValues values;
+  StepControl control;
+  const Optimizer* announced = nullptr;  // by next_update()
+  bool weightless = false;               // an update of begin_backward(), whose losses have no weights
+  std::int64_t passes_without_data = 0;  // of the update
+};
+
+Strategy::State::State(StrategyKind of, const ShardingPlan& plan, Module& module, Mesh mesh,
+                       StrategyOptions given)
+    : kind(of),
+      options(checked(std::move(given), plan)),
+      runtime(with_order(std::move(mesh), options), offloads(options)),
+      hooks(module.parameters(), passes, concat("a ", name(of), " strategy")),
+      model(module, agree_on_model(of, module, options, runtime.communicator),
+            storage_options(options, plan, module.parameters(), runtime.shard_group.size(),
+                            runtime.stream.device().kind),
+            runtime),
+      passes(module, model,
+             {.find_unused_parameters = options.find_unused_parameters,
+              .static_graph = options.static_graph,
+              .rebuild = options.rebuild && plan == ShardingPlan{},
+              .broadcast_buffers = options.broadcast_buffers},
+             runtime),
+      optimizer_state(model, runtime),
+      updater(model, optimizer_state, passes.rules(), options, runtime),
+      values(model, passes.rules(), runtime),
+      control(model, runtime) {
+  allocate_buffers(module, allocator_on(runtime.stream.device()), runtime.stream);
 }
 
-Strategy::~Strategy() {
-  // Reductions in flight use buffers that are freed now.
-  if (passes_.state().reducing()) passes_.reduction().abort();
-  wait_for_device(runtime_.stream);
+void Strategy::State::begin_pass(bool synchronise) {
+  values.release();
+  passes.begin_backward(synchronise);
 }
+
+void Strategy::State::propagate(Tape& tape, Var loss, const Tensor& sum_count, bool synchronise,
+                                bool follows) {
+  begin_pass(synchronise);
+  const Stream& stream = tape.stream();
+  try {
+    control.terms().check(tape.value(loss), stream);
+    const Tensor ratio =
+        follows ? control.terms().ratio(sum_count, tape.empty({2}), tape.empty({2}, DType::f64), stream)
+                : Tensor();
+    if (ratio.defined())
+      tape.backward(loss, times_loss_gradient(ratio, stream));
+    else if (stream.device().kind == Device::host || !sum_count.defined())
+      tape.backward(loss, control.loss_gradient());
+    else
+      tape.backward(loss, control.device_loss_gradient(stream));
+  } catch (...) {
+    passes.state().set_failed();
+    throw;
+  }
+  if (!follows) control.terms().count(sum_count, stream);
+}
+
+Tensor Strategy::State::times_loss_gradient(const Tensor& ratio, const Stream& stream) {
+  if (stream.device().kind == Device::host)
+    ops::scale(ratio, ratio, control.loss_gradient(), stream);
+  else
+    ops::binary(ratio, ratio, control.device_loss_gradient(stream), ops::Binary::mul, stream);
+  return ratio;
+}
+
+void Strategy::State::reset_gradients() {
+  control.terms().reset();
+  weightless = false;
+  passes_without_data = 0;
+  passes.reset();
+  if (const auto before = passes.reduction().rebuild_buckets()) optimizer_state.move(*before);
+}
+
+void Strategy::State::drop_update() {
+  reset_gradients();
+  passes.state().set_dropped();
+}
+
+void Strategy::State::fail_different(const Optimizer& optimizer) {
+  drop_update();
+  updater.fail_different(optimizer);
+}
+
+void Strategy::State::update(Optimizer& optimizer, const UpdateScale& scale, const Stream& stream) {
+  model.parameters().require_trainable("step()");
+  values.release();
+  updater.update(optimizer, scale, stream);
+  model.values().release();
+  passes.reduction().end_update();
+}
+
+// ---- the strategy
+
+Strategy::Strategy(StrategyKind kind, const ShardingPlan& plan, Module& module, Mesh mesh,
+                   StrategyOptions options)
+    : state_(std::make_unique<State>(kind, plan, module, std::move(mesh), std::move(options))) {}
+
+Strategy::~Strategy() {
+  State& s = *state_;
+  // Reductions in flight use buffers that are freed now.
+  if (s.passes.state().reducing()) s.passes.reduction().abort();
+  wait_for_device(s.runtime.stream);
+}
+
+StrategyKind Strategy::kind() const { return state_->kind; }
+
+UpdateSettings& Strategy::settings() { return state_->control.settings(); }
+
+ParameterValues& Strategy::values() { return state_->values; }
+
+const ParameterValues& Strategy::values() const { return state_->values; }
+
+OptimizerState& Strategy::optimizer_state() { return state_->optimizer_state; }
+
+const OptimizerState& Strategy::optimizer_state() const { return state_->optimizer_state; }
+
+Strategy::NoSync::NoSync(Strategy& strategy) : strategy_(strategy) { strategy.state_->passes.state().hold(); }
+
+Strategy::NoSync::~NoSync() { strategy_.state_->passes.state().release(); }
 
 // ---- a pass
 
 void Strategy::attach(Tape& tape) {
-  Stream& stream = runtime_.stream;
+  State& s = *state_;
+  Stream& stream = s.runtime.stream;
   require(tape.stream().device() == stream.device(), Errc::invalid_argument, "the tape's stream is of ",
           name(tape.stream().device()), ", the strategy's communicator of ", name(stream.device()));
   tape.stream().wait(stream.record());  // values may still be in flight on the old stream
   stream = tape.stream();
 }
 
-void Strategy::begin_pass(bool synchronise) {
-  values_.release();
-  passes_.begin_backward(synchronise);
-}
-
 void Strategy::begin_backward(bool synchronise) {
-  require(control_.terms().counted() == LossTerms::Counted::nothing, Errc::invalid_argument,
+  State& s = *state_;
+  require(s.control.terms().counted() == LossTerms::Counted::nothing, Errc::invalid_argument,
           "begin_backward() in an update whose other losses went to backward(): their weights are unknown to "
           "it; propagate all losses of an update by backward(), or one sum, a + b");
-  begin_pass(synchronise);
-  weightless_ = true;
+  s.begin_pass(synchronise);
+  s.weightless = true;
 }
 
 void Strategy::backward(Tape& tape, const nn::Loss& loss, bool synchronise, bool same_micro_batch) {
-  propagate(tape, loss.sum, loss.sum_count, synchronise, same_micro_batch);
+  require_may_follow(loss.sum_count.defined(), same_micro_batch);
+  state_->propagate(tape, loss.sum, loss.sum_count, synchronise, same_micro_batch);
 }
 
 void Strategy::backward(Tape& tape, Var loss, bool synchronise, bool same_micro_batch) {
-  propagate(tape, loss, {}, synchronise, same_micro_batch);
-}
-
-void Strategy::propagate(Tape& tape, Var loss, const Tensor& sum_count, bool synchronise, bool follows) {
-  require_may_follow(sum_count.defined(), follows);
-  begin_pass(synchronise);
-  const Stream& stream = tape.stream();
-  try {
-    control_.terms().check(tape.value(loss), stream);
-    const Tensor ratio =
-        follows ? control_.terms().ratio(sum_count, tape.empty({2}), tape.empty({2}, DType::f64), stream)
-                : Tensor();
-    if (ratio.defined())
-      tape.backward(loss, times_loss_gradient(ratio, stream));
-    else if (stream.device().kind == Device::host || !sum_count.defined())
-      tape.backward(loss, control_.loss_gradient());
-    else
-      tape.backward(loss, control_.device_loss_gradient(stream));
-  } catch (...) {
-    passes_.state().set_failed();
-    throw;
-  }
-  if (!follows) control_.terms().count(sum_count, stream);
+  require_may_follow(false, same_micro_batch);
+  state_->propagate(tape, loss, {}, synchronise, same_micro_batch);
 }
 
 void Strategy::require_may_follow(bool has_terms, bool same_micro_batch) {
-  require(!weightless_, Errc::invalid_argument,
+  State& s = *state_;
+  require(!s.weightless, Errc::invalid_argument,
           "backward() in an update whose other losses went to begin_backward() and Tape::backward(): their "
           "weights are unknown to it; propagate all losses of an update by backward(), or one sum, a + b");
-  control_.terms().require_may_follow(has_terms, same_micro_batch);
-}
-
-Tensor Strategy::times_loss_gradient(const Tensor& ratio, const Stream& stream) {
-  if (stream.device().kind == Device::host)
-    ops::scale(ratio, ratio, control_.loss_gradient(), stream);
-  else
-    ops::binary(ratio, ratio, control_.device_loss_gradient(stream), ops::Binary::mul, stream);
-  return ratio;
+  s.control.terms().require_may_follow(has_terms, same_micro_batch);
 }
 
 void Strategy::backward_without_data(bool synchronise) {
+  State& s = *state_;
   require(
-      !model_.flat_parameters(), Errc::unsupported,
+      !s.model.flat_parameters(), Errc::unsupported,
       "backward_without_data(): zero3 gathers values in forward and backward, on all ranks; run the model "
       "on a batch of which all targets are ignored (-100), which counts no terms");
-  values_.release();
-  passes_.begin_without_data(synchronise);
-  ++passes_without_data_;
+  s.values.release();
+  s.passes.begin_without_data(synchronise);
+  ++s.passes_without_data;
 }
 
 void Strategy::finish_gradients(const Stream& given) {
-  const Stream& stream = runtime_.stream_for(given);
-  PassRules& rules = passes_.rules();
-  LossTerms& terms = control_.terms();
-  passes_.finish(stream, static_cast<int>(terms.counted()));
+  State& s = *state_;
+  const Stream& stream = s.runtime.stream_for(given);
+  PassRules& rules = s.passes.rules();
+  LossTerms& terms = s.control.terms();
+  s.passes.finish(stream, static_cast<int>(terms.counted()));
   if (rules.failed()) {
-    reset_gradients();
-    passes_.state().set_dropped();
+    s.drop_update();
     rules.fail();
   }
-  if (!rules.same_optimizer()) fail_different(*announced_);
+  if (!rules.same_optimizer()) s.fail_different(*s.announced);
   // A mean over scalars is one over all ranks; losses with terms are means over those that there are.
   const auto counted = static_cast<LossTerms::Counted>(rules.counted());
-  if (counted == LossTerms::Counted::terms && passes_without_data_ > 0) terms.add_none(stream);
-  if (counted == LossTerms::Counted::scalars) terms.add_ones(std::exchange(passes_without_data_, 0), stream);
-  values_.compare(stream);
-  passes_.state().set_reduced();
-  control_.reset_clipping();
+  if (counted == LossTerms::Counted::terms && s.passes_without_data > 0) terms.add_none(stream);
+  if (counted == LossTerms::Counted::scalars) terms.add_ones(std::exchange(s.passes_without_data, 0), stream);
+  s.values.compare(stream);
+  s.passes.state().set_reduced();
+  s.control.reset_clipping();
 }
 
 void Strategy::agree_on_replay(const Optimizer& optimizer) {
-  PassRules& rules = passes_.rules();
+  State& s = *state_;
+  PassRules& rules = s.passes.rules();
   rules.exchange_before_replay(false);
-  if (!rules.same_optimizer()) fail_different(optimizer);
+  if (!rules.same_optimizer()) s.fail_different(optimizer);
   if (!rules.failed()) return;
-  reset_gradients();
-  passes_.state().set_dropped();
+  s.drop_update();
   rules.fail();
 }
 
 void Strategy::cancel_replay() {
-  passes_.abandon();
-  passes_.rules().exchange_before_replay(true);
-  reset_gradients();
+  State& s = *state_;
+  s.passes.abandon();
+  s.passes.rules().exchange_before_replay(true);
+  s.reset_gradients();
 }
 
 void Strategy::cancel_update(const Stream& given, int passes) {
+  State& s = *state_;
   if (dropped()) return;
-  passes_.cancel(runtime_.stream_for(given), passes);
-  reset_gradients();
+  s.passes.cancel(s.runtime.stream_for(given), passes);
+  s.reset_gradients();
 }
 
 void Strategy::zero_grad() {
-  passes_.state().require_may_reset();
-  reset_gradients();
+  State& s = *state_;
+  s.passes.state().require_may_reset();
+  s.reset_gradients();
 }
 
-void Strategy::reset_gradients() {
-  control_.terms().reset();
-  weightless_ = false;
-  passes_without_data_ = 0;
-  passes_.reset();
-  if (const auto before = passes_.reduction().rebuild_buckets()) optimizer_state_.move(*before);
+bool Strategy::reduced() const { return state_->passes.state().reduced(); }
+
+bool Strategy::dropped() const {
+  const PassState& state = state_->passes.state();
+  return state.dropped() && !state.in_forward();
 }
 
 // ---- an update
 
 double Strategy::gradient_norm(const Stream& given) {
-  passes_.state().require_reduced("gradient_norm()");
-  return control_.norm(runtime_.stream_for(given));
+  State& s = *state_;
+  s.passes.state().require_reduced("gradient_norm()");
+  return s.control.norm(s.runtime.stream_for(given));
 }
 
 double Strategy::clip_gradients(double max_norm, const Stream& given) {
+  State& s = *state_;
   require(max_norm > 0, Errc::invalid_argument, "clip_gradients(", max_norm, "): the limit must be above 0");
-  passes_.state().require_reduced("gradient_norm()");
-  return control_.clip(max_norm, runtime_.stream_for(given));
+  s.passes.state().require_reduced("gradient_norm()");
+  return s.control.clip(max_norm, s.runtime.stream_for(given));
 }
 
 void Strategy::step(Optimizer& optimizer, const Stream& given) {
-  passes_.state().require_reduced("step()");
-  const Stream& stream = runtime_.stream_for(given);
-  const StepControl::Decision decision = control_.scale(updater_.hash(optimizer), stream);
-  if (decision.differs) fail_different(optimizer);
-  update(optimizer, decision.scale, stream);
-  updater_.count_missed();
-  passes_.end_step();
+  State& s = *state_;
+  s.passes.state().require_reduced("step()");
+  const Stream& stream = s.runtime.stream_for(given);
+  const StepControl::Decision decision = s.control.scale(s.updater.hash(optimizer), stream);
+  if (decision.differs) s.fail_different(optimizer);
+  s.update(optimizer, decision.scale, stream);
+  s.updater.count_missed();
+  s.passes.end_step();
 }
 
 void Strategy::clip_and_step(Optimizer& optimizer, const StepPolicy& policy, const Stream& given) {
-  passes_.state().require_reduced("clip_and_step()");
+  State& s = *state_;
+  s.passes.state().require_reduced("clip_and_step()");
   settings().set_policy(policy);
-  const Stream& stream = runtime_.stream_for(given);
-  const StepControl::Decision decision = control_.decide(updater_.hash(optimizer), stream);
-  if (decision.differs) fail_different(optimizer);
-  if (!decision.skip) update(optimizer, decision.scale, stream);
-  if (!decision.skip && !decision.scale.device_outcome) updater_.count_missed();
-  passes_.end_step();
-}
-
-void Strategy::fail_different(const Optimizer& optimizer) {
-  reset_gradients();
-  passes_.state().set_dropped();
-  updater_.fail_different(optimizer);
-}
-
-void Strategy::update(Optimizer& optimizer, const UpdateScale& scale, const Stream& stream) {
-  model_.parameters().require_trainable("step()");
-  values_.release();
-  updater_.update(optimizer, scale, stream);
-  model_.values().release();
-  passes_.reduction().end_update();
+  const Stream& stream = s.runtime.stream_for(given);
+  const StepControl::Decision decision = s.control.decide(s.updater.hash(optimizer), stream);
+  if (decision.differs) s.fail_different(optimizer);
+  if (!decision.skip) s.update(optimizer, decision.scale, stream);
+  if (!decision.skip && !decision.scale.device_outcome) s.updater.count_missed();
+  s.passes.end_step();
 }
 
 Strategy::Outcome Strategy::outcome(Optimizer& optimizer, const Stream& given) {
-  const Stream& stream = runtime_.stream_for(given);
-  const StepOutcome made = control_.outcome(stream);
+  State& s = *state_;
+  const Stream& stream = s.runtime.stream_for(given);
+  const StepOutcome made = s.control.outcome(stream);
   const bool skipped = made.skip != 0;
   const double norm = std::isnan(made.norm) ? std::nan("") : made.norm;  // without a sign, "-nan" in lines
   if (stream.device().kind == Device::host) return {norm, skipped};
   if (skipped)
     optimizer.set_updates(optimizer.updates() - 1);
   else
-    updater_.count_missed();
+    s.updater.count_missed();
   return {norm, skipped};
 }
 
 void Strategy::next_update(Optimizer& optimizer, const Stream& given) {
-  const Stream& stream = runtime_.stream_for(given);
+  State& s = *state_;
+  const Stream& stream = s.runtime.stream_for(given);
   require(stream.device().kind == Device::cuda, Errc::unsupported,
           "next_update() is for updates on a CUDA device");
-  passes_.rules().set_optimizer(updater_.hash(optimizer));
-  announced_ = &optimizer;
-  updater_.prepare(optimizer, stream);
-  control_.write_settings(stream);
+  s.passes.rules().set_optimizer(s.updater.hash(optimizer));
+  s.announced = &optimizer;
+  s.updater.prepare(optimizer, stream);
+  s.control.write_settings(stream);
 }
 
 bool Strategy::capturable() const {
-  const auto& hook = options_.communication_hook;
-  return (!hook || hook->capturable()) && runtime_.communicator.capturable() &&
-         options_.offload_optimizer.pin_memory && options_.offload_param.pin_memory;
+  const State& s = *state_;
+  const auto& hook = s.options.communication_hook;
+  return (!hook || hook->capturable()) && s.runtime.communicator.capturable() &&
+         s.options.offload_optimizer.pin_memory && s.options.offload_param.pin_memory;
 }
 
 // ---- statistics
 
 LoggingData Strategy::logging_data() const {
-  const Communicator& communicator = runtime_.communicator;
-  const auto& hook = options_.communication_hook;
-  LoggingData data{.strategy = name(kind_),
+  const State& s = *state_;
+  const Communicator& communicator = s.runtime.communicator;
+  const auto& hook = s.options.communication_hook;
+  LoggingData data{.strategy = name(s.kind),
                    .rank = communicator.rank(),
                    .world_size = communicator.size(),
                    .backend = communicator.describe(),
-                   .gradients = options_.precision.gradients,
-                   .rebuilt_buckets = passes_.reduction().has_rebuilt(),
-                   .overlap = options_.overlap_comm,
-                   .find_unused_parameters = options_.find_unused_parameters,
-                   .static_graph = options_.static_graph,
-                   .broadcast_buffers = options_.broadcast_buffers,
+                   .gradients = s.options.precision.gradients,
+                   .rebuilt_buckets = s.passes.reduction().has_rebuilt(),
+                   .overlap = s.options.overlap_comm,
+                   .find_unused_parameters = s.options.find_unused_parameters,
+                   .static_graph = s.options.static_graph,
+                   .broadcast_buffers = s.options.broadcast_buffers,
                    .communication_hook = hook ? hook->describe() : "none",
-                   .forward_seconds = passes_.state().last_step().forward,
-                   .backward_seconds = passes_.state().last_step().backward,
-                   .communication_seconds = passes_.reduction().seconds_of_last_step(),
+                   .forward_seconds = s.passes.state().last_step().forward,
+                   .backward_seconds = s.passes.state().last_step().backward,
+                   .communication_seconds = s.passes.reduction().seconds_of_last_step(),
                    .exposed_seconds = exposed_seconds(),
                    .traffic = traffic()};
-  for (const auto& bucket : model_.layout().buckets().buckets)
+  for (const auto& bucket : s.model.layout().buckets().buckets)
     data.bucket_bytes.push_back(bucket.count * size_of(bucket.dtype));
-  const auto used = passes_.rules().used_here();
+  const auto used = s.passes.rules().used_here();
   for (std::size_t m = 0; m < used.size(); ++m)
-    if (!used[m]) data.unused_parameters.push_back(model_.parameters().member(static_cast<int>(m)).name);
+    if (!used[m]) data.unused_parameters.push_back(s.model.parameters().member(static_cast<int>(m)).name);
   return data;
 }
 
 MemoryReport Strategy::memory() const {
+  const State& s = *state_;
   MemoryReport report;
-  const Device device = runtime_.stream.device();
-  const HeldBytes values = model_.values().bytes(), state = optimizer_state_.bytes();
+  const Device device = s.runtime.stream.device();
+  const HeldBytes values = s.model.values().bytes(), state = s.optimizer_state.bytes();
   HeldBytes masters;
-  for (const Tensor& t : model_.masters()) masters.add(t, device);
+  for (const Tensor& t : s.model.masters()) masters.add(t, device);
   report.parameters = values.on_device;
-  report.gradients = model_.gradients().bytes() + passes_.reduction().partial_sums();
+  report.gradients = s.model.gradients().bytes() + s.passes.reduction().partial_sums();
   report.masters = masters.on_device;
   report.optimizer_state = state.on_device;
   report.offloaded = {values.on_host, masters.on_host, state.on_host};
-  report.offload_has_no_effect = device.kind == Device::host && offloads(options_);
-  report.transient = runtime_.transient.held();
-  report.transient_in_use = runtime_.transient.in_use();
-  report.transient_peak = runtime_.transient.peak();
+  report.offload_has_no_effect = device.kind == Device::host && offloads(s.options);
+  report.transient = s.runtime.transient.held();
+  report.transient_in_use = s.runtime.transient.in_use();
+  report.transient_peak = s.runtime.transient.peak();
   return report;
 }
+
+const Traffic& Strategy::traffic() const { return state_->runtime.traffic; }
+
+double Strategy::exposed_seconds() const { return state_->runtime.exposed.last_step(); }
 
 std::unique_ptr<Strategy> make_strategy(StrategyKind kind, Module& module, Mesh mesh,
                                         StrategyOptions options) {

@@ -76,28 +76,22 @@
 /// communicator propagate. Destroying a strategy with reductions in flight aborts the communicator.
 /// Destroying one with a prefetch in flight waits up to 5 s for it, then aborts.
 
-#include <functional>
 #include <memory>
-#include <vector>
 
 #include "autograd_lite/nn/module.h"
 #include "autograd_lite/ops.h"
 #include "autograd_lite/tape.h"
-#include "comm/communicator.h"
 #include "sharding/model/memory_report.h"
-#include "sharding/model/runtime.h"
-#include "sharding/model/sharded_model.h"
-#include "sharding/optim/optimizer.h"
 #include "sharding/parallel/mesh.h"
 #include "sharding/strategy/logging_data.h"
-#include "sharding/strategy/optimizer_state.h"
 #include "sharding/strategy/parameter_values.h"
-#include "sharding/strategy/step_control.h"
 #include "sharding/strategy/strategy_options.h"
-#include "sharding/strategy/training_passes.h"
-#include "sharding/strategy/updater.h"
 
 namespace rz {
+
+class Optimizer;
+class OptimizerState;
+struct ShardingPlan;
 
 /// Trains the parameters of a module on the ranks of a mesh. A plan chooses the parts of which a
 /// strategy is composed.
@@ -110,11 +104,11 @@ class Strategy {
   Strategy(const Strategy&) = delete;
 
   /// The kind passed to make_strategy().
-  StrategyKind kind() const { return kind_; }
+  StrategyKind kind() const;
 
   // ---- one update
   /// Loss scale, expected terms, and the policy of replayed graphs.
-  UpdateSettings& settings() { return control_.settings(); }
+  UpdateSettings& settings();
   /// Work without a stream of its own follows the stream of this tape from now on. A tape may serve several
   /// strategies, each with a communicator of its own: hooks are found through the parameters.
   void attach(Tape&);
@@ -187,15 +181,16 @@ class Strategy {
   /// Drops the gradients; does not write zeros. All ranks call it.
   void zero_grad();
   /// Whether the gradients are means: after finish_gradients(), until zero_grad() or another pass.
-  bool reduced() const { return passes_.state().reduced(); }
+  bool reduced() const;
   /// Whether every rank has dropped the update, since finish_gradients() threw, and no other one has begun.
-  bool dropped() const { return passes_.state().dropped() && !passes_.state().in_forward(); }
+  bool dropped() const;
 
   // ---- import and export
-  ParameterValues& values() { return values_; }
-  const ParameterValues& values() const { return values_; }
-  OptimizerState& optimizer_state() { return optimizer_state_; }
-  const OptimizerState& optimizer_state() const { return optimizer_state_; }
+  ParameterValues& values();
+  const ParameterValues& values() const;
+  /// sharding/strategy/optimizer_state.h
+  OptimizerState& optimizer_state();
+  const OptimizerState& optimizer_state() const;
 
   /// Whether updates can be captured in a graph: the operations of the communicator and the hook can be, and
   /// offloaded memory, if there is any, is pinned.
@@ -205,10 +200,10 @@ class Strategy {
   /// Memory held on this rank now.
   MemoryReport memory() const;
   /// Collectives of updates since the strategy was created, except for replays of a graph.
-  const Traffic& traffic() const { return runtime_.traffic; }
+  const Traffic& traffic() const;
   /// Seconds in which the calling thread waited for communication during the last finished step: gathers,
   /// reductions, and the exchanges of step().
-  double exposed_seconds() const { return runtime_.exposed.last_step(); }
+  double exposed_seconds() const;
   /// All of this, with buckets, options and times of passes.
   LoggingData logging_data() const;
 
@@ -216,37 +211,17 @@ class Strategy {
   /// begin_backward().
   class NoSync {
    public:
-    explicit NoSync(Strategy& strategy) : passes_(strategy.passes_.state()) { passes_.hold(); }
-    ~NoSync() { passes_.release(); }
+    explicit NoSync(Strategy&);
+    ~NoSync();
     NoSync(const NoSync&) = delete;
 
    private:
-    PassState& passes_;
+    Strategy& strategy_;
   };
 
  private:
-  void begin_pass(bool synchronise);
-  /// backward() of a loss; `sum_count` is undefined for a scalar.
-  void propagate(Tape&, Var loss, const Tensor& sum_count, bool synchronise, bool same_micro_batch);
-  Tensor times_loss_gradient(const Tensor& ratio, const Stream&);
-  void reset_gradients();
-  void update(Optimizer&, const UpdateScale&, const Stream&);
-  /// Drops the update, whose optimizers differ over the ranks.
-  [[noreturn]] void fail_different(const Optimizer&);
-
-  StrategyKind kind_;
-  StrategyOptions options_;
-  Runtime runtime_;
-  InstalledHooks hooks_;
-  ShardedModel model_;
-  TrainingPasses passes_;
-  OptimizerState optimizer_state_;
-  Updater updater_;
-  ParameterValues values_;
-  StepControl control_;
-  const Optimizer* announced_ = nullptr;  // by next_update()
-  bool weightless_ = false;               // an update of begin_backward(), whose losses have no weights
-  std::int64_t passes_without_data_ = 0;  // of the update
+  struct State;
+  std::unique_ptr<State> state_;
 };
 
 /// Creates a strategy for the parameters of the module, which must outlive it, as must the communicator of

@@ -25,7 +25,7 @@ void ParameterNorms::measure(const Optimizer& optimizer, UpdateTiles& tiles, Upd
     device_norms_ = Tensor::empty({count}, DType::f64, allocator);
   }
   if (on_device) memset_async(device_sums_.raw(), 0, device_sums_.bytes(), stream);
-  const NormSums sums{sums_, on_device ? device_sums_.data<std::int64_t>() : nullptr};
+  const NormSums sums{sums_.data(), on_device ? device_sums_.data<std::int64_t>() : nullptr};
   for (int b = 0; b < model_.layout().size(); ++b)
     tiles.each(b, stream, [&](const Tile& tile, const TileMemory& memory) {
       for (const UpdateSpans::Call& call : spans.calls(tile, memory, updates, nullptr, filter)) {

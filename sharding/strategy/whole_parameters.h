@@ -9,6 +9,7 @@
 
 #include "sharding/model/runtime.h"
 #include "sharding/model/sharded_model.h"
+#include "sharding/optim/grad_norm.h"
 #include "sharding/optim/optimizer.h"
 #include "sharding/strategy/update_tiles.h"
 

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "comm/device/cuda_runtime.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/gpu/on_device.h"
 #include "tests/support/ranks.h"
 #include "tests/support/train_tiny.h"

@@ -8,9 +8,11 @@
 
 #include "comm/device/cuda_runtime.h"
 #include "comm/device/graph.h"
-#include "sharding/engine/configured.h"
+#include "sharding/engine/engine_options.h"
 #include "sharding/optim/optimizers.h"
+#include "sharding/strategy/optimizer_state.h"
 #include "sharding/strategy/prediction.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/gpu/on_device.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"

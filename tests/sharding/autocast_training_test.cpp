@@ -4,6 +4,7 @@
 #include "autograd_lite/nn/init.h"
 #include "autograd_lite/nn/layers.h"
 #include "sharding/optim/optimizers.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/support/ranks.h"
 #include "tests/support/reference.h"
 #include "tests/support/train_tiny.h"

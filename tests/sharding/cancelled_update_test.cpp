@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "sharding/engine/engine.h"
-#include "sharding/engine/engine_join.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 

@@ -23,6 +23,7 @@
 #include "sharding/engine/engine.h"
 #include "sharding/engine/engine_state.h"
 #include "sharding/io/json.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/support/written_checkpoint.h"
 
 namespace rz {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "sharding/engine/engine.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/support/ranks.h"
 
 namespace rz {

@@ -6,8 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "sharding/engine/configured.h"
-#include "sharding/engine/engine_join.h"
+#include "sharding/engine/engine.h"
+#include "sharding/engine/engine_options.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 

@@ -13,6 +13,8 @@
 #include "sharding/checkpoint/checkpoint_folder.h"
 #include "sharding/engine/engine.h"
 #include "sharding/io/json.h"
+#include "sharding/strategy/optimizer_state.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "sharding/engine/engine.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/support/deepspeed_writer.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"

@@ -16,7 +16,9 @@
 #include "autograd_lite/nn/init.h"
 #include "autograd_lite/nn/layers.h"
 #include "sharding/engine/step_monitor.h"
+#include "sharding/engine/update_reports.h"
 #include "sharding/optim/optimizers.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 

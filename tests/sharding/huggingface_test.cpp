@@ -17,6 +17,7 @@
 #include "sharding/huggingface/pretrained_weights.h"
 #include "sharding/huggingface/save_pretrained.h"
 #include "sharding/io/json.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 

@@ -10,6 +10,7 @@
 
 #include "comm/core/error.h"
 #include "sharding/optim/optimizers.h"
+#include "sharding/strategy/optimizer_state.h"
 #include "sharding/strategy/strategy.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"

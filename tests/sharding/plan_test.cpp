@@ -6,9 +6,11 @@
 
 #include "autograd_lite/models/gpt2.h"
 #include "comm/device/meta.h"
-#include "sharding/engine/configured.h"
+#include "sharding/engine/dry_run.h"
 #include "sharding/engine/engine.h"
+#include "sharding/engine/engine_options.h"
 #include "sharding/engine/training_plan.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/support/error_of.h"
 #include "tests/support/mirrored_backend.h"
 #include "tests/support/ranks.h"
@@ -263,7 +265,7 @@ TEST_P(Plan, HasEveryByteThatTheCommunicatorMoves) {
       }
       const Traffic update = strategy->traffic() - before;
       EXPECT_EQ(moved(update), moved(*record)) << name(kind) << ", " << keys;
-      const DryRun plan = dry_run(
+      const TrainingPlan plan = dry_run(
           shapes, *optimizer, [&](Tape& t) { return loss_of(shapes, t, zeros(allocator_on(meta_device))); },
           {.strategy = kind, .rank = rank, .accumulation = 2});
       EXPECT_EQ(update, plan.update) << name(kind) << ", " << keys;

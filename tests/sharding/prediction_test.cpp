@@ -7,6 +7,7 @@
 #include "autograd_lite/element_ops.h"
 #include "autograd_lite/ops.h"
 #include "sharding/optim/optimizers.h"
+#include "sharding/strategy/optimizer_state.h"
 #include "sharding/strategy/strategy.h"
 #include "tests/support/ranks.h"
 #include "tests/support/toy_training.h"

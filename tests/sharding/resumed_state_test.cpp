@@ -12,6 +12,7 @@
 #include "sharding/checkpoint/checkpoint_folder.h"
 #include "sharding/engine/engine.h"
 #include "sharding/engine/engine_state.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/support/ranks.h"
 #include "tests/support/written_checkpoint.h"
 

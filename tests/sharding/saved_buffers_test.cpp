@@ -15,6 +15,7 @@
 #include "sharding/engine/engine.h"
 #include "sharding/huggingface/pretrained_weights.h"
 #include "sharding/huggingface/save_pretrained.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 

@@ -10,6 +10,9 @@
 
 #include "comm/core/error.h"
 #include "sharding/optim/optimizers.h"
+#include "sharding/parallel/rank_consistency.h"
+#include "sharding/strategy/pass_rules.h"
+#include "sharding/strategy/pass_state.h"
 #include "sharding/strategy/sharding_plan.h"
 #include "sharding/strategy/strategy.h"
 #include "tests/support/error_of.h"

@@ -18,6 +18,8 @@
 #include "sharding/checkpoint/checkpoint_folder.h"
 #include "sharding/checkpoint/checkpoint_reader.h"
 #include "sharding/engine/engine.h"
+#include "sharding/engine/save_requests.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/support/error_of.h"
 #include "tests/support/forked.h"
 #include "tests/support/ranks.h"

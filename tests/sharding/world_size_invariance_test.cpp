@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "sharding/engine/engine.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 #include "tests/support/toy_model.h"

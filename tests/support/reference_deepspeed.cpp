@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "comm/core/text.h"
 #include "sharding/io/json.h"
 #include "tests/support/shared_fixture.h"
 

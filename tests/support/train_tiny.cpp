@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "sharding/checkpoint/safetensors.h"
 #include "sharding/huggingface/pretrained_weights.h"
 #include "sharding/io/json.h"
 #include "tensor/ops.h"

@@ -4,6 +4,7 @@
 #include <functional>
 #include <numeric>
 
+#include "sharding/strategy/strategy.h"
 #include "tensor/ops.h"
 #include "tests/support/error_of.h"
 #include "tests/support/reference.h"

@@ -9,7 +9,7 @@
 #include "autograd_lite/models/gpt2.h"
 #include "sharding/config/ds_config.h"
 #include "sharding/data/tokens.h"
-#include "sharding/engine/configured.h"
+#include "sharding/engine/engine_options.h"
 #include "sharding/strategy/strategy.h"
 #include "tensor/ops.h"
 #include "tests/support/gpt2_tiny.h"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The installed headers compile without a warning.
+"""The installed headers compile without a warning, and the guides name no other ones.
 
 headers_test.py BUILD_DIR each COMPILER [FLAG...]         each by itself, and all together
 headers_test.py BUILD_DIR together COMPILER [FLAG...]     all together
@@ -39,9 +39,14 @@ with tempfile.TemporaryDirectory() as prefix:
         found = dict(zip(units, pool.map(errors, units.values())))
 
 bad = {unit: text for unit, text in found.items() if text}
+guides = pathlib.Path(__file__).resolve().parents[2] / "docs/guide"
+for guide in sorted(guides.glob("*.md")):
+    named = set(re.findall(r"\b(?:comm|tensor|autograd_lite|sharding)/[\w/]+\.h\b", guide.read_text()))
+    if other := sorted(named - set(headers)):
+        bad[guide.name] = f"names headers that are not installed: {', '.join(other)}"
 for unit, text in bad.items():
     print(f"{unit}:\n{text[:1500]}")
     if missing := re.search(r"'?((?:comm|tensor|autograd_lite|sharding)/[^':]*)'?(?: file not found|: No such file)", text):
         print(f"{missing[1]} is not installed: see the list in cmake/RzInstall.cmake\n")
-print(f"{len(headers)} headers, {compiler}: {len(bad)} of {len(units)} programs do not compile without a warning")
+print(f"{len(headers)} headers, {compiler}: {len(bad)} of {len(units)} programs and of the guides are wrong")
 sys.exit(bool(bad) or len(headers) < 50)

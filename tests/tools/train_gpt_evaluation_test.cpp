@@ -9,6 +9,7 @@
 
 #include "sharding/checkpoint/checkpoint_folder.h"
 #include "sharding/huggingface/gpt2_config.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/support/ranks.h"
 #include "tests/support/reference_gpt2.h"
 #include "tests/support/small_gpt.h"

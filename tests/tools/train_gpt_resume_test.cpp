@@ -11,7 +11,7 @@
 
 #include "sharding/checkpoint/checkpoint_folder.h"
 #include "sharding/checkpoint/checkpoint_reader.h"
-#include "sharding/engine/save_requests.h"
+#include "sharding/engine/checkpoint_options.h"
 #include "tests/support/small_gpt.h"
 
 namespace rz {

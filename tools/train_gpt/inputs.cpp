@@ -13,7 +13,6 @@
 #include "comm/core/error.h"
 #include "comm/core/text.h"
 #include "sharding/config/arguments.h"
-#include "sharding/engine/configured.h"
 #include "sharding/engine/engine_options.h"
 #include "sharding/engine/training_step.h"
 #include "sharding/huggingface/gpt2_config.h"

@@ -8,6 +8,7 @@
 #include "comm/core/error.h"
 #include "sharding/data/tokens.h"
 #include "sharding/huggingface/save_pretrained.h"
+#include "sharding/strategy/strategy.h"
 
 namespace rz::train_gpt {
 

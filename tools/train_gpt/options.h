@@ -8,7 +8,7 @@
 
 #include "sharding/config/arguments.h"
 #include "sharding/config/training_arguments.h"
-#include "sharding/engine/configured.h"
+#include "sharding/engine/engine_options.h"
 #include "tools/command_line/command_line.h"
 
 namespace rz::train_gpt {

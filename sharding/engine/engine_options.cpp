@@ -1,4 +1,4 @@
-#include "sharding/engine/configured.h"
+#include "sharding/engine/engine_options.h"
 
 #include <algorithm>
 
