@@ -9,6 +9,7 @@
 #include "sharding/engine/engine.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/parallel/rank_consistency.h"
+#include "sharding/strategy/step_control.h"
 #include "sharding/strategy/strategy.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
