@@ -30,14 +30,13 @@ class ReceiveStream {
   void consume(std::size_t bytes);
 
  private:
-  // First bytes of an element that has not arrived completely, or that arrived in parts.
-  struct PartialElement {
-    std::size_t bytes = 0;
-    std::byte data[8];
-  };
   Transport& transport_;
   const int rank_, peer_;
-  PartialElement partial_;
+  // First bytes of an element that has not arrived completely, or that arrived in parts.
+  struct {
+    std::size_t bytes = 0;
+    std::byte data[8];
+  } partial_;
   bool matched_ = false;
 };
 

@@ -73,7 +73,7 @@ struct Factors {
 template <class F>
 void each_engine(const F& f) {
   for (const DType t : types)
-    for (const GemmEngine* const engine : kernels::gemm_engines(t).at)
+    for (const GemmEngine* const engine : kernels::gemm_engines(t))
       if (engine) {
         SCOPED_TRACE(concat(name(t), " by ", engine->name));
         f(t, *engine);
