@@ -142,7 +142,7 @@ class OnMeta {
 /// The loop of an engine.
 class Updates {
  public:
-  Updates(Strategy& strategy, Tape& tape, const RecordLoss& record, int accumulation)
+  Updates(Strategy& strategy, Tape& tape, const std::function<nn::Loss(Tape&)>& record, int accumulation)
       : strategy_(strategy), tape_(tape), record_(record), accumulation_(accumulation) {}
 
   void run(Optimizer& optimizer) {
@@ -160,7 +160,7 @@ class Updates {
  private:
   Strategy& strategy_;
   Tape& tape_;
-  const RecordLoss& record_;
+  const std::function<nn::Loss(Tape&)>& record_;
   int accumulation_;
   std::vector<nn::Loss> losses_;  // of an update, as an engine keeps them
 };
@@ -169,8 +169,8 @@ constexpr int settling_updates = 3;  // from the third on, all updates are alike
 
 }  // namespace
 
-TrainingPlan dry_run(Module& module, const Optimizer& optimizer, const RecordLoss& record,
-                     const DryRunOptions& o) {
+std::pair<MemoryUse, Traffic> dry_run(Module& module, const Optimizer& optimizer,
+                                      const std::function<nn::Loss(Tape&)>& record, const DryRunOptions& o) {
   require(o.accumulation > 0, Errc::invalid_argument, "an update of ", o.accumulation, " micro-batches");
   const OnMeta on_meta(module);
   Communicator communicator = meta_communicator(o.rank.rank, o.rank.ranks);
@@ -184,10 +184,7 @@ TrainingPlan dry_run(Module& module, const Optimizer& optimizer, const RecordLos
   const Traffic before = strategy->traffic();
   updates.run(states);
   const BufferPool::Statistics pool = tape.pool().statistics();
-  return {.strategy = o.strategy,
-          .rank = o.rank,
-          .memory = {strategy->memory(), pool.bytes, pool.peak, on_meta.buffer_bytes()},
-          .update = strategy->traffic() - before};
+  return {{strategy->memory(), pool.bytes, pool.peak, on_meta.buffer_bytes()}, strategy->traffic() - before};
 }
 
 }  // namespace rz

@@ -2,11 +2,15 @@
 /// Updates that allocate and communicate as real ones do, without memory, ranks and arithmetic: memory and
 /// traffic of any module are those of the code that trains it.
 
+#include <functional>
 #include <optional>
+#include <utility>
 
 #include "autograd_lite/nn/module.h"
+#include "autograd_lite/ops.h"
+#include "autograd_lite/tape.h"
 #include "comm/communicator.h"
-#include "sharding/engine/training_plan.h"
+#include "sharding/model/memory_report.h"
 #include "sharding/parallel/mesh.h"
 #include "sharding/strategy/strategy_options.h"
 
@@ -28,10 +32,12 @@ struct DryRunOptions {
   std::optional<DType> autocast;
 };
 
-/// Runs updates of a module without values on meta_device; it has none afterwards, either. Offload has no
-/// effect, as on the host. Memory is as exact as that of plan_training().
+/// Runs updates of a module without values on meta_device; it has none afterwards, either. Returns the memory
+/// after them and the traffic of each further one. Offload has no effect, as on the host. Memory is as exact
+/// as that of plan_training(), and `record` is as there.
 ///
 /// Errors are those of make_strategy() and of `record`; Errc::invalid_argument if the module has values.
-TrainingPlan dry_run(Module&, const Optimizer&, const RecordLoss& record, const DryRunOptions&);
+std::pair<MemoryUse, Traffic> dry_run(Module&, const Optimizer&, const std::function<nn::Loss(Tape&)>& record,
+                                      const DryRunOptions&);
 
 }  // namespace rz

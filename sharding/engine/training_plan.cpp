@@ -46,12 +46,13 @@ class Run {
     return true;
   }
   TrainingPlan plan(RankOf rank) const {
-    TrainingPlan plan = dry_run(module_, *optimizer_, record_,
-                                {.strategy = kind_,
-                                 .options = options_,
-                                 .rank = rank,
-                                 .accumulation = static_cast<int>(config_.sizes.accumulation),
-                                 .autocast = config_.precision.autocast});
+    const auto [memory, update] = dry_run(module_, *optimizer_, record_,
+                                          {.strategy = kind_,
+                                           .options = options_,
+                                           .rank = rank,
+                                           .accumulation = static_cast<int>(config_.sizes.accumulation),
+                                           .autocast = config_.precision.autocast});
+    TrainingPlan plan{.strategy = kind_, .rank = rank, .memory = memory, .update = update};
     if (device_ != Device::host && offloads(options_))
       plan.memory.model = with_offload(kept(rank), plan.memory.model,
                                        predicted_tiles(kind_, module_, *optimizer_, rank, options_, device_));

@@ -10,9 +10,15 @@
 #include "autograd_lite/parameter.h"
 #include "sharding/model/flat_layout.h"
 #include "sharding/model/options.h"
-#include "sharding/model/value_store.h"
 
 namespace rz {
+
+/// A scope that runs.
+struct ScopeUse {
+  const Scope& scope;
+  Pass pass;
+  std::span<const int> flat;  ///< its flat parameters; none unless values are sharded
+};
 
 /// The order in which a model runs its scopes. Records the scopes that passes enter, and predicts the next
 /// ones: after a visit that occurred before, those that followed it then. The first pass is expected to run

@@ -2,12 +2,12 @@
 /// The memory that holds the values used by a model: whole on every rank, or divided.
 
 #include <memory>
-#include <span>
 #include <vector>
 
 #include "autograd_lite/tape.h"
 #include "comm/work.h"
 #include "sharding/model/flat_layout.h"
+#include "sharding/model/gather_plan.h"
 #include "sharding/model/host_memory.h"
 #include "sharding/model/runtime.h"
 #include "tensor/tensor.h"
@@ -21,15 +21,6 @@ struct StoredValue {
   Tensor values;
   bool exported;  ///< true on one of the ranks that hold the elements
 };
-
-/// A scope that runs.
-struct ScopeUse {
-  const Scope& scope;
-  Pass pass;
-  std::span<const int> flat;  ///< its flat parameters; none unless values are sharded
-};
-
-class ScopeTrace;
 
 /// Defines Parameter::value while a scope runs. Not thread-safe.
 class ValueStore {

@@ -1,3 +1,5 @@
+// The hooks of communication_hook.h under the names of PyTorch.
+
 #include "sharding/model/communication_hook.h"
 
 #include <optional>
