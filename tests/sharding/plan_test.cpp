@@ -5,6 +5,7 @@
 #include <string>
 
 #include "autograd_lite/models/gpt2.h"
+#include "comm/device/allocate.h"
 #include "comm/device/meta.h"
 #include "sharding/engine/dry_run.h"
 #include "sharding/engine/engine.h"
