@@ -1,12 +1,11 @@
 // The hooks of communication_hook.h under the names of PyTorch.
 
-#include "sharding/model/communication_hook.h"
-
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "sharding/model/communication_hook.h"
 #include "sharding/model/gradient_store.h"
 
 namespace rz {
