@@ -115,8 +115,8 @@ class Engine {
   /// another collective of theirs. Does nothing if the update has been dropped already, because another rank
   /// cancelled it, and the next one has not begun: no forward pass, no batch of loader(), no other exception
   /// that is handled now. In stage 3 the other ranks must go on as in the update before, or in the first one
-  /// run all modules once a micro-batch, in the order in which they were made: otherwise Errc::mismatch ends
-  /// training. Where updates run as a CUDA graph, the others must be in train_batch(), as before.
+  /// run all modules once per micro-batch, in the order in which they were made: otherwise Errc::mismatch
+  /// ends training. Where updates run as a CUDA graph, the others must be in train_batch(), as before.
   void cancel_update();
   /// While an object of this class lives, no gradients are reduced, and step() is an error.
   class NoSync;

@@ -1,5 +1,5 @@
 #pragma once
-/// Agreement of all ranks, once an update, on whether to save and whether to stop.
+/// Agreement of all ranks, once per update, on whether to save and whether to stop.
 ///
 ///     SignalHandler handler;
 ///     SaveRequests requests(communicator, options, [&] { return handler.received(); });

@@ -47,7 +47,7 @@ struct sigaction recording_action() {
 SignalHandler::SignalHandler() {
   RecordedSignals& state = recorded_signals();
   require(!state.in_use.exchange(true), Errc::invalid_argument,
-          "this process has a SignalHandler already; a signal is recorded once a process");
+          "this process has a SignalHandler already; a signal is recorded once per process");
   state.user1 = state.terminate = false;
   const struct sigaction action = recording_action();
   replace_action(SIGUSR1, &action, &state.before_user1);

@@ -111,7 +111,7 @@ void StepMonitor::print(const StepReport& report, std::optional<double> loss, co
     return fixed(times_.seconds(phase) * 1e3 / static_cast<double>(every_), 2);
   };
   if (times_.enabled())
-    std::fprintf(log_, "%s  ms an update: forward %s, backward %s, step %s\n", prefix_.c_str(),
+    std::fprintf(log_, "%s  ms per update: forward %s, backward %s, step %s\n", prefix_.c_str(),
                  ms(Phase::forward).c_str(), ms(Phase::backward).c_str(), ms(Phase::step).c_str());
   if (prints_memory_) std::fprintf(log_, "%s  %s\n", prefix_.c_str(), describe(memory).c_str());
   std::fflush(log_);

@@ -27,7 +27,7 @@
 /// gradients are means over the ranks, and an update has passes of one of the two ways.
 ///
 /// Determinism: all strategies produce the same parameters, losses and norms, bit for bit, for any bucket
-/// size and with overlap on or off, for any number of passes an update and wherever they synchronise. This
+/// size and with overlap on or off, for any number of passes per update and wherever they synchronise. This
 /// holds if the communicator is deterministic.
 ///
 /// Accumulation: a pass that does not synchronise adds to the local gradients of this rank. The next pass
