@@ -21,6 +21,7 @@ set(rz_headers
     autograd_lite/nn/containers.h autograd_lite/nn/init.h autograd_lite/nn/layers.h autograd_lite/nn/module.h
     autograd_lite/models/gpt2.h
 
+    sharding/checkpoint/open_tensors.h sharding/checkpoint/tensor_source.h
     sharding/config/arguments.h sharding/config/ds_config.h sharding/config/lr_schedule.h
     sharding/config/training_arguments.h
     sharding/data/batch_sampler.h sharding/data/continuous_batch_sampler.h sharding/data/dataset.h sharding/data/loader.h

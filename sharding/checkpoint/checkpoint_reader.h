@@ -13,10 +13,6 @@
 
 namespace rz {
 
-/// `weights`: parameters and persistent buffers, by their names in the model. `all`: also the optimizer's
-/// tensors, by their names in the checkpoint.
-enum class TensorPart { weights, all };
-
 /// A checkpoint open for reading. Files are opened when they are read, at most 64 at a time. Copies share the
 /// files; concurrent reads are safe.
 class CheckpointReader {

@@ -9,6 +9,7 @@
 
 #include "comm/core/error.h"
 #include "sharding/checkpoint/checkpoint_folder.h"
+#include "sharding/checkpoint/checkpoint_reader.h"
 #include "sharding/checkpoint/deepspeed_weights.h"
 #include "sharding/checkpoint/safetensors.h"
 #include "sharding/checkpoint/torch_files/torch_file.h"

@@ -3,7 +3,6 @@
 
 #include <string>
 
-#include "sharding/checkpoint/checkpoint_reader.h"
 #include "sharding/checkpoint/tensor_source.h"
 
 namespace rz {
@@ -15,9 +14,8 @@ namespace rz {
 /// - an index of Hugging Face, NAME.index.json, whose weight_map has the file of each tensor, of one of these
 ///   kinds;
 /// - a folder of a checkpoint of DeepSpeed, or one whose file `latest` names it: f32 weights, consolidated
-/// from
-///   the files of all ranks (sharding/checkpoint/deepspeed_weights.h), also if other files of weights lie
-///   beside it;
+///   from the files of all ranks (sharding/checkpoint/deepspeed_weights.h), also if other files of weights
+///   lie beside it;
 /// - a folder of a checkpoint of this library, or one whose file `latest` names it, unless weights that were
 ///   written later lie beside it: parameters in f32 and persistent buffers, by their names in the model;
 /// - another folder that holds, in this order of preference, model.safetensors, model.safetensors.index.json,
