@@ -1,4 +1,4 @@
-# Labels of tests that a run of CI omits: ctest reads this file once it knows the tests. Their other label is the floor.
+# Labels of tests that a run of CI omits, by patterns of their names. Their other label is the floor.
 # .ci/run says which run proves what; CMakePresets.json has the labels that each omits.
 set(labels
   # Pure computations of many seconds, which no sanitizer sees into.
@@ -12,19 +12,3 @@ set(labels
   # Differ from others in what the address sanitizer may find, not in what a release build may compute.
   memory "Schedules.ChangeNoBit/[a-z_]*_zero[12]|peer_cuda_ranks(1_ddp|[14]_zero[12])|emulated_gpu.(NcclBackend[.]|Types/DeviceOps|(PeerCuda|Nccl|Native)/Collectives)"
 )
-get_cmake_property(names VARIABLES)
-foreach(name ${names})
-  if(name MATCHES "_TESTS$")
-    foreach(test ${${name}})
-      string(REGEX REPLACE "[.].*" "" own "${test}")
-      set(rows ${labels})
-      while(rows)
-        list(POP_FRONT rows label pattern)
-        if(test MATCHES "${pattern}")
-          list(APPEND own ${label})
-        endif()
-      endwhile()
-      set_tests_properties("${test}" PROPERTIES LABELS "${own}")
-    endforeach()
-  endif()
-endforeach()
