@@ -4,7 +4,7 @@
 set -euo pipefail
 packages=(build-essential cmake ninja-build ccache pkg-config git ca-certificates python3
           libhwy-dev libopenblas-pthread-dev libhwloc-dev nlohmann-json3-dev libxxhash-dev libcli11-dev libgtest-dev libboost-context-dev
-          libopenmpi-dev openmpi-bin)
+          libopenmpi-dev openmpi-bin lld)
 
 missing=()
 for p in "${packages[@]}"; do
