@@ -276,7 +276,6 @@ TEST_F(Linear, ProductsOfEmptyMatrices) {
   EXPECT_EQ(from_device(d_bias, stream), Values(4, 0));
 }
 
-#ifndef RZ_TESTED_ON_HOST
 /// A table of words whose number is odd, as GPT-2's, with rows of logits that are whole 16-byte words apart:
 /// the product by the table, and its gradients.
 constexpr std::size_t texts = 512, channels = 1024, vocabulary = 2053, vocabulary_stride = 2056;
@@ -331,6 +330,7 @@ TEST_F(Linear, RowsThatAreNoWholeWordsAreSplitOff) {
 }
 
 TEST_F(Linear, AVocabularyOfAnOddSizeHasTheSameResults) {
+  if (on_host()) GTEST_SKIP() << "products on the host are not split";
   const Values x = units(texts * channels, 1), table = units(vocabulary * channels, 2),
                d_logits = units(texts * vocabulary, 3);
   const auto with_stride = [&] {
@@ -364,7 +364,6 @@ TEST_F(Linear, AVocabularyOfAnOddSizeHasTheSameResults) {
             << w << " " << c;
       }
 }
-#endif
 
 }  // namespace
 }  // namespace rz::test
