@@ -2,6 +2,7 @@
 
 #include "tests/emulated_gpu/device_code.h"
 // after CUDA's words
+#include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -38,6 +39,7 @@ struct Memory {
   }
   std::vector<float> read(const Stream& s) const {
     std::vector<float> values(count);
+    s.synchronize();  // which a copy to pageable memory requires
     check(runtime().memcpy_async(values.data(), data, count * sizeof(float), s.native()), "copy", device);
     return values;
   }
@@ -212,6 +214,17 @@ TEST(EmulatedGpu, StreamsRunInAnyOrderWithoutAWaitAndInTheRightOneWithIt) {
   }
   EXPECT_GT(wrong, 5);
   EXPECT_LT(wrong, 45);
+}
+
+TEST(EmulatedGpu, ACopyToPageableMemoryInABusyStreamFailsTheTest) {
+  const Schedule schedule(1, Pace::lazy);
+  const Stream s = Stream::create(device);
+  const Memory x(100);
+  x.copy_from(counting(100), s);
+  std::vector<float> values(100);
+  EXPECT_NONFATAL_FAILURE(runtime().memcpy_async(values.data(), x.data, 400, s.native()),
+                          "pageable memory waits for its stream");
+  EXPECT_EQ(values, counting(100));
 }
 
 TEST(EmulatedGpu, AKernelMayWaitForAnotherDevicesKernel) {
