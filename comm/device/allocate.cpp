@@ -9,6 +9,7 @@
 #include "comm/core/error.h"
 #include "comm/device/cuda_runtime.h"
 #include "comm/device/meta.h"
+#include "comm/os/process.h"
 
 namespace rz {
 
@@ -22,10 +23,10 @@ struct FreedMemory {
   cuda::Status (*free)(void*);
 };
 
-constinit std::mutex deferring;
+constinit ProcessMutex deferring;
 constinit int deferrals = 0;  // objects of DeferredFrees
-constinit std::vector<FreedMemory>* deferred =
-    nullptr;  // never destroyed: threads may outlive static objects
+/// Never destroyed, since threads may outlive static objects.
+constinit std::vector<FreedMemory>* deferred = nullptr;
 
 void return_to_driver(const FreedMemory& m) {
   const cuda::DeviceGuard guard(m.device, std::nothrow);

@@ -10,6 +10,7 @@
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
 #include "comm/device/cuda_runtime.h"
+#include "comm/os/process.h"
 #include "comm/os/wait_policy.h"
 
 namespace rz {
@@ -91,7 +92,7 @@ void enable_peer_access(Device device, int rank, const DeviceLocation& peer, int
 
 /// CUDA counts how often a process has mapped a handle, but refuses it to a thread while another one maps it
 /// (cudaErrorAlreadyMapped).
-constinit std::mutex mapping;
+constinit ProcessMutex mapping;
 
 /// Maps memory of another process; unmapped with the last copy of the pointer.
 Memory open_ipc(const cuda::IpcHandle& handle, Device device) {
