@@ -18,10 +18,10 @@ Allocator allocator_on(Device);
 std::shared_ptr<std::byte> allocate_pinned(Device, std::size_t bytes);
 
 /// While an object of this class lives, memory of allocate_on() and allocate_pinned() is kept when it is
-/// freed. The driver gets it back when the last object is destroyed, or when it has no other memory left. For
-/// groups whose ranks are threads of one process: the driver waits for the device before it frees memory, and
-/// meanwhile no thread can launch a kernel, so a rank that freed memory would not reach the collective for
-/// which a peer's kernel waits on that device. Thread-safe.
+/// freed. The driver gets it back when the last object is destroyed, or when one of these functions finds no
+/// other memory. For groups whose ranks are threads of one process: the driver waits for the device before it
+/// frees memory, and meanwhile no thread can launch a kernel, so a rank that freed memory would not reach the
+/// collective for which a peer's kernel waits on that device. Thread-safe.
 class DeferredFrees {
  public:
   DeferredFrees();

@@ -37,8 +37,8 @@ struct TrainingPlan {
 ///
 /// Memory is exact where a run has the same order of events. Reductions that overlap with backward end at the
 /// latest possible moment here: with StrategyOptions::overlap_comm, zero2 and zero3 may hold fewer buckets in
-/// a run. MemoryReport::transient_peak is then a bound, and what is cached may be less or more. For a
-/// device, tensors of the tape with padded rows (nn::linear_aligned) are predicted without the padding.
+/// a run on the host. MemoryReport::transient_peak is then a bound, and what is cached may be less or more.
+/// For a device, tensors of the tape with padded rows (nn::linear_aligned) are predicted without the padding.
 ///
 /// Errors are those of initialize(); Errc::config without an optimizer.
 TrainingPlan plan_training(Module&, const EngineOptions&, const RecordLoss& record, RankOf,

@@ -385,8 +385,8 @@ void ShardedGradients::drop_whole(int bucket) {
 
 void ShardedGradients::provide(int bucket, const Stream& stream) {
   if (at(bucket).whole.defined()) return;
-  // On a device, updates that are captured in a graph must make the allocations of those before, whatever has
-  // ended when.
+  // On a device the allocations must not depend on time: an update that is captured in a graph can only reuse
+  // the memory of those before it.
   const bool by_count = runtime_.stream.device().kind == Device::cuda;
   while (!in_flight_.empty() &&
          (in_flight_.size() > max_in_flight || (!by_count && at(in_flight_.front()).reduction.work.done())))

@@ -115,7 +115,7 @@ TEST_F(PeerCuda, ALongWaitIsReportedWithTheMissingRank) {
     EXPECT_NE(lines[0].find(part), std::string::npos) << lines[0];
 }
 
-/// As CUDA frees nothing before the device is idle, and this rank's peer waits for it there.
+/// cudaFree waits until the device is idle, and a kernel of the other rank runs there until this rank's call.
 TEST_F(PeerCuda, MemoryIsFreedWhileAPeerWaits) {
   on_ranks({.one_card = true}, [&](Communicator& comm, const Stream& s) {
     const Floats x(allocate_on(s.device(), 4000), 1000);
