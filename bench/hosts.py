@@ -133,6 +133,7 @@ class Peers:
         os.chmod(self.agent, 0o755)
         wanted = {'ompi': ('mpicxx.openmpi', 'mpi_coll.cpp', []), 'mpich': ('mpicxx.mpich', 'mpi_coll.cpp', []),
                   'gloo': ('g++', 'gloo_coll.cpp', ['-lgloo', '-lpthread'])}
+        if o.peer_build: os.makedirs(o.peer_build, exist_ok=True)
         for name in filter(None, o.peers.replace('none', '').split(',')):
             compiler, source, libraries = wanted[name]
             path = os.path.join(o.peer_source or '', source)
