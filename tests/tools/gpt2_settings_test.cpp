@@ -1,5 +1,5 @@
-// A small GPT-2 with accumulation and clipping: each optimizer and each schedule, in every strategy on 1 to 4
-// ranks, against references in double.
+// A small GPT-2 with accumulation and clipping, against references in double: each optimizer in every
+// strategy on 3 ranks and in one on 1, and each schedule. gpt2_tiny_test.cpp has other numbers of ranks.
 
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ using namespace test;  // NOLINT: the test's own
 using Type = OptimizerConfig::Type;
 constexpr std::int64_t updates = 6, accumulation = 4, length = 16;
 constexpr double clip = 0.9;
-/// 3 ranks share a batch of 12; 1, 2 and 4 ranks one of 16.
+/// 3 ranks share a batch of 12; one rank has one of 16.
 constexpr std::int64_t batches[] = {16, 12};
 std::int64_t batch_of(int ranks) { return batches[ranks == 3]; }
 
@@ -185,8 +185,11 @@ class Gpt2Settings : public testing::TestWithParam<Setting> {
   Folder folder_;
 };
 
+/// Schedules of one optimizer: strategies and ranks differ by nothing that a schedule sees.
+bool differs_by_schedule(const Setting& s) { return s.optimizer == adamw && s.name != std::string("adamw"); }
+
 TEST_P(Gpt2Settings, TrainAsTheReferenceInEveryStrategy) {
-  for (const int ranks : {1, 2, 3, 4}) {
+  for (const int ranks : {1, 3}) {
     const Expected of = expected(GetParam(), batch_of(ranks));
     const Reports first = trained(StrategyKind::ddp, ranks);
     ASSERT_EQ(first.size(), of.loss.size());
@@ -195,6 +198,7 @@ TEST_P(Gpt2Settings, TrainAsTheReferenceInEveryStrategy) {
       EXPECT_NEAR(r.loss, of.loss[r.step], 2e-5) << "update " << r.step;
       EXPECT_NEAR(r.grad_norm, of.grad_norm[r.step], 1e-4 * of.grad_norm[r.step]) << "update " << r.step;
     }
+    if (ranks == 1 || differs_by_schedule(GetParam())) continue;
     for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3})
       expect_same_bits(first, trained(kind, ranks), name(kind));
   }
@@ -210,8 +214,8 @@ TEST_P(Gpt2Settings, TheFileIsOfTheReference) {
     }
     std::ofstream(expected_file) << all.dump(1) << "\n";
   }
-  const bool slow = GetParam().optimizer.type == Type::muon, again = GetParam().optimizer == adamw;
-  if (slow || (again && GetParam().name != std::string("adamw"))) GTEST_SKIP() << "left out for its time";
+  if (GetParam().optimizer.type == Type::muon || differs_by_schedule(GetParam()))
+    GTEST_SKIP() << "left out for its time";
   const Expected file = expected(GetParam(), 12), own = reference(GetParam(), checkpoint(), 12, 3);
   for (std::size_t s = 0; s < own.loss.size(); ++s) {
     EXPECT_NEAR(file.loss[s], own.loss[s], 1e-11) << "update " << s;
