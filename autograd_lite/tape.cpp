@@ -243,15 +243,19 @@ Var Tape::add_value(Tensor output) {
   return state_->add({Kind::output, false, nullptr, std::move(output), {}});
 }
 
+std::span<const Var> Tape::keep(std::span<const Var> vars) {
+  auto* const kept = static_cast<Var*>(allocate(vars.size_bytes(), alignof(Var)));
+  std::uninitialized_copy(vars.begin(), vars.end(), kept);
+  return {kept, vars.size()};
+}
+
 Var Tape::add_node(Tensor output, std::span<const Var> inputs, const Captured& backward) {
   State& s = *state_;
-  auto* kept = static_cast<Var*>(allocate(inputs.size_bytes(), alignof(Var)));
-  std::uninitialized_copy(inputs.begin(), inputs.end(), kept);
   for (Var v : inputs) {
     if (needs_grad(v) && s.at(v).use) ++s.at(v).use->pending;
   }
   const Var result = s.add({Kind::output, true, nullptr, std::move(output), {}});
-  s.nodes.push_back({State::Node::op, result.index, nullptr, backward, {kept, inputs.size()}, s.recorded});
+  s.nodes.push_back({State::Node::op, result.index, nullptr, backward, inputs, s.recorded});
   s.recorded = s.arena.position();
   return result;
 }

@@ -59,6 +59,9 @@ class Tape {
   /// with the functions below. It must not write to d_out, which may be shared.
   template <class F>
   Var record(Tensor output, std::initializer_list<Var> inputs, F backward);
+  /// The same for any number of inputs, which `backward(tape, d_out, inputs)` receives.
+  template <class F>
+  Var record(Tensor output, std::span<const Var> inputs, F backward);
 
   /// In backward: the memory for an input's gradient, and whether to overwrite it or add to it. For a
   /// parameter it is Parameter::grad. Write it before the next call for the same input.
@@ -181,6 +184,9 @@ class Tape {
   Captured capture(F);
   bool needs_node(std::span<const Var>) const;
   Var add_value(Tensor output);
+  /// A copy in the memory of the node that is added next.
+  std::span<const Var> keep(std::span<const Var>);
+  /// `inputs` are kept.
   Var add_node(Tensor output, std::span<const Var> inputs, const Captured&);
   void open_scope(const Scope&);
   void close_scope(const Scope&);
@@ -212,7 +218,17 @@ template <class F>
 Var Tape::record(Tensor output, std::initializer_list<Var> inputs, F backward) {
   const std::span<const Var> all(inputs.begin(), inputs.size());
   if (!needs_node(all)) return add_value(std::move(output));
-  return add_node(std::move(output), all, capture(std::move(backward)));
+  return add_node(std::move(output), keep(all), capture(std::move(backward)));
+}
+
+template <class F>
+Var Tape::record(Tensor output, std::span<const Var> inputs, F backward) {
+  if (!needs_node(inputs)) return add_value(std::move(output));
+  const std::span<const Var> kept = keep(inputs);
+  return add_node(std::move(output), kept,
+                  capture([kept, backward = std::move(backward)](Tape& tape, const Tensor& d_out) mutable {
+                    backward(tape, d_out, kept);
+                  }));
 }
 
 template <class F>
@@ -236,7 +252,7 @@ Var Tape::checkpoint(const Scope& scope, Var input, F body) {
     const Var second = body(input);
     tape.end_checkpoint_backward(second_run, second, d_out);
   };
-  return add_node(std::move(output), inputs, capture(std::move(again)));
+  return add_node(std::move(output), keep(inputs), capture(std::move(again)));
 }
 
 }  // namespace rz
