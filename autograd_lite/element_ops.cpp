@@ -2,6 +2,7 @@
 
 #include "autograd_lite/saved_variable.h"
 #include "tensor/ops.h"
+#include "tensor/shape_ops.h"
 
 namespace rz::nn {
 namespace {
@@ -123,9 +124,7 @@ struct Reduced {
   std::size_t count;
 };
 Reduced reduced(const char* op, const Shape& shape, int extent) {
-  const int dims = shape.dims(), at = extent < 0 ? extent + dims : extent;
-  require(at >= 0 && at < dims, Errc::invalid_argument, op, ": the tensor ", name(shape), " has no extent ",
-          extent);
+  const int dims = shape.dims(), at = ops::dimension(op, shape, extent);
   std::array<std::size_t, 4> kept{}, others{};
   for (int d = 0, other = 0; d < dims; ++d) {
     kept[static_cast<std::size_t>(d)] = d == at ? 1 : shape[d];

@@ -90,29 +90,6 @@ Var reshape(Tape& tape, Var x, const Shape& shape) {
   return out;
 }
 
-Var at_position(Tape& tape, Var x, std::size_t position) {
-  require_dims("at_position", "the input", tape.value(x), 3, 3);
-  const Shape whole = tape.value(x).shape();
-  const std::size_t batch = whole[0], length = whole[1], channels = whole[2];
-  require(position < length, Errc::invalid_argument, "at_position: no position ", position, " in ", length,
-          " tokens");
-  const auto copy_rows = [=](Tape& tape, const Tensor& rows, const Tensor& all, bool back) {
-    for (std::size_t b = 0; b < batch; ++b) {
-      const Tensor one = rows.view(b * channels, {channels}),
-                   there = all.view((b * length + position) * channels, {channels});
-      ops::copy(back ? there : one, back ? one : there, tape.stream());
-    }
-  };
-  const Tensor rows = tape.empty({batch, 1, channels}, tape.value(x).dtype());
-  copy_rows(tape, rows, tape.value(x), false);
-  return tape.record(rows, {x}, [=](Tape& tape, const Tensor& d_rows) {
-    const Tensor d = tape.empty(whole, d_rows.dtype());
-    ops::fill(d, 0, tape.stream());
-    copy_rows(tape, d_rows, d, true);
-    tape.accumulate_grad(x, d);
-  });
-}
-
 // ---- linear
 
 namespace {

@@ -11,6 +11,7 @@
 
 #include "autograd_lite/autocast.h"
 #include "autograd_lite/element_ops.h"
+#include "autograd_lite/shape_ops.h"
 #include "autograd_lite/tape.h"
 #include "tensor/ops.h"
 
@@ -22,10 +23,8 @@ using ops::WeightLayout;
 Var gelu(Tape&, Var x);  ///< tanh approximation
 /// Consumes a range of the tape's random numbers. Returns x itself if p is 0.
 Var dropout(Tape&, Var x, float p);
-/// The same memory with another shape.
+/// The same memory with another shape. Other operators that move elements are in autograd_lite/shape_ops.h.
 Var reshape(Tape&, Var x, const Shape&);
-/// x[B, T, C] → [B, 1, C]: one position of each sequence.
-Var at_position(Tape&, Var x, std::size_t position);
 
 // ---- linear
 /// x[…, in] → […, out]

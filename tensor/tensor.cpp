@@ -21,8 +21,13 @@ std::size_t Shape::count() const {
 
 Shape Shape::with_last(std::size_t last) const {
   require(dims_ > 0, Errc::invalid_argument, "a scalar has no last extent");
+  return with(dims_ - 1, last);
+}
+
+Shape Shape::with(int i, std::size_t extent) const {
+  require(i >= 0 && i < dims_, Errc::invalid_argument, "a shape of ", dims_, " extents has no extent ", i);
   Shape s = *this;
-  s.extents_[static_cast<std::size_t>(dims_ - 1)] = last;
+  s.extents_[static_cast<std::size_t>(i)] = extent;
   return s;
 }
 

@@ -29,6 +29,8 @@ class Shape {
   std::size_t count() const;
   /// The same shape with another last extent. Errc::invalid_argument for a scalar.
   Shape with_last(std::size_t) const;
+  /// The same shape with another extent of dimension i, from 0. Errc::invalid_argument if there is none.
+  Shape with(int i, std::size_t extent) const;
   bool operator==(const Shape&) const = default;
 
  private:

@@ -24,6 +24,7 @@ ROOMS = {
     'tensor/kernels/normalization': KERNELS,
     'tensor/kernels/attention': KERNELS + 'tensor/kernels/elementwise',
     'tensor/kernels/losses': KERNELS,
+    'tensor/kernels/layout': KERNELS,
     'tensor/kernels/optimizer': KERNELS,
     'autograd_lite': 'comm/core comm/device tensor',
     'autograd_lite/nn': 'comm/core comm/device autograd_lite tensor',

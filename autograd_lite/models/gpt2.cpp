@@ -170,7 +170,7 @@ Gpt2::Output Gpt2::forward(Tape& tape, const Tensor& tokens, const Tensor& targe
 }
 
 Var Gpt2::logits_at(Tape& tape, const Tensor& tokens, std::size_t position) {
-  const Var x = nn::at_position(tape, hidden(tape, tokens), position);
+  const Var x = nn::narrow(tape, hidden(tape, tokens), 1, position, 1);
   return head(
       tape, [](Var logits) { return logits; }, x);
 }

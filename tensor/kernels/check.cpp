@@ -17,8 +17,6 @@ std::string describe(const Argument& a) {
   return text;
 }
 
-bool is_float(DType t) { return t == DType::f32 || t == DType::f16 || t == DType::bf16; }
-
 [[noreturn]] void refuse(const std::string& text, std::initializer_list<Argument> arguments) {
   std::string all = text;
   const char* separator = "";
@@ -28,19 +26,22 @@ bool is_float(DType t) { return t == DType::f32 || t == DType::f16 || t == DType
 
 }  // namespace
 
-void check(const char* op, std::initializer_list<Argument> arguments, bool fits, Rows rows) {
+bool is_float(DType t) { return t == DType::f32 || t == DType::f16 || t == DType::bf16; }
+
+void check(const char* op, std::initializer_list<Argument> arguments, bool fits, Rows rows, DTypes dtypes) {
   const Device device = arguments.begin()->tensor.device();
   bool usable = true;
   for (const Argument& a : arguments)
-    usable = usable && a.tensor.defined() && a.tensor.device() == device && is_float(a.tensor.dtype());
+    usable = usable && a.tensor.defined() && a.tensor.device() == device &&
+             (dtypes == DTypes::any || is_float(a.tensor.dtype()));
   const auto is_contiguous = [](const Argument& a) { return a.tensor.contiguous(); };
   if (usable && rows == Rows::contiguous && !std::ranges::all_of(arguments, is_contiguous))
     refuse(concat(op, ": needs contiguous rows; copy the tensor to a contiguous one (ops::copy): "),
            arguments);
   if (fits && usable) return;
-  refuse(concat(op,
-                usable ? ": these shapes do not fit together: " : ": needs f32, f16 or bf16 on one device: "),
-         arguments);
+  const char* const needs =
+      dtypes == DTypes::any ? ": needs tensors of one device: " : ": needs f32, f16 or bf16 on one device: ";
+  refuse(concat(op, usable ? ": these shapes do not fit together: " : needs), arguments);
 }
 
 void check_dtype(const char* op, DType dtype, std::initializer_list<Argument> arguments) {

@@ -15,9 +15,13 @@ struct Argument {
 
 /// What an operator reads and writes: contiguous tensors, or any Tensor::row_stride().
 enum class Rows { contiguous, any_stride };
+enum class DTypes { floats, any };
+/// f32, f16 or bf16.
+bool is_float(DType);
 /// Errc::invalid_argument unless `fits` holds, and every tensor is defined, on the first one's device, f32,
-/// f16 or bf16, and contiguous, or `rows` allows a stride.
-void check(const char* op, std::initializer_list<Argument>, bool fits, Rows rows = Rows::contiguous);
+/// f16 or bf16 or `dtypes` allows all, and contiguous, or `rows` allows a stride.
+void check(const char* op, std::initializer_list<Argument>, bool fits, Rows rows = Rows::contiguous,
+           DTypes dtypes = DTypes::floats);
 /// For operators on the host. Errc::invalid_argument unless every defined tensor is of this dtype.
 void check_dtype(const char* op, DType, std::initializer_list<Argument>);
 /// The same for gradients of parameters of this dtype, which may be f32 too.

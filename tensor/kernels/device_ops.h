@@ -3,8 +3,10 @@
 /// folder fill it; in tests, the same files compiled for an emulated device.
 
 #include "tensor/kernels/device_optimizer.h"
+#include "tensor/kernels/strided_copy.h"
 #include "tensor/loss_ops.h"
 #include "tensor/ops.h"
+#include "tensor/shape_ops.h"
 
 namespace rz::ops {
 

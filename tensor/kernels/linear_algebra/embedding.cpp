@@ -3,6 +3,7 @@
 // once.
 
 #include "tensor/ops.h"
+#include "tensor/shape_ops.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "tensor/kernels/linear_algebra/embedding.cpp"
@@ -141,13 +142,11 @@ void add_by_token(const Tensor& d_table, const Tensor& d_out, const std::int32_t
 
 void clear(const Tensor& t, const Stream& stream) { fill(t, 0, stream); }
 
-}  // namespace
-
-void embedding(const Tensor& out, const Tensor& tokens, const Tensor& table, const Stream& stream) {
-  check("embedding", {{"out", out}, {"table", table}}, fits(out, table));
-  check_indices("embedding", {"tokens", tokens}, rows(out), table.shape()[0]);
-  if (const auto* d = on_device("embedding", out, stream)) return d->embedding(out, tokens, table, stream);
-  check_dtype("embedding", table.dtype(), {{"out", out}});
+/// The tensors have been checked, except their dtypes on the host.
+void look_up(const char* op, const Tensor& out, const Tensor& tokens, const Tensor& table,
+             const Stream& stream) {
+  if (const auto* d = on_device(op, out, stream)) return d->embedding(out, tokens, table, stream);
+  check_dtype(op, table.dtype(), {{"out", out}});
   const std::size_t bytes = last(table) * size_of(table.dtype());
   std::byte *const o = out.raw(), *const t = table.raw();
   const std::int32_t* token = tokens.data<std::int32_t>();
@@ -155,6 +154,46 @@ void embedding(const Tensor& out, const Tensor& tokens, const Tensor& table, con
     for (std::size_t i = begin; i < end; ++i)
       std::memcpy(o + i * bytes, t + static_cast<std::size_t>(token[i]) * bytes, bytes);
   });
+}
+
+void add_rows_of_tokens(const char* op, const Tensor& d_table, const Tensor& d_out, const Tensor& tokens,
+                        Into into, const Stream& stream) {
+  if (const auto* d = on_device(op, d_table, stream))
+    return d->embedding_backward(d_table, d_out, tokens, into, stream);
+  check_gradient_dtype(op, d_out.dtype(), {{"d_table", d_table}});
+  if (into == Into::overwrite) clear(d_table, stream);
+  const auto add = d_table.dtype() == DType::f32 ? add_in_place : add_by_token;
+  add(d_table, d_out, tokens.data<std::int32_t>(), stream);
+}
+
+/// As a matrix of this many rows.
+Tensor as_rows(const Tensor& t, std::size_t rows) { return t.reshape({rows, rows ? t.count() / rows : 0}); }
+
+/// Errc::invalid_argument unless `part` has the shape of the index, then that of `whole` without its first
+/// extent.
+void check_selection(const char* op, const Argument& part, const Argument& whole, const Tensor& index) {
+  const Shape &few = part.tensor.shape(), &all = whole.tensor.shape();
+  const int leading = index.shape().dims();
+  bool fits = all.dims() > 0 && few.dims() == leading + all.dims() - 1;
+  for (int d = 0; fits && d < few.dims(); ++d)
+    fits = few[d] == (d < leading ? index.shape()[d] : all[d - leading + 1]);
+  check(op, {part, whole, {"index", index}}, fits, Rows::contiguous, DTypes::any);
+  check(op, {part, whole}, true);
+  check_indices(op, {"index", index}, index.count(), all[0]);
+}
+
+}  // namespace
+
+void embedding(const Tensor& out, const Tensor& tokens, const Tensor& table, const Stream& stream) {
+  check("embedding", {{"out", out}, {"table", table}}, fits(out, table));
+  check_indices("embedding", {"tokens", tokens}, rows(out), table.shape()[0]);
+  look_up("embedding", out, tokens, table, stream);
+}
+
+void index_select(const Tensor& out, const Tensor& in, const Tensor& index, const Stream& stream) {
+  check_selection("index_select", {"out", out}, {"in", in}, index);
+  if (out.count() == 0) return;
+  look_up("index_select", as_rows(out, index.count()), index, as_rows(in, in.shape()[0]), stream);
 }
 
 void embedding_with_positions(const Tensor& out, const Tensor& tokens, const Tensor& table,
@@ -179,12 +218,18 @@ void embedding_backward(const Tensor& d_table, const Tensor& d_out, const Tensor
                         const Stream& stream) {
   check("embedding_backward", {{"d_table", d_table}, {"d_out", d_out}}, fits(d_out, d_table));
   check_indices("embedding_backward", {"tokens", tokens}, rows(d_out), d_table.shape()[0]);
-  if (const auto* d = on_device("embedding_backward", d_table, stream))
-    return d->embedding_backward(d_table, d_out, tokens, into, stream);
-  check_gradient_dtype("embedding_backward", d_out.dtype(), {{"d_table", d_table}});
-  if (into == Into::overwrite) clear(d_table, stream);
-  const auto add = d_table.dtype() == DType::f32 ? add_in_place : add_by_token;
-  add(d_table, d_out, tokens.data<std::int32_t>(), stream);
+  add_rows_of_tokens("embedding_backward", d_table, d_out, tokens, into, stream);
+}
+
+void index_select_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& index, Into into,
+                           const Stream& stream) {
+  check_selection("index_select_backward", {"d_out", d_out}, {"d_in", d_in}, index);
+  if (d_in.count() == 0) return;
+  if (d_out.count() > 0)
+    add_rows_of_tokens("index_select_backward", as_rows(d_in, d_in.shape()[0]), as_rows(d_out, index.count()),
+                       index, into, stream);
+  else if (into == Into::overwrite)
+    clear(d_in, stream);
 }
 
 void positions_backward(const Tensor& d_positions, const Tensor& d_out, Into into, const Stream& stream) {

@@ -1,0 +1,147 @@
+#include "autograd_lite/shape_ops.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "autograd_lite/autocast.h"
+#include "autograd_lite/saved_variable.h"
+#include "tensor/ops.h"
+#include "tensor/shape_ops.h"
+
+namespace rz::nn {
+namespace {
+
+/// d in the dtype of a gradient, which may be f32 for a parameter in 16 bits.
+Tensor converted_for(Tape& tape, const Tape::GradTarget& target, const Tensor& d) {
+  if (!target.tensor.defined() || target.tensor.dtype() == d.dtype()) return d;
+  const Tensor converted = tape.empty(d.shape(), target.tensor.dtype());
+  ops::copy(converted, d, tape.stream());
+  return converted;
+}
+
+using Order = std::array<int, 4>;
+
+std::span<const int> first(const Order& order, int dims) {
+  return {order.data(), static_cast<std::size_t>(dims)};
+}
+
+Var permute_by(Tape& tape, const char* op, Var x, std::span<const int> order) {
+  const Tensor& in = tape.value(x);
+  const Shape before = in.shape(), after = ops::permuted(before, order);
+  Order inverse{};
+  for (int d = 0; d < after.dims(); ++d)
+    inverse[static_cast<std::size_t>(ops::dimension(op, before, order[static_cast<std::size_t>(d)]))] = d;
+  const Tensor out = tape.empty(after, in.dtype());
+  ops::permute(out, in, order, ops::Into::overwrite, tape.stream());
+  return tape.record(out, {x}, [x, inverse, dims = after.dims()](Tape& tape, const Tensor& d_out) {
+    const auto d_x = tape.grad_target(x);
+    ops::permute(d_x.tensor, converted_for(tape, d_x, d_out), first(inverse, dims), into(d_x), tape.stream());
+  });
+}
+
+/// The extents of the index, then those of the input without its first.
+Shape selected(const Shape& index, const Shape& in) {
+  std::array<std::size_t, 4> all{};
+  const int leading = index.dims(), dims = leading + in.dims() - 1;
+  if (dims > 4)
+    fail(Errc::invalid_argument, "index_select: the result of an index ", name(index), " in ", name(in),
+         " would have ", dims, " extents, at most 4 are supported");
+  for (int d = 0; d < dims; ++d)
+    all[static_cast<std::size_t>(d)] = d < leading ? index[d] : in[d - leading + 1];
+  return Shape(std::span<const std::size_t>(all.data(), static_cast<std::size_t>(dims)));
+}
+
+}  // namespace
+
+Var permute(Tape& tape, Var x, std::initializer_list<int> order) {
+  return permute_by(tape, "permute", x, std::span<const int>(order.begin(), order.size()));
+}
+
+Var transpose(Tape& tape, Var x, int a, int b) {
+  const Shape shape = tape.value(x).shape();
+  Order order{0, 1, 2, 3};
+  std::swap(order[static_cast<std::size_t>(ops::dimension("transpose", shape, a))],
+            order[static_cast<std::size_t>(ops::dimension("transpose", shape, b))]);
+  return permute_by(tape, "transpose", x, first(order, shape.dims()));
+}
+
+Var cat(Tape& tape, std::span<const Var> parts, int given) {
+  require(!parts.empty(), Errc::invalid_argument, "cat: there is no part");
+  const Shape first = tape.value(parts[0]).shape();
+  const int dimension = ops::dimension("cat", first, given);
+  std::vector<Var> alike(parts.begin(), parts.end());
+  const DType dtype = tape.value(parts[0]).dtype();
+  if (!std::ranges::all_of(parts, [&](Var part) { return tape.value(part).dtype() == dtype; }))
+    for (Var& part : alike) part = autocast_wide(tape, part);
+  std::vector<Tensor> tensors;
+  std::size_t length = 0;
+  for (const Var part : alike) {
+    tensors.push_back(tape.value(part));
+    const Shape& shape = tensors.back().shape();
+    length += dimension < shape.dims() ? shape[dimension] : 0;
+  }
+  const Tensor out = tape.empty(first.with(dimension, length), tensors[0].dtype());
+  ops::cat(out, tensors, dimension, tape.stream());
+  return tape.record(out, std::span<const Var>(alike),
+                     [dimension](Tape& tape, const Tensor& d_out, std::span<const Var> parts) {
+                       std::size_t start = 0;
+                       for (const Var part : parts) {
+                         const std::size_t length = tape.value(part).shape()[dimension];
+                         if (const auto d = tape.grad_target(part); d.tensor.defined()) {
+                           ops::narrow(d.tensor, converted_for(tape, d, d_out), dimension, start, into(d),
+                                       tape.stream());
+                         }
+                         start += length;
+                       }
+                     });
+}
+
+Var narrow(Tape& tape, Var x, int given, std::size_t start, std::size_t length) {
+  const Tensor& in = tape.value(x);
+  const int dimension = ops::dimension("narrow", in.shape(), given);
+  const Tensor out = tape.empty(in.shape().with(dimension, length), in.dtype());
+  ops::narrow(out, in, dimension, start, ops::Into::overwrite, tape.stream());
+  return tape.record(out, {x}, [x, dimension, start](Tape& tape, const Tensor& d_out) {
+    const auto d_x = tape.grad_target(x);
+    ops::narrow_backward(d_x.tensor, converted_for(tape, d_x, d_out), dimension, start, into(d_x),
+                         tape.stream());
+  });
+}
+
+std::vector<Var> split(Tape& tape, Var x, std::span<const std::size_t> lengths, int dimension) {
+  const Shape shape = tape.value(x).shape();
+  const std::size_t extent = shape[ops::dimension("split", shape, dimension)];
+  const std::size_t all = std::accumulate(lengths.begin(), lengths.end(), std::size_t{0});
+  if (all != extent)
+    fail(Errc::invalid_argument, "split: the lengths of ", lengths.size(), " parts are ", all,
+         " together, and dimension ", dimension, " of ", name(shape), " is ", extent);
+  std::vector<Var> parts;
+  std::size_t start = 0;
+  for (const std::size_t length : lengths) {
+    parts.push_back(narrow(tape, x, dimension, start, length));
+    start += length;
+  }
+  return parts;
+}
+
+Var index_select(Tape& tape, Var x, const Tensor& index) {
+  const Tensor& in = tape.value(x);
+  ops::dimension("index_select", in.shape(), 0);
+  const Tensor out = tape.empty(selected(index.shape(), in.shape()), in.dtype());
+  ops::index_select(out, in, index, tape.stream());
+  return tape.record(out, {x}, [x, index](Tape& tape, const Tensor& d_out) {
+    const auto d_x = tape.grad_target(x);
+    ops::index_select_backward(d_x.tensor, d_out, index, into(d_x), tape.stream());
+  });
+}
+
+Var gather(Tape& tape, Var x, const Tensor& index) {
+  const Tensor out = tape.empty(index.shape(), tape.value(x).dtype());
+  ops::gather(out, tape.value(x), index, tape.stream());
+  return tape.record(out, {x}, [x, index](Tape& tape, const Tensor& d_out) {
+    const auto d_x = tape.grad_target(x);
+    ops::gather_backward(d_x.tensor, converted_for(tape, d_x, d_out), index, into(d_x), tape.stream());
+  });
+}
+
+}  // namespace rz::nn

@@ -1,0 +1,308 @@
+// Runs of consecutive elements are copied or added row by row. Transpositions go through tiles of whole cache
+// lines on both sides, in which blocks of 128 bits are transposed in registers. Threads split the output.
+
+#include "tensor/kernels/strided_copy.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "tensor/kernels/layout/strided_copy.cpp"
+#include <hwy/aligned_allocator.h>
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "tensor/kernels/device_ops.h"
+#include "tensor/kernels/vector-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace rz {
+namespace HWY_NAMESPACE {
+
+#if !HWY_HAVE_SCALABLE && HWY_TARGET != HWY_SCALAR
+/// The blocks of 128 bits at p, p + step, p + 2 · step, …
+template <class D, class T>
+HWY_INLINE hn::Vec<D> load_blocks(D d, const T* p, std::size_t step) {
+  if constexpr (sizeof(T) * hn::MaxLanes(D()) <= 16) {
+    return hn::LoadU(d, p);
+  } else {
+    const hn::Half<D> half;
+    const std::size_t blocks = sizeof(T) * hn::MaxLanes(D()) / 32;
+    return hn::Combine(d, load_blocks(half, p + blocks * step, step), load_blocks(half, p, step));
+  }
+}
+
+/// Each block of n vectors has n lanes. Transposes the n x n matrices of blocks at the same place.
+template <std::size_t n, class D>
+HWY_INLINE void transpose_blocks(D d, hn::Vec<D>* v) {
+  hn::Vec<D> lower[n / 2], upper[n / 2];
+  for (std::size_t i = 0; i < n / 2; ++i) {
+    lower[i] = hn::InterleaveLower(d, v[2 * i], v[2 * i + 1]);
+    upper[i] = hn::InterleaveUpper(d, v[2 * i], v[2 * i + 1]);
+  }
+  if constexpr (n == 2) {
+    v[0] = lower[0], v[1] = upper[0];
+  } else {
+    const hn::RepartitionToWide<D> wide;  // pairs of rows
+    hn::Vec<decltype(wide)> first[n / 2], second[n / 2];
+    for (std::size_t i = 0; i < n / 2; ++i)
+      first[i] = hn::BitCast(wide, lower[i]), second[i] = hn::BitCast(wide, upper[i]);
+    transpose_blocks<n / 2>(wide, first);
+    transpose_blocks<n / 2>(wide, second);
+    for (std::size_t i = 0; i < n / 2; ++i)
+      v[i] = hn::BitCast(d, first[i]), v[n / 2 + i] = hn::BitCast(d, second[i]);
+  }
+}
+
+/// Transposes as many rows as a vector has lanes, and the columns of 16 bytes.
+template <class T>
+HWY_INLINE void transpose_lanes(T* out, std::size_t out_stride, const T* in, std::size_t in_stride) {
+  const hn::ScalableTag<T> d;
+  constexpr std::size_t n = 16 / sizeof(T);
+  hn::Vec<decltype(d)> v[n];
+  for (std::size_t r = 0; r < n; ++r) v[r] = load_blocks(d, in + r * in_stride, n * in_stride);
+  transpose_blocks<n>(d, v);
+  for (std::size_t c = 0; c < n; ++c) hn::StoreU(v[c], d, out + c * out_stride);
+}
+
+/// Whole cache lines: `line` rows and columns.
+template <class T>
+HWY_INLINE void transpose_lines(T* out, std::size_t out_stride, const T* in, std::size_t in_stride) {
+  constexpr std::size_t line = 64 / sizeof(T), n = 16 / sizeof(T);
+  const std::size_t lanes = hn::Lanes(hn::ScalableTag<T>());
+  for (std::size_t c = 0; c < line; c += n)
+    for (std::size_t r = 0; r < line; r += lanes)
+      transpose_lanes(out + c * out_stride + r, out_stride, in + r * in_stride + c, in_stride);
+}
+#else
+template <class T>
+HWY_INLINE void transpose_lines(T* out, std::size_t out_stride, const T* in, std::size_t in_stride) {
+  constexpr std::size_t line = 64 / sizeof(T);
+  for (std::size_t c = 0; c < line; ++c)
+    for (std::size_t r = 0; r < line; ++r) out[c * out_stride + r] = in[r * in_stride + c];
+}
+#endif
+
+template <class T>
+HWY_INLINE void transpose_tile_of(T* out, std::size_t out_stride, const T* in, std::size_t in_stride,
+                                  std::size_t rows, std::size_t columns) {
+  constexpr std::size_t line = 64 / sizeof(T);
+  const std::size_t whole_rows = rows / line * line, whole_columns = columns / line * line;
+  for (std::size_t r = 0; r < whole_rows; r += line)
+    for (std::size_t c = 0; c < whole_columns; c += line)
+      transpose_lines(out + c * out_stride + r, out_stride, in + r * in_stride + c, in_stride);
+  for (std::size_t c = 0; c < columns; ++c)
+    for (std::size_t r = c < whole_columns ? whole_rows : 0; r < rows; ++r)
+      out[c * out_stride + r] = in[r * in_stride + c];
+}
+
+/// out[c · out_stride + r] = in[r · in_stride + c] of elements of `size` bytes.
+void transpose_tile(std::byte* out, std::size_t out_stride, const std::byte* in, std::size_t in_stride,
+                    std::size_t rows, std::size_t columns, std::size_t size) {
+  ops::dispatch_size(size, [&](auto word) HWY_ATTR {
+    using T = decltype(word);
+    transpose_tile_of(reinterpret_cast<T*>(out), out_stride, reinterpret_cast<const T*>(in), in_stride, rows,
+                      columns);
+  });
+}
+
+/// out[i] += in[i] of n consecutive floats of this type.
+void add_run(std::byte* out, const std::byte* in, std::size_t n, DType dtype) {
+  ops::dispatch_dtype(dtype, [&](auto t) HWY_ATTR {
+    using T = decltype(t);
+    map_into(
+        true, reinterpret_cast<T*>(out), n, [](auto x) HWY_ATTR { return x; },
+        reinterpret_cast<const T*>(in));
+  });
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace rz
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace rz {
+
+HWY_EXPORT(transpose_tile);
+HWY_EXPORT(add_run);
+
+namespace ops {
+
+namespace {
+
+constexpr std::size_t elements_per_task = 4096;
+constexpr std::size_t tile_side = 64;
+
+/// Without the last extent, or another one.
+IndexMap without(const IndexMap& map, int dimension) {
+  IndexMap rest;
+  for (int d = 0; d < map.dims; ++d)
+    if (d != dimension)
+      rest.extent[rest.dims] = map.extent[d], rest.stride[rest.dims] = map.stride[d], ++rest.dims;
+  return rest;
+}
+
+void swap(StridedCopy& c, int a, int b) {
+  std::swap(c.out.extent[a], c.out.extent[b]), std::swap(c.in.extent[a], c.in.extent[b]);
+  std::swap(c.out.stride[a], c.out.stride[b]), std::swap(c.in.stride[a], c.in.stride[b]);
+}
+
+/// The table's form: at least one extent, ordered by the output's strides.
+StridedCopy simplified(const StridedCopy& given) {
+  StridedCopy c = given;
+  c.out.dims = c.in.dims = 0;
+  const auto append = [&](std::size_t extent, std::size_t out_stride, std::size_t in_stride) {
+    const int d = c.out.dims++;
+    c.in.dims = c.out.dims;
+    c.out.extent[d] = c.in.extent[d] = extent;
+    c.out.stride[d] = out_stride, c.in.stride[d] = in_stride;
+  };
+  for (int d = 0; d < given.out.dims; ++d)
+    if (given.out.extent[d] != 1) append(given.out.extent[d], given.out.stride[d], given.in.stride[d]);
+  for (int d = 1; d < c.out.dims; ++d)
+    for (int at = d; at > 0 && c.out.stride[at - 1] < c.out.stride[at]; --at) swap(c, at - 1, at);
+  const StridedCopy ordered = c;
+  c.out.dims = c.in.dims = 0;
+  for (int d = 0; d < ordered.out.dims; ++d) {
+    const std::size_t extent = ordered.out.extent[d], to = ordered.out.stride[d], from = ordered.in.stride[d];
+    const int before = c.out.dims - 1;
+    if (before >= 0 && c.out.stride[before] == extent * to && c.in.stride[before] == extent * from) {
+      c.out.extent[before] = c.in.extent[before] *= extent;
+      c.out.stride[before] = to, c.in.stride[before] = from;
+    } else {
+      append(extent, to, from);
+    }
+  }
+  if (c.out.dims == 0) append(1, 1, 1);
+  return c;
+}
+
+/// Calls f(place in out, place in in, count) for rows of the last extent, of which elements [begin, end) of
+/// the index space are parts.
+template <class F>
+void each_run(const StridedCopy& c, std::size_t begin, std::size_t end, const F& f) {
+  const int last = c.out.dims - 1;
+  const std::size_t n = c.out.extent[last];
+  const IndexMap to = without(c.out, last), from = without(c.in, last);
+  for (std::size_t i = begin, count; i < end; i += count) {
+    const std::size_t row = i / n, column = i - row * n;
+    count = std::min(n - column, end - i);
+    f(c.out_at + to.offset(row) + column * c.out.stride[last],
+      c.in_at + from.offset(row) + column * c.in.stride[last], count);
+  }
+}
+
+void copy_runs(const Tensor& out, const Tensor& in, const StridedCopy& c, Into into, const Stream& stream) {
+  const std::size_t size = size_of(out.dtype());
+  std::byte *const to = out.raw(), *const from = in.raw();
+  stream.parallel_for(c.out.count(), elements_per_task, [&](std::size_t begin, std::size_t end) {
+    each_run(c, begin, end, [&](std::size_t out_at, std::size_t in_at, std::size_t n) {
+      if (into == Into::accumulate)
+        HWY_DYNAMIC_DISPATCH(add_run)(to + out_at * size, from + in_at * size, n, out.dtype());
+      else
+        std::memcpy(to + out_at * size, from + in_at * size, n * size);
+    });
+  });
+}
+
+/// Element by element.
+void copy_single(const Tensor& out, const Tensor& in, const StridedCopy& c, Into into, const Stream& stream) {
+  const std::size_t to_next = c.out.stride[c.out.dims - 1], from_next = c.in.stride[c.in.dims - 1];
+  const auto each = [&](const auto& f) {
+    stream.parallel_for(c.out.count(), elements_per_task, [&](std::size_t begin, std::size_t end) {
+      each_run(c, begin, end, [&](std::size_t out_at, std::size_t in_at, std::size_t n) {
+        for (std::size_t i = 0; i < n; ++i) f(out_at + i * to_next, in_at + i * from_next);
+      });
+    });
+  };
+  if (into == Into::accumulate)
+    return dispatch_dtype(out.dtype(), [&](auto t) {
+      using T = decltype(t);
+      T *const to = out.data<T>(), *const from = in.data<T>();
+      each([=](std::size_t o, std::size_t i) { to[o] = from_f32<T>(to_f32(to[o]) + to_f32(from[i])); });
+    });
+  dispatch_size(size_of(out.dtype()), [&](auto word) {
+    using T = decltype(word);
+    T *const to = reinterpret_cast<T*>(out.raw()), *const from = reinterpret_cast<T*>(in.raw());
+    each([=](std::size_t o, std::size_t i) { to[o] = from[i]; });
+  });
+}
+
+struct Tile {
+  std::byte *out, *in;
+  std::size_t rows, columns;
+};
+
+void transpose_one(const Tile& tile, const Transposition& t, DType dtype, Into into) {
+  const std::size_t size = size_of(dtype);
+  if (into == Into::overwrite)
+    return HWY_DYNAMIC_DISPATCH(transpose_tile)(tile.out, t.out_stride, tile.in, t.in_stride, tile.rows,
+                                                tile.columns, size);
+  HWY_ALIGN std::byte turned[tile_side * tile_side * sizeof(float)];
+  HWY_DYNAMIC_DISPATCH(transpose_tile)
+  (turned, tile_side, tile.in, t.in_stride, tile.rows, tile.columns, size);
+  for (std::size_t c = 0; c < tile.columns; ++c) HWY_DYNAMIC_DISPATCH(add_run)
+  (tile.out + c * t.out_stride * size, turned + c * tile_side * size, tile.rows, dtype);
+}
+
+void transpose_all(const Tensor& out, const Tensor& in, const StridedCopy& c, const Transposition& t,
+                   Into into, const Stream& stream) {
+  const std::size_t size = size_of(out.dtype());
+  const std::size_t down = ceil_div(t.rows, tile_side), across = ceil_div(t.columns, tile_side);
+  const std::size_t per_task =
+      std::max<std::size_t>(1, elements_per_task / std::min(t.rows * t.columns, tile_side * tile_side));
+  stream.parallel_for(t.out.count() * down * across, per_task, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
+      const std::size_t matrix = i / (down * across), tile = i % (down * across);
+      const std::size_t row = tile % down * tile_side, column = tile / down * tile_side;
+      const std::size_t out_at = c.out_at + t.out.offset(matrix) + column * t.out_stride + row;
+      const std::size_t in_at = c.in_at + t.in.offset(matrix) + row * t.in_stride + column;
+      transpose_one({out.raw() + out_at * size, in.raw() + in_at * size, std::min(tile_side, t.rows - row),
+                     std::min(tile_side, t.columns - column)},
+                    t, out.dtype(), into);
+    }
+  });
+}
+
+}  // namespace
+
+IndexMap layout_of(const Tensor& t) {
+  IndexMap map;
+  map.dims = t.shape().dims();
+  for (int d = map.dims - 1; d >= 0; --d) {
+    map.extent[d] = t.shape()[d];
+    map.stride[d] = d == map.dims - 1   ? 1
+                    : d == map.dims - 2 ? t.row_stride()
+                                        : map.stride[d + 1] * map.extent[d + 1];
+  }
+  return map;
+}
+
+std::optional<Transposition> transposition(const StridedCopy& c) {
+  const int last = c.out.dims - 1;
+  if (c.out.stride[last] != 1) return std::nullopt;
+  for (int d = 0; d < last; ++d)
+    if (c.in.stride[d] == 1)
+      return Transposition{without(without(c.out, last), d),
+                           without(without(c.in, last), d),
+                           c.out.extent[last],
+                           c.out.extent[d],
+                           c.out.stride[d],
+                           c.in.stride[last]};
+  return std::nullopt;
+}
+
+void strided_copy(const char* op, const Tensor& out, const Tensor& in, const StridedCopy& given, Into into,
+                  const Stream& stream) {
+  if (given.out.count() == 0) return;
+  const StridedCopy c = simplified(given);
+  if (const auto* d = on_device(op, out, stream)) return d->strided_copy(op, out, in, c, into, stream);
+  const int last = c.out.dims - 1;
+  if (c.out.stride[last] == 1 && c.in.stride[last] == 1) return copy_runs(out, in, c, into, stream);
+  if (const auto t = transposition(c)) return transpose_all(out, in, c, *t, into, stream);
+  copy_single(out, in, c, into, stream);
+}
+
+}  // namespace ops
+}  // namespace rz
+#endif

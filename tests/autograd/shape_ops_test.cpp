@@ -1,0 +1,152 @@
+// Recorded operators that move elements: gradients against finite
+// differences, what a part's gradient costs, dtypes with autocast, errors.
+
+#include "autograd_lite/shape_ops.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/autograd/gradients.h"
+#include "tests/support/error_of.h"
+#include "tests/support/reference.h"
+
+namespace rz::nn {
+namespace {
+
+Var squared(Tape& tape, Var x) { return mul(tape, x, x); }
+
+TEST(ShapeOps, PermuteAndTransposeGradients) {
+  const Tensor x = random({2, 3, 4, 5}, "x"), matrix = random({4, 5}, "m");
+  expect_gradients(
+      [](Tape& t, const auto& v) {
+        return squared(t, permute(t, v[0], {0, 2, 1, 3}));
+      },
+      {x}, 5e-3);
+  expect_gradients([](Tape& t, const auto& v) { return permute(t, v[0], {3, 0, 2, 1}); }, {x});
+  expect_gradients([](Tape& t, const auto& v) { return permute(t, v[0], {-1, 0, -2, 1}); }, {x});
+  expect_gradients([](Tape& t, const auto& v) { return transpose(t, v[0], 0, 1); }, {matrix});
+  expect_gradients([](Tape& t, const auto& v) { return transpose(t, v[0], -1, 1); }, {x});
+  Tape tape;
+  const Var turned = transpose(tape, tape.constant(test::tensor_of({1, 2, 3, 4, 5, 6}, {2, 3})), -2, -1);
+  EXPECT_EQ(tape.value(turned).shape(), (Shape{3, 2}));
+  EXPECT_EQ(test::values_of(tape.value(turned)), (test::Values{1, 4, 2, 5, 3, 6}));
+}
+
+TEST(ShapeOps, CatGradients) {
+  const Tensor a = random({2, 3, 4}, "a"), b = random({2, 1, 4}, "b"), none = random({2, 0, 4}, "n");
+  for (const int dimension : {1, -2})
+    expect_gradients(
+        [=](Tape& t, const auto& v) {
+          return cat(t, {v[0], v[1], v[2], v[0]}, dimension);
+        },
+        {a, b, none});
+  expect_gradients([](Tape& t, const auto& v) { return cat(t, {squared(t, v[0]), v[0]}, 0); }, {a}, 5e-3);
+  expect_gradients(
+      [](Tape& t, const auto& v) {
+        return cat(t, {v[0], v[1]}, -1);
+      },
+      {random({3, 2}, "c"), random({3, 5}, "d")});
+}
+
+TEST(ShapeOps, SplitAndNarrowGradients) {
+  const Tensor x = random({3, 6, 2}, "x");
+  expect_gradients([](Tape& t, const auto& v) { return narrow(t, v[0], 1, 2, 3); }, {x});
+  expect_gradients([](Tape& t, const auto& v) { return narrow(t, v[0], -1, 1, 1); }, {x});
+  expect_gradients(
+      [](Tape& t, const auto& v) {
+        const std::vector<Var> parts = split(t, v[0], {1, 3, 0, 2}, 1);
+        EXPECT_EQ(t.value(parts[2]).shape(), (Shape{3, 0, 2}));
+        return cat(t, {parts[3], mul(t, parts[1], narrow(t, v[0], 1, 0, 3)), parts[2]}, 1);
+      },
+      {x}, 5e-3);
+}
+
+/// The gradients of all parts are written into one tensor.
+TEST(ShapeOps, PartsShareTheGradient) {
+  const auto bytes_of_a_pass = [](bool all) {
+    Tape tape;
+    const Var x = tape.variable(random({64, 30}, "x"));
+    const Var y = mul(tape, x, 2);
+    Var loss;
+    const std::vector<Var> parts = split(tape, y, {10, 10, 10}, 1);
+    for (const Var part : all ? parts : std::vector<Var>{parts[0]}) {
+      const Var own = sum(tape, part);
+      loss = loss.defined() ? add(tape, loss, own) : own;
+    }
+    tape.backward(loss);
+    return tape.pool().statistics().bytes;
+  };
+  // The parts' own gradients, of a third each, and scalars.
+  EXPECT_LT(bytes_of_a_pass(true), bytes_of_a_pass(false) + 2 * 64 * 10 * 4 + 4096);
+}
+
+TEST(ShapeOps, IndexSelectAndGatherGradients) {
+  const Tensor x = random({4, 3, 2}, "x"), rows = random({2, 3, 5}, "r");
+  const Tensor index = test::tokens_of({3, 1, 1, 0, 3, 3}, {2, 3}),
+               columns = test::tokens_of({0, 4, 2, 2, 1, 0}, {2, 3});
+  expect_gradients([=](Tape& t, const auto& v) { return index_select(t, v[0], index); }, {x});
+  expect_gradients([=](Tape& t, const auto& v) { return index_select(t, v[0], index); }, {random({4}, "y")});
+  expect_gradients([=](Tape& t, const auto& v) { return gather(t, v[0], columns); }, {rows});
+  Tape tape;
+  EXPECT_EQ(tape.value(index_select(tape, tape.constant(x), index)).shape(), (Shape{2, 3, 3, 2}));
+}
+
+/// f32 gradients of parameters in bf16.
+TEST(ShapeOps, GradientsOfParametersMayBeWider) {
+  Tape tape;
+  Parameter p;
+  p.shape = {2, 3};
+  p.value = Tensor::zeros({2, 3}, DType::bf16);
+  p.grad = Tensor::zeros({2, 3});
+  for (const bool fresh : {true, false}) {
+    p.grad_is_fresh = fresh;
+    const Var x = tape.parameter(p);
+    const Tensor index = test::tokens_of({0, 1}, {2});
+    Var loss = sum(tape, permute(tape, x, {1, 0}));
+    for (const Var part : {narrow(tape, x, 0, 1, 1), index_select(tape, x, index), gather(tape, x, index),
+                           cat(tape, {x, x}, 0)})
+      loss = add(tape, loss, sum(tape, part));
+    tape.backward(loss);
+    const double n = fresh ? 1 : 2;  // permute, index_select, cat twice; narrow; gather
+    EXPECT_EQ(test::values_of(p.grad), (test::Values{5 * n, 4 * n, 4 * n, 5 * n, 6 * n, 5 * n}));
+    tape.reset();
+  }
+}
+
+TEST(ShapeOps, ErrorsNameTheOperatorAndTheShapes) {
+  Tape tape;
+  const Var x = tape.constant(random({2, 3}, "x")), y = tape.constant(random({3, 2}, "y"));
+  const auto refused = [](const auto& call) {
+    const Error e = test::error_of(call);
+    EXPECT_EQ(e.code(), Errc::invalid_argument);
+    return std::string(e.what());
+  };
+  EXPECT_EQ(refused([&] {
+              permute(tape, x, {0, 0});
+            }),
+            "permute: {0, 0} is no order of the dimensions of [2, 3]");
+  EXPECT_EQ(refused([&] { transpose(tape, x, 0, 2); }), "transpose: the tensor [2, 3] has no extent 2");
+  EXPECT_EQ(refused([&] {
+              split(tape, x, {1, 1}, -1);
+            }),
+            "split: the lengths of 2 parts are 2 together, and dimension -1 of [2, 3] is 3");
+  EXPECT_EQ(refused([&] { narrow(tape, x, 1, 2, 2); }),
+            "narrow: 2 to 4 is outside of dimension 1 of in [2, 3]");
+  EXPECT_EQ(refused([&] {
+              cat(tape, {x, y}, 0);
+            }),
+            "cat: these do not fit together along dimension 0: out [5, 3] of f32, part [2, 3] of f32, part "
+            "[3, 2] of f32");
+  EXPECT_EQ(refused([&] { cat(tape, std::span<const Var>(), 0); }), "cat: there is no part");
+  EXPECT_EQ(refused([&] {
+              index_select(tape, tape.constant(random({2, 2, 2}, "z")), Tensor::zeros({2, 2, 2}, DType::i32));
+            }),
+            "index_select: the result of an index [2, 2, 2] in [2, 2, 2] would have 5 extents, at most 4 are "
+            "supported");
+  EXPECT_EQ(refused([&] {
+              gather(tape, x, test::tokens_of({0, 3}, {2}));
+            }),
+            "gather: index[1] = 3 is not in [0, 3)");
+}
+
+}  // namespace
+}  // namespace rz::nn
