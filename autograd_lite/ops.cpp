@@ -3,6 +3,7 @@
 #include "autograd_lite/autocast.h"
 #include "autograd_lite/saved_variable.h"
 #include "comm/core/integer_math.h"
+#include "tensor/shape_ops.h"
 
 namespace rz::nn {
 namespace {
@@ -189,33 +190,61 @@ Var linear(Tape& tape, const Activation& in, Var weight, Var bias, WeightLayout 
       });
 }
 
+namespace {
+
+/// A matrix, or one for each index of the leading extents.
+struct Factor {
+  const Tensor& tensor;
+  bool transposed;
+  Factor transpose() const { return {tensor, !transposed}; }
+};
+
+/// Its matrices below each other, as they are stored without a transposition.
+Tensor stacked(Tape& tape, const Factor& f) {
+  const Shape& shape = f.tensor.shape();
+  const int dims = shape.dims();
+  if (!f.transposed)
+    return f.tensor.reshape({f.tensor.count() / std::max<std::size_t>(1, shape[-1]), shape[-1]});
+  std::array<int, 4> order{0, 1, 2, 3};
+  std::swap(order[static_cast<std::size_t>(dims - 1)], order[static_cast<std::size_t>(dims - 2)]);
+  const std::span<const int> dimensions(order.data(), static_cast<std::size_t>(dims));
+  const Tensor turned = tape.empty(ops::permuted(shape, dimensions), f.tensor.dtype());
+  ops::permute(turned, f.tensor, dimensions, ops::Into::overwrite, tape.stream());
+  return stacked(tape, {turned, false});
+}
+
+/// d = a · b; where d is one matrix and the factors are several, the sum of their products, which is one
+/// product of stacked matrices.
+void product(Tape& tape, const Tape::GradTarget& d, const Factor& a, const Factor& b) {
+  if (d.tensor.shape().dims() > 2 || a.tensor.shape().dims() == 2)
+    return ops::matmul(d.tensor, a.tensor, a.transposed, b.tensor, b.transposed, into(d), tape.stream());
+  ops::matmul(d.tensor, stacked(tape, a.transpose()), true, stacked(tape, b), false, into(d), tape.stream());
+}
+
+}  // namespace
+
 Var matmul(Tape& tape, Var a_var, bool transpose_a, Var b_var, bool transpose_b) {
   a_var = autocast_low(tape, a_var), b_var = autocast_low(tape, b_var);
   const Tensor a = tape.value(a_var), b = tape.value(b_var);
-  require_dims("matmul", "the left factor", a, 2, 2);
-  require_dims("matmul", "the right factor", b, 2, 2);
-  const Tensor out = tape.empty({a.shape()[transpose_a ? 1 : 0], b.shape()[transpose_b ? 0 : 1]}, a.dtype());
+  require_dims("matmul", "the left factor", a, 2, 4);
+  require_dims("matmul", "the right factor", b, 2, 4);
+  const Shape& leading = (b.shape().dims() > 2 ? b : a).shape();
+  const int dims = leading.dims();
+  const Tensor out = tape.empty(leading.with(dims - 2, a.shape()[transpose_a ? -1 : -2])
+                                    .with(dims - 1, b.shape()[transpose_b ? -2 : -1]),
+                                a.dtype());
   ops::matmul(out, a, transpose_a, b, transpose_b, ops::Into::overwrite, tape.stream());
-  return tape.record(out, {a_var, b_var},
-                     [=, left = SavedVariable(tape, a_var), right = SavedVariable(tape, b_var)](
-                         Tape& tape, const Tensor& d_out) {
-                       const Tensor &a = left(tape), &b = right(tape);
-                       if (const auto d_a = tape.grad_target(a_var); d_a.tensor.defined()) {
-                         // out = A·B: dA = dOut·Bᵀ, and its transpose is B·dOutᵀ.
-                         if (transpose_a) {
-                           ops::matmul(d_a.tensor, b, transpose_b, d_out, true, into(d_a), tape.stream());
-                         } else {
-                           ops::matmul(d_a.tensor, d_out, false, b, !transpose_b, into(d_a), tape.stream());
-                         }
-                       }
-                       if (const auto d_b = tape.grad_target(b_var); d_b.tensor.defined()) {
-                         if (transpose_b) {
-                           ops::matmul(d_b.tensor, d_out, true, a, transpose_a, into(d_b), tape.stream());
-                         } else {
-                           ops::matmul(d_b.tensor, a, !transpose_a, d_out, false, into(d_b), tape.stream());
-                         }
-                       }
-                     });
+  return tape.record(
+      out, {a_var, b_var},
+      [=, left = SavedVariable(tape, a_var), right = SavedVariable(tape, b_var)](Tape& tape,
+                                                                                 const Tensor& d_out) {
+        const Factor a{left(tape), transpose_a}, b{right(tape), transpose_b}, d{d_out, false};
+        // out = A·B: dA = dOut·Bᵀ, and its transpose is B·dOutᵀ.
+        if (const auto d_a = tape.grad_target(a_var); d_a.tensor.defined())
+          transpose_a ? product(tape, d_a, b, d.transpose()) : product(tape, d_a, d, b.transpose());
+        if (const auto d_b = tape.grad_target(b_var); d_b.tensor.defined())
+          transpose_b ? product(tape, d_b, d.transpose(), a) : product(tape, d_b, a.transpose(), d);
+      });
 }
 
 // ---- layer norm

@@ -42,7 +42,8 @@ struct Activation {
 /// the result. The backward of the latter includes the GELU's, so that devices need no separate GELU kernel.
 Activation linear_gelu(Tape&, Var x, Var weight, Var bias, WeightLayout);
 Var linear(Tape&, const Activation& x, Var weight, Var bias, WeightLayout);
-/// Matrices, each optionally transposed.
+/// a[…, M, K] · b[…, K, N] → […, M, N], each optionally transposed in its last two extents. The leading
+/// extents are equal, or a factor has none and is the same in all products.
 Var matmul(Tape&, Var a, bool transpose_a, Var b, bool transpose_b);
 
 // ---- layer norm, over the last dimension

@@ -65,7 +65,8 @@ void linear_gelu(const Tensor& out, const Tensor& pre, const Tensor& x, const Te
 /// Wᵀ) · gelu'(pre[N, I]).
 void linear_backward_through_gelu(const Tensor& d_pre, const Tensor& d_out, const Tensor& weight,
                                   const Tensor& pre, WeightLayout, const Stream&);
-/// out[M, N] = a · b, each optionally transposed.
+/// out[M, N] = a · b, each optionally transposed, or such products of out[…, M, N]: leading extents of a
+/// factor are those of out, or it has none and is the same in all products.
 void matmul(const Tensor& out, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b, Into,
             const Stream&);
 

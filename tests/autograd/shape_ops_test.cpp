@@ -1,4 +1,4 @@
-// Recorded operators that move elements: gradients against finite
+// Recorded operators that move elements, and products of batches of matrices: gradients against finite
 // differences, what a part's gradient costs, dtypes with autocast, errors.
 
 #include "autograd_lite/shape_ops.h"
@@ -90,6 +90,41 @@ TEST(ShapeOps, IndexSelectAndGatherGradients) {
   EXPECT_EQ(tape.value(index_select(tape, tape.constant(x), index)).shape(), (Shape{2, 3, 3, 2}));
 }
 
+TEST(ShapeOps, BatchedProductGradients) {
+  struct Case {
+    Shape of_a, of_b;
+  };
+  for (const auto& [of_a, of_b] : {Case{{2}, {2}}, Case{{2, 3}, {2, 3}}, Case{{2}, {}}, Case{{}, {3}},
+                                   Case{{2, 2}, {}}, Case{{}, {2, 2}}})
+    for (const bool transpose_a : {false, true})
+      for (const bool transpose_b : {false, true}) {
+        const auto factor = [](const Shape& leading, std::size_t rows, std::size_t columns, bool transposed,
+                               const char* name) {
+          std::vector<std::size_t> extents;
+          for (int d = 0; d < leading.dims(); ++d) extents.push_back(leading[d]);
+          extents.insert(extents.end(), {transposed ? columns : rows, transposed ? rows : columns});
+          return random(Shape(std::span<const std::size_t>(extents)), name);
+        };
+        expect_gradients(
+            [=](Tape& t, const auto& v) { return matmul(t, v[0], transpose_a, v[1], transpose_b); },
+            {factor(of_a, 3, 4, transpose_a, "a"), factor(of_b, 4, 2, transpose_b, "b")});
+      }
+}
+
+TEST(ShapeOps, AutocastCastsFactorsAndMixedParts) {
+  Tape tape;
+  const Tape::Autocast autocast(tape, DType::bf16);
+  const Var a = tape.variable(random({2, 3, 4}, "a")), b = tape.variable(random({2, 4, 3}, "b"));
+  const Var product = matmul(tape, a, false, b, false);
+  EXPECT_EQ(tape.value(product).dtype(), DType::bf16);
+  EXPECT_EQ(tape.value(permute(tape, product, {1, 0, 2})).dtype(), DType::bf16);
+  const Var both = cat(tape, {product, narrow(tape, a, 2, 0, 3)}, 0);
+  EXPECT_EQ(tape.value(both).dtype(), DType::f32);
+  tape.backward(sum(tape, both));
+  EXPECT_EQ(tape.grad(a).dtype(), DType::f32);
+  EXPECT_EQ(tape.grad(b).dtype(), DType::f32);
+}
+
 /// f32 gradients of parameters in bf16.
 TEST(ShapeOps, GradientsOfParametersMayBeWider) {
   Tape tape;
@@ -146,6 +181,8 @@ TEST(ShapeOps, ErrorsNameTheOperatorAndTheShapes) {
               gather(tape, x, test::tokens_of({0, 3}, {2}));
             }),
             "gather: index[1] = 3 is not in [0, 3)");
+  EXPECT_EQ(refused([&] { matmul(tape, x, false, x, false); }),
+            "matmul: these shapes do not fit together: out [2, 3], a [2, 3], b [2, 3]");
 }
 
 }  // namespace

@@ -101,6 +101,16 @@ void multiply(const GemmCall& c) {
   std::memset(c.workspace, 0xFF, workspace);  // no longer another caller's contents
 }
 
+void multiply_all(const GemmCall& c) {
+  GemmCall one = c;
+  for (std::size_t i = 0; i < c.batch.count; ++i) {
+    one.a = static_cast<const std::byte*>(c.a) + i * c.batch.a_step * size_of(c.factors);
+    one.b = static_cast<const std::byte*>(c.b) + i * c.batch.b_step * size_of(c.factors);
+    one.d = static_cast<std::byte*>(c.d) + i * c.batch.d_step * size_of(c.result);
+    multiply(one);
+  }
+}
+
 /// cuBLASLt rejects unaligned data, and a bias for odd sizes in 16 bits. Sums over an odd number of rows are
 /// rejected only to test the callers' fallback.
 bool can(const GemmCall& c, Device) {
@@ -116,7 +126,7 @@ void gemm(const GemmCall& c, Device device, void* stream) {
   require(s->device == device.index && c.workspace != nullptr, Errc::system,
           "emulated BLAS: a stream of another device, or no workspace");
   Machine::instance().submit(
-      s, [c](std::uint64_t) -> Work { return [c] { return multiply(c), Progress::done; }; });
+      s, [c](std::uint64_t) -> Work { return [c] { return multiply_all(c), Progress::done; }; });
 }
 
 }  // namespace

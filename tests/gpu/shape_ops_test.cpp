@@ -1,5 +1,5 @@
 // Operators that move elements, exactly, in random shapes of 1 to 4 extents with extents of 1, parts of 0,
-// rows with a stride and every dtype.
+// rows with a stride and every dtype; products of batches of matrices against sums in double.
 
 #include "tensor/shape_ops.h"
 
@@ -370,6 +370,92 @@ TEST_P(Selection, AnIndexOutOfRangeOnADeviceIsSeenAndDoesNoHarm) {
   for (std::size_t i = 1; i < 4; ++i) EXPECT_TRUE(std::isnan(got[i])) << i;
   ops::gather_backward(d_in, flat({1, 1, 1, 1}, {4}), index, Into::overwrite, stream);
   EXPECT_EQ(from_device(d_in, stream), (Values{0, 1, 0, 0, 0, 0, 0, 0}));
+}
+
+// ---- products
+
+class BatchedProducts : public Selection {
+ protected:
+  struct Matrices {
+    Values values;
+    Shape shape;
+    bool transposed;
+    /// Element (i, j) of the matrix of a batch.
+    double at(std::size_t batch, std::size_t i, std::size_t j) const {
+      const std::size_t rows = shape[-2], columns = shape[-1];
+      const std::size_t first = shape.dims() > 2 ? batch * rows * columns : 0;
+      return values[first + (transposed ? j * columns + i : i * columns + j)];
+    }
+  };
+  Matrices matrices(const Shape& leading, std::size_t rows, std::size_t columns, bool transposed) {
+    std::vector<std::size_t> extents;
+    for (int d = 0; d < leading.dims(); ++d) extents.push_back(leading[d]);
+    extents.push_back(transposed ? columns : rows);
+    extents.push_back(transposed ? rows : columns);
+    const Shape shape{std::span<const std::size_t>(extents)};
+    return {from_device(to_device(random_values(shape.count(), static_cast<unsigned>(random())),
+                                  {shape.count()}, dtype, stream),
+                        stream),
+            shape, transposed};
+  }
+  /// In rows with a stride, if a number is.
+  Tensor tensor_of(const Values& values, const Shape& shape, DType t, std::size_t gap) const {
+    const std::size_t columns = shape[-1], stride = columns + gap;
+    Values all(values.size() / columns * stride, NAN);
+    for (std::size_t i = 0; i < values.size(); ++i) all[i / columns * stride + i % columns] = values[i];
+    return to_device(all, shape.with_last(stride), t, stream).columns(0, columns);
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Types, BatchedProducts, testing::Values(DType::f32, DType::f16, DType::bf16),
+                         [](const auto& info) { return std::string(name(info.param)); });
+
+TEST_P(BatchedProducts, AreThoseOfTheirMatrices) {
+  struct Case {
+    Shape of_a, of_b;
+    std::size_t m, n, k;
+  };
+  const Case cases[] = {{{3}, {3}, 5, 7, 4},        {{2, 3}, {2, 3}, 8, 8, 16}, {{40}, {40}, 3, 9, 5},
+                        {{3}, {}, 5, 6, 7},         {{}, {2, 2}, 4, 3, 5},      {{2}, {2}, 130, 110, 120},
+                        {{1, 2}, {1, 2}, 16, 1, 3}, {{2, 2}, {}, 6, 5, 8}};
+  for (const auto& [of_a, of_b, m, n, k] : cases)
+    for (int form = 0; form < 8; ++form) {
+      const Matrices a = matrices(of_a, m, k, form & 1), b = matrices(of_b, k, n, form & 2);
+      const Into into = form & 4 ? Into::accumulate : Into::overwrite;
+      const std::size_t gap = below(2) * 8;
+      const Shape leading = of_a.dims() ? of_a : of_b;
+      const Matrices before = matrices(leading, m, n, false);
+      for (const DType result : {dtype, DType::f32}) {
+        const Tensor out = tensor_of(before.values, before.shape, result, gap);
+        ops::matmul(out, tensor_of(a.values, a.shape, dtype, gap), a.transposed,
+                    tensor_of(b.values, b.shape, dtype, gap), b.transposed, into, stream);
+        const Values got = from_device(out, stream);
+        const double u = result == DType::bf16 ? 0x1p-8 : result == DType::f16 ? 0x1p-11 : 0;
+        for (std::size_t batch = 0; batch < leading.count(); ++batch)
+          for (std::size_t i = 0; i < m; ++i)
+            for (std::size_t j = 0; j < n; ++j) {
+              double sum = 0, size = 1;
+              for (std::size_t l = 0; l < k; ++l)
+                sum += a.at(batch, i, l) * b.at(batch, l, j),
+                    size += std::abs(a.at(batch, i, l) * b.at(batch, l, j));
+              const std::size_t at = (batch * m + i) * n + j;
+              if (into == Into::accumulate) sum += before.values[at];
+              ASSERT_NEAR(got[at], sum, 4e-7 * size + u * (std::abs(sum) + 1e-3))
+                  << name(a.shape) << (a.transposed ? "ᵀ · " : " · ") << name(b.shape)
+                  << (b.transposed ? "ᵀ" : "") << " into " << name(result) << ": " << batch << ", " << i
+                  << ", " << j;
+            }
+      }
+    }
+}
+
+TEST_P(BatchedProducts, ASumOfNothingIsZero) {
+  const Tensor out = to_device(Values(12, 3), {2, 2, 3}, dtype, stream),
+               a = empty_on(stream, {2, 2, 0}, dtype), b = empty_on(stream, {2, 0, 3}, dtype);
+  ops::matmul(out, a, false, b, false, Into::accumulate, stream);
+  EXPECT_EQ(from_device(out, stream), Values(12, 3));
+  ops::matmul(out, a, false, b, false, Into::overwrite, stream);
+  EXPECT_EQ(from_device(out, stream), Values(12, 0));
 }
 
 }  // namespace

@@ -123,6 +123,22 @@ TEST(ShapeOps, AnIndexOutOfRangeIsNamed) {
                  "gather_backward: needs 2 i32: index [1] of i32");
 }
 
+TEST(ShapeOps, ProductsOfOtherShapesAreRefused) {
+  const Stream s;
+  const auto refuse = [&](const Shape& out, const Shape& a, const Shape& b) {
+    expect_refused([&] { ops::matmul(zeros(out), zeros(a), false, zeros(b), false, Into::overwrite, s); },
+                   concat("matmul: these shapes do not fit together: out ", name(out), ", a ", name(a),
+                          ", b ", name(b)));
+  };
+  refuse({2, 3, 5}, {2, 3, 4}, {3, 4, 5});
+  refuse({2, 3, 5}, {1, 3, 4}, {2, 4, 5});
+  refuse({2, 3, 5}, {2, 1, 3, 4}, {4, 5});
+  refuse({3, 5}, {2, 3, 4}, {2, 4, 5});
+  refuse({2, 3, 5}, {3, 4}, {4, 5});
+  refuse({2, 3, 5}, {2, 3, 4}, {2, 5, 4});
+  refuse({3}, {3, 4}, {4});
+}
+
 /// The bytes of the results on this many threads.
 std::vector<std::byte> results(int threads, DType dtype) {
   const Stream s = Stream::host(threads, Stream::Reproducible::for_any_threads);
@@ -151,6 +167,24 @@ std::vector<std::byte> results(int threads, DType dtype) {
   ops::gather(one, columns, index, s);
   ops::gather_backward(columns, one, index, into, s);
   keep(columns);
+  struct Case {
+    Shape leading;
+    std::size_t m, n, k;
+  };
+  for (const auto& [leading, m, n, k] :
+       {Case{{40}, 17, 9, 12}, Case{{3}, 150, 140, 130}, Case{{5, 7}, 64, 64, 64}}) {
+    std::vector<std::size_t> extents;
+    for (int d = 0; d < leading.dims(); ++d) extents.push_back(leading[d]);
+    extents.insert(extents.end(), {m, n});
+    const Shape shape{std::span<const std::size_t>(extents)};
+    const int dims = shape.dims();
+    const Tensor out = rounded(shape, 8), a = rounded(shape.with(dims - 1, k), 9),
+                 b = rounded(shape.with(dims - 2, k), 10);
+    ops::matmul(out, a, false, b, false, into, s);
+    keep(out);
+    ops::matmul(a, out, false, b, true, into, s);
+    keep(a);
+  }
   return all;
 }
 

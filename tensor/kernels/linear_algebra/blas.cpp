@@ -48,7 +48,8 @@ GemmCall terms_from(GemmCall c, std::size_t k) {
 
 std::optional<std::pair<GemmCall, GemmCall>> split_whole_words(const GemmCall& c) {
   const std::size_t word = 16 / size_of(c.factors);
-  if (size_of(c.factors) != 2 || c.m * c.n * c.k < min_split_size || !whole_words(c, word))
+  if (size_of(c.factors) != 2 || c.batch.count != 1 || c.m * c.n * c.k < min_split_size ||
+      !whole_words(c, word))
     return std::nullopt;
   const bool plain = c.epilogue == Epilogue::none || c.epilogue == Epilogue::bias;
   GemmCall most = c;

@@ -2,6 +2,7 @@
 /// Matrix products on CUDA devices, as a table: NVIDIA's cuBLASLt; in tests the host's BLAS, run in the order
 /// of an emulated device's stream.
 
+#include <compare>
 #include <cstddef>
 #include <optional>
 #include <utility>
@@ -20,6 +21,13 @@ enum class Epilogue {
   row_sums_of_a      ///< none on d; bias[m] = sums of a over k
 };
 
+/// Products of equal sizes, whose matrices begin `step` elements apart; 0: the same factor for all.
+struct GemmBatch {
+  std::size_t count = 1;
+  std::size_t a_step = 0, b_step = 0, d_step = 0;
+  auto operator<=>(const GemmBatch&) const = default;
+};
+
 /// d[m, n] = epilogue(alpha · a[m, k] · b[k, n] + beta · d), row-major, sums in f32. Transposed operands are
 /// stored as [k, m] and [n, k]. Strides are in elements between rows. d is not read if beta is 0.
 struct GemmCall {
@@ -35,6 +43,7 @@ struct GemmCall {
   DType factors = DType::f32;  ///< of a and b: f32, f16 or bf16
   DType result = DType::f32;   ///< of d, bias and aux: the type of the factors, or f32
   float alpha = 1, beta = 0;
+  GemmBatch batch;  ///< several products have no epilogue
   Epilogue epilogue = Epilogue::none;
   void* bias = nullptr;
   void* aux = nullptr;  ///< [m, n], rows d_stride apart
@@ -45,7 +54,8 @@ struct GemmCall {
 /// Two calls that compute `c` in this order, of which the one of nearly the whole size has rows of whole
 /// 16-byte words. cuBLASLt's fast kernels for f16 and bf16 require such rows: on an H200 two products
 /// with a vocabulary of 50,257 ran at 95 and 130 TFLOP/s, products of whole words at about 500. nullopt if
-/// all rows are whole words, or if a second call would take longer, or change how often a result is rounded.
+/// all rows are whole words, for several products, or if a second call would take longer, or change how often
+/// a result is rounded.
 std::optional<std::pair<GemmCall, GemmCall>> split_whole_words(const GemmCall& c);
 
 /// Thread-safe. Errors are exceptions that name the call and the device.

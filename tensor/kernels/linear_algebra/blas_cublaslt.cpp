@@ -24,18 +24,19 @@ namespace {
 // ---- the library
 
 struct Library {
-#define RZ_SYMBOLS(X)                \
-  X(cublasLtCreate)                  \
-  X(cublasLtGetStatusName)           \
-  X(cublasLtMatmul)                  \
-  X(cublasLtMatmulAlgoGetHeuristic)  \
-  X(cublasLtMatmulDescCreate)        \
-  X(cublasLtMatmulDescDestroy)       \
-  X(cublasLtMatmulDescSetAttribute)  \
-  X(cublasLtMatrixLayoutCreate)      \
-  X(cublasLtMatrixLayoutDestroy)     \
-  X(cublasLtMatmulPreferenceCreate)  \
-  X(cublasLtMatmulPreferenceDestroy) \
+#define RZ_SYMBOLS(X)                 \
+  X(cublasLtCreate)                   \
+  X(cublasLtGetStatusName)            \
+  X(cublasLtMatmul)                   \
+  X(cublasLtMatmulAlgoGetHeuristic)   \
+  X(cublasLtMatmulDescCreate)         \
+  X(cublasLtMatmulDescDestroy)        \
+  X(cublasLtMatmulDescSetAttribute)   \
+  X(cublasLtMatrixLayoutCreate)       \
+  X(cublasLtMatrixLayoutDestroy)      \
+  X(cublasLtMatrixLayoutSetAttribute) \
+  X(cublasLtMatmulPreferenceCreate)   \
+  X(cublasLtMatmulPreferenceDestroy)  \
   X(cublasLtMatmulPreferenceSetAttribute)
 #define RZ_MEMBER(name) decltype(&::name) name;
   RZ_SYMBOLS(RZ_MEMBER)
@@ -133,6 +134,10 @@ class Description {
     layout(first, c.factors, c.transpose_b ? c.k : c.n, c.transpose_b ? c.n : c.k, c.b_stride);
     layout(second, c.factors, c.transpose_a ? c.m : c.k, c.transpose_a ? c.k : c.m, c.a_stride);
     layout(result, c.result, c.n, c.m, c.d_stride);
+    if (c.batch.count == 1) return;
+    repeat(first, c.batch.count, c.batch.b_step);
+    repeat(second, c.batch.count, c.batch.a_step);
+    repeat(result, c.batch.count, c.batch.d_step);
   }
 
   Owned<cublasLtMatmulDesc_t> product{library().cublasLtMatmulDescDestroy};
@@ -150,6 +155,18 @@ class Description {
     check(library().cublasLtMatrixLayoutCreate(to.out(), data_type(t), rows, columns,
                                                static_cast<std::int64_t>(stride)),
           "cublasLtMatrixLayoutCreate", device_);
+  }
+  void repeat(const Owned<cublasLtMatrixLayout_t>& matrix, std::size_t count, std::size_t step) {
+    const auto matrices = static_cast<std::int32_t>(count);
+    const auto distance = static_cast<std::int64_t>(step);
+    set(matrix, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, matrices);
+    set(matrix, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, distance);
+  }
+  template <class T>
+  void set(const Owned<cublasLtMatrixLayout_t>& matrix, cublasLtMatrixLayoutAttribute_t attribute,
+           const T& value) {
+    check(library().cublasLtMatrixLayoutSetAttribute(matrix.get(), attribute, &value, sizeof value),
+          "cublasLtMatrixLayoutSetAttribute", device_);
   }
   void describe_epilogue(const GemmCall& c) {
     if (c.epilogue == Epilogue::none) return;
@@ -176,14 +193,28 @@ std::uint32_t alignment(const void* p) {
   const auto at = reinterpret_cast<std::uintptr_t>(p);
   return at % 16 == 0 ? 16 : static_cast<std::uint32_t>(at & (~at + 1));
 }
+/// Of all matrices, `step` elements apart.
+std::uint32_t alignment(const void* p, std::size_t step, DType t) {
+  return alignment(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(p) | step * size_of(t)));
+}
+struct Alignments {
+  std::uint32_t a, b, d;
+  explicit Alignments(const GemmCall& c)
+      : a(alignment(c.a, c.batch.a_step, c.factors)),
+        b(alignment(c.b, c.batch.b_step, c.factors)),
+        d(alignment(c.d, c.batch.d_step, c.result)) {}
+  auto operator<=>(const Alignments&) const = default;
+};
 
 /// Everything on which the choice depends.
 struct Key {
   std::size_t m, n, k, a_stride, b_stride, d_stride;
   bool transpose_a, transpose_b, accumulate, has_bias, tf32;
   DType factors, result;
+  GemmBatch batch;
   Epilogue epilogue;
-  std::uint32_t a, b, d, bias, aux;
+  Alignments matrices;
+  std::uint32_t bias, aux;
 
   explicit Key(const GemmCall& c)
       : m(c.m),
@@ -199,10 +230,9 @@ struct Key {
         tf32(c.allow_tf32),
         factors(c.factors),
         result(c.result),
+        batch(c.batch),
         epilogue(c.epilogue),
-        a(alignment(c.a)),
-        b(alignment(c.b)),
-        d(alignment(c.d)),
+        matrices(c),
         bias(alignment(c.bias)),
         aux(alignment(c.aux)) {}
   auto operator<=>(const Key&) const = default;
@@ -256,10 +286,11 @@ class Card {
     // Partial sums are reduced in f32, not in the result type, and in a fixed order.
     set(wanted.get(), CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
         static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
-    set(wanted.get(), CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(c.b));
-    set(wanted.get(), CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(c.a));
-    set(wanted.get(), CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(c.d));
-    set(wanted.get(), CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(c.d));
+    const Alignments matrices(c);
+    set(wanted.get(), CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, matrices.b);
+    set(wanted.get(), CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, matrices.a);
+    set(wanted.get(), CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, matrices.d);
+    set(wanted.get(), CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, matrices.d);
     cublasLtMatmulHeuristicResult_t best{};
     int found = 0;
     const cublasStatus_t status = library().cublasLtMatmulAlgoGetHeuristic(
@@ -294,8 +325,9 @@ bool can(const GemmCall& c, Device device) {
 }
 
 std::string describe(const GemmCall& c) {
-  return concat("[", c.m, ", ", c.k, "] · [", c.k, ", ", c.n, "] of ", name(c.factors), " into ",
-                name(c.result), ", epilogue ", static_cast<int>(c.epilogue));
+  return concat(c.batch.count > 1 ? concat(c.batch.count, " times ") : "", "[", c.m, ", ", c.k, "] · [", c.k,
+                ", ", c.n, "] of ", name(c.factors), " into ", name(c.result), ", epilogue ",
+                static_cast<int>(c.epilogue));
 }
 
 void gemm(const GemmCall& c, Device device, void* stream) {

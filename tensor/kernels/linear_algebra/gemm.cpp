@@ -107,4 +107,26 @@ void gemm(float* c, std::size_t c_stride, std::size_t m, std::size_t n, std::siz
     });
 }
 
+void gemm(float* c, std::size_t c_stride, std::size_t m, std::size_t n, std::size_t k, Matrix a, Matrix b,
+          float beta, const Batch& batch, const Stream& stream) {
+  const auto at = [](Matrix all, std::size_t elements) { return all.data += elements, all; };
+  const auto each = [&](std::size_t i, const auto& product) {
+    product(c + i * batch.c_step, at(a, i * batch.a_step), at(b, i * batch.b_step));
+  };
+  if (!batch.is_shared(m, n, k)) {
+    for (std::size_t i = 0; i < batch.count; ++i)
+      each(i, [&](float* to, const Matrix& x, const Matrix& y) {
+        gemm(to, c_stride, m, n, k, 1, x, y, beta, stream);
+      });
+    return;
+  }
+  const OneBlasThread one;
+  stream.parallel_for(batch.count, 1, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i)
+      each(i, [&](float* to, const Matrix& x, const Matrix& y) {
+        multiply(to, c_stride, m, n, k, 1, x, y, beta);
+      });
+  });
+}
+
 }  // namespace rz::kernels

@@ -47,6 +47,13 @@ Matrix16 matrix16(const Operand& o) {
   return {reinterpret_cast<const std::uint16_t*>(o.tensor.raw()), o.tensor.row_stride(), o.transposed};
 }
 
+/// Both factors have one dtype, and the result has that or f32.
+void check_product(const char* op, const Tensor& out, DType a, DType b) {
+  if (b != a || (out.dtype() != a && out.dtype() != DType::f32))
+    fail(Errc::invalid_argument, op, ": a product of ", name(a), " and ", name(b), " with a result in ",
+         name(out.dtype()), "; both factors must have one type, and the result too, or f32");
+}
+
 /// With f32 the product starts from the bias, at no cost: without it the BLAS would set `out` to 0 and then
 /// add.
 void multiply_f32(const Tensor& out, const Sizes& s, const Operand& a, const Operand& b, const Tensor& bias,
@@ -62,10 +69,7 @@ void multiply_f32(const Tensor& out, const Sizes& s, const Operand& a, const Ope
 void multiply(const char* op, const Tensor& out, const Sizes& s, const Operand& a, const Operand& b,
               const Tensor& bias, Into into, const Stream& stream) {
   const DType factors = a.tensor.dtype();
-  if (b.tensor.dtype() != factors || (out.dtype() != factors && out.dtype() != DType::f32))
-    fail(Errc::invalid_argument, op, ": a product of ", name(factors), " and ", name(b.tensor.dtype()),
-         " with a result in ", name(out.dtype()),
-         "; both factors must have one type, and the result too, or f32");
+  check_product(op, out, factors, b.tensor.dtype());
   check_dtype(op, factors, {{"bias", bias}});
   if (factors == DType::f32) return multiply_f32(out, s, a, b, bias, into, stream);
   kernels::gemm_16bit({.m = s.rows,
@@ -155,17 +159,71 @@ void linear_backward_through_gelu(const Tensor& d_pre, const Tensor& d_out, cons
   gelu_backward(d_pre, d_pre, pre, Into::overwrite, stream);
 }
 
+namespace {
+
+/// Elements between the matrices of the last two extents; 0 for a single one.
+std::size_t matrix_step(const Tensor& t) { return t.shape().dims() > 2 ? t.shape()[-2] * t.row_stride() : 0; }
+
+/// Products of matrices of the last two extents.
+void multiply_each(const Tensor& out, const Sizes& s, const Operand& a, const Operand& b, Into into,
+                   const Stream& stream) {
+  const kernels::Batch batch{out.count() / (s.rows * s.out), matrix_step(a.tensor), matrix_step(b.tensor),
+                             matrix_step(out)};
+  const DType factors = a.tensor.dtype();
+  check_product("matmul", out, factors, b.tensor.dtype());
+  if (factors == DType::f32)
+    return kernels::gemm(out.data<float>(), out.row_stride(), s.rows, s.out, s.in, matrix(a), matrix(b),
+                         into == Into::accumulate ? 1 : 0, batch, stream);
+  const auto product = [&](std::size_t i, const Stream& on) {
+    Matrix16 x = matrix16(a), y = matrix16(b);
+    x.data += i * batch.a_step, y.data += i * batch.b_step;
+    kernels::gemm_16bit({.m = s.rows,
+                         .n = s.out,
+                         .k = s.in,
+                         .factors = factors,
+                         .a = x,
+                         .b = y,
+                         .c = out.raw() + i * batch.c_step * size_of(out.dtype()),
+                         .result = out.dtype(),
+                         .c_stride = out.row_stride(),
+                         .accumulate = into == Into::accumulate},
+                        on);
+  };
+  const bool shared = batch.is_shared(s.rows, s.out, s.in);
+  const auto products = [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) product(i, shared ? Stream() : stream);
+  };
+  shared ? stream.parallel_for(batch.count, 1, products) : products(0, batch.count);
+}
+
+/// The extents before the last two are those of `out`, or there are none.
+bool repeats(const Tensor& factor, const Tensor& out) {
+  const Shape &f = factor.shape(), &all = out.shape();
+  bool same = f.dims() == all.dims();
+  for (int d = 0; same && d < f.dims() - 2; ++d) same = f[d] == all[d];
+  return f.dims() == 2 || same;
+}
+
+}  // namespace
+
 void matmul(const Tensor& out, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b,
             Into into, const Stream& stream) {
-  const auto extent = [](const Tensor& t, int i) { return t.shape().dims() == 2 ? t.shape()[i] : 0; };
-  const std::size_t m = extent(a, transpose_a), k = extent(a, !transpose_a), n = extent(b, !transpose_b);
+  const auto extent = [](const Tensor& t, int i) { return t.shape().dims() >= 2 ? t.shape()[i - 2] : 0; };
+  const Sizes s{extent(a, transpose_a), extent(a, !transpose_a), extent(b, !transpose_b)};
   check("matmul", {{"out", out}, {"a", a}, {"b", b}},
-        a.shape().dims() == 2 && b.shape().dims() == 2 && extent(b, transpose_b) == k &&
-            out.shape() == Shape{m, n},
+        out.shape().dims() >= 2 && a.shape().dims() >= 2 && b.shape().dims() >= 2 &&
+            extent(b, transpose_b) == s.in && extent(out, 0) == s.rows && extent(out, 1) == s.out &&
+            repeats(a, out) && repeats(b, out) &&
+            (out.shape().dims() == 2 || a.shape().dims() > 2 || b.shape().dims() > 2),
         Rows::any_stride);
+  if (out.count() == 0) return;
+  if (out.shape().dims() > 2 && b.shape().dims() == 2 && !transpose_a)  // one product of all rows
+    return matmul(out.reshape({rows(out), s.out}), a.reshape({rows(a), s.in}), false, b, transpose_b, into,
+                  stream);
   if (const auto* d = on_device("matmul", out, stream))
     return d->matmul(out, a, transpose_a, b, transpose_b, into, stream);
-  multiply("matmul", out, {m, k, n}, {a, transpose_a}, {b, transpose_b}, {}, into, stream);
+  if (out.shape().dims() > 2) return multiply_each(out, s, {a, transpose_a}, {b, transpose_b}, into, stream);
+  multiply("matmul", out, s, {a, transpose_a}, {b, transpose_b}, {}, into, stream);
 }
 
 }  // namespace ops

@@ -151,8 +151,10 @@ void run(const char* op, GemmCall call, const Stream& stream) {
   if (call.k == 0) {  // an empty sum
     require(call.epilogue == Epilogue::none, Errc::invalid_argument, op, ": the inputs have no elements");
     const std::size_t size = size_of(call.result);
-    for (std::size_t i = 0; i < call.m && call.beta == 0; ++i)
-      memset_async(static_cast<std::byte*>(call.d) + i * call.d_stride * size, 0, call.n * size, stream);
+    for (std::size_t i = 0; i < call.batch.count * call.m && call.beta == 0; ++i) {
+      const std::size_t row = i / call.m * call.batch.d_step + i % call.m * call.d_stride;
+      memset_async(static_cast<std::byte*>(call.d) + row * size, 0, call.n * size, stream);
+    }
     return;
   }
   call.workspace = stream.workspace(blas.workspace_bytes(stream.device()));
@@ -261,10 +263,11 @@ void linear_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor& d_
 
 void matmul(const Tensor& out, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b,
             Into into, const Stream& stream) {
-  const std::size_t k = a.shape()[transpose_a ? 0 : 1];
-  run("matmul",
-      product("matmul", out.shape()[0], out.shape()[1], k, out, {a, transpose_a}, {b, transpose_b}, into),
-      stream);
+  const std::size_t m = out.shape()[-2], n = out.shape()[-1], k = a.shape()[transpose_a ? -2 : -1];
+  GemmCall call = product("matmul", m, n, k, out, {a, transpose_a}, {b, transpose_b}, into);
+  const auto step = [](const Tensor& t) { return t.shape().dims() > 2 ? t.shape()[-2] * t.row_stride() : 0; };
+  call.batch = {out.count() / (m * n), step(a), step(b), step(out)};
+  run("matmul", call, stream);
 }
 
 }  // namespace rz::ops::device
