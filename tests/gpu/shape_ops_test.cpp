@@ -170,6 +170,7 @@ TEST_P(ShapeOps, Permute) {
     }
   expect_permuted({130, 70}, {1, 0});
   expect_permuted({128, 64}, {1, 0});
+  expect_permuted({130, 600}, {1, 0});
   expect_permuted({2, 3, 32, 64}, {0, 2, 1, 3});
   expect_permuted({2, 33, 3, 64}, {3, 0, 2, 1});
   expect_permuted({2, 0, 3}, {2, 1, 0});

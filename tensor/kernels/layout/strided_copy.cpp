@@ -65,14 +65,20 @@ HWY_INLINE void transpose_lanes(T* out, std::size_t out_stride, const T* in, std
   for (std::size_t c = 0; c < n; ++c) hn::StoreU(v[c], d, out + c * out_stride);
 }
 
-/// Whole cache lines: `line` rows and columns.
+/// Whole cache lines: `line` rows and columns. The rows are read into a buffer first: with a stride of a
+/// power of two their lines displace each other in the cache before all of their columns are read.
 template <class T>
 HWY_INLINE void transpose_lines(T* out, std::size_t out_stride, const T* in, std::size_t in_stride) {
   constexpr std::size_t line = 64 / sizeof(T), n = 16 / sizeof(T);
-  const std::size_t lanes = hn::Lanes(hn::ScalableTag<T>());
+  const hn::ScalableTag<T> d;
+  const std::size_t lanes = hn::Lanes(d);
+  HWY_ALIGN T rows[line * line];
+  for (std::size_t r = 0; r < line; ++r)
+    for (std::size_t c = 0; c < line; c += lanes)
+      hn::Store(hn::LoadU(d, in + r * in_stride + c), d, rows + r * line + c);
   for (std::size_t c = 0; c < line; c += n)
     for (std::size_t r = 0; r < line; r += lanes)
-      transpose_lanes(out + c * out_stride + r, out_stride, in + r * in_stride + c, in_stride);
+      transpose_lanes(out + c * out_stride + r, out_stride, rows + r * line + c, line);
 }
 #else
 template <class T>
@@ -88,9 +94,21 @@ HWY_INLINE void transpose_tile_of(T* out, std::size_t out_stride, const T* in, s
                                   std::size_t rows, std::size_t columns) {
   constexpr std::size_t line = 64 / sizeof(T);
   const std::size_t whole_rows = rows / line * line, whole_columns = columns / line * line;
+  // Processors do not foresee so many strides.
+  const auto prefetch = [&](std::size_t r, std::size_t c) HWY_ATTR {
+    for (std::size_t next = 0; next < line; ++next) {
+      __builtin_prefetch(in + (r + next) * in_stride + c);
+      __builtin_prefetch(out + (c + next) * out_stride + r, 1);
+    }
+  };
   for (std::size_t r = 0; r < whole_rows; r += line)
-    for (std::size_t c = 0; c < whole_columns; c += line)
+    for (std::size_t c = 0; c < whole_columns; c += line) {
+      if (c + line < whole_columns)
+        prefetch(r, c + line);
+      else if (r + line < whole_rows)
+        prefetch(r + line, 0);
       transpose_lines(out + c * out_stride + r, out_stride, in + r * in_stride + c, in_stride);
+    }
   for (std::size_t c = 0; c < columns; ++c)
     for (std::size_t r = c < whole_columns ? whole_rows : 0; r < rows; ++r)
       out[c * out_stride + r] = in[r * in_stride + c];
@@ -131,7 +149,7 @@ namespace ops {
 namespace {
 
 constexpr std::size_t elements_per_task = 4096;
-constexpr std::size_t tile_side = 64;
+constexpr std::size_t tile_rows = 64, tile_columns = 256;
 
 /// Without the last extent, or another one.
 IndexMap without(const IndexMap& map, int dimension) {
@@ -184,11 +202,19 @@ void each_run(const StridedCopy& c, std::size_t begin, std::size_t end, const F&
   const int last = c.out.dims - 1;
   const std::size_t n = c.out.extent[last];
   const IndexMap to = without(c.out, last), from = without(c.in, last);
-  for (std::size_t i = begin, count; i < end; i += count) {
-    const std::size_t row = i / n, column = i - row * n;
+  const std::size_t rows = last > 0 ? c.out.extent[last - 1] : 1;  // of which the places are a step apart
+  std::size_t row = begin / n, column = begin - row * n, left = rows - row % rows;
+  std::size_t out_at = c.out_at + to.offset(row), in_at = c.in_at + from.offset(row);
+  for (std::size_t i = begin, count; i < end; i += count, column = 0) {
     count = std::min(n - column, end - i);
-    f(c.out_at + to.offset(row) + column * c.out.stride[last],
-      c.in_at + from.offset(row) + column * c.in.stride[last], count);
+    f(out_at + column * c.out.stride[last], in_at + column * c.in.stride[last], count);
+    ++row;
+    if (--left > 0) {
+      out_at += c.out.stride[last - 1], in_at += c.in.stride[last - 1];
+    } else {
+      left = rows;
+      out_at = c.out_at + to.offset(row), in_at = c.in_at + from.offset(row);
+    }
   }
 }
 
@@ -238,27 +264,31 @@ void transpose_one(const Tile& tile, const Transposition& t, DType dtype, Into i
   if (into == Into::overwrite)
     return HWY_DYNAMIC_DISPATCH(transpose_tile)(tile.out, t.out_stride, tile.in, t.in_stride, tile.rows,
                                                 tile.columns, size);
-  HWY_ALIGN std::byte turned[tile_side * tile_side * sizeof(float)];
-  HWY_DYNAMIC_DISPATCH(transpose_tile)
-  (turned, tile_side, tile.in, t.in_stride, tile.rows, tile.columns, size);
-  for (std::size_t c = 0; c < tile.columns; ++c) HWY_DYNAMIC_DISPATCH(add_run)
-  (tile.out + c * t.out_stride * size, turned + c * tile_side * size, tile.rows, dtype);
+  constexpr std::size_t some = 64;  // columns
+  HWY_ALIGN std::byte turned[tile_rows * some * sizeof(float)];
+  for (std::size_t first = 0; first < tile.columns; first += some) {
+    const std::size_t columns = std::min(some, tile.columns - first);
+    HWY_DYNAMIC_DISPATCH(transpose_tile)
+    (turned, tile_rows, tile.in + first * size, t.in_stride, tile.rows, columns, size);
+    for (std::size_t c = 0; c < columns; ++c) HWY_DYNAMIC_DISPATCH(add_run)
+    (tile.out + (first + c) * t.out_stride * size, turned + c * tile_rows * size, tile.rows, dtype);
+  }
 }
 
 void transpose_all(const Tensor& out, const Tensor& in, const StridedCopy& c, const Transposition& t,
                    Into into, const Stream& stream) {
   const std::size_t size = size_of(out.dtype());
-  const std::size_t down = ceil_div(t.rows, tile_side), across = ceil_div(t.columns, tile_side);
-  const std::size_t per_task =
-      std::max<std::size_t>(1, elements_per_task / std::min(t.rows * t.columns, tile_side * tile_side));
-  stream.parallel_for(t.out.count() * down * across, per_task, [&](std::size_t begin, std::size_t end) {
+  const std::size_t down = ceil_div(t.rows, tile_rows), across = ceil_div(t.columns, tile_columns);
+  const std::size_t per_tile = std::min(t.rows, tile_rows) * std::min(t.columns, tile_columns);
+  const std::size_t grain = std::max<std::size_t>(1, elements_per_task / per_tile);
+  stream.parallel_for(t.out.count() * down * across, grain, [&](std::size_t begin, std::size_t end) {
     for (std::size_t i = begin; i < end; ++i) {
       const std::size_t matrix = i / (down * across), tile = i % (down * across);
-      const std::size_t row = tile % down * tile_side, column = tile / down * tile_side;
+      const std::size_t row = tile % down * tile_rows, column = tile / down * tile_columns;
       const std::size_t out_at = c.out_at + t.out.offset(matrix) + column * t.out_stride + row;
       const std::size_t in_at = c.in_at + t.in.offset(matrix) + row * t.in_stride + column;
-      transpose_one({out.raw() + out_at * size, in.raw() + in_at * size, std::min(tile_side, t.rows - row),
-                     std::min(tile_side, t.columns - column)},
+      transpose_one({out.raw() + out_at * size, in.raw() + in_at * size, std::min(tile_rows, t.rows - row),
+                     std::min(tile_columns, t.columns - column)},
                     t, out.dtype(), into);
     }
   });
