@@ -268,10 +268,13 @@ void transpose_one(const Tile& tile, const Transposition& t, DType dtype, Into i
   HWY_ALIGN std::byte turned[tile_rows * some * sizeof(float)];
   for (std::size_t first = 0; first < tile.columns; first += some) {
     const std::size_t columns = std::min(some, tile.columns - first);
+    const auto to = [&](std::size_t c) { return tile.out + (first + c) * t.out_stride * size; };
+    for (std::size_t c = 0; c < columns; ++c)
+      for (std::size_t line = 0; line < tile.rows * size; line += 64) __builtin_prefetch(to(c) + line, 1);
     HWY_DYNAMIC_DISPATCH(transpose_tile)
     (turned, tile_rows, tile.in + first * size, t.in_stride, tile.rows, columns, size);
-    for (std::size_t c = 0; c < columns; ++c) HWY_DYNAMIC_DISPATCH(add_run)
-    (tile.out + (first + c) * t.out_stride * size, turned + c * tile_rows * size, tile.rows, dtype);
+    for (std::size_t c = 0; c < columns; ++c)
+      HWY_DYNAMIC_DISPATCH(add_run)(to(c), turned + c * tile_rows * size, tile.rows, dtype);
   }
 }
 
