@@ -154,6 +154,10 @@ std::vector<std::byte> results(int threads, DType dtype) {
   const Tensor x = rounded({5, 33, 7, 70}, 1), turned = rounded({7, 5, 70, 33}, 2);
   ops::permute(turned, x, order, into, s);
   keep(turned);
+  const int runs[] = {2, 1, 0, 3};
+  const Tensor moved = rounded({7, 33, 5, 70}, 11);
+  ops::permute(moved, x, runs, into, s);
+  keep(moved);
   const Tensor part = rounded({5, 20, 7, 70}, 3);
   ops::narrow(part, x, 1, 9, into, s);
   ops::narrow_backward(x, part, 1, 2, into, s);
