@@ -25,6 +25,7 @@ ROOMS = {
     'tensor/kernels/attention': KERNELS + 'tensor/kernels/elementwise',
     'tensor/kernels/losses': KERNELS,
     'tensor/kernels/layout': KERNELS,
+    'tensor/kernels/image': KERNELS + 'tensor/kernels/linear_algebra',
     'tensor/kernels/optimizer': KERNELS,
     'autograd_lite': 'comm/core comm/device tensor',
     'autograd_lite/nn': 'comm/core comm/device autograd_lite tensor',

@@ -1,0 +1,118 @@
+// A task is some groups of images. Statistics in double, in two passes over a group.
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "tensor/kernels/check.h"
+#include "tensor/kernels/device_ops.h"
+#include "tensor/kernels/image/batch_norm.h"
+#include "tensor/kernels/image/planes.h"
+
+namespace rz::ops {
+
+namespace {
+
+using image::ChannelSizes;
+
+std::size_t groups_of_thread(std::size_t elements) {
+  return std::max<std::size_t>(1, 4096 / std::max<std::size_t>(1, elements));
+}
+
+bool fits(const ChannelSizes& s, const Tensor& weight, const Tensor& mean, const Tensor& inverse_deviation) {
+  const std::size_t groups = last(mean);
+  return groups > 0 && s.channels % groups == 0 && mean.shape() == Shape{s.images, groups} &&
+         inverse_deviation.shape() == mean.shape() && is_vector(weight, s.channels);
+}
+
+/// Stores the sums over images of {Σ d_out, Σ d_out · n} of planes.
+void sum_over_images(const Tensor& d_weight, const Tensor& d_bias, const std::vector<image::Sums>& planes,
+                     const ChannelSizes& s, Into into) {
+  for (std::size_t c = 0; c < s.channels; ++c) {
+    image::Sums total;
+    for (std::size_t n = 0; n < s.images; ++n)
+      total.first += planes[n * s.channels + c].first, total.second += planes[n * s.channels + c].second;
+    if (d_bias.defined()) image::store_number(d_bias, c, total.first, into);
+    if (d_weight.defined()) image::store_number(d_weight, c, total.second, into);
+  }
+}
+
+}  // namespace
+
+void group_norm(const Tensor& out, const Tensor& mean, const Tensor& inverse_deviation, const Tensor& x,
+                const Tensor& weight, const Tensor& bias, float epsilon, const Stream& stream) {
+  constexpr const char* op = "group_norm";
+  const ChannelSizes s = image::channel_sizes(op, x);
+  check(op,
+        {{"out", out},
+         {"mean", mean},
+         {"inverse_deviation", inverse_deviation},
+         {"x", x},
+         {"weight", weight},
+         {"bias", bias}},
+        out.shape() == x.shape() && fits(s, weight, mean, inverse_deviation) && is_vector(bias, s.channels));
+  check_dtype(op, x.dtype(), {{"out", out}, {"weight", weight}, {"bias", bias}});
+  check_dtype(op, DType::f32, {{"mean", mean}, {"inverse_deviation", inverse_deviation}});
+  if (const auto* d = on_device(op, out, stream))
+    return d->group_norm(out, mean, inverse_deviation, x, weight, bias, epsilon, stream);
+  const std::size_t channels = s.channels / last(mean), n = channels * s.positions;
+  float *const m = mean.data<float>(), *const r = inverse_deviation.data<float>();
+  stream.parallel_for(mean.count(), groups_of_thread(n), [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
+      const double average = image::sum_elements(x, i * n, n) / static_cast<double>(n);
+      const double variance = image::squared_deviations(x, i * n, n, average) / static_cast<double>(n);
+      m[i] = static_cast<float>(average), r[i] = image::inverse_deviation(variance, epsilon);
+      for (std::size_t plane = i * channels; plane < (i + 1) * channels; ++plane)
+        image::normalize(out, x, plane * s.positions, s.positions, m[i], r[i],
+                         static_cast<float>(image::load_number(weight, plane % s.channels)),
+                         static_cast<float>(image::load_number(bias, plane % s.channels)));
+    }
+  });
+}
+
+void group_norm_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor& d_bias, const Tensor& d_out,
+                         const Tensor& x, const Tensor& weight, const Tensor& mean,
+                         const Tensor& inverse_deviation, Into into_x, Into into_parameters,
+                         const Stream& stream) {
+  constexpr const char* op = "group_norm_backward";
+  const ChannelSizes s = image::channel_sizes(op, x);
+  check(op,
+        {{"d_x", d_x},
+         {"d_out", d_out},
+         {"x", x},
+         {"weight", weight},
+         {"mean", mean},
+         {"inverse_deviation", inverse_deviation}},
+        d_x.shape() == x.shape() && d_out.shape() == x.shape() && fits(s, weight, mean, inverse_deviation));
+  if (d_weight.defined()) check(op, {{"d_weight", d_weight}, {"x", x}}, is_vector(d_weight, s.channels));
+  if (d_bias.defined()) check(op, {{"d_bias", d_bias}, {"x", x}}, is_vector(d_bias, s.channels));
+  check_dtype(op, x.dtype(), {{"d_x", d_x}, {"d_out", d_out}, {"weight", weight}});
+  check_dtype(op, DType::f32, {{"mean", mean}, {"inverse_deviation", inverse_deviation}});
+  check_gradient_dtype(op, x.dtype(), {{"d_weight", d_weight}, {"d_bias", d_bias}});
+  if (const auto* d = on_device(op, d_x, stream))
+    return d->group_norm_backward(d_x, d_weight, d_bias, d_out, x, weight, mean, inverse_deviation, into_x,
+                                  into_parameters, stream);
+  const std::size_t channels = s.channels / last(mean), n = channels * s.positions;
+  const float *const m = mean.data<float>(), *const r = inverse_deviation.data<float>();
+  std::vector<image::Sums> planes(s.images * s.channels);
+  stream.parallel_for(mean.count(), groups_of_thread(n), [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
+      double g = 0, gn = 0;
+      for (std::size_t plane = i * channels; plane < (i + 1) * channels; ++plane) {
+        planes[plane] = image::gradient_sums(d_out, x, plane * s.positions, s.positions, m[i], r[i]);
+        const double w = image::load_number(weight, plane % s.channels);
+        g += w * planes[plane].first, gn += w * planes[plane].second;
+      }
+      const double count = static_cast<double>(n);
+      for (std::size_t plane = i * channels; plane < (i + 1) * channels; ++plane)
+        image::normalize_backward(
+            d_x, d_out, x, plane * s.positions, s.positions,
+            {m[i], r[i], static_cast<float>(image::load_number(weight, plane % s.channels)),
+             static_cast<float>(g / count), static_cast<float>(gn / count)},
+            into_x);
+    }
+  });
+  sum_over_images(d_weight, d_bias, planes, s, into_parameters);
+}
+
+}  // namespace rz::ops
