@@ -46,6 +46,7 @@
 
 #include "autograd_lite/losses.h"
 #include "autograd_lite/nn/containers.h"
+#include "autograd_lite/nn/image_layers.h"
 #include "autograd_lite/nn/init.h"
 #include "autograd_lite/nn/layers.h"
 #include "autograd_lite/nn/module.h"
