@@ -3,6 +3,7 @@
 #include <numeric>
 #include <utility>
 
+#include "autograd_lite/nn/image_layers.h"
 #include "comm/core/error.h"
 #include "tensor/ops.h"
 
@@ -122,6 +123,14 @@ Var all_to_all(Tape& tape, Var x, std::vector<std::size_t> send_rows, std::vecto
                      [x, row, back = Exchange{there.receive, there.send}, &c](Tape& t, const Tensor& d) {
                        t.accumulate_grad(x, exchanged(t, d, back, row, c));
                      });
+}
+
+void sync_batch_norm(Module& module, Communicator& c) {
+  for (Module* m : module.modules())
+    if (auto* const norm = dynamic_cast<nn::BatchNorm2d*>(m))
+      norm->sum_over_ranks = [&c](const Tensor& sums, const Stream& stream) {
+        c.all_reduce(sums.buffer(), ReduceOp::sum, stream).wait_on(stream);
+      };
 }
 
 }  // namespace rz::functional

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "autograd_lite/nn/module.h"
 #include "autograd_lite/tape.h"
 #include "comm/communicator.h"
 
@@ -29,5 +30,11 @@ Var broadcast(Tape&, Var x, int root, Communicator&);
 /// way back. Errc::invalid_argument if the sum of send_rows is not n, or a list has not one entry per rank.
 Var all_to_all(Tape&, Var x, std::vector<std::size_t> send_rows, std::vector<std::size_t> recv_rows,
                Communicator&);
+
+/// Sets the statistics of all batch norms (nn::BatchNorm2d, nn::BatchNorm1d) of a module to those of the
+/// batches of all ranks, as torch.nn.SyncBatchNorm.convert_sync_batchnorm: each forward in training, and each
+/// backward, sums one small tensor per layer. Ranks run the same layers in the same order. The communicator
+/// outlives the module's passes.
+void sync_batch_norm(Module&, Communicator&);
 
 }  // namespace rz::functional
