@@ -19,7 +19,7 @@ namespace {
 
 using image::ConvSizes;
 
-constexpr std::size_t column_bytes = std::size_t{32} << 20;
+constexpr std::size_t column_bytes = std::size_t{8} << 20;
 
 /// Sizes as a kernel reads them.
 struct Plane {

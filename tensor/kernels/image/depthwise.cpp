@@ -163,24 +163,34 @@ void spread_padded(float* padded, const float* d_out, const float* weight, const
     }
 }
 
-/// sums[tap] += Σ d_out · x, where x is a padded plane.
-void correlate_padded(double* sums, const float* d_out, const float* padded, const PaddedPlane& p) {
+/// Of k taps at once, whose sums do not wait for each other.
+template <int k>
+HWY_INLINE void correlate_taps(double* sums, const float* d_out, const float* padded, const std::size_t* taps,
+                               const PaddedPlane& p) {
   const Floats d;
   const std::size_t lanes = hn::Lanes(d), n = p.x.out, whole = n / lanes * lanes;
   const auto rest = hn::FirstN(d, n - whole);
-  for (std::size_t tap = 0; tap < p.taps.size(); ++tap) {
-    FloatVector sum = hn::Zero(d), last = hn::Zero(d);
-    const float *g = d_out, *x = padded + p.taps[tap];
-    for (std::size_t y = 0; y < p.y.out; ++y, g += n, x += p.next()) {
-      std::size_t i = 0;
-      for (; i < whole; i += lanes) sum = hn::MulAdd(hn::LoadU(d, g + i), hn::LoadU(d, x + i), sum);
-      if (whole < n)
-        last =
-            hn::MulAdd(hn::MaskedLoad(rest, d, g + i), hn::IfThenElseZero(rest, hn::LoadU(d, x + i)), last);
+  FloatVector sum[k];
+  for (auto& s : sum) s = hn::Zero(d);
+  for (std::size_t y = 0; y < p.y.out; ++y, d_out += n, padded += p.next()) {
+    for (std::size_t i = 0; i < whole; i += lanes) {
+      const FloatVector g = hn::LoadU(d, d_out + i);
+      for (int t = 0; t < k; ++t) sum[t] = hn::MulAdd(g, hn::LoadU(d, padded + taps[t] + i), sum[t]);
     }
-    sums[tap] += static_cast<double>(hn::GetLane(hn::SumOfLanes(d, sum))) +
-                 static_cast<double>(hn::GetLane(hn::SumOfLanes(d, last)));
+    if (whole == n) continue;
+    const FloatVector g = hn::MaskedLoad(rest, d, d_out + whole);
+    for (int t = 0; t < k; ++t)
+      sum[t] = hn::MulAdd(g, hn::IfThenElseZero(rest, hn::LoadU(d, padded + taps[t] + whole)), sum[t]);
   }
+  for (int t = 0; t < k; ++t) sums[t] += static_cast<double>(hn::GetLane(hn::SumOfLanes(d, sum[t])));
+}
+
+/// sums[tap] += Σ d_out · x, where x is a padded plane.
+void correlate_padded(double* sums, const float* d_out, const float* padded, const PaddedPlane& p) {
+  std::size_t tap = 0;
+  for (; tap + 4 <= p.taps.size(); tap += 4)
+    correlate_taps<4>(sums + tap, d_out, padded, p.taps.data() + tap, p);
+  for (; tap < p.taps.size(); ++tap) correlate_taps<1>(sums + tap, d_out, padded, p.taps.data() + tap, p);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -233,8 +243,38 @@ void depthwise(const Tensor& out, const Tensor& x, const Tensor& weight, const T
   });
 }
 
+namespace {
+
+/// The axis of the convolution that d_x is: of d_out with the reversed kernel.
+ConvAxis reversed(const ConvAxis& a) {
+  return {a.out, a.kernel, a.in, 1, (a.kernel - 1) * a.dilation - a.padding, a.dilation};
+}
+bool is_reversible(const ConvAxis& a) { return a.stride == 1 && a.padding <= (a.kernel - 1) * a.dilation; }
+
+void convolve_reversed(const Tensor& d_x, const Tensor& d_out, const Tensor& weight, const ConvSizes& s,
+                       Into into, const Stream& stream) {
+  const PaddedPlane p({s.images, s.channels, s.channels, s.groups, reversed(s.y), reversed(s.x)});
+  const Memory w = widened(weight);
+  for (std::size_t c = 0; c < s.channels; ++c)
+    std::reverse(w.get() + c * s.taps(), w.get() + (c + 1) * s.taps());
+  stream.parallel_for(s.images * s.channels, 1, [&](std::size_t begin, std::size_t end) {
+    const Memory padded = memory_of(p.elements()), sums = memory_of(s.plane());
+    const Tensor to = Tensor::borrow(sums.get(), {s.plane()});
+    for (std::size_t plane = begin; plane < end; ++plane) {
+      HWY_DYNAMIC_DISPATCH(copy_padded)(padded.get(), d_out, plane * s.positions(), p);
+      HWY_DYNAMIC_DISPATCH(convolve_padded)
+      (to, 0, padded.get(), w.get() + plane % s.channels * s.taps(), 0, p);
+      store_floats(d_x, plane * s.plane(), sums.get(), s.plane(), into);
+    }
+  });
+}
+
+}  // namespace
+
 void depthwise_input(const Tensor& d_x, const Tensor& d_out, const Tensor& weight, const ConvSizes& s,
                      Into into, const Stream& stream) {
+  if (s.group_outputs() == 1 && is_reversible(s.y) && is_reversible(s.x))
+    return convolve_reversed(d_x, d_out, weight, s, into, stream);
   const PaddedPlane p(s);
   const Memory w = widened(weight);
   const std::size_t of_channel = s.group_outputs(), positions = s.positions();
