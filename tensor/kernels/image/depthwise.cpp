@@ -110,39 +110,41 @@ void store_padded(const Tensor& d_x, std::size_t at, const float* from, const Pa
   });
 }
 
-/// k vectors of outputs.
-template <int k>
-HWY_INLINE void tap_sums(FloatVector (&sums)[k], const float* in, const float* weight, float bias,
-                         const PaddedPlane& p) {
+/// k vectors of outputs, the last of which may exceed the n that are left. Returns the number of outputs.
+template <int k, class T>
+HWY_INLINE std::size_t store_outputs(T* out, std::size_t n, const float* in, const float* weight, float bias,
+                                     const PaddedPlane& p) {
   const Floats d;
-  const std::size_t lanes = hn::Lanes(d);
+  const std::size_t lanes = hn::Lanes(d), taps = p.taps.size();
+  const std::size_t* const places = p.taps.data();
+  FloatVector sums[k];
   for (auto& sum : sums) sum = hn::Set(d, bias);
-  for (std::size_t tap = 0; tap < p.taps.size(); ++tap) {
+  for (std::size_t tap = 0; tap < taps; ++tap) {
     const FloatVector w = hn::Set(d, weight[tap]);
-    const float* const from = in + p.taps[tap];
+    const float* const from = in + places[tap];
     for (std::size_t v = 0; v < k; ++v) sums[v] = hn::MulAdd(w, hn::LoadU(d, from + v * lanes), sums[v]);
   }
+  for (std::size_t v = 0; v < k - 1; ++v) store(sums[v], d, out + v * lanes);
+  const std::size_t last = (k - 1) * lanes;
+  if (n < last + lanes) {
+    store_part(sums[k - 1], d, out + last, n - last);
+    return n;
+  }
+  store(sums[k - 1], d, out + last);
+  return last + lanes;
 }
 
 void convolve_padded(const Tensor& out, std::size_t at, const float* padded, const float* weight, float bias,
                      const PaddedPlane& p) {
   ops::dispatch_dtype(out.dtype(), [&](auto t) HWY_ATTR {
-    const Floats d;
-    const std::size_t lanes = hn::Lanes(d), n = p.x.out;
+    const std::size_t lanes = hn::Lanes(Floats()), n = p.x.out;
     auto* to = elements<decltype(t)>(out) + at;
     for (std::size_t y = 0; y < p.y.out; ++y, to += n, padded += p.next()) {
-      std::size_t i = 0;
-      FloatVector four[4], one[1];
-      for (; i + 4 * lanes <= n; i += 4 * lanes) {
-        tap_sums(four, padded + i, weight, bias, p);
-        for (std::size_t v = 0; v < 4; ++v) store(four[v], d, to + i + v * lanes);
-      }
-      for (; i < n; i += lanes) {
-        tap_sums(one, padded + i, weight, bias, p);
-        if (i + lanes <= n)
-          store(one[0], d, to + i);
-        else
-          store_part(one[0], d, to + i, n - i);
+      for (std::size_t i = 0; i < n;) {
+        const std::size_t vectors = ceil_div(n - i, lanes);
+        i += vectors >= 4   ? store_outputs<4>(to + i, n - i, padded + i, weight, bias, p)
+             : vectors >= 2 ? store_outputs<2>(to + i, n - i, padded + i, weight, bias, p)
+                            : store_outputs<1>(to + i, n - i, padded + i, weight, bias, p);
       }
     }
   });
