@@ -1,10 +1,13 @@
-/// Batch norms over ranks: each rank has a part of a batch, and the results are those of the whole batch on
-/// one rank.
+/// Nets of convolutions on several ranks: batch norms over ranks have the results of the whole batch on one
+/// rank, and every strategy trains with the same bits.
 #include <gtest/gtest.h>
 
 #include "autograd_lite/nn/image_layers.h"
 #include "autograd_lite/nn/init.h"
+#include "autograd_lite/nn/layers.h"
+#include "sharding/optim/optimizers.h"
 #include "sharding/parallel/collectives.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/autograd/gradients.h"
 #include "tests/support/ranks.h"
 
@@ -90,6 +93,79 @@ TEST(SyncBatchNorm, ThreeRanksWithUnequalBatches) { expect_whole_batch({1, 4, 2}
 TEST(SyncBatchNorm, IsOffUnlessItIsSet) {
   const Result whole = run(0, images, nullptr), part = run(0, 3, nullptr);
   EXPECT_GT(std::abs(part.out[0] - whole.out[0]), 1e-3f);
+}
+
+// ---- training
+
+struct Classifier : Module {
+  nn::Conv2d stem{*this, "stem", 2, 8, 3, {.padding = 1}};
+  nn::BatchNorm2d norm{*this, "norm", 8};
+  nn::Conv2d depthwise{*this, "depthwise", 8, 8, 3, {.stride = 2, .padding = 1, .groups = 8}, false};
+  nn::GroupNorm groups{*this, "groups", 2, 8};
+  nn::Conv2d point{*this, "point", 8, 12, 1};
+  nn::Linear head{*this, "head", 12, 3};
+
+  Var logits(Tape& t, Var x) {
+    x = nn::max_pool2d(t, nn::relu(t, norm(t, stem(t, x))), {.kernel = 3, .stride = 2, .padding = 1});
+    x = nn::relu(t, point(t, groups(t, depthwise(t, x))));
+    return head(t, nn::reshape(t, nn::adaptive_avg_pool2d(t, x, 1), {t.value(x).shape()[0], 12}));
+  }
+};
+
+struct Trained {
+  std::vector<double> losses;
+  std::vector<float> values;
+  bool operator==(const Trained&) const = default;
+};
+
+/// Images whose class is where they are bright.
+Trained train(StrategyKind kind, Communicator& c) {
+  Classifier net;
+  const auto strategy = make_strategy(kind, net, c);
+  functional::sync_batch_norm(net, c);
+  strategy->values().fill([](const Parameter& p, Range elements, float* out) {
+    init_slice(p, {out, elements.count()}, elements.begin, 1);
+  });
+  constexpr std::size_t batch = 6, size = 9;
+  const Tensor x = nn::random({batch, 2, size, size}, "images" + std::to_string(c.rank()));
+  const Tensor classes = Tensor::empty({batch}, DType::i32);
+  for (std::size_t i = 0; i < batch; ++i) {
+    const std::size_t k = (i + static_cast<std::size_t>(c.rank())) % 3;
+    classes.data<std::int32_t>()[i] = static_cast<std::int32_t>(k);
+    for (std::size_t j = 0; j < 2 * size * size; ++j)
+      if (j % size / 3 == k) x.data<float>()[i * 2 * size * size + j] += 1;
+  }
+  Tape tape;
+  strategy->attach(tape);
+  strategy->settings().set_expected_terms(static_cast<double>(batch) * c.size());
+  const auto adamw = make_adamw({.learning_rate = 0.02});
+  Trained out;
+  for (int update = 0; update < 20; ++update) {
+    strategy->zero_grad();
+    const nn::Loss loss = nn::cross_entropy(tape, net.logits(tape, tape.constant(x)), classes);
+    strategy->backward(tape, loss);
+    out.losses.push_back(loss.read({}).sum);
+    tape.reset();
+    strategy->finish_gradients();
+    strategy->clip_and_step(*adamw, {.max_norm = 1});
+  }
+  for (const Parameter* p : net.parameters()) {
+    const auto values = floats(strategy->values().whole(*p));
+    out.values.insert(out.values.end(), values.begin(), values.end());
+  }
+  for (const Tensor& t : {net.norm.running_mean.value, net.norm.running_var.value})
+    for (const float v : floats(t)) out.values.push_back(v);
+  return out;
+}
+
+TEST(ConvolutionalNets, TrainWithTheSameBitsInEveryStrategy) {
+  test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
+    Communicator c = Communicator::connect(rank, 2, std::move(store));
+    const Trained expected = train(StrategyKind::ddp, c);
+    EXPECT_LT(expected.losses.back(), expected.losses.front() / 2);
+    for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3})
+      EXPECT_TRUE(train(kind, c) == expected) << name(kind) << " on rank " << rank;
+  });
 }
 
 }  // namespace
