@@ -1,11 +1,6 @@
 #include "autograd_lite/models/gpt2.h"
 
-#include <algorithm>
 #include <cmath>
-#include <numeric>
-
-#include "autograd_lite/nn/init.h"
-#include "comm/core/integer_math.h"
 
 namespace rz {
 namespace {
@@ -124,9 +119,24 @@ Gpt2::Gpt2(const Gpt2Config& c) : config_((check(c), c)), transformer_(*this, "t
 }
 
 Gpt2::Gpt2(Module& parent, const std::string& name, const Gpt2Config& c)
-    : Module(parent, name), config_((check(c), c)), transformer_(*this, "transformer", c) {
+    : LanguageModel(parent, name), config_((check(c), c)), transformer_(*this, "transformer", c) {
   register_head();
 }
+
+ModelFacts Gpt2::facts() const {
+  const Gpt2Config& c = config_;
+  return {.model_type = "gpt2",
+          .name = "GPT-2",
+          .layers = c.n_layer,
+          .heads = c.n_head,
+          .head_size = c.n_embd / c.n_head,
+          .channels = c.n_embd,
+          .vocabulary = c.vocab_size,
+          .positions = c.n_positions,
+          .position_elements = c.n_positions * c.n_embd};
+}
+
+std::unique_ptr<LanguageModel> Gpt2::without_values() const { return std::make_unique<Gpt2>(config_); }
 
 void Gpt2::register_head() {
   if (config_.tie_word_embeddings) {
@@ -141,115 +151,12 @@ void Gpt2::register_head() {
   head_scope_ = &transformer_.register_scope("head", std::vector<Module*>{&transformer_.ln_f, &*lm_head_});
 }
 
-Var Gpt2::hidden(Tape& tape, const Tensor& tokens) {
-  if (tokens.shape().dims() != 2 || tokens.shape()[1] > config_.n_positions)
-    fail(Errc::invalid_argument, "GPT-2: tokens are ", name(tokens.shape()), ", expected [batch, at most ",
-         config_.n_positions, "] (n_positions)");
-  return transformer_(tape, tokens);
-}
+Var Gpt2::hidden(Tape& tape, const Tensor& tokens) { return transformer_(tape, tokens); }
 
-template <class F>
-Var Gpt2::head(Tape& tape, const F& use_logits, Var x) {
-  return tape.scope(*head_scope_, [&] {
-    const Var norm = transformer_.ln_f(tape, x);
-    const Var table = tape.parameter(lm_head_ ? lm_head_->weight : transformer_.wte.weight);
-    return use_logits(nn::linear_aligned(tape, norm, table, ops::WeightLayout::out_in));
-  });
-}
-
-Gpt2::Output Gpt2::forward(Tape& tape, const Tensor& tokens, const Tensor& targets) {
-  Output output;
-  const auto use_logits = [&](Var logits) {
-    output.logits = logits;
-    if (!targets.defined()) return logits;
-    output.loss = nn::cross_entropy(tape, logits, targets);
-    return output.loss.sum;
-  };
-  head(tape, use_logits, hidden(tape, tokens));
-  return output;
-}
-
-Var Gpt2::logits_at(Tape& tape, const Tensor& tokens, std::size_t position) {
-  const Var x = nn::narrow(tape, hidden(tape, tokens), 1, position, 1);
-  return head(
-      tape, [](Var logits) { return logits; }, x);
-}
-
-namespace {
-
-/// The tokens of the k largest logits in ascending order; all tokens if k is 0. Among equal logits, lower
-/// tokens win.
-std::vector<std::int32_t> top_candidates(std::span<const float> logits, std::size_t k) {
-  std::vector<std::int32_t> tokens(logits.size());
-  std::iota(tokens.begin(), tokens.end(), 0);
-  if (k == 0 || k >= tokens.size()) return tokens;
-  const auto larger = [&](std::int32_t a, std::int32_t b) {
-    const float x = logits[static_cast<std::size_t>(a)], y = logits[static_cast<std::size_t>(b)];
-    return x > y || (x == y && a < b);
-  };
-  std::ranges::nth_element(tokens, tokens.begin() + static_cast<std::ptrdiff_t>(k), larger);
-  tokens.resize(k);
-  std::ranges::sort(tokens);
-  return tokens;
-}
-
-}  // namespace
-
-std::int32_t pick_token(std::span<const float> logits, double temperature, std::size_t top_k, double u) {
-  const auto likeliest = std::max_element(logits.begin(), logits.end());
-  const auto best = static_cast<std::int32_t>(likeliest - logits.begin());
-  if (temperature == 0) return best;
-  const auto weight = [&](std::int32_t token) {
-    return std::exp((double{logits[static_cast<std::size_t>(token)]} - *likeliest) / temperature);
-  };
-  const auto tokens = top_candidates(logits, top_k);
-  double total = 0;
-  for (const auto token : tokens) total += weight(token);
-  double left = u * total;
-  for (const auto token : tokens)
-    if ((left -= weight(token)) < 0) return token;
-  return best;
-}
-
-namespace {
-
-/// x in f32 on the host.
-Tensor in_f32(Tape& tape, const Tensor& x) {
-  if (x.dtype() == DType::f32) return x.on_host(tape.stream());
-  const Tensor wide = tape.empty(x.shape());
-  ops::copy(wide, x, tape.stream());
-  return wide.on_host(tape.stream());
-}
-
-}  // namespace
-
-std::vector<std::int32_t> generate(Gpt2& model, Tape& tape, std::span<const std::int32_t> prompt,
-                                   std::size_t n, const Sampling& how) {
-  require(!prompt.empty(), Errc::invalid_argument,
-          "generate: the prompt is empty, expected a token at least");
-  require(how.temperature >= 0, Errc::invalid_argument, "generate: temperature is ", how.temperature,
-          ", expected 0 or more");
-  // Pads windows behind the last token, where attention does not see, to a multiple of `grain`. Few distinct
-  // sizes let the pool reuse its blocks.
-  constexpr std::size_t grain = 32;
-  const std::size_t max_context = model.config().n_positions;
-  std::vector<std::int32_t> text(prompt.begin(), prompt.end());
-  const Tape::NoGrad no_grad(tape);
-  const EvalMode evaluating(model);
-  for (std::size_t i = 0; i < n; ++i) {
-    tape.reset();
-    const std::size_t used = std::min(text.size(), max_context);
-    const std::size_t padded = std::min(round_up(used, grain), max_context);
-    std::vector<std::int32_t> window(text.end() - static_cast<std::ptrdiff_t>(used), text.end());
-    window.resize(padded);
-    const Tensor tokens = tape.empty({1, padded}, DType::i32);
-    tokens.assign(std::span<const std::int32_t>(window), tape.stream());
-    const Tensor logits = in_f32(tape, tape.value(model.logits_at(tape, tokens, used - 1)));
-    text.push_back(pick_token({logits.data<float>(), logits.count()}, how.temperature, how.top_k,
-                              random_uniform(how.seed, "generate", i)));
-  }
-  tape.reset();
-  return {text.begin() + static_cast<std::ptrdiff_t>(prompt.size()), text.end()};
+Var Gpt2::head(Tape& tape, Var x) {
+  const Var norm = transformer_.ln_f(tape, x);
+  const Var table = tape.parameter(lm_head_ ? lm_head_->weight : transformer_.wte.weight);
+  return nn::linear_aligned(tape, norm, table, ops::WeightLayout::out_in);
 }
 
 }  // namespace rz

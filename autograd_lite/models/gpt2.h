@@ -1,12 +1,11 @@
 #pragma once
 /// GPT-2 (Radford et al., 2019), with the parameter names and layouts of Hugging Face's checkpoints.
 
-#include <cstdint>
+#include <memory>
 #include <optional>
-#include <span>
 #include <string>
-#include <vector>
 
+#include "autograd_lite/models/language_model.h"
 #include "autograd_lite/nn/containers.h"
 #include "autograd_lite/nn/layers.h"
 
@@ -75,7 +74,7 @@ struct Transformer : Module {
 
 }  // namespace gpt2
 
-class Gpt2 : public Module {
+class Gpt2 : public LanguageModel {
  public:
   /// Creates the parameters without memory. Initial values: weights normal(0, initializer_range), projections
   /// into the residual stream smaller by 1/sqrt(2 n_layer), norm weights 1, biases 0. Scopes: the embeddings,
@@ -86,43 +85,19 @@ class Gpt2 : public Module {
 
   const Gpt2Config& config() const { return config_; }
 
-  struct Output {
-    Var logits;     ///< [B, T, vocab_size]; on a device with a row stride (nn::linear_aligned)
-    nn::Loss loss;  ///< loss.sum is undefined without targets
-  };
-  /// tokens and targets: i32 [B, T], T at most n_positions. Without targets only the logits are computed.
-  Output forward(Tape&, const Tensor& tokens, const Tensor& targets = {});
-  /// Logits [B, 1, vocab_size] of one position.
-  Var logits_at(Tape&, const Tensor& tokens, std::size_t position);
+  ModelFacts facts() const override;
+  std::unique_ptr<LanguageModel> without_values() const override;
 
  private:
+  Var hidden(Tape&, const Tensor& tokens) override;
+  Var head(Tape&, Var x) override;
+  const Scope& head_scope() const override { return *head_scope_; }
   void register_head();
-  Var hidden(Tape&, const Tensor& tokens);
-  template <class F>
-  Var head(Tape&, const F& use_logits, Var x);
 
   Gpt2Config config_;
   gpt2::Transformer transformer_;
   std::optional<nn::Linear> lm_head_;  ///< none if tied
   const Scope* head_scope_ = nullptr;
 };
-
-/// Sampling parameters.
-struct Sampling {
-  double temperature = 1;  ///< divides the logits; 0 selects the most likely token
-  std::size_t top_k = 0;   ///< restricts sampling to the k largest logits; 0: no restriction
-  std::uint64_t seed = 0;
-};
-
-/// Samples `n` tokens after `prompt` and returns them. Each depends only on the last n_positions tokens, the
-/// seed and its index. Dropout is off. Resets the tape before and after. All ranks of a ZeRO-3 group must
-/// call it with the same arguments, since scopes gather parameters. Errc::invalid_argument for an empty
-/// prompt or a negative temperature.
-std::vector<std::int32_t> generate(Gpt2&, Tape&, std::span<const std::int32_t> prompt, std::size_t n,
-                                   const Sampling& = {});
-
-/// The first token, in token order, whose cumulative probability among the candidates exceeds `u`, in [0, 1).
-/// Sums in double. `top_k` and `temperature` as in Sampling.
-std::int32_t pick_token(std::span<const float> logits, double temperature, std::size_t top_k, double u);
 
 }  // namespace rz

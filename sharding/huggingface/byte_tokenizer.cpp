@@ -61,9 +61,9 @@ std::string byte_tokenizer_json() {
   return all.dump(1) + "\n";
 }
 
-void save_byte_tokenizer(const std::string& folder, const Gpt2Config& c) {
+void save_byte_tokenizer(const std::string& folder, std::size_t positions) {
   const ordered_json config{{"tokenizer_class", "PreTrainedTokenizerFast"},
-                            {"model_max_length", c.n_positions},
+                            {"model_max_length", positions},
                             {"clean_up_tokenization_spaces", false}};
   write_tokenizer_file(fs::path(folder) / "tokenizer.json", byte_tokenizer_json());
   write_tokenizer_file(fs::path(folder) / "tokenizer_config.json", config.dump(1) + "\n");

@@ -1,6 +1,5 @@
 #include "sharding/huggingface/gpt2_config.h"
 
-#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "comm/core/error.h"
@@ -56,31 +55,16 @@ void refuse_variants(const JsonObject& o, const Gpt2Config& c) {
 }
 
 /// Training with other rates gives another model.
-void warn_of_dropout(const JsonObject& o, const std::string& path, std::vector<std::string>& warnings) {
+void warn_of_dropout(const JsonObject& o, std::vector<std::string>& warnings) {
   std::string absent;
   for (const char* key : {"embd_pdrop", "attn_pdrop", "resid_pdrop"})
     if (!o.has(key)) absent += concat(absent.empty() ? "" : ", ", key);
   if (!absent.empty())
     warnings.push_back(
-        concat(path, ": ", absent, ": absent, which is 0 here and 0.1 in Hugging Face; give the rate"));
+        concat(o.file(), ": ", absent, ": absent, which is 0 here and 0.1 in Hugging Face; give the rate"));
 }
 
-std::string config_file(const std::string& given) {
-  namespace fs = std::filesystem;
-  if (!fs::is_directory(given)) return given;
-  const fs::path own = fs::path(given) / "config.json", latest = fs::path(given) / "latest";
-  if (fs::exists(own) || !fs::is_regular_file(latest)) return own.string();
-  const std::string tag = read_text_file(latest.string());
-  return (fs::path(given) / fs::path(tag.substr(0, tag.find_first_of("\r\n"))).filename() / "config.json")
-      .string();
-}
-
-}  // namespace
-
-Gpt2Config read_gpt2_config(const std::string& given, std::vector<std::string>* warnings) {
-  const std::string path = config_file(given);
-  const nlohmann::json document = parse_json(read_text_file(path), path, JsonDialect::relaxed);
-  const JsonObject o(document, path);
+Gpt2Config gpt2_config(const JsonObject& o, std::vector<std::string>* warnings) {
   Gpt2Config c;
   c.n_layer = size_at(o, "n_layer", 1 << 16);
   c.n_head = size_at(o, "n_head", 1 << 16);
@@ -96,13 +80,38 @@ Gpt2Config read_gpt2_config(const std::string& given, std::vector<std::string>* 
   c.bos_token_id = special_token(o, "bos_token_id", c.vocab_size);
   c.eos_token_id = special_token(o, "eos_token_id", c.vocab_size);
   refuse_variants(o, c);
-  if (warnings) warn_of_dropout(o, path, *warnings);
+  if (warnings) warn_of_dropout(o, *warnings);
   try {
     check(c);
   } catch (const Error& e) {
-    fail(e.code(), path, ": ", e.what());
+    fail(e.code(), o.file(), ": ", e.what());
   }
   return c;
+}
+
+std::unique_ptr<LanguageModel> make_gpt2(const JsonObject& config, std::vector<std::string>* warnings) {
+  return std::make_unique<Gpt2>(gpt2_config(config, warnings));
+}
+
+std::string gpt2_json(const LanguageModel& model) {
+  return to_json(dynamic_cast<const Gpt2&>(model).config());
+}
+
+}  // namespace
+
+constinit const ModelFamily gpt2_family{
+    .model_type = "gpt2",
+    .make = make_gpt2,
+    .config_json = gpt2_json,
+    .names = {"transformer.",
+              {{{"attn.bias", 4, "c_attn."}, {"attn.masked_bias", 0, "c_attn."}}},
+              "lm_head.weight",
+              "wte.weight"}};
+
+Gpt2Config read_gpt2_config(const std::string& given, std::vector<std::string>* warnings) {
+  const std::string path = config_file(given);
+  const nlohmann::json document = parse_json(read_text_file(path), path, JsonDialect::relaxed);
+  return gpt2_config(JsonObject(document, path), warnings);
 }
 
 std::string to_json(const Gpt2Config& c) {

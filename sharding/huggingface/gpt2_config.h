@@ -5,16 +5,19 @@
 #include <vector>
 
 #include "autograd_lite/models/gpt2.h"
+#include "sharding/huggingface/model_family.h"
 
 namespace rz {
 
-/// `path` is the file, or a folder that holds config.json, or a folder of checkpoints of which the one that
-/// `latest` names has it. Errc::config, "FILE: key: reason", for a key that
-/// is missing or invalid, or requests a feature that this GPT-2 lacks. Keys without effect here are ignored.
-/// Absent rates of dropout are 0, where Hugging Face has 0.1: `warnings` gets a line on it.
+/// `path` as for config_file(). Errc::config, "FILE: key: reason", for a key that is missing or invalid, or
+/// requests a feature that this GPT-2 lacks. Keys without effect here are ignored. Absent rates of dropout
+/// are 0, where Hugging Face has 0.1: `warnings` gets a line on it.
 Gpt2Config read_gpt2_config(const std::string& path, std::vector<std::string>* warnings = nullptr);
 /// JSON that read_gpt2_config and Hugging Face accept. In its folder AutoTokenizer reads a tokenizer.json,
 /// and fails without one.
 std::string to_json(const Gpt2Config&);
+
+/// The masks of attention are in the files of GPT-2.
+extern const ModelFamily gpt2_family;
 
 }  // namespace rz

@@ -16,6 +16,7 @@
 #include "sharding/checkpoint/model_tensors.h"
 #include "sharding/checkpoint/open_tensors.h"
 #include "sharding/checkpoint/tensor_source.h"
+#include "sharding/huggingface/gpt2_config.h"
 #include "sharding/huggingface/weight_names.h"
 #include "sharding/io/text.h"
 #include "sharding/strategy/strategy.h"
@@ -33,6 +34,12 @@ std::vector<std::string> names_of(Module& module) {
   for (const auto& [name, p] : module.named_parameters()) names.push_back(name);
   for (const auto& [name, b] : persistent_buffers(module)) names.push_back(name);
   return names;
+}
+
+/// That of the model's family; GPT-2's for other modules.
+const NameTable& name_table(const Module& module) {
+  const auto* model = dynamic_cast<const LanguageModel*>(&module);
+  return model ? family_of(*model).names : gpt2_family.names;
 }
 
 bool is_transposed(const TensorInfo& entry, const Shape& shape) {
@@ -65,7 +72,7 @@ struct PretrainedWeights::State {
 
 PretrainedWeights::State::State(const std::string& path, Module& module, const LoadOptions& options)
     : files(open_tensors(path)),
-      names(files, names_of(module), options.prefix),
+      names(files, names_of(module), options.prefix, name_table(module)),
       seed(options.seed),
       nonfinite(options.nonfinite) {
   const std::vector<std::string> model = names_of(module);

@@ -28,12 +28,12 @@ struct LoadOptions {
 /// Maps the parameters and persistent buffers of a module to tensors of files. Names are those from the
 /// module. One rule holds for all names of the files: a prefix that all of them have and the module lacks is
 /// left out, "module." or "model."; so are "_orig_mod.", "_fsdp_wrapped_module." and
-/// "_checkpoint_wrapped_module." anywhere; and names may lack "transformer." in the files or in the module.
-/// GPT-2's attention masks
-/// (attn.bias of four dimensions and attn.masked_bias, beside a layer attn.c_attn of the module) are ignored,
-/// unless the module has them as buffers. A buffer is of the dtype that the
-/// file has; one of f32 may be of another floating-point type there. lm_head.weight is ignored for a module
-/// without it if it equals wte, to which it is tied. A parameter that is a part of a tensor reads that
+/// "_checkpoint_wrapped_module." anywhere; and names may lack that of the module's family (NameTable) in the
+/// files or in the module. A module that is no LanguageModel has the names of GPT-2: the prefix
+/// "transformer.", attention masks (attn.bias of four dimensions and attn.masked_bias, beside a layer
+/// attn.c_attn) that are ignored unless the module has them as buffers, and lm_head.weight, which is ignored
+/// for a module without it if it equals wte, to which it is tied. A buffer is of the dtype that the file has;
+/// one of f32 may be of another floating-point type there. A parameter that is a part of a tensor reads that
 /// part.
 class PretrainedWeights {
  public:

@@ -10,7 +10,7 @@
 #include "autograd_lite/nn/module.h"
 #include "comm/core/error.h"
 #include "sharding/checkpoint/safetensors.h"
-#include "sharding/huggingface/gpt2_config.h"
+#include "sharding/huggingface/model_family.h"
 #include "sharding/io/durable_file.h"
 #include "sharding/strategy/strategy.h"
 
@@ -68,14 +68,14 @@ void save_weights(const std::string& path, Module& module, Strategy& strategy, i
   writer->finish();
 }
 
-void save_pretrained(const std::string& folder, Gpt2& model, Strategy& strategy, int rank,
+void save_pretrained(const std::string& folder, LanguageModel& model, Strategy& strategy, int rank,
                      const Stream& stream, const SaveOptions& options) {
   const std::filesystem::path path = folder;
   if (rank == 0) make_folders(folder);
   save_weights((path / "model.safetensors").string(), model, strategy, rank, stream, options);
   if (rank != 0) return;
   DurableFile file((path / "config.json").string());
-  file.write(to_json(model.config()));
+  file.write(config_json(model));
   file.commit();
 }
 

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "autograd_lite/models/gpt2.h"
+#include "autograd_lite/models/language_model.h"
 #include "comm/device/stream.h"
 
 namespace rz {
@@ -25,7 +25,7 @@ void save_weights(const std::string& path, Module&, Strategy&, int rank, const S
 
 /// Writes model.safetensors, as save_weights(), and config.json to a folder, which is made. Hugging Face's
 /// from_pretrained() reads it.
-void save_pretrained(const std::string& folder, Gpt2&, Strategy&, int rank, const Stream&,
+void save_pretrained(const std::string& folder, LanguageModel&, Strategy&, int rank, const Stream&,
                      const SaveOptions& = {});
 
 }  // namespace rz

@@ -1,7 +1,6 @@
 #pragma once
 /// Names of tensors in files, as those of a model.
 
-#include <array>
 #include <map>
 #include <span>
 #include <string>
@@ -10,35 +9,18 @@
 #include <vector>
 
 #include "sharding/checkpoint/tensor_source.h"
+#include "sharding/huggingface/model_family.h"
 
 namespace rz {
-
-/// Names of a family of models in its files.
-struct NameTable {
-  std::string_view prefix;  ///< which names may lack, in the files or in the model
-  /// Tensors that are no weights: those of this ending and number of dimensions, 0: of one element, beside
-  /// the parameters of a layer of this name.
-  struct Ignored {
-    std::string_view ending;
-    std::size_t dims;
-    std::string_view layer;
-  };
-  std::array<Ignored, 2> ignored;
-  std::string_view head, table;  ///< a model without a parameter `head` has `table` in its place
-};
-/// The masks of attention are in the files of GPT-2.
-inline constexpr NameTable gpt2_names{"transformer.",
-                                      {{{"attn.bias", 4, "c_attn."}, {"attn.masked_bias", 0, "c_attn."}}},
-                                      "lm_head.weight",
-                                      "wte.weight"};
 
 /// One rule for all tensors of files: the one by which the names of a model fit best. PretrainedWeights has
 /// the rules. Refers to the files.
 class WeightNames {
  public:
-  /// `model`: names of parameters and buffers. Only tensors whose names begin with `prefix` are known.
+  /// `model`: names of parameters and buffers. Only tensors whose names begin with `prefix` are known. The
+  /// table is of constants.
   WeightNames(const TensorSource&, std::span<const std::string> model, const std::string& prefix,
-              const NameTable& = gpt2_names);
+              const NameTable&);
 
   /// The tensor of a name in the model; nullptr if there is none.
   const TensorInfo* find(const std::string& name) const;

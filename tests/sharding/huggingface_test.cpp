@@ -107,7 +107,7 @@ TEST_F(HuggingFace, SpecialTokensAreOfTheVocabulary) {
 
 /// transformers reads the file; here it is that each byte has its own character.
 TEST_F(HuggingFace, TheTokenizerOfBytesHasOneCharacterForEach) {
-  save_byte_tokenizer(path(), {.n_positions = 16});
+  save_byte_tokenizer(path(), 16);
   const auto tokenizer = nlohmann::json::parse(read_text_file(path("tokenizer.json")));
   std::set<int> bytes;
   for (const auto& [character, byte] : tokenizer["model"]["vocab"].items()) bytes.insert(byte.get<int>());

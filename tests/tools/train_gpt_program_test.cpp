@@ -269,7 +269,7 @@ TEST_F(TrainGptProgram, WrongFlagsAreRefused) {
   arguments.push_back("--no-shufle");
   expect_refused(2, arguments, {"unknown flag --no-shufle", "did you mean --no-shuffle"});
   expect_refused(1, with(good(), "--strategy", "zero4"), {"zero4", "zero3"});
-  expect_refused(1, with(good(), "--seq-len", "17"), {"--seq-len", "17", "n_positions 16"});
+  expect_refused(1, with(good(), "--seq-len", "17"), {"--seq-len", "17", "16 positions"});
 }
 
 TEST_F(TrainGptProgram, WrongConfigurationsAreRefused) {

@@ -15,7 +15,7 @@
 #include "sharding/config/arguments.h"
 #include "sharding/engine/engine_options.h"
 #include "sharding/engine/training_step.h"
-#include "sharding/huggingface/gpt2_config.h"
+#include "sharding/huggingface/model_family.h"
 
 namespace rz::train_gpt {
 namespace {
@@ -31,24 +31,24 @@ StrategyKind strategy_of(const Options& o, const DsConfig& ds) {
   return strategy_kind(ds);
 }
 
-std::size_t seq_len_of(const Options& o, const Gpt2Config& c) {
-  const std::size_t length = o.seq_len ? static_cast<std::size_t>(*o.seq_len) : c.n_positions;
-  require(length <= c.n_positions, Errc::config, "--seq-len: ", length, " is beyond the model's n_positions ",
-          c.n_positions, " (", o.model, "); give at most that");
+std::size_t seq_len_of(const Options& o, std::size_t positions) {
+  const std::size_t length = o.seq_len ? static_cast<std::size_t>(*o.seq_len) : positions;
+  require(length <= positions, Errc::config, "--seq-len: ", length, " is beyond the model's ", positions,
+          " positions (", o.model, "); give at most that");
   return length;
 }
 
-void check_sample(const Options& o, const Gpt2Config& c) {
-  require(!o.sample || c.vocab_size == 256, Errc::config,
-          "--sample: text samples need a byte vocabulary, vocab_size 256; ", o.model, " has ", c.vocab_size);
+void check_sample(const Options& o, std::size_t vocabulary) {
+  require(!o.sample || vocabulary == 256, Errc::config,
+          "--sample: text samples need a byte vocabulary, vocab_size 256; ", o.model, " has ", vocabulary);
 }
 
 /// Text is read as bytes, which are tokens of no other vocabulary.
-void check_text(const Options& o, const Gpt2Config& c) {
+void check_text(const Options& o, std::size_t vocabulary) {
   const bool evaluates_text = !o.eval_data.empty() && o.tokens.empty();
-  if ((o.data.empty() && !evaluates_text) || c.vocab_size == 256) return;
+  if ((o.data.empty() && !evaluates_text) || vocabulary == 256) return;
   fail(Errc::config, o.data.empty() ? "--eval-data: " : "--data: ", o.data.empty() ? o.eval_data : o.data,
-       ": text is read as bytes, which need a model of vocab_size 256; ", o.model, " has ", c.vocab_size,
+       ": text is read as bytes, which need a model of vocab_size 256; ", o.model, " has ", vocabulary,
        "; encode the text with the tokenizer of that model and give --tokens FILE");
 }
 
@@ -157,7 +157,7 @@ void check_save_flags(const Options& o, const RunFacts& facts) {
 
 DsConfig read_config(const Options& o, Inputs& in, int ranks) {
   const RunFacts facts{.ranks = ranks,
-                       .hidden_size = static_cast<std::int64_t>(in.model->config().n_embd),
+                       .hidden_size = static_cast<std::int64_t>(in.model->facts().channels),
                        .updates = [&](const BatchSizes& sizes) { return updates_of(o, in, sizes); },
                        .adamw_by_default = o.arguments.learning_rate.has_value()};
   check_save_flags(o, facts);
@@ -236,9 +236,10 @@ std::int64_t updates_of_passes(const Options& o, std::uint64_t updates_of_a_pass
 Inputs read_model_inputs(const Options& o, int ranks) {
   Inputs in;
   std::vector<std::string> absent;
-  in.model = std::make_unique<Gpt2>(read_gpt2_config(o.model, &absent));
-  check_text(o, in.model->config());
-  in.seq_len = seq_len_of(o, in.model->config());
+  in.model = language_model_from_config(o.model, &absent);
+  const ModelFacts facts = in.model->facts();
+  check_text(o, facts.vocabulary);
+  in.seq_len = seq_len_of(o, facts.positions);
   in.ds = read_config(o, in, ranks);
   if (!o.samples_only) {
     in.sizes = required_sizes(in.ds);
@@ -251,18 +252,19 @@ Inputs read_model_inputs(const Options& o, int ranks) {
   return in;
 }
 
-std::string describe_model(Gpt2& model) {
-  const Gpt2Config& c = model.config();
+std::string describe_model(LanguageModel& model) {
+  const ModelFacts facts = model.facts();
   std::size_t parameters = 0;
   for (const Parameter* p : model.parameters()) parameters += p->count();
-  return concat("GPT-2, ", c.n_layer, " layers, ", c.n_head, " heads, ", c.n_embd, " channels, vocabulary ",
-                c.vocab_size, ", ", fixed(static_cast<double>(parameters) * 1e-6, 2), " M parameters");
+  return concat(facts.name, ", ", facts.layers, " layers, ", facts.heads, " heads, ", facts.channels,
+                " channels, vocabulary ", facts.vocabulary, ", ",
+                fixed(static_cast<double>(parameters) * 1e-6, 2), " M parameters");
 }
 
 Inputs read_inputs(const Options& o, int rank, int ranks) {
   Inputs in = read_model_inputs(o, ranks);
-  const Gpt2Config& config = in.model->config();
-  check_sample(o, config);
+  const std::size_t vocabulary = in.model->facts().vocabulary;
+  check_sample(o, vocabulary);
   check_evaluation(o, in.ds);
   if (rank == 0) check_outputs(o, in.ds.checkpoint);
   if (!o.init.empty()) in.checkpoint = open_checkpoint(o, in);
@@ -272,7 +274,7 @@ Inputs read_inputs(const Options& o, int rank, int ranks) {
           " ranks when dataloader_drop_last is true; give more data, or set it to false");
   for (Tokens* tokens : {&in.tokens, in.validation ? &in.validation->tokens : nullptr}) {
     if (!tokens || o.samples_only) continue;
-    tokens->limit_vocabulary(config.vocab_size);
+    tokens->limit_vocabulary(vocabulary);
     if (rank == 0) tokens->check_vocabulary();
   }
   return in;

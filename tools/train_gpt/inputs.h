@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "autograd_lite/models/gpt2.h"
+#include "autograd_lite/models/language_model.h"
 #include "comm/communicator.h"
 #include "sharding/config/ds_config.h"
 #include "sharding/data/tokens.h"
@@ -17,7 +17,7 @@
 namespace rz::train_gpt {
 
 struct Inputs {
-  std::unique_ptr<Gpt2> model;  ///< without allocated parameters
+  std::unique_ptr<LanguageModel> model;  ///< without allocated parameters
   DsConfig ds;
   BatchSizes sizes;
   StrategyKind strategy = StrategyKind::ddp;
@@ -45,6 +45,6 @@ void require_same_run(const Options&, const Inputs&, Communicator&);
 std::int64_t updates_of_passes(const Options&, std::uint64_t updates_of_a_pass);
 
 /// "GPT-2, 12 layers, 12 heads, 768 channels, vocabulary 50257, 124.44 M parameters"
-std::string describe_model(Gpt2&);
+std::string describe_model(LanguageModel&);
 
 }  // namespace rz::train_gpt

@@ -38,7 +38,7 @@ Loader token_loader(const Engine& engine, const Tokens& tokens, std::size_t seq_
 namespace {
 
 /// Returns why the update has diverged, which is left to the report; or an empty text.
-std::string train_batch(Engine& engine, Gpt2& model, Loader& loader) {
+std::string train_batch(Engine& engine, LanguageModel& model, Loader& loader) {
   try {
     engine.train_batch(loader, [&](Tape& tape, const Batch& batch) {
       return model.forward(tape, batch["inputs"], batch["targets"]).loss;
@@ -53,7 +53,8 @@ std::string train_batch(Engine& engine, Gpt2& model, Loader& loader) {
 
 }  // namespace
 
-std::optional<UpdateReport> update(Engine& engine, Gpt2& model, Loader& loader, std::size_t seq_len) {
+std::optional<UpdateReport> update(Engine& engine, LanguageModel& model, Loader& loader,
+                                   std::size_t seq_len) {
   const auto start = std::chrono::steady_clock::now();
   const std::int64_t before = engine.global_steps();
   const std::string diverged = train_batch(engine, model, loader);
@@ -76,7 +77,7 @@ std::optional<UpdateReport> update(Engine& engine, Gpt2& model, Loader& loader, 
   return report;
 }
 
-std::string sample(Engine& engine, Gpt2& model, const std::string& prompt, std::size_t tokens,
+std::string sample(Engine& engine, LanguageModel& model, const std::string& prompt, std::size_t tokens,
                    const Sampling& how) {
   std::vector<std::int32_t> start;
   for (const unsigned char c : prompt) start.push_back(c);
@@ -87,7 +88,7 @@ std::string sample(Engine& engine, Gpt2& model, const std::string& prompt, std::
   return text;
 }
 
-void save(Engine& engine, Gpt2& model, const std::string& folder, bool nonfinite) {
+void save(Engine& engine, LanguageModel& model, const std::string& folder, bool nonfinite) {
   // Not inside a graph's memory: evaluate() ends it.
   engine.evaluate([&](Tape&) {
     save_pretrained(folder, model, engine.strategy(), engine.world().rank(), engine.stream(),

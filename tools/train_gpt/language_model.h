@@ -1,11 +1,11 @@
 #pragma once
-/// What is done with a GPT-2 and its engine.
+/// What is done with a language model and its engine.
 
 #include <cstdint>
 #include <optional>
 #include <string>
 
-#include "autograd_lite/models/gpt2.h"
+#include "autograd_lite/models/language_model.h"
 #include "sharding/data/continuous_batch_sampler.h"
 #include "sharding/data/loader.h"
 #include "sharding/data/tokens.h"
@@ -22,12 +22,12 @@ Loader token_loader(const Engine&, const Tokens&, std::size_t seq_len, const Con
 /// One update over the next micro-batches, of samples of `seq_len` + 1 tokens. If it diverges, the report
 /// says so, and the parameters are as before. Nothing if the run is stopped in its midst, which then is as if
 /// it had not begun. Collective.
-std::optional<UpdateReport> update(Engine&, Gpt2&, Loader&, std::size_t seq_len);
+std::optional<UpdateReport> update(Engine&, LanguageModel&, Loader&, std::size_t seq_len);
 
 /// Continues a prompt of bytes, which must not be empty. Collective.
-std::string sample(Engine&, Gpt2&, const std::string& prompt, std::size_t tokens, const Sampling&);
+std::string sample(Engine&, LanguageModel&, const std::string& prompt, std::size_t tokens, const Sampling&);
 
 /// Writes model.safetensors and config.json (save_pretrained()). Collective.
-void save(Engine&, Gpt2&, const std::string& folder, bool nonfinite = false);
+void save(Engine&, LanguageModel&, const std::string& folder, bool nonfinite = false);
 
 }  // namespace rz::train_gpt

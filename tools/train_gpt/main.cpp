@@ -1,4 +1,4 @@
-// train_gpt: trains a GPT-2 on the ranks of a launcher. See --help.
+// train_gpt: trains a language model on the ranks of a launcher. See --help.
 
 #include <unistd.h>
 
@@ -16,7 +16,7 @@
 #include "comm/device/cuda_runtime.h"
 #include "sharding/engine/checkpoint_options.h"
 #include "sharding/huggingface/byte_tokenizer.h"
-#include "sharding/huggingface/gpt2_config.h"
+#include "sharding/huggingface/model_family.h"
 #include "sharding/io/durable_file.h"
 #include "sharding/parallel/rank_agreement.h"
 #include "sharding/strategy/strategy.h"
@@ -116,7 +116,7 @@ void save_model(const Options& o, Inputs& in, Engine& engine) {
   write_text(folder / "ds_config.json", resolved_json(in.ds));
   // Text was read as bytes; what other tokens mean is not known.
   if (!o.data.empty() || (o.samples_only && o.sample)) {
-    save_byte_tokenizer(o.save, in.model->config());
+    save_byte_tokenizer(o.save, in.model->facts().positions);
   } else {
     remove_byte_tokenizer(o.save);
   }
@@ -218,7 +218,7 @@ void print_memory(const Options& o, const Inputs& in, Engine& engine, const Cour
 void print_course(const Options& o, const Course& course, const Inputs& in, Engine& engine) {
   const Devices devices = devices_of(engine.world().communicator());
   if (!engine.world().is_main() || course.speeds.empty()) return;
-  const double flops = flops_per_token(in.model->config(), in.seq_len);
+  const double flops = flops_per_token(*in.model, in.seq_len);
   std::printf("done: %s, loss %.4f → %.4f\n%s\n", plural(course.speeds.size(), "update").c_str(),
               course.first_loss, course.last_loss,
               describe_throughput(median(course.speeds), flops, devices).c_str());
@@ -281,7 +281,7 @@ void begin_run(Engine& engine) {
 Status train(const Options& o, Inputs& in, World& world) {
   Engine engine = make_engine(o, in, world);
   engine.checkpoints().save_nonfinite(o.save_nonfinite);
-  engine.checkpoints().files()["config.json"] = rz::to_json(in.model->config());
+  engine.checkpoints().files()["config.json"] = config_json(*in.model);
   if (!o.samples_only) begin_run(engine);
   try {
     return run_engine(o, in, engine);

@@ -7,7 +7,7 @@
 
 #include "comm/core/error.h"
 #include "sharding/data/tokens.h"
-#include "sharding/huggingface/gpt2_config.h"
+#include "sharding/huggingface/model_family.h"
 #include "sharding/io/checksum.h"
 #include "sharding/parallel/rank_consistency.h"
 #include "tools/train_gpt/inputs.h"
@@ -72,7 +72,7 @@ void require_same_run(const Options& o, const Inputs& in, Communicator& communic
   if (communicator.size() == 1) return;
   std::vector<Fact> facts;
   add_flags(facts, o, in);
-  add_json(facts, "--model", to_json(in.model->config()));
+  add_json(facts, "--model", config_json(*in.model));
   add_json(facts, "--config", resolved_json(in.ds));
   if (!o.samples_only)
     facts.insert(facts.end(), {{"the number of tokens", concat(in.tokens.count())},

@@ -62,7 +62,7 @@ EvaluatedData::~EvaluatedData() { positions_->detach(*this); }
 Validation::Validation(const Engine& engine, const ValidationData& data, std::size_t seq_len)
     : loader_(validation_loader(engine, data, seq_len)) {}
 
-std::optional<double> Validation::loss(Engine& engine, Gpt2& model) {
+std::optional<double> Validation::loss(Engine& engine, LanguageModel& model) {
   std::vector<Mean> own;
   for (const Batch& batch : loader_) {
     if (engine.checkpoints().stop_requested()) return std::nullopt;

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "autograd_lite/models/gpt2.h"
+#include "autograd_lite/models/language_model.h"
 #include "sharding/data/dataset.h"
 #include "sharding/data/loader.h"
 #include "sharding/data/loader_positions.h"
@@ -63,7 +63,7 @@ class Validation {
   Validation(const Engine&, const ValidationData&, std::size_t seq_len);
   /// Mean over the targets of all ranks, with the same bits for any number of them; the model is in
   /// evaluation mode. None if a signal stops the run meanwhile. Collective.
-  std::optional<double> loss(Engine&, Gpt2&);
+  std::optional<double> loss(Engine&, LanguageModel&);
 
  private:
   Loader loader_;

@@ -9,12 +9,13 @@
 
 namespace rz::train_gpt {
 
-double flops_per_token(const Gpt2Config& c, std::size_t seq_len) {
-  const auto channels = static_cast<double>(c.n_embd), layers = static_cast<double>(c.n_layer);
-  const double embeddings = static_cast<double>(c.vocab_size) * channels * (c.tie_word_embeddings ? 1 : 2);
-  const double block = 12 * channels * channels + 13 * channels;
-  const double parameters = embeddings + layers * block + 2 * channels;
-  return 6 * parameters + 12 * layers * channels * static_cast<double>(seq_len);
+double flops_per_token(LanguageModel& model, std::size_t seq_len) {
+  const ModelFacts facts = model.facts();
+  std::size_t parameters = 0;
+  for (const Parameter* p : model.parameters()) parameters += p->shape.count();
+  const auto attention = static_cast<double>(facts.layers * facts.heads * facts.head_size);
+  return 6 * static_cast<double>(parameters - facts.position_elements) +
+         12 * attention * static_cast<double>(seq_len);
 }
 
 double bf16_peak(std::string_view device_name) {

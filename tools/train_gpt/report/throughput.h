@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "autograd_lite/models/gpt2.h"
+#include "autograd_lite/models/language_model.h"
 #include "comm/communicator.h"
 
 namespace rz::train_gpt {
@@ -14,7 +14,7 @@ namespace rz::train_gpt {
 /// Floating-point operations per token in training, recomputation not counted: 6 N + 12 L H Q T with N
 /// parameters without the position embedding, L layers, H heads of Q channels, context T (Chowdhery et al.,
 /// PaLM, arXiv:2204.02311, appendix B).
-double flops_per_token(const Gpt2Config&, std::size_t seq_len);
+double flops_per_token(LanguageModel&, std::size_t seq_len);
 
 /// Dense bf16 operations per second, with f32 accumulation, of a device by its name, from NVIDIA's data
 /// sheets; 0 if unknown.

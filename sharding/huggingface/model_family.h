@@ -1,0 +1,55 @@
+#pragma once
+/// Families of language models in Hugging Face's format: their config.json, and names in their files.
+
+#include <array>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "autograd_lite/models/language_model.h"
+
+namespace rz {
+
+class JsonObject;
+
+/// Names of a family in its files of weights.
+struct NameTable {
+  std::string_view prefix;  ///< which names may lack, in the files or in the model
+  /// Tensors that are no weights: those of this ending and number of dimensions, 0: of one element, beside
+  /// the parameters of a layer of this name.
+  struct Ignored {
+    std::string_view ending;
+    std::size_t dims;
+    std::string_view layer;
+  };
+  std::array<Ignored, 2> ignored;
+  std::string_view head, table;  ///< a model without a parameter `head` has `table` in its place
+};
+
+struct ModelFamily {
+  std::string_view model_type;  ///< as in config.json, and in ModelFacts
+  /// A model whose parameters have no memory. Errc::config, "FILE: key: reason", for a key that is missing or
+  /// invalid, or requests what the family lacks here; `warnings` gets lines on keys whose absence changes
+  /// results.
+  std::unique_ptr<LanguageModel> (*make)(const JsonObject& config, std::vector<std::string>* warnings);
+  std::string (*config_json)(const LanguageModel&);  ///< what make() and Hugging Face accept
+  NameTable names;
+};
+
+/// Of a model of the list in model_family.cpp.
+const ModelFamily& family_of(const LanguageModel&);
+
+/// The file of a configuration: `path`, or config.json in this folder, or, in a folder of checkpoints, that
+/// of the one that `latest` names.
+std::string config_file(const std::string& path);
+
+/// The model of a configuration, as AutoModelForCausalLM.from_config(): the family that its model_type names,
+/// GPT-2 if there is none. `path` as for config_file(). Errors and warnings are those of ModelFamily::make.
+std::unique_ptr<LanguageModel> language_model_from_config(const std::string& path,
+                                                          std::vector<std::string>* warnings = nullptr);
+/// JSON that language_model_from_config() and Hugging Face accept. In its folder AutoTokenizer reads a
+/// tokenizer.json, and fails without one.
+std::string config_json(const LanguageModel&);
+
+}  // namespace rz
