@@ -17,7 +17,7 @@ class JsonObject;
 struct NameTable {
   std::string_view prefix;  ///< which names may lack, in the files or in the model
   /// Tensors that are no weights: those of this ending and number of dimensions, 0: of one element, beside
-  /// the parameters of a layer of this name.
+  /// the parameters of a layer of this name, anywhere if it is empty.
   struct Ignored {
     std::string_view ending;
     std::size_t dims;

@@ -91,11 +91,14 @@ std::string_view WeightNames::without_prefix(std::string_view name) const {
 bool WeightNames::is_ignored(std::string_view name, const TensorInfo& t,
                              std::span<const std::string> model) const {
   const std::string_view parent = without_prefix(name.substr(0, name.rfind('.') + 1));
+  const auto has_layer = [&](std::string_view layer) {
+    return std::ranges::any_of(model, [&, path = concat(parent, layer)](const std::string& n) {
+      return without_prefix(n).starts_with(path);
+    });
+  };
   return std::ranges::any_of(table_.ignored, [&](const NameTable::Ignored& i) {
-    return name.ends_with(i.ending) && (i.dims == 0 ? t.count == 1 : t.shape.size() == i.dims) &&
-           std::ranges::any_of(model, [layer = concat(parent, i.layer), this](const std::string& n) {
-             return without_prefix(n).starts_with(layer);
-           });
+    return !i.ending.empty() && name.ends_with(i.ending) &&
+           (i.dims == 0 ? t.count == 1 : t.shape.size() == i.dims) && (i.layer.empty() || has_layer(i.layer));
   });
 }
 
