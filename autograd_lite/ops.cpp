@@ -313,30 +313,6 @@ Var embedding_with_positions(Tape& tape, const Tensor& tokens, Var table, Var po
   });
 }
 
-Var causal_attention(Tape& tape, Var qkv_var, int heads, float dropout) {
-  qkv_var = autocast_low(tape, qkv_var);
-  const Tensor qkv = tape.value(qkv_var);
-  require_dims("causal_attention", "the input", qkv, 3, 3);
-  require(heads > 0, Errc::invalid_argument, "causal_attention: ", heads, " heads");
-  require(dropout >= 0 && dropout < 1, Errc::invalid_argument, "causal_attention: dropout is ", dropout,
-          ", expected 0 <= dropout < 1");
-  const std::size_t batch = qkv.shape()[0], tokens = qkv.shape()[1];
-  const Tensor out = tape.empty(qkv.shape().with_last(qkv.shape()[2] / 3), qkv.dtype());
-  const Tensor log_sum = tape.empty({batch, static_cast<std::size_t>(heads), tokens});
-  ops::DropoutMask mask;
-  if (dropout > 0) mask = tape.next_dropout_mask(dropout, log_sum.count() * tokens);
-  ops::causal_attention(out, log_sum, qkv, heads, mask, tape.stream());
-  return tape.record(out, {qkv_var},
-                     [qkv_var, heads, kept = SavedVariable(tape, qkv_var), out, log_sum, mask](
-                         Tape& tape, const Tensor& d_out) {
-                       const Tensor& qkv = kept(tape);
-                       const Tensor d_qkv = empty_like(tape, qkv);
-                       ops::causal_attention_backward(d_qkv, d_out, out, log_sum, qkv, heads, mask,
-                                                      tape.stream());
-                       tape.accumulate_grad(qkv_var, d_qkv);
-                     });
-}
-
 // ---- losses
 
 ops::LossSum Loss::read(const Stream& stream) const {

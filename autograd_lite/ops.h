@@ -2,13 +2,14 @@
 /// The operators of tensor/ops.h on a tape: each runs forward and records its backward. Shapes are those of
 /// tensor/ops.h; a mismatch is Errc::invalid_argument. A default Var means "no bias".
 ///
-/// With Tape::autocast(), as with torch.autocast: linear, linear_gelu, matmul and causal_attention cast their
+/// With Tape::autocast(), as with torch.autocast: linear, linear_gelu, matmul and attention cast their
 /// inputs to its dtype; layer_norm, add_layer_norm and losses cast theirs to f32, as does a part of
 /// autograd_lite/element_ops.h. All others compute in the dtype of their inputs. A parameter is cast once in
 /// each scope, and again in backward where its memory is released in between.
 
 #include <cstddef>
 
+#include "autograd_lite/attention_ops.h"
 #include "autograd_lite/autocast.h"
 #include "autograd_lite/element_ops.h"
 #include "autograd_lite/shape_ops.h"
@@ -54,13 +55,11 @@ struct SumAndNorm {
 /// sum = a + b and its layer norm, in one pass over memory.
 SumAndNorm add_layer_norm(Tape&, Var a, Var b, Var weight, Var bias, float epsilon);
 
-// ---- transformer
+// ---- embedding; attention in autograd_lite/attention_ops.h
 /// tokens: i32 [any shape] → [that shape, C]
 Var embedding(Tape&, const Tensor& tokens, Var table);
 /// tokens: i32 [B, T] → [B, T, C]; row t of `positions` is added to token t of every sequence.
 Var embedding_with_positions(Tape&, const Tensor& tokens, Var table, Var positions);
-/// qkv[B, T, 3C] → [B, T, C]. Dropout of the probabilities consumes B · H · T² of the tape's random numbers.
-Var causal_attention(Tape&, Var qkv, int heads, float dropout = 0);
 
 // ---- losses
 /// A loss as a sum and the number of its terms. The loss of an update is the ratio of their sums over

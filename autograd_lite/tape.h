@@ -84,7 +84,7 @@ class Tape {
   bool can_reuse(Var) const;
 
   // ---- autocast
-  /// The dtype, f16 or bf16, in which nn::linear, linear_gelu, matmul and causal_attention compute, as with
+  /// The dtype, f16 or bf16, in which nn::linear, linear_gelu, matmul and attention compute, as with
   /// torch.autocast; none (the default): operators compute in the dtype of their inputs. See
   /// autograd_lite/ops.h. Holds for the recomputation of a checkpoint() that began with it. Applies until it
   /// is set again; Errc::invalid_argument for another dtype.

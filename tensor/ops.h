@@ -90,17 +90,6 @@ void layer_norm_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor
                          const Tensor& x, const Tensor& weight, const Tensor& mean,
                          const Tensor& inverse_deviation, Into into_x, Into into_parameters, const Stream&);
 
-// ---- attention
-/// Causal self-attention with scale 1/sqrt(C/H): qkv[B, T, 3C] → out[B, T, C]. Writes log_sum[B, H, T] for
-/// backward (the probabilities are not kept; Dao et al., arXiv:2205.14135). Dropout applies to the
-/// probabilities: key j for query i of head h in sequence b is element ((b · H + h) · T + i) · T + j of the
-/// mask.
-void causal_attention(const Tensor& out, const Tensor& log_sum, const Tensor& qkv, int heads,
-                      const DropoutMask&, const Stream&);
-void causal_attention_backward(const Tensor& d_qkv, const Tensor& d_out, const Tensor& out,
-                               const Tensor& log_sum, const Tensor& qkv, int heads, const DropoutMask&,
-                               const Stream&);
-
 // ---- embedding
 /// out[N, C] = table[tokens[n]]; tokens are i32. On the host, Errc::invalid_argument names the first token
 /// out of range. On a device, the row of such a token becomes NaN, and its gradient is dropped.

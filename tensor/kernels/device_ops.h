@@ -2,6 +2,7 @@
 /// The operators on CUDA devices, as a table. In a build with CUDA the .cu files of the rooms below this
 /// folder fill it; in tests, the same files compiled for an emulated device.
 
+#include "tensor/attention_ops.h"
 #include "tensor/image_ops.h"
 #include "tensor/kernels/device_optimizer.h"
 #include "tensor/kernels/strided_copy.h"

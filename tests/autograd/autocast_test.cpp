@@ -107,7 +107,9 @@ TEST(Autocast, EachOperatorHasTheDtypeOfTorch) {
     const nn::Activation act = nn::linear_gelu(tape, x, w, v, out_in);
     EXPECT_EQ(act.value.dtype(), low);
     EXPECT_EQ(dtype(nn::linear(tape, act, w, v, out_in)), low);
-    EXPECT_EQ(dtype(nn::causal_attention(tape, nn::reshape(tape, x, {1, 4, 6}), 1)), low);
+    const Var qkv = nn::reshape(tape, x, {1, 4, 6});
+    EXPECT_EQ(dtype(nn::causal_attention(tape, qkv, 1)), low);
+    EXPECT_EQ(dtype(nn::attention(tape, qkv, qkv, nn::cast(tape, qkv, low), {.heads = 2})), low);
     for (const Var same : {nn::gelu(tape, narrow), nn::relu(tape, narrow), nn::tanh(tape, narrow),
                            nn::mul(tape, narrow, 2), nn::add(tape, narrow, narrow)})
       EXPECT_EQ(dtype(same), low);

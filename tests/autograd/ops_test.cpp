@@ -175,6 +175,33 @@ TEST(Ops, CausalAttention) {
   EXPECT_THROW(causal_attention(tape, tape.constant(random({2, 4, 18}, "qkv")), 2, 1.0f), Error);
 }
 
+TEST(Ops, Attention) {
+  const Tensor q = random({2, 3, 4 * 3}, "q"), k = random({2, 5, 2 * 3}, "k"), v = random({2, 5, 2 * 3}, "v");
+  AttentionOptions grouped{.heads = 4, .kv_heads = 2}, cached = grouped;
+  cached.causal = true, cached.past = 1, cached.window = 2, cached.keys = 4, cached.scale = 0.7f;
+  cached.key_counts = integers({2}, {4, 2});
+  for (const AttentionOptions& options : {grouped, cached})
+    for (const float dropout : {0.0f, 0.4f})
+      expect_gradients(
+          [=](Tape& t, const auto& x) { return attention(t, x[0], x[1], x[2], options, dropout); },
+          {q, k, v});
+  // Two and three inputs of one value.
+  expect_gradients([](Tape& t, const auto& x) { return attention(t, x[0], x[1], x[1], {.heads = 2}); },
+                   {random({1, 3, 4}, "q"), random({1, 4, 4}, "k")});
+  expect_gradients([](Tape& t, const auto& x) { return attention(t, x[0], x[0], x[0], {.heads = 2}); },
+                   {random({1, 3, 4}, "q")});
+}
+
+/// The range that dropout consumes is that of the probabilities, so that the next dropout has other numbers.
+TEST(Ops, DropoutOfAttentionHasItsOwnRange) {
+  Tape tape;
+  const Tensor q = random({2, 3, 4}, "q"), k = random({2, 7, 2}, "k");
+  const AttentionOptions options{.heads = 2, .kv_heads = 1, .keys = 5};
+  const std::uint64_t before = tape.next_random_range(1);
+  attention(tape, tape.constant(q), tape.constant(k), tape.constant(k), options, 0.5f);
+  EXPECT_GE(tape.next_random_range(1) - before, 1 + 2 * 2 * 3 * 5u);
+}
+
 TEST(Ops, CrossEntropyCountsWhatIsNotIgnored) {
   const Tensor logits = random({5, 7}, "logits"), targets = integers({5}, {3, -100, 0, 6, -100});
   Tape tape;

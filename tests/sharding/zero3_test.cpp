@@ -288,6 +288,9 @@ std::vector<OperatorCase> operators_on_parameters() {
          return nn::matmul(t, t.constant(data), false, nn::reshape(t, once, {6, 4}), false);
        }},
       {"causal_attention", {{1, 4, 12}}, [](Tape& t, auto& v) { return nn::causal_attention(t, v[0], 2); }},
+      {"attention",
+       {{1, 4, 8}, {1, 5, 4}, {1, 5, 4}},
+       [](Tape& t, auto& v) { return nn::attention(t, v[0], v[1], v[2], {.heads = 4, .kv_heads = 2}); }},
       {"cross_entropy", {{4, 6}}, [=](Tape& t, auto& v) { return nn::cross_entropy(t, v[0], labels).sum; }},
       {"mse", {{4, 6}}, [=](Tape& t, auto& v) { return nn::mse(t, v[0], data); }},
   };

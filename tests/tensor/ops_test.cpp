@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "comm/core/math.h"
+#include "tensor/attention_ops.h"
 #include "tests/support/reference.h"
 
 namespace rz::test {
@@ -255,6 +256,14 @@ Values dropout_factors(std::size_t n, const ops::DropoutMask& mask, const Stream
   return values_of(factors);
 }
 
+/// Of the thirds of qkv; others of its options in tests/gpu/attention_test.cpp.
+void causal_attention(const Tensor& out, const Tensor& log_sum, const Tensor& qkv, int heads,
+                      const ops::DropoutMask& mask, const Stream& stream) {
+  const std::size_t c = out.shape()[-1];
+  ops::attention(out, log_sum, qkv.columns(0, c), qkv.columns(c, c), qkv.columns(2 * c, c),
+                 {.heads = heads, .causal = true}, mask, stream);
+}
+
 void expect_attention(const ops::DropoutMask& mask, const Stream& stream) {
   // batch, tokens, channels, heads: one token, one head, two tiles, a tile and one row, heads of more than a
   // tile
@@ -271,12 +280,14 @@ void expect_attention(const ops::DropoutMask& mask, const Stream& stream) {
                  out = tensor_of(Values(b * t * c, NAN), {b, t, c}), log_sum = Tensor::empty({b, h, t}),
                  d_qkv = tensor_of(Values(x.size(), NAN), {b, t, 3 * c});
     const auto heads = static_cast<int>(h);
-    ops::causal_attention(out, log_sum, qkv, heads, mask, stream);
+    causal_attention(out, log_sum, qkv, heads, mask, stream);
     const std::size_t bb = b, tt = t, cc = c, hh = h;
     const Values factors = dropout_factors(b * h * t * t, mask, stream);
     const auto of = [=](const Values& v) { return reference::causal_attention(v, bb, tt, cc, hh, factors); };
     expect_close(out, of(x), close, "attention");
-    ops::causal_attention_backward(d_qkv, d_out, out, log_sum, qkv, heads, mask, stream);
+    ops::attention_backward(d_qkv.columns(0, c), d_qkv.columns(c, c), d_qkv.columns(2 * c, c), d_out, out,
+                            log_sum, qkv.columns(0, c), qkv.columns(c, c), qkv.columns(2 * c, c),
+                            {.heads = heads, .causal = true}, mask, stream);
     if (t > 17) {  // a few directions, since all differences would take long
       for (const unsigned seed : {5u, 6u, 7u}) {
         const Values direction = random_values(x.size(), seed);
@@ -304,7 +315,7 @@ TEST_P(Ops, AttentionOfLargeScoresStaysFinite) {
   Values x = random_values(t * 3 * c, 1, 100);
   const Tensor qkv = tensor_of(x, {1, t, 3 * c}), out = Tensor::empty({1, t, c}),
                log_sum = Tensor::empty({1, 1, t});
-  ops::causal_attention(out, log_sum, qkv, 1, {}, stream);
+  causal_attention(out, log_sum, qkv, 1, {}, stream);
   expect_close(out, reference::causal_attention(x, 1, t, c, 1), 1e-3, "attention");
 }
 
@@ -445,8 +456,8 @@ TEST_P(Ops, WrongArgumentsAreNamed) {
   expect_refused([&] { ops::gelu(none, a, stream); }, {"gelu", "out (undefined)"});
   expect_refused([&] { ops::linear(a, a, b, none, WeightLayout::in_out, stream); }, {"linear", "[3, 5]"});
   expect_refused([&] { ops::layer_norm(a, v, v, a, v, v, 1e-5f, stream); }, {"layer_norm", "[4]"});
-  expect_refused([&] { ops::causal_attention(a, a, a, 2, {}, stream); },
-                 {"causal_attention with 2 heads", "[2, 3]"});
+  expect_refused([&] { ops::attention(a, a, a, a, a, {.heads = 2}, {}, stream); },
+                 {"attention with 2 heads and 2 key heads", "[2, 3]"});
   expect_refused([&] { ops::matmul(a, a, false, a, false, Into::overwrite, stream); }, {"matmul"});
   expect_refused([&] { ops::dropout(a, a, {1, 0, 0}, stream); }, {"dropout", "p = 1"});
   const Tensor out = Tensor::zeros({2, 5});

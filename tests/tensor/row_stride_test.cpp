@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "sharding/strategy/strategy.h"
+#include "tensor/attention_ops.h"
 #include "tensor/ops.h"
 #include "tests/support/error_of.h"
 #include "tests/support/reference.h"
@@ -80,7 +81,7 @@ TEST(RowStride, OtherOperatorsRefuseIt) {
   const Stream s;
   const Tensor c = counting({4, 8}).columns(0, 6), f = counting({4, 6}), v = counting({6}), r = counting({4});
   const Tensor tokens = test::tokens_of({0, 1, 2, 3}, {1, 4}), qkv = c.reshape({1, 4, 6});
-  const Tensor one = Tensor::zeros({}), whole = counting({1, 4, 2});
+  const Tensor one = Tensor::zeros({});
   const auto overwrite = ops::Into::overwrite;
   const std::pair<const char*, std::function<void()>> calls[] = {
       {"gelu", [&] { ops::gelu(f, c, s); }},
@@ -102,14 +103,15 @@ TEST(RowStride, OtherOperatorsRefuseIt) {
       {"add_layer_norm", [&] { ops::add_layer_norm(f, f, r, r, f, c, v, v, 1e-5f, s); }},
       {"layer_norm_backward",
        [&] { ops::layer_norm_backward(f, {}, {}, f, c, v, r, r, overwrite, overwrite, s); }},
-      {"causal_attention",
+      {"attention",
        [&] {
-         ops::causal_attention(whole, counting({1, 1, 4}), qkv, 1, {}, s);
+         ops::attention(qkv, counting({1, 1, 4}), counting({1, 4, 6}), counting({1, 4, 6}),
+                        counting({1, 4, 6}), {}, {}, s);
        }},
-      {"causal_attention_backward",
+      {"attention_backward",
        [&] {
-         ops::causal_attention_backward(counting({1, 4, 6}), whole, whole, counting({1, 1, 4}), qkv, 1, {},
-                                        s);
+         const Tensor x = counting({1, 4, 6});
+         ops::attention_backward(x, x, x, qkv, x, counting({1, 1, 4}), x, x, x, {}, {}, s);
        }},
       {"embedding",
        [&] {

@@ -1,14 +1,18 @@
-// Attention on the CPU, per (batch, head), in tiles of 64 queries and 64 keys; tiles above the diagonal are
-// skipped. Forward keeps a running maximum and sum per query (Milakov and Gimelshein, arXiv:1805.02867; Dao
-// et al., arXiv:2205.14135), so that scores need one tile on the stack for any T. Backward recomputes the
-// probabilities from log_sum. The tiles are too small for a BLAS to be fast, and a BLAS cannot skip half of a
-// diagonal tile, so the products are implemented here, with the second operand packed into a tile. Heads of
-// 16-bit tensors are converted to f32 first, and their results are rounded once, at the end.
+// Attention on the CPU, per (batch, head), in tiles of 64 queries and 64 keys; tiles that are hidden from all
+// their queries are skipped. Forward keeps a running maximum and sum per query (Milakov and Gimelshein,
+// arXiv:1805.02867; Dao et al., arXiv:2205.14135), so that scores need one tile on the stack for any T.
+// Backward recomputes the probabilities from log_sum. The tiles are too small for a BLAS to be fast, and a
+// BLAS cannot skip half of a diagonal tile, so the products are implemented here, with the second operand
+// packed into a tile. Heads of 16-bit tensors are converted to f32 first, and their results are rounded once,
+// at the end. Backward adds the query heads of one key head in order, by one thread.
+//
+// A few queries of a long cache take another path, which reads each row of k and v once, from where it is.
 
-#include "tensor/ops.h"
+#include "tensor/attention_ops.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "tensor/kernels/attention/attention.cpp"
+#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -28,8 +32,10 @@ HWY_BEFORE_NAMESPACE();
 namespace rz {
 namespace HWY_NAMESPACE {
 
-using kernels::Head;
-using kernels::HeadGradient;
+using kernels::Heads;
+using kernels::HeadsGradient;
+using kernels::HeadsGradientOf;
+using kernels::HeadsOf;
 using kernels::Part;
 using kernels::tile;
 using kernels::Tile;
@@ -44,10 +50,15 @@ void pack(Tile& to, const float* from, std::size_t stride, std::size_t rows, std
   }
 }
 
-/// Packs the transpose: rows of `to` are columns of `from`.
+/// Packs the transpose: rows of `to` are columns of `from`. Eight elements at once, which keeps reads in flight
+/// that are far apart.
 void pack_transposed(Tile& to, const float* from, std::size_t stride, std::size_t rows, std::size_t columns) {
   for (std::size_t j = 0; j < columns; ++j) {
-    for (std::size_t i = 0; i < rows; ++i) to[j * tile + i] = from[i * stride + j];
+    const float* x = from + j;
+    std::size_t i = 0;
+    for (; i + 8 <= rows; i += 8, x += 8 * stride)
+      for (std::size_t r = 0; r < 8; ++r) to[j * tile + i + r] = x[r * stride];
+    for (; i < rows; ++i, x += stride) to[j * tile + i] = *x;
     std::memset(to + j * tile + rows, 0, (tile - rows) * sizeof(float));
   }
 }
@@ -108,7 +119,7 @@ void multiply(const TileProduct& p) {
 
 // ---- rows of scores
 
-/// scores[0 … n) = e^(score - shift), the rest of the tile's row = 0. Returns the sum.
+/// scores[0 … n) = e^(score - shift). Returns the sum.
 float exponentials(float* scores, std::size_t n, float shift) {
   const Floats d;
   const std::size_t lanes = hn::Lanes(d);
@@ -126,110 +137,168 @@ float exponentials(float* scores, std::size_t n, float shift) {
     store_part(e, d, scores + i, n - i);
     total = hn::Add(total, e);
   }
-  std::memset(scores + n, 0, (tile - n) * sizeof(float));
   return hn::GetLane(hn::SumOfLanes(d, total));
+}
+
+/// Sets the row of a tile to 0 outside of the range.
+void clear_outside(float* row, Heads::Range range) {
+  std::memset(row, 0, range.begin * sizeof(float));
+  std::memset(row + range.end, 0, (tile - range.end) * sizeof(float));
 }
 
 void multiply_row(float* row, std::size_t n, float factor) {
   for (std::size_t i = 0; i < n; ++i) row[i] *= factor;
 }
 
-/// Computes d_scores = p · (d_p - delta) · scale in place of d_p; 0 beyond n.
+void clear_rows(float* rows, std::size_t stride, std::size_t begin, std::size_t end, std::size_t n) {
+  for (std::size_t i = begin; i < end; ++i) std::memset(rows + i * stride, 0, n * sizeof(float));
+}
+
+/// Computes d_scores = p · (d_p - delta) · scale in place of d_p.
 void score_gradient(float* HWY_RESTRICT d_p, const float* HWY_RESTRICT p, std::size_t n, float delta,
                     float scale) {
   for (std::size_t i = 0; i < n; ++i) d_p[i] = p[i] * (d_p[i] - delta) * scale;
-  std::memset(d_p + n, 0, (tile - n) * sizeof(float));
 }
 
 // ---- heads
 
-/// Applies dropout to a row of probabilities or of their gradients: query i, keys from j.
-void drop_row(const Head& h, float* row, std::size_t i, std::size_t j) {
-  if (h.dropout.active()) drop(row, row, h.visible(i, j), h.decision(i, j), h.dropout);
+/// Applies dropout to probabilities or their gradients: n of query i, keys from j.
+void drop_row(const Heads& h, float* row, std::size_t n, std::size_t i, std::size_t j) {
+  if (h.dropout.active()) drop(row, row, n, h.decision(i, j), h.dropout);
 }
 
 /// c = scale · a · bᵀ over `size` channels, for the queries of the tile at i and the keys of the tile at j.
-void multiply_transposed(Tile& c, const Head& h, std::size_t i, std::size_t j, const float* a,
-                         std::size_t a_stride, const float* b, float scale) {
+void multiply_transposed(Tile& c, const Heads& h, std::size_t i, std::size_t j, const float* a,
+                         std::size_t a_stride, const float* b, std::size_t b_stride, float scale) {
   alignas(64) Tile packed;
   for (std::size_t d = 0; d < h.size; d += tile) {
-    pack_transposed(packed, b + j * h.stride + d, h.stride, h.span(j), h.width(d));
+    pack_transposed(packed, b + j * b_stride + d, b_stride, h.key_span(j), h.width(d));
     multiply({c, tile, a + i * a_stride + d, a_stride, 1, packed, h.span(i), tile, h.width(d), scale, d > 0,
-              i == j ? Part::lower_result : Part::whole});
+              h.on_diagonal(i, j) ? Part::lower_result : Part::whole});
   }
 }
 
-/// Rows of c at `to` (`c_stride` apart) = weights · rows of b at `from` (`b_stride` apart). With `transposed`
-/// weights the rows of c are keys, otherwise queries.
-void mix(const Head& h, float* c, std::size_t c_stride, std::size_t to, const Tile& weights, bool transposed,
-         const float* b, std::size_t b_stride, std::size_t from, bool add) {
+/// Rows of c (`c_stride` apart) = weights · rows of b (`b_stride` apart), for the queries of the tile at i
+/// and the keys of the tile at j.
+void mix_keys(const Heads& h, float* c, std::size_t c_stride, const Tile& weights, const float* b,
+              std::size_t b_stride, std::size_t i, std::size_t j, bool add) {
   alignas(64) Tile packed;
-  const Part triangle = transposed ? Part::upper : Part::lower;
   for (std::size_t d = 0; d < h.size; d += tile) {
-    pack(packed, b + from * b_stride + d, b_stride, h.span(from), h.width(d));
-    multiply({c + to * c_stride + d, c_stride, weights, transposed ? 1 : tile, transposed ? tile : 1, packed,
-              h.span(to), h.width(d), h.span(from), 1, add, to == from ? triangle : Part::whole});
+    pack(packed, b + j * b_stride + d, b_stride, h.key_span(j), h.width(d));
+    multiply({c + i * c_stride + d, c_stride, weights, tile, 1, packed, h.span(i), h.width(d), h.key_span(j),
+              1, add, h.on_diagonal(i, j) ? Part::lower : Part::whole});
   }
 }
 
-void attend_tile(const Head& h, float* out, std::size_t i) {
+/// The same with transposed weights: rows of c belong to keys, those of b to queries.
+void mix_queries(const Heads& h, float* c, std::size_t c_stride, const Tile& weights, const float* b,
+                 std::size_t b_stride, std::size_t i, std::size_t j, bool add) {
+  alignas(64) Tile packed;
+  for (std::size_t d = 0; d < h.size; d += tile) {
+    pack(packed, b + i * b_stride + d, b_stride, h.span(i), h.width(d));
+    multiply({c + j * c_stride + d, c_stride, weights, 1, tile, packed, h.key_span(j), h.width(d), h.span(i),
+              1, add, h.on_diagonal(i, j) ? Part::upper : Part::whole});
+  }
+}
+
+constexpr float no_score = -std::numeric_limits<float>::infinity();
+
+void attend_tile(const Heads& h, float* out, std::size_t i) {
   alignas(64) Tile scores;
   float row_max[tile], total[tile];
-  std::fill(row_max, row_max + tile, -std::numeric_limits<float>::infinity());
+  std::fill(row_max, row_max + tile, no_score);
   std::fill(total, total + tile, 0.0f);
-  for (std::size_t j = 0; j <= i; j += tile) {
-    multiply_transposed(scores, h, i, j, h.q, h.stride, h.k, h.scale);
+  const Heads::Range keys = h.keys_of_tile(i);
+  for (std::size_t j = keys.begin; j < keys.end; j += tile) {
+    multiply_transposed(scores, h, i, j, h.q, h.q_stride, h.k, h.k_stride, h.scale);
     for (std::size_t r = 0; r < h.span(i); ++r) {
-      float* row = scores + r * tile;
-      const std::size_t n = h.visible(i + r, j);
+      const Heads::Range seen = h.keys_in_tile(i + r, j);
+      clear_outside(scores + r * tile, seen);
+      if (seen.empty()) continue;
+      float* row = scores + r * tile + seen.begin;
+      const std::size_t n = seen.end - seen.begin;
       const float before = row_max[r];
       row_max[r] = std::max(before, largest(row, n));
       const float sum = exponentials(row, n, row_max[r]);
-      const float keep = j ? std::exp(before - row_max[r]) : 0;
+      const bool first = j == keys.begin;
+      const float keep = first ? 0 : std::exp(before - row_max[r]);
       total[r] = total[r] * keep + sum;
-      drop_row(h, row, i + r, j);
-      if (j && keep != 1) multiply_row(out + (i + r) * h.channels, h.size, keep);
+      drop_row(h, row, n, i + r, j + seen.begin);
+      if (!first && keep != 1) multiply_row(out + (i + r) * h.out_stride, h.size, keep);
     }
-    mix(h, out, h.channels, i, scores, false, h.v, h.stride, j, j > 0);
+    mix_keys(h, out, h.out_stride, scores, h.v, h.v_stride, i, j, j > keys.begin);
   }
   for (std::size_t r = 0; r < h.span(i); ++r) {
-    multiply_row(out + (i + r) * h.channels, h.size, 1 / total[r]);
+    float* row = out + (i + r) * h.out_stride;
     h.log_sum[i + r] = static_cast<float>(row_max[r] + std::log(static_cast<double>(total[r])));
+    if (total[r] == 0)
+      std::memset(row, 0, h.size * sizeof(float));
+    else
+      multiply_row(row, h.size, 1 / total[r]);
   }
 }
 
-void attend_tile_backward(const Head& h, const HeadGradient& g, std::size_t i) {
+/// d_k and d_v of tiles from `fresh` on are stored, those before are added to.
+void attend_tile_backward(const Heads& h, const HeadsGradient& g, std::size_t i, std::size_t fresh) {
   alignas(64) Tile p;
   alignas(64) Tile d_p;
   float delta[tile];
   for (std::size_t r = 0; r < h.span(i); ++r) {
-    const std::size_t at = (i + r) * h.channels;
+    const std::size_t at = (i + r) * h.out_stride;
     const auto product = [](auto x, auto y) HWY_ATTR { return hn::Mul(x, y); };
     delta[r] = static_cast<float>(sum(h.size, product, g.d_out + at, g.out + at));
   }
-  for (std::size_t j = 0; j <= i; j += tile) {
-    const bool add = i != j;  // a key's first tile is the diagonal one
-    multiply_transposed(p, h, i, j, h.q, h.stride, h.k, h.scale);
-    multiply_transposed(d_p, h, i, j, g.d_out, h.channels, h.v, 1);
+  const Heads::Range keys = h.keys_of_tile(i);
+  if (keys.empty()) clear_rows(g.d_q, g.d_q_stride, i, i + h.span(i), h.size);
+  for (std::size_t j = keys.begin; j < keys.end; j += tile) {
+    const bool add = j < fresh;
+    multiply_transposed(p, h, i, j, h.q, h.q_stride, h.k, h.k_stride, h.scale);
+    multiply_transposed(d_p, h, i, j, g.d_out, h.out_stride, h.v, h.v_stride, 1);
     for (std::size_t r = 0; r < h.span(i); ++r) {
-      const std::size_t n = h.visible(i + r, j);
-      exponentials(p + r * tile, n, h.log_sum[i + r]);
-      drop_row(h, d_p + r * tile, i + r, j);
-      score_gradient(d_p + r * tile, p + r * tile, n, delta[r], h.scale);
-      drop_row(h, p + r * tile, i + r, j);
+      const Heads::Range seen = h.keys_in_tile(i + r, j);
+      clear_outside(p + r * tile, seen);
+      clear_outside(d_p + r * tile, seen);
+      if (seen.empty()) continue;
+      float *const p_row = p + r * tile + seen.begin, *const d_row = d_p + r * tile + seen.begin;
+      const std::size_t n = seen.end - seen.begin, key = j + seen.begin;
+      exponentials(p_row, n, h.log_sum[i + r]);
+      drop_row(h, d_row, n, i + r, key);
+      score_gradient(d_row, p_row, n, delta[r], h.scale);
+      drop_row(h, p_row, n, i + r, key);
     }
-    mix(h, g.d_v, h.stride, j, p, true, g.d_out, h.channels, i, add);
-    mix(h, g.d_q, h.stride, i, d_p, false, h.k, h.stride, j, j > 0);
-    mix(h, g.d_k, h.stride, j, d_p, true, h.q, h.stride, i, add);
+    mix_queries(h, g.d_v, g.d_v_stride, p, g.d_out, h.out_stride, i, j, add);
+    mix_keys(h, g.d_q, g.d_q_stride, d_p, h.k, h.k_stride, i, j, j > keys.begin);
+    mix_queries(h, g.d_k, g.d_k_stride, d_p, h.q, h.q_stride, i, j, add);
   }
 }
 
-void attend(const Head& h, float* out) {
-  for (std::size_t i = 0; i < h.tokens; i += tile) attend_tile(h, out, i);
+/// One head.
+void attend(const Heads& h, float* out) {
+  for (std::size_t i = 0; i < h.queries; i += tile) attend_tile(h, out, i);
 }
 
-void attend_backward(const Head& h, const HeadGradient& g) {
-  for (std::size_t i = 0; i < h.tokens; i += tile) attend_tile_backward(h, g, i);
+/// One head. The first keys, `done` of them, have gradients already. Returns the new number.
+std::size_t attend_backward_head(const Heads& h, const HeadsGradient& g, std::size_t done) {
+  const auto clear_keys = [&](std::size_t end) {
+    clear_rows(g.d_k, g.d_k_stride, done, end, h.size);
+    clear_rows(g.d_v, g.d_v_stride, done, end, h.size);
+    done = std::max(done, end);
+  };
+  for (std::size_t i = 0; i < h.queries; i += tile) {
+    const Heads::Range keys = h.keys_of_tile(i);
+    if (!keys.empty()) clear_keys(keys.begin);  // a window may skip tiles
+    attend_tile_backward(h, g, i, done);
+    if (keys.empty()) continue;
+    const std::size_t last = (keys.end - 1) / tile * tile;
+    done = std::max(done, last + h.key_span(last));
+  }
+  clear_keys(g.keys);
+  return done;
+}
+
+void attend_backward(const Heads& h, const HeadsGradient& g) {
+  std::size_t done = 0;
+  for (std::size_t n = 0; n < h.heads; ++n) done = attend_backward_head(h.head(n), g.head(n, h.size), done);
 }
 
 // ---- heads of 16-bit tensors
@@ -243,46 +312,236 @@ void convert_rows(To* to, std::size_t to_stride, const From* from, std::size_t f
         to + i * to_stride, n, [](auto x) HWY_ATTR { return x; }, from + i * from_stride);
 }
 
-/// The head in f32 in `memory`, 3 · tokens · size elements, with rows of `size` elements.
+/// The heads in f32: keys and values in `memory`, 2 · keys · size elements, with rows of `size` elements; q
+/// is to be converted for each head, into the memory after them, which has rows of `size` elements, as has
+/// out.
 template <class T>
-Head widened(const kernels::HeadOf<T>& h, float* memory) {
-  const std::size_t count = h.tokens * h.size;
-  convert_rows(memory, h.size, h.q, h.stride, h.tokens, h.size);
-  convert_rows(memory + count, h.size, h.k, h.stride, h.tokens, h.size);
-  convert_rows(memory + 2 * count, h.size, h.v, h.stride, h.tokens, h.size);
-  return {h.tokens,           h.size,    h.size,    h.size,     h.scale, memory, memory + count,
-          memory + 2 * count, h.log_sum, h.dropout, h.decisions};
+Heads with_wide_keys(const HeadsOf<T>& h, float* memory) {
+  const std::size_t count = h.visible.keys * h.size;
+  convert_rows(memory, h.size, h.k, h.k_stride, h.visible.keys, h.size);
+  convert_rows(memory + count, h.size, h.v, h.v_stride, h.visible.keys, h.size);
+  return {1,           h.queries,          h.size, h.size,         h.size,    h.size,    h.size,
+          h.scale,     memory + 2 * count, memory, memory + count, h.log_sum, h.visible, h.dropout,
+          h.decisions, h.decisions_per_row};
 }
 
 template <class T>
-void attend_as(const kernels::HeadOf<T>& h, T* out, float* memory) {
-  const std::size_t count = h.tokens * h.size;
-  float* const wide_out = memory + 3 * count;
-  attend(widened(h, memory), wide_out);
-  convert_rows(out, h.channels, wide_out, h.size, h.tokens, h.size);
+void attend_as(const HeadsOf<T>& h, T* out, float* memory) {
+  const Heads wide = with_wide_keys(h, memory);
+  float* const q = memory + 2 * h.visible.keys * h.size;
+  float* const wide_out = q + h.queries * h.size;
+  convert_rows(q, h.size, h.q, h.q_stride, h.queries, h.size);
+  attend(wide, wide_out);
+  convert_rows(out, h.out_stride, wide_out, h.size, h.queries, h.size);
 }
 
 template <class T>
-void attend_backward_as(const kernels::HeadOf<T>& h, const kernels::HeadGradientOf<T>& g, float* memory) {
-  const std::size_t count = h.tokens * h.size;
-  float *const out = memory + 3 * count, *const d_out = out + count, *const d_q = d_out + count,
-               *const d_k = d_q + count, *const d_v = d_k + count;
-  convert_rows(out, h.size, g.out, h.channels, h.tokens, h.size);
-  convert_rows(d_out, h.size, g.d_out, h.channels, h.tokens, h.size);
-  attend_backward(widened(h, memory), {out, d_out, d_q, d_k, d_v});
-  convert_rows(g.d_q, h.stride, d_q, h.size, h.tokens, h.size);
-  convert_rows(g.d_k, h.stride, d_k, h.size, h.tokens, h.size);
-  convert_rows(g.d_v, h.stride, d_v, h.size, h.tokens, h.size);
+void attend_backward_as(const HeadsOf<T>& h, const HeadsGradientOf<T>& g, float* memory) {
+  const Heads keys = with_wide_keys(h, memory);
+  const std::size_t count = h.queries * h.size, key_count = g.keys * h.size;
+  float *const q = memory + 2 * h.visible.keys * h.size, *const out = q + count, *const d_out = out + count,
+               *const d_q = d_out + count, *const d_k = d_q + count, *const d_v = d_k + key_count;
+  std::size_t done = 0;
+  for (std::size_t n = 0; n < h.heads; ++n) {
+    const HeadsOf<T> narrow = h.head(n);
+    const HeadsGradientOf<T> gradient = g.head(n, h.size);
+    Heads wide = keys;
+    wide.log_sum = narrow.log_sum, wide.decisions = narrow.decisions;
+    convert_rows(q, h.size, narrow.q, h.q_stride, h.queries, h.size);
+    convert_rows(out, h.size, gradient.out, h.out_stride, h.queries, h.size);
+    convert_rows(d_out, h.size, gradient.d_out, h.out_stride, h.queries, h.size);
+    done = attend_backward_head(wide, {out, d_out, d_q, d_k, d_v, h.size, h.size, h.size, g.keys}, done);
+    convert_rows(gradient.d_q, g.d_q_stride, d_q, h.size, h.queries, h.size);
+  }
+  convert_rows(g.d_k, g.d_k_stride, d_k, h.size, g.keys, h.size);
+  convert_rows(g.d_v, g.d_v_stride, d_v, h.size, g.keys, h.size);
 }
 
-void attend_bf16(const kernels::HeadOf<bf16>& h, bf16* out, float* memory) { attend_as(h, out, memory); }
-void attend_f16(const kernels::HeadOf<f16>& h, f16* out, float* memory) { attend_as(h, out, memory); }
-void attend_backward_bf16(const kernels::HeadOf<bf16>& h, const kernels::HeadGradientOf<bf16>& g,
-                          float* memory) {
+// ---- few queries
+
+constexpr std::size_t key_block = 64;  ///< keys whose rows stay in the first cache for all queries
+
+/// Prefetches 4 rows of a head, which is some keys ahead. Processors do not foresee addresses that are as far
+/// apart as the rows of a cache.
+template <class T>
+HWY_INLINE void prefetch_keys(const T* rows, std::size_t stride, std::size_t size) {
+  for (std::size_t i = 0; i < 4; ++i)
+    for (std::size_t c = 0; c < size; c += 64 / sizeof(T)) hwy::Prefetch(rows + i * stride + c);
+}
+constexpr std::size_t prefetched = 16;  ///< how many keys ahead
+
+/// A vector of channels of each of `keys` rows; the second form loads the last n channels.
+template <int keys, class T>
+HWY_INLINE void load_keys(FloatVector (&x)[keys], const T* rows, std::size_t stride) {
+  for (int i = 0; i < keys; ++i) x[i] = load(Floats(), rows + static_cast<std::size_t>(i) * stride);
+}
+template <int keys, class T>
+HWY_INLINE void load_keys_part(FloatVector (&x)[keys], const T* rows, std::size_t stride, std::size_t n) {
+  for (int i = 0; i < keys; ++i)
+    x[i] = load_part(Floats(), rows + static_cast<std::size_t>(i) * stride, n, 0.0f);
+}
+
+/// sum[r][i] += q row r · x[i], for a vector of channels. Rows of q are `width` apart.
+template <int rows, int keys>
+HWY_INLINE void add_products(FloatVector (&sum)[rows][keys], const FloatVector (&x)[keys], const float* q,
+                             std::size_t width) {
+  for (int r = 0; r < rows; ++r) {
+    const FloatVector y = hn::LoadU(Floats(), q + static_cast<std::size_t>(r) * width);
+    for (int i = 0; i < keys; ++i) sum[r][i] = hn::MulAdd(x[i], y, sum[r][i]);
+  }
+}
+
+/// scores[r][i] = scale · q row r · k row i. Rows of scores are `pitch` apart, those of q `width`.
+template <int rows, int keys, class T>
+HWY_INLINE void score_keys(float* scores, std::size_t pitch, const float* q, std::size_t width, const T* k,
+                           std::size_t k_stride, std::size_t size, float scale) {
+  const Floats d;
+  const std::size_t lanes = hn::Lanes(d);
+  FloatVector sum[rows][keys], x[keys];
+  for (int r = 0; r < rows; ++r)
+    for (int i = 0; i < keys; ++i) sum[r][i] = hn::Zero(d);
+  std::size_t c = 0;
+  for (; c + lanes <= size; c += lanes) {
+    load_keys(x, k + c, k_stride);
+    add_products(sum, x, q + c, width);
+  }
+  if (c < size) {
+    load_keys_part(x, k + c, k_stride, size - c);
+    add_products(sum, x, q + c, width);
+  }
+  for (int r = 0; r < rows; ++r)
+    for (int i = 0; i < keys; ++i)
+      scores[static_cast<std::size_t>(r) * pitch + static_cast<std::size_t>(i)] =
+          hn::GetLane(hn::SumOfLanes(d, sum[r][i])) * scale;
+}
+
+/// The same for `count` keys. Prefetches those after them, up to the first `foreseen`.
+template <int rows, class T>
+HWY_INLINE void score_few(float* scores, std::size_t pitch, const float* q, std::size_t width, const T* k,
+                          std::size_t k_stride, std::size_t count, std::size_t foreseen, std::size_t size,
+                          float scale) {
+  std::size_t j = 0;
+  for (; j + 4 <= count; j += 4) {
+    if (j + prefetched + 4 <= foreseen) prefetch_keys(k + (j + prefetched) * k_stride, k_stride, size);
+    score_keys<rows, 4>(scores + j, pitch, q, width, k + j * k_stride, k_stride, size, scale);
+  }
+  for (; j < count; ++j)
+    score_keys<rows, 1>(scores + j, pitch, q, width, k + j * k_stride, k_stride, size, scale);
+}
+
+/// out row r += Σ factor[r][i] · x[i], for a vector of channels. Rows of out are `width` apart.
+template <int rows, int keys>
+HWY_INLINE void add_weighted(float* out, std::size_t width, const FloatVector (&factor)[rows][keys],
+                             const FloatVector (&x)[keys]) {
+  const Floats d;
+  for (int r = 0; r < rows; ++r) {
+    float* const to = out + static_cast<std::size_t>(r) * width;
+    FloatVector sum = hn::LoadU(d, to);
+    for (int i = 0; i < keys; ++i) sum = hn::MulAdd(factor[r][i], x[i], sum);
+    hn::StoreU(sum, d, to);
+  }
+}
+
+/// out row r += Σ weights[r][i] · v row i. Rows of weights are `pitch` apart, those of out `width`.
+template <int rows, int keys, class T>
+HWY_INLINE void mix_values(float* out, std::size_t width, const float* weights, std::size_t pitch, const T* v,
+                           std::size_t v_stride, std::size_t size) {
+  const Floats d;
+  const std::size_t lanes = hn::Lanes(d);
+  FloatVector factor[rows][keys], x[keys];
+  for (int r = 0; r < rows; ++r)
+    for (int i = 0; i < keys; ++i)
+      factor[r][i] = hn::Set(d, weights[static_cast<std::size_t>(r) * pitch + static_cast<std::size_t>(i)]);
+  std::size_t c = 0;
+  for (; c + lanes <= size; c += lanes) {
+    load_keys(x, v + c, v_stride);
+    add_weighted(out + c, width, factor, x);
+  }
+  if (c < size) {
+    load_keys_part(x, v + c, v_stride, size - c);
+    add_weighted(out + c, width, factor, x);
+  }
+}
+
+/// The same for `count` keys.
+template <int rows, class T>
+HWY_INLINE void mix_few(float* out, std::size_t width, const float* weights, std::size_t pitch, const T* v,
+                        std::size_t v_stride, std::size_t count, std::size_t foreseen, std::size_t size) {
+  std::size_t j = 0;
+  for (; j + 4 <= count; j += 4) {
+    if (j + prefetched + 4 <= foreseen) prefetch_keys(v + (j + prefetched) * v_stride, v_stride, size);
+    mix_values<rows, 4>(out, width, weights + j, pitch, v + j * v_stride, v_stride, size);
+  }
+  for (; j < count; ++j)
+    mix_values<rows, 1>(out, width, weights + j, pitch, v + j * v_stride, v_stride, size);
+}
+
+/// Calls f(rows, first row) for up to four of `count` rows at once.
+template <class F>
+HWY_INLINE void each_four(std::size_t count, const F& f) {
+  std::size_t r = 0;
+  for (; r + 4 <= count; r += 4) f(std::integral_constant<int, 4>(), r);
+  if (count - r == 3) f(std::integral_constant<int, 3>(), r);
+  if (count - r == 2) f(std::integral_constant<int, 2>(), r);
+  if (count - r == 1) f(std::integral_constant<int, 1>(), r);
+}
+
+/// All heads and queries are rows of one small matrix. Keys in blocks: scores of all, softmax, then values.
+template <class T>
+HWY_INLINE void attend_few_as(const HeadsOf<T>& h, T* out, float* memory) {
+  const std::size_t rows = h.heads * h.queries, width = kernels::few_width(h.size);
+  const std::size_t begin = h.visible.begin(0), end = h.visible.end(h.queries - 1);
+  const std::size_t count = begin < end ? end - begin : 0;
+  float *const q = memory, *const mixed = q + rows * width, *const scores = mixed + rows * width;
+  std::memset(memory, 0, 2 * rows * width * sizeof(float));
+  for (std::size_t r = 0; r < rows; ++r)
+    convert_rows(q + r * width, 0, h.q + r % h.queries * h.q_stride + r / h.queries * h.size, 0, 1, h.size);
+  for (std::size_t j = 0; j < count; j += key_block)
+    each_four(rows, [&](auto some, std::size_t r) HWY_ATTR {
+      score_few<decltype(some)::value>(scores + r * count + j, count, q + r * width, width,
+                                       h.k + (begin + j) * h.k_stride, h.k_stride,
+                                       std::min(key_block, count - j), r ? 0 : count - j, h.size, h.scale);
+    });
+  for (std::size_t r = 0; r < rows; ++r) {
+    // As indices of scores; the row of a query without a key is empty.
+    const std::size_t i = r % h.queries, first = std::min(h.visible.begin(i) - begin, count);
+    const std::size_t past = std::max(first, std::max(h.visible.end(i), begin) - begin);
+    float* const row = scores + r * count;
+    float total = 0, row_max = no_score;
+    if (first < past) {
+      row_max = largest(row + first, past - first);
+      total = exponentials(row + first, past - first, row_max);
+      if (h.dropout.active())  // decisions of all rows follow each other
+        drop(row + first, row + first, past - first, h.decision(r, begin + first), h.dropout);
+    }
+    std::fill(row, row + first, 0.0f);
+    std::fill(row + past, row + count, 0.0f);
+    h.log_sum[r] = static_cast<float>(row_max + std::log(static_cast<double>(total)));
+    const float factor = total == 0 ? 0 : 1 / total;
+    multiply_row(row, count, factor);
+  }
+  for (std::size_t j = 0; j < count; j += key_block)
+    each_four(rows, [&](auto some, std::size_t r) HWY_ATTR {
+      mix_few<decltype(some)::value>(mixed + r * width, width, scores + r * count + j, count,
+                                     h.v + (begin + j) * h.v_stride, h.v_stride,
+                                     std::min(key_block, count - j), r ? 0 : count - j, h.size);
+    });
+  for (std::size_t r = 0; r < rows; ++r)
+    convert_rows(out + r % h.queries * h.out_stride + r / h.queries * h.size, 0, mixed + r * width, 0, 1,
+                 h.size);
+}
+
+void attend_f32(const Heads& h, float* out, float*) { attend(h, out); }
+void attend_bf16(const HeadsOf<bf16>& h, bf16* out, float* memory) { attend_as(h, out, memory); }
+void attend_f16(const HeadsOf<f16>& h, f16* out, float* memory) { attend_as(h, out, memory); }
+void attend_few_f32(const Heads& h, float* out, float* memory) { attend_few_as(h, out, memory); }
+void attend_few_bf16(const HeadsOf<bf16>& h, bf16* out, float* memory) { attend_few_as(h, out, memory); }
+void attend_few_f16(const HeadsOf<f16>& h, f16* out, float* memory) { attend_few_as(h, out, memory); }
+void attend_backward_f32(const Heads& h, const HeadsGradient& g, float*) { attend_backward(h, g); }
+void attend_backward_bf16(const HeadsOf<bf16>& h, const HeadsGradientOf<bf16>& g, float* memory) {
   attend_backward_as(h, g, memory);
 }
-void attend_backward_f16(const kernels::HeadOf<f16>& h, const kernels::HeadGradientOf<f16>& g,
-                         float* memory) {
+void attend_backward_f16(const HeadsOf<f16>& h, const HeadsGradientOf<f16>& g, float* memory) {
   attend_backward_as(h, g, memory);
 }
 
@@ -293,10 +552,13 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace rz {
 
-HWY_EXPORT(attend);
+HWY_EXPORT(attend_f32);
 HWY_EXPORT(attend_bf16);
 HWY_EXPORT(attend_f16);
-HWY_EXPORT(attend_backward);
+HWY_EXPORT(attend_few_f32);
+HWY_EXPORT(attend_few_bf16);
+HWY_EXPORT(attend_few_f16);
+HWY_EXPORT(attend_backward_f32);
 HWY_EXPORT(attend_backward_bf16);
 HWY_EXPORT(attend_backward_f16);
 
@@ -304,9 +566,8 @@ namespace ops {
 
 namespace {
 
-using kernels::Head;
-using kernels::HeadGradientOf;
-using kernels::HeadOf;
+using kernels::HeadsGradientOf;
+using kernels::HeadsOf;
 
 /// Memory of the calling thread for `count` floats.
 float* thread_memory(std::size_t count) {
@@ -315,92 +576,177 @@ float* thread_memory(std::size_t count) {
   return memory.data();
 }
 
-void run(const HeadOf<float>& h, float* out) { HWY_DYNAMIC_DISPATCH(attend)(h, out); }
-void run(const HeadOf<bf16>& h, bf16* out) {
-  HWY_DYNAMIC_DISPATCH(attend_bf16)(h, out, thread_memory(4 * h.tokens * h.size));
+/// The kernels of a dtype.
+template <class T>
+struct Kernels {
+  void (*attend)(const HeadsOf<T>&, T* out, float* memory);
+  void (*attend_few)(const HeadsOf<T>&, T* out, float* memory);
+  void (*attend_backward)(const HeadsOf<T>&, const HeadsGradientOf<T>&, float* memory);
+};
+Kernels<float> kernels_of(float) {
+  return {HWY_DYNAMIC_DISPATCH(attend_f32), HWY_DYNAMIC_DISPATCH(attend_few_f32),
+          HWY_DYNAMIC_DISPATCH(attend_backward_f32)};
 }
-void run(const HeadOf<f16>& h, f16* out) {
-  HWY_DYNAMIC_DISPATCH(attend_f16)(h, out, thread_memory(4 * h.tokens * h.size));
+Kernels<bf16> kernels_of(bf16) {
+  return {HWY_DYNAMIC_DISPATCH(attend_bf16), HWY_DYNAMIC_DISPATCH(attend_few_bf16),
+          HWY_DYNAMIC_DISPATCH(attend_backward_bf16)};
 }
-void run_backward(const HeadOf<float>& h, const HeadGradientOf<float>& g) {
-  HWY_DYNAMIC_DISPATCH(attend_backward)(h, g);
-}
-void run_backward(const HeadOf<bf16>& h, const HeadGradientOf<bf16>& g) {
-  HWY_DYNAMIC_DISPATCH(attend_backward_bf16)(h, g, thread_memory(8 * h.tokens * h.size));
-}
-void run_backward(const HeadOf<f16>& h, const HeadGradientOf<f16>& g) {
-  HWY_DYNAMIC_DISPATCH(attend_backward_f16)(h, g, thread_memory(8 * h.tokens * h.size));
+Kernels<f16> kernels_of(f16) {
+  return {HWY_DYNAMIC_DISPATCH(attend_f16), HWY_DYNAMIC_DISPATCH(attend_few_f16),
+          HWY_DYNAMIC_DISPATCH(attend_backward_f16)};
 }
 
-/// Calls f(head, offset in out, offset in qkv) for every head of every sequence.
+/// The sizes of a call.
+struct Sizes {
+  std::size_t batch = 0, queries = 0, rows = 0;  ///< rows of k and v
+  std::size_t heads = 0, kv_heads = 0, size = 0, keys = 0;
+  std::size_t group() const { return heads / kv_heads; }
+};
+
+struct Inputs {
+  const Tensor &out, &log_sum, &q, &k, &v;
+  const AttentionOptions& options;
+};
+
+/// Whether the shapes fit; their sizes.
+bool fits(const Inputs& in, Sizes& s) {
+  const AttentionOptions& o = in.options;
+  const int kv_heads = o.kv_heads ? o.kv_heads : o.heads;
+  if (o.heads < 1 || kv_heads < 1 || o.heads % kv_heads != 0) return false;
+  if (in.q.shape().dims() != 3 || in.k.shape().dims() != 3) return false;
+  s.heads = static_cast<std::size_t>(o.heads), s.kv_heads = static_cast<std::size_t>(kv_heads);
+  s.batch = in.q.shape()[0], s.queries = in.q.shape()[1], s.rows = in.k.shape()[1];
+  s.size = in.q.shape()[2] / s.heads;
+  s.keys = o.keys ? o.keys : s.rows;
+  return s.size > 0 && in.q.shape() == Shape{s.batch, s.queries, s.heads * s.size} && s.keys <= s.rows &&
+         in.k.shape() == Shape{s.batch, s.rows, s.kv_heads * s.size} && in.v.shape() == in.k.shape() &&
+         in.out.shape() == in.q.shape() && in.log_sum.shape() == Shape{s.batch, s.heads, s.queries};
+}
+
+/// The name of the operator in messages about shapes.
+std::string described(const char* op, const AttentionOptions& o, bool right) {
+  if (right) return op;
+  const std::string keys = o.keys ? concat(", ", o.keys, " keys") : "";
+  return concat(op, " with ", o.heads, " heads and ", o.kv_heads ? o.kv_heads : o.heads, " key heads", keys);
+}
+
+void check_options(const char* op, const Inputs& in, const Sizes& s) {
+  const AttentionOptions& o = in.options;
+  require(o.window == 0 || o.causal, Errc::invalid_argument, op, ": a window of ", o.window,
+          " keys needs `causal`");
+  require(std::isfinite(o.scale), Errc::invalid_argument, op, ": scale is ", o.scale);
+  check_dtype(op, DType::f32, {{"log_sum", in.log_sum}});
+  if (!o.key_counts.defined()) return;
+  check_indices(op, {"key_counts", o.key_counts}, s.batch, s.keys + 1);
+  require(o.key_counts.device() == in.q.device(), Errc::invalid_argument, op, ": key_counts are on ",
+          name(o.key_counts.device()), ", q is on ", name(in.q.device()));
+}
+
+/// Calls f(heads, sequence, first query head, key head) for groups of `together` query heads.
 template <class T, class F>
-void each_head(const Tensor& qkv, const Tensor& log_sum, int heads, const DropoutMask& mask,
-               const Stream& stream, const F& f) {
-  kernels::DropoutParams dropping = kernels::dropout_params("causal_attention", mask);
+void each_group(const char* op, const Inputs& in, const Sizes& s, std::size_t together,
+                const DropoutMask& mask, const Stream& stream, const F& f) {
+  kernels::DropoutParams dropping = kernels::dropout_params(op, mask);
   dropping.read_seed();
-  const std::size_t count = static_cast<std::size_t>(heads), tokens = qkv.shape()[1];
-  const std::size_t channels = last(qkv) / 3, size = channels / count;
-  const auto scale = static_cast<float>(1 / std::sqrt(static_cast<double>(size)));
-  const T* x = qkv.data<T>();
-  float* l = log_sum.data<float>();
-  stream.parallel_for(qkv.shape()[0] * count, 1, [&](std::size_t begin, std::size_t end) {
+  const AttentionOptions& o = in.options;
+  const auto scale = o.scale != 0 ? o.scale : static_cast<float>(1 / std::sqrt(static_cast<double>(s.size)));
+  const T *q = in.q.data<T>(), *k = in.k.data<T>(), *v = in.v.data<T>();
+  float* log_sum = in.log_sum.data<float>();
+  const std::int32_t* counts = o.key_counts.defined() ? o.key_counts.data<std::int32_t>() : nullptr;
+  const std::size_t groups = s.heads / together;
+  stream.parallel_for(s.batch * groups, 1, [&](std::size_t begin, std::size_t end) {
     for (std::size_t n = begin; n < end; ++n) {
-      const std::size_t at = n / count * tokens * channels + n % count * size;
-      const std::size_t at_qkv = n / count * tokens * 3 * channels + n % count * size;
-      const T* q = x + at_qkv;
-      f(HeadOf<T>{tokens, size, channels, 3 * channels, scale, q, q + channels, q + 2 * channels,
-                  l + n * tokens, dropping, mask.offset + n * tokens * tokens},
-        at, at_qkv);
+      const std::size_t b = n / groups, h = n % groups * together, key_head = h / s.group();
+      const std::size_t first_row = (b * s.heads + h) * s.queries, in_key = key_head * s.size;
+      const kernels::VisibleKeys visible{counts ? static_cast<std::size_t>(counts[b]) : s.keys, o.causal,
+                                         o.past, o.window ? o.window : ~std::size_t{0}};
+      f(HeadsOf<T>{together, s.queries, s.size, in.q.row_stride(), in.k.row_stride(), in.v.row_stride(),
+                   s.heads * s.size, scale, q + b * s.queries * in.q.row_stride() + h * s.size,
+                   k + b * s.rows * in.k.row_stride() + in_key, v + b * s.rows * in.v.row_stride() + in_key,
+                   log_sum + first_row, visible, dropping, mask.offset + first_row * s.keys, s.keys},
+        b, h, key_head);
     }
   });
 }
 
-bool fits(const Tensor& out, const Tensor& log_sum, const Tensor& qkv, int heads) {
-  if (qkv.shape().dims() != 3 || heads < 1) return false;
-  const std::size_t b = qkv.shape()[0], t = qkv.shape()[1], h = static_cast<std::size_t>(heads);
-  const std::size_t c = qkv.shape()[2] / 3;
-  return qkv.shape()[2] == 3 * c && c > 0 && c % h == 0 && out.shape() == Shape{b, t, c} &&
-         log_sum.shape() == Shape{b, h, t};
-}
-
 }  // namespace
 
-void causal_attention(const Tensor& out, const Tensor& log_sum, const Tensor& qkv, int heads,
-                      const DropoutMask& mask, const Stream& stream) {
-  const bool right = fits(out, log_sum, qkv, heads);
-  check(right ? "causal_attention" : concat("causal_attention with ", heads, " heads").c_str(),
-        {{"out", out}, {"log_sum", log_sum}, {"qkv", qkv}}, right);
-  if (const auto* d = on_device("causal_attention", out, stream))
-    return d->causal_attention(out, log_sum, qkv, heads, mask, stream);
-  check_dtype("causal_attention", qkv.dtype(), {{"out", out}});
-  dispatch_dtype(qkv.dtype(), [&](auto t) {
+void attention(const Tensor& out, const Tensor& log_sum, const Tensor& q, const Tensor& k, const Tensor& v,
+               const AttentionOptions& options, const DropoutMask& mask, const Stream& stream) {
+  constexpr const char* op = "attention";
+  const Inputs in{out, log_sum, q, k, v, options};
+  Sizes s;
+  const bool right = fits(in, s);
+  check(described(op, options, right).c_str(),
+        {{"out", out}, {"log_sum", log_sum}, {"q", q}, {"k", k}, {"v", v}}, right, Rows::any_stride);
+  check(op, {{"out", out}, {"log_sum", log_sum}}, true);
+  check_dtype(op, q.dtype(), {{"out", out}, {"k", k}, {"v", v}});
+  check_options(op, in, s);
+  if (const auto* d = on_device(op, out, stream))
+    return d->attention(out, log_sum, q, k, v, options, mask, stream);
+  dispatch_dtype(q.dtype(), [&](auto t) {
     using T = decltype(t);
-    T* o = out.data<T>();
-    each_head<T>(qkv, log_sum, heads, mask, stream,
-                 [&](const HeadOf<T>& h, std::size_t at, std::size_t) { run(h, o + at); });
+    const Kernels<T> kernels = kernels_of(t);
+    T* to = out.data<T>();
+    const bool few = s.queries <= 4 && s.queries < s.keys;
+    each_group<T>(op, in, s, few ? s.group() : 1, mask, stream,
+                  [&](const HeadsOf<T>& h, std::size_t b, std::size_t head, std::size_t) {
+                    T* const o = to + b * s.queries * h.out_stride + head * s.size;
+                    const std::size_t rows = h.heads * h.queries;
+                    if (few)
+                      return kernels.attend_few(
+                          h, o, thread_memory(rows * (2 * kernels::few_width(s.size) + s.keys)));
+                    const std::size_t wide = sizeof(T) == 2 ? 2 * (s.queries + s.keys) * s.size : 0;
+                    kernels.attend(h, o, thread_memory(wide));
+                  });
   });
 }
 
-void causal_attention_backward(const Tensor& d_qkv, const Tensor& d_out, const Tensor& out,
-                               const Tensor& log_sum, const Tensor& qkv, int heads, const DropoutMask& mask,
-                               const Stream& stream) {
-  const bool right =
-      fits(out, log_sum, qkv, heads) && d_qkv.shape() == qkv.shape() && d_out.shape() == out.shape();
-  check(right ? "causal_attention_backward"
-              : concat("causal_attention_backward with ", heads, " heads").c_str(),
-        {{"d_qkv", d_qkv}, {"d_out", d_out}, {"out", out}, {"log_sum", log_sum}, {"qkv", qkv}}, right);
-  if (const auto* d = on_device("causal_attention_backward", d_qkv, stream))
-    return d->causal_attention_backward(d_qkv, d_out, out, log_sum, qkv, heads, mask, stream);
-  check_dtype("causal_attention_backward", qkv.dtype(), {{"d_qkv", d_qkv}, {"d_out", d_out}, {"out", out}});
-  dispatch_dtype(qkv.dtype(), [&](auto t) {
+void attention_backward(const Tensor& d_q, const Tensor& d_k, const Tensor& d_v, const Tensor& d_out,
+                        const Tensor& out, const Tensor& log_sum, const Tensor& q, const Tensor& k,
+                        const Tensor& v, const AttentionOptions& options, const DropoutMask& mask,
+                        const Stream& stream) {
+  constexpr const char* op = "attention_backward";
+  const Inputs in{out, log_sum, q, k, v, options};
+  Sizes s;
+  const bool right = fits(in, s) && d_q.shape() == q.shape() && d_k.shape() == k.shape() &&
+                     d_v.shape() == v.shape() && d_out.shape() == out.shape();
+  check(described(op, options, right).c_str(),
+        {{"d_q", d_q},
+         {"d_k", d_k},
+         {"d_v", d_v},
+         {"d_out", d_out},
+         {"out", out},
+         {"log_sum", log_sum},
+         {"q", q},
+         {"k", k},
+         {"v", v}},
+        right, Rows::any_stride);
+  check(op, {{"d_out", d_out}, {"out", out}, {"log_sum", log_sum}}, true);
+  check_dtype(op, q.dtype(),
+              {{"d_q", d_q}, {"d_k", d_k}, {"d_v", d_v}, {"d_out", d_out}, {"out", out}, {"k", k}, {"v", v}});
+  check_options(op, in, s);
+  if (const auto* d = on_device(op, d_q, stream))
+    return d->attention_backward(d_q, d_k, d_v, d_out, out, log_sum, q, k, v, options, mask, stream);
+  dispatch_dtype(q.dtype(), [&](auto t) {
     using T = decltype(t);
-    T* d = d_qkv.data<T>();
+    const auto attend_backward = kernels_of(t).attend_backward;
+    T *dq = d_q.data<T>(), *dk = d_k.data<T>(), *dv = d_v.data<T>();
     const T *o = out.data<T>(), *dy = d_out.data<T>();
-    each_head<T>(qkv, log_sum, heads, mask, stream,
-                 [&](const HeadOf<T>& h, std::size_t at, std::size_t at_qkv) {
-                   T* d_q = d + at_qkv;
-                   run_backward(h, {o + at, dy + at, d_q, d_q + h.channels, d_q + 2 * h.channels});
-                 });
+    each_group<T>(op, in, s, s.group(), mask, stream,
+                  [&](const HeadsOf<T>& h, std::size_t b, std::size_t head, std::size_t key_head) {
+                    const std::size_t at = b * s.queries * h.out_stride + head * s.size,
+                                      in_key = key_head * s.size;
+                    const auto rows = [](T* first, const Tensor& t, std::size_t row) {
+                      return first + row * t.row_stride();
+                    };
+                    const std::size_t wide = sizeof(T) == 2 ? 4 * (s.queries + s.rows) * s.size : 0;
+                    attend_backward(h,
+                                    {o + at, dy + at, rows(dq, d_q, b * s.queries) + head * s.size,
+                                     rows(dk, d_k, b * s.rows) + in_key, rows(dv, d_v, b * s.rows) + in_key,
+                                     d_q.row_stride(), d_k.row_stride(), d_v.row_stride(), s.rows},
+                                    thread_memory(wide));
+                  });
   });
 }
 

@@ -1,6 +1,7 @@
 // Attention in f32 arithmetic, for every dtype and head size. A warp holds a few rows while tiles of 32 other
 // rows stream by, one per lane. Forward and d_q hold queries and stream keys; d_k and d_v hold keys and
-// stream queries. Each gradient is therefore summed by one block, in token order. Scores stay in registers
+// stream queries, those of one query head of the group after those of another. Each gradient is therefore
+// summed by one block, in the order of heads and tokens. Scores stay in registers
 // and one tile of shared memory. Forward keeps a running maximum and sum per query (Milakov and Gimelshein,
 // arXiv:1805.02867; Dao et al., arXiv:2205.14135); backward recomputes the probabilities from log_sum.
 // attention_mma.cu replaces these kernels where tensor cores support the call.
@@ -12,6 +13,7 @@
 #include "tensor/kernels/attention/attention_device.h"
 #include "tensor/kernels/check.h"
 #include "tensor/kernels/device_ops.h"
+#include "tensor/kernels/dtype_dispatch.h"
 
 namespace rz::kernels {
 
@@ -33,16 +35,15 @@ RZ_HOST_DEVICE constexpr unsigned pitch_of(std::size_t size) { return padded(siz
 __device__ unsigned warp() { return threadIdx.x / 32; }
 __device__ unsigned lane() { return threadIdx.x % 32; }
 
-/// Loads rows first … first + count - 1 of a head, `stride` apart, into shared memory; zeros beyond the last
-/// token.
+/// Loads rows first … first + count - 1 of a head, `stride` apart, into shared memory; zeros from row `end`
+/// on.
 template <class T>
 __device__ void load_rows(float* to, unsigned count, const T* from, std::size_t stride, std::size_t first,
-                          const AttentionShape& s) {
+                          std::size_t end, const AttentionShape& s) {
   const unsigned width = padded(s.size), pitch = pitch_of(s.size);
   for (unsigned row = warp(); row < count; row += warps)
     for (unsigned d = lane(); d < width; d += 32)
-      to[row * pitch + d] =
-          first + row < s.tokens && d < s.size ? to_f32(from[(first + row) * stride + d]) : 0.0f;
+      to[row * pitch + d] = first + row < end && d < s.size ? to_f32(from[(first + row) * stride + d]) : 0.0f;
 }
 
 /// products[r] = row r · the lane's streamed row
@@ -79,12 +80,12 @@ __device__ void mix(float (&sums)[R][C], const float* weights, const float* rows
 }
 
 template <class T, int R, int C>
-__device__ void store_rows(T* to, std::size_t stride, std::size_t first, const float (&values)[R][C],
-                           const AttentionShape& s) {
+__device__ void store_rows(T* to, std::size_t stride, std::size_t first, std::size_t end,
+                           const float (&values)[R][C], const AttentionShape& s) {
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < C; ++c) {
       const std::size_t row = first + static_cast<unsigned>(r), d = lane() + 32 * static_cast<unsigned>(c);
-      if (row < s.tokens && d < s.size) to[row * stride + d] = from_f32<T>(values[r][c]);
+      if (row < end && d < s.size) to[row * stride + d] = from_f32<T>(values[r][c]);
     }
 }
 
@@ -100,7 +101,7 @@ __device__ float sum_of_warp(float x) {
 /// Applies dropout to x, the probability or gradient of key j for query i.
 __device__ float drop(float x, const AttentionShape& s, std::uint64_t head, std::size_t i, std::size_t j) {
   if (s.dropout.threshold == 0) return x;
-  const std::uint64_t index = head + i * s.tokens + j, counter = index / 4;
+  const std::uint64_t index = head + i * s.keys + j, counter = index / 4;
   std::uint32_t words[4] = {static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32), 0,
                             0};
   auto key0 = static_cast<std::uint32_t>(s.dropout.seed),
@@ -115,16 +116,41 @@ __device__ float drop(float x, const AttentionShape& s, std::uint64_t head, std:
 }
 
 /// Running softmax of one row: the maximum and this lane's part of the sum. add() returns in `keep` the
-/// factor by which earlier sums and outputs must be multiplied when the maximum grows.
+/// factor by which earlier sums and outputs must be multiplied when the maximum grows. Hidden keys have a
+/// score of -infinity.
 struct RunningRow {
   float row_max = -INFINITY, sum = 0;
   __device__ float add(float score, float& keep) {
     const float now = fmaxf(row_max, largest_of_warp(score));
+    keep = 1;
+    if (now == -INFINITY) return 0;  // no key yet
     keep = expf(row_max - now);
     const float p = expf(score - now);
     sum = sum * keep + p;
     row_max = now;
     return p;
+  }
+};
+
+/// Rows of a warp, counted from its first, that attend to a lane's token or are attended to by it.
+struct SeenRows {
+  int from, to;
+  __device__ bool contain(int row) const { return row >= from && row < to; }
+  /// The queries, from `first` on, that attend to a key.
+  __device__ static SeenRows queries(const VisibleKeys& visible, std::size_t key, std::size_t first,
+                                     std::size_t count) {
+    return between(visible.begin_query(key), visible.end_query(key, key + 1, count), first);
+  }
+  /// The keys, from `first` on, to which a query attends, if there is one.
+  __device__ static SeenRows keys(const VisibleKeys& visible, std::size_t query, std::size_t first,
+                                  std::size_t count) {
+    return query < count ? between(visible.begin(query), visible.end(query), first) : SeenRows{0, 0};
+  }
+
+ private:
+  __device__ static SeenRows between(std::size_t begin, std::size_t end, std::size_t first) {
+    return {static_cast<int>(begin) - static_cast<int>(first),
+            static_cast<int>(end) - static_cast<int>(first)};
   }
 };
 
@@ -139,24 +165,26 @@ __global__ void __launch_bounds__(warps * 32, C <= 2 ? 2 : 1)
   float *const q = shared, *const k = q + rows * pitch, *const v = k + streamed * pitch;
   float* const weights = v + streamed * pitch + warp() * R * streamed;
   const HeadPlace head(s, blockIdx.z, blockIdx.y);
-  const T* const x = t.qkv + head.in_qkv;
+  const VisibleKeys visible = s.visible(blockIdx.z);
   // Longest rows first, since they finish last.
   const std::size_t begin = std::size_t{gridDim.x - 1 - blockIdx.x} * rows, first = begin + warp() * R;
-  load_rows(q, rows, x, s.stride(), begin, s);
+  load_rows(q, rows, t.q.at(head.query_row, head.channel), t.q.stride, begin, s.queries, s);
   RunningRow running[R];
   float out[R][C] = {};
-  for (std::size_t j = 0; j < begin + rows && j < s.tokens; j += streamed) {
+  const std::size_t last = visible.end(begin + rows - 1);
+  for (std::size_t j = visible.begin(begin) / streamed * streamed; j < last; j += streamed) {
     __syncthreads();
-    load_rows(k, streamed, x + s.channels(), s.stride(), j, s);
-    load_rows(v, streamed, x + 2 * s.channels(), s.stride(), j, s);
+    load_rows(k, streamed, t.k.at(head.key_row, head.key_channel), t.k.stride, j, visible.keys, s);
+    load_rows(v, streamed, t.v.at(head.key_row, head.key_channel), t.v.stride, j, visible.keys, s);
     __syncthreads();
     float scores[R];
     multiply_rows(scores, q + warp() * R * pitch, k + lane() * pitch, width, pitch);
+    const SeenRows seen = SeenRows::queries(visible, j + lane(), first, s.queries);
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       const std::size_t i = first + static_cast<unsigned>(r), key = j + lane();
       float keep;
-      const float p = running[r].add(key <= i ? scores[r] * s.scale : -INFINITY, keep);
+      const float p = running[r].add(seen.contain(r) ? scores[r] * s.scale : -INFINITY, keep);
       weights[static_cast<unsigned>(r) * streamed + lane()] = drop(p, s, head.decisions, i, key);
       for (int c = 0; c < C; ++c) out[r][c] *= keep;
     }
@@ -167,10 +195,10 @@ __global__ void __launch_bounds__(warps * 32, C <= 2 ? 2 : 1)
   for (int r = 0; r < R; ++r) {
     const std::size_t i = first + static_cast<unsigned>(r);
     const float total = sum_of_warp(running[r].sum);
-    for (int c = 0; c < C; ++c) out[r][c] /= total;
-    if (lane() == 0 && i < s.tokens) t.log_sum[head.in_log_sum + i] = running[r].row_max + logf(total);
+    for (int c = 0; c < C; ++c) out[r][c] = total == 0 ? 0 : out[r][c] / total;
+    if (lane() == 0 && i < s.queries) t.log_sum[head.in_log_sum + i] = running[r].row_max + logf(total);
   }
-  store_rows(t.out + head.in_out, s.channels(), first, out, s);
+  store_rows(t.out + head.in_out, s.channels(), first, s.queries, out, s);
 }
 
 /// Computes delta; one warp per token and head.
@@ -178,22 +206,22 @@ template <class T>
 __global__ void multiply_outputs(float* __restrict__ delta, const T* __restrict__ out,
                                  const T* __restrict__ d_out, AttentionShape s) {
   const std::size_t n = std::size_t{blockIdx.x} * (blockDim.x / 32) + warp();  // of [B, T, H]
-  if (n >= s.batch * s.tokens * s.heads) return;
+  if (n >= s.batch * s.queries * s.heads) return;
   float sum = 0;
   for (std::size_t d = n * s.size + lane(); d < (n + 1) * s.size; d += 32)
     sum += to_f32(out[d]) * to_f32(d_out[d]);
   sum = sum_of_warp(sum);
-  const std::size_t h = n % s.heads, token = n / s.heads, b = token / s.tokens;
-  if (lane() == 0) delta[(b * s.heads + h) * s.tokens + token % s.tokens] = sum;
+  const std::size_t h = n % s.heads, token = n / s.heads, b = token / s.queries;
+  if (lane() == 0) delta[(b * s.heads + h) * s.queries + token % s.queries] = sum;
 }
 
 /// A probability after dropout, and the gradient of its score before multiplication by `scale`.
 struct Probability {
   float dropped, d_score;
-  /// For query i and key j, from q · k and the gradient of the dropped probability.
-  __device__ Probability(float product, float d_dropped, float log_sum, float delta, std::size_t i,
+  /// For query i and key j, if it is seen, from q · k and the gradient of the dropped probability.
+  __device__ Probability(bool seen, float product, float d_dropped, float log_sum, float delta, std::size_t i,
                          std::size_t j, const AttentionShape& s, std::uint64_t head) {
-    const float p = j <= i && i < s.tokens ? expf(product * s.scale - log_sum) : 0;
+    const float p = seen ? expf(product * s.scale - log_sum) : 0;
     dropped = drop(p, s, head, i, j);
     d_score = p * (drop(d_dropped, s, head, i, j) - delta);
   }
@@ -210,32 +238,34 @@ __global__ void __launch_bounds__(warps * 32) attend_backward_q(AttentionShape s
   float *const k = d_out + rows * pitch, *const v = k + streamed * pitch;
   float* const weights = v + streamed * pitch + warp() * R * streamed;
   const HeadPlace head(s, blockIdx.z, blockIdx.y);
-  const T* const x = t.qkv + head.in_qkv;
+  const VisibleKeys visible = s.visible(blockIdx.z);
   const std::size_t begin = std::size_t{gridDim.x - 1 - blockIdx.x} * rows, first = begin + warp() * R;
-  load_rows(q, rows, x, s.stride(), begin, s);
-  load_rows(d_out, rows, t.d_out + head.in_out, s.channels(), begin, s);
+  load_rows(q, rows, t.q.at(head.query_row, head.channel), t.q.stride, begin, s.queries, s);
+  load_rows(d_out, rows, t.d_out + head.in_out, s.channels(), begin, s.queries, s);
   float d_q[R][C] = {};
-  for (std::size_t j = 0; j < begin + rows && j < s.tokens; j += streamed) {
+  const std::size_t last = visible.end(begin + rows - 1);
+  for (std::size_t j = visible.begin(begin) / streamed * streamed; j < last; j += streamed) {
     __syncthreads();
-    load_rows(k, streamed, x + s.channels(), s.stride(), j, s);
-    load_rows(v, streamed, x + 2 * s.channels(), s.stride(), j, s);
+    load_rows(k, streamed, t.k.at(head.key_row, head.key_channel), t.k.stride, j, visible.keys, s);
+    load_rows(v, streamed, t.v.at(head.key_row, head.key_channel), t.v.stride, j, visible.keys, s);
     __syncthreads();
     float scores[R], d_p[R];
     multiply_rows(scores, q + warp() * R * pitch, k + lane() * pitch, width, pitch);
     multiply_rows(d_p, d_out + warp() * R * pitch, v + lane() * pitch, width, pitch);
+    const SeenRows seen = SeenRows::queries(visible, j + lane(), first, s.queries);
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       const std::size_t i = first + static_cast<unsigned>(r), of = head.in_log_sum + i;
-      const bool there = i < s.tokens;
-      const Probability p(scores[r], d_p[r], there ? t.log_sum[of] : 0, there ? t.delta[of] : 0, i,
-                          j + lane(), s, head.decisions);
+      const bool there = i < s.queries;
+      const Probability p(seen.contain(r), scores[r], d_p[r], there ? t.log_sum[of] : 0,
+                          there ? t.delta[of] : 0, i, j + lane(), s, head.decisions);
       weights[static_cast<unsigned>(r) * streamed + lane()] = p.d_score * s.scale;
     }
     __syncwarp();
     mix(d_q, weights, k, width, pitch);
     __syncwarp();
   }
-  store_rows(t.d_qkv + head.in_qkv, s.stride(), first, d_q, s);
+  store_rows(t.d_q.at(head.query_row, head.channel), t.d_q.stride, first, s.queries, d_q, s);
 }
 
 /// d_k and d_v; R keys per warp.
@@ -249,37 +279,43 @@ __global__ void __launch_bounds__(warps * 32) attend_backward_kv(AttentionShape 
   float *const q = v + rows * pitch, *const d_out = q + streamed * pitch;
   float* const weights = d_out + streamed * pitch + warp() * R * streamed;
   float* const d_scores = weights + rows * streamed;
-  const HeadPlace head(s, blockIdx.z, blockIdx.y);
-  const T* const x = t.qkv + head.in_qkv;
+  const VisibleKeys visible = s.visible(blockIdx.z);
+  const HeadPlace keys(s, blockIdx.z, blockIdx.y * s.group);
   const std::size_t begin = std::size_t{blockIdx.x} * rows, first = begin + warp() * R;
-  load_rows(k, rows, x + s.channels(), s.stride(), begin, s);
-  load_rows(v, rows, x + 2 * s.channels(), s.stride(), begin, s);
+  load_rows(k, rows, t.k.at(keys.key_row, keys.key_channel), t.k.stride, begin, visible.keys, s);
+  load_rows(v, rows, t.v.at(keys.key_row, keys.key_channel), t.v.stride, begin, visible.keys, s);
   float d_k[R][C] = {}, d_v[R][C] = {};
-  for (std::size_t i = begin; i < s.tokens; i += streamed) {
-    __syncthreads();
-    load_rows(q, streamed, x, s.stride(), i, s);
-    load_rows(d_out, streamed, t.d_out + head.in_out, s.channels(), i, s);
-    __syncthreads();
-    const std::size_t query = i + lane();
-    const float log_sum = query < s.tokens ? t.log_sum[head.in_log_sum + query] : 0;
-    const float delta = query < s.tokens ? t.delta[head.in_log_sum + query] : 0;
-    float scores[R], d_p[R];
-    multiply_rows(scores, k + warp() * R * pitch, q + lane() * pitch, width, pitch);
-    multiply_rows(d_p, v + warp() * R * pitch, d_out + lane() * pitch, width, pitch);
+  const std::size_t end = visible.end_query(begin, begin + rows, s.queries);
+  for (std::size_t h = blockIdx.y * s.group; h < (blockIdx.y + 1) * s.group; ++h) {
+    const HeadPlace head(s, blockIdx.z, h);
+    for (std::size_t i = visible.begin_query(begin); i < end; i += streamed) {
+      __syncthreads();
+      load_rows(q, streamed, t.q.at(head.query_row, head.channel), t.q.stride, i, s.queries, s);
+      load_rows(d_out, streamed, t.d_out + head.in_out, s.channels(), i, s.queries, s);
+      __syncthreads();
+      const std::size_t query = i + lane();
+      const float log_sum = query < s.queries ? t.log_sum[head.in_log_sum + query] : 0;
+      const float delta = query < s.queries ? t.delta[head.in_log_sum + query] : 0;
+      float scores[R], d_p[R];
+      multiply_rows(scores, k + warp() * R * pitch, q + lane() * pitch, width, pitch);
+      multiply_rows(d_p, v + warp() * R * pitch, d_out + lane() * pitch, width, pitch);
+      const SeenRows seen = SeenRows::keys(visible, query, first, s.queries);
 #pragma unroll
-    for (int r = 0; r < R; ++r) {
-      const auto row = static_cast<unsigned>(r);
-      const Probability p(scores[r], d_p[r], log_sum, delta, query, first + row, s, head.decisions);
-      weights[row * streamed + lane()] = p.dropped;
-      d_scores[row * streamed + lane()] = p.d_score * s.scale;
+      for (int r = 0; r < R; ++r) {
+        const auto row = static_cast<unsigned>(r);
+        const Probability p(seen.contain(r), scores[r], d_p[r], log_sum, delta, query, first + row, s,
+                            head.decisions);
+        weights[row * streamed + lane()] = p.dropped;
+        d_scores[row * streamed + lane()] = p.d_score * s.scale;
+      }
+      __syncwarp();
+      mix(d_v, weights, d_out, width, pitch);
+      mix(d_k, d_scores, q, width, pitch);
+      __syncwarp();
     }
-    __syncwarp();
-    mix(d_v, weights, d_out, width, pitch);
-    mix(d_k, d_scores, q, width, pitch);
-    __syncwarp();
   }
-  store_rows(t.d_qkv + head.in_qkv + s.channels(), s.stride(), first, d_k, s);
-  store_rows(t.d_qkv + head.in_qkv + 2 * s.channels(), s.stride(), first, d_v, s);
+  store_rows(t.d_k.at(keys.key_row, keys.key_channel), t.d_k.stride, first, s.rows, d_k, s);
+  store_rows(t.d_v.at(keys.key_row, keys.key_channel), t.d_v.stride, first, s.rows, d_v, s);
 }
 
 // ---- launching
@@ -293,15 +329,16 @@ void with_sizes(std::size_t size, const F& f) {
   f.template operator()<4, 8>();
 }
 
-/// Launches a kernel whose shared memory has `held` sets of rows_of_warp rows per warp, `tiles` tiles of
-/// weights, and two streamed tiles.
+/// Launches a kernel that holds `tokens` rows of `heads` heads, and whose shared memory has `held` sets of
+/// rows_of_warp rows per warp, `tiles` tiles of weights, and two streamed tiles.
 template <class... P, class... A>
-void launch(const char* name, void (*kernel)(P...), const AttentionShape& s, unsigned rows_of_warp,
-            unsigned held, unsigned tiles, const Stream& stream, const A&... args) {
+void launch(const char* name, void (*kernel)(P...), const AttentionShape& s, std::size_t tokens,
+            std::size_t heads, unsigned rows_of_warp, unsigned held, unsigned tiles, const Stream& stream,
+            const A&... args) {
   const unsigned rows = warps * rows_of_warp;
   const std::size_t shared = sizeof(float) * (std::size_t{held * rows + 2 * streamed} * pitch_of(s.size) +
                                               std::size_t{tiles} * rows * streamed);
-  const cuda::Grid grid{{static_cast<unsigned>((s.tokens + rows - 1) / rows), static_cast<unsigned>(s.heads),
+  const cuda::Grid grid{{static_cast<unsigned>((tokens + rows - 1) / rows), static_cast<unsigned>(heads),
                          static_cast<unsigned>(s.batch)},
                         {warps * 32},
                         shared};
@@ -316,25 +353,31 @@ void launch(const char* name, void (*kernel)(P...), const AttentionShape& s, uns
 template <class T>
 void forward(const AttentionShape& s, const AttentionForward<T>& t, const Stream& stream) {
   if constexpr (sizeof(T) == 2)
-    if (fits_tensor_cores(s, t.qkv, t.out)) return attend_on_tensor_cores(s, t, stream);
-  with_sizes(s.size,
-             [&]<int R, int C>() { launch("causal_attention", attend<T, R, C>, s, R, 1, 1, stream, s, t); });
+    if (fits_tensor_cores(s) && fits_tensor_cores(t.q) && fits_tensor_cores(t.k) && fits_tensor_cores(t.v) &&
+        fits_tensor_cores(StridedRows<T>{t.out, s.channels()}))
+      return attend_on_tensor_cores(s, t, stream);
+  with_sizes(s.size, [&]<int R, int C>() {
+    launch("attention", attend<T, R, C>, s, s.queries, s.heads, R, 1, 1, stream, s, t);
+  });
 }
 
 template <class T>
 void backward(const AttentionShape& s, const AttentionBackward<T>& t, const Stream& stream) {
   if constexpr (sizeof(T) == 2)
-    if (fits_tensor_cores(s, t.qkv, t.d_out) && fits_tensor_cores(s, t.d_qkv, t.d_out))
+    if (fits_tensor_cores(s) && fits_tensor_cores(t.q) && fits_tensor_cores(t.k) && fits_tensor_cores(t.v) &&
+        fits_tensor_cores(t.d_q) && fits_tensor_cores(t.d_k) && fits_tensor_cores(t.d_v) &&
+        fits_tensor_cores(StridedRows<const T>{t.d_out, s.channels()}))
       return attend_backward_on_tensor_cores(s, t, stream);
   with_sizes(s.size, [&]<int R, int C>() {
-    launch("causal_attention_backward_q", attend_backward_q<T, R, C>, s, R, 2, 1, stream, s, t);
-    launch("causal_attention_backward_kv", attend_backward_kv<T, R, C>, s, R, 2, 2, stream, s, t);
+    launch("attention_backward_q", attend_backward_q<T, R, C>, s, s.queries, s.heads, R, 2, 1, stream, s, t);
+    launch("attention_backward_kv", attend_backward_kv<T, R, C>, s, s.rows, s.kv_heads(), R, 2, 2, stream, s,
+           t);
   });
 }
 
 template <class T>
 float* output_products(const AttentionShape& s, const T* out, const T* d_out, const Stream& stream) {
-  const std::size_t rows = s.batch * s.heads * s.tokens;
+  const std::size_t rows = s.batch * s.heads * s.queries;
   auto* const delta = static_cast<float*>(stream.workspace(rows * sizeof(float)));
   cuda::launch("multiply_outputs", multiply_outputs<T>, cuda::grid_for(rows * 32, 256, ~std::size_t{0}),
                stream, delta, out, d_out, s);
@@ -350,60 +393,62 @@ namespace rz::ops::device {
 namespace {
 
 using kernels::AttentionShape;
+using kernels::StridedRows;
 
-AttentionShape shape_of(const char* op, const Tensor& qkv, int heads, const DropoutMask& mask) {
-  const auto count = static_cast<std::size_t>(heads);
-  const std::size_t size = last(qkv) / 3 / count;
+AttentionShape shape_of(const char* op, const Tensor& q, const Tensor& k, const AttentionOptions& o,
+                        const DropoutMask& mask) {
+  const auto heads = static_cast<std::size_t>(o.heads),
+             kv_heads = static_cast<std::size_t>(o.kv_heads ? o.kv_heads : o.heads);
+  const std::size_t size = last(q) / heads, rows = k.shape()[1];
   if (size > 256) fail(Errc::unsupported, op, ": heads of ", size, " channels; at most 256 on a device");
-  return {qkv.shape()[0],
-          qkv.shape()[1],
-          count,
+  return {q.shape()[0],
+          q.shape()[1],
+          o.keys ? o.keys : rows,
+          rows,
+          heads,
+          heads / kv_heads,
           size,
-          static_cast<float>(1 / std::sqrt(static_cast<double>(size))),
+          o.scale != 0 ? o.scale : static_cast<float>(1 / std::sqrt(static_cast<double>(size))),
+          o.causal,
+          o.past,
+          o.window ? o.window : ~std::size_t{0},
+          o.key_counts.defined() ? o.key_counts.data<std::int32_t>() : nullptr,
           kernels::dropout_params(op, mask),
           mask.offset};
 }
 
-void require_types(const char* op, std::initializer_list<Argument> values, const Tensor& log_sum) {
-  const DType t = values.begin()->tensor.dtype();
-  for (const Argument& a : values)
-    if (a.tensor.dtype() != t)
-      fail(Errc::invalid_argument, op, ": ", a.name, " is ", name(a.tensor.dtype()), ", ",
-           values.begin()->name, " is ", name(t), "; they must be of one type");
-  if (log_sum.dtype() != DType::f32)
-    fail(Errc::invalid_argument, op, ": log_sum is ", name(log_sum.dtype()), ", expected f32");
-}
-
-/// Calls f with a null pointer to the element type.
-template <class F>
-void with_type(DType t, const F& f) {
-  if (t == DType::f16) return f(static_cast<f16*>(nullptr));
-  if (t == DType::bf16) return f(static_cast<bf16*>(nullptr));
-  f(static_cast<float*>(nullptr));
+template <class T>
+StridedRows<T> rows_of(const Tensor& t) {
+  return {t.data<std::remove_const_t<T>>(), t.row_stride()};
 }
 
 }  // namespace
 
-void causal_attention(const Tensor& out, const Tensor& log_sum, const Tensor& qkv, int heads,
-                      const DropoutMask& mask, const Stream& stream) {
-  constexpr const char* op = "causal_attention";
-  require_types(op, {{"out", out}, {"qkv", qkv}}, log_sum);
-  const AttentionShape s = shape_of(op, qkv, heads, mask);
-  with_type(qkv.dtype(), [&]<class T>(T*) {
-    kernels::forward<T>(s, {out.data<T>(), log_sum.data<float>(), qkv.data<T>()}, stream);
+void attention(const Tensor& out, const Tensor& log_sum, const Tensor& q, const Tensor& k, const Tensor& v,
+               const AttentionOptions& options, const DropoutMask& mask, const Stream& stream) {
+  const AttentionShape s = shape_of("attention", q, k, options, mask);
+  dispatch_dtype(q.dtype(), [&](auto t) {
+    using T = decltype(t);
+    kernels::forward<T>(
+        s,
+        {out.data<T>(), log_sum.data<float>(), rows_of<const T>(q), rows_of<const T>(k), rows_of<const T>(v)},
+        stream);
   });
 }
 
-void causal_attention_backward(const Tensor& d_qkv, const Tensor& d_out, const Tensor& out,
-                               const Tensor& log_sum, const Tensor& qkv, int heads, const DropoutMask& mask,
-                               const Stream& stream) {
-  constexpr const char* op = "causal_attention_backward";
-  require_types(op, {{"d_qkv", d_qkv}, {"d_out", d_out}, {"out", out}, {"qkv", qkv}}, log_sum);
-  const AttentionShape s = shape_of(op, qkv, heads, mask);
-  with_type(qkv.dtype(), [&]<class T>(T*) {
+void attention_backward(const Tensor& d_q, const Tensor& d_k, const Tensor& d_v, const Tensor& d_out,
+                        const Tensor& out, const Tensor& log_sum, const Tensor& q, const Tensor& k,
+                        const Tensor& v, const AttentionOptions& options, const DropoutMask& mask,
+                        const Stream& stream) {
+  const AttentionShape s = shape_of("attention_backward", q, k, options, mask);
+  dispatch_dtype(q.dtype(), [&](auto t) {
+    using T = decltype(t);
     const float* delta = kernels::output_products(s, out.data<T>(), d_out.data<T>(), stream);
-    kernels::backward<T>(s, {d_qkv.data<T>(), d_out.data<T>(), qkv.data<T>(), log_sum.data<float>(), delta},
-                         stream);
+    kernels::backward<T>(
+        s,
+        {rows_of<T>(d_q), rows_of<T>(d_k), rows_of<T>(d_v), d_out.data<T>(), rows_of<const T>(q),
+         rows_of<const T>(k), rows_of<const T>(v), log_sum.data<float>(), delta},
+        stream);
   });
 }
 

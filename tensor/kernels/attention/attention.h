@@ -1,11 +1,12 @@
 #pragma once
-/// Definitions shared by the attention kernels of all CPU targets: one head of one sequence, and products of
+/// Definitions shared by the attention kernels of all CPU targets: heads of one sequence, and products of
 /// small tiles.
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
+#include "tensor/kernels/attention/visible_keys.h"
 #include "tensor/kernels/elementwise/dropout_params.h"
 
 namespace rz::kernels {
@@ -13,35 +14,72 @@ namespace rz::kernels {
 constexpr std::size_t tile = 64;  ///< queries, keys or channels per tile
 using Tile = float[tile * tile];
 
-/// One head of one sequence: `tokens` rows of `size` channels. Rows are `stride` elements apart in qkv and
-/// `channels` apart in out.
+/// Floats between rows of the scratch memory of a few queries: whole vectors of every target.
+constexpr std::size_t few_width(std::size_t size) { return (size + 63) / 64 * 64; }
+
+/// `heads` query heads of one sequence that attend to one key head, of `size` channels each. Rows are the
+/// strides apart; query heads lie side by side in q and out.
 template <class T>
-struct HeadOf {
-  std::size_t tokens, size, channels, stride;
+struct HeadsOf {
+  std::size_t heads, queries, size;
+  std::size_t q_stride, k_stride, v_stride, out_stride;
   float scale;
   const T *q, *k, *v;
   float* log_sum;
+  VisibleKeys visible;
   DropoutParams dropout;
-  std::uint64_t decisions;  ///< index of the first dropout decision on this head's probabilities
+  std::uint64_t decisions;        ///< index of the first dropout decision on these heads' probabilities
+  std::size_t decisions_per_row;  ///< keys, with padding
 
-  /// Index of the dropout decision on query i and key j.
-  std::uint64_t decision(std::size_t i, std::size_t j) const { return decisions + i * tokens + j; }
+  /// The head `h` alone.
+  HeadsOf head(std::size_t h) const {
+    HeadsOf one = *this;
+    one.heads = 1, one.q += h * size, one.log_sum += h * queries;
+    one.decisions += h * queries * decisions_per_row;
+    return one;
+  }
+  /// Index of the dropout decision on query i and key j of the first head.
+  std::uint64_t decision(std::size_t i, std::size_t j) const { return decisions + i * decisions_per_row + j; }
 
-  /// Tokens in the tile that begins at token i.
-  std::size_t span(std::size_t i) const { return std::min(tile, tokens - i); }
-  /// Number of keys in the tile at j that query i attends to.
-  std::size_t visible(std::size_t i, std::size_t j) const { return std::min(span(j), i - j + 1); }
+  /// Queries in the tile that begins at query i.
+  std::size_t span(std::size_t i) const { return std::min(tile, queries - i); }
+  /// Keys in the tile that begins at key j.
+  std::size_t key_span(std::size_t j) const { return std::min(tile, visible.keys - j); }
   /// Channels in the tile that begins at channel d.
   std::size_t width(std::size_t d) const { return std::min(tile, size - d); }
+
+  struct Range {
+    std::size_t begin, end;
+    bool empty() const { return begin >= end; }
+  };
+  /// Keys of the tiles that a query of the tile at i attends to: from the beginning of a tile.
+  Range keys_of_tile(std::size_t i) const {
+    return {visible.begin(i) / tile * tile, visible.end(i + span(i) - 1)};
+  }
+  /// Keys of the tile at j that query i attends to, as indices in the tile.
+  Range keys_in_tile(std::size_t i, std::size_t j) const {
+    const std::size_t begin = std::max(visible.begin(i), j), end = std::min(visible.end(i), j + key_span(j));
+    return begin < end ? Range{begin - j, end - j} : Range{0, 0};
+  }
+  /// Whether query r of the tile at i attends to no key after key r of the tile at j.
+  bool on_diagonal(std::size_t i, std::size_t j) const { return visible.causal && visible.past + i == j; }
 };
-using Head = HeadOf<float>;
+using Heads = HeadsOf<float>;
 
 template <class T>
-struct HeadGradientOf {
+struct HeadsGradientOf {
   const T *out, *d_out;
   T *d_q, *d_k, *d_v;
+  std::size_t d_q_stride, d_k_stride, d_v_stride;
+  std::size_t keys;  ///< rows of d_k and d_v, all of which are stored
+
+  HeadsGradientOf head(std::size_t h, std::size_t size) const {
+    HeadsGradientOf one = *this;
+    one.out += h * size, one.d_out += h * size, one.d_q += h * size;
+    return one;
+  }
 };
-using HeadGradient = HeadGradientOf<float>;
+using HeadsGradient = HeadsGradientOf<float>;
 
 /// Structure of a product on a diagonal tile: a(i, k) is 0 for k > i (lower) or for k < i (upper), or c(i, j)
 /// is not needed for j > i (lower_result).

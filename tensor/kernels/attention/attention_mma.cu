@@ -1,8 +1,8 @@
 // Attention of f16 and bf16 on tensor cores (after Dao, arXiv:2307.08691), for heads of 64 or 128 channels
-// without dropout. As in attention.cu, some rows are held while tiles of N other rows stream by, here through
-// two stages of shared memory: the next tile is copied during the computation on the current one. A warp owns
-// 16·M of the held rows; probabilities pass from its registers directly into the next product. Scores are
-// scaled by log2(e), since the hardware computes 2^x.
+// without dropout, with as many keys as queries. As in attention.cu, some rows are held while tiles of N
+// other rows stream by, here through two stages of shared memory: the next tile is copied during the
+// computation on the current one. A warp owns 16·M of the held rows; probabilities pass from its registers
+// directly into the next product. Scores are scaled by log2(e), since the hardware computes 2^x.
 
 #include <cmath>
 
@@ -226,6 +226,27 @@ __device__ void hide_later_keys(float (&scores)[M][C][4], unsigned begin, unsign
   }
 }
 
+/// Sets the scores of keys beyond the last token to -infinity.
+template <int M, int C>
+__device__ void hide_keys_from(float (&scores)[M][C][4], unsigned tokens, unsigned key) {
+  for (int m = 0; m < M; ++m)
+    for (int c = 0; c < C; ++c)
+      for (int i = 0; i < 4; ++i)
+        if (key + column_of_lane(c) + static_cast<unsigned>(i % 2) >= tokens) scores[m][c][i] = -INFINITY;
+}
+
+/// Hides what the queries from `first` on, in rows from `begin` on, do not attend to in the N keys from `key`
+/// on.
+template <int N, int M, int C>
+__device__ void hide_keys(float (&scores)[M][C][4], bool causal, unsigned begin, unsigned first, unsigned key,
+                          unsigned tokens) {
+  if (causal) {
+    if (key + N > first + 1) hide_later_keys(scores, begin, key);
+  } else if (key + N > tokens) {
+    hide_keys_from(scores, tokens, key);
+  }
+}
+
 template <int D, int M, int N>
 struct Forward {
   static constexpr int rows = warps * M * 16;
@@ -239,20 +260,22 @@ __global__ void __launch_bounds__(warps * 32, 2) attend(AttentionShape s, Attent
   RZ_DYNAMIC_SHARED(Bytes, shared);
   Bytes* const tiles = shared + F::held_bytes;
   const HeadPlace head(s, blockIdx.z, blockIdx.y);
-  const T* const x = t.qkv + head.in_qkv;
+  const T* const q_rows = t.q.at(head.query_row, head.channel);
+  const T* const k_rows = t.k.at(head.key_row, head.key_channel);
+  const T* const v_rows = t.v.at(head.key_row, head.key_channel);
   // Longest rows first, since they finish last.
-  const auto tokens = static_cast<unsigned>(s.tokens);
+  const auto tokens = static_cast<unsigned>(s.queries);
   const unsigned begin = (gridDim.x - 1 - blockIdx.x) * F::rows;
-  const unsigned end = begin + F::rows < tokens ? begin + F::rows : tokens;
+  const unsigned end = s.causal && begin + F::rows < tokens ? begin + F::rows : tokens;
   const unsigned first = begin + threadIdx.x / 32 * (16 * M);  // first row of the warp
   AsyncCopies copies;
   const auto copy_tile = [&](unsigned key, unsigned stage) {
     Bytes* const to = tiles + stage * 2 * F::tile_bytes;
-    copy_rows<D, N>(copies, to, x + s.channels(), s.stride(), key, tokens);
-    copy_rows<D, N>(copies, to + F::tile_bytes, x + 2 * s.channels(), s.stride(), key, tokens);
+    copy_rows<D, N>(copies, to, k_rows, t.k.stride, key, tokens);
+    copy_rows<D, N>(copies, to + F::tile_bytes, v_rows, t.v.stride, key, tokens);
     copies.end_group();
   };
-  copy_rows<D, F::rows>(copies, shared, x, s.stride(), begin, tokens);
+  copy_rows<D, F::rows>(copies, shared, q_rows, t.q.stride, begin, tokens);
   copy_tile(0, 0);
 
   HeldRows<D, M, true> q(shared);
@@ -265,11 +288,11 @@ __global__ void __launch_bounds__(warps * 32, 2) attend(AttentionShape s, Attent
     __syncthreads();  // the tile has arrived, and all warps have finished the previous one
     if (key == 0) q.keep();
     if (key + N < end) copy_tile(key + N, stage ^ 1);
-    if (key >= first + 16 * M) continue;  // only other warps have queries after these keys
+    if (s.causal && key >= first + 16 * M) continue;  // only other warps have queries after these keys
     const Bytes* const k = tiles + stage * 2 * F::tile_bytes;
     Sums<M, N> scores;
     multiply_rows<T>(scores, q, k);
-    if (key + N > first + 1) hide_later_keys(scores, begin, key);
+    hide_keys<N>(scores, s.causal, begin, first, key, tokens);
     soften(scores, rows, out, s.scale * log2_e);
     mix<T, D>(out, scores, k + F::tile_bytes);
   }
@@ -302,19 +325,20 @@ __global__ void __launch_bounds__(warps * 32, 2) attend_backward_q(AttentionShap
   RZ_DYNAMIC_SHARED(Bytes, shared);
   Bytes* const tiles = shared + 2 * B::held_bytes;
   const HeadPlace head(s, blockIdx.z, blockIdx.y);
-  const T* const x = t.qkv + head.in_qkv;
-  const auto tokens = static_cast<unsigned>(s.tokens);
+  const T* const k_rows = t.k.at(head.key_row, head.key_channel);
+  const T* const v_rows = t.v.at(head.key_row, head.key_channel);
+  const auto tokens = static_cast<unsigned>(s.queries);
   const unsigned begin = (gridDim.x - 1 - blockIdx.x) * B::rows;
-  const unsigned end = begin + B::rows < tokens ? begin + B::rows : tokens;
+  const unsigned end = s.causal && begin + B::rows < tokens ? begin + B::rows : tokens;
   const unsigned first = begin + threadIdx.x / 32 * (16 * M);
   AsyncCopies copies;
   const auto copy_tile = [&](unsigned key, unsigned stage) {
     Bytes* const to = tiles + stage * 2 * B::tile_bytes;
-    copy_rows<D, N>(copies, to, x + s.channels(), s.stride(), key, tokens);
-    copy_rows<D, N>(copies, to + B::tile_bytes, x + 2 * s.channels(), s.stride(), key, tokens);
+    copy_rows<D, N>(copies, to, k_rows, t.k.stride, key, tokens);
+    copy_rows<D, N>(copies, to + B::tile_bytes, v_rows, t.v.stride, key, tokens);
     copies.end_group();
   };
-  copy_rows<D, B::rows>(copies, shared, x, s.stride(), begin, tokens);
+  copy_rows<D, B::rows>(copies, shared, t.q.at(head.query_row, head.channel), t.q.stride, begin, tokens);
   copy_rows<D, B::rows>(copies, shared + B::held_bytes, t.d_out + head.in_out, s.channels(), begin, tokens);
   copy_tile(0, 0);
 
@@ -336,11 +360,11 @@ __global__ void __launch_bounds__(warps * 32, 2) attend_backward_q(AttentionShap
     __syncthreads();
     if (key == 0) q.keep(), d_out.keep();
     if (key + N < end) copy_tile(key + N, stage ^ 1);
-    if (key >= first + 16 * M) continue;
+    if (s.causal && key >= first + 16 * M) continue;
     const Bytes *const k = tiles + stage * 2 * B::tile_bytes, *const v = k + B::tile_bytes;
     Sums<M, N> scores, d_p;
     multiply_rows<T>(scores, q, k);
-    if (key + N > first + 1) hide_later_keys(scores, begin, key);
+    hide_keys<N>(scores, s.causal, begin, first, key, tokens);
     multiply_rows<T>(d_p, d_out, v);
 #pragma unroll
     for (int m = 0; m < M; ++m)
@@ -351,7 +375,7 @@ __global__ void __launch_bounds__(warps * 32, 2) attend_backward_q(AttentionShap
         }
     mix<T, D>(d_q, scores, k);
   }
-  store_rows(t.d_qkv + head.in_qkv, s.stride(), begin, tokens, d_q, factors);
+  store_rows(t.d_q.at(head.query_row, head.channel), t.d_q.stride, begin, tokens, d_q, factors);
 }
 
 /// log_sum and delta of a tile's queries on their way to shared memory: read when the tile's copy starts,
@@ -365,7 +389,8 @@ struct QueryNumbers {
   }
 };
 
-/// d_k and d_v. Held rows: k and v; tiles: q and d_out. Scores are transposed: each row belongs to a key.
+/// d_k and d_v. Held rows: k and v; tiles: q and d_out, of one query head of the group after the other.
+/// Scores are transposed: each row belongs to a key.
 template <class T, int D, int M, int N>
 __global__ void __launch_bounds__(warps * 32, 2)
     attend_backward_kv(AttentionShape s, AttentionBackward<T> t) {
@@ -373,42 +398,45 @@ __global__ void __launch_bounds__(warps * 32, 2)
   RZ_DYNAMIC_SHARED(Bytes, shared);
   Bytes* const tiles = shared + 2 * B::held_bytes;
   auto* const numbers = reinterpret_cast<float*>(tiles + 4 * B::tile_bytes);  // [stage][log_sum, delta][N]
-  const HeadPlace head(s, blockIdx.z, blockIdx.y);
-  const T* const x = t.qkv + head.in_qkv;
-  const auto tokens = static_cast<unsigned>(s.tokens);
-  const unsigned begin = blockIdx.x * B::rows;
+  const auto group = static_cast<unsigned>(s.group), tokens = static_cast<unsigned>(s.queries);
+  const HeadPlace head(s, blockIdx.z, blockIdx.y * group);  // the first of the group
+  const T* const q_rows = t.q.at(head.query_row, head.channel);
+  const unsigned begin = blockIdx.x * B::rows, start = s.causal ? begin : 0;
   const unsigned first = begin + threadIdx.x / 32 * (16 * M);
   AsyncCopies copies;
   QueryNumbers next;
-  const auto copy_tile = [&](unsigned query, unsigned stage) {
+  const auto copy_tile = [&](unsigned of_group, unsigned query, unsigned stage) {
     Bytes* const to = tiles + stage * 2 * B::tile_bytes;
-    copy_rows<D, N>(copies, to, x, s.stride(), query, tokens);
-    copy_rows<D, N>(copies, to + B::tile_bytes, t.d_out + head.in_out, s.channels(), query, tokens);
+    const unsigned channel = of_group * D;
+    copy_rows<D, N>(copies, to, q_rows + channel, t.q.stride, query, tokens);
+    copy_rows<D, N>(copies, to + B::tile_bytes, t.d_out + head.in_out + channel, s.channels(), query, tokens);
     copies.end_group();
-    if (threadIdx.x < N)
-      next.read(t.log_sum + head.in_log_sum, t.delta + head.in_log_sum, query + threadIdx.x, tokens);
+    const std::size_t numbers_at = head.in_log_sum + std::size_t{of_group} * tokens;
+    if (threadIdx.x < N) next.read(t.log_sum + numbers_at, t.delta + numbers_at, query + threadIdx.x, tokens);
   };
   const auto store_numbers = [&](unsigned stage) {
     if (threadIdx.x >= N) return;
     numbers[stage * 2 * N + threadIdx.x] = next.log_sum;
     numbers[stage * 2 * N + N + threadIdx.x] = next.delta;
   };
-  copy_rows<D, B::rows>(copies, shared, x + s.channels(), s.stride(), begin, tokens);
-  copy_rows<D, B::rows>(copies, shared + B::held_bytes, x + 2 * s.channels(), s.stride(), begin, tokens);
-  copy_tile(begin, 0);
+  copy_rows<D, B::rows>(copies, shared, t.k.at(head.key_row, head.key_channel), t.k.stride, begin, tokens);
+  copy_rows<D, B::rows>(copies, shared + B::held_bytes, t.v.at(head.key_row, head.key_channel), t.v.stride,
+                        begin, tokens);
+  copy_tile(0, start, 0);
   store_numbers(0);
 
   HeldRows<D, M, (D * M <= 64)> k(shared), v(shared + B::held_bytes);
   Sums<M, D> d_k, d_v;
   clear(d_k), clear(d_v);
   unsigned stage = 0;
-  for (unsigned query = begin; query < tokens; query += N, stage ^= 1) {
+  for (unsigned of_group = 0, query = start; of_group < group; stage ^= 1) {
     copies.template wait<0>();
     __syncthreads();
-    if (query == begin) k.keep(), v.keep();
-    const bool more = query + N < tokens;
-    if (more) copy_tile(query + N, stage ^ 1);
-    if (query + N > first) {  // otherwise no query of the tile attends to a key of this warp
+    if (of_group == 0 && query == start) k.keep(), v.keep();
+    const bool same_head = query + N < tokens, more = same_head || of_group + 1 < group;
+    const unsigned next_of_group = of_group + !same_head, next_query = same_head ? query + N : start;
+    if (more) copy_tile(next_of_group, next_query, stage ^ 1);
+    if (!s.causal || query + N > first) {  // otherwise no query of the tile attends to a key of this warp
       const Bytes *const q = tiles + stage * 2 * B::tile_bytes, *const d_out = q + B::tile_bytes;
       const float* const mine = numbers + stage * 2 * N;
       Sums<M, N> p, d_p;
@@ -420,7 +448,7 @@ __global__ void __launch_bounds__(warps * 32, 2)
             const unsigned column = column_of_lane(c) + static_cast<unsigned>(i % 2);
             const unsigned key = row_of_lane<M>(begin, m) + static_cast<unsigned>(i / 2 * 8);
             const float e = power_of_2(fmaf(p[m][c][i], s.scale * log2_e, -mine[column]));
-            p[m][c][i] = key <= query + column ? e : 0;
+            p[m][c][i] = !s.causal || key <= query + column ? e : 0;
           }
       mix<T, D>(d_v, p, d_out);
       multiply_rows<T>(d_p, v, d_out);
@@ -432,20 +460,21 @@ __global__ void __launch_bounds__(warps * 32, 2)
       mix<T, D>(d_k, p, q);
     }
     if (more) store_numbers(stage ^ 1);
+    of_group = next_of_group, query = next_query;
   }
   float of_k[M][2], of_v[M][2];
   for (int m = 0; m < M; ++m)
     for (int half = 0; half < 2; ++half) of_k[m][half] = s.scale, of_v[m][half] = 1;
-  store_rows(t.d_qkv + head.in_qkv + s.channels(), s.stride(), begin, tokens, d_k, of_k);
-  store_rows(t.d_qkv + head.in_qkv + 2 * s.channels(), s.stride(), begin, tokens, d_v, of_v);
+  store_rows(t.d_k.at(head.key_row, head.key_channel), t.d_k.stride, begin, tokens, d_k, of_k);
+  store_rows(t.d_v.at(head.key_row, head.key_channel), t.d_v.stride, begin, tokens, d_v, of_v);
 }
 
 // ---- launching
 
 template <class... P, class... A>
-void launch(const char* name, void (*kernel)(P...), const AttentionShape& s, std::size_t rows,
-            std::size_t shared_bytes, const Stream& stream, const A&... args) {
-  const cuda::Grid grid{{static_cast<unsigned>((s.tokens + rows - 1) / rows), static_cast<unsigned>(s.heads),
+void launch(const char* name, void (*kernel)(P...), const AttentionShape& s, std::size_t heads,
+            std::size_t rows, std::size_t shared_bytes, const Stream& stream, const A&... args) {
+  const cuda::Grid grid{{static_cast<unsigned>((s.queries + rows - 1) / rows), static_cast<unsigned>(heads),
                          static_cast<unsigned>(s.batch)},
                         {warps * 32},
                         shared_bytes};
@@ -460,31 +489,29 @@ void launch(const char* name, void (*kernel)(P...), const AttentionShape& s, std
 template <int D, int M, int N, class T>
 void forward(const AttentionShape& s, const AttentionForward<T>& t, const Stream& stream) {
   using F = Forward<D, M, N>;
-  launch("causal_attention", attend<T, D, M, N>, s, F::rows, F::shared_bytes, stream, s, t);
+  launch("attention", attend<T, D, M, N>, s, s.heads, F::rows, F::shared_bytes, stream, s, t);
 }
 
 template <int D, int M, int N, class T>
 void backward_q(const AttentionShape& s, const AttentionBackward<T>& t, const Stream& stream) {
   using B = Backward<D, M, N>;
-  launch("causal_attention_backward_q", attend_backward_q<T, D, M, N>, s, B::rows, B::shared_bytes, stream, s,
-         t);
+  launch("attention_backward_q", attend_backward_q<T, D, M, N>, s, s.heads, B::rows, B::shared_bytes, stream,
+         s, t);
 }
 
 template <int D, int M, int N, class T>
 void backward_kv(const AttentionShape& s, const AttentionBackward<T>& t, const Stream& stream) {
   using B = Backward<D, M, N>;
-  launch("causal_attention_backward_kv", attend_backward_kv<T, D, M, N>, s, B::rows, B::shared_bytes, stream,
-         s, t);
+  launch("attention_backward_kv", attend_backward_kv<T, D, M, N>, s, s.kv_heads(), B::rows, B::shared_bytes,
+         stream, s, t);
 }
-
-bool aligned(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
 
 }  // namespace
 
-template <class T>
-bool fits_tensor_cores(const AttentionShape& s, const T* qkv, const T* out) {
-  return (s.size == 64 || s.size == 128) && !s.dropout.active() && s.tokens < 1u << 31 && aligned(qkv) &&
-         aligned(out);
+bool fits_tensor_cores(const AttentionShape& s) {
+  return (s.size == 64 || s.size == 128) && !s.dropout.active() && s.queries < 1u << 31 &&
+         s.keys == s.queries && s.rows == s.keys && s.past == 0 && s.key_counts == nullptr &&
+         s.window >= s.queries;
 }
 
 // The largest fragments and tiles that 255 registers permit.
@@ -507,7 +534,6 @@ void attend_backward_on_tensor_cores(const AttentionShape& s, const AttentionBac
 }
 
 #define RZ_INSTANTIATE(T)                                                                                    \
-  template bool fits_tensor_cores<T>(const AttentionShape&, const T*, const T*);                             \
   template void attend_on_tensor_cores<T>(const AttentionShape&, const AttentionForward<T>&, const Stream&); \
   template void attend_backward_on_tensor_cores<T>(const AttentionShape&, const AttentionBackward<T>&,       \
                                                    const Stream&);

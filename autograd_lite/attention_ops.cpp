@@ -1,0 +1,79 @@
+#include "autograd_lite/attention_ops.h"
+
+#include "autograd_lite/autocast.h"
+#include "autograd_lite/saved_variable.h"
+
+namespace rz::nn {
+namespace {
+
+struct Attended {
+  Tensor out, log_sum;
+  ops::DropoutMask mask;
+};
+
+/// Forward of `op`, for q[B, T, H·D] and k[B, S, …].
+Attended attend(const char* op, Tape& tape, const Tensor& q, const Tensor& k, const Tensor& v,
+                const AttentionOptions& options, float dropout) {
+  for (const Tensor& t : {q, k, v})
+    require(t.shape().dims() == 3, Errc::invalid_argument, op, ": the input ", name(t.shape()), " has ",
+            t.shape().dims(), " extents, expected 3");
+  require(options.heads > 0, Errc::invalid_argument, op, ": ", options.heads, " heads");
+  require(dropout >= 0 && dropout < 1, Errc::invalid_argument, op, ": dropout is ", dropout,
+          ", expected 0 <= dropout < 1");
+  Attended a;
+  a.out = tape.empty(q.shape(), q.dtype());
+  a.log_sum = tape.empty({q.shape()[0], static_cast<std::size_t>(options.heads), q.shape()[1]});
+  const std::size_t keys = options.keys ? options.keys : k.shape()[1];
+  if (dropout > 0) a.mask = tape.next_dropout_mask(dropout, a.log_sum.count() * keys);
+  ops::attention(a.out, a.log_sum, q, k, v, options, a.mask, tape.stream());
+  return a;
+}
+
+/// Column `n` of three of equal width.
+Tensor third(const Tensor& t, std::size_t n) {
+  const std::size_t width = t.shape()[-1] / 3;
+  return t.columns(n * width, width);
+}
+
+}  // namespace
+
+Var attention(Tape& tape, Var q_var, Var k_var, Var v_var, const AttentionOptions& options, float dropout) {
+  q_var = autocast_low(tape, q_var), k_var = autocast_low(tape, k_var), v_var = autocast_low(tape, v_var);
+  const Attended a =
+      attend("attention", tape, tape.value(q_var), tape.value(k_var), tape.value(v_var), options, dropout);
+  return tape.record(a.out, {q_var, k_var, v_var},
+                     [q_var, k_var, v_var, options, a, kept_q = SavedVariable(tape, q_var),
+                      kept_k = SavedVariable(tape, k_var),
+                      kept_v = SavedVariable(tape, v_var)](Tape& tape, const Tensor& d_out) {
+                       const Tensor &q = kept_q(tape), &k = kept_k(tape), &v = kept_v(tape);
+                       const Tensor d_q = empty_like(tape, q), d_k = empty_like(tape, k),
+                                    d_v = empty_like(tape, v);
+                       ops::attention_backward(d_q, d_k, d_v, d_out, a.out, a.log_sum, q, k, v, options,
+                                               a.mask, tape.stream());
+                       tape.accumulate_grad(q_var, d_q);
+                       tape.accumulate_grad(k_var, d_k);
+                       tape.accumulate_grad(v_var, d_v);
+                     });
+}
+
+Var causal_attention(Tape& tape, Var qkv_var, int heads, float dropout) {
+  qkv_var = autocast_low(tape, qkv_var);
+  const Tensor qkv = tape.value(qkv_var);
+  const bool three = qkv.shape().dims() == 3 && qkv.shape()[2] % 3 == 0;
+  require(three, Errc::invalid_argument, "causal_attention: the input ", name(qkv.shape()),
+          " is not [batch, tokens, 3 * channels]");
+  const AttentionOptions options{.heads = heads, .causal = true};
+  const Attended a =
+      attend("causal_attention", tape, third(qkv, 0), third(qkv, 1), third(qkv, 2), options, dropout);
+  return tape.record(
+      a.out, {qkv_var},
+      [qkv_var, options, a, kept = SavedVariable(tape, qkv_var)](Tape& tape, const Tensor& d_out) {
+        const Tensor& qkv = kept(tape);
+        const Tensor d_qkv = empty_like(tape, qkv);
+        ops::attention_backward(third(d_qkv, 0), third(d_qkv, 1), third(d_qkv, 2), d_out, a.out, a.log_sum,
+                                third(qkv, 0), third(qkv, 1), third(qkv, 2), options, a.mask, tape.stream());
+        tape.accumulate_grad(qkv_var, d_qkv);
+      });
+}
+
+}  // namespace rz::nn

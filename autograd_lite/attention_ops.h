@@ -1,0 +1,19 @@
+#pragma once
+/// The operators of tensor/attention_ops.h on a tape, with the rules of autograd_lite/ops.h.
+
+#include <cstddef>
+
+#include "autograd_lite/tape.h"
+#include "tensor/attention_ops.h"
+
+namespace rz::nn {
+
+using ops::AttentionOptions;
+
+/// q[B, T, H·D], k and v[B, S, K·D] → [B, T, H·D]. Dropout of the probabilities consumes B · H · T · keys of
+/// the tape's random numbers.
+Var attention(Tape&, Var q, Var k, Var v, const AttentionOptions&, float dropout = 0);
+/// Causal self-attention: attention() of the thirds of qkv[B, T, 3C] → [B, T, C].
+Var causal_attention(Tape&, Var qkv, int heads, float dropout = 0);
+
+}  // namespace rz::nn
