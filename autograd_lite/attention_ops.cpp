@@ -76,4 +76,17 @@ Var causal_attention(Tape& tape, Var qkv_var, int heads, float dropout) {
       });
 }
 
+Var rotary(Tape& tape, Var x, int heads, const RotaryTables& tables, std::size_t past,
+           const Tensor& positions) {
+  const Tensor out = empty_like(tape, tape.value(x));
+  ops::rotary(out, tape.value(x), heads, tables.cosines, tables.sines, positions, past,
+              ops::Rotation::forward, tape.stream());
+  return tape.record(out, {x}, [x, heads, tables, past, positions](Tape& tape, const Tensor& d_out) {
+    const Tensor d_x = empty_like(tape, d_out);
+    ops::rotary(d_x, d_out, heads, tables.cosines, tables.sines, positions, past, ops::Rotation::inverse,
+                tape.stream());
+    tape.accumulate_grad(x, d_x);
+  });
+}
+
 }  // namespace rz::nn

@@ -9,11 +9,15 @@
 namespace rz::nn {
 
 using ops::AttentionOptions;
+using ops::RotaryTables;
 
 /// q[B, T, H·D], k and v[B, S, K·D] → [B, T, H·D]. Dropout of the probabilities consumes B · H · T · keys of
 /// the tape's random numbers.
 Var attention(Tape&, Var q, Var k, Var v, const AttentionOptions&, float dropout = 0);
 /// Causal self-attention: attention() of the thirds of qkv[B, T, 3C] → [B, T, C].
 Var causal_attention(Tape&, Var qkv, int heads, float dropout = 0);
+/// x[B, T, H·D] with its heads rotated. Position of token t in sequence b: positions[b, t], or past + t if
+/// `positions` (i32) is undefined.
+Var rotary(Tape&, Var x, int heads, const RotaryTables&, std::size_t past = 0, const Tensor& positions = {});
 
 }  // namespace rz::nn

@@ -1,8 +1,9 @@
 #pragma once
-/// Attention, forward and backward, with the rules of tensor/ops.h.
+/// Attention, and rotary position embedding, forward and backward, with the rules of tensor/ops.h.
 ///
 /// B batch, T queries, S keys, H query heads, K key heads, D channels per head. Heads lie side by side in a
-/// row. q, k, v and their gradients may have a row stride, as columns() of one product have.
+/// row. q, k, v, x, their gradients and the result of rotary() may have a row stride, as columns() of one
+/// product have.
 
 #include <cstddef>
 #include <cstdint>
@@ -38,5 +39,35 @@ void attention(const Tensor& out, const Tensor& log_sum, const Tensor& q, const 
 void attention_backward(const Tensor& d_q, const Tensor& d_k, const Tensor& d_v, const Tensor& d_out,
                         const Tensor& out, const Tensor& log_sum, const Tensor& q, const Tensor& k,
                         const Tensor& v, const AttentionOptions&, const DropoutMask&, const Stream&);
+
+/// Frequencies of rotary position embedding (Su et al., arXiv:2104.09864). Members are named as in
+/// config.json's rope_scaling.
+struct RotaryOptions {
+  enum class Scaling { none, linear, dynamic, llama3 };
+  double theta = 10000;  ///< rope_theta
+  Scaling scaling = Scaling::none;
+  double factor = 1;
+  double low_freq_factor = 1, high_freq_factor = 4;  ///< llama3
+  /// llama3, dynamic: positions of the training. For `dynamic`, max_position_embeddings.
+  std::size_t original_max_position_embeddings = 0;
+};
+/// f32 [positions, R/2]: cosine and sine of position · frequency, for heads of which the first R channels are
+/// rotated.
+struct RotaryTables {
+  Tensor cosines, sines;
+};
+/// Computed in double and rounded once, on the stream's device. With Scaling::dynamic they are those of a
+/// sequence of `positions` positions. Errc::invalid_argument if R is odd or 0, or an option is out of range.
+RotaryTables rotary_tables(std::size_t rotated, std::size_t positions, const RotaryOptions& = {},
+                           const Stream& = {});
+
+enum class Rotation : bool { forward, inverse };
+/// x[B, T, H·D] → out: in each head channel c < R/2 and channel c + R/2 are rotated by the angle of their
+/// position and c, as in Hugging Face's Llama ("rotate half"); channels from R on are copied. Position of
+/// token t in sequence b: positions[b, t] (i32), or past + t if `positions` is undefined. out may be x. On
+/// the host, Errc::invalid_argument names the first position outside the tables; on a device its row becomes
+/// NaN. Backward is the inverse rotation of d_out.
+void rotary(const Tensor& out, const Tensor& x, int heads, const Tensor& cosines, const Tensor& sines,
+            const Tensor& positions, std::size_t past, Rotation, const Stream&);
 
 }  // namespace rz::ops

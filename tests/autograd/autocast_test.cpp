@@ -110,6 +110,8 @@ TEST(Autocast, EachOperatorHasTheDtypeOfTorch) {
     const Var qkv = nn::reshape(tape, x, {1, 4, 6});
     EXPECT_EQ(dtype(nn::causal_attention(tape, qkv, 1)), low);
     EXPECT_EQ(dtype(nn::attention(tape, qkv, qkv, nn::cast(tape, qkv, low), {.heads = 2})), low);
+    EXPECT_EQ(dtype(nn::rotary(tape, qkv, 1, ops::rotary_tables(6, 4))), DType::f32);
+    EXPECT_EQ(dtype(nn::rotary(tape, nn::cast(tape, qkv, low), 1, ops::rotary_tables(6, 4))), low);
     for (const Var same : {nn::gelu(tape, narrow), nn::relu(tape, narrow), nn::tanh(tape, narrow),
                            nn::mul(tape, narrow, 2), nn::add(tape, narrow, narrow)})
       EXPECT_EQ(dtype(same), low);

@@ -202,6 +202,15 @@ TEST(Ops, DropoutOfAttentionHasItsOwnRange) {
   EXPECT_GE(tape.next_random_range(1) - before, 1 + 2 * 2 * 3 * 5u);
 }
 
+TEST(Ops, Rotary) {
+  const RotaryTables tables = ops::rotary_tables(4, 9);
+  const Tensor positions = integers({2, 3}, {8, 0, 3, 1, 1, 7});
+  expect_gradients([=](Tape& t, const auto& x) { return rotary(t, x[0], 2, tables, 5); },
+                   {random({2, 3, 2 * 5}, "x")});
+  expect_gradients([=](Tape& t, const auto& x) { return rotary(t, x[0], 2, tables, 0, positions); },
+                   {random({2, 3, 2 * 4}, "x")});
+}
+
 TEST(Ops, CrossEntropyCountsWhatIsNotIgnored) {
   const Tensor logits = random({5, 7}, "logits"), targets = integers({5}, {3, -100, 0, 6, -100});
   Tape tape;

@@ -291,6 +291,9 @@ std::vector<OperatorCase> operators_on_parameters() {
       {"attention",
        {{1, 4, 8}, {1, 5, 4}, {1, 5, 4}},
        [](Tape& t, auto& v) { return nn::attention(t, v[0], v[1], v[2], {.heads = 4, .kv_heads = 2}); }},
+      {"rotary",
+       {{1, 4, 8}},
+       [](Tape& t, auto& v) { return nn::rotary(t, v[0], 2, ops::rotary_tables(4, 4)); }},
       {"cross_entropy", {{4, 6}}, [=](Tape& t, auto& v) { return nn::cross_entropy(t, v[0], labels).sum; }},
       {"mse", {{4, 6}}, [=](Tape& t, auto& v) { return nn::mse(t, v[0], data); }},
   };

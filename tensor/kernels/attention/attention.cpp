@@ -50,8 +50,8 @@ void pack(Tile& to, const float* from, std::size_t stride, std::size_t rows, std
   }
 }
 
-/// Packs the transpose: rows of `to` are columns of `from`. Eight elements at once, which keeps reads in flight
-/// that are far apart.
+/// Packs the transpose: rows of `to` are columns of `from`. Eight elements at once, which keeps reads in
+/// flight that are far apart.
 void pack_transposed(Tile& to, const float* from, std::size_t stride, std::size_t rows, std::size_t columns) {
   for (std::size_t j = 0; j < columns; ++j) {
     const float* x = from + j;
