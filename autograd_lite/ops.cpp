@@ -56,6 +56,33 @@ auto layer_norm_backward(Var x_var, Var weight, Var bias, const SavedVariable& k
   };
 }
 
+/// The same of an RMS norm.
+auto rms_norm_backward(Var x_var, Var weight, const SavedVariable& kept, const Tensor& inverse_rms) {
+  return [=](Tape& tape, const Tensor& d_out) {
+    const Tensor x = kept(tape);
+    auto d_x = tape.grad_target(x_var);
+    if (!d_x.tensor.defined()) d_x.tensor = empty_like(tape, x);
+    const auto d_weight = tape.grad_target(weight);
+    ops::rms_norm_backward(d_x.tensor, d_weight.tensor, d_out, x, tape.value(weight), inverse_rms, into(d_x),
+                           into(d_weight), tape.stream());
+  };
+}
+
+/// Memory for a statistic of each row.
+Tensor row_statistic(Tape& tape, const char* op, const Tensor& x) {
+  require_dims(op, "the input", x, 1, 4);
+  return tape.empty({x.count() / std::max<std::size_t>(1, x.shape()[-1])});
+}
+
+/// a + b that a norm reads. They are two operators in backward: the norm adds to the gradient of the sum that
+/// later users have accumulated; the sum then propagates it to a and b.
+Var record_residual(Tape& tape, const Tensor& sum, Var a, Var b) {
+  return tape.record(sum, {a, b}, [a, b](Tape& tape, const Tensor& d_sum) {
+    tape.accumulate_grad(a, d_sum);
+    tape.accumulate_grad(b, d_sum);
+  });
+}
+
 }  // namespace
 
 // ---- element-wise
@@ -247,15 +274,14 @@ Var matmul(Tape& tape, Var a_var, bool transpose_a, Var b_var, bool transpose_b)
       });
 }
 
-// ---- layer norm
+// ---- norms
 
 Var layer_norm(Tape& tape, Var x_var, Var weight, Var bias, float epsilon) {
   x_var = autocast_wide(tape, x_var);
   weight = autocast_wide(tape, weight), bias = autocast_wide(tape, bias);
   const Tensor x = tape.value(x_var);
-  require_dims("layer_norm", "the input", x, 1, 4);
-  const Shape rows{x.count() / std::max<std::size_t>(1, x.shape()[-1])};
-  const Tensor out = empty_like(tape, x), mean = tape.empty(rows), inverse_deviation = tape.empty(rows);
+  const Tensor out = empty_like(tape, x), mean = row_statistic(tape, "layer_norm", x),
+               inverse_deviation = empty_like(tape, mean);
   ops::layer_norm(out, mean, inverse_deviation, x, tape.value(weight), tape.value(bias), epsilon,
                   tape.stream());
   return tape.record(
@@ -266,23 +292,38 @@ Var layer_norm(Tape& tape, Var x_var, Var weight, Var bias, float epsilon) {
 SumAndNorm add_layer_norm(Tape& tape, Var a, Var b, Var weight, Var bias, float epsilon) {
   a = autocast_wide(tape, a), b = autocast_wide(tape, b);
   weight = autocast_wide(tape, weight), bias = autocast_wide(tape, bias);
-  const Shape shape = tape.value(a).shape();
-  require_dims("add_layer_norm", "the input", tape.value(a), 1, 4);
-  const Shape rows{shape.count() / std::max<std::size_t>(1, shape[-1])};
-  const Tensor sum = empty_like(tape, tape.value(a)), out = empty_like(tape, sum);
-  const Tensor mean = tape.empty(rows), inverse_deviation = tape.empty(rows);
+  const Tensor sum = empty_like(tape, tape.value(a)), out = empty_like(tape, sum),
+               mean = row_statistic(tape, "add_layer_norm", sum), inverse_deviation = empty_like(tape, mean);
   ops::add_layer_norm(sum, out, mean, inverse_deviation, tape.value(a), tape.value(b), tape.value(weight),
                       tape.value(bias), epsilon, tape.stream());
-  // Two operators in backward: the norm adds to the gradient of `sum` that later users have accumulated; the
-  // sum then propagates it to a and b.
   SumAndNorm result;
-  result.sum = tape.record(sum, {a, b}, [a, b](Tape& tape, const Tensor& d_sum) {
-    tape.accumulate_grad(a, d_sum);
-    tape.accumulate_grad(b, d_sum);
-  });
+  result.sum = record_residual(tape, sum, a, b);
   result.norm = tape.record(out, {result.sum, weight, bias},
                             layer_norm_backward(result.sum, weight, bias, SavedVariable(tape, result.sum),
                                                 mean, inverse_deviation));
+  return result;
+}
+
+Var rms_norm(Tape& tape, Var x_var, Var weight, float epsilon) {
+  x_var = autocast_wide(tape, x_var), weight = autocast_wide(tape, weight);
+  const Tensor x = tape.value(x_var);
+  const Tensor out = empty_like(tape, x), inverse_rms = row_statistic(tape, "rms_norm", x);
+  ops::rms_norm(out, inverse_rms, x, tape.value(weight), epsilon, tape.stream());
+  return tape.record(out, {x_var, weight},
+                     rms_norm_backward(x_var, weight, SavedVariable(tape, x_var), inverse_rms));
+}
+
+SumAndNorm add_rms_norm(Tape& tape, Var a, Var b, Var weight, float epsilon) {
+  a = autocast_wide(tape, a), b = autocast_wide(tape, b), weight = autocast_wide(tape, weight);
+  const Tensor sum = empty_like(tape, tape.value(a)), out = empty_like(tape, sum),
+               inverse_rms = row_statistic(tape, "add_rms_norm", sum);
+  ops::add_rms_norm(sum, out, inverse_rms, tape.value(a), tape.value(b), tape.value(weight), epsilon,
+                    tape.stream());
+  SumAndNorm result;
+  result.sum = record_residual(tape, sum, a, b);
+  result.norm =
+      tape.record(out, {result.sum, weight},
+                  rms_norm_backward(result.sum, weight, SavedVariable(tape, result.sum), inverse_rms));
   return result;
 }
 

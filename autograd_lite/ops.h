@@ -3,9 +3,9 @@
 /// tensor/ops.h; a mismatch is Errc::invalid_argument. A default Var means "no bias".
 ///
 /// With Tape::autocast(), as with torch.autocast: linear, linear_gelu, matmul and attention cast their
-/// inputs to its dtype; layer_norm, add_layer_norm and losses cast theirs to f32, as does a part of
-/// autograd_lite/element_ops.h. All others compute in the dtype of their inputs. A parameter is cast once in
-/// each scope, and again in backward where its memory is released in between.
+/// inputs to its dtype; layer_norm, rms_norm, those with a sum, and losses cast theirs to f32, as does a part
+/// of autograd_lite/element_ops.h. All others compute in the dtype of their inputs. A parameter is cast once
+/// in each scope, and again in backward where its memory is released in between.
 
 #include <cstddef>
 
@@ -47,13 +47,17 @@ Var linear(Tape&, const Activation& x, Var weight, Var bias, WeightLayout);
 /// extents are equal, or a factor has none and is the same in all products.
 Var matmul(Tape&, Var a, bool transpose_a, Var b, bool transpose_b);
 
-// ---- layer norm, over the last dimension
+// ---- norms, over the last dimension
 Var layer_norm(Tape&, Var x, Var weight, Var bias, float epsilon);
 struct SumAndNorm {
   Var sum, norm;
 };
 /// sum = a + b and its layer norm, in one pass over memory.
 SumAndNorm add_layer_norm(Tape&, Var a, Var b, Var weight, Var bias, float epsilon);
+/// x / √(mean(x²) + epsilon) · weight
+Var rms_norm(Tape&, Var x, Var weight, float epsilon);
+/// sum = a + b and its RMS norm, in one pass over memory.
+SumAndNorm add_rms_norm(Tape&, Var a, Var b, Var weight, float epsilon);
 
 // ---- embedding; attention in autograd_lite/attention_ops.h
 /// tokens: i32 [any shape] → [that shape, C]

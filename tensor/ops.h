@@ -1,8 +1,8 @@
 #pragma once
 /// Operators of GPT-2-class models and small networks, forward and backward, on tensors of f32, f16 or bf16,
 /// on the host or on a CUDA device, in a stream of that device. The tensors of a call have one dtype, except
-/// statistics (mean, inverse_deviation, log_sum, losses: f32) and gradients of parameters, which may be f32
-/// next to 16-bit values. Arithmetic is in f32 or wider; a 16-bit result is rounded once, to
+/// statistics (mean, inverse_deviation, inverse_rms, log_sum, losses: f32) and gradients of parameters, which
+/// may be f32 next to 16-bit values. Arithmetic is in f32 or wider; a 16-bit result is rounded once, to
 /// nearest. The caller allocates the outputs. A mismatch of shapes, dtypes or devices is
 /// Errc::invalid_argument, which names the operator and the shapes. Results are pure functions of the inputs
 /// and of stream.threads(): sums run in a fixed order. On a device the operators only enqueue work and never
@@ -89,6 +89,19 @@ void add_layer_norm(const Tensor& sum, const Tensor& out, const Tensor& mean, co
 void layer_norm_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor& d_bias, const Tensor& d_out,
                          const Tensor& x, const Tensor& weight, const Tensor& mean,
                          const Tensor& inverse_deviation, Into into_x, Into into_parameters, const Stream&);
+
+// ---- RMS norm (Zhang and Sennrich, arXiv:1910.07467)
+/// out = x / √(mean(x²) + epsilon) · weight, over the last dimension; also writes inverse_rms[N] = 1 /
+/// √(mean(x²) + epsilon) for backward.
+void rms_norm(const Tensor& out, const Tensor& inverse_rms, const Tensor& x, const Tensor& weight,
+              float epsilon, const Stream&);
+/// sum = a + b and out = RMS norm of sum, in one pass over memory.
+void add_rms_norm(const Tensor& sum, const Tensor& out, const Tensor& inverse_rms, const Tensor& a,
+                  const Tensor& b, const Tensor& weight, float epsilon, const Stream&);
+/// d_weight is optional. d_x follows into_x; it may be d_out.
+void rms_norm_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor& d_out, const Tensor& x,
+                       const Tensor& weight, const Tensor& inverse_rms, Into into_x, Into into_weight,
+                       const Stream&);
 
 // ---- embedding
 /// out[N, C] = table[tokens[n]]; tokens are i32. On the host, Errc::invalid_argument names the first token

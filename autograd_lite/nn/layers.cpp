@@ -75,6 +75,19 @@ SumAndNorm LayerNorm::add_and_norm(Tape& tape, Var a, Var b) {
   });
 }
 
+RmsNorm::RmsNorm(Module& parent, const std::string& name, std::size_t channels, float epsilon)
+    : Module(parent, name), epsilon(epsilon) {
+  register_parameter(weight, "weight", {channels}, {Initial::constant, 1});
+}
+
+Var RmsNorm::operator()(Tape& tape, Var x) {
+  return in_scope(tape, [&] { return rms_norm(tape, x, tape.parameter(weight), epsilon); });
+}
+
+SumAndNorm RmsNorm::add_and_norm(Tape& tape, Var a, Var b) {
+  return in_scope(tape, [&] { return add_rms_norm(tape, a, b, tape.parameter(weight), epsilon); });
+}
+
 Embedding::Embedding(Module& parent, const std::string& name, std::size_t rows, std::size_t channels,
                      float deviation)
     : Module(parent, name) {

@@ -39,6 +39,17 @@ struct LayerNorm : Module {
   Parameter weight, bias;
 };
 
+/// Parameter `name`.weight, initialized to 1.
+struct RmsNorm : Module {
+  RmsNorm(Module& parent, const std::string& name, std::size_t channels, float epsilon = 1e-6f);
+  Var operator()(Tape&, Var x);
+  /// add_rms_norm(): a + b, and its RMS norm.
+  SumAndNorm add_and_norm(Tape&, Var a, Var b);
+
+  float epsilon;
+  Parameter weight;
+};
+
 /// Parameter `name`.weight [rows, channels], initialized to normal(0, deviation).
 struct Embedding : Module {
   Embedding(Module& parent, const std::string& name, std::size_t rows, std::size_t channels,

@@ -123,6 +123,10 @@ TEST(Autocast, EachOperatorHasTheDtypeOfTorch) {
     const nn::SumAndNorm both = nn::add_layer_norm(tape, x, narrow, v, v, 1e-5f);
     EXPECT_EQ(dtype(both.sum), DType::f32);
     EXPECT_EQ(dtype(both.norm), DType::f32);
+    EXPECT_EQ(dtype(nn::rms_norm(tape, narrow, v, 1e-5f)), DType::f32);
+    const nn::SumAndNorm rms = nn::add_rms_norm(tape, x, narrow, v, 1e-5f);
+    EXPECT_EQ(dtype(rms.sum), DType::f32);
+    EXPECT_EQ(dtype(rms.norm), DType::f32);
     EXPECT_EQ(dtype(nn::mse(tape, narrow, random({4, 6}, 4))), DType::f32);
   }
 }

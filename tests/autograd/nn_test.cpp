@@ -46,6 +46,34 @@ TEST(Module, TwoParametersOfOneNameAreRefusedBeforeTheyHaveValues) {
   EXPECT_FALSE(module.first.weight.value.defined());
 }
 
+struct Normed final : Module {
+  nn::RmsNorm norm{*this, "norm", 2, 0};
+};
+
+TEST(Layers, RmsNormScalesRowsByItsWeight) {
+  Normed module;
+  allocate_parameters(module);
+  init_parameters(module, 1);
+  ASSERT_EQ(module.parameters().size(), 1u);
+  EXPECT_EQ(module.parameters()[0]->name, "norm.weight");
+  EXPECT_EQ(module.norm.weight.value.data<float>()[1], 1);
+  module.norm.weight.value.data<float>()[1] = 3;
+  Tape tape;
+  const auto constant = [&](float a, float b) {
+    const Tensor t = Tensor::empty({1, 2});
+    t.data<float>()[0] = a, t.data<float>()[1] = b;
+    return tape.constant(t);
+  };
+  const auto expect = [&](Var v, float a, float b) {
+    EXPECT_EQ(tape.value(v).data<float>()[0], a);
+    EXPECT_EQ(tape.value(v).data<float>()[1], b);
+  };
+  expect(module.norm(tape, constant(4, -4)), 1, -3);
+  const auto [sum, norm] = module.norm.add_and_norm(tape, constant(1, 1), constant(7, -9));
+  expect(sum, 8, -8);
+  expect(norm, 1, -3);
+}
+
 /// Rows (a, b) with target sin(3a) · b.
 struct Toy {
   Tensor inputs = Tensor::empty({64, 2}), targets = Tensor::empty({64, 1});

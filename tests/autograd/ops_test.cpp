@@ -114,6 +114,17 @@ TEST(Ops, LayerNorm) {
   expect_gradients(both, {x, y, w, b}, 5e-3);
 }
 
+TEST(Ops, RmsNorm) {
+  const Tensor x = random({3, 8}, "x"), y = random({3, 8}, "y"), w = random({8}, "w");
+  expect_gradients([](Tape& t, const auto& v) { return rms_norm(t, v[0], v[1], 1e-5f); }, {x, w}, 5e-3);
+  expect_gradients([](Tape& t, const auto& v) { return rms_norm(t, v[1], v[0], 1e-5f); }, {w, x}, 5e-3);
+  const Operator both = [](Tape& t, const auto& v) {
+    const auto [sum, norm] = add_rms_norm(t, v[0], v[1], v[2], 1e-5f);
+    return add(t, mul(t, sum, sum), norm);
+  };
+  expect_gradients(both, {x, y, w}, 5e-3);
+}
+
 TEST(Ops, DropoutFollowsASeedThatIsReadLate) {
   const auto run = [](const auto& set_seed) {
     Tape tape;

@@ -346,6 +346,61 @@ TEST_P(DeviceOps, LayerNormOfRowsThatAreNotAligned) {
   expect_close(out, reference::layer_norm(x, w, b, 1e-5f), close, "layer_norm");
 }
 
+TEST_P(DeviceOps, RmsNorm) {
+  for (const auto& [n, c] : norm_shapes) {
+    const Values x = rounded(with_a_mean(n * c)), w = random(c, 2), dy = random(n * c, 4);
+    const Tensor xt = place(x, {n, c}), wt = place(w, {c}), d_out = place(dy, {n, c}), out = empty({n, c}),
+                 inverse = statistics({n}), sum = empty({n, c}), other = place(random(n * c, 5), {n, c});
+    ops::add(out, xt, other, stream);
+    const Values both = from_device(out, stream);
+    ops::fill(out, 0, stream);
+    ops::add_rms_norm(sum, out, inverse, xt, other, wt, epsilon, stream);
+    EXPECT_EQ(from_device(sum, stream), both);
+    expect_close(out, reference::rms_norm(both, w, epsilon), close, "add_rms_norm");
+
+    ops::rms_norm(out, inverse, xt, wt, epsilon, stream);
+    expect_close(out, reference::rms_norm(x, w, epsilon), close, "rms_norm");
+    // As a layer norm whose mean is 0, without its gradient.
+    const Values r = from_device(inverse, stream);
+    Values dx(n * c), dw(c);
+    for (std::size_t i = 0; i < n; ++i) {
+      double gn = 0;
+      for (std::size_t j = 0; j < c; ++j) {
+        const double normal = x[i * c + j] * r[i];
+        gn += dy[i * c + j] * w[j] * normal / static_cast<double>(c);
+        dw[j] += dy[i * c + j] * normal;
+      }
+      for (std::size_t j = 0; j < c; ++j)
+        dx[i * c + j] = r[i] * (dy[i * c + j] * w[j] - x[i * c + j] * r[i] * gn);
+    }
+    if (c > 1 && n * c < 1000) {
+      const auto of = [&](const Values& v) { return reference::rms_norm(v, w, epsilon); };
+      rz::test::expect_close(tensor_of(dx, {n, c}), numeric_gradient(of, x, dy), close, "d_x by its formula");
+    }
+    const auto backward = [&](const Tensor& d_x, const Tensor& d_w, Into x_into, Into into) {
+      ops::rms_norm_backward(d_x, d_w, d_out, xt, wt, inverse, x_into, into, stream);
+    };
+    if (c > 1)  // of one element only the part by epsilon is left, below the rounding of the terms
+      expect_gradient(dx, {n, c}, dtype, close, "d_x",
+                      [&](const Tensor& d, Into into) { backward(d, {}, into, Into::overwrite); });
+    const Tensor scratch = empty({n, c}), d_weight = empty_on(stream, {c});
+    expect_parameter_gradient(dw, {c}, close, "d_weight", [&](const Tensor& d, Into into) {
+      backward(scratch, d, Into::overwrite, into);
+    });
+    backward(d_out, d_weight, Into::overwrite, Into::overwrite);  // in place
+    EXPECT_EQ(from_device(d_out, stream), from_device(scratch, stream));
+    expect_close(d_weight, dw, close, "d_weight");
+  }
+}
+
+TEST_P(DeviceOps, RmsNormOfRowsThatAreNotAligned) {
+  const std::size_t n = 3, c = 16;
+  const Values x = random(n * c, 1), w = random(c, 2);
+  const Tensor out = empty({n, c}), inverse = statistics({n});
+  ops::rms_norm(out, inverse, place(x, {n, c}, 1), place(w, {c}), 1e-5f, stream);
+  expect_close(out, reference::rms_norm(x, w, 1e-5f), close, "rms_norm");
+}
+
 /// Tokens that repeat within a warp, across warps and across rounds of the kernel's list.
 std::vector<std::int32_t> some_tokens(std::size_t n, std::size_t vocabulary) {
   std::vector<std::int32_t> ids(n);
@@ -579,6 +634,10 @@ TEST_P(DeviceOps, TensorsWithoutElementsAreNoWork) {
   ops::layer_norm_backward(none, d, {}, none, none, w, statistic, statistic, Into::overwrite, Into::overwrite,
                            stream);
   EXPECT_EQ(from_device(d, stream), Values(8, 0.0));
+  ops::fill(d, 3, stream);
+  ops::rms_norm(none, statistic, none, w, 1e-5f, stream);
+  ops::rms_norm_backward(none, d, none, none, w, statistic, Into::overwrite, Into::overwrite, stream);
+  EXPECT_EQ(from_device(d, stream), Values(8, 0.0));
   ops::embedding(none, tokens, table, stream);
   ops::embedding_backward(table, none, tokens, Into::overwrite, stream);
   EXPECT_EQ(from_device(table, stream), Values(16, 0.0));
@@ -678,6 +737,10 @@ TEST_P(DeviceOps, TypesThatDoNotFitAreRefused) {
                Error);
   EXPECT_THROW(ops::layer_norm_backward(x, {}, {}, x, x, foreign, mean, mean, Into::overwrite,
                                         Into::overwrite, stream),
+               Error);
+  EXPECT_THROW(ops::rms_norm(x, mean, x, foreign, 1e-5f, stream), Error);
+  EXPECT_THROW(ops::add_rms_norm(x, x, mean, other.reshape({n / 8, 8}), x, w, 1e-5f, stream), Error);
+  EXPECT_THROW(ops::rms_norm_backward(x, {}, x, x, foreign, mean, Into::overwrite, Into::overwrite, stream),
                Error);
   EXPECT_THROW(ops::embedding(x, ids, other.view(0, {2, 8}), stream), Error);
   if (on_host()) {

@@ -119,6 +119,18 @@ Values layer_norm(const Values& x, const Values& weight, const Values& bias, dou
   return out;
 }
 
+Values rms_norm(const Values& x, const Values& weight, double epsilon) {
+  const std::size_t c = weight.size();
+  Values out(x.size());
+  for (std::size_t first = 0; first < x.size(); first += c) {
+    double squares = 0;
+    for (std::size_t j = 0; j < c; ++j) squares += std::pow(x[first + j], 2);
+    for (std::size_t j = 0; j < c; ++j)
+      out[first + j] = x[first + j] / std::sqrt(squares / static_cast<double>(c) + epsilon) * weight[j];
+  }
+  return out;
+}
+
 Values softmax(const Values& x, std::size_t columns) {
   Values out(x.size());
   for (std::size_t first = 0; first < x.size(); first += columns) {

@@ -37,6 +37,7 @@ Values transpose(const Values&, std::size_t rows, std::size_t columns);
 Values linear(const Values& x, const Values& weight, const Values& bias, std::size_t rows, std::size_t in,
               std::size_t out);
 Values layer_norm(const Values& x, const Values& weight, const Values& bias, double epsilon);
+Values rms_norm(const Values& x, const Values& weight, double epsilon);
 Values softmax(const Values& x, std::size_t columns);
 /// `factors`: one for each probability [batch, head, query, key], or none.
 Values causal_attention(const Values& qkv, std::size_t batch, std::size_t tokens, std::size_t channels,

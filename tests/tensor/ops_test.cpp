@@ -249,6 +249,37 @@ TEST_P(Ops, LayerNorm) {
   }
 }
 
+TEST_P(Ops, RmsNorm) {
+  const float epsilon = 1e-3f;  // large enough that leaving it out is seen
+  for (const auto& [n, c] : {std::array<std::size_t, 2>{1, 1}, {1, 5}, {3, 8}, {9, 67}, {5, 130}}) {
+    const Values x = random_values(n * c, 1, 0.5), w = random_values(c, 2), dy = random_values(n * c, 4);
+    const Tensor xt = tensor_of(x, {n, c}), wt = tensor_of(w, {c}), d_out = tensor_of(dy, {n, c}),
+                 out = Tensor::empty({n, c}), inverse = Tensor::empty({n}), sum = Tensor::empty({n, c});
+    const auto of = [&, c = c](const Values& v) { return reference::rms_norm(v, w, double{epsilon}); };
+    ops::rms_norm(out, inverse, xt, wt, epsilon, stream);
+    expect_close(out, of(x), close, "rms_norm");
+
+    Values half = x;
+    for (double& v : half) v /= 2;
+    ops::fill(out, 0, stream), ops::fill(inverse, 0, stream);
+    ops::add_rms_norm(sum, out, inverse, tensor_of(half, {n, c}), tensor_of(half, {n, c}), wt, epsilon,
+                      stream);
+    EXPECT_EQ(values_of(sum), x);
+    expect_close(out, of(x), close, "add_rms_norm");
+
+    if (c > 1)  // of one element only the part by epsilon is left, below the rounding of the terms
+      expect_gradient(numeric_gradient(of, x, dy), {n, c}, close, "d_x", [&](const Tensor& d, Into into) {
+        ops::rms_norm_backward(d, {}, d_out, xt, wt, inverse, into, Into::overwrite, stream);
+      });
+    const Tensor scratch = Tensor::empty({n, c});
+    const auto of_weight = [&](const Values& v) { return reference::rms_norm(x, v, double{epsilon}); };
+    expect_gradient(
+        numeric_gradient(of_weight, w, dy), {c}, close, "d_weight", [&](const Tensor& d, Into into) {
+          ops::rms_norm_backward(scratch, d, d_out, xt, wt, inverse, Into::overwrite, into, stream);
+        });
+  }
+}
+
 /// The factor of a probability: 0 or 1/(1 - p).
 Values dropout_factors(std::size_t n, const ops::DropoutMask& mask, const Stream& stream) {
   const Tensor factors = tensor_of(Values(n, 1.0), {n});
@@ -456,6 +487,10 @@ TEST_P(Ops, WrongArgumentsAreNamed) {
   expect_refused([&] { ops::gelu(none, a, stream); }, {"gelu", "out (undefined)"});
   expect_refused([&] { ops::linear(a, a, b, none, WeightLayout::in_out, stream); }, {"linear", "[3, 5]"});
   expect_refused([&] { ops::layer_norm(a, v, v, a, v, v, 1e-5f, stream); }, {"layer_norm", "[4]"});
+  expect_refused([&] { ops::rms_norm(a, v, a, v, 1e-5f, stream); }, {"rms_norm", "[2, 3]", "[4]"});
+  expect_refused([&] { ops::add_rms_norm(a, a, v, a, b, v, 1e-5f, stream); }, {"add_rms_norm", "[3, 5]"});
+  expect_refused([&] { ops::rms_norm_backward(a, v, a, a, v, v, Into::overwrite, Into::overwrite, stream); },
+                 {"rms_norm_backward", "[4]"});
   expect_refused([&] { ops::attention(a, a, a, a, a, {.heads = 2}, {}, stream); },
                  {"attention with 2 heads and 2 key heads", "[2, 3]"});
   expect_refused([&] { ops::matmul(a, a, false, a, false, Into::overwrite, stream); }, {"matmul"});

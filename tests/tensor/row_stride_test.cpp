@@ -103,6 +103,9 @@ TEST(RowStride, OtherOperatorsRefuseIt) {
       {"add_layer_norm", [&] { ops::add_layer_norm(f, f, r, r, f, c, v, v, 1e-5f, s); }},
       {"layer_norm_backward",
        [&] { ops::layer_norm_backward(f, {}, {}, f, c, v, r, r, overwrite, overwrite, s); }},
+      {"rms_norm", [&] { ops::rms_norm(f, r, c, v, 1e-5f, s); }},
+      {"add_rms_norm", [&] { ops::add_rms_norm(f, f, r, c, f, v, 1e-5f, s); }},
+      {"rms_norm_backward", [&] { ops::rms_norm_backward(f, {}, f, c, v, r, overwrite, overwrite, s); }},
       {"attention",
        [&] {
          ops::attention(qkv, counting({1, 1, 4}), counting({1, 4, 6}), counting({1, 4, 6}),

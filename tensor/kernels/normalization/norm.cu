@@ -1,6 +1,7 @@
-// One warp per row. The row is read once and stays in registers while its statistics are computed, unless it
-// is long or rows are not 16-byte aligned. Sums over rows (the gradients of weight and bias) are computed by
-// one block per group of columns, so that their order depends on the shape only.
+// Layer norm, and RMS norm: the same with a mean of 0, without bias. One warp per row. The row is read once
+// and stays in registers while its statistics are computed, unless it is long or rows are not 16-byte
+// aligned. Sums over rows (the gradients of weight and bias) are computed by one block per group of columns,
+// so that their order depends on the shape only.
 
 #include "tensor/kernels/block_sum.h"
 #include "tensor/kernels/device_ops.h"
@@ -26,7 +27,7 @@ template <class T>
 struct Normalising {
   T *sum, *out;  ///< sum is null without `b`
   float *mean, *inverse_deviation;
-  const T *a, *b, *weight, *bias;
+  const T *a, *b, *weight, *bias;  ///< mean and bias are null for RMS norm
   std::size_t rows, columns;
   double share;  ///< 1 / columns, to avoid a division in double per row
   float epsilon;
@@ -47,8 +48,14 @@ __device__ inline void add_rounded(float (&x)[k], const T* b, T* sum) {
   store(sum, x);
 }
 
+template <class T>
+__device__ inline void store_statistics(const Normalising<T>& a, std::size_t row, float mean, float inverse) {
+  if (a.mean) a.mean[row] = mean;
+  a.inverse_deviation[row] = inverse;
+}
+
 /// For rows of at most 32 · kept packs.
-template <class T, int kept, bool add>
+template <class T, int kept, bool add, bool layer>
 __global__ void __launch_bounds__(row_threads, blocks_at_once(kept)) normalise_kept(Normalising<T> a) {
   constexpr int width = pack_width<T>;
   const std::size_t row = row_of_warp();
@@ -62,10 +69,12 @@ __global__ void __launch_bounds__(row_threads, blocks_at_once(kept)) normalise_k
     if (lane + k * 32 >= packs) continue;
     load(x[k], a.a + first + at);
     if constexpr (add) add_rounded(x[k], a.b + first + at, a.sum + first + at);
+    if constexpr (layer) {
 #pragma unroll
-    for (int j = 0; j < width; ++j) part += x[k][j];
+      for (int j = 0; j < width; ++j) part += x[k][j];
+    }
   }
-  const float mean = static_cast<float>(warp_sum(static_cast<double>(part)) * a.share);
+  const float mean = layer ? static_cast<float>(warp_sum(static_cast<double>(part)) * a.share) : 0;
   part = 0;
 #pragma unroll
   for (int k = 0; k < kept; ++k) {
@@ -78,13 +87,20 @@ __global__ void __launch_bounds__(row_threads, blocks_at_once(kept)) normalise_k
   for (int k = 0; k < kept; ++k) {
     const int at = (lane + k * 32) * width;
     if (lane + k * 32 >= packs) continue;
-    float w[width], b[width];
-    load(w, a.weight + at), load(b, a.bias + at);
+    float w[width];
+    load(w, a.weight + at);
+    if constexpr (layer) {
+      float b[width];
+      load(b, a.bias + at);
 #pragma unroll
-    for (int j = 0; j < width; ++j) x[k][j] = (x[k][j] - mean) * inverse * w[j] + b[j];
+      for (int j = 0; j < width; ++j) x[k][j] = (x[k][j] - mean) * inverse * w[j] + b[j];
+    } else {
+#pragma unroll
+      for (int j = 0; j < width; ++j) x[k][j] = x[k][j] * inverse * w[j];
+    }
     store(a.out + first + at, x[k]);
   }
-  if (lane == 0) a.mean[row] = mean, a.inverse_deviation[row] = inverse;
+  if (lane == 0) store_statistics(a, row, mean, inverse);
 }
 
 /// For any row: reads it three times, one element at a time.
@@ -101,7 +117,7 @@ __global__ void __launch_bounds__(row_threads) normalise_any(Normalising<T> a) {
     sum += static_cast<double>(v[0]);
   }
   if (a.b) x = a.sum + row * a.columns;  // each lane reads only elements that it wrote
-  const float mean = static_cast<float>(warp_sum(sum) * a.share);
+  const float mean = a.mean ? static_cast<float>(warp_sum(sum) * a.share) : 0;
   double squares = 0;
   for (std::size_t i = lane; i < a.columns; i += warp_size) {
     const float deviation = to_f32(x[i]) - mean;
@@ -109,9 +125,9 @@ __global__ void __launch_bounds__(row_threads) normalise_any(Normalising<T> a) {
   }
   const float inverse = inverse_deviation_of(warp_sum(squares) * a.share, a.epsilon);
   for (std::size_t i = lane; i < a.columns; i += warp_size)
-    a.out[row * a.columns + i] =
-        from_f32<T>((to_f32(x[i]) - mean) * inverse * to_f32(a.weight[i]) + to_f32(a.bias[i]));
-  if (lane == 0) a.mean[row] = mean, a.inverse_deviation[row] = inverse;
+    a.out[row * a.columns + i] = from_f32<T>((to_f32(x[i]) - mean) * inverse * to_f32(a.weight[i]) +
+                                             (a.bias ? to_f32(a.bias[i]) : -0.0f));  // adds nothing
+  if (lane == 0) store_statistics(a, row, mean, inverse);
 }
 
 /// Packs of a row that a lane keeps: 4, 8, or 0 if rows are not kept.
@@ -122,23 +138,46 @@ int kept_packs(std::size_t columns, const T* p, const Pointers*... others) {
   return packs <= 4 * warp_size ? 4 : packs <= 8 * warp_size ? 8 : 0;
 }
 
-template <class T>
-void normalise(const char* name, const Normalising<T>& a, const Stream& stream) {
+template <class T, bool layer>
+void normalise_rows(const char* name, const Normalising<T>& a, const Stream& stream) {
   const int kept = kept_packs(a.columns, a.out, a.sum, a.a, a.b, a.weight, a.bias);
   const auto with = [&](auto kernel) { cuda::launch(name, kernel, grid_of_rows(a.rows), stream, a); };
   if (kept == 4)
-    a.b ? with(normalise_kept<T, 4, true>) : with(normalise_kept<T, 4, false>);
+    a.b ? with(normalise_kept<T, 4, true, layer>) : with(normalise_kept<T, 4, false, layer>);
   else if (kept == 8)
-    a.b ? with(normalise_kept<T, 8, true>) : with(normalise_kept<T, 8, false>);
+    a.b ? with(normalise_kept<T, 8, true, layer>) : with(normalise_kept<T, 8, false, layer>);
   else
     with(normalise_any<T>);
+}
+
+/// A norm of a, or of sum = a + b if `sum` is defined; RMS norm if there is no mean and no bias.
+void normalise(const char* name, const Tensor& sum, const Tensor& out, const Tensor& mean,
+               const Tensor& inverse_deviation, const Tensor& a, const Tensor& b, const Tensor& weight,
+               const Tensor& bias, float epsilon, const Stream& stream) {
+  dispatch_dtype(out.dtype(), [&](auto t) {
+    using T = decltype(t);
+    const auto optional = [](const Tensor& x) { return x.defined() ? x.data<T>() : nullptr; };
+    const Normalising<T> n{optional(sum),
+                           out.data<T>(),
+                           mean.defined() ? mean.data<float>() : nullptr,
+                           inverse_deviation.data<float>(),
+                           a.data<T>(),
+                           optional(b),
+                           weight.data<T>(),
+                           optional(bias),
+                           inverse_deviation.count(),
+                           weight.count(),
+                           1 / static_cast<double>(weight.count()),
+                           epsilon};
+    mean.defined() ? normalise_rows<T, true>(name, n, stream) : normalise_rows<T, false>(name, n, stream);
+  });
 }
 
 template <class T>
 struct NormaliseBackward {
   T* d_x;
   const T *d_out, *x, *weight;
-  const float *mean, *inverse_deviation;
+  const float *mean, *inverse_deviation;  ///< mean is null for RMS norm
   std::size_t rows, columns;
   double share;  ///< 1 / columns
   bool accumulate;
@@ -147,7 +186,7 @@ struct NormaliseBackward {
 /// With n the normalized values and g = d_out · weight, d_x = inverse_deviation · (g - mean(g) - n · mean(g
 /// n)).
 struct RowGradient {
-  float mean, inverse, mean_g, mean_gn;
+  float mean, inverse, mean_g, mean_gn;  ///< mean and mean_g are 0 for RMS norm
   __device__ float operator()(float d_out, float x, float weight) const {
     return inverse * (d_out * weight - mean_g - (x - mean) * inverse * mean_gn);
   }
@@ -160,7 +199,7 @@ __global__ void __launch_bounds__(row_threads, blocks_at_once(kept)) backward_ke
   if (row >= a.rows) return;
   const auto packs = static_cast<int>(a.columns / width), lane = static_cast<int>(threadIdx.x % warp_size);
   const std::size_t first = row * a.columns;
-  RowGradient gradient{a.mean[row], a.inverse_deviation[row], 0, 0};
+  RowGradient gradient{a.mean ? a.mean[row] : 0, a.inverse_deviation[row], 0, 0};
   Raw<T, width> raw_dy[kept], raw_x[kept];
   float part_g = 0, part_gn = 0;
 #pragma unroll
@@ -177,7 +216,7 @@ __global__ void __launch_bounds__(row_threads, blocks_at_once(kept)) backward_ke
       part_gn += g * ((x[j] - gradient.mean) * gradient.inverse);
     }
   }
-  gradient.mean_g = static_cast<float>(warp_sum(static_cast<double>(part_g)) * a.share);
+  if (a.mean) gradient.mean_g = static_cast<float>(warp_sum(static_cast<double>(part_g)) * a.share);
   gradient.mean_gn = static_cast<float>(warp_sum(static_cast<double>(part_gn)) * a.share);
 #pragma unroll
   for (int k = 0; k < kept; ++k) {
@@ -198,14 +237,14 @@ __global__ void __launch_bounds__(row_threads) backward_any(NormaliseBackward<T>
   const std::size_t row = row_of_warp(), lane = threadIdx.x % warp_size;
   if (row >= a.rows) return;
   const std::size_t first = row * a.columns;
-  RowGradient gradient{a.mean[row], a.inverse_deviation[row], 0, 0};
+  RowGradient gradient{a.mean ? a.mean[row] : 0, a.inverse_deviation[row], 0, 0};
   double sum_g = 0, sum_gn = 0;
   for (std::size_t i = lane; i < a.columns; i += warp_size) {
     const float g = to_f32(a.d_out[first + i]) * to_f32(a.weight[i]);
     sum_g += static_cast<double>(g);
     sum_gn += static_cast<double>(g * ((to_f32(a.x[first + i]) - gradient.mean) * gradient.inverse));
   }
-  gradient.mean_g = static_cast<float>(warp_sum(sum_g) * a.share);
+  if (a.mean) gradient.mean_g = static_cast<float>(warp_sum(sum_g) * a.share);
   gradient.mean_gn = static_cast<float>(warp_sum(sum_gn) * a.share);
   for (std::size_t i = lane; i < a.columns; i += warp_size) {
     const float before = a.accumulate ? to_f32(a.d_x[first + i]) : 0;
@@ -218,7 +257,7 @@ template <class T, class G>
 struct ColumnSums {
   G *d_weight, *d_bias;  ///< either may be null
   const T *d_out, *x;
-  const float *mean, *inverse_deviation;
+  const float *mean, *inverse_deviation;  ///< mean is null for RMS norm
   std::size_t rows, columns;
   bool accumulate;
 };
@@ -248,7 +287,7 @@ __global__ void __launch_bounds__(column_threads) sum_columns(ColumnSums<T, G> a
         if (row >= a.rows) continue;
         float dy[width], x[width];
         load(dy, a.d_out + row * a.columns + column), load(x, a.x + row * a.columns + column);
-        const float mean = a.mean[row], inverse = a.inverse_deviation[row];
+        const float mean = a.mean ? a.mean[row] : 0, inverse = a.inverse_deviation[row];
 #pragma unroll
         for (int j = 0; j < width; ++j) w[j] += dy[j] * ((x[j] - mean) * inverse), b[j] += dy[j];
       }
@@ -280,77 +319,34 @@ __global__ void __launch_bounds__(column_threads) sum_columns(ColumnSums<T, G> a
 }
 
 template <class T, class G>
-void launch_sum_columns(const ColumnSums<T, G>& a, const Stream& stream) {
+void launch_sum_columns(const char* name, const ColumnSums<T, G>& a, const Stream& stream) {
   constexpr int width = pack_width<T>;
   const bool packs = rows_are_packs(a.columns, a.d_out, a.x);
   const unsigned across = packs ? 2 : 16, block_columns = packs ? 2 * width : 16;
   const unsigned threads = threads_for_row(a.rows * across, column_threads);
   const cuda::Grid grid{{static_cast<unsigned>((a.columns + block_columns - 1) / block_columns)}, {threads}};
-  cuda::launch("layer_norm_backward", packs ? sum_columns<T, G, width> : sum_columns<T, G, 1>, grid, stream,
-               a);
+  cuda::launch(name, packs ? sum_columns<T, G, width> : sum_columns<T, G, 1>, grid, stream, a);
 }
 
-}  // namespace
-
-void layer_norm(const Tensor& out, const Tensor& mean, const Tensor& inverse_deviation, const Tensor& x,
-                const Tensor& weight, const Tensor& bias, float epsilon, const Stream& stream) {
-  dispatch_dtype(out.dtype(), [&](auto t) {
-    using T = decltype(t);
-    const Normalising<T> a{nullptr,
-                           out.data<T>(),
-                           mean.data<float>(),
-                           inverse_deviation.data<float>(),
-                           x.data<T>(),
-                           nullptr,
-                           weight.data<T>(),
-                           bias.data<T>(),
-                           mean.count(),
-                           weight.count(),
-                           1 / static_cast<double>(weight.count()),
-                           epsilon};
-    normalise("layer_norm", a, stream);
-  });
-}
-
-void add_layer_norm(const Tensor& sum, const Tensor& out, const Tensor& mean, const Tensor& inverse_deviation,
-                    const Tensor& a, const Tensor& b, const Tensor& weight, const Tensor& bias, float epsilon,
-                    const Stream& stream) {
-  dispatch_dtype(out.dtype(), [&](auto t) {
-    using T = decltype(t);
-    const Normalising<T> n{sum.data<T>(),
-                           out.data<T>(),
-                           mean.data<float>(),
-                           inverse_deviation.data<float>(),
-                           a.data<T>(),
-                           b.data<T>(),
-                           weight.data<T>(),
-                           bias.data<T>(),
-                           mean.count(),
-                           weight.count(),
-                           1 / static_cast<double>(weight.count()),
-                           epsilon};
-    normalise("add_layer_norm", n, stream);
-  });
-}
-
-void layer_norm_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor& d_bias, const Tensor& d_out,
-                         const Tensor& x, const Tensor& weight, const Tensor& mean,
-                         const Tensor& inverse_deviation, Into into_x, Into into_parameters,
-                         const Stream& stream) {
+/// RMS norm if `mean` is undefined.
+void norm_backward(const char* name, const Tensor& d_x, const Tensor& d_weight, const Tensor& d_bias,
+                   const Tensor& d_out, const Tensor& x, const Tensor& weight, const Tensor& mean,
+                   const Tensor& inverse_deviation, Into into_x, Into into_parameters, const Stream& stream) {
   const DType gradients = d_weight.defined() ? d_weight.dtype()
                           : d_bias.defined() ? d_bias.dtype()
                                              : x.dtype();
   dispatch_dtype(x.dtype(), [&](auto t) {
     using T = decltype(t);
-    const std::size_t rows = mean.count(), columns = weight.count();
+    const std::size_t rows = inverse_deviation.count(), columns = weight.count();
     const T *dy = d_out.data<T>(), *v = x.data<T>();
-    const float *m = mean.data<float>(), *r = inverse_deviation.data<float>();
+    const float *m = mean.defined() ? mean.data<float>() : nullptr, *r = inverse_deviation.data<float>();
     // The sums first, since d_x may alias d_out.
     if (d_weight.defined() || d_bias.defined())
       dispatch_gradient_dtype<T>(gradients, [&](auto g) {
         using G = decltype(g);
         const auto gradient = [](const Tensor& d) { return d.defined() ? d.data<G>() : nullptr; };
-        launch_sum_columns(ColumnSums<T, G>{gradient(d_weight), gradient(d_bias), dy, v, m, r, rows, columns,
+        launch_sum_columns(name,
+                           ColumnSums<T, G>{gradient(d_weight), gradient(d_bias), dy, v, m, r, rows, columns,
                                             into_parameters == Into::accumulate},
                            stream);
       });
@@ -365,12 +361,50 @@ void layer_norm_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor
                                  1 / static_cast<double>(columns),
                                  into_x == Into::accumulate};
     const int kept = kept_packs(columns, a.d_x, a.d_out, a.x, a.weight);
-    cuda::launch("layer_norm_backward",
+    cuda::launch(name,
                  kept == 4   ? backward_kept<T, 4>
                  : kept == 8 ? backward_kept<T, 8>
                              : backward_any<T>,
                  grid_of_rows(rows), stream, a);
   });
+}
+
+}  // namespace
+
+void layer_norm(const Tensor& out, const Tensor& mean, const Tensor& inverse_deviation, const Tensor& x,
+                const Tensor& weight, const Tensor& bias, float epsilon, const Stream& stream) {
+  normalise("layer_norm", {}, out, mean, inverse_deviation, x, {}, weight, bias, epsilon, stream);
+}
+
+void add_layer_norm(const Tensor& sum, const Tensor& out, const Tensor& mean, const Tensor& inverse_deviation,
+                    const Tensor& a, const Tensor& b, const Tensor& weight, const Tensor& bias, float epsilon,
+                    const Stream& stream) {
+  normalise("add_layer_norm", sum, out, mean, inverse_deviation, a, b, weight, bias, epsilon, stream);
+}
+
+void layer_norm_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor& d_bias, const Tensor& d_out,
+                         const Tensor& x, const Tensor& weight, const Tensor& mean,
+                         const Tensor& inverse_deviation, Into into_x, Into into_parameters,
+                         const Stream& stream) {
+  norm_backward("layer_norm_backward", d_x, d_weight, d_bias, d_out, x, weight, mean, inverse_deviation,
+                into_x, into_parameters, stream);
+}
+
+void rms_norm(const Tensor& out, const Tensor& inverse_rms, const Tensor& x, const Tensor& weight,
+              float epsilon, const Stream& stream) {
+  normalise("rms_norm", {}, out, {}, inverse_rms, x, {}, weight, {}, epsilon, stream);
+}
+
+void add_rms_norm(const Tensor& sum, const Tensor& out, const Tensor& inverse_rms, const Tensor& a,
+                  const Tensor& b, const Tensor& weight, float epsilon, const Stream& stream) {
+  normalise("add_rms_norm", sum, out, {}, inverse_rms, a, b, weight, {}, epsilon, stream);
+}
+
+void rms_norm_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor& d_out, const Tensor& x,
+                       const Tensor& weight, const Tensor& inverse_rms, Into into_x, Into into_weight,
+                       const Stream& stream) {
+  norm_backward("rms_norm_backward", d_x, d_weight, {}, d_out, x, weight, {}, inverse_rms, into_x,
+                into_weight, stream);
 }
 
 }  // namespace rz::ops::device
