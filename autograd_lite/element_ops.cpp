@@ -9,24 +9,25 @@ namespace {
 
 using ops::Binary;
 using ops::Unary;
+using ops::UnaryFunction;
 
 Var wide(Tape& tape, Var x) { return autocast_wide(tape, x); }
 Var same(Tape&, Var x) { return x; }
 
 /// Records the backward of an operator of one tensor, which reads saved(tape).
 template <class F>
-Var record_unary(Tape& tape, Var x, const Tensor& out, Unary op, F saved) {
-  return tape.record(out, {x}, [x, op, saved](Tape& tape, const Tensor& d_out) {
+Var record_unary(Tape& tape, Var x, const Tensor& out, UnaryFunction f, F saved) {
+  return tape.record(out, {x}, [x, f, saved](Tape& tape, const Tensor& d_out) {
     const auto d_x = tape.grad_target(x);
-    ops::unary_backward(d_x.tensor, d_out, saved(tape), op, into(d_x), tape.stream());
+    ops::unary_backward(d_x.tensor, d_out, saved(tape), f, into(d_x), tape.stream());
   });
 }
 
-Var unary(Tape& tape, Var x, Unary op) {
+Var unary(Tape& tape, Var x, UnaryFunction f) {
   const Tensor out = empty_like(tape, tape.value(x));
-  ops::unary(out, tape.value(x), op, tape.stream());
-  if (ops::saved_by(op) == ops::Saved::input) return record_unary(tape, x, out, op, SavedVariable(tape, x));
-  return record_unary(tape, x, out, op, [out](const Tape&) { return out; });
+  ops::unary(out, tape.value(x), f, tape.stream());
+  if (ops::saved_by(f.op) == ops::Saved::input) return record_unary(tape, x, out, f, SavedVariable(tape, x));
+  return record_unary(tape, x, out, f, [out](const Tape&) { return out; });
 }
 
 /// Whether the gradient of an operand is that of the result.
@@ -87,6 +88,7 @@ bool needs_contiguous(Tape& tape, Var a, Var b, Binary op) {
 }
 
 Var binary(Tape& tape, Var a_in, Var b_in, Binary op) {
+  if (op == Binary::pow) a_in = autocast_wide(tape, a_in), b_in = autocast_wide(tape, b_in);
   auto [a, b] = autocast_alike(tape, a_in, b_in);
   const Shape shape = ops::broadcast_shapes(ops::name_of(op), tape.value(a).shape(), tape.value(b).shape());
   if (needs_contiguous(tape, a, b, op)) a = contiguous(tape, a), b = contiguous(tape, b);
@@ -156,6 +158,8 @@ Var over_rows(Tape& tape, Var given) {
 
 #define RZ_UNARY(name, saved, cast) \
   Var name(Tape& tape, Var x) { return unary(tape, cast(tape, x), Unary::name); }
+#define RZ_PARAMETRIC(name, saved, cast, parameter) \
+  Var name(Tape& tape, Var x, float p) { return unary(tape, cast(tape, x), {Unary::name, p}); }
 #include "tensor/element_ops.inc"
 #define RZ_BINARY(name) \
   Var name(Tape& tape, Var a, Var b) { return binary(tape, a, b, Binary::name); }

@@ -2,17 +2,19 @@
 /// Element-wise operators and sums on a tape, with PyTorch's names and broadcasting (tensor/element_ops.h).
 /// The gradient of an operand that was broadcast is the sum over the repeated elements.
 ///
-/// With Tape::autocast(), as with torch.autocast: exp, log, rsqrt, reciprocal, softmax, log_softmax, sum and
-/// a scalar divided by a tensor compute in f32; operators of two tensors do if their dtypes differ; all
-/// others compute in the dtype of their input.
+/// With Tape::autocast(), as with torch.autocast: exp, log, rsqrt, reciprocal, softplus, pow, softmax,
+/// log_softmax, sum and a scalar divided by a tensor compute in f32; operators of two tensors do if their
+/// dtypes differ; all others compute in the dtype of their input.
 
 #include "autograd_lite/autocast.h"
 #include "autograd_lite/tape.h"
 
 namespace rz::nn {
 
-// ---- of one tensor: exp, log, sqrt, rsqrt, reciprocal, abs, relu, sigmoid, silu, tanh
+// ---- of one tensor: exp, log, sqrt, rsqrt, reciprocal, abs, relu, sigmoid, silu, tanh, sin, cos, softplus,
+// gelu_erf; with a parameter elu(x, alpha = 1), leaky_relu(x, negative_slope = 0.01), pow(x, exponent)
 #define RZ_UNARY(name, saved, cast) Var name(Tape&, Var);
+#define RZ_PARAMETRIC(name, saved, cast, parameter) Var name(Tape&, Var, float parameter);
 #include "tensor/element_ops.inc"
 Var neg(Tape&, Var);
 /// x itself, or a copy with contiguous rows.
@@ -22,7 +24,7 @@ Var clamp(Tape&, Var x, float low, float high);
 Var softmax(Tape&, Var x);      ///< over the last extent
 Var log_softmax(Tape&, Var x);  ///< over the last extent
 
-// ---- of two tensors: add, sub, mul, div, minimum, maximum
+// ---- of two tensors: add, sub, mul, div, minimum, maximum, pow
 /// Errc::invalid_argument names the shapes if they do not broadcast.
 #define RZ_BINARY(name) Var name(Tape&, Var a, Var b);
 #include "tensor/element_ops.inc"

@@ -24,15 +24,29 @@ enum class Binary {
 const char* name_of(Unary);
 const char* name_of(Binary);
 
+/// An operator of one tensor, and its parameter if it has one: the exponent of pow, alpha of elu, the slope
+/// of leaky_relu below 0.
+struct UnaryFunction {
+  UnaryFunction(Unary op, float parameter = 0) : op(op), parameter(parameter) {}
+  Unary op;
+  float parameter;
+};
+
 /// What the gradient of an operator reads.
 enum class Saved : bool { input, output };
 Saved saved_by(Unary);
 
-/// out = f(in). NaN stays NaN. log of a negative number, and sqrt of it, is NaN. relu, sqrt and silu keep -0.
-void unary(const Tensor& out, const Tensor& in, Unary, const Stream&);
+/// out = f(in). NaN stays NaN. log of a negative number, and sqrt of it, is NaN. relu, sqrt, silu, sin, elu
+/// and leaky_relu keep -0. sin and cos are accurate for every number, NaN for infinities. softplus is log(1 +
+/// e^x), and x above 20. gelu_erf is x · Φ(x), the "gelu" of BERT; ops::gelu is its tanh approximation.
+/// elu is alpha · (e^x - 1) below 0. pow is C's, except that exponents of ±0.5 are sqrt and rsqrt: x^0 is 1,
+/// for NaN as well; that of a negative number is NaN unless the exponent is an integer.
+void unary(const Tensor& out, const Tensor& in, UnaryFunction, const Stream&);
 /// d_in = d_out · f'; `saved` is the input or the output, as saved_by(). abs and relu have the gradient 0 at
-/// 0; relu that of d_out at NaN.
-void unary_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& saved, Unary, Into, const Stream&);
+/// 0; relu that of d_out at NaN; elu and leaky_relu at 0 that from the left; pow with exponent 0 has none.
+/// gelu_erf's is NaN at ±infinity, as in PyTorch.
+void unary_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& saved, UnaryFunction, Into,
+                    const Stream&);
 
 /// The shape of an operator of two tensors. Errc::invalid_argument names `op` and both shapes if they do not
 /// broadcast.
@@ -45,7 +59,8 @@ inline void add(const Tensor& out, const Tensor& a, const Tensor& b, const Strea
 }
 /// d = d_out · ∂f/∂a for operand 0, or ∂f/∂b for operand 1, with the shape of d_out: sum_to_size() makes it
 /// the gradient of an operand that was broadcast. Equal operands of minimum and maximum get half
-/// each, and both all of it if one is NaN.
+/// each, and both all of it if one is NaN. That of a power by its exponent is 0 at 0^b with b >= 0, by its
+/// base at a^0.
 void binary_backward(const Tensor& d, const Tensor& d_out, const Tensor& a, const Tensor& b, Binary,
                      int operand, const Stream&);
 

@@ -26,8 +26,14 @@ TEST(ElementOps, UnaryGradients) {
   const Tensor any = away_from_zero({3, 5}, "x"), positive = away_from_zero({3, 5}, "x", true);
 #define RZ_UNARY(name, saved, cast) \
   expect_gradients([](Tape& t, const auto& v) { return name(t, v[0]); }, {positive});
+#define RZ_PARAMETRIC(name, saved, cast, parameter) \
+  expect_gradients([](Tape& t, const auto& v) { return name(t, v[0], 1.75f); }, {positive});
 #include "tensor/element_ops.inc"
-  for (Var (*f)(Tape&, Var) : {exp, reciprocal, abs, sigmoid, silu, neg, log_softmax})
+  for (Var (*f)(Tape&, Var, float) : {elu, leaky_relu})
+    expect_gradients([f](Tape& t, const auto& v) { return f(t, v[0], 0.25f); }, {any});
+  expect_gradients([](Tape& t, const auto& v) { return pow(t, v[0], 3); }, {any}, 5e-3);
+  for (Var (*f)(Tape&, Var) :
+       {exp, reciprocal, abs, sigmoid, silu, neg, sin, cos, softplus, gelu_erf, softmax, log_softmax})
     expect_gradients([f](Tape& t, const auto& v) { return f(t, v[0]); }, {any}, 5e-3);
   expect_gradients([](Tape& t, const auto& v) { return clamp(t, v[0], -0.45f, 5); }, {any});
 }
@@ -45,6 +51,7 @@ TEST(ElementOps, BinaryGradientsAreSumsOverRepeatedElements) {
       expect_gradients([f](Tape& t, const auto& v) { return f(t, v[0], v[1]); }, {a, b}, 4e-3);
       expect_gradients([f](Tape& t, const auto& v) { return f(t, v[1], exp(t, v[0])); }, {a, b}, 1e-2);
     }
+    expect_gradients([](Tape& t, const auto& v) { return pow(t, exp(t, v[0]), v[1]); }, {a, b}, 1e-2);
     // Far from each other: finite differences don't cross a kink.
     const Tensor far = away_from_zero(shapes.a, "a");
     for (std::size_t i = 0; i < far.count(); ++i) far.data<float>()[i] *= 4;
@@ -74,6 +81,13 @@ TEST(ElementOps, Scalars) {
   EXPECT_EQ(test::values_of(tape.value(sub(tape, x, 5))), (test::Values{-4, -7}));
   EXPECT_EQ(test::values_of(tape.value(div(tape, x, 4))), (test::Values{0.25, -0.5}));
   EXPECT_EQ(test::values_of(tape.value(div(tape, 4, x))), (test::Values{4, -2}));
+}
+
+TEST(ElementOps, ParametersHavePyTorchsDefaults) {
+  Tape tape;
+  const Var x = tape.constant(test::tensor_of({-1}, {1}));
+  EXPECT_FLOAT_EQ(*tape.value(elu(tape, x)).data<float>(), std::expm1(-1.0f));
+  EXPECT_EQ(*tape.value(leaky_relu(tape, x)).data<float>(), -0.01f);
 }
 
 TEST(ElementOps, SumsAndMeans) {
@@ -113,16 +127,21 @@ TEST(ElementOps, AutocastComputesInF32WhatTorchDoes) {
   const Tensor narrow = Tensor::zeros({2, 2}, DType::bf16), wide = Tensor::zeros({2, 2});
   const Var x = tape.variable(narrow), y = tape.variable(wide);
   const auto dtype = [&](Var v) { return tape.value(v).dtype(); };
-  for (Var (*f)(Tape&, Var) : {exp, log, rsqrt, reciprocal, softmax, log_softmax})
+  for (Var (*f)(Tape&, Var) : {exp, log, rsqrt, reciprocal, softplus, softmax, log_softmax})
     EXPECT_EQ(dtype(f(tape, x)), DType::f32);
+  EXPECT_EQ(dtype(pow(tape, x, 2)), DType::f32);
+  EXPECT_EQ(dtype(pow(tape, x, x)), DType::f32);
   EXPECT_EQ(dtype(sum(tape, x)), DType::f32);
   EXPECT_EQ(dtype(sum(tape, x, 0)), DType::f32);
   EXPECT_EQ(dtype(div(tape, 1, x)), DType::f32);
-  for (Var (*f)(Tape&, Var) : {sqrt, abs, relu, sigmoid, silu, tanh, neg})
+  for (Var (*f)(Tape&, Var) : {sqrt, abs, relu, sigmoid, silu, tanh, neg, sin, cos, gelu_erf})
     EXPECT_EQ(dtype(f(tape, x)), DType::bf16);
+  EXPECT_EQ(dtype(elu(tape, x)), DType::bf16);
+  EXPECT_EQ(dtype(leaky_relu(tape, x)), DType::bf16);
   EXPECT_EQ(dtype(mean(tape, x, 0)), DType::bf16);
   EXPECT_EQ(dtype(add(tape, x, 1)), DType::bf16);
-  for (Var (*f)(Tape&, Var, Var) : {minimum, maximum}) {
+  for (Var (*f)(Tape&, Var, Var) :
+       std::initializer_list<Var (*)(Tape&, Var, Var)>{minimum, maximum}) {
     EXPECT_EQ(dtype(f(tape, x, y)), DType::f32);
     EXPECT_EQ(dtype(f(tape, x, x)), DType::bf16);
   }

@@ -19,15 +19,17 @@ namespace {
 using ops::Binary;
 using ops::Into;
 using ops::Unary;
+using ops::UnaryFunction;
 
 constexpr double inf = std::numeric_limits<double>::infinity();
 
 /// A function of one number, its inverse, and numbers where both are defined.
 struct UnaryCase {
-  Unary op;
+  UnaryFunction f;
   double (*value)(double);
   double (*inverse)(double);
   double low, high;
+  double ulps = 4;
 };
 const UnaryCase unary_cases[] = {
     {Unary::exp, [](double x) { return std::exp(x); }, [](double y) { return std::log(y); }, -5, 5},
@@ -41,6 +43,22 @@ const UnaryCase unary_cases[] = {
      [](double y) { return std::log(y / (1 - y)); }, -3, 3},
     {Unary::silu, [](double x) { return x / (1 + std::exp(-x)); }, nullptr, -9, 9},
     {Unary::tanh, [](double x) { return std::tanh(x); }, [](double y) { return std::atanh(y); }, -2, 2},
+    {Unary::sin, [](double x) { return std::sin(x); }, nullptr, -20, 20},
+    {Unary::cos, [](double x) { return std::cos(x); }, nullptr, -20, 20},
+    {Unary::softplus, [](double x) { return std::log1p(std::exp(x)); }, nullptr, -40, 19.9},
+    // erfc of CUDA is within 4 ulp
+    {Unary::gelu_erf, [](double x) { return x / 2 * std::erfc(-x / std::sqrt(2)); }, nullptr, -6, 6, 8},
+    {{Unary::elu, 1.5f}, [](double x) { return x > 0 ? x : 1.5 * std::expm1(x); }, nullptr, -9, 3},
+    {{Unary::leaky_relu, 0.25f}, [](double x) { return x > 0 ? x : x / 4; }, nullptr, -9, 9},
+    {{Unary::pow, 2.5f}, [](double x) { return std::pow(x, 2.5); }, nullptr, 0.05, 30},
+    {{Unary::pow, -1.5f}, [](double x) { return std::pow(x, -1.5); }, nullptr, 0.05, 30},
+    {{Unary::pow, 5}, [](double x) { return std::pow(x, 5); }, nullptr, -6, 6},
+    {{Unary::pow, 3}, [](double x) { return x * x * x; }, nullptr, -9, 9},
+    {{Unary::pow, 2}, [](double x) { return x * x; }, nullptr, -9, 9},
+    {{Unary::pow, 1}, [](double x) { return x; }, nullptr, -9, 9},
+    {{Unary::pow, 0.5f}, [](double x) { return std::sqrt(x); }, nullptr, 0.05, 30},
+    {{Unary::pow, -0.5f}, [](double x) { return 1 / std::sqrt(x); }, nullptr, 0.05, 30},
+    {{Unary::pow, -1}, [](double x) { return 1 / x; }, nullptr, 0.05, 30},
 };
 
 double apply(Binary op, double x, double y) {
@@ -57,11 +75,13 @@ double apply(Binary op, double x, double y) {
       return std::min(x, y);
     case Binary::maximum:
       return std::max(x, y);
+    case Binary::pow:
+      return std::pow(x, y);
   }
   return 0;
 }
-constexpr Binary binaries[] = {Binary::add, Binary::sub,     Binary::mul,
-                               Binary::div, Binary::minimum, Binary::maximum};
+constexpr Binary arithmetic[] = {Binary::add, Binary::sub,     Binary::mul,
+                                 Binary::div, Binary::minimum, Binary::maximum};
 
 std::vector<std::size_t> extents_of(const Shape& s) {
   std::vector<std::size_t> all(4, 1);
@@ -151,10 +171,10 @@ TEST_P(ElementOps, UnaryValues) {
         const Tensor in = place(x, {n}, shift), out = empty({n});
         Values expected;
         for (const double v : x) expected.push_back(c.value(v));
-        ops::unary(out, in, c.op, stream);
-        expect_near(get(out), expected, 4, name_of(c.op));
-        ops::unary(in, in, c.op, stream);  // in place
-        EXPECT_EQ(get(in), get(out)) << name_of(c.op);
+        ops::unary(out, in, c.f, stream);
+        expect_near(get(out), expected, c.ulps, name_of(c.f.op));
+        ops::unary(in, in, c.f, stream);  // in place
+        EXPECT_EQ(get(in), get(out)) << name_of(c.f.op);
       }
 }
 
@@ -163,9 +183,9 @@ TEST_P(ElementOps, UnaryGradients) {
     for (const std::size_t n : {1, 13, 1027}) {
       const Values x = random(n, 3, c.low, c.high), dy = random(n, 4, -1, 1);
       const Tensor in = place(x, {n}), d_out = place(dy, {n}), out = empty({n});
-      ops::unary(out, in, c.op, stream);
+      ops::unary(out, in, c.f, stream);
       // The gradient at the number whose value is the output, which was rounded.
-      const bool of_output = ops::saved_by(c.op) == ops::Saved::output;
+      const bool of_output = ops::saved_by(c.f.op) == ops::Saved::output;
       const Values y = get(out);
       Values expected;
       for (std::size_t i = 0; i < n; ++i) {
@@ -173,16 +193,16 @@ TEST_P(ElementOps, UnaryGradients) {
         expected.push_back((c.value(at + step) - c.value(at - step)) / (2 * step) * dy[i]);
       }
       const Tensor d_in = place(Values(n, NAN), {n}), added = place(Values(n, 2), {n});
-      ops::unary_backward(d_in, d_out, of_output ? out : in, c.op, Into::overwrite, stream);
+      ops::unary_backward(d_in, d_out, of_output ? out : in, c.f, Into::overwrite, stream);
       const Values got = get(d_in);
       for (std::size_t i = 0; i < n; ++i)
         ASSERT_NEAR(got[i], expected[i], (2e-6 + rounding) * std::abs(expected[i]) + 1e-7 + smallest)
-            << name_of(c.op) << " at " << x[i];
-      ops::unary_backward(added, d_out, of_output ? out : in, c.op, Into::accumulate, stream);
+            << name_of(c.f.op) << " at " << x[i];
+      ops::unary_backward(added, d_out, of_output ? out : in, c.f, Into::accumulate, stream);
       const Values sums = get(added);
       for (std::size_t i = 0; i < n; ++i)
         ASSERT_NEAR(sums[i], 2 + expected[i], (2e-6 + rounding) * (2 + std::abs(expected[i])))
-            << name_of(c.op);
+            << name_of(c.f.op);
     }
 }
 
@@ -213,6 +233,168 @@ TEST_P(ElementOps, UnarySpecialValues) {
       EXPECT_TRUE(std::isnan(got[0]) && std::isnan(got[1])) << name_of(c.op);
     }
   }
+}
+
+/// Of PyTorch 1.13, at -∞, -1, -0, 0, 1, ∞, NaN: values, and gradients where that of the result is 3.
+TEST_P(ElementOps, SpecialValuesAndGradientsAreThoseOfPyTorch) {
+  const double nan = NAN;
+  struct Case {
+    UnaryFunction f;
+    Values values, gradients;
+  };
+  const Case cases[] = {
+      {Unary::sin,
+       {nan, -0.84147098, -0.0, 0, 0.84147098, nan, nan},
+       {nan, 1.6209069, 3, 3, 1.6209069, nan, nan}},
+      {Unary::cos,
+       {nan, 0.54030231, 1, 1, 0.54030231, nan, nan},
+       {nan, 2.5244130, 0, 0, -2.5244130, nan, nan}},
+      {Unary::softplus,
+       {0, 0.31326169, 0.69314718, 0.69314718, 1.3132617, inf, nan},
+       {0, 0.80682426, 1.5, 1.5, 2.1931757, 3, nan}},
+      {Unary::gelu_erf,
+       {nan, -0.15865525, -0.0, 0, 0.84134475, inf, nan},
+       {nan, -0.24994637, 1.5, 1.5, 3.2499464, nan, nan}},
+      {{Unary::elu, 2}, {-2, -1.2642411, -0.0, 0, 1, inf, nan}, {0, 2.2072766, 6, 6, 3, 3, 3}},
+      {{Unary::leaky_relu, 0.25f}, {-inf, -0.25, -0.0, 0, 1, inf, nan}, {0.75, 0.75, 0.75, 0.75, 3, 3, 0.75}},
+      {{Unary::leaky_relu, 0}, {nan, -0.0, -0.0, 0, 1, inf, nan}, {0, 0, 0, 0, 3, 3, 0}},
+      {{Unary::pow, 0}, {1, 1, 1, 1, 1, 1, 1}, {0, 0, 0, 0, 0, 0, 0}},
+      {{Unary::pow, 1}, {-inf, -1, -0.0, 0, 1, inf, nan}, {3, 3, 3, 3, 3, 3, 3}},
+      {{Unary::pow, 2}, {inf, 1, 0, 0, 1, inf, nan}, {-inf, -6, 0, 0, 6, inf, nan}},
+      {{Unary::pow, 3}, {-inf, -1, -0.0, 0, 1, inf, nan}, {inf, 9, 0, 0, 9, inf, nan}},
+      {{Unary::pow, 4}, {inf, 1, 0, 0, 1, inf, nan}, {-inf, -12, 0, 0, 12, inf, nan}},
+      {{Unary::pow, -1}, {-0.0, -1, -inf, inf, 1, 0, nan}, {0, -3, -inf, -inf, -3, 0, nan}},
+      {{Unary::pow, -2}, {0, 1, inf, inf, 1, 0, nan}, {0, 6, inf, -inf, -6, 0, nan}},
+      {{Unary::pow, 0.5f}, {nan, nan, -0.0, 0, 1, inf, nan}, {nan, nan, -inf, inf, 1.5, 0, nan}},
+      {{Unary::pow, -0.5f}, {nan, nan, -inf, inf, 1, 0, nan}, {0, nan, -inf, -inf, -1.5, 0, nan}},
+      {{Unary::pow, 1.5f}, {inf, nan, 0, 0, 1, inf, nan}, {nan, nan, 0, 0, 4.5, inf, nan}},
+      {{Unary::pow, 2.5f}, {inf, nan, 0, 0, 1, inf, nan}, {inf, nan, 0, 0, 7.5, inf, nan}},
+      {{Unary::pow, float(inf)}, {inf, 1, 0, 0, 1, inf, nan}, {inf, inf, nan, nan, inf, inf, nan}},
+      {{Unary::pow, float(-inf)}, {0, 1, inf, inf, 1, 0, nan}, {nan, -inf, -inf, -inf, -inf, nan, nan}},
+      {{Unary::pow, float(nan)}, {nan, nan, nan, nan, 1, nan, nan}, Values(7, nan)}};
+  // Vectors that are full, and one that is not.
+  for (const std::size_t copies : {1, 5})
+    for (const Case& c : cases) {
+      Values x;
+      for (std::size_t i = 0; i < copies; ++i) x.insert(x.end(), {-inf, -1, -0.0, 0, 1, inf, nan});
+      const Tensor in = place(x, {x.size()}), out = empty({x.size()}),
+                   d = place(Values(x.size(), 3), {x.size()});
+      const auto expect = [&](const Values& expected, bool signs, const char* what) {
+        const Values got = get(out);
+        for (std::size_t i = 0; i < got.size(); ++i) {
+          const double e = expected[i % 7];
+          if (std::isnan(e) || std::isinf(e) || e == 0) {
+            EXPECT_TRUE(std::isnan(e) ? std::isnan(got[i]) : got[i] == e) << got[i] << " is not " << e;
+          } else {
+            EXPECT_NEAR(got[i], e, (1e-6 + rounding) * std::abs(e));
+          }
+          if (signs && !std::isnan(e)) {
+            EXPECT_EQ(std::signbit(got[i]), std::signbit(e));
+          }
+          if (HasFailure()) FAIL() << what << name_of(c.f.op) << " " << c.f.parameter << " at " << x[i];
+        }
+      };
+      ops::unary(out, in, c.f, stream);
+      expect(c.values, true, "");
+      ops::unary_backward(out, d, in, c.f, Into::overwrite, stream);
+      expect(c.gradients, false, "gradient of ");
+    }
+}
+
+/// Every pair, as in C.
+TEST_P(ElementOps, PowersOfSpecialNumbers) {
+  const double nan = NAN;
+  const Values bases = {-inf, -2, -1.5, -1, -0.25, -0.0, 0, 0.25, 1, 1.5, 2, inf, nan};
+  Values exponents = {-inf, -3, -2, -0.75, -0.0, 0, 0.75, 1, 2, 3, 1024, inf, nan};
+  if (dtype == DType::f32) exponents.insert(exponents.end(), {16777215, 16777216, -16777215, 1e30, 1e-30});
+  const Shape column{bases.size(), 1}, row{exponents.size()}, both{bases.size(), exponents.size()};
+  const Tensor a = place(bases, column), b = place(exponents, row), out = empty(both), d = empty(both);
+  ops::binary(out, a, b, Binary::pow, stream);
+  const Values got = get(out), ones(both.count(), 1);
+  Values slopes[2];
+  for (const int operand : {0, 1}) {
+    ops::binary_backward(d, place(ones, both), a, b, Binary::pow, operand, stream);
+    slopes[operand] = get(d);
+  }
+  const auto expect = [&](double value, double expected, const char* what, double x, double y) {
+    const double wanted = rounded({expected})[0];
+    if (std::isnan(wanted) || std::isinf(wanted) || wanted == 0) {
+      EXPECT_TRUE(std::isnan(wanted) ? std::isnan(value) : value == wanted) << value << " is not " << wanted;
+    } else {
+      EXPECT_NEAR(value, expected, (6 * 0x1p-23 + rounding) * std::abs(expected) + smallest);
+    }
+    if (HasFailure()) FAIL() << what << x << "^" << y;
+  };
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const double x = bases[i / exponents.size()], y = exponents[i % exponents.size()];
+    expect(got[i], std::pow(x, y), "", x, y);
+    if (!std::isnan(got[i])) {
+      EXPECT_EQ(std::signbit(got[i]), std::signbit(std::pow(x, y))) << x << "^" << y;
+    }
+    if (std::abs(y) > 2000 && !std::isinf(y)) continue;  // y - 1 is rounded
+    expect(slopes[0][i], y == 0 ? 0 : y * std::pow(x, y - 1), "slope by the base of ", x, y);
+    expect(slopes[1][i], x == 0 && y >= 0 ? 0 : std::pow(x, y) * std::log(x), "slope by the exponent of ", x,
+           y);
+  }
+}
+
+TEST_P(ElementOps, PowersOfAllMagnitudes) {
+  if (dtype != DType::f32) GTEST_SKIP() << "16-bit numbers are numbers of f32";
+  const std::size_t n = 20000;
+  Values x = random(n, 1, -120, 120), y = random(n, 2, -100, 100);
+  for (std::size_t i = 0; i < n; ++i) {
+    x[i] = static_cast<float>(std::exp2(x[i]));
+    y[i] = static_cast<float>(y[i] / std::log2(x[i]));  // powers from 2^-100 to 2^100
+  }
+  Values expected;
+  for (std::size_t i = 0; i < n; ++i) expected.push_back(std::pow(x[i], y[i]));
+  const Tensor a = place(x, {n}), b = place(y, {n}), out = empty({n});
+  ops::binary(out, a, b, Binary::pow, stream);
+  expect_near(get(out), expected, 4, "pow");  // CUDA's powf is within 4 ulp
+  // Results that are subnormal, and those that overflow.
+  const Values tiny = {0x1p-70, 0x1.4p-74, 1.5, 0x1p64, 0x1p-75};
+  ops::binary(out.view(0, {5}), place(tiny, {5}), place({2, 2, 400, 2, 2}, {5}), Binary::pow, stream);
+  const Values got = get(out.view(0, {5}));
+  EXPECT_EQ(got, (Values{0x1p-140, 0x1.8p-148, inf, inf, 0}));
+}
+
+/// The argument is reduced exactly: also of 16367173 · 2^72, the number of f32 that is nearest to a multiple
+/// of π/2 (Muller, Elementary Functions).
+TEST_P(ElementOps, SineAndCosineOfAllMagnitudes) {
+  Values x = {std::ldexp(16367173.0, 72), -std::ldexp(16367173.0, 72), 0x1p20, -0x1.000002p20,
+              dtype == DType::f32 ? 0x1.fffffep127 : 0x1.fep127};
+  for (int e = -148; e <= 127; ++e)
+    for (const double m : {1.0, 1.375, -1.8}) x.push_back(std::ldexp(m, e));
+  for (int k = -3000; k <= 3000; ++k) x.push_back(k * std::acos(0.0)), x.push_back(k * 1001 * std::acos(0.0));
+  for (double& v : x)
+    if (dtype == DType::f16 && std::abs(v) > 60000) v = 1;
+  x = get(place(x, {x.size()}));
+  const Tensor in = place(x, {x.size()}), out = empty({x.size()});
+  for (const auto& [op, f] :
+       {std::pair<Unary, double (*)(double)>{Unary::sin, std::sin}, {Unary::cos, std::cos}}) {
+    Values expected;
+    for (const double v : x) expected.push_back(f(v));
+    ops::unary(out, in, op, stream);
+    expect_near(get(out), expected, 2, name_of(op));
+  }
+}
+
+TEST_P(ElementOps, GeluErfIsAccurateInItsTail) {
+  Values x;
+  for (int i = 0; i <= 400; ++i) x.push_back(-13 + i / 16.0);
+  x = get(place(x, {x.size()}));
+  Values expected;
+  for (const double v : x) expected.push_back(v / 2 * std::erfc(-v / std::sqrt(2)));
+  const Tensor in = place(x, {x.size()}), out = empty({x.size()});
+  ops::unary(out, in, Unary::gelu_erf, stream);
+  expect_near(get(out), expected, 8, "gelu_erf");
+}
+
+TEST_P(ElementOps, SoftplusIsTheIdentityAbove20) {
+  const Tensor in = place({19.875, 20, 20.125, 100, -80}, {5}), out = empty({5});
+  ops::unary(out, in, Unary::softplus, stream);
+  expect_near(get(out), {std::log1p(std::exp(19.875)), std::log1p(std::exp(20)), 20.125, 100, std::exp(-80)},
+              4, "softplus");
 }
 
 TEST_P(ElementOps, ExponentsAndLogarithmsOfAllMagnitudes) {
@@ -252,7 +434,7 @@ TEST_P(ElementOps, SigmoidAndSiluOfLargeNumbers) {
 }
 
 TEST_P(ElementOps, BinaryValuesAreRoundedOnce) {
-  for (const Binary op : binaries)
+  for (const Binary op : arithmetic)
     for (const Broadcast& c : broadcasts) {
       const Values x = random(c.a.count(), 1, -4, 4), y = random(c.b.count(), 2, 0.5, 4);
       const auto of_a = sources(c.a, c.out), of_b = sources(c.b, c.out);
@@ -275,7 +457,7 @@ TEST_P(ElementOps, BinaryValuesAreRoundedOnce) {
 }
 
 TEST_P(ElementOps, BinaryGradients) {
-  for (const Binary op : binaries)
+  for (const Binary op : arithmetic)
     for (const Broadcast& c : broadcasts)
       for (const int operand : {0, 1}) {
         const Values x = random(c.a.count(), 1, -4, 4), y = random(c.b.count(), 2, 0.5, 4),

@@ -259,6 +259,8 @@ std::vector<OperatorCase> operators_on_parameters() {
       {"mul_by_data", {{4, 6}}, [=](Tape& t, auto& v) { return nn::mul(t, t.constant(data), v[0]); }},
       {"div_broadcast", {{4, 6}, {6}}, [](Tape& t, auto& v) { return nn::div(t, v[0], nn::exp(t, v[1])); }},
       {"maximum", {{4, 6}, {4, 1}}, [](Tape& t, auto& v) { return nn::maximum(t, v[0], v[1]); }},
+      {"pow", {{4, 6}, {6}}, [](Tape& t, auto& v) { return nn::pow(t, nn::exp(t, v[0]), v[1]); }},
+      {"elu", {{4, 6}}, [](Tape& t, auto& v) { return nn::elu(t, v[0]); }},
       {"silu", {{4, 6}}, [](Tape& t, auto& v) { return nn::silu(t, v[0]); }},
       {"clamp", {{4, 6}}, [](Tape& t, auto& v) { return nn::clamp(t, v[0], -0.3f, 0.3f); }},
       {"log_softmax", {{4, 6}}, [](Tape& t, auto& v) { return nn::log_softmax(t, v[0]); }},

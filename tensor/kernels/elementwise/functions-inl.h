@@ -7,6 +7,7 @@
 #define RZ_ELEMENTWISE_FUNCTIONS_INL_H_
 #endif
 
+#include "tensor/kernels/elementwise/in_double-inl.h"
 #include "tensor/kernels/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -57,6 +58,14 @@ HWY_INLINE Logistic logistic(V x) {
   return {hn::IfThenElse(negative, smaller, larger), hn::IfThenElse(negative, larger, smaller)};
 }
 
+/// e^x - 1 for x <= 0, without cancellation near 0.
+HWY_INLINE V exponential_minus_one(V x) {
+  const V low = constant(-104);
+  const Reduced r = reduce_exponent(hn::IfThenElse(hn::Lt(x, low), low, x));
+  const V power = scale_by_power(constant(1), r.n);
+  return hn::MulAdd(power, r.expm1, hn::Sub(power, constant(1)));
+}
+
 /// 0 where `other` holds, because the other operand is the result; half of dy where x = y; otherwise, also if
 /// one is NaN, dy.
 template <class M>
@@ -66,7 +75,8 @@ HWY_INLINE V unless(M other, V dy, V x, V y) {
 }
 HWY_INLINE V not_a_number_or(V x, V y) { return hn::IfThenElse(hn::IsNaN(x), x, y); }
 
-// ---- one operand: the value, and the gradient by dy and what the list names
+// ---- one operand: the value, and the gradient by dy and what the list names, each with the operator's
+// parameter if it has one
 
 struct exp {
   static HWY_INLINE V value(V x) { return exponential(x); }
@@ -115,6 +125,77 @@ struct tanh {
   static HWY_INLINE V value(V x) { return hyperbolic_tangent(x); }
   static HWY_INLINE V gradient(V dy, V y) {
     return hn::Mul(dy, hn::Mul(hn::Sub(constant(1), y), hn::Add(constant(1), y)));
+  }
+};
+
+struct sin {
+  static HWY_INLINE V value(V x) { return sine(x, 0); }
+  static HWY_INLINE V gradient(V dy, V x) { return hn::Mul(dy, sine(x, 1)); }
+};
+struct cos {
+  static HWY_INLINE V value(V x) { return sine(x, 1); }
+  static HWY_INLINE V gradient(V dy, V x) { return hn::Mul(dy, sine(x, 2)); }
+};
+struct softplus {
+  static HWY_INLINE V value(V x) {
+    const V positive = hn::IfThenZeroElse(hn::Lt(x, zero()), x);
+    const V sum = hn::Add(positive, log_of_one_plus(exponential(hn::Neg(hn::Abs(x)))));
+    return hn::IfThenElse(hn::Gt(x, constant(20)), x, sum);
+  }
+  static HWY_INLINE V gradient(V dy, V x) {
+    return hn::IfThenElse(hn::Gt(x, constant(20)), dy, hn::Mul(dy, logistic(x).value));
+  }
+};
+struct gelu_erf {
+  static HWY_INLINE V value(V x) {
+    return in_double([](auto v) HWY_ATTR { return hn::Mul(v, normal(v).distribution); }, x);
+  }
+  static HWY_INLINE V gradient(V dy, V x) {
+    const auto f = [](auto d, auto v) HWY_ATTR {
+      const Normal n = normal(v);
+      return hn::Mul(d, hn::MulAdd(v, n.density, n.distribution));
+    };
+    return in_double(f, dy, x);
+  }
+};
+struct elu {
+  static HWY_INLINE V value(V x, float alpha) {
+    return hn::IfThenElse(hn::Lt(x, zero()), hn::Mul(constant(alpha), exponential_minus_one(x)), x);
+  }
+  static HWY_INLINE V gradient(V dy, V x, float alpha) {
+    const V left = hn::Mul(dy, hn::Mul(constant(alpha), exponential(x)));
+    return hn::IfThenElse(hn::Le(x, zero()), left, dy);
+  }
+};
+struct leaky_relu {
+  static HWY_INLINE V value(V x, float slope) { return gradient(x, x, slope); }
+  static HWY_INLINE V gradient(V dy, V x, float slope) {
+    return hn::IfThenElse(hn::Gt(x, zero()), dy, hn::Mul(dy, constant(slope)));
+  }
+};
+/// Of one operand with an exponent, and of two.
+struct pow {
+  static HWY_INLINE V value(V x, float exponent) {
+    if (exponent == 1) return x;
+    if (exponent == 2) return hn::Mul(x, x);
+    if (exponent == 3) return hn::Mul(hn::Mul(x, x), x);
+    if (exponent == 0.5f) return hn::Sqrt(x);
+    if (exponent == -0.5f) return hn::Div(constant(1), hn::Sqrt(x));
+    if (exponent == -1) return hn::Div(constant(1), x);
+    return power(x, constant(exponent));
+  }
+  static HWY_INLINE V gradient(V dy, V x, float exponent) {
+    if (exponent == 0) return zero();
+    return hn::Mul(dy, hn::Mul(constant(exponent), value(x, exponent - 1)));
+  }
+  static HWY_INLINE V value(V x, V y) { return power(x, y); }
+  static HWY_INLINE V first(V dy, V x, V y) {
+    const V slope = hn::Mul(y, power(x, hn::Sub(y, constant(1))));
+    return hn::IfThenZeroElse(hn::Eq(y, zero()), hn::Mul(dy, slope));
+  }
+  static HWY_INLINE V second(V dy, V x, V y) {
+    const auto constant_zero = hn::And(hn::Eq(x, zero()), hn::Ge(y, zero()));
+    return hn::IfThenZeroElse(constant_zero, hn::Mul(dy, hn::Mul(power(x, y), logarithm(x))));
   }
 };
 

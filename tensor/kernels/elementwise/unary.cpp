@@ -1,4 +1,4 @@
-// Operators of one tensor: a loop for all, with a function a name.
+// Operators of one tensor: a loop for all, with a function per name.
 
 #include "tensor/element_ops.h"
 
@@ -16,32 +16,38 @@ HWY_BEFORE_NAMESPACE();
 namespace rz {
 namespace HWY_NAMESPACE {
 
-template <class F>
-void map_unary(const Tensor& out, const Tensor& in, std::size_t begin, std::size_t end) {
+template <class F, class... Parameter>
+void map_unary(const Tensor& out, const Tensor& in, std::size_t begin, std::size_t end, Parameter... p) {
   map_range(
-      begin, end, [](auto x) HWY_ATTR { return F::value(x); }, out, in);
+      begin, end, [=](auto x) HWY_ATTR { return F::value(x, p...); }, out, in);
 }
-template <class F>
+template <class F, class... Parameter>
 void map_gradient(const Tensor& d_in, const Tensor& d_out, const Tensor& saved, bool accumulate,
-                  std::size_t begin, std::size_t end) {
-  const auto f = [](auto dy, auto x) HWY_ATTR { return F::gradient(dy, x); };
+                  std::size_t begin, std::size_t end, Parameter... p) {
+  const auto f = [=](auto dy, auto x) HWY_ATTR { return F::gradient(dy, x, p...); };
   map_range_into(accumulate, begin, end, f, d_in, d_out, saved);
 }
 
-void unary(ops::Unary op, const Tensor& out, const Tensor& in, std::size_t begin, std::size_t end) {
-  switch (op) {
+void unary(ops::UnaryFunction f, const Tensor& out, const Tensor& in, std::size_t begin, std::size_t end) {
+  switch (f.op) {
 #define RZ_UNARY(name, saved, cast) \
   case ops::Unary::name:            \
     return map_unary<functions::name>(out, in, begin, end);
+#define RZ_PARAMETRIC(name, saved, cast, parameter_) \
+  case ops::Unary::name:                             \
+    return map_unary<functions::name>(out, in, begin, end, f.parameter);
 #include "tensor/element_ops.inc"
   }
 }
-void unary_backward(ops::Unary op, const Tensor& d_in, const Tensor& d_out, const Tensor& saved,
+void unary_backward(ops::UnaryFunction f, const Tensor& d_in, const Tensor& d_out, const Tensor& saved,
                     bool accumulate, std::size_t begin, std::size_t end) {
-  switch (op) {
+  switch (f.op) {
 #define RZ_UNARY(name, saved_, cast) \
   case ops::Unary::name:             \
     return map_gradient<functions::name>(d_in, d_out, saved, accumulate, begin, end);
+#define RZ_PARAMETRIC(name, saved_, cast, parameter_) \
+  case ops::Unary::name:                              \
+    return map_gradient<functions::name>(d_in, d_out, saved, accumulate, begin, end, f.parameter);
 #include "tensor/element_ops.inc"
   }
 }
@@ -74,26 +80,26 @@ Saved saved_by(Unary op) {
   return saved_values[static_cast<int>(op)];
 }
 
-void unary(const Tensor& out, const Tensor& in, Unary op, const Stream& stream) {
-  const char* const name = name_of(op);
+void unary(const Tensor& out, const Tensor& in, UnaryFunction f, const Stream& stream) {
+  const char* const name = name_of(f.op);
   check(name, {{"out", out}, {"in", in}}, out.count() == in.count());
-  if (const auto* d = on_device(name, out, stream)) return d->unary(out, in, op, stream);
+  if (const auto* d = on_device(name, out, stream)) return d->unary(out, in, f, stream);
   check_dtype(name, out.dtype(), {{"in", in}});
   stream.parallel_for(out.count(), elements_per_thread, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(unary)(op, out, in, begin, end);
+    HWY_DYNAMIC_DISPATCH(unary)(f, out, in, begin, end);
   });
 }
 
-void unary_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& saved, Unary op, Into into,
+void unary_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& saved, UnaryFunction f, Into into,
                     const Stream& stream) {
-  const std::string name = concat(name_of(op), "_backward");
+  const std::string name = concat(name_of(f.op), "_backward");
   check(name.c_str(), {{"d_in", d_in}, {"d_out", d_out}, {"saved", saved}},
         d_in.count() == saved.count() && d_out.count() == saved.count());
   if (const auto* d = on_device(name.c_str(), d_in, stream))
-    return d->unary_backward(d_in, d_out, saved, op, into, stream);
+    return d->unary_backward(d_in, d_out, saved, f, into, stream);
   check_dtype(name.c_str(), d_in.dtype(), {{"d_out", d_out}, {"saved", saved}});
   stream.parallel_for(saved.count(), elements_per_thread, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(unary_backward)(op, d_in, d_out, saved, into == Into::accumulate, begin, end);
+    HWY_DYNAMIC_DISPATCH(unary_backward)(f, d_in, d_out, saved, into == Into::accumulate, begin, end);
   });
 }
 

@@ -8,11 +8,13 @@ namespace {
 
 struct Value : Function<1> {
   Unary op;
-  __device__ float operator()(const float* x) const { return functions::value(op, x[0]); }
+  float parameter;
+  __device__ float operator()(const float* x) const { return functions::value(op, parameter, x[0]); }
 };
 struct Gradient : Function<2> {
   Unary op;
-  __device__ float operator()(const float* x) const { return functions::gradient(op, x[0], x[1]); }
+  float parameter;
+  __device__ float operator()(const float* x) const { return functions::gradient(op, parameter, x[0], x[1]); }
 };
 struct Affine : Function<1> {
   float factor, shift;
@@ -32,13 +34,14 @@ struct ClampGradient : Function<2> {
 
 }  // namespace
 
-void unary(const Tensor& out, const Tensor& in, Unary op, const Stream& stream) {
-  map(name_of(op), Value{{}, op}, stream, out, in);
+void unary(const Tensor& out, const Tensor& in, UnaryFunction f, const Stream& stream) {
+  map(name_of(f.op), Value{{}, f.op, f.parameter}, stream, out, in);
 }
 
-void unary_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& saved, Unary op, Into into,
+void unary_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& saved, UnaryFunction f, Into into,
                     const Stream& stream) {
-  map_into("unary_backward", Gradient{{}, op}, into == Into::accumulate, stream, d_in, d_out, saved);
+  map_into("unary_backward", Gradient{{}, f.op, f.parameter}, into == Into::accumulate, stream, d_in, d_out,
+           saved);
 }
 
 void affine(const Tensor& out, const Tensor& in, float factor, float shift, const Stream& stream) {

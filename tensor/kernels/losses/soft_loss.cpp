@@ -11,7 +11,7 @@
 #include <hwy/highway.h>
 
 #include "tensor/kernels/device_ops.h"
-#include "tensor/kernels/losses/logarithm-inl.h"
+#include "tensor/kernels/logarithm-inl.h"
 #include "tensor/kernels/losses/row_access-inl.h"
 #include "tensor/kernels/losses/row_sums.h"
 

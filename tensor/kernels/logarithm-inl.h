@@ -1,4 +1,4 @@
-// Logarithms of f32 vectors, and their halves in double. Compiled once per target, like
+// Logarithms of f32 vectors, and the halves of such vectors in double. Compiled once per target, like
 // tensor/kernels/vector-inl.h.
 #if defined(RZ_TENSOR_LOGARITHM_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef RZ_TENSOR_LOGARITHM_INL_H_
