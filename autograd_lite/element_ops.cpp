@@ -94,8 +94,19 @@ Var binary(Tape& tape, Var a_in, Var b_in, Binary op) {
   if (needs_contiguous(tape, a, b, op)) a = contiguous(tape, a), b = contiguous(tape, b);
   const Tensor out = tape.empty(shape, tape.value(a).dtype());
   ops::binary(out, tape.value(a), tape.value(b), op, tape.stream());
+  if (ops::is_comparison(op)) return tape.record(out, {}, [](Tape&, const Tensor&) {});
   return op == Binary::add || op == Binary::sub ? record_sum(tape, a, b, op, out)
                                                 : record_product(tape, a, b, op, out);
+}
+
+/// A number in the dtype of an operand.
+Tensor scalar(Tape& tape, float value, DType dtype) {
+  const Tensor t = tape.empty({}, dtype);
+  ops::fill(t, value, tape.stream());
+  return t;
+}
+Var scalar_like(Tape& tape, float value, Var operand) {
+  return tape.constant(scalar(tape, value, tape.value(operand).dtype()));
 }
 
 /// factor · x + shift
@@ -163,7 +174,42 @@ Var over_rows(Tape& tape, Var given) {
 #include "tensor/element_ops.inc"
 #define RZ_BINARY(name) \
   Var name(Tape& tape, Var a, Var b) { return binary(tape, a, b, Binary::name); }
+#define RZ_COMPARISON(name) \
+  RZ_BINARY(name)           \
+  Var name(Tape& tape, Var a, float b) { return binary(tape, a, scalar_like(tape, b, a), Binary::name); }
 #include "tensor/element_ops.inc"
+
+Var where(Tape& tape, Var given, Var a_in, Var b_in) {
+  const auto operands = autocast_alike(tape, a_in, b_in);
+  const Var a = contiguous(tape, operands.first), b = contiguous(tape, operands.second);
+  const DType dtype = tape.value(a).dtype();
+  Var condition = contiguous(tape, given);
+  if (tape.value(condition).dtype() != dtype)  // a small number of a wider type would become 0
+    condition = rz::nn::cast(tape, ne(tape, condition, 0), dtype);
+  const Shape of_a = tape.value(a).shape(), of_b = tape.value(b).shape();
+  const Shape shape = ops::broadcast_shapes("where", tape.value(condition).shape(),
+                                            ops::broadcast_shapes("where", of_a, of_b));
+  const Tensor out = tape.empty(shape, dtype);
+  ops::where(out, tape.value(condition), tape.value(a), tape.value(b), tape.stream());
+  return tape.record(
+      out, {a, b},
+      [a, b, of_a, of_b, kept = SavedVariable(tape, condition)](Tape& tape, const Tensor& d_out) {
+        const Tensor zero = scalar(tape, 0, d_out.dtype());
+        const auto propagate_to = [&](Var to, const Shape& shape, const Tensor& where_true,
+                                      const Tensor& where_false) {
+          if (!tape.needs_grad(to)) return;
+          const Tensor d = empty_like(tape, d_out);
+          ops::where(d, kept(tape), where_true, where_false, tape.stream());
+          propagate(tape, to, shape, d);
+        };
+        propagate_to(a, of_a, d_out, zero);
+        propagate_to(b, of_b, zero, d_out);
+      });
+}
+
+Var masked_fill(Tape& tape, Var x, Var mask, float value) {
+  return where(tape, mask, scalar_like(tape, value, x), x);
+}
 
 Var contiguous(Tape& tape, Var x) {
   if (tape.value(x).contiguous()) return x;

@@ -24,10 +24,21 @@ Var clamp(Tape&, Var x, float low, float high);
 Var softmax(Tape&, Var x);      ///< over the last extent
 Var log_softmax(Tape&, Var x);  ///< over the last extent
 
-// ---- of two tensors: add, sub, mul, div, minimum, maximum, pow
-/// Errc::invalid_argument names the shapes if they do not broadcast.
+// ---- of two tensors: add, sub, mul, div, minimum, maximum, pow; comparisons, also with a scalar: eq, ne,
+// lt, le, gt, ge
+/// Errc::invalid_argument names the shapes if they do not broadcast. A comparison is 0 or 1, in the dtype of
+/// its operands, and has no gradient; the scalar is rounded to that dtype.
 #define RZ_BINARY(name) Var name(Tape&, Var a, Var b);
+#define RZ_COMPARISON(name)      \
+  Var name(Tape&, Var a, Var b); \
+  Var name(Tape&, Var a, float b);
 #include "tensor/element_ops.inc"
+
+// ---- by a condition, which is true where it is not 0; it has no gradient
+/// a or b. The three are broadcast.
+Var where(Tape&, Var condition, Var a, Var b);
+/// value where the mask is true, otherwise x.
+Var masked_fill(Tape&, Var x, Var mask, float value);
 
 // ---- of a tensor and a scalar
 Var add(Tape&, Var, float);

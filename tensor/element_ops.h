@@ -21,6 +21,8 @@ enum class Binary {
 #define RZ_BINARY(name) name,
 #include "tensor/element_ops.inc"
 };
+/// Operators without a gradient, whose values are 0 and 1.
+bool is_comparison(Binary);
 const char* name_of(Unary);
 const char* name_of(Binary);
 
@@ -52,17 +54,22 @@ void unary_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& saved
 /// broadcast.
 Shape broadcast_shapes(const char* op, const Shape&, const Shape&);
 /// out = f(a, b), with the shape broadcast_shapes(a, b). Operands of equal counts that are not broadcast may
-/// have other shapes, and rows with a stride. minimum and maximum are NaN if an operand is.
+/// have other shapes, and rows with a stride. minimum and maximum are NaN if an operand is. Comparisons are 1
+/// or 0; with a NaN all but ne are 0.
 void binary(const Tensor& out, const Tensor& a, const Tensor& b, Binary, const Stream&);
 inline void add(const Tensor& out, const Tensor& a, const Tensor& b, const Stream& stream) {
   binary(out, a, b, Binary::add, stream);
 }
 /// d = d_out · ∂f/∂a for operand 0, or ∂f/∂b for operand 1, with the shape of d_out: sum_to_size() makes it
 /// the gradient of an operand that was broadcast. Equal operands of minimum and maximum get half
-/// each, and both all of it if one is NaN. That of a power by its exponent is 0 at 0^b with b >= 0, by its
-/// base at a^0.
+/// each, and both all of it if one is NaN. That of comparisons is 0; that of a power by its exponent is 0 at
+/// 0^b with b >= 0, by its base at a^0.
 void binary_backward(const Tensor& d, const Tensor& d_out, const Tensor& a, const Tensor& b, Binary,
                      int operand, const Stream&);
+
+/// out = a where `condition` is not 0, otherwise b, with the shape to which the three broadcast. NaN is not
+/// 0.
+void where(const Tensor& out, const Tensor& condition, const Tensor& a, const Tensor& b, const Stream&);
 
 /// out = factor · in + shift. It is rounded once if factor is 1 or -1. A shift of -0 leaves factor · in.
 void affine(const Tensor& out, const Tensor& in, float factor, float shift, const Stream&);

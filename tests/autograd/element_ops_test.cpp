@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include "comm/core/math.h"
 #include "tests/autograd/gradients.h"
 #include "tests/support/error_of.h"
 #include "tests/support/reference.h"
@@ -90,6 +91,52 @@ TEST(ElementOps, ParametersHavePyTorchsDefaults) {
   EXPECT_EQ(*tape.value(leaky_relu(tape, x)).data<float>(), -0.01f);
 }
 
+TEST(ElementOps, ComparisonsHaveNoGradient) {
+  Tape tape;
+  const Var x = tape.variable(test::tensor_of({1, 2, 3}, {3})), y = tape.variable(test::tensor_of({2}, {1}));
+  const auto values = [&](Var v) { return test::values_of(tape.value(v)); };
+  EXPECT_EQ(values(eq(tape, x, y)), (test::Values{0, 1, 0}));
+  EXPECT_EQ(values(ne(tape, x, y)), (test::Values{1, 0, 1}));
+  EXPECT_EQ(values(lt(tape, x, 2)), (test::Values{1, 0, 0}));
+  EXPECT_EQ(values(le(tape, x, 2)), (test::Values{1, 1, 0}));
+  EXPECT_EQ(values(gt(tape, x, 2)), (test::Values{0, 0, 1}));
+  EXPECT_EQ(values(ge(tape, x, 2)), (test::Values{0, 1, 1}));
+  EXPECT_FALSE(tape.needs_grad(eq(tape, x, y)));
+  tape.backward(sum(tape, mul(tape, x, gt(tape, x, y))));
+  EXPECT_EQ(test::values_of(tape.grad(x)), (test::Values{0, 0, 1}));
+  EXPECT_FALSE(tape.grad(y).defined());
+}
+
+TEST(ElementOps, WhereGradientsAreSumsOverRepeatedElements) {
+  for (const Operands& shapes : operands)
+    for (const Shape& of_condition : {shapes.a, shapes.b, Shape{}}) {
+      Tensor condition = random(of_condition, "c");
+      for (std::size_t i = 0; i < condition.count(); ++i) condition.data<float>()[i] = i % 3 != 1;
+      expect_gradients([&](Tape& t, const auto& v) { return where(t, t.constant(condition), v[0], v[1]); },
+                       {random(shapes.a, "a"), random(shapes.b, "b")});
+      expect_gradients([&](Tape& t, const auto& v) { return masked_fill(t, v[0], t.constant(condition), 7); },
+                       {random(shapes.a, "a")});
+    }
+  Tape tape;
+  const Var x = tape.variable(test::tensor_of({1, -2, 3}, {3}));
+  const Var out = masked_fill(tape, log(tape, x), le(tape, x, 0), 5);
+  EXPECT_EQ(tape.value(out).data<float>()[1], 5);
+  tape.backward(sum(tape, out));
+  EXPECT_EQ(test::values_of(tape.grad(x))[1], 0) << "log's NaN is not in it";
+  EXPECT_FLOAT_EQ(tape.grad(x).data<float>()[2], 1.0f / 3);
+}
+
+/// A number that is 0 in the dtype of the operands still selects.
+TEST(ElementOps, AConditionOfAnotherDtype) {
+  Tape tape;
+  const Var x = tape.constant(Tensor::zeros({2}, DType::f16)),
+            condition = tape.constant(test::tensor_of({1e-30, 0}, {2}));
+  const Tensor out = tape.value(where(tape, condition, add(tape, x, 2), x));
+  EXPECT_EQ(out.dtype(), DType::f16);
+  EXPECT_EQ(to_f32(out.data<f16>()[0]), 2);
+  EXPECT_EQ(to_f32(out.data<f16>()[1]), 0);
+}
+
 TEST(ElementOps, SumsAndMeans) {
   const Tensor a = random({2, 3, 4}, "a");
   expect_gradients([](Tape& t, const auto& v) { return sum(t, v[0]); }, {a}, 5e-3);
@@ -138,10 +185,14 @@ TEST(ElementOps, AutocastComputesInF32WhatTorchDoes) {
     EXPECT_EQ(dtype(f(tape, x)), DType::bf16);
   EXPECT_EQ(dtype(elu(tape, x)), DType::bf16);
   EXPECT_EQ(dtype(leaky_relu(tape, x)), DType::bf16);
+  EXPECT_EQ(dtype(lt(tape, x, 0)), DType::bf16);
+  EXPECT_EQ(dtype(where(tape, y, x, x)), DType::bf16);
+  EXPECT_EQ(dtype(where(tape, x, x, y)), DType::f32);
+  EXPECT_EQ(dtype(masked_fill(tape, x, y, 1)), DType::bf16);
   EXPECT_EQ(dtype(mean(tape, x, 0)), DType::bf16);
   EXPECT_EQ(dtype(add(tape, x, 1)), DType::bf16);
   for (Var (*f)(Tape&, Var, Var) :
-       std::initializer_list<Var (*)(Tape&, Var, Var)>{minimum, maximum}) {
+       std::initializer_list<Var (*)(Tape&, Var, Var)>{minimum, maximum, eq, ge}) {
     EXPECT_EQ(dtype(f(tape, x, y)), DType::f32);
     EXPECT_EQ(dtype(f(tape, x, x)), DType::bf16);
   }

@@ -77,11 +77,24 @@ double apply(Binary op, double x, double y) {
       return std::max(x, y);
     case Binary::pow:
       return std::pow(x, y);
+    case Binary::eq:
+      return x == y;
+    case Binary::ne:
+      return x != y;
+    case Binary::lt:
+      return x < y;
+    case Binary::le:
+      return x <= y;
+    case Binary::gt:
+      return x > y;
+    case Binary::ge:
+      return x >= y;
   }
   return 0;
 }
 constexpr Binary arithmetic[] = {Binary::add, Binary::sub,     Binary::mul,
                                  Binary::div, Binary::minimum, Binary::maximum};
+constexpr Binary comparisons[] = {Binary::eq, Binary::ne, Binary::lt, Binary::le, Binary::gt, Binary::ge};
 
 std::vector<std::size_t> extents_of(const Shape& s) {
   std::vector<std::size_t> all(4, 1);
@@ -397,6 +410,58 @@ TEST_P(ElementOps, SoftplusIsTheIdentityAbove20) {
               4, "softplus");
 }
 
+TEST_P(ElementOps, ComparisonsFollowIeee754) {
+  const double nan = NAN;
+  const Values x = {1, 2, 1, -0.0, nan, nan, 1, inf, -inf, inf, -1};
+  const Values y = {1, 1, 2, 0.0, nan, 1, nan, inf, inf, 1, -2};
+  const Tensor a = place(x, {x.size()}), b = place(y, {x.size()}), out = empty({x.size()});
+  for (const Binary op : comparisons) {
+    EXPECT_TRUE(ops::is_comparison(op));
+    Values expected;
+    for (std::size_t i = 0; i < x.size(); ++i) expected.push_back(apply(op, x[i], y[i]));
+    ops::binary(out, a, b, op, stream);
+    EXPECT_EQ(get(out), expected) << name_of(op);
+    for (const int operand : {0, 1}) {
+      ops::binary_backward(out, place(Values(x.size(), 3), {x.size()}), a, b, op, operand, stream);
+      EXPECT_EQ(get(out), Values(x.size(), 0)) << name_of(op);
+    }
+  }
+  EXPECT_FALSE(ops::is_comparison(Binary::pow));
+}
+
+TEST_P(ElementOps, WhereSelects) {
+  struct Case {
+    Shape condition, a, b, out;
+  };
+  const Case cases[] = {{{}, {}, {}, {}},
+                        {{7}, {7}, {7}, {7}},
+                        {{5, 1}, {}, {3}, {5, 3}},
+                        {{3}, {5, 1}, {5, 3}, {5, 3}},
+                        {{2, 1, 3, 1}, {4, 1, 5}, {2, 4, 3, 5}, {2, 4, 3, 5}},
+                        {{37, 131}, {131}, {}, {37, 131}},
+                        {{3, 1}, {3, 2100}, {2100}, {3, 2100}},
+                        {{2100}, {3, 2100}, {3, 2100}, {3, 2100}},
+                        {{0, 3}, {1, 3}, {}, {0, 3}}};
+  const double nan = NAN;
+  for (const Case& c : cases) {
+    Values condition(c.condition.count()), a = random(c.a.count(), 1, -4, 4),
+                                           b = random(c.b.count(), 2, -4, 4);
+    for (std::size_t i = 0; i < condition.size(); ++i)
+      condition[i] = std::array<double, 7>{0, 1, -0.0, nan, -3, inf, 0}[i * i % 7];
+    const auto of_c = sources(c.condition, c.out), of_a = sources(c.a, c.out), of_b = sources(c.b, c.out);
+    Values expected;
+    for (std::size_t i = 0; i < c.out.count(); ++i)
+      expected.push_back(condition[of_c[i]] != 0 ? a[of_a[i]] : b[of_b[i]]);
+    const Tensor out = empty(c.out);
+    ops::where(out, place(condition, c.condition, 1), place(a, c.a), place(b, c.b, 1), stream);
+    ASSERT_EQ(get(out), expected) << name(c.condition) << " " << name(c.a) << " " << name(c.b);
+  }
+  // What is not selected has no effect.
+  const Tensor out = empty({2});
+  ops::where(out, place({1, 0}, {2}), place({2, nan}, {2}), place({nan, 3}, {2}), stream);
+  EXPECT_EQ(get(out), (Values{2, 3}));
+}
+
 TEST_P(ElementOps, ExponentsAndLogarithmsOfAllMagnitudes) {
   Values x, powers;
   const int low = dtype == DType::f16    ? -20
@@ -434,7 +499,9 @@ TEST_P(ElementOps, SigmoidAndSiluOfLargeNumbers) {
 }
 
 TEST_P(ElementOps, BinaryValuesAreRoundedOnce) {
-  for (const Binary op : arithmetic)
+  std::vector<Binary> all(std::begin(arithmetic), std::end(arithmetic));
+  all.insert(all.end(), std::begin(comparisons), std::end(comparisons));
+  for (const Binary op : all)
     for (const Broadcast& c : broadcasts) {
       const Values x = random(c.a.count(), 1, -4, 4), y = random(c.b.count(), 2, 0.5, 4);
       const auto of_a = sources(c.a, c.out), of_b = sources(c.b, c.out);
@@ -642,8 +709,13 @@ TEST_P(ElementOps, RefuseShapesThatDoNotBroadcast) {
   message([&] { ops::binary(out, row, row, Binary::add, stream); });  // out is larger than both
   message([&] { ops::sum_to_size(empty({2}), a, 1, Into::overwrite, stream); });
   message([&] { ops::expand(out, a, 1, Into::overwrite, stream); });
+  const std::string three = message([&] { ops::where(a, a, b, row, stream); });
+  for (const char* part : {"where", "condition [2, 3]", "a [4, 3]", "b [3]"})
+    EXPECT_NE(three.find(part), std::string::npos) << three;
+  message([&] { ops::where(a, row, row, row, stream); });  // out is larger than all
   const Tensor other = empty_on(stream, {2, 3}, dtype == DType::f32 ? DType::bf16 : DType::f32);
   if (on_host()) message([&] { ops::binary(a, a, other, Binary::mul, stream); });
+  if (on_host()) message([&] { ops::where(a, other, a, a, stream); });
 }
 
 }  // namespace

@@ -90,6 +90,7 @@ TEST(RowStride, OtherOperatorsRefuseIt) {
       {"relu_backward", [&] { ops::unary_backward(f, c, f, ops::Unary::relu, overwrite, s); }},
       {"tanh", [&] { ops::unary(f, c, ops::Unary::tanh, s); }},
       {"tanh_backward", [&] { ops::unary_backward(c, f, f, ops::Unary::tanh, overwrite, s); }},
+      {"where", [&] { ops::where(f, c, f, f, s); }},
       {"dropout", [&] { ops::dropout(f, c, {.p = 0.5f}, s); }},
       {"linear_gelu",
        [&] {

@@ -1,5 +1,6 @@
-// Operators of two tensors that may be broadcast. A thread takes tiles of the output; an operand that is not
-// consecutive there is copied to a buffer in the first-level cache, so that one loop serves every broadcast.
+// Operators of two tensors, and of three, that may be broadcast. A thread takes tiles of the output; an
+// operand that is not consecutive there is copied to a buffer in the first-level cache, so that one loop
+// serves every broadcast.
 
 #include "tensor/element_ops.h"
 
@@ -67,6 +68,15 @@ void binary_backward(ops::Binary op, int operand, DType dtype, std::byte* d, con
 #include "tensor/element_ops.inc"
   }
 }
+void where(DType dtype, std::byte* out, const std::byte* condition, const std::byte* a, const std::byte* b,
+           std::size_t n) {
+  const auto select = [](auto c, auto x, auto y)
+                          HWY_ATTR { return hn::IfThenElse(hn::Eq(c, hn::Zero(Floats())), y, x); };
+  ops::dispatch_dtype(dtype, [&](auto t) HWY_ATTR {
+    using T = decltype(t);
+    map(as<T>(out), n, select, as<T>(condition), as<T>(a), as<T>(b));
+  });
+}
 void expand(float factor, bool accumulate, DType dtype, std::byte* out, const std::byte* in, std::size_t n) {
   ops::dispatch_dtype(dtype, [&](auto t) HWY_ATTR {
     using T = decltype(t);
@@ -84,6 +94,7 @@ namespace rz {
 
 HWY_EXPORT(binary);
 HWY_EXPORT(binary_backward);
+HWY_EXPORT(where);
 HWY_EXPORT(expand);
 
 namespace ops {
@@ -109,11 +120,12 @@ bool all_alike(const Tensor& out, const Tensor& a, const Tensor& b) {
 }
 
 /// Of `broadcast_shapes`, without the error.
-bool broadcast_to(const Shape& out, const Shape& a, const Shape& b) {
-  if (!broadcasts(a, out) || !broadcasts(b, out)) return false;
+template <class... Shapes>
+bool broadcast_to(const Shape& out, const Shapes&... in) {
+  if (!(broadcasts(in, out) && ...)) return false;
   for (int d = 1; d <= out.dims(); ++d) {
-    const bool in_a = d <= a.dims() && a[-d] == out[-d], in_b = d <= b.dims() && b[-d] == out[-d];
-    if (!in_a && !in_b && out[-d] != 1) return false;
+    const auto has_extent = [&](const Shape& s) { return d <= s.dims() && s[-d] == out[-d]; };
+    if (!(has_extent(in) || ...) && out[-d] != 1) return false;
   }
   return true;
 }
@@ -126,6 +138,15 @@ const char* name_of(Binary op) {
 #include "tensor/element_ops.inc"
   };
   return names[static_cast<int>(op)];
+}
+
+bool is_comparison(Binary op) {
+  static constexpr bool values[] = {
+#define RZ_BINARY(name) false,
+#define RZ_COMPARISON(name) true,
+#include "tensor/element_ops.inc"
+  };
+  return values[static_cast<int>(op)];
 }
 
 Shape broadcast_shapes(const char* op, const Shape& a, const Shape& b) {
@@ -183,6 +204,22 @@ void binary_backward(const Tensor& d, const Tensor& d_out, const Tensor& a, cons
                                                                                     memory[1].bytes.data());
     HWY_DYNAMIC_DISPATCH(binary_backward)
     (op, operand, d.dtype(), d.raw() + begin * size, d_out.raw() + begin * size, p, q, n);
+  });
+}
+
+void where(const Tensor& out, const Tensor& condition, const Tensor& a, const Tensor& b,
+           const Stream& stream) {
+  check("where", {{"out", out}, {"condition", condition}, {"a", a}, {"b", b}},
+        broadcast_to(out.shape(), condition.shape(), a.shape(), b.shape()));
+  if (const auto* d = on_device("where", out, stream)) return d->where(out, condition, a, b, stream);
+  check_dtype("where", out.dtype(), {{"condition", condition}, {"a", a}, {"b", b}});
+  const BroadcastOperand c(condition, out.shape()), x(a, out.shape()), y(b, out.shape());
+  each_tile<3>(out.count(), stream, [&](std::size_t begin, std::size_t n, auto& memory) {
+    const auto read = [&](const BroadcastOperand& operand, std::size_t i) {
+      return operand.read(begin, n, memory[i].bytes.data());
+    };
+    HWY_DYNAMIC_DISPATCH(where)
+    (out.dtype(), out.raw() + begin * size_of(out.dtype()), read(c, 0), read(x, 1), read(y, 2), n);
   });
 }
 

@@ -1,5 +1,5 @@
-// Operators of two tensors. Those of equal shapes run on packs of elements; a broadcast one takes an element
-// a thread, and computes the offsets of its operands.
+// Operators of two tensors, and of three. Those of equal shapes run on packs of elements; a broadcast one
+// takes an element a thread, and computes the offsets of its operands.
 
 #include "tensor/kernels/broadcast.h"
 #include "tensor/kernels/device_ops.h"
@@ -13,6 +13,10 @@ namespace {
 struct Value : Function<2> {
   Binary op;
   __device__ float operator()(const float* x) const { return functions::value(op, x[0], x[1]); }
+};
+
+struct Where : Function<3> {
+  __device__ float operator()(const float* x) const { return x[0] != 0 ? x[1] : x[2]; }
 };
 
 template <class T>
@@ -47,6 +51,11 @@ __global__ void broadcast_gradient(Binary op, int operand, T* d, const T* d_out,
 }
 
 template <class T>
+__global__ void broadcast_where(T* out, Operand<T> condition, Operand<T> a, Operand<T> b, std::size_t n) {
+  each_element(n, [&](std::size_t i) { out[i] = from_f32<T>(condition[i] != 0 ? a[i] : b[i]); });
+}
+
+template <class T>
 __global__ void expand_elements(float factor, bool accumulate, T* out, Operand<T> in, std::size_t n) {
   each_element(n, [&](std::size_t i) {
     const float x = factor * in[i];
@@ -74,6 +83,18 @@ void binary_backward(const Tensor& d, const Tensor& d_out, const Tensor& a, cons
     cuda::launch("binary_backward", broadcast_gradient<T>, cuda::grid_for(d.count()), stream, op, operand,
                  d.data<T>(), d_out.data<T>(), operand_of<T>(a, d_out.shape()),
                  operand_of<T>(b, d_out.shape()), d.count());
+  });
+}
+
+void where(const Tensor& out, const Tensor& condition, const Tensor& a, const Tensor& b,
+           const Stream& stream) {
+  if (flat(out, condition) && flat(out, a) && flat(out, b))
+    return map("where", Where{}, stream, out, condition, a, b);
+  dispatch_dtype(out.dtype(), [&](auto t) {
+    using T = decltype(t);
+    cuda::launch("where", broadcast_where<T>, cuda::grid_for(out.count()), stream, out.data<T>(),
+                 operand_of<T>(condition, out.shape()), operand_of<T>(a, out.shape()),
+                 operand_of<T>(b, out.shape()), out.count());
   });
 }
 

@@ -232,6 +232,34 @@ struct maximum {
   static HWY_INLINE V second(V dy, V x, V y) { return unless(hn::Lt(y, x), dy, x, y); }
 };
 
+/// 1 where it holds, otherwise 0.
+template <class M>
+HWY_INLINE V truth(M holds) {
+  return hn::IfThenElseZero(holds, constant(1));
+}
+struct Comparison {
+  static HWY_INLINE V first(V, V, V) { return zero(); }
+  static HWY_INLINE V second(V, V, V) { return zero(); }
+};
+struct eq : Comparison {
+  static HWY_INLINE V value(V x, V y) { return truth(hn::Eq(x, y)); }
+};
+struct ne : Comparison {
+  static HWY_INLINE V value(V x, V y) { return hn::Sub(constant(1), truth(hn::Eq(x, y))); }  // 1 for NaN
+};
+struct lt : Comparison {
+  static HWY_INLINE V value(V x, V y) { return truth(hn::Lt(x, y)); }
+};
+struct le : Comparison {
+  static HWY_INLINE V value(V x, V y) { return truth(hn::Le(x, y)); }
+};
+struct gt : Comparison {
+  static HWY_INLINE V value(V x, V y) { return truth(hn::Gt(x, y)); }
+};
+struct ge : Comparison {
+  static HWY_INLINE V value(V x, V y) { return truth(hn::Ge(x, y)); }
+};
+
 }  // namespace functions
 }  // namespace HWY_NAMESPACE
 }  // namespace rz

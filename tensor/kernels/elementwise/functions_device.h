@@ -155,6 +155,29 @@ struct maximum {
   __device__ static float second(float dy, float x, float y) { return first(dy, y, x); }
 };
 
+struct Comparison {
+  __device__ static float first(float, float, float) { return 0; }
+  __device__ static float second(float, float, float) { return 0; }
+};
+struct eq : Comparison {
+  __device__ static float value(float x, float y) { return x == y; }
+};
+struct ne : Comparison {
+  __device__ static float value(float x, float y) { return x != y; }
+};
+struct lt : Comparison {
+  __device__ static float value(float x, float y) { return x < y; }
+};
+struct le : Comparison {
+  __device__ static float value(float x, float y) { return x <= y; }
+};
+struct gt : Comparison {
+  __device__ static float value(float x, float y) { return x > y; }
+};
+struct ge : Comparison {
+  __device__ static float value(float x, float y) { return x >= y; }
+};
+
 // ---- by operator
 
 __device__ inline float value(Unary op, float parameter, float x) {
