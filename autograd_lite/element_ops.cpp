@@ -185,7 +185,7 @@ Var where(Tape& tape, Var given, Var a_in, Var b_in) {
   const DType dtype = tape.value(a).dtype();
   Var condition = contiguous(tape, given);
   if (tape.value(condition).dtype() != dtype)  // a small number of a wider type would become 0
-    condition = rz::nn::cast(tape, ne(tape, condition, 0), dtype);
+    condition = cast(tape, ne(tape, condition, 0), dtype);
   const Shape of_a = tape.value(a).shape(), of_b = tape.value(b).shape();
   const Shape shape = ops::broadcast_shapes("where", tape.value(condition).shape(),
                                             ops::broadcast_shapes("where", of_a, of_b));
