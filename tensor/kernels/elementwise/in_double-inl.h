@@ -1,5 +1,5 @@
-// Functions of f32 vectors that are computed in double and rounded once: powers, sine and cosine, the normal
-// distribution. Compiled once per target, like tensor/kernels/vector-inl.h.
+// Functions of f32 vectors that are computed in double and rounded once: powers, sine and cosine.
+// Compiled once per target, like tensor/kernels/vector-inl.h.
 #if defined(RZ_ELEMENTWISE_IN_DOUBLE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef RZ_ELEMENTWISE_IN_DOUBLE_INL_H_
 #undef RZ_ELEMENTWISE_IN_DOUBLE_INL_H_
@@ -175,31 +175,6 @@ HWY_INLINE FloatVector sine(FloatVector x, std::int64_t quarter) {
   for (std::size_t i = 0; i < hn::Lanes(d); ++i)
     if (std::abs(in[i]) > moderate && std::abs(in[i]) < infinite) out[i] = sine_of_large(in[i], quarter);
   return hn::Load(d, out);
-}
-
-// ---- the normal distribution
-
-/// Its distribution function and its density.
-struct Normal {
-  DoubleVector distribution, density;
-};
-/// With z = |x| / √2, erfc z = e^-z² / (1 + 2z) · q, where q is a polynomial in (z - 4) / (z + 4) within
-/// 2^-29 (Shepherd and Laframboise, 1981, doi:10.1090/S0025-5718-1981-0595058-X). The distribution is ½ erfc
-/// z on the left, without cancellation.
-HWY_INLINE Normal normal(DoubleVector x) {
-  const DoubleVector e = power_of_two(hn::Mul(hn::Mul(x, x), in_doubles(-0.72134752044448170)));  // e^(-x²/2)
-  const DoubleVector z = hn::Min(hn::Mul(hn::Abs(x), in_doubles(0.70710678118654752)), in_doubles(11));
-  const DoubleVector sum = hn::Add(z, in_doubles(4)), linear = hn::MulAdd(z, in_doubles(2), in_doubles(1));
-  const DoubleVector inverse = hn::Div(in_doubles(1), hn::Mul(sum, linear));
-  const DoubleVector t = hn::Mul(hn::Mul(hn::Sub(z, in_doubles(4)), linear), inverse);
-  const DoubleVector q = polynomial(
-      t, {-6.3258145104210899e-4, -1.1006446361984264e-3, 5.092426432461594e-3, -1.6002144964977946e-2,
-          3.7213483276662041e-2, -6.6364846876103258e-2, 9.3720120139660498e-2, -1.0103670089378695e-1,
-          6.8098064924633185e-2, 1.5379593787053266e-2, -1.3962113736814268e-1, 1.2329951189208189});
-  const DoubleVector left = hn::Mul(hn::Mul(hn::Mul(e, in_doubles(0.5)), q), hn::Mul(sum, inverse));
-  const auto negative = hn::Lt(x, hn::Zero(Doubles()));
-  return {hn::IfThenElse(negative, left, hn::Sub(in_doubles(1), left)),
-          hn::Mul(e, in_doubles(0.39894228040143268))};  // 1 / √(2π)
 }
 
 }  // namespace HWY_NAMESPACE
