@@ -1,0 +1,176 @@
+#include "autograd_lite/models/llama.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <vector>
+
+namespace rz {
+namespace {
+
+/// Dynamic scaling is for sequences that are longer than those of the training.
+std::size_t max_positions(const LlamaConfig& c) {
+  if (c.rope.scaling != ops::RotaryOptions::Scaling::dynamic) return c.max_position_embeddings;
+  return static_cast<std::size_t>(static_cast<double>(c.max_position_embeddings) * c.rope.factor);
+}
+
+}  // namespace
+
+void check(const LlamaConfig& c) {
+  const auto positive = [](const char* key, std::size_t value) {
+    require(value > 0, Errc::config, key, " is 0, expected at least 1");
+  };
+  positive("vocab_size", c.vocab_size);
+  positive("hidden_size", c.hidden_size);
+  positive("intermediate_size", c.intermediate_size);
+  positive("num_hidden_layers", c.num_hidden_layers);
+  positive("num_attention_heads", c.num_attention_heads);
+  positive("num_key_value_heads", c.num_key_value_heads);
+  positive("max_position_embeddings", c.max_position_embeddings);
+  require(c.vocab_size < (std::size_t{1} << 31), Errc::config, "vocab_size is ", c.vocab_size,
+          ", expected less than 2^31");
+  require(c.head_dim > 0 && c.head_dim % 2 == 0, Errc::config, "head_dim is ", c.head_dim,
+          ", expected an even number, since rotary embedding turns pairs of channels");
+  require(c.num_attention_heads % c.num_key_value_heads == 0, Errc::config, "num_attention_heads is ",
+          c.num_attention_heads, ", which num_key_value_heads ", c.num_key_value_heads, " does not divide");
+  require(c.rms_norm_eps > 0 && std::isfinite(c.rms_norm_eps), Errc::config, "rms_norm_eps is ",
+          c.rms_norm_eps, ", expected more than 0");
+  require(c.initializer_range >= 0 && std::isfinite(c.initializer_range), Errc::config,
+          "initializer_range is ", c.initializer_range, ", expected 0 or more");
+  require(c.attention_dropout >= 0 && c.attention_dropout < 1, Errc::config, "attention_dropout is ",
+          c.attention_dropout, ", expected 0 <= attention_dropout < 1");
+}
+
+namespace llama {
+namespace {
+
+void initialize(nn::Linear& layer, const LlamaConfig& c) {
+  layer.weight.initial = {Initial::normal, static_cast<float>(c.initializer_range)};
+  if (layer.with_bias) layer.bias.initial = {Initial::constant, 0};
+}
+
+constexpr auto out_in = ops::WeightLayout::out_in;
+float epsilon_of(const LlamaConfig& c) { return static_cast<float>(c.rms_norm_eps); }
+
+}  // namespace
+
+Attention::Attention(Module& parent, const std::string& name, const LlamaConfig& c, std::size_t layer)
+    : Module(parent, name),
+      options{.heads = static_cast<int>(c.num_attention_heads),
+              .kv_heads = static_cast<int>(c.num_key_value_heads),
+              .causal = true,
+              .window = layer >= c.max_window_layers ? c.sliding_window : 0},
+      dropout(static_cast<float>(c.attention_dropout)),
+      q_proj(*this, "q_proj", c.hidden_size, c.num_attention_heads * c.head_dim, out_in, c.qkv_bias),
+      k_proj(*this, "k_proj", c.hidden_size, c.num_key_value_heads * c.head_dim, out_in, c.qkv_bias),
+      v_proj(*this, "v_proj", c.hidden_size, c.num_key_value_heads * c.head_dim, out_in, c.qkv_bias),
+      o_proj(*this, "o_proj", c.num_attention_heads * c.head_dim, c.hidden_size, out_in, c.o_bias) {
+  for (nn::Linear* layer : {&q_proj, &k_proj, &v_proj, &o_proj}) initialize(*layer, c);
+}
+
+Var Attention::operator()(Tape& tape, Var x, const ops::RotaryTables& tables) {
+  const Var q = nn::rotary(tape, q_proj(tape, x), options.heads, tables);
+  const Var k = nn::rotary(tape, k_proj(tape, x), options.kv_heads, tables);
+  return o_proj(tape, nn::attention(tape, q, k, v_proj(tape, x), options, training() ? dropout : 0));
+}
+
+Mlp::Mlp(Module& parent, const std::string& name, const LlamaConfig& c)
+    : Module(parent, name),
+      gate_proj(*this, "gate_proj", c.hidden_size, c.intermediate_size, out_in, c.mlp_bias),
+      up_proj(*this, "up_proj", c.hidden_size, c.intermediate_size, out_in, c.mlp_bias),
+      down_proj(*this, "down_proj", c.intermediate_size, c.hidden_size, out_in, c.mlp_bias) {
+  for (nn::Linear* layer : {&gate_proj, &up_proj, &down_proj}) initialize(*layer, c);
+}
+
+Var Mlp::operator()(Tape& tape, Var x) {
+  const Var gate = nn::silu(tape, gate_proj(tape, x));
+  return down_proj(tape, nn::mul(tape, gate, up_proj(tape, x)));
+}
+
+DecoderLayer::DecoderLayer(Module& parent, const std::string& name, const LlamaConfig& c, std::size_t layer)
+    : Module(parent, name),
+      input_layernorm(*this, "input_layernorm", c.hidden_size, epsilon_of(c)),
+      self_attn(*this, "self_attn", c, layer),
+      post_attention_layernorm(*this, "post_attention_layernorm", c.hidden_size, epsilon_of(c)),
+      mlp(*this, "mlp", c) {
+  one_scope();
+}
+
+Var DecoderLayer::operator()(Tape& tape, Var x, const ops::RotaryTables& tables) {
+  const Var attended = self_attn(tape, input_layernorm(tape, x), tables);
+  const auto [residual, norm] = post_attention_layernorm.add_and_norm(tape, x, attended);
+  return nn::add(tape, residual, mlp(tape, norm));
+}
+
+Model::Model(Module& parent, const std::string& name, const LlamaConfig& c)
+    : Module(parent, name),
+      embed_tokens(*this, "embed_tokens", c.vocab_size, c.hidden_size,
+                   static_cast<float>(c.initializer_range)),
+      layers(*this, "layers"),
+      norm(*this, "norm", c.hidden_size, epsilon_of(c)) {
+  for (std::size_t i = 0; i < c.num_hidden_layers; ++i) layers.append(c, i);
+}
+
+}  // namespace llama
+
+Llama::Llama(const LlamaConfig& c) : config_((check(c), c)), model_(*this, "model", c) { register_head(); }
+
+Llama::Llama(Module& parent, const std::string& name, const LlamaConfig& c)
+    : LanguageModel(parent, name), config_((check(c), c)), model_(*this, "model", c) {
+  register_head();
+}
+
+ModelFacts Llama::facts() const {
+  const LlamaConfig& c = config_;
+  return {.model_type = c.model_type,
+          .name = c.model_type == "mistral" ? "Mistral"
+                  : c.model_type == "qwen2" ? "Qwen2"
+                                            : "Llama",
+          .layers = c.num_hidden_layers,
+          .heads = c.num_attention_heads,
+          .head_size = c.head_dim,
+          .channels = c.hidden_size,
+          .vocabulary = c.vocab_size,
+          .positions = max_positions(c)};
+}
+
+std::unique_ptr<LanguageModel> Llama::without_values() const { return std::make_unique<Llama>(config_); }
+
+void Llama::register_head() {
+  if (config_.tie_word_embeddings) {
+    Scope& scope = model_.register_scope("head", std::vector<Module*>{&model_.norm});
+    scope.parameters.push_back(&model_.embed_tokens.weight);
+    head_scope_ = &scope;
+    return;
+  }
+  lm_head_.emplace(*this, "lm_head", config_.hidden_size, config_.vocab_size, ops::WeightLayout::out_in,
+                   /*with_bias=*/false);
+  lm_head_->weight.initial = {Initial::normal, static_cast<float>(config_.initializer_range)};
+  head_scope_ = &model_.register_scope("head", std::vector<Module*>{&model_.norm, &*lm_head_});
+}
+
+/// Tables grow with the longest sequence, by powers of two; those of dynamic scaling depend on its length.
+const ops::RotaryTables& Llama::rotary_tables(const Tape& tape, std::size_t positions) {
+  const bool dynamic = config_.rope.scaling == ops::RotaryOptions::Scaling::dynamic;
+  if (dynamic ? positions_ != positions : positions_ < positions) {
+    positions_ = dynamic ? positions : std::min(std::bit_ceil(positions), max_positions(config_));
+    tables_ = ops::rotary_tables(config_.head_dim, positions_, config_.rope, tape.stream());
+  }
+  return tables_;
+}
+
+Var Llama::hidden(Tape& tape, const Tensor& tokens) {
+  const ops::RotaryTables tables = rotary_tables(tape, tokens.shape()[1]);
+  Var x = model_.embed_tokens(tape, tokens);
+  for (llama::DecoderLayer& layer : model_.layers)
+    x = layer.in_block(tape, x, [&tape, l = &layer, tables](Var in) { return (*l)(tape, in, tables); });
+  return x;
+}
+
+Var Llama::head(Tape& tape, Var x) {
+  const Var norm = model_.norm(tape, x);
+  const Var table = tape.parameter(lm_head_ ? lm_head_->weight : model_.embed_tokens.weight);
+  return nn::linear_aligned(tape, norm, table, ops::WeightLayout::out_in);
+}
+
+}  // namespace rz

@@ -1,0 +1,113 @@
+#pragma once
+/// Llama (Touvron et al., arXiv:2302.13971; Grattafiori et al., arXiv:2407.21783) and models of its shape:
+/// Mistral (Jiang et al., arXiv:2310.06825) with its window, Qwen2 (Yang et al., arXiv:2407.10671) with its
+/// biases. Parameters have the names of Hugging Face's checkpoints.
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "autograd_lite/attention_ops.h"
+#include "autograd_lite/models/language_model.h"
+#include "autograd_lite/nn/containers.h"
+#include "autograd_lite/nn/layers.h"
+
+namespace rz {
+
+/// Names and defaults are those of Hugging Face's LlamaConfig, except where a comment states another.
+struct LlamaConfig {
+  std::string_view model_type = "llama";  ///< or "mistral", "qwen2"
+  std::size_t vocab_size = 32000;
+  std::size_t hidden_size = 4096;
+  std::size_t intermediate_size = 11008;
+  std::size_t num_hidden_layers = 32;
+  std::size_t num_attention_heads = 32;
+  std::size_t num_key_value_heads = 32;
+  std::size_t head_dim = 128;
+  std::size_t max_position_embeddings = 2048;
+  double rms_norm_eps = 1e-6;
+  ops::RotaryOptions rope{};  ///< rope_theta and rope_scaling
+  bool tie_word_embeddings = false;
+  bool qkv_bias = false, o_bias = false;  ///< attention_bias sets both
+  bool mlp_bias = false;
+  std::size_t sliding_window = 0;     ///< keys that a query attends to; 0: all before it
+  std::size_t max_window_layers = 0;  ///< the first layer with a window
+  double attention_dropout = 0;
+  double initializer_range = 0.02;  ///< standard deviation of initial weights
+  /// Tokens of the tokenizer at the beginning and at the end of a text, for its file only.
+  std::optional<std::size_t> bos_token_id, eos_token_id;
+};
+/// Errc::config names an invalid key and its valid values.
+void check(const LlamaConfig&);
+
+/// The parts of a Llama below "model".
+namespace llama {
+
+struct Attention : Module {
+  Attention(Module& parent, const std::string& name, const LlamaConfig&, std::size_t layer);
+  Var operator()(Tape&, Var x, const ops::RotaryTables&);
+
+  ops::AttentionOptions options;
+  float dropout;
+  nn::Linear q_proj, k_proj, v_proj, o_proj;
+};
+
+struct Mlp : Module {
+  Mlp(Module& parent, const std::string& name, const LlamaConfig&);
+  Var operator()(Tape&, Var x);
+
+  nn::Linear gate_proj, up_proj, down_proj;
+};
+
+/// One scope.
+struct DecoderLayer : Module {
+  DecoderLayer(Module& parent, const std::string& name, const LlamaConfig&, std::size_t layer);
+  Var operator()(Tape&, Var x, const ops::RotaryTables&);
+
+  nn::RmsNorm input_layernorm;
+  Attention self_attn;
+  nn::RmsNorm post_attention_layernorm;
+  Mlp mlp;
+};
+
+struct Model : Module {
+  Model(Module& parent, const std::string& name, const LlamaConfig&);
+
+  nn::Embedding embed_tokens;
+  nn::ModuleList<DecoderLayer> layers;
+  nn::RmsNorm norm;
+};
+
+}  // namespace llama
+
+class Llama : public LanguageModel {
+ public:
+  /// Creates the parameters without memory. Initial values: weights normal(0, initializer_range), norm
+  /// weights 1, biases 0. Scopes: the embedding, one per layer, and the head: the last norm with embed_tokens
+  /// (tied) or lm_head.
+  explicit Llama(const LlamaConfig&);
+  /// As a part of another model.
+  Llama(Module& parent, const std::string& name, const LlamaConfig&);
+
+  const LlamaConfig& config() const { return config_; }
+
+  ModelFacts facts() const override;
+  std::unique_ptr<LanguageModel> without_values() const override;
+
+ private:
+  Var hidden(Tape&, const Tensor& tokens) override;
+  Var head(Tape&, Var x) override;
+  const Scope& head_scope() const override { return *head_scope_; }
+  void register_head();
+  const ops::RotaryTables& rotary_tables(const Tape&, std::size_t positions);
+
+  LlamaConfig config_;
+  llama::Model model_;
+  std::optional<nn::Linear> lm_head_;  ///< none if tied
+  const Scope* head_scope_ = nullptr;
+  ops::RotaryTables tables_;   ///< of the longest sequence so far
+  std::size_t positions_ = 0;  ///< of tables_
+};
+
+}  // namespace rz

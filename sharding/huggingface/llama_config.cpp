@@ -1,0 +1,239 @@
+#include "sharding/huggingface/llama_config.h"
+
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "comm/core/error.h"
+#include "sharding/io/json.h"
+
+namespace rz {
+namespace {
+
+using Scaling = ops::RotaryOptions::Scaling;
+
+/// What the families have in common but for their defaults.
+struct Defaults {
+  std::int64_t kv_heads;  ///< 0: as many as heads
+  std::int64_t positions;
+  bool has_attention_bias;  ///< the key attention_bias
+};
+Defaults defaults_of(std::string_view model_type) {
+  if (model_type == "mistral") return {8, 4096 * 32, false};
+  if (model_type == "qwen2") return {32, 32768, false};
+  return {0, 2048, true};
+}
+
+bool is_given(const JsonObject& o, const char* key) { return o.has(key) && !o.at(key).is_null(); }
+
+std::size_t size_at(const JsonObject& o, const char* key, std::int64_t max_value) {
+  return static_cast<std::size_t>(o.required_integer(key, 1, max_value));
+}
+std::size_t size_at(const JsonObject& o, const char* key, std::int64_t absent, std::int64_t max_value) {
+  return static_cast<std::size_t>(is_given(o, key) ? o.integer(key, absent, 1, max_value) : absent);
+}
+
+constexpr std::int64_t max_positions = std::int64_t{1} << 30;
+
+const char* name_of(Scaling s) {
+  switch (s) {
+    case Scaling::none:
+      return "default";
+    case Scaling::linear:
+      return "linear";
+    case Scaling::dynamic:
+      return "dynamic";
+    case Scaling::llama3:
+      return "llama3";
+  }
+  return "";
+}
+
+Scaling scaling_of(const JsonObject& o) {
+  const char* const key = o.has("rope_type") || !o.has("type") ? "rope_type" : "type";
+  const std::string text = o.text(key, "default");
+  for (const Scaling s : {Scaling::none, Scaling::linear, Scaling::dynamic, Scaling::llama3})
+    if (text == name_of(s)) return s;
+  o.fail_at(key, concat("must be \"default\", \"linear\", \"dynamic\" or \"llama3\", found \"", text, '"'));
+}
+
+/// `o`: rope_scaling or rope_parameters.
+void read_scaling(const JsonObject& o, ops::RotaryOptions& rope, std::size_t positions) {
+  constexpr double largest = 1e9;
+  rope.scaling = scaling_of(o);
+  if (o.number("partial_rotary_factor", 1, 0, 1) != 1)
+    o.fail_at("partial_rotary_factor", "must be 1: all channels of a head are rotated here");
+  if (rope.scaling == Scaling::none) return;
+  if (!is_given(o, "factor")) o.fail_at("factor", "missing");
+  rope.factor = o.number("factor", 1, 1, largest);
+  const bool llama3 = rope.scaling == Scaling::llama3;
+  if (llama3)
+    for (const char* key : {"low_freq_factor", "high_freq_factor", "original_max_position_embeddings"})
+      if (!is_given(o, key)) o.fail_at(key, "missing");
+  rope.low_freq_factor = o.number("low_freq_factor", 1, 0, largest);
+  rope.high_freq_factor = o.number("high_freq_factor", 4, 0, largest);
+  if (llama3 && rope.high_freq_factor <= rope.low_freq_factor)
+    o.fail_at("high_freq_factor", concat("must be more than low_freq_factor, ", rope.low_freq_factor));
+  rope.original_max_position_embeddings = llama3
+                                              ? size_at(o, "original_max_position_embeddings", max_positions)
+                                          : rope.scaling == Scaling::dynamic ? positions
+                                                                             : 0;
+}
+
+ops::RotaryOptions rope_of(const JsonObject& o, std::size_t positions) {
+  ops::RotaryOptions rope;
+  const bool is_new = is_given(o, "rope_parameters");
+  const auto theta = [&](const JsonObject& from) {
+    rope.theta = from.number("rope_theta", rope.theta, 1, 1e15);
+  };
+  theta(o);
+  if (is_new) theta(o.object("rope_parameters"));
+  for (const char* key : {"rope_scaling", "rope_parameters"})
+    if (is_given(o, key)) read_scaling(o.object(key), rope, positions);
+  return rope;
+}
+
+/// Hugging Face's window: Mistral's is of all layers, 4096 if the key is absent; Qwen2's of those from
+/// max_window_layers, if use_sliding_window is true.
+void read_window(const JsonObject& o, LlamaConfig& c) {
+  if (c.model_type == "llama") return;
+  const bool mistral = c.model_type == "mistral";
+  const bool none = o.has("sliding_window") && o.at("sliding_window").is_null();
+  if (none || (!mistral && !o.boolean("use_sliding_window", false))) return;
+  c.sliding_window = size_at(o, "sliding_window", 4096, max_positions);
+  if (!mistral)
+    c.max_window_layers = static_cast<std::size_t>(o.integer("max_window_layers", 28, 0, 1 << 16));
+}
+
+void refuse_variants(const JsonObject& o) {
+  if (o.text("hidden_act", "silu") != "silu")
+    o.fail_at("hidden_act", concat("must be \"silu\", found ", to_display(o.at("hidden_act"))));
+  if (is_given(o, "quantization_config"))
+    o.fail_at("quantization_config", "quantized weights are not read; give those in f32, f16 or bf16");
+  if (o.number("partial_rotary_factor", 1, 0, 1) != 1)
+    o.fail_at("partial_rotary_factor", "must be 1: all channels of a head are rotated here");
+}
+
+/// None for null, a list, and a token that the vocabulary lacks.
+std::optional<std::size_t> special_token(const JsonObject& o, const char* key, std::size_t vocabulary) {
+  if (!o.has(key) || !o.at(key).is_number_integer()) return std::nullopt;
+  const std::int64_t token = o.integer(key, 0, INT64_MIN, INT64_MAX);
+  if (token < 0 || static_cast<std::size_t>(token) >= vocabulary) return std::nullopt;
+  return static_cast<std::size_t>(token);
+}
+
+LlamaConfig llama_config(const JsonObject& o) {
+  LlamaConfig c;
+  for (const char* type : {"llama", "mistral", "qwen2"})
+    if (o.text("model_type", "llama") == type) c.model_type = type;
+  if (o.text("model_type", "llama") != c.model_type)
+    o.fail_at("model_type",
+              concat("must be \"llama\", \"mistral\" or \"qwen2\", found ", to_display(o.at("model_type"))));
+  const Defaults absent = defaults_of(c.model_type);
+  refuse_variants(o);
+  c.vocab_size = size_at(o, "vocab_size", (std::int64_t{1} << 31) - 1);
+  c.hidden_size = size_at(o, "hidden_size", 1 << 20);
+  c.intermediate_size = size_at(o, "intermediate_size", 1 << 22);
+  c.num_hidden_layers = size_at(o, "num_hidden_layers", 1 << 16);
+  c.num_attention_heads = size_at(o, "num_attention_heads", 1 << 16);
+  const auto heads = static_cast<std::int64_t>(c.num_attention_heads);
+  c.num_key_value_heads =
+      size_at(o, "num_key_value_heads", absent.kv_heads ? absent.kv_heads : heads, 1 << 16);
+  if (!is_given(o, "head_dim") && c.hidden_size % c.num_attention_heads != 0)
+    o.fail_at("hidden_size", concat("is ", c.hidden_size, ", which num_attention_heads ",
+                                    c.num_attention_heads, " does not divide; give head_dim"));
+  c.head_dim = size_at(o, "head_dim", static_cast<std::int64_t>(c.hidden_size) / heads, 1 << 16);
+  c.max_position_embeddings = size_at(o, "max_position_embeddings", absent.positions, max_positions);
+  c.rms_norm_eps = o.number("rms_norm_eps", 1e-6, 0, 1);
+  c.rope = rope_of(o, c.max_position_embeddings);
+  c.tie_word_embeddings = o.boolean("tie_word_embeddings", false);
+  c.qkv_bias = c.o_bias = absent.has_attention_bias && o.boolean("attention_bias", false);
+  if (c.model_type == "qwen2") c.qkv_bias = true;
+  c.mlp_bias = absent.has_attention_bias && o.boolean("mlp_bias", false);
+  read_window(o, c);
+  c.attention_dropout = o.number("attention_dropout", 0, 0, 1);
+  c.initializer_range = o.number("initializer_range", 0.02, 0, 1);
+  c.bos_token_id = special_token(o, "bos_token_id", c.vocab_size);
+  c.eos_token_id = special_token(o, "eos_token_id", c.vocab_size);
+  try {
+    check(c);
+  } catch (const Error& e) {
+    fail(e.code(), o.file(), ": ", e.what());
+  }
+  return c;
+}
+
+nlohmann::ordered_json scaling_json(const ops::RotaryOptions& rope) {
+  if (rope.scaling == Scaling::none) return nullptr;
+  nlohmann::ordered_json o{{"rope_type", name_of(rope.scaling)}, {"factor", rope.factor}};
+  if (rope.scaling == Scaling::llama3) {
+    o["low_freq_factor"] = rope.low_freq_factor;
+    o["high_freq_factor"] = rope.high_freq_factor;
+    o["original_max_position_embeddings"] = rope.original_max_position_embeddings;
+  }
+  return o;
+}
+
+nlohmann::ordered_json token_or_null(const std::optional<std::size_t>& token) {
+  return token ? nlohmann::ordered_json(*token) : nlohmann::ordered_json();
+}
+
+std::unique_ptr<LanguageModel> make_llama(const JsonObject& config, std::vector<std::string>*) {
+  return std::make_unique<Llama>(llama_config(config));
+}
+
+std::string llama_json(const LanguageModel& model) {
+  return to_json(dynamic_cast<const Llama&>(model).config());
+}
+
+constexpr ModelFamily family(std::string_view model_type) {
+  return {.model_type = model_type,
+          .make = make_llama,
+          .config_json = llama_json,
+          // Of files before transformers 4.32: the frequencies of rotary embedding.
+          .names = {"model.", {{{"rotary_emb.inv_freq", 1, ""}}}, "lm_head.weight", "embed_tokens.weight"}};
+}
+
+}  // namespace
+
+constinit const ModelFamily llama_family = family("llama"), mistral_family = family("mistral"),
+                            qwen2_family = family("qwen2");
+
+LlamaConfig read_llama_config(const std::string& given) {
+  const std::string path = config_file(given);
+  const nlohmann::json document = parse_json(read_text_file(path), path, JsonDialect::relaxed);
+  return llama_config(JsonObject(document, path));
+}
+
+std::string to_json(const LlamaConfig& c) {
+  const bool llama = c.model_type == "llama", qwen2 = c.model_type == "qwen2";
+  nlohmann::ordered_json all{
+      {"model_type", c.model_type},
+      {"architectures",
+       {llama   ? "LlamaForCausalLM"
+        : qwen2 ? "Qwen2ForCausalLM"
+                : "MistralForCausalLM"}},
+      {"hidden_act", "silu"},
+      {"vocab_size", c.vocab_size},
+      {"hidden_size", c.hidden_size},
+      {"intermediate_size", c.intermediate_size},
+      {"num_hidden_layers", c.num_hidden_layers},
+      {"num_attention_heads", c.num_attention_heads},
+      {"num_key_value_heads", c.num_key_value_heads},
+      {"head_dim", c.head_dim},
+      {"max_position_embeddings", c.max_position_embeddings},
+      {"rms_norm_eps", c.rms_norm_eps},
+      {"rope_theta", c.rope.theta},
+      {"rope_scaling", scaling_json(c.rope)},
+      {"tie_word_embeddings", c.tie_word_embeddings},
+      {"attention_dropout", c.attention_dropout},
+      {"initializer_range", c.initializer_range},
+      {"bos_token_id", token_or_null(c.bos_token_id)},
+      {"eos_token_id", token_or_null(c.eos_token_id)},
+  };
+  if (llama) all["attention_bias"] = c.o_bias, all["mlp_bias"] = c.mlp_bias;
+  if (qwen2) all["use_sliding_window"] = c.sliding_window > 0, all["max_window_layers"] = c.max_window_layers;
+  if (!llama) all["sliding_window"] = c.sliding_window ? nlohmann::ordered_json(c.sliding_window) : nullptr;
+  return all.dump(2) + "\n";
+}
+
+}  // namespace rz

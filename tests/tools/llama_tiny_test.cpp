@@ -1,0 +1,188 @@
+// Small models of the shape of Llama against PyTorch in float64 (tests/data/llama_tiny), in every strategy.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <tuple>
+
+#include "sharding/checkpoint/safetensors.h"
+#include "sharding/huggingface/llama_config.h"
+#include "sharding/huggingface/pretrained_weights.h"
+#include "sharding/io/json.h"
+#include "tests/support/gpt2_tiny.h"
+#include "tests/support/ranks.h"
+#include "tests/support/train_tiny.h"
+
+namespace rz::train_gpt {
+namespace {
+
+using namespace test;  // NOLINT: the test's own
+
+constexpr StrategyKind strategies[] = {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2,
+                                       StrategyKind::zero3};
+
+struct Training {
+  std::string model;    ///< folder
+  std::string weights;  ///< file or folder
+  std::string tokens;
+  std::int64_t batch = 0;
+  std::size_t seq_len = 0;
+  bool recompute = false;
+  std::string save{};  ///< folder
+};
+
+/// Every rank must report the same.
+Reports train(const Training& run, int ranks, StrategyKind kind, std::int64_t steps) {
+  std::vector<Reports> reports(static_cast<std::size_t>(ranks));
+  run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
+    World world(Communicator::connect(rank, ranks, std::move(store)));
+    const auto model = language_model_from_config(run.model);
+    model->checkpoint_activations(run.recompute);
+    const PretrainedWeights weights(run.weights, *model);
+    EngineOptions e;
+    e.ds_config.emplace();
+    e.ds_config->optimizer =
+        OptimizerConfig{.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
+    e.ds_config->sizes = {run.batch, run.batch / ranks, 1};
+    e.ds_config->gradient_clipping = 0;
+    e.decay = Decay::matrices;
+    e.strategy = kind;
+    e.initial_values = [&](const Parameter& p, Range elements, float* out) {
+      weights.read(p, elements, out);
+    };
+    e.expected_terms = static_cast<double>(run.batch) * static_cast<double>(run.seq_len);
+    e.threads = 1;
+    e.log = nullptr;
+    Engine engine = initialize(world, *model, std::move(e));
+    const Tokens tokens = Tokens::from_file(run.tokens);
+    Loader loader = token_loader(engine, tokens, run.seq_len,
+                                 batch_sampler(engine, tokens.samples(run.seq_len), false, 0));
+    for (std::int64_t i = 0; i < steps; ++i)
+      reports[static_cast<std::size_t>(rank)].push_back(update(engine, *model, loader, run.seq_len).value());
+    if (!run.save.empty()) save(engine, *model, run.save);
+  });
+  for (const Reports& r : reports) expect_same_bits(reports[0], r, "ranks");
+  return reports[0];
+}
+
+void expect_near(const Reports& reports, const nlohmann::json& expected) {
+  for (const UpdateReport& r : reports) {
+    EXPECT_NEAR(r.loss, expected.at("loss").at(r.step).get<double>(), 2e-5) << "update " << r.step;
+    const double norm = expected.at("grad_norm").at(r.step);
+    EXPECT_NEAR(r.grad_norm, norm, 1e-4 * norm) << "update " << r.step;
+  }
+}
+
+/// By the formula of make_expected.py.
+float weight(const std::string& name, std::size_t i) {
+  const double u = static_cast<double>(splitmix64(fnv1a64(name) + i) >> 40) / (1 << 24);
+  const double norm = name.find("norm") != name.npos ? 1 : 0;
+  return static_cast<float>(0.08 * (2 * u - 1) * std::sqrt(3.0) + norm);
+}
+
+void write_start(LanguageModel& model, const std::string& path) {
+  std::vector<SafetensorsSpec> tensors;
+  for (const Parameter* p : model.parameters()) {
+    tensors.push_back({p->name, {}, DType::f32});
+    for (int i = 0; i < p->shape.dims(); ++i) tensors.back().shape.push_back(p->shape[i]);
+  }
+  SafetensorsWriter writer(path, tensors);
+  for (const Parameter* p : model.parameters()) {
+    std::vector<float> values(p->count());
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = weight(p->name, i);
+    writer.write(std::span<const float>(values));
+  }
+  writer.finish();
+}
+
+void write_file(const std::string& path, const std::string& text) { std::ofstream(path) << text; }
+
+const std::string expected_file = RZ_SOURCE_DIR "/tests/data/llama_tiny/expected.json";
+
+class LlamaTiny : public testing::TestWithParam<const char*> {
+ protected:
+  LlamaTiny()
+      : all_(parse_json(read_text_file(expected_file), expected_file, JsonDialect::strict)),
+        case_(all_.at("cases").at(GetParam())) {
+    write_file(folder_ / "config.json", case_.at("config").dump());
+    write_start(*language_model_from_config(folder_ / "config.json"), folder_ / "start.safetensors");
+  }
+  Training run() const {
+    return {.model = folder_ / "config.json",
+            .weights = folder_ / "start.safetensors",
+            .tokens = tiny_tokens(),
+            .batch = all_.at("batch"),
+            .seq_len = case_.at("sequence_length")};
+  }
+
+  Folder folder_;
+  nlohmann::json all_, case_;
+};
+
+TEST_P(LlamaTiny, TrainsAsPyTorchDoesInFloat64InEveryStrategy) {
+  for (const int ranks : {1, 3}) {
+    const Reports first = train(run(), ranks, StrategyKind::ddp, 6);
+    ASSERT_EQ(first.size(), case_.at("loss").size());
+    expect_near(first, case_);
+    if (ranks == 1) continue;
+    for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3})
+      expect_same_bits(first, train(run(), ranks, kind, 6), name(kind));
+  }
+}
+
+TEST_P(LlamaTiny, RecomputationChangesNoBit) {
+  Training again = run();
+  again.recompute = true;
+  expect_same_bits(train(run(), 2, StrategyKind::zero3, 2), train(again, 2, StrategyKind::zero3, 2),
+                   "recompute");
+}
+
+TEST_P(LlamaTiny, WhatIsLoadedIsSavedAgain) {
+  Training again = run();
+  again.save = folder_ / "again";
+  train(again, 2, StrategyKind::zero3, 0);
+  EXPECT_EQ(read_text_file((folder_ / "again") + "/model.safetensors"),
+            read_text_file(folder_ / "start.safetensors"));
+  const auto before = language_model_from_config(folder_ / "config.json"),
+             after = language_model_from_config(folder_ / "again");
+  EXPECT_EQ(config_json(*after), config_json(*before));
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, LlamaTiny,
+                         testing::Values("llama", "llama_without_groups", "llama_linear", "llama_dynamic",
+                                         "llama_llama3", "mistral", "qwen2"),
+                         [](const auto& info) { return std::string(info.param); });
+
+// ---- the shared fixture
+
+class LlamaSharedFixture : public testing::TestWithParam<std::tuple<int, StrategyKind>> {};
+
+TEST_P(LlamaSharedFixture, TrainsAsPyTorchDoesInFloat64) {
+  const std::string folder = std::string(RZ_SOURCE_DIR) + "/../shared/fixtures/llama_tiny";
+  if (!std::filesystem::exists(folder + "/tokens.bin"))
+    GTEST_SKIP() << "no ../shared/fixtures/llama_tiny beside the sources";
+  const auto& [ranks, kind] = GetParam();
+  const nlohmann::json all =
+      parse_json(read_text_file(folder + "/expected.json"), folder + "/expected.json", JsonDialect::strict);
+  for (const std::string part : {"", "/sharded"}) {
+    const Training run{.model = folder + part,
+                  .weights = folder + part,
+                  .tokens = folder + "/tokens.bin",
+                  .batch = 8,
+                  .seq_len = all.at("sequence_length")};
+    expect_near(train(run, ranks, kind, part.empty() ? all.at("steps").get<std::int64_t>() : 3),
+                all.at("float64"));
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Settings, LlamaSharedFixture,
+                         testing::Combine(testing::Values(1, 2, 4), testing::ValuesIn(strategies)),
+                         [](const auto& info) {
+                           return concat("ranks_", std::get<0>(info.param), "_",
+                                         name(std::get<1>(info.param)));
+                         });
+
+}  // namespace
+}  // namespace rz::train_gpt
