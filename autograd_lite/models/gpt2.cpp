@@ -51,8 +51,9 @@ void check(const Gpt2Config& c) {
 
 namespace gpt2 {
 
-Attention::Attention(Module& parent, const std::string& name, const Gpt2Config& c)
+Attention::Attention(Module& parent, const std::string& name, const Gpt2Config& c, std::size_t l)
     : Module(parent, name),
+      layer(l),
       heads(static_cast<int>(c.n_head)),
       probability_dropout(static_cast<float>(c.attn_pdrop)),
       c_attn(*this, "c_attn", c.n_embd, 3 * c.n_embd, conv1d),
@@ -62,9 +63,21 @@ Attention::Attention(Module& parent, const std::string& name, const Gpt2Config& 
   initialize(c_proj, residual_deviation(c));
 }
 
-Var Attention::operator()(Tape& tape, Var x) {
-  const Var y = nn::causal_attention(tape, c_attn(tape, x), heads, training() ? probability_dropout : 0);
-  return resid_dropout(tape, c_proj(tape, y));
+Var Attention::operator()(Tape& tape, Var x, KvCache* cache) {
+  const Var qkv = c_attn(tape, x);
+  if (!cache) {
+    const Var y = nn::causal_attention(tape, qkv, heads, training() ? probability_dropout : 0);
+    return resid_dropout(tape, c_proj(tape, y));
+  }
+  const Tensor all = tape.value(qkv);
+  const std::size_t channels = all.shape()[2] / 3;
+  const auto part = [&](std::size_t n) {
+    const Tensor copied = tape.empty(all.shape().with_last(channels), all.dtype());
+    ops::copy(copied, all.columns(n * channels, channels), tape.stream());
+    return copied;
+  };
+  return c_proj(tape,
+                cache->attention(tape, layer, part(0), part(1), part(2), {.heads = heads, .causal = true}));
 }
 
 Mlp::Mlp(Module& parent, const std::string& name, const Gpt2Config& c)
@@ -78,17 +91,17 @@ Mlp::Mlp(Module& parent, const std::string& name, const Gpt2Config& c)
 
 Var Mlp::operator()(Tape& tape, Var x) { return dropout(tape, c_proj(tape, c_fc.gelu(tape, x))); }
 
-Block::Block(Module& parent, const std::string& name, const Gpt2Config& c)
+Block::Block(Module& parent, const std::string& name, const Gpt2Config& c, std::size_t layer)
     : Module(parent, name),
       ln_1(*this, "ln_1", c.n_embd, epsilon(c)),
-      attn(*this, "attn", c),
+      attn(*this, "attn", c, layer),
       ln_2(*this, "ln_2", c.n_embd, epsilon(c)),
       mlp(*this, "mlp", c) {
   one_scope();
 }
 
-Var Block::operator()(Tape& tape, Var x) {
-  const auto [residual, norm] = ln_2.add_and_norm(tape, x, attn(tape, ln_1(tape, x)));
+Var Block::operator()(Tape& tape, Var x, KvCache* cache) {
+  const auto [residual, norm] = ln_2.add_and_norm(tape, x, attn(tape, ln_1(tape, x), cache));
   return nn::add(tape, residual, mlp(tape, norm));
 }
 
@@ -100,15 +113,18 @@ Transformer::Transformer(Module& parent, const std::string& name, const Gpt2Conf
       h(*this, "h"),
       ln_f(*this, "ln_f", c.n_embd, epsilon(c)) {
   register_scope("embeddings", std::vector<Module*>{&wte, &wpe});
-  for (std::size_t i = 0; i < c.n_layer; ++i) h.append(c);
+  for (std::size_t i = 0; i < c.n_layer; ++i) h.append(c, i);
 }
 
-Var Transformer::operator()(Tape& tape, const Tensor& tokens) {
+Var Transformer::operator()(Tape& tape, const Tensor& tokens, KvCache* cache) {
   Var x = wte.in_scope(tape, [&] {
-    const Var table = tape.parameter(wte.weight);
-    return drop(tape, nn::embedding_with_positions(tape, tokens, table, tape.parameter(wpe.weight)));
+    const Var table = tape.parameter(wte.weight), positions = tape.parameter(wpe.weight);
+    if (!cache) return drop(tape, nn::embedding_with_positions(tape, tokens, table, positions));
+    const Var at = nn::embedding(tape, cache->next_positions(), positions);
+    return nn::add(tape, nn::embedding(tape, tokens, table), at);
   });
-  for (Block& block : h) x = block.in_block(tape, x, [&tape, b = &block](Var in) { return (*b)(tape, in); });
+  for (Block& block : h)
+    x = block.in_block(tape, x, [&tape, b = &block, cache](Var in) { return (*b)(tape, in, cache); });
   return x;
 }
 
@@ -151,7 +167,9 @@ void Gpt2::register_head() {
   head_scope_ = &transformer_.register_scope("head", std::vector<Module*>{&transformer_.ln_f, &*lm_head_});
 }
 
-Var Gpt2::hidden(Tape& tape, const Tensor& tokens) { return transformer_(tape, tokens); }
+Var Gpt2::hidden(Tape& tape, const Tensor& tokens, KvCache* cache) {
+  return transformer_(tape, tokens, cache);
+}
 
 Var Gpt2::head(Tape& tape, Var x) {
   const Var norm = transformer_.ln_f(tape, x);

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "autograd_lite/models/kv_cache.h"
 #include "autograd_lite/models/language_model.h"
 #include "autograd_lite/nn/containers.h"
 #include "autograd_lite/nn/layers.h"
@@ -32,9 +33,10 @@ void check(const Gpt2Config&);
 namespace gpt2 {
 
 struct Attention : Module {
-  Attention(Module& parent, const std::string& name, const Gpt2Config&);
-  Var operator()(Tape&, Var x);
+  Attention(Module& parent, const std::string& name, const Gpt2Config&, std::size_t layer);
+  Var operator()(Tape&, Var x, KvCache*);
 
+  std::size_t layer;
   int heads;
   float probability_dropout;
   nn::Linear c_attn, c_proj;
@@ -51,8 +53,8 @@ struct Mlp : Module {
 
 /// One scope.
 struct Block : Module {
-  Block(Module& parent, const std::string& name, const Gpt2Config&);
-  Var operator()(Tape&, Var x);
+  Block(Module& parent, const std::string& name, const Gpt2Config&, std::size_t layer);
+  Var operator()(Tape&, Var x, KvCache*);
 
   nn::LayerNorm ln_1;
   Attention attn;
@@ -64,7 +66,7 @@ struct Block : Module {
 struct Transformer : Module {
   Transformer(Module& parent, const std::string& name, const Gpt2Config&);
   /// tokens: i32 [B, T] → [B, T, n_embd], before the last norm.
-  Var operator()(Tape&, const Tensor& tokens);
+  Var operator()(Tape&, const Tensor& tokens, KvCache*);
 
   nn::Embedding wte, wpe;
   nn::Dropout drop;
@@ -89,7 +91,7 @@ class Gpt2 : public LanguageModel {
   std::unique_ptr<LanguageModel> without_values() const override;
 
  private:
-  Var hidden(Tape&, const Tensor& tokens) override;
+  Var hidden(Tape&, const Tensor& tokens, KvCache*) override;
   Var head(Tape&, Var x) override;
   const Scope& head_scope() const override { return *head_scope_; }
   void register_head();

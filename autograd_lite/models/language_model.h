@@ -1,9 +1,7 @@
 #pragma once
-/// What all causal language models have in common, and texts from them.
+/// What all causal language models have in common.
 
-#include <cstdint>
 #include <memory>
-#include <span>
 #include <string_view>
 #include <vector>
 
@@ -11,6 +9,8 @@
 #include "autograd_lite/ops.h"
 
 namespace rz {
+
+class KvCache;
 
 /// Sizes of a language model.
 struct ModelFacts {
@@ -37,6 +37,11 @@ class LanguageModel : public Module {
   Output forward(Tape&, const Tensor& tokens, const Tensor& targets = {});
   /// Logits [B, 1, vocabulary] of one position.
   Var logits_at(Tape&, const Tensor& tokens, std::size_t position);
+  /// Logits [B, 1, vocabulary] after each sequence of a cache, which takes counts[b] of the tokens i32 [B, T]
+  /// of sequence b, 0 for one whose logits are not needed any more; the others are padding. The first pass
+  /// may have any T, later ones have 1. Records nothing: there is no gradient. Errc::invalid_argument as
+  /// KvCache::begin().
+  Var next_logits(Tape&, const Tensor& tokens, const std::vector<std::size_t>& counts, KvCache&);
 
   virtual ModelFacts facts() const = 0;
   /// Another model of this configuration, whose parameters have no memory.
@@ -45,32 +50,15 @@ class LanguageModel : public Module {
  protected:
   using Module::Module;
 
-  /// tokens [B, T] → [B, T, channels], before the last norm.
-  virtual Var hidden(Tape&, const Tensor& tokens) = 0;
+  /// tokens [B, T] → [B, T, channels], before the last norm. With a cache the tokens follow those that it
+  /// has, and the keys and values of all layers go into it.
+  virtual Var hidden(Tape&, const Tensor& tokens, KvCache*) = 0;
   /// The last norm and the logits, in head_scope().
   virtual Var head(Tape&, Var hidden) = 0;
   virtual const Scope& head_scope() const = 0;
 
  private:
-  Var checked_hidden(Tape&, const Tensor& tokens);
+  Var checked_hidden(Tape&, const Tensor& tokens, KvCache* = nullptr);
 };
-
-/// Sampling parameters.
-struct Sampling {
-  double temperature = 1;  ///< divides the logits; 0 selects the most likely token
-  std::size_t top_k = 0;   ///< restricts sampling to the k largest logits; 0: no restriction
-  std::uint64_t seed = 0;
-};
-
-/// Samples `n` tokens after `prompt` and returns them. Each depends only on the last ModelFacts::positions
-/// tokens, the seed and its index. Dropout is off. Resets the tape before and after. All ranks of a ZeRO-3
-/// group must call it with the same arguments, since scopes gather parameters. Errc::invalid_argument for an
-/// empty prompt or a negative temperature.
-std::vector<std::int32_t> generate(LanguageModel&, Tape&, std::span<const std::int32_t> prompt, std::size_t n,
-                                   const Sampling& = {});
-
-/// The first token, in token order, whose cumulative probability among the candidates exceeds `u`, in [0, 1).
-/// Sums in double. `top_k` and `temperature` as in Sampling.
-std::int32_t pick_token(std::span<const float> logits, double temperature, std::size_t top_k, double u);
 
 }  // namespace rz

@@ -54,24 +54,29 @@ float epsilon_of(const LlamaConfig& c) { return static_cast<float>(c.rms_norm_ep
 
 }  // namespace
 
-Attention::Attention(Module& parent, const std::string& name, const LlamaConfig& c, std::size_t layer)
+Attention::Attention(Module& parent, const std::string& name, const LlamaConfig& c, std::size_t l)
     : Module(parent, name),
+      layer(l),
       options{.heads = static_cast<int>(c.num_attention_heads),
               .kv_heads = static_cast<int>(c.num_key_value_heads),
               .causal = true,
-              .window = layer >= c.max_window_layers ? c.sliding_window : 0},
+              .window = l >= c.max_window_layers ? c.sliding_window : 0},
       dropout(static_cast<float>(c.attention_dropout)),
       q_proj(*this, "q_proj", c.hidden_size, c.num_attention_heads * c.head_dim, out_in, c.qkv_bias),
       k_proj(*this, "k_proj", c.hidden_size, c.num_key_value_heads * c.head_dim, out_in, c.qkv_bias),
       v_proj(*this, "v_proj", c.hidden_size, c.num_key_value_heads * c.head_dim, out_in, c.qkv_bias),
       o_proj(*this, "o_proj", c.num_attention_heads * c.head_dim, c.hidden_size, out_in, c.o_bias) {
-  for (nn::Linear* layer : {&q_proj, &k_proj, &v_proj, &o_proj}) initialize(*layer, c);
+  for (nn::Linear* projection : {&q_proj, &k_proj, &v_proj, &o_proj}) initialize(*projection, c);
 }
 
-Var Attention::operator()(Tape& tape, Var x, const ops::RotaryTables& tables) {
-  const Var q = nn::rotary(tape, q_proj(tape, x), options.heads, tables);
-  const Var k = nn::rotary(tape, k_proj(tape, x), options.kv_heads, tables);
-  return o_proj(tape, nn::attention(tape, q, k, v_proj(tape, x), options, training() ? dropout : 0));
+Var Attention::operator()(Tape& tape, Var x, const ops::RotaryTables& tables, KvCache* cache) {
+  const Tensor positions = cache ? cache->next_positions() : Tensor();
+  const Var q = nn::rotary(tape, q_proj(tape, x), options.heads, tables, 0, positions);
+  const Var k = nn::rotary(tape, k_proj(tape, x), options.kv_heads, tables, 0, positions);
+  const Var v = v_proj(tape, x);
+  if (cache)
+    return o_proj(tape, cache->attention(tape, layer, tape.value(q), tape.value(k), tape.value(v), options));
+  return o_proj(tape, nn::attention(tape, q, k, v, options, training() ? dropout : 0));
 }
 
 Mlp::Mlp(Module& parent, const std::string& name, const LlamaConfig& c)
@@ -96,8 +101,8 @@ DecoderLayer::DecoderLayer(Module& parent, const std::string& name, const LlamaC
   one_scope();
 }
 
-Var DecoderLayer::operator()(Tape& tape, Var x, const ops::RotaryTables& tables) {
-  const Var attended = self_attn(tape, input_layernorm(tape, x), tables);
+Var DecoderLayer::operator()(Tape& tape, Var x, const ops::RotaryTables& tables, KvCache* cache) {
+  const Var attended = self_attn(tape, input_layernorm(tape, x), tables, cache);
   const auto [residual, norm] = post_attention_layernorm.add_and_norm(tape, x, attended);
   return nn::add(tape, residual, mlp(tape, norm));
 }
@@ -159,11 +164,12 @@ const ops::RotaryTables& Llama::rotary_tables(const Tape& tape, std::size_t posi
   return tables_;
 }
 
-Var Llama::hidden(Tape& tape, const Tensor& tokens) {
-  const ops::RotaryTables tables = rotary_tables(tape, tokens.shape()[1]);
+Var Llama::hidden(Tape& tape, const Tensor& tokens, KvCache* cache) {
+  const ops::RotaryTables tables = rotary_tables(tape, cache ? cache->positions() : tokens.shape()[1]);
   Var x = model_.embed_tokens(tape, tokens);
   for (llama::DecoderLayer& layer : model_.layers)
-    x = layer.in_block(tape, x, [&tape, l = &layer, tables](Var in) { return (*l)(tape, in, tables); });
+    x = layer.in_block(tape, x,
+                       [&tape, l = &layer, tables, cache](Var in) { return (*l)(tape, in, tables, cache); });
   return x;
 }
 

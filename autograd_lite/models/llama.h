@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "autograd_lite/attention_ops.h"
+#include "autograd_lite/models/kv_cache.h"
 #include "autograd_lite/models/language_model.h"
 #include "autograd_lite/nn/containers.h"
 #include "autograd_lite/nn/layers.h"
@@ -46,8 +47,9 @@ namespace llama {
 
 struct Attention : Module {
   Attention(Module& parent, const std::string& name, const LlamaConfig&, std::size_t layer);
-  Var operator()(Tape&, Var x, const ops::RotaryTables&);
+  Var operator()(Tape&, Var x, const ops::RotaryTables&, KvCache*);
 
+  std::size_t layer;
   ops::AttentionOptions options;
   float dropout;
   nn::Linear q_proj, k_proj, v_proj, o_proj;
@@ -63,7 +65,7 @@ struct Mlp : Module {
 /// One scope.
 struct DecoderLayer : Module {
   DecoderLayer(Module& parent, const std::string& name, const LlamaConfig&, std::size_t layer);
-  Var operator()(Tape&, Var x, const ops::RotaryTables&);
+  Var operator()(Tape&, Var x, const ops::RotaryTables&, KvCache*);
 
   nn::RmsNorm input_layernorm;
   Attention self_attn;
@@ -96,7 +98,7 @@ class Llama : public LanguageModel {
   std::unique_ptr<LanguageModel> without_values() const override;
 
  private:
-  Var hidden(Tape&, const Tensor& tokens) override;
+  Var hidden(Tape&, const Tensor& tokens, KvCache*) override;
   Var head(Tape&, Var x) override;
   const Scope& head_scope() const override { return *head_scope_; }
   void register_head();

@@ -3,8 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <map>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -226,83 +224,6 @@ TEST(Gpt2, DropoutStopsOutsideOfTraining) {
     dropped.model.eval();
     EXPECT_EQ(loss(dropped), loss(plain));
   }
-}
-
-/// The likeliest continuation, by whole forward passes over the last n_positions tokens.
-std::vector<std::int32_t> continue_slowly(Ready& r, std::vector<std::int32_t> text, std::size_t n) {
-  const std::size_t prompt = text.size();
-  for (std::size_t i = 0; i < n; ++i) {
-    const std::size_t used = std::min<std::size_t>(text.size(), 12);
-    const Tensor tokens = Tensor::empty({1, used}, DType::i32);
-    std::copy(text.end() - static_cast<std::ptrdiff_t>(used), text.end(), tokens.data<std::int32_t>());
-    const Tensor logits = r.tape.value(r.model.forward(r.tape, tokens).logits);
-    const float* last = logits.data<float>() + (used - 1) * 11;
-    text.push_back(static_cast<std::int32_t>(std::max_element(last, last + 11) - last));
-    r.tape.reset();
-  }
-  return {text.begin() + static_cast<std::ptrdiff_t>(prompt), text.end()};
-}
-
-TEST(Generate, WithoutTemperaturePicksTheLikeliestInASlidingWindow) {
-  Ready r(small());
-  for (Parameter* p : r.model.parameters()) {  // far from uniform
-    if (p->shape.dims() == 2) {
-      for (std::size_t i = 0; i < p->count(); ++i) p->value.data<float>()[i] *= 10;
-    }
-  }
-  const std::vector<std::int32_t> prompt{1, 2, 3};
-  const auto text = generate(r.model, r.tape, prompt, 20, {.temperature = 0});
-  EXPECT_EQ(text, continue_slowly(r, prompt, 20));
-  EXPECT_TRUE(r.model.training());
-}
-
-TEST(Generate, DrawsDependOnTheSeedAndFollowTheDistribution) {
-  Ready r(small());
-  const std::vector<std::int32_t> prompt{4};
-  const auto first = generate(r.model, r.tape, prompt, 40, {.seed = 1});
-  EXPECT_EQ(first, generate(r.model, r.tape, prompt, 40, {.seed = 1}));
-  EXPECT_NE(first, generate(r.model, r.tape, prompt, 40, {.seed = 2}));
-  // Nearly uniform logits: every token comes up.
-  std::vector<int> seen(11);
-  for (std::uint64_t seed = 0; seed < 4; ++seed) {
-    for (const auto t : generate(r.model, r.tape, prompt, 50, {.seed = seed}))
-      ++seen.at(static_cast<std::size_t>(t));
-  }
-  for (const int n : seen) EXPECT_GT(n, 0);
-  EXPECT_THROW(generate(r.model, r.tape, {}, 1), Error);
-  EXPECT_THROW(generate(r.model, r.tape, prompt, 1, {.temperature = -0.5}), Error);
-}
-
-TEST(Generate, TopOneIsTheLikeliestAtAnyTemperature) {
-  Ready r(small());
-  const std::vector<std::int32_t> prompt{1, 2, 3};
-  EXPECT_EQ(generate(r.model, r.tape, prompt, 20, {.temperature = 3, .top_k = 1, .seed = 5}),
-            generate(r.model, r.tape, prompt, 20, {.temperature = 0}));
-}
-
-/// Tokens that 1000 equally spaced draws pick, and how often.
-std::map<std::int32_t, int> draws(std::span<const float> logits, double temperature, std::size_t top_k) {
-  std::map<std::int32_t, int> seen;
-  for (int i = 0; i < 1000; ++i) ++seen[pick_token(logits, temperature, top_k, (i + 0.5) / 1000)];
-  return seen;
-}
-
-TEST(PickToken, FollowsTheDistributionAtATemperature) {
-  // Probabilities 1/2, 1/4, 1/4 at temperature 1; 4/6, 1/6, 1/6 at temperature 1/2.
-  const std::vector<float> logits{std::log(1.0f), std::log(2.0f), std::log(1.0f)};
-  EXPECT_EQ(draws(logits, 1, 0), (std::map<std::int32_t, int>{{0, 250}, {1, 500}, {2, 250}}));
-  EXPECT_EQ(draws(logits, 0.5, 0), (std::map<std::int32_t, int>{{0, 167}, {1, 666}, {2, 167}}));
-  EXPECT_EQ(draws(logits, 0, 0), (std::map<std::int32_t, int>{{1, 1000}}));
-}
-
-TEST(PickToken, DrawsOnlyTheLargestLogits) {
-  const std::vector<float> logits{0, 3, 1, 3, 2};
-  EXPECT_EQ(draws(logits, 1, 2), (std::map<std::int32_t, int>{{1, 500}, {3, 500}}));
-  EXPECT_EQ(draws(logits, 1, 1), (std::map<std::int32_t, int>{{1, 1000}})) << "of equal ones the first";
-  EXPECT_EQ(draws(logits, 1, 3).size(), 3u);
-  EXPECT_EQ(draws(logits, 1, 3).count(4), 1u);
-  EXPECT_EQ(draws(logits, 1, 5), draws(logits, 1, 0));
-  EXPECT_EQ(draws(logits, 1, 99), draws(logits, 1, 0)) << "there are not so many";
 }
 
 }  // namespace

@@ -209,7 +209,8 @@ TEST(Gpt2TinyVariants, SavesAndSamplesTheSameWithEveryStrategy) {
   for (const StrategyKind kind : strategies) {
     TinyRun run{c, 2, tiny_options(c, 2, kind), folder / "start.safetensors"};
     run.afterwards = [&](Engine& engine, Gpt2& model) {
-      const std::string text = sample(engine, model, "First Citizen:", 40, {.temperature = 0.8, .top_k = 20});
+      const std::string text =
+          sample(engine, model, "First Citizen:", {.max_new_tokens = 40, .temperature = 0.8, .top_k = 20});
       save(engine, model, folder / name(kind));
       if (engine.world().is_main()) samples[name(kind)] = text;
     };

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <tuple>
 
+#include "autograd_lite/models/generate.h"
 #include "sharding/checkpoint/safetensors.h"
 #include "sharding/huggingface/llama_config.h"
 #include "sharding/huggingface/pretrained_weights.h"
@@ -169,10 +170,10 @@ TEST_P(LlamaSharedFixture, TrainsAsPyTorchDoesInFloat64) {
       parse_json(read_text_file(folder + "/expected.json"), folder + "/expected.json", JsonDialect::strict);
   for (const std::string part : {"", "/sharded"}) {
     const Training run{.model = folder + part,
-                  .weights = folder + part,
-                  .tokens = folder + "/tokens.bin",
-                  .batch = 8,
-                  .seq_len = all.at("sequence_length")};
+                       .weights = folder + part,
+                       .tokens = folder + "/tokens.bin",
+                       .batch = 8,
+                       .seq_len = all.at("sequence_length")};
     expect_near(train(run, ranks, kind, part.empty() ? all.at("steps").get<std::int64_t>() : 3),
                 all.at("float64"));
   }
@@ -183,6 +184,36 @@ INSTANTIATE_TEST_SUITE_P(Settings, LlamaSharedFixture,
                            return concat("ranks_", std::get<0>(info.param), "_",
                                          name(std::get<1>(info.param)));
                          });
+
+/// Greedy texts of transformers. A step whose two best logits are closer than rounding may differ: `margin`
+/// is the smallest distance.
+class GenerationFixture : public testing::TestWithParam<const char*> {};
+
+TEST_P(GenerationFixture, IsThatOfTransformers) {
+  const std::string fixtures = std::string(RZ_SOURCE_DIR) + "/../shared/fixtures/",
+                    file = fixtures + "generation/" + GetParam() + ".json", base = fixtures + GetParam();
+  if (!std::filesystem::exists(file)) GTEST_SKIP() << "no ../shared/fixtures/generation beside the sources";
+  const nlohmann::json all = parse_json(read_text_file(file), file, JsonDialect::strict);
+  const auto model = language_model_from_config(base);
+  allocate_parameters(*model);
+  load_pretrained(*model, base);
+  Tape tape;
+  std::vector<std::vector<std::int32_t>> prompts, expected;
+  for (const nlohmann::json& c : all.at("cases")) {
+    prompts.push_back(c.at("prompt"));
+    expected.push_back(c.at("tokens"));
+    ASSERT_GT(c.at("margin").get<double>(), 2e-5);
+  }
+  const std::size_t n = expected.at(0).size();
+  for (const bool cached : {true, false}) {
+    GenerationConfig config{.max_new_tokens = n, .temperature = 0, .use_cache = cached};
+    EXPECT_EQ(generate(*model, tape, prompts, config), expected);
+    for (std::size_t i = 0; i < prompts.size(); ++i)
+      EXPECT_EQ(generate(*model, tape, std::span(&prompts[i], 1), config)[0], expected[i]) << i;
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Models, GenerationFixture, testing::Values("llama_tiny", "gpt2_tiny"),
+                         [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
 }  // namespace rz::train_gpt

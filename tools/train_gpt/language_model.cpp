@@ -77,14 +77,13 @@ std::optional<UpdateReport> update(Engine& engine, LanguageModel& model, Loader&
   return report;
 }
 
-std::string sample(Engine& engine, LanguageModel& model, const std::string& prompt, std::size_t tokens,
-                   const Sampling& how) {
-  std::vector<std::int32_t> start;
-  for (const unsigned char c : prompt) start.push_back(c);
+std::string sample(Engine& engine, LanguageModel& model, const std::string& prompt,
+                   const GenerationConfig& how) {
+  std::vector<std::vector<std::int32_t>> start(1);
+  for (const unsigned char c : prompt) start[0].push_back(c);
   std::string text;
-  const auto continuation =
-      engine.evaluate([&](Tape& tape) { return generate(model, tape, start, tokens, how); });
-  for (const std::int32_t t : continuation) text += static_cast<char>(t);
+  const auto continuation = engine.evaluate([&](Tape& tape) { return generate(model, tape, start, how); });
+  for (const std::int32_t t : continuation[0]) text += static_cast<char>(t);
   return text;
 }
 

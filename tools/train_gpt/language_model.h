@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "autograd_lite/models/generate.h"
 #include "autograd_lite/models/language_model.h"
 #include "sharding/data/continuous_batch_sampler.h"
 #include "sharding/data/loader.h"
@@ -25,7 +26,7 @@ Loader token_loader(const Engine&, const Tokens&, std::size_t seq_len, const Con
 std::optional<UpdateReport> update(Engine&, LanguageModel&, Loader&, std::size_t seq_len);
 
 /// Continues a prompt of bytes, which must not be empty. Collective.
-std::string sample(Engine&, LanguageModel&, const std::string& prompt, std::size_t tokens, const Sampling&);
+std::string sample(Engine&, LanguageModel&, const std::string& prompt, const GenerationConfig&);
 
 /// Writes model.safetensors and config.json (save_pretrained()). Collective.
 void save(Engine&, LanguageModel&, const std::string& folder, bool nonfinite = false);

@@ -126,8 +126,11 @@ void save_model(const Options& o, Inputs& in, Engine& engine) {
 void show_sample(const Options& o, Inputs& in, Engine& engine) {
   if (!o.sample) return;
   const std::string prompt = o.sample->empty() ? "\n" : *o.sample;
-  const std::string text = sample(engine, *in.model, prompt, static_cast<std::size_t>(o.sample_tokens),
-                                  {o.sample_temperature, static_cast<std::size_t>(o.sample_top_k), o.seed});
+  const std::string text = sample(engine, *in.model, prompt,
+                                  {.max_new_tokens = static_cast<std::size_t>(o.sample_tokens),
+                                   .temperature = o.sample_temperature,
+                                   .top_k = static_cast<std::size_t>(o.sample_top_k),
+                                   .seed = o.seed});
   if (!engine.world().is_main()) return;
   std::printf("sample:\n%s%s\n", printable(prompt).c_str(), printable(text).c_str());
   const KnownWords words = known_words(prompt, text, o.samples_only ? "" : in.tokens.text());
