@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times GPT-2 training on one GPU: train_gpt and PyTorch, interleaved in one run on one machine.
+"""Times GPT-2 training on one GPU: train_lm and PyTorch, interleaved in one run on one machine.
 
     train_gpu.py [--bin build/gpu/bin] [--out DIR] [--shape 124M|tiny] [--batch B] [--precision bf16|f32] [--steps N] [--rounds R]
                  [--peak FLOPS] [--torch LIST] [--python PYTHON] [--device cuda|cpu]
@@ -63,9 +63,9 @@ class Ours:
         ds = dict(train_batch_size=o.batch, gradient_clipping=1.0,
                   optimizer=dict(type='AdamW', params=dict(lr=1e-4, betas=[0.9, 0.999], eps=1e-8, weight_decay=0.01)))
         if o.precision == 'bf16': ds['bf16'] = dict(enabled=True)
-        self.name, self.how = f'train_gpt, {o.precision}', f'commit {commit()}'
+        self.name, self.how = f'train_lm, {o.precision}', f'commit {commit()}'
         self.log = f'{files}/log'
-        self.command = [f'{o.bin}/train_gpt', '--model', f'{files}/model.json', '--tokens', f'{files}/tokens.bin', '--config',
+        self.command = [f'{o.bin}/train_lm', '--model', f'{files}/model.json', '--tokens', f'{files}/tokens.bin', '--config',
                         write(f'{files}/ds.json', ds), '--steps', str(WARM + o.steps), '--strategy', o.strategy, '--no-shuffle', '--metrics', self.log,
                         '--device', 'host' if o.device == 'cpu' else o.device]
 
@@ -155,7 +155,7 @@ def options():
     o.torch = o.torch or ('autocast' if o.precision == 'bf16' else 'f32')
     if min(o.steps, o.rounds, o.batch) < 1: fail(2, '--steps, --rounds and --batch must be at least 1')
     if set(o.torch.split(',')) - {'none', 'autocast', 'pure', 'f32'}: fail(2, f'--torch: {o.torch} must be of autocast, pure, f32 or none')
-    if not os.access(f'{o.bin}/train_gpt', os.X_OK): fail(2, f'--bin: no train_gpt in {o.bin}; build it first')
+    if not os.access(f'{o.bin}/train_lm', os.X_OK): fail(2, f'--bin: no train_lm in {o.bin}; build it first')
     return o
 
 def main():

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times training steps of train_gpt: medians over updates, interleaved in one run on one machine.
+"""Times training steps of train_lm: medians over updates, interleaved in one run on one machine.
 
     train_step.py [--bin build/release/bin] [--shape tiny|124M] [--steps N] [--rounds R] [--beside COMMAND]
 
@@ -25,7 +25,7 @@ def write(path, value):
 def run(o, tmp, shape, ranks, threads, strategy, together):
     micro = shape['batch'] // ranks
     config = write(f'{tmp}/ds.json', dict(train_batch_size=micro * (ranks if together else 1), gradient_clipping=0, optimizer=dict(type='AdamW', params=dict(lr=1e-4))))
-    command = [f'{o.bin}/train_gpt', '--model', f'{tmp}/model.json', '--tokens', f'{tmp}/tokens.bin', '--config', config, '--seq-len', '64',
+    command = [f'{o.bin}/train_lm', '--model', f'{tmp}/model.json', '--tokens', f'{tmp}/tokens.bin', '--config', config, '--seq-len', '64',
                '--steps', str(o.steps), '--strategy', strategy, '--threads', str(threads)]
     log = f'{tmp}/log'
     if together:

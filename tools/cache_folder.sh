@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Creates a folder for build outputs unless it exists. Its CACHEDIR.TAG excludes it from back-ups and train_gpt --data.
+# Creates a folder for build outputs unless it exists. Its CACHEDIR.TAG excludes it from back-ups and train_lm --data.
 #   tools/cache_folder.sh FOLDER
 set -euo pipefail
 [ -d "$1" ] && exit 0

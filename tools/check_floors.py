@@ -78,12 +78,12 @@ ROOMS = {
     'tools': 'comm tools/command_line',
     'tools/rzrun': 'comm comm/core comm/os tools/command_line',
     'tools/tune': 'comm comm/core comm/tuning tools/command_line',
-    'tools/train_gpt/report': MODEL + 'sharding/io tools/command_line',
-    'tools/train_gpt': MODEL + 'sharding/io sharding/data sharding/optim sharding/config sharding/parallel '
+    'tools/train_lm/report': MODEL + 'sharding/io tools/command_line',
+    'tools/train_lm': MODEL + 'sharding/io sharding/data sharding/optim sharding/config sharding/parallel '
                        'sharding/model sharding/strategy sharding/huggingface sharding/engine tools/command_line '
-                       'tools/train_gpt/report',
+                       'tools/train_lm/report',
     'tools/plan': MODEL + 'sharding/config sharding/model sharding/strategy sharding/engine tools/command_line '
-                  'tools/train_gpt',
+                  'tools/train_lm',
     # Stand-alone programs, which time internal parts of a library.
     'bench': 'comm comm/core comm/device comm/net comm/reduce tensor tensor/kernels/linear_algebra sharding/checkpoint '
              'sharding/engine',

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The main job on host memory: installs missing packages, builds, shows the machine, times all_reduce between 2 ranks,
 # then trains a small GPT-2 on text with ZeRO-3 over 2 ranks, generates a sample, and saves the model as safetensors.
-#   tools/run.sh [--ranks N] [--data FILE|DIR] [--steps N] [--save DIR] [more flags of train_gpt]
+#   tools/run.sh [--ranks N] [--data FILE|DIR] [--steps N] [--save DIR] [more flags of train_lm]
 # Default text: the prose of this repository's documents and headers. Under 3 minutes after the build on 2 cores.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -35,7 +35,7 @@ if [ -z "$data" ]; then  # documents without tables and indented code, and the h
   find comm tensor autograd_lite sharding -name '*.h' | LC_ALL=C sort | xargs sed -n 's|^ *///* ||p' >>"$data"
 fi
 echo "== GPT-2 on $data, ZeRO-3 over $ranks ranks"
-unless_given() {  # FLAG VALUE: train_gpt accepts each flag once
+unless_given() {  # FLAG VALUE: train_lm accepts each flag once
   [[ " ${extra[*]} " == *" $1"[\ =]* ]] || extra+=("$1" "$2")
 }
 unless_given --model tools/configs/gpt2_small_bytes.json
@@ -45,4 +45,4 @@ unless_given --metrics "$(dirname "$save")/metrics.jsonl"
 unless_given --sample 'The '
 unless_given --sample-tokens 400
 unless_given --sample-temperature 0.3
-"$bin/rzrun" -n "$ranks" "$bin/train_gpt" --data "$data" --steps "$steps" --save "$save" "${extra[@]}"
+"$bin/rzrun" -n "$ranks" "$bin/train_lm" --data "$data" --steps "$steps" --save "$save" "${extra[@]}"

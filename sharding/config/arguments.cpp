@@ -209,7 +209,7 @@ constexpr ArgumentSpec table[] = {
              &A::ddp_broadcast_buffers},
     FlagSpec{FlagGroup::loop, "max_steps", "N", "Updates of the run", &A::max_steps}.within(-1, max_updates),
     FlagSpec{FlagGroup::loop, "num_train_epochs", "X",
-             "Passes over the data: train_gpt makes them; else the loop of the program does, and no schedule "
+             "Passes over the data: train_lm makes them; else the loop of the program does, and no schedule "
              "counts them",
              &A::num_train_epochs},
     FlagSpec{FlagGroup::loop, "logging_steps", "N", "steps_per_print: updates between lines of progress",

@@ -1,6 +1,6 @@
 #pragma once
 /// The arguments of a run as data: flags of a command line, their help, what they fill in a configuration,
-/// and what "auto" stands for without them. parse_arguments(), train_gpt, plan, the reader of a configuration
+/// and what "auto" stands for without them. parse_arguments(), train_lm, plan, the reader of a configuration
 /// and docs/configuration.md follow this table.
 
 #include <nlohmann/json_fwd.hpp>

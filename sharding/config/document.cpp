@@ -41,7 +41,7 @@ that begin with `stage3_` may be written without it.
 constexpr const char* flags_introduction = R"(
 ## Flags
 
-Of `parse_arguments()` and `train_gpt`; `plan` has those that change memory and traffic. `-` may stand for `_`, and a
+Of `parse_arguments()` and `train_lm`; `plan` has those that change memory and traffic. `-` may stand for `_`, and a
 flag without a value may have true or false behind it. `--deepspeed FILE`, or `--deepspeed --deepspeed_config FILE`,
 names the configuration, and `--seed N` the seed. `--local_rank N` must be that of the launcher.
 

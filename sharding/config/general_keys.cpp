@@ -53,11 +53,11 @@ constexpr KeySpec top[] = {
         .from("logging_steps"),
     applied<&MonitorConfig::wall_clock_breakdown>(
         "wall_clock_breakdown",
-        "time of forward, backward and step, every steps_per_print (10); train_gpt warns that it has no "
+        "time of forward, backward and step, every steps_per_print (10); train_lm warns that it has no "
         "effect there"),
     applied<&MonitorConfig::memory_breakdown>(
         "memory_breakdown",
-        "bytes held, every steps_per_print (10); train_gpt warns that it has no effect there"),
+        "bytes held, every steps_per_print (10); train_lm warns that it has no effect there"),
     accepted("dump_state", boolean, "false", "the resolved configuration is always printed"),
     accepted("seq_parallel_communication_data_type", "\"fp32\"", "there is no sequence parallelism"),
     refused("sequence_parallel_size", "1", "[1]", "there is no sequence parallelism"),

@@ -6,7 +6,7 @@ namespace rz::ds {
 namespace {
 
 using enum Kind;
-constexpr const char* metrics = "train_gpt --metrics writes a line of JSON an update";
+constexpr const char* metrics = "train_lm --metrics writes a line of JSON an update";
 constexpr KeySpec enabled = unused("enabled", boolean, "false", metrics);
 
 constexpr KeySpec csv_monitor[] = {
@@ -36,7 +36,7 @@ constexpr KeySpec comms_logger[] = {
     accepted("prof_ops", "[]"),
 };
 constexpr KeySpec flops_profiler[] = {
-    unused("enabled", boolean, "false", "train_gpt reports operations per second at the end"),
+    unused("enabled", boolean, "false", "train_lm reports operations per second at the end"),
     accepted("recompute_fwd_factor", "0.0"),
     accepted("profile_step", "1"),
     accepted("module_depth", "-1"),

@@ -37,7 +37,7 @@ struct TrainingArguments {
   std::optional<std::int64_t> logging_steps;  ///< steps_per_print
   /// Updates of the run, for "auto" in schedules, and the end of it for Engine::should_stop(); -1: as absent.
   std::optional<std::int64_t> max_steps;
-  /// For the loop of the program, which makes as many passes over its loader, as train_gpt does. An engine
+  /// For the loop of the program, which makes as many passes over its loader, as train_lm does. An engine
   /// does not know the data: give max_steps, or EngineOptions::updates, to a schedule that needs the updates.
   std::optional<double> num_train_epochs;
   // ringzero.checkpoint

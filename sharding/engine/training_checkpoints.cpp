@@ -62,7 +62,7 @@ std::string without_checkpoint(const fs::path& path) {
                            "model.safetensors.index.json", "pytorch_model.bin.index.json"})
     if (fs::exists(path / file, problem))
       return concat("is a checkpoint of Hugging Face, which has ", file,
-                    ": begin a run with its weights, train_gpt --init or Engine::load_model()");
+                    ": begin a run with its weights, train_lm --init or Engine::load_model()");
   const fs::path dir = path.has_filename() ? path.parent_path() : path.parent_path().parent_path();
   std::vector<std::string> tags;
   if (!fs::exists(path, problem) && fs::is_directory(dir, problem)) tags = checkpoint_tags(dir.string());

@@ -1,5 +1,5 @@
 #pragma once
-/// Runs of train_gpt that are stopped and resumed.
+/// Runs of train_lm that are stopped and resumed.
 
 #include <algorithm>
 #include <fstream>
@@ -43,9 +43,9 @@ class SmallGpt {
                      more, "}"));
   }
 
-  /// train_gpt with the flags; later ones replace earlier ones.
+  /// train_lm with the flags; later ones replace earlier ones.
   std::vector<std::string> program(std::vector<std::string> flags) const {
-    std::vector<std::string> all{built("train_gpt"),
+    std::vector<std::string> all{built("train_lm"),
                                  "--model",
                                  *this / "model.json",
                                  "--config",

@@ -8,11 +8,11 @@
 
 #include "comm/communicator.h"
 #include "sharding/engine/engine.h"
-#include "tools/train_gpt/language_model.h"
+#include "tools/train_lm/language_model.h"
 
 namespace rz::test {
 
-using Reports = std::vector<train_gpt::UpdateReport>;
+using Reports = std::vector<train_lm::UpdateReport>;
 
 /// A case of tests/data/gpt2_tiny: "tiny", "tiny_batch12", "untied".
 struct TinyCase {

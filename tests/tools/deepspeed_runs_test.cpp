@@ -11,7 +11,7 @@
 #include "tests/support/shared_fixture.h"
 #include "tests/support/train_tiny.h"
 
-namespace rz::train_gpt {
+namespace rz::train_lm {
 namespace {
 
 using namespace test;  // NOLINT: the test's own
@@ -21,7 +21,7 @@ struct Placement {
   int ranks;
 };
 
-/// Options of a run of train_gpt with this configuration, and with weight decay of all parameters as
+/// Options of a run of train_lm with this configuration, and with weight decay of all parameters as
 /// DeepSpeed has it.
 TinyOptions options_of(const std::string& config, Placement at) {
   TinyOptions o;
@@ -164,4 +164,4 @@ INSTANTIATE_TEST_SUITE_P(F32, SharedDeepSpeedRuns,
                          setting_name);
 
 }  // namespace
-}  // namespace rz::train_gpt
+}  // namespace rz::train_lm

@@ -11,7 +11,7 @@
 #include "tests/support/shared_fixture.h"
 #include "tests/support/train_tiny.h"
 
-namespace rz::train_gpt {
+namespace rz::train_lm {
 namespace {
 
 using namespace test;  // NOLINT: the test's own
@@ -184,7 +184,7 @@ TEST(Gpt2TinyVariants, RecomputationChangesNoBit) {
 }
 
 /// A first update that makes weights so large that losses are not finite from the second one on. (A run that
-/// may skip updates ends, too: TrainGptProgram.ARunInBf16WhoseLossIsNotFiniteStopsAndSavesNothing.)
+/// may skip updates ends, too: TrainLmProgram.ARunInBf16WhoseLossIsNotFiniteStopsAndSavesNothing.)
 TEST(Gpt2TinyVariants, WhatIsNotFiniteIsADivergence) {
   const Folder folder;
   TinyRun run = smallest_run(StrategyKind::zero2, 2, folder);
@@ -267,4 +267,4 @@ INSTANTIATE_TEST_SUITE_P(Settings, Gpt2SharedFixture,
                          });
 
 }  // namespace
-}  // namespace rz::train_gpt
+}  // namespace rz::train_lm

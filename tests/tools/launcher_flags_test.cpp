@@ -19,7 +19,7 @@ struct Tool {
 };
 
 const Tool launcher{"rzrun", {"--master-port", "--log-dir", "--max-restarts"}};
-const Tool programs[] = {{"train_gpt", {"--local-rank", "--deepspeed", "--deepspeed-config"}},
+const Tool programs[] = {{"train_lm", {"--local-rank", "--deepspeed", "--deepspeed-config"}},
                          {"all_reduce_perf", {"-x"}},
                          {"tune", {}},
                          {"topology", {}},

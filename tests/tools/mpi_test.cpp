@@ -107,7 +107,7 @@ TEST_F(UnderMpirun, TrainingOverMpiHasTheBitsOfTheNativeBackend) {
           continue;  // tests/tools/gpt2_tiny_test.cpp: all are alike
         const std::string log = folder / (strategy + backend + std::to_string(ranks));
         Program p(
-            mpirun(ranks, {built("train_gpt"), "--model", data + "config.json", "--config",
+            mpirun(ranks, {built("train_lm"), "--model", data + "config.json", "--config",
                            data + "ds_config.json", "--tokens", data + "tokens.bin", "--strategy", strategy,
                            "--steps", "4", "--threads", "1", "--metrics", log, "--backend", backend}));
         ASSERT_EQ(p.wait(120s), 0) << p.out() << p.err();

@@ -1,4 +1,4 @@
-// The program that plans a run: its command line, its tables, and its plan against a run of train_gpt's
+// The program that plans a run: its command line, its tables, and its plan against a run of train_lm's
 // engine.
 
 #include <gtest/gtest.h>

@@ -32,8 +32,8 @@ constexpr Instead environment{"set the variable before rzrun, ranks inherit it",
                               "set the variable in the environment, ranks inherit it"};
 constexpr Instead local_rank{"leave it out, ranks find LOCAL_RANK in their environment",
                              "leave it out, the program finds LOCAL_RANK in its environment"};
-constexpr Instead configuration{"put it behind PROGRAM: train_gpt --config DS.json",
-                                "use --config DS.json of train_gpt"};
+constexpr Instead configuration{"put it behind PROGRAM: train_lm --config DS.json",
+                                "use --config DS.json of train_lm"};
 constexpr Instead backend{"set RZ_BACKEND, or put --backend NAME behind PROGRAM",
                           "use --backend NAME, or set RZ_BACKEND"};
 

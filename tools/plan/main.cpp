@@ -16,10 +16,10 @@ Findings find(const Options& o) {
     f.alternatives.push_back(alternatives(o, ranks));
     if (o.memory) f.micro_batches.push_back(largest_micro_batch(o, ranks, *o.memory));
   }
-  const train_gpt::Inputs in = train_gpt::read_model_inputs(o.run, o.ranks[0]);
+  const train_lm::Inputs in = train_lm::read_model_inputs(o.run, o.ranks[0]);
   for (const std::string& warning : in.ds.warnings)
     std::fprintf(stderr, "plan: warning: %s\n", warning.c_str());
-  f.model = train_gpt::describe_model(*in.model);
+  f.model = train_lm::describe_model(*in.model);
   return f;
 }
 

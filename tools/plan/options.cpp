@@ -17,7 +17,7 @@ constexpr const char* description =
     "  plan --model config.json --config ds.json --ranks 4               one run\n"
     "  plan --model config.json --config ds.json --ranks 1,2,4,8         side by side\n"
     "  plan --model config.json --config ds.json --ranks 4 --memory 16GiB    does it fit, and what would?\n\n"
-    "The run is that of train_gpt with the same flags.";
+    "The run is that of train_lm with the same flags.";
 
 constexpr const char* footer =
     "Categories:\n"
@@ -74,11 +74,11 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
       .type_name("NAME")
       .group("Plan");
   line.add_flag("--json", o.json, "Print JSON with exact bytes of every rank").group("Plan");
-  train_gpt::add_run_flags(line, o.run, decay);
-  parsed.help = train_gpt::parse_words(line, o.run, groups, argc, argv);
+  train_lm::add_run_flags(line, o.run, decay);
+  parsed.help = train_lm::parse_words(line, o.run, groups, argc, argv);
   if (!parsed.help.empty()) return parsed;
   require(!o.run.config.empty(), Errc::config, "--config is required; see --help");
-  train_gpt::read_words(o.run, decay);
+  train_lm::read_words(o.run, decay);
   o.ranks.clear();
   for (const std::string& word : split_at_commas(ranks)) o.ranks.push_back(rank_count(word));
   o.device = device_kind(o.run.device);

@@ -7,12 +7,12 @@
 
 #include "comm/core/types.h"
 #include "tools/command_line/command_line.h"
-#include "tools/train_gpt/options.h"
+#include "tools/train_lm/options.h"
 
 namespace rz::plan {
 
 struct Options {
-  train_gpt::Options run;     ///< of the run that is planned
+  train_lm::Options run;      ///< of the run that is planned
   std::vector<int> ranks{1};  ///< numbers of ranks, as given
   Device::Kind device = Device::host;
   std::optional<std::size_t> memory;  ///< bytes that a rank may hold

@@ -7,8 +7,8 @@
 namespace rz::plan {
 
 PlannedRun plan_at(const Options& o, int ranks) {
-  const train_gpt::Inputs in = train_gpt::read_model_inputs(o.run, ranks);
-  return {ranks, in.sizes, train_gpt::plan_ranks(o.run, in, ranks, o.device)};
+  const train_lm::Inputs in = train_lm::read_model_inputs(o.run, ranks);
+  return {ranks, in.sizes, train_lm::plan_ranks(o.run, in, ranks, o.device)};
 }
 
 const TrainingPlan& largest(const PlannedRun& run) {
@@ -20,12 +20,12 @@ std::vector<Alternative> alternatives(const Options& o, int ranks) {
   for (const bool recompute : {false, true})
     for (const StrategyKind kind :
          {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3}) {
-      train_gpt::Options run = o.run;
+      train_lm::Options run = o.run;
       run.strategy = name(kind), run.recompute = recompute;
       all.push_back({kind, recompute, {}, ""});
       try {
-        const train_gpt::Inputs in = train_gpt::read_model_inputs(run, ranks);
-        all.back().plan = train_gpt::plan_run(run, in, {0, ranks}, o.device);
+        const train_lm::Inputs in = train_lm::read_model_inputs(run, ranks);
+        all.back().plan = train_lm::plan_run(run, in, {0, ranks}, o.device);
       } catch (const Error& e) {  // e.g. offload_param, which zero3 has alone
         if (e.code() != Errc::config && e.code() != Errc::unsupported) throw;
         all.back().reason = e.what();
@@ -35,10 +35,10 @@ std::vector<Alternative> alternatives(const Options& o, int ranks) {
 }
 
 std::int64_t largest_micro_batch(const Options& o, int ranks, std::size_t memory) {
-  train_gpt::Inputs in = train_gpt::read_model_inputs(o.run, ranks);
+  train_lm::Inputs in = train_lm::read_model_inputs(o.run, ranks);
   const auto fits = [&](std::int64_t micro) {
     in.sizes.micro = in.ds.sizes.micro = micro;
-    return on_device(train_gpt::plan_run(o.run, in, {0, ranks}, o.device).memory) <= memory;
+    return on_device(train_lm::plan_run(o.run, in, {0, ranks}, o.device).memory) <= memory;
   };
   constexpr std::int64_t limit = std::int64_t{1} << 20;
   std::int64_t low = 0, high = 1;

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tools/plan/options.h"
-#include "tools/train_gpt/engine_options.h"
+#include "tools/train_lm/engine_options.h"
 
 namespace rz::plan {
 
@@ -17,7 +17,7 @@ struct PlannedRun {
   BatchSizes sizes;
   std::vector<TrainingPlan> plans;  ///< of each rank
 };
-/// Errors are those of train_gpt's inputs.
+/// Errors are those of train_lm's inputs.
 PlannedRun plan_at(const Options&, int ranks);
 
 /// The rank that holds the maximum on its device.

@@ -15,7 +15,7 @@ constexpr const char* description =
     "them when one fails. All words after PROGRAM are its arguments.\n"
     "\n"
     "  rzrun -n 2 all_reduce_perf -b 8 -e 64M -f 2\n"
-    "  rzrun -n 4 --prefix train_gpt --model config.json --config ds.json --data .\n"
+    "  rzrun -n 4 --prefix train_lm --model config.json --config ds.json --data .\n"
     "  rzrun -n 4 --log-dir logs --tee ./my_program";
 
 constexpr const char* footer =

@@ -9,7 +9,7 @@
 #include "autograd_lite/models/language_model.h"
 #include "comm/communicator.h"
 
-namespace rz::train_gpt {
+namespace rz::train_lm {
 
 /// Floating-point operations per token in training, recomputation not counted: 6 N + 12 L H Q T with N
 /// parameters without the position embedding, L layers, H heads of Q channels, context T (Chowdhery et al.,
@@ -35,4 +35,4 @@ Devices devices_of(Communicator&);
 /// without the percentage if the peak is unknown.
 std::string describe_throughput(double tokens_per_second, double flops_per_token, const Devices&);
 
-}  // namespace rz::train_gpt
+}  // namespace rz::train_lm

@@ -1,4 +1,4 @@
-#include "tools/train_gpt/report/metrics.h"
+#include "tools/train_lm/report/metrics.h"
 
 #include <cerrno>
 #include <cmath>
@@ -8,7 +8,7 @@
 #include "comm/core/error.h"
 #include "tools/command_line/progress.h"
 
-namespace rz::train_gpt {
+namespace rz::train_lm {
 namespace {
 
 std::string number(const char* format, double x) {
@@ -133,4 +133,4 @@ void Progress::update(const UpdateReport& r) {
   std::fflush(out_);
 }
 
-}  // namespace rz::train_gpt
+}  // namespace rz::train_lm

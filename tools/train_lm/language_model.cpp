@@ -1,4 +1,4 @@
-#include "tools/train_gpt/language_model.h"
+#include "tools/train_lm/language_model.h"
 
 #include <chrono>
 #include <cmath>
@@ -10,7 +10,7 @@
 #include "sharding/huggingface/save_pretrained.h"
 #include "sharding/strategy/strategy.h"
 
-namespace rz::train_gpt {
+namespace rz::train_lm {
 
 ContinuousBatchSampler batch_sampler(const Engine& engine, std::uint64_t samples, bool shuffle,
                                      std::uint64_t seed) {
@@ -95,4 +95,4 @@ void save(Engine& engine, LanguageModel& model, const std::string& folder, bool 
   });
 }
 
-}  // namespace rz::train_gpt
+}  // namespace rz::train_lm

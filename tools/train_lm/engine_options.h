@@ -5,19 +5,19 @@
 
 #include "sharding/engine/engine_options.h"
 #include "sharding/engine/training_plan.h"
-#include "tools/train_gpt/inputs.h"
-#include "tools/train_gpt/options.h"
+#include "tools/train_lm/inputs.h"
+#include "tools/train_lm/options.h"
 
-namespace rz::train_gpt {
+namespace rz::train_lm {
 
 /// True if weight decay applies to the parameter.
 bool decays(const Options&, const Parameter&);
 /// The configuration must have an optimizer. The inputs must outlive initialize().
 EngineOptions engine_options(const Options&, const Inputs&);
 
-/// What train_gpt would hold and send with these options on ranks of this kind of device.
+/// What train_lm would hold and send with these options on ranks of this kind of device.
 TrainingPlan plan_run(const Options&, const Inputs&, RankOf, Device::Kind);
 /// The same of every rank.
 std::vector<TrainingPlan> plan_ranks(const Options&, const Inputs&, int ranks, Device::Kind);
 
-}  // namespace rz::train_gpt
+}  // namespace rz::train_lm

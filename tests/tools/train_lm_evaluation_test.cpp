@@ -1,4 +1,4 @@
-// train_gpt that evaluates: the loss itself, the best checkpoint, and runs that stop early.
+// train_lm that evaluates: the loss itself, the best checkpoint, and runs that stop early.
 
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 #include "tests/support/ranks.h"
 #include "tests/support/reference_gpt2.h"
 #include "tests/support/small_gpt.h"
-#include "tools/train_gpt/validation.h"
+#include "tools/train_lm/validation.h"
 
 namespace rz {
 namespace {
@@ -31,7 +31,7 @@ Flags operator+(Flags a, const Flags& b) {
   return a;
 }
 
-class TrainGptEvaluation : public testing::Test {
+class TrainLmEvaluation : public testing::Test {
  protected:
   std::string path(const std::string& name) const { return gpt_ / name; }
   std::string checkpoints() const { return path("checkpoints"); }
@@ -78,7 +78,7 @@ class TrainGptEvaluation : public testing::Test {
   int runs_ = 0;
 };
 
-TEST_F(TrainGptEvaluation, ChangesNoBitOfTheTraining) {
+TEST_F(TrainLmEvaluation, ChangesNoBitOfTheTraining) {
   put_samples("eval.bin", 3, 7);
   const TrainedGpt plain = trained(2, {"--steps", "6"});
   for (const char* strategy : {"ddp", "zero3"}) {
@@ -89,7 +89,7 @@ TEST_F(TrainGptEvaluation, ChangesNoBitOfTheTraining) {
   }
 }
 
-TEST_F(TrainGptEvaluation, SamplesThatAreHeldOutAreNotTrainedOn) {
+TEST_F(TrainLmEvaluation, SamplesThatAreHeldOutAreNotTrainedOn) {
   const Flags evaluation{"--steps", "5", "--eval-steps", "5"};
   const TrainedGpt split = trained(2, evaluation + Flags{"--validation-split-percentage", "19"});
   put_samples("eval.bin", 20, 5);
@@ -99,7 +99,7 @@ TEST_F(TrainGptEvaluation, SamplesThatAreHeldOutAreNotTrainedOn) {
   EXPECT_NE(out_.find("eval.bin, 5 samples, after every 5 updates"), std::string::npos) << out_;
 }
 
-TEST_F(TrainGptEvaluation, TheBestCheckpointIsLoadedAtTheEnd) {
+TEST_F(TrainLmEvaluation, TheBestCheckpointIsLoadedAtTheEnd) {
   put_other_tokens("eval.bin");
   const Flags flags{"--eval-steps", "2", "--eval-data", path("eval.bin")};
   for (const Flags& async : {Flags{}, Flags{"--save-async"}}) {
@@ -120,7 +120,7 @@ TEST_F(TrainGptEvaluation, TheBestCheckpointIsLoadedAtTheEnd) {
   }
 }
 
-TEST_F(TrainGptEvaluation, AnInterruptedRunStopsEarlyAtTheSameUpdate) {
+TEST_F(TrainLmEvaluation, AnInterruptedRunStopsEarlyAtTheSameUpdate) {
   put_other_tokens("eval.bin");
   const Flags flags{"--eval-steps", "2", "--eval-data", path("eval.bin"), "--early-stopping-patience", "3"};
   const TrainedGpt whole = trained(2, flags + Flags{"--steps", "100"});
@@ -148,7 +148,7 @@ TEST_F(TrainGptEvaluation, AnInterruptedRunStopsEarlyAtTheSameUpdate) {
 }
 
 /// The best loss so far, and early stopping, would compare what is not comparable.
-TEST_F(TrainGptEvaluation, OtherDataAtAResumeAreNamed) {
+TEST_F(TrainLmEvaluation, OtherDataAtAResumeAreNamed) {
   put_samples("eval.bin", 0, 4);
   put_samples("longer.bin", 0, 5);
   put_other_tokens("other.bin");
@@ -178,7 +178,7 @@ TEST_F(TrainGptEvaluation, OtherDataAtAResumeAreNamed) {
   EXPECT_EQ(run("10", on("other.bin")).size(), 0u);
 }
 
-TEST_F(TrainGptEvaluation, AnImprovementMustExceedTheThreshold) {
+TEST_F(TrainLmEvaluation, AnImprovementMustExceedTheThreshold) {
   const Flags flags{"--validation-split-percentage", "20", "--eval-steps", "1", "--steps", "6",
                     "--early-stopping-patience",     "2"};
   const TrainedGpt whole = trained(1, flags);
@@ -186,7 +186,7 @@ TEST_F(TrainGptEvaluation, AnImprovementMustExceedTheThreshold) {
   EXPECT_EQ(trained(1, flags + Flags{"--early-stopping-threshold", "100"}).metrics.size(), 3u);
 }
 
-TEST_F(TrainGptEvaluation, KeysOfTheConfigurationDoTheSame) {
+TEST_F(TrainLmEvaluation, KeysOfTheConfigurationDoTheSame) {
   put_other_tokens("eval.bin");
   gpt_.put_config("eval.json",
                   concat(R"(, "ringzero": {"checkpoint": {"output_dir": ")", checkpoints(),
@@ -199,7 +199,7 @@ TEST_F(TrainGptEvaluation, KeysOfTheConfigurationDoTheSame) {
   EXPECT_TRUE(fs::exists(checkpoints() + "/global_step3"));
 }
 
-TEST_F(TrainGptEvaluation, ACheckpointHasTheConfigurationOfItsModel) {
+TEST_F(TrainLmEvaluation, ACheckpointHasTheConfigurationOfItsModel) {
   Program p(gpt_.on_ranks(2, {"--steps", "1", "--checkpoint-dir", checkpoints(), "--save-async"}));
   EXPECT_EQ(p.wait(), 0) << p.err();
   Program merge({test::built("checkpoint"), "merge", checkpoints(), path("merged")});
@@ -211,7 +211,7 @@ TEST_F(TrainGptEvaluation, ACheckpointHasTheConfigurationOfItsModel) {
 
 // ---- the loss
 
-TEST_F(TrainGptEvaluation, TheLossIsTheMeanOfAllSamplesOnAnyNumberOfRanks) {
+TEST_F(TrainLmEvaluation, TheLossIsTheMeanOfAllSamplesOnAnyNumberOfRanks) {
   constexpr std::size_t seq_len = 8, first = 5, samples = 11;
   std::string bytes;
   std::mt19937 random(1);
@@ -241,7 +241,7 @@ TEST_F(TrainGptEvaluation, TheLossIsTheMeanOfAllSamplesOnAnyNumberOfRanks) {
           const Tensor value = engine.strategy().values().whole(*p);
           if (rank == 0) values[name].assign(value.data<float>(), value.data<float>() + value.count());
         }
-        train_gpt::Validation validation(engine, {tokens, first, samples}, seq_len);
+        train_lm::Validation validation(engine, {tokens, first, samples}, seq_len);
         double& loss = losses[static_cast<std::size_t>(rank)];
         loss = validation.loss(engine, model).value();
         EXPECT_EQ(validation.loss(engine, model), loss) << "the same again";
@@ -257,7 +257,7 @@ TEST_F(TrainGptEvaluation, TheLossIsTheMeanOfAllSamplesOnAnyNumberOfRanks) {
 
 // ---- wrong input
 
-TEST_F(TrainGptEvaluation, WrongFlagsAreRefused) {
+TEST_F(TrainLmEvaluation, WrongFlagsAreRefused) {
   put_samples("eval.bin", 0, 2);
   gpt_.put_config("f1.json",
                   R"(, "ringzero": {"checkpoint": {"eval_steps": 2, "metric_for_best_model": "f1"}})");
@@ -275,7 +275,7 @@ TEST_F(TrainGptEvaluation, WrongFlagsAreRefused) {
        "leave none to train on; use less, or more data"},
       {steps + Flags{"--eval-data", path("none.bin")}, "--eval-data: " + path("none.bin")},
       {split + Flags{"--config", path("f1.json")},
-       "ringzero.checkpoint.metric_for_best_model: train_gpt measures eval_loss, found eval_f1"}};
+       "ringzero.checkpoint.metric_for_best_model: train_lm measures eval_loss, found eval_f1"}};
   for (const auto& [flags, what] : cases) {
     Program p(
         gpt_.program(Flags{"--steps", "2", "--metrics", path("m.jsonl"), "--save", path("out")} + flags));

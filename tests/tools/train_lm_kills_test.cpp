@@ -1,4 +1,4 @@
-// train_gpt under rzrun --max-restarts: ranks that are killed at any instant change no bit.
+// train_lm under rzrun --max-restarts: ranks that are killed at any instant change no bit.
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -36,7 +36,7 @@ struct Case {
 constexpr Case cases[] = {{"ddp", 2, false},  {"zero3", 3, true}, {"ddp", 3, true}, {"zero3", 2, false},
                           {"zero3", 2, true}, {"ddp", 3, false},  {"ddp", 2, true}, {"zero3", 3, false}};
 
-class TrainGptKills : public testing::Test {
+class TrainLmKills : public testing::Test {
  protected:
   void SetUp() override { gpt_.put_config("ds.json", "", 12); }
 
@@ -112,7 +112,7 @@ class TrainGptKills : public testing::Test {
   std::map<std::pair<std::string, int>, Uninterrupted> uninterrupted_;
 };
 
-TEST_F(TrainGptKills, RunsUnderRzrunEndWithTheBitsOfUninterruptedOnes) {
+TEST_F(TrainLmKills, RunsUnderRzrunEndWithTheBitsOfUninterruptedOnes) {
   const char* const more = std::getenv("RZ_KILLS");
   const int wanted = more ? std::atoi(more) : 4;
   int kills = 0, runs = 0;

@@ -15,7 +15,7 @@
 #include "sharding/data/tokens.h"
 #include "sharding/engine/engine.h"
 
-namespace rz::train_gpt {
+namespace rz::train_lm {
 
 /// Samples `first` … `first` + `samples` - 1 of T + 1 tokens.
 struct ValidationData {
@@ -69,4 +69,4 @@ class Validation {
   Loader loader_;
 };
 
-}  // namespace rz::train_gpt
+}  // namespace rz::train_lm

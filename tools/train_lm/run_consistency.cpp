@@ -10,9 +10,9 @@
 #include "sharding/huggingface/model_family.h"
 #include "sharding/io/checksum.h"
 #include "sharding/parallel/rank_consistency.h"
-#include "tools/train_gpt/inputs.h"
+#include "tools/train_lm/inputs.h"
 
-namespace rz::train_gpt {
+namespace rz::train_lm {
 namespace {
 
 const char* yes(bool x) { return x ? "yes" : "no"; }
@@ -86,4 +86,4 @@ void require_same_run(const Options& o, const Inputs& in, Communicator& communic
   require_same("the run", facts, "start every rank alike", communicator);
 }
 
-}  // namespace rz::train_gpt
+}  // namespace rz::train_lm

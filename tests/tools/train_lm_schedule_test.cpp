@@ -5,14 +5,14 @@
 #include "sharding/optim/optimizers.h"
 #include "tests/support/error_of.h"
 #include "tests/support/train_tiny.h"
-#include "tools/train_gpt/engine_options.h"
+#include "tools/train_lm/engine_options.h"
 
-namespace rz::train_gpt {
+namespace rz::train_lm {
 namespace {
 
 using namespace test;  // NOLINT: the test's own
 
-TEST(TrainGptSchedule, EachUpdateHasTheRateOfItsStep) {
+TEST(TrainLmSchedule, EachUpdateHasTheRateOfItsStep) {
   const Folder folder;
   TinyRun run = smallest_run(StrategyKind::zero3, 2, folder);
   run.options.ds.schedule =
@@ -26,7 +26,7 @@ TEST(TrainGptSchedule, EachUpdateHasTheRateOfItsStep) {
 }
 
 /// The first update makes weights so large that no gradient is finite from then on.
-TEST(TrainGptSchedule, SkippedUpdatesDoNotAdvanceIt) {
+TEST(TrainLmSchedule, SkippedUpdatesDoNotAdvanceIt) {
   const Folder folder;
   TinyRun run = smallest_run(StrategyKind::zero2, 2, folder);
   Precision& precision = run.options.strategy_options.precision;
@@ -48,7 +48,7 @@ Inputs inputs_of(const char* config) {
   return in;
 }
 
-TEST(TrainGptSchedule, WeightDecayAppliesToTheGroupOfTheFlag) {
+TEST(TrainLmSchedule, WeightDecayAppliesToTheGroupOfTheFlag) {
   const OptimizerConfig config{.type = OptimizerConfig::Type::adamw, .weight_decay = 0.5};
   EXPECT_EQ(make_optimizer(config, Decay::all)->groups(), 1);
   const auto two = make_optimizer(config, Decay::matrices);
@@ -65,7 +65,7 @@ StrategyOptions strategy_options_of(const Options& o, const Inputs& in) {
   return s;
 }
 
-TEST(TrainGptSchedule, TheFlagsReachTheEngine) {
+TEST(TrainLmSchedule, TheFlagsReachTheEngine) {
   Options o;
   const Inputs in =
       inputs_of(R"({"train_batch_size": 4, "gradient_clipping": 0.25, "optimizer": {"type": "SGD"},
@@ -89,7 +89,7 @@ TEST(TrainGptSchedule, TheFlagsReachTheEngine) {
   EXPECT_FALSE(strategy_options_of(o, plain).overlap_comm);
 }
 
-TEST(TrainGptSchedule, OffloadReachesTheStrategiesThatHaveIt) {
+TEST(TrainLmSchedule, OffloadReachesTheStrategiesThatHaveIt) {
   Inputs in = inputs_of(R"({"train_batch_size": 4, "optimizer": {"type": "SGD"},
     "zero_optimization": {"stage": 3, "sub_group_size": 5000,
     "offload_optimizer": {"device": "cpu", "pin_memory": false}, "offload_param": {"device": "cpu"}}})");
@@ -107,7 +107,7 @@ TEST(TrainGptSchedule, OffloadReachesTheStrategiesThatHaveIt) {
   EXPECT_EQ(options(StrategyKind::ddp).offload_optimizer.device, OffloadDevice::none);
 }
 
-TEST(TrainGptSchedule, EveryTypeIsMade) {
+TEST(TrainLmSchedule, EveryTypeIsMade) {
   using Type = OptimizerConfig::Type;
   const std::pair<Type, const char*> types[] = {
       {Type::adam, "adam"}, {Type::adamw, "adamw"}, {Type::sgd, "sgd"},   {Type::adagrad, "adagrad"},
@@ -116,7 +116,7 @@ TEST(TrainGptSchedule, EveryTypeIsMade) {
     EXPECT_STREQ(make_optimizer({.type = type}, Decay::all)->name(), name);
 }
 
-TEST(TrainGptSchedule, EveryOptionReachesTheOptimizer) {
+TEST(TrainLmSchedule, EveryOptionReachesTheOptimizer) {
   using Type = OptimizerConfig::Type;
   const auto describe = [](const OptimizerConfig& o) { return make_optimizer(o, Decay::all)->describe(); };
   for (const Type type : {Type::adam, Type::adamw, Type::sgd, Type::adagrad, Type::rmsprop})
@@ -133,4 +133,4 @@ TEST(TrainGptSchedule, EveryOptionReachesTheOptimizer) {
 }
 
 }  // namespace
-}  // namespace rz::train_gpt
+}  // namespace rz::train_lm

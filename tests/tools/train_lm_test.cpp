@@ -1,4 +1,4 @@
-// The parts of train_gpt, one by one.
+// The parts of train_lm, one by one.
 
 #include <gtest/gtest.h>
 
@@ -14,13 +14,13 @@
 #include "sharding/parallel/rank_agreement.h"
 #include "tests/support/forked.h"
 #include "tests/support/ranks.h"
-#include "tools/train_gpt/inputs.h"
-#include "tools/train_gpt/options.h"
-#include "tools/train_gpt/report/metrics.h"
-#include "tools/train_gpt/report/sample_text.h"
-#include "tools/train_gpt/report/throughput.h"
+#include "tools/train_lm/inputs.h"
+#include "tools/train_lm/options.h"
+#include "tools/train_lm/report/metrics.h"
+#include "tools/train_lm/report/sample_text.h"
+#include "tools/train_lm/report/throughput.h"
 
-namespace rz::train_gpt {
+namespace rz::train_lm {
 namespace {
 
 namespace fs = std::filesystem;
@@ -40,10 +40,10 @@ void expect_parts(const std::string& what, std::initializer_list<std::string> pa
     EXPECT_NE(what.find(part), std::string::npos) << "'" << what << "' lacks " << part;
 }
 
-class TrainGptFiles : public testing::Test {
+class TrainLmFiles : public testing::Test {
  protected:
   void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "rz_train_gpt_XXXXXX").string();
+    std::string name = (fs::temp_directory_path() / "rz_train_lm_XXXXXX").string();
     ASSERT_NE(::mkdtemp(name.data()), nullptr);
     directory_ = name;
   }
@@ -63,11 +63,11 @@ class TrainGptFiles : public testing::Test {
 // ---- flags
 
 ParsedOptions parse(std::vector<const char*> words) {
-  words.insert(words.begin(), "train_gpt");
+  words.insert(words.begin(), "train_lm");
   return parse_options(static_cast<int>(words.size()), words.data());
 }
 
-TEST(TrainGptOptions, AreRead) {
+TEST(TrainLmOptions, AreRead) {
   const Options o =
       parse({"--model", "m.json", "--config", "ds.json", "--data", ".", "--steps", "7", "--no-shuffle",
              "--no-overlap", "--seq-len=32", "--sample", "", "--bucket-mb", "0.5"})
@@ -83,7 +83,7 @@ TEST(TrainGptOptions, AreRead) {
   EXPECT_TRUE(parse({"--model", "m", "--config", "c", "--tokens", "t"}).options.shuffle);
 }
 
-TEST(TrainGptOptions, SamplingIsRead) {
+TEST(TrainLmOptions, SamplingIsRead) {
   const std::vector<const char*> good{"--model", "m", "--config", "c", "--data", "d"};
   const auto with = [&](std::vector<const char*> more) {
     more.insert(more.begin(), good.begin(), good.end());
@@ -103,7 +103,7 @@ TEST(TrainGptOptions, SamplingIsRead) {
   expect_parts(parse({"--help"}).help, {"--sample-temperature X", "--sample-top-k K"});
 }
 
-TEST(TrainGptOptions, ArgumentsOfTheConfigurationAreRead) {
+TEST(TrainLmOptions, ArgumentsOfTheConfigurationAreRead) {
   const std::vector<const char*> good{"--model", "m", "--config", "c", "--data", "d"};
   const auto with = [&](std::vector<const char*> more) {
     more.insert(more.begin(), good.begin(), good.end());
@@ -163,7 +163,7 @@ TEST(TrainGptOptions, ArgumentsOfTheConfigurationAreRead) {
   expect_parts(error_message([&] { with({"--warmup-steps", "-1"}); }), {"--warmup-steps"});
 }
 
-TEST(TrainGptOptions, SpellingsOfDeepSpeedAndTrainerAreRead) {
+TEST(TrainLmOptions, SpellingsOfDeepSpeedAndTrainerAreRead) {
   const Options o = parse({"--model",
                            "m",
                            "--data",
@@ -220,7 +220,7 @@ TEST(TrainGptOptions, SpellingsOfDeepSpeedAndTrainerAreRead) {
 }
 
 /// All flags of the table, which docs/configuration.md lists.
-TEST(TrainGptOptions, HaveEveryArgument) {
+TEST(TrainLmOptions, HaveEveryArgument) {
   const std::string help = parse({"--help"}).help;
   for (const ArgumentSpec& a : argument_specs()) {
     if (a.group == ArgumentGroup::derived) continue;
@@ -243,7 +243,7 @@ TEST(TrainGptOptions, HaveEveryArgument) {
   EXPECT_EQ(a.resume_from_checkpoint, "true");
 }
 
-TEST(TrainGptOptions, FormerNamesAreNamedAsTheyWereTyped) {
+TEST(TrainLmOptions, FormerNamesAreNamedAsTheyWereTyped) {
   const TrainingArguments a = parse({"--model=m", "--config=c", "--data=d", "--checkpoint-dir", "x2",
                                      "--resume=true", "--save-async"})
                                   .options.arguments;
@@ -263,7 +263,7 @@ TEST(TrainGptOptions, FormerNamesAreNamedAsTheyWereTyped) {
   expect_parts(refused(today), {"but output_dir (command line) is \"x2\""});
 }
 
-TEST(TrainGptOptions, ASampleAloneNeedsWeightsOnly) {
+TEST(TrainLmOptions, ASampleAloneNeedsWeightsOnly) {
   const Options o = parse({"--model", "m", "--init", "w", "--sample", "x"}).options;
   EXPECT_TRUE(o.samples_only);
   EXPECT_EQ(o.steps, 0);
@@ -276,12 +276,12 @@ TEST(TrainGptOptions, ASampleAloneNeedsWeightsOnly) {
                {"--data"});
 }
 
-TEST(TrainGptOptions, MetricsAreWrittenToTheGivenPath) {
+TEST(TrainLmOptions, MetricsAreWrittenToTheGivenPath) {
   EXPECT_EQ(parse({"--model", "m", "--config", "c", "--data", "d", "--metrics", "f"}).options.metrics, "f");
 }
 
-/// torchrun --no-python train_gpt … parses an abbreviation of its own options, also behind the program.
-TEST(TrainGptOptions, NoneIsShortForOneOfTorchrun) {
+/// torchrun --no-python train_lm … parses an abbreviation of its own options, also behind the program.
+TEST(TrainLmOptions, NoneIsShortForOneOfTorchrun) {
   const std::vector<std::string> torchrun{
       "nnodes",     "nproc-per-node", "rdzv-backend",     "rdzv-endpoint", "rdzv-id",   "rdzv-conf",
       "standalone", "max-restarts",   "monitor-interval", "start-method",  "role",      "module",
@@ -297,12 +297,12 @@ TEST(TrainGptOptions, NoneIsShortForOneOfTorchrun) {
   EXPECT_GT(options, 15);
 }
 
-TEST(TrainGptOptions, HelpIsText) {
+TEST(TrainLmOptions, HelpIsText) {
   const std::string help = parse({"--help"}).help;
   expect_parts(help, {"--model", "--no-shuffle", "rzrun", "Exit status"});
 }
 
-TEST(TrainGptOptions, MistakesAreOneLine) {
+TEST(TrainLmOptions, MistakesAreOneLine) {
   const auto wrong = [](std::vector<const char*> words) {
     const std::string what = error_message([&] { parse(std::move(words)); });
     EXPECT_EQ(what.find('\n'), std::string::npos) << what;
@@ -328,7 +328,7 @@ TEST(TrainGptOptions, MistakesAreOneLine) {
 
 // ---- words of a sample
 
-TEST(TrainGptWords, AreCountedWhole) {
+TEST(TrainLmWords, AreCountedWhole) {
   const std::string data = "The ring sends a chunk.\nThe tree reduces; (in order)";
   const auto count = [&](const std::string& prompt, const std::string& sample) {
     const KnownWords w = known_words(prompt, sample, data);
@@ -343,7 +343,7 @@ TEST(TrainGptWords, AreCountedWhole) {
   EXPECT_EQ(known_words("", "The ring ", "").all, 0u) << "there is no text to compare with";
 }
 
-TEST(TrainGptWords, ReadAsALine) {
+TEST(TrainLmWords, ReadAsALine) {
   EXPECT_EQ(describe({.all = 8, .known = 7}), "words: 7 of 8 occur in the data (87%)");
 }
 
@@ -360,7 +360,7 @@ std::uint64_t bytes_read() {
 }
 
 /// The reason is that of the folder, whatever else is looked up for the message.
-TEST_F(TrainGptFiles, AFolderThatCannotBeWrittenIsNamedWithTheReason) {
+TEST_F(TrainLmFiles, AFolderThatCannotBeWrittenIsNamedWithTheReason) {
   put_tokens(std::vector<std::uint16_t>(200, 7));
   put("model.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256})");
   put("ds.json", R"({"train_batch_size": 4, "optimizer": {"type": "SGD"}})");
@@ -383,7 +383,7 @@ TEST_F(TrainGptFiles, AFolderThatCannotBeWrittenIsNamedWithTheReason) {
   fs::permissions(path("sealed"), fs::perms{0755});
 }
 
-TEST_F(TrainGptFiles, OfALongFileOneRankReadsALittleBeforeTheStart) {
+TEST_F(TrainLmFiles, OfALongFileOneRankReadsALittleBeforeTheStart) {
   const std::uint64_t size = std::uint64_t{256} << 20;
   put("tokens.bin", "");
   fs::resize_file(path("tokens.bin"), size);  // zeros that occupy no disk space
@@ -419,7 +419,7 @@ TEST_F(TrainGptFiles, OfALongFileOneRankReadsALittleBeforeTheStart) {
   EXPECT_EQ(error_message([&] { in.tokens.read(every / 2 + 1, few); }), "");
 }
 
-TEST_F(TrainGptFiles, TheConfigurationMayLeaveValuesToTheCommandLine) {
+TEST_F(TrainLmFiles, TheConfigurationMayLeaveValuesToTheCommandLine) {
   put("model.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256})");
   put("ds.json",
       R"({"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}, "scheduler": {"type": "WarmupDecayLR",
@@ -442,7 +442,7 @@ TEST_F(TrainGptFiles, TheConfigurationMayLeaveValuesToTheCommandLine) {
   EXPECT_EQ(std::get<WarmupDecayLr>(read_inputs(o, 0, 2).ds.schedule).total_num_steps, 9);
 }
 
-TEST_F(TrainGptFiles, SchedulesAreCheckedWithTheOptimizer) {
+TEST_F(TrainLmFiles, SchedulesAreCheckedWithTheOptimizer) {
   put("model.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256})");
   Options o;
   o.model = path("model.json"), o.config = path("ds.json");
@@ -460,7 +460,7 @@ TEST_F(TrainGptFiles, SchedulesAreCheckedWithTheOptimizer) {
   EXPECT_EQ(refused("AdamW", R"("ReduceLROnPlateau")"), "");
 }
 
-TEST_F(TrainGptFiles, WhatIsNotThereYetIsRefusedByName) {
+TEST_F(TrainLmFiles, WhatIsNotThereYetIsRefusedByName) {
   put("model.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256})");
   Options o;
   o.model = path("model.json"), o.config = path("ds.json");
@@ -475,7 +475,7 @@ TEST_F(TrainGptFiles, WhatIsNotThereYetIsRefusedByName) {
       {"scheduler.params", "3 values"});
 }
 
-TEST_F(TrainGptFiles, ReportsWithoutEffectAreNamed) {
+TEST_F(TrainLmFiles, ReportsWithoutEffectAreNamed) {
   put("model.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256, )"
                     R"("embd_pdrop": 0, "resid_pdrop": 0})");
   put("ds.json", R"({"train_batch_size": 4, "wall_clock_breakdown": true, "memory_breakdown": true,)"
@@ -484,15 +484,14 @@ TEST_F(TrainGptFiles, ReportsWithoutEffectAreNamed) {
   o.model = path("model.json"), o.config = path("ds.json");
   o.tokens = put_tokens(std::vector<std::uint16_t>(100, 7));
   const Inputs in = read_inputs(o, 0, 1);
-  EXPECT_EQ(
-      in.ds.warnings,
-      (std::vector<std::string>{
-          o.config + ": wall_clock_breakdown: has no effect: train_gpt prints the time of whole updates",
-          o.config + ": memory_breakdown: has no effect: train_gpt prints what is held at the end",
-          o.model + ": attn_pdrop: absent, which is 0 here and 0.1 in Hugging Face; give the rate"}));
+  EXPECT_EQ(in.ds.warnings,
+            (std::vector<std::string>{
+                o.config + ": wall_clock_breakdown: has no effect: train_lm prints the time of whole updates",
+                o.config + ": memory_breakdown: has no effect: train_lm prints what is held at the end",
+                o.model + ": attn_pdrop: absent, which is 0 here and 0.1 in Hugging Face; give the rate"}));
 }
 
-TEST_F(TrainGptFiles, TextNeedsAVocabularyOfBytes) {
+TEST_F(TrainLmFiles, TextNeedsAVocabularyOfBytes) {
   put("ds.json", R"({"train_batch_size": 4, "optimizer": {"type": "AdamW"}})");
   put("text.txt", std::string(200, 'a'));
   Options o;
@@ -510,7 +509,7 @@ TEST_F(TrainGptFiles, TextNeedsAVocabularyOfBytes) {
   EXPECT_EQ(read_inputs(o, 0, 1).tokens.count(), 200u);
 }
 
-TEST_F(TrainGptFiles, TheHashCoversTheFirstAndTheLastToken) {
+TEST_F(TrainLmFiles, TheHashCoversTheFirstAndTheLastToken) {
   std::vector<std::uint16_t> many((std::size_t{1} << 22) + 70000, 7);
   const auto hash = [&] { return checksum(Tokens::from_file(put_tokens(many))); };
   const std::uint64_t before = hash();
@@ -524,7 +523,7 @@ TEST_F(TrainGptFiles, TheHashCoversTheFirstAndTheLastToken) {
 
 // ---- messages
 
-TEST(TrainGptMetrics, AreJsonWithAllDigits) {
+TEST(TrainLmMetrics, AreJsonWithAllDigits) {
   const UpdateReport r{
       .step = 3, .loss = 0.1, .grad_norm = 1.0 / 3, .lr = 0.001, .tokens_per_second = 10, .step_ms = 1.5};
   EXPECT_EQ(to_json(r),
@@ -533,13 +532,13 @@ TEST(TrainGptMetrics, AreJsonWithAllDigits) {
   EXPECT_NE(to_json({.loss = NAN}).find(R"("loss": null)"), std::string::npos);
 }
 
-TEST(TrainGptMetrics, DurationsReadWell) {
+TEST(TrainLmMetrics, DurationsReadWell) {
   EXPECT_EQ(human_duration(59.2), "59 s");
   EXPECT_EQ(human_duration(125), "2 min 05 s");
   EXPECT_EQ(human_duration(12000), "3 h 20 min");
 }
 
-TEST_F(TrainGptFiles, PlainProgressIsSparseAndBarsRedraw) {
+TEST_F(TrainLmFiles, PlainProgressIsSparseAndBarsRedraw) {
   for (const bool terminal : {false, true}) {
     std::FILE* out = std::fopen(path("out").c_str(), "w");
     Progress progress(out, terminal, 500);
@@ -554,7 +553,7 @@ TEST_F(TrainGptFiles, PlainProgressIsSparseAndBarsRedraw) {
   }
 }
 
-TEST_F(TrainGptFiles, ProgressIsALineEverySoManyUpdates) {
+TEST_F(TrainLmFiles, ProgressIsALineEverySoManyUpdates) {
   std::FILE* out = std::fopen(path("out").c_str(), "w");
   Progress progress(out, true, 10, 0, 4);
   for (std::uint64_t step = 0; step < 10; ++step) progress.update({.step = step, .loss = 2});
@@ -585,4 +584,4 @@ TEST(Throughput, TheMedianIsTheMiddle) {
 }
 
 }  // namespace
-}  // namespace rz::train_gpt
+}  // namespace rz::train_lm

@@ -1,4 +1,4 @@
-// train_gpt: trains a language model on the ranks of a launcher. See --help.
+// train_lm: trains a language model on the ranks of a launcher. See --help.
 
 #include <unistd.h>
 
@@ -21,20 +21,20 @@
 #include "sharding/parallel/rank_agreement.h"
 #include "sharding/strategy/strategy.h"
 #include "tools/command_line/command_line.h"
-#include "tools/train_gpt/engine_options.h"
-#include "tools/train_gpt/inputs.h"
-#include "tools/train_gpt/language_model.h"
-#include "tools/train_gpt/options.h"
-#include "tools/train_gpt/report/sample_text.h"
-#include "tools/train_gpt/report/throughput.h"
-#include "tools/train_gpt/validation.h"
+#include "tools/train_lm/engine_options.h"
+#include "tools/train_lm/inputs.h"
+#include "tools/train_lm/language_model.h"
+#include "tools/train_lm/options.h"
+#include "tools/train_lm/report/sample_text.h"
+#include "tools/train_lm/report/throughput.h"
+#include "tools/train_lm/validation.h"
 
-namespace rz::train_gpt {
+namespace rz::train_lm {
 namespace {
 
 enum Status { done = 0, failed = 1, wrong_input = 2, stopped = stopped_exit_status };
 
-void print_error(const std::string& what) { std::fprintf(stderr, "train_gpt: %s\n", what.c_str()); }
+void print_error(const std::string& what) { std::fprintf(stderr, "train_lm: %s\n", what.c_str()); }
 
 /// Whether an error that all ranks throw before anything is written is one of the user; else a rank or the
 /// machine has failed.
@@ -364,6 +364,6 @@ Status main(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace rz::train_gpt
+}  // namespace rz::train_lm
 
-int main(int argc, char** argv) { return rz::train_gpt::main(argc, argv); }
+int main(int argc, char** argv) { return rz::train_lm::main(argc, argv); }

@@ -1,4 +1,4 @@
-#include "tools/train_gpt/options.h"
+#include "tools/train_lm/options.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -9,15 +9,16 @@
 #include "sharding/engine/parse_arguments.h"
 #include "tools/command_line/command_line.h"
 
-namespace rz::train_gpt {
+namespace rz::train_lm {
 namespace {
 
 constexpr const char* description =
-    "Trains a GPT-2 on text over the ranks that a launcher starts, or alone.\n\n"
-    "  train_gpt --model config.json --config ds.json --data .          one process\n"
-    "  rzrun -n 2 train_gpt --model config.json --config ds.json …      two ranks on this machine\n"
-    "  torchrun --nproc-per-node 2 --no-python -- train_gpt …           the same; options behind -- are "
-    "train_gpt's\n"
+    "Trains a language model, e.g. GPT-2 or Llama, on text over the ranks that a launcher starts, or "
+    "alone.\n\n"
+    "  train_lm --model config.json --config ds.json --data .          one process\n"
+    "  rzrun -n 2 train_lm --model config.json --config ds.json …      two ranks on this machine\n"
+    "  torchrun --nproc-per-node 2 --no-python -- train_lm …           the same; options behind -- are "
+    "train_lm's\n"
     "  mpirun -n 2 and srun start it as well: the rank is found in their environment.";
 
 constexpr const char* footer =
@@ -29,8 +30,10 @@ constexpr const char* footer =
     "e.g. a loss that is not finite (the model is not saved).";
 
 void add_model(CommandLine& line, Options& o) {
-  line.add_option("--model", o.model,
-                  "Hugging Face GPT-2 config (config.json, its folder, or one of checkpoints)")
+  line.add_option(
+          "--model", o.model,
+          "Hugging Face config of a GPT-2, Llama, Mistral or Qwen2 (config.json, its folder, or one of "
+          "checkpoints)")
       .required()
       .type_name("CONFIG.json")
       .group("Inputs");
@@ -208,7 +211,7 @@ void check_combinations(Options& o) {
   require(data, Errc::config, "nothing to train on; give --data FILE|DIR or --tokens TOKENS");
 }
 
-/// Names that train_gpt had before.
+/// Names that train_lm had before.
 constexpr FlagAlias aliases[] = {
     {"resume", "resume_from_checkpoint"}, {"checkpoint_dir", "output_dir"}, {"save_async", "async_save"}};
 
@@ -312,7 +315,7 @@ void read_words(Options& o, const std::string& decay) {
 ParsedOptions parse_options(int argc, const char* const* argv) {
   ParsedOptions parsed;
   constexpr std::array groups{ArgumentGroup::configuration, ArgumentGroup::loop, ArgumentGroup::checkpoint};
-  CommandLine line(description, "train_gpt", footer);
+  CommandLine line(description, "train_lm", footer);
   line.column_width(34);
   std::string decay;
   add_run_flags(line, parsed.options, decay);
@@ -329,4 +332,4 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   return parsed;
 }
 
-}  // namespace rz::train_gpt
+}  // namespace rz::train_lm

@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-namespace rz::train_gpt {
+namespace rz::train_lm {
 
 struct UpdateReport {
   std::uint64_t step = 0;  ///< from 0
@@ -67,4 +67,4 @@ class Progress {
 
 std::string human_duration(double seconds);  ///< "59 s", "2 min 05 s", "3 h 20 min"
 
-}  // namespace rz::train_gpt
+}  // namespace rz::train_lm

@@ -1,5 +1,5 @@
 #pragma once
-/// The command line of train_gpt.
+/// The command line of train_lm.
 
 #include <cstdint>
 #include <optional>
@@ -11,7 +11,7 @@
 #include "sharding/engine/engine_options.h"
 #include "tools/command_line/command_line.h"
 
-namespace rz::train_gpt {
+namespace rz::train_lm {
 
 struct Options {
   std::string model;                  ///< Hugging Face config.json
@@ -62,4 +62,4 @@ using ParsedOptions = Parsed<Options>;  ///< `help` also holds the output of --v
 /// Errors are Errc::config, one line that names the flag, with the nearest known one for an unknown flag.
 ParsedOptions parse_options(int argc, const char* const* argv);
 
-}  // namespace rz::train_gpt
+}  // namespace rz::train_lm

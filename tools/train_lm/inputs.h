@@ -11,10 +11,10 @@
 #include "sharding/data/tokens.h"
 #include "sharding/huggingface/pretrained_weights.h"
 #include "sharding/strategy/strategy.h"
-#include "tools/train_gpt/options.h"
-#include "tools/train_gpt/validation.h"
+#include "tools/train_lm/options.h"
+#include "tools/train_lm/validation.h"
 
-namespace rz::train_gpt {
+namespace rz::train_lm {
 
 struct Inputs {
   std::unique_ptr<LanguageModel> model;  ///< without allocated parameters
@@ -47,4 +47,4 @@ std::int64_t updates_of_passes(const Options&, std::uint64_t updates_of_a_pass);
 /// "GPT-2, 12 layers, 12 heads, 768 channels, vocabulary 50257, 124.44 M parameters"
 std::string describe_model(LanguageModel&);
 
-}  // namespace rz::train_gpt
+}  // namespace rz::train_lm

@@ -1,11 +1,11 @@
-#include "tools/train_gpt/engine_options.h"
+#include "tools/train_lm/engine_options.h"
 
 #include <algorithm>
 #include <memory>
 
 #include "comm/device/allocate.h"
 
-namespace rz::train_gpt {
+namespace rz::train_lm {
 namespace {
 
 void apply_flags(const Options& o, StrategyOptions& s) {
@@ -65,4 +65,4 @@ std::vector<TrainingPlan> plan_ranks(const Options& o, const Inputs& in, int ran
   return plan_all_ranks(*planned.model, engine_options(o, in), planned.record, ranks, device);
 }
 
-}  // namespace rz::train_gpt
+}  // namespace rz::train_lm

@@ -1,4 +1,4 @@
-// train_gpt that is stopped and resumed: the bits of a run that was never interrupted.
+// train_lm that is stopped and resumed: the bits of a run that was never interrupted.
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -35,7 +35,7 @@ Flags operator+(Flags a, const Flags& b) {
 /// Without the end of the run: it ends by a signal.
 const Flags endless{"--steps", "1000000"};
 
-class TrainGptResume : public testing::Test {
+class TrainLmResume : public testing::Test {
  protected:
   std::string path(const std::string& name) const { return gpt_ / name; }
   std::string checkpoints() const { return path("checkpoints"); }
@@ -83,7 +83,7 @@ class TrainGptResume : public testing::Test {
   int runs_ = 0;
 };
 
-TEST_F(TrainGptResume, EveryStrategyGoesOnWithTheSameBits) {
+TEST_F(TrainLmResume, EveryStrategyGoesOnWithTheSameBits) {
   for (const int ranks : {1, 2}) {
     const TrainedGpt whole = trained(ranks, {"--strategy", "ddp", "--steps", "11"});
     ASSERT_EQ(whole.metrics.size(), 11u);
@@ -93,7 +93,7 @@ TEST_F(TrainGptResume, EveryStrategyGoesOnWithTheSameBits) {
   }
 }
 
-TEST_F(TrainGptResume, SixteenBitsGoOnWithTheSameBits) {
+TEST_F(TrainLmResume, SixteenBitsGoOnWithTheSameBits) {
   gpt_.put_config("bf16.json", R"(, "bf16": {"enabled": true})");
   // The scale grows every second update, until gradients overflow.
   gpt_.put_config("fp16.json",
@@ -109,7 +109,7 @@ TEST_F(TrainGptResume, SixteenBitsGoOnWithTheSameBits) {
   }
 }
 
-TEST_F(TrainGptResume, InitStartsFromTheWeightsOfACheckpoint) {
+TEST_F(TrainLmResume, InitStartsFromTheWeightsOfACheckpoint) {
   for (const char* saved_by : {"ddp", "zero3"}) {
     fs::remove_all(checkpoints());
     const TrainedGpt saved =
@@ -123,7 +123,7 @@ TEST_F(TrainGptResume, InitStartsFromTheWeightsOfACheckpoint) {
   }
 }
 
-TEST_F(TrainGptResume, InitNamesWhichOfSeveralSourcesItReads) {
+TEST_F(TrainLmResume, InitNamesWhichOfSeveralSourcesItReads) {
   trained(1, {"--steps", "4", "--checkpoint-dir", checkpoints(), "--save-steps", "2"});
   const auto line_of = [&](int ranks) {
     Program p(gpt_.on_ranks(ranks, {"--steps", "0", "--init", checkpoints()}));
@@ -142,13 +142,13 @@ TEST_F(TrainGptResume, InitNamesWhichOfSeveralSourcesItReads) {
       << newer;
 }
 
-TEST_F(TrainGptResume, ARunThatIsFinishedIsLeftAsItIs) {
+TEST_F(TrainLmResume, ARunThatIsFinishedIsLeftAsItIs) {
   const TrainedGpt whole = trained(2, {"--steps", "4"});
   EXPECT_EQ(stopped_and_resumed(2, {}, 4, 4), whole);
   EXPECT_EQ(complete_checkpoints(), std::vector<std::string>{"global_step4"});
 }
 
-TEST_F(TrainGptResume, AnEmptyFolderBeginsARun) {
+TEST_F(TrainLmResume, AnEmptyFolderBeginsARun) {
   const TrainedGpt whole = trained(1, {"--steps", "3"});
   Program p(gpt_.program(
       {"--steps", "3", "--checkpoint-dir", checkpoints(), "--resume", "true", "--save", path("out")}));
@@ -159,7 +159,7 @@ TEST_F(TrainGptResume, AnEmptyFolderBeginsARun) {
   EXPECT_EQ(complete_checkpoints(), std::vector<std::string>{"global_step3"});
 }
 
-TEST_F(TrainGptResume, CheckpointsBelowTheDataAreNoData) {
+TEST_F(TrainLmResume, CheckpointsBelowTheDataAreNoData) {
   fs::create_directory(path("text"));
   gpt_.put("text/a.txt", read_text_file(RZ_SOURCE_DIR "/tests/data/gpt2_tiny/README.md").substr(0, 450));
   Flags flags{"--data", path("text"), "--strategy", "zero1"};
@@ -180,7 +180,7 @@ TEST_F(TrainGptResume, CheckpointsBelowTheDataAreNoData) {
 
 // ---- limits
 
-TEST_F(TrainGptResume, TheLastCheckpointsAreKept) {
+TEST_F(TrainLmResume, TheLastCheckpointsAreKept) {
   for (const bool async : {false, true}) {
     fs::remove_all(checkpoints());
     Program p(gpt_.on_ranks(2, Flags{"--steps", "11", "--save-steps", "2", "--checkpoint-dir", checkpoints(),
@@ -225,7 +225,7 @@ struct Termination {
   bool async;
 };
 
-TEST_F(TrainGptResume, SigtermSavesAndStopsAndTheRunGoesOn) {
+TEST_F(TrainLmResume, SigtermSavesAndStopsAndTheRunGoesOn) {
   for (const auto& [ranks, strategy, signalled, async] : {Termination{2, "zero3", 1, true},
                                                           {2, "ddp", 0, false},
                                                           {2, "zero1", -1, true},
@@ -255,7 +255,7 @@ TEST_F(TrainGptResume, SigtermSavesAndStopsAndTheRunGoesOn) {
   }
 }
 
-TEST_F(TrainGptResume, Sigusr1SavesAndTheRunGoesOn) {
+TEST_F(TrainLmResume, Sigusr1SavesAndTheRunGoesOn) {
   Program p(gpt_.on_ranks(2, endless + Flags{"--checkpoint-dir", checkpoints(), "--strategy", "zero2"}));
   p.wait_for("step 1/");
   p.signal(SIGUSR1);
@@ -276,7 +276,7 @@ TEST_F(TrainGptResume, Sigusr1SavesAndTheRunGoesOn) {
 
 // ---- wrong input
 
-class TrainGptBadResume : public TrainGptResume {
+class TrainLmBadResume : public TrainLmResume {
  protected:
   void SetUp() override {
     Program p(gpt_.on_ranks(2, {"--steps", "2", "--checkpoint-dir", checkpoints()}));
@@ -292,7 +292,7 @@ class TrainGptBadResume : public TrainGptResume {
       auto errors = lines(p.err());
       std::erase_if(errors, [](const std::string& line) { return line.starts_with("rzrun: "); });
       ASSERT_EQ(errors.size(), 1u) << p.err();
-      EXPECT_TRUE(errors[0].starts_with("train_gpt: ")) << errors[0];
+      EXPECT_TRUE(errors[0].starts_with("train_lm: ")) << errors[0];
       for (const std::string& part : parts) EXPECT_NE(errors[0].find(part), std::string::npos) << errors[0];
       EXPECT_FALSE(fs::exists(path("m.jsonl")) || fs::exists(path("out"))) << "something was written";
     }
@@ -300,7 +300,7 @@ class TrainGptBadResume : public TrainGptResume {
   std::string file_of_rank(int rank) const { return checkpoints() + "/global_step2/" + rank_file(rank, 2); }
 };
 
-TEST_F(TrainGptBadResume, FoldersThatAreNone) {
+TEST_F(TrainLmBadResume, FoldersThatAreNone) {
   gpt_.put("file", "");
   expect_refused({"--resume", path("file")}, {"--resume: ", path("file"), "is not a folder"});
   expect_refused({"--resume", path("none")}, {path("none: does not exist")});
@@ -316,7 +316,7 @@ TEST_F(TrainGptBadResume, FoldersThatAreNone) {
                  {"--checkpoint-dir: ", path("file"), "is not a folder"});
 }
 
-TEST_F(TrainGptBadResume, CheckpointsThatAreDamaged) {
+TEST_F(TrainLmBadResume, CheckpointsThatAreDamaged) {
   const std::string good = read_text_file(file_of_rank(1));
   std::string bad = good;
   bad.back() ^= 1;
@@ -329,14 +329,14 @@ TEST_F(TrainGptBadResume, CheckpointsThatAreDamaged) {
   expect_refused({"--resume", checkpoints()}, {file_of_rank(1), "No such file"});
 }
 
-TEST_F(TrainGptBadResume, CheckpointsThatAreNotNamed) {
+TEST_F(TrainLmBadResume, CheckpointsThatAreNotNamed) {
   write_tag_file(checkpoints(), latest_file, "global_step7");
   expect_refused({"--resume", checkpoints()}, {"global_step7", "checkpoint.json"});
   fs::remove(checkpoints() + "/latest");
   expect_refused({"--resume", checkpoints()}, {checkpoints(), "latest", "global_step2"});
 }
 
-TEST_F(TrainGptBadResume, CheckpointsOfAnotherRun) {
+TEST_F(TrainLmBadResume, CheckpointsOfAnotherRun) {
   expect_refused({"--resume", checkpoints(), "--seed", "4"}, {"seed 3", "4"});
   gpt_.put("other.json", R"({"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 16, "vocab_size": 256, )"
                          R"("embd_pdrop": 0, "attn_pdrop": 0, "resid_pdrop": 0})");
@@ -344,7 +344,7 @@ TEST_F(TrainGptBadResume, CheckpointsOfAnotherRun) {
                  {"does not fit the model", "where the model has"});
 }
 
-TEST_F(TrainGptBadResume, SavingWithoutAFolder) {
+TEST_F(TrainLmBadResume, SavingWithoutAFolder) {
   for (const Flags& flags :
        {Flags{"--save-steps", "2"}, {"--save-minutes", "1"}, {"--save-total-limit", "1"}, {"--save-async"}})
     expect_refused(flags, {flags[0], "--output-dir DIR"});

@@ -1,4 +1,4 @@
-#include "tools/train_gpt/report/throughput.h"
+#include "tools/train_lm/report/throughput.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -7,7 +7,7 @@
 
 #include "comm/device/cuda_runtime.h"
 
-namespace rz::train_gpt {
+namespace rz::train_lm {
 
 double flops_per_token(LanguageModel& model, std::size_t seq_len) {
   const ModelFacts facts = model.facts();
@@ -67,4 +67,4 @@ std::string describe_throughput(double tokens_per_second, double flops_per_token
   return text;
 }
 
-}  // namespace rz::train_gpt
+}  // namespace rz::train_lm

@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 const std::string fixture = RZ_SOURCE_DIR "/tests/data/gpt2_tiny/";
-const std::string program = RZ_BINARY_DIR "/bin/train_gpt";
+const std::string program = RZ_BINARY_DIR "/bin/train_lm";
 
 struct Ended {
   int status = -1;
@@ -42,7 +42,7 @@ int free_port() {
   return ntohs(address.sin_port);
 }
 
-class TrainGptProgram : public testing::Test {
+class TrainLmProgram : public testing::Test {
  protected:
   void SetUp() override {
     if (!fs::exists(program)) GTEST_SKIP() << program << " was not built";
@@ -129,7 +129,7 @@ class TrainGptProgram : public testing::Test {
     }
     EXPECT_EQ(ended[0].err, all) << "only rank 0 prints";
     EXPECT_EQ(std::ranges::count(all, '\n'), 1) << all;
-    EXPECT_EQ(all.rfind("train_gpt: ", 0), 0u) << all;
+    EXPECT_EQ(all.rfind("train_lm: ", 0), 0u) << all;
     for (const auto& part : parts)
       EXPECT_NE(all.find(part), std::string::npos) << "'" << all << "' lacks " << part;
     EXPECT_TRUE(fs::is_empty(directory_ / "out")) << "something was written";
@@ -151,7 +151,7 @@ class TrainGptProgram : public testing::Test {
   fs::path directory_;
 };
 
-TEST_F(TrainGptProgram, TrainsSavesAndGoesOnFromWhatItSaved) {
+TEST_F(TrainLmProgram, TrainsSavesAndGoesOnFromWhatItSaved) {
   auto arguments = good();
   arguments.insert(arguments.end(), {"--steps", "12", "--save", path("saved"), "--metrics", path("a.jsonl"),
                                      "--sample", "First", "--sample-tokens", "20", "--seed", "7"});
@@ -173,7 +173,7 @@ TEST_F(TrainGptProgram, TrainsSavesAndGoesOnFromWhatItSaved) {
   EXPECT_LT(losses("b.jsonl").front(), first.front() - 0.2);
 }
 
-TEST_F(TrainGptProgram, TheSampleGoesByItsFlags) {
+TEST_F(TrainLmProgram, TheSampleGoesByItsFlags) {
   std::string text;
   for (int i = 0; i < 60; ++i) text += "the ring sends a chunk and the tree sends another\n";
   put("words.txt", text);
@@ -204,7 +204,7 @@ TEST_F(TrainGptProgram, TheSampleGoesByItsFlags) {
 }
 
 /// Weights suffice for a sample; a model of text has the tokenizer of bytes beside it.
-TEST_F(TrainGptProgram, ASavedModelIsSampledWithoutDataAndConfiguration) {
+TEST_F(TrainLmProgram, ASavedModelIsSampledWithoutDataAndConfiguration) {
   put("words.txt", std::string(200, 'a'));
   const auto trained =
       run(1, {"--model", path("model.json"), "--deepspeed", path("ds.json"), "--data", path("words.txt"),
@@ -228,7 +228,7 @@ TEST_F(TrainGptProgram, ASavedModelIsSampledWithoutDataAndConfiguration) {
   EXPECT_FALSE(fs::exists(path("saved/tokenizer.json"))) << "what these tokens mean is not known";
 }
 
-TEST_F(TrainGptProgram, TwoRanksHaveTheLossesOfOne) {
+TEST_F(TrainLmProgram, TwoRanksHaveTheLossesOfOne) {
   for (const int ranks : {1, 2}) {
     auto arguments = with(good(), "--metrics", path(concat("log.", ranks)));
     arguments.insert(arguments.end(), {"--no-shuffle", "--steps", "6"});
@@ -240,7 +240,7 @@ TEST_F(TrainGptProgram, TwoRanksHaveTheLossesOfOne) {
   for (std::size_t i = 0; i < 6; ++i) EXPECT_NEAR(one[i], two[i], 2e-5);
 }
 
-TEST_F(TrainGptProgram, ReadsTextBelowAFolder) {
+TEST_F(TrainLmProgram, ReadsTextBelowAFolder) {
   fs::create_directory(directory_ / "text");
   put("text/a.txt", std::string(500, 'a') + std::string(500, 'b'));
   const auto ended =
@@ -250,21 +250,21 @@ TEST_F(TrainGptProgram, ReadsTextBelowAFolder) {
   EXPECT_NE(ended[0].out.find("1000 tokens"), std::string::npos) << ended[0].out;
 }
 
-TEST_F(TrainGptProgram, HelpIsShownOnce) {
+TEST_F(TrainLmProgram, HelpIsShownOnce) {
   const auto ended = run(2, {"--help"});
   EXPECT_EQ(ended[0].status, 0);
   EXPECT_NE(ended[0].out.find("--no-shuffle"), std::string::npos);
   EXPECT_EQ(ended[1].out, "");
 }
 
-TEST_F(TrainGptProgram, MissingFilesAreRefused) {
+TEST_F(TrainLmProgram, MissingFilesAreRefused) {
   expect_refused(2, with(good(), "--model", path("none.json")), {path("none.json"), "cannot be opened"});
   expect_refused(1, with(good(), "--config", path("none.json")), {path("none.json"), "cannot be opened"});
   expect_refused(1, with(good(), "--tokens", path("none.bin")), {path("none.bin"), "cannot be opened"});
   expect_refused(1, with(good(), "--init", path("none.st")), {path("none.st"), "cannot be opened"});
 }
 
-TEST_F(TrainGptProgram, WrongFlagsAreRefused) {
+TEST_F(TrainLmProgram, WrongFlagsAreRefused) {
   auto arguments = good();
   arguments.push_back("--no-shufle");
   expect_refused(2, arguments, {"unknown flag --no-shufle", "did you mean --no-shuffle"});
@@ -272,7 +272,7 @@ TEST_F(TrainGptProgram, WrongFlagsAreRefused) {
   expect_refused(1, with(good(), "--seq-len", "17"), {"--seq-len", "17", "16 positions"});
 }
 
-TEST_F(TrainGptProgram, WrongConfigurationsAreRefused) {
+TEST_F(TrainLmProgram, WrongConfigurationsAreRefused) {
   const auto refused = [&](int ranks, const char* text, std::initializer_list<std::string> parts) {
     put("bad.json", text);
     expect_refused(ranks, with(good(), "--config", path("bad.json")), parts);
@@ -284,7 +284,7 @@ TEST_F(TrainGptProgram, WrongConfigurationsAreRefused) {
           {"communication_data_type", "fp17"});
 }
 
-TEST_F(TrainGptProgram, WrongModelsAreRefused) {
+TEST_F(TrainLmProgram, WrongModelsAreRefused) {
   const auto refused = [&](const char* text, std::initializer_list<std::string> parts) {
     put("bad.json", text);
     expect_refused(1, with(good(), "--model", path("bad.json")), parts);
@@ -302,7 +302,7 @@ TEST_F(TrainGptProgram, WrongModelsAreRefused) {
   expect_refused(1, with(good(), "--model", path("bad.json")), {"bad.json", "is zero"});
 }
 
-TEST_F(TrainGptProgram, TokensBeyondTheVocabularyAreRefused) {
+TEST_F(TrainLmProgram, TokensBeyondTheVocabularyAreRefused) {
   put("small.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 100})");
   expect_refused(2, with(good(), "--model", path("small.json")),
                  {"tokens.bin", "position", "vocab_size 100"});
@@ -310,7 +310,7 @@ TEST_F(TrainGptProgram, TokensBeyondTheVocabularyAreRefused) {
   expect_refused(1, with(good(), "--tokens", path("few.bin")), {"few.bin", "too few"});
 }
 
-TEST_F(TrainGptProgram, DamagedCheckpointsAreRefused) {
+TEST_F(TrainLmProgram, DamagedCheckpointsAreRefused) {
   const std::vector<SafetensorsSpec> tensors{{"transformer.wte.weight", {256, 8}}};
   {
     SafetensorsWriter writer(path("m.safetensors"), tensors);
@@ -326,7 +326,7 @@ TEST_F(TrainGptProgram, DamagedCheckpointsAreRefused) {
   expect_refused(1, with(good(), "--init", path("m.safetensors")), {"m.safetensors", "header"});
 }
 
-TEST_F(TrainGptProgram, AReadErrorOnOneRankStopsAll) {
+TEST_F(TrainLmProgram, AReadErrorOnOneRankStopsAll) {
   // A relative path, and rank 1 runs in another folder.
   fs::copy_file(fixture + "tokens.bin", path("tokens.bin"));
   const int port = free_port();
@@ -342,12 +342,12 @@ TEST_F(TrainGptProgram, AReadErrorOnOneRankStopsAll) {
     ::waitpid(child, &status, 0);
     EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 2) << status;
   }
-  EXPECT_NE(get("stderr.0").find("train_gpt: rank 1: tokens.bin: cannot be opened"), std::string::npos)
+  EXPECT_NE(get("stderr.0").find("train_lm: rank 1: tokens.bin: cannot be opened"), std::string::npos)
       << get("stderr.0");
   EXPECT_EQ(get("stderr.1"), "");
 }
 
-TEST_F(TrainGptProgram, ARankThatIsKilledBeforeTheRunIsNoWrongInput) {
+TEST_F(TrainLmProgram, ARankThatIsKilledBeforeTheRunIsNoWrongInput) {
   ASSERT_EQ(::mkfifo(path("never.json").c_str(), 0600), 0);
   fs::create_symlink(path("never.json"),
                      path("link.json"));  // as those in /dev/fd; a pipe's own name is refused
@@ -371,7 +371,7 @@ TEST_F(TrainGptProgram, ARankThatIsKilledBeforeTheRunIsNoWrongInput) {
   EXPECT_NE(get("stderr.0").find("rank 1"), std::string::npos) << get("stderr.0");
 }
 
-TEST_F(TrainGptProgram, RanksThatWereStartedDifferentlyAreRefused) {
+TEST_F(TrainLmProgram, RanksThatWereStartedDifferentlyAreRefused) {
   const auto refused = [&](const std::string& flag, const std::string& other,
                            std::initializer_list<std::string> parts) {
     const int port = free_port();
@@ -422,7 +422,7 @@ void copy_with_last(const std::string& from, const std::string& to, float last) 
   writer.finish();
 }
 
-TEST_F(TrainGptProgram, RanksWithOtherCheckpointsAreRefused) {
+TEST_F(TrainLmProgram, RanksWithOtherCheckpointsAreRefused) {
   auto arguments = good();
   arguments.insert(arguments.end(), {"--steps", "0", "--save", path("start")});
   ASSERT_EQ(run(1, arguments)[0].status, 0);
@@ -439,7 +439,7 @@ TEST_F(TrainGptProgram, RanksWithOtherCheckpointsAreRefused) {
   EXPECT_NE(get("stderr.0").find("the hash of --init"), std::string::npos) << get("stderr.0");
 }
 
-TEST_F(TrainGptProgram, ARunThatDivergesStopsAndSavesNothing) {
+TEST_F(TrainLmProgram, ARunThatDivergesStopsAndSavesNothing) {
   put("bad.json", R"({"train_batch_size": 4, "optimizer": {"type": "AdamW", "params": {"lr": 1e25}}})");
   fs::create_directory(directory_ / "model");
   put("model/model.safetensors", "good");
@@ -457,7 +457,7 @@ TEST_F(TrainGptProgram, ARunThatDivergesStopsAndSavesNothing) {
   EXPECT_EQ(std::ranges::count(log, '\n'), 2) << log;
 }
 
-TEST_F(TrainGptProgram, ARunInBf16WhoseLossIsNotFiniteStopsAndSavesNothing) {
+TEST_F(TrainLmProgram, ARunInBf16WhoseLossIsNotFiniteStopsAndSavesNothing) {
   put("bad.json", R"({"train_batch_size": 4, "bf16": {"enabled": true},
                       "optimizer": {"type": "AdamW", "params": {"lr": 1e30}}})");
   fs::create_directory(directory_ / "model");
@@ -472,7 +472,7 @@ TEST_F(TrainGptProgram, ARunInBf16WhoseLossIsNotFiniteStopsAndSavesNothing) {
   EXPECT_EQ(get("model/model.safetensors"), "good");
 }
 
-TEST_F(TrainGptProgram, NonfiniteWeightsAreSavedOnRequestOnly) {
+TEST_F(TrainLmProgram, NonfiniteWeightsAreSavedOnRequestOnly) {
   auto arguments = good();
   arguments.insert(arguments.end(), {"--steps", "0", "--save", path("model")});
   ASSERT_EQ(run(1, arguments)[0].status, 0);
@@ -489,7 +489,7 @@ TEST_F(TrainGptProgram, NonfiniteWeightsAreSavedOnRequestOnly) {
   EXPECT_NE(get("model/model.safetensors"), before);
 }
 
-TEST_F(TrainGptProgram, OutputsThatCannotBeWrittenAreRefused) {
+TEST_F(TrainLmProgram, OutputsThatCannotBeWrittenAreRefused) {
   put("file", "");
   auto arguments = good();
   arguments.insert(arguments.end(), {"--metrics", path("none/metrics.jsonl")});

@@ -1,4 +1,4 @@
-#include "tools/train_gpt/validation.h"
+#include "tools/train_lm/validation.h"
 
 #include <algorithm>
 #include <memory>
@@ -7,7 +7,7 @@
 #include "sharding/data/batch_sampler.h"
 #include "sharding/data/tokens.h"
 
-namespace rz::train_gpt {
+namespace rz::train_lm {
 
 ValidationDataset::ValidationDataset(ValidationData data, std::size_t seq_len, std::uint64_t multiple)
     : data_(std::move(data)),
@@ -73,4 +73,4 @@ std::optional<double> Validation::loss(Engine& engine, LanguageModel& model) {
   return engine.mean(own);
 }
 
-}  // namespace rz::train_gpt
+}  // namespace rz::train_lm

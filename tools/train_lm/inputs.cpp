@@ -1,4 +1,4 @@
-#include "tools/train_gpt/inputs.h"
+#include "tools/train_lm/inputs.h"
 
 #include <unistd.h>
 
@@ -17,7 +17,7 @@
 #include "sharding/engine/training_step.h"
 #include "sharding/huggingface/model_family.h"
 
-namespace rz::train_gpt {
+namespace rz::train_lm {
 namespace {
 
 namespace fs = std::filesystem;
@@ -73,8 +73,8 @@ void warn_of_reports(DsConfig& ds) {
   const auto warn = [&](bool on, const char* key, const char* instead) {
     if (on) ds.warnings.push_back(concat(ds.file, ": ", key, ": has no effect: ", instead));
   };
-  warn(ds.monitor.wall_clock_breakdown, "wall_clock_breakdown", "train_gpt prints the time of whole updates");
-  warn(ds.monitor.memory_breakdown, "memory_breakdown", "train_gpt prints what is held at the end");
+  warn(ds.monitor.wall_clock_breakdown, "wall_clock_breakdown", "train_lm prints the time of whole updates");
+  warn(ds.monitor.memory_breakdown, "memory_breakdown", "train_lm prints what is held at the end");
 }
 
 Tokens tokens_of(const Options& o, const std::string& data, const std::string& flag) {
@@ -125,7 +125,7 @@ void check_evaluation(const Options& o, const DsConfig& ds) {
   require(!std::holds_alternative<ReduceLrOnPlateau>(ds.schedule) || c.eval_steps > 0, Errc::config, ds.file,
           ": scheduler.type: ReduceLROnPlateau follows eval_loss and needs evaluations; add --eval-steps N");
   require(c.eval_steps == 0 || c.metric_for_best_model == "eval_loss", Errc::config, o.config,
-          ": ringzero.checkpoint.metric_for_best_model: train_gpt measures eval_loss, found ",
+          ": ringzero.checkpoint.metric_for_best_model: train_lm measures eval_loss, found ",
           c.metric_for_best_model);
 }
 
@@ -280,4 +280,4 @@ Inputs read_inputs(const Options& o, int rank, int ranks) {
   return in;
 }
 
-}  // namespace rz::train_gpt
+}  // namespace rz::train_lm

@@ -11,9 +11,9 @@
 #include "sharding/data/loader.h"
 #include "sharding/data/tokens.h"
 #include "sharding/engine/engine.h"
-#include "tools/train_gpt/report/metrics.h"
+#include "tools/train_lm/report/metrics.h"
 
-namespace rz::train_gpt {
+namespace rz::train_lm {
 
 /// Which samples each update has.
 ContinuousBatchSampler batch_sampler(const Engine&, std::uint64_t samples, bool shuffle, std::uint64_t seed);
@@ -31,4 +31,4 @@ std::string sample(Engine&, LanguageModel&, const std::string& prompt, const Gen
 /// Writes model.safetensors and config.json (save_pretrained()). Collective.
 void save(Engine&, LanguageModel&, const std::string& folder, bool nonfinite = false);
 
-}  // namespace rz::train_gpt
+}  // namespace rz::train_lm
