@@ -3,14 +3,11 @@
 #include <nlohmann/json.hpp>
 
 #include "comm/core/error.h"
+#include "sharding/huggingface/config_values.h"
 #include "sharding/io/json.h"
 
 namespace rz {
 namespace {
-
-std::size_t size_at(const JsonObject& o, const char* key, std::int64_t max_value) {
-  return static_cast<std::size_t>(o.required_integer(key, 1, max_value));
-}
 
 std::size_t positions(const JsonObject& o) {
   constexpr std::int64_t max_value = 1 << 24;
@@ -26,18 +23,6 @@ void require_flag(const JsonObject& o, const char* key, bool value) {
   if (o.boolean(key, value) != value)
     o.fail_at(
         key, concat("is ", !value, ", which this GPT-2 lacks: its results would be others than the model's"));
-}
-
-/// Hugging Face's default is the last token of GPT-2's vocabulary. None if the vocabulary lacks it.
-std::optional<std::size_t> special_token(const JsonObject& o, const char* key, std::size_t vocab_size) {
-  if (o.has(key) && !o.at(key).is_number()) return std::nullopt;  // null, or a list
-  const std::int64_t token = o.integer(key, 50256, INT64_MIN, INT64_MAX);
-  if (token < 0 || static_cast<std::size_t>(token) >= vocab_size) return std::nullopt;
-  return static_cast<std::size_t>(token);
-}
-
-nlohmann::ordered_json token_or_null(const std::optional<std::size_t>& token) {
-  return token ? nlohmann::ordered_json(*token) : nlohmann::ordered_json();
 }
 
 /// Throws for variants that change results and are not implemented here.
@@ -65,6 +50,7 @@ void warn_of_dropout(const JsonObject& o, std::vector<std::string>& warnings) {
 }
 
 Gpt2Config gpt2_config(const JsonObject& o, std::vector<std::string>* warnings) {
+  constexpr std::int64_t last_token = 50256;  // of GPT-2's vocabulary: Hugging Face's default
   Gpt2Config c;
   c.n_layer = size_at(o, "n_layer", 1 << 16);
   c.n_head = size_at(o, "n_head", 1 << 16);
@@ -77,8 +63,8 @@ Gpt2Config gpt2_config(const JsonObject& o, std::vector<std::string>* warnings) 
   c.embd_pdrop = o.number("embd_pdrop", 0, 0, 1);
   c.attn_pdrop = o.number("attn_pdrop", 0, 0, 1);
   c.resid_pdrop = o.number("resid_pdrop", 0, 0, 1);
-  c.bos_token_id = special_token(o, "bos_token_id", c.vocab_size);
-  c.eos_token_id = special_token(o, "eos_token_id", c.vocab_size);
+  c.bos_token_id = special_token(o, "bos_token_id", c.vocab_size, last_token);
+  c.eos_token_id = special_token(o, "eos_token_id", c.vocab_size, last_token);
   refuse_variants(o, c);
   if (warnings) warn_of_dropout(o, *warnings);
   try {

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "comm/core/error.h"
+#include "sharding/huggingface/config_values.h"
 #include "sharding/io/json.h"
 
 namespace rz {
@@ -25,9 +26,7 @@ Defaults defaults_of(std::string_view model_type) {
 
 bool is_given(const JsonObject& o, const char* key) { return o.has(key) && !o.at(key).is_null(); }
 
-std::size_t size_at(const JsonObject& o, const char* key, std::int64_t max_value) {
-  return static_cast<std::size_t>(o.required_integer(key, 1, max_value));
-}
+/// The same if it is given.
 std::size_t size_at(const JsonObject& o, const char* key, std::int64_t absent, std::int64_t max_value) {
   return static_cast<std::size_t>(is_given(o, key) ? o.integer(key, absent, 1, max_value) : absent);
 }
@@ -113,14 +112,6 @@ void refuse_variants(const JsonObject& o) {
     o.fail_at("partial_rotary_factor", "must be 1: all channels of a head are rotated here");
 }
 
-/// None for null, a list, and a token that the vocabulary lacks.
-std::optional<std::size_t> special_token(const JsonObject& o, const char* key, std::size_t vocabulary) {
-  if (!o.has(key) || !o.at(key).is_number_integer()) return std::nullopt;
-  const std::int64_t token = o.integer(key, 0, INT64_MIN, INT64_MAX);
-  if (token < 0 || static_cast<std::size_t>(token) >= vocabulary) return std::nullopt;
-  return static_cast<std::size_t>(token);
-}
-
 LlamaConfig llama_config(const JsonObject& o) {
   LlamaConfig c;
   for (const char* type : {"llama", "mistral", "qwen2"})
@@ -171,10 +162,6 @@ nlohmann::ordered_json scaling_json(const ops::RotaryOptions& rope) {
     o["original_max_position_embeddings"] = rope.original_max_position_embeddings;
   }
   return o;
-}
-
-nlohmann::ordered_json token_or_null(const std::optional<std::size_t>& token) {
-  return token ? nlohmann::ordered_json(*token) : nlohmann::ordered_json();
 }
 
 std::unique_ptr<LanguageModel> make_llama(const JsonObject& config, std::vector<std::string>*) {
