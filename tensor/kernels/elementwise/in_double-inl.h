@@ -45,26 +45,29 @@ HWY_INLINE DoubleVector polynomial(DoubleVector x, std::initializer_list<double>
 
 // ---- powers
 
+/// The nearest integer in the low bits: of x + 1.5 · 2^52, for |x| < 2^51.
+constexpr double integer_bits = 0x1.8p52;
+
 /// log2 x for x >= 0, relative to its value within 2^-38. With x = 2^k m, √½ <= m < √2, and s = (m - 1) / (m
 /// + 1), it is k + 2 artanh s / ln 2.
 HWY_INLINE DoubleVector logarithm_of_two(DoubleVector x) {
   const Doubles d;
-  const WholeDoubles whole;
-  const auto k = hn::ShiftRight<52>(
-      hn::Sub(hn::BitCast(whole, x), hn::Set(whole, std::int64_t{0x3fe6a09e667f3bcd})));  // the bits of √½
-  const DoubleVector m = hn::BitCast(d, hn::Sub(hn::BitCast(whole, x), hn::ShiftLeft<52>(k)));
+  const hn::RebindToUnsigned<Doubles> whole;
+  const auto bits = hn::BitCast(whole, x), bias = hn::Set(whole, std::uint64_t{1024});
+  const auto biased = hn::ShiftRight<52>(hn::Sub(
+      hn::Add(bits, hn::ShiftLeft<52>(bias)), hn::Set(whole, std::uint64_t{0x3fe6a09e667f3bcd})));  // less √½
+  const DoubleVector m = hn::BitCast(d, hn::Sub(bits, hn::ShiftLeft<52>(hn::Sub(biased, bias))));
+  // Before AVX3 there is no instruction that converts integers of 64 bits.
+  const auto low_bits = hn::Or(biased, hn::BitCast(whole, in_doubles(integer_bits)));
+  const DoubleVector k = hn::Sub(hn::BitCast(d, low_bits), in_doubles(integer_bits + 1024));
   const DoubleVector s = hn::Div(hn::Sub(m, in_doubles(1)), hn::Add(m, in_doubles(1)));
   const DoubleVector series =
       polynomial(hn::Mul(s, s), {1.0 / 13, 1.0 / 11, 1.0 / 9, 1.0 / 7, 1.0 / 5, 1.0 / 3, 1});
-  const DoubleVector log =
-      hn::MulAdd(hn::Mul(s, in_doubles(2.8853900817779268)), series, hn::ConvertTo(d, k));  // 2 / ln 2
+  const DoubleVector log = hn::MulAdd(hn::Mul(s, in_doubles(2.8853900817779268)), series, k);  // 2 / ln 2
   const double infinite = std::numeric_limits<double>::infinity();
   const DoubleVector special = hn::IfThenElse(hn::Eq(x, hn::Zero(d)), in_doubles(-infinite), x);
   return hn::IfThenElse(hn::And(hn::Gt(x, hn::Zero(d)), hn::Lt(x, in_doubles(infinite))), log, special);
 }
-
-/// The nearest integer in the low bits: of x + 1.5 · 2^52, for |x| < 2^51.
-constexpr double integer_bits = 0x1.8p52;
 
 /// 2^x within 2^-36 of its value; 0 below 2^-1000, 2^1000 above that. NaN stays NaN.
 HWY_INLINE DoubleVector power_of_two(DoubleVector x) {
