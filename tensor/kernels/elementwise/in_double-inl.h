@@ -24,14 +24,27 @@ using WholeVector = hn::Vec<WholeDoubles>;
 
 HWY_INLINE DoubleVector in_doubles(double c) { return hn::Set(Doubles(), c); }
 
+/// Rounded to f32. Without vector instructions Highway makes an overflow the largest number, not infinity.
+HWY_INLINE hn::Vec<HalfFloats> rounded_to_floats(DoubleVector v) {
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
+  HWY_ALIGN double lanes[hn::MaxLanes(Doubles())];
+  HWY_ALIGN float narrow[hn::MaxLanes(Doubles())];
+  hn::Store(v, Doubles(), lanes);
+  for (std::size_t i = 0; i < hn::Lanes(Doubles()); ++i) narrow[i] = static_cast<float>(lanes[i]);
+  return hn::Load(HalfFloats(), narrow);
+#else
+  return hn::DemoteTo(HalfFloats(), v);
+#endif
+}
+
 /// f of the halves of f32 vectors in double, rounded to f32.
 template <class F, class... V>
 HWY_INLINE FloatVector in_double(const F& f, V... x) {
-  const auto low = hn::DemoteTo(HalfFloats(), f(lower_half(x)...));
+  const auto low = rounded_to_floats(f(lower_half(x)...));
 #if HWY_TARGET == HWY_SCALAR
   return low;
 #else
-  return hn::Combine(Floats(), hn::DemoteTo(HalfFloats(), f(upper_half(x)...)), low);
+  return hn::Combine(Floats(), rounded_to_floats(f(upper_half(x)...)), low);
 #endif
 }
 
