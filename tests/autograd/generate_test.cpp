@@ -165,7 +165,8 @@ TEST_P(Generate, DrawsDependOnTheSeedAndFollowTheDistribution) {
   // Nearly uniform logits: every token comes up.
   std::vector<int> seen(vocabulary);
   for (std::uint64_t seed = 0; seed < 4; ++seed) {
-    for (const auto t : r.generate(prompt, 50, {.seed = seed})[0]) ++seen.at(static_cast<std::size_t>(t));
+    const Texts made = r.generate(prompt, 50, {.seed = seed});
+    for (const auto t : made[0]) ++seen.at(static_cast<std::size_t>(t));
   }
   for (const int n : seen) EXPECT_GT(n, 0);
 }

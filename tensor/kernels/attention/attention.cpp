@@ -624,8 +624,7 @@ bool fits(const Inputs& in, Sizes& s) {
 }
 
 /// The name of the operator in messages about shapes.
-std::string described(const char* op, const AttentionOptions& o, bool right) {
-  if (right) return op;
+std::string described(const char* op, const AttentionOptions& o) {
   const std::string keys = o.keys ? concat(", ", o.keys, " keys") : "";
   return concat(op, " with ", o.heads, " heads and ", o.kv_heads ? o.kv_heads : o.heads, " key heads", keys);
 }
@@ -677,7 +676,7 @@ void attention(const Tensor& out, const Tensor& log_sum, const Tensor& q, const 
   const Inputs in{out, log_sum, q, k, v, options};
   Sizes s;
   const bool right = fits(in, s);
-  check(described(op, options, right).c_str(),
+  check(right ? op : described(op, options).c_str(),
         {{"out", out}, {"log_sum", log_sum}, {"q", q}, {"k", k}, {"v", v}}, right, Rows::any_stride);
   check(op, {{"out", out}, {"log_sum", log_sum}}, true);
   check_dtype(op, q.dtype(), {{"out", out}, {"k", k}, {"v", v}});
@@ -711,7 +710,7 @@ void attention_backward(const Tensor& d_q, const Tensor& d_k, const Tensor& d_v,
   Sizes s;
   const bool right = fits(in, s) && d_q.shape() == q.shape() && d_k.shape() == k.shape() &&
                      d_v.shape() == v.shape() && d_out.shape() == out.shape();
-  check(described(op, options, right).c_str(),
+  check(right ? op : described(op, options).c_str(),
         {{"d_q", d_q},
          {"d_k", d_k},
          {"d_v", d_v},
