@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "autograd_lite/models/gpt2.h"
 #include "comm/communicator.h"
 #include "sharding/engine/engine.h"
 #include "tools/train_lm/language_model.h"
