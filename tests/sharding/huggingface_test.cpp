@@ -14,6 +14,7 @@
 #include "sharding/checkpoint/safetensors.h"
 #include "sharding/huggingface/byte_tokenizer.h"
 #include "sharding/huggingface/gpt2_config.h"
+#include "sharding/huggingface/llama_config.h"
 #include "sharding/huggingface/pretrained_weights.h"
 #include "sharding/huggingface/save_pretrained.h"
 #include "sharding/io/json.h"
@@ -123,6 +124,91 @@ TEST_F(HuggingFace, TheTokenizerOfBytesHasOneCharacterForEach) {
   put("tokenizer.json", "{}");
   remove_byte_tokenizer(path());
   EXPECT_TRUE(fs::exists(path("tokenizer.json"))) << "another one stays";
+}
+
+// ---- config.json of Llama, Mistral and Qwen2
+
+std::string llama_config(const std::string& more) {
+  return R"({"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, )"
+         R"("num_attention_heads": 8)" +
+         more + "}";
+}
+
+TEST_F(HuggingFace, AbsentKeysOfALlamaHaveHuggingFacesDefaults) {
+  put("config.json", llama_config(R"(, "model_type": "llama")"));
+  const LlamaConfig llama = read_llama_config(path());
+  EXPECT_EQ(llama.num_key_value_heads, 8u);
+  EXPECT_EQ(llama.head_dim, 4u);
+  EXPECT_EQ(llama.max_position_embeddings, 2048u);
+  EXPECT_EQ(llama.rms_norm_eps, 1e-6);
+  EXPECT_EQ(llama.rope.theta, 10000);
+  EXPECT_FALSE(llama.qkv_bias || llama.o_bias || llama.mlp_bias || llama.tie_word_embeddings);
+  EXPECT_EQ(llama.sliding_window, 0u);
+
+  put("config.json", llama_config(R"(, "model_type": "mistral")"));
+  const LlamaConfig mistral = read_llama_config(path());
+  EXPECT_EQ(mistral.num_key_value_heads, 8u);
+  EXPECT_EQ(mistral.sliding_window, 4096u);
+  EXPECT_EQ(mistral.max_window_layers, 0u);
+  put("config.json", llama_config(R"(, "model_type": "mistral", "sliding_window": null)"));
+  EXPECT_EQ(read_llama_config(path()).sliding_window, 0u);
+
+  const std::string qwen2 = R"(, "model_type": "qwen2", "num_key_value_heads": 2, "sliding_window": 16)";
+  put("config.json", llama_config(qwen2));
+  EXPECT_EQ(read_llama_config(path()).sliding_window, 0u) << "use_sliding_window is absent";
+  EXPECT_TRUE(read_llama_config(path()).qkv_bias);
+  EXPECT_FALSE(read_llama_config(path()).o_bias);
+  put("config.json", llama_config(qwen2 + R"(, "use_sliding_window": true, "max_window_layers": 1)"));
+  EXPECT_EQ(read_llama_config(path()).sliding_window, 16u);
+  EXPECT_EQ(read_llama_config(path()).max_window_layers, 1u);
+}
+
+TEST_F(HuggingFace, BothSpellingsOfRotaryScalingAreOne) {
+  const std::string llama3 = R"({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, )"
+                             R"("high_freq_factor": 4.0, "original_max_position_embeddings": 512)";
+  put("old.json",
+      llama_config(R"(, "model_type": "llama", "rope_theta": 500000, "rope_scaling": )" + llama3 + "}"));
+  put("new.json", llama_config(R"(, "model_type": "llama", "rope_parameters": )" + llama3 +
+                               R"(, "rope_theta": 500000})"));
+  const LlamaConfig old = read_llama_config(path("old.json"));
+  EXPECT_EQ(old.rope.scaling, ops::RotaryOptions::Scaling::llama3);
+  EXPECT_EQ(old.rope.theta, 500000);
+  EXPECT_EQ(old.rope.original_max_position_embeddings, 512u);
+  EXPECT_EQ(to_json(old), to_json(read_llama_config(path("new.json"))));
+  put("again.json", to_json(old));
+  EXPECT_EQ(to_json(read_llama_config(path("again.json"))), to_json(old));
+}
+
+TEST_F(HuggingFace, VariantsOfALlamaAreRefusedByTheirKey) {
+  const auto refused = [&](const std::string& more, std::initializer_list<std::string> parts) {
+    put("wrong.json", llama_config(R"(, "model_type": "llama")" + more));
+    expect_parts(error_of([&] { language_model_from_config(path("wrong.json")); }).what(), parts);
+  };
+  refused(R"(, "hidden_act": "gelu")", {"wrong.json: hidden_act: ", "silu"});
+  refused(R"(, "rope_scaling": {"rope_type": "yarn", "factor": 2})", {"rope_scaling.rope_type: ", "yarn"});
+  refused(R"(, "rope_scaling": {"rope_type": "linear"})", {"rope_scaling.factor: missing"});
+  refused(R"(, "rope_scaling": {"rope_type": "llama3", "factor": 2})",
+          {"rope_scaling.low_freq_factor: missing"});
+  refused(R"(, "quantization_config": {"bits": 4})", {"quantization_config: "});
+  refused(R"(, "num_key_value_heads": 3)", {"num_attention_heads is 8", "num_key_value_heads 3"});
+  refused(R"(, "head_dim": 5)", {"head_dim is 5", "even"});
+  refused(R"(, "partial_rotary_factor": 0.5)", {"partial_rotary_factor: "});
+  put("other.json", R"({"model_type": "bert"})");
+  expect_parts(error_of([&] { language_model_from_config(path("other.json")); }).what(),
+               {"other.json: model_type: ", "\"gpt2\"", "\"qwen2\"", "bert"});
+}
+
+TEST_F(HuggingFace, FrequenciesInOldFilesOfALlamaAreNoWeights) {
+  put("config.json", llama_config(R"(, "model_type": "llama", "tie_word_embeddings": true)"));
+  const auto model = language_model_from_config(path());
+  Tensors tensors;
+  for (const Parameter* p : model->parameters()) tensors.push_back({p->name, extents(p->shape), DType::f32});
+  tensors.push_back({"model.layers.0.self_attn.rotary_emb.inv_freq", {2}, DType::f32});
+  put_tensors("model.safetensors", tensors);
+  EXPECT_EQ(PretrainedWeights(path(), *model).tensors(), model->parameters().size());
+  tensors.back().name = "model.layers.0.self_attn.other";
+  put_tensors("model.safetensors", tensors);
+  EXPECT_THROW(PretrainedWeights(path(), *model), Error);
 }
 
 // ---- names
