@@ -1,39 +1,10 @@
 #include "sharding/huggingface/model_family.h"
 
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
-#include "comm/core/error.h"
-#include "sharding/huggingface/gpt2_config.h"
-#include "sharding/huggingface/llama_config.h"
 #include "sharding/io/json.h"
 
 namespace rz {
-namespace {
-
-/// The first is that of a config.json without model_type.
-constexpr const ModelFamily* families[] = {&gpt2_family, &llama_family, &mistral_family, &qwen2_family};
-
-const ModelFamily* find_family(std::string_view model_type) {
-  for (const ModelFamily* f : families)
-    if (f->model_type == model_type) return f;
-  return nullptr;
-}
-
-std::string known_types() {
-  std::string names;
-  for (const ModelFamily* f : families) names += concat(names.empty() ? "\"" : " or \"", f->model_type, '"');
-  return names;
-}
-
-}  // namespace
-
-const ModelFamily& family_of(const LanguageModel& model) {
-  const std::string_view type = model.facts().model_type;
-  const ModelFamily* family = find_family(type);
-  require(family, Errc::invalid_argument, "the model_type ", type, " is none of ", known_types());
-  return *family;
-}
 
 std::string config_file(const std::string& given) {
   namespace fs = std::filesystem;
@@ -44,19 +15,5 @@ std::string config_file(const std::string& given) {
   return (fs::path(given) / fs::path(tag.substr(0, tag.find_first_of("\r\n"))).filename() / "config.json")
       .string();
 }
-
-std::unique_ptr<LanguageModel> language_model_from_config(const std::string& given,
-                                                          std::vector<std::string>* warnings) {
-  const std::string path = config_file(given);
-  const nlohmann::json document = parse_json(read_text_file(path), path, JsonDialect::relaxed);
-  const JsonObject config(document, path);
-  const ModelFamily* family = find_family(config.text("model_type", std::string(families[0]->model_type)));
-  if (!family)
-    config.fail_at("model_type",
-                   concat("must be ", known_types(), ", found ", to_display(config.at("model_type"))));
-  return family->make(config, warnings);
-}
-
-std::string config_json(const LanguageModel& model) { return family_of(model).config_json(model); }
 
 }  // namespace rz

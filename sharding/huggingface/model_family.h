@@ -37,19 +37,8 @@ struct ModelFamily {
   NameTable names;
 };
 
-/// Of a model of the list in model_family.cpp.
-const ModelFamily& family_of(const LanguageModel&);
-
 /// The file of a configuration: `path`, or config.json in this folder, or, in a folder of checkpoints, that
 /// of the one that `latest` names.
 std::string config_file(const std::string& path);
-
-/// The model of a configuration, as AutoModelForCausalLM.from_config(): the family that its model_type names,
-/// GPT-2 if there is none. `path` as for config_file(). Errors and warnings are those of ModelFamily::make.
-std::unique_ptr<LanguageModel> language_model_from_config(const std::string& path,
-                                                          std::vector<std::string>* warnings = nullptr);
-/// JSON that language_model_from_config() and Hugging Face accept. In its folder AutoTokenizer reads a
-/// tokenizer.json, and fails without one.
-std::string config_json(const LanguageModel&);
 
 }  // namespace rz

@@ -16,6 +16,7 @@
 #include "sharding/checkpoint/model_tensors.h"
 #include "sharding/checkpoint/open_tensors.h"
 #include "sharding/checkpoint/tensor_source.h"
+#include "sharding/huggingface/families.h"
 #include "sharding/huggingface/gpt2_config.h"
 #include "sharding/huggingface/weight_names.h"
 #include "sharding/io/text.h"

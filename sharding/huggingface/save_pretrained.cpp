@@ -10,7 +10,7 @@
 #include "autograd_lite/nn/module.h"
 #include "comm/core/error.h"
 #include "sharding/checkpoint/safetensors.h"
-#include "sharding/huggingface/model_family.h"
+#include "sharding/huggingface/families.h"
 #include "sharding/io/durable_file.h"
 #include "sharding/strategy/strategy.h"
 

@@ -13,6 +13,7 @@
 #include "sharding/checkpoint/open_tensors.h"
 #include "sharding/checkpoint/safetensors.h"
 #include "sharding/huggingface/byte_tokenizer.h"
+#include "sharding/huggingface/families.h"
 #include "sharding/huggingface/gpt2_config.h"
 #include "sharding/huggingface/llama_config.h"
 #include "sharding/huggingface/pretrained_weights.h"

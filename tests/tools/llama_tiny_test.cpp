@@ -10,7 +10,7 @@
 
 #include "autograd_lite/models/generate.h"
 #include "sharding/checkpoint/safetensors.h"
-#include "sharding/huggingface/llama_config.h"
+#include "sharding/huggingface/families.h"
 #include "sharding/huggingface/pretrained_weights.h"
 #include "sharding/io/json.h"
 #include "tests/support/gpt2_tiny.h"

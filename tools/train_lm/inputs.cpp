@@ -15,7 +15,7 @@
 #include "sharding/config/arguments.h"
 #include "sharding/engine/engine_options.h"
 #include "sharding/engine/training_step.h"
-#include "sharding/huggingface/model_family.h"
+#include "sharding/huggingface/families.h"
 
 namespace rz::train_lm {
 namespace {

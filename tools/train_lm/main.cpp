@@ -16,7 +16,7 @@
 #include "comm/device/cuda_runtime.h"
 #include "sharding/engine/checkpoint_options.h"
 #include "sharding/huggingface/byte_tokenizer.h"
-#include "sharding/huggingface/model_family.h"
+#include "sharding/huggingface/families.h"
 #include "sharding/io/durable_file.h"
 #include "sharding/parallel/rank_agreement.h"
 #include "sharding/strategy/strategy.h"

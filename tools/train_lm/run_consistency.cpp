@@ -7,7 +7,7 @@
 
 #include "comm/core/error.h"
 #include "sharding/data/tokens.h"
-#include "sharding/huggingface/model_family.h"
+#include "sharding/huggingface/families.h"
 #include "sharding/io/checksum.h"
 #include "sharding/parallel/rank_consistency.h"
 #include "tools/train_lm/inputs.h"
