@@ -22,10 +22,12 @@ void KvCache::begin(Tape& tape, std::size_t tokens, std::vector<std::size_t> cou
           "a cache that has tokens takes one of each sequence, got ", tokens);
   std::vector<std::int32_t> positions;
   for (std::size_t b = 0; b < counts.size(); ++b) {
-    require(counts[b] <= tokens && lengths_[b] + tokens <= positions_, Errc::invalid_argument, "sequence ", b,
-            " has ", lengths_[b], " + ", tokens, " tokens, more than the ", positions_,
-            " positions of the cache");
-    for (std::size_t t = 0; t < tokens; ++t) positions.push_back(static_cast<std::int32_t>(lengths_[b] + t));
+    const bool fits = counts[b] <= tokens && tokens <= positions_ && lengths_[b] + counts[b] <= positions_;
+    require(fits, Errc::invalid_argument, "sequence ", b, " has ", lengths_[b], " + ", counts[b], " of ",
+            tokens, " tokens, more than the ", positions_, " positions of the cache");
+    // A sequence that is full has no more tokens: its padding may be anywhere.
+    for (std::size_t t = 0; t < tokens; ++t)
+      positions.push_back(static_cast<std::int32_t>(std::min(lengths_[b] + t, positions_ - 1)));
   }
   next_positions_ = indices(tape, {counts.size(), tokens}, positions);
   counts_ = std::move(counts);

@@ -126,6 +126,17 @@ TEST_P(Generate, ACacheChangesLogitsByRoundingOnly) {
             }).code(),
             Errc::invalid_argument)
       << "there is no room for a thirteenth token";
+  // The full sequence has ended; the other goes on.
+  for (std::size_t length = 10; length <= positions; ++length) {
+    r.tape.reset();
+    const Tensor next = Tensor::zeros({2, 1}, DType::i32);
+    next.data<std::int32_t>()[1] = texts[1][cache.lengths()[1]];
+    const Tensor out = r.tape.value(r.model->next_logits(r.tape, next, {0, 1}, cache));
+    EXPECT_EQ(cache.lengths(), (std::vector<std::size_t>{12, length}));
+    for (std::size_t v = 0; v < vocabulary; ++v)
+      EXPECT_NEAR(out.data<float>()[vocabulary + v], expected[1][(length - 1) * vocabulary + v], 2e-5)
+          << length;
+  }
 }
 
 TEST_P(Generate, TextsOfABatchAreThoseAlone) {
