@@ -261,3 +261,36 @@ Var mean(Tape& tape, Var x, int extent, bool keepdim) {
 }
 
 }  // namespace rz::nn
+
+namespace rz {
+namespace {
+
+Tape& tape_of(const char* sign, Var a) {
+  require(a.defined() && a.tape, Errc::invalid_argument, "operator ", sign,
+          ": an operand is a Var that stands for no value");
+  return *a.tape;
+}
+Tape& tape_of(const char* sign, Var a, Var b) {
+  Tape& tape = tape_of(sign, a);
+  require(&tape_of(sign, b) == &tape, Errc::invalid_argument, "operator ", sign,
+          ": the operands are of two tapes; record both on one");
+  return tape;
+}
+
+}  // namespace
+
+Var operator+(Var a, Var b) { return nn::add(tape_of("+", a, b), a, b); }
+Var operator-(Var a, Var b) { return nn::sub(tape_of("-", a, b), a, b); }
+Var operator*(Var a, Var b) { return nn::mul(tape_of("*", a, b), a, b); }
+Var operator/(Var a, Var b) { return nn::div(tape_of("/", a, b), a, b); }
+Var operator+(Var a, float b) { return nn::add(tape_of("+", a), a, b); }
+Var operator-(Var a, float b) { return nn::sub(tape_of("-", a), a, b); }
+Var operator*(Var a, float b) { return nn::mul(tape_of("*", a), a, b); }
+Var operator/(Var a, float b) { return nn::div(tape_of("/", a), a, b); }
+Var operator+(float a, Var b) { return b + a; }
+Var operator-(float a, Var b) { return nn::sub(tape_of("-", b), a, b); }
+Var operator*(float a, Var b) { return b * a; }
+Var operator/(float a, Var b) { return nn::div(tape_of("/", b), a, b); }
+Var operator-(Var a) { return nn::neg(tape_of("-", a), a); }
+
+}  // namespace rz

@@ -58,3 +58,23 @@ Var sum(Tape&, Var x, int extent, bool keepdim = false);
 Var mean(Tape&, Var x, int extent, bool keepdim = false);
 
 }  // namespace rz::nn
+
+namespace rz {
+
+// ---- nn::add, sub, mul, div and neg, on the tape of the operands
+/// Errc::invalid_argument if an operand stands for no value, or if the operands are of two tapes.
+Var operator+(Var a, Var b);
+Var operator-(Var a, Var b);
+Var operator*(Var a, Var b);
+Var operator/(Var a, Var b);
+Var operator+(Var a, float b);
+Var operator-(Var a, float b);
+Var operator*(Var a, float b);
+Var operator/(Var a, float b);
+Var operator+(float a, Var b);
+Var operator-(float a, Var b);
+Var operator*(float a, Var b);
+Var operator/(float a, Var b);
+Var operator-(Var);
+
+}  // namespace rz

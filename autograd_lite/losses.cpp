@@ -36,13 +36,13 @@ Loss soft(Tape& tape, Var logits_var, const Tensor& targets, const ops::SoftLoss
                         ops::soft_loss_backward(d, logits, y, statistics, d_loss, how, tape.stream());
                         tape.accumulate_grad(logits_var, d.reshape(shape));
                       }),
-          sums, &tape};
+          sums};
 }
 
 Tape& tape_of(const Loss& loss) {
-  require(loss.tape != nullptr, Errc::invalid_argument,
-          "a sum or multiple of a loss needs its tape: set nn::Loss::tape");
-  return *loss.tape;
+  require(loss.sum.defined() && loss.sum.tape, Errc::invalid_argument,
+          "a sum or multiple of a loss that stands for no value: set nn::Loss::sum");
+  return *loss.sum.tape;
 }
 
 Loss of_elements(Tape& tape, const char* op, Var given, const Tensor& targets, ops::ElementLoss how) {
@@ -57,7 +57,7 @@ Loss of_elements(Tape& tape, const char* op, Var given, const Tensor& targets, o
                         const auto into = d.accumulate ? ops::Into::accumulate : ops::Into::overwrite;
                         ops::element_loss_backward(d.tensor, d_loss, x, y, how, into, tape.stream());
                       }),
-          sums, &tape};
+          sums};
 }
 
 }  // namespace
@@ -87,7 +87,7 @@ Loss cross_entropy(Tape& tape, Var logits_var, const Tensor& targets, ops::Label
                         ops::label_loss_backward(d, logits, log_sum, ids, d_loss, how, tape.stream());
                         tape.accumulate_grad(logits_var, d.reshape(shape));
                       }),
-          sums, &tape};
+          sums};
 }
 
 Loss squared_error(Tape& tape, Var prediction, const Tensor& target) {
@@ -111,7 +111,7 @@ Loss operator+(const Loss& a, const Loss& b) {
                         ops::binary(d_b, d_loss, ratio, ops::Binary::mul, tape.stream());
                         tape.accumulate_grad(b, d_b);
                       }),
-          sums, &tape};
+          sums};
 }
 
 Loss operator+(const Loss& a, Var given) {
@@ -129,7 +129,7 @@ Loss operator+(const Loss& a, Var given) {
                         ops::binary(d_b, d_loss, terms, ops::Binary::mul, tape.stream());
                         tape.accumulate_grad(b, d_b.reshape(shape));
                       }),
-          sums, &tape};
+          sums};
 }
 
 Loss operator*(double factor, const Loss& a) {
@@ -144,7 +144,7 @@ Loss operator*(double factor, const Loss& a) {
                         ops::scale(d, d_loss, static_cast<float>(factor), tape.stream());
                         tape.accumulate_grad(a, d);
                       }),
-          sums, &tape};
+          sums};
 }
 
 Tensor accuracy(Tape& tape, Var logits, const Tensor& targets, std::int32_t ignore_index) {

@@ -382,7 +382,7 @@ Loss cross_entropy(Tape& tape, Var logits_var, const Tensor& targets) {
                     ops::cross_entropy_backward(d, logits, log_sum, target_rows, d_loss, tape.stream());
                     tape.accumulate_grad(logits_var, d.reshape(shape));
                   });
-  return {result, sums, &tape};
+  return {result, sums};
 }
 
 Var mse(Tape& tape, Var prediction_var, const Tensor& given) {

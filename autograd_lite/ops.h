@@ -72,8 +72,7 @@ Var embedding_with_positions(Tape&, const Tensor& tokens, Var table, Var positio
 /// Sums and multiples of losses are in autograd_lite/losses.h.
 struct Loss {
   Var sum;
-  Tensor sum_count;      ///< f64, on the device of the logits: {sum, number of terms}
-  Tape* tape = nullptr;  ///< of `sum`; sums and multiples of losses need it
+  Tensor sum_count;  ///< f64, on the device of the logits: {sum, number of terms}
   /// Copies `sum_count` to the host. On a device it synchronizes the stream.
   ops::LossSum read(const Stream&) const;
 };

@@ -53,7 +53,7 @@ void for_each_hooks(const Scope& scope, const F& f) {
 }  // namespace
 
 struct Tape::State {
-  State(Stream s, BufferPool p) : stream(std::move(s)), pool(std::move(p)) {}
+  State(Tape& tape, Stream s, BufferPool p) : tape(&tape), stream(std::move(s)), pool(std::move(p)) {}
 
   /// An operator, or the begin or end of a scope.
   struct Node {
@@ -65,6 +65,7 @@ struct Tape::State {
     BumpAllocator::Position begin;  ///< of its memory in the arena
   };
 
+  Tape* tape;
   Stream stream;
   BufferPool pool;
   std::vector<Value> values;
@@ -100,7 +101,7 @@ struct Tape::State {
   }
   Var add(Value value) {
     values.push_back(std::move(value));
-    return {static_cast<int>(values.size()) - 1, pass};
+    return {static_cast<int>(values.size()) - 1, pass, tape};
   }
 
   Use& use_of(Parameter& p) {
@@ -160,7 +161,7 @@ struct Tape::State {
 };
 
 Tape::Tape(Stream stream, BufferPool pool)
-    : state_(std::make_unique<State>(std::move(stream), std::move(pool))) {
+    : state_(std::make_unique<State>(*this, std::move(stream), std::move(pool))) {
   // Starts at a different number in each tape, so that a handle of another tape is detected.
   state_->pass = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(state_.get()) >> 4) | 1u;
 }

@@ -39,6 +39,26 @@ TEST(ElementOps, UnaryGradients) {
   expect_gradients([](Tape& t, const auto& v) { return clamp(t, v[0], -0.45f, 5); }, {any});
 }
 
+TEST(ElementOps, OperatorsAreThoseOfTheTapeOfTheirOperands) {
+  Tape tape, other;
+  const Var a = tape.variable(test::tensor_of({6, -4}, {2})), b = tape.variable(test::tensor_of({2, 8}, {2}));
+  const auto expect = [&](Var v, float first, float second) {
+    EXPECT_EQ(test::values_of(tape.value(v)), (test::Values{first, second}));
+  };
+  expect(a + b, 8, 4), expect(a - b, 4, -12), expect(a * b, 12, -32), expect(a / b, 3, -0.5f);
+  expect(b + 1, 3, 9), expect(b - 1, 1, 7), expect(b * 2, 4, 16), expect(b / 2, 1, 4);
+  expect(1 + b, 3, 9), expect(1 - b, -1, -7), expect(2 * b, 4, 16), expect(4 / b, 2, 0.5f);
+  expect(-a, -6, 4);
+  tape.backward(sum(tape, a * b - 3 * a));
+  EXPECT_EQ(test::values_of(tape.grad(a)), (test::Values{-1, 5}));
+  EXPECT_EQ(test::values_of(tape.grad(b)), (test::Values{6, -4}));
+  const Var elsewhere = other.constant(Tensor::zeros({2}));
+  EXPECT_STREQ(test::error_of([&] { (void)(a + elsewhere); }).what(),
+               "operator +: the operands are of two tapes; record both on one");
+  EXPECT_STREQ(test::error_of([&] { (void)(Var() * 2); }).what(),
+               "operator *: an operand is a Var that stands for no value");
+}
+
 struct Operands {
   Shape a, b;
 };

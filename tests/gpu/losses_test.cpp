@@ -329,9 +329,10 @@ TEST_P(Losses, SumsOfLossesNeedOneTape) {
     const Var l = t.variable(to_device(Values(6, 1), {2, 3}, dtype, stream));
     return nn::squared_error(t, l, to_device(Values(6, 1), {2, 3}, dtype, stream));
   };
-  const nn::Loss a = loss_on(tape), b = loss_on(other), bare{a.sum, a.sum_count};
+  const nn::Loss a = loss_on(tape), b = loss_on(other), made{a.sum, a.sum_count}, empty;
   EXPECT_NE(std::string(error_of([&] { a + b; }).what()).find("two tapes"), std::string::npos);
-  EXPECT_NE(std::string(error_of([&] { 2.0 * bare; }).what()).find("nn::Loss::tape"), std::string::npos);
+  EXPECT_EQ(from_device((2.0 * made).sum_count, stream)[0], 2 * from_device(a.sum_count, stream)[0]);
+  EXPECT_NE(std::string(error_of([&] { 2.0 * empty; }).what()).find("nn::Loss::sum"), std::string::npos);
   EXPECT_EQ(error_of([&] { NAN* a; }).code(), Errc::invalid_argument);
 }
 
