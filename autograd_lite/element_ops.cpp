@@ -260,6 +260,18 @@ Var mean(Tape& tape, Var x, int extent, bool keepdim) {
   return sum_over_extent(tape, "mean", x, extent, keepdim, true);
 }
 
+Var expand(Tape& tape, Var given, const Shape& shape) {
+  const Var x = contiguous(tape, given);
+  const Tensor in = tape.value(x);
+  if (in.shape() == shape) return x;
+  require(ops::broadcast_shapes("expand", in.shape(), shape) == shape, Errc::invalid_argument,
+          "expand: ", name(in.shape()), " does not broadcast to ", name(shape));
+  const Tensor out = tape.empty(shape, in.dtype());
+  ops::expand(out, in, 1, ops::Into::overwrite, tape.stream());
+  return tape.record(
+      out, {x}, [x, of_x = in.shape()](Tape& tape, const Tensor& d_out) { propagate(tape, x, of_x, d_out); });
+}
+
 }  // namespace rz::nn
 
 namespace rz {

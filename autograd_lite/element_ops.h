@@ -57,6 +57,9 @@ Var mean(Tape&, Var x);  ///< NaN without elements
 Var sum(Tape&, Var x, int extent, bool keepdim = false);
 Var mean(Tape&, Var x, int extent, bool keepdim = false);
 
+/// x, repeated to a shape to which its own broadcasts: a copy. An extent to keep is written again.
+Var expand(Tape&, Var x, const Shape&);
+
 }  // namespace rz::nn
 
 namespace rz {

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 
 #include "autograd_lite/autocast.h"
+#include "autograd_lite/ops.h"
 #include "autograd_lite/saved_variable.h"
 #include "tensor/ops.h"
 #include "tensor/shape_ops.h"
@@ -23,6 +25,16 @@ using Order = std::array<int, 4>;
 
 std::span<const int> first(const Order& order, int dims) {
   return {order.data(), static_cast<std::size_t>(dims)};
+}
+
+/// The shape with one extent, or none, in place of those from `begin` to `end`.
+Shape with_range(const Shape& shape, int begin, int end, std::optional<std::size_t> extent) {
+  std::vector<std::size_t> all;
+  for (int d = 0; d < shape.dims(); ++d) {
+    if (d < begin || d > end) all.push_back(shape[d]);
+    if (d == begin && extent) all.push_back(*extent);
+  }
+  return Shape(all);
 }
 
 Var permute_by(Tape& tape, const char* op, Var x, std::span<const int> order) {
@@ -122,6 +134,25 @@ std::vector<Var> split(Tape& tape, Var x, std::span<const std::size_t> lengths, 
     start += length;
   }
   return parts;
+}
+
+Var select(Tape& tape, Var x, int given, std::size_t index) {
+  const Shape shape = tape.value(x).shape();
+  const int dimension = ops::dimension("select", shape, given);
+  require(index < shape[dimension], Errc::invalid_argument, "select: index ", index, " of dimension ", given,
+          " of ", name(shape));
+  return reshape(tape, narrow(tape, x, dimension, index, 1), with_range(shape, dimension, dimension, {}));
+}
+
+Var flatten(Tape& tape, Var x, int first, int last) {
+  const Shape shape = tape.value(x).shape();
+  if (shape.dims() == 0) return reshape(tape, x, {1});
+  const int begin = ops::dimension("flatten", shape, first), end = ops::dimension("flatten", shape, last);
+  require(begin <= end, Errc::invalid_argument, "flatten: dimension ", first, " of ", name(shape),
+          " is after dimension ", last);
+  std::size_t count = 1;
+  for (int d = begin; d <= end; ++d) count *= shape[d];
+  return reshape(tape, x, with_range(shape, begin, end, count));
 }
 
 Var index_select(Tape& tape, Var x, const Tensor& index) {

@@ -1,8 +1,9 @@
 #pragma once
 /// The operators of tensor/shape_ops.h on a tape, with PyTorch's names. A dimension is an index of an extent;
 /// a negative one counts from the last. Errc::invalid_argument names operator and shape if there is none.
-/// They copy: a tensor has no views except reshape() (autograd_lite/ops.h). They compute in the dtype of
-/// their inputs; with Tape::autocast() parts of different dtypes are cast to f32, as with torch.autocast.
+/// They copy: a tensor has no views except flatten() and reshape() (autograd_lite/ops.h). They compute in the
+/// dtype of their inputs; with Tape::autocast() parts of different dtypes are cast to f32, as with
+/// torch.autocast.
 
 #include <initializer_list>
 #include <span>
@@ -29,6 +30,11 @@ inline std::vector<Var> split(Tape& tape, Var x, std::initializer_list<std::size
 }
 /// x[…, start : start + length, …]
 Var narrow(Tape&, Var x, int dimension, std::size_t start, std::size_t length);
+
+/// x[…, index, …] without that dimension.
+Var select(Tape&, Var x, int dimension, std::size_t index);
+/// Dimensions `first` to `last` as one, in the same memory.
+Var flatten(Tape&, Var x, int first = 0, int last = -1);
 
 /// index: i32 [n…]; x[C, …] → [n…, …], the elements x[index[n…]] of the first dimension.
 Var index_select(Tape&, Var x, const Tensor& index);

@@ -59,6 +59,23 @@ TEST(ElementOps, OperatorsAreThoseOfTheTapeOfTheirOperands) {
                "operator *: an operand is a Var that stands for no value");
 }
 
+TEST(ElementOps, ExpandRepeatsAndSumsItsGradient) {
+  expect_gradients(
+      [](Tape& t, const auto& v) {
+        return expand(t, v[0], {3, 2, 4});
+      },
+      {random({2, 1}, "column")});
+  expect_gradients([](Tape& t, const auto& v) { return expand(t, v[0], {1, 3}); }, {random({3}, "row")});
+  Tape tape;
+  const Var x = tape.constant(test::tensor_of({1, 2}, {2, 1}));
+  EXPECT_EQ(test::values_of(tape.value(expand(tape, x, {2, 3}))), (test::Values{1, 1, 1, 2, 2, 2}));
+  EXPECT_EQ(expand(tape, x, {2, 1}).index, x.index);
+  EXPECT_STREQ(test::error_of([&] {
+                 expand(tape, x, {1, 3});
+               }).what(),
+               "expand: [2, 1] does not broadcast to [1, 3]");
+}
+
 struct Operands {
   Shape a, b;
 };

@@ -60,6 +60,26 @@ TEST(ShapeOps, SplitAndNarrowGradients) {
       {x}, 5e-3);
 }
 
+TEST(ShapeOps, SelectAndFlatten) {
+  const Tensor x = random({3, 4, 2, 5}, "x");
+  expect_gradients([](Tape& t, const auto& v) { return select(t, v[0], 1, 2); }, {x});
+  expect_gradients([](Tape& t, const auto& v) { return squared(t, flatten(t, v[0], 1, 2)); }, {x}, 5e-3);
+  Tape tape;
+  const Var m = tape.constant(test::tensor_of({1, 2, 3, 4, 5, 6}, {3, 2})), all = tape.constant(x);
+  EXPECT_EQ(test::values_of(tape.value(select(tape, m, -2, 2))), (test::Values{5, 6}));
+  EXPECT_EQ(test::values_of(tape.value(select(tape, m, 1, 0))), (test::Values{1, 3, 5}));
+  EXPECT_EQ(tape.value(select(tape, all, 3, 4)).shape(), (Shape{3, 4, 2}));
+  EXPECT_EQ(tape.value(flatten(tape, all)).shape(), (Shape{120}));
+  EXPECT_EQ(tape.value(flatten(tape, all, 1)).shape(), (Shape{3, 40}));
+  EXPECT_EQ(tape.value(flatten(tape, all, -3, -2)).shape(), (Shape{3, 8, 5}));
+  EXPECT_EQ(tape.value(flatten(tape, all, 0, 0)).shape(), x.shape());
+  EXPECT_EQ(tape.value(flatten(tape, tape.constant(random({}, "scalar")))).shape(), (Shape{1}));
+  EXPECT_STREQ(test::error_of([&] { select(tape, m, 1, 2); }).what(),
+               "select: index 2 of dimension 1 of [3, 2]");
+  EXPECT_STREQ(test::error_of([&] { flatten(tape, m, 1, 0); }).what(),
+               "flatten: dimension 1 of [3, 2] is after dimension 0");
+}
+
 /// The gradients of all parts are written into one tensor.
 TEST(ShapeOps, PartsShareTheGradient) {
   const auto bytes_of_a_pass = [](bool all) {
