@@ -14,6 +14,7 @@
 
 namespace rz {
 
+class Module;
 struct ParameterHooks;
 
 /// Initial distribution of a parameter's elements; see autograd_lite/nn/init.h.
@@ -29,6 +30,12 @@ struct Initial {
 /// (ZeRO-3), and `grad` may be a view of a bucket. Code that runs in backward must read `value` at that time
 /// and must not keep a copy.
 struct Parameter {
+  Parameter() = default;
+  /// Module::register_parameter(): a member, as in
+  ///
+  ///     rz::Parameter scale{*this, "scale", {64}, {rz::Initial::constant, 1}};
+  Parameter(Module&, const std::string& name, const Shape&, const Initial& = {});
+
   std::string name;  ///< "transformer.h.0.attn.c_attn.weight"
   Shape shape;       ///< of the elements on this rank
   /// The part of the named tensor of which these are the elements; none: the whole. Set with set_part().

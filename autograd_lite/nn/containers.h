@@ -16,6 +16,12 @@ template <class M>
 class ModuleList : public Module {
  public:
   using Module::Module;
+  /// Of `count` modules with these arguments each.
+  template <class... Arguments>
+  ModuleList(Module& parent, const std::string& name, std::size_t count, const Arguments&... arguments)
+      : Module(parent, name) {
+    for (std::size_t i = 0; i < count; ++i) append(arguments...);
+  }
   /// Constructs one more module and returns it.
   template <class... Arguments>
   M& append(Arguments&&... arguments) {
@@ -85,5 +91,11 @@ struct Function : Module {
 using Gelu = Function<gelu>;
 using Relu = Function<relu>;
 using Tanh = Function<tanh>;
+
+/// All dimensions except the first as one.
+struct Flatten : Module {
+  using Module::Module;
+  Var operator()(Tape& tape, Var x) const { return flatten(tape, x, 1); }
+};
 
 }  // namespace rz::nn

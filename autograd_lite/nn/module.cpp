@@ -19,6 +19,10 @@ std::string Module::named(const std::string& name) const {
 
 // ---- registration
 
+Parameter::Parameter(Module& module, const std::string& name, const Shape& shape, const Initial& initial) {
+  module.register_parameter(*this, name, shape, initial);
+}
+
 void Module::register_parameter(Parameter& p, const std::string& name, const Shape& shape,
                                 const Initial& initial) {
   p.name = named(name);

@@ -45,9 +45,7 @@ struct Residual : Module {
 
 struct Net : Module {
   Net() {
-    register_parameter(scale, "scale", {4}, {Initial::constant, 2});
     register_buffer(calls, "calls", {}, DType::f32, 5);
-    blocks.append(4u);
     blocks.append(4u, 0.5);
   }
   Var operator()(Tape& tape, const Tensor& x) {
@@ -57,9 +55,9 @@ struct Net : Module {
     return out(tape, y);
   }
   nn::Linear first{*this, "first", 3, 4};
-  nn::ModuleList<Residual> blocks{*this, "blocks"};
+  nn::ModuleList<Residual> blocks{*this, "blocks", 1, 4u};
   nn::Linear out{*this, "out", 4, 1, nn::WeightLayout::out_in, false};
-  Parameter scale;
+  Parameter scale{*this, "scale", {4}, {Initial::constant, 2}};
   ModuleBuffer calls;
 };
 
@@ -222,6 +220,13 @@ TEST(Sequential, CallsItsModulesInOrder) {
   x.data<float>()[0] = 2, x.data<float>()[1] = 3;
   // Each hidden value is 2 + 3 + 1, the last one relu(5 - 9); their sum and 1.
   EXPECT_EQ(*tape.value(net.layers(tape, tape.constant(x))).data<float>(), 13);
+}
+
+TEST(Flatten, LeavesTheFirstDimension) {
+  Module root;
+  nn::Flatten flatten(root, "flatten");
+  Tape tape;
+  EXPECT_EQ(tape.value(flatten(tape, tape.constant(Tensor::zeros({2, 3, 4, 5})))).shape(), (Shape{2, 60}));
 }
 
 TEST(Module, IsNeitherCopiedNorMoved) {
