@@ -35,6 +35,25 @@ Tensor third(const Tensor& t, std::size_t n) {
   return t.columns(n * width, width);
 }
 
+Var attention_of_thirds(const char* op, Tape& tape, Var qkv_var, const AttentionOptions& options,
+                        float dropout) {
+  qkv_var = autocast_low(tape, qkv_var);
+  const Tensor qkv = tape.value(qkv_var);
+  const bool three = qkv.shape().dims() == 3 && qkv.shape()[2] % 3 == 0;
+  require(three, Errc::invalid_argument, op, ": the input ", name(qkv.shape()),
+          " is not [batch, tokens, 3 * channels]");
+  const Attended a = attend(op, tape, third(qkv, 0), third(qkv, 1), third(qkv, 2), options, dropout);
+  return tape.record(
+      a.out, {qkv_var},
+      [qkv_var, options, a, kept = SavedVariable(tape, qkv_var)](Tape& tape, const Tensor& d_out) {
+        const Tensor& qkv = kept(tape);
+        const Tensor d_qkv = empty_like(tape, qkv);
+        ops::attention_backward(third(d_qkv, 0), third(d_qkv, 1), third(d_qkv, 2), d_out, a.out, a.log_sum,
+                                third(qkv, 0), third(qkv, 1), third(qkv, 2), options, a.mask, tape.stream());
+        tape.accumulate_grad(qkv_var, d_qkv);
+      });
+}
+
 }  // namespace
 
 Var attention(Tape& tape, Var q_var, Var k_var, Var v_var, const AttentionOptions& options, float dropout) {
@@ -56,24 +75,12 @@ Var attention(Tape& tape, Var q_var, Var k_var, Var v_var, const AttentionOption
                      });
 }
 
-Var causal_attention(Tape& tape, Var qkv_var, int heads, float dropout) {
-  qkv_var = autocast_low(tape, qkv_var);
-  const Tensor qkv = tape.value(qkv_var);
-  const bool three = qkv.shape().dims() == 3 && qkv.shape()[2] % 3 == 0;
-  require(three, Errc::invalid_argument, "causal_attention: the input ", name(qkv.shape()),
-          " is not [batch, tokens, 3 * channels]");
-  const AttentionOptions options{.heads = heads, .causal = true};
-  const Attended a =
-      attend("causal_attention", tape, third(qkv, 0), third(qkv, 1), third(qkv, 2), options, dropout);
-  return tape.record(
-      a.out, {qkv_var},
-      [qkv_var, options, a, kept = SavedVariable(tape, qkv_var)](Tape& tape, const Tensor& d_out) {
-        const Tensor& qkv = kept(tape);
-        const Tensor d_qkv = empty_like(tape, qkv);
-        ops::attention_backward(third(d_qkv, 0), third(d_qkv, 1), third(d_qkv, 2), d_out, a.out, a.log_sum,
-                                third(qkv, 0), third(qkv, 1), third(qkv, 2), options, a.mask, tape.stream());
-        tape.accumulate_grad(qkv_var, d_qkv);
-      });
+Var self_attention(Tape& tape, Var qkv, const AttentionOptions& options, float dropout) {
+  return attention_of_thirds("self_attention", tape, qkv, options, dropout);
+}
+
+Var causal_attention(Tape& tape, Var qkv, int heads, float dropout) {
+  return attention_of_thirds("causal_attention", tape, qkv, {.heads = heads, .causal = true}, dropout);
 }
 
 Var rotary(Tape& tape, Var x, int heads, const RotaryTables& tables, std::size_t past,

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "autograd_lite/nn/layers.h"
 #include "comm/core/error.h"
 
 namespace rz::nn {
@@ -23,6 +24,10 @@ Var Conv2d::operator()(Tape& tape, Var x) {
     const Var w = tape.parameter(weight);
     return conv2d(tape, x, w, with_bias ? tape.parameter(bias) : Var(), options);
   });
+}
+
+Var Conv2d::operator()(Tape& tape, const Tensor& x) {
+  return in_scope(tape, [&] { return (*this)(tape, constant_like(tape, x, weight, *this)); });
 }
 
 BatchNorm2d::BatchNorm2d(Module& parent, const std::string& name, std::size_t channels,

@@ -15,6 +15,7 @@ struct Conv2d : Module {
   Conv2d(Module& parent, const std::string& name, std::size_t in, std::size_t out, ops::Size2 kernel,
          const ops::Conv2d& options = {}, bool with_bias = true);
   Var operator()(Tape&, Var x);
+  Var operator()(Tape&, const Tensor& x);  ///< constant_like() (autograd_lite/nn/layers.h)
 
   ops::Conv2d options;
   bool with_bias;

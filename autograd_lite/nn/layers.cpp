@@ -13,6 +13,14 @@ Initial uniform_within(std::size_t in) {
 
 }  // namespace
 
+/// Data are what their source has: f64 of NumPy, i64 of labels.
+Var constant_like(Tape& tape, const Tensor& x, Parameter& weight, const Module& layer) {
+  const bool is_float = x.dtype() == DType::f32 || x.dtype() == DType::f16 || x.dtype() == DType::bf16;
+  require(is_float, Errc::invalid_argument, layer.path(), ": its input ", name(x.shape()), " is ",
+          name(x.dtype()), "; a layer takes f32, f16 or bf16: convert the data before they are a dataset");
+  return cast(tape, tape.constant(x), tape.value(tape.parameter(weight)).dtype());
+}
+
 Linear::Linear(Module& parent, const std::string& name, std::size_t in, std::size_t out, WeightLayout layout,
                bool with_bias)
     : Module(parent, name), layout(layout), with_bias(with_bias) {
@@ -35,17 +43,8 @@ Activation Linear::gelu(Tape& tape, Var x) {
   });
 }
 
-/// Data are what their source has: f64 of NumPy, i64 of labels.
 Var Linear::operator()(Tape& tape, const Tensor& x) {
-  const bool is_float = x.dtype() == DType::f32 || x.dtype() == DType::f16 || x.dtype() == DType::bf16;
-  require(is_float, Errc::invalid_argument, path(), ": its input ", rz::name(x.shape()), " is ",
-          rz::name(x.dtype()),
-          "; a layer takes f32, f16 or bf16: convert the data before they are a dataset");
-  return in_scope(tape, [&] {
-    const DType dtype = tape.value(tape.parameter(weight)).dtype();
-    const Var input = tape.constant(x);
-    return (*this)(tape, x.dtype() == dtype ? input : cast(tape, input, dtype));
-  });
+  return in_scope(tape, [&] { return (*this)(tape, constant_like(tape, x, weight, *this)); });
 }
 
 Var Linear::operator()(Tape& tape, const Activation& x) {
@@ -86,6 +85,40 @@ Var RmsNorm::operator()(Tape& tape, Var x) {
 
 SumAndNorm RmsNorm::add_and_norm(Tape& tape, Var a, Var b) {
   return in_scope(tape, [&] { return add_rms_norm(tape, a, b, tape.parameter(weight), epsilon); });
+}
+
+MultiheadAttention::MultiheadAttention(Module& parent, const std::string& name, std::size_t channels,
+                                       std::size_t heads, double dropout)
+    : Module(parent, name),
+      heads(heads),
+      dropout(static_cast<float>(dropout)),
+      in_proj_weight(*this, "in_proj_weight", {3 * channels, channels},
+                     {Initial::uniform, static_cast<float>(std::sqrt(1.5 / static_cast<double>(channels)))}),
+      in_proj_bias(*this, "in_proj_bias", {3 * channels}),
+      out_proj(*this, "out_proj", channels, channels) {
+  require(heads > 0 && channels % heads == 0, Errc::invalid_argument, path(), ": ", channels,
+          " channels do not divide into ", heads, " heads");
+  out_proj.bias.initial = {Initial::constant, 0};
+}
+
+Var MultiheadAttention::operator()(Tape& tape, Var query, Var key, Var value, const AttentionOptions& given) {
+  AttentionOptions options = given;
+  options.heads = static_cast<int>(heads);
+  const float p = training() ? dropout : 0;
+  return in_scope(tape, [&] {
+    const Var weight = tape.parameter(in_proj_weight), bias = tape.parameter(in_proj_bias);
+    if (query.index == key.index && key.index == value.index) {
+      const Var all = linear(tape, query, weight, bias, WeightLayout::out_in);
+      return out_proj(tape, self_attention(tape, all, options, p));
+    }
+    const auto projected = [&](Var x, std::size_t part) {
+      const std::size_t width = in_proj_weight.shape[1];
+      return linear(tape, x, narrow(tape, weight, 0, part * width, width),
+                    narrow(tape, bias, 0, part * width, width), WeightLayout::out_in);
+    };
+    const Var q = projected(query, 0), k = projected(key, 1), v = projected(value, 2);
+    return out_proj(tape, attention(tape, q, k, v, options, p));
+  });
 }
 
 Embedding::Embedding(Module& parent, const std::string& name, std::size_t rows, std::size_t channels,

@@ -10,14 +10,16 @@
 
 namespace rz::nn {
 
+/// For layers that data enter: x as a constant in the dtype of the weight, whose scope is open.
+/// Errc::invalid_argument names the layer for data in other types than f32, f16 and bf16, such as f64.
+Var constant_like(Tape&, const Tensor& x, Parameter& weight, const Module& layer);
+
 /// Parameters `name`.weight and `name`.bias, initialized like PyTorch's nn.Linear: uniform in ±1/sqrt(in).
 struct Linear : Module {
   Linear(Module& parent, const std::string& name, std::size_t in, std::size_t out,
          WeightLayout layout = WeightLayout::out_in, bool with_bias = true);
   Var operator()(Tape&, Var x);
-  /// Reads a tensor without a gradient, converted to the dtype of the weight: data in f32 may enter a model
-  /// in 16 bits. Errc::invalid_argument names the layer for data in other types, such as f64.
-  Var operator()(Tape&, const Tensor& x);
+  Var operator()(Tape&, const Tensor& x);  ///< constant_like(): data in f32 may enter a model in 16 bits
   /// linear_gelu(): the layer followed by a GELU, as the input of the next Linear.
   Activation gelu(Tape&, Var x);
   Var operator()(Tape&, const Activation& x);
@@ -57,6 +59,25 @@ struct Embedding : Module {
   Var operator()(Tape&, const Tensor& tokens);
 
   Parameter weight;
+};
+
+/// Attention with its projections, as PyTorch's nn.MultiheadAttention with batch_first: parameters
+/// `name`.in_proj_weight [3 channels, channels], initialized to uniform (Glorot and Bengio, 2010),
+/// `name`.in_proj_bias and `name`.out_proj.bias, to 0, and `name`.out_proj.weight, like Linear.
+struct MultiheadAttention : Module {
+  /// Errc::invalid_argument if the channels do not divide into the heads.
+  MultiheadAttention(Module& parent, const std::string& name, std::size_t channels, std::size_t heads,
+                     double dropout = 0);
+  /// query[B, T, channels], key and value[B, S, channels] → [B, T, channels]. A mask that is padding at the
+  /// end of sequences (key_padding_mask) is `options.key_counts`. The heads are those of the layer. One
+  /// value that is query, key and value is projected by one product. Dropout, of the probabilities, acts in
+  /// training only.
+  Var operator()(Tape&, Var query, Var key, Var value, const AttentionOptions& options = {});
+
+  std::size_t heads;
+  float dropout;
+  Parameter in_proj_weight, in_proj_bias;
+  Linear out_proj;
 };
 
 /// Acts in training only (Module::train()).

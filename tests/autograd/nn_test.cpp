@@ -4,6 +4,7 @@
 #include <functional>
 #include <vector>
 
+#include "autograd_lite/nn/image_layers.h"
 #include "autograd_lite/nn/init.h"
 #include "autograd_lite/nn/layers.h"
 
@@ -72,6 +73,99 @@ TEST(Layers, RmsNormScalesRowsByItsWeight) {
   const auto [sum, norm] = module.norm.add_and_norm(tape, constant(1, 1), constant(7, -9));
   expect(sum, 8, -8);
   expect(norm, 1, -3);
+}
+
+struct Attending final : Module {
+  explicit Attending(double dropout = 0) : attention(*this, "attention", 6, 2, dropout) {}
+  nn::MultiheadAttention attention;
+};
+
+TEST(Layers, MultiheadAttentionOfOneValueIsThatOfThreeEqualOnes) {
+  Attending module;
+  allocate_parameters(module);
+  init_parameters(module, 1);
+  std::vector<std::string> names;
+  for (Parameter* p : module.parameters()) {
+    names.push_back(p->name);
+    p->grad = Tensor::zeros(p->shape);
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"attention.in_proj_weight", "attention.in_proj_bias",
+                                             "attention.out_proj.weight", "attention.out_proj.bias"}));
+  const float bound = std::sqrt(1.5f / 6);
+  for (std::size_t i = 0; i < module.attention.in_proj_weight.count(); ++i)
+    EXPECT_LE(std::abs(module.attention.in_proj_weight.value.data<float>()[i]), bound);
+  for (std::size_t i = 0; i < 18; ++i)
+    module.attention.in_proj_bias.value.data<float>()[i] = 0.1f * static_cast<float>(i);
+
+  Tensor lengths = Tensor::empty({2}, DType::i32), x = Tensor::empty({2, 3, 6});
+  lengths.data<std::int32_t>()[0] = 3, lengths.data<std::int32_t>()[1] = 2;
+  for (std::size_t i = 0; i < x.count(); ++i)
+    x.data<float>()[i] = static_cast<float>(2 * random_uniform(1, "x", i) - 1);
+  using Floats = std::vector<float>;
+  const auto run = [&](bool one) {
+    Tape tape;
+    for (Parameter* p : module.parameters()) p->grad_is_fresh = true;
+    const Var q = tape.constant(x), k = one ? q : tape.constant(x), v = one ? q : tape.constant(x);
+    const Var y = module.attention(tape, q, k, v, {.key_counts = lengths});
+    const Tensor value = tape.value(y);
+    Floats out(value.data<float>(), value.data<float>() + value.count());
+    tape.backward(nn::sum(tape, y * y));
+    for (Parameter* p : module.parameters())
+      out.insert(out.end(), p->grad.data<float>(), p->grad.data<float>() + p->count());
+    return out;
+  };
+  const Floats one = run(true), three = run(false);
+  for (std::size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(one[i], three[i], 1e-5f) << i;
+  // The third token of the second sequence is padding.
+  const auto first_token = [](const Floats& out) { return Floats(out.begin() + 18, out.begin() + 24); };
+  x.data<float>()[2 * 3 * 6 - 1] = 9;
+  EXPECT_EQ(first_token(run(true)), first_token(one));
+  lengths.data<std::int32_t>()[1] = 3;
+  EXPECT_NE(first_token(run(true)), first_token(one));
+}
+
+TEST(Layers, MultiheadAttentionChecksItsHeadsAndDropsInTrainingOnly) {
+  Module root;
+  try {
+    nn::MultiheadAttention attention(root, "attention", 6, 4);
+    FAIL() << "accepted";
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(), "attention: 6 channels do not divide into 4 heads");
+  }
+  Attending module(0.5);
+  allocate_parameters(module);
+  init_parameters(module, 1);
+  Tape tape;
+  tape.seed(1);
+  const Tensor ones = Tensor::empty({1, 8, 6});
+  std::fill_n(ones.data<float>(), ones.count(), 1.0f);
+  const auto first = [&] {
+    const Var x = tape.constant(ones);
+    return tape.value(module.attention(tape, x, x, x)).data<float>()[0];
+  };
+  const float dropped = first();
+  module.eval();
+  const float kept = first();
+  EXPECT_NE(dropped, kept);
+  EXPECT_EQ(first(), kept);
+}
+
+TEST(Layers, AConvolutionReadsDataInTheDtypeOfItsWeight) {
+  Module root;
+  nn::Conv2d conv(root, "conv", 1, 2, 2);
+  conv.weight.value = Tensor::zeros(conv.weight.shape, DType::bf16);
+  conv.bias.value = Tensor::zeros(conv.bias.shape, DType::bf16);
+  Tape tape;
+  EXPECT_EQ(tape.value(conv(tape, Tensor::zeros({1, 1, 3, 3}))).dtype(), DType::bf16);
+  try {
+    conv(tape, Tensor::zeros({1, 1, 3, 3}, DType::f64));
+    FAIL() << "accepted";
+  } catch (const Error& e) {
+    EXPECT_STREQ(
+        e.what(),
+        "conv: its input [1, 1, 3, 3] is f64; a layer takes f32, f16 or bf16: convert the data before "
+        "they are a dataset");
+  }
 }
 
 /// Rows (a, b) with target sin(3a) · b.
