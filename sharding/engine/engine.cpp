@@ -526,4 +526,12 @@ Mean Engine::item(Var scalar) const {
   return {*value.on_host(s.stream).data<float>(), 1};
 }
 
+Mean Engine::item(const Tensor& sum_count) const {
+  require(sum_count.count() == 2 && sum_count.dtype() == DType::f64, Errc::invalid_argument,
+          "item() of a tensor of ", name(sum_count.dtype()), " and shape ", name(sum_count.shape()),
+          ", expected f64 [2], a sum and its number of terms");
+  const Tensor host = sum_count.on_host(state_->stream);
+  return {host.data<double>()[0], host.data<double>()[1]};
+}
+
 }  // namespace rz

@@ -188,6 +188,8 @@ class Engine {
   Mean item(const nn::Loss&) const;
   /// A scalar that the tape holds, as one term: call before backward().
   Mean item(Var) const;
+  /// f64 [2], {sum, number of terms}, as of nn::accuracy(). Errc::invalid_argument for other tensors.
+  Mean item(const Tensor& sum_count) const;
   /// The mean over the terms of the losses of all ranks, e.g. item() of each batch of an evaluation. Their
   /// sums are exact, so it does not depend on which rank has which batch. NaN without terms. Collective.
   double mean(std::span<const Mean> losses);
