@@ -785,6 +785,11 @@ TEST(Engine, AScalarLossIsReportedAsOneTermOfEachPass) {
       engine.step();
     }
     EXPECT_EQ(engine.loss(), engine.mean(losses));
+    const Tensor counts = Tensor::zeros({2}, DType::f64);
+    counts.data<double>()[0] = 3, counts.data<double>()[1] = 4;
+    EXPECT_EQ(engine.item(counts).value(), 0.75);
+    EXPECT_STREQ(test::error_of([&] { engine.item(Tensor::zeros({2})); }).what(),
+                 "item() of a tensor of f32 and shape [2], expected f64 [2], a sum and its number of terms");
     EXPECT_EQ(step_line({}, std::nullopt), "step 1: loss without terms, lr 0, grad_norm 0, 0.0 ms");
     EXPECT_EQ(step_line({}, Mean{-NAN, 2}.value()), "step 1: loss nan, lr 0, grad_norm 0, 0.0 ms");
   });
