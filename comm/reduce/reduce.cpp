@@ -57,6 +57,11 @@ void store(T* memory, std::size_t i, T x) {
   std::memcpy(reinterpret_cast<std::byte*>(memory) + i * sizeof(T), &x, sizeof x);
 }
 
+template <class T>
+void copy(T* to, const T* from, std::size_t count) {
+  std::memcpy(reinterpret_cast<std::byte*>(to), reinterpret_cast<const std::byte*>(from), count * sizeof(T));
+}
+
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
 namespace hn = hwy::HWY_NAMESPACE;
 
@@ -142,7 +147,7 @@ void reduce_block(T* dst, T* buffer, Sources sources, std::size_t begin, std::si
   else if (sources.size() - next == 1)
     reduce2<Op>(dst, sum, at<T>(sources[next], begin), count);
   else if (dst != sum)
-    std::memcpy(dst, sum, count * sizeof(T));
+    copy(dst, sum, count);
 }
 
 // `T`: type of the reduction; `Result`: type of the division. Sums and products of signed integers use
@@ -155,7 +160,7 @@ HWY_NOINLINE void reduce_blocks(void* dst, void* too, Sources sources, std::size
     const std::size_t n = std::min(block, count - begin);
     reduce_block<Op>(static_cast<T*>(dst) + begin, buffer, sources, begin, n);
     if (divisor > 1) divide_by(static_cast<Result*>(dst) + begin, n, divisor);
-    if (too) std::memcpy(static_cast<T*>(too) + begin, static_cast<T*>(dst) + begin, n * sizeof(T));
+    if (too) copy(static_cast<T*>(too) + begin, static_cast<T*>(dst) + begin, n);
   }
 }
 
@@ -193,7 +198,7 @@ void reduce_small_floats(void* dst, void* too, Sources sources, std::size_t coun
     }
     if (divisor > 1) divide_by(sum, n, divisor);
     narrow(static_cast<T*>(dst) + begin, sum, n);
-    if (too) std::memcpy(static_cast<T*>(too) + begin, static_cast<T*>(dst) + begin, n * sizeof(T));
+    if (too) copy(static_cast<T*>(too) + begin, static_cast<T*>(dst) + begin, n);
   }
 }
 
@@ -281,7 +286,7 @@ HWY_NOINLINE void reduce_pairwise(void* dst, void* too, Sources sources, std::si
       if (divisor > 1) divide_by(kept, n, divisor);
       narrow(to, kept, n);
     }
-    if (too) std::memcpy(static_cast<T*>(too) + begin, to, n * sizeof(T));
+    if (too) copy(static_cast<T*>(too) + begin, to, n);
   }
 }
 

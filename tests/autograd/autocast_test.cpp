@@ -278,7 +278,7 @@ struct Releasing {
           ops::copy(all[i]->value, stored[i], Stream());
         }
     };
-    hooks.leave = [this, all](const Scope& scope, Pass) {
+    hooks.leave = [all](const Scope& scope, Pass) {
       for (Parameter* p : all)
         if (contains(scope, p)) {
           EXPECT_EQ(p->value.use_count(), 1) << p->name << " is kept";

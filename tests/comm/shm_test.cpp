@@ -33,7 +33,7 @@ off_t max_fallocate = 0;  // a longer allocation is interrupted, unless it is 0
 }
 
 /// Replaces the system's.
-extern "C" int posix_fallocate(int fd, off_t offset, off_t bytes) noexcept {
+extern "C" int posix_fallocate(int fd, off_t offset, off_t bytes) {
   if (max_fallocate && bytes > max_fallocate) return EINTR;
   static const auto real = reinterpret_cast<int (*)(int, off_t, off_t)>(dlsym(RTLD_NEXT, "posix_fallocate"));
   return real(fd, offset, bytes);

@@ -32,6 +32,7 @@ using Work = std::function<Progress()>;
 using MakeWork = std::function<Work(std::uint64_t random)>;
 
 struct Graph;
+struct Stream;
 
 struct EventState {
   std::uint64_t recorded = 0, reached = 0;  ///< recordings submitted, and recordings reached
@@ -48,8 +49,8 @@ struct Graph {
     std::vector<int> after;
   };
   std::vector<Node> nodes;
-  struct Stream* origin = nullptr;
-  std::set<struct Stream*> joined;
+  Stream* origin = nullptr;
+  std::set<Stream*> joined;
   bool invalid = false;
 
   int add(MakeWork make, std::vector<int> after) {

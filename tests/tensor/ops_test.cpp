@@ -255,7 +255,7 @@ TEST_P(Ops, RmsNorm) {
     const Values x = random_values(n * c, 1, 0.5), w = random_values(c, 2), dy = random_values(n * c, 4);
     const Tensor xt = tensor_of(x, {n, c}), wt = tensor_of(w, {c}), d_out = tensor_of(dy, {n, c}),
                  out = Tensor::empty({n, c}), inverse = Tensor::empty({n}), sum = Tensor::empty({n, c});
-    const auto of = [&, c = c](const Values& v) { return reference::rms_norm(v, w, double{epsilon}); };
+    const auto of = [&](const Values& v) { return reference::rms_norm(v, w, double{epsilon}); };
     ops::rms_norm(out, inverse, xt, wt, epsilon, stream);
     expect_close(out, of(x), close, "rms_norm");
 

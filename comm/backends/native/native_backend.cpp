@@ -12,9 +12,8 @@ namespace {
 
 class NativeBackend final : public Backend {
  public:
-  NativeBackend(int rank, int size, std::unique_ptr<Dispatcher> dispatcher, const NativeOptions& options)
+  NativeBackend(int rank, std::unique_ptr<Dispatcher> dispatcher, const NativeOptions& options)
       : rank_(rank),
-        size_(size),
         dispatcher_(*dispatcher),
         intranode_(dispatcher->intranode()),
         turns_(dispatcher->policy().inline_turns),
@@ -51,7 +50,7 @@ class NativeBackend final : public Backend {
   template <class Run>
   Work run_inline(const Run& run);
 
-  const int rank_, size_;
+  const int rank_;
   Dispatcher& dispatcher_;  // engine_ owns it
   intranode::Engine* const intranode_;
   const int turns_;
@@ -116,7 +115,7 @@ Registration NativeBackend::register_buffer(std::span<std::byte> memory) {
 std::unique_ptr<Backend> make_native_backend(int rank, int size, std::unique_ptr<Transport> transport,
                                              const NativeOptions& options) {
   return std::make_unique<NativeBackend>(
-      rank, size, std::make_unique<Dispatcher>(rank, size, std::move(transport), options), options);
+      rank, std::make_unique<Dispatcher>(rank, size, std::move(transport), options), options);
 }
 
 }  // namespace rz
