@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Installs missing packages that ringzero needs to build and test on Debian 12. Prints nothing if all are installed.
-#   tools/setup.sh
+#   tools/setup.sh [PACKAGE…]        (further packages)
 set -euo pipefail
 packages=(build-essential cmake ninja-build ccache pkg-config git ca-certificates python3
           libhwy-dev libopenblas-pthread-dev libhwloc-dev nlohmann-json3-dev libxxhash-dev libcli11-dev libgtest-dev libboost-context-dev
-          libopenmpi-dev openmpi-bin lld)
+          libopenmpi-dev openmpi-bin lld "$@")
 
 missing=()
 for p in "${packages[@]}"; do
