@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "comm/core/types.h"
 #include "tensor/kernels/attention/visible_keys.h"
 #include "tensor/kernels/elementwise/dropout_params.h"
 
@@ -13,9 +14,6 @@ namespace rz::kernels {
 
 constexpr std::size_t tile = 64;  ///< queries, keys or channels per tile
 using Tile = float[tile * tile];
-
-/// Floats between rows of the scratch memory of a few queries: whole vectors of every target.
-constexpr std::size_t few_width(std::size_t size) { return (size + 63) / 64 * 64; }
 
 /// `heads` query heads of one sequence that attend to one key head, of `size` channels each. Rows are the
 /// strides apart; query heads lie side by side in q and out.
@@ -65,6 +63,13 @@ struct HeadsOf {
   bool on_diagonal(std::size_t i, std::size_t j) const { return visible.causal && visible.past + i == j; }
 };
 using Heads = HeadsOf<float>;
+
+/// Floats between rows of the memory of attend_few(): whole vectors of every target.
+constexpr std::size_t few_width(std::size_t size) { return (size + 63) / 64 * 64; }
+/// Attention of few queries; `memory` has heads · queries · (2 · few_width(size) + keys) floats.
+void attend_few(const HeadsOf<float>&, float* out, float* memory);
+void attend_few(const HeadsOf<bf16>&, bf16* out, float* memory);
+void attend_few(const HeadsOf<f16>&, f16* out, float* memory);
 
 template <class T>
 struct HeadsGradientOf {
