@@ -155,26 +155,12 @@ ModelFacts Gpt2::facts() const {
 std::unique_ptr<LanguageModel> Gpt2::without_values() const { return std::make_unique<Gpt2>(config_); }
 
 void Gpt2::register_head() {
-  if (config_.tie_word_embeddings) {
-    Scope& scope = transformer_.register_scope("head", std::vector<Module*>{&transformer_.ln_f});
-    scope.parameters.push_back(&transformer_.wte.weight);
-    head_scope_ = &scope;
-    return;
-  }
-  lm_head_.emplace(*this, "lm_head", config_.n_embd, config_.vocab_size, ops::WeightLayout::out_in,
-                   /*with_bias=*/false);
-  lm_head_->weight.initial = {Initial::normal, deviation(config_)};
-  head_scope_ = &transformer_.register_scope("head", std::vector<Module*>{&transformer_.ln_f, &*lm_head_});
+  LanguageModel::register_head(transformer_, transformer_.ln_f, transformer_.wte.weight,
+                               config_.tie_word_embeddings, config_.initializer_range);
 }
 
 Var Gpt2::hidden(Tape& tape, const Tensor& tokens, KvCache* cache) {
   return transformer_(tape, tokens, cache);
-}
-
-Var Gpt2::head(Tape& tape, Var x) {
-  const Var norm = transformer_.ln_f(tape, x);
-  const Var table = tape.parameter(lm_head_ ? lm_head_->weight : transformer_.wte.weight);
-  return nn::linear_aligned(tape, norm, table, ops::WeightLayout::out_in);
 }
 
 }  // namespace rz

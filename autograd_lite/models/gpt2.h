@@ -92,14 +92,11 @@ class Gpt2 : public LanguageModel {
 
  private:
   Var hidden(Tape&, const Tensor& tokens, KvCache*) override;
-  Var head(Tape&, Var x) override;
-  const Scope& head_scope() const override { return *head_scope_; }
+  Var last_norm(Tape& tape, Var x) override { return transformer_.ln_f(tape, x); }
   void register_head();
 
   Gpt2Config config_;
   gpt2::Transformer transformer_;
-  std::optional<nn::Linear> lm_head_;  ///< none if tied
-  const Scope* head_scope_ = nullptr;
 };
 
 }  // namespace rz

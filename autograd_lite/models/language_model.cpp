@@ -7,6 +7,26 @@
 
 namespace rz {
 
+void LanguageModel::register_head(Module& body, Module& norm, Parameter& table, bool tied, double deviation) {
+  if (tied) {
+    Scope& scope = body.register_scope("head", std::vector<Module*>{&norm});
+    scope.parameters.push_back(&table);
+    head_weight_ = &table, head_scope_ = &scope;
+    return;
+  }
+  lm_head_.emplace(*this, "lm_head", table.shape[1], table.shape[0], ops::WeightLayout::out_in,
+                   /*with_bias=*/false);
+  lm_head_->weight.initial = {Initial::normal, static_cast<float>(deviation)};
+  head_weight_ = &lm_head_->weight;
+  head_scope_ = &body.register_scope("head", std::vector<Module*>{&norm, &*lm_head_});
+}
+
+/// In head_scope_.
+Var LanguageModel::head(Tape& tape, Var x) {
+  const Var norm = last_norm(tape, x);
+  return nn::linear_aligned(tape, norm, tape.parameter(*head_weight_), ops::WeightLayout::out_in);
+}
+
 Var LanguageModel::checked_hidden(Tape& tape, const Tensor& tokens, KvCache* cache) {
   const ModelFacts f = facts();
   if (tokens.shape().dims() != 2 || tokens.shape()[1] > f.positions)
@@ -18,7 +38,7 @@ Var LanguageModel::checked_hidden(Tape& tape, const Tensor& tokens, KvCache* cac
 LanguageModel::Output LanguageModel::forward(Tape& tape, const Tensor& tokens, const Tensor& targets) {
   Output output;
   const Var x = checked_hidden(tape, tokens);
-  tape.scope(head_scope(), [&] {
+  tape.scope(*head_scope_, [&] {
     output.logits = head(tape, x);
     if (!targets.defined()) return output.logits;
     output.loss = nn::cross_entropy(tape, output.logits, targets);
@@ -29,7 +49,7 @@ LanguageModel::Output LanguageModel::forward(Tape& tape, const Tensor& tokens, c
 
 Var LanguageModel::logits_at(Tape& tape, const Tensor& tokens, std::size_t position) {
   const Var x = nn::narrow(tape, checked_hidden(tape, tokens), 1, position, 1);
-  return tape.scope(head_scope(), [&] { return head(tape, x); });
+  return tape.scope(*head_scope_, [&] { return head(tape, x); });
 }
 
 Var LanguageModel::next_logits(Tape& tape, const Tensor& tokens, const std::vector<std::size_t>& counts,
@@ -47,7 +67,7 @@ Var LanguageModel::next_logits(Tape& tape, const Tensor& tokens, const std::vect
     ops::copy(last.view(b * channels, {channels}), all.view(at * channels, {channels}), tape.stream());
   }
   cache.end();
-  return tape.scope(head_scope(), [&] { return head(tape, tape.constant(last)); });
+  return tape.scope(*head_scope_, [&] { return head(tape, tape.constant(last)); });
 }
 
 }  // namespace rz

@@ -2,10 +2,11 @@
 /// What all causal language models have in common.
 
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <vector>
 
-#include "autograd_lite/nn/module.h"
+#include "autograd_lite/nn/layers.h"
 #include "autograd_lite/ops.h"
 
 namespace rz {
@@ -25,7 +26,8 @@ struct ModelFacts {
   std::size_t position_elements = 0;  ///< of a learned table of positions, which no product reads
 };
 
-/// A causal language model: hidden() and the logits of head(). A family implements the virtual functions.
+/// A causal language model: hidden(), the last norm, and the logits. A family implements the virtual
+/// functions.
 class LanguageModel : public Module {
  public:
   struct Output {
@@ -53,12 +55,21 @@ class LanguageModel : public Module {
   /// tokens [B, T] → [B, T, channels], before the last norm. With a cache the tokens follow those that it
   /// has, and the keys and values of all layers go into it.
   virtual Var hidden(Tape&, const Tensor& tokens, KvCache*) = 0;
-  /// The last norm and the logits, in head_scope().
-  virtual Var head(Tape&, Var hidden) = 0;
-  virtual const Scope& head_scope() const = 0;
+  /// In the scope of the head.
+  virtual Var last_norm(Tape&, Var hidden) = 0;
+
+  /// In constructors, when the body is complete: the head, a scope of the body, with the last norm and the
+  /// table of the embedding if it is tied to it. Otherwise it has lm_head.weight, of the shape of the table,
+  /// with initial values normal(0, deviation).
+  void register_head(Module& body, Module& last_norm, Parameter& table, bool tied, double deviation);
 
  private:
   Var checked_hidden(Tape&, const Tensor& tokens, KvCache* = nullptr);
+  Var head(Tape&, Var hidden);
+
+  std::optional<nn::Linear> lm_head_;  ///< none if tied
+  Parameter* head_weight_ = nullptr;
+  const Scope* head_scope_ = nullptr;
 };
 
 }  // namespace rz

@@ -142,16 +142,8 @@ ModelFacts Llama::facts() const {
 std::unique_ptr<LanguageModel> Llama::without_values() const { return std::make_unique<Llama>(config_); }
 
 void Llama::register_head() {
-  if (config_.tie_word_embeddings) {
-    Scope& scope = model_.register_scope("head", std::vector<Module*>{&model_.norm});
-    scope.parameters.push_back(&model_.embed_tokens.weight);
-    head_scope_ = &scope;
-    return;
-  }
-  lm_head_.emplace(*this, "lm_head", config_.hidden_size, config_.vocab_size, ops::WeightLayout::out_in,
-                   /*with_bias=*/false);
-  lm_head_->weight.initial = {Initial::normal, static_cast<float>(config_.initializer_range)};
-  head_scope_ = &model_.register_scope("head", std::vector<Module*>{&model_.norm, &*lm_head_});
+  LanguageModel::register_head(model_, model_.norm, model_.embed_tokens.weight, config_.tie_word_embeddings,
+                               config_.initializer_range);
 }
 
 /// Tables grow with the longest sequence, by powers of two; those of dynamic scaling depend on its length.
@@ -171,12 +163,6 @@ Var Llama::hidden(Tape& tape, const Tensor& tokens, KvCache* cache) {
     x = layer.in_block(tape, x,
                        [&tape, l = &layer, tables, cache](Var in) { return (*l)(tape, in, tables, cache); });
   return x;
-}
-
-Var Llama::head(Tape& tape, Var x) {
-  const Var norm = model_.norm(tape, x);
-  const Var table = tape.parameter(lm_head_ ? lm_head_->weight : model_.embed_tokens.weight);
-  return nn::linear_aligned(tape, norm, table, ops::WeightLayout::out_in);
 }
 
 }  // namespace rz

@@ -99,15 +99,12 @@ class Llama : public LanguageModel {
 
  private:
   Var hidden(Tape&, const Tensor& tokens, KvCache*) override;
-  Var head(Tape&, Var x) override;
-  const Scope& head_scope() const override { return *head_scope_; }
+  Var last_norm(Tape& tape, Var x) override { return model_.norm(tape, x); }
   void register_head();
   const ops::RotaryTables& rotary_tables(const Tape&, std::size_t positions);
 
   LlamaConfig config_;
   llama::Model model_;
-  std::optional<nn::Linear> lm_head_;  ///< none if tied
-  const Scope* head_scope_ = nullptr;
   ops::RotaryTables tables_;   ///< of the longest sequence so far
   std::size_t positions_ = 0;  ///< of tables_
 };
