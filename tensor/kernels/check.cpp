@@ -56,6 +56,42 @@ void check_gradient_dtype(const char* op, DType dtype, std::initializer_list<Arg
     if (a.tensor.defined() && a.tensor.dtype() != DType::f32) check_dtype(op, dtype, {a});
 }
 
+void check_norm(const char* op, const Tensor& out, const Tensor& mean, const Tensor& inverse_deviation,
+                const Tensor& x, const Tensor& weight, const Tensor& bias, std::size_t channels, bool fit) {
+  check(op,
+        {{"out", out},
+         {"mean", mean},
+         {"inverse_deviation", inverse_deviation},
+         {"x", x},
+         {"weight", weight},
+         {"bias", bias}},
+        fit && is_vector(weight, channels) && is_vector(bias, channels));
+  check_dtype(op, x.dtype(), {{"out", out}, {"weight", weight}, {"bias", bias}});
+  check_dtype(op, DType::f32, {{"mean", mean}, {"inverse_deviation", inverse_deviation}});
+}
+
+void check_norm_backward(const char* op, const Tensor& d_x, const Tensor& d_out, const Tensor& x,
+                         const Tensor& weight, const Tensor& mean, const Tensor& inverse_deviation,
+                         std::size_t channels, bool fit) {
+  check(op,
+        {{"d_x", d_x},
+         {"d_out", d_out},
+         {"x", x},
+         {"weight", weight},
+         {"mean", mean},
+         {"inverse_deviation", inverse_deviation}},
+        fit && is_vector(weight, channels));
+  check_dtype(op, x.dtype(), {{"d_x", d_x}, {"d_out", d_out}, {"weight", weight}});
+  check_dtype(op, DType::f32, {{"mean", mean}, {"inverse_deviation", inverse_deviation}});
+}
+
+void check_norm_gradients(const char* op, const Tensor& d_weight, const Tensor& d_bias, const Tensor& x,
+                          std::size_t channels) {
+  if (d_weight.defined()) check(op, {{"d_weight", d_weight}, {"x", x}}, is_vector(d_weight, channels));
+  if (d_bias.defined()) check(op, {{"d_bias", d_bias}, {"x", x}}, is_vector(d_bias, channels));
+  check_gradient_dtype(op, x.dtype(), {{"d_weight", d_weight}, {"d_bias", d_bias}});
+}
+
 void check_indices(const char* op, const Argument& a, std::size_t count, std::size_t limit, int ignored) {
   const Tensor& t = a.tensor;
   if (!t.defined() || t.dtype() != DType::i32 || t.count() != count || !t.contiguous())

@@ -26,6 +26,17 @@ void check(const char* op, std::initializer_list<Argument>, bool fits, Rows rows
 void check_dtype(const char* op, DType, std::initializer_list<Argument>);
 /// The same for gradients of parameters of this dtype, which may be f32 too.
 void check_gradient_dtype(const char* op, DType, std::initializer_list<Argument>);
+/// Of a norm over `channels` channels: weight and bias are vectors of the dtype of x, as is out; statistics
+/// are f32. `fit`: the shapes of out and of the statistics fit.
+void check_norm(const char* op, const Tensor& out, const Tensor& mean, const Tensor& inverse_deviation,
+                const Tensor& x, const Tensor& weight, const Tensor& bias, std::size_t channels, bool fit);
+/// Of its backward; `fit`: those of d_x, d_out and the statistics fit.
+void check_norm_backward(const char* op, const Tensor& d_x, const Tensor& d_out, const Tensor& x,
+                         const Tensor& weight, const Tensor& mean, const Tensor& inverse_deviation,
+                         std::size_t channels, bool fit);
+/// The gradients of its weight and bias, those that are defined.
+void check_norm_gradients(const char* op, const Tensor& d_weight, const Tensor& d_bias, const Tensor& x,
+                          std::size_t channels);
 /// Errc::invalid_argument unless the tensor holds `count` i32 indices. On the host, each must be in [0,
 /// limit) or equal to `ignored`; on a device the values are not checked.
 void check_indices(const char* op, const Argument&, std::size_t count, std::size_t limit, int ignored = 0);

@@ -164,17 +164,9 @@ void batch_norm(const Tensor& out, const Tensor& x, const Tensor& mean, const Te
                 const Tensor& weight, const Tensor& bias, const Stream& stream) {
   constexpr const char* op = "batch_norm";
   const auto s = image::channel_sizes(op, x);
-  check(op,
-        {{"out", out},
-         {"x", x},
-         {"mean", mean},
-         {"inverse_deviation", inverse_deviation},
-         {"weight", weight},
-         {"bias", bias}},
-        out.shape() == x.shape() && is_vector(mean, s.channels) && is_vector(inverse_deviation, s.channels) &&
-            is_vector(weight, s.channels) && is_vector(bias, s.channels));
-  check_dtype(op, x.dtype(), {{"out", out}, {"weight", weight}, {"bias", bias}});
-  check_dtype(op, DType::f32, {{"mean", mean}, {"inverse_deviation", inverse_deviation}});
+  check_norm(
+      op, out, mean, inverse_deviation, x, weight, bias, s.channels,
+      out.shape() == x.shape() && is_vector(mean, s.channels) && is_vector(inverse_deviation, s.channels));
   if (const auto* d = on_device(op, out, stream))
     return d->batch_norm(out, x, mean, inverse_deviation, weight, bias, stream);
   const float *const m = mean.data<float>(), *const r = inverse_deviation.data<float>();
@@ -234,17 +226,9 @@ void batch_norm_backward(const Tensor& d_x, const Tensor& d_out, const Tensor& x
                          const Tensor& backward_sums, Into into, const Stream& stream) {
   constexpr const char* op = "batch_norm_backward";
   const auto s = image::channel_sizes(op, x);
-  check(op,
-        {{"d_x", d_x},
-         {"d_out", d_out},
-         {"x", x},
-         {"weight", weight},
-         {"mean", mean},
-         {"inverse_deviation", inverse_deviation}},
-        d_x.shape() == x.shape() && d_out.shape() == x.shape() && is_vector(weight, s.channels) &&
-            is_vector(mean, s.channels) && is_vector(inverse_deviation, s.channels));
-  check_dtype(op, x.dtype(), {{"d_x", d_x}, {"d_out", d_out}, {"weight", weight}});
-  check_dtype(op, DType::f32, {{"mean", mean}, {"inverse_deviation", inverse_deviation}});
+  check_norm_backward(op, d_x, d_out, x, weight, mean, inverse_deviation, s.channels,
+                      d_x.shape() == x.shape() && d_out.shape() == x.shape() && is_vector(mean, s.channels) &&
+                          is_vector(inverse_deviation, s.channels));
   const bool training = forward_sums.defined() || backward_sums.defined();
   if (training) {
     image::check_buffer(op, "forward sums", forward_sums, DType::f64, 2 * s.channels + 1, x);

@@ -19,10 +19,10 @@ std::size_t groups_of_thread(std::size_t elements) {
   return std::max<std::size_t>(1, 4096 / std::max<std::size_t>(1, elements));
 }
 
-bool fits(const ChannelSizes& s, const Tensor& weight, const Tensor& mean, const Tensor& inverse_deviation) {
+bool fits(const ChannelSizes& s, const Tensor& mean, const Tensor& inverse_deviation) {
   const std::size_t groups = last(mean);
   return groups > 0 && s.channels % groups == 0 && mean.shape() == Shape{s.images, groups} &&
-         inverse_deviation.shape() == mean.shape() && is_vector(weight, s.channels);
+         inverse_deviation.shape() == mean.shape();
 }
 
 /// Stores the sums over images of {Σ d_out, Σ d_out · n} of planes.
@@ -43,16 +43,8 @@ void group_norm(const Tensor& out, const Tensor& mean, const Tensor& inverse_dev
                 const Tensor& weight, const Tensor& bias, float epsilon, const Stream& stream) {
   constexpr const char* op = "group_norm";
   const ChannelSizes s = image::channel_sizes(op, x);
-  check(op,
-        {{"out", out},
-         {"mean", mean},
-         {"inverse_deviation", inverse_deviation},
-         {"x", x},
-         {"weight", weight},
-         {"bias", bias}},
-        out.shape() == x.shape() && fits(s, weight, mean, inverse_deviation) && is_vector(bias, s.channels));
-  check_dtype(op, x.dtype(), {{"out", out}, {"weight", weight}, {"bias", bias}});
-  check_dtype(op, DType::f32, {{"mean", mean}, {"inverse_deviation", inverse_deviation}});
+  check_norm(op, out, mean, inverse_deviation, x, weight, bias, s.channels,
+             out.shape() == x.shape() && fits(s, mean, inverse_deviation));
   if (const auto* d = on_device(op, out, stream))
     return d->group_norm(out, mean, inverse_deviation, x, weight, bias, epsilon, stream);
   const std::size_t channels = s.channels / last(mean), n = channels * s.positions;
@@ -76,19 +68,10 @@ void group_norm_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor
                          const Stream& stream) {
   constexpr const char* op = "group_norm_backward";
   const ChannelSizes s = image::channel_sizes(op, x);
-  check(op,
-        {{"d_x", d_x},
-         {"d_out", d_out},
-         {"x", x},
-         {"weight", weight},
-         {"mean", mean},
-         {"inverse_deviation", inverse_deviation}},
-        d_x.shape() == x.shape() && d_out.shape() == x.shape() && fits(s, weight, mean, inverse_deviation));
-  if (d_weight.defined()) check(op, {{"d_weight", d_weight}, {"x", x}}, is_vector(d_weight, s.channels));
-  if (d_bias.defined()) check(op, {{"d_bias", d_bias}, {"x", x}}, is_vector(d_bias, s.channels));
-  check_dtype(op, x.dtype(), {{"d_x", d_x}, {"d_out", d_out}, {"weight", weight}});
-  check_dtype(op, DType::f32, {{"mean", mean}, {"inverse_deviation", inverse_deviation}});
-  check_gradient_dtype(op, x.dtype(), {{"d_weight", d_weight}, {"d_bias", d_bias}});
+  check_norm_backward(
+      op, d_x, d_out, x, weight, mean, inverse_deviation, s.channels,
+      d_x.shape() == x.shape() && d_out.shape() == x.shape() && fits(s, mean, inverse_deviation));
+  check_norm_gradients(op, d_weight, d_bias, x, s.channels);
   if (const auto* d = on_device(op, d_x, stream))
     return d->group_norm_backward(d_x, d_weight, d_bias, d_out, x, weight, mean, inverse_deviation, into_x,
                                   into_parameters, stream);

@@ -178,7 +178,6 @@ void rows_backward(const char* op, const Tensor& d_x, const Tensor& d_weight, co
                    const Tensor& d_out, const Tensor& x, const Tensor& weight, const Tensor& mean,
                    const Tensor& inverse_deviation, Into into_x, Into into_parameters, const Stream& stream) {
   check_dtype(op, x.dtype(), {{"d_x", d_x}, {"d_out", d_out}, {"weight", weight}});
-  check_gradient_dtype(op, x.dtype(), {{"d_weight", d_weight}, {"d_bias", d_bias}});
   const Norm norm = mean.defined() ? Norm::layer : Norm::rms;
   const float *const m = mean.defined() ? mean.data<float>() : nullptr, *const r =
                                                                             inverse_deviation.data<float>();
@@ -203,15 +202,8 @@ void rows_backward(const char* op, const Tensor& d_x, const Tensor& d_weight, co
 void layer_norm(const Tensor& out, const Tensor& mean, const Tensor& inverse_deviation, const Tensor& x,
                 const Tensor& weight, const Tensor& bias, float epsilon, const Stream& stream) {
   const std::size_t n = rows(x), c = last(x);
-  check("layer_norm",
-        {{"out", out},
-         {"mean", mean},
-         {"inverse_deviation", inverse_deviation},
-         {"x", x},
-         {"weight", weight},
-         {"bias", bias}},
-        out.count() == n * c && mean.count() == n && inverse_deviation.count() == n && is_vector(weight, c) &&
-            is_vector(bias, c));
+  check_norm("layer_norm", out, mean, inverse_deviation, x, weight, bias, c,
+             out.count() == n * c && mean.count() == n && inverse_deviation.count() == n);
   if (const auto* d = on_device("layer_norm", out, stream))
     return d->layer_norm(out, mean, inverse_deviation, x, weight, bias, epsilon, stream);
   normalise_rows("layer_norm", out, mean, inverse_deviation, x, weight, bias, epsilon, stream, nothing_first);
@@ -245,18 +237,11 @@ void layer_norm_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor
                          const Stream& stream) {
   constexpr const char* op = "layer_norm_backward";
   const std::size_t n = rows(x), c = last(x);
-  check(op,
-        {{"d_x", d_x},
-         {"d_out", d_out},
-         {"x", x},
-         {"weight", weight},
-         {"mean", mean},
-         {"inverse_deviation", inverse_deviation}},
-        d_x.count() == n * c && d_out.count() == n * c && is_vector(weight, c) && mean.count() == n &&
-            inverse_deviation.count() == n);
-  if (d_weight.defined()) check(op, {{"d_weight", d_weight}, {"x", x}}, is_vector(d_weight, c));
-  if (d_bias.defined()) check(op, {{"d_bias", d_bias}, {"x", x}}, is_vector(d_bias, c));
-  if (const auto* d = on_device("layer_norm_backward", d_x, stream))
+  check_norm_backward(
+      op, d_x, d_out, x, weight, mean, inverse_deviation, c,
+      d_x.count() == n * c && d_out.count() == n * c && mean.count() == n && inverse_deviation.count() == n);
+  check_norm_gradients(op, d_weight, d_bias, x, c);
+  if (const auto* d = on_device(op, d_x, stream))
     return d->layer_norm_backward(d_x, d_weight, d_bias, d_out, x, weight, mean, inverse_deviation, into_x,
                                   into_parameters, stream);
   rows_backward(op, d_x, d_weight, d_bias, d_out, x, weight, mean, inverse_deviation, into_x, into_parameters,
@@ -294,7 +279,7 @@ void rms_norm_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor& 
   const std::size_t n = rows(x), c = last(x);
   check(op, {{"d_x", d_x}, {"d_out", d_out}, {"x", x}, {"weight", weight}, {"inverse_rms", inverse_rms}},
         d_x.count() == n * c && d_out.count() == n * c && is_vector(weight, c) && inverse_rms.count() == n);
-  if (d_weight.defined()) check(op, {{"d_weight", d_weight}, {"x", x}}, is_vector(d_weight, c));
+  check_norm_gradients(op, d_weight, {}, x, c);
   if (const auto* d = on_device(op, d_x, stream))
     return d->rms_norm_backward(d_x, d_weight, d_out, x, weight, inverse_rms, into_x, into_weight, stream);
   rows_backward(op, d_x, d_weight, {}, d_out, x, weight, {}, inverse_rms, into_x, into_weight, stream);
