@@ -309,11 +309,13 @@ void Tape::accumulate_grad(Var v, Tensor d) {
     return;
   }
   const GradTarget target = grad_target(v);
-  if (target.accumulate) {
-    ops::add_scaled(target.tensor, d, 1, state_->stream);
-  } else {
-    ops::copy(target.tensor, d, state_->stream);
+  if (!target.accumulate) return ops::copy(target.tensor, d, state_->stream);
+  if (d.dtype() != target.tensor.dtype()) {  // of a parameter in 16 bits, whose gradient is f32
+    const Tensor converted = empty(d.shape(), target.tensor.dtype());
+    ops::copy(converted, d, state_->stream);
+    d = converted;
   }
+  ops::add_scaled(target.tensor, d, 1, state_->stream);
 }
 
 bool Tape::is_parameter_memory(Var v) const {

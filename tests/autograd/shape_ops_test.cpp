@@ -158,11 +158,12 @@ TEST(ShapeOps, GradientsOfParametersMayBeWider) {
     const Tensor index = test::tokens_of({0, 1}, {2});
     Var loss = sum(tape, permute(tape, x, {1, 0}));
     for (const Var part : {narrow(tape, x, 0, 1, 1), index_select(tape, x, index), gather(tape, x, index),
-                           cat(tape, {x, x}, 0)})
+                           cat(tape, {x, x}, 0), reshape(tape, x, {3, 2}), add(tape, x, x), mul(tape, x, 2)})
       loss = add(tape, loss, sum(tape, part));
     tape.backward(loss);
-    const double n = fresh ? 1 : 2;  // permute, index_select, cat twice; narrow; gather
-    EXPECT_EQ(test::values_of(p.grad), (test::Values{5 * n, 4 * n, 4 * n, 5 * n, 6 * n, 5 * n}));
+    // permute, index_select, cat, add twice; narrow; gather; reshape, mul by 2
+    const double n = fresh ? 1 : 2;
+    EXPECT_EQ(test::values_of(p.grad), (test::Values{10 * n, 9 * n, 9 * n, 10 * n, 11 * n, 10 * n}));
     tape.reset();
   }
 }
