@@ -249,13 +249,13 @@ TEST_P(ElementOps, UnarySpecialValues) {
 }
 
 /// Of PyTorch 1.13, at -∞, -1, -0, 0, 1, ∞, NaN: values, and gradients where that of the result is 3.
-TEST_P(ElementOps, SpecialValuesAndGradientsAreThoseOfPyTorch) {
+struct SpecialCase {
+  UnaryFunction f;
+  Values values, gradients;
+};
+std::vector<SpecialCase> special_cases() {
   const double nan = NAN;
-  struct Case {
-    UnaryFunction f;
-    Values values, gradients;
-  };
-  const Case cases[] = {
+  return {
       {Unary::sin,
        {nan, -0.84147098, -0.0, 0, 0.84147098, nan, nan},
        {nan, 1.6209069, 3, 3, 1.6209069, nan, nan}},
@@ -285,9 +285,14 @@ TEST_P(ElementOps, SpecialValuesAndGradientsAreThoseOfPyTorch) {
       {{Unary::pow, float(inf)}, {inf, 1, 0, 0, 1, inf, nan}, {inf, inf, nan, nan, inf, inf, nan}},
       {{Unary::pow, float(-inf)}, {0, 1, inf, inf, 1, 0, nan}, {nan, -inf, -inf, -inf, -inf, nan, nan}},
       {{Unary::pow, float(nan)}, {nan, nan, nan, nan, 1, nan, nan}, Values(7, nan)}};
+}
+
+TEST_P(ElementOps, SpecialValuesAndGradientsAreThoseOfPyTorch) {
+  const double nan = NAN;
+  const std::vector<SpecialCase> cases = special_cases();
   // Vectors that are full, and one that is not.
   for (const std::size_t copies : {1, 5})
-    for (const Case& c : cases) {
+    for (const SpecialCase& c : cases) {
       Values x;
       for (std::size_t i = 0; i < copies; ++i) x.insert(x.end(), {-inf, -1, -0.0, 0, 1, inf, nan});
       const Tensor in = place(x, {x.size()}), out = empty({x.size()}),

@@ -241,9 +241,8 @@ Tensor counting(const Shape& shape) {
   return t;
 }
 
-std::vector<OperatorCase> operators_on_parameters() {
-  const Tensor data = counting({4, 6}), square = counting({6, 6});
-  Tensor labels = Tensor::zeros({4}, DType::i32);
+std::vector<OperatorCase> products_of_parameters() {
+  const Tensor data = counting({4, 6});
   const auto layout = nn::WeightLayout::in_out;
   return {
       {"matmul_right",
@@ -255,6 +254,20 @@ std::vector<OperatorCase> operators_on_parameters() {
       {"matmul_both",
        {{8, 4}, {4, 3}},
        [](Tape& t, auto& v) { return nn::matmul(t, v[0], false, v[1], false); }},
+      {"linear",
+       {{4, 6}, {6, 3}, {3}},
+       [=](Tape& t, auto& v) { return nn::linear(t, v[0], v[1], v[2], layout); }},
+      {"linear_gelu",
+       {{4, 6}, {6, 3}, {3, 2}},
+       [=](Tape& t, auto& v) {
+         return nn::linear(t, nn::linear_gelu(t, v[0], v[1], Var(), layout), v[2], Var(), layout);
+       }},
+  };
+}
+
+std::vector<OperatorCase> elements_of_parameters() {
+  const Tensor data = counting({4, 6});
+  return {
       {"mul", {{4, 6}, {4, 6}}, [](Tape& t, auto& v) { return nn::mul(t, v[0], v[1]); }},
       {"mul_by_data", {{4, 6}}, [=](Tape& t, auto& v) { return nn::mul(t, t.constant(data), v[0]); }},
       {"div_broadcast", {{4, 6}, {6}}, [](Tape& t, auto& v) { return nn::div(t, v[0], nn::exp(t, v[1])); }},
@@ -270,6 +283,16 @@ std::vector<OperatorCase> operators_on_parameters() {
       {"silu", {{4, 6}}, [](Tape& t, auto& v) { return nn::silu(t, v[0]); }},
       {"clamp", {{4, 6}}, [](Tape& t, auto& v) { return nn::clamp(t, v[0], -0.3f, 0.3f); }},
       {"log_softmax", {{4, 6}}, [](Tape& t, auto& v) { return nn::log_softmax(t, v[0]); }},
+      {"gelu", {{4, 6}}, [](Tape& t, auto& v) { return nn::gelu(t, v[0]); }},
+      {"relu", {{4, 6}}, [](Tape& t, auto& v) { return nn::relu(t, v[0]); }},
+      {"tanh", {{4, 6}}, [](Tape& t, auto& v) { return nn::tanh(t, v[0]); }},
+      {"softmax", {{4, 6}}, [](Tape& t, auto& v) { return nn::softmax(t, v[0]); }},
+  };
+}
+
+std::vector<OperatorCase> rows_of_parameters() {
+  const Tensor data = counting({4, 6}), labels = Tensor::zeros({4}, DType::i32);
+  return {
       {"mean", {{4, 6}}, [](Tape& t, auto& v) { return nn::mean(t, v[0], 0); }},
       {"layer_norm",
        {{4, 6}, {6}, {6}},
@@ -281,18 +304,6 @@ std::vector<OperatorCase> operators_on_parameters() {
       {"add_rms_norm",
        {{4, 6}, {4, 6}, {6}},
        [](Tape& t, auto& v) { return nn::add_rms_norm(t, v[0], v[1], v[2], 1e-5f).norm; }},
-      {"linear",
-       {{4, 6}, {6, 3}, {3}},
-       [=](Tape& t, auto& v) { return nn::linear(t, v[0], v[1], v[2], layout); }},
-      {"linear_gelu",
-       {{4, 6}, {6, 3}, {3, 2}},
-       [=](Tape& t, auto& v) {
-         return nn::linear(t, nn::linear_gelu(t, v[0], v[1], Var(), layout), v[2], Var(), layout);
-       }},
-      {"gelu", {{4, 6}}, [](Tape& t, auto& v) { return nn::gelu(t, v[0]); }},
-      {"relu", {{4, 6}}, [](Tape& t, auto& v) { return nn::relu(t, v[0]); }},
-      {"tanh", {{4, 6}}, [](Tape& t, auto& v) { return nn::tanh(t, v[0]); }},
-      {"softmax", {{4, 6}}, [](Tape& t, auto& v) { return nn::softmax(t, v[0]); }},
       {"reshape",
        {{4, 6}},
        [=](Tape& t, auto& v) {
@@ -309,6 +320,13 @@ std::vector<OperatorCase> operators_on_parameters() {
       {"cross_entropy", {{4, 6}}, [=](Tape& t, auto& v) { return nn::cross_entropy(t, v[0], labels).sum; }},
       {"mse", {{4, 6}}, [=](Tape& t, auto& v) { return nn::mse(t, v[0], data); }},
   };
+}
+
+std::vector<OperatorCase> operators_on_parameters() {
+  std::vector<OperatorCase> all = products_of_parameters();
+  for (const auto& more : {elements_of_parameters(), rows_of_parameters()})
+    all.insert(all.end(), more.begin(), more.end());
+  return all;
 }
 
 class OperatorOnParameters : public testing::TestWithParam<OperatorCase> {};

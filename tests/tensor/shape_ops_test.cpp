@@ -28,7 +28,7 @@ void expect_refused(const std::function<void()>& call, const std::string& messag
   EXPECT_EQ(std::string(e.what()), message);
 }
 
-TEST(ShapeOps, ErrorsNameTheOperatorAndTheShapes) {
+TEST(ShapeOps, ErrorsOfPermuteNameTheShapes) {
   const Stream s;
   const int swapped[] = {1, 0}, twice[] = {0, 0}, beyond[] = {0, 2}, three[] = {0, 1, 2};
   const Tensor a = zeros({2, 3}), b = zeros({3, 2}), other = zeros({3, 2}, DType::bf16);
@@ -47,7 +47,12 @@ TEST(ShapeOps, ErrorsNameTheOperatorAndTheShapes) {
   EXPECT_NO_THROW(ops::permute(turned, integers, swapped, overwrite, s));
   expect_refused([&] { ops::permute(turned, integers, swapped, Into::accumulate, s); },
                  "permute: these shapes do not fit together: out [3, 2] of i32, in [2, 3] of i32");
+}
 
+TEST(ShapeOps, ErrorsOfNarrowNameTheShapes) {
+  const Stream s;
+  const Tensor a = zeros({2, 3});
+  const auto overwrite = Into::overwrite;
   expect_refused(
       [&] {
         ops::narrow(zeros({2, 2}), a, 2, 0, overwrite, s);
@@ -73,7 +78,11 @@ TEST(ShapeOps, ErrorsNameTheOperatorAndTheShapes) {
         ops::narrow_backward(a, zeros({2, 2}), 1, ~std::size_t{0}, overwrite, s);
       },
       concat("narrow_backward: ", ~std::size_t{0}, " to ", 1, " is outside of dimension 1 of d_in [2, 3]"));
+}
 
+TEST(ShapeOps, ErrorsOfCatNameTheShapes) {
+  const Stream s;
+  const Tensor a = zeros({2, 3}), b = zeros({3, 2}), other = zeros({3, 2}, DType::bf16);
   const std::vector<Tensor> parts{a, b}, mixed{b, other};
   expect_refused(
       [&] {
