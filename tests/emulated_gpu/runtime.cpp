@@ -205,10 +205,11 @@ Status memcpy_async(void* to, const void* from, std::size_t bytes, void* s) {
   const bool pageable_target = !target.on_device && !target.pinned;
   if ((pageable_source || pageable_target) && machine().capturing(stream_of(s)))
     return unsupported_in_capture;
-  if (pageable_target || (pageable_source && bytes > cuda::max_staged_bytes))
+  if (pageable_target || (pageable_source && bytes > cuda::max_staged_bytes)) {
     EXPECT_TRUE(machine().idle(stream_of(s)) || !machine().failure().empty())
         << "a copy of " << bytes
         << " bytes of pageable memory waits for its stream, and other threads for it";
+  }
   std::shared_ptr<std::string> staged;
   if (pageable_source) staged = std::make_shared<std::string>(static_cast<const char*>(from), bytes);
   machine().submit(stream_of(s), copy_work(to, from, bytes, staged, stream_of(s)->device));
