@@ -52,7 +52,7 @@ Tensor full_gradient(Tape& tape, Binary op, int operand, const Tensor& d_out, co
 void propagate(Tape& tape, Var to, const Shape& shape, const Tensor& d) {
   if (shape == d.shape()) return tape.accumulate_grad(to, d);
   const auto target = tape.grad_target(to);
-  ops::sum_to_size(target.tensor, d, 1, into(target), tape.stream());
+  ops::sum_to_size(target.tensor, tape.converted_for(target, d), 1, into(target), tape.stream());
 }
 
 /// The operands of sums are not read again.
@@ -127,7 +127,8 @@ Var sum_over(Tape& tape, Var x, const Shape& kept, const Shape& shape, double di
   ops::sum_to_size(out, in, divisor, ops::Into::overwrite, tape.stream());
   return tape.record(out.reshape(shape), {x}, [x, kept, divisor](Tape& tape, const Tensor& d_out) {
     const auto d_x = tape.grad_target(x);
-    ops::expand(d_x.tensor, d_out.reshape(kept), static_cast<float>(1 / divisor), into(d_x), tape.stream());
+    ops::expand(d_x.tensor, tape.converted_for(d_x, d_out.reshape(kept)), static_cast<float>(1 / divisor),
+                into(d_x), tape.stream());
   });
 }
 

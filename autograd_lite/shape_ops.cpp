@@ -13,14 +13,6 @@
 namespace rz::nn {
 namespace {
 
-/// d in the dtype of a gradient, which may be f32 for a parameter in 16 bits.
-Tensor converted_for(Tape& tape, const Tape::GradTarget& target, const Tensor& d) {
-  if (!target.tensor.defined() || target.tensor.dtype() == d.dtype()) return d;
-  const Tensor converted = tape.empty(d.shape(), target.tensor.dtype());
-  ops::copy(converted, d, tape.stream());
-  return converted;
-}
-
 using Order = std::array<int, 4>;
 
 std::span<const int> first(const Order& order, int dims) {
@@ -47,7 +39,7 @@ Var permute_by(Tape& tape, const char* op, Var x, std::span<const int> order) {
   ops::permute(out, in, order, ops::Into::overwrite, tape.stream());
   return tape.record(out, {x}, [x, inverse, dims = after.dims()](Tape& tape, const Tensor& d_out) {
     const auto d_x = tape.grad_target(x);
-    ops::permute(d_x.tensor, converted_for(tape, d_x, d_out), first(inverse, dims), into(d_x), tape.stream());
+    ops::permute(d_x.tensor, tape.converted_for(d_x, d_out), first(inverse, dims), into(d_x), tape.stream());
   });
 }
 
@@ -100,7 +92,7 @@ Var cat(Tape& tape, std::span<const Var> parts, int given) {
                        for (const Var part : parts) {
                          const std::size_t length = tape.value(part).shape()[dimension];
                          if (const auto d = tape.grad_target(part); d.tensor.defined()) {
-                           ops::narrow(d.tensor, converted_for(tape, d, d_out), dimension, start, into(d),
+                           ops::narrow(d.tensor, tape.converted_for(d, d_out), dimension, start, into(d),
                                        tape.stream());
                          }
                          start += length;
@@ -115,7 +107,7 @@ Var narrow(Tape& tape, Var x, int given, std::size_t start, std::size_t length) 
   ops::narrow(out, in, dimension, start, ops::Into::overwrite, tape.stream());
   return tape.record(out, {x}, [x, dimension, start](Tape& tape, const Tensor& d_out) {
     const auto d_x = tape.grad_target(x);
-    ops::narrow_backward(d_x.tensor, converted_for(tape, d_x, d_out), dimension, start, into(d_x),
+    ops::narrow_backward(d_x.tensor, tape.converted_for(d_x, d_out), dimension, start, into(d_x),
                          tape.stream());
   });
 }
@@ -171,7 +163,7 @@ Var gather(Tape& tape, Var x, const Tensor& index) {
   ops::gather(out, tape.value(x), index, tape.stream());
   return tape.record(out, {x}, [x, index](Tape& tape, const Tensor& d_out) {
     const auto d_x = tape.grad_target(x);
-    ops::gather_backward(d_x.tensor, converted_for(tape, d_x, d_out), index, into(d_x), tape.stream());
+    ops::gather_backward(d_x.tensor, tape.converted_for(d_x, d_out), index, into(d_x), tape.stream());
   });
 }
 

@@ -295,6 +295,13 @@ Tape::GradTarget Tape::grad_target(Var v) {
   return {value.grad, true};
 }
 
+Tensor Tape::converted_for(const GradTarget& target, const Tensor& d) {
+  if (!target.tensor.defined() || target.tensor.dtype() == d.dtype()) return d;
+  const Tensor converted = empty(d.shape(), target.tensor.dtype());
+  ops::copy(converted, d, state_->stream);
+  return converted;
+}
+
 void Tape::accumulate_grad(Var v, Tensor d) {
   if (!needs_grad(v)) return;
   Value& value = state_->at(v);
@@ -309,13 +316,10 @@ void Tape::accumulate_grad(Var v, Tensor d) {
     return;
   }
   const GradTarget target = grad_target(v);
-  if (!target.accumulate) return ops::copy(target.tensor, d, state_->stream);
-  if (d.dtype() != target.tensor.dtype()) {  // of a parameter in 16 bits, whose gradient is f32
-    const Tensor converted = empty(d.shape(), target.tensor.dtype());
-    ops::copy(converted, d, state_->stream);
-    d = converted;
-  }
-  ops::add_scaled(target.tensor, d, 1, state_->stream);
+  if (target.accumulate)
+    ops::add_scaled(target.tensor, converted_for(target, d), 1, state_->stream);
+  else
+    ops::copy(target.tensor, d, state_->stream);
 }
 
 bool Tape::is_parameter_memory(Var v) const {

@@ -70,6 +70,8 @@ class Tape {
     bool accumulate = false;
   };
   GradTarget grad_target(Var);
+  /// A tensor in the dtype of a gradient, which may be f32 for a parameter in 16 bits.
+  Tensor converted_for(const GradTarget&, const Tensor&);
   /// In backward: uses a tensor as an input's gradient, possibly without a copy, or adds it to the existing
   /// gradient.
   void accumulate_grad(Var, Tensor);
