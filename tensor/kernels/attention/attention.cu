@@ -4,7 +4,8 @@
 // summed by one block, in the order of heads and tokens. Scores stay in registers
 // and one tile of shared memory. Forward keeps a running maximum and sum per query (Milakov and Gimelshein,
 // arXiv:1805.02867; Dao et al., arXiv:2205.14135); backward recomputes the probabilities from log_sum.
-// attention_mma.cu replaces these kernels where tensor cores support the call.
+// attention_mma.cu replaces these kernels where tensor cores support the call, attention_few.cu forward of a
+// few queries.
 
 #include <cmath>
 
@@ -352,6 +353,7 @@ void launch(const char* name, void (*kernel)(P...), const AttentionShape& s, std
 
 template <class T>
 void forward(const AttentionShape& s, const AttentionForward<T>& t, const Stream& stream) {
+  if (are_few_queries(s)) return attend_few_queries(s, t, stream);
   if constexpr (sizeof(T) == 2)
     if (fits_tensor_cores(s) && fits_tensor_cores(t.q) && fits_tensor_cores(t.k) && fits_tensor_cores(t.v) &&
         fits_tensor_cores(StridedRows<T>{t.out, s.channels()}))

@@ -74,6 +74,12 @@ struct AttentionBackward {
   const float *log_sum, *delta;
 };
 
+/// True if attend_few_queries() supports the shape, and is faster: as few as a text that is continued has,
+/// without dropout.
+bool are_few_queries(const AttentionShape&);
+template <class T>
+void attend_few_queries(const AttentionShape&, const AttentionForward<T>&, const Stream&);
+
 /// True if the tensor-core kernels support the shape, for f16 and bf16: as many keys as queries, all of them
 /// in use, heads of 64 or 128 channels, no window, no dropout.
 bool fits_tensor_cores(const AttentionShape&);
