@@ -1,8 +1,14 @@
 // GPT-2 trained on devices: PyTorch's course in float64 for every strategy and number of ranks, and the same
-// bits whatever the schedule.
+// bits whatever the schedule. Texts of models there are those of the host.
 
 #include <algorithm>
+#include <memory>
 
+#include "autograd_lite/models/generate.h"
+#include "autograd_lite/models/gpt2.h"
+#include "autograd_lite/models/llama.h"
+#include "autograd_lite/nn/init.h"
+#include "comm/device/allocate.h"
 #include "comm/device/cuda_runtime.h"
 #include "tests/gpu/on_device.h"
 #include "tests/support/train_tiny.h"
@@ -64,6 +70,51 @@ INSTANTIATE_TEST_SUITE_P(Others, Training,
                                                                              : Kinds{StrategyKind::ddp,
                                                                                      StrategyKind::zero3})),
                          setting_name);
+
+// ---- texts
+
+std::unique_ptr<LanguageModel> small_model(const std::string& kind) {
+  if (kind == "gpt2")
+    return std::make_unique<Gpt2>(
+        Gpt2Config{.n_layer = 2, .n_head = 2, .n_embd = 16, .n_positions = 12, .vocab_size = 11});
+  return std::make_unique<Llama>(LlamaConfig{.vocab_size = 11,
+                                             .hidden_size = 16,
+                                             .intermediate_size = 24,
+                                             .num_hidden_layers = 2,
+                                             .num_attention_heads = 4,
+                                             .num_key_value_heads = 2,
+                                             .head_dim = 6,
+                                             .max_position_embeddings = 12,
+                                             .sliding_window = 4,
+                                             .max_window_layers = 1});
+}
+
+using Texts = std::vector<std::vector<std::int32_t>>;
+
+/// Likely texts, far from uniform, by a model with values of its own on the stream's device.
+Texts texts_on(const Stream& stream, const std::string& kind, bool use_cache) {
+  const auto model = small_model(kind);
+  allocate_parameters(*model, allocator_on(stream.device()));
+  for (Parameter* p : model->parameters()) {
+    std::vector<float> values(p->count());
+    init_slice(*p, values, 0, 3);
+    if (p->shape.dims() == 2)
+      for (float& x : values) x *= 10;
+    p->value.assign(std::span<const float>(values), stream);
+  }
+  Tape tape(stream);
+  const Texts prompts{{4, 7, 1, 9, 0}, {2}, {3, 3, 8}};
+  return generate(*model, tape, prompts, {.max_new_tokens = 9, .temperature = 0, .use_cache = use_cache});
+}
+
+class Generation : public OnDevice, public testing::WithParamInterface<const char*> {};
+
+TEST_P(Generation, HasTheTextsOfTheHostWithACacheAndWithout) {
+  const Texts expected = texts_on({}, GetParam(), false);
+  for (const bool use_cache : {false, true}) EXPECT_EQ(texts_on(stream, GetParam(), use_cache), expected);
+}
+INSTANTIATE_TEST_SUITE_P(Models, Generation, testing::Values("gpt2", "llama"),
+                         [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
 }  // namespace rz::test
