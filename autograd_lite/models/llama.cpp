@@ -128,9 +128,7 @@ Llama::Llama(Module& parent, const std::string& name, const LlamaConfig& c)
 ModelFacts Llama::facts() const {
   const LlamaConfig& c = config_;
   return {.model_type = c.model_type,
-          .name = c.model_type == "mistral" ? "Mistral"
-                  : c.model_type == "qwen2" ? "Qwen2"
-                                            : "Llama",
+          .name = c.name,
           .layers = c.num_hidden_layers,
           .heads = c.num_attention_heads,
           .head_size = c.head_dim,

@@ -18,7 +18,8 @@ namespace rz {
 
 /// Names and defaults are those of Hugging Face's LlamaConfig, except where a comment states another.
 struct LlamaConfig {
-  std::string_view model_type = "llama";  ///< or "mistral", "qwen2"
+  std::string_view model_type = "llama";  ///< of the family in Hugging Face's config.json
+  std::string_view name = "Llama";        ///< for people
   std::size_t vocab_size = 32000;
   std::size_t hidden_size = 4096;
   std::size_t intermediate_size = 11008;

@@ -12,16 +12,56 @@ namespace {
 
 using Scaling = ops::RotaryOptions::Scaling;
 
-/// What the families have in common but for their defaults.
-struct Defaults {
-  std::int64_t kv_heads;  ///< 0: as many as heads
-  std::int64_t positions;
-  bool has_attention_bias;  ///< the key attention_bias
+/// Where a family has a window of keys.
+enum class Window {
+  none,
+  all_layers,   ///< without the key, too
+  last_layers,  ///< from max_window_layers, if use_sliding_window is true
 };
-Defaults defaults_of(std::string_view model_type) {
-  if (model_type == "mistral") return {8, 4096 * 32, false};
-  if (model_type == "qwen2") return {32, 32768, false};
-  return {0, 2048, true};
+
+/// What distinguishes the families of this shape: their names, values of absent keys, keys that they have.
+struct Variant {
+  std::string_view model_type, name;  ///< name: for people
+  const char* architecture;
+  std::int64_t kv_heads = 0;      ///< 0: as many as heads
+  std::int64_t head_dim = 0;      ///< 0: hidden_size / heads
+  std::int64_t positions = 2048;  ///< max_position_embeddings
+  Window window = Window::none;
+  bool attention_bias = false;  ///< the key is read
+  bool mlp_bias = false;        ///< the key is read
+  bool qkv_bias = false;        ///< always
+};
+constexpr Variant variants[] = {
+    {.model_type = "llama",
+     .name = "Llama",
+     .architecture = "LlamaForCausalLM",
+     .attention_bias = true,
+     .mlp_bias = true},
+    {.model_type = "mistral",
+     .name = "Mistral",
+     .architecture = "MistralForCausalLM",
+     .kv_heads = 8,
+     .positions = 4096 * 32,
+     .window = Window::all_layers},
+    {.model_type = "qwen2",
+     .name = "Qwen2",
+     .architecture = "Qwen2ForCausalLM",
+     .kv_heads = 32,
+     .positions = 32768,
+     .window = Window::last_layers,
+     .qkv_bias = true},
+};
+
+const Variant* find_variant(std::string_view model_type) {
+  for (const Variant& v : variants)
+    if (v.model_type == model_type) return &v;
+  return nullptr;
+}
+
+std::string known_variants() {
+  std::string names;
+  for (const Variant& v : variants) names += concat(names.empty() ? "\"" : " or \"", v.model_type, '"');
+  return names;
 }
 
 bool is_given(const JsonObject& o, const char* key) { return o.has(key) && !o.at(key).is_null(); }
@@ -91,16 +131,13 @@ ops::RotaryOptions rope_of(const JsonObject& o, std::size_t positions) {
   return rope;
 }
 
-/// Hugging Face's window: Mistral's is of all layers, 4096 if the key is absent; Qwen2's of those from
-/// max_window_layers, if use_sliding_window is true.
-void read_window(const JsonObject& o, LlamaConfig& c) {
-  if (c.model_type == "llama") return;
-  const bool mistral = c.model_type == "mistral";
+void read_window(const JsonObject& o, const Variant& of, LlamaConfig& c) {
+  if (of.window == Window::none) return;
+  const bool of_all = of.window == Window::all_layers;
   const bool none = o.has("sliding_window") && o.at("sliding_window").is_null();
-  if (none || (!mistral && !o.boolean("use_sliding_window", false))) return;
+  if (none || (!of_all && !o.boolean("use_sliding_window", false))) return;
   c.sliding_window = size_at(o, "sliding_window", 4096, max_positions);
-  if (!mistral)
-    c.max_window_layers = static_cast<std::size_t>(o.integer("max_window_layers", 28, 0, 1 << 16));
+  if (!of_all) c.max_window_layers = static_cast<std::size_t>(o.integer("max_window_layers", 28, 0, 1 << 16));
 }
 
 void refuse_variants(const JsonObject& o) {
@@ -113,13 +150,13 @@ void refuse_variants(const JsonObject& o) {
 }
 
 LlamaConfig llama_config(const JsonObject& o) {
+  const std::string type = o.text("model_type", "llama");
+  const Variant* const found = find_variant(type);
+  if (!found)
+    o.fail_at("model_type", concat("must be ", known_variants(), ", found ", to_display(o.at("model_type"))));
+  const Variant& of = *found;
   LlamaConfig c;
-  for (const char* type : {"llama", "mistral", "qwen2"})
-    if (o.text("model_type", "llama") == type) c.model_type = type;
-  if (o.text("model_type", "llama") != c.model_type)
-    o.fail_at("model_type",
-              concat("must be \"llama\", \"mistral\" or \"qwen2\", found ", to_display(o.at("model_type"))));
-  const Defaults absent = defaults_of(c.model_type);
+  c.model_type = of.model_type, c.name = of.name;
   refuse_variants(o);
   c.vocab_size = size_at(o, "vocab_size", (std::int64_t{1} << 31) - 1);
   c.hidden_size = size_at(o, "hidden_size", 1 << 20);
@@ -127,20 +164,20 @@ LlamaConfig llama_config(const JsonObject& o) {
   c.num_hidden_layers = size_at(o, "num_hidden_layers", 1 << 16);
   c.num_attention_heads = size_at(o, "num_attention_heads", 1 << 16);
   const auto heads = static_cast<std::int64_t>(c.num_attention_heads);
-  c.num_key_value_heads =
-      size_at(o, "num_key_value_heads", absent.kv_heads ? absent.kv_heads : heads, 1 << 16);
-  if (!is_given(o, "head_dim") && c.hidden_size % c.num_attention_heads != 0)
+  c.num_key_value_heads = size_at(o, "num_key_value_heads", of.kv_heads ? of.kv_heads : heads, 1 << 16);
+  if (!is_given(o, "head_dim") && of.head_dim == 0 && c.hidden_size % c.num_attention_heads != 0)
     o.fail_at("hidden_size", concat("is ", c.hidden_size, ", which num_attention_heads ",
                                     c.num_attention_heads, " does not divide; give head_dim"));
-  c.head_dim = size_at(o, "head_dim", static_cast<std::int64_t>(c.hidden_size) / heads, 1 << 16);
-  c.max_position_embeddings = size_at(o, "max_position_embeddings", absent.positions, max_positions);
+  c.head_dim = size_at(o, "head_dim",
+                       of.head_dim ? of.head_dim : static_cast<std::int64_t>(c.hidden_size) / heads, 1 << 16);
+  c.max_position_embeddings = size_at(o, "max_position_embeddings", of.positions, max_positions);
   c.rms_norm_eps = o.number("rms_norm_eps", 1e-6, 0, 1);
   c.rope = rope_of(o, c.max_position_embeddings);
   c.tie_word_embeddings = o.boolean("tie_word_embeddings", false);
-  c.qkv_bias = c.o_bias = absent.has_attention_bias && o.boolean("attention_bias", false);
-  if (c.model_type == "qwen2") c.qkv_bias = true;
-  c.mlp_bias = absent.has_attention_bias && o.boolean("mlp_bias", false);
-  read_window(o, c);
+  c.o_bias = of.attention_bias && o.boolean("attention_bias", false);
+  c.qkv_bias = of.qkv_bias || c.o_bias;
+  c.mlp_bias = of.mlp_bias && o.boolean("mlp_bias", false);
+  read_window(o, of, c);
   c.attention_dropout = o.number("attention_dropout", 0, 0, 1);
   c.initializer_range = o.number("initializer_range", 0.02, 0, 1);
   c.bos_token_id = special_token(o, "bos_token_id", c.vocab_size);
@@ -192,13 +229,11 @@ LlamaConfig read_llama_config(const std::string& given) {
 }
 
 std::string to_json(const LlamaConfig& c) {
-  const bool llama = c.model_type == "llama", qwen2 = c.model_type == "qwen2";
+  const Variant* const of = find_variant(c.model_type);
+  require(of, Errc::config, "model_type is ", c.model_type, ", expected ", known_variants());
   nlohmann::ordered_json all{
       {"model_type", c.model_type},
-      {"architectures",
-       {llama   ? "LlamaForCausalLM"
-        : qwen2 ? "Qwen2ForCausalLM"
-                : "MistralForCausalLM"}},
+      {"architectures", {of->architecture}},
       {"hidden_act", "silu"},
       {"vocab_size", c.vocab_size},
       {"hidden_size", c.hidden_size},
@@ -217,9 +252,12 @@ std::string to_json(const LlamaConfig& c) {
       {"bos_token_id", token_or_null(c.bos_token_id)},
       {"eos_token_id", token_or_null(c.eos_token_id)},
   };
-  if (llama) all["attention_bias"] = c.o_bias, all["mlp_bias"] = c.mlp_bias;
-  if (qwen2) all["use_sliding_window"] = c.sliding_window > 0, all["max_window_layers"] = c.max_window_layers;
-  if (!llama) all["sliding_window"] = c.sliding_window ? nlohmann::ordered_json(c.sliding_window) : nullptr;
+  if (of->attention_bias) all["attention_bias"] = c.o_bias;
+  if (of->mlp_bias) all["mlp_bias"] = c.mlp_bias;
+  if (of->window == Window::last_layers)
+    all["use_sliding_window"] = c.sliding_window > 0, all["max_window_layers"] = c.max_window_layers;
+  if (of->window != Window::none)
+    all["sliding_window"] = c.sliding_window ? nlohmann::ordered_json(c.sliding_window) : nullptr;
   return all.dump(2) + "\n";
 }
 
