@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "autograd_lite/attention_ops.h"
 #include "autograd_lite/models/kv_cache.h"
@@ -38,7 +39,8 @@ struct LlamaConfig {
   double attention_dropout = 0;
   double initializer_range = 0.02;  ///< standard deviation of initial weights
   /// Tokens of the tokenizer at the beginning and at the end of a text, for its file only.
-  std::optional<std::size_t> bos_token_id, eos_token_id;
+  std::optional<std::size_t> bos_token_id{};
+  std::vector<std::size_t> eos_token_id{};  ///< each ends a text
 };
 /// Errc::config names an invalid key and its valid values.
 void check(const LlamaConfig&);

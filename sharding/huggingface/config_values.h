@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <vector>
 
 #include "sharding/io/json.h"
 
@@ -24,8 +25,26 @@ inline std::optional<std::size_t> special_token(const JsonObject& o, const char*
   return static_cast<std::size_t>(token);
 }
 
+/// The same for a key that may have a list: those tokens that the vocabulary has.
+inline std::vector<std::size_t> special_tokens(const JsonObject& o, const char* key, std::size_t vocabulary,
+                                               std::int64_t absent = -1) {
+  std::vector<std::size_t> tokens;
+  if (!o.has(key) || !o.at(key).is_array()) {
+    if (const auto token = special_token(o, key, vocabulary, absent)) tokens.push_back(*token);
+    return tokens;
+  }
+  for (const nlohmann::json& token : o.at(key))
+    if (token.is_number_unsigned() && token.get<std::size_t>() < vocabulary) tokens.push_back(token);
+  return tokens;
+}
+
 inline nlohmann::ordered_json token_or_null(const std::optional<std::size_t>& token) {
   return token ? nlohmann::ordered_json(*token) : nlohmann::ordered_json();
+}
+/// Null, a token, or a list.
+inline nlohmann::ordered_json tokens_or_null(const std::vector<std::size_t>& tokens) {
+  if (tokens.empty()) return nullptr;
+  return tokens.size() == 1 ? nlohmann::ordered_json(tokens[0]) : nlohmann::ordered_json(tokens);
 }
 
 }  // namespace rz

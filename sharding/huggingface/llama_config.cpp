@@ -23,9 +23,10 @@ enum class Window {
 struct Variant {
   std::string_view model_type, name;  ///< name: for people
   const char* architecture;
-  std::int64_t kv_heads = 0;      ///< 0: as many as heads
-  std::int64_t head_dim = 0;      ///< 0: hidden_size / heads
-  std::int64_t positions = 2048;  ///< max_position_embeddings
+  std::int64_t bos = -1, eos = -1;  ///< bos_token_id, eos_token_id; -1: none
+  std::int64_t kv_heads = 0;        ///< 0: as many as heads
+  std::int64_t head_dim = 0;        ///< 0: hidden_size / heads
+  std::int64_t positions = 2048;    ///< max_position_embeddings
   Window window = Window::none;
   bool attention_bias = false;  ///< the key is read
   bool mlp_bias = false;        ///< the key is read
@@ -35,11 +36,15 @@ constexpr Variant variants[] = {
     {.model_type = "llama",
      .name = "Llama",
      .architecture = "LlamaForCausalLM",
+     .bos = 1,
+     .eos = 2,
      .attention_bias = true,
      .mlp_bias = true},
     {.model_type = "mistral",
      .name = "Mistral",
      .architecture = "MistralForCausalLM",
+     .bos = 1,
+     .eos = 2,
      .kv_heads = 8,
      .positions = 4096 * 32,
      .window = Window::all_layers},
@@ -180,8 +185,8 @@ LlamaConfig llama_config(const JsonObject& o) {
   read_window(o, of, c);
   c.attention_dropout = o.number("attention_dropout", 0, 0, 1);
   c.initializer_range = o.number("initializer_range", 0.02, 0, 1);
-  c.bos_token_id = special_token(o, "bos_token_id", c.vocab_size);
-  c.eos_token_id = special_token(o, "eos_token_id", c.vocab_size);
+  c.bos_token_id = special_token(o, "bos_token_id", c.vocab_size, of.bos);
+  c.eos_token_id = special_tokens(o, "eos_token_id", c.vocab_size, of.eos);
   try {
     check(c);
   } catch (const Error& e) {
@@ -250,7 +255,7 @@ std::string to_json(const LlamaConfig& c) {
       {"attention_dropout", c.attention_dropout},
       {"initializer_range", c.initializer_range},
       {"bos_token_id", token_or_null(c.bos_token_id)},
-      {"eos_token_id", token_or_null(c.eos_token_id)},
+      {"eos_token_id", tokens_or_null(c.eos_token_id)},
   };
   if (of->attention_bias) all["attention_bias"] = c.o_bias;
   if (of->mlp_bias) all["mlp_bias"] = c.mlp_bias;

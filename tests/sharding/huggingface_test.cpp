@@ -107,6 +107,22 @@ TEST_F(HuggingFace, SpecialTokensAreOfTheVocabulary) {
   EXPECT_EQ(tokens(R"("vocab_size": 300, "bos_token_id": 299, "eos_token_id": null)"), "299 null");
 }
 
+TEST_F(HuggingFace, ALlamaMayHaveSeveralTokensThatEndATextAndHasHuggingFacesWithoutTheKeys) {
+  const auto written = [&](const std::string& more) {
+    put("config.json",
+        R"({"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, )"
+        R"("num_attention_heads": 8)" +
+            more + "}");
+    const auto all = nlohmann::json::parse(to_json(read_llama_config(path())));
+    return concat(all.at("bos_token_id").dump(), " ", all.at("eos_token_id").dump());
+  };
+  EXPECT_EQ(written(R"(, "eos_token_id": [63, 7, 64])"), "1 [63,7]");
+  EXPECT_EQ(written(R"(, "bos_token_id": null, "eos_token_id": [63])"), "null 63");
+  EXPECT_EQ(written(R"(, "model_type": "mistral", "eos_token_id": 3)"), "1 3");
+  EXPECT_EQ(written(""), "1 2");
+  EXPECT_EQ(written(R"(, "model_type": "qwen2")"), "null null");
+}
+
 /// transformers reads the file; here it is that each byte has its own character.
 TEST_F(HuggingFace, TheTokenizerOfBytesHasOneCharacterForEach) {
   save_byte_tokenizer(path(), 16);
