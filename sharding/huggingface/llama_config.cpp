@@ -145,6 +145,18 @@ void read_window(const JsonObject& o, const Variant& of, LlamaConfig& c) {
   if (!of_all) c.max_window_layers = static_cast<std::size_t>(o.integer("max_window_layers", 28, 0, 1 << 16));
 }
 
+/// The key states for each layer what sliding_window and max_window_layers state for all.
+void check_layer_types(const JsonObject& o, const Variant& of, const LlamaConfig& c) {
+  if (of.window != Window::last_layers || !is_given(o, "layer_types")) return;
+  nlohmann::json expected = nlohmann::json::array();
+  for (std::size_t l = 0; l < c.num_hidden_layers; ++l)
+    expected.push_back(c.sliding_window && l >= c.max_window_layers ? "sliding_attention" : "full_attention");
+  if (o.at("layer_types") != expected)
+    o.fail_at("layer_types",
+              concat("must be ", to_display(expected), " by sliding_window and max_window_layers, found ",
+                     to_display(o.at("layer_types"))));
+}
+
 void refuse_variants(const JsonObject& o) {
   if (o.text("hidden_act", "silu") != "silu")
     o.fail_at("hidden_act", concat("must be \"silu\", found ", to_display(o.at("hidden_act"))));
@@ -183,6 +195,7 @@ LlamaConfig llama_config(const JsonObject& o) {
   c.qkv_bias = of.qkv_bias || c.o_bias;
   c.mlp_bias = of.mlp_bias && o.boolean("mlp_bias", false);
   read_window(o, of, c);
+  check_layer_types(o, of, c);
   c.attention_dropout = o.number("attention_dropout", 0, 0, 1);
   c.initializer_range = o.number("initializer_range", 0.02, 0, 1);
   c.bos_token_id = special_token(o, "bos_token_id", c.vocab_size, of.bos);

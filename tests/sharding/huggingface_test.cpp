@@ -178,6 +178,13 @@ TEST_F(HuggingFace, AbsentKeysOfALlamaHaveHuggingFacesDefaults) {
   put("config.json", llama_config(qwen2 + R"(, "use_sliding_window": true, "max_window_layers": 1)"));
   EXPECT_EQ(read_llama_config(path()).sliding_window, 16u);
   EXPECT_EQ(read_llama_config(path()).max_window_layers, 1u);
+  const std::string windows =
+      qwen2 + R"(, "use_sliding_window": true, "max_window_layers": 1, "layer_types": )";
+  put("config.json", llama_config(windows + R"(["full_attention", "sliding_attention"])"));
+  EXPECT_EQ(read_llama_config(path()).max_window_layers, 1u);
+  put("config.json", llama_config(windows + R"(["sliding_attention", "full_attention"])"));
+  expect_parts(error_of([&] { read_llama_config(path()); }).what(),
+               {"layer_types: must be [\"full_attention\""});
 }
 
 TEST_F(HuggingFace, BothSpellingsOfRotaryScalingAreOne) {
