@@ -49,6 +49,15 @@ void initialize(nn::Linear& layer, const LlamaConfig& c) {
   if (layer.with_bias) layer.bias.initial = {Initial::constant, 0};
 }
 
+/// x [B, T, H·D], normalised over the D channels of a head if there is a norm.
+Var norm_of_heads(Tape& tape, std::optional<nn::RmsNorm>& norm, Var x) {
+  if (!norm) return x;
+  const Shape shape = tape.value(x).shape();
+  const std::size_t channels = norm->weight.count();
+  const Var heads = nn::reshape(tape, x, {shape[0], shape[1], shape[2] / channels, channels});
+  return nn::reshape(tape, (*norm)(tape, heads), shape);
+}
+
 constexpr auto out_in = ops::WeightLayout::out_in;
 float epsilon_of(const LlamaConfig& c) { return static_cast<float>(c.rms_norm_eps); }
 
@@ -67,12 +76,17 @@ Attention::Attention(Module& parent, const std::string& name, const LlamaConfig&
       v_proj(*this, "v_proj", c.hidden_size, c.num_key_value_heads * c.head_dim, out_in, c.qkv_bias),
       o_proj(*this, "o_proj", c.num_attention_heads * c.head_dim, c.hidden_size, out_in, c.o_bias) {
   for (nn::Linear* projection : {&q_proj, &k_proj, &v_proj, &o_proj}) initialize(*projection, c);
+  if (!c.qk_norm) return;
+  q_norm.emplace(*this, "q_norm", c.head_dim, epsilon_of(c));
+  k_norm.emplace(*this, "k_norm", c.head_dim, epsilon_of(c));
 }
 
 Var Attention::operator()(Tape& tape, Var x, const ops::RotaryTables& tables, KvCache* cache) {
   const Tensor positions = cache ? cache->next_positions() : Tensor();
-  const Var q = nn::rotary(tape, q_proj(tape, x), options.heads, tables, 0, positions);
-  const Var k = nn::rotary(tape, k_proj(tape, x), options.kv_heads, tables, 0, positions);
+  const Var q_heads = norm_of_heads(tape, q_norm, q_proj(tape, x));
+  const Var k_heads = norm_of_heads(tape, k_norm, k_proj(tape, x));
+  const Var q = nn::rotary(tape, q_heads, options.heads, tables, 0, positions);
+  const Var k = nn::rotary(tape, k_heads, options.kv_heads, tables, 0, positions);
   const Var v = v_proj(tape, x);
   if (cache)
     return o_proj(tape, cache->attention(tape, layer, tape.value(q), tape.value(k), tape.value(v), options));

@@ -34,6 +34,7 @@ struct LlamaConfig {
   bool tie_word_embeddings = false;
   bool qkv_bias = false, o_bias = false;  ///< attention_bias sets both
   bool mlp_bias = false;
+  bool qk_norm = false;               ///< q_norm and k_norm: RMS norms of each head, before its rotation
   std::size_t sliding_window = 0;     ///< keys that a query attends to; 0: all before it
   std::size_t max_window_layers = 0;  ///< the first layer with a window
   double attention_dropout = 0;
@@ -56,6 +57,7 @@ struct Attention : Module {
   ops::AttentionOptions options;
   float dropout;
   nn::Linear q_proj, k_proj, v_proj, o_proj;
+  std::optional<nn::RmsNorm> q_norm, k_norm;
 };
 
 struct Mlp : Module {

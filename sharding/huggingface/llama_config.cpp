@@ -31,6 +31,7 @@ struct Variant {
   bool attention_bias = false;  ///< the key is read
   bool mlp_bias = false;        ///< the key is read
   bool qkv_bias = false;        ///< always
+  bool qk_norm = false;         ///< always
 };
 constexpr Variant variants[] = {
     {.model_type = "llama",
@@ -194,6 +195,7 @@ LlamaConfig llama_config(const JsonObject& o) {
   c.o_bias = of.attention_bias && o.boolean("attention_bias", false);
   c.qkv_bias = of.qkv_bias || c.o_bias;
   c.mlp_bias = of.mlp_bias && o.boolean("mlp_bias", false);
+  c.qk_norm = of.qk_norm;
   read_window(o, of, c);
   check_layer_types(o, of, c);
   c.attention_dropout = o.number("attention_dropout", 0, 0, 1);
