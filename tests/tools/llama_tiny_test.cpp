@@ -33,6 +33,7 @@ struct Training {
   std::size_t seq_len = 0;
   bool recompute = false;
   std::string save{};  ///< folder
+  DType dtype = DType::f32;
 };
 
 /// Every rank must report the same.
@@ -49,6 +50,7 @@ Reports train(const Training& run, int ranks, StrategyKind kind, std::int64_t st
         OptimizerConfig{.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
     e.ds_config->sizes = {run.batch, run.batch / ranks, 1};
     e.ds_config->gradient_clipping = 0;
+    e.ds_config->precision.parameters = e.ds_config->precision.gradients = run.dtype;
     e.decay = Decay::matrices;
     e.strategy = kind;
     e.initial_values = [&](const Parameter& p, Range elements, float* out) {
@@ -159,21 +161,31 @@ INSTANTIATE_TEST_SUITE_P(Cases, LlamaTiny,
 
 // ---- the shared fixture
 
+const std::string fixture = std::string(RZ_SOURCE_DIR) + "/../shared/fixtures/llama_tiny";
+
+/// Of a part of the fixture.
+nlohmann::json expected_of(const std::string& part) {
+  const std::string file = fixture + part + "/expected.json";
+  return parse_json(read_text_file(file), file, JsonDialect::strict);
+}
+
+Training training_of(const std::string& part, const nlohmann::json& expected) {
+  return {.model = fixture + part,
+          .weights = fixture + part,
+          .tokens = fixture + "/tokens.bin",
+          .batch = 8,
+          .seq_len = expected.at("sequence_length")};
+}
+
 class LlamaSharedFixture : public testing::TestWithParam<std::tuple<int, StrategyKind>> {};
 
 TEST_P(LlamaSharedFixture, TrainsAsPyTorchDoesInFloat64) {
-  const std::string folder = std::string(RZ_SOURCE_DIR) + "/../shared/fixtures/llama_tiny";
-  if (!std::filesystem::exists(folder + "/tokens.bin"))
+  if (!std::filesystem::exists(fixture))
     GTEST_SKIP() << "no ../shared/fixtures/llama_tiny beside the sources";
   const auto& [ranks, kind] = GetParam();
-  const nlohmann::json all =
-      parse_json(read_text_file(folder + "/expected.json"), folder + "/expected.json", JsonDialect::strict);
+  const nlohmann::json all = expected_of("");
   for (const std::string part : {"", "/sharded"}) {
-    const Training run{.model = folder + part,
-                       .weights = folder + part,
-                       .tokens = folder + "/tokens.bin",
-                       .batch = 8,
-                       .seq_len = all.at("sequence_length")};
+    const Training run = training_of(part, all);
     expect_near(train(run, ranks, kind, part.empty() ? all.at("steps").get<std::int64_t>() : 3),
                 all.at("float64"));
   }
@@ -184,6 +196,56 @@ INSTANTIATE_TEST_SUITE_P(Settings, LlamaSharedFixture,
                            return concat("ranks_", std::get<0>(info.param), "_",
                                          name(std::get<1>(info.param)));
                          });
+
+/// Losses in bf16, whose roundings are off by a factor of 1 + ε, |ε| ≤ u = 2^-8. To the nearest value, they
+/// are independent with mean 0 and a standard deviation of at most u/√3.
+///
+/// The first loss. On the way to a logit a value is stored in each layer 13 times (a norm, the value,
+/// rotation, attention, its projection, the sum; a norm, gate, up, silu, product, down, the sum), then in the
+/// last norm and as the logit: S = 13 · 3 + 2 times. Where a step passes a relative error on with a factor of
+/// at most 1, the last row, of RMS 1, is off by √S u/√3 in each channel, and a logit by that times σ, the RMS
+/// of the head's weights, 0.06, times √64: σ = 0.48. The loss of a token is off by √2 of it at most, since |p
+/// - y| ≤ √2 for probabilities p and the target y, and the mean over N = 8 · 64 tokens by 1/√N of it. Four
+/// times this standard deviation: 1.8e-3. A bias, e.g. of truncation, is outside: by u/2 each time it scales
+/// logits by 8%.
+///
+/// Later ones. Parameters are masters in f32, rounded: the loss is off by Σ g w ε, which is 4 u/√3 · |g ∘ w|
+/// = 1.7e-3, with |g ∘ w| = 0.19 by the fixture's gradients and weights. An update of AdamW moves each of n
+/// elements by lr in the direction of its gradient, which is wrong where the gradient is less than its error,
+/// ρ = √(2S) u/√3 of the RMS: in a share ρ of the elements, whose effect on the loss is 2 lr ρ |g|/√n at
+/// most: 2 lr √n |g| ρ² = 7e-4 per update.
+struct Bf16Bound {
+  static constexpr double u = 0x1p-8, S = 13 * 3 + 2, lr = 1e-3, elements = 177088, norm = 2, products = 0.19;
+  static double first() { return 4 * std::sqrt(2 * S / 3 / (8 * 64)) * u * 0.48; }
+  static double after(std::uint64_t updates) {
+    const double wrong = 2 * S * u * u / 3;
+    return first() + 4 * u / std::sqrt(3.0) * products +
+           static_cast<double>(updates) * 2 * lr * std::sqrt(elements) * norm * wrong;
+  }
+};
+
+TEST(LlamaInBf16, LossesAreThoseOfFloat64WithinRounding) {
+  if (!std::filesystem::exists(fixture))
+    GTEST_SKIP() << "no ../shared/fixtures/llama_tiny beside the sources";
+  const nlohmann::json rounded = expected_of("/bf16"), all = expected_of("");
+  Training first = training_of("/bf16", rounded), course = training_of("", all);
+  const double loss = rounded.at("first_loss");
+  EXPECT_NEAR(train(first, 1, StrategyKind::ddp, 1)[0].loss, loss, 2e-5) << "in f32";
+  first.dtype = course.dtype = DType::bf16;
+  for (const int ranks : {1, 2}) {
+    Reports firsts, courses;
+    for (const StrategyKind kind : strategies) {
+      const Reports once = train(first, ranks, kind, 1), often = train(course, ranks, kind, 5);
+      if (firsts.empty()) firsts = once, courses = often;
+      expect_same_bits(firsts, once, name(kind));
+      expect_same_bits(courses, often, name(kind));
+    }
+    EXPECT_NEAR(firsts[0].loss, loss, Bf16Bound::first()) << ranks;
+    for (const UpdateReport& r : courses)
+      EXPECT_NEAR(r.loss, all.at("float64").at("loss").at(r.step).get<double>(), Bf16Bound::after(r.step))
+          << ranks << " ranks, update " << r.step;
+  }
+}
 
 /// Greedy texts of transformers. A step whose two best logits are closer than rounding may differ: `margin`
 /// is the smallest distance.
