@@ -111,9 +111,11 @@ Tensor as_tensor(Tape& tape, const Shape& shape, const std::vector<std::int32_t>
 class NextLogits {
  public:
   NextLogits(LanguageModel& model, Tape& tape, std::size_t texts, std::size_t max_length, bool use_cache)
-      : model_(model), tape_(tape), positions_(model.facts().positions) {
-    const std::size_t room = std::min(max_length, positions_);
-    if (use_cache) cache_.emplace(texts, room);
+      : model_(model), tape_(tape), facts_(model.facts()) {
+    const std::size_t room = std::min(max_length, facts_.positions);
+    // The keys of a shorter text are others.
+    const bool length_matters = facts_.length_matters_from && room > facts_.length_matters_from;
+    if (use_cache && !length_matters) cache_.emplace(texts, room);
   }
 
   /// `active[b]`: the text is continued. Of others the logits are undefined.
@@ -144,20 +146,24 @@ class NextLogits {
     return in_f32(tape_, tape_.value(model_.next_logits(tape_, in, counts, *cache_)));
   }
 
+  /// Few distinct sizes let the pool reuse its blocks.
+  std::size_t padded(std::size_t used) const {
+    const std::size_t wide = std::min(round_up(used, 32), facts_.positions),
+                      from = facts_.length_matters_from;
+    return from == 0 ? wide : std::max(used, std::min(wide, from));
+  }
+
   Tensor without(const std::vector<std::vector<std::int32_t>>& texts, const std::vector<bool>& active) {
-    // Pads windows behind the last token, where attention does not see, to a multiple of `grain`. Few
-    // distinct sizes let the pool reuse its blocks.
-    constexpr std::size_t grain = 32;
-    const std::size_t vocabulary = model_.facts().vocabulary;
+    // Windows are padded behind the last token, where attention does not see.
+    const std::size_t vocabulary = facts_.vocabulary;
     const Tensor all = Tensor::zeros({texts.size(), vocabulary});
     for (std::size_t b = 0; b < texts.size(); ++b) {
       if (!active[b]) continue;
       tape_.reset();
-      const std::size_t used = std::min(texts[b].size(), positions_);
-      const std::size_t padded = std::min(round_up(used, grain), positions_);
+      const std::size_t used = std::min(texts[b].size(), facts_.positions), width = padded(used);
       std::vector<std::int32_t> window(texts[b].end() - static_cast<std::ptrdiff_t>(used), texts[b].end());
-      window.resize(padded);
-      const Tensor tokens = as_tensor(tape_, {1, padded}, window);
+      window.resize(width);
+      const Tensor tokens = as_tensor(tape_, {1, width}, window);
       const Tensor logits = in_f32(tape_, tape_.value(model_.logits_at(tape_, tokens, used - 1)));
       std::copy_n(logits.data<float>(), vocabulary, all.data<float>() + b * vocabulary);
     }
@@ -166,7 +172,7 @@ class NextLogits {
 
   LanguageModel& model_;
   Tape& tape_;
-  std::size_t positions_;
+  ModelFacts facts_;
   std::optional<KvCache> cache_;
 };
 

@@ -28,8 +28,9 @@ struct GenerationConfig {
 
 /// Continues each prompt and returns the new tokens. A token depends on the text so far, its last
 /// ModelFacts::positions tokens at most, the seed, and the indices of its prompt and of itself. With a cache
-/// the logits of a text are those without one up to rounding; beyond the positions of the model there is no
-/// cache, and each token takes a pass over all positions. Dropout is off. Resets the tape before and after.
+/// the logits of a text are those without one up to rounding; beyond the positions of the model, and where
+/// ModelFacts::length_matters_from is exceeded, there is no cache, and each token takes a pass over all
+/// positions. Dropout is off. Resets the tape before and after.
 /// All ranks of a ZeRO-3 group must call it with the same arguments, since scopes gather parameters.
 /// Errc::invalid_argument for an empty prompt or a value out of range.
 std::vector<std::vector<std::int32_t>> generate(LanguageModel&, Tape&,

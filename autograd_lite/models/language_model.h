@@ -24,6 +24,8 @@ struct ModelFacts {
   std::size_t vocabulary = 0;         ///< tokens are less than it
   std::size_t positions = 0;          ///< the longest sequence
   std::size_t position_elements = 0;  ///< of a learned table of positions, which no product reads
+  /// Logits of a longer sequence depend on its length, padding included ("dynamic" rotary scaling); 0: none.
+  std::size_t length_matters_from = 0;
 };
 
 /// A causal language model: hidden(), the last norm, and the logits. A family implements the virtual

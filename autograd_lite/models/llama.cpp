@@ -9,8 +9,10 @@ namespace rz {
 namespace {
 
 /// Dynamic scaling is for sequences that are longer than those of the training.
+bool is_dynamic(const LlamaConfig& c) { return c.rope.scaling == ops::RotaryOptions::Scaling::dynamic; }
+
 std::size_t max_positions(const LlamaConfig& c) {
-  if (c.rope.scaling != ops::RotaryOptions::Scaling::dynamic) return c.max_position_embeddings;
+  if (!is_dynamic(c)) return c.max_position_embeddings;
   return static_cast<std::size_t>(static_cast<double>(c.max_position_embeddings) * c.rope.factor);
 }
 
@@ -148,7 +150,8 @@ ModelFacts Llama::facts() const {
           .head_size = c.head_dim,
           .channels = c.hidden_size,
           .vocabulary = c.vocab_size,
-          .positions = max_positions(c)};
+          .positions = max_positions(c),
+          .length_matters_from = is_dynamic(c) ? c.max_position_embeddings : 0};
 }
 
 std::unique_ptr<LanguageModel> Llama::without_values() const { return std::make_unique<Llama>(config_); }
@@ -160,7 +163,7 @@ void Llama::register_head() {
 
 /// Tables grow with the longest sequence, by powers of two; those of dynamic scaling depend on its length.
 const ops::RotaryTables& Llama::rotary_tables(const Tape& tape, std::size_t positions) {
-  const bool dynamic = config_.rope.scaling == ops::RotaryOptions::Scaling::dynamic;
+  const bool dynamic = is_dynamic(config_);
   if (dynamic ? positions_ != positions : positions_ < positions) {
     positions_ = dynamic ? positions : std::min(std::bit_ceil(positions), max_positions(config_));
     tables_ = ops::rotary_tables(config_.head_dim, positions_, config_.rope, tape.stream());

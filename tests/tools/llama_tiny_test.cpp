@@ -154,6 +154,31 @@ TEST_P(LlamaTiny, WhatIsLoadedIsSavedAgain) {
   EXPECT_EQ(config_json(*after), config_json(*before));
 }
 
+TEST_P(LlamaTiny, ContinuesTextsAlikeWithACacheAndWithout) {
+  const auto model = language_model_from_config(folder_ / "config.json");
+  allocate_parameters(*model);
+  load_pretrained(*model, folder_ / "start.safetensors");
+  Tape tape;
+  const std::vector<std::vector<std::int32_t>> prompts{{4, 7, 1, 9, 0}, {2}};
+  std::vector<std::vector<std::int32_t>> expected;
+  for (std::vector<std::int32_t> text : prompts) {
+    const std::size_t prompt = text.size();
+    while (text.size() < prompt + 15) {
+      tape.reset();
+      const Tensor tokens = Tensor::empty({1, text.size()}, DType::i32);
+      std::ranges::copy(text, tokens.data<std::int32_t>());
+      const Tensor logits = tape.value(model->logits_at(tape, tokens, text.size() - 1));
+      const float* const first = logits.data<float>();
+      text.push_back(static_cast<std::int32_t>(std::max_element(first, first + logits.count()) - first));
+    }
+    expected.emplace_back(text.begin() + static_cast<std::ptrdiff_t>(prompt), text.end());
+  }
+  for (const bool use_cache : {false, true})
+    EXPECT_EQ(
+        generate(*model, tape, prompts, {.max_new_tokens = 15, .temperature = 0, .use_cache = use_cache}),
+        expected);
+}
+
 INSTANTIATE_TEST_SUITE_P(Cases, LlamaTiny,
                          testing::Values("llama", "llama_without_groups", "llama_linear", "llama_dynamic",
                                          "llama_llama3", "mistral", "qwen2"),
