@@ -18,7 +18,7 @@ constexpr std::size_t keys_of_part = 128;
 
 /// A sum over keys of e^(score - row_max), and of v by these weights, is a part of a softmax.
 struct PartialRow {
-  float row_max = -INFINITY, sum = 0;
+  float row_max, sum;
 };
 
 /// By which a sum that was made with another maximum is multiplied.
@@ -55,7 +55,7 @@ struct Merge {
   std::size_t pitch, count;
 
   __device__ PartialRow row() const {
-    PartialRow all;
+    PartialRow all{-INFINITY, 0};
     for (std::size_t p = 0; p < count; ++p) all.row_max = fmaxf(all.row_max, rows[p * row_pitch].row_max);
     for (std::size_t p = 0; p < count; ++p)
       all.sum += rows[p * row_pitch].sum * factor_of(rows[p * row_pitch].row_max, all.row_max);
@@ -93,6 +93,7 @@ __global__ void __launch_bounds__(few_warps * 32)
   PartialRow running[few_rows];
   for (unsigned r = 0; r < few_rows; ++r) {
     const std::size_t row = rows.first + r, h = row / s.queries, i = row % s.queries;
+    running[r] = {-INFINITY, 0};
     for (int c = 0; c < C; ++c)
       q[r][c] = r < rows.count && channel_of(c) < s.size
                     ? to_f32(*t.q.at(head.query_row + i, head.channel + h * s.size + channel_of(c)))
