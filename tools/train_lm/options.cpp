@@ -30,10 +30,8 @@ constexpr const char* footer =
     "e.g. a loss that is not finite (the model is not saved).";
 
 void add_model(CommandLine& line, Options& o) {
-  line.add_option(
-          "--model", o.model,
-          "Hugging Face config of a GPT-2, Llama, Mistral or Qwen2 (config.json, its folder, or one of "
-          "checkpoints)")
+  line.add_option("--model", o.model,
+                  "Hugging Face config of a language model (config.json, its folder, or one of checkpoints)")
       .required()
       .type_name("CONFIG.json")
       .group("Inputs");
