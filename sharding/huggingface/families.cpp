@@ -11,7 +11,8 @@ namespace rz {
 namespace {
 
 /// The first is that of a config.json without model_type.
-constexpr const ModelFamily* families[] = {&gpt2_family, &llama_family, &mistral_family, &qwen2_family};
+constexpr const ModelFamily* families[] = {&gpt2_family, &llama_family, &mistral_family, &qwen2_family,
+                                           &qwen3_family};
 
 const ModelFamily* find_family(std::string_view model_type) {
   for (const ModelFamily* f : families)

@@ -56,6 +56,15 @@ constexpr Variant variants[] = {
      .positions = 32768,
      .window = Window::last_layers,
      .qkv_bias = true},
+    {.model_type = "qwen3",
+     .name = "Qwen3",
+     .architecture = "Qwen3ForCausalLM",
+     .kv_heads = 32,
+     .head_dim = 128,
+     .positions = 32768,
+     .window = Window::last_layers,
+     .attention_bias = true,
+     .qk_norm = true},
 };
 
 const Variant* find_variant(std::string_view model_type) {
@@ -240,7 +249,7 @@ constexpr ModelFamily family(std::string_view model_type) {
 }  // namespace
 
 constinit const ModelFamily llama_family = family("llama"), mistral_family = family("mistral"),
-                            qwen2_family = family("qwen2");
+                            qwen2_family = family("qwen2"), qwen3_family = family("qwen3");
 
 LlamaConfig read_llama_config(const std::string& given) {
   const std::string path = config_file(given);

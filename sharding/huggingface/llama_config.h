@@ -1,5 +1,5 @@
 #pragma once
-/// The config.json of Llama, Mistral and Qwen2 in Hugging Face's format.
+/// The config.json of Llama, Mistral, Qwen2 and Qwen3 in Hugging Face's format.
 
 #include <string>
 
@@ -15,6 +15,6 @@ LlamaConfig read_llama_config(const std::string& path);
 /// JSON that read_llama_config and Hugging Face accept.
 std::string to_json(const LlamaConfig&);
 
-extern const ModelFamily llama_family, mistral_family, qwen2_family;
+extern const ModelFamily llama_family, mistral_family, qwen2_family, qwen3_family;
 
 }  // namespace rz

@@ -181,7 +181,7 @@ TEST_P(LlamaTiny, ContinuesTextsAlikeWithACacheAndWithout) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, LlamaTiny,
                          testing::Values("llama", "llama_without_groups", "llama_linear", "llama_dynamic",
-                                         "llama_llama3", "mistral", "qwen2"),
+                                         "llama_llama3", "mistral", "qwen2", "qwen3"),
                          [](const auto& info) { return std::string(info.param); });
 
 // ---- the shared fixture

@@ -27,6 +27,7 @@ CASES = {
                                             original_max_position_embeddings=16)), 40),
     'mistral': (dict(base, model_type='mistral', num_key_value_heads=1, sliding_window=7), 30),
     'qwen2': (dict(base, model_type='qwen2', tie_word_embeddings=True, use_sliding_window=True, sliding_window=5, max_window_layers=1), 30),
+    'qwen3': (dict(base, model_type='qwen3', head_dim=12, use_sliding_window=False, attention_bias=True), 24),
 }
 
 def head_dim(c): return c.get('head_dim', c['hidden_size'] // c['num_attention_heads'])
@@ -40,6 +41,8 @@ def shapes(c):
         for name, rows, columns in (('q', H * D, C), ('k', K * D, C), ('v', K * D, C), ('o', C, H * D)):
             yield f'{p}self_attn.{name}_proj.weight', (rows, columns)
             if c['attention_bias'] or (c['model_type'] == 'qwen2' and name != 'o'): yield f'{p}self_attn.{name}_proj.bias', (rows,)
+        if c['model_type'] == 'qwen3':
+            for name in 'qk': yield f'{p}self_attn.{name}_norm.weight', (D,)
         yield p + 'post_attention_layernorm.weight', (C,)
         for name, rows, columns in (('gate', I, C), ('up', I, C), ('down', C, I)):
             yield f'{p}mlp.{name}_proj.weight', (rows, columns)
@@ -87,10 +90,11 @@ def forward(c, p, tokens):
     for l in range(c['num_hidden_layers']):
         n = f'model.layers.{l}.'
         window = c.get('sliding_window') or T
-        if c['model_type'] == 'qwen2' and not (c.get('use_sliding_window') and l >= c['max_window_layers']): window = T
+        if c['model_type'].startswith('qwen') and not (c.get('use_sliding_window') and l >= c['max_window_layers']): window = T
         seen = (j <= i) & (i - j < window)
         h = norm(x, p[n + 'input_layernorm.weight'], c['rms_norm_eps'])
         q, k, v = (linear(h, f'{n}self_attn.{m}_proj').reshape(*tokens.shape, -1, D).transpose(1, 2) for m in 'qkv')
+        if c['model_type'] == 'qwen3': q, k = (norm(h, p[f'{n}self_attn.{m}_norm.weight'], c['rms_norm_eps']) for m, h in (('q', q), ('k', k)))
         q, k = rotate(q, angle), rotate(k, angle)
         k, v = k.repeat_interleave(H // K, 1), v.repeat_interleave(H // K, 1)
         scores = (q @ k.transpose(-1, -2) / math.sqrt(D)).masked_fill(~seen, -math.inf)
