@@ -222,6 +222,21 @@ TEST_F(HuggingFace, VariantsOfALlamaAreRefusedByTheirKey) {
                {"other.json: model_type: ", "\"gpt2\"", "\"qwen2\"", "bert"});
 }
 
+/// tests/data/llama_tiny/open_with_transformers.py has opened such files without a warning.
+TEST_F(HuggingFace, FilesAreThoseThatTransformersOpened) {
+  const std::string file = RZ_SOURCE_DIR "/tests/data/llama_tiny/opened.json";
+  const nlohmann::json all = parse_json(read_text_file(file), file, JsonDialect::strict);
+  EXPECT_GE(all.size(), 9u);
+  for (const auto& [name, opened] : all.items()) {
+    put("config.json", opened.at("config").dump());
+    const auto model = language_model_from_config(path());
+    EXPECT_EQ(nlohmann::json::parse(config_json(*model)), opened.at("config")) << name;
+    nlohmann::json tensors;
+    for (const Parameter* p : model->parameters()) tensors[p->name] = extents(p->shape);
+    EXPECT_EQ(tensors, opened.at("tensors")) << name;
+  }
+}
+
 TEST_F(HuggingFace, FrequenciesInOldFilesOfALlamaAreNoWeights) {
   put("config.json", llama_config(R"(, "model_type": "llama", "tie_word_embeddings": true)"));
   const auto model = language_model_from_config(path());
