@@ -217,6 +217,58 @@ Var linear(Tape& tape, const Activation& in, Var weight, Var bias, WeightLayout 
       });
 }
 
+Var activated(Tape& tape, const Activation& a) {
+  return tape.record(a.value, {a.pre},
+                     [pre = a.pre, in = SavedVariable(tape, a.pre)](Tape& tape, const Tensor& d_out) {
+                       const auto d_pre = tape.grad_target(pre);
+                       ops::gelu_backward(d_pre.tensor, d_out, in(tape), into(d_pre), tape.stream());
+                     });
+}
+
+namespace {
+
+/// [rows, last extent]
+Tensor as_matrix(const Tensor& t) {
+  return t.reshape({t.count() / std::max<std::size_t>(1, t.shape()[-1]), t.shape()[-1]});
+}
+
+/// Backward of a low-rank update, where `low` is scale · x · Aᵀ.
+void low_rank_backward(Tape& tape, const LowRank& update, const Tensor& x, const Tensor& low,
+                       const Tensor& d_out) {
+  constexpr auto out_in = WeightLayout::out_in;
+  const Tensor d_low = empty_like(tape, low);
+  const auto d_b = tape.grad_target(update.b);
+  ops::linear_backward(d_low, d_b.tensor, {}, d_out, low, tape.value(update.b), out_in, ops::Into::overwrite,
+                       into(d_b), tape.stream());
+  ops::scale(d_low, d_low, update.scale, tape.stream());
+  const auto d_x = tape.grad_target(update.x), d_a = tape.grad_target(update.a);
+  ops::linear_backward(d_x.tensor, d_a.tensor, {}, d_low, x, tape.value(update.a), out_in, into(d_x),
+                       into(d_a), tape.stream());
+}
+
+}  // namespace
+
+Var linear_low_rank(Tape& tape, Var x_var, Var weight, Var bias, WeightLayout layout, LowRank update) {
+  const bool same = x_var.index == update.x.index;
+  cast_layer(tape, x_var, weight, bias);
+  update.x = same ? x_var : autocast_low(tape, update.x);
+  update.a = autocast_low(tape, update.a), update.b = autocast_low(tape, update.b);
+  const Tensor x = tape.value(x_var), x_low = tape.value(update.x);
+  const Tensor low = layer_output(tape, x_low, tape.value(update.a), WeightLayout::out_in);
+  const Tensor out = layer_output(tape, x, tape.value(weight), layout);
+  ops::linear(out, x, tape.value(weight), value_or_none(tape, bias), layout, tape.stream());
+  ops::linear(low, x_low, tape.value(update.a), {}, WeightLayout::out_in, tape.stream());
+  ops::scale(low, low, update.scale, tape.stream());
+  ops::matmul(as_matrix(out), as_matrix(low), false, tape.value(update.b), true, ops::Into::accumulate,
+              tape.stream());
+  return tape.record(out, {x_var, weight, bias, update.x, update.a, update.b},
+                     [x_var, weight, bias, layout, update, low, x = SavedVariable(tape, x_var),
+                      x_low = SavedVariable(tape, update.x)](Tape& tape, const Tensor& d_out) {
+                       layer_backward(tape, tape.grad_target(x_var), weight, bias, d_out, x(tape), layout);
+                       low_rank_backward(tape, update, x_low(tape), low, d_out);
+                     });
+}
+
 namespace {
 
 /// A matrix, or one for each index of the leading extents.

@@ -43,6 +43,15 @@ struct Activation {
 /// the result. The backward of the latter includes the GELU's, so that devices need no separate GELU kernel.
 Activation linear_gelu(Tape&, Var x, Var weight, Var bias, WeightLayout);
 Var linear(Tape&, const Activation& x, Var weight, Var bias, WeightLayout);
+/// The value of an activation on the tape, for operators that do not know its GELU.
+Var activated(Tape&, const Activation&);
+/// A linear layer with a low-rank update: x · W + bias + scale · (x' · Aᵀ) · Bᵀ, where x' is x, or its dropout,
+/// A is [r, in] and B [out, r].
+struct LowRank {
+  Var x, a, b;
+  float scale = 1;
+};
+Var linear_low_rank(Tape&, Var x, Var weight, Var bias, WeightLayout, LowRank);
 /// a[…, M, K] · b[…, K, N] → […, M, N], each optionally transposed in its last two extents. The leading
 /// extents are equal, or a factor has none and is the same in all products.
 Var matmul(Tape&, Var a, bool transpose_a, Var b, bool transpose_b);

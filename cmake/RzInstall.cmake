@@ -23,7 +23,7 @@ set(rz_headers
     autograd_lite/nn/containers.h autograd_lite/nn/image_layers.h autograd_lite/nn/init.h autograd_lite/nn/layers.h
     autograd_lite/nn/module.h
     autograd_lite/models/generate.h autograd_lite/models/gpt2.h autograd_lite/models/kv_cache.h
-    autograd_lite/models/language_model.h autograd_lite/models/llama.h
+    autograd_lite/models/language_model.h autograd_lite/models/llama.h autograd_lite/models/lora.h
 
     sharding/checkpoint/open_tensors.h sharding/checkpoint/tensor_source.h
     sharding/config/arguments.h sharding/config/ds_config.h sharding/config/lr_schedule.h
@@ -33,7 +33,7 @@ set(rz_headers
     sharding/engine/checkpoint_options.h sharding/engine/engine.h sharding/engine/engine_options.h
     sharding/engine/parse_arguments.h sharding/engine/step_report.h sharding/engine/training_checkpoints.h
     sharding/engine/training_plan.h sharding/engine/world.h
-    sharding/huggingface/byte_tokenizer.h sharding/huggingface/families.h sharding/huggingface/gpt2_config.h
+    sharding/huggingface/adapter.h sharding/huggingface/byte_tokenizer.h sharding/huggingface/families.h sharding/huggingface/gpt2_config.h
     sharding/huggingface/llama_config.h sharding/huggingface/model_family.h sharding/huggingface/pretrained_weights.h
     sharding/huggingface/save_pretrained.h
     sharding/model/memory_report.h sharding/model/options.h

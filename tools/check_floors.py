@@ -65,16 +65,16 @@ ROOMS = {
     'sharding/optim': TENSOR + MODULES + 'comm',
     'sharding/parallel': TENSOR + MODULES + 'comm comm/os',
     'sharding/model': TENSOR + MODULES + 'comm sharding/optim sharding/parallel',
-    'sharding/config': 'comm/core sharding/io sharding/optim sharding/model',
+    'sharding/config': 'comm/core autograd_lite/models sharding/io sharding/optim sharding/model',
     'sharding/strategy': TENSOR + MODULES + 'comm sharding/optim sharding/parallel sharding/model',
     'sharding/checkpoint/torch_files': 'comm/core sharding/io',
     'sharding/checkpoint': TENSOR + MODULES + 'comm comm/os sharding/io sharding/optim sharding/parallel sharding/model '
                            'sharding/strategy sharding/checkpoint/torch_files',
     'sharding/huggingface': MODEL + 'sharding/io sharding/optim sharding/strategy sharding/checkpoint',
-    'sharding/engine': TENSOR + MODULES + 'comm sharding/io sharding/data sharding/optim sharding/config '
+    'sharding/engine': TENSOR + MODULES + 'autograd_lite/models comm sharding/io sharding/data sharding/optim sharding/config '
                        'sharding/parallel sharding/model sharding/strategy sharding/checkpoint sharding/huggingface',
     'tools/command_line': 'comm/core',
-    'tools/checkpoint': 'comm/core sharding/io sharding/checkpoint tools/command_line',
+    'tools/checkpoint': 'comm/core sharding/io sharding/checkpoint sharding/huggingface tools/command_line',
     'tools': 'comm tools/command_line',
     'tools/rzrun': 'comm comm/core comm/os tools/command_line',
     'tools/tune': 'comm comm/core comm/tuning tools/command_line',

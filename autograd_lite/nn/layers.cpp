@@ -29,8 +29,17 @@ Linear::Linear(Module& parent, const std::string& name, std::size_t in, std::siz
   if (with_bias) register_parameter(bias, "bias", {out}, uniform_within(in));
 }
 
+/// In the scope of the layer.
+Var Linear::with_update(Tape& tape, Var x) {
+  const Var w = tape.parameter(weight), b = with_bias ? tape.parameter(bias) : Var();
+  const Var low_a = tape.parameter(lora->a), low_b = tape.parameter(lora->b);
+  const Var in = training() ? dropout(tape, x, lora->dropout) : x;
+  return linear_low_rank(tape, x, w, b, layout, {in, low_a, low_b, lora->scale});
+}
+
 Var Linear::operator()(Tape& tape, Var x) {
   return in_scope(tape, [&] {
+    if (lora) return with_update(tape, x);
     const Var w = tape.parameter(weight);
     return linear(tape, x, w, with_bias ? tape.parameter(bias) : Var(), layout);
   });
@@ -38,6 +47,12 @@ Var Linear::operator()(Tape& tape, Var x) {
 
 Activation Linear::gelu(Tape& tape, Var x) {
   return in_scope(tape, [&] {
+    if (lora) {
+      const Var pre = with_update(tape, x);
+      const Tensor out = tape.empty(tape.value(pre).shape(), tape.value(pre).dtype());
+      ops::gelu(out, tape.value(pre), tape.stream());
+      return Activation{pre, out};
+    }
     const Var w = tape.parameter(weight);
     return linear_gelu(tape, x, w, with_bias ? tape.parameter(bias) : Var(), layout);
   });
@@ -49,6 +64,7 @@ Var Linear::operator()(Tape& tape, const Tensor& x) {
 
 Var Linear::operator()(Tape& tape, const Activation& x) {
   return in_scope(tape, [&] {
+    if (lora) return with_update(tape, activated(tape, x));
     const Var w = tape.parameter(weight);
     return linear(tape, x, w, with_bias ? tape.parameter(bias) : Var(), layout);
   });

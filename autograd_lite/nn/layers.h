@@ -3,16 +3,31 @@
 /// memory; allocate_parameters() or a strategy allocates it. Each layer enters its scope (autograd_lite/
 /// module.h) unless it is open.
 
+#include <memory>
 #include <string>
 
 #include "autograd_lite/nn/module.h"
 #include "autograd_lite/ops.h"
+
+namespace rz {
+struct LoraOptions;
+}
 
 namespace rz::nn {
 
 /// For layers that data enter: x as a constant in the dtype of the weight, whose scope is open.
 /// Errc::invalid_argument names the layer for data in other types than f32, f16 and bf16, such as f64.
 Var constant_like(Tape&, const Tensor& x, Parameter& weight, const Module& layer);
+
+/// A low-rank update of a Linear, scale · B(A(dropout(x))) (Hu et al., arXiv:2106.09685). add_lora()
+/// (autograd_lite/models/lora.h) adds it to a layer.
+struct LowRankUpdate {
+  Parameter a;  ///< NAME.lora_A.weight [r, in], initially as the weight of a Linear
+  Parameter b;  ///< NAME.lora_B.weight [out, r], initially 0
+  float scale = 1;
+  float dropout = 0;                           ///< in training only
+  std::shared_ptr<const LoraOptions> options;  ///< of which it is a part
+};
 
 /// Parameters `name`.weight and `name`.bias, initialized like PyTorch's nn.Linear: uniform in ±1/sqrt(in).
 struct Linear : Module {
@@ -27,7 +42,14 @@ struct Linear : Module {
   WeightLayout layout;
   bool with_bias;
   Parameter weight;
-  Parameter bias;  ///< not registered without a bias
+  Parameter bias;                       ///< not registered without a bias
+  std::unique_ptr<LowRankUpdate> lora;  ///< null: none
+
+  std::size_t in_features() const { return weight.shape[layout == WeightLayout::in_out ? 0 : 1]; }
+  std::size_t out_features() const { return weight.shape[layout == WeightLayout::in_out ? 1 : 0]; }
+
+ private:
+  Var with_update(Tape&, Var x);
 };
 
 /// Parameters `name`.weight, initialized to 1, and `name`.bias, to 0.

@@ -174,6 +174,37 @@ std::vector<std::pair<std::string, ModuleBuffer*>> persistent_buffers(Module& mo
   return all;
 }
 
+// ---- names
+
+namespace {
+
+/// `*` stands for any characters but dots.
+bool matches_whole(std::string_view text, std::string_view pattern) {
+  if (pattern.empty()) return text.empty();
+  if (pattern.front() != '*')
+    return !text.empty() && text.front() == pattern.front() &&
+           matches_whole(text.substr(1), pattern.substr(1));
+  for (std::size_t n = 0;; ++n) {
+    if (matches_whole(text.substr(n), pattern.substr(1))) return true;
+    if (n == text.size() || text[n] == '.') return false;
+  }
+}
+
+}  // namespace
+
+bool matches_name(std::string_view name, std::string_view pattern) {
+  if (matches_whole(name, pattern)) return true;
+  for (std::size_t dot = name.find('.'); dot != name.npos; dot = name.find('.', dot + 1))
+    if (matches_whole(name.substr(dot + 1), pattern)) return true;
+  return false;
+}
+
+bool matches_part(std::string_view name, std::string_view pattern) {
+  for (std::size_t dot = name.find('.'); dot != name.npos; dot = name.find('.', dot + 1))
+    if (matches_name(name.substr(0, dot), pattern)) return true;
+  return matches_name(name, pattern);
+}
+
 EvalMode::EvalMode(Module& module) {
   for (Module* m : module.modules()) before_.emplace_back(m, m->training());
   module.eval();

@@ -58,8 +58,13 @@ void StateLoader::match(const std::string& tensor, const T& expected, Problems& 
   }
 }
 
+bool StateLoader::is_left_out(const std::string& name, const Parameter& p) const {
+  return options_.without_frozen && !p.requires_grad && !tensors_.find(model_tensor(name));
+}
+
 void StateLoader::match_model(Problems& problems) const {
-  for (const auto& [name, p] : parameters_) match(model_tensor(name), p->global_shape(), problems);
+  for (const auto& [name, p] : parameters_)
+    if (!is_left_out(name, *p)) match(model_tensor(name), p->global_shape(), problems);
   for (const auto& [name, b] : buffers_) match(buffer_tensor(name), *b, problems);
 }
 
@@ -152,7 +157,7 @@ void StateLoader::match_names(Problems& problems) const {
 std::vector<std::string> StateLoader::missing() const {
   std::vector<std::string> names;
   for (const auto& [name, p] : parameters_)
-    if (!tensors_.find(model_tensor(name))) names.push_back(name);
+    if (!tensors_.find(model_tensor(name)) && !is_left_out(name, *p)) names.push_back(name);
   for (const auto& [name, b] : buffers_)
     if (!tensors_.find(buffer_tensor(name))) names.push_back(name);
   return names;
@@ -183,11 +188,12 @@ void StateLoader::require_some() const {
 
 void StateLoader::load_values(Strategy& strategy) {
   const auto names = by_parameter(parameters_);
-  strategy.values().fill([&](const Parameter& p, Range elements, float* out) {
+  const auto read = [&](const Parameter& p, Range elements, float* out) {
     if (const TensorInfo* t = tensors_.find(model_tensor(names.at(&p))))
       return read_parameter(tensors_, *t, p, elements, out);
     init_slice(p, {out, elements.count()}, elements.begin, options_.seed);
-  });
+  };
+  strategy.values().fill(read, [&](const Parameter& p) { return !is_left_out(names.at(&p), p); });
 }
 
 void StateLoader::load_optimizer(Strategy& strategy) {

@@ -21,6 +21,9 @@ struct StateLoaderOptions {
   /// and a parameter that lacks a state has initial ones of all. StateSpec::substitute holds in both cases.
   bool strict = true;
   std::uint64_t seed = 0;  ///< of initial values
+  /// The checkpoint was saved without parameters that were not trained. Those of the module that it lacks keep their
+  /// values, and are not missing.
+  bool without_frozen = false;
 };
 
 /// Reads what this rank holds, one slice at a time.
@@ -52,6 +55,7 @@ class StateLoader {
   void require_some() const;
   template <class T>
   void match(const std::string& tensor, const T& expected, Problems& problems) const;
+  bool is_left_out(const std::string& name, const Parameter&) const;
   bool has_optimizer() const;
   bool has_states(const std::string& name, const Parameter&) const;
   std::string stored_state(const StateSpec&, const std::string& name) const;

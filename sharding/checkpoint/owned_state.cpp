@@ -38,15 +38,15 @@ std::span<const std::byte> bytes_of(const float* values, Range elements) {
 
 }  // namespace
 
-OwnedState::OwnedState(Module& module, const Strategy& strategy, bool buffers, bool finite,
-                       const Stream& stream)
-    : strategy_(strategy), stream_(stream) {
+OwnedState::OwnedState(Module& module, const Strategy& strategy, const Options& options, const Stream& stream)
+    : strategy_(strategy), options_(options), stream_(stream) {
   const auto names = names_of(module);
   for (const ParameterElements& of : strategy.values().owned())
-    slices_.push_back(slice_of(model_tensor(names.at(of.parameter)), of, finite));
+    if (options.frozen || of.parameter->requires_grad)
+      slices_.push_back(slice_of(model_tensor(names.at(of.parameter)), of, options.finite));
   for (const auto& [state, of] : strategy.optimizer_state().owned())
-    slices_.push_back(slice_of(optimizer_tensor(state, names.at(of.parameter)), of, finite));
-  if (!buffers) return;
+    slices_.push_back(slice_of(optimizer_tensor(state, names.at(of.parameter)), of, options.finite));
+  if (!options.buffers) return;
   for (const auto& [name, b] : persistent_buffers(module)) {
     if (b->shape.count() == 0) continue;
     buffers_.emplace_back(name, b);
@@ -65,7 +65,8 @@ std::size_t OwnedState::bytes() const {
 
 void OwnedState::read(const std::function<void(std::span<const std::byte>)>& f) const {
   strategy_.values().visit_owned(
-      [&](const Parameter&, Range elements, const float* values) { f(bytes_of(values, elements)); });
+      [&](const Parameter&, Range elements, const float* values) { f(bytes_of(values, elements)); },
+      [&](const Parameter& p) { return options_.frozen || p.requires_grad; });
   strategy_.optimizer_state().visit([&](const std::string&, const Parameter&, Range elements,
                                         const float* values) { f(bytes_of(values, elements)); });
   for (const auto& [name, b] : buffers_) {

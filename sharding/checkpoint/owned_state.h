@@ -54,9 +54,13 @@ class ShardWriter {
 /// all ranks each element is there once, in ddp too.
 class OwnedState {
  public:
-  /// `buffers`: whether this rank writes those of the module. `finite`: parameters and states must be
-  /// (ShardSlice::finite). All references must outlive this object.
-  OwnedState(Module&, const Strategy&, bool buffers, bool finite, const Stream&);
+  struct Options {
+    bool buffers = false;  ///< this rank writes those of the module
+    bool finite = true;    ///< parameters and states must be (ShardSlice::finite)
+    bool frozen = true;    ///< parameters that are not trained are there, too
+  };
+  /// All references must outlive this object.
+  OwnedState(Module&, const Strategy&, const Options&, const Stream&);
 
   /// In the order of read(); files are not set.
   const std::vector<ShardSlice>& slices() const { return slices_; }
@@ -68,6 +72,7 @@ class OwnedState {
  private:
   const Strategy& strategy_;
   std::vector<std::pair<std::string, ModuleBuffer*>> buffers_;
+  Options options_;
   Stream stream_;
   std::vector<ShardSlice> slices_;
 };

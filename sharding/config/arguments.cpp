@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "comm/core/error.h"
+#include "comm/core/text.h"
 
 namespace rz {
 namespace {
@@ -132,6 +133,14 @@ json steps_of(const std::optional<std::string>& strategy, const std::optional<st
 json given_save_steps(const A& a) { return steps_of(a.save_strategy, a.save_steps); }
 json given_eval_steps(const A& a) { return steps_of(a.eval_strategy, a.eval_steps); }
 
+/// Names between commas are a list, and other texts one expression.
+json given_target_modules(const A& a) {
+  if (!a.lora_target_modules) return {};
+  const std::string& text = *a.lora_target_modules;
+  if (text == "all-linear" || text.find_first_of("\\()[]{}|^$?+*") != text.npos) return text;
+  return parts_of(text, ',');
+}
+
 constexpr double max_size = 1 << 20, max_updates = 0x1p40;
 constexpr std::string_view hidden_size_label = "the model's hidden size";
 
@@ -207,6 +216,15 @@ constexpr ArgumentSpec table[] = {
              &A::ddp_static_graph},
     FlagSpec{FlagGroup::configuration, "ddp_broadcast_buffers", "BOOL", "ringzero.broadcast_buffers",
              &A::ddp_broadcast_buffers},
+    FlagSpec{FlagGroup::configuration, "lora_target_modules", "NAMES",
+             "ringzero.lora.target_modules, without a section too: q_proj,v_proj or all-linear",
+             &A::lora_target_modules}
+        .given_by(given_target_modules),
+    FlagSpec{FlagGroup::configuration, "lora_r", "N", "ringzero.lora.r", &A::lora_r}.within(1, max_size),
+    FlagSpec{FlagGroup::configuration, "lora_alpha", "X", "ringzero.lora.lora_alpha", &A::lora_alpha}.within(
+        1e-30, 3.4e38),
+    FlagSpec{FlagGroup::configuration, "lora_dropout", "X", "ringzero.lora.lora_dropout", &A::lora_dropout}
+        .within(0, 0.999999),
     FlagSpec{FlagGroup::loop, "max_steps", "N", "Updates of the run", &A::max_steps}.within(-1, max_updates),
     FlagSpec{FlagGroup::loop, "num_train_epochs", "X",
              "Passes over the data: train_lm makes them; else the loop of the program does, and no schedule "

@@ -1,5 +1,6 @@
 // What follows from several keys, and combinations that exclude each other.
 
+#include <algorithm>
 #include <bit>
 #include <filesystem>
 
@@ -208,6 +209,31 @@ void complete_determinism(Draft& d, const Settings& s, int ranks) {
           "has equally many micro-batches on all ranks; remove ringzero.join");
 }
 
+// ---- ringzero.lora
+
+/// The texts of a list.
+std::vector<std::string> texts_of(const nlohmann::json& value, const char* key, const std::string& file) {
+  const auto is_text = [](const nlohmann::json& v) { return v.is_string() && !v.get<std::string>().empty(); };
+  require(value.is_array() && std::ranges::all_of(value, is_text), Errc::config, file, ": ringzero.lora.", key,
+          ": expected a list of names, found ", to_display(value));
+  return value.get<std::vector<std::string>>();
+}
+
+LoraOptions lora_of(const Draft& d) {
+  LoraOptions o = d.lora_params;
+  const nlohmann::json& targets = d.target_modules;
+  require(!targets.is_null() && !targets.empty() && targets != "", Errc::config, d.file,
+          ": ringzero.lora.target_modules: missing; name the layers, such as [\"q_proj\", \"v_proj\"], or "
+          "\"all-linear\"");
+  if (targets.is_string())
+    o.target_modules = targets.get<std::string>();
+  else
+    o.target_modules = texts_of(targets, "target_modules", d.file);
+  if (!d.modules_to_save.is_null())
+    o.modules_to_save = texts_of(d.modules_to_save, "modules_to_save", d.file);
+  return o;
+}
+
 // ---- ringzero.checkpoint
 
 std::string checkpoint_key(const char* key) { return concat("ringzero.checkpoint.", key); }
@@ -287,6 +313,9 @@ void complete(Draft& d, Settings& s, const RunFacts& facts, ConfigErrors& errors
                                   [&] { complete_precision(d); });
   if (has_precision) fill({"ringzero", "zero_optimization"}, [&] { complete_ddp(d, s); });
   fill({"zero_optimization"}, [&] { check_zero(s, d); });
+  fill({"ringzero.lora"}, [&] {
+    if (s.has_section("ringzero.lora")) d.lora = lora_of(d);
+  });
   fill({"ringzero.checkpoint"}, [&] { complete_checkpoint(d, s); });
   if (!errors.empty()) return;
   d.checkpoint_activations = d.partition_activations || d.cpu_checkpointing || d.number_checkpoints;

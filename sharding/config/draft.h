@@ -27,6 +27,8 @@ struct Draft : DsConfig {
   Determinism deterministic = Determinism::rank_order;
   std::optional<std::int64_t> max_skipped;
   nlohmann::json resume = false;  ///< true, false or a folder
+  LoraOptions lora_params;
+  nlohmann::json target_modules, modules_to_save;  ///< of ringzero.lora: lists of texts, or a text
   /// torch's OneCycleLR: the first, or the product of the others.
   std::optional<std::int64_t> total_steps, epochs, steps_per_epoch;
 };

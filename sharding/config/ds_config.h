@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "autograd_lite/models/lora.h"
 #include "sharding/config/lr_schedule.h"
 #include "sharding/config/training_arguments.h"
 #include "sharding/model/options.h"
@@ -138,6 +139,7 @@ struct CheckpointConfig {
   std::string output_dir;  ///< absent: the folder of resume_from_checkpoint; empty: nothing is saved
   std::int64_t save_steps = 0, save_minutes = 0, save_total_limit = 0;
   bool async_save = false;
+  bool exclude_frozen_parameters = false;
   bool signals = true, stop_before_allocation_end = true;
   std::int64_t allocation_margin = 120;  ///< seconds
   std::string resume_from_checkpoint;    ///< a folder; output_dir for true; empty: the run starts afresh
@@ -180,6 +182,7 @@ struct DsConfig {
   ZeroConfig zero;
   DdpConfig ddp;                        ///< ringzero
   CheckpointConfig checkpoint;          ///< ringzero.checkpoint
+  std::optional<LoraOptions> lora;      ///< ringzero.lora: an engine calls add_lora()
   bool checkpoint_activations = false;  ///< blocks compute their activations again in backward
   MonitorConfig monitor;
   /// ringzero: as many updates in a row whose gradients are not finite are an error; 0: any number may be.

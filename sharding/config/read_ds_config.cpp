@@ -42,6 +42,14 @@ void add_default_optimizer(json& document) {
       {"params", {{"lr", "auto"}, {"betas", "auto"}, {"eps", "auto"}, {"weight_decay", "auto"}}}};
 }
 
+/// lora_target_modules asks for the section.
+void add_lora_section(json& document, const TrainingArguments& a) {
+  if (!a.lora_target_modules) return;
+  json& own = document["ringzero"];
+  if (own.is_null()) own = json::object();
+  if (own.is_object() && (!own.contains("lora") || own["lora"].is_null())) own["lora"] = json::object();
+}
+
 /// The section that stands for a type of Hugging Face's schedules; null: a constant rate. Without a warm-up
 /// it is torch's, whose rates are those of Trainer: DeepSpeed's warm-up takes two updates at least.
 json scheduler_of(std::string_view type, bool warms_up) {
@@ -106,6 +114,7 @@ DsConfig parse_ds_config(std::string_view text, const std::string& file, const T
   nlohmann::json document = parse_json(text, file, JsonDialect::relaxed);
   const JsonObject root(document, file);  // an object, or an error
   if (facts.adamw_by_default) ds::add_default_optimizer(document);
+  ds::add_lora_section(document, arguments);
   ds::ConfigErrors errors;
   std::vector<std::string> added;
   errors.collect(ds::ConfigErrors::Kind::combination, "",

@@ -48,6 +48,7 @@ constexpr KeySpec ringzero[] = {
     refused("comm_wrapper", "\"no\"", "[\"no\"]",
             "hooks are not wrapped; comm_hook fp16 and bf16 send 16 bits"),
     section("join", "null", "of Engine::Join: ranks with different numbers of batches"),
+    section("lora", "null", "a frozen model with trainable low-rank updates; docs/guide/lora.md"),
     section("checkpoint", "{}", "checkpoints, evaluation, early stopping; docs/guide/checkpoints.md"),
     accepted("gradient_as_bucket_view", "false", "gradients always are parts of buckets"),
 };
@@ -83,6 +84,44 @@ constexpr KeySpec join[] = {
         "throw_on_early_termination", "an error on all ranks where one runs out of data, which is named"),
 };
 
+constexpr const char* not_here = "not supported in this build yet";
+
+// Names, defaults and meaning are those of PEFT's LoraConfig.
+constexpr KeySpec lora[] = {
+    applied<&Draft::target_modules>(
+        "target_modules",
+        "names of Linear layers, or their ends, [\"q_proj\", \"v_proj\"]; or a regular expression of whole "
+        "names; or \"all-linear\": all but the head")
+        .from("lora_target_modules"),
+    applied<&LoraOptions::r>("r", "rank of the updates").within(1, 1 << 20).from("lora_r"),
+    applied<&LoraOptions::lora_alpha>("lora_alpha", "updates are multiplied by lora_alpha / r")
+        .within(1e-30, unbounded)
+        .from("lora_alpha"),
+    applied<&LoraOptions::lora_dropout>("lora_dropout", "of the input of an update, in training")
+        .within(0, 0.999999)
+        .from("lora_dropout"),
+    applied<&LoraOptions::use_rslora>("use_rslora", "updates are multiplied by lora_alpha / sqrt(r)"),
+    applied<&Draft::modules_to_save>(
+        "modules_to_save", "names of modules that are trained whole and saved with the adapter; null: none"),
+    refused("bias", "\"none\"", "[\"none\"]", "biases stay frozen"),
+    refused("init_lora_weights", "true", "[true]", "A begins as PyTorch's Linear, B with 0"),
+    refused("use_dora", "false", "[false, null]", not_here),
+    refused("lora_bias", "false", "[false, null]", not_here),
+    refused("rank_pattern", "{}", "[{}, null]", "all layers have one r"),
+    refused("alpha_pattern", "{}", "[{}, null]", "all layers have one lora_alpha"),
+    refused("layers_to_transform", "null", "[null]", "name the layers in target_modules: \"layers.0.mlp.up_proj\""),
+    refused("layers_pattern", "null", "[null, []]", "name the layers in target_modules"),
+    refused("exclude_modules", "null", "[null, []]", "name the layers in target_modules"),
+    refused("layer_replication", "null", "[null]", not_here),
+    refused("target_parameters", "null", "[null, []]", not_here),
+    refused("trainable_token_indices", "null", "[null]", not_here),
+    accepted("fan_in_fan_out", "false", "follows from the layer: true for Conv1D of GPT-2"),
+    accepted("task_type", "null"),
+    accepted("peft_type", "\"LORA\""),
+    accepted("base_model_name_or_path", "null"),
+    accepted("inference_mode", "false"),
+};
+
 constexpr KeySpec checkpoint[] = {
     applied<&CheckpointConfig::output_dir>(
         "output_dir", "folder of the checkpoints, shared by all ranks; empty: none are saved")
@@ -101,6 +140,10 @@ constexpr KeySpec checkpoint[] = {
     applied<&CheckpointConfig::async_save>("async_save",
                                            "files are written while training goes on, from a copy in memory")
         .from("async_save"),
+    applied<&CheckpointConfig::exclude_frozen_parameters>(
+        "exclude_frozen_parameters",
+        "parameters that are not trained, as those that LoRA adapts, are not saved: a run that is resumed must "
+        "load them before, as it did at first"),
     applied<&CheckpointConfig::signals>(
         "signals", "SIGUSR1: save; SIGTERM: save and stop; one engine of a process may have them"),
     applied<&CheckpointConfig::stop_before_allocation_end>(
@@ -142,6 +185,7 @@ constexpr ObjectSpec table[] = {
     {"ringzero", "", ringzero},
     {"ringzero.comm_state_option", "", comm_state_option},
     {"ringzero.join", "", join},
+    {"ringzero.lora", "", lora},
     {"ringzero.checkpoint", "", checkpoint},
 };
 

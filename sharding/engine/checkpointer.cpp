@@ -126,13 +126,18 @@ void Checkpointer::save(const std::string& dir, const SaveCheckpointOptions& o) 
   wait();
   EngineState s = state();
   s.client_state = o.client_state;
+  s.without_frozen = o.exclude_frozen_parameters;
   const SaveRequest request{.dir = dir,
                             .tag = o.tag.empty() ? step_tag(s.updates.count.steps) : o.tag,
                             .state = to_json(s),
                             .files = o.files,
                             .best = o.best,
                             .keep = o.save_total_limit};
-  const OwnedState owned(parts_.module, parts_.strategy, parts_.world.is_main(), !o.nonfinite, parts_.stream);
+  const OwnedState owned(parts_.module, parts_.strategy,
+                         {.buffers = parts_.world.is_main(),
+                          .finite = !o.nonfinite,
+                          .frozen = !o.exclude_frozen_parameters},
+                         parts_.stream);
   saving_.emplace(parts_.world.communicator(), owned, request, o.async ? &snapshot_ : nullptr);
   folder_locks_[dir] = saving_->folder_lock();
   if (!o.async) wait();
@@ -251,7 +256,9 @@ std::optional<LoadedCheckpoint> Checkpointer::load(const std::string& dir, const
     trainer = trainer_of(saved, index_file);
     loader.emplace(reader->tensors(TensorPart::all), parts_.module,
                    optimizer ? &parts_.updates->training().optimizer() : nullptr,
-                   StateLoaderOptions{.strict = o.load_module_strict, .seed = parts_.seed});
+                   StateLoaderOptions{.strict = o.load_module_strict,
+                                      .seed = parts_.seed,
+                                      .without_frozen = saved.without_frozen});
   });
   if (parts_.updates) parts_.updates->drop_graph();
   if (o.verify) check_on_all_ranks(comm, [&] { verify_share(*reader, comm.rank(), comm.size()); });

@@ -8,14 +8,18 @@
 #include <exception>
 #include <functional>
 #include <numeric>
+#include <set>
 #include <utility>
 
+#include "autograd_lite/models/lora.h"
 #include "autograd_lite/nn/init.h"
+#include "autograd_lite/nn/layers.h"
 #include "comm/core/error.h"
 #include "sharding/data/batch_sampler.h"
 #include "sharding/engine/checkpointer.h"
 #include "sharding/engine/read_configuration.h"
 #include "sharding/engine/update_loop.h"
+#include "sharding/huggingface/adapter.h"
 #include "sharding/huggingface/save_pretrained.h"
 #include "sharding/io/text.h"
 #include "sharding/parallel/rank_agreement.h"
@@ -49,15 +53,17 @@ std::unique_ptr<Strategy> strategy_of(Module& module, Communicator& communicator
   const StrategyOptions options = strategy_options(config, kind, o.configure_strategy);
   const auto trains = [&] { return o.optimizer != nullptr || config.optimizer.has_value(); };
   if (!trains()) module.requires_grad_(false);
-  const std::vector<Parameter*> parameters = module.parameters();
-  const bool has_values = std::any_of(parameters.begin(), parameters.end(),
-                                      [](const Parameter* p) { return p->value.defined(); });
+  std::set<const Parameter*> without_values;
+  for (const Parameter* p : module.parameters())
+    if (!p->value.defined()) without_values.insert(p);
   const Mesh mesh = o.mesh.empty() ? Mesh(communicator) : Mesh(communicator, o.mesh);
   auto strategy = make_strategy(kind, module, mesh, options);
   const auto from_seed = [&](const Parameter& p, Range elements, float* out) {
     init_slice(p, {out, elements.count()}, elements.begin, o.seed);
   };
-  if (!has_values) strategy->values().fill(o.initial_values ? o.initial_values : from_seed);
+  if (!without_values.empty())
+    strategy->values().fill(o.initial_values ? o.initial_values : from_seed,
+                            [&](const Parameter& p) { return without_values.contains(&p); });
   return strategy;
 }
 
@@ -94,6 +100,18 @@ void print_configuration(World& world, const DsConfig& config, const EngineOptio
   if (!o.name.empty()) std::fprintf(o.log, "%s\n", o.name.c_str());
   std::fputs(resolved_table(config).c_str(), o.log);
   std::fflush(o.log);
+}
+
+/// What reads the weights of the model knows no low-rank updates that were added since.
+void initialize_updates(Module& module, EngineOptions& o) {
+  std::set<const Parameter*> updates;
+  for (const auto& [name, layer] : lora_layers(module)) updates.insert({&layer->lora->a, &layer->lora->b});
+  if (updates.empty() || !o.initial_values) return;
+  o.initial_values = [updates, read = o.initial_values, seed = o.seed](const Parameter& p, Range elements,
+                                                                      float* out) {
+    if (!updates.contains(&p)) return read(p, elements, out);
+    init_slice(p, {out, elements.count()}, elements.begin, seed);
+  };
 }
 
 /// `all` has `rows` rows of each rank, of which the last padding[rank] are left out.
@@ -146,7 +164,12 @@ JoinOptions join_options(const JoinConfig& config) {
 Engine initialize(World& world, Module& module, EngineOptions options) {
   DsConfig config = read_configuration(world, module, options);
   warn_of_no_blocks(module, config);
+  const bool had_lora = lora_options(module) != nullptr;
+  check_on_all_ranks(world.communicator(), [&] { prepare_model(module, config); });
+  if (!had_lora) initialize_updates(module, options);
   print_configuration(world, config, options);
+  if (const std::string line = describe_lora(module); !line.empty() && options.log && world.is_main())
+    std::fprintf(options.log, "%s%s\n", options.name.empty() ? "" : (options.name + ": ").c_str(), line.c_str());
   return Engine(world, module, std::move(config), std::move(options));
 }
 
@@ -189,7 +212,6 @@ Engine::State::State(World& w, Module& model, DsConfig resolved, EngineOptions& 
       stream(stream_on(communicator.options().device, o.threads > 0 ? o.threads : world.threads(), config)),
       tape(stream),
       strategy(strategy_of(module, communicator, config, o)) {
-  if (config.checkpoint_activations) module.checkpoint_activations();
   strategy->attach(tape);
   tape.set_autocast(config.precision.autocast);
   if (auto optimizer = optimizer_of(config, o)) {
@@ -487,6 +509,16 @@ PretrainedWeights Engine::load_model(Module& part, const std::string& path, cons
   if (const std::string what = weights.describe(); !what.empty())
     s.print(concat("loaded: ", escaped(path), ": ", what));
   return weights;
+}
+
+void Engine::save_adapter(const std::string& folder) {
+  State& s = *state_;
+  rz::save_adapter(folder, s.module, *s.strategy, s.world.rank(), s.stream);
+}
+
+PretrainedWeights Engine::load_adapter(const std::string& folder, const LoadOptions& o) {
+  State& s = *state_;
+  return rz::load_adapter(*s.strategy, s.module, folder, o, s.stream);
 }
 
 std::optional<LoadedCheckpoint> Engine::load_checkpoint(const std::string& dir,

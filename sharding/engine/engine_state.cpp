@@ -38,6 +38,7 @@ constexpr std::array compared{"train_batch_size",
                               "ringzero.deterministic",
                               "ringzero.comm_hook",
                               "ringzero.comm_state_option",
+                              "ringzero.lora",
                               "ringzero.unused_parameters"};
 
 bool is_compared(std::string_view key, bool fixed_batches) {
@@ -253,6 +254,7 @@ std::string to_json(const EngineState& s) {
            {"config", json::parse(s.config)},
            {"trainer_state", json::parse(s.trainer_state)},
            {"client_state", client_json(s.client_state)}};
+  if (s.without_frozen) all["exclude_frozen_parameters"] = true;
   if (s.updates.training.scaler) all["loss_scaler"] = scaler_json(*s.updates.training.scaler);
   if (const auto& plateau = s.updates.training.plateau) all["plateau"] = plateau_json(*plateau);
   if (s.updates.expected_terms) all["expected_terms"] = *s.updates.expected_terms;
@@ -272,6 +274,7 @@ EngineState parse_engine_state(std::string_view text, const std::string& file) {
   if (o.has("jobs") && o.at("jobs").is_array())
     for (const json& job : o.at("jobs"))
       if (job.is_string()) s.jobs.push_back(job.get<std::string>());
+  s.without_frozen = o.boolean("exclude_frozen_parameters", false);
   o.object("config");
   s.config = o.at("config").dump();
   o.object("trainer_state");

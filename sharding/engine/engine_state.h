@@ -39,6 +39,7 @@ struct EngineState {
   OptimizerProgress optimizer;
   LoaderPositions::ByName loaders;
   std::string config = "{}";         ///< JSON, resolved
+  bool without_frozen = false;       ///< parameters that were not trained are not in it
   std::string trainer_state = "{}";  ///< JSON of a TrainerState; empty object: none was saved
   ClientState client_state;
 };

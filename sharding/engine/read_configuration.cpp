@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "autograd_lite/models/lora.h"
 #include "comm/core/error.h"
 #include "sharding/engine/training_step.h"
 #include "sharding/parallel/rank_agreement.h"
@@ -52,6 +53,16 @@ void require_same_configuration(World& world, const DsConfig& config, const Engi
 }
 
 }  // namespace
+
+void prepare_model(Module& model, const DsConfig& config) {
+  if (config.checkpoint_activations) model.checkpoint_activations();
+  if (!config.lora) return;
+  try {
+    add_lora(model, *config.lora);
+  } catch (const Error& e) {
+    fail(Errc::config, config.file, ": ringzero.lora.", e.what());
+  }
+}
 
 std::optional<std::int64_t> hidden_size(Module& model) {
   std::optional<std::int64_t> width;

@@ -237,6 +237,7 @@ void TrainingCheckpoints::State::save(bool async) {
                                         .save_total_limit = static_cast<std::size_t>(config.save_total_limit),
                                         .files = files,
                                         .best = best_update == steps,
+                                        .exclude_frozen_parameters = config.exclude_frozen_parameters,
                                         .nonfinite = nonfinite});
   saved = steps;
   best_update = -1;

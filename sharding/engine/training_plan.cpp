@@ -32,7 +32,7 @@ class Run {
     optimizer_ = o.optimizer ? o.optimizer.get() : made_.get();
     kind_ = o.strategy ? *o.strategy : strategy_kind(config_);
     options_ = strategy_options(config_, kind_, o.configure_strategy);
-    if (config_.checkpoint_activations) module.checkpoint_activations();
+    prepare_model(module, config_);
   }
 
   /// What stays in memory.

@@ -10,8 +10,9 @@
 #include <unordered_set>
 #include <utility>
 
+#include "autograd_lite/models/lora.h"
 #include "autograd_lite/nn/init.h"
-#include "autograd_lite/nn/module.h"
+#include "autograd_lite/nn/layers.h"
 #include "comm/core/error.h"
 #include "sharding/checkpoint/model_tensors.h"
 #include "sharding/checkpoint/open_tensors.h"
@@ -53,7 +54,8 @@ bool is_transposed(const TensorInfo& entry, const Shape& shape) {
 struct PretrainedWeights::State {
   State(const std::string& path, Module&, const LoadOptions&);
 
-  void match(const std::vector<std::pair<std::string, Parameter*>>&);
+  void match(const std::vector<std::pair<std::string, Parameter*>>&, Module&);
+  void leave_out_updates(Module&);
   void match_buffers(const std::vector<std::pair<std::string, ModuleBuffer*>>&);
   void find_unexpected(const TensorInfo* head, const std::vector<std::string>& model);
   void check(bool strict, const std::vector<std::string>& model) const;
@@ -66,7 +68,8 @@ struct PretrainedWeights::State {
   bool nonfinite;
   std::unordered_map<const Parameter*, const TensorInfo*> entries;
   std::vector<std::pair<ModuleBuffer*, const TensorInfo*>> buffers;
-  std::unordered_set<const Parameter*> initialized;  // parameters that are missing
+  std::unordered_set<const Parameter*> initialized;  // parameters that are missing, or left out by `only`
+  std::unordered_set<const Parameter*> updates;      // of LoRA, of which the files have none
   std::vector<std::string> missing, unexpected, mismatched;
   std::size_t transposed = 0;  // of mismatched
 };
@@ -77,9 +80,12 @@ PretrainedWeights::State::State(const std::string& path, Module& module, const L
       seed(options.seed),
       nonfinite(options.nonfinite) {
   const std::vector<std::string> model = names_of(module);
-  const auto parameters = module.named_parameters();
-  match(parameters);
-  match_buffers(persistent_buffers(module));
+  auto parameters = module.named_parameters();
+  auto saved_buffers = persistent_buffers(module);
+  for (const auto& [name, p] : parameters) initialized.insert(p);
+  select_only(options.only, parameters, saved_buffers);
+  match(parameters, module);
+  match_buffers(saved_buffers);
   const Parameter* table = nullptr;
   for (const auto& [name, p] : parameters)
     if (names.is_table(name) && entries.contains(p)) table = p;
@@ -90,18 +96,29 @@ PretrainedWeights::State::State(const std::string& path, Module& module, const L
   if (head) check_tied_head(*head, *entries.at(table));
 }
 
-void PretrainedWeights::State::match(const std::vector<std::pair<std::string, Parameter*>>& parameters) {
+void PretrainedWeights::State::match(const std::vector<std::pair<std::string, Parameter*>>& parameters,
+                                     Module& module) {
   for (const auto& [name, p] : parameters) {
     const TensorInfo* entry = names.find(name);
     if (!entry) {
       missing.push_back(name);
-      initialized.insert(p);
       continue;
     }
     entries[p] = entry;
+    initialized.erase(p);
     if (const std::string why = mismatch(*entry, p->global_shape()); !why.empty()) mismatched.push_back(why);
     transposed += is_transposed(*entry, p->global_shape());
   }
+  leave_out_updates(module);
+}
+
+/// The files are then of the model without LoRA.
+void PretrainedWeights::State::leave_out_updates(Module& module) {
+  std::unordered_set<const Parameter*> all;
+  for (const auto& [name, layer] : lora_layers(module)) all.insert({&layer->lora->a, &layer->lora->b});
+  if (std::ranges::any_of(all, [&](const Parameter* p) { return entries.contains(p); })) return;
+  for (const auto& [name, p] : module.named_parameters())
+    if (all.contains(p) && std::erase(missing, name) > 0) updates.insert(p);
 }
 
 void PretrainedWeights::State::match_buffers(
@@ -120,8 +137,7 @@ void PretrainedWeights::State::match_buffers(
 void PretrainedWeights::State::find_unexpected(const TensorInfo* head,
                                                const std::vector<std::string>& model) {
   std::set<const TensorInfo*> used{head};
-  for (const auto& [b, entry] : buffers) used.insert(entry);
-  for (const auto& [p, entry] : entries) used.insert(entry);
+  for (const std::string& name : model) used.insert(names.find(name));  // also of what `only` leaves out
   for (const auto& [name, entry] : names.tensors())
     if (!used.contains(entry) && !names.is_ignored(name, *entry, model)) unexpected.push_back(entry->name);
 }
@@ -131,7 +147,7 @@ void PretrainedWeights::State::check(bool strict, const std::vector<std::string>
   if (strict) add_problem(problems, "missing:", missing);
   add_problem(problems, "wrong:", mismatched);
   if (strict) add_problem(problems, "not in the model:", unexpected);
-  const bool nothing = entries.empty() && buffers.empty() && !missing.empty();
+  const bool nothing = entries.empty() && buffers.empty() && !(missing.empty() && updates.empty());
   if (problems.empty() && !nothing) return;
   std::string remedy;
   if (const std::string prefix = names.likely_prefix(model); !prefix.empty())
@@ -144,7 +160,7 @@ void PretrainedWeights::State::check(bool strict, const std::vector<std::string>
   require(problems.empty(), Errc::config, escaped(files.path()),
           ": does not fit the model: ", escaped(problems), escaped(remedy));
   fail(Errc::config, escaped(files.path()), ": nothing of it is in the model, which begins with '",
-       escaped(missing[0]), "', and the file with '", escaped(unexpected.empty() ? "" : unexpected[0]), "'",
+       escaped(missing.empty() ? model[0] : missing[0]), "', and the file with '", escaped(unexpected.empty() ? "" : unexpected[0]), "'",
        remedy.empty() ? "; give the weights of this model" : escaped(remedy));
 }
 
@@ -211,6 +227,10 @@ void PretrainedWeights::read_buffers(const Stream& stream) const {
   for (const auto& [b, entry] : state_->buffers) read_buffer(state_->files, *entry, *b, stream);
 }
 
+bool PretrainedWeights::writes(const Parameter& p) const {
+  return state_->entries.contains(&p) || state_->updates.contains(&p);
+}
+
 PretrainedWeights load_pretrained(Strategy& strategy, Module& module, const std::string& path,
                                   const LoadOptions& options, const Stream& stream) {
   PretrainedWeights weights(path, module, options);
@@ -220,7 +240,7 @@ PretrainedWeights load_pretrained(Strategy& strategy, Module& module, const std:
     init_slice(p, {out, elements.count()}, elements.begin, options.seed);
   };
   ParameterValues::Selection selected;
-  if (values.filled()) selected = [&](const Parameter& p) { return weights.contains(p); };
+  if (values.filled()) selected = [&](const Parameter& p) { return weights.writes(p); };
   values.fill(write, selected);
   weights.read_buffers(stream);
   return weights;
@@ -229,7 +249,10 @@ PretrainedWeights load_pretrained(Strategy& strategy, Module& module, const std:
 PretrainedWeights load_pretrained(Module& module, const std::string& path, const LoadOptions& options,
                                   const Stream& stream) {
   PretrainedWeights weights(path, module, options);
-  for (const Parameter* p : module.parameters()) {
+  auto parameters = module.named_parameters();
+  auto buffers = persistent_buffers(module);
+  select_only(options.only, parameters, buffers);
+  for (const auto& [name, p] : parameters) {
     require(p->value.defined(), Errc::invalid_argument, p->name,
             " has no memory; call allocate_parameters() first");
     std::vector<float> values(p->count());

@@ -3,14 +3,18 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <span>
 #include <vector>
 
+#include "autograd_lite/models/lora.h"
+#include "autograd_lite/nn/layers.h"
 #include "autograd_lite/nn/module.h"
 #include "comm/core/error.h"
 #include "sharding/checkpoint/safetensors.h"
 #include "sharding/huggingface/families.h"
+#include "sharding/huggingface/weight_names.h"
 #include "sharding/io/durable_file.h"
 #include "sharding/strategy/strategy.h"
 
@@ -45,17 +49,51 @@ void require_finite(const std::string& path, const std::string& name, std::span<
        "; SaveOptions::nonfinite writes such weights all the same");
 }
 
-}  // namespace
+/// Whole parameters on the host, in f32, some of them with an update.
+class WholeValues {
+ public:
+  WholeValues(Strategy& strategy, const Stream& stream) : strategy_(strategy), stream_(stream) {}
 
-void save_weights(const std::string& path, Module& module, Strategy& strategy, int rank, const Stream& stream,
-                  const SaveOptions& options) {
-  const NamedParameters parameters = module.named_parameters();
-  const NamedBuffers buffers = persistent_buffers(module);
+  /// Adds the update of a layer to its weight.
+  void merge(const nn::Linear& layer) { layers_[&layer.weight] = &layer; }
+  /// Collective.
+  Tensor operator()(const Parameter& p) const {
+    const auto found = layers_.find(&p);
+    if (found == layers_.end()) return whole(p);
+    const nn::Linear& layer = *found->second;
+    const Tensor a = copy(layer.lora->a), b = copy(layer.lora->b), weight = copy(p);
+    merge_lora({.in = layer.in_features(),
+                .out = layer.out_features(),
+                .r = layer.lora->a.shape[0],
+                .scale = layer.lora->scale,
+                .in_out = layer.layout == nn::WeightLayout::in_out,
+                .a = {a.data<float>(), a.count()},
+                .b = {b.data<float>(), b.count()}},
+               0, {weight.data<float>(), weight.count()});
+    return weight;
+  }
+
+ private:
+  Tensor whole(const Parameter& p) const { return strategy_.values().whole(p, stream_).on_host(stream_); }
+  /// What values() may overwrite.
+  Tensor copy(const Parameter& p) const {
+    const Tensor value = whole(p), own = Tensor::empty(p.shape, DType::f32);
+    std::copy_n(value.data<float>(), value.count(), own.data<float>());
+    return own;
+  }
+
+  Strategy& strategy_;
+  const Stream& stream_;
+  std::map<const Parameter*, const nn::Linear*> layers_;
+};
+
+void write_file(const std::string& path, const NamedParameters& parameters, const NamedBuffers& buffers,
+                const WholeValues& values_of, int rank, const Stream& stream, const SaveOptions& options) {
   check_exportable(path, parameters, buffers);
   std::unique_ptr<SafetensorsWriter> writer;
   if (rank == 0) writer = std::make_unique<SafetensorsWriter>(path, specs(parameters, buffers));
   for (const auto& [name, p] : parameters) {
-    const Tensor value = strategy.values().whole(*p, stream).on_host(stream);
+    const Tensor value = values_of(*p);
     const std::span<const float> values(value.data<float>(), value.count());
     if (!options.nonfinite) require_finite(path, name, values);
     if (writer) writer->write(values);
@@ -66,6 +104,29 @@ void save_weights(const std::string& path, Module& module, Strategy& strategy, i
     writer->write({value.raw(), value.bytes()});
   }
   writer->finish();
+}
+
+}  // namespace
+
+void save_weights(const std::string& path, Module& module, Strategy& strategy, int rank, const Stream& stream,
+                  const SaveOptions& options) {
+  NamedParameters parameters = module.named_parameters();
+  NamedBuffers buffers = persistent_buffers(module);
+  WholeValues values(strategy, stream);
+  if (options.merge_lora)
+    for (const auto& [name, layer] : lora_layers(module)) {
+      values.merge(*layer);
+      std::erase_if(parameters, [l = layer](const auto& named) {
+        return named.second == &l->lora->a || named.second == &l->lora->b;
+      });
+    }
+  select_only(options.only, parameters, buffers);
+  write_file(path, parameters, buffers, values, rank, stream, options);
+}
+
+void save_parameters(const std::string& path, const NamedParameters& parameters, Strategy& strategy, int rank,
+                     const Stream& stream, const SaveOptions& options) {
+  write_file(path, parameters, {}, WholeValues(strategy, stream), rank, stream, options);
 }
 
 void save_pretrained(const std::string& folder, LanguageModel& model, Strategy& strategy, int rank,

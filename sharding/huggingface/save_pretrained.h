@@ -2,6 +2,8 @@
 /// Export of models in the format of Hugging Face.
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "autograd_lite/models/language_model.h"
 #include "comm/device/stream.h"
@@ -12,6 +14,12 @@ class Strategy;
 
 struct SaveOptions {
   bool nonfinite = false;  ///< write parameters that are not finite
+  /// Only parameters and buffers that one of these patterns matches are written, by matches_part() of their names
+  /// from the module. Empty: all. Errc::config names a pattern without a match.
+  std::vector<std::string> only{};
+  /// Adds low-rank updates of LoRA to the weights (merge_lora()), as merge_and_unload() of PEFT: the file is of the
+  /// model without LoRA. False: weights and updates are written as they are.
+  bool merge_lora = true;
 };
 
 /// Writes the parameters of a module that a strategy shards to a safetensors file, in f32, one at a time, and
@@ -27,5 +35,9 @@ void save_weights(const std::string& path, Module&, Strategy&, int rank, const S
 /// from_pretrained() reads it.
 void save_pretrained(const std::string& folder, LanguageModel&, Strategy&, int rank, const Stream&,
                      const SaveOptions& = {});
+
+/// Writes parameters as they are, by these names; as save_weights() otherwise.
+void save_parameters(const std::string& path, const std::vector<std::pair<std::string, Parameter*>>&, Strategy&,
+                     int rank, const Stream&, const SaveOptions& = {});
 
 }  // namespace rz

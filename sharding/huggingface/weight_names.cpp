@@ -40,6 +40,39 @@ std::string common_prefix(const std::vector<std::pair<std::string, const TensorI
 
 }  // namespace
 
+namespace {
+
+bool matches_any(std::string_view name, std::span<const std::string> only) {
+  return std::ranges::any_of(only, [&](const std::string& pattern) { return matches_part(name, pattern); });
+}
+
+template <class T>
+void keep_matching(std::span<const std::string> only, std::vector<std::pair<std::string, T*>>& named) {
+  std::erase_if(named, [&](const auto& n) { return !matches_any(n.first, only); });
+}
+
+}  // namespace
+
+void select_only(std::span<const std::string> only, std::vector<std::pair<std::string, Parameter*>>& parameters,
+                 std::vector<std::pair<std::string, ModuleBuffer*>>& buffers) {
+  if (only.empty()) return;
+  std::vector<std::string> names;
+  for (const auto& [name, p] : parameters) names.push_back(name);
+  for (const auto& [name, b] : buffers) names.push_back(name);
+  for (const std::string& pattern : only) {
+    if (std::ranges::any_of(names, [&](const std::string& n) { return matches_part(n, pattern); })) continue;
+    std::vector<std::string> known = names;
+    for (const std::string& name : names)
+      for (std::string& part : parts_of(name, '.')) known.push_back(std::move(part));
+    const std::string near = nearest_name(pattern, known);
+    fail(Errc::config, "only: '", escaped(pattern), "' matches no parameter",
+         near.empty() ? concat("; the first is '", names.empty() ? "" : names[0], "'")
+                      : concat("; did you mean '", near, "'?"));
+  }
+  keep_matching(only, parameters);
+  keep_matching(only, buffers);
+}
+
 WeightNames::WeightNames(const TensorSource& files, std::span<const std::string> model,
                          const std::string& prefix, const NameTable& table)
     : table_(table) {

@@ -8,10 +8,16 @@
 #include <utility>
 #include <vector>
 
+#include "autograd_lite/nn/module.h"
 #include "sharding/checkpoint/tensor_source.h"
 #include "sharding/huggingface/model_family.h"
 
 namespace rz {
+
+/// Keeps the parameters and buffers that one of the patterns matches (matches_part()); all without patterns.
+/// Errc::config names a pattern that matches none.
+void select_only(std::span<const std::string> only, std::vector<std::pair<std::string, Parameter*>>&,
+                 std::vector<std::pair<std::string, ModuleBuffer*>>&);
 
 /// One rule for all tensors of files: the one by which the names of a model fit best. PretrainedWeights has
 /// the rules. Refers to the files.

@@ -119,10 +119,11 @@ void ParameterValues::fill(const Fill& fill, const Selection& selected) {
   s.filled = true;
 }
 
-void ParameterValues::visit_owned(const Visit& visit) const {
+void ParameterValues::visit_owned(const Visit& visit, const Selection& selected) const {
   const State& s = *state_;
   s.model.wait_offloaded();
   s.each_owned([&](const Tensor& from, const Parameter& p, Range elements) {
+    if (selected && !selected(p)) return;
     read_via_host(from, s.runtime.stream, [&](const float* value) { visit(p, elements, value); });
   });
 }

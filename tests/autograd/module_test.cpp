@@ -229,6 +229,17 @@ TEST(Flatten, LeavesTheFirstDimension) {
   EXPECT_EQ(tape.value(flatten(tape, tape.constant(Tensor::zeros({2, 3, 4, 5})))).shape(), (Shape{2, 60}));
 }
 
+TEST(Module, PatternsMatchTheEndsOfNames) {
+  const std::string name = "h.0.attn.c_attn";
+  for (const char* pattern : {"h.0.attn.c_attn", "attn.c_attn", "c_attn", "c_*", "*", "h.*.attn.*", "*.c_attn"})
+    EXPECT_TRUE(matches_name(name, pattern)) << pattern;
+  for (const char* pattern : {"", "attn", "_attn", "0.attn", "h.*.c_attn", "c_attn.", "c", "h.0.attn.c_attn.x"})
+    EXPECT_FALSE(matches_name(name, pattern)) << pattern;
+  for (const char* pattern : {"h", "h.0", "0.attn", "attn", "c_attn", "h.*"})
+    EXPECT_TRUE(matches_part(name, pattern)) << pattern;
+  for (const char* pattern : {"", "h.1", "0.c_attn", "att"}) EXPECT_FALSE(matches_part(name, pattern)) << pattern;
+}
+
 TEST(Module, IsNeitherCopiedNorMoved) {
   static_assert(!std::is_copy_constructible_v<Net> && !std::is_move_constructible_v<Net>);
   static_assert(!std::is_copy_assignable_v<nn::Linear> && !std::is_move_assignable_v<nn::Linear>);

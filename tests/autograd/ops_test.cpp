@@ -52,6 +52,48 @@ TEST(Ops, LinearInBothLayoutsWithAndWithoutBias) {
   }
 }
 
+TEST(Ops, ALinearLayerWithALowRankUpdate) {
+  const Tensor x = random({2, 3, 5}, "x"), bias = random({4}, "bias"), other = random({2, 3, 5}, "other"),
+               a = random({2, 5}, "a"), b = random({4, 2}, "b");
+  for (const auto layout : {WeightLayout::in_out, WeightLayout::out_in}) {
+    const Tensor w = random(layout == WeightLayout::in_out ? Shape{5, 4} : Shape{4, 5}, "w");
+    expect_gradients(
+        [=](Tape& t, const auto& v) {
+          return linear_low_rank(t, v[0], v[1], v[2], layout, {v[0], v[3], v[4], 0.75f});
+        },
+        {x, w, bias, a, b}, 4e-3);
+    // Of a dropout of x, without a bias.
+    expect_gradients(
+        [=](Tape& t, const auto& v) {
+          return linear_low_rank(t, v[0], v[1], Var(), layout, {v[2], v[3], v[4], 3});
+        },
+        {x, w, other, a, b}, 4e-3);
+    Tape tape;
+    const auto constant = [&](const Tensor& t) { return tape.constant(t); };
+    const Tensor all = tape.value(linear_low_rank(tape, constant(x), constant(w), constant(bias), layout,
+                                                  {constant(other), constant(a), constant(b), 0.75f}));
+    const Tensor base = tape.value(linear(tape, constant(x), constant(w), constant(bias), layout));
+    for (std::size_t row = 0; row < 6; ++row)
+      for (std::size_t o = 0; o < 4; ++o) {
+        double sum = 0;
+        for (std::size_t k = 0; k < 2; ++k)
+          for (std::size_t i = 0; i < 5; ++i)
+            sum += double{b.data<float>()[o * 2 + k]} * a.data<float>()[k * 5 + i] *
+                   other.data<float>()[row * 5 + i];
+        EXPECT_NEAR(all.data<float>()[row * 4 + o], base.data<float>()[row * 4 + o] + 0.75 * sum, 2e-6);
+      }
+  }
+}
+
+TEST(Ops, AnActivationEntersTheTape) {
+  const Tensor x = random({2, 5}, "x"), w = random({4, 5}, "w");
+  expect_gradients(
+      [](Tape& t, const auto& v) {
+        return tanh(t, activated(t, linear_gelu(t, v[0], v[1], Var(), WeightLayout::out_in)));
+      },
+      {x, w});
+}
+
 Var two_layers(Tape& t, const std::vector<Var>& v, WeightLayout layout) {
   return linear(t, linear_gelu(t, v[0], v[1], v[2], layout), v[3], v[4], layout);
 }

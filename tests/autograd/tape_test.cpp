@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "autograd_lite/models/gpt2.h"
+#include "autograd_lite/models/lora.h"
 #include "autograd_lite/nn/init.h"
 
 namespace {
@@ -354,8 +355,9 @@ TEST(ActivationCheckpoint, NestsAndEntersScopes) {
   EXPECT_EQ(values(b.grad), (std::vector<float>{10, 10}));
 }
 
-void expect_no_allocation_from_the_third_pass_on(bool recompute) {
+void expect_no_allocation_from_the_third_pass_on(bool recompute, const LoraOptions& lora = {}) {
   Gpt2 model(small());
+  if (!lora.target_modules.empty()) add_lora(model, lora);
   allocate_parameters(model);
   init_parameters(model, 7);
   model.checkpoint_activations(recompute);
@@ -391,6 +393,11 @@ TEST(Tape, MemoryIsBoundedForPassesThatDiffer) {
 TEST(Tape, NothingIsAllocatedFromTheThirdPassOn) { expect_no_allocation_from_the_third_pass_on(false); }
 TEST(ActivationCheckpoint, NothingIsAllocatedFromTheThirdPassOn) {
   expect_no_allocation_from_the_third_pass_on(true);
+}
+TEST(Lora, NothingIsAllocatedFromTheThirdPassOn) {
+  for (const bool recompute : {false, true})
+    expect_no_allocation_from_the_third_pass_on(recompute,
+                                                {.target_modules = "all-linear", .r = 2, .lora_dropout = 0.1});
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include "comm/core/byte_size.h"
 #include "comm/core/error.h"
 #include "sharding/checkpoint/write_weights.h"
+#include "sharding/huggingface/adapter.h"
 #include "sharding/io/disk.h"
 #include "sharding/io/text.h"
 #include "tools/checkpoint/commands.h"
@@ -22,7 +23,8 @@ constexpr const char* merge_description =
     "checkpoint of DeepSpeed, ZeRO stages 0 to 3, it consolidates the f32 weights of all ranks.\n"
     "\n"
     "  checkpoint merge RUN OUT\n"
-    "  checkpoint merge RUN/global_step100 OUT --dtype bf16 --max-shard-size 2GB --config config.json";
+    "  checkpoint merge RUN/global_step100 OUT --dtype bf16 --max-shard-size 2GB --config config.json\n"
+    "  checkpoint merge BASE OUT --adapter ADAPTER        a model with its adapter of LoRA or PEFT";
 
 constexpr const char* split_description =
     "Writes the weights IN to a new folder OUT, cut into files by another size: IN is a safetensors file, a\n"
@@ -39,7 +41,7 @@ constexpr const char* write_footer =
 
 struct WriteOptions {
   std::string in, out, max_shard_size = "5GB";
-  std::optional<std::string> dtype, config;
+  std::optional<std::string> dtype, config, adapter;
   bool allow_overflow = false;
 };
 
@@ -84,7 +86,8 @@ int run_write(const WriteOptions& o) {
   options.max_file_bytes = max_file_bytes(o);
   if (o.dtype) options.dtype = dtype_from_name(*o.dtype);
   options.allow_overflow = o.allow_overflow;
-  const TensorSource source = open_source(o.in);
+  TensorSource source = open_source(o.in);
+  if (o.adapter) source = merge_adapter(source, *o.adapter, o.dtype.has_value());
   options.copies = copied_files(o);
   {
     ProgressLine progress;
@@ -121,6 +124,9 @@ int merge(int argc, const char* const* argv) {
   line.add_option("OUT", o.out, "The folder to make").type_name("").required();
   line.add_option("--max-shard-size", o.max_shard_size, "Bytes of tensors in a file; default 5GB")
       .type_name("SIZE");
+  line.add_option("--adapter", o.adapter,
+                  "Merge this adapter of LoRA, a folder with adapter_config.json, into the weights")
+      .type_name("FOLDER");
   add_dtype(line, o);
   const std::string help = line.parse(argc, argv);
   if (!help.empty()) return print_help(help);

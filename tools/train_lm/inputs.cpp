@@ -14,7 +14,9 @@
 #include "comm/core/text.h"
 #include "sharding/config/arguments.h"
 #include "sharding/engine/engine_options.h"
+#include "sharding/engine/read_configuration.h"
 #include "sharding/engine/training_step.h"
+#include "sharding/huggingface/adapter.h"
 #include "sharding/huggingface/families.h"
 
 namespace rz::train_lm {
@@ -212,12 +214,25 @@ void check_outputs(const Options& o, const CheckpointConfig& checkpoint) {
     require_writable("--metrics", o.metrics, fs::exists(o.metrics) ? fs::path(o.metrics) : parent);
   }
   check_folder("--save", o.save);
+  check_folder("--save-adapter", o.save_adapter);
   check_checkpoints(o, checkpoint);
+}
+
+/// That of the configuration, or of --adapter.
+void add_adapter(const Options& o, Inputs& in) {
+  if (!o.adapter.empty() && !in.ds.lora) try {
+      in.ds.lora = read_adapter_config(o.adapter);
+    } catch (const Error& e) {
+      fail(e.code(), "--adapter: ", e.what());
+    }
+  require(o.save_adapter.empty() || in.ds.lora, Errc::config, "--save-adapter: there is no adapter; add ",
+          "ringzero.lora to the configuration, --lora-target-modules or --adapter");
+  prepare_model(*in.model, in.ds);
 }
 
 PretrainedWeights open_checkpoint(const Options& o, Inputs& in) {
   try {
-    PretrainedWeights weights(o.init, *in.model, {.nonfinite = o.save_nonfinite});
+    PretrainedWeights weights(o.init, *in.model, {.seed = o.seed, .nonfinite = o.save_nonfinite});
     if (const std::string what = weights.describe(); !what.empty())
       in.ds.warnings.push_back(concat("--init: ", what));
     return weights;
@@ -249,6 +264,7 @@ Inputs read_model_inputs(const Options& o, int ranks) {
   if (!o.samples_only) in.ds.warnings.insert(in.ds.warnings.end(), absent.begin(), absent.end());
   in.strategy = strategy_of(o, in.ds);
   strategy_options(in.ds, in.strategy);  // checks
+  add_adapter(o, in);
   return in;
 }
 

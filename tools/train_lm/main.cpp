@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "autograd_lite/models/lora.h"
 #include "comm/bootstrap.h"
 #include "comm/communicator.h"
 #include "comm/core/error.h"
@@ -81,6 +82,7 @@ void print_run_summary(const Options& o, const Inputs& in, const Communicator& c
                        std::uint64_t steps) {
   std::fputs(resolved_table(in.ds).c_str(), stdout);
   std::printf("model: %s\n", describe_model(*in.model).c_str());
+  if (const std::string lora = describe_lora(*in.model); !lora.empty()) std::printf("adapter: %s\n", lora.c_str());
   std::printf("data: %s, %llu tokens, %s of %zu + 1\n", in.tokens.name().c_str(),
               static_cast<unsigned long long>(in.tokens.count()), plural(in.samples, "sample").c_str(),
               in.seq_len);
@@ -103,7 +105,14 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
   file.commit();
 }
 
+void save_adapter(const Options& o, Engine& engine) {
+  if (o.save_adapter.empty()) return;
+  engine.evaluate([&](Tape&) { engine.save_adapter(o.save_adapter); });  // not inside a graph's memory
+  engine.world().print("saved: ", (std::filesystem::path(o.save_adapter) / "adapter_model.safetensors").string());
+}
+
 void save_model(const Options& o, Inputs& in, Engine& engine) {
+  save_adapter(o, engine);
   if (o.save.empty()) return;
   const std::filesystem::path folder = o.save;
   try {
@@ -271,6 +280,16 @@ Engine make_engine(const Options& o, Inputs& in, World& world) {
   }
 }
 
+/// A run that is resumed has its adapter in the checkpoint.
+void start_from_adapter(const Options& o, Engine& engine) {
+  if (o.adapter.empty() || engine.checkpoints().resumed()) return;
+  try {
+    engine.load_adapter(o.adapter, {.nonfinite = o.save_nonfinite});
+  } catch (const Error& e) {
+    throw WrongCheckpoint(Errc::config, concat("--adapter: ", e.what()));
+  }
+}
+
 /// Another run may save to the folder of checkpoints.
 void begin_run(Engine& engine) {
   try {
@@ -283,6 +302,7 @@ void begin_run(Engine& engine) {
 
 Status train(const Options& o, Inputs& in, World& world) {
   Engine engine = make_engine(o, in, world);
+  start_from_adapter(o, engine);
   engine.checkpoints().save_nonfinite(o.save_nonfinite);
   engine.checkpoints().files()["config.json"] = config_json(*in.model);
   if (!o.samples_only) begin_run(engine);

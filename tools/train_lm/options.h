@@ -16,6 +16,8 @@ namespace rz::train_lm {
 struct Options {
   std::string model;                  ///< Hugging Face config.json
   std::string init;                   ///< model.safetensors; empty: random initial weights from the seed
+  std::string adapter;                ///< folder of PEFT's files; empty: none, or a new one
+  std::string save_adapter;           ///< folder; empty: the adapter is not saved
   std::string data;                   ///< text file or directory
   std::string tokens;                 ///< as for Tokens::from_file(); alternative to `data`
   std::string tokens_dtype = "auto";  ///< of files without a header

@@ -29,6 +29,8 @@ void add_flags(std::vector<Fact>& facts, const Options& o, const Inputs& in) {
       facts.end(),
       {{"--seed", concat(o.seed)},
        {"--init given", yes(in.checkpoint.has_value())},
+       {"--adapter given", yes(!o.adapter.empty())},
+       {"--save-adapter given", yes(!o.save_adapter.empty())},
        {"--strategy", name(in.strategy)},
        {"--decay", o.decay == Decay::all ? "all" : "matrices"},
        {"--seq-len", concat(in.seq_len)},

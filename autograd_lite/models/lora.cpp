@@ -1,0 +1,237 @@
+#include "autograd_lite/models/lora.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <regex>
+#include <set>
+
+#include "autograd_lite/models/language_model.h"
+#include "autograd_lite/nn/layers.h"
+#include "comm/core/error.h"
+
+namespace rz {
+namespace {
+
+using NamedModules = std::vector<std::pair<std::string, Module*>>;
+
+/// All below a module, with their names from it.
+NamedModules named_modules(Module& module) {
+  const std::size_t prefix = module.path().empty() ? 0 : module.path().size() + 1;
+  NamedModules all;
+  for (Module* m : module.modules())
+    if (m != &module) all.emplace_back(m->path().substr(prefix), m);
+  return all;
+}
+
+std::string last_part(std::string_view name) { return std::string(name.substr(name.rfind('.') + 1)); }
+
+/// "q_proj, k_proj and v_proj"
+std::string layer_names(const NamedModules& modules) {
+  std::vector<std::string> names;
+  for (const auto& [name, m] : modules)
+    if (dynamic_cast<nn::Linear*>(m) && std::ranges::find(names, last_part(name)) == names.end())
+      names.push_back(last_part(name));
+  std::string text;
+  for (const std::string& name : names) text += concat(text.empty() ? "" : ", ", name);
+  return text.empty() ? "there are none" : text;
+}
+
+/// The layers of logits, which language models use without calling them.
+std::set<const Module*> heads(Module& module) {
+  std::set<const Module*> all;
+  for (Module* m : module.modules())
+    if (dynamic_cast<LanguageModel*>(m))
+      if (Module* head = m->find_module("lm_head")) all.insert(head);
+  return all;
+}
+
+void check_values(const LoraOptions& o) {
+  require(!o.target_modules.empty(), Errc::invalid_argument,
+          "target_modules: missing; name the layers, such as [\"q_proj\", \"v_proj\"], or \"all-linear\"");
+  require(o.r >= 1, Errc::invalid_argument, "r: is 0, expected at least 1");
+  require(o.lora_alpha > 0 && std::isfinite(o.lora_alpha), Errc::invalid_argument, "lora_alpha: is ",
+          o.lora_alpha, ", expected more than 0");
+  require(o.lora_dropout >= 0 && o.lora_dropout < 1, Errc::invalid_argument, "lora_dropout: is ",
+          o.lora_dropout, ", expected 0 <= lora_dropout < 1");
+}
+
+/// "'q_prj' matches no module; did you mean 'q_proj'?"
+[[noreturn]] void fail_unmatched(const char* key, const std::string& pattern, const NamedModules& modules) {
+  std::vector<std::string> names;
+  for (const auto& [name, m] : modules) {
+    names.push_back(last_part(name));
+    names.push_back(name);
+  }
+  const std::string near = nearest_name(pattern, names);
+  fail(Errc::invalid_argument, key, ": '", pattern, "' matches no module",
+       near.empty() ? "" : concat("; did you mean '", near, "'?"), near.empty() ? "; " : " ",
+       "Linear layers are ", layer_names(modules));
+}
+
+/// Modules that any of the names matches. Each must match one.
+NamedModules matched(const char* key, const std::vector<std::string>& patterns, const NamedModules& modules) {
+  NamedModules all;
+  for (const std::string& pattern : patterns) {
+    bool found = false;
+    for (const auto& named : modules) {
+      if (!matches_name(named.first, pattern)) continue;
+      found = true;
+      if (std::ranges::find(all, named) == all.end()) all.push_back(named);
+    }
+    if (!found) fail_unmatched(key, pattern, modules);
+  }
+  return all;
+}
+
+NamedModules matched(const std::string& expression, const NamedModules& modules) {
+  NamedModules all;
+  try {
+    const std::regex regex(expression);
+    for (const auto& named : modules)
+      if (std::regex_match(named.first, regex)) all.push_back(named);
+  } catch (const std::regex_error& e) {
+    fail(Errc::invalid_argument, "target_modules: '", expression, "' is no regular expression: ", e.what());
+  }
+  if (all.empty()) fail_unmatched("target_modules", expression, modules);
+  return all;
+}
+
+NamedModules all_linear(const NamedModules& modules, const std::set<const Module*>& heads) {
+  NamedModules all;
+  for (const auto& named : modules)
+    if (dynamic_cast<nn::Linear*>(named.second) && !heads.contains(named.second)) all.push_back(named);
+  require(!all.empty(), Errc::invalid_argument, "target_modules: all-linear: the model has no Linear layers");
+  return all;
+}
+
+/// The layers that get an update. Those of modules_to_save are trained whole instead.
+std::vector<nn::Linear*> targets(Module& module, const TargetModules& of, const NamedModules& saved) {
+  const NamedModules modules = named_modules(module);
+  const std::set<const Module*> logits = heads(module);
+  const NamedModules found = of.expression == "all-linear" ? all_linear(modules, logits)
+                             : of.names.empty()            ? matched(of.expression, modules)
+                                                           : matched("target_modules", of.names, modules);
+  std::vector<nn::Linear*> layers;
+  for (const auto& [name, m] : found) {
+    const auto is_above = [m = m](const auto& whole) {
+      const auto below = whole.second->modules();
+      return std::ranges::find(below, m) != below.end();
+    };
+    if (std::ranges::any_of(saved, is_above)) continue;
+    auto* const layer = dynamic_cast<nn::Linear*>(m);
+    require(layer != nullptr, Errc::invalid_argument, "target_modules: ", name,
+            " is no Linear layer; name those, which are ", layer_names(modules));
+    require(!logits.contains(m), Errc::invalid_argument, "target_modules: ", name,
+            " is the head, which has no low-rank update here; add it to modules_to_save to train it whole");
+    layers.push_back(layer);
+  }
+  require(!layers.empty(), Errc::invalid_argument, "target_modules: all that match are in modules_to_save");
+  return layers;
+}
+
+/// PEFT trains a copy of a tied weight, which only one of its users has.
+void require_untied(Module& module, const std::string& name, const Parameter* p) {
+  std::string scopes;
+  int uses = 0;
+  for (const Scope* s : module.scopes())
+    if (std::ranges::find(s->parameters, p) != s->parameters.end())
+      scopes += concat(uses++ ? " and " : "", s->name);
+  require(uses <= 1, Errc::invalid_argument, "modules_to_save: ", name, ": ", p->name,
+          " is tied: it is used in ", scopes, "; untie it, or leave it out");
+}
+
+void add_update(nn::Linear& layer, const std::shared_ptr<const LoraOptions>& options) {
+  layer.lora = std::make_unique<nn::LowRankUpdate>();
+  nn::LowRankUpdate& update = *layer.lora;
+  const double r = static_cast<double>(options->r);
+  update.scale = static_cast<float>(options->lora_alpha / (options->use_rslora ? std::sqrt(r) : r));
+  update.dropout = static_cast<float>(options->lora_dropout);
+  update.options = options;
+  const std::size_t in = layer.in_features();
+  // kaiming_uniform_(a = sqrt(5)) of torch.
+  layer.register_parameter(
+      update.a, "lora_A.weight", {options->r, in},
+      {Initial::uniform, static_cast<float>(1 / std::sqrt(static_cast<double>(in)))});
+  layer.register_parameter(update.b, "lora_B.weight", {layer.out_features(), options->r},
+                           {Initial::constant, 0});
+}
+
+}  // namespace
+
+void add_lora(Module& module, const LoraOptions& o) {
+  check_values(o);
+  if (const LoraOptions* before = lora_options(module)) {
+    require(*before == o, Errc::invalid_argument,
+            "the module has LoRA with other options; give it one set of options");
+    return;
+  }
+  const NamedModules saved = matched("modules_to_save", o.modules_to_save, named_modules(module));
+  for (const auto& [name, m] : saved)
+    for (const Parameter* p : m->parameters()) require_untied(module, name, p);
+  const std::vector<nn::Linear*> layers = targets(module, o.target_modules, saved);
+  module.requires_grad_(false);
+  for (const auto& [name, m] : saved) m->requires_grad_(true);
+  const auto options = std::make_shared<const LoraOptions>(o);
+  for (nn::Linear* layer : layers) add_update(*layer, options);
+}
+
+std::vector<std::pair<std::string, nn::Linear*>> lora_layers(Module& module) {
+  std::vector<std::pair<std::string, nn::Linear*>> all;
+  for (const auto& [name, m] : named_modules(module))
+    if (auto* const layer = dynamic_cast<nn::Linear*>(m); layer && layer->lora) all.emplace_back(name, layer);
+  return all;
+}
+
+const LoraOptions* lora_options(Module& module) {
+  for (Module* m : module.modules())
+    if (auto* const layer = dynamic_cast<nn::Linear*>(m); layer && layer->lora)
+      return layer->lora->options.get();
+  return nullptr;
+}
+
+std::vector<std::pair<std::string, Parameter*>> adapter_parameters(Module& module) {
+  const LoraOptions* options = lora_options(module);
+  if (!options) return {};
+  std::set<const Parameter*> updates;
+  for (const auto& [name, layer] : lora_layers(module)) updates.insert({&layer->lora->a, &layer->lora->b});
+  std::vector<std::pair<std::string, Parameter*>> all;
+  for (const auto& [name, p] : module.named_parameters()) {
+    const std::string of = name.substr(0, name.rfind('.') == name.npos ? 0 : name.rfind('.'));
+    const bool saved = std::ranges::any_of(options->modules_to_save, [&](const std::string& pattern) {
+      return matches_part(of, pattern);
+    });
+    if (updates.contains(p) || saved) all.emplace_back(name, p);
+  }
+  return all;
+}
+
+std::string describe_lora(Module& module) {
+  const LoraOptions* options = lora_options(module);
+  if (!options) return "";
+  std::size_t trained = 0, all = 0;
+  for (const Parameter* p : module.parameters()) all += p->count(), trained += p->requires_grad ? p->count() : 0;
+  return concat("LoRA r ", options->r, ", lora_alpha ", options->lora_alpha, ", ", lora_layers(module).size(),
+                " layers: ", trained, " of ", all, " elements are trained (",
+                fixed(100 * static_cast<double>(trained) / static_cast<double>(all), 2), " %)");
+}
+
+void merge_lora(const LowRankFactors& f, std::size_t begin, std::span<float> weight) {
+  const std::size_t columns = f.in_out ? f.out : f.in;
+  std::vector<double> sums(columns);
+  for (std::size_t at = 0, n; at < weight.size(); at += n) {
+    const std::size_t row = (begin + at) / columns, column = (begin + at) % columns;
+    n = std::min(columns - column, weight.size() - at);
+    std::ranges::fill(sums, 0);
+    for (std::size_t k = 0; k < f.r; ++k)
+      for (std::size_t j = 0; j < n; ++j) {
+        const std::size_t o = f.in_out ? column + j : row, i = f.in_out ? row : column + j;
+        const double factor = double{f.scale} * double{f.b[o * f.r + k]};
+        sums[j] += factor * double{f.a[k * f.in + i]};
+      }
+    for (std::size_t j = 0; j < n; ++j)
+      weight[at + j] = static_cast<float>(double{weight[at + j]} + sums[j]);
+  }
+}
+
+}  // namespace rz

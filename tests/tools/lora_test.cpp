@@ -1,0 +1,523 @@
+// LoRA: training in every strategy against PEFT in float64 (../shared/fixtures/lora_tiny), adapters in files, what is
+// merged, and parts of a model in files.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "autograd_lite/models/lora.h"
+#include "autograd_lite/nn/init.h"
+#include "sharding/checkpoint/open_tensors.h"
+#include "sharding/engine/read_configuration.h"
+#include "sharding/huggingface/adapter.h"
+#include "sharding/huggingface/families.h"
+#include "sharding/io/json.h"
+#include "sharding/strategy/strategy.h"
+#include "tests/support/error_of.h"
+#include "tests/support/ranks.h"
+#include "tests/support/train_tiny.h"
+
+namespace rz::train_lm {
+namespace {
+
+using namespace test;  // NOLINT: the test's own
+
+using nlohmann::json;
+
+void write_file(const std::string& path, const std::string& text) { std::ofstream(path) << text; }
+
+json json_file(const std::string& path) { return parse_json(read_text_file(path), path, JsonDialect::strict); }
+
+struct Training {
+  std::string model;      ///< config.json, or a folder
+  std::string weights{};  ///< empty: from the seed
+  std::string adapter{};  ///< empty: a new one
+  json config{};
+  std::string tokens = tiny_tokens();
+  std::size_t seq_len = 8;
+  std::int64_t steps = 3;
+  std::function<void(Engine&, LanguageModel&)> before{}, afterwards{};  ///< on every rank
+};
+
+/// Every rank must report the same.
+Reports train(const Training& run, int ranks, StrategyKind kind) {
+  std::vector<Reports> reports(static_cast<std::size_t>(ranks));
+  run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
+    World world(Communicator::connect(rank, ranks, std::move(store)));
+    const auto model = language_model_from_config(run.model);
+    std::optional<PretrainedWeights> weights;
+    EngineOptions e;
+    e.config = run.config.dump();
+    e.decay = Decay::matrices;
+    e.strategy = kind;
+    e.threads = 1;
+    e.log = nullptr;
+    if (!run.weights.empty()) {
+      weights.emplace(run.weights, *model);
+      e.initial_values = [&](const Parameter& p, Range elements, float* out) {
+        weights->read(p, elements, out);
+      };
+    }
+    Engine engine = initialize(world, *model, std::move(e));
+    if (!run.adapter.empty()) engine.load_adapter(run.adapter);
+    if (run.before) run.before(engine, *model);
+    const Tokens tokens = Tokens::from_file(run.tokens);
+    Loader loader =
+        token_loader(engine, tokens, run.seq_len, batch_sampler(engine, tokens.samples(run.seq_len), false, 0));
+    while (engine.global_steps() < run.steps)
+      reports[static_cast<std::size_t>(rank)].push_back(update(engine, *model, loader, run.seq_len).value());
+    if (run.afterwards) run.afterwards(engine, *model);
+  });
+  for (const Reports& r : reports) expect_same_bits(reports[0], r, "ranks");
+  return reports[0];
+}
+
+/// What a rank has of the frozen parameters, by name.
+std::map<std::string, std::vector<float>> frozen_values(Engine& engine, LanguageModel& model) {
+  std::map<std::string, std::vector<float>> all;
+  for (const Parameter* p : model.parameters()) {
+    if (p->requires_grad) continue;
+    const Tensor value = engine.strategy().values().whole(*p).on_host(engine.stream());
+    all[p->name].assign(value.data<float>(), value.data<float>() + value.count());
+  }
+  return all;
+}
+
+std::map<std::string, std::vector<float>> tensors_in(const std::string& path) {
+  const TensorSource source = open_tensors(path);
+  std::map<std::string, std::vector<float>> all;
+  for (const TensorInfo& t : source.tensors()) {
+    all[t.name].resize(t.count);
+    source.read_f32(t, 0, all[t.name]);
+  }
+  return all;
+}
+
+Tensor logits_of(LanguageModel& model, const Tensor& tokens) {
+  Tape tape;
+  const Tape::NoGrad no_grad(tape);
+  const Tensor value = tape.value(model.forward(tape, tokens).logits);
+  const Tensor own = Tensor::empty(value.shape());
+  std::copy_n(value.data<float>(), value.count(), own.data<float>());
+  return own;
+}
+
+void expect_near(const Tensor& a, const Tensor& b, double tolerance) {
+  ASSERT_EQ(a.shape(), b.shape());
+  for (std::size_t i = 0; i < a.count(); ++i)
+    ASSERT_NEAR(a.data<float>()[i], b.data<float>()[i], tolerance) << "element " << i;
+}
+
+// ---- a model of the test's own
+
+constexpr const char* gpt2_config =
+    R"({"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 8, "vocab_size": 256,
+        "initializer_range": 0.3, "embd_pdrop": 0, "attn_pdrop": 0, "resid_pdrop": 0})";
+
+json training_config(const json& lora) {
+  return {{"train_batch_size", 6},
+          {"gradient_clipping", 0.5},
+          {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 1e-2}, {"weight_decay", 0.1}}}}},
+          {"ringzero", {{"lora", lora}}}};
+}
+
+class Lora : public testing::Test {
+ protected:
+  Lora() { write_file(folder_ / "config.json", gpt2_config); }
+  Training run(const json& lora) const {
+    return {.model = folder_ / "config.json", .config = training_config(lora)};
+  }
+  std::unique_ptr<LanguageModel> model() const { return language_model_from_config(folder_ / "config.json"); }
+  /// Sets all values, those of B too, so that updates have an effect.
+  static void fill(LanguageModel& model) {
+    allocate_parameters(model);
+    init_parameters(model, 3);
+    for (const auto& [name, layer] : lora_layers(model))
+      for (std::size_t i = 0; i < layer->lora->b.count(); ++i)
+        layer->lora->b.value.data<float>()[i] = static_cast<float>(random_uniform(5, name, i) - 0.5);
+  }
+  static Tensor tokens() {
+    const Tensor t = Tensor::empty({2, 8}, DType::i32);
+    for (std::size_t i = 0; i < 16; ++i) t.data<std::int32_t>()[i] = static_cast<std::int32_t>(37 * i % 256);
+    return t;
+  }
+
+  Folder folder_;
+};
+
+const json all_paths{{"target_modules", {"c_attn", "mlp.c_fc", "h.*.mlp.c_proj"}}, {"r", 3}, {"lora_alpha", 5}};
+
+TEST_F(Lora, EveryStrategyTrainsTheAdapterAloneWithTheSameBits) {
+  json lora = all_paths;
+  lora["lora_dropout"] = 0.25;
+  lora["modules_to_save"] = {"ln_f"};
+  for (const bool bf16 : {false, true}) {
+    Training training = run(lora);
+    training.config["gradient_accumulation_steps"] = 2;
+    if (bf16) training.config["bf16"] = {{"enabled", true}};
+    for (const int ranks : {1, 3}) {
+      std::map<std::string, std::vector<float>> before, after;
+      training.before = [&](Engine& engine, LanguageModel& m) {
+        const auto values = frozen_values(engine, m);
+        if (engine.world().is_main()) before = values;
+        EXPECT_EQ(adapter_parameters(m).size(), 2u * 3 * 2 + 2);  // A and B of layers, ln_f
+      };
+      training.afterwards = [&](Engine& engine, LanguageModel& m) {
+        const auto values = frozen_values(engine, m);
+        if (engine.world().is_main()) after = values;
+      };
+      Reports first;
+      for (const StrategyKind kind : strategies) {
+        const Reports reports = train(training, ranks, kind);
+        EXPECT_EQ(before.size(), 2u + 2 * 12);
+        EXPECT_TRUE(before == after) << name(kind);
+        if (first.empty()) first = reports;
+        expect_same_bits(first, reports, name(kind));
+        EXPECT_NE(reports[0].loss, reports[2].loss);
+      }
+    }
+  }
+}
+
+TEST_F(Lora, OnABf16ModelFrozenWeightsHaveNeitherMastersNorState) {
+  Training training = run({{"target_modules", "all-linear"}, {"r", 1}});
+  training.config["bf16"] = {{"enabled", true}};
+  training.steps = 1;
+  training.afterwards = [](Engine& engine, LanguageModel& m) {
+    std::size_t trained = 0, all = 0;
+    for (const Parameter* p : m.parameters()) all += p->count(), trained += p->requires_grad ? p->count() : 0;
+    const MemoryReport held = engine.strategy().memory();
+    // Two states of f32; flat buckets are padded.
+    EXPECT_LT(trained * 10, all);
+    EXPECT_LT(held.optimizer_state, 8 * (trained + 2048));
+    EXPECT_LT(held.masters, 4 * (trained + 2048));
+    EXPECT_LT(held.parameters, 2 * (all + 2048));
+  };
+  train(training, 1, StrategyKind::ddp);
+}
+
+TEST_F(Lora, AnUpdateIsThatOfTheMergedWeights) {
+  const auto with = model(), merged = model();
+  add_lora(*with, {.target_modules = "all-linear", .r = 2, .lora_alpha = 3, .use_rslora = true});
+  EXPECT_EQ(lora_layers(*with).size(), 8u);
+  fill(*with);
+  allocate_parameters(*merged);
+  for (Parameter* p : merged->parameters()) p->value = with->find(p->name)->value;
+  EXPECT_GT(std::abs(logits_of(*with, tokens()).data<float>()[0] -
+                     logits_of(*merged, tokens()).data<float>()[0]),
+            1e-3);
+  for (const auto& [name, layer] : lora_layers(*with)) {
+    EXPECT_FLOAT_EQ(layer->lora->scale, 3 / std::sqrt(2.0f));
+    const Tensor a = layer->lora->a.value, b = layer->lora->b.value,
+                 weight = merged->find(name + ".weight")->value;
+    const LowRankFactors factors{.in = layer->in_features(),
+                                 .out = layer->out_features(),
+                                 .r = 2,
+                                 .scale = layer->lora->scale,
+                                 .in_out = true,
+                                 .a = {a.data<float>(), a.count()},
+                                 .b = {b.data<float>(), b.count()}};
+    for (std::size_t at = 0; at < weight.count(); at += 7)  // in parts
+      merge_lora(factors, at, {weight.data<float>() + at, std::min<std::size_t>(7, weight.count() - at)});
+    layer->lora.reset();  // the weights are the same memory
+  }
+  const Tensor expected = logits_of(*merged, tokens());
+  const auto again = model();
+  add_lora(*again, {.target_modules = "all-linear", .r = 2, .lora_alpha = 3, .use_rslora = true});
+  fill(*again);
+  expect_near(logits_of(*again, tokens()), expected, 1e-4);
+}
+
+TEST_F(Lora, WhatIsSavedIsLoadedInEveryStrategyAndMerged) {
+  Training training = run(all_paths);
+  const std::string adapter = folder_ / "adapter", base = folder_ / "base.safetensors";
+  std::vector<std::pair<int, StrategyKind>> settings{{1, StrategyKind::ddp}};
+  for (const StrategyKind kind : strategies) settings.emplace_back(2, kind);
+  std::map<std::string, std::vector<float>> saved;
+  std::string config;
+  for (const auto& [ranks, kind] : settings) {
+    training.afterwards = [&](Engine& engine, LanguageModel& m) {
+      save_weights(base, m, engine.strategy(), engine.world().rank(), engine.stream(),
+                   {.only = {"wte", "wpe", "ln_*", "c_*.weight", "c_*.bias"}, .merge_lora = false});
+      engine.save_adapter(adapter);
+      save_pretrained(folder_ / "merged", m, engine.strategy(), engine.world().rank(), engine.stream());
+    };
+    train(training, ranks, kind);
+    const auto now = tensors_in(adapter + "/adapter_model.safetensors");
+    EXPECT_EQ(now.size(), 12u);
+    EXPECT_TRUE(now.contains("base_model.model.transformer.h.1.mlp.c_fc.lora_B.weight"));
+    if (saved.empty()) saved = now;
+    if (!config.empty()) {
+      EXPECT_EQ(config, read_text_file(adapter + "/adapter_config.json"));
+    }
+    config = read_text_file(adapter + "/adapter_config.json");
+
+    // Loaded again, alone and merged.
+    const auto own = model();
+    add_lora(*own, read_adapter_config(adapter));
+    allocate_parameters(*own);
+    load_pretrained(*own, base);
+    load_adapter(*own, adapter);
+    const auto merged = model();
+    allocate_parameters(*merged);
+    load_pretrained(*merged, folder_ / "merged");
+    expect_near(logits_of(*own, tokens()), logits_of(*merged, tokens()), 1e-4);
+    for (const Parameter* p : own->parameters())
+      if (const auto t = now.find("base_model.model." + p->name); t != now.end()) {
+        EXPECT_EQ(std::memcmp(p->value.data<float>(), t->second.data(), 4 * p->count()), 0) << p->name;
+      }
+  }
+  Training again = run(all_paths);
+  again.adapter = adapter;
+  again.steps = 0;
+  again.afterwards = [&](Engine& engine, LanguageModel&) { engine.save_adapter(folder_ / "again"); };
+  train(again, 2, StrategyKind::zero3);
+  EXPECT_EQ(read_text_file(adapter + "/adapter_model.safetensors"),
+            read_text_file((folder_ / "again") + "/adapter_model.safetensors"));
+}
+
+TEST_F(Lora, ACheckpointResumesWithTheSameBits) {
+  for (const StrategyKind kind : {StrategyKind::ddp, StrategyKind::zero3}) {
+    const bool without_base = kind == StrategyKind::zero3;
+    Training training = run(all_paths);
+    training.steps = 4;
+    training.config["ringzero"]["lora"]["lora_dropout"] = 0.1;
+    const Reports whole = train(training, 2, kind);
+    training.steps = 2;
+    training.afterwards = [&](Engine& engine, LanguageModel&) {
+      engine.save_checkpoint(folder_ / name(kind), {.exclude_frozen_parameters = without_base});
+    };
+    train(training, 2, kind);
+    const TensorSource saved = open_checkpoint(folder_ / name(kind), TensorPart::all);
+    EXPECT_EQ(saved.find("model/transformer.wte.weight") == nullptr, without_base);
+    EXPECT_NE(saved.find("model/transformer.h.0.attn.c_attn.lora_A.weight"), nullptr);
+    EXPECT_EQ(saved.find("optimizer/exp_avg/transformer.wte.weight"), nullptr);
+    training.steps = 4;
+    training.afterwards = {};
+    training.before = [&](Engine& engine, LanguageModel&) {
+      EXPECT_TRUE(engine.load_checkpoint(folder_ / name(kind)).has_value());
+    };
+    expect_same_bits(Reports(whole.begin() + 2, whole.end()), train(training, 2, kind), name(kind));
+  }
+}
+
+// ---- mistakes
+
+struct Mistake {
+  json lora;
+  std::vector<std::string> parts;  ///< of the message
+};
+
+TEST_F(Lora, AMistakeInTheConfigurationIsNamed) {
+  const json targets{"c_attn"};
+  for (const auto& [lora, parts] : std::vector<Mistake>{
+           {{{"target_modules", {"c_atn"}}},
+            {"ringzero.lora.target_modules: 'c_atn' matches no module; did you mean 'c_attn'?",
+             "Linear layers are c_attn, c_proj, c_fc"}},
+           {{{"target_modules", {"attn"}}}, {"transformer.h.0.attn is no Linear layer"}},
+           {{{"target_modules", ".*(c_attn"}}, {"'.*(c_attn' is no regular expression"}},
+           {{{"target_modules", "c_attn"}}, {"'c_attn' matches no module"}},  // a name is a list, as in PEFT
+           {json::object(), {"ringzero.lora.target_modules: missing"}},
+           {{{"target_modules", 3}}, {"target_modules: expected a list of names, found 3"}},
+           {{{"target_modules", targets}, {"modules_to_save", {"wte"}}}, {"modules_to_save: wte", "is tied"}},
+           {{{"target_modules", targets}, {"modules_to_save", {"ln_g"}}}, {"'ln_g'", "did you mean 'ln_f'?"}},
+           {{{"target_modules", targets}, {"rank", 4}}, {"ringzero.lora.rank: unknown key"}},
+           {{{"target_modules", targets}, {"lora_alfa", 4}}, {"did you mean 'lora_alpha'?"}},
+           {{{"target_modules", targets}, {"r", 0}}, {"ringzero.lora.r"}},
+           {{{"target_modules", targets}, {"lora_dropout", 1}}, {"ringzero.lora.lora_dropout"}},
+           {{{"target_modules", targets}, {"use_dora", true}}, {"ringzero.lora.use_dora: not supported"}},
+           {{{"target_modules", targets}, {"bias", "all"}}, {"ringzero.lora.bias: not supported"}},
+           {{{"target_modules", targets}, {"rank_pattern", {{"c_attn", 4}}}}, {"ringzero.lora.rank_pattern"}}}) {
+    const auto m = model();
+    const Error e = error_of([&] {
+      EngineOptions options;
+      options.config = training_config(lora).dump();
+      prepare_model(*m, read_configuration(1, *m, options));
+    });
+    for (const std::string& part : parts) EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
+    EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos) << e.what();
+    EXPECT_TRUE(lora_layers(*m).empty());
+  }
+}
+
+TEST_F(Lora, TheHeadIsTrainedWholeOrNotAtAll) {
+  write_file(folder_ / "config.json", std::string(gpt2_config).insert(1, "\"tie_word_embeddings\": false, "));
+  const auto m = model();
+  const Error e = error_of([&] { add_lora(*m, {.target_modules = {"lm_head"}}); });
+  EXPECT_NE(std::string(e.what()).find("add it to modules_to_save"), std::string::npos) << e.what();
+  add_lora(*m, {.target_modules = "all-linear", .modules_to_save = {"lm_head"}});
+  EXPECT_EQ(lora_layers(*m).size(), 8u);
+  EXPECT_TRUE(m->find("lm_head.weight")->requires_grad);
+  EXPECT_FALSE(m->find("transformer.wte.weight")->requires_grad);
+  EXPECT_EQ(adapter_parameters(*m).back().first, "lm_head.weight");
+  add_lora(*m, {.target_modules = "all-linear", .modules_to_save = {"lm_head"}});  // again
+  EXPECT_EQ(error_of([&] { add_lora(*m, {.target_modules = {"c_fc"}}); }).code(), Errc::invalid_argument);
+}
+
+TEST_F(Lora, ARegularExpressionMatchesWholeNames) {
+  const auto m = model();
+  add_lora(*m, {.target_modules = R"(.*h\.1\.(attn|mlp)\.c_proj)"});
+  ASSERT_EQ(lora_layers(*m).size(), 2u);
+  EXPECT_EQ(lora_layers(*m)[0].first, "transformer.h.1.attn.c_proj");
+}
+
+TEST_F(Lora, AWrongAdapterIsNamedInOneLine) {
+  const std::string folder = folder_ / "adapter", config = folder + "/adapter_config.json";
+  Training training = run({{"target_modules", {"c_attn"}}, {"r", 2}});
+  training.steps = 0;
+  training.afterwards = [&](Engine& engine, LanguageModel&) { engine.save_adapter(folder); };
+  train(training, 1, StrategyKind::ddp);
+  const auto load = [&](const LoraOptions& options) {
+    const auto m = model();
+    add_lora(*m, options);
+    allocate_parameters(*m);
+    const Error e = error_of([&] { load_adapter(*m, folder); });
+    EXPECT_EQ(e.code(), Errc::config);
+    EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos) << e.what();
+    return std::string(e.what());
+  };
+  const auto expect = [](const std::string& what, const std::string& part) {
+    EXPECT_NE(what.find(part), std::string::npos) << what;
+  };
+  expect(load({.target_modules = {"c_attn"}, .r = 3}), "r is 2, and of the model 3");
+  expect(load({.target_modules = {"c_attn"}, .r = 2, .lora_alpha = 9}), "lora_alpha is 8, and of the model 9");
+  expect(load({.target_modules = {"c_fc"}, .r = 2}), "missing: transformer.h.0.mlp.c_fc.lora_A.weight");
+  expect(load({.target_modules = {"c_fc"}, .r = 2}),
+         "not in the model: base_model.model.transformer.h.0.attn.c_attn.lora_A.weight");
+  const std::string text = read_text_file(config);
+  const auto refused = [&](const char* key, const json& value) {
+    json changed = json::parse(text);
+    changed[key] = value;
+    write_file(config, changed.dump());
+    const Error e = error_of([&] { read_adapter_config(folder); });
+    expect(e.what(), config + ": " + key + ": ");
+  };
+  refused("use_dora", true);
+  refused("alpha_pattern", {{"c_attn", 2}});
+  refused("layers_to_transform", {1});
+  refused("bias", "lora_only");
+  refused("peft_type", "IA3");
+  refused("init_lora_weights", "pissa");
+  refused("r", "two");
+  refused("target_modules", json());
+  std::filesystem::remove(config);
+  expect(error_of([&] { read_adapter_config(folder); }).what(), config);
+}
+
+// ---- parts of a model
+
+TEST_F(Lora, PartsOfAModelAreSavedAndLoadedByPattern) {
+  const std::string file = folder_ / "part.safetensors", whole = folder_ / "whole.safetensors";
+  Training training{.model = folder_ / "config.json", .config = training_config(json())};
+  training.config.erase("ringzero");
+  training.steps = 1;
+  training.afterwards = [&](Engine& engine, LanguageModel& m) {
+    save_weights(file, m, engine.strategy(), engine.world().rank(), engine.stream(), {.only = {"h.1", "ln_f"}});
+    engine.save_model(whole);
+    const Error e = error_of([&] {
+      save_weights(file, m, engine.strategy(), engine.world().rank(), engine.stream(), {.only = {"ln_g"}});
+    });
+    EXPECT_NE(std::string(e.what()).find("only: 'ln_g' matches no parameter; did you mean 'ln_f'?"),
+              std::string::npos)
+        << e.what();
+  };
+  train(training, 2, StrategyKind::zero3);
+  const auto trained = tensors_in(whole), part = tensors_in(file);
+  EXPECT_EQ(part.size(), 12u + 2);
+  EXPECT_EQ(part.at("transformer.ln_f.bias"), trained.at("transformer.ln_f.bias"));
+  training.steps = 0;
+  for (const bool from_whole : {false, true})
+    for (const StrategyKind kind : {StrategyKind::ddp, StrategyKind::zero3}) {
+      std::map<std::string, std::vector<float>> before;
+      training.afterwards = [&](Engine& engine, LanguageModel& m) {
+        m.requires_grad_(false);  // names all
+        const auto initial = frozen_values(engine, m);
+        const PretrainedWeights read = engine.load_model(from_whole ? whole : file, {.only = {"h.1", "ln_f.weight"}});
+        EXPECT_EQ(read.tensors(), 13u);
+        const auto now = frozen_values(engine, m);
+        for (const auto& [name, values] : now) {
+          const bool in_part = name.find("h.1.") != name.npos || name == "transformer.ln_f.weight";
+          EXPECT_EQ(values, in_part ? trained.at(name) : initial.at(name)) << name;
+        }
+        const Error e = error_of([&] { engine.load_model(file, {.only = {"h.0"}}); });
+        EXPECT_NE(std::string(e.what()).find("missing: transformer.h.0.ln_1.weight"), std::string::npos) << e.what();
+        m.requires_grad_(true);
+      };
+      train(training, 2, kind);
+    }
+}
+
+// ---- the shared fixture
+
+class LoraFixture : public testing::TestWithParam<std::tuple<const char*, int>> {
+ protected:
+  LoraFixture() : fixtures_(std::string(RZ_SOURCE_DIR) + "/../shared/fixtures/") {}
+  std::string fixtures_;
+  Folder folder_;
+};
+
+TEST_P(LoraFixture, TrainsAsPeftDoesInFloat64) {
+  const auto& [model, ranks] = GetParam();
+  const std::string adapter = fixtures_ + "lora_tiny/" + model;
+  if (!std::filesystem::exists(adapter)) GTEST_SKIP() << "no ../shared/fixtures/lora_tiny beside the sources";
+  const json expected = json_file(adapter + "/expected.json");
+  const std::string base = fixtures_ + expected.at("base").get<std::string>();
+  const LoraOptions options = read_adapter_config(adapter);
+  Training training{.model = base, .weights = base, .adapter = adapter, .tokens = base + "/tokens.bin"};
+  training.seq_len = expected.at("sequence_length");
+  training.steps = expected.at("steps");
+  training.config = json_file(adapter + "/ds_config.json");
+  training.config["ringzero"]["lora"] = {
+      {"r", options.r}, {"lora_alpha", options.lora_alpha}, {"target_modules", options.target_modules.names}};
+  const auto base_values = tensors_in(base);
+  training.afterwards = [&](Engine& engine, LanguageModel& m) {
+    const auto frozen = frozen_values(engine, m);
+    EXPECT_EQ(frozen.size(), base_values.size());
+    for (const auto& [name, values] : frozen) EXPECT_EQ(values, base_values.at(name)) << name;
+    engine.save_adapter(folder_ / "after");
+    save_pretrained(folder_ / "merged", m, engine.strategy(), engine.world().rank(), engine.stream());
+  };
+  Reports first;
+  for (const StrategyKind kind : strategies) {
+    const Reports reports = train(training, ranks, kind);
+    if (first.empty()) first = reports;
+    expect_same_bits(first, reports, name(kind));
+  }
+  for (const UpdateReport& r : first) {
+    EXPECT_NEAR(r.loss, expected.at("float64").at("loss").at(r.step).get<double>(), 2e-5) << "update " << r.step;
+    const double norm = expected.at("float64").at("grad_norm").at(r.step);
+    EXPECT_NEAR(r.grad_norm, norm, 1e-4 * norm) << "update " << r.step;
+  }
+  const auto own = tensors_in((folder_ / "after") + "/adapter_model.safetensors"),
+             after = tensors_in(adapter + "/after/adapter_model.safetensors");
+  ASSERT_EQ(own.size(), after.size());
+  for (const auto& [name, values] : after)
+    for (std::size_t i = 0; i < values.size(); ++i) ASSERT_NEAR(own.at(name)[i], values[i], 1e-4) << name << i;
+
+  const TensorSource logits = open_tensors(adapter + "/merged_logits.safetensors");
+  const TensorInfo &ids = *logits.find("input_ids"), &of = *logits.find("logits");
+  std::vector<std::int64_t> words(ids.count);
+  logits.read_bytes(ids, 0, std::as_writable_bytes(std::span(words)));
+  const Tensor tokens = Tensor::empty({ids.shape[0], ids.shape[1]}, DType::i32),
+               wanted = Tensor::empty({of.shape[0], of.shape[1], of.shape[2]});
+  std::ranges::copy(words, tokens.data<std::int32_t>());
+  logits.read_f32(of, 0, {wanted.data<float>(), wanted.count()});
+  const auto merged = language_model_from_config(folder_ / "merged");
+  allocate_parameters(*merged);
+  load_pretrained(*merged, folder_ / "merged");
+  expect_near(logits_of(*merged, tokens), wanted, 1e-3);
+}
+INSTANTIATE_TEST_SUITE_P(Settings, LoraFixture,
+                         testing::Combine(testing::Values("llama", "gpt2"), testing::Values(1, 2, 4)),
+                         [](const auto& info) {
+                           return concat(std::get<0>(info.param), "_", std::get<1>(info.param));
+                         });
+
+}  // namespace
+}  // namespace rz::train_lm
