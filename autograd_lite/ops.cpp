@@ -139,6 +139,7 @@ Tensor value_or_none(Tape& tape, Var v) { return v.defined() ? tape.value(v) : T
 /// Backward of x · W + bias; with respect to x only if `d_x` is defined.
 void layer_backward(Tape& tape, Tape::GradTarget d_x, Var weight, Var bias, const Tensor& d_out,
                     const Tensor& x, WeightLayout layout) {
+  if (!d_x.tensor.defined() && !tape.needs_grad(weight) && !tape.needs_grad(bias)) return;
   both_parameters(tape, weight, bias, [&](const Tensor& d_w, const Tensor& d_b, ops::Into into_parameters) {
     ops::linear_backward(std::exchange(d_x.tensor, {}), d_w, d_b, d_out, x, tape.value(weight), layout,
                          into(d_x), into_parameters, tape.stream());

@@ -45,8 +45,8 @@ Activation linear_gelu(Tape&, Var x, Var weight, Var bias, WeightLayout);
 Var linear(Tape&, const Activation& x, Var weight, Var bias, WeightLayout);
 /// The value of an activation on the tape, for operators that do not know its GELU.
 Var activated(Tape&, const Activation&);
-/// A linear layer with a low-rank update: x · W + bias + scale · (x' · Aᵀ) · Bᵀ, where x' is x, or its dropout,
-/// A is [r, in] and B [out, r].
+/// A linear layer with a low-rank update: x · W + bias + scale · (x' · Aᵀ) · Bᵀ, where x' is x, or its
+/// dropout, A is [r, in] and B [out, r].
 struct LowRank {
   Var x, a, b;
   float scale = 1;

@@ -150,9 +150,8 @@ void add_update(nn::Linear& layer, const std::shared_ptr<const LoraOptions>& opt
   update.options = options;
   const std::size_t in = layer.in_features();
   // kaiming_uniform_(a = sqrt(5)) of torch.
-  layer.register_parameter(
-      update.a, "lora_A.weight", {options->r, in},
-      {Initial::uniform, static_cast<float>(1 / std::sqrt(static_cast<double>(in)))});
+  layer.register_parameter(update.a, "lora_A.weight", {options->r, in},
+                           {Initial::uniform, static_cast<float>(1 / std::sqrt(static_cast<double>(in)))});
   layer.register_parameter(update.b, "lora_B.weight", {layer.out_features(), options->r},
                            {Initial::constant, 0});
 }
@@ -198,9 +197,8 @@ std::vector<std::pair<std::string, Parameter*>> adapter_parameters(Module& modul
   std::vector<std::pair<std::string, Parameter*>> all;
   for (const auto& [name, p] : module.named_parameters()) {
     const std::string of = name.substr(0, name.rfind('.') == name.npos ? 0 : name.rfind('.'));
-    const bool saved = std::ranges::any_of(options->modules_to_save, [&](const std::string& pattern) {
-      return matches_part(of, pattern);
-    });
+    const bool saved = std::ranges::any_of(
+        options->modules_to_save, [&](const std::string& pattern) { return matches_part(of, pattern); });
     if (updates.contains(p) || saved) all.emplace_back(name, p);
   }
   return all;
@@ -210,7 +208,8 @@ std::string describe_lora(Module& module) {
   const LoraOptions* options = lora_options(module);
   if (!options) return "";
   std::size_t trained = 0, all = 0;
-  for (const Parameter* p : module.parameters()) all += p->count(), trained += p->requires_grad ? p->count() : 0;
+  for (const Parameter* p : module.parameters())
+    all += p->count(), trained += p->requires_grad ? p->count() : 0;
   return concat("LoRA r ", options->r, ", lora_alpha ", options->lora_alpha, ", ", lora_layers(module).size(),
                 " layers: ", trained, " of ", all, " elements are trained (",
                 fixed(100 * static_cast<double>(trained) / static_cast<double>(all), 2), " %)");
@@ -229,8 +228,7 @@ void merge_lora(const LowRankFactors& f, std::size_t begin, std::span<float> wei
         const double factor = double{f.scale} * double{f.b[o * f.r + k]};
         sums[j] += factor * double{f.a[k * f.in + i]};
       }
-    for (std::size_t j = 0; j < n; ++j)
-      weight[at + j] = static_cast<float>(double{weight[at + j]} + sums[j]);
+    for (std::size_t j = 0; j < n; ++j) weight[at + j] = static_cast<float>(double{weight[at + j]} + sums[j]);
   }
 }
 

@@ -1,12 +1,12 @@
 #pragma once
-/// LoRA (Hu et al., arXiv:2106.09685) with the names of PEFT: a frozen model whose linear layers have trainable
-/// low-rank updates.
+/// LoRA (Hu et al., arXiv:2106.09685) with the names of PEFT: a frozen model whose linear layers have
+/// trainable low-rank updates.
 ///
 ///     auto model = rz::language_model_from_config("FOLDER");
 ///     rz::add_lora(*model, {.target_modules = {"q_proj", "v_proj"}, .r = 8, .lora_alpha = 16});
 ///
-/// Strategies keep neither masters nor optimizer states of frozen parameters. sharding/huggingface/adapter.h saves,
-/// loads and merges adapters; the section "ringzero.lora" of a configuration adds them.
+/// Strategies keep neither masters nor optimizer states of frozen parameters. sharding/huggingface/adapter.h
+/// saves, loads and merges adapters; the section "ringzero.lora" of a configuration adds them.
 
 #include <cstddef>
 #include <initializer_list>
@@ -23,8 +23,9 @@ namespace nn {
 struct Linear;
 }
 
-/// Names of layers, each matched by matches_name() (autograd_lite/nn/module.h); or an expression: "all-linear", or
-/// a regular expression (ECMAScript) of the whole name from the module, such as ".*\\.(q|v)_proj".
+/// Names of layers, each matched by matches_name() (autograd_lite/nn/module.h); or an expression:
+/// "all-linear", or a regular expression (ECMAScript) of the whole name from the module, such as
+/// ".*\\.(q|v)_proj".
 struct TargetModules {
   TargetModules() = default;
   TargetModules(std::initializer_list<std::string> list) : names(list) {}
@@ -39,8 +40,8 @@ struct TargetModules {
   bool operator==(const TargetModules&) const = default;
 };
 
-/// As PEFT's LoraConfig. The update of a layer is multiplied by lora_alpha / r, or by lora_alpha / sqrt(r) with
-/// use_rslora.
+/// As PEFT's LoraConfig. The update of a layer is multiplied by lora_alpha / r, or by lora_alpha / sqrt(r)
+/// with use_rslora.
 struct LoraOptions {
   TargetModules target_modules;
   std::size_t r = 8;
@@ -53,10 +54,10 @@ struct LoraOptions {
   bool operator==(const LoraOptions&) const = default;
 };
 
-/// Freezes the module and adds the updates, whose parameters have no memory yet: call it before strategies are made.
-/// "all-linear" leaves out the head of a LanguageModel. Errc::invalid_argument, "target_modules: …", if a name
-/// matches nothing, or what is no nn::Linear, or the head of a LanguageModel; for values out of range, and if the
-/// module has updates. One who adds the options that it already has changes nothing.
+/// Freezes the module and adds the updates, whose parameters have no memory yet: call it before strategies
+/// are made. "all-linear" leaves out the head of a LanguageModel. Errc::invalid_argument, "target_modules:
+/// …", if a name matches nothing, or what is no nn::Linear, or the head of a LanguageModel; for values out of
+/// range, and if the module has updates. One who adds the options that it already has changes nothing.
 void add_lora(Module&, const LoraOptions&);
 
 /// The options of add_lora(); null without.
@@ -76,8 +77,8 @@ struct LowRankFactors {
   bool in_out = false;          ///< the weight is [in, out]
   std::span<const float> a, b;  ///< [r, in], [out, r]
 };
-/// Adds the update to elements [begin, begin + weight.size()) of a weight. Each is computed in double and rounded
-/// once.
+/// Adds the update to elements [begin, begin + weight.size()) of a weight. Each is computed in double and
+/// rounded once.
 void merge_lora(const LowRankFactors&, std::size_t begin, std::span<float> weight);
 
 }  // namespace rz

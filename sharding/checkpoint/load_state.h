@@ -21,8 +21,8 @@ struct StateLoaderOptions {
   /// and a parameter that lacks a state has initial ones of all. StateSpec::substitute holds in both cases.
   bool strict = true;
   std::uint64_t seed = 0;  ///< of initial values
-  /// The checkpoint was saved without parameters that were not trained. Those of the module that it lacks keep their
-  /// values, and are not missing.
+  /// The checkpoint was saved without parameters that were not trained. Those of the module that it lacks
+  /// keep their values, and are not missing.
   bool without_frozen = false;
 };
 

@@ -214,8 +214,8 @@ void complete_determinism(Draft& d, const Settings& s, int ranks) {
 /// The texts of a list.
 std::vector<std::string> texts_of(const nlohmann::json& value, const char* key, const std::string& file) {
   const auto is_text = [](const nlohmann::json& v) { return v.is_string() && !v.get<std::string>().empty(); };
-  require(value.is_array() && std::ranges::all_of(value, is_text), Errc::config, file, ": ringzero.lora.", key,
-          ": expected a list of names, found ", to_display(value));
+  require(value.is_array() && std::ranges::all_of(value, is_text), Errc::config, file, ": ringzero.lora.",
+          key, ": expected a list of names, found ", to_display(value));
   return value.get<std::vector<std::string>>();
 }
 

@@ -109,7 +109,8 @@ constexpr KeySpec lora[] = {
     refused("lora_bias", "false", "[false, null]", not_here),
     refused("rank_pattern", "{}", "[{}, null]", "all layers have one r"),
     refused("alpha_pattern", "{}", "[{}, null]", "all layers have one lora_alpha"),
-    refused("layers_to_transform", "null", "[null]", "name the layers in target_modules: \"layers.0.mlp.up_proj\""),
+    refused("layers_to_transform", "null", "[null]",
+            "name the layers in target_modules: \"layers.0.mlp.up_proj\""),
     refused("layers_pattern", "null", "[null, []]", "name the layers in target_modules"),
     refused("exclude_modules", "null", "[null, []]", "name the layers in target_modules"),
     refused("layer_replication", "null", "[null]", not_here),
@@ -142,7 +143,8 @@ constexpr KeySpec checkpoint[] = {
         .from("async_save"),
     applied<&CheckpointConfig::exclude_frozen_parameters>(
         "exclude_frozen_parameters",
-        "parameters that are not trained, as those that LoRA adapts, are not saved: a run that is resumed must "
+        "parameters that are not trained, as those that LoRA adapts, are not saved: a run that is resumed "
+        "must "
         "load them before, as it did at first"),
     applied<&CheckpointConfig::signals>(
         "signals", "SIGUSR1: save; SIGTERM: save and stop; one engine of a process may have them"),

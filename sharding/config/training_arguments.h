@@ -40,7 +40,8 @@ struct TrainingArguments {
   /// For the loop of the program, which makes as many passes over its loader, as train_lm does. An engine
   /// does not know the data: give max_steps, or EngineOptions::updates, to a schedule that needs the updates.
   std::optional<double> num_train_epochs;
-  /// Adds ringzero.lora: names "q_proj,v_proj", "all-linear", or a regular expression. Names are those of TRL.
+  /// Adds ringzero.lora: names "q_proj,v_proj", "all-linear", or a regular expression. Names are those of
+  /// TRL.
   std::optional<std::string> lora_target_modules;
   std::optional<std::int64_t> lora_r;
   std::optional<double> lora_alpha, lora_dropout;

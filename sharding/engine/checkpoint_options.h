@@ -32,8 +32,8 @@ struct SaveCheckpointOptions {
   std::map<std::string, std::string> files;
   /// DIR/best names it, in place of another, once it is complete; save_total_limit does not remove it.
   bool best = false;
-  /// Leaves out parameters that are not trained, as the model that an adapter is for. A module that has loaded them
-  /// loads the checkpoint; they keep their values.
+  /// Leaves out parameters that are not trained, as the model that an adapter is for. A module that has
+  /// loaded them loads the checkpoint; they keep their values.
   bool exclude_frozen_parameters = false;
   /// Saves parameters and optimizer states that are not finite too, instead of Errc::diverged.
   bool nonfinite = false;

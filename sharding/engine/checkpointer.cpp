@@ -133,11 +133,10 @@ void Checkpointer::save(const std::string& dir, const SaveCheckpointOptions& o) 
                             .files = o.files,
                             .best = o.best,
                             .keep = o.save_total_limit};
-  const OwnedState owned(parts_.module, parts_.strategy,
-                         {.buffers = parts_.world.is_main(),
-                          .finite = !o.nonfinite,
-                          .frozen = !o.exclude_frozen_parameters},
-                         parts_.stream);
+  const OwnedState owned(
+      parts_.module, parts_.strategy,
+      {.buffers = parts_.world.is_main(), .finite = !o.nonfinite, .frozen = !o.exclude_frozen_parameters},
+      parts_.stream);
   saving_.emplace(parts_.world.communicator(), owned, request, o.async ? &snapshot_ : nullptr);
   folder_locks_[dir] = saving_->folder_lock();
   if (!o.async) wait();
@@ -254,11 +253,11 @@ std::optional<LoadedCheckpoint> Checkpointer::load(const std::string& dir, const
     check_seed(saved, o);
     if (optimizer) check_optimizer(saved.optimizer);
     trainer = trainer_of(saved, index_file);
-    loader.emplace(reader->tensors(TensorPart::all), parts_.module,
-                   optimizer ? &parts_.updates->training().optimizer() : nullptr,
-                   StateLoaderOptions{.strict = o.load_module_strict,
-                                      .seed = parts_.seed,
-                                      .without_frozen = saved.without_frozen});
+    loader.emplace(
+        reader->tensors(TensorPart::all), parts_.module,
+        optimizer ? &parts_.updates->training().optimizer() : nullptr,
+        StateLoaderOptions{
+            .strict = o.load_module_strict, .seed = parts_.seed, .without_frozen = saved.without_frozen});
   });
   if (parts_.updates) parts_.updates->drop_graph();
   if (o.verify) check_on_all_ranks(comm, [&] { verify_share(*reader, comm.rank(), comm.size()); });

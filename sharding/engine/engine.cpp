@@ -108,7 +108,7 @@ void initialize_updates(Module& module, EngineOptions& o) {
   for (const auto& [name, layer] : lora_layers(module)) updates.insert({&layer->lora->a, &layer->lora->b});
   if (updates.empty() || !o.initial_values) return;
   o.initial_values = [updates, read = o.initial_values, seed = o.seed](const Parameter& p, Range elements,
-                                                                      float* out) {
+                                                                       float* out) {
     if (!updates.contains(&p)) return read(p, elements, out);
     init_slice(p, {out, elements.count()}, elements.begin, seed);
   };
@@ -169,7 +169,8 @@ Engine initialize(World& world, Module& module, EngineOptions options) {
   if (!had_lora) initialize_updates(module, options);
   print_configuration(world, config, options);
   if (const std::string line = describe_lora(module); !line.empty() && options.log && world.is_main())
-    std::fprintf(options.log, "%s%s\n", options.name.empty() ? "" : (options.name + ": ").c_str(), line.c_str());
+    std::fprintf(options.log, "%s%s\n", options.name.empty() ? "" : (options.name + ": ").c_str(),
+                 line.c_str());
   return Engine(world, module, std::move(config), std::move(options));
 }
 

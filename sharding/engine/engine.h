@@ -181,8 +181,8 @@ class Engine {
   PretrainedWeights load_model(const std::string& path, const LoadOptions& = {});
   /// Reads a part of the model, such as its backbone; the other parameters keep their values.
   PretrainedWeights load_model(Module& part, const std::string& path, const LoadOptions& = {});
-  /// Writes the adapter of LoRA to a folder, as PEFT's save_pretrained(); save_model() writes the model with the
-  /// adapter merged. sharding/huggingface/adapter.h has the errors. Collective.
+  /// Writes the adapter of LoRA to a folder, as PEFT's save_pretrained(); save_model() writes the model with
+  /// the adapter merged. sharding/huggingface/adapter.h has the errors. Collective.
   void save_adapter(const std::string& folder);
   /// Reads an adapter of PEFT or of save_adapter(), in any stage, and nothing else. Not collective.
   PretrainedWeights load_adapter(const std::string& folder, const LoadOptions& = {});

@@ -31,32 +31,21 @@ constexpr const char* weights_name = "adapter_model.safetensors";
 constexpr const char* prefix = "base_model.model.";
 
 /// Keys that are read, and those that change no result once an adapter exists.
-constexpr std::array known_keys{"peft_type",
-                                "target_modules",
-                                "r",
-                                "lora_alpha",
-                                "lora_dropout",
-                                "use_rslora",
-                                "modules_to_save",
-                                "bias",
-                                "init_lora_weights",
-                                "fan_in_fan_out",
-                                "task_type",
-                                "base_model_name_or_path",
-                                "revision",
-                                "inference_mode",
-                                "auto_mapping",
-                                "peft_version",
-                                "megatron_core",
-                                "qalora_group_size",
-                                "runtime_config"};
+constexpr std::array known_keys{"peft_type",       "target_modules", "r",
+                                "lora_alpha",      "lora_dropout",   "use_rslora",
+                                "modules_to_save", "bias",           "init_lora_weights",
+                                "fan_in_fan_out",  "task_type",      "base_model_name_or_path",
+                                "revision",        "inference_mode", "auto_mapping",
+                                "peft_version",    "megatron_core",  "qalora_group_size",
+                                "eva_config",      "runtime_config"};
 
 bool is_nothing(const json& v) {
   return v.is_null() || v == false || ((v.is_object() || v.is_array()) && v.empty());
 }
 
 [[noreturn]] void refuse(const JsonObject& o, const std::string& key, const char* remedy) {
-  fail(Errc::unsupported, o.file(), ": ", key, ": not supported in this build yet: ", to_display(o.at(key)), remedy);
+  fail(Errc::unsupported, o.file(), ": ", key, ": not supported in this build yet: ", to_display(o.at(key)),
+       remedy);
 }
 
 /// Other ways to begin change the frozen weights.
@@ -91,7 +80,6 @@ std::string file_of(const std::string& path, const char* name) {
   return fs::is_directory(path) ? (fs::path(path) / name).string() : path;
 }
 
-
 /// Layers may be named otherwise: the tensors decide.
 void require_same_options(const LoraOptions& stored, const LoraOptions& own, const std::string& file) {
   const auto differs = [&](const char* key, const auto& a, const auto& b) {
@@ -116,12 +104,28 @@ LoadOptions options_of(Module& module, const std::string& folder, LoadOptions op
   return options;
 }
 
-/// Target modules as a list. PEFT saves those of "all-linear" so, too.
+bool has_star(const std::vector<std::string>& patterns) {
+  return std::ranges::any_of(patterns, [](const std::string& p) { return p.find('*') != p.npos; });
+}
+
+/// Target modules as a list. PEFT saves those of "all-linear" so, too, and knows no patterns.
 json targets_json(Module& module, const TargetModules& targets) {
-  if (targets.expression != "all-linear")
-    return targets.names.empty() ? json(targets.expression) : json(targets.names);
+  if (targets.names.empty() && targets.expression != "all-linear") return targets.expression;
+  if (!targets.names.empty() && !has_star(targets.names)) return targets.names;
   std::set<std::string> names;
   for (const auto& [name, layer] : lora_layers(module)) names.insert(name);
+  return names;
+}
+
+json saved_json(Module& module, const std::vector<std::string>& patterns) {
+  if (patterns.empty()) return nullptr;
+  if (!has_star(patterns)) return patterns;
+  const std::size_t begin = module.path().empty() ? 0 : module.path().size() + 1;
+  std::set<std::string> names;
+  for (const Module* m : module.modules())
+    for (const std::string& pattern : patterns)
+      if (m != &module && matches_name(m->path().substr(begin), pattern))
+        names.insert(m->path().substr(begin));
   return names;
 }
 
@@ -166,12 +170,14 @@ StoredUpdate read_update(const TensorSource& adapter, const TensorInfo& a, const
   const std::string layer = a.name.substr(0, a.name.size() - a_ending.size());
   const TensorInfo* b = adapter.find(concat(layer, b_ending));
   require(b != nullptr, Errc::config, escaped(adapter.path()), ": missing: ", escaped(layer), b_ending);
-  const bool matrices = a.shape.size() == 2 && b->shape.size() == 2 && a.shape[0] == o.r && b->shape[1] == o.r;
+  const bool matrices =
+      a.shape.size() == 2 && b->shape.size() == 2 && a.shape[0] == o.r && b->shape[1] == o.r;
   require(matrices, Errc::config, escaped(adapter.path()), ": ", escaped(a.name), " is ", name(a.shape),
           " and B ", name(b->shape), ", expected [r, in] and [out, r], where r is ", o.r);
   const std::vector<std::uint64_t> out_in{b->shape[0], a.shape[1]}, in_out{a.shape[1], b->shape[0]};
   require(weight.shape == out_in || weight.shape == in_out, Errc::config, escaped(adapter.path()), ": ",
-          escaped(layer), " is for a weight ", name(out_in), ", and that of the model is ", name(weight.shape));
+          escaped(layer), " is for a weight ", name(out_in), ", and that of the model is ",
+          name(weight.shape));
   StoredUpdate u{values_of(adapter, a), values_of(adapter, *b), {}};
   const double r = static_cast<double>(o.r);
   u.factors = {.in = a.shape[1],
@@ -230,7 +236,8 @@ TensorSource merge_adapter(const TensorSource& base, const std::string& folder, 
     if (is_a) own.replace(own.size() - a_ending.size(), a_ending.size(), ".weight");
     const TensorInfo* weight = in_base(base, own);
     require(weight != nullptr, Errc::config, escaped(adapter.path()), ": ", escaped(t.name), ": ",
-            escaped(base.path()), " has no tensor ", escaped(own), "; give the model that the adapter was made for");
+            escaped(base.path()), " has no tensor ", escaped(own),
+            "; give the model that the adapter was made for");
     if (!is_a) {
       replaced[weight] = &t;
       continue;
@@ -250,7 +257,8 @@ TensorSource merge_adapter(const TensorSource& base, const std::string& folder, 
         adapter.read_bytes(*from, begin, out);
       });
     } else {
-      merged.add(t, [base, &t](std::uint64_t begin, std::span<std::byte> out) { base.read_bytes(t, begin, out); });
+      merged.add(
+          t, [base, &t](std::uint64_t begin, std::span<std::byte> out) { base.read_bytes(t, begin, out); });
     }
   }
   return merged;
@@ -271,7 +279,8 @@ LoraOptions read_adapter_config(const std::string& path) {
     o.target_modules = config.text("target_modules", "");
   else
     o.target_modules = names_at(config, "target_modules");
-  if (o.target_modules.empty()) config.fail_at("target_modules", "missing; it names the layers of the adapter");
+  if (o.target_modules.empty())
+    config.fail_at("target_modules", "missing; it names the layers of the adapter");
   return o;
 }
 
@@ -295,12 +304,11 @@ std::string adapter_config_json(Module& module, const std::string& base) {
   config["base_model_name_or_path"] = base.empty() ? json() : json(base);
   config["r"] = o->r;
   const auto whole = static_cast<std::int64_t>(o->lora_alpha);
-  config["lora_alpha"] =
-      static_cast<double>(whole) == o->lora_alpha ? json(whole) : json(o->lora_alpha);
+  config["lora_alpha"] = static_cast<double>(whole) == o->lora_alpha ? json(whole) : json(o->lora_alpha);
   config["lora_dropout"] = o->lora_dropout;
   config["use_rslora"] = o->use_rslora;
   config["target_modules"] = targets_json(module, o->target_modules);
-  config["modules_to_save"] = o->modules_to_save.empty() ? json() : json(o->modules_to_save);
+  config["modules_to_save"] = saved_json(module, o->modules_to_save);
   config["fan_in_fan_out"] = fan_in_fan_out(module);
   config["bias"] = "none";
   config["init_lora_weights"] = true;
@@ -309,13 +317,14 @@ std::string adapter_config_json(Module& module, const std::string& base) {
   return config.dump(2) + "\n";
 }
 
-void save_adapter(const std::string& folder, Module& module, Strategy& strategy, int rank, const Stream& stream,
-                  const SaveAdapterOptions& options) {
+void save_adapter(const std::string& folder, Module& module, Strategy& strategy, int rank,
+                  const Stream& stream, const SaveAdapterOptions& options) {
   const std::string config = adapter_config_json(module, options.base_model_name_or_path);
   if (rank == 0) make_folders(folder);
   auto parameters = adapter_parameters(module);
   for (auto& [name, p] : parameters) name = concat(prefix, name);
-  save_parameters((fs::path(folder) / weights_name).string(), parameters, strategy, rank, stream, {.nonfinite = options.nonfinite});
+  save_parameters((fs::path(folder) / weights_name).string(), parameters, strategy, rank, stream,
+                  {.nonfinite = options.nonfinite});
   if (rank != 0) return;
   DurableFile file((fs::path(folder) / config_name).string());
   file.write(config);

@@ -18,35 +18,36 @@
 
 namespace rz {
 
-/// The options of an adapter: of FOLDER/adapter_config.json, or of the file itself. Errc::config, "FILE: key: reason",
-/// names a key that is wrong, or that requests what add_lora() lacks. Keys that are null, false or empty, and those
-/// about its making, are ignored.
+/// The options of an adapter: of FOLDER/adapter_config.json, or of the file itself. Errc::config, "FILE: key:
+/// reason", names a key that is wrong, or that requests what add_lora() lacks. Keys that are null, false or
+/// empty, and those about its making, are ignored.
 LoraOptions read_adapter_config(const std::string& path);
 
 /// Reads a folder's adapter_model.safetensors, or a file of this kind, into a module that has LoRA:
-/// adapter_parameters(), whose names in the file begin with "base_model.model.". The other parameters keep their values.
-/// Every rank reads the elements that it stores. Errc::config, in one line, lists tensors that are missing, misshapen or
-/// not in the adapter, and options of adapter_config.json, if it is there, that differ from the module's. Not
-/// collective.
+/// adapter_parameters(), whose names in the file begin with "base_model.model.". The other parameters keep
+/// their values. Every rank reads the elements that it stores. Errc::config, in one line, lists tensors that
+/// are missing, misshapen or not in the adapter, and options of adapter_config.json, if it is there, that
+/// differ from the module's. Not collective.
 PretrainedWeights load_adapter(Strategy&, Module&, const std::string& folder, const LoadOptions& = {},
                                const Stream& = {});
 /// The same into the module's own memory.
-PretrainedWeights load_adapter(Module&, const std::string& folder, const LoadOptions& = {}, const Stream& = {});
+PretrainedWeights load_adapter(Module&, const std::string& folder, const LoadOptions& = {},
+                               const Stream& = {});
 
 struct SaveAdapterOptions {
   bool nonfinite = false;               ///< as SaveOptions::nonfinite
   std::string base_model_name_or_path;  ///< where PEFT finds the frozen model; empty: none
 };
-/// Writes both files to a folder, which is made; PeftModel.from_pretrained(base, folder) reads them. Tensors are
-/// written whole, in f32. Collective; rank 0 writes. Errors are those of save_weights(); Errc::invalid_argument for a
-/// module without LoRA.
+/// Writes both files to a folder, which is made; PeftModel.from_pretrained(base, folder) reads them. Tensors
+/// are written whole, in f32. Collective; rank 0 writes. Errors are those of save_weights();
+/// Errc::invalid_argument for a module without LoRA.
 void save_adapter(const std::string& folder, Module&, Strategy&, int rank, const Stream&,
                   const SaveAdapterOptions& = {});
 
-/// The tensors of `base` with an adapter merged: those of its layers become weight + scale · B · A (merge_lora()),
-/// rounded once to their dtype, or in f32 if `wide`, and those of modules_to_save its own. Names of the base may lack
-/// the adapter's first parts, such as "transformer.". Nothing but A and B is held. Errc::config names a layer that the
-/// base lacks, or whose shape differs.
+/// The tensors of `base` with an adapter merged: those of its layers become weight + scale · B · A
+/// (merge_lora()), rounded once to their dtype, or in f32 if `wide`, and those of modules_to_save its own.
+/// Names of the base may lack the adapter's first parts, such as "transformer.". Nothing but A and B is held.
+/// Errc::config names a layer that the base lacks, or whose shape differs.
 TensorSource merge_adapter(const TensorSource& base, const std::string& folder, bool wide = false);
 
 /// The text of adapter_config.json for a module with LoRA.

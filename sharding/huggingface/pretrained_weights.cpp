@@ -54,7 +54,7 @@ bool is_transposed(const TensorInfo& entry, const Shape& shape) {
 struct PretrainedWeights::State {
   State(const std::string& path, Module&, const LoadOptions&);
 
-  void match(const std::vector<std::pair<std::string, Parameter*>>&, Module&);
+  void match(const std::vector<std::pair<std::string, Parameter*>>&);
   void leave_out_updates(Module&);
   void match_buffers(const std::vector<std::pair<std::string, ModuleBuffer*>>&);
   void find_unexpected(const TensorInfo* head, const std::vector<std::string>& model);
@@ -84,7 +84,8 @@ PretrainedWeights::State::State(const std::string& path, Module& module, const L
   auto saved_buffers = persistent_buffers(module);
   for (const auto& [name, p] : parameters) initialized.insert(p);
   select_only(options.only, parameters, saved_buffers);
-  match(parameters, module);
+  match(parameters);
+  if (options.only.empty()) leave_out_updates(module);
   match_buffers(saved_buffers);
   const Parameter* table = nullptr;
   for (const auto& [name, p] : parameters)
@@ -96,8 +97,7 @@ PretrainedWeights::State::State(const std::string& path, Module& module, const L
   if (head) check_tied_head(*head, *entries.at(table));
 }
 
-void PretrainedWeights::State::match(const std::vector<std::pair<std::string, Parameter*>>& parameters,
-                                     Module& module) {
+void PretrainedWeights::State::match(const std::vector<std::pair<std::string, Parameter*>>& parameters) {
   for (const auto& [name, p] : parameters) {
     const TensorInfo* entry = names.find(name);
     if (!entry) {
@@ -109,7 +109,6 @@ void PretrainedWeights::State::match(const std::vector<std::pair<std::string, Pa
     if (const std::string why = mismatch(*entry, p->global_shape()); !why.empty()) mismatched.push_back(why);
     transposed += is_transposed(*entry, p->global_shape());
   }
-  leave_out_updates(module);
 }
 
 /// The files are then of the model without LoRA.
@@ -160,7 +159,8 @@ void PretrainedWeights::State::check(bool strict, const std::vector<std::string>
   require(problems.empty(), Errc::config, escaped(files.path()),
           ": does not fit the model: ", escaped(problems), escaped(remedy));
   fail(Errc::config, escaped(files.path()), ": nothing of it is in the model, which begins with '",
-       escaped(missing.empty() ? model[0] : missing[0]), "', and the file with '", escaped(unexpected.empty() ? "" : unexpected[0]), "'",
+       escaped(missing.empty() ? model[0] : missing[0]), "', and the file with '",
+       escaped(unexpected.empty() ? "" : unexpected[0]), "'",
        remedy.empty() ? "; give the weights of this model" : escaped(remedy));
 }
 

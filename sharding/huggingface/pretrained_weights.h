@@ -21,9 +21,10 @@ struct LoadOptions {
   bool strict = true;
   /// Only tensors whose names begin with it are read, by their names without it: "encoder.".
   std::string prefix{};
-  /// Only parameters and buffers that one of these patterns matches are read, by matches_part() of their names
-  /// from the module: {"lora_A", "h.0"}. The others keep their values, or get initial ones if they have none;
-  /// tensors of the files for them are left out. Empty: all. Errc::config names a pattern without a match.
+  /// Only parameters and buffers that one of these patterns matches are read, by matches_part() of their
+  /// names from the module: {"lora_A", "h.0"}. The others keep their values, or get initial ones if they have
+  /// none; tensors of the files for them are left out. Empty: all. Errc::config names a pattern without a
+  /// match.
   std::vector<std::string> only{};
   std::uint64_t seed = 0;  ///< of initial values
   bool nonfinite = false;  ///< parameters may be read that are not finite
@@ -36,10 +37,10 @@ struct LoadOptions {
 /// files or in the module. A module that is no LanguageModel has the names of GPT-2: the prefix
 /// "transformer.", attention masks (attn.bias of four dimensions and attn.masked_bias, beside a layer
 /// attn.c_attn) that are ignored unless the module has them as buffers, and lm_head.weight, which is ignored
-/// for a module without it if it equals wte, to which it is tied. Low-rank updates of LoRA, of which the files have
-/// none, get initial values, so that the model is that of the files. A buffer is of the dtype that the file has;
-/// one of f32 may be of another floating-point type there. A parameter that is a part of a tensor reads that
-/// part.
+/// for a module without it if it equals wte, to which it is tied. Low-rank updates of LoRA, of which the
+/// files have none, get initial values unless LoadOptions::only names them, so that the model is that of the
+/// files. A buffer is of the dtype that the file has; one of f32 may be of another floating-point type there.
+/// A parameter that is a part of a tensor reads that part.
 class PretrainedWeights {
  public:
   /// `path` as for open_tensors(). Compares names, shapes and dtypes. Errc::config lists, in one
@@ -53,8 +54,8 @@ class PretrainedWeights {
   /// Number of parameters that are in the files.
   std::size_t tensors() const;
   bool contains(const Parameter&) const;
-  /// Whether loading changes a parameter that has a value: it is in the files, or a low-rank update of which they
-  /// have none.
+  /// Whether loading changes a parameter that has a value: it is in the files, or a low-rank update of which
+  /// they have none.
   bool writes(const Parameter&) const;
   /// What is worth a line, without a line end, else empty: which of several sources was read
   /// (TensorSource::choice()), a prefix that was left out, names that are missing or unexpected.

@@ -14,11 +14,11 @@ class Strategy;
 
 struct SaveOptions {
   bool nonfinite = false;  ///< write parameters that are not finite
-  /// Only parameters and buffers that one of these patterns matches are written, by matches_part() of their names
-  /// from the module. Empty: all. Errc::config names a pattern without a match.
+  /// Only parameters and buffers that one of these patterns matches are written, by matches_part() of their
+  /// names from the module. Empty: all. Errc::config names a pattern without a match.
   std::vector<std::string> only{};
-  /// Adds low-rank updates of LoRA to the weights (merge_lora()), as merge_and_unload() of PEFT: the file is of the
-  /// model without LoRA. False: weights and updates are written as they are.
+  /// Adds low-rank updates of LoRA to the weights (merge_lora()), as merge_and_unload() of PEFT: the file is
+  /// of the model without LoRA. False: weights and updates are written as they are.
   bool merge_lora = true;
 };
 
@@ -37,7 +37,7 @@ void save_pretrained(const std::string& folder, LanguageModel&, Strategy&, int r
                      const SaveOptions& = {});
 
 /// Writes parameters as they are, by these names; as save_weights() otherwise.
-void save_parameters(const std::string& path, const std::vector<std::pair<std::string, Parameter*>>&, Strategy&,
-                     int rank, const Stream&, const SaveOptions& = {});
+void save_parameters(const std::string& path, const std::vector<std::pair<std::string, Parameter*>>&,
+                     Strategy&, int rank, const Stream&, const SaveOptions& = {});
 
 }  // namespace rz

@@ -53,7 +53,8 @@ void keep_matching(std::span<const std::string> only, std::vector<std::pair<std:
 
 }  // namespace
 
-void select_only(std::span<const std::string> only, std::vector<std::pair<std::string, Parameter*>>& parameters,
+void select_only(std::span<const std::string> only,
+                 std::vector<std::pair<std::string, Parameter*>>& parameters,
                  std::vector<std::pair<std::string, ModuleBuffer*>>& buffers) {
   if (only.empty()) return;
   std::vector<std::string> names;

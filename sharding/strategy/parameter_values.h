@@ -39,8 +39,8 @@ class ParameterValues {
   /// Whether there are values besides zeros: the module had some when the strategy was made, or fill() has
   /// been called.
   bool filled() const;
-  /// Visits the elements that this rank exports. Over all ranks, each element is visited exactly once. Parameters
-  /// that are not `selected` are left out; all are visited if it is empty.
+  /// Visits the elements that this rank exports. Over all ranks, each element is visited exactly once.
+  /// Parameters that are not `selected` are left out; all are visited if it is empty.
   void visit_owned(const Visit&, const Selection& selected = {}) const;
   /// What visit_owned() visits, in its order. No values are read.
   std::vector<ParameterElements> owned() const;

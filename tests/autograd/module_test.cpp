@@ -231,13 +231,16 @@ TEST(Flatten, LeavesTheFirstDimension) {
 
 TEST(Module, PatternsMatchTheEndsOfNames) {
   const std::string name = "h.0.attn.c_attn";
-  for (const char* pattern : {"h.0.attn.c_attn", "attn.c_attn", "c_attn", "c_*", "*", "h.*.attn.*", "*.c_attn"})
+  for (const char* pattern :
+       {"h.0.attn.c_attn", "attn.c_attn", "c_attn", "c_*", "*", "h.*.attn.*", "*.c_attn"})
     EXPECT_TRUE(matches_name(name, pattern)) << pattern;
-  for (const char* pattern : {"", "attn", "_attn", "0.attn", "h.*.c_attn", "c_attn.", "c", "h.0.attn.c_attn.x"})
+  for (const char* pattern :
+       {"", "attn", "_attn", "0.attn", "h.*.c_attn", "c_attn.", "c", "h.0.attn.c_attn.x"})
     EXPECT_FALSE(matches_name(name, pattern)) << pattern;
   for (const char* pattern : {"h", "h.0", "0.attn", "attn", "c_attn", "h.*"})
     EXPECT_TRUE(matches_part(name, pattern)) << pattern;
-  for (const char* pattern : {"", "h.1", "0.c_attn", "att"}) EXPECT_FALSE(matches_part(name, pattern)) << pattern;
+  for (const char* pattern : {"", "h.1", "0.c_attn", "att"})
+    EXPECT_FALSE(matches_part(name, pattern)) << pattern;
 }
 
 TEST(Module, IsNeitherCopiedNorMoved) {

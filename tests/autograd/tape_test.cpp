@@ -396,8 +396,8 @@ TEST(ActivationCheckpoint, NothingIsAllocatedFromTheThirdPassOn) {
 }
 TEST(Lora, NothingIsAllocatedFromTheThirdPassOn) {
   for (const bool recompute : {false, true})
-    expect_no_allocation_from_the_third_pass_on(recompute,
-                                                {.target_modules = "all-linear", .r = 2, .lora_dropout = 0.1});
+    expect_no_allocation_from_the_third_pass_on(
+        recompute, {.target_modules = "all-linear", .r = 2, .lora_dropout = 0.1});
 }
 
 }  // namespace

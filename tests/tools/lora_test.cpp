@@ -1,5 +1,7 @@
-// LoRA: training in every strategy against PEFT in float64 (../shared/fixtures/lora_tiny), adapters in files, what is
-// merged, and parts of a model in files.
+// LoRA: training in every strategy against PEFT in float64 (../shared/fixtures/lora_tiny), adapters in files,
+// what is merged, and parts of a model in files.
+
+#include "autograd_lite/models/lora.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +13,6 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "autograd_lite/models/lora.h"
 #include "autograd_lite/nn/init.h"
 #include "sharding/checkpoint/open_tensors.h"
 #include "sharding/engine/read_configuration.h"
@@ -32,7 +33,9 @@ using nlohmann::json;
 
 void write_file(const std::string& path, const std::string& text) { std::ofstream(path) << text; }
 
-json json_file(const std::string& path) { return parse_json(read_text_file(path), path, JsonDialect::strict); }
+json json_file(const std::string& path) {
+  return parse_json(read_text_file(path), path, JsonDialect::strict);
+}
 
 struct Training {
   std::string model;      ///< config.json, or a folder
@@ -68,8 +71,8 @@ Reports train(const Training& run, int ranks, StrategyKind kind) {
     if (!run.adapter.empty()) engine.load_adapter(run.adapter);
     if (run.before) run.before(engine, *model);
     const Tokens tokens = Tokens::from_file(run.tokens);
-    Loader loader =
-        token_loader(engine, tokens, run.seq_len, batch_sampler(engine, tokens.samples(run.seq_len), false, 0));
+    Loader loader = token_loader(engine, tokens, run.seq_len,
+                                 batch_sampler(engine, tokens.samples(run.seq_len), false, 0));
     while (engine.global_steps() < run.steps)
       reports[static_cast<std::size_t>(rank)].push_back(update(engine, *model, loader, run.seq_len).value());
     if (run.afterwards) run.afterwards(engine, *model);
@@ -151,7 +154,8 @@ class Lora : public testing::Test {
   Folder folder_;
 };
 
-const json all_paths{{"target_modules", {"c_attn", "mlp.c_fc", "h.*.mlp.c_proj"}}, {"r", 3}, {"lora_alpha", 5}};
+const json all_paths{
+    {"target_modules", {"c_attn", "mlp.c_fc", "h.*.mlp.c_proj"}}, {"r", 3}, {"lora_alpha", 5}};
 
 TEST_F(Lora, EveryStrategyTrainsTheAdapterAloneWithTheSameBits) {
   json lora = all_paths;
@@ -209,9 +213,9 @@ TEST_F(Lora, AnUpdateIsThatOfTheMergedWeights) {
   fill(*with);
   allocate_parameters(*merged);
   for (Parameter* p : merged->parameters()) p->value = with->find(p->name)->value;
-  EXPECT_GT(std::abs(logits_of(*with, tokens()).data<float>()[0] -
-                     logits_of(*merged, tokens()).data<float>()[0]),
-            1e-3);
+  EXPECT_GT(
+      std::abs(logits_of(*with, tokens()).data<float>()[0] - logits_of(*merged, tokens()).data<float>()[0]),
+      1e-3);
   for (const auto& [name, layer] : lora_layers(*with)) {
     EXPECT_FLOAT_EQ(layer->lora->scale, 3 / std::sqrt(2.0f));
     const Tensor a = layer->lora->a.value, b = layer->lora->b.value,
@@ -325,25 +329,43 @@ TEST_F(Lora, AMistakeInTheConfigurationIsNamed) {
            {{{"target_modules", "c_attn"}}, {"'c_attn' matches no module"}},  // a name is a list, as in PEFT
            {json::object(), {"ringzero.lora.target_modules: missing"}},
            {{{"target_modules", 3}}, {"target_modules: expected a list of names, found 3"}},
-           {{{"target_modules", targets}, {"modules_to_save", {"wte"}}}, {"modules_to_save: wte", "is tied"}},
-           {{{"target_modules", targets}, {"modules_to_save", {"ln_g"}}}, {"'ln_g'", "did you mean 'ln_f'?"}},
+           {{{"target_modules", targets}, {"modules_to_save", {"wte"}}},
+            {"modules_to_save: transformer.wte", "is tied"}},
+           {{{"target_modules", targets}, {"modules_to_save", {"ln_ff"}}},
+            {"'ln_ff'", "did you mean 'ln_f'?"}},
            {{{"target_modules", targets}, {"rank", 4}}, {"ringzero.lora.rank: unknown key"}},
            {{{"target_modules", targets}, {"lora_alfa", 4}}, {"did you mean 'lora_alpha'?"}},
            {{{"target_modules", targets}, {"r", 0}}, {"ringzero.lora.r"}},
            {{{"target_modules", targets}, {"lora_dropout", 1}}, {"ringzero.lora.lora_dropout"}},
            {{{"target_modules", targets}, {"use_dora", true}}, {"ringzero.lora.use_dora: not supported"}},
            {{{"target_modules", targets}, {"bias", "all"}}, {"ringzero.lora.bias: not supported"}},
-           {{{"target_modules", targets}, {"rank_pattern", {{"c_attn", 4}}}}, {"ringzero.lora.rank_pattern"}}}) {
+           {{{"target_modules", targets}, {"rank_pattern", {{"c_attn", 4}}}},
+            {"ringzero.lora.rank_pattern"}}}) {
     const auto m = model();
     const Error e = error_of([&] {
       EngineOptions options;
       options.config = training_config(lora).dump();
       prepare_model(*m, read_configuration(1, *m, options));
     });
-    for (const std::string& part : parts) EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
+    for (const std::string& part : parts)
+      EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
     EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos) << e.what();
     EXPECT_TRUE(lora_layers(*m).empty());
   }
+}
+
+TEST_F(Lora, ArgumentsAskForIt) {
+  EngineOptions options;
+  options.config = R"({"train_batch_size": 1, "optimizer": {"type": "AdamW", "params": {"lr": 1}}})";
+  options.arguments = {.lora_target_modules = "c_attn,mlp.c_proj", .lora_r = 2, .lora_alpha = 6};
+  const auto m = model();
+  const DsConfig config = read_configuration(1, *m, options);
+  EXPECT_EQ(config.lora, (LoraOptions{.target_modules = {"c_attn", "mlp.c_proj"}, .r = 2, .lora_alpha = 6}));
+  EXPECT_EQ(parse_ds_config(resolved_json(config), "again").lora, config.lora);
+  options.arguments.lora_target_modules = "all-linear";
+  EXPECT_EQ(read_configuration(1, *m, options).lora->target_modules, TargetModules("all-linear"));
+  options.arguments.lora_target_modules.reset();
+  EXPECT_EQ(error_of([&] { read_configuration(1, *m, options); }).code(), Errc::config);  // lora_r alone
 }
 
 TEST_F(Lora, TheHeadIsTrainedWholeOrNotAtAll) {
@@ -386,7 +408,8 @@ TEST_F(Lora, AWrongAdapterIsNamedInOneLine) {
     EXPECT_NE(what.find(part), std::string::npos) << what;
   };
   expect(load({.target_modules = {"c_attn"}, .r = 3}), "r is 2, and of the model 3");
-  expect(load({.target_modules = {"c_attn"}, .r = 2, .lora_alpha = 9}), "lora_alpha is 8, and of the model 9");
+  expect(load({.target_modules = {"c_attn"}, .r = 2, .lora_alpha = 9}),
+         "lora_alpha is 8, and of the model 9");
   expect(load({.target_modules = {"c_fc"}, .r = 2}), "missing: transformer.h.0.mlp.c_fc.lora_A.weight");
   expect(load({.target_modules = {"c_fc"}, .r = 2}),
          "not in the model: base_model.model.transformer.h.0.attn.c_attn.lora_A.weight");
@@ -418,12 +441,13 @@ TEST_F(Lora, PartsOfAModelAreSavedAndLoadedByPattern) {
   training.config.erase("ringzero");
   training.steps = 1;
   training.afterwards = [&](Engine& engine, LanguageModel& m) {
-    save_weights(file, m, engine.strategy(), engine.world().rank(), engine.stream(), {.only = {"h.1", "ln_f"}});
+    save_weights(file, m, engine.strategy(), engine.world().rank(), engine.stream(),
+                 {.only = {"h.1", "ln_f"}});
     engine.save_model(whole);
     const Error e = error_of([&] {
-      save_weights(file, m, engine.strategy(), engine.world().rank(), engine.stream(), {.only = {"ln_g"}});
+      save_weights(file, m, engine.strategy(), engine.world().rank(), engine.stream(), {.only = {"ln_ff"}});
     });
-    EXPECT_NE(std::string(e.what()).find("only: 'ln_g' matches no parameter; did you mean 'ln_f'?"),
+    EXPECT_NE(std::string(e.what()).find("only: 'ln_ff' matches no parameter; did you mean 'ln_f'?"),
               std::string::npos)
         << e.what();
   };
@@ -438,7 +462,8 @@ TEST_F(Lora, PartsOfAModelAreSavedAndLoadedByPattern) {
       training.afterwards = [&](Engine& engine, LanguageModel& m) {
         m.requires_grad_(false);  // names all
         const auto initial = frozen_values(engine, m);
-        const PretrainedWeights read = engine.load_model(from_whole ? whole : file, {.only = {"h.1", "ln_f.weight"}});
+        const PretrainedWeights read =
+            engine.load_model(from_whole ? whole : file, {.only = {"h.1", "ln_f.weight"}});
         EXPECT_EQ(read.tensors(), 13u);
         const auto now = frozen_values(engine, m);
         for (const auto& [name, values] : now) {
@@ -446,7 +471,8 @@ TEST_F(Lora, PartsOfAModelAreSavedAndLoadedByPattern) {
           EXPECT_EQ(values, in_part ? trained.at(name) : initial.at(name)) << name;
         }
         const Error e = error_of([&] { engine.load_model(file, {.only = {"h.0"}}); });
-        EXPECT_NE(std::string(e.what()).find("missing: transformer.h.0.ln_1.weight"), std::string::npos) << e.what();
+        EXPECT_NE(std::string(e.what()).find("missing: transformer.h.0.ln_1.weight"), std::string::npos)
+            << e.what();
         m.requires_grad_(true);
       };
       train(training, 2, kind);
@@ -490,7 +516,8 @@ TEST_P(LoraFixture, TrainsAsPeftDoesInFloat64) {
     expect_same_bits(first, reports, name(kind));
   }
   for (const UpdateReport& r : first) {
-    EXPECT_NEAR(r.loss, expected.at("float64").at("loss").at(r.step).get<double>(), 2e-5) << "update " << r.step;
+    EXPECT_NEAR(r.loss, expected.at("float64").at("loss").at(r.step).get<double>(), 2e-5)
+        << "update " << r.step;
     const double norm = expected.at("float64").at("grad_norm").at(r.step);
     EXPECT_NEAR(r.grad_norm, norm, 1e-4 * norm) << "update " << r.step;
   }
@@ -498,7 +525,8 @@ TEST_P(LoraFixture, TrainsAsPeftDoesInFloat64) {
              after = tensors_in(adapter + "/after/adapter_model.safetensors");
   ASSERT_EQ(own.size(), after.size());
   for (const auto& [name, values] : after)
-    for (std::size_t i = 0; i < values.size(); ++i) ASSERT_NEAR(own.at(name)[i], values[i], 1e-4) << name << i;
+    for (std::size_t i = 0; i < values.size(); ++i)
+      ASSERT_NEAR(own.at(name)[i], values[i], 1e-4) << name << i;
 
   const TensorSource logits = open_tensors(adapter + "/merged_logits.safetensors");
   const TensorInfo &ids = *logits.find("input_ids"), &of = *logits.find("logits");

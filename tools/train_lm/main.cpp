@@ -51,7 +51,7 @@ void print_groups(const Options& o, const Inputs& in) {
   const auto print_group = [&](const char* what, bool decayed) {
     std::size_t parameters = 0, elements = 0;
     for (const Parameter* p : in.model->parameters())
-      if (decays(o, *p) == decayed) ++parameters, elements += p->count();
+      if (p->requires_grad && decays(o, *p) == decayed) ++parameters, elements += p->count();
     if (parameters > 0)
       std::printf("  group %s: %s of %zu elements, weight decay %g\n", what,
                   plural(parameters, "parameter").c_str(), elements,
@@ -82,7 +82,8 @@ void print_run_summary(const Options& o, const Inputs& in, const Communicator& c
                        std::uint64_t steps) {
   std::fputs(resolved_table(in.ds).c_str(), stdout);
   std::printf("model: %s\n", describe_model(*in.model).c_str());
-  if (const std::string lora = describe_lora(*in.model); !lora.empty()) std::printf("adapter: %s\n", lora.c_str());
+  if (const std::string lora = describe_lora(*in.model); !lora.empty())
+    std::printf("adapter: %s\n", lora.c_str());
   std::printf("data: %s, %llu tokens, %s of %zu + 1\n", in.tokens.name().c_str(),
               static_cast<unsigned long long>(in.tokens.count()), plural(in.samples, "sample").c_str(),
               in.seq_len);
@@ -108,7 +109,8 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
 void save_adapter(const Options& o, Engine& engine) {
   if (o.save_adapter.empty()) return;
   engine.evaluate([&](Tape&) { engine.save_adapter(o.save_adapter); });  // not inside a graph's memory
-  engine.world().print("saved: ", (std::filesystem::path(o.save_adapter) / "adapter_model.safetensors").string());
+  engine.world().print("saved: ",
+                       (std::filesystem::path(o.save_adapter) / "adapter_model.safetensors").string());
 }
 
 void save_model(const Options& o, Inputs& in, Engine& engine) {

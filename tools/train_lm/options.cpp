@@ -47,9 +47,10 @@ void add_data(CommandLine& line, Options& o) {
           "DeepSpeed, or a checkpoint; default: random weights from --seed")
       .type_name("MODEL.safetensors")
       .group("Inputs");
-  line.add_option("--adapter", o.adapter,
-                  "Start from this adapter of PEFT: a folder with adapter_config.json; without ringzero.lora and "
-                  "--lora-target-modules its options hold")
+  line.add_option(
+          "--adapter", o.adapter,
+          "Start from this adapter of PEFT: a folder with adapter_config.json; without ringzero.lora and "
+          "--lora-target-modules its options hold")
       .type_name("FOLDER")
       .group("Inputs");
   const auto data =
@@ -124,9 +125,10 @@ void add_outputs(CommandLine& line, Options& o) {
                   "at the end")
       .type_name("DIR")
       .group("Outputs");
-  line.add_option("--save-adapter", o.save_adapter,
-                  "Write adapter_model.safetensors and adapter_config.json there at the end; --save merges the "
-                  "adapter into the model")
+  line.add_option(
+          "--save-adapter", o.save_adapter,
+          "Write adapter_model.safetensors and adapter_config.json there at the end; --save merges the "
+          "adapter into the model")
       .type_name("DIR")
       .group("Outputs");
   line.add_flag("--save-nonfinite", o.save_nonfinite,
