@@ -168,9 +168,9 @@ Engine initialize(World& world, Module& module, EngineOptions options) {
   check_on_all_ranks(world.communicator(), [&] { prepare_model(module, config); });
   if (!had_lora) initialize_updates(module, options);
   print_configuration(world, config, options);
-  if (const std::string line = describe_lora(module); !line.empty() && options.log && world.is_main())
-    std::fprintf(options.log, "%s%s\n", options.name.empty() ? "" : (options.name + ": ").c_str(),
-                 line.c_str());
+  if (!had_lora && config.lora && options.log && world.is_main())
+    std::fprintf(options.log, "%s%s\n", options.name.empty() ? "" : concat(options.name, ": ").c_str(),
+                 describe_lora(module).c_str());
   return Engine(world, module, std::move(config), std::move(options));
 }
 
