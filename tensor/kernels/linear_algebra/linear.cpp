@@ -5,6 +5,7 @@
 #include "tensor/kernels/device_ops.h"
 #include "tensor/kernels/linear_algebra/gemm.h"
 #include "tensor/kernels/linear_algebra/gemm_16bit.h"
+#include "tensor/kernels/linear_algebra/gemm_few_rows.h"
 #include "tensor/ops.h"
 
 namespace rz {
@@ -71,6 +72,21 @@ void multiply(const char* op, const Tensor& out, const Sizes& s, const Operand& 
   const DType factors = a.tensor.dtype();
   check_product(op, out, factors, b.tensor.dtype());
   check_dtype(op, factors, {{"bias", bias}});
+  if (s.rows <= kernels::max_few_rows && !a.transposed && into == Into::overwrite)
+    return kernels::gemm_few_rows({.m = s.rows,
+                                   .n = s.out,
+                                   .k = s.in,
+                                   .factors = factors,
+                                   .a = a.tensor.raw(),
+                                   .a_stride = a.tensor.row_stride(),
+                                   .b = b.tensor.raw(),
+                                   .b_stride = b.tensor.row_stride(),
+                                   .b_transposed = b.transposed,
+                                   .c = out.raw(),
+                                   .result = out.dtype(),
+                                   .c_stride = out.row_stride(),
+                                   .bias = bias.defined() ? bias.raw() : nullptr},
+                                  stream);
   if (factors == DType::f32) return multiply_f32(out, s, a, b, bias, into, stream);
   kernels::gemm_16bit({.m = s.rows,
                        .n = s.out,
