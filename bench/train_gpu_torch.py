@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""The PyTorch side of bench/train_gpu.py: a plain GPT-2 that trains on request.
+"""The PyTorch side of bench/train_gpu.py and bench/train_step.py: a plain GPT-2 or Llama that trains on request.
 
-    train_gpu_torch.py --model config.json --tokens TOKENS.bin --batch B [--warm W] [--precision autocast|pure|f32]
-                       [--device cuda|cpu] [--no-compile] [--compile-mode MODE]
+    train_gpu_torch.py --model config.json --tokens TOKENS.bin --batch B [--seq-len T] [--warm W] [--precision autocast|pure|f32]
+                       [--device cuda|cpu] [--no-compile] [--compile-mode MODE] [--no-clip]
 
 Runs W warm-up updates, which compile the model, and writes a line of JSON with versions and settings. Then it reads lines from standard
 input, each a number N, runs N updates and writes a line of JSON: "ms" (milliseconds per update, wall time between two synchronisations)
-and "loss" (of the last update). Exits at the end of standard input. Samples are read in order: update s uses samples s·B … s·B+B-1, of
-T + 1 tokens at a distance of T.
+and "loss" (of the last update). Exits at the end of standard input. After N a line may have "eager" or "compiled", and the number of
+threads of the CPU. Samples are read in order: update s uses samples s·B … s·B+B-1, of T + 1 tokens at a distance of T.
 
 Precisions: autocast (float32 parameters, bfloat16 where autocast selects it), pure (parameters, gradients and moments in bfloat16), f32
-(with TF32 if the device has it). AdamW is fused on CUDA, gradients are clipped to norm 1, cross-entropy covers all logits; nothing is read
-from the device between updates.
+(with TF32 if the device has it). AdamW is fused, gradients are clipped to norm 1, cross-entropy covers all logits; nothing is read
+from the device between updates. With WORLD_SIZE in the environment, as torchrun sets it, it is a rank of DDP over Gloo, with B samples.
 
 Exit status 3: PyTorch is not installed or does not support the device; one line reports it."""
-import argparse, contextlib, json, math, sys, time
+import argparse, contextlib, json, math, os, sys, time
 
 ADAMW = dict(lr=1e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
 CLIP = 1.0
@@ -68,6 +68,45 @@ class Gpt2(nn.Module):
         logits = F.linear(self.ln(x), self.tokens.weight)  # tied embeddings
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
 
+class LlamaLayer(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        e, self.size = c['hidden_size'], c['head_dim']
+        self.heads, self.kv_heads, self.eps = c['num_attention_heads'], c['num_key_value_heads'], c['rms_norm_eps']
+        linear = lambda i, o: nn.Linear(i, o, bias=False)
+        self.norm_1, self.norm_2 = nn.RMSNorm(e, self.eps), nn.RMSNorm(e, self.eps)
+        self.q, self.k, self.v = linear(e, self.heads * self.size), linear(e, self.kv_heads * self.size), linear(e, self.kv_heads * self.size)
+        self.o, self.gate, self.up, self.down = linear(self.heads * self.size, e), linear(e, c['intermediate_size']), linear(e, c['intermediate_size']), linear(c['intermediate_size'], e)
+
+    def forward(self, x, cos, sin):
+        b, t, e = x.shape
+        def rotated(z):  # Hugging Face's apply_rotary_pos_emb
+            return z * cos + torch.cat((-z[..., self.size // 2:], z[..., :self.size // 2]), -1) * sin
+        y = self.norm_1(x)
+        q, k, v = (z.view(b, t, -1, self.size).transpose(1, 2) for z in (self.q(y), self.k(y), self.v(y)))
+        y = F.scaled_dot_product_attention(rotated(q).to(v.dtype), rotated(k).to(v.dtype), v, is_causal=True, enable_gqa=True)
+        x = x + self.o(y.transpose(1, 2).reshape(b, t, -1))
+        y = self.norm_2(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+class Llama(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.tokens = nn.Embedding(c['vocab_size'], c['hidden_size'])
+        self.layers = nn.ModuleList(LlamaLayer(c) for _ in range(c['num_hidden_layers']))
+        self.norm = nn.RMSNorm(c['hidden_size'], c['rms_norm_eps'])
+        for p in self.parameters():
+            if p.dim() == 2: nn.init.normal_(p, std=0.02)
+        angles = torch.arange(c['max_position_embeddings'])[:, None] * c['rope_theta'] ** (-torch.arange(0, c['head_dim'], 2) / c['head_dim'])
+        self.register_buffer('cos', torch.cat([angles.cos()] * 2, -1)); self.register_buffer('sin', torch.cat([angles.sin()] * 2, -1))
+
+    def forward(self, inputs, targets):
+        x = self.tokens(inputs)
+        t = inputs.shape[1]
+        for layer in self.layers: x = layer(x, self.cos[:t], self.sin[:t])
+        logits = F.linear(self.norm(x), self.tokens.weight)  # tied embeddings
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
+
 class Batches:
     def __init__(self, path, batch, context, device):
         with open(path, 'rb') as f: raw = bytearray(f.read())
@@ -87,13 +126,17 @@ class Training:
     def __init__(self, o, config):
         torch.manual_seed(0)
         self.device = o.device
-        model = Gpt2(config).to(o.device)
+        model = (Llama if config.get('model_type') == 'llama' else Gpt2)(config).to(o.device)
         if o.precision == 'pure': model = model.to(torch.bfloat16)
         self.parameters = list(model.parameters())
-        self.adamw = torch.optim.AdamW(self.parameters, **ADAMW, **(dict(fused=True) if o.device == 'cuda' else {}))
+        self.adamw = torch.optim.AdamW(self.parameters, **ADAMW, fused=True)
+        if 'WORLD_SIZE' in os.environ:
+            torch.distributed.init_process_group('gloo')
+            model = nn.parallel.DistributedDataParallel(model)
         self.cast = (lambda: torch.autocast(o.device, dtype=torch.bfloat16)) if o.precision == 'autocast' else contextlib.nullcontext
-        self.model = torch.compile(model, mode=o.compile_mode) if o.compile else model
-        self.batches = Batches(o.tokens, o.batch, config['n_positions'], o.device)
+        self.eager, self.compiled = model, torch.compile(model, mode=o.compile_mode) if hasattr(torch, 'compile') else None
+        self.model, self.clip = self.compiled if o.compile else model, o.clip
+        self.batches = Batches(o.tokens, o.batch, o.seq_len or config['n_positions'], o.device)
 
     def synchronize(self):
         if self.device == 'cuda': torch.cuda.synchronize()
@@ -103,11 +146,13 @@ class Training:
         with self.cast(): loss = self.model(x, y)
         self.adamw.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.parameters, CLIP)
+        if self.clip: torch.nn.utils.clip_grad_norm_(self.parameters, CLIP)
         self.adamw.step()
         return loss
 
-    def run(self, updates):
+    def run(self, updates, model=None, threads=None):
+        if model: self.model = self.compiled if model == 'compiled' else self.eager
+        if threads: torch.set_num_threads(int(threads))
         self.synchronize()
         start = time.perf_counter()
         for _ in range(updates): loss = self.update()
@@ -117,6 +162,8 @@ class Training:
 def options():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument('--model', required=True); a.add_argument('--tokens', required=True); a.add_argument('--batch', type=int, required=True)
+    a.add_argument('--seq-len', type=int, help='default: n_positions of the model')
+    a.add_argument('--no-clip', dest='clip', action='store_false')
     a.add_argument('--warm', type=int, default=5); a.add_argument('--threads', type=int, help='of the CPU; default: PyTorch\'s')
     a.add_argument('--precision', choices=['autocast', 'pure', 'f32'], default='autocast')
     a.add_argument('--device', choices=['cuda', 'cpu'], default='cuda')
@@ -136,6 +183,8 @@ def main():
     print(json.dumps(dict(torch=torch.__version__, precision=o.precision, compile=o.compile_mode if o.compile else None,
                           attention='sdpa' if hasattr(F, 'scaled_dot_product_attention') else 'plain',
                           parameters=sum(p.numel() for p in training.parameters), loss=warm.get('loss'))), flush=True)
-    for line in sys.stdin: print(json.dumps(training.run(int(line))), flush=True)
+    for line in sys.stdin:
+        updates, *how = line.split()
+        print(json.dumps(training.run(int(updates), *how)), flush=True)
 
 if __name__ == '__main__': main()

@@ -85,7 +85,7 @@ ROOMS = {
     'tools/plan': MODEL + 'sharding/config sharding/model sharding/strategy sharding/engine tools/command_line '
                   'tools/train_lm',
     # Stand-alone programs, which time internal parts of a library.
-    'bench': 'comm comm/core comm/device comm/net comm/reduce tensor tensor/kernels/linear_algebra sharding/checkpoint '
+    'bench': 'autograd_lite autograd_lite/models autograd_lite/nn comm comm/core comm/device comm/net comm/reduce tensor tensor/kernels/linear_algebra sharding/checkpoint '
              'sharding/engine',
     'bench/support': 'comm comm/core comm/device tools/command_line bench',
     'bench/harness': 'comm comm/core comm/device tools/command_line bench bench/support',
