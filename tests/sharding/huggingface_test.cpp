@@ -120,7 +120,7 @@ TEST_F(HuggingFace, ALlamaMayHaveSeveralTokensThatEndATextAndHasHuggingFacesWith
   EXPECT_EQ(written(R"(, "bos_token_id": null, "eos_token_id": [63])"), "null 63");
   EXPECT_EQ(written(R"(, "model_type": "mistral", "eos_token_id": 3)"), "1 3");
   EXPECT_EQ(written(""), "1 2");
-  EXPECT_EQ(written(R"(, "model_type": "qwen2")"), "null null");
+  EXPECT_EQ(written(R"(, "model_type": "qwen2", "num_key_value_heads": 8)"), "null null");
 }
 
 /// transformers reads the file; here it is that each byte has its own character.
