@@ -109,15 +109,6 @@ Var dropout(Tape& tape, Var x, float p) {
   });
 }
 
-Var reshape(Tape& tape, Var x, const Shape& shape) {
-  const Shape before = tape.value(x).shape();
-  const Var out = tape.record(
-      tape.value(x).reshape(shape), {x},
-      [x, before](Tape& tape, const Tensor& d_out) { tape.accumulate_grad(x, d_out.reshape(before)); });
-  if (tape.is_parameter_memory(x)) tape.mark_view(out, x);
-  return out;
-}
-
 // ---- linear
 
 namespace {

@@ -24,8 +24,6 @@ using ops::WeightLayout;
 Var gelu(Tape&, Var x);  ///< tanh approximation
 /// Consumes a range of the tape's random numbers. Returns x itself if p is 0.
 Var dropout(Tape&, Var x, float p);
-/// The same memory with another shape. Other operators that move elements are in autograd_lite/shape_ops.h.
-Var reshape(Tape&, Var x, const Shape&);
 
 // ---- linear
 /// x[…, in] → […, out]

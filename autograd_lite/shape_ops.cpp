@@ -5,7 +5,6 @@
 #include <optional>
 
 #include "autograd_lite/autocast.h"
-#include "autograd_lite/ops.h"
 #include "autograd_lite/saved_variable.h"
 #include "tensor/ops.h"
 #include "tensor/shape_ops.h"
@@ -56,6 +55,15 @@ Shape selected(const Shape& index, const Shape& in) {
 }
 
 }  // namespace
+
+Var reshape(Tape& tape, Var x, const Shape& shape) {
+  const Shape before = tape.value(x).shape();
+  const Var out = tape.record(
+      tape.value(x).reshape(shape), {x},
+      [x, before](Tape& tape, const Tensor& d_out) { tape.accumulate_grad(x, d_out.reshape(before)); });
+  if (tape.is_parameter_memory(x)) tape.mark_view(out, x);
+  return out;
+}
 
 Var permute(Tape& tape, Var x, std::initializer_list<int> order) {
   return permute_by(tape, "permute", x, std::span<const int>(order.begin(), order.size()));

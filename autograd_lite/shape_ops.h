@@ -1,7 +1,7 @@
 #pragma once
 /// The operators of tensor/shape_ops.h on a tape, with PyTorch's names. A dimension is an index of an extent;
 /// a negative one counts from the last. Errc::invalid_argument names operator and shape if there is none.
-/// They copy: a tensor has no views except flatten() and reshape() (autograd_lite/ops.h). They compute in the
+/// They copy, except reshape() and flatten(): a tensor has no other views. They compute in the
 /// dtype of their inputs; with Tape::autocast() parts of different dtypes are cast to f32, as with
 /// torch.autocast.
 
@@ -13,6 +13,8 @@
 
 namespace rz::nn {
 
+/// The same memory with another shape.
+Var reshape(Tape&, Var x, const Shape&);
 /// Extent d of the result is extent order[d] of x.
 Var permute(Tape&, Var x, std::initializer_list<int> order);
 /// x with two dimensions exchanged.
