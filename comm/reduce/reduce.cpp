@@ -25,6 +25,7 @@
 // independent.
 #ifndef RZ_EACH
 #ifdef __clang__
+#pragma clang diagnostic ignored "-Wpass-failed"  // checks of a sanitizer exclude vectors
 #define RZ_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
 #define RZ_INDEPENDENT _Pragma("GCC ivdep")

@@ -8,7 +8,7 @@ namespace rz::ops::device {
 
 namespace {
 
-constexpr unsigned max_threads = 512;
+[[maybe_unused]] constexpr unsigned max_threads = 512;
 
 __global__ void __launch_bounds__(max_threads)
     normalize_all(float* out, const float* in, std::size_t n, float epsilon) {

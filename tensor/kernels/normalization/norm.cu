@@ -14,7 +14,7 @@ namespace {
 
 constexpr unsigned row_threads = 256;
 /// Blocks per multiprocessor for which registers must leave room.
-constexpr unsigned blocks_at_once(int kept) { return kept == 4 ? 4 : 2; }
+[[maybe_unused]] constexpr unsigned blocks_at_once(int kept) { return kept == 4 ? 4 : 2; }
 
 /// The row of this warp in a launch with row_threads per block.
 __device__ inline std::size_t row_of_warp() {
