@@ -223,7 +223,7 @@ LoraOptions lora_of(const Draft& d) {
   LoraOptions o = d.lora_params;
   const nlohmann::json& targets = d.target_modules;
   require(!targets.is_null() && !targets.empty() && targets != "", Errc::config, d.file,
-          ": ringzero.lora.target_modules: missing; name the layers, such as [\"q_proj\", \"v_proj\"], or "
+          ": ringzero.lora.target_modules: empty; name the layers, such as [\"q_proj\", \"v_proj\"], or "
           "\"all-linear\"");
   if (targets.is_string())
     o.target_modules = targets.get<std::string>();

@@ -84,7 +84,7 @@ TEST_P(MuonOnDevice, FollowsTheHost) {
 class OrthogonalizeOnDevice : public OnDevice {};
 
 /// Singular values go to between 0.6 and 1.3, and the host's arithmetic is the device's except for the order
-/// of sums.
+/// of sums. The emulated device has the host's BLAS, which the host has for products of more than 8 rows.
 TEST_F(OrthogonalizeOnDevice, ADeviceOrthogonalizesAsTheHostDoes) {
   for (const auto& [r, c] : {std::array<std::size_t, 2>{8, 8}, {5, 33}, {40, 12}}) {
     const Values x = random_values(r * c, 3);
@@ -96,7 +96,7 @@ TEST_F(OrthogonalizeOnDevice, ADeviceOrthogonalizesAsTheHostDoes) {
     const Values got = from_device(on_device, stream);
     double squares = 0;
     for (std::size_t i = 0; i < got.size(); ++i) {
-      if (emulated_device)
+      if (emulated_device && std::min(r, c) > 8)
         ASSERT_EQ(static_cast<float>(got[i]), on_host.data<float>()[i]) << i;
       else
         ASSERT_NEAR(got[i], on_host.data<float>()[i], 1e-4) << i;

@@ -27,6 +27,7 @@ json around(const ObjectSpec& object, json keys) {
     if (k.is_required() && !keys.contains(k.key))
       keys[k.key] = k.kind == Kind::text       ? json("AdamW")
                     : k.kind == Kind::integers ? json::array({1, 2})
+                    : k.kind == Kind::any      ? json("all-linear")
                                                : json(100000);
   if (std::string_view(object.variant) == "OneCycleLR")  // one of total_steps, and the others, is required
     for (const char* key : {"total_steps", "epochs", "steps_per_epoch"})
