@@ -36,9 +36,15 @@ namespace {
 long pretended_page = 0;  // the page size that sysconf() returns, unless it is 0
 }
 
+// Clang's no_sanitize leaves entries into functions to the thread sanitizer.
+#ifdef __clang__
+#define RZ_NOT_INSTRUMENTED __attribute__((disable_sanitizer_instrumentation))
+#else
+#define RZ_NOT_INSTRUMENTED __attribute__((no_sanitize("address", "thread")))
+#endif
 /// Replaces the system's; the sanitizers call it before they are initialised.
 extern "C" long __sysconf(int name) noexcept;
-extern "C" __attribute__((no_sanitize("address", "thread"))) long sysconf(int name) noexcept {
+extern "C" RZ_NOT_INSTRUMENTED long sysconf(int name) noexcept {
   return name == _SC_PAGESIZE && pretended_page ? pretended_page : __sysconf(name);
 }
 
