@@ -42,7 +42,7 @@ void add_default_optimizer(json& document) {
       {"params", {{"lr", "auto"}, {"betas", "auto"}, {"eps", "auto"}, {"weight_decay", "auto"}}}};
 }
 
-/// lora_target_modules asks for the section.
+/// lora_target_modules adds the section.
 void add_lora_section(json& document, const TrainingArguments& a) {
   if (!a.lora_target_modules) return;
   json& own = document["ringzero"];

@@ -70,7 +70,7 @@ struct EngineLoaderOptions {
   int prefetch_factor = 2;                ///< batches that each of them reads ahead
 };
 
-// ---- what a configuration asks for
+// ---- what a configuration sets
 
 /// The kind of zero_optimization.stage.
 StrategyKind strategy_kind(const DsConfig&);

@@ -15,7 +15,7 @@ DsConfig read_configuration(World&, Module&, const EngineOptions&);
 /// The same without other ranks: errors are thrown here, and nothing is compared.
 DsConfig read_configuration(int ranks, Module&, const EngineOptions&);
 
-/// Makes the module what the configuration asks for: activation checkpointing, LoRA. Errc::config for layers
+/// Gives the module what the configuration has: activation checkpointing, LoRA. Errc::config for layers
 /// that it has not.
 void prepare_model(Module&, const DsConfig&);
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Reports of updates as a configuration asks for them: steps_per_print, wall_clock_breakdown,
+/// Reports of updates by a configuration: steps_per_print, wall_clock_breakdown,
 /// memory_breakdown, csv_monitor.
 
 #include <array>

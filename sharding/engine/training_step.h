@@ -47,7 +47,7 @@ class ScheduledRates {
   std::optional<PlateauState> plateau_;
 };
 
-/// Makes the updates of a strategy as a configuration asks for them.
+/// Makes the updates of a strategy by a configuration.
 class TrainingStep {
  public:
   TrainingStep(Strategy&, std::unique_ptr<Optimizer>, LrSchedule, ScheduleUnit, const DsConfig&);
