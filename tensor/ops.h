@@ -3,11 +3,12 @@
 /// on the host or on a CUDA device, in a stream of that device. The tensors of a call have one dtype, except
 /// statistics (mean, inverse_deviation, inverse_rms, log_sum, losses: f32) and gradients of parameters, which
 /// may be f32 next to 16-bit values. Arithmetic is in f32 or wider; a 16-bit result is rounded once, to
-/// nearest. The caller allocates the outputs. A mismatch of shapes, dtypes or devices is
-/// Errc::invalid_argument, which names the operator and the shapes. Results are pure functions of the inputs
-/// and of stream.threads(): sums run in a fixed order. On a device the operators only enqueue work and never
-/// block the host. Tensors are contiguous; only fill, copy, binary, add_scaled, scale, linear,
-/// linear_backward, matmul, softmax, log_softmax and cross_entropy accept a row stride (Tensor::row_stride).
+/// nearest; cuBLASLt may round a product once more before it adds it to a 16-bit result. The caller allocates
+/// the outputs. A mismatch of shapes, dtypes or devices is Errc::invalid_argument, which names the operator
+/// and the shapes. Results are pure functions of the inputs and of stream.threads(): sums run in a fixed
+/// order. On a device the operators only enqueue work and never block the host. Tensors are contiguous; only
+/// fill, copy, binary, add_scaled, scale, linear, linear_backward, matmul, softmax, log_softmax and
+/// cross_entropy accept a row stride (Tensor::row_stride).
 ///
 /// `Into::overwrite` stores a gradient; `Into::accumulate` adds it to the existing value.
 ///
