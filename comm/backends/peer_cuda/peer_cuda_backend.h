@@ -25,7 +25,8 @@
 /// process, set two variables before the first CUDA call. CUDA_MODULE_LOADING=EAGER: otherwise the first
 /// launch of a kernel may wait until the GPU is idle. CUDA_DEVICE_MAX_CONNECTIONS=32 (the maximum; default
 /// 8): streams that share a hardware queue wait for each other, and each rank has three streams besides the
-/// caller's.
+/// caller's. Graphs with copies between host and device memory besides collectives (training that offloads)
+/// share queues that nothing sets: ranks that share a GPU as threads must not launch such graphs.
 
 #include <memory>
 
