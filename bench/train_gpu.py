@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Times GPT-2 training on one GPU: train_lm and PyTorch, interleaved in one run on one machine.
+"""Times training of a language model on one GPU: train_lm and PyTorch, interleaved in one run on one machine.
 
-    train_gpu.py [--bin build/gpu/bin] [--out DIR] [--shape 124M|tiny] [--batch B] [--precision bf16|f32] [--steps N] [--rounds R]
+    train_gpu.py [--bin build/gpu/bin] [--out DIR] [--shape 124M|llama_135m|tiny] [--batch B] [--precision bf16|f32] [--steps N] [--rounds R]
                  [--peak FLOPS] [--torch LIST] [--python PYTHON] [--device cuda|cpu]
 
-Shapes: 124M (12 layers, 12 heads, 768 channels, vocabulary 50257, context 1024, batch 16) and tiny (4, 4, 128, 256, 64, batch 8; a smoke
-test, f32 by default). All cases use AdamW (lr 1e-4, weight decay 0.01), gradients clipped to norm 1, no dropout, and the same tokens in
+Shapes: 124M (GPT-2: 12 layers, 12 heads, 768 channels, vocabulary 50257, context 1024, batch 16), llama_135m (a Llama of SmolLM's shape: 30
+layers, 9 heads, 3 key heads, 576 channels, 1536 in between, 49152, context 1024, batch 16) and tiny (GPT-2: 4, 4, 128, 256, 64, batch 8; a
+smoke test, f32 by default). All cases use AdamW (lr 1e-4, weight decay 0.01), gradients clipped to norm 1, no dropout, and the same tokens in
 the same order. A round runs each case for N updates after some warm-up updates; the table shows the median over rounds of tokens per
 second. Ours waits for the loss of every update, PyTorch only for the end of a round.
 
@@ -18,8 +19,13 @@ the table shows their share of the bf16 peak of the device (dense, looked up by 
 no GPU, or a wrong argument."""
 import argparse, glob, json, os, platform, select, shutil, statistics, subprocess, sys, tempfile, time
 
-SHAPES = {'124M': dict(n_layer=12, n_head=12, n_embd=768, n_positions=1024, vocab_size=50257, batch=16, precision='bf16'),
-          'tiny': dict(n_layer=4, n_head=4, n_embd=128, n_positions=64, vocab_size=256, batch=8, precision='f32')}
+GPT2 = dict(model_type='gpt2', activation_function='gelu_new')
+LLAMA = dict(model_type='llama', hidden_act='silu', rms_norm_eps=1e-5, rope_theta=10000.0, tie_word_embeddings=True)
+# name: (configuration of the model, tokens of a sample, batch, precision)
+SHAPES = {'124M': (dict(GPT2, n_layer=12, n_head=12, n_embd=768, n_positions=1024, vocab_size=50257), 1024, 16, 'bf16'),
+          'llama_135m': (dict(LLAMA, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3, head_dim=64, hidden_size=576,
+                              intermediate_size=1536, max_position_embeddings=2048, vocab_size=49152), 1024, 16, 'bf16'),
+          'tiny': (dict(GPT2, n_layer=4, n_head=4, n_embd=128, n_positions=64, vocab_size=256), 64, 8, 'f32')}
 # Dense bf16 FLOPS with f32 accumulation, from NVIDIA's data sheets. The first name contained in the device
 # name applies.
 PEAKS = [('H100 PCIe', 756e12), ('H100 NVL', 835e12), ('H200 NVL', 835e12), ('GH200', 989.4e12), ('H200', 989.4e12), ('H100', 989.4e12),
@@ -53,20 +59,28 @@ def cpu():
         if line.startswith('model name'): return f'{line.split(":", 1)[1].strip()}, {len(os.sched_getaffinity(0))} cores'
     return platform.machine()
 
-def flops_a_token(c):
-    e, layers = c['n_embd'], c['n_layer']
-    parameters = c['vocab_size'] * e + layers * (12 * e * e + 13 * e) + 2 * e
-    return parameters, 6 * parameters + 12 * layers * e * c['n_positions']
+def flops_per_token(c, context):
+    """Parameters without the position embedding, and FLOPs."""
+    if c['model_type'] == 'gpt2':
+        e, layers, attended = c['n_embd'], c['n_layer'], c['n_embd']
+        layer = 12 * e * e + 13 * e
+        last = 2 * e
+    else:
+        e, layers, attended = c['hidden_size'], c['num_hidden_layers'], c['num_attention_heads'] * c['head_dim']
+        layer = 2 * e * attended + 2 * e * c['num_key_value_heads'] * c['head_dim'] + 3 * e * c['intermediate_size'] + 2 * e
+        last = e
+    parameters = c['vocab_size'] * e + layers * layer + last
+    return parameters, 6 * parameters + 12 * layers * attended * context
 
 class Ours:
-    def __init__(self, o, files, shape):
+    def __init__(self, o, files):
         ds = dict(train_batch_size=o.batch, gradient_clipping=1.0,
                   optimizer=dict(type='AdamW', params=dict(lr=1e-4, betas=[0.9, 0.999], eps=1e-8, weight_decay=0.01)))
         if o.precision == 'bf16': ds['bf16'] = dict(enabled=True)
         self.name, self.how = f'train_lm, {o.precision}', f'commit {commit()}'
         self.log = f'{files}/log'
         self.command = [f'{o.bin}/train_lm', '--model', f'{files}/model.json', '--tokens', f'{files}/tokens.bin', '--config',
-                        write(f'{files}/ds.json', ds), '--steps', str(WARM + o.steps), '--strategy', o.strategy, '--no-shuffle', '--metrics', self.log,
+                        write(f'{files}/ds.json', ds), '--seq-len', str(o.context), '--steps', str(WARM + o.steps), '--strategy', o.strategy, '--no-shuffle', '--metrics', self.log,
                         '--device', 'host' if o.device == 'cpu' else o.device]
 
     def round(self):
@@ -84,7 +98,7 @@ class Torch:
     def __init__(self, o, files, precision):
         here = os.path.dirname(os.path.abspath(__file__))
         command = [o.python, f'{here}/train_gpu_torch.py', '--model', f'{files}/model.json', '--tokens', f'{files}/tokens.bin', '--batch',
-                   str(o.batch), '--warm', str(WARM), '--precision', precision, '--device', o.device] + ([] if o.compile else ['--no-compile'])
+                   str(o.batch), '--seq-len', str(o.context), '--warm', str(WARM), '--precision', precision, '--device', o.device] + ([] if o.compile else ['--no-compile'])
         self.errors = tempfile.TemporaryFile('w+')
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True)
         self.steps = o.steps
@@ -116,8 +130,8 @@ def commit():
                        stderr=subprocess.DEVNULL, text=True)
     return p.stdout.strip() or 'unknown'
 
-def cases(o, files, shape):
-    all = [Ours(o, files, shape)]
+def cases(o, files):
+    all = [Ours(o, files)]
     for precision in [] if o.torch == 'none' else o.torch.split(','):
         try:
             all.append(Torch(o, files, precision))
@@ -125,11 +139,11 @@ def cases(o, files, shape):
             print(f'PyTorch {precision} is left out: {why}', flush=True)
     return all
 
-def table(rows, machine, o, shape, peak, per_token):
+def table(rows, machine, o, peak, per_token):
     parameters, flops = per_token
-    lines = [f'# GPT-2 {o.shape} on {machine["device"]}', '',
+    lines = [f'# {"GPT-2 " if o.config["model_type"] == "gpt2" else ""}{o.shape} on {machine["device"]}', '',
              ', '.join(f'{k} {v}' for k, v in machine.items() if k != 'device'), '',
-             f'Batch {o.batch} x {shape["n_positions"]} tokens, {o.rounds} rounds of {o.steps} updates (and {WARM} before each that are not counted), in turn. '
+             f'Batch {o.batch} x {o.context} tokens, {o.rounds} rounds of {o.steps} updates (and {WARM} before each that are not counted), in turn. '
              f'FLOPs per token: 6 N + 12 L H Q T = {flops / 1e6:.1f} M, N = {parameters / 1e6:.2f} M. '
              + (f'Peak: {peak / 1e12:g} TFLOPS (bf16, dense).' if peak else 'Share of the peak: not given.'), '',
              f'| case | tokens/s, median | min | max | ms per update | share of the peak | loss after the first {WARM + o.steps} |', '|---|---|---|---|---|---|---|']
@@ -150,8 +164,8 @@ def options():
     a.add_argument('--python', default=sys.executable); a.add_argument('--no-compile', dest='compile', action='store_false')
     a.add_argument('--device', choices=['cuda', 'cpu'], default='cuda')
     o = a.parse_args()
-    o.batch = o.batch or SHAPES[o.shape]['batch']
-    o.precision = o.precision or SHAPES[o.shape]['precision']
+    o.config, o.context, batch, precision = SHAPES[o.shape]
+    o.batch, o.precision = o.batch or batch, o.precision or precision
     o.torch = o.torch or ('autocast' if o.precision == 'bf16' else 'f32')
     if min(o.steps, o.rounds, o.batch) < 1: fail(2, '--steps, --rounds and --batch must be at least 1')
     if set(o.torch.split(',')) - {'none', 'autocast', 'pure', 'f32'}: fail(2, f'--torch: {o.torch} must be of autocast, pure, f32 or none')
@@ -162,18 +176,16 @@ def main():
     o = options()
     card = gpu() if o.device == 'cuda' else dict(name=cpu())
     if not card: fail(2, 'no NVIDIA GPU here, so nothing was timed; --device cpu --shape tiny tries this script on the host')
-    shape = SHAPES[o.shape]
     peak = o.peak or next((p for name, p in PEAKS if name in card['name']), None) if o.precision == 'bf16' else None
     if not peak and o.precision == 'bf16': print(f'the peak of {card["name"]} is not known here; give --peak for the share of it', flush=True)
     machine = dict(device=card['name'], **{k: v for k, v in card.items() if k != 'name'}, host=cpu(), kernel=platform.release(),
                    date=time.strftime('%Y-%m-%d', time.gmtime()))
     with tempfile.TemporaryDirectory() as files:
-        write(f'{files}/model.json', dict({k: shape[k] for k in ('n_layer', 'n_head', 'n_embd', 'n_positions', 'vocab_size')}, model_type='gpt2',
-                                          activation_function='gelu_new'))
-        count = shape['n_positions'] * o.batch * (WARM + o.steps) + 1
+        write(f'{files}/model.json', o.config)
+        count = o.context * o.batch * (WARM + o.steps) + 1
         with open(f'{files}/tokens.bin', 'wb') as f:
-            f.write(b''.join(((i * 2654435761 >> 7) % shape['vocab_size']).to_bytes(2, 'little') for i in range(count)))
-        running = cases(o, files, shape)
+            f.write(b''.join(((i * 2654435761 >> 7) % o.config['vocab_size']).to_bytes(2, 'little') for i in range(count)))
+        running = cases(o, files)
         rounds = [[] for _ in running]
         for r in range(o.rounds):
             for case, into in zip(running, rounds):
@@ -181,19 +193,19 @@ def main():
                 into.append(case.round())
         if sys.stderr.isatty(): print(file=sys.stderr)
         for case in running: case.close()
-    per_token = flops_a_token(shape)
+    per_token = flops_per_token(o.config, o.context)
     rows = []
     for case, done in zip(running, rounds):
-        speeds = [o.batch * shape['n_positions'] * 1e3 / d['ms'] for d in done]
+        speeds = [o.batch * o.context * 1e3 / d['ms'] for d in done]
         median = statistics.median(speeds)
         rows.append(dict(case=case.name, how=case.how, tokens_per_second=median, ms=statistics.median(d['ms'] for d in done), rounds=speeds,
                          loss=done[0]['loss'], share_of_peak=median * per_token[1] / peak if peak else None))
-    text = table(rows, machine, o, shape, peak, per_token)
+    text = table(rows, machine, o, peak, per_token)
     print(text, end='')
     if o.out:
         os.makedirs(o.out, exist_ok=True)
         with open(f'{o.out}/train_gpu.md', 'w') as f: f.write(text)
-        write(f'{o.out}/train_gpu.json', dict(machine=machine, shape=dict(shape, batch=o.batch, precision=o.precision), steps=o.steps, peak=peak,
+        write(f'{o.out}/train_gpu.json', dict(machine=machine, shape=dict(o.config, batch=o.batch, context=o.context, precision=o.precision), steps=o.steps, peak=peak,
                                               parameters=per_token[0], flops_per_token=per_token[1], cases=rows))
 
 if __name__ == '__main__': main()
