@@ -13,6 +13,24 @@ Module::Module(Module& parent, const std::string& name) : parent_(&parent), trai
   parent.entries_.push_back({this, nullptr});
 }
 
+/// Of parameters that may have ended only the addresses are read.
+Module::~Module() {
+  for (const Entry& entry : entries_)
+    if (entry.part) entry.part->parent_ = nullptr;
+  if (parent_) parent_->forget(*this);
+}
+
+void Module::forget(const Module& part) {
+  std::erase_if(entries_, [&](const Entry& entry) { return entry.part == &part; });
+  const auto is_of_part = [&](const Parameter* p) {
+    return std::ranges::find(part.parameters_, p) != part.parameters_.end();
+  };
+  for (Module* m = this; m; m = m->parent_) {
+    std::erase_if(m->own_.parameters, is_of_part);
+    for (const auto& scope : m->declared_) std::erase_if(scope->parameters, is_of_part);
+  }
+}
+
 std::string Module::named(const std::string& name) const {
   return path_.empty() ? name : concat(path_, '.', name);
 }
@@ -67,10 +85,11 @@ Scope& Module::add_scope(const std::string& name, std::span<Module* const> membe
 }
 
 Scope& Module::register_scope(const std::string& name, std::span<Module* const> members) {
+  for (const Module* m : members)
+    require(!m->assigned_, Errc::invalid_argument, "module ", m->path_, " cannot be in scope ", named(name),
+            ": it is in scope ", m->assigned_ ? m->assigned_->name : "");
   Scope& scope = add_scope(name, members);
   for (Module* m : members) {
-    require(!m->assigned_, Errc::invalid_argument, "module ", m->path_, " cannot be in scope ", scope.name,
-            ": it is in scope ", m->assigned_ ? m->assigned_->name : "");
     m->move_parameters_to(scope);
     m->assigned_ = &scope;
   }

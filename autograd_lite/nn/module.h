@@ -7,7 +7,8 @@
 ///     };
 ///
 /// A part is a member, constructed with its module and its name. Names, parameters and scopes follow from
-/// that. Parts keep addresses of each other: a module is neither copied nor moved, and outlives its parts.
+/// that. Parts keep addresses of each other: a module is neither copied nor moved, and outlives its parts. A
+/// part that ends, as one whose constructor throws, is no longer in the tree.
 ///
 /// Scopes, the units that ZeRO-3 gathers: a module with parameters forms a scope of them, unless it or a
 /// module above it declares itself one scope (one_scope(), as a transformer block does), or several modules
@@ -42,7 +43,7 @@ class Module {
   Module() = default;
   /// A part of `parent` named `name`. Errc::invalid_argument for an empty name.
   Module(Module& parent, const std::string& name);
-  virtual ~Module() = default;
+  virtual ~Module();
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
 
@@ -119,6 +120,7 @@ class Module {
   std::string named(const std::string& name) const;
   std::string_view name_from_here(std::string_view full) const;
   void move_parameters_to(Scope&);
+  void forget(const Module& part);
   Scope& add_scope(const std::string& name, std::span<Module* const> members);
   void append_scopes(std::vector<const Scope*>&);
 

@@ -128,6 +128,46 @@ TEST(Module, ModulesMayFormAScopeTogether) {
   EXPECT_STREQ(e.what(), "module norm cannot be in scope again: it is in scope head");
 }
 
+/// A layer that registers a parameter and a part, and then refuses an argument.
+struct Refusing : Module {
+  Refusing(Module& parent, const std::string& name, bool refuses) : Module(parent, name) {
+    require(!refuses, Errc::invalid_argument, path(), ": refused");
+  }
+  Parameter scale{*this, "scale", {2}};
+  nn::Linear layer{*this, "layer", 2, 2};
+};
+
+TEST(Module, APartWhoseConstructorThrowsIsNotInTheTree) {
+  struct Net : Module {
+    Net() { one_scope(); }
+    nn::Linear first{*this, "first", 2, 2};
+    nn::ModuleList<Refusing> list{*this, "list"};
+    nn::Linear last{*this, "last", 2, 2};
+  } net;
+  struct Loose : Module {
+    nn::ModuleList<Refusing> list{*this, "list"};
+  } loose;
+  const Names before = names_of(net.scopes()[0]->parameters);
+  EXPECT_STREQ(test::error_of([&] { net.list.append(true); }).what(), "list.0: refused");
+  EXPECT_STREQ(test::error_of([&] { loose.list.append(true); }).what(), "list.0: refused");
+  EXPECT_EQ(names_of(net.scopes()[0]->parameters), before);
+  EXPECT_EQ(net.modules().size(), 4u);
+  EXPECT_TRUE(loose.scopes().empty());
+  net.list.append(false);
+  EXPECT_EQ(names_of(net.parameters()),
+            (Names{"first.weight", "first.bias", "list.0.scale", "list.0.layer.weight", "list.0.layer.bias",
+                   "last.weight", "last.bias"}));
+  EXPECT_EQ(net.scopes()[0]->parameters.size(), 7u);
+
+  // Nor is a scope that is refused.
+  loose.list.append(false);
+  loose.register_scope("one", std::vector<Module*>{&loose.list[0].layer});
+  test::error_of([&] {
+    loose.register_scope("two", std::vector<Module*>{&loose.list, &loose.list[0].layer});
+  });
+  EXPECT_EQ(names_of(loose.scopes()), (Names{"list.0", "one"}));
+}
+
 /// Records the scopes that a pass enters.
 Names scopes_entered(Module& module, const std::function<void()>& pass) {
   Names entered;
