@@ -7,14 +7,6 @@ namespace {
 
 bool can_cast(DType t) { return t == DType::f32 || t == DType::f16 || t == DType::bf16; }
 
-/// d_x += d_out, or d_x = d_out, where the dtypes differ.
-void add_converted(Tape& tape, const Tape::GradTarget& d_x, const Tensor& d_out) {
-  if (!d_x.accumulate) return ops::copy(d_x.tensor, d_out, tape.stream());
-  const Tensor converted = tape.empty(d_x.tensor.shape(), d_x.tensor.dtype());
-  ops::copy(converted, d_out, tape.stream());
-  ops::add_scaled(d_x.tensor, converted, 1, tape.stream());
-}
-
 Var cast_unless_cached(Tape& tape, Var x, DType dtype) {
   if (const Var before = tape.cached_cast(x, dtype); before.defined()) return before;
   const Var now = cast(tape, x, dtype);
@@ -35,7 +27,7 @@ Var cast(Tape& tape, Var x, DType dtype) {
   const Tensor out = tape.empty(tape.value(x).shape(), dtype);
   ops::copy(out, tape.value(x), tape.stream());
   const Var result = tape.record(
-      out, {x}, [x](Tape& tape, const Tensor& d_out) { add_converted(tape, tape.grad_target(x), d_out); });
+      out, {x}, [x](Tape& tape, const Tensor& d_out) { tape.write_grad(tape.grad_target(x), d_out); });
   if (tape.is_parameter_memory(x)) tape.mark_view(result, x);
   return result;
 }

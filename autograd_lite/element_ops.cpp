@@ -18,8 +18,9 @@ Var same(Tape&, Var x) { return x; }
 template <class F>
 Var record_unary(Tape& tape, Var x, const Tensor& out, UnaryFunction f, F saved) {
   return tape.record(out, {x}, [x, f, saved](Tape& tape, const Tensor& d_out) {
-    const auto d_x = tape.grad_target(x);
-    ops::unary_backward(d_x.tensor, d_out, saved(tape), f, into(d_x), tape.stream());
+    with_grad_target(tape, x, d_out.dtype(), [&](const Tape::GradTarget& d_x) {
+      ops::unary_backward(d_x.tensor, d_out, saved(tape), f, into(d_x), tape.stream());
+    });
   });
 }
 
@@ -161,8 +162,9 @@ Var over_rows(Tape& tape, Var given) {
   const Tensor out = empty_like(tape, tape.value(x));
   forward(out, tape.value(x), tape.stream());
   return tape.record(out, {x}, [x, out](Tape& tape, const Tensor& d_out) {
-    const auto d_x = tape.grad_target(x);
-    backward(d_x.tensor, d_out, out, into(d_x), tape.stream());
+    with_grad_target(tape, x, d_out.dtype(), [&](const Tape::GradTarget& d_x) {
+      backward(d_x.tensor, d_out, out, into(d_x), tape.stream());
+    });
   });
 }
 
@@ -225,8 +227,9 @@ Var clamp(Tape& tape, Var x, float low, float high) {
   const Tensor out = empty_like(tape, tape.value(x));
   ops::clamp(out, tape.value(x), low, high, tape.stream());
   return tape.record(out, {x}, [x, low, high, in = SavedVariable(tape, x)](Tape& tape, const Tensor& d_out) {
-    const auto d_x = tape.grad_target(x);
-    ops::clamp_backward(d_x.tensor, d_out, in(tape), low, high, into(d_x), tape.stream());
+    with_grad_target(tape, x, d_out.dtype(), [&](const Tape::GradTarget& d_x) {
+      ops::clamp_backward(d_x.tensor, d_out, in(tape), low, high, into(d_x), tape.stream());
+    });
   });
 }
 

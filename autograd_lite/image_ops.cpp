@@ -32,10 +32,11 @@ Var conv2d(Tape& tape, Var x_var, Var weight, Var bias, const ops::Conv2d& optio
   return tape.record(
       out, {x_var, weight, bias}, [=, kept = SavedVariable(tape, x_var)](Tape& tape, const Tensor& d_out) {
         const Tensor x = kept(tape);
-        auto d_x = tape.grad_target(x_var);
-        each_parameter(tape, weight, bias, [&](const Tensor& d_w, const Tensor& d_b, ops::Into of_both) {
-          ops::conv2d_backward(std::exchange(d_x.tensor, {}), d_w, d_b, d_out, x, tape.value(weight), options,
-                               into(d_x), of_both, tape.stream());
+        with_grad_target(tape, x_var, x.dtype(), [&](Tape::GradTarget d_x) {
+          each_parameter(tape, weight, bias, [&](const Tensor& d_w, const Tensor& d_b, ops::Into of_both) {
+            ops::conv2d_backward(std::exchange(d_x.tensor, {}), d_w, d_b, d_out, x, tape.value(weight),
+                                 options, into(d_x), of_both, tape.stream());
+          });
         });
       });
 }
@@ -48,8 +49,9 @@ Var max_pool2d(Tape& tape, Var x_var, const ops::Pool2d& pool) {
                indices = tape.empty(out.shape(), DType::i32);
   ops::max_pool2d(out, indices, x, pool, tape.stream());
   return tape.record(out, {x_var}, [x_var, indices, pool](Tape& tape, const Tensor& d_out) {
-    const auto d_x = tape.grad_target(x_var);
-    ops::max_pool2d_backward(d_x.tensor, d_out, indices, pool, into(d_x), tape.stream());
+    with_grad_target(tape, x_var, d_out.dtype(), [&](const Tape::GradTarget& d_x) {
+      ops::max_pool2d_backward(d_x.tensor, d_out, indices, pool, into(d_x), tape.stream());
+    });
   });
 }
 
@@ -58,8 +60,9 @@ Var avg_pool2d(Tape& tape, Var x_var, const ops::Pool2d& pool) {
   const Tensor out = tape.empty(ops::pool2d_shape("avg_pool2d", x.shape(), pool), x.dtype());
   ops::avg_pool2d(out, x, pool, tape.stream());
   return tape.record(out, {x_var}, [x_var, pool](Tape& tape, const Tensor& d_out) {
-    const auto d_x = tape.grad_target(x_var);
-    ops::avg_pool2d_backward(d_x.tensor, d_out, pool, into(d_x), tape.stream());
+    with_grad_target(tape, x_var, d_out.dtype(), [&](const Tape::GradTarget& d_x) {
+      ops::avg_pool2d_backward(d_x.tensor, d_out, pool, into(d_x), tape.stream());
+    });
   });
 }
 
@@ -71,8 +74,9 @@ Var adaptive_avg_pool2d(Tape& tape, Var x_var, ops::Size2 size) {
   const Tensor out = tape.empty({s[0], s[1], size.h, size.w}, x.dtype());
   ops::adaptive_avg_pool2d(out, x, tape.stream());
   return tape.record(out, {x_var}, [x_var](Tape& tape, const Tensor& d_out) {
-    const auto d_x = tape.grad_target(x_var);
-    ops::adaptive_avg_pool2d_backward(d_x.tensor, d_out, into(d_x), tape.stream());
+    with_grad_target(tape, x_var, d_out.dtype(), [&](const Tape::GradTarget& d_x) {
+      ops::adaptive_avg_pool2d_backward(d_x.tensor, d_out, into(d_x), tape.stream());
+    });
   });
 }
 
@@ -134,9 +138,11 @@ Var batch_norm(Tape& tape, Var x_var, Var weight, Var bias, const BatchNorm& opt
         });
         const bool training = s.sums.defined();
         if (training && sum_over_ranks) sum_over_ranks(sums, tape.stream());
-        if (const auto d_x = tape.grad_target(x_var); d_x.tensor.defined())
+        with_grad_target(tape, x_var, x.dtype(), [&](const Tape::GradTarget& d_x) {
+          if (!d_x.tensor.defined()) return;
           ops::batch_norm_backward(d_x.tensor, d_out, x, tape.value(weight), s.mean, s.inverse_deviation,
                                    s.sums, training ? sums : Tensor(), into(d_x), tape.stream());
+        });
       });
 }
 
@@ -153,14 +159,15 @@ Var group_norm(Tape& tape, Var x_var, std::size_t groups, Var weight, Var bias, 
   return tape.record(
       out, {x_var, weight, bias}, [=, kept = SavedVariable(tape, x_var)](Tape& tape, const Tensor& d_out) {
         const Tensor x = kept(tape);
-        auto d_x = tape.grad_target(x_var);
-        if (!d_x.tensor.defined()) d_x.tensor = empty_like(tape, x);
-        each_parameter(tape, weight, bias,
-                       [&, first = true](const Tensor& d_w, const Tensor& d_b, ops::Into of_both) mutable {
-                         const Tensor to = std::exchange(first, false) ? d_x.tensor : empty_like(tape, x);
-                         ops::group_norm_backward(to, d_w, d_b, d_out, x, tape.value(weight), mean,
-                                                  inverse_deviation, into(d_x), of_both, tape.stream());
-                       });
+        with_grad_target(tape, x_var, x.dtype(), [&](Tape::GradTarget d_x) {
+          if (!d_x.tensor.defined()) d_x.tensor = empty_like(tape, x);
+          each_parameter(tape, weight, bias,
+                         [&, first = true](const Tensor& d_w, const Tensor& d_b, ops::Into of_both) mutable {
+                           const Tensor to = std::exchange(first, false) ? d_x.tensor : empty_like(tape, x);
+                           ops::group_norm_backward(to, d_w, d_b, d_out, x, tape.value(weight), mean,
+                                                    inverse_deviation, into(d_x), of_both, tape.stream());
+                         });
+        });
       });
 }
 

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "autograd_lite/autocast.h"
+#include "autograd_lite/saved_variable.h"
 
 namespace rz::nn {
 namespace {
@@ -53,9 +54,9 @@ Loss of_elements(Tape& tape, const char* op, Var given, const Tensor& targets, o
   ops::element_loss(loss, sums, x, y, how, tape.stream());
   return {tape.record(loss, {x_var},
                       [x_var, x, y, how](Tape& tape, const Tensor& d_loss) {
-                        const auto d = tape.grad_target(x_var);
-                        const auto into = d.accumulate ? ops::Into::accumulate : ops::Into::overwrite;
-                        ops::element_loss_backward(d.tensor, d_loss, x, y, how, into, tape.stream());
+                        with_grad_target(tape, x_var, x.dtype(), [&](const Tape::GradTarget& d) {
+                          ops::element_loss_backward(d.tensor, d_loss, x, y, how, into(d), tape.stream());
+                        });
                       }),
           sums};
 }

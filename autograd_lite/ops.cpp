@@ -44,15 +44,16 @@ auto layer_norm_backward(Var x_var, Var weight, Var bias, const SavedVariable& k
                          const Tensor& inverse_deviation) {
   return [=](Tape& tape, const Tensor& d_out) {
     const Tensor x = kept(tape);
-    auto d_x = tape.grad_target(x_var);
-    if (!d_x.tensor.defined()) d_x.tensor = empty_like(tape, x);
-    both_parameters(
-        tape, weight, bias,
-        [&, first = true](const Tensor& d_w, const Tensor& d_b, ops::Into into_parameters) mutable {
-          const Tensor to = std::exchange(first, false) ? d_x.tensor : empty_like(tape, x);
-          ops::layer_norm_backward(to, d_w, d_b, d_out, x, tape.value(weight), mean, inverse_deviation,
-                                   into(d_x), into_parameters, tape.stream());
-        });
+    with_grad_target(tape, x_var, x.dtype(), [&](Tape::GradTarget d_x) {
+      if (!d_x.tensor.defined()) d_x.tensor = empty_like(tape, x);
+      both_parameters(
+          tape, weight, bias,
+          [&, first = true](const Tensor& d_w, const Tensor& d_b, ops::Into into_parameters) mutable {
+            const Tensor to = std::exchange(first, false) ? d_x.tensor : empty_like(tape, x);
+            ops::layer_norm_backward(to, d_w, d_b, d_out, x, tape.value(weight), mean, inverse_deviation,
+                                     into(d_x), into_parameters, tape.stream());
+          });
+    });
   };
 }
 
@@ -60,11 +61,12 @@ auto layer_norm_backward(Var x_var, Var weight, Var bias, const SavedVariable& k
 auto rms_norm_backward(Var x_var, Var weight, const SavedVariable& kept, const Tensor& inverse_rms) {
   return [=](Tape& tape, const Tensor& d_out) {
     const Tensor x = kept(tape);
-    auto d_x = tape.grad_target(x_var);
-    if (!d_x.tensor.defined()) d_x.tensor = empty_like(tape, x);
-    const auto d_weight = tape.grad_target(weight);
-    ops::rms_norm_backward(d_x.tensor, d_weight.tensor, d_out, x, tape.value(weight), inverse_rms, into(d_x),
-                           into(d_weight), tape.stream());
+    with_grad_target(tape, x_var, x.dtype(), [&](Tape::GradTarget d_x) {
+      if (!d_x.tensor.defined()) d_x.tensor = empty_like(tape, x);
+      const auto d_weight = tape.grad_target(weight);
+      ops::rms_norm_backward(d_x.tensor, d_weight.tensor, d_out, x, tape.value(weight), inverse_rms,
+                             into(d_x), into(d_weight), tape.stream());
+    });
   };
 }
 
@@ -91,8 +93,9 @@ Var gelu(Tape& tape, Var x) {
   const Tensor out = empty_like(tape, tape.value(x));
   ops::gelu(out, tape.value(x), tape.stream());
   return tape.record(out, {x}, [x, in = SavedVariable(tape, x)](Tape& tape, const Tensor& d_out) {
-    const auto d_x = tape.grad_target(x);
-    ops::gelu_backward(d_x.tensor, d_out, in(tape), into(d_x), tape.stream());
+    with_grad_target(tape, x, d_out.dtype(), [&](const Tape::GradTarget& d_x) {
+      ops::gelu_backward(d_x.tensor, d_out, in(tape), into(d_x), tape.stream());
+    });
   });
 }
 
@@ -143,7 +146,9 @@ void cast_layer(Tape& tape, Var& x, Var& weight, Var& bias) {
 
 auto linear_backward(Var x_var, Var weight, Var bias, const SavedVariable& x, WeightLayout layout) {
   return [=](Tape& tape, const Tensor& d_out) {
-    layer_backward(tape, tape.grad_target(x_var), weight, bias, d_out, x(tape), layout);
+    with_grad_target(tape, x_var, d_out.dtype(), [&](const Tape::GradTarget& d_x) {
+      layer_backward(tape, d_x, weight, bias, d_out, x(tape), layout);
+    });
   };
 }
 
@@ -212,8 +217,9 @@ Var linear(Tape& tape, const Activation& in, Var weight, Var bias, WeightLayout 
 Var activated(Tape& tape, const Activation& a) {
   return tape.record(a.value, {a.pre},
                      [pre = a.pre, in = SavedVariable(tape, a.pre)](Tape& tape, const Tensor& d_out) {
-                       const auto d_pre = tape.grad_target(pre);
-                       ops::gelu_backward(d_pre.tensor, d_out, in(tape), into(d_pre), tape.stream());
+                       with_grad_target(tape, pre, d_out.dtype(), [&](const Tape::GradTarget& d_pre) {
+                         ops::gelu_backward(d_pre.tensor, d_out, in(tape), into(d_pre), tape.stream());
+                       });
                      });
 }
 
@@ -233,9 +239,11 @@ void low_rank_backward(Tape& tape, const LowRank& update, const Tensor& x, const
   ops::linear_backward(d_low, d_b.tensor, {}, d_out, low, tape.value(update.b), out_in, ops::Into::overwrite,
                        into(d_b), tape.stream());
   ops::scale(d_low, d_low, update.scale, tape.stream());
-  const auto d_x = tape.grad_target(update.x), d_a = tape.grad_target(update.a);
-  ops::linear_backward(d_x.tensor, d_a.tensor, {}, d_low, x, tape.value(update.a), out_in, into(d_x),
-                       into(d_a), tape.stream());
+  with_grad_target(tape, update.x, x.dtype(), [&](const Tape::GradTarget& d_x) {
+    const auto d_a = tape.grad_target(update.a);
+    ops::linear_backward(d_x.tensor, d_a.tensor, {}, d_low, x, tape.value(update.a), out_in, into(d_x),
+                         into(d_a), tape.stream());
+  });
 }
 
 }  // namespace
@@ -256,7 +264,7 @@ Var linear_low_rank(Tape& tape, Var x_var, Var weight, Var bias, WeightLayout la
   return tape.record(out, {x_var, weight, bias, update.x, update.a, update.b},
                      [x_var, weight, bias, layout, update, low, x = SavedVariable(tape, x_var),
                       x_low = SavedVariable(tape, update.x)](Tape& tape, const Tensor& d_out) {
-                       layer_backward(tape, tape.grad_target(x_var), weight, bias, d_out, x(tape), layout);
+                       linear_backward(x_var, weight, bias, x, layout)(tape, d_out);
                        low_rank_backward(tape, update, x_low(tape), low, d_out);
                      });
 }
@@ -441,9 +449,10 @@ Var mse(Tape& tape, Var prediction_var, const Tensor& given) {
   return tape.record(loss, {prediction_var},
                      [prediction_var, prediction = SavedVariable(tape, prediction_var), target](
                          Tape& tape, const Tensor& d_loss) {
-                       const auto d = tape.grad_target(prediction_var);
-                       ops::mean_squared_error_backward(d.tensor, d_loss, prediction(tape), target, into(d),
-                                                        tape.stream());
+                       with_grad_target(tape, prediction_var, target.dtype(), [&](const Tape::GradTarget& d) {
+                         ops::mean_squared_error_backward(d.tensor, d_loss, prediction(tape), target, into(d),
+                                                          tape.stream());
+                       });
                      });
 }
 

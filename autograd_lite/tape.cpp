@@ -302,6 +302,13 @@ Tensor Tape::converted_for(const GradTarget& target, const Tensor& d) {
   return converted;
 }
 
+void Tape::write_grad(const GradTarget& target, const Tensor& d) {
+  if (target.accumulate)
+    ops::add_scaled(target.tensor, converted_for(target, d), 1, state_->stream);
+  else
+    ops::copy(target.tensor, d, state_->stream);
+}
+
 void Tape::accumulate_grad(Var v, Tensor d) {
   if (!needs_grad(v)) return;
   Value& value = state_->at(v);
@@ -315,11 +322,7 @@ void Tape::accumulate_grad(Var v, Tensor d) {
     value.grad = std::move(sum);
     return;
   }
-  const GradTarget target = grad_target(v);
-  if (target.accumulate)
-    ops::add_scaled(target.tensor, converted_for(target, d), 1, state_->stream);
-  else
-    ops::copy(target.tensor, d, state_->stream);
+  write_grad(grad_target(v), d);
 }
 
 bool Tape::is_parameter_memory(Var v) const {

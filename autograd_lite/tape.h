@@ -72,6 +72,8 @@ class Tape {
   GradTarget grad_target(Var);
   /// A tensor in the dtype of a gradient, which may be f32 for a parameter in 16 bits.
   Tensor converted_for(const GradTarget&, const Tensor&);
+  /// Writes a tensor of any dtype to a target, or adds it.
+  void write_grad(const GradTarget&, const Tensor&);
   /// In backward: uses a tensor as an input's gradient, possibly without a copy, or adds it to the existing
   /// gradient.
   void accumulate_grad(Var, Tensor);

@@ -6,6 +6,8 @@
 #include <functional>
 #include <vector>
 
+#include "autograd_lite/image_ops.h"
+#include "autograd_lite/losses.h"
 #include "tests/autograd/gradients.h"
 
 /// Every operator's backward against finite differences of its forward, through the tape: each input once as
@@ -306,6 +308,249 @@ TEST(Ops, Mse) {
   expect_gradients([=](Tape& t, const auto& v) { return mse(t, v[0], target); }, {random({3, 4}, "x")});
   Tape tape;
   EXPECT_THROW(mse(tape, tape.variable(random({4}, "y")), target), Error);
+}
+
+// ---- gradients in f32 of parameters in 16 bits
+
+/// An operator, and the shapes of its inputs, all of which may be parameters.
+struct Recorder {
+  const char* name;
+  std::vector<Shape> inputs;
+  Operator run;
+};
+
+std::vector<Recorder> element_recorders() {
+  std::vector<Recorder> all;
+#define RZ_UNARY(name, saved, cast) \
+  all.push_back({#name, {{3, 5}}, [](Tape& t, const auto& v) { return name(t, v[0]); }});
+#define RZ_PARAMETRIC(name, saved, cast, parameter) \
+  all.push_back({#name, {{3, 5}}, [](Tape& t, const auto& v) { return name(t, v[0], 0.75f); }});
+#include "tensor/element_ops.inc"
+#define RZ_BINARY(name) \
+  all.push_back({#name, {{3, 5}, {5}}, [](Tape& t, const auto& v) { return name(t, v[0], v[1]); }});
+#define RZ_COMPARISON(name)
+#include "tensor/element_ops.inc"
+  return all;
+}
+
+std::vector<Recorder> matrix_recorders() {
+  constexpr auto out_in = WeightLayout::out_in, in_out = WeightLayout::in_out;
+  const Tensor targets = integers({3}, {1, 4, -100}), tokens = integers({2, 2}, {0, 2, 2, 1});
+  return {
+      {"gelu", {{3, 5}}, [](Tape& t, const auto& v) { return gelu(t, v[0]); }},
+      {"dropout", {{3, 5}}, [](Tape& t, const auto& v) { return dropout(t, v[0], 0.4f); }},
+      {"softmax", {{3, 5}}, [](Tape& t, const auto& v) { return softmax(t, v[0]); }},
+      {"log_softmax", {{3, 5}}, [](Tape& t, const auto& v) { return log_softmax(t, v[0]); }},
+      {"clamp", {{3, 5}}, [](Tape& t, const auto& v) { return clamp(t, v[0], 0.5f, 1); }},
+      {"neg", {{3, 5}}, [](Tape& t, const auto& v) { return neg(t, v[0]); }},
+      {"affine", {{3, 5}}, [](Tape& t, const auto& v) { return sub(t, 2.0f, add(t, v[0], 1.0f)); }},
+      {"contiguous", {{3, 5}}, [](Tape& t, const auto& v) { return contiguous(t, v[0]); }},
+      {"cast", {{3, 5}}, [](Tape& t, const auto& v) { return cast(t, v[0], DType::f32); }},
+      {"where",
+       {{3, 5}, {5}},
+       [](Tape& t, const auto& v) { return where(t, gt(t, v[0], 0.75f), v[0], v[1]); }},
+      {"masked_fill",
+       {{3, 5}},
+       [](Tape& t, const auto& v) { return masked_fill(t, v[0], gt(t, v[0], 1), 2); }},
+      {"sum", {{3, 5}}, [](Tape& t, const auto& v) { return sum(t, v[0]); }},
+      {"mean", {{3, 5}}, [](Tape& t, const auto& v) { return mean(t, v[0], 0); }},
+      {"expand",
+       {{1, 5}},
+       [](Tape& t, const auto& v) {
+         return expand(t, v[0], {3, 5});
+       }},
+      {"reshape",
+       {{3, 5}},
+       [](Tape& t, const auto& v) {
+         return reshape(t, v[0], {5, 3});
+       }},
+      {"permute",
+       {{3, 5}},
+       [](Tape& t, const auto& v) {
+         return permute(t, v[0], {1, 0});
+       }},
+      {"cat",
+       {{3, 5}, {2, 5}},
+       [](Tape& t, const auto& v) {
+         return cat(t, {v[0], v[1], v[0]}, 0);
+       }},
+      {"split",
+       {{3, 5}},
+       [](Tape& t, const auto& v) {
+         return split(t, v[0], {2, 3}, 1)[1];
+       }},
+      {"select", {{3, 5}}, [](Tape& t, const auto& v) { return select(t, v[0], 0, 1); }},
+      {"index_select", {{3, 5}}, [=](Tape& t, const auto& v) { return index_select(t, v[0], tokens); }},
+      {"gather",
+       {{3, 5}},
+       [](Tape& t, const auto& v) {
+         return gather(t, v[0], integers({3}, {1, 4, 0}));
+       }},
+      {"linear",
+       {{2, 3, 5}, {4, 5}, {4}},
+       [](Tape& t, const auto& v) { return linear(t, v[0], v[1], v[2], out_in); }},
+      {"linear_aligned",
+       {{3, 5}, {5, 4}},
+       [](Tape& t, const auto& v) { return linear_aligned(t, v[0], v[1], in_out); }},
+      {"activated",
+       {{3, 5}, {4, 5}, {4}},
+       [](Tape& t, const auto& v) { return activated(t, linear_gelu(t, v[0], v[1], v[2], out_in)); }},
+      {"linear of an activation",
+       {{3, 5}, {4, 5}, {4}, {2, 4}},
+       [](Tape& t, const auto& v) {
+         return linear(t, linear_gelu(t, v[0], v[1], v[2], out_in), v[3], Var(), out_in);
+       }},
+      {"activated of a parameter",
+       {{3, 5}},
+       [](Tape& t, const auto& v) {
+         const Tensor out = t.empty({3, 5}, t.value(v[0]).dtype());
+         ops::gelu(out, t.value(v[0]), t.stream());
+         return activated(t, {v[0], out});
+       }},
+      {"linear_low_rank",
+       {{3, 5}, {4, 5}, {4}, {2, 5}, {4, 2}},
+       [](Tape& t, const auto& v) {
+         return linear_low_rank(t, v[0], v[1], v[2], out_in, {v[0], v[3], v[4], 2});
+       }},
+      {"matmul",
+       {{3, 5}, {5, 4}},
+       [](Tape& t, const auto& v) { return matmul(t, v[0], false, v[1], false); }},
+      {"matmul, transposed",
+       {{5, 3}, {4, 5}},
+       [](Tape& t, const auto& v) { return matmul(t, v[0], true, v[1], true); }},
+      {"matmul, batched",
+       {{2, 3, 5}, {2, 5, 4}},
+       [](Tape& t, const auto& v) { return matmul(t, v[0], false, v[1], false); }},
+      {"matmul, one factor",
+       {{2, 3, 5}, {5, 4}},
+       [](Tape& t, const auto& v) { return matmul(t, v[0], false, v[1], false); }},
+      {"layer_norm",
+       {{3, 5}, {5}, {5}},
+       [](Tape& t, const auto& v) { return layer_norm(t, v[0], v[1], v[2], 0.1f); }},
+      {"add_layer_norm",
+       {{3, 5}, {3, 5}, {5}, {5}},
+       [](Tape& t, const auto& v) { return add_layer_norm(t, v[0], v[1], v[2], v[3], 0.1f).norm; }},
+      {"rms_norm", {{3, 5}, {5}}, [](Tape& t, const auto& v) { return rms_norm(t, v[0], v[1], 0.1f); }},
+      {"add_rms_norm",
+       {{3, 5}, {3, 5}, {5}},
+       [](Tape& t, const auto& v) { return add_rms_norm(t, v[0], v[1], v[2], 0.1f).norm; }},
+      {"embedding", {{3, 5}}, [=](Tape& t, const auto& v) { return embedding(t, tokens, v[0]); }},
+      {"embedding_with_positions",
+       {{3, 5}, {2, 5}},
+       [=](Tape& t, const auto& v) { return embedding_with_positions(t, tokens, v[0], v[1]); }},
+      {"attention",
+       {{1, 3, 8}, {1, 3, 4}, {1, 3, 4}},
+       [](Tape& t, const auto& v) {
+         return attention(t, v[0], v[1], v[2], {.heads = 2, .kv_heads = 1, .causal = true});
+       }},
+      {"causal_attention", {{1, 3, 12}}, [](Tape& t, const auto& v) { return causal_attention(t, v[0], 2); }},
+      {"rotary",
+       {{1, 3, 8}},
+       [](Tape& t, const auto& v) { return rotary(t, v[0], 2, ops::rotary_tables(4, 3)); }},
+      {"cross_entropy",
+       {{3, 5}},
+       [=](Tape& t, const auto& v) { return cross_entropy(t, v[0], targets).sum; }},
+      {"cross_entropy, smoothed",
+       {{3, 5}},
+       [=](Tape& t, const auto& v) { return cross_entropy(t, v[0], targets, ops::LabelLoss{0.1f}).sum; }},
+      {"kl_div",
+       {{3, 5}},
+       [](Tape& t, const auto& v) {
+         return kl_div(t, v[0], random({3, 5}, "y"), {.targets = ops::SoftLoss::logits}).sum;
+       }},
+      {"squared_error",
+       {{3, 5}},
+       [](Tape& t, const auto& v) {
+         return squared_error(t, v[0], random({3, 5}, "y")).sum;
+       }},
+      {"mse",
+       {{3, 5}},
+       [](Tape& t, const auto& v) {
+         return mse(t, v[0], t.value(cast(t, t.constant(random({3, 5}, "y")), t.value(v[0]).dtype())));
+       }},
+      {"a loss and a scalar", {{3, 5}, {1}}, [=](Tape& t, const auto& v) {
+         return (0.5 * cross_entropy(t, v[0], targets) + v[1]).sum;
+       }}};
+}
+
+std::vector<Recorder> image_recorders() {
+  const ops::Pool2d pool{.kernel = {2, 2}, .stride = {1, 1}};
+  return {{"conv2d",
+           {{1, 2, 4, 4}, {3, 2, 3, 3}, {3}},
+           [](Tape& t, const auto& v) { return conv2d(t, v[0], v[1], v[2]); }},
+          {"conv2d by channel",
+           {{1, 2, 4, 4}, {2, 1, 3, 3}},
+           [](Tape& t, const auto& v) { return conv2d(t, v[0], v[1], Var(), {.groups = 2}); }},
+          {"max_pool2d", {{1, 2, 4, 4}}, [=](Tape& t, const auto& v) { return max_pool2d(t, v[0], pool); }},
+          {"avg_pool2d", {{1, 2, 4, 4}}, [=](Tape& t, const auto& v) { return avg_pool2d(t, v[0], pool); }},
+          {"adaptive_avg_pool2d",
+           {{1, 2, 4, 4}},
+           [](Tape& t, const auto& v) {
+             return adaptive_avg_pool2d(t, v[0], {2, 2});
+           }},
+          {"batch_norm",
+           {{2, 3, 4}, {3}, {3}},
+           [](Tape& t, const auto& v) { return batch_norm(t, v[0], v[1], v[2], {.epsilon = 0.1f}); }},
+          {"group_norm", {{2, 4, 3}, {4}, {4}}, [](Tape& t, const auto& v) {
+             return group_norm(t, v[0], 2, v[1], v[2], 0.1f);
+           }}};
+}
+
+/// From 1/4 to 5/4, in 16 bits.
+std::vector<Tensor> inputs_of(const Recorder& of, DType dtype) {
+  std::vector<Tensor> all;
+  for (const Shape& shape : of.inputs) {
+    const Tensor x = random(shape, concat(of.name, all.size()));
+    for (float& e : std::span(x.data<float>(), x.count())) e = 0.75f + e / 2;
+    all.push_back(Tensor::empty(shape, dtype));
+    ops::copy(all.back(), x, {});
+  }
+  return all;
+}
+
+void backward_of(const Recorder& of, Tape& tape, const std::vector<Var>& inputs) {
+  Var loss;
+  weighed(tape, cast(tape, of.run(tape, inputs), DType::f32), &loss);
+  tape.backward(loss);
+}
+
+void expect_wider(const Recorder& of, DType dtype) {
+  SCOPED_TRACE(concat(of.name, " of ", name(dtype)));
+  const std::vector<Tensor> inputs = inputs_of(of, dtype);
+  Tape tape;
+  std::vector<Var> vars;
+  for (const Tensor& t : inputs) vars.push_back(tape.variable(t));
+  backward_of(of, tape, vars);
+  std::vector<Tensor> expected;
+  for (const Var v : vars) {
+    expected.push_back(Tensor::empty(tape.grad(v).shape()));
+    ops::copy(expected.back(), tape.grad(v), {});
+  }
+  for (const bool fresh : {false, true}) {  // of the first; the others are the reverse
+    tape.reset();
+    std::vector<Parameter> parameters(inputs.size());
+    for (std::size_t k = 0; k < inputs.size(); ++k) {
+      Parameter& p = parameters[k];
+      p.name = concat(of.name, k), p.shape = inputs[k].shape(), p.value = inputs[k];
+      p.grad = Tensor::empty(p.shape);
+      std::fill_n(p.grad.data<float>(), p.count(), 0.5f);
+      p.grad_is_fresh = fresh == (k == 0);
+      vars[k] = tape.parameter(p);
+    }
+    ASSERT_NO_THROW(backward_of(of, tape, vars));
+    for (std::size_t k = 0; k < inputs.size(); ++k)
+      for (std::size_t i = 0; i < inputs[k].count(); ++i) {
+        const double wanted = expected[k].data<float>()[i], offset = fresh == (k == 0) ? 0 : 0.5;
+        ASSERT_NEAR(parameters[k].grad.data<float>()[i] - offset, wanted, 0x1p-6 * (1 + std::abs(wanted)))
+            << "input " << k << ", element " << i;
+      }
+  }
+}
+
+TEST(Ops, GradientsOfParametersMayBeWider) {
+  for (const auto& list : {element_recorders(), matrix_recorders(), image_recorders()})
+    for (const Recorder& recorder : list)
+      for (const DType dtype : {DType::bf16, DType::f16}) expect_wider(recorder, dtype);
 }
 
 }  // namespace
