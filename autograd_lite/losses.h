@@ -45,7 +45,7 @@ Loss operator*(double factor, const Loss&);
 inline Loss operator*(const Loss& a, double factor) { return factor * a; }
 
 /// f64 [2] on the device of the logits: {rows whose largest logit is that of the target, rows whose target is
-/// not ignore_index}. Not recorded.
+/// not ignore_index}. Not recorded. EngineLoaderOptions::targets ignores rows that repeat samples.
 Tensor accuracy(Tape&, Var logits, const Tensor& targets, std::int32_t ignore_index = -100);
 
 }  // namespace rz::nn

@@ -38,6 +38,16 @@ void check_options(const LoaderOptions& o) {
   check_one("slots", static_cast<long long>(o.slots), 1);
 }
 
+void check_targets(const std::vector<Field>& fields, const std::string& name) {
+  if (name.empty()) return;
+  const auto field = std::ranges::find(fields, name, &Field::name);
+  require(field != fields.end() && field->dtype == DType::i32, Errc::invalid_argument,
+          "LoaderOptions::targets: ",
+          field == fields.end() ? concat("there is no field ", name)
+                                : concat(name, " is ", rz::name(field->dtype)),
+          "; name a field of i32");
+}
+
 std::vector<Tensor> batch_memory(const std::vector<Field>& fields, std::size_t rows,
                                  const Allocator& allocate) {
   std::vector<Tensor> all;
@@ -82,6 +92,7 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, std::shared_ptr<const Bat
       options_(options) {
   require(sampler_ && sampler_->batches() > 0, Errc::invalid_argument, "a loader without batches");
   check_options(options_);
+  check_targets(*fields_, options_.targets);
   // Copies of `slots` batches may be in flight while the next ones are copied.
   max_held_ = on_device() ? 2 * options_.slots : options_.slots;
   slots_.resize(options_.slots);
@@ -121,6 +132,14 @@ Tensor Loader::place(const Slot& slot, std::size_t field, const Tensor& host, st
   return to;
 }
 
+void Loader::ignore_padding(const std::vector<Tensor>& host, std::size_t rows, std::size_t padding) const {
+  if (options_.targets.empty() || padding == 0) return;
+  const auto field = std::ranges::find(*fields_, options_.targets, &Field::name) - fields_->begin();
+  const Tensor& values = host[static_cast<std::size_t>(field)];
+  const std::size_t size = values.count() / values.shape()[0];
+  std::fill_n(values.data<std::int32_t>() + (rows - padding) * size, padding * size, options_.ignore_index);
+}
+
 Batch& Loader::next() {
   require(!stream_.capturing(), Errc::invalid_argument,
           "a batch was read while the stream is captured; read it before, into memory that stays");
@@ -129,6 +148,7 @@ Batch& Loader::next() {
   const HostBatch& host = prefetcher_->next(Deadline::after(options_.timeout));
   failed_ = false;
   Slot& slot = slots_[returned_ % slots_.size()];
+  ignore_padding(host.tensors, host.samples.indices.size(), host.samples.padding);
   std::vector<Tensor> tensors;
   for (std::size_t f = 0; f < fields_->size(); ++f)
     tensors.push_back(place(slot, f, host.tensors[f], host.samples.indices.size()));

@@ -31,6 +31,11 @@ struct LoaderOptions {
   std::string name{};
   std::uint64_t seed = 0;  ///< of Dataset::augment()
   bool restart = false;    ///< a range-for after one that was left by break is over the whole epoch again
+  /// A field of i32, such as the targets, that has `ignore_index` in rows that repeat samples
+  /// (Batch::padding()): losses and nn::accuracy() do not count them. Empty: such rows are as the samples
+  /// that they repeat.
+  std::string targets{};
+  std::int32_t ignore_index = -100;
 };
 
 /// An endless run of epochs, or one epoch in a range-based for:
@@ -112,6 +117,8 @@ class Loader final : public StatefulLoader {
   };
   bool on_device() const { return stream_.device().kind != Device::host; }
   void release_oldest();
+  /// Rows that repeat samples get LoaderOptions::ignore_index.
+  void ignore_padding(const std::vector<Tensor>&, std::size_t rows, std::size_t padding) const;
   /// A field's rows where the model reads them.
   Tensor place(const Slot&, std::size_t field, const Tensor& host, std::size_t rows) const;
 

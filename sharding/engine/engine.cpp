@@ -455,7 +455,9 @@ Loader Engine::loader(std::shared_ptr<const Dataset> dataset, const EngineLoader
                  .positions = s.loaders,
                  .name = o.name.empty() ? s.loaders->new_name() : o.name,
                  .seed = sampling.seed,
-                 .restart = !o.shuffle});
+                 .restart = !o.shuffle,
+                 .targets = o.targets,
+                 .ignore_index = o.ignore_index});
 }
 
 Tensor Engine::gather_for_metrics(const Batch& batch, const Tensor& rows) {

@@ -68,6 +68,9 @@ struct EngineLoaderOptions {
   std::optional<std::uint64_t> seed;      ///< of the order; default: that of the engine
   int num_workers = 1;                    ///< threads that read ahead; 0: none
   int prefetch_factor = 2;                ///< batches that each of them reads ahead
+  /// A field of i32 that has `ignore_index` in rows that repeat samples (LoaderOptions::targets).
+  std::string targets{};
+  std::int32_t ignore_index = -100;
 };
 
 // ---- what a configuration sets

@@ -416,6 +416,32 @@ TEST(TensorDataset, ReadsRowsOfEveryTensor) {
   EXPECT_EQ(seen.size(), 6u);
 }
 
+TEST(Loader, RowsThatRepeatSamplesHaveTargetsThatAreIgnored) {
+  for (const int workers : {0, 2}) {
+    std::multiset<std::int32_t> counted;
+    for (int rank = 0; rank < 3; ++rank) {
+      Loader loader(std::make_shared<Numbers>(7),
+                    sampler({.samples = 7, .batch_size = 2, .ranks = 3, .rank = rank, .shuffle = false}),
+                    Stream(), {.num_workers = workers, .targets = "y", .ignore_index = 9});
+      for (Batch& batch : loader)
+        for (std::size_t row = 0; row < batch.rows(); ++row) {
+          const std::int32_t y = batch["y"].data<std::int32_t>()[row];
+          EXPECT_EQ(y == 9, row + batch.padding() >= batch.rows());
+          if (y != 9) counted.insert(y);
+        }
+    }
+    EXPECT_EQ(counted, (std::multiset<std::int32_t>{0, -1, -2, -3, -4, -5, -6}));
+  }
+  const auto refused = [](const std::string& field) {
+    return std::string(error_of([&] {
+                         Loader(std::make_shared<Numbers>(7), sampler({.samples = 7, .batch_size = 2}),
+                                Stream(), {.targets = field});
+                       }).what());
+  };
+  EXPECT_EQ(refused("z"), "LoaderOptions::targets: there is no field z; name a field of i32");
+  EXPECT_EQ(refused("x"), "LoaderOptions::targets: x is f32; name a field of i32");
+}
+
 TEST(TensorDataset, RefusesTensorsThatDoNotFit) {
   const auto message = [](std::vector<NamedTensor> tensors) {
     return std::string(error_of([&] { TensorDataset(std::move(tensors)); }).what());
