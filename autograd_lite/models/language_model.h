@@ -3,7 +3,9 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "autograd_lite/nn/layers.h"
@@ -48,6 +50,13 @@ class LanguageModel : public Module {
   Var next_logits(Tape&, const Tensor& tokens, const std::vector<std::size_t>& counts, KvCache&);
 
   virtual ModelFacts facts() const = 0;
+  /// What language_model_from_config() knows of the model besides its sizes.
+  struct Origin {
+    std::string folder{};                       ///< of the config.json; empty: made otherwise
+    std::vector<std::string> target_modules{};  ///< of add_lora() without any: PEFT's for the family
+  };
+  const Origin& origin() const { return origin_; }
+  void set_origin(Origin origin) { origin_ = std::move(origin); }
   /// Another model of this configuration, whose parameters have no memory.
   virtual std::unique_ptr<LanguageModel> without_values() const = 0;
 
@@ -69,6 +78,7 @@ class LanguageModel : public Module {
   Var checked_hidden(Tape&, const Tensor& tokens, KvCache* = nullptr);
   Var head(Tape&, Var hidden);
 
+  Origin origin_;
   std::optional<nn::Linear> lm_head_;  ///< none if tied
   Parameter* head_weight_ = nullptr;
   const Scope* head_scope_ = nullptr;

@@ -46,6 +46,13 @@ std::set<const Module*> heads(Module& module) {
   return all;
 }
 
+/// With the targets of the family if there are none.
+LoraOptions with_targets(const Module& module, LoraOptions o) {
+  const auto* model = dynamic_cast<const LanguageModel*>(&module);
+  if (o.target_modules.empty() && model) o.target_modules = model->origin().target_modules;
+  return o;
+}
+
 void check_values(const LoraOptions& o) {
   require(!o.target_modules.empty(), Errc::invalid_argument,
           "target_modules: missing; name the layers, such as [\"q_proj\", \"v_proj\"], or \"all-linear\"");
@@ -158,7 +165,8 @@ void add_update(nn::Linear& layer, const std::shared_ptr<const LoraOptions>& opt
 
 }  // namespace
 
-void add_lora(Module& module, const LoraOptions& o) {
+void add_lora(Module& module, const LoraOptions& given) {
+  const LoraOptions o = with_targets(module, given);
   check_values(o);
   if (const LoraOptions* before = lora_options(module)) {
     require(*before == o, Errc::invalid_argument,

@@ -43,7 +43,7 @@ struct TargetModules {
 /// As PEFT's LoraConfig. The update of a layer is multiplied by lora_alpha / r, or by lora_alpha / sqrt(r)
 /// with use_rslora.
 struct LoraOptions {
-  TargetModules target_modules;
+  TargetModules target_modules{};  ///< empty: those of PEFT for the family of a language_model_from_config()
   std::size_t r = 8;
   double lora_alpha = 8;
   double lora_dropout = 0;  ///< of the input of A, in training only

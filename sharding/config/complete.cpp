@@ -222,12 +222,12 @@ std::vector<std::string> texts_of(const nlohmann::json& value, const char* key, 
 LoraOptions lora_of(const Draft& d) {
   LoraOptions o = d.lora_params;
   const nlohmann::json& targets = d.target_modules;
-  require(!targets.is_null() && !targets.empty() && targets != "", Errc::config, d.file,
+  require(targets.is_null() || (!targets.empty() && targets != ""), Errc::config, d.file,
           ": ringzero.lora.target_modules: empty; name the layers, such as [\"q_proj\", \"v_proj\"], or "
-          "\"all-linear\"");
+          "\"all-linear\", or remove the key for those of the family");
   if (targets.is_string())
     o.target_modules = targets.get<std::string>();
-  else
+  else if (!targets.is_null())
     o.target_modules = texts_of(targets, "target_modules", d.file);
   if (!d.modules_to_save.is_null())
     o.modules_to_save = texts_of(d.modules_to_save, "modules_to_save", d.file);

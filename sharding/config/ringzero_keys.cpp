@@ -91,8 +91,7 @@ constexpr KeySpec lora[] = {
     applied<&Draft::target_modules>(
         "target_modules",
         "names of Linear layers, or their ends, [\"q_proj\", \"v_proj\"]; or a regular expression of whole "
-        "names; or \"all-linear\": all but the head")
-        .required()
+        "names; or \"all-linear\": all but the head; null: those of PEFT for the family of the model")
         .from("lora_target_modules"),
     applied<&LoraOptions::r>("r", "rank of the updates").within(1, 1 << 20).from("lora_r"),
     applied<&LoraOptions::lora_alpha>("lora_alpha", "updates are multiplied by lora_alpha / r")

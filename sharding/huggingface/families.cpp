@@ -1,6 +1,8 @@
 #include "sharding/huggingface/families.h"
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "comm/core/error.h"
 #include "sharding/huggingface/gpt2_config.h"
@@ -44,7 +46,12 @@ std::unique_ptr<LanguageModel> language_model_from_config(const std::string& giv
   if (!family)
     config.fail_at("model_type",
                    concat("must be ", known_types(), ", found ", to_display(config.at("model_type"))));
-  return family->make(config, warnings);
+  std::unique_ptr<LanguageModel> model = family->make(config, warnings);
+  LanguageModel::Origin origin{.folder = std::filesystem::absolute(path).parent_path().string()};
+  for (const std::string_view name : family->target_modules)
+    if (!name.empty()) origin.target_modules.emplace_back(name);
+  model->set_origin(std::move(origin));
+  return model;
 }
 
 std::string config_json(const LanguageModel& model) { return family_of(model).config_json(model); }

@@ -92,7 +92,8 @@ constinit const ModelFamily gpt2_family{
     .names = {"transformer.",
               {{{"attn.bias", 4, "c_attn."}, {"attn.masked_bias", 0, "c_attn."}}},
               "lm_head.weight",
-              "wte.weight"}};
+              "wte.weight"},
+    .target_modules = {"c_attn"}};
 
 Gpt2Config read_gpt2_config(const std::string& given, std::vector<std::string>* warnings) {
   const std::string path = config_file(given);

@@ -12,6 +12,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 
 #include "autograd_lite/nn/init.h"
 #include "sharding/checkpoint/open_tensors.h"
@@ -311,6 +312,35 @@ TEST_F(Lora, ACheckpointResumesWithTheSameBits) {
   }
 }
 
+TEST_F(Lora, WithoutTargetsThoseOfTheFamilyAreAdapted) {
+  const auto targets_of = [&](const std::string& config) {
+    write_file(folder_ / "config.json", config);
+    const auto m = model();
+    add_lora(*m, {});
+    add_lora(*m, {.target_modules = lora_options(*m)->target_modules});  // the same options
+    std::set<std::string> names;
+    for (const auto& [name, layer] : lora_layers(*m)) names.insert(name.substr(name.rfind('.') + 1));
+    return std::vector<std::string>(names.begin(), names.end());
+  };
+  EXPECT_EQ(targets_of(gpt2_config), (std::vector<std::string>{"c_attn"}));
+  for (const char* type : {"llama", "mistral", "qwen2", "qwen3"})
+    EXPECT_EQ(
+        targets_of(concat(R"({"model_type": ")", type, R"(", "vocab_size": 64, "hidden_size": 32, )",
+                          R"("intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 8, )",
+                          R"("num_key_value_heads": 8})")),
+        (std::vector<std::string>{"q_proj", "v_proj"}))
+        << type;
+  write_file(folder_ / "config.json", gpt2_config);
+  const auto configured = model();
+  EngineOptions options;
+  options.config = training_config(json::object()).dump();
+  prepare_model(*configured, read_configuration(1, *configured, options));
+  EXPECT_EQ(lora_layers(*configured).size(), 2u);
+  Module other;
+  EXPECT_NE(std::string(error_of([&] { add_lora(other, {}); }).what()).find("target_modules: missing"),
+            std::string::npos);
+}
+
 // ---- mistakes
 
 struct Mistake {
@@ -327,7 +357,7 @@ TEST_F(Lora, AMistakeInTheConfigurationIsNamed) {
            {{{"target_modules", {"attn"}}}, {"transformer.h.0.attn is no Linear layer"}},
            {{{"target_modules", ".*(c_attn"}}, {"'.*(c_attn' is no regular expression"}},
            {{{"target_modules", "c_attn"}}, {"'c_attn' matches no module"}},  // a name is a list, as in PEFT
-           {json::object(), {"ringzero.lora.target_modules: missing"}},
+           {{{"target_modules", json::array()}}, {"ringzero.lora.target_modules: empty"}},
            {{{"target_modules", 3}}, {"target_modules: expected a list of names, found 3"}},
            {{{"target_modules", targets}, {"modules_to_save", {"wte"}}},
             {"modules_to_save: transformer.wte", "is tied"}},

@@ -20,6 +20,7 @@ void apply_flags(const Options& o, StrategyOptions& s) {
 /// A model without values, and what a micro-batch does with it.
 struct Planned {
   Planned(const Options& o, const Inputs& in) : model(in.model->without_values()) {
+    model->set_origin(in.model->origin());
     model->checkpoint_activations(o.recompute);
     const Shape shape{static_cast<std::size_t>(in.sizes.micro), in.seq_len};
     record = [this, shape](Tape& tape) {
