@@ -57,7 +57,8 @@ struct LoraOptions {
 /// Freezes the module and adds the updates, whose parameters have no memory yet: call it before strategies
 /// are made. "all-linear" leaves out the head of a LanguageModel. Errc::invalid_argument, "target_modules:
 /// …", if a name matches nothing, or what is no nn::Linear, or the head of a LanguageModel; for values out of
-/// range, and if the module has updates. The options that it already has change nothing.
+/// range, and if the module has updates. The options that it already has change nothing. Strategies compare
+/// options and factors over the ranks.
 void add_lora(Module&, const LoraOptions&);
 
 /// The options of add_lora(); null without.

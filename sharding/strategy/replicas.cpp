@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "autograd_lite/models/lora.h"
+#include "autograd_lite/nn/layers.h"
 #include "comm/core/error.h"
 #include "comm/device/meta.h"
 
@@ -63,6 +65,36 @@ void require_same_options(StrategyKind kind, const StrategyOptions& options, Com
   require_same("StrategyOptions", facts, "give every rank the same", communicator);
 }
 
+std::string sorted_names(std::vector<std::string> names) {
+  std::ranges::sort(names);
+  std::string text;
+  for (const std::string& name : names) text += concat(text.empty() ? "" : ", ", name);
+  return text.empty() ? "none" : text;
+}
+
+/// Options of add_lora(), which parts of a model may have of their own, and the factors of each layer.
+std::vector<Fact> lora_facts(Module& module) {
+  std::vector<Fact> facts;
+  const LoraOptions* before = nullptr;
+  for (const auto& [name, layer] : lora_layers(module)) {
+    const LoraOptions* o = layer->lora->options.get();
+    const std::string of = concat(" of ", name);
+    if (o && o != std::exchange(before, o)) {
+      const TargetModules& targets = o->target_modules;
+      facts.push_back({concat("target_modules", of),
+                       targets.names.empty() ? targets.expression : sorted_names(targets.names)});
+      facts.push_back({concat("r", of), concat(o->r)});
+      facts.push_back({concat("lora_alpha", of), concat(o->lora_alpha)});
+      facts.push_back({concat("lora_dropout", of), concat(o->lora_dropout)});
+      facts.push_back({concat("use_rslora", of), o->use_rslora ? "true" : "false"});
+      facts.push_back({concat("modules_to_save", of), sorted_names(o->modules_to_save)});
+    }
+    facts.push_back({concat("the scale", of), concat(layer->lora->scale)});
+    facts.push_back({concat("the dropout", of), concat(layer->lora->dropout)});
+  }
+  return facts;
+}
+
 Fact fact_of(const Parameter& p, const void* values, std::size_t bytes) {
   return {p.name, concat("of hash ", hash_text(hash_bytes(values, bytes)))};
 }
@@ -79,6 +111,8 @@ ModelParameters agree_on_model(StrategyKind kind, Module& module, const Strategy
                                Communicator& communicator) {
   const auto all = module.parameters();
   require_distinct_names(all);
+  require_same("LoRA", lora_facts(module), "call add_lora() with the same options on every rank",
+               communicator);
   require_same_model(all, communicator);
   for (const Parameter* p : all) require_in_f32(*p);
   ModelParameters parameters(all);

@@ -312,6 +312,54 @@ TEST_F(Lora, ACheckpointResumesWithTheSameBits) {
   }
 }
 
+TEST_F(Lora, OptionsAreComparedOverTheRanks) {
+  struct Case {
+    LoraOptions of_last;
+    std::string parts;
+  };
+  const LoraOptions options{.target_modules = {"c_attn"}, .r = 2, .lora_alpha = 4};
+  std::vector<Case> cases(7, {options, ""});
+  const std::string of = " of transformer.h.0.attn.c_attn is ";
+  cases[0].of_last.r = 3, cases[0].parts = "r" + of + "2 on rank 0 and 3 on rank 2";
+  cases[1].of_last.lora_alpha = 5, cases[1].parts = "lora_alpha" + of + "4 on rank 0 and 5 on rank 2";
+  cases[2].of_last.lora_dropout = 0.5, cases[2].parts = "lora_dropout" + of + "0 on rank 0 and 0.5 on rank 2";
+  cases[3].of_last.use_rslora = true,
+  cases[3].parts = "use_rslora" + of + "false on rank 0 and true on rank 2";
+  cases[4].of_last.target_modules = {"c_attn", "c_fc"};
+  cases[4].parts = "target_modules" + of + "c_attn on rank 0 and c_attn, c_fc on rank 2";
+  cases[5].of_last.modules_to_save = {"ln_f"};
+  cases[5].parts = "modules_to_save" + of + "none on rank 0 and ln_f on rank 2";
+  cases[6].of_last.r = 0, cases[6].parts = "target_modules" + of + "c_attn on rank 0 and missing on rank 2";
+  for (const bool of_part : {false, true})
+    for (const Case& c : cases)
+      run_ranks(3, [&](int rank, std::shared_ptr<Store> store) {
+        Communicator comm = Communicator::connect(rank, 3, std::move(store));
+        const auto m = model();
+        Module& part = of_part ? *m->find_module("transformer") : *m;
+        if (rank < 2)
+          add_lora(part, options);
+        else if (c.of_last.r > 0)
+          add_lora(part, c.of_last);
+        const Error e = error_of([&] { make_strategy(StrategyKind::ddp, *m, comm); });
+        EXPECT_EQ(e.code(), Errc::mismatch);
+        EXPECT_EQ(e.culprit(), 2);
+        EXPECT_EQ(e.what(), concat("LoRA differs over the ranks: ", c.parts,
+                                   "; call add_lora() with the same options on every rank"));
+      });
+  // What a program has changed by hand.
+  run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+    Communicator comm = Communicator::connect(rank, 2, std::move(store));
+    const auto m = model();
+    add_lora(*m, options);
+    lora_layers(*m)[1].second->lora->scale += static_cast<float>(rank);
+    const Error e = error_of([&] { make_strategy(StrategyKind::zero3, *m, comm); });
+    EXPECT_NE(
+        std::string(e.what()).find("the scale of transformer.h.1.attn.c_attn is 2 on rank 0 and 3 on rank 1"),
+        std::string::npos)
+        << e.what();
+  });
+}
+
 TEST_F(Lora, WithoutTargetsThoseOfTheFamilyAreAdapted) {
   const auto targets_of = [&](const std::string& config) {
     write_file(folder_ / "config.json", config);
