@@ -70,7 +70,7 @@ ROOMS = {
     'sharding/checkpoint/torch_files': 'comm/core sharding/io',
     'sharding/checkpoint': TENSOR + MODULES + 'comm comm/os sharding/io sharding/optim sharding/parallel sharding/model '
                            'sharding/strategy sharding/checkpoint/torch_files',
-    'sharding/huggingface': MODEL + 'sharding/io sharding/optim sharding/strategy sharding/checkpoint',
+    'sharding/huggingface': MODEL + 'sharding/io sharding/optim sharding/parallel sharding/strategy sharding/checkpoint',
     'sharding/engine': TENSOR + MODULES + 'autograd_lite/models comm sharding/io sharding/data sharding/optim sharding/config '
                        'sharding/parallel sharding/model sharding/strategy sharding/checkpoint sharding/huggingface',
     'tools/command_line': 'comm/core',

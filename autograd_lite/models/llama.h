@@ -39,8 +39,8 @@ struct LlamaConfig {
   std::size_t max_window_layers = 0;  ///< the first layer with a window
   double attention_dropout = 0;
   double initializer_range = 0.02;  ///< standard deviation of initial weights
-  /// Tokens of the tokenizer at the beginning and at the end of a text, for its file only.
-  std::optional<std::size_t> bos_token_id{};
+  /// Tokens of the tokenizer at the beginning of a text, and of padding, for its file only.
+  std::optional<std::size_t> bos_token_id{}, pad_token_id{};
   std::vector<std::size_t> eos_token_id{};  ///< each ends a text
 };
 /// Errc::config names an invalid key and its valid values.

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "comm/core/error.h"
@@ -101,30 +100,6 @@ class WeightFileWriter {
   std::vector<float> values_;
 };
 
-std::string weight_file_name(std::size_t file, std::size_t files) {
-  if (files == 1) return "model.safetensors";
-  char name[64];
-  std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", file + 1, files);
-  return name;
-}
-
-void write_text(const fs::path& path, std::string_view text) {
-  DurableFile file(path.string());
-  file.write(text);
-  file.commit();
-}
-
-void copy_file_durably(const fs::path& from, const fs::path& folder) {
-  std::ifstream in(from, std::ios::binary);
-  require(in.good(), Errc::config, from.string(), ": cannot be opened");
-  DurableFile out((folder / from.filename()).string());
-  std::vector<char> block(std::size_t{1} << 20);
-  while (in.read(block.data(), static_cast<std::streamsize>(block.size())), in.gcount() > 0)
-    out.write(block.data(), static_cast<std::size_t>(in.gcount()));
-  require(in.eof(), Errc::io, from.string(), ": cannot be read");
-  out.commit();
-}
-
 /// What is written: every tensor's place, and bytes.
 struct WritePlan {
   WritePlan(const TensorSource& source, const WriteWeightsOptions& options) {
@@ -140,13 +115,6 @@ struct WritePlan {
                                [&](std::size_t t) { return size_of(specs[t].dtype); });
   }
 
-  std::string index() const {
-    nlohmann::json map = nlohmann::json::object();
-    for (std::size_t f = 0; f < files.size(); ++f)
-      for (const std::size_t t : files[f]) map[specs[t].name] = weight_file_name(f, files.size());
-    return nlohmann::json{{"metadata", {{"total_size", all}}}, {"weight_map", std::move(map)}}.dump(2) + "\n";
-  }
-
   std::vector<SafetensorsSpec> specs;
   std::vector<std::uint64_t> bytes;
   std::uint64_t all = 0;
@@ -154,6 +122,27 @@ struct WritePlan {
 };
 
 }  // namespace
+
+std::string weight_file_name(std::size_t file, std::size_t files) {
+  if (files == 1) return "model.safetensors";
+  char name[64];
+  std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", file + 1, files);
+  return name;
+}
+
+std::string weight_index(std::span<const SafetensorsSpec> specs,
+                         std::span<const std::vector<std::size_t>> files) {
+  nlohmann::json map = nlohmann::json::object();
+  std::uint64_t all = 0;
+  for (std::size_t f = 0; f < files.size(); ++f)
+    for (const std::size_t t : files[f]) {
+      map[specs[t].name] = weight_file_name(f, files.size());
+      std::uint64_t bytes = size_of(specs[t].dtype);
+      for (const std::uint64_t extent : specs[t].shape) bytes *= extent;
+      all += bytes;
+    }
+  return nlohmann::json{{"metadata", {{"total_size", all}}}, {"weight_map", std::move(map)}}.dump(2) + "\n";
+}
 
 std::vector<std::vector<std::size_t>> cut_into_files(std::span<const std::uint64_t> bytes,
                                                      std::uint64_t max_file_bytes) {
@@ -187,8 +176,12 @@ void write_weights(const TensorSource& source, const std::string& folder,
       file.write(source.tensors()[t], [&](std::uint64_t n) { options.progress(done += n, plan.all); });
     file.finish();
   }
-  if (plan.files.size() > 1) write_text(path / "model.safetensors.index.json", plan.index());
-  for (const std::string& copy : options.copies) copy_file_durably(copy, path);
+  if (plan.files.size() > 1)
+    write_durably((path / weight_index_name).string(), weight_index(plan.specs, plan.files));
+  for (const std::string& copy : options.copies) {
+    require(fs::exists(copy), Errc::config, copy, ": cannot be opened");
+    copy_durably(copy, (path / fs::path(copy).filename()).string());
+  }
   out.commit();
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/core/types.h"
+#include "sharding/checkpoint/safetensors.h"
 #include "sharding/checkpoint/tensor_source.h"
 
 namespace rz {
@@ -29,6 +30,12 @@ struct WriteWeightsOptions {
 /// folder appears complete (sharding/io/durable_file.h). Holds a block of a tensor in memory at a time.
 /// Errc::io if the folder exists; Errc::diverged names the first element that would overflow.
 void write_weights(const TensorSource&, const std::string& folder, const WriteWeightsOptions& = {});
+
+/// "model.safetensors" of one file, "model-00001-of-00003.safetensors" of several.
+std::string weight_file_name(std::size_t file, std::size_t files);
+inline constexpr const char* weight_index_name = "model.safetensors.index.json";
+/// The text of the index, from the tensors of each file.
+std::string weight_index(std::span<const SafetensorsSpec>, std::span<const std::vector<std::size_t>> files);
 
 /// The tensors of each file, in their order, for tensors of these sizes.
 std::vector<std::vector<std::size_t>> cut_into_files(std::span<const std::uint64_t> bytes,

@@ -17,6 +17,8 @@
 #include "sharding/io/durable_file.h"
 #include "sharding/io/json.h"
 #include "sharding/io/text.h"
+#include "sharding/parallel/rank_agreement.h"
+#include "sharding/strategy/strategy.h"
 #include "tensor/ops.h"
 
 namespace rz {
@@ -320,15 +322,16 @@ std::string adapter_config_json(Module& module, const std::string& base) {
 void save_adapter(const std::string& folder, Module& module, Strategy& strategy, int rank,
                   const Stream& stream, const SaveAdapterOptions& options) {
   const std::string config = adapter_config_json(module, options.base_model_name_or_path);
-  if (rank == 0) make_folders(folder);
+  check_on_all_ranks(strategy.communicator(), [&] {
+    if (rank == 0) make_folders(folder);
+  });
   auto parameters = adapter_parameters(module);
   for (auto& [name, p] : parameters) name = concat(prefix, name);
   save_parameters((fs::path(folder) / weights_name).string(), parameters, strategy, rank, stream,
                   {.nonfinite = options.nonfinite});
-  if (rank != 0) return;
-  DurableFile file((fs::path(folder) / config_name).string());
-  file.write(config);
-  file.commit();
+  check_on_all_ranks(strategy.communicator(), [&] {
+    if (rank == 0) write_durably((fs::path(folder) / config_name).string(), config);
+  });
 }
 
 }  // namespace rz

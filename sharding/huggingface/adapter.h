@@ -39,8 +39,8 @@ struct SaveAdapterOptions {
   std::string base_model_name_or_path;  ///< where PEFT finds the frozen model; empty: none
 };
 /// Writes both files to a folder, which is made; PeftModel.from_pretrained(base, folder) reads them. Tensors
-/// are written whole, in f32. Collective; rank 0 writes. Errors are those of save_weights();
-/// Errc::invalid_argument for a module without LoRA.
+/// are written whole, in f32. Collective, as save_weights(), whose errors it has; Errc::invalid_argument for
+/// a module without LoRA.
 void save_adapter(const std::string& folder, Module&, Strategy&, int rank, const Stream&,
                   const SaveAdapterOptions& = {});
 

@@ -63,6 +63,7 @@ Gpt2Config gpt2_config(const JsonObject& o, std::vector<std::string>* warnings) 
   c.embd_pdrop = o.number("embd_pdrop", 0, 0, 1);
   c.attn_pdrop = o.number("attn_pdrop", 0, 0, 1);
   c.resid_pdrop = o.number("resid_pdrop", 0, 0, 1);
+  c.pad_token_id = special_token(o, "pad_token_id", c.vocab_size);
   c.bos_token_id = special_token(o, "bos_token_id", c.vocab_size, last_token);
   c.eos_token_id = special_token(o, "eos_token_id", c.vocab_size, last_token);
   refuse_variants(o, c);
@@ -102,7 +103,7 @@ Gpt2Config read_gpt2_config(const std::string& given, std::vector<std::string>* 
 }
 
 std::string to_json(const Gpt2Config& c) {
-  const nlohmann::ordered_json all{
+  nlohmann::ordered_json all{
       {"model_type", "gpt2"},
       {"architectures", {"GPT2LMHeadModel"}},
       {"activation_function", "gelu_new"},
@@ -123,6 +124,7 @@ std::string to_json(const Gpt2Config& c) {
       // Without it AutoTokenizer makes an empty tokenizer where there is no file of one.
       {"tokenizer_class", "PreTrainedTokenizerFast"},
   };
+  if (c.pad_token_id) all["pad_token_id"] = *c.pad_token_id;
   return all.dump(2) + "\n";
 }
 

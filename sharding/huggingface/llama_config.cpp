@@ -209,6 +209,7 @@ LlamaConfig llama_config(const JsonObject& o) {
   check_layer_types(o, of, c);
   c.attention_dropout = o.number("attention_dropout", 0, 0, 1);
   c.initializer_range = o.number("initializer_range", 0.02, 0, 1);
+  c.pad_token_id = special_token(o, "pad_token_id", c.vocab_size);
   c.bos_token_id = special_token(o, "bos_token_id", c.vocab_size, of.bos);
   c.eos_token_id = special_tokens(o, "eos_token_id", c.vocab_size, of.eos);
   try {
@@ -282,6 +283,7 @@ std::string to_json(const LlamaConfig& c) {
       {"bos_token_id", token_or_null(c.bos_token_id)},
       {"eos_token_id", tokens_or_null(c.eos_token_id)},
   };
+  if (c.pad_token_id) all["pad_token_id"] = *c.pad_token_id;
   if (of->attention_bias) all["attention_bias"] = c.o_bias;
   if (of->mlp_bias) all["mlp_bias"] = c.mlp_bias;
   if (of->window == Window::last_layers)

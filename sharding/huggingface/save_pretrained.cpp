@@ -1,10 +1,16 @@
 #include "sharding/huggingface/save_pretrained.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <exception>
 #include <filesystem>
+#include <functional>
+#include <limits>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
+#include <regex>
 #include <span>
 #include <vector>
 
@@ -13,13 +19,19 @@
 #include "autograd_lite/nn/module.h"
 #include "comm/core/error.h"
 #include "sharding/checkpoint/safetensors.h"
+#include "sharding/checkpoint/write_weights.h"
 #include "sharding/huggingface/families.h"
 #include "sharding/huggingface/weight_names.h"
 #include "sharding/io/durable_file.h"
+#include "sharding/io/json.h"
+#include "sharding/parallel/rank_agreement.h"
 #include "sharding/strategy/strategy.h"
+#include "tensor/ops.h"
 
 namespace rz {
 namespace {
+
+namespace fs = std::filesystem;
 
 using NamedParameters = std::vector<std::pair<std::string, Parameter*>>;
 using NamedBuffers = std::vector<std::pair<std::string, ModuleBuffer*>>;
@@ -34,12 +46,39 @@ void check_exportable(const std::string& path, const NamedParameters& parameters
             " has no memory; save the module of the strategy, or call allocate_buffers()");
 }
 
-std::vector<SafetensorsSpec> specs(const NamedParameters& parameters, const NamedBuffers& buffers) {
-  std::vector<SafetensorsSpec> tensors;
-  for (const auto& [name, p] : parameters) tensors.push_back({name, extents(p->shape), DType::f32});
-  for (const auto& [name, b] : buffers)
-    tensors.push_back({name, extents(b->value.shape()), b->value.dtype()});
-  return tensors;
+/// A parameter or a buffer of the files.
+struct Saved {
+  std::string name;
+  const Parameter* parameter = nullptr;
+  const ModuleBuffer* buffer = nullptr;
+  DType dtype;
+};
+
+/// Larger elements lie first where there are several sizes, as Hugging Face writes them.
+std::vector<Saved> saved_tensors(const NamedParameters& parameters, const NamedBuffers& buffers,
+                                 DType dtype) {
+  std::vector<Saved> all;
+  for (const auto& [name, p] : parameters) all.push_back({name, p, nullptr, dtype});
+  for (const auto& [name, b] : buffers) all.push_back({name, nullptr, b, b->value.dtype()});
+  if (dtype != DType::f32)
+    std::ranges::stable_sort(all, std::greater(), [](const Saved& s) { return size_of(s.dtype); });
+  return all;
+}
+
+std::vector<SafetensorsSpec> specs(const std::vector<Saved>& saved) {
+  std::vector<SafetensorsSpec> all;
+  for (const Saved& s : saved)
+    all.push_back({s.name, extents(s.parameter ? s.parameter->shape : s.buffer->value.shape()), s.dtype});
+  return all;
+}
+
+std::vector<std::uint64_t> bytes_of(const std::vector<SafetensorsSpec>& specs) {
+  std::vector<std::uint64_t> all;
+  for (const SafetensorsSpec& s : specs) {
+    all.push_back(size_of(s.dtype));
+    for (const std::uint64_t extent : s.shape) all.back() *= extent;
+  }
+  return all;
 }
 
 void require_finite(const std::string& path, const std::string& name, std::span<const float> values) {
@@ -47,6 +86,21 @@ void require_finite(const std::string& path, const std::string& name, std::span<
   if (bad == values.end()) return;
   fail(Errc::diverged, path, ": not written: ", name, '[', bad - values.begin(), "] is ", *bad,
        "; SaveOptions::nonfinite writes such weights all the same");
+}
+
+/// In the dtype of the files.
+Tensor narrowed(const std::string& path, const std::string& name, const Tensor& value, DType dtype,
+                bool allow_overflow) {
+  if (dtype == DType::f32) return value;
+  const Tensor narrow = Tensor::empty(value.shape(), dtype), again = Tensor::empty(value.shape());
+  ops::copy(narrow, value, {});
+  ops::copy(again, narrow, {});
+  const std::span<const float> before(value.data<float>(), value.count()),
+      now(again.data<float>(), again.count());
+  for (std::size_t i = 0; i < now.size() && !allow_overflow; ++i)
+    require(std::isfinite(now[i]) || !std::isfinite(before[i]), Errc::diverged, path, ": not written: ", name,
+            '[', i, "] is ", before[i], ", which overflows ", rz::name(dtype), "; choose bf16 or f32");
+  return narrow;
 }
 
 /// Whole parameters on the host, in f32, some of them with an update.
@@ -87,57 +141,193 @@ class WholeValues {
   std::map<const Parameter*, const nn::Linear*> layers_;
 };
 
-void write_file(const std::string& path, const NamedParameters& parameters, const NamedBuffers& buffers,
-                const WholeValues& values_of, int rank, const Stream& stream, const SaveOptions& options) {
-  check_exportable(path, parameters, buffers);
-  std::unique_ptr<SafetensorsWriter> writer;
-  if (rank == 0) writer = std::make_unique<SafetensorsWriter>(path, specs(parameters, buffers));
-  for (const auto& [name, p] : parameters) {
-    const Tensor value = values_of(*p);
-    const std::span<const float> values(value.data<float>(), value.count());
-    if (!options.nonfinite) require_finite(path, name, values);
-    if (writer) writer->write(values);
+/// Writes tensors to files, of rank 0; the calls of other ranks do nothing. Rank 0 keeps its first error, so
+/// that it takes part in what the ranks do until they agree.
+class Files {
+ public:
+  Files(Communicator& communicator, int rank) : communicator_(communicator), writes_(rank == 0) {}
+
+  template <class F>
+  void run(const F& f) {
+    if (!writes_ || error_) return;
+    try {
+      f();
+    } catch (...) {
+      error_ = std::current_exception();
+    }
   }
-  if (!writer) return;
-  for (const auto& [name, b] : buffers) {
-    const Tensor value = b->value.on_host(stream);
-    writer->write({value.raw(), value.bytes()});
+  /// Throws the error of rank 0 on every rank. Collective.
+  void agree() {
+    check_on_all_ranks(communicator_, [&] {
+      if (error_) std::rethrow_exception(error_);
+    });
   }
-  writer->finish();
+
+ private:
+  Communicator& communicator_;
+  bool writes_;
+  std::exception_ptr error_;
+};
+
+/// What is written, and how.
+struct Contents {
+  NamedParameters parameters;
+  NamedBuffers buffers;
+  const WholeValues& values_of;
+  const Stream& stream;
+  const SaveOptions& options;
+};
+
+/// Writes files whose names `path_of` gives for their number and the number of files; rank 0 calls `complete`
+/// when they are there.
+void write_files(const Contents& of, const std::function<std::string(std::size_t, std::size_t)>& path_of,
+                 std::uint64_t max_file_bytes, Communicator& communicator, int rank,
+                 const std::function<void(const std::vector<SafetensorsSpec>&,
+                                          const std::vector<std::vector<std::size_t>>&)>& complete = {}) {
+  check_exportable(path_of(0, 1), of.parameters, of.buffers);
+  const std::vector<Saved> saved = saved_tensors(of.parameters, of.buffers, of.options.dtype);
+  const std::vector<SafetensorsSpec> all = specs(saved);
+  const auto cut = cut_into_files(bytes_of(all), max_file_bytes);
+  Files files(communicator, rank);
+  std::vector<std::unique_ptr<SafetensorsWriter>> writers(cut.size());
+  std::vector<std::string> paths;
+  std::vector<SafetensorsWriter*> writer_of(saved.size());
+  for (std::size_t f = 0; f < cut.size(); ++f) {
+    paths.push_back(path_of(f, cut.size()));
+    std::vector<SafetensorsSpec> own;
+    for (const std::size_t t : cut[f]) own.push_back(all[t]);
+    files.run([&] {
+      writers[f] = std::make_unique<SafetensorsWriter>(paths[f], own);
+      for (const std::size_t t : cut[f]) writer_of[t] = writers[f].get();
+    });
+  }
+  files.agree();  // before the weights are gathered
+  const std::string& named = paths.size() == 1 ? paths[0] : path_of(0, 1);
+  for (std::size_t t = 0; t < saved.size(); ++t) {
+    const Saved& s = saved[t];
+    Tensor value;
+    if (s.parameter) {
+      const Tensor wide = of.values_of(*s.parameter);
+      if (!of.options.nonfinite) require_finite(named, s.name, {wide.data<float>(), wide.count()});
+      value = narrowed(named, s.name, wide, s.dtype, of.options.nonfinite);
+    }
+    files.run([&] {
+      if (s.buffer) value = s.buffer->value.on_host(of.stream);
+      writer_of[t]->write({value.raw(), value.bytes()});
+    });
+  }
+  for (const auto& writer : writers) files.run([&] { writer->finish(); });
+  if (complete) files.run([&] { complete(all, cut); });
+  files.agree();
+}
+
+Contents contents_of(Module& module, WholeValues& values, const Stream& stream, const SaveOptions& options) {
+  Contents all{module.named_parameters(), persistent_buffers(module), values, stream, options};
+  if (options.merge_lora)
+    for (const auto& [name, layer] : lora_layers(module)) {
+      values.merge(*layer);
+      std::erase_if(all.parameters, [l = layer](const auto& named) {
+        return named.second == &l->lora->a || named.second == &l->lora->b;
+      });
+    }
+  select_only(options.only, all.parameters, all.buffers);
+  return all;
+}
+
+// ---- what lies beside the weights
+
+bool is_tokenizer_file(const std::string& name) {
+  constexpr std::array names{
+      "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+      "merges.txt",     "tokenizer.model"};
+  return std::ranges::find(names, name) != names.end();
+}
+
+/// Files of a model's folder that are copied.
+std::vector<fs::path> files_beside(const std::string& folder) {
+  std::vector<fs::path> all;
+  std::error_code absent;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, absent)) {
+    const std::string name = entry.path().filename().string();
+    const bool copied = is_tokenizer_file(name) || name == "generation_config.json" ||
+                        (name.starts_with("chat_template.") && !name.ends_with('~'));
+    if (copied && entry.is_regular_file()) all.push_back(entry.path());
+  }
+  std::ranges::sort(all);
+  return all;
+}
+
+/// config.json, with the dtype of the weights under its names of transformers 5 and 4, and the tokenizer's
+/// class of the folder whose tokenizer is copied.
+std::string config_text(const LanguageModel& model, DType dtype, const std::vector<fs::path>& copied) {
+  auto config = nlohmann::ordered_json::parse(config_json(model));
+  if (dtype != DType::f32)
+    config["dtype"] = config["torch_dtype"] = dtype == DType::bf16 ? "bfloat16" : "float16";
+  const auto is_tokenizer = [](const fs::path& p) { return is_tokenizer_file(p.filename().string()); };
+  if (std::ranges::any_of(copied, is_tokenizer)) {
+    const std::string path = (fs::path(model.origin().folder) / "config.json").string();
+    const auto before = fs::exists(path) ? parse_json(read_text_file(path), path, JsonDialect::relaxed)
+                                         : nlohmann::json::object();
+    if (const auto found = before.find("tokenizer_class"); found != before.end())
+      config["tokenizer_class"] = *found;
+    else
+      config.erase("tokenizer_class");
+  }
+  return config.dump(2) + "\n";
+}
+
+/// Removes weights of an earlier model: a reader would prefer one file to several.
+void remove_other_weights(const fs::path& folder, std::size_t files) {
+  std::vector<std::string> names{files > 1 ? weight_index_name : ""};
+  for (std::size_t f = 0; f < files; ++f) names.push_back(weight_file_name(f, files));
+  const std::regex shard("model-[0-9]{5}-of-[0-9]{5}\\.safetensors");
+  std::vector<fs::path> others;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    const bool weights =
+        name == weight_file_name(0, 1) || name == weight_index_name || std::regex_match(name, shard);
+    if (weights && std::ranges::find(names, name) == names.end()) others.push_back(entry.path());
+  }
+  for (const fs::path& path : others) fs::remove(path);
 }
 
 }  // namespace
 
 void save_weights(const std::string& path, Module& module, Strategy& strategy, int rank, const Stream& stream,
                   const SaveOptions& options) {
-  NamedParameters parameters = module.named_parameters();
-  NamedBuffers buffers = persistent_buffers(module);
   WholeValues values(strategy, stream);
-  if (options.merge_lora)
-    for (const auto& [name, layer] : lora_layers(module)) {
-      values.merge(*layer);
-      std::erase_if(parameters, [l = layer](const auto& named) {
-        return named.second == &l->lora->a || named.second == &l->lora->b;
-      });
-    }
-  select_only(options.only, parameters, buffers);
-  write_file(path, parameters, buffers, values, rank, stream, options);
+  write_files(
+      contents_of(module, values, stream, options), [&](auto, auto) { return path; },
+      std::numeric_limits<std::uint64_t>::max(), strategy.communicator(), rank);
 }
 
 void save_parameters(const std::string& path, const NamedParameters& parameters, Strategy& strategy, int rank,
                      const Stream& stream, const SaveOptions& options) {
-  write_file(path, parameters, {}, WholeValues(strategy, stream), rank, stream, options);
+  const WholeValues values(strategy, stream);
+  write_files(
+      {parameters, {}, values, stream, options}, [&](auto, auto) { return path; },
+      std::numeric_limits<std::uint64_t>::max(), strategy.communicator(), rank);
 }
 
 void save_pretrained(const std::string& folder, LanguageModel& model, Strategy& strategy, int rank,
                      const Stream& stream, const SaveOptions& options) {
-  const std::filesystem::path path = folder;
-  if (rank == 0) make_folders(folder);
-  save_weights((path / "model.safetensors").string(), model, strategy, rank, stream, options);
-  if (rank != 0) return;
-  DurableFile file((path / "config.json").string());
-  file.write(config_json(model));
-  file.commit();
+  const fs::path path = folder;
+  check_on_all_ranks(strategy.communicator(), [&] {
+    if (rank == 0) make_folders(folder);
+  });
+  WholeValues values(strategy, stream);
+  write_files(
+      contents_of(model, values, stream, options),
+      [&](std::size_t file, std::size_t files) { return (path / weight_file_name(file, files)).string(); },
+      options.max_shard_size, strategy.communicator(), rank,
+      [&](const std::vector<SafetensorsSpec>& tensors, const std::vector<std::vector<std::size_t>>& files) {
+        if (files.size() > 1)
+          write_durably((path / weight_index_name).string(), weight_index(tensors, files));
+        const std::vector<fs::path> copied = files_beside(model.origin().folder);
+        write_durably((path / "config.json").string(), config_text(model, options.dtype, copied));
+        for (const fs::path& from : copied) copy_durably(from.string(), (path / from.filename()).string());
+        remove_other_weights(path, files.size());
+      });
 }
 
 }  // namespace rz

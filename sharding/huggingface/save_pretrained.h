@@ -1,11 +1,13 @@
 #pragma once
 /// Export of models in the format of Hugging Face.
 
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "autograd_lite/models/language_model.h"
+#include "comm/core/types.h"
 #include "comm/device/stream.h"
 
 namespace rz {
@@ -20,19 +22,27 @@ struct SaveOptions {
   /// Adds low-rank updates of LoRA to the weights (merge_lora()), as merge_and_unload() of PEFT: the file is
   /// of the model without LoRA. False: weights and updates are written as they are.
   bool merge_lora = true;
+  /// Of the parameters in the files: f32, or f16 or bf16, rounded to nearest even. Errc::diverged names a
+  /// value that overflows, unless `nonfinite`. Buffers keep their dtypes.
+  DType dtype = DType::f32;
+  /// Of save_pretrained(): bytes of the tensors of a file. A larger tensor has a file of its own.
+  std::uint64_t max_shard_size = 50'000'000'000;
 };
 
-/// Writes the parameters of a module that a strategy shards to a safetensors file, in f32, one at a time, and
-/// the persistent buffers of rank 0 in their dtypes, with their names from the module, as in PyTorch's
-/// state_dict(). Collective; rank 0 writes. Errc::diverged on every rank, naming the first element of a
-/// parameter that is not finite, unless `nonfinite` is set; an existing file is then unchanged.
-/// Errc::unsupported for parameters that are parts of tensors, Errc::invalid_argument for buffers without
-/// memory.
+/// Writes the parameters of a module that a strategy shards to a safetensors file, one at a time, and the
+/// persistent buffers of rank 0 in their dtypes, with their names from the module, as in PyTorch's
+/// state_dict(). Collective; rank 0 writes, and every rank returns when the file exists, or throws the error
+/// of rank 0. Errc::diverged, naming the first element of a parameter that is not finite, unless `nonfinite`
+/// is set; an existing file is then unchanged. Errc::unsupported for parameters that are parts of tensors,
+/// Errc::invalid_argument for buffers without memory, Errc::io for what cannot be written.
 void save_weights(const std::string& path, Module&, Strategy&, int rank, const Stream&,
                   const SaveOptions& = {});
 
-/// Writes model.safetensors, as save_weights(), and config.json to a folder, which is made. Hugging Face's
-/// from_pretrained() reads it.
+/// Writes model.safetensors, as save_weights(), or files of SaveOptions::max_shard_size with their index, and
+/// config.json to a folder, which is made; then it removes other files of weights with such names. Files of
+/// the tokenizer, chat_template.* and generation_config.json are copied from the folder of a
+/// language_model_from_config(), which may be the same. Each file appears complete. Hugging Face's
+/// from_pretrained() reads the folder. Collective, as save_weights().
 void save_pretrained(const std::string& folder, LanguageModel&, Strategy&, int rank, const Stream&,
                      const SaveOptions& = {});
 

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -151,6 +152,25 @@ void DurableFile::commit() {
   if (::rename(s.temporary.c_str(), s.path.c_str()) != 0) fail_on_disk(s.path, "cannot be given its name");
   s.temporary.clear();
   sync_folder(s.folder);
+}
+
+void write_durably(const std::string& path, std::string_view text) {
+  DurableFile file(path);
+  file.write(text);
+  file.commit();
+}
+
+void copy_durably(const std::string& from, const std::string& to) {
+  std::error_code absent;
+  if (fs::equivalent(from, to, absent)) return;
+  std::ifstream in(from, std::ios::binary);
+  require(in.good(), Errc::io, from, ": cannot be opened");
+  DurableFile out(to);
+  std::vector<char> block(std::size_t{1} << 20);
+  while (in.read(block.data(), static_cast<std::streamsize>(block.size())), in.gcount() > 0)
+    out.write(block.data(), static_cast<std::size_t>(in.gcount()));
+  require(in.eof(), Errc::io, from, ": cannot be read");
+  out.commit();
 }
 
 void make_folders(const std::string& path) {

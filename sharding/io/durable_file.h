@@ -42,6 +42,12 @@ class DurableFile {
   std::unique_ptr<State> state_;
 };
 
+/// Writes a text as a DurableFile.
+void write_durably(const std::string& path, std::string_view text);
+/// Copies a file, which becomes visible complete; `to` may be the same file. Errc::io names the file that
+/// cannot be read or written.
+void copy_durably(const std::string& from, const std::string& to);
+
 /// Removes temporary files of this path that killed processes left. The constructor does the same.
 void remove_stale_temporary_files(const std::string& path);
 

@@ -392,6 +392,8 @@ LoggingData Strategy::logging_data() const {
   return data;
 }
 
+Communicator& Strategy::communicator() const { return state_->runtime.communicator; }
+
 MemoryReport Strategy::memory() const {
   const State& s = *state_;
   MemoryReport report;

@@ -186,6 +186,8 @@ class Strategy {
   bool dropped() const;
 
   // ---- import and export
+  /// The ranks among which it trains.
+  Communicator& communicator() const;
   ParameterValues& values();
   const ParameterValues& values() const;
   /// sharding/strategy/optimizer_state.h

@@ -5,11 +5,13 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
 
 #include "autograd_lite/nn/init.h"
+#include "comm/core/math.h"
 #include "sharding/checkpoint/open_tensors.h"
 #include "sharding/checkpoint/safetensors.h"
 #include "sharding/huggingface/byte_tokenizer.h"
@@ -700,6 +702,167 @@ TEST_F(HuggingFace, NonfiniteWeightsAreSavedOnRequestOnly) {
     save_pretrained(path("model"), model, *strategy, rank, Stream(), {.nonfinite = true});
     comm.barrier().wait();
     EXPECT_NE(bytes_of(path("model/model.safetensors")), before);
+  });
+}
+
+// ---- what save_pretrained() writes beside f32 weights
+
+/// Of one rank or several, from the weights of a folder.
+void save_again(const std::string& from, const std::string& to, const SaveOptions& options = {},
+                int ranks = 1) {
+  run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
+    Communicator comm = Communicator::connect(rank, ranks, std::move(store));
+    const auto model = language_model_from_config(from);
+    const auto strategy = make_strategy(StrategyKind::zero3, *model, comm);
+    load_pretrained(*strategy, *model, from);
+    save_pretrained(to, *model, *strategy, rank, Stream(), options);
+    EXPECT_TRUE(fs::exists(fs::path(to) / "config.json")) << "on every rank, without a barrier";
+  });
+}
+
+std::map<std::string, std::vector<float>> values_in(const std::string& path) {
+  const TensorSource source = open_tensors(path);
+  std::map<std::string, std::vector<float>> all;
+  for (const TensorInfo& t : source.tensors()) {
+    all[t.name].resize(t.count);
+    source.read_f32(t, 0, all[t.name]);
+  }
+  return all;
+}
+
+std::set<std::string> names_in(const std::string& folder) {
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) names.insert(entry.path().filename().string());
+  return names;
+}
+
+TEST_F(HuggingFace, TheTokenizerAndPaddingOfTheSourceAreSavedAgain) {
+  Gpt2Config config = tiny;
+  config.pad_token_id = 7;
+  save_initial(path("source"), config, 3);
+  const std::set<std::string> copied{
+      "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json",
+      "merges.txt",     "tokenizer.model",       "chat_template.jinja",     "generation_config.json"};
+  for (const std::string& name : copied) put("source/" + name, concat("{\"", name, "\": \0\n}"));
+  put("source/README.md", "not copied");
+  save_again(path("source"), path("saved"), {}, 2);
+  std::set<std::string> expected = copied;
+  expected.insert({"config.json", "model.safetensors"});
+  EXPECT_EQ(names_in(path("saved")), expected);
+  for (const std::string& name : copied)
+    EXPECT_EQ(bytes_of(path("saved/" + name)), bytes_of(path("source/" + name)));
+  const auto json = nlohmann::json::parse(bytes_of(path("saved/config.json")));
+  EXPECT_EQ(json.at("pad_token_id"), 7);
+  EXPECT_EQ(json.at("tokenizer_class"), "PreTrainedTokenizerFast") << "as in the source";
+  // Over itself.
+  const std::string before = bytes_of(path("source/config.json"));
+  save_again(path("source"), path("source"));
+  expected.insert("README.md");
+  EXPECT_EQ(names_in(path("source")), expected);
+  for (const std::string& name : copied)
+    EXPECT_EQ(bytes_of(path("saved/" + name)), bytes_of(path("source/" + name)));
+  EXPECT_EQ(bytes_of(path("source/config.json")), before);
+  // A source that names no class has that of its model_type.
+  auto without = nlohmann::json::parse(before);
+  without.erase("tokenizer_class");
+  put("source/config.json", without.dump());
+  save_again(path("source"), path("saved"));
+  EXPECT_FALSE(nlohmann::json::parse(bytes_of(path("saved/config.json"))).contains("tokenizer_class"));
+
+  put("config.json", llama_config(R"(, "pad_token_id": 5, "eos_token_id": 3)"));
+  EXPECT_EQ(nlohmann::json::parse(to_json(read_llama_config(path("config.json")))).at("pad_token_id"), 5);
+}
+
+TEST_F(HuggingFace, WeightsAreSavedIn16BitsAndInShardsOnRequest) {
+  save_initial(path("f32"), tiny, 3);
+  const auto wide = values_in(path("f32"));
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    save_again(path("f32"), path("narrow"), {.dtype = dtype}, 2);
+    const auto json = nlohmann::json::parse(bytes_of(path("narrow/config.json")));
+    EXPECT_EQ(json.at("dtype"), dtype == DType::bf16 ? "bfloat16" : "float16");
+    EXPECT_EQ(json.at("torch_dtype"), json.at("dtype"));
+    const auto file = open_safetensors(path("narrow/model.safetensors"));
+    const auto narrow = values_in(path("narrow"));
+    ASSERT_EQ(narrow.size(), wide.size());
+    for (const auto& [name, values] : wide) {
+      EXPECT_EQ(file.find(name)->dtype, safetensors_name(dtype));
+      for (std::size_t i = 0; i < values.size(); ++i)
+        ASSERT_EQ(narrow.at(name)[i], dtype == DType::bf16 ? to_f32(from_f32<bf16>(values[i]))
+                                                           : to_f32(from_f32<f16>(values[i])));
+    }
+  }
+  EXPECT_FALSE(nlohmann::json::parse(bytes_of(path("f32/config.json"))).contains("dtype"));
+
+  save_again(path("f32"), path("shards"), {.max_shard_size = 4000}, 2);
+  const auto index = nlohmann::json::parse(bytes_of(path("shards/model.safetensors.index.json")));
+  std::set<std::string> files;
+  std::uint64_t bytes = 0;
+  for (const auto& [name, values] : wide) {
+    files.insert(index.at("weight_map").at(name).get<std::string>());
+    bytes += 4 * values.size();
+  }
+  EXPECT_EQ(index.at("metadata").at("total_size"), bytes);
+  EXPECT_GT(files.size(), 3u);
+  for (const std::string& name : files) {
+    const TensorSource file = open_safetensors(path("shards/" + name));
+    std::uint64_t in_file = 0;
+    for (const TensorInfo& t : file.tensors()) in_file += t.bytes;
+    EXPECT_TRUE(in_file <= 4000 || file.tensors().size() == 1) << name;
+  }
+  EXPECT_EQ(*files.begin(), concat("model-00001-of-0000", files.size(), ".safetensors"));
+  EXPECT_EQ(values_in(path("shards")), wide);
+  files.insert({"config.json", "model.safetensors.index.json"});
+  EXPECT_EQ(names_in(path("shards")), files);
+  // Weights of before do not stay.
+  save_again(path("shards"), path("shards"));
+  EXPECT_EQ(names_in(path("shards")), (std::set<std::string>{"config.json", "model.safetensors"}));
+  EXPECT_EQ(values_in(path("shards")), wide);
+  save_again(path("shards"), path("shards"), {.max_shard_size = 4000});
+  EXPECT_EQ(names_in(path("shards")), files);
+}
+
+TEST_F(HuggingFace, AValueThatOverflowsIsNamedOnEveryRank) {
+  run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+    Communicator comm = Communicator::connect(rank, 2, std::move(store));
+    Gpt2 model(tiny);
+    const auto strategy = make_strategy(StrategyKind::ddp, model, comm);
+    strategy->values().fill([&](const Parameter& p, Range elements, float* out) {
+      for (std::size_t i = elements.begin; i < elements.end; ++i)
+        *out++ = p.name == "transformer.ln_f.bias" && i == 3 ? 1e6f : 0.5f;
+    });
+    const Error e = error_of(
+        [&] { save_pretrained(path("model"), model, *strategy, rank, Stream(), {.dtype = DType::f16}); });
+    EXPECT_EQ(e.code(), Errc::diverged);
+    expect_parts(e.what(), {"transformer.ln_f.bias[3] is 1e+06, which overflows f16; choose bf16 or f32"});
+    save_pretrained(path("model"), model, *strategy, rank, Stream(),
+                    {.nonfinite = true, .dtype = DType::f16});
+    EXPECT_TRUE(std::isinf(values_in(path("model")).at("transformer.ln_f.bias")[3]));
+  });
+}
+
+/// The other ranks neither wait for the rank that writes, nor return.
+TEST_F(HuggingFace, WhatTheFirstRankCannotWriteIsAnErrorOnEveryRank) {
+  put("file", "is no folder");
+  fs::create_directories(path("model/config.json/folder"));          // found after the weights
+  fs::create_directories(path("weights/model.safetensors/folder"));  // when they are complete
+  run_ranks(3, [&](int rank, std::shared_ptr<Store> store) {
+    Communicator comm = Communicator::connect(rank, 3, std::move(store));
+    Gpt2 model(tiny);
+    const auto strategy = make_strategy(StrategyKind::zero3, model, comm);
+    strategy->values().fill(
+        [](const Parameter&, Range elements, float* out) { std::fill_n(out, elements.count(), 1); });
+    const auto start = std::chrono::steady_clock::now();
+    for (const auto& [folder, named] : {std::pair{"file", "file"},
+                                        {"model", "config.json"},
+                                        {"weights", "model.safetensors"},
+                                        {"file/below", "file"}}) {
+      const Error e = error_of([&] { save_pretrained(path(folder), model, *strategy, rank, Stream()); });
+      EXPECT_EQ(e.code(), Errc::io) << folder;
+      expect_parts(e.what(), {path(named == std::string("file") ? "file" : concat(folder, '/', named))});
+    }
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+    save_pretrained(path("good"), model, *strategy, rank, Stream());  // the ranks are in step
+    EXPECT_TRUE(fs::exists(path("good/config.json")));
   });
 }
 

@@ -312,6 +312,21 @@ TEST_F(Lora, ACheckpointResumesWithTheSameBits) {
   }
 }
 
+TEST_F(Lora, AnAdapterExistsOnReturnOrIsAnErrorOnEveryRank) {
+  const std::string good = folder_ / "good", bad = folder_ / "bad";
+  std::filesystem::create_directories(bad + "/adapter_config.json/folder");
+  Training training = run({{"target_modules", {"c_attn"}}, {"r", 2}});
+  training.steps = 0;
+  training.afterwards = [&](Engine& engine, LanguageModel&) {
+    const Error e = error_of([&] { engine.save_adapter(bad); });
+    EXPECT_EQ(e.code(), Errc::io);
+    EXPECT_NE(std::string(e.what()).find(bad + "/adapter_config.json"), std::string::npos) << e.what();
+    engine.save_adapter(good);
+    EXPECT_TRUE(std::filesystem::exists(good + "/adapter_config.json"));
+  };
+  train(training, 3, StrategyKind::zero3);
+}
+
 TEST_F(Lora, OptionsAreComparedOverTheRanks) {
   struct Case {
     LoraOptions of_last;

@@ -125,10 +125,11 @@ void save_model(const Options& o, Inputs& in, Engine& engine) {
   }
   if (!engine.world().is_main()) return;
   write_text(folder / "ds_config.json", resolved_json(in.ds));
-  // Text was read as bytes; what other tokens mean is not known.
+  // Text was read as bytes; what other tokens mean is not known, unless the folder of the model has a
+  // tokenizer.
   if (!o.data.empty() || (o.samples_only && o.sample)) {
     save_byte_tokenizer(o.save, in.model->facts().positions);
-  } else {
+  } else if (!std::filesystem::exists(std::filesystem::path(in.model->origin().folder) / "tokenizer.json")) {
     remove_byte_tokenizer(o.save);
   }
   std::printf("saved: %s\n", (folder / "model.safetensors").c_str());
