@@ -47,6 +47,9 @@ struct Parameter {
   /// zero-filled.
   bool grad_is_fresh = true;
   Initial initial{};
+  /// The file or folder whose values it has, as it was given to load_pretrained(), PretrainedWeights or
+  /// load_checkpoint(); empty: initial ones, or the program's.
+  std::string loaded_from{};
   ParameterHooks* hooks = nullptr;  ///< of its owner, not owned; null: none
 
   std::size_t count() const { return shape.count(); }

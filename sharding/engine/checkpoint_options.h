@@ -32,8 +32,9 @@ struct SaveCheckpointOptions {
   std::map<std::string, std::string> files;
   /// DIR/best names it, in place of another, once it is complete; save_total_limit does not remove it.
   bool best = false;
-  /// Leaves out parameters that are not trained, as the model that an adapter is for. A module that has
-  /// loaded them loads the checkpoint; they keep their values.
+  /// Leaves out parameters that are not trained, as the model that an adapter is for, and records the name of
+  /// the file or folder that they were loaded from. A module that has loaded them from one of this name loads
+  /// the checkpoint; they keep their values.
   bool exclude_frozen_parameters = false;
   /// Saves parameters and optimizer states that are not finite too, instead of Errc::diverged.
   bool nonfinite = false;
@@ -42,8 +43,8 @@ struct SaveCheckpointOptions {
 struct LoadCheckpointOptions {
   std::string tag;  ///< empty: the one that DIR/latest names; "best": that of DIR/best
   /// false: what the checkpoint lacks gets initial values, and what the model lacks is not read; updates of a
-  /// parameter without states are counted from 0 on. A checkpoint of which nothing is in the model is refused
-  /// all the same.
+  /// parameter without states are counted from 0 on; frozen weights that it leaves out may be others than
+  /// those that it was trained with. A checkpoint of which nothing is in the model is refused all the same.
   bool load_module_strict = true;
   bool load_optimizer_states = true;  ///< which are those of an optimizer of the same name
   bool load_module_only = false;      ///< the values of the model, and nothing else

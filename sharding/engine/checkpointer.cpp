@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <exception>
 #include <filesystem>
+#include <set>
 #include <utility>
 
 #include "comm/core/error.h"
@@ -13,6 +14,7 @@
 #include "sharding/checkpoint/checkpoint_folder.h"
 #include "sharding/checkpoint/checkpoint_reader.h"
 #include "sharding/checkpoint/deepspeed_weights.h"
+#include "sharding/checkpoint/model_tensors.h"
 #include "sharding/engine/signal_handler.h"
 #include "sharding/io/text.h"
 #include "sharding/parallel/rank_agreement.h"
@@ -72,6 +74,31 @@ void verify_share(const CheckpointReader& reader, int rank, int ranks) {
     reader.verify(f);
 }
 
+/// A name of weights that stays the same where their folder is moved.
+std::string weights_name(const std::string& given) {
+  fs::path path = fs::absolute(given).lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();
+  const std::string name = path.filename().string();
+  const bool of_any_model = name.starts_with("model") || name.starts_with("pytorch_model");
+  return of_any_model && path.has_extension() ? path.parent_path().filename().string() : name;
+}
+
+/// Where the selected parameters were loaded from.
+template <class F>
+std::vector<std::string> base_of(Module& module, const F& selected) {
+  std::set<std::string> names;
+  for (const auto& [name, p] : module.named_parameters())
+    if (!p->loaded_from.empty() && selected(name, *p)) names.insert(weights_name(p->loaded_from));
+  return {names.begin(), names.end()};
+}
+
+/// "'llama' and 'adapter'"
+std::string quoted(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += concat(text.empty() ? "'" : " and '", escaped(name), '\'');
+  return text;
+}
+
 /// Its states of optimizers are laid out for DeepSpeed.
 void refuse_deepspeed(const fs::path& folder) {
   require(!is_deepspeed_checkpoint(folder.string()), Errc::config, escaped(folder.string()),
@@ -86,6 +113,12 @@ std::uint64_t passes_before(const EngineState& s, std::int64_t accumulation) {
   const auto before = static_cast<std::uint64_t>(s.accumulation);
   if (s.accumulation == accumulation) return s.updates.passes;
   return ceil_div(s.updates.passes, before) * static_cast<std::uint64_t>(accumulation);
+}
+
+/// A checkpoint with all weights has those of its base.
+void mark_loaded(Module& module, const EngineState& saved, const std::string& path) {
+  const bool one = saved.base && saved.base->size() == 1;
+  for (Parameter* p : module.parameters()) p->loaded_from = one ? saved.base->front() : path;
 }
 
 }  // namespace
@@ -114,6 +147,7 @@ EngineState Checkpointer::state() const {
                 .config = parts_.config,
                 .trainer_state = to_json(trainer_)};
   for (const LauncherJob& job : jobs_of_launchers()) s.jobs.push_back(job.name);
+  s.base = base_of(parts_.module, [](const std::string&, const Parameter& p) { return !p.requires_grad; });
   if (!parts_.updates) return s;
   s.updates = parts_.updates->state();
   if (!parts_.updates->accumulation().fresh()) s.loaders = parts_.loaders->of_update();
@@ -194,6 +228,27 @@ void Checkpointer::check_seed(const EngineState& saved, const LoadCheckpointOpti
           ": the order of samples would be another; give the engine the same seed, or load the module only");
 }
 
+/// Frozen weights that the checkpoint leaves out are those that it was trained with.
+void Checkpointer::check_base(const EngineState& saved, const TensorSource& tensors,
+                              const LoadCheckpointOptions& o, const std::string& path) const {
+  if (!saved.without_frozen || !saved.base || !o.load_module_strict) return;
+  const auto own = base_of(parts_.module, [&](const std::string& name, const Parameter&) {
+    return !tensors.find(model_tensor(name));
+  });
+  if (own == *saved.base) return;
+  const auto describe = [](const std::vector<std::string>& names) {
+    return names.empty() ? std::string("that were loaded from no file") : concat("of ", quoted(names));
+  };
+  const std::string remedy =
+      saved.base->empty() ? "leave them as they are initially"
+                          : concat("load ", quoted(*saved.base),
+                                   " before, with load_model(), or for a run that "
+                                   "is resumed with load_pretrained() or EngineOptions::initial_values");
+  fail(Errc::config, escaped(path), ": has no frozen weights and was trained with those ",
+       describe(*saved.base), "; the model has weights ", describe(own), ": ", remedy,
+       "; LoadCheckpointOptions::load_module_strict = false takes others");
+}
+
 /// Equal names of states do not make them those of one rule. An engine without an optimizer saves none.
 void Checkpointer::check_optimizer(const OptimizerProgress& saved) const {
   const std::string own = parts_.updates->training().optimizer().name();
@@ -253,15 +308,17 @@ std::optional<LoadedCheckpoint> Checkpointer::load(const std::string& dir, const
     check_seed(saved, o);
     if (optimizer) check_optimizer(saved.optimizer);
     trainer = trainer_of(saved, index_file);
+    const TensorSource tensors = reader->tensors(TensorPart::all);
+    check_base(saved, tensors, o, loaded.path);
     loader.emplace(
-        reader->tensors(TensorPart::all), parts_.module,
-        optimizer ? &parts_.updates->training().optimizer() : nullptr,
+        tensors, parts_.module, optimizer ? &parts_.updates->training().optimizer() : nullptr,
         StateLoaderOptions{
             .strict = o.load_module_strict, .seed = parts_.seed, .without_frozen = saved.without_frozen});
   });
   if (parts_.updates) parts_.updates->drop_graph();
   if (o.verify) check_on_all_ranks(comm, [&] { verify_share(*reader, comm.rank(), comm.size()); });
   check_on_all_ranks(comm, [&] { loader->load(parts_.strategy, parts_.stream); });
+  if (!saved.without_frozen) mark_loaded(parts_.module, saved, loaded.path);
   if (optimizer) loaded.differences = describe_differences(saved, *loader);
   restore(saved, o, loader->without_states());
   if (parts_.updates && !o.load_module_only) trainer_ = trainer;

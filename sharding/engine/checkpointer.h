@@ -68,6 +68,8 @@ class Checkpointer {
   /// `without_states`: parameters for which the count of updates begins anew.
   void restore(const EngineState&, const LoadCheckpointOptions&,
                const std::vector<std::string>& without_states);
+  void check_base(const EngineState&, const TensorSource&, const LoadCheckpointOptions&,
+                  const std::string& path) const;
   void restore_optimizer(const OptimizerProgress&, const std::vector<std::string>& without_states);
 
   CheckpointedParts parts_;

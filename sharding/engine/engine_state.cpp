@@ -255,6 +255,7 @@ std::string to_json(const EngineState& s) {
            {"trainer_state", json::parse(s.trainer_state)},
            {"client_state", client_json(s.client_state)}};
   if (s.without_frozen) all["exclude_frozen_parameters"] = true;
+  if (s.base && (s.without_frozen || !s.base->empty())) all["base"] = *s.base;
   if (s.updates.training.scaler) all["loss_scaler"] = scaler_json(*s.updates.training.scaler);
   if (const auto& plateau = s.updates.training.plateau) all["plateau"] = plateau_json(*plateau);
   if (s.updates.expected_terms) all["expected_terms"] = *s.updates.expected_terms;
@@ -275,6 +276,11 @@ EngineState parse_engine_state(std::string_view text, const std::string& file) {
     for (const json& job : o.at("jobs"))
       if (job.is_string()) s.jobs.push_back(job.get<std::string>());
   s.without_frozen = o.boolean("exclude_frozen_parameters", false);
+  if (o.has("base") && o.at("base").is_array()) {
+    s.base.emplace();
+    for (const json& name : o.at("base"))
+      if (name.is_string()) s.base->push_back(name.get<std::string>());
+  }
   o.object("config");
   s.config = o.at("config").dump();
   o.object("trainer_state");

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -38,8 +39,10 @@ struct EngineState {
   UpdateLoop::State updates;
   OptimizerProgress optimizer;
   LoaderPositions::ByName loaders;
-  std::string config = "{}";         ///< JSON, resolved
-  bool without_frozen = false;       ///< parameters that were not trained are not in it
+  std::string config = "{}";    ///< JSON, resolved
+  bool without_frozen = false;  ///< parameters that were not trained are not in it
+  /// Names of the files or folders that these were loaded from; empty: none. Absent in old checkpoints.
+  std::optional<std::vector<std::string>> base{};
   std::string trainer_state = "{}";  ///< JSON of a TrainerState; empty object: none was saved
   ClientState client_state;
 };

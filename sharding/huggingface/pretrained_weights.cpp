@@ -66,7 +66,11 @@ struct PretrainedWeights::State {
   WeightNames names;
   std::uint64_t seed;
   bool nonfinite;
-  std::unordered_map<const Parameter*, const TensorInfo*> entries;
+  struct Entry {
+    const TensorInfo* tensor;
+    Parameter* parameter;
+  };
+  std::unordered_map<const Parameter*, Entry> entries;
   std::vector<std::pair<ModuleBuffer*, const TensorInfo*>> buffers;
   std::unordered_set<const Parameter*> initialized;  // parameters that are missing, or left out by `only`
   std::unordered_set<const Parameter*> updates;      // of LoRA, of which the files have none
@@ -94,7 +98,7 @@ PretrainedWeights::State::State(const std::string& path, Module& module, const L
   const TensorInfo* head = tied ? names.find(names.head()) : nullptr;
   find_unexpected(head, model);
   check(options.strict, model);
-  if (head) check_tied_head(*head, *entries.at(table));
+  if (head) check_tied_head(*head, *entries.at(table).tensor);
 }
 
 void PretrainedWeights::State::match(const std::vector<std::pair<std::string, Parameter*>>& parameters) {
@@ -104,7 +108,7 @@ void PretrainedWeights::State::match(const std::vector<std::pair<std::string, Pa
       missing.push_back(name);
       continue;
     }
-    entries[p] = entry;
+    entries[p] = {entry, p};
     initialized.erase(p);
     if (const std::string why = mismatch(*entry, p->global_shape()); !why.empty()) mismatched.push_back(why);
     transposed += is_transposed(*entry, p->global_shape());
@@ -219,8 +223,10 @@ void PretrainedWeights::read(const Parameter& p, Range elements, float* out) con
   const auto found = state_->entries.find(&p);
   require(found != state_->entries.end(), Errc::invalid_argument, p.name,
           " is not a parameter of the module whose weights are read");
-  read_parameter(state_->files, *found->second, p, elements, out);
-  state_->require_finite(p, *found->second, elements.begin, {out, elements.count()});
+  const TensorInfo& tensor = *found->second.tensor;
+  read_parameter(state_->files, tensor, p, elements, out);
+  state_->require_finite(p, tensor, elements.begin, {out, elements.count()});
+  found->second.parameter->loaded_from = state_->files.path();
 }
 
 void PretrainedWeights::read_buffers(const Stream& stream) const {

@@ -312,6 +312,55 @@ TEST_F(Lora, ACheckpointResumesWithTheSameBits) {
   }
 }
 
+TEST_F(Lora, ACheckpointWithoutFrozenWeightsNamesThoseThatItWasTrainedWith) {
+  const std::string checkpoint = folder_ / "checkpoint";
+  std::filesystem::create_directories(folder_ / "base");
+  for (const std::string name : {"base/model.safetensors", "other.safetensors"}) {
+    const auto m = model();
+    allocate_parameters(*m);
+    init_parameters(*m, name.size());
+    test::run_ranks(1, [&](int rank, std::shared_ptr<Store> store) {
+      Communicator comm = Communicator::connect(rank, 1, std::move(store));
+      const auto strategy = make_strategy(StrategyKind::ddp, *m, comm);
+      save_weights(folder_ / name.c_str(), *m, *strategy, rank, {});
+    });
+  }
+  Training training = run({{"target_modules", {"c_attn"}}, {"r", 2}});
+  training.weights = folder_ / "base";
+  training.steps = 1;
+  training.afterwards = [&](Engine& engine, LanguageModel&) {
+    engine.save_checkpoint(checkpoint, {.exclude_frozen_parameters = true});
+  };
+  train(training, 2, StrategyKind::zero3);
+  training.steps = 0;
+  training.afterwards = {};
+  const auto load = [&](const std::string& weights, const std::string& named, bool strict = true) {
+    training.weights = weights;
+    training.before = [&](Engine& engine, LanguageModel&) {
+      const LoadCheckpointOptions options{.load_module_strict = strict};
+      if (named.empty()) {
+        EXPECT_TRUE(engine.load_checkpoint(checkpoint, options).has_value());
+        return;
+      }
+      const Error e = error_of([&] { engine.load_checkpoint(checkpoint, options); });
+      EXPECT_EQ(e.code(), Errc::config);
+      EXPECT_EQ(e.what(), concat(checkpoint,
+                                 "/global_step1: has no frozen weights and was trained with those of "
+                                 "'base'; the model has weights ",
+                                 named,
+                                 ": load 'base' before, with load_model(), or for a run that is resumed with "
+                                 "load_pretrained() or EngineOptions::initial_values; "
+                                 "LoadCheckpointOptions::load_module_strict = false takes others"));
+    };
+    train(training, 2, StrategyKind::zero3);
+  };
+  load(folder_ / "base", "");
+  load(folder_ / "base/model.safetensors", "");
+  load(folder_ / "other.safetensors", "of 'other.safetensors'");
+  load("", "that were loaded from no file");
+  load(folder_ / "other.safetensors", "", /*strict=*/false);
+}
+
 TEST_F(Lora, AnAdapterExistsOnReturnOrIsAnErrorOnEveryRank) {
   const std::string good = folder_ / "good", bad = folder_ / "bad";
   std::filesystem::create_directories(bad + "/adapter_config.json/folder");
