@@ -9,6 +9,7 @@
 
 #include "sharding/engine/engine.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/support/engine.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 
@@ -375,5 +376,189 @@ TEST(CancelledUpdates, AreLeftOutOfAJoin) {
       });
 }
 
+// ---- of engines
+
+namespace engines {
+
+using test::engine::Batch;
+using test::engine::batch;
+using test::engine::Batches;
+using test::engine::config;
+using test::engine::in_world;
+using test::engine::Net;
+using test::engine::options;
+using test::engine::values_of;
+
+TEST(FailedUpdates, ACancelledUpdateLeavesNothingBehind) {
+  in_world(2, [](World& world) {
+    const auto run = [&](bool fails) {
+      Net net;
+      auto engine = initialize(world, net, options(config(2)));
+      net.eval();
+      Batches batches{world.rank(), world.size(), 4};
+      for (int u = 0; u < 3; ++u) {
+        if (fails && u == 1) {
+          const Batch b = batch(50, 4);
+          engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
+          engine.step();
+          net(engine.tape(), b.x);  // and then an error
+          engine.cancel_update();
+        }
+        for (int m = 0; m < 3; ++m) {
+          const Batch& b = batches.next();
+          engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
+          engine.step();
+        }
+      }
+      return values_of(engine.strategy(), net);
+    };
+    EXPECT_EQ(run(true), run(false));
+  });
+}
+
+TEST(FailedUpdates, GradientsThatAreNotFiniteAreAnErrorInF32) {
+  in_world(2, [](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options(R"({"train_micro_batch_size_per_gpu": 4,
+        "optimizer": {"type": "SGD"}})"));
+    const std::vector<float> before = values_of(engine.strategy(), net);
+    Batch b = batch(0, 4);
+    b.x.data<float>()[0] = NAN;
+    engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
+    EXPECT_EQ(test::error_of([&] { engine.step(); }).code(), Errc::diverged);
+    EXPECT_TRUE(engine.report().skipped);
+    EXPECT_EQ(values_of(engine.strategy(), net), before);
+    const Batch good = batch(0, 4);
+    engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), good.x), good.y));
+    EXPECT_TRUE(engine.step());
+    EXPECT_TRUE(std::isfinite(engine.report().grad_norm));
+  });
+}
+
+/// Updates of a model in bf16 whose batch is not finite on the ranks that `bad` selects.
+template <class Bad>
+Error diverged_update(World& world, Engine& engine, Net& net, const Bad& bad) {
+  Batch b = batch(0, 4);
+  if (bad(world.rank())) b.x.data<float>()[0] = NAN;
+  return test::error_of([&] {
+    engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
+    engine.step();
+  });
+}
+
+TEST(FailedUpdates, ALossThatIsNotFiniteIsAnErrorInEachPrecision) {
+  in_world(3, [](World& world) {
+    for (const char* precision : {"", R"("bf16": {"enabled": true},)", R"("fp16": {"enabled": true},)"}) {
+      Net net;
+      auto engine = initialize(world, net,
+                               options(concat(R"({"train_micro_batch_size_per_gpu": 4, )", precision,
+                                              R"("optimizer": {"type": "SGD"}})")));
+      const std::vector<float> before = values_of(engine.strategy(), net);
+      const Error one = diverged_update(world, engine, net, [](int rank) { return rank == 1; });
+      EXPECT_EQ(one.code(), Errc::diverged);
+      EXPECT_EQ(one.culprit(), 1);
+      EXPECT_NE(std::string(one.what())
+                    .find("update 0: the loss of rank 1 is not finite, and the parameters are as before"),
+                std::string::npos)
+          << one.what();
+      const Error two = diverged_update(world, engine, net, [](int rank) { return rank != 1; });
+      EXPECT_EQ(two.culprit(), -1);
+      EXPECT_NE(std::string(two.what()).find("the losses of ranks 0, 2 are not finite"), std::string::npos)
+          << two.what();
+      const Error all = diverged_update(world, engine, net, [](int) { return true; });
+      EXPECT_NE(std::string(all.what()).find("update 2: the loss is not finite"), std::string::npos)
+          << all.what();
+      EXPECT_EQ(values_of(engine.strategy(), net), before);
+      EXPECT_EQ(engine.report().skipped_steps, 3);
+    }
+  });
+}
+
+/// A constant in a loss has no gradient.
+TEST(FailedUpdates, ALossThatIsNotFiniteEndsARunWhoseGradientsAreFinite) {
+  in_world(3, [](World& world) {
+    for (const int stage : {0, 1, 2, 3})
+      for (const char* precision : {"", R"("bf16": {"enabled": true},)", R"("fp16": {"enabled": true},)"})
+        for (const float bad : {NAN, INFINITY}) {
+          Net net;
+          auto engine = initialize(
+              world, net,
+              options(concat(R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, )",
+                             precision, R"("zero_optimization": {"stage": )", stage,
+                             R"(}, "optimizer": {"type": "SGD"}})")));
+          const std::vector<float> before = values_of(engine.strategy(), net);
+          const auto update = [&](float constant) {
+            for (int m = 0; m < 2; ++m) {
+              const Batch b = batch(0, 4);
+              Tape& t = engine.tape();
+              Tensor value = Tensor::zeros({});
+              *value.data<float>() = m == 0 && world.rank() == 1 ? constant : 1;
+              engine.backward(nn::cross_entropy(t, net(t, b.x), b.y) + t.constant(value));
+              engine.step();
+            }
+          };
+          const Error e = test::error_of([&] { update(bad); });
+          EXPECT_EQ(e.code(), Errc::diverged);
+          EXPECT_EQ(e.culprit(), 1);
+          EXPECT_NE(std::string(e.what()).find("the loss of rank 1 is not finite"), std::string::npos)
+              << e.what();
+          EXPECT_EQ(values_of(engine.strategy(), net), before);
+          update(1);
+          EXPECT_FALSE(engine.report().skipped);
+          EXPECT_TRUE(std::isfinite(engine.report().grad_norm));
+        }
+  });
+}
+
+TEST(FailedUpdates, SkippedUpdatesInARowAreAnError) {
+  in_world(2, [](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options(R"({"train_micro_batch_size_per_gpu": 4,
+        "bf16": {"enabled": true}, "optimizer": {"type": "SGD"}, "ringzero": {"max_skipped_updates": 3}})"));
+    const auto update = [&](double factor) {
+      const Batch b = batch(0, 4);
+      Tape& t = engine.tape();
+      engine.backward(factor * nn::cross_entropy(t, net(t, b.x), b.y));
+      engine.step();
+    };
+    const double huge = 1e200;  // beyond f32, in which gradients are; the loss is a finite f64
+    for (int i = 0; i < 2; ++i) update(huge);
+    EXPECT_EQ(engine.report().skipped_steps, 2);
+    update(1);
+    EXPECT_FALSE(engine.report().skipped);
+    for (int i = 0; i < 2; ++i) update(huge);
+    const Error e = test::error_of([&] { update(huge); });
+    EXPECT_EQ(e.code(), Errc::diverged);
+    EXPECT_EQ(e.culprit(), -1);
+    EXPECT_NE(std::string(e.what()).find("not finite in 3 updates in a row (ringzero.max_skipped_updates)"),
+              std::string::npos)
+        << e.what();
+  });
+}
+
+TEST(FailedUpdates, AnOverflowInF16SkipsTheStepAndLowersTheScale) {
+  in_world(2, [](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options(R"({"train_micro_batch_size_per_gpu": 4,
+        "fp16": {"enabled": true, "initial_scale_power": 30, "hysteresis": 1},
+        "optimizer": {"type": "SGD"}})"));
+    const std::vector<float> before = values_of(engine.strategy(), net);
+    Batch b = batch(0, 4);
+    engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
+    EXPECT_TRUE(engine.step());
+    EXPECT_TRUE(engine.report().skipped);
+    EXPECT_EQ(engine.report().loss_scale, 0x1p30);
+    EXPECT_EQ(engine.report().skipped_steps, 1);
+    EXPECT_EQ(values_of(engine.strategy(), net), before);
+    for (int u = 0; u < 20 && engine.report().skipped; ++u) {
+      engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
+      engine.step();
+    }
+    EXPECT_FALSE(engine.report().skipped);
+    EXPECT_LT(engine.report().loss_scale, 0x1p30);
+  });
+}
+
+}  // namespace engines
 }  // namespace
 }  // namespace rz

@@ -19,62 +19,22 @@
 #include "sharding/engine/update_reports.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/support/engine.h"
 #include "tests/support/error_of.h"
-#include "tests/support/ranks.h"
 
 namespace rz {
 namespace {
 
-constexpr std::size_t in = 6, hidden = 16, classes = 5;
-
-struct Net : Module {
-  nn::Linear fc1{*this, "fc1", in, hidden}, fc2{*this, "fc2", hidden, classes};
-  nn::Dropout drop{*this, "drop", 0.2};
-  Var operator()(Tape& t, const Tensor& x) { return fc2(t, drop(t, nn::gelu(t, fc1(t, x)))); }
-};
-
-/// Samples that are a function of their number. Every fifth target is ignored.
-struct Batch {
-  Tensor x, y;
-};
-Batch batch(std::uint64_t number, std::size_t rows) {
-  Batch b{Tensor::empty({rows, in}), Tensor::empty({rows}, DType::i32)};
-  for (std::size_t i = 0; i < rows; ++i) {
-    const std::uint64_t sample = number * rows + i;
-    double total = 0;
-    for (std::size_t c = 0; c < in; ++c) {
-      const double x = random_uniform(3, "x", sample * in + c) - 0.5;
-      b.x.data<float>()[i * in + c] = static_cast<float>(x);
-      total += x * static_cast<double>(c + 1);
-    }
-    b.y.data<std::int32_t>()[i] =
-        sample % 5 == 4 ? -100 : static_cast<std::int32_t>(std::abs(std::lround(total * 3)) % classes);
-  }
-  return b;
-}
-
-/// The micro-batches of a rank, one after another.
-struct Batches {
-  int rank, ranks;
-  std::size_t rows;
-  std::uint64_t made = 0;
-  std::vector<Batch> live{4};
-  Batch& next() {
-    Batch& to = live[made % live.size()];
-    to = batch(made++ * static_cast<std::uint64_t>(ranks) + static_cast<std::uint64_t>(rank), rows);
-    return to;
-  }
-};
-
-std::string config(int stage, const std::string& more = "") {
-  return concat(R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 3,
-                    "gradient_clipping": 0.5,
-                    "optimizer": {"type": "AdamW", "params": {"lr": 0.02, "weight_decay": 0.1}},
-                    "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 12, "warmup_num_steps": 4,
-                                  "warmup_max_lr": 0.02}},
-                    "zero_optimization": {"stage": )",
-                stage, R"(, "stage3_param_persistence_threshold": 0})", more, "}");
-}
+using test::engine::Batch;
+using test::engine::batch;
+using test::engine::Batches;
+using test::engine::classes;
+using test::engine::config;
+using test::engine::in;
+using test::engine::in_world;
+using test::engine::Net;
+using test::engine::options;
+using test::engine::values_of;
 
 struct Trained {
   std::vector<double> losses, norms, rates;
@@ -82,18 +42,7 @@ struct Trained {
   bool operator==(const Trained&) const = default;
 };
 
-std::vector<float> values_of(Strategy& strategy, Module& module) {
-  std::vector<float> out;
-  for (const Parameter* p : module.parameters()) {
-    const Tensor value = strategy.values().whole(*p);
-    out.insert(out.end(), value.data<float>(), value.data<float>() + value.count());
-  }
-  return out;
-}
-
 constexpr int updates = 8;
-EngineOptions options(std::string config) { return {.config = std::move(config), .seed = 7, .log = nullptr}; }
-
 void record(Engine& engine, Trained& out) {
   out.losses.push_back(engine.loss());
   out.norms.push_back(engine.report().grad_norm);
@@ -170,13 +119,6 @@ Trained by_hand(World& world, StrategyKind kind) {
   }
   out.values = values_of(*strategy, net);
   return out;
-}
-
-void in_world(int ranks, const std::function<void(World&)>& body) {
-  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    World world(Communicator::connect(rank, ranks, std::move(store)));
-    body(world);
-  });
 }
 
 TEST(Engine, HasTheBitsOfALoopByHandInEveryStage) {
@@ -509,179 +451,6 @@ TEST(Engine, EvaluationUsesNoDropoutAndLeavesTrainingAsItWas) {
   });
 }
 
-TEST(Engine, ACancelledUpdateLeavesNothingBehind) {
-  in_world(2, [](World& world) {
-    const auto run = [&](bool fails) {
-      Net net;
-      auto engine = initialize(world, net, options(config(2)));
-      net.eval();
-      Batches batches{world.rank(), world.size(), 4};
-      for (int u = 0; u < 3; ++u) {
-        if (fails && u == 1) {
-          const Batch b = batch(50, 4);
-          engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
-          engine.step();
-          net(engine.tape(), b.x);  // and then an error
-          engine.cancel_update();
-        }
-        for (int m = 0; m < 3; ++m) {
-          const Batch& b = batches.next();
-          engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
-          engine.step();
-        }
-      }
-      return values_of(engine.strategy(), net);
-    };
-    EXPECT_EQ(run(true), run(false));
-  });
-}
-
-TEST(Engine, GradientsThatAreNotFiniteAreAnErrorInF32) {
-  in_world(2, [](World& world) {
-    Net net;
-    auto engine = initialize(world, net, options(R"({"train_micro_batch_size_per_gpu": 4,
-        "optimizer": {"type": "SGD"}})"));
-    const std::vector<float> before = values_of(engine.strategy(), net);
-    Batch b = batch(0, 4);
-    b.x.data<float>()[0] = NAN;
-    engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
-    EXPECT_EQ(test::error_of([&] { engine.step(); }).code(), Errc::diverged);
-    EXPECT_TRUE(engine.report().skipped);
-    EXPECT_EQ(values_of(engine.strategy(), net), before);
-    const Batch good = batch(0, 4);
-    engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), good.x), good.y));
-    EXPECT_TRUE(engine.step());
-    EXPECT_TRUE(std::isfinite(engine.report().grad_norm));
-  });
-}
-
-/// Updates of a model in bf16 whose batch is not finite on the ranks that `bad` selects.
-template <class Bad>
-Error diverged_update(World& world, Engine& engine, Net& net, const Bad& bad) {
-  Batch b = batch(0, 4);
-  if (bad(world.rank())) b.x.data<float>()[0] = NAN;
-  return test::error_of([&] {
-    engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
-    engine.step();
-  });
-}
-
-TEST(Engine, ALossThatIsNotFiniteIsAnErrorInEachPrecision) {
-  in_world(3, [](World& world) {
-    for (const char* precision : {"", R"("bf16": {"enabled": true},)", R"("fp16": {"enabled": true},)"}) {
-      Net net;
-      auto engine = initialize(world, net,
-                               options(concat(R"({"train_micro_batch_size_per_gpu": 4, )", precision,
-                                              R"("optimizer": {"type": "SGD"}})")));
-      const std::vector<float> before = values_of(engine.strategy(), net);
-      const Error one = diverged_update(world, engine, net, [](int rank) { return rank == 1; });
-      EXPECT_EQ(one.code(), Errc::diverged);
-      EXPECT_EQ(one.culprit(), 1);
-      EXPECT_NE(std::string(one.what())
-                    .find("update 0: the loss of rank 1 is not finite, and the parameters are as before"),
-                std::string::npos)
-          << one.what();
-      const Error two = diverged_update(world, engine, net, [](int rank) { return rank != 1; });
-      EXPECT_EQ(two.culprit(), -1);
-      EXPECT_NE(std::string(two.what()).find("the losses of ranks 0, 2 are not finite"), std::string::npos)
-          << two.what();
-      const Error all = diverged_update(world, engine, net, [](int) { return true; });
-      EXPECT_NE(std::string(all.what()).find("update 2: the loss is not finite"), std::string::npos)
-          << all.what();
-      EXPECT_EQ(values_of(engine.strategy(), net), before);
-      EXPECT_EQ(engine.report().skipped_steps, 3);
-    }
-  });
-}
-
-/// A constant in a loss has no gradient.
-TEST(Engine, ALossThatIsNotFiniteEndsARunWhoseGradientsAreFinite) {
-  in_world(3, [](World& world) {
-    for (const int stage : {0, 1, 2, 3})
-      for (const char* precision : {"", R"("bf16": {"enabled": true},)", R"("fp16": {"enabled": true},)"})
-        for (const float bad : {NAN, INFINITY}) {
-          Net net;
-          auto engine = initialize(
-              world, net,
-              options(concat(R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, )",
-                             precision, R"("zero_optimization": {"stage": )", stage,
-                             R"(}, "optimizer": {"type": "SGD"}})")));
-          const std::vector<float> before = values_of(engine.strategy(), net);
-          const auto update = [&](float constant) {
-            for (int m = 0; m < 2; ++m) {
-              const Batch b = batch(0, 4);
-              Tape& t = engine.tape();
-              Tensor value = Tensor::zeros({});
-              *value.data<float>() = m == 0 && world.rank() == 1 ? constant : 1;
-              engine.backward(nn::cross_entropy(t, net(t, b.x), b.y) + t.constant(value));
-              engine.step();
-            }
-          };
-          const Error e = test::error_of([&] { update(bad); });
-          EXPECT_EQ(e.code(), Errc::diverged);
-          EXPECT_EQ(e.culprit(), 1);
-          EXPECT_NE(std::string(e.what()).find("the loss of rank 1 is not finite"), std::string::npos)
-              << e.what();
-          EXPECT_EQ(values_of(engine.strategy(), net), before);
-          update(1);
-          EXPECT_FALSE(engine.report().skipped);
-          EXPECT_TRUE(std::isfinite(engine.report().grad_norm));
-        }
-  });
-}
-
-/// Momentum and weight decay would move the parameters.
-TEST(Engine, AnUpdateWithoutTermsIsSkipped) {
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> log(std::tmpfile(), std::fclose);
-  in_world(2, [&](World& world) {
-    for (const int stage : {0, 1, 2, 3})
-      for (const char* precision : {"", R"(, "fp16": {"enabled": true, "initial_scale_power": 8})"}) {
-        Net net;
-        auto o = options(concat(R"({"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": )",
-                                stage, R"(}, "optimizer": {"type": "SGD", "params": {"lr": 0.5,
-                        "momentum": 0.9, "weight_decay": 0.1}}, "ringzero": {"max_skipped_updates": 3})",
-                                precision, "}"));
-        const bool logs = stage == 0 && *precision == 0;
-        if (logs) o.log = log.get();
-        auto engine = initialize(world, net, std::move(o));
-        const auto update = [&](bool terms) {
-          const Batch b = batch(0, 4);
-          if (!terms || world.rank() == 1) std::fill_n(b.y.data<std::int32_t>(), 4, -100);
-          Tape& t = engine.tape();
-          engine.backward(nn::cross_entropy(t, net(t, b.x), b.y));
-          engine.step();
-        };
-        update(true);
-        EXPECT_FALSE(engine.report().skipped);
-        const std::vector<float> before = values_of(engine.strategy(), net);
-        const double scale = engine.report().loss_scale;
-        for (int i = 1; i < 3; ++i) {
-          update(false);
-          EXPECT_TRUE(engine.report().skipped);
-          EXPECT_TRUE(engine.report().without_terms);
-          EXPECT_EQ(engine.report().skipped_steps, i);
-          EXPECT_EQ(engine.report().grad_norm, 0);
-        }
-        const Error e = test::error_of([&] { update(false); });
-        EXPECT_EQ(e.code(), Errc::diverged);
-        EXPECT_NE(std::string(e.what()).find("no update was made in 3 updates in a row"), std::string::npos)
-            << e.what();
-        EXPECT_EQ(values_of(engine.strategy(), net), before);
-        EXPECT_EQ(engine.optimizer().updates(), 1);
-        update(true);
-        EXPECT_FALSE(engine.report().without_terms);
-        EXPECT_EQ(engine.report().loss_scale, scale);
-        EXPECT_NE(values_of(engine.strategy(), net), before);
-      }
-  });
-  std::rewind(log.get());
-  std::string printed(100'000, '\0');
-  printed.resize(std::fread(printed.data(), 1, printed.size(), log.get()));
-  const std::size_t line = printed.find("warning: step 2: no rank has counted a term");
-  EXPECT_NE(line, std::string::npos) << printed;
-  EXPECT_EQ(printed.find("no rank has counted", line + 40), std::string::npos) << printed;
-}
-
 /// train_batch() leaves no gradients to what comes after it.
 TEST(Engine, PassesAndErrorsAfterTrainBatchBeginAnUpdate) {
   in_world(2, [](World& world) {
@@ -743,170 +512,6 @@ TEST(Engine, MicroBatchesThatFillNoUpdateAreReported) {
   }
 }
 
-TEST(Engine, SkippedUpdatesInARowAreAnError) {
-  in_world(2, [](World& world) {
-    Net net;
-    auto engine = initialize(world, net, options(R"({"train_micro_batch_size_per_gpu": 4,
-        "bf16": {"enabled": true}, "optimizer": {"type": "SGD"}, "ringzero": {"max_skipped_updates": 3}})"));
-    const auto update = [&](double factor) {
-      const Batch b = batch(0, 4);
-      Tape& t = engine.tape();
-      engine.backward(factor * nn::cross_entropy(t, net(t, b.x), b.y));
-      engine.step();
-    };
-    const double huge = 1e200;  // beyond f32, in which gradients are; the loss is a finite f64
-    for (int i = 0; i < 2; ++i) update(huge);
-    EXPECT_EQ(engine.report().skipped_steps, 2);
-    update(1);
-    EXPECT_FALSE(engine.report().skipped);
-    for (int i = 0; i < 2; ++i) update(huge);
-    const Error e = test::error_of([&] { update(huge); });
-    EXPECT_EQ(e.code(), Errc::diverged);
-    EXPECT_EQ(e.culprit(), -1);
-    EXPECT_NE(std::string(e.what()).find("not finite in 3 updates in a row (ringzero.max_skipped_updates)"),
-              std::string::npos)
-        << e.what();
-  });
-}
-
-TEST(Engine, AScalarLossIsReportedAsOneTermOfEachPass) {
-  in_world(2, [](World& world) {
-    Net net;
-    net.eval();
-    auto engine = initialize(world, net, options(R"({"train_micro_batch_size_per_gpu": 4,
-        "gradient_accumulation_steps": 2, "optimizer": {"type": "SGD"}})"));
-    std::vector<Mean> losses;
-    for (int m = 0; m < 2; ++m) {
-      const Batch b = batch(static_cast<std::uint64_t>(2 * m + world.rank()), 4);
-      Tape& t = engine.tape();
-      const Var loss = nn::mse(t, net(t, b.x), Tensor::zeros({4, classes}));
-      losses.push_back(engine.item(loss));
-      engine.backward(loss);
-      engine.step();
-    }
-    EXPECT_EQ(engine.loss(), engine.mean(losses));
-    const Tensor counts = Tensor::zeros({2}, DType::f64);
-    counts.data<double>()[0] = 3, counts.data<double>()[1] = 4;
-    EXPECT_EQ(engine.item(counts).value(), 0.75);
-    EXPECT_STREQ(test::error_of([&] { engine.item(Tensor::zeros({2})); }).what(),
-                 "item() of a tensor of f32 and shape [2], expected f64 [2], a sum and its number of terms");
-    EXPECT_EQ(step_line({}, std::nullopt), "step 1: loss without terms, lr 0, grad_norm 0, 0.0 ms");
-    EXPECT_EQ(step_line({}, Mean{-NAN, 2}.value()), "step 1: loss nan, lr 0, grad_norm 0, 0.0 ms");
-  });
-}
-
-TEST(Engine, AnOverflowInF16SkipsTheStepAndLowersTheScale) {
-  in_world(2, [](World& world) {
-    Net net;
-    auto engine = initialize(world, net, options(R"({"train_micro_batch_size_per_gpu": 4,
-        "fp16": {"enabled": true, "initial_scale_power": 30, "hysteresis": 1},
-        "optimizer": {"type": "SGD"}})"));
-    const std::vector<float> before = values_of(engine.strategy(), net);
-    Batch b = batch(0, 4);
-    engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
-    EXPECT_TRUE(engine.step());
-    EXPECT_TRUE(engine.report().skipped);
-    EXPECT_EQ(engine.report().loss_scale, 0x1p30);
-    EXPECT_EQ(engine.report().skipped_steps, 1);
-    EXPECT_EQ(values_of(engine.strategy(), net), before);
-    for (int u = 0; u < 20 && engine.report().skipped; ++u) {
-      engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
-      engine.step();
-    }
-    EXPECT_FALSE(engine.report().skipped);
-    EXPECT_LT(engine.report().loss_scale, 0x1p30);
-  });
-}
-
-TEST(Engine, ASchedulePerEpochAdvancesWithEpochs) {
-  in_world(1, [](World& world) {
-    Net net;
-    EngineOptions o = options(config(0));
-    o.lr_schedule = CosineAnnealingLr{.t_max = 4, .eta_min = 0};
-    o.schedule_unit = ScheduleUnit::epoch;
-    auto engine = initialize(world, net, std::move(o));
-    Batches batches{0, 1, 4};
-    std::vector<double> rates;
-    const auto forward = [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b.x), b.y); };
-    for (int epoch = 0; epoch < 3; ++epoch) {
-      for (int u = 0; u < 2; ++u) rates.push_back(engine.train_batch(batches, forward).lr);
-      engine.end_epoch();
-    }
-    EXPECT_EQ(rates[0], rates[1]);
-    EXPECT_EQ(rates[2], rates[3]);
-    EXPECT_EQ(rates[0], 0.02);
-    EXPECT_NEAR(rates[4], 0.01, 1e-12);
-  });
-}
-
-/// Beta 1 moves from 0.9 to 0.8 and back while the rate goes up and down, as by hand with the same betas.
-TEST(Engine, OneCycleMovesTheBetasOfAdam) {
-  in_world(1, [](World& world) {
-    const OneCycle schedule{.min_lr = 1e-3, .max_lr = 1e-2, .first_step_size = 3};
-    const auto forward = [](Net& net) {
-      return [&net](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b.x), b.y); };
-    };
-    const auto run = [&](bool by_hand) {
-      Net net;
-      EngineOptions o = options(R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "Adam"}})");
-      if (!by_hand) o.lr_schedule = schedule;
-      auto engine = initialize(world, net, std::move(o));
-      Batches batches{0, 1, 4};
-      for (std::int64_t u = 0; u < 6; ++u) {
-        if (by_hand) {
-          engine.optimizer().set_learning_rate(learning_rate(schedule, u, {.base_lr = 1e-3}));
-          engine.optimizer().set_betas(0, scheduled_betas(schedule, u).value());
-        }
-        engine.train_batch(batches, forward(net));
-      }
-      return values_of(engine.strategy(), net);
-    };
-    EXPECT_EQ(run(false), run(true));
-    Net net;
-    EngineOptions fixed = options(R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "Adam"}})");
-    OneCycle rates_only = schedule;
-    rates_only.cycle_momentum = false;
-    fixed.lr_schedule = rates_only;
-    auto engine = initialize(world, net, std::move(fixed));
-    Batches batches{0, 1, 4};
-    for (int u = 0; u < 6; ++u) engine.train_batch(batches, forward(net));
-    EXPECT_NE(values_of(engine.strategy(), net), run(true));
-  });
-}
-
-TEST(Engine, OnlyAPlateauTakesAMetricAndOnlyBetweenUpdates) {
-  in_world(1, [](World& world) {
-    Net net;
-    auto engine = initialize(world, net, options(config(0)));
-    EXPECT_EQ(std::string(test::error_of([&] { engine.lr_scheduler_step(1); }).what()),
-              "lr_scheduler_step(): the schedule is WarmupDecayLR, which counts updates by itself; only "
-              "ReduceLROnPlateau takes a metric");
-    EngineOptions o = options(R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
-        "optimizer": {"type": "Adam", "params": {"lr": 0.5}}})");
-    o.lr_schedule = ReduceLrOnPlateau{.factor = 0.5, .patience = 0};
-    Net other;
-    auto plateau = initialize(world, other, std::move(o));
-    for (const double metric : {1.0, 2.0}) plateau.lr_scheduler_step(metric);
-    EXPECT_EQ(plateau.optimizer().learning_rate(), 0.25);
-    const Batch b = batch(0, 4);
-    plateau.backward(nn::cross_entropy(plateau.tape(), other(plateau.tape(), b.x), b.y));
-    EXPECT_FALSE(plateau.step());
-    EXPECT_NE(std::string(test::error_of([&] { plateau.lr_scheduler_step(3); }).what()).find("in the middle"),
-              std::string::npos);
-    EXPECT_EQ(plateau.optimizer().learning_rate(), 0.25);
-    plateau.cancel_update();
-  });
-}
-
-TEST(Engine, BetasOfAnOptimizerWithoutThemAreAnError) {
-  const auto sgd = make_sgd({});
-  EXPECT_FALSE(sgd->has_betas(0));
-  EXPECT_EQ(test::error_of([&] { sgd->set_betas(0, {0.9, 0.99}); }).code(), Errc::unsupported);
-  const auto adam = make_adam(AdamOptions{});
-  EXPECT_TRUE(adam->has_betas(0));
-  EXPECT_EQ(test::error_of([&] { adam->set_betas(0, {1, 0.99}); }).code(), Errc::invalid_argument);
-}
-
 TEST(Engine, LambHasTheOptionsOfTheConfiguration) {
   in_world(1, [](World& world) {
     Net net;
@@ -923,37 +528,6 @@ TEST(Engine, LambHasTheOptionsOfTheConfiguration) {
                                  .bias_correction = false,
                                  .eps_inside_sqrt = true});
     EXPECT_EQ(engine.optimizer().describe(), lamb->describe());
-  });
-}
-
-TEST(Engine, RatesSetByHandStayWithoutASchedule) {
-  in_world(1, [](World& world) {
-    Net net;
-    auto engine = initialize(world, net, options(R"({"train_micro_batch_size_per_gpu": 4,
-        "optimizer": {"type": "SGD", "params": {"lr": 0.5}}})"));
-    Batches batches{0, 1, 4};
-    const auto forward = [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b.x), b.y); };
-    EXPECT_EQ(engine.train_batch(batches, forward).lr, 0.5);
-    engine.optimizer().set_learning_rate(0.125);
-    EXPECT_EQ(engine.train_batch(batches, forward).lr, 0.125);
-  });
-}
-
-TEST(Engine, MaxStepsAreTheEndOfARunAndOfItsSchedule) {
-  in_world(1, [](World& world) {
-    Net net;
-    EngineOptions o = options(R"({"train_micro_batch_size_per_gpu": 4})");
-    o.arguments.learning_rate = 0.5, o.arguments.lr_scheduler_type = "linear", o.arguments.warmup_steps = 2;
-    o.arguments.max_steps = 5;
-    auto engine = initialize(world, net, std::move(o));
-    Batches batches{0, 1, 4};
-    while (!engine.should_stop()) {
-      const Batch& b = batches.next();
-      engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
-      engine.step();
-    }
-    EXPECT_EQ(engine.global_steps(), 5);
-    EXPECT_EQ(std::get<WarmupDecayLr>(engine.config().schedule).total_num_steps, 5);
   });
 }
 

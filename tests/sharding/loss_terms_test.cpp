@@ -10,8 +10,10 @@
 #include "autograd_lite/nn/init.h"
 #include "autograd_lite/nn/layers.h"
 #include "sharding/engine/engine.h"
+#include "sharding/engine/step_monitor.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/support/engine.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 
@@ -442,5 +444,96 @@ TEST(LossesOfAMicroBatch, AddNoTensorToALoss) {
   EXPECT_NE(std::string(e.what()).find("expected a scalar"), std::string::npos) << e.what();
 }
 
+// ---- of engines
+
+namespace engines {
+
+using test::engine::Batch;
+using test::engine::batch;
+using test::engine::classes;
+using test::engine::in_world;
+using test::engine::Net;
+using test::engine::options;
+using test::engine::values_of;
+
+/// Momentum and weight decay would move the parameters.
+TEST(TermsOfAnEngine, AnUpdateWithoutTermsIsSkipped) {
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> log(std::tmpfile(), std::fclose);
+  in_world(2, [&](World& world) {
+    for (const int stage : {0, 1, 2, 3})
+      for (const char* precision : {"", R"(, "fp16": {"enabled": true, "initial_scale_power": 8})"}) {
+        Net net;
+        auto o = options(concat(R"({"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": )",
+                                stage, R"(}, "optimizer": {"type": "SGD", "params": {"lr": 0.5,
+                        "momentum": 0.9, "weight_decay": 0.1}}, "ringzero": {"max_skipped_updates": 3})",
+                                precision, "}"));
+        const bool logs = stage == 0 && *precision == 0;
+        if (logs) o.log = log.get();
+        auto engine = initialize(world, net, std::move(o));
+        const auto update = [&](bool terms) {
+          const Batch b = batch(0, 4);
+          if (!terms || world.rank() == 1) std::fill_n(b.y.data<std::int32_t>(), 4, -100);
+          Tape& t = engine.tape();
+          engine.backward(nn::cross_entropy(t, net(t, b.x), b.y));
+          engine.step();
+        };
+        update(true);
+        EXPECT_FALSE(engine.report().skipped);
+        const std::vector<float> before = values_of(engine.strategy(), net);
+        const double scale = engine.report().loss_scale;
+        for (int i = 1; i < 3; ++i) {
+          update(false);
+          EXPECT_TRUE(engine.report().skipped);
+          EXPECT_TRUE(engine.report().without_terms);
+          EXPECT_EQ(engine.report().skipped_steps, i);
+          EXPECT_EQ(engine.report().grad_norm, 0);
+        }
+        const Error e = test::error_of([&] { update(false); });
+        EXPECT_EQ(e.code(), Errc::diverged);
+        EXPECT_NE(std::string(e.what()).find("no update was made in 3 updates in a row"), std::string::npos)
+            << e.what();
+        EXPECT_EQ(values_of(engine.strategy(), net), before);
+        EXPECT_EQ(engine.optimizer().updates(), 1);
+        update(true);
+        EXPECT_FALSE(engine.report().without_terms);
+        EXPECT_EQ(engine.report().loss_scale, scale);
+        EXPECT_NE(values_of(engine.strategy(), net), before);
+      }
+  });
+  std::rewind(log.get());
+  std::string printed(100'000, '\0');
+  printed.resize(std::fread(printed.data(), 1, printed.size(), log.get()));
+  const std::size_t line = printed.find("warning: step 2: no rank has counted a term");
+  EXPECT_NE(line, std::string::npos) << printed;
+  EXPECT_EQ(printed.find("no rank has counted", line + 40), std::string::npos) << printed;
+}
+
+TEST(TermsOfAnEngine, AScalarLossIsReportedAsOneTermOfEachPass) {
+  in_world(2, [](World& world) {
+    Net net;
+    net.eval();
+    auto engine = initialize(world, net, options(R"({"train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 2, "optimizer": {"type": "SGD"}})"));
+    std::vector<Mean> losses;
+    for (int m = 0; m < 2; ++m) {
+      const Batch b = batch(static_cast<std::uint64_t>(2 * m + world.rank()), 4);
+      Tape& t = engine.tape();
+      const Var loss = nn::mse(t, net(t, b.x), Tensor::zeros({4, classes}));
+      losses.push_back(engine.item(loss));
+      engine.backward(loss);
+      engine.step();
+    }
+    EXPECT_EQ(engine.loss(), engine.mean(losses));
+    const Tensor counts = Tensor::zeros({2}, DType::f64);
+    counts.data<double>()[0] = 3, counts.data<double>()[1] = 4;
+    EXPECT_EQ(engine.item(counts).value(), 0.75);
+    EXPECT_STREQ(test::error_of([&] { engine.item(Tensor::zeros({2})); }).what(),
+                 "item() of a tensor of f32 and shape [2], expected f64 [2], a sum and its number of terms");
+    EXPECT_EQ(step_line({}, std::nullopt), "step 1: loss without terms, lr 0, grad_norm 0, 0.0 ms");
+    EXPECT_EQ(step_line({}, Mean{-NAN, 2}.value()), "step 1: loss nan, lr 0, grad_norm 0, 0.0 ms");
+  });
+}
+
+}  // namespace engines
 }  // namespace
 }  // namespace rz

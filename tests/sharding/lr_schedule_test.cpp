@@ -9,6 +9,7 @@
 #include <numbers>
 
 #include "comm/core/error.h"
+#include "tests/support/engine.h"
 #include "tests/support/error_of.h"
 
 namespace rz {
@@ -288,5 +289,139 @@ TEST(LrSchedule, AFieldOutOfRangeIsNamed) {
   check(WarmupLr{.min_lr = {0.1, 0.2, 0.3}}, 3);
 }
 
+// ---- of engines
+
+namespace engines {
+
+using test::engine::Batch;
+using test::engine::batch;
+using test::engine::Batches;
+using test::engine::config;
+using test::engine::in_world;
+using test::engine::Net;
+using test::engine::options;
+using test::engine::values_of;
+
+TEST(SchedulesOfAnEngine, ASchedulePerEpochAdvancesWithEpochs) {
+  in_world(1, [](World& world) {
+    Net net;
+    EngineOptions o = options(config(0));
+    o.lr_schedule = CosineAnnealingLr{.t_max = 4, .eta_min = 0};
+    o.schedule_unit = ScheduleUnit::epoch;
+    auto engine = initialize(world, net, std::move(o));
+    Batches batches{0, 1, 4};
+    std::vector<double> rates;
+    const auto forward = [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b.x), b.y); };
+    for (int epoch = 0; epoch < 3; ++epoch) {
+      for (int u = 0; u < 2; ++u) rates.push_back(engine.train_batch(batches, forward).lr);
+      engine.end_epoch();
+    }
+    EXPECT_EQ(rates[0], rates[1]);
+    EXPECT_EQ(rates[2], rates[3]);
+    EXPECT_EQ(rates[0], 0.02);
+    EXPECT_NEAR(rates[4], 0.01, 1e-12);
+  });
+}
+
+/// Beta 1 moves from 0.9 to 0.8 and back while the rate goes up and down, as by hand with the same betas.
+TEST(SchedulesOfAnEngine, OneCycleMovesTheBetasOfAdam) {
+  in_world(1, [](World& world) {
+    const OneCycle schedule{.min_lr = 1e-3, .max_lr = 1e-2, .first_step_size = 3};
+    const auto forward = [](Net& net) {
+      return [&net](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b.x), b.y); };
+    };
+    const auto run = [&](bool by_hand) {
+      Net net;
+      EngineOptions o = options(R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "Adam"}})");
+      if (!by_hand) o.lr_schedule = schedule;
+      auto engine = initialize(world, net, std::move(o));
+      Batches batches{0, 1, 4};
+      for (std::int64_t u = 0; u < 6; ++u) {
+        if (by_hand) {
+          engine.optimizer().set_learning_rate(learning_rate(schedule, u, {.base_lr = 1e-3}));
+          engine.optimizer().set_betas(0, scheduled_betas(schedule, u).value());
+        }
+        engine.train_batch(batches, forward(net));
+      }
+      return values_of(engine.strategy(), net);
+    };
+    EXPECT_EQ(run(false), run(true));
+    Net net;
+    EngineOptions fixed = options(R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "Adam"}})");
+    OneCycle rates_only = schedule;
+    rates_only.cycle_momentum = false;
+    fixed.lr_schedule = rates_only;
+    auto engine = initialize(world, net, std::move(fixed));
+    Batches batches{0, 1, 4};
+    for (int u = 0; u < 6; ++u) engine.train_batch(batches, forward(net));
+    EXPECT_NE(values_of(engine.strategy(), net), run(true));
+  });
+}
+
+TEST(SchedulesOfAnEngine, OnlyAPlateauTakesAMetricAndOnlyBetweenUpdates) {
+  in_world(1, [](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options(config(0)));
+    EXPECT_EQ(std::string(test::error_of([&] { engine.lr_scheduler_step(1); }).what()),
+              "lr_scheduler_step(): the schedule is WarmupDecayLR, which counts updates by itself; only "
+              "ReduceLROnPlateau takes a metric");
+    EngineOptions o = options(R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
+        "optimizer": {"type": "Adam", "params": {"lr": 0.5}}})");
+    o.lr_schedule = ReduceLrOnPlateau{.factor = 0.5, .patience = 0};
+    Net other;
+    auto plateau = initialize(world, other, std::move(o));
+    for (const double metric : {1.0, 2.0}) plateau.lr_scheduler_step(metric);
+    EXPECT_EQ(plateau.optimizer().learning_rate(), 0.25);
+    const Batch b = batch(0, 4);
+    plateau.backward(nn::cross_entropy(plateau.tape(), other(plateau.tape(), b.x), b.y));
+    EXPECT_FALSE(plateau.step());
+    EXPECT_NE(std::string(test::error_of([&] { plateau.lr_scheduler_step(3); }).what()).find("in the middle"),
+              std::string::npos);
+    EXPECT_EQ(plateau.optimizer().learning_rate(), 0.25);
+    plateau.cancel_update();
+  });
+}
+
+TEST(SchedulesOfAnEngine, BetasOfAnOptimizerWithoutThemAreAnError) {
+  const auto sgd = make_sgd({});
+  EXPECT_FALSE(sgd->has_betas(0));
+  EXPECT_EQ(test::error_of([&] { sgd->set_betas(0, {0.9, 0.99}); }).code(), Errc::unsupported);
+  const auto adam = make_adam(AdamOptions{});
+  EXPECT_TRUE(adam->has_betas(0));
+  EXPECT_EQ(test::error_of([&] { adam->set_betas(0, {1, 0.99}); }).code(), Errc::invalid_argument);
+}
+
+TEST(SchedulesOfAnEngine, RatesSetByHandStayWithoutASchedule) {
+  in_world(1, [](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options(R"({"train_micro_batch_size_per_gpu": 4,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.5}}})"));
+    Batches batches{0, 1, 4};
+    const auto forward = [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b.x), b.y); };
+    EXPECT_EQ(engine.train_batch(batches, forward).lr, 0.5);
+    engine.optimizer().set_learning_rate(0.125);
+    EXPECT_EQ(engine.train_batch(batches, forward).lr, 0.125);
+  });
+}
+
+TEST(SchedulesOfAnEngine, MaxStepsAreTheEndOfARunAndOfItsSchedule) {
+  in_world(1, [](World& world) {
+    Net net;
+    EngineOptions o = options(R"({"train_micro_batch_size_per_gpu": 4})");
+    o.arguments.learning_rate = 0.5, o.arguments.lr_scheduler_type = "linear", o.arguments.warmup_steps = 2;
+    o.arguments.max_steps = 5;
+    auto engine = initialize(world, net, std::move(o));
+    Batches batches{0, 1, 4};
+    while (!engine.should_stop()) {
+      const Batch& b = batches.next();
+      engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
+      engine.step();
+    }
+    EXPECT_EQ(engine.global_steps(), 5);
+    EXPECT_EQ(std::get<WarmupDecayLr>(engine.config().schedule).total_num_steps, 5);
+  });
+}
+
+}  // namespace engines
 }  // namespace
 }  // namespace rz
