@@ -14,8 +14,6 @@
 #include <cstdio>
 #include <functional>
 #include <iostream>
-#include <map>
-#include <memory>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -67,152 +65,168 @@ class Inputs {
   Stream stream_;
 };
 
-/// An operator whose inputs are made: its leaves with a gradient, and how it is recorded.
-struct Call {
-  std::vector<Tensor> leaves;
-  std::function<std::vector<Var>(Tape&, const std::vector<Var>&)> record;
-};
-using Make = std::function<Call(const Inputs&, const Extents&)>;
+using Vars = std::vector<Var>;
+using Shapes = std::vector<Shape>;
+using Tensors = std::vector<Tensor>;
 
-template <class F>
-Make unary(const F& f, bool positive = false) {
-  return [=](const Inputs& in, const Extents& e) {
-    return Call{{in.values({e.at(0)}, positive)},
-                [=](Tape& tape, const std::vector<Var>& x) { return std::vector{f(tape, x[0])}; }};
-  };
-}
+/// How an operator is called. Extents are those of bench/operators.py.
+struct Operator {
+  const char* name;
+  Shapes (*shapes)(const Extents&);  ///< of its inputs, which have a gradient
+  Vars (*record)(Tape&, const Vars& x, const Extents&, const Tensors& others);
+  Tensors (*others)(const Inputs&, const Extents&) = nullptr;  ///< inputs without a gradient, made once
+  bool positive = false;                                       ///< values from 0.1 to 2.1
+};
+
+Shapes vector(const Extents& e) { return {{e.at(0)}}; }
+Shapes matrix(const Extents& e) { return {{e.at(0), e.at(1)}}; }
+Shapes images(const Extents& e) { return {{e.at(0), e.at(1), e.at(2), e.at(3)}}; }
+Shapes normalised_images(const Extents& e) { return {images(e)[0], {e[1]}, {e[1]}}; }
+Shapes two_vectors(const Extents& e) { return {{e.at(0)}, {e[0]}}; }
 
 /// B, T, heads, key heads, channels of a head.
-Make attention(std::size_t window, bool padding) {
-  return [=](const Inputs& in, const Extents& e) {
-    nn::AttentionOptions options{.heads = static_cast<int>(e.at(2)),
-                                 .kv_heads = static_cast<int>(e.at(3)),
-                                 .causal = !padding,
-                                 .window = window ? e.at(1) / 4 : 0};
-    if (padding) {
-      options.key_counts = Tensor::empty({e[0]}, DType::i32);
-      for (std::size_t b = 0; b < e[0]; ++b)
-        options.key_counts.data<std::int32_t>()[b] = static_cast<std::int32_t>(e[1] * (4 - b % 3) / 4);
-    }
-    return Call{{in.values({e[0], e[1], e[2] * e.at(4)}), in.values({e[0], e[1], e[3] * e[4]}),
-                 in.values({e[0], e[1], e[3] * e[4]})},
-                [=](Tape& tape, const std::vector<Var>& x) {
-                  return std::vector{nn::attention(tape, x[0], x[1], x[2], options)};
-                }};
-  };
+Shapes heads(const Extents& e) {
+  return {{e.at(0), e.at(1), e.at(2) * e.at(4)}, {e[0], e[1], e.at(3) * e[4]}, {e[0], e[1], e[3] * e[4]}};
+}
+enum class Keys { all, window, padded };
+template <Keys keys>
+Vars attention(Tape& tape, const Vars& x, const Extents& e, const Tensors& counts) {
+  nn::AttentionOptions options{.heads = static_cast<int>(e[2]),
+                               .kv_heads = static_cast<int>(e[3]),
+                               .causal = keys != Keys::padded,
+                               .window = keys == Keys::window ? e[1] / 4 : 0};
+  if (keys == Keys::padded) options.key_counts = counts[0];
+  return {nn::attention(tape, x[0], x[1], x[2], options)};
+}
+Tensors key_counts(const Inputs&, const Extents& e) {
+  const Tensor counts = Tensor::empty({e[0]}, DType::i32);
+  for (std::size_t b = 0; b < e[0]; ++b)
+    counts.data<std::int32_t>()[b] = static_cast<std::int32_t>(e[1] * (4 - b % 3) / 4);
+  return {counts};
 }
 
-Make pool(Var (*f)(Tape&, Var, const ops::Pool2d&)) {
-  return [=](const Inputs& in, const Extents& e) {  // N, C, H, W, kernel, stride, padding
-    const ops::Pool2d how{e.at(4), e.at(5), e.at(6)};
-    return Call{{in.values({e[0], e[1], e[2], e[3]})},
-                [=](Tape& tape, const std::vector<Var>& x) { return std::vector{f(tape, x[0], how)}; }};
-  };
+Tensors mask(const Inputs& in, const Extents& e) { return {in.mask({e[0]})}; }
+
+template <Var (*f)(Tape&, Var)>
+Vars unary(Tape& tape, const Vars& x, const Extents&, const Tensors&) {
+  return {f(tape, x[0])};
+}
+template <Var (*f)(Tape&, Var, float), int hundredths>
+Vars unary(Tape& tape, const Vars& x, const Extents&, const Tensors&) {
+  return {f(tape, x[0], hundredths / 100.0f)};
+}
+/// N, C, H, W, kernel, stride, padding.
+template <Var (*f)(Tape&, Var, const ops::Pool2d&)>
+Vars pool(Tape& tape, const Vars& x, const Extents& e, const Tensors&) {
+  return {f(tape, x[0], {e.at(4), e.at(5), e.at(6)})};
 }
 
-std::map<std::string, Make> operators() {
-  std::map<std::string, Make> all;
-  all["attention"] = all["attention_groups"] = attention(0, false);
-  all["attention_window"] = attention(1, false);
-  all["attention_padding"] = attention(0, true);
-  all["rotary"] = [](const Inputs& in, const Extents& e) {  // B, T, H, D
-    const ops::RotaryTables tables = ops::rotary_tables(e.at(3), e.at(1));
-    return Call{{in.values({e[0], e[1], e[2] * e[3]})}, [=](Tape& tape, const std::vector<Var>& x) {
-                  return std::vector{nn::rotary(tape, x[0], static_cast<int>(e[2]), tables)};
-                }};
-  };
-  all["rms_norm"] = [](const Inputs& in, const Extents& e) {
-    return Call{{in.values({e.at(0), e.at(1)}), in.values({e[1]})},
-                [](Tape& tape, const std::vector<Var>& x) {
-                  return std::vector{nn::rms_norm(tape, x[0], x[1], 1e-5f)};
-                }};
-  };
-  all["permute"] = [](const Inputs& in, const Extents& e) {
-    return Call{{in.values({e.at(0), e.at(1), e.at(2), e.at(3)})}, [](Tape& tape, const std::vector<Var>& x) {
-                  return std::vector{nn::permute(tape, x[0], {0, 2, 1, 3})};
-                }};
-  };
-  all["transpose"] = [](const Inputs& in, const Extents& e) {
-    return Call{{in.values({e.at(0), e.at(1), e.at(2)})}, [](Tape& tape, const std::vector<Var>& x) {
-                  return std::vector{nn::transpose(tape, x[0], 1, 2)};
-                }};
-  };
-  all["cat"] = [](const Inputs& in, const Extents& e) {
-    return Call{{in.values({e.at(0), e.at(1)}), in.values({e[0], e[1]})},
-                [](Tape& tape, const std::vector<Var>& x) {
-                  return std::vector{nn::cat(tape, {x[0], x[1]}, 1)};
-                }};
-  };
-  all["split"] = [](const Inputs& in, const Extents& e) {
-    return Call{{in.values({e.at(0), 3 * e.at(1)})}, [n = e[1]](Tape& tape, const std::vector<Var>& x) {
-                  return nn::split(tape, x[0], {n, n, n}, 1);
-                }};
-  };
-  all["index_select"] = [](const Inputs& in, const Extents& e) {  // rows of the table, columns, indices
-    return Call{{in.values({e.at(0), e.at(1)})},
-                [i = Inputs::indices({e.at(2)}, e[0])](Tape& tape, const std::vector<Var>& x) {
-                  return std::vector{nn::index_select(tape, x[0], i)};
-                }};
-  };
-  all["gather"] = [](const Inputs& in, const Extents& e) {
-    return Call{{in.values({e.at(0), e.at(1)})},
-                [i = Inputs::indices({e[0]}, e[1])](Tape& tape, const std::vector<Var>& x) {
-                  return std::vector{nn::gather(tape, x[0], i)};
-                }};
-  };
-  all["matmul"] = [](const Inputs& in, const Extents& e) {  // batch, M, K, N
-    return Call{{in.values({e.at(0), e.at(1), e.at(2)}), in.values({e[0], e[2], e.at(3)})},
-                [](Tape& tape, const std::vector<Var>& x) {
-                  return std::vector{nn::matmul(tape, x[0], false, x[1], false)};
-                }};
-  };
-  all["where"] = [](const Inputs& in, const Extents& e) {
-    return Call{{in.values({e.at(0)}), in.values({e[0]})},
-                [c = in.mask({e[0]})](Tape& tape, const std::vector<Var>& x) {
-                  return std::vector{nn::where(tape, tape.constant(c), x[0], x[1])};
-                }};
-  };
-  all["masked_fill"] = [](const Inputs& in, const Extents& e) {
-    return Call{{in.values({e.at(0)})}, [c = in.mask({e[0]})](Tape& tape, const std::vector<Var>& x) {
-                  return std::vector{nn::masked_fill(tape, x[0], tape.constant(c), -1e9f)};
-                }};
-  };
-  all["log_softmax"] = [](const Inputs& in, const Extents& e) {
-    return Call{{in.values({e.at(0), e.at(1)})}, [](Tape& tape, const std::vector<Var>& x) {
-                  return std::vector{nn::log_softmax(tape, x[0])};
-                }};
-  };
-  all["conv2d"] = [](const Inputs& in, const Extents& e) {  // N, C, H, W, O, kernel, stride, padding
-    const ops::Conv2d how{.stride = e.at(6), .padding = e.at(7)};
-    return Call{{in.values({e[0], e[1], e[2], e[3]}), in.values({e[4], e[1], e[5], e[5]}), in.values({e[4]})},
-                [=](Tape& tape, const std::vector<Var>& x) {
-                  return std::vector{nn::conv2d(tape, x[0], x[1], x[2], how)};
-                }};
-  };
-  all["max_pool2d"] = pool(nn::max_pool2d);
-  all["avg_pool2d"] = pool(nn::avg_pool2d);
-  all["batch_norm"] = [](const Inputs& in, const Extents& e) {
-    return Call{{in.values({e.at(0), e.at(1), e.at(2), e.at(3)}), in.values({e[1]}), in.values({e[1]})},
-                [](Tape& tape, const std::vector<Var>& x) {
-                  return std::vector{nn::batch_norm(tape, x[0], x[1], x[2], {})};
-                }};
-  };
-  all["group_norm"] = [](const Inputs& in, const Extents& e) {
-    return Call{{in.values({e.at(0), e.at(1), e.at(2), e.at(3)}), in.values({e[1]}), in.values({e[1]})},
-                [g = e.at(4)](Tape& tape, const std::vector<Var>& x) {
-                  return std::vector{nn::group_norm(tape, x[0], g, x[1], x[2], 1e-5f)};
-                }};
-  };
-  all["abs"] = unary([](Tape& tape, Var x) { return nn::abs(tape, x); });
-  all["pow"] = unary([](Tape& tape, Var x) { return nn::pow(tape, x, 2.5f); }, true);
-  all["rsqrt"] = unary([](Tape& tape, Var x) { return nn::rsqrt(tape, x); }, true);
-  all["sin"] = unary([](Tape& tape, Var x) { return nn::sin(tape, x); });
-  all["cos"] = unary([](Tape& tape, Var x) { return nn::cos(tape, x); });
-  all["softplus"] = unary([](Tape& tape, Var x) { return nn::softplus(tape, x); });
-  all["elu"] = unary([](Tape& tape, Var x) { return nn::elu(tape, x, 1.0f); });
-  all["leaky_relu"] = unary([](Tape& tape, Var x) { return nn::leaky_relu(tape, x, 0.01f); });
-  all["gelu_erf"] = unary([](Tape& tape, Var x) { return nn::gelu_erf(tape, x); });
-  return all;
+constexpr Operator operators[] = {
+    {"attention", heads, attention<Keys::all>},
+    {"attention_groups", heads, attention<Keys::all>},
+    {"attention_window", heads, attention<Keys::window>},
+    {"attention_padding", heads, attention<Keys::padded>, key_counts},
+    {"rotary",
+     [](const Extents& e) {
+       return Shapes{{e.at(0), e.at(1), e.at(2) * e.at(3)}};
+     },  // B, T, H, D
+     [](Tape& t, const Vars& x, const Extents& e, const Tensors& tables) {
+       return Vars{nn::rotary(t, x[0], static_cast<int>(e[2]), {tables[0], tables[1]})};
+     },
+     [](const Inputs&, const Extents& e) {
+       const ops::RotaryTables tables = ops::rotary_tables(e[3], e[1]);
+       return Tensors{tables.cosines, tables.sines};
+     }},
+    {"rms_norm",
+     [](const Extents& e) {
+       return Shapes{{e.at(0), e.at(1)}, {e[1]}};
+     },
+     [](Tape& t, const Vars& x, const Extents&, const Tensors&) {
+       return Vars{nn::rms_norm(t, x[0], x[1], 1e-5f)};
+     }},
+    {"permute", images,
+     [](Tape& t, const Vars& x, const Extents&, const Tensors&) {
+       return Vars{nn::permute(t, x[0], {0, 2, 1, 3})};
+     }},
+    {"transpose",
+     [](const Extents& e) {
+       return Shapes{{e.at(0), e.at(1), e.at(2)}};
+     },
+     [](Tape& t, const Vars& x, const Extents&, const Tensors&) {
+       return Vars{nn::transpose(t, x[0], 1, 2)};
+     }},
+    {"cat",
+     [](const Extents& e) {
+       return Shapes{{e.at(0), e.at(1)}, {e[0], e[1]}};
+     },
+     [](Tape& t, const Vars& x, const Extents&, const Tensors&) {
+       return Vars{nn::cat(t, {x[0], x[1]}, 1)};
+     }},
+    {"split",
+     [](const Extents& e) {
+       return Shapes{{e.at(0), 3 * e.at(1)}};
+     },
+     [](Tape& t, const Vars& x, const Extents& e, const Tensors&) {
+       return nn::split(t, x[0], {e[1], e[1], e[1]}, 1);
+     }},
+    {"index_select", matrix,  // rows of the table, columns, indices
+     [](Tape& t, const Vars& x, const Extents&, const Tensors& i) {
+       return Vars{nn::index_select(t, x[0], i[0])};
+     },
+     [](const Inputs&, const Extents& e) { return Tensors{Inputs::indices({e.at(2)}, e[0])}; }},
+    {"gather", matrix,
+     [](Tape& t, const Vars& x, const Extents&, const Tensors& i) { return Vars{nn::gather(t, x[0], i[0])}; },
+     [](const Inputs&, const Extents& e) { return Tensors{Inputs::indices({e[0]}, e[1])}; }},
+    {"matmul",  // batch, M, K, N
+     [](const Extents& e) {
+       return Shapes{{e.at(0), e.at(1), e.at(2)}, {e[0], e[2], e.at(3)}};
+     },
+     [](Tape& t, const Vars& x, const Extents&, const Tensors&) {
+       return Vars{nn::matmul(t, x[0], false, x[1], false)};
+     }},
+    {"where", two_vectors,
+     [](Tape& t, const Vars& x, const Extents&, const Tensors& c) {
+       return Vars{nn::where(t, t.constant(c[0]), x[0], x[1])};
+     },
+     mask},
+    {"masked_fill", vector,
+     [](Tape& t, const Vars& x, const Extents&, const Tensors& c) {
+       return Vars{nn::masked_fill(t, x[0], t.constant(c[0]), -1e9f)};
+     },
+     mask},
+    {"log_softmax", matrix, unary<nn::log_softmax>},
+    {"conv2d",  // N, C, H, W, O, kernel, stride, padding
+     [](const Extents& e) {
+       return Shapes{images(e)[0], {e.at(4), e[1], e.at(5), e[5]}, {e[4]}};
+     },
+     [](Tape& t, const Vars& x, const Extents& e, const Tensors&) {
+       return Vars{nn::conv2d(t, x[0], x[1], x[2], {.stride = e.at(6), .padding = e.at(7)})};
+     }},
+    {"max_pool2d", images, pool<nn::max_pool2d>},
+    {"avg_pool2d", images, pool<nn::avg_pool2d>},
+    {"batch_norm", normalised_images,
+     [](Tape& t, const Vars& x, const Extents&, const Tensors&) {
+       return Vars{nn::batch_norm(t, x[0], x[1], x[2], {})};
+     }},
+    {"group_norm", normalised_images,
+     [](Tape& t, const Vars& x, const Extents& e, const Tensors&) {
+       return Vars{nn::group_norm(t, x[0], e.at(4), x[1], x[2], 1e-5f)};
+     }},
+    {"abs", vector, unary<nn::abs>},
+    {"pow", vector, unary<nn::pow, 250>, nullptr, /*positive=*/true},
+    {"rsqrt", vector, unary<nn::rsqrt>, nullptr, /*positive=*/true},
+    {"sin", vector, unary<nn::sin>},
+    {"cos", vector, unary<nn::cos>},
+    {"softplus", vector, unary<nn::softplus>},
+    {"elu", vector, unary<nn::elu, 100>},
+    {"leaky_relu", vector, unary<nn::leaky_relu, 1>},
+    {"gelu_erf", vector, unary<nn::gelu_erf>},
+};
+
+const Operator& operator_named(const std::string& name) {
+  for (const Operator& o : operators)
+    if (o.name == name) return o;
+  fail(Errc::invalid_argument, "no operator \"", name, "\"");
 }
 
 /// Of this process with one thread, which other programs disturb less; otherwise of the wall.
@@ -240,22 +254,24 @@ double time(const std::function<void()>& f, const Stream& stream) {
   return times[times.size() / 2];
 }
 
-void answer(const std::map<std::string, Make>& all, const std::string& line) {
+void answer(const std::string& line) {
   std::istringstream words(line);
   std::string name, dtype;
   int threads = 1;
   words >> name >> dtype >> threads;
   Extents extents;
   for (std::size_t e = 0; words >> e;) extents.push_back(e);
-  require(all.contains(name), Errc::invalid_argument, "no operator \"", name, "\"");
+  const Operator& op = operator_named(name);
   const Inputs inputs(dtype_from_name(dtype), Stream::host(threads));
-  const Call call = all.at(name)(inputs, extents);
+  Tensors with_gradient;
+  for (const Shape& shape : op.shapes(extents)) with_gradient.push_back(inputs.values(shape, op.positive));
+  const Tensors others = op.others ? op.others(inputs, extents) : Tensors();
   Tape tape(inputs.stream());
   const auto record = [&] {
     tape.reset();
     std::vector<Var> leaves;
-    for (const Tensor& t : call.leaves) leaves.push_back(tape.variable(t));
-    return call.record(tape, leaves);
+    for (const Tensor& t : with_gradient) leaves.push_back(tape.variable(t));
+    return op.record(tape, leaves, extents, others);
   };
   const double forward = time(
       [&] {
@@ -282,8 +298,7 @@ void answer(const std::map<std::string, Make>& all, const std::string& line) {
 }  // namespace
 
 int main() try {
-  const std::map<std::string, Make> all = operators();
-  for (std::string line; std::getline(std::cin, line);) answer(all, line);
+  for (std::string line; std::getline(std::cin, line);) answer(line);
 } catch (const std::exception& e) {
   std::fprintf(stderr, "operators_bench: %s\n", rz::one_line(e).c_str());
   return 1;
