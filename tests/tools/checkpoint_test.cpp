@@ -226,9 +226,10 @@ TEST_F(CheckpointTool, MergeAndSplitWriteTheFormatOfHuggingFace) {
   EXPECT_EQ(run_tool({"diff", run(), merged, "--tolerance", "1e-9"}).status, 0) << "small integers are exact";
   EXPECT_EQ(run_tool({"diff", run(), merged}).status, 1) << "another dtype";
   std::ofstream(merged + "/tokenizer.json") << "{}";
+  std::ofstream(merged + "/chat_template.jinja") << "{{ messages }}";
   ASSERT_EQ(run_tool({"split", merged, split, "--max-shard-size", "60"}).status, 0);
-  for (const char* name :
-       {"config.json", "tokenizer.json", "model-00002-of-00002.safetensors", "model.safetensors.index.json"})
+  for (const char* name : {"config.json", "tokenizer.json", "chat_template.jinja",
+                           "model-00002-of-00002.safetensors", "model.safetensors.index.json"})
     EXPECT_TRUE(fs::exists(split + "/" + name)) << name;
   ASSERT_EQ(run_tool({"split", split, one, "--max-shard-size", "1TB"}).status, 0);
   EXPECT_EQ(run_tool({"diff", merged, one}).status, 0);

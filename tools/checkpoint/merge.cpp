@@ -49,11 +49,11 @@ std::uint64_t max_file_bytes(const WriteOptions& o) {
   return byte_size_of_flag("--max-shard-size", escaped(o.max_shard_size), 1);
 }
 
-/// Files beside weights that belong to a model: its configuration, its tokenizer.
+/// Files beside weights that belong to a model: its configuration, its tokenizer, its chat template.
 bool is_of_model(const fs::path& file) {
   const std::string name = file.filename().string(), ending = file.extension().string();
   return fs::is_regular_file(file) && !name.ends_with(".index.json") &&
-         (ending == ".json" || ending == ".txt" || ending == ".model");
+         (ending == ".json" || ending == ".txt" || ending == ".model" || ending == ".jinja");
 }
 
 /// config.json of a checkpoint, or of the folder that holds it; for safetensors all files of the model.
