@@ -489,6 +489,18 @@ TEST_F(TrainLmProgram, NonfiniteWeightsAreSavedOnRequestOnly) {
   EXPECT_NE(get("model/model.safetensors"), before);
 }
 
+TEST_F(TrainLmProgram, AModelIsSavedIn16BitsAndInShardsOnRequest) {
+  auto arguments = good();
+  arguments.insert(arguments.end(), {"--steps", "0", "--save", path("model"), "--save-dtype", "bf16",
+                                     "--max-shard-size", "2KB"});
+  for (const Ended& e : run(2, arguments)) EXPECT_EQ(e.status, 0) << e.err;
+  EXPECT_NE(get("model/config.json").find("\"dtype\": \"bfloat16\""), std::string::npos);
+  EXPECT_NE(get("model/model.safetensors.index.json").find("model-00002-of-"), std::string::npos);
+  const auto ended = run(1, with(arguments, "--max-shard-size", "2 pieces"));
+  EXPECT_EQ(ended[0].status, 2);
+  EXPECT_NE(ended[0].err.find("--max-shard-size"), std::string::npos) << ended[0].err;
+}
+
 TEST_F(TrainLmProgram, OutputsThatCannotBeWrittenAreRefused) {
   put("file", "");
   auto arguments = good();

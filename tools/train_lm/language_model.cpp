@@ -7,7 +7,6 @@
 
 #include "comm/core/error.h"
 #include "sharding/data/tokens.h"
-#include "sharding/huggingface/save_pretrained.h"
 #include "sharding/strategy/strategy.h"
 
 namespace rz::train_lm {
@@ -87,11 +86,10 @@ std::string sample(Engine& engine, LanguageModel& model, const std::string& prom
   return text;
 }
 
-void save(Engine& engine, LanguageModel& model, const std::string& folder, bool nonfinite) {
+void save(Engine& engine, LanguageModel& model, const std::string& folder, const SaveOptions& options) {
   // Not inside a graph's memory: evaluate() ends it.
   engine.evaluate([&](Tape&) {
-    save_pretrained(folder, model, engine.strategy(), engine.world().rank(), engine.stream(),
-                    {.nonfinite = nonfinite});
+    save_pretrained(folder, model, engine.strategy(), engine.world().rank(), engine.stream(), options);
   });
 }
 

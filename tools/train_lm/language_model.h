@@ -11,6 +11,7 @@
 #include "sharding/data/loader.h"
 #include "sharding/data/tokens.h"
 #include "sharding/engine/engine.h"
+#include "sharding/huggingface/save_pretrained.h"
 #include "tools/train_lm/report/metrics.h"
 
 namespace rz::train_lm {
@@ -28,7 +29,7 @@ std::optional<UpdateReport> update(Engine&, LanguageModel&, Loader&, std::size_t
 /// Continues a prompt of bytes, which must not be empty. Collective.
 std::string sample(Engine&, LanguageModel&, const std::string& prompt, const GenerationConfig&);
 
-/// Writes model.safetensors and config.json (save_pretrained()). Collective.
-void save(Engine&, LanguageModel&, const std::string& folder, bool nonfinite = false);
+/// save_pretrained(). Collective.
+void save(Engine&, LanguageModel&, const std::string& folder, const SaveOptions& = {});
 
 }  // namespace rz::train_lm

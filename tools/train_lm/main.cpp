@@ -12,6 +12,7 @@
 #include "autograd_lite/models/lora.h"
 #include "comm/bootstrap.h"
 #include "comm/communicator.h"
+#include "comm/core/byte_size.h"
 #include "comm/core/error.h"
 #include "comm/core/text.h"
 #include "comm/device/cuda_runtime.h"
@@ -118,7 +119,10 @@ void save_model(const Options& o, Inputs& in, Engine& engine) {
   if (o.save.empty()) return;
   const std::filesystem::path folder = o.save;
   try {
-    save(engine, *in.model, o.save, o.save_nonfinite);
+    save(engine, *in.model, o.save,
+         {.nonfinite = o.save_nonfinite,
+          .dtype = dtype_from_name(o.save_dtype),
+          .max_shard_size = byte_size_of_flag("--max-shard-size", o.max_shard_size, 1)});
   } catch (const Error& e) {
     if (e.code() != Errc::diverged) throw;
     fail(Errc::diverged, e.what(), " (--save-nonfinite)");
@@ -132,7 +136,8 @@ void save_model(const Options& o, Inputs& in, Engine& engine) {
   } else if (!std::filesystem::exists(std::filesystem::path(in.model->origin().folder) / "tokenizer.json")) {
     remove_byte_tokenizer(o.save);
   }
-  std::printf("saved: %s\n", (folder / "model.safetensors").c_str());
+  const bool one = std::filesystem::exists(folder / "model.safetensors");
+  std::printf("saved: %s\n", (folder / (one ? "model.safetensors" : "model.safetensors.index.json")).c_str());
 }
 
 void show_sample(const Options& o, Inputs& in, Engine& engine) {

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <span>
 
+#include "comm/core/byte_size.h"
 #include "comm/core/error.h"
 #include "sharding/config/arguments.h"
 #include "sharding/engine/parse_arguments.h"
@@ -125,6 +126,13 @@ void add_outputs(CommandLine& line, Options& o) {
                   "at the end")
       .type_name("DIR")
       .group("Outputs");
+  line.add_option("--save-dtype", o.save_dtype,
+                  "Of the weights of --save, rounded to nearest even; default f32")
+      .one_of({"f32", "bf16", "f16"})
+      .group("Outputs");
+  line.add_option("--max-shard-size", o.max_shard_size, "Bytes of weights in a file of --save; default 50GB")
+      .type_name("SIZE")
+      .group("Outputs");
   line.add_option(
           "--save-adapter", o.save_adapter,
           "Write adapter_model.safetensors and adapter_config.json there at the end; --save merges the "
@@ -206,6 +214,7 @@ void read_steps(Options& o) {
 }
 
 void check_combinations(Options& o) {
+  byte_size_of_flag("--max-shard-size", o.max_shard_size, 1);
   const bool data = !o.data.empty() || !o.tokens.empty();
   if (!data && o.sample && o.steps.value_or(0) == 0) {
     // A folder with weights is sampled from.

@@ -27,6 +27,8 @@ struct Options {
   std::string strategy;                 ///< empty: from zero_optimization.stage
   std::string metrics;                  ///< metrics.jsonl; empty: not written
   std::string save;                     ///< directory; empty: the model is not saved
+  std::string save_dtype = "f32";       ///< of the weights in it
+  std::string max_shard_size = "50GB";  ///< of a file of weights in it
   std::optional<std::string> sample;    ///< prompt of a text sample at the end
   std::optional<std::int64_t> seq_len;  ///< default: the number of positions of the model
   std::optional<std::int64_t> steps;    ///< default: one pass over the data

@@ -46,6 +46,8 @@ void add_flags(std::vector<Fact>& facts, const Options& o, const Inputs& in) {
        {"evaluation", yes(in.validation.has_value())},
        {"--save given", yes(!o.save.empty())},
        {"--save-nonfinite", yes(o.save_nonfinite)},
+       {"--save-dtype", o.save_dtype},
+       {"--max-shard-size", o.max_shard_size},
        {"--sample", o.sample ? concat('"', *o.sample, '"') : "not given"},
        {"--sample-tokens", concat(o.sample_tokens)},
        {"--sample-temperature", concat(o.sample_temperature)},
