@@ -243,7 +243,8 @@ void Checkpointer::check_base(const EngineState& saved, const TensorSource& tens
       saved.base->empty() ? "leave them as they are initially"
                           : concat("load ", quoted(*saved.base),
                                    " before, with load_model(), or for a run that "
-                                   "is resumed with load_pretrained() or EngineOptions::initial_values");
+                                   "is resumed with load_pretrained() or EngineOptions::initial_values, "
+                                   "--init of train_lm");
   fail(Errc::config, escaped(path), ": has no frozen weights and was trained with those ",
        describe(*saved.base), "; the model has weights ", describe(own), ": ", remedy,
        "; LoadCheckpointOptions::load_module_strict = false takes others");

@@ -36,8 +36,10 @@ namespace fs = std::filesystem;
 using NamedParameters = std::vector<std::pair<std::string, Parameter*>>;
 using NamedBuffers = std::vector<std::pair<std::string, ModuleBuffer*>>;
 
-void check_exportable(const std::string& path, const NamedParameters& parameters,
-                      const NamedBuffers& buffers) {
+void check_exportable(const std::string& path, const NamedParameters& parameters, const NamedBuffers& buffers,
+                      DType dtype) {
+  require(dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16, Errc::invalid_argument, path,
+          ": SaveOptions::dtype is ", name(dtype), ", expected f32, f16 or bf16");
   for (const auto& [name, p] : parameters)
     require(p->box().is_whole(), Errc::unsupported, path, ": ", name,
             " is a part of a tensor on this rank; only whole parameters are written");
@@ -141,8 +143,11 @@ class WholeValues {
   std::map<const Parameter*, const nn::Linear*> layers_;
 };
 
-/// Writes tensors to files, of rank 0; the calls of other ranks do nothing. Rank 0 keeps its first error, so
-/// that it takes part in what the ranks do until they agree.
+using Cut = std::vector<std::vector<std::size_t>>;  // the tensors of each file
+using PathOf = std::function<std::string(std::size_t file, std::size_t files)>;
+
+/// Files of rank 0; the calls of other ranks do nothing. Rank 0 keeps its first error, so that it takes part
+/// in what the ranks do until they agree.
 class Files {
  public:
   Files(Communicator& communicator, int rank) : communicator_(communicator), writes_(rank == 0) {}
@@ -156,6 +161,22 @@ class Files {
       error_ = std::current_exception();
     }
   }
+  void open(const std::vector<SafetensorsSpec>& specs, const Cut& cut, const PathOf& path_of) {
+    writer_of_.resize(specs.size());
+    for (std::size_t f = 0; f < cut.size(); ++f)
+      run([&] {
+        std::vector<SafetensorsSpec> own;
+        for (const std::size_t t : cut[f]) own.push_back(specs[t]);
+        writers_.push_back(std::make_unique<SafetensorsWriter>(path_of(f, cut.size()), own));
+        for (const std::size_t t : cut[f]) writer_of_[t] = writers_.back().get();
+      });
+  }
+  void write(std::size_t tensor, const Tensor& value) {
+    run([&] { writer_of_[tensor]->write({value.raw(), value.bytes()}); });
+  }
+  void finish() {
+    for (const auto& writer : writers_) run([&] { writer->finish(); });
+  }
   /// Throws the error of rank 0 on every rank. Collective.
   void agree() {
     check_on_all_ranks(communicator_, [&] {
@@ -167,6 +188,8 @@ class Files {
   Communicator& communicator_;
   bool writes_;
   std::exception_ptr error_;
+  std::vector<std::unique_ptr<SafetensorsWriter>> writers_;
+  std::vector<SafetensorsWriter*> writer_of_;  // of each tensor
 };
 
 /// What is written, and how.
@@ -178,45 +201,30 @@ struct Contents {
   const SaveOptions& options;
 };
 
-/// Writes files whose names `path_of` gives for their number and the number of files; rank 0 calls `complete`
-/// when they are there.
-void write_files(const Contents& of, const std::function<std::string(std::size_t, std::size_t)>& path_of,
-                 std::uint64_t max_file_bytes, Communicator& communicator, int rank,
-                 const std::function<void(const std::vector<SafetensorsSpec>&,
-                                          const std::vector<std::vector<std::size_t>>&)>& complete = {}) {
-  check_exportable(path_of(0, 1), of.parameters, of.buffers);
+/// Rank 0 calls `complete` when the files are there. Collective.
+void write_files(const Contents& of, const PathOf& path_of, std::uint64_t max_file_bytes,
+                 Communicator& communicator, int rank,
+                 const std::function<void(const std::vector<SafetensorsSpec>&, const Cut&)>& complete = {}) {
+  const std::string path = path_of(0, 1);  // in messages
+  check_on_all_ranks(communicator,
+                     [&] { check_exportable(path, of.parameters, of.buffers, of.options.dtype); });
   const std::vector<Saved> saved = saved_tensors(of.parameters, of.buffers, of.options.dtype);
   const std::vector<SafetensorsSpec> all = specs(saved);
-  const auto cut = cut_into_files(bytes_of(all), max_file_bytes);
+  const Cut cut = cut_into_files(bytes_of(all), max_file_bytes);
   Files files(communicator, rank);
-  std::vector<std::unique_ptr<SafetensorsWriter>> writers(cut.size());
-  std::vector<std::string> paths;
-  std::vector<SafetensorsWriter*> writer_of(saved.size());
-  for (std::size_t f = 0; f < cut.size(); ++f) {
-    paths.push_back(path_of(f, cut.size()));
-    std::vector<SafetensorsSpec> own;
-    for (const std::size_t t : cut[f]) own.push_back(all[t]);
-    files.run([&] {
-      writers[f] = std::make_unique<SafetensorsWriter>(paths[f], own);
-      for (const std::size_t t : cut[f]) writer_of[t] = writers[f].get();
-    });
-  }
+  files.open(all, cut, path_of);
   files.agree();  // before the weights are gathered
-  const std::string& named = paths.size() == 1 ? paths[0] : path_of(0, 1);
   for (std::size_t t = 0; t < saved.size(); ++t) {
-    const Saved& s = saved[t];
-    Tensor value;
-    if (s.parameter) {
-      const Tensor wide = of.values_of(*s.parameter);
-      if (!of.options.nonfinite) require_finite(named, s.name, {wide.data<float>(), wide.count()});
-      value = narrowed(named, s.name, wide, s.dtype, of.options.nonfinite);
+    const auto& [name, parameter, buffer, dtype] = saved[t];
+    if (buffer) {
+      files.run([&] { files.write(t, buffer->value.on_host(of.stream)); });
+      continue;
     }
-    files.run([&] {
-      if (s.buffer) value = s.buffer->value.on_host(of.stream);
-      writer_of[t]->write({value.raw(), value.bytes()});
-    });
+    const Tensor wide = of.values_of(*parameter);
+    if (!of.options.nonfinite) require_finite(path, name, {wide.data<float>(), wide.count()});
+    files.write(t, narrowed(path, name, wide, dtype, of.options.nonfinite));
   }
-  for (const auto& writer : writers) files.run([&] { writer->finish(); });
+  files.finish();
   if (complete) files.run([&] { complete(all, cut); });
   files.agree();
 }
@@ -320,13 +328,13 @@ void save_pretrained(const std::string& folder, LanguageModel& model, Strategy& 
       contents_of(model, values, stream, options),
       [&](std::size_t file, std::size_t files) { return (path / weight_file_name(file, files)).string(); },
       options.max_shard_size, strategy.communicator(), rank,
-      [&](const std::vector<SafetensorsSpec>& tensors, const std::vector<std::vector<std::size_t>>& files) {
+      [&](const std::vector<SafetensorsSpec>& tensors, const Cut& files) {
         if (files.size() > 1)
           write_durably((path / weight_index_name).string(), weight_index(tensors, files));
         const std::vector<fs::path> copied = files_beside(model.origin().folder);
         write_durably((path / "config.json").string(), config_text(model, options.dtype, copied));
         for (const fs::path& from : copied) copy_durably(from.string(), (path / from.filename()).string());
-        remove_other_weights(path, files.size());
+        if (options.only.empty()) remove_other_weights(path, files.size());
       });
 }
 

@@ -39,10 +39,10 @@ void save_weights(const std::string& path, Module&, Strategy&, int rank, const S
                   const SaveOptions& = {});
 
 /// Writes model.safetensors, as save_weights(), or files of SaveOptions::max_shard_size with their index, and
-/// config.json to a folder, which is made; then it removes other files of weights with such names. Files of
-/// the tokenizer, chat_template.* and generation_config.json are copied from the folder of a
-/// language_model_from_config(), which may be the same. Each file appears complete. Hugging Face's
-/// from_pretrained() reads the folder. Collective, as save_weights().
+/// config.json to a folder, which is made; then it removes other files of weights with such names, unless
+/// only parts are written. Files of the tokenizer, chat_template.* and generation_config.json are copied from
+/// the folder of a language_model_from_config(), which may be the same. Each file appears complete. Hugging
+/// Face's from_pretrained() reads the folder. Collective, as save_weights().
 void save_pretrained(const std::string& folder, LanguageModel&, Strategy&, int rank, const Stream&,
                      const SaveOptions& = {});
 

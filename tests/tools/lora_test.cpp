@@ -349,7 +349,7 @@ TEST_F(Lora, ACheckpointWithoutFrozenWeightsNamesThoseThatItWasTrainedWith) {
                                  "'base'; the model has weights ",
                                  named,
                                  ": load 'base' before, with load_model(), or for a run that is resumed with "
-                                 "load_pretrained() or EngineOptions::initial_values; "
+                                 "load_pretrained() or EngineOptions::initial_values, --init of train_lm; "
                                  "LoadCheckpointOptions::load_module_strict = false takes others"));
     };
     train(training, 2, StrategyKind::zero3);
