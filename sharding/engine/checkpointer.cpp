@@ -75,7 +75,7 @@ void verify_share(const CheckpointReader& reader, int rank, int ranks) {
 }
 
 /// A name of weights that stays the same where their folder is moved.
-std::string weights_name(const std::string& given) {
+std::string name_of_weights(const std::string& given) {
   fs::path path = fs::absolute(given).lexically_normal();
   if (!path.has_filename()) path = path.parent_path();
   const std::string name = path.filename().string();
@@ -88,7 +88,7 @@ template <class F>
 std::vector<std::string> base_of(Module& module, const F& selected) {
   std::set<std::string> names;
   for (const auto& [name, p] : module.named_parameters())
-    if (!p->loaded_from.empty() && selected(name, *p)) names.insert(weights_name(p->loaded_from));
+    if (!p->loaded_from.empty() && selected(name, *p)) names.insert(name_of_weights(p->loaded_from));
   return {names.begin(), names.end()};
 }
 
