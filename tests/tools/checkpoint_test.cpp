@@ -240,5 +240,17 @@ TEST_F(CheckpointTool, MergeAndSplitWriteTheFormatOfHuggingFace) {
   EXPECT_EQ(read_text_file(folder_ / "given/config.json"), "{}");
 }
 
+TEST_F(CheckpointTool, MergeNamesTheFrozenWeightsThatACheckpointLacks) {
+  const auto merged = [&](const char* out, const std::string& state) {
+    test::write_checkpoint(run() + "/global_step30", {{"model/w", {6, 5}, test::equal_ranges(30, 2), 0}}, 2,
+                           state);
+    return run_tool({"merge", run() + "/global_step30", folder_ / out}).out;
+  };
+  EXPECT_TRUE(merged("a", R"({"exclude_frozen_parameters":true,"base":["llama","head.pt"]})")
+                  .ends_with("; without frozen weights, which are those of 'llama' and 'head.pt'\n"));
+  EXPECT_TRUE(merged("b", R"({"exclude_frozen_parameters":true})").ends_with("; without frozen weights\n"));
+  EXPECT_FALSE(has_text(merged("c", R"({"base":["llama"]})"), "frozen"));
+}
+
 }  // namespace
 }  // namespace rz

@@ -1,9 +1,11 @@
 // merge and split: both write a folder of Hugging Face.
 #include <cstdio>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "comm/core/byte_size.h"
 #include "comm/core/error.h"
+#include "sharding/checkpoint/open_tensors.h"
 #include "sharding/checkpoint/write_weights.h"
 #include "sharding/huggingface/adapter.h"
 #include "sharding/io/disk.h"
@@ -81,6 +83,18 @@ std::vector<std::string> copied_files(const WriteOptions& o) {
   return files;
 }
 
+/// "; without frozen weights, which are those of 'base'", if a checkpoint has none.
+std::string left_out(const std::string& in) {
+  if (!has_checkpoint(in)) return "";
+  const nlohmann::json state = read_stored_checkpoint(checkpoint_at(in)).state;
+  if (!state.value("exclude_frozen_parameters", false)) return "";
+  std::string names;
+  for (const auto& name : state.value("base", nlohmann::json::array()))
+    names +=
+        concat(names.empty() ? ", which are those of '" : " and '", escaped(name.get<std::string>()), '\'');
+  return concat("; without frozen weights", names);
+}
+
 int run_write(const WriteOptions& o) {
   WriteWeightsOptions options;
   options.max_file_bytes = max_file_bytes(o);
@@ -99,8 +113,9 @@ int run_write(const WriteOptions& o) {
   std::uint64_t bytes = 0, files = 0;
   for (const auto& entry : fs::directory_iterator(o.out))
     if (entry.path().extension() == ".safetensors") ++files, bytes += entry.file_size();
-  std::printf("%s: %zu tensors in %llu file%s, %s\n", escaped(o.out).c_str(), source.tensors().size(),
-              static_cast<unsigned long long>(files), files == 1 ? "" : "s", human_bytes(bytes).c_str());
+  std::printf("%s: %zu tensors in %llu file%s, %s%s\n", escaped(o.out).c_str(), source.tensors().size(),
+              static_cast<unsigned long long>(files), files == 1 ? "" : "s", human_bytes(bytes).c_str(),
+              left_out(o.in).c_str());
   return 0;
 }
 
