@@ -7,14 +7,15 @@
 
 namespace rz {
 
-void LanguageModel::register_head(Module& body, Module& norm, Parameter& table, bool tied, double deviation) {
+void LanguageModel::register_head(Module& body, Module& norm, Parameter& table, bool tied, double deviation,
+                                  const std::string& name) {
   if (tied) {
     Scope& scope = body.register_scope("head", std::vector<Module*>{&norm});
     scope.parameters.push_back(&table);
     head_weight_ = &table, head_scope_ = &scope;
     return;
   }
-  lm_head_.emplace(*this, "lm_head", table.shape[1], table.shape[0], ops::WeightLayout::out_in,
+  lm_head_.emplace(*this, name, table.shape[1], table.shape[0], ops::WeightLayout::out_in,
                    /*with_bias=*/false);
   lm_head_->weight.initial = {Initial::normal, static_cast<float>(deviation)};
   head_weight_ = &lm_head_->weight;

@@ -60,6 +60,9 @@ class LanguageModel : public Module {
   /// Another model of this configuration, whose parameters have no memory.
   virtual std::unique_ptr<LanguageModel> without_values() const = 0;
 
+  /// The layer of the logits, which is used without being called; null if its weight is the embedding's.
+  const nn::Linear* lm_head() const { return lm_head_ ? &*lm_head_ : nullptr; }
+
  protected:
   using Module::Module;
 
@@ -70,9 +73,10 @@ class LanguageModel : public Module {
   virtual Var last_norm(Tape&, Var hidden) = 0;
 
   /// In constructors, when the body is complete: the head, a scope of the body, with the last norm and the
-  /// table of the embedding if it is tied to it. Otherwise it has lm_head.weight, of the shape of the table,
+  /// table of the embedding if it is tied to it. Otherwise it has `name`.weight, of the shape of the table,
   /// with initial values normal(0, deviation).
-  void register_head(Module& body, Module& last_norm, Parameter& table, bool tied, double deviation);
+  void register_head(Module& body, Module& last_norm, Parameter& table, bool tied, double deviation,
+                     const std::string& name = "lm_head");
 
  private:
   Var checked_hidden(Tape&, const Tensor& tokens, KvCache* = nullptr);

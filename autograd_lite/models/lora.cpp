@@ -37,12 +37,12 @@ std::string layer_names(const NamedModules& modules) {
   return text.empty() ? "there are none" : text;
 }
 
-/// The layers of logits, which language models use without calling them.
+/// The layers of logits.
 std::set<const Module*> heads(Module& module) {
   std::set<const Module*> all;
   for (Module* m : module.modules())
-    if (dynamic_cast<LanguageModel*>(m))
-      if (Module* head = m->find_module("lm_head")) all.insert(head);
+    if (const auto* model = dynamic_cast<const LanguageModel*>(m))
+      if (const Module* head = model->lm_head()) all.insert(head);
   return all;
 }
 

@@ -23,7 +23,7 @@ struct NameTable {
     std::size_t dims;
     std::string_view layer;
   };
-  std::array<Ignored, 2> ignored;
+  std::array<Ignored, 3> ignored;
   std::string_view head, table;  ///< a model without a parameter `head` has `table` in its place
 };
 
