@@ -1,5 +1,8 @@
 #include "autograd_lite/attention_ops.h"
 
+#include <algorithm>
+#include <bit>
+
 #include "autograd_lite/autocast.h"
 #include "autograd_lite/saved_variable.h"
 
@@ -94,6 +97,24 @@ Var rotary(Tape& tape, Var x, int heads, const RotaryTables& tables, std::size_t
                 tape.stream());
     tape.accumulate_grad(x, d_x);
   });
+}
+
+RotaryEmbedding::RotaryEmbedding(std::size_t rotated, std::size_t positions,
+                                 const ops::RotaryOptions& options)
+    : rotated_(rotated), positions_(positions), options_(options) {}
+
+std::size_t RotaryEmbedding::max_positions() const {
+  if (!is_dynamic()) return positions_;
+  return static_cast<std::size_t>(static_cast<double>(positions_) * options_.factor);
+}
+
+/// Tables grow by powers of two; those of dynamic scaling depend on the length.
+RotaryTables RotaryEmbedding::tables(std::size_t length, const Stream& stream) {
+  if (is_dynamic() ? length_ != length : length_ < length) {
+    length_ = is_dynamic() ? length : std::min(std::bit_ceil(length), max_positions());
+    tables_ = ops::rotary_tables(rotated_, length_, options_, stream);
+  }
+  return tables_;
 }
 
 }  // namespace rz::nn

@@ -22,4 +22,26 @@ Var causal_attention(Tape&, Var qkv, int heads, float dropout = 0);
 /// `positions` (i32) is undefined.
 Var rotary(Tape&, Var x, int heads, const RotaryTables&, std::size_t past = 0, const Tensor& positions = {});
 
+/// The tables of a model, which grow with its longest sequence.
+class RotaryEmbedding {
+ public:
+  /// The first `rotated` channels of each head are rotated. Sequences have `positions` tokens at most, with
+  /// dynamic scaling RotaryOptions::factor times as many.
+  RotaryEmbedding(std::size_t rotated, std::size_t positions, const ops::RotaryOptions&);
+
+  std::size_t max_positions() const;
+  /// Longer sequences have tables of their length (ModelFacts::length_matters_from); 0: none.
+  std::size_t length_matters_from() const { return is_dynamic() ? positions_ : 0; }
+  /// Those of a sequence of this length, on the device of the stream. They stay while they are referred to.
+  RotaryTables tables(std::size_t length, const Stream&);
+
+ private:
+  bool is_dynamic() const { return options_.scaling == ops::RotaryOptions::Scaling::dynamic; }
+
+  std::size_t rotated_, positions_;
+  ops::RotaryOptions options_;
+  RotaryTables tables_;
+  std::size_t length_ = 0;  ///< of tables_
+};
+
 }  // namespace rz::nn

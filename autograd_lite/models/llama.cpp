@@ -1,22 +1,8 @@
 #include "autograd_lite/models/llama.h"
 
-#include <algorithm>
-#include <bit>
 #include <cmath>
-#include <vector>
 
 namespace rz {
-namespace {
-
-/// Dynamic scaling is for sequences that are longer than those of the training.
-bool is_dynamic(const LlamaConfig& c) { return c.rope.scaling == ops::RotaryOptions::Scaling::dynamic; }
-
-std::size_t max_positions(const LlamaConfig& c) {
-  if (!is_dynamic(c)) return c.max_position_embeddings;
-  return static_cast<std::size_t>(static_cast<double>(c.max_position_embeddings) * c.rope.factor);
-}
-
-}  // namespace
 
 void check(const LlamaConfig& c) {
   const auto positive = [](const char* key, std::size_t value) {
@@ -134,10 +120,18 @@ Model::Model(Module& parent, const std::string& name, const LlamaConfig& c)
 
 }  // namespace llama
 
-Llama::Llama(const LlamaConfig& c) : config_((check(c), c)), model_(*this, "model", c) { register_head(); }
+Llama::Llama(const LlamaConfig& c)
+    : config_((check(c), c)),
+      model_(*this, "model", c),
+      rotary_(c.head_dim, c.max_position_embeddings, c.rope) {
+  register_head();
+}
 
 Llama::Llama(Module& parent, const std::string& name, const LlamaConfig& c)
-    : LanguageModel(parent, name), config_((check(c), c)), model_(*this, "model", c) {
+    : LanguageModel(parent, name),
+      config_((check(c), c)),
+      model_(*this, "model", c),
+      rotary_(c.head_dim, c.max_position_embeddings, c.rope) {
   register_head();
 }
 
@@ -150,8 +144,8 @@ ModelFacts Llama::facts() const {
           .head_size = c.head_dim,
           .channels = c.hidden_size,
           .vocabulary = c.vocab_size,
-          .positions = max_positions(c),
-          .length_matters_from = is_dynamic(c) ? c.max_position_embeddings : 0};
+          .positions = rotary_.max_positions(),
+          .length_matters_from = rotary_.length_matters_from()};
 }
 
 std::unique_ptr<LanguageModel> Llama::without_values() const { return std::make_unique<Llama>(config_); }
@@ -161,18 +155,9 @@ void Llama::register_head() {
                                config_.initializer_range);
 }
 
-/// Tables grow with the longest sequence, by powers of two; those of dynamic scaling depend on its length.
-const ops::RotaryTables& Llama::rotary_tables(const Tape& tape, std::size_t positions) {
-  const bool dynamic = is_dynamic(config_);
-  if (dynamic ? positions_ != positions : positions_ < positions) {
-    positions_ = dynamic ? positions : std::min(std::bit_ceil(positions), max_positions(config_));
-    tables_ = ops::rotary_tables(config_.head_dim, positions_, config_.rope, tape.stream());
-  }
-  return tables_;
-}
-
 Var Llama::hidden(Tape& tape, const Tensor& tokens, KvCache* cache) {
-  const ops::RotaryTables tables = rotary_tables(tape, cache ? cache->positions() : tokens.shape()[1]);
+  const ops::RotaryTables tables =
+      rotary_.tables(cache ? cache->positions() : tokens.shape()[1], tape.stream());
   Var x = model_.embed_tokens(tape, tokens);
   for (llama::DecoderLayer& layer : model_.layers)
     x = layer.in_block(tape, x,

@@ -106,12 +106,10 @@ class Llama : public LanguageModel {
   Var hidden(Tape&, const Tensor& tokens, KvCache*) override;
   Var last_norm(Tape& tape, Var x) override { return model_.norm(tape, x); }
   void register_head();
-  const ops::RotaryTables& rotary_tables(const Tape&, std::size_t positions);
 
   LlamaConfig config_;
   llama::Model model_;
-  ops::RotaryTables tables_;   ///< of the longest sequence so far
-  std::size_t positions_ = 0;  ///< of tables_
+  nn::RotaryEmbedding rotary_;
 };
 
 }  // namespace rz
