@@ -8,12 +8,22 @@
 #include <vector>
 
 #include "sharding/io/json.h"
+#include "tensor/attention_ops.h"
 
 namespace rz {
 
 /// A required size of 1 to `max_value`.
 inline std::size_t size_at(const JsonObject& o, const char* key, std::int64_t max_value) {
   return static_cast<std::size_t>(o.required_integer(key, 1, max_value));
+}
+
+/// Neither absent nor null.
+inline bool is_given(const JsonObject& o, const char* key) { return o.has(key) && !o.at(key).is_null(); }
+
+/// A size of 1 to `max_value` if the key is given.
+inline std::size_t size_at(const JsonObject& o, const char* key, std::int64_t absent,
+                           std::int64_t max_value) {
+  return static_cast<std::size_t>(is_given(o, key) ? o.integer(key, absent, 1, max_value) : absent);
 }
 
 /// A token of the tokenizer. None for null, a list, and a token that the vocabulary lacks.
@@ -46,5 +56,21 @@ inline nlohmann::ordered_json tokens_or_null(const std::vector<std::size_t>& tok
   if (tokens.empty()) return nullptr;
   return tokens.size() == 1 ? nlohmann::ordered_json(tokens[0]) : nlohmann::ordered_json(tokens);
 }
+
+constexpr std::int64_t max_positions = std::int64_t{1} << 30;  ///< of max_position_embeddings
+constexpr double max_theta = 1e15;                             ///< of rope_theta
+
+/// Rotary position embedding.
+struct RopeConfig {
+  ops::RotaryOptions options{};
+  double partial_rotary_factor = 1;  ///< the share of a head's channels that is rotated
+};
+/// What rope_scaling (transformers 4) and rope_parameters (5) state, over the values of other keys.
+RopeConfig rope_of(const JsonObject&, std::size_t positions, RopeConfig of_other_keys);
+/// rope_scaling.
+nlohmann::ordered_json scaling_json(const ops::RotaryOptions&);
+
+/// Errc::config for quantized weights.
+void refuse_quantization(const JsonObject&);
 
 }  // namespace rz

@@ -10,8 +10,6 @@
 namespace rz {
 namespace {
 
-using Scaling = ops::RotaryOptions::Scaling;
-
 /// Where a family has a window of keys.
 enum class Window {
   none,
@@ -79,73 +77,6 @@ std::string known_variants() {
   return names;
 }
 
-bool is_given(const JsonObject& o, const char* key) { return o.has(key) && !o.at(key).is_null(); }
-
-/// The same if it is given.
-std::size_t size_at(const JsonObject& o, const char* key, std::int64_t absent, std::int64_t max_value) {
-  return static_cast<std::size_t>(is_given(o, key) ? o.integer(key, absent, 1, max_value) : absent);
-}
-
-constexpr std::int64_t max_positions = std::int64_t{1} << 30;
-
-const char* name_of(Scaling s) {
-  switch (s) {
-    case Scaling::none:
-      return "default";
-    case Scaling::linear:
-      return "linear";
-    case Scaling::dynamic:
-      return "dynamic";
-    case Scaling::llama3:
-      return "llama3";
-  }
-  return "";
-}
-
-Scaling scaling_of(const JsonObject& o) {
-  const char* const key = o.has("rope_type") || !o.has("type") ? "rope_type" : "type";
-  const std::string text = o.text(key, "default");
-  for (const Scaling s : {Scaling::none, Scaling::linear, Scaling::dynamic, Scaling::llama3})
-    if (text == name_of(s)) return s;
-  o.fail_at(key, concat("must be \"default\", \"linear\", \"dynamic\" or \"llama3\", found \"", text, '"'));
-}
-
-/// `o`: rope_scaling or rope_parameters.
-void read_scaling(const JsonObject& o, ops::RotaryOptions& rope, std::size_t positions) {
-  constexpr double largest = 1e9;
-  rope.scaling = scaling_of(o);
-  if (o.number("partial_rotary_factor", 1, 0, 1) != 1)
-    o.fail_at("partial_rotary_factor", "must be 1: all channels of a head are rotated here");
-  if (rope.scaling == Scaling::none) return;
-  if (!is_given(o, "factor")) o.fail_at("factor", "missing");
-  rope.factor = o.number("factor", 1, 1, largest);
-  const bool llama3 = rope.scaling == Scaling::llama3;
-  if (llama3)
-    for (const char* key : {"low_freq_factor", "high_freq_factor", "original_max_position_embeddings"})
-      if (!is_given(o, key)) o.fail_at(key, "missing");
-  rope.low_freq_factor = o.number("low_freq_factor", 1, 0, largest);
-  rope.high_freq_factor = o.number("high_freq_factor", 4, 0, largest);
-  if (llama3 && rope.high_freq_factor <= rope.low_freq_factor)
-    o.fail_at("high_freq_factor", concat("must be more than low_freq_factor, ", rope.low_freq_factor));
-  rope.original_max_position_embeddings = llama3
-                                              ? size_at(o, "original_max_position_embeddings", max_positions)
-                                          : rope.scaling == Scaling::dynamic ? positions
-                                                                             : 0;
-}
-
-ops::RotaryOptions rope_of(const JsonObject& o, std::size_t positions) {
-  ops::RotaryOptions rope;
-  const bool is_new = is_given(o, "rope_parameters");
-  const auto theta = [&](const JsonObject& from) {
-    rope.theta = from.number("rope_theta", rope.theta, 1, 1e15);
-  };
-  theta(o);
-  if (is_new) theta(o.object("rope_parameters"));
-  for (const char* key : {"rope_scaling", "rope_parameters"})
-    if (is_given(o, key)) read_scaling(o.object(key), rope, positions);
-  return rope;
-}
-
 void read_window(const JsonObject& o, const Variant& of, LlamaConfig& c) {
   if (of.window == Window::none) return;
   const bool of_all = of.window == Window::all_layers;
@@ -167,13 +98,18 @@ void check_layer_types(const JsonObject& o, const Variant& of, const LlamaConfig
                      to_display(o.at("layer_types"))));
 }
 
+void refuse_partial_rotation(const JsonObject& o) {
+  if (o.number("partial_rotary_factor", 1, 0, 1) != 1)
+    o.fail_at("partial_rotary_factor", "must be 1: all channels of a head are rotated here");
+}
+
 void refuse_variants(const JsonObject& o) {
   if (o.text("hidden_act", "silu") != "silu")
     o.fail_at("hidden_act", concat("must be \"silu\", found ", to_display(o.at("hidden_act"))));
-  if (is_given(o, "quantization_config"))
-    o.fail_at("quantization_config", "quantized weights are not read; give those in f32, f16 or bf16");
-  if (o.number("partial_rotary_factor", 1, 0, 1) != 1)
-    o.fail_at("partial_rotary_factor", "must be 1: all channels of a head are rotated here");
+  refuse_quantization(o);
+  refuse_partial_rotation(o);
+  for (const char* key : {"rope_scaling", "rope_parameters"})
+    if (is_given(o, key)) refuse_partial_rotation(o.object(key));
 }
 
 LlamaConfig llama_config(const JsonObject& o) {
@@ -199,7 +135,8 @@ LlamaConfig llama_config(const JsonObject& o) {
                        of.head_dim ? of.head_dim : static_cast<std::int64_t>(c.hidden_size) / heads, 1 << 16);
   c.max_position_embeddings = size_at(o, "max_position_embeddings", of.positions, max_positions);
   c.rms_norm_eps = o.number("rms_norm_eps", 1e-6, 0, 1);
-  c.rope = rope_of(o, c.max_position_embeddings);
+  c.rope =
+      rope_of(o, c.max_position_embeddings, {{.theta = o.number("rope_theta", 10000, 1, max_theta)}}).options;
   c.tie_word_embeddings = o.boolean("tie_word_embeddings", false);
   c.o_bias = of.attention_bias && o.boolean("attention_bias", false);
   c.qkv_bias = of.qkv_bias || c.o_bias;
@@ -218,17 +155,6 @@ LlamaConfig llama_config(const JsonObject& o) {
     fail(e.code(), o.file(), ": ", e.what());
   }
   return c;
-}
-
-nlohmann::ordered_json scaling_json(const ops::RotaryOptions& rope) {
-  if (rope.scaling == Scaling::none) return nullptr;
-  nlohmann::ordered_json o{{"rope_type", name_of(rope.scaling)}, {"factor", rope.factor}};
-  if (rope.scaling == Scaling::llama3) {
-    o["low_freq_factor"] = rope.low_freq_factor;
-    o["high_freq_factor"] = rope.high_freq_factor;
-    o["original_max_position_embeddings"] = rope.original_max_position_embeddings;
-  }
-  return o;
 }
 
 std::unique_ptr<LanguageModel> make_llama(const JsonObject& config, std::vector<std::string>*) {

@@ -219,6 +219,8 @@ TEST_F(HuggingFace, VariantsOfALlamaAreRefusedByTheirKey) {
   refused(R"(, "num_key_value_heads": 3)", {"num_attention_heads is 8", "num_key_value_heads 3"});
   refused(R"(, "head_dim": 5)", {"head_dim is 5", "even"});
   refused(R"(, "partial_rotary_factor": 0.5)", {"partial_rotary_factor: "});
+  refused(R"(, "rope_parameters": {"partial_rotary_factor": 0.5})",
+          {"rope_parameters.partial_rotary_factor: "});
   put("other.json", R"({"model_type": "bert"})");
   expect_parts(error_of([&] { language_model_from_config(path("other.json")); }).what(),
                {"other.json: model_type: ", "\"gpt2\"", "\"qwen2\"", "bert"});
