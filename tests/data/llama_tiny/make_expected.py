@@ -2,10 +2,10 @@
 """Makes expected.json: PyTorch's results in float64 for the cases below, small models of the shape of Llama. Run it with a Python that has torch
 (Debian: python3-torch); no test needs it.
 
-Each case has its config.json, as Hugging Face writes it, and for each update the loss and the norm of the gradient before clipping. The initial
-weights come from the formula of ../gpt2_tiny/make_expected.py: element i of the parameter called NAME is 0.08 · (2u - 1) · sqrt(3), plus 1 for the
+Each case has its config.json, as Hugging Face writes it, for each update the loss and the norm of the gradient before clipping, and how the initial
+model continues the prompts below with its likeliest tokens, which are ahead of the second by more than MARGIN. The initial weights come from the formula of ../gpt2_tiny/make_expected.py: element i of the parameter called NAME is 0.08 · (2u - 1) · sqrt(3), plus 1 for the
 weights of norms. Sample i is tokens[i·T … i·T+T] of ../gpt2_tiny/tokens.bin, taken modulo the vocabulary; update s uses samples s·B … s·B+B-1."""
-import importlib.util, json, math, os, torch
+import importlib.util, json, math, os, re, torch
 import torch.nn.functional as F
 torch.set_num_threads(1)
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -13,6 +13,7 @@ spec = importlib.util.spec_from_file_location('gpt2', os.path.join(HERE, '../gpt
 gpt2 = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(gpt2)
 LR, B1, B2, EPS, WD, BATCH, STEPS = 1e-3, 0.9, 0.95, 1e-8, 0.1, 12, 6
+PROMPTS, NEW_TOKENS, MARGIN = [[4, 7, 1, 9, 0], [2]], 15, 1e-4
 
 base = dict(model_type='llama', hidden_act='silu', vocab_size=131, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=6,
             num_key_value_heads=2, max_position_embeddings=40, rms_norm_eps=1e-5, rope_theta=10000.0, tie_word_embeddings=False, attention_bias=False,
@@ -55,7 +56,7 @@ def initial(c):
     for name, shape in shapes(c):
         i = torch.arange(math.prod(shape), dtype=torch.int64)
         u = gpt2.shift_right(gpt2.splitmix64(gpt2.wrap(gpt2.fnv1a64(name)) + i), 40).double() / (1 << 24)
-        value = 0.08 * (2 * u - 1) * math.sqrt(3.0) + ('norm' in name)
+        value = 0.08 * (2 * u - 1) * math.sqrt(3.0) + ('norm' in name and name.endswith('weight'))
         out[name] = value.float().double().reshape(shape)
     return out
 
@@ -104,7 +105,16 @@ def forward(c, p, tokens):
     x = norm(x, p['model.norm.weight'], c['rms_norm_eps'])
     return F.linear(x, p.get('lm_head.weight', p['model.embed_tokens.weight']))
 
+def greedy(c, p, prompt):
+    text = list(prompt)
+    for _ in range(NEW_TOKENS):
+        logits, tokens = forward(c, p, torch.tensor([text]))[0, -1].topk(2)
+        assert logits[0] - logits[1] > MARGIN, (c, text)
+        text.append(tokens[0].item())
+    return text[len(prompt):]
+
 def run(c, T):
+    with torch.no_grad(): texts = [greedy(c, initial(c), prompt) for prompt in PROMPTS]
     p = {n: v.requires_grad_() for n, v in initial(c).items()}
     groups = [dict(params=[v for v in p.values() if v.dim() > 1], weight_decay=WD), dict(params=[v for v in p.values() if v.dim() < 2], weight_decay=0)]
     optimizer = torch.optim.AdamW(groups, lr=LR, betas=(B1, B2), eps=EPS)
@@ -116,7 +126,8 @@ def run(c, T):
         optimizer.zero_grad(); loss.backward()
         losses.append(loss.item()); norms.append(math.sqrt(sum(v.grad.pow(2).sum().item() for v in p.values())))
         optimizer.step()
-    return dict(config=c, sequence_length=T, loss=losses, grad_norm=norms)
+    return dict(config=c, sequence_length=T, loss=losses, grad_norm=norms, greedy=texts)
 
 if __name__ == '__main__':
-    json.dump(dict(batch=BATCH, cases={name: run(*case) for name, case in CASES.items()}), open(os.path.join(HERE, 'expected.json'), 'w'), indent=1)
+    text = json.dumps(dict(batch=BATCH, prompts=PROMPTS, cases={name: run(*case) for name, case in CASES.items()}), indent=1)
+    with open(os.path.join(HERE, 'expected.json'), 'w') as file: file.write(re.sub(r'\[[^][{}]*\]', lambda list: ' '.join(list[0].split()), text) + '\n')

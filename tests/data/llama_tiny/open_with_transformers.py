@@ -5,7 +5,7 @@ compares the files that we write with opened.json, which must be made again wher
 
 Each model is saved by train_lm in every way below. Any warning is an error, as is a tensor that is missing, unexpected or of another shape. The loss
 of the first batch is that of train_lm within 2e-5. Besides, the first loss and gradient norm of expected.json are those of transformers' models in
-float64, whose rotary tables are f32, within 2e-7."""
+float64, whose rotary tables are f32, within 2e-7, and they continue its prompts alike."""
 import json, logging, os, pathlib, subprocess, sys, tempfile, warnings
 import numpy, torch, transformers
 HERE = pathlib.Path(__file__).resolve().parent
@@ -50,6 +50,10 @@ def check_expected(case):
     rows = torch.tensor(numpy.stack([tokens[s * length:s * length + length + 1] for s in range(BATCH)]).astype('int64')) % config['vocab_size']
     loss = torch.nn.functional.cross_entropy(model(rows[:, :-1]).logits.flatten(0, 1), rows[:, 1:].flatten())
     loss.backward()
+    for prompt, text in zip(expected['prompts'], case['greedy']):
+        room = min(len(text), config['max_position_embeddings'] - len(prompt))  # it warns of longer texts
+        made = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=room, eos_token_id=None, use_cache=False)
+        assert made[0, len(prompt):].tolist() == text[:room], (config, made, text)
     norm = sum(p.grad.pow(2).sum().item() for p in model.parameters()) ** 0.5
     assert abs(loss.item() - case['loss'][0]) < 2e-7 and abs(norm - case['grad_norm'][0]) < 2e-7, (loss.item(), norm)
 
