@@ -6,6 +6,7 @@
 
 #include "comm/core/error.h"
 #include "sharding/huggingface/gpt2_config.h"
+#include "sharding/huggingface/gpt_neox_config.h"
 #include "sharding/huggingface/llama_config.h"
 #include "sharding/io/json.h"
 
@@ -13,8 +14,8 @@ namespace rz {
 namespace {
 
 /// The first is that of a config.json without model_type.
-constexpr const ModelFamily* families[] = {&gpt2_family, &llama_family, &mistral_family, &qwen2_family,
-                                           &qwen3_family};
+constexpr const ModelFamily* families[] = {&gpt2_family,  &llama_family, &mistral_family,
+                                           &qwen2_family, &qwen3_family, &gpt_neox_family};
 
 const ModelFamily* find_family(std::string_view model_type) {
   for (const ModelFamily* f : families)

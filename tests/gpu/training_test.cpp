@@ -6,6 +6,7 @@
 
 #include "autograd_lite/models/generate.h"
 #include "autograd_lite/models/gpt2.h"
+#include "autograd_lite/models/gpt_neox.h"
 #include "autograd_lite/models/llama.h"
 #include "autograd_lite/nn/init.h"
 #include "comm/device/allocate.h"
@@ -77,6 +78,13 @@ std::unique_ptr<LanguageModel> small_model(const std::string& kind) {
   if (kind == "gpt2")
     return std::make_unique<Gpt2>(
         Gpt2Config{.n_layer = 2, .n_head = 2, .n_embd = 16, .n_positions = 12, .vocab_size = 11});
+  if (kind == "gpt_neox")
+    return std::make_unique<GptNeox>(GptNeoxConfig{.vocab_size = 11,
+                                                   .hidden_size = 16,
+                                                   .intermediate_size = 24,
+                                                   .num_hidden_layers = 2,
+                                                   .num_attention_heads = 2,
+                                                   .max_position_embeddings = 12});
   return std::make_unique<Llama>(LlamaConfig{.vocab_size = 11,
                                              .hidden_size = 16,
                                              .intermediate_size = 24,
@@ -113,7 +121,7 @@ TEST_P(Generation, HasTheTextsOfTheHostWithACacheAndWithout) {
   const Texts expected = texts_on({}, GetParam(), false);
   for (const bool use_cache : {false, true}) EXPECT_EQ(texts_on(stream, GetParam(), use_cache), expected);
 }
-INSTANTIATE_TEST_SUITE_P(Models, Generation, testing::Values("gpt2", "llama"),
+INSTANTIATE_TEST_SUITE_P(Models, Generation, testing::Values("gpt2", "llama", "gpt_neox"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

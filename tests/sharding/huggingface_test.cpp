@@ -226,11 +226,63 @@ TEST_F(HuggingFace, VariantsOfALlamaAreRefusedByTheirKey) {
                {"other.json: model_type: ", "\"gpt2\"", "\"qwen2\"", "bert"});
 }
 
+std::string neox_config(const std::string& more) {
+  return R"({"model_type": "gpt_neox", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, )"
+         R"("num_hidden_layers": 1, "num_attention_heads": 2)" +
+         more + "}";
+}
+
+TEST_F(HuggingFace, BothSpellingsOfAGptNeoxAreOneAndAbsentKeysHaveHuggingFacesDefaults) {
+  const auto written = [&](const std::string& more) {
+    put("config.json", neox_config(more));
+    return config_json(*language_model_from_config(path()));
+  };
+  const std::string old = written(
+      R"(, "rotary_pct": 0.5, "rotary_emb_base": 500, "rope_scaling": {"type": "linear", "factor": 2})");
+  EXPECT_EQ(written(R"(, "rope_parameters": {"rope_type": "linear", "factor": 2, "rope_theta": 500, )"
+                    R"("partial_rotary_factor": 0.5})"),
+            old);
+  EXPECT_NE(written(""), old);
+  EXPECT_EQ(written(R"(, "max_position_embeddings": 2048, "hidden_act": "gelu", "layer_norm_eps": 1e-5, )"
+                    R"("rotary_pct": 0.25, "rotary_emb_base": 10000, "use_parallel_residual": true, )"
+                    R"("attention_bias": true, "tie_word_embeddings": false, "hidden_dropout": 0, )"
+                    R"("bos_token_id": 0, "eos_token_id": 2)"),
+            written(""));
+}
+
+TEST_F(HuggingFace, VariantsOfAGptNeoxAreRefusedByTheirKey) {
+  const auto refused = [&](const std::string& more, std::initializer_list<std::string> parts) {
+    put("wrong.json", neox_config(more));
+    expect_parts(error_of([&] { language_model_from_config(path("wrong.json")); }).what(), parts);
+  };
+  refused(R"(, "hidden_act": "gelu_10")", {"wrong.json: hidden_act is \"gelu_10\"", "gelu_new"});
+  refused(R"(, "rotary_pct": 0.2)", {"rotary_pct is 0.2, which is 3 of the 16 channels", "even"});
+  refused(R"(, "rope_scaling": {"rope_type": "yarn", "factor": 2})", {"rope_scaling.rope_type: ", "yarn"});
+  refused(R"(, "quantization_config": {"bits": 4})", {"quantization_config: "});
+  refused(R"(, "attention_dropout": 1)", {"attention_dropout is 1", "less than 1"});
+}
+
+TEST_F(HuggingFace, MasksAndFrequenciesInOldFilesOfAGptNeoxAreNoWeights) {
+  put("config.json", neox_config(""));
+  const auto model = language_model_from_config(path());
+  Tensors tensors;
+  for (const Parameter* p : model->parameters()) tensors.push_back({p->name, extents(p->shape), DType::f32});
+  const std::string attention = "gpt_neox.layers.0.attention.";
+  tensors.push_back({attention + "bias", {1, 1, 4, 4}, DType::f32});
+  tensors.push_back({attention + "masked_bias", {}, DType::f32});
+  tensors.push_back({attention + "rotary_emb.inv_freq", {2}, DType::f32});
+  put_tensors("model.safetensors", tensors);
+  EXPECT_EQ(PretrainedWeights(path(), *model).tensors(), model->parameters().size());
+  tensors.back().name = attention + "query_key.bias";
+  put_tensors("model.safetensors", tensors);
+  EXPECT_THROW(PretrainedWeights(path(), *model), Error);
+}
+
 /// tests/data/llama_tiny/open_with_transformers.py has opened such files without a warning.
 TEST_F(HuggingFace, FilesAreThoseThatTransformersOpened) {
   const std::string file = RZ_SOURCE_DIR "/tests/data/llama_tiny/opened.json";
   const nlohmann::json all = parse_json(read_text_file(file), file, JsonDialect::strict);
-  EXPECT_GE(all.size(), 9u);
+  EXPECT_GE(all.size(), 12u);
   for (const auto& [name, opened] : all.items()) {
     put("config.json", opened.at("config").dump());
     const auto model = language_model_from_config(path());

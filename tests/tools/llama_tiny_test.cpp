@@ -1,4 +1,5 @@
-// Small models of the shape of Llama against PyTorch in float64 (tests/data/llama_tiny), in every strategy.
+// Small models of the shape of Llama and GPT-NeoX against PyTorch in float64 (tests/data/llama_tiny), in
+// every strategy.
 
 #include <gtest/gtest.h>
 
@@ -185,7 +186,8 @@ TEST_P(LlamaTiny, ContinuesTextsAsInFloat64WithACacheAndWithout) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, LlamaTiny,
                          testing::Values("llama", "llama_without_groups", "llama_linear", "llama_dynamic",
-                                         "llama_llama3", "mistral", "qwen2", "qwen3"),
+                                         "llama_llama3", "mistral", "qwen2", "qwen3", "gpt_neox",
+                                         "gpt_neox_sequential"),
                          [](const auto& info) { return std::string(info.param); });
 
 // ---- the shared fixture

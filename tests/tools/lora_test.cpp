@@ -524,6 +524,24 @@ TEST_F(Lora, TheHeadIsTrainedWholeOrNotAtAll) {
   EXPECT_EQ(error_of([&] { add_lora(*m, {.target_modules = {"c_fc"}}); }).code(), Errc::invalid_argument);
 }
 
+TEST_F(Lora, OfAGptNeoxTheHeadHasAnotherName) {
+  write_file(folder_ / "config.json",
+             R"({"model_type": "gpt_neox", "vocab_size": 256, "hidden_size": 32, "intermediate_size": 48,
+                 "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 8})");
+  const auto m = model(), all = model();
+  const Error e = error_of([&] { add_lora(*m, {.target_modules = {"embed_out"}}); });
+  EXPECT_NE(std::string(e.what()).find("embed_out is the head"), std::string::npos) << e.what();
+  add_lora(*all, {.target_modules = "all-linear"});
+  EXPECT_EQ(lora_layers(*all).size(), 2u * 4);
+  Reports first;
+  for (const StrategyKind kind : {StrategyKind::ddp, StrategyKind::zero3}) {
+    const Reports reports = train(run({{"target_modules", {"query_key_value"}}, {"r", 2}}), 2, kind);
+    EXPECT_LT(reports[2].loss, reports[0].loss);
+    if (first.empty()) first = reports;
+    expect_same_bits(first, reports, name(kind));
+  }
+}
+
 TEST_F(Lora, ARegularExpressionMatchesWholeNames) {
   const auto m = model();
   add_lora(*m, {.target_modules = R"(.*h\.1\.(attn|mlp)\.c_proj)"});

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes expected.json: PyTorch's results in float64 for the cases below, small models of the shape of Llama. Run it with a Python that has torch
+"""Makes expected.json: PyTorch's results in float64 for the cases below, small models of the shape of Llama and GPT-NeoX. Run it with a Python that has torch
 (Debian: python3-torch); no test needs it.
 
 Each case has its config.json, as Hugging Face writes it, for each update the loss and the norm of the gradient before clipping, and how the initial
@@ -18,6 +18,9 @@ PROMPTS, NEW_TOKENS, MARGIN = [[4, 7, 1, 9, 0], [2]], 15, 1e-4
 base = dict(model_type='llama', hidden_act='silu', vocab_size=131, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=6,
             num_key_value_heads=2, max_position_embeddings=40, rms_norm_eps=1e-5, rope_theta=10000.0, tie_word_embeddings=False, attention_bias=False,
             mlp_bias=False, initializer_range=0.02)
+neox = dict(model_type='gpt_neox', hidden_act='gelu', vocab_size=131, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=3,
+            max_position_embeddings=40, layer_norm_eps=1e-5, rotary_pct=0.25, rotary_emb_base=10000, use_parallel_residual=True, attention_bias=True,
+            tie_word_embeddings=False, initializer_range=0.02)
 CASES = {
     'llama': (base, 24),
     'llama_without_groups': (dict(base, num_key_value_heads=6, head_dim=10), 17),
@@ -29,6 +32,9 @@ CASES = {
     'mistral': (dict(base, model_type='mistral', num_key_value_heads=1, sliding_window=7), 30),
     'qwen2': (dict(base, model_type='qwen2', tie_word_embeddings=True, use_sliding_window=True, sliding_window=5, max_window_layers=1), 30),
     'qwen3': (dict(base, model_type='qwen3', head_dim=12, use_sliding_window=False, attention_bias=True), 24),
+    'gpt_neox': (neox, 24),
+    'gpt_neox_sequential': (dict(neox, use_parallel_residual=False, hidden_act='gelu_new', rotary_pct=0.5, rotary_emb_base=500, attention_bias=False,
+                                 tie_word_embeddings=True, rope_scaling=dict(rope_type='linear', factor=2.0)), 17),
 }
 
 def head_dim(c): return c.get('head_dim', c['hidden_size'] // c['num_attention_heads'])
@@ -51,9 +57,20 @@ def shapes(c):
     yield 'model.norm.weight', (C,)
     if not c['tie_word_embeddings']: yield 'lm_head.weight', (c['vocab_size'], C)
 
+def neox_shapes(c):
+    C, I = c['hidden_size'], c['intermediate_size']
+    yield 'gpt_neox.embed_in.weight', (c['vocab_size'], C)
+    for l in range(c['num_hidden_layers']):
+        for name, rows, columns in (('input_layernorm', C, 0), ('post_attention_layernorm', C, 0), ('attention.query_key_value', 3 * C, C),
+                                    ('attention.dense', C, C), ('mlp.dense_h_to_4h', I, C), ('mlp.dense_4h_to_h', C, I)):
+            yield f'gpt_neox.layers.{l}.{name}.weight', (rows, columns) if columns else (rows,)
+            if c['attention_bias'] or not name.startswith('attention'): yield f'gpt_neox.layers.{l}.{name}.bias', (rows,)
+    for name in ('weight', 'bias'): yield f'gpt_neox.final_layer_norm.{name}', (C,)
+    if not c['tie_word_embeddings']: yield 'embed_out.weight', (c['vocab_size'], C)
+
 def initial(c):
     out = {}
-    for name, shape in shapes(c):
+    for name, shape in (neox_shapes if c['model_type'] == 'gpt_neox' else shapes)(c):
         i = torch.arange(math.prod(shape), dtype=torch.int64)
         u = gpt2.shift_right(gpt2.splitmix64(gpt2.wrap(gpt2.fnv1a64(name)) + i), 40).double() / (1 << 24)
         value = 0.08 * (2 * u - 1) * math.sqrt(3.0) + ('norm' in name and name.endswith('weight'))
@@ -82,7 +99,27 @@ def rotate(x, angle):                       # [B, heads, T, D], [T, D / 2]
 
 def norm(x, w, eps): return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * w
 
+def neox_forward(c, p, tokens):
+    H, T = c['num_attention_heads'], tokens.shape[1]
+    D = c['hidden_size'] // H
+    R = int(D * c['rotary_pct'])
+    linear = lambda x, name: F.linear(x, p[name + '.weight'], p.get(name + '.bias'))
+    layer_norm = lambda x, name: F.layer_norm(x, x.shape[-1:], p[name + '.weight'], p[name + '.bias'], c['layer_norm_eps'])
+    turned = lambda x: torch.cat([rotate(x[..., :R], angle), x[..., R:]], -1)
+    angle = torch.arange(T, dtype=torch.float64)[:, None] * frequencies(dict(c, head_dim=R, rope_theta=c['rotary_emb_base']), T)
+    seen = torch.ones(T, T).tril().bool()
+    x = p['gpt_neox.embed_in.weight'][tokens]
+    for l in range(c['num_hidden_layers']):
+        n = f'gpt_neox.layers.{l}.'
+        q, k, v = linear(layer_norm(x, n + 'input_layernorm'), n + 'attention.query_key_value').reshape(*tokens.shape, H, 3, D).permute(3, 0, 2, 1, 4)
+        scores = (turned(q) @ turned(k).transpose(-1, -2) / math.sqrt(D)).masked_fill(~seen, -math.inf)
+        attended = x + linear((scores.softmax(-1) @ v).transpose(1, 2).reshape(*tokens.shape, H * D), n + 'attention.dense')
+        h = linear(layer_norm(x if c['use_parallel_residual'] else attended, n + 'post_attention_layernorm'), n + 'mlp.dense_h_to_4h')
+        x = attended + linear(F.gelu(h) if c['hidden_act'] == 'gelu' else F.gelu(h, approximate='tanh'), n + 'mlp.dense_4h_to_h')
+    return F.linear(layer_norm(x, 'gpt_neox.final_layer_norm'), p.get('embed_out.weight', p['gpt_neox.embed_in.weight']))
+
 def forward(c, p, tokens):
+    if c['model_type'] == 'gpt_neox': return neox_forward(c, p, tokens)
     D, H, K, T = head_dim(c), c['num_attention_heads'], c['num_key_value_heads'], tokens.shape[1]
     linear = lambda x, name: F.linear(x, p[name + '.weight'], p.get(name + '.bias'))
     angle = torch.arange(T, dtype=torch.float64)[:, None] * frequencies(c, T)

@@ -42,10 +42,13 @@ def opened(folder, vocabulary, dtype):
     with torch.no_grad(): logits = model.double()(rows[:, :-1]).logits
     return model, torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).item()
 
+def renamed(tensors, model_type, head, to):  # transformers 5 renames the head of a GPT-NeoX when it reads and writes files
+    return {to + '.weight' if model_type == 'gpt_neox' and name == head + '.weight' else name: tensor for name, tensor in tensors}
+
 def check_expected(case):
     config, length = case['config'], case['sequence_length']
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config), attn_implementation='eager').double()
-    keys = model.load_state_dict(make_expected.initial(config), strict=False)
+    keys = model.load_state_dict(renamed(make_expected.initial(config).items(), config['model_type'], 'embed_out', 'lm_head'), strict=False)
     assert not keys.unexpected_keys and set(keys.missing_keys) <= ({'lm_head.weight'} if config['tie_word_embeddings'] else set()), keys
     rows = torch.tensor(numpy.stack([tokens[s * length:s * length + length + 1] for s in range(BATCH)]).astype('int64')) % config['vocab_size']
     loss = torch.nn.functional.cross_entropy(model(rows[:, :-1]).logits.flatten(0, 1), rows[:, 1:].flatten())
@@ -69,7 +72,8 @@ def main(bin):
             model, theirs = opened(path, config['vocab_size'], torch.float32)
             assert abs(loss - theirs) < 2e-5, (name, loss, theirs)
             print(name, loss, theirs)
-            out[name] = dict(config=json.loads((path / 'config.json').read_text()), tensors={n: list(p.shape) for n, p in model.named_parameters()})
+            out[name] = dict(config=json.loads((path / 'config.json').read_text()),
+                             tensors=renamed(((n, list(p.shape)) for n, p in model.named_parameters()), config['model_type'], 'lm_head', 'embed_out'))
     (HERE / 'opened.json').write_text('{\n' + ',\n'.join(f'"{name}": {json.dumps(case)}' for name, case in out.items()) + '\n}\n')
 
 if __name__ == '__main__': main(sys.argv[1])

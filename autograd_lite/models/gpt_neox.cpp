@@ -1,0 +1,196 @@
+#include "autograd_lite/models/gpt_neox.h"
+
+#include <cmath>
+
+namespace rz {
+namespace {
+
+struct NamedActivation {
+  std::string_view name;
+  Var (*function)(Tape&, Var);
+};
+/// Of Hugging Face, where one function has several names.
+constexpr NamedActivation activations[] = {
+    {"gelu", nn::gelu_erf}, {"gelu_python", nn::gelu_erf},   {"gelu_new", nn::gelu}, {"gelu_fast", nn::gelu},
+    {"silu", nn::silu},     {"gelu_pytorch_tanh", nn::gelu}, {"relu", nn::relu}};
+
+const NamedActivation* find_activation(std::string_view name) {
+  for (const NamedActivation& a : activations)
+    if (a.name == name) return &a;
+  return nullptr;
+}
+
+std::size_t rotated_channels(const GptNeoxConfig& c) {
+  return static_cast<std::size_t>(static_cast<double>(c.hidden_size / c.num_attention_heads) * c.rotary_pct);
+}
+
+void check_finite(const char* key, double value, bool in_range, const char* expected) {
+  require(in_range && std::isfinite(value), Errc::config, key, " is ", value, ", expected ", expected);
+}
+
+}  // namespace
+
+void check(const GptNeoxConfig& c) {
+  const auto positive = [](const char* key, std::size_t value) {
+    require(value > 0, Errc::config, key, " is 0, expected at least 1");
+  };
+  positive("vocab_size", c.vocab_size);
+  positive("hidden_size", c.hidden_size);
+  positive("intermediate_size", c.intermediate_size);
+  positive("num_hidden_layers", c.num_hidden_layers);
+  positive("num_attention_heads", c.num_attention_heads);
+  positive("max_position_embeddings", c.max_position_embeddings);
+  require(c.vocab_size < (std::size_t{1} << 31), Errc::config, "vocab_size is ", c.vocab_size,
+          ", expected less than 2^31");
+  require(c.hidden_size % c.num_attention_heads == 0, Errc::config, "hidden_size is ", c.hidden_size,
+          ", which num_attention_heads ", c.num_attention_heads, " does not divide");
+  std::string known;
+  for (const NamedActivation& a : activations) known += concat(known.empty() ? "" : ", ", a.name);
+  require(find_activation(c.hidden_act), Errc::config, "hidden_act is \"", c.hidden_act,
+          "\", expected one of ", known);
+  check_finite("rotary_pct", c.rotary_pct, c.rotary_pct > 0 && c.rotary_pct <= 1, "0 < rotary_pct <= 1");
+  const std::size_t rotated = rotated_channels(c);
+  require(rotated > 0 && rotated % 2 == 0, Errc::config, "rotary_pct is ", c.rotary_pct, ", which is ",
+          rotated, " of the ", c.hidden_size / c.num_attention_heads,
+          " channels of a head, expected an even number, since rotary embedding turns pairs of channels");
+  check_finite("layer_norm_eps", c.layer_norm_eps, c.layer_norm_eps > 0, "more than 0");
+  check_finite("initializer_range", c.initializer_range, c.initializer_range >= 0, "0 or more");
+  for (const auto& [key, p] :
+       {std::pair("attention_dropout", c.attention_dropout), std::pair("hidden_dropout", c.hidden_dropout)})
+    check_finite(key, p, p >= 0 && p < 1, "0 or more, and less than 1");
+}
+
+namespace gpt_neox {
+namespace {
+
+constexpr auto weight_layout = ops::WeightLayout::out_in;
+
+float norm_epsilon(const GptNeoxConfig& c) { return static_cast<float>(c.layer_norm_eps); }
+
+void initialize(nn::Linear& layer, const GptNeoxConfig& c) {
+  layer.weight.initial = {Initial::normal, static_cast<float>(c.initializer_range)};
+  if (layer.with_bias) layer.bias.initial = {Initial::constant, 0};
+}
+
+}  // namespace
+
+Attention::Attention(Module& parent, const std::string& name, const GptNeoxConfig& c, std::size_t l)
+    : Module(parent, name),
+      layer(l),
+      options{.heads = static_cast<int>(c.num_attention_heads), .causal = true},
+      dropout(static_cast<float>(c.attention_dropout)),
+      query_key_value(*this, "query_key_value", c.hidden_size, 3 * c.hidden_size, weight_layout,
+                      c.attention_bias),
+      dense(*this, "dense", c.hidden_size, c.hidden_size, weight_layout, c.attention_bias) {
+  initialize(query_key_value, c);
+  initialize(dense, c);
+}
+
+Var Attention::operator()(Tape& tape, Var x, const ops::RotaryTables& tables, KvCache* cache) {
+  const Shape shape = tape.value(x).shape();
+  const auto heads = static_cast<std::size_t>(options.heads);
+  const std::size_t size = shape[2] / heads;
+  const Var all = nn::reshape(tape, query_key_value(tape, x), {shape[0], shape[1], heads, 3 * size});
+  const std::vector<Var> parts = nn::split(tape, all, {size, size, size}, -1);
+  const Tensor positions = cache ? cache->next_positions() : Tensor();
+  const auto rotated = [&](Var part) {
+    return nn::rotary(tape, nn::reshape(tape, part, shape), options.heads, tables, 0, positions);
+  };
+  const Var q = rotated(parts[0]), k = rotated(parts[1]), v = nn::reshape(tape, parts[2], shape);
+  if (cache)
+    return dense(tape, cache->attention(tape, layer, tape.value(q), tape.value(k), tape.value(v), options));
+  return dense(tape, nn::attention(tape, q, k, v, options, training() ? dropout : 0));
+}
+
+Mlp::Mlp(Module& parent, const std::string& name, const GptNeoxConfig& c)
+    : Module(parent, name),
+      activation(find_activation(c.hidden_act)->function),
+      dense_h_to_4h(*this, "dense_h_to_4h", c.hidden_size, c.intermediate_size),
+      dense_4h_to_h(*this, "dense_4h_to_h", c.intermediate_size, c.hidden_size) {
+  initialize(dense_h_to_4h, c);
+  initialize(dense_4h_to_h, c);
+}
+
+Var Mlp::operator()(Tape& tape, Var x) {
+  return dense_4h_to_h(tape, activation(tape, dense_h_to_4h(tape, x)));
+}
+
+Layer::Layer(Module& parent, const std::string& name, const GptNeoxConfig& c, std::size_t layer)
+    : Module(parent, name),
+      parallel(c.use_parallel_residual),
+      input_layernorm(*this, "input_layernorm", c.hidden_size, norm_epsilon(c)),
+      post_attention_layernorm(*this, "post_attention_layernorm", c.hidden_size, norm_epsilon(c)),
+      attention(*this, "attention", c, layer),
+      mlp(*this, "mlp", c),
+      post_attention_dropout(*this, "post_attention_dropout", c.hidden_dropout),
+      post_mlp_dropout(*this, "post_mlp_dropout", c.hidden_dropout) {
+  one_scope();
+}
+
+Var Layer::operator()(Tape& tape, Var x, const ops::RotaryTables& tables, KvCache* cache) {
+  const Var attended = post_attention_dropout(tape, attention(tape, input_layernorm(tape, x), tables, cache));
+  if (parallel) {
+    const Var made = post_mlp_dropout(tape, mlp(tape, post_attention_layernorm(tape, x)));
+    return nn::add(tape, nn::add(tape, made, attended), x);
+  }
+  const auto [residual, norm] = post_attention_layernorm.add_and_norm(tape, x, attended);
+  return nn::add(tape, residual, post_mlp_dropout(tape, mlp(tape, norm)));
+}
+
+Model::Model(Module& parent, const std::string& name, const GptNeoxConfig& c)
+    : Module(parent, name),
+      embed_in(*this, "embed_in", c.vocab_size, c.hidden_size, static_cast<float>(c.initializer_range)),
+      emb_dropout(*this, "emb_dropout", c.hidden_dropout),
+      layers(*this, "layers"),
+      final_layer_norm(*this, "final_layer_norm", c.hidden_size, norm_epsilon(c)) {
+  for (std::size_t i = 0; i < c.num_hidden_layers; ++i) layers.append(c, i);
+}
+
+}  // namespace gpt_neox
+
+GptNeox::GptNeox(const GptNeoxConfig& c)
+    : config_((check(c), c)),
+      model_(*this, "gpt_neox", c),
+      rotary_(rotated_channels(c), c.max_position_embeddings, c.rope) {
+  register_head();
+}
+
+GptNeox::GptNeox(Module& parent, const std::string& name, const GptNeoxConfig& c)
+    : LanguageModel(parent, name),
+      config_((check(c), c)),
+      model_(*this, "gpt_neox", c),
+      rotary_(rotated_channels(c), c.max_position_embeddings, c.rope) {
+  register_head();
+}
+
+ModelFacts GptNeox::facts() const {
+  const GptNeoxConfig& c = config_;
+  return {.model_type = "gpt_neox",
+          .name = "GPT-NeoX",
+          .layers = c.num_hidden_layers,
+          .heads = c.num_attention_heads,
+          .head_size = c.hidden_size / c.num_attention_heads,
+          .channels = c.hidden_size,
+          .vocabulary = c.vocab_size,
+          .positions = rotary_.max_positions(),
+          .length_matters_from = rotary_.length_matters_from()};
+}
+
+std::unique_ptr<LanguageModel> GptNeox::without_values() const { return std::make_unique<GptNeox>(config_); }
+
+void GptNeox::register_head() {
+  LanguageModel::register_head(model_, model_.final_layer_norm, model_.embed_in.weight,
+                               config_.tie_word_embeddings, config_.initializer_range, "embed_out");
+}
+
+Var GptNeox::hidden(Tape& tape, const Tensor& tokens, KvCache* cache) {
+  const ops::RotaryTables tables =
+      rotary_.tables(cache ? cache->positions() : tokens.shape()[1], tape.stream());
+  Var x = model_.emb_dropout(tape, model_.embed_in(tape, tokens));
+  for (gpt_neox::Layer& layer : model_.layers)
+    x = layer.in_block(tape, x,
+                       [&tape, l = &layer, tables, cache](Var in) { return (*l)(tape, in, tables, cache); });
+  return x;
+}
+
+}  // namespace rz
