@@ -24,7 +24,7 @@ CommOptions options_of(int rank, const std::string& backend) {
 #ifdef __SANITIZE_ADDRESS__
 constexpr std::uint64_t max_seeds = 2;  // many times slower
 #else
-constexpr std::uint64_t max_seeds = 20;
+constexpr std::uint64_t max_seeds = 8;
 #endif
 
 class Schedules : public testing::TestWithParam<std::tuple<std::string, StrategyKind>> {};

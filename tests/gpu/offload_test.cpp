@@ -108,17 +108,15 @@ class Offload : public OnDevice, public testing::WithParamInterface<Case> {};
 
 TEST_P(Offload, HasTheSameBits) {
   const Result without = run(GetParam(), false);
-  for (int seed = 1; seed <= schedules(2); ++seed) {
-    reschedule(static_cast<std::uint64_t>(seed));
-    const Result with = run(GetParam(), true);
-    expect_same(with, without);
-    EXPECT_EQ(with.reports.front().skipped, GetParam().overflow);
-    EXPECT_GT(with.memory.offloaded.total(), 0u);
-    EXPECT_EQ(with.memory.offloaded.total() + with.memory.total() - with.memory.transient,
-              without.memory.total() - without.memory.transient);
-    EXPECT_EQ(with.memory.offloaded, with.predicted.offloaded);
-    EXPECT_EQ(with.memory.total() - with.memory.transient, with.predicted.total());
-  }
+  reschedule(1);
+  const Result with = run(GetParam(), true);
+  expect_same(with, without);
+  EXPECT_EQ(with.reports.front().skipped, GetParam().overflow);
+  EXPECT_GT(with.memory.offloaded.total(), 0u);
+  EXPECT_EQ(with.memory.offloaded.total() + with.memory.total() - with.memory.transient,
+            without.memory.total() - without.memory.transient);
+  EXPECT_EQ(with.memory.offloaded, with.predicted.offloaded);
+  EXPECT_EQ(with.memory.total() - with.memory.transient, with.predicted.total());
 }
 
 const Case cases[] = {

