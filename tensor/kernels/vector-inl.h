@@ -203,23 +203,29 @@ HWY_INLINE float largest(const T* in, std::size_t n) {
   return hn::GetLane(hn::MaxOfLanes(d, hn::Max(a, b)));
 }
 
-/// Reduces x = n·ln 2 + r with |r| ≤ ln 2 / 2. expm1 is the series of e^r - 1 up to r^7; the relative error
-/// is below 2^-27.
+/// Reduces x = n·ln 2 + r with |r| ≤ ln 2 / 2, |n| < 2^22. expm1 is the series of e^r - 1 up to r^7; the
+/// relative error is below 2^-27. The last bits of `shifted` are n.
 struct Reduced {
-  hn::Vec<hn::RebindToSigned<Floats>> n;
-  FloatVector expm1;
+  FloatVector shifted, expm1;
+
+  hn::Vec<hn::RebindToSigned<Floats>> n() const {
+    const hn::RebindToSigned<Floats> i;
+    return hn::Sub(hn::BitCast(i, shifted), hn::BitCast(i, hn::Set(Floats(), 0x1.8p23f)));
+  }
 };
 HWY_INLINE Reduced reduce_exponent(FloatVector x) {
   const Floats d;
-  const auto n = hn::NearestInt(hn::Mul(x, hn::Set(d, 1.44269504f)));
-  const FloatVector whole = hn::ConvertTo(d, n);
+  // The sum with 1.5 · 2^23 is rounded to an integer; NearestInt() takes more instructions.
+  const FloatVector shift = hn::Set(d, 0x1.8p23f);
+  const FloatVector shifted = hn::Add(hn::Mul(x, hn::Set(d, 1.44269504f)), shift);
+  const FloatVector whole = hn::Sub(shifted, shift);
   // ln 2 in two parts; the first has few bits, so that its multiples are exact
   FloatVector r = hn::NegMulAdd(whole, hn::Set(d, 0.693145751953125f), x);
   r = hn::NegMulAdd(whole, hn::Set(d, 1.42860682030941723e-6f), r);
   FloatVector p = hn::Set(d, 1.0f / 5040);
   for (const float c : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f})
     p = hn::MulAdd(p, r, hn::Set(d, c));
-  return {n, hn::MulAdd(hn::Mul(p, r), r, r)};
+  return {shifted, hn::MulAdd(hn::Mul(p, r), r, r)};
 }
 
 /// x · 2^n with two factors, so that results may be subnormal or overflow to infinity.
@@ -238,7 +244,19 @@ HWY_INLINE FloatVector exponential(FloatVector x) {
   x = hn::IfThenElse(hn::Lt(x, low), low, x);
   x = hn::IfThenElse(hn::Gt(x, high), high, x);
   const Reduced r = reduce_exponent(x);
-  return scale_by_power(hn::Add(r.expm1, hn::Set(d, 1.0f)), r.n);
+  return scale_by_power(hn::Add(r.expm1, hn::Set(d, 1.0f)), r.n());
+}
+
+/// e^x for x < 40, such as a difference from a maximum: the bits of exponential(x), by fewer instructions.
+/// 2^n is multiplied by 2^64, and the product by 2^-64, which rounds once.
+HWY_INLINE FloatVector exponential_of_difference(FloatVector x) {
+  const Floats d;
+  const hn::RebindToSigned<Floats> i;
+  const FloatVector low = hn::Set(d, -104.0f);
+  const Reduced r = reduce_exponent(hn::IfThenElse(hn::Lt(x, low), low, x));
+  const auto power = hn::Add(hn::ShiftLeft<23>(hn::BitCast(i, r.shifted)), hn::Set(i, (127 + 64) << 23));
+  const FloatVector e = hn::Mul(hn::Add(r.expm1, hn::Set(d, 1.0f)), hn::BitCast(d, power));
+  return hn::Mul(e, hn::Set(d, 0x1p-64f));
 }
 
 /// Σ e^f(in[i]) in double, in blocks of f32 vectors; 0 where f gives -infinity, as it must for -infinity.
@@ -273,7 +291,7 @@ HWY_INLINE FloatVector hyperbolic_tangent(FloatVector x) {
   FloatVector y = hn::Add(hn::Abs(x), hn::Abs(x));
   y = hn::IfThenElse(hn::Gt(y, high), high, y);
   const Reduced r = reduce_exponent(y);
-  const FloatVector power = scale_by_power(one, r.n);
+  const FloatVector power = scale_by_power(one, r.n());
   const FloatVector e = hn::MulAdd(power, r.expm1, hn::Sub(power, one));
   return hn::CopySign(hn::Div(e, hn::Add(e, hn::Set(d, 2.0f))), x);
 }

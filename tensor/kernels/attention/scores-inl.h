@@ -16,7 +16,7 @@ namespace HWY_NAMESPACE {
 
 constexpr float no_score = -std::numeric_limits<float>::infinity();
 
-/// scores[0 … n) = e^(score - shift). Returns the sum.
+/// scores[0 … n) = e^(score - shift), of scores that exceed the shift by rounding only. Returns the sum.
 inline float exponentials(float* scores, std::size_t n, float shift) {
   const Floats d;
   const std::size_t lanes = hn::Lanes(d);
@@ -24,13 +24,13 @@ inline float exponentials(float* scores, std::size_t n, float shift) {
   FloatVector total = hn::Zero(d);
   std::size_t i = 0;
   for (; i + lanes <= n; i += lanes) {
-    const auto e = exponential(hn::Sub(hn::LoadU(d, scores + i), offset));
+    const auto e = exponential_of_difference(hn::Sub(hn::LoadU(d, scores + i), offset));
     hn::StoreU(e, d, scores + i);
     total = hn::Add(total, e);
   }
   if (i < n) {
     const float lowest = -std::numeric_limits<float>::infinity();
-    const auto e = exponential(hn::Sub(load_part(d, scores + i, n - i, lowest), offset));
+    const auto e = exponential_of_difference(hn::Sub(load_part(d, scores + i, n - i, lowest), offset));
     store_part(e, d, scores + i, n - i);
     total = hn::Add(total, e);
   }

@@ -62,7 +62,7 @@ HWY_INLINE Logistic logistic(V x) {
 HWY_INLINE V exponential_minus_one(V x) {
   const V low = constant(-104);
   const Reduced r = reduce_exponent(hn::IfThenElse(hn::Lt(x, low), low, x));
-  const V power = scale_by_power(constant(1), r.n);
+  const V power = scale_by_power(constant(1), r.n());
   return hn::MulAdd(power, r.expm1, hn::Sub(power, constant(1)));
 }
 
