@@ -74,34 +74,53 @@ HWY_INLINE V horner(V x, std::initializer_list<float> coefficients) {
   return p;
 }
 
-/// The normal distribution function within 2 ulp, left of -1 within 5, and its density.
+/// a² - square, exactly, where `square` is a² rounded: without fused products by Dekker's.
+HWY_INLINE V rest_of_square(V a, V square) {
+#if HWY_NATIVE_FMA
+  return hn::MulSub(a, a, square);
+#else
+  const hn::RebindToUnsigned<Floats> bits;
+  const V high = hn::BitCast(Floats(), hn::And(hn::BitCast(bits, a), hn::Set(bits, 0xfffff000u))),
+          low = hn::Sub(a, high);
+  const V part = hn::MulAdd(hn::Add(high, high), low, hn::MulSub(high, high, square));
+  return hn::MulAdd(low, low, part);
+#endif
+}
+
+/// The normal distribution function within 5 ulp, as far as it is no subnormal number, and its density.
 struct Normal {
   V distribution, density;
 };
-/// With a = |x|: below 1 by the series of erf; beyond, ½ erfc(a / √2) = e^(-a²/2) / (1 + √2 a) · q, where q
-/// is a polynomial in (a - 3) / (a + 3) within 2^-24 (Shepherd and Laframboise, 1981,
-/// doi:10.1090/S0025-5718-1981-0595058-X). The rounding of a² would be magnified a²/2 times: its rest, exact
-/// by Dekker's product, is a factor of its own. Beyond 20 all is 0 or 1.
+/// With a = |x|, ½ erfc(a / √2) = e^(-a²/2) / (a + 2.75) · q, where q is a polynomial in (a - 2.75) / (a
+/// + 2.75) within 2^-25.7 (after Shepherd and Laframboise, 1981, doi:10.1090/S0025-5718-1981-0595058-X).
+/// e^(-a²/2) is 2^n (1 + e) with a polynomial e in r = a² + n · 2 ln 2 within 2^-28. The rounding of a² would
+/// be magnified a²/2 times: r has its rest. Beyond 16 all is 0 or 1. 2^n may be too small for a number: it is
+/// 2^64 times as large, and q has 2^-64.
 HWY_INLINE Normal normal(V x) {
   const Floats d;
-  const hn::RebindToUnsigned<Floats> bits;
-  const V a = hn::Min(hn::Abs(x), constant(20)), square = hn::Mul(a, a);
-  const V high = hn::BitCast(d, hn::And(hn::BitCast(bits, a), hn::Set(bits, 0xfffff000u))),
-          low = hn::Sub(a, high);
-  const V part = hn::MulAdd(hn::Add(high, high), low, hn::MulSub(high, high, square));
-  const V rest = hn::MulAdd(low, low, part);
-  const V near_e = exponential(hn::Mul(square, constant(-0.5f)));
-  const V e = hn::MulAdd(near_e, hn::Mul(rest, constant(-0.5f)), near_e);
-  const V t = hn::Div(hn::Sub(a, constant(3)), hn::Add(a, constant(3)));
-  const V q = horner(t, {-1.2397043e-4f, -6.9580857e-4f, -2.2320560e-4f, 4.6592541e-3f, 3.9072342e-4f,
-                         -3.4689576e-2f, 8.3019804e-2f, -7.4279403e-2f, -5.1014925e-2f, 0.63705396f});
-  const V far = hn::Div(hn::Mul(e, q), hn::MulAdd(a, constant(1.41421356f), constant(1)));
-  const V series = horner(square, {-4.1226674e-8f, 6.6596935e-7f, -9.4446563e-6f, 1.1543469e-4f,
-                                   -1.1873282e-3f, 9.9735570e-3f, -6.6490380e-2f, 0.39894228f});
-  const V near = hn::NegMulAdd(a, series, constant(0.5f));
-  const V left = hn::IfThenElse(hn::Lt(a, constant(1)), near, far);
-  return {hn::IfThenElse(hn::Lt(x, zero()), left, hn::Sub(constant(1), left)),
-          hn::Mul(e, constant(0.39894228f))};
+  const hn::RebindToSigned<Floats> i;
+  const V a = hn::Min(hn::Abs(x), constant(16)), square = hn::Mul(a, a);
+  // n is the nearest integer to -a²/2 · log2(e): the last bits of its sum with 1.5 · 2^23
+  const V shifted = hn::MulAdd(square, constant(-0.72134752f), constant(0x1.8p23f));
+  const V n = hn::Sub(shifted, constant(0x1.8p23f));
+  const auto bits = hn::Add(hn::ShiftLeft<23>(hn::BitCast(i, shifted)), hn::Set(i, (127 + 64) << 23));
+  const V power = hn::BitCast(d, bits);
+  // 2 ln 2 in two parts, as reduce_exponent()
+  V r = hn::MulAdd(n, constant(2 * 0.693145751953125f), square);
+  r = hn::Add(hn::MulAdd(n, constant(2 * 1.42860682030941723e-6f), r), rest_of_square(a, square));
+  const V e = hn::Mul(
+      r, horner(r, {2.15852178e-5f, -2.61523295e-4f, 2.60427431e-3f, -2.08331514e-2f, 0.124999985f, -0.5f}));
+  const V inverse = hn::Div(constant(1), hn::Add(a, constant(2.75f)));
+  const V t = hn::NegMulAdd(inverse, constant(5.5f), constant(1)), t2 = hn::Mul(t, t);
+  constexpr float unit = 0x1p-64f;
+  const V odd = horner(t2, {-7.04379563e-5f * unit, -2.46876851e-4f * unit, 3.18770995e-3f * unit,
+                            -0.0165625513f * unit, -0.474354267f * unit});
+  const V even = horner(t2, {-4.08969965e-4f * unit, 2.48319376e-3f * unit, -0.0164406337f * unit,
+                             0.182333931f * unit, 0.718986034f * unit});
+  const V scaled = hn::Mul(hn::MulAdd(odd, t, even), inverse);
+  const V left = hn::Mul(hn::MulAdd(e, scaled, scaled), power);
+  const V density = hn::Mul(hn::Mul(hn::Add(e, constant(1)), power), constant(0.39894228f * unit));
+  return {hn::IfThenElse(hn::Lt(x, zero()), left, hn::Sub(constant(1), left)), density};
 }
 
 /// 0 where `other` holds, because the other operand is the result; half of dy where x = y; otherwise, also if
