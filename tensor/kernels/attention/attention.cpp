@@ -3,8 +3,9 @@
 // arXiv:1805.02867; Dao et al., arXiv:2205.14135), so that scores need one tile on the stack for any T.
 // Backward recomputes the probabilities from log_sum. The tiles are too small for a BLAS to be fast, and a
 // BLAS cannot skip half of a diagonal tile, so the products are implemented here, with the second operand
-// packed into a tile. Heads of 16-bit tensors are converted to f32 first, and their results are rounded once,
-// at the end. Backward adds the query heads of one key head in order, by one thread.
+// packed into tiles, once for a block of four tiles of queries. Heads of 16-bit tensors are converted to f32
+// first, and their results are rounded once, at the end. Backward adds the query heads of one key head in
+// order, by one thread.
 //
 // A few queries of a long cache take another path, attention_few.cpp.
 
@@ -17,21 +18,25 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <vector>
 
+#include "comm/core/integer_math.h"
 #include "tensor/kernels/attention/attention.h"
 #include "tensor/kernels/attention/scores-inl.h"
 #include "tensor/kernels/check.h"
 #include "tensor/kernels/device_ops.h"
 #include "tensor/kernels/elementwise/dropout-inl.h"
+#include "tensor/kernels/transpose-inl.h"
 #include "tensor/kernels/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace rz {
 namespace HWY_NAMESPACE {
 
+using kernels::block;
 using kernels::Heads;
 using kernels::HeadsGradient;
 using kernels::HeadsGradientOf;
@@ -43,59 +48,73 @@ using kernels::TileProduct;
 
 // ---- products of tiles
 
-void pack(Tile& to, const float* from, std::size_t stride, std::size_t rows, std::size_t columns) {
+void pack(float* to, const float* from, std::size_t stride, std::size_t rows, std::size_t columns) {
   for (std::size_t i = 0; i < rows; ++i) {
     std::memcpy(to + i * tile, from + i * stride, columns * sizeof(float));
     std::memset(to + i * tile + columns, 0, (tile - columns) * sizeof(float));
   }
 }
 
-/// Packs the transpose: rows of `to` are columns of `from`. Eight elements at once, which keeps reads in
-/// flight that are far apart.
-void pack_transposed(Tile& to, const float* from, std::size_t stride, std::size_t rows, std::size_t columns) {
+/// Packs the transpose: rows of `to` are columns of `from`.
+void pack_transposed(float* to, const float* from, std::size_t stride, std::size_t rows,
+                     std::size_t columns) {
+  constexpr std::size_t line = 64 / sizeof(float);
+  const std::size_t whole_rows = rows / line * line, whole_columns = columns / line * line;
+  for (std::size_t i = 0; i < whole_rows; i += line)
+    for (std::size_t j = 0; j < whole_columns; j += line)
+      transpose_lines(to + j * tile + i, tile, from + i * stride + j, stride);
   for (std::size_t j = 0; j < columns; ++j) {
-    const float* x = from + j;
-    std::size_t i = 0;
-    for (; i + 8 <= rows; i += 8, x += 8 * stride)
-      for (std::size_t r = 0; r < 8; ++r) to[j * tile + i + r] = x[r * stride];
-    for (; i < rows; ++i, x += stride) to[j * tile + i] = *x;
+    for (std::size_t i = j < whole_columns ? whole_rows : 0; i < rows; ++i)
+      to[j * tile + i] = from[i * stride + j];
     std::memset(to + j * tile + rows, 0, (tile - rows) * sizeof(float));
   }
 }
 
-HWY_INLINE void store_result(const TileProduct& p, FloatVector sum, std::size_t i, std::size_t j) {
-  const Floats d;
-  float* c = p.c + i * p.c_stride + j;
-  const std::size_t left = p.columns - j;
-  const FloatVector scale = hn::Set(d, p.scale);
-  if (left >= hn::Lanes(d))
-    hn::StoreU(p.add ? hn::MulAdd(sum, scale, hn::LoadU(d, c)) : hn::Mul(sum, scale), d, c);
-  else
-    store_part(p.add ? hn::MulAdd(sum, scale, load_part(d, c, left, 0)) : hn::Mul(sum, scale), d, c, left);
+template <int rows, int vectors, class F>
+HWY_INLINE void each_sum(const F& f) {
+#pragma GCC unroll 6
+  for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 2
+    for (int v = 0; v < vectors; ++v) f(r, v);
 }
 
-/// A block of `rows` rows from i and `vectors` vectors of columns from j, summed in registers: up to 4 x 2.
+/// A block of `rows` rows from i and `vectors` vectors of columns from j, summed in registers: up to 6 x 2.
 template <int rows, int vectors>
 HWY_INLINE void multiply_block(const TileProduct& p, std::size_t i, std::size_t j, std::size_t first,
                                std::size_t past) {
   const Floats d;
   const std::size_t lanes = hn::Lanes(d);
-  FloatVector sum[4][2];
-  for (int r = 0; r < rows; ++r)
-    for (int v = 0; v < vectors; ++v) sum[r][v] = hn::Zero(d);
+  FloatVector sum[6][2];
+  each_sum<rows, vectors>([&](int r, int v) HWY_ATTR { sum[r][v] = hn::Zero(d); });
   const float* a = p.a + i * p.a_row;
   for (std::size_t k = first; k < past; ++k) {
     const float* b = p.b + k * tile + j;
     const FloatVector left = hn::LoadU(d, b), right = vectors > 1 ? hn::LoadU(d, b + lanes) : left;
-    for (int r = 0; r < rows; ++r) {
+    each_sum<rows, 1>([&](int r, int) HWY_ATTR {
       const FloatVector factor = hn::Set(d, a[static_cast<std::size_t>(r) * p.a_row + k * p.a_step]);
       sum[r][0] = hn::MulAdd(factor, left, sum[r][0]);
       if (vectors > 1) sum[r][1] = hn::MulAdd(factor, right, sum[r][1]);
-    }
+    });
   }
-  for (int r = 0; r < rows; ++r)
-    for (int v = 0; v < vectors; ++v)
-      store_result(p, sum[r][v], i + static_cast<std::size_t>(r), j + static_cast<std::size_t>(v) * lanes);
+  float* const c = p.c + i * p.c_stride + j;
+  const FloatVector scale = hn::Set(d, p.scale);
+  const std::size_t left = p.columns - j;
+  const auto at = [&](int r, int v) {
+    return c + static_cast<std::size_t>(r) * p.c_stride + static_cast<std::size_t>(v) * lanes;
+  };
+  if (left < vectors * lanes)
+    each_sum<rows, vectors>([&](int r, int v) HWY_ATTR {
+      const std::size_t n = std::min(lanes, left - static_cast<std::size_t>(v) * lanes);
+      const FloatVector before = load_part(d, at(r, v), p.add ? n : 0, 0);
+      store_part(p.add ? hn::MulAdd(sum[r][v], scale, before) : hn::Mul(sum[r][v], scale), d, at(r, v), n);
+    });
+  else if (p.add)
+    each_sum<rows, vectors>([&](int r, int v) HWY_ATTR {
+      hn::StoreU(hn::MulAdd(sum[r][v], scale, hn::LoadU(d, at(r, v))), d, at(r, v));
+    });
+  else
+    each_sum<rows, vectors>([&](int r, int v)
+                                HWY_ATTR { hn::StoreU(hn::Mul(sum[r][v], scale), d, at(r, v)); });
 }
 
 template <int rows>
@@ -113,7 +132,8 @@ HWY_INLINE void multiply_rows(const TileProduct& p, std::size_t i) {
 
 void multiply(const TileProduct& p) {
   std::size_t i = 0;
-  for (; i + 4 <= p.rows; i += 4) multiply_rows<4>(p, i);
+  for (; i + 6 <= p.rows; i += 6) multiply_rows<6>(p, i);
+  if (i + 4 <= p.rows) multiply_rows<4>(p, i), i += 4;
   for (; i < p.rows; ++i) multiply_rows<1>(p, i);
 }
 
@@ -142,136 +162,189 @@ void drop_row(const Heads& h, float* row, std::size_t n, std::size_t i, std::siz
   if (h.dropout.active()) drop(row, row, n, h.decision(i, j), h.dropout);
 }
 
-/// c = scale · a · bᵀ over `size` channels, for the queries of the tile at i and the keys of the tile at j.
-void multiply_transposed(Tile& c, const Heads& h, std::size_t i, std::size_t j, const float* a,
-                         std::size_t a_stride, const float* b, std::size_t b_stride, float scale) {
-  alignas(64) Tile packed;
-  for (std::size_t d = 0; d < h.size; d += tile) {
-    pack_transposed(packed, b + j * b_stride + d, b_stride, h.key_span(j), h.width(d));
-    multiply({c, tile, a + i * a_stride + d, a_stride, 1, packed, h.span(i), tile, h.width(d), scale, d > 0,
-              h.on_diagonal(i, j) ? Part::lower_result : Part::whole});
-  }
+// Packed rows of `size` channels are tiles, one for each 64 channels.
+
+void pack_rows(float* to, const Heads& h, const float* from, std::size_t stride, std::size_t rows) {
+  for (std::size_t d = 0; d < h.size; d += tile) pack(to + d * tile, from + d, stride, rows, h.width(d));
+}
+void pack_rows_transposed(float* to, const Heads& h, const float* from, std::size_t stride,
+                          std::size_t rows) {
+  for (std::size_t d = 0; d < h.size; d += tile)
+    pack_transposed(to + d * tile, from + d, stride, rows, h.width(d));
 }
 
-/// Rows of c (`c_stride` apart) = weights · rows of b (`b_stride` apart), for the queries of the tile at i
-/// and the keys of the tile at j.
+/// c = scale · a · bᵀ over `size` channels, for the queries of the tile at i and the keys of the tile at j,
+/// whose rows b are packed and transposed.
+void multiply_transposed(Tile& c, const Heads& h, std::size_t i, std::size_t j, const float* a,
+                         std::size_t a_stride, const float* b, float scale) {
+  for (std::size_t d = 0; d < h.size; d += tile)
+    multiply({c, tile, a + i * a_stride + d, a_stride, 1, b + d * tile, h.span(i), tile, h.width(d), scale,
+              d > 0, h.on_diagonal(i, j) ? Part::lower_result : Part::whole});
+}
+
+/// Rows of c (`c_stride` apart) = weights · packed rows b, for the queries of the tile at i and the keys of
+/// the tile at j.
 void mix_keys(const Heads& h, float* c, std::size_t c_stride, const Tile& weights, const float* b,
-              std::size_t b_stride, std::size_t i, std::size_t j, bool add) {
-  alignas(64) Tile packed;
-  for (std::size_t d = 0; d < h.size; d += tile) {
-    pack(packed, b + j * b_stride + d, b_stride, h.key_span(j), h.width(d));
-    multiply({c + i * c_stride + d, c_stride, weights, tile, 1, packed, h.span(i), h.width(d), h.key_span(j),
-              1, add, h.on_diagonal(i, j) ? Part::lower : Part::whole});
-  }
+              std::size_t i, std::size_t j, bool add) {
+  for (std::size_t d = 0; d < h.size; d += tile)
+    multiply({c + i * c_stride + d, c_stride, weights, tile, 1, b + d * tile, h.span(i), h.width(d),
+              h.key_span(j), 1, add, h.on_diagonal(i, j) ? Part::lower : Part::whole});
 }
 
 /// The same with transposed weights: rows of c belong to keys, those of b to queries.
 void mix_queries(const Heads& h, float* c, std::size_t c_stride, const Tile& weights, const float* b,
-                 std::size_t b_stride, std::size_t i, std::size_t j, bool add) {
-  alignas(64) Tile packed;
-  for (std::size_t d = 0; d < h.size; d += tile) {
-    pack(packed, b + i * b_stride + d, b_stride, h.span(i), h.width(d));
-    multiply({c + j * c_stride + d, c_stride, weights, 1, tile, packed, h.key_span(j), h.width(d), h.span(i),
-              1, add, h.on_diagonal(i, j) ? Part::upper : Part::whole});
-  }
+                 std::size_t i, std::size_t j, bool add) {
+  for (std::size_t d = 0; d < h.size; d += tile)
+    multiply({c + j * c_stride + d, c_stride, weights, 1, tile, b + d * tile, h.key_span(j), h.width(d),
+              h.span(i), 1, add, h.on_diagonal(i, j) ? Part::upper : Part::whole});
 }
 
-void attend_tile(const Heads& h, float* out, std::size_t i) {
+/// What forward keeps of each query of a block.
+struct RunningSums {
+  float max[block], total[block];
+};
+
+/// Adds the keys of the tile at j to the queries of the tile at i, whose sums are from row `at` on.
+void attend_tile(const Heads& h, float* out, RunningSums& sums, std::size_t at, std::size_t i, std::size_t j,
+                 bool first, const float* k, const float* v) {
   alignas(64) Tile scores;
-  float row_max[tile], total[tile];
-  std::fill(row_max, row_max + tile, no_score);
-  std::fill(total, total + tile, 0.0f);
-  const Heads::Range keys = h.keys_of_tile(i);
-  for (std::size_t j = keys.begin; j < keys.end; j += tile) {
-    multiply_transposed(scores, h, i, j, h.q, h.q_stride, h.k, h.k_stride, h.scale);
-    for (std::size_t r = 0; r < h.span(i); ++r) {
-      const Heads::Range seen = h.keys_in_tile(i + r, j);
-      clear_outside(scores + r * tile, seen);
-      if (seen.empty()) continue;
-      float* row = scores + r * tile + seen.begin;
-      const std::size_t n = seen.end - seen.begin;
-      const float before = row_max[r];
-      row_max[r] = std::max(before, largest(row, n));
-      const float sum = exponentials(row, n, row_max[r]);
-      const bool first = j == keys.begin;
-      const float keep = first ? 0 : std::exp(before - row_max[r]);
-      total[r] = total[r] * keep + sum;
-      drop_row(h, row, n, i + r, j + seen.begin);
-      if (!first && keep != 1) multiply_row(out + (i + r) * h.out_stride, h.size, keep);
-    }
-    mix_keys(h, out, h.out_stride, scores, h.v, h.v_stride, i, j, j > keys.begin);
-  }
+  multiply_transposed(scores, h, i, j, h.q, h.q_stride, k, h.scale);
   for (std::size_t r = 0; r < h.span(i); ++r) {
-    float* row = out + (i + r) * h.out_stride;
-    h.log_sum[i + r] = static_cast<float>(row_max[r] + std::log(static_cast<double>(total[r])));
-    if (total[r] == 0)
+    const Heads::Range seen = h.keys_in_tile(i + r, j);
+    clear_outside(scores + r * tile, seen);
+    if (seen.empty()) continue;
+    float* row = scores + r * tile + seen.begin;
+    float &row_max = sums.max[at + r], &total = sums.total[at + r];
+    const std::size_t n = seen.end - seen.begin;
+    const float before = row_max;
+    row_max = std::max(before, largest(row, n));
+    const float sum = exponentials(row, n, row_max);
+    const float keep = first ? 0 : std::exp(before - row_max);
+    total = total * keep + sum;
+    drop_row(h, row, n, i + r, j + seen.begin);
+    if (!first && keep != 1) multiply_row(out + (i + r) * h.out_stride, h.size, keep);
+  }
+  mix_keys(h, out, h.out_stride, scores, v, i, j, !first);
+}
+
+/// The queries of a block, from `begin` on: keys and values are packed once for all of its tiles.
+void attend_block(const Heads& h, float* out, std::size_t begin, float* memory) {
+  RunningSums sums;
+  std::fill_n(sums.max, block, no_score);
+  std::fill_n(sums.total, block, 0.0f);
+  const std::size_t end = std::min(h.queries, begin + block);
+  float *const k = memory, *const v = k + kernels::packed_tile(h.size);
+  const Heads::Range all = h.keys_of_tiles(begin, end);
+  for (std::size_t j = all.begin; j < all.end; j += tile) {
+    pack_rows_transposed(k, h, h.k + j * h.k_stride, h.k_stride, h.key_span(j));
+    pack_rows(v, h, h.v + j * h.v_stride, h.v_stride, h.key_span(j));
+    for (std::size_t i = begin; i < end; i += tile) {
+      const Heads::Range keys = h.keys_of_tile(i);
+      if (keys.begin <= j && j < keys.end) attend_tile(h, out, sums, i - begin, i, j, j == keys.begin, k, v);
+    }
+  }
+  for (std::size_t i = begin; i < end; ++i) {
+    const float total = sums.total[i - begin];
+    float* row = out + i * h.out_stride;
+    h.log_sum[i] = static_cast<float>(sums.max[i - begin] + std::log(static_cast<double>(total)));
+    if (total == 0)
       std::memset(row, 0, h.size * sizeof(float));
     else
-      multiply_row(row, h.size, 1 / total[r]);
+      multiply_row(row, h.size, 1 / total);
   }
 }
 
-/// d_k and d_v of tiles from `fresh` on are stored, those before are added to.
-void attend_tile_backward(const Heads& h, const HeadsGradient& g, std::size_t i, std::size_t fresh) {
+/// Packed rows: of the tile of queries at hand, and of the tile of keys.
+struct PackedRows {
+  const float *q, *d_out, *k, *k_transposed, *v_transposed;
+};
+
+/// The gradients of the queries of the tile at i, of which `first` is the first tile of keys, and of the keys
+/// of the tile at j: the latter are added to d_k and d_v if `add`.
+void attend_tile_backward(const Heads& h, const HeadsGradient& g, const PackedRows& packed,
+                          const float* delta, std::size_t i, std::size_t j, bool first, bool add) {
   alignas(64) Tile p;
   alignas(64) Tile d_p;
-  float delta[tile];
+  multiply_transposed(p, h, i, j, h.q, h.q_stride, packed.k_transposed, h.scale);
+  multiply_transposed(d_p, h, i, j, g.d_out, h.out_stride, packed.v_transposed, 1);
   for (std::size_t r = 0; r < h.span(i); ++r) {
-    const std::size_t at = (i + r) * h.out_stride;
-    const auto product = [](auto x, auto y) HWY_ATTR { return hn::Mul(x, y); };
-    delta[r] = static_cast<float>(sum(h.size, product, g.d_out + at, g.out + at));
+    const Heads::Range seen = h.keys_in_tile(i + r, j);
+    clear_outside(p + r * tile, seen);
+    clear_outside(d_p + r * tile, seen);
+    if (seen.empty()) continue;
+    float *const p_row = p + r * tile + seen.begin, *const d_row = d_p + r * tile + seen.begin;
+    const std::size_t n = seen.end - seen.begin, key = j + seen.begin;
+    exponentials(p_row, n, h.log_sum[i + r]);
+    drop_row(h, d_row, n, i + r, key);
+    score_gradient(d_row, p_row, n, delta[r], h.scale);
+    drop_row(h, p_row, n, i + r, key);
   }
-  const Heads::Range keys = h.keys_of_tile(i);
-  if (keys.empty()) clear_rows(g.d_q, g.d_q_stride, i, i + h.span(i), h.size);
-  for (std::size_t j = keys.begin; j < keys.end; j += tile) {
-    const bool add = j < fresh;
-    multiply_transposed(p, h, i, j, h.q, h.q_stride, h.k, h.k_stride, h.scale);
-    multiply_transposed(d_p, h, i, j, g.d_out, h.out_stride, h.v, h.v_stride, 1);
-    for (std::size_t r = 0; r < h.span(i); ++r) {
-      const Heads::Range seen = h.keys_in_tile(i + r, j);
-      clear_outside(p + r * tile, seen);
-      clear_outside(d_p + r * tile, seen);
-      if (seen.empty()) continue;
-      float *const p_row = p + r * tile + seen.begin, *const d_row = d_p + r * tile + seen.begin;
-      const std::size_t n = seen.end - seen.begin, key = j + seen.begin;
-      exponentials(p_row, n, h.log_sum[i + r]);
-      drop_row(h, d_row, n, i + r, key);
-      score_gradient(d_row, p_row, n, delta[r], h.scale);
-      drop_row(h, p_row, n, i + r, key);
-    }
-    mix_queries(h, g.d_v, g.d_v_stride, p, g.d_out, h.out_stride, i, j, add);
-    mix_keys(h, g.d_q, g.d_q_stride, d_p, h.k, h.k_stride, i, j, j > keys.begin);
-    mix_queries(h, g.d_k, g.d_k_stride, d_p, h.q, h.q_stride, i, j, add);
-  }
+  mix_queries(h, g.d_v, g.d_v_stride, p, packed.d_out, i, j, add);
+  mix_keys(h, g.d_q, g.d_q_stride, d_p, packed.k, i, j, !first);
+  mix_queries(h, g.d_k, g.d_k_stride, d_p, packed.q, i, j, add);
 }
 
-/// One head.
-void attend(const Heads& h, float* out) {
-  for (std::size_t i = 0; i < h.queries; i += tile) attend_tile(h, out, i);
-}
-
-/// One head. The first keys, `done` of them, have gradients already. Returns the new number.
-std::size_t attend_backward_head(const Heads& h, const HeadsGradient& g, std::size_t done) {
-  const auto clear_keys = [&](std::size_t end) {
-    clear_rows(g.d_k, g.d_k_stride, done, end, h.size);
-    clear_rows(g.d_v, g.d_v_stride, done, end, h.size);
-    done = std::max(done, end);
+/// The queries of a block, from `begin` on. d_k and d_v of the first keys, `done` of them, have gradients
+/// already, and those after them are stored. Returns the new number.
+std::size_t attend_block_backward(const Heads& h, const HeadsGradient& g, std::size_t begin, std::size_t done,
+                                  float* memory) {
+  const auto clear_keys = [&](std::size_t from, std::size_t until) {
+    clear_rows(g.d_k, g.d_k_stride, from, until, h.size);
+    clear_rows(g.d_v, g.d_v_stride, from, until, h.size);
   };
-  for (std::size_t i = 0; i < h.queries; i += tile) {
-    const Heads::Range keys = h.keys_of_tile(i);
-    if (!keys.empty()) clear_keys(keys.begin);  // a window may skip tiles
-    attend_tile_backward(h, g, i, done);
-    if (keys.empty()) continue;
-    const std::size_t last = (keys.end - 1) / tile * tile;
-    done = std::max(done, last + h.key_span(last));
+  const std::size_t end = std::min(h.queries, begin + block), step = kernels::packed_tile(h.size);
+  float *const k = memory, *const k_transposed = k + step, *const v_transposed = k_transposed + step;
+  float *const q = v_transposed + step, *const d_out = q + block / tile * step;
+  float delta[block];
+  for (std::size_t i = begin; i < end; ++i) {
+    const std::size_t at = i * h.out_stride;
+    const auto product = [](auto x, auto y) HWY_ATTR { return hn::Mul(x, y); };
+    delta[i - begin] = static_cast<float>(sum(h.size, product, g.d_out + at, g.out + at));
   }
-  clear_keys(g.keys);
+  for (std::size_t i = begin, t = 0; i < end; i += tile, ++t) {
+    if (h.keys_of_tile(i).empty()) clear_rows(g.d_q, g.d_q_stride, i, i + h.span(i), h.size);
+    pack_rows(q + t * step, h, h.q + i * h.q_stride, h.q_stride, h.span(i));
+    pack_rows(d_out + t * step, h, g.d_out + i * h.out_stride, h.out_stride, h.span(i));
+  }
+  const Heads::Range all = h.keys_of_tiles(begin, end);
+  if (all.empty()) return done;
+  clear_keys(done, all.begin);  // a window may skip tiles
+  for (std::size_t j = all.begin; j < all.end; j += tile) {
+    const float* const keys = h.k + j * h.k_stride;
+    pack_rows(k, h, keys, h.k_stride, h.key_span(j));
+    pack_rows_transposed(k_transposed, h, keys, h.k_stride, h.key_span(j));
+    pack_rows_transposed(v_transposed, h, h.v + j * h.v_stride, h.v_stride, h.key_span(j));
+    bool add = j < done;
+    for (std::size_t i = begin, t = 0; i < end; i += tile, ++t) {
+      const Heads::Range seen = h.keys_of_tile(i);
+      if (j < seen.begin || j >= seen.end) continue;
+      const PackedRows packed{q + t * step, d_out + t * step, k, k_transposed, v_transposed};
+      attend_tile_backward(h, g, packed, delta + (i - begin), i, j, j == seen.begin, add);
+      add = true;
+    }
+    if (!add) clear_keys(j, j + h.key_span(j));
+    done = std::max(done, j + h.key_span(j));
+  }
   return done;
 }
 
-void attend_backward(const Heads& h, const HeadsGradient& g) {
+/// One head.
+void attend(const Heads& h, float* out, float* memory) {
+  for (std::size_t i = 0; i < h.queries; i += block) attend_block(h, out, i, memory);
+}
+
+/// One head. The first keys, `done` of them, have gradients already. Returns the new number.
+std::size_t attend_backward_head(const Heads& h, const HeadsGradient& g, std::size_t done, float* memory) {
+  for (std::size_t i = 0; i < h.queries; i += block) done = attend_block_backward(h, g, i, done, memory);
+  clear_rows(g.d_k, g.d_k_stride, done, g.keys, h.size);
+  clear_rows(g.d_v, g.d_v_stride, done, g.keys, h.size);
+  return std::max(done, g.keys);
+}
+
+void attend_backward(const Heads& h, const HeadsGradient& g, float* memory) {
   std::size_t done = 0;
-  for (std::size_t n = 0; n < h.heads; ++n) done = attend_backward_head(h.head(n), g.head(n, h.size), done);
+  for (std::size_t n = 0; n < h.heads; ++n)
+    done = attend_backward_head(h.head(n), g.head(n, h.size), done, memory);
 }
 
 // ---- heads of 16-bit tensors
@@ -290,17 +363,19 @@ Heads with_wide_keys(const HeadsOf<T>& h, float* memory) {
 }
 
 template <class T>
-void attend_as(const HeadsOf<T>& h, T* out, float* memory) {
+void attend_as(const HeadsOf<T>& h, T* out, float* packed) {
+  float* const memory = packed + kernels::packed_floats(h.size);
   const Heads wide = with_wide_keys(h, memory);
   float* const q = memory + 2 * h.visible.keys * h.size;
   float* const wide_out = q + h.queries * h.size;
   convert_rows(q, h.size, h.q, h.q_stride, h.queries, h.size);
-  attend(wide, wide_out);
+  attend(wide, wide_out, packed);
   convert_rows(out, h.out_stride, wide_out, h.size, h.queries, h.size);
 }
 
 template <class T>
-void attend_backward_as(const HeadsOf<T>& h, const HeadsGradientOf<T>& g, float* memory) {
+void attend_backward_as(const HeadsOf<T>& h, const HeadsGradientOf<T>& g, float* packed) {
+  float* const memory = packed + kernels::packed_gradient_floats(h.size);
   const Heads keys = with_wide_keys(h, memory);
   const std::size_t count = h.queries * h.size, key_count = g.keys * h.size;
   float *const q = memory + 2 * h.visible.keys * h.size, *const out = q + count, *const d_out = out + count,
@@ -314,17 +389,20 @@ void attend_backward_as(const HeadsOf<T>& h, const HeadsGradientOf<T>& g, float*
     convert_rows(q, h.size, narrow.q, h.q_stride, h.queries, h.size);
     convert_rows(out, h.size, gradient.out, h.out_stride, h.queries, h.size);
     convert_rows(d_out, h.size, gradient.d_out, h.out_stride, h.queries, h.size);
-    done = attend_backward_head(wide, {out, d_out, d_q, d_k, d_v, h.size, h.size, h.size, g.keys}, done);
+    done =
+        attend_backward_head(wide, {out, d_out, d_q, d_k, d_v, h.size, h.size, h.size, g.keys}, done, packed);
     convert_rows(gradient.d_q, g.d_q_stride, d_q, h.size, h.queries, h.size);
   }
   convert_rows(g.d_k, g.d_k_stride, d_k, h.size, g.keys, h.size);
   convert_rows(g.d_v, g.d_v_stride, d_v, h.size, g.keys, h.size);
 }
 
-void attend_f32(const Heads& h, float* out, float*) { attend(h, out); }
+void attend_f32(const Heads& h, float* out, float* memory) { attend(h, out, memory); }
 void attend_bf16(const HeadsOf<bf16>& h, bf16* out, float* memory) { attend_as(h, out, memory); }
 void attend_f16(const HeadsOf<f16>& h, f16* out, float* memory) { attend_as(h, out, memory); }
-void attend_backward_f32(const Heads& h, const HeadsGradient& g, float*) { attend_backward(h, g); }
+void attend_backward_f32(const Heads& h, const HeadsGradient& g, float* memory) {
+  attend_backward(h, g, memory);
+}
 void attend_backward_bf16(const HeadsOf<bf16>& h, const HeadsGradientOf<bf16>& g, float* memory) {
   attend_backward_as(h, g, memory);
 }
@@ -353,11 +431,14 @@ namespace {
 using kernels::HeadsGradientOf;
 using kernels::HeadsOf;
 
-/// Memory of the calling thread for `count` floats.
+/// Memory of the calling thread for `count` floats, from a cache line on.
 float* thread_memory(std::size_t count) {
+  constexpr std::size_t line = 64;
   static thread_local std::vector<float> memory;
-  if (memory.size() < count) memory.resize(count);
-  return memory.data();
+  const std::size_t with_padding = count + line / sizeof(float);
+  if (memory.size() < with_padding) memory.resize(with_padding);
+  const auto at = reinterpret_cast<std::uintptr_t>(memory.data());
+  return memory.data() + (round_up(at, line) - at) / sizeof(float);
 }
 
 /// The kernels of a dtype.
@@ -476,7 +557,7 @@ void attention(const Tensor& out, const Tensor& log_sum, const Tensor& q, const 
                       return kernels::attend_few(
                           h, o, thread_memory(rows * (2 * kernels::few_width(s.size) + s.keys)));
                     const std::size_t wide = sizeof(T) == 2 ? 2 * (s.queries + s.keys) * s.size : 0;
-                    kernels.attend(h, o, thread_memory(wide));
+                    kernels.attend(h, o, thread_memory(kernels::packed_floats(s.size) + wide));
                   });
   });
 }
@@ -524,7 +605,7 @@ void attention_backward(const Tensor& d_q, const Tensor& d_k, const Tensor& d_v,
                                     {o + at, dy + at, rows(dq, d_q, b * s.queries) + head * s.size,
                                      rows(dk, d_k, b * s.rows) + in_key, rows(dv, d_v, b * s.rows) + in_key,
                                      d_q.row_stride(), d_k.row_stride(), d_v.row_stride(), s.rows},
-                                    thread_memory(wide));
+                                    thread_memory(kernels::packed_gradient_floats(s.size) + wide));
                   });
   });
 }

@@ -14,6 +14,15 @@ namespace rz::kernels {
 
 constexpr std::size_t tile = 64;  ///< queries, keys or channels per tile
 using Tile = float[tile * tile];
+constexpr std::size_t block = 8 * tile;  ///< queries for which a tile of keys is packed once
+
+/// Floats of a tile's rows of `size` channels, packed.
+constexpr std::size_t packed_tile(std::size_t size) { return (size + tile - 1) / tile * tile * tile; }
+/// Floats of all packed rows: forward keys and values; backward keys, both transposed, and two of each query.
+constexpr std::size_t packed_floats(std::size_t size) { return 2 * packed_tile(size); }
+constexpr std::size_t packed_gradient_floats(std::size_t size) {
+  return (3 + 2 * block / tile) * packed_tile(size);
+}
 
 /// `heads` query heads of one sequence that attend to one key head, of `size` channels each. Rows are the
 /// strides apart; query heads lie side by side in q and out.
@@ -51,8 +60,10 @@ struct HeadsOf {
     bool empty() const { return begin >= end; }
   };
   /// Keys of the tiles that a query of the tile at i attends to: from the beginning of a tile.
-  Range keys_of_tile(std::size_t i) const {
-    return {visible.begin(i) / tile * tile, visible.end(i + span(i) - 1)};
+  Range keys_of_tile(std::size_t i) const { return keys_of_tiles(i, i + span(i)); }
+  /// The same for the tiles of queries [begin, end).
+  Range keys_of_tiles(std::size_t begin, std::size_t end) const {
+    return {visible.begin(begin) / tile * tile, visible.end(end - 1)};
   }
   /// Keys of the tile at j that query i attends to, as indices in the tile.
   Range keys_in_tile(std::size_t i, std::size_t j) const {
