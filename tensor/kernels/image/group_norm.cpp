@@ -1,4 +1,5 @@
-// A task is some groups of images. Statistics in double, in two passes over a group.
+// A task is some groups of images. Statistics in double, in one pass over a group: of the differences from
+// its first element, so that they are as accurate far from 0.
 
 #include <algorithm>
 #include <cmath>
@@ -25,6 +26,12 @@ bool fits(const ChannelSizes& s, const Tensor& mean, const Tensor& inverse_devia
          inverse_deviation.shape() == mean.shape();
 }
 
+std::vector<float> floats_of(const Tensor& t) {
+  std::vector<float> all(t.count());
+  image::load_floats(all.data(), t, 0, all.size());
+  return all;
+}
+
 /// Stores the sums over images of {Σ d_out, Σ d_out · n} of planes.
 void sum_over_images(const Tensor& d_weight, const Tensor& d_bias, const std::vector<image::Sums>& planes,
                      const ChannelSizes& s, Into into) {
@@ -49,15 +56,18 @@ void group_norm(const Tensor& out, const Tensor& mean, const Tensor& inverse_dev
     return d->group_norm(out, mean, inverse_deviation, x, weight, bias, epsilon, stream);
   const std::size_t channels = s.channels / last(mean), n = channels * s.positions;
   float *const m = mean.data<float>(), *const r = inverse_deviation.data<float>();
+  const std::vector<float> weights = floats_of(weight), biases = floats_of(bias);
   stream.parallel_for(mean.count(), groups_of_thread(n), [&](std::size_t begin, std::size_t end) {
     for (std::size_t i = begin; i < end; ++i) {
-      const double average = image::sum_elements(x, i * n, n) / static_cast<double>(n);
-      const double variance = image::squared_deviations(x, i * n, n, average) / static_cast<double>(n);
-      m[i] = static_cast<float>(average), r[i] = image::inverse_deviation(variance, epsilon);
-      for (std::size_t plane = i * channels; plane < (i + 1) * channels; ++plane)
-        image::normalize(out, x, plane * s.positions, s.positions, m[i], r[i],
-                         static_cast<float>(image::load_number(weight, plane % s.channels)),
-                         static_cast<float>(image::load_number(bias, plane % s.channels)));
+      const double count = static_cast<double>(n), centre = n ? image::load_number(x, i * n) : 0;
+      const image::Sums sums = image::centred_sums(x, i * n, n, static_cast<float>(centre));
+      const double average = sums.first / count;
+      const double spread = sums.second / count - average * average;
+      const double variance = spread < 0 ? 0 : spread;  // rounding; NaN stays
+      m[i] = static_cast<float>(centre + average), r[i] = image::inverse_deviation(variance, epsilon);
+      const std::size_t first = i * channels % s.channels;
+      image::normalize_group(out, x, i * n, s.positions, channels, m[i], r[i], &weights[first],
+                             &biases[first]);
     }
   });
 }
@@ -77,22 +87,23 @@ void group_norm_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor
                                   into_parameters, stream);
   const std::size_t channels = s.channels / last(mean), n = channels * s.positions;
   const float *const m = mean.data<float>(), *const r = inverse_deviation.data<float>();
+  const std::vector<float> weights = floats_of(weight);
   std::vector<image::Sums> planes(s.images * s.channels);
   stream.parallel_for(mean.count(), groups_of_thread(n), [&](std::size_t begin, std::size_t end) {
     for (std::size_t i = begin; i < end; ++i) {
+      const std::size_t first = i * channels % s.channels;
+      image::Sums* const sums = &planes[i * channels];
+      image::group_sums_of_gradients(sums, d_out, x, i * n, s.positions, channels, m[i], r[i]);
       double g = 0, gn = 0;
-      for (std::size_t plane = i * channels; plane < (i + 1) * channels; ++plane) {
-        planes[plane] = image::gradient_sums(d_out, x, plane * s.positions, s.positions, m[i], r[i]);
-        const double w = image::load_number(weight, plane % s.channels);
-        g += w * planes[plane].first, gn += w * planes[plane].second;
+      for (std::size_t c = 0; c < channels; ++c) {
+        const double w = weights[first + c];
+        g += w * sums[c].first, gn += w * sums[c].second;
       }
       const double count = static_cast<double>(n);
-      for (std::size_t plane = i * channels; plane < (i + 1) * channels; ++plane)
-        image::normalize_backward(
-            d_x, d_out, x, plane * s.positions, s.positions,
-            {m[i], r[i], static_cast<float>(image::load_number(weight, plane % s.channels)),
-             static_cast<float>(g / count), static_cast<float>(gn / count)},
-            into_x);
+      image::normalize_group_backward(
+          d_x, d_out, x, i * n, s.positions, channels,
+          {m[i], r[i], 1, static_cast<float>(g / count), static_cast<float>(gn / count)}, &weights[first],
+          into_x);
     }
   });
   sum_over_images(d_weight, d_bias, planes, s, into_parameters);

@@ -5,6 +5,7 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include "tensor/kernels/logarithm-inl.h"
 #include "tensor/kernels/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -14,6 +15,85 @@ namespace HWY_NAMESPACE {
 using ops::image::NormGradient;
 using ops::image::RowNormGradient;
 using ops::image::Sums;
+
+/// map_into() where rows of a plane are short: the last vector, of which a part overlaps the one before it,
+/// is computed first, since the output may be an input.
+template <class Out, class F, class... In>
+HWY_INLINE void map_plane(bool accumulate, Out* out, std::size_t n, const F& f, const In*... in) {
+  const Floats d;
+  const std::size_t lanes = hn::Lanes(d);
+  if (n < lanes) return map_into(accumulate, out, n, f, in...);
+  const std::size_t last = n - lanes;
+  const auto value = [&](std::size_t i) HWY_ATTR {
+    const FloatVector y = f(load(d, in + i)...);
+    return accumulate ? hn::Add(load(d, static_cast<const Out*>(out) + i), y) : y;
+  };
+  const FloatVector end = value(last);
+  for (std::size_t i = 0; i < last; i += lanes) store(value(i), d, out + i);
+  store(end, d, out + last);
+}
+
+/// map_plane() on elements [at, at + n) of tensors of one dtype.
+template <class F, class... In>
+HWY_INLINE void map_planes(bool accumulate, std::size_t at, std::size_t n, const F& f, const Tensor& out,
+                           const In&... in) {
+  ops::dispatch_dtype(out.dtype(), [&](auto t) HWY_ATTR {
+    using T = decltype(t);
+    map_plane(accumulate, elements<T>(out) + at, n, f, (elements<const T>(in) + at)...);
+  });
+}
+
+/// Σ first(in[i]…) and Σ second(in[i]…), each as sum() adds.
+template <class First, class Second, class... In>
+HWY_INLINE Sums two_sums(std::size_t n, const First& first, const Second& second, const In*... in) {
+  const Doubles d;
+  const HalfFloats h;
+  const std::size_t lanes = hn::Lanes(d);
+  DoubleVector even = hn::Zero(d), odd = even, even2 = even, odd2 = even;
+  const auto add = [&](DoubleVector& a, DoubleVector& b, auto... x)
+                       HWY_ATTR { a = hn::Add(a, first(x...)), b = hn::Add(b, second(x...)); };
+  std::size_t i = 0;
+  for (; i + 2 * lanes <= n; i += 2 * lanes) {
+    add(even, even2, hn::PromoteTo(d, load(h, in + i))...);
+    add(odd, odd2, hn::PromoteTo(d, load(h, in + i + lanes))...);
+  }
+  for (; i < n; i += lanes) {
+    const std::size_t left = n - i;
+    if (left < lanes)
+      add(even, even2, hn::PromoteTo(d, load_part(h, in + i, left, 0.0f))...);
+    else
+      add(even, even2, hn::PromoteTo(d, load(h, in + i))...);
+  }
+  return {hn::GetLane(hn::SumOfLanes(d, hn::Add(even, odd))),
+          hn::GetLane(hn::SumOfLanes(d, hn::Add(even2, odd2)))};
+}
+
+/// The same functions of f32 vectors: four vectors are added in f32, and these sums in double. The number of
+/// elements that the last vector lacks are `pad`.
+template <class First, class Second, class... In>
+HWY_INLINE Sums two_sums_of_blocks(std::size_t n, float pad, const First& first, const Second& second,
+                                   const In*... in) {
+  const Floats d;
+  const Doubles dd;
+  const std::size_t lanes = hn::Lanes(d);
+  DoubleVector lower = hn::Zero(dd), upper = lower, lower2 = lower, upper2 = lower;
+  const auto add = [&](FloatVector a, FloatVector b) HWY_ATTR {
+    lower = hn::Add(lower, lower_half(a)), upper = hn::Add(upper, upper_half(a));
+    lower2 = hn::Add(lower2, lower_half(b)), upper2 = hn::Add(upper2, upper_half(b));
+  };
+  std::size_t i = 0;
+  for (; i + 4 * lanes <= n; i += 4 * lanes) {
+    const auto four = [&](const auto& f) HWY_ATTR {
+      return hn::Add(hn::Add(f(load(d, in + i)...), f(load(d, in + i + lanes)...)),
+                     hn::Add(f(load(d, in + i + 2 * lanes)...), f(load(d, in + i + 3 * lanes)...)));
+    };
+    add(four(first), four(second));
+  }
+  for (; i + lanes <= n; i += lanes) add(first(load(d, in + i)...), second(load(d, in + i)...));
+  if (i < n) add(first(load_part(d, in + i, n - i, pad)...), second(load_part(d, in + i, n - i, pad)...));
+  return {hn::GetLane(hn::SumOfLanes(dd, hn::Add(lower, upper))),
+          hn::GetLane(hn::SumOfLanes(dd, hn::Add(lower2, upper2)))};
+}
 
 void plane_add(float* HWY_RESTRICT sum, const float* HWY_RESTRICT in, std::size_t n) {
   const Floats d;
@@ -50,32 +130,11 @@ double plane_sum(const Tensor& in, std::size_t at, std::size_t n) {
 Sums plane_moments(const Tensor& x, std::size_t at, std::size_t n) {
   Sums s;
   ops::dispatch_dtype(x.dtype(), [&](auto t) HWY_ATTR {
-    const auto* const v = elements<const decltype(t)>(x) + at;
-    s.first = sum(
-        n, [](auto a) HWY_ATTR { return a; }, v);
-    s.second = sum(
-        n, [](auto a) HWY_ATTR { return hn::Mul(a, a); }, v);
+    s = two_sums(
+        n, [](auto a) HWY_ATTR { return a; }, [](auto a) HWY_ATTR { return hn::Mul(a, a); },
+        elements<const decltype(t)>(x) + at);
   });
   return s;
-}
-
-double plane_deviations(const Tensor& x, std::size_t at, std::size_t n, double mean) {
-  double squares = 0;
-  ops::dispatch_dtype(x.dtype(), [&](auto t) HWY_ATTR {
-    const auto* const v = elements<const decltype(t)>(x) + at;
-    const Doubles dd;
-    const auto centre = hn::Set(dd, mean);
-    const std::size_t lanes = hn::Lanes(dd), whole = n / lanes * lanes;
-    squares = sum(
-        whole,
-        [&](auto a) HWY_ATTR {
-          const auto deviation = hn::Sub(a, centre);
-          return hn::Mul(deviation, deviation);
-        },
-        v);
-    for (std::size_t i = whole; i < n; ++i) squares += (to_f32(v[i]) - mean) * (to_f32(v[i]) - mean);
-  });
-  return squares;
 }
 
 Sums plane_gradient_sums(const Tensor& d_out, const Tensor& x, std::size_t at, std::size_t n, float mean,
@@ -83,15 +142,42 @@ Sums plane_gradient_sums(const Tensor& d_out, const Tensor& x, std::size_t at, s
   Sums s;
   ops::dispatch_dtype(x.dtype(), [&](auto t) HWY_ATTR {
     using T = decltype(t);
-    const T *const dy = elements<const T>(d_out) + at, *const v = elements<const T>(x) + at;
     const Doubles dd;
-    const auto m = hn::Set(dd, mean), r = hn::Set(dd, inverse_deviation);
-    s.first = sum(
-        n, [](auto g) HWY_ATTR { return g; }, dy);
-    s.second = sum(
-        n, [&](auto g, auto a) HWY_ATTR { return hn::Mul(g, hn::Mul(hn::Sub(a, m), r)); }, dy, v);
+    const auto m = hn::Set(dd, static_cast<double>(mean)),
+               r = hn::Set(dd, static_cast<double>(inverse_deviation));
+    s = two_sums(
+        n, [](auto g, auto) HWY_ATTR { return g; },
+        [&](auto g, auto a) HWY_ATTR { return hn::Mul(g, hn::Mul(hn::Sub(a, m), r)); },
+        elements<const T>(d_out) + at, elements<const T>(x) + at);
   });
   return s;
+}
+
+Sums plane_centred_moments(const Tensor& x, std::size_t at, std::size_t n, float centre) {
+  Sums s;
+  ops::dispatch_dtype(x.dtype(), [&](auto t) HWY_ATTR {
+    const auto c = hn::Set(Floats(), centre);
+    s = two_sums_of_blocks(
+        n, centre, [&](auto a) HWY_ATTR { return hn::Sub(a, c); },
+        [&](auto a) HWY_ATTR { return hn::Mul(hn::Sub(a, c), hn::Sub(a, c)); },
+        elements<const decltype(t)>(x) + at);
+  });
+  return s;
+}
+
+void group_gradient_sums(Sums* sums, const Tensor& d_out, const Tensor& x, std::size_t at, std::size_t n,
+                         std::size_t planes, float mean, float inverse_deviation) {
+  ops::dispatch_dtype(x.dtype(), [&](auto t) HWY_ATTR {
+    using T = decltype(t);
+    const T *const dy = elements<const T>(d_out) + at, *const v = elements<const T>(x) + at;
+    const auto m = hn::Set(Floats(), mean);
+    for (std::size_t plane = 0; plane < planes; ++plane) {
+      sums[plane] = two_sums_of_blocks(
+          n, 0, [](auto g, auto) HWY_ATTR { return g; },
+          [&](auto g, auto a) HWY_ATTR { return hn::Mul(g, hn::Sub(a, m)); }, dy + plane * n, v + plane * n);
+      sums[plane].second *= static_cast<double>(inverse_deviation);
+    }
+  });
 }
 
 void plane_normalize(const Tensor& out, const Tensor& x, std::size_t at, std::size_t n, float mean,
@@ -99,8 +185,15 @@ void plane_normalize(const Tensor& out, const Tensor& x, std::size_t at, std::si
   const Floats d;
   const auto m = hn::Set(d, mean), r = hn::Set(d, inverse_deviation), w = hn::Set(d, weight),
              b = hn::Set(d, bias);
-  map_range(
-      at, at + n, [&](auto v) HWY_ATTR { return hn::Add(hn::Mul(hn::Mul(hn::Sub(v, m), r), w), b); }, out, x);
+  map_planes(
+      false, at, n, [&](auto v) HWY_ATTR { return hn::Add(hn::Mul(hn::Mul(hn::Sub(v, m), r), w), b); }, out,
+      x);
+}
+
+void group_normalize(const Tensor& out, const Tensor& x, std::size_t at, std::size_t n, std::size_t planes,
+                     float mean, float inverse_deviation, const float* weight, const float* bias) {
+  for (std::size_t plane = 0; plane < planes; ++plane)
+    plane_normalize(out, x, at + plane * n, n, mean, inverse_deviation, weight[plane], bias[plane]);
 }
 
 void plane_normalize_backward(const Tensor& d_x, const Tensor& d_out, const Tensor& x, std::size_t at,
@@ -112,15 +205,25 @@ void plane_normalize_backward(const Tensor& d_x, const Tensor& d_out, const Tens
     const auto along_n = hn::Mul(hn::Mul(hn::Sub(v, m), r), gn);
     return hn::Mul(r, hn::Sub(hn::Sub(hn::Mul(dy, w), g), along_n));
   };
-  map_range_into(accumulate, at, at + n, gradient, d_x, d_out, x);
+  map_planes(accumulate, at, n, gradient, d_x, d_out, x);
+}
+
+void group_normalize_backward(const Tensor& d_x, const Tensor& d_out, const Tensor& x, std::size_t at,
+                              std::size_t n, std::size_t planes, const NormGradient& a, const float* weight,
+                              bool accumulate) {
+  NormGradient one = a;
+  for (std::size_t plane = 0; plane < planes; ++plane) {
+    one.weight = weight[plane];
+    plane_normalize_backward(d_x, d_out, x, at + plane * n, n, one, accumulate);
+  }
 }
 
 void plane_scale(const Tensor& d_x, const Tensor& d_out, std::size_t at, std::size_t n, float factor,
                  bool accumulate) {
   const Floats d;
   const auto f = hn::Set(d, factor);
-  map_range_into(
-      accumulate, at, at + n, [&](auto dy) HWY_ATTR { return hn::Mul(dy, f); }, d_x, d_out);
+  map_planes(
+      accumulate, at, n, [&](auto dy) HWY_ATTR { return hn::Mul(dy, f); }, d_x, d_out);
 }
 
 /// sums[i] += f(in[i]…), of vectors of doubles.
@@ -201,8 +304,11 @@ HWY_EXPORT(plane_store);
 HWY_EXPORT(plane_load);
 HWY_EXPORT(plane_sum);
 HWY_EXPORT(plane_moments);
-HWY_EXPORT(plane_deviations);
 HWY_EXPORT(plane_gradient_sums);
+HWY_EXPORT(plane_centred_moments);
+HWY_EXPORT(group_gradient_sums);
+HWY_EXPORT(group_normalize);
+HWY_EXPORT(group_normalize_backward);
 HWY_EXPORT(plane_normalize);
 HWY_EXPORT(plane_normalize_backward);
 HWY_EXPORT(plane_scale);
@@ -248,8 +354,25 @@ Sums sums_of(const Tensor& x, std::size_t at, std::size_t n) {
   return HWY_DYNAMIC_DISPATCH(plane_moments)(x, at, n);
 }
 
-double squared_deviations(const Tensor& x, std::size_t at, std::size_t n, double mean) {
-  return HWY_DYNAMIC_DISPATCH(plane_deviations)(x, at, n, mean);
+Sums centred_sums(const Tensor& x, std::size_t at, std::size_t n, float centre) {
+  return HWY_DYNAMIC_DISPATCH(plane_centred_moments)(x, at, n, centre);
+}
+
+void group_sums_of_gradients(Sums* sums, const Tensor& d_out, const Tensor& x, std::size_t at, std::size_t n,
+                             std::size_t planes, float mean, float inverse_deviation) {
+  HWY_DYNAMIC_DISPATCH(group_gradient_sums)(sums, d_out, x, at, n, planes, mean, inverse_deviation);
+}
+
+void normalize_group(const Tensor& out, const Tensor& x, std::size_t at, std::size_t n, std::size_t planes,
+                     float mean, float inverse_deviation, const float* weight, const float* bias) {
+  HWY_DYNAMIC_DISPATCH(group_normalize)(out, x, at, n, planes, mean, inverse_deviation, weight, bias);
+}
+
+void normalize_group_backward(const Tensor& d_x, const Tensor& d_out, const Tensor& x, std::size_t at,
+                              std::size_t n, std::size_t planes, const NormGradient& a, const float* weight,
+                              Into into) {
+  HWY_DYNAMIC_DISPATCH(group_normalize_backward)
+  (d_x, d_out, x, at, n, planes, a, weight, into == Into::accumulate);
 }
 
 Sums gradient_sums(const Tensor& d_out, const Tensor& x, std::size_t at, std::size_t n, float mean,

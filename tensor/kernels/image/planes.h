@@ -25,8 +25,8 @@ struct Sums {
 };
 /// Σ x and Σ x².
 Sums sums_of(const Tensor& x, std::size_t at, std::size_t n);
-/// Σ (x - mean)².
-double squared_deviations(const Tensor& x, std::size_t at, std::size_t n, double mean);
+/// Σ (x - centre) and Σ (x - centre)², of which differences, squares and sums of four are rounded to f32.
+Sums centred_sums(const Tensor& x, std::size_t at, std::size_t n, float centre);
 /// Σ d_out and Σ d_out · normalized x.
 Sums gradient_sums(const Tensor& d_out, const Tensor& x, std::size_t at, std::size_t n, float mean,
                    float inverse_deviation);
@@ -39,6 +39,18 @@ struct NormGradient {
 };
 void normalize_backward(const Tensor& d_x, const Tensor& d_out, const Tensor& x, std::size_t at,
                         std::size_t n, const NormGradient&, Into);
+
+// ---- the same for `planes` planes of n elements, of one group
+/// Of each plane; terms and sums of four are rounded to f32.
+void group_sums_of_gradients(Sums* sums, const Tensor& d_out, const Tensor& x, std::size_t at, std::size_t n,
+                             std::size_t planes, float mean, float inverse_deviation);
+void normalize_group(const Tensor& out, const Tensor& x, std::size_t at, std::size_t n, std::size_t planes,
+                     float mean, float inverse_deviation, const float* weight, const float* bias);
+/// The weights are those of the planes.
+void normalize_group_backward(const Tensor& d_x, const Tensor& d_out, const Tensor& x, std::size_t at,
+                              std::size_t n, std::size_t planes, const NormGradient&, const float* weight,
+                              Into);
+
 /// d_x = factor · d_out
 void scale_gradient(const Tensor& d_x, const Tensor& d_out, std::size_t at, std::size_t n, float factor,
                     Into);
