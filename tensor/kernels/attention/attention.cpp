@@ -3,7 +3,7 @@
 // arXiv:1805.02867; Dao et al., arXiv:2205.14135), so that scores need one tile on the stack for any T.
 // Backward recomputes the probabilities from log_sum. The tiles are too small for a BLAS to be fast, and a
 // BLAS cannot skip half of a diagonal tile, so the products are implemented here, with the second operand
-// packed into tiles, once for a block of four tiles of queries. Heads of 16-bit tensors are converted to f32
+// packed into tiles, once for a block of tiles of queries. Heads of 16-bit tensors are converted to f32
 // first, and their results are rounded once, at the end. Backward adds the query heads of one key head in
 // order, by one thread.
 //
