@@ -1,6 +1,7 @@
 // Convolutions as products with columns (im2col), of one tile of positions at a time, whose columns fit into
 // a core's cache. Each part of the work has extents that depend on the shapes only, and its own product on
-// one thread: so the bits do not depend on the number of threads.
+// one thread: so the bits do not depend on the number of threads. In f32 with strides of 1 forward and d_x
+// need no columns (direct.cpp).
 //
 // Forward: a task is a tile of an image. d_x: a task is a block of channels of an image; the gradients of its
 // columns are added to its planes, tile by tile. d_weight: a task is a block of channels, for a part of the
@@ -140,6 +141,9 @@ template <class T>
 void convolve_input(const Tensor& d_x, const Tensor& d_out, const Tensor& weight, const ConvSizes& s,
                     Into into, const Stream& stream) {
   if (s.is_product()) return product_input<T>(d_x, d_out, weight, s, into, stream);
+  if constexpr (std::is_same_v<T, float>)
+    if (s.is_direct())
+      return direct_input(d_x.data<float>(), d_out.data<float>(), weight.data<float>(), s, into, stream);
   const std::size_t positions = s.positions(), depth = s.depth(), k = s.group_outputs();
   const std::size_t channels = s.group_channels(), block = block_of(s), blocks = ceil_div(channels, block);
   const std::size_t tile = tile_of(s, block * s.taps());
@@ -256,6 +260,9 @@ void conv2d(const Tensor& out, const Tensor& x, const Tensor& weight, const Tens
   if (const auto* d = on_device("conv2d", out, stream))
     return d->conv2d(out, x, weight, bias, options, stream);
   if (s.is_depthwise()) return image::depthwise(out, x, weight, bias, s, stream);
+  if (x.dtype() == DType::f32 && s.is_direct())
+    return image::direct(out.data<float>(), x.data<float>(), weight.data<float>(),
+                         bias.defined() ? bias.data<float>() : nullptr, s, stream);
   dispatch_dtype(x.dtype(), [&](auto t) { image::convolve<decltype(t)>(out, x, weight, bias, s, stream); });
 }
 

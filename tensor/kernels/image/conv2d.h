@@ -43,6 +43,22 @@ struct ConvSizes {
     return taps() == 1 && y.stride == 1 && x.stride == 1 && y.padding == 0 && x.padding == 0;
   }
   bool is_depthwise() const { return groups == channels && channels > 1; }
+  /// Whether direct() and direct_input() compute it: the rows of padded inputs have few more columns than
+  /// those of outputs, and the padding is not larger than the kernel.
+  bool is_direct() const {
+    const auto fits = [](const ConvAxis& a) {
+      return a.stride == 1 && a.padding <= a.dilation * (a.kernel - 1);
+    };
+    return fits(y) && fits(x) && !is_product() && 2 * x.dilation * (x.kernel - 1) <= x.out;
+  }
+  /// The convolution with inputs and outputs exchanged, whose weights are mirrored: that of d_out to d_x, if
+  /// strides are 1.
+  ConvSizes transposed() const {
+    const auto mirrored = [](const ConvAxis& a) {
+      return ConvAxis{a.out, a.kernel, a.in, 1, a.dilation * (a.kernel - 1) - a.padding, a.dilation};
+    };
+    return {images, outputs, channels, groups, mirrored(y), mirrored(x)};
+  }
 };
 
 /// Errc::invalid_argument as conv2d_shape().
@@ -58,6 +74,23 @@ void read_columns(T* to, std::size_t stride, const T* x, std::size_t channels, c
 /// Adds the same columns to the planes of their channels.
 void add_columns(float* planes, const float* from, std::size_t stride, std::size_t channels, const ConvSizes&,
                  std::size_t begin, std::size_t end);
+
+// ---- without columns, in f32, if is_direct()
+
+/// Rows of outputs of an image's group. Term k of position q is weight · in[offsets[k] + q], where rows of
+/// positions are `width` apart; the weights are ordered for blocks of outputs.
+struct DirectRows {
+  const float* in;
+  const std::size_t* offsets;
+  const float *weight, *bias;  ///< bias: nullptr if there is none
+  float *sums, *out;           ///< sums: of all positions, with room for vectors past the end
+  std::size_t depth, outputs, rows, width, sums_stride, out_stride, out_width;
+  bool accumulate;
+};
+/// `bias` is nullptr if there is none.
+void direct(float* out, const float* x, const float* weight, const float* bias, const ConvSizes&,
+            const Stream&);
+void direct_input(float* d_x, const float* d_out, const float* weight, const ConvSizes&, Into, const Stream&);
 
 // ---- one channel at a time
 void depthwise(const Tensor& out, const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvSizes&,
