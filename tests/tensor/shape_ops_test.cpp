@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <random>
@@ -199,6 +200,34 @@ std::vector<std::byte> results(int threads, DType dtype) {
     keep(a);
   }
   return all;
+}
+
+/// Outputs that are stored past the caches, with rows that begin and end within a cache line, in another
+/// order than smaller ones.
+TEST(ShapeOps, OutputsOfManyMegabytes) {
+  constexpr std::size_t rows = 601, heads = 5, columns = 1403;
+  const Shape in_shape{1, rows, heads, columns}, out_shape{1, heads, rows, columns};
+  const Tensor in = zeros(in_shape), permuted = zeros(out_shape),
+               joined = zeros({rows, heads * columns + 77});
+  for (std::size_t i = 0; i < in.count(); ++i) in.data<float>()[i] = static_cast<float>(i);
+  const Tensor matrix = in.view(0, {rows, heads * columns}), rest = zeros({rows, 77});
+  ops::fill(rest, -1, Stream());
+  const int order[] = {0, 2, 1, 3};
+  for (const int threads : {1, 3}) {
+    const Stream s = Stream::host(threads);
+    ops::fill(permuted, 0, s), ops::fill(joined, 0, s);
+    ops::permute(permuted, in, order, Into::overwrite, s);
+    ops::cat(joined, std::vector<Tensor>{rest, matrix}, 1, s);
+    std::size_t wrong = 0;
+    for (std::size_t r = 0; r < rows; ++r)
+      for (std::size_t h = 0; h < heads; ++h) {
+        const float* const row = in.data<float>() + (r * heads + h) * columns;
+        const float* const at = permuted.data<float>() + (h * rows + r) * columns;
+        const float* const part = joined.data<float>() + r * (heads * columns + 77) + 77 + h * columns;
+        wrong += !std::equal(row, row + columns, at) + !std::equal(row, row + columns, part);
+      }
+    EXPECT_EQ(wrong, 0u) << threads;
+  }
 }
 
 TEST(ShapeOps, ResultsHaveTheSameBitsForEveryNumberOfThreads) {

@@ -6,6 +6,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "tensor/kernels/layout/strided_copy.cpp"
 #include <hwy/aligned_allocator.h>
+#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -55,6 +56,33 @@ void transpose_tile(std::byte* out, std::size_t out_stride, const std::byte* in,
   });
 }
 
+/// Copies `rows` rows of n bytes. Short rows are not worth a call. Whole cache lines of large outputs are
+/// stored past the caches, which need not read them first.
+void copy_rows(std::byte* out, std::size_t out_step, const std::byte* in, std::size_t in_step,
+               std::size_t rows, std::size_t n, bool past_caches) {
+  const hn::ScalableTag<std::uint8_t> d;
+  constexpr std::size_t line = 64, short_row = 1024;
+  const std::size_t lanes = hn::Lanes(d);
+  const bool streams = past_caches && n >= 4 * line && line % lanes == 0;
+  for (std::size_t row = 0; row < rows; ++row, out += out_step, in += in_step) {
+    auto* const to = reinterpret_cast<std::uint8_t*>(out);
+    const auto* const from = reinterpret_cast<const std::uint8_t*>(in);
+    if (streams) {
+      const std::size_t first = (line - reinterpret_cast<std::uintptr_t>(to) % line) % line;
+      const std::size_t past = first + (n - first) / line * line;
+      std::memcpy(to, from, first);
+      for (std::size_t i = first; i < past; i += lanes) hn::Stream(hn::LoadU(d, from + i), d, to + i);
+      std::memcpy(to + past, from + past, n - past);
+    } else if (n < lanes || n > short_row) {
+      std::memcpy(to, from, n);
+    } else {
+      for (std::size_t i = 0; i + lanes < n; i += lanes) hn::StoreU(hn::LoadU(d, from + i), d, to + i);
+      hn::StoreU(hn::LoadU(d, from + n - lanes), d, to + n - lanes);
+    }
+  }
+  if (streams) hwy::FlushStream();
+}
+
 /// out[i] += in[i] of n consecutive floats of this type.
 void add_run(std::byte* out, const std::byte* in, std::size_t n, DType dtype) {
   ops::dispatch_dtype(dtype, [&](auto t) HWY_ATTR {
@@ -73,6 +101,7 @@ HWY_AFTER_NAMESPACE();
 namespace rz {
 
 HWY_EXPORT(transpose_tile);
+HWY_EXPORT(copy_rows);
 HWY_EXPORT(add_run);
 
 namespace ops {
@@ -126,38 +155,54 @@ StridedCopy simplified(const StridedCopy& given) {
   return c;
 }
 
-/// Calls f(place in out, place in in, count) for rows of the last extent, of which elements [begin, end) of
-/// the index space are parts.
+/// Rows of the last extent, or a part of one: n elements each, of which the first are at these places.
+struct Run {
+  std::size_t out_at, in_at, n;
+  std::size_t rows = 1, out_step = 0, in_step = 0;
+};
+
+/// Calls f(Run) for all elements [begin, end) of the index space.
 template <class F>
 void each_run(const StridedCopy& c, std::size_t begin, std::size_t end, const F& f) {
   const int last = c.out.dims - 1;
   const std::size_t n = c.out.extent[last];
   const IndexMap to = without(c.out, last), from = without(c.in, last);
   const std::size_t rows = last > 0 ? c.out.extent[last - 1] : 1;  // of which the places are a step apart
-  std::size_t row = begin / n, column = begin - row * n, left = rows - row % rows;
-  std::size_t out_at = c.out_at + to.offset(row), in_at = c.in_at + from.offset(row);
-  for (std::size_t i = begin, count; i < end; i += count, column = 0) {
-    count = std::min(n - column, end - i);
-    f(out_at + column * c.out.stride[last], in_at + column * c.in.stride[last], count);
-    ++row;
-    if (--left > 0) {
-      out_at += c.out.stride[last - 1], in_at += c.in.stride[last - 1];
-    } else {
-      left = rows;
-      out_at = c.out_at + to.offset(row), in_at = c.in_at + from.offset(row);
-    }
+  const std::size_t out_step = last > 0 ? c.out.stride[last - 1] : 0,
+                    in_step = last > 0 ? c.in.stride[last - 1] : 0;
+  std::size_t row = begin / n, column = begin - row * n;
+  while (begin < end) {
+    const std::size_t out_at = c.out_at + to.offset(row), in_at = c.in_at + from.offset(row);
+    const bool whole = column == 0 && end - begin >= n;
+    const Run run{out_at + column * c.out.stride[last],
+                  in_at + column * c.in.stride[last],
+                  std::min(n - column, end - begin),
+                  whole ? std::min(rows - row % rows, (end - begin) / n) : 1,
+                  out_step,
+                  in_step};
+    f(run);
+    row += run.rows, begin += run.rows * run.n, column = 0;
   }
 }
 
-void copy_runs(const Tensor& out, const Tensor& in, const StridedCopy& c, Into into, const Stream& stream) {
+constexpr std::size_t past_caches_from = std::size_t{16} << 20;  // bytes of an output
+
+void copy_runs(const Tensor& out, const Tensor& in, const StridedCopy& given, Into into,
+               const Stream& stream) {
   const std::size_t size = size_of(out.dtype());
+  const bool past_caches = given.out.count() * size >= past_caches_from;
+  StridedCopy c = given;
+  if (past_caches)  // in the order of the input, whose reads are awaited
+    for (int d = 1; d < c.out.dims - 1; ++d)
+      for (int at = d; at > 0 && c.in.stride[at - 1] < c.in.stride[at]; --at) swap(c, at - 1, at);
   std::byte *const to = out.raw(), *const from = in.raw();
   stream.parallel_for(c.out.count(), elements_per_task, [&](std::size_t begin, std::size_t end) {
-    each_run(c, begin, end, [&](std::size_t out_at, std::size_t in_at, std::size_t n) {
-      if (into == Into::accumulate)
-        HWY_DYNAMIC_DISPATCH(add_run)(to + out_at * size, from + in_at * size, n, out.dtype());
-      else
-        std::memcpy(to + out_at * size, from + in_at * size, n * size);
+    each_run(c, begin, end, [&](const Run& r) {
+      if (into == Into::overwrite)
+        return HWY_DYNAMIC_DISPATCH(copy_rows)(to + r.out_at * size, r.out_step * size, from + r.in_at * size,
+                                               r.in_step * size, r.rows, r.n * size, past_caches);
+      for (std::size_t i = 0; i < r.rows; ++i) HWY_DYNAMIC_DISPATCH(add_run)
+      (to + (r.out_at + i * r.out_step) * size, from + (r.in_at + i * r.in_step) * size, r.n, out.dtype());
     });
   });
 }
@@ -167,8 +212,10 @@ void copy_single(const Tensor& out, const Tensor& in, const StridedCopy& c, Into
   const std::size_t to_next = c.out.stride[c.out.dims - 1], from_next = c.in.stride[c.in.dims - 1];
   const auto each = [&](const auto& f) {
     stream.parallel_for(c.out.count(), elements_per_task, [&](std::size_t begin, std::size_t end) {
-      each_run(c, begin, end, [&](std::size_t out_at, std::size_t in_at, std::size_t n) {
-        for (std::size_t i = 0; i < n; ++i) f(out_at + i * to_next, in_at + i * from_next);
+      each_run(c, begin, end, [&](const Run& r) {
+        for (std::size_t row = 0; row < r.rows; ++row)
+          for (std::size_t i = 0; i < r.n; ++i)
+            f(r.out_at + row * r.out_step + i * to_next, r.in_at + row * r.in_step + i * from_next);
       });
     });
   };
