@@ -136,7 +136,8 @@ def main():
     names = o.only.split(',') if o.only else list(OPERATORS)
     for name in names:
         if name not in OPERATORS: sys.exit(f"operators.py: --only: no operator '{name}'; known: {', '.join(OPERATORS)}")
-    ours = subprocess.Popen([f'{o.bin}/operators_bench'], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    # Ours calls OpenBLAS with one thread; its others would spin at the start, in the time of the process
+    ours = subprocess.Popen([f'{o.bin}/operators_bench'], env=dict(os.environ, OPENBLAS_NUM_THREADS='1'), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     def our_times(name, extents):
         print(name, o.dtype, o.threads, *extents, file=ours.stdin, flush=True)
         line = ours.stdout.readline()
