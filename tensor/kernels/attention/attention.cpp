@@ -36,12 +36,12 @@ HWY_BEFORE_NAMESPACE();
 namespace rz {
 namespace HWY_NAMESPACE {
 
-using kernels::block;
 using kernels::Heads;
 using kernels::HeadsGradient;
 using kernels::HeadsGradientOf;
 using kernels::HeadsOf;
 using kernels::Part;
+using kernels::query_block;
 using kernels::tile;
 using kernels::Tile;
 using kernels::TileProduct;
@@ -201,7 +201,7 @@ void mix_queries(const Heads& h, float* c, std::size_t c_stride, const Tile& wei
 
 /// What forward keeps of each query of a block.
 struct RunningSums {
-  float max[block], total[block];
+  float max[query_block], total[query_block];
 };
 
 /// Adds the keys of the tile at j to the queries of the tile at i, whose sums are from row `at` on.
@@ -230,9 +230,9 @@ void attend_tile(const Heads& h, float* out, RunningSums& sums, std::size_t at, 
 /// The queries of a block, from `begin` on: keys and values are packed once for all of its tiles.
 void attend_block(const Heads& h, float* out, std::size_t begin, float* memory) {
   RunningSums sums;
-  std::fill_n(sums.max, block, no_score);
-  std::fill_n(sums.total, block, 0.0f);
-  const std::size_t end = std::min(h.queries, begin + block);
+  std::fill_n(sums.max, query_block, no_score);
+  std::fill_n(sums.total, query_block, 0.0f);
+  const std::size_t end = std::min(h.queries, begin + query_block);
   float *const k = memory, *const v = k + kernels::packed_tile(h.size);
   const Heads::Range all = h.keys_of_tiles(begin, end);
   for (std::size_t j = all.begin; j < all.end; j += tile) {
@@ -292,10 +292,10 @@ std::size_t attend_block_backward(const Heads& h, const HeadsGradient& g, std::s
     clear_rows(g.d_k, g.d_k_stride, from, until, h.size);
     clear_rows(g.d_v, g.d_v_stride, from, until, h.size);
   };
-  const std::size_t end = std::min(h.queries, begin + block), step = kernels::packed_tile(h.size);
+  const std::size_t end = std::min(h.queries, begin + query_block), step = kernels::packed_tile(h.size);
   float *const k = memory, *const k_transposed = k + step, *const v_transposed = k_transposed + step;
-  float *const q = v_transposed + step, *const d_out = q + block / tile * step;
-  float delta[block];
+  float *const q = v_transposed + step, *const d_out = q + query_block / tile * step;
+  float delta[query_block];
   for (std::size_t i = begin; i < end; ++i) {
     const std::size_t at = i * h.out_stride;
     const auto product = [](auto x, auto y) HWY_ATTR { return hn::Mul(x, y); };
@@ -330,12 +330,13 @@ std::size_t attend_block_backward(const Heads& h, const HeadsGradient& g, std::s
 
 /// One head.
 void attend(const Heads& h, float* out, float* memory) {
-  for (std::size_t i = 0; i < h.queries; i += block) attend_block(h, out, i, memory);
+  for (std::size_t i = 0; i < h.queries; i += query_block) attend_block(h, out, i, memory);
 }
 
 /// One head. The first keys, `done` of them, have gradients already. Returns the new number.
 std::size_t attend_backward_head(const Heads& h, const HeadsGradient& g, std::size_t done, float* memory) {
-  for (std::size_t i = 0; i < h.queries; i += block) done = attend_block_backward(h, g, i, done, memory);
+  for (std::size_t i = 0; i < h.queries; i += query_block)
+    done = attend_block_backward(h, g, i, done, memory);
   clear_rows(g.d_k, g.d_k_stride, done, g.keys, h.size);
   clear_rows(g.d_v, g.d_v_stride, done, g.keys, h.size);
   return std::max(done, g.keys);

@@ -14,14 +14,14 @@ namespace rz::kernels {
 
 constexpr std::size_t tile = 64;  ///< queries, keys or channels per tile
 using Tile = float[tile * tile];
-constexpr std::size_t block = 8 * tile;  ///< queries for which a tile of keys is packed once
+constexpr std::size_t query_block = 8 * tile;  ///< queries for which a tile of keys is packed once
 
 /// Floats of a tile's rows of `size` channels, packed.
 constexpr std::size_t packed_tile(std::size_t size) { return (size + tile - 1) / tile * tile * tile; }
 /// Floats of all packed rows: forward keys and values; backward keys, both transposed, and two of each query.
 constexpr std::size_t packed_floats(std::size_t size) { return 2 * packed_tile(size); }
 constexpr std::size_t packed_gradient_floats(std::size_t size) {
-  return (3 + 2 * block / tile) * packed_tile(size);
+  return (3 + 2 * query_block / tile) * packed_tile(size);
 }
 
 /// `heads` query heads of one sequence that attend to one key head, of `size` channels each. Rows are the

@@ -115,8 +115,8 @@ constexpr std::size_t task_elements = std::size_t{1} << 16;  // of padded inputs
 constexpr std::size_t slack = 3 * 64;                        // that vectors may read or store past the end
 
 /// Copies rows of planes with their padding: those of outputs [begin, begin + rows).
-void copy_padded(float* to, const float* x, const ConvSizes& s, std::size_t begin, std::size_t rows,
-                 std::size_t width) {
+void copy_with_padding(float* to, const float* x, const ConvSizes& s, std::size_t begin, std::size_t rows,
+                       std::size_t width) {
   for (std::size_t c = 0; c < s.group_channels(); ++c, x += s.plane())
     for (std::size_t row = begin; row < begin + rows; ++row, to += width) {
       if (row < s.y.padding || row >= s.y.padding + s.y.in) {
@@ -170,7 +170,7 @@ void convolve_rows(float* out, const float* x, const float* bias, const ConvSize
     for (std::size_t task = first; task < past; ++task) {
       const std::size_t image = task / parts, group = image % s.groups, begin = task % parts * rows;
       if (begin >= s.y.out) continue;
-      copy_padded(padded.get(), x + image * channels * s.plane(), s, begin, rows + reach, width);
+      copy_with_padding(padded.get(), x + image * channels * s.plane(), s, begin, rows + reach, width);
       HWY_DYNAMIC_DISPATCH(direct_rows)
       ({.in = padded.get(),
         .offsets = offsets.data(),
