@@ -6,6 +6,9 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <type_traits>
 
 #include "tensor/kernels/check.h"
 #include "tensor/kernels/device_ops.h"
@@ -96,11 +99,12 @@ void fill(const Tensor& out, float value, const Stream& stream) {
   if (const auto* d = on_device("fill", out, stream)) return d->fill(out, value, stream);
   dispatch_dtype(out.dtype(), [&](auto t) {
     using T = decltype(t);
-    const T same = from_f32<T>(value);
+    using Word = std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint32_t>;
+    const auto same = std::bit_cast<Word>(from_f32<T>(value));  // a loop over a class is no vector loop
     each_range(
         stream,
         [&](std::size_t begin, std::size_t end, const Tensor& to) {
-          std::fill(to.data<T>() + begin, to.data<T>() + end, same);
+          std::fill_n(reinterpret_cast<Word*>(to.raw()) + begin, end - begin, same);
         },
         out);
   });
