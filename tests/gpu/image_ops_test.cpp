@@ -128,6 +128,7 @@ TEST_P(ImageOps, ConvolutionsOfLargeSizes) {
   test(50, 17, 33, 37, {.padding = 1}, 3);
   test(50, 34, 33, 37, {.stride = {2, 1}, .padding = 1, .groups = 2}, 3);
   test(5, 3, 100, 99, {.padding = 2}, 5);
+  test(6, 12, 20, 41, {.padding = {2, 1}, .dilation = {2, 1}, .groups = 2}, 3);
   test(300, 6, 21, 23, {}, 1);
   test(35, 35, 70, 67, {.stride = {1, 2}, .padding = 1, .groups = 35}, 3);
   test(9, 9, 40, 67, {.padding = {1, 2}, .dilation = {1, 2}, .groups = 9}, 3);

@@ -49,7 +49,7 @@ struct ConvSizes {
     const auto fits = [](const ConvAxis& a) {
       return a.stride == 1 && a.padding <= a.dilation * (a.kernel - 1);
     };
-    return fits(y) && fits(x) && !is_product() && 2 * x.dilation * (x.kernel - 1) <= x.out;
+    return fits(y) && fits(x) && !is_product() && 6 * x.dilation * (x.kernel - 1) <= x.out;
   }
   /// The convolution with inputs and outputs exchanged, whose weights are mirrored: that of d_out to d_x, if
   /// strides are 1.

@@ -86,8 +86,9 @@ void direct_rows(const DirectRows& a) {
       const std::size_t end = std::min(a.depth, begin + terms);
       std::size_t output = 0;
       for (; output + 4 <= a.outputs; output += 4) direct_block<4>(a, output, at, begin, end);
-      if (output + 2 <= a.outputs) direct_block<2>(a, output, at, begin, end), output += 2;
-      if (output < a.outputs) direct_block<1>(a, output, at, begin, end);
+      if (a.outputs - output == 3) direct_block<3>(a, output, at, begin, end);
+      if (a.outputs - output == 2) direct_block<2>(a, output, at, begin, end);
+      if (a.outputs - output == 1) direct_block<1>(a, output, at, begin, end);
     }
   }
   for (std::size_t output = 0; output < a.outputs; ++output)
@@ -130,19 +131,19 @@ void copy_with_padding(float* to, const float* x, const ConvSizes& s, std::size_
   std::fill_n(to, slack, 0.0f);
 }
 
-/// The weights of all groups, in the order in which blocks of four, two and one outputs of a group read them.
+/// The weights of all groups, in the order in which blocks of four outputs of a group, and the rest, read
+/// them.
 template <class F>
 hwy::AlignedFreeUniquePtr<float[]> packed_weights(const ConvSizes& s, const F& weight, const Stream& stream) {
   const std::size_t m = s.group_outputs(), depth = s.depth();
   auto packed = hwy::AllocateAligned<float>(s.outputs * depth);
   stream.parallel_for(s.outputs, ceil_div(4096, depth), [&](std::size_t begin, std::size_t end) {
     for (std::size_t output = begin; output < end; ++output) {
-      const std::size_t o = output % m, first_of_four = o / 4 * 4, left = m - first_of_four;
-      const std::size_t rows = left >= 4 ? 4 : left >= 2 && o < first_of_four + 2 ? 2 : 1;
-      const std::size_t first = rows == 1 ? o : first_of_four;
+      const std::size_t group = output / m, o = output % m, first = o / 4 * 4;
+      const std::size_t rows = std::min<std::size_t>(4, m - first);
       float* const to = packed.get() + (output - o + first) * depth + (o - first);
-      for (std::size_t k = 0; k < depth; ++k)
-        to[k * rows] = weight(output / m, o, k / s.taps(), k % s.taps());
+      for (std::size_t c = 0, k = 0; c < s.group_channels(); ++c)
+        for (std::size_t tap = 0; tap < s.taps(); ++tap, k += rows) to[k] = weight(group, o, c, tap);
     }
   });
   return packed;
