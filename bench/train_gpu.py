@@ -8,7 +8,7 @@ Shapes: 124M (GPT-2: 12 layers, 12 heads, 768 channels, vocabulary 50257, contex
 layers, 9 heads, 3 key heads, 576 channels, 1536 in between, 49152, context 1024, batch 16) and tiny (GPT-2: 4, 4, 128, 256, 64, batch 8; a
 smoke test, f32 by default). All cases use AdamW (lr 1e-4, weight decay 0.01), gradients clipped to norm 1, no dropout, and the same tokens in
 the same order. A round runs each case for N updates after some warm-up updates; the table shows the median over rounds of tokens per
-second. Ours waits for the loss of every update, PyTorch only for the end of a round.
+second. Ours waits for the loss of every update, PyTorch only for the end of a round. f32: both may multiply in TF32.
 
 --torch LIST: precisions of PyTorch (bench/train_gpu_torch.py), separated by commas: autocast, pure, f32; default: autocast for bf16, f32
 for f32; "none" omits PyTorch. If PyTorch is not installed, a line reports it and only ours is timed. --no-compile: without torch.compile.
@@ -84,7 +84,7 @@ class Ours:
                         '--device', 'host' if o.device == 'cpu' else o.device]
 
     def round(self):
-        p = subprocess.run(self.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        p = subprocess.run(self.command, env=dict(os.environ, RZ_ALLOW_TF32='1'), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if p.returncode: fail(1, f'{" ".join(self.command)} ended with {p.returncode}:\n{p.stdout.strip()}')
         with open(self.log) as f: rows = [json.loads(line) for line in f]
         return dict(ms=statistics.mean(r['step_ms'] for r in rows[WARM:]), loss=rows[-1]['loss'])
