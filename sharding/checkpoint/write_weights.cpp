@@ -10,6 +10,7 @@
 #include "comm/core/math.h"
 #include "sharding/checkpoint/safetensors.h"
 #include "sharding/io/durable_file.h"
+#include "sharding/io/json.h"
 #include "sharding/io/text.h"
 
 namespace rz {
@@ -21,6 +22,17 @@ constexpr std::size_t written_elements = std::size_t{1} << 20;
 
 bool is_converted(const TensorInfo& t, const WriteWeightsOptions& options) {
   return options.dtype && is_float_dtype(t.dtype) && t.dtype != safetensors_name(*options.dtype);
+}
+
+/// A config.json with the dtype of the weights under its names in transformers 5 and 4, where
+/// from_pretrained() would otherwise convert them.
+std::string config_with_dtype(const std::string& path, DType dtype) {
+  nlohmann::json config = parse_json(read_text_file(path), path, JsonDialect::relaxed);
+  require(config.is_object(), Errc::config, path, ": must be an object");
+  config["dtype"] = config["torch_dtype"] = dtype == DType::bf16  ? "bfloat16"
+                                            : dtype == DType::f16 ? "float16"
+                                                                  : "float32";
+  return config.dump(2) + "\n";
 }
 
 /// A type of the library with elements as large as those of a dtype in files.
@@ -180,7 +192,11 @@ void write_weights(const TensorSource& source, const std::string& folder,
     write_durably((path / weight_index_name).string(), weight_index(plan.specs, plan.files));
   for (const std::string& copy : options.copies) {
     require(fs::exists(copy), Errc::config, copy, ": cannot be opened");
-    copy_durably(copy, (path / fs::path(copy).filename()).string());
+    const fs::path name = fs::path(copy).filename();
+    if (name == "config.json" && options.dtype)
+      write_durably((path / name).string(), config_with_dtype(copy, *options.dtype));
+    else
+      copy_durably(copy, (path / name).string());
   }
   out.commit();
 }

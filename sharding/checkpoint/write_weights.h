@@ -20,8 +20,9 @@ struct WriteWeightsOptions {
   std::optional<DType> dtype;
   /// Bytes of the tensors of a file. A larger tensor has a file of its own.
   std::uint64_t max_file_bytes = 5'000'000'000;
-  bool allow_overflow = false;      ///< a finite value may become infinite
-  std::vector<std::string> copies;  ///< files that are copied into the folder
+  bool allow_overflow = false;  ///< a finite value may become infinite
+  /// Files that are copied into the folder. With `dtype`, a config.json among them names it.
+  std::vector<std::string> copies;
   std::function<void(std::uint64_t done, std::uint64_t all)> progress = [](auto, auto) {};  ///< in bytes
 };
 

@@ -216,12 +216,13 @@ TEST_F(CheckpointTool, DiffPrintsWhatDiffers) {
 }
 
 TEST_F(CheckpointTool, MergeAndSplitWriteTheFormatOfHuggingFace) {
-  std::ofstream(run() + "/config.json") << R"({"model_type":"gpt2"})";
+  std::ofstream(run() + "/config.json") << R"({"model_type":"gpt2","dtype":"float32"})";
   const std::string merged = folder_ / "merged", split = folder_ / "split", one = folder_ / "one";
   const Outcome merge = run_tool({"merge", run(), merged, "--dtype", "bf16"});
   ASSERT_EQ(merge.status, 0) << merge.err;
   EXPECT_TRUE(has_text(merge.out, "merged: 2 tensors in 1 file, ")) << merge.out;
-  EXPECT_EQ(read_text_file(merged + "/config.json"), R"({"model_type":"gpt2"})");
+  EXPECT_EQ(nlohmann::json::parse(read_text_file(merged + "/config.json")),
+            nlohmann::json({{"model_type", "gpt2"}, {"dtype", "bfloat16"}, {"torch_dtype", "bfloat16"}}));
   EXPECT_EQ(open_tensors(merged).find("w")->dtype, "BF16");
   EXPECT_EQ(run_tool({"diff", run(), merged, "--tolerance", "1e-9"}).status, 0) << "small integers are exact";
   EXPECT_EQ(run_tool({"diff", run(), merged}).status, 1) << "another dtype";
