@@ -302,8 +302,10 @@ std::string adapter_config_json(Module& module, const std::string& base) {
   require(o != nullptr, Errc::invalid_argument, "the model has no LoRA; call add_lora() first");
   nlohmann::ordered_json config;
   config["peft_type"] = "LORA";
-  if (dynamic_cast<const LanguageModel*>(&module)) config["task_type"] = "CAUSAL_LM";
-  config["base_model_name_or_path"] = base.empty() ? json() : json(base);
+  const auto* model = dynamic_cast<const LanguageModel*>(&module);
+  if (model) config["task_type"] = "CAUSAL_LM";
+  const std::string& folder = base.empty() && model ? model->origin().folder : base;
+  config["base_model_name_or_path"] = folder.empty() ? json() : json(folder);
   config["r"] = o->r;
   const auto whole = static_cast<std::int64_t>(o->lora_alpha);
   config["lora_alpha"] = static_cast<double>(whole) == o->lora_alpha ? json(whole) : json(o->lora_alpha);

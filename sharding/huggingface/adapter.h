@@ -36,7 +36,8 @@ PretrainedWeights load_adapter(Module&, const std::string& folder, const LoadOpt
 
 struct SaveAdapterOptions {
   bool nonfinite = false;               ///< as SaveOptions::nonfinite
-  std::string base_model_name_or_path;  ///< where PEFT finds the frozen model; empty: none
+  std::string base_model_name_or_path;  ///< where PEFT finds the frozen model; empty: the folder of a
+                                        ///< language_model_from_config()
 };
 /// Writes both files to a folder, which is made; PeftModel.from_pretrained(base, folder) reads them. Tensors
 /// are written whole, in f32. Collective, as save_weights(), whose errors it has; Errc::invalid_argument for

@@ -262,6 +262,8 @@ TEST_F(Lora, WhatIsSavedIsLoadedInEveryStrategyAndMerged) {
       EXPECT_EQ(config, read_text_file(adapter + "/adapter_config.json"));
     }
     config = read_text_file(adapter + "/adapter_config.json");
+    EXPECT_EQ(json::parse(config)["base_model_name_or_path"],
+              std::filesystem::path(folder_ / "config.json").parent_path().string());
 
     // Loaded again, alone and merged.
     const auto own = model();
