@@ -85,26 +85,25 @@ class Torch:
         for p in self.ranks: p.wait()
 
 def beside_torch(o, tmp, shape):
-    """Medians over rounds of ms, ours and PyTorch's, of each case."""
+    """Prints medians over rounds of ms, ours and PyTorch's, of each case as soon as it is measured."""
     cases = [('1 rank, 1 thread', 1, 1), ('1 rank, 2 threads', 1, 2), ('2 ranks, DDP', 2, 1)]
-    peers, rows, updates = {}, [], o.steps - SKIPPED
+    peers, updates = {}, o.steps - SKIPPED
     for name, ranks, threads in cases:
         if ranks not in peers:
             for p in peers.values(): p.end()  # for memory
-            peers = {ranks: Torch(o, tmp, shape, ranks)}
+            first, peers = not peers, {ranks: Torch(o, tmp, shape, ranks)}
+            if first:
+                print(f'{o.shape}, {o.precision}, batch {shape["batch"]} x 64 tokens, {o.rounds} rounds of {updates} updates, ms per update; '
+                      f'PyTorch {peers[ranks].version}\n\n| | ours | eager | compiled | eager / ours | compiled / ours |\n|---|---|---|---|---|---|', flush=True)
         times = dict(ours=[], eager=[], compiled=[])
         for r in range(o.rounds):
             times['ours'].append(statistics.median(run(o, tmp, shape, ranks, threads, 'ddp', True)[0]))
             for model in ('eager', 'compiled'):
                 if r == 0: peers[ranks].run(2, model, threads)  # compiles
                 times[model].append(peers[ranks].run(updates, model, threads))
-        rows.append((name, {k: statistics.median(v) for k, v in times.items()}))
-    version = peers[2].version
+        t = {k: statistics.median(v) for k, v in times.items()}
+        print(f'| {name} | {t["ours"]:,.0f} | {t["eager"]:,.0f} | {t["compiled"]:,.0f} | {t["eager"] / t["ours"]:.2f} | {t["compiled"] / t["ours"]:.2f} |', flush=True)
     for p in peers.values(): p.end()
-    print(f'{o.shape}, {o.precision}, batch {shape["batch"]} x 64 tokens, {o.rounds} rounds of {updates} updates, ms an update; PyTorch {version}\n')
-    print('| | ours | eager | compiled | eager / ours | compiled / ours |\n|---|---|---|---|---|---|')
-    for name, t in rows:
-        print(f'| {name} | {t["ours"]:,.0f} | {t["eager"]:,.0f} | {t["compiled"]:,.0f} | {t["eager"] / t["ours"]:.2f} | {t["compiled"] / t["ours"]:.2f} |')
 
 def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
