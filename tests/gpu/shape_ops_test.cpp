@@ -426,32 +426,37 @@ TEST_P(BatchedProducts, AreThoseOfTheirMatrices) {
       const std::size_t gap = below(2) * 8;
       const Shape leading = of_a.dims() ? of_a : of_b;
       const Matrices before = matrices(leading, m, n, false);
-      for (const DType result : {dtype, DType::f32}) {
-        const Tensor out = tensor_of(before.values, before.shape, result, gap);
+      const DType results[] = {dtype, DType::f32};
+      Values got[2];
+      for (int r = 0; r < 2; ++r) {
+        const Tensor out = tensor_of(before.values, before.shape, results[r], gap);
         ops::matmul(out, tensor_of(a.values, a.shape, dtype, gap), a.transposed,
                     tensor_of(b.values, b.shape, dtype, gap), b.transposed, into, stream);
-        const Values got = from_device(out, stream);
-        const double u = result == DType::bf16 ? 0x1p-8 : result == DType::f16 ? 0x1p-11 : 0;
-        for (std::size_t batch = 0; batch < leading.count(); ++batch)
-          for (std::size_t i = 0; i < m; ++i)
-            for (std::size_t j = 0; j < n; ++j) {
-              double sum = 0, size = 1;
-              for (std::size_t l = 0; l < k; ++l)
-                sum += a.at(batch, i, l) * b.at(batch, l, j),
-                    size += std::abs(a.at(batch, i, l) * b.at(batch, l, j));
-              const std::size_t at = (batch * m + i) * n + j;
-              double rounded = 1e-3;  // what is rounded to the result's type
-              if (into == Into::accumulate) {
-                if (!on_host() && !emulated_device) rounded += std::abs(sum);  // by some kernels of cuBLASLt
-                sum += before.values[at];
-              }
-              rounded += std::abs(sum);
-              ASSERT_NEAR(got[at], sum, 4e-7 * size + u * rounded)
+        got[r] = from_device(out, stream);
+      }
+      for (std::size_t batch = 0; batch < leading.count(); ++batch)
+        for (std::size_t i = 0; i < m; ++i)
+          for (std::size_t j = 0; j < n; ++j) {
+            double sum = 0, size = 1;
+            for (std::size_t l = 0; l < k; ++l) {
+              const double product = a.at(batch, i, l) * b.at(batch, l, j);
+              sum += product, size += std::abs(product);
+            }
+            const std::size_t at = (batch * m + i) * n + j;
+            double rounded = 1e-3;  // what is rounded to the result's type
+            if (into == Into::accumulate) {
+              if (!on_host() && !emulated_device) rounded += std::abs(sum);  // by some kernels of cuBLASLt
+              sum += before.values[at];
+            }
+            rounded += std::abs(sum);
+            for (int r = 0; r < 2; ++r) {
+              const double u = results[r] == DType::bf16 ? 0x1p-8 : results[r] == DType::f16 ? 0x1p-11 : 0;
+              ASSERT_NEAR(got[r][at], sum, 4e-7 * size + u * rounded)
                   << name(a.shape) << (a.transposed ? "ᵀ · " : " · ") << name(b.shape)
-                  << (b.transposed ? "ᵀ" : "") << " into " << name(result) << ": " << batch << ", " << i
+                  << (b.transposed ? "ᵀ" : "") << " into " << name(results[r]) << ": " << batch << ", " << i
                   << ", " << j;
             }
-      }
+          }
     }
 }
 
