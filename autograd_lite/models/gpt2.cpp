@@ -21,32 +21,21 @@ void initialize(nn::Linear& layer, float weight_deviation) {
 }
 constexpr auto conv1d = ops::WeightLayout::in_out;
 
-void require_probability(const char* key, double p) {
-  require(p >= 0 && p < 1, Errc::config, key, " is ", p, ", expected 0 <= ", key, " < 1");
-}
-
 }  // namespace
 
 void check(const Gpt2Config& c) {
-  const auto positive = [](const char* key, std::size_t value) {
-    require(value > 0, Errc::config, key, " is 0, expected at least 1");
-  };
-  positive("n_layer", c.n_layer);
-  positive("n_head", c.n_head);
-  positive("n_embd", c.n_embd);
-  positive("n_positions", c.n_positions);
-  positive("vocab_size", c.vocab_size);
-  require(c.vocab_size < (std::size_t{1} << 31), Errc::config, "vocab_size is ", c.vocab_size,
-          ", expected less than 2^31");
+  check_sizes({{"n_layer", c.n_layer},
+               {"n_head", c.n_head},
+               {"n_embd", c.n_embd},
+               {"n_positions", c.n_positions},
+               {"vocab_size", c.vocab_size}});
   require(c.n_embd % c.n_head == 0, Errc::config, "n_embd is ", c.n_embd, ", which n_head ", c.n_head,
           " does not divide");
-  require(c.layer_norm_epsilon > 0 && std::isfinite(c.layer_norm_epsilon), Errc::config,
-          "layer_norm_epsilon is ", c.layer_norm_epsilon, ", expected more than 0");
-  require(c.initializer_range >= 0 && std::isfinite(c.initializer_range), Errc::config,
-          "initializer_range is ", c.initializer_range, ", expected 0 or more");
-  require_probability("embd_pdrop", c.embd_pdrop);
-  require_probability("resid_pdrop", c.resid_pdrop);
-  require_probability("attn_pdrop", c.attn_pdrop);
+  check_number("layer_norm_epsilon", c.layer_norm_epsilon, c.layer_norm_epsilon > 0, "more than 0");
+  check_number("initializer_range", c.initializer_range, c.initializer_range >= 0, "0 or more");
+  check_probability("embd_pdrop", c.embd_pdrop);
+  check_probability("resid_pdrop", c.resid_pdrop);
+  check_probability("attn_pdrop", c.attn_pdrop);
 }
 
 namespace gpt2 {

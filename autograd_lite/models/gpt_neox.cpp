@@ -1,7 +1,5 @@
 #include "autograd_lite/models/gpt_neox.h"
 
-#include <cmath>
-
 namespace rz {
 namespace {
 
@@ -24,40 +22,30 @@ std::size_t rotated_channels(const GptNeoxConfig& c) {
   return static_cast<std::size_t>(static_cast<double>(c.hidden_size / c.num_attention_heads) * c.rotary_pct);
 }
 
-void check_finite(const char* key, double value, bool in_range, const char* expected) {
-  require(in_range && std::isfinite(value), Errc::config, key, " is ", value, ", expected ", expected);
-}
-
 }  // namespace
 
 void check(const GptNeoxConfig& c) {
-  const auto positive = [](const char* key, std::size_t value) {
-    require(value > 0, Errc::config, key, " is 0, expected at least 1");
-  };
-  positive("vocab_size", c.vocab_size);
-  positive("hidden_size", c.hidden_size);
-  positive("intermediate_size", c.intermediate_size);
-  positive("num_hidden_layers", c.num_hidden_layers);
-  positive("num_attention_heads", c.num_attention_heads);
-  positive("max_position_embeddings", c.max_position_embeddings);
-  require(c.vocab_size < (std::size_t{1} << 31), Errc::config, "vocab_size is ", c.vocab_size,
-          ", expected less than 2^31");
+  check_sizes({{"vocab_size", c.vocab_size},
+               {"hidden_size", c.hidden_size},
+               {"intermediate_size", c.intermediate_size},
+               {"num_hidden_layers", c.num_hidden_layers},
+               {"num_attention_heads", c.num_attention_heads},
+               {"max_position_embeddings", c.max_position_embeddings}});
   require(c.hidden_size % c.num_attention_heads == 0, Errc::config, "hidden_size is ", c.hidden_size,
           ", which num_attention_heads ", c.num_attention_heads, " does not divide");
   std::string known;
   for (const NamedActivation& a : activations) known += concat(known.empty() ? "" : ", ", a.name);
   require(find_activation(c.hidden_act), Errc::config, "hidden_act is \"", c.hidden_act,
           "\", expected one of ", known);
-  check_finite("rotary_pct", c.rotary_pct, c.rotary_pct > 0 && c.rotary_pct <= 1, "0 < rotary_pct <= 1");
+  check_number("rotary_pct", c.rotary_pct, c.rotary_pct > 0 && c.rotary_pct <= 1, "0 < rotary_pct <= 1");
   const std::size_t rotated = rotated_channels(c);
   require(rotated > 0 && rotated % 2 == 0, Errc::config, "rotary_pct is ", c.rotary_pct, ", which is ",
           rotated, " of the ", c.hidden_size / c.num_attention_heads,
           " channels of a head, expected an even number, since rotary embedding turns pairs of channels");
-  check_finite("layer_norm_eps", c.layer_norm_eps, c.layer_norm_eps > 0, "more than 0");
-  check_finite("initializer_range", c.initializer_range, c.initializer_range >= 0, "0 or more");
-  for (const auto& [key, p] :
-       {std::pair("attention_dropout", c.attention_dropout), std::pair("hidden_dropout", c.hidden_dropout)})
-    check_finite(key, p, p >= 0 && p < 1, "0 or more, and less than 1");
+  check_number("layer_norm_eps", c.layer_norm_eps, c.layer_norm_eps > 0, "more than 0");
+  check_number("initializer_range", c.initializer_range, c.initializer_range >= 0, "0 or more");
+  check_probability("attention_dropout", c.attention_dropout);
+  check_probability("hidden_dropout", c.hidden_dropout);
 }
 
 namespace gpt_neox {

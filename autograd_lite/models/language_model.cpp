@@ -1,11 +1,28 @@
 #include "autograd_lite/models/language_model.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "autograd_lite/models/kv_cache.h"
 #include "autograd_lite/shape_ops.h"
 
 namespace rz {
+
+void check_sizes(std::initializer_list<std::pair<const char*, std::size_t>> sizes) {
+  for (const auto& [key, size] : sizes) {
+    require(size > 0, Errc::config, key, " is 0, expected at least 1");
+    require(size < (std::size_t{1} << 31) || std::string_view(key) != "vocab_size", Errc::config, key, " is ",
+            size, ", expected less than 2^31");
+  }
+}
+
+void check_number(const char* key, double value, bool valid, const char* expected) {
+  require(valid && std::isfinite(value), Errc::config, key, " is ", value, ", expected ", expected);
+}
+
+void check_probability(const char* key, double value) {
+  require(value >= 0 && value < 1, Errc::config, key, " is ", value, ", expected 0 <= ", key, " < 1");
+}
 
 void LanguageModel::register_head(Module& body, Module& norm, Parameter& table, bool tied, double deviation,
                                   const std::string& name) {

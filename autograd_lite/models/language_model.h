@@ -1,6 +1,7 @@
 #pragma once
 /// What all causal language models have in common.
 
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -29,6 +30,13 @@ struct ModelFacts {
   /// Logits of a longer sequence depend on its length, padding included ("dynamic" rotary scaling); 0: none.
   std::size_t length_matters_from = 0;
 };
+
+/// What the configurations of all families require. Errc::config names the key and what is expected.
+/// Sizes: not 0, and "vocab_size" below 2^31. Numbers: finite, and what `valid` states. Probabilities, of
+/// dropout: at least 0, less than 1.
+void check_sizes(std::initializer_list<std::pair<const char*, std::size_t>>);
+void check_number(const char* key, double value, bool valid, const char* expected);
+void check_probability(const char* key, double value);
 
 /// A causal language model: hidden(), the last norm, and the logits. A family implements the virtual
 /// functions.

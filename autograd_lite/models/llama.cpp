@@ -1,32 +1,22 @@
 #include "autograd_lite/models/llama.h"
 
-#include <cmath>
-
 namespace rz {
 
 void check(const LlamaConfig& c) {
-  const auto positive = [](const char* key, std::size_t value) {
-    require(value > 0, Errc::config, key, " is 0, expected at least 1");
-  };
-  positive("vocab_size", c.vocab_size);
-  positive("hidden_size", c.hidden_size);
-  positive("intermediate_size", c.intermediate_size);
-  positive("num_hidden_layers", c.num_hidden_layers);
-  positive("num_attention_heads", c.num_attention_heads);
-  positive("num_key_value_heads", c.num_key_value_heads);
-  positive("max_position_embeddings", c.max_position_embeddings);
-  require(c.vocab_size < (std::size_t{1} << 31), Errc::config, "vocab_size is ", c.vocab_size,
-          ", expected less than 2^31");
+  check_sizes({{"vocab_size", c.vocab_size},
+               {"hidden_size", c.hidden_size},
+               {"intermediate_size", c.intermediate_size},
+               {"num_hidden_layers", c.num_hidden_layers},
+               {"num_attention_heads", c.num_attention_heads},
+               {"num_key_value_heads", c.num_key_value_heads},
+               {"max_position_embeddings", c.max_position_embeddings}});
   require(c.head_dim > 0 && c.head_dim % 2 == 0, Errc::config, "head_dim is ", c.head_dim,
           ", expected an even number, since rotary embedding turns pairs of channels");
   require(c.num_attention_heads % c.num_key_value_heads == 0, Errc::config, "num_attention_heads is ",
           c.num_attention_heads, ", which num_key_value_heads ", c.num_key_value_heads, " does not divide");
-  require(c.rms_norm_eps > 0 && std::isfinite(c.rms_norm_eps), Errc::config, "rms_norm_eps is ",
-          c.rms_norm_eps, ", expected more than 0");
-  require(c.initializer_range >= 0 && std::isfinite(c.initializer_range), Errc::config,
-          "initializer_range is ", c.initializer_range, ", expected 0 or more");
-  require(c.attention_dropout >= 0 && c.attention_dropout < 1, Errc::config, "attention_dropout is ",
-          c.attention_dropout, ", expected 0 <= attention_dropout < 1");
+  check_number("rms_norm_eps", c.rms_norm_eps, c.rms_norm_eps > 0, "more than 0");
+  check_number("initializer_range", c.initializer_range, c.initializer_range >= 0, "0 or more");
+  check_probability("attention_dropout", c.attention_dropout);
 }
 
 namespace llama {
