@@ -333,59 +333,63 @@ std::vector<Recorder> element_recorders() {
   return all;
 }
 
+Tensor few_tokens() { return integers({2, 2}, {0, 2, 2, 1}); }
+
+std::vector<Recorder> shape_recorders() {
+  const Tensor tokens = few_tokens();
+  return {{"gelu", {{3, 5}}, [](Tape& t, const auto& v) { return gelu(t, v[0]); }},
+          {"dropout", {{3, 5}}, [](Tape& t, const auto& v) { return dropout(t, v[0], 0.4f); }},
+          {"softmax", {{3, 5}}, [](Tape& t, const auto& v) { return softmax(t, v[0]); }},
+          {"log_softmax", {{3, 5}}, [](Tape& t, const auto& v) { return log_softmax(t, v[0]); }},
+          {"clamp", {{3, 5}}, [](Tape& t, const auto& v) { return clamp(t, v[0], 0.5f, 1); }},
+          {"neg", {{3, 5}}, [](Tape& t, const auto& v) { return neg(t, v[0]); }},
+          {"affine", {{3, 5}}, [](Tape& t, const auto& v) { return sub(t, 2.0f, add(t, v[0], 1.0f)); }},
+          {"contiguous", {{3, 5}}, [](Tape& t, const auto& v) { return contiguous(t, v[0]); }},
+          {"cast", {{3, 5}}, [](Tape& t, const auto& v) { return cast(t, v[0], DType::f32); }},
+          {"where",
+           {{3, 5}, {5}},
+           [](Tape& t, const auto& v) { return where(t, gt(t, v[0], 0.75f), v[0], v[1]); }},
+          {"masked_fill",
+           {{3, 5}},
+           [](Tape& t, const auto& v) { return masked_fill(t, v[0], gt(t, v[0], 1), 2); }},
+          {"sum", {{3, 5}}, [](Tape& t, const auto& v) { return sum(t, v[0]); }},
+          {"mean", {{3, 5}}, [](Tape& t, const auto& v) { return mean(t, v[0], 0); }},
+          {"expand",
+           {{1, 5}},
+           [](Tape& t, const auto& v) {
+             return expand(t, v[0], {3, 5});
+           }},
+          {"reshape",
+           {{3, 5}},
+           [](Tape& t, const auto& v) {
+             return reshape(t, v[0], {5, 3});
+           }},
+          {"permute",
+           {{3, 5}},
+           [](Tape& t, const auto& v) {
+             return permute(t, v[0], {1, 0});
+           }},
+          {"cat",
+           {{3, 5}, {2, 5}},
+           [](Tape& t, const auto& v) {
+             return cat(t, {v[0], v[1], v[0]}, 0);
+           }},
+          {"split",
+           {{3, 5}},
+           [](Tape& t, const auto& v) {
+             return split(t, v[0], {2, 3}, 1)[1];
+           }},
+          {"select", {{3, 5}}, [](Tape& t, const auto& v) { return select(t, v[0], 0, 1); }},
+          {"index_select", {{3, 5}}, [=](Tape& t, const auto& v) { return index_select(t, v[0], tokens); }},
+          {"gather", {{3, 5}}, [](Tape& t, const auto& v) {
+             return gather(t, v[0], integers({3}, {1, 4, 0}));
+           }}};
+}
+
 std::vector<Recorder> matrix_recorders() {
   constexpr auto out_in = WeightLayout::out_in, in_out = WeightLayout::in_out;
-  const Tensor targets = integers({3}, {1, 4, -100}), tokens = integers({2, 2}, {0, 2, 2, 1});
+  const Tensor tokens = few_tokens();
   return {
-      {"gelu", {{3, 5}}, [](Tape& t, const auto& v) { return gelu(t, v[0]); }},
-      {"dropout", {{3, 5}}, [](Tape& t, const auto& v) { return dropout(t, v[0], 0.4f); }},
-      {"softmax", {{3, 5}}, [](Tape& t, const auto& v) { return softmax(t, v[0]); }},
-      {"log_softmax", {{3, 5}}, [](Tape& t, const auto& v) { return log_softmax(t, v[0]); }},
-      {"clamp", {{3, 5}}, [](Tape& t, const auto& v) { return clamp(t, v[0], 0.5f, 1); }},
-      {"neg", {{3, 5}}, [](Tape& t, const auto& v) { return neg(t, v[0]); }},
-      {"affine", {{3, 5}}, [](Tape& t, const auto& v) { return sub(t, 2.0f, add(t, v[0], 1.0f)); }},
-      {"contiguous", {{3, 5}}, [](Tape& t, const auto& v) { return contiguous(t, v[0]); }},
-      {"cast", {{3, 5}}, [](Tape& t, const auto& v) { return cast(t, v[0], DType::f32); }},
-      {"where",
-       {{3, 5}, {5}},
-       [](Tape& t, const auto& v) { return where(t, gt(t, v[0], 0.75f), v[0], v[1]); }},
-      {"masked_fill",
-       {{3, 5}},
-       [](Tape& t, const auto& v) { return masked_fill(t, v[0], gt(t, v[0], 1), 2); }},
-      {"sum", {{3, 5}}, [](Tape& t, const auto& v) { return sum(t, v[0]); }},
-      {"mean", {{3, 5}}, [](Tape& t, const auto& v) { return mean(t, v[0], 0); }},
-      {"expand",
-       {{1, 5}},
-       [](Tape& t, const auto& v) {
-         return expand(t, v[0], {3, 5});
-       }},
-      {"reshape",
-       {{3, 5}},
-       [](Tape& t, const auto& v) {
-         return reshape(t, v[0], {5, 3});
-       }},
-      {"permute",
-       {{3, 5}},
-       [](Tape& t, const auto& v) {
-         return permute(t, v[0], {1, 0});
-       }},
-      {"cat",
-       {{3, 5}, {2, 5}},
-       [](Tape& t, const auto& v) {
-         return cat(t, {v[0], v[1], v[0]}, 0);
-       }},
-      {"split",
-       {{3, 5}},
-       [](Tape& t, const auto& v) {
-         return split(t, v[0], {2, 3}, 1)[1];
-       }},
-      {"select", {{3, 5}}, [](Tape& t, const auto& v) { return select(t, v[0], 0, 1); }},
-      {"index_select", {{3, 5}}, [=](Tape& t, const auto& v) { return index_select(t, v[0], tokens); }},
-      {"gather",
-       {{3, 5}},
-       [](Tape& t, const auto& v) {
-         return gather(t, v[0], integers({3}, {1, 4, 0}));
-       }},
       {"linear",
        {{2, 3, 5}, {4, 5}, {4}},
        [](Tape& t, const auto& v) { return linear(t, v[0], v[1], v[2], out_in); }},
@@ -444,33 +448,37 @@ std::vector<Recorder> matrix_recorders() {
          return attention(t, v[0], v[1], v[2], {.heads = 2, .kv_heads = 1, .causal = true});
        }},
       {"causal_attention", {{1, 3, 12}}, [](Tape& t, const auto& v) { return causal_attention(t, v[0], 2); }},
-      {"rotary",
-       {{1, 3, 8}},
-       [](Tape& t, const auto& v) { return rotary(t, v[0], 2, ops::rotary_tables(4, 3)); }},
-      {"cross_entropy",
-       {{3, 5}},
-       [=](Tape& t, const auto& v) { return cross_entropy(t, v[0], targets).sum; }},
-      {"cross_entropy, smoothed",
-       {{3, 5}},
-       [=](Tape& t, const auto& v) { return cross_entropy(t, v[0], targets, ops::LabelLoss{0.1f}).sum; }},
-      {"kl_div",
-       {{3, 5}},
-       [](Tape& t, const auto& v) {
-         return kl_div(t, v[0], random({3, 5}, "y"), {.targets = ops::SoftLoss::logits}).sum;
-       }},
-      {"squared_error",
-       {{3, 5}},
-       [](Tape& t, const auto& v) {
-         return squared_error(t, v[0], random({3, 5}, "y")).sum;
-       }},
-      {"mse",
-       {{3, 5}},
-       [](Tape& t, const auto& v) {
-         return mse(t, v[0], t.value(cast(t, t.constant(random({3, 5}, "y")), t.value(v[0]).dtype())));
-       }},
-      {"a loss and a scalar", {{3, 5}, {1}}, [=](Tape& t, const auto& v) {
-         return (0.5 * cross_entropy(t, v[0], targets) + v[1]).sum;
+      {"rotary", {{1, 3, 8}}, [](Tape& t, const auto& v) {
+         return rotary(t, v[0], 2, ops::rotary_tables(4, 3));
        }}};
+}
+
+std::vector<Recorder> loss_recorders() {
+  const Tensor targets = integers({3}, {1, 4, -100});
+  return {{"cross_entropy",
+           {{3, 5}},
+           [=](Tape& t, const auto& v) { return cross_entropy(t, v[0], targets).sum; }},
+          {"cross_entropy, smoothed",
+           {{3, 5}},
+           [=](Tape& t, const auto& v) { return cross_entropy(t, v[0], targets, ops::LabelLoss{0.1f}).sum; }},
+          {"kl_div",
+           {{3, 5}},
+           [](Tape& t, const auto& v) {
+             return kl_div(t, v[0], random({3, 5}, "y"), {.targets = ops::SoftLoss::logits}).sum;
+           }},
+          {"squared_error",
+           {{3, 5}},
+           [](Tape& t, const auto& v) {
+             return squared_error(t, v[0], random({3, 5}, "y")).sum;
+           }},
+          {"mse",
+           {{3, 5}},
+           [](Tape& t, const auto& v) {
+             return mse(t, v[0], t.value(cast(t, t.constant(random({3, 5}, "y")), t.value(v[0]).dtype())));
+           }},
+          {"a loss and a scalar", {{3, 5}, {1}}, [=](Tape& t, const auto& v) {
+             return (0.5 * cross_entropy(t, v[0], targets) + v[1]).sum;
+           }}};
 }
 
 std::vector<Recorder> image_recorders() {
@@ -548,7 +556,8 @@ void expect_wider(const Recorder& of, DType dtype) {
 }
 
 TEST(Ops, GradientsOfParametersMayBeWider) {
-  for (const auto& list : {element_recorders(), matrix_recorders(), image_recorders()})
+  for (const auto& list :
+       {element_recorders(), shape_recorders(), matrix_recorders(), loss_recorders(), image_recorders()})
     for (const Recorder& recorder : list)
       for (const DType dtype : {DType::bf16, DType::f16}) expect_wider(recorder, dtype);
 }
