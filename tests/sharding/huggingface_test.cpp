@@ -24,6 +24,7 @@
 #include "sharding/strategy/strategy.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
+#include "tests/support/written_checkpoint.h"
 
 namespace rz {
 namespace {
@@ -31,6 +32,7 @@ namespace {
 namespace fs = std::filesystem;
 using test::error_of;
 using test::run_ranks;
+using test::values_in;
 
 using Tensors = std::vector<SafetensorsSpec>;
 
@@ -772,16 +774,6 @@ void save_again(const std::string& from, const std::string& to, const SaveOption
     save_pretrained(to, *model, *strategy, rank, Stream(), options);
     EXPECT_TRUE(fs::exists(fs::path(to) / "config.json")) << "on every rank, without a barrier";
   });
-}
-
-std::map<std::string, std::vector<float>> values_in(const std::string& path) {
-  const TensorSource source = open_tensors(path);
-  std::map<std::string, std::vector<float>> all;
-  for (const TensorInfo& t : source.tensors()) {
-    all[t.name].resize(t.count);
-    source.read_f32(t, 0, all[t.name]);
-  }
-  return all;
 }
 
 std::set<std::string> names_in(const std::string& folder) {

@@ -3,12 +3,14 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "sharding/checkpoint/checkpoint_index.h"
+#include "sharding/checkpoint/open_tensors.h"
 #include "sharding/checkpoint/owned_state.h"
 
 namespace rz::test {
@@ -105,6 +107,17 @@ inline void flip_byte(const std::string& path, std::uint64_t at) {
   const int byte = file.get();
   file.seekp(static_cast<std::streamoff>(at));
   file.put(static_cast<char>(byte ^ 1));
+}
+
+/// The elements of each tensor of a file or folder, in f32.
+inline std::map<std::string, std::vector<float>> values_in(const std::string& path) {
+  const TensorSource source = open_tensors(path);
+  std::map<std::string, std::vector<float>> all;
+  for (const TensorInfo& t : source.tensors()) {
+    all[t.name].resize(t.count);
+    source.read_f32(t, 0, all[t.name]);
+  }
+  return all;
 }
 
 }  // namespace rz::test

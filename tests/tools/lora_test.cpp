@@ -24,6 +24,7 @@
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 #include "tests/support/train_tiny.h"
+#include "tests/support/written_checkpoint.h"
 
 namespace rz::train_lm {
 namespace {
@@ -89,16 +90,6 @@ std::map<std::string, std::vector<float>> frozen_values(Engine& engine, Language
     if (p->requires_grad) continue;
     const Tensor value = engine.strategy().values().whole(*p).on_host(engine.stream());
     all[p->name].assign(value.data<float>(), value.data<float>() + value.count());
-  }
-  return all;
-}
-
-std::map<std::string, std::vector<float>> tensors_in(const std::string& path) {
-  const TensorSource source = open_tensors(path);
-  std::map<std::string, std::vector<float>> all;
-  for (const TensorInfo& t : source.tensors()) {
-    all[t.name].resize(t.count);
-    source.read_f32(t, 0, all[t.name]);
   }
   return all;
 }
@@ -254,7 +245,7 @@ TEST_F(Lora, WhatIsSavedIsLoadedInEveryStrategyAndMerged) {
       save_pretrained(folder_ / "merged", m, engine.strategy(), engine.world().rank(), engine.stream());
     };
     train(training, ranks, kind);
-    const auto now = tensors_in(adapter + "/adapter_model.safetensors");
+    const auto now = values_in(adapter + "/adapter_model.safetensors");
     EXPECT_EQ(now.size(), 12u);
     EXPECT_TRUE(now.contains("base_model.model.transformer.h.1.mlp.c_fc.lora_B.weight"));
     if (saved.empty()) saved = now;
@@ -614,7 +605,7 @@ TEST_F(Lora, PartsOfAModelAreSavedAndLoadedByPattern) {
         << e.what();
   };
   train(training, 2, StrategyKind::zero3);
-  const auto trained = tensors_in(whole), part = tensors_in(file);
+  const auto trained = values_in(whole), part = values_in(file);
   EXPECT_EQ(part.size(), 12u + 2);
   EXPECT_EQ(part.at("transformer.ln_f.bias"), trained.at("transformer.ln_f.bias"));
   training.steps = 0;
@@ -663,7 +654,7 @@ TEST_P(LoraFixture, TrainsAsPeftDoesInFloat64) {
   training.config = json_file(adapter + "/ds_config.json");
   training.config["ringzero"]["lora"] = {
       {"r", options.r}, {"lora_alpha", options.lora_alpha}, {"target_modules", options.target_modules.names}};
-  const auto base_values = tensors_in(base);
+  const auto base_values = values_in(base);
   training.afterwards = [&](Engine& engine, LanguageModel& m) {
     const auto frozen = frozen_values(engine, m);
     EXPECT_EQ(frozen.size(), base_values.size());
@@ -683,8 +674,8 @@ TEST_P(LoraFixture, TrainsAsPeftDoesInFloat64) {
     const double norm = expected.at("float64").at("grad_norm").at(r.step);
     EXPECT_NEAR(r.grad_norm, norm, 1e-4 * norm) << "update " << r.step;
   }
-  const auto own = tensors_in((folder_ / "after") + "/adapter_model.safetensors"),
-             after = tensors_in(adapter + "/after/adapter_model.safetensors");
+  const auto own = values_in((folder_ / "after") + "/adapter_model.safetensors"),
+             after = values_in(adapter + "/after/adapter_model.safetensors");
   ASSERT_EQ(own.size(), after.size());
   for (const auto& [name, values] : after)
     for (std::size_t i = 0; i < values.size(); ++i)
