@@ -261,7 +261,7 @@ TEST_F(HuggingFace, VariantsOfAGptNeoxAreRefusedByTheirKey) {
   refused(R"(, "rotary_pct": 0.2)", {"rotary_pct is 0.2, which is 3 of the 16 channels", "even"});
   refused(R"(, "rope_scaling": {"rope_type": "yarn", "factor": 2})", {"rope_scaling.rope_type: ", "yarn"});
   refused(R"(, "quantization_config": {"bits": 4})", {"quantization_config: "});
-  refused(R"(, "attention_dropout": 1)", {"attention_dropout is 1", "less than 1"});
+  refused(R"(, "attention_dropout": 1)", {"attention_dropout is 1", "expected 0 <= attention_dropout < 1"});
 }
 
 TEST_F(HuggingFace, MasksAndFrequenciesInOldFilesOfAGptNeoxAreNoWeights) {
