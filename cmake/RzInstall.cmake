@@ -34,8 +34,7 @@ set(rz_headers
     sharding/engine/checkpoint_options.h sharding/engine/engine.h sharding/engine/engine_options.h
     sharding/engine/parse_arguments.h sharding/engine/step_report.h sharding/engine/training_checkpoints.h
     sharding/engine/training_plan.h sharding/engine/world.h
-    sharding/huggingface/adapter.h sharding/huggingface/byte_tokenizer.h sharding/huggingface/families.h
-    sharding/huggingface/gpt2_config.h
+    sharding/huggingface/adapter.h sharding/huggingface/families.h sharding/huggingface/gpt2_config.h
     sharding/huggingface/llama_config.h sharding/huggingface/model_family.h sharding/huggingface/pretrained_weights.h
     sharding/huggingface/save_pretrained.h
     sharding/model/memory_report.h sharding/model/options.h
@@ -43,7 +42,8 @@ set(rz_headers
     sharding/optim/unused_parameters.h
     sharding/parallel/collectives.h sharding/parallel/mesh.h sharding/parallel/rank_agreement.h
     sharding/strategy/join.h sharding/strategy/logging_data.h sharding/strategy/optimizer_state.h
-    sharding/strategy/parameter_values.h sharding/strategy/strategy.h sharding/strategy/strategy_options.h)
+    sharding/strategy/parameter_values.h sharding/strategy/strategy.h sharding/strategy/strategy_options.h
+    sharding/tokenizer/tokenizer.h)
 if(RZ_COMM_ONLY)
   list(FILTER rz_headers INCLUDE REGEX "^comm/")
 endif()

@@ -61,7 +61,8 @@ ROOMS = {
     'comm/backends/mpi': DEVICE + 'comm comm/reduce comm/transport comm/schedule comm/progress comm/backends',
     'comm/api': 'comm/core comm/os comm comm/backends',
     'sharding/io': 'comm/core comm/os',
-    'sharding/data': DEVICE + 'tensor sharding/io',
+    'sharding/tokenizer': 'comm/core sharding/io',
+    'sharding/data': DEVICE + 'tensor sharding/io sharding/tokenizer',
     'sharding/optim': TENSOR + MODULES + 'comm',
     'sharding/parallel': TENSOR + MODULES + 'comm comm/os',
     'sharding/model': TENSOR + MODULES + 'comm sharding/optim sharding/parallel',
@@ -70,7 +71,7 @@ ROOMS = {
     'sharding/checkpoint/torch_files': 'comm/core sharding/io',
     'sharding/checkpoint': TENSOR + MODULES + 'comm comm/os sharding/io sharding/optim sharding/parallel sharding/model '
                            'sharding/strategy sharding/checkpoint/torch_files',
-    'sharding/huggingface': MODEL + 'sharding/io sharding/optim sharding/parallel sharding/strategy sharding/checkpoint',
+    'sharding/huggingface': MODEL + 'sharding/io sharding/tokenizer sharding/optim sharding/parallel sharding/strategy sharding/checkpoint',
     'sharding/engine': TENSOR + MODULES + 'autograd_lite/models comm sharding/io sharding/data sharding/optim sharding/config '
                        'sharding/parallel sharding/model sharding/strategy sharding/checkpoint sharding/huggingface',
     'tools/command_line': 'comm/core',
@@ -79,7 +80,7 @@ ROOMS = {
     'tools/rzrun': 'comm comm/core comm/os tools/command_line',
     'tools/tune': 'comm comm/core comm/tuning tools/command_line',
     'tools/train_lm/report': MODEL + 'sharding/io tools/command_line',
-    'tools/train_lm': MODEL + 'sharding/io sharding/data sharding/optim sharding/config sharding/parallel '
+    'tools/train_lm': MODEL + 'sharding/io sharding/tokenizer sharding/data sharding/optim sharding/config sharding/parallel '
                        'sharding/model sharding/strategy sharding/huggingface sharding/engine tools/command_line '
                        'tools/train_lm/report',
     'tools/plan': MODEL + 'sharding/config sharding/model sharding/strategy sharding/engine tools/command_line '

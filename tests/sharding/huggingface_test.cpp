@@ -14,7 +14,6 @@
 #include "comm/core/math.h"
 #include "sharding/checkpoint/open_tensors.h"
 #include "sharding/checkpoint/safetensors.h"
-#include "sharding/huggingface/byte_tokenizer.h"
 #include "sharding/huggingface/families.h"
 #include "sharding/huggingface/gpt2_config.h"
 #include "sharding/huggingface/llama_config.h"
@@ -22,6 +21,7 @@
 #include "sharding/huggingface/save_pretrained.h"
 #include "sharding/io/json.h"
 #include "sharding/strategy/strategy.h"
+#include "sharding/tokenizer/tokenizer.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 #include "tests/support/written_checkpoint.h"
@@ -129,7 +129,7 @@ TEST_F(HuggingFace, ALlamaMayHaveSeveralTokensThatEndATextAndHasHuggingFacesWith
 
 /// transformers reads the file; here it is that each byte has its own character.
 TEST_F(HuggingFace, TheTokenizerOfBytesHasOneCharacterForEach) {
-  save_byte_tokenizer(path(), 16);
+  Tokenizer::bytes(16).save_pretrained(path());
   const auto tokenizer = nlohmann::json::parse(read_text_file(path("tokenizer.json")));
   std::set<int> bytes;
   for (const auto& [character, byte] : tokenizer["model"]["vocab"].items()) bytes.insert(byte.get<int>());

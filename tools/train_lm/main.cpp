@@ -17,11 +17,11 @@
 #include "comm/core/text.h"
 #include "comm/device/cuda_runtime.h"
 #include "sharding/engine/checkpoint_options.h"
-#include "sharding/huggingface/byte_tokenizer.h"
 #include "sharding/huggingface/families.h"
 #include "sharding/io/durable_file.h"
 #include "sharding/parallel/rank_agreement.h"
 #include "sharding/strategy/strategy.h"
+#include "sharding/tokenizer/tokenizer.h"
 #include "tools/command_line/command_line.h"
 #include "tools/train_lm/engine_options.h"
 #include "tools/train_lm/inputs.h"
@@ -132,7 +132,7 @@ void save_model(const Options& o, Inputs& in, Engine& engine) {
   // Text was read as bytes; what other tokens mean is not known, unless the folder of the model has a
   // tokenizer.
   if (!o.data.empty() || (o.samples_only && o.sample)) {
-    save_byte_tokenizer(o.save, in.model->facts().positions);
+    Tokenizer::bytes(in.model->facts().positions).save_pretrained(o.save);
   } else if (!std::filesystem::exists(std::filesystem::path(in.model->origin().folder) / "tokenizer.json")) {
     remove_byte_tokenizer(o.save);
   }

@@ -1,0 +1,85 @@
+#pragma once
+/// Texts as tokens and back, by the files of Hugging Face's `tokenizers`, whose results these are.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace rz {
+
+/// A tokenizer with byte pair encoding: byte-level as of GPT-2, Llama 3, Qwen and GPT-NeoX, or of the form of
+/// SentencePiece with bytes of unknown characters as of Llama 2, Mistral and TinyLlama. Immutable; copies
+/// share it, and all calls may run concurrently.
+class Tokenizer {
+ public:
+  /// Of a folder with tokenizer.json, or with vocab.json and merges.txt, as of GPT-2; or of such a file.
+  /// Tokens of the beginning, the end and padding are those of tokenizer_config.json, or of
+  /// special_tokens_map.json. `truncation` and `padding` of tokenizer.json have no effect, as in
+  /// transformers. Errc::config, "FILE: key: …", for files that are missing or malformed, and for what is not
+  /// supported: other models than BPE, `dropout`, other normalizers, pre-tokenizers, post-processors and
+  /// decoders than those of the table of docs/guide/tokenizers.md.
+  static Tokenizer from_pretrained(const std::string& path);
+  /// The 256 bytes; the token of a byte is its value. `model_max_length`: that of tokenizer_config.json,
+  /// which lacks the key if it is 0.
+  static Tokenizer bytes(std::size_t model_max_length = 0);
+
+  /// The tokens of a text. Texts of special and other added tokens are these tokens.
+  /// `add_special_tokens`: with those of the post-processor, such as the beginning's of Llama. Bytes that are
+  /// not UTF-8 become U+FFFD, as in Python's decode("utf-8", "replace"); bytes() keeps them.
+  std::vector<std::int32_t> encode(std::string_view text, bool add_special_tokens = true) const;
+  /// The text of tokens: UTF-8, with U+FFFD in place of bytes that are none. Ids without a token have no
+  /// text. `skip_special_tokens`: special tokens have none either.
+  std::string decode(std::span<const std::int32_t> ids, bool skip_special_tokens = false) const;
+
+  /// The largest id + 1, added tokens included.
+  std::size_t vocab_size() const;
+  std::optional<std::int32_t> token_to_id(std::string_view token) const;
+  /// The token as the files spell it; empty if there is none of this id.
+  std::string id_to_token(std::int32_t id) const;
+  std::optional<std::int32_t> bos_token_id() const, eos_token_id() const, pad_token_id() const;
+
+  /// Writes the files of the tokenizer that lay in the folder it was read from, byte for byte, each complete.
+  /// Of bytes() and train_bpe(): tokenizer.json and tokenizer_config.json, which transformers reads.
+  /// Errc::io for what cannot be written.
+  void save_pretrained(const std::string& folder) const;
+  /// Differs for other files of vocabulary and rules.
+  std::uint64_t checksum() const;
+
+ private:
+  friend class DecodeStream;
+  struct State;
+  explicit Tokenizer(std::shared_ptr<const State> state) : state_(std::move(state)) {}
+
+  std::shared_ptr<const State> state_;
+};
+
+/// Text of tokens that arrive one by one. Not thread-safe.
+class DecodeStream {
+ public:
+  explicit DecodeStream(Tokenizer, bool skip_special_tokens = true);
+  DecodeStream(DecodeStream&&) noexcept;
+  DecodeStream& operator=(DecodeStream&&) noexcept;
+  ~DecodeStream();
+
+  /// What is certain of the text after this token, beyond what was returned before: whole characters, and
+  /// nothing that a further token might change. All that push() and finish() return is, in this order,
+  /// decode() of all tokens.
+  std::string push(std::int32_t id);
+  /// The rest. A next token begins a new text.
+  std::string finish();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Removes tokenizer.json and tokenizer_config.json if they are those of Tokenizer::bytes(), e.g. of a former
+/// model in the folder.
+void remove_byte_tokenizer(const std::string& folder);
+
+}  // namespace rz
