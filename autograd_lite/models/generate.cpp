@@ -201,6 +201,7 @@ std::vector<std::vector<std::int32_t>> generate(LanguageModel& model, Tape& tape
       texts[b].push_back(token), made[b].push_back(token);
       if (config.on_token) config.on_token(b, token);
       active[b] = std::ranges::find(config.eos_token_id, token) == config.eos_token_id.end();
+      if (config.stopping_criteria && config.stopping_criteria(b, token)) active[b] = false;
     }
   }
   tape.reset();

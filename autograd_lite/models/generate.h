@@ -24,6 +24,8 @@ struct GenerationConfig {
   bool use_cache = true;
   /// Called for each token of a text, with the index of its prompt.
   std::function<void(std::size_t text, std::int32_t token)> on_token{};
+  /// Called after it; a text for which it returns true ends.
+  std::function<bool(std::size_t text, std::int32_t token)> stopping_criteria{};
 };
 
 /// Continues each prompt and returns the new tokens. A token depends on the text so far, its last

@@ -263,7 +263,13 @@ PretrainedWeights load_pretrained(Module& module, const std::string& path, const
             " has no memory; call allocate_parameters() first");
     std::vector<float> values(p->count());
     weights.read(*p, {0, p->count()}, values.data());
-    p->value.assign(std::span<const float>(values), stream);
+    if (p->value.dtype() == DType::f32) {
+      p->value.assign(std::span<const float>(values), stream);
+    } else {
+      const Tensor rounded = Tensor::empty(p->shape, p->value.dtype());
+      ops::copy(rounded, Tensor::borrow(values.data(), p->shape), {});
+      p->value.assign(std::span<const std::byte>(rounded.raw(), rounded.bytes()), stream);
+    }
   }
   weights.read_buffers(stream);
   return weights;

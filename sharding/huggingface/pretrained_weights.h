@@ -80,7 +80,7 @@ class PretrainedWeights {
 /// names that are missing and unexpected, which are empty if options are strict.
 PretrainedWeights load_pretrained(Strategy&, Module&, const std::string& path, const LoadOptions& = {},
                                   const Stream& = {});
-/// Loads a module into its own memory, of f32 except for buffers. Missing parameters get initial values.
+/// Loads a module into its own memory; parameters are rounded to its dtype. Missing ones get initial values.
 PretrainedWeights load_pretrained(Module&, const std::string& path, const LoadOptions& = {},
                                   const Stream& = {});
 

@@ -1,0 +1,131 @@
+// The program that continues texts.
+
+#include "autograd_lite/models/generate.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "autograd_lite/models/gpt2.h"
+#include "autograd_lite/nn/init.h"
+#include "sharding/huggingface/families.h"
+#include "sharding/huggingface/generation_config.h"
+#include "sharding/huggingface/pretrained_weights.h"
+#include "sharding/tokenizer/tokenizer.h"
+#include "tests/support/error_of.h"
+#include "tests/support/program.h"
+#include "tests/support/train_tiny.h"
+
+namespace rz {
+namespace {
+
+using test::expect_refusal;
+
+Gpt2Config config_of(std::size_t vocabulary) {
+  Gpt2Config c;
+  c.vocab_size = vocabulary;
+  c.n_positions = 64, c.n_embd = 32, c.n_layer = 2, c.n_head = 2;
+  return c;
+}
+
+/// A folder with a GPT-2 whose tokens are bytes.
+class GenerateTool : public testing::Test {
+ protected:
+  GenerateTool() {
+    const Gpt2Config config = config_of(256);
+    std::filesystem::create_directories(model());
+    test::write_tiny_start(config, model() + "/model.safetensors");
+    put("config.json", config_json(Gpt2(config)));
+  }
+  std::string model() const { return folder_ / "model"; }
+  void put(const std::string& name, const std::string& text) const {
+    std::ofstream(model() + "/" + name) << text;
+  }
+
+  struct Outcome {
+    int status;
+    std::string out, err;
+  };
+  Outcome run(std::vector<std::string> words, const std::string& input = "") const {
+    std::string command =
+        concat("printf '%s' '", input, "' | ", test::built("generate"), " --model ", model());
+    for (const std::string& w : words) command += concat(" '", w, "'");
+    test::Program p({"/bin/sh", "-c", command});
+    const int status = p.wait();
+    return {status, p.out(), p.err()};
+  }
+  /// What generate() makes of the prompt, as text.
+  std::string expected(const std::string& prompt, const GenerationConfig& config) const {
+    const auto model_ = language_model_from_config(model());
+    allocate_parameters(*model_);
+    load_pretrained(*model_, model());
+    Tape tape;
+    const std::vector<std::vector<std::int32_t>> prompts{Tokenizer::bytes().encode(prompt)};
+    return Tokenizer::bytes().decode(generate(*model_, tape, prompts, config)[0]);
+  }
+
+  test::Folder folder_;
+};
+
+TEST_F(GenerateTool, PrintsThePromptAndItsContinuation) {
+  const std::string text = expected("Once ", {.max_new_tokens = 30, .temperature = 0});
+  const Outcome flag = run({"--prompt", "Once ", "--temperature", "0", "--max-new-tokens", "30"});
+  EXPECT_EQ(flag.status, 0) << flag.err;
+  EXPECT_EQ(flag.out, concat("Once ", text, "\n"));
+  EXPECT_NE(flag.err.find("30 tokens in "), std::string::npos) << flag.err;
+  EXPECT_NE(flag.err.find("tokens/s"), std::string::npos) << flag.err;
+  const Outcome input = run({"--temperature", "0", "--max-new-tokens", "30", "--no-echo"}, "Once ");
+  EXPECT_EQ(input.out, text + "\n");
+}
+
+TEST_F(GenerateTool, ATextOfStopEndsIt) {
+  const std::string text = expected("Once ", {.max_new_tokens = 30, .temperature = 0});
+  std::size_t at = 10;  // of a whole character
+  while (at < text.size() && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) ++at;
+  const std::string stop = text.substr(at, 3);
+  const std::string before = text.substr(0, text.find(stop));
+  const Outcome o =
+      run({"--prompt", "Once ", "--temperature", "0", "--max-new-tokens", "30", "--no-echo", "--stop", stop});
+  EXPECT_EQ(o.out, before + "\n");
+}
+
+TEST_F(GenerateTool, OptionsOfTheFolderHoldUnlessGiven) {
+  put("generation_config.json",
+      R"({"do_sample": true, "temperature": 0.5, "top_k": 7, "num_beams": 4, "eos_token_id": [3, 999]})");
+  GenerationConfig config{.max_new_tokens = 20, .temperature = 0.5, .top_k = 7, .eos_token_id = {3}};
+  Outcome o = run({"--prompt", "Once ", "--max-new-tokens", "20", "--no-echo"});
+  EXPECT_EQ(o.out, expected("Once ", config) + "\n");
+  EXPECT_NE(o.err.find("generation_config.json: num_beams: 4 has no effect here"), std::string::npos)
+      << o.err;
+  config.top_k = 2, config.seed = 5;
+  o = run({"--prompt", "Once ", "--max-new-tokens", "20", "--no-echo", "--top-k", "2", "--seed", "5"});
+  EXPECT_EQ(o.out, expected("Once ", config) + "\n");
+}
+
+TEST_F(GenerateTool, SeveralContinuationsDiffer) {
+  const Outcome o = run(
+      {"--prompt", "Once ", "--max-new-tokens", "8", "--temperature", "2", "--num-return-sequences", "2"});
+  const std::size_t second = o.out.find("\nOnce ");
+  ASSERT_NE(second, std::string::npos) << o.out;
+  EXPECT_NE(o.out.substr(0, second), o.out.substr(second + 1, o.out.size() - second - 2));
+}
+
+TEST_F(GenerateTool, AGenerationConfigThatIsWrongIsNamed) {
+  put("generation_config.json", R"({"do_sample": true, "top_p": 1.5})");
+  EXPECT_NE(test::error_of([&] { generation_config_from_pretrained(model(), 256); }).what(), nullptr);
+  expect_refusal("generate", {"--model", model(), "--prompt", "x"}, "generation_config.json: top_p");
+}
+
+TEST_F(GenerateTool, BadInputIsOneLine) {
+  expect_refusal("generate", {}, "--model is required");
+  expect_refusal("generate", {"--model", "/none"}, "/none");
+  expect_refusal("generate", {"--model", model(), "--prompt", "x", "--stop", ""}, "--stop: is empty");
+  expect_refusal("generate", {"--model", model(), "--prompt-file", "/none"}, "/none: cannot be opened");
+  put("config.json", config_json(Gpt2(config_of(300))));
+  expect_refusal("generate", {"--model", model(), "--prompt", "x"},
+                 "has no tokenizer.json; give --tokenizer");
+}
+
+}  // namespace
+}  // namespace rz
