@@ -140,4 +140,6 @@ target_compile_definitions(PkgConfig::HWY INTERFACE
 rz_require(HWLOC hwloc libhwloc-dev)
 if(NOT RZ_COMM_ONLY)
   rz_require(OPENBLAS openblas libopenblas-pthread-dev)
+  rz_require(ONIGURUMA oniguruma libonig-dev)
+  rz_require(UTF8PROC libutf8proc libutf8proc-dev)
 endif()

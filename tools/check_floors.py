@@ -61,7 +61,7 @@ ROOMS = {
     'comm/backends/mpi': DEVICE + 'comm comm/reduce comm/transport comm/schedule comm/progress comm/backends',
     'comm/api': 'comm/core comm/os comm comm/backends',
     'sharding/io': 'comm/core comm/os',
-    'sharding/tokenizer': 'comm/core sharding/io',
+    'sharding/tokenizer': 'comm/core comm/os sharding/io',
     'sharding/data': DEVICE + 'tensor sharding/io sharding/tokenizer',
     'sharding/optim': TENSOR + MODULES + 'comm',
     'sharding/parallel': TENSOR + MODULES + 'comm comm/os',

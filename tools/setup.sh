@@ -3,7 +3,8 @@
 #   tools/setup.sh [PACKAGE…]        (further packages)
 set -euo pipefail
 packages=(build-essential cmake ninja-build ccache pkg-config git ca-certificates python3
-          libhwy-dev libopenblas-pthread-dev libhwloc-dev nlohmann-json3-dev libxxhash-dev libcli11-dev libgtest-dev libboost-context-dev
+          libhwy-dev libopenblas-pthread-dev libhwloc-dev nlohmann-json3-dev libxxhash-dev libcli11-dev libonig-dev libutf8proc-dev
+          libgtest-dev libboost-context-dev
           libopenmpi-dev openmpi-bin lld "$@")
 
 missing=()

@@ -1,13 +1,27 @@
 #include "sharding/tokenizer/tokenizer.h"
 
+#include <algorithm>
 #include <array>
+#include <atomic>
+#include <deque>
 #include <filesystem>
+#include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "comm/core/error.h"
+#include "sharding/io/checksum.h"
 #include "sharding/io/durable_file.h"
 #include "sharding/io/json.h"
 #include "sharding/io/text.h"
+#include "sharding/tokenizer/added_tokens.h"
+#include "sharding/tokenizer/byte_level_json.h"
+#include "sharding/tokenizer/byte_pairs.h"
+#include "sharding/tokenizer/decoder.h"
+#include "sharding/tokenizer/elements.h"
+#include "sharding/tokenizer/normalizer.h"
+#include "sharding/tokenizer/pre_tokenizer.h"
 
 namespace rz {
 namespace {
@@ -15,29 +29,36 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
-std::string utf8(int code) {
-  if (code < 0x80) return {static_cast<char>(code)};
-  return {static_cast<char>(0xC0 | code >> 6), static_cast<char>(0x80 | (code & 0x3F))};
+constexpr std::size_t max_file_bytes = std::size_t{512} << 20;
+
+/// Name and contents.
+using Files = std::vector<std::pair<std::string, std::string>>;
+
+const std::string* find_file(const Files& files, std::string_view name) {
+  const auto found = std::ranges::find(files, name, &Files::value_type::first);
+  return found == files.end() ? nullptr : &found->second;
 }
 
-/// GPT-2's printable character of each byte: itself, or one from 256 on for bytes that are not printable.
-ordered_json byte_vocabulary() {
-  ordered_json vocabulary = ordered_json::object();
-  int next = 256;
-  for (int byte = 0; byte < 256; ++byte) {
-    const bool printable = (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
-    vocabulary[utf8(printable ? byte : next++)] = byte;
-  }
-  return vocabulary;
+/// What encloses the tokens of a text: ids, or the text's own.
+using Template = std::vector<std::optional<std::int32_t>>;
+
+std::string byte_tokenizer_config(std::size_t model_max_length) {
+  ordered_json config{{"tokenizer_class", "PreTrainedTokenizerFast"}};
+  if (model_max_length > 0) config["model_max_length"] = model_max_length;
+  config["clean_up_tokenization_spaces"] = false;
+  return config.dump(1) + "\n";
 }
 
-std::string byte_tokenizer_json() {
+}  // namespace
+
+std::string byte_level_tokenizer_json(const ordered_json& vocabulary, const ordered_json& merges,
+                                      const ordered_json& added_tokens, bool use_regex) {
   const ordered_json bytes{
-      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", use_regex}};
   const ordered_json all{{"version", "1.0"},
                          {"truncation", nullptr},
                          {"padding", nullptr},
-                         {"added_tokens", ordered_json::array()},
+                         {"added_tokens", added_tokens},
                          {"normalizer", nullptr},
                          {"pre_tokenizer", bytes},
                          {"post_processor", nullptr},
@@ -51,82 +72,369 @@ std::string byte_tokenizer_json() {
                            {"fuse_unk", false},
                            {"byte_fallback", false},
                            {"ignore_merges", false},
-                           {"vocab", byte_vocabulary()},
-                           {"merges", ordered_json::array()}}}};
+                           {"vocab", vocabulary},
+                           {"merges", merges}}}};
   return all.dump(1) + "\n";
+}
+
+namespace {
+
+std::string byte_tokenizer_json() {
+  ordered_json vocabulary = ordered_json::object();
+  for (std::size_t byte = 0; byte < 256; ++byte) vocabulary[byte_characters().of_byte[byte]] = byte;
+  return byte_level_tokenizer_json(vocabulary, ordered_json::array(), ordered_json::array(), false);
 }
 
 }  // namespace
 
 struct Tokenizer::State {
-  std::string json, config;
+  Files files;
+  BytePairs model;
+  Normalizer normalizer;
+  PreTokenizer pre_tokenizer;
+  AddedTokens added;
+  Template around{std::nullopt};
+  Decoder decoder;
+  std::optional<std::int32_t> bos, eos, pad;
+  std::uint64_t checksum = 0;
+  bool keeps_bytes = false;
+  mutable std::array<std::atomic<WordCache*>, 32> caches{};
+
+  State() = default;
+  State(const State&) = delete;
+  ~State() {
+    for (auto& cache : caches) delete cache.load();
+  }
+
+  /// Caches of calls that have ended, without a lock, which a child of fork() might find held.
+  std::unique_ptr<WordCache> take_cache() const {
+    for (auto& cache : caches)
+      if (cache.load(std::memory_order_relaxed))
+        if (WordCache* const taken = cache.exchange(nullptr)) return std::unique_ptr<WordCache>(taken);
+    return std::make_unique<WordCache>();
+  }
+  void put_cache(std::unique_ptr<WordCache> used) const {
+    for (auto& cache : caches)
+      if (WordCache* free = nullptr; cache.compare_exchange_strong(free, used.get()))
+        return void(used.release());
+  }
+
+  std::optional<std::int32_t> id_of(std::string_view token) const {
+    if (const AddedToken* const found = added.find(token)) return found->id;
+    return model.id_of(token);
+  }
+  /// The text of a token in what is decoded; nullptr if it has none.
+  const std::string* decoded(std::int32_t id, bool skip_special_tokens) const {
+    const std::string* const text = added.text_of(id) ? added.text_of(id) : model.token_of(id);
+    return text && skip_special_tokens && added.is_special(*text) ? nullptr : text;
+  }
+
+  void read_json(const std::string& text, const std::string& file);
+  void read_vocabulary_and_merges(const std::string& folder);
+  void read_special_tokens(const std::string& folder);
+  void encode(std::string_view text, std::vector<std::int32_t>& ids) const;
 };
 
 namespace {
 
-std::string config_text(std::size_t model_max_length) {
-  ordered_json config{{"tokenizer_class", "PreTrainedTokenizerFast"}};
-  if (model_max_length > 0) config["model_max_length"] = model_max_length;
-  config["clean_up_tokenization_spaces"] = false;
-  return config.dump(1) + "\n";
+/// The ids around a text that a TemplateProcessing adds.
+Template read_template(const JsonObject& processor) {
+  Template around;
+  each_object(processor, "single", [&](const JsonObject& item) {
+    if (item.has("Sequence")) {
+      if (const std::string id = required_text(item.object("Sequence"), "id"); id != "A")
+        item.fail_at("Sequence", concat("expected A, the one text, found ", id));
+      around.push_back(std::nullopt);
+      return;
+    }
+    if (!item.has("SpecialToken")) item.fail_at("SpecialToken", "missing, and so is Sequence");
+    const std::string name = required_text(item.object("SpecialToken"), "id");
+    const JsonObject tokens = processor.object("special_tokens");
+    if (!tokens.has(name)) tokens.fail_at(name, "missing, but the template has it");
+    const JsonObject token = tokens.object(name);
+    if (!token.has("ids") || !token.at("ids").is_array()) token.fail_at("ids", "expected an array [ … ]");
+    for (const auto& id : token.at("ids")) {
+      if (!id.is_number_integer() || id < 0 || id >= std::numeric_limits<std::int32_t>::max())
+        token.fail_at("ids", concat("expected ids, found ", to_display(id)));
+      around.push_back(id.get<std::int32_t>());
+    }
+  });
+  return around;
+}
+
+/// Appends the templates of a post-processor.
+void read_post_processor(const JsonObject& processor, std::vector<Template>& templates) {
+  const std::string type = required_text(processor, "type");
+  if (type == "Sequence") {
+    each_object(processor, "processors", [&](const JsonObject& p) { read_post_processor(p, templates); });
+  } else if (type == "TemplateProcessing") {
+    templates.push_back(read_template(processor));
+    if (templates.size() > 1) processor.fail_at("type", "a second TemplateProcessing is not supported");
+  } else if (type != "ByteLevel") {
+    processor.fail_at("type", type + " is no post-processor that is supported");
+  }
+}
+
+/// A token of tokenizer_config.json or special_tokens_map.json: a text, or an object with its content.
+std::optional<AddedToken> token_of_key(const JsonObject& owner, std::string_view key) {
+  if (!owner.has(key) || owner.at(key).is_null()) return std::nullopt;
+  AddedToken token{.special = true};
+  if (owner.at(key).is_string()) {
+    token.content = owner.text(key, "");
+  } else {
+    const JsonObject node = owner.object(key);
+    token.content = required_text(node, "content");
+    token.single_word = node.boolean("single_word", false);
+    token.lstrip = node.boolean("lstrip", false);
+    token.rstrip = node.boolean("rstrip", false);
+    token.normalized = node.boolean("normalized", true);
+    token.special = node.boolean("special", true);
+  }
+  return token;
+}
+
+constexpr std::array config_names{"tokenizer_config.json", "special_tokens_map.json"};
+constexpr std::array special_keys{"bos_token", "eos_token", "unk_token", "pad_token"};
+
+/// Files of the two with special tokens that are there.
+std::vector<std::pair<std::string, nlohmann::json>> read_configs(const Files& files,
+                                                                 const std::string& folder) {
+  std::vector<std::pair<std::string, nlohmann::json>> configs;
+  for (const char* const name : config_names)
+    if (const std::string* const text = find_file(files, name)) {
+      const std::string path = (fs::path(folder) / name).string();
+      configs.emplace_back(path, parse_json(*text, path, JsonDialect::relaxed));
+    }
+  return configs;
 }
 
 }  // namespace
 
-Tokenizer Tokenizer::bytes(std::size_t model_max_length) {
-  return Tokenizer(
-      std::make_shared<const State>(State{byte_tokenizer_json(), config_text(model_max_length)}));
+void Tokenizer::State::read_json(const std::string& text, const std::string& file) {
+  const nlohmann::json parsed = parse_json(text, file, JsonDialect::strict);
+  const JsonObject root(parsed, file);
+  if (const std::string version = root.text("version", "1.0"); version != "1.0")
+    root.fail_at("version", concat("expected 1.0, found ", version));
+  model = BytePairs::read(root.object("model"));
+  normalizer = Normalizer::read(root, "normalizer");
+  pre_tokenizer = PreTokenizer::read(root, "pre_tokenizer");
+  added = AddedTokens::read(root, model, normalizer);
+  decoder = Decoder::read(root, "decoder");
+  if (root.has("post_processor") && !root.at("post_processor").is_null()) {
+    std::vector<Template> templates;
+    read_post_processor(root.object("post_processor"), templates);
+    if (!templates.empty()) around = templates[0];
+  }
+  for (const auto& id : around)
+    require(!id || added.of_id(*id) || model.token_of(*id), Errc::config, escaped(file),
+            ": post_processor: no token has the id ", id.value_or(0));
+}
+
+void Tokenizer::State::read_vocabulary_and_merges(const std::string& folder) {
+  const auto path = [&](const char* name) { return (fs::path(folder) / name).string(); };
+  const nlohmann::json vocabulary =
+      parse_json(*find_file(files, "vocab.json"), path("vocab.json"), JsonDialect::strict);
+  model = BytePairs::read(JsonObject(vocabulary, path("vocab.json")), *find_file(files, "merges.txt"),
+                          path("merges.txt"));
+  std::vector<AddedToken> tokens;
+  bool add_prefix_space = false;
+  for (const auto& [file, parsed] : read_configs(files, folder)) {
+    const JsonObject config(parsed, file);
+    add_prefix_space = add_prefix_space || config.boolean("add_prefix_space", false);
+    if (config.has("added_tokens_decoder")) {
+      const JsonObject all = config.object("added_tokens_decoder");
+      std::map<std::int64_t, AddedToken> by_id;
+      for (const std::string& key : all.keys()) {
+        const auto id = parse_number<std::int32_t>(key);
+        if (!id || *id < 0) all.fail_at(key, "expected an id");
+        by_id[*id] = *token_of_key(all, key);
+      }
+      for (const auto& [id, token] : by_id) tokens.push_back(token);
+    }
+    for (const char* const key : special_keys)
+      if (const auto token = token_of_key(config, key)) tokens.push_back(*token);
+  }
+  if (const std::string* const text = find_file(files, "added_tokens.json")) {
+    const nlohmann::json parsed = parse_json(*text, path("added_tokens.json"), JsonDialect::strict);
+    const JsonObject all(parsed, path("added_tokens.json"));
+    std::map<std::int64_t, std::string> by_id;
+    for (const std::string& key : all.keys())
+      by_id[all.required_integer(key, 0, std::numeric_limits<std::int32_t>::max() - 1)] = key;
+    for (const auto& [id, content] : by_id) tokens.push_back({.content = content});
+  }
+  constexpr std::string_view gpt2_end = "<|endoftext|>";
+  if (tokens.empty() && model.id_of(gpt2_end))
+    tokens.push_back({.content = std::string(gpt2_end), .special = true});
+  auto next = static_cast<std::int32_t>(model.size());
+  for (AddedToken& token : tokens) {
+    if (token.content.empty() || added.find(token.content)) continue;
+    const auto of_model = model.id_of(token.content);
+    token.id = of_model ? *of_model : next++;
+    added.add(std::move(token), normalizer);
+  }
+  pre_tokenizer = PreTokenizer::byte_level(add_prefix_space);
+  decoder = Decoder::byte_level();
+}
+
+void Tokenizer::State::read_special_tokens(const std::string& folder) {
+  const std::array<std::pair<const char*, std::optional<std::int32_t>*>, 3> all{
+      {{"bos_token", &bos}, {"eos_token", &eos}, {"pad_token", &pad}}};
+  for (const auto& [file, parsed] : read_configs(files, folder))
+    for (const auto& [key, id] : all)
+      if (const auto token = token_of_key(JsonObject(parsed, file), key); token && !*id)
+        *id = id_of(token->content);
+  // GPT-2's own folder has no other file.
+  if (!find_file(files, "tokenizer.json") && !find_file(files, config_names[0]) &&
+      !find_file(files, config_names[1]))
+    bos = eos = id_of("<|endoftext|>");
+}
+
+Tokenizer Tokenizer::from_files(std::vector<std::pair<std::string, std::string>> files,
+                                const std::string& folder) {
+  auto state = std::make_shared<State>();
+  state->files = std::move(files);
+  const std::string* const json = find_file(state->files, "tokenizer.json");
+  const bool two = find_file(state->files, "vocab.json") && find_file(state->files, "merges.txt");
+  require(json || two, Errc::config, escaped(folder),
+          ": has no tokenizer.json, and not both of vocab.json and merges.txt");
+  if (json)
+    state->read_json(*json, (fs::path(folder) / "tokenizer.json").string());
+  else
+    state->read_vocabulary_and_merges(folder);
+  require(state->model.size() > 0 || !state->added.empty(), Errc::config, escaped(folder),
+          ": the vocabulary is empty");
+  state->read_special_tokens(folder);
+  if (state->pre_tokenizer.spells_bytes()) state->model.set_spelling(BytePairs::Spelling::bytes);
+  state->keeps_bytes =
+      state->normalizer.empty() && state->added.empty() && state->pre_tokenizer.is_identity_of_bytes();
+  Checksum checksum;
+  for (const auto& [name, text] : state->files)
+    if (name == "tokenizer.json" || (!json && name != "tokenizer.model"))
+      checksum.add(std::as_bytes(std::span(text)));
+  state->checksum = checksum.value();
+  return Tokenizer(std::move(state));
 }
 
 Tokenizer Tokenizer::from_pretrained(const std::string& path) {
-  fail(Errc::unsupported, path, ": only Tokenizer::bytes() is there yet");
+  constexpr std::array names{
+      "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+      "merges.txt",     "tokenizer.model",       "chat_template.jinja",     "chat_template.json"};
+  std::error_code error;
+  const bool is_folder = fs::is_directory(path, error);
+  require(is_folder || fs::exists(path, error), Errc::config, escaped(path),
+          ": no such file or folder; expected a folder with tokenizer.json");
+  const std::string file = is_folder ? "" : fs::path(path).filename().string();
+  const bool of_two = file == "vocab.json" || file == "merges.txt";
+  if (!is_folder && !of_two && file != "tokenizer.json")
+    return from_files({{"tokenizer.json", read_text_file(path, max_file_bytes)}}, path);
+  const fs::path folder = is_folder ? fs::path(path) : fs::path(path).parent_path();
+  Files files;
+  for (const std::string_view name : names) {
+    if (of_two && name == "tokenizer.json") continue;
+    if (fs::is_regular_file(folder / name, error))
+      files.emplace_back(name, read_text_file((folder / name).string(), max_file_bytes));
+  }
+  return from_files(std::move(files), folder.empty() ? "." : folder.string());
 }
 
-std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool) const {
+Tokenizer Tokenizer::bytes(std::size_t model_max_length) {
+  return from_files({{"tokenizer.json", byte_tokenizer_json()},
+                     {"tokenizer_config.json", byte_tokenizer_config(model_max_length)}},
+                    "Tokenizer::bytes()");
+}
+
+void Tokenizer::State::encode(std::string_view text, std::vector<std::int32_t>& ids) const {
+  std::unique_ptr<WordCache> cache = take_cache();
+  std::deque<std::string> storage;
+  for (const auto& [begin, end, id] : added.split(text, false)) {
+    if (id >= 0) {
+      ids.push_back(id);
+      continue;
+    }
+    std::string_view part = text.substr(begin, end - begin);
+    if (!normalizer.empty()) part = storage.emplace_back(normalizer.normalized(std::string(part)));
+    for (const auto& [from, to, token] : added.split(part, true)) {
+      if (token >= 0)
+        ids.push_back(token);
+      else
+        for (const std::string_view word :
+             pre_tokenizer.split(part.substr(from, to - from), begin == 0 && from == 0, storage))
+          model.encode(word, *cache, ids);
+    }
+    storage.clear();
+  }
+  put_cache(std::move(cache));
+}
+
+std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
+  std::string storage;
+  std::vector<std::int32_t> own;
+  state_->encode(state_->keeps_bytes ? text : valid_utf8(text, storage), own);
+  if (!add_special_tokens || (state_->around.size() == 1 && !state_->around[0])) return own;
   std::vector<std::int32_t> ids;
-  for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
+  ids.reserve(own.size() + state_->around.size());
+  for (const auto& id : state_->around) {
+    if (id)
+      ids.push_back(*id);
+    else
+      ids.insert(ids.end(), own.begin(), own.end());
+  }
   return ids;
 }
 
-std::string Tokenizer::decode(std::span<const std::int32_t> ids, bool) const {
-  std::string bytes, text;
+std::string Tokenizer::decode(std::span<const std::int32_t> ids, bool skip_special_tokens) const {
+  std::vector<std::string> tokens;
   for (const std::int32_t id : ids)
-    if (id >= 0 && id < 256) bytes += static_cast<char>(id);
-  for (std::string_view rest = bytes; !rest.empty();) {
-    const std::size_t length = utf8_length(rest);
-    text += length > 0 ? rest.substr(0, length) : "\xEF\xBF\xBD";
-    rest.remove_prefix(length > 0 ? length : 1);
-  }
-  return text;
+    if (const std::string* const text = state_->decoded(id, skip_special_tokens)) tokens.push_back(*text);
+  return Decoder::Stream(state_->decoder).next(std::move(tokens), true);
 }
 
-std::size_t Tokenizer::vocab_size() const { return 256; }
-std::optional<std::int32_t> Tokenizer::token_to_id(std::string_view) const { return std::nullopt; }
-std::string Tokenizer::id_to_token(std::int32_t) const { return {}; }
-std::optional<std::int32_t> Tokenizer::bos_token_id() const { return std::nullopt; }
-std::optional<std::int32_t> Tokenizer::eos_token_id() const { return std::nullopt; }
-std::optional<std::int32_t> Tokenizer::pad_token_id() const { return std::nullopt; }
-std::uint64_t Tokenizer::checksum() const { return 256; }
+std::size_t Tokenizer::vocab_size() const {
+  return static_cast<std::size_t>(std::max(state_->model.largest_id(), state_->added.largest_id())) + 1;
+}
+std::optional<std::int32_t> Tokenizer::token_to_id(std::string_view token) const {
+  return state_->id_of(token);
+}
+std::string Tokenizer::id_to_token(std::int32_t id) const {
+  if (const AddedToken* const token = state_->added.of_id(id)) return token->content;
+  const std::string* const token = state_->model.token_of(id);
+  return token ? *token : "";
+}
+std::optional<std::int32_t> Tokenizer::bos_token_id() const { return state_->bos; }
+std::optional<std::int32_t> Tokenizer::eos_token_id() const { return state_->eos; }
+std::optional<std::int32_t> Tokenizer::pad_token_id() const { return state_->pad; }
+std::uint64_t Tokenizer::checksum() const { return state_->checksum; }
 
 void Tokenizer::save_pretrained(const std::string& folder) const {
-  write_durably((fs::path(folder) / "tokenizer.json").string(), state_->json);
-  write_durably((fs::path(folder) / "tokenizer_config.json").string(), state_->config);
+  make_folders(folder);
+  for (const auto& [name, text] : state_->files) write_durably((fs::path(folder) / name).string(), text);
 }
 
+// ---- a stream
+
 struct DecodeStream::State {
-  std::string bytes;
+  Tokenizer tokenizer;
+  bool skip_special_tokens;
+  Decoder::Stream stream;
 };
 
-DecodeStream::DecodeStream(Tokenizer, bool) : state_(std::make_unique<State>()) {}
+DecodeStream::DecodeStream(Tokenizer tokenizer, bool skip_special_tokens)
+    : state_(std::make_unique<State>(
+          State{tokenizer, skip_special_tokens, Decoder::Stream(tokenizer.state_->decoder)})) {}
 DecodeStream::DecodeStream(DecodeStream&&) noexcept = default;
 DecodeStream& DecodeStream::operator=(DecodeStream&&) noexcept = default;
 DecodeStream::~DecodeStream() = default;
-std::string DecodeStream::push(std::int32_t id) { return Tokenizer::bytes().decode(std::array{id}); }
-std::string DecodeStream::finish() { return {}; }
+
+std::string DecodeStream::push(std::int32_t id) {
+  const std::string* const text = state_->tokenizer.state_->decoded(id, state_->skip_special_tokens);
+  return text ? state_->stream.next({*text}, false) : "";
+}
+std::string DecodeStream::finish() { return state_->stream.next({}, true); }
 
 void remove_byte_tokenizer(const std::string& folder) {
   const fs::path tokenizer = fs::path(folder) / "tokenizer.json";
-  if (!fs::exists(tokenizer) || read_text_file(tokenizer.string()) != byte_tokenizer_json()) return;
+  if (!fs::exists(tokenizer) || read_text_file(tokenizer.string(), max_file_bytes) != byte_tokenizer_json())
+    return;
   fs::remove(tokenizer);
   fs::remove(fs::path(folder) / "tokenizer_config.json");
 }

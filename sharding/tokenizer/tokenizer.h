@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace rz {
@@ -52,7 +53,10 @@ class Tokenizer {
 
  private:
   friend class DecodeStream;
+  friend struct TrainedTokenizer;
   struct State;
+  static Tokenizer from_files(std::vector<std::pair<std::string, std::string>> files,
+                              const std::string& folder);
   explicit Tokenizer(std::shared_ptr<const State> state) : state_(std::move(state)) {}
 
   std::shared_ptr<const State> state_;

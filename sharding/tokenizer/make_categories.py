@@ -1,0 +1,26 @@
+#!/usr/bin/env python3
+"""Writes categories.inc: RUN(first, last, category) for the ranges of characters of the categories that tokenizers
+distinguish. With Python 3 and the package unicodedata2 16.0.0, since Hugging Face's tokenizers 0.23 has Unicode 16.
+
+    python3 make_categories.py >categories.inc"""
+import sys
+import unicodedata2 as unicode
+
+GROUPS = {'Lu': 'letter', 'Ll': 'letter', 'Lt': 'letter', 'Lm': 'letter', 'Lo': 'letter', 'Mn': 'mark', 'Mc': 'mark',
+          'Me': 'mark', 'Nd': 'digit', 'Nl': 'letter_number', 'No': 'other_number', 'Pc': 'connector',
+          'Pd': 'punctuation', 'Ps': 'punctuation', 'Pe': 'punctuation', 'Pi': 'punctuation', 'Pf': 'punctuation',
+          'Po': 'punctuation'}
+
+def main():
+    assert unicode.unidata_version == '16.0.0', unicode.unidata_version
+    print('// Unicode 16.0.0, made by make_categories.py.')
+    start, group = 0, None
+    for code in range(sys.maxunicode + 2):
+        now = GROUPS.get(unicode.category(chr(code))) if code <= sys.maxunicode else None
+        if now != group:
+            if group:
+                print(f'RUN(0x{start:X}, 0x{code - 1:X}, {group})')
+            start, group = code, now
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,335 @@
+#include "sharding/tokenizer/pattern.h"
+
+#include <oniguruma.h>
+
+#include <algorithm>
+#include <array>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "comm/core/error.h"
+#include "comm/os/process.h"
+#include "sharding/io/text.h"
+#include "sharding/tokenizer/characters.h"
+
+namespace rz {
+namespace {
+
+using Onig = std::unique_ptr<regex_t, decltype(&onig_free)>;
+
+const OnigUChar* chars(const char* text) { return reinterpret_cast<const OnigUChar*>(text); }
+
+/// Repeated repetitions are compiled to as many copies.
+void limit_repetitions(std::string_view expression, const std::string& where) {
+  std::uint64_t all = 1;
+  for (std::size_t at = 0; at < expression.size(); ++at) {
+    if (expression[at] != '{') continue;
+    std::uint64_t largest = 1;
+    for (++at; at < expression.size() && expression[at] != '}'; ++at) {
+      std::uint64_t number = 0;
+      for (; at < expression.size() && expression[at] >= '0' && expression[at] <= '9'; ++at)
+        number = std::min<std::uint64_t>(number * 10 + static_cast<std::uint64_t>(expression[at] - '0'),
+                                         1'000'000);
+      largest = std::max(largest, number);
+      if (at >= expression.size() || expression[at] == '}') break;
+    }
+    all *= largest;
+    require(all <= 10'000, Errc::config, where, ": the expression repeats its parts more than 10000 times");
+  }
+}
+
+Onig compile(const std::string& expression, const std::string& where) {
+  limit_repetitions(expression, where);
+  OnigEncoding encodings[] = {ONIG_ENCODING_UTF8};
+  regex_t* compiled = nullptr;
+  OnigErrorInfo info;
+  static constinit ProcessMutex mutex;  // Oniguruma's initialization is not thread-safe
+  const std::lock_guard lock(mutex);
+  int status = onig_initialize(encodings, 1);
+  if (status == ONIG_NORMAL)
+    status = onig_new(&compiled, chars(expression.data()), chars(expression.data() + expression.size()),
+                      ONIG_OPTION_NONE, ONIG_ENCODING_UTF8, ONIG_SYNTAX_DEFAULT, &info);
+  if (status != ONIG_NORMAL) {
+    OnigUChar text[ONIG_MAX_ERROR_MESSAGE_LEN] = {};
+    onig_error_code_to_str(text, status, &info);
+    fail(Errc::config, where, ": ", escaped(reinterpret_cast<const char*>(text)));
+  }
+  return Onig(compiled, onig_free);
+}
+
+}  // namespace
+
+struct Pattern::State {
+  std::string text, where;
+  Onig regex{nullptr, onig_free};
+};
+
+Pattern Pattern::text(std::string text) {
+  if (text.empty()) return regex("", "an empty pattern");
+  Pattern pattern;
+  auto state = std::make_shared<State>();
+  state->text = std::move(text);
+  pattern.state_ = std::move(state);
+  return pattern;
+}
+
+Pattern Pattern::regex(const std::string& expression, const std::string& where) {
+  Pattern pattern;
+  auto state = std::make_shared<State>();
+  state->where = where;
+  state->regex = compile(expression, where);
+  pattern.state_ = std::move(state);
+  return pattern;
+}
+
+Pattern Pattern::read(const JsonObject& owner) {
+  const JsonObject pattern = owner.object("pattern");
+  const std::vector<std::string> keys = pattern.keys();
+  if (keys.size() == 1 && keys[0] == "String") return text(pattern.text("String", ""));
+  if (keys.size() == 1 && keys[0] == "Regex")
+    return regex(pattern.text("Regex", ""), escaped(concat(owner.file(), ": ", pattern.path("Regex"))));
+  owner.fail_at("pattern", R"(expected {"String": "…"} or {"Regex": "…"})");
+}
+
+const std::string* Pattern::as_text() const { return state_->regex ? nullptr : &state_->text; }
+
+std::vector<Pattern::Match> Pattern::find(std::string_view text) const {
+  std::vector<Match> all;
+  if (const std::string* const searched = as_text()) {
+    for (std::size_t at = text.find(*searched); at != text.npos; at = text.find(*searched, all.back().end))
+      all.push_back({at, at + searched->size()});
+    return all;
+  }
+  if (text.empty()) return all;
+  const std::unique_ptr<OnigRegion, void (*)(OnigRegion*)> region(
+      onig_region_new(), [](OnigRegion* r) { onig_region_free(r, 1); });
+  const OnigUChar *const begin = chars(text.data()), *const end = begin + text.size();
+  std::optional<std::size_t> last;
+  for (std::size_t at = 0; at <= text.size();) {
+    const auto found =
+        onig_search(state_->regex.get(), begin, end, begin + at, end, region.get(), ONIG_OPTION_NONE);
+    if (found == ONIG_MISMATCH) break;
+    if (found < 0) {
+      OnigUChar message[ONIG_MAX_ERROR_MESSAGE_LEN] = {};
+      onig_error_code_to_str(message, static_cast<int>(found));
+      fail(Errc::config, state_->where, ": a search of ", text.size(),
+           " bytes: ", reinterpret_cast<const char*>(message));
+    }
+    const auto from = static_cast<std::size_t>(region->beg[0]), to = static_cast<std::size_t>(region->end[0]);
+    if (from == to && last == to) {
+      at += at < text.size() ? first_character(text.data() + at).length : 1;
+      continue;
+    }
+    all.push_back({from, to});
+    at = to;
+    last = to;
+  }
+  return all;
+}
+
+std::string Pattern::replaced(std::string_view text, std::string_view by) const {
+  std::string out;
+  std::size_t last = 0;
+  for (const auto& [begin, end] : find(text)) {
+    out += text.substr(last, begin - last);
+    out += by;
+    last = end;
+  }
+  out += text.substr(last);
+  return out;
+}
+
+SplitBehavior split_behavior(const JsonObject& owner, std::string_view key, SplitBehavior absent) {
+  constexpr std::array names{"Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"};
+  if (!owner.has(key)) return absent;
+  const std::string name = owner.text(key, "");
+  const auto found = std::ranges::find(names, name);
+  if (found == names.end())
+    owner.fail_at(
+        key,
+        concat("expected Removed, Isolated, MergedWithPrevious, MergedWithNext or Contiguous, found ", name));
+  return static_cast<SplitBehavior>(found - names.begin());
+}
+
+std::vector<Part> parts_of_matches(const std::vector<Pattern::Match>& matches, std::size_t size) {
+  std::vector<Part> parts;
+  std::size_t last = 0;
+  for (const auto& [begin, end] : matches) {
+    if (last != begin) parts.push_back({last, begin, false});
+    parts.push_back({begin, end, true});
+    last = end;
+  }
+  if (last != size) parts.push_back({last, size, false});
+  return parts;
+}
+
+std::vector<Part> apply(SplitBehavior behavior, const std::vector<Part>& parts) {
+  std::vector<Part> kept;
+  bool after_match = false;
+  switch (behavior) {
+    case SplitBehavior::isolated:
+      return parts;
+    case SplitBehavior::removed:
+      std::ranges::copy_if(parts, std::back_inserter(kept), [](const Part& p) { return !p.match; });
+      return kept;
+    case SplitBehavior::contiguous:
+      for (const Part& part : parts) {
+        if (part.match == after_match && !kept.empty())
+          kept.back().end = part.end;
+        else
+          kept.push_back(part);
+        after_match = part.match;
+      }
+      return kept;
+    case SplitBehavior::merged_with_previous:
+      for (const Part& part : parts) {
+        if (part.match && !after_match && !kept.empty())
+          kept.back().end = part.end;
+        else
+          kept.push_back(part);
+        after_match = part.match;
+      }
+      return kept;
+    case SplitBehavior::merged_with_next:
+      for (auto part = parts.rbegin(); part != parts.rend(); ++part) {
+        if (part->match && !after_match && !kept.empty())
+          kept.back().begin = part->begin;
+        else
+          kept.push_back(*part);
+        after_match = part->match;
+      }
+      std::ranges::reverse(kept);
+      return kept;
+  }
+  return kept;
+}
+
+// ---- known expressions
+
+namespace {
+
+constexpr std::string_view gpt2 =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+constexpr std::string_view llama3 =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view qwen2 =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+
+constexpr std::uint8_t kinds = CharacterSet::letter | CharacterSet::number | CharacterSet::space;
+
+/// Finds the end of the match at the beginning of a text.
+class Scanner {
+ public:
+  explicit Scanner(std::string_view text) : end_(text.data() + text.size()) {}
+
+  const char* gpt2_match(const char* from) const {
+    if (*from == '\'')
+      if (const std::size_t length = contraction(from, false)) return from + length;
+    const char* const body = *from == ' ' && from + 1 < end_ ? from + 1 : from;
+    const std::uint8_t kind = kind_at(body);
+    return kind == CharacterSet::space ? spaces(from) : run(body, kind);
+  }
+
+  const char* llama3_match(const char* from, int max_digits) const {
+    if (*from == '\'')
+      if (const std::size_t length = contraction(from, true)) return from + length;
+    const auto [code, length] = first_character(from);
+    const std::uint8_t kind = sets_[code] & kinds;
+    if (kind == CharacterSet::letter) return run(from, kind);
+    if (kind == CharacterSet::number) return numbers(from, max_digits);
+    if (code != '\r' && code != '\n' && from + length < end_ &&
+        kind_at(from + length) == CharacterSet::letter)
+      return run(from + length, CharacterSet::letter);
+    const char* const body = code == ' ' && from + 1 < end_ ? from + 1 : from;
+    if (kind_at(body) == 0) {
+      const char* at = run(body, 0);
+      while (at < end_ && (*at == '\r' || *at == '\n')) ++at;
+      return at;
+    }
+    const char* const last = run(from, CharacterSet::space);
+    for (const char* at = last; at > from; --at)
+      if (at[-1] == '\r' || at[-1] == '\n') return at;
+    return spaces(from);
+  }
+
+ private:
+  std::uint8_t kind_at(const char* at) const { return sets_[first_character(at).code] & kinds; }
+
+  const char* run(const char* at, std::uint8_t kind) const {
+    while (at < end_) {
+      const auto [code, length] = first_character(at);
+      if ((sets_[code] & kinds) != kind) break;
+      at += length;
+    }
+    return at;
+  }
+  const char* numbers(const char* at, int max) const {
+    for (int i = 0; i < max && at < end_ && kind_at(at) == CharacterSet::number; ++i)
+      at += first_character(at).length;
+    return at;
+  }
+  /// \s+(?!\S)|\s+: without the last one before another character, unless it is the only one.
+  const char* spaces(const char* from) const {
+    const char* const after = run(from, CharacterSet::space);
+    if (after == end_) return after;
+    const char* const last = from + last_character({from, static_cast<std::size_t>(after - from)});
+    return last == from ? after : last;
+  }
+  /// 's|'t|'re|'ve|'m|'ll|'d, with the long s if the case is ignored.
+  std::size_t contraction(const char* at, bool any_case) const {
+    const auto left = static_cast<std::size_t>(end_ - at);
+    const auto character = [&](std::size_t i) {
+      if (i >= left) return '\0';
+      return any_case && at[i] >= 'A' && at[i] <= 'Z' ? static_cast<char>(at[i] + 32) : at[i];
+    };
+    switch (character(1)) {
+      case 's':
+      case 't':
+      case 'm':
+      case 'd':
+        return 2;
+      case 'r':
+      case 'v':
+        return character(2) == 'e' ? 3 : 0;
+      case 'l':
+        return character(2) == 'l' ? 3 : 0;
+      case '\xC5':
+        return any_case && character(2) == '\xBF' ? 3 : 0;
+      default:
+        return 0;
+    }
+  }
+
+  const std::uint8_t* sets_ = character_sets();
+  const char* end_;
+};
+
+}  // namespace
+
+KnownPattern known_pattern(std::string_view expression) {
+  for (const KnownPattern known : {KnownPattern::gpt2, KnownPattern::llama3, KnownPattern::qwen2})
+    if (expression == expression_of(known)) return known;
+  return KnownPattern::none;
+}
+
+std::string_view expression_of(KnownPattern known) {
+  return known == KnownPattern::gpt2     ? gpt2
+         : known == KnownPattern::llama3 ? llama3
+         : known == KnownPattern::qwen2  ? qwen2
+                                         : "";
+}
+
+void split(KnownPattern known, std::string_view text, std::vector<std::string_view>& out) {
+  const Scanner scanner(text);
+  const char* const end = text.data() + text.size();
+  for (const char* at = text.data(); at < end;) {
+    const char* const next = known == KnownPattern::gpt2
+                                 ? scanner.gpt2_match(at)
+                                 : scanner.llama3_match(at, known == KnownPattern::llama3 ? 3 : 1);
+    out.emplace_back(at, static_cast<std::size_t>(next - at));
+    at = next;
+  }
+}
+
+}  // namespace rz
