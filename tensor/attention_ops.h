@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "tensor/ops.h"
 
@@ -26,7 +27,17 @@ struct AttentionOptions {
   /// key_counts[b] on are padding, which no query attends to, and which is not read. Counts must lie in [0,
   /// keys]; on a device they are clamped.
   Tensor key_counts = {};
+  /// i32 [B, T], on the device of the tensors; undefined: a sequence is one document. Of documents that are
+  /// packed into a sequence: query t of sequence b does not attend to keys before document_starts[b, t], the
+  /// key at which its document begins. Needs `causal`. The starts of a sequence must not decrease, and that
+  /// of a query must be in [0, past + t]; on a device they are clamped, and not checked.
+  Tensor document_starts = {};
 };
+
+/// The document_starts of a sequence of tokens, without a cache: a document ends with `eos_token_id`, which
+/// belongs to it. Errc::invalid_argument unless there are as many starts as tokens.
+void find_document_starts(std::span<std::int32_t> starts, std::span<const std::int32_t> tokens,
+                          std::int32_t eos_token_id);
 
 /// q[B, T, H·D], k and v[B, S, K·D] → out[B, T, H·D]. Writes log_sum[B, H, T] for backward (the probabilities
 /// are not kept; Dao et al., arXiv:2205.14135). A query without a key has out 0 and log_sum -infinity.

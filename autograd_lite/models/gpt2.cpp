@@ -52,10 +52,12 @@ Attention::Attention(Module& parent, const std::string& name, const Gpt2Config& 
   initialize(c_proj, residual_deviation(c));
 }
 
-Var Attention::operator()(Tape& tape, Var x, KvCache* cache) {
+Var Attention::operator()(Tape& tape, Var x, const Tensor& document_starts, KvCache* cache) {
   const Var qkv = c_attn(tape, x);
   if (!cache) {
-    const Var y = nn::causal_attention(tape, qkv, heads, training() ? probability_dropout : 0);
+    const Var y =
+        nn::self_attention(tape, qkv, {.heads = heads, .causal = true, .document_starts = document_starts},
+                           training() ? probability_dropout : 0);
     return resid_dropout(tape, c_proj(tape, y));
   }
   const Tensor all = tape.value(qkv);
@@ -89,8 +91,8 @@ Block::Block(Module& parent, const std::string& name, const Gpt2Config& c, std::
   one_scope();
 }
 
-Var Block::operator()(Tape& tape, Var x, KvCache* cache) {
-  const auto [residual, norm] = ln_2.add_and_norm(tape, x, attn(tape, ln_1(tape, x), cache));
+Var Block::operator()(Tape& tape, Var x, const Tensor& document_starts, KvCache* cache) {
+  const auto [residual, norm] = ln_2.add_and_norm(tape, x, attn(tape, ln_1(tape, x), document_starts, cache));
   return nn::add(tape, residual, mlp(tape, norm));
 }
 
@@ -105,7 +107,7 @@ Transformer::Transformer(Module& parent, const std::string& name, const Gpt2Conf
   for (std::size_t i = 0; i < c.n_layer; ++i) h.append(c, i);
 }
 
-Var Transformer::operator()(Tape& tape, const Tensor& tokens, KvCache* cache) {
+Var Transformer::operator()(Tape& tape, const Tensor& tokens, const Tensor& document_starts, KvCache* cache) {
   Var x = wte.in_scope(tape, [&] {
     const Var table = tape.parameter(wte.weight), positions = tape.parameter(wpe.weight);
     if (!cache) return drop(tape, nn::embedding_with_positions(tape, tokens, table, positions));
@@ -113,7 +115,9 @@ Var Transformer::operator()(Tape& tape, const Tensor& tokens, KvCache* cache) {
     return nn::add(tape, nn::embedding(tape, tokens, table), at);
   });
   for (Block& block : h)
-    x = block.in_block(tape, x, [&tape, b = &block, cache](Var in) { return (*b)(tape, in, cache); });
+    x = block.in_block(tape, x, [&tape, b = &block, document_starts, cache](Var in) {
+      return (*b)(tape, in, document_starts, cache);
+    });
   return x;
 }
 
@@ -148,8 +152,8 @@ void Gpt2::register_head() {
                                config_.tie_word_embeddings, config_.initializer_range);
 }
 
-Var Gpt2::hidden(Tape& tape, const Tensor& tokens, KvCache* cache) {
-  return transformer_(tape, tokens, cache);
+Var Gpt2::hidden(Tape& tape, const Tensor& tokens, const Tensor& document_starts, KvCache* cache) {
+  return transformer_(tape, tokens, document_starts, cache);
 }
 
 }  // namespace rz

@@ -34,7 +34,7 @@ namespace gpt2 {
 
 struct Attention : Module {
   Attention(Module& parent, const std::string& name, const Gpt2Config&, std::size_t layer);
-  Var operator()(Tape&, Var x, KvCache*);
+  Var operator()(Tape&, Var x, const Tensor& document_starts, KvCache*);
 
   std::size_t layer;
   int heads;
@@ -54,7 +54,7 @@ struct Mlp : Module {
 /// One scope.
 struct Block : Module {
   Block(Module& parent, const std::string& name, const Gpt2Config&, std::size_t layer);
-  Var operator()(Tape&, Var x, KvCache*);
+  Var operator()(Tape&, Var x, const Tensor& document_starts, KvCache*);
 
   nn::LayerNorm ln_1;
   Attention attn;
@@ -66,7 +66,7 @@ struct Block : Module {
 struct Transformer : Module {
   Transformer(Module& parent, const std::string& name, const Gpt2Config&);
   /// tokens: i32 [B, T] → [B, T, n_embd], before the last norm.
-  Var operator()(Tape&, const Tensor& tokens, KvCache*);
+  Var operator()(Tape&, const Tensor& tokens, const Tensor& document_starts, KvCache*);
 
   nn::Embedding wte, wpe;
   nn::Dropout drop;
@@ -91,7 +91,7 @@ class Gpt2 : public LanguageModel {
   std::unique_ptr<LanguageModel> without_values() const override;
 
  private:
-  Var hidden(Tape&, const Tensor& tokens, KvCache*) override;
+  Var hidden(Tape&, const Tensor& tokens, const Tensor& document_starts, KvCache*) override;
   Var last_norm(Tape& tape, Var x) override { return transformer_.ln_f(tape, x); }
   void register_head();
 

@@ -74,7 +74,8 @@ Attention::Attention(Module& parent, const std::string& name, const GptNeoxConfi
   initialize(dense, c);
 }
 
-Var Attention::operator()(Tape& tape, Var x, const ops::RotaryTables& tables, KvCache* cache) {
+Var Attention::operator()(Tape& tape, Var x, const ops::RotaryTables& tables, const Tensor& document_starts,
+                          KvCache* cache) {
   const Shape shape = tape.value(x).shape();
   const auto heads = static_cast<std::size_t>(options.heads);
   const std::size_t size = shape[2] / heads;
@@ -87,7 +88,9 @@ Var Attention::operator()(Tape& tape, Var x, const ops::RotaryTables& tables, Kv
   const Var q = rotated(parts[0]), k = rotated(parts[1]), v = nn::reshape(tape, parts[2], shape);
   if (cache)
     return dense(tape, cache->attention(tape, layer, tape.value(q), tape.value(k), tape.value(v), options));
-  return dense(tape, nn::attention(tape, q, k, v, options, training() ? dropout : 0));
+  ops::AttentionOptions of_texts = options;
+  of_texts.document_starts = document_starts;
+  return dense(tape, nn::attention(tape, q, k, v, of_texts, training() ? dropout : 0));
 }
 
 Mlp::Mlp(Module& parent, const std::string& name, const GptNeoxConfig& c)
@@ -115,8 +118,10 @@ Layer::Layer(Module& parent, const std::string& name, const GptNeoxConfig& c, st
   one_scope();
 }
 
-Var Layer::operator()(Tape& tape, Var x, const ops::RotaryTables& tables, KvCache* cache) {
-  const Var attended = post_attention_dropout(tape, attention(tape, input_layernorm(tape, x), tables, cache));
+Var Layer::operator()(Tape& tape, Var x, const ops::RotaryTables& tables, const Tensor& document_starts,
+                      KvCache* cache) {
+  const Var attended =
+      post_attention_dropout(tape, attention(tape, input_layernorm(tape, x), tables, document_starts, cache));
   if (parallel) {
     const Var made = post_mlp_dropout(tape, mlp(tape, post_attention_layernorm(tape, x)));
     return nn::add(tape, nn::add(tape, made, attended), x);
@@ -171,13 +176,14 @@ void GptNeox::register_head() {
                                config_.tie_word_embeddings, config_.initializer_range, "embed_out");
 }
 
-Var GptNeox::hidden(Tape& tape, const Tensor& tokens, KvCache* cache) {
+Var GptNeox::hidden(Tape& tape, const Tensor& tokens, const Tensor& document_starts, KvCache* cache) {
   const ops::RotaryTables tables =
       rotary_.tables(cache ? cache->positions() : tokens.shape()[1], tape.stream());
   Var x = model_.emb_dropout(tape, model_.embed_in(tape, tokens));
   for (gpt_neox::Layer& layer : model_.layers)
-    x = layer.in_block(tape, x,
-                       [&tape, l = &layer, tables, cache](Var in) { return (*l)(tape, in, tables, cache); });
+    x = layer.in_block(tape, x, [&tape, l = &layer, tables, document_starts, cache](Var in) {
+      return (*l)(tape, in, tables, document_starts, cache);
+    });
   return x;
 }
 

@@ -45,7 +45,7 @@ namespace gpt_neox {
 
 struct Attention : Module {
   Attention(Module& parent, const std::string& name, const GptNeoxConfig&, std::size_t layer);
-  Var operator()(Tape&, Var x, const ops::RotaryTables&, KvCache*);
+  Var operator()(Tape&, Var x, const ops::RotaryTables&, const Tensor& document_starts, KvCache*);
 
   std::size_t layer;
   ops::AttentionOptions options;
@@ -65,7 +65,7 @@ struct Mlp : Module {
 /// One scope.
 struct Layer : Module {
   Layer(Module& parent, const std::string& name, const GptNeoxConfig&, std::size_t layer);
-  Var operator()(Tape&, Var x, const ops::RotaryTables&, KvCache*);
+  Var operator()(Tape&, Var x, const ops::RotaryTables&, const Tensor& document_starts, KvCache*);
 
   bool parallel;
   nn::LayerNorm input_layernorm, post_attention_layernorm;
@@ -100,7 +100,7 @@ class GptNeox : public LanguageModel {
   std::unique_ptr<LanguageModel> without_values() const override;
 
  private:
-  Var hidden(Tape&, const Tensor& tokens, KvCache*) override;
+  Var hidden(Tape&, const Tensor& tokens, const Tensor& document_starts, KvCache*) override;
   Var last_norm(Tape& tape, Var x) override { return model_.final_layer_norm(tape, x); }
   void register_head();
 

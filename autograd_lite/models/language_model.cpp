@@ -45,17 +45,19 @@ Var LanguageModel::head(Tape& tape, Var x) {
   return nn::linear_aligned(tape, norm, tape.parameter(*head_weight_), ops::WeightLayout::out_in);
 }
 
-Var LanguageModel::checked_hidden(Tape& tape, const Tensor& tokens, KvCache* cache) {
+Var LanguageModel::checked_hidden(Tape& tape, const Tensor& tokens, const Tensor& document_starts,
+                                  KvCache* cache) {
   const ModelFacts f = facts();
   if (tokens.shape().dims() != 2 || tokens.shape()[1] > f.positions)
     fail(Errc::invalid_argument, f.name, ": tokens are ", rz::name(tokens.shape()),
          ", expected [batch, at most ", f.positions, "], the positions of the model");
-  return hidden(tape, tokens, cache);
+  return hidden(tape, tokens, document_starts, cache);
 }
 
-LanguageModel::Output LanguageModel::forward(Tape& tape, const Tensor& tokens, const Tensor& targets) {
+LanguageModel::Output LanguageModel::forward(Tape& tape, const Tensor& tokens, const Tensor& targets,
+                                             const Tensor& document_starts) {
   Output output;
-  const Var x = checked_hidden(tape, tokens);
+  const Var x = checked_hidden(tape, tokens, document_starts);
   tape.scope(*head_scope_, [&] {
     output.logits = head(tape, x);
     if (!targets.defined()) return output.logits;
@@ -66,7 +68,7 @@ LanguageModel::Output LanguageModel::forward(Tape& tape, const Tensor& tokens, c
 }
 
 Var LanguageModel::logits_at(Tape& tape, const Tensor& tokens, std::size_t position) {
-  const Var x = nn::narrow(tape, checked_hidden(tape, tokens), 1, position, 1);
+  const Var x = nn::narrow(tape, checked_hidden(tape, tokens, {}), 1, position, 1);
   return tape.scope(*head_scope_, [&] { return head(tape, x); });
 }
 
@@ -77,7 +79,7 @@ Var LanguageModel::next_logits(Tape& tape, const Tensor& tokens, const std::vect
           "next_logits: the tokens are ", rz::name(tokens.shape()), ", expected a row for each of ",
           counts.size(), " sequences");
   cache.begin(tape, tokens.shape()[1], counts);
-  const Tensor all = tape.value(checked_hidden(tape, tokens, &cache));
+  const Tensor all = tape.value(checked_hidden(tape, tokens, {}, &cache));
   const std::size_t length = all.shape()[1], channels = all.shape()[2];
   const Tensor last = tape.empty({counts.size(), 1, channels}, all.dtype());
   for (std::size_t b = 0; b < counts.size(); ++b) {

@@ -47,8 +47,10 @@ class LanguageModel : public Module {
     nn::Loss loss;  ///< loss.sum is undefined without targets
   };
   /// tokens and targets: i32 [B, T], T at most ModelFacts::positions; a target of -100 has no loss. Without
-  /// targets only the logits are computed.
-  Output forward(Tape&, const Tensor& tokens, const Tensor& targets = {});
+  /// targets only the logits are computed. Texts of several documents: with document_starts, i32 [B, T] on
+  /// the stream's device (tensor/attention_ops.h), no document attends to another. Rotary positions are
+  /// relative; learned ones (GPT-2) are not restarted, and count from the beginning of the text.
+  Output forward(Tape&, const Tensor& tokens, const Tensor& targets = {}, const Tensor& document_starts = {});
   /// Logits [B, 1, vocabulary] of one position.
   Var logits_at(Tape&, const Tensor& tokens, std::size_t position);
   /// Logits [B, 1, vocabulary] after each sequence of a cache, which takes counts[b] of the tokens i32 [B, T]
@@ -75,8 +77,8 @@ class LanguageModel : public Module {
   using Module::Module;
 
   /// tokens [B, T] → [B, T, channels], before the last norm. With a cache the tokens follow those that it
-  /// has, and the keys and values of all layers go into it.
-  virtual Var hidden(Tape&, const Tensor& tokens, KvCache*) = 0;
+  /// has, and the keys and values of all layers go into it. Without one attention has these document_starts.
+  virtual Var hidden(Tape&, const Tensor& tokens, const Tensor& document_starts, KvCache*) = 0;
   /// In the scope of the head.
   virtual Var last_norm(Tape&, Var hidden) = 0;
 
@@ -87,7 +89,7 @@ class LanguageModel : public Module {
                      const std::string& name = "lm_head");
 
  private:
-  Var checked_hidden(Tape&, const Tensor& tokens, KvCache* = nullptr);
+  Var checked_hidden(Tape&, const Tensor& tokens, const Tensor& document_starts, KvCache* = nullptr);
   Var head(Tape&, Var hidden);
 
   Origin origin_;

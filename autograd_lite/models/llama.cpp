@@ -59,7 +59,8 @@ Attention::Attention(Module& parent, const std::string& name, const LlamaConfig&
   k_norm.emplace(*this, "k_norm", c.head_dim, epsilon_of(c));
 }
 
-Var Attention::operator()(Tape& tape, Var x, const ops::RotaryTables& tables, KvCache* cache) {
+Var Attention::operator()(Tape& tape, Var x, const ops::RotaryTables& tables, const Tensor& document_starts,
+                          KvCache* cache) {
   const Tensor positions = cache ? cache->next_positions() : Tensor();
   const Var q_heads = norm_of_heads(tape, q_norm, q_proj(tape, x));
   const Var k_heads = norm_of_heads(tape, k_norm, k_proj(tape, x));
@@ -68,7 +69,9 @@ Var Attention::operator()(Tape& tape, Var x, const ops::RotaryTables& tables, Kv
   const Var v = v_proj(tape, x);
   if (cache)
     return o_proj(tape, cache->attention(tape, layer, tape.value(q), tape.value(k), tape.value(v), options));
-  return o_proj(tape, nn::attention(tape, q, k, v, options, training() ? dropout : 0));
+  ops::AttentionOptions of_texts = options;
+  of_texts.document_starts = document_starts;
+  return o_proj(tape, nn::attention(tape, q, k, v, of_texts, training() ? dropout : 0));
 }
 
 Mlp::Mlp(Module& parent, const std::string& name, const LlamaConfig& c)
@@ -93,8 +96,9 @@ DecoderLayer::DecoderLayer(Module& parent, const std::string& name, const LlamaC
   one_scope();
 }
 
-Var DecoderLayer::operator()(Tape& tape, Var x, const ops::RotaryTables& tables, KvCache* cache) {
-  const Var attended = self_attn(tape, input_layernorm(tape, x), tables, cache);
+Var DecoderLayer::operator()(Tape& tape, Var x, const ops::RotaryTables& tables,
+                             const Tensor& document_starts, KvCache* cache) {
+  const Var attended = self_attn(tape, input_layernorm(tape, x), tables, document_starts, cache);
   const auto [residual, norm] = post_attention_layernorm.add_and_norm(tape, x, attended);
   return nn::add(tape, residual, mlp(tape, norm));
 }
@@ -145,13 +149,14 @@ void Llama::register_head() {
                                config_.initializer_range);
 }
 
-Var Llama::hidden(Tape& tape, const Tensor& tokens, KvCache* cache) {
+Var Llama::hidden(Tape& tape, const Tensor& tokens, const Tensor& document_starts, KvCache* cache) {
   const ops::RotaryTables tables =
       rotary_.tables(cache ? cache->positions() : tokens.shape()[1], tape.stream());
   Var x = model_.embed_tokens(tape, tokens);
   for (llama::DecoderLayer& layer : model_.layers)
-    x = layer.in_block(tape, x,
-                       [&tape, l = &layer, tables, cache](Var in) { return (*l)(tape, in, tables, cache); });
+    x = layer.in_block(tape, x, [&tape, l = &layer, tables, document_starts, cache](Var in) {
+      return (*l)(tape, in, tables, document_starts, cache);
+    });
   return x;
 }
 

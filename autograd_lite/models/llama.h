@@ -51,7 +51,7 @@ namespace llama {
 
 struct Attention : Module {
   Attention(Module& parent, const std::string& name, const LlamaConfig&, std::size_t layer);
-  Var operator()(Tape&, Var x, const ops::RotaryTables&, KvCache*);
+  Var operator()(Tape&, Var x, const ops::RotaryTables&, const Tensor& document_starts, KvCache*);
 
   std::size_t layer;
   ops::AttentionOptions options;
@@ -70,7 +70,7 @@ struct Mlp : Module {
 /// One scope.
 struct DecoderLayer : Module {
   DecoderLayer(Module& parent, const std::string& name, const LlamaConfig&, std::size_t layer);
-  Var operator()(Tape&, Var x, const ops::RotaryTables&, KvCache*);
+  Var operator()(Tape&, Var x, const ops::RotaryTables&, const Tensor& document_starts, KvCache*);
 
   nn::RmsNorm input_layernorm;
   Attention self_attn;
@@ -103,7 +103,7 @@ class Llama : public LanguageModel {
   std::unique_ptr<LanguageModel> without_values() const override;
 
  private:
-  Var hidden(Tape&, const Tensor& tokens, KvCache*) override;
+  Var hidden(Tape&, const Tensor& tokens, const Tensor& document_starts, KvCache*) override;
   Var last_norm(Tape& tape, Var x) override { return model_.norm(tape, x); }
   void register_head();
 

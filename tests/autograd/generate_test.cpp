@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "autograd_lite/models/gpt2.h"
+#include "autograd_lite/models/gpt_neox.h"
 #include "autograd_lite/models/kv_cache.h"
 #include "autograd_lite/models/llama.h"
 #include "autograd_lite/nn/init.h"
@@ -28,6 +29,13 @@ std::unique_ptr<LanguageModel> make(const std::string& kind) {
   if (kind == "gpt2")
     return std::make_unique<Gpt2>(Gpt2Config{
         .n_layer = 2, .n_head = 2, .n_embd = 16, .n_positions = positions, .vocab_size = vocabulary});
+  if (kind == "gpt_neox")
+    return std::make_unique<GptNeox>(GptNeoxConfig{.vocab_size = vocabulary,
+                                                   .hidden_size = 16,
+                                                   .intermediate_size = 24,
+                                                   .num_hidden_layers = 2,
+                                                   .num_attention_heads = 2,
+                                                   .max_position_embeddings = positions});
   LlamaConfig c{.vocab_size = vocabulary,
                 .hidden_size = 16,
                 .intermediate_size = 24,
@@ -53,12 +61,15 @@ struct Ready {
     return rz::generate(*model, tape, prompts, config);
   }
   /// Logits of every position of a text.
-  std::vector<float> logits(const Text& text) {
+  std::vector<float> logits(const Text& text, const Tensor& document_starts = {}) {
     tape.reset();
-    const Tensor tokens = Tensor::empty({1, text.size()}, DType::i32);
-    std::ranges::copy(text, tokens.data<std::int32_t>());
-    const Tensor all = tape.value(model->forward(tape, tokens).logits);
+    const Tensor all = tape.value(model->forward(tape, row(text), {}, document_starts).logits);
     return {all.data<float>(), all.data<float>() + all.count()};
+  }
+  static Tensor row(const Text& values) {
+    const Tensor t = Tensor::empty({1, values.size()}, DType::i32);
+    std::ranges::copy(values, t.data<std::int32_t>());
+    return t;
   }
 
   std::unique_ptr<LanguageModel> model;
@@ -191,6 +202,59 @@ TEST_P(Generate, TopOneIsTheLikeliestAtAnyTemperature) {
 
 INSTANTIATE_TEST_SUITE_P(Models, Generate, testing::Values("gpt2", "llama", "window"),
                          [](const auto& info) { return std::string(info.param); });
+
+// ---- several documents in one text
+
+/// Of the documents of a text, each of which ends with token 0.
+Tensor starts_of(const Text& text) {
+  Text starts(text.size());
+  ops::find_document_starts(starts, text, 0);
+  return Ready::row(starts);
+}
+
+TEST(DocumentStarts, BeginAfterTheEndOfAnother) {
+  Text starts(8);
+  ops::find_document_starts(starts, Text{0, 4, 5, 0, 0, 7, 0, 8}, 0);
+  EXPECT_EQ(starts, (Text{0, 1, 1, 1, 4, 5, 5, 7}));
+  EXPECT_THROW(ops::find_document_starts(starts, Text{1, 2}, 0), Error);
+}
+
+class Documents : public testing::TestWithParam<const char*> {};
+
+TEST_P(Documents, AreReadAlone) {
+  const std::string kind = GetParam();
+  Ready r(kind, 10);
+  const Text text{3, 1, 4, 1, 0, 5, 9, 2, 6, 0, 7, 8}, document(text.begin() + 5, text.begin() + 10);
+  Text other = text;
+  other[1] = 9;
+  const auto of = [&](const Text& t, const Tensor& starts) {
+    const auto all = r.logits(t, starts);
+    return std::vector<float>(all.begin() + 5 * vocabulary, all.begin() + 10 * vocabulary);
+  };
+  const auto packed = of(text, starts_of(text));
+  EXPECT_EQ(of(other, starts_of(text)), packed);
+  EXPECT_NE(of(other, {}), of(text, {}));
+  if (kind == "gpt2") return;  // its positions are learned
+  const auto alone = r.logits(document);
+  for (std::size_t i = 0; i < alone.size(); ++i) EXPECT_NEAR(packed[i], alone[i], 2e-4) << i;
+}
+
+TEST_P(Documents, StayApartWhenABlockRunsAgain) {
+  std::vector<std::vector<float>> gradients;
+  for (const bool again : {false, true}) {
+    Ready r(GetParam());
+    r.model->checkpoint_activations(again);
+    const Text text{3, 1, 0, 1, 5, 9, 2, 0, 6, 0, 7, 8};
+    const auto out = r.model->forward(r.tape, Ready::row(text), Ready::row(text), starts_of(text));
+    r.tape.backward(out.loss.sum);
+    std::vector<float>& all = gradients.emplace_back();
+    for (const Parameter* p : r.model->parameters())
+      all.insert(all.end(), p->grad.data<float>(), p->grad.data<float>() + p->count());
+  }
+  EXPECT_EQ(gradients[0], gradients[1]);
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, Documents, testing::Values("gpt2", "llama", "window", "gpt_neox"));
 
 TEST(Generation, WrongArgumentsAreNamed) {
   Ready r("gpt2");

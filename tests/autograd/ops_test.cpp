@@ -235,7 +235,10 @@ TEST(Ops, Attention) {
   AttentionOptions grouped{.heads = 4, .kv_heads = 2}, cached = grouped;
   cached.causal = true, cached.past = 1, cached.window = 2, cached.keys = 4, cached.scale = 0.7f;
   cached.key_counts = integers({2}, {4, 2});
-  for (const AttentionOptions& options : {grouped, cached})
+  AttentionOptions documents = cached;
+  documents.window = 0, documents.key_counts = {},
+  documents.document_starts = integers({2, 3}, {0, 1, 3, 1, 2, 2});
+  for (const AttentionOptions& options : {grouped, cached, documents})
     for (const float dropout : {0.0f, 0.4f})
       expect_gradients(
           [=](Tape& t, const auto& x) { return attention(t, x[0], x[1], x[2], options, dropout); },

@@ -24,6 +24,7 @@ struct Case {
   std::vector<std::int32_t> counts = {};
   std::size_t gap =
       0;  ///< elements between rows of q, k, v; 0: they are columns of one tensor where they can
+  std::vector<std::int32_t> starts = {};  ///< document_starts
 
   std::size_t key_heads() const { return kv_heads ? kv_heads : heads; }
   std::size_t key_rows() const { return rows ? rows : tokens; }
@@ -41,15 +42,29 @@ struct Case {
   /// Whether query i of sequence b attends to key j.
   bool sees(std::size_t b, std::size_t i, std::size_t j) const {
     const std::size_t position = past + i;
+    if (!starts.empty() && j < static_cast<std::size_t>(starts[b * tokens + i])) return false;
     return exists(b, j) && (!causal || (j <= position && (window == 0 || j + window > position)));
   }
   std::string text() const {
     return concat(batch, " x ", tokens, " tokens, ", used(), " of ", key_rows(), " keys, ", heads, " over ",
                   key_heads(), " heads of ", size, ", ", name(dtype), causal ? ", causal" : "", ", past ",
                   past, ", window ", window, ", scale ", scale, ", gap ", gap,
-                  counts.empty() ? "" : concat(", counts ", counts[0], "..."));
+                  counts.empty() ? "" : concat(", counts ", counts[0], "..."),
+                  starts.empty() ? "" : ", documents");
   }
 };
+
+/// Adds documents, of which one ends after about one token in `length`.
+void pack_documents(Case& c, std::mt19937& random, std::size_t length) {
+  c.starts.clear();
+  for (std::size_t n = 0; n < c.batch * c.tokens; ++n) {
+    const std::size_t position = c.past + n % c.tokens;
+    if (n % c.tokens == 0)
+      c.starts.push_back(static_cast<std::int32_t>(random() % (position + 1)));
+    else
+      c.starts.push_back(random() % length ? c.starts.back() : static_cast<std::int32_t>(position));
+  }
+}
 
 struct Inputs {
   Values q, k, v, d_out;
@@ -131,6 +146,7 @@ ops::AttentionOptions options_of(const Case& c, const Stream& stream) {
   ops::AttentionOptions o{
       static_cast<int>(c.heads), static_cast<int>(c.kv_heads), c.causal, c.past, c.window, c.scale, c.keys};
   if (!c.counts.empty()) o.key_counts = to_device(c.counts, Shape{c.batch}, stream);
+  if (!c.starts.empty()) o.document_starts = to_device(c.starts, Shape{c.batch, c.tokens}, stream);
   return o;
 }
 
@@ -274,6 +290,7 @@ TEST_F(Attention, GroupsAndAllKeysOnTensorCores) {
 
 /// A few queries of a cache that has more room than keys.
 TEST_F(Attention, FewQueriesOfManyKeys) {
+  std::mt19937 random(5);
   for (const DType t : {DType::f32, DType::f16, DType::bf16})
     for (const std::size_t tokens : {1, 2, 4})
       for (const std::size_t keys : {5, 63, 64, 133}) {
@@ -288,7 +305,39 @@ TEST_F(Attention, FewQueriesOfManyKeys) {
         expect_right(c, {}, stream);
         c.window = 0, c.causal = false;
         expect_right(c, {}, stream);
+        c.causal = true, c.counts.clear();
+        pack_documents(c, random, 2);
+        expect_right(c, {}, stream);
       }
+}
+
+/// The first query of a document, and others of the same tile, see none of the tiles before it.
+TEST_F(Attention, Documents) {
+  std::mt19937 random(3);
+  for (const DType t : {DType::f32, DType::f16, DType::bf16})
+    for (const std::size_t size : {64, 128, 24})
+      for (const std::size_t tokens : {33, 129, 300}) {
+        if (emulated_device && (tokens == 300 ? t != DType::bf16 || size != 64 : size == 24)) continue;
+        Case c{tokens == 33 ? 2u : 1u, tokens, 2, size, t};
+        c.kv_heads = tokens == 129 ? 1 : 2, c.gap = 8;
+        pack_documents(c, random, tokens == 300 ? 90 : 20);
+        expect_right(c, {}, stream);
+        if (tokens == 300) continue;
+        c.starts.assign(c.starts.size(), 0);
+        for (std::size_t n = 0; n < c.starts.size(); ++n)  // of whole tiles, and of one token
+          c.starts[n] = static_cast<std::int32_t>(n % tokens < 96 ? n % tokens / 32 * 32 : n % tokens);
+        expect_right(c, {}, stream);
+      }
+}
+
+/// Documents of a text have the bits of those of another text.
+TEST_F(Attention, OneDocumentIsAWholeText) {
+  for (const DType t : {DType::f32, DType::bf16}) {
+    Case c{1, 130, 2, 64, t};
+    const Results whole = run(c, {}, stream);
+    c.starts.assign(130, 0);
+    EXPECT_EQ(run(c, {}, stream), whole);
+  }
 }
 
 TEST_F(Attention, EveryOptionAtRandom) {
@@ -313,6 +362,7 @@ TEST_F(Attention, EveryOptionAtRandom) {
       for (std::size_t b = 0; b < c.batch; ++b)
         c.counts.push_back(static_cast<std::int32_t>(random() % (c.used() + 1)));
     c.gap = pick({0, 3, 8});
+    if (c.causal && random() % 3 == 0) pack_documents(c, random, pick({3, 30}));
     const ops::DropoutMask mask{random() % 4 == 0 ? 0.25f : 0.0f, 5, (1ull << 34) - 3};
     expect_right(c, mask, stream);
     if (HasFatalFailure()) return;
@@ -442,6 +492,21 @@ TEST_F(Attention, AWindowOfOneIsACopy) {
   }
 }
 
+/// On a device starts are not checked: each query attends to itself at least.
+TEST_F(Attention, StartsOfADeviceAreClamped) {
+  if (on_host()) GTEST_SKIP() << "the host refuses them";
+  for (const DType t : {DType::f32, DType::bf16}) {
+    Case c{1, 70, 1, 64, t};
+    c.starts.assign(70, -3);
+    const Results whole = run(c, {}, stream);
+    c.starts.clear();
+    EXPECT_EQ(whole, run(c, {}, stream));
+    c.starts.assign(70, 1000);
+    const Tensors tensors = tensors_of(c, inputs_of(c), stream);
+    EXPECT_EQ(run(tensors, {}, stream).out, from_device(tensors.v, stream));
+  }
+}
+
 TEST_F(Attention, AQueryWithoutAKeyIsZero) {
   for (const DType t : {DType::f32, DType::f16, DType::bf16})
     for (const std::size_t tokens : {2, 70}) {
@@ -530,10 +595,23 @@ TEST_F(Attention, WhatDoesNotFitIsRefused) {
     return call([counts](auto& o) { o.key_counts = counts; }, out, log_sum, k);
   };
   refused(counted(to_device(std::vector<std::int32_t>{1}, {1}, stream)), "needs 2 i32");
+  const auto documents = [&](std::vector<std::int32_t> starts, std::size_t past, bool causal = true) {
+    const Tensor t = to_device(starts, Shape{starts.size()}, stream);
+    return call([=](auto& o) { o.document_starts = t, o.past = past, o.causal = causal; }, out, log_sum, k);
+  };
+  refused(documents({0, 0, 0, 0, 0, 0}, 0, false), "document_starts need `causal`");
+  refused(documents({0, 0, 0}, 0), "needs 6 i32: document_starts");
+  EXPECT_NO_THROW(documents({0, 1, 2, 2, 3, 4}, 2)());
   if (on_host()) {
+    refused(documents({0, 1, 2, 2, 3, 4}, 1), "document_starts[1, 0] = 2");
+    refused(documents({0, 1, 0, 0, 0, 0}, 0), "document_starts[0, 2] = 0");
+    refused(documents({0, 1, 3, 0, 0, 0}, 0), "document_starts[2] = 3");
     refused(counted(to_device(std::vector<std::int32_t>{5, 6}, {2}, stream)), "key_counts[1] = 6");
   } else {
     refused(counted(Tensor::zeros({2}, DType::i32)), "key_counts are on host");
+    const Tensor starts = Tensor::zeros({2, 3}, DType::i32);
+    refused(call([&](auto& o) { o.document_starts = starts; }, out, log_sum, k),
+            "document_starts are on host");
     refused(
         [&] {
           const Tensor wide = make(1, 1, 257);

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "comm/core/integer_math.h"
+#include "comm/device/meta.h"
 #include "tensor/kernels/attention/attention.h"
 #include "tensor/kernels/attention/scores-inl.h"
 #include "tensor/kernels/check.h"
@@ -308,7 +309,7 @@ std::size_t attend_block_backward(const Heads& h, const HeadsGradient& g, std::s
   }
   const Heads::Range all = h.keys_of_tiles(begin, end);
   if (all.empty()) return done;
-  clear_keys(done, all.begin);  // a window may skip tiles
+  clear_keys(done, all.begin);  // a window or a document may skip tiles
   for (std::size_t j = all.begin; j < all.end; j += tile) {
     const float* const keys = h.k + j * h.k_stride;
     pack_rows(k, h, keys, h.k_stride, h.key_span(j));
@@ -491,16 +492,32 @@ std::string described(const char* op, const AttentionOptions& o) {
   return concat(op, " with ", o.heads, " heads and ", o.kv_heads ? o.kv_heads : o.heads, " key heads", keys);
 }
 
+void check_documents(const char* op, const std::int32_t* starts, const Sizes& s, std::size_t past) {
+  for (std::size_t n = 0; n < s.batch * s.queries; ++n) {
+    const std::size_t t = n % s.queries;
+    if (static_cast<std::size_t>(starts[n]) > past + t || (t > 0 && starts[n] < starts[n - 1]))
+      fail(Errc::invalid_argument, op, ": document_starts[", n / s.queries, ", ", t, "] = ", starts[n],
+           ", expected at least that of the query before it, and at most its position ", past + t);
+  }
+}
+
 void check_options(const char* op, const Inputs& in, const Sizes& s) {
   const AttentionOptions& o = in.options;
   require(o.window == 0 || o.causal, Errc::invalid_argument, op, ": a window of ", o.window,
           " keys needs `causal`");
   require(std::isfinite(o.scale), Errc::invalid_argument, op, ": scale is ", o.scale);
   check_dtype(op, DType::f32, {{"log_sum", in.log_sum}});
-  if (!o.key_counts.defined()) return;
-  check_indices(op, {"key_counts", o.key_counts}, s.batch, s.keys + 1);
-  require(o.key_counts.device() == in.q.device(), Errc::invalid_argument, op, ": key_counts are on ",
-          name(o.key_counts.device()), ", q is on ", name(in.q.device()));
+  const auto check = [&](const char* what, const Tensor& t, std::size_t count, std::size_t limit) {
+    check_indices(op, {what, t}, count, limit);
+    require(t.device() == in.q.device(), Errc::invalid_argument, op, ": ", what, " are on ", name(t.device()),
+            ", q is on ", name(in.q.device()));
+  };
+  if (o.key_counts.defined()) check("key_counts", o.key_counts, s.batch, s.keys + 1);
+  if (!o.document_starts.defined()) return;
+  require(o.causal, Errc::invalid_argument, op, ": document_starts need `causal`");
+  check("document_starts", o.document_starts, s.batch * s.queries, o.past + s.queries);
+  if (o.document_starts.device().kind == Device::host && !is_meta(o.document_starts.device()))
+    check_documents(op, o.document_starts.data<std::int32_t>(), s, o.past);
 }
 
 /// Calls f(heads, sequence, first query head, key head) for groups of `together` query heads.
@@ -514,13 +531,15 @@ void each_group(const char* op, const Inputs& in, const Sizes& s, std::size_t to
   const T *q = in.q.data<T>(), *k = in.k.data<T>(), *v = in.v.data<T>();
   float* log_sum = in.log_sum.data<float>();
   const std::int32_t* counts = o.key_counts.defined() ? o.key_counts.data<std::int32_t>() : nullptr;
+  const std::int32_t* starts = o.document_starts.defined() ? o.document_starts.data<std::int32_t>() : nullptr;
   const std::size_t groups = s.heads / together;
   stream.parallel_for(s.batch * groups, 1, [&](std::size_t begin, std::size_t end) {
     for (std::size_t n = begin; n < end; ++n) {
       const std::size_t b = n / groups, h = n % groups * together, key_head = h / s.group();
       const std::size_t first_row = (b * s.heads + h) * s.queries, in_key = key_head * s.size;
       const kernels::VisibleKeys visible{counts ? static_cast<std::size_t>(counts[b]) : s.keys, o.causal,
-                                         o.past, o.window ? o.window : ~std::size_t{0}};
+                                         o.past, o.window ? o.window : ~std::size_t{0},
+                                         starts ? starts + b * s.queries : nullptr};
       f(HeadsOf<T>{together, s.queries, s.size, in.q.row_stride(), in.k.row_stride(), in.v.row_stride(),
                    s.heads * s.size, scale, q + b * s.queries * in.q.row_stride() + h * s.size,
                    k + b * s.rows * in.k.row_stride() + in_key, v + b * s.rows * in.v.row_stride() + in_key,
@@ -531,6 +550,17 @@ void each_group(const char* op, const Inputs& in, const Sizes& s, std::size_t to
 }
 
 }  // namespace
+
+void find_document_starts(std::span<std::int32_t> starts, std::span<const std::int32_t> tokens,
+                          std::int32_t eos_token_id) {
+  require(starts.size() == tokens.size(), Errc::invalid_argument, "find_document_starts: ", starts.size(),
+          " starts of ", tokens.size(), " tokens");
+  std::size_t start = 0;
+  for (std::size_t t = 0; t < tokens.size(); ++t) {
+    if (t > 0 && tokens[t - 1] == eos_token_id) start = t;
+    starts[t] = static_cast<std::int32_t>(start);
+  }
+}
 
 void attention(const Tensor& out, const Tensor& log_sum, const Tensor& q, const Tensor& k, const Tensor& v,
                const AttentionOptions& options, const DropoutMask& mask, const Stream& stream) {

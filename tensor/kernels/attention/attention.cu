@@ -137,10 +137,10 @@ struct RunningRow {
 struct SeenRows {
   int from, to;
   __device__ bool contain(int row) const { return row >= from && row < to; }
-  /// The queries, from `first` on, that attend to a key.
+  /// The queries, from `first` on, that attend to a key if it is of the same document.
   __device__ static SeenRows queries(const VisibleKeys& visible, std::size_t key, std::size_t first,
                                      std::size_t count) {
-    return between(visible.begin_query(key), visible.end_query(key, key + 1, count), first);
+    return between(visible.begin_query(key), visible.end_query_of_window(key, key + 1, count), first);
   }
   /// The keys, from `first` on, to which a query attends, if there is one.
   __device__ static SeenRows keys(const VisibleKeys& visible, std::size_t query, std::size_t first,
@@ -185,7 +185,8 @@ __global__ void __launch_bounds__(warps * 32, C <= 2 ? 2 : 1)
     for (int r = 0; r < R; ++r) {
       const std::size_t i = first + static_cast<unsigned>(r), key = j + lane();
       float keep;
-      const float p = running[r].add(seen.contain(r) ? scores[r] * s.scale : -INFINITY, keep);
+      const bool is_seen = seen.contain(r) && visible.same_document(i, key);
+      const float p = running[r].add(is_seen ? scores[r] * s.scale : -INFINITY, keep);
       weights[static_cast<unsigned>(r) * streamed + lane()] = drop(p, s, head.decisions, i, key);
       for (int c = 0; c < C; ++c) out[r][c] *= keep;
     }
@@ -258,8 +259,9 @@ __global__ void __launch_bounds__(warps * 32) attend_backward_q(AttentionShape s
     for (int r = 0; r < R; ++r) {
       const std::size_t i = first + static_cast<unsigned>(r), of = head.in_log_sum + i;
       const bool there = i < s.queries;
-      const Probability p(seen.contain(r), scores[r], d_p[r], there ? t.log_sum[of] : 0,
-                          there ? t.delta[of] : 0, i, j + lane(), s, head.decisions);
+      const bool is_seen = seen.contain(r) && visible.same_document(i, j + lane());
+      const Probability p(is_seen, scores[r], d_p[r], there ? t.log_sum[of] : 0, there ? t.delta[of] : 0, i,
+                          j + lane(), s, head.decisions);
       weights[static_cast<unsigned>(r) * streamed + lane()] = p.d_score * s.scale;
     }
     __syncwarp();
@@ -415,6 +417,7 @@ AttentionShape shape_of(const char* op, const Tensor& q, const Tensor& k, const 
           o.past,
           o.window ? o.window : ~std::size_t{0},
           o.key_counts.defined() ? o.key_counts.data<std::int32_t>() : nullptr,
+          o.document_starts.defined() ? o.document_starts.data<std::int32_t>() : nullptr,
           kernels::dropout_params(op, mask),
           mask.offset};
 }

@@ -17,8 +17,8 @@ struct AttentionShape {
   std::size_t heads, group, size;          ///< `group` query heads per key head; `size` channels per head
   float scale;
   bool causal;
-  std::size_t past, window;        ///< window: at least 1
-  const std::int32_t* key_counts;  ///< or null
+  std::size_t past, window;                          ///< window: at least 1
+  const std::int32_t *key_counts, *document_starts;  ///< or null
   DropoutParams dropout;
   std::uint64_t decisions;  ///< index of the first dropout decision
 
@@ -31,6 +31,7 @@ struct AttentionShape {
       const std::int32_t count = key_counts[b] < 0 ? 0 : key_counts[b];
       if (static_cast<std::size_t>(count) < keys) v.keys = static_cast<std::size_t>(count);
     }
+    if (document_starts) v.document_starts = document_starts + b * queries;
     return v;
   }
 };

@@ -3,6 +3,9 @@
 // other rows stream by, here through two stages of shared memory: the next tile is copied during the
 // computation on the current one. A warp owns 16·M of the held rows; probabilities pass from its registers
 // directly into the next product. Scores are scaled by log2(e), since the hardware computes 2^x.
+//
+// Kernels are compiled with and without documents (AttentionOptions::document_starts), whose keys need
+// registers of their own.
 
 #include <cmath>
 
@@ -191,8 +194,9 @@ struct RunningRows {
   }
 };
 
-/// Replaces scores by e^(score - row_max), and rescales earlier sums and outputs to the new maximum.
-template <int M, int C, int O>
+/// Replaces scores by e^(score - row_max), and rescales earlier sums and outputs to the new maximum. With
+/// documents a row may have no key yet.
+template <bool documents, int M, int C, int O>
 __device__ void soften(float (&scores)[M][C][4], RunningRows<M>& rows, float (&out)[M][O][4], float scale) {
 #pragma unroll
   for (int m = 0; m < M; ++m)
@@ -202,7 +206,8 @@ __device__ void soften(float (&scores)[M][C][4], RunningRows<M>& rows, float (&o
       for (int c = 0; c < C; ++c)
         row_max = fmaxf(row_max, fmaxf(scores[m][c][2 * half], scores[m][c][2 * half + 1]));
       row_max = largest_of_four(row_max);
-      const float keep = power_of_2((rows.row_max[m][half] - row_max) * scale), shift = row_max * scale;
+      const float base = documents && row_max == -INFINITY ? 0 : row_max;
+      const float keep = power_of_2((rows.row_max[m][half] - base) * scale), shift = base * scale;
       float sum = rows.sum[m][half] * keep;
       for (int c = 0; c < C; ++c)
         for (int i = 2 * half; i < 2 * half + 2; ++i)
@@ -247,6 +252,40 @@ __device__ void hide_keys(float (&scores)[M][C][4], bool causal, unsigned begin,
   }
 }
 
+/// Where the documents of the queries of a warp begin.
+template <int M>
+class Documents {
+ public:
+  /// The rows of fragments belong to queries from `begin` on. With no documents nothing is read.
+  __device__ Documents(const VisibleKeys& visible, unsigned begin, unsigned tokens) {
+    if (!visible.document_starts) return;
+    const unsigned first = begin + threadIdx.x / 32 * (16 * M);
+    first_ = at(visible, first, tokens), last_ = at(visible, first + 16 * M - 1, tokens);
+    for (int m = 0; m < M; ++m)
+      for (int half = 0; half < 2; ++half)
+        of_rows_[m][half] = at(visible, row_of_lane<M>(begin, m) + 8 * static_cast<unsigned>(half), tokens);
+  }
+  /// That of a query, or of the last one.
+  __device__ static unsigned at(const VisibleKeys& visible, unsigned query, unsigned tokens) {
+    return static_cast<unsigned>(visible.document_start(query < tokens ? query : tokens - 1));
+  }
+  /// The first that the warp needs.
+  __device__ unsigned first() const { return first_; }
+  /// Sets the scores of keys of earlier documents to -infinity.
+  template <int C>
+  __device__ void hide_earlier_keys(float (&scores)[M][C][4], unsigned key) const {
+    if (key >= last_) return;
+    for (int m = 0; m < M; ++m)
+      for (int c = 0; c < C; ++c)
+        for (int i = 0; i < 4; ++i)
+          if (key + column_of_lane(c) + static_cast<unsigned>(i % 2) < of_rows_[m][i / 2])
+            scores[m][c][i] = -INFINITY;
+  }
+
+ private:
+  unsigned first_ = 0, last_ = 0, of_rows_[M][2] = {};
+};
+
 template <int D, int M, int N>
 struct Forward {
   static constexpr int rows = warps * M * 16;
@@ -254,7 +293,7 @@ struct Forward {
   static constexpr std::size_t shared_bytes = held_bytes + 4 * tile_bytes;
 };
 
-template <class T, int D, int M, int N>
+template <class T, int D, int M, int N, bool documents>
 __global__ void __launch_bounds__(warps * 32, 2) attend(AttentionShape s, AttentionForward<T> t) {
   using F = Forward<D, M, N>;
   RZ_DYNAMIC_SHARED(Bytes, shared);
@@ -268,6 +307,8 @@ __global__ void __launch_bounds__(warps * 32, 2) attend(AttentionShape s, Attent
   const unsigned begin = (gridDim.x - 1 - blockIdx.x) * F::rows;
   const unsigned end = s.causal && begin + F::rows < tokens ? begin + F::rows : tokens;
   const unsigned first = begin + threadIdx.x / 32 * (16 * M);  // first row of the warp
+  const VisibleKeys visible = s.visible(blockIdx.z);
+  const unsigned start = documents ? Documents<M>::at(visible, begin, tokens) / N * N : 0;
   AsyncCopies copies;
   const auto copy_tile = [&](unsigned key, unsigned stage) {
     Bytes* const to = tiles + stage * 2 * F::tile_bytes;
@@ -276,24 +317,27 @@ __global__ void __launch_bounds__(warps * 32, 2) attend(AttentionShape s, Attent
     copies.end_group();
   };
   copy_rows<D, F::rows>(copies, shared, q_rows, t.q.stride, begin, tokens);
-  copy_tile(0, 0);
+  copy_tile(start, 0);
 
   HeldRows<D, M, true> q(shared);
+  const Documents<M> of_rows(visible, begin, tokens);
   RunningRows<M> rows;
   Sums<M, D> out;
   clear(out);
   unsigned stage = 0;
-  for (unsigned key = 0; key < end; key += N, stage ^= 1) {
+  for (unsigned key = start; key < end; key += N, stage ^= 1) {
     copies.template wait<0>();
     __syncthreads();  // the tile has arrived, and all warps have finished the previous one
-    if (key == 0) q.keep();
+    if (key == start) q.keep();
     if (key + N < end) copy_tile(key + N, stage ^ 1);
     if (s.causal && key >= first + 16 * M) continue;  // only other warps have queries after these keys
+    if (documents && key + N <= of_rows.first()) continue;
     const Bytes* const k = tiles + stage * 2 * F::tile_bytes;
     Sums<M, N> scores;
     multiply_rows<T>(scores, q, k);
     hide_keys<N>(scores, s.causal, begin, first, key, tokens);
-    soften(scores, rows, out, s.scale * log2_e);
+    if constexpr (documents) of_rows.hide_earlier_keys(scores, key);
+    soften<documents>(scores, rows, out, s.scale * log2_e);
     mix<T, D>(out, scores, k + F::tile_bytes);
   }
   float factors[M][2];
@@ -319,7 +363,7 @@ struct Backward {
 };
 
 /// d_q. Held rows: q and d_out; tiles: k and v.
-template <class T, int D, int M, int N>
+template <class T, int D, int M, int N, bool documents>
 __global__ void __launch_bounds__(warps * 32, 2) attend_backward_q(AttentionShape s, AttentionBackward<T> t) {
   using B = Backward<D, M, N>;
   RZ_DYNAMIC_SHARED(Bytes, shared);
@@ -331,6 +375,8 @@ __global__ void __launch_bounds__(warps * 32, 2) attend_backward_q(AttentionShap
   const unsigned begin = (gridDim.x - 1 - blockIdx.x) * B::rows;
   const unsigned end = s.causal && begin + B::rows < tokens ? begin + B::rows : tokens;
   const unsigned first = begin + threadIdx.x / 32 * (16 * M);
+  const VisibleKeys visible = s.visible(blockIdx.z);
+  const unsigned start = documents ? Documents<M>::at(visible, begin, tokens) / N * N : 0;
   AsyncCopies copies;
   const auto copy_tile = [&](unsigned key, unsigned stage) {
     Bytes* const to = tiles + stage * 2 * B::tile_bytes;
@@ -340,7 +386,7 @@ __global__ void __launch_bounds__(warps * 32, 2) attend_backward_q(AttentionShap
   };
   copy_rows<D, B::rows>(copies, shared, t.q.at(head.query_row, head.channel), t.q.stride, begin, tokens);
   copy_rows<D, B::rows>(copies, shared + B::held_bytes, t.d_out + head.in_out, s.channels(), begin, tokens);
-  copy_tile(0, 0);
+  copy_tile(start, 0);
 
   float log_sum[M][2], delta[M][2], factors[M][2];
   for (int m = 0; m < M; ++m)
@@ -352,19 +398,22 @@ __global__ void __launch_bounds__(warps * 32, 2) attend_backward_q(AttentionShap
       factors[m][half] = s.scale;
     }
   HeldRows<D, M, true> q(shared), d_out(shared + B::held_bytes);
+  const Documents<M> of_rows(visible, begin, tokens);
   Sums<M, D> d_q;
   clear(d_q);
   unsigned stage = 0;
-  for (unsigned key = 0; key < end; key += N, stage ^= 1) {
+  for (unsigned key = start; key < end; key += N, stage ^= 1) {
     copies.template wait<0>();
     __syncthreads();
-    if (key == 0) q.keep(), d_out.keep();
+    if (key == start) q.keep(), d_out.keep();
     if (key + N < end) copy_tile(key + N, stage ^ 1);
     if (s.causal && key >= first + 16 * M) continue;
+    if (documents && key + N <= of_rows.first()) continue;
     const Bytes *const k = tiles + stage * 2 * B::tile_bytes, *const v = k + B::tile_bytes;
     Sums<M, N> scores, d_p;
     multiply_rows<T>(scores, q, k);
     hide_keys<N>(scores, s.causal, begin, first, key, tokens);
+    if constexpr (documents) of_rows.hide_earlier_keys(scores, key);
     multiply_rows<T>(d_p, d_out, v);
 #pragma unroll
     for (int m = 0; m < M; ++m)
@@ -391,7 +440,7 @@ struct QueryNumbers {
 
 /// d_k and d_v. Held rows: k and v; tiles: q and d_out, of one query head of the group after the other.
 /// Scores are transposed: each row belongs to a key.
-template <class T, int D, int M, int N>
+template <class T, int D, int M, int N, bool documents>
 __global__ void __launch_bounds__(warps * 32, 2)
     attend_backward_kv(AttentionShape s, AttentionBackward<T> t) {
   using B = Backward<D, M, N>;
@@ -401,7 +450,10 @@ __global__ void __launch_bounds__(warps * 32, 2)
   const auto group = static_cast<unsigned>(s.group), tokens = static_cast<unsigned>(s.queries);
   const HeadPlace head(s, blockIdx.z, blockIdx.y * group);  // the first of the group
   const T* const q_rows = t.q.at(head.query_row, head.channel);
+  const VisibleKeys visible = s.visible(blockIdx.z);
   const unsigned begin = blockIdx.x * B::rows, start = s.causal ? begin : 0;
+  const unsigned end =
+      documents ? static_cast<unsigned>(visible.end_query(begin, begin + B::rows, tokens)) : tokens;
   const unsigned first = begin + threadIdx.x / 32 * (16 * M);
   AsyncCopies copies;
   QueryNumbers next;
@@ -433,7 +485,7 @@ __global__ void __launch_bounds__(warps * 32, 2)
     copies.template wait<0>();
     __syncthreads();
     if (of_group == 0 && query == start) k.keep(), v.keep();
-    const bool same_head = query + N < tokens, more = same_head || of_group + 1 < group;
+    const bool same_head = query + N < end, more = same_head || of_group + 1 < group;
     const unsigned next_of_group = of_group + !same_head, next_query = same_head ? query + N : start;
     if (more) copy_tile(next_of_group, next_query, stage ^ 1);
     if (!s.causal || query + N > first) {  // otherwise no query of the tile attends to a key of this warp
@@ -448,7 +500,9 @@ __global__ void __launch_bounds__(warps * 32, 2)
             const unsigned column = column_of_lane(c) + static_cast<unsigned>(i % 2);
             const unsigned key = row_of_lane<M>(begin, m) + static_cast<unsigned>(i / 2 * 8);
             const float e = power_of_2(fmaf(p[m][c][i], s.scale * log2_e, -mine[column]));
-            p[m][c][i] = !s.causal || key <= query + column ? e : 0;
+            const bool seen = (!s.causal || key <= query + column) &&
+                              (!documents || Documents<M>::at(visible, query + column, tokens) <= key);
+            p[m][c][i] = seen ? e : 0;
           }
       mix<T, D>(d_v, p, d_out);
       multiply_rows<T>(d_p, v, d_out);
@@ -489,21 +543,24 @@ void launch(const char* name, void (*kernel)(P...), const AttentionShape& s, std
 template <int D, int M, int N, class T>
 void forward(const AttentionShape& s, const AttentionForward<T>& t, const Stream& stream) {
   using F = Forward<D, M, N>;
-  launch("attention", attend<T, D, M, N>, s, s.heads, F::rows, F::shared_bytes, stream, s, t);
+  launch("attention", s.document_starts ? attend<T, D, M, N, true> : attend<T, D, M, N, false>, s, s.heads,
+         F::rows, F::shared_bytes, stream, s, t);
 }
 
 template <int D, int M, int N, class T>
 void backward_q(const AttentionShape& s, const AttentionBackward<T>& t, const Stream& stream) {
   using B = Backward<D, M, N>;
-  launch("attention_backward_q", attend_backward_q<T, D, M, N>, s, s.heads, B::rows, B::shared_bytes, stream,
-         s, t);
+  launch("attention_backward_q",
+         s.document_starts ? attend_backward_q<T, D, M, N, true> : attend_backward_q<T, D, M, N, false>, s,
+         s.heads, B::rows, B::shared_bytes, stream, s, t);
 }
 
 template <int D, int M, int N, class T>
 void backward_kv(const AttentionShape& s, const AttentionBackward<T>& t, const Stream& stream) {
   using B = Backward<D, M, N>;
-  launch("attention_backward_kv", attend_backward_kv<T, D, M, N>, s, s.kv_heads(), B::rows, B::shared_bytes,
-         stream, s, t);
+  launch("attention_backward_kv",
+         s.document_starts ? attend_backward_kv<T, D, M, N, true> : attend_backward_kv<T, D, M, N, false>, s,
+         s.kv_heads(), B::rows, B::shared_bytes, stream, s, t);
 }
 
 }  // namespace
