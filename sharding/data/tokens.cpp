@@ -1,7 +1,6 @@
 #include "sharding/data/tokens.h"
 
 #include <fcntl.h>
-#include <glob.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -12,15 +11,13 @@
 #include <charconv>
 #include <cstring>
 #include <filesystem>
-#include <nlohmann/json.hpp>
-#include <set>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "comm/core/error.h"
 #include "comm/os/fd.h"
 #include "sharding/io/checksum.h"
-#include "sharding/io/json.h"
 #include "sharding/io/text.h"
 
 namespace rz {
@@ -177,34 +174,56 @@ TokenFile open_token_file(const std::string& path, const std::string& dtype) {
   return f;
 }
 
+/// A file that is opened, and what an index states of it.
+struct ExpectedFile {
+  std::string path, dtype;
+  std::optional<std::uint64_t> tokens{};
+};
+
+/// The files of the index of a folder, or all that are named as tokens are.
+void add_folder(const std::string& folder, const std::string& dtype, std::vector<ExpectedFile>& files,
+                std::vector<TokensIndex>& indices) {
+  if (const std::optional<TokensIndex> index = read_tokens_index(folder)) {
+    require(dtype == "auto" || dtype == index->dtype, Errc::config, index->path, ": dtype: is ", index->dtype,
+            " where ", dtype, " is expected");
+    for (const TokensIndex::Shard& shard : index->shards)
+      files.push_back({(fs::path(folder) / shard.file).string(), index->dtype, shard.tokens});
+    indices.push_back(*index);
+    return;
+  }
+  std::error_code ignored;
+  std::vector<std::string> names;
+  for (fs::directory_iterator it(folder, ignored), end; !ignored && it != end; it.increment(ignored))
+    if (it->path().extension() == ".bin" || it->path().extension() == ".npy")
+      names.push_back(it->path().string());
+  require(!names.empty(), Errc::config, folder,
+          ": not a regular file, and no folder with tokens, which are *.bin or *.npy");
+  std::ranges::sort(names);
+  for (const std::string& name : names) files.push_back({name, dtype});
+}
+
 /// The files of a folder or pattern, in the order of their names; else the path itself. Of several, with
 /// commas between them, in their order.
-std::vector<std::string> token_files(const std::string& path) {
+void add_token_files(const std::string& path, const std::string& dtype, std::vector<ExpectedFile>& files,
+                     std::vector<TokensIndex>& indices) {
   std::error_code ignored;
-  std::vector<std::string> files;
   if (const auto comma = path.find(','); comma != path.npos && !fs::exists(path, ignored)) {
-    files = token_files(path.substr(0, comma));
-    const std::vector<std::string> others = token_files(path.substr(comma + 1));
-    files.insert(files.end(), others.begin(), others.end());
-    return files;
-  }
-  if (fs::is_directory(path, ignored)) {
-    for (fs::directory_iterator it(path, ignored), end; !ignored && it != end; it.increment(ignored))
-      if (it->path().extension() == ".bin" || it->path().extension() == ".npy")
-        files.push_back(it->path().string());
-    require(!files.empty(), Errc::config, path,
-            ": not a regular file, and no folder with tokens, which are *.bin or *.npy");
+    add_token_files(path.substr(0, comma), dtype, files, indices);
+    add_token_files(path.substr(comma + 1), dtype, files, indices);
+  } else if (fs::is_directory(path, ignored)) {
+    add_folder(path, dtype, files, indices);
   } else if (path.find_first_of("*?[") != path.npos && !fs::exists(path, ignored)) {
-    glob_t found{};
-    if (::glob(path.c_str(), 0, nullptr, &found) == 0)
-      files.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
-    ::globfree(&found);
-    require(!files.empty(), Errc::config, path, ": no file has such a name");
+    for (const std::string& match : paths_matching(path)) files.push_back({match, dtype});
   } else {
-    files.push_back(path);
+    files.push_back({path, dtype});
   }
-  std::ranges::sort(files);
-  return files;
+}
+
+void require_one_tokenizer(std::span<const TokensIndex> indices) {
+  for (const TokensIndex& index : indices)
+    require(index.tokenizer == indices[0].tokenizer, Errc::config, index.path,
+            ": its tokens are of another tokenizer than those of ", indices[0].path,
+            "; make both with one tokenizer");
 }
 
 }  // namespace
@@ -212,8 +231,12 @@ std::vector<std::string> token_files(const std::string& path) {
 struct Tokens::State {
   std::string name;
   std::uint64_t count = 0;
-  std::string text;              // bytes, from from_text()
-  std::vector<TokenFile> files;  // from from_file()
+  std::string text;               // from from_text(), and its bytes are the tokens if there are no `ids`
+  std::vector<std::int32_t> ids;  // from a tokenizer
+  std::vector<TokenPair> pairs;   // of them
+  std::optional<std::int32_t> padding;
+  std::vector<TokensIndex> indices;  // of the folders of from_file()
+  std::vector<TokenFile> files;      // from from_file()
 
   /// Reads tokens that may lie in several files.
   void read(std::uint64_t begin, std::span<std::int32_t> out) const {
@@ -232,10 +255,16 @@ Tokens Tokens::from_file(const std::string& path, const std::string& dtype) {
           dtype, "'; give auto, uint16 or uint32");
   auto state = std::make_shared<State>();
   state->name = path;
-  for (const std::string& file : token_files(path)) {
-    state->files.push_back(open_token_file(file, dtype));
-    state->files.back().begin = state->count;
-    state->count += state->files.back().count;
+  std::vector<ExpectedFile> files;
+  add_token_files(path, dtype, files, state->indices);
+  require_one_tokenizer(state->indices);
+  for (const ExpectedFile& expected : files) {
+    TokenFile& file = state->files.emplace_back(open_token_file(expected.path, expected.dtype));
+    require(!expected.tokens || *expected.tokens == file.count, Errc::config, expected.path, ": has ",
+            file.count, " tokens where the index of its folder has ", expected.tokens.value_or(0),
+            "; the file is damaged, or another one");
+    file.begin = state->count;
+    state->count += file.count;
   }
   Tokens tokens;
   tokens.state_ = std::move(state);
@@ -244,104 +273,42 @@ Tokens Tokens::from_file(const std::string& path, const std::string& dtype) {
 
 namespace {
 
-constexpr std::size_t max_text_bytes = std::size_t{1} << 30;
+constexpr std::uint64_t max_text_bytes = std::uint64_t{1} << 30;
 
-bool is_excluded(const fs::directory_entry& entry) {
-  const std::string name = entry.path().filename().string();
-  if (name.starts_with(".") || entry.is_symlink()) return true;
-  if (!entry.is_directory()) return !entry.is_regular_file();
-  const auto holds = [&](const char* file) { return fs::exists(entry.path() / file); };
-  return name == "node_modules" || name == "__pycache__" || holds("CMakeCache.txt") || holds("CACHEDIR.TAG");
-}
-
-std::set<fs::path> absolute(std::span<const std::string> paths) {
-  std::set<fs::path> out;
-  for (const auto& path : paths)
-    if (!path.empty()) out.insert(fs::weakly_canonical(path));
-  return out;
-}
-
-std::vector<std::string> files_below(const std::string& folder, std::span<const std::string> outputs) {
-  std::vector<std::string> files;
-  const auto written = absolute(outputs);
-  for (auto it = fs::recursive_directory_iterator(folder); it != fs::recursive_directory_iterator(); ++it) {
-    const bool skip = is_excluded(*it) || written.contains(fs::weakly_canonical(it->path()));
-    if (skip && it->is_directory()) it.disable_recursion_pending();
-    if (!skip && it->is_regular_file()) files.push_back(it->path().string());
-  }
-  std::ranges::sort(files);
+std::vector<TextFile> small_text_files(const std::string& data, std::span<const std::string> outputs) {
+  std::vector<TextFile> files = text_files(data, outputs);
+  std::uint64_t bytes = 0;
+  for (const TextFile& file : files) bytes += file.bytes;
+  require(bytes <= max_text_bytes, Errc::config, data, ": holds more than ", human_bytes(max_text_bytes),
+          " of text, which every rank would hold; give less, or make tokens of it with the program tokenize, "
+          "and give them as --tokens");
   return files;
-}
-
-bool is_text(const std::string& bytes) { return bytes.find('\0') == std::string::npos; }
-
-bool is_object(std::string_view line) {
-  while (!line.empty() && std::string_view(" \t\r").find(line.back()) != line.npos) line.remove_suffix(1);
-  if (!line.starts_with('{') || !line.ends_with('}')) return false;
-  try {
-    parse_json(line, "", JsonDialect::strict);
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
-}
-
-/// Whether the file has records in JSON, by its name or by its first two lines.
-bool has_records(const std::string& path, std::string_view text) {
-  const std::string extension = fs::path(path).extension().string();
-  for (const char* known : {".jsonl", ".ndjson"})
-    if (extension == known) return true;
-  const std::size_t first = text.find('\n');
-  if (first == text.npos || !is_object(text.substr(0, first))) return false;
-  const std::size_t second = text.find('\n', first + 1);
-  return is_object(text.substr(first + 1, second - first - 1));  // to the end if there is no third line
-}
-
-[[noreturn]] void refuse_records(const std::string& path) {
-  fail(Errc::config, path,
-       ": holds records in JSON, whose syntax would be read as text; write their text to ",
-       "a file, e.g. jq -r .text < FILE.jsonl > FILE.txt");
-}
-
-std::string text_in(const std::string& path) {
-  std::string text = read_text_file(path, max_text_bytes);
-  if (fs::path(path).extension() == ".json" || has_records(path, text)) refuse_records(path);
-  return text;
-}
-
-std::string text_below(const std::string& folder, std::span<const std::string> outputs) {
-  std::string all, records;
-  for (const auto& file : files_below(folder, outputs)) {
-    const std::string text = read_text_file(file, max_text_bytes);
-    if (text.empty() || !is_text(text)) continue;
-    if (has_records(file, text)) {
-      records = file;
-      continue;
-    }
-    all += (all.empty() ? "" : "\n") + text;
-    require(all.size() <= max_text_bytes, Errc::config, folder, ": holds more than ",
-            human_bytes(max_text_bytes), " of text; give a smaller folder");
-  }
-  if (all.empty() && !records.empty()) refuse_records(records);
-  return all;
 }
 
 }  // namespace
 
 Tokens Tokens::from_text(const std::string& path, std::span<const std::string> outputs) {
+  return from_text(path, TextOptions{.outputs = {outputs.begin(), outputs.end()}});
+}
+
+Tokens Tokens::from_text(const std::string& path, const TextOptions& options) {
   auto state = std::make_shared<State>();
   state->name = path;
-  try {
-    require(fs::exists(path), Errc::config, path, ": no such file or folder; give text to train on");
-    const bool is_folder = fs::is_directory(path);
-    require(is_folder || fs::is_regular_file(path), Errc::config, path,
-            ": is a pipe or a device, which several ranks cannot read; write the text to a file");
-    state->text = is_folder ? text_below(path, outputs) : text_in(path);
-  } catch (const fs::filesystem_error& e) {
-    fail(Errc::config, path, ": cannot be read: ", e.code().message());
-  }
+  const std::vector<TextFile> files = small_text_files(path, options.outputs);
+  encode_documents(files, options, true, [&](EncodedText& encoded) {
+    state->text += encoded.text;
+    for (TokenPair pair : encoded.pairs) {
+      pair.begin += state->ids.size();
+      state->pairs.push_back(pair);
+    }
+    state->ids.insert(state->ids.end(), encoded.tokens.begin(), encoded.tokens.end());
+  });
   require(!state->text.empty(), Errc::config, path, ": holds no text");
-  state->count = state->text.size();
+  state->count = options.tokenizer ? state->ids.size() : state->text.size();
+  if (options.tokenizer) {
+    state->padding = options.tokenizer->pad_token_id();
+    if (!state->padding) state->padding = end_token(options);
+  }
   Tokens tokens;
   tokens.state_ = std::move(state);
   return tokens;
@@ -349,6 +316,23 @@ Tokens Tokens::from_text(const std::string& path, std::span<const std::string> o
 
 std::uint64_t Tokens::count() const { return state_->count; }
 std::string_view Tokens::text() const { return state_->text; }
+bool Tokens::has_answers() const { return !state_->pairs.empty(); }
+std::span<const TokensIndex> Tokens::indices() const { return state_->indices; }
+
+void Tokens::read_pair(std::uint64_t pair, std::span<std::int32_t> inputs,
+                       std::span<std::int32_t> targets) const {
+  constexpr std::int32_t ignored = -100;
+  const TokenPair& p = state_->pairs.at(pair);
+  const std::size_t max = inputs.size() + 1, answer = std::min<std::size_t>(p.tokens - p.prompt, max - 1);
+  const std::size_t prompt = std::min<std::size_t>(p.prompt, max - answer);
+  std::vector<std::int32_t> sample(max, state_->padding.value_or(0));
+  read(p.begin + p.prompt - prompt, std::span(sample).first(prompt + answer));
+  std::copy_n(sample.begin(), inputs.size(), inputs.begin());
+  std::ranges::fill(targets, ignored);
+  const std::size_t first = std::max<std::size_t>(prompt, 1);
+  std::copy_n(sample.begin() + static_cast<std::ptrdiff_t>(first), prompt + answer - first,
+              targets.begin() + static_cast<std::ptrdiff_t>(first - 1));
+}
 const std::string& Tokens::name() const { return state_->name; }
 
 void Tokens::read(std::uint64_t begin, std::span<std::int32_t> out) const {
@@ -356,7 +340,9 @@ void Tokens::read(std::uint64_t begin, std::span<std::int32_t> out) const {
   for (std::size_t done = 0; done < out.size();) {
     const std::size_t n = std::min(part_tokens, out.size() - done);
     const auto part = out.subspan(done, n);
-    if (state_->files.empty()) {
+    if (!state_->ids.empty()) {
+      std::copy_n(state_->ids.begin() + static_cast<std::ptrdiff_t>(begin + done), n, part.begin());
+    } else if (state_->files.empty()) {
       for (std::size_t i = 0; i < n; ++i)
         part[i] = static_cast<unsigned char>(state_->text[begin + done + i]);
     } else {
@@ -390,6 +376,7 @@ void Tokens::check_vocabulary() const {
 
 std::uint64_t Tokens::samples(std::uint64_t seq_len) const {
   require(seq_len > 0, Errc::invalid_argument, name(), ": samples of no tokens");
+  if (has_answers()) return state_->pairs.size();
   require(count() >= seq_len + 1, Errc::config, name(), ": ", count(),
           " tokens are too few for one sample of ", seq_len,
           " + 1; give more data, or a shorter sequence (--seq-len)");
@@ -406,7 +393,15 @@ std::uint64_t checksum(const Tokens& tokens) {
       tokens.read(at, some);
       checksum.add(std::as_bytes(some));
     }
+  tokens.add_pairs(checksum);
   return checksum.value();
+}
+
+void Tokens::add_pairs(Checksum& checksum) const {
+  for (const TokenPair& pair : state_->pairs) {
+    checksum.add(std::as_bytes(std::span(&pair.prompt, 1)));
+    checksum.add(std::as_bytes(std::span(&pair.tokens, 1)));
+  }
 }
 
 TokenDataset::TokenDataset(Tokens tokens, std::size_t seq_len)
@@ -417,10 +412,12 @@ std::vector<Field> TokenDataset::fields() const {
 }
 
 void TokenDataset::read(std::uint64_t index, BatchRows& to, std::size_t row) const {
+  const auto inputs = to.row<std::int32_t>("inputs", row), targets = to.row<std::int32_t>("targets", row);
+  if (tokens_.has_answers()) return tokens_.read_pair(index, inputs, targets);
   std::vector<std::int32_t> sample(seq_len_ + 1);
   tokens_.read(index * seq_len_, sample);
-  std::copy_n(sample.begin(), seq_len_, to.row<std::int32_t>("inputs", row).begin());
-  std::copy_n(sample.begin() + 1, seq_len_, to.row<std::int32_t>("targets", row).begin());
+  std::copy_n(sample.begin(), seq_len_, inputs.begin());
+  std::copy_n(sample.begin() + 1, seq_len_, targets.begin());
 }
 
 }  // namespace rz

@@ -1,6 +1,7 @@
 #pragma once
 /// A sequence of tokens, cut into samples of T + 1 tokens that overlap by one. Sample i is
-/// tokens[i·T … i·T+T]; its inputs are the first T, its targets the last T.
+/// tokens[i·T … i·T+T]; its inputs are the first T, its targets the last T. Or pairs of a prompt and its
+/// answer, each a sample.
 
 #include <cstdint>
 #include <memory>
@@ -10,8 +11,12 @@
 #include <vector>
 
 #include "sharding/data/dataset.h"
+#include "sharding/data/text_documents.h"
+#include "sharding/data/token_shards.h"
 
 namespace rz {
+
+class Checksum;
 
 /// Copies share the tokens; concurrent reads are safe.
 class Tokens {
@@ -21,45 +26,55 @@ class Tokens {
   /// order given; read on demand. A .npy file of NumPy and a file of llm.c (256 int32: 20240520 or 20240801,
   /// version, number of tokens) have uint16 or uint32 by their headers. Other files are little-endian, of
   /// `dtype`: "uint16", "uint32", or "auto", which is uint16 unless the words look like another type's, or
-  /// the bytes like text, an archive or a table: these are refused. Errc::config names the file and what is
-  /// wrong with it or its header.
+  /// the bytes like text, an archive or a table: these are refused. A folder with an index (TokenShards) has
+  /// the files of the index and no others, of its dtype. Errc::config names the file and what is wrong with
+  /// it, its header or the index; and folders of different tokenizers.
   static Tokens from_file(const std::string& path, const std::string& dtype = "auto");
-  /// The bytes of a text file, or of every text file below a directory, in sorted order, with an empty line
-  /// between files. Skipped are .git and other hidden names, directories of generated files (those with a
-  /// CMakeCache.txt or CACHEDIR.TAG, node_modules, __pycache__), links, files that contain a zero byte,
-  /// and files of records in JSON, one per line (.jsonl, .ndjson, or two such lines at the beginning).
-  /// `outputs` are skipped as well: files and directories that the run itself will write. Errc::config names
-  /// a path that is missing, empty, a pipe or device, larger than 1 GiB, or a file of JSON.
+  /// Text of text_files(), all of it in memory: as bytes, or by a tokenizer, and pairs if TextOptions has
+  /// their keys. Errc::config as text_files() and encode_documents(), and for nothing but empty files, or
+  /// more than 1 GiB.
+  static Tokens from_text(const std::string& path, const TextOptions&);
   static Tokens from_text(const std::string& path, std::span<const std::string> outputs = {});
 
   std::uint64_t count() const;
-  /// The text read by from_text(); empty for a token file.
+  /// The text read by from_text(), with a line break between documents; empty for a token file.
   std::string_view text() const;
+  /// The samples are pairs, of which the answers are learnt.
+  bool has_answers() const;
+  /// Of the folders of from_file() that have one.
+  std::span<const TokensIndex> indices() const;
   /// Reads tokens [begin, begin + out.size()). Errc::config names position and value of the first token
   /// outside the vocabulary.
   void read(std::uint64_t begin, std::span<std::int32_t> out) const;
+  /// A pair: targets of the prompt and beyond the end of the answer are -100, and inputs there are the
+  /// tokenizer's padding, or the end of a text, or 0. If the pair has more than T + 1 tokens, the prompt
+  /// loses its first ones, except for its last one; if that does not suffice, the answer loses its last ones.
+  void read_pair(std::uint64_t pair, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const;
   /// From now on tokens >= `vocabulary` are errors.
   void limit_vocabulary(std::uint64_t vocabulary) { vocabulary_ = vocabulary; }
   /// Checks all tokens, or 8 Mi tokens in parts spread over the file if there are more; read() checks the
   /// rest. Errors as for read().
   void check_vocabulary() const;
-  /// The number of samples of T + 1 tokens. Errc::config if it is zero, Errc::invalid_argument
+  /// The number of samples of T + 1 tokens, or of pairs. Errc::config if it is zero, Errc::invalid_argument
   /// if T is.
   std::uint64_t samples(std::uint64_t seq_len) const;
   const std::string& name() const;  ///< the path, for messages
 
  private:
+  friend std::uint64_t checksum(const Tokens&);
   struct State;
+  void add_pairs(Checksum&) const;
   void require_in_vocabulary(std::uint64_t begin, std::span<const std::int32_t>) const;
 
   std::shared_ptr<const State> state_;
   std::uint64_t vocabulary_ = std::uint64_t{1} << 31;
 };
 
-/// Of parts_of_checksum() of the tokens.
+/// Of parts_of_checksum() of the tokens, and of the lengths of pairs.
 std::uint64_t checksum(const Tokens&);
 
 /// Sample i has the fields `inputs`, tokens i·T … i·T + T - 1, and `targets`, the token after each: i32 [T].
+/// Of pairs it is pair i, as Tokens::read_pair() has it.
 class TokenDataset : public Dataset {
  public:
   /// Errc::config if there are fewer than T + 1 tokens.

@@ -11,6 +11,7 @@
 
 #include "sharding/data/continuous_batch_sampler.h"
 #include "sharding/data/loader.h"
+#include "sharding/data/token_shards.h"
 #include "sharding/data/tokens.h"
 #include "sharding/io/json.h"
 #include "tests/support/error_of.h"
@@ -61,26 +62,137 @@ TEST_F(TokenFiles, TheTextOfTheDataIsThere) {
   EXPECT_EQ(Tokens::from_file(put_tokens({1, 2})).text(), "");
 }
 
-TEST_F(TokenFiles, RecordsInJsonAreNoText) {
-  const std::string records = "{\"text\": \"one\"}\n{\"text\": \"two\"}\n";
-  const auto refused = [&](const std::string& name, const std::string& text) {
+// ---- records
+
+TEST_F(TokenFiles, EachRecordIsADocument) {
+  const std::string expected = "one\ntwo \xc3\xa9\xf0\x9f\x98\x80\nthree";
+  put("a.jsonl",
+      "\xef\xbb\xbf{\"text\": \"one\", \"n\": [1]}\r\n\r\n  \n{\"n\": 2, \"text\": "
+      "\"two \\u00e9\\ud83d\\ude00\"}\n{\"text\": \"\"}\n{\"text\":\"three\"}");
+  EXPECT_EQ(Tokens::from_text(path("a.jsonl")).text(), expected);
+  TextOptions options{.tokenizer = Tokenizer::bytes(), .text_key = "body"};
+  put("folder/deep/b.ndjson", "{\"body\": \"b\"}\n");
+  put("folder/a.txt", "words"), put("folder/c.jsonl", "{\"body\": \"c\\nd\"}\n{\"body\": \"e\"}");
+  EXPECT_EQ(Tokens::from_text(path("folder"), options).text(), "words\nc\nd\ne\nb");
+  EXPECT_EQ(Tokens::from_text(path("folder/*.*"), options).text(), "words\nc\nd\ne");
+  EXPECT_EQ(Tokens::from_text(path("folder/c.jsonl") + "," + path("folder/a.txt"), options).text(),
+            "c\nd\ne\nwords");
+  EXPECT_EQ(Tokens::from_text(path("folder"), options).count(), 13u);
+  options.append_eos = false;
+  EXPECT_EQ(all_of(Tokens::from_text(path("folder/c.jsonl"), options)),
+            (std::vector<std::int32_t>{'c', '\n', 'd', 'e'}));
+  options.append_eos = true, options.eos_token_id = 0;
+  EXPECT_EQ(all_of(Tokens::from_text(path("folder/c.jsonl"), options)),
+            (std::vector<std::int32_t>{'c', '\n', 'd', 0, 'e', 0}));
+}
+
+TEST_F(TokenFiles, WrongRecordsAreNamedWithTheirLine) {
+  const auto refused = [&](const std::string& line, std::initializer_list<std::string> parts) {
+    put("a.jsonl", "{\"text\": \"one\"}\n\n" + line + "\n{\"text\": \"two\"}\n");
+    const std::string what = error_message([&] { Tokens::from_text(path("a.jsonl")); });
+    expect_parts(what, {path("a.jsonl:3: ")});
+    expect_parts(what, parts);
+    EXPECT_EQ(what.find('\n'), what.npos) << what;
+  };
+  refused("{\"text\": \"one\"", {"not valid JSON"});
+  refused("{\"text\": \"a\"} {\"text\": \"b\"}", {"not valid JSON"});
+  refused("{\"text\": \"a\", \"text\": \"b\"}", {"'text' is given twice"});
+  refused("{\"text\": \"\xff\"}", {"UTF-8"});
+  refused("{\"text\": \"\\ud800\"}", {"surrogate"});
+  refused(std::string("{\"text\": \"\0\"}", 12), {"is zero"});
+  refused("{\"text\": \"a\", \"x\": " + std::string(100000, '['), {"64 levels"});
+  refused("{\"content\": \"a\", \"id\": 1}", {"no \"text\" among content, id", "--text-key KEY"});
+  refused("{\"text\": 7}", {"text: expected a text in quotes, found 7"});
+  refused("[1]", {"expected an object", "[1]"});
+  refused("words", {"not valid JSON"});
+}
+
+TEST_F(TokenFiles, JsonThatIsNotNamedAsRecordsIsNoText) {
+  const auto refused = [&](const std::string& name, const std::string& text, const std::string& remedy) {
     put(name, text);
     expect_parts(error_message([&] { Tokens::from_text(path(name)); }),
-                 {path(name), "records in JSON", "jq -r .text"});
+                 {path(name), "records in JSON", remedy});
   };
-  refused("a.jsonl", records);
-  refused("a.ndjson", records);
-  refused("a.json", "[{\"instruction\": \"x\"}]");
-  refused("a.txt", records);
-  refused("b.txt", "{\"text\": \"one\"} \r\n{\"text\": \"two\"}");
-  put("folder/metrics.jsonl", records);
-  expect_parts(error_message([&] { Tokens::from_text(path("folder")); }),
-               {"folder/metrics.jsonl", "records in JSON"});
+  const std::string records = "{\"text\": \"one\"}\n{\"text\": \"two\"}\n";
+  refused("a.json", "[{\"instruction\": \"x\"}]", "jq -c .[]");
+  refused("a.txt", records, "name the file .jsonl");
+  refused("b.txt", "{\"text\": \"one\"} \r\n{\"text\": \"two\"}", "name the file .jsonl");
+  put("folder/log", records);
+  expect_parts(error_message([&] { Tokens::from_text(path("folder")); }), {"folder/log", "records in JSON"});
   put("folder/a.txt", "words");
   put("folder/b.json", "{}");
   EXPECT_EQ(Tokens::from_text(path("folder")).text(), "words\n{}");
   put("c.txt", "{ a brace }\n{ and another }\n");
   EXPECT_EQ(Tokens::from_text(path("c.txt")).count(), 28u);
+}
+
+/// Texts and lines of many blocks.
+TEST_F(TokenFiles, TokensOfATextAreTheSameForAnyNumberOfThreads) {
+  constexpr std::size_t block = std::size_t{1} << 18;
+  std::string text, records = "{\"text\": \"\"}\n";
+  for (int i = 0; text.size() < 2 * block; ++i) text += concat("line ", i * i, i % 7 ? "\n" : "\n\n  ");
+  for (const std::size_t length : {std::size_t{9}, 2 * block, std::size_t{9}})
+    records += concat("{\"text\": \"", std::string(length, 'x'), "\"}\n");
+  put("data/a.txt", text), put("data/b.jsonl", records), put("data/c.txt", "end");
+  const Tokens bytes = Tokens::from_text(path("data"));
+  EXPECT_EQ(bytes.text().substr(0, text.size()), text);
+  for (const int threads : {1, 3}) {
+    TextOptions options{.tokenizer = Tokenizer::bytes(), .threads = threads};
+    TextProgress last;
+    options.on_progress = [&](const TextProgress& p) { last = p; };
+    const Tokens tokens = Tokens::from_text(path("data"), options);
+    EXPECT_EQ(all_of(tokens), all_of(bytes)) << threads;
+    EXPECT_EQ(tokens.text(), bytes.text());
+    EXPECT_EQ(last.documents, 5u) << "the first record is empty";
+    EXPECT_EQ(last.bytes, last.all_bytes);
+  }
+  put("latin.txt", text + "caf\xe9\n");
+  expect_parts(
+      error_message([&] { Tokens::from_text(path("latin.txt"), {.tokenizer = Tokenizer::bytes()}); }),
+      {concat(path("latin.txt"), ":", std::ranges::count(text, '\n') + 1, ": is not UTF-8: \\xe9")});
+}
+
+// ---- prompts and answers
+
+TEST_F(TokenFiles, OnlyAnswersAreTargets) {
+  put("a.jsonl",
+      "{\"q\": \"ab\", \"a\": \"cd\"}\n{\"q\": \"abcdefgh\", \"a\": \"xy\"}\n"
+      "{\"q\": \"ab\", \"a\": \"stuvwxyz\"}\n{\"q\": \"\", \"a\": \"cd\"}\n");
+  TextOptions options{
+      .tokenizer = Tokenizer::bytes(), .prompt_key = "q", .answer_key = "a", .eos_token_id = 0};
+  const Tokens pairs = Tokens::from_text(path("a.jsonl"), options);
+  EXPECT_TRUE(pairs.has_answers());
+  constexpr std::size_t length = 6;
+  EXPECT_EQ(TokenDataset(pairs, length).size(), 4u);
+  using Row = std::vector<std::int32_t>;
+  Row inputs(length), targets(length);
+  const auto read = [&](std::uint64_t pair) { pairs.read_pair(pair, inputs, targets); };
+  read(0);
+  EXPECT_EQ(inputs, (Row{'a', 'b', 'c', 'd', 0, 0}));
+  EXPECT_EQ(targets, (Row{-100, 'c', 'd', 0, -100, -100}));
+  read(1);  // the front of the prompt is cut off
+  EXPECT_EQ(inputs, (Row{'e', 'f', 'g', 'h', 'x', 'y'}));
+  EXPECT_EQ(targets, (Row{-100, -100, -100, 'x', 'y', 0}));
+  read(2);  // and then the end of the answer
+  EXPECT_EQ(inputs, (Row{'b', 's', 't', 'u', 'v', 'w'}));
+  EXPECT_EQ(targets, (Row{'s', 't', 'u', 'v', 'w', 'x'}));
+  read(3);
+  EXPECT_EQ(inputs, (Row{'c', 'd', 0, 0, 0, 0}));
+  EXPECT_EQ(targets, (Row{'d', 0, -100, -100, -100, -100}));
+
+  const auto refused = [&](const std::string& name, std::initializer_list<std::string> parts) {
+    expect_parts(error_message([&] { Tokens::from_text(path(name), options); }), parts);
+  };
+  options.max_pair_tokens = 7;
+  refused("a.jsonl", {path("a.jsonl:2: "), "11 tokens", "--long-samples cut"});
+  options.max_pair_tokens = 0;
+  put("a.txt", "words"), refused("a.txt", {path("a.txt"), "is text", ".jsonl"});
+  put("b.jsonl", "{\"q\": \"a\", \"a\": \"\"}"), refused("b.jsonl", {path("b.jsonl:1: a: is empty")});
+  put("b.jsonl", "{\"q\": \"a\"}"), refused("b.jsonl", {"b.jsonl:1", "no \"a\" among q", "--answer-key"});
+  // Other prompts with the tokens of these are other data.
+  put("c.jsonl", "{\"q\": \"abc\", \"a\": \"d\"}"), put("d.jsonl", "{\"q\": \"ab\", \"a\": \"cd\"}");
+  EXPECT_NE(checksum(Tokens::from_text(path("c.jsonl"), options)),
+            checksum(Tokens::from_text(path("d.jsonl"), options)));
 }
 
 TEST_F(TokenFiles, TokensAreUint16OfTheFile) {
@@ -218,6 +330,91 @@ TEST_F(TokenFiles, ShardsAreReadOneAfterTheOther) {
                {path("none") + ": cannot be opened"});
   put_shard("a,b", {1, 2});  // a name
   EXPECT_EQ(Tokens::from_file(path("a,b")).count(), 2u);
+}
+
+/// A folder of the tokens 0 … count - 1.
+TokensIndex put_shards(const std::string& folder, std::int32_t count, const TokenShardsOptions& options,
+                       std::uint64_t tokenizer = 7) {
+  std::vector<std::int32_t> tokens(static_cast<std::size_t>(count));
+  std::iota(tokens.begin(), tokens.end(), 0);
+  TokenShards shards(folder, 1000, options);
+  shards.write(std::span(tokens).first(5));
+  shards.write(std::span(tokens).subspan(5));
+  return shards.commit({.tokenizer = tokenizer, .eos_token_id = 3, .documents = 2});
+}
+
+TEST_F(TokenFiles, ShardsWithAnIndexAreTheTokensThatWereWritten) {
+  std::vector<std::int32_t> expected(700);
+  std::iota(expected.begin(), expected.end(), 0);
+  for (const char* format : {"llmc", "npy", "bin"})
+    for (const char* dtype : {"auto", "uint32"}) {
+      const std::string folder = path(concat(format, dtype));
+      const TokensIndex index =
+          put_shards(folder, 700, {.format = format, .dtype = dtype, .shard_size = 300});
+      EXPECT_EQ(index.shards.size(), 3u);
+      const Tokens tokens = Tokens::from_file(folder);
+      EXPECT_EQ(all_of(tokens), expected) << format << dtype;
+      ASSERT_EQ(tokens.indices().size(), 1u);
+      const TokensIndex& read = tokens.indices()[0];
+      EXPECT_EQ(read.tokenizer, 7u);
+      EXPECT_EQ(read.vocab_size, 1000u);
+      EXPECT_EQ(read.eos_token_id, 3);
+      EXPECT_EQ(read.documents, 2u);
+      EXPECT_EQ(read.dtype, std::string(dtype) == "auto" ? "uint16" : "uint32");
+      EXPECT_EQ(all_of(Tokens::from_file(folder + "/tokens_*", index.dtype)), expected)
+          << "without the index";
+    }
+  // The samples of one file and of three shards are the same.
+  put_shards(path("one"), 700, {});
+  const TokenDataset one(Tokens::from_file(path("one")), 13), three(Tokens::from_file(path("llmcauto")), 13);
+  EXPECT_EQ(one.size(), three.size());
+  EXPECT_EQ(one.checksum(), three.checksum());
+}
+
+TEST_F(TokenFiles, ShardsThatDoNotFitTheirIndexAreRefused) {
+  const auto what = [&](const std::string& data) { return error_message([&] { Tokens::from_file(data); }); };
+  put_shards(path("a"), 20, {.shard_size = 15});
+  const std::string index = read_text_file(path("a/index.json"));
+  const auto with = [&](const std::string& from, const std::string& to) {
+    std::string changed = index;
+    const auto at = changed.find(from);
+    EXPECT_NE(at, changed.npos) << from;
+    put("a/index.json", changed.replace(at, from.size(), to));
+    return what(path("a"));
+  };
+  expect_parts(with("ringzero.tokens", "mds"), {"a/index.json: format:", "no index of tokens"});
+  expect_parts(with("\"tokens\": 20", "\"tokens\": 21"), {"a/index.json: tokens: is 21", "have 20"});
+  expect_parts(with("\"tokens\": 15", "\"tokens\": 25"),
+               {"a/index.json: shards:", "more tokens than the 20"});
+  expect_parts(with("tokens_000000.bin", "../x"), {"shards[0].file", "name of a file"});
+  expect_parts(with("tokens_000000.bin", "tokens_9.bin"), {"a/tokens_9.bin: cannot be opened"});
+  expect_parts(with("tokens_000000.bin", "tokens_000001.bin"),
+               {"tokens_000001.bin: has 5 tokens where the index of its folder has 15"});
+  expect_parts(with("uint16", "uint8"), {"dtype", "uint16 or uint32"});
+  expect_parts(with("uint16", "uint32"), {"tokens_000000.bin", "uint16 where uint32"});
+  expect_parts(with("0000000000000007", "seven"), {"tokenizer", "hexadecimal"});
+  put("a/index.json", index);
+  put_shards(path("b"), 20, {}, 8);
+  expect_parts(what(path("a") + "," + path("b")),
+               {"b/index.json", "another tokenizer than those of", "a/index.json"});
+}
+
+TEST_F(TokenFiles, AFolderOfShardsIsThereCompleteOrNotAtAll) {
+  {
+    TokenShards shards(path("a"), 10);
+    shards.write(std::vector<std::int32_t>{1, 2});
+    EXPECT_FALSE(fs::exists(path("a")));
+  }
+  EXPECT_TRUE(fs::is_empty(directory_));
+  const auto refused = [&](const std::string& folder, std::uint64_t vocabulary, const TokenShardsOptions& o) {
+    return error_message([&] { TokenShards(folder, vocabulary, o).commit({}); });
+  };
+  expect_parts(refused(path("a"), 10, {}), {"nothing to write"});
+  expect_parts(refused(path("a"), 70000, {.dtype = "uint16"}), {"--dtype uint16", "70000"});
+  expect_parts(refused(path("a"), 10, {.shard_size = 0}), {"--shard-size"});
+  put("b/notes", "mine");
+  expect_parts(refused(path("b"), 10, {}), {path("b"), "not an empty folder"});
+  EXPECT_EQ(read_text_file(path("b/notes")), "mine");
 }
 
 TEST_F(TokenFiles, WrongTokenFilesAreNamed) {

@@ -1,0 +1,465 @@
+#include "sharding/data/text_documents.h"
+
+#include <fcntl.h>
+#include <glob.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <exception>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+
+#include "comm/core/error.h"
+#include "comm/core/text.h"
+#include "comm/os/fd.h"
+#include "comm/os/thread_team.h"
+#include "sharding/io/json.h"
+#include "sharding/io/text.h"
+
+namespace rz {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t max_document_bytes = std::size_t{1} << 30;
+constexpr std::string_view byte_order_mark = "\xef\xbb\xbf";
+
+// ---- which files
+
+bool is_excluded(const fs::directory_entry& entry) {
+  const std::string name = entry.path().filename().string();
+  if (name.starts_with(".") || entry.is_symlink()) return true;
+  if (!entry.is_directory()) return !entry.is_regular_file();
+  const auto holds = [&](const char* file) { return fs::exists(entry.path() / file); };
+  return name == "node_modules" || name == "__pycache__" || holds("CMakeCache.txt") || holds("CACHEDIR.TAG");
+}
+
+std::set<fs::path> absolute(std::span<const std::string> paths) {
+  std::set<fs::path> out;
+  for (const auto& path : paths)
+    if (!path.empty()) out.insert(fs::weakly_canonical(path));
+  return out;
+}
+
+std::vector<std::string> files_below(const std::string& folder, std::span<const std::string> outputs) {
+  std::vector<std::string> files;
+  const auto written = absolute(outputs);
+  for (auto it = fs::recursive_directory_iterator(folder); it != fs::recursive_directory_iterator(); ++it) {
+    const bool skip = is_excluded(*it) || written.contains(fs::weakly_canonical(it->path()));
+    if (skip && it->is_directory()) it.disable_recursion_pending();
+    if (!skip && it->is_regular_file()) files.push_back(it->path().string());
+  }
+  std::ranges::sort(files);
+  return files;
+}
+
+bool is_object(std::string_view line) {
+  while (!line.empty() && std::string_view(" \t\r").find(line.back()) != line.npos) line.remove_suffix(1);
+  if (!line.starts_with('{') || !line.ends_with('}')) return false;
+  try {
+    parse_json(line, "", JsonDialect::strict);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+bool begins_with_records(std::string_view text) {
+  const std::size_t first = text.find('\n');
+  if (first == text.npos || !is_object(text.substr(0, first))) return false;
+  const std::size_t second = text.find('\n', first + 1);
+  return is_object(text.substr(first + 1, second - first - 1));  // to the end if there is no third line
+}
+
+bool is_named_records(const std::string& path) {
+  const std::string extension = fs::path(path).extension().string();
+  return extension == ".jsonl" || extension == ".ndjson";
+}
+
+/// A file that is read once, from its beginning.
+class SequentialFile {
+ public:
+  explicit SequentialFile(const std::string& path)
+      : path_(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
+    require(static_cast<bool>(fd_), Errc::config, path, ": cannot be opened: ", std::strerror(errno));
+  }
+  /// Appends bytes until the text has `size` of them or the file ends; returns whether it has.
+  bool fill(std::string& text, std::size_t size) {
+    while (text.size() < size) {
+      const std::size_t before = text.size();
+      text.resize(size);
+      const ssize_t n = ::read(fd_.get(), text.data() + before, size - before);
+      text.resize(before + static_cast<std::size_t>(std::max<ssize_t>(n, 0)));
+      if (n < 0 && errno == EINTR) continue;
+      require(n >= 0, Errc::config, path_, ": cannot be read: ", std::strerror(errno));
+      if (n == 0) return true;
+    }
+    return false;
+  }
+
+ private:
+  std::string path_;
+  UniqueFd fd_;
+};
+
+[[noreturn]] void refuse_records(const std::string& path) {
+  fail(Errc::config, path, ": holds records in JSON, whose syntax would be read as text; ",
+       fs::path(path).extension() == ".json"
+           ? "write a record per line to a file, e.g. jq -c .[] < FILE.json > FILE.jsonl"
+           : "name the file .jsonl");
+}
+
+void add_file(const std::string& path, bool in_folder, std::vector<TextFile>& files, std::string& records) {
+  TextFile file{path, fs::file_size(path), is_named_records(path)};
+  if (file.bytes == 0 && in_folder) return;
+  if (!file.has_records) {
+    if (!in_folder && fs::path(path).extension() == ".json") refuse_records(path);
+    std::string front;
+    SequentialFile(path).fill(front, std::min<std::uint64_t>(file.bytes, 8 << 20));
+    if (in_folder && front.find('\0') != front.npos) return;
+    if (begins_with_records(front)) {
+      if (!in_folder) refuse_records(path);
+      records = path;
+      return;
+    }
+  }
+  files.push_back(std::move(file));
+}
+
+void add_path(const std::string& path, std::span<const std::string> outputs, std::vector<TextFile>& files) {
+  require(path != "-", Errc::config,
+          "-: standard input cannot be read by several ranks, or twice; write the text to a file");
+  require(fs::exists(path), Errc::config, path, ": no such file or folder; give text to train on");
+  std::string records;
+  if (!fs::is_directory(path)) {
+    require(fs::is_regular_file(path), Errc::config, path,
+            ": is a pipe or a device, which several ranks cannot read; write the text to a file");
+    return add_file(path, false, files, records);
+  }
+  const std::size_t before = files.size();
+  for (const std::string& file : files_below(path, outputs)) add_file(file, true, files, records);
+  if (files.size() == before && !records.empty()) refuse_records(records);
+}
+
+// ---- blocks of files
+
+/// Lines of a file of records, or a text or a part of it.
+struct TextBlock {
+  const TextFile* file = nullptr;
+  std::uint64_t line = 1;  // the number of the first one
+  std::string bytes;
+  bool begins = true, ends = true;  // a text
+};
+
+class TextBlockReader {
+ public:
+  TextBlockReader(std::span<const TextFile> files, const TextOptions& options)
+      : files_(files), tokenizer_(options.tokenizer ? &*options.tokenizer : nullptr) {}
+
+  /// False at the end.
+  bool next(TextBlock& block) {
+    for (;;) {
+      if (!file_ && !open()) return false;
+      const std::size_t cut = find_cut();
+      if (cut == 0) {  // the file ends
+        file_.reset();
+        continue;
+      }
+      block = {&files_[at_ - 1], line_, buffer_.substr(0, cut), begins_, ended_ && cut == buffer_.size()};
+      buffer_.erase(0, cut);
+      line_ += static_cast<std::uint64_t>(std::ranges::count(block.bytes, '\n'));
+      begins_ = false;
+      return true;
+    }
+  }
+
+ private:
+  static constexpr std::size_t block_bytes = std::size_t{1} << 18;
+
+  bool open() {
+    if (at_ == files_.size()) return false;
+    file_.emplace(files_[at_++].path);
+    buffer_.clear(), line_ = 1, begins_ = true, ended_ = false;
+    drop_mark();
+    return true;
+  }
+  void drop_mark() {
+    if (!files_[at_ - 1].has_records && !tokenizer_) return;
+    ended_ = file_->fill(buffer_, byte_order_mark.size());
+    if (buffer_ == byte_order_mark) buffer_.clear();
+  }
+
+  /// The bytes of the next block; 0 at the end of the file.
+  std::size_t find_cut() {
+    const TextFile& file = files_[at_ - 1];
+    for (std::size_t size = block_bytes;; size *= 2) {
+      if (!ended_) ended_ = file_->fill(buffer_, size);
+      if (ended_) return buffer_.size();
+      const std::size_t cut = file.has_records ? buffer_.rfind('\n') + 1  // 0 if there is none
+                              : tokenizer_     ? text_cut()
+                                               : buffer_.size() - 1;  // what follows has not ended
+      if (cut > 0) return cut;
+      require(size < max_document_bytes, Errc::config, file.path, ": ", file.has_records ? "line " : "",
+              file.has_records ? concat(line_, " is longer than ") : "is a document of more than ",
+              human_bytes(max_document_bytes), "; divide it, e.g. into records of a .jsonl file");
+    }
+  }
+
+  /// Before a line that begins with a visible character, pre-tokenizers divide a text. Whether the tokenizer
+  /// does is tried. 0: nowhere.
+  std::size_t text_cut() const {
+    constexpr int attempts = 16;
+    std::size_t at = buffer_.size() - 1;
+    for (int i = 0; i < attempts && at > buffer_.size() / 2; ++i) {
+      at = buffer_.rfind('\n', at - 1);
+      if (at == buffer_.npos) return 0;
+      const auto next = static_cast<unsigned char>(buffer_[at + 1]);
+      if (next > ' ' && next < 127 && is_divided(at + 1)) return at + 1;
+    }
+    return 0;
+  }
+  bool is_divided(std::size_t cut) const {
+    constexpr std::size_t context = 256;
+    const auto continues = [&](std::size_t i) {
+      return i < buffer_.size() && (static_cast<unsigned char>(buffer_[i]) & 0xc0) == 0x80;
+    };
+    std::size_t begin = cut - std::min(cut, context), end = std::min(buffer_.size() - 1, cut + context);
+    while (continues(begin)) ++begin;
+    while (continues(end)) --end;
+    const std::string_view text = buffer_;
+    const std::string_view left = text.substr(begin, cut - begin), right = text.substr(cut, end - cut);
+    if (!is_utf8(left) || !is_utf8(right)) return true;  // an error of its block
+    std::vector<std::int32_t> parts = tokenizer_->encode(left, false);
+    const std::vector<std::int32_t> rest = tokenizer_->encode(right, false);
+    parts.insert(parts.end(), rest.begin(), rest.end());
+    return parts == tokenizer_->encode(text.substr(begin, end - begin), false);
+  }
+
+  std::span<const TextFile> files_;
+  const Tokenizer* tokenizer_;
+  std::size_t at_ = 0;  // of the next file
+  std::optional<SequentialFile> file_;
+  std::string buffer_;
+  std::uint64_t line_ = 1;
+  bool begins_ = true, ended_ = false;
+};
+
+// ---- tokens of a block
+
+bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r\n") == line.npos; }
+
+class DocumentEncoder {
+ public:
+  DocumentEncoder(const TextOptions& options, bool with_text)
+      : o_(options), with_text_(with_text || !options.tokenizer), end_(end_token(options)) {
+    if (!o_.tokenizer) return;
+    if (o_.append_eos && !end_) line_break_ = o_.tokenizer->encode("\n", false);
+    const auto bos = o_.tokenizer->bos_token_id();
+    const std::vector<std::int32_t> added = o_.tokenizer->encode("", true);
+    if (bos && !added.empty() && added.front() == *bos) beginning_ = *bos;
+  }
+
+  EncodedText encode(const TextBlock& block) const {
+    EncodedText out;
+    if (block.file->has_records)
+      encode_records(block, out);
+    else
+      encode_text(block, out);
+    return out;
+  }
+  /// What is between documents: not behind the last one.
+  void separate(EncodedText& next) const {
+    if (!o_.append_eos) return;
+    if (with_text_) next.text.insert(0, 1, '\n');
+    if (!pairs()) next.tokens.insert(next.tokens.begin(), line_break_.begin(), line_break_.end());
+  }
+
+ private:
+  bool pairs() const { return !o_.prompt_key.empty(); }
+
+  void encode_text(const TextBlock& block, EncodedText& out) const {
+    require(!pairs(), Errc::config, block.file->path,
+            ": is text; prompts and answers are records in JSON, in a file named .jsonl");
+    if (o_.tokenizer) check_utf8(block);
+    if (block.begins) begin_document(out);
+    add(block.bytes, out);
+    if (block.ends) end_document(out);
+  }
+  static void check_utf8(const TextBlock& block) {
+    std::string_view rest = block.bytes;
+    std::uint64_t line = block.line;
+    while (!rest.empty()) {
+      const std::size_t length = utf8_length(rest);
+      require(length > 0, Errc::config, escaped(block.file->path), ":", line,
+              ": is not UTF-8: ", escaped(rest.substr(0, 1)),
+              "; convert the file, e.g. iconv -f latin1 -t utf-8 FILE");
+      line += rest[0] == '\n';
+      rest.remove_prefix(length);
+    }
+  }
+
+  void encode_records(const TextBlock& block, EncodedText& out) const {
+    std::string_view rest = block.bytes;
+    for (std::uint64_t number = block.line; !rest.empty(); ++number) {
+      const std::string_view line = rest.substr(0, rest.find('\n'));
+      rest.remove_prefix(std::min(rest.size(), line.size() + 1));
+      if (!is_blank(line)) encode_record(line, concat(block.file->path, ":", number), out);
+    }
+  }
+  void encode_record(std::string_view line, const std::string& place, EncodedText& out) const {
+    const nlohmann::json record = parse_json(line, place, JsonDialect::strict);
+    if (pairs()) return encode_pair(record, place, out);
+    const std::string& text = value_of(record, o_.text_key, "--text-key", place);
+    if (text.empty()) return;
+    begin_document(out);
+    add(text, out);
+    end_document(out);
+  }
+  void encode_pair(const nlohmann::json& record, const std::string& place, EncodedText& out) const {
+    const std::string& prompt = value_of(record, o_.prompt_key, "--prompt-key", place);
+    const std::string& answer = value_of(record, o_.answer_key, "--answer-key", place);
+    require(!answer.empty(), Errc::config, escaped(place), ": ", escaped(o_.answer_key),
+            ": is empty; there is nothing to learn, leave the record out");
+    const std::uint64_t begin = out.tokens.size();
+    if (beginning_) out.tokens.push_back(*beginning_);
+    append(o_.tokenizer->encode(prompt, false), out);
+    const std::uint64_t prompt_end = out.tokens.size();
+    append(o_.tokenizer->encode(answer, false), out);
+    append(line_break_, out);
+    end_document(out);
+    const std::uint64_t tokens = out.tokens.size() - begin;
+    require(o_.max_pair_tokens == 0 || tokens <= o_.max_pair_tokens, Errc::config, escaped(place),
+            ": prompt and answer have ", tokens, " tokens, more than the ", o_.max_pair_tokens,
+            " of a sample; shorten them, or let them be cut (--long-samples cut)");
+    out.pairs.push_back(
+        {begin, static_cast<std::uint32_t>(prompt_end - begin), static_cast<std::uint32_t>(tokens)});
+    if (with_text_) out.text += concat(out.documents ? "\n" : "", prompt, answer);
+    ++out.documents;
+  }
+  static const std::string& value_of(const nlohmann::json& record, const std::string& key, const char* flag,
+                                     const std::string& place) {
+    const auto refuse = [&](const std::string& what) {
+      fail(Errc::config, escaped(concat(place, ": ", what, "; give ", flag, " KEY")));
+    };
+    if (!record.is_object()) refuse(concat("expected an object { … }, found ", to_display(record)));
+    const auto found = record.find(key);
+    if (found == record.end()) {
+      std::vector<std::string> keys;
+      for (const auto& [name, value] : record.items()) keys.push_back(name);
+      refuse(concat("there is no \"", key, "\" among ", keys.empty() ? "no keys" : listed(keys)));
+    }
+    if (!found->is_string()) refuse(concat(key, ": expected a text in quotes, found ", to_display(*found)));
+    return found->get_ref<const std::string&>();
+  }
+
+  void begin_document(EncodedText& out) const {
+    if (out.documents++ > 0) {
+      if (with_text_ && o_.append_eos) out.text += '\n';
+      append(line_break_, out);
+    }
+    if (beginning_) out.tokens.push_back(*beginning_);
+  }
+  void add(const std::string& text, EncodedText& out) const {
+    if (with_text_) out.text += text;
+    if (o_.tokenizer) append(o_.tokenizer->encode(text, false), out);
+  }
+  void end_document(EncodedText& out) const {
+    if (end_ && (out.tokens.empty() || out.tokens.back() != *end_)) out.tokens.push_back(*end_);
+  }
+  static void append(const std::vector<std::int32_t>& tokens, EncodedText& out) {
+    out.tokens.insert(out.tokens.end(), tokens.begin(), tokens.end());
+  }
+
+  const TextOptions& o_;
+  const bool with_text_;
+  const std::optional<std::int32_t> end_;
+  std::optional<std::int32_t> beginning_;
+  std::vector<std::int32_t> line_break_;  // between documents without an end token
+};
+
+/// The first error, in the order of the blocks, is thrown.
+std::vector<EncodedText> encode_blocks(const DocumentEncoder& encoder, std::span<const TextBlock> blocks,
+                                       ThreadTeam& team) {
+  std::vector<EncodedText> encoded(blocks.size());
+  std::vector<std::exception_ptr> errors(blocks.size());
+  std::atomic<std::size_t> next{0};
+  team.run([&](int) {
+    for (std::size_t i; (i = next.fetch_add(1)) < blocks.size();) try {
+        encoded[i] = encoder.encode(blocks[i]);
+      } catch (...) {
+        errors[i] = std::current_exception();
+      }
+  });
+  for (const std::exception_ptr& error : errors)
+    if (error) std::rethrow_exception(error);
+  return encoded;
+}
+
+}  // namespace
+
+std::optional<std::int32_t> end_token(const TextOptions& o) {
+  if (!o.append_eos) return std::nullopt;
+  if (o.eos_token_id) return o.eos_token_id;
+  return o.tokenizer ? o.tokenizer->eos_token_id() : std::nullopt;
+}
+
+std::vector<std::string> paths_matching(const std::string& pattern) {
+  glob_t found{};
+  std::vector<std::string> paths;
+  if (::glob(pattern.c_str(), 0, nullptr, &found) == 0)
+    paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  ::globfree(&found);
+  require(!paths.empty(), Errc::config, pattern, ": no file has such a name");
+  std::ranges::sort(paths);
+  return paths;
+}
+
+std::vector<TextFile> text_files(const std::string& data, std::span<const std::string> outputs) {
+  std::vector<TextFile> files;
+  try {
+    const bool several = data.find(',') != data.npos && !fs::exists(data);
+    for (const std::string& path : several ? parts_of(data, ',') : std::vector{data}) {
+      const bool pattern = path.find_first_of("*?[") != path.npos && !fs::exists(path);
+      for (const std::string& match : pattern ? paths_matching(path) : std::vector{path})
+        add_path(match, outputs, files);
+    }
+  } catch (const fs::filesystem_error& e) {
+    fail(Errc::config, data, ": cannot be read: ", e.code().message());
+  }
+  return files;
+}
+
+void encode_documents(std::span<const TextFile> files, const TextOptions& o, bool with_text,
+                      const std::function<void(EncodedText&)>& use) {
+  require(o.prompt_key.empty() == o.answer_key.empty(), Errc::config,
+          "--prompt-key and --answer-key: ", "give both, or none");
+  require(o.prompt_key.empty() || o.tokenizer, Errc::invalid_argument,
+          "prompts and answers need a tokenizer");
+  const DocumentEncoder encoder(o, with_text);
+  TextBlockReader reader(files, o);
+  ThreadTeam team(std::max(1, o.threads));
+  TextProgress progress;
+  for (const TextFile& file : files) progress.all_bytes += file.bytes;
+  std::vector<TextBlock> blocks;
+  for (bool more = true; more;) {
+    blocks.clear();
+    while (blocks.size() < 8 * static_cast<std::size_t>(team.size()) &&
+           (more = reader.next(blocks.emplace_back())))
+      progress.bytes += blocks.back().bytes.size();
+    if (!more) blocks.pop_back();
+    for (EncodedText& encoded : encode_blocks(encoder, blocks, team)) {
+      if (encoded.documents > 0 && progress.documents > 0) encoder.separate(encoded);
+      progress.documents += encoded.documents;
+      progress.tokens += o.tokenizer ? encoded.tokens.size() : encoded.text.size();
+      use(encoded);
+    }
+    if (o.on_progress) o.on_progress(progress);
+  }
+}
+
+}  // namespace rz
