@@ -78,6 +78,7 @@ ROOMS = {
     'tools/checkpoint': 'comm/core sharding/io sharding/checkpoint sharding/huggingface tools/command_line',
     'tools': 'comm tools/command_line',
     'tools/rzrun': 'comm comm/core comm/os tools/command_line',
+    'tools/tokenize': 'comm comm/core sharding/io sharding/tokenizer sharding/data tools/command_line',
     'tools/tune': 'comm comm/core comm/tuning tools/command_line',
     'tools/train_lm/report': MODEL + 'sharding/io tools/command_line',
     'tools/train_lm': MODEL + 'sharding/io sharding/tokenizer sharding/data sharding/optim sharding/config sharding/parallel '

@@ -1,0 +1,185 @@
+// tokenize: makes token shards of text. See --help.
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "comm/core/error.h"
+#include "comm/core/text.h"
+#include "comm/topology.h"
+#include "sharding/data/text_documents.h"
+#include "sharding/data/token_shards.h"
+#include "sharding/io/durable_file.h"
+#include "sharding/tokenizer/tokenizer.h"
+#include "tools/command_line/command_line.h"
+#include "tools/command_line/progress.h"
+
+namespace rz::tokenize {
+namespace {
+
+constexpr const char* description =
+    "Makes shards of tokens of text, which train_lm reads as --tokens FOLDER. The shards depend on the text "
+    "and the\nflags, not on the number of threads.\n\n"
+    "  tokenize --tokenizer gpt2/ --data corpus/ --output tokens/\n"
+    "  tokenize --tokenizer llama/ --data 'part_*.jsonl' --text-key content --output tokens/";
+
+constexpr const char* footer =
+    "The folder has the shards, index.json (tokenizer, vocabulary, documents, tokens), which train_lm "
+    "checks, "
+    "and a\ncopy of the tokenizer. It appears complete or not at all: Ctrl-C leaves nothing.\n\n"
+    "Exit status: 0 done, 2 an input is wrong, 1 anything else.";
+
+struct Options {
+  std::string tokenizer, output, eos_token;
+  std::vector<std::string> data;
+  TextOptions text;
+  TokenShardsOptions shards;
+  std::int64_t threads = 0;
+};
+
+void add_text(CommandLine& line, Options& o) {
+  line.add_option("--tokenizer", o.tokenizer,
+                  "Folder with tokenizer.json, or with vocab.json and merges.txt; or: bytes, of 256 tokens")
+      .type_name("FOLDER")
+      .required()
+      .group("Inputs");
+  line.add_option("--data", o.data,
+                  "Files of text, each a document, and .jsonl or .ndjson, each line a document; all such "
+                  "below a folder, or of a pattern")
+      .type_name("PATH…")
+      .required()
+      .group("Inputs");
+  line.add_option("--text-key", o.text.text_key, "Key of the text in records; default text")
+      .type_name("KEY")
+      .group("Inputs");
+  line.add_flag(
+          "--append-eos", o.text.append_eos,
+          "End documents by the tokenizer's end of a text (default; without one a line break is between "
+          "them)")
+      .group("Inputs");
+  line.add_flag("!--no-eos", o.text.append_eos, "Nothing is between documents").group("Inputs");
+  line.add_option("--eos-token", o.eos_token, "Another token than that, e.g. <|endoftext|>")
+      .type_name("TOKEN")
+      .group("Inputs");
+}
+
+void add_shards(CommandLine& line, Options& o) {
+  line.add_option("--output", o.output, "A new or empty folder")
+      .type_name("FOLDER")
+      .required()
+      .group("Output");
+  line.add_option("--shard-size", o.shards.shard_size, "Tokens of a file; default 100000000")
+      .type_name("TOKENS")
+      .group("Output");
+  line.add_option("--dtype", o.shards.dtype,
+                  "auto (default): uint16 if the vocabulary has at most 65536 tokens, else uint32")
+      .type_name("DTYPE")
+      .one_of({"auto", "uint16", "uint32"})
+      .group("Output");
+  line.add_option("--format", o.shards.format,
+                  "llmc (default): llm.c's header and .bin; npy: NumPy's; bin: tokens alone")
+      .type_name("FORMAT")
+      .one_of({"llmc", "npy", "bin"})
+      .group("Output");
+  line.add_option("--threads", o.threads, "Default: the processors that the program may use")
+      .type_name("N")
+      .within(1, 1024)
+      .group("Output");
+}
+
+Parsed<Options> parse_options(int argc, const char* const* argv) {
+  Parsed<Options> parsed;
+  CommandLine line(description, "tokenize", footer);
+  line.column_width(34);
+  add_text(line, parsed.options);
+  add_shards(line, parsed.options);
+  parsed.help = line.parse(argc, argv);
+  return parsed;
+}
+
+std::atomic<int> stop_signal{0};
+
+void stop_on_signals() {
+  struct sigaction action {};
+  action.sa_handler = [](int number) { stop_signal = number; };
+  action.sa_flags = SA_RESETHAND;  // a second one ends the program at once
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) ::sigaction(number, &action, nullptr);
+}
+
+Tokenizer open_tokenizer(const std::string& name) {
+  return name == "bytes" ? Tokenizer::bytes() : Tokenizer::from_pretrained(name);
+}
+
+std::vector<TextFile> files_of(const Options& o) {
+  std::vector<TextFile> files;
+  for (const std::string& data : o.data) {
+    const std::vector<TextFile> more = text_files(data, std::span(&o.output, 1));
+    files.insert(files.end(), more.begin(), more.end());
+  }
+  return files;
+}
+
+void set_end_token(Options& o) {
+  if (o.eos_token.empty()) return;
+  o.text.eos_token_id = o.text.tokenizer->token_to_id(o.eos_token);
+  require(o.text.eos_token_id.has_value(), Errc::config, "--eos-token: ", o.tokenizer, " has no token ",
+          o.eos_token);
+  require(o.text.append_eos, Errc::config, "--eos-token and --no-eos exclude each other");
+}
+
+std::string end_of_documents(const TextOptions& text) {
+  if (!text.append_eos) return "not marked";
+  const auto end = end_token(text);
+  if (!end) return "a line break between them, since the tokenizer has no end of a text";
+  return concat("ended by ", text.tokenizer->id_to_token(*end), " (", *end, ")");
+}
+
+void print_summary(const Options& o, const TokensIndex& index, std::size_t files, std::uint64_t bytes,
+                   double seconds) {
+  std::printf("documents: %llu in %zu files, %s, %s\n", static_cast<unsigned long long>(index.documents),
+              files, human_bytes(bytes).c_str(), end_of_documents(o.text).c_str());
+  std::printf("tokens: %llu of %llu kinds, %s in %zu shards\n", static_cast<unsigned long long>(index.tokens),
+              static_cast<unsigned long long>(index.vocab_size), index.dtype.c_str(), index.shards.size());
+  std::printf("speed: %s MiB/s, %.0f tokens/s, %.1f s by %d thread%s\n",
+              fixed(static_cast<double>(bytes) / seconds / (1 << 20), 1).c_str(),
+              static_cast<double>(index.tokens) / seconds, seconds, o.text.threads,
+              o.text.threads == 1 ? "" : "s");
+  std::printf("saved: %s\n", (std::filesystem::path(o.output) / "index.json").c_str());
+}
+
+int run(Options o) {
+  stop_on_signals();
+  o.text.tokenizer = open_tokenizer(o.tokenizer);
+  set_end_token(o);
+  o.text.threads = o.threads > 0 ? static_cast<int>(o.threads) : usable_processors();
+  const std::vector<TextFile> files = files_of(o);
+  TokenShards shards(o.output, o.text.tokenizer->vocab_size(), o.shards);
+  TokensIndex index{.tokenizer = o.text.tokenizer->checksum(), .eos_token_id = end_token(o.text)};
+  TokenizeProgress progress("tokenize");
+  std::uint64_t bytes = 0;
+  o.text.on_progress = [&](const TextProgress& p) {
+    progress.show(p.bytes, p.all_bytes, p.tokens);
+    index.documents = p.documents, bytes = p.bytes;
+    require(stop_signal == 0, Errc::aborted, "stopped by a signal; nothing was written");
+  };
+  const auto start = std::chrono::steady_clock::now();
+  encode_documents(files, o.text, false, [&](EncodedText& encoded) { shards.write(encoded.tokens); });
+  const std::string copy = (std::filesystem::path(shards.folder()) / "tokenizer").string();
+  make_folders(copy);
+  o.text.tokenizer->save_pretrained(copy);
+  index = shards.commit(index);
+  const std::chrono::duration<double> past = std::chrono::steady_clock::now() - start;
+  print_summary(o, index, files.size(), bytes, past.count());
+  return 0;
+}
+
+}  // namespace
+}  // namespace rz::tokenize
+
+int main(int argc, char** argv) {
+  const auto parse = [&] { return rz::tokenize::parse_options(argc, argv); };
+  return rz::run_program("tokenize", parse, rz::tokenize::run);
+}
