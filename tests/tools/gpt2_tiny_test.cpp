@@ -205,12 +205,14 @@ TEST(Gpt2TinyVariants, SavesAndSamplesTheSameWithEveryStrategy) {
   const Folder folder;
   const TinyCase c = tiny_case("tiny");
   write_tiny_start(c.config, folder / "start.safetensors");
-  std::map<std::string, std::string> files, samples;
+  std::map<std::string, std::string> files;
+  std::map<std::string, std::vector<std::int32_t>> samples;
   for (const StrategyKind kind : strategies) {
     TinyRun run{c, 2, tiny_options(c, 2, kind), folder / "start.safetensors"};
     run.afterwards = [&](Engine& engine, Gpt2& model) {
-      const std::string text =
-          sample(engine, model, "First Citizen:", {.max_new_tokens = 40, .temperature = 0.8, .top_k = 20});
+      const std::vector<std::int32_t> prompt = Tokenizer::bytes().encode("First Citizen:"),
+                                      text = sample(engine, model, prompt,
+                                                    {.max_new_tokens = 40, .temperature = 0.8, .top_k = 20});
       save(engine, model, folder / name(kind));
       if (engine.world().is_main()) samples[name(kind)] = text;
     };

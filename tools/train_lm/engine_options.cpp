@@ -48,7 +48,7 @@ EngineOptions engine_options(const Options& o, const Inputs& in) {
       weights.read(p, elements, out);
     };
   e.seed = o.seed;
-  if (!o.samples_only)
+  if (!o.samples_only && o.prompt_key.empty())  // answers have fewer
     e.expected_terms = static_cast<double>(in.sizes.train) * static_cast<double>(in.seq_len);
   e.threads = static_cast<int>(o.threads);
   e.graph = o.graph;

@@ -3,21 +3,28 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
 #include <variant>
+#include <vector>
 
+#include "comm/bootstrap.h"
 #include "comm/core/error.h"
 #include "comm/core/text.h"
+#include "comm/topology.h"
 #include "sharding/config/arguments.h"
 #include "sharding/engine/engine_options.h"
 #include "sharding/engine/read_configuration.h"
 #include "sharding/engine/training_step.h"
 #include "sharding/huggingface/adapter.h"
 #include "sharding/huggingface/families.h"
+#include "sharding/io/json.h"
+#include "tools/command_line/progress.h"
 
 namespace rz::train_lm {
 namespace {
@@ -40,18 +47,101 @@ std::size_t seq_len_of(const Options& o, std::size_t positions) {
   return length;
 }
 
-void check_sample(const Options& o, std::size_t vocabulary) {
-  require(!o.sample || vocabulary == 256, Errc::config,
-          "--sample: text samples need a byte vocabulary, vocab_size 256; ", o.model, " has ", vocabulary);
+// ---- the tokenizer
+
+bool has_tokenizer(const fs::path& folder) {
+  return fs::exists(folder / "tokenizer.json") ||
+         (fs::exists(folder / "vocab.json") && fs::exists(folder / "merges.txt"));
 }
 
-/// Text is read as bytes, which are tokens of no other vocabulary.
-void check_text(const Options& o, std::size_t vocabulary) {
+/// The tokens that end texts by config.json itself: none without the key.
+std::vector<std::int64_t> end_tokens(const std::string& path) {
+  const nlohmann::json config = parse_json(read_text_file(path), path, JsonDialect::relaxed);
+  const auto found = config.find("eos_token_id");
+  std::vector<std::int64_t> tokens;
+  if (found == config.end()) return tokens;
+  for (const nlohmann::json& token : found->is_array() ? *found : nlohmann::json::array({*found}))
+    if (token.is_number_integer()) tokens.push_back(token.get<std::int64_t>());
+  return tokens;
+}
+
+/// `place`: where the end token is from.
+void check_end_token(const Options& o, std::optional<std::int32_t> end, const std::string& place) {
+  const std::string path = config_file(o.model);
+  const std::vector<std::int64_t> tokens = end_tokens(path);
+  if (!end || tokens.empty() || std::ranges::find(tokens, *end) != tokens.end()) return;
+  fail(Errc::config, path, ": eos_token_id: is ", tokens[0], ", and the end token of ", place, " is ", *end,
+       "; use the tokenizer that belongs to the model, or correct the key");
+}
+
+void check_tokenizer(const Options& o, const Inputs& in) {
+  const std::size_t vocabulary = in.model->facts().vocabulary;
+  require(in.tokenizer->vocab_size() <= vocabulary, Errc::config, in.tokenizer_name, ": the tokenizer has ",
+          in.tokenizer->vocab_size(), " tokens, and ", o.model, " only vocab_size ", vocabulary,
+          "; use the tokenizer that belongs to the model, or a larger vocab_size");
+  check_end_token(o, in.tokenizer->eos_token_id(), in.tokenizer_name);
+}
+
+/// The tokenizer of a flag, of the model or of its weights, or of the folder of tokens; else none.
+void find_tokenizer(const Options& o, Inputs& in, const std::string& of_tokens = "") {
+  if (in.tokenizer) return;
+  std::string& name = in.tokenizer_name;
+  name = o.tokenizer;
+  for (const std::string& folder : {in.model->origin().folder, o.init, of_tokens})
+    if (name.empty() && !folder.empty() && has_tokenizer(folder)) name = folder;
+  if (name.empty()) return;
+  try {
+    in.tokenizer = Tokenizer::from_pretrained(name);
+  } catch (const Error& e) {
+    if (o.tokenizer.empty()) throw;
+    fail(e.code(), "--tokenizer: ", e.what());
+  }
+  check_tokenizer(o, in);
+}
+
+/// Bytes are the tokens of a vocabulary of 256 if nothing else is known.
+void assume_bytes(Inputs& in) {
+  const ModelFacts facts = in.model->facts();
+  if (!in.tokenizer && facts.vocabulary == 256) in.tokenizer = Tokenizer::bytes(facts.positions);
+}
+
+void find_tokenizer_of_text(const Options& o, Inputs& in) {
   const bool evaluates_text = !o.eval_data.empty() && o.tokens.empty();
-  if ((o.data.empty() && !evaluates_text) || vocabulary == 256) return;
-  fail(Errc::config, o.data.empty() ? "--eval-data: " : "--data: ", o.data.empty() ? o.eval_data : o.data,
-       ": text is read as bytes, which need a model of vocab_size 256; ", o.model, " has ", vocabulary,
-       "; encode the text with the tokenizer of that model and give --tokens FILE");
+  const bool reads_text = !o.data.empty() || evaluates_text;
+  if (!reads_text && !o.samples_only && o.tokenizer.empty()) return;
+  find_tokenizer(o, in);
+  if (!reads_text) return;
+  assume_bytes(in);
+  require(in.tokenizer.has_value(), Errc::config,
+          o.data.empty() ? "--eval-data: " : "--data: ", o.data.empty() ? o.eval_data : o.data,
+          ": there is no tokenizer beside ", o.model,
+          ", and text read as bytes needs a model of vocab_size 256; it has ", in.model->facts().vocabulary,
+          "; give --tokenizer FOLDER, or --tokens FILE");
+}
+
+/// Folders of the program tokenize name their tokenizer.
+void check_indices(const Options& o, const Tokens& tokens, Inputs& in) {
+  for (const TokensIndex& index : tokens.indices()) {
+    const std::size_t vocabulary = in.model->facts().vocabulary;
+    require(index.vocab_size <= vocabulary, Errc::config, index.path, ": vocab_size: the tokens are of ",
+            index.vocab_size, " kinds, and ", o.model, " has vocab_size ", vocabulary,
+            "; use tokens of the model's tokenizer, or a larger vocab_size");
+    check_end_token(o, index.eos_token_id, index.path);
+    const std::string own = (fs::path(index.path).parent_path() / "tokenizer").string();
+    find_tokenizer(o, in, own);
+    require(!in.tokenizer || in.tokenizer->checksum() == index.tokenizer, Errc::config, index.path,
+            ": tokenizer: its tokens are of another one than ", in.tokenizer_name,
+            "; make them with that one, or give --tokenizer ", own);
+  }
+}
+
+void check_sample(const Options& o, Inputs& in) {
+  if (!o.sample) return;
+  find_tokenizer(o, in);
+  assume_bytes(in);
+  require(in.tokenizer.has_value(), Errc::config, "--sample: there is no tokenizer beside ", o.model,
+          ", and a text of bytes needs vocab_size 256; it has ", in.model->facts().vocabulary,
+          "; give --tokenizer FOLDER");
 }
 
 /// What the configuration may ask for and this program does not have yet.
@@ -79,10 +169,32 @@ void warn_of_reports(DsConfig& ds) {
   warn(ds.monitor.memory_breakdown, "memory_breakdown", "train_lm prints what is held at the end");
 }
 
-Tokens tokens_of(const Options& o, const std::string& data, const std::string& flag) {
+/// The bar of rank 0.
+TextOptions text_options(const Options& o, const Inputs& in) {
+  TextOptions t{.text_key = o.text_key,
+                .prompt_key = o.prompt_key,
+                .answer_key = o.answer_key,
+                .outputs = {o.save, o.metrics, o.checkpoint_dir(), o.resume()}};
+  const bool as_bytes = in.tokenizer->checksum() == Tokenizer::bytes().checksum() && o.prompt_key.empty();
+  if (!as_bytes) t.tokenizer = in.tokenizer;
+  if (o.long_samples == "refuse") t.max_pair_tokens = in.seq_len + 1;
+  const LaunchInfo launch = launch_info_from_environment();
+  t.threads = o.threads > 0 ? static_cast<int>(o.threads)
+                            : std::max(1, usable_processors() / std::max(1, launch.local_size));
+  if (launch.rank == 0)
+    t.on_progress = [bar = std::make_shared<TokenizeProgress>("train_lm")](const TextProgress& p) {
+      bar->show(p.bytes, p.all_bytes, p.tokens);
+    };
+  return t;
+}
+
+Tokens tokens_of(const Options& o, Inputs& in, const std::string& data, const std::string& flag) {
   try {
     if (!o.tokens.empty()) return Tokens::from_file(data, o.tokens_dtype);
-    return Tokens::from_text(data, std::array{o.save, o.metrics, o.checkpoint_dir(), o.resume()});
+    const auto start = std::chrono::steady_clock::now();
+    const Tokens tokens = Tokens::from_text(data, text_options(o, in));
+    in.tokenize_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return tokens;
   } catch (const Error& e) {
     if (flag.empty()) throw;
     fail(e.code(), flag, ": ", e.what());
@@ -101,11 +213,11 @@ void split_samples(double percentage, Inputs& in) {
 
 void read_tokens(const Options& o, Inputs& in) {
   if (in.samples > 0 || o.samples_only) return;
-  in.tokens = tokens_of(o, o.tokens.empty() ? o.data : o.tokens, "");
+  in.tokens = tokens_of(o, in, o.tokens.empty() ? o.data : o.tokens, "");
   in.samples = in.tokens.samples(in.seq_len);
   if (o.validation_split_percentage) split_samples(*o.validation_split_percentage, in);
   if (o.eval_data.empty()) return;
-  const Tokens tokens = tokens_of(o, o.eval_data, "--eval-data");
+  const Tokens tokens = tokens_of(o, in, o.eval_data, "--eval-data");
   in.validation = {tokens, 0, tokens.samples(in.seq_len)};
 }
 
@@ -253,7 +365,7 @@ Inputs read_model_inputs(const Options& o, int ranks) {
   std::vector<std::string> absent;
   in.model = language_model_from_config(o.model, &absent);
   const ModelFacts facts = in.model->facts();
-  check_text(o, facts.vocabulary);
+  find_tokenizer_of_text(o, in);
   in.seq_len = seq_len_of(o, facts.positions);
   in.ds = read_config(o, in, ranks);
   if (!o.samples_only) {
@@ -280,7 +392,6 @@ std::string describe_model(LanguageModel& model) {
 Inputs read_inputs(const Options& o, int rank, int ranks) {
   Inputs in = read_model_inputs(o, ranks);
   const std::size_t vocabulary = in.model->facts().vocabulary;
-  check_sample(o, vocabulary);
   check_evaluation(o, in.ds);
   if (rank == 0) check_outputs(o, in.ds.checkpoint);
   if (!o.init.empty()) in.checkpoint = open_checkpoint(o, in);
@@ -290,9 +401,11 @@ Inputs read_inputs(const Options& o, int rank, int ranks) {
           " ranks when dataloader_drop_last is true; give more data, or set it to false");
   for (Tokens* tokens : {&in.tokens, in.validation ? &in.validation->tokens : nullptr}) {
     if (!tokens || o.samples_only) continue;
+    check_indices(o, *tokens, in);
     tokens->limit_vocabulary(vocabulary);
     if (rank == 0) tokens->check_vocabulary();
   }
+  check_sample(o, in);
   return in;
 }
 

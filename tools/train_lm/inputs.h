@@ -11,6 +11,7 @@
 #include "sharding/data/tokens.h"
 #include "sharding/huggingface/pretrained_weights.h"
 #include "sharding/strategy/strategy.h"
+#include "sharding/tokenizer/tokenizer.h"
 #include "tools/train_lm/options.h"
 #include "tools/train_lm/validation.h"
 
@@ -22,23 +23,27 @@ struct Inputs {
   BatchSizes sizes;
   StrategyKind strategy = StrategyKind::ddp;
   Tokens tokens;
-  std::uint64_t samples = 0;  ///< that are trained on
+  /// Of the tokens, if it is known; needed for text and samples of text.
+  std::optional<Tokenizer> tokenizer;
+  std::string tokenizer_name;   ///< its folder; empty: bytes, because nothing else is known
+  double tokenize_seconds = 0;  ///< 0: the data are tokens
+  std::uint64_t samples = 0;    ///< that are trained on
   std::size_t seq_len = 0;
   std::optional<ValidationData> validation;  ///< none: nothing is evaluated
   std::optional<PretrainedWeights> checkpoint;
 };
 
-/// Model and configuration. Tokens are read only if --steps is not given and the schedule depends on the
-/// number of updates. Errors as below.
+/// Model, configuration, and the tokenizer if text is read or sampled. Tokens are read only if --steps is not
+/// given and the schedule depends on the number of updates. Errors as below.
 Inputs read_model_inputs(const Options&, int ranks);
 /// Errors are one line: place, problem, remedy. Rank 0 also checks that the outputs are writable, and checks
-/// the tokens (Tokens::check_vocabulary).
+/// the tokens (Tokens::check_vocabulary), and shows progress of a tokenizer.
 Inputs read_inputs(const Options&, int rank, int ranks);
 
 /// Throws Errc::mismatch on every rank if a rank differs from rank 0; it names the first such rank and the
-/// difference. Compared are flags, seed, model, configuration, data (count and hash of tokens) and checkpoint
-/// (hash). Above a few MiB the hash covers samples spread over the data or checkpoint. Threads, paths and
-/// devices may differ. Collective.
+/// difference. Compared are flags, seed, model, configuration, tokenizer, data (count and hash of tokens) and
+/// checkpoint (hash). Above a few MiB the hash covers samples spread over the data or checkpoint. Threads,
+/// paths and devices may differ. Collective.
 void require_same_run(const Options&, const Inputs&, Communicator&);
 
 /// The updates of the passes that were given, or of one.

@@ -76,14 +76,9 @@ std::optional<UpdateReport> update(Engine& engine, LanguageModel& model, Loader&
   return report;
 }
 
-std::string sample(Engine& engine, LanguageModel& model, const std::string& prompt,
-                   const GenerationConfig& how) {
-  std::vector<std::vector<std::int32_t>> start(1);
-  for (const unsigned char c : prompt) start[0].push_back(c);
-  std::string text;
-  const auto continuation = engine.evaluate([&](Tape& tape) { return generate(model, tape, start, how); });
-  for (const std::int32_t t : continuation[0]) text += static_cast<char>(t);
-  return text;
+std::vector<std::int32_t> sample(Engine& engine, LanguageModel& model,
+                                 const std::vector<std::int32_t>& prompt, const GenerationConfig& how) {
+  return engine.evaluate([&](Tape& tape) { return generate(model, tape, std::span(&prompt, 1), how); })[0];
 }
 
 void save(Engine& engine, LanguageModel& model, const std::string& folder, const SaveOptions& options) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "autograd_lite/models/generate.h"
 #include "autograd_lite/models/language_model.h"
@@ -26,8 +27,9 @@ Loader token_loader(const Engine&, const Tokens&, std::size_t seq_len, const Con
 /// it had not begun. Collective.
 std::optional<UpdateReport> update(Engine&, LanguageModel&, Loader&, std::size_t seq_len);
 
-/// Continues a prompt of bytes, which must not be empty. Collective.
-std::string sample(Engine&, LanguageModel&, const std::string& prompt, const GenerationConfig&);
+/// The tokens that continue a prompt, which must not be empty. Collective.
+std::vector<std::int32_t> sample(Engine&, LanguageModel&, const std::vector<std::int32_t>& prompt,
+                                 const GenerationConfig&);
 
 /// save_pretrained(). Collective.
 void save(Engine&, LanguageModel&, const std::string& folder, const SaveOptions& = {});

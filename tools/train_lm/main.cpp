@@ -85,9 +85,16 @@ void print_run_summary(const Options& o, const Inputs& in, const Communicator& c
   std::printf("model: %s\n", describe_model(*in.model).c_str());
   if (const std::string lora = describe_lora(*in.model); !lora.empty())
     std::printf("adapter: %s\n", lora.c_str());
-  std::printf("data: %s, %llu tokens, %s of %zu + 1\n", in.tokens.name().c_str(),
+  const bool pairs = in.tokens.has_answers();
+  std::printf("data: %s, %llu tokens, %s of %s%zu + 1%s\n", in.tokens.name().c_str(),
               static_cast<unsigned long long>(in.tokens.count()), plural(in.samples, "sample").c_str(),
-              in.seq_len);
+              pairs ? "a prompt and its answer, up to " : "", in.seq_len, pairs ? " tokens" : "");
+  if (in.tokenizer)
+    std::printf("tokenizer: %s, %zu tokens%s\n",
+                in.tokenizer_name.empty() ? "bytes" : in.tokenizer_name.c_str(), in.tokenizer->vocab_size(),
+                in.tokenize_seconds > 0
+                    ? concat("; text read in ", fixed(in.tokenize_seconds, 1), " s").c_str()
+                    : "");
   if (in.validation)
     std::printf("evaluation: %s, %s, after every %s\n", in.validation->tokens.name().c_str(),
                 plural(in.validation->samples, "sample").c_str(),
@@ -129,10 +136,11 @@ void save_model(const Options& o, Inputs& in, Engine& engine) {
   }
   if (!engine.world().is_main()) return;
   write_text(folder / "ds_config.json", resolved_json(in.ds));
-  // Text was read as bytes; what other tokens mean is not known, unless the folder of the model has a
-  // tokenizer.
-  if (!o.data.empty() || (o.samples_only && o.sample)) {
-    Tokenizer::bytes(in.model->facts().positions).save_pretrained(o.save);
+  // That tokens are bytes is known of text, and assumed of a model that is only sampled from.
+  const bool known = !in.tokenizer_name.empty() || !o.data.empty() || o.samples_only;
+  if (in.tokenizer && known) {
+    remove_byte_tokenizer(o.save);  // of a former model
+    in.tokenizer->save_pretrained(o.save);
   } else if (!std::filesystem::exists(std::filesystem::path(in.model->origin().folder) / "tokenizer.json")) {
     remove_byte_tokenizer(o.save);
   }
@@ -140,16 +148,39 @@ void save_model(const Options& o, Inputs& in, Engine& engine) {
   std::printf("saved: %s\n", (folder / (one ? "model.safetensors" : "model.safetensors.index.json")).c_str());
 }
 
+/// Tokens to begin a text with: of a prompt, or of the beginning or end of a text, or a line break.
+std::vector<std::int32_t> prompt_tokens(const Tokenizer& tokenizer, std::string& prompt) {
+  std::vector<std::int32_t> tokens = tokenizer.encode(prompt);
+  if (tokens.empty() && tokenizer.eos_token_id()) tokens = {*tokenizer.eos_token_id()};
+  if (!tokens.empty()) return tokens;
+  prompt = "\n";
+  return tokenizer.encode(prompt);
+}
+
+/// Rank 0 prints the text while it is made.
 void show_sample(const Options& o, Inputs& in, Engine& engine) {
   if (!o.sample) return;
-  const std::string prompt = o.sample->empty() ? "\n" : *o.sample;
-  const std::string text = sample(engine, *in.model, prompt,
-                                  {.max_new_tokens = static_cast<std::size_t>(o.sample_tokens),
-                                   .temperature = o.sample_temperature,
-                                   .top_k = static_cast<std::size_t>(o.sample_top_k),
-                                   .seed = o.seed});
+  std::string prompt = *o.sample, text;
+  const std::vector<std::int32_t> start = prompt_tokens(*in.tokenizer, prompt);
+  GenerationConfig how{.max_new_tokens = static_cast<std::size_t>(o.sample_tokens),
+                       .temperature = o.sample_temperature,
+                       .top_k = static_cast<std::size_t>(o.sample_top_k),
+                       .seed = o.seed};
+  if (const auto eos = in.tokenizer->eos_token_id()) how.eos_token_id = {*eos};
+  DecodeStream stream(*in.tokenizer);
+  const auto show = [&](const std::string& piece) {
+    text += piece;
+    if (!engine.world().is_main()) return;
+    std::fputs(printable(piece).c_str(), stdout);
+    std::fflush(stdout);
+  };
+  engine.world().print("sample:");
+  if (engine.world().is_main()) std::fputs(printable(prompt).c_str(), stdout);
+  how.on_token = [&](std::size_t, std::int32_t token) { show(stream.push(token)); };
+  sample(engine, *in.model, start, how);
+  show(stream.finish());
   if (!engine.world().is_main()) return;
-  std::printf("sample:\n%s%s\n", printable(prompt).c_str(), printable(text).c_str());
+  std::fputc('\n', stdout);
   const KnownWords words = known_words(prompt, text, o.samples_only ? "" : in.tokens.text());
   if (words.all > 0) std::printf("%s\n", describe(words).c_str());
 }

@@ -14,7 +14,8 @@ namespace rz::train_lm {
 namespace {
 
 constexpr const char* description =
-    "Trains a language model, e.g. GPT-2 or Llama, on text over the ranks that a launcher starts, or "
+    "Trains a language model, e.g. GPT-2 or Llama, on text or tokens over the ranks that a launcher starts, "
+    "or "
     "alone.\n\n"
     "  train_lm --model config.json --config ds.json --data .          one process\n"
     "  rzrun -n 2 train_lm --model config.json --config ds.json …      two ranks on this machine\n"
@@ -54,16 +55,16 @@ void add_data(CommandLine& line, Options& o) {
           "--lora-target-modules its options hold")
       .type_name("FOLDER")
       .group("Inputs");
-  const auto data =
-      line.add_option(
-              "--data", o.data,
-              "Text, read as bytes, for a model of vocab_size 256: a file, or every text file below a folder")
-          .type_name("FILE|DIR")
-          .group("Inputs");
-  line.add_option(
-          "--tokens", o.tokens,
-          "Tokens instead of --data: .npy, llm.c's .bin or little-endian uint16; a file, a folder or a "
-          "pattern, or several: A,B")
+  const auto data = line.add_option("--data", o.data,
+                                    "Text: a file, a .jsonl of records, all such below a folder, a pattern, "
+                                    "or several: A,B; by the "
+                                    "model's tokenizer, or as bytes for a model of vocab_size 256")
+                        .type_name("FILE|DIR")
+                        .group("Inputs");
+  line.add_option("--tokens", o.tokens,
+                  "Tokens instead of --data: .npy, llm.c's .bin or little-endian uint16; a file, a folder, "
+                  "also of the "
+                  "program tokenize, or a pattern, or several: A,B")
       .type_name("TOKENS")
       .excludes(data)
       .group("Inputs");
@@ -72,6 +73,30 @@ void add_data(CommandLine& line, Options& o) {
       .type_name("DTYPE")
       .one_of({"auto", "uint16", "uint32"})
       .group("Inputs");
+}
+
+void add_text(CommandLine& line, Options& o) {
+  constexpr const char* group = "Text (--data)";
+  line.add_option("--tokenizer", o.tokenizer,
+                  "Tokenizer of the text: a folder with tokenizer.json, or with vocab.json and merges.txt; "
+                  "default: that of the folder of --model, else of --init, else of --tokens")
+      .type_name("FOLDER")
+      .group(group);
+  line.add_option("--text-key", o.text_key, "Key of the text in records of .jsonl and .ndjson; default text")
+      .type_name("KEY")
+      .group(group);
+  line.add_option("--prompt-key", o.prompt_key,
+                  "A record is a prompt and its answer, of which the answer is learnt: key of the prompt")
+      .type_name("KEY")
+      .group(group);
+  line.add_option("--answer-key", o.answer_key, "Key of the answer").type_name("KEY").group(group);
+  line.add_option(
+          "--long-samples", o.long_samples,
+          "Prompt and answer of more than --seq-len + 1 tokens: cut (default; the prompt at its front, "
+          "then the answer at its end) or refuse")
+      .type_name("WHICH")
+      .one_of({"cut", "refuse"})
+      .group(group);
 }
 
 void add_passes(CommandLine& line, Options& o) {
@@ -122,8 +147,7 @@ void add_outputs(CommandLine& line, Options& o) {
           "Predict memory and traffic as the program plan does, and print them beside what was measured")
       .group("Outputs");
   line.add_option("--save", o.save,
-                  "Write model.safetensors, config.json, ds_config.json and, for text, tokenizer.json there "
-                  "at the end")
+                  "Write model.safetensors, config.json, ds_config.json and the tokenizer there at the end")
       .type_name("DIR")
       .group("Outputs");
   line.add_option("--save-dtype", o.save_dtype,
@@ -142,7 +166,7 @@ void add_outputs(CommandLine& line, Options& o) {
   line.add_flag("--save-nonfinite", o.save_nonfinite,
                 "Read and save weights, also in checkpoints, even if some are infinite or NaN")
       .group("Outputs");
-  line.add_option("--sample", o.sample, "At the end, or without --data, continue this text (byte vocabulary)")
+  line.add_option("--sample", o.sample, "At the end, or without --data, continue this text")
       .type_name("TEXT")
       .group("Outputs");
   line.add_option("--sample-tokens", o.sample_tokens, "Length of that continuation; default 200")
@@ -227,6 +251,10 @@ void check_combinations(Options& o) {
     return;
   }
   require(!o.config.empty(), Errc::config, "--config is required; see --help");
+  require(o.prompt_key.empty() == o.answer_key.empty(), Errc::config,
+          "--prompt-key and --answer-key: give both, or none");
+  require(o.prompt_key.empty() || !o.data.empty(), Errc::config,
+          "--prompt-key: prompts and answers are of --data, in records of .jsonl");
   require(data, Errc::config, "nothing to train on; give --data FILE|DIR or --tokens TOKENS");
 }
 
@@ -339,6 +367,7 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   std::string decay;
   add_run_flags(line, parsed.options, decay);
   add_data(line, parsed.options);
+  add_text(line, parsed.options);
   add_training(line, parsed.options);
   add_outputs(line, parsed.options);
   add_evaluation(line, parsed.options);

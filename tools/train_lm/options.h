@@ -14,14 +14,18 @@
 namespace rz::train_lm {
 
 struct Options {
-  std::string model;                  ///< Hugging Face config.json
-  std::string init;                   ///< model.safetensors; empty: random initial weights from the seed
-  std::string adapter;                ///< folder of PEFT's files; empty: none, or a new one
-  std::string save_adapter;           ///< folder; empty: the adapter is not saved
-  std::string data;                   ///< text file or directory
-  std::string tokens;                 ///< as for Tokens::from_file(); alternative to `data`
-  std::string tokens_dtype = "auto";  ///< of files without a header
-  std::string eval_data;              ///< what is evaluated, of the form of `data` or `tokens`; or empty
+  std::string model;                   ///< Hugging Face config.json
+  std::string init;                    ///< model.safetensors; empty: random initial weights from the seed
+  std::string adapter;                 ///< folder of PEFT's files; empty: none, or a new one
+  std::string save_adapter;            ///< folder; empty: the adapter is not saved
+  std::string data;                    ///< text, as for text_files()
+  std::string tokenizer;               ///< of the text; empty: that of the model
+  std::string text_key = "text";       ///< of records
+  std::string prompt_key, answer_key;  ///< of records, of which the answers are learnt; or empty
+  std::string long_samples = "cut";    ///< or "refuse": prompts with answers that are longer than a sample
+  std::string tokens;                  ///< as for Tokens::from_file(); alternative to `data`
+  std::string tokens_dtype = "auto";   ///< of files without a header
+  std::string eval_data;               ///< what is evaluated, of the form of `data` or `tokens`; or empty
   std::optional<double> validation_split_percentage;  ///< of the data: evaluated, and not trained on
   std::string config;                   ///< DeepSpeed configuration; may be empty for a sample alone
   std::string strategy;                 ///< empty: from zero_optimization.stage

@@ -34,6 +34,11 @@ void add_flags(std::vector<Fact>& facts, const Options& o, const Inputs& in) {
        {"--strategy", name(in.strategy)},
        {"--decay", o.decay == Decay::all ? "all" : "matrices"},
        {"--seq-len", concat(in.seq_len)},
+       {"--tokenizer", in.tokenizer ? checksum_text(in.tokenizer->checksum()) : "none"},
+       {"--text-key", o.text_key},
+       {"--prompt-key", or_not_given(o.prompt_key)},
+       {"--answer-key", or_not_given(o.answer_key)},
+       {"--long-samples", o.long_samples},
        {"--steps", o.steps ? concat(*o.steps)
                            : concat(o.arguments.num_train_epochs.value_or(1), " passes over the data")},
        {"shuffle", yes(o.shuffle)},

@@ -10,26 +10,16 @@
 namespace rz::train_lm {
 
 ValidationDataset::ValidationDataset(ValidationData data, std::size_t seq_len, std::uint64_t multiple)
-    : data_(std::move(data)),
-      seq_len_(seq_len),
-      size_((data_.samples + multiple - 1) / multiple * multiple) {}
-
-std::vector<Field> ValidationDataset::fields() const {
-  return {{"inputs", DType::i32, {seq_len_}}, {"targets", DType::i32, {seq_len_}}};
-}
+    : all_(std::move(data.tokens), seq_len),
+      first_(data.first),
+      samples_(data.samples),
+      size_((samples_ + multiple - 1) / multiple * multiple) {}
 
 void ValidationDataset::read(std::uint64_t index, BatchRows& to, std::size_t row) const {
   constexpr std::int32_t ignored = -100;
-  const auto inputs = to.row<std::int32_t>("inputs", row), targets = to.row<std::int32_t>("targets", row);
-  if (index >= data_.samples) {
-    std::ranges::fill(inputs, 0);
-    std::ranges::fill(targets, ignored);
-    return;
-  }
-  std::vector<std::int32_t> sample(seq_len_ + 1);
-  data_.tokens.read((data_.first + index) * seq_len_, sample);
-  std::copy_n(sample.begin(), seq_len_, inputs.begin());
-  std::copy_n(sample.begin() + 1, seq_len_, targets.begin());
+  if (index < samples_) return all_.read(first_ + index, to, row);
+  std::ranges::fill(to.row<std::int32_t>("inputs", row), 0);
+  std::ranges::fill(to.row<std::int32_t>("targets", row), ignored);
 }
 
 namespace {

@@ -17,7 +17,7 @@
 
 namespace rz::train_lm {
 
-/// Samples `first` … `first` + `samples` - 1 of T + 1 tokens.
+/// Samples `first` … `first` + `samples` - 1 of a TokenDataset.
 struct ValidationData {
   Tokens tokens;
   std::uint64_t first = 0, samples = 0;
@@ -30,13 +30,12 @@ class ValidationDataset : public Dataset {
   ValidationDataset(ValidationData, std::size_t seq_len, std::uint64_t multiple);
 
   std::uint64_t size() const override { return size_; }
-  std::vector<Field> fields() const override;
+  std::vector<Field> fields() const override { return all_.fields(); }
   void read(std::uint64_t index, BatchRows& to, std::size_t row) const override;
 
  private:
-  ValidationData data_;
-  std::size_t seq_len_;
-  std::uint64_t size_;
+  TokenDataset all_;
+  std::uint64_t first_, samples_, size_;
 };
 
 /// What a checkpoint has of data that are evaluated: other ones are a line when a run is resumed. Attached to
