@@ -19,6 +19,7 @@
 #include "comm/os/fd.h"
 #include "sharding/io/checksum.h"
 #include "sharding/io/text.h"
+#include "tensor/attention_ops.h"
 
 namespace rz {
 
@@ -404,20 +405,30 @@ void Tokens::add_pairs(Checksum& checksum) const {
   }
 }
 
-TokenDataset::TokenDataset(Tokens tokens, std::size_t seq_len)
-    : tokens_(std::move(tokens)), seq_len_(seq_len), samples_(tokens_.samples(seq_len)) {}
+TokenDataset::TokenDataset(Tokens tokens, std::size_t seq_len, std::optional<std::int32_t> document_end)
+    : tokens_(std::move(tokens)),
+      seq_len_(seq_len),
+      samples_(tokens_.samples(seq_len)),
+      document_end_(document_end) {}
 
 std::vector<Field> TokenDataset::fields() const {
-  return {{"inputs", DType::i32, {seq_len_}}, {"targets", DType::i32, {seq_len_}}};
+  std::vector<Field> all{{"inputs", DType::i32, {seq_len_}}, {"targets", DType::i32, {seq_len_}}};
+  if (document_end_) all.push_back({"document_starts", DType::i32, {seq_len_}});
+  return all;
 }
 
 void TokenDataset::read(std::uint64_t index, BatchRows& to, std::size_t row) const {
   const auto inputs = to.row<std::int32_t>("inputs", row), targets = to.row<std::int32_t>("targets", row);
-  if (tokens_.has_answers()) return tokens_.read_pair(index, inputs, targets);
-  std::vector<std::int32_t> sample(seq_len_ + 1);
-  tokens_.read(index * seq_len_, sample);
-  std::copy_n(sample.begin(), seq_len_, inputs.begin());
-  std::copy_n(sample.begin() + 1, seq_len_, targets.begin());
+  if (tokens_.has_answers()) {
+    tokens_.read_pair(index, inputs, targets);
+  } else {
+    std::vector<std::int32_t> sample(seq_len_ + 1);
+    tokens_.read(index * seq_len_, sample);
+    std::copy_n(sample.begin(), seq_len_, inputs.begin());
+    std::copy_n(sample.begin() + 1, seq_len_, targets.begin());
+  }
+  if (document_end_)
+    ops::find_document_starts(to.row<std::int32_t>("document_starts", row), inputs, *document_end_);
 }
 
 }  // namespace rz

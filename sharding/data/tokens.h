@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -77,8 +78,10 @@ std::uint64_t checksum(const Tokens&);
 /// Of pairs it is pair i, as Tokens::read_pair() has it.
 class TokenDataset : public Dataset {
  public:
+  /// `document_end`: a third field, `document_starts`, i32 [T], has the input at which the document of each
+  /// input begins (LanguageModel::forward()), by the token that ends documents.
   /// Errc::config if there are fewer than T + 1 tokens.
-  TokenDataset(Tokens, std::size_t seq_len);
+  TokenDataset(Tokens, std::size_t seq_len, std::optional<std::int32_t> document_end = {});
 
   std::uint64_t size() const override { return samples_; }
   std::vector<Field> fields() const override;
@@ -90,6 +93,7 @@ class TokenDataset : public Dataset {
   Tokens tokens_;
   std::size_t seq_len_;
   std::uint64_t samples_;
+  std::optional<std::int32_t> document_end_;
 };
 
 }  // namespace rz

@@ -23,10 +23,12 @@ struct Planned {
     model->set_origin(in.model->origin());
     model->checkpoint_activations(o.recompute);
     const Shape shape{static_cast<std::size_t>(in.sizes.micro), in.seq_len};
-    record = [this, shape](Tape& tape) {
+    record = [this, shape, mask = o.document_mask](Tape& tape) {
       const Tensor inputs = Tensor::empty(shape, DType::i32, allocator_on(tape.stream().device()));
       const Tensor targets = Tensor::empty(shape, DType::i32, allocator_on(tape.stream().device()));
-      return model->forward(tape, inputs, targets).loss;
+      const Tensor starts =
+          mask ? Tensor::empty(shape, DType::i32, allocator_on(tape.stream().device())) : Tensor();
+      return model->forward(tape, inputs, targets, starts).loss;
     };
   }
   std::unique_ptr<LanguageModel> model;

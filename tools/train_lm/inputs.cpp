@@ -135,6 +135,24 @@ void check_indices(const Options& o, const Tokens& tokens, Inputs& in) {
   }
 }
 
+/// The token of an index, or of the tokenizer.
+void find_document_end(const Options& o, Inputs& in) {
+  if (!o.document_mask || o.samples_only) return;
+  find_tokenizer(o, in);
+  const std::span<const TokensIndex> indices = in.tokens.indices();
+  in.document_end = !indices.empty() ? indices[0].eos_token_id
+                    : in.tokenizer   ? in.tokenizer->eos_token_id()
+                                     : std::nullopt;
+  require(in.document_end.has_value(), Errc::config, "--document-mask: ",
+          !indices.empty() ? indices[0].path
+          : in.tokenizer
+              ? concat("the tokenizer ", in.tokenizer_name.empty() ? "of bytes" : in.tokenizer_name)
+              : in.tokens.name(),
+          " has no token that ends documents; ",
+          in.tokenizer ? "use another tokenizer" : "give --tokenizer FOLDER");
+  if (in.validation) in.validation->document_end = in.document_end;
+}
+
 void check_sample(const Options& o, Inputs& in) {
   if (!o.sample) return;
   find_tokenizer(o, in);
@@ -405,6 +423,7 @@ Inputs read_inputs(const Options& o, int rank, int ranks) {
     tokens->limit_vocabulary(vocabulary);
     if (rank == 0) tokens->check_vocabulary();
   }
+  find_document_end(o, in);
   check_sample(o, in);
   return in;
 }

@@ -25,9 +25,10 @@ struct Inputs {
   Tokens tokens;
   /// Of the tokens, if it is known; needed for text and samples of text.
   std::optional<Tokenizer> tokenizer;
-  std::string tokenizer_name;   ///< its folder; empty: bytes, because nothing else is known
-  double tokenize_seconds = 0;  ///< 0: the data are tokens
-  std::uint64_t samples = 0;    ///< that are trained on
+  std::string tokenizer_name;                  ///< its folder; empty: bytes, because nothing else is known
+  double tokenize_seconds = 0;                 ///< 0: the data are tokens
+  std::uint64_t samples = 0;                   ///< that are trained on
+  std::optional<std::int32_t> document_end{};  ///< with --document-mask
   std::size_t seq_len = 0;
   std::optional<ValidationData> validation;  ///< none: nothing is evaluated
   std::optional<PretrainedWeights> checkpoint;

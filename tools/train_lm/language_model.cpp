@@ -26,22 +26,26 @@ ContinuousBatchSampler batch_sampler(const Engine& engine, std::uint64_t samples
 }
 
 Loader token_loader(const Engine& engine, const Tokens& tokens, std::size_t seq_len,
-                    const ContinuousBatchSampler& sampler) {
-  return Loader(std::make_shared<TokenDataset>(tokens, seq_len),
+                    const ContinuousBatchSampler& sampler, std::optional<std::int32_t> document_end) {
+  return Loader(std::make_shared<TokenDataset>(tokens, seq_len, document_end),
                 std::make_shared<ContinuousBatchSampler>(sampler), engine.stream(),
                 {.slots = static_cast<std::size_t>(engine.config().sizes.accumulation),
                  .positions = engine.loader_positions(),
                  .name = "train"});
 }
 
+nn::Loss loss_of(LanguageModel& model, Tape& tape, const Batch& batch, bool document_mask) {
+  const Tensor starts = document_mask ? batch["document_starts"] : Tensor();
+  return model.forward(tape, batch["inputs"], batch["targets"], starts).loss;
+}
+
 namespace {
 
 /// Returns why the update has diverged, which is left to the report; or an empty text.
-std::string train_batch(Engine& engine, LanguageModel& model, Loader& loader) {
+std::string train_batch(Engine& engine, LanguageModel& model, Loader& loader, bool document_mask) {
   try {
-    engine.train_batch(loader, [&](Tape& tape, const Batch& batch) {
-      return model.forward(tape, batch["inputs"], batch["targets"]).loss;
-    });
+    engine.train_batch(
+        loader, [&](Tape& tape, const Batch& batch) { return loss_of(model, tape, batch, document_mask); });
   } catch (const Error& e) {
     if (e.code() != Errc::diverged) throw;
     const std::string what = e.what();  // "update 4: …"
@@ -52,11 +56,11 @@ std::string train_batch(Engine& engine, LanguageModel& model, Loader& loader) {
 
 }  // namespace
 
-std::optional<UpdateReport> update(Engine& engine, LanguageModel& model, Loader& loader,
-                                   std::size_t seq_len) {
+std::optional<UpdateReport> update(Engine& engine, LanguageModel& model, Loader& loader, std::size_t seq_len,
+                                   bool document_mask) {
   const auto start = std::chrono::steady_clock::now();
   const std::int64_t before = engine.global_steps();
-  const std::string diverged = train_batch(engine, model, loader);
+  const std::string diverged = train_batch(engine, model, loader, document_mask);
   if (diverged.empty() && engine.global_steps() == before) return std::nullopt;
   const StepReport& step = engine.report();
   UpdateReport report{.step = static_cast<std::uint64_t>(step.step),

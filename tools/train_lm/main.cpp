@@ -212,7 +212,7 @@ Course run_updates(const Options& o, Inputs& in, Engine& engine, Loader& loader,
     engine.world().print("evaluated after ", first_step, " updates: eval_loss ", fixed(*loss, 4));
   for (std::uint64_t step = first_step; step < steps && !engine.should_stop(); ++step) {
     const Traffic before = engine.strategy().traffic();
-    std::optional<UpdateReport> made = update(engine, *in.model, loader, in.seq_len);
+    std::optional<UpdateReport> made = update(engine, *in.model, loader, in.seq_len, o.document_mask);
     if (!made) {
       engine.should_stop();  // saves
       break;
@@ -287,7 +287,7 @@ Status run_engine(const Options& o, Inputs& in, Engine& engine) {
     return done;
   }
   const ContinuousBatchSampler sampler = batch_sampler(engine, in.samples, o.shuffle, o.seed);
-  Loader loader = token_loader(engine, in.tokens, in.seq_len, sampler);
+  Loader loader = token_loader(engine, in.tokens, in.seq_len, sampler, in.document_end);
   std::optional<EvaluatedData> evaluated;
   if (in.validation) evaluated.emplace(engine, *in.validation, in.seq_len);
   const std::uint64_t steps =

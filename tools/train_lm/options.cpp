@@ -76,7 +76,7 @@ void add_data(CommandLine& line, Options& o) {
 }
 
 void add_text(CommandLine& line, Options& o) {
-  constexpr const char* group = "Text (--data)";
+  constexpr const char* group = "Text and documents";
   line.add_option("--tokenizer", o.tokenizer,
                   "Tokenizer of the text: a folder with tokenizer.json, or with vocab.json and merges.txt; "
                   "default: that of the folder of --model, else of --init, else of --tokens")
@@ -96,6 +96,10 @@ void add_text(CommandLine& line, Options& o) {
           "then the answer at its end) or refuse")
       .type_name("WHICH")
       .one_of({"cut", "refuse"})
+      .group(group);
+  line.add_flag(
+          "--document-mask", o.document_mask,
+          "Attention does not cross the end of a document within a sample: the end token of the tokenizer")
       .group(group);
 }
 
@@ -255,6 +259,8 @@ void check_combinations(Options& o) {
           "--prompt-key and --answer-key: give both, or none");
   require(o.prompt_key.empty() || !o.data.empty(), Errc::config,
           "--prompt-key: prompts and answers are of --data, in records of .jsonl");
+  require(o.prompt_key.empty() || !o.document_mask, Errc::config,
+          "--document-mask: has no use with --prompt-key, where a sample is one prompt and its answer");
   require(data, Errc::config, "nothing to train on; give --data FILE|DIR or --tokens TOKENS");
 }
 

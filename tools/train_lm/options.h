@@ -47,8 +47,9 @@ struct Options {
   std::string device = "host";
   std::string backend;  ///< empty: from RZ_BACKEND
   bool shuffle = true, overlap = true, recompute = false, graph = true, save_nonfinite = false;
-  bool samples_only = false;  ///< nothing is trained: a sample is drawn from weights
-  bool plan = false;          ///< compare memory with the plan of the run
+  bool document_mask = false;  ///< attention stays within documents
+  bool samples_only = false;   ///< nothing is trained: a sample is drawn from weights
+  bool plan = false;           ///< compare memory with the plan of the run
 
   /// The flag of this file or folder; absent: it is from the configuration, or there is none.
   std::string resume() const { return arguments.resume_from_checkpoint.value_or(""); }

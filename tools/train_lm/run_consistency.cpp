@@ -39,6 +39,7 @@ void add_flags(std::vector<Fact>& facts, const Options& o, const Inputs& in) {
        {"--prompt-key", or_not_given(o.prompt_key)},
        {"--answer-key", or_not_given(o.answer_key)},
        {"--long-samples", o.long_samples},
+       {"--document-mask", yes(o.document_mask)},
        {"--steps", o.steps ? concat(*o.steps)
                            : concat(o.arguments.num_train_epochs.value_or(1), " passes over the data")},
        {"shuffle", yes(o.shuffle)},

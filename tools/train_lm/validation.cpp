@@ -6,11 +6,12 @@
 
 #include "sharding/data/batch_sampler.h"
 #include "sharding/data/tokens.h"
+#include "tools/train_lm/language_model.h"
 
 namespace rz::train_lm {
 
 ValidationDataset::ValidationDataset(ValidationData data, std::size_t seq_len, std::uint64_t multiple)
-    : all_(std::move(data.tokens), seq_len),
+    : all_(std::move(data.tokens), seq_len, data.document_end),
       first_(data.first),
       samples_(data.samples),
       size_((samples_ + multiple - 1) / multiple * multiple) {}
@@ -20,6 +21,7 @@ void ValidationDataset::read(std::uint64_t index, BatchRows& to, std::size_t row
   if (index < samples_) return all_.read(first_ + index, to, row);
   std::ranges::fill(to.row<std::int32_t>("inputs", row), 0);
   std::ranges::fill(to.row<std::int32_t>("targets", row), ignored);
+  if (fields().size() > 2) std::ranges::fill(to.row<std::int32_t>("document_starts", row), 0);
 }
 
 namespace {
@@ -50,15 +52,14 @@ EvaluatedData::EvaluatedData(const Engine& engine, const ValidationData& data, s
 EvaluatedData::~EvaluatedData() { positions_->detach(*this); }
 
 Validation::Validation(const Engine& engine, const ValidationData& data, std::size_t seq_len)
-    : loader_(validation_loader(engine, data, seq_len)) {}
+    : loader_(validation_loader(engine, data, seq_len)), document_mask_(data.document_end.has_value()) {}
 
 std::optional<double> Validation::loss(Engine& engine, LanguageModel& model) {
   std::vector<Mean> own;
   for (const Batch& batch : loader_) {
     if (engine.checkpoints().stop_requested()) return std::nullopt;
-    own.push_back(engine.evaluate([&](Tape& tape) {
-      return engine.item(model.forward(tape, batch["inputs"], batch["targets"]).loss);
-    }));
+    own.push_back(engine.evaluate(
+        [&](Tape& tape) { return engine.item(loss_of(model, tape, batch, document_mask_)); }));
   }
   return engine.mean(own);
 }

@@ -21,6 +21,7 @@ namespace rz::train_lm {
 struct ValidationData {
   Tokens tokens;
   std::uint64_t first = 0, samples = 0;
+  std::optional<std::int32_t> document_end{};  ///< attention stays within documents
 };
 
 /// These samples with the fields of a TokenDataset, and after them samples without targets up to a multiple
@@ -66,6 +67,7 @@ class Validation {
 
  private:
   Loader loader_;
+  bool document_mask_;
 };
 
 }  // namespace rz::train_lm
