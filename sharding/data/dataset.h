@@ -23,12 +23,21 @@ struct Field {
   Shape shape = {};  ///< of one sample, at most three dimensions
 };
 
-/// Host memory of a batch that is being filled: a row of every field for each sample.
+/// What noise on a sample may depend on. Neither ranks, workers and batches nor an interruption change it.
+struct SampleDraw {
+  std::uint64_t epoch = 0;  ///< pass over the data
+  std::uint64_t seed = 0;   ///< differs for every sample and epoch, and by the seed of the loader
+};
+
+/// Host memory of a batch into which a sample is read: a row of every field.
 class BatchRows {
  public:
   /// `memory[f]` holds [rows, shape…] of `fields[f]`. Both must outlive this object.
-  BatchRows(std::span<const Field> fields, std::span<const Tensor> memory)
-      : fields_(fields), memory_(memory) {}
+  BatchRows(std::span<const Field> fields, std::span<const Tensor> memory, const SampleDraw& draw = {})
+      : fields_(fields), memory_(memory), draw_(draw) {}
+
+  /// Of the sample that is read.
+  const SampleDraw& draw() const { return draw_; }
 
   /// The elements of a row. Errc::invalid_argument if there is no such field, it lists the fields, or if T is
   /// not its dtype.
@@ -46,17 +55,12 @@ class BatchRows {
 
   std::span<const Field> fields_;
   std::span<const Tensor> memory_;
+  SampleDraw draw_;
 };
 
 /// The parts of `count` things whose checksum stands for them all: everything if that is at most 64 times
 /// `piece`, else 64 pieces from the first to the last.
 std::vector<Range> parts_of_checksum(std::size_t count, std::size_t piece);
-
-/// What noise on a sample may depend on. Neither ranks, workers and batches nor an interruption change it.
-struct SampleDraw {
-  std::uint64_t epoch = 0;  ///< pass over the data
-  std::uint64_t seed = 0;   ///< differs for every sample and epoch, and by the seed of the loader
-};
 
 /// Samples that are read by index, as torch.utils.data.Dataset with __getitem__. The const functions may be
 /// called from several threads at once.
@@ -69,11 +73,11 @@ class Dataset {
   /// Differs for other samples; by which a run that is resumed finds that its data are others. By default
   /// none.
   virtual std::optional<std::uint64_t> checksum() const { return std::nullopt; }
-  /// Writes all fields of sample `index` < size() to a row.
+  /// Writes all fields of sample `index` < size() to a row. What is random about it, such as a crop, words
+  /// that are dropped or masked, depends on the index and BatchRows::draw() alone:
+  ///
+  ///     std::mt19937_64 random(to.draw().seed);
   virtual void read(std::uint64_t index, BatchRows& to, std::size_t row) const = 0;
-  /// Changes a row that read() has written, at random: data augmentation. By default nothing.
-  virtual void augment(std::uint64_t /*index*/, const SampleDraw&, BatchRows& /*to*/,
-                       std::size_t /*row*/) const {}
 };
 
 /// Rows of samples, one tensor for each field.

@@ -29,7 +29,7 @@ struct LoaderOptions {
   /// Where the loader is known by `name`, so that a run can be resumed; may be null.
   std::shared_ptr<LoaderPositions> positions{};
   std::string name{};
-  std::uint64_t seed = 0;  ///< of Dataset::augment()
+  std::uint64_t seed = 0;  ///< of BatchRows::draw()
   bool restart = false;    ///< a range-for after one that was left by break is over the whole epoch again
   /// A field of i32, such as the targets, that has `ignore_index` in rows that repeat samples
   /// (Batch::padding()): losses and nn::accuracy() do not count them. Empty: such rows are as the samples

@@ -70,18 +70,17 @@ void Prefetcher::read_rows(std::uint64_t position, HostBatch& to) {
   const std::vector<std::uint64_t>& passes = to.samples.passes;
   require(passes.empty() || passes.size() == to.samples.indices.size(), Errc::invalid_argument, "a batch of ",
           to.samples.indices.size(), " samples with the passes of ", passes.size());
-  BatchRows rows(fields_, to.tensors);
   for (std::size_t row = 0; row < to.samples.indices.size() && !cancelled_; ++row)
-    read_sample(to.samples.indices[row], passes.empty() ? position / batches : passes[row], rows, row);
+    read_sample(to.samples.indices[row], passes.empty() ? position / batches : passes[row], to.tensors, row);
 }
 
-void Prefetcher::read_sample(std::uint64_t index, std::uint64_t epoch, BatchRows& rows,
+void Prefetcher::read_sample(std::uint64_t index, std::uint64_t epoch, const std::vector<Tensor>& to,
                              std::size_t row) const {
   require(index < dataset_->size(), Errc::invalid_argument, "sample ", index, ": the dataset has ",
           dataset_->size(), "; make the sampler for as many");
+  BatchRows rows(fields_, to, {.epoch = epoch, .seed = seed_of_sample(seed_, epoch, index)});
   try {
     dataset_->read(index, rows, row);
-    dataset_->augment(index, {.epoch = epoch, .seed = seed_of_sample(seed_, epoch, index)}, rows, row);
   } catch (const Error& e) {
     throw Error(e.code(), concat("sample ", index, ": ", e.what()), e.culprit());
   } catch (const std::exception& e) {

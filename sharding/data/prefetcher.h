@@ -29,7 +29,7 @@ struct HostBatch {
 /// not depend on the number of threads. One thread calls the functions.
 class Prefetcher {
  public:
-  /// Reads into `ring`; `workers` threads, or none: then next() reads. `seed`: of augment().
+  /// Reads into `ring`; `workers` threads, or none: then next() reads. `seed`: of BatchRows::draw().
   Prefetcher(std::shared_ptr<const Dataset>, std::shared_ptr<const BatchSampler>, std::vector<HostBatch> ring,
              int workers, std::uint64_t seed);
   /// Ends the threads after the samples that they read now.
@@ -53,7 +53,8 @@ class Prefetcher {
   void end() noexcept;
   void read(std::uint64_t position);
   void read_rows(std::uint64_t position, HostBatch&);
-  void read_sample(std::uint64_t index, std::uint64_t epoch, BatchRows&, std::size_t row) const;
+  void read_sample(std::uint64_t index, std::uint64_t epoch, const std::vector<Tensor>& to,
+                   std::size_t row) const;
   HostBatch& at(std::uint64_t position) { return ring_[position % ring_.size()]; }
   bool ready(std::uint64_t position) const { return ready_[position % ring_.size()] != 0; }
   bool has_work() const { return !cancelled_ && started_ < released_ + ring_.size(); }

@@ -160,12 +160,8 @@ class Drawn final : public Dataset {
   std::uint64_t size() const override { return 23; }
   std::vector<Field> fields() const override { return {{"seed", DType::i64, {1}}}; }
   void read(std::uint64_t index, BatchRows& to, std::size_t row) const override {
-    to.row<std::int64_t>("seed", row)[0] = static_cast<std::int64_t>(index);
-  }
-  void augment(std::uint64_t index, const SampleDraw& draw, BatchRows& to, std::size_t row) const override {
-    EXPECT_EQ(to.row<std::int64_t>("seed", row)[0], static_cast<std::int64_t>(index));
-    EXPECT_EQ(draw.seed, seed_of_sample(6, draw.epoch, index));
-    to.row<std::int64_t>("seed", row)[0] = static_cast<std::int64_t>(draw.seed);
+    EXPECT_EQ(to.draw().seed, seed_of_sample(6, to.draw().epoch, index));
+    to.row<std::int64_t>("seed", row)[0] = static_cast<std::int64_t>(to.draw().seed);
   }
 };
 
