@@ -42,6 +42,39 @@ Var permute_by(Tape& tape, const char* op, Var x, std::span<const int> order) {
   });
 }
 
+/// Adds the gradient of a part, in its place, to that of the whole; stores it if that is not begun, where an
+/// undefined one is 0.
+void put_part(Tape& tape, const Tape::GradTarget& d_x, Tensor d_part, int dimension, std::size_t start,
+              std::size_t length) {
+  if (d_x.accumulate) {
+    if (d_part.defined())
+      ops::narrow_backward(d_x.tensor, tape.converted_for(d_x, d_part), dimension, start,
+                           ops::Into::accumulate, tape.stream());
+    return;
+  }
+  if (length == 0) return;
+  if (!d_part.defined()) {
+    d_part = tape.empty(d_x.tensor.shape().with(dimension, length), d_x.tensor.dtype());
+    ops::fill(d_part, 0, tape.stream());
+  }
+  ops::slice_scatter(d_x.tensor, tape.converted_for(d_x, d_part), dimension, start, tape.stream());
+}
+
+/// Backward of split(), by the last part that has a gradient: d_part, which ends at `end` of the dimension.
+/// The `count` parts before it were recorded one after the other, up to `before`: their gradients are
+/// complete.
+void join_parts(Tape& tape, Var x, int dimension, Var before, std::size_t count, std::size_t end,
+                const Tensor& d_part) {
+  const auto d_x = tape.grad_target(x);
+  put_part(tape, d_x, {}, dimension, end, d_x.tensor.shape()[dimension] - end);
+  std::size_t length = d_part.shape()[dimension], start = end - length;
+  put_part(tape, d_x, d_part, dimension, start, length);
+  for (; count > 0; --count, --before.index) {
+    length = tape.value(before).shape()[dimension], start -= length;
+    put_part(tape, d_x, tape.take_grad(before), dimension, start, length);
+  }
+}
+
 /// The extents of the index, then those of the input without its first.
 Shape selected(const Shape& index, const Shape& in) {
   std::array<std::size_t, 4> all{};
@@ -122,7 +155,8 @@ Var narrow(Tape& tape, Var x, int given, std::size_t start, std::size_t length) 
 
 std::vector<Var> split(Tape& tape, Var x, std::span<const std::size_t> lengths, int dimension) {
   const Shape shape = tape.value(x).shape();
-  const std::size_t extent = shape[ops::dimension("split", shape, dimension)];
+  const int d = ops::dimension("split", shape, dimension);
+  const std::size_t extent = shape[d];
   const std::size_t all = std::accumulate(lengths.begin(), lengths.end(), std::size_t{0});
   if (all != extent)
     fail(Errc::invalid_argument, "split: the lengths of ", lengths.size(), " parts are ", all,
@@ -130,8 +164,14 @@ std::vector<Var> split(Tape& tape, Var x, std::span<const std::size_t> lengths, 
   std::vector<Var> parts;
   std::size_t start = 0;
   for (const std::size_t length : lengths) {
-    parts.push_back(narrow(tape, x, dimension, start, length));
+    const Tensor part = tape.empty(shape.with(d, length), tape.value(x).dtype());
+    ops::narrow(part, tape.value(x), d, start, ops::Into::overwrite, tape.stream());
     start += length;
+    const Var before = parts.empty() ? Var() : parts.back();
+    parts.push_back(tape.record(
+        part, {x}, [x, d, before, count = parts.size(), end = start](Tape& tape, const Tensor& d_part) {
+          join_parts(tape, x, d, before, count, end, d_part);
+        }));
   }
   return parts;
 }

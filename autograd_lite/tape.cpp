@@ -325,6 +325,8 @@ void Tape::accumulate_grad(Var v, Tensor d) {
   write_grad(grad_target(v), d);
 }
 
+Tensor Tape::take_grad(Var output) { return std::exchange(state_->at(output).grad, {}); }
+
 bool Tape::is_parameter_memory(Var v) const {
   const Value& value = state_->at(v);
   return value.kind == Kind::parameter || value.view >= 0;

@@ -77,6 +77,10 @@ class Tape {
   /// In backward: uses a tensor as an input's gradient, possibly without a copy, or adds it to the existing
   /// gradient.
   void accumulate_grad(Var, Tensor);
+  /// In backward: the gradient of another operator's output, which then does not run, as if it had none;
+  /// undefined if it has none. Complete if that operator was recorded immediately before the caller, as one
+  /// of several that share their backward.
+  Tensor take_grad(Var output);
   /// True if the value is a parameter's memory, which may be moved or released outside the parameter's
   /// scopes: backward must read value() again, and objects that outlive forward must not keep the tensor.
   bool is_parameter_memory(Var) const;

@@ -1,8 +1,8 @@
 #pragma once
 /// Operators that move elements, with PyTorch's names and the rules of tensor/ops.h. Tensors may have row
-/// strides, except those of index_select, and the few elements of gather. With Into::overwrite permute, cat
-/// and narrow copy elements of any dtype; elsewhere f32, f16 or bf16 is required. An output overlaps no
-/// input.
+/// strides, except those of index_select, and the few elements of gather. With Into::overwrite permute, cat,
+/// narrow and slice_scatter copy elements of any dtype; elsewhere f32, f16 or bf16 is required. An output
+/// overlaps no input.
 ///
 /// A dimension is an index of an extent; a negative one counts from the last. Errc::invalid_argument names
 /// operator and shape if there is none.
@@ -31,6 +31,8 @@ void narrow(const Tensor& out, const Tensor& in, int dimension, std::size_t star
 /// they are.
 void narrow_backward(const Tensor& d_in, const Tensor& d_out, int dimension, std::size_t start, Into,
                      const Stream&);
+/// out[…, start : start + length, …] = part; other elements stay as they are.
+void slice_scatter(const Tensor& out, const Tensor& part, int dimension, std::size_t start, const Stream&);
 
 /// out[n…] = in[index[n…]]: rows, elements or blocks of the first dimension; index is i32. It is embedding()
 /// of any shape, with the same errors and results for an index out of range.

@@ -58,6 +58,20 @@ TEST(ShapeOps, SplitAndNarrowGradients) {
         return cat(t, {parts[3], mul(t, parts[1], narrow(t, v[0], 1, 0, 3)), parts[2]}, 1);
       },
       {x}, 5e-3);
+  // Every set of parts that have a gradient, as the only use, and as one of two.
+  for (int used = 1; used < 16; ++used)
+    for (const bool twice : {false, true})
+      expect_gradients(
+          [=](Tape& t, const auto& v) {
+            const Var y = mul(t, v[0], 2);
+            std::vector<Var> some;
+            const std::vector<Var> parts = split(t, y, {1, 2, 1, 2}, 1);
+            for (int i = 0; i < 4; ++i)
+              if (used >> i & 1) some.push_back(parts[static_cast<std::size_t>(i)]);
+            if (twice) some.push_back(y);
+            return cat(t, some, 1);
+          },
+          {x});
 }
 
 TEST(ShapeOps, SelectAndFlatten) {

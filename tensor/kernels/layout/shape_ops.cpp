@@ -138,4 +138,10 @@ void narrow_backward(const Tensor& d_in, const Tensor& d_out, int given, std::si
   move_part(op, d_in, d_out, d, start, true, into, stream);
 }
 
+void slice_scatter(const Tensor& out, const Tensor& part, int given, std::size_t start,
+                   const Stream& stream) {
+  const int d = narrowed("slice_scatter", {"out", out}, {"part", part}, given, start, Into::overwrite);
+  move_part("slice_scatter", out, part, d, start, true, Into::overwrite, stream);
+}
+
 }  // namespace rz::ops
