@@ -116,7 +116,7 @@ struct ProcessName {
   bool operator==(const ProcessName&) const = default;
 };
 
-ProcessName this_process() {
+ProcessName process_name() {
   std::error_code ignored;
   return {concat(getpid()), fs::read_symlink("/proc/self/ns/pid", ignored).string()};
 }
@@ -134,7 +134,7 @@ UniqueFd register_rank(const fs::path& place, int rank) {
             std::generic_category().message(errno));
     return {};
   }
-  const auto [id, space] = this_process();
+  const auto [id, space] = process_name();
   const std::string text = concat(id, '\n', space, '\n');
   if (::write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size()))
     fail_errno("write", name.string());
@@ -151,7 +151,7 @@ std::optional<ProcessName> registered_process(const fs::path& place, int rank) {
   const auto lines = parts_of(contents_of(name), '\n');
   if (lines.size() < 2) return std::nullopt;
   const ProcessName process{lines[0], lines[1]};
-  const bool visible = process.space == this_process().space;
+  const bool visible = process.space == process_name().space;
   if (visible && !process.space.empty() && kill(std::atoi(process.id.c_str()), 0) != 0 && errno == ESRCH)
     return std::nullopt;
   return process;
@@ -235,7 +235,7 @@ void sweep_stale(const fs::path& base) {
                                   const std::string& job) {
   fail(
       Errc::rendezvous, "process ", process.id, " of ", process.space, " is rank ", rank, " of job '", job,
-      "' already (", directory.string(), "), but process ", this_process().id, " of ", this_process().space,
+      "' already (", directory.string(), "), but process ", process_name().id, " of ", process_name().space,
       " has the same rank and job in its environment; a program that a rank starts must not inherit RANK and "
       "WORLD_SIZE, or those of its launcher: unset them; two jobs need identities of their own: set "
       "RZ_LAUNCH");
@@ -256,7 +256,7 @@ std::shared_ptr<Store> root_store(const fs::path& directory, const std::string& 
   const auto current = read_current(directory);
   const auto process =
       current && !is_foreign(*current) ? registered_process(directory / current->name, 0) : std::nullopt;
-  if (process && *process != this_process()) fail_registered(0, *process, directory, job);
+  if (process && *process != process_name()) fail_registered(0, *process, directory, job);
   if (!process) remove_contents(directory);  // of a dead job
   const std::string name = net::random_hex();
   make_private(directory / name);
@@ -315,7 +315,7 @@ std::shared_ptr<Store> joining_rank_store(const fs::path& directory, const std::
     *registered = register_rank(place, rank);
     if (*registered) return true;
     const auto process = registered_process(place, rank);
-    if (process && *process != this_process()) fail_registered(rank, *process, directory, job);
+    if (process && *process != process_name()) fail_registered(rank, *process, directory, job);
     return false;
   });
   require(joined, Errc::timeout, "rank 0 did not open ", directory.string(), ", the rendezvous of job '", job,

@@ -16,7 +16,7 @@
 namespace rz {
 
 using store_wire::Reply;
-using store_wire::Request;
+using store_wire::StoreRequest;
 
 namespace {
 
@@ -135,10 +135,10 @@ bool StoreServer::serve(Client& c) {
       std::memcpy(&magic, rest.data(), sizeof magic);
       if (magic != store_wire::request_magic) return false;
     }
-    if (rest.size() < sizeof(Request)) break;
-    Request r;
+    if (rest.size() < sizeof(StoreRequest)) break;
+    StoreRequest r;
     std::memcpy(&r, rest.data(), sizeof r);
-    if (!valid(r) || (!c.authenticated && r.kind != Request::hello)) return false;
+    if (!valid(r) || (!c.authenticated && r.kind != StoreRequest::hello)) return false;
     const std::size_t launch = sizeof r, key = launch + r.launch_bytes, value = key + r.key_bytes;
     if (rest.size() < value + r.value_bytes) break;
     perform(c, r, rest.substr(launch, r.launch_bytes), rest.substr(key, r.key_bytes),
@@ -150,16 +150,16 @@ bool StoreServer::serve(Client& c) {
   return true;
 }
 
-void StoreServer::perform(Client& c, const Request& r, std::string_view launch, std::string_view key,
+void StoreServer::perform(Client& c, const StoreRequest& r, std::string_view launch, std::string_view key,
                           std::string_view value) {
   if (launch != options_.launch) {
     c.leaving = true;
     return reply(c, Reply::wrong_launch, options_.launch);
   }
   try {
-    if (r.kind == Request::hello) return admit(c);
-    if (r.kind == Request::get) return find_value(c, key, r.number);
-    if (r.kind == Request::add) return reply(c, Reply::ok, {}, table_.add(key, r.number));
+    if (r.kind == StoreRequest::hello) return admit(c);
+    if (r.kind == StoreRequest::get) return find_value(c, key, r.number);
+    if (r.kind == StoreRequest::add) return reply(c, Reply::ok, {}, table_.add(key, r.number));
     table_.set(key, value);
     reply(c, Reply::ok, {});
   } catch (const Error& e) {

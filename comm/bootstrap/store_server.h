@@ -56,7 +56,7 @@ class StoreServer {
   static bool receive(Client&);
   static bool flush(Client&);
   bool serve(Client&);
-  void perform(Client&, const store_wire::Request&, std::string_view launch, std::string_view key,
+  void perform(Client&, const store_wire::StoreRequest&, std::string_view launch, std::string_view key,
                std::string_view value);
   void admit(Client&);
   void find_value(Client&, std::string_view key, std::int64_t milliseconds);

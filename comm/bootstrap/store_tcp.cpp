@@ -20,7 +20,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using store_wire::Reply;
-using store_wire::Request;
+using store_wire::StoreRequest;
 
 /// Time for the server to reply to a request that does not wait.
 constexpr auto retry_interval = std::chrono::seconds(30);
@@ -104,7 +104,7 @@ class ServerSearch {
     }
     try {
       StoreConnection line(std::move(socket));
-      const auto [reply, text] = line.call(to_bytes(Request{.kind = Request::hello}, launch_), deadline);
+      const auto [reply, text] = line.call(to_bytes(StoreRequest{.kind = StoreRequest::hello}, launch_), deadline);
       if (reply.status == Reply::ok) return line;
       if (reply.status != Reply::wrong_launch) return fails(concat(address.text(), ": ", text));
       wrong_launch_ = concat("the store at ", address.text(), " is that of launch '", text,
@@ -151,17 +151,17 @@ class TcpStore final : public Store {
   }
 
   void set(std::string_view key, std::string_view value) override {
-    call({.kind = Request::set}, key, value, Deadline::after(retry_interval));
+    call({.kind = StoreRequest::set}, key, value, Deadline::after(retry_interval));
   }
 
   std::string get(std::string_view key, Deadline deadline) override {
     const auto ms = std::chrono::ceil<milliseconds>(deadline.remaining());
-    return call({.kind = Request::get, .number = ms.count()}, key, {}, Deadline::after(ms + retry_interval))
+    return call({.kind = StoreRequest::get, .number = ms.count()}, key, {}, Deadline::after(ms + retry_interval))
         .second;
   }
 
   std::int64_t add(std::string_view key, std::int64_t amount) override {
-    return call({.kind = Request::add, .number = amount}, key, {}, Deadline::after(retry_interval)).first;
+    return call({.kind = StoreRequest::add, .number = amount}, key, {}, Deadline::after(retry_interval)).first;
   }
 
   int port() const { return port_; }
@@ -278,7 +278,7 @@ class TcpStore final : public Store {
     return *std::move(line);
   }
 
-  std::pair<std::int64_t, std::string> call(Request request, std::string_view key, std::string_view value,
+  std::pair<std::int64_t, std::string> call(StoreRequest request, std::string_view key, std::string_view value,
                                             Deadline deadline) {
     require(key.size() <= store_wire::max_key, Errc::invalid_argument, "a key of ", key.size(),
             " bytes; at most ", store_wire::max_key);

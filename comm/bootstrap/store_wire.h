@@ -13,7 +13,7 @@ constexpr std::uint32_t reply_magic = 0x32415a52;    // "RZA2"
 constexpr std::uint32_t max_launch = 1024, max_key = 1024, max_value = 1 << 20;
 
 /// Header of a request. The launch's identity, the key and the value follow.
-struct Request {
+struct StoreRequest {
   /// The first request of a connection is a hello, which has neither key nor value.
   enum Kind : std::uint32_t { set = 1, get = 2, add = 3, hello = 4 };
   std::uint32_t magic = request_magic;
@@ -21,8 +21,8 @@ struct Request {
   std::uint32_t launch_bytes = 0, key_bytes = 0, value_bytes = 0, unused = 0;
   std::int64_t number = 0;  ///< add: amount; get: milliseconds to wait
 };
-static_assert(sizeof(Request) == 32);
-constexpr std::size_t max_request = sizeof(Request) + max_launch + max_key + max_value;
+static_assert(sizeof(StoreRequest) == 32);
+constexpr std::size_t max_request = sizeof(StoreRequest) + max_launch + max_key + max_value;
 
 /// Header of a reply. The value follows: the value of a get, the server's launch with `wrong_launch`, or the
 /// reason with `refused`.
@@ -35,14 +35,14 @@ struct Reply {
 };
 static_assert(sizeof(Reply) == 24);
 
-inline bool valid(const Request& r) {
-  return r.magic == request_magic && r.kind >= Request::set && r.kind <= Request::hello &&
+inline bool valid(const StoreRequest& r) {
+  return r.magic == request_magic && r.kind >= StoreRequest::set && r.kind <= StoreRequest::hello &&
          r.launch_bytes <= max_launch && r.key_bytes <= max_key && r.value_bytes <= max_value &&
-         (r.kind == Request::set || !r.value_bytes) && (r.kind != Request::hello || !r.key_bytes);
+         (r.kind == StoreRequest::set || !r.value_bytes) && (r.kind != StoreRequest::hello || !r.key_bytes);
 }
 
 /// Serializes a request; sets the lengths in its header.
-inline std::string to_bytes(Request r, std::string_view launch, std::string_view key = {},
+inline std::string to_bytes(StoreRequest r, std::string_view launch, std::string_view key = {},
                             std::string_view value = {}) {
   r.launch_bytes = static_cast<std::uint32_t>(launch.size());
   r.key_bytes = static_cast<std::uint32_t>(key.size());

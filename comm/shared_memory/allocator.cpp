@@ -12,14 +12,14 @@
 namespace rz {
 
 namespace {
-constexpr std::size_t alignment = 256;
+constexpr std::size_t block_alignment = 256;
 constexpr std::size_t slab_bytes = std::size_t{2} << 20;
 constexpr std::size_t max_slab_block = slab_bytes / 4;
 
 // Cache colouring. Blocks that start at the same offset in their pages compete for the same cache sets; with
 // huge pages, in all caches. So large blocks start at different offsets, which differ between a rank's own
 // blocks and between ranks.
-constexpr std::size_t cache_colours = 16, colour_stride = 4096 + alignment;
+constexpr std::size_t cache_colours = 16, colour_stride = 4096 + block_alignment;
 constexpr std::size_t min_coloured_bytes = std::size_t{2} << 20;
 
 }  // namespace
@@ -45,7 +45,7 @@ std::shared_ptr<Segment> SegmentMap::find(const std::byte* at, std::size_t bytes
 }
 
 std::shared_ptr<std::byte> SharedMemoryAllocator::allocate(std::size_t bytes) {
-  const std::size_t need = round_up(std::max<std::size_t>(bytes, 1), alignment);
+  const std::size_t need = round_up(std::max<std::size_t>(bytes, 1), block_alignment);
   if (bytes > max_slab_block) {
     const bool placed = bytes >= min_coloured_bytes;
     require(bytes <= static_cast<std::size_t>(PTRDIFF_MAX), Errc::system, "shared memory: need ",

@@ -26,13 +26,13 @@ ShardSlice slice_of(std::string tensor, const ParameterElements& of, bool finite
           .finite = finite};
 }
 
-std::map<const Parameter*, std::string> names_of(Module& module) {
+std::map<const Parameter*, std::string> parameter_names(Module& module) {
   std::map<const Parameter*, std::string> names;
   for (const auto& [name, p] : module.named_parameters()) names[p] = name;
   return names;
 }
 
-std::span<const std::byte> bytes_of(const float* values, Range elements) {
+std::span<const std::byte> slice_bytes(const float* values, Range elements) {
   return std::as_bytes(std::span(values, elements.count()));
 }
 
@@ -40,7 +40,7 @@ std::span<const std::byte> bytes_of(const float* values, Range elements) {
 
 OwnedState::OwnedState(Module& module, const Strategy& strategy, const Options& options, const Stream& stream)
     : strategy_(strategy), options_(options), stream_(stream) {
-  const auto names = names_of(module);
+  const auto names = parameter_names(module);
   for (const ParameterElements& of : strategy.values().owned())
     if (options.frozen || of.parameter->requires_grad)
       slices_.push_back(slice_of(model_tensor(names.at(of.parameter)), of, options.finite));
@@ -65,10 +65,10 @@ std::size_t OwnedState::bytes() const {
 
 void OwnedState::read(const std::function<void(std::span<const std::byte>)>& f) const {
   strategy_.values().visit_owned(
-      [&](const Parameter&, Range elements, const float* values) { f(bytes_of(values, elements)); },
+      [&](const Parameter&, Range elements, const float* values) { f(slice_bytes(values, elements)); },
       [&](const Parameter& p) { return options_.frozen || p.requires_grad; });
   strategy_.optimizer_state().visit([&](const std::string&, const Parameter&, Range elements,
-                                        const float* values) { f(bytes_of(values, elements)); });
+                                        const float* values) { f(slice_bytes(values, elements)); });
   for (const auto& [name, b] : buffers_) {
     const Tensor value = b->value.on_host(stream_);
     f({value.raw(), value.bytes()});
@@ -87,7 +87,7 @@ std::vector<SafetensorsSpec> specs(std::span<const ShardSlice> slices) {
 }
 
 /// Exponents of all ones, by a loop without branches.
-void require_finite(const std::string& tensor, std::span<const std::byte> floats) {
+void refuse_nonfinite(const std::string& tensor, std::span<const std::byte> floats) {
   constexpr std::uint32_t exponent = 0x7f800000;
   std::uint32_t found = 0;
   for (std::size_t at = 0; at + sizeof found <= floats.size(); at += sizeof found) {
@@ -129,7 +129,7 @@ void ShardWriter::check(std::span<const std::byte> bytes) {
   constexpr std::size_t max = std::size_t{64} << 10;
   while (!bytes.empty()) {
     const auto part = bytes.first(std::min(bytes.size(), max));
-    if (!finite_[slice_].empty()) require_finite(finite_[slice_], part);
+    if (!finite_[slice_].empty()) refuse_nonfinite(finite_[slice_], part);
     checksum_.add(part);
     bytes = bytes.subspan(part.size());
   }

@@ -206,7 +206,7 @@ void check_names(const std::string& path, std::span<const SafetensorsSpec> tenso
   }
 }
 
-uint64_t bytes_of(const std::string& path, const SafetensorsSpec& t) {
+uint64_t tensor_bytes(const std::string& path, const SafetensorsSpec& t) {
   uint64_t count = 1, bytes = 0;
   bool fits = true;
   for (const auto extent : t.shape) fits = fits && !__builtin_mul_overflow(count, extent, &count);
@@ -221,7 +221,7 @@ std::string header_text(const std::string& path, std::span<const SafetensorsSpec
   std::string text = R"({"__metadata__":{"format":"pt"})";
   uint64_t at = 0;
   for (const auto& t : tensors) {
-    const uint64_t end = at + bytes_of(path, t);
+    const uint64_t end = at + tensor_bytes(path, t);
     text += concat(",", json(t.name).dump(), R"(:{"dtype":)",
                    json(t.stored_as.empty() ? safetensors_name(t.dtype) : t.stored_as).dump(), R"(,"shape":)",
                    json(t.shape).dump(), R"(,"data_offsets":[)", at, ",", end, "]}");
@@ -240,7 +240,7 @@ std::string header_text(const std::string& path, std::span<const SafetensorsSpec
 struct SafetensorsWriter::State {
   State(const std::string& path, std::span<const SafetensorsSpec> tensors)
       : State(path, header_text(path, tensors)) {
-    for (const auto& t : tensors) remaining += bytes_of(path, t);
+    for (const auto& t : tensors) remaining += tensor_bytes(path, t);
   }
   State(const std::string& path, const std::string& header) : path(path), file(path) {
     const uint64_t length = header.size();

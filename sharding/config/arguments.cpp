@@ -16,7 +16,7 @@ using FlagGroup = ArgumentGroup;
 using nlohmann::json;
 
 template <class T>
-T parse_number(const ArgumentSpec& flag, std::string_view text) {
+T flag_value(const ArgumentSpec& flag, std::string_view text) {
   T value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   require(error == std::errc() && end == text.data() + text.size(), Errc::config, "--", flag.name, " ", text,
@@ -29,11 +29,11 @@ T parse_number(const ArgumentSpec& flag, std::string_view text) {
 
 /// A share of the schedule below 1, as in Trainer.
 void set_warmup_steps(A& a, const ArgumentSpec& flag, std::string_view value) {
-  const auto number = parse_number<double>(flag, value);
+  const auto number = flag_value<double>(flag, value);
   if (number > 0 && number < 1) {
     a.warmup_ratio = number;
   } else {
-    a.warmup_steps = parse_number<std::int64_t>(flag, value);
+    a.warmup_steps = flag_value<std::int64_t>(flag, value);
   }
 }
 
@@ -65,7 +65,7 @@ T parse_value(const ArgumentSpec& flag, std::string_view value) {
     check_word(flag, value);
     return std::string(value);
   } else {
-    return parse_number<T>(flag, value);
+    return flag_value<T>(flag, value);
   }
 }
 template <class T>

@@ -128,21 +128,21 @@ double half_cosine(double step, double length) {
 }
 
 /// A part of a 1cycle: indices of rates {initial, max, min} and of momenta {max, base}.
-struct Phase {
+struct OneCyclePhase {
   double end_step;
   int start_lr, end_lr, start_momentum, end_momentum;
 };
 
-struct Phases {
-  std::array<Phase, 3> list;
+struct OneCyclePhases {
+  std::array<OneCyclePhase, 3> list;
   std::size_t count;
 };
 
-Phases phases_of(const OneCycleLr& s) {
+OneCyclePhases phases_of(const OneCycleLr& s) {
   const double total = as_double(s.total_steps), first = s.pct_start * total - 1;
-  const Phase up{first, 0, 1, 0, 1};
-  if (!s.three_phase) return {{up, Phase{total - 1, 1, 2, 1, 0}}, 2};
-  return {{up, Phase{2 * s.pct_start * total - 2, 1, 0, 1, 0}, Phase{total - 1, 0, 2, 0, 0}}, 3};
+  const OneCyclePhase up{first, 0, 1, 0, 1};
+  if (!s.three_phase) return {{up, OneCyclePhase{total - 1, 1, 2, 1, 0}}, 2};
+  return {{up, OneCyclePhase{2 * s.pct_start * total - 2, 1, 0, 1, 0}, OneCyclePhase{total - 1, 0, 2, 0, 0}}, 3};
 }
 
 double anneal(AnnealStrategy strategy, double start, double end, double share) {
@@ -151,8 +151,8 @@ double anneal(AnnealStrategy strategy, double start, double end, double share) {
 }
 
 /// The phase of a step, and the share of it that has passed.
-std::pair<Phase, double> phase_at(const OneCycleLr& s, std::int64_t step) {
-  const Phases phases = phases_of(s);
+std::pair<OneCyclePhase, double> phase_at(const OneCycleLr& s, std::int64_t step) {
+  const OneCyclePhases phases = phases_of(s);
   const double at = as_double(std::min(step, s.total_steps - 1));
   double start = 0;
   std::size_t i = 0;

@@ -58,7 +58,7 @@ void add_values(const json& node, const std::string& path, std::map<std::string,
 }
 
 /// What an absent key stands for in most sections; other versions have other keys.
-bool is_nothing(const json& value) {
+bool stands_for_absence(const json& value) {
   return value.is_null() || value == json(false) || value == json(0) || value == json("no");
 }
 
@@ -226,7 +226,7 @@ std::string differences(const EngineState& saved, const EngineState& now) {
       if (is_compared(key, fixed_batches)) keys.insert(key);
   for (const std::string& key : keys) {
     const json a = before.contains(key) ? before[key] : json(), b = after.contains(key) ? after[key] : json();
-    if (a == b || (is_nothing(a) && is_nothing(b))) continue;
+    if (a == b || (stands_for_absence(a) && stands_for_absence(b))) continue;
     add(key, a.is_null() ? "absent" : a.dump(), b.is_null() ? "absent" : b.dump());
   }
   if (saved.optimizer.name.empty() || now.optimizer.name.empty()) return text;

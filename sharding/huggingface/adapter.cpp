@@ -41,7 +41,7 @@ constexpr std::array known_keys{"peft_type",       "target_modules", "r",
                                 "peft_version",    "megatron_core",  "qalora_group_size",
                                 "eva_config",      "runtime_config"};
 
-bool is_nothing(const json& v) {
+bool is_unset(const json& v) {
   return v.is_null() || v == false || ((v.is_object() || v.is_array()) && v.empty());
 }
 
@@ -66,7 +66,7 @@ void check_keys(const JsonObject& o) {
   if (o.has("bias") && o.at("bias") != "none") refuse(o, "bias", "; biases stay frozen: use \"none\"");
   check_start(o);
   for (const std::string& key : o.keys())
-    if (std::ranges::find(known_keys, key) == known_keys.end() && !is_nothing(o.at(key))) refuse(o, key, "");
+    if (std::ranges::find(known_keys, key) == known_keys.end() && !is_unset(o.at(key))) refuse(o, key, "");
 }
 
 std::vector<std::string> names_at(const JsonObject& o, const char* key) {

@@ -31,7 +31,7 @@ void add_problem(std::string& text, const char* heading, const std::vector<std::
   if (!names.empty()) text += concat(text.empty() ? "" : "; ", heading, " ", listed(names));
 }
 
-std::vector<std::string> names_of(Module& module) {
+std::vector<std::string> tensor_names(Module& module) {
   std::vector<std::string> names;
   for (const auto& [name, p] : module.named_parameters()) names.push_back(name);
   for (const auto& [name, b] : persistent_buffers(module)) names.push_back(name);
@@ -80,10 +80,10 @@ struct PretrainedWeights::State {
 
 PretrainedWeights::State::State(const std::string& path, Module& module, const LoadOptions& options)
     : files(open_tensors(path)),
-      names(files, names_of(module), options.prefix, name_table(module)),
+      names(files, tensor_names(module), options.prefix, name_table(module)),
       seed(options.seed),
       nonfinite(options.nonfinite) {
-  const std::vector<std::string> model = names_of(module);
+  const std::vector<std::string> model = tensor_names(module);
   auto parameters = module.named_parameters();
   auto saved_buffers = persistent_buffers(module);
   for (const auto& [name, p] : parameters) initialized.insert(p);

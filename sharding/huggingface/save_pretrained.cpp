@@ -74,7 +74,7 @@ std::vector<SafetensorsSpec> specs(const std::vector<Saved>& saved) {
   return all;
 }
 
-std::vector<std::uint64_t> bytes_of(const std::vector<SafetensorsSpec>& specs) {
+std::vector<std::uint64_t> sizes_of(const std::vector<SafetensorsSpec>& specs) {
   std::vector<std::uint64_t> all;
   for (const SafetensorsSpec& s : specs) {
     all.push_back(size_of(s.dtype));
@@ -83,7 +83,7 @@ std::vector<std::uint64_t> bytes_of(const std::vector<SafetensorsSpec>& specs) {
   return all;
 }
 
-void require_finite(const std::string& path, const std::string& name, std::span<const float> values) {
+void refuse_nonfinite(const std::string& path, const std::string& name, std::span<const float> values) {
   const auto bad = std::ranges::find_if(values, [](float x) { return !std::isfinite(x); });
   if (bad == values.end()) return;
   fail(Errc::diverged, path, ": not written: ", name, '[', bad - values.begin(), "] is ", *bad,
@@ -210,7 +210,7 @@ void write_files(const Contents& of, const PathOf& path_of, std::uint64_t max_fi
                      [&] { check_exportable(path, of.parameters, of.buffers, of.options.dtype); });
   const std::vector<Saved> saved = saved_tensors(of.parameters, of.buffers, of.options.dtype);
   const std::vector<SafetensorsSpec> all = specs(saved);
-  const Cut cut = cut_into_files(bytes_of(all), max_file_bytes);
+  const Cut cut = cut_into_files(sizes_of(all), max_file_bytes);
   Files files(communicator, rank);
   files.open(all, cut, path_of);
   files.agree();  // before the weights are gathered
@@ -221,7 +221,7 @@ void write_files(const Contents& of, const PathOf& path_of, std::uint64_t max_fi
       continue;
     }
     const Tensor wide = of.values_of(*parameter);
-    if (!of.options.nonfinite) require_finite(path, name, {wide.data<float>(), wide.count()});
+    if (!of.options.nonfinite) refuse_nonfinite(path, name, {wide.data<float>(), wide.count()});
     files.write(t, narrowed(path, name, wide, dtype, of.options.nonfinite));
   }
   files.finish();

@@ -22,7 +22,7 @@ void check(const Precision& p) {
           "; choose f32 or ", name(p.parameters));
 }
 
-std::size_t bytes_of(std::size_t elements, std::size_t element) {
+std::size_t bytes_of_elements(std::size_t elements, std::size_t element) {
   return elements > std::numeric_limits<std::size_t>::max() / element
              ? std::numeric_limits<std::size_t>::max()
              : elements * element;
@@ -101,8 +101,8 @@ BucketOptions bucket_options(const StrategyOptions& options, const ShardingPlan&
   const bool gathers = plan.state == Placement::sharded;
   const std::size_t reduced = reduce_bucket_size(options, plan, parameters);
   const std::size_t cap = gathers ? std::min(reduced, options.allgather_bucket_size) : reduced;
-  o.cap_bytes = bytes_of(cap, element);
-  o.first_bytes = bytes_of(std::min(cap, options.first_bucket_size), element);
+  o.cap_bytes = bytes_of_elements(cap, element);
+  o.first_bytes = bytes_of_elements(std::min(cap, options.first_bucket_size), element);
   o.align = norm_block;
   o.granularity = norm_block * static_cast<std::size_t>(ranks);
   o.overlap = options.overlap_comm;

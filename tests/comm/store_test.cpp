@@ -28,7 +28,7 @@ namespace rz {
 namespace {
 
 using store_wire::Reply;
-using store_wire::Request;
+using store_wire::StoreRequest;
 using test::error_of;
 
 using std::chrono::milliseconds;
@@ -273,13 +273,13 @@ TEST(TcpStore, GarbageOnThePortIsRejected) {
   const auto store = tcp_store("127.0.0.1:0", true);
   const net::SocketAddress address = net::resolve({"127.0.0.1", tcp_store_port(*store)}).front();
   constexpr std::uint32_t magic = store_wire::request_magic;
-  const Request headers[] = {
+  const StoreRequest headers[] = {
       {0, 4, 0, 0, 0, 0, 0},          {magic, 0, 0, 0, 0, 0, 0},
       {magic, 9, 0, 0, 0, 0, 0},      {magic, 4, 0xffffffff, 0, 0, 0, 0},
       {magic, 4, 0, 1, 0, 0, 0},      {magic, 4, 0, 0, 1, 0, 0},
       {magic, 1, 0, 1, 1 << 19, 0, 0}};  // the last is well-formed, but no hello message
   std::vector<std::string> garbage{"GET / HTTP/1.1\r\nHost: x\r\n\r\n", std::string(100'000, '\xff')};
-  for (const Request& h : headers) garbage.emplace_back(reinterpret_cast<const char*>(&h), sizeof h);
+  for (const StoreRequest& h : headers) garbage.emplace_back(reinterpret_cast<const char*>(&h), sizeof h);
   for (const auto& bytes : garbage) {
     const UniqueFd socket = net::connect_tcp(address, soon());
     ASSERT_TRUE(socket);
@@ -373,9 +373,9 @@ TEST(TcpStore, ARequestWaitsForThePreviousReply) {
   const std::string value(1 << 20, 'v');
   store->set("long", value);
   const RawClient client(tcp_store_port(*store));
-  std::string bytes = to_bytes(Request{.kind = Request::hello}, "");
-  for (int i = 0; i < requests; ++i) bytes += to_bytes(Request{.kind = Request::get}, "", "long");
-  client.send(bytes + to_bytes(Request{.kind = Request::add, .number = 1}, "", "served"));
+  std::string bytes = to_bytes(StoreRequest{.kind = StoreRequest::hello}, "");
+  for (int i = 0; i < requests; ++i) bytes += to_bytes(StoreRequest{.kind = StoreRequest::get}, "", "long");
+  client.send(bytes + to_bytes(StoreRequest{.kind = StoreRequest::add, .number = 1}, "", "served"));
   for (int i = 0; i < 10; ++i) store->add("turns of the server", 1);
   EXPECT_EQ(store->add("served", 0), 0) << "all replies were made in the server's memory";
   EXPECT_EQ(read_reply(client).value_bytes, 0u);
@@ -462,10 +462,10 @@ TEST(TcpStore, AnExceptionEndsOneClientOnly) {
     const auto store = tcp_store("127.0.0.1:0", true);
     std::list<RawClient> clients;
     for (int i = 0; i < 200; ++i) {
-      clients.emplace_back(tcp_store_port(*store)).send(to_bytes(Request{.kind = Request::hello}, ""));
+      clients.emplace_back(tcp_store_port(*store)).send(to_bytes(StoreRequest{.kind = StoreRequest::hello}, ""));
       EXPECT_EQ(read_reply(clients.back()).status, Reply::ok);
     }
-    std::string partial = to_bytes(Request{.kind = Request::set}, "", "key", std::string(1 << 20, 'v'));
+    std::string partial = to_bytes(StoreRequest{.kind = StoreRequest::set}, "", "key", std::string(1 << 20, 'v'));
     partial.pop_back();  // so that the server keeps it
     rlimit before{};
     getrlimit(RLIMIT_DATA, &before);
@@ -589,9 +589,9 @@ TEST(TcpStore, AnotherLaunchIsRefusedByName) {
 TEST(TcpStore, ARequestOfAnotherLaunchIsRefused) {
   const auto server = tcp_store("127.0.0.1:0", {.serve = true, .launch = "ours"});
   const RawClient client(tcp_store_port(*server));
-  client.send(to_bytes(Request{.kind = Request::hello}, "ours"));
+  client.send(to_bytes(StoreRequest{.kind = StoreRequest::hello}, "ours"));
   EXPECT_EQ(read_reply(client).status, Reply::ok);
-  client.send(to_bytes(Request{.kind = Request::set}, "theirs", "key", "value"));
+  client.send(to_bytes(StoreRequest{.kind = StoreRequest::set}, "theirs", "key", "value"));
   std::string launch;
   EXPECT_EQ(read_reply(client, &launch).status, Reply::wrong_launch);
   EXPECT_EQ(launch, "ours");
