@@ -149,7 +149,7 @@ void require_untied(Module& module, const std::string& name, const Parameter* p)
 }
 
 void add_update(nn::Linear& layer, const std::shared_ptr<const LoraOptions>& options) {
-  layer.lora = std::make_unique<nn::LowRankUpdate>();
+  layer.lora = std::make_unique<nn::LowRankUpdate>(layer);
   nn::LowRankUpdate& update = *layer.lora;
   const double r = static_cast<double>(options->r);
   update.scale = static_cast<float>(options->lora_alpha / (options->use_rslora ? std::sqrt(r) : r));

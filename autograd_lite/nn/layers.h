@@ -22,6 +22,12 @@ Var constant_like(Tape&, const Tensor& x, Parameter& weight, const Module& layer
 /// A low-rank update of a Linear, scale · B(A(dropout(x))) (Hu et al., arXiv:2106.09685). add_lora()
 /// (autograd_lite/models/lora.h) adds it to a layer.
 struct LowRankUpdate {
+  /// Its parameters are those of the layer, as long as it lives.
+  explicit LowRankUpdate(Module& of) : layer(of) {}
+  ~LowRankUpdate() { layer.unregister_parameter(a), layer.unregister_parameter(b); }
+  LowRankUpdate(const LowRankUpdate&) = delete;
+
+  Module& layer;
   Parameter a;  ///< NAME.lora_A.weight [r, in], initially as the weight of a Linear
   Parameter b;  ///< NAME.lora_B.weight [out, r], initially 0
   float scale = 1;

@@ -22,12 +22,17 @@ Module::~Module() {
 
 void Module::forget(const Module& part) {
   std::erase_if(entries_, [&](const Entry& entry) { return entry.part == &part; });
-  const auto is_of_part = [&](const Parameter* p) {
-    return std::ranges::find(part.parameters_, p) != part.parameters_.end();
+  remove_from_scopes(part.parameters_);
+}
+
+/// Of this module and those above it.
+void Module::remove_from_scopes(std::span<Parameter* const> parameters) {
+  const auto is_one = [&](const Parameter* p) {
+    return std::ranges::find(parameters, p) != parameters.end();
   };
   for (Module* m = this; m; m = m->parent_) {
-    std::erase_if(m->own_.parameters, is_of_part);
-    for (const auto& scope : m->declared_) std::erase_if(scope->parameters, is_of_part);
+    std::erase_if(m->own_.parameters, is_one);
+    for (const auto& scope : m->declared_) std::erase_if(scope->parameters, is_one);
   }
 }
 
@@ -48,6 +53,13 @@ void Module::register_parameter(Parameter& p, const std::string& name, const Sha
   p.initial = initial;
   parameters_.push_back(&p);
   unit().parameters.push_back(&p);
+}
+
+void Module::unregister_parameter(const Parameter& p) {
+  const auto found = std::ranges::find(parameters_, &p);
+  if (found == parameters_.end()) return;
+  remove_from_scopes({&*found, 1});
+  parameters_.erase(found);
 }
 
 void Module::register_buffer(ModuleBuffer& b, const std::string& name, const Shape& shape, DType dtype,

@@ -48,8 +48,12 @@ class Module {
   Module& operator=(const Module&) = delete;
 
   // ---- registration, in constructors
-  /// Names the parameter `name` after the path of this module. The parameter lives as long as the module.
+  /// Names the parameter `name` after the path of this module. The parameter lives as long as the module, or
+  /// until unregister_parameter().
   void register_parameter(Parameter&, const std::string& name, const Shape&, const Initial& = {});
+  /// Takes a parameter of this module out of the tree and its scopes; nothing if it is none. Not while a
+  /// strategy has the module.
+  void unregister_parameter(const Parameter&);
   /// Names the buffer `name` after the path of this module. The buffer lives as long as the module.
   void register_buffer(ModuleBuffer&, const std::string& name, const Shape&, DType = DType::f32,
                        float initial = 0);
@@ -121,6 +125,7 @@ class Module {
   std::string_view name_from_here(std::string_view full) const;
   void move_parameters_to(Scope&);
   void forget(const Module& part);
+  void remove_from_scopes(std::span<Parameter* const>);
   Scope& add_scope(const std::string& name, std::span<Module* const> members);
   void append_scopes(std::vector<const Scope*>&);
 

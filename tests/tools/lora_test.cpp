@@ -223,6 +223,9 @@ TEST_F(Lora, AnUpdateIsThatOfTheMergedWeights) {
       merge_lora(factors, at, {weight.data<float>() + at, std::min<std::size_t>(7, weight.count() - at)});
     layer->lora.reset();  // the weights are the same memory
   }
+  EXPECT_EQ(with->parameters().size(), merged->parameters().size());
+  for (const Scope* scope : with->scopes())
+    for (const Parameter* p : scope->parameters) EXPECT_EQ(p->name.find("lora"), p->name.npos) << p->name;
   const Tensor expected = logits_of(*merged, tokens());
   const auto again = model();
   add_lora(*again, {.target_modules = "all-linear", .r = 2, .lora_alpha = 3, .use_rslora = true});
