@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 
+#include "comm/core/math.h"
 #include "tensor/ops.h"
 #include "tests/gpu/on_device.h"
 #include "tests/support/error_of.h"
@@ -163,6 +164,16 @@ class ElementOps : public OnDevice, public testing::WithParamInterface<DType> {
     return get(place(values, {values.size()}));
   }
 
+  /// Every number of the dtype, NaN among them, if it has 16 bits.
+  Values all_of_16_bits() const {
+    Values all;
+    for (std::uint32_t bits = 0; dtype != DType::f32 && bits < 1u << 16; ++bits) {
+      const auto word = static_cast<std::uint16_t>(bits);
+      all.push_back(double{dtype == DType::f16 ? to_f32(f16{word}) : to_f32(bf16{word})});
+    }
+    return all;
+  }
+
   /// `ulps` of f32 beside the rounding to the dtype.
   void expect_near(const Values& got, const Values& expected, double ulps, const char* what) const {
     ASSERT_EQ(got.size(), expected.size()) << what;
@@ -189,6 +200,26 @@ TEST_P(ElementOps, UnaryValues) {
         ops::unary(in, in, c.f, stream);  // in place
         EXPECT_EQ(get(in), get(out)) << name_of(c.f.op);
       }
+}
+
+/// The host computes these from the bits.
+TEST_P(ElementOps, AbsAndReluOfAllNumbers) {
+  const Values x = all_of_16_bits();
+  if (x.empty()) GTEST_SKIP() << "too many";
+  const Tensor in = place(x, {x.size()}), out = empty({x.size()});
+  for (const Unary op : {Unary::abs, Unary::relu}) {
+    ops::unary(out, in, op, stream);
+    const Values got = get(out);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const double expected = op == Unary::abs ? std::abs(x[i]) : x[i] < 0 ? 0 : x[i];
+      if (std::isnan(x[i])) {
+        ASSERT_TRUE(std::isnan(got[i])) << name_of(op) << ' ' << i;
+      } else {
+        ASSERT_EQ(got[i], expected) << name_of(op) << ' ' << i;
+        ASSERT_EQ(std::signbit(got[i]), std::signbit(expected)) << name_of(op) << ' ' << i;
+      }
+    }
+  }
 }
 
 TEST_P(ElementOps, UnaryGradients) {
@@ -386,6 +417,8 @@ TEST_P(ElementOps, SineAndCosineOfAllMagnitudes) {
   for (int k = -3000; k <= 3000; ++k) x.push_back(k * std::acos(0.0)), x.push_back(k * 1001 * std::acos(0.0));
   for (double& v : x)
     if (dtype == DType::f16 && std::abs(v) > 60000) v = 1;
+  for (const double v : all_of_16_bits())
+    if (std::isfinite(v)) x.push_back(v);
   x = get(place(x, {x.size()}));
   const Tensor in = place(x, {x.size()}), out = empty({x.size()});
   for (const auto& [op, f] :

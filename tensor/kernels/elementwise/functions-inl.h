@@ -133,7 +133,8 @@ HWY_INLINE V unless(M other, V dy, V x, V y) {
 HWY_INLINE V not_a_number_or(V x, V y) { return hn::IfThenElse(hn::IsNaN(x), x, y); }
 
 // ---- one operand: the value, and the gradient by dy and what the list names, each with the operator's
-// parameter if it has one
+// parameter if it has one. For tensors of 16 bits a function may have others: value_of_16_bits() and
+// gradient_of_16_bits() with less precision, or bits(), the value of i16 vectors of the numbers' bits.
 
 struct exp {
   static HWY_INLINE V value(V x) { return exponential(x); }
@@ -159,12 +160,23 @@ struct reciprocal {
 };
 struct abs {
   static HWY_INLINE V value(V x) { return hn::Abs(x); }
+  template <class D>
+  static HWY_INLINE hn::Vec<D> bits(D d, hn::Vec<D> x, int /*infinity*/) {
+    return hn::And(x, hn::Set(d, std::int16_t{0x7fff}));
+  }
   static HWY_INLINE V gradient(V dy, V x) {
     return hn::IfThenElseZero(hn::Ne(x, zero()), hn::IfThenElse(hn::Lt(x, zero()), hn::Neg(dy), dy));
   }
 };
 struct relu {
   static HWY_INLINE V value(V x) { return hn::IfThenZeroElse(hn::Lt(x, zero()), x); }  // NaN stays NaN
+  /// Below 0 are the bits from that of -0, the smallest, to that of -infinity.
+  template <class D>
+  static HWY_INLINE hn::Vec<D> bits(D d, hn::Vec<D> x, int infinity) {
+    const auto lowest = hn::Set(d, std::int16_t{-0x8000}),
+               past = hn::Set(d, static_cast<std::int16_t>(infinity - 0x8000 + 1));
+    return hn::IfThenZeroElse(hn::And(hn::Gt(x, lowest), hn::Lt(x, past)), x);
+  }
   static HWY_INLINE V gradient(V dy, V x) { return hn::IfThenZeroElse(hn::Le(x, zero()), dy); }
 };
 struct sigmoid {
@@ -188,10 +200,14 @@ struct tanh {
 struct sin {
   static HWY_INLINE V value(V x) { return sine(x, 0); }
   static HWY_INLINE V gradient(V dy, V x) { return hn::Mul(dy, sine(x, 1)); }
+  static HWY_INLINE V value_of_16_bits(V x) { return sine_of_16_bits(x, 0); }
+  static HWY_INLINE V gradient_of_16_bits(V dy, V x) { return hn::Mul(dy, sine_of_16_bits(x, 1)); }
 };
 struct cos {
   static HWY_INLINE V value(V x) { return sine(x, 1); }
   static HWY_INLINE V gradient(V dy, V x) { return hn::Mul(dy, sine(x, 2)); }
+  static HWY_INLINE V value_of_16_bits(V x) { return sine_of_16_bits(x, 1); }
+  static HWY_INLINE V gradient_of_16_bits(V dy, V x) { return hn::Mul(dy, sine_of_16_bits(x, 2)); }
 };
 /// Above 20, where PyTorch returns x, log(1 + e^-x) is below the rounding of the sum.
 struct softplus {

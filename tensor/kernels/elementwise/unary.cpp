@@ -1,5 +1,8 @@
 // Operators of one tensor: a loop for all, with a function per name.
 
+#include <cstring>
+#include <type_traits>
+
 #include "tensor/element_ops.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -16,16 +19,62 @@ HWY_BEFORE_NAMESPACE();
 namespace rz {
 namespace HWY_NAMESPACE {
 
+/// out[i] = F::bits(in[i]).
+template <class F, class T>
+HWY_INLINE void map_bits(T* out, const T* in, std::size_t n) {
+  const hn::ScalableTag<std::int16_t> d;
+  const std::size_t lanes = hn::Lanes(d);
+  constexpr int infinity = std::is_same_v<T, bf16> ? 0x7f80 : 0x7c00;
+  auto* const to = reinterpret_cast<std::int16_t*>(out);
+  const auto* const from = reinterpret_cast<const std::int16_t*>(in);
+  std::size_t i = 0;
+  for (; i + lanes <= n; i += lanes) hn::StoreU(F::bits(d, hn::LoadU(d, from + i), infinity), d, to + i);
+  if (i == n) return;
+  HWY_ALIGN std::int16_t rest[hn::MaxLanes(d)] = {};
+  std::memcpy(rest, from + i, (n - i) * sizeof(T));
+  hn::Store(F::bits(d, hn::Load(d, rest), infinity), d, rest);
+  std::memcpy(to + i, rest, (n - i) * sizeof(T));
+}
+
+template <class F>
+concept HasBits = requires(hn::ScalableTag<std::int16_t> d) {
+  F::bits(d, hn::Zero(d), 0);
+};
+template <class F>
+concept HasFunctionsOf16Bits = requires(FloatVector x) {
+  F::value_of_16_bits(x);
+};
+
 template <class F, class... Parameter>
 void map_unary(const Tensor& out, const Tensor& in, std::size_t begin, std::size_t end, Parameter... p) {
-  map_range(
-      begin, end, [=](auto x) HWY_ATTR { return F::value(x, p...); }, out, in);
+  ops::dispatch_dtype(out.dtype(), [&](auto t) HWY_ATTR {
+    using T = decltype(t);
+    T* const to = elements<T>(out) + begin;
+    const T* const from = elements<const T>(in) + begin;
+    if constexpr (sizeof(T) == 2 && HasBits<F>)
+      map_bits<F>(to, from, end - begin);
+    else if constexpr (sizeof(T) == 2 && HasFunctionsOf16Bits<F>)
+      map(
+          to, end - begin, [](auto x) HWY_ATTR { return F::value_of_16_bits(x); }, from);
+    else
+      map(
+          to, end - begin, [=](auto x) HWY_ATTR { return F::value(x, p...); }, from);
+  });
 }
 template <class F, class... Parameter>
 void map_gradient(const Tensor& d_in, const Tensor& d_out, const Tensor& saved, bool accumulate,
                   std::size_t begin, std::size_t end, Parameter... p) {
-  const auto f = [=](auto dy, auto x) HWY_ATTR { return F::gradient(dy, x, p...); };
-  map_range_into(accumulate, begin, end, f, d_in, d_out, saved);
+  ops::dispatch_dtype(d_in.dtype(), [&](auto t) HWY_ATTR {
+    using T = decltype(t);
+    const auto f = [=](auto dy, auto x) HWY_ATTR {
+      if constexpr (sizeof(T) == 2 && HasFunctionsOf16Bits<F>)
+        return F::gradient_of_16_bits(dy, x);
+      else
+        return F::gradient(dy, x, p...);
+    };
+    map_into(accumulate, elements<T>(d_in) + begin, end - begin, f, elements<const T>(d_out) + begin,
+             elements<const T>(saved) + begin);
+  });
 }
 
 void unary(ops::UnaryFunction f, const Tensor& out, const Tensor& in, std::size_t begin, std::size_t end) {
