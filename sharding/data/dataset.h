@@ -21,6 +21,7 @@ struct Field {
   std::string name;
   DType dtype = DType::f32;
   Shape shape = {};  ///< of one sample, at most three dimensions
+  bool operator==(const Field&) const = default;
 };
 
 /// What noise on a sample may depend on. Neither ranks, workers and batches nor an interruption change it.
