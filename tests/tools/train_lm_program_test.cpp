@@ -19,6 +19,7 @@
 #include "comm/core/error.h"
 #include "sharding/checkpoint/safetensors.h"
 #include "sharding/io/json.h"
+#include "sharding/tokenizer/tokenizer.h"
 
 namespace rz {
 namespace {
@@ -226,6 +227,82 @@ TEST_F(TrainLmProgram, ASavedModelIsSampledWithoutDataAndConfiguration) {
   tokens.insert(tokens.end(), {"--steps", "0", "--save", path("saved")});
   EXPECT_EQ(run(1, tokens)[0].status, 0);
   EXPECT_FALSE(fs::exists(path("saved/tokenizer.json"))) << "what these tokens mean is not known";
+}
+
+/// The tokenizer of bytes without its file's spelling of it, so that it is one of the user's.
+void put_tokenizer(const std::string& folder) {
+  Tokenizer::bytes().save_pretrained(folder);
+  auto file = nlohmann::ordered_json::parse(read_text_file(folder + "/tokenizer.json"));
+  file["added_tokens"] = {{{"id", 256},
+                           {"content", "<|end|>"},
+                           {"single_word", false},
+                           {"lstrip", false},
+                           {"rstrip", false},
+                           {"normalized", false},
+                           {"special", true}}};
+  std::ofstream(folder + "/tokenizer.json") << file;
+  std::ofstream(folder + "/tokenizer_config.json") << R"({"eos_token": "<|end|>"})";
+}
+
+TEST_F(TrainLmProgram, TextOfATokenizerIsTrainedOnSampledAndSaved) {
+  const auto model = [&](const char* name, int vocabulary) {
+    put(name, concat(R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": )",
+                     vocabulary, R"(, "embd_pdrop": 0, "attn_pdrop": 0, "resid_pdrop": 0})"));
+  };
+  model("model.json", 257);
+  put_tokenizer(path("tokenizer"));
+  std::string whole, halves;  // documents of a sample, and of half of one
+  for (int i = 0; i < 40; ++i) {
+    whole += concat("{\"text\": \"a document ", 10 + i, "\"}\n");
+    halves += concat("{\"text\": \"half ", 10 + i % 40, "\"}\n");
+  }
+  put("whole.jsonl", whole), put("halves.jsonl", halves);
+  const auto first_loss = [&](const std::string& data, const std::vector<std::string>& more) {
+    std::vector<std::string> flags{
+        "--model",         path("model.json"), "--config", path("ds.json"), "--threads",    "1",
+        "--metrics",       path("m.jsonl"),    "--data",   path(data),      "--no-shuffle", "--tokenizer",
+        path("tokenizer"), "--steps",          "1"};
+    flags.insert(flags.end(), more.begin(), more.end());
+    const auto ended = run(1, flags);
+    EXPECT_EQ(ended[0].status, 0) << ended[0].err;
+    return losses("m.jsonl").at(0);
+  };
+  EXPECT_EQ(first_loss("whole.jsonl", {}), first_loss("whole.jsonl", {"--document-mask"}));
+  EXPECT_NE(first_loss("halves.jsonl", {}), first_loss("halves.jsonl", {"--document-mask"}));
+
+  put("pairs.jsonl",
+      "{\"q\": \"one?\", \"a\": \"two\"}\n{\"q\": \"and a longer one?\", \"a\": \"three\"}\n"
+      "{\"q\": \"x\", \"a\": \"y\"}\n{\"q\": \"1\", \"a\": \"2\"}\n");
+  auto flags = std::vector<std::string>{"--model",
+                                        path("model.json"),
+                                        "--config",
+                                        path("ds.json"),
+                                        "--data",
+                                        path("pairs.jsonl"),
+                                        "--tokenizer",
+                                        path("tokenizer"),
+                                        "--prompt-key",
+                                        "q",
+                                        "--answer-key",
+                                        "a",
+                                        "--steps",
+                                        "30",
+                                        "--save",
+                                        path("saved"),
+                                        "--sample",
+                                        "one?",
+                                        "--sample-temperature",
+                                        "0"};
+  for (const Ended& e : run(2, flags)) ASSERT_EQ(e.status, 0) << e.err;
+  EXPECT_EQ(get("saved/tokenizer.json"), get("tokenizer/tokenizer.json"));
+  const auto sampled = run(1, {"--model", path("saved"), "--sample", "one?", "--sample-temperature", "0"});
+  ASSERT_EQ(sampled[0].status, 0) << sampled[0].err;
+  EXPECT_NE(sampled[0].out.find("sample:\none?"), std::string::npos) << sampled[0].out;
+  EXPECT_EQ(get("stdout.0").find("<|end|>"), std::string::npos);
+  auto wrong = flags;
+  model("model.json", 256);
+  wrong.resize(12);
+  expect_refused(2, wrong, {path("tokenizer"), "257 tokens", "vocab_size 256"});
 }
 
 TEST_F(TrainLmProgram, TwoRanksHaveTheLossesOfOne) {

@@ -6,12 +6,16 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
 
 #include "comm/core/error.h"
+#include "sharding/data/token_shards.h"
 #include "sharding/data/tokens.h"
+#include "sharding/io/json.h"
 #include "sharding/parallel/rank_agreement.h"
+#include "sharding/tokenizer/tokenizer.h"
 #include "tests/support/forked.h"
 #include "tests/support/ranks.h"
 #include "tools/train_lm/inputs.h"
@@ -507,6 +511,107 @@ TEST_F(TrainLmFiles, TextNeedsAVocabularyOfBytes) {
   expect_parts(error_message([&] { read_inputs(eval, 0, 1); }), {"--eval-data: " + o.data, "vocab_size 256"});
   put("model.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256})");
   EXPECT_EQ(read_inputs(o, 0, 1).tokens.count(), 200u);
+}
+
+/// The tokenizer of bytes with a token 256 that ends texts.
+void put_tokenizer(const std::string& folder) {
+  Tokenizer::bytes().save_pretrained(folder);
+  const auto change = [&](const char* name, const auto& edit) {
+    const std::string path = folder + "/" + name;
+    auto file = nlohmann::ordered_json::parse(read_text_file(path));
+    edit(file);
+    std::ofstream(path) << file;
+  };
+  change("tokenizer.json", [](auto& file) {
+    file["added_tokens"] = {{{"id", 256},
+                             {"content", "<|end|>"},
+                             {"single_word", false},
+                             {"lstrip", false},
+                             {"rstrip", false},
+                             {"normalized", false},
+                             {"special", true}}};
+  });
+  change("tokenizer_config.json", [](auto& file) { file["eos_token"] = "<|end|>"; });
+}
+
+TEST_F(TrainLmFiles, TextIsReadByTheTokenizerOfTheModel) {
+  put("model/config.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 4, "vocab_size": 300,)"
+                           R"( "eos_token_id": 256})");
+  put("ds.json", R"({"train_batch_size": 1, "optimizer": {"type": "AdamW"}})");
+  put("data.jsonl", "{\"text\": \"ab\", \"answer\": \"c\"}\n{\"text\": \"cde\", \"answer\": \"d\"}");
+  put_tokenizer(path("model"));
+  Options o;
+  o.model = path("model/config.json"), o.config = path("ds.json"), o.data = path("data.jsonl");
+  o.document_mask = true;
+  const Inputs in = read_inputs(o, 0, 1);
+  std::vector<std::int32_t> tokens(in.tokens.count());
+  in.tokens.read(0, tokens);
+  EXPECT_EQ(tokens, (std::vector<std::int32_t>{'a', 'b', 256, 'c', 'd', 'e', 256}));
+  EXPECT_EQ(in.document_end, 256);
+  EXPECT_EQ(in.tokens.text(), "ab\ncde");
+  o.document_mask = false, o.prompt_key = "text", o.answer_key = "answer", o.long_samples = "refuse";
+  EXPECT_EQ(read_inputs(o, 0, 1).samples, 2u);
+  o.seq_len = 3;
+  expect_parts(error_message([&] { read_inputs(o, 0, 1); }),
+               {"data.jsonl:2: ", "5 tokens", "the 4 of a sample"});
+  o.long_samples = "cut";
+  EXPECT_EQ(read_inputs(o, 0, 1).samples, 2u);
+}
+
+TEST_F(TrainLmFiles, ATokenizerOfAnotherModelIsRefused) {
+  put("ds.json", R"({"train_batch_size": 1, "optimizer": {"type": "AdamW"}})");
+  put("data.txt", std::string(40, 'a'));
+  put_tokenizer(path("tokenizer"));
+  Options o;
+  o.model = path("model.json"), o.config = path("ds.json"), o.data = path("data.txt");
+  o.tokenizer = path("tokenizer");
+  const auto what = [&](int vocabulary, const std::string& more = "") {
+    put("model.json", concat(R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 4, "vocab_size": )",
+                             vocabulary, more, "}"));
+    return error_message([&] { read_inputs(o, 0, 1); });
+  };
+  EXPECT_EQ(what(257), "");
+  EXPECT_EQ(what(300, R"(, "eos_token_id": [1, 256])"), "");
+  expect_parts(what(256), {path("tokenizer"), "257 tokens", "vocab_size 256"});
+  expect_parts(what(257, R"(, "eos_token_id": 0)"),
+               {"model.json: eos_token_id: is 0", path("tokenizer") + " is 256"});
+  o.tokenizer = path("none");
+  expect_parts(what(257), {"--tokenizer: ", path("none")});
+
+  // Folders of tokens have the checksum of their tokenizer, which may lie in them.
+  o.tokenizer = o.data = "", o.tokens = path("shards");
+  const Tokenizer tokenizer = Tokenizer::from_pretrained(path("tokenizer"));
+  const auto put_shards = [&](std::uint64_t checksum, std::optional<std::int32_t> eos) {
+    fs::remove_all(path("shards"));
+    TokenShards shards(path("shards"), 257);
+    shards.write(std::vector<std::int32_t>(40, 7));
+    put_tokenizer(shards.folder() + "/tokenizer");
+    shards.commit({.tokenizer = checksum, .eos_token_id = eos, .documents = 1});
+  };
+  put_shards(tokenizer.checksum(), 256);
+  EXPECT_EQ(what(257), "");
+  EXPECT_EQ(read_inputs(o, 0, 1).tokenizer_name, path("shards/tokenizer"));
+  expect_parts(what(256), {"shards/index.json: vocab_size: ", "257 kinds", "vocab_size 256"});
+  put_shards(tokenizer.checksum(), 9);
+  expect_parts(what(257, R"(, "eos_token_id": 256)"), {"eos_token_id: is 256", "shards/index.json is 9"});
+  put_shards(tokenizer.checksum() + 1, 256);
+  expect_parts(what(257), {"shards/index.json: tokenizer: ", "--tokenizer " + path("shards/tokenizer")});
+  put_shards(tokenizer.checksum(), std::nullopt);
+  o.document_mask = true;
+  expect_parts(what(257), {"--document-mask: ", "shards/index.json", "no token that ends documents"});
+}
+
+TEST(TrainLmOptions, OfPromptsAndAnswersGoTogether) {
+  const auto what = [&](std::vector<const char*> more) {
+    more.insert(more.begin(), {"--model", "m", "--config", "c"});
+    return error_message([&] { parse(more); });
+  };
+  EXPECT_EQ(what({"--data", "d", "--prompt-key", "q", "--answer-key", "a", "--long-samples", "refuse"}), "");
+  expect_parts(what({"--data", "d", "--prompt-key", "q"}), {"--prompt-key and --answer-key", "both"});
+  expect_parts(what({"--tokens", "d", "--prompt-key", "q", "--answer-key", "a"}), {"--prompt-key", "--data"});
+  expect_parts(what({"--data", "d", "--prompt-key", "q", "--answer-key", "a", "--document-mask"}),
+               {"--document-mask"});
+  expect_parts(what({"--data", "d", "--long-samples", "drop"}), {"--long-samples", "drop"});
 }
 
 TEST_F(TrainLmFiles, TheHashCoversTheFirstAndTheLastToken) {
