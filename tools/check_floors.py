@@ -72,10 +72,11 @@ ROOMS = {
     'sharding/checkpoint': TENSOR + MODULES + 'comm comm/os sharding/io sharding/optim sharding/parallel sharding/model '
                            'sharding/strategy sharding/checkpoint/torch_files',
     'sharding/huggingface': MODEL + 'sharding/io sharding/tokenizer sharding/optim sharding/parallel sharding/strategy sharding/checkpoint',
-    'sharding/engine': TENSOR + MODULES + 'autograd_lite/models comm sharding/io sharding/data sharding/optim sharding/config '
+    'sharding/engine': TENSOR + MODULES + 'autograd_lite/models comm comm/os sharding/io sharding/data sharding/optim sharding/config '
                        'sharding/parallel sharding/model sharding/strategy sharding/checkpoint sharding/huggingface',
     'tools/command_line': 'comm/core',
     'tools/checkpoint': 'comm/core sharding/io sharding/checkpoint sharding/huggingface tools/command_line',
+    'tools/report': 'comm/core sharding/io tools/command_line',
     'tools': 'comm tools/command_line',
     'tools/rzrun': 'comm comm/core comm/os tools/command_line',
     'tools/tokenize': 'comm comm/core sharding/io sharding/tokenizer sharding/data tools/command_line',

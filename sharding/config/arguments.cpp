@@ -291,10 +291,10 @@ constexpr std::pair<std::string_view, std::string_view> without_counterpart[] = 
     {"fsdp_config", "zero_optimization.stage 3 shards like it"},
     {"full_determinism", "runs are deterministic without it"},
     {"label_smoothing_factor", "cross_entropy() has an option"},
-    {"logging_dir", "csv_monitor.output_path does it"},
+    {"logging_dir", "tensorboard.output_path does it"},
     {"optim", "write optimizer.type to the DeepSpeed configuration"},
     {"per_device_eval_batch_size", "evaluation has the size of a training batch, or that of its loader"},
-    {"report_to", "csv_monitor writes files, and there is no other reporter"},
+    {"report_to", "enable tensorboard or csv_monitor in the configuration"},
     {"torch_compile", "there is nothing to compile"},
 };
 

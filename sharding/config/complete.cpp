@@ -209,15 +209,15 @@ void complete_determinism(Draft& d, const Settings& s, int ranks) {
           "has equally many micro-batches on all ranks; remove ringzero.join");
 }
 
-// ---- ringzero.lora
-
 /// The texts of a list.
-std::vector<std::string> texts_of(const nlohmann::json& value, const char* key, const std::string& file) {
+std::vector<std::string> texts_of(const nlohmann::json& value, const char* path, const std::string& file) {
   const auto is_text = [](const nlohmann::json& v) { return v.is_string() && !v.get<std::string>().empty(); };
-  require(value.is_array() && std::ranges::all_of(value, is_text), Errc::config, file, ": ringzero.lora.",
-          key, ": expected a list of names, found ", to_display(value));
+  require(value.is_array() && std::ranges::all_of(value, is_text), Errc::config, file, ": ", path,
+          ": expected a list of names, found ", to_display(value));
   return value.get<std::vector<std::string>>();
 }
+
+// ---- ringzero.lora
 
 LoraOptions lora_of(const Draft& d) {
   LoraOptions o = d.lora_params;
@@ -228,9 +228,9 @@ LoraOptions lora_of(const Draft& d) {
   if (targets.is_string())
     o.target_modules = targets.get<std::string>();
   else if (!targets.is_null())
-    o.target_modules = texts_of(targets, "target_modules", d.file);
+    o.target_modules = texts_of(targets, "ringzero.lora.target_modules", d.file);
   if (!d.modules_to_save.is_null())
-    o.modules_to_save = texts_of(d.modules_to_save, "modules_to_save", d.file);
+    o.modules_to_save = texts_of(d.modules_to_save, "ringzero.lora.modules_to_save", d.file);
   return o;
 }
 
@@ -315,6 +315,10 @@ void complete(Draft& d, Settings& s, const RunFacts& facts, ConfigErrors& errors
   fill({"zero_optimization"}, [&] { check_zero(s, d); });
   fill({"ringzero.lora"}, [&] {
     if (s.has_section("ringzero.lora")) d.lora = lora_of(d);
+  });
+  fill({"comms_logger"}, [&] {
+    if (!d.prof_ops.is_null())
+      d.monitor.comms_prof_ops = texts_of(d.prof_ops, "comms_logger.prof_ops", d.file);
   });
   fill({"ringzero.checkpoint"}, [&] { complete_checkpoint(d, s); });
   if (!errors.empty()) return;

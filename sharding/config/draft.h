@@ -28,7 +28,8 @@ struct Draft : DsConfig {
   std::optional<std::int64_t> max_skipped;
   nlohmann::json resume = false;  ///< true, false or a folder
   LoraOptions lora_params;
-  nlohmann::json target_modules, modules_to_save;  ///< of ringzero.lora: lists of texts, or a text
+  nlohmann::json prof_ops = nlohmann::json::array();  ///< of comms_logger: a list of texts
+  nlohmann::json target_modules, modules_to_save;     ///< of ringzero.lora: lists of texts, or a text
   /// torch's OneCycleLR: the first, or the product of the others.
   std::optional<std::int64_t> total_steps, epochs, steps_per_epoch;
 };

@@ -161,7 +161,19 @@ struct MonitorConfig {
   bool wall_clock_breakdown = false, memory_breakdown = false;
   bool csv_enabled = false;  ///< csv_monitor
   std::string csv_output_path, csv_job_name = "DeepSpeedJobName";
+  bool tensorboard_enabled = false;
+  std::string tensorboard_output_path, tensorboard_job_name = "DeepSpeedJobName";
+  bool comms_enabled = false, comms_verbose = false;  ///< comms_logger
+  bool comms_prof_all = true;
+  std::vector<std::string> comms_prof_ops;  ///< without prof_all: what the logged operations begin with
   bool operator==(const MonitorConfig&) const = default;
+};
+
+/// ringzero.trace: a timeline of updates.
+struct TraceConfig {
+  std::string path;                        ///< of the file; empty: none
+  std::int64_t first_step = 4, steps = 2;  ///< updates of this process, from 1 on
+  bool operator==(const TraceConfig&) const = default;
 };
 
 /// A value of the resolved configuration.
@@ -185,6 +197,7 @@ struct DsConfig {
   std::optional<LoraOptions> lora;      ///< ringzero.lora: an engine calls add_lora()
   bool checkpoint_activations = false;  ///< blocks compute their activations again in backward
   MonitorConfig monitor;
+  TraceConfig trace;  ///< ringzero.trace
   /// ringzero: as many updates in a row whose gradients are not finite are an error; 0: any number may be.
   std::int64_t max_skipped_updates = 50;
   double gradient_clipping = 1;  ///< limit of the global norm; 0: no clipping

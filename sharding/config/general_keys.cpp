@@ -52,12 +52,8 @@ constexpr KeySpec top[] = {
         .or_infinity()
         .from("logging_steps"),
     applied<&MonitorConfig::wall_clock_breakdown>(
-        "wall_clock_breakdown",
-        "time of forward, backward and step, every steps_per_print (10); train_lm warns that it has no "
-        "effect there"),
-    applied<&MonitorConfig::memory_breakdown>(
-        "memory_breakdown",
-        "bytes held, every steps_per_print (10); train_lm warns that it has no effect there"),
+        "wall_clock_breakdown", "time of forward, backward and step, every steps_per_print (10)"),
+    applied<&MonitorConfig::memory_breakdown>("memory_breakdown", "bytes held, every steps_per_print (10)"),
     accepted("dump_state", boolean, "false", "the resolved configuration is always printed"),
     accepted("seq_parallel_communication_data_type", "\"fp32\"", "there is no sequence parallelism"),
     refused("sequence_parallel_size", "1", "[1]", "there is no sequence parallelism"),
@@ -90,11 +86,11 @@ constexpr KeySpec top[] = {
     section("nebula", "null", ""),
     section("checkpoint", "{}", ""),
     section("aio", "null", ""),
-    section("comms_logger", "null", ""),
+    section("comms_logger", "{}", ""),
     section("flops_profiler", "null", ""),
     section("timers", "null", ""),
     section("csv_monitor", "{}", ""),
-    section("tensorboard", "null", ""),
+    section("tensorboard", "{}", ""),
     section("wandb", "null", ""),
     section("comet", "null", ""),
     section("ringzero", "{}", "keys that DeepSpeed does not have"),

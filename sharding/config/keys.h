@@ -179,6 +179,7 @@ inline PowerSgdOptions& part(Draft& d, std::type_identity<PowerSgdOptions>) {
 inline JoinConfig& part(Draft& d, std::type_identity<JoinConfig>) { return d.ddp.join; }
 inline CheckpointConfig& part(Draft& d, std::type_identity<CheckpointConfig>) { return d.checkpoint; }
 inline LoraOptions& part(Draft& d, std::type_identity<LoraOptions>) { return d.lora_params; }
+inline TraceConfig& part(Draft& d, std::type_identity<TraceConfig>) { return d.trace; }
 inline MonitorConfig& part(Draft& d, std::type_identity<MonitorConfig>) { return d.monitor; }
 template <class Class>
 requires std::is_base_of_v<Class, Draft> Class& part(Draft& d, std::type_identity<Class>) { return d; }

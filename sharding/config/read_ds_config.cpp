@@ -13,7 +13,8 @@ using nlohmann::json;
 /// Sections whose keys are shown only where they are in use.
 bool in_use(const Settings& s, std::string_view path) {
   if (path.starts_with("ringzero.checkpoint.")) return !s.text("ringzero.checkpoint.output_dir").empty();
-  for (const char* switched : {"fp16", "bf16", "csv_monitor"})
+  if (path.starts_with("ringzero.trace.")) return !s.text("ringzero.trace.path").empty();
+  for (const char* switched : {"fp16", "bf16", "csv_monitor", "tensorboard", "comms_logger"})
     if (path.starts_with(std::string(switched) + ".")) return s.boolean(concat(switched, ".enabled"));
   return true;
 }

@@ -6,15 +6,19 @@ namespace rz::ds {
 namespace {
 
 using enum Kind;
-constexpr const char* metrics = "train_lm --metrics writes a line of JSON an update";
+constexpr const char* metrics = "enable tensorboard or csv_monitor";
 constexpr KeySpec enabled = unused("enabled", boolean, "false", metrics);
 
 constexpr KeySpec csv_monitor[] = {
-    applied<&MonitorConfig::csv_enabled>("enabled", "rank 0 writes loss, rate and loss scale of each update"),
+    applied<&MonitorConfig::csv_enabled>(
+        "enabled", "rank 0 writes loss, rate, norm, times and evaluations of each update"),
     applied<&MonitorConfig::csv_output_path>("output_path", "folder of the files"),
     applied<&MonitorConfig::csv_job_name>("job_name", "folder below it")};
-constexpr KeySpec tensorboard[] = {enabled, accepted("output_path", "\"\""),
-                                   accepted("job_name", "\"DeepSpeedJobName\"")};
+constexpr KeySpec tensorboard[] = {
+    applied<&MonitorConfig::tensorboard_enabled>(
+        "enabled", "rank 0 writes event files: loss, rate, norm, times and evaluations of each update"),
+    applied<&MonitorConfig::tensorboard_output_path>("output_path", "folder of the files"),
+    applied<&MonitorConfig::tensorboard_job_name>("job_name", "folder below it")};
 constexpr KeySpec wandb[] = {enabled, accepted("group", "null"), accepted("team", "null"),
                              accepted("project", "\"deepspeed\"")};
 constexpr KeySpec comet[] = {
@@ -29,11 +33,16 @@ constexpr KeySpec comet[] = {
     accepted("mode", "null"),
 };
 constexpr KeySpec comms_logger[] = {
-    unused("enabled", boolean, "false", "rzrun and all_reduce_perf report the speed of collectives"),
-    accepted("verbose", "false"),
-    accepted("prof_all", "true"),
-    accepted("debug", "false"),
-    accepted("prof_ops", "[]"),
+    applied<&MonitorConfig::comms_enabled>(
+        "enabled",
+        "measures collectives of updates, each of which is then awaited at once: they do not overlap with "
+        "computation; a table at the end, and Engine::log_summary()"),
+    applied<&MonitorConfig::comms_verbose>("verbose", "rank 0 prints a line for each collective"),
+    applied<&MonitorConfig::comms_prof_all>("prof_all", "false: those of prof_ops only"),
+    applied<&Draft::prof_ops>("prof_ops",
+                              "operations that are measured without prof_all, [\"all_reduce\", "
+                              "\"all_gather_into_tensor\"]"),
+    accepted("debug", "false", "callers are not named"),
 };
 constexpr KeySpec flops_profiler[] = {
     unused("enabled", boolean, "false", "train_lm reports operations per second at the end"),

@@ -50,6 +50,7 @@ constexpr KeySpec ringzero[] = {
     section("join", "null", "of Engine::Join: ranks with different numbers of batches"),
     section("lora", "null", "a frozen model with trainable low-rank updates; docs/guide/lora.md"),
     section("checkpoint", "{}", "checkpoints, evaluation, early stopping; docs/guide/checkpoints.md"),
+    section("trace", "{}", "a timeline of updates for Perfetto and chrome://tracing"),
     accepted("gradient_as_bucket_view", "false", "gradients always are parts of buckets"),
 };
 
@@ -82,6 +83,15 @@ constexpr KeySpec join[] = {
         "losses without terms: means divide by the number of all ranks; false: of those that have data"),
     applied<&JoinConfig::throw_on_early_termination>(
         "throw_on_early_termination", "an error on all ranks where one runs out of data, which is named"),
+};
+
+constexpr KeySpec trace[] = {
+    applied<&TraceConfig::path>("path",
+                                "a file of JSON with computation, collectives, waits and memory of all "
+                                "ranks, complete after the last of these updates; empty: none"),
+    applied<&TraceConfig::first_step>("first_step", "the first update, counted from 1 in this process")
+        .within(1, 0x1p53),
+    applied<&TraceConfig::steps>("steps", "number of updates").within(1, 1000),
 };
 
 constexpr const char* not_here = "not supported in this build yet";
@@ -147,7 +157,8 @@ constexpr KeySpec checkpoint[] = {
         "must "
         "load them before, as it did at first"),
     applied<&CheckpointConfig::signals>(
-        "signals", "SIGUSR1: save; SIGTERM: save and stop; one engine of a process may have them"),
+        "signals",
+        "SIGUSR1: save; SIGTERM, SIGINT (Ctrl-C): save and stop; one engine of a process may have them"),
     applied<&CheckpointConfig::stop_before_allocation_end>(
         "stop_before_allocation_end",
         "save and stop before the end of a Slurm allocation (SLURM_JOB_END_TIME), where there is one"),
@@ -184,11 +195,9 @@ constexpr KeySpec checkpoint[] = {
 };
 
 constexpr ObjectSpec table[] = {
-    {"ringzero", "", ringzero},
-    {"ringzero.comm_state_option", "", comm_state_option},
-    {"ringzero.join", "", join},
-    {"ringzero.lora", "", lora},
-    {"ringzero.checkpoint", "", checkpoint},
+    {"ringzero", "", ringzero},  {"ringzero.comm_state_option", "", comm_state_option},
+    {"ringzero.join", "", join}, {"ringzero.trace", "", trace},
+    {"ringzero.lora", "", lora}, {"ringzero.checkpoint", "", checkpoint},
 };
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include "comm/core/error.h"
 #include "sharding/data/batch_sampler.h"
 #include "sharding/engine/checkpointer.h"
+#include "sharding/engine/comms_logger.h"
 #include "sharding/engine/read_configuration.h"
 #include "sharding/engine/update_loop.h"
 #include "sharding/huggingface/adapter.h"
@@ -178,6 +179,8 @@ struct Engine::State {
   State(World&, Module&, DsConfig, EngineOptions&);
 
   void make_updates(std::unique_ptr<Optimizer>, const EngineOptions&);
+  void observe_communication();
+  MemoryUse memory();
   /// Errc::invalid_argument if the engine has no optimizer.
   UpdateLoop& loop();
   /// A line to EngineOptions::log, with the name of the engine.
@@ -194,6 +197,8 @@ struct Engine::State {
   Communicator communicator;
   Stream stream;
   Tape tape;
+  std::optional<CommsLogger> comms;
+  std::optional<UpdateTrace> trace;
   std::unique_ptr<Strategy> strategy;  // declared after the tape it is attached to, so destroyed first
   std::optional<UpdateLoop> updates;   // none: inference
   std::shared_ptr<LoaderPositions> loaders = std::make_shared<LoaderPositions>();
@@ -215,6 +220,7 @@ Engine::State::State(World& w, Module& model, DsConfig resolved, EngineOptions& 
       strategy(strategy_of(module, communicator, config, o)) {
   strategy->attach(tape);
   tape.set_autocast(config.precision.autocast);
+  if (config.monitor.comms_enabled) comms.emplace(config.monitor, world.size(), name, log);
   if (auto optimizer = optimizer_of(config, o)) {
     make_updates(std::move(optimizer), o);
   } else {
@@ -231,12 +237,32 @@ Engine::State::State(World& w, Module& model, DsConfig resolved, EngineOptions& 
                                          .config = resolved_json(config)},
                        initial_trainer_state(config.checkpoint));
   checkpoints.emplace(world, *checkpointer, config.checkpoint, config.file);
+  if (updates)
+    checkpoints->on_record([this](const Metrics& metrics) {
+      for (const auto& [metric, value] : metrics)
+        updates->reports().add_scalar({concat("Eval/Samples/", metric), value});
+    });
   if (log) loaders->on_difference([this](const std::string& line) { warn(line); });
   checkpoints->resume();
   if (const std::string lines = checkpoints->describe_resume(); !lines.empty()) print(lines);
 }
 
+void Engine::State::observe_communication() {
+  if (!comms && !trace) return;
+  CommunicationObserver observer;
+  observer.started = [this](const StartedCollective& c) {
+    if (comms) comms->add(c);
+    if (trace && trace->recording()) trace->add_collective(c);
+  };
+  if (trace)
+    observer.waited = [this](UpdateTrace::Clock::time_point start, UpdateTrace::Clock::time_point end) {
+      if (trace->recording()) trace->add_wait(start, end);
+    };
+  strategy->observe_communication(std::move(observer));
+}
+
 void Engine::State::make_updates(std::unique_ptr<Optimizer> optimizer, const EngineOptions& o) {
+  if (!config.trace.path.empty()) trace.emplace(config.trace, world);
   updates.emplace(
       world, tape, *strategy,
       TrainingStep(*strategy, std::move(optimizer), o.lr_schedule ? *o.lr_schedule : config.schedule,
@@ -245,10 +271,12 @@ void Engine::State::make_updates(std::unique_ptr<Optimizer> optimizer, const Eng
       UpdateLoopOptions{.accumulation = config.sizes.accumulation,
                         .expected_terms = o.expected_terms,
                         .seed = o.seed,
-                        .graph = o.graph && strategy->capturable(),
+                        .graph = o.graph && !comms && !trace && strategy->capturable(),
                         .when_dropped = [loaders = loaders,
                                          &world = world] { skip_batches(*loaders, world.communicator()); },
                         .world_size_invariant = config.world_size_invariant});
+  if (trace) updates->reports().set_trace(*trace, [this] { return memory(); });
+  observe_communication();
 }
 
 UpdateLoop& Engine::State::loop() {
@@ -272,6 +300,10 @@ Engine::Engine(World& world, Module& module, DsConfig config, EngineOptions opti
 Engine::~Engine() {
   State& s = *state_;
   s.loaders->on_difference({});
+  if (s.comms && s.log && std::uncaught_exceptions() == 0) {
+    std::fputs(s.comms->log_summary().c_str(), s.log);
+    std::fflush(s.log);
+  }
   const bool stopped = s.checkpoints && s.checkpoints->decision().stops();
   if (!s.updates || stopped || std::uncaught_exceptions() > 0) return;
   const std::int64_t left = s.updates->accumulation().begun();
@@ -472,14 +504,15 @@ Tensor Engine::gather_for_metrics(const Batch& batch, const Tensor& rows) {
   return without_padding(all, batch.rows(), padding);
 }
 
-MemoryUse Engine::memory() {
-  State& s = *state_;
-  MemoryUse use{.model = s.strategy->memory()};
-  const BufferPool::Statistics pool = s.tape.pool().statistics();
+MemoryUse Engine::State::memory() {
+  MemoryUse use{.model = strategy->memory()};
+  const BufferPool::Statistics pool = tape.pool().statistics();
   use.activations = pool.bytes, use.activations_in_use = pool.peak;
-  for (const ModuleBuffer* b : s.module.buffers()) use.buffers += b->value.bytes();
+  for (const ModuleBuffer* b : module.buffers()) use.buffers += b->value.bytes();
   return use;
 }
+
+MemoryUse Engine::memory() { return state_->memory(); }
 
 void Engine::abort(const std::string& reason) noexcept {
   State& s = *state_;
@@ -541,6 +574,14 @@ std::optional<LoadedCheckpoint> Engine::load_checkpoint(const std::string& dir,
 // ---- reports
 
 const StepReport& Engine::report() { return state_->loop().reports().last(); }
+
+void Engine::add_scalar(const std::string& tag, double value) {
+  state_->loop().reports().add_scalar({tag, value});
+}
+
+std::string Engine::breakdown() { return state_->loop().reports().breakdown(); }
+
+std::string Engine::log_summary() const { return state_->comms ? state_->comms->log_summary() : ""; }
 
 double Engine::loss() { return state_->loop().reports().loss(state_->stream); }
 

@@ -203,6 +203,18 @@ class Engine {
   /// Mean loss of the last update over the terms of all ranks, where a scalar loss is one term; NaN if there
   /// are no terms. Collective.
   double loss();
+  /// Writes a value of the program's own to csv_monitor and tensorboard, if the configuration enables them,
+  /// after the samples so far. Tags have parts, "Eval/accuracy"; those of the engine are Train/Samples/… and,
+  /// for what TrainingCheckpoints::record() receives, Eval/Samples/…. Rank 0 writes; on other ranks it does
+  /// nothing. Errc::io.
+  void add_scalar(const std::string& tag, double value);
+  /// The lines of wall_clock_breakdown and memory_breakdown that are due after the last update, on rank 0;
+  /// else empty. EngineOptions::log has them too.
+  std::string breakdown();
+  /// The table of comms_logger: for each collective and size of the updates so far its number, latencies on
+  /// this rank and bandwidths; empty unless the configuration enables it. The end of the engine prints it to
+  /// EngineOptions::log.
+  std::string log_summary() const;
   /// Updates so far, skipped ones included.
   std::int64_t global_steps();
 

@@ -1,7 +1,9 @@
 #include "sharding/engine/step_monitor.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <utility>
@@ -34,37 +36,33 @@ std::string csv_lines_before(const std::string& path, std::int64_t samples) {
 
 }  // namespace
 
-std::FILE* CsvMonitor::file(std::string_view name, std::int64_t samples) {
+CsvMonitor::File& CsvMonitor::file(const std::string& tag, std::int64_t samples) {
   for (File& f : files_)
-    if (f.name == name) return f.stream.get();
-  const std::string path = concat(folder_, "/Train_Samples_", name, ".csv");
+    if (f.tag == tag) return f;
+  std::string name = tag;
+  std::ranges::replace(name, '/', '_');
+  const std::string path = concat(folder_, "/", name, ".csv");
   const std::string kept = csv_lines_before(path, samples);
-  File& f = files_.emplace_back(File{std::string(name), {std::fopen(path.c_str(), "we"), std::fclose}});
+  File& f = files_.emplace_back(File{tag, path, {std::fopen(path.c_str(), "we"), std::fclose}});
   require(f.stream != nullptr, Errc::io, path, ": cannot be written: ", std::strerror(errno));
-  if (kept.empty()) std::fprintf(f.stream.get(), "step,%s\n", f.name.c_str());
+  if (kept.empty()) std::fprintf(f.stream.get(), "step,%s\n", tag.substr(tag.rfind('/') + 1).c_str());
   std::fputs(kept.c_str(), f.stream.get());
-  return f.stream.get();
+  return f;
 }
 
-void CsvMonitor::write(std::string_view name, std::int64_t samples, double value) {
-  std::FILE* const to = file(name, samples);
-  std::fprintf(to, "%lld,%s\n", static_cast<long long>(samples), rounded(value, 17).c_str());
-  const bool written = std::fflush(to) == 0;
-  require(written, Errc::io, folder_, "/Train_Samples_", name,
-          ".csv: cannot be written: ", std::strerror(errno));
+void CsvMonitor::write(const Scalar& scalar, std::int64_t samples) {
+  const File& to = file(scalar.tag, samples);
+  std::fprintf(to.stream.get(), "%lld,%s\n", static_cast<long long>(samples),
+               rounded(scalar.value, 17).c_str());
+  const bool written = std::fflush(to.stream.get()) == 0;
+  require(written, Errc::io, to.path, ": cannot be written: ", std::strerror(errno));
 }
 
-namespace {
-
-/// DeepSpeed's older default of steps_per_print, for breakdowns without it.
-constexpr std::int64_t default_interval = 10;
-
-std::int64_t interval(const MonitorConfig& config) {
+std::int64_t print_interval(const MonitorConfig& config) {
+  constexpr std::int64_t of_breakdowns = 10;  // DeepSpeed's older default of steps_per_print
   if (config.steps_per_print) return *config.steps_per_print;
-  return config.wall_clock_breakdown || config.memory_breakdown ? default_interval : 0;
+  return config.wall_clock_breakdown || config.memory_breakdown ? of_breakdowns : 0;
 }
-
-}  // namespace
 
 std::string step_line(const StepReport& r, std::optional<double> loss) {
   std::string line = concat("step ", r.step + 1, ": loss ", loss ? fixed(*loss, 4) : "without terms", ", lr ",
@@ -76,13 +74,17 @@ std::string step_line(const StepReport& r, std::optional<double> loss) {
 }
 
 StepMonitor::StepMonitor(const MonitorConfig& config, bool writes, std::string prefix, std::FILE* log)
-    : every_(interval(config)),
-      csv_enabled_(config.csv_enabled),
+    : every_(print_interval(config)),
+      has_files_(config.csv_enabled || config.tensorboard_enabled),
       prints_memory_(config.memory_breakdown),
+      writes_(writes),
       prefix_(std::move(prefix)),
       log_(writes ? log : nullptr),
       times_(config.wall_clock_breakdown) {
-  if (csv_enabled_ && writes) csv_.emplace(config.csv_output_path, config.csv_job_name);
+  if (!writes) return;
+  if (config.csv_enabled) csv_.emplace(config.csv_output_path, config.csv_job_name);
+  if (config.tensorboard_enabled)
+    tensorboard_.emplace(config.tensorboard_output_path, config.tensorboard_job_name);
 }
 
 void StepMonitor::report_without_terms(const StepReport& report) {
@@ -94,26 +96,62 @@ void StepMonitor::report_without_terms(const StepReport& report) {
   std::fflush(log_);
 }
 
-void StepMonitor::write(const StepReport& report, std::optional<double> loss, const MemoryReport& memory) {
-  if (csv_) {
-    if (loss) csv_->write("train_loss", report.samples, *loss);
-    csv_->write("lr", report.samples, report.lr);
-    if (report.loss_scale != 1) csv_->write("loss_scale", report.samples, report.loss_scale);
-  }
-  if (!line_is_due(report.step)) return;
-  if (log_) print(report, loss, memory);
-  times_.reset();
+std::vector<Scalar> StepMonitor::scalars(const StepReport& report, std::optional<double> loss) const {
+  std::vector<Scalar> all;
+  const auto add = [&](const char* name, double value) {
+    all.push_back({concat("Train/Samples/", name), value});
+  };
+  if (loss) add("train_loss", *loss);
+  add("lr", report.lr);
+  if (report.loss_scale != 1) add("loss_scale", report.loss_scale);
+  add("grad_norm", report.grad_norm);
+  add("step_ms", report.seconds * 1e3);
+  if (!std::isnan(report.exposed_seconds)) add("exposed_comm_ms", report.exposed_seconds * 1e3);
+  if (!times_.enabled() || !line_is_due(report.step)) return all;
+  const auto ms = [&](Phase phase) { return times_.seconds(phase) * 1e3 / static_cast<double>(every_); };
+  add("elapsed_time_ms_forward", ms(Phase::forward));
+  add("elapsed_time_ms_backward", ms(Phase::backward) + ms(Phase::reduction));
+  add("elapsed_time_ms_backward_inner", ms(Phase::backward));
+  add("elapsed_time_ms_backward_allreduce", ms(Phase::reduction));
+  add("elapsed_time_ms_step", ms(Phase::step));
+  return all;
 }
 
-void StepMonitor::print(const StepReport& report, std::optional<double> loss, const MemoryReport& memory) {
-  std::fprintf(log_, "%s%s\n", prefix_.c_str(), step_line(report, loss).c_str());
-  const auto ms = [&](Phase phase) {
-    return fixed(times_.seconds(phase) * 1e3 / static_cast<double>(every_), 2);
-  };
-  if (times_.enabled())
-    std::fprintf(log_, "%s  ms per update: forward %s, backward %s, step %s\n", prefix_.c_str(),
-                 ms(Phase::forward).c_str(), ms(Phase::backward).c_str(), ms(Phase::step).c_str());
-  if (prints_memory_) std::fprintf(log_, "%s  %s\n", prefix_.c_str(), describe(memory).c_str());
+void StepMonitor::write_files(std::span<const Scalar> scalars, std::int64_t samples) {
+  if (csv_)
+    for (const Scalar& s : scalars) csv_->write(s, samples);
+  if (tensorboard_) tensorboard_->write(scalars, samples);
+}
+
+void StepMonitor::add_scalar(const Scalar& scalar, std::int64_t samples) {
+  write_files({&scalar, 1}, samples);
+}
+
+void StepMonitor::resume(std::int64_t samples) {
+  if (tensorboard_) tensorboard_->restart(samples + 1);
+}
+
+/// With DeepSpeed's names: bwd is bwd_inner and bwd_allreduce.
+std::string StepMonitor::describe_times() const {
+  const auto ms = [&](double seconds) { return fixed(seconds * 1e3 / static_cast<double>(every_), 2); };
+  const double inner = times_.seconds(Phase::backward), reduction = times_.seconds(Phase::reduction);
+  return concat("time (ms) | fwd: ", ms(times_.seconds(Phase::forward)), " | bwd: ", ms(inner + reduction),
+                " | bwd_inner: ", ms(inner), " | bwd_allreduce: ", ms(reduction),
+                " | step: ", ms(times_.seconds(Phase::step)));
+}
+
+void StepMonitor::write(const StepReport& report, std::optional<double> loss, const MemoryReport& memory) {
+  write_files(scalars(report, loss), report.samples);
+  if (!line_is_due(report.step)) return;
+  if (writes_) {
+    breakdown_step_ = report.step;
+    breakdown_.clear();
+    if (times_.enabled()) breakdown_ += concat(prefix_, "  ", describe_times(), "\n");
+    if (prints_memory_) breakdown_ += concat(prefix_, "  ", describe(memory), "\n");
+  }
+  times_.reset();
+  if (!log_) return;
+  std::fprintf(log_, "%s%s\n%s", prefix_.c_str(), step_line(report, loss).c_str(), breakdown_.c_str());
   std::fflush(log_);
 }
 

@@ -105,6 +105,7 @@ void require_equal_metric(Communicator& comm, const std::string& name, double va
 struct TrainingCheckpoints::State {
   State(World&, Checkpointer&, const CheckpointConfig&, std::string file_of_config);
 
+  void receive_requests();
   void load_resumed();
   /// The tag of the last checkpoint in output_dir, if the launcher has started this run again and it has
   /// saved that one; or empty. Collective.
@@ -124,12 +125,13 @@ struct TrainingCheckpoints::State {
   CheckpointConfig config;
   std::string file;
   std::optional<SignalHandler> handler;
-  std::optional<SaveRequests> requests;  // none: nothing is saved
+  std::optional<SaveRequests> requests;  // none: nothing is saved, and nothing stops the run
   std::optional<LoadedCheckpoint> resumed;
   bool restarted = false;           // by the launcher
   std::vector<std::string> others;  // rank 0: tags in output_dir that the run does not come from
   ClientState client_state;
   std::map<std::string, std::string> files;
+  std::function<void(const Metrics&)> recorded;
   SaveDecision decision;
   bool locked = false, begun = false, nonfinite = false;
   bool stop_requested = false;                         // and not decided
@@ -140,7 +142,10 @@ struct TrainingCheckpoints::State {
 TrainingCheckpoints::State::State(World& w, Checkpointer& saver, const CheckpointConfig& c,
                                   std::string file_of_config)
     : world(w), checkpointer(saver), config(c), file(std::move(file_of_config)) {
-  if (!config.saves()) return;
+  if (config.saves()) receive_requests();
+}
+
+void TrainingCheckpoints::State::receive_requests() {
   check_on_all_ranks(world.communicator(), [&] {
     try {
       if (config.signals) handler.emplace();
@@ -230,6 +235,7 @@ bool TrainingCheckpoints::State::should_evaluate() const {
 }
 
 void TrainingCheckpoints::State::save(bool async) {
+  if (!config.saves()) return;
   const std::int64_t steps = checkpointer.steps();
   checkpointer.trainer().evaluation_due = should_evaluate();
   checkpointer.save(config.output_dir, {.client_state = client_state,
@@ -248,6 +254,10 @@ TrainingCheckpoints::TrainingCheckpoints(World& world, Checkpointer& checkpointe
     : state_(std::make_unique<State>(world, checkpointer, config, std::move(file))) {}
 
 TrainingCheckpoints::~TrainingCheckpoints() = default;
+
+void TrainingCheckpoints::stop_without_saving() {
+  if (!state_->requests) state_->receive_requests();
+}
 
 const std::optional<LoadedCheckpoint>& TrainingCheckpoints::resumed() const { return state_->resumed; }
 
@@ -315,7 +325,14 @@ void TrainingCheckpoints::record(const Metrics& metrics) {
   if (trainer.best.update(value, static_cast<std::uint64_t>(s.evaluated), step_tag(s.evaluated)))
     s.best_update = s.evaluated;
   if (trainer.early_stopping) trainer.early_stopping->update(value);
+  if (s.recorded) s.recorded(metrics);
 }
+
+void TrainingCheckpoints::on_record(std::function<void(const Metrics&)> f) {
+  state_->recorded = std::move(f);
+}
+
+std::int64_t TrainingCheckpoints::saved_steps() const { return state_->saved; }
 
 bool TrainingCheckpoints::early_stopped() const {
   const State& s = *state_;

@@ -12,6 +12,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -41,6 +42,10 @@ class TrainingCheckpoints {
   /// ringzero.checkpoint.resume_from_checkpoint: …", for what Engine::load_checkpoint() refuses, and
   /// "…output_dir: …" if another process saves to that folder. Collective.
   void resume();
+  /// Without output_dir too, signals and the end of the allocation stop the run, as the keys have it:
+  /// should_stop() then is true, and nothing is saved. For programs that save at their end. Call before the
+  /// first should_stop(). Errc::config as the constructor. Collective.
+  void stop_without_saving();
   /// What resume() has loaded.
   const std::optional<LoadedCheckpoint>& resumed() const;
   /// "resumed: DIR/TAG, after 100 updates"; empty if the run begins as it should. More lines have
@@ -62,6 +67,8 @@ class TrainingCheckpoints {
   /// metric_for_best_model is the best one so far, should_stop() saves this update as the best checkpoint.
   /// Errc::config if the metric is missing, Errc::mismatch if the ranks have different values. Collective.
   void record(const Metrics&);
+  /// Calls `f` at the end of each record(), on every rank.
+  void on_record(std::function<void(const Metrics&)> f);
 
   /// Call after each update, when its metrics are recorded and logged, and before the first one. Saves if
   /// save_steps, save_minutes, a signal, the end of the allocation or a best value requires it. True if the
@@ -71,6 +78,8 @@ class TrainingCheckpoints {
   bool should_stop();
   /// The last decision of should_stop() to save.
   const SaveDecision& decision() const;
+  /// The number of updates of the last checkpoint that this run has begun to save or has loaded; 0: none.
+  std::int64_t saved_steps() const;
   /// early_stopping_patience is exhausted.
   bool early_stopped() const;
   /// Call at the end of the run: saves the last update unless it is saved, waits for the save, and loads the

@@ -98,7 +98,6 @@ void TrainingStep::cancel() {
 }
 
 void TrainingStep::apply(const Stream& stream) {
-  strategy_.finish_gradients(stream);
   // An update that is not finite never happens; without skip_overflow it is an error, in complete().
   strategy_.clip_and_step(*optimizer_, {.max_norm = max_norm_, .skip_overflow = true}, stream);
 }

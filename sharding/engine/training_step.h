@@ -56,7 +56,9 @@ class TrainingStep {
   void prepare(const Stream&);
   /// After prepare(): the update was dropped.
   void cancel();
-  /// After the last pass: reduces, clips and updates. May be captured in a graph.
+  /// After the last pass: waits for the sums of gradients. May be captured in a graph.
+  void reduce(const Stream& stream) { strategy_.finish_gradients(stream); }
+  /// After reduce(): clips and updates. May be captured in a graph.
   void apply(const Stream&);
   /// After apply() or a replay of it: what it did. Adjusts the loss scale. The report is complete, and the
   /// parameters are as before, at Errc::diverged: a loss was not finite; or the gradients were not, and the

@@ -197,6 +197,15 @@ void UpdateLoop::backward_without_data() {
   end_pass(synchronise);
 }
 
+void UpdateLoop::reduce_and_apply() {
+  on_every_rank([&] {
+    training_.reduce(tape_.stream());
+    reports_.times().end(Phase::reduction, tape_.stream());
+    training_.apply(tape_.stream());
+    reports_.times().end(Phase::step, tape_.stream());
+  });
+}
+
 bool UpdateLoop::step() {
   require_no_failed_pass("step()");
   require(holds_ == 0, Errc::unsynchronised,
@@ -214,8 +223,7 @@ bool UpdateLoop::step() {
       "step() at the end of an update whose last backward() did not synchronise, inside NoSync or before a "
       "boundary was forced: gradients would differ over the ranks; call cancel_update(), and propagate "
       "the last micro-batch as the boundary, outside of NoSync");
-  on_every_rank([&] { training_.apply(tape_.stream()); });
-  reports_.times().end(Phase::step, tape_.stream());
+  reduce_and_apply();
   strategy_.zero_grad();
   complete();
   return true;
@@ -338,8 +346,7 @@ void UpdateLoop::run_passes(const std::function<nn::Loss(std::size_t)>& forward)
     tape_.reset();
     reports_.times().end(Phase::backward, tape_.stream());
   }
-  on_every_rank([&] { training_.apply(tape_.stream()); });
-  reports_.times().end(Phase::step, tape_.stream());
+  reduce_and_apply();
 }
 
 }  // namespace rz

@@ -190,6 +190,8 @@ class UpdateLoop {
   void rewind();
   /// The same, and loaders go on behind it.
   void drop();
+  /// After the last pass of an update.
+  void reduce_and_apply();
   void run_passes(const std::function<nn::Loss(std::size_t)>& forward);
   void next_update();
   void complete();

@@ -75,7 +75,30 @@ UpdateReports::Count UpdateReports::count() const {
 void UpdateReports::set_count(const Count& count) {
   steps_ = count.steps;
   report_ = {.step = count.steps - 1, .samples = count.samples, .skipped_steps = count.skipped_steps};
+  monitor_.resume(count.samples);
   start_ = Clock::now();
+}
+
+void UpdateReports::begin(Clock::time_point start) {
+  start_ = start;
+  if (!trace_ || !trace_->recording()) return;
+  trace_->begin(start);
+  times().begin(start);
+}
+
+void UpdateReports::set_trace(UpdateTrace& trace, std::function<MemoryUse()> memory) {
+  trace_ = &trace;
+  memory_ = std::move(memory);
+  trace_phases();
+}
+
+void UpdateReports::trace_phases() {
+  if (!trace_->recording()) return times().observe({});
+  times().begin(Clock::now());
+  times().observe([this](Phase phase, Clock::time_point start, Clock::time_point end) {
+    trace_->add_phase(phase, start, end);
+    trace_->add_memory(memory_());
+  });
 }
 
 void UpdateReports::finish(const Stream& stream) {
@@ -83,7 +106,11 @@ void UpdateReports::finish(const Stream& stream) {
   report_.seconds = std::chrono::duration<double>(now - start_).count();
   start_ = now;
   if (report_.without_terms) monitor_.report_without_terms(report_);
-  if (!monitor_.needs_loss(report_.step)) return;
+  if (monitor_.needs_loss(report_.step)) print_and_write(stream);
+  if (trace_ && trace_->end_update(report_.step + 1)) trace_phases();
+}
+
+void UpdateReports::print_and_write(const Stream& stream) {
   const Mean loss = losses_.sums(world_.communicator(), stream);
   monitor_.write(report_, loss.count > 0 ? std::optional(loss.value()) : std::nullopt, strategy_.memory());
 }

@@ -3,13 +3,16 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "autograd_lite/ops.h"
 #include "comm/communicator.h"
 #include "sharding/engine/step_monitor.h"
 #include "sharding/engine/step_report.h"
+#include "sharding/engine/update_trace.h"
 #include "sharding/engine/world.h"
 #include "sharding/strategy/strategy.h"
 
@@ -52,7 +55,10 @@ class UpdateReports {
   UpdateReports(World&, const Strategy&, StepMonitor&&, std::int64_t samples);
 
   /// An update begins at `start`, instead of at the end of the one before.
-  void begin(Clock::time_point start) { start_ = start; }
+  void begin(Clock::time_point start);
+  /// Records updates from now on, with the memory of this rank at the end of each phase. The trace outlives
+  /// the reports.
+  void set_trace(UpdateTrace&, std::function<MemoryUse()> memory);
   /// Of the update in progress, or of the last one.
   UpdateLosses& losses() { return losses_; }
   PhaseTimes& times() { return monitor_.times(); }
@@ -66,6 +72,10 @@ class UpdateReports {
   const StepReport& last() const { return report_; }
   /// Mean loss of the last update. Collective.
   double loss(const Stream& stream) { return losses_.sums(world_.communicator(), stream).value(); }
+  /// StepMonitor::breakdown() of the last update.
+  std::string breakdown() const { return monitor_.breakdown(report_.step); }
+  /// Writes a value after the samples so far: StepMonitor::add_scalar().
+  void add_scalar(const Scalar& scalar) { monitor_.add_scalar(scalar, report_.samples); }
   /// Number of updates.
   std::int64_t steps() const { return steps_; }
 
@@ -79,6 +89,9 @@ class UpdateReports {
   void set_count(const Count&);
 
  private:
+  void print_and_write(const Stream&);
+  void trace_phases();
+
   World& world_;
   const Strategy& strategy_;
   StepMonitor monitor_;
@@ -86,6 +99,8 @@ class UpdateReports {
   UpdateLosses losses_;
   StepReport report_;
   Clock::time_point start_ = Clock::now();  // of the update in progress
+  UpdateTrace* trace_ = nullptr;
+  std::function<MemoryUse()> memory_;
 };
 
 }  // namespace rz

@@ -1,10 +1,15 @@
 #pragma once
 /// What training costs a rank: memory of a strategy and of all that trains, and traffic.
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
+
+#include "comm/collective.h"
+#include "comm/work.h"
 
 namespace rz {
 
@@ -108,6 +113,23 @@ struct Traffic {
             all_gather - before.all_gather, broadcast - before.broadcast, control - before.control};
   }
   bool operator==(const Traffic&) const = default;
+};
+
+/// A collective of a training step that has just been started.
+struct StartedCollective {
+  Collective kind;
+  std::size_t bytes;  ///< of the larger of a rank's two buffers
+  std::chrono::steady_clock::time_point start;
+  Work work;
+  const Stream& stream;  ///< in the order of which it was started
+};
+/// Functions that are called on the thread of the rank; they may be empty.
+struct CommunicationObserver {
+  /// In the order in which collectives start. May wait for them, on every rank alike.
+  std::function<void(const StartedCollective&)> started;
+  /// The thread has waited for communication from `start` to `end`.
+  std::function<void(std::chrono::steady_clock::time_point start, std::chrono::steady_clock::time_point end)>
+      waited;
 };
 
 }  // namespace rz

@@ -137,24 +137,37 @@ void Runtime::abort(const std::string& reason) noexcept {
   communicator.abort(reason);
 }
 
+template <class F>
+Work Runtime::observed(Collective kind, std::size_t bytes, const Stream& on, const F& start) {
+  if (!started) return start();
+  const auto now = std::chrono::steady_clock::now();
+  Work work = start();
+  exposed.measure([&] { started({kind, bytes, now, work, on}); });
+  return work;
+}
+
 Work Runtime::all_reduce(const Tensor& in_out, ReduceOp op, const Stream& on) {
   traffic.all_reduce.add(in_out.bytes());
-  return shard_group.all_reduce(in_out.buffer(), op, on);
+  return observed(Collective::all_reduce, in_out.bytes(), on,
+                  [&] { return shard_group.all_reduce(in_out.buffer(), op, on); });
 }
 
 Work Runtime::reduce_scatter(const Tensor& in, const Tensor& out, ReduceOp op, const Stream& on) {
   traffic.reduce_scatter.add(in.bytes());
-  return shard_group.reduce_scatter(in.buffer(), out.buffer(), op, on);
+  return observed(Collective::reduce_scatter, in.bytes(), on,
+                  [&] { return shard_group.reduce_scatter(in.buffer(), out.buffer(), op, on); });
 }
 
 Work Runtime::all_gather(const Tensor& in, const Tensor& out, const Stream& on) {
   traffic.all_gather.add(out.bytes());
-  return shard_group.all_gather(in.buffer(), out.buffer(), on);
+  return observed(Collective::all_gather, out.bytes(), on,
+                  [&] { return shard_group.all_gather(in.buffer(), out.buffer(), on); });
 }
 
 Work Runtime::broadcast(const Tensor& in_out, int root, const Stream& on) {
   traffic.broadcast.add(in_out.bytes());
-  return shard_group.broadcast(in_out.buffer(), root, on);
+  return observed(Collective::broadcast, in_out.bytes(), on,
+                  [&] { return shard_group.broadcast(in_out.buffer(), root, on); });
 }
 
 }  // namespace rz

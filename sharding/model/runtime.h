@@ -32,7 +32,12 @@ class ExposedTime {
     add(std::chrono::steady_clock::now() - start);
   }
   /// Counts a wait that was measured elsewhere.
-  void add(std::chrono::nanoseconds wait) { now_ += wait, total_ += wait; }
+  void add(std::chrono::nanoseconds wait) {
+    now_ += wait, total_ += wait;
+    if (!waited) return;
+    const auto end = std::chrono::steady_clock::now();
+    waited(end - wait, end);
+  }
   /// The next wait belongs to the next step.
   void end_step() {
     last_ = now_;
@@ -42,6 +47,9 @@ class ExposedTime {
   std::chrono::nanoseconds total() const { return total_; }
   /// Seconds in the last step that has ended.
   double last_step() const { return std::chrono::duration<double>(last_).count(); }
+
+  /// CommunicationObserver::waited.
+  std::function<void(std::chrono::steady_clock::time_point, std::chrono::steady_clock::time_point)> waited;
 
  private:
   std::chrono::nanoseconds now_{}, last_{}, total_{};
@@ -105,6 +113,12 @@ struct Runtime {
   /// Of all updates; not of checks that are made once, of ParameterValues::whole(), and of what an engine
   /// adds for reports, checkpoints and ranks that have ended.
   Traffic traffic;
+  /// Of the collectives that are counted in `traffic` here.
+  std::function<void(const StartedCollective&)> started;
+
+ private:
+  template <class F>
+  Work observed(Collective, std::size_t bytes, const Stream&, const F& start);
 };
 
 }  // namespace rz

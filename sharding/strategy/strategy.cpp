@@ -415,6 +415,11 @@ MemoryReport Strategy::memory() const {
 
 const Traffic& Strategy::traffic() const { return state_->runtime.traffic; }
 
+void Strategy::observe_communication(CommunicationObserver observer) {
+  state_->runtime.started = std::move(observer.started);
+  state_->runtime.exposed.waited = std::move(observer.waited);
+}
+
 double Strategy::exposed_seconds() const { return state_->runtime.exposed.last_step(); }
 
 std::unique_ptr<Strategy> make_strategy(StrategyKind kind, Module& module, Mesh mesh,

@@ -223,10 +223,10 @@ TEST(DsConfig, WarnsOfKeysThatAreNotApplied) {
   EXPECT_EQ(warnings(R"({"zero_optimization": {"contiguous_gradients": false}})"),
             "ds.json: zero_optimization.contiguous_gradients: has no effect: gradients lie in contiguous "
             "buckets\n");
-  EXPECT_EQ(warnings(R"({"comms_logger": {"enabled": true}, "flops_profiler": {"enabled": true}})"),
+  EXPECT_EQ(warnings(R"({"wandb": {"enabled": true}, "flops_profiler": {"enabled": true}})"),
             "ds.json: read and not applied in this build (docs/configuration.md): "
-            "comms_logger.enabled, flops_profiler.enabled\n");
-  EXPECT_EQ(warnings(R"({"comms_logger": {"enabled": false}})"), "") << "the default";
+            "wandb.enabled, flops_profiler.enabled\n");
+  EXPECT_EQ(warnings(R"({"wandb": {"enabled": false}})"), "") << "the default";
   EXPECT_EQ(warnings(R"({"steps_per_print": 10, "wall_clock_breakdown": true, "optimizer": {"type": "AdamW"},
     "fp16": {"enabled": false, "loss_scale": 0},
     "zero_optimization": {"contiguous_gradients": true, "offload_param": {"device": "none"}}})"),
@@ -343,6 +343,8 @@ TEST(DsConfig, NumbersAndSwitchesMayBeInQuotes) {
   EXPECT_EQ(parse_ds_config(resolved_json(c), "again.json").schedule, c.schedule);
   // Neither a number where a text is expected, nor words that are no number.
   expect_error_message(R"({"csv_monitor": {"job_name": 7}})", {"csv_monitor.job_name", "text"});
+  expect_error_message(R"({"comms_logger": {"prof_ops": "all_reduce"}})",
+                       {"comms_logger.prof_ops", "list of names"});
   expect_error_message(R"({"zero_optimization": {"stage": "2x"}})", {"whole number", "\"2x\""});
   expect_error_message(R"({"zero_optimization": {"stage": ""}})", {"whole number"});
   expect_error_message(R"({"zero_optimization": {"stage": "1.5"}})", {"whole number", "1.5"});

@@ -15,6 +15,7 @@
 #include "autograd_lite/nn/containers.h"
 #include "autograd_lite/nn/init.h"
 #include "autograd_lite/nn/layers.h"
+#include "sharding/engine/comms_logger.h"
 #include "sharding/engine/step_monitor.h"
 #include "sharding/engine/update_reports.h"
 #include "sharding/optim/optimizers.h"
@@ -249,8 +250,10 @@ TEST(Engine, ReportsUpdatesAsTheConfigurationAsks) {
       engine.train_batch(batches,
                          [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b.x), b.y); });
       const double loss = engine.loss();
+      EXPECT_EQ(engine.breakdown().empty(), !world.is_main() || u % 3 != 2) << u;
       if (world.is_main()) losses.push_back(loss);
     }
+    engine.add_scalar("Eval/accuracy", 0.25);
   });
   std::rewind(log.get());
   std::string printed(100'000, '\0');
@@ -264,7 +267,8 @@ TEST(Engine, ReportsUpdatesAsTheConfigurationAsks) {
     char start[80];
     std::snprintf(start, sizeof start, "net: step %zu: loss %.4f, lr ", 3 * (i + 1), losses[3 * i + 2]);
     EXPECT_TRUE(steps[3 * i].starts_with(start)) << steps[3 * i] << "\nis not\n" << start;
-    EXPECT_NE(steps[3 * i + 1].find("forward"), std::string::npos) << steps[3 * i + 1];
+    EXPECT_NE(steps[3 * i + 1].find("time (ms) | fwd: "), std::string::npos) << steps[3 * i + 1];
+    EXPECT_NE(steps[3 * i + 1].find(" | bwd_allreduce: "), std::string::npos) << steps[3 * i + 1];
     EXPECT_NE(steps[3 * i + 2].find("parameters"), std::string::npos) << steps[3 * i + 2];
   }
   std::string expected = "step,train_loss\n";
@@ -274,15 +278,110 @@ TEST(Engine, ReportsUpdatesAsTheConfigurationAsks) {
     expected += line;
   }
   EXPECT_EQ(text_of(folder / "job/Train_Samples_train_loss.csv"), expected);
+  EXPECT_EQ(text_of(folder / "job/Eval_accuracy.csv"), "step,accuracy\n168,0.25\n");
+  EXPECT_NE(text_of(folder / "job/Train_Samples_elapsed_time_ms_step.csv").find("\n144,"), std::string::npos);
   const std::string rates = text_of(folder / "job/Train_Samples_lr.csv");
   EXPECT_TRUE(rates.starts_with("step,lr\n24,"));
   EXPECT_NE(rates.find("\n48,"), std::string::npos);
   CsvMonitor resumed(folder.string(), "job");
-  for (const std::int64_t samples : {48, 72}) resumed.write("lr", samples, 0.5);
+  for (const std::int64_t samples : {48, 72}) resumed.write({"Train/Samples/lr", 0.5}, samples);
   EXPECT_EQ(text_of(folder / "job/Train_Samples_lr.csv"),
             rates.substr(0, rates.find("48,")) + "48,0.5\n72,0.5\n")
       << "a run that is resumed replaces the lines that it writes again";
   std::filesystem::remove_all(folder);
+}
+
+/// RFC 3720, appendix B.4.
+TEST(Engine, ChecksumsOfEventFilesAreThoseOfTheStandard) {
+  const auto masked = [](std::uint32_t crc) { return (crc >> 15 | crc << 17) + 0xa282ead8u; };
+  EXPECT_EQ(masked_crc32c(std::string(32, '\0')), masked(0x8a9136aa));
+  EXPECT_EQ(masked_crc32c(std::string(32, '\xff')), masked(0x62a8ab43));
+  EXPECT_EQ(masked_crc32c("123456789"), masked(0xe3069283));
+}
+
+/// Awaited at once, so that nothing is exposed beside it, and counted as Traffic counts.
+TEST(Engine, TheCommsLoggerCountsWhatTheStrategySends) {
+  for (const int stage : {0, 3})
+    in_world(2, [&](World& world) {
+      const auto train = [&](const char* section) {
+        Net net;
+        auto engine = initialize(world, net, options(config(stage, section)));
+        Batches batches{world.rank(), world.size(), 4};
+        for (int u = 0; u < 3; ++u)
+          engine.train_batch(batches,
+                             [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b.x), b.y); });
+        return std::tuple(engine.log_summary(), engine.loss(), engine.strategy().traffic());
+      };
+      const auto [none, loss, traffic] = train("");
+      EXPECT_EQ(none, "");
+      const auto [table, measured_loss, measured] = train(R"(, "comms_logger": {"enabled": true})");
+      EXPECT_EQ(measured_loss, loss);
+      EXPECT_EQ(measured, traffic);
+      std::uint64_t calls = 0;
+      std::istringstream lines(table);
+      for (std::string line; std::getline(lines, line);)
+        if (line.starts_with(' ')) {
+          std::string size, unit;
+          std::uint64_t count = 0;
+          double total = 0, mean = 0, algorithm = 0, bus = 0;
+          std::istringstream(line) >> size >> unit >> count >> total >> mean >> algorithm >> bus;
+          EXPECT_GT(bus, 0) << line;
+          calls += count;
+        }
+      EXPECT_EQ(calls, traffic.all_reduce.calls + traffic.reduce_scatter.calls + traffic.all_gather.calls)
+          << table;
+      const auto [some, same_loss, same] = train(
+          R"(, "comms_logger": {"enabled": true, "prof_all": false, "prof_ops": ["all_gather_into_tensor"]})");
+      EXPECT_EQ(some.find("reduce"), std::string::npos) << some;
+      EXPECT_EQ(some.find("all_gather") != std::string::npos, stage == 3) << some;
+    });
+}
+
+/// nccl-tests: doc/PERFORMANCE.md.
+TEST(Engine, BandwidthsAreThoseOfNcclTests) {
+  const auto bus = [](Collective kind) { return bandwidth(kind, 1000, 1, 4).bus; };
+  EXPECT_EQ(bandwidth(Collective::all_reduce, 1000, 0.5, 4).algorithm, 2000);
+  EXPECT_EQ(bus(Collective::all_reduce), 1500);
+  EXPECT_EQ(bus(Collective::reduce_scatter), 750);
+  EXPECT_EQ(bus(Collective::all_gather), 750);
+  EXPECT_EQ(bus(Collective::broadcast), 1000);
+}
+
+/// Of updates 2 and 3, of both ranks.
+TEST(Engine, ATraceHasThePhasesAndTheCollectivesOfAllRanks) {
+  const auto file = std::filesystem::temp_directory_path() / concat("rz-trace-", ::getpid(), ".json");
+  in_world(2, [&](World& world) {
+    Net net;
+    auto engine = initialize(world, net,
+                             options(config(3, concat(R"(, "ringzero": {"trace": {"path": ")", file.string(),
+                                                      R"(", "first_step": 2, "steps": 2}})"))));
+    Batches batches{world.rank(), world.size(), 4};
+    for (int u = 0; u < 4; ++u) {
+      engine.train_batch(batches,
+                         [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b.x), b.y); });
+      if (world.is_main()) EXPECT_EQ(std::filesystem::exists(file), u >= 2);
+    }
+  });
+  const std::string text = text_of(file);
+  std::filesystem::remove(file);
+  const auto count = [&](const std::string& part) {
+    int n = 0;
+    for (std::size_t at = text.find(part); at != text.npos; at = text.find(part, at + 1)) ++n;
+    return n;
+  };
+  for (const int rank : {0, 1}) {
+    const auto spans = [&](const char* name, const char* category) {
+      return count(concat(R"("name":")", name, R"(","cat":")", category, R"(","ph":"X","pid":)", rank, ","));
+    };
+    EXPECT_EQ(spans("update 2", "computation"), 1);
+    EXPECT_EQ(spans("update 3", "computation"), 1);
+    for (const char* phase : {"reduction", "step"}) EXPECT_EQ(spans(phase, "computation"), 2) << phase;
+    EXPECT_EQ(spans("forward", "computation"), spans("backward", "computation"));
+    EXPECT_GE(spans("reduce_scatter", "communication"), 2);
+    EXPECT_GE(spans("all_gather", "communication"), 2);
+  }
+  EXPECT_EQ(count("\"update "), 4);
+  EXPECT_GT(count("\"memory\""), 0);
 }
 
 struct Blocks : Module {

@@ -122,9 +122,10 @@ TEST(ParseArguments, WrongWordsAreNamed) {
             "--save_strategy epoch: not supported; give --save_steps N, the updates of an epoch");
   EXPECT_EQ(refused({"--warmup_steps=1", "--warmup_ratio=0.1"}),
             "--warmup_steps and --warmup_ratio exclude each other");
-  EXPECT_EQ(refused({"--report_to", "wandb"}),
-            "--report_to: a flag of Trainer without a counterpart here: csv_monitor "
-            "writes files, and there is no other reporter");
+  EXPECT_EQ(
+      refused({"--report_to", "wandb"}),
+      "--report_to: a flag of Trainer without a counterpart here: enable tensorboard or csv_monitor in the "
+      "configuration");
 }
 
 TEST(ParseArguments, DeepSpeedsFlagsNameOneFile) {
