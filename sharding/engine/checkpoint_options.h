@@ -74,7 +74,7 @@ struct LoadedCheckpoint {
 /// the run for a finished one, and rzrun does not restart it.
 inline constexpr int stopped_exit_status = 128 + SIGTERM;
 
-enum class SaveReason { none, save_steps, save_interval, user1, terminate, allocation_end };
+enum class SaveReason { none, save_steps, save_interval, user1, interrupt, terminate, allocation_end };
 
 /// Equal on all ranks.
 struct SaveDecision {
@@ -82,7 +82,7 @@ struct SaveDecision {
   int rank = 0;                          ///< the lowest one with that reason
 
   bool saves() const { return reason != SaveReason::none; }
-  bool stops() const { return reason >= SaveReason::terminate; }
+  bool stops() const { return reason >= SaveReason::interrupt; }
   bool operator==(const SaveDecision&) const = default;
 };
 

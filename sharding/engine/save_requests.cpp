@@ -71,6 +71,8 @@ std::string describe(const SaveDecision& d) {
       return "save_interval";
     case SaveReason::user1:
       return concat("SIGUSR1 on rank ", d.rank);
+    case SaveReason::interrupt:
+      return concat("SIGINT on rank ", d.rank);
     case SaveReason::terminate:
       return concat("SIGTERM on rank ", d.rank);
     case SaveReason::allocation_end:
@@ -103,7 +105,7 @@ bool SaveRequests::stop_requested(bool signals_only) {
 
 bool SaveRequests::stops(const ReceivedSignals& signals, bool signals_only) {
   user1_ = signals.user1;
-  return signals.terminate || (!signals_only && allocation_ends());
+  return signals.terminate || signals.interrupt || (!signals_only && allocation_ends());
 }
 
 bool SaveRequests::stop_requested_in_update(std::int64_t micro_batch, std::chrono::duration<double> elapsed) {
@@ -137,6 +139,7 @@ SaveReason SaveRequests::own_reason(std::uint64_t step) {
   const auto& o = options_;
   if (allocation_ends()) return SaveReason::allocation_end;
   if (signals.terminate) return SaveReason::terminate;
+  if (signals.interrupt) return SaveReason::interrupt;
   if (signals.user1 && decision_.reason != SaveReason::user1) return SaveReason::user1;
   if (o.save_interval.count() > 0 && communicator_.rank() == 0 &&
       o.steady_now() - last_save_ >= o.save_interval)

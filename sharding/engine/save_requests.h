@@ -14,7 +14,7 @@
 /// |---|---|
 /// | `save_steps`, `save_interval` | save |
 /// | SIGUSR1 | save |
-/// | SIGTERM; the end of the allocation within `allocation_margin` | save and stop |
+/// | SIGTERM, SIGINT; the end of the allocation within `allocation_margin` | save and stop |
 ///
 /// A signal may reach one rank or all; docs/reliability.md lists which ranks each launcher signals.
 

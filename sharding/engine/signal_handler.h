@@ -7,11 +7,14 @@ namespace rz {
 struct ReceivedSignals {
   bool user1 = false;      ///< SIGUSR1: save, and go on
   bool terminate = false;  ///< SIGTERM: save, then stop
+  bool interrupt = false;  ///< SIGINT, Ctrl-C: save, then stop
 };
 
-/// Records SIGTERM and SIGUSR1 as long as it exists, in place of what they did before; its end restores that.
-/// As DistributedSignalHandler of Megatron-LM. Blocked or ignored signals of the process stay blocked, and
-/// are recorded if ignored. System calls that a signal interrupts are restarted (SA_RESTART). A signal that
+/// Records SIGTERM, SIGUSR1 and the first SIGINT as long as it exists, in place of what they did before; its
+/// end restores that. As DistributedSignalHandler of Megatron-LM. A second SIGINT does what it did before: it
+/// ends a process that is not near the end of an update. Blocked or ignored signals of the process stay
+/// blocked, and are recorded if ignored, except for SIGINT, which a shell ignores for what runs in the
+/// background. System calls that a signal interrupts are restarted (SA_RESTART). A signal that
 /// is not received() before the end of the object is dropped. A child of fork() has the handler, and a copy
 /// of what was recorded.
 ///
@@ -24,12 +27,12 @@ class SignalHandler {
   SignalHandler(const SignalHandler&) = delete;
   SignalHandler& operator=(const SignalHandler&) = delete;
 
-  /// Those since the last call; a SIGTERM is returned by every later call too.
+  /// Those since the last call; a SIGTERM or SIGINT is returned by every later call too.
   ReceivedSignals received();
 };
 
-/// While an object of this class exists, SIGTERM does what it did before the SignalHandler; there may be
-/// none. For phases that have nothing to save, such as loading a checkpoint: they end at once.
+/// While an object of this class exists, SIGTERM and SIGINT do what they did before the SignalHandler; there
+/// may be none. For phases that have nothing to save, such as loading a checkpoint: they end at once.
 class UnrecordedTermination {
  public:
   UnrecordedTermination();

@@ -59,6 +59,30 @@ TEST(SignalHandler, RecordsSignalsAndRestoresTheHandlersBefore) {
   ::signal(SIGUSR1, SIG_DFL);
 }
 
+TEST(SignalHandler, RecordsTheFirstSigintAloneUnlessItIsIgnored) {
+  {
+    SignalHandler handler;
+    ::raise(SIGINT);
+    EXPECT_TRUE(handler.received().interrupt);
+    EXPECT_TRUE(handler.received().interrupt) << "stays";
+    EXPECT_FALSE(handler.received().terminate);
+    EXPECT_EQ(action_of(SIGINT).sa_handler, SIG_DFL) << "the second one ends the process";
+    { const UnrecordedTermination phase; }
+    EXPECT_EQ(action_of(SIGINT).sa_handler, SIG_DFL);
+  }
+  ::signal(SIGINT, SIG_IGN);
+  {
+    SignalHandler handler;
+    EXPECT_EQ(action_of(SIGINT).sa_handler, SIG_IGN) << "as a shell has it in the background";
+    { const UnrecordedTermination phase; }
+    EXPECT_EQ(action_of(SIGINT).sa_handler, SIG_IGN);
+  }
+  EXPECT_EQ(action_of(SIGINT).sa_handler, SIG_IGN);
+  ::signal(SIGINT, SIG_DFL);
+  SignalHandler handler;
+  EXPECT_FALSE(handler.received().interrupt);
+}
+
 TEST(SignalHandler, TheNextOneBeginsWithNothingRecorded) {
   {
     SignalHandler handler;
