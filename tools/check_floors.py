@@ -87,6 +87,7 @@ ROOMS = {
                        'tools/train_lm/report',
     'tools/plan': MODEL + 'sharding/config sharding/model sharding/strategy sharding/engine tools/command_line '
                   'tools/train_lm',
+    'tools/generate': MODEL + 'comm/os sharding/io sharding/tokenizer sharding/huggingface tools/command_line tools/train_lm/report',
     # Stand-alone programs, which time internal parts of a library.
     'bench': 'autograd_lite autograd_lite/models autograd_lite/nn comm comm/core comm/device comm/net comm/reduce tensor tensor/kernels/linear_algebra sharding/checkpoint '
              'sharding/engine',

@@ -603,7 +603,7 @@ TEST_F(Attention, WhatDoesNotFitIsRefused) {
   refused(documents({0, 0, 0}, 0), "needs 6 i32: document_starts");
   EXPECT_NO_THROW(documents({0, 1, 2, 2, 3, 4}, 2)());
   if (on_host()) {
-    refused(documents({0, 1, 2, 2, 3, 4}, 1), "document_starts[1, 0] = 2");
+    refused(documents({0, 1, 2, 2, 3, 3}, 1), "document_starts[1, 0] = 2");
     refused(documents({0, 1, 0, 0, 0, 0}, 0), "document_starts[0, 2] = 0");
     refused(documents({0, 1, 3, 0, 0, 0}, 0), "document_starts[2] = 3");
     refused(counted(to_device(std::vector<std::int32_t>{5, 6}, {2}, stream)), "key_counts[1] = 6");

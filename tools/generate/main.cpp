@@ -214,8 +214,7 @@ class Generator {
   static Stream stream_of(const Options& o) {
     const Device device = cuda::device_from_name(o.device);
     if (device.kind != Device::host) return Stream::create(device);
-    const CpuLimits own = cpu_limits();
-    return Stream::host(o.threads > 0 ? static_cast<int>(o.threads) : threads_for(own, {&own, 1}));
+    return Stream::host(o.threads > 0 ? static_cast<int>(o.threads) : usable_processors());
   }
 
   Tokenizer tokenizer_of_model() const {
