@@ -10,10 +10,10 @@ namespace {
 
 using Sets = std::array<std::uint8_t, 0x110000>;
 
-constexpr std::uint8_t letter = CharacterSet::letter | CharacterSet::word;
+constexpr std::uint8_t alpha = CharacterSet::alpha | CharacterSet::word;
 constexpr std::uint8_t mark = CharacterSet::mark | CharacterSet::word;
 constexpr std::uint8_t digit = CharacterSet::number | CharacterSet::word;
-constexpr std::uint8_t letter_number = CharacterSet::number | CharacterSet::word;
+constexpr std::uint8_t numeral = CharacterSet::number | CharacterSet::word;
 constexpr std::uint8_t other_number = CharacterSet::number;
 constexpr std::uint8_t connector = CharacterSet::punctuation | CharacterSet::word;
 constexpr std::uint8_t punctuation = CharacterSet::punctuation;

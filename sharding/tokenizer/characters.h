@@ -11,12 +11,12 @@ namespace rz {
 
 /// Sets of characters, by the categories of Unicode 16.0.
 struct CharacterSet {
-  static constexpr std::uint8_t letter = 1;        ///< L
+  static constexpr std::uint8_t alpha = 1;         ///< L
   static constexpr std::uint8_t number = 2;        ///< N
   static constexpr std::uint8_t space = 4;         ///< White_Space
   static constexpr std::uint8_t mark = 8;          ///< M
   static constexpr std::uint8_t punctuation = 16;  ///< P, and ASCII's of S
-  static constexpr std::uint8_t word = 32;         ///< \w of UTS 18: letters, marks, digits, connectors, …
+  static constexpr std::uint8_t word = 32;  ///< \w of UTS 18: those of L, marks, digits, connectors, …
 };
 
 /// The sets of each character, at the place of its code point.

@@ -4,23 +4,25 @@ distinguish. With Python 3 and the package unicodedata2 16.0.0, since Hugging Fa
 
     python3 make_categories.py >categories.inc"""
 import sys
+import textwrap
 import unicodedata2 as unicode
 
-GROUPS = {'Lu': 'letter', 'Ll': 'letter', 'Lt': 'letter', 'Lm': 'letter', 'Lo': 'letter', 'Mn': 'mark', 'Mc': 'mark',
-          'Me': 'mark', 'Nd': 'digit', 'Nl': 'letter_number', 'No': 'other_number', 'Pc': 'connector',
+GROUPS = {'Lu': 'alpha', 'Ll': 'alpha', 'Lt': 'alpha', 'Lm': 'alpha', 'Lo': 'alpha', 'Mn': 'mark', 'Mc': 'mark',
+          'Me': 'mark', 'Nd': 'digit', 'Nl': 'numeral', 'No': 'other_number', 'Pc': 'connector',
           'Pd': 'punctuation', 'Ps': 'punctuation', 'Pe': 'punctuation', 'Pi': 'punctuation', 'Pf': 'punctuation',
           'Po': 'punctuation'}
 
 def main():
     assert unicode.unidata_version == '16.0.0', unicode.unidata_version
     print('// Unicode 16.0.0, made by make_categories.py.')
-    start, group = 0, None
+    start, group, runs = 0, None, []
     for code in range(sys.maxunicode + 2):
         now = GROUPS.get(unicode.category(chr(code))) if code <= sys.maxunicode else None
         if now != group:
             if group:
-                print(f'RUN(0x{start:X}, 0x{code - 1:X}, {group})')
+                runs.append(f'RUN(0x{start:X}, 0x{code - 1:X}, {group})')
             start, group = code, now
+    print('\n'.join(textwrap.wrap(' '.join(runs), 118, break_on_hyphens=False)))
 
 if __name__ == '__main__':
     main()

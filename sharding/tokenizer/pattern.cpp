@@ -216,7 +216,7 @@ constexpr std::string_view llama3 =
 constexpr std::string_view qwen2 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-constexpr std::uint8_t kinds = CharacterSet::letter | CharacterSet::number | CharacterSet::space;
+constexpr std::uint8_t kinds = CharacterSet::alpha | CharacterSet::number | CharacterSet::space;
 
 /// Finds the end of the match at the beginning of a text.
 class Scanner {
@@ -236,11 +236,10 @@ class Scanner {
       if (const std::size_t length = contraction(from, true)) return from + length;
     const auto [code, length] = first_character(from);
     const std::uint8_t kind = sets_[code] & kinds;
-    if (kind == CharacterSet::letter) return run(from, kind);
+    if (kind == CharacterSet::alpha) return run(from, kind);
     if (kind == CharacterSet::number) return numbers(from, max_digits);
-    if (code != '\r' && code != '\n' && from + length < end_ &&
-        kind_at(from + length) == CharacterSet::letter)
-      return run(from + length, CharacterSet::letter);
+    if (code != '\r' && code != '\n' && from + length < end_ && kind_at(from + length) == CharacterSet::alpha)
+      return run(from + length, CharacterSet::alpha);
     const char* const body = code == ' ' && from + 1 < end_ ? from + 1 : from;
     if (kind_at(body) == 0) {
       const char* at = run(body, 0);
@@ -320,16 +319,18 @@ std::string_view expression_of(KnownPattern known) {
                                          : "";
 }
 
-void split(KnownPattern known, std::string_view text, std::vector<std::string_view>& out) {
+std::size_t split(KnownPattern known, std::string_view text, std::vector<std::string_view>& out,
+                  std::size_t max) {
   const Scanner scanner(text);
-  const char* const end = text.data() + text.size();
-  for (const char* at = text.data(); at < end;) {
+  const char *const begin = text.data(), *const end = begin + text.size(), *at = begin;
+  for (; at < end && max > 0; --max) {
     const char* const next = known == KnownPattern::gpt2
                                  ? scanner.gpt2_match(at)
                                  : scanner.llama3_match(at, known == KnownPattern::llama3 ? 3 : 1);
     out.emplace_back(at, static_cast<std::size_t>(next - at));
     at = next;
   }
+  return static_cast<std::size_t>(at - begin);
 }
 
 }  // namespace rz

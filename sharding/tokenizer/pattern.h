@@ -61,7 +61,8 @@ enum class KnownPattern {
 };
 KnownPattern known_pattern(std::string_view expression);
 std::string_view expression_of(KnownPattern);
-/// Appends the matches, which cover the text.
-void split(KnownPattern, std::string_view text, std::vector<std::string_view>& out);
+/// Appends the matches, which cover the text, or the first `max`; the bytes of these.
+std::size_t split(KnownPattern, std::string_view text, std::vector<std::string_view>& out,
+                  std::size_t max = std::string_view::npos);
 
 }  // namespace rz

@@ -13,6 +13,16 @@
 
 namespace rz {
 
+struct BpeTrainingOptions {
+  /// Tokens with the first ids; texts do not become them in training. The first is that of the beginning and
+  /// of the end.
+  std::vector<std::string> special_tokens{"<|endoftext|>"};
+  /// A pair that is there less often is not merged.
+  std::int64_t min_frequency = 0;
+  /// That of tokenizer_config.json, which lacks the key if it is 0.
+  std::size_t model_max_length = 0;
+};
+
 /// A tokenizer with byte pair encoding: byte-level as of GPT-2, Llama 3, Qwen and GPT-NeoX, or of the form of
 /// SentencePiece with bytes of unknown characters as of Llama 2, Mistral and TinyLlama. Immutable; copies
 /// share it, and all calls may run concurrently.
@@ -53,7 +63,7 @@ class Tokenizer {
 
  private:
   friend class DecodeStream;
-  friend struct TrainedTokenizer;
+  friend Tokenizer train_bpe(std::span<const std::string_view>, std::size_t, const BpeTrainingOptions&);
   struct State;
   static Tokenizer from_files(std::vector<std::pair<std::string, std::string>> files,
                               const std::string& folder);
@@ -81,6 +91,15 @@ class DecodeStream {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+/// A byte-level tokenizer with GPT-2's pattern, of `vocab_size` tokens: special tokens, the 256 bytes, and
+/// merges of the most frequent pairs in the texts, of several those with the lowest ids, as by the BpeTrainer
+/// of Hugging Face's tokenizers with the alphabet of ByteLevel. It has fewer if no more pairs are there. A
+/// pure function of its arguments. Bytes that are not UTF-8 are U+FFFD. Errc::invalid_argument if
+/// `vocab_size` is less than special tokens and bytes are, or for a special token that is empty, no UTF-8, or
+/// there twice.
+Tokenizer train_bpe(std::span<const std::string_view> texts, std::size_t vocab_size,
+                    const BpeTrainingOptions& = {});
 
 /// Removes tokenizer.json and tokenizer_config.json if they are those of Tokenizer::bytes(), e.g. of a former
 /// model in the folder.

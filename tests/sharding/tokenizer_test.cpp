@@ -1,0 +1,461 @@
+// Tokenizers against Hugging Face's: tests/data/tokenizers/expected.json, and the shared fixtures where they
+// are.
+
+#include "sharding/tokenizer/tokenizer.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <random>
+#include <thread>
+
+#include "sharding/io/json.h"
+#include "sharding/io/text.h"
+#include "sharding/tokenizer/characters.h"
+#include "sharding/tokenizer/pattern.h"
+#include "tests/support/error_of.h"
+
+namespace rz {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using test::error_of;
+using Ids = std::vector<std::int32_t>;
+
+class TokenizerFiles : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::path(testing::TempDir()) / ("tokenizer_" + std::to_string(std::random_device{}()));
+    fs::create_directories(folder_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  std::string path(const std::string& name = "") const { return (folder_ / name).string(); }
+  void put(const std::string& name, const std::string& text) const {
+    std::ofstream(path(name), std::ios::binary) << text;
+  }
+  Tokenizer tokenizer_of(const std::string& text) const {
+    put("tokenizer.json", text);
+    return Tokenizer::from_pretrained(path());
+  }
+
+ private:
+  fs::path folder_;
+};
+
+const json& expected() {
+  static const json* const all =
+      new json(json::parse(read_text_file(RZ_SOURCE_DIR "/tests/data/tokenizers/expected.json")));
+  return *all;
+}
+
+/// The whole tokenizer.json of one of the expected.
+json tokenizer_json(std::string_view name) {
+  for (const json& one : expected()["tokenizers"]) {
+    if (one["name"] != name) continue;
+    json all = one["tokenizer"];
+    all["model"] = expected()["models"][one["model"].get<std::string>()];
+    return all;
+  }
+  throw std::runtime_error("no such tokenizer");
+}
+
+/// The parts of a stream are whole characters, and in all the text of decode().
+std::string streamed(const Tokenizer& tokenizer, const Ids& ids, bool skip_special_tokens) {
+  DecodeStream stream(tokenizer, skip_special_tokens);
+  std::string all;
+  const auto add = [&](const std::string& part) {
+    EXPECT_TRUE(is_utf8(part)) << escaped(part);
+    all += part;
+  };
+  for (const std::int32_t id : ids) add(stream.push(id));
+  add(stream.finish());
+  EXPECT_EQ(stream.finish(), tokenizer.decode({}, skip_special_tokens)) << "a new text begins";
+  return all;
+}
+
+TEST_F(TokenizerFiles, EveryPartHasTheResultsOfHuggingFace) {
+  const json& texts = expected()["texts"];
+  for (const json& one : expected()["tokenizers"]) {
+    SCOPED_TRACE(one["name"].get<std::string>());
+    const Tokenizer tokenizer = tokenizer_of(tokenizer_json(one["name"].get<std::string>()).dump());
+    for (std::size_t i = 0; i < one["cases"].size(); ++i) {
+      const json& wanted = one["cases"][i];
+      if (wanted[0].is_null()) continue;  // Hugging Face's own failed
+      const Ids ids = wanted[0].get<Ids>();
+      if (i < texts.size()) {
+        EXPECT_EQ(tokenizer.encode(texts[i].get<std::string>()), ids) << texts[i];
+      }
+      for (const bool skip : {false, true}) {
+        const json& text = skip ? wanted.back() : wanted[1];
+        if (text.is_null()) continue;
+        EXPECT_EQ(tokenizer.decode(ids, skip), text.get<std::string>()) << wanted[0];
+        EXPECT_EQ(streamed(tokenizer, ids, skip), text.get<std::string>()) << wanted[0];
+      }
+    }
+  }
+}
+
+/// Known expressions are matched without Oniguruma. Its version of Unicode is older, so that only characters
+/// that are not new take part.
+TEST(TokenizerPatterns, KnownExpressionsMatchAsOniguruma) {
+  std::mt19937 random(3);
+  const std::array<std::u32string, 8> pools{U"'sStTrReEvVlLmMdD\u017F",
+                                            U"abcXYZ\u00E9\u03A3\u4E2D\u0939\u05D0\u0E01",
+                                            U"0123\u0663\u00BD\u2167\uFF11",
+                                            U" ",
+                                            U" \t\n\r\u00A0\u3000\u2028\x85",
+                                            U".,!-_<|>$\u2014\u3002",
+                                            U"\u0301\u093F\u200D\uFE0F\U0001F600\U0001F1E9",
+                                            U"\x01\x7F\uFFFD\uE000"};
+  for (const KnownPattern known : {KnownPattern::gpt2, KnownPattern::llama3, KnownPattern::qwen2}) {
+    const Pattern regex = Pattern::regex(std::string(expression_of(known)), "test");
+    EXPECT_EQ(known_pattern(expression_of(known)), known);
+    for (int i = 0; i < 1500; ++i) {
+      std::string text;
+      for (std::size_t n = random() % 12 + 1; n > 0; --n) {
+        const std::u32string& pool = pools[random() % pools.size()];
+        append_character(text, pool[random() % pool.size()]);
+      }
+      std::vector<std::string_view> words;
+      EXPECT_EQ(split(known, text, words), text.size());
+      std::vector<std::string_view> wanted;
+      for (const auto& [begin, end] : regex.find(text))
+        wanted.push_back(std::string_view(text).substr(begin, end - begin));
+      ASSERT_EQ(words, wanted) << escaped(text);
+    }
+  }
+}
+
+TEST_F(TokenizerFiles, BytesAreTheirValues) {
+  const Tokenizer bytes = Tokenizer::bytes(64);
+  const std::string all = "A \n\xFF\xC3\xA9";
+  const Ids ids{65, 32, 10, 255, 195, 169};
+  EXPECT_EQ(bytes.encode(all), ids);
+  EXPECT_EQ(bytes.decode(ids), "A \n\xEF\xBF\xBD\xC3\xA9");
+  EXPECT_EQ(bytes.vocab_size(), 256u);
+  EXPECT_EQ(bytes.token_to_id("\xC4\xA0"), 32) << "GPT-2's character of the blank";
+  EXPECT_EQ(bytes.eos_token_id(), std::nullopt);
+  bytes.save_pretrained(path());
+  const Tokenizer again = Tokenizer::from_pretrained(path());
+  EXPECT_EQ(again.encode(all), ids);
+  EXPECT_EQ(again.checksum(), bytes.checksum());
+  remove_byte_tokenizer(path());
+  EXPECT_TRUE(fs::is_empty(path()));
+}
+
+TEST_F(TokenizerFiles, FilesAreSavedAsTheyWereRead) {
+  const std::map<std::string, std::string> files{
+      {"tokenizer.json", tokenizer_json("llama2").dump(3) + "\n\n"},
+      {"tokenizer_config.json",
+       R"({"bos_token": {"content": "<s>"}, "eos_token": "</s>",  "pad_token": null})"},
+      {"special_tokens_map.json", R"({"pad_token": "<unk>"})"},
+      {"tokenizer.model", std::string("\0\xFF\n", 3)},
+      {"chat_template.jinja", "{{ messages }}"}};
+  for (const auto& [name, text] : files) put(name, text);
+  put("model.safetensors", "no file of the tokenizer");
+  const Tokenizer tokenizer = Tokenizer::from_pretrained(path());
+  EXPECT_EQ(tokenizer.bos_token_id(), 1);
+  EXPECT_EQ(tokenizer.eos_token_id(), 2);
+  EXPECT_EQ(tokenizer.pad_token_id(), 0);
+  tokenizer.save_pretrained(path("saved"));
+  std::size_t saved = 0;
+  for (const auto& entry : fs::directory_iterator(path("saved"))) {
+    EXPECT_EQ(read_text_file(entry.path().string()), files.at(entry.path().filename().string()));
+    ++saved;
+  }
+  EXPECT_EQ(saved, files.size());
+  EXPECT_EQ(Tokenizer::from_pretrained(path("saved/tokenizer.json")).checksum(), tokenizer.checksum());
+  EXPECT_NE(tokenizer_of(tokenizer_json("gpt2").dump()).checksum(), tokenizer.checksum());
+}
+
+TEST_F(TokenizerFiles, VocabularyAndMergesAreATokenizerOfGpt2) {
+  const json whole = tokenizer_json("gpt2");
+  put("vocab.json", whole["model"]["vocab"].dump());
+  std::string merges = "#version: 0.2\n";
+  for (const json& merge : whole["model"]["merges"])
+    merges += merge[0].get<std::string>() + " " + merge[1].get<std::string>() + "\n";
+  put("merges.txt", merges);
+  put("special_tokens_map.json", R"({"eos_token": "<|endoftext|>", "pad_token": "<pad>"})");
+  const Tokenizer two = Tokenizer::from_pretrained(path("vocab.json"));
+  const auto size = static_cast<std::int32_t>(whole["model"]["vocab"].size());
+  EXPECT_EQ(two.eos_token_id(), size) << "a token that is not of the vocabulary is added";
+  EXPECT_EQ(two.pad_token_id(), size + 1);
+  EXPECT_EQ(two.vocab_size(), static_cast<std::size_t>(size) + 2);
+  EXPECT_EQ(two.encode("<|endoftext|><pad>"), (Ids{size, size + 1}));
+  EXPECT_EQ(two.id_to_token(size + 1), "<pad>");
+  const std::string text = "the don't \xE4\xB8\xAD";
+  EXPECT_EQ(two.encode(text), tokenizer_of(whole.dump()).encode(text));
+  fs::remove(path("tokenizer.json"));
+  put("merges.txt", "#version: 0.2\n\xC4\xA0 t\n\na b\n");
+  EXPECT_EQ(error_of([&] { Tokenizer::from_pretrained(path()); }).what(),
+            path("merges.txt") + ":3: expected two tokens with a blank between them, found ");
+}
+
+TEST_F(TokenizerFiles, BytesThatAreNotUtf8BecomeReplacementCharacters) {
+  const Tokenizer tokenizer = tokenizer_of(tokenizer_json("gpt2").dump());
+  const std::string mark = "\xEF\xBF\xBD";
+  const auto same = [&](const std::string& bytes, const std::string& text) {
+    EXPECT_EQ(tokenizer.encode(bytes), tokenizer.encode(text)) << escaped(bytes);
+  };
+  same("a\xFFz", "a" + mark + "z");
+  same("\xC3", mark);
+  same("\xE4\xB8z", mark + "z");
+  same("\xED\xA0\x80", mark + mark + mark);
+  same("\xF0\x9F\x98\xF0\x9F\x98\x80", mark + "\xF0\x9F\x98\x80");
+  same("\xC0\xAF", mark + mark);
+}
+
+TEST_F(TokenizerFiles, ALongWordTakesItsLengthOnly) {
+  for (const char* const name : {"gpt2", "words without merges", "llama2"}) {
+    const Tokenizer tokenizer = tokenizer_of(tokenizer_json(name).dump());
+    for (const char* const part : {"a", "1", " ", "the", "!", "\xE4\xB8\xAD", "<"}) {
+      std::string text;
+      while (text.size() < 200'000) text += part;
+      EXPECT_EQ(tokenizer.decode(tokenizer.encode(text, false)), text) << name;
+    }
+  }
+}
+
+TEST_F(TokenizerFiles, ThreadsShareATokenizer) {
+  const Tokenizer tokenizer = tokenizer_of(tokenizer_json("llama3").dump());
+  const json& texts = expected()["texts"];
+  std::vector<Ids> wanted;
+  for (const json& text : texts) wanted.push_back(tokenizer.encode(text.get<std::string>()));
+  std::vector<std::thread> threads;
+  std::array<int, 3> wrong{};
+  for (int& count : wrong)
+    threads.emplace_back([&, copy = tokenizer] {
+      for (int i = 0; i < 10; ++i)
+        for (std::size_t t = 0; t < texts.size(); ++t)
+          count += copy.encode(texts[t].get<std::string>()) != wanted[t];
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, (std::array<int, 3>{}));
+}
+
+TEST_F(TokenizerFiles, TrainingHasTheMergesOfHuggingFace) {
+  const auto text = expected()["trained_on"].get<std::string>();
+  for (const json& one : expected()["trained"]) {
+    const auto special = one["special"].get<std::vector<std::string>>();
+    // In two texts, which are cut between words.
+    const std::array<std::string_view, 2> texts{std::string_view(text).substr(0, 15),
+                                                std::string_view(text).substr(15)};
+    const Tokenizer tokenizer =
+        train_bpe(texts, one["size"], {.special_tokens = special, .model_max_length = 9});
+    tokenizer.save_pretrained(path());
+    const json written = json::parse(read_text_file(path("tokenizer.json")));
+    EXPECT_EQ(written["model"]["merges"], one["merges"]);
+    for (std::size_t i = 0; i < one["from_259"].size(); ++i)
+      EXPECT_EQ(tokenizer.id_to_token(static_cast<std::int32_t>(259 + i)), one["from_259"][i]);
+    EXPECT_EQ(tokenizer.vocab_size(), one["vocab_size"].get<std::size_t>());
+    EXPECT_EQ(tokenizer.eos_token_id(), special.empty() ? std::nullopt : std::optional<std::int32_t>(0));
+    EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text);
+    EXPECT_EQ(Tokenizer::from_pretrained(path()).checksum(), tokenizer.checksum());
+    EXPECT_EQ(json::parse(read_text_file(path("tokenizer_config.json")))["model_max_length"], 9);
+  }
+  EXPECT_STREQ(error_of([] { train_bpe({}, 256); }).what(),
+               "train_bpe(): vocab_size is 256; bytes and special tokens are 257");
+  EXPECT_STREQ(error_of([] {
+                 train_bpe({}, 300, {.special_tokens = {"x", "x"}});
+               }).what(),
+               "train_bpe(): the special token x is there twice");
+}
+
+// ---- files that are not what they should be
+
+TEST_F(TokenizerFiles, WhatIsMalformedOrNotSupportedIsNamed) {
+  struct Case {
+    const char* patch;  ///< JSON merge patch
+    const char* message;
+  };
+  const Case cases[] = {
+      {R"({"model": null})", "model: missing; give an object { … }"},
+      {R"({"version": "2.0"})", "version: expected 1.0, found 2.0"},
+      {R"({"model": {"type": "Unigram"}})", "model.type: Unigram is not supported; BPE is"},
+      {R"({"model": {"dropout": 0.1}})", "model.dropout: 0.1 is not supported; null is"},
+      {R"({"model": {"end_of_word_suffix": "</w>"}})",
+       R"(model.end_of_word_suffix: "</w>" is not supported; null is)"},
+      {R"({"model": {"unk_token": "<what>"}})", "model.unk_token: <what> is not a token of vocab"},
+      {R"({"model": {"vocab": {"a": 1}}})", "model.vocab.a: the id 1 is that of "},
+      {R"({"model": {"vocab": {"a": -1}}})", "model.vocab.a: must be from 0 to 2147483646, found -1"},
+      {R"({"model": {"vocab": {"a": 3000000000}}})",
+       "model.vocab.a: must be from 0 to 2147483646, found 3000000000"},
+      {R"({"model": {"merges": [["a", "zz"]]}})", "model.merges[0]: zz is not a token of the vocabulary"},
+      {R"({"model": {"merges": ["a b c"]}})", R"(model.merges[0]: expected "A B", found "a b c")"},
+      {R"({"model": {"merges": [["a", 7]]}})", R"(model.merges[0]: expected ["A", "B"], found ["a",7])"},
+      {R"({"model": {"merges": 7}})", "model.merges: expected an array [ … ]"},
+      {R"({"normalizer": {"type": "Precompiled"}})",
+       "normalizer.type: Precompiled is no normalizer that is supported"},
+      {R"({"normalizer": {"type": "Sequence", "normalizers": [{"type": "Nmt"}]}})",
+       "normalizer.normalizers[0].type: Nmt is no normalizer"},
+      {R"({"normalizer": {"type": "Replace", "pattern": {"Glob": "*"}, "content": ""}})",
+       "normalizer.pattern: expected {\"String\""},
+      {R"({"pre_tokenizer": {"type": "BertPreTokenizer"}})",
+       "pre_tokenizer.type: BertPreTokenizer is no pre-tokenizer that is supported"},
+      {R"({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a"}, "behavior": "Isolated"}})",
+       "pre_tokenizer.pattern.Regex: end pattern with unmatched parenthesis"},
+      {R"({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "((a{1000}){1000}){1000}"}}})",
+       "the expression repeats its parts more than 10000 times"},
+      {R"({"pre_tokenizer": {"type": "Split", "pattern": {"String": "a"}, "behavior": "Sideways"}})",
+       "pre_tokenizer.behavior: expected Removed, Isolated"},
+      {R"({"pre_tokenizer": {"type": "Metaspace", "replacement": "ab"}})",
+       "pre_tokenizer.replacement: expected one character"},
+      {R"({"pre_tokenizer": {"use_regex": 3}})", "pre_tokenizer.use_regex: expected true or false, found 3"},
+      {R"({"post_processor": {"type": "BertProcessing"}})",
+       "post_processor.type: BertProcessing is no post-processor that is supported"},
+      {R"({"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>"}}], "special_tokens": {}}})",
+       "post_processor.special_tokens.<s>: missing, but the template has it"},
+      {R"({"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "s"}}], "special_tokens": {"s": {"ids": [99999]}}}})",
+       "post_processor: no token has the id 99999"},
+      {R"({"decoder": {"type": "WordPiece"}})", "decoder.type: WordPiece is no decoder that is supported"},
+      {R"({"added_tokens": [{"id": 7, "content": "<x>"}]})",
+       "added_tokens[0].id: is 7 of <x>, but tokenizers gives it "},
+      {R"({"added_tokens": [4]})", "added_tokens[0]: "},
+  };
+  const json whole = tokenizer_json("gpt2");
+  for (const auto& [patch, message] : cases) {
+    json changed = whole;
+    changed.merge_patch(json::parse(patch));
+    const Error error = error_of([&] { tokenizer_of(changed.dump()); });
+    EXPECT_EQ(error.code(), Errc::config) << patch;
+    const std::string text = error.what();
+    EXPECT_TRUE(text.starts_with(path("tokenizer.json: "))) << text;
+    EXPECT_NE(text.find(message), text.npos) << text << "\n  lacks " << message;
+    EXPECT_EQ(text.find('\n'), text.npos);
+  }
+  EXPECT_EQ(error_of([&] { tokenizer_of("{"); }).code(), Errc::config);
+  fs::remove(path("tokenizer.json"));
+  put("vocab.json", "{}");
+  EXPECT_EQ(error_of([&] { Tokenizer::from_pretrained(path()); }).what(),
+            path() + ": has no tokenizer.json, and not both of vocab.json and merges.txt");
+  EXPECT_EQ(error_of([&] { Tokenizer::from_pretrained(path("none")); }).what(),
+            path("none") + ": no such file or folder; expected a folder with tokenizer.json");
+}
+
+/// Mutations of a tokenizer.json: a node is replaced, moved or removed, or bytes change. Each is read, and
+/// encodes and decodes anything, or is refused. RZ_FUZZ_SECONDS: for so long.
+TEST_F(TokenizerFiles, MutatedFilesAreReadOrRefused) {
+  std::mt19937 random(7);
+  const auto pick = [&](std::size_t n) { return random() % n; };
+  const char* const limit = std::getenv("RZ_FUZZ_SECONDS");
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(limit ? std::atoi(limit) : 0);
+  std::vector<json> seeds;
+  for (const json& one : expected()["tokenizers"])
+    seeds.push_back(tokenizer_json(one["name"].get<std::string>()));
+  for (json& seed : seeds) {  // small ones
+    json& model = seed["model"];
+    if (model["merges"].size() > 12)
+      model["merges"].erase(model["merges"].begin() + 12, model["merges"].end());
+  }
+  const std::vector<json> values{nullptr,
+                                 true,
+                                 0,
+                                 -1,
+                                 1e300,
+                                 4294967296,
+                                 "",
+                                 "a",
+                                 "▁",
+                                 "\xC4\xA0",
+                                 "<0x41>",
+                                 "(?<x>a|b\\g<x>)*",
+                                 "[[:",
+                                 "\\p{L}{3,}",
+                                 json::array(),
+                                 json::object(),
+                                 "Sequence",
+                                 "ByteLevel",
+                                 "Replace",
+                                 "Metaspace"};
+  std::size_t tried = 0, read = 0;
+  for (; tried < 150 || std::chrono::steady_clock::now() < end; ++tried) {
+    json changed = seeds[pick(seeds.size())];
+    for (std::size_t n = pick(3) + 1; n > 0; --n) {
+      json* node = &changed;
+      while (node->is_structured() && !node->empty() && (node == &changed || pick(5) > 0)) {
+        auto child = node->begin();
+        std::advance(child, static_cast<std::ptrdiff_t>(pick(node->size())));
+        node = &*child;
+      }
+      const json& other = seeds[pick(seeds.size())];
+      *node = pick(4) > 0 ? values[pick(values.size())] : json(other.begin().value());
+    }
+    std::string text = changed.dump(-1, ' ', false, json::error_handler_t::replace);
+    for (std::size_t n = pick(4) == 0 ? pick(6) : 0; n > 0; --n)
+      text[pick(text.size())] = static_cast<char>(pick(256));
+    if (pick(16) == 0) text.resize(pick(text.size()));
+    try {
+      const Tokenizer tokenizer = tokenizer_of(text);
+      ++read;
+      std::string bytes;
+      for (std::size_t n = pick(60); n > 0; --n)
+        bytes += pick(3) > 0 ? " aetEl<|1\n'"[pick(11)] : static_cast<char>(pick(256));
+      Ids ids = tokenizer.encode(bytes);
+      for (std::size_t n = pick(6); n > 0; --n) ids.push_back(static_cast<std::int32_t>(pick(400)) - 20);
+      ASSERT_EQ(streamed(tokenizer, ids, false), tokenizer.decode(ids)) << text;
+      ASSERT_TRUE(is_utf8(tokenizer.decode(ids, true)));
+    } catch (const Error& e) {
+      ASSERT_EQ(e.code(), Errc::config) << e.what();
+      ASSERT_EQ(std::string_view(e.what()).find('\n'), std::string_view::npos) << e.what();
+    }
+  }
+  if (limit) std::printf("%zu files, of which %zu were read\n", tried, read);
+  EXPECT_GT(read, tried / 20);
+  EXPECT_LT(read, tried);
+}
+
+// ---- the shared fixtures
+
+class TokenizerFixtures : public ::testing::TestWithParam<const char*> {
+ protected:
+  static std::string folder() {
+    return std::string(RZ_SOURCE_DIR "/../shared/fixtures/tokenizer_") + GetParam();
+  }
+  static void compare(const Tokenizer& tokenizer, const std::string& file) {
+    std::ifstream lines(file);
+    std::size_t count = 0;
+    for (std::string line; std::getline(lines, line); ++count) {
+      const json wanted = json::parse(line);
+      Ids ids = wanted["ids"].get<Ids>(), with_special = ids;
+      if (wanted.contains("text")) {
+        const auto text = wanted["text"].get<std::string>();
+        EXPECT_EQ(tokenizer.encode(text, false), ids) << line;
+        with_special = tokenizer.encode(text);
+        EXPECT_EQ(with_special, wanted["ids_with_special"].get<Ids>()) << line;
+      }
+      EXPECT_EQ(tokenizer.decode(ids), wanted["decoded"].get<std::string>()) << line;
+      EXPECT_EQ(tokenizer.decode(with_special, true), wanted["decoded_skip_special"].get<std::string>())
+          << line;
+      EXPECT_EQ(streamed(tokenizer, ids, false), wanted["decoded"].get<std::string>()) << line;
+    }
+    EXPECT_GT(count, 0u) << file;
+  }
+};
+
+TEST_P(TokenizerFixtures, EveryCaseIsExact) {
+  if (!fs::exists(folder() + "/tokenizer.json") && !fs::exists(folder() + "/vocab.json"))
+    GTEST_SKIP() << folder() << " is not here";
+  std::vector<Tokenizer> all{Tokenizer::from_pretrained(folder())};
+  if (fs::exists(folder() + "/vocab.json"))
+    all.push_back(Tokenizer::from_pretrained(folder() + "/vocab.json"));
+  for (const Tokenizer& tokenizer : all)
+    for (const char* const file : {"/cases.jsonl", "/decode_cases.jsonl"})
+      compare(tokenizer, folder() + file);
+}
+
+INSTANTIATE_TEST_SUITE_P(, TokenizerFixtures, ::testing::Values("gpt2", "llama3", "llama2", "gpt2_real"),
+                         [](const auto& info) { return std::string(info.param); });
+
+}  // namespace
+}  // namespace rz
