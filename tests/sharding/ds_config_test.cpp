@@ -225,7 +225,7 @@ TEST(DsConfig, WarnsOfKeysThatAreNotApplied) {
             "buckets\n");
   EXPECT_EQ(warnings(R"({"wandb": {"enabled": true}, "flops_profiler": {"enabled": true}})"),
             "ds.json: read and not applied in this build (docs/configuration.md): "
-            "wandb.enabled, flops_profiler.enabled\n");
+            "flops_profiler.enabled, wandb.enabled\n");
   EXPECT_EQ(warnings(R"({"wandb": {"enabled": false}})"), "") << "the default";
   EXPECT_EQ(warnings(R"({"steps_per_print": 10, "wall_clock_breakdown": true, "optimizer": {"type": "AdamW"},
     "fp16": {"enabled": false, "loss_scale": 0},

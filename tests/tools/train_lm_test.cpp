@@ -479,20 +479,20 @@ TEST_F(TrainLmFiles, WhatIsNotThereYetIsRefusedByName) {
       {"scheduler.params", "3 values"});
 }
 
-TEST_F(TrainLmFiles, ReportsWithoutEffectAreNamed) {
+TEST_F(TrainLmFiles, AnAbsentKeyWhoseDefaultDiffersIsNamed) {
   put("model.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256, )"
                     R"("embd_pdrop": 0, "resid_pdrop": 0})");
   put("ds.json", R"({"train_batch_size": 4, "wall_clock_breakdown": true, "memory_breakdown": true,)"
                  R"( "steps_per_print": 3, "optimizer": {"type": "AdamW"}})");
   Options o;
-  o.model = path("model.json"), o.config = path("ds.json");
+  o.model = path("model.json"), o.config = path("ds.json"), o.tensorboard = path("events");
   o.tokens = put_tokens(std::vector<std::uint16_t>(100, 7));
   const Inputs in = read_inputs(o, 0, 1);
   EXPECT_EQ(in.ds.warnings,
             (std::vector<std::string>{
-                o.config + ": wall_clock_breakdown: has no effect: train_lm prints the time of whole updates",
-                o.config + ": memory_breakdown: has no effect: train_lm prints what is held at the end",
                 o.model + ": attn_pdrop: absent, which is 0 here and 0.1 in Hugging Face; give the rate"}));
+  EXPECT_TRUE(in.ds.monitor.tensorboard_enabled);
+  EXPECT_EQ(in.ds.monitor.tensorboard_output_path + in.ds.monitor.tensorboard_job_name, o.tensorboard);
 }
 
 TEST_F(TrainLmFiles, TextNeedsAVocabularyOfBytes) {

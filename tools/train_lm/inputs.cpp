@@ -178,13 +178,27 @@ void check_optimizer(const Options& o, DsConfig& ds) {
                                  name(ds.optimizer->type), " has no betas, as in DeepSpeed"));
 }
 
-/// Reports of an engine that this program replaces by its own.
-void warn_of_reports(DsConfig& ds) {
-  const auto warn = [&](bool on, const char* key, const char* instead) {
-    if (on) ds.warnings.push_back(concat(ds.file, ": ", key, ": has no effect: ", instead));
-  };
-  warn(ds.monitor.wall_clock_breakdown, "wall_clock_breakdown", "train_lm prints the time of whole updates");
-  warn(ds.monitor.memory_breakdown, "memory_breakdown", "train_lm prints what is held at the end");
+void apply_trace_flags(const Options& o, TraceConfig& trace) {
+  require(o.trace_steps.empty() || !o.trace.empty(), Errc::config, "--trace-steps needs --trace FILE");
+  if (o.trace.empty()) return;
+  trace.path = o.trace;
+  if (o.trace_steps.empty()) return;
+  const std::vector<std::string> ends = parts_of(o.trace_steps, ':');
+  const auto first = parse_number<std::int64_t>(ends.front()), last = parse_number<std::int64_t>(ends.back());
+  require(ends.size() == 2 && first && last && *first >= 1 && *last >= *first && *last - *first < 1000,
+          Errc::config, "--trace-steps: ", o.trace_steps,
+          ": expected A:B, the first and the last of at most ", "1000 updates, e.g. 4:5");
+  trace.first_step = *first;
+  trace.steps = *last - *first + 1;
+}
+
+/// Flags that stand for sections of the configuration.
+void apply_report_flags(const Options& o, DsConfig& ds) {
+  apply_trace_flags(o, ds.trace);
+  if (o.tensorboard.empty()) return;
+  ds.monitor.tensorboard_enabled = true;
+  ds.monitor.tensorboard_output_path = o.tensorboard;
+  ds.monitor.tensorboard_job_name = "";
 }
 
 /// The bar of rank 0.
@@ -192,7 +206,7 @@ TextOptions text_options(const Options& o, const Inputs& in) {
   TextOptions t{.text_key = o.text_key,
                 .prompt_key = o.prompt_key,
                 .answer_key = o.answer_key,
-                .outputs = {o.save, o.metrics, o.checkpoint_dir(), o.resume()}};
+                .outputs = {o.save, o.metrics, o.tensorboard, o.trace, o.checkpoint_dir(), o.resume()}};
   const bool as_bytes = in.tokenizer->checksum() == Tokenizer::bytes().checksum() && o.prompt_key.empty();
   if (!as_bytes) t.tokenizer = in.tokenizer;
   if (o.long_samples == "refuse") t.max_pair_tokens = in.seq_len + 1;
@@ -334,15 +348,19 @@ void check_checkpoints(const Options& o, const CheckpointConfig& c) {
   check_folder(dir, c.output_dir);
 }
 
+void check_file(const std::string& flag, const std::string& path) {
+  if (path.empty()) return;
+  const fs::path parent = fs::absolute(path).parent_path();
+  require(fs::is_directory(parent), Errc::config, flag, ": ", path, ": there is no folder ", parent.string(),
+          "; make it first");
+  require(!fs::is_directory(path), Errc::config, flag, ": ", path, " is a folder; name a file");
+  require_writable(flag.c_str(), path, fs::exists(path) ? fs::path(path) : parent);
+}
+
 void check_outputs(const Options& o, const CheckpointConfig& checkpoint) {
-  if (!o.metrics.empty()) {
-    const fs::path parent = fs::absolute(o.metrics).parent_path();
-    require(fs::is_directory(parent), Errc::config, "--metrics: ", o.metrics, ": there is no folder ",
-            parent.string(), "; make it first");
-    require(!fs::is_directory(o.metrics), Errc::config, "--metrics: ", o.metrics,
-            " is a folder; name a file");
-    require_writable("--metrics", o.metrics, fs::exists(o.metrics) ? fs::path(o.metrics) : parent);
-  }
+  check_file("--metrics", o.metrics);
+  check_file("--trace", o.trace);
+  check_folder("--tensorboard", o.tensorboard);
   check_folder("--save", o.save);
   check_folder("--save-adapter", o.save_adapter);
   check_checkpoints(o, checkpoint);
@@ -390,7 +408,7 @@ Inputs read_model_inputs(const Options& o, int ranks) {
     in.sizes = required_sizes(in.ds);
     check_optimizer(o, in.ds);
   }
-  warn_of_reports(in.ds);
+  apply_report_flags(o, in.ds);
   if (!o.samples_only) in.ds.warnings.insert(in.ds.warnings.end(), absent.begin(), absent.end());
   in.strategy = strategy_of(o, in.ds);
   strategy_options(in.ds, in.strategy);  // checks

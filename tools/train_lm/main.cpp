@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <functional>
@@ -17,6 +19,7 @@
 #include "comm/core/text.h"
 #include "comm/device/cuda_runtime.h"
 #include "sharding/engine/checkpoint_options.h"
+#include "sharding/engine/step_monitor.h"
 #include "sharding/huggingface/families.h"
 #include "sharding/io/durable_file.h"
 #include "sharding/parallel/rank_agreement.h"
@@ -29,6 +32,7 @@
 #include "tools/train_lm/options.h"
 #include "tools/train_lm/report/sample_text.h"
 #include "tools/train_lm/report/throughput.h"
+#include "tools/train_lm/report/tracker.h"
 #include "tools/train_lm/validation.h"
 
 namespace rz::train_lm {
@@ -189,17 +193,38 @@ void show_sample(const Options& o, Inputs& in, Engine& engine) {
 struct Course {
   double first_loss = 0, last_loss = 0;
   std::vector<double> speeds;
+  double seconds = 0;
   Traffic last_update;
 };
 
-Course run_updates(const Options& o, Inputs& in, Engine& engine, Loader& loader, std::uint64_t steps) {
+/// Sends the checkpoint that the engine has begun to save since `saved`.
+void track_checkpoint(Engine& engine, Tracker& tracker, std::int64_t saved) {
+  const std::int64_t now = engine.checkpoints().saved_steps();
+  if (now == saved) return;
+  tracker.send("checkpoint", concat(R"("step": )", now - 1, R"(, "folder": )",
+                                    json_text(engine.checkpoints().config().output_dir)));
+}
+
+/// Collective.
+bool should_stop(Engine& engine, Tracker& tracker) {
+  const std::int64_t saved = engine.checkpoints().saved_steps();
+  const bool stops = engine.should_stop();
+  track_checkpoint(engine, tracker, saved);
+  return stops;
+}
+
+Course run_updates(const Options& o, Inputs& in, Engine& engine, Loader& loader, std::uint64_t steps,
+                   Tracker& tracker) {
   const bool first = engine.world().is_main();
   const auto first_step = static_cast<std::uint64_t>(engine.global_steps());
   MetricsLog log(first ? o.metrics : "", first_step);
-  Progress progress(stdout, ::isatty(STDOUT_FILENO) == 1, steps, first_step, in.ds.monitor.steps_per_print);
+  const std::int64_t interval = print_interval(in.ds.monitor);
+  Progress progress(stdout, ::isatty(STDOUT_FILENO) == 1, steps, first_step,
+                    interval > 0 ? std::optional(interval) : std::nullopt);
   std::optional<Validation> validation;
   if (in.validation) validation.emplace(engine, *in.validation, in.seq_len);
   Course course;
+  const auto start = std::chrono::steady_clock::now();
   const auto evaluate = [&]() -> std::optional<double> {
     if (!validation || !engine.checkpoints().should_evaluate()) return {};
     const std::optional<double> loss = validation->loss(engine, *in.model);
@@ -208,13 +233,19 @@ Course run_updates(const Options& o, Inputs& in, Engine& engine, Loader& loader,
     if (std::holds_alternative<ReduceLrOnPlateau>(in.ds.schedule)) engine.lr_scheduler_step(*loss);
     return loss;
   };
-  if (const auto loss = evaluate())  // the run was stopped in this evaluation
+  const auto track_evaluation = [&](double loss) {
+    tracker.send("evaluation", concat(R"("step": )", engine.global_steps() - 1, R"(, "eval_loss": )",
+                                      std::isfinite(loss) ? concat(loss) : "null"));
+  };
+  if (const auto loss = evaluate()) {  // the run was stopped in this evaluation
+    track_evaluation(*loss);
     engine.world().print("evaluated after ", first_step, " updates: eval_loss ", fixed(*loss, 4));
-  for (std::uint64_t step = first_step; step < steps && !engine.should_stop(); ++step) {
+  }
+  for (std::uint64_t step = first_step; step < steps && !should_stop(engine, tracker); ++step) {
     const Traffic before = engine.strategy().traffic();
     std::optional<UpdateReport> made = update(engine, *in.model, loader, in.seq_len, o.document_mask);
     if (!made) {
-      engine.should_stop();  // saves
+      should_stop(engine, tracker);  // saves
       break;
     }
     UpdateReport& report = *made;
@@ -224,9 +255,15 @@ Course run_updates(const Options& o, Inputs& in, Engine& engine, Loader& loader,
     course.last_loss = report.loss;
     course.speeds.push_back(report.tokens_per_second);
     log.write(report);
+    const std::string line = to_json(report);
+    tracker.send("update", line.substr(1, line.size() - 2));
+    if (report.eval_loss) track_evaluation(*report.eval_loss);
+    engine.add_scalar("Train/Samples/tokens_per_second", report.tokens_per_second);
     if (first) progress.update(report);
+    std::fputs(engine.breakdown().c_str(), stdout);
     require_finite(report);
   }
+  course.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return course;
 }
 
@@ -240,7 +277,9 @@ bool finish_checkpoints(Engine& engine) {
   if (decision.stops()) {
     const bool saved = engine.global_steps() > 0;
     world.print("stopped by ", describe(decision), " after ", engine.global_steps(), " updates; ",
-                saved ? "saved to " + config.output_dir : "there is nothing to save");
+                !saved            ? "there is nothing to save"
+                : !config.saves() ? "no checkpoint is saved without --output-dir"
+                                  : "saved to " + config.output_dir);
     return true;
   }
   if (checkpoints.early_stopped())
@@ -265,15 +304,47 @@ void print_memory(const Options& o, const Inputs& in, Engine& engine, const Cour
               human_bytes(plan.update.sent(ranks)).c_str());
 }
 
+/// What a run that was stopped has done, and how it goes on.
+void print_stopped(const Options& o, const Course& course, const Inputs& in, Engine& engine) {
+  const std::size_t updates = course.speeds.size();
+  const double tokens =
+      static_cast<double>(updates) * static_cast<double>(in.sizes.train) * static_cast<double>(in.seq_len);
+  std::printf("so far: %s, loss %.4f → %.4f, %.0f tokens in %s\n", plural(updates, "update").c_str(),
+              course.first_loss, course.last_loss, tokens, human_duration(course.seconds).c_str());
+  if (const BestMetric& best = engine.checkpoints().best(); best.value)
+    std::printf("best: eval_loss %.4f after %llu updates\n", *best.value,
+                static_cast<unsigned long long>(best.step));
+  if (engine.checkpoints().config().saves())
+    std::printf("to go on: the same command%s\n", o.resume() == "true" ? "" : " with --resume true");
+}
+
 /// Collective.
-void print_course(const Options& o, const Course& course, const Inputs& in, Engine& engine) {
+void print_course(const Options& o, const Course& course, const Inputs& in, Engine& engine,
+                  bool was_stopped) {
   const Devices devices = devices_of(engine.world().communicator());
   if (!engine.world().is_main() || course.speeds.empty()) return;
   const double flops = flops_per_token(*in.model, in.seq_len);
-  std::printf("done: %s, loss %.4f → %.4f\n%s\n", plural(course.speeds.size(), "update").c_str(),
-              course.first_loss, course.last_loss,
-              describe_throughput(median(course.speeds), flops, devices).c_str());
+  if (was_stopped)
+    print_stopped(o, course, in, engine);
+  else
+    std::printf("done: %s, loss %.4f → %.4f\n", plural(course.speeds.size(), "update").c_str(),
+                course.first_loss, course.last_loss);
+  std::printf("%s\n", describe_throughput(median(course.speeds), flops, devices).c_str());
   print_memory(o, in, engine, course);
+  std::fputs(engine.log_summary().c_str(), stdout);
+}
+
+/// JSON has line ends between its tokens only.
+std::string one_line_of(std::string json) {
+  std::erase(json, '\n');
+  return json;
+}
+
+/// Members of the first object of --track.
+std::string start_of_run(const Inputs& in, Engine& engine, std::uint64_t steps) {
+  return concat(R"("program": "train_lm", "ranks": )", engine.world().size(), R"(, "first_step": )",
+                engine.global_steps(), R"(, "steps": )", steps, R"(, "config": )",
+                one_line_of(resolved_json(in.ds)));
 }
 
 Status run_engine(const Options& o, Inputs& in, Engine& engine) {
@@ -295,9 +366,19 @@ Status run_engine(const Options& o, Inputs& in, Engine& engine) {
   if (world.is_main()) print_run_summary(o, in, world.communicator(), engine.stream().threads(), steps);
   if (const std::string line = engine.checkpoints().describe_resume(); !line.empty()) world.print(line);
   for (const std::string& line : engine.loader_positions()->differences()) world.print("warning: ", line);
-  const Course course = run_updates(o, in, engine, loader, steps);
-  if (finish_checkpoints(engine)) return stopped;
-  print_course(o, course, in, engine);
+  Tracker tracker(world.is_main() ? o.track : "");
+  tracker.send("start", start_of_run(in, engine, steps));
+  const Course course = run_updates(o, in, engine, loader, steps, tracker);
+  const std::int64_t saved = engine.checkpoints().saved_steps();
+  const bool was_stopped = finish_checkpoints(engine);
+  track_checkpoint(engine, tracker, saved);
+  tracker.end(was_stopped ? "stopped" : "done", engine.global_steps() - 1);
+  print_course(o, course, in, engine, was_stopped);
+  if (was_stopped) {
+    if (!engine.checkpoints().config().saves()) save_model(o, in, engine);
+    world.wait_for_everyone();
+    return stopped;
+  }
   show_sample(o, in, engine);
   save_model(o, in, engine);
   world.wait_for_everyone();
@@ -344,7 +425,10 @@ Status train(const Options& o, Inputs& in, World& world) {
   start_from_adapter(o, engine);
   engine.checkpoints().save_nonfinite(o.save_nonfinite);
   engine.checkpoints().files()["config.json"] = config_json(*in.model);
-  if (!o.samples_only) begin_run(engine);
+  if (!o.samples_only) {
+    engine.checkpoints().stop_without_saving();
+    begin_run(engine);
+  }
   try {
     return run_engine(o, in, engine);
   } catch (const Error& e) {

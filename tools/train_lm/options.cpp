@@ -146,6 +146,25 @@ void add_outputs(CommandLine& line, Options& o) {
                   "A JSON object an update: step, loss, grad_norm, lr, tokens_per_second, …")
       .type_name("METRICS.jsonl")
       .group("Outputs");
+  line.add_option("--tensorboard", o.tensorboard,
+                  "Write event files of TensorBoard to this folder; also: the section tensorboard")
+      .type_name("DIR")
+      .group("Outputs");
+  line.add_option("--trace", o.trace,
+                  "Write a timeline of computation, communication and memory of all ranks, for "
+                  "ui.perfetto.dev or chrome://tracing; also: ringzero.trace")
+      .type_name("TRACE.json")
+      .group("Outputs");
+  line.add_option("--trace-steps", o.trace_steps,
+                  "The updates A to B in it, counted from 1 in this process; default 4:5")
+      .type_name("A:B")
+      .group("Outputs");
+  line.add_option(
+          "--track", o.track,
+          "Start sh -c COMMAND and send it a JSON object per line: configuration, updates, evaluations, "
+          "checkpoints; tools/train_lm/report/tracker.h has one for Weights & Biases")
+      .type_name("COMMAND")
+      .group("Outputs");
   line.add_flag(
           "--plan", o.plan,
           "Predict memory and traffic as the program plan does, and print them beside what was measured")

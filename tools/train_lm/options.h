@@ -30,6 +30,10 @@ struct Options {
   std::string config;                   ///< DeepSpeed configuration; may be empty for a sample alone
   std::string strategy;                 ///< empty: from zero_optimization.stage
   std::string metrics;                  ///< metrics.jsonl; empty: not written
+  std::string tensorboard;              ///< folder of event files; empty: as the configuration has it
+  std::string trace;                    ///< file of a timeline; empty: as the configuration has it
+  std::string trace_steps;              ///< "A:B", updates counted from 1; empty: the default
+  std::string track;                    ///< command that receives the course of the run; empty: none
   std::string save;                     ///< directory; empty: the model is not saved
   std::string save_dtype = "f32";       ///< of the weights in it
   std::string max_shard_size = "50GB";  ///< of a file of weights in it
