@@ -19,6 +19,7 @@
 #include "sharding/io/disk.h"
 #include "sharding/io/durable_file.h"
 #include "sharding/io/json.h"
+#include "sharding/io/text.h"
 
 namespace rz {
 namespace {
@@ -32,7 +33,7 @@ TokensIndex::Shard shard_of(const nlohmann::json& node, const std::string& file,
   const JsonObject shard(node, file, concat("shards[", number, "]"));
   TokensIndex::Shard s{shard.text("file", ""),
                        static_cast<std::uint64_t>(shard.required_integer("tokens", 1, max_tokens))};
-  const bool is_name = !s.file.empty() && s.file.find('/') == s.file.npos && s.file.find('\0') == s.file.npos;
+  const bool is_name = !s.file.empty() && s.file.find('/') == s.file.npos && escaped(s.file) == s.file;
   if (!is_name || s.file.starts_with(".")) shard.fail_at("file", "expected the name of a file of the folder");
   return s;
 }

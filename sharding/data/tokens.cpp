@@ -274,13 +274,14 @@ Tokens Tokens::from_file(const std::string& path, const std::string& dtype) {
 
 namespace {
 
-constexpr std::uint64_t max_text_bytes = std::uint64_t{1} << 30;
+constexpr std::uint64_t max_bytes_of_text = std::uint64_t{1} << 30;
 
 std::vector<TextFile> small_text_files(const std::string& data, std::span<const std::string> outputs) {
   std::vector<TextFile> files = text_files(data, outputs);
   std::uint64_t bytes = 0;
   for (const TextFile& file : files) bytes += file.bytes;
-  require(bytes <= max_text_bytes, Errc::config, data, ": holds more than ", human_bytes(max_text_bytes),
+  require(bytes <= max_bytes_of_text, Errc::config, data, ": holds more than ",
+          human_bytes(max_bytes_of_text),
           " of text, which every rank would hold; give less, or make tokens of it with the program tokenize, "
           "and give them as --tokens");
   return files;

@@ -386,7 +386,8 @@ TEST_F(TokenFiles, ShardsThatDoNotFitTheirIndexAreRefused) {
   expect_parts(with("\"tokens\": 20", "\"tokens\": 21"), {"a/index.json: tokens: is 21", "have 20"});
   expect_parts(with("\"tokens\": 15", "\"tokens\": 25"),
                {"a/index.json: shards:", "more tokens than the 20"});
-  expect_parts(with("tokens_000000.bin", "../x"), {"shards[0].file", "name of a file"});
+  for (const char* name : {"../x", "a\\nb", ".x", ""})
+    expect_parts(with("tokens_000000.bin", name), {"shards[0].file", "name of a file"});
   expect_parts(with("tokens_000000.bin", "tokens_9.bin"), {"a/tokens_9.bin: cannot be opened"});
   expect_parts(with("tokens_000000.bin", "tokens_000001.bin"),
                {"tokens_000001.bin: has 5 tokens where the index of its folder has 15"});

@@ -20,6 +20,7 @@
 #include "sharding/checkpoint/safetensors.h"
 #include "sharding/io/json.h"
 #include "sharding/tokenizer/tokenizer.h"
+#include "tests/support/program.h"
 
 namespace rz {
 namespace {
@@ -253,8 +254,8 @@ TEST_F(TrainLmProgram, TextOfATokenizerIsTrainedOnSampledAndSaved) {
   put_tokenizer(path("tokenizer"));
   std::string whole, halves;  // documents of a sample, and of half of one
   for (int i = 0; i < 40; ++i) {
-    whole += concat("{\"text\": \"a document ", 10 + i, "\"}\n");
-    halves += concat("{\"text\": \"half ", 10 + i % 40, "\"}\n");
+    whole += concat("{\"text\": \"the document ", 10 + i, "\"}\n");
+    halves += concat("{\"text\": \"half ", 10 + i, "\"}\n");
   }
   put("whole.jsonl", whole), put("halves.jsonl", halves);
   const auto first_loss = [&](const std::string& data, const std::vector<std::string>& more) {
@@ -303,6 +304,49 @@ TEST_F(TrainLmProgram, TextOfATokenizerIsTrainedOnSampledAndSaved) {
   model("model.json", 256);
   wrong.resize(12);
   expect_refused(2, wrong, {path("tokenizer"), "257 tokens", "vocab_size 256"});
+}
+
+TEST_F(TrainLmProgram, ShardsOfTokenizeAreTheTextThatTheyAreOf) {
+  put_tokenizer(path("tokenizer"));
+  put("model.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 257})");
+  std::string text, records;
+  for (int i = 0; i < 20000; ++i) text += concat("line ", i, "\n");
+  for (int i = 0; i < 9; ++i) records += concat("{\"body\": \"record ", i, "\"}\n");
+  put("a.txt", text), put("b.jsonl", records);
+  const auto flags = [&](const std::string& output) {
+    return std::vector<std::string>{"--tokenizer", path("tokenizer"), "--text-key",
+                                    "body",        "--output",        path(output),
+                                    "--data",      path("a.txt"),     path("b.jsonl")};
+  };
+  for (const std::string threads : {"1", "3"}) {
+    auto command = flags("shards" + threads);
+    command.insert(command.begin(), test::built("tokenize"));
+    command.insert(command.end(), {"--threads", threads, "--shard-size", "100000"});
+    test::Program tokenize(command);
+    ASSERT_EQ(tokenize.wait(), 0) << tokenize.err();
+    EXPECT_NE(tokenize.out().find("documents: 10 in 2 files"), std::string::npos) << tokenize.out();
+    EXPECT_NE(tokenize.out().find("ended by <|end|> (256)"), std::string::npos) << tokenize.out();
+  }
+  for (const char* file :
+       {"index.json", "tokens_000000.bin", "tokens_000001.bin", "tokenizer/tokenizer.json"})
+    EXPECT_EQ(get(concat("shards1/", file)), get(concat("shards3/", file))) << file;
+  const auto first_loss = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> all{"--model", path("model.json"), "--config",      path("ds.json"), "--threads",
+                                 "1",       "--metrics",        path("m.jsonl"), "--steps",       "2"};
+    all.insert(all.end(), more.begin(), more.end());
+    const auto ended = run(1, all);
+    EXPECT_EQ(ended[0].status, 0) << ended[0].err;
+    return losses("m.jsonl");
+  };
+  EXPECT_EQ(first_loss({"--tokens", path("shards3"), "--save", path("saved")}),
+            first_loss({"--data", path("a.txt") + "," + path("b.jsonl"), "--text-key", "body", "--tokenizer",
+                        path("tokenizer")}));
+  EXPECT_EQ(get("saved/tokenizer.json"), get("tokenizer/tokenizer.json"));
+  test::expect_refusal("tokenize", flags("shards1"), "shards1: exists already");
+  auto wrong = flags("new");
+  wrong[3] = "text";
+  test::expect_refusal("tokenize", wrong, "b.jsonl:1: there is no \"text\" among body; give --text-key KEY");
+  EXPECT_FALSE(fs::exists(path("new")));
 }
 
 TEST_F(TrainLmProgram, TwoRanksHaveTheLossesOfOne) {
