@@ -44,6 +44,15 @@ template <class F>
 concept HasFunctionsOf16Bits = requires(FloatVector x) {
   F::value_of_16_bits(x);
 };
+/// Functions, since a lambda may not name what its class lacks, even where it is not called.
+template <class F, class V>
+HWY_INLINE auto value_of_16_bits(V x) {
+  return F::value_of_16_bits(x);
+}
+template <class F, class V>
+HWY_INLINE auto gradient_of_16_bits(V dy, V x) {
+  return F::gradient_of_16_bits(dy, x);
+}
 
 template <class F, class... Parameter>
 void map_unary(const Tensor& out, const Tensor& in, std::size_t begin, std::size_t end, Parameter... p) {
@@ -55,7 +64,7 @@ void map_unary(const Tensor& out, const Tensor& in, std::size_t begin, std::size
       map_bits<F>(to, from, end - begin);
     else if constexpr (sizeof(T) == 2 && HasFunctionsOf16Bits<F>)
       map(
-          to, end - begin, [](auto x) HWY_ATTR { return F::value_of_16_bits(x); }, from);
+          to, end - begin, [](auto x) HWY_ATTR { return value_of_16_bits<F>(x); }, from);
     else
       map(
           to, end - begin, [=](auto x) HWY_ATTR { return F::value(x, p...); }, from);
@@ -68,7 +77,7 @@ void map_gradient(const Tensor& d_in, const Tensor& d_out, const Tensor& saved, 
     using T = decltype(t);
     const auto f = [=](auto dy, auto x) HWY_ATTR {
       if constexpr (sizeof(T) == 2 && HasFunctionsOf16Bits<F>)
-        return F::gradient_of_16_bits(dy, x);
+        return gradient_of_16_bits<F>(dy, x);
       else
         return F::gradient(dy, x, p...);
     };
