@@ -24,7 +24,8 @@ constexpr const char* description =
     "Makes shards of tokens of text, which train_lm reads as --tokens FOLDER. The shards depend on the text "
     "and the\nflags, not on the number of threads.\n\n"
     "  tokenize --tokenizer gpt2/ --data corpus/ --output tokens/\n"
-    "  tokenize --tokenizer llama/ --data 'part_*.jsonl' --text-key content --output tokens/";
+    "  tokenize --tokenizer llama/ --data 'part_*.jsonl' --text-key content --output tokens/\n"
+    "  tokenize --vocab-size 4096 --data corpus/ --output tokens/           makes a tokenizer of the text";
 
 constexpr const char* footer =
     "The folder has the shards, index.json (tokenizer, vocabulary, documents, tokens), which train_lm "
@@ -34,6 +35,7 @@ constexpr const char* footer =
 
 struct Options {
   std::string tokenizer, output, eos_token;
+  std::int64_t vocab_size = 0;
   std::vector<std::string> data;
   TextOptions text;
   TokenShardsOptions shards;
@@ -44,7 +46,12 @@ void add_text(CommandLine& line, Options& o) {
   line.add_option("--tokenizer", o.tokenizer,
                   "Folder with tokenizer.json, or with vocab.json and merges.txt; or: bytes, of 256 tokens")
       .type_name("FOLDER")
-      .required()
+      .group("Inputs");
+  line.add_option("--vocab-size", o.vocab_size,
+                  "Instead of --tokenizer: make a byte-level one of so many tokens from the text (the first "
+                  "256 MiB)")
+      .type_name("N")
+      .within(257, 1 << 20)
       .group("Inputs");
   line.add_option("--data", o.data,
                   "Files of text, each a document, and .jsonl or .ndjson, each line a document; all such "
@@ -109,9 +116,6 @@ void stop_on_signals() {
   for (const int number : {SIGINT, SIGTERM, SIGHUP}) ::sigaction(number, &action, nullptr);
 }
 
-Tokenizer open_tokenizer(const std::string& name) {
-  return name == "bytes" ? Tokenizer::bytes() : Tokenizer::from_pretrained(name);
-}
 
 std::vector<TextFile> files_of(const Options& o) {
   std::vector<TextFile> files;
@@ -122,10 +126,36 @@ std::vector<TextFile> files_of(const Options& o) {
   return files;
 }
 
+/// A tokenizer of the first texts.
+Tokenizer made_tokenizer(const Options& o, std::span<const TextFile> files) {
+  constexpr std::size_t max_bytes = std::size_t{256} << 20;
+  std::vector<std::string> texts;
+  std::size_t bytes = 0;
+  TextOptions as_bytes{.text_key = o.text.text_key};
+  as_bytes.on_progress = [](const TextProgress&) {
+    require(stop_signal == 0, Errc::aborted, "stopped by a signal; nothing was written");
+  };
+  encode_documents(files, as_bytes, true, [&](EncodedText& some) {
+    if (bytes >= max_bytes) return;
+    bytes += some.text.size();
+    texts.push_back(std::move(some.text));
+  });
+  const std::vector<std::string_view> views(texts.begin(), texts.end());
+  return train_bpe(views, static_cast<std::size_t>(o.vocab_size));
+}
+
+Tokenizer tokenizer_of(const Options& o, std::span<const TextFile> files) {
+  require(o.tokenizer.empty() != (o.vocab_size == 0), Errc::config,
+          o.tokenizer.empty() ? "--tokenizer FOLDER is required, or --vocab-size N, which makes one; see --help"
+                              : "--tokenizer and --vocab-size exclude each other");
+  if (o.vocab_size > 0) return made_tokenizer(o, files);
+  return o.tokenizer == "bytes" ? Tokenizer::bytes() : Tokenizer::from_pretrained(o.tokenizer);
+}
+
 void set_end_token(Options& o) {
   if (o.eos_token.empty()) return;
   o.text.eos_token_id = o.text.tokenizer->token_to_id(o.eos_token);
-  require(o.text.eos_token_id.has_value(), Errc::config, "--eos-token: ", o.tokenizer, " has no token ",
+  require(o.text.eos_token_id.has_value(), Errc::config, "--eos-token: ", "the tokenizer has no token ",
           o.eos_token);
   require(o.text.append_eos, Errc::config, "--eos-token and --no-eos exclude each other");
 }
@@ -152,10 +182,10 @@ void print_summary(const Options& o, const TokensIndex& index, std::size_t files
 
 int run(Options o) {
   stop_on_signals();
-  o.text.tokenizer = open_tokenizer(o.tokenizer);
-  set_end_token(o);
   o.text.threads = o.threads > 0 ? static_cast<int>(o.threads) : usable_processors();
   const std::vector<TextFile> files = files_of(o);
+  o.text.tokenizer = tokenizer_of(o, files);
+  set_end_token(o);
   TokenShards shards(o.output, o.text.tokenizer->vocab_size(), o.shards);
   TokensIndex index{.tokenizer = o.text.tokenizer->checksum(), .eos_token_id = end_token(o.text)};
   TokenizeProgress progress("tokenize");
