@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Writes expected.json: tokenizers of every part that sharding/tokenizer reads, each on a small vocabulary, and what
-Hugging Face's tokenizers 0.23.3 makes of some texts and ids, null where it panics. tests/sharding/tokenizer_test.cpp compares its own results.
+Hugging Face's tokenizers 0.23.3 makes of some texts and ids, null where it panics; and merges of its BpeTrainer.
+tests/sharding/tokenizer_test.cpp compares its own results.
 
     make_expected.py >expected.json          (pip install tokenizers==0.23.3)"""
 import json
@@ -148,7 +149,7 @@ def variants():
               added(base + 3, '<|right|>', rstrip=True), added(base + 4, '<|both|>', lstrip=True, rstrip=True, special=True),
               added(base + 5, 'ell', single_word=True), added(base + 6, 'Hello', normalized=True), added(base + 7, '  ')]
     yield of_level('added tokens', level, added_tokens=tokens)
-    yield of_level('added tokens of small letters', level, added_tokens=tokens, normalizer={'type': 'Lowercase'})
+    yield of_level('added tokens in lower case', level, added_tokens=tokens, normalizer={'type': 'Lowercase'})
 
 TEXTS = [
     '', ' ', "Hello, don't the world's   end?\n\n  I'LL go.\r\n", 'ÀéÎ naïve ﬁ ½ ① Ǆ Σας ſ İI', 'hello 文字中文, привет 12345 ٣٤٥!',
