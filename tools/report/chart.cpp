@@ -69,7 +69,7 @@ std::vector<double> log_ticks(double low_end, double high_end) {
         continue;
       all.push_back(tick);
     }
-  return all.size() >= 2 ? all : linear_ticks(low_end, high_end, 5);
+  return all.size() >= 4 ? all : linear_ticks(low_end, high_end, 5);
 }
 
 /// From values to a coordinate.

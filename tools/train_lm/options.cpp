@@ -27,9 +27,11 @@ constexpr const char* footer =
     "The DeepSpeed configuration decides batch sizes, clipping, optimizer, schedule and ZeRO stage, e.g.\n"
     "  {\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": 3},\n"
     "   \"optimizer\": {\"type\": \"AdamW\", \"params\": {\"lr\": 1e-3}}}\n\n"
-    "Exit status: 0 done, 2 an input is wrong or differs over the ranks (nothing was written), 1 anything "
-    "else,\n"
-    "e.g. a loss that is not finite (the model is not saved).";
+    "Exit status: 0 done, 143 stopped by SIGTERM, Ctrl-C or the end of the allocation, 2 an input is wrong "
+    "or "
+    "differs\n"
+    "over the ranks (nothing was written), 1 anything else, e.g. a loss that is not finite (the model is not "
+    "saved).";
 
 void add_model(CommandLine& line, Options& o) {
   line.add_option("--model", o.model,
