@@ -29,9 +29,9 @@ set(rz_headers
     sharding/checkpoint/open_tensors.h sharding/checkpoint/tensor_source.h
     sharding/config/arguments.h sharding/config/ds_config.h sharding/config/lr_schedule.h
     sharding/config/training_arguments.h
-    sharding/data/batch_sampler.h sharding/data/continuous_batch_sampler.h sharding/data/dataset.h sharding/data/loader.h
-    sharding/data/loader_positions.h sharding/data/subset.h sharding/data/text_documents.h
-    sharding/data/token_shards.h sharding/data/tokens.h
+    sharding/data/batch_sampler.h sharding/data/continuous_batch_sampler.h sharding/data/dataset.h
+    sharding/data/iterable_dataset.h sharding/data/loader.h sharding/data/loader_positions.h sharding/data/subset.h
+    sharding/data/text_documents.h sharding/data/token_shards.h sharding/data/tokens.h
     sharding/engine/checkpoint_options.h sharding/engine/engine.h sharding/engine/engine_options.h
     sharding/engine/parse_arguments.h sharding/engine/step_report.h sharding/engine/training_checkpoints.h
     sharding/engine/training_plan.h sharding/engine/world.h

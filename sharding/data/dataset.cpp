@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "comm/core/error.h"
+#include "sharding/data/collation.h"
 #include "sharding/io/checksum.h"
 
 namespace rz {
@@ -33,16 +34,28 @@ std::vector<Range> parts_of_checksum(std::size_t count, std::size_t piece) {
   return parts;
 }
 
-std::size_t BatchRows::find(std::string_view field, DType dtype) const {
+std::size_t BatchRows::find(std::string_view field, DType dtype, bool ragged) const {
   const std::size_t f = find_field(fields_, field);
   require(fields_[f].dtype == dtype, Errc::invalid_argument, "field ", field, " of ",
           rz::name(fields_[f].dtype), " was written as ", rz::name(dtype));
+  require(fields_[f].ragged == ragged, Errc::invalid_argument, "field ", field,
+          ragged ? " is not ragged: call row() without a length"
+                 : " is ragged: give row() the length of the sample");
   return f;
 }
 
+std::size_t BatchRows::set_length(std::size_t field, std::size_t row, std::size_t length) {
+  const Field& f = fields_[field];
+  require(length <= f.shape[0], Errc::invalid_argument, "field ", f.name, ": a sample of length ", length,
+          "; the field has ", rz::name(f.shape), ": cut the sample, or give the field a larger shape");
+  const std::size_t lengths = find(lengths_name(f.name), DType::i32, false);
+  memory_[lengths].data<std::int32_t>()[row] = static_cast<std::int32_t>(length);
+  return f.shape.with(0, length).count();
+}
+
 std::span<std::byte> BatchRows::bytes(std::size_t field, std::size_t row) {
-  const std::size_t bytes = fields_[field].shape.count() * size_of(fields_[field].dtype);
-  return {memory_[field].raw() + row * bytes, bytes};
+  const std::size_t size = size_of(fields_[field].dtype);
+  return {memory_[field].raw() + row * elements(field) * size, fields_[field].shape.count() * size};
 }
 
 Batch::Batch(std::shared_ptr<const std::vector<Field>> fields, std::vector<Tensor> tensors,
@@ -53,7 +66,7 @@ Batch::Batch(std::shared_ptr<const std::vector<Field>> fields, std::vector<Tenso
       padding_(padding) {}
 
 const Tensor& Batch::operator[](std::string_view field) const {
-  return tensors_[find_field(fields_ ? std::span<const Field>(*fields_) : std::span<const Field>(), field)];
+  return tensors_[find_field(fields(), field)];
 }
 
 namespace {

@@ -21,7 +21,24 @@ struct Field {
   std::string name;
   DType dtype = DType::f32;
   Shape shape = {};  ///< of one sample, at most three dimensions
+  /// Samples have first extents of their own, at most shape[0], such as numbers of tokens. A batch pads them
+  /// (Collation), and has one more field with these, "NAME.lengths", i32 []: where rows are padded on the
+  /// right, the key_counts of attention.
+  bool ragged = false;
+  /// What a ragged field is padded with: pad_token_id for inputs, -100 for targets, 0 for a mask of ones.
+  double padding_value = 0;
   bool operator==(const Field&) const = default;
+};
+
+/// How samples of different lengths become one batch; the names are those of Hugging Face's tokenizers.
+struct Collation {
+  enum class Padding { longest, max_length };
+  enum class Side { right, left };
+  /// To the longest sample of the batch, or to Field::shape, so that all batches have one shape, as CUDA
+  /// graphs need.
+  Padding padding = Padding::longest;
+  Side padding_side = Side::right;
+  std::size_t pad_to_multiple_of = 1;  ///< the padded length is rounded up, also beyond Field::shape
 };
 
 /// What noise on a sample may depend on. Neither ranks, workers and batches nor an interruption change it.
@@ -33,26 +50,38 @@ struct SampleDraw {
 /// Host memory of a batch into which a sample is read: a row of every field.
 class BatchRows {
  public:
-  /// `memory[f]` holds [rows, shape…] of `fields[f]`. Both must outlive this object.
+  /// `memory[f]` holds [rows, shape…] of `fields[f]`, a ragged field at least as much. The lengths of ragged
+  /// fields are among them. Both must outlive this object.
   BatchRows(std::span<const Field> fields, std::span<const Tensor> memory, const SampleDraw& draw = {})
       : fields_(fields), memory_(memory), draw_(draw) {}
 
   /// Of the sample that is read.
   const SampleDraw& draw() const { return draw_; }
 
-  /// The elements of a row. Errc::invalid_argument if there is no such field, it lists the fields, or if T is
-  /// not its dtype.
+  /// The elements of a row. Errc::invalid_argument if there is no such field, it lists the fields, if T is
+  /// not its dtype, or if it is ragged.
   template <class T>
   std::span<T> row(std::string_view field, std::size_t row) {
-    const std::size_t f = find(field, dtype_of<T>);
-    const std::size_t count = fields_[f].shape.count();
-    return {memory_[f].data<T>() + row * count, count};
+    const std::size_t f = find(field, dtype_of<T>, false);
+    return {memory_[f].data<T>() + row * elements(f), fields_[f].shape.count()};
+  }
+  /// Those of a sample of a ragged field, whose first extent is `length`, which the batch keeps. A sample for
+  /// which this is not called has the length 0. Errc::invalid_argument, as above, if the field is not ragged,
+  /// or for a length beyond Field::shape.
+  template <class T>
+  std::span<T> row(std::string_view field, std::size_t row, std::size_t length) {
+    const std::size_t f = find(field, dtype_of<T>, true);
+    return {memory_[f].data<T>() + row * elements(f), set_length(f, row, length)};
   }
   /// The bytes of a row of field number `field`.
   std::span<std::byte> bytes(std::size_t field, std::size_t row);
 
  private:
-  std::size_t find(std::string_view field, DType) const;
+  std::size_t find(std::string_view field, DType, bool ragged) const;
+  /// Between the beginnings of two rows.
+  std::size_t elements(std::size_t field) const { return memory_[field].count() / memory_[field].shape()[0]; }
+  /// Returns the elements of so many.
+  std::size_t set_length(std::size_t field, std::size_t row, std::size_t length);
 
   std::span<const Field> fields_;
   std::span<const Tensor> memory_;
@@ -86,12 +115,17 @@ class Batch {
  public:
   /// No rows and no fields.
   Batch() = default;
-  /// `tensors[f]` is [indices.size(), shape…] of field f.
+  /// `tensors[f]` is [indices.size(), shape…] of field f; of a ragged one, what it is padded to is the first
+  /// extent of the shape.
   Batch(std::shared_ptr<const std::vector<Field>> fields, std::vector<Tensor> tensors,
         std::vector<std::uint64_t> indices, std::size_t padding);
 
   /// [rows, shape…]. Errc::invalid_argument if there is no such field; it lists the fields.
   const Tensor& operator[](std::string_view field) const;
+  /// Of its tensors.
+  std::span<const Field> fields() const {
+    return fields_ ? std::span<const Field>(*fields_) : std::span<const Field>();
+  }
   /// Number of samples, padding included.
   std::size_t rows() const { return indices_.size(); }
   /// Number of trailing rows that repeat samples, so that all ranks have the same number of them.

@@ -1,11 +1,13 @@
 #include "sharding/data/loader.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "comm/core/error.h"
 #include "comm/device/allocate.h"
 #include "comm/device/memory.h"
+#include "sharding/data/collation.h"
 #include "sharding/data/prefetcher.h"
 #include "sharding/io/checksum.h"
 
@@ -26,6 +28,10 @@ void check_fields(const std::vector<Field>& fields) {
             rz::name(f.shape), "; a batch adds a dimension, so give at most 3");
     require(std::ranges::count(fields, f.name, &Field::name) == 1, Errc::invalid_argument, "field ", f.name,
             " is there twice");
+    require(!f.ragged || (f.shape.dims() > 0 && f.shape.count() > 0), Errc::invalid_argument, "field ",
+            f.name, " is ragged and has the shape ", rz::name(f.shape),
+            "; give the largest length as its first extent");
+    check_padding_value(f);
   }
 }
 
@@ -36,6 +42,7 @@ void check_options(const LoaderOptions& o) {
   check_one("num_workers", o.num_workers, 0);
   check_one("prefetch_factor", o.prefetch_factor, 1);
   check_one("slots", static_cast<long long>(o.slots), 1);
+  check_one("collation.pad_to_multiple_of", static_cast<long long>(o.collation.pad_to_multiple_of), 1);
 }
 
 void check_targets(const std::vector<Field>& fields, const std::string& name) {
@@ -48,10 +55,11 @@ void check_targets(const std::vector<Field>& fields, const std::string& name) {
           "; name a field of i32");
 }
 
-std::vector<Tensor> batch_memory(const std::vector<Field>& fields, std::size_t rows,
+std::vector<Tensor> batch_memory(const std::vector<Field>& fields, std::size_t rows, const Collation& padding,
                                  const Allocator& allocate) {
   std::vector<Tensor> all;
-  for (const Field& f : fields) all.push_back(Tensor::empty(batch_shape(rows, f.shape), f.dtype, allocate));
+  for (const Field& f : fields)
+    all.push_back(Tensor::empty(batch_shape(rows, padded_shape(f, padding)), f.dtype, allocate));
   return all;
 }
 
@@ -62,34 +70,55 @@ Allocator host_memory_for(Device device) {
 }
 
 std::vector<HostBatch> ring_of(const std::vector<Field>& fields, std::size_t rows, std::size_t places,
-                               Device device) {
+                               const Collation& padding, Device device) {
   std::vector<HostBatch> ring(places);
-  for (HostBatch& b : ring) b.tensors = batch_memory(fields, rows, host_memory_for(device));
+  for (HostBatch& b : ring) b.tensors = batch_memory(fields, rows, padding, host_memory_for(device));
   return ring;
 }
 
-std::shared_ptr<const std::vector<Field>> checked_fields(const Dataset* dataset) {
-  require(dataset != nullptr, Errc::invalid_argument, "a loader without a dataset");
-  auto fields = std::make_shared<const std::vector<Field>>(dataset->fields());
+/// Of a dataset, or of a stream.
+template <class Source>
+std::shared_ptr<const std::vector<Field>> checked_fields(const Source* source) {
+  require(source != nullptr, Errc::invalid_argument, "a loader without a dataset");
+  auto fields = std::make_shared<const std::vector<Field>>(fields_of_batches(source->fields()));
   check_fields(*fields);
   return fields;
 }
 
+std::string checksum_of(const std::optional<std::uint64_t>& checksum) {
+  return checksum ? concat(", checksum ", checksum_text(*checksum)) : "";
+}
+
 std::string identity_of(const Dataset& dataset, const BatchSampler& sampler) {
   const std::string order = sampler.order();
-  const auto checksum = dataset.checksum();
-  return concat(order.empty() ? concat(dataset.size(), " samples") : order,
-                checksum ? concat(", checksum ", checksum_text(*checksum)) : "");
+  return concat(order.empty() ? concat(dataset.size(), " samples") : order, checksum_of(dataset.checksum()));
+}
+
+std::string identity_of(const IterableDataset& source, const LoaderOptions& o) {
+  const std::uint64_t samples = source.samples_per_shard();
+  return concat(
+      source.shards(), " shards",
+      samples == IterableDataset::endless ? "" : concat(" of ", samples, " samples"),
+      o.buffer_size > 1 ? concat(", shuffled among ", o.buffer_size, " with seed ", o.seed) : ", in order",
+      checksum_of(source.checksum()));
 }
 
 }  // namespace
 
 Loader::Loader(std::shared_ptr<const Dataset> dataset, std::shared_ptr<const BatchSampler> sampler,
                const Stream& stream, LoaderOptions options)
-    : fields_(checked_fields(dataset.get())),
+    : Loader(std::move(dataset), nullptr, std::move(sampler), stream, std::move(options)) {}
+
+Loader::Loader(std::shared_ptr<const IterableDataset> source, std::shared_ptr<const BatchSampler> sampler,
+               const Stream& stream, LoaderOptions options)
+    : Loader(nullptr, std::move(source), std::move(sampler), stream, std::move(options)) {}
+
+Loader::Loader(std::shared_ptr<const Dataset> dataset, std::shared_ptr<const IterableDataset> source,
+               std::shared_ptr<const BatchSampler> sampler, const Stream& stream, LoaderOptions options)
+    : fields_(source ? checked_fields(source.get()) : checked_fields(dataset.get())),
       sampler_(std::move(sampler)),
       stream_(stream),
-      options_(options) {
+      options_(std::move(options)) {
   require(sampler_ && sampler_->batches() > 0, Errc::invalid_argument, "a loader without batches");
   check_options(options_);
   check_targets(*fields_, options_.targets);
@@ -98,13 +127,22 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, std::shared_ptr<const Bat
   slots_.resize(options_.slots);
   const std::size_t rows = sampler_->batch_size();
   if (on_device())
-    for (Slot& slot : slots_) slot.memory = batch_memory(*fields_, rows, allocator_on(stream_.device()));
-  if (options_.positions) data_ = identity_of(*dataset, *sampler_);
+    for (Slot& slot : slots_)
+      slot.memory = batch_memory(*fields_, rows, options_.collation, allocator_on(stream_.device()));
+  if (options_.positions) data_ = source ? identity_of(*source, options_) : identity_of(*dataset, *sampler_);
   const int ahead = std::max(1, options_.num_workers * options_.prefetch_factor);
   const std::size_t places = max_held_ + static_cast<std::size_t>(ahead);
-  prefetcher_ = std::make_unique<Prefetcher>(std::move(dataset), sampler_,
-                                             ring_of(*fields_, rows, places, stream_.device()),
-                                             options_.num_workers, options_.seed);
+  BatchSource read{.dataset = std::move(dataset),
+                   .stream = nullptr,
+                   .fields = *fields_,
+                   .collation = options_.collation,
+                   .seed = options_.seed};
+  if (source)
+    read.stream =
+        std::make_unique<ShardReaders>(std::move(source), *fields_, options_.seed, options_.buffer_size);
+  prefetcher_ = std::make_unique<Prefetcher>(
+      std::move(read), sampler_, ring_of(*fields_, rows, places, options_.collation, stream_.device()),
+      options_.num_workers);
   if (options_.positions) options_.positions->attach(options_.name, *this);
 }
 
@@ -124,20 +162,23 @@ void Loader::release_oldest() {
   prefetcher_->release();
 }
 
-Tensor Loader::place(const Slot& slot, std::size_t field, const Tensor& host, std::size_t rows) const {
-  const Shape shape = batch_shape(rows, (*fields_)[field].shape);
-  if (!on_device()) return host.view(0, shape);
+Tensor Loader::place(const Slot& slot, std::size_t field, const HostBatch& host) const {
+  const Shape shape = batch_shape(host.samples.indices.size(), host.shapes[field]);
+  const Tensor from = host.tensors[field].view(0, shape);
+  if (!on_device()) return from;
   const Tensor to = slot.memory[field].view(0, shape);
-  memcpy_async(to.raw(), host.raw(), to.bytes(), stream_);
+  memcpy_async(to.raw(), from.raw(), to.bytes(), stream_);
   return to;
 }
 
-void Loader::ignore_padding(const std::vector<Tensor>& host, std::size_t rows, std::size_t padding) const {
+void Loader::ignore_padding(const HostBatch& host) const {
+  const std::size_t padding = host.samples.padding;
   if (options_.targets.empty() || padding == 0) return;
-  const auto field = std::ranges::find(*fields_, options_.targets, &Field::name) - fields_->begin();
-  const Tensor& values = host[static_cast<std::size_t>(field)];
-  const std::size_t size = values.count() / values.shape()[0];
-  std::fill_n(values.data<std::int32_t>() + (rows - padding) * size, padding * size, options_.ignore_index);
+  const auto field = static_cast<std::size_t>(std::ranges::find(*fields_, options_.targets, &Field::name) -
+                                              fields_->begin());
+  const std::size_t size = host.shapes[field].count();
+  std::fill_n(host.tensors[field].data<std::int32_t>() + (host.samples.indices.size() - padding) * size,
+              padding * size, options_.ignore_index);
 }
 
 Batch& Loader::next() {
@@ -148,15 +189,16 @@ Batch& Loader::next() {
   const HostBatch& host = prefetcher_->next(Deadline::after(options_.timeout));
   failed_ = false;
   Slot& slot = slots_[returned_ % slots_.size()];
-  ignore_padding(host.tensors, host.samples.indices.size(), host.samples.padding);
+  ignore_padding(host);
   std::vector<Tensor> tensors;
-  for (std::size_t f = 0; f < fields_->size(); ++f)
-    tensors.push_back(place(slot, f, host.tensors[f], host.samples.indices.size()));
+  for (std::size_t f = 0; f < fields_->size(); ++f) tensors.push_back(place(slot, f, host));
   copies_.push_back(stream_.record());
   slot.batch = Batch(fields_, std::move(tensors), host.samples.indices, host.samples.padding);
   ++returned_;
   return slot.batch;
 }
+
+double Loader::waited_seconds() const { return std::chrono::duration<double>(prefetcher_->waited()).count(); }
 
 Loader::State Loader::state() const {
   return {prefetcher_->position() / size(), prefetcher_->position() % size()};

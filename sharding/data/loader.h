@@ -14,11 +14,13 @@
 #include "comm/device/stream.h"
 #include "sharding/data/batch_sampler.h"
 #include "sharding/data/dataset.h"
+#include "sharding/data/iterable_dataset.h"
 #include "sharding/data/loader_positions.h"
 
 namespace rz {
 
 class Prefetcher;
+struct HostBatch;
 
 /// Names as those of torch.utils.data.DataLoader.
 struct LoaderOptions {
@@ -36,6 +38,11 @@ struct LoaderOptions {
   /// that they repeat.
   std::string targets{};
   std::int32_t ignore_index = -100;
+  Collation collation{};  ///< of ragged fields
+  /// Of an IterableDataset: the samples of a shard are shuffled within windows of so many, which depend on
+  /// seed and epoch alone. Each shard holds two windows in memory. A loader that is moved to another position
+  /// reads its window from where it begins. 0 or 1: samples come in order.
+  std::size_t buffer_size = 0;
 };
 
 /// An endless run of epochs, or one epoch in a range-based for:
@@ -47,16 +54,23 @@ struct LoaderOptions {
 /// over a DataLoader of PyTorch does; a position that was set, as by load_checkpoint(), is continued in any
 /// case.
 ///
+/// A batch has the fields of the dataset, and "NAME.lengths" for each ragged one.
+///
 /// A batch is valid until `slots` later ones were returned. On a device, the k-th batch since the start, or
 /// since set_state(), is always in slot k mod `slots` of the same memory, and is copied in the order of the
-/// stream: a graph may read it. One thread uses a loader; the number of workers changes no batch. Errors of
-/// Dataset::read carry the index of the sample; next() repeats them until set_state(), set_epoch() or
-/// Engine::cancel_update().
+/// stream: a graph may read it, if ragged fields are padded to Field::shape (Collation::Padding::max_length).
+/// One thread uses a loader; the number of workers changes no batch. Errors of Dataset::read carry the index
+/// of the sample, those of a stream its shard and its number there; next() repeats them until set_state(),
+/// set_epoch() or Engine::cancel_update().
 class Loader final : public StatefulLoader {
  public:
   /// Batches are on the device of the stream. Errc::invalid_argument names an option or field that is out of
   /// range.
   Loader(std::shared_ptr<const Dataset>, std::shared_ptr<const BatchSampler>, const Stream&,
+         LoaderOptions = {});
+  /// Batches of a stream. The sampler is for size() samples in order (without shuffle). Batch::indices() are
+  /// the numbers of samples in the order of the stream.
+  Loader(std::shared_ptr<const IterableDataset>, std::shared_ptr<const BatchSampler>, const Stream&,
          LoaderOptions = {});
   ~Loader();
   Loader(const Loader&) = delete;
@@ -66,6 +80,9 @@ class Loader final : public StatefulLoader {
   std::uint64_t size() const;
   /// The next batch; not while the stream is captured. Errc::timeout.
   Batch& next();
+  /// For which next() has waited until a batch was read, since the loader was made: about 0 if threads read
+  /// ahead fast enough.
+  double waited_seconds() const override;
 
   /// Position of the next batch.
   struct State {
@@ -111,6 +128,8 @@ class Loader final : public StatefulLoader {
   std::default_sentinel_t end() const { return {}; }
 
  private:
+  Loader(std::shared_ptr<const Dataset>, std::shared_ptr<const IterableDataset>,
+         std::shared_ptr<const BatchSampler>, const Stream&, LoaderOptions);
   struct Slot {
     std::vector<Tensor> memory;  // on a device, else empty
     Batch batch;
@@ -118,9 +137,9 @@ class Loader final : public StatefulLoader {
   bool on_device() const { return stream_.device().kind != Device::host; }
   void release_oldest();
   /// Rows that repeat samples get LoaderOptions::ignore_index.
-  void ignore_padding(const std::vector<Tensor>&, std::size_t rows, std::size_t padding) const;
+  void ignore_padding(const HostBatch&) const;
   /// A field's rows where the model reads them.
-  Tensor place(const Slot&, std::size_t field, const Tensor& host, std::size_t rows) const;
+  Tensor place(const Slot&, std::size_t field, const HostBatch&) const;
 
   std::shared_ptr<const std::vector<Field>> fields_;
   std::shared_ptr<const BatchSampler> sampler_;

@@ -1,5 +1,7 @@
 #include "sharding/data/loader_positions.h"
 
+#include <algorithm>
+
 #include "comm/core/error.h"
 #include "sharding/io/text.h"
 
@@ -16,7 +18,17 @@ void LoaderPositions::attach(const std::string& name, StatefulLoader& loader) {
 }
 
 void LoaderPositions::detach(const StatefulLoader& loader) {
-  std::erase_if(loaders_, [&](const auto& named) { return named.second.loader == &loader; });
+  const auto found =
+      std::ranges::find_if(loaders_, [&](const auto& named) { return named.second.loader == &loader; });
+  if (found == loaders_.end()) return;
+  waited_seconds_ += loader.waited_seconds();
+  loaders_.erase(found);
+}
+
+double LoaderPositions::waited_seconds() const {
+  double seconds = waited_seconds_;
+  for (const auto& [name, entry] : loaders_) seconds += entry.loader->waited_seconds();
+  return seconds;
 }
 
 std::string LoaderPositions::new_name() { return concat("loader ", named_++); }

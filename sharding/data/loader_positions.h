@@ -30,6 +30,8 @@ class StatefulLoader {
   virtual const char* when_others() const { return "it begins with the first sample"; }
   /// If the next batch could not be read: continues behind it.
   virtual void skip_failed() {}
+  /// For which its user has waited for data, so far.
+  virtual double waited_seconds() const { return 0; }
 
  protected:
   StatefulLoader() = default;
@@ -51,6 +53,8 @@ class LoaderPositions {
   /// An update ends: the next one begins with the next samples.
   void end_update();
   ByName now() const;
+  /// StatefulLoader::waited_seconds() of all, those that are detached included.
+  double waited_seconds() const;
   /// StatefulLoader::skip_failed() of all.
   void skip_failed();
   /// At the beginning of the update in progress.
@@ -74,6 +78,7 @@ class LoaderPositions {
   std::map<std::string, Entry> loaders_;
   ByName pending_;
   int named_ = 0;
+  double waited_seconds_ = 0;  // of those that are detached
   std::vector<std::string> differences_;
   std::function<void(const std::string&)> on_difference_;
 };

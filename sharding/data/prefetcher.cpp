@@ -4,17 +4,13 @@
 
 #include "comm/core/error.h"
 #include "comm/os/helper_thread.h"
+#include "sharding/data/collation.h"
 
 namespace rz {
 
-Prefetcher::Prefetcher(std::shared_ptr<const Dataset> dataset, std::shared_ptr<const BatchSampler> sampler,
-                       std::vector<HostBatch> ring, int workers, std::uint64_t seed)
-    : dataset_(std::move(dataset)),
-      sampler_(std::move(sampler)),
-      fields_(dataset_->fields()),
-      ring_(std::move(ring)),
-      seed_(seed),
-      ready_(ring_.size()) {
+Prefetcher::Prefetcher(BatchSource source, std::shared_ptr<const BatchSampler> sampler,
+                       std::vector<HostBatch> ring, int workers)
+    : source_(std::move(source)), sampler_(std::move(sampler)), ring_(std::move(ring)), ready_(ring_.size()) {
   try {
     for (int i = 0; i < workers; ++i) workers_.push_back(helper_thread([this] { work(); }));
   } catch (...) {
@@ -59,6 +55,7 @@ void Prefetcher::read(std::uint64_t position) {
   } catch (...) {
     to.error = std::current_exception();
   }
+  if (source_.stream) source_.stream->skip(position);
 }
 
 void Prefetcher::read_rows(std::uint64_t position, HostBatch& to) {
@@ -70,17 +67,25 @@ void Prefetcher::read_rows(std::uint64_t position, HostBatch& to) {
   const std::vector<std::uint64_t>& passes = to.samples.passes;
   require(passes.empty() || passes.size() == to.samples.indices.size(), Errc::invalid_argument, "a batch of ",
           to.samples.indices.size(), " samples with the passes of ", passes.size());
-  for (std::size_t row = 0; row < to.samples.indices.size() && !cancelled_; ++row)
-    read_sample(to.samples.indices[row], passes.empty() ? position / batches : passes[row], to.tensors, row);
+  const std::size_t count = to.samples.indices.size();
+  if (source_.stream)
+    source_.stream->read(position, position / batches, to.samples, to.tensors, cancelled_);
+  else
+    for (std::size_t row = 0; row < count && !cancelled_; ++row)
+      read_sample(to.samples.indices[row], passes.empty() ? position / batches : passes[row], to.tensors,
+                  row);
+  if (!cancelled_) to.shapes = collate(source_.fields, to.tensors, count, source_.collation);
 }
 
 void Prefetcher::read_sample(std::uint64_t index, std::uint64_t epoch, const std::vector<Tensor>& to,
                              std::size_t row) const {
-  require(index < dataset_->size(), Errc::invalid_argument, "sample ", index, ": the dataset has ",
-          dataset_->size(), "; make the sampler for as many");
-  BatchRows rows(fields_, to, {.epoch = epoch, .seed = seed_of_sample(seed_, epoch, index)});
+  const Dataset& dataset = *source_.dataset;
+  require(index < dataset.size(), Errc::invalid_argument, "sample ", index, ": the dataset has ",
+          dataset.size(), "; make the sampler for as many");
+  clear_lengths(source_.fields, to, row);
+  BatchRows rows(source_.fields, to, {.epoch = epoch, .seed = seed_of_sample(source_.seed, epoch, index)});
   try {
-    dataset_->read(index, rows, row);
+    dataset.read(index, rows, row);
   } catch (const Error& e) {
     throw Error(e.code(), concat("sample ", index, ": ", e.what()), e.culprit());
   } catch (const std::exception& e) {
@@ -89,6 +94,15 @@ void Prefetcher::read_sample(std::uint64_t index, std::uint64_t epoch, const std
 }
 
 const HostBatch& Prefetcher::next(Deadline deadline) {
+  struct Waiting {
+    std::chrono::nanoseconds& total;
+    std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
+    ~Waiting() { total += std::chrono::steady_clock::now() - start; }
+  } waiting{waited_};
+  return wait_for_next(deadline);
+}
+
+const HostBatch& Prefetcher::wait_for_next(Deadline deadline) {
   std::unique_lock lock(mutex_);
   if (workers_.empty() && !ready(taken_)) {
     read(taken_);
@@ -119,6 +133,7 @@ void Prefetcher::restart(std::uint64_t position, std::shared_ptr<const BatchSamp
     cancelled_ = true;
     progress_.wait(lock, [&] { return busy_ == 0; });
     sampler_ = std::move(sampler);
+    if (source_.stream) source_.stream->restart(position);
     released_ = taken_ = started_ = position;
     ready_.assign(ring_.size(), 0);
     cancelled_ = false;
