@@ -186,6 +186,10 @@ struct Engine::State {
   /// A line to EngineOptions::log, with the name of the engine.
   void print(const std::string& line) const;
   void warn(const std::string& line) const { print("warning: " + line); }
+  /// Of a loader of so many samples.
+  std::pair<std::shared_ptr<const BatchSampler>, LoaderOptions> sampling_of(std::uint64_t samples,
+                                                                            const EngineLoaderOptions&,
+                                                                            bool shuffle) const;
 
   World& world;
   Module& module;
@@ -204,6 +208,7 @@ struct Engine::State {
   std::shared_ptr<LoaderPositions> loaders = std::make_shared<LoaderPositions>();
   std::optional<Checkpointer> checkpointer;
   std::optional<TrainingCheckpoints> checkpoints;
+  std::vector<std::pair<std::string, Shape>> shapes_of_graph;  // fields of the batches of an update
 };
 
 Engine::State::State(World& w, Module& model, DsConfig resolved, EngineOptions& o)
@@ -267,7 +272,7 @@ void Engine::State::make_updates(std::unique_ptr<Optimizer> optimizer, const Eng
       world, tape, *strategy,
       TrainingStep(*strategy, std::move(optimizer), o.lr_schedule ? *o.lr_schedule : config.schedule,
                    o.schedule_unit, config),
-      UpdateReports(world, *strategy, monitor_of(world, config.monitor, o), config.sizes.train),
+      UpdateReports(world, *strategy, monitor_of(world, config.monitor, o), config.sizes.train, loaders),
       UpdateLoopOptions{.accumulation = config.sizes.accumulation,
                         .expected_terms = o.expected_terms,
                         .seed = o.seed,
@@ -277,6 +282,38 @@ void Engine::State::make_updates(std::unique_ptr<Optimizer> optimizer, const Eng
                         .world_size_invariant = config.world_size_invariant});
   if (trace) updates->reports().set_trace(*trace, [this] { return memory(); });
   observe_communication();
+}
+
+std::pair<std::shared_ptr<const BatchSampler>, LoaderOptions> Engine::State::sampling_of(
+    std::uint64_t samples, const EngineLoaderOptions& o, bool shuffle) const {
+  const auto micro = static_cast<std::size_t>(config.sizes.micro);
+  require(o.batch_size || micro > 0, Errc::config, config.file,
+          ": train_micro_batch_size_per_gpu: missing; give it, or EngineLoaderOptions::batch_size");
+  const BatchSamplerOptions sampling{.samples = samples,
+                                     .batch_size = o.batch_size.value_or(micro),
+                                     .ranks = world.size(),
+                                     .rank = world.rank(),
+                                     .shuffle = shuffle,
+                                     .drop_last = o.drop_last.value_or(config.drop_last),
+                                     .seed = o.seed.value_or(seed)};
+  const auto accumulation = static_cast<std::size_t>(std::max<std::int64_t>(1, config.sizes.accumulation));
+  std::shared_ptr<const BatchSampler> sampler;
+  if (config.world_size_invariant)
+    sampler = std::make_shared<ConsecutiveBatchSampler>(sampling, accumulation);
+  else
+    sampler = std::make_shared<DistributedBatchSampler>(sampling);
+  return {sampler,
+          {.num_workers = o.num_workers,
+           .prefetch_factor = o.prefetch_factor,
+           .slots = accumulation,
+           .positions = loaders,
+           .name = o.name.empty() ? loaders->new_name() : o.name,
+           .seed = sampling.seed,
+           .restart = !o.shuffle,
+           .targets = o.targets,
+           .ignore_index = o.ignore_index,
+           .collation = o.collation,
+           .buffer_size = o.buffer_size}};
 }
 
 UpdateLoop& Engine::State::loop() {
@@ -343,6 +380,23 @@ bool Engine::step() {
 }
 
 bool Engine::takes_all_batches() { return state_->loop().may_capture(); }
+
+void Engine::require_shapes_of_graph(std::span<const Batch* const> batches) {
+  State& s = *state_;
+  std::vector<std::pair<std::string, Shape>> shapes;
+  for (const Batch* b : batches)
+    for (std::size_t f = 0; f < b->fields().size(); ++f)
+      shapes.emplace_back(b->fields()[f].name, (*b)[b->fields()[f].name].shape());
+  if (s.loop().has_graph())
+    for (std::size_t i = 0; i < std::min(shapes.size(), s.shapes_of_graph.size()); ++i)
+      require(shapes[i] == s.shapes_of_graph[i], Errc::invalid_argument, "train_batch(): a batch has ",
+              shapes[i].first, ' ', rz::name(shapes[i].second), "; the CUDA graph of the updates has ",
+              rz::name(s.shapes_of_graph[i].second),
+              ": drop the incomplete last batch (drop_last), pad to Collation::Padding::max_length, or set "
+              "EngineOptions::graph to false");
+  else
+    s.shapes_of_graph = std::move(shapes);
+}
 
 void Engine::run_update(const std::function<nn::Loss(std::size_t)>& forward,
                         std::chrono::steady_clock::time_point start, bool stoppable) {
@@ -463,33 +517,13 @@ float Engine::Join::loss_factor() const { return state_->ranks.loss_factor(); }
 // ---- data
 
 Loader Engine::loader(std::shared_ptr<const Dataset> dataset, const EngineLoaderOptions& o) {
-  State& s = *state_;
-  const auto micro = static_cast<std::size_t>(s.config.sizes.micro);
-  require(o.batch_size || micro > 0, Errc::config, s.config.file,
-          ": train_micro_batch_size_per_gpu: missing; give it, or EngineLoaderOptions::batch_size");
-  const BatchSamplerOptions sampling{.samples = dataset->size(),
-                                     .batch_size = o.batch_size.value_or(micro),
-                                     .ranks = s.world.size(),
-                                     .rank = s.world.rank(),
-                                     .shuffle = o.shuffle,
-                                     .drop_last = o.drop_last.value_or(s.config.drop_last),
-                                     .seed = o.seed.value_or(s.seed)};
-  const auto accumulation = static_cast<std::size_t>(std::max<std::int64_t>(1, s.config.sizes.accumulation));
-  std::shared_ptr<const BatchSampler> sampler;
-  if (s.config.world_size_invariant)
-    sampler = std::make_shared<ConsecutiveBatchSampler>(sampling, accumulation);
-  else
-    sampler = std::make_shared<DistributedBatchSampler>(sampling);
-  return Loader(std::move(dataset), std::move(sampler), s.stream,
-                {.num_workers = o.num_workers,
-                 .prefetch_factor = o.prefetch_factor,
-                 .slots = accumulation,
-                 .positions = s.loaders,
-                 .name = o.name.empty() ? s.loaders->new_name() : o.name,
-                 .seed = sampling.seed,
-                 .restart = !o.shuffle,
-                 .targets = o.targets,
-                 .ignore_index = o.ignore_index});
+  auto [sampler, options] = state_->sampling_of(dataset->size(), o, o.shuffle);
+  return Loader(std::move(dataset), std::move(sampler), state_->stream, std::move(options));
+}
+
+Loader Engine::loader(std::shared_ptr<const IterableDataset> source, const EngineLoaderOptions& o) {
+  auto [sampler, options] = state_->sampling_of(source->size(), o, false);
+  return Loader(std::move(source), std::move(sampler), state_->stream, std::move(options));
 }
 
 Tensor Engine::gather_for_metrics(const Batch& batch, const Tensor& rows) {

@@ -35,6 +35,7 @@
 /// This header includes what most training programs use: layers, datasets, World and spawn().
 
 #include <chrono>
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -54,7 +55,9 @@
 #include "autograd_lite/tape.h"
 #include "sharding/config/ds_config.h"
 #include "sharding/data/dataset.h"
+#include "sharding/data/iterable_dataset.h"
 #include "sharding/data/loader.h"
+#include "sharding/data/subset.h"
 #include "sharding/engine/checkpoint_options.h"
 #include "sharding/engine/engine_options.h"
 #include "sharding/engine/parse_arguments.h"
@@ -100,9 +103,10 @@ class Engine {
   /// and does what backward() and step() do. On a device, once updates are identical, they run as a CUDA
   /// graph: `forward` is then not called, so it must do nothing but record, and batches must be in the same
   /// memory each time, as those of loader() are. All micro-batches are then taken before the first forward:
-  /// Errc::invalid_argument if two are one object. If a signal or the end of the allocation stops the run
-  /// between two micro-batches, the update is dropped as if it had not begun: should_stop() then is true.
-  /// That needs a loop that calls should_stop(), and no graph.
+  /// Errc::invalid_argument if two are one object, or if a batch of a Loader has other shapes than those in
+  /// the graph. If a signal or the end of the allocation stops the run between two micro-batches, the update
+  /// is dropped as if it had not begun: should_stop() then is true. That needs a loop that calls
+  /// should_stop(), and no graph.
   template <class Batches, class Forward>
   const StepReport& train_batch(Batches& batches, const Forward& forward);
   /// True in the last micro-batch of an update.
@@ -129,12 +133,17 @@ class Engine {
   /// the same number of them. Batches of one update are valid at a time. Errc::config if the configuration
   /// has no batch size and the options have none.
   Loader loader(std::shared_ptr<const Dataset>, const EngineLoaderOptions& = {});
+  /// Batches of this rank's samples of a stream; EngineLoaderOptions::buffer_size in place of `shuffle`.
+  Loader loader(std::shared_ptr<const IterableDataset>, const EngineLoaderOptions& = {});
   template <class D>
-  Loader loader(D dataset, const EngineLoaderOptions& o = {}) {
-    return loader(std::shared_ptr<const Dataset>(std::make_shared<D>(std::move(dataset))), o);
+  requires std::derived_from<D, Dataset> || std::derived_from<D, IterableDataset> Loader
+  loader(D dataset, const EngineLoaderOptions& o = {}) {
+    using Base = std::conditional_t<std::derived_from<D, Dataset>, Dataset, IterableDataset>;
+    return loader(std::shared_ptr<const Base>(std::make_shared<D>(std::move(dataset))), o);
   }
   /// The rows of all ranks for a batch, without its padding, on the host, in the order of ranks: each sample
-  /// of an epoch once, if the loader does not drop any. Collective.
+  /// of an epoch once, if the loader does not drop any. Rows have one shape on all ranks: ragged fields are
+  /// padded to Collation::Padding::max_length. Collective.
   Tensor gather_for_metrics(const Batch&, const Tensor& rows);
 
   // ---- evaluation
@@ -249,6 +258,8 @@ class Engine {
   bool takes_all_batches();
   /// Errc::invalid_argument if two are one object.
   static void require_distinct(std::vector<const void*> batches);
+  /// Errc::invalid_argument if the updates run as a graph and a batch has other shapes than those in it.
+  void require_shapes_of_graph(std::span<const Batch* const>);
   /// One update; nothing if the run is stopped between two micro-batches and `stoppable`.
   void run_update(const std::function<nn::Loss(std::size_t)>& forward,
                   std::chrono::steady_clock::time_point start, bool stoppable);
@@ -326,6 +337,7 @@ const StepReport& Engine::train_batch(Batches& batches, const Forward& forward) 
   if (takes_all_batches()) {
     for (std::int64_t m = 0; m < config().sizes.accumulation; ++m) all.push_back(&batches.next());
     require_distinct({all.begin(), all.end()});
+    if constexpr (std::is_same_v<Batch, rz::Batch>) require_shapes_of_graph(all);
   }
   run_update([&](std::size_t m) { return forward(tape(), all.empty() ? batches.next() : *all[m]); }, start,
              all.empty());

@@ -12,6 +12,7 @@
 #include "sharding/config/ds_config.h"
 #include "sharding/config/lr_schedule.h"
 #include "sharding/config/training_arguments.h"
+#include "sharding/data/dataset.h"
 #include "sharding/optim/optimizer.h"
 #include "sharding/parallel/mesh.h"
 #include "sharding/strategy/parameter_values.h"
@@ -71,6 +72,9 @@ struct EngineLoaderOptions {
   /// A field of i32 that has `ignore_index` in rows that repeat samples (LoaderOptions::targets).
   std::string targets{};
   std::int32_t ignore_index = -100;
+  Collation collation{};  ///< of ragged fields
+  /// Of an IterableDataset: samples of a shard that are shuffled among each other (LoaderOptions::buffer_size).
+  std::size_t buffer_size = 0;
 };
 
 // ---- what a configuration sets

@@ -16,6 +16,7 @@ struct StepReport {
   bool without_terms = false;      ///< it is skipped because no rank has counted a term of its losses
   double seconds = 0;              ///< from the end of the update before, or from the start of train_batch()
   double exposed_seconds = 0;      ///< waited for communication on this rank; NaN in a graph, which hides it
+  double data_seconds = 0;         ///< of `seconds`: waited for batches of attached loaders on this rank
   bool ran_graph = false;          ///< the update was replayed from a CUDA graph
 };
 

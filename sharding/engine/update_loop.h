@@ -142,6 +142,8 @@ class UpdateLoop {
   void abandon();
   /// Whether updates may be captured in a graph.
   bool may_capture() const { return options_.graph && tape_.stream().device().kind == Device::cuda; }
+  /// Whether there is one.
+  bool has_graph() const { return graph_.defined(); }
   /// Call before the strategy is used otherwise.
   void drop_graph() { graph_.drop(); }
 

@@ -58,8 +58,12 @@ std::vector<std::uint8_t> UpdateLosses::not_finite(Communicator& communicator, c
 }
 
 UpdateReports::UpdateReports(World& world, const Strategy& strategy, StepMonitor&& monitor,
-                             std::int64_t samples)
-    : world_(world), strategy_(strategy), monitor_(std::move(monitor)), samples_(samples) {}
+                             std::int64_t samples, std::shared_ptr<const LoaderPositions> loaders)
+    : world_(world),
+      strategy_(strategy),
+      monitor_(std::move(monitor)),
+      loaders_(std::move(loaders)),
+      samples_(samples) {}
 
 StepReport& UpdateReports::add(bool ran_graph) {
   report_ = {.step = steps_++, .samples = report_.samples + samples_, .skipped_steps = report_.skipped_steps};
@@ -105,6 +109,8 @@ void UpdateReports::finish(const Stream& stream) {
   const Clock::time_point now = Clock::now();
   report_.seconds = std::chrono::duration<double>(now - start_).count();
   start_ = now;
+  const double waited = loaders_->waited_seconds();
+  report_.data_seconds = waited - std::exchange(waited_seconds_, waited);
   if (report_.without_terms) monitor_.report_without_terms(report_);
   if (monitor_.needs_loss(report_.step)) print_and_write(stream);
   if (trace_ && trace_->end_update(report_.step + 1)) trace_phases();

@@ -4,12 +4,14 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "autograd_lite/ops.h"
 #include "comm/communicator.h"
+#include "sharding/data/loader_positions.h"
 #include "sharding/engine/step_monitor.h"
 #include "sharding/engine/step_report.h"
 #include "sharding/engine/update_trace.h"
@@ -52,7 +54,8 @@ class UpdateReports {
  public:
   using Clock = std::chrono::steady_clock;
   /// `samples`: of an update, over all ranks. World and strategy outlive the reports.
-  UpdateReports(World&, const Strategy&, StepMonitor&&, std::int64_t samples);
+  UpdateReports(World&, const Strategy&, StepMonitor&&, std::int64_t samples,
+                std::shared_ptr<const LoaderPositions> loaders);
 
   /// An update begins at `start`, instead of at the end of the one before.
   void begin(Clock::time_point start);
@@ -95,6 +98,8 @@ class UpdateReports {
   World& world_;
   const Strategy& strategy_;
   StepMonitor monitor_;
+  std::shared_ptr<const LoaderPositions> loaders_;
+  double waited_seconds_ = 0;  // by loaders, before the update in progress
   std::int64_t samples_, steps_ = 0;
   UpdateLosses losses_;
   StepReport report_;

@@ -18,6 +18,7 @@
 #include "comm/device/allocate.h"
 #include "comm/device/cuda_runtime.h"
 #include "tests/gpu/on_device.h"
+#include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 
 namespace rz::test {
@@ -167,6 +168,33 @@ TEST_F(EngineOnDevices, CheckpointsOfUpdatesInAGraphAreResumed) {
   });
   EXPECT_EQ(graphs, 6 + 2 + 1) << "three updates of each run precede its graph";
   std::filesystem::remove_all(dir);
+}
+
+TEST_F(EngineOnDevices, AGraphIsNotRunForBatchesOfOtherShapes) {
+  in_world([](World& world) {
+    Net net;
+    auto engine = initialize(
+        world, net,
+        {.config = R"({"train_micro_batch_size_per_gpu": 5, "optimizer": {"type": "SGD"}})", .log = nullptr});
+    auto loader = engine.loader(Points());  // 24 samples: four batches of 5 and one of 4
+    const auto update = [&] {
+      engine.train_batch(
+          loader, [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b["x"]), b["y"]); });
+    };
+    for (int i = 0; i < 4; ++i) update();
+    EXPECT_TRUE(engine.report().ran_graph);
+    const Error e = error_of(update);
+    EXPECT_EQ(e.code(), Errc::invalid_argument);
+    EXPECT_STREQ(
+        e.what(),
+        "train_batch(): a batch has x [4, 16]; the CUDA graph of the updates has [5, 16]: drop the "
+        "incomplete "
+        "last batch (drop_last), pad to Collation::Padding::max_length, or set EngineOptions::graph to "
+        "false");
+    engine.cancel_update();
+    update();
+    EXPECT_EQ(engine.global_steps(), 5);
+  });
 }
 
 /// A graph of passes before start_powerSGD_iter would send whole gradients for ever.
