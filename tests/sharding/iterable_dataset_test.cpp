@@ -153,6 +153,25 @@ TEST(IterableDataset, AShardIsReadByOneRankIfTheirNumberDividesThatOfShards) {
   EXPECT_EQ(opened, (std::vector<int>{0, 1, 0, 1}));
 }
 
+/// A thread that is late with its batch does not make a shard begin again.
+TEST(IterableDataset, BatchesReadAShardInTheirOrder) {
+  struct Late : DistributedBatchSampler {
+    using DistributedBatchSampler::DistributedBatchSampler;
+    Batch at(std::uint64_t epoch, std::uint64_t batch) const override {
+      if (batch % 3 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      return DistributedBatchSampler::at(epoch, batch);
+    }
+  };
+  const auto source = std::make_shared<Shards>(std::vector<std::uint64_t>(2, 900));
+  Loader loader(source,
+                std::make_shared<Late>(
+                    BatchSamplerOptions{.samples = source->size(), .batch_size = 4, .shuffle = false}),
+                Stream(), {.num_workers = 3});
+  for (int i = 0; i < 9; ++i) loader.next();
+  EXPECT_EQ(source->opened[0], 1);
+  EXPECT_EQ(source->opened[1], 1);
+}
+
 TEST(IterableDataset, ShardsAreReadAtTheSameTimeAndEachByOneThread) {
   const auto source = std::make_shared<Shards>(std::vector<std::uint64_t>(3, 900));
   source->sleep = std::chrono::milliseconds(1);
