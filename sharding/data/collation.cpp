@@ -92,7 +92,7 @@ Element element_of(DType dtype, double value) {
   return e;
 }
 
-void fill(std::byte* from, std::byte* to, const Element& element, std::size_t size) {
+void fill_with(std::byte* from, std::byte* to, const Element& element, std::size_t size) {
   for (; from < to; from += size) std::memcpy(from, element.bytes.data(), size);
 }
 
@@ -133,8 +133,8 @@ std::vector<Shape> collate(std::span<const Field> fields, std::span<const Tensor
       const std::size_t bytes = static_cast<std::size_t>(lengths[row]) * width;
       std::byte* const place = c.padding_side == Collation::Side::right ? begin : end - bytes;
       std::memmove(place, memory[f].raw() + row * from_stride, bytes);
-      fill(begin, place, padding, size);
-      fill(place + bytes, end, padding, size);
+      fill_with(begin, place, padding, size);
+      fill_with(place + bytes, end, padding, size);
     }
   }
   return shapes;

@@ -13,13 +13,13 @@
 namespace rz {
 namespace {
 
-void add_word(Checksum& to, std::uint64_t word) { to.add(std::as_bytes(std::span(&word, 1))); }
+void add_number(Checksum& to, std::uint64_t word) { to.add(std::as_bytes(std::span(&word, 1))); }
 
 /// Datasets without a checksum differ from those with any.
 void add_checksum(Checksum& to, const Dataset& dataset) {
   const auto own = dataset.checksum();
-  add_word(to, own.has_value());
-  add_word(to, own.value_or(0));
+  add_number(to, own.has_value());
+  add_number(to, own.value_or(0));
 }
 
 }  // namespace
@@ -152,7 +152,7 @@ void ConcatDataset::read(std::uint64_t index, BatchRows& to, std::size_t row) co
 std::optional<std::uint64_t> ConcatDataset::checksum() const {
   Checksum all;
   for (const auto& dataset : datasets_) {
-    add_word(all, dataset->size());
+    add_number(all, dataset->size());
     add_checksum(all, *dataset);
   }
   return all.value();
