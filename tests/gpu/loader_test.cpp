@@ -2,6 +2,7 @@
 #include "sharding/data/loader.h"
 
 #include <memory>
+#include <utility>
 
 #include "comm/device/graph.h"
 #include "sharding/data/dataset.h"
@@ -75,6 +76,46 @@ TEST_F(DeviceLoader, AGraphReadsTheNextBatchAtEveryLaunch) {
   loader.set_state({0, 3});
   EXPECT_EQ(loader.next()["x"].raw(), first.raw()) << "slots are counted from set_state()";
   EXPECT_EQ(from_device(first, stream), expected(*order, 3));
+}
+
+/// Sample i has i mod 4 + 1 tokens of the value i.
+struct Sentences : Dataset {
+  std::uint64_t size() const override { return 16; }
+  std::vector<Field> fields() const override { return {{"ids", DType::i32, {6}, true, -1}}; }
+  void read(std::uint64_t index, BatchRows& to, std::size_t row) const override {
+    for (std::int32_t& id : to.row<std::int32_t>("ids", row, index % 4 + 1))
+      id = static_cast<std::int32_t>(index);
+  }
+};
+
+TEST_F(DeviceLoader, RaggedFieldsAreInTheSameMemoryWithTheirLengths) {
+  const auto order = std::make_shared<DistributedBatchSampler>(
+      BatchSamplerOptions{.samples = 16, .batch_size = 3, .shuffle = false, .drop_last = true});
+  const auto values_of = [&](const Tensor& t) {
+    const Tensor host = t.on_host(stream);
+    const auto* values = host.data<std::int32_t>();
+    return std::vector<double>(values, values + host.count());
+  };
+  for (const auto padding : {Collation::Padding::max_length, Collation::Padding::longest}) {
+    const bool whole = padding == Collation::Padding::max_length;
+    Loader loader(std::make_shared<Sentences>(), order, stream, {.collation = {.padding = padding}});
+    const void* place = nullptr;
+    for (std::uint64_t batch = 0; batch < 4; ++batch) {
+      const Batch& b = loader.next();
+      const std::size_t padded = whole ? 6 : batch == 0 ? 3 : 4;
+      std::vector<double> ids, lengths;
+      for (std::uint64_t i = 3 * batch; i < 3 * batch + 3; ++i) {
+        lengths.push_back(static_cast<double>(i % 4 + 1));
+        for (std::size_t at = 0; at < padded; ++at)
+          ids.push_back(at < i % 4 + 1 ? static_cast<double>(i) : -1);
+      }
+      EXPECT_EQ(b["ids"].shape(), (Shape{3, padded}));
+      EXPECT_EQ(values_of(b["ids"]), ids);
+      EXPECT_EQ(values_of(b["ids.lengths"]), lengths);
+      EXPECT_EQ(b["ids.lengths"].device(), device);
+      EXPECT_EQ(std::exchange(place, b["ids"].raw()), batch == 0 ? nullptr : b["ids"].raw());
+    }
+  }
 }
 
 }  // namespace
