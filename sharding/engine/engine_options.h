@@ -73,7 +73,8 @@ struct EngineLoaderOptions {
   std::string targets{};
   std::int32_t ignore_index = -100;
   Collation collation{};  ///< of ragged fields
-  /// Of an IterableDataset: samples of a shard that are shuffled among each other (LoaderOptions::buffer_size).
+  /// Of an IterableDataset: samples of a shard that are shuffled among each other
+  /// (LoaderOptions::buffer_size).
   std::size_t buffer_size = 0;
 };
 
