@@ -11,6 +11,7 @@
 #include <set>
 #include <thread>
 
+#include "comm/communicator.h"
 #include "sharding/data/continuous_batch_sampler.h"
 #include "sharding/data/dataset.h"
 #include "sharding/data/subset.h"
