@@ -6,6 +6,7 @@
 #include <array>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
 
@@ -146,10 +147,30 @@ TEST_F(TokenFiles, TokensOfATextAreTheSameForAnyNumberOfThreads) {
     EXPECT_EQ(last.documents, 5u) << "the first record is empty";
     EXPECT_EQ(last.bytes, last.all_bytes);
   }
+  put("marked.txt", "\xef\xbb\xbfwords");
+  EXPECT_EQ(Tokens::from_text(path("marked.txt")).count(), 8u);
+  EXPECT_EQ(Tokens::from_text(path("marked.txt"), {.tokenizer = Tokenizer::bytes()}).count(), 5u);
   put("latin.txt", text + "caf\xe9\n");
   expect_parts(
       error_message([&] { Tokens::from_text(path("latin.txt"), {.tokenizer = Tokenizer::bytes()}); }),
       {concat(path("latin.txt"), ":", std::ranges::count(text, '\n') + 1, ": is not UTF-8: \\xe9")});
+}
+
+/// Here a line break and the character behind it are one token, so that a text has no place to be divided.
+TEST_F(TokenFiles, ATextIsDividedOnlyWhereItsTokensStayTheSame) {
+  Tokenizer::bytes().save_pretrained(path("tokenizer"));
+  const std::string file = path("tokenizer/tokenizer.json");
+  auto json = nlohmann::ordered_json::parse(read_text_file(file));
+  json["model"]["vocab"]["\u010Al"] = 256;
+  json["model"]["merges"] = {"\u010A l"};
+  put("tokenizer/tokenizer.json", json.dump());
+  const Tokenizer tokenizer = Tokenizer::from_pretrained(path("tokenizer"));
+  std::string text;
+  while (text.size() < (std::size_t{3} << 17)) text += "line\n";
+  put("a.txt", text);
+  const Tokens tokens = Tokens::from_text(path("a.txt"), {.tokenizer = tokenizer});
+  EXPECT_LT(tokens.count(), text.size() * 9 / 10);
+  EXPECT_EQ(all_of(tokens), tokenizer.encode(text));
 }
 
 // ---- prompts and answers
