@@ -116,7 +116,6 @@ void stop_on_signals() {
   for (const int number : {SIGINT, SIGTERM, SIGHUP}) ::sigaction(number, &action, nullptr);
 }
 
-
 std::vector<TextFile> files_of(const Options& o) {
   std::vector<TextFile> files;
   for (const std::string& data : o.data) {
@@ -126,16 +125,17 @@ std::vector<TextFile> files_of(const Options& o) {
   return files;
 }
 
-/// A tokenizer of the first texts.
+/// A tokenizer of the first files.
 Tokenizer made_tokenizer(const Options& o, std::span<const TextFile> files) {
   constexpr std::size_t max_bytes = std::size_t{256} << 20;
   std::vector<std::string> texts;
-  std::size_t bytes = 0;
+  std::size_t bytes = 0, used = 0;
+  for (std::uint64_t all = 0; used < files.size() && all < max_bytes; ++used) all += files[used].bytes;
   TextOptions as_bytes{.text_key = o.text.text_key};
   as_bytes.on_progress = [](const TextProgress&) {
     require(stop_signal == 0, Errc::aborted, "stopped by a signal; nothing was written");
   };
-  encode_documents(files, as_bytes, true, [&](EncodedText& some) {
+  encode_documents(files.first(used), as_bytes, true, [&](EncodedText& some) {
     if (bytes >= max_bytes) return;
     bytes += some.text.size();
     texts.push_back(std::move(some.text));
@@ -146,8 +146,9 @@ Tokenizer made_tokenizer(const Options& o, std::span<const TextFile> files) {
 
 Tokenizer tokenizer_of(const Options& o, std::span<const TextFile> files) {
   require(o.tokenizer.empty() != (o.vocab_size == 0), Errc::config,
-          o.tokenizer.empty() ? "--tokenizer FOLDER is required, or --vocab-size N, which makes one; see --help"
-                              : "--tokenizer and --vocab-size exclude each other");
+          o.tokenizer.empty()
+              ? "--tokenizer FOLDER is required, or --vocab-size N, which makes one; see --help"
+              : "--tokenizer and --vocab-size exclude each other");
   if (o.vocab_size > 0) return made_tokenizer(o, files);
   return o.tokenizer == "bytes" ? Tokenizer::bytes() : Tokenizer::from_pretrained(o.tokenizer);
 }
