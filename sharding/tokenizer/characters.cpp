@@ -10,7 +10,8 @@ namespace {
 
 using Sets = std::array<std::uint8_t, 0x110000>;
 
-constexpr std::uint8_t alpha = CharacterSet::alpha | CharacterSet::word;
+constexpr std::uint8_t upper = CharacterSet::alpha | CharacterSet::word;
+constexpr std::uint8_t lower = upper, title = upper, modifier = upper, other_alpha = upper;
 constexpr std::uint8_t mark = CharacterSet::mark | CharacterSet::word;
 constexpr std::uint8_t digit = CharacterSet::number | CharacterSet::word;
 constexpr std::uint8_t numeral = CharacterSet::number | CharacterSet::word;

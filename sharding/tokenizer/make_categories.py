@@ -7,10 +7,9 @@ import sys
 import textwrap
 import unicodedata2 as unicode
 
-GROUPS = {'Lu': 'alpha', 'Ll': 'alpha', 'Lt': 'alpha', 'Lm': 'alpha', 'Lo': 'alpha', 'Mn': 'mark', 'Mc': 'mark',
-          'Me': 'mark', 'Nd': 'digit', 'Nl': 'numeral', 'No': 'other_number', 'Pc': 'connector',
-          'Pd': 'punctuation', 'Ps': 'punctuation', 'Pe': 'punctuation', 'Pi': 'punctuation', 'Pf': 'punctuation',
-          'Po': 'punctuation'}
+GROUPS = {'Lu': 'upper', 'Ll': 'lower', 'Lt': 'title', 'Lm': 'modifier', 'Lo': 'other_alpha', 'Mn': 'mark', 'Mc': 'mark',
+          'Me': 'mark', 'Nd': 'digit', 'Nl': 'numeral', 'No': 'other_number', 'Pc': 'connector', 'Pd': 'punctuation',
+          'Ps': 'punctuation', 'Pe': 'punctuation', 'Pi': 'punctuation', 'Pf': 'punctuation', 'Po': 'punctuation'}
 
 def main():
     assert unicode.unidata_version == '16.0.0', unicode.unidata_version

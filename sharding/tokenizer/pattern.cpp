@@ -7,6 +7,7 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <utility>
 
 #include "comm/core/error.h"
 #include "comm/os/process.h"
@@ -19,6 +20,91 @@ namespace {
 using Onig = std::unique_ptr<regex_t, decltype(&onig_free)>;
 
 const OnigUChar* chars(const char* text) { return reinterpret_cast<const OnigUChar*>(text); }
+
+enum class Category {
+  upper,
+  lower,
+  title,
+  modifier,
+  other_alpha,
+  mark,
+  digit,
+  numeral,
+  other_number,
+  connector,
+  punctuation
+};
+
+struct Run {
+  OnigCodePoint first, last;
+  Category category;
+};
+constexpr Run runs[] = {
+#define RUN(first, last, category) {first, last, Category::category},
+#include "sharding/tokenizer/categories.inc"
+#undef RUN
+};
+
+/// Categories that Oniguruma has of an older Unicode, and the last of ours that each one has: those from the
+/// first on.
+struct Property {
+  std::string_view name;
+  Category first, last;
+  const char* own_name;
+};
+constexpr std::array properties{Property{"L", Category::upper, Category::other_alpha, "rzL"},
+                                Property{"Lu", Category::upper, Category::upper, "rzLu"},
+                                Property{"Ll", Category::lower, Category::lower, "rzLl"},
+                                Property{"Lt", Category::title, Category::title, "rzLt"},
+                                Property{"Lm", Category::modifier, Category::modifier, "rzLm"},
+                                Property{"Lo", Category::other_alpha, Category::other_alpha, "rzLo"},
+                                Property{"M", Category::mark, Category::mark, "rzM"},
+                                Property{"N", Category::digit, Category::other_number, "rzN"},
+                                Property{"Nd", Category::digit, Category::digit, "rzNd"},
+                                Property{"P", Category::connector, Category::punctuation, "rzP"}};
+
+/// Once in a process, under a lock.
+void define_properties() {
+  static bool defined = false;
+  if (std::exchange(defined, true)) return;
+  for (const Property& property : properties) {
+    // Oniguruma refers to the ranges as long as the process lives.
+    auto* const ranges = new std::vector<OnigCodePoint>{0};
+    for (const auto& [first, last, category] : runs) {
+      if (category < property.first || category > property.last) continue;
+      if ((*ranges)[0] > 0 && ranges->back() + 1 == first) {
+        ranges->back() = last;
+        continue;
+      }
+      ranges->insert(ranges->end(), {first, last});
+      ++(*ranges)[0];
+    }
+    onig_unicode_define_user_property(property.own_name, ranges->data());
+    leak_reachable(ranges);
+  }
+}
+
+/// The expression with our names of the properties.
+std::string with_own_properties(std::string_view expression) {
+  std::string out;
+  while (!expression.empty()) {
+    const bool is_property = expression.starts_with("\\p{") || expression.starts_with("\\P{");
+    const std::size_t end = is_property ? expression.find('}') : expression.npos;
+    if (end != expression.npos) {
+      std::string_view name = expression.substr(3, end - 3);
+      out += expression.substr(0, 3);
+      if (name.starts_with('^')) out += '^', name.remove_prefix(1);
+      const auto found = std::ranges::find(properties, name, &Property::name);
+      out += found == properties.end() ? name : found->own_name;
+      expression.remove_prefix(end);
+      continue;
+    }
+    const std::size_t taken = expression[0] == '\\' && expression.size() > 1 ? 2 : 1;
+    out += expression.substr(0, taken);
+    expression.remove_prefix(taken);
+  }
+  return out;
+}
 
 /// Repeated repetitions are compiled to as many copies.
 void limit_repetitions(std::string_view expression, const std::string& where) {
@@ -39,14 +125,16 @@ void limit_repetitions(std::string_view expression, const std::string& where) {
   }
 }
 
-Onig compile(const std::string& expression, const std::string& where) {
-  limit_repetitions(expression, where);
+Onig compile(const std::string& given, const std::string& where) {
+  limit_repetitions(given, where);
+  const std::string expression = with_own_properties(given);
   OnigEncoding encodings[] = {ONIG_ENCODING_UTF8};
   regex_t* compiled = nullptr;
   OnigErrorInfo info;
   static constinit ProcessMutex mutex;  // Oniguruma's initialization is not thread-safe
   const std::lock_guard lock(mutex);
   int status = onig_initialize(encodings, 1);
+  if (status == ONIG_NORMAL) define_properties();
   if (status == ONIG_NORMAL)
     status = onig_new(&compiled, chars(expression.data()), chars(expression.data() + expression.size()),
                       ONIG_OPTION_NONE, ONIG_ENCODING_UTF8, ONIG_SYNTAX_DEFAULT, &info);

@@ -15,7 +15,8 @@ namespace rz {
 class Pattern {
  public:
   static Pattern text(std::string text);
-  /// A regular expression of Oniguruma, as of Hugging Face's tokenizers. Errc::config, after `where`, if it
+  /// A regular expression of Oniguruma, as of Hugging Face's tokenizers, whose \p{L}, \p{Lu}, \p{M}, \p{N},
+  /// \p{P} and the like are those of Unicode 16. Errc::config, after `where`, if it
   /// is none, or if it repeats its parts more than 10,000 times in all.
   static Pattern regex(const std::string& expression, const std::string& where);
   /// Of a key "pattern": {"String": …} or {"Regex": …}.
@@ -51,8 +52,7 @@ std::vector<Part> parts_of_matches(const std::vector<Pattern::Match>& matches, s
 /// The parts that remain. They may be empty.
 std::vector<Part> apply(SplitBehavior, const std::vector<Part>& parts);
 
-/// Expressions that split most byte-level vocabularies, without Oniguruma, with the same result except for
-/// characters that its version of Unicode does not have.
+/// Expressions that split most byte-level vocabularies, without Oniguruma, with the same result.
 enum class KnownPattern {
   none,
   gpt2,    ///< 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+

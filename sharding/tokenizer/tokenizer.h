@@ -32,8 +32,17 @@ class Tokenizer {
   /// Tokens of the beginning, the end and padding are those of tokenizer_config.json, or of
   /// special_tokens_map.json. `truncation` and `padding` of tokenizer.json have no effect, as in
   /// transformers. Errc::config, "FILE: key: …", for files that are missing or malformed, and for what is not
-  /// supported: other models than BPE, `dropout`, other normalizers, pre-tokenizers, post-processors and
-  /// decoders than those of the table of docs/guide/tokenizers.md.
+  /// supported. Supported are, each also in a Sequence,
+  ///   - the model BPE, without `dropout`, prefixes and suffixes;
+  ///   - normalizers: NFC, NFD, NFKC, NFKD, Lowercase, Strip, StripAccents, Prepend, Replace, ByteLevel;
+  ///   - pre-tokenizers: ByteLevel, Split, Digits, Metaspace, Punctuation, Whitespace, WhitespaceSplit,
+  ///     CharDelimiterSplit;
+  ///   - post-processors: ByteLevel, and one TemplateProcessing, of which `single` counts;
+  ///   - decoders: ByteLevel, ByteFallback, Fuse, Replace, Strip, Metaspace.
+  ///
+  /// Results are those of tokenizers 0.23.3, except for characters that Unicode has since later versions than
+  /// 8 (StripAccents, Punctuation), 12 (NFD, NFKC, NFKD), 14 (Lowercase; \w and ignored case in regular
+  /// expressions) and 16 (Digits).
   static Tokenizer from_pretrained(const std::string& path);
   /// The 256 bytes; the token of a byte is its value. `model_max_length`: that of tokenizer_config.json,
   /// which lacks the key if it is 0.

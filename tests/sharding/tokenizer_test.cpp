@@ -106,8 +106,7 @@ TEST_F(TokenizerFiles, EveryPartHasTheResultsOfHuggingFace) {
   }
 }
 
-/// Known expressions are matched without Oniguruma. Its version of Unicode is older, so that only characters
-/// that are not new take part.
+/// Known expressions are matched without Oniguruma.
 TEST(TokenizerPatterns, KnownExpressionsMatchAsOniguruma) {
   std::mt19937 random(3);
   const std::array<std::u32string, 8> pools{U"'sStTrReEvVlLmMdD\u017F",

@@ -154,7 +154,8 @@ def variants():
 TEXTS = [
     '', ' ', "Hello, don't the world's   end?\n\n  I'LL go.\r\n", 'ÀéÎ naïve ﬁ ½ ① Ǆ Σας ſ İI', 'hello 文字中文, привет 12345 ٣٤٥!',
     '  the ing\t\tx\n y  ', "we've'S 'Re\u00a0x\u3000\u2028y", 'e\u0301\u0327 \u1100\u1161\u11a8 \ufb01 \U0001F468\u200d\U0001F469 \U0001F44D\U0001F3FD\x00\x7f',
-    'a<|end|>b <|end|>>\n <|left|> x <|right|>  \n y  <|both|>  ', 'ell hell ell. Hello hello hELLO  <s>x</s> <unk>', '<0x41><0x4', '▁▁ ▁the Ġ']
+    'a<|end|>b <|end|>>\n <|left|> x <|right|>  \n y  <|both|>  ', 'ell hell ell. Hello hello hELLO  <s>x</s> <unk>', '<0x41><0x4', '▁▁ ▁the Ġ',
+    '\U00031350 \U0002EBF0\U000143FA x\U00011380']  # of Unicode 15 and 16
 IDS = [[3, 4, 5], [198, 199, 65, 200], [229, 186, 174, 64], [300, 1, 0, 2, 260, 99999], [230, 151, 170, 0, 230, 151]]
 
 def short(value):
