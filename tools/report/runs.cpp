@@ -18,10 +18,13 @@ namespace rz::report {
 namespace {
 
 constexpr double none = std::numeric_limits<double>::quiet_NaN();
-constexpr double huge = std::numeric_limits<double>::max();
+/// Axes have room for their differences and quotients.
+constexpr double huge = 1e100;
 
 double number_or_none(const JsonObject& line, const char* key) {
-  return line.has(key) && !line.at(key).is_null() ? line.number(key, none, -huge, huge) : none;
+  if (!line.has(key) || line.at(key).is_null()) return none;
+  const double value = line.number(key, none, -huge, huge);
+  return std::abs(value) < 1 / huge ? 0 : value;
 }
 
 Update update_of(std::string_view text, const std::string& place) {

@@ -21,8 +21,8 @@ struct Run {
 
 /// `word`: FILE or FILE=NAME. Without a name it is that of the file, or for a metrics.jsonl that of its
 /// folder. Keys that are not known are ignored, and so is a last line without an end, which is being written.
-/// Errc::config in one line, "FILE:LINE: …", for anything that is no object, for a value that is no number,
-/// and for a step that is not after the one before; also for a file without lines.
+/// Errc::config in one line, "FILE:LINE: …", for anything that is no object, for a value that is no number up
+/// to 1e100, and for a step that is not after the one before; also for a file without lines.
 Run read_run(const std::string& word);
 
 /// A value of each update.
