@@ -6,7 +6,8 @@ namespace rz::ds {
 namespace {
 
 using enum Kind;
-constexpr const char* metrics = "enable tensorboard or csv_monitor";
+constexpr const char* metrics =
+    "train_lm --track sends each update to a program of the user's; tensorboard and csv_monitor write files";
 constexpr KeySpec enabled = unused("enabled", boolean, "false", metrics);
 
 constexpr KeySpec csv_monitor[] = {

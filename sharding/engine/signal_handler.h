@@ -11,12 +11,11 @@ struct ReceivedSignals {
 };
 
 /// Records SIGTERM, SIGUSR1 and the first SIGINT as long as it exists, in place of what they did before; its
-/// end restores that. As DistributedSignalHandler of Megatron-LM. A second SIGINT does what it did before: it
-/// ends a process that is not near the end of an update. Blocked or ignored signals of the process stay
-/// blocked, and are recorded if ignored, except for SIGINT, which a shell ignores for what runs in the
-/// background. System calls that a signal interrupts are restarted (SA_RESTART). A signal that
-/// is not received() before the end of the object is dropped. A child of fork() has the handler, and a copy
-/// of what was recorded.
+/// end restores that. As DistributedSignalHandler of Megatron-LM. A second SIGINT does what it did before,
+/// which ends most programs. Blocked or ignored signals of the process stay blocked, and are recorded if
+/// ignored, except for SIGINT, which shells ignore for what runs in the background. System calls that a
+/// signal interrupts are restarted (SA_RESTART). A signal that is not received() before the end of the object
+/// is dropped. A child of fork() has the handler, and a copy of what was recorded.
 ///
 /// A signal belongs to a process: Errc::invalid_argument if it has a SignalHandler already. received() is
 /// thread-safe.
