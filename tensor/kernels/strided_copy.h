@@ -14,6 +14,7 @@ namespace rz::ops {
 struct StridedCopy {
   IndexMap out, in;
   std::size_t out_at = 0, in_at = 0;
+  bool is_part = false;  ///< of copies that fill the output together
 };
 
 /// The elements of a tensor in row-major order.

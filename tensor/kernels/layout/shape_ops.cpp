@@ -23,15 +23,15 @@ bool may_move(const Tensor& a, const Tensor& b, Into into) {
   return a.dtype() == b.dtype() && (into == Into::overwrite || is_float(a.dtype()));
 }
 
-/// Copies all of `part` to or from its place in `whole`.
+/// Copies all of `part` to or from its place in `whole`. `fills`: as one of parts that fill it.
 void move_part(const char* op, const Tensor& whole, const Tensor& part, int dimension, std::size_t start,
-               bool to_whole, Into into, const Stream& stream) {
+               bool to_whole, Into into, const Stream& stream, bool fills = false) {
   IndexMap place = layout_of(whole);
   const IndexMap all = layout_of(part);
   const std::size_t at = start * place.stride[dimension];
   std::copy_n(all.extent, 4, place.extent);
   if (to_whole)
-    strided_copy(op, whole, part, {place, all, at, 0}, into, stream);
+    strided_copy(op, whole, part, {place, all, at, 0, fills}, into, stream);
   else
     strided_copy(op, part, whole, {all, place, 0, at}, into, stream);
 }
@@ -119,7 +119,7 @@ void cat(const Tensor& out, std::span<const Tensor> parts, int given, const Stre
   std::size_t start = 0;
   for (const Tensor& part : parts) {
     check("cat", {{"out", out}, {"part", part}}, true, Rows::any_stride, DTypes::any);
-    move_part("cat", out, part, d, start, true, Into::overwrite, stream);
+    move_part("cat", out, part, d, start, true, Into::overwrite, stream, /*fills=*/true);
     start += part.shape()[d];
   }
 }

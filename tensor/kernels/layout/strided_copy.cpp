@@ -190,7 +190,8 @@ constexpr std::size_t past_caches_from = std::size_t{16} << 20;  // bytes of an 
 void copy_runs(const Tensor& out, const Tensor& in, const StridedCopy& given, Into into,
                const Stream& stream) {
   const std::size_t size = size_of(out.dtype());
-  const bool past_caches = given.out.count() * size >= past_caches_from;
+  const std::size_t written = given.is_part ? out.bytes() : given.out.count() * size;
+  const bool past_caches = written >= past_caches_from;
   StridedCopy c = given;
   if (past_caches)  // in the order of the input, whose reads are awaited
     for (int d = 1; d < c.out.dims - 1; ++d)
