@@ -104,7 +104,8 @@ class ServerSearch {
     }
     try {
       StoreConnection line(std::move(socket));
-      const auto [reply, text] = line.call(to_bytes(StoreRequest{.kind = StoreRequest::hello}, launch_), deadline);
+      const auto [reply, text] =
+          line.call(to_bytes(StoreRequest{.kind = StoreRequest::hello}, launch_), deadline);
       if (reply.status == Reply::ok) return line;
       if (reply.status != Reply::wrong_launch) return fails(concat(address.text(), ": ", text));
       wrong_launch_ = concat("the store at ", address.text(), " is that of launch '", text,
@@ -156,12 +157,14 @@ class TcpStore final : public Store {
 
   std::string get(std::string_view key, Deadline deadline) override {
     const auto ms = std::chrono::ceil<milliseconds>(deadline.remaining());
-    return call({.kind = StoreRequest::get, .number = ms.count()}, key, {}, Deadline::after(ms + retry_interval))
+    return call({.kind = StoreRequest::get, .number = ms.count()}, key, {},
+                Deadline::after(ms + retry_interval))
         .second;
   }
 
   std::int64_t add(std::string_view key, std::int64_t amount) override {
-    return call({.kind = StoreRequest::add, .number = amount}, key, {}, Deadline::after(retry_interval)).first;
+    return call({.kind = StoreRequest::add, .number = amount}, key, {}, Deadline::after(retry_interval))
+        .first;
   }
 
   int port() const { return port_; }
@@ -278,8 +281,8 @@ class TcpStore final : public Store {
     return *std::move(line);
   }
 
-  std::pair<std::int64_t, std::string> call(StoreRequest request, std::string_view key, std::string_view value,
-                                            Deadline deadline) {
+  std::pair<std::int64_t, std::string> call(StoreRequest request, std::string_view key,
+                                            std::string_view value, Deadline deadline) {
     require(key.size() <= store_wire::max_key, Errc::invalid_argument, "a key of ", key.size(),
             " bytes; at most ", store_wire::max_key);
     require(value.size() <= store_wire::max_value, Errc::invalid_argument, "the value of key '", key,

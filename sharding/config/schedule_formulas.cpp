@@ -142,7 +142,8 @@ OneCyclePhases phases_of(const OneCycleLr& s) {
   const double total = as_double(s.total_steps), first = s.pct_start * total - 1;
   const OneCyclePhase up{first, 0, 1, 0, 1};
   if (!s.three_phase) return {{up, OneCyclePhase{total - 1, 1, 2, 1, 0}}, 2};
-  return {{up, OneCyclePhase{2 * s.pct_start * total - 2, 1, 0, 1, 0}, OneCyclePhase{total - 1, 0, 2, 0, 0}}, 3};
+  return {{up, OneCyclePhase{2 * s.pct_start * total - 2, 1, 0, 1, 0}, OneCyclePhase{total - 1, 0, 2, 0, 0}},
+          3};
 }
 
 double anneal(AnnealStrategy strategy, double start, double end, double share) {

@@ -462,10 +462,12 @@ TEST(TcpStore, AnExceptionEndsOneClientOnly) {
     const auto store = tcp_store("127.0.0.1:0", true);
     std::list<RawClient> clients;
     for (int i = 0; i < 200; ++i) {
-      clients.emplace_back(tcp_store_port(*store)).send(to_bytes(StoreRequest{.kind = StoreRequest::hello}, ""));
+      clients.emplace_back(tcp_store_port(*store))
+          .send(to_bytes(StoreRequest{.kind = StoreRequest::hello}, ""));
       EXPECT_EQ(read_reply(clients.back()).status, Reply::ok);
     }
-    std::string partial = to_bytes(StoreRequest{.kind = StoreRequest::set}, "", "key", std::string(1 << 20, 'v'));
+    std::string partial =
+        to_bytes(StoreRequest{.kind = StoreRequest::set}, "", "key", std::string(1 << 20, 'v'));
     partial.pop_back();  // so that the server keeps it
     rlimit before{};
     getrlimit(RLIMIT_DATA, &before);

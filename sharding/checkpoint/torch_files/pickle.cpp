@@ -13,7 +13,8 @@
 namespace rz {
 namespace {
 
-constexpr std::uint64_t max_pickle_bytes = std::uint64_t{256} << 20, max_pickled_text_bytes = std::uint64_t{64} << 20;
+constexpr std::uint64_t max_pickle_bytes = std::uint64_t{256} << 20,
+                        max_pickled_text_bytes = std::uint64_t{64} << 20;
 constexpr std::size_t max_values = std::size_t{4} << 20, max_items = std::size_t{16} << 20, max_marks = 1000;
 constexpr std::size_t max_dict_items = std::size_t{1} << 17;
 /// Of a module, and of a name in it. A pickle may name one again at each of its bytes.
@@ -62,7 +63,8 @@ class PickleInput {
 
   /// Texts, bytes and names that will be held, wherever they come from.
   void count_text(std::uint64_t bytes) {
-    check(bytes <= max_pickled_text_bytes - text_bytes_, "texts of more than ", max_pickled_text_bytes, " bytes");
+    check(bytes <= max_pickled_text_bytes - text_bytes_, "texts of more than ", max_pickled_text_bytes,
+          " bytes");
     text_bytes_ += bytes;
   }
 
