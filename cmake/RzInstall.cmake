@@ -67,7 +67,7 @@ install(FILES ${PROJECT_BINARY_DIR}/ringzero-config.cmake ${PROJECT_BINARY_DIR}/
 # Static archives pass their dependencies on to the programs that link them.
 set(RZ_PC_REQUIRES "libhwy, hwloc")
 set(RZ_PC_VISIBILITY "")
-set(RZ_PC_FURTHER ", openblas, oniguruma, libutf8proc")
+set(RZ_PC_FURTHER ", openblas, libutf8proc")
 set(RZ_PC_SYSTEM "")
 foreach(library ${CMAKE_DL_LIBS})
   string(APPEND RZ_PC_SYSTEM " -l${library}")

@@ -103,6 +103,15 @@ void check_padding_value(const Field& f) {
           ": padding_value ", f.padding_value, " is no value of ", name(f.dtype));
 }
 
+std::size_t BatchRows::set_length(std::size_t field, std::size_t row, std::size_t length) {
+  const Field& f = fields_[field];
+  require(length <= f.shape[0], Errc::invalid_argument, "field ", f.name, ": a sample of length ", length,
+          "; the field has ", rz::name(f.shape), ": cut the sample, or give the field a larger shape");
+  const std::size_t lengths = find(lengths_name(f.name), DType::i32, false);
+  memory_[lengths].data<std::int32_t>()[row] = static_cast<std::int32_t>(length);
+  return f.shape.with(0, length).count();
+}
+
 void clear_lengths(std::span<const Field> fields, std::span<const Tensor> memory, std::size_t row) {
   std::size_t lengths = fields.size();
   for (const Field& f : fields) lengths -= f.ragged;

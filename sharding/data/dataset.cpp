@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "comm/core/error.h"
-#include "sharding/data/collation.h"
 #include "sharding/io/checksum.h"
 
 namespace rz {
@@ -42,15 +41,6 @@ std::size_t BatchRows::find(std::string_view field, DType dtype, bool ragged) co
           ragged ? " is not ragged: call row() without a length"
                  : " is ragged: give row() the length of the sample");
   return f;
-}
-
-std::size_t BatchRows::set_length(std::size_t field, std::size_t row, std::size_t length) {
-  const Field& f = fields_[field];
-  require(length <= f.shape[0], Errc::invalid_argument, "field ", f.name, ": a sample of length ", length,
-          "; the field has ", rz::name(f.shape), ": cut the sample, or give the field a larger shape");
-  const std::size_t lengths = find(lengths_name(f.name), DType::i32, false);
-  memory_[lengths].data<std::int32_t>()[row] = static_cast<std::int32_t>(length);
-  return f.shape.with(0, length).count();
 }
 
 std::span<std::byte> BatchRows::bytes(std::size_t field, std::size_t row) {

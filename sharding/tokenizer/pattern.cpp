@@ -1,5 +1,6 @@
 #include "sharding/tokenizer/pattern.h"
 
+#include <dlfcn.h>
 #include <oniguruma.h>
 
 #include <algorithm>
@@ -17,7 +18,51 @@
 namespace rz {
 namespace {
 
-using Onig = std::unique_ptr<regex_t, decltype(&onig_free)>;
+/// What is used of Oniguruma. It is not linked, since it defines regcomp(), regexec() and regfree(), which
+/// would take the place of the C library's in every program that uses this library.
+struct OnigLibrary {
+  void* handle;  // null: not loaded yet
+  decltype(&::onig_initialize) initialize;
+  decltype(&::onig_unicode_define_user_property) define_user_property;
+  decltype(&::onig_new) create;
+  decltype(&::onig_free) free;
+  decltype(&::onig_search) search;
+  decltype(&::onig_region_new) region_new;
+  decltype(&::onig_region_free) region_free;
+  decltype(&::onig_error_code_to_str) error_code_to_str;
+  OnigEncoding utf8;
+  OnigSyntaxType* syntax;
+};
+constinit OnigLibrary onig{};  // written once, under the lock of compile()
+
+template <class T>
+void find_symbol(T& to, const char* name) {
+  to = reinterpret_cast<T>(::dlsym(onig.handle, name));
+  require(to != nullptr, Errc::unsupported, "libonig.so.5 has no ", name, "; install another version");
+}
+
+/// Under a lock. Errc::unsupported.
+void load_onig() {
+  if (onig.syntax) return;
+  if (!onig.handle) onig.handle = ::dlopen("libonig.so.5", RTLD_NOW | RTLD_LOCAL);
+  require(onig.handle != nullptr, Errc::unsupported,
+          "regular expressions of tokenizers need Oniguruma: ", ::dlerror(), "; install libonig5");
+  find_symbol(onig.initialize, "onig_initialize");
+  find_symbol(onig.define_user_property, "onig_unicode_define_user_property");
+  find_symbol(onig.create, "onig_new");
+  find_symbol(onig.free, "onig_free");
+  find_symbol(onig.search, "onig_search");
+  find_symbol(onig.region_new, "onig_region_new");
+  find_symbol(onig.region_free, "onig_region_free");
+  find_symbol(onig.error_code_to_str, "onig_error_code_to_str");
+  find_symbol(onig.utf8, "OnigEncodingUTF8");
+  find_symbol(onig.syntax, "OnigSyntaxOniguruma");
+}
+
+struct FreeRegex {
+  void operator()(regex_t* regex) const { onig.free(regex); }
+};
+using Onig = std::unique_ptr<regex_t, FreeRegex>;
 
 const OnigUChar* chars(const char* text) { return reinterpret_cast<const OnigUChar*>(text); }
 
@@ -79,7 +124,7 @@ void define_properties() {
       ranges->insert(ranges->end(), {first, last});
       ++(*ranges)[0];
     }
-    onig_unicode_define_user_property(property.own_name, ranges->data());
+    onig.define_user_property(property.own_name, ranges->data());
     leak_reachable(ranges);
   }
 }
@@ -128,29 +173,30 @@ void limit_repetitions(std::string_view expression, const std::string& where) {
 Onig compile(const std::string& given, const std::string& where) {
   limit_repetitions(given, where);
   const std::string expression = with_own_properties(given);
-  OnigEncoding encodings[] = {ONIG_ENCODING_UTF8};
   regex_t* compiled = nullptr;
   OnigErrorInfo info;
   static constinit ProcessMutex mutex;  // Oniguruma's initialization is not thread-safe
   const std::lock_guard lock(mutex);
-  int status = onig_initialize(encodings, 1);
+  load_onig();
+  OnigEncoding encodings[] = {onig.utf8};
+  int status = onig.initialize(encodings, 1);
   if (status == ONIG_NORMAL) define_properties();
   if (status == ONIG_NORMAL)
-    status = onig_new(&compiled, chars(expression.data()), chars(expression.data() + expression.size()),
-                      ONIG_OPTION_NONE, ONIG_ENCODING_UTF8, ONIG_SYNTAX_DEFAULT, &info);
+    status = onig.create(&compiled, chars(expression.data()), chars(expression.data() + expression.size()),
+                         ONIG_OPTION_NONE, onig.utf8, onig.syntax, &info);
   if (status != ONIG_NORMAL) {
     OnigUChar text[ONIG_MAX_ERROR_MESSAGE_LEN] = {};
-    onig_error_code_to_str(text, status, &info);
+    onig.error_code_to_str(text, status, &info);
     fail(Errc::config, where, ": ", escaped(reinterpret_cast<const char*>(text)));
   }
-  return Onig(compiled, onig_free);
+  return Onig(compiled);
 }
 
 }  // namespace
 
 struct Pattern::State {
   std::string text, where;
-  Onig regex{nullptr, onig_free};
+  Onig regex;
 };
 
 Pattern Pattern::text(std::string text) {
@@ -191,16 +237,16 @@ std::vector<Pattern::Match> Pattern::find(std::string_view text) const {
   }
   if (text.empty()) return all;
   const std::unique_ptr<OnigRegion, void (*)(OnigRegion*)> region(
-      onig_region_new(), [](OnigRegion* r) { onig_region_free(r, 1); });
+      onig.region_new(), [](OnigRegion* r) { onig.region_free(r, 1); });
   const OnigUChar *const begin = chars(text.data()), *const end = begin + text.size();
   std::optional<std::size_t> last;
   for (std::size_t at = 0; at <= text.size();) {
     const auto found =
-        onig_search(state_->regex.get(), begin, end, begin + at, end, region.get(), ONIG_OPTION_NONE);
+        onig.search(state_->regex.get(), begin, end, begin + at, end, region.get(), ONIG_OPTION_NONE);
     if (found == ONIG_MISMATCH) break;
     if (found < 0) {
       OnigUChar message[ONIG_MAX_ERROR_MESSAGE_LEN] = {};
-      onig_error_code_to_str(message, static_cast<int>(found));
+      onig.error_code_to_str(message, static_cast<int>(found));
       fail(Errc::config, state_->where, ": a search of ", text.size(),
            " bytes: ", reinterpret_cast<const char*>(message));
     }

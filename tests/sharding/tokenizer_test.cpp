@@ -3,6 +3,7 @@
 
 #include "sharding/tokenizer/tokenizer.h"
 
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -104,6 +105,12 @@ TEST_F(TokenizerFiles, EveryPartHasTheResultsOfHuggingFace) {
       }
     }
   }
+}
+
+/// Oniguruma has a regcomp() of its own, which the rest of a program must not find.
+TEST(TokenizerPatterns, OnigurumaIsLoadedForPatternsAlone) {
+  EXPECT_EQ(Pattern::regex("a+", "test").find("baab").size(), 1u);
+  EXPECT_EQ(::dlsym(RTLD_DEFAULT, "onig_new"), nullptr);
 }
 
 /// Known expressions are matched without Oniguruma.
@@ -256,7 +263,8 @@ TEST_F(TokenizerFiles, TrainingHasTheMergesOfHuggingFace) {
     const json written = json::parse(read_text_file(path("tokenizer.json")));
     EXPECT_EQ(written["model"]["merges"], one["merges"]);
     for (std::size_t i = 0; i < one["from_259"].size(); ++i)
-      EXPECT_EQ(tokenizer.id_to_token(static_cast<std::int32_t>(259 + i)), one["from_259"][i].get<std::string>());
+      EXPECT_EQ(tokenizer.id_to_token(static_cast<std::int32_t>(259 + i)),
+                one["from_259"][i].get<std::string>());
     EXPECT_EQ(tokenizer.vocab_size(), one["vocab_size"].get<std::size_t>());
     EXPECT_EQ(tokenizer.eos_token_id(), special.empty() ? std::nullopt : std::optional<std::int32_t>(0));
     EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text);
