@@ -25,8 +25,8 @@ struct AddedToken {
 /// Immutable, except for add().
 class AddedTokens {
  public:
-  /// "added_tokens" of a tokenizer.json. Errc::config names an entry whose id is not that which tokenizers
-  /// gives it: the model's, or the next one.
+  /// "added_tokens" of a tokenizer.json. The id of an entry is that of the model's token of this text, or else
+  /// the next free one. Errc::config names an entry with another id.
   static AddedTokens read(const JsonObject& owner, const BytePairs&, const Normalizer&);
   /// Adds a token, or replaces one of the same text.
   void add(AddedToken, const Normalizer&);

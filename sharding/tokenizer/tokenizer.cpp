@@ -431,6 +431,12 @@ std::string DecodeStream::push(std::int32_t id) {
 }
 std::string DecodeStream::finish() { return state_->stream.next({}, true); }
 
+bool has_tokenizer(const std::string& folder) {
+  const fs::path path = folder;
+  return fs::exists(path / "tokenizer.json") ||
+         (fs::exists(path / "vocab.json") && fs::exists(path / "merges.txt"));
+}
+
 void remove_byte_tokenizer(const std::string& folder) {
   const fs::path tokenizer = fs::path(folder) / "tokenizer.json";
   if (!fs::exists(tokenizer) || read_text_file(tokenizer.string(), max_file_bytes) != byte_tokenizer_json())

@@ -110,6 +110,9 @@ class DecodeStream {
 Tokenizer train_bpe(std::span<const std::string_view> texts, std::size_t vocab_size,
                     const BpeTrainingOptions& = {});
 
+/// Whether a folder has files for Tokenizer::from_pretrained().
+bool has_tokenizer(const std::string& folder);
+
 /// Removes tokenizer.json and tokenizer_config.json if they are those of Tokenizer::bytes(), e.g. of a former
 /// model in the folder.
 void remove_byte_tokenizer(const std::string& folder);

@@ -33,8 +33,11 @@ Gpt2Config config_of(std::size_t vocabulary) {
 class GenerateTool : public testing::Test {
  protected:
   GenerateTool() {
-    const Gpt2Config config = config_of(256);
     std::filesystem::create_directories(model());
+    write_model(256);
+  }
+  void write_model(std::size_t vocabulary) const {
+    const Gpt2Config config = config_of(vocabulary);
     test::write_tiny_start(config, model() + "/model.safetensors");
     put("config.json", config_json(Gpt2(config)));
   }
@@ -56,13 +59,14 @@ class GenerateTool : public testing::Test {
     return {status, p.out(), p.err()};
   }
   /// What generate() makes of the prompt, as text.
-  std::string expected(const std::string& prompt, const GenerationConfig& config) const {
+  std::string expected(const std::string& prompt, const GenerationConfig& config,
+                       const Tokenizer& tokenizer = Tokenizer::bytes()) const {
     const auto model_ = language_model_from_config(model());
     allocate_parameters(*model_);
     load_pretrained(*model_, model());
     Tape tape;
-    const std::vector<std::vector<std::int32_t>> prompts{Tokenizer::bytes().encode(prompt)};
-    return Tokenizer::bytes().decode(generate(*model_, tape, prompts, config)[0]);
+    const std::vector<std::vector<std::int32_t>> prompts{tokenizer.encode(prompt)};
+    return tokenizer.decode(generate(*model_, tape, prompts, config)[0], true);
   }
 
   test::Folder folder_;
@@ -77,6 +81,20 @@ TEST_F(GenerateTool, PrintsThePromptAndItsContinuation) {
   EXPECT_NE(flag.err.find("tokens/s"), std::string::npos) << flag.err;
   const Outcome input = run({"--temperature", "0", "--max-new-tokens", "30", "--no-echo"}, "Once ");
   EXPECT_EQ(input.out, text + "\n");
+}
+
+TEST_F(GenerateTool, TheTokenizerOfTheFolderIsUsed) {
+  const std::string_view texts[] = {"Once upon a time, and once upon another time, there was a tokenizer."};
+  const Tokenizer tokenizer = train_bpe(texts, 290);
+  write_model(300);
+  tokenizer.save_pretrained(model());
+  const std::string text =
+      expected("Once upon", {.max_new_tokens = 30, .temperature = 0, .eos_token_id = {0}}, tokenizer);
+  const Outcome o =
+      run({"--prompt", "Once upon", "--temperature", "0", "--max-new-tokens", "30", "--no-echo"});
+  EXPECT_EQ(o.out, text + "\n") << o.err;
+  write_model(280);
+  expect_refusal("generate", {"--model", model(), "--prompt", "x"}, "the tokenizer is another model's");
 }
 
 TEST_F(GenerateTool, ATextOfStopEndsIt) {

@@ -4,7 +4,6 @@
 
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
 #include <functional>
 #include <iostream>
 #include <iterator>
@@ -221,9 +220,7 @@ class Generator {
     const std::size_t vocabulary = model_->facts().vocabulary;
     if (!options_.tokenizer.empty()) return checked(Tokenizer::from_pretrained(options_.tokenizer));
     const std::string folder = model_->origin().folder;
-    if (std::filesystem::exists(std::filesystem::path(folder) / "tokenizer.json") ||
-        std::filesystem::exists(std::filesystem::path(folder) / "vocab.json"))
-      return checked(Tokenizer::from_pretrained(folder));
+    if (has_tokenizer(folder)) return checked(Tokenizer::from_pretrained(folder));
     require(vocabulary == 256, Errc::config, "--model: ", folder, " has no tokenizer.json; give --tokenizer ",
             "FOLDER");
     return Tokenizer::bytes();

@@ -49,11 +49,6 @@ std::size_t seq_len_of(const Options& o, std::size_t positions) {
 
 // ---- the tokenizer
 
-bool has_tokenizer(const fs::path& folder) {
-  return fs::exists(folder / "tokenizer.json") ||
-         (fs::exists(folder / "vocab.json") && fs::exists(folder / "merges.txt"));
-}
-
 /// The tokens that end texts by config.json itself: none without the key.
 std::vector<std::int64_t> end_tokens(const std::string& path) {
   const nlohmann::json config = parse_json(read_text_file(path), path, JsonDialect::relaxed);
