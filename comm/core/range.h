@@ -1,5 +1,5 @@
 #pragma once
-/// Ranges of elements or bytes.
+/// Ranges of elements or bytes, and places of ranks.
 
 #include <algorithm>
 #include <cstddef>
@@ -18,5 +18,11 @@ constexpr Range intersect(Range a, Range b) {
   const std::size_t begin = std::max(a.begin, b.begin);
   return {begin, std::max(begin, std::min(a.end, b.end))};
 }
+
+/// A rank of a group.
+struct RankOf {
+  int rank = 0, ranks = 1;
+  bool operator==(const RankOf&) const = default;
+};
 
 }  // namespace rz

@@ -34,8 +34,7 @@ struct EngineOptions {
   ScheduleUnit schedule_unit = ScheduleUnit::update;
   Decay decay = Decay::all;              ///< groups of the configuration's optimizer
   std::optional<StrategyKind> strategy;  ///< instead of zero_optimization.stage
-  /// Dimensions of the ranks, as of a Mesh; empty: one. A strategy trains along the last one.
-  std::vector<MeshDimension> mesh;
+  MeshSizes mesh;                        ///< of the ranks; default: all of them shard
   /// Changes the options that follow from the configuration; may be empty.
   std::function<void(StrategyOptions&)> configure_strategy;
 

@@ -97,13 +97,11 @@ std::size_t TransientMemory::allocations() const {
 
 namespace {
 
-Communicator& along_last(const Mesh& mesh) {
-  const std::span<const MeshDimension> all = mesh.dimensions();
-  for (const MeshDimension& d : all.first(all.size() - 1))
-    require(d.size == 1, Errc::unsupported, "a strategy on the mesh ", describe(mesh.dimensions()),
-            ": it trains along the last dimension, and dimension \"", d.name, "\" has ", d.size,
-            " ranks, expected 1; hybrid sharding is not supported");
-  return mesh.along(all.back().name);
+/// Of a mesh on which a strategy trains.
+Communicator& shard_of(const Mesh& mesh) {
+  require(mesh.sizes().replicate == 1 && mesh.sizes().tp == 1, Errc::unsupported, "a strategy on the mesh ",
+          describe(mesh.sizes()), ": hybrid sharding is not supported");
+  return mesh.shard();
 }
 
 }  // namespace
@@ -111,7 +109,7 @@ Communicator& along_last(const Mesh& mesh) {
 Runtime::Runtime(Mesh ranks, bool offloads)
     : mesh(std::move(ranks)),
       communicator(mesh.communicator()),
-      shard_group(along_last(mesh)),
+      shard_group(shard_of(mesh)),
       stream(Stream::create(communicator.options().device)),
       to_device(offloads ? Stream::create(communicator.options().device) : Stream()),
       to_host(offloads ? Stream::create(communicator.options().device) : Stream()),

@@ -84,7 +84,7 @@ class TransientMemory {
 /// A mesh of ranks, with stream and memory on their device. One per strategy; its parts refer to it.
 struct Runtime {
   /// Creates a stream on the device of the communicator of the mesh. `offloads`: with streams for copies from
-  /// and to host memory. Errc::unsupported if a dimension other than the last one has several ranks.
+  /// and to host memory. Errc::unsupported if a dimension other than shard has several ranks.
   explicit Runtime(Mesh, bool offloads = false);
   Runtime(const Runtime&) = delete;
 

@@ -3,35 +3,73 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <limits>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "comm/core/error.h"
+#include "comm/core/text.h"
 #include "sharding/parallel/rank_consistency.h"
 
 namespace rz {
 
 namespace {
 
-void check_names(const std::vector<MeshDimension>& dimensions) {
-  for (std::size_t d = 0; d < dimensions.size(); ++d) {
-    const MeshDimension& own = dimensions[d];
-    require(!own.name.empty(), Errc::invalid_argument, "Mesh: dimension ", d, " of ", dimensions.size(),
-            " has no name");
-    require(own.size >= 1, Errc::invalid_argument, "Mesh: dimension \"", own.name, "\" has size ", own.size,
-            ", expected 1 or more");
-    for (std::size_t before = 0; before < d; ++before)
-      require(dimensions[before].name != own.name, Errc::invalid_argument, "Mesh: dimensions ", before,
-              " and ", d, " are both named \"", own.name, "\"");
-  }
+struct Dimension {
+  std::string_view name;
+  int size;
+};
+
+std::array<Dimension, 3> dimensions(const MeshSizes& sizes) {
+  return {{{"replicate", sizes.replicate}, {"shard", sizes.shard}, {"tp", sizes.tp}}};
 }
 
-void check_size(const std::vector<MeshDimension>& dimensions, int ranks) {
-  constexpr std::int64_t limit = std::numeric_limits<std::int32_t>::max();
-  std::int64_t product = 1;
-  for (const MeshDimension& d : dimensions) product = std::min(limit, product * d.size);
-  require(product == ranks, Errc::invalid_argument, "Mesh: ", describe(dimensions), " has ", product,
-          " ranks, but the communicator has ", ranks, "; the product of the sizes must be that number");
+MeshSizes sizes_of(const std::array<Dimension, 3>& d) { return {d[0].size, d[1].size, d[2].size}; }
+
+/// ", e.g. shard 4, or tp 2": changes of one dimension that make the product that of `ranks`.
+std::string that_fit(const std::array<Dimension, 3>& all, int ranks) {
+  std::string out;
+  for (std::size_t changed = 0; changed < all.size(); ++changed) {
+    std::int64_t others = 1;
+    for (std::size_t d = 0; d < all.size(); ++d)
+      if (d != changed) others *= std::max(all[d].size, 1);
+    if (ranks % others == 0)
+      out += concat(out.empty() ? "; what would fit: " : ", or ", all[changed].name, " ", ranks / others);
+  }
+  return out;
+}
+
+/// Product of the sizes that are numbers.
+std::int64_t product(const std::array<Dimension, 3>& all) {
+  std::int64_t out = 1;
+  for (const Dimension& d : all) out *= d.size == 0 ? 1 : d.size;
+  return out;
+}
+
+[[noreturn]] void refuse(const std::array<Dimension, 3>& all, int ranks, const std::string& why) {
+  throw Error(Errc::config, concat("mesh ", describe(sizes_of(all)), " on ", ranks, " ranks: ", why));
+}
+
+/// The inner one of two dimensions that are "auto" takes what the numbers within it leave of a node.
+void fill_node(std::array<Dimension, 3>& all, int ranks, int ranks_per_node) {
+  std::vector<std::size_t> autos;
+  for (std::size_t d = 0; d < all.size(); ++d)
+    if (all[d].size == 0) autos.push_back(d);
+  if (autos.size() < 2) return;
+  if (autos.size() == 3) refuse(all, ranks, "at most two sizes can be \"auto\"");
+  const std::size_t inner = autos[1];
+  std::int64_t within = 1;
+  for (std::size_t d = inner + 1; d < all.size(); ++d) within *= all[d].size;
+  if (ranks_per_node == 0)
+    refuse(all, ranks,
+           concat(all[inner].name,
+                  " \"auto\" fills a node, but nodes have different numbers of ranks; give "
+                  "it a number"));
+  if (ranks_per_node % within != 0)
+    refuse(all, ranks,
+           concat(all[inner].name, " \"auto\" fills a node, but the ", ranks_per_node,
+                  " ranks of a node are not a multiple of ", within));
+  all[inner].size = static_cast<int>(ranks_per_node / within);
 }
 
 /// Refers to a communicator that outlives the result.
@@ -39,43 +77,65 @@ std::shared_ptr<Communicator> borrowed(Communicator& communicator) {
   return {std::shared_ptr<Communicator>(), &communicator};
 }
 
-/// `stride`: difference of the ranks of neighbours in the dimension.
-std::shared_ptr<Communicator> line(Communicator& all, int size, int stride) {
+/// The ranks with equal `color`. `size`: their number.
+std::shared_ptr<Communicator> group(Communicator& all, int size, int color) {
   if (size == all.size()) return borrowed(all);
-  const int coordinate = all.rank() / stride % size;
-  return std::make_shared<Communicator>(*all.split(all.rank() - coordinate * stride, coordinate));
+  return std::make_shared<Communicator>(*all.split(color, all.rank()));
 }
 
 }  // namespace
 
-std::string describe(const std::vector<MeshDimension>& dimensions) {
+std::string describe(const MeshSizes& sizes) {
   std::string out;
-  for (const MeshDimension& d : dimensions) out += concat(out.empty() ? "" : " x ", d.name, " ", d.size);
+  for (const auto& [name, size] : dimensions(sizes))
+    if (size != 1 || name == "shard")
+      out += concat(out.empty() ? "" : " x ", name, " ", size == 0 ? "auto" : std::to_string(size));
   return out;
 }
 
-Mesh::Mesh(Communicator& communicator)
-    : all_(&communicator), dimensions_{{"data", communicator.size()}}, lines_{borrowed(communicator)} {}
-
-Mesh::Mesh(Communicator& communicator, std::vector<MeshDimension> dimensions)
-    : all_(&communicator), dimensions_(std::move(dimensions)) {
-  require(!dimensions_.empty(), Errc::invalid_argument, "Mesh: no dimensions; a mesh has at least one");
-  check_names(dimensions_);
-  check_size(dimensions_, communicator.size());
-  const std::array facts{Fact{"the grid", describe(dimensions_)}};
-  require_same("the mesh", facts, "give every rank the same dimensions", communicator);
-  int stride = communicator.size();
-  for (const MeshDimension& d : dimensions_) {
-    stride /= d.size;
-    lines_.push_back(line(communicator, d.size, stride));
-  }
+MeshSizes resolved(const MeshSizes& sizes, int ranks, int ranks_per_node) {
+  std::array<Dimension, 3> all = dimensions(sizes);
+  for (const auto& [name, size] : all)
+    if (size < 0) refuse(all, ranks, concat(name, " is ", size, ", expected 1 or more, or 0, \"auto\""));
+  for (const Dimension& d : all)  // so that products do not overflow
+    if (d.size > ranks) refuse(all, ranks, "a size is larger than the number of ranks");
+  fill_node(all, ranks, ranks_per_node);
+  const std::int64_t known = product(all);
+  const bool left = std::ranges::any_of(all, [](const Dimension& d) { return d.size == 0; });
+  if (left ? ranks % known != 0 : ranks != known)
+    refuse(all, ranks, concat("the product of the sizes is ", known, that_fit(all, ranks)));
+  for (Dimension& d : all)
+    if (d.size == 0) d.size = static_cast<int>(ranks / known);
+  return sizes_of(all);
 }
 
-std::size_t Mesh::find(std::string_view name) const {
-  const auto found = std::ranges::find(dimensions_, name, &MeshDimension::name);
-  require(found != dimensions_.end(), Errc::invalid_argument, "Mesh: no dimension is named \"", name,
-          "\"; the mesh is ", describe(dimensions_));
-  return static_cast<std::size_t>(found - dimensions_.begin());
+Mesh::Mesh(Communicator& communicator)
+    : sizes_{.shard = communicator.size()},
+      groups_{borrowed(communicator), borrowed(communicator), borrowed(communicator), nullptr, nullptr} {}
+
+Mesh::Mesh(Communicator& communicator, const MeshSizes& sizes, int ranks_per_node)
+    : sizes_(resolved(sizes, communicator.size(), ranks_per_node)) {
+  const std::array facts{Fact{"the mesh", describe(sizes_)}};
+  require_same("the mesh", facts, "give every rank the same sizes", communicator);
+  const int rank = communicator.rank();
+  const int part = rank % sizes_.tp, replica = rank / (sizes_.shard * sizes_.tp);
+  groups_.all = borrowed(communicator);
+  groups_.data = group(communicator, sizes_.data(), part);
+  groups_.shard =
+      sizes_.replicate == 1 ? groups_.data : group(communicator, sizes_.shard, replica * sizes_.tp + part);
+  if (sizes_.replicate > 1)
+    groups_.replicas = sizes_.shard == 1
+                           ? groups_.data
+                           : group(communicator, sizes_.replicate, rank % (sizes_.shard * sizes_.tp));
+  if (sizes_.tp > 1) groups_.tp = group(communicator, sizes_.tp, rank / sizes_.tp);
+}
+
+Mesh::Mesh(const MeshSizes& sizes, Groups groups) : sizes_(sizes), groups_(std::move(groups)) {
+  require(sizes.ranks() == groups_.all->size() && sizes.data() == groups_.data->size() &&
+              sizes.shard == groups_.shard->size() &&
+              (sizes.replicate > 1) == (groups_.replicas != nullptr) &&
+              (sizes.tp > 1) == (groups_.tp != nullptr),
+          Errc::invalid_argument, "Mesh: the communicators are not those of ", describe(sizes));
 }
 
 }  // namespace rz

@@ -1,66 +1,78 @@
 #pragma once
-/// A grid of ranks with named dimensions.
+/// The ranks of a training run as a grid of three dimensions.
 ///
-///     Mesh mesh(comm, {{"replicate", 2}, {"shard", 4}});  // of 8 ranks
-///     mesh.along("shard").all_reduce(…);                  // among the 4 ranks of this rank's row
+///     Mesh mesh(comm, {.replicate = 2, .shard = 4});  // of 8 ranks
+///     mesh.shard().all_reduce(…);                     // among the 4 ranks that divide one copy of the model
 ///
-/// As torch.distributed.device_mesh.init_device_mesh() of PyTorch: along() is get_group(), coordinate() is
-/// get_local_rank().
+/// As torch.distributed.device_mesh.init_device_mesh() of PyTorch with the dimensions of its HSDP and tensor
+/// parallelism.
 
-#include <cstddef>
 #include <memory>
 #include <string>
-#include <string_view>
-#include <vector>
 
 #include "comm/communicator.h"
+#include "comm/core/range.h"
 
 namespace rz {
 
-/// A rank of a group.
-struct RankOf {
-  int rank = 0, ranks = 1;
+/// Sizes of the dimensions, outermost first. 0: "auto".
+struct MeshSizes {
+  int replicate = 1;  ///< copies of the sharded model: HSDP, MiCS
+  int shard = 0;      ///< ranks between which values, gradients and optimizer state are divided
+  int tp = 1;         ///< ranks that share each layer: tensor parallelism
+
+  /// Of sizes without "auto".
+  int ranks() const { return replicate * shard * tp; }
+  /// Ranks with data of their own.
+  int data() const { return replicate * shard; }
+  bool operator==(const MeshSizes&) const = default;
 };
 
-struct MeshDimension {
-  std::string name;
-  int size = 1;
-};
+/// "replicate 2 x shard auto x tp 4"; replicate and tp of 1 are left out.
+std::string describe(const MeshSizes&);
 
-/// The ranks of a communicator in row-major order: the coordinate of the last dimension changes fastest.
-/// Copies share their communicators. Functions may be called by any thread.
+/// Sizes without "auto". One "auto" takes the ranks that are left. Of two, the inner one takes what is left
+/// of a node, and the outer one the rest: {.shard = 0, .tp = 0} is tp within nodes and shard between them.
+/// `ranks_per_node`: 0 if nodes have different numbers of ranks. Errc::config has the numbers, and sizes that
+/// would fit.
+MeshSizes resolved(const MeshSizes&, int ranks, int ranks_per_node);
+
+/// The ranks of a communicator in row-major order: those of a tp group are neighbours. Copies share their
+/// communicators. Functions may be called by any thread.
 class Mesh {
  public:
-  /// One dimension, "data", of all ranks. Not collective. The communicator must outlive the mesh.
+  /// {.shard = size of the communicator}. Not collective. The communicator must outlive the mesh.
   // NOLINTNEXTLINE(google-explicit-constructor)
   Mesh(Communicator&);
-  /// Makes the communicators of all dimensions with Communicator::split(); a dimension of all ranks needs
-  /// none of its own. Collective. Errc::invalid_argument if the product of the sizes is not the number of
-  /// ranks, or a name is empty or occurs twice; Errc::mismatch if the dimensions differ over the ranks. The
-  /// communicator must outlive the mesh.
-  Mesh(Communicator&, std::vector<MeshDimension>);
+  /// Makes the communicators of the dimensions with Communicator::split(). Collective. Sizes and errors as in
+  /// resolved(); Errc::mismatch if the sizes differ over the ranks. The communicator must outlive the mesh.
+  Mesh(Communicator&, const MeshSizes&, int ranks_per_node = 0);
+  /// Null where a mesh has none.
+  struct Groups {
+    std::shared_ptr<Communicator> all, data, shard, replicas, tp;
+  };
+  /// Of finished communicators. Not collective.
+  Mesh(const MeshSizes&, Groups);
 
+  const MeshSizes& sizes() const { return sizes_; }
   /// All ranks.
-  Communicator& communicator() const { return *all_; }
-  const std::vector<MeshDimension>& dimensions() const { return dimensions_; }
-  /// The ranks that differ from this one in their coordinate of a dimension only; each rank of it is its
-  /// coordinate. Lives as long as a copy of the mesh. Errc::invalid_argument for an unknown name, as in the
-  /// functions below.
-  Communicator& along(std::string_view dimension) const { return *lines_[find(dimension)]; }
-  /// This rank's place in a dimension.
-  int coordinate(std::string_view dimension) const { return along(dimension).rank(); }
-  /// Number of ranks in a dimension.
-  int size(std::string_view dimension) const { return dimensions_[find(dimension)].size; }
+  Communicator& communicator() const { return *groups_.all; }
+  /// The ranks with other data: those of this rank's tp coordinate.
+  Communicator& data() const { return *groups_.data; }
+  /// The ranks that divide one copy of the model: those that differ in their shard coordinate only.
+  Communicator& shard() const { return *groups_.shard; }
+  /// The ranks that hold the same shard of the other copies; null if there is one copy.
+  Communicator* replicas() const { return groups_.replicas.get(); }
+  /// The ranks that share the layers of this one; null if a rank has whole layers.
+  Communicator* tp() const { return groups_.tp.get(); }
+
+  // This rank's coordinates.
+  RankOf replica() const { return {data().rank() / sizes_.shard, sizes_.replicate}; }
+  RankOf part() const { return {communicator().rank() % sizes_.tp, sizes_.tp}; }
 
  private:
-  std::size_t find(std::string_view dimension) const;
-
-  Communicator* all_;
-  std::vector<MeshDimension> dimensions_;
-  std::vector<std::shared_ptr<Communicator>> lines_;  // by dimension
+  MeshSizes sizes_;
+  Groups groups_;
 };
-
-/// "replicate 2 x shard 4".
-std::string describe(const std::vector<MeshDimension>&);
 
 }  // namespace rz

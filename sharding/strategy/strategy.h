@@ -230,11 +230,10 @@ class Strategy {
 };
 
 /// Creates a strategy for the parameters of the module, which must outlive it, as must the communicator of
-/// the mesh. A Communicator converts to a mesh of one dimension. A strategy trains along the last dimension
-/// of a mesh; the others must have one rank (Errc::unsupported). Buffers without memory get their initial
-/// values, on the device of the communicator. Collective. Errc::mismatch if models or options differ over the
-/// ranks; Errc::invalid_argument if a parameter belongs to another live strategy. When a strategy is
-/// destroyed, its parameters keep the memory that they have then.
+/// the mesh. A Communicator converts to a mesh whose ranks all shard one copy of the model. Buffers without
+/// memory get their initial values, on the device of the communicator. Collective. Errc::mismatch if models
+/// or options differ over the ranks; Errc::invalid_argument if a parameter belongs to another live strategy.
+/// When a strategy is destroyed, its parameters keep the memory that they have then.
 std::unique_ptr<Strategy> make_strategy(StrategyKind, Module&, Mesh, StrategyOptions = {});
 
 }  // namespace rz

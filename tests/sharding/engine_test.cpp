@@ -664,16 +664,15 @@ TEST(Engine, AModelWithValuesStartsFromThoseOfRank0) {
   });
 }
 
-TEST(Engine, TrainsOnAMeshOfOneDimensionOnly) {
+TEST(Engine, RefusesAMeshThatDoesNotFit) {
   test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
     World world(Communicator::connect(rank, 2, std::move(store)));
     Net net;
-    const auto on = [&](std::vector<MeshDimension> mesh) {
-      return initialize(world, net, {.config = config(2), .mesh = std::move(mesh), .log = nullptr});
+    const auto on = [&](const MeshSizes& mesh) {
+      return initialize(world, net, {.config = config(2), .mesh = mesh, .log = nullptr});
     };
-    { const Engine trains = on({{"replicate", 1}, {"shard", 2}}); }
-    EXPECT_EQ(test::error_of([&] { on({{"replicate", 2}, {"shard", 1}}); }).code(), Errc::unsupported);
-    EXPECT_EQ(test::error_of([&] { on({{"shard", 3}}); }).code(), Errc::invalid_argument);
+    { const Engine trains = on({.shard = 2}); }
+    EXPECT_EQ(test::error_of([&] { on({.shard = 3}); }).code(), Errc::config);
   });
 }
 

@@ -1,4 +1,4 @@
-/// Meshes of one, two and three dimensions: places of ranks, and collectives along each dimension.
+/// Meshes: sizes from "auto", places of ranks, and collectives along each dimension.
 #include "sharding/parallel/mesh.h"
 
 #include <gtest/gtest.h>
@@ -16,6 +16,7 @@ namespace rz {
 namespace {
 
 using Body = std::function<void(Communicator&)>;
+using Ranks = std::vector<std::int32_t>;
 
 void on_ranks(int ranks, const Body& body) {
   test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
@@ -24,122 +25,136 @@ void on_ranks(int ranks, const Body& body) {
   });
 }
 
-/// The ranks along a dimension, as they gather their ranks of the whole group.
-std::vector<std::int32_t> line(const Mesh& mesh, std::string_view dimension) {
-  Communicator& along = mesh.along(dimension);
+// ---- sizes
+
+TEST(MeshSizes, AutoTakesWhatIsLeft) {
+  EXPECT_EQ(resolved({}, 8, 0), (MeshSizes{1, 8, 1}));
+  EXPECT_EQ(resolved({.replicate = 2}, 8, 0), (MeshSizes{2, 4, 1}));
+  EXPECT_EQ(resolved({.replicate = 0, .shard = 4}, 8, 0), (MeshSizes{2, 4, 1}));
+  EXPECT_EQ(resolved({.tp = 2}, 8, 0), (MeshSizes{1, 4, 2}));
+  EXPECT_EQ(resolved({.shard = 2, .tp = 0}, 8, 0), (MeshSizes{1, 2, 4}));
+  EXPECT_EQ(resolved({.shard = 8, .tp = 0}, 8, 0), (MeshSizes{1, 8, 1}));
+  EXPECT_EQ(resolved({2, 2, 2}, 8, 0), (MeshSizes{2, 2, 2}));
+}
+
+TEST(MeshSizes, TheInnerOfTwoAutosFillsANode) {
+  EXPECT_EQ(resolved({.shard = 0, .tp = 0}, 16, 8), (MeshSizes{1, 2, 8}));
+  EXPECT_EQ(resolved({.replicate = 0, .shard = 0}, 16, 8), (MeshSizes{2, 8, 1}));
+  EXPECT_EQ(resolved({.replicate = 0, .shard = 0, .tp = 2}, 16, 8), (MeshSizes{2, 4, 2}));
+  EXPECT_EQ(resolved({.replicate = 2, .shard = 0, .tp = 0}, 16, 4), (MeshSizes{2, 2, 4}));
+  EXPECT_EQ(resolved({.shard = 0, .tp = 0}, 4, 4), (MeshSizes{1, 1, 4}));
+}
+
+void expect_refused(const MeshSizes& sizes, int ranks, int ranks_per_node, const std::string& message) {
+  const Error error = test::error_of([&] { resolved(sizes, ranks, ranks_per_node); });
+  EXPECT_EQ(error.code(), Errc::config);
+  EXPECT_EQ(std::string(error.what()), message);
+}
+
+TEST(MeshSizes, ErrorsHaveTheNumbersAndWhatWouldFit) {
+  expect_refused({2, 3, 1}, 8, 0,
+                 "mesh replicate 2 x shard 3 on 8 ranks: the product of the sizes is 6; what would fit: "
+                 "shard 4");
+  expect_refused({1, 0, 3}, 8, 0,
+                 "mesh shard auto x tp 3 on 8 ranks: the product of the sizes is 3; what would fit: tp 8");
+  expect_refused({1, 3, 3}, 8, 0, "mesh shard 3 x tp 3 on 8 ranks: the product of the sizes is 9");
+  expect_refused({-2, 0, 1}, 8, 0,
+                 "mesh replicate -2 x shard auto on 8 ranks: replicate is -2, expected 1 or more, or 0, "
+                 "\"auto\"");
+  expect_refused({0, 0, 0}, 8, 8,
+                 "mesh replicate auto x shard auto x tp auto on 8 ranks: at most two sizes can be \"auto\"");
+  expect_refused({1, 0, 0}, 8, 0,
+                 "mesh shard auto x tp auto on 8 ranks: tp \"auto\" fills a node, but nodes have different "
+                 "numbers of ranks; give it a number");
+  expect_refused({0, 0, 3}, 8, 4,
+                 "mesh replicate auto x shard auto x tp 3 on 8 ranks: shard \"auto\" fills a node, but the 4 "
+                 "ranks of a node are not a multiple of 3");
+  expect_refused({2147483647, 2147483647, 2147483647}, 8, 0,
+                 "mesh replicate 2147483647 x shard 2147483647 x tp 2147483647 on 8 ranks: a size is larger "
+                 "than the number of ranks");
+}
+
+// ---- groups
+
+/// The ranks of a group, in its order, as they gather their ranks of the whole mesh.
+Ranks members(const Mesh& mesh, Communicator* group) {
   const std::int32_t mine = mesh.communicator().rank();
-  std::vector<std::int32_t> all(static_cast<std::size_t>(along.size()));
-  along.all_gather(ConstBuffer(&mine, 1), Buffer(all.data(), all.size())).wait();
+  if (!group) return {mine};
+  Ranks all(static_cast<std::size_t>(group->size()));
+  group->all_gather(ConstBuffer(&mine, 1), Buffer(all.data(), all.size())).wait();
   return all;
 }
 
-struct Grid {
-  int ranks;
-  std::vector<MeshDimension> dimensions;
-};
+class MeshGroups : public testing::TestWithParam<MeshSizes> {};
 
-std::ostream& operator<<(std::ostream& out, const Grid& grid) { return out << describe(grid.dimensions); }
-
-class MeshGrid : public testing::TestWithParam<Grid> {};
-
-/// Line of a rank, from the definition of row-major order.
-std::vector<std::int32_t> expected_line(const Grid& grid, int rank, std::size_t dimension) {
-  int stride = 1;
-  for (std::size_t d = dimension + 1; d < grid.dimensions.size(); ++d) stride *= grid.dimensions[d].size;
-  const int size = grid.dimensions[dimension].size;
-  const int first = rank / (stride * size) * (stride * size) + rank % stride;
-  std::vector<std::int32_t> out;
-  for (int i = 0; i < size; ++i) out.push_back(first + i * stride);
+/// Those ranks of a grid whose coordinates satisfy a condition, from the definition of row-major order.
+template <class Condition>
+Ranks ranks_where(const MeshSizes& s, const Condition& condition) {
+  Ranks out;
+  for (int r = 0, rank = 0; r < s.replicate; ++r)
+    for (int d = 0; d < s.shard; ++d)
+      for (int t = 0; t < s.tp; ++t, ++rank)
+        if (condition(r, d, t)) out.push_back(rank);
   return out;
 }
 
-TEST_P(MeshGrid, RanksAreInRowMajorOrder) {
-  const Grid& grid = GetParam();
-  on_ranks(grid.ranks, [&](Communicator& comm) {
-    const Mesh mesh(comm, grid.dimensions);
-    int rank = 0;
-    for (std::size_t d = 0; d < grid.dimensions.size(); ++d) {
-      const auto& [name, size] = grid.dimensions[d];
-      EXPECT_EQ(line(mesh, name), expected_line(grid, comm.rank(), d)) << name;
-      EXPECT_EQ(mesh.along(name).rank(), mesh.coordinate(name));
-      EXPECT_EQ(mesh.along(name).size(), size);
-      EXPECT_EQ(mesh.size(name), size);
-      rank = rank * size + mesh.coordinate(name);
-    }
-    EXPECT_EQ(rank, comm.rank());
+TEST_P(MeshGroups, DifferInTheirOwnCoordinatesOnly) {
+  const MeshSizes& sizes = GetParam();
+  on_ranks(sizes.ranks(), [&](Communicator& comm) {
+    const Mesh mesh(comm, sizes);
+    const int replica = mesh.replica().rank, shard = mesh.shard().rank(), part = mesh.part().rank;
+    EXPECT_EQ((replica * sizes.shard + shard) * sizes.tp + part, comm.rank());
+    EXPECT_EQ(mesh.replica().ranks, sizes.replicate);
+    EXPECT_EQ(mesh.part().ranks, sizes.tp);
+    EXPECT_EQ(members(mesh, &mesh.data()), ranks_where(sizes, [&](int, int, int t) { return t == part; }));
+    EXPECT_EQ(members(mesh, &mesh.shard()),
+              ranks_where(sizes, [&](int r, int, int t) { return r == replica && t == part; }));
+    EXPECT_EQ(members(mesh, mesh.replicas()),
+              ranks_where(sizes, [&](int, int d, int t) { return d == shard && t == part; }));
+    EXPECT_EQ(members(mesh, mesh.tp()),
+              ranks_where(sizes, [&](int r, int d, int) { return r == replica && d == shard; }));
+    EXPECT_EQ(mesh.replicas() == nullptr, sizes.replicate == 1);
+    EXPECT_EQ(mesh.tp() == nullptr, sizes.tp == 1);
   });
 }
 
-TEST_P(MeshGrid, ReductionsAlongAllDimensionsReduceOverAllRanks) {
-  const Grid& grid = GetParam();
-  on_ranks(grid.ranks, [&](Communicator& comm) {
-    const Mesh mesh(comm, grid.dimensions);
-    std::int64_t sum = std::int64_t{1} << comm.rank();
-    for (const auto& [name, size] : grid.dimensions) mesh.along(name).all_reduce(Buffer(&sum, 1)).wait();
-    EXPECT_EQ(sum, (std::int64_t{1} << grid.ranks) - 1);
-  });
-}
+INSTANTIATE_TEST_SUITE_P(, MeshGroups,
+                         testing::Values(MeshSizes{1, 4, 1}, MeshSizes{2, 2, 1}, MeshSizes{2, 3, 1},
+                                         MeshSizes{3, 2, 1}, MeshSizes{4, 1, 1}, MeshSizes{1, 2, 2},
+                                         MeshSizes{2, 1, 2}, MeshSizes{1, 1, 4}, MeshSizes{2, 2, 2}),
+                         [](const auto& test) {
+                           const MeshSizes& s = test.param;
+                           return "replicate" + std::to_string(s.replicate) + "shard" +
+                                  std::to_string(s.shard) + "tp" + std::to_string(s.tp);
+                         });
 
-INSTANTIATE_TEST_SUITE_P(
-    , MeshGrid,
-    testing::Values(Grid{4, {{"data", 4}}}, Grid{4, {{"replicate", 2}, {"shard", 2}}},
-                    Grid{6, {{"replicate", 2}, {"shard", 3}}}, Grid{6, {{"replicate", 3}, {"shard", 2}}},
-                    Grid{6, {{"replicate", 1}, {"shard", 6}}}, Grid{8, {{"a", 2}, {"b", 2}, {"c", 2}}},
-                    Grid{8, {{"replicate", 2}, {"shard", 4}}}, Grid{8, {{"a", 4}, {"b", 1}, {"c", 2}}}),
-    [](const auto& test) {
-      std::string name;
-      for (const auto& d : test.param.dimensions) name += d.name + std::to_string(d.size);
-      return name;
-    });
-
-TEST(Mesh, ACommunicatorIsAMeshOfOneDimension) {
+TEST(Mesh, ACommunicatorIsAMeshOfShards) {
   on_ranks(4, [](Communicator& comm) {
     const Mesh mesh = comm;
-    ASSERT_EQ(mesh.dimensions().size(), 1u);
-    EXPECT_EQ(describe(mesh.dimensions()), "data 4");
-    EXPECT_EQ(&mesh.along("data"), &comm);
-    EXPECT_EQ(mesh.coordinate("data"), comm.rank());
+    EXPECT_EQ(describe(mesh.sizes()), "shard 4");
+    EXPECT_EQ(&mesh.shard(), &comm);
+    EXPECT_EQ(&mesh.data(), &comm);
+    EXPECT_EQ(mesh.replica(), RankOf{});
+    EXPECT_EQ(mesh.part(), RankOf{});
   });
 }
 
 TEST(Mesh, CopiesShareTheirCommunicators) {
   on_ranks(4, [](Communicator& comm) {
-    std::optional<Mesh> first(std::in_place, comm, std::vector<MeshDimension>{{"a", 2}, {"b", 2}});
+    std::optional<Mesh> first(std::in_place, comm, MeshSizes{.replicate = 2});
     const Mesh copy = *first;
-    EXPECT_EQ(&copy.along("a"), &first->along("a"));
+    EXPECT_EQ(&copy.shard(), &first->shard());
     first.reset();
-    EXPECT_EQ(line(copy, "b"), (std::vector<std::int32_t>{comm.rank() / 2 * 2, comm.rank() / 2 * 2 + 1}));
+    EXPECT_EQ(members(copy, &copy.shard()), (Ranks{comm.rank() / 2 * 2, comm.rank() / 2 * 2 + 1}));
   });
 }
 
-void expect_refused(Communicator& comm, std::vector<MeshDimension> dimensions, const std::string& what) {
-  const Error error = test::error_of([&] { Mesh(comm, std::move(dimensions)); });
-  EXPECT_EQ(error.code(), Errc::invalid_argument);
-  EXPECT_NE(std::string(error.what()).find(what), std::string::npos) << error.what();
-}
-
-TEST(Mesh, WrongDimensionsAreRefusedWithTheirNumbers) {
+TEST(Mesh, SizesThatDifferOverTheRanksAreAMismatch) {
   on_ranks(4, [](Communicator& comm) {
-    expect_refused(comm, {}, "no dimensions");
-    expect_refused(comm, {{"a", 2}, {"b", 3}}, "a 2 x b 3 has 6 ranks, but the communicator has 4");
-    expect_refused(comm, {{"a", 2147483647}, {"b", 2147483647}, {"c", 4}}, "but the communicator has 4");
-    expect_refused(comm, {{"a", 2}, {"", 2}}, "dimension 1 of 2 has no name");
-    expect_refused(comm, {{"a", 2}, {"b", 1}, {"a", 2}}, "dimensions 0 and 2 are both named \"a\"");
-    expect_refused(comm, {{"a", 4}, {"b", 0}}, "\"b\" has size 0, expected 1 or more");
-    const Mesh mesh(comm, {{"a", 2}, {"b", 2}});
-    const Error unknown = test::error_of([&] { mesh.along("shard"); });
-    EXPECT_EQ(unknown.code(), Errc::invalid_argument);
-    EXPECT_STREQ(unknown.what(), "Mesh: no dimension is named \"shard\"; the mesh is a 2 x b 2");
-  });
-}
-
-TEST(Mesh, DimensionsThatDifferOverTheRanksAreAMismatch) {
-  on_ranks(4, [](Communicator& comm) {
-    const int first = comm.rank() == 2 ? 4 : 2;
-    const Error error = test::error_of([&] { Mesh(comm, {{"a", first}, {"b", 4 / first}}); });
+    const Error error = test::error_of([&] { Mesh(comm, {.tp = comm.rank() == 2 ? 4 : 2}); });
     EXPECT_EQ(error.code(), Errc::mismatch);
     EXPECT_EQ(error.culprit(), 2);
-    EXPECT_NE(std::string(error.what()).find("a 4 x b 1"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("shard 1 x tp 4"), std::string::npos) << error.what();
   });
 }
 
@@ -152,28 +167,10 @@ std::vector<std::vector<float>> trained(StrategyKind kind, const Mesh& mesh) {
   return out;
 }
 
-TEST(Mesh, AStrategyTrainsAlongTheLastDimension) {
+TEST(Mesh, AStrategyTrainsOnOneOfShards) {
   on_ranks(4, [](Communicator& comm) {
-    for (const StrategyKind kind : test::kinds) {
-      const auto expected = trained(kind, comm);
-      EXPECT_EQ(trained(kind, Mesh(comm, {{"replicate", 1}, {"shard", 4}})), expected) << name(kind);
-      EXPECT_EQ(trained(kind, Mesh(comm, {{"shard", 4}})), expected) << name(kind);
-    }
-  });
-}
-
-TEST(Mesh, AStrategyOnSeveralDimensionsIsUnsupported) {
-  on_ranks(4, [](Communicator& comm) {
-    const Mesh mesh(comm, {{"replicate", 2}, {"shard", 2}});
-    for (const StrategyKind kind : test::kinds) {
-      const Error error = test::error_of([&] { test::Replica(kind, mesh); });
-      EXPECT_EQ(error.code(), Errc::unsupported);
-      EXPECT_STREQ(error.what(),
-                   "a strategy on the mesh replicate 2 x shard 2: it trains along the last dimension, and "
-                   "dimension \"replicate\" has 2 ranks, expected 1; hybrid sharding is not supported");
-      // Each line trains alone.
-      EXPECT_EQ(trained(kind, mesh.along("shard")), trained(kind, mesh.along("replicate"))) << name(kind);
-    }
+    for (const StrategyKind kind : test::kinds)
+      EXPECT_EQ(trained(kind, Mesh(comm, {.shard = 4})), trained(kind, comm)) << name(kind);
   });
 }
 
