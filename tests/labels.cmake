@@ -6,11 +6,11 @@ set(labels
   # Measure processor time, or who gets it.
   timed "ALongWaitUsesNoProcessorTime|DoesNotStarve"
   # Take minutes under a sanitizer, and others do the same with less.
-  large "Collectives.NodesOfSeveralRanks$|TwoHundredKills|AKillAtAnyCallLeavesAValidBest|EveryStrategyOnOneToFourRanks|ConvolutionsOfLargeSizes|emulated_gpu.*(GraphTraining|/Training[.]|MixedPrecision|MissingWait|SymmetricMemoryHasTheBits)"
+  large "Collectives.NodesOfSeveralRanks$|TwoHundredKills|AKillAtAnyCallLeavesAValidBest|EveryStrategyOnOneToFourRanks|ConvolutionsOfLargeSizes|emulated_gpu.*(MissingWait|SymmetricMemoryHasTheBits)"
   # Rows of a table that differ in numbers, not in code: sanitizers have the others, a release build all.
   rows "Ranks/Plan[.].*/[013]$|DeepSpeedOptimizers[.].*/(sgd|adam_l2|adamw_decay_all)$|Ranks/Groups[.].*/[0245]$|Ranks/Conformance[.].*/[02]$|EveryAlgorithmOverSim.GivesExactResultsInLargeGroups|^host[.]Types/(ImageOps|ElementOps|ShapeOps)[.].*/f16$"
   # The same under the thread sanitizer alone.
   many_turns "comm[.]Explain[.]|ALargeGroupOnANetwork|SomeRanksMayCallInPlace|AFinalStepOfOneOperandDivides|EightMebibytes|AtEveryEdge|SeveralChunks|MoreChunksThanSlots|LargeResults|ASenderRunsAheadByTheFifoDepth|ASplitGroupHasItsOwnNodeMap|NoDeadlockInAnyOrderOfProgress|RandomSequencesOfCalls/[5-8]|InSharedMemory/[5-8]|EveryCountOfSlots/[5-8]|AStoppedRankIsNamedByIndirectWaiters|Ranks/Conformance[.]|PairwiseOrders.OnSimulatedNodes|Sizes/PairwiseOrder[.].*/[13567]$"
   # Differ from others in what the address sanitizer may find, not in what a release build may compute.
-  memory "Schedules.ChangeNoBit/[a-z_]*_zero[12]|peer_cuda_ranks(1_ddp|[14]_zero[12])|emulated_gpu.(NcclBackend[.]|Types/DeviceOps|(PeerCuda|Nccl|Native)/Collectives)"
+  memory "emulated_gpu.(NcclBackend[.]|(PeerCuda|Nccl|Native)/Collectives)"
 )
