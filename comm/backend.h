@@ -58,6 +58,8 @@ class Backend {
   }
   /// The host memory that this rank shares with peers, for groups that are split from this one; null: none.
   virtual std::shared_ptr<SharedMemoryAllocator> shared_memory() const { return nullptr; }
+  /// What detects failures of this group, for groups that are split from it; null: none.
+  virtual std::shared_ptr<class LinkMonitor> link_monitor() const { return nullptr; }
   /// Makes the caller's host memory zero-copy until the returned registration ends.
   virtual Registration register_buffer(std::span<std::byte>) {
     return Registration(describe() + " copies host memory as its library does; there is nothing to register");

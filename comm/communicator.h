@@ -112,9 +112,15 @@ class Communicator {
 
   /// Collective. Ranks with the same color form a new group, ordered by key, then by rank. A rank without a
   /// color takes part in the call and gets nullopt. `order`: of reductions in the new group, the same on all
-  /// ranks; default: that of this group. The culprit of an error is a rank of this group.
+  /// ranks; default: that of this group. The culprit of an error is a rank of the new group, which fails
+  /// alone.
+  ///
+  /// `shares_failures`, the same on all ranks: a failure of this group or of the new one ends both, on all
+  /// ranks of this group, and names them by their numbers here. A lost rank is named in about a second, even
+  /// where it is not a member of the group that waits. With the backend "native", also beneath a device
+  /// backend; others fail alone.
   std::optional<Communicator> split(std::optional<int> color, int key,
-                                    std::optional<ReductionOrder> order = {});
+                                    std::optional<ReductionOrder> order = {}, bool shares_failures = false);
 
   /// Allocates memory that local peers access in place, so that collectives on it are zero-copy. Aligned to
   /// 256 bytes, zeroed. It may outlive the communicator. Do not release device memory while work in a stream
@@ -187,7 +193,7 @@ class Communicator {
   friend class Group;
   struct State;
   explicit Communicator(std::unique_ptr<State>);
-  static Communicator connect_from(const Backend* parent, int rank, int size, std::shared_ptr<Store>,
+  static Communicator connect_from(const struct SplitFrom& parent, int rank, int size, std::shared_ptr<Store>,
                                    CommOptions);
   Work submit(std::span<const struct CollectiveCall>);
   Work submit_one(const struct CollectiveCall&);

@@ -45,10 +45,10 @@ Communicator& Communicator::operator=(Communicator&&) noexcept = default;
 Communicator::~Communicator() = default;
 
 Communicator Communicator::connect(int rank, int size, std::shared_ptr<Store> store, CommOptions options) {
-  return connect_from(nullptr, rank, size, std::move(store), std::move(options));
+  return connect_from({}, rank, size, std::move(store), std::move(options));
 }
 
-Communicator Communicator::connect_from(const Backend* parent, int rank, int size,
+Communicator Communicator::connect_from(const SplitFrom& parent, int rank, int size,
                                         std::shared_ptr<Store> store, CommOptions options) {
   require(size >= 1, Errc::invalid_argument, "a group needs at least 1 rank, got ", size);
   require(rank >= 0 && rank < size, Errc::invalid_argument, "rank ", rank, " is not within 0 to ", size - 1);
@@ -224,7 +224,7 @@ std::string new_group_of(const std::vector<int>& members) {
 }  // namespace
 
 std::optional<Communicator> Communicator::split(std::optional<int> color, int key,
-                                                std::optional<ReductionOrder> order) {
+                                                std::optional<ReductionOrder> order, bool shares_failures) {
   struct Choice {
     std::int64_t has_color, color, key;
   };
@@ -251,7 +251,8 @@ std::optional<Communicator> Communicator::split(std::optional<int> color, int ke
   const bool same_order = new_size <= 3 || options.reduction_order == state_->options.reduction_order;
   auto backend = same_order ? state_->backend->split(members) : nullptr;
   if (!backend) try {
-      return connect_from(state_->backend.get(), new_rank, new_size, std::move(store), options);
+      return connect_from({state_->backend.get(), members, shares_failures}, new_rank, new_size,
+                          std::move(store), options);
     } catch (const Error& e) {  // in numbers of the new group
       const int culprit = e.culprit() < 0 ? -1 : members[static_cast<std::size_t>(e.culprit())];
       throw Error(e.code(),

@@ -38,7 +38,7 @@ void require_rank_order(int size, const CommOptions& options, const char* backen
 }
 
 std::unique_ptr<Backend> connect_native(int rank, int size, Store& store, const CommOptions& options,
-                                        const Backend* parent) {
+                                        const SplitFrom& parent) {
   // peer_cuda's algorithm names apply to its own kernels, not to host memory.
   const std::string algorithm = options.backend == "peer_cuda" ? std::string() : options.algorithm;
   tuning::AlgorithmOverrides(algorithm, options.deterministic,
@@ -52,11 +52,13 @@ std::unique_ptr<Backend> connect_native(int rank, int size, Store& store, const 
                                .tuning = serialize_tuning(tuning)};
   const Deadline deadline = Deadline::after(options.rendezvous_timeout);
   const PeerInfo peers = exchange_peer_info(rank, size, store, settings, options.host_id, deadline);
-  auto wire = connect_transport(peers, store,
-                                {.interface = options.interface,
-                                 .congestion = options.congestion,
-                                 .memory = parent ? parent->shared_memory() : nullptr},
-                                deadline);
+  auto wire = connect_transport(
+      peers, store,
+      {.interface = options.interface,
+       .congestion = options.congestion,
+       .memory = parent.backend ? parent.backend->shared_memory() : nullptr,
+       .parent = {parent.shares_failures ? parent.backend->link_monitor() : nullptr, parent.ranks}},
+      deadline);
   const NativeOptions scheduled{.timeout = options.timeout,
                                 .deterministic = options.deterministic,
                                 .order = options.reduction_order,
@@ -67,7 +69,7 @@ std::unique_ptr<Backend> connect_native(int rank, int size, Store& store, const 
 }
 
 std::unique_ptr<Backend> make_native(int rank, int size, Store& store, const CommOptions& options,
-                                     const Backend* parent) try {
+                                     const SplitFrom& parent) try {
   return connect_native(rank, size, store, options, parent);
 } catch (const Error& e) {
   publish_failure(rank, store, e);
@@ -75,7 +77,7 @@ std::unique_ptr<Backend> make_native(int rank, int size, Store& store, const Com
 }
 
 std::unique_ptr<Backend> make_mpi(int rank, int size, Store& store, const CommOptions& options,
-                                  const Backend*) {
+                                  const SplitFrom&) {
   require_rank_order(size, options, "mpi");
   return load_mpi_backend(rank, size, store, options);
 }
@@ -120,7 +122,7 @@ std::unique_ptr<Backend> make_nccl(int rank, int size, const std::shared_ptr<Sto
 struct BackendEntry {
   const char* name;
   std::unique_ptr<Backend> (*make_host)(int rank, int size, Store&, const CommOptions&,
-                                        const Backend* parent);
+                                        const SplitFrom& parent);
   /// Null: no device support.
   std::unique_ptr<Backend> (*make_device)(int rank, int size, const std::shared_ptr<Store>&,
                                           const CommOptions&, const std::shared_ptr<Backend>& host);
@@ -165,7 +167,7 @@ std::unique_ptr<Backend> host_staged_over_mpi(const std::shared_ptr<Backend>& ho
 }
 
 std::unique_ptr<Backend> make_backend(int rank, int size, const std::shared_ptr<Store>& store,
-                                      const CommOptions& options, const Backend* parent) {
+                                      const CommOptions& options, const SplitFrom& parent) {
   const BackendEntry& choice = find_backend(options.backend);
   const bool on_host = options.device.kind == Device::host;
   require(on_host ? choice.serves_host : choice.make_device != nullptr, Errc::unsupported, "rank ", rank,

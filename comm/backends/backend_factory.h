@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "comm/backend.h"
 #include "comm/options.h"
@@ -10,12 +11,18 @@
 
 namespace rz {
 
+/// The group that a group is split from: its host memory is zero-copy in both.
+struct SplitFrom {
+  const Backend* backend = nullptr;  ///< null: none
+  std::vector<int> ranks;            ///< there, of the ranks of the new group
+  bool shares_failures = false;      ///< a failure of either ends both
+};
+
 /// Collective over the `size` ranks of `store`: creates the backend named by `options.backend`. Errc::config
 /// (with the valid names) for an unknown name. Errc::unsupported if the backend cannot serve
-/// `options.device`, or is not available in this build or on this machine. `parent`: the backend of the group
-/// that this one is split from, whose host memory is zero-copy in this one, too; null: none.
+/// `options.device`, or is not available in this build or on this machine.
 std::unique_ptr<Backend> make_backend(int rank, int size, const std::shared_ptr<Store>& store,
-                                      const CommOptions& options, const Backend* parent = nullptr);
+                                      const CommOptions& options, const SplitFrom& parent = {});
 
 /// Collective: a backend for memory of `options.device` over an MPI backend for host memory. Passes device
 /// pointers to MPI if every rank's MPI accepts them; otherwise stages all calls.

@@ -40,6 +40,7 @@ class DeviceAndHostBackend final : public Backend {
     return device_->explain(kind, bytes, reachable, dtype, op);
   }
   std::shared_ptr<SharedMemoryAllocator> shared_memory() const override { return host_->shared_memory(); }
+  std::shared_ptr<LinkMonitor> link_monitor() const override { return host_->link_monitor(); }
   Registration register_buffer(std::span<std::byte> memory) override {
     return host_->register_buffer(memory);
   }

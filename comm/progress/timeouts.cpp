@@ -35,6 +35,7 @@ void Timeouts::fail(const Request& request, const WaitState& wait) const {
              ": it waits for ", wait.text, cause, "; a rank may be stuck, or slower than the timeout allows"),
       culprit);
   transport_.abort({culprit, Errc::timeout, error.what()});
+  transport_.progress();  // throws what the group has agreed on
   throw error;
 }
 

@@ -29,7 +29,14 @@ class FailureState {
     failure_ = agree(failure);
     failed_.store(true, std::memory_order_release);
   }
-  /// Requires failed().
+  /// Runs f while no failure is recorded.
+  template <class F>
+  void exclude(const F& f) {
+    const std::lock_guard lock(mutex_);
+    f();
+  }
+  // These require failed().
+  const Failure& failure() const { return failure_; }
   [[noreturn]] void raise() const { throw Error(failure_.code, failure_.reason, failure_.culprit); }
 
  private:

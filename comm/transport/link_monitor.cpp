@@ -6,12 +6,13 @@
 
 namespace rz {
 
-LinkMonitor::LinkMonitor(int rank, std::vector<int> nodes, bool oversubscribed)
+LinkMonitor::LinkMonitor(int rank, std::vector<int> nodes, bool oversubscribed, ParentGroup parent)
     : rank_(rank),
       nodes_(std::move(nodes)),
       oversubscribed_(oversubscribed),
       waiter_(wait_policy(oversubscribed).transport),
       wait_graph_(rank),
+      parent_(std::move(parent)),
       by_rank_(nodes_.size()) {}
 
 void LinkMonitor::add(MonitoredLinks& links, std::span<const int> peers, LinkData data) {
@@ -26,8 +27,8 @@ void LinkMonitor::progress() {
   if (!waiter_.poll()) return;
   // Backwards: a failure that another node reports takes precedence over a peer lost on this one.
   for (auto links = links_.rbegin(); links != links_.rend(); ++links)
-    if (const auto failure = (*links)->poll_failures()) abort(*failure);
-  if (reported_) abort(*reported_);
+    if (const auto failure = (*links)->poll_failures()) found(*failure);
+  if (reported_) found(*reported_);
   throw_if_failed();
 }
 
@@ -77,13 +78,61 @@ void LinkMonitor::send_wait_message(int peer, const WaitMessage& message) {
 
 // ---- failures ----
 
-/// The first failure wins. Each of the links sends what the links before it have agreed on.
+namespace {
+
+/// The parent polls once a second.
+constexpr std::chrono::seconds max_verdict{3};
+
+}  // namespace
+
+/// In numbers of the parent.
+Failure LinkMonitor::in_parent(const Failure& failure) const {
+  Failure out = failure;
+  if (failure.culprit >= 0) out.culprit = parent_.ranks[static_cast<std::size_t>(failure.culprit)];
+  if (failure.reason.find("rank ") != std::string::npos) {
+    std::string text;
+    for (const int r : parent_.ranks) text += concat(text.empty() ? "" : ", ", r);
+    out.reason = concat(out.culprit < 0 ? "" : concat("rank ", out.culprit, ": "),
+                        "in the group of the ranks ", text, ", numbered from 0: ", failure.reason);
+  }
+  return out;
+}
+
+/// The first failure wins. Each of the links sends what the links before it have agreed on. Where the parent
+/// has failed before, its peers have its failure.
 void LinkMonitor::abort(const Failure& first) noexcept {
+  Failure of_parent;
+  bool follows = false;
+  if (parent_.monitor) {
+    FailureState& shared = parent_.monitor->failure_;
+    follows = shared.failed();
+    if (!follows) parent_.monitor->abort(in_parent(first));
+    of_parent = shared.failure();
+  }
   failure_.record(first, [&](Failure failure) {
-    for (MonitoredLinks* links : links_) failure = links->spread_failure(failure);
-    return failure;
+    if (!closed_ && !follows)
+      for (MonitoredLinks* links : links_) failure = links->spread_failure(failure);
+    return parent_.monitor ? of_parent : failure;
   });
   waiter_.ring_doorbell();
+}
+
+void LinkMonitor::close() noexcept {
+  failure_.exclude([this] { closed_ = true; });
+}
+
+void LinkMonitor::found(const Failure& failure) {
+  if (!parent_.monitor || failure.code != Errc::peer_lost) return abort(failure);
+  if (lost_) return;
+  lost_ = failure;
+  lost_until_ = Deadline::after(max_verdict);
+}
+
+void LinkMonitor::follow_parent() {
+  for (const LinkMonitor* above = parent_.monitor.get(); above; above = above->parent_.monitor.get())
+    if (above->failure_.failed())
+      failure_.record(above->failure_.failure(), [](const Failure& failure) { return failure; });
+  if (lost_ && lost_until_.expired()) abort(*lost_);
 }
 
 std::optional<Failure> LinkMonitor::group_failure() const {
@@ -94,7 +143,8 @@ std::optional<Failure> LinkMonitor::group_failure() const {
 
 void LinkMonitor::throw_if_failed() {
   if (!failure_.failed())
-    if (const auto failure = group_failure()) abort(*failure);
+    if (const auto failure = group_failure()) found(*failure);
+  if (!failure_.failed() && parent_.monitor) follow_parent();
   if (!failure_.failed()) return;
   for (MonitoredLinks* links : links_) links->flush_failure();
   failure_.raise();

@@ -3,10 +3,12 @@
 /// different peers of one group share a monitor and add their links to it.
 
 #include <chrono>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
+#include "comm/core/deadline.h"
 #include "comm/transport/failure.h"
 #include "comm/transport/transport_waiter.h"
 #include "comm/transport/wait_for_graph.h"
@@ -43,11 +45,21 @@ class MonitoredLinks {
 /// How links carry their data. Links through sockets alone have no changes of memory.
 enum class LinkData { memory, sockets };
 
+/// The monitor of the group that a group is split from, and the ranks there of the ranks here.
+struct ParentGroup {
+  std::shared_ptr<class LinkMonitor> monitor;  ///< null: none
+  std::vector<int> ranks;
+};
+
 /// Functions without a comment implement those of Transport.
+///
+/// A group with a parent shares its failures: that of either ends both, with the ranks of the parent. A rank
+/// that is lost here is lost there, too. So the parent finds out which one was lost first, within a few
+/// seconds; if it does not, this group fails by itself.
 class LinkMonitor {
  public:
   /// `nodes`: the node of each rank (Transport::nodes()). `oversubscribed`: waits yield instead of spinning.
-  LinkMonitor(int rank, std::vector<int> nodes, bool oversubscribed);
+  LinkMonitor(int rank, std::vector<int> nodes, bool oversubscribed, ParentGroup parent = {});
 
   int rank() const { return rank_; }
   std::span<const int> nodes() const { return nodes_; }
@@ -63,6 +75,8 @@ class LinkMonitor {
   void end_sleep();
   void wake() noexcept { waiter_.wake(); }
   void abort(const Failure&) noexcept;
+  /// The links are not used from now on; groups that were split from this one may live on. Any thread.
+  void close() noexcept;
   void query_waits();
   void query_calls(std::uint32_t number);
   void reply_waits(const WaitMessage& reply);
@@ -77,6 +91,9 @@ class LinkMonitor {
 
  private:
   std::optional<Failure> group_failure() const;
+  Failure in_parent(const Failure&) const;
+  void found(const Failure&);
+  void follow_parent();
   bool has_event();
   void set_sleeping(bool);
   void throw_if_failed();
@@ -88,6 +105,10 @@ class LinkMonitor {
   TransportWaiter waiter_;
   WaitForGraph wait_graph_;
   FailureState failure_;
+  bool closed_ = false;  // changed while no failure is recorded
+  const ParentGroup parent_;
+  std::optional<Failure> lost_;  // a peer, of which the parent knows more
+  Deadline lost_until_ = Deadline::after(std::chrono::seconds(0));
   std::optional<Failure> reported_;
   std::vector<MonitoredLinks*> links_, memory_links_;
   std::vector<MonitoredLinks*> by_rank_;  // null: this rank

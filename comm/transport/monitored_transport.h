@@ -30,6 +30,8 @@ class MonitoredTransport : public Transport {
   void end_sleep() final { monitor_->end_sleep(); }
   void wake() noexcept final { monitor_->wake(); }
   void abort(const Failure& failure) noexcept final { monitor_->abort(failure); }
+  std::shared_ptr<LinkMonitor> link_monitor() const final { return monitor_; }
+  void close() noexcept final { monitor_->close(); }
   void query_waits() final { monitor_->query_waits(); }
   void query_calls(std::uint32_t number) final { monitor_->query_calls(number); }
   void record_call(const CallSignature& call) final { monitor_->wait_graph().record(call); }

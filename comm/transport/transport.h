@@ -76,6 +76,11 @@ class Transport {
   /// The queries and replies received so far, and the last of the recorded calls.
   virtual const WaitForGraph& wait_graph() const = 0;
 
+  /// For groups that are split from this one; null: none.
+  virtual std::shared_ptr<class LinkMonitor> link_monitor() const { return nullptr; }
+  /// No function is called any more, except by groups that were split from this one.
+  virtual void close() noexcept {}
+
   /// What is possible only among ranks that share memory. Null if this rank shares none.
   virtual SharedMemoryGroup* shared_memory() { return nullptr; }
   /// The node number of every rank. Ranks with equal numbers share memory. Nodes are numbered from 0 in the

@@ -28,6 +28,7 @@ class Dispatcher final : public Progressable {
  public:
   /// Errc::config if options.algorithm does not fit the group.
   Dispatcher(int rank, int size, std::unique_ptr<Transport>, const NativeOptions&);
+  ~Dispatcher() { transport_->close(); }
 
   void accept(const std::shared_ptr<Request>&) override;
   bool advance(bool eager, std::vector<Request*>& ended) override;

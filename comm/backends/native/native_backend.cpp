@@ -42,6 +42,9 @@ class NativeBackend final : public Backend {
     SharedMemoryGroup* const shared = dispatcher_.shared_memory();
     return shared ? shared->allocator() : nullptr;
   }
+  std::shared_ptr<LinkMonitor> link_monitor() const override {
+    return dispatcher_.transport().link_monitor();
+  }
   std::string describe() const override { return "native over " + dispatcher_.transport().describe(); }
 
  private:

@@ -116,7 +116,7 @@ std::unique_ptr<Transport> connect_transport(const PeerInfo& peer_info, Store& s
   bool oversubscribed = peer_info.oversubscribed(rank);
   for (const int r : near) oversubscribed |= peer_info.oversubscribed(r);
   const TransportSetup from{peer_info, options, store,
-                            std::make_shared<LinkMonitor>(rank, nodes, oversubscribed)};
+                            std::make_shared<LinkMonitor>(rank, nodes, oversubscribed, options.parent)};
   const int node_count = 1 + *std::max_element(nodes.begin(), nodes.end());
   std::unique_ptr<MonitoredTransport> transport;
   if (node_count == 1) {

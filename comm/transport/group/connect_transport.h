@@ -8,6 +8,7 @@
 #include "comm/bootstrap/peer_info.h"
 #include "comm/core/deadline.h"
 #include "comm/store.h"
+#include "comm/transport/link_monitor.h"
 #include "comm/transport/transport.h"
 
 namespace rz {
@@ -22,6 +23,8 @@ struct TransportOptions {
   std::string congestion = "system";
   /// Memory that this rank shares with others already, of the group that this one is split from; null: none.
   std::shared_ptr<SharedMemoryAllocator> memory;
+  /// The group with which this one shares failures.
+  ParentGroup parent;
 };
 
 /// Connects this rank with every other rank of the group. Every rank calls it after exchange_peer_info(),
