@@ -80,6 +80,20 @@ Communicator meta_communicator(int rank, int ranks) {
                                     std::move(options));
 }
 
+Mesh meta_mesh(const MeshSizes& sizes, int rank) {
+  const MeshCoordinates at = coordinates(sizes, rank);
+  const auto group = [](RankOf of) {
+    return std::make_shared<Communicator>(meta_communicator(of.rank, of.ranks));
+  };
+  Mesh::Groups groups;
+  groups.all = group({rank, sizes.ranks()});
+  groups.data = sizes.tp == 1 ? groups.all : group(at.data());
+  groups.shard = sizes.replicate == 1 ? groups.data : group(at.shard);
+  if (sizes.replicate > 1) groups.replicas = sizes.shard == 1 ? groups.data : group(at.replica);
+  if (sizes.tp > 1) groups.tp = group(at.part);
+  return {sizes, std::move(groups)};
+}
+
 namespace {
 
 /// The states of an optimizer, which it does not change.
@@ -169,19 +183,19 @@ constexpr int settling_updates = 3;  // from the third on, all updates are alike
 
 }  // namespace
 
-std::pair<MemoryUse, Traffic> dry_run(Module& module, const Optimizer& optimizer,
-                                      const std::function<nn::Loss(Tape&)>& record, const DryRunOptions& o) {
+std::pair<MemoryUse, MeshTraffic> dry_run(Module& module, const Optimizer& optimizer,
+                                          const std::function<nn::Loss(Tape&)>& record,
+                                          const DryRunOptions& o) {
   require(o.accumulation > 0, Errc::invalid_argument, "an update of ", o.accumulation, " micro-batches");
   const OnMeta on_meta(module);
-  Communicator communicator = meta_communicator(o.rank.rank, o.rank.ranks);
   Tape tape(Stream::create(meta_device), BufferPool(allocator_on(meta_device)));
-  const auto strategy = make_strategy(o.strategy, module, communicator, o.options);
+  const auto strategy = make_strategy(o.strategy, module, meta_mesh(o.mesh, o.rank), o.options);
   strategy->attach(tape);
   tape.set_autocast(o.autocast);
   StatesOf states(optimizer);
   Updates updates(*strategy, tape, record, o.accumulation);
   for (int i = 1; i < settling_updates; ++i) updates.run(states);
-  const Traffic before = strategy->traffic();
+  const MeshTraffic before = strategy->traffic();
   updates.run(states);
   const BufferPool::Statistics pool = tape.pool().statistics();
   return {{strategy->memory(), pool.bytes, pool.peak, on_meta.buffer_bytes()}, strategy->traffic() - before};

@@ -23,11 +23,14 @@ class Optimizer;
 /// moved. Calls other than all_gather, reduce_scatter, all_reduce, broadcast and barrier are
 /// Errc::unsupported.
 Communicator meta_communicator(int rank, int ranks);
+/// The place of rank `rank` in a mesh of meta communicators. The sizes are numbers.
+Mesh meta_mesh(const MeshSizes&, int rank);
 
 struct DryRunOptions {
   StrategyKind strategy = StrategyKind::ddp;
   StrategyOptions options;
-  RankOf rank;
+  MeshSizes mesh;  ///< numbers
+  int rank = 0;
   int accumulation = 1;  ///< micro-batches of an update; the last one reduces
   std::optional<DType> autocast;
 };
@@ -37,7 +40,7 @@ struct DryRunOptions {
 /// as that of plan_training(), and `record` is as there.
 ///
 /// Errors are those of make_strategy() and of `record`; Errc::invalid_argument if the module has values.
-std::pair<MemoryUse, Traffic> dry_run(Module&, const Optimizer&, const std::function<nn::Loss(Tape&)>& record,
-                                      const DryRunOptions&);
+std::pair<MemoryUse, MeshTraffic> dry_run(Module&, const Optimizer&,
+                                          const std::function<nn::Loss(Tape&)>& record, const DryRunOptions&);
 
 }  // namespace rz

@@ -49,7 +49,8 @@ class Run {
     const auto [memory, update] = dry_run(module_, *optimizer_, record_,
                                           {.strategy = kind_,
                                            .options = options_,
-                                           .rank = rank,
+                                           .mesh = {.shard = rank.ranks},
+                                           .rank = rank.rank,
                                            .accumulation = static_cast<int>(config_.sizes.accumulation),
                                            .autocast = config_.precision.autocast});
     TrainingPlan plan{.strategy = kind_, .rank = rank, .memory = memory, .update = update};

@@ -28,7 +28,7 @@ struct TrainingPlan {
   StrategyKind strategy = StrategyKind::ddp;
   RankOf rank;
   MemoryUse memory;  ///< Engine::memory() after a few updates
-  Traffic update;    ///< what Strategy::traffic() grows by in each further update
+  MeshTraffic update;  ///< what Strategy::traffic() grows by in each further update
 };
 
 /// Plan of a rank of the run that initialize() would begin with this module, which has no values, and these

@@ -19,7 +19,7 @@ class WireHook final : public CommunicationHook {
   std::string describe() const override { return name_; }
   void require_supported(DType, Device) const override {}
   Work start(const HookBucket& bucket, Runtime& runtime, const Stream& stream) override {
-    if (!wire_) wire_.emplace(format_, ReduceOp::avg, runtime);
+    if (!wire_) wire_.emplace(format_, ReduceOp::avg, true, runtime);
     const auto index = static_cast<std::size_t>(bucket.index);
     if (index >= running_.size()) running_.resize(index + 1);
     running_[index] = wire_->all_reduce(bucket.gradients, stream);

@@ -63,10 +63,19 @@ void ModelParameters::require_trainable(const char* call) const {
 
 // ---- buckets
 
-FlatLayout::FlatLayout(const ModelParameters& parameters, BucketLayout buckets, Placement state, RankOf rank)
-    : parameters_(parameters), buckets_(std::move(buckets)), state_(state), rank_(rank) {}
+FlatLayout::FlatLayout(const ModelParameters& parameters, BucketLayout buckets, Placement state,
+                       MeshCoordinates place)
+    : parameters_(parameters), buckets_(std::move(buckets)), state_(state), place_(place) {}
 
-Range FlatLayout::shard(int b) const { return shard_range(bucket(b).count, rank_.rank, rank_.ranks); }
+Range FlatLayout::shard(int b) const {
+  return shard_range(bucket(b).count, place_.shard.rank, place_.shard.ranks);
+}
+
+Range FlatLayout::owned(int b) const {
+  const Range all = shard(b);
+  const Range part = shard_range(all.count(), place_.replica.rank, place_.replica.ranks);
+  return {all.begin + part.begin, all.begin + part.end};
+}
 
 Range FlatLayout::updated(int b) const {
   return state_ == Placement::replicated ? Range{0, bucket(b).count} : shard(b);
@@ -158,12 +167,12 @@ bool contains(const FlatParameters::Indices& list, int u) {
 }  // namespace
 
 FlatParameters::FlatParameters(const std::vector<const Scope*>& scopes, const ModelParameters& parameters,
-                               const FlatParameterLimits& limits, RankOf rank)
-    : parameters_(parameters), rank_(rank) {
+                               const FlatParameterLimits& limits, MeshCoordinates place)
+    : parameters_(parameters), rank_(place.shard) {
   for (const auto& [key, flat] : grouped(scopes, parameters, limits))
     for (const FlatParameter& u : flat) {
       FlatParameter& added = list_.emplace_back(u);
-      added.count = round_up(u.count, limits.align * static_cast<std::size_t>(rank.ranks));
+      added.count = round_up(u.count, limits.align * static_cast<std::size_t>(place.data().ranks));
       added.trainable = std::get<0>(key);
       added.persistent = std::get<1>(key);
       added.first_scope = std::get<2>(key).front();

@@ -75,12 +75,12 @@ class ModelParameters {
 
 // ---- buckets
 
-/// Every bucket consists of equal shards, one per rank. Its owner exports a shard, and updates it if the
-/// state is sharded.
+/// Every bucket consists of equal shards, one for each rank of a copy of the model. A shard consists of equal
+/// parts, one for each copy: so each element has one owner, which adds its square and exports it.
 class FlatLayout {
  public:
-  /// The parameters must outlive the layout.
-  FlatLayout(const ModelParameters&, BucketLayout, Placement state, RankOf);
+  /// Counts of buckets are multiples of the number of data ranks. The parameters must outlive the layout.
+  FlatLayout(const ModelParameters&, BucketLayout, Placement state, MeshCoordinates);
 
   const BucketLayout& buckets() const { return buckets_; }
   /// Number of buckets.
@@ -91,10 +91,12 @@ class FlatLayout {
   }
 
   Placement state() const { return state_; }
-  /// The shard of this rank.
+  /// The shard of this rank, of which each copy of the model has one.
   Range shard(int bucket) const;
   /// The elements that this rank updates: its shard, or all.
   Range updated(int bucket) const;
+  /// The elements that this rank owns, a part of its shard.
+  Range owned(int bucket) const;
   /// The pieces of members in a range of a bucket.
   std::vector<ParameterSlice> slices(int bucket, Range) const;
 
@@ -105,7 +107,7 @@ class FlatLayout {
   const ModelParameters& parameters_;
   BucketLayout buckets_;
   Placement state_;
-  RankOf rank_;
+  MeshCoordinates place_;
 };
 
 /// Buckets of elements of one dtype, over the members in the order of first use.
@@ -129,7 +131,7 @@ struct FlatParameter {
 
 /// In elements.
 struct FlatParameterLimits {
-  std::size_t align = 1;  ///< parameters start at multiples of it, shards too
+  std::size_t align = 1;  ///< parameters start at multiples of it, and what a rank owns
   /// Of one flat parameter, with the padding between its parameters. A larger parameter has its own.
   std::size_t count = std::numeric_limits<std::size_t>::max();
   /// Parameters of up to `persistent` elements are persistent, while all of them together have no more than
@@ -145,7 +147,7 @@ class FlatParameters {
   /// `scopes`, preferably in the order of use in forward, which is the order of reduction reversed.
   /// Errc::invalid_argument names a parameter that belongs to no scope.
   FlatParameters(const std::vector<const Scope*>& scopes, const ModelParameters&, const FlatParameterLimits&,
-                 RankOf);
+                 MeshCoordinates);
 
   int size() const { return static_cast<int>(list_.size()); }
   const FlatParameter& operator[](int u) const { return list_[static_cast<std::size_t>(u)]; }
@@ -161,7 +163,7 @@ class FlatParameters {
 
  private:
   const ModelParameters& parameters_;
-  RankOf rank_;
+  RankOf rank_;  // of those that divide a copy of the model
   std::unordered_map<const Scope*, Indices> of_;
   std::unordered_map<const Parameter*, int> containing_;
   std::vector<FlatParameter> list_;

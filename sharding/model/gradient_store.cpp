@@ -46,9 +46,9 @@ void check(const WireFormat& format) {
           factor, ", expected a finite number above 0");
 }
 
-GradientWire::GradientWire(const WireFormat& format, ReduceOp result, Runtime& runtime)
-    : format_(format), result_(result), runtime_(runtime) {
-  const int ranks = runtime.communicator.size();
+GradientWire::GradientWire(const WireFormat& format, ReduceOp result, bool overlap, Runtime& runtime)
+    : format_(format), result_(result), overlap_(overlap), runtime_(runtime) {
+  const int ranks = runtime.data.size();
   const double factor = format.gradient_predivide_factor;
   if (format.prescale_gradients) {
     before_ = 1 / static_cast<float>(ranks);
@@ -77,22 +77,54 @@ Tensor GradientWire::encoded(const Tensor& gradients, const Stream& stream) {
 }
 
 GradientWire::Reduction GradientWire::all_reduce(const Tensor& in_out, const Stream& stream) {
-  if (is_plain(in_out.dtype())) return {runtime_.all_reduce(in_out, result_, stream), {}};
+  if (is_plain(in_out.dtype())) return {runtime_.all_reduce(in_out, result_, stream), {}, {}};
   const Tensor sum = encoded(in_out, stream);
-  return {runtime_.all_reduce(sum, op(), stream), sum};
+  return {runtime_.all_reduce(sum, op(), stream), sum, {}};
 }
 
-GradientWire::Reduction GradientWire::reduce_scatter(const Tensor& in, const Tensor& out,
-                                                     const Stream& stream) {
-  if (is_plain(in.dtype())) return {runtime_.reduce_scatter(in, out, result_, stream), {}};
-  const Tensor whole = encoded(in, stream);
-  const Communicator& group = runtime_.shard_group;
-  const Range own = shard_range(in.count(), group.rank(), group.size());
-  const Tensor sum = whole.view(own.begin, {own.count()});
-  return {runtime_.reduce_scatter(whole, sum, op(), stream), sum};
+void GradientWire::reduce_scatter(Reduction& reduction, const Tensor& in, const Tensor& out,
+                                  const Stream& stream) {
+  advance(stream);
+  if (is_plain(in.dtype())) {
+    reduction = {runtime_.reduce_scatter(in, out, result_, stream), {}, out};
+  } else {
+    const Tensor whole = encoded(in, stream);
+    const Range own = shard_range(in.count(), runtime_.place.shard.rank, runtime_.place.shard.ranks);
+    const Tensor sum = whole.view(own.begin, {own.count()});
+    reduction = {runtime_.reduce_scatter(whole, sum, op(), stream), sum, sum};
+  }
+  if (!runtime_.replicas) {
+    reduction.part = {};
+    return;
+  }
+  in_first_.push_back(&reduction);
+  if (!overlap_ || stream.device().kind == Device::cuda) advance(stream, true);
+}
+
+/// On a device the stream between the two orders them, and the host does not wait.
+void GradientWire::start_second_step(Reduction& reduction, const Stream& stream) {
+  const bool on_device = stream.device().kind == Device::cuda;
+  const Stream& order = on_device ? runtime_.between : stream;
+  if (on_device)
+    std::exchange(reduction.work, {}).wait_on(order);
+  else
+    runtime_.exposed.wait(std::exchange(reduction.work, {}), stream);
+  reduction.work = runtime_.all_reduce_replicas(std::exchange(reduction.part, {}), op(), order);
+}
+
+void GradientWire::advance(const Stream& stream, bool wait) {
+  std::size_t started = 0;
+  while (started < in_first_.size() && (wait || in_first_[started]->work.done()))
+    start_second_step(*in_first_[started++], stream);
+  in_first_.erase(in_first_.begin(), in_first_.begin() + static_cast<std::ptrdiff_t>(started));
 }
 
 void GradientWire::finish(Reduction& reduction, const Tensor& out, const Stream& stream) {
+  while (reduction.part.defined()) {
+    Reduction* const next = in_first_.front();
+    in_first_.erase(in_first_.begin());
+    start_second_step(*next, stream);
+  }
   runtime_.exposed.wait(std::exchange(reduction.work, {}), runtime_.stream);
   if (const Tensor sum = std::exchange(reduction.sum, {}); sum.defined()) convert(out, sum, after_, stream);
 }
@@ -141,8 +173,11 @@ class WholeGradients final : public GradientStore {
  private:
   std::vector<HookBucket> hook_buckets(const ModelParameters&, const FlatLayout&) const;
   void advance_hook(const Stream&);
+  Tensor shard(int bucket) const;
+  void gather(const Stream&);
 
   const ModelParameters& parameters_;
+  const FlatLayout& layout_;
   GradientWire& wire_;
   CommunicationHook* hook_;
   Runtime& runtime_;
@@ -157,6 +192,7 @@ class WholeGradients final : public GradientStore {
 WholeGradients::WholeGradients(const ModelParameters& parameters, const FlatLayout& layout, DType dtype,
                                GradientWire& wire, CommunicationHook* hook, Runtime& runtime)
     : parameters_(parameters),
+      layout_(layout),
       wire_(wire),
       hook_(hook),
       runtime_(runtime),
@@ -182,8 +218,26 @@ Work WholeGradients::reduce(int bucket, const Stream& stream) {
   const auto b = static_cast<std::size_t>(bucket);
   in_flight_.push_back(bucket);
   if (hook_) return hook_->start(hook_buckets_[b], runtime_, stream);
-  reductions_[b] = wire_.all_reduce(buckets_[b], stream);
+  if (runtime_.replicas)
+    wire_.reduce_scatter(reductions_[b], buckets_[b], shard(bucket), stream);
+  else
+    reductions_[b] = wire_.all_reduce(buckets_[b], stream);
   return reductions_[b].work;
+}
+
+Tensor WholeGradients::shard(int bucket) const {
+  const Range own = layout_.shard(bucket);
+  return buckets_[static_cast<std::size_t>(bucket)].view(own.begin, {own.count()});
+}
+
+/// Of the sums of two steps. No call of a pass may start between them: it would start there on some ranks
+/// only.
+void WholeGradients::gather(const Stream& stream) {
+  for (const int bucket : in_flight_) {
+    const auto b = static_cast<std::size_t>(bucket);
+    wire_.finish(reductions_[b], shard(bucket), stream);
+    reductions_[b].work = runtime_.all_gather(shard(bucket), buckets_[b], stream);
+  }
 }
 
 /// A round for each call of the hook, so that the calls of different buckets overlap.
@@ -197,6 +251,7 @@ void WholeGradients::advance_hook(const Stream& stream) {
 
 void WholeGradients::settle(const Stream& stream) {
   if (hook_) advance_hook(stream);
+  if (!hook_ && runtime_.replicas) gather(stream);
   for (const int bucket : in_flight_) {
     const auto b = static_cast<std::size_t>(bucket);
     if (!hook_) wire_.finish(reductions_[b], buckets_[b], stream);
@@ -268,7 +323,7 @@ KeptGradients::KeptGradients(const ModelParameters& parameters, const FlatLayout
 
 Work KeptGradients::reduce(int bucket, const Stream& stream) {
   Bucket& b = buckets_[static_cast<std::size_t>(bucket)];
-  b.reduction = wire_.reduce_scatter(b.whole, b.shard, stream);
+  wire_.reduce_scatter(b.reduction, b.whole, b.shard, stream);
   in_flight_.push_back(bucket);
   return b.reduction.work;
 }
@@ -306,7 +361,7 @@ std::size_t KeptGradients::bytes() const {
 
 constexpr std::size_t max_in_flight = 1;  // buckets being reduced while another one is filled
 
-/// Sharded gradients: each rank keeps the mean over the ranks for its own shard of every bucket. Backward
+/// Sharded gradients: each rank keeps the mean over the data ranks for its own shard of every bucket. Backward
 /// writes whole buckets; reduce-scatter turns them into shards. A whole bucket lives from its first gradient
 /// to the end of its reduction.
 class ShardedGradients final : public GradientStore {
@@ -335,6 +390,7 @@ class ShardedGradients final : public GradientStore {
   Tensor destination(int bucket);
   void set_whole(int bucket, Tensor);
   void drop_whole(int bucket);
+  bool has_ended(int bucket) const;
   void complete_oldest(const Stream&);
 
   const ModelParameters& parameters_;
@@ -388,15 +444,21 @@ void ShardedGradients::provide(int bucket, const Stream& stream) {
   // On a device the allocations must not depend on time: an update that is captured in a graph can only reuse
   // the memory of those before it.
   const bool by_count = runtime_.stream.device().kind == Device::cuda;
+  if (!by_count) wire_.advance(stream);
   while (!in_flight_.empty() &&
-         (in_flight_.size() > max_in_flight || (!by_count && at(in_flight_.front()).reduction.work.done())))
+         (in_flight_.size() > max_in_flight || (!by_count && has_ended(in_flight_.front()))))
     complete_oldest(stream);
   set_whole(bucket, runtime_.transient.allocate({layout_.bucket(bucket).count}, at(bucket).shard.dtype()));
 }
 
+bool ShardedGradients::has_ended(int bucket) const {
+  const GradientWire::Reduction& reduction = buckets_[static_cast<std::size_t>(bucket)].reduction;
+  return !reduction.part.defined() && reduction.work.done();
+}
+
 Work ShardedGradients::reduce(int bucket, const Stream& stream) {
   Bucket& b = at(bucket);
-  b.reduction = wire_.reduce_scatter(b.whole, destination(bucket), stream);
+  wire_.reduce_scatter(b.reduction, b.whole, destination(bucket), stream);
   in_flight_.push_back(bucket);
   return b.reduction.work;
 }

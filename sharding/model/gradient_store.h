@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <vector>
 
 #include "comm/core/types.h"
 #include "comm/work.h"
@@ -15,22 +16,30 @@
 namespace rz {
 
 /// Means or sums of gradients over the ranks, in a wire format. Stores call start functions in the order of
-/// the buckets, and finish() later. Not thread-safe.
+/// the buckets, and finish() later, in the same order. Not thread-safe.
+///
+/// With several copies of the model a shard is reduced in two steps: over the ranks of a copy, and then over
+/// the copies. All ranks start the second steps in the order of the first ones.
 class GradientWire {
  public:
   /// A reduction in flight.
   struct Reduction {
     Work work;
-    Tensor sum;  ///< as it arrives; undefined if the result is in place
+    Tensor sum;   ///< as it arrives; undefined if the result is in place
+    Tensor part;  ///< what the copies add up once `work` has ended; undefined: nothing
   };
 
-  /// `result`: avg, or sum, which needs a default format. The runtime must outlive the wire.
-  GradientWire(const WireFormat&, ReduceOp result, Runtime&);
+  /// `result`: avg, or sum, which needs a default format. The runtime must outlive the wire. Without
+  /// `overlap`, start functions wait for all steps but the last.
+  GradientWire(const WireFormat&, ReduceOp result, bool overlap, Runtime&);
 
-  /// Of whole gradients, in place.
+  /// Of whole gradients, in place, over all data ranks at once.
   Reduction all_reduce(const Tensor& in_out, const Stream&);
-  /// Of this rank's shard of `in`, which may be overwritten. `out` may be that shard.
-  Reduction reduce_scatter(const Tensor& in, const Tensor& out, const Stream&);
+  /// Of this rank's shard of `in`, which may be overwritten. `out` may be that shard. The reduction stays
+  /// where it is until it is finished.
+  void reduce_scatter(Reduction&, const Tensor& in, const Tensor& out, const Stream&);
+  /// Starts the second steps of the reductions whose first ones have ended. `wait`: of all, as those end.
+  void advance(const Stream&, bool wait = false);
   /// Waits for the reduction and writes the result to `out`, which was passed when it started. Call it once.
   void finish(Reduction&, const Tensor& out, const Stream&);
 
@@ -38,11 +47,14 @@ class GradientWire {
   bool is_plain(DType gradients) const;
   Tensor encoded(const Tensor& gradients, const Stream&);
   ReduceOp op() const;
+  void start_second_step(Reduction&, const Stream&);
 
   WireFormat format_;
   ReduceOp result_;
+  bool overlap_;
   Runtime& runtime_;
-  float before_ = 1, after_ = 1;  // factors
+  float before_ = 1, after_ = 1;     // factors
+  std::vector<Reduction*> in_first_;  // whose second step has not started
 };
 
 /// Defines Parameter::grad while backward writes it, and holds the means over the ranks. Not thread-safe.

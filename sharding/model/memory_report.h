@@ -10,6 +10,7 @@
 
 #include "comm/collective.h"
 #include "comm/work.h"
+#include "sharding/parallel/mesh.h"
 
 namespace rz {
 
@@ -86,11 +87,15 @@ std::string describe(const MemoryUse&);
 struct CallCount {
   std::uint64_t calls = 0, bytes = 0;
   void add(std::size_t more) { ++calls, bytes += more; }
+  CallCount& operator+=(const CallCount& more) {
+    calls += more.calls, bytes += more.bytes;
+    return *this;
+  }
   CallCount operator-(const CallCount& before) const { return {calls - before.calls, bytes - before.bytes}; }
   bool operator==(const CallCount&) const = default;
 };
 
-/// Collectives of training steps, since a strategy was created, or since another count was subtracted.
+/// Collectives of training steps among the ranks of one group.
 struct Traffic {
   CallCount all_reduce, reduce_scatter;  ///< of gradients
   CallCount all_gather;                  ///< of values, and of directions of matrices (Muon)
@@ -99,7 +104,7 @@ struct Traffic {
   /// ranks agree on in a pass.
   CallCount control;
 
-  /// Bytes that each of `ranks` ranks sends if it sends the least: twice (ranks - 1) / ranks of an
+  /// Bytes that each of the `ranks` ranks of the group sends if it sends the least: twice (ranks - 1) / ranks of an
   /// all_reduce's buffer, once that of a reduce_scatter's input and an all_gather's output (Patarasuk and
   /// Yuan, doi:10.1016/j.jpdc.2008.09.002), and of a broadcast, in which the mean over the ranks is counted.
   std::uint64_t sent(int ranks) const {
@@ -112,7 +117,29 @@ struct Traffic {
     return {all_reduce - before.all_reduce, reduce_scatter - before.reduce_scatter,
             all_gather - before.all_gather, broadcast - before.broadcast, control - before.control};
   }
+  Traffic& operator+=(const Traffic& more) {
+    all_reduce += more.all_reduce, reduce_scatter += more.reduce_scatter, all_gather += more.all_gather;
+    broadcast += more.broadcast, control += more.control;
+    return *this;
+  }
   bool operator==(const Traffic&) const = default;
+};
+
+/// The same by groups of a mesh, since a strategy was created, or since another count was subtracted. Where
+/// two groups are the same ranks, a call is counted under the first name that applies: shard, replicate, data.
+struct MeshTraffic {
+  Traffic all;        ///< of all ranks: what decides on an update
+  Traffic data;       ///< of the ranks with data of their own
+  Traffic shard;      ///< of the ranks that divide a copy of the model
+  Traffic replicate;  ///< of the ranks with the same shard
+  Traffic tp;         ///< of the ranks that share layers
+
+  /// Of all groups.
+  Traffic total() const;
+  /// Bytes that each rank sends, if it sends the least.
+  std::uint64_t sent(const MeshSizes&) const;
+  MeshTraffic operator-(const MeshTraffic& before) const;
+  bool operator==(const MeshTraffic&) const = default;
 };
 
 /// A collective of a training step that has just been started.

@@ -95,25 +95,20 @@ std::size_t TransientMemory::allocations() const {
 
 // ---- runtime
 
-namespace {
-
-/// Of a mesh on which a strategy trains.
-Communicator& shard_of(const Mesh& mesh) {
-  require(mesh.sizes().replicate == 1 && mesh.sizes().tp == 1, Errc::unsupported, "a strategy on the mesh ",
-          describe(mesh.sizes()), ": hybrid sharding is not supported");
-  return mesh.shard();
-}
-
-}  // namespace
-
 Runtime::Runtime(Mesh ranks, bool offloads)
     : mesh(std::move(ranks)),
+      place(mesh.place()),
       communicator(mesh.communicator()),
-      shard_group(shard_of(mesh)),
+      data(mesh.data()),
+      shard_group(mesh.shard()),
+      replicas(mesh.replicas()),
       stream(Stream::create(communicator.options().device)),
       to_device(offloads ? Stream::create(communicator.options().device) : Stream()),
       to_host(offloads ? Stream::create(communicator.options().device) : Stream()),
-      transient(shard_group.allocator(), [this] {
+      between(replicas && communicator.options().device.kind == Device::cuda
+                  ? Stream::create(communicator.options().device)
+                  : Stream()),
+      transient(communicator.allocator(), [this] {
         require(
             !stream.capturing(), Errc::invalid_argument,
             "an update that is captured in a graph needs other memory than those before; run more updates "
@@ -127,12 +122,18 @@ const Stream& Runtime::stream_for(const Stream& given) const {
 }
 
 Tensor Runtime::allocate_flat(std::size_t count, DType dtype) const {
-  return Tensor::empty({count}, dtype, shard_group.allocator());
+  return Tensor::empty({count}, dtype, communicator.allocator());
+}
+
+Traffic& Runtime::traffic_of(const Communicator& group) {
+  if (&group == &mesh.shard()) return traffic.shard;
+  if (&group == mesh.replicas()) return traffic.replicate;
+  return &group == &data ? traffic.data : traffic.all;
 }
 
 void Runtime::abort(const std::string& reason) noexcept {
-  shard_group.abort(reason);
-  communicator.abort(reason);
+  for (Communicator* group : {&communicator, &data, &shard_group, replicas, mesh.tp()})
+    if (group) group->abort(reason);
 }
 
 template <class F>
@@ -145,25 +146,31 @@ Work Runtime::observed(Collective kind, std::size_t bytes, const Stream& on, con
 }
 
 Work Runtime::all_reduce(const Tensor& in_out, ReduceOp op, const Stream& on) {
-  traffic.all_reduce.add(in_out.bytes());
+  traffic_of(data).all_reduce.add(in_out.bytes());
   return observed(Collective::all_reduce, in_out.bytes(), on,
-                  [&] { return shard_group.all_reduce(in_out.buffer(), op, on); });
+                  [&] { return data.all_reduce(in_out.buffer(), op, on); });
+}
+
+Work Runtime::all_reduce_replicas(const Tensor& in_out, ReduceOp op, const Stream& on) {
+  traffic_of(*replicas).all_reduce.add(in_out.bytes());
+  return observed(Collective::all_reduce, in_out.bytes(), on,
+                  [&] { return replicas->all_reduce(in_out.buffer(), op, on); });
 }
 
 Work Runtime::reduce_scatter(const Tensor& in, const Tensor& out, ReduceOp op, const Stream& on) {
-  traffic.reduce_scatter.add(in.bytes());
+  traffic_of(shard_group).reduce_scatter.add(in.bytes());
   return observed(Collective::reduce_scatter, in.bytes(), on,
                   [&] { return shard_group.reduce_scatter(in.buffer(), out.buffer(), op, on); });
 }
 
 Work Runtime::all_gather(const Tensor& in, const Tensor& out, const Stream& on) {
-  traffic.all_gather.add(out.bytes());
+  traffic_of(shard_group).all_gather.add(out.bytes());
   return observed(Collective::all_gather, out.bytes(), on,
                   [&] { return shard_group.all_gather(in.buffer(), out.buffer(), on); });
 }
 
 Work Runtime::broadcast(const Tensor& in_out, int root, const Stream& on) {
-  traffic.broadcast.add(in_out.bytes());
+  traffic_of(shard_group).broadcast.add(in_out.bytes());
   return observed(Collective::broadcast, in_out.bytes(), on,
                   [&] { return shard_group.broadcast(in_out.buffer(), root, on); });
 }

@@ -84,35 +84,46 @@ class TransientMemory {
 /// A mesh of ranks, with stream and memory on their device. One per strategy; its parts refer to it.
 struct Runtime {
   /// Creates a stream on the device of the communicator of the mesh. `offloads`: with streams for copies from
-  /// and to host memory. Errc::unsupported if a dimension other than shard has several ranks.
+  /// and to host memory.
   explicit Runtime(Mesh, bool offloads = false);
   Runtime(const Runtime&) = delete;
 
   /// Returns `given` if it is a stream of the device, or on the host one with several threads; otherwise
   /// `stream`. On the host both give the same results.
   const Stream& stream_for(const Stream& given) const;
-  /// Zeros in memory of shard_group, on its device.
+  /// Zeros in memory of the communicator, which its groups know, on its device.
   Tensor allocate_flat(std::size_t count, DType) const;
 
-  // Collectives of shard_group that are counted in `traffic`.
+  // Collectives that are counted in `traffic`.
+  /// Of `data`.
   Work all_reduce(const Tensor& in_out, ReduceOp, const Stream&);
+  /// Of `replicas`, which there are.
+  Work all_reduce_replicas(const Tensor& in_out, ReduceOp, const Stream&);
+  // Of shard_group.
   Work reduce_scatter(const Tensor& in, const Tensor& out, ReduceOp, const Stream&);
   Work all_gather(const Tensor& in, const Tensor& out, const Stream&);
   Work broadcast(const Tensor& in_out, int root, const Stream&);
+
+  /// The part of `traffic` that calls of a group of the mesh belong to.
+  Traffic& traffic_of(const Communicator& group);
 
   /// Ends all operations in flight with Errc::aborted.
   void abort(const std::string& reason) noexcept;
 
   Mesh mesh;
+  MeshCoordinates place;       ///< of this rank; `shard` is in shard_group
   Communicator& communicator;  ///< of all ranks, which train together
+  Communicator& data;          ///< of the ranks over which gradients are means
   Communicator& shard_group;   ///< of the ranks between which values, gradients and state are divided
+  Communicator* replicas;      ///< of the ranks that have the same shard; null: this one alone
   Stream stream;               ///< the stream of the tape, once one is attached
   Stream to_device, to_host;   ///< of copies that overlap with computation, if memory is offloaded
-  TransientMemory transient;   ///< memory of shard_group for buffers that live for a part of a step
+  Stream between;              ///< on a device, orders sums over replicas after those over shard_group
+  TransientMemory transient;   ///< memory of the communicator for buffers that live for a part of a step
   ExposedTime exposed;
   /// Of all updates; not of checks that are made once, of ParameterValues::whole(), and of what an engine
   /// adds for reports, checkpoints and ranks that have ended.
-  Traffic traffic;
+  MeshTraffic traffic;
   /// Of the collectives that are counted in `traffic` here.
   std::function<void(const StartedCollective&)> started;
 

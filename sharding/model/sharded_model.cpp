@@ -36,9 +36,9 @@ ShardedModel::ShardedModel(Module& module, ModelParameters parameters, const Sto
     : options_(options),
       runtime_(runtime),
       parameters_(std::move(parameters)),
-      layout_(parameters_, plan_buckets(module, runtime), options.plan.state,
-              {runtime.shard_group.rank(), runtime.shard_group.size()}),
-      wire_(options.wire, options.pairwise_passes ? ReduceOp::sum : ReduceOp::avg, runtime) {
+      layout_(parameters_, plan_buckets(module, runtime), options.plan.state, runtime.place),
+      wire_(options.wire, options.pairwise_passes ? ReduceOp::sum : ReduceOp::avg, options.buckets.overlap,
+            runtime) {
   state_offloaded_ = offloaded_buckets(layout_.buckets(), options_.offload_state);
   for (int b = 0; options_.precision.mixed() && b < layout_.size(); ++b) masters_.push_back(make_master(b));
   make_values();
@@ -48,7 +48,7 @@ ShardedModel::ShardedModel(Module& module, ModelParameters parameters, const Sto
 ShardedModel::~ShardedModel() = default;
 
 PlannedLayout plan_layout(Module& module, const ModelParameters& parameters, const StorageOptions& options,
-                          RankOf rank) {
+                          MeshCoordinates place) {
   check(options);
   const DType gradients = options.precision.gradients;
   if (options.plan.values == Placement::replicated)
@@ -60,7 +60,7 @@ PlannedLayout plan_layout(Module& module, const ModelParameters& parameters, con
                           .count = options.buckets.cap_bytes / size_of(gradients),
                           .persistent = limits.param_persistence_threshold,
                           .all_persistent = limits.model_persistence_threshold},
-      rank);
+      place);
   BucketLayout buckets = flat->buckets(gradients);
   return {std::move(flat), std::move(buckets)};
 }
@@ -78,8 +78,7 @@ std::vector<char> offloaded_buckets(const BucketLayout& layout, const OffloadOpt
 }
 
 BucketLayout ShardedModel::plan_buckets(Module& module, Runtime& runtime) {
-  PlannedLayout planned =
-      plan_layout(module, parameters_, options_, {runtime.shard_group.rank(), runtime.shard_group.size()});
+  PlannedLayout planned = plan_layout(module, parameters_, options_, runtime.place);
   flat_parameters_ = std::move(planned.flat_parameters);
   if (flat_parameters_) trace_ = std::make_unique<ScopeTrace>(module.scopes());
   return std::move(planned.buckets);

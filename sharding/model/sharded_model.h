@@ -36,7 +36,7 @@ struct PlannedLayout {
   BucketLayout buckets;
 };
 /// Errc::invalid_argument if the plan is impossible. The parameters must outlive the result.
-PlannedLayout plan_layout(Module&, const ModelParameters&, const StorageOptions&, RankOf);
+PlannedLayout plan_layout(Module&, const ModelParameters&, const StorageOptions&, MeshCoordinates);
 /// The buckets of which optimizer state and masters are offloaded, on a device.
 std::vector<char> offloaded_buckets(const BucketLayout&, const OffloadOptions&);
 
@@ -56,6 +56,8 @@ class ShardedModel {
   FlatParameters* flat_parameters() const { return flat_parameters_.get(); }
   /// The scopes that were gathered. Null unless values are sharded.
   const ScopeTrace* trace() const { return trace_.get(); }
+  /// In which the gradients are reduced.
+  GradientWire& wire() { return wire_; }
   ValueStore& values() const { return *values_; }
   GradientStore& gradients() const { return *gradients_; }
 

@@ -81,7 +81,7 @@ Work ReplicatedValues::publish(int bucket, const Stream& stream) {
 }
 
 std::vector<StoredValue> ReplicatedValues::stored() const {
-  const bool exported = runtime_.communicator.rank() == 0;
+  const bool exported = runtime_.data.rank() == 0;
   std::vector<StoredValue> out;
   for (const auto* list : {&parameters_.members(), &parameters_.frozen()})
     for (Parameter* p : *list) out.push_back({p, {0, p->count()}, p->value, exported});
@@ -151,7 +151,7 @@ ShardedValues::ShardedValues(FlatParameters& flat, DType dtype, const GatherLimi
     else if (offload.device == OffloadDevice::cpu)
       at(u).shard = make_offloaded_shard(u, dtype);
     else
-      at(u).shard = make_shard(u, dtype, runtime.shard_group.allocator());
+      at(u).shard = make_shard(u, dtype, runtime.communicator.allocator());
   runtime.stream.synchronize();  // the sources of the copies are freed now
   for (int u = 0; u < flat.size(); ++u) flat[u].persistent ? set_parameters(u) : drop_parameters(u);
 }
@@ -281,14 +281,15 @@ Tensor ShardedValues::whole(const Parameter& p) {
 }
 
 std::vector<StoredValue> ShardedValues::stored() const {
-  const bool first_rank = runtime_.shard_group.rank() == 0;
+  const bool first_copy = runtime_.place.replica.rank == 0;
+  const bool first_rank = runtime_.place.shard.rank == 0;
   std::vector<StoredValue> out;
   for (int u = 0; u < flat_.size(); ++u) {
     const bool whole = flat_[u].persistent;
     const Tensor& held = whole ? at(u).gathered : at(u).shard;
     const Range range = whole ? Range{0, flat_[u].count} : flat_.shard(u);
     for_each_piece(flat_[u], range, [&](Parameter& p, Range elements, std::size_t offset) {
-      out.push_back({&p, elements, held.view(offset, {elements.count()}), !whole || first_rank});
+      out.push_back({&p, elements, held.view(offset, {elements.count()}), first_copy && (!whole || first_rank)});
     });
   }
   return out;

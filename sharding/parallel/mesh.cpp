@@ -80,10 +80,16 @@ std::shared_ptr<Communicator> borrowed(Communicator& communicator) {
 /// The ranks with equal `color`. `size`: their number.
 std::shared_ptr<Communicator> group(Communicator& all, int size, int color) {
   if (size == all.size()) return borrowed(all);
-  return std::make_shared<Communicator>(*all.split(color, all.rank()));
+  return std::make_shared<Communicator>(*all.split(color, all.rank(), {}, true));
 }
 
 }  // namespace
+
+MeshCoordinates coordinates(const MeshSizes& sizes, int rank) {
+  const int data = rank / sizes.tp;
+  return {
+      {data / sizes.shard, sizes.replicate}, {data % sizes.shard, sizes.shard}, {rank % sizes.tp, sizes.tp}};
+}
 
 std::string describe(const MeshSizes& sizes) {
   std::string out;

@@ -28,6 +28,25 @@ struct MeshSizes {
   bool operator==(const MeshSizes&) const = default;
 };
 
+/// The place of a rank along each dimension.
+struct MeshCoordinates {
+  RankOf replica, shard, part;
+
+  MeshCoordinates(RankOf replica_, RankOf shard_, RankOf part_)
+      : replica(replica_), shard(shard_), part(part_) {}
+  /// Of ranks that all divide one copy of the model.
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  MeshCoordinates(RankOf shard_) : shard(shard_) {}
+  /// Among the ranks with data of their own.
+  RankOf data() const {
+    return {replica.rank * shard.ranks + shard.rank, replica.ranks * shard.ranks};
+  }
+  bool operator==(const MeshCoordinates&) const = default;
+};
+
+/// Of a rank of a mesh, whose sizes are numbers.
+MeshCoordinates coordinates(const MeshSizes&, int rank);
+
 /// "replicate 2 x shard auto x tp 4"; replicate and tp of 1 are left out.
 std::string describe(const MeshSizes&);
 
@@ -67,8 +86,9 @@ class Mesh {
   Communicator* tp() const { return groups_.tp.get(); }
 
   // This rank's coordinates.
-  RankOf replica() const { return {data().rank() / sizes_.shard, sizes_.replicate}; }
-  RankOf part() const { return {communicator().rank() % sizes_.tp, sizes_.tp}; }
+  MeshCoordinates place() const { return coordinates(sizes_, communicator().rank()); }
+  RankOf replica() const { return place().replica; }
+  RankOf part() const { return place().part; }
 
  private:
   MeshSizes sizes_;

@@ -49,7 +49,7 @@ struct Difference {
   int culprit = -1;
 };
 
-/// `hashes` by rank; nullopt if all are equal.
+/// `hashes` of some ranks; nullopt if all are equal.
 std::optional<Difference> find_difference(const std::vector<std::uint64_t>& hashes) {
   const auto differs_from = [&](std::size_t rank) {
     const auto other = std::ranges::find_if(hashes, [&](std::uint64_t h) { return h != hashes[rank]; });
@@ -60,6 +60,23 @@ std::optional<Difference> find_difference(const std::vector<std::uint64_t>& hash
     if (2 * std::ranges::count(hashes, hashes[r]) > std::ssize(hashes))
       return Difference{r, differs_from(r), static_cast<int>(differs_from(r))};
   return Difference{0, differs_from(0), -1};
+}
+
+/// The first difference between ranks of one group. Both by rank.
+std::optional<Difference> find_difference(const std::vector<std::uint64_t>& hashes,
+                                          const std::vector<std::uint64_t>& groups) {
+  for (std::size_t first = 0; first < groups.size(); ++first) {
+    if (std::ranges::find(groups, groups[first]) - groups.begin() != static_cast<std::ptrdiff_t>(first)) continue;
+    std::vector<std::size_t> ranks;
+    std::vector<std::uint64_t> of_group;
+    for (std::size_t r = first; r < groups.size(); ++r)
+      if (groups[r] == groups[first]) ranks.push_back(r), of_group.push_back(hashes[r]);
+    if (auto found = find_difference(of_group)) {
+      if (found->culprit >= 0) found->culprit = static_cast<int>(ranks[static_cast<std::size_t>(found->culprit)]);
+      return Difference{ranks[found->first], ranks[found->other], found->culprit};
+    }
+  }
+  return {};
 }
 
 [[noreturn]] void throw_difference(const char* subject, const std::vector<Fact>& facts, Difference ranks,
@@ -83,9 +100,10 @@ std::string describe(const Parameter& p) {
 }  // namespace
 
 void require_same(const char* subject, std::span<const Fact> facts, const char* advice,
-                  Communicator& communicator) {
+                  Communicator& communicator, int group) {
   if (communicator.size() == 1) return;
   const auto counts = gather_all(std::vector<std::uint64_t>{facts.size()}, communicator);
+  const auto groups = gather_all(std::vector<std::uint64_t>{static_cast<std::uint64_t>(group)}, communicator);
   const std::size_t max_count = *std::max_element(counts.begin(), counts.end());
   std::vector<std::uint64_t> hashes(max_count);
   std::transform(facts.begin(), facts.end(), hashes.begin(), hash_of);
@@ -93,7 +111,7 @@ void require_same(const char* subject, std::span<const Fact> facts, const char* 
   std::vector<std::uint64_t> of_fact(counts.size());
   for (std::size_t i = 0; i < max_count; ++i) {
     for (std::size_t r = 0; r < counts.size(); ++r) of_fact[r] = all[r * max_count + i];
-    const auto difference = find_difference(of_fact);
+    const auto difference = find_difference(of_fact, groups);
     if (!difference) continue;
     const auto has = gather_fact(facts, i, communicator);
     communicator.barrier()

@@ -21,8 +21,9 @@ struct Fact {
 /// Errc::mismatch on every rank if ranks differ, with the first fact that differs: "SUBJECT differs over the
 /// ranks: NAME is VALUE on rank 0 and VALUE on rank 2; ADVICE". The culprit is the first rank that differs
 /// from the majority; none, as with two ranks, if there is no majority. Ranks may pass different numbers of
-/// facts.
-void require_same(const char* subject, std::span<const Fact>, const char* advice, Communicator&);
+/// facts. Ranks with another `group` are not compared, but get the error, too.
+void require_same(const char* subject, std::span<const Fact>, const char* advice, Communicator&,
+                  int group = 0);
 
 /// require_same() for names, shapes, frozen flags, and the presence of values.
 void require_same_model(std::span<Parameter* const>, Communicator&);

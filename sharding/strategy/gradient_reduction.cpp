@@ -153,7 +153,8 @@ void GradientReduction::fill_unwritten(int bucket, const Stream& stream) {
 }
 
 void GradientReduction::exchange(bool cancelled) {
-  if (runtime_.communicator.size() > 1) runtime_.traffic.control.add(rules_.bytes());
+  if (runtime_.communicator.size() > 1)
+    runtime_.traffic_of(runtime_.communicator).control.add(rules_.bytes());
   rules_.begin_exchange(cancelled);
 }
 
@@ -165,8 +166,12 @@ void GradientReduction::finish(const Stream& stream, bool cancelled) {
   // A backend that stages device memory through the host starts a call when its stream arrives there, in no
   // fixed order with calls on host memory. So the exchange in host memory runs after the staged calls.
   const bool staged = stream.device().kind == Device::cuda && !runtime_.communicator.capturable();
-  if (!captured && !staged) exchange(cancelled);
+  // Second steps may be calls of the same communicator, and start in time: the exchange follows them all.
+  const bool follows = runtime_.replicas != nullptr;
+  if (!captured && !staged && !follows) exchange(cancelled);
   scheduler_->finish(stream);
+  model_.wire().advance(stream, true);
+  if (!captured && !staged && follows) exchange(cancelled);
   runtime_.exposed.add(scheduler_->report().exposed);
   seconds_ += std::chrono::duration<double>(scheduler_->report().total).count();
   model_.gradients().settle(stream);

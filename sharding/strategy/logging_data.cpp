@@ -21,7 +21,7 @@ std::string milliseconds(double seconds) { return concat(seconds * 1e3, " ms"); 
 
 std::string describe(const LoggingData& d) {
   return concat(
-      "strategy: ", d.strategy, "\nrank: ", d.rank, " of ", d.world_size, "\nbackend: ", d.backend,
+      "strategy: ", d.strategy, "\nrank: ", d.rank, " of ", d.world_size, "\nmesh: ", describe(d.mesh), "\nbackend: ", d.backend,
       "\ngradients: ", name(d.gradients), "\nbuckets: ", d.bucket_bytes.size(), " (",
       joined(d.bucket_bytes, human_bytes), ")", "\nrebuilt buckets: ", yes_or_no(d.rebuilt_buckets),
       "\noverlap: ", yes_or_no(d.overlap), "\nfind_unused_parameters: ", yes_or_no(d.find_unused_parameters),
@@ -31,7 +31,7 @@ std::string describe(const LoggingData& d) {
       "\nforward: ", milliseconds(d.forward_seconds), "\nbackward: ", milliseconds(d.backward_seconds),
       "\ncommunication: ", milliseconds(d.communication_seconds),
       "\nexposed communication: ", milliseconds(d.exposed_seconds),
-      "\nsent since the start: ", human_bytes(d.traffic.sent(d.world_size)), "\n");
+      "\nsent since the start: ", human_bytes(d.traffic.sent(d.mesh)), "\n");
 }
 
 }  // namespace rz

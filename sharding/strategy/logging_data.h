@@ -15,6 +15,7 @@ namespace rz {
 struct LoggingData {
   std::string strategy;  ///< "ddp"
   int rank = 0, world_size = 1;
+  MeshSizes mesh;
   std::string backend;                    ///< backend_name: Communicator::describe()
   DType gradients = DType::f32;           ///< dtypes
   std::vector<std::size_t> bucket_bytes;  ///< bucket_sizes, with padding, in the order of reduction
@@ -29,7 +30,7 @@ struct LoggingData {
   double communication_seconds = 0;
   /// Waits of all kinds, Strategy::exposed_seconds(): communication that computation did not hide.
   double exposed_seconds = 0;
-  Traffic traffic;  ///< since the strategy was created
+  MeshTraffic traffic;  ///< since the strategy was created
 };
 
 /// Lines "name: value".

@@ -107,10 +107,10 @@ Tensor OptimizerState::part(std::size_t s, int bucket, Range range) const {
 }
 
 template <class F>
-void OptimizerState::each(bool shard, const F& f) const {
+void OptimizerState::each(bool owned, const F& f) const {
   const FlatLayout& layout = model_.layout();
   for (int b = 0; !states_.empty() && b < layout.size(); ++b)
-    for (const ParameterSlice& slice : layout.slices(b, shard ? layout.shard(b) : layout.updated(b))) {
+    for (const ParameterSlice& slice : layout.slices(b, owned ? layout.owned(b) : layout.updated(b))) {
       const auto& states = states_of(slice.member);
       for (std::size_t s = 0; s < states.size(); ++s)
         f(states[s], model_.parameters().member(slice.member), slice.elements,

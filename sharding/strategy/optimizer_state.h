@@ -87,10 +87,10 @@ class OptimizerState {
   const std::vector<StateSpec>& states_of(int member) const;
   void allocate();
   Tensor tensor(std::size_t s, int member, std::size_t offset, std::size_t count) const;
-  /// Calls f(spec, parameter, elements, values) for the states of this rank's shard, or of all that it
+  /// Calls f(spec, parameter, elements, values) for the states of what this rank owns, or of all that it
   /// updates.
   template <class F>
-  void each(bool shard, const F&) const;
+  void each(bool owned, const F&) const;
 
   const ShardedModel& model_;
   const Runtime& runtime_;

@@ -40,7 +40,7 @@ void ParameterValues::State::each_owned(const F& f) const {
   const FlatLayout& layout = model.layout();
   for (int b = 0; b < layout.size(); ++b) {
     const Tensor values = model.updated_f32(b);
-    for (const ParameterSlice& slice : layout.slices(b, layout.shard(b)))
+    for (const ParameterSlice& slice : layout.slices(b, layout.owned(b)))
       f(values.view(slice.offset - layout.updated(b).begin, {slice.elements.count()}),
         model.parameters().member(slice.member), slice.elements);
   }

@@ -15,12 +15,12 @@ namespace {
 
 /// A model as a strategy lays it out.
 struct Laid {
-  Laid(StrategyKind kind, Module& module, RankOf rank, const StrategyOptions& options, Device::Kind device)
+  Laid(StrategyKind kind, Module& module, MeshCoordinates place, const StrategyOptions& options, Device::Kind device)
       : parameters(module.parameters()),
         storage(storage_options(checked(options, plan_of(kind)), plan_of(kind), module.parameters(),
-                                rank.ranks, device)),
-        planned(plan_layout(module, parameters, storage, rank)),
-        layout(parameters, planned.buckets, storage.plan.state, rank) {}
+                                place.data().ranks, device)),
+        planned(plan_layout(module, parameters, storage, place)),
+        layout(parameters, planned.buckets, storage.plan.state, place) {}
 
   ModelParameters parameters;
   StorageOptions storage;
@@ -97,9 +97,9 @@ std::size_t tile_of(const Laid& laid, int bucket, const Optimizer& optimizer, st
 
 }  // namespace
 
-MemoryReport predicted_memory(StrategyKind kind, Module& module, const Optimizer& optimizer, RankOf rank,
+MemoryReport predicted_memory(StrategyKind kind, Module& module, const Optimizer& optimizer, MeshCoordinates place,
                               const StrategyOptions& options, Device::Kind device) {
-  const Laid laid(kind, module, rank, options, device);
+  const Laid laid(kind, module, place, options, device);
   const std::vector<char> offloaded = offloaded_buckets(laid.layout.buckets(), laid.storage.offload_state);
   HeldBytes masters, state;
   for (int b = 0; b < laid.layout.size(); ++b) {
@@ -119,9 +119,9 @@ MemoryReport predicted_memory(StrategyKind kind, Module& module, const Optimizer
   return report;
 }
 
-std::size_t predicted_tiles(StrategyKind kind, Module& module, const Optimizer& optimizer, RankOf rank,
+std::size_t predicted_tiles(StrategyKind kind, Module& module, const Optimizer& optimizer, MeshCoordinates place,
                             const StrategyOptions& options, Device::Kind device) {
-  const Laid laid(kind, module, rank, options, device);
+  const Laid laid(kind, module, place, options, device);
   std::size_t largest = 0;
   for (int b = 0; b < laid.layout.size(); ++b)
     largest = std::max(largest, tile_of(laid, b, optimizer, options.sub_group_size));

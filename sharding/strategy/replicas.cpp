@@ -108,7 +108,8 @@ Fact fact_of(const Parameter& p, const Tensor& value, const Stream& stream) {
 }  // namespace
 
 ModelParameters agree_on_model(StrategyKind kind, Module& module, const StrategyOptions& options,
-                               Communicator& communicator) {
+                               Runtime& runtime) {
+  Communicator& communicator = runtime.communicator;
   const auto all = module.parameters();
   require_distinct_names(all);
   require_same("LoRA", lora_facts(module), "call add_lora() with the same options on every rank",
@@ -117,7 +118,7 @@ ModelParameters agree_on_model(StrategyKind kind, Module& module, const Strategy
   for (const Parameter* p : all) require_in_f32(*p);
   ModelParameters parameters(all);
   require_same_options(kind, options, communicator);
-  broadcast_values(all, communicator);
+  broadcast_values(all, runtime.data);
   return parameters;
 }
 
@@ -133,11 +134,26 @@ void ReplicaComparison::record(const std::function<void(const Parameter&, Range 
     }
 }
 
-/// The values that every rank holds whole: in mixed precision the working copies.
+/// The values that this rank holds: in mixed precision the working copies.
 std::vector<Fact> ReplicaComparison::held_values() const {
   std::vector<Fact> facts;
   for (const StoredValue& stored : model_.values().stored())
     facts.push_back(fact_of(*stored.parameter, stored.values, runtime_.stream));
+  return facts;
+}
+
+/// What this rank updates, and the values that it holds, of its shards.
+std::vector<Fact> ReplicaComparison::held_shards() const {
+  std::vector<Fact> facts;
+  if (model_.options().plan.values == Placement::sharded) facts = held_values();
+  const FlatLayout& layout = model_.layout();
+  for (int b = 0; model_.options().precision.mixed() && b < layout.size(); ++b) {
+    const Range all = layout.updated(b);
+    const Tensor values = model_.updated_f32(b);
+    for (const ParameterSlice& slice : layout.slices(b, all))
+      facts.push_back(fact_of(model_.parameters().member(slice.member),
+                              values.view(slice.offset - all.begin, {slice.elements.count()}), runtime_.stream));
+  }
   return facts;
 }
 
@@ -151,9 +167,15 @@ void ReplicaComparison::require_same_values(const std::function<Tensor(const Par
   if (options.plan.state == Placement::replicated && options.precision.mixed())
     for (const Parameter* p : model_.parameters().members())
       facts.push_back(fact_of(*p, whole(*p), runtime_.stream));
-  require_same("a parameter's value", facts,
-               "fill or load the same on every rank (the same seed, the same checkpoint)",
-               runtime_.communicator);
+  const auto compare = [&](const std::vector<Fact>& list, int group) {
+    require_same("a parameter's value", list,
+                 "fill or load the same on every rank (the same seed, the same checkpoint)",
+                 runtime_.communicator, group);
+  };
+  const MeshCoordinates& place = runtime_.place;
+  compare(facts, place.part.rank);
+  if (runtime_.replicas && options.plan.state == Placement::sharded)
+    compare(held_shards(), place.part.rank * place.shard.ranks + place.shard.rank);
 }
 
 void ReplicaComparison::require_same_scopes(const PassRules& rules) {

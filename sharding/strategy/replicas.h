@@ -17,10 +17,10 @@ namespace rz {
 
 /// Checks that the ranks have the same model, in f32, and the same options, and broadcasts the values of
 /// rank 0. Collective.
-ModelParameters agree_on_model(StrategyKind, Module&, const StrategyOptions&, Communicator&);
+ModelParameters agree_on_model(StrategyKind, Module&, const StrategyOptions&, Runtime&);
 
-/// Compares the values that several ranks hold. Values that one rank holds are compared as they were filled
-/// in.
+/// Compares the values that several ranks hold: whole ones, and the shards of the copies of a model. Values
+/// that one rank holds are compared as they were filled in.
 class ReplicaComparison {
  public:
   /// Both must outlive this object.
@@ -39,6 +39,7 @@ class ReplicaComparison {
 
  private:
   std::vector<Fact> held_values() const;
+  std::vector<Fact> held_shards() const;
 
   const ShardedModel& model_;
   Runtime& runtime_;

@@ -15,7 +15,7 @@ ShardingPlan plan_of(StrategyKind);
 
 /// The options. Errc::invalid_argument for a precision that does not exist, and for what the plan has not.
 StrategyOptions checked(StrategyOptions, const ShardingPlan&);
-/// What the options mean for the parameters of a model on `ranks` ranks whose communicator is on a device or
+/// What the options mean for the parameters of a model on `ranks` data ranks whose communicator is on a device or
 /// on the host.
 StorageOptions storage_options(const StrategyOptions&, const ShardingPlan&,
                                std::span<Parameter* const> parameters, int ranks, Device::Kind);

@@ -155,7 +155,7 @@ StepControl::StepControl(const ShardedModel& model, Runtime& runtime) : model_(m
 /// Sums in pairwise order are not divided by the number of ranks.
 float StepControl::loss_gradient() const {
   const bool sums = model_.options().pairwise_passes > 0;
-  return settings_.loss_gradient(sums ? 1 : runtime_.communicator.size());
+  return settings_.loss_gradient(sums ? 1 : runtime_.data.size());
 }
 
 void StepControl::write_settings(const Stream& stream) {
@@ -196,7 +196,7 @@ bool hashes_are_equal(const std::array<std::int64_t, 2>& sums, int ranks) {
 void StepControl::add_squares(SquareSum& sum) const {
   const FlatLayout& layout = model_.layout();
   for (int b = 0; b < layout.size(); ++b) {
-    const Range own = layout.shard(b);
+    const Range own = layout.owned(b);
     sum.add(model_.gradients().mean(b).view(own.begin - layout.updated(b).begin, {own.count()}));
   }
 }
@@ -207,7 +207,7 @@ bool StepControl::all_reduce(std::span<ExactSum> sums, std::optional<std::uint64
   const std::span more(compared.data(), hash ? compared.size() : 0);
   if (ranks == 1 || (sums.empty() && more.empty())) return true;
   runtime_.exposed.measure([&] { ExactSum::all_reduce(sums, exact_words_, runtime_.communicator, more); });
-  runtime_.traffic.control.add(exact_words_.size() * sizeof(exact_words_[0]));
+  runtime_.traffic_of(runtime_.communicator).control.add(exact_words_.size() * sizeof(exact_words_[0]));
   return is_meta() || hashes_are_equal(compared, ranks);
 }
 
@@ -269,7 +269,7 @@ StepControl::Decision StepControl::decide_on_device(const Stream& stream) {
   const Tensor terms = is_counted() ? sums_.view(words, {words}) : Tensor();
   if (terms.defined()) terms_.copy_to(terms, stream);
   const Tensor used = terms.defined() ? sums_ : squares;
-  runtime_.traffic.control.add(used.bytes());
+  runtime_.traffic_of(runtime_.communicator).control.add(used.bytes());
   runtime_.exposed.wait(runtime_.communicator.all_reduce(used.buffer(), ReduceOp::sum, stream), stream);
   const auto* const limits =
       reinterpret_cast<const StepLimits*>(device_settings_.raw() + offsetof(DeviceSettings, limits));

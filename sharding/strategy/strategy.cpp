@@ -79,8 +79,8 @@ Strategy::State::State(StrategyKind of, const ShardingPlan& plan, Module& module
       options(checked(std::move(given), plan)),
       runtime(with_order(std::move(mesh), options), offloads(options)),
       hooks(module.parameters(), passes, concat("a ", name(of), " strategy")),
-      model(module, agree_on_model(of, module, options, runtime.communicator),
-            storage_options(options, plan, module.parameters(), runtime.shard_group.size(),
+      model(module, agree_on_model(of, module, options, runtime),
+            storage_options(options, plan, module.parameters(), runtime.data.size(),
                             runtime.stream.device().kind),
             runtime),
       passes(module, model,
@@ -371,6 +371,7 @@ LoggingData Strategy::logging_data() const {
   LoggingData data{.strategy = name(s.kind),
                    .rank = communicator.rank(),
                    .world_size = communicator.size(),
+                   .mesh = s.runtime.mesh.sizes(),
                    .backend = communicator.describe(),
                    .gradients = s.options.precision.gradients,
                    .rebuilt_buckets = s.passes.reduction().has_rebuilt(),
@@ -394,6 +395,8 @@ LoggingData Strategy::logging_data() const {
 
 Communicator& Strategy::communicator() const { return state_->runtime.communicator; }
 
+const Mesh& Strategy::mesh() const { return state_->runtime.mesh; }
+
 MemoryReport Strategy::memory() const {
   const State& s = *state_;
   MemoryReport report;
@@ -413,7 +416,7 @@ MemoryReport Strategy::memory() const {
   return report;
 }
 
-const Traffic& Strategy::traffic() const { return state_->runtime.traffic; }
+const MeshTraffic& Strategy::traffic() const { return state_->runtime.traffic; }
 
 void Strategy::observe_communication(CommunicationObserver observer) {
   state_->runtime.started = std::move(observer.started);

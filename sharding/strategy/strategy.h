@@ -186,8 +186,9 @@ class Strategy {
   bool dropped() const;
 
   // ---- import and export
-  /// The ranks among which it trains.
+  /// All ranks among which it trains.
   Communicator& communicator() const;
+  const Mesh& mesh() const;
   ParameterValues& values();
   const ParameterValues& values() const;
   /// sharding/strategy/optimizer_state.h
@@ -202,7 +203,7 @@ class Strategy {
   /// Memory held on this rank now.
   MemoryReport memory() const;
   /// Collectives of updates since the strategy was created, except for replays of a graph.
-  const Traffic& traffic() const;
+  const MeshTraffic& traffic() const;
   /// Reports each collective that traffic() counts, except for control messages and replays of a graph, and
   /// each wait that exposed_seconds() counts, from now on. The time of `started` counts as such a wait.
   void observe_communication(CommunicationObserver);

@@ -90,10 +90,10 @@ void TrainingPasses::broadcast_buffers() {
   std::vector<Tensor> values;
   for (const ModuleBuffer* buffer : buffers_) {
     values.push_back(buffer->value);
-    if (runtime_.communicator.size() > 1 && buffer->value.bytes() > 0)
-      runtime_.traffic.broadcast.add(buffer->value.bytes());
+    if (runtime_.data.size() > 1 && buffer->value.bytes() > 0)
+      runtime_.traffic_of(runtime_.data).broadcast.add(buffer->value.bytes());
   }
-  rz::broadcast_buffers(values, runtime_.communicator, runtime_.stream);
+  rz::broadcast_buffers(values, runtime_.data, runtime_.stream);
 }
 
 /// Reductions need no record: a rank makes the rest of them in any case.

@@ -48,7 +48,7 @@ void ParameterNorms::measure(const Optimizer& optimizer, UpdateTiles& tiles, Upd
 
 void ParameterNorms::add_over_ranks(const Stream& stream) {
   Communicator& group = runtime_.shard_group;
-  runtime_.traffic.control.add(sums_.size() * ExactLayout::words * sizeof(std::int64_t));
+  runtime_.traffic_of(group).control.add(sums_.size() * ExactLayout::words * sizeof(std::int64_t));
   if (stream.device().kind == Device::cuda)
     runtime_.exposed.wait(group.all_reduce(device_sums_.buffer(), ReduceOp::sum, stream), stream);
   else

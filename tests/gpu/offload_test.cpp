@@ -92,7 +92,7 @@ Result run(const Case& c, bool offloads, bool graph = false, int updates = 3) {
     result.memory = engine.strategy().memory();
     Gpt2 shapes(run.c.config);
     const auto optimizer = make_optimizer(*run.options.ds.optimizer, Decay::matrices);
-    result.predicted = predicted_memory(c.kind, shapes, *optimizer, {0, c.ranks}, o, Device::cuda);
+    result.predicted = predicted_memory(c.kind, shapes, *optimizer, RankOf{0, c.ranks}, o, Device::cuda);
   };
   result.reports = train(run, updates);
   return result;

@@ -80,11 +80,11 @@ std::uint64_t bytes_of_update(World& world, const std::string& ringzero, int bef
   auto engine = initialize(world, net, options(config(0, ringzero)));
   std::uint64_t start = 0;
   for (int u = 0; u <= before; ++u) {
-    start = engine.strategy().traffic().all_reduce.bytes;
+    start = engine.strategy().traffic().total().all_reduce.bytes;
     train(engine, net, world.rank(), u);
     engine.step();
   }
-  return engine.strategy().traffic().all_reduce.bytes - start;
+  return engine.strategy().traffic().total().all_reduce.bytes - start;
 }
 
 TEST(DdpKeys, AHookDecidesWhatIsSent) {

@@ -49,7 +49,7 @@ Trained train(Communicator& comm, const StrategyOptions& options) {
     const auto values = values_of(*ddp, *p);
     out.values.insert(out.values.end(), values.begin(), values.end());
   }
-  out.bytes = ddp->traffic().all_reduce.bytes;
+  out.bytes = ddp->traffic().total().all_reduce.bytes;
   return out;
 }
 

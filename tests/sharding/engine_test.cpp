@@ -310,7 +310,7 @@ TEST(Engine, TheCommsLoggerCountsWhatTheStrategySends) {
         for (int u = 0; u < 3; ++u)
           engine.train_batch(batches,
                              [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b.x), b.y); });
-        return std::tuple(engine.log_summary(), engine.loss(), engine.strategy().traffic());
+        return std::tuple(engine.log_summary(), engine.loss(), engine.strategy().traffic().total());
       };
       const auto [none, loss, traffic] = train("");
       EXPECT_EQ(none, "");

@@ -242,12 +242,12 @@ Traffic traffic_of_update(StrategyKind kind, Communicator& comm, ToyModel& model
                           const StrategyOptions& options, int micro_batches = 1) {
   const auto strategy = make_strategy(kind, model, comm, options);
   train(*strategy, model, micro_batches);
-  const Traffic three = strategy->traffic();
+  const Traffic three = strategy->traffic().total();
   train(*strategy, model, micro_batches);
   const auto difference = [](const CallCount& six, const CallCount& three) {
     return CallCount{(six.calls - three.calls) / 3, (six.bytes - three.bytes) / 3};
   };
-  const Traffic six = strategy->traffic();
+  const Traffic six = strategy->traffic().total();
   return {difference(six.all_reduce, three.all_reduce), difference(six.reduce_scatter, three.reduce_scatter),
           difference(six.all_gather, three.all_gather)};
 }

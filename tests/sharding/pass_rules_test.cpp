@@ -214,9 +214,9 @@ TEST_P(PassRules, ParametersThatAStaticGraphLeavesOutAreNotExchanged) {
       Rank r(StrategyKind::ddp, comm, {.static_graph = static_graph});
       std::vector<std::uint64_t> bytes;
       for (int update = 0; update < 3; ++update) {
-        const std::uint64_t before = r.strategy->traffic().all_reduce.bytes;
+        const std::uint64_t before = r.strategy->traffic().total().all_reduce.bytes;
         r.update(rank == 0 ? Used{0, 2} : Used{0});
-        bytes.push_back(r.strategy->traffic().all_reduce.bytes - before);
+        bytes.push_back(r.strategy->traffic().total().all_reduce.bytes - before);
         EXPECT_FLOAT_EQ(values_of(*r.strategy, r.model[2])[0],
                         1 - 3 * static_cast<float>(update + 1) / static_cast<float>(GetParam()));
         EXPECT_EQ(values_of(*r.strategy, r.model[1])[0], 1.0f);

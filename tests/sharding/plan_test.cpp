@@ -62,7 +62,7 @@ template <class Model, class Record>
 TrainingPlan measured(World& world, Model& model, const std::string& json, const Record& record) {
   Engine engine = initialize(world, model, {.config = json, .threads = 1, .log = nullptr});
   Batches batches;
-  Traffic before;
+  MeshTraffic before;
   for (int i = 0; i < 4; ++i) {
     before = engine.strategy().traffic();
     engine.train_batch(batches, [&](Tape& tape, const Tokens& t) { return record(model, tape, t); });
@@ -252,7 +252,7 @@ TEST_P(Plan, HasEveryByteThatTheCommunicatorMoves) {
       Tape tape;
       strategy->attach(tape);
       const Tokens tokens = zeros(allocate_host);
-      Traffic before;
+      MeshTraffic before;
       for (int i = 0; i < 4; ++i) {
         before = strategy->traffic();
         record->clear();
@@ -264,11 +264,11 @@ TEST_P(Plan, HasEveryByteThatTheCommunicatorMoves) {
         strategy->finish_gradients();
         strategy->clip_and_step(*optimizer, {.max_norm = 1});
       }
-      const Traffic update = strategy->traffic() - before;
-      EXPECT_EQ(moved(update), moved(*record)) << name(kind) << ", " << keys;
+      const MeshTraffic update = strategy->traffic() - before;
+      EXPECT_EQ(moved(update.total()), moved(*record)) << name(kind) << ", " << keys;
       const auto [memory, planned] = dry_run(
           shapes, *optimizer, [&](Tape& t) { return loss_of(shapes, t, zeros(allocator_on(meta_device))); },
-          {.strategy = kind, .rank = rank, .accumulation = 2});
+          {.strategy = kind, .mesh = {.shard = rank.ranks}, .rank = rank.rank, .accumulation = 2});
       EXPECT_EQ(update, planned) << name(kind) << ", " << keys;
     }
 }

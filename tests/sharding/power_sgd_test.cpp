@@ -220,13 +220,13 @@ TEST(PowerSgd, BatchedFollowsItsAlgorithmInFloat64) {
                               return square;
                             });
         for (int update = 0; update < 6; ++update) {
-          const Traffic before = t.strategy->traffic();
+          const Traffic before = t.strategy->traffic().total();
           const Numbers got = t.next(random_gradients(rank, update));
           if (update < 2) continue;
           const Matrix expected = reference.next(update, true);
           for (std::size_t i = 0; i < rows * columns; ++i) ASSERT_NEAR(got[i], expected[64 + i], 2e-5) << i;
           for (std::size_t i = 0; i < bias; ++i) ASSERT_NEAR(got[rows * columns + i], expected[i], 2e-5) << i;
-          EXPECT_EQ(t.strategy->traffic().all_reduce.bytes - before.all_reduce.bytes,
+          EXPECT_EQ(t.strategy->traffic().total().all_reduce.bytes - before.all_reduce.bytes,
                     4 * 2 * side * rank_of_factors);
         }
       });
@@ -259,12 +259,12 @@ TEST(PowerSgd, RanksHaveTheSameBitsAndSendTheFactors) {
     for (const bool warm : {true, false}) {
       Training t(comm, make_power_sgd({.matrix_approximation_rank = 3, .start_iter = 2, .warm_start = warm}));
       for (int update = 0; update < 4; ++update) {
-        const Traffic before = t.strategy->traffic();
+        const Traffic before = t.strategy->traffic().total();
         Numbers got = t.next(random_gradients(rank, update));
         Numbers of_first = got;
         comm.broadcast(Buffer(of_first.data(), of_first.size()), 0).wait();
         EXPECT_EQ(got, of_first);
-        const CallCount& after = t.strategy->traffic().all_reduce;
+        const CallCount& after = t.strategy->traffic().total().all_reduce;
         const std::size_t factors = 4 * ((rows + columns) * 3 + bias);
         if (update < 2) continue;
         EXPECT_EQ(after.calls - before.all_reduce.calls, 2u);

@@ -62,7 +62,7 @@ MemoryReport held(const Strategy& strategy) {
 void expect_predicted_memory(StrategyKind kind, Module& module, Communicator& comm,
                              const Optimizer& optimizer, const StrategyOptions& options) {
   const MemoryReport predicted =
-      predicted_memory(kind, module, optimizer, {comm.rank(), comm.size()}, options);
+      predicted_memory(kind, module, optimizer, RankOf{comm.rank(), comm.size()}, options);
   const auto strategy = make_strategy(kind, module, comm, options);
   strategy->optimizer_state().fill(optimizer, [](const std::string&, const Parameter&, Range r, float* out) {
     std::fill_n(out, r.count(), 0.0f);
@@ -91,7 +91,7 @@ TEST_P(Prediction, HoldsWhatThePaperSaysInMixedPrecision) {
   const auto adamw = make_adamw({});
   Even model;
   for (std::size_t k = 0; k < 4; ++k)
-    EXPECT_EQ(predicted_memory(kinds[k], model, *adamw, {0, GetParam()}, {.precision = brain}).total(),
+    EXPECT_EQ(predicted_memory(kinds[k], model, *adamw, RankOf{0, GetParam()}, {.precision = brain}).total(),
               expected[k])
         << name(kinds[k]);
 }
@@ -103,7 +103,7 @@ TEST_P(Prediction, HoldsWhatThePaperSaysInF32) {
   const auto adamw = make_adamw({});
   Even model;
   for (std::size_t k = 0; k < 4; ++k)
-    EXPECT_EQ(predicted_memory(kinds[k], model, *adamw, {0, GetParam()}).total(), expected[k]);
+    EXPECT_EQ(predicted_memory(kinds[k], model, *adamw, RankOf{0, GetParam()}).total(), expected[k]);
 }
 
 /// 2Ψ, 2Ψ, 2Ψ, 3Ψ in elements of 4 bytes, of which a rank sends (N - 1) / N.
@@ -121,7 +121,7 @@ TEST_P(Prediction, SendsWhatThePaperSays) {
         const auto sgd = make_sgd({});
         Traffic before;
         for (int update = 0; update < 2; ++update) {
-          before = strategy->traffic();
+          before = strategy->traffic().total();
           strategy->zero_grad();
           const Var loss = model.loss(tape);
           strategy->begin_backward();
@@ -130,7 +130,7 @@ TEST_P(Prediction, SendsWhatThePaperSays) {
           strategy->finish_gradients();
           strategy->step(*sgd);
         }
-        Traffic sent = strategy->traffic() - before;
+        Traffic sent = strategy->traffic().total() - before;
         sent.control = {};
         EXPECT_EQ(sent.sent(comm.size()), volumes[k] * 4 * Even::elements / n() * (n() - 1))
             << name(kinds[k]);
@@ -196,9 +196,9 @@ TEST(PredictionOfGpt2, IsWhatIsHeld) {
         const Strategy& strategy = engine.strategy();
         Gpt2 shapes(run.c.config);
         if (before != Traffic{}) {
-          EXPECT_EQ(held(strategy), predicted_memory(kind, shapes, *make_adamw({}), {0, 2}, o));
+          EXPECT_EQ(held(strategy), predicted_memory(kind, shapes, *make_adamw({}), RankOf{0, 2}, o));
         }
-        before = strategy.traffic();
+        before = strategy.traffic().total();
       };
       test::train(run, 3);
       EXPECT_NE(before, Traffic{});

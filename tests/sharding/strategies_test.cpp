@@ -74,13 +74,14 @@ struct Run {
   int ranks = 1, micro_batches = 1;
   bool synchronise_always = false;
   StrategyOptions options{};
+  MeshSizes mesh{};
 };
 
 /// Trains on one rank and checks it against the reference.
 void train(StrategyKind kind, const Run& run, Communicator& comm, const Reference& ref) {
   ToyModel model([&](std::size_t p, std::size_t i) { return comm.rank() == 0 ? initial_value(p, i) : -77; });
   Tape tape;
-  const auto strategy = make_strategy(kind, model, comm, run.options);
+  const auto strategy = make_strategy(kind, model, Mesh(comm, run.mesh), run.options);
   strategy->attach(tape);
   const auto sgd = make_sgd({.learning_rate = 1.0 / 64});
   for (int step = 0; step < steps; ++step) {
@@ -116,10 +117,35 @@ void expect_like_one_process(const Run& run) {
   const Reference ref = reference(run.ranks, run.micro_batches);
   for (const StrategyKind kind : kinds)
     run_ranks(run.ranks, [&](int rank, std::shared_ptr<Store> store) {
-      SCOPED_TRACE(concat(name(kind), " on rank ", rank, " of ", run.ranks));
+      SCOPED_TRACE(concat(name(kind), " on rank ", rank, " of ", run.ranks, ", ", describe(run.mesh)));
       auto comm = Communicator::connect(rank, run.ranks, std::move(store));
       train(kind, run, comm, ref);
     });
+}
+
+/// Two-step sums, values and state divided within each copy of the model.
+class Hybrid : public testing::TestWithParam<MeshSizes> {};
+INSTANTIATE_TEST_SUITE_P(Meshes, Hybrid,
+                         testing::Values(MeshSizes{2, 2}, MeshSizes{1, 4}, MeshSizes{4, 1}, MeshSizes{2, 3},
+                                         MeshSizes{3, 2}),
+                         [](const auto& test) {
+                           return concat("replicate", test.param.replicate, "shard", test.param.shard);
+                         });
+
+TEST_P(Hybrid, TrainsLikeOneProcess) {
+  const MeshSizes mesh = GetParam();
+  const int n = mesh.ranks();
+  expect_like_one_process({.ranks = n, .mesh = mesh});
+  expect_like_one_process({.ranks = n, .micro_batches = 2, .mesh = mesh});
+  for (const bool overlap : {true, false})
+    expect_like_one_process(
+        {.ranks = n,
+         .micro_batches = 2,
+         .synchronise_always = true,
+         .options = {.reduce_bucket_size = 150, .first_bucket_size = 64, .overlap_comm = overlap},
+         .mesh = mesh});
+  expect_like_one_process(
+      {.ranks = n, .options = {.gathers = {.param_persistence_threshold = 70}}, .mesh = mesh});
 }
 
 class Strategies : public testing::TestWithParam<int> {};

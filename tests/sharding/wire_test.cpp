@@ -86,7 +86,7 @@ std::vector<float> means(StrategyKind kind, const WireFormat& wire, Communicator
   tape.backward(loss);
   tape.reset();
   strategy->finish_gradients();
-  if (traffic) *traffic = strategy->traffic();
+  if (traffic) *traffic = strategy->traffic().total();
   strategy->step(*make_sgd({.learning_rate = 1}));
   std::vector<float> out;
   for (const Parameter* p : model.parameters()) {

@@ -63,7 +63,7 @@ std::string traffic(const Findings& f) {
   std::string text = "sent by a rank in an update\n";
   const auto sent = [&](std::size_t i, CallCount Traffic::*only) {
     Traffic t;
-    t.*only = f.runs[i].plans[0].update.*only;
+    t.*only = f.runs[i].plans[0].update.total().*only;
     return bytes_or_none(t.sent(f.runs[i].ranks));
   };
   text += row(f, "  all_reduce", [&](std::size_t i) { return sent(i, &Traffic::all_reduce); });
@@ -72,7 +72,7 @@ std::string traffic(const Findings& f) {
   text += row(f, "  broadcast", [&](std::size_t i) { return sent(i, &Traffic::broadcast); });
   text += row(f, "  norms and agreement", [&](std::size_t i) { return sent(i, &Traffic::control); });
   return text + row(f, "  total", [&](std::size_t i) {
-           return human_bytes(f.runs[i].plans[0].update.sent(f.runs[i].ranks));
+           return human_bytes(f.runs[i].plans[0].update.sent({.shard = f.runs[i].ranks}));
          });
 }
 
@@ -126,7 +126,7 @@ Json json_of(const CallCount& calls) { return {{"calls", calls.calls}, {"bytes",
 Json json_of(const TrainingPlan& plan, int ranks) {
   Json bytes;
   for (const MemoryPart& p : parts(plan.memory)) bytes[p.name] = p.bytes;
-  const Traffic& t = plan.update;
+  const Traffic t = plan.update.total();
   return {{"rank", plan.rank.rank},
           {"strategy", name(plan.strategy)},
           {"bytes", bytes},
@@ -140,7 +140,7 @@ Json json_of(const TrainingPlan& plan, int ranks) {
             {"all_gather", json_of(t.all_gather)},
             {"broadcast", json_of(t.broadcast)},
             {"control", json_of(t.control)},
-            {"bytes_sent", t.sent(ranks)}}}};
+            {"bytes_sent", plan.update.sent({.shard = ranks})}}}};
 }
 
 Json json_of(const Findings& f, std::size_t i) {

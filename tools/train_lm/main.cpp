@@ -194,7 +194,7 @@ struct Course {
   double first_loss = 0, last_loss = 0;
   std::vector<double> speeds;
   double seconds = 0;
-  Traffic last_update;
+  MeshTraffic last_update;
 };
 
 /// Sends the checkpoint that the engine has begun to save since `saved`.
@@ -242,7 +242,7 @@ Course run_updates(const Options& o, Inputs& in, Engine& engine, Loader& loader,
     engine.world().print("evaluated after ", first_step, " updates: eval_loss ", fixed(*loss, 4));
   }
   for (std::uint64_t step = first_step; step < steps && !should_stop(engine, tracker); ++step) {
-    const Traffic before = engine.strategy().traffic();
+    const MeshTraffic before = engine.strategy().traffic();
     std::optional<UpdateReport> made = update(engine, *in.model, loader, in.seq_len, o.document_mask);
     if (!made) {
       should_stop(engine, tracker);  // saves
@@ -296,12 +296,12 @@ void print_memory(const Options& o, const Inputs& in, Engine& engine, const Cour
   const MemoryUse held = engine.memory();
   std::printf("memory: %s\n", describe(held).c_str());
   if (!o.plan) return;
-  const int ranks = engine.world().size();
-  const TrainingPlan plan = plan_run(o, in, {0, ranks}, engine.stream().device().kind);
+  const MeshSizes& mesh = engine.strategy().mesh().sizes();
+  const TrainingPlan plan = plan_run(o, in, {0, mesh.ranks()}, engine.stream().device().kind);
   std::printf("planned: %s\n", describe(plan.memory).c_str());
   if (engine.report().ran_graph) return;  // replays are not counted
-  std::printf("sent in an update: %s, planned: %s\n", human_bytes(course.last_update.sent(ranks)).c_str(),
-              human_bytes(plan.update.sent(ranks)).c_str());
+  std::printf("sent in an update: %s, planned: %s\n", human_bytes(course.last_update.sent(mesh)).c_str(),
+              human_bytes(plan.update.sent(mesh)).c_str());
 }
 
 /// What a run that was stopped has done, and how it goes on.

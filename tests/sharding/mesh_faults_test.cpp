@@ -1,0 +1,135 @@
+/// A rank of a mesh dies: every other rank names it, by its number among all ranks, in bounded time, whether
+/// it shares a group with it or not.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <chrono>
+#include <string>
+
+#include "comm/core/error.h"
+#include "sharding/optim/optimizers.h"
+#include "sharding/strategy/strategy.h"
+#include "tests/support/error_of.h"
+#include "tests/support/ranks.h"
+#include "tests/support/toy_training.h"
+
+namespace rz {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+enum class Phase { forward, backward, update };
+const char* name(Phase p) {
+  return p == Phase::forward ? "forward" : p == Phase::backward ? "backward" : "update";
+}
+
+struct Death {
+  StrategyKind kind;
+  MeshSizes mesh;
+  int rank;
+  Phase phase;
+  std::string transport = "auto";
+};
+
+/// Trains until the rank dies in its third update.
+void train(const Death& death, Communicator& comm, const std::function<void()>& die) {
+  const Mesh mesh(comm, death.mesh);
+  test::Replica replica(death.kind, mesh);
+  for (int update = 0; update < 100'000; ++update) {
+    const bool dies = comm.rank() == death.rank && update == 2;
+    if (dies && death.phase == Phase::backward) replica.model.in_backward = die;
+    replica.strategy->zero_grad();
+    const Var loss = replica.model.loss(replica.tape, [&](std::size_t p, std::size_t) {
+      if (dies && death.phase == Phase::forward && p == 6) die();
+      return 1.0f;
+    });
+    replica.strategy->begin_backward();
+    replica.tape.backward(loss);
+    replica.tape.reset();
+    replica.strategy->finish_gradients();
+    if (dies && death.phase == Phase::update) die();
+    replica.strategy->step(*replica.optimizer);
+  }
+}
+
+void expect_named(const Death& death) {
+  SCOPED_TRACE(concat(rz::name(death.kind), " on ", describe(death.mesh), ", rank ", death.rank, " in ",
+                      name(death.phase), " over ", death.transport));
+  const int ranks = death.mesh.ranks();
+  const auto endings = test::run_processes(ranks, [&](int rank, std::shared_ptr<Store> store) {
+    CommOptions options;
+    options.transport = death.transport;
+    Communicator comm = Communicator::connect(rank, ranks, store, options);
+    const auto die = [&] {
+      store->set("died", std::to_string(Clock::now().time_since_epoch().count()));
+      raise(SIGKILL);
+    };
+    const Error error = test::error_of([&] { train(death, comm, die); });
+    const Clock::time_point now = Clock::now();
+    const auto died = Clock::time_point(Clock::duration(std::stoll(store->get("died", Deadline::after(1s)))));
+    EXPECT_EQ(error.code(), Errc::peer_lost) << error.what();
+    EXPECT_EQ(error.culprit(), death.rank) << error.what();
+    EXPECT_NE(std::string(error.what()).find(concat("rank ", death.rank)), std::string::npos) << error.what();
+    EXPECT_LT(std::chrono::duration<double>(now - died).count(), 5) << error.what();
+    store->set("saw/" + std::to_string(rank), "");
+    for (int r = 0; r < ranks; ++r)
+      if (r != death.rank) store->get("saw/" + std::to_string(r), Deadline::after(10s));
+  });
+  for (int r = 0; r < ranks; ++r)
+    if (r == death.rank)
+      EXPECT_EQ(endings[static_cast<std::size_t>(r)].signal, SIGKILL);
+    else
+      EXPECT_EQ(endings[static_cast<std::size_t>(r)].exit_code, 0)
+          << "rank " << r << ": " << endings[static_cast<std::size_t>(r)].error;
+}
+
+/// Of the others, one shares the shards with it, one the replica, and one nothing but the mesh.
+TEST(MeshFaults, AKilledRankIsNamedOnAllRanks) {
+  for (const Phase phase : {Phase::forward, Phase::backward, Phase::update})
+    for (const int rank : {0, 3}) expect_named({StrategyKind::zero3, {2, 2}, rank, phase});
+}
+
+TEST(MeshFaults, OverSocketsToo) {
+  for (const Phase phase : {Phase::forward, Phase::backward, Phase::update})
+    expect_named({StrategyKind::zero3, {2, 2}, 3, phase, "tcp"});
+  expect_named({StrategyKind::zero1, {2, 2}, 1, Phase::backward, "tcp"});
+}
+
+TEST(MeshFaults, InOtherStages) {
+  for (const StrategyKind kind : {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2})
+    expect_named({kind, {2, 2}, 2, Phase::backward});
+}
+
+/// The first rank that throws leaves its groups; the others must not name it.
+TEST(MeshFaults, ARankThatLeavesAfterTheFailureIsNotNamed) {
+  const auto endings = test::run_processes(4, [&](int rank, std::shared_ptr<Store> store) {
+    Communicator comm = Communicator::connect(rank, 4, store, {});
+    const Error error = test::error_of([&] {
+      train({StrategyKind::zero3, {2, 2}, 3, Phase::backward}, comm, [] { raise(SIGKILL); });
+    });
+    EXPECT_EQ(error.culprit(), 3) << error.what();
+  });
+  for (int r = 0; r < 3; ++r)
+    EXPECT_EQ(endings[static_cast<std::size_t>(r)].exit_code, 0)
+        << endings[static_cast<std::size_t>(r)].error;
+}
+
+TEST(MeshFaults, AnAbortNamesTheRankOfTheMesh) {
+  test::expect_processes(4, [&](int rank, std::shared_ptr<Store> store) {
+    Communicator comm = Communicator::connect(rank, 4, store, {});
+    const Error error = test::error_of([&] {
+      train({StrategyKind::zero3, {2, 2}, 2, Phase::forward}, comm, [&] {
+        comm.abort("no more data");
+        fail(Errc::aborted, "no more data");
+      });
+    });
+    EXPECT_EQ(error.code(), Errc::aborted);
+    if (rank != 2) {
+      EXPECT_EQ(error.culprit(), 2) << error.what();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace rz
