@@ -95,13 +95,14 @@ std::size_t TransientMemory::allocations() const {
 
 // ---- runtime
 
-Runtime::Runtime(Mesh ranks, bool offloads)
+Runtime::Runtime(Mesh ranks, bool offloads, bool divides_again)
     : mesh(std::move(ranks)),
-      place(mesh.place()),
+      place(divides_again ? MeshCoordinates({0, 1}, mesh.place().data(), mesh.part()) : mesh.place()),
       communicator(mesh.communicator()),
       data(mesh.data()),
-      shard_group(mesh.shard()),
-      replicas(mesh.replicas()),
+      shard_group(divides_again ? mesh.data() : mesh.shard()),
+      secondary(divides_again && mesh.sizes().replicate > 1 ? &mesh.shard() : nullptr),
+      replicas(divides_again ? nullptr : mesh.replicas()),
       stream(Stream::create(communicator.options().device)),
       to_device(offloads ? Stream::create(communicator.options().device) : Stream()),
       to_host(offloads ? Stream::create(communicator.options().device) : Stream()),
@@ -132,7 +133,7 @@ Traffic& Runtime::traffic_of(const Communicator& group) {
 }
 
 void Runtime::abort(const std::string& reason) noexcept {
-  for (Communicator* group : {&communicator, &data, &shard_group, replicas, mesh.tp()})
+  for (Communicator* group : {&communicator, &data, &shard_group, &mesh.shard(), replicas, mesh.tp()})
     if (group) group->abort(reason);
 }
 
@@ -167,6 +168,12 @@ Work Runtime::all_gather(const Tensor& in, const Tensor& out, const Stream& on) 
   traffic_of(shard_group).all_gather.add(out.bytes());
   return observed(Collective::all_gather, out.bytes(), on,
                   [&] { return shard_group.all_gather(in.buffer(), out.buffer(), on); });
+}
+
+Work Runtime::all_gather_secondary(const Tensor& in, const Tensor& out, const Stream& on) {
+  traffic_of(*secondary).all_gather.add(out.bytes());
+  return observed(Collective::all_gather, out.bytes(), on,
+                  [&] { return secondary->all_gather(in.buffer(), out.buffer(), on); });
 }
 
 Work Runtime::broadcast(const Tensor& in_out, int root, const Stream& on) {

@@ -84,8 +84,9 @@ class TransientMemory {
 /// A mesh of ranks, with stream and memory on their device. One per strategy; its parts refer to it.
 struct Runtime {
   /// Creates a stream on the device of the communicator of the mesh. `offloads`: with streams for copies from
-  /// and to host memory.
-  explicit Runtime(Mesh, bool offloads = false);
+  /// and to host memory. `secondary`: all data ranks divide the values, and those of the dimension shard what
+  /// was gathered.
+  explicit Runtime(Mesh, bool offloads = false, bool secondary = false);
   Runtime(const Runtime&) = delete;
 
   /// Returns `given` if it is a stream of the device, or on the host one with several threads; otherwise
@@ -99,6 +100,8 @@ struct Runtime {
   Work all_reduce(const Tensor& in_out, ReduceOp, const Stream&);
   /// Of `replicas`, which there are.
   Work all_reduce_replicas(const Tensor& in_out, ReduceOp, const Stream&);
+  /// Of `secondary`, which there is.
+  Work all_gather_secondary(const Tensor& in, const Tensor& out, const Stream&);
   // Of shard_group.
   Work reduce_scatter(const Tensor& in, const Tensor& out, ReduceOp, const Stream&);
   Work all_gather(const Tensor& in, const Tensor& out, const Stream&);
@@ -115,6 +118,7 @@ struct Runtime {
   Communicator& communicator;  ///< of all ranks, which train together
   Communicator& data;          ///< of the ranks over which gradients are means
   Communicator& shard_group;   ///< of the ranks between which values, gradients and state are divided
+  Communicator* secondary;     ///< of the ranks that divide gathered values once more; null: none
   Communicator* replicas;      ///< of the ranks that have the same shard; null: this one alone
   Stream stream;               ///< the stream of the tape, once one is attached
   Stream to_device, to_host;   ///< of copies that overlap with computation, if memory is offloaded

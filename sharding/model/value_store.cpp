@@ -117,6 +117,7 @@ class ShardedValues final : public ValueStore {
   struct Values {
     Tensor shard;     // a view of `gathered` if persistent
     Tensor gathered;  // undefined unless persistent, gathered or being gathered
+    Tensor again;     // the part of what was gathered that this rank keeps in Runtime::secondary
     Work gather;
   };
   Values& at(int u) { return values_[static_cast<std::size_t>(u)]; }
@@ -129,7 +130,8 @@ class ShardedValues final : public ValueStore {
   void gather_async(int u);
   Work gather_offloaded(int u);
   void wait_gathered(int u);
-  void run(const GatherPlan::Steps&);
+  void keep_part(int u);
+  void run(const GatherPlan::Steps&, bool keeps = false);
 
   FlatParameters& flat_;
   OffloadOptions offload_;
@@ -215,9 +217,18 @@ void ShardedValues::drop_parameters(int u) {
 void ShardedValues::gather_async(int index) {
   Values& u = at(index);
   u.gathered = runtime_.transient.allocate({flat_[index].count}, u.shard.dtype());
-  u.gather = offload_.device == OffloadDevice::cpu
+  u.gather = u.again.defined() ? runtime_.all_gather_secondary(u.again, u.gathered, runtime_.stream)
+             : offload_.device == OffloadDevice::cpu
                  ? gather_offloaded(index)
                  : runtime_.all_gather(u.shard, u.gathered, runtime_.stream);
+}
+
+void ShardedValues::keep_part(int index) {
+  Values& u = at(index);
+  const MeshCoordinates place = runtime_.mesh.place();
+  const Range mine = shard_range(flat_[index].count, place.shard.rank, place.shard.ranks);
+  u.again = runtime_.transient.allocate({mine.count()}, u.shard.dtype());
+  ops::copy(u.again, u.gathered.view(mine.begin, {mine.count()}), runtime_.stream);
 }
 
 /// Computation does not wait for the copy.
@@ -235,16 +246,17 @@ void ShardedValues::wait_gathered(int u) {
   runtime_.exposed.wait(std::exchange(at(u).gather, {}), runtime_.stream);
 }
 
-void ShardedValues::run(const GatherPlan::Steps& steps) {
+void ShardedValues::run(const GatherPlan::Steps& steps, bool keeps) {
   for (const int u : steps.drop) {
     wait_gathered(u);
+    if (keeps && runtime_.secondary && !at(u).again.defined()) keep_part(u);
     at(u).gathered = {};
   }
   for (const int u : steps.gather) gather_async(u);
 }
 
 void ShardedValues::enter(const ScopeUse& use) {
-  run(plan_.enter(use));
+  run(plan_.enter(use), true);
   for (const int u : use.flat) {
     wait_gathered(u);
     if (plan_.active_scopes(u) == 1) set_parameters(u);
@@ -255,13 +267,14 @@ void ShardedValues::leave(const ScopeUse& use) {
   const GatherPlan::Steps& steps = plan_.leave(use);
   for (const int u : use.flat)
     if (plan_.active_scopes(u) == 0 && !flat_[u].persistent) drop_parameters(u);
-  run(steps);
+  run(steps, true);
 }
 
 void ShardedValues::release() {
   for (int u = 0; u < flat_.size(); ++u)
     if (!flat_[u].persistent) drop_parameters(u);
   run(plan_.release());
+  for (Values& u : values_) u.again = {};
 }
 
 Work ShardedValues::publish(int bucket, const Stream& stream) {

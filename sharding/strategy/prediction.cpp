@@ -15,13 +15,15 @@ namespace {
 
 /// A model as a strategy lays it out.
 struct Laid {
-  Laid(StrategyKind kind, Module& module, MeshCoordinates place, const StrategyOptions& options, Device::Kind device)
-      : parameters(module.parameters()),
+  Laid(StrategyKind kind, Module& module, MeshCoordinates at, const StrategyOptions& options, Device::Kind device)
+      : place(divided_at(at, options)),
+        parameters(module.parameters()),
         storage(storage_options(checked(options, plan_of(kind)), plan_of(kind), module.parameters(),
                                 place.data().ranks, device)),
         planned(plan_layout(module, parameters, storage, place)),
         layout(parameters, planned.buckets, storage.plan.state, place) {}
 
+  MeshCoordinates place;
   ModelParameters parameters;
   StorageOptions storage;
   PlannedLayout planned;

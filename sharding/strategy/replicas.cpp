@@ -50,6 +50,7 @@ void require_same_options(StrategyKind kind, const StrategyOptions& options, Com
       {"rebuild", yes(options.rebuild)},
       {"precision.parameters", name(options.precision.parameters)},
       {"precision.gradients", name(options.precision.gradients)},
+      {"zero_hpz_partition_size", concat(options.zero_hpz_partition_size)},
       {"sub_group_size", concat(options.sub_group_size)},
       {"unused_parameters", name(options.unused_parameters)},
       {"find_unused_parameters", yes(options.find_unused_parameters)},

@@ -68,7 +68,25 @@ void check_pairwise(const StrategyOptions& o) {
 
 }  // namespace
 
+MeshSizes mesh_of(const MeshSizes& sizes, const StrategyOptions& options) {
+  const int block = options.zero_hpz_partition_size;
+  if (block == 1) return sizes;
+  const bool uncut = sizes.replicate == 1;
+  require(uncut ? sizes.shard % block == 0 : sizes.shard == block, Errc::invalid_argument,
+          "zero_hpz_partition_size is ", block, " on the mesh ", describe(sizes),
+          uncut ? ": it must divide the size of shard" : ": it must be the size of shard");
+  return uncut ? MeshSizes{sizes.shard / block, block, sizes.tp} : sizes;
+}
+
+MeshCoordinates divided_at(const MeshCoordinates& place, const StrategyOptions& options) {
+  return options.zero_hpz_partition_size == 1 ? place : MeshCoordinates({0, 1}, place.data(), place.part);
+}
+
 StrategyOptions checked(StrategyOptions options, const ShardingPlan& plan) {
+  require(options.zero_hpz_partition_size > 0, Errc::invalid_argument, "zero_hpz_partition_size is ",
+          options.zero_hpz_partition_size, ", expected 1 or more");
+  require(options.zero_hpz_partition_size == 1 || plan.values == Placement::sharded, Errc::invalid_argument,
+          "zero_hpz_partition_size needs sharded values; choose zero3");
   check_pairwise(options);
   check(options.precision);
   check(options.wire);

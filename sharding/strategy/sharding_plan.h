@@ -15,6 +15,11 @@ ShardingPlan plan_of(StrategyKind);
 
 /// The options. Errc::invalid_argument for a precision that does not exist, and for what the plan has not.
 StrategyOptions checked(StrategyOptions, const ShardingPlan&);
+/// The mesh on which a strategy with these options trains: one of shards alone is cut into blocks of
+/// zero_hpz_partition_size. Errc::invalid_argument if they contradict each other.
+MeshSizes mesh_of(const MeshSizes&, const StrategyOptions&);
+/// The place in what values are divided by: with zero_hpz_partition_size, all data ranks.
+MeshCoordinates divided_at(const MeshCoordinates&, const StrategyOptions&);
 /// What the options mean for the parameters of a model on `ranks` data ranks whose communicator is on a device or
 /// on the host.
 StorageOptions storage_options(const StrategyOptions&, const ShardingPlan&,

@@ -34,7 +34,9 @@ void wait_for_device(const Stream& stream) noexcept {
 }
 
 /// A meta communicator sums nothing.
-Mesh with_order(Mesh mesh, const StrategyOptions& options) {
+Mesh with_order(Mesh given, const StrategyOptions& options) {
+  const MeshSizes sizes = mesh_of(given.sizes(), options);
+  const Mesh mesh = sizes == given.sizes() ? std::move(given) : Mesh(given.communicator(), sizes);
   const Communicator& c = mesh.communicator();
   const bool has_order = c.size() <= 3 || c.options().reduction_order == ReductionOrder::pairwise;
   require(options.pairwise_passes == 0 || has_order || is_meta(c.options().device), Errc::invalid_argument,
@@ -77,7 +79,7 @@ Strategy::State::State(StrategyKind of, const ShardingPlan& plan, Module& module
                        StrategyOptions given)
     : kind(of),
       options(checked(std::move(given), plan)),
-      runtime(with_order(std::move(mesh), options), offloads(options)),
+      runtime(with_order(std::move(mesh), options), offloads(options), options.zero_hpz_partition_size > 1),
       hooks(module.parameters(), passes, concat("a ", name(of), " strategy")),
       model(module, agree_on_model(of, module, options, runtime),
             storage_options(options, plan, module.parameters(), runtime.data.size(),

@@ -44,6 +44,12 @@ struct StrategyOptions {
   bool rebuild = true;  ///< ddp: rebucket by the order of gradient readiness in the first step
   Precision precision;
   GatherLimits gathers;  ///< zero3
+  /// zero3: hpZ (Wang et al., ZeRO++, arXiv:2306.10209). Above 1: values, gradients and state are divided by
+  /// all data ranks. Of the values that a pass has gathered, the ranks of a block of so many keep another
+  /// copy until the update, divided between them, from which later passes gather: backward, and further
+  /// micro-batches. These gathers stay within a block, e.g. a node; results have the same bits. The block is
+  /// the dimension shard of the mesh, if its ranks are not all in one.
+  int zero_hpz_partition_size = 1;
   WireFormat wire;       ///< of gradients
   /// ddp: forms the means of gradients, instead of `wire`; an own object for each strategy and rank. Null:
   /// none.
