@@ -83,11 +83,12 @@ Communicator meta_communicator(int rank, int ranks) {
 
 Mesh meta_mesh(const MeshSizes& sizes, int rank) {
   const MeshCoordinates at = coordinates(sizes, rank);
-  const auto group = [](RankOf of) {
+  Mesh::Groups groups;
+  groups.all = std::make_shared<Communicator>(meta_communicator(rank, sizes.ranks()));
+  const auto group = [&](RankOf of) {
+    if (of.ranks == sizes.ranks()) return groups.all;
     return std::make_shared<Communicator>(meta_communicator(of.rank, of.ranks));
   };
-  Mesh::Groups groups;
-  groups.all = group({rank, sizes.ranks()});
   groups.data = sizes.tp == 1 ? groups.all : group(at.data());
   groups.shard = sizes.replicate == 1 ? groups.data : group(at.shard);
   if (sizes.replicate > 1) groups.replicas = sizes.shard == 1 ? groups.data : group(at.replica);
@@ -190,7 +191,8 @@ std::pair<MemoryUse, MeshTraffic> dry_run(Module& module, const Optimizer& optim
   require(o.accumulation > 0, Errc::invalid_argument, "an update of ", o.accumulation, " micro-batches");
   const OnMeta on_meta(module);
   Tape tape(Stream::create(meta_device), BufferPool(allocator_on(meta_device)));
-  const auto strategy = make_strategy(o.strategy, module, meta_mesh(mesh_of(o.mesh, o.options), o.rank), o.options);
+  const auto strategy =
+      make_strategy(o.strategy, module, meta_mesh(mesh_of(o.mesh, o.options), o.rank), o.options);
   strategy->attach(tape);
   tape.set_autocast(o.autocast);
   StatesOf states(optimizer);

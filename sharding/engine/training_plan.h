@@ -27,7 +27,7 @@ using RecordLoss = std::function<nn::Loss(Tape&)>;
 struct TrainingPlan {
   StrategyKind strategy = StrategyKind::ddp;
   RankOf rank;
-  MemoryUse memory;  ///< Engine::memory() after a few updates
+  MemoryUse memory;    ///< Engine::memory() after a few updates
   MeshTraffic update;  ///< what Strategy::traffic() grows by in each further update
 };
 

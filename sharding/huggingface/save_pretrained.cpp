@@ -36,13 +36,14 @@ namespace fs = std::filesystem;
 using NamedParameters = std::vector<std::pair<std::string, Parameter*>>;
 using NamedBuffers = std::vector<std::pair<std::string, ModuleBuffer*>>;
 
+/// `joins`: the parts of parameters are on the ranks of a tp group.
 void check_exportable(const std::string& path, const NamedParameters& parameters, const NamedBuffers& buffers,
-                      DType dtype) {
+                      DType dtype, bool joins) {
   require(dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16, Errc::invalid_argument, path,
           ": SaveOptions::dtype is ", name(dtype), ", expected f32, f16 or bf16");
   for (const auto& [name, p] : parameters)
-    require(p->box().is_whole(), Errc::unsupported, path, ": ", name,
-            " is a part of a tensor on this rank; only whole parameters are written");
+    require(joins || p->box().is_whole(), Errc::unsupported, path, ": ", name,
+            " is a part of a tensor on this rank, whose other parts no rank of the mesh has; name tp in it");
   for (const auto& [name, b] : buffers)
     require(b->value.defined(), Errc::invalid_argument, path, ": the buffer ", name,
             " has no memory; save the module of the strategy, or call allocate_buffers()");
@@ -70,7 +71,8 @@ std::vector<Saved> saved_tensors(const NamedParameters& parameters, const NamedB
 std::vector<SafetensorsSpec> specs(const std::vector<Saved>& saved) {
   std::vector<SafetensorsSpec> all;
   for (const Saved& s : saved)
-    all.push_back({s.name, extents(s.parameter ? s.parameter->shape : s.buffer->value.shape()), s.dtype});
+    all.push_back(
+        {s.name, extents(s.parameter ? s.parameter->global_shape() : s.buffer->value.shape()), s.dtype});
   return all;
 }
 
@@ -112,14 +114,16 @@ class WholeValues {
 
   /// Adds the update of a layer to its weight.
   void merge(const nn::Linear& layer) { layers_[&layer.weight] = &layer; }
+  /// Whether the parts of a tensor on several ranks are joined.
+  bool joins() const { return strategy_.mesh().tp() != nullptr; }
   /// Collective.
   Tensor operator()(const Parameter& p) const {
     const auto found = layers_.find(&p);
     if (found == layers_.end()) return whole(p);
     const nn::Linear& layer = *found->second;
     const Tensor a = copy(layer.lora->a), b = copy(layer.lora->b), weight = copy(p);
-    merge_lora({.in = layer.in_features(),
-                .out = layer.out_features(),
+    merge_lora({.in = a.shape()[1],
+                .out = b.shape()[0],
                 .r = layer.lora->a.shape[0],
                 .scale = layer.lora->scale,
                 .in_out = layer.layout == nn::WeightLayout::in_out,
@@ -133,7 +137,7 @@ class WholeValues {
   Tensor whole(const Parameter& p) const { return strategy_.values().whole(p, stream_).on_host(stream_); }
   /// What values() may overwrite.
   Tensor copy(const Parameter& p) const {
-    const Tensor value = whole(p), own = Tensor::empty(p.shape, DType::f32);
+    const Tensor value = whole(p), own = Tensor::empty(value.shape(), DType::f32);
     std::copy_n(value.data<float>(), value.count(), own.data<float>());
     return own;
   }
@@ -206,8 +210,9 @@ void write_files(const Contents& of, const PathOf& path_of, std::uint64_t max_fi
                  Communicator& communicator, int rank,
                  const std::function<void(const std::vector<SafetensorsSpec>&, const Cut&)>& complete = {}) {
   const std::string path = path_of(0, 1);  // in messages
-  check_on_all_ranks(communicator,
-                     [&] { check_exportable(path, of.parameters, of.buffers, of.options.dtype); });
+  check_on_all_ranks(communicator, [&] {
+    check_exportable(path, of.parameters, of.buffers, of.options.dtype, of.values_of.joins());
+  });
   const std::vector<Saved> saved = saved_tensors(of.parameters, of.buffers, of.options.dtype);
   const std::vector<SafetensorsSpec> all = specs(saved);
   const Cut cut = cut_into_files(sizes_of(all), max_file_bytes);

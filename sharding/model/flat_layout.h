@@ -73,6 +73,10 @@ class ModelParameters {
   bool had_values_ = false;
 };
 
+/// Whether the ranks of a tp group have different elements of the parameter. Others are equal there, and
+/// count on the first of these ranks alone.
+inline bool is_split(const Parameter& p) { return p.part && !p.part->is_whole(); }
+
 // ---- buckets
 
 /// Every bucket consists of equal shards, one for each rank of a copy of the model. A shard consists of equal

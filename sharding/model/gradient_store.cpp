@@ -361,9 +361,9 @@ std::size_t KeptGradients::bytes() const {
 
 constexpr std::size_t max_in_flight = 1;  // buckets being reduced while another one is filled
 
-/// Sharded gradients: each rank keeps the mean over the data ranks for its own shard of every bucket. Backward
-/// writes whole buckets; reduce-scatter turns them into shards. A whole bucket lives from its first gradient
-/// to the end of its reduction.
+/// Sharded gradients: each rank keeps the mean over the data ranks for its own shard of every bucket.
+/// Backward writes whole buckets; reduce-scatter turns them into shards. A whole bucket lives from its first
+/// gradient to the end of its reduction.
 class ShardedGradients final : public GradientStore {
  public:
   ShardedGradients(const ModelParameters&, const FlatLayout&, DType, GradientWire&, Runtime&);

@@ -53,7 +53,7 @@ class GradientWire {
   ReduceOp result_;
   bool overlap_;
   Runtime& runtime_;
-  float before_ = 1, after_ = 1;     // factors
+  float before_ = 1, after_ = 1;      // factors
   std::vector<Reduction*> in_first_;  // whose second step has not started
 };
 

@@ -104,9 +104,10 @@ struct Traffic {
   /// ranks agree on in a pass.
   CallCount control;
 
-  /// Bytes that each of the `ranks` ranks of the group sends if it sends the least: twice (ranks - 1) / ranks of an
-  /// all_reduce's buffer, once that of a reduce_scatter's input and an all_gather's output (Patarasuk and
-  /// Yuan, doi:10.1016/j.jpdc.2008.09.002), and of a broadcast, in which the mean over the ranks is counted.
+  /// Bytes that each of the `ranks` ranks of the group sends if it sends the least: twice (ranks - 1) / ranks
+  /// of an all_reduce's buffer, once that of a reduce_scatter's input and an all_gather's output (Patarasuk
+  /// and Yuan, doi:10.1016/j.jpdc.2008.09.002), and of a broadcast, in which the mean over the ranks is
+  /// counted.
   std::uint64_t sent(int ranks) const {
     const auto n = static_cast<std::uint64_t>(ranks);
     const std::uint64_t bytes =
@@ -126,7 +127,8 @@ struct Traffic {
 };
 
 /// The same by groups of a mesh, since a strategy was created, or since another count was subtracted. Where
-/// two groups are the same ranks, a call is counted under the first name that applies: shard, replicate, data.
+/// two groups are the same ranks, a call is counted under the first name that applies: shard, replicate,
+/// data.
 struct MeshTraffic {
   Traffic all;        ///< of all ranks: what decides on an update
   Traffic data;       ///< of the ranks with data of their own

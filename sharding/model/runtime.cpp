@@ -129,6 +129,7 @@ Tensor Runtime::allocate_flat(std::size_t count, DType dtype) const {
 Traffic& Runtime::traffic_of(const Communicator& group) {
   if (&group == &mesh.shard()) return traffic.shard;
   if (&group == mesh.replicas()) return traffic.replicate;
+  if (&group == mesh.tp()) return traffic.tp;
   return &group == &data ? traffic.data : traffic.all;
 }
 

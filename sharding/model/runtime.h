@@ -10,6 +10,7 @@
 
 #include "comm/communicator.h"
 #include "comm/device/stream.h"
+#include "sharding/model/flat_layout.h"
 #include "sharding/model/memory_report.h"
 #include "sharding/parallel/mesh.h"
 #include "tensor/tensor.h"
@@ -109,6 +110,9 @@ struct Runtime {
 
   /// The part of `traffic` that calls of a group of the mesh belong to.
   Traffic& traffic_of(const Communicator& group);
+
+  /// Whether squares and values of a parameter count on this rank, among those of its tp group.
+  bool counts(const Parameter& p) const { return place.part.rank == 0 || is_split(p); }
 
   /// Ends all operations in flight with Errc::aborted.
   void abort(const std::string& reason) noexcept;

@@ -302,7 +302,8 @@ std::vector<StoredValue> ShardedValues::stored() const {
     const Tensor& held = whole ? at(u).gathered : at(u).shard;
     const Range range = whole ? Range{0, flat_[u].count} : flat_.shard(u);
     for_each_piece(flat_[u], range, [&](Parameter& p, Range elements, std::size_t offset) {
-      out.push_back({&p, elements, held.view(offset, {elements.count()}), first_copy && (!whole || first_rank)});
+      out.push_back(
+          {&p, elements, held.view(offset, {elements.count()}), first_copy && (!whole || first_rank)});
     });
   }
   return out;

@@ -38,9 +38,7 @@ struct MeshCoordinates {
   // NOLINTNEXTLINE(google-explicit-constructor)
   MeshCoordinates(RankOf shard_) : shard(shard_) {}
   /// Among the ranks with data of their own.
-  RankOf data() const {
-    return {replica.rank * shard.ranks + shard.rank, replica.ranks * shard.ranks};
-  }
+  RankOf data() const { return {replica.rank * shard.ranks + shard.rank, replica.ranks * shard.ranks}; }
   bool operator==(const MeshCoordinates&) const = default;
 };
 

@@ -66,13 +66,15 @@ std::optional<Difference> find_difference(const std::vector<std::uint64_t>& hash
 std::optional<Difference> find_difference(const std::vector<std::uint64_t>& hashes,
                                           const std::vector<std::uint64_t>& groups) {
   for (std::size_t first = 0; first < groups.size(); ++first) {
-    if (std::ranges::find(groups, groups[first]) - groups.begin() != static_cast<std::ptrdiff_t>(first)) continue;
+    if (std::ranges::find(groups, groups[first]) - groups.begin() != static_cast<std::ptrdiff_t>(first))
+      continue;
     std::vector<std::size_t> ranks;
     std::vector<std::uint64_t> of_group;
     for (std::size_t r = first; r < groups.size(); ++r)
       if (groups[r] == groups[first]) ranks.push_back(r), of_group.push_back(hashes[r]);
     if (auto found = find_difference(of_group)) {
-      if (found->culprit >= 0) found->culprit = static_cast<int>(ranks[static_cast<std::size_t>(found->culprit)]);
+      if (found->culprit >= 0)
+        found->culprit = static_cast<int>(ranks[static_cast<std::size_t>(found->culprit)]);
       return Difference{ranks[found->first], ranks[found->other], found->culprit};
     }
   }
@@ -93,7 +95,7 @@ std::optional<Difference> find_difference(const std::vector<std::uint64_t>& hash
 }
 
 std::string describe(const Parameter& p) {
-  return concat(p.name, " ", name(p.shape), p.requires_grad ? "" : " (frozen)",
+  return concat(p.name, " ", name(p.global_shape()), p.requires_grad ? "" : " (frozen)",
                 p.value.defined() ? "" : " (no value)");
 }
 

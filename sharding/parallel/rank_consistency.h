@@ -25,7 +25,7 @@ struct Fact {
 void require_same(const char* subject, std::span<const Fact>, const char* advice, Communicator&,
                   int group = 0);
 
-/// require_same() for names, shapes, frozen flags, and the presence of values.
+/// require_same() for names, shapes of whole tensors, frozen flags, and the presence of values.
 void require_same_model(std::span<Parameter* const>, Communicator&);
 
 /// Broadcasts the values of rank 0, for parameters that have a value.

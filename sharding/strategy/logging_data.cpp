@@ -21,9 +21,9 @@ std::string milliseconds(double seconds) { return concat(seconds * 1e3, " ms"); 
 
 std::string describe(const LoggingData& d) {
   return concat(
-      "strategy: ", d.strategy, "\nrank: ", d.rank, " of ", d.world_size, "\nmesh: ", describe(d.mesh), "\nbackend: ", d.backend,
-      "\ngradients: ", name(d.gradients), "\nbuckets: ", d.bucket_bytes.size(), " (",
-      joined(d.bucket_bytes, human_bytes), ")", "\nrebuilt buckets: ", yes_or_no(d.rebuilt_buckets),
+      "strategy: ", d.strategy, "\nrank: ", d.rank, " of ", d.world_size, "\nmesh: ", describe(d.mesh),
+      "\nbackend: ", d.backend, "\ngradients: ", name(d.gradients), "\nbuckets: ", d.bucket_bytes.size(),
+      " (", joined(d.bucket_bytes, human_bytes), ")", "\nrebuilt buckets: ", yes_or_no(d.rebuilt_buckets),
       "\noverlap: ", yes_or_no(d.overlap), "\nfind_unused_parameters: ", yes_or_no(d.find_unused_parameters),
       "\nstatic_graph: ", yes_or_no(d.static_graph), "\nbroadcast_buffers: ", yes_or_no(d.broadcast_buffers),
       "\ncommunication hook: ", d.communication_hook,

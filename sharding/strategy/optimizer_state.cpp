@@ -111,6 +111,7 @@ void OptimizerState::each(bool owned, const F& f) const {
   const FlatLayout& layout = model_.layout();
   for (int b = 0; !states_.empty() && b < layout.size(); ++b)
     for (const ParameterSlice& slice : layout.slices(b, owned ? layout.owned(b) : layout.updated(b))) {
+      if (owned && !runtime_.counts(model_.parameters().member(slice.member))) continue;
       const auto& states = states_of(slice.member);
       for (std::size_t s = 0; s < states.size(); ++s)
         f(states[s], model_.parameters().member(slice.member), slice.elements,

@@ -23,6 +23,7 @@ struct ParameterValues::State {
   /// whole(), in the order of the stream of the runtime.
   Tensor gathered(const Parameter&);
   Tensor whole_master(int member);
+  Tensor joined(const Parameter&, const Tensor& part);
   Tensor widened(const Tensor&);
   void release();
 
@@ -41,11 +42,12 @@ void ParameterValues::State::each_owned(const F& f) const {
   for (int b = 0; b < layout.size(); ++b) {
     const Tensor values = model.updated_f32(b);
     for (const ParameterSlice& slice : layout.slices(b, layout.owned(b)))
-      f(values.view(slice.offset - layout.updated(b).begin, {slice.elements.count()}),
-        model.parameters().member(slice.member), slice.elements);
+      if (const Parameter& p = model.parameters().member(slice.member); runtime.counts(p))
+        f(values.view(slice.offset - layout.updated(b).begin, {slice.elements.count()}), p, slice.elements);
   }
   for (const StoredValue& stored : model.values().stored())
-    if (stored.exported && model.parameters().member_of(*stored.parameter) < 0)
+    if (stored.exported && runtime.counts(*stored.parameter) &&
+        model.parameters().member_of(*stored.parameter) < 0)
       f(stored.values, *stored.parameter, stored.elements);
 }
 
@@ -56,6 +58,47 @@ Tensor ParameterValues::State::gathered(const Parameter& p) {
       Errc::invalid_argument, "values().whole(): ", p.name, " is not a parameter of the model");
   if (!model.options().precision.mixed()) return model.values().whole(p);
   return member >= 0 ? whole_master(member) : widened(model.values().whole(p));
+}
+
+namespace {
+
+/// The parts of a tensor, by ranks. Collective.
+std::vector<Box> parts_of(const Parameter& p, Communicator& group) {
+  const std::size_t dims = p.part->shape.size();
+  std::vector<std::uint64_t> mine = p.part->offset;
+  mine.insert(mine.end(), p.part->extent.begin(), p.part->extent.end());
+  std::vector<std::uint64_t> all(mine.size() * static_cast<std::size_t>(group.size()));
+  group.all_gather(ConstBuffer(mine.data(), mine.size()), Buffer(all.data(), all.size())).wait();
+  std::vector<Box> parts;
+  for (auto at = all.begin(); at != all.end(); at += static_cast<std::ptrdiff_t>(2 * dims)) {
+    const auto middle = at + static_cast<std::ptrdiff_t>(dims);
+    parts.push_back({p.part->shape, {at, middle}, {middle, middle + static_cast<std::ptrdiff_t>(dims)}});
+  }
+  return parts;
+}
+
+}  // namespace
+
+/// The whole tensor of a parameter that is split.
+Tensor ParameterValues::State::joined(const Parameter& p, const Tensor& part) {
+  Communicator& group = *runtime.mesh.tp();
+  const std::vector<Box> parts = parts_of(p, group);
+  std::size_t each = 0;
+  for (const Box& box : parts) each = std::max<std::size_t>(each, box.count());
+  const Tensor all = runtime.transient.allocate({each * parts.size()});
+  const std::size_t rank = static_cast<std::size_t>(group.rank());
+  if (part.count())
+    ops::copy(all.view(rank * each, {part.count()}), part.reshape({part.count()}), runtime.stream);
+  runtime.exposed.wait(group.all_gather(all.view(rank * each, {each}).buffer(), all.buffer(), runtime.stream),
+                       runtime.stream);
+  const Tensor whole = runtime.transient.allocate(p.global_shape());
+  for (std::size_t r = 0; r < parts.size(); ++r)
+    parts[r].for_each_run(
+        0, parts[r].count(), [&](std::uint64_t at, std::uint64_t index, std::uint64_t count) {
+          memcpy_async(whole.raw() + index * sizeof(float), all.raw() + (r * each + at) * sizeof(float),
+                       count * sizeof(float), runtime.stream);
+        });
+  return whole;
 }
 
 Tensor ParameterValues::State::widened(const Tensor& value) {
@@ -137,7 +180,8 @@ std::vector<ParameterElements> ParameterValues::owned() const {
 
 Tensor ParameterValues::whole(const Parameter& p, const Stream& given) {
   State& s = *state_;
-  const Tensor value = s.gathered(p);
+  const Tensor own = s.gathered(p);
+  const Tensor value = s.runtime.mesh.tp() && is_split(p) ? s.joined(p, own) : own;
   const Stream& stream = s.runtime.stream;
   if (stream.device().kind == Device::cuda) s.runtime.stream_for(given).wait(stream.record());
   return value;

@@ -39,12 +39,14 @@ class ParameterValues {
   /// Whether there are values besides zeros: the module had some when the strategy was made, or fill() has
   /// been called.
   bool filled() const;
-  /// Visits the elements that this rank exports. Over all ranks, each element is visited exactly once.
+  /// Visits the elements that this rank exports. Over all ranks, each element is visited exactly once; of a
+  /// parameter that a tp group splits, each of each part.
   /// Parameters that are not `selected` are left out; all are visited if it is empty.
   void visit_owned(const Visit&, const Selection& selected = {}) const;
   /// What visit_owned() visits, in its order. No values are read.
   std::vector<ParameterElements> owned() const;
-  /// Returns a whole parameter in f32. Drop the tensor soon. Collective; not during a pass.
+  /// Returns a whole parameter in f32, the parts of a tp group joined. Drop the tensor soon. Collective; not
+  /// during a pass.
   /// Errc::invalid_argument unless it is one of the model.
   Tensor whole(const Parameter&, const Stream& = {});
 

@@ -15,7 +15,8 @@ namespace {
 
 /// A model as a strategy lays it out.
 struct Laid {
-  Laid(StrategyKind kind, Module& module, MeshCoordinates at, const StrategyOptions& options, Device::Kind device)
+  Laid(StrategyKind kind, Module& module, MeshCoordinates at, const StrategyOptions& options,
+       Device::Kind device)
       : place(divided_at(at, options)),
         parameters(module.parameters()),
         storage(storage_options(checked(options, plan_of(kind)), plan_of(kind), module.parameters(),
@@ -99,8 +100,8 @@ std::size_t tile_of(const Laid& laid, int bucket, const Optimizer& optimizer, st
 
 }  // namespace
 
-MemoryReport predicted_memory(StrategyKind kind, Module& module, const Optimizer& optimizer, MeshCoordinates place,
-                              const StrategyOptions& options, Device::Kind device) {
+MemoryReport predicted_memory(StrategyKind kind, Module& module, const Optimizer& optimizer,
+                              MeshCoordinates place, const StrategyOptions& options, Device::Kind device) {
   const Laid laid(kind, module, place, options, device);
   const std::vector<char> offloaded = offloaded_buckets(laid.layout.buckets(), laid.storage.offload_state);
   HeldBytes masters, state;
@@ -121,8 +122,8 @@ MemoryReport predicted_memory(StrategyKind kind, Module& module, const Optimizer
   return report;
 }
 
-std::size_t predicted_tiles(StrategyKind kind, Module& module, const Optimizer& optimizer, MeshCoordinates place,
-                            const StrategyOptions& options, Device::Kind device) {
+std::size_t predicted_tiles(StrategyKind kind, Module& module, const Optimizer& optimizer,
+                            MeshCoordinates place, const StrategyOptions& options, Device::Kind device) {
   const Laid laid(kind, module, place, options, device);
   std::size_t largest = 0;
   for (int b = 0; b < laid.layout.size(); ++b)

@@ -29,8 +29,8 @@ class Optimizer;
 /// Strategy::memory() of a rank after an update by an optimizer of this kind, except for transient memory,
 /// which is 0 here, and means of several synchronising passes. In ddp with several buckets, before they are
 /// rebuilt, which may change their padding. Errc::invalid_argument as for make_strategy().
-MemoryReport predicted_memory(StrategyKind, Module&, const Optimizer&, MeshCoordinates, const StrategyOptions& = {},
-                              Device::Kind = Device::host);
+MemoryReport predicted_memory(StrategyKind, Module&, const Optimizer&, MeshCoordinates,
+                              const StrategyOptions& = {}, Device::Kind = Device::host);
 
 /// Transient memory in which an update copies offloaded memory, tile by tile
 /// (sharding/strategy/update_tiles.h). 0 if nothing is offloaded.

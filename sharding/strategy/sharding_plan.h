@@ -20,8 +20,8 @@ StrategyOptions checked(StrategyOptions, const ShardingPlan&);
 MeshSizes mesh_of(const MeshSizes&, const StrategyOptions&);
 /// The place in what values are divided by: with zero_hpz_partition_size, all data ranks.
 MeshCoordinates divided_at(const MeshCoordinates&, const StrategyOptions&);
-/// What the options mean for the parameters of a model on `ranks` data ranks whose communicator is on a device or
-/// on the host.
+/// What the options mean for the parameters of a model on `ranks` data ranks whose communicator is on a
+/// device or on the host.
 StorageOptions storage_options(const StrategyOptions&, const ShardingPlan&,
                                std::span<Parameter* const> parameters, int ranks, Device::Kind);
 

@@ -197,8 +197,24 @@ void StepControl::add_squares(SquareSum& sum) const {
   const FlatLayout& layout = model_.layout();
   for (int b = 0; b < layout.size(); ++b) {
     const Range own = layout.owned(b);
-    sum.add(model_.gradients().mean(b).view(own.begin - layout.updated(b).begin, {own.count()}));
+    const auto add = [&](Range range) {
+      if (range.count())
+        sum.add(model_.gradients().mean(b).view(range.begin - layout.updated(b).begin, {range.count()}));
+    };
+    const std::vector<int>& members = layout.bucket(b).members;
+    if (runtime_.place.part.rank == 0) {
+      add(own);
+      continue;
+    }
+    for (std::size_t i = 0; i < members.size(); ++i)
+      if (is_split(model_.parameters().member(members[i])))
+        add(intersect(padded_extent(layout.buckets(), b, i), own));
   }
+}
+
+/// The ranks of a tp group have the same losses.
+ExactSum StepControl::terms(const Stream& stream) const {
+  return runtime_.place.part.rank == 0 ? terms_.read(stream) : ExactSum();
 }
 
 bool StepControl::all_reduce(std::span<ExactSum> sums, std::optional<std::uint64_t> hash) {
@@ -222,7 +238,7 @@ StepOutcome StepControl::outcome_of(std::span<ExactSum, 2> sums, const StepLimit
 double StepControl::norm(const Stream& stream) {
   SquareSum sum(stream, norm_words_);
   add_squares(sum);
-  std::array sums{sum.read(), terms_.read(stream)};
+  std::array sums{sum.read(), terms(stream)};
   all_reduce({sums.data(), summed()}, {});
   return outcome_of(sums, settings_.limits()).norm;
 }
@@ -234,12 +250,12 @@ double StepControl::clip(double max_norm, const Stream& stream) {
 }
 
 StepControl::Decision StepControl::scale(std::uint64_t hash, const Stream& stream) {
-  ExactSum terms = terms_.read(stream);
+  ExactSum sum = terms(stream);
   std::optional<std::uint64_t> compared;  // on a device hashes were compared before
   if (stream.device().kind == Device::host) compared = hash;
-  const bool equal = all_reduce({&terms, is_counted() ? std::size_t{1} : 0}, compared);
+  const bool equal = all_reduce({&sum, is_counted() ? std::size_t{1} : 0}, compared);
   const StepLimits limits = settings_.limits();
-  const double factor = clip_factor_ * term_factor(terms.value(), limits) / limits.loss_scale;
+  const double factor = clip_factor_ * term_factor(sum.value(), limits) / limits.loss_scale;
   return {.differs = !equal, .scale = {.factor = static_cast<float>(factor)}};
 }
 
@@ -247,7 +263,7 @@ StepControl::Decision StepControl::decide(std::uint64_t hash, const Stream& stre
   if (stream.device().kind != Device::host) return decide_on_device(stream);
   SquareSum sum(stream, norm_words_);
   add_squares(sum);
-  std::array sums{sum.read(), terms_.read(stream)};
+  std::array sums{sum.read(), terms(stream)};
   if (settings_.limits().skip_overflow && !terms_.finite()) sums[0].add(std::nan(""));
   const bool equal = all_reduce({sums.data(), summed()}, hash);
   outcome_ = outcome_of(sums, settings_.limits());
@@ -268,6 +284,7 @@ StepControl::Decision StepControl::decide_on_device(const Stream& stream) {
   if (settings_.limits().skip_overflow) terms_.add_not_finite(sum);
   const Tensor terms = is_counted() ? sums_.view(words, {words}) : Tensor();
   if (terms.defined()) terms_.copy_to(terms, stream);
+  if (terms.defined() && runtime_.place.part.rank > 0) memset_async(terms.raw(), 0, terms.bytes(), stream);
   const Tensor used = terms.defined() ? sums_ : squares;
   runtime_.traffic_of(runtime_.communicator).control.add(used.bytes());
   runtime_.exposed.wait(runtime_.communicator.all_reduce(used.buffer(), ReduceOp::sum, stream), stream);

@@ -128,6 +128,7 @@ class StepControl {
   /// Sums of an update: of squares, and of weights if they were counted.
   std::size_t summed() const { return is_counted() ? 2 : 1; }
   void add_squares(SquareSum&) const;
+  ExactSum terms(const Stream&) const;
   /// The sums over the ranks, in one call of the communicator. False if their hashes differ, which are
   /// compared if there is one.
   bool all_reduce(std::span<ExactSum> sums, std::optional<std::uint64_t> hash);

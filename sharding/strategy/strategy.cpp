@@ -41,6 +41,9 @@ Mesh with_order(Mesh given, const StrategyOptions& options) {
   const bool has_order = c.size() <= 3 || c.options().reduction_order == ReductionOrder::pairwise;
   require(options.pairwise_passes == 0 || has_order || is_meta(c.options().device), Errc::invalid_argument,
           "pairwise_passes needs a communicator whose CommOptions::reduction_order is pairwise");
+  require(!mesh.tp() || !options.communication_hook, Errc::unsupported,
+          "a communication hook on a mesh with tp: it may mix the gradients of different parts of a layer; "
+          "remove the hook, or choose tp 1");
   return mesh;
 }
 
@@ -228,6 +231,9 @@ void Strategy::require_may_follow(bool has_terms, bool same_micro_batch) {
 
 void Strategy::backward_without_data(bool synchronise) {
   State& s = *state_;
+  require(!s.runtime.mesh.tp(), Errc::unsupported,
+          "backward_without_data() on a mesh with tp: the layers of other ranks need this one; give every "
+          "rank as many batches (drop_last)");
   require(
       !s.model.flat_parameters(), Errc::unsupported,
       "backward_without_data(): zero3 gathers values in forward and backward, on all ranks; run the model "

@@ -50,7 +50,7 @@ struct StrategyOptions {
   /// micro-batches. These gathers stay within a block, e.g. a node; results have the same bits. The block is
   /// the dimension shard of the mesh, if its ranks are not all in one.
   int zero_hpz_partition_size = 1;
-  WireFormat wire;       ///< of gradients
+  WireFormat wire;  ///< of gradients
   /// ddp: forms the means of gradients, instead of `wire`; an own object for each strategy and rank. Null:
   /// none.
   std::shared_ptr<CommunicationHook> communication_hook;

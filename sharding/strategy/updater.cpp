@@ -27,6 +27,9 @@ void Updater::bind(const Optimizer& optimizer) {
   for (int m = 0; m < static_cast<int>(model_.parameters().members().size()); ++m)
     updates_.push_back(
         {.group = state_.group_of(m), .alone = optimizer.grain(state_.group_of(m)) != Grain::element});
+  require(!runtime_.mesh.tp() || !has(optimizer, Grain::matrix), Errc::unsupported, optimizer.name(),
+          " on a mesh with tp ", runtime_.place.part.ranks,
+          ": it needs whole matrices, which no rank has; choose another optimizer, or tp 1");
   directions_.assign([&](int m) { return optimizer.grain(state_.group_of(m)) == Grain::matrix; });
   bound_ = optimizer.serial();
 }

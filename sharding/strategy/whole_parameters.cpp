@@ -33,7 +33,11 @@ void ParameterNorms::measure(const Optimizer& optimizer, UpdateTiles& tiles, Upd
       }
     });
   tiles.finish(stream);
-  if (model_.layout().state() == Placement::sharded) add_over_ranks(stream);
+  if (model_.layout().state() == Placement::sharded) add_over_ranks(runtime_.shard_group, stream);
+  if (Communicator* const tp = runtime_.mesh.tp()) {
+    count_once(stream);
+    add_over_ranks(*tp, stream);
+  }
   if (on_device) {
     ops::device_ops().optimizer.read_sums(device_norms_.data<double>(), device_sums_.data<std::int64_t>(),
                                           count, stream);
@@ -46,8 +50,18 @@ void ParameterNorms::measure(const Optimizer& optimizer, UpdateTiles& tiles, Upd
   scale.norms = norms_;
 }
 
-void ParameterNorms::add_over_ranks(const Stream& stream) {
-  Communicator& group = runtime_.shard_group;
+/// Of a parameter that the ranks of a tp group hold alike.
+void ParameterNorms::count_once(const Stream& stream) {
+  for (std::size_t m = 0; m < sums_.size() / 2; ++m) {
+    if (runtime_.counts(model_.parameters().member(static_cast<int>(m)))) continue;
+    sums_[2 * m] = sums_[2 * m + 1] = {};
+    const std::size_t words = 2 * ExactLayout::words;
+    if (stream.device().kind == Device::cuda)
+      memset_async(device_sums_.data<std::int64_t>() + m * words, 0, words * sizeof(std::int64_t), stream);
+  }
+}
+
+void ParameterNorms::add_over_ranks(Communicator& group, const Stream& stream) {
   runtime_.traffic_of(group).control.add(sums_.size() * ExactLayout::words * sizeof(std::int64_t));
   if (stream.device().kind == Device::cuda)
     runtime_.exposed.wait(group.all_reduce(device_sums_.buffer(), ReduceOp::sum, stream), stream);

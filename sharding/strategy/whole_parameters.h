@@ -18,7 +18,8 @@ namespace rz {
 /// Norms of whole parameters and their updates, for optimizers of grain parameter.
 ///
 /// Sums the squares of the elements that each rank updates, exactly, and adds them over the ranks in one
-/// small all_reduce per update; none if the state is replicated.
+/// small all_reduce per update, none if the state is replicated; and in another one over the parts of layers
+/// that a tp group splits.
 class ParameterNorms {
  public:
   /// Both must outlive the object.
@@ -31,7 +32,8 @@ class ParameterNorms {
                const Stream&);
 
  private:
-  void add_over_ranks(const Stream&);
+  void add_over_ranks(Communicator&, const Stream&);
+  void count_once(const Stream&);
 
   const ShardedModel& model_;
   Runtime& runtime_;

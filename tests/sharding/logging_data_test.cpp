@@ -72,7 +72,8 @@ TEST_P(Logging, HasBucketsTimesAndUnusedParameters) {
                                                : (std::vector<std::string>{"never", "sometimes"}));
       // The second update reduced every bucket once.
       const std::size_t bytes = std::accumulate(d.bucket_bytes.begin(), d.bucket_bytes.end(), std::size_t{0});
-      const CallCount& calls = kind == StrategyKind::ddp ? d.traffic.total().all_reduce : d.traffic.total().reduce_scatter;
+      const CallCount& calls =
+          kind == StrategyKind::ddp ? d.traffic.total().all_reduce : d.traffic.total().reduce_scatter;
       EXPECT_GT(d.bucket_bytes.size(), 1u);
       EXPECT_GE(calls.bytes, bytes);
       EXPECT_EQ(d.traffic, strategy->traffic());

@@ -79,19 +79,22 @@ struct Run {
 
 /// Trains on one rank and checks it against the reference.
 void train(StrategyKind kind, const Run& run, Communicator& comm, const Reference& ref) {
-  ToyModel model([&](std::size_t p, std::size_t i) { return comm.rank() == 0 ? initial_value(p, i) : -77; });
+  const Mesh mesh(comm, run.mesh);
+  const int rank = mesh.data().rank(), ranks = mesh.data().size();
+  ToyModel model([&](std::size_t p, std::size_t i) { return rank == 0 ? initial_value(p, i) : -77; },
+                 mesh.part());
   Tape tape;
-  const auto strategy = make_strategy(kind, model, Mesh(comm, run.mesh), run.options);
+  const auto strategy = make_strategy(kind, model, mesh, run.options);
   strategy->attach(tape);
   const auto sgd = make_sgd({.learning_rate = 1.0 / 64});
   for (int step = 0; step < steps; ++step) {
     strategy->zero_grad();
     double loss = 0;
     for (int m = 0; m < run.micro_batches; ++m) {
-      const int sample = comm.rank() * run.micro_batches + m;
+      const int sample = rank * run.micro_batches + m;
       const Var l = model.loss(
           tape, [&](std::size_t p, std::size_t i) { return datum(p, i, sample, step); },
-          uses_sometimes(comm.rank(), step));
+          uses_sometimes(rank, step));
       loss += *tape.value(l).data<float>();
       strategy->begin_backward(run.synchronise_always || m + 1 == run.micro_batches);
       tape.backward(l, 1.0f / static_cast<float>(run.micro_batches));
@@ -99,22 +102,25 @@ void train(StrategyKind kind, const Run& run, Communicator& comm, const Referenc
       if (run.synchronise_always) strategy->finish_gradients();
     }
     if (!run.synchronise_always) strategy->finish_gradients();
-    comm.all_reduce(Buffer(&loss, 1)).wait();
-    ASSERT_EQ(loss / (run.ranks * run.micro_batches), ref.losses[static_cast<std::size_t>(step)])
-        << "step " << step;
+    mesh.data().all_reduce(Buffer(&loss, 1)).wait();
+    if (!mesh.tp()) {
+      ASSERT_EQ(loss / (ranks * run.micro_batches), ref.losses[static_cast<std::size_t>(step)])
+          << "step " << step;
+    }
     ASSERT_EQ(strategy->gradient_norm(), ref.norms[static_cast<std::size_t>(step)]) << "step " << step;
     strategy->step(*sgd);
   }
   const auto parameters = model.parameters();
   for (std::size_t p = 0; p < parameters.size(); ++p) {
     const Tensor value = strategy->values().whole(*parameters[p]);
-    for (std::size_t i = 0; i < parameters[p]->count(); ++i)
+    ASSERT_EQ(value.shape(), parameters[p]->global_shape());
+    for (std::size_t i = 0; i < value.count(); ++i)
       ASSERT_EQ(value.data<float>()[i], ref.values[p][i]) << parameters[p]->name << '[' << i << ']';
   }
 }
 
 void expect_like_one_process(const Run& run) {
-  const Reference ref = reference(run.ranks, run.micro_batches);
+  const Reference ref = reference(run.ranks / run.mesh.tp, run.micro_batches);
   for (const StrategyKind kind : kinds)
     run_ranks(run.ranks, [&](int rank, std::shared_ptr<Store> store) {
       SCOPED_TRACE(concat(name(kind), " on rank ", rank, " of ", run.ranks, ", ", describe(run.mesh)));
@@ -127,9 +133,11 @@ void expect_like_one_process(const Run& run) {
 class Hybrid : public testing::TestWithParam<MeshSizes> {};
 INSTANTIATE_TEST_SUITE_P(Meshes, Hybrid,
                          testing::Values(MeshSizes{2, 2}, MeshSizes{1, 4}, MeshSizes{4, 1}, MeshSizes{2, 3},
-                                         MeshSizes{3, 2}),
+                                         MeshSizes{3, 2}, MeshSizes{1, 2, 2}, MeshSizes{2, 1, 2},
+                                         MeshSizes{1, 1, 3}, MeshSizes{2, 2, 2}),
                          [](const auto& test) {
-                           return concat("replicate", test.param.replicate, "shard", test.param.shard);
+                           return concat("replicate", test.param.replicate, "shard", test.param.shard, "tp",
+                                         test.param.tp);
                          });
 
 TEST_P(Hybrid, TrainsLikeOneProcess) {

@@ -10,12 +10,28 @@ struct Layout {
   const char* name;
   Shape shape;
   bool requires_grad;
+  int split = -1;  ///< dimension that a tp group divides; -1: none
 };
 const Layout layouts[] = {
-    {"tied", {9, 7}, true},     {"position", {5}, true},        {"first.weight", {13, 10}, true},
-    {"first.bias", {10}, true}, {"frozen", {3, 3}, false},      {"never", {21}, true},
-    {"sometimes", {70}, true},  {"second.weight", {129}, true}, {"norm", {1}, true},
+    {"tied", {9, 7}, true},       {"position", {5}, true},           {"first.weight", {13, 10}, true, 1},
+    {"first.bias", {10}, true},   {"frozen", {3, 3}, false, 0},      {"never", {21}, true},
+    {"sometimes", {70}, true, 0}, {"second.weight", {129}, true, 0}, {"norm", {1}, true},
 };
+
+/// In consecutive parts that differ by an element at most.
+Box part_of(const Layout& l, RankOf part) {
+  Box box = Box::whole(extents(l.shape));
+  if (l.split < 0) return box;
+  const auto d = static_cast<std::size_t>(l.split);
+  const auto n = static_cast<std::uint64_t>(part.ranks), r = static_cast<std::uint64_t>(part.rank);
+  box.offset[d] = box.shape[d] * r / n;
+  box.extent[d] = box.shape[d] * (r + 1) / n - box.offset[d];
+  return box;
+}
+
+Shape shape_of(const Box& box) {
+  return box.extent.size() == 1 ? Shape{box.extent[0]} : Shape{box.extent[0], box.extent[1]};
+}
 struct ScopeLayout {
   const char* name;
   std::vector<std::size_t> parameters;
@@ -25,14 +41,17 @@ const ScopeLayout scope_layouts[] = {
 
 }  // namespace
 
-ToyModel::ToyModel(const Initial& initial) {
+ToyModel::ToyModel(const Initial& initial, RankOf part) {
   for (const Layout& l : layouts) {
     auto p = std::make_unique<Parameter>();
-    register_parameter(*p, l.name, l.shape);
+    const Box box = part_of(l, part);
+    register_parameter(*p, l.name, shape_of(box));
+    if (!box.is_whole()) p->set_part(box);
     p->requires_grad = l.requires_grad;
     if (initial) {
-      p->value = Tensor::empty(l.shape);
-      for (std::size_t i = 0; i < p->count(); ++i) p->value.data<float>()[i] = initial(parameters_.size(), i);
+      p->value = Tensor::empty(p->shape);
+      for (std::size_t i = 0; i < p->count(); ++i)
+        p->value.data<float>()[i] = initial(parameters_.size(), box.index(i));
     }
     parameters_.push_back(std::move(p));
   }
@@ -53,7 +72,7 @@ std::size_t ToyModel::index(const std::string& name) const {
 Var ToyModel::term(Tape& tape, Var sum, std::size_t parameter, const Data& data, float factor) {
   Parameter& p = *parameters_[parameter];
   std::vector<float> x(p.count());
-  for (std::size_t i = 0; i < x.size(); ++i) x[i] = factor * data(parameter, i);
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = factor * data(parameter, p.box().index(i));
   const Var w = tape.parameter(p);
   double total = sum.defined() ? *tape.value(sum).data<float>() : 0;
   for (std::size_t i = 0; i < x.size(); ++i) {

@@ -11,6 +11,7 @@
 
 #include "autograd_lite/nn/module.h"
 #include "autograd_lite/tape.h"
+#include "comm/core/range.h"
 
 namespace rz::test {
 
@@ -18,7 +19,8 @@ class ToyModel final : public Module {
  public:
   /// `initial(parameter index, element)`; values are left undefined if it is empty.
   using Initial = std::function<float(std::size_t, std::size_t)>;
-  explicit ToyModel(const Initial& initial);
+  /// `part`: of a tp group, whose ranks split some of the parameters; elements are those of the whole ones.
+  explicit ToyModel(const Initial& initial, RankOf part = {});
 
   Parameter& operator[](std::size_t i) { return *parameters_[i]; }
   std::size_t index(const std::string& name) const;
