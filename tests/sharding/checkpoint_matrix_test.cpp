@@ -5,10 +5,12 @@
 #include <cmath>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "sharding/engine/engine.h"
+#include "sharding/strategy/optimizer_state.h"
 #include "sharding/strategy/strategy.h"
 #include "tests/support/ranks.h"
 
@@ -152,6 +154,66 @@ TEST(CheckpointMatrix, EveryStrategyOnOneToFourRanksIsResumedByEveryOther) {
           for (std::size_t i = 0; i < result.size(); ++i) ASSERT_NEAR(result[i], expected[i], 2e-5) << i;
         }
     }
+}
+
+/// All values, then all states, each element from the rank that exports it.
+std::vector<float> values_and_states(Engine& engine, Module& module) {
+  std::vector<float> all = values(engine, module);
+  for (const char* name : {"exp_avg", "exp_avg_sq"}) {
+    std::vector<float> states(all.size());
+    std::map<const Parameter*, std::size_t> begin;
+    std::size_t count = 0;
+    for (const Parameter* p : module.parameters()) begin[p] = count, count += p->count();
+    states.resize(count);
+    engine.strategy().optimizer_state().visit(
+        [&](const std::string& state, const Parameter& p, Range r, const float* value) {
+          if (state == name)
+            for (std::size_t i = 0; i < r.count(); ++i) states[begin.at(&p) + r.begin + i] += value[i];
+        });
+    engine.world().communicator().all_reduce(Buffer(states.data(), states.size())).wait();
+    all.insert(all.end(), states.begin(), states.end());
+  }
+  return all;
+}
+
+TEST(CheckpointMatrix, MeshesReadEachOtherBitForBit) {
+  const Folder folder;
+  const MeshSizes chain[] = {{2, 2}, {1, 3}, {4, 1}, {1, 1}, {2, 2}};
+  for (int first = 0; first <= 3; ++first) {
+    std::vector<float> expected;
+    std::string before;
+    int stage = first;
+    for (const MeshSizes& mesh : chain) {
+      SCOPED_TRACE(concat(describe(mesh), ", stage ", stage));
+      const std::string dir = folder.path + concat("/", first, "-", stage, mesh.replicate, mesh.shard);
+      std::vector<float> found;
+      in_world(mesh.ranks(), [&](World& world) {
+        Net net(0);
+        auto engine = initialize(world, net,
+                                 {.config = config({.ranks = mesh.ranks(), .stage = stage}),
+                                  .mesh = mesh,
+                                  .seed = 5,
+                                  .log = nullptr});
+        auto loader = engine.loader(dataset());
+        if (!before.empty()) {
+          ASSERT_TRUE(engine.load_checkpoint(before));
+        }
+        while (before.empty() && engine.global_steps() < saved_after) {
+          Batch& b = loader.next();
+          engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b["x"]), b["y"]));
+          engine.step();
+        }
+        const auto all = values_and_states(engine, net);
+        if (world.is_main()) found = all;
+        engine.save_checkpoint(dir);
+      });
+      if (expected.empty()) expected = found;
+      EXPECT_EQ(found, expected);
+      EXPECT_FALSE(found.empty());
+      before = dir;
+      stage = (stage + 1) % 4;
+    }
+  }
 }
 
 TEST(CheckpointMatrix, DropoutAndAsynchronousSavingKeepTheBits) {
