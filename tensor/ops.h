@@ -16,6 +16,7 @@
 /// inputs, O outputs.
 
 #include <cstdint>
+#include <limits>
 
 #include "comm/device/stream.h"
 #include "tensor/element_ops.h"
@@ -46,6 +47,9 @@ struct DropoutMask {
   /// If not null, the kernel reads the seed here, in memory of the operands' device, when it runs. A captured
   /// graph can thus use a new seed in each run.
   const std::uint64_t* seed_at = nullptr;
+  /// The tensor is a part of another one, of which it has `run` consecutive elements of each `stride`, as a
+  /// rank's heads or columns: element i uses decision offset + i / run · stride + i % run. 0: offset + i.
+  std::uint64_t run = 0, stride = 0;
 };
 /// The backward is the same call on d_out.
 void dropout(const Tensor& out, const Tensor& in, const DropoutMask&, const Stream&);
@@ -104,9 +108,18 @@ void rms_norm_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor& 
                        const Tensor& weight, const Tensor& inverse_rms, Into into_x, Into into_weight,
                        const Stream&);
 
+// ---- tensors of which each rank has some rows
+/// An index, of local_indices(), of an element that another rank has.
+constexpr std::int32_t elsewhere = std::numeric_limits<std::int32_t>::min();
+/// Indices (i32) of `total` elements as those of the elements [first, first + count): less `first`, or
+/// `elsewhere`. Those outside [0, total), such as -100, stay as they are.
+void local_indices(const Tensor& out, const Tensor& in, std::size_t first, std::size_t count,
+                   std::size_t total, const Stream&);
+
 // ---- embedding
 /// out[N, C] = table[tokens[n]]; tokens are i32. On the host, Errc::invalid_argument names the first token
-/// out of range. On a device, the row of such a token becomes NaN, and its gradient is dropped.
+/// out of range. On a device, the row of such a token becomes NaN, and its gradient is dropped. The row of
+/// `elsewhere` is 0 and has no gradient.
 void embedding(const Tensor& out, const Tensor& tokens, const Tensor& table, const Stream&);
 /// out[B, T, C] = table[tokens[b, t]] + positions[t]
 void embedding_with_positions(const Tensor& out, const Tensor& tokens, const Tensor& table,
@@ -129,9 +142,19 @@ struct LossSum {
 /// (a scalar) = the sum. On a device, a target out of range makes loss and gradient NaN.
 void cross_entropy(const Tensor& loss, const Tensor& sums, const Tensor& losses, const Tensor& log_sum,
                    const Tensor& logits, const Tensor& targets, const Stream&);
-/// d_logits = (softmax(logits) - onehot) · d_loss, 0 in ignored rows. d_logits may be logits itself.
+/// d_logits = (softmax(logits) - onehot) · d_loss, 0 in ignored rows. d_logits may be logits itself. The
+/// target `elsewhere` is none of these logits.
 void cross_entropy_backward(const Tensor& d_logits, const Tensor& logits, const Tensor& log_sum,
                             const Tensor& targets, const Tensor& d_loss, const Stream&);
+/// What a rank knows of a cross entropy if it has logits[N, V] of a part of the classes: statistics[N, 2]
+/// (f32) = {log Σ e^logit, the target's logit, 0 if it is `elsewhere` or ignored}. Targets: local_indices().
+void cross_entropy_part(const Tensor& statistics, const Tensor& logits, const Tensor& targets, const Stream&);
+/// cross_entropy() from the statistics[P, N, 2] of all P parts, which are added in their order, in double.
+/// Only ignored targets are read, so that all ranks may use their own. cross_entropy_backward() with this
+/// log_sum is the gradient of a part.
+void cross_entropy_of_parts(const Tensor& loss, const Tensor& sums, const Tensor& losses,
+                            const Tensor& log_sum, const Tensor& statistics, const Tensor& targets,
+                            const Stream&);
 /// loss (a scalar) = mean of (a - b)², summed in double.
 void mean_squared_error(const Tensor& loss, const Tensor& a, const Tensor& b, const Stream&);
 /// d_a = 2 (a - b) · d_loss / count

@@ -92,15 +92,16 @@ void check_norm_gradients(const char* op, const Tensor& d_weight, const Tensor& 
   check_gradient_dtype(op, x.dtype(), {{"d_weight", d_weight}, {"d_bias", d_bias}});
 }
 
-void check_indices(const char* op, const Argument& a, std::size_t count, std::size_t limit, int ignored) {
+void check_indices(const char* op, const Argument& a, std::size_t count, std::size_t limit,
+                   std::initializer_list<std::int32_t> others) {
   const Tensor& t = a.tensor;
   if (!t.defined() || t.dtype() != DType::i32 || t.count() != count || !t.contiguous())
     fail(Errc::invalid_argument, op, ": needs ", count, " i32: ", describe(a));
   if (t.device().kind != Device::host || is_meta(t.device())) return;
   const std::int32_t* indices = t.data<std::int32_t>();
   for (std::size_t i = 0; i < count; ++i)
-    if ((indices[i] < 0 && (ignored >= 0 || indices[i] != ignored)) ||
-        (indices[i] >= 0 && static_cast<std::size_t>(indices[i]) >= limit))
+    if ((indices[i] < 0 || static_cast<std::size_t>(indices[i]) >= limit) &&
+        std::ranges::find(others, indices[i]) == others.end())
       fail(Errc::invalid_argument, op, ": ", a.name, "[", i, "] = ", indices[i], " is not in [0, ", limit,
            ")");
 }

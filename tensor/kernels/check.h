@@ -2,6 +2,7 @@
 /// Argument checks of the operators. Messages name the operator and every shape.
 
 #include <cstddef>
+#include <cstdint>
 #include <initializer_list>
 
 #include "tensor/tensor.h"
@@ -38,8 +39,9 @@ void check_norm_backward(const char* op, const Tensor& d_x, const Tensor& d_out,
 void check_norm_gradients(const char* op, const Tensor& d_weight, const Tensor& d_bias, const Tensor& x,
                           std::size_t channels);
 /// Errc::invalid_argument unless the tensor holds `count` i32 indices. On the host, each must be in [0,
-/// limit) or equal to `ignored`; on a device the values are not checked.
-void check_indices(const char* op, const Argument&, std::size_t count, std::size_t limit, int ignored = 0);
+/// limit) or one of `others`; on a device the values are not checked.
+void check_indices(const char* op, const Argument&, std::size_t count, std::size_t limit,
+                   std::initializer_list<std::int32_t> others = {});
 
 /// The last dimension; 1 for a scalar.
 inline std::size_t last(const Tensor& t) { return t.shape().dims() ? t.shape()[-1] : 1; }

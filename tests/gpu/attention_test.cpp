@@ -288,6 +288,13 @@ TEST_F(Attention, GroupsAndAllKeysOnTensorCores) {
   expect_right(c, {}, stream);
 }
 
+/// The heads of one rank of three.
+TEST_F(Attention, DropoutOfSomeHeadsIsTheirPartOfTheMask) {
+  const Case c{2, 35, 2, 16, DType::f32};
+  const std::uint64_t run = c.heads * c.tokens * c.used();
+  expect_right(c, {.p = 0.25f, .seed = 9, .offset = 5 + run, .run = run, .stride = 3 * run}, stream);
+}
+
 /// A few queries of a cache that has more room than keys.
 TEST_F(Attention, FewQueriesOfManyKeys) {
   std::mt19937 random(5);

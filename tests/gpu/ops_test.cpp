@@ -235,6 +235,25 @@ TEST_P(DeviceOps, DropoutMatchesTheHost) {
         }
 }
 
+/// Runs of 5 elements, so that a pack of elements is in several.
+TEST_P(DeviceOps, DropoutOfAPartIsThatOfTheWhole) {
+  constexpr std::size_t run = 5, parts = 3, rows = 41;
+  const Values x = random(run * parts * rows, 5);
+  const Tensor whole = empty({rows, parts, run}), part = empty({rows, run});
+  ops::dropout(whole, place(x, whole.shape()), {.p = 0.25f, .seed = 3, .offset = 7}, stream);
+  const Values all = from_device(whole, stream);
+  for (std::size_t p = 0; p < parts; ++p) {
+    Values in, expected;
+    for (std::size_t i = 0; i < rows * run; ++i) {
+      const std::size_t at = (i / run * parts + p) * run + i % run;
+      in.push_back(x[at]), expected.push_back(all[at]);
+    }
+    ops::dropout(part, place(in, part.shape()),
+                 {.p = 0.25f, .seed = 3, .offset = 7 + p * run, .run = run, .stride = parts * run}, stream);
+    EXPECT_EQ(from_device(part, stream), expected);
+  }
+}
+
 /// The seed is read when the kernel runs, not when it is put into its stream.
 TEST_P(DeviceOps, DropoutReadsItsSeedLate) {
   const std::size_t n = 1000;
@@ -474,11 +493,74 @@ TEST_P(DeviceOps, EmbeddingBackwardAddsRowsOfOneTokenInOrder) {
   }
 }
 
+TEST_P(DeviceOps, AnotherRanksTokensAreZero) {
+  constexpr std::size_t c = 9;
+  const std::vector<std::int32_t> ids{4, 2, 6, 0, 3};
+  const Tensor own = to_device({0, 0, 0, 0, 0}, {5}, stream), out = empty({5, c}), d_table = empty({3, c});
+  ops::local_indices(own, to_device(ids, {5}, stream), 2, 3, 7, stream);
+  const Values table = random(3 * c, 1), dy = random(5 * c, 2);
+  ops::embedding(out, own, place(table, {3, c}), stream);
+  ops::embedding_backward(d_table, place(dy, {5, c}), own, Into::overwrite, stream);
+  Values expected, d_expected(3 * c);
+  for (std::size_t i = 0; i < ids.size(); ++i)
+    for (std::size_t j = 0; j < c; ++j) {
+      const std::size_t row = static_cast<std::size_t>(ids[i]) - 2;
+      expected.push_back(row < 3 ? table[row * c + j] : 0);
+      if (row < 3) d_expected[row * c + j] += dy[i * c + j];
+    }
+  EXPECT_EQ(from_device(out, stream), expected);
+  EXPECT_EQ(from_device(d_table, stream), d_expected);
+}
+
+/// 37 classes as 13, 13 and 11; -100 is ignored.
+TEST_P(DeviceOps, CrossEntropyOfPartsIsThatOfTheWhole) {
+  constexpr std::size_t n = 5, v = 37, parts = 3, most = 13;
+  const Values x = random(n * v, 1, 4);
+  const std::vector<std::int32_t> ids{0, 12, -100, 13, 36};
+  const Tensor targets = to_device(ids, {n}, stream), all = statistics({parts, n, 2});
+  std::vector<Tensor> logits, own;
+  for (std::size_t p = 0; p < parts; ++p) {
+    const std::size_t width = std::min(most, v - p * most);
+    Values part;
+    for (std::size_t i = 0; i < n; ++i)
+      for (std::size_t j = 0; j < width; ++j) part.push_back(x[i * v + p * most + j]);
+    logits.push_back(place(part, {n, width}));
+    own.push_back(to_device(ids, {n}, stream));
+    ops::local_indices(own[p], targets, p * most, width, v, stream);
+    ops::cross_entropy_part(all.view(p * n * 2, {n, 2}), logits[p], own[p], stream);
+  }
+  const Tensor loss = statistics({}), sums = empty_on(stream, {2}, DType::f64), losses = statistics({n}),
+               log_sum = statistics({n}), d_loss = to_device(Values{0.5}, {}, DType::f32, stream);
+  ops::cross_entropy_of_parts(loss, sums, losses, log_sum, all, own[1], stream);
+  Values expected_losses, d_expected(n * v);
+  double sum = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    double total = 0;
+    for (std::size_t j = 0; j < v; ++j) total += std::exp(x[i * v + j]);
+    const bool counts = ids[i] != -100;
+    expected_losses.push_back(counts ? std::log(total) - x[i * v + static_cast<std::size_t>(ids[i])] : 0);
+    sum += expected_losses.back();
+    for (std::size_t j = 0; j < v && counts; ++j)
+      d_expected[i * v + j] =
+          0.5 * (std::exp(x[i * v + j]) / total - (j == static_cast<std::size_t>(ids[i]) ? 1 : 0));
+  }
+  expect_close(losses, expected_losses, close, "losses");
+  expect_close(loss, {sum}, close, "loss");
+  EXPECT_EQ(sums.on_host(stream).data<double>()[1], 4);
+  for (std::size_t p = 0; p < parts; ++p) {
+    ops::cross_entropy_backward(logits[p], logits[p], log_sum, own[p], d_loss, stream);
+    Values part;
+    for (std::size_t i = 0; i < n; ++i)
+      for (std::size_t j = 0; j < logits[p].shape()[1]; ++j) part.push_back(d_expected[i * v + p * most + j]);
+    expect_close(logits[p], part, close, "d_logits");
+  }
+}
+
 TEST_P(DeviceOps, TokensOutOfRangeAreSeenAndDoNoHarm) {
   if (on_host()) GTEST_SKIP() << "the host refuses such tokens";
   const std::size_t c = 8;
   const Values table = random(3 * c, 1), dy(4 * c, 1.0);
-  const Tensor tokens = to_device({2, 3, -1, std::numeric_limits<std::int32_t>::min()}, {1, 4}, stream),
+  const Tensor tokens = to_device({2, 3, -1, std::numeric_limits<std::int32_t>::min() + 1}, {1, 4}, stream),
                t = place(table, {3, c}), out = empty({1, 4, c}), d_table = empty({3, c});
   const auto expect_rows = [&](double added) {
     const Values got = from_device(out, stream);

@@ -543,7 +543,7 @@ void each_group(const char* op, const Inputs& in, const Sizes& s, std::size_t to
       f(HeadsOf<T>{together, s.queries, s.size, in.q.row_stride(), in.k.row_stride(), in.v.row_stride(),
                    s.heads * s.size, scale, q + b * s.queries * in.q.row_stride() + h * s.size,
                    k + b * s.rows * in.k.row_stride() + in_key, v + b * s.rows * in.v.row_stride() + in_key,
-                   log_sum + first_row, visible, dropping, mask.offset + first_row * s.keys, s.keys},
+                   log_sum + first_row, visible, dropping, dropping.decision(first_row * s.keys), s.keys},
         b, h, key_head);
     }
   });

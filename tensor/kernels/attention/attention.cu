@@ -418,8 +418,7 @@ AttentionShape shape_of(const char* op, const Tensor& q, const Tensor& k, const 
           o.window ? o.window : ~std::size_t{0},
           o.key_counts.defined() ? o.key_counts.data<std::int32_t>() : nullptr,
           o.document_starts.defined() ? o.document_starts.data<std::int32_t>() : nullptr,
-          kernels::dropout_params(op, mask),
-          mask.offset};
+          kernels::dropout_params(op, mask)};
 }
 
 template <class T>

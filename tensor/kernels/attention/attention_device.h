@@ -20,7 +20,6 @@ struct AttentionShape {
   std::size_t past, window;                          ///< window: at least 1
   const std::int32_t *key_counts, *document_starts;  ///< or null
   DropoutParams dropout;
-  std::uint64_t decisions;  ///< index of the first dropout decision
 
   RZ_HOST_DEVICE std::size_t channels() const { return heads * size; }
   RZ_HOST_DEVICE std::size_t kv_heads() const { return heads / group; }
@@ -56,7 +55,7 @@ struct HeadPlace {
         key_channel(h / s.group * s.size),
         in_out(query_row * s.channels() + channel),
         in_log_sum((b * s.heads + h) * s.queries),
-        decisions(s.decisions + in_log_sum * s.keys) {}
+        decisions(s.dropout.decision(in_log_sum * s.keys)) {}
 };
 
 template <class T>

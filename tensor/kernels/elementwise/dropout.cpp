@@ -15,10 +15,13 @@ namespace rz {
 namespace HWY_NAMESPACE {
 
 void dropout_range(const Tensor& out, const Tensor& in, std::size_t begin, std::size_t end,
-                   std::uint64_t offset, const kernels::DropoutParams& d) {
+                   const kernels::DropoutParams& d) {
   ops::dispatch_dtype(out.dtype(), [&](auto t) HWY_ATTR {
     using T = decltype(t);
-    drop<T>(elements<T>(out) + begin, elements<T>(in) + begin, end - begin, offset + begin, d);
+    for (std::size_t i = begin, n; i < end; i += n) {
+      n = d.run ? std::min<std::size_t>(end - i, d.run - i % d.run) : end - i;
+      drop<T>(elements<T>(out) + i, elements<T>(in) + i, n, d.decision(i), d);
+    }
   });
 }
 
@@ -40,7 +43,7 @@ void dropout(const Tensor& out, const Tensor& in, const DropoutMask& mask, const
   d.read_seed();
   check_dtype("dropout", out.dtype(), {{"in", in}});
   stream.parallel_for(in.count(), 1024, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(dropout_range)(out, in, begin, end, mask.offset, d);
+    HWY_DYNAMIC_DISPATCH(dropout_range)(out, in, begin, end, d);
   });
 }
 

@@ -41,8 +41,7 @@ __device__ inline void decision_words(std::uint32_t (&words)[k + 4], std::uint64
 }
 
 template <class T>
-__global__ void drop(T* out, const T* in, Split<pack_width<T>> split, std::uint64_t offset,
-                     kernels::DropoutParams d) {
+__global__ void drop(T* out, const T* in, Split<pack_width<T>> split, kernels::DropoutParams d) {
   d.read_seed();
   each_pack(split, std::size_t{blockIdx.x} * blockDim.x + threadIdx.x, std::size_t{gridDim.x} * blockDim.x,
             [&](auto width, std::size_t i) {
@@ -50,7 +49,14 @@ __global__ void drop(T* out, const T* in, Split<pack_width<T>> split, std::uint6
               float x[k];
               std::uint32_t words[k + 4];
               load(x, in + i);
-              if (d.threshold > 0) decision_words<k>(words, offset + i, d.seed);
+              if (d.threshold > 0 && d.run == 0) decision_words<k>(words, d.decision(i), d.seed);
+              if (d.threshold > 0 && d.run > 0) {  // a pack may be in two runs
+                for (int j = 0; j < k; ++j) {
+                  std::uint32_t one[5];
+                  decision_words<1>(one, d.decision(i + static_cast<std::size_t>(j)), d.seed);
+                  words[j] = one[0];
+                }
+              }
 #pragma unroll
               for (int j = 0; j < k; ++j)
                 x[j] = d.threshold > 0 && words[j] < d.threshold ? 0 : x[j] * d.factor;
@@ -67,8 +73,7 @@ void dropout(const Tensor& out, const Tensor& in, const DropoutMask& mask, const
     T* const to = out.data<T>();
     const T* const from = in.data<T>();
     const auto split = Split<pack_width<T>>(out.count(), to).with(from);
-    cuda::launch("dropout", drop<T>, cuda::grid_for(split.threads()), stream, to, from, split, mask.offset,
-                 d);
+    cuda::launch("dropout", drop<T>, cuda::grid_for(split.threads()), stream, to, from, split, d);
   });
 }
 

@@ -16,17 +16,27 @@ struct DropoutParams {
   float factor;
   std::uint64_t seed;
   const std::uint64_t* seed_at;
+  std::uint64_t offset, run, stride;  ///< as in ops::DropoutMask
   /// Call it on the device of the operands before using `seed`.
   RZ_HOST_DEVICE void read_seed() {
     if (seed_at) seed = *seed_at;
   }
   bool active() const { return threshold > 0; }
+  /// Index of the decision on element i. Those of a run follow each other.
+  RZ_HOST_DEVICE std::uint64_t decision(std::uint64_t i) const {
+    return offset + (run ? i / run * stride + i % run : i);
+  }
 };
 
 inline DropoutParams dropout_params(const char* op, const ops::DropoutMask& mask) {
   if (!(mask.p >= 0 && mask.p < 1)) fail(Errc::invalid_argument, op, ": p = ", mask.p, " must lie in [0, 1)");
-  return {static_cast<std::uint32_t>(std::ldexp(static_cast<double>(mask.p), 32)), 1 / (1 - mask.p),
-          mask.seed, mask.seed_at};
+  return {static_cast<std::uint32_t>(std::ldexp(static_cast<double>(mask.p), 32)),
+          1 / (1 - mask.p),
+          mask.seed,
+          mask.seed_at,
+          mask.offset,
+          mask.run,
+          mask.stride};
 }
 
 }  // namespace rz::kernels

@@ -18,6 +18,7 @@
 
 #include "tensor/kernels/check.h"
 #include "tensor/kernels/device_ops.h"
+#include "tensor/kernels/linear_algebra/local_index.h"
 #include "tensor/kernels/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -120,7 +121,8 @@ void add_in_place(const Tensor& d_table, const Tensor& d_out, const std::int32_t
   const std::size_t c = last(d_out), n = rows(d_out);
   float* const table = d_table.data<float>();
   stream.parallel_for(c, channel_grain, [&](std::size_t begin, std::size_t end) {
-    for (std::size_t i = 0; i < n; ++i) HWY_DYNAMIC_DISPATCH(add_to)
+    for (std::size_t i = 0; i < n; ++i)
+      if (tokens[i] != elsewhere) HWY_DYNAMIC_DISPATCH(add_to)
     (table + static_cast<std::size_t>(tokens[i]) * c + begin, d_out, i * c + begin, end - begin);
   });
 }
@@ -134,6 +136,7 @@ void add_by_token(const Tensor& d_table, const Tensor& d_out, const std::int32_t
     for (std::size_t first = 0, past = 0; first < n; first = past) {
       const std::int32_t token = tokens[order[first]];
       while (past < n && tokens[order[past]] == token) ++past;
+      if (token == elsewhere) continue;
       sum_rows(d_table, static_cast<std::size_t>(token) * c + begin, end - begin, d_out, past - first,
                [&](std::size_t i) { return order[first + i] * c + begin; });
     }
@@ -152,7 +155,10 @@ void look_up(const char* op, const Tensor& out, const Tensor& tokens, const Tens
   const std::int32_t* token = tokens.data<std::int32_t>();
   stream.parallel_for(rows(out), row_grain, [&](std::size_t begin, std::size_t end) {
     for (std::size_t i = begin; i < end; ++i)
-      std::memcpy(o + i * bytes, t + static_cast<std::size_t>(token[i]) * bytes, bytes);
+      if (token[i] == elsewhere)
+        std::memset(o + i * bytes, 0, bytes);
+      else
+        std::memcpy(o + i * bytes, t + static_cast<std::size_t>(token[i]) * bytes, bytes);
   });
 }
 
@@ -184,9 +190,21 @@ void check_selection(const char* op, const Argument& part, const Argument& whole
 
 }  // namespace
 
+void local_indices(const Tensor& out, const Tensor& in, std::size_t first, std::size_t count,
+                   std::size_t total, const Stream& stream) {
+  constexpr const char* op = "local_indices";
+  check(op, {{"out", out}, {"in", in}}, out.count() == in.count() && first + count <= total, Rows::contiguous,
+        DTypes::any);
+  if (const auto* d = on_device(op, out, stream))
+    return d->local_indices(out, in, first, count, total, stream);
+  std::int32_t* const to = out.data<std::int32_t>();
+  const std::int32_t* const from = in.data<std::int32_t>();
+  for (std::size_t i = 0; i < in.count(); ++i) to[i] = local_index(from[i], first, count, total);
+}
+
 void embedding(const Tensor& out, const Tensor& tokens, const Tensor& table, const Stream& stream) {
   check("embedding", {{"out", out}, {"table", table}}, fits(out, table));
-  check_indices("embedding", {"tokens", tokens}, rows(out), table.shape()[0]);
+  check_indices("embedding", {"tokens", tokens}, rows(out), table.shape()[0], {elsewhere});
   look_up("embedding", out, tokens, table, stream);
 }
 
@@ -217,7 +235,7 @@ void embedding_with_positions(const Tensor& out, const Tensor& tokens, const Ten
 void embedding_backward(const Tensor& d_table, const Tensor& d_out, const Tensor& tokens, Into into,
                         const Stream& stream) {
   check("embedding_backward", {{"d_table", d_table}, {"d_out", d_out}}, fits(d_out, d_table));
-  check_indices("embedding_backward", {"tokens", tokens}, rows(d_out), d_table.shape()[0]);
+  check_indices("embedding_backward", {"tokens", tokens}, rows(d_out), d_table.shape()[0], {elsewhere});
   add_rows_of_tokens("embedding_backward", d_table, d_out, tokens, into, stream);
 }
 

@@ -6,6 +6,7 @@
 #include "tensor/kernels/block_sum.h"
 #include "tensor/kernels/device_ops.h"
 #include "tensor/kernels/dtype_dispatch.h"
+#include "tensor/kernels/linear_algebra/local_index.h"
 #include "tensor/kernels/vector_load.h"
 
 namespace rz::ops::device {
@@ -36,7 +37,9 @@ __global__ void __launch_bounds__(256)
     if (positions) load(p, positions + i);
 #pragma unroll
     for (int j = 0; j < k; ++j)
-      x[j] = inside ? (positions ? x[j] + p[j] : x[j]) : detail::float_of(0x7fc00000u);
+      x[j] = inside               ? (positions ? x[j] + p[j] : x[j])
+             : token == elsewhere ? p[j]
+                                  : detail::float_of(0x7fc00000u);
     store(out + i, x);
   });
 }
@@ -49,6 +52,13 @@ void launch_look_up(const char* name, const Tensor& out, const Tensor& tokens, c
                         {threads_for_row((c + pack_width<T> - 1) / pack_width<T>, 256)}};
   cuda::launch(name, look_up<T>, grid, stream, out.data<T>(), tokens.data<std::int32_t>(), table.data<T>(),
                table.shape()[0], positions, length, c);
+}
+
+__global__ void to_local(std::int32_t* out, const std::int32_t* in, std::size_t n, std::size_t first,
+                         std::size_t count, std::size_t total) {
+  for (std::size_t i = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n;
+       i += std::size_t{gridDim.x} * blockDim.x)
+    out[i] = local_index(in[i], first, count, total);
 }
 
 constexpr unsigned add_threads = 256, add_warps = add_threads / warp_size;
@@ -191,6 +201,12 @@ __global__ void add_positions(G* d_positions, const T* d_out, std::size_t batch,
 }
 
 }  // namespace
+
+void local_indices(const Tensor& out, const Tensor& in, std::size_t first, std::size_t count,
+                   std::size_t total, const Stream& stream) {
+  cuda::launch("local_indices", to_local, cuda::grid_for(in.count()), stream, out.data<std::int32_t>(),
+               in.data<std::int32_t>(), in.count(), first, count, total);
+}
 
 void embedding(const Tensor& out, const Tensor& tokens, const Tensor& table, const Stream& stream) {
   dispatch_dtype(out.dtype(), [&](auto t) {

@@ -13,8 +13,17 @@
 
 #include "tensor/kernels/check.h"
 #include "tensor/kernels/device_ops.h"
+#include "tensor/kernels/normalization/parts_of_row.h"
 #include "tensor/kernels/ordered_sum.h"
 #include "tensor/kernels/vector-inl.h"
+
+#ifndef RZ_TENSOR_NO_TARGET
+#define RZ_TENSOR_NO_TARGET
+namespace rz::ops {
+/// In place of a target's index: it is no logit of the row.
+constexpr std::size_t no_target = ~std::size_t{0};
+}  // namespace rz::ops
+#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace rz {
@@ -120,6 +129,7 @@ void cross_entropy_row_backward(const Tensor& d_logits, const Tensor& logits, st
     const std::size_t n = ops::last(logits);
     const T* const x = row_of<T>(logits, row);
     T* const d = row_of<T>(d_logits, row);
+    if (target == ops::no_target) return exponentials_of(d, x, n, log_sum, factor);
     const FloatVector at_target = hn::Set(Floats(), to_f32(x[target]));
     exponentials_of(d, x, n, log_sum, factor);
     const float probability = hn::GetLane(shifted_exponential(at_target, log_sum, factor));
@@ -216,7 +226,7 @@ void cross_entropy(const Tensor& loss, const Tensor& sums, const Tensor& losses,
   check("cross_entropy", {{"loss", loss}, {"losses", losses}, {"log_sum", log_sum}, {"logits", logits}},
         loss.count() == 1 && losses.count() == n && log_sum.count() == n, Rows::any_stride);
   check_sums("cross_entropy", sums, logits);
-  check_indices("cross_entropy", {"targets", targets}, n, v, ignored);
+  check_indices("cross_entropy", {"targets", targets}, n, v, {ignored});
   if (const auto* d = on_device("cross_entropy", logits, stream))
     return d->cross_entropy(loss, sums, losses, log_sum, logits, targets, stream);
   float *each = losses.data<float>(), *l = log_sum.data<float>();
@@ -248,7 +258,7 @@ void cross_entropy_backward(const Tensor& d_logits, const Tensor& logits, const 
   check("cross_entropy_backward",
         {{"d_logits", d_logits}, {"logits", logits}, {"log_sum", log_sum}, {"d_loss", d_loss}},
         same_rows(d_logits, logits) && log_sum.count() == n && d_loss.count() == 1, Rows::any_stride);
-  check_indices("cross_entropy_backward", {"targets", targets}, n, v, ignored);
+  check_indices("cross_entropy_backward", {"targets", targets}, n, v, {ignored, elsewhere});
   if (const auto* d = on_device("cross_entropy_backward", logits, stream))
     return d->cross_entropy_backward(d_logits, logits, log_sum, targets, d_loss, stream);
   check_dtype("cross_entropy_backward", logits.dtype(), {{"d_logits", d_logits}});
@@ -263,8 +273,60 @@ void cross_entropy_backward(const Tensor& d_logits, const Tensor& logits, const 
         std::fill_n(d_logits.raw() + i * step, row_bytes, std::byte{0});
       else
         HWY_DYNAMIC_DISPATCH(cross_entropy_row_backward)
-    (d_logits, logits, i, static_cast<std::size_t>(target[i]), l[i], factor);
+    (d_logits, logits, i, target[i] == elsewhere ? no_target : static_cast<std::size_t>(target[i]), l[i],
+     factor);
   });
+}
+
+void cross_entropy_part(const Tensor& statistics, const Tensor& logits, const Tensor& targets,
+                        const Stream& stream) {
+  const std::size_t n = rows(logits), v = last(logits);
+  check("cross_entropy_part", {{"statistics", statistics}, {"logits", logits}},
+        statistics.count() == 2 * n && v > 0, Rows::any_stride);
+  check_indices("cross_entropy_part", {"targets", targets}, n, v, {ignored, elsewhere});
+  if (const auto* d = on_device("cross_entropy_part", logits, stream))
+    return d->cross_entropy_part(statistics, logits, targets, stream);
+  float* const out = statistics.data<float>();
+  const std::int32_t* const target = targets.data<std::int32_t>();
+  stream.parallel_for(n, grain(v), [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
+      out[2 * i] = static_cast<float>(HWY_DYNAMIC_DISPATCH(log_sum_of)(logits, i));
+      out[2 * i + 1] = target[i] < 0
+                           ? 0
+                           : static_cast<float>(element(
+                                 logits, i * logits.row_stride() + static_cast<std::size_t>(target[i])));
+    }
+  });
+}
+
+void cross_entropy_of_parts(const Tensor& loss, const Tensor& sums, const Tensor& losses,
+                            const Tensor& log_sum, const Tensor& statistics, const Tensor& targets,
+                            const Stream& stream) {
+  const std::size_t n = losses.count(), parts = n ? statistics.count() / (2 * n) : 0;
+  check("cross_entropy_of_parts",
+        {{"loss", loss}, {"losses", losses}, {"log_sum", log_sum}, {"statistics", statistics}},
+        loss.count() == 1 && log_sum.count() == n && targets.count() == n &&
+            statistics.count() == parts * 2 * n);
+  check_sums("cross_entropy_of_parts", sums, losses);
+  if (const auto* d = on_device("cross_entropy_of_parts", losses, stream))
+    return d->cross_entropy_of_parts(loss, sums, losses, log_sum, statistics, targets, stream);
+  float *const each = losses.data<float>(), *const l = log_sum.data<float>();
+  const float* const of = statistics.data<float>();
+  const std::int32_t* const target = targets.data<std::int32_t>();
+  const double sum = ordered_sum(n, stream, [&](std::size_t begin, std::size_t end) {
+    double part = 0;
+    for (std::size_t i = begin; i < end; ++i) {
+      const PartsOfRow row = parts_of_row(of, i, n, parts);
+      const double here = target[i] == ignored ? 0 : row.log_sum - row.target;
+      l[i] = static_cast<float>(row.log_sum), each[i] = static_cast<float>(here);
+      part += here;
+    }
+    return part;
+  });
+  sums.data<double>()[0] = sum;
+  sums.data<double>()[1] =
+      static_cast<double>(n - static_cast<std::size_t>(std::count(target, target + n, ignored)));
+  *loss.data<float>() = static_cast<float>(sum);
 }
 
 }  // namespace ops

@@ -5,6 +5,7 @@
 #include "tensor/kernels/block_sum.h"
 #include "tensor/kernels/device_ops.h"
 #include "tensor/kernels/dtype_dispatch.h"
+#include "tensor/kernels/normalization/parts_of_row.h"
 #include "tensor/kernels/vector_load.h"
 
 namespace rz::ops::device {
@@ -168,6 +169,30 @@ __global__ void __launch_bounds__(max_threads)
   losses[blockIdx.x] = target == ignored ? 0 : static_cast<float>(log_total - static_cast<double>(here));
 }
 
+template <class T>
+__global__ void __launch_bounds__(max_threads)
+    cross_entropy_rows_of_part(float* statistics, Matrix<const T> logits, const std::int32_t* targets,
+                               std::size_t n) {
+  const T* const row = logits.here();
+  const RowSum total = sum_of_exponentials(row, n);
+  if (threadIdx.x != 0) return;
+  const std::int32_t target = targets[blockIdx.x];
+  const bool inside = target >= 0 && static_cast<std::size_t>(target) < n;
+  float* const out = statistics + 2 * std::size_t{blockIdx.x};
+  out[0] = static_cast<float>(static_cast<double>(total.maximum) + log(total.sum));
+  out[1] = inside ? to_f32(row[target]) : target == elsewhere || target == ignored ? 0 : not_a_number();
+}
+
+__global__ void cross_entropy_rows_of_parts(float* losses, float* log_sum, const float* statistics,
+                                            const std::int32_t* targets, std::size_t n, std::size_t parts) {
+  for (std::size_t i = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n;
+       i += std::size_t{gridDim.x} * blockDim.x) {
+    const PartsOfRow row = parts_of_row(statistics, i, n, parts);
+    log_sum[i] = static_cast<float>(row.log_sum);
+    losses[i] = targets[i] == ignored ? 0 : static_cast<float>(row.log_sum - row.target);
+  }
+}
+
 /// One block: a pass over two numbers per row.
 __global__ void sum_of_losses(float* loss, double* sums, const float* losses, const std::int32_t* targets,
                               std::size_t rows) {
@@ -190,8 +215,9 @@ __global__ void __launch_bounds__(max_threads)
   const T* const logits = rows.here();
   const std::int32_t target = targets[blockIdx.x];
   const bool inside = target >= 0 && static_cast<std::size_t>(target) < n;
-  const float factor = inside ? *d_loss : not_a_number(), shift = log_sum[blockIdx.x];
-  const auto chosen = static_cast<std::size_t>(inside ? target : 0);
+  const bool valid = inside || target == elsewhere;
+  const float factor = valid ? *d_loss : not_a_number(), shift = log_sum[blockIdx.x];
+  const std::size_t chosen = inside ? static_cast<std::size_t>(target) : ~std::size_t{0};
   each_pack(Split<pack_width<T>>(n, logits).with(d_logits), threadIdx.x, blockDim.x,
             [&](auto width, std::size_t i) {
               constexpr int k = decltype(width)::value;
@@ -263,6 +289,28 @@ void cross_entropy(const Tensor& loss, const Tensor& sums, const Tensor& losses,
   });
   cuda::launch("cross_entropy", sum_of_losses, {{1}, {threads_for_row(losses.count(), 1024)}}, stream,
                loss.data<float>(), sums.data<double>(), losses.data<float>(), target, losses.count());
+}
+
+void cross_entropy_part(const Tensor& statistics, const Tensor& logits, const Tensor& targets,
+                        const Stream& stream) {
+  dispatch_dtype(logits.dtype(), [&](auto t) {
+    using T = decltype(t);
+    cuda::launch("cross_entropy_part", cross_entropy_rows_of_part<T>, grid_of_rows(logits), stream,
+                 statistics.data<float>(), matrix_of<const T>(logits), targets.data<std::int32_t>(),
+                 last(logits));
+  });
+}
+
+void cross_entropy_of_parts(const Tensor& loss, const Tensor& sums, const Tensor& losses,
+                            const Tensor& log_sum, const Tensor& statistics, const Tensor& targets,
+                            const Stream& stream) {
+  const std::size_t n = losses.count();
+  const auto* const target = targets.data<std::int32_t>();
+  cuda::launch("cross_entropy_of_parts", cross_entropy_rows_of_parts, cuda::grid_for(n), stream,
+               losses.data<float>(), log_sum.data<float>(), statistics.data<float>(), target, n,
+               n ? statistics.count() / (2 * n) : 0);
+  cuda::launch("cross_entropy_of_parts", sum_of_losses, {{1}, {threads_for_row(n, 1024)}}, stream,
+               loss.data<float>(), sums.data<double>(), losses.data<float>(), target, n);
 }
 
 void cross_entropy_backward(const Tensor& d_logits, const Tensor& logits, const Tensor& log_sum,
