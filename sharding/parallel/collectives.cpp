@@ -6,6 +6,7 @@
 #include "autograd_lite/nn/image_layers.h"
 #include "comm/core/error.h"
 #include "tensor/ops.h"
+#include "tensor/shape_ops.h"
 
 namespace rz::functional {
 
@@ -67,33 +68,75 @@ Var all_reduce(Tape& tape, Var x, Communicator& c, ReduceOp op) {
 
 namespace {
 
-Tensor gathered(Tape& tape, const Tensor& x, Communicator& c) {
-  row_of(x, "functional::all_gather");
-  const Tensor out = tape.empty(with_rows(x.shape(), x.shape()[0] * ranks_of(c)), x.dtype());
-  c.all_gather(x.buffer(), out.buffer(), tape.stream()).wait_on(tape.stream());
+/// Starts call(communicator or group, elements of x, elements of out) for each index of the dimensions before
+/// this one, all as one group.
+template <class F>
+void each_block(Communicator& c, const Tensor& x, const Tensor& out, int dimension, const Stream& stream,
+                const F& call) {
+  std::size_t blocks = 1;
+  for (int d = 0; d < dimension; ++d) blocks *= x.shape()[d];
+  if (blocks == 1) return call(c, x.buffer(), out.buffer()).wait_on(stream);
+  if (blocks == 0) return;
+  const std::size_t in = x.count() / blocks, to = out.count() / blocks;
+  Group group = c.group();
+  for (std::size_t b = 0; b < blocks; ++b)
+    call(group, x.view(b * in, {in}).buffer(), out.view(b * to, {to}).buffer());
+  group.launch().wait_on(stream);
+}
+
+Tensor gathered(Tape& tape, const Tensor& x, Communicator& c, int given) {
+  const int dimension = ops::dimension("functional::all_gather", x.shape(), given);
+  const Tensor out = tape.empty(x.shape().with(dimension, x.shape()[dimension] * ranks_of(c)), x.dtype());
+  each_block(c, x, out, dimension, tape.stream(),
+             [&](auto& to, const ConstBuffer& part, const Buffer& whole) -> decltype(auto) {
+               return to.all_gather(part, whole, tape.stream());
+             });
   return out;
 }
 
-Tensor scattered(Tape& tape, const Tensor& x, Communicator& c) {
-  row_of(x, "functional::reduce_scatter");
-  require(x.shape()[0] % ranks_of(c) == 0, Errc::invalid_argument,
-          "functional::reduce_scatter: ", x.shape()[0], " rows cannot be shared out evenly over ", c.size(),
-          " ranks");
-  const Tensor out = tape.empty(with_rows(x.shape(), x.shape()[0] / ranks_of(c)), x.dtype());
-  c.reduce_scatter(x.buffer(), out.buffer(), ReduceOp::sum, tape.stream()).wait_on(tape.stream());
+Tensor scattered(Tape& tape, const Tensor& x, Communicator& c, int given) {
+  const int dimension = ops::dimension("functional::reduce_scatter", x.shape(), given);
+  if (x.shape()[dimension] % ranks_of(c) != 0)
+    fail(Errc::invalid_argument, "functional::reduce_scatter: dimension ", dimension, " of ", name(x.shape()),
+         " cannot be divided evenly over ", c.size(), " ranks");
+  const Tensor out = tape.empty(x.shape().with(dimension, x.shape()[dimension] / ranks_of(c)), x.dtype());
+  each_block(c, x, out, dimension, tape.stream(),
+             [&](auto& to, const ConstBuffer& whole, const Buffer& part) -> decltype(auto) {
+               return to.reduce_scatter(whole, part, ReduceOp::sum, tape.stream());
+             });
+  return out;
+}
+
+Tensor summed(Tape& tape, const Tensor& x, Communicator& c) {
+  const Tensor out = tape.empty(x.shape(), x.dtype());
+  c.all_reduce(x.buffer(), out.buffer(), ReduceOp::sum, tape.stream()).wait_on(tape.stream());
   return out;
 }
 
 }  // namespace
 
-Var all_gather(Tape& tape, Var x, Communicator& c) {
-  return tape.record(gathered(tape, tape.value(x), c), {x},
-                     [x, &c](Tape& t, const Tensor& d) { t.accumulate_grad(x, scattered(t, d, c)); });
+Var all_gather(Tape& tape, Var x, Communicator& c, int dimension) {
+  return tape.record(
+      gathered(tape, tape.value(x), c, dimension), {x},
+      [x, &c, dimension](Tape& t, const Tensor& d) { t.accumulate_grad(x, scattered(t, d, c, dimension)); });
 }
 
-Var reduce_scatter(Tape& tape, Var x, Communicator& c) {
-  return tape.record(scattered(tape, tape.value(x), c), {x},
-                     [x, &c](Tape& t, const Tensor& d) { t.accumulate_grad(x, gathered(t, d, c)); });
+Var reduce_scatter(Tape& tape, Var x, Communicator& c, int dimension) {
+  return tape.record(
+      scattered(tape, tape.value(x), c, dimension), {x},
+      [x, &c, dimension](Tape& t, const Tensor& d) { t.accumulate_grad(x, gathered(t, d, c, dimension)); });
+}
+
+Var replicate(Tape& tape, Var x, Communicator& c) {
+  const Var out = tape.record(tape.value(x), {x},
+                              [x, &c](Tape& t, const Tensor& d) { t.accumulate_grad(x, summed(t, d, c)); });
+  if (tape.is_parameter_memory(x)) tape.mark_view(out, x);
+  return out;
+}
+
+Var combine(Tape& tape, Var x, Communicator& c) {
+  return tape.record(summed(tape, tape.value(x), c), {x},
+                     [x](Tape& t, const Tensor& d) { t.accumulate_grad(x, d); });
 }
 
 Var broadcast(Tape& tape, Var x, int root, Communicator& c) {

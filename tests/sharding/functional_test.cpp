@@ -91,6 +91,67 @@ TEST_P(Functional, ReduceScatterIsTheAdjointOfAllGather) {
                  all(2 * static_cast<std::size_t>(GetParam())));
 }
 
+/// x[rows, columns] as two blocks, which are gathered or divided along their rows.
+TEST_P(Functional, AnotherDimensionIsDividedInEachBlock) {
+  const auto n = static_cast<std::size_t>(GetParam());
+  const auto blocks = [](std::size_t rows) { return Shape{2, rows / 2, columns}; };
+  expect_adjoint(
+      [&](Tape& t, Var x, Communicator& c) {
+        return functional::all_gather(t, nn::reshape(t, x, blocks(4)), c, 1);
+      },
+      all(4));
+  expect_adjoint(
+      [&](Tape& t, Var x, Communicator& c) {
+        return functional::reduce_scatter(t, nn::reshape(t, x, blocks(4 * n)), c, -2);
+      },
+      all(4 * n));
+  test::run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, GetParam(), std::move(store));
+    Tape tape;
+    const Tensor x = Tensor::empty({2, 1, 1});
+    x.data<float>()[0] = static_cast<float>(rank), x.data<float>()[1] = static_cast<float>(10 + rank);
+    const Tensor out = tape.value(functional::all_gather(tape, tape.constant(x), comm, -2));
+    EXPECT_EQ(out.shape(), Shape({2, n, 1}));
+    for (std::size_t i = 0; i < 2 * n; ++i)
+      EXPECT_EQ(out.data<float>()[i], static_cast<float>(i < n ? i : 10 + i - n));
+  });
+}
+
+/// Each rank multiplies x, which all have, by a factor of its own; they hold one loss of the sum.
+TEST_P(Functional, RanksThatShareALayerHoldOneLoss) {
+  const int n = GetParam();
+  test::run_ranks(n, [&](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, n, std::move(store));
+    const auto loss_at = [&](std::size_t element, float by, std::vector<float>* gradient) {
+      Tape tape;
+      const Tensor x = Tensor::empty({3, columns}), factor = Tensor::empty({3, columns}),
+                   target = Tensor::empty({3, columns});
+      for (std::size_t i = 0; i < x.count(); ++i) {
+        x.data<float>()[i] = noise(0, i, 1) + (i == element ? by : 0);
+        factor.data<float>()[i] = noise(rank, i, 2), target.data<float>()[i] = noise(0, i, 3);
+      }
+      const Var in = tape.variable(x), whole = functional::replicate(tape, in, comm);
+      const Var sum = functional::combine(tape, nn::mul(tape, whole, tape.constant(factor)), comm);
+      const Var loss = nn::mse(tape, sum, target);
+      const double value = *tape.value(loss).data<float>();
+      tape.backward(loss);
+      const Tensor d = tape.grad(in);
+      if (gradient) gradient->assign(d.data<float>(), d.data<float>() + d.count());
+      return value;
+    };
+    std::vector<float> gradient;
+    loss_at(0, 0, &gradient);
+    constexpr float h = 1.0f / 16;
+    for (std::size_t i = 0; i < gradient.size(); ++i) {
+      const double difference = (loss_at(i, h, nullptr) - loss_at(i, -h, nullptr)) / (2 * h);
+      EXPECT_NEAR(gradient[i], difference, 2e-5) << i;
+    }
+    std::vector<float> first = gradient;
+    comm.broadcast(Buffer(first.data(), first.size()), 0).wait();
+    EXPECT_EQ(gradient, first) << "the same bits";
+  });
+}
+
 TEST_P(Functional, ReduceIsTheAdjointOfBroadcast) {
   for (int root = 0; root < GetParam(); ++root)
     expect_adjoint([root](Tape& t, Var x, Communicator& c) { return functional::broadcast(t, x, root, c); },
