@@ -16,7 +16,7 @@ struct Attended {
 
 /// Forward of `op`, for q[B, T, H·D] and k[B, S, …].
 Attended attend(const char* op, Tape& tape, const Tensor& q, const Tensor& k, const Tensor& v,
-                const AttentionOptions& options, float dropout) {
+                const AttentionOptions& options, float dropout, RankOf heads_of) {
   for (const Tensor& t : {q, k, v})
     require(t.shape().dims() == 3, Errc::invalid_argument, op, ": the input ", name(t.shape()), " has ",
             t.shape().dims(), " extents, expected 3");
@@ -27,7 +27,8 @@ Attended attend(const char* op, Tape& tape, const Tensor& q, const Tensor& k, co
   a.out = tape.empty(q.shape(), q.dtype());
   a.log_sum = tape.empty({q.shape()[0], static_cast<std::size_t>(options.heads), q.shape()[1]});
   const std::size_t keys = options.keys ? options.keys : k.shape()[1];
-  if (dropout > 0) a.mask = tape.next_dropout_mask(dropout, a.log_sum.count() * keys);
+  const std::size_t of_sequence = a.log_sum.shape()[1] * a.log_sum.shape()[2] * keys;
+  if (dropout > 0) a.mask = tape.next_dropout_mask(dropout, a.log_sum.count() * keys, heads_of, of_sequence);
   ops::attention(a.out, a.log_sum, q, k, v, options, a.mask, tape.stream());
   return a;
 }
@@ -39,13 +40,14 @@ Tensor third(const Tensor& t, std::size_t n) {
 }
 
 Var attention_of_thirds(const char* op, Tape& tape, Var qkv_var, const AttentionOptions& options,
-                        float dropout) {
+                        float dropout, RankOf heads_of = {}) {
   qkv_var = autocast_low(tape, qkv_var);
   const Tensor qkv = tape.value(qkv_var);
   const bool three = qkv.shape().dims() == 3 && qkv.shape()[2] % 3 == 0;
   require(three, Errc::invalid_argument, op, ": the input ", name(qkv.shape()),
           " is not [batch, tokens, 3 * channels]");
-  const Attended a = attend(op, tape, third(qkv, 0), third(qkv, 1), third(qkv, 2), options, dropout);
+  const Attended a =
+      attend(op, tape, third(qkv, 0), third(qkv, 1), third(qkv, 2), options, dropout, heads_of);
   return tape.record(
       a.out, {qkv_var},
       [qkv_var, options, a, kept = SavedVariable(tape, qkv_var)](Tape& tape, const Tensor& d_out) {
@@ -59,10 +61,11 @@ Var attention_of_thirds(const char* op, Tape& tape, Var qkv_var, const Attention
 
 }  // namespace
 
-Var attention(Tape& tape, Var q_var, Var k_var, Var v_var, const AttentionOptions& options, float dropout) {
+Var attention(Tape& tape, Var q_var, Var k_var, Var v_var, const AttentionOptions& options, float dropout,
+              RankOf heads_of) {
   q_var = autocast_low(tape, q_var), k_var = autocast_low(tape, k_var), v_var = autocast_low(tape, v_var);
-  const Attended a =
-      attend("attention", tape, tape.value(q_var), tape.value(k_var), tape.value(v_var), options, dropout);
+  const Attended a = attend("attention", tape, tape.value(q_var), tape.value(k_var), tape.value(v_var),
+                            options, dropout, heads_of);
   return tape.record(a.out, {q_var, k_var, v_var},
                      [q_var, k_var, v_var, options, a, kept_q = SavedVariable(tape, q_var),
                       kept_k = SavedVariable(tape, k_var),
@@ -78,8 +81,8 @@ Var attention(Tape& tape, Var q_var, Var k_var, Var v_var, const AttentionOption
                      });
 }
 
-Var self_attention(Tape& tape, Var qkv, const AttentionOptions& options, float dropout) {
-  return attention_of_thirds("self_attention", tape, qkv, options, dropout);
+Var self_attention(Tape& tape, Var qkv, const AttentionOptions& options, float dropout, RankOf heads_of) {
+  return attention_of_thirds("self_attention", tape, qkv, options, dropout, heads_of);
 }
 
 Var causal_attention(Tape& tape, Var qkv, int heads, float dropout) {

@@ -12,10 +12,11 @@ using ops::AttentionOptions;
 using ops::RotaryTables;
 
 /// q[B, T, H·D], k and v[B, S, K·D] → [B, T, H·D]. Dropout of the probabilities consumes B · H · T · keys of
-/// the tape's random numbers.
-Var attention(Tape&, Var q, Var k, Var v, const AttentionOptions&, float dropout = 0);
+/// the tape's random numbers. If these are the heads of one of several ranks, the mask is their part of that
+/// of all.
+Var attention(Tape&, Var q, Var k, Var v, const AttentionOptions&, float dropout = 0, RankOf heads_of = {});
 /// attention() of the thirds of qkv[B, T, 3C] → [B, T, C].
-Var self_attention(Tape&, Var qkv, const AttentionOptions&, float dropout = 0);
+Var self_attention(Tape&, Var qkv, const AttentionOptions&, float dropout = 0, RankOf heads_of = {});
 /// The same, causal.
 Var causal_attention(Tape&, Var qkv, int heads, float dropout = 0);
 /// x[B, T, H·D] with its heads rotated. Position of token t in sequence b: positions[b, t], or past + t if

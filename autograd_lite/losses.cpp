@@ -1,9 +1,12 @@
 #include "autograd_lite/losses.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "autograd_lite/autocast.h"
 #include "autograd_lite/saved_variable.h"
+#include "comm/core/integer_math.h"
+#include "tensor/ops.h"
 
 namespace rz::nn {
 namespace {
@@ -89,6 +92,50 @@ Loss cross_entropy(Tape& tape, Var logits_var, const Tensor& targets, ops::Label
                         tape.accumulate_grad(logits_var, d.reshape(shape));
                       }),
           sums};
+}
+
+Loss cross_entropy(Tape& tape, Var logits_var, const Tensor& targets, const ClassPart& of) {
+  const Shape shape = tape.value(logits_var).shape();
+  const Tensor logits = as_rows(tape.value(logits_var));
+  const std::size_t n = logits.shape()[0];
+  const Tensor own = tape.empty({n}, DType::i32), statistics = tape.empty({n, 2}), losses = tape.empty({n}),
+               log_sum = tape.empty({n}), loss = tape.empty({}), sums = tape.empty({2}, DType::f64);
+  ops::local_indices(own, targets.reshape({n}), of.first, logits.shape()[1], of.total, tape.stream());
+  ops::cross_entropy_part(statistics, logits, own, tape.stream());
+  ops::cross_entropy_of_parts(loss, sums, losses, log_sum, of.gather(tape, statistics), own, tape.stream());
+  return {tape.record(loss, {logits_var},
+                      [logits_var, shape, kept = SavedVariable(tape, logits_var), log_sum, own](
+                          Tape& tape, const Tensor& d_loss) {
+                        const bool overwrite = tape.can_reuse(logits_var);  // before a further reference
+                        const Tensor logits = as_rows(kept(tape));
+                        const Tensor d = overwrite ? logits : empty_like(tape, logits);
+                        ops::cross_entropy_backward(d, logits, log_sum, own, d_loss, tape.stream());
+                        tape.accumulate_grad(logits_var, d.reshape(shape));
+                      }),
+          sums};
+}
+
+Var gather_classes(Tape& tape, Var part_var, const ClassPart& of) {
+  const Shape shape = tape.value(part_var).shape();
+  const Tensor part = as_rows(tape.value(part_var));
+  const std::size_t n = part.shape()[0], own = part.shape()[1],
+                    most = ceil_div(of.total, static_cast<std::size_t>(of.ranks));
+  const Tensor sent = tape.empty({n, most}, part.dtype()), out = tape.empty({n, of.total}, part.dtype());
+  if (own < most) ops::fill(sent, 0, tape.stream());
+  ops::copy(sent.columns(0, own), part, tape.stream());
+  const Tensor all = of.gather(tape, sent);
+  for (std::size_t r = 0; r < static_cast<std::size_t>(of.ranks); ++r) {
+    const std::size_t width = std::min(most, of.total - std::min(of.total, r * most));
+    if (width == 0) continue;
+    ops::copy(out.columns(r * most, width), all.view(r * n * most, {n, most}).columns(0, width),
+              tape.stream());
+  }
+  return tape.record(out.reshape(shape.with_last(of.total)), {part_var},
+                     [part_var, shape, first = of.first, own](Tape& tape, const Tensor& d_out) {
+                       const Tensor d = tape.empty(shape, d_out.dtype());
+                       ops::copy(as_rows(d), as_rows(d_out).columns(first, own), tape.stream());
+                       tape.accumulate_grad(part_var, d);
+                     });
 }
 
 Loss squared_error(Tape& tape, Var prediction, const Tensor& target) {

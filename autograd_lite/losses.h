@@ -3,6 +3,9 @@
 /// the sums over micro-batches and ranks, whatever the sizes of their batches. With Tape::autocast() 16-bit
 /// inputs are computed in f32.
 
+#include <cstddef>
+#include <functional>
+
 #include "autograd_lite/ops.h"
 #include "tensor/loss_ops.h"
 
@@ -23,6 +26,20 @@ Loss cross_entropy(Tape&, Var logits, const Tensor& targets, ops::LabelLoss);
 Loss squared_error(Tape&, Var prediction, const Tensor& target);
 /// Of logits and targets from 0 to 1, one element per term, as torch's binary_cross_entropy_with_logits.
 Loss binary_cross_entropy_with_logits(Tape&, Var logits, const Tensor& targets);
+
+// ---- logits of which each rank has some classes
+/// Those of this rank: the classes from `first` on, of `total`. Each rank has as many, except the last ones,
+/// as torch.chunk divides them.
+struct ClassPart {
+  std::size_t first, total;
+  int ranks;
+  const std::function<Tensor(Tape&, const Tensor&)>& gather;  ///< Exchange::gather
+};
+/// nn::cross_entropy of the whole logits, with the same bits on all ranks, which each hold one loss. They
+/// exchange 8 bytes a row.
+Loss cross_entropy(Tape&, Var part, const Tensor& targets, const ClassPart&);
+/// The whole logits. Backward: the columns of this rank, as all ranks hold one loss.
+Var gather_classes(Tape&, Var part, const ClassPart&);
 
 // ---- sums of losses
 /// The loss of a micro-batch whose mean is the sum of the means of `a` and `b`; it has the terms of `a`. A

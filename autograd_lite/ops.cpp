@@ -70,6 +70,13 @@ auto rms_norm_backward(Var x_var, Var weight, const SavedVariable& kept, const T
   };
 }
 
+/// Elements of the dimensions from this one, counted from the last, on.
+std::size_t count_from(const Tensor& t, int dimension) {
+  std::size_t count = 1;
+  for (int d = -1; d >= dimension && -d <= t.shape().dims(); --d) count *= t.shape()[d];
+  return count;
+}
+
 /// Memory for a statistic of each row.
 Tensor row_statistic(Tape& tape, const char* op, const Tensor& x) {
   require_dims(op, "the input", x, 1, 4);
@@ -99,11 +106,11 @@ Var gelu(Tape& tape, Var x) {
   });
 }
 
-Var dropout(Tape& tape, Var x, float p) {
+Var dropout(Tape& tape, Var x, float p, RankOf part, int dimension) {
   require(p >= 0 && p < 1, Errc::invalid_argument, "dropout: p is ", p, ", expected 0 <= p < 1");
   if (p == 0) return x;
   const Tensor out = empty_like(tape, tape.value(x));
-  const ops::DropoutMask mask = tape.next_dropout_mask(p, out.count());
+  const ops::DropoutMask mask = tape.next_dropout_mask(p, out.count(), part, count_from(out, dimension));
   ops::dropout(out, tape.value(x), mask, tape.stream());
   return tape.record(out, {x}, [x, mask](Tape& tape, const Tensor& d_out) {
     const Tensor d = empty_like(tape, d_out);

@@ -40,6 +40,7 @@ struct Parameter {
   Shape shape;       ///< of the elements on this rank
   /// The part of the named tensor of which these are the elements; none: the whole. Set with set_part().
   std::optional<Box> part;
+  Shape whole_shape;  ///< of the named tensor, if it is a part
   bool requires_grad = true;
   Tensor value;
   Tensor grad;
@@ -54,18 +55,23 @@ struct Parameter {
 
   std::size_t count() const { return shape.count(); }
   /// Shape of the named tensor.
-  Shape global_shape() const { return part ? Shape(part->shape) : shape; }
+  Shape global_shape() const { return part ? whole_shape : shape; }
   /// Elements of the parameter as those of the named tensor.
   Box box() const { return part ? *part : Box::whole(extents(shape)); }
-  /// Makes the parameter a part of a tensor. Call before it has memory. Errc::invalid_argument otherwise, and
-  /// unless the box lies within its shape.
-  void set_part(const Box& of) {
+  /// Makes the parameter a part of a tensor. A shape of as many elements as those of the box's is that of the
+  /// tensor, otherwise the box's; `local` is the shape of the part, otherwise the extents of the box. Call
+  /// before it has memory. Errc::invalid_argument otherwise, unless the box lies within its shape, and unless
+  /// `local` has its elements.
+  void set_part(const Box& of, std::optional<Shape> local = {}) {
     require(!value.defined() && !grad.defined(), Errc::invalid_argument, "parameter ", name,
             " became a part after it got memory; set its part in the constructor of its module");
     require(of.is_valid(), Errc::invalid_argument, "parameter ", name, ": its part does not lie within ",
             rz::name(Shape(of.shape)));
+    require(!local || local->count() == of.count(), Errc::invalid_argument, "parameter ", name,
+            ": its part has ", of.count(), " elements, and its shape ", local ? local->count() : 0);
+    whole_shape = shape.count() == Shape(of.shape).count() ? shape : Shape(of.shape);
     part = of;
-    shape = Shape(of.extent);
+    shape = local.value_or(Shape(of.extent));
   }
 };
 

@@ -395,6 +395,14 @@ void Tape::close_scope(const Scope& scope) {
   state_->leave(scope, Pass::forward);
 }
 
+bool Tape::is_open(const Parameter& p) const {
+  return std::ranges::any_of(state_->open, [&](const Scope* scope) {
+    return std::ranges::find(scope->parameters, &p) != scope->parameters.end();
+  });
+}
+
+bool Tape::is_grad_enabled() const { return !state_->no_grad; }
+
 Tape::CheckpointForward Tape::begin_checkpoint_forward(const Scope& scope) {
   State& s = *state_;
   s.enter(scope, Pass::forward);
@@ -527,8 +535,12 @@ void Tape::seed(std::uint64_t seed) {
   state_->seed_at = nullptr;
 }
 void Tape::seed_at(const std::uint64_t* seed) { state_->seed_at = seed; }
-ops::DropoutMask Tape::next_dropout_mask(float p, std::uint64_t count) {
-  return {p, state_->seed, next_random_range(count), state_->seed_at};
+ops::DropoutMask Tape::next_dropout_mask(float p, std::uint64_t count, RankOf part, std::uint64_t run) {
+  const auto ranks = static_cast<std::uint64_t>(part.ranks);
+  const std::uint64_t begin = next_random_range(count * ranks);
+  if (ranks == 1) return {p, state_->seed, begin, state_->seed_at};
+  const std::uint64_t offset = begin + static_cast<std::uint64_t>(part.rank) * run;
+  return {p, state_->seed, offset, state_->seed_at, run, run * ranks};
 }
 std::uint64_t Tape::next_random_range(std::uint64_t count) {
   return std::exchange(state_->next_random, state_->next_random + count);

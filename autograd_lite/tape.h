@@ -125,6 +125,8 @@ class Tape {
   auto scope(const Scope&, const F& body);
   /// Whether the scope was entered and not yet left.
   bool is_open(const Scope&) const;
+  /// Whether a scope of the parameter is open.
+  bool is_open(const Parameter&) const;
   /// Like scope(), but keeps only `input` and runs body(input) -> Var again in backward; its inner scopes are
   /// then entered as in forward (Chen et al., arXiv:1604.06174). `body` is stored in the tape's own memory
   /// and must capture by value everything that does not outlive backward(). Handles made in `body`, except
@@ -142,6 +144,9 @@ class Tape {
     Tape& tape_;
     bool before_;
   };
+
+  /// False while a NoGrad lives, as torch.is_grad_enabled(). True in a checkpoint(), which records later.
+  bool is_grad_enabled() const;
 
   // ---- running
   /// Computes the gradients of `factor` · loss, a scalar, into parameters and variables. Once per recording;
@@ -161,8 +166,10 @@ class Tape {
   /// Reads the seed from memory of the stream's device when a dropout runs, forward or backward, so that each
   /// run of a captured graph may use a new seed.
   void seed_at(const std::uint64_t*);
-  /// Parameters of a dropout of `count` elements; consumes their random numbers.
-  ops::DropoutMask next_dropout_mask(float p, std::uint64_t count);
+  /// Parameters of a dropout of `count` elements; consumes their random numbers. Of a tensor that is divided
+  /// into equal parts, `run` elements of each part after the other, it is the mask of one part, and consumes
+  /// the random numbers of all: the masks of all parts are those of the whole tensor.
+  ops::DropoutMask next_dropout_mask(float p, std::uint64_t count, RankOf part = {}, std::uint64_t run = 0);
   std::uint64_t next_random_range(std::uint64_t count);  ///< start of a new range of `count` random numbers
 
  private:

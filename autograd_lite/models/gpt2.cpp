@@ -43,7 +43,7 @@ namespace gpt2 {
 Attention::Attention(Module& parent, const std::string& name, const Gpt2Config& c, std::size_t l)
     : Module(parent, name),
       layer(l),
-      heads(static_cast<int>(c.n_head)),
+      head_size(c.n_embd / c.n_head),
       probability_dropout(static_cast<float>(c.attn_pdrop)),
       c_attn(*this, "c_attn", c.n_embd, 3 * c.n_embd, conv1d),
       c_proj(*this, "c_proj", c.n_embd, c.n_embd, conv1d),
@@ -54,10 +54,11 @@ Attention::Attention(Module& parent, const std::string& name, const Gpt2Config& 
 
 Var Attention::operator()(Tape& tape, Var x, const Tensor& document_starts, KvCache* cache) {
   const Var qkv = c_attn(tape, x);
+  const int heads = static_cast<int>(tape.value(qkv).shape()[2] / 3 / head_size);  // of this rank
   if (!cache) {
     const Var y =
         nn::self_attention(tape, qkv, {.heads = heads, .causal = true, .document_starts = document_starts},
-                           training() ? probability_dropout : 0);
+                           training() ? probability_dropout : 0, c_attn.exchange.part);
     return resid_dropout(tape, c_proj(tape, y));
   }
   const Tensor all = tape.value(qkv);
@@ -107,12 +108,26 @@ Transformer::Transformer(Module& parent, const std::string& name, const Gpt2Conf
   for (std::size_t i = 0; i < c.n_layer; ++i) h.append(c, i);
 }
 
+/// In the scope of both tables. Ranks that share wte add the positions to the tokens that they get from it.
+Var Transformer::embedded(Tape& tape, const Tensor& tokens, KvCache* cache) {
+  if (cache) {
+    const Var positions = tape.parameter(wpe.weight);
+    return nn::add(tape, wte(tape, tokens), nn::embedding(tape, cache->next_positions(), positions));
+  }
+  const Var positions = Exchange::through(wpe.exchange.parameter, tape, tape.parameter(wpe.weight));
+  if (!wte.exchange.output)
+    return nn::embedding_with_positions(tape, tokens, tape.parameter(wte.weight), positions);
+  const Var x = wte(tape, tokens);
+  const std::size_t length = tape.value(x).shape()[1];
+  const auto rank = static_cast<std::size_t>(wte.exchange.part.rank);
+  const std::size_t first = length == tokens.shape()[1] ? 0 : rank * length;
+  return nn::add(tape, x, nn::narrow(tape, positions, 0, first, length));
+}
+
 Var Transformer::operator()(Tape& tape, const Tensor& tokens, const Tensor& document_starts, KvCache* cache) {
   Var x = wte.in_scope(tape, [&] {
-    const Var table = tape.parameter(wte.weight), positions = tape.parameter(wpe.weight);
-    if (!cache) return drop(tape, nn::embedding_with_positions(tape, tokens, table, positions));
-    const Var at = nn::embedding(tape, cache->next_positions(), positions);
-    return nn::add(tape, nn::embedding(tape, tokens, table), at);
+    const Var sum = embedded(tape, tokens, cache);
+    return cache ? sum : drop(tape, sum);
   });
   for (Block& block : h)
     x = block.in_block(tape, x, [&tape, b = &block, document_starts, cache](Var in) {
@@ -145,11 +160,26 @@ ModelFacts Gpt2::facts() const {
           .position_elements = c.n_positions * c.n_embd};
 }
 
+ParallelPlan Gpt2::parallel_plan() const {
+  using enum ParallelStyle;
+  const std::size_t head = config_.n_embd / config_.n_head;
+  ParallelPlan plan{{"transformer.wte", vocabulary},
+                    {"transformer.h.*.attn.c_attn", column, 3, head},
+                    {"transformer.h.*.attn.c_proj", row, 1, head},
+                    {"transformer.h.*.mlp.c_fc", column},
+                    {"transformer.h.*.mlp.c_proj", row},
+                    {"transformer.{wpe,drop,ln_f}", sequence},
+                    {"transformer.h.*.{ln_1,ln_2}", sequence},
+                    {"transformer.h.*.{attn.resid_dropout,mlp.dropout}", sequence}};
+  if (!config_.tie_word_embeddings) plan.push_back({"lm_head", vocabulary});
+  return plan;
+}
+
 std::unique_ptr<LanguageModel> Gpt2::without_values() const { return std::make_unique<Gpt2>(config_); }
 
 void Gpt2::register_head() {
-  LanguageModel::register_head(transformer_, transformer_.ln_f, transformer_.wte.weight,
-                               config_.tie_word_embeddings, config_.initializer_range);
+  LanguageModel::register_head(transformer_, transformer_.ln_f, transformer_.wte, config_.tie_word_embeddings,
+                               config_.initializer_range);
 }
 
 Var Gpt2::hidden(Tape& tape, const Tensor& tokens, const Tensor& document_starts, KvCache* cache) {

@@ -37,7 +37,7 @@ struct Attention : Module {
   Var operator()(Tape&, Var x, const Tensor& document_starts, KvCache*);
 
   std::size_t layer;
-  int heads;
+  std::size_t head_size;
   float probability_dropout;
   nn::Linear c_attn, c_proj;
   nn::Dropout resid_dropout;
@@ -72,6 +72,9 @@ struct Transformer : Module {
   nn::Dropout drop;
   nn::ModuleList<Block> h;
   nn::LayerNorm ln_f;
+
+ private:
+  Var embedded(Tape&, const Tensor& tokens, KvCache*);
 };
 
 }  // namespace gpt2
@@ -88,6 +91,7 @@ class Gpt2 : public LanguageModel {
   const Gpt2Config& config() const { return config_; }
 
   ModelFacts facts() const override;
+  ParallelPlan parallel_plan() const override;
   std::unique_ptr<LanguageModel> without_values() const override;
 
  private:

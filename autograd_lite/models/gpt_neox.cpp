@@ -65,7 +65,7 @@ void initialize(nn::Linear& layer, const GptNeoxConfig& c) {
 Attention::Attention(Module& parent, const std::string& name, const GptNeoxConfig& c, std::size_t l)
     : Module(parent, name),
       layer(l),
-      options{.heads = static_cast<int>(c.num_attention_heads), .causal = true},
+      head_size(c.hidden_size / c.num_attention_heads),
       dropout(static_cast<float>(c.attention_dropout)),
       query_key_value(*this, "query_key_value", c.hidden_size, 3 * c.hidden_size, weight_layout,
                       c.attention_bias),
@@ -76,10 +76,11 @@ Attention::Attention(Module& parent, const std::string& name, const GptNeoxConfi
 
 Var Attention::operator()(Tape& tape, Var x, const ops::RotaryTables& tables, const Tensor& document_starts,
                           KvCache* cache) {
-  const Shape shape = tape.value(x).shape();
-  const auto heads = static_cast<std::size_t>(options.heads);
-  const std::size_t size = shape[2] / heads;
-  const Var all = nn::reshape(tape, query_key_value(tape, x), {shape[0], shape[1], heads, 3 * size});
+  const Var projected = query_key_value(tape, x);
+  const Shape of_all = tape.value(projected).shape(), shape = of_all.with_last(of_all[2] / 3);
+  const std::size_t size = head_size, heads = shape[2] / size;  // of this rank
+  ops::AttentionOptions options{.heads = static_cast<int>(heads), .causal = true};
+  const Var all = nn::reshape(tape, projected, {shape[0], shape[1], heads, 3 * size});
   const std::vector<Var> parts = nn::split(tape, all, {size, size, size}, -1);
   const Tensor positions = cache ? cache->next_positions() : Tensor();
   const auto rotated = [&](Var part) {
@@ -88,9 +89,9 @@ Var Attention::operator()(Tape& tape, Var x, const ops::RotaryTables& tables, co
   const Var q = rotated(parts[0]), k = rotated(parts[1]), v = nn::reshape(tape, parts[2], shape);
   if (cache)
     return dense(tape, cache->attention(tape, layer, tape.value(q), tape.value(k), tape.value(v), options));
-  ops::AttentionOptions of_texts = options;
-  of_texts.document_starts = document_starts;
-  return dense(tape, nn::attention(tape, q, k, v, of_texts, training() ? dropout : 0));
+  options.document_starts = document_starts;
+  const float p = training() ? dropout : 0;
+  return dense(tape, nn::attention(tape, q, k, v, options, p, query_key_value.exchange.part));
 }
 
 Mlp::Mlp(Module& parent, const std::string& name, const GptNeoxConfig& c)
@@ -169,11 +170,26 @@ ModelFacts GptNeox::facts() const {
           .length_matters_from = rotary_.length_matters_from()};
 }
 
+ParallelPlan GptNeox::parallel_plan() const {
+  using enum ParallelStyle;
+  const std::size_t head = config_.hidden_size / config_.num_attention_heads;
+  ParallelPlan plan{{"gpt_neox.embed_in", vocabulary},
+                    {"gpt_neox.layers.*.attention.query_key_value", column, 1, 3 * head},
+                    {"gpt_neox.layers.*.attention.dense", row, 1, head},
+                    {"gpt_neox.layers.*.mlp.dense_h_to_4h", column},
+                    {"gpt_neox.layers.*.mlp.dense_4h_to_h", row},
+                    {"gpt_neox.layers.*.{input,post_attention}_layernorm", sequence},
+                    {"gpt_neox.layers.*.{post_attention,post_mlp}_dropout", sequence},
+                    {"gpt_neox.{emb_dropout,final_layer_norm}", sequence}};
+  if (!config_.tie_word_embeddings) plan.push_back({"embed_out", vocabulary});
+  return plan;
+}
+
 std::unique_ptr<LanguageModel> GptNeox::without_values() const { return std::make_unique<GptNeox>(config_); }
 
 void GptNeox::register_head() {
-  LanguageModel::register_head(model_, model_.final_layer_norm, model_.embed_in.weight,
-                               config_.tie_word_embeddings, config_.initializer_range, "embed_out");
+  LanguageModel::register_head(model_, model_.final_layer_norm, model_.embed_in, config_.tie_word_embeddings,
+                               config_.initializer_range, "embed_out");
 }
 
 Var GptNeox::hidden(Tape& tape, const Tensor& tokens, const Tensor& document_starts, KvCache* cache) {

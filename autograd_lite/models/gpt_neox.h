@@ -47,8 +47,7 @@ struct Attention : Module {
   Attention(Module& parent, const std::string& name, const GptNeoxConfig&, std::size_t layer);
   Var operator()(Tape&, Var x, const ops::RotaryTables&, const Tensor& document_starts, KvCache*);
 
-  std::size_t layer;
-  ops::AttentionOptions options;
+  std::size_t layer, head_size;
   float dropout;
   nn::Linear query_key_value;  ///< rows of q, k and v side by side for each head
   nn::Linear dense;
@@ -97,6 +96,7 @@ class GptNeox : public LanguageModel {
   const GptNeoxConfig& config() const { return config_; }
 
   ModelFacts facts() const override;
+  ParallelPlan parallel_plan() const override;
   std::unique_ptr<LanguageModel> without_values() const override;
 
  private:

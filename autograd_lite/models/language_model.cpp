@@ -24,25 +24,18 @@ void check_probability(const char* key, double value) {
   require(value >= 0 && value < 1, Errc::config, key, " is ", value, ", expected 0 <= ", key, " < 1");
 }
 
-void LanguageModel::register_head(Module& body, Module& norm, Parameter& table, bool tied, double deviation,
-                                  const std::string& name) {
+void LanguageModel::register_head(Module& body, Module& norm, nn::Embedding& table, bool tied,
+                                  double deviation, const std::string& name) {
   if (tied) {
     Scope& scope = body.register_scope("head", std::vector<Module*>{&norm});
-    scope.parameters.push_back(&table);
-    head_weight_ = &table, head_scope_ = &scope;
+    scope.parameters.push_back(&table.weight);
+    head_ = &table, head_scope_ = &scope;
     return;
   }
-  lm_head_.emplace(*this, name, table.shape[1], table.shape[0], ops::WeightLayout::out_in,
-                   /*with_bias=*/false);
-  lm_head_->weight.initial = {Initial::normal, static_cast<float>(deviation)};
-  head_weight_ = &lm_head_->weight;
+  const Shape& shape = table.weight.shape;
+  lm_head_.emplace(*this, name, shape[0], shape[1], static_cast<float>(deviation));
+  head_ = &*lm_head_;
   head_scope_ = &body.register_scope("head", std::vector<Module*>{&norm, &*lm_head_});
-}
-
-/// In head_scope_.
-Var LanguageModel::head(Tape& tape, Var x) {
-  const Var norm = last_norm(tape, x);
-  return nn::linear_aligned(tape, norm, tape.parameter(*head_weight_), ops::WeightLayout::out_in);
 }
 
 Var LanguageModel::checked_hidden(Tape& tape, const Tensor& tokens, const Tensor& document_starts,
@@ -59,17 +52,21 @@ LanguageModel::Output LanguageModel::forward(Tape& tape, const Tensor& tokens, c
   Output output;
   const Var x = checked_hidden(tape, tokens, document_starts);
   tape.scope(*head_scope_, [&] {
-    output.logits = head(tape, x);
-    if (!targets.defined()) return output.logits;
-    output.loss = nn::cross_entropy(tape, output.logits, targets);
+    const Var own = head_->own_logits(tape, last_norm(tape, x));
+    if (!targets.defined()) return output.logits = head_->gathered(tape, own);
+    if (!head_->weight.part) output.logits = own;
+    output.loss = head_->cross_entropy(tape, own, targets);
     return output.loss.sum;
   });
   return output;
 }
 
 Var LanguageModel::logits_at(Tape& tape, const Tensor& tokens, std::size_t position) {
-  const Var x = nn::narrow(tape, checked_hidden(tape, tokens, {}), 1, position, 1);
-  return tape.scope(*head_scope_, [&] { return head(tape, x); });
+  const Var all = checked_hidden(tape, tokens, {});
+  require(tape.value(all).shape()[1] == tokens.shape()[1], Errc::invalid_argument,
+          "logits_at: with sequence parallelism each rank has some positions; call it under Tape::NoGrad");
+  const Var x = nn::narrow(tape, all, 1, position, 1);
+  return tape.scope(*head_scope_, [&] { return head_->logits(tape, last_norm(tape, x)); });
 }
 
 Var LanguageModel::next_logits(Tape& tape, const Tensor& tokens, const std::vector<std::size_t>& counts,
@@ -87,7 +84,7 @@ Var LanguageModel::next_logits(Tape& tape, const Tensor& tokens, const std::vect
     ops::copy(last.view(b * channels, {channels}), all.view(at * channels, {channels}), tape.stream());
   }
   cache.end();
-  return tape.scope(*head_scope_, [&] { return head(tape, tape.constant(last)); });
+  return tape.scope(*head_scope_, [&] { return head_->logits(tape, last_norm(tape, tape.constant(last))); });
 }
 
 }  // namespace rz

@@ -43,13 +43,16 @@ void check_probability(const char* key, double value);
 class LanguageModel : public Module {
  public:
   struct Output {
-    Var logits;     ///< [B, T, vocabulary]; on a device with a row stride (nn::linear_aligned)
+    /// [B, T, vocabulary]; on a device with a row stride (nn::linear_aligned). Undefined with targets if
+    /// several ranks share the head.
+    Var logits;
     nn::Loss loss;  ///< loss.sum is undefined without targets
   };
   /// tokens and targets: i32 [B, T], T at most ModelFacts::positions; a target of -100 has no loss. Without
-  /// targets only the logits are computed. Texts of several documents: with document_starts, i32 [B, T] on
-  /// the stream's device (tensor/attention_ops.h), no document attends to another. Rotary positions are
-  /// relative; learned ones (GPT-2) are not restarted, and count from the beginning of the text.
+  /// targets only the logits are computed; with them they are not gathered if ranks share the head. Texts of
+  /// several documents: with document_starts, i32 [B, T] on the stream's device (tensor/attention_ops.h), no
+  /// document attends to another. Rotary positions are relative; learned ones (GPT-2) are not restarted, and
+  /// count from the beginning of the text.
   Output forward(Tape&, const Tensor& tokens, const Tensor& targets = {}, const Tensor& document_starts = {});
   /// Logits [B, 1, vocabulary] of one position.
   Var logits_at(Tape&, const Tensor& tokens, std::size_t position);
@@ -67,11 +70,13 @@ class LanguageModel : public Module {
   };
   const Origin& origin() const { return origin_; }
   void set_origin(Origin origin) { origin_ = std::move(origin); }
+  /// How ranks share its layers (sharding/parallel/parallelize.h).
+  virtual ParallelPlan parallel_plan() const = 0;
   /// Another model of this configuration, whose parameters have no memory.
   virtual std::unique_ptr<LanguageModel> without_values() const = 0;
 
   /// The layer of the logits, which is used without being called; null if its weight is the embedding's.
-  const nn::Linear* lm_head() const { return lm_head_ ? &*lm_head_ : nullptr; }
+  const nn::Embedding* lm_head() const { return lm_head_ ? &*lm_head_ : nullptr; }
 
  protected:
   using Module::Module;
@@ -85,16 +90,15 @@ class LanguageModel : public Module {
   /// In constructors, when the body is complete: the head, a scope of the body, with the last norm and the
   /// table of the embedding if it is tied to it. Otherwise it has `name`.weight, of the shape of the table,
   /// with initial values normal(0, deviation).
-  void register_head(Module& body, Module& last_norm, Parameter& table, bool tied, double deviation,
+  void register_head(Module& body, Module& last_norm, nn::Embedding& table, bool tied, double deviation,
                      const std::string& name = "lm_head");
 
  private:
   Var checked_hidden(Tape&, const Tensor& tokens, const Tensor& document_starts, KvCache* = nullptr);
-  Var head(Tape&, Var hidden);
 
   Origin origin_;
-  std::optional<nn::Linear> lm_head_;  ///< none if tied
-  Parameter* head_weight_ = nullptr;
+  std::optional<nn::Embedding> lm_head_;  ///< none if tied
+  nn::Embedding* head_ = nullptr;
   const Scope* head_scope_ = nullptr;
 };
 

@@ -44,10 +44,8 @@ float epsilon_of(const LlamaConfig& c) { return static_cast<float>(c.rms_norm_ep
 Attention::Attention(Module& parent, const std::string& name, const LlamaConfig& c, std::size_t l)
     : Module(parent, name),
       layer(l),
-      options{.heads = static_cast<int>(c.num_attention_heads),
-              .kv_heads = static_cast<int>(c.num_key_value_heads),
-              .causal = true,
-              .window = l >= c.max_window_layers ? c.sliding_window : 0},
+      head_size(c.head_dim),
+      options{.causal = true, .window = l >= c.max_window_layers ? c.sliding_window : 0},
       dropout(static_cast<float>(c.attention_dropout)),
       q_proj(*this, "q_proj", c.hidden_size, c.num_attention_heads * c.head_dim, out_in, c.qkv_bias),
       k_proj(*this, "k_proj", c.hidden_size, c.num_key_value_heads * c.head_dim, out_in, c.qkv_bias),
@@ -62,16 +60,20 @@ Attention::Attention(Module& parent, const std::string& name, const LlamaConfig&
 Var Attention::operator()(Tape& tape, Var x, const ops::RotaryTables& tables, const Tensor& document_starts,
                           KvCache* cache) {
   const Tensor positions = cache ? cache->next_positions() : Tensor();
-  const Var q_heads = norm_of_heads(tape, q_norm, q_proj(tape, x));
-  const Var k_heads = norm_of_heads(tape, k_norm, k_proj(tape, x));
-  const Var q = nn::rotary(tape, q_heads, options.heads, tables, 0, positions);
-  const Var k = nn::rotary(tape, k_heads, options.kv_heads, tables, 0, positions);
-  const Var v = v_proj(tape, x);
+  const nn::SharedInput in = q_proj.shared(tape, x);
+  const Var q_heads = norm_of_heads(tape, q_norm, q_proj(tape, in));
+  const Var k_heads = norm_of_heads(tape, k_norm, k_proj(tape, in));
+  const auto heads_of = [&](Var v) { return static_cast<int>(tape.value(v).shape()[2] / head_size); };
+  ops::AttentionOptions of_rank = options;
+  of_rank.heads = heads_of(q_heads), of_rank.kv_heads = heads_of(k_heads);
+  const Var q = nn::rotary(tape, q_heads, of_rank.heads, tables, 0, positions);
+  const Var k = nn::rotary(tape, k_heads, of_rank.kv_heads, tables, 0, positions);
+  const Var v = v_proj(tape, in);
   if (cache)
-    return o_proj(tape, cache->attention(tape, layer, tape.value(q), tape.value(k), tape.value(v), options));
-  ops::AttentionOptions of_texts = options;
-  of_texts.document_starts = document_starts;
-  return o_proj(tape, nn::attention(tape, q, k, v, of_texts, training() ? dropout : 0));
+    return o_proj(tape, cache->attention(tape, layer, tape.value(q), tape.value(k), tape.value(v), of_rank));
+  of_rank.document_starts = document_starts;
+  const float p = training() ? dropout : 0;
+  return o_proj(tape, nn::attention(tape, q, k, v, of_rank, p, q_proj.exchange.part));
 }
 
 Mlp::Mlp(Module& parent, const std::string& name, const LlamaConfig& c)
@@ -83,8 +85,9 @@ Mlp::Mlp(Module& parent, const std::string& name, const LlamaConfig& c)
 }
 
 Var Mlp::operator()(Tape& tape, Var x) {
-  const Var gate = nn::silu(tape, gate_proj(tape, x));
-  return down_proj(tape, nn::mul(tape, gate, up_proj(tape, x)));
+  const nn::SharedInput in = gate_proj.shared(tape, x);
+  const Var gate = nn::silu(tape, gate_proj(tape, in));
+  return down_proj(tape, nn::mul(tape, gate, up_proj(tape, in)));
 }
 
 DecoderLayer::DecoderLayer(Module& parent, const std::string& name, const LlamaConfig& c, std::size_t layer)
@@ -142,10 +145,24 @@ ModelFacts Llama::facts() const {
           .length_matters_from = rotary_.length_matters_from()};
 }
 
+ParallelPlan Llama::parallel_plan() const {
+  using enum ParallelStyle;
+  ParallelPlan plan{{"model.embed_tokens", vocabulary},
+                    {"model.layers.*.self_attn.{q,k,v}_proj", column, 1, config_.head_dim},
+                    {"model.layers.*.self_attn.o_proj", row, 1, config_.head_dim},
+                    {"model.layers.*.mlp.{gate,up}_proj", column},
+                    {"model.layers.*.mlp.down_proj", row},
+                    {"model.layers.*.*_layernorm", sequence},
+                    {"model.norm", sequence}};
+  if (config_.qk_norm) plan.push_back({"model.layers.*.self_attn.{q,k}_norm", shared});
+  if (!config_.tie_word_embeddings) plan.push_back({"lm_head", vocabulary});
+  return plan;
+}
+
 std::unique_ptr<LanguageModel> Llama::without_values() const { return std::make_unique<Llama>(config_); }
 
 void Llama::register_head() {
-  LanguageModel::register_head(model_, model_.norm, model_.embed_tokens.weight, config_.tie_word_embeddings,
+  LanguageModel::register_head(model_, model_.norm, model_.embed_tokens, config_.tie_word_embeddings,
                                config_.initializer_range);
 }
 

@@ -53,8 +53,8 @@ struct Attention : Module {
   Attention(Module& parent, const std::string& name, const LlamaConfig&, std::size_t layer);
   Var operator()(Tape&, Var x, const ops::RotaryTables&, const Tensor& document_starts, KvCache*);
 
-  std::size_t layer;
-  ops::AttentionOptions options;
+  std::size_t layer, head_size;
+  ops::AttentionOptions options;  ///< without heads
   float dropout;
   nn::Linear q_proj, k_proj, v_proj, o_proj;
   std::optional<nn::RmsNorm> q_norm, k_norm;
@@ -100,6 +100,7 @@ class Llama : public LanguageModel {
   const LlamaConfig& config() const { return config_; }
 
   ModelFacts facts() const override;
+  ParallelPlan parallel_plan() const override;
   std::unique_ptr<LanguageModel> without_values() const override;
 
  private:

@@ -104,10 +104,10 @@ NamedModules matched(const std::string& expression, const NamedModules& modules)
   return all;
 }
 
-NamedModules all_linear(const NamedModules& modules, const std::set<const Module*>& heads) {
+NamedModules all_linear(const NamedModules& modules) {
   NamedModules all;
   for (const auto& named : modules)
-    if (dynamic_cast<nn::Linear*>(named.second) && !heads.contains(named.second)) all.push_back(named);
+    if (dynamic_cast<nn::Linear*>(named.second)) all.push_back(named);
   require(!all.empty(), Errc::invalid_argument, "target_modules: all-linear: the model has no Linear layers");
   return all;
 }
@@ -116,7 +116,7 @@ NamedModules all_linear(const NamedModules& modules, const std::set<const Module
 std::vector<nn::Linear*> targets(Module& module, const TargetModules& of, const NamedModules& saved) {
   const NamedModules modules = named_modules(module);
   const std::set<const Module*> logits = heads(module);
-  const NamedModules found = of.expression == "all-linear" ? all_linear(modules, logits)
+  const NamedModules found = of.expression == "all-linear" ? all_linear(modules)
                              : of.names.empty()            ? matched(of.expression, modules)
                                                            : matched("target_modules", of.names, modules);
   std::vector<nn::Linear*> layers;
@@ -126,11 +126,13 @@ std::vector<nn::Linear*> targets(Module& module, const TargetModules& of, const 
       return std::ranges::find(below, m) != below.end();
     };
     if (std::ranges::any_of(saved, is_above)) continue;
+    require(!logits.contains(m), Errc::invalid_argument, "target_modules: ", name,
+            " is the head, which has no low-rank update here; add it to modules_to_save to train it whole");
     auto* const layer = dynamic_cast<nn::Linear*>(m);
     require(layer != nullptr, Errc::invalid_argument, "target_modules: ", name,
             " is no Linear layer; name those, which are ", layer_names(modules));
-    require(!logits.contains(m), Errc::invalid_argument, "target_modules: ", name,
-            " is the head, which has no low-rank update here; add it to modules_to_save to train it whole");
+    require(!layer->weight.part, Errc::invalid_argument, "target_modules: ", name,
+            " is divided over ranks; call add_lora() before parallelize()");
     layers.push_back(layer);
   }
   require(!layers.empty(), Errc::invalid_argument, "target_modules: all that match are in modules_to_save");

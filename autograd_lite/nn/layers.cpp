@@ -30,31 +30,42 @@ Linear::Linear(Module& parent, const std::string& name, std::size_t in, std::siz
 }
 
 /// In the scope of the layer.
-Var Linear::with_update(Tape& tape, Var x) {
-  const Var w = tape.parameter(weight), b = with_bias ? tape.parameter(bias) : Var();
-  const Var low_a = tape.parameter(lora->a), low_b = tape.parameter(lora->b);
-  const Var in = training() ? dropout(tape, x, lora->dropout) : x;
+Var Linear::with_update(Tape& tape, Var x, Var w, Var b) {
+  const Var low_a = Exchange::through(lora->exchange_a, tape, tape.parameter(lora->a));
+  const Var low_b = Exchange::through(lora->exchange_b, tape, tape.parameter(lora->b));
+  const Var in = training() ? dropout(tape, x, lora->dropout, lora->input_part) : x;
   return linear_low_rank(tape, x, w, b, layout, {in, low_a, low_b, lora->scale});
 }
 
-Var Linear::operator()(Tape& tape, Var x) {
+/// The output of a layer whose product, if the ranks' are summed, has no bias yet.
+Var Linear::completed(Tape& tape, Var product, Var b) {
+  if (!exchange.output) return product;
+  const Var sum = exchange.output(tape, product);
+  return b.defined() ? add(tape, sum, autocast_low(tape, Exchange::through(exchange.parameter, tape, b)))
+                     : sum;
+}
+
+Var Linear::operator()(Tape& tape, Var x) { return (*this)(tape, shared(tape, x)); }
+
+Var Linear::operator()(Tape& tape, SharedInput in) {
   return in_scope(tape, [&] {
-    if (lora) return with_update(tape, x);
-    const Var w = tape.parameter(weight);
-    return linear(tape, x, w, with_bias ? tape.parameter(bias) : Var(), layout);
+    const Var w = tape.parameter(weight), b = with_bias ? tape.parameter(bias) : Var();
+    const Var inside = exchange.output ? Var() : b;
+    return completed(tape, lora ? with_update(tape, in.x, w, inside) : linear(tape, in.x, w, inside, layout),
+                     b);
   });
 }
 
 Activation Linear::gelu(Tape& tape, Var x) {
   return in_scope(tape, [&] {
-    if (lora) {
-      const Var pre = with_update(tape, x);
+    if (lora || exchange.output) {
+      const Var pre = (*this)(tape, x);
       const Tensor out = tape.empty(tape.value(pre).shape(), tape.value(pre).dtype());
       ops::gelu(out, tape.value(pre), tape.stream());
       return Activation{pre, out};
     }
-    const Var w = tape.parameter(weight);
-    return linear_gelu(tape, x, w, with_bias ? tape.parameter(bias) : Var(), layout);
+    const Var in = shared(tape, x).x, w = tape.parameter(weight);
+    return linear_gelu(tape, in, w, with_bias ? tape.parameter(bias) : Var(), layout);
   });
 }
 
@@ -64,9 +75,9 @@ Var Linear::operator()(Tape& tape, const Tensor& x) {
 
 Var Linear::operator()(Tape& tape, const Activation& x) {
   return in_scope(tape, [&] {
-    if (lora) return with_update(tape, activated(tape, x));
-    const Var w = tape.parameter(weight);
-    return linear(tape, x, w, with_bias ? tape.parameter(bias) : Var(), layout);
+    if (lora || exchange.input) return (*this)(tape, activated(tape, x));
+    const Var w = tape.parameter(weight), b = with_bias ? tape.parameter(bias) : Var();
+    return completed(tape, linear(tape, x, w, exchange.output ? Var() : b, layout), b);
   });
 }
 
@@ -78,15 +89,16 @@ LayerNorm::LayerNorm(Module& parent, const std::string& name, std::size_t channe
 
 Var LayerNorm::operator()(Tape& tape, Var x) {
   return in_scope(tape, [&] {
-    const Var w = tape.parameter(weight);
-    return layer_norm(tape, x, w, tape.parameter(bias), epsilon);
+    const Var w = Exchange::through(exchange.parameter, tape, tape.parameter(weight));
+    return layer_norm(tape, x, w, Exchange::through(exchange.parameter, tape, tape.parameter(bias)), epsilon);
   });
 }
 
 SumAndNorm LayerNorm::add_and_norm(Tape& tape, Var a, Var b) {
   return in_scope(tape, [&] {
-    const Var w = tape.parameter(weight);
-    return add_layer_norm(tape, a, b, w, tape.parameter(bias), epsilon);
+    const Var w = Exchange::through(exchange.parameter, tape, tape.parameter(weight));
+    return add_layer_norm(tape, a, b, w, Exchange::through(exchange.parameter, tape, tape.parameter(bias)),
+                          epsilon);
   });
 }
 
@@ -96,11 +108,16 @@ RmsNorm::RmsNorm(Module& parent, const std::string& name, std::size_t channels, 
 }
 
 Var RmsNorm::operator()(Tape& tape, Var x) {
-  return in_scope(tape, [&] { return rms_norm(tape, x, tape.parameter(weight), epsilon); });
+  return in_scope(tape, [&] {
+    return rms_norm(tape, x, Exchange::through(exchange.parameter, tape, tape.parameter(weight)), epsilon);
+  });
 }
 
 SumAndNorm RmsNorm::add_and_norm(Tape& tape, Var a, Var b) {
-  return in_scope(tape, [&] { return add_rms_norm(tape, a, b, tape.parameter(weight), epsilon); });
+  return in_scope(tape, [&] {
+    const Var w = Exchange::through(exchange.parameter, tape, tape.parameter(weight));
+    return add_rms_norm(tape, a, b, w, epsilon);
+  });
 }
 
 MultiheadAttention::MultiheadAttention(Module& parent, const std::string& name, std::size_t channels,
@@ -124,16 +141,18 @@ Var MultiheadAttention::operator()(Tape& tape, Var query, Var key, Var value, co
   return in_scope(tape, [&] {
     const Var weight = tape.parameter(in_proj_weight), bias = tape.parameter(in_proj_bias);
     if (query.index == key.index && key.index == value.index) {
-      const Var all = linear(tape, query, weight, bias, WeightLayout::out_in);
-      return out_proj(tape, self_attention(tape, all, options, p));
+      const Var in = Exchange::through(exchange.input, tape, query);
+      const Var all = linear(tape, in, weight, bias, WeightLayout::out_in);
+      return out_proj(tape, self_attention(tape, all, options, p, exchange.part));
     }
-    const auto projected = [&](Var x, std::size_t part) {
-      const std::size_t width = in_proj_weight.shape[1];
+    const auto projected = [&](Var given, std::size_t part) {
+      const Var x = Exchange::through(exchange.input, tape, given);
+      const std::size_t width = in_proj_weight.shape[0] / 3;
       return linear(tape, x, narrow(tape, weight, 0, part * width, width),
                     narrow(tape, bias, 0, part * width, width), WeightLayout::out_in);
     };
     const Var q = projected(query, 0), k = projected(key, 1), v = projected(value, 2);
-    return out_proj(tape, attention(tape, q, k, v, options, p));
+    return out_proj(tape, attention(tape, q, k, v, options, p, exchange.part));
   });
 }
 
@@ -144,7 +163,41 @@ Embedding::Embedding(Module& parent, const std::string& name, std::size_t rows, 
 }
 
 Var Embedding::operator()(Tape& tape, const Tensor& tokens) {
-  return in_scope(tape, [&] { return embedding(tape, tokens, tape.parameter(weight)); });
+  return in_scope(tape, [&] {
+    const Var table = tape.parameter(weight);
+    if (!weight.part) return Exchange::through(exchange.output, tape, embedding(tape, tokens, table));
+    const ClassPart of = rows_of_rank();
+    const Tensor own = tape.empty(tokens.shape(), DType::i32);
+    ops::local_indices(own, tokens, of.first, weight.shape[0], of.total, tape.stream());
+    return Exchange::through(exchange.output, tape, embedding(tape, own, table));
+  });
+}
+
+Var Embedding::own_logits(Tape& tape, Var x) {
+  const auto product = [&] {
+    const Var in = Exchange::through(exchange.input, tape, x);
+    return linear_aligned(tape, in, tape.parameter(weight), WeightLayout::out_in);
+  };
+  return tape.is_open(weight) ? product() : in_scope(tape, product);
+}
+
+ClassPart Embedding::rows_of_rank() const {
+  return {weight.part->offset[0], weight.part->shape[0], exchange.part.ranks, exchange.gather};
+}
+
+Var Embedding::gathered(Tape& tape, Var own_logits) {
+  return exchange.gather ? gather_classes(tape, own_logits, rows_of_rank()) : own_logits;
+}
+
+Loss Embedding::cross_entropy(Tape& tape, Var own_logits, const Tensor& targets) {
+  if (!exchange.gather) return nn::cross_entropy(tape, own_logits, targets);
+  return nn::cross_entropy(tape, own_logits, targets, rows_of_rank());
+}
+
+Var Dropout::operator()(Tape& tape, Var x) const {
+  if (!training()) return x;
+  const bool whole = exchange.by_tokens && !tape.is_grad_enabled();
+  return dropout(tape, x, p, whole ? RankOf{} : exchange.part, exchange.by_tokens ? -2 : -1);
 }
 
 }  // namespace rz::nn

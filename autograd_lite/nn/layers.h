@@ -6,7 +6,9 @@
 #include <memory>
 #include <string>
 
+#include "autograd_lite/losses.h"
 #include "autograd_lite/nn/module.h"
+#include "autograd_lite/nn/parallel.h"
 #include "autograd_lite/ops.h"
 
 namespace rz {
@@ -30,9 +32,16 @@ struct LowRankUpdate {
   Module& layer;
   Parameter a;  ///< NAME.lora_A.weight [r, in], initially as the weight of a Linear
   Parameter b;  ///< NAME.lora_B.weight [out, r], initially 0
+  Exchange::Function exchange_a, exchange_b;  ///< Exchange::parameter of a factor that is whole
+  RankOf input_part;                          ///< of the columns of its input
   float scale = 1;
   float dropout = 0;                           ///< in training only
   std::shared_ptr<const LoraOptions> options;  ///< of which it is a part
+};
+
+/// x as layers have it that share their input, and exchange it once.
+struct SharedInput {
+  Var x;
 };
 
 /// Parameters `name`.weight and `name`.bias, initialized like PyTorch's nn.Linear: uniform in ±1/sqrt(in).
@@ -44,18 +53,27 @@ struct Linear : Module {
   /// linear_gelu(): the layer followed by a GELU, as the input of the next Linear.
   Activation gelu(Tape&, Var x);
   Var operator()(Tape&, const Activation& x);
+  /// The input of this layer and of others of its ParallelStyle, such as q, k and v:
+  ///
+  ///     const nn::SharedInput in = q_proj.shared(tape, x);
+  ///     q_proj(tape, in), k_proj(tape, in);
+  SharedInput shared(Tape& tape, Var x) const { return {Exchange::through(exchange.input, tape, x)}; }
+  Var operator()(Tape&, SharedInput);
 
   WeightLayout layout;
   bool with_bias;
   Parameter weight;
   Parameter bias;                       ///< not registered without a bias
   std::unique_ptr<LowRankUpdate> lora;  ///< null: none
+  Exchange exchange;
 
+  /// Of this rank.
   std::size_t in_features() const { return weight.shape[layout == WeightLayout::in_out ? 0 : 1]; }
   std::size_t out_features() const { return weight.shape[layout == WeightLayout::in_out ? 1 : 0]; }
 
  private:
-  Var with_update(Tape&, Var x);
+  Var with_update(Tape&, Var x, Var weight, Var bias);
+  Var completed(Tape&, Var product, Var bias);
 };
 
 /// Parameters `name`.weight, initialized to 1, and `name`.bias, to 0.
@@ -67,6 +85,7 @@ struct LayerNorm : Module {
 
   float epsilon;
   Parameter weight, bias;
+  Exchange exchange;
 };
 
 /// Parameter `name`.weight, initialized to 1.
@@ -78,15 +97,30 @@ struct RmsNorm : Module {
 
   float epsilon;
   Parameter weight;
+  Exchange exchange;
 };
 
-/// Parameter `name`.weight [rows, channels], initialized to normal(0, deviation).
+/// Parameter `name`.weight [rows, channels], initialized to normal(0, deviation). It is a table, and a head
+/// that computes logits, or both with one weight.
 struct Embedding : Module {
   Embedding(Module& parent, const std::string& name, std::size_t rows, std::size_t channels,
             float deviation = 1);
   Var operator()(Tape&, const Tensor& tokens);
 
+  // ---- as a head; in the scope of the caller if it has the weight
+  /// x[…, channels] → logits […, rows].
+  Var logits(Tape& tape, Var x) { return gathered(tape, own_logits(tape, x)); }
+  /// Of the rows of this rank: all of them, unless several share the layer.
+  Var own_logits(Tape&, Var x);
+  Var gathered(Tape&, Var own_logits);  ///< logits of all rows
+  /// nn::cross_entropy() of the logits of all rows, which need not be gathered.
+  Loss cross_entropy(Tape&, Var own_logits, const Tensor& targets);
+
   Parameter weight;
+  Exchange exchange;
+
+ private:
+  ClassPart rows_of_rank() const;
 };
 
 /// Attention with its projections, as PyTorch's nn.MultiheadAttention with batch_first: parameters
@@ -102,19 +136,21 @@ struct MultiheadAttention : Module {
   /// training only.
   Var operator()(Tape&, Var query, Var key, Var value, const AttentionOptions& options = {});
 
-  std::size_t heads;
+  std::size_t heads;  ///< of this rank
   float dropout;
   Parameter in_proj_weight, in_proj_bias;
   Linear out_proj;
+  Exchange exchange;  ///< of the projections into it
 };
 
 /// Acts in training only (Module::train()).
 struct Dropout : Module {
   Dropout(Module& parent, const std::string& name, double p)
       : Module(parent, name), p(static_cast<float>(p)) {}
-  Var operator()(Tape& tape, Var x) const { return training() ? dropout(tape, x, p) : x; }
+  Var operator()(Tape&, Var x) const;
 
   float p;
+  Exchange exchange;
 };
 
 }  // namespace rz::nn

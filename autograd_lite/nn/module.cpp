@@ -209,9 +209,24 @@ std::vector<std::pair<std::string, ModuleBuffer*>> persistent_buffers(Module& mo
 
 namespace {
 
+bool matches_whole(std::string_view text, std::string_view pattern);
+
+/// The pattern begins with "{a,b}".
+bool matches_either(std::string_view text, std::string_view pattern) {
+  const std::size_t end = pattern.find('}');
+  require(end != pattern.npos, Errc::invalid_argument, "pattern ", pattern, ": { is without }");
+  const std::string rest(pattern.substr(end + 1));
+  for (std::size_t at = 1, next; at <= end; at = next + 1) {
+    next = std::min(pattern.find(',', at), end);
+    if (matches_whole(text, std::string(pattern.substr(at, next - at)) + rest)) return true;
+  }
+  return false;
+}
+
 /// `*` stands for any characters but dots.
 bool matches_whole(std::string_view text, std::string_view pattern) {
   if (pattern.empty()) return text.empty();
+  if (pattern.front() == '{') return matches_either(text, pattern);
   if (pattern.front() != '*')
     return !text.empty() && text.front() == pattern.front() &&
            matches_whole(text.substr(1), pattern.substr(1));

@@ -145,7 +145,7 @@ std::vector<std::pair<std::string, ModuleBuffer*>> persistent_buffers(Module&);
 
 /// Whether a dotted name is the pattern, or ends with it behind a dot: "attn.c_attn" and "c_attn" are
 /// patterns of "h.0.attn.c_attn". In a pattern `*` stands for any characters of one part of a name:
-/// "h.*.attn.c_attn".
+/// "h.*.attn.c_attn"; `{a,b}` stands for either: "attn.{q,k}_proj". Errc::invalid_argument without the }.
 bool matches_name(std::string_view name, std::string_view pattern);
 /// Whether a pattern matches the name, or that of a module above it: "h.0" is a pattern of "h.0.attn.c_attn".
 bool matches_part(std::string_view name, std::string_view pattern);

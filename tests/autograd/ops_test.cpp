@@ -456,9 +456,27 @@ std::vector<Recorder> matrix_recorders() {
        }}};
 }
 
+/// As if another rank had the first of two parts, of which all numbers are 1/4.
+const std::function<Tensor(Tape&, const Tensor&)> second_of_two = [](Tape& t, const Tensor& x) {
+  const Tensor all = t.empty({2, x.shape()[0], x.shape()[1]}, x.dtype());
+  ops::fill(all, 0.25f, {});
+  ops::copy(all.view(x.count(), x.shape()), x, {});
+  return all;
+};
+
 std::vector<Recorder> loss_recorders() {
-  const Tensor targets = integers({3}, {1, 4, -100});
-  return {{"cross_entropy",
+  const Tensor targets = integers({3}, {1, 4, -100}), later = integers({3}, {6, 2, -100});
+  return {{"cross_entropy of a part",
+           {{3, 5}},
+           [=](Tape& t, const auto& v) {
+             return cross_entropy(t, v[0], later, ClassPart{5, 10, 2, second_of_two}).sum;
+           }},
+          {"gather_classes",
+           {{3, 5}},
+           [](Tape& t, const auto& v) {
+             return gather_classes(t, v[0], {5, 10, 2, second_of_two});
+           }},
+          {"cross_entropy",
            {{3, 5}},
            [=](Tape& t, const auto& v) { return cross_entropy(t, v[0], targets).sum; }},
           {"cross_entropy, smoothed",

@@ -1,0 +1,470 @@
+// Models whose layers several ranks share, against one rank: values, loss, gradients, dropout, generation.
+
+#include "sharding/parallel/parallelize.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "autograd_lite/models/generate.h"
+#include "autograd_lite/models/gpt2.h"
+#include "autograd_lite/models/gpt_neox.h"
+#include "autograd_lite/models/llama.h"
+#include "autograd_lite/models/lora.h"
+#include "autograd_lite/nn/init.h"
+#include "comm/core/integer_math.h"
+#include "tests/support/error_of.h"
+#include "tests/support/ranks.h"
+
+namespace rz {
+namespace {
+
+using enum ParallelStyle;
+
+constexpr std::size_t batch = 2, length = 12, vocab = 51;  // 51 = 26 + 25 = 17 · 3 = 13 · 3 + 12
+
+using Maker = std::function<std::unique_ptr<LanguageModel>()>;
+
+/// Twelve heads: 2, 3 and 4 ranks divide them. The rates are those of all dropouts.
+Maker gpt2(bool tied, double dropout = 0) {
+  return [=] {
+    Gpt2Config c;
+    c.n_layer = 2, c.n_head = 12, c.n_embd = 48, c.n_positions = 16, c.vocab_size = vocab;
+    c.tie_word_embeddings = tied;
+    c.embd_pdrop = c.attn_pdrop = c.resid_pdrop = dropout;
+    return std::make_unique<Gpt2>(c);
+  };
+}
+
+/// A group of query heads for each key head; with biases, and norms of heads, as the families have them.
+Maker llama(std::size_t kv_heads, bool tied, double dropout = 0, bool variants = false) {
+  return [=] {
+    LlamaConfig c;
+    c.vocab_size = vocab, c.hidden_size = 40, c.intermediate_size = 60, c.num_hidden_layers = 2;
+    c.num_attention_heads = 12, c.num_key_value_heads = kv_heads, c.head_dim = 4;
+    c.max_position_embeddings = 16, c.tie_word_embeddings = tied, c.attention_dropout = dropout;
+    c.qkv_bias = c.o_bias = c.mlp_bias = c.qk_norm = variants;
+    return std::make_unique<Llama>(c);
+  };
+}
+
+Maker gpt_neox(bool parallel_residual, double dropout = 0) {
+  return [=] {
+    GptNeoxConfig c;
+    c.vocab_size = vocab, c.hidden_size = 96, c.intermediate_size = 60, c.num_hidden_layers = 2;
+    c.num_attention_heads = 12, c.max_position_embeddings = 16, c.use_parallel_residual = parallel_residual;
+    c.attention_dropout = c.hidden_dropout = dropout;
+    return std::make_unique<GptNeox>(c);
+  };
+}
+
+struct Division {
+  Maker make;
+  bool sequence = false, recompute = false, lora = false;
+  double lora_dropout = 0;
+};
+
+/// Of one rank: whole gradients of what it has.
+struct Outcome {
+  float loss = 0;
+  double terms = 0;
+  std::map<std::string, std::vector<float>> gradients, values;
+  std::map<std::string, bool> is_part;
+};
+
+void set_up(LanguageModel& model, const Division& run, const Mesh& mesh) {
+  if (run.lora) add_lora(model, {.target_modules = "all-linear", .r = 3, .lora_dropout = run.lora_dropout});
+  for (Parameter* p : model.parameters())  // a bias that is added twice, or on one rank, is then seen
+    if (p->initial.kind == Initial::constant && p->initial.scale == 0) p->initial = {Initial::normal, 0.1f};
+  model.checkpoint_activations(run.recompute);
+  parallelize(model, model.parallel_plan(), mesh, {.sequence_parallel = run.sequence});
+  allocate_parameters(model);
+  init_parameters(model, 7);
+}
+
+Tensor tokens_of(std::size_t stride, std::size_t shift, bool ignore = false) {
+  const Tensor t = Tensor::empty({batch, length}, DType::i32);
+  for (std::size_t i = 0; i < t.count(); ++i)
+    t.data<std::int32_t>()[i] =
+        ignore && i % 7 == 3 ? -100 : static_cast<std::int32_t>((i * stride + shift) % vocab);
+  return t;
+}
+
+std::vector<float> whole_of(const Parameter& p, const Tensor& t) {
+  std::vector<float> whole(p.global_shape().count(), 0.0f);
+  p.box().for_each_run(0, p.count(), [&](std::uint64_t element, std::uint64_t index, std::uint64_t n) {
+    std::copy_n(t.data<float>() + element, n, whole.begin() + static_cast<std::ptrdiff_t>(index));
+  });
+  return whole;
+}
+
+Outcome train(LanguageModel& model) {
+  Tape tape;
+  tape.seed(99);
+  const auto out = model.forward(tape, tokens_of(5, 1), tokens_of(7, 2, true));
+  Outcome o;
+  o.loss = *tape.value(out.loss.sum).data<float>();
+  o.terms = static_cast<double>(out.loss.read(tape.stream()).count);
+  tape.backward(out.loss.sum, 1.0f / static_cast<float>(o.terms));
+  for (const Parameter* p : model.parameters()) {
+    o.is_part[p->name] = p->part.has_value();
+    o.values[p->name] = whole_of(*p, p->value);
+    if (p->requires_grad) o.gradients[p->name] = whole_of(*p, p->grad);
+  }
+  return o;
+}
+
+std::vector<Outcome> outcomes(int ranks, const Division& run) {
+  std::vector<Outcome> all(static_cast<std::size_t>(ranks));
+  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, ranks, std::move(store));
+    const Mesh mesh(comm, {.shard = 1, .tp = ranks});
+    const auto model = run.make();
+    set_up(*model, run, mesh);
+    all[static_cast<std::size_t>(rank)] = train(*model);
+  });
+  return all;
+}
+
+double norm(const std::vector<float>& x) {
+  double sum = 0;
+  for (const double v : x) sum += v * v;
+  return std::sqrt(sum);
+}
+
+/// The parts of all ranks; unsplit ones must have the same bits on all.
+std::vector<float> joined(const std::vector<Outcome>& all, const std::string& name,
+                          std::map<std::string, std::vector<float>> Outcome::*of) {
+  std::vector<float> whole = (all[0].*of).at(name);
+  for (std::size_t r = 1; r < all.size(); ++r) {
+    const std::vector<float>& part = (all[r].*of).at(name);
+    if (!all[0].is_part.at(name)) {
+      EXPECT_EQ(part, whole) << name << " of rank " << r;
+      continue;
+    }
+    for (std::size_t i = 0; i < whole.size(); ++i) whole[i] += part[i];  // where another has it, it is 0
+  }
+  return whole;
+}
+
+/// A value is the end of at most 20 products with sums and roundings in between, each of which adds a
+/// relative error, of the whole tensor, of about `ranks` roundings: partial sums are added in another order.
+/// 8: the products before it multiply the error, by the condition of norms and softmax. A gradient that is 0
+/// in exact arithmetic, such as that of the bias of keys, has rounding of the others' size.
+void expect_as_one_rank(const std::vector<Outcome>& all, const Outcome& one) {
+  const double bound = 8.0 * 20 * static_cast<double>(all.size()) * 0x1p-24;
+  double total = 0;
+  for (const auto& [name, gradient] : one.gradients) total += norm(gradient) * norm(gradient);
+  for (const Outcome& o : all) {
+    EXPECT_EQ(o.loss, all[0].loss) << "the same bits on all ranks";
+    EXPECT_EQ(o.terms, one.terms);
+  }
+  EXPECT_NEAR(all[0].loss, one.loss, bound * std::abs(one.loss));
+  for (const auto& [name, value] : one.values) EXPECT_EQ(joined(all, name, &Outcome::values), value) << name;
+  for (const auto& [name, gradient] : one.gradients) {
+    std::vector<float> error = joined(all, name, &Outcome::gradients);
+    for (std::size_t i = 0; i < error.size(); ++i) error[i] -= gradient[i];
+    EXPECT_LE(norm(error), bound * std::max(norm(gradient), 0.01 * std::sqrt(total))) << name;
+  }
+}
+
+void expect_as_one_rank(const Division& run, std::initializer_list<int> ranks) {
+  const Outcome one = outcomes(1, {run.make, false, run.recompute, run.lora, run.lora_dropout})[0];
+  for (const int t : ranks) {
+    SCOPED_TRACE(testing::Message() << "tp " << t << (run.sequence ? ", sequence parallel" : ""));
+    expect_as_one_rank(outcomes(t, run), one);
+  }
+}
+
+// ---- families
+
+TEST(TensorParallel, Gpt2IsThatOfOneRank) {
+  for (const bool tied : {true, false})
+    for (const bool sequence : {false, true}) expect_as_one_rank({gpt2(tied), sequence}, {2, 3, 4});
+}
+
+TEST(TensorParallel, LlamaIsThatOfOneRank) {
+  for (const bool sequence : {false, true}) {
+    expect_as_one_rank({llama(6, false), sequence}, {2, 3});
+    expect_as_one_rank({llama(4, true), sequence}, {4});
+    expect_as_one_rank({llama(6, true, 0, true), sequence}, {2, 3});  // biases, norms of heads
+  }
+}
+
+TEST(TensorParallel, GptNeoxIsThatOfOneRank) {
+  for (const bool sequence : {false, true})
+    for (const bool parallel_residual : {false, true})
+      expect_as_one_rank({gpt_neox(parallel_residual), sequence}, {2, 3});
+}
+
+TEST(TensorParallel, RecomputedBlocksCommunicateAgain) {
+  for (const bool sequence : {false, true}) {
+    expect_as_one_rank({gpt2(true, 0.2), sequence, true}, {2});
+    expect_as_one_rank({llama(6, false), sequence, true}, {3});
+  }
+}
+
+TEST(TensorParallel, DropoutHasTheMasksOfOneRank) {
+  for (const bool sequence : {false, true}) {
+    expect_as_one_rank({gpt2(true, 0.2), sequence}, {2, 3, 4});
+    expect_as_one_rank({llama(6, false, 0.3), sequence}, {2});
+    expect_as_one_rank({gpt_neox(false, 0.2), sequence}, {3});
+  }
+}
+
+TEST(TensorParallel, LoraIsThatOfOneRank) {
+  for (const bool sequence : {false, true})
+    for (const double dropout : {0.0, 0.3}) {
+      expect_as_one_rank({gpt2(true), sequence, false, true, dropout}, {2, 3});
+      expect_as_one_rank({llama(6, false), sequence, false, true, dropout}, {2});
+    }
+}
+
+// ---- parts
+
+/// torch cuts a weight [out, in] of a ColwiseParallel layer by chunk(dim 0), of a RowwiseParallel one by
+/// chunk(dim 1), and an embedding's by chunk(dim 0).
+TEST(TensorParallel, PartsOfALlamaAreThoseThatTorchCuts) {
+  const Division run{llama(6, false)};
+  const Outcome one = outcomes(1, run)[0];
+  test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, 2, std::move(store));
+    const auto model = run.make();
+    set_up(*model, run, Mesh(comm, {.shard = 1, .tp = 2}));
+    const auto expect = [&](const std::string& name, Shape shape, bool columns) {
+      const Parameter& p = *model->find(name);
+      const std::vector<float>& whole = one.values.at(name);
+      ASSERT_EQ(p.shape, shape) << name;
+      const std::size_t width = columns ? 2 * shape[1] : shape[1];
+      const std::size_t first_row = !columns && rank ? ceil_div(p.global_shape()[0], 2) : 0;
+      for (std::size_t r = 0; r < shape[0]; ++r)
+        for (std::size_t c = 0; c < shape[1]; ++c) {
+          const std::size_t column = c + (columns && rank ? shape[1] : 0);
+          ASSERT_EQ(p.value.data<float>()[r * shape[1] + c], whole[(first_row + r) * width + column]) << name;
+        }
+    };
+    expect("model.layers.1.self_attn.q_proj.weight", {24, 40}, false);
+    expect("model.layers.1.self_attn.k_proj.weight", {12, 40}, false);
+    expect("model.layers.1.self_attn.v_proj.weight", {12, 40}, false);
+    expect("model.layers.1.self_attn.o_proj.weight", {40, 24}, true);
+    expect("model.layers.1.mlp.gate_proj.weight", {30, 40}, false);
+    expect("model.layers.1.mlp.down_proj.weight", {40, 30}, true);
+    expect("model.embed_tokens.weight", {rank ? 25u : 26u, 40}, false);
+    expect("lm_head.weight", {rank ? 25u : 26u, 40}, false);
+    EXPECT_FALSE(model->find("model.norm.weight")->part);
+  });
+}
+
+/// Each rank has the columns of its heads of q, of k and of v.
+TEST(TensorParallel, FusedProjectionsAreCutInBlocks) {
+  test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, 2, std::move(store));
+    const auto model = gpt2(true)();
+    const std::string line = parallelize(*model, model->parallel_plan(), Mesh(comm, {.shard = 1, .tp = 2}));
+    const Parameter& p = *model->find("transformer.h.0.attn.c_attn.weight");
+    EXPECT_EQ(p.shape, Shape({48, 72}));
+    EXPECT_EQ(p.global_shape(), Shape({48, 144}));
+    EXPECT_EQ(p.box().index(0), rank ? 24u : 0u);
+    EXPECT_EQ(p.box().index(24), 48u + (rank ? 24u : 0u)) << "the first column of k";
+    EXPECT_TRUE(
+        line.starts_with("tp 2: transformer.wte (vocabulary), transformer.h.*.attn.c_attn (column, 2 "
+                         "layers), "))
+        << line;
+    EXPECT_NE(line.find("on this rank"), line.npos);
+  });
+}
+
+// ---- logits and generation
+
+/// With a loss of the user's own, the gradient of the head is that of one rank.
+TEST(TensorParallel, LogitsWithoutTargetsAreWhole) {
+  struct Result {
+    std::vector<float> logits, gradient;
+  };
+  const auto run = [](int ranks, bool sequence) {
+    Result result;
+    std::mutex mutex;
+    test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
+      auto comm = Communicator::connect(rank, ranks, std::move(store));
+      const auto model = gpt2(false)();
+      set_up(*model, {.make = {}, .sequence = sequence}, Mesh(comm, {.shard = 1, .tp = ranks}));
+      Tape tape;
+      const Var out = model->forward(tape, tokens_of(5, 1)).logits;
+      const Tensor t = tape.value(out);
+      ASSERT_EQ(t.shape(), Shape({batch, length, vocab}));
+      tape.backward(nn::mean(tape, nn::mul(tape, out, out)));
+      const Parameter& head = *model->find("lm_head.weight");
+      const std::vector<float> part = whole_of(head, head.grad);
+      const std::lock_guard lock(mutex);
+      result.logits.assign(t.data<float>(), t.data<float>() + t.count());
+      result.gradient.resize(part.size());
+      for (std::size_t i = 0; i < part.size(); ++i) result.gradient[i] += part[i];
+    });
+    return result;
+  };
+  const Result one = run(1, false);
+  for (const bool sequence : {false, true}) {
+    const Result three = run(3, sequence);
+    for (std::size_t i = 0; i < one.logits.size(); ++i)
+      ASSERT_NEAR(three.logits[i], one.logits[i], 2e-5) << i;
+    for (std::size_t i = 0; i < one.gradient.size(); ++i)
+      ASSERT_NEAR(three.gradient[i], one.gradient[i], 1e-6) << i;
+  }
+}
+
+TEST(TensorParallel, GenerationHasTheTokensOfOneRank) {
+  const std::vector<std::vector<std::int32_t>> prompts{{3, 1, 4}, {5}};
+  for (const Maker& make : {gpt2(true), llama(6, false), gpt_neox(true)})
+    for (const bool sequence : {false, true}) {
+      std::vector<std::vector<std::vector<std::int32_t>>> made;
+      for (const int ranks : {1, 2, 3})
+        for (const bool use_cache : {true, false}) {
+          std::mutex mutex;
+          test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
+            auto comm = Communicator::connect(rank, ranks, std::move(store));
+            const auto model = make();
+            set_up(*model, {.make = {}, .sequence = sequence}, Mesh(comm, {.shard = 1, .tp = ranks}));
+            Tape tape;
+            const auto tokens = generate(*model, tape, prompts,
+                                         {.max_new_tokens = 7, .temperature = 0, .use_cache = use_cache});
+            const std::lock_guard lock(mutex);
+            made.push_back(tokens);
+          });
+        }
+      for (const auto& tokens : made) EXPECT_EQ(tokens, made[0]);
+    }
+}
+
+// ---- a module of one's own
+
+struct OwnNet : Module {
+  nn::Linear in{*this, "in", 10, 24};
+  nn::RmsNorm norm{*this, "norm", 24};
+  nn::MultiheadAttention attention{*this, "attention", 24, 6, 0.25};
+  nn::Linear up{*this, "up", 24, 18}, down{*this, "down", 18, 24};
+  nn::Dropout drop{*this, "drop", 0.25};
+  nn::Linear out{*this, "out", 24, 4};
+
+  Var operator()(Tape& tape, Var x) {
+    const Var a = norm(tape, in(tape, x));
+    const Var b = nn::add(tape, a, attention(tape, a, a, a));
+    const Var c = nn::add(tape, b, attention(tape, b, a, a));  // projected one by one
+    const Var d = down(tape, drop(tape, nn::relu(tape, up(tape, c))));
+    return out(tape, nn::add(tape, c, d));
+  }
+};
+
+TEST(TensorParallel, AModuleOfOnesOwnIsDividedByATable) {
+  const ParallelPlan plan{
+      {"attention", column}, {"attention.out_proj", row}, {"up", column}, {"down", row}, {"drop", shared}};
+  const auto run = [&](int ranks) {
+    std::vector<Outcome> all(static_cast<std::size_t>(ranks));
+    test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
+      auto comm = Communicator::connect(rank, ranks, std::move(store));
+      OwnNet net;
+      net.attention.in_proj_bias.initial = {Initial::normal, 0.5f};
+      parallelize(net, plan, Mesh(comm, {.shard = 1, .tp = ranks}));
+      allocate_parameters(net);
+      init_parameters(net, 3);
+      Tape tape;
+      tape.seed(5);
+      const Tensor x = Tensor::empty({batch, length, 10}), y = Tensor::zeros({batch, length, 4});
+      for (std::size_t i = 0; i < x.count(); ++i)
+        x.data<float>()[i] = static_cast<float>(i * 37 % 101) / 50 - 1;
+      const Var loss = nn::mse(tape, net(tape, tape.constant(x)), y);
+      Outcome& o = all[static_cast<std::size_t>(rank)];
+      o.loss = *tape.value(loss).data<float>();
+      tape.backward(loss);
+      for (const Parameter* p : net.parameters()) {
+        o.is_part[p->name] = p->part.has_value();
+        o.values[p->name] = whole_of(*p, p->value), o.gradients[p->name] = whole_of(*p, p->grad);
+      }
+    });
+    return all;
+  };
+  const Outcome one = run(1)[0];
+  for (const int ranks : {2, 3, 6}) {
+    SCOPED_TRACE(ranks);
+    const auto all = run(ranks);
+    EXPECT_TRUE(all[0].is_part.at("attention.in_proj_weight"));
+    expect_as_one_rank(all, one);
+  }
+}
+
+// ---- errors
+
+TEST(ParallelizeErrors, HaveTheNamesAndTheNumbers) {
+  test::run_ranks(4, [&](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, 4, std::move(store));
+    const Mesh mesh(comm, {.shard = 1, .tp = 4});
+    const auto expect = [&](Module& module, const ParallelPlan& plan, Errc code, const std::string& what,
+                            const ParallelOptions& options = {}) {
+      const Error e = test::error_of([&] { parallelize(module, plan, mesh, options); });
+      EXPECT_EQ(e.code(), code);
+      EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos);
+      EXPECT_NE(std::string(e.what()).find(what), std::string::npos) << e.what();
+      for (const Parameter* p : module.parameters()) EXPECT_FALSE(p->part) << p->name;
+    };
+    const auto grouped = llama(6, false)();
+    expect(*grouped, grouped->parallel_plan(), Errc::config,
+           "tp 4 does not divide 6 heads of 4 of model.layers.0.self_attn.k_proj.weight");
+    OwnNet net;
+    expect(net, {{"up", column}}, Errc::config, "tp 4 does not divide dimension 0 of 18 of up.weight");
+    expect(net, {{"upp", column}}, Errc::config,
+           "the pattern \"upp\" (column) matches no module; there are in");
+    expect(net, {{"{up", column}}, Errc::invalid_argument, "pattern {up");
+    expect(net, {{"drop", column}}, Errc::config, "drop (column by \"drop\"): expected an nn::Linear");
+    expect(net, {{"norm", row}}, Errc::config, "expected an nn::Linear");
+    expect(net, {{"up", vocabulary}}, Errc::config, "expected an nn::Embedding");
+    expect(net, {{"in", column, 5}}, Errc::config, "in.weight has 24 of them, which 5 blocks");
+    expect(net, {{"{in,out}", replicated}, {"up", replicated}}, Errc::config,
+           "sequence_parallel needs a rule for each parameter, and norm.weight has none",
+           {.sequence_parallel = true});
+    nn::Embedding table(net, "table", 5, 4);
+    expect(net, {{"table", vocabulary}}, Errc::config, "tp 4 leaves ranks without any of the 5 rows");
+    net.in.weight.value = Tensor::zeros(net.in.weight.shape);
+    expect(net, {{"in", column}}, Errc::invalid_argument, "parameter in.weight has memory already");
+  });
+}
+
+TEST(ParallelizeErrors, LoraComesBefore) {
+  test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, 2, std::move(store));
+    const auto model = llama(6, false)();
+    parallelize(*model, model->parallel_plan(), Mesh(comm, {.shard = 1, .tp = 2}));
+    const Error e = test::error_of([&] { add_lora(*model, {.target_modules = "all-linear"}); });
+    EXPECT_NE(std::string(e.what()).find("call add_lora() before parallelize()"), std::string::npos)
+        << e.what();
+  });
+}
+
+/// One rank has no layers to share: the plan is checked, and nothing is set.
+TEST(ParallelizeErrors, WithoutTpNothingChanges) {
+  auto comm = Communicator::connect(0, 1, memory_store());
+  const auto model = gpt2(true)();
+  EXPECT_EQ(parallelize(*model, model->parallel_plan(), Mesh(comm)), "");
+  for (const Parameter* p : model->parameters()) EXPECT_FALSE(p->part);
+  EXPECT_EQ(test::error_of([&] { parallelize(*model, {{"h.9", row}}, Mesh(comm)); }).code(), Errc::config);
+}
+
+/// The first rule applies; a later one is for the rest of what it matches.
+TEST(Parallelize, TheFirstRuleThatMatchesApplies) {
+  test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, 2, std::move(store));
+    const auto model = llama(6, false)();
+    parallelize(*model,
+                {{"layers.0.mlp.*", replicated}, {"mlp.{gate,up}_proj", column}, {"mlp.down_proj", row}},
+                Mesh(comm, {.shard = 1, .tp = 2}));
+    EXPECT_FALSE(model->find("model.layers.0.mlp.up_proj.weight")->part);
+    EXPECT_TRUE(model->find("model.layers.1.mlp.up_proj.weight")->part);
+  });
+}
+
+}  // namespace
+}  // namespace rz
