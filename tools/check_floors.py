@@ -90,7 +90,7 @@ ROOMS = {
     'tools/generate': MODEL + 'comm/os sharding/io sharding/tokenizer sharding/huggingface tools/command_line tools/train_lm/report',
     # Stand-alone programs, which time internal parts of a library.
     'bench': 'autograd_lite autograd_lite/models autograd_lite/nn comm comm/core comm/device comm/net comm/reduce tensor tensor/kernels/linear_algebra sharding/checkpoint '
-             'sharding/io sharding/tokenizer sharding/engine',
+             'sharding/io sharding/tokenizer sharding/parallel sharding/engine',
     'bench/support': 'comm comm/core comm/device tools/command_line bench',
     'bench/harness': 'comm comm/core comm/device tools/command_line bench bench/support',
     'bench/concurrent': 'comm comm/core bench/support',
