@@ -528,13 +528,20 @@ Loader Engine::loader(std::shared_ptr<const IterableDataset> source, const Engin
 
 Tensor Engine::gather_for_metrics(const Batch& batch, const Tensor& rows) {
   State& s = *state_;
-  require(rows.shape().dims() > 0 && rows.shape()[0] == batch.rows(), Errc::invalid_argument,
-          "gather_for_metrics(): the first extent of ", name(rows.shape()), " is not the number of rows, ",
-          batch.rows());
   const Tensor all = s.world.gather(rows, s.stream);
   std::vector<std::int64_t> padding(static_cast<std::size_t>(s.world.size()));
-  const auto own = static_cast<std::int64_t>(batch.padding());
+  const bool fits = rows.shape()[0] == batch.rows();
+  const std::int64_t own = fits ? static_cast<std::int64_t>(batch.padding()) : -1;
   s.world.communicator().all_gather(ConstBuffer(&own, 1), Buffer(padding.data(), padding.size())).wait();
+  const auto wrong = std::ranges::find(padding, -1);
+  if (wrong != padding.end()) {
+    const auto rank = static_cast<int>(wrong - padding.begin());
+    throw Error(Errc::invalid_argument,
+                concat("gather_for_metrics(): the first extent of ", rz::name(rows.shape()),
+                       " is not the number of rows of the batch of rank ", rank,
+                       rank == s.world.rank() ? concat(", ", batch.rows()) : ""),
+                rank);
+  }
   return without_padding(all, batch.rows(), padding);
 }
 

@@ -143,7 +143,8 @@ class Engine {
   }
   /// The rows of all ranks for a batch, without its padding, on the host, in the order of ranks: each sample
   /// of an epoch once, if the loader does not drop any. Rows have one shape on all ranks: ragged fields are
-  /// padded to Collation::Padding::max_length. Collective.
+  /// padded to Collation::Padding::max_length. Collective. Errors are thrown on every rank, and name one:
+  /// Errc::mismatch if shapes differ, Errc::invalid_argument if the batch has another number of rows.
   Tensor gather_for_metrics(const Batch&, const Tensor& rows);
 
   // ---- evaluation

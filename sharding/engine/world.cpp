@@ -24,6 +24,7 @@
 #include "comm/core/error.h"
 #include "comm/device/cuda_runtime.h"
 #include "sharding/parallel/rank_agreement.h"
+#include "sharding/parallel/rank_consistency.h"
 
 namespace rz {
 
@@ -60,6 +61,9 @@ double World::reduce(const Mean& mean) {
 }
 
 Tensor World::gather(const Tensor& rows, const Stream& stream) {
+  const Fact fact{"the tensor", concat(name(rows.dtype()), ' ', name(rows.shape()))};
+  require_same("World::gather()", {&fact, 1},
+               "pad it to one shape, and leave the padding out behind the call", communicator_);
   require(rows.shape().dims() > 0, Errc::invalid_argument,
           "World::gather() of a scalar; give it a shape, or use reduce()");
   const Tensor own = rows.on_host(stream);

@@ -82,7 +82,8 @@ class World {
   double reduce(const Mean&);
   /// Replaces the values by those reduced over the ranks. Collective.
   void reduce(std::span<double>, ReduceOp op);
-  /// The rows of all ranks, in the order of ranks, on the host; equal shapes on all ranks. Collective.
+  /// The rows of all ranks, in the order of ranks, on the host. Collective. Errc::mismatch on every rank,
+  /// which names a rank, unless dtypes and shapes are equal on all ranks.
   Tensor gather(const Tensor&, const Stream& = {});
 
   /// Prints a line to standard output, on rank 0 only.

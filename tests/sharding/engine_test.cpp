@@ -194,6 +194,26 @@ TEST(Engine, GathersEverySampleOfAnEpochOnce) {
     });
 }
 
+TEST(Engine, RowsThatDoNotFitTheBatchOfARankAreAnErrorOnAll) {
+  in_world(3, [](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options(config(0)));
+    auto loader = engine.loader(Numbers(24)), smaller = engine.loader(Numbers(24), {.batch_size = 3});
+    const rz::Batch& b = loader.next();
+    const Error shape = test::error_of([&] {
+      engine.gather_for_metrics(b, world.rank() == 2 ? Tensor::zeros({3, 1}) : Tensor::zeros({4, 1}));
+    });
+    EXPECT_EQ(shape.code(), Errc::mismatch) << shape.what();
+    EXPECT_EQ(shape.culprit(), 2);
+    const Error batch = test::error_of([&] {
+      engine.gather_for_metrics(world.rank() == 1 ? smaller.next() : b, Tensor::zeros({4, 1}));
+    });
+    EXPECT_EQ(batch.code(), Errc::invalid_argument) << batch.what();
+    EXPECT_EQ(batch.culprit(), 1);
+    EXPECT_EQ(engine.gather_for_metrics(b, b["number"]).count(), 12u);
+  });
+}
+
 TEST(Engine, LoadersHaveTheMicroBatchSizeAndTheirShareOfTheData) {
   in_world(2, [](World& world) {
     Net net;

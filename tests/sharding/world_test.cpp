@@ -131,6 +131,30 @@ TEST(World, GathersRowsInTheOrderOfRanks) {
   });
 }
 
+/// Without a check the ranks would read past the end of a tensor, or wait for each other.
+TEST(World, RowsOfOtherShapesAreNamedOnEveryRank) {
+  test::run_ranks(3, [](int rank, std::shared_ptr<Store> store) {
+    World world(Communicator::connect(rank, 3, std::move(store)));
+    const auto error = [&](const Shape& own, const Shape& others, DType dtype = DType::i32) {
+      const bool differs = rank == 1;
+      const Tensor rows = Tensor::zeros(differs ? own : others, differs ? dtype : DType::i32);
+      const Error e = test::error_of([&] { world.gather(rows); });
+      EXPECT_EQ(e.code(), Errc::mismatch) << e.what();
+      EXPECT_EQ(e.culprit(), 1);
+      return std::string(e.what());
+    };
+    EXPECT_EQ(
+        error({3, 2}, {2, 2}),
+        "World::gather() differs over the ranks: the tensor is i32 [2, 2] on rank 0 and i32 [3, 2] on rank "
+        "1; pad it to one shape, and leave the padding out behind the call");
+    EXPECT_NE(error({2, 2}, {4}).find("i32 [4] on rank 0 and i32 [2, 2] on rank 1"), std::string::npos);
+    EXPECT_NE(error({2}, {2}, DType::f32).find("i32 [2] on rank 0 and f32 [2]"), std::string::npos);
+    EXPECT_NE(error({}, {1}).find("i32 [1] on rank 0 and i32 [] on rank 1"), std::string::npos);
+    const Tensor all = world.gather(Tensor::zeros({2, 1}));  // the group goes on
+    EXPECT_EQ(all.shape(), (Shape{6, 1}));
+  });
+}
+
 TEST(World, ACommunicatorOfItsOwnDoesNotMeetOtherCalls) {
   spawn(2, [](World& world) {
     Communicator own = world.new_communicator();
