@@ -42,6 +42,9 @@ class Backend {
   virtual std::unique_ptr<Backend> split(std::span<const int> /*members*/) { return nullptr; }
   /// True if operations on device memory may be captured in a CUDA graph and replayed.
   virtual bool capturable() const { return false; }
+  /// Why graphs with operations of this backend must not copy between host and device memory besides; empty:
+  /// they may.
+  virtual std::string reason_against_copies_in_graphs() const { return ""; }
   /// True if this host-memory backend accepts device buffers in collectives that only move data. May differ
   /// between ranks; a group uses it only if it holds on all ranks.
   virtual bool moves_device_memory() const { return false; }

@@ -173,6 +173,10 @@ class Communicator {
   /// All ranks must launch their graphs equally often. The Work of a captured operation supports wait_on()
   /// only; use synchronize() to wait for graph runs.
   bool capturable() const;
+  /// Why a graph with operations of this group must not copy between host and device memory besides: ranks
+  /// are threads that share a GPU (comm/backends/peer_cuda/peer_cuda_backend.h). Empty: it may. Equal on all
+  /// ranks.
+  std::string reason_against_copies_in_graphs() const;
   /// Waits for all work in `stream`, including graph runs. Call it before the communicator ends, which must
   /// not happen while a graph of it runs. Throws the group's failure after the stream has drained, or one
   /// second later. After twice the operation timeout it aborts the group with Errc::timeout, which names the

@@ -72,6 +72,9 @@ int Communicator::rank() const { return state_->rank; }
 int Communicator::size() const { return state_->size; }
 const CommOptions& Communicator::options() const { return state_->options; }
 bool Communicator::capturable() const { return state_->backend->capturable(); }
+std::string Communicator::reason_against_copies_in_graphs() const {
+  return state_->backend->reason_against_copies_in_graphs();
+}
 
 namespace {
 

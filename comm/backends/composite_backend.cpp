@@ -26,6 +26,9 @@ class DeviceAndHostBackend final : public Backend {
     return stream.device().kind == Device::host ? nullptr : device_->watch_stream(stream, limit);
   }
   bool capturable() const override { return device_->capturable(); }
+  std::string reason_against_copies_in_graphs() const override {
+    return device_->reason_against_copies_in_graphs();
+  }
   std::unique_ptr<Backend> split(std::span<const int> members) override {
     auto host = host_->split(members);
     auto device = host ? device_->split(members) : nullptr;

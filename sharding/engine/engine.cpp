@@ -280,6 +280,9 @@ void Engine::State::make_updates(std::unique_ptr<Optimizer> optimizer, const Eng
                         .when_dropped = [loaders = loaders,
                                          &world = world] { skip_batches(*loaders, world.communicator()); },
                         .world_size_invariant = config.world_size_invariant});
+  const std::string reason = strategy->reason_against_capture();
+  if (o.graph && stream.device().kind == Device::cuda && !reason.empty())
+    print("updates run without a CUDA graph: " + reason);
   if (trace) updates->reports().set_trace(*trace, [this] { return memory(); });
   observe_communication();
 }

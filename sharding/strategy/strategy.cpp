@@ -363,11 +363,16 @@ void Strategy::next_update(Optimizer& optimizer, const Stream& given) {
   s.control.write_settings(stream);
 }
 
-bool Strategy::capturable() const {
+std::string Strategy::reason_against_capture() const {
   const State& s = *state_;
   const auto& hook = s.options.communication_hook;
-  return (!hook || hook->capturable()) && s.runtime.communicator.capturable() &&
-         s.options.offload_optimizer.pin_memory && s.options.offload_param.pin_memory;
+  const OffloadOptions &state = s.options.offload_optimizer, &values = s.options.offload_param;
+  if (hook && !hook->capturable()) return "the communication hook cannot be captured";
+  if (!s.runtime.communicator.capturable())
+    return concat("the backend cannot be captured: ", s.runtime.communicator.describe());
+  if (!state.pin_memory || !values.pin_memory) return "offloaded memory is not pinned (pin_memory)";
+  const bool offloads = state.device != OffloadDevice::none || values.device != OffloadDevice::none;
+  return offloads ? s.runtime.communicator.reason_against_copies_in_graphs() : "";
 }
 
 // ---- statistics

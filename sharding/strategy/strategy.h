@@ -196,8 +196,10 @@ class Strategy {
   const OptimizerState& optimizer_state() const;
 
   /// Whether updates can be captured in a graph: the operations of the communicator and the hook can be, and
-  /// offloaded memory, if there is any, is pinned.
-  bool capturable() const;
+  /// offloaded memory, if there is any, is pinned, and no ranks are threads that share a GPU.
+  bool capturable() const { return reason_against_capture().empty(); }
+  /// Why they cannot be, for messages; empty: they can.
+  std::string reason_against_capture() const;
 
   // ---- statistics
   /// Memory held on this rank now.

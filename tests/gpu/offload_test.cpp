@@ -57,7 +57,8 @@ struct Result {
   MemoryReport memory, predicted;  ///< of rank 0
 };
 
-Result run(const Case& c, bool offloads, bool graph = false, int updates = 3) {
+/// `share_a_card`: all ranks are on the first device, as threads.
+Result run(const Case& c, bool offloads, bool graph = false, int updates = 3, bool share_a_card = false) {
   const Folder folder;
   TinyRun run = smallest_run(c.kind, c.ranks, folder);
   if (c.ranks == 3) run.c.batch = 3;
@@ -75,7 +76,7 @@ Result run(const Case& c, bool offloads, bool graph = false, int updates = 3) {
   run.options.ds.precision.loss_scale.fixed = c.overflow ? 0 : 1024;
   run.options.ds.precision.loss_scale.initial_power = 32;
   run.options.graph = graph;
-  run.comm = on_a_device;
+  run.comm = [=](int rank) { return on_a_device(share_a_card ? 0 : rank); };
   Result result;
   std::mutex mutex;
   run.afterwards = [&](Engine& engine, Gpt2&) {
@@ -87,7 +88,7 @@ Result run(const Case& c, bool offloads, bool graph = false, int updates = 3) {
         [&](const Parameter& p, Range r, const float* x) { keep("value", p, r, x); });
     engine.strategy().optimizer_state().visit(
         [&](const std::string& state, const Parameter& p, Range r, const float* x) { keep(state, p, r, x); });
-    EXPECT_EQ(engine.report().ran_graph, updates > 3 && graph);
+    EXPECT_EQ(engine.report().ran_graph, updates > 3 && graph && !(share_a_card && offloads));
     if (!engine.world().is_main()) return;
     result.memory = engine.strategy().memory();
     Gpt2 shapes(run.c.config);
@@ -181,6 +182,30 @@ TEST_F(OffloadOnDevice, AGraphHasTheSameBits) {
   const Case c{"", StrategyKind::zero3, ranks, brain, pinned, pinned, 512, Type::lamb};
   const Result without = run(c, false, false, 6);
   expect_same(run(c, true, true, 6), without);
+}
+
+TEST_F(OffloadOnDevice, RanksThatShareACardAsThreadsRunNoGraphThatOffloads) {
+  run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+    Communicator comm = Communicator::connect(rank, 2, store, on_a_device(0));
+    Gpt2 model({.n_layer = 1, .n_head = 2, .n_embd = 16, .n_positions = 8, .vocab_size = 32});
+    const auto reason = [&](const StrategyOptions& o) {
+      return make_strategy(StrategyKind::zero3, model, comm, o)->reason_against_capture();
+    };
+    EXPECT_EQ(reason({}), "");
+    for (const StrategyOptions& o :
+         {StrategyOptions{.offload_param = pinned}, StrategyOptions{.offload_optimizer = pinned}})
+      EXPECT_EQ(
+          reason(o),
+          "ranks 0 and 1 are threads that share a GPU, where a graph that copies between host and device "
+          "memory may wait for ever; use a process for each rank");
+  });
+}
+
+/// The engine trains without one.
+TEST_F(OffloadOnDevice, UpdatesOfRanksThatShareACardAsThreadsHaveTheSameBits) {
+  const Case c{"", StrategyKind::zero3, 2, brain, pinned, pinned, 512, Type::lamb};
+  const Result without = run(c, false, false, 6, true);
+  expect_same(run(c, true, true, 6, true), without);
 }
 
 TEST_F(OffloadOnDevice, WhatIsNotPinnedIsNotCaptured) {

@@ -109,6 +109,18 @@ Memory open_ipc(const cuda::IpcHandle& handle, Device device) {
 
 }  // namespace
 
+namespace {
+
+std::optional<std::pair<int, int>> find_threads_on_one_gpu(const std::vector<DeviceLocation>& locations) {
+  for (std::size_t b = 1; b < locations.size(); ++b)
+    for (std::size_t a = 0; a < b; ++a)
+      if (locations[a].process_id == locations[b].process_id && same_gpu(locations[a], locations[b]))
+        return std::pair(static_cast<int>(a), static_cast<int>(b));
+  return {};
+}
+
+}  // namespace
+
 PeerArenas::PeerArenas(Backend& host, int rank, int size, Device device, std::size_t slot_bytes)
     : device_(device),
       status_(allocate_pinned(device, sizeof(peer::DeviceStatus))),
@@ -129,6 +141,7 @@ PeerArenas::PeerArenas(Backend& host, int rank, int size, Device device, std::si
     if (h.process_id == mine.process_id) enable_peer_access(device, rank, h, r);
     if (h.process_id == mine.process_id && r != rank && !deferred_frees_) deferred_frees_.emplace();
   }
+  threads_on_one_gpu_ = find_threads_on_one_gpu(locations_);
   std::memset(status_.get(), 0, sizeof(peer::DeviceStatus));
   device_comm_ = {
       .rank = rank,

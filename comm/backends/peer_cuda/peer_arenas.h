@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "comm/backend.h"
@@ -29,6 +30,9 @@ class PeerArenas {
   const Stream& control_stream() const { return control_stream_; }
   /// True if all ranks are threads of one process, so that plain pointers are valid on all of them.
   bool one_process() const { return one_process_; }
+  /// The first two ranks that are threads of one process and share a GPU, equal on all ranks; none: there are
+  /// none.
+  const std::optional<std::pair<int, int>>& threads_on_one_gpu() const { return threads_on_one_gpu_; }
   /// Maps each rank's device memory; element `rank` is `mine` itself. Collective over `host`; `mine` must be
   /// the start of an allocation. On failure every rank throws, and the error names a rank that passed null or
   /// could not map a peer's memory. Memory must not be freed while peers have it mapped.
@@ -50,6 +54,7 @@ class PeerArenas {
   std::vector<DeviceLocation> locations_;
   peer::DeviceComm device_comm_{};
   bool one_process_ = true;
+  std::optional<std::pair<int, int>> threads_on_one_gpu_;
   std::shared_ptr<std::byte> status_;
   Stream control_stream_;
   std::vector<std::shared_ptr<std::byte>> arenas_;  // by rank, including this one

@@ -142,6 +142,14 @@ class PeerCudaBackend final : public Backend {
 
   void check() override { shared_->watchdog.check(); }
   bool capturable() const override { return true; }
+  std::string reason_against_copies_in_graphs() const override {
+    const auto& pair = shared_->group.threads_on_one_gpu();
+    if (!pair) return "";
+    return concat(
+        "ranks ", pair->first, " and ", pair->second,
+        " are threads that share a GPU, where a graph that copies between host and device memory may "
+        "wait for ever; use a process for each rank");
+  }
 
   std::unique_ptr<Backend> split(std::span<const int> members) override {
     std::shared_ptr<Backend> host = host_->split(members);

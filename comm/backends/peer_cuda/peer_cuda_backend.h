@@ -26,7 +26,8 @@
 /// launch of a kernel may wait until the GPU is idle. CUDA_DEVICE_MAX_CONNECTIONS=32 (the maximum; default
 /// 8): streams that share a hardware queue wait for each other, and each rank has three streams besides the
 /// caller's. Graphs with copies between host and device memory besides collectives (training that offloads)
-/// share queues that nothing sets: ranks that share a GPU as threads must not launch such graphs.
+/// share queues that nothing sets: ranks that share a GPU as threads must not launch such graphs, and
+/// Backend::reason_against_copies_in_graphs() names two of them.
 
 #include <memory>
 
