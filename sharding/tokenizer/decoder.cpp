@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <span>
 #include <utility>
 
 #include "comm/core/text.h"
@@ -114,101 +115,138 @@ std::string Decoder::Stream::next(std::vector<std::string> tokens, bool end) {
   return text;
 }
 
+namespace {
+
+/// What has arrived of a token, of which more may follow.
+void append(std::string& held, std::span<const std::string> parts) {
+  for (const std::string& part : parts) held += part;
+}
+
+}  // namespace
+
 void Decoder::Stream::apply(std::size_t number, std::vector<std::string>& tokens, bool end) {
   const Stage& stage = decoder_->stages_[number];
-  auto& [held, done, passed] = progress_[number];
+  Progress& progress = progress_[number];
   std::vector<std::string> out;
-  // A stage that needs a whole token, of which parts arrive, waits for its end.
-  const auto whole = [&](auto f) {
-    for (const std::string& part : tokens) held += part;
-    if (end) out.push_back(f(std::exchange(held, {})));
-  };
   switch (stage.kind) {
     case Kind::byte_level: {
-      std::string bytes, text;
-      const auto as_bytes = [&](const std::string& token) {
-        return bytes_of_characters(token, bytes) ? bytes : token;
-      };
-      if (stage.fused)
-        whole([&](const std::string& token) {
-          std::string all = as_bytes(token);
-          take_characters(all, text);
-          return text.append(all.empty() ? "" : replacement_character);
-        });
-      else {
-        for (const std::string& token : tokens) held += as_bytes(token);
-        take_characters(held, text);
-        if (end && !held.empty()) text += replacement_character;
-        out.push_back(std::move(text));
-      }
+      std::string text = byte_level_text(stage, progress, tokens, end);
+      if (!stage.fused || end) out.push_back(std::move(text));
       break;
     }
     case Kind::byte_fallback:
-      if (stage.fused) {
-        for (const std::string& part : tokens) held += part;
-        if (end && !passed && byte_of_token(held) >= 0)
-          held = characters_of_fallback(std::string(1, static_cast<char>(byte_of_token(held))));
-        passed = passed || held.size() > 6;
-        if (passed || end) out.push_back(std::exchange(held, {}));
-        break;
-      }
-      for (std::string& token : tokens) {
-        if (const int byte = byte_of_token(token); byte >= 0) {
-          held += static_cast<char>(byte);
-          continue;
-        }
-        if (!held.empty()) out.push_back(characters_of_fallback(std::exchange(held, {})));
-        out.push_back(std::move(token));
-      }
-      if (end && !held.empty()) out.push_back(characters_of_fallback(std::exchange(held, {})));
+      out = stage.fused ? fused_byte_fallback(progress, tokens, end) : byte_fallback(progress, tokens, end);
       break;
     case Kind::fuse:
       return;
     case Kind::replace:
-      if (!stage.fused) {
-        for (const std::string& token : tokens) out.push_back(stage.pattern.replaced(token, stage.content));
-      } else if (const std::string* const searched = stage.pattern.as_text()) {
-        for (const std::string& part : tokens) held += part;
-        replace_in_part(*searched, stage.content, end, held, out.emplace_back());
-      } else {
-        whole([&](const std::string& token) { return stage.pattern.replaced(token, stage.content); });
-      }
+      out = replaced(stage, progress, tokens, end);
       break;
-    case Kind::strip: {
-      const std::size_t width = stage.character.size();
-      if (!stage.fused) {
-        for (std::string& token : tokens) {
-          token.erase(0, width * leading(token, stage.character, stage.start));
-          token.erase(token.size() - width * trailing(token, stage.character, stage.stop));
-        }
-        return;
+    case Kind::strip:
+      if (stage.fused) {
+        out.push_back(fused_strip(stage, progress, tokens, end));
+        break;
       }
-      std::string text = std::exchange(held, {});
-      for (const std::string& part : tokens) text += part;
-      if (!passed) {
-        const std::size_t cut = leading(text, stage.character, stage.start - done);
-        text.erase(0, width * cut);
-        done += cut;
-        passed = done == stage.start || !text.empty();
+      for (std::string& token : tokens) {
+        const std::size_t width = stage.character.size();
+        token.erase(0, width * leading(token, stage.character, stage.start));
+        token.erase(token.size() - width * trailing(token, stage.character, stage.stop));
       }
-      const std::size_t tail = width * trailing(text, stage.character, stage.stop);
-      if (!end) held = text.substr(text.size() - tail);
-      text.erase(text.size() - tail);
-      out.push_back(std::move(text));
-      break;
-    }
+      return;
     case Kind::metaspace:
       for (const std::string& token : tokens) {
-        const bool first = stage.fused || done == 0;
+        const bool first = stage.fused || progress.done == 0;
         out.push_back(stage.pattern.replaced(token, first && stage.drop_first ? "" : " "));
-        ++done;
+        ++progress.done;
       }
       break;
     case Kind::spaces:
-      for (const std::string& token : tokens) out.push_back(done++ > 0 ? " " + token : token);
+      for (const std::string& token : tokens) out.push_back(progress.done++ > 0 ? " " + token : token);
       break;
   }
   tokens = std::move(out);
+}
+
+/// Parts of one token wait for its end; tokens are text up to their last whole character.
+std::string Decoder::Stream::byte_level_text(const Stage& stage, Progress& progress,
+                                             std::span<const std::string> tokens, bool end) {
+  std::string bytes, text;
+  const auto as_bytes = [&](const std::string& token) {
+    return bytes_of_characters(token, bytes) ? bytes : token;
+  };
+  if (stage.fused) {
+    append(progress.held, tokens);
+    if (!end) return "";
+    std::string all = as_bytes(std::exchange(progress.held, {}));
+    take_characters(all, text);
+    return text.append(all.empty() ? "" : replacement_character);
+  }
+  for (const std::string& token : tokens) progress.held += as_bytes(token);
+  take_characters(progress.held, text);
+  if (end && !progress.held.empty()) text += replacement_character;
+  return text;
+}
+
+std::vector<std::string> Decoder::Stream::byte_fallback(Progress& progress, std::span<std::string> tokens,
+                                                        bool end) {
+  std::vector<std::string> out;
+  std::string& held = progress.held;
+  for (std::string& token : tokens) {
+    if (const int byte = byte_of_token(token); byte >= 0) {
+      held += static_cast<char>(byte);
+      continue;
+    }
+    if (!held.empty()) out.push_back(characters_of_fallback(std::exchange(held, {})));
+    out.push_back(std::move(token));
+  }
+  if (end && !held.empty()) out.push_back(characters_of_fallback(std::exchange(held, {})));
+  return out;
+}
+
+/// One token is a byte if it is that and no more; its parts wait until that is decided.
+std::vector<std::string> Decoder::Stream::fused_byte_fallback(Progress& progress,
+                                                              std::span<const std::string> tokens, bool end) {
+  auto& [held, done, passed] = progress;
+  append(held, tokens);
+  if (end && !passed && byte_of_token(held) >= 0)
+    held = characters_of_fallback(std::string(1, static_cast<char>(byte_of_token(held))));
+  passed = passed || held.size() > 6;
+  if (passed || end) return {std::exchange(held, {})};
+  return {};
+}
+
+std::vector<std::string> Decoder::Stream::replaced(const Stage& stage, Progress& progress,
+                                                   std::span<const std::string> tokens, bool end) {
+  std::vector<std::string> out;
+  if (!stage.fused) {
+    for (const std::string& token : tokens) out.push_back(stage.pattern.replaced(token, stage.content));
+    return out;
+  }
+  append(progress.held, tokens);
+  if (const std::string* const searched = stage.pattern.as_text())
+    replace_in_part(*searched, stage.content, end, progress.held, out.emplace_back());
+  else if (end)
+    out.push_back(stage.pattern.replaced(std::exchange(progress.held, {}), stage.content));
+  return out;
+}
+
+/// The beginning is cut where it arrives; an end that may be cut is held.
+std::string Decoder::Stream::fused_strip(const Stage& stage, Progress& progress,
+                                         std::span<const std::string> tokens, bool end) {
+  const std::size_t width = stage.character.size();
+  auto& [held, done, passed] = progress;
+  std::string text = std::exchange(held, {});
+  append(text, tokens);
+  if (!passed) {
+    const std::size_t cut = leading(text, stage.character, stage.start - done);
+    text.erase(0, width * cut);
+    done += cut;
+    passed = done == stage.start || !text.empty();
+  }
+  const std::size_t tail = width * trailing(text, stage.character, stage.stop);
+  if (!end) held = text.substr(text.size() - tail);
+  text.erase(text.size() - tail);
+  return text;
 }
 
 }  // namespace rz

@@ -2,6 +2,7 @@
 /// How tokens become text: the "decoder" of a tokenizer.json.
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,9 @@ namespace rz {
 /// ByteLevel, ByteFallback, Fuse, Replace, Strip, Metaspace and Sequence; without one, the tokens with blanks
 /// between them. Immutable.
 class Decoder {
+ private:
+  struct Stage;
+
  public:
   Decoder() = default;
   /// Of a node that is null or an object. Errc::config names the key of what is not supported.
@@ -34,6 +38,14 @@ class Decoder {
       bool passed = false;   ///< the beginning is decided
     };
     void apply(std::size_t stage, std::vector<std::string>& tokens, bool end);
+    static std::string byte_level_text(const Stage&, Progress&, std::span<const std::string> tokens,
+                                       bool end);
+    static std::vector<std::string> byte_fallback(Progress&, std::span<std::string> tokens, bool end);
+    static std::vector<std::string> fused_byte_fallback(Progress&, std::span<const std::string> tokens,
+                                                        bool end);
+    static std::vector<std::string> replaced(const Stage&, Progress&, std::span<const std::string> tokens,
+                                             bool end);
+    static std::string fused_strip(const Stage&, Progress&, std::span<const std::string> tokens, bool end);
 
     const Decoder* decoder_;
     std::vector<Progress> progress_;

@@ -281,57 +281,58 @@ TEST_F(TokenizerFiles, TrainingHasTheMergesOfHuggingFace) {
 
 // ---- files that are not what they should be
 
+struct RefusedPatch {
+  const char* patch;  ///< JSON merge patch
+  const char* message;
+};
+constexpr RefusedPatch refused_patches[] = {
+    {R"({"model": null})", "model: missing; give an object { … }"},
+    {R"({"version": "2.0"})", "version: expected 1.0, found 2.0"},
+    {R"({"model": {"type": "Unigram"}})", "model.type: Unigram is not supported; BPE is"},
+    {R"({"model": {"dropout": 0.1}})", "model.dropout: 0.1 is not supported; null is"},
+    {R"({"model": {"end_of_word_suffix": "</w>"}})",
+     R"(model.end_of_word_suffix: "</w>" is not supported; null is)"},
+    {R"({"model": {"unk_token": "<what>"}})", "model.unk_token: <what> is not a token of vocab"},
+    {R"({"model": {"vocab": {"a": 1}}})", "model.vocab.a: the id 1 is that of "},
+    {R"({"model": {"vocab": {"a": -1}}})", "model.vocab.a: must be from 0 to 2147483646, found -1"},
+    {R"({"model": {"vocab": {"a": 3000000000}}})",
+     "model.vocab.a: must be from 0 to 2147483646, found 3000000000"},
+    {R"({"model": {"merges": [["a", "zz"]]}})", "model.merges[0]: zz is not a token of the vocabulary"},
+    {R"({"model": {"merges": ["a b c"]}})", R"(model.merges[0]: expected "A B", found "a b c")"},
+    {R"({"model": {"merges": [["a", 7]]}})", R"(model.merges[0]: expected ["A", "B"], found ["a",7])"},
+    {R"({"model": {"merges": 7}})", "model.merges: expected an array [ … ]"},
+    {R"({"normalizer": {"type": "Precompiled"}})",
+     "normalizer.type: Precompiled is no normalizer that is supported"},
+    {R"({"normalizer": {"type": "Sequence", "normalizers": [{"type": "Nmt"}]}})",
+     "normalizer.normalizers[0].type: Nmt is no normalizer"},
+    {R"({"normalizer": {"type": "Replace", "pattern": {"Glob": "*"}, "content": ""}})",
+     "normalizer.pattern: expected {\"String\""},
+    {R"({"pre_tokenizer": {"type": "BertPreTokenizer"}})",
+     "pre_tokenizer.type: BertPreTokenizer is no pre-tokenizer that is supported"},
+    {R"({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a"}, "behavior": "Isolated"}})",
+     "pre_tokenizer.pattern.Regex: end pattern with unmatched parenthesis"},
+    {R"({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "((a{1000}){1000}){1000}"}}})",
+     "the expression repeats its parts more than 10000 times"},
+    {R"({"pre_tokenizer": {"type": "Split", "pattern": {"String": "a"}, "behavior": "Sideways"}})",
+     "pre_tokenizer.behavior: expected Removed, Isolated"},
+    {R"({"pre_tokenizer": {"type": "Metaspace", "replacement": "ab"}})",
+     "pre_tokenizer.replacement: expected one character"},
+    {R"({"pre_tokenizer": {"use_regex": 3}})", "pre_tokenizer.use_regex: expected true or false, found 3"},
+    {R"({"post_processor": {"type": "BertProcessing"}})",
+     "post_processor.type: BertProcessing is no post-processor that is supported"},
+    {R"({"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>"}}], "special_tokens": {}}})",
+     "post_processor.special_tokens.<s>: missing, but the template has it"},
+    {R"({"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "s"}}], "special_tokens": {"s": {"ids": [99999]}}}})",
+     "post_processor: no token has the id 99999"},
+    {R"({"decoder": {"type": "WordPiece"}})", "decoder.type: WordPiece is no decoder that is supported"},
+    {R"({"added_tokens": [{"id": 7, "content": "<x>"}]})",
+     "added_tokens[0].id: is 7 of <x>, but tokenizers gives it "},
+    {R"({"added_tokens": [4]})", "added_tokens[0]: "},
+};
+
 TEST_F(TokenizerFiles, WhatIsMalformedOrNotSupportedIsNamed) {
-  struct Case {
-    const char* patch;  ///< JSON merge patch
-    const char* message;
-  };
-  const Case cases[] = {
-      {R"({"model": null})", "model: missing; give an object { … }"},
-      {R"({"version": "2.0"})", "version: expected 1.0, found 2.0"},
-      {R"({"model": {"type": "Unigram"}})", "model.type: Unigram is not supported; BPE is"},
-      {R"({"model": {"dropout": 0.1}})", "model.dropout: 0.1 is not supported; null is"},
-      {R"({"model": {"end_of_word_suffix": "</w>"}})",
-       R"(model.end_of_word_suffix: "</w>" is not supported; null is)"},
-      {R"({"model": {"unk_token": "<what>"}})", "model.unk_token: <what> is not a token of vocab"},
-      {R"({"model": {"vocab": {"a": 1}}})", "model.vocab.a: the id 1 is that of "},
-      {R"({"model": {"vocab": {"a": -1}}})", "model.vocab.a: must be from 0 to 2147483646, found -1"},
-      {R"({"model": {"vocab": {"a": 3000000000}}})",
-       "model.vocab.a: must be from 0 to 2147483646, found 3000000000"},
-      {R"({"model": {"merges": [["a", "zz"]]}})", "model.merges[0]: zz is not a token of the vocabulary"},
-      {R"({"model": {"merges": ["a b c"]}})", R"(model.merges[0]: expected "A B", found "a b c")"},
-      {R"({"model": {"merges": [["a", 7]]}})", R"(model.merges[0]: expected ["A", "B"], found ["a",7])"},
-      {R"({"model": {"merges": 7}})", "model.merges: expected an array [ … ]"},
-      {R"({"normalizer": {"type": "Precompiled"}})",
-       "normalizer.type: Precompiled is no normalizer that is supported"},
-      {R"({"normalizer": {"type": "Sequence", "normalizers": [{"type": "Nmt"}]}})",
-       "normalizer.normalizers[0].type: Nmt is no normalizer"},
-      {R"({"normalizer": {"type": "Replace", "pattern": {"Glob": "*"}, "content": ""}})",
-       "normalizer.pattern: expected {\"String\""},
-      {R"({"pre_tokenizer": {"type": "BertPreTokenizer"}})",
-       "pre_tokenizer.type: BertPreTokenizer is no pre-tokenizer that is supported"},
-      {R"({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a"}, "behavior": "Isolated"}})",
-       "pre_tokenizer.pattern.Regex: end pattern with unmatched parenthesis"},
-      {R"({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "((a{1000}){1000}){1000}"}}})",
-       "the expression repeats its parts more than 10000 times"},
-      {R"({"pre_tokenizer": {"type": "Split", "pattern": {"String": "a"}, "behavior": "Sideways"}})",
-       "pre_tokenizer.behavior: expected Removed, Isolated"},
-      {R"({"pre_tokenizer": {"type": "Metaspace", "replacement": "ab"}})",
-       "pre_tokenizer.replacement: expected one character"},
-      {R"({"pre_tokenizer": {"use_regex": 3}})", "pre_tokenizer.use_regex: expected true or false, found 3"},
-      {R"({"post_processor": {"type": "BertProcessing"}})",
-       "post_processor.type: BertProcessing is no post-processor that is supported"},
-      {R"({"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>"}}], "special_tokens": {}}})",
-       "post_processor.special_tokens.<s>: missing, but the template has it"},
-      {R"({"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "s"}}], "special_tokens": {"s": {"ids": [99999]}}}})",
-       "post_processor: no token has the id 99999"},
-      {R"({"decoder": {"type": "WordPiece"}})", "decoder.type: WordPiece is no decoder that is supported"},
-      {R"({"added_tokens": [{"id": 7, "content": "<x>"}]})",
-       "added_tokens[0].id: is 7 of <x>, but tokenizers gives it "},
-      {R"({"added_tokens": [4]})", "added_tokens[0]: "},
-  };
   const json whole = tokenizer_json("gpt2");
-  for (const auto& [patch, message] : cases) {
+  for (const auto& [patch, message] : refused_patches) {
     json changed = whole;
     changed.merge_patch(json::parse(patch));
     const Error error = error_of([&] { tokenizer_of(changed.dump()); });
@@ -350,58 +351,71 @@ TEST_F(TokenizerFiles, WhatIsMalformedOrNotSupportedIsNamed) {
             path("none") + ": no such file or folder; expected a folder with tokenizer.json");
 }
 
+/// Files that tokenizers have, with few merges.
+std::vector<json> small_tokenizers() {
+  std::vector<json> all;
+  for (const json& one : expected()["tokenizers"])
+    all.push_back(tokenizer_json(one["name"].get<std::string>()));
+  for (json& tokenizer : all) {
+    json& merges = tokenizer["model"]["merges"];
+    if (merges.size() > 12) merges.erase(merges.begin() + 12, merges.end());
+  }
+  return all;
+}
+
+/// One of the files with other values, parts of other files, other bytes, or a part of it.
+std::string mutated(const std::vector<json>& files, std::mt19937& random) {
+  static const std::vector<json> values{nullptr,
+                                        true,
+                                        0,
+                                        -1,
+                                        1e300,
+                                        4294967296,
+                                        "",
+                                        "a",
+                                        "▁",
+                                        "\xC4\xA0",
+                                        "<0x41>",
+                                        "(?<x>a|b\\g<x>)*",
+                                        "[[:",
+                                        "\\p{L}{3,}",
+                                        json::array(),
+                                        json::object(),
+                                        "Sequence",
+                                        "ByteLevel",
+                                        "Replace",
+                                        "Metaspace"};
+  const auto pick = [&](std::size_t n) { return random() % n; };
+  json changed = files[pick(files.size())];
+  for (std::size_t n = pick(3) + 1; n > 0; --n) {
+    json* node = &changed;
+    while (node->is_structured() && !node->empty() && (node == &changed || pick(5) > 0)) {
+      auto child = node->begin();
+      std::advance(child, static_cast<std::ptrdiff_t>(pick(node->size())));
+      node = &*child;
+    }
+    const json& other = files[pick(files.size())];
+    *node = pick(4) > 0 ? values[pick(values.size())] : json(other.begin().value());
+  }
+  std::string text = changed.dump(-1, ' ', false, json::error_handler_t::replace);
+  for (std::size_t n = pick(4) == 0 ? pick(6) : 0; n > 0; --n)
+    text[pick(text.size())] = static_cast<char>(pick(256));
+  if (pick(16) == 0) text.resize(pick(text.size()));
+  return text;
+}
+
 /// Mutations of a tokenizer.json: a node is replaced, moved or removed, or bytes change. Each is read, and
-/// encodes and decodes anything, or is refused. RZ_FUZZ_SECONDS: for so long.
+/// encodes and decodes anything, or is refused. RZ_FUZZ_SECONDS: for so long; RZ_FUZZ_SEED: others.
 TEST_F(TokenizerFiles, MutatedFilesAreReadOrRefused) {
-  std::mt19937 random(7);
+  const char* const seed = std::getenv("RZ_FUZZ_SEED");
+  std::mt19937 random(seed ? static_cast<unsigned>(std::atoi(seed)) : 7);
   const auto pick = [&](std::size_t n) { return random() % n; };
   const char* const limit = std::getenv("RZ_FUZZ_SECONDS");
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(limit ? std::atoi(limit) : 0);
-  std::vector<json> seeds;
-  for (const json& one : expected()["tokenizers"])
-    seeds.push_back(tokenizer_json(one["name"].get<std::string>()));
-  for (json& seed : seeds) {  // small ones
-    json& model = seed["model"];
-    if (model["merges"].size() > 12)
-      model["merges"].erase(model["merges"].begin() + 12, model["merges"].end());
-  }
-  const std::vector<json> values{nullptr,
-                                 true,
-                                 0,
-                                 -1,
-                                 1e300,
-                                 4294967296,
-                                 "",
-                                 "a",
-                                 "▁",
-                                 "\xC4\xA0",
-                                 "<0x41>",
-                                 "(?<x>a|b\\g<x>)*",
-                                 "[[:",
-                                 "\\p{L}{3,}",
-                                 json::array(),
-                                 json::object(),
-                                 "Sequence",
-                                 "ByteLevel",
-                                 "Replace",
-                                 "Metaspace"};
+  const std::vector<json> files = small_tokenizers();
   std::size_t tried = 0, read = 0;
   for (; tried < 150 || std::chrono::steady_clock::now() < end; ++tried) {
-    json changed = seeds[pick(seeds.size())];
-    for (std::size_t n = pick(3) + 1; n > 0; --n) {
-      json* node = &changed;
-      while (node->is_structured() && !node->empty() && (node == &changed || pick(5) > 0)) {
-        auto child = node->begin();
-        std::advance(child, static_cast<std::ptrdiff_t>(pick(node->size())));
-        node = &*child;
-      }
-      const json& other = seeds[pick(seeds.size())];
-      *node = pick(4) > 0 ? values[pick(values.size())] : json(other.begin().value());
-    }
-    std::string text = changed.dump(-1, ' ', false, json::error_handler_t::replace);
-    for (std::size_t n = pick(4) == 0 ? pick(6) : 0; n > 0; --n)
-      text[pick(text.size())] = static_cast<char>(pick(256));
-    if (pick(16) == 0) text.resize(pick(text.size()));
+    const std::string text = mutated(files, random);
     try {
       const Tokenizer tokenizer = tokenizer_of(text);
       ++read;

@@ -191,6 +191,9 @@ void add_outputs(CommandLine& line, Options& o) {
   line.add_flag("--save-nonfinite", o.save_nonfinite,
                 "Read and save weights, also in checkpoints, even if some are infinite or NaN")
       .group("Outputs");
+}
+
+void add_sample(CommandLine& line, Options& o) {
   line.add_option("--sample", o.sample, "At the end, or without --data, continue this text")
       .type_name("TEXT")
       .group("Outputs");
@@ -397,6 +400,7 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   add_text(line, parsed.options);
   add_training(line, parsed.options);
   add_outputs(line, parsed.options);
+  add_sample(line, parsed.options);
   add_evaluation(line, parsed.options);
   add_speed(line, parsed.options);
   parsed.help = parse_words(line, parsed.options, groups, argc, argv);
