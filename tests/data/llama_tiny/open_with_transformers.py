@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Opens what train_lm saves with Hugging Face's transformers, and makes opened.json of it. Run it with a Python that has transformers (`pip install
-transformers torch`) and the folder of our programs: open_with_transformers.py build/release/bin. No test needs it; tests/sharding/huggingface_test.cpp
+transformers torch`) and the folder of our programs: open_with_transformers.py build/release/bin. No test needs it; tests/sharding/huggingface_config_test.cpp
 compares the files that we write with opened.json, which must be made again where they change.
 
 Each model is saved by train_lm in every way below. Any warning is an error, as is a tensor that is missing, unexpected or of another shape. The loss
