@@ -9,6 +9,27 @@
 namespace rz::nn {
 namespace {
 
+/// Pairs of a query and a key that a head of a sequence multiplies: those that `causal` and `window` leave.
+/// Padding and the borders of documents, which are in memory of the device, are not subtracted.
+std::uint64_t pairs(std::size_t queries, std::size_t keys, const AttentionOptions& o) {
+  if (!o.causal) return std::uint64_t{queries} * keys;
+  std::uint64_t sum = 0;
+  for (std::size_t i = 0; i < queries; ++i) {
+    const std::size_t before = std::min(keys, o.past + i + 1);
+    sum += o.window ? std::min(o.window, before) : before;
+  }
+  return sum;
+}
+
+/// Counts `products` of queries and keys: two in forward, the scores and the sum of values; five in backward,
+/// the scores again and four gradients.
+void count_products(Tape& tape, const Tensor& q, const Tensor& k, const AttentionOptions& o, int products) {
+  if (!tape.profiles()) return;
+  const std::size_t keys = o.keys ? o.keys : k.shape()[1];
+  tape.count_macs(static_cast<std::uint64_t>(products) * q.shape()[0] * q.shape()[2] *
+                  pairs(q.shape()[1], keys, o));
+}
+
 struct Attended {
   Tensor out, log_sum;
   ops::DropoutMask mask;
@@ -29,6 +50,7 @@ Attended attend(const char* op, Tape& tape, const Tensor& q, const Tensor& k, co
   const std::size_t keys = options.keys ? options.keys : k.shape()[1];
   const std::size_t of_sequence = a.log_sum.shape()[1] * a.log_sum.shape()[2] * keys;
   if (dropout > 0) a.mask = tape.next_dropout_mask(dropout, a.log_sum.count() * keys, heads_of, of_sequence);
+  count_products(tape, q, k, options, 2);
   ops::attention(a.out, a.log_sum, q, k, v, options, a.mask, tape.stream());
   return a;
 }
@@ -53,6 +75,7 @@ Var attention_of_thirds(const char* op, Tape& tape, Var qkv_var, const Attention
       [qkv_var, options, a, kept = SavedVariable(tape, qkv_var)](Tape& tape, const Tensor& d_out) {
         const Tensor& qkv = kept(tape);
         const Tensor d_qkv = empty_like(tape, qkv);
+        count_products(tape, third(qkv, 0), third(qkv, 1), options, 5);
         ops::attention_backward(third(d_qkv, 0), third(d_qkv, 1), third(d_qkv, 2), d_out, a.out, a.log_sum,
                                 third(qkv, 0), third(qkv, 1), third(qkv, 2), options, a.mask, tape.stream());
         tape.accumulate_grad(qkv_var, d_qkv);
@@ -71,6 +94,7 @@ Var attention(Tape& tape, Var q_var, Var k_var, Var v_var, const AttentionOption
                       kept_k = SavedVariable(tape, k_var),
                       kept_v = SavedVariable(tape, v_var)](Tape& tape, const Tensor& d_out) {
                        const Tensor &q = kept_q(tape), &k = kept_k(tape), &v = kept_v(tape);
+                       count_products(tape, q, k, options, 5);
                        const Tensor d_q = empty_like(tape, q), d_k = empty_like(tape, k),
                                     d_v = empty_like(tape, v);
                        ops::attention_backward(d_q, d_k, d_v, d_out, a.out, a.log_sum, q, k, v, options,

@@ -28,11 +28,15 @@ Var conv2d(Tape& tape, Var x_var, Var weight, Var bias, const ops::Conv2d& optio
   weight = autocast_low(tape, weight), bias = autocast_low(tape, bias);
   const Tensor x = tape.value(x_var);
   const Tensor out = tape.empty(ops::conv2d_shape(x.shape(), tape.value(weight).shape(), options), x.dtype());
+  const Shape window = tape.value(weight).shape();  // [out, channels of a group, h, w]
+  const std::uint64_t macs = out.count() * window[1] * window[2] * window[3];
+  tape.count_macs(macs, weight);
   ops::conv2d(out, x, tape.value(weight), tensor_or_none(tape, bias), options, tape.stream());
   return tape.record(
       out, {x_var, weight, bias}, [=, kept = SavedVariable(tape, x_var)](Tape& tape, const Tensor& d_out) {
         const Tensor x = kept(tape);
         with_grad_target(tape, x_var, x.dtype(), [&](Tape::GradTarget d_x) {
+          tape.count_macs(macs * (std::uint64_t{d_x.tensor.defined()} + tape.needs_grad(weight)), weight);
           each_parameter(tape, weight, bias, [&](const Tensor& d_w, const Tensor& d_b, ops::Into of_both) {
             ops::conv2d_backward(std::exchange(d_x.tensor, {}), d_w, d_b, d_out, x, tape.value(weight),
                                  options, into(d_x), of_both, tape.stream());

@@ -135,12 +135,17 @@ Tensor layer_output(Tape& tape, const Tensor& x, const Tensor& weight, WeightLay
   return tape.empty(layer_shape(x, weight, layout), x.dtype());
 }
 
+/// Multiply-accumulates of x · W, and as many for the gradient of either.
+std::uint64_t layer_macs(const Tensor& out, const Tensor& x) { return out.count() * x.shape()[-1]; }
+
 Tensor value_or_none(Tape& tape, Var v) { return v.defined() ? tape.value(v) : Tensor(); }
 
 /// Backward of x · W + bias; with respect to x only if `d_x` is defined.
 void layer_backward(Tape& tape, Tape::GradTarget d_x, Var weight, Var bias, const Tensor& d_out,
                     const Tensor& x, WeightLayout layout) {
   if (!d_x.tensor.defined() && !tape.needs_grad(weight) && !tape.needs_grad(bias)) return;
+  tape.count_macs(layer_macs(d_out, x) * (std::uint64_t{d_x.tensor.defined()} + tape.needs_grad(weight)),
+                  weight);
   both_parameters(tape, weight, bias, [&](const Tensor& d_w, const Tensor& d_b, ops::Into into_parameters) {
     ops::linear_backward(std::exchange(d_x.tensor, {}), d_w, d_b, d_out, x, tape.value(weight), layout,
                          into(d_x), into_parameters, tape.stream());
@@ -165,6 +170,7 @@ Var linear(Tape& tape, Var x_var, Var weight, Var bias, WeightLayout layout) {
   cast_layer(tape, x_var, weight, bias);
   const Tensor x = tape.value(x_var);
   const Tensor out = layer_output(tape, x, tape.value(weight), layout);
+  tape.count_macs(layer_macs(out, x), weight);
   ops::linear(out, x, tape.value(weight), value_or_none(tape, bias), layout, tape.stream());
   return tape.record(out, {x_var, weight, bias},
                      linear_backward(x_var, weight, bias, SavedVariable(tape, x_var), layout));
@@ -187,6 +193,7 @@ Var linear_aligned(Tape& tape, Var x_var, Var weight, WeightLayout layout) {
   const Tensor x = tape.value(x_var);
   const Shape shape = layer_shape(x, tape.value(weight), layout);
   const Tensor out = aligned_rows(tape, shape, x.dtype());
+  tape.count_macs(layer_macs(out, x), weight);
   ops::linear(out, x, tape.value(weight), {}, layout, tape.stream());
   return tape.record(out, {x_var, weight},
                      linear_backward(x_var, weight, no_bias, SavedVariable(tape, x_var), layout));
@@ -196,6 +203,7 @@ Activation linear_gelu(Tape& tape, Var x_var, Var weight, Var bias, WeightLayout
   cast_layer(tape, x_var, weight, bias);
   const Tensor x = tape.value(x_var);
   const Tensor pre = layer_output(tape, x, tape.value(weight), layout), out = empty_like(tape, pre);
+  tape.count_macs(layer_macs(out, x), weight);
   ops::linear_gelu(out, pre, x, tape.value(weight), value_or_none(tape, bias), layout, tape.stream());
   return {tape.record(pre, {x_var, weight, bias},
                       linear_backward(x_var, weight, bias, SavedVariable(tape, x_var), layout)),
@@ -208,12 +216,14 @@ Var linear(Tape& tape, const Activation& in, Var weight, Var bias, WeightLayout 
   weight = autocast_low(tape, weight), bias = autocast_low(tape, bias);
   const Tensor pre = tape.value(in.pre);
   const Tensor out = layer_output(tape, in.value, tape.value(weight), layout);
+  tape.count_macs(layer_macs(out, in.value), weight);
   ops::linear(out, in.value, tape.value(weight), value_or_none(tape, bias), layout, tape.stream());
   return tape.record(
       out, {in.pre, weight, bias},
       [pre_var = in.pre, weight, bias, x = in.value, pre, layout](Tape& tape, const Tensor& d_out) {
         if (tape.needs_grad(pre_var)) {
           const Tensor d_pre = empty_like(tape, pre);
+          tape.count_macs(layer_macs(d_out, pre), weight);
           ops::linear_backward_through_gelu(d_pre, d_out, tape.value(weight), pre, layout, tape.stream());
           tape.accumulate_grad(pre_var, d_pre);
         }
@@ -243,11 +253,14 @@ void low_rank_backward(Tape& tape, const LowRank& update, const Tensor& x, const
   constexpr auto out_in = WeightLayout::out_in;
   const Tensor d_low = empty_like(tape, low);
   const auto d_b = tape.grad_target(update.b);
+  tape.count_macs(layer_macs(d_out, low) * (1 + std::uint64_t{d_b.tensor.defined()}), update.b);
   ops::linear_backward(d_low, d_b.tensor, {}, d_out, low, tape.value(update.b), out_in, ops::Into::overwrite,
                        into(d_b), tape.stream());
   ops::scale(d_low, d_low, update.scale, tape.stream());
   with_grad_target(tape, update.x, x.dtype(), [&](const Tape::GradTarget& d_x) {
     const auto d_a = tape.grad_target(update.a);
+    const std::uint64_t gradients = std::uint64_t{d_x.tensor.defined()} + d_a.tensor.defined();
+    tape.count_macs(layer_macs(d_low, x) * gradients, update.a);
     ops::linear_backward(d_x.tensor, d_a.tensor, {}, d_low, x, tape.value(update.a), out_in, into(d_x),
                          into(d_a), tape.stream());
   });
@@ -263,6 +276,9 @@ Var linear_low_rank(Tape& tape, Var x_var, Var weight, Var bias, WeightLayout la
   const Tensor x = tape.value(x_var), x_low = tape.value(update.x);
   const Tensor low = layer_output(tape, x_low, tape.value(update.a), WeightLayout::out_in);
   const Tensor out = layer_output(tape, x, tape.value(weight), layout);
+  tape.count_macs(layer_macs(out, x), weight);
+  tape.count_macs(layer_macs(low, x_low), update.a);
+  tape.count_macs(layer_macs(out, low), update.b);
   ops::linear(out, x, tape.value(weight), value_or_none(tape, bias), layout, tape.stream());
   ops::linear(low, x_low, tape.value(update.a), {}, WeightLayout::out_in, tape.stream());
   ops::scale(low, low, update.scale, tape.stream());
@@ -319,11 +335,14 @@ Var matmul(Tape& tape, Var a_var, bool transpose_a, Var b_var, bool transpose_b)
   const Tensor out = tape.empty(leading.with(dims - 2, a.shape()[transpose_a ? -1 : -2])
                                     .with(dims - 1, b.shape()[transpose_b ? -2 : -1]),
                                 a.dtype());
+  const std::uint64_t macs = out.count() * a.shape()[transpose_a ? -2 : -1];
+  tape.count_macs(macs, b_var);
   ops::matmul(out, a, transpose_a, b, transpose_b, ops::Into::overwrite, tape.stream());
   return tape.record(
       out, {a_var, b_var},
       [=, left = SavedVariable(tape, a_var), right = SavedVariable(tape, b_var)](Tape& tape,
                                                                                  const Tensor& d_out) {
+        tape.count_macs(macs * (std::uint64_t{tape.needs_grad(a_var)} + tape.needs_grad(b_var)), b_var);
         const Factor a{left(tape), transpose_a}, b{right(tape), transpose_b}, d{d_out, false};
         // out = A·B: dA = dOut·Bᵀ, and its transpose is B·dOutᵀ.
         if (const auto d_a = tape.grad_target(a_var); d_a.tensor.defined())

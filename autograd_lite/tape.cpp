@@ -89,7 +89,11 @@ struct Tape::State {
   Node* running = nullptr;
   std::uint64_t seed = 0, next_random = 0;
   const std::uint64_t* seed_at = nullptr;
+  Profile* profile = nullptr;
+  std::chrono::steady_clock::time_point charged;  ///< until when time is in the profile
+  bool charges = false;                           ///< the pass has entered a scope
 
+  bool profiles() const { return profile && !no_grad; }
   bool recording() const { return !no_grad && checkpoint_depth == 0; }
 
   const Value& at(Var v) const { return const_cast<State*>(this)->at(v); }
@@ -111,6 +115,7 @@ struct Tape::State {
   }
 
   void enter(const Scope& scope, Pass direction) {
+    if (profiles()) charge_time();
     for_each_hooks(scope, [&](const ParameterHooks& hooks) {
       if (hooks.enter) hooks.enter(scope, direction);
     });
@@ -118,6 +123,7 @@ struct Tape::State {
     casts.enter_scope();
   }
   void leave(const Scope& scope, Pass direction) {
+    if (profiles()) charge_time();
     open.pop_back();
     casts.leave_scope();
     drop_views([](const Parameter& p, DType dtype) { return p.value.defined() && p.value.dtype() == dtype; });
@@ -125,6 +131,30 @@ struct Tape::State {
       if (hooks.leave) hooks.leave(scope, direction);
     });
     drop_views([](const Parameter& p, DType) { return !p.value.defined(); });
+  }
+
+  /// The time since the last call is that of the innermost scope; before the first scope of a pass, of none.
+  void charge_time() {
+    stream.synchronize();
+    const auto before = std::exchange(charged, std::chrono::steady_clock::now());
+    if (!std::exchange(charges, true)) return;
+    Cost& cost = (*profile)[open.empty() ? "" : open.back()->name];
+    (ran_backward ? cost.backward_seconds : cost.forward_seconds) +=
+        std::chrono::duration<double>(charged - before).count();
+  }
+
+  /// The module whose weight it is, if that is in the innermost scope; else the scope.
+  std::string part_of_profile(Var weight) const {
+    const std::string scope = open.empty() ? "" : open.back()->name;
+    if (!weight.defined()) return scope;
+    const Value* value = &at(weight);
+    if (value->view >= 0) value = &at(views[static_cast<std::size_t>(value->view)].parameter);
+    if (!value->use) return scope;
+    const std::string& name = value->use->parameter->name;
+    const std::size_t dot = name.rfind('.');
+    if (dot == name.npos) return scope;
+    const std::string module = name.substr(0, dot);
+    return scope == "model" || module.starts_with(scope + ".") ? module : scope;
   }
 
   /// Forgets the tensors of views for which f(parameter, dtype of the view) holds.
@@ -452,6 +482,22 @@ void Tape::end_checkpoint_backward(const CheckpointBackward& r, Var result, cons
 Tape::NoGrad::NoGrad(Tape& tape) : tape_(tape), before_(std::exchange(tape.state_->no_grad, true)) {}
 Tape::NoGrad::~NoGrad() { tape_.state_->no_grad = before_; }
 
+// ---- profiles
+
+void Tape::set_profile(Profile* profile) {
+  state_->profile = profile;
+  state_->charges = false;
+}
+
+bool Tape::profiles() const { return state_->profiles(); }
+
+void Tape::count_macs(std::uint64_t macs, Var weight) {
+  State& s = *state_;
+  if (!s.profiles()) return;
+  Cost& cost = (*s.profile)[s.part_of_profile(weight)];
+  (s.ran_backward ? cost.backward_macs : cost.forward_macs) += macs;
+}
+
 // ---- running
 
 void Tape::run_backward(std::size_t down_to) {
@@ -497,12 +543,14 @@ void Tape::backward(Var loss, Tensor d_loss) {
     fail(Errc::invalid_argument, "backward() starts from a scalar, not from ", name(value.tensor.shape()));
   require(value.needs_grad && value.kind == Kind::output, Errc::invalid_argument,
           "backward() was given a loss that depends on nothing that requires a gradient");
+  if (s.profiles()) s.charge_time();
   s.ran_backward = true;
   s.loss = loss.index;
   accumulate_grad(loss, std::exchange(d_loss, {}).reshape(value.tensor.shape()));
   const bool no_grad = std::exchange(s.no_grad, false);
   run_backward(0);
   s.no_grad = no_grad;
+  if (s.profiles()) s.charge_time();
 }
 
 Tensor Tape::grad(Var v) const {
@@ -524,6 +572,7 @@ void Tape::reset() {
   s.casts.clear();
   s.running = nullptr;
   s.ran_backward = false;
+  s.charges = false;
   s.loss = -1;
   s.next_random = 0;
   ++s.pass;

@@ -4,8 +4,10 @@
 /// A tape runs one forward and one backward pass, then reset(). It keeps its memory: from the third identical
 /// pass on nothing is allocated (tensor/pool.h specifies what is kept if passes differ). Not thread-safe.
 
+#include <chrono>
 #include <cstdint>
 #include <initializer_list>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -147,6 +149,28 @@ class Tape {
 
   /// False while a NoGrad lives, as torch.is_grad_enabled(). True in a checkpoint(), which records later.
   bool is_grad_enabled() const;
+  // ---- profiles
+  /// What operators have computed.
+  struct Cost {
+    /// Multiply-accumulates, two floating-point operations each, of products, convolutions and attention.
+    /// What backward computes again, such as the scores of attention or a checkpoint(), is in those of
+    /// backward.
+    std::uint64_t forward_macs = 0, backward_macs = 0;
+    double forward_seconds = 0, backward_seconds = 0;
+    bool operator==(const Cost&) const = default;
+  };
+  /// Costs by the name of a scope, or of a module of it whose weight an operator has multiplied; "": outside
+  /// of scopes. None includes another. Times are those of scopes, with the hooks of their parameters.
+  using Profile = std::map<std::string, Cost>;
+  /// Adds the costs of operators to a profile from now on, except while a NoGrad lives; null: nothing is
+  /// measured. On a device scopes then wait for the stream, at their begin and end: such a pass cannot be
+  /// captured.
+  void set_profile(Profile*);
+  /// Whether they are added now.
+  bool profiles() const;
+  /// For operators, forward and backward: multiply-accumulates with a weight, or without one. Nothing without
+  /// a profile.
+  void count_macs(std::uint64_t, Var weight = {});
 
   // ---- running
   /// Computes the gradients of `factor` · loss, a scalar, into parameters and variables. Once per recording;
