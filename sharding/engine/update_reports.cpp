@@ -116,8 +116,13 @@ void UpdateReports::finish(const Stream& stream) {
   if (trace_ && trace_->end_update(report_.step + 1)) trace_phases();
 }
 
+const Mean& UpdateReports::sums(const Stream& stream) {
+  if (!sums_) sums_ = losses_.sums(world_.communicator(), stream);
+  return *sums_;
+}
+
 void UpdateReports::print_and_write(const Stream& stream) {
-  const Mean loss = losses_.sums(world_.communicator(), stream);
+  const Mean& loss = sums(stream);
   monitor_.write(report_, loss.count > 0 ? std::optional(loss.value()) : std::nullopt, strategy_.memory());
 }
 

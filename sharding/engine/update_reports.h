@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -63,7 +64,10 @@ class UpdateReports {
   /// the reports.
   void set_trace(UpdateTrace&, std::function<MemoryUse()> memory);
   /// Of the update in progress, or of the last one.
-  UpdateLosses& losses() { return losses_; }
+  UpdateLosses& losses() {
+    sums_.reset();
+    return losses_;
+  }
   PhaseTimes& times() { return monitor_.times(); }
 
   /// Starts the report of the update that has just run, and counts it.
@@ -74,7 +78,7 @@ class UpdateReports {
   /// Of the last update.
   const StepReport& last() const { return report_; }
   /// Mean loss of the last update. Collective.
-  double loss(const Stream& stream) { return losses_.sums(world_.communicator(), stream).value(); }
+  double loss(const Stream& stream) { return sums(stream).value(); }
   /// StepMonitor::breakdown() of the last update.
   std::string breakdown() const { return monitor_.breakdown(report_.step); }
   /// Writes a value after the samples so far: StepMonitor::add_scalar().
@@ -92,6 +96,8 @@ class UpdateReports {
   void set_count(const Count&);
 
  private:
+  /// Of the losses; reduced once, whatever reports them.
+  const Mean& sums(const Stream&);
   void print_and_write(const Stream&);
   void trace_phases();
 
@@ -102,6 +108,7 @@ class UpdateReports {
   double waited_seconds_ = 0;  // by loaders, before the update in progress
   std::int64_t samples_, steps_ = 0;
   UpdateLosses losses_;
+  std::optional<Mean> sums_;  // of losses_
   StepReport report_;
   Clock::time_point start_ = Clock::now();  // of the update in progress
   UpdateTrace* trace_ = nullptr;

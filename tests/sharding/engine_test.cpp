@@ -311,6 +311,29 @@ TEST(Engine, ReportsUpdatesAsTheConfigurationAsks) {
   std::filesystem::remove_all(folder);
 }
 
+/// A second reduction would wait for the other rank.
+TEST(Engine, TheLossOfAnUpdateIsReducedOnceForAllReports) {
+  const auto folder = std::filesystem::temp_directory_path() / concat("rz-loss-", ::getpid());
+  in_world(2, [&](World& world) {
+    Net net;
+    auto engine = initialize(world, net,
+                             options(config(0, concat(R"(, "csv_monitor": {"enabled": true, "output_path": ")",
+                                                      folder.string(), R"("})"))));
+    Batches batches{world.rank(), world.size(), 4};
+    const auto forward = [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b.x), b.y); };
+    for (int u = 0; u < 2; ++u) {
+      engine.train_batch(batches, forward);
+      if (world.is_main()) EXPECT_GT(engine.loss(), 0);
+    }
+    const double first = engine.loss();
+    engine.backward(forward(engine.tape(), batches.next()));
+    EXPECT_NE(engine.loss(), first) << "of the update in progress";
+    engine.cancel_update();
+    world.wait_for_everyone();
+  });
+  std::filesystem::remove_all(folder);
+}
+
 /// RFC 3720, appendix B.4.
 TEST(Engine, ChecksumsOfEventFilesAreThoseOfTheStandard) {
   const auto masked = [](std::uint32_t crc) { return (crc >> 15 | crc << 17) + 0xa282ead8u; };
