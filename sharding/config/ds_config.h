@@ -169,6 +169,17 @@ struct MonitorConfig {
   bool operator==(const MonitorConfig&) const = default;
 };
 
+/// The section "flops_profiler".
+struct FlopsProfilerConfig {
+  bool enabled = false;
+  std::int64_t profile_step = 1;   ///< number of the update, from 0
+  std::int64_t module_depth = -1;  ///< of the report; the whole has depth 0; -1: any
+  std::int64_t top_modules = 1;    ///< the largest of each depth
+  bool detailed = true;            ///< the report has a table of all modules
+  std::string output_file;         ///< in place of the log; empty: the log
+  bool operator==(const FlopsProfilerConfig&) const = default;
+};
+
 /// ringzero.trace: a timeline of updates.
 struct TraceConfig {
   std::string path;                        ///< of the file; empty: none
@@ -197,6 +208,7 @@ struct DsConfig {
   std::optional<LoraOptions> lora;      ///< ringzero.lora: an engine calls add_lora()
   bool checkpoint_activations = false;  ///< blocks compute their activations again in backward
   MonitorConfig monitor;
+  FlopsProfilerConfig flops_profiler;
   TraceConfig trace;  ///< ringzero.trace
   /// ringzero: as many updates in a row whose gradients are not finite are an error; 0: any number may be.
   std::int64_t max_skipped_updates = 50;

@@ -87,7 +87,7 @@ constexpr KeySpec top[] = {
     section("checkpoint", "{}", ""),
     section("aio", "null", ""),
     section("comms_logger", "{}", ""),
-    section("flops_profiler", "null", ""),
+    section("flops_profiler", "{}", ""),
     section("timers", "null", ""),
     section("csv_monitor", "{}", ""),
     section("tensorboard", "{}", ""),

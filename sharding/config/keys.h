@@ -179,6 +179,9 @@ inline PowerSgdOptions& part(Draft& d, std::type_identity<PowerSgdOptions>) {
 inline JoinConfig& part(Draft& d, std::type_identity<JoinConfig>) { return d.ddp.join; }
 inline CheckpointConfig& part(Draft& d, std::type_identity<CheckpointConfig>) { return d.checkpoint; }
 inline LoraOptions& part(Draft& d, std::type_identity<LoraOptions>) { return d.lora_params; }
+inline FlopsProfilerConfig& part(Draft& d, std::type_identity<FlopsProfilerConfig>) {
+  return d.flops_profiler;
+}
 inline TraceConfig& part(Draft& d, std::type_identity<TraceConfig>) { return d.trace; }
 inline MonitorConfig& part(Draft& d, std::type_identity<MonitorConfig>) { return d.monitor; }
 template <class Class>

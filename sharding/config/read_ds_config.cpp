@@ -14,7 +14,8 @@ using nlohmann::json;
 bool in_use(const Settings& s, std::string_view path) {
   if (path.starts_with("ringzero.checkpoint.")) return !s.text("ringzero.checkpoint.output_dir").empty();
   if (path.starts_with("ringzero.trace.")) return !s.text("ringzero.trace.path").empty();
-  for (const char* switched : {"fp16", "bf16", "csv_monitor", "tensorboard", "comms_logger"})
+  for (const char* switched :
+       {"fp16", "bf16", "csv_monitor", "tensorboard", "comms_logger", "flops_profiler"})
     if (path.starts_with(std::string(switched) + ".")) return s.boolean(concat(switched, ".enabled"));
   return true;
 }

@@ -46,13 +46,21 @@ constexpr KeySpec comms_logger[] = {
     accepted("debug", "false", "callers are not named"),
 };
 constexpr KeySpec flops_profiler[] = {
-    unused("enabled", boolean, "false", "train_lm reports operations per second at the end"),
-    accepted("recompute_fwd_factor", "0.0"),
-    accepted("profile_step", "1"),
-    accepted("module_depth", "-1"),
-    accepted("top_modules", "1"),
-    accepted("detailed", "true"),
-    accepted("output_file", "null"),
+    applied<&FlopsProfilerConfig::enabled>(
+        "enabled",
+        "measures one update on rank 0, which then runs in no CUDA graph: multiply-accumulates (MACs) of "
+        "products, "
+        "convolutions and attention, two operations (FLOPs) each, and times, by module"),
+    accepted("recompute_fwd_factor", "0.0", "what backward computes again is counted there"),
+    applied<&FlopsProfilerConfig::profile_step>("profile_step",
+                                                "the number of the update, from 0, in this run and the one "
+                                                "that it resumes"),
+    applied<&FlopsProfilerConfig::module_depth>("module_depth", "depth of the report; -1: all modules")
+        .within(-1, 1e6),
+    applied<&FlopsProfilerConfig::top_modules>(
+        "top_modules", "the largest modules of each depth, by MACs, parameters and time"),
+    applied<&FlopsProfilerConfig::detailed>("detailed", "a table of all modules"),
+    applied<&FlopsProfilerConfig::output_file>("output_file", "file of the report, in place of the log"),
 };
 constexpr KeySpec timers[] = {accepted("throughput", "null", "tokens per second are always measured")};
 constexpr KeySpec checkpoint[] = {
@@ -94,7 +102,7 @@ constexpr ObjectSpec table[] = {
     {"wandb", "", wandb, true},
     {"comet", "", comet, true},
     {"comms_logger", "", comms_logger, true},
-    {"flops_profiler", "", flops_profiler},
+    {"flops_profiler", "", flops_profiler, true},
     {"timers", "", timers},
     {"aio", "", aio},
     {"nebula", "", nebula},

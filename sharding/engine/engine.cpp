@@ -203,6 +203,7 @@ struct Engine::State {
   Tape tape;
   std::optional<CommsLogger> comms;
   std::optional<UpdateTrace> trace;
+  std::optional<FlopsProfiler> profiler;
   std::unique_ptr<Strategy> strategy;  // declared after the tape it is attached to, so destroyed first
   std::optional<UpdateLoop> updates;   // none: inference
   std::shared_ptr<LoaderPositions> loaders = std::make_shared<LoaderPositions>();
@@ -283,6 +284,10 @@ void Engine::State::make_updates(std::unique_ptr<Optimizer> optimizer, const Eng
   const std::string reason = strategy->reason_against_capture();
   if (o.graph && stream.device().kind == Device::cuda && !reason.empty())
     print("updates run without a CUDA graph: " + reason);
+  if (config.flops_profiler.enabled) {
+    profiler.emplace(config.flops_profiler, world, module, tape, config.sizes.accumulation, name, log);
+    updates->reports().set_profiler(*profiler);
+  }
   if (trace) updates->reports().set_trace(*trace, [this] { return memory(); });
   observe_communication();
 }

@@ -218,8 +218,8 @@ class Engine {
   /// for what TrainingCheckpoints::record() receives, Eval/Samples/…. Rank 0 writes; on other ranks it does
   /// nothing. Errc::io.
   void add_scalar(const std::string& tag, double value);
-  /// The lines of wall_clock_breakdown and memory_breakdown that are due after the last update, on rank 0;
-  /// else empty. EngineOptions::log has them too.
+  /// The lines of wall_clock_breakdown and memory_breakdown that are due after the last update, and the
+  /// report of flops_profiler on it, on rank 0; else empty. EngineOptions::log has them too.
   std::string breakdown();
   /// The table of comms_logger: for each collective and size of the updates so far its number, latencies on
   /// this rank and bandwidths; empty unless the configuration enables it. The end of the engine prints it to

@@ -271,6 +271,7 @@ void UpdateLoop::rewind() {
   accumulation_.force_boundary({});
   next_update();
   reports_.losses().clear();
+  reports_.restart();
   training_.cancel();
   if (std::exchange(new_terms_, false)) options_.expected_terms.reset();
   passes_ = passes_of_updates_;
@@ -323,6 +324,7 @@ void UpdateLoop::run(const std::function<nn::Loss(std::size_t)>& forward,
   reports_.begin(start);
   seeds_.draw(passes_, tape_.stream());
   training_.prepare(tape_.stream());
+  if (reports_.profiling()) drop_graph();
   graph_.run(
       tape_.stream(), captures(), [&] { run_passes(forward); },
       [&] { on_every_rank([&] { strategy_.agree_on_replay(training_.optimizer()); }); });

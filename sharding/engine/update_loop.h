@@ -187,7 +187,7 @@ class UpdateLoop {
   bool is_dropped(bool has_batches) const;
   std::vector<Work> take_part();
   /// Whether run() captures updates once they have settled.
-  bool captures() { return may_capture() && !reports_.times().enabled(); }
+  bool captures() { return may_capture() && !reports_.times().enabled() && !reports_.profiling(); }
   /// Back to the beginning of the update in progress.
   void rewind();
   /// The same, and loaders go on behind it.

@@ -81,25 +81,44 @@ void UpdateReports::set_count(const Count& count) {
   report_ = {.step = count.steps - 1, .samples = count.samples, .skipped_steps = count.skipped_steps};
   monitor_.resume(count.samples);
   start_ = Clock::now();
+  restart();
 }
 
 void UpdateReports::begin(Clock::time_point start) {
   start_ = start;
-  if (!trace_ || !trace_->recording()) return;
-  trace_->begin(start);
-  times().begin(start);
+  const bool traces = trace_ && trace_->recording();
+  if (traces) trace_->begin(start);
+  if (traces || profiling()) times().begin(start);
 }
 
 void UpdateReports::set_trace(UpdateTrace& trace, std::function<MemoryUse()> memory) {
   trace_ = &trace;
   memory_ = std::move(memory);
-  trace_phases();
+  observe_phases();
 }
 
-void UpdateReports::trace_phases() {
-  if (!trace_->recording()) return times().observe({});
+void UpdateReports::set_profiler(FlopsProfiler& profiler) {
+  profiler_ = &profiler;
+  restart();
+}
+
+void UpdateReports::restart() {
+  if (!profiler_) return;
+  profiler_->begin_update(steps_);
+  observe_phases();
+}
+
+std::string UpdateReports::breakdown() const {
+  return monitor_.breakdown(report_.step) + (profiler_ ? profiler_->report(report_.step) : "");
+}
+
+void UpdateReports::observe_phases() {
+  const bool traces = trace_ && trace_->recording(), profiles = profiling();
+  if (!traces && !profiles) return times().observe({});
   times().begin(Clock::now());
-  times().observe([this](Phase phase, Clock::time_point start, Clock::time_point end) {
+  times().observe([this, traces, profiles](Phase phase, Clock::time_point start, Clock::time_point end) {
+    if (profiles) profiler_->add_phase(phase, std::chrono::duration<double>(end - start).count());
+    if (!traces) return;
     trace_->add_phase(phase, start, end);
     trace_->add_memory(memory_());
   });
@@ -113,7 +132,11 @@ void UpdateReports::finish(const Stream& stream) {
   report_.data_seconds = waited - std::exchange(waited_seconds_, waited);
   if (report_.without_terms) monitor_.report_without_terms(report_);
   if (monitor_.needs_loss(report_.step)) print_and_write(stream);
-  if (trace_ && trace_->end_update(report_.step + 1)) trace_phases();
+  const bool profiled = profiling();
+  if (profiled) profiler_->end_update(report_);
+  const bool changed = trace_ && trace_->end_update(report_.step + 1);
+  if (profiler_) profiler_->begin_update(steps_);
+  if (changed || profiled || profiling()) observe_phases();
 }
 
 const Mean& UpdateReports::sums(const Stream& stream) {

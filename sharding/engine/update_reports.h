@@ -13,6 +13,7 @@
 #include "autograd_lite/ops.h"
 #include "comm/communicator.h"
 #include "sharding/data/loader_positions.h"
+#include "sharding/engine/flops_profiler.h"
 #include "sharding/engine/step_monitor.h"
 #include "sharding/engine/step_report.h"
 #include "sharding/engine/update_trace.h"
@@ -63,6 +64,12 @@ class UpdateReports {
   /// Records updates from now on, with the memory of this rank at the end of each phase. The trace outlives
   /// the reports.
   void set_trace(UpdateTrace&, std::function<MemoryUse()> memory);
+  /// Measures an update. The profiler outlives the reports.
+  void set_profiler(FlopsProfiler&);
+  /// Whether the update in progress is measured by it.
+  bool profiling() const { return profiler_ && profiler_->profiling(); }
+  /// The update in progress begins anew.
+  void restart();
   /// Of the update in progress, or of the last one.
   UpdateLosses& losses() {
     sums_.reset();
@@ -79,8 +86,8 @@ class UpdateReports {
   const StepReport& last() const { return report_; }
   /// Mean loss of the last update. Collective.
   double loss(const Stream& stream) { return sums(stream).value(); }
-  /// StepMonitor::breakdown() of the last update.
-  std::string breakdown() const { return monitor_.breakdown(report_.step); }
+  /// StepMonitor::breakdown() of the last update, and its FlopsProfiler::report().
+  std::string breakdown() const;
   /// Writes a value after the samples so far: StepMonitor::add_scalar().
   void add_scalar(const Scalar& scalar) { monitor_.add_scalar(scalar, report_.samples); }
   /// Number of updates.
@@ -99,7 +106,7 @@ class UpdateReports {
   /// Of the losses; reduced once, whatever reports them.
   const Mean& sums(const Stream&);
   void print_and_write(const Stream&);
-  void trace_phases();
+  void observe_phases();
 
   World& world_;
   const Strategy& strategy_;
@@ -112,6 +119,7 @@ class UpdateReports {
   StepReport report_;
   Clock::time_point start_ = Clock::now();  // of the update in progress
   UpdateTrace* trace_ = nullptr;
+  FlopsProfiler* profiler_ = nullptr;
   std::function<MemoryUse()> memory_;
 };
 

@@ -223,9 +223,9 @@ TEST(DsConfig, WarnsOfKeysThatAreNotApplied) {
   EXPECT_EQ(warnings(R"({"zero_optimization": {"contiguous_gradients": false}})"),
             "ds.json: zero_optimization.contiguous_gradients: has no effect: gradients lie in contiguous "
             "buckets\n");
-  EXPECT_EQ(warnings(R"({"wandb": {"enabled": true}, "flops_profiler": {"enabled": true}})"),
+  EXPECT_EQ(warnings(R"({"wandb": {"enabled": true}, "comet": {"enabled": true}})"),
             "ds.json: read and not applied in this build (docs/configuration.md): "
-            "flops_profiler.enabled, wandb.enabled\n");
+            "wandb.enabled, comet.enabled\n");
   EXPECT_EQ(warnings(R"({"wandb": {"enabled": false}})"), "") << "the default";
   EXPECT_EQ(warnings(R"({"steps_per_print": 10, "wall_clock_breakdown": true, "optimizer": {"type": "AdamW"},
     "fp16": {"enabled": false, "loss_scale": 0},

@@ -390,6 +390,63 @@ TEST(Engine, BandwidthsAreThoseOfNcclTests) {
   EXPECT_EQ(bus(Collective::broadcast), 1000);
 }
 
+std::string single_spaced(const std::string& text) {
+  std::string out;
+  for (const char c : text)
+    if (c != ' ' || !out.ends_with(' ')) out += c;
+  return out;
+}
+
+/// By pass and by update alike. Net: 6 · 16 and 16 · 5 weights, 3 micro-batches of 4 rows; the gradient of
+/// its input is not computed.
+TEST(Engine, TheFlopsProfilerCountsOneUpdate) {
+  const auto file = std::filesystem::temp_directory_path() / concat("rz-flops-", ::getpid());
+  for (const bool by_pass : {false, true})
+    in_world(2, [&](World& world) {
+      const auto train = [&](const std::string& section, std::vector<std::string>* reports) {
+        Net net;
+        auto engine = initialize(world, net, options(config(3, section)));
+        Batches batches{world.rank(), world.size(), 4};
+        const auto forward = [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b.x), b.y); };
+        while (engine.global_steps() < 4) {
+          engine.evaluate([&](Tape& t) { return engine.item(forward(t, batch(1, 4))); });
+          const std::int64_t before = engine.global_steps();
+          if (!by_pass) engine.train_batch(batches, forward);
+          while (by_pass && engine.global_steps() == before) {
+            engine.backward(forward(engine.tape(), batches.next()));
+            engine.step();
+          }
+          if (reports) reports->push_back(engine.breakdown());
+        }
+        return engine.loss();
+      };
+      std::vector<std::string> reports;
+      const double loss = train("", nullptr);
+      EXPECT_EQ(train(R"(, "flops_profiler": {"enabled": true, "profile_step": 2})", &reports), loss);
+      for (const std::size_t u : {0, 1, 3}) EXPECT_EQ(reports[u], "");
+      const std::string report = single_spaced(reports[2]);
+      EXPECT_EQ(report.empty(), !world.is_main());
+      const auto has = [&](const std::string& text) {
+        if (world.is_main()) EXPECT_NE(report.find(text), std::string::npos) << text << " in\n" << report;
+      };
+      has("flops profiler: update 3 on rank 0 of 2, micro-batches: 3, parameters: 197\n");
+      has("forward 2.11 K 4.22 K");   // 12 · (96 + 80)
+      has("backward 3.07 K 6.14 K");  // 12 · (96 + 2 · 80)
+      has("update 5.18 K 10.37 K");
+      has("top of depth 0: MACs: model 5.18 K; parameters: model 197;");
+      has("top of depth 1: MACs: fc2 2.88 K; parameters: fc1 112;");
+      has(" fc2 85 960 1.92 K 55.6%");
+      const std::string keys =
+          R"(, "flops_profiler": {"enabled": true, "module_depth": 0, "detailed": false, "output_file": ")";
+      EXPECT_EQ(train(concat(keys, file.string(), R"("})"), nullptr), loss);
+      if (!world.is_main()) return;
+      const std::string written = text_of(file);
+      EXPECT_NE(written.find("update 2 on rank 0"), std::string::npos) << "the default";
+      EXPECT_EQ(written.find("fc2"), std::string::npos);
+      std::filesystem::remove(file);
+    });
+}
+
 /// Of updates 2 and 3, of both ranks.
 TEST(Engine, ATraceHasThePhasesAndTheCollectivesOfAllRanks) {
   const auto file = std::filesystem::temp_directory_path() / concat("rz-trace-", ::getpid(), ".json");
