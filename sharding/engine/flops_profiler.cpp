@@ -111,30 +111,34 @@ std::string tree(const std::map<std::string, Node>& nodes, const Node& node, int
   return text;
 }
 
-/// "transformer.h 12.35 M", the largest of a depth by a value.
-template <class Value>
-std::string top(const std::vector<const Node*>& nodes, std::int64_t count, const Value& value) {
-  std::vector<const Node*> sorted = nodes;
-  std::ranges::stable_sort(sorted, [&](const Node* a, const Node* b) { return value(*a) > value(*b); });
+/// "transformer.h 12.35 M, transformer.head 3.15 M", the largest by a value; those without one are left out.
+template <class Value, class Text>
+std::string largest(std::vector<const Node*> nodes, std::int64_t count, const Value& value,
+                    const Text& text_of) {
+  std::ranges::stable_sort(nodes, [&](const Node* a, const Node* b) { return value(*a) > value(*b); });
   std::string text;
-  for (std::size_t i = 0; i < sorted.size() && static_cast<std::int64_t>(i) < count; ++i)
-    if (value(*sorted[i]) > 0)
-      text += concat(text.empty() ? "" : ", ", sorted[i]->name.empty() ? "model" : sorted[i]->name, ' ',
-                     with_unit(value(*sorted[i])));
-  return text.empty() ? "none" : text;
+  for (std::size_t i = 0; i < nodes.size() && static_cast<std::int64_t>(i) < count; ++i)
+    if (const auto v = value(*nodes[i]); v > 0)
+      text += concat(text.empty() ? "" : ", ", nodes[i]->name.empty() ? "model" : nodes[i]->name, ' ',
+                     text_of(v));
+  return text;
 }
 
 std::string top_modules(const std::map<std::string, Node>& nodes, int max_depth, std::int64_t count) {
+  const auto unit = [](std::uint64_t value) { return with_unit(value); };
+  const auto ms = [](double seconds) { return fixed(seconds * 1e3, 3); };
   std::string text;
   for (int depth = 0; depth <= max_depth; ++depth) {
     std::vector<const Node*> here;
     for (const auto& [name, node] : nodes)
       if (node.depth == depth) here.push_back(&node);
-    text += concat(
-        "top of depth ", depth,
-        ": MACs: ", top(here, count, [](const Node& n) { return static_cast<double>(macs(n)); }),
-        "; parameters: ", top(here, count, [](const Node& n) { return static_cast<double>(n.parameters); }),
-        "; forward µs: ", top(here, count, [](const Node& n) { return 1e6 * n.cost.forward_seconds; }), "\n");
+    const std::string products = largest(here, count, macs, unit);
+    const std::string parameters = largest(
+        here, count, [](const Node& n) { return std::uint64_t{n.parameters}; }, unit);
+    const std::string times = largest(
+        here, count, [](const Node& n) { return n.cost.forward_seconds; }, ms);
+    text += concat("top of depth ", depth, ": MACs: ", products, "; parameters: ", parameters,
+                   times.empty() ? "" : "; forward ms: ", times, "\n");
   }
   return text;
 }

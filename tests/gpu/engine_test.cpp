@@ -210,6 +210,22 @@ TEST_F(EngineOnDevices, PowerSgdIsInNoGraph) {
   });
 }
 
+/// Update 4, from 0, is measured, and three updates precede the next graph, it among them.
+TEST_F(EngineOnDevices, TheUpdateThatIsProfiledIsInNoGraph) {
+  const auto file = std::filesystem::temp_directory_path() / concat("rz-flops-", ::getpid());
+  in_world([&](World& world) {
+    const Trained expected = train(world, 0, Way::by_update);
+    const Trained got =
+        train(world, 0, Way::as_graph,
+              concat(R"(, "flops_profiler": {"enabled": true, "profile_step": 4, "output_file": ")",
+                     file.string(), R"("})"));
+    EXPECT_EQ(got.losses, expected.losses);
+    EXPECT_EQ(got.graphs, 1 + std::max(0, updates - 7));
+  });
+  EXPECT_GT(std::filesystem::file_size(file), 0u);
+  std::filesystem::remove(file);
+}
+
 // ---- updates in a graph that fail
 
 /// What happens on a rank in an update.
