@@ -149,6 +149,7 @@ class Tape {
 
   /// False while a NoGrad lives, as torch.is_grad_enabled(). True in a checkpoint(), which records later.
   bool is_grad_enabled() const;
+
   // ---- profiles
   /// What operators have computed.
   struct Cost {

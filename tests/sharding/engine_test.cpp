@@ -316,9 +316,10 @@ TEST(Engine, TheLossOfAnUpdateIsReducedOnceForAllReports) {
   const auto folder = std::filesystem::temp_directory_path() / concat("rz-loss-", ::getpid());
   in_world(2, [&](World& world) {
     Net net;
-    auto engine = initialize(world, net,
-                             options(config(0, concat(R"(, "csv_monitor": {"enabled": true, "output_path": ")",
-                                                      folder.string(), R"("})"))));
+    auto engine = initialize(
+        world, net,
+        options(config(
+            0, concat(R"(, "csv_monitor": {"enabled": true, "output_path": ")", folder.string(), R"("})"))));
     Batches batches{world.rank(), world.size(), 4};
     const auto forward = [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b.x), b.y); };
     for (int u = 0; u < 2; ++u) {
@@ -368,7 +369,7 @@ TEST(Engine, TheCommsLoggerCountsWhatTheStrategySends) {
           std::uint64_t count = 0;
           double total = 0, mean = 0, algorithm = 0, bus = 0;
           std::istringstream(line) >> size >> unit >> count >> total >> mean >> algorithm >> bus;
-          EXPECT_GT(bus, 0) << line;
+          EXPECT_GT(total, 0) << line;  // a bandwidth may round to 0 on a busy machine
           calls += count;
         }
       EXPECT_EQ(calls, traffic.all_reduce.calls + traffic.reduce_scatter.calls + traffic.all_gather.calls)
