@@ -66,7 +66,7 @@ ROOMS = {
     'sharding/parallel': TENSOR + MODULES + 'comm comm/os',
     'sharding/data': DEVICE + 'tensor sharding/io sharding/tokenizer sharding/parallel',
     'sharding/model': TENSOR + MODULES + 'comm sharding/optim sharding/parallel',
-    'sharding/config': 'comm/core autograd_lite/models sharding/io sharding/optim sharding/model',
+    'sharding/config': 'comm/core autograd_lite/models sharding/io sharding/optim sharding/parallel sharding/model',
     'sharding/strategy': TENSOR + MODEL + 'sharding/optim sharding/parallel sharding/model',
     'sharding/checkpoint/torch_files': 'comm/core sharding/io',
     'sharding/checkpoint': TENSOR + MODULES + 'comm comm/os sharding/io sharding/optim sharding/parallel sharding/model '

@@ -31,7 +31,11 @@ bool has_key(std::string_view argument) {
 }
 
 /// Sizes with their names.
-std::string ranks_text(std::int64_t ranks) { return concat(ranks, ranks == 1 ? " rank" : " ranks"); }
+std::string ranks_text(const MeshSizes& mesh) {
+  const std::string all = concat(mesh.data(), mesh.data() == 1 ? " rank" : " ranks");
+  return mesh.tp == 1 ? all
+                      : concat(all, " with data of their own (", mesh.ranks(), " ranks / tp ", mesh.tp, ")");
+}
 
 std::string nearest_text(std::int64_t whole, std::int64_t parts) {
   const std::int64_t below = whole / parts * parts;
@@ -68,6 +72,7 @@ std::optional<ArgumentValue> ArgumentResolver::automatic(std::string_view argume
   if (argument == "total_steps") return total_steps();
   if (argument == "warmup_max_lr") return max_rate();
   if (is_batch_size(argument)) return ArgumentValue{json(), "from the other batch sizes"};
+  if (argument.starts_with("mesh_")) return ArgumentValue{0, "what the others leave"};
   const ArgumentSpec& spec = argument_spec(argument);
   if (spec.label == argument_spec("reduce_bucket_size").label) return by_hidden_size(argument);
   json value = json::parse(spec.otherwise);
@@ -100,7 +105,7 @@ std::optional<ArgumentValue> ArgumentResolver::total_steps() const {
   if (errors_.has_wrong(
           {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"}))
     return ArgumentValue{1, "unknown"};  // the configuration is refused
-  const BatchSizes sizes = resolve_batch(batch_of(settings_), facts_.ranks, file_);
+  const BatchSizes sizes = resolve_batch(batch_of(settings_), mesh_of(settings_, facts_, file_).sizes, file_);
   return ArgumentValue{facts_.updates(sizes), "the updates of the run"};
 }
 
@@ -142,10 +147,11 @@ BatchConfig batch_of(const Settings& s) {
   return batch;
 }
 
-BatchSizes resolve_batch(const BatchConfig& b, int ranks, const std::string& file) {
+BatchSizes resolve_batch(const BatchConfig& b, const MeshSizes& mesh, const std::string& file) {
+  const int ranks = mesh.data();
   if (b.train && b.micro) {
     const std::int64_t parts = *b.micro * ranks;
-    const std::string text = concat(ranks_text(ranks), " × train_micro_batch_size_per_gpu ", *b.micro);
+    const std::string text = concat(ranks_text(mesh), " × train_micro_batch_size_per_gpu ", *b.micro);
     if (!b.accumulation) return {*b.train, *b.micro, divide(*b.train, text, parts, file)};
     const std::int64_t product = parts * *b.accumulation;
     require(*b.train == product, Errc::config, file, ": train_batch_size: ", *b.train, " is not ", text,
@@ -156,7 +162,7 @@ BatchSizes resolve_batch(const BatchConfig& b, int ranks, const std::string& fil
   const std::int64_t steps = b.accumulation.value_or(1);
   if (b.train) {
     const std::string text =
-        steps == 1 ? ranks_text(ranks) : concat(ranks_text(ranks), " × gradient_accumulation_steps ", steps);
+        steps == 1 ? ranks_text(mesh) : concat(ranks_text(mesh), " × gradient_accumulation_steps ", steps);
     return {*b.train, divide(*b.train, text, steps * ranks, file), steps};
   }
   require(b.micro.has_value(), Errc::config, file,

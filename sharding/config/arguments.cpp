@@ -95,6 +95,46 @@ void set_fp16(A& a, const ArgumentSpec& flag, std::string_view value) {
   if (parse_bool(flag, value)) set_dtype(a, DType::f16);
 }
 
+// ---- the mesh
+
+struct MeshArgument {
+  std::string_view name;
+  std::optional<std::int64_t> A::*size;
+};
+constexpr MeshArgument mesh_arguments[] = {
+    {"replicate", &A::mesh_replicate}, {"shard", &A::mesh_shard}, {"tp", &A::mesh_tp}};
+constexpr std::int64_t max_mesh_size = 1 << 20;
+
+/// Two flags may have the same size.
+void set_mesh_size(A& a, const ArgumentSpec& flag, const MeshArgument& of, std::string_view text) {
+  const auto number = parse_number<std::int64_t>(text);
+  require(text == "auto" || (number && *number >= 1 && *number <= max_mesh_size), Errc::config, "--",
+          flag.name, " ", text, ": expected a number of ranks from 1 to ", max_mesh_size, ", or auto");
+  const std::int64_t size = text == "auto" ? 0 : *number;
+  std::optional<std::int64_t>& set = a.*of.size;
+  require(!set || *set == size, Errc::config, "--", flag.name, ": ", of.name, " is ", text,
+          ", but was given before as ", set.value_or(0) == 0 ? "auto" : std::to_string(set.value_or(0)),
+          "; remove one of them");
+  set = size;
+  a.flags.insert_or_assign(concat("mesh_", of.name), concat("--", flag.name));
+}
+
+/// "replicate=2,shard=auto,tp=2".
+void set_mesh(A& a, const ArgumentSpec& flag, std::string_view value) {
+  for (const std::string& part : parts_of(value, ',')) {
+    const std::size_t equals = part.find('=');
+    const auto of =
+        std::ranges::find(mesh_arguments, std::string_view(part).substr(0, equals), &MeshArgument::name);
+    require(equals != part.npos && of != std::end(mesh_arguments), Errc::config, "--", flag.name, " ", value,
+            ": '", part, "' is no dimension with a size; write replicate=2,shard=auto,tp=2");
+    set_mesh_size(a, flag, *of, std::string_view(part).substr(equals + 1));
+  }
+}
+template <std::size_t index>
+void set_size_of(A& a, const ArgumentSpec& flag, std::string_view value) {
+  set_mesh_size(a, flag, mesh_arguments[index], value);
+}
+
 /// A strategy of Trainer: its interval is the flag `steps`.
 void check_steps_strategy(const ArgumentSpec& flag, std::string_view value, std::string_view steps) {
   require(value != "epoch", Errc::config, "--", flag.name, " epoch: not supported; give --", steps,
@@ -225,6 +265,19 @@ constexpr ArgumentSpec table[] = {
         1e-30, 3.4e38),
     FlagSpec{FlagGroup::configuration, "lora_dropout", "X", "ringzero.lora.lora_dropout", &A::lora_dropout}
         .within(0, 0.999999),
+    FlagSpec{FlagGroup::configuration, "mesh", "SIZES",
+             "ringzero.mesh: replicate=2,shard=auto,tp=2, ranks that copy, divide and share the layers of a "
+             "model; those left out are 1, auto and 1"}
+        .set_by(set_mesh),
+    FlagSpec{FlagGroup::configuration, "parallelism_config_dp_replicate_size", "N",
+             "ringzero.mesh.replicate, as in Accelerate"}
+        .set_by(set_size_of<0>),
+    FlagSpec{FlagGroup::configuration, "parallelism_config_dp_shard_size", "N",
+             "ringzero.mesh.shard, as in Accelerate"}
+        .set_by(set_size_of<1>),
+    FlagSpec{FlagGroup::configuration, "parallelism_config_tp_size", "N",
+             "ringzero.mesh.tp, as in Accelerate"}
+        .set_by(set_size_of<2>),
     FlagSpec{FlagGroup::loop, "max_steps", "N", "Updates of the run", &A::max_steps}.within(-1, max_updates),
     FlagSpec{FlagGroup::loop, "num_train_epochs", "X",
              "Passes over the data: train_lm makes them; else the loop of the program does, and no schedule "
@@ -275,6 +328,10 @@ constexpr ArgumentSpec table[] = {
         .or_else("[0.9, 0.999]")
         .called("adam_beta1 and adam_beta2")
         .given_by(given_betas),
+    FlagSpec{FlagGroup::derived, "mesh_replicate", "", "", &A::mesh_replicate}.or_else("0").called(
+        "replicate of --mesh"),
+    FlagSpec{FlagGroup::derived, "mesh_shard", "", "", &A::mesh_shard}.or_else("0").called("shard of --mesh"),
+    FlagSpec{FlagGroup::derived, "mesh_tp", "", "", &A::mesh_tp}.or_else("0").called("tp of --mesh"),
     FlagSpec{FlagGroup::derived, "warmup_min_lr", "", ""}.or_else("0.0").called("0"),
     FlagSpec{FlagGroup::derived, "warmup_max_lr", "", ""}.called("the learning rate"),
     FlagSpec{FlagGroup::derived, "schedule_steps", "", ""}.called("total_steps"),
@@ -284,17 +341,23 @@ constexpr ArgumentSpec table[] = {
 };
 
 constexpr std::pair<std::string_view, std::string_view> without_counterpart[] = {
+    {"data_parallel_size", "--mesh shard=N does it; without it, all ranks that tp leaves"},
     {"ddp_bucket_cap_mb", "zero_optimization.reduce_bucket_size, in elements, does it"},
     {"dataloader_num_workers", "loaders have their own options"},
     {"dataloader_prefetch_factor", "loaders have their own options"},
     {"fsdp", "zero_optimization.stage 3 shards like it"},
     {"fsdp_config", "zero_optimization.stage 3 shards like it"},
+    {"fsdp_reshard_after_forward",
+     "stage 3 is true, stage 2 is false, and zero_optimization.zero_hpz_partition_size is a number of ranks"},
     {"full_determinism", "runs are deterministic without it"},
     {"label_smoothing_factor", "cross_entropy() has an option"},
     {"logging_dir", "tensorboard.output_path does it"},
     {"optim", "write optimizer.type to the DeepSpeed configuration"},
+    {"parallelism_config_cp_size", "sequences are not divided over ranks"},
+    {"parallelism_config_sp_size", "sequences are not divided over ranks"},
     {"per_device_eval_batch_size", "evaluation has the size of a training batch, or that of its loader"},
     {"report_to", "enable tensorboard or csv_monitor in the configuration"},
+    {"tensor_parallel_size", "--mesh tp=N does it"},
     {"torch_compile", "there is nothing to compile"},
 };
 

@@ -111,6 +111,15 @@ void complete_precision(Draft& d) {
   p.skip_overflow = p.scales_loss() || (d.brain && d.check_grad_overflow);
 }
 
+// ---- the mesh
+
+void check_data_ranks(const Draft& d, const MeshSizes& mesh) {
+  const std::optional<std::int64_t>& size = d.data_parallel_size;
+  require(!size || *size == mesh.data(), Errc::config, d.file, ": data_parallel_size: is ", size.value_or(0),
+          ", but the mesh ", describe(mesh), " has ", mesh.data(),
+          " ranks with data of their own; remove it, or change ringzero.mesh");
+}
+
 // ---- zero_optimization
 
 /// DeepSpeed offloads nothing below these stages.
@@ -200,7 +209,8 @@ void complete_determinism(Draft& d, const Settings& s, int ranks) {
   d.world_size_invariant = d.deterministic == Determinism::world_size_invariant;
   if (!d.world_size_invariant) return;
   require(std::has_single_bit(static_cast<unsigned>(ranks)), Errc::config, d.file, deterministic_key,
-          "needs 1, 2, 4, 8, … ranks, found ", ranks, "; start as many, or remove the key");
+          "needs 1, 2, 4, 8, … ranks with data of their own, found ", ranks,
+          "; start as many, or remove the key");
   check_wire(d.precision, d.file);
   require(d.ddp.comm_hook == DdpConfig::CommHook::no, Errc::config, d.file, deterministic_key,
           "sums gradients in an order of its own, but ringzero.comm_hook is ", name(d.ddp.comm_hook),
@@ -300,10 +310,18 @@ void complete(Draft& d, Settings& s, const RunFacts& facts, ConfigErrors& errors
   const auto fill = [&](std::initializer_list<std::string_view> sections, const auto& derive) {
     return !errors.has_wrong(sections) && errors.collect(ConfigErrors::Kind::combination, "", derive);
   };
-  fill({"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"}, [&] {
-    d.batch = batch_of(s);
-    if (d.batch.train || d.batch.micro) d.sizes = resolve_batch(d.batch, facts.ranks, d.file);
+  ConfiguredMesh mesh;
+  const bool has_mesh = fill({"ringzero.mesh", "tensor_parallel", "zero_optimization.mics_shard_size"}, [&] {
+    mesh = mesh_of(s, facts, d.file);
+    d.mesh = mesh.is_default ? MeshSizes{} : mesh.sizes;
+    if (!mesh.is_default) show_mesh(mesh.sizes, s);
+    check_data_ranks(d, mesh.sizes);
   });
+  if (has_mesh)
+    fill({"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"}, [&] {
+      d.batch = batch_of(s);
+      if (d.batch.train || d.batch.micro) d.sizes = resolve_batch(d.batch, mesh.sizes, d.file);
+    });
   fill({"optimizer"}, [&] {
     if (s.has_section("optimizer")) d.optimizer = optimizer_of(d, s, d.warnings);
   });
@@ -324,7 +342,7 @@ void complete(Draft& d, Settings& s, const RunFacts& facts, ConfigErrors& errors
   if (!errors.empty()) return;
   d.checkpoint_activations = d.partition_activations || d.cpu_checkpointing || d.number_checkpoints;
   d.max_skipped_updates = max_skipped_updates(d);
-  fill({}, [&] { complete_determinism(d, s, facts.ranks); });
+  fill({}, [&] { complete_determinism(d, s, mesh.sizes.data()); });
 }
 
 }  // namespace ds

@@ -28,6 +28,9 @@ struct Draft : DsConfig {
   std::optional<std::int64_t> max_skipped;
   nlohmann::json resume = false;  ///< true, false or a folder
   LoraOptions lora_params;
+  // What others call sizes of the mesh.
+  std::int64_t autotp_size = 0, tp_size = 1, mics_shard_size = -1;
+  std::optional<std::int64_t> data_parallel_size;
   nlohmann::json prof_ops = nlohmann::json::array();  ///< of comms_logger: a list of texts
   nlohmann::json target_modules, modules_to_save;     ///< of ringzero.lora: lists of texts, or a text
   /// torch's OneCycleLR: the first, or the product of the others.

@@ -23,6 +23,7 @@
 #include "sharding/optim/loss_scaler.h"
 #include "sharding/optim/precision.h"
 #include "sharding/optim/unused_parameters.h"
+#include "sharding/parallel/mesh.h"
 
 namespace rz {
 
@@ -36,7 +37,7 @@ struct BatchConfig {
   bool operator==(const BatchConfig&) const = default;
 };
 
-/// All positive; train = micro × accumulation × ranks.
+/// All positive; train = micro × accumulation × ranks with data of their own (MeshSizes::data()).
 struct BatchSizes {
   std::int64_t train = 0, micro = 0, accumulation = 0;
   bool operator==(const BatchSizes&) const = default;
@@ -44,7 +45,8 @@ struct BatchSizes {
 
 /// What a configuration cannot know.
 struct RunFacts {
-  int ranks = 1;                            ///< that share the batch
+  int ranks = 1;                            ///< all of the run
+  int ranks_per_node = 0;                   ///< 0: unknown, or nodes have different numbers
   std::optional<std::int64_t> hidden_size;  ///< of the model; sizes of buckets follow from it
   /// Number of updates of the run at these batch sizes; empty: unknown.
   std::function<std::int64_t(const BatchSizes&)> updates = {};
@@ -197,6 +199,9 @@ struct ResolvedSetting {
 
 struct DsConfig {
   std::string file;  ///< path, for messages
+  /// ringzero.mesh, and keys of others with its meaning, for RunFacts::ranks; without such a key the default,
+  /// which fits any number of ranks.
+  MeshSizes mesh;
   BatchConfig batch;
   BatchSizes sizes;                          ///< zeros if neither train nor micro batch size was given
   std::optional<OptimizerConfig> optimizer;  ///< none without a section: inference

@@ -6,8 +6,10 @@ namespace rz::ds {
 namespace {
 
 using enum Kind;
+constexpr double max_mesh_size = 1 << 20;
 constexpr double max_batch = 1ull << 40, max_micro = 1 << 20;
 constexpr const char* no_such_model = "needs parts of a model or a launcher that ringzero does not have";
+constexpr const char* own_plan = "EngineOptions::parallelize divides a module of one's own; remove the key";
 constexpr const char* later = "belongs to a later release";
 
 constexpr KeySpec top[] = {
@@ -57,7 +59,10 @@ constexpr KeySpec top[] = {
     accepted("dump_state", boolean, "false", "the resolved configuration is always printed"),
     accepted("seq_parallel_communication_data_type", "\"fp32\"", "there is no sequence parallelism"),
     refused("sequence_parallel_size", "1", "[1]", "there is no sequence parallelism"),
-    accepted("data_parallel_size", "null", "follows from the number of ranks"),
+    applied<&Draft::data_parallel_size>(
+        "data_parallel_size",
+        "ranks with data of their own, replicate times shard of ringzero.mesh, which must have so many")
+        .within(1, max_mesh_size),
     accepted("zero_allow_untested_optimizer", "false", "every optimizer is tested with every stage"),
     accepted("zero_force_ds_cpu_optimizer", "true", "each device has its own kernels"),
     accepted("disable_allgather", "false", "DeepSpeed reads it and does nothing"),
@@ -113,20 +118,31 @@ constexpr KeySpec activation_checkpointing[] = {
 };
 
 constexpr KeySpec tensor_parallel[] = {
-    refused("autotp_size", "0", "[0, 1]", later),
-    refused("tp_size", "1", "[0, 1]", later),
-    refused("tp", "null", "[null, {}, {\"tp_size\": 1}]", later),
-    refused("tensor_parallel", "null", "[null, {}, {\"tp_size\": 1}]", later),
-    accepted("dtype", "\"fp16\""),
-    accepted("tp_overlap_comm", "false"),
-    accepted("tp_grain_size", "1"),
-    accepted("injection_policy_tuple", "null"),
-    accepted("partition_config", "null"),
-    accepted("preset_model", "null"),
-    accepted("vocab_parallel_lm_head", "null"),
+    applied<&Draft::autotp_size>("autotp_size", "ringzero.mesh.tp; 0: the mesh decides")
+        .within(0, max_mesh_size),
+    applied<&Draft::tp_size>("tp_size", "the same; 0 or 1: the mesh decides").within(0, max_mesh_size),
+    section("tp", "null", ""),
+    section("tensor_parallel", "null", "another spelling of tp"),
+    accepted("dtype", "\"fp16\"", "that of the model"),
+    accepted("tp_overlap_comm", "false", "results do not depend on it"),
+    refused("tp_grain_size", "1", "[1]", "a layer is divided by its heads, features or tokens"),
+    refused("injection_policy_tuple", "null", "[null]", own_plan),
+    refused("partition_config", "null", "[null, {}]", own_plan),
+    refused("preset_model", "null", "[null, \"\"]",
+            "a language model has the plan of its family, which its config.json names; remove the key"),
+    always("vocab_parallel_lm_head", "true", "embeddings and heads are divided by tokens"),
     accepted("vocab_parallel_ce_backend", "\"torch\""),
     accepted("keep_module_on_host", "false"),
     accepted("replace_with_kernel_inject", "false"),
+};
+
+// Of inference in DeepSpeed; its training has autotp_size.
+constexpr KeySpec tp[] = {
+    applied<&Draft::tp_size>("tp_size", "ringzero.mesh.tp; 0 or 1: the mesh decides")
+        .within(0, max_mesh_size),
+    accepted("tp_grain_size", "1", "of inference"),
+    refused("mpu", "null", "[null]", "ringzero.mesh has the ranks"),
+    refused("tp_group", "null", "[null]", "ringzero.mesh has the ranks"),
 };
 
 constexpr KeySpec hybrid_engine[] = {
@@ -237,6 +253,8 @@ constexpr ObjectSpec table[] = {
     {"", "", top},
     {"activation_checkpointing", "", activation_checkpointing},
     {"tensor_parallel", "", tensor_parallel, true},
+    {"tensor_parallel.tp", "", tp, true},
+    {"tensor_parallel.tensor_parallel", "", tp, true},
     {"hybrid_engine", "", hybrid_engine, true},
     {"curriculum_learning", "", curriculum},
     {"data_efficiency", "", data_efficiency},

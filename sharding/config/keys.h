@@ -170,6 +170,7 @@ inline PrecisionConfig& part(Draft& d, std::type_identity<PrecisionConfig>) { re
 inline LossScaleOptions& part(Draft& d, std::type_identity<LossScaleOptions>) {
   return d.precision.loss_scale;
 }
+inline MeshSizes& part(Draft& d, std::type_identity<MeshSizes>) { return d.mesh; }
 inline ZeroConfig& part(Draft& d, std::type_identity<ZeroConfig>) { return d.zero; }
 inline GatherLimits& part(Draft& d, std::type_identity<GatherLimits>) { return d.zero.gathers; }
 inline DdpConfig& part(Draft& d, std::type_identity<DdpConfig>) { return d.ddp; }

@@ -13,6 +13,8 @@ using nlohmann::json;
 /// Sections whose keys are shown only where they are in use.
 bool in_use(const Settings& s, std::string_view path) {
   if (path.starts_with("ringzero.checkpoint.")) return !s.text("ringzero.checkpoint.output_dir").empty();
+  if (path.starts_with("ringzero.mesh."))
+    return s.integer("ringzero.mesh.replicate") != 1 || s.integer("ringzero.mesh.tp") != 1;
   if (path.starts_with("ringzero.trace.")) return !s.text("ringzero.trace.path").empty();
   for (const char* switched :
        {"fp16", "bf16", "csv_monitor", "tensorboard", "comms_logger", "flops_profiler"})
@@ -141,7 +143,7 @@ DsConfig read_ds_config(const std::string& path, const TrainingArguments& argume
 }
 
 BatchSizes required_sizes(const DsConfig& config) {
-  return config.sizes.train > 0 ? config.sizes : ds::resolve_batch(config.batch, 1, config.file);
+  return config.sizes.train > 0 ? config.sizes : ds::resolve_batch(config.batch, {.shard = 1}, config.file);
 }
 
 std::string resolved_json(const DsConfig& config) {

@@ -44,6 +44,7 @@ constexpr KeySpec ringzero[] = {
         "are an error (Errc::diverged); 0: any number; null: 50, but with a dynamic loss scale of fp16 any "
         "number, until min_loss_scale")
         .within(0, 0x1p53),
+    section("mesh", "{}", "ranks that copy, divide and share the layers of a model"),
     section("comm_state_option", "null", "of power_sgd and batched_power_sgd"),
     refused("comm_wrapper", "\"no\"", "[\"no\"]",
             "hooks are not wrapped; comm_hook fp16 and bf16 send 16 bits"),
@@ -52,6 +53,28 @@ constexpr KeySpec ringzero[] = {
     section("checkpoint", "{}", "checkpoints, evaluation, early stopping; docs/guide/checkpoints.md"),
     section("trace", "{}", "a timeline of updates for Perfetto and chrome://tracing"),
     accepted("gradient_as_bucket_view", "false", "gradients always are parts of buckets"),
+};
+
+constexpr double max_mesh_size = 1 << 20;
+
+constexpr KeySpec mesh[] = {
+    applied<&MeshSizes::replicate>(
+        "replicate",
+        "copies of the model, each divided over `shard` ranks: HSDP, MiCS; \"auto\" "
+        "or 0: what the others leave")
+        .within(0, max_mesh_size)
+        .from("mesh_replicate"),
+    applied<&MeshSizes::shard>("shard",
+                               "ranks between which values, gradients and optimizer state are divided, as "
+                               "zero_optimization.stage has it; \"auto\" or 0: what the others leave")
+        .within(0, max_mesh_size)
+        .from("mesh_shard"),
+    applied<&MeshSizes::tp>(
+        "tp",
+        "neighbouring ranks that share each layer and have the same data; of two \"auto\" the inner one, of "
+        "replicate, shard, tp in this order, fills a node")
+        .within(0, max_mesh_size)
+        .from("mesh_tp"),
 };
 
 constexpr KeySpec comm_state_option[] = {
@@ -195,9 +218,13 @@ constexpr KeySpec checkpoint[] = {
 };
 
 constexpr ObjectSpec table[] = {
-    {"ringzero", "", ringzero},  {"ringzero.comm_state_option", "", comm_state_option},
-    {"ringzero.join", "", join}, {"ringzero.trace", "", trace},
-    {"ringzero.lora", "", lora}, {"ringzero.checkpoint", "", checkpoint},
+    {"ringzero", "", ringzero},
+    {"ringzero.mesh", "", mesh},
+    {"ringzero.comm_state_option", "", comm_state_option},
+    {"ringzero.join", "", join},
+    {"ringzero.lora", "", lora},
+    {"ringzero.checkpoint", "", checkpoint},
+    {"ringzero.trace", "", trace},
 };
 
 }  // namespace

@@ -74,6 +74,14 @@ void Settings::replace(std::string_view path, json value, std::string origin) {
   entry.origin = std::move(origin);
 }
 
+void Settings::sort(const ObjectSpec& whole) {
+  const auto place = [&](const Entry& e) {
+    const std::string_view key = std::string_view(e.path).substr(0, e.path.find('.'));
+    return std::ranges::find(whole.keys, key, &KeySpec::key) - whole.keys.begin();
+  };
+  std::ranges::stable_sort(entries_, {}, place);
+}
+
 bool Settings::has_section(std::string_view path) const {
   return std::ranges::any_of(entries_, [&](const Entry& e) {
     return e.path.starts_with(path) && e.path.size() > path.size() && e.path[path.size()] == '.';
@@ -126,8 +134,19 @@ void ConfigErrors::throw_all() const {
        text);
 }
 
+/// Schedules count with the updates of the run, which depend on the mesh.
 void SettingsReader::read(const json& document) {
-  read_object(JsonObject(document, file_), *find_object(""));
+  const JsonObject root(document, file_);
+  const ObjectSpec& spec = *find_object("");
+  const auto of_mesh = [](std::string_view key) {
+    return key == "tensor_parallel" || key == "zero_optimization" || key == "ringzero" ||
+           key == "data_parallel_size";
+  };
+  refuse_unknown_keys(root, spec);
+  for (const bool first : {true, false})
+    for (const KeySpec& k : spec.keys)
+      if (of_mesh(k.key) == first) read_value(root, spec, k);
+  settings_.sort(spec);
 }
 
 std::vector<std::string> SettingsReader::warnings() const {
@@ -154,14 +173,13 @@ void SettingsReader::refuse_unknown_keys(const JsonObject& object, const ObjectS
 
 void SettingsReader::read_object(const JsonObject& object, const ObjectSpec& spec) {
   refuse_unknown_keys(object, spec);
-  for (const KeySpec& k : spec.keys) {
-    const std::string path = object.path(k.key);
-    if (k.kind == Kind::object) {
-      read_section(object, k);
-    } else if (!errors_.collect(ConfigErrors::Kind::value, path, [&] { read_key(object, spec, k); })) {
-      add(object, k, k.is_required() ? json() : k.initial(), "default", false);
-    }
-  }
+  for (const KeySpec& k : spec.keys) read_value(object, spec, k);
+}
+
+void SettingsReader::read_value(const JsonObject& object, const ObjectSpec& spec, const KeySpec& k) {
+  if (k.kind == Kind::object) return read_section(object, k);
+  if (!errors_.collect(ConfigErrors::Kind::value, object.path(k.key), [&] { read_key(object, spec, k); }))
+    add(object, k, k.is_required() ? json() : k.initial(), "default", false);
 }
 
 void SettingsReader::read_section(const JsonObject& object, const KeySpec& k) {

@@ -31,6 +31,8 @@ class Settings {
   /// Replaces the value at a path that was read.
   void replace(std::string_view path, nlohmann::json value, std::string origin);
   const std::vector<Entry>& entries() const { return entries_; }
+  /// By the order of the keys of the whole configuration.
+  void sort(const ObjectSpec& whole);
   /// Null if the key was not read: it belongs to a section that is absent.
   const Entry* find(std::string_view path) const;
   /// True for a section with values.
@@ -139,6 +141,7 @@ class SettingsReader {
  private:
   void read_object(const JsonObject&, const ObjectSpec&);
   void refuse_unknown_keys(const JsonObject&, const ObjectSpec&);
+  void read_value(const JsonObject&, const ObjectSpec&, const KeySpec&);
   void read_section(const JsonObject&, const KeySpec&);
   void read_key(const JsonObject&, const ObjectSpec&, const KeySpec&);
   void read_auto(const JsonObject&, const ObjectSpec&, const KeySpec&);
@@ -166,13 +169,23 @@ std::map<std::string, std::string> rename_old_spellings(nlohmann::json& document
 /// derived enter the settings.
 void complete(Draft&, Settings&, const RunFacts&, ConfigErrors&);
 
+struct ConfiguredMesh {
+  MeshSizes sizes;         ///< without "auto"
+  bool is_default = true;  ///< all ranks shard because no key says otherwise
+};
+/// The sizes that keys of the mesh, and those of others with its meaning, state. Errc::config, which begins
+/// with `file`, if they contradict each other or do not fit.
+ConfiguredMesh mesh_of(const Settings&, const RunFacts&, const std::string& file);
+/// The sizes of a mesh that is not the default enter the settings.
+void show_mesh(const MeshSizes&, Settings&);
+
 /// The batch sizes among the settings, with Hugging Face's micro batch of 8 if "auto" cannot be derived from
 /// another size.
 BatchConfig batch_of(const Settings&);
 /// Two of the three sizes determine the third. Train or micro alone imply accumulation 1. Errc::config, which
 /// begins with `file`, if they do not divide exactly, with the numbers and the nearest that do; or if
-/// accumulation alone, or none of the three, is given.
-BatchSizes resolve_batch(const BatchConfig&, int ranks, const std::string& file);
+/// accumulation alone, or none of the three, is given. `mesh`: without "auto".
+BatchSizes resolve_batch(const BatchConfig&, const MeshSizes&, const std::string& file);
 /// "Adam" and so on.
 OptimizerConfig::Type optimizer_type(const std::string& name);
 

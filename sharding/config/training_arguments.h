@@ -34,6 +34,8 @@ struct TrainingArguments {
   std::optional<std::string> ddp_comm_hook;    ///< DdpConfig::CommHook; not in Hugging Face
   std::optional<bool> gradient_checkpointing;  ///< activation_checkpointing.partition_activations
   std::optional<bool> dataloader_drop_last;
+  /// ringzero.mesh; 0: "auto". Accelerate: parallelism_config_{dp_replicate,dp_shard,tp}_size.
+  std::optional<std::int64_t> mesh_replicate, mesh_shard, mesh_tp;
   std::optional<std::int64_t> logging_steps;  ///< steps_per_print
   /// Updates of the run, for "auto" in schedules, and the end of it for Engine::should_stop(); -1: as absent.
   std::optional<std::int64_t> max_steps;

@@ -7,6 +7,7 @@ namespace {
 
 using enum Kind;
 constexpr double max_elements = 9.3e18;
+constexpr double max_mesh_size = 1 << 20;
 constexpr const char* zeropp = "ZeRO++ belongs to a later release";
 
 constexpr KeySpec elements(KeySpec key) { return key.within(0, max_elements); }
@@ -67,8 +68,12 @@ constexpr KeySpec zero[] = {
     refused("zero_quantized_nontrainable_weights", "false", "[false]", zeropp),
     refused("zero_quantized_gradients", "false", "[false]", zeropp),
     refused("zeropp_loco_param", "null", "[null]", zeropp),
-    refused("mics_shard_size", "-1", "[-1, 0]", "MiCS belongs to a later release"),
-    refused("mics_hierarchical_params_gather", "false", "[false]", "MiCS belongs to a later release"),
+    applied<&Draft::mics_shard_size>("mics_shard_size",
+                                     "ringzero.mesh.shard, at every stage, and replicate is what remains; "
+                                     "-1 or 0: the mesh decides")
+        .within(-1, max_mesh_size),
+    always("mics_hierarchical_params_gather", "false",
+           "gathers between nodes send each value once to a node by themselves"),
     refused("zenflow", "null", "[null]", "updates are not delayed"),
     accepted("use_multi_rank_bucket_allreduce", "true", "each rank receives its shard only"),
     accepted("elastic_checkpoint", "false", "checkpoints hold whole parameters"),

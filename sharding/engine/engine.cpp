@@ -57,7 +57,7 @@ std::unique_ptr<Strategy> strategy_of(Module& module, Communicator& communicator
   std::set<const Parameter*> without_values;
   for (const Parameter* p : module.parameters())
     if (!p->value.defined()) without_values.insert(p);
-  const Mesh mesh(communicator, o.mesh);
+  const Mesh mesh(communicator, config.mesh);
   auto strategy = make_strategy(kind, module, mesh, options);
   const auto from_seed = [&](const Parameter& p, Range elements, float* out) {
     init_slice(p, {out, elements.count()}, elements.begin, o.seed);

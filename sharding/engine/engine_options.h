@@ -34,7 +34,7 @@ struct EngineOptions {
   ScheduleUnit schedule_unit = ScheduleUnit::update;
   Decay decay = Decay::all;              ///< groups of the configuration's optimizer
   std::optional<StrategyKind> strategy;  ///< instead of zero_optimization.stage
-  MeshSizes mesh;                        ///< of the ranks; default: all of them shard
+  MeshSizes mesh;                        ///< default: that of the configuration; else it must agree with it
   /// Changes the options that follow from the configuration; may be empty.
   std::function<void(StrategyOptions&)> configure_strategy;
 

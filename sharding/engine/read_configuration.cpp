@@ -13,10 +13,40 @@ namespace rz {
 
 namespace {
 
+/// The arguments, and EngineOptions::mesh as such, so that the configuration must agree with it.
+TrainingArguments arguments_of(const EngineOptions& o) {
+  TrainingArguments a = o.arguments;
+  if (o.mesh == MeshSizes{}) return a;
+  const auto set = [&](std::optional<std::int64_t>& argument, const char* name, int size) {
+    require(!argument || *argument == size, Errc::config, "EngineOptions::mesh: ", name, " is ", size,
+            ", but that of the arguments is ", argument.value_or(0), "; remove one of them");
+    argument = size;
+    a.flags.insert_or_assign(concat("mesh_", name), "EngineOptions::mesh");
+  };
+  set(a.mesh_replicate, "replicate", o.mesh.replicate);
+  set(a.mesh_shard, "shard", o.mesh.shard);
+  set(a.mesh_tp, "tp", o.mesh.tp);
+  return a;
+}
+
+/// One that was read already has its own mesh.
+DsConfig with_mesh(DsConfig config, const EngineOptions& o, const RunFacts& facts) {
+  require(o.mesh == MeshSizes{} || config.mesh == o.mesh, Errc::config, config.file,
+          ": the configuration was read for the mesh ", describe(config.mesh),
+          ", and EngineOptions::mesh is ", describe(o.mesh), "; give the mesh as arguments when it is read");
+  const MeshSizes mesh = resolved(config.mesh, facts.ranks, facts.ranks_per_node);
+  const BatchSizes& b = config.sizes;
+  require(b.train == b.micro * b.accumulation * mesh.data(), Errc::config, config.file,
+          ": train_batch_size: ", b.train, " is not micro-batches of ", b.micro, " × accumulation ",
+          b.accumulation, " × ", mesh.data(), " ranks: read the configuration with the ranks of this run");
+  return config;
+}
+
 DsConfig read(const EngineOptions& o, const RunFacts& facts) {
-  if (o.ds_config) return *o.ds_config;
-  if (!o.config.empty() && o.config.front() != '{') return read_ds_config(o.config, o.arguments, facts);
-  return parse_ds_config(o.config.empty() ? "{}" : o.config, "configuration", o.arguments, facts);
+  if (o.ds_config) return with_mesh(*o.ds_config, o, facts);
+  const TrainingArguments arguments = arguments_of(o);
+  if (!o.config.empty() && o.config.front() != '{') return read_ds_config(o.config, arguments, facts);
+  return parse_ds_config(o.config.empty() ? "{}" : o.config, "configuration", arguments, facts);
 }
 
 void check_schedule(const DsConfig& config, const LrSchedule& schedule, const Optimizer& optimizer) {
@@ -74,11 +104,12 @@ std::optional<std::int64_t> hidden_size(Module& model) {
   return width;
 }
 
-DsConfig read_configuration(int ranks, Module& model, const EngineOptions& o) {
+DsConfig read_configuration(int ranks, Module& model, const EngineOptions& o, int ranks_per_node) {
   auto updates = o.updates;
   const std::int64_t max_steps = o.arguments.max_steps.value_or(-1);
   if (max_steps > 0) updates = [max_steps](const BatchSizes&) { return max_steps; };
   DsConfig config = read(o, {.ranks = ranks,
+                             .ranks_per_node = ranks_per_node,
                              .hidden_size = o.hidden_size ? o.hidden_size : hidden_size(model),
                              .updates = updates,
                              .adamw_by_default = o.arguments.learning_rate.has_value() && !o.optimizer});
@@ -90,7 +121,9 @@ DsConfig read_configuration(int ranks, Module& model, const EngineOptions& o) {
 
 DsConfig read_configuration(World& world, Module& model, const EngineOptions& o) {
   DsConfig config;
-  check_on_all_ranks(world.communicator(), [&] { config = read_configuration(world.size(), model, o); });
+  const int per_node = world.ranks_per_node();
+  check_on_all_ranks(world.communicator(),
+                     [&] { config = read_configuration(world.size(), model, o, per_node); });
   require_same_configuration(world, config, o);
   return config;
 }

@@ -13,7 +13,8 @@ namespace rz {
 DsConfig read_configuration(World&, Module&, const EngineOptions&);
 
 /// The same without other ranks: errors are thrown here, and nothing is compared.
-DsConfig read_configuration(int ranks, Module&, const EngineOptions&);
+/// `ranks_per_node`: 0 if it is not known.
+DsConfig read_configuration(int ranks, Module&, const EngineOptions&, int ranks_per_node = 0);
 
 /// Gives the module what the configuration has: activation checkpointing, LoRA. Errc::config for layers
 /// that it has not.

@@ -25,7 +25,10 @@ MemoryReport with_offload(MemoryReport predicted, const MemoryReport& run, std::
 class Run {
  public:
   Run(Module& module, const EngineOptions& o, const RecordLoss& record, int ranks, Device::Kind device)
-      : module_(module), record_(record), device_(device), config_(read_configuration(ranks, module, o)) {
+      : module_(module),
+        record_(record),
+        device_(device),
+        config_(read_configuration(ranks, module, o, ranks)) {
     require(o.optimizer || config_.optimizer, Errc::config, config_.file,
             ": optimizer: missing; a plan is of training: add the section");
     if (!o.optimizer) made_ = make_optimizer(*config_.optimizer, o.decay);

@@ -7,12 +7,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -23,6 +25,7 @@
 #include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/device/cuda_runtime.h"
+#include "comm/os/process.h"
 #include "sharding/parallel/rank_agreement.h"
 #include "sharding/parallel/rank_consistency.h"
 
@@ -43,6 +46,18 @@ World::World(Communicator communicator, LaunchInfo launch)
 
 Communicator World::new_communicator(std::optional<ReductionOrder> order) {
   return std::move(*communicator_.split(0, rank(), order));
+}
+
+int World::ranks_per_node() {
+  const std::string& id = communicator_.options().host_id;
+  const std::vector<std::string> nodes = all_gather_text(communicator_, id.empty() ? machine_id() : id);
+  const auto n =
+      std::ranges::find_if(nodes, [&](const std::string& node) { return node != nodes[0]; }) - nodes.begin();
+  if (std::ssize(nodes) % n != 0) return 0;
+  std::set<std::string_view> seen;
+  for (auto first = nodes.begin(); first != nodes.end(); first += n)
+    if (!seen.insert(*first).second || std::count(first, first + n, *first) != n) return 0;
+  return static_cast<int>(n);
 }
 
 void World::reduce(std::span<double> values, ReduceOp op) {

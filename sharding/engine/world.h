@@ -60,6 +60,8 @@ class World {
 
   int rank() const { return communicator_.rank(); }
   int size() const { return communicator_.size(); }
+  /// The ranks of every node if nodes have equally many, each of consecutive numbers; else 0. Collective.
+  int ranks_per_node();
   int local_rank() const { return launch_.local_rank; }
   bool is_main() const { return rank() == 0; }
   bool is_local_main() const { return launch_.local_rank == 0; }

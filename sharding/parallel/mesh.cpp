@@ -26,15 +26,36 @@ std::array<Dimension, 3> dimensions(const MeshSizes& sizes) {
 
 MeshSizes sizes_of(const std::array<Dimension, 3>& d) { return {d[0].size, d[1].size, d[2].size}; }
 
-/// ", e.g. shard 4, or tp 2": changes of one dimension that make the product that of `ranks`.
+/// "1, 2, 4 or 8": the divisors of `n`; of more than eight, the nearest ones of `wanted`.
+std::string divisors(std::int64_t n, std::int64_t wanted) {
+  std::vector<std::int64_t> all;
+  for (std::int64_t d = 1; d <= n; ++d)
+    if (n % d == 0) all.push_back(d);
+  if (all.size() > 8) {
+    const auto above = std::ranges::upper_bound(all, wanted);
+    all = above == all.end() ? std::vector{all.back()} : std::vector{*(above - 1), *above};
+  }
+  std::string out;
+  for (std::size_t i = 0; i < all.size(); ++i)
+    out += concat(i == 0 ? "" : i + 1 == all.size() ? " or " : ", ", all[i]);
+  return out;
+}
+
+/// "; what would fit: shard 4, or tp 2": changes of one dimension that make the product `ranks`, or a divisor
+/// of it where another one is "auto".
 std::string that_fit(const std::array<Dimension, 3>& all, int ranks) {
+  const bool left = std::ranges::any_of(all, [](const Dimension& d) { return d.size == 0; });
   std::string out;
   for (std::size_t changed = 0; changed < all.size(); ++changed) {
+    const Dimension& d = all[changed];
+    if (left && d.size < 2) continue;
     std::int64_t others = 1;
-    for (std::size_t d = 0; d < all.size(); ++d)
-      if (d != changed) others *= std::max(all[d].size, 1);
-    if (ranks % others == 0)
-      out += concat(out.empty() ? "; what would fit: " : ", or ", all[changed].name, " ", ranks / others);
+    for (std::size_t i = 0; i < all.size(); ++i)
+      if (i != changed) others *= std::max(all[i].size, 1);
+    if (ranks % others != 0) continue;
+    const std::int64_t fits = ranks / others;
+    out += concat(out.empty() ? "; what would fit: " : ", or ", d.name, " ",
+                  left ? divisors(fits, d.size) : std::to_string(fits));
   }
   return out;
 }
@@ -103,13 +124,15 @@ MeshSizes resolved(const MeshSizes& sizes, int ranks, int ranks_per_node) {
   std::array<Dimension, 3> all = dimensions(sizes);
   for (const auto& [name, size] : all)
     if (size < 0) refuse(all, ranks, concat(name, " is ", size, ", expected 1 or more, or 0, \"auto\""));
-  for (const Dimension& d : all)  // so that products do not overflow
-    if (d.size > ranks) refuse(all, ranks, "a size is larger than the number of ranks");
+  for (const auto& [name, size] : all)  // so that products do not overflow
+    if (size > ranks) refuse(all, ranks, concat(name, " ", size, " is more than the ranks"));
   fill_node(all, ranks, ranks_per_node);
   const std::int64_t known = product(all);
   const bool left = std::ranges::any_of(all, [](const Dimension& d) { return d.size == 0; });
   if (left ? ranks % known != 0 : ranks != known)
-    refuse(all, ranks, concat("the product of the sizes is ", known, that_fit(all, ranks)));
+    refuse(all, ranks,
+           concat("the product of the sizes is ", known, left ? ", which does not divide the ranks" : "",
+                  that_fit(all, ranks)));
   for (Dimension& d : all)
     if (d.size == 0) d.size = static_cast<int>(ranks / known);
   return sizes_of(all);

@@ -271,13 +271,13 @@ TEST(DsConfig, AllThatIsWrongIsInOneAnswer) {
             "ds.json: gradient_cliping: unknown key; did you mean 'gradient_clipping'?\n"
             "ds.json: optimizer.params.beta: unknown key; did you mean 'betas'?\n"
             "ds.json: scheduler.params.total_num_step: unknown key; did you mean 'total_num_steps'?\n"
+            "ds.json: zero_optimization.stage: must be from 0 to 3, found 4\n"
+            "ds.json: zero_optimization.overlap_comm: expected true or false, found \"maybe\"\n"
             "ds.json: train_batch_size: expected a whole number, found \"eight\"\n"
             "ds.json: optimizer.params.lr: must be from 0 to 3.4e+38, found -1\n"
             "ds.json: optimizer.params.eps: expected a number, found \"small\"\n"
             "ds.json: scheduler.params.total_num_steps: missing; give a value\n"
             "ds.json: fp16: expected an object { … }, found 1\n"
-            "ds.json: zero_optimization.stage: must be from 0 to 3, found 4\n"
-            "ds.json: zero_optimization.overlap_comm: expected true or false, found \"maybe\"\n"
             "ds.json: sequence_parallel_size: not supported in this build yet: 2; there is no sequence "
             "parallelism");
 }

@@ -55,8 +55,16 @@ TEST(MeshSizes, ErrorsHaveTheNumbersAndWhatWouldFit) {
   expect_refused({2, 3, 1}, 8, 0,
                  "mesh replicate 2 x shard 3 on 8 ranks: the product of the sizes is 6; what would fit: "
                  "shard 4");
-  expect_refused({1, 0, 3}, 8, 0,
-                 "mesh shard auto x tp 3 on 8 ranks: the product of the sizes is 3; what would fit: tp 8");
+  expect_refused(
+      {1, 0, 3}, 8, 0,
+      "mesh shard auto x tp 3 on 8 ranks: the product of the sizes is 3, which does not divide the "
+      "ranks; what would fit: tp 1, 2, 4 or 8");
+  expect_refused({4, 0, 3}, 64, 0,
+                 "mesh replicate 4 x shard auto x tp 3 on 64 ranks: the product of the sizes is 12, which "
+                 "does not divide the ranks; what would fit: tp 1, 2, 4, 8 or 16");
+  expect_refused({1, 0, 7}, 720, 0,
+                 "mesh shard auto x tp 7 on 720 ranks: the product of the sizes is 7, which does not divide "
+                 "the ranks; what would fit: tp 6 or 8");
   expect_refused({1, 3, 3}, 8, 0, "mesh shard 3 x tp 3 on 8 ranks: the product of the sizes is 9");
   expect_refused({-2, 0, 1}, 8, 0,
                  "mesh replicate -2 x shard auto on 8 ranks: replicate is -2, expected 1 or more, or 0, "
@@ -69,9 +77,10 @@ TEST(MeshSizes, ErrorsHaveTheNumbersAndWhatWouldFit) {
   expect_refused({0, 0, 3}, 8, 4,
                  "mesh replicate auto x shard auto x tp 3 on 8 ranks: shard \"auto\" fills a node, but the 4 "
                  "ranks of a node are not a multiple of 3");
-  expect_refused({2147483647, 2147483647, 2147483647}, 8, 0,
-                 "mesh replicate 2147483647 x shard 2147483647 x tp 2147483647 on 8 ranks: a size is larger "
-                 "than the number of ranks");
+  expect_refused(
+      {2147483647, 2147483647, 2147483647}, 8, 0,
+      "mesh replicate 2147483647 x shard 2147483647 x tp 2147483647 on 8 ranks: replicate 2147483647 "
+      "is more than the ranks");
 }
 
 // ---- groups

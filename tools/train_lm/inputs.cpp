@@ -296,8 +296,9 @@ void check_save_flags(const Options& o, const RunFacts& facts) {
           o.config);
 }
 
-DsConfig read_config(const Options& o, Inputs& in, int ranks) {
+DsConfig read_config(const Options& o, Inputs& in, int ranks, int ranks_per_node) {
   const RunFacts facts{.ranks = ranks,
+                       .ranks_per_node = ranks_per_node,
                        .hidden_size = static_cast<std::int64_t>(in.model->facts().channels),
                        .updates = [&](const BatchSizes& sizes) { return updates_of(o, in, sizes); },
                        .adamw_by_default = o.arguments.learning_rate.has_value()};
@@ -391,14 +392,14 @@ std::int64_t updates_of_passes(const Options& o, std::uint64_t updates_of_a_pass
       std::ceil(o.arguments.num_train_epochs.value_or(1) * static_cast<double>(updates_of_a_pass)));
 }
 
-Inputs read_model_inputs(const Options& o, int ranks) {
+Inputs read_model_inputs(const Options& o, int ranks, int ranks_per_node) {
   Inputs in;
   std::vector<std::string> absent;
   in.model = language_model_from_config(o.model, &absent);
   const ModelFacts facts = in.model->facts();
   find_tokenizer_of_text(o, in);
   in.seq_len = seq_len_of(o, facts.positions);
-  in.ds = read_config(o, in, ranks);
+  in.ds = read_config(o, in, ranks, ranks_per_node);
   if (!o.samples_only) {
     in.sizes = required_sizes(in.ds);
     check_optimizer(o, in.ds);
@@ -420,16 +421,18 @@ std::string describe_model(LanguageModel& model) {
                 fixed(static_cast<double>(parameters) * 1e-6, 2), " M parameters");
 }
 
-Inputs read_inputs(const Options& o, int rank, int ranks) {
-  Inputs in = read_model_inputs(o, ranks);
+Inputs read_inputs(const Options& o, int rank, int ranks, int ranks_per_node) {
+  Inputs in = read_model_inputs(o, ranks, ranks_per_node);
+  const int readers = resolved(in.ds.mesh, ranks, ranks_per_node).data();
   const std::size_t vocabulary = in.model->facts().vocabulary;
   check_evaluation(o, in.ds);
   if (rank == 0) check_outputs(o, in.ds.checkpoint);
   if (!o.init.empty()) in.checkpoint = open_checkpoint(o, in);
   read_tokens(o, in);
-  require(o.samples_only || !o.shuffle || !in.ds.drop_last || in.samples >= static_cast<std::uint64_t>(ranks),
-          Errc::config, in.tokens.name(), ": ", in.samples, " samples are too few for ", ranks,
-          " ranks when dataloader_drop_last is true; give more data, or set it to false");
+  require(
+      o.samples_only || !o.shuffle || !in.ds.drop_last || in.samples >= static_cast<std::uint64_t>(readers),
+      Errc::config, in.tokens.name(), ": ", in.samples, " samples are too few for ", readers,
+      " ranks when dataloader_drop_last is true; give more data, or set it to false");
   for (Tokens* tokens : {&in.tokens, in.validation ? &in.validation->tokens : nullptr}) {
     if (!tokens || o.samples_only) continue;
     check_indices(o, *tokens, in);

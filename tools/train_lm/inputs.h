@@ -35,11 +35,12 @@ struct Inputs {
 };
 
 /// Model, configuration, and the tokenizer if text is read or sampled. Tokens are read only if --steps is not
-/// given and the schedule depends on the number of updates. Errors as below.
-Inputs read_model_inputs(const Options&, int ranks);
+/// given and the schedule depends on the number of updates. `ranks_per_node`: 0 if nodes have different
+/// numbers. Errors as below.
+Inputs read_model_inputs(const Options&, int ranks, int ranks_per_node = 0);
 /// Errors are one line: place, problem, remedy. Rank 0 also checks that the outputs are writable, and checks
 /// the tokens (Tokens::check_vocabulary), and shows progress of a tokenizer.
-Inputs read_inputs(const Options&, int rank, int ranks);
+Inputs read_inputs(const Options&, int rank, int ranks, int ranks_per_node = 0);
 
 /// Throws Errc::mismatch on every rank if a rank differs from rank 0; it names the first such rank and the
 /// difference. Compared are flags, seed, model, configuration, tokenizer, data (count and hash of tokens) and

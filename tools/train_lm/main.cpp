@@ -438,9 +438,11 @@ Status train(const Options& o, Inputs& in, World& world) {
 }
 
 /// Reads and checks all inputs. Errors are user errors here, and nothing has been written yet.
-Status check_inputs(const Options& o, Communicator& comm, Inputs& in) {
+Status check_inputs(const Options& o, World& world, Inputs& in) {
+  Communicator& comm = world.communicator();
   try {
-    check_on_all_ranks(comm, [&] { in = read_inputs(o, comm.rank(), comm.size()); });
+    const int per_node = world.ranks_per_node();
+    check_on_all_ranks(comm, [&] { in = read_inputs(o, comm.rank(), comm.size(), per_node); });
     require_same_run(o, in, comm);
   } catch (const Error& e) {
     if (comm.rank() == 0) print_error(e.what());
@@ -481,7 +483,7 @@ Status run(const LaunchInfo& launch, const Options& options) {
     if (!world_options.comm.on_wait) world_options.comm.on_wait = print_wait;
     World world = World::from_environment(world_options);
     Inputs in;
-    const Status checked = check_inputs(options, world.communicator(), in);
+    const Status checked = check_inputs(options, world, in);
     return checked == done ? train_or_abort(options, world, in) : checked;
   } catch (const std::exception& e) {
     print_error(concat("rank ", launch.rank, ": ", one_line(e)));
