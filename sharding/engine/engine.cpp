@@ -48,8 +48,33 @@ std::optional<ReductionOrder> reduction_order(const World& world, const DsConfig
   return ReductionOrder::pairwise;
 }
 
-std::unique_ptr<Strategy> strategy_of(Module& module, Communicator& communicator, const DsConfig& config,
-                                      const EngineOptions& o) {
+/// The ranks with other data, for calls of the engine's own, which must not wait for those of the strategy.
+std::shared_ptr<Communicator> data_ranks(World& world, const Mesh& mesh) {
+  Communicator& all = world.communicator();
+  if (mesh.sizes().tp == 1) return {std::shared_ptr<Communicator>(), &all};
+  return std::make_shared<Communicator>(*all.split(mesh.part().rank, all.rank()));
+}
+
+/// What ranks share of the layers, as a line.
+std::string divide_layers(Module& module, const Mesh& mesh, const DsConfig& config, const EngineOptions& o) {
+  if (o.parallelize) return o.parallelize(module, mesh);
+  require(mesh.tp() == nullptr, Errc::config, config.file, ": ringzero.mesh.tp: is ", mesh.sizes().tp,
+          ", and the module has no plan of what ranks share; set EngineOptions::parallelize, or tp to 1");
+  return "";
+}
+
+/// The same on all ranks, or an error on all. Collective.
+void divide_layers(Module& module, const Mesh& mesh, const World& world, const DsConfig& config,
+                   const EngineOptions& o) {
+  std::string line;
+  check_on_all_ranks(mesh.communicator(), [&] { line = divide_layers(module, mesh, config, o); });
+  if (o.log && world.is_main() && !line.empty())
+    std::fprintf(o.log, "%s%s\n", o.name.empty() ? "" : concat(o.name, ": ").c_str(), line.c_str());
+}
+
+std::unique_ptr<Strategy> strategy_of(Module& module, const Mesh& mesh, const World& world,
+                                      const DsConfig& config, const EngineOptions& o) {
+  divide_layers(module, mesh, world, config, o);
   const StrategyKind kind = o.strategy ? *o.strategy : strategy_kind(config);
   const StrategyOptions options = strategy_options(config, kind, o.configure_strategy);
   const auto trains = [&] { return o.optimizer != nullptr || config.optimizer.has_value(); };
@@ -57,7 +82,6 @@ std::unique_ptr<Strategy> strategy_of(Module& module, Communicator& communicator
   std::set<const Parameter*> without_values;
   for (const Parameter* p : module.parameters())
     if (!p->value.defined()) without_values.insert(p);
-  const Mesh mesh(communicator, config.mesh);
   auto strategy = make_strategy(kind, module, mesh, options);
   const auto from_seed = [&](const Parameter& p, Range elements, float* out) {
     init_slice(p, {out, elements.count()}, elements.begin, o.seed);
@@ -199,6 +223,8 @@ struct Engine::State {
   std::int64_t max_steps = -1;
   std::uint64_t seed;
   Communicator communicator;
+  Mesh mesh;                           // of `communicator`
+  std::shared_ptr<Communicator> data;  // the ranks with other data
   Stream stream;
   Tape tape;
   std::optional<CommsLogger> comms;
@@ -221,9 +247,11 @@ Engine::State::State(World& w, Module& model, DsConfig resolved, EngineOptions& 
       max_steps(o.arguments.max_steps.value_or(-1)),
       seed(o.seed),
       communicator(world.new_communicator(reduction_order(world, config))),
+      mesh(communicator, config.mesh),
+      data(data_ranks(world, mesh)),
       stream(stream_on(communicator.options().device, o.threads > 0 ? o.threads : world.threads(), config)),
       tape(stream),
-      strategy(strategy_of(module, communicator, config, o)) {
+      strategy(strategy_of(module, mesh, world, config, o)) {
   strategy->attach(tape);
   tape.set_autocast(config.precision.autocast);
   if (config.monitor.comms_enabled) comms.emplace(config.monitor, world.size(), name, log);
@@ -270,17 +298,18 @@ void Engine::State::observe_communication() {
 void Engine::State::make_updates(std::unique_ptr<Optimizer> optimizer, const EngineOptions& o) {
   if (!config.trace.path.empty()) trace.emplace(config.trace, world);
   updates.emplace(
-      world, tape, *strategy,
+      world.communicator(), *data, tape, *strategy,
       TrainingStep(*strategy, std::move(optimizer), o.lr_schedule ? *o.lr_schedule : config.schedule,
                    o.schedule_unit, config),
-      UpdateReports(world, *strategy, monitor_of(world, config.monitor, o), config.sizes.train, loaders),
+      UpdateReports(*data, *strategy, monitor_of(world, config.monitor, o), config.sizes.train, loaders),
       UpdateLoopOptions{.accumulation = config.sizes.accumulation,
                         .expected_terms = o.expected_terms,
                         .seed = o.seed,
                         .graph = o.graph && !comms && !trace && strategy->capturable(),
                         .when_dropped = [loaders = loaders,
                                          &world = world] { skip_batches(*loaders, world.communicator()); },
-                        .world_size_invariant = config.world_size_invariant});
+                        .world_size_invariant = config.world_size_invariant,
+                       .tp = mesh.sizes().tp});
   const std::string reason = strategy->reason_against_capture();
   if (o.graph && stream.device().kind == Device::cuda && !reason.empty())
     print("updates run without a CUDA graph: " + reason);
@@ -299,8 +328,8 @@ std::pair<std::shared_ptr<const BatchSampler>, LoaderOptions> Engine::State::sam
           ": train_micro_batch_size_per_gpu: missing; give it, or EngineLoaderOptions::batch_size");
   const BatchSamplerOptions sampling{.samples = samples,
                                      .batch_size = o.batch_size.value_or(micro),
-                                     .ranks = world.size(),
-                                     .rank = world.rank(),
+                                     .ranks = data->size(),
+                                     .rank = data->rank(),
                                      .shuffle = shuffle,
                                      .drop_last = o.drop_last.value_or(config.drop_last),
                                      .seed = o.seed.value_or(seed)};
@@ -364,6 +393,8 @@ Tape& Engine::tape() { return state_->tape; }
 const DsConfig& Engine::config() const { return state_->config; }
 
 World& Engine::world() const { return state_->world; }
+
+const Mesh& Engine::mesh() const { return state_->mesh; }
 
 const Stream& Engine::stream() const { return state_->stream; }
 
@@ -452,8 +483,8 @@ void Engine::end_epoch() { state_->loop().training().end_epoch(); }
 void Engine::lr_scheduler_step(double metric) {
   State& s = *state_;
   s.loop().require_between_updates("lr_scheduler_step()");
-  std::vector<double> all(static_cast<std::size_t>(s.world.size()));
-  s.world.communicator().all_gather(ConstBuffer(&metric, 1), Buffer(all.data(), all.size())).wait();
+  std::vector<double> all(static_cast<std::size_t>(s.data->size()));
+  s.data->all_gather(ConstBuffer(&metric, 1), Buffer(all.data(), all.size())).wait();
   const auto first = std::ranges::adjacent_find(all, std::not_equal_to());
   const double mean =
       first == all.end() ? metric : std::reduce(all.begin(), all.end()) / static_cast<double>(all.size());
@@ -488,7 +519,7 @@ struct Engine::Join::State {
 
 Engine::Join::Join(Engine& engine)
     : state_(new State{engine, engine.config().ddp.join.enable,
-                       rz::Join(engine.world().communicator(), join_options(engine.config().ddp.join))}) {
+                       rz::Join(*engine.state_->data, join_options(engine.config().ddp.join))}) {
   State& s = *state_;
   if (!s.enabled) return;
   UpdateLoop& loop = s.loop();
@@ -510,7 +541,7 @@ bool Engine::Join::next(bool has_data) {
   s.words.clear();
   const bool any = s.ranks.next(has_data);
   ++s.rounds.made;
-  const int without = s.engine.world().size() - s.ranks.active_ranks();
+  const int without = s.engine.state_->data->size() - s.ranks.active_ranks();
   require(without == 0 || !any || !s.loop().fresh(), Errc::mismatch, "Engine::Join: ", without,
           " ranks have no batch before the first update; give every rank at least one");
   return any;
@@ -539,7 +570,8 @@ Tensor Engine::gather_for_metrics(const Batch& batch, const Tensor& rows) {
   const Tensor all = s.world.gather(rows, s.stream);
   std::vector<std::int64_t> padding(static_cast<std::size_t>(s.world.size()));
   const bool fits = rows.shape()[0] == batch.rows();
-  const std::int64_t own = fits ? static_cast<std::int64_t>(batch.padding()) : -1;
+  const bool repeats = s.mesh.part().rank > 0;  // the rows of another rank
+  const std::int64_t own = fits ? static_cast<std::int64_t>(repeats ? batch.rows() : batch.padding()) : -1;
   s.world.communicator().all_gather(ConstBuffer(&own, 1), Buffer(padding.data(), padding.size())).wait();
   const auto wrong = std::ranges::find(padding, -1);
   if (wrong != padding.end()) {
@@ -565,8 +597,9 @@ MemoryUse Engine::memory() { return state_->memory(); }
 
 void Engine::abort(const std::string& reason) noexcept {
   State& s = *state_;
-  s.communicator.abort(reason);
-  s.world.communicator().abort(reason);
+  for (Communicator* group : {s.mesh.tp(), s.mesh.replicas(), &s.mesh.shard(), &s.mesh.data(), s.data.get(),
+                              &s.communicator, &s.world.communicator()})
+    if (group != nullptr) group->abort(reason);
 }
 
 // ---- checkpoints and files
@@ -636,7 +669,7 @@ double Engine::loss() { return state_->loop().reports().loss(state_->stream); }
 
 std::int64_t Engine::global_steps() { return state_->loop().reports().steps(); }
 
-double Engine::mean(std::span<const Mean> losses) { return exact_mean(losses, state_->world.communicator()); }
+double Engine::mean(std::span<const Mean> losses) { return exact_mean(losses, *state_->data); }
 
 Mean Engine::item(const nn::Loss& loss) const {
   const State& s = *state_;

@@ -238,6 +238,9 @@ class Engine {
   // ---- parts
   const DsConfig& config() const;
   World& world() const;
+  /// The ranks by what they share: mesh().data() has those with other data, and this rank's number among
+  /// them. For calls of the engine; those of a program of one's own need communicators of their own.
+  const Mesh& mesh() const;
   const Stream& stream() const;
   /// sharding/strategy/strategy.h
   Strategy& strategy();

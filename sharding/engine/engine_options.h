@@ -35,6 +35,10 @@ struct EngineOptions {
   Decay decay = Decay::all;              ///< groups of the configuration's optimizer
   std::optional<StrategyKind> strategy;  ///< instead of zero_optimization.stage
   MeshSizes mesh;                        ///< default: that of the configuration; else it must agree with it
+  /// Divides the layers of the module between the ranks of Mesh::tp(), and returns a line on that, as
+  /// parallelize_fn of Fabric's ModelParallelStrategy. Called on every rank, also without tp, before
+  /// parameters have memory. Empty: with tp, a LanguageModel has the plan of its family.
+  std::function<std::string(Module&, const Mesh&)> parallelize;
   /// Changes the options that follow from the configuration; may be empty.
   std::function<void(StrategyOptions&)> configure_strategy;
 

@@ -1,11 +1,14 @@
 #include "sharding/engine/update_loop.h"
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <utility>
 
 #include "comm/core/error.h"
 #include "comm/device/allocate.h"
 #include "comm/device/memory.h"
+#include "sharding/parallel/rank_consistency.h"
 
 namespace rz {
 
@@ -56,23 +59,24 @@ void UpdateGraph::drop() {
 
 namespace {
 
-DropoutSeeds::Place place_of(const World& world, const UpdateLoopOptions& o) {
+DropoutSeeds::Place place_of(const Communicator& data, const UpdateLoopOptions& o) {
   const std::int64_t consecutive = o.world_size_invariant ? std::max<std::int64_t>(1, o.accumulation) : 1;
-  return {world.rank(), world.size(), static_cast<std::uint64_t>(consecutive)};
+  return {data.rank(), data.size(), static_cast<std::uint64_t>(consecutive)};
 }
 
 }  // namespace
 
-UpdateLoop::UpdateLoop(World& world, Tape& tape, Strategy& strategy, TrainingStep&& training,
-                       UpdateReports&& reports, const UpdateLoopOptions& options)
-    : world_(world),
+UpdateLoop::UpdateLoop(Communicator& all, Communicator& data, Tape& tape, Strategy& strategy,
+                       TrainingStep&& training, UpdateReports&& reports, const UpdateLoopOptions& options)
+    : all_(all),
+      data_(data),
       tape_(tape),
       strategy_(strategy),
       options_(options),
       training_(std::move(training)),
       reports_(std::move(reports)),
       accumulation_(options.accumulation),
-      seeds_(options.seed, static_cast<std::size_t>(options.accumulation), place_of(world, options),
+      seeds_(options.seed, static_cast<std::size_t>(options.accumulation), place_of(data, options),
              tape.stream()) {
   given_terms_ = options_.expected_terms.has_value();
   if (given_terms_) strategy_.settings().set_expected_terms(*options_.expected_terms);
@@ -83,13 +87,13 @@ UpdateLoop::UpdateLoop(World& world, Tape& tape, Strategy& strategy, TrainingSte
 
 /// By the first micro-batches of all ranks, or that of rank 0, which is the same for any number of ranks.
 Work UpdateLoop::begin_terms(double own) {
-  first_terms_ = !options_.world_size_invariant || world_.is_main() ? own : 0;
-  return world_.communicator().all_reduce(Buffer(&first_terms_, 1), ReduceOp::sum);
+  first_terms_ = !options_.world_size_invariant || data_.rank() == 0 ? own : 0;
+  return data_.all_reduce(Buffer(&first_terms_, 1), ReduceOp::sum);
 }
 
 double UpdateLoop::terms_of_update() const {
   const auto steps = static_cast<double>(accumulation_.steps());
-  return first_terms_ * steps * (options_.world_size_invariant ? world_.size() : 1);
+  return first_terms_ * steps * (options_.world_size_invariant ? data_.size() : 1);
 }
 
 void UpdateLoop::expect_terms(double terms) {
@@ -109,13 +113,32 @@ void UpdateLoop::next_update() {
   if (rounds_) rounds_->made = 0;
 }
 
+/// Ranks that share layers combine parts of one loss: other data on one of them would give wrong gradients.
+void UpdateLoop::require_equal_losses(std::int64_t update) {
+  if (options_.tp == 1 || tape_.stream().device().kind != Device::host) return;
+  const std::vector<Mean> losses = reports_.losses().read(tape_.stream());
+  std::array<double, 2> own{};  // their hash, and the sum
+  for (const Mean& m : losses) own[1] += m.sum;
+  const std::uint64_t hash = hash_bytes(losses.data(), losses.size() * sizeof(Mean));
+  std::memcpy(&own[0], &hash, sizeof hash);
+  std::vector<std::array<double, 2>> all(static_cast<std::size_t>(all_.size()));
+  all_.all_gather(ConstBuffer(own.data(), 2), Buffer(all[0].data(), 2 * all.size())).wait();
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    const std::size_t first = rank - rank % static_cast<std::size_t>(options_.tp);
+    require(std::memcmp(&all[rank][0], &all[first][0], sizeof(double)) == 0, Errc::mismatch, "update ",
+            update, ": ranks ", first, " and ", rank, " share layers (tp) and have different losses, ",
+            all[first][1], " and ", all[rank][1], ": give both the same batches, as Engine::loader() does");
+  }
+}
+
 void UpdateLoop::complete() {
   StepReport& report = reports_.add(graph_.defined());
+  require_equal_losses(report.step);
   next_update();
   passes_of_updates_ = passes_;
   new_terms_ = false;
   tape_.seed(seeds_.of_pass(passes_));
-  training_.complete(tape_.stream(), report, reports_.losses(), world_.communicator());
+  training_.complete(tape_.stream(), report, reports_.losses(), all_);
   reports_.finish(tape_.stream());
 }
 

@@ -14,7 +14,6 @@
 #include "comm/device/stream.h"
 #include "sharding/engine/training_step.h"
 #include "sharding/engine/update_reports.h"
-#include "sharding/engine/world.h"
 #include "sharding/strategy/strategy.h"
 
 namespace rz {
@@ -102,6 +101,7 @@ struct UpdateLoopOptions {
   std::function<void()> when_dropped{};  ///< called on every rank that drops an update
   /// Nothing depends on how many ranks share the micro-batches of an update.
   bool world_size_invariant = false;
+  int tp = 1;  ///< neighbouring ranks with the same data, whose losses are compared on the host
 };
 
 /// Makes updates of passes, pass by pass or a whole update at once. Engine has the contracts of the functions
@@ -109,7 +109,9 @@ struct UpdateLoopOptions {
 class UpdateLoop {
  public:
   /// The parts outlive the loop; the strategy is attached to the tape.
-  UpdateLoop(World&, Tape&, Strategy&, TrainingStep&&, UpdateReports&&, const UpdateLoopOptions&);
+  /// `data`: the ranks with other data, of all ranks.
+  UpdateLoop(Communicator& all, Communicator& data, Tape&, Strategy&, TrainingStep&&, UpdateReports&&,
+             const UpdateLoopOptions&);
 
   // ---- pass by pass
   void backward(const nn::Loss&);
@@ -196,9 +198,11 @@ class UpdateLoop {
   void reduce_and_apply();
   void run_passes(const std::function<nn::Loss(std::size_t)>& forward);
   void next_update();
+  void require_equal_losses(std::int64_t update);
   void complete();
 
-  World& world_;
+  Communicator& all_;   // ranks
+  Communicator& data_;  // ranks with other data
   Tape& tape_;
   Strategy& strategy_;
   UpdateLoopOptions options_;

@@ -57,9 +57,9 @@ std::vector<std::uint8_t> UpdateLosses::not_finite(Communicator& communicator, c
   return all;
 }
 
-UpdateReports::UpdateReports(World& world, const Strategy& strategy, StepMonitor&& monitor,
+UpdateReports::UpdateReports(Communicator& data, const Strategy& strategy, StepMonitor&& monitor,
                              std::int64_t samples, std::shared_ptr<const LoaderPositions> loaders)
-    : world_(world),
+    : data_(data),
       strategy_(strategy),
       monitor_(std::move(monitor)),
       loaders_(std::move(loaders)),
@@ -140,7 +140,7 @@ void UpdateReports::finish(const Stream& stream) {
 }
 
 const Mean& UpdateReports::sums(const Stream& stream) {
-  if (!sums_) sums_ = losses_.sums(world_.communicator(), stream);
+  if (!sums_) sums_ = losses_.sums(data_, stream);
   return *sums_;
 }
 

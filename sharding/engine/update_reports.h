@@ -38,15 +38,14 @@ class UpdateLosses {
   void add(const nn::Loss& loss) { losses_.push_back(loss); }
   /// Adds a loss without terms, a scalar, as one term.
   void add_scalar(const Tensor& value, const Stream&);
+  /// Those of this rank. On a device this waits for the stream.
+  std::vector<Mean> read(const Stream&) const;
   /// exact_sums() of them. On a device this waits for the stream. Collective.
   Mean sums(Communicator&, const Stream&) const;
   /// Which ranks have a loss that is not finite, by rank. On a device this waits for the stream. Collective.
   std::vector<std::uint8_t> not_finite(Communicator&, const Stream&) const;
 
  private:
-  /// Of this rank.
-  std::vector<Mean> read(const Stream&) const;
-
   std::vector<nn::Loss> losses_;
   std::vector<Tensor> scalars_;  // f32
 };
@@ -55,8 +54,9 @@ class UpdateLosses {
 class UpdateReports {
  public:
   using Clock = std::chrono::steady_clock;
-  /// `samples`: of an update, over all ranks. World and strategy outlive the reports.
-  UpdateReports(World&, const Strategy&, StepMonitor&&, std::int64_t samples,
+  /// `samples`: of an update, over all ranks. `data`, the ranks with other data, and the strategy outlive
+  /// the reports.
+  UpdateReports(Communicator& data, const Strategy&, StepMonitor&&, std::int64_t samples,
                 std::shared_ptr<const LoaderPositions> loaders);
 
   /// An update begins at `start`, instead of at the end of the one before.
@@ -108,7 +108,7 @@ class UpdateReports {
   void print_and_write(const Stream&);
   void observe_phases();
 
-  World& world_;
+  Communicator& data_;
   const Strategy& strategy_;
   StepMonitor monitor_;
   std::shared_ptr<const LoaderPositions> loaders_;

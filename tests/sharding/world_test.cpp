@@ -108,6 +108,27 @@ TEST(World, TheFirstRankOfEachNodeIsItsLocalMain) {
   });
 }
 
+TEST(World, CountsTheRanksOfANode) {
+  const auto per_node = [](const std::vector<std::string>& nodes) {
+    int found = -1;
+    test::run_ranks(static_cast<int>(nodes.size()), [&](int rank, std::shared_ptr<Store> store) {
+      CommOptions comm;
+      comm.host_id = nodes[static_cast<std::size_t>(rank)];
+      World world(Communicator::connect(rank, static_cast<int>(nodes.size()), std::move(store), comm));
+      const int n = world.ranks_per_node();
+      EXPECT_EQ(world.reduce(n, ReduceOp::min), world.reduce(n, ReduceOp::max));
+      if (rank == 0) found = n;
+    });
+    return found;
+  };
+  EXPECT_EQ(per_node({"", "", ""}), 3);
+  EXPECT_EQ(per_node({"a", "a", "b", "b"}), 2);
+  EXPECT_EQ(per_node({"a", "b", "c"}), 1);
+  EXPECT_EQ(per_node({"a", "a", "b"}), 0) << "nodes of different sizes";
+  EXPECT_EQ(per_node({"a", "a", "a", "b"}), 0);
+  EXPECT_EQ(per_node({"a", "b", "a", "b"}), 0) << "the ranks of a node are not consecutive";
+}
+
 TEST(World, ReducesValuesAndMeansByTheirCounts) {
   spawn(3, [](World& world) {
     const double r = world.rank();

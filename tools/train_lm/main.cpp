@@ -83,8 +83,14 @@ void print_optimizer(const Options& o, const Inputs& in) {
     std::printf("autocast: products in %s\n", name(*autocast));
 }
 
-void print_run_summary(const Options& o, const Inputs& in, const Communicator& comm, int threads,
-                       std::uint64_t steps) {
+/// "4 ranks" with other data, and how the ranks are divided.
+std::string describe_ranks(const MeshSizes& mesh) {
+  const std::string data = plural(static_cast<std::uint64_t>(mesh.data()), "rank");
+  return mesh.tp == 1 ? data : concat(data, " of ", mesh.tp, " that share layers");
+}
+
+void print_run_summary(const Options& o, const Inputs& in, const Communicator& comm, const MeshSizes& mesh,
+                       int threads, std::uint64_t steps) {
   std::fputs(resolved_table(in.ds).c_str(), stdout);
   std::printf("model: %s\n", describe_model(*in.model).c_str());
   if (const std::string lora = describe_lora(*in.model); !lora.empty())
@@ -107,7 +113,8 @@ void print_run_summary(const Options& o, const Inputs& in, const Communicator& c
               name(in.strategy), plural(comm.size(), "rank").c_str(), plural(threads, "thread").c_str(),
               comm.describe().c_str(), plural(steps, "update").c_str(),
               static_cast<long long>(in.sizes.train), static_cast<long long>(in.sizes.micro),
-              static_cast<long long>(in.sizes.accumulation), plural(comm.size(), "rank").c_str());
+              static_cast<long long>(in.sizes.accumulation), describe_ranks(mesh).c_str());
+  if (mesh.replicate > 1 || mesh.tp > 1) std::printf("mesh: %s\n", describe(mesh).c_str());
   print_optimizer(o, in);
   std::fflush(stdout);
 }
@@ -363,7 +370,8 @@ Status run_engine(const Options& o, Inputs& in, Engine& engine) {
   if (in.validation) evaluated.emplace(engine, *in.validation, in.seq_len);
   const std::uint64_t steps =
       static_cast<std::uint64_t>(o.steps ? *o.steps : updates_of_passes(o, sampler.updates()));
-  if (world.is_main()) print_run_summary(o, in, world.communicator(), engine.stream().threads(), steps);
+  if (world.is_main())
+    print_run_summary(o, in, world.communicator(), engine.mesh().sizes(), engine.stream().threads(), steps);
   if (const std::string line = engine.checkpoints().describe_resume(); !line.empty()) world.print(line);
   for (const std::string& line : engine.loader_positions()->differences()) world.print("warning: ", line);
   Tracker tracker(world.is_main() ? o.track : "");

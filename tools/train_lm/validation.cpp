@@ -28,13 +28,13 @@ namespace {
 
 Loader validation_loader(const Engine& engine, const ValidationData& data, std::size_t seq_len) {
   const auto micro = static_cast<std::size_t>(engine.config().sizes.micro);
-  const int ranks = engine.world().size();
+  const int ranks = engine.mesh().data().size();
   auto dataset =
       std::make_shared<ValidationDataset>(data, seq_len, micro * static_cast<std::uint64_t>(ranks));
   const BatchSamplerOptions sampling{.samples = dataset->size(),
                                      .batch_size = micro,
                                      .ranks = ranks,
-                                     .rank = engine.world().rank(),
+                                     .rank = engine.mesh().data().rank(),
                                      .shuffle = false};
   auto sampler = std::make_shared<ConsecutiveBatchSampler>(sampling, 1);
   return Loader(std::move(dataset), std::move(sampler), engine.stream());
