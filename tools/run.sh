@@ -17,7 +17,7 @@ while [ $# -gt 0 ]; do
   esac
 done
 
-tools/setup.sh
+tools/setup.sh host
 tools/build.sh host
 bin=build/host/bin
 

@@ -1,11 +1,17 @@
 #!/usr/bin/env bash
 # Installs missing packages that ringzero needs to build and test on Debian 12. Prints nothing if all are installed.
-#   tools/setup.sh [PACKAGE…]        (further packages)
+#   tools/setup.sh [host] [PACKAGE…]        (host: those of the preset host alone; further packages)
 set -euo pipefail
-packages=(build-essential cmake ninja-build ccache pkg-config git ca-certificates python3
-          libhwy-dev libopenblas-pthread-dev libhwloc-dev nlohmann-json3-dev libxxhash-dev libcli11-dev libonig-dev libutf8proc-dev
-          libgtest-dev libboost-context-dev
-          libopenmpi-dev openmpi-bin lld "$@")
+case ${1:-} in -h | --help) sed -n '2,3s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+packages=(build-essential cmake ninja-build ccache pkg-config ca-certificates
+          libhwy-dev libopenblas-pthread-dev libhwloc-dev nlohmann-json3-dev libxxhash-dev libcli11-dev
+          libonig-dev libutf8proc-dev)
+if [ "${1:-}" = host ]; then
+  shift
+else
+  packages+=(git python3 libgtest-dev libboost-context-dev libopenmpi-dev openmpi-bin lld)
+fi
+packages+=("$@")
 
 missing=()
 for p in "${packages[@]}"; do
