@@ -1,8 +1,10 @@
 /// Meshes of replicas of shards: which bits are equal, what is held and sent along each dimension.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <string>
@@ -11,6 +13,9 @@
 #include "autograd_lite/nn/layers.h"
 #include "autograd_lite/ops.h"
 #include "comm/core/error.h"
+#include "sharding/huggingface/save_pretrained.h"
+#include "sharding/io/json.h"
+#include "sharding/model/communication_hook.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/join.h"
 #include "sharding/strategy/optimizer_state.h"
@@ -60,7 +65,7 @@ struct Result {
 };
 
 Result trained(StrategyKind kind, const Mesh& mesh, const TrainedRun& run) {
-  ToyModel model([](std::size_t p, std::size_t i) { return 1 + noise(p, i, -1) / 4; });
+  ToyModel model([](std::size_t p, std::size_t i) { return 1 + noise(p, i, -1) / 4; }, mesh.part());
   Tape tape;
   const auto strategy = make_strategy(kind, model, mesh, run.options);
   strategy->attach(tape);
@@ -308,6 +313,104 @@ TEST(Hybrid, ARankWithoutDataJoins) {
         replica.strategy->step(*replica.optimizer);
       }
       EXPECT_EQ(updates, 4);
+    }
+  });
+}
+
+// ---- parts of layers
+
+/// Norms add squares of other blocks of elements.
+TEST(Parts, TrainAsWholeParametersDo) {
+  const std::vector<TrainedRun> runs = {{}, {.optimizer = [] { return make_lamb(LambOptions{}); }}};
+  for (const TrainedRun& run : runs) {
+    Result whole;
+    on_ranks(2, [&](Communicator& comm) {
+      const Result result = trained(StrategyKind::zero1, comm, run);
+      if (comm.rank() == 0) whole = result;
+    });
+    for (const MeshSizes& sizes : {MeshSizes{1, 2, 2}, MeshSizes{2, 1, 2}, MeshSizes{1, 2, 3}})
+      on_ranks(sizes.ranks(), [&](Communicator& comm) {
+        const Mesh mesh(comm, sizes);
+        const Result ddp = trained(StrategyKind::ddp, mesh, run);
+        ASSERT_EQ(ddp.numbers.size(), whole.numbers.size());
+        for (std::size_t i = 0; i < whole.numbers.size(); ++i)
+          ASSERT_NEAR(ddp.numbers[i], whole.numbers[i], 1e-6) << i << " on " << describe(sizes);
+        for (std::size_t i = 0; i < whole.norms.size(); ++i)
+          EXPECT_NEAR(ddp.norms[i], whole.norms[i], 1e-6 * whole.norms[i]);
+        for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3})
+          EXPECT_EQ(trained(kind, mesh, run), ddp) << name(kind) << " on " << describe(sizes);
+      });
+  }
+}
+
+TEST(Parts, WeightFilesHaveWholeTensors) {
+  const std::string folder =
+      (std::filesystem::temp_directory_path() / concat("rz-parts-", ::getpid())).string();
+  std::filesystem::create_directories(folder);
+  const auto file = [&](const MeshSizes& sizes) {
+    const std::string path = concat(folder, "/tp", sizes.tp, ".safetensors");
+    on_ranks(sizes.ranks(), [&](Communicator& comm) {
+      const Mesh mesh(comm, sizes);
+      ToyModel model([](std::size_t p, std::size_t i) { return noise(p, i, 0); }, mesh.part());
+      const auto strategy = make_strategy(StrategyKind::zero3, model, mesh);
+      save_weights(path, model, *strategy, comm.rank(), Stream(), {});
+    });
+    return read_text_file(path);
+  };
+  const std::string expected = file({1, 2, 1});
+  EXPECT_GT(expected.size(), 1000u);
+  EXPECT_EQ(file({1, 2, 2}), expected);
+  EXPECT_EQ(file({1, 1, 3}), expected);
+  std::filesystem::remove_all(folder);
+}
+
+TEST(Parts, WhatNeedsWholeParametersIsRefused) {
+  on_ranks(2, [](Communicator& comm) {
+    const Mesh mesh(comm, {1, 1, 2});
+    const auto refused = [&](const std::function<void()>& f, const char* word) {
+      const Error error = test::error_of(f);
+      EXPECT_EQ(error.code(), Errc::unsupported) << error.what();
+      EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
+    };
+    ToyModel hooked(test::initial_value, mesh.part());
+    refused(
+        [&] {
+          make_strategy(StrategyKind::ddp, hooked, mesh, {.communication_hook = make_fp16_compress_hook()});
+        },
+        "hook");
+    ToyModel model(test::initial_value, mesh.part());
+    const auto strategy = make_strategy(StrategyKind::ddp, model, mesh);
+    refused([&] { strategy->backward_without_data(); }, "drop_last");
+    Tape tape;
+    strategy->attach(tape);
+    strategy->begin_backward();
+    tape.backward(model.loss(tape, [](std::size_t, std::size_t) { return 1.0f; }));
+    strategy->finish_gradients();
+    const auto muon =
+        make_muon({}, muon_adam_options, [](const Parameter& p) { return p.shape.dims() == 2; });
+    refused([&] { strategy->step(*muon); }, "whole matrices");
+  });
+}
+
+/// A tp group has the same values of what it does not split.
+TEST(Parts, WhatIsNotSplitIsCompared) {
+  on_ranks(2, [](Communicator& comm) {
+    for (const StrategyKind kind : kinds) {
+      const Mesh mesh(comm, {1, 1, 2});
+      ToyModel model([&](std::size_t p, std::size_t) { return p == 3 && comm.rank() == 1 ? 2.0f : 1.0f; },
+                     mesh.part());
+      Tape tape;
+      const auto strategy = make_strategy(kind, model, mesh);
+      strategy->attach(tape);
+      if (kind == StrategyKind::zero3)
+        strategy->values().fill([&](const Parameter& p, Range r, float* out) {
+          std::fill_n(out, r.count(), p.name == "first.bias" && comm.rank() == 1 ? 2.0f : 1.0f);
+        });
+      strategy->begin_backward();
+      tape.backward(model.loss(tape, [](std::size_t, std::size_t) { return 1.0f; }));
+      const Error error = test::error_of([&] { strategy->finish_gradients(); });
+      EXPECT_EQ(error.code(), Errc::mismatch) << name(kind);
+      EXPECT_NE(std::string(error.what()).find("first.bias"), std::string::npos) << error.what();
     }
   });
 }
