@@ -33,8 +33,9 @@ struct SaveOptions {
 /// persistent buffers of rank 0 in their dtypes, with their names from the module, as in PyTorch's
 /// state_dict(). Collective; rank 0 writes, and every rank returns when the file exists, or throws the error
 /// of rank 0. Errc::diverged, naming the first element of a parameter that is not finite, unless `nonfinite`
-/// is set; an existing file is then unchanged. Errc::unsupported for parameters that are parts of tensors,
-/// Errc::invalid_argument for buffers without memory, Errc::io for what cannot be written.
+/// is set; an existing file is then unchanged. Errc::unsupported for parts of tensors without a tp group,
+/// whose parts are joined, Errc::invalid_argument for buffers without memory, Errc::io for what cannot be
+/// written.
 void save_weights(const std::string& path, Module&, Strategy&, int rank, const Stream&,
                   const SaveOptions& = {});
 

@@ -12,6 +12,11 @@
 ///     zero2    pΨ + (g + m + s)Ψ/N               wΨ + pΨ          the same
 ///     zero3    (p + g + m + s)Ψ/N                wΨ + 2pΨ         and a gather in each direction
 ///
+/// On a mesh of R copies of S shards, N = R·S, bytes held divide by S in place of N. A rank sends (S - 1) / S
+/// of these bytes along shard, and 2wΨ/S along replicate, in units of (R - 1) / R. With
+/// zero_hpz_partition_size, values, gradients and state divide by N, and gathers after the first forward pass
+/// are along shard.
+///
 /// Further: padding, in Ψ, so that members start at multiples of 64 elements and buckets end at multiples of
 /// 64N; frozen values, p bytes each, in zero3 p/N and 2p gathered; persistent values in zero3, p bytes whole
 /// instead of p/N, gathered once, after the update; in zero3 a gather for each scope that uses a parameter,

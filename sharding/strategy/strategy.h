@@ -28,7 +28,12 @@
 ///
 /// Determinism: all strategies produce the same parameters, losses and norms, bit for bit, for any bucket
 /// size and with overlap on or off, for any number of passes per update and wherever they synchronise. This
-/// holds if the communicator is deterministic.
+/// holds if the communicator is deterministic. On a mesh with several copies of the model, gradients are
+/// summed over the ranks of a copy and then over the copies: other bits than in one sum, unless the order is
+/// pairwise and a copy has a power of two of ranks.
+///
+/// A tp group: each rank has parts of some parameters (Parameter::part) and the others whole. Norms count
+/// each element once, and the terms of a loss, which is that of all ranks of the group, once.
 ///
 /// Accumulation: a pass that does not synchronise adds to the local gradients of this rank. The next pass
 /// that synchronises reduces the sum once. This needs no extra memory in ddp and zero1. In zero2 and zero3
@@ -45,12 +50,12 @@
 /// DeepSpeed (StrategyOptions::unused_parameters). A parameter shared by several scopes counts once.
 ///
 /// Consistency: ranks are replicas. In the first reduced pass, and in the first one after values().fill(),
-/// they compare all values that more than one rank holds. In zero3, where each value is held once, they
-/// compare the first elements of each parameter as fill() received them. In each update they compare
-/// optimizers, their options and rates: those of step() and clip_and_step() in the sums over the ranks that
-/// these make anyway, on a device those of next_update(). Errc::mismatch names what differs and, as culprit,
-/// the first rank that differs from the majority, if there is one; gradients are then dropped as by
-/// zero_grad().
+/// they compare all values that more than one rank holds. In zero3, where one rank of a copy of the model
+/// holds each value, they compare the first elements of each parameter as fill() received them. In each
+/// update they compare optimizers, their options and rates: those of step() and clip_and_step() in the sums
+/// over the ranks that these make anyway, on a device those of next_update(). Errc::mismatch names what
+/// differs and, as culprit, the first rank that differs from the majority, if there is one; gradients are
+/// then dropped as by zero_grad().
 ///
 /// Errors: after an exception between zero_grad() and finish_gradients() (in forward, in backward, out of
 /// memory), reset the tape and call cancel_update(). finish_gradients() of the other ranks throws
@@ -127,7 +132,8 @@ class Strategy {
   /// contributes zeros, and breaks no rule of find_unused_parameters and static_graph. Its micro-batch has
   /// weight 1 if all losses of the update are scalars, whose mean is one over all ranks, and otherwise 0.
   /// sharding/strategy/join.h finds out when to call it.
-  /// Errc::unsupported in zero3, where passes communicate: run the model on a batch without terms there.
+  /// Errc::unsupported in zero3, where passes communicate: run the model on a batch without terms there; and
+  /// with tp, where those of layers do.
   void backward_without_data(bool synchronise = true);
   /// Call after each backward pass that synchronises. Waits for all reductions; gradients are then means over
   /// the ranks. Errc::unsynchronised if the last pass did not synchronise. Errc::cancelled if a rank called
@@ -235,7 +241,9 @@ class Strategy {
 /// Creates a strategy for the parameters of the module, which must outlive it, as must the communicator of
 /// the mesh. A Communicator converts to a mesh whose ranks all shard one copy of the model. Buffers without
 /// memory get their initial values, on the device of the communicator. Collective. Errc::mismatch if models
-/// or options differ over the ranks; Errc::invalid_argument if a parameter belongs to another live strategy.
+/// or options differ over the ranks; Errc::invalid_argument if a parameter belongs to another live strategy;
+/// Errc::unsupported for a communication hook with tp. Collectives of a mesh share failures: one that a rank
+/// causes in any of its groups is thrown on all ranks, with its number among all.
 /// When a strategy is destroyed, its parameters keep the memory that they have then.
 std::unique_ptr<Strategy> make_strategy(StrategyKind, Module&, Mesh, StrategyOptions = {});
 
