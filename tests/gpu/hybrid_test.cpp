@@ -1,0 +1,88 @@
+// Replicas of shards on devices: the host's course, and the same bits for every stage of a mesh.
+
+#include "autograd_lite/nn/layers.h"
+#include "comm/device/cuda_runtime.h"
+#include "sharding/optim/optimizers.h"
+#include "sharding/strategy/strategy.h"
+#include "tests/gpu/on_device.h"
+#include "tests/support/ranks.h"
+#include "tests/support/reference.h"
+
+namespace rz::test {
+namespace {
+
+constexpr std::size_t rows = 6;
+
+struct HybridNet final : Module {
+  nn::Linear first{*this, "first", 24, 10}, last{*this, "last", 10, 17};
+  Var loss(Tape& tape, const Tensor& x, const Tensor& targets) {
+    return nn::mse(tape, last(tape, nn::tanh(tape, first(tape, tape.constant(x)))), targets);
+  }
+};
+
+/// The values after three updates of two passes each, of which both synchronise if `often`.
+std::vector<double> train(StrategyKind kind, const Mesh& mesh, bool often = false, int hpz = 1) {
+  HybridNet net;
+  const auto strategy = make_strategy(
+      kind, net, mesh, {.reduce_bucket_size = 200, .first_bucket_size = 100, .zero_hpz_partition_size = hpz});
+  Tape tape(Stream::create(mesh.communicator().options().device));
+  const Stream& stream = tape.stream();
+  strategy->attach(tape);
+  strategy->values().fill([](const Parameter& p, Range r, float* out) {
+    const Values all = random_values(p.count(), static_cast<unsigned>(p.count()), 0.3);
+    for (std::size_t i = 0; i < r.count(); ++i) out[i] = static_cast<float>(all[r.begin + i]);
+  });
+  const auto adamw = make_adamw({.learning_rate = 0.01});
+  for (unsigned update = 0; update < 3; ++update) {
+    strategy->zero_grad();
+    for (unsigned pass = 0; pass < 2; ++pass) {
+      const unsigned seed = static_cast<unsigned>(mesh.data().rank()) + 100 * (2 * update + pass);
+      const Tensor x = to_device(random_values(rows * 24, seed), {rows, 24}, DType::f32, stream),
+                   targets = to_device(random_values(rows * 17, seed + 50), {rows, 17}, DType::f32, stream);
+      const Var loss = net.loss(tape, x, targets);
+      strategy->begin_backward(often || pass == 1);
+      tape.backward(loss);
+      tape.reset();
+      if (often || pass == 1) strategy->finish_gradients(stream);
+    }
+    strategy->clip_and_step(*adamw, {.max_norm = 0.03}, stream);
+    EXPECT_FALSE(strategy->outcome(*adamw, stream).skipped);
+  }
+  std::vector<double> out;
+  for (const Parameter* p : net.parameters()) {
+    const auto values = from_device(strategy->values().whole(*p, stream), stream);
+    out.insert(out.end(), values.begin(), values.end());
+  }
+  return out;
+}
+
+class HybridOnDevice : public OnDevice, public testing::WithParamInterface<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Backends, HybridOnDevice, testing::Values("peer_cuda", "native"),
+                         [](const auto& test) { return std::string(test.param); });
+
+TEST_P(HybridOnDevice, FollowsTheHost) {
+  constexpr int ranks = 4;
+  run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
+    auto on_host = Communicator::connect(rank, ranks, prefix_store(store, "host"));
+    CommOptions options;
+    options.backend = GetParam();
+    options.device = {Device::cuda, rank % cuda::device_count()};
+    auto on_device = Communicator::connect(rank, ranks, prefix_store(store, "device"), options);
+    for (const MeshSizes& sizes : {MeshSizes{2, 2}, MeshSizes{4, 1}}) {
+      const Mesh mesh(on_device, sizes);
+      for (const bool often : {false, true}) {
+        const std::vector<double> expected = train(StrategyKind::ddp, Mesh(on_host, sizes), often);
+        const std::vector<double> first = train(StrategyKind::ddp, mesh, often);
+        ASSERT_EQ(first.size(), expected.size());
+        for (std::size_t i = 0; i < first.size(); ++i) ASSERT_NEAR(first[i], expected[i], 1e-4) << i;
+        for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3})
+          EXPECT_EQ(train(kind, mesh, often), first) << name(kind) << " on " << describe(sizes);
+      }
+    }
+    EXPECT_EQ(train(StrategyKind::zero3, Mesh(on_device, {2, 2}), false, 2),
+              train(StrategyKind::zero3, on_device));
+  });
+}
+
+}  // namespace
+}  // namespace rz::test
