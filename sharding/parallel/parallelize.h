@@ -20,8 +20,8 @@ namespace rz {
 struct ParallelOptions {
   /// Between row and column layers each rank has a range of the tokens, so that activations and norms there
   /// are divided too. Values without gradients (Tape::NoGrad), as in generation, are not. The number of
-  /// tokens, the dimension before the last, must be divisible by the ranks. Each parameter needs a rule of the
-  /// plan, and what comes before the first column layer is the output of a vocabulary layer.
+  /// tokens, the dimension before the last, must be divisible by the ranks. Each parameter needs a rule of
+  /// the plan, and what comes before the first column layer is the output of a vocabulary layer.
   bool sequence_parallel = false;
 };
 
