@@ -19,6 +19,8 @@
 #include "autograd_lite/models/lora.h"
 #include "autograd_lite/nn/init.h"
 #include "comm/core/integer_math.h"
+#include "sharding/optim/optimizers.h"
+#include "sharding/strategy/strategy.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 #include "tests/support/reference_gpt2.h"
@@ -381,6 +383,56 @@ TEST(TensorParallel, GenerationHasTheTokensOfOneRank) {
         }
       for (const auto& tokens : made) EXPECT_EQ(tokens, made[0]);
     }
+}
+
+// ---- with ZeRO on the other dimension
+
+/// Values of a rank after two updates by the gradients of two data ranks, each with a batch of its own.
+std::vector<Outcome> trained(int tp, StrategyKind kind, bool sequence) {
+  const int ranks = 2 * tp;
+  std::vector<Outcome> all(static_cast<std::size_t>(tp));
+  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, ranks, std::move(store));
+    const Mesh mesh(comm, {.shard = 2, .tp = tp});
+    const auto model = llama(6, true, 0, true)();
+    set_up(*model, {.make = {}, .sequence = sequence, .lora = false}, mesh);
+    const auto strategy = make_strategy(kind, *model, mesh.data());
+    const auto optimizer = make_sgd({.learning_rate = 0.1});
+    Tape tape;
+    strategy->attach(tape);
+    for (std::size_t update = 0; update < 2; ++update) {
+      const std::size_t data = static_cast<std::size_t>(mesh.data().rank());
+      const auto out = model->forward(tape, tokens_of(5, data + update), tokens_of(7, data, true));
+      strategy->backward(tape, out.loss);
+      tape.reset();
+      strategy->finish_gradients();
+      strategy->step(*optimizer);
+    }
+    Outcome o;
+    for (const Parameter* p : model->parameters()) {
+      o.is_part[p->name] = p->part.has_value();
+      o.values[p->name] = whole_of(*p, strategy->values().whole(*p));
+    }
+    if (mesh.data().rank() == 0) all[static_cast<std::size_t>(mesh.part().rank)] = std::move(o);
+  });
+  return all;
+}
+
+/// Whole parameters that are used on a part are read outside of products too: their memory is released.
+TEST(TensorParallel, EveryStageOfZeroHasTheSameBits) {
+  const Outcome one = trained(1, StrategyKind::ddp, false)[0];
+  for (const bool sequence : {false, true}) {
+    const std::vector<Outcome> ddp = trained(2, StrategyKind::ddp, sequence);
+    for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3}) {
+      const std::vector<Outcome> sharded = trained(2, kind, sequence);
+      for (std::size_t r = 0; r < ddp.size(); ++r) EXPECT_EQ(sharded[r].values, ddp[r].values);
+    }
+    for (const auto& [name, value] : one.values) {
+      std::vector<float> error = joined(ddp, name, &Outcome::values);
+      for (std::size_t i = 0; i < error.size(); ++i) error[i] -= value[i];
+      EXPECT_LE(norm(error), 1e-5 * norm(value)) << name;
+    }
+  }
 }
 
 // ---- a module of one's own
