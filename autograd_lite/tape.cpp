@@ -1,6 +1,7 @@
 #include "autograd_lite/tape.h"
 
 #include <algorithm>
+#include <chrono>
 #include <unordered_map>
 
 #include "autograd_lite/bump_allocator.h"

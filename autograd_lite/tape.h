@@ -4,7 +4,6 @@
 /// A tape runs one forward and one backward pass, then reset(). It keeps its memory: from the third identical
 /// pass on nothing is allocated (tensor/pool.h specifies what is kept if passes differ). Not thread-safe.
 
-#include <chrono>
 #include <cstdint>
 #include <initializer_list>
 #include <map>
