@@ -4,7 +4,9 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -207,6 +209,18 @@ TEST_F(EngineOnDevices, PowerSgdIsInNoGraph) {
     EXPECT_EQ(got.graphs, 0);
     EXPECT_EQ(got.losses, expected.losses);
     EXPECT_NE(got.losses, train(world, 0, Way::as_graph).losses);
+    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> log(std::tmpfile(), std::fclose);
+    Net net;
+    initialize(
+        world, net,
+        {.config = concat(R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "SGD"})", keys, "}"),
+         .log = log.get()});
+    std::rewind(log.get());
+    std::string text(1 << 16, ' ');
+    text.resize(std::fread(text.data(), 1, text.size(), log.get()));
+    const auto at =
+        text.find("updates run without a CUDA graph: the communication hook cannot be captured\n");
+    EXPECT_EQ(at != text.npos, world.is_main()) << text;
   });
 }
 
