@@ -120,6 +120,15 @@ void check_data_ranks(const Draft& d, const MeshSizes& mesh) {
           " ranks with data of their own; remove it, or change ringzero.mesh");
 }
 
+/// hpZ divides a group of shards further, or its ranks are one group.
+void check_partition(const Draft& d, const MeshSizes& mesh) {
+  const std::int64_t size = d.zero.zero_hpz_partition_size;
+  if (size <= 1 || d.zero.stage < 3) return;
+  require(mesh.replicate == 1 ? mesh.shard % size == 0 : mesh.shard == size, Errc::config, d.file,
+          ": zero_optimization.zero_hpz_partition_size: is ", size, ", but the mesh is ", describe(mesh),
+          mesh.replicate == 1 ? "; use a divisor of shard" : "; use the size of shard, or no replicas");
+}
+
 // ---- zero_optimization
 
 /// DeepSpeed offloads nothing below these stages.
@@ -135,6 +144,7 @@ void check_zero(const Settings& s, Draft& d) {
                                 stages, ", found ", z.stage));
   };
   if (z.offload_param.device != OffloadDevice::none && z.stage < 3) warn("offload_param", "3");
+  if (z.zero_hpz_partition_size > 1 && z.stage < 3) warn("zero_hpz_partition_size", "3");
   if (z.offload_optimizer.device != OffloadDevice::none && z.stage < 1)
     warn("offload_optimizer", "1, 2 or 3");
   require(z.offload_optimizer.ratio == 1 || z.stage == 3, Errc::config, d.file,
@@ -316,6 +326,7 @@ void complete(Draft& d, Settings& s, const RunFacts& facts, ConfigErrors& errors
     d.mesh = mesh.is_default ? MeshSizes{} : mesh.sizes;
     if (!mesh.is_default) show_mesh(mesh.sizes, s);
     check_data_ranks(d, mesh.sizes);
+    check_partition(d, mesh.sizes);
   });
   if (has_mesh)
     fill({"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"}, [&] {

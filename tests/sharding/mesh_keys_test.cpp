@@ -161,6 +161,17 @@ TEST(MeshKeys, WorldSizeInvarianceCountsRanksWithOtherData) {
       "their own, found 3; start as many, or remove the key");
 }
 
+TEST(MeshKeys, HpzDividesAGroupOfShards) {
+  EXPECT_EQ(read(zero(R"("stage": 3, "zero_hpz_partition_size": 2)"), 8).zero.zero_hpz_partition_size, 2);
+  expect_refused(zero(R"("stage": 3, "zero_hpz_partition_size": 3)"), 8,
+                 "ds.json: zero_optimization.zero_hpz_partition_size: is 3, but the mesh is shard 8; use a "
+                 "divisor of shard");
+  expect_refused(zero(R"("stage": 3, "zero_hpz_partition_size": 2, "mics_shard_size": 4)"), 8,
+                 "ds.json: zero_optimization.zero_hpz_partition_size: is 2, but the mesh is replicate 2 x "
+                 "shard 4; use the size of shard, or no replicas");
+  EXPECT_EQ(read(zero(R"("stage": 2, "zero_hpz_partition_size": 2)"), 8).warnings.size(), 1u);
+}
+
 TEST(MeshKeys, KeysWithoutEffectAreRefusedOrWarnedOf) {
   for (const char* key : {R"("partition_config": {"layer_specs": []})", R"("preset_model": "llama")"})
     EXPECT_EQ(test::error_of([&] { read(tensor_parallel(key), 2); }).code(), Errc::unsupported) << key;
