@@ -44,6 +44,20 @@ INSTANTIATE_TEST_SUITE_P(Untied, Gpt2Tiny,
                                           testing::Values(StrategyKind::ddp, StrategyKind::zero3)),
                          setting_name);
 
+TEST(Gpt2TinyMesh, TwoCopiesOfTwoShardsTrainAsPyTorchDoes) {
+  const TinyCase c = tiny_case("tiny");
+  const auto run = [&](StrategyKind kind) {
+    return train_tiny("tiny", 4, kind, c.steps, [](TinyRun& run) {
+      run.options.ds.mesh = {.replicate = 2, .shard = 2};
+      run.each = [](Engine& engine) { ASSERT_EQ(engine.mesh().sizes().replicate, 2); };
+    });
+  };
+  const Reports ddp = run(StrategyKind::ddp);
+  expect_close(ddp, c);
+  for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3})
+    expect_same_bits(ddp, run(kind), name(kind));
+}
+
 // ---- the same bits
 
 class Gpt2TinyBits : public testing::TestWithParam<std::tuple<const char*, int>> {};
