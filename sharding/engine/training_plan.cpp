@@ -8,6 +8,7 @@
 #include "sharding/engine/engine_options.h"
 #include "sharding/engine/read_configuration.h"
 #include "sharding/strategy/prediction.h"
+#include "sharding/strategy/sharding_plan.h"
 
 namespace rz {
 
@@ -24,11 +25,13 @@ MemoryReport with_offload(MemoryReport predicted, const MemoryReport& run, std::
 /// A run as its options describe it.
 class Run {
  public:
-  Run(Module& module, const EngineOptions& o, const RecordLoss& record, int ranks, Device::Kind device)
+  Run(Module& module, const EngineOptions& o, const RecordLoss& record, int ranks, Device::Kind device,
+      int ranks_per_node)
       : module_(module),
         record_(record),
         device_(device),
-        config_(read_configuration(ranks, module, o, ranks)) {
+        config_(read_configuration(ranks, module, o, ranks_per_node)),
+        mesh_(resolved(config_.mesh, ranks, ranks_per_node)) {
     require(o.optimizer || config_.optimizer, Errc::config, config_.file,
             ": optimizer: missing; a plan is of training: add the section");
     if (!o.optimizer) made_ = make_optimizer(*config_.optimizer, o.decay);
@@ -40,7 +43,7 @@ class Run {
 
   /// What stays in memory.
   MemoryReport kept(RankOf rank) const {
-    return predicted_memory(kind_, module_, *optimizer_, rank, options_, device_);
+    return predicted_memory(kind_, module_, *optimizer_, coordinates(mesh_, rank.rank), options_, device_);
   }
   /// Whether ranks that keep the same memory are alike in all.
   bool shards_evenly() const {
@@ -52,14 +55,19 @@ class Run {
     const auto [memory, update] = dry_run(module_, *optimizer_, record_,
                                           {.strategy = kind_,
                                            .options = options_,
-                                           .mesh = {.shard = rank.ranks},
+                                           .mesh = mesh_,
                                            .rank = rank.rank,
                                            .accumulation = static_cast<int>(config_.sizes.accumulation),
                                            .autocast = config_.precision.autocast});
-    TrainingPlan plan{.strategy = kind_, .rank = rank, .memory = memory, .update = update};
+    TrainingPlan plan{.strategy = kind_,
+                      .mesh = mesh_of(mesh_, options_),
+                      .rank = rank,
+                      .memory = memory,
+                      .update = update};
     if (device_ != Device::host && offloads(options_))
-      plan.memory.model = with_offload(kept(rank), plan.memory.model,
-                                       predicted_tiles(kind_, module_, *optimizer_, rank, options_, device_));
+      plan.memory.model = with_offload(
+          kept(rank), plan.memory.model,
+          predicted_tiles(kind_, module_, *optimizer_, coordinates(mesh_, rank.rank), options_, device_));
     return plan;
   }
 
@@ -68,6 +76,7 @@ class Run {
   const RecordLoss& record_;
   Device::Kind device_;
   DsConfig config_;
+  MeshSizes mesh_;  // numbers
   std::unique_ptr<Optimizer> made_;
   const Optimizer* optimizer_ = nullptr;
   StrategyKind kind_ = StrategyKind::ddp;
@@ -77,13 +86,13 @@ class Run {
 }  // namespace
 
 TrainingPlan plan_training(Module& module, const EngineOptions& o, const RecordLoss& record, RankOf rank,
-                           Device::Kind device) {
-  return Run(module, o, record, rank.ranks, device).plan(rank);
+                           Device::Kind device, int ranks_per_node) {
+  return Run(module, o, record, rank.ranks, device, ranks_per_node).plan(rank);
 }
 
 std::vector<TrainingPlan> plan_all_ranks(Module& module, const EngineOptions& o, const RecordLoss& record,
-                                         int ranks, Device::Kind device) {
-  const Run run(module, o, record, ranks, device);
+                                         int ranks, Device::Kind device, int ranks_per_node) {
+  const Run run(module, o, record, ranks, device, ranks_per_node);
   std::vector<TrainingPlan> plans;
   std::vector<MemoryReport> kept;
   for (int r = 0; r < ranks; ++r) {

@@ -26,6 +26,7 @@ using RecordLoss = std::function<nn::Loss(Tape&)>;
 
 struct TrainingPlan {
   StrategyKind strategy = StrategyKind::ddp;
+  MeshSizes mesh;  ///< numbers
   RankOf rank;
   MemoryUse memory;    ///< Engine::memory() after a few updates
   MeshTraffic update;  ///< what Strategy::traffic() grows by in each further update
@@ -38,13 +39,14 @@ struct TrainingPlan {
 /// Memory is exact where a run has the same order of events. Reductions that overlap with backward end at the
 /// latest possible moment here: with StrategyOptions::overlap_comm, zero2 and zero3 may hold fewer buckets in
 /// a run on the host. MemoryReport::transient_peak is then a bound, and what is cached may be less or more.
+/// `ranks_per_node`, for a mesh of two "auto": 0 if nodes have different numbers.
 /// For a device, tensors of the tape with padded rows (nn::linear_aligned) are predicted without the padding.
 ///
 /// Errors are those of initialize(); Errc::config without an optimizer.
 TrainingPlan plan_training(Module&, const EngineOptions&, const RecordLoss& record, RankOf,
-                           Device::Kind = Device::host);
+                           Device::Kind = Device::host, int ranks_per_node = 0);
 /// The same of every rank, in their order.
 std::vector<TrainingPlan> plan_all_ranks(Module&, const EngineOptions&, const RecordLoss& record, int ranks,
-                                         Device::Kind = Device::host);
+                                         Device::Kind = Device::host, int ranks_per_node = 0);
 
 }  // namespace rz

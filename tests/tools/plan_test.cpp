@@ -73,6 +73,33 @@ TEST_F(PlanProgram, PrintsExactBytesOfEveryRank) {
   EXPECT_EQ(four["strategies"].size(), 8u);
 }
 
+TEST_F(PlanProgram, CountsEachDimensionOfAMeshAndProposesOne) {
+  const auto zero3 = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> flags{"--json", "--ranks", "8", "--strategy", "zero3"};
+    flags.insert(flags.end(), more.begin(), more.end());
+    return nlohmann::json::parse(run(flags, 0))["runs"][0];
+  };
+  const auto plain = zero3({}), hybrid = zero3({"--mesh", "replicate=2"});
+  EXPECT_EQ(plain["mesh"], (nlohmann::json{{"replicate", 1}, {"shard", 8}, {"tp", 1}}));
+  EXPECT_EQ(hybrid["mesh"], (nlohmann::json{{"replicate", 2}, {"shard", 4}, {"tp", 1}}));
+  const auto& among = hybrid["of_each_rank"][0]["update"]["bytes_sent_among"];
+  EXPECT_GT(among["replicate"], 0);
+  EXPECT_GT(among["shard"], among["replicate"]);
+  EXPECT_EQ(hybrid["of_each_rank"].size(), 8u);
+  // A copy for each number that divides the ranks, the more the larger.
+  ASSERT_EQ(plain["meshes"].size(), 4u);
+  for (std::size_t i = 1; i < 4; ++i) EXPECT_GT(plain["meshes"][i]["total"], plain["meshes"][i - 1]["total"]);
+  EXPECT_EQ(hybrid["of_each_rank"][0]["total"], plain["meshes"][1]["total"]);
+  const std::size_t four = plain["meshes"][2]["total"];
+  EXPECT_EQ(zero3({"--memory", concat(four)})["proposed_mesh"],
+            (nlohmann::json{{"replicate", 4}, {"shard", 2}, {"tp", 1}}));
+  const std::string out = run({"--ranks", "16", "--strategy", "zero3", "--ranks-per-node", "4", "--memory",
+                               concat(four), "--mesh", "replicate=auto"},
+                              0);
+  for (const char* part : {"4 x 4 x 1", "among replicate", "total by copies", "--mesh replicate="})
+    EXPECT_NE(out.find(part), std::string::npos) << part << "\n" << out;
+}
+
 TEST_F(PlanProgram, AStrategyThatTheConfigurationExcludesHasAReason) {
   std::ofstream(folder_ / "ds.json") << R"({"train_micro_batch_size_per_gpu": 2, "ringzero": {"join": {}},)"
                                      << R"( "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})";

@@ -14,9 +14,10 @@ Findings find(const Options& o) {
   for (const int ranks : o.ranks) {
     f.runs.push_back(plan_at(o, ranks));
     f.alternatives.push_back(alternatives(o, ranks));
+    f.meshes.push_back(meshes(o, f.runs.back()));
     if (o.memory) f.micro_batches.push_back(largest_micro_batch(o, ranks, *o.memory));
   }
-  const train_lm::Inputs in = train_lm::read_model_inputs(o.run, o.ranks[0]);
+  const train_lm::Inputs in = train_lm::read_model_inputs(o.run, o.ranks[0], ranks_per_node(o, o.ranks[0]));
   for (const std::string& warning : in.ds.warnings)
     std::fprintf(stderr, "plan: warning: %s\n", warning.c_str());
   f.model = train_lm::describe_model(*in.model);

@@ -16,7 +16,9 @@ constexpr const char* description =
     "trained, and neither the memory nor the ranks nor the devices of the run are needed.\n\n"
     "  plan --model config.json --config ds.json --ranks 4               one run\n"
     "  plan --model config.json --config ds.json --ranks 1,2,4,8         side by side\n"
-    "  plan --model config.json --config ds.json --ranks 4 --memory 16GiB    does it fit, and what would?\n\n"
+    "  plan --model config.json --config ds.json --ranks 4 --memory 16GiB    does it fit, and what would?\n"
+    "  plan --model config.json --config ds.json --ranks 8 --mesh replicate=2    copies that are each "
+    "divided\n\n"
     "The run is that of train_lm with the same flags.";
 
 constexpr const char* footer =
@@ -66,6 +68,11 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   line.column_width(34);
   line.add_option("--ranks", ranks, "Numbers of ranks, e.g. 4 or 1,2,4,8; default 1")
       .type_name("N,…")
+      .group("Plan");
+  line.add_option("--ranks-per-node", o.ranks_per_node,
+                  "For --mesh with two auto, of which the inner one fills a node; default: all ranks")
+      .type_name("N")
+      .within(1, 65536)
       .group("Plan");
   line.add_option("--memory", memory, "What a rank may hold, e.g. 16GiB: shows what fits, and what would")
       .type_name("SIZE")

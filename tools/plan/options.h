@@ -14,6 +14,7 @@ namespace rz::plan {
 struct Options {
   train_lm::Options run;      ///< of the run that is planned
   std::vector<int> ranks{1};  ///< numbers of ranks, as given
+  int ranks_per_node = 0;     ///< 0: all are on one node
   Device::Kind device = Device::host;
   std::optional<std::size_t> memory;  ///< bytes that a rank may hold
   bool json = false;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
 
 #include "comm/core/text.h"
 
@@ -58,22 +60,45 @@ std::string categories(const Findings& f) {
                     [&](std::size_t i) { return std::string(largest_part(largest(f.runs[i]).memory).name); });
 }
 
-/// Bytes that a rank sends in an update, by collective.
+/// The groups of a mesh in the order of reports.
+constexpr std::pair<const char*, Traffic MeshTraffic::*> groups[] = {{"replicate", &MeshTraffic::replicate},
+                                                                     {"shard", &MeshTraffic::shard},
+                                                                     {"tp", &MeshTraffic::tp},
+                                                                     {"data", &MeshTraffic::data},
+                                                                     {"all", &MeshTraffic::all}};
+
+/// What a group of the mesh sends alone.
+std::uint64_t sent_in(const TrainingPlan& plan, Traffic MeshTraffic::*group) {
+  MeshTraffic only;
+  only.*group = plan.update.*group;
+  return only.sent(plan.mesh);
+}
+
+bool has_groups(const TrainingPlan& plan) { return plan.mesh.replicate > 1 || plan.mesh.tp > 1; }
+
+/// Bytes that a rank sends in an update, by collective, and by group where a mesh has several.
 std::string traffic(const Findings& f) {
   std::string text = "sent by a rank in an update\n";
   const auto sent = [&](std::size_t i, CallCount Traffic::*only) {
-    Traffic t;
-    t.*only = f.runs[i].plans[0].update.total().*only;
-    return bytes_or_none(t.sent(f.runs[i].ranks));
+    MeshTraffic t;
+    for (const auto& [name, group] : groups) (t.*group).*only = (f.runs[i].plans[0].update.*group).*only;
+    return bytes_or_none(t.sent(f.runs[i].plans[0].mesh));
   };
   text += row(f, "  all_reduce", [&](std::size_t i) { return sent(i, &Traffic::all_reduce); });
   text += row(f, "  reduce_scatter", [&](std::size_t i) { return sent(i, &Traffic::reduce_scatter); });
   text += row(f, "  all_gather", [&](std::size_t i) { return sent(i, &Traffic::all_gather); });
   text += row(f, "  broadcast", [&](std::size_t i) { return sent(i, &Traffic::broadcast); });
   text += row(f, "  norms and agreement", [&](std::size_t i) { return sent(i, &Traffic::control); });
-  return text + row(f, "  total", [&](std::size_t i) {
-           return human_bytes(f.runs[i].plans[0].update.sent({.shard = f.runs[i].ranks}));
-         });
+  text += row(f, "  total", [&](std::size_t i) {
+    return human_bytes(f.runs[i].plans[0].update.sent(f.runs[i].plans[0].mesh));
+  });
+  if (std::ranges::none_of(f.runs, [](const PlannedRun& run) { return has_groups(run.plans[0]); }))
+    return text;
+  for (const auto& [name, group] : groups)
+    text +=
+        row(f, concat("  among ", name, group == &MeshTraffic::all ? " ranks" : ""),
+            [&, group = group](std::size_t i) { return bytes_or_none(sent_in(f.runs[i].plans[0], group)); });
+  return text;
 }
 
 /// Totals of every strategy; '!' marks what does not fit.
@@ -91,6 +116,30 @@ std::string strategies(const Findings& f) {
   for (const Alternative& a : f.alternatives[0])
     if (!a.plan && !a.recompute) text += concat("  - ", name(a.strategy), ": ", a.reason, "\n");
   return text;
+}
+
+/// The most copies of the model that fit: the fewest ranks gather together.
+const MeshAlternative* proposed(const Findings& f, std::size_t i) {
+  const MeshAlternative* best = nullptr;
+  for (const MeshAlternative& a : f.meshes[i])
+    if (a.plan && fits(*a.plan, f.memory)) best = &a;
+  return best;
+}
+
+/// Totals of every number of copies.
+std::string copies(const Findings& f) {
+  std::string text;
+  std::set<int> all;
+  for (const auto& of_ranks : f.meshes)
+    for (const MeshAlternative& a : of_ranks) all.insert(a.mesh.replicate);
+  for (const int n : all)
+    text += row(f, concat("  replicate ", n), [&](std::size_t i) {
+      const auto a =
+          std::ranges::find(f.meshes[i], n, [](const MeshAlternative& m) { return m.mesh.replicate; });
+      if (a == f.meshes[i].end() || !a->plan) return std::string("-");
+      return concat(human_bytes(on_device(a->plan->memory)), fits(*a->plan, f.memory) ? "" : " !");
+    });
+  return all.size() < 2 ? "" : concat("total by copies of the model (--mesh)\n", text);
 }
 
 std::string differences(const Findings& f) {
@@ -112,9 +161,15 @@ std::string verdict(const Findings& f) {
   text += row(f, "  this run", [&](std::size_t i) {
     return std::string(fits(largest(f.runs[i]), f.memory) ? "fits" : "needs more");
   });
-  return text + row(f, "  largest micro-batch", [&](std::size_t i) {
-           return f.micro_batches[i] ? concat(f.micro_batches[i]) : std::string("none fits");
-         });
+  text += row(f, "  largest micro-batch", [&](std::size_t i) {
+    return f.micro_batches[i] ? concat(f.micro_batches[i]) : std::string("none fits");
+  });
+  for (std::size_t i = 0; i < f.runs.size(); ++i)
+    if (const MeshAlternative* best = proposed(f, i); best && f.meshes[i].size() > 1)
+      text +=
+          concat("  mesh for ", ranks_text(f.runs[i].ranks), ": --mesh replicate=", best->mesh.replicate,
+                 ",shard=", best->mesh.shard, best->mesh.tp > 1 ? concat(",tp=", best->mesh.tp) : "", "\n");
+  return text;
 }
 
 // ---- JSON
@@ -123,10 +178,16 @@ using Json = nlohmann::ordered_json;
 
 Json json_of(const CallCount& calls) { return {{"calls", calls.calls}, {"bytes", calls.bytes}}; }
 
-Json json_of(const TrainingPlan& plan, int ranks) {
+Json json_of(const MeshSizes& mesh) {
+  return {{"replicate", mesh.replicate}, {"shard", mesh.shard}, {"tp", mesh.tp}};
+}
+
+Json json_of(const TrainingPlan& plan) {
   Json bytes;
   for (const MemoryPart& p : parts(plan.memory)) bytes[p.name] = p.bytes;
   const Traffic t = plan.update.total();
+  Json sent;
+  for (const auto& [name, group] : groups) sent[name] = sent_in(plan, group);
   return {{"rank", plan.rank.rank},
           {"strategy", name(plan.strategy)},
           {"bytes", bytes},
@@ -140,22 +201,31 @@ Json json_of(const TrainingPlan& plan, int ranks) {
             {"all_gather", json_of(t.all_gather)},
             {"broadcast", json_of(t.broadcast)},
             {"control", json_of(t.control)},
-            {"bytes_sent", plan.update.sent({.shard = ranks})}}}};
+            {"bytes_sent", plan.update.sent(plan.mesh)},
+            {"bytes_sent_among", sent}}}};
 }
 
 Json json_of(const Findings& f, std::size_t i) {
   const PlannedRun& run = f.runs[i];
   Json out{{"ranks", run.ranks},
+           {"mesh", json_of(run.plans[0].mesh)},
            {"train_batch_size", run.sizes.train},
            {"micro_batch_size", run.sizes.micro},
            {"gradient_accumulation_steps", run.sizes.accumulation}};
-  for (const TrainingPlan& p : run.plans) out["of_each_rank"].push_back(json_of(p, run.ranks));
+  for (const TrainingPlan& p : run.plans) out["of_each_rank"].push_back(json_of(p));
   for (const Alternative& a : f.alternatives[i])
     out["strategies"].push_back({{"strategy", name(a.strategy)},
                                  {"recompute", a.recompute},
                                  {"total", a.plan ? Json(on_device(a.plan->memory)) : Json()},
                                  {"reason", a.plan ? Json() : Json(a.reason)}});
+  for (const MeshAlternative& a : f.meshes[i])
+    out["meshes"].push_back({{"mesh", json_of(a.mesh)},
+                             {"total", a.plan ? Json(on_device(a.plan->memory)) : Json()},
+                             {"bytes_sent", a.plan ? Json(a.plan->update.sent(a.mesh)) : Json()},
+                             {"reason", a.plan ? Json() : Json(a.reason)}});
   if (f.memory) {
+    const MeshAlternative* best = proposed(f, i);
+    out["proposed_mesh"] = best ? json_of(best->mesh) : Json();
     out["fits"] = fits(largest(run), f.memory);
     out["largest_micro_batch"] = f.micro_batches[i];
   }
@@ -171,8 +241,14 @@ bool fits(const Findings& f) {
 std::string table(const Findings& f) {
   std::string text = concat("model: ", f.model, "\n");
   text += row(f, "micro-batch", [&](std::size_t i) { return concat(f.runs[i].sizes.micro); });
+  if (std::ranges::any_of(f.runs, [](const PlannedRun& run) { return has_groups(run.plans[0]); }))
+    text += row(f, "mesh", [&](std::size_t i) {
+      const MeshSizes& m = f.runs[i].plans[0].mesh;
+      return concat(m.replicate, " x ", m.shard, " x ", m.tp);
+    });
   text += row(f, "accumulation", [&](std::size_t i) { return concat(f.runs[i].sizes.accumulation); });
-  return concat(text, "\n", categories(f), differences(f), "\n", traffic(f), "\n", strategies(f), verdict(f));
+  return concat(text, "\n", categories(f), differences(f), "\n", traffic(f), "\n", strategies(f),
+                copies(f).empty() ? "" : concat("\n", copies(f)), verdict(f));
 }
 
 std::string json(const Findings& f) {

@@ -14,8 +14,9 @@ struct Findings {
   std::vector<PlannedRun> runs;  ///< one for each number of ranks
   /// By number of ranks, as `runs`.
   std::vector<std::vector<Alternative>> alternatives;
-  std::vector<std::int64_t> micro_batches;  ///< the largest that fit; empty without a limit
-  std::optional<std::size_t> memory;        ///< the limit
+  std::vector<std::vector<MeshAlternative>> meshes;  ///< the same
+  std::vector<std::int64_t> micro_batches;           ///< the largest that fit; empty without a limit
+  std::optional<std::size_t> memory;                 ///< the limit
 };
 
 /// Whether every rank of every run fits; true without a limit.

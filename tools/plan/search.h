@@ -32,6 +32,17 @@ struct Alternative {
 };
 /// Every strategy, without and with recomputation of activations. Errors but Errc::config and
 /// Errc::unsupported are thrown.
+/// The ranks of each node: 0 if nodes would have different numbers.
+int ranks_per_node(const Options&, int ranks);
+/// A division of the ranks into copies of the model.
+struct MeshAlternative {
+  MeshSizes mesh;                    ///< numbers
+  std::optional<TrainingPlan> plan;  ///< of rank 0; none: `reason`
+  std::string reason;
+};
+/// Every number of copies, with the tp of the run. Empty below stage 1, where all hold the same.
+std::vector<MeshAlternative> meshes(const Options&, const PlannedRun&);
+
 std::vector<Alternative> alternatives(const Options&, int ranks);
 
 /// The largest micro-batch with which rank 0 holds at most `memory`; 0 if none does.
