@@ -68,6 +68,7 @@ TrainingPlan measured(World& world, Model& model, const std::string& json, const
     engine.train_batch(batches, [&](Tape& tape, const Tokens& t) { return record(model, tape, t); });
   }
   return {engine.strategy().kind(),
+          engine.strategy().mesh().sizes(),
           {world.rank(), world.size()},
           engine.memory(),
           engine.strategy().traffic() - before};
@@ -142,6 +143,14 @@ TEST_P(Plan, CountsBucketsOfAnySize) {
 }
 
 TEST_P(Plan, CountsAccumulation) { expect({in_order, R"("gradient_accumulation_steps": 3)"}); }
+
+TEST_P(Plan, CountsAMesh) {
+  if (GetParam() != 4) GTEST_SKIP() << "of four ranks";
+  for (const int copies : {2, 4})
+    expect({in_order, concat(R"("ringzero": {"mesh": {"replicate": )", copies, "}}")});
+  expect({concat(in_order, R"(, "mics_shard_size": 2)"), R"("bf16": {"enabled": true})"});
+  expect({concat(in_order, R"(, "zero_hpz_partition_size": 2)"), ""}, zero3_only);
+}
 
 TEST_P(Plan, CountsSixteenBits) {
   expect({in_order, R"("bf16": {"enabled": true})"});
