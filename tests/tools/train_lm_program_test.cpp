@@ -389,6 +389,8 @@ TEST_F(TrainLmProgram, WrongFlagsAreRefused) {
   auto arguments = good();
   arguments.push_back("--no-shufle");
   expect_refused(2, arguments, {"unknown flag --no-shufle", "did you mean --no-shuffle"});
+  expect_refused(1, {"--model", path("model.json"), "--tokens", fixture + "tokens.bin"},
+                 {"--config is required", "--learning-rate"});
   expect_refused(1, with(good(), "--strategy", "zero4"), {"zero4", "zero3"});
   expect_refused(1, with(good(), "--seq-len", "17"), {"--seq-len", "17", "16 positions"});
 }

@@ -84,7 +84,7 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   train_lm::add_run_flags(line, o.run, decay);
   parsed.help = train_lm::parse_words(line, o.run, groups, argc, argv);
   if (!parsed.help.empty()) return parsed;
-  require(!o.run.config.empty(), Errc::config, "--config is required; see --help");
+  train_lm::require_configuration(o.run);
   train_lm::read_words(o.run, decay);
   o.ranks.clear();
   for (const std::string& word : split_at_commas(ranks)) o.ranks.push_back(rank_count(word));

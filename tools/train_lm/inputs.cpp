@@ -278,6 +278,11 @@ std::int64_t updates_of(const Options& o, Inputs& in, const BatchSizes& sizes) {
                                 updates_of_passes(o, in.samples / static_cast<std::uint64_t>(sizes.train)));
 }
 
+DsConfig configuration(const Options& o, const TrainingArguments& a, const RunFacts& facts) {
+  return o.config.empty() ? parse_ds_config("{}", "no --config", a, facts)
+                          : read_ds_config(o.config, a, facts);
+}
+
 /// Flags about saving need a folder, from a flag or from the file.
 void check_save_flags(const Options& o, const RunFacts& facts) {
   TrainingArguments a = o.arguments;
@@ -291,9 +296,9 @@ void check_save_flags(const Options& o, const RunFacts& facts) {
   if (!argument) return;
   a.save_steps = a.save_minutes = a.save_total_limit = std::nullopt;
   a.async_save = a.load_best_model_at_end = std::nullopt;
-  require(read_ds_config(o.config, a, facts).checkpoint.saves(), Errc::config, typed_flag(a, argument),
+  require(configuration(o, a, facts).checkpoint.saves(), Errc::config, typed_flag(a, argument),
           ": there is no folder for checkpoints; add --output-dir DIR, or ringzero.checkpoint.output_dir to ",
-          o.config);
+          o.config.empty() ? "a configuration" : o.config);
 }
 
 DsConfig read_config(const Options& o, Inputs& in, int ranks, int ranks_per_node) {
@@ -303,8 +308,7 @@ DsConfig read_config(const Options& o, Inputs& in, int ranks, int ranks_per_node
                        .updates = [&](const BatchSizes& sizes) { return updates_of(o, in, sizes); },
                        .adamw_by_default = o.arguments.learning_rate.has_value()};
   check_save_flags(o, facts);
-  if (o.config.empty()) return parse_ds_config("{}", "no --config", o.arguments, facts);
-  return read_ds_config(o.config, o.arguments, facts);
+  return configuration(o, o.arguments, facts);
 }
 
 /// The nearest existing ancestor of a path that will be created.

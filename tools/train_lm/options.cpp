@@ -26,7 +26,8 @@ constexpr const char* description =
 constexpr const char* footer =
     "The DeepSpeed configuration decides batch sizes, clipping, optimizer, schedule and ZeRO stage, e.g.\n"
     "  {\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": 3},\n"
-    "   \"optimizer\": {\"type\": \"AdamW\", \"params\": {\"lr\": 1e-3}}}\n\n"
+    "   \"optimizer\": {\"type\": \"AdamW\", \"params\": {\"lr\": 1e-3}}}\n"
+    "Without one: --learning-rate 1e-3 --per-device-train-batch-size 8 --strategy zero3, and AdamW.\n\n"
     "Exit status: 0 done, 143 stopped by SIGTERM, Ctrl-C or the end of the allocation, 2 an input is wrong "
     "or "
     "differs\n"
@@ -278,7 +279,7 @@ void check_combinations(Options& o) {
     o.steps = 0, o.samples_only = true;
     return;
   }
-  require(!o.config.empty(), Errc::config, "--config is required; see --help");
+  require_configuration(o);
   require(o.prompt_key.empty() == o.answer_key.empty(), Errc::config,
           "--prompt-key and --answer-key: give both, or none");
   require(o.prompt_key.empty() || !o.data.empty(), Errc::config,
@@ -349,6 +350,12 @@ std::vector<const char*> pointers(const std::string& program, const std::vector<
 }
 
 }  // namespace
+
+void require_configuration(const Options& o) {
+  require(!o.config.empty() || o.arguments.learning_rate, Errc::config,
+          "--config is required, a DeepSpeed configuration; or give --learning-rate X and "
+          "--per-device-train-batch-size N, e.g. 0.001 and 8");
+}
 
 std::string parse_words(CommandLine& line, Options& o, std::span<const ArgumentGroup> groups, int argc,
                         const char* const* argv) {
