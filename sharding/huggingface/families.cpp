@@ -9,6 +9,7 @@
 #include "sharding/huggingface/gpt_neox_config.h"
 #include "sharding/huggingface/llama_config.h"
 #include "sharding/io/json.h"
+#include "sharding/io/text.h"
 
 namespace rz {
 namespace {
@@ -40,6 +41,11 @@ const ModelFamily& family_of(const LanguageModel& model) {
 
 std::unique_ptr<LanguageModel> language_model_from_config(const std::string& given,
                                                           std::vector<std::string>* warnings) {
+  std::error_code unreadable;
+  require(
+      std::filesystem::exists(given, unreadable), Errc::config, escaped(given),
+      ": no such file or folder; give config.json, or the folder of a model on this machine (of a name on "
+      "Hugging Face's hub: huggingface-cli download NAME --local-dir FOLDER)");
   const std::string path = config_file(given);
   const nlohmann::json document = parse_json(read_text_file(path), path, JsonDialect::relaxed);
   const JsonObject config(document, path);

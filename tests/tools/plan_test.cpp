@@ -131,7 +131,7 @@ TEST_F(PlanProgram, RefusesBadInputInOneLine) {
   expect_refusal("plan", flags({"--strategy", "zero9"}), "unknown strategy");
   expect_refusal("plan", flags({"--train-batch-size", "7", "--ranks", "3"}),
                  "train_batch_size: 7 cannot be shared out evenly");
-  expect_refusal("plan", {"--model", "/none.json", "--config", "/none.json"}, "/none.json: cannot be opened");
+  expect_refusal("plan", {"--model", "/none.json", "--config", "/none.json"}, "/none.json: no such file");
   expect_refusal("plan", {}, "--model");
 }
 

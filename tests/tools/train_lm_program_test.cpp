@@ -379,7 +379,7 @@ TEST_F(TrainLmProgram, HelpIsShownOnce) {
 }
 
 TEST_F(TrainLmProgram, MissingFilesAreRefused) {
-  expect_refused(2, with(good(), "--model", path("none.json")), {path("none.json"), "cannot be opened"});
+  expect_refused(2, with(good(), "--model", path("none.json")), {path("none.json"), "no such file"});
   expect_refused(1, with(good(), "--config", path("none.json")), {path("none.json"), "cannot be opened"});
   expect_refused(1, with(good(), "--tokens", path("none.bin")), {path("none.bin"), "cannot be opened"});
   expect_refused(1, with(good(), "--init", path("none.st")), {path("none.st"), "cannot be opened"});
