@@ -326,8 +326,10 @@ class DocumentEncoder {
     require(!answer.empty(), Errc::config, escaped(place), ": ", escaped(o_.answer_key),
             ": is empty; there is nothing to learn, leave the record out");
     const std::uint64_t begin = out.tokens.size();
-    if (beginning_) out.tokens.push_back(*beginning_);
-    append(o_.tokenizer->encode(prompt, false), out);
+    const std::vector<std::int32_t> start = o_.tokenizer->encode(prompt, false);
+    const bool begins = !start.empty() && start.front() == beginning_;  // by a chat template
+    if (beginning_ && !begins) out.tokens.push_back(*beginning_);
+    append(start, out);
     const std::uint64_t prompt_end = out.tokens.size();
     append(o_.tokenizer->encode(answer, false), out);
     append(line_break_, out);
@@ -353,6 +355,11 @@ class DocumentEncoder {
       for (const auto& [name, value] : record.items()) keys.push_back(name);
       refuse(concat("there is no \"", key, "\" among ", keys.empty() ? "no keys" : listed(keys)));
     }
+    if (found->is_array() && !found->empty() && found->front().is_object())
+      fail(Errc::config, escaped(concat(place, ": ", key)),
+           ": is a list of messages, and chat templates are not run here; write the prompt and the answer as "
+           "two "
+           "texts (docs/guide/texts.md), and give --prompt-key KEY --answer-key KEY");
     if (!found->is_string()) refuse(concat(key, ": expected a text in quotes, found ", to_display(*found)));
     return found->get_ref<const std::string&>();
   }

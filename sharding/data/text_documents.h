@@ -25,6 +25,8 @@ struct TextOptions {
   std::optional<Tokenizer> tokenizer{};
   std::string text_key = "text";  ///< of a record's text
   /// Of a record's prompt and answer, of which the answer is learnt; both or none. Files of text have none.
+  /// The texts have the marks of a chat template, which is not run here; the token of the beginning may be
+  /// among them.
   std::string prompt_key{}, answer_key{};
   /// Each document ends with eos_token_id, unless its tokens do already. Without one (bytes) a line break is
   /// between documents, and behind each answer.

@@ -209,11 +209,44 @@ TEST_F(TokenFiles, OnlyAnswersAreTargets) {
   options.max_pair_tokens = 0;
   put("a.txt", "words"), refused("a.txt", {path("a.txt"), "is text", ".jsonl"});
   put("b.jsonl", "{\"q\": \"a\", \"a\": \"\"}"), refused("b.jsonl", {path("b.jsonl:1: a: is empty")});
+  put("b.jsonl", R"({"q": [{"role": "user", "content": "a"}], "a": "b"})");
+  refused("b.jsonl", {"b.jsonl:1: q: is a list of messages", "docs/guide/texts.md", "--prompt-key"});
   put("b.jsonl", "{\"q\": \"a\"}"), refused("b.jsonl", {"b.jsonl:1", "no \"a\" among q", "--answer-key"});
   // Other prompts with the tokens of these are other data.
   put("c.jsonl", "{\"q\": \"abc\", \"a\": \"d\"}"), put("d.jsonl", "{\"q\": \"ab\", \"a\": \"cd\"}");
   EXPECT_NE(checksum(Tokens::from_text(path("c.jsonl"), options)),
             checksum(Tokens::from_text(path("d.jsonl"), options)));
+}
+
+/// A chat template writes the beginning itself.
+TEST_F(TokenFiles, APromptHasTheBeginningOnce) {
+  Tokenizer::bytes().save_pretrained(path("tokenizer"));
+  auto json = nlohmann::ordered_json::parse(read_text_file(path("tokenizer/tokenizer.json")));
+  const nlohmann::ordered_json token{{"id", "<s>"}, {"type_id", 0}}, text{{"id", "A"}, {"type_id", 0}};
+  json["added_tokens"] = {{{"id", 256},
+                           {"content", "<s>"},
+                           {"single_word", false},
+                           {"lstrip", false},
+                           {"rstrip", false},
+                           {"normalized", false},
+                           {"special", true}}};
+  const nlohmann::ordered_json parts = {{{"SpecialToken", token}}, {{"Sequence", text}}};
+  json["post_processor"] = {
+      {"type", "TemplateProcessing"},
+      {"single", parts},
+      {"pair", parts},
+      {"special_tokens", {{"<s>", {{"id", "<s>"}, {"ids", {256}}, {"tokens", {"<s>"}}}}}}};
+  put("tokenizer/tokenizer.json", json.dump());
+  put("tokenizer/tokenizer_config.json", R"({"bos_token": "<s>"})");
+  put("a.jsonl", "{\"q\": \"ab\", \"a\": \"cd\"}\n{\"q\": \"<s>ab\", \"a\": \"cd\"}\n");
+  const Tokens pairs = Tokens::from_text(
+      path("a.jsonl"),
+      {.tokenizer = Tokenizer::from_pretrained(path("tokenizer")), .prompt_key = "q", .answer_key = "a"});
+  std::vector<std::int32_t> inputs(5), targets(5);
+  for (const std::uint64_t pair : {0, 1}) {
+    pairs.read_pair(pair, inputs, targets);
+    EXPECT_EQ(inputs, (std::vector<std::int32_t>{256, 'a', 'b', 'c', 'd'})) << pair;
+  }
 }
 
 TEST_F(TokenFiles, TokensAreUint16OfTheFile) {
