@@ -1,7 +1,6 @@
 #include "sharding/huggingface/save_pretrained.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <exception>
 #include <filesystem>
@@ -26,6 +25,7 @@
 #include "sharding/io/json.h"
 #include "sharding/parallel/rank_agreement.h"
 #include "sharding/strategy/strategy.h"
+#include "sharding/tokenizer/tokenizer.h"
 #include "tensor/ops.h"
 
 namespace rz {
@@ -249,15 +249,8 @@ Contents contents_of(Module& module, WholeValues& values, const Stream& stream, 
 
 // ---- what lies beside the weights
 
-bool is_tokenizer_file(const std::string& name) {
-  constexpr std::array names{
-      "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-      "merges.txt",     "tokenizer.model"};
-  return std::ranges::find(names, name) != names.end();
-}
-
 /// Files of a model's folder that are copied.
-std::vector<fs::path> files_beside(const std::string& folder) {
+std::vector<fs::path> copied_files(const std::string& folder) {
   std::vector<fs::path> all;
   std::error_code absent;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, absent)) {
@@ -306,6 +299,14 @@ void remove_other_weights(const fs::path& folder, std::size_t files) {
 
 }  // namespace
 
+std::map<std::string, std::string> files_beside_weights(const LanguageModel& model, DType dtype) {
+  constexpr std::size_t max_bytes = std::size_t{512} << 20;
+  const std::vector<fs::path> copied = copied_files(model.origin().folder);
+  std::map<std::string, std::string> files{{"config.json", config_text(model, dtype, copied)}};
+  for (const fs::path& from : copied) files[from.filename()] = read_text_file(from.string(), max_bytes);
+  return files;
+}
+
 void save_weights(const std::string& path, Module& module, Strategy& strategy, int rank, const Stream& stream,
                   const SaveOptions& options) {
   WholeValues values(strategy, stream);
@@ -336,9 +337,8 @@ void save_pretrained(const std::string& folder, LanguageModel& model, Strategy& 
       [&](const std::vector<SafetensorsSpec>& tensors, const Cut& files) {
         if (files.size() > 1)
           write_durably((path / weight_index_name).string(), weight_index(tensors, files));
-        const std::vector<fs::path> copied = files_beside(model.origin().folder);
-        write_durably((path / "config.json").string(), config_text(model, options.dtype, copied));
-        for (const fs::path& from : copied) copy_durably(from.string(), (path / from.filename()).string());
+        for (const auto& [name, text] : files_beside_weights(model, options.dtype))
+          write_durably((path / name).string(), text);
         if (options.only.empty()) remove_other_weights(path, files.size());
       });
 }

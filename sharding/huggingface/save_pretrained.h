@@ -2,6 +2,7 @@
 /// Export of models in the format of Hugging Face.
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,6 +47,10 @@ void save_weights(const std::string& path, Module&, Strategy&, int rank, const S
 /// Face's from_pretrained() reads the folder. Collective, as save_weights().
 void save_pretrained(const std::string& folder, LanguageModel&, Strategy&, int rank, const Stream&,
                      const SaveOptions& = {});
+
+/// What save_pretrained() writes beside weights of a dtype, by file name: config.json and the copied files,
+/// e.g. for TrainingCheckpoints::files(). Errc::config for a file that cannot be read.
+std::map<std::string, std::string> files_beside_weights(const LanguageModel&, DType = DType::f32);
 
 /// Writes parameters as they are, by these names; as save_weights() otherwise.
 void save_parameters(const std::string& path, const std::vector<std::pair<std::string, Parameter*>>&,

@@ -315,10 +315,39 @@ Tokenizer Tokenizer::from_files(std::vector<std::pair<std::string, std::string>>
   return Tokenizer(std::move(state));
 }
 
+namespace {
+
+constexpr std::array<std::string_view, 9> file_names{
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt",     "tokenizer.model",       "chat_template.jinja",     "chat_template.json"};
+
+bool has_files(const fs::path& folder) {
+  return fs::exists(folder / "tokenizer.json") ||
+         (fs::exists(folder / "vocab.json") && fs::exists(folder / "merges.txt"));
+}
+
+/// The folder itself, or the checkpoint that `latest` in it names; empty if neither has the files.
+fs::path model_folder(const fs::path& folder) {
+  if (has_files(folder)) return folder;
+  if (!fs::is_regular_file(folder / "latest")) return {};
+  const std::string tag = read_text_file((folder / "latest").string());
+  const fs::path checkpoint = folder / fs::path(tag.substr(0, tag.find_first_of("\r\n"))).filename();
+  return has_files(checkpoint) ? checkpoint : fs::path();
+}
+
+/// Where the files of a tokenizer are that a path names.
+fs::path tokenizer_folder(const fs::path& given) {
+  if (const fs::path found = model_folder(given); !found.empty()) return found;
+  return has_files(given / "tokenizer") ? given / "tokenizer" : given;
+}
+
+}  // namespace
+
+bool is_tokenizer_file(std::string_view name) {
+  return std::ranges::find(file_names, name) != file_names.end();
+}
+
 Tokenizer Tokenizer::from_pretrained(const std::string& path) {
-  constexpr std::array names{
-      "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-      "merges.txt",     "tokenizer.model",       "chat_template.jinja",     "chat_template.json"};
   std::error_code error;
   const bool is_folder = fs::is_directory(path, error);
   require(is_folder || fs::exists(path, error), Errc::config, escaped(path),
@@ -327,9 +356,9 @@ Tokenizer Tokenizer::from_pretrained(const std::string& path) {
   const bool of_two = file == "vocab.json" || file == "merges.txt";
   if (!is_folder && !of_two && file != "tokenizer.json")
     return from_files({{"tokenizer.json", read_text_file(path, max_file_bytes)}}, path);
-  const fs::path folder = is_folder ? fs::path(path) : fs::path(path).parent_path();
+  const fs::path folder = is_folder ? tokenizer_folder(path) : fs::path(path).parent_path();
   Files files;
-  for (const std::string_view name : names) {
+  for (const std::string_view name : file_names) {
     if (of_two && name == "tokenizer.json") continue;
     if (fs::is_regular_file(folder / name, error))
       files.emplace_back(name, read_text_file((folder / name).string(), max_file_bytes));
@@ -410,6 +439,8 @@ void Tokenizer::save_pretrained(const std::string& folder) const {
   for (const auto& [name, text] : state_->files) write_durably((fs::path(folder) / name).string(), text);
 }
 
+const Files& Tokenizer::files() const { return state_->files; }
+
 // ---- a stream
 
 struct DecodeStream::State {
@@ -431,11 +462,7 @@ std::string DecodeStream::push(std::int32_t id) {
 }
 std::string DecodeStream::finish() { return state_->stream.next({}, true); }
 
-bool has_tokenizer(const std::string& folder) {
-  const fs::path path = folder;
-  return fs::exists(path / "tokenizer.json") ||
-         (fs::exists(path / "vocab.json") && fs::exists(path / "merges.txt"));
-}
+bool has_tokenizer(const std::string& folder) { return !model_folder(folder).empty(); }
 
 void remove_byte_tokenizer(const std::string& folder) {
   const fs::path tokenizer = fs::path(folder) / "tokenizer.json";

@@ -28,7 +28,8 @@ struct BpeTrainingOptions {
 /// share it, and all calls may run concurrently.
 class Tokenizer {
  public:
-  /// Of a folder with tokenizer.json, or with vocab.json and merges.txt, as of GPT-2; or of such a file.
+  /// Of a folder with tokenizer.json, or with vocab.json and merges.txt, as of GPT-2; or of such a file. A
+  /// folder without them is one of the program tokenize, or one of checkpoints, of which the latest counts.
   /// Tokens of the beginning, the end and padding are those of tokenizer_config.json, or of
   /// special_tokens_map.json. `truncation` and `padding` of tokenizer.json have no effect, as in
   /// transformers. Errc::config, "FILE: key: …", for files that are missing or malformed, and for what is not
@@ -67,6 +68,8 @@ class Tokenizer {
   /// Of bytes() and train_bpe(): tokenizer.json and tokenizer_config.json, which transformers reads.
   /// Errc::io for what cannot be written.
   void save_pretrained(const std::string& folder) const;
+  /// Names and contents of these files, e.g. for TrainingCheckpoints::files().
+  const std::vector<std::pair<std::string, std::string>>& files() const;
   /// Differs for other files of vocabulary and rules.
   std::uint64_t checksum() const;
 
@@ -110,8 +113,11 @@ class DecodeStream {
 Tokenizer train_bpe(std::span<const std::string_view> texts, std::size_t vocab_size,
                     const BpeTrainingOptions& = {});
 
-/// Whether a folder has files for Tokenizer::from_pretrained().
+/// Whether the folder of a model, or the latest checkpoint in a folder, has files for
+/// Tokenizer::from_pretrained().
 bool has_tokenizer(const std::string& folder);
+/// Whether from_pretrained() reads a file of this name.
+bool is_tokenizer_file(std::string_view name);
 
 /// Removes tokenizer.json and tokenizer_config.json if they are those of Tokenizer::bytes(), e.g. of a former
 /// model in the folder.

@@ -181,8 +181,22 @@ TEST_F(TokenizerFiles, FilesAreSavedAsTheyWereRead) {
     ++saved;
   }
   EXPECT_EQ(saved, files.size());
+  EXPECT_EQ(tokenizer.files().size(), files.size());
   EXPECT_EQ(Tokenizer::from_pretrained(path("saved/tokenizer.json")).checksum(), tokenizer.checksum());
   EXPECT_NE(tokenizer_of(tokenizer_json("gpt2").dump()).checksum(), tokenizer.checksum());
+}
+
+TEST_F(TokenizerFiles, FoldersOfTokensAndOfCheckpointsHaveATokenizerInThem) {
+  const Tokenizer tokenizer = Tokenizer::bytes();
+  tokenizer.save_pretrained(path("tokens/tokenizer"));
+  tokenizer.save_pretrained(path("run/global_step2"));
+  put("run/latest", "global_step1\n");
+  EXPECT_FALSE(has_tokenizer(path("tokens"))) << "a tokenizer that may be another model's";
+  EXPECT_FALSE(has_tokenizer(path("run"))) << "the latest has none";
+  put("run/latest", "global_step2\n");
+  EXPECT_TRUE(has_tokenizer(path("run")));
+  for (const char* folder : {"tokens", "run"})
+    EXPECT_EQ(Tokenizer::from_pretrained(path(folder)).checksum(), tokenizer.checksum());
 }
 
 TEST_F(TokenizerFiles, VocabularyAndMergesAreATokenizerOfGpt2) {

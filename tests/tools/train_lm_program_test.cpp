@@ -306,6 +306,64 @@ TEST_F(TrainLmProgram, TextOfATokenizerIsTrainedOnSampledAndSaved) {
   expect_refused(2, wrong, {path("tokenizer"), "257 tokens", "vocab_size 256"});
 }
 
+/// The folder of a run is all that a text needs, as a saved model's is.
+TEST_F(TrainLmProgram, ACheckpointHasTheTokenizerOfItsRun) {
+  put_tokenizer(path("tokenizer"));
+  put("model.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 257, )"
+                    R"("embd_pdrop": 0, "attn_pdrop": 0, "resid_pdrop": 0})");
+  put("text.txt", std::string(400, 'a') + "bc");
+  const auto flags = [&](const std::string& tokenizer) {
+    return std::vector<std::string>{"--model",      path("model.json"), "--config",    path("ds.json"),
+                                    "--data",       path("text.txt"),   "--tokenizer", path(tokenizer),
+                                    "--output-dir", path("run"),        "--resume",    "true"};
+  };
+  for (const Ended& e : run(2, with(flags("tokenizer"), "--steps", "2"))) ASSERT_EQ(e.status, 0) << e.err;
+  const std::string checkpoint = "run/" + get("run/latest").substr(0, get("run/latest").find('\n')) + "/";
+  for (const char* file : {"tokenizer.json", "tokenizer_config.json"})
+    EXPECT_EQ(get(checkpoint + file), get(concat("tokenizer/", file)));
+
+  const auto continued = [&](const std::string& model) {
+    test::Program generate({test::built("generate"), "--model", path(model), "--prompt", "aa",
+                            "--max-new-tokens", "9", "--temperature", "0"});
+    EXPECT_EQ(generate.wait(), 0) << generate.err();
+    return generate.out();
+  };
+  test::Program merge({test::built("checkpoint"), "merge", path("run"), path("merged")});
+  ASSERT_EQ(merge.wait(), 0) << merge.err();
+  EXPECT_EQ(get("merged/tokenizer.json"), get("tokenizer/tokenizer.json"));
+  EXPECT_EQ(continued("run"), continued("merged"));
+
+  for (const Ended& e : run(2, with(flags("run"), "--steps", "3"))) ASSERT_EQ(e.status, 0) << e.err;
+  put_tokenizer(path("other"));
+  std::string other = get("other/tokenizer.json");
+  other.replace(other.find("<|end|>"), 7, "<|END|>");
+  put("other/tokenizer.json", other), put("other/tokenizer_config.json", "{}");
+  expect_refused(2, flags("other"),
+                 {path("run/"), "was trained with another tokenizer than " + path("other")});
+}
+
+/// Without the key the end of Llama's own tokenizer would be written, and the folder refused.
+TEST_F(TrainLmProgram, ASavedModelHasTheEndOfItsTokenizer) {
+  put_tokenizer(path("tokenizer"));
+  put("model.json",
+      R"({"model_type": "llama", "vocab_size": 257, "hidden_size": 16, "intermediate_size": 32, )"
+      R"("num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 16})");
+  put("text.txt", std::string(400, 'a'));
+  const auto trained =
+      run(1, {"--model", path("model.json"), "--learning-rate", "0.001", "--max-steps", "1",
+              "--per-device-train-batch-size", "2", "--data", path("text.txt"), "--tokenizer",
+              path("tokenizer"), "--save", path("saved"), "--output-dir", path("run")});
+  ASSERT_EQ(trained[0].status, 0) << trained[0].err;
+  for (const std::string folder : {"saved", "run/global_step1"}) {
+    const auto config = nlohmann::json::parse(get(folder + "/config.json"));
+    EXPECT_EQ(config["eos_token_id"], 256) << folder;
+    EXPECT_EQ(config["bos_token_id"], nullptr) << folder;
+  }
+  const auto again = run(1, {"--model", path("saved"), "--init", path("saved"), "--config", path("ds.json"),
+                             "--data", path("text.txt"), "--steps", "1"});
+  EXPECT_EQ(again[0].status, 0) << again[0].err;
+}
+
 TEST_F(TrainLmProgram, ShardsOfTokenizeAreTheTextThatTheyAreOf) {
   put_tokenizer(path("tokenizer"));
   put("model.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 257})");

@@ -54,22 +54,21 @@ std::uint64_t max_file_bytes(const WriteOptions& o) {
 /// Files beside weights that belong to a model: its configuration, its tokenizer, its chat template.
 bool is_of_model(const fs::path& file) {
   const std::string name = file.filename().string(), ending = file.extension().string();
-  return fs::is_regular_file(file) && !name.ends_with(".index.json") &&
+  return fs::is_regular_file(file) && !name.ends_with(".index.json") && name != checkpoint_index_file &&
          (ending == ".json" || ending == ".txt" || ending == ".model" || ending == ".jinja");
 }
 
-/// config.json of a checkpoint, or of the folder that holds it; for safetensors all files of the model.
+/// Those of the folder of weights; of a checkpoint without config.json that of the folder that holds it, too.
 std::vector<std::string> files_beside(const std::string& in) {
-  if (has_checkpoint(in)) {
-    const fs::path folder = checkpoint_at(in);
-    for (const fs::path& f : {folder / "config.json", fs::path(folder_of(folder.string())) / "config.json"})
-      if (fs::exists(f)) return {f.string()};
-    return {};
-  }
+  const bool checkpoint = has_checkpoint(in);
+  const fs::path folder = checkpoint ? checkpoint_at(in) : in;
   std::vector<std::string> files;
-  if (fs::is_directory(in))
-    for (const auto& entry : fs::directory_iterator(in))
+  if (fs::is_directory(folder))
+    for (const auto& entry : fs::directory_iterator(folder))
       if (is_of_model(entry.path())) files.push_back(entry.path().string());
+  const fs::path shared = fs::path(folder_of(folder.string())) / "config.json";
+  if (checkpoint && !fs::exists(folder / "config.json") && fs::exists(shared))
+    files.push_back(shared.string());
   return files;
 }
 

@@ -218,8 +218,13 @@ class Generator {
 
   Tokenizer tokenizer_of_model() const {
     const std::size_t vocabulary = model_->facts().vocabulary;
-    if (!options_.tokenizer.empty()) return checked(Tokenizer::from_pretrained(options_.tokenizer));
     const std::string folder = model_->origin().folder;
+    if (!options_.tokenizer.empty()) {
+      const Tokenizer given = checked(Tokenizer::from_pretrained(options_.tokenizer));
+      if (has_tokenizer(folder) && Tokenizer::from_pretrained(folder).checksum() != given.checksum())
+        print_status(concat("warning: --tokenizer ", options_.tokenizer, " is not that of ", folder));
+      return given;
+    }
     if (has_tokenizer(folder)) return checked(Tokenizer::from_pretrained(folder));
     require(vocabulary == 256, Errc::config, "--model: ", folder, " has no tokenizer.json; give --tokenizer ",
             "FOLDER");

@@ -416,6 +416,17 @@ Inputs read_model_inputs(const Options& o, int ranks, int ranks_per_node) {
   return in;
 }
 
+void follow_tokenizer(const Options& o, const Inputs& in, std::string& config) {
+  const std::string path = config_file(o.model);
+  if (parse_json(read_text_file(path), path, JsonDialect::relaxed).contains("eos_token_id")) return;
+  auto json = nlohmann::ordered_json::parse(config);
+  const auto set = [&](const char* key, std::optional<std::int32_t> token) {
+    json[key] = token ? nlohmann::ordered_json(*token) : nlohmann::ordered_json();
+  };
+  set("bos_token_id", in.tokenizer->bos_token_id()), set("eos_token_id", in.tokenizer->eos_token_id());
+  config = json.dump(2) + "\n";
+}
+
 std::string describe_model(LanguageModel& model) {
   const ModelFacts facts = model.facts();
   std::size_t parameters = 0;

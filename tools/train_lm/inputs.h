@@ -51,6 +51,10 @@ void require_same_run(const Options&, const Inputs&, Communicator&);
 /// The updates of the passes that were given, or of one.
 std::int64_t updates_of_passes(const Options&, std::uint64_t updates_of_a_pass);
 
+/// Writes the tokens of the beginning and the end of in.tokenizer to the text of a config.json that is saved,
+/// if the run's own has no eos_token_id: defaults of its family are those of another tokenizer.
+void follow_tokenizer(const Options&, const Inputs& in, std::string& config);
+
 /// "GPT-2, 12 layers, 12 heads, 768 channels, vocabulary 50257, 124.44 M parameters"
 std::string describe_model(LanguageModel&);
 

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <variant>
 #include <vector>
@@ -22,6 +23,7 @@
 #include "sharding/engine/step_monitor.h"
 #include "sharding/huggingface/families.h"
 #include "sharding/io/durable_file.h"
+#include "sharding/io/json.h"
 #include "sharding/parallel/rank_agreement.h"
 #include "sharding/strategy/strategy.h"
 #include "sharding/tokenizer/tokenizer.h"
@@ -132,6 +134,11 @@ void save_adapter(const Options& o, Engine& engine) {
                        (std::filesystem::path(o.save_adapter) / "adapter_model.safetensors").string());
 }
 
+/// That tokens are bytes is known of text, and assumed of a model that is only sampled from.
+bool knows_tokenizer(const Options& o, const Inputs& in) {
+  return in.tokenizer && (!in.tokenizer_name.empty() || !o.data.empty() || o.samples_only);
+}
+
 void save_model(const Options& o, Inputs& in, Engine& engine) {
   save_adapter(o, engine);
   if (o.save.empty()) return;
@@ -147,11 +154,12 @@ void save_model(const Options& o, Inputs& in, Engine& engine) {
   }
   if (!engine.world().is_main()) return;
   write_text(folder / "ds_config.json", resolved_json(in.ds));
-  // That tokens are bytes is known of text, and assumed of a model that is only sampled from.
-  const bool known = !in.tokenizer_name.empty() || !o.data.empty() || o.samples_only;
-  if (in.tokenizer && known) {
+  if (knows_tokenizer(o, in)) {
     remove_byte_tokenizer(o.save);  // of a former model
     in.tokenizer->save_pretrained(o.save);
+    std::string config = read_text_file((folder / "config.json").string());
+    follow_tokenizer(o, in, config);
+    write_text(folder / "config.json", config);
   } else if (!std::filesystem::exists(std::filesystem::path(in.model->origin().folder) / "tokenizer.json")) {
     remove_byte_tokenizer(o.save);
   }
@@ -428,11 +436,41 @@ void begin_run(Engine& engine) {
   }
 }
 
+/// A checkpoint has the files of a model's folder, and among them the tokenizer of the run.
+void put_files_of_model(const Options& o, const Inputs& in, Engine& engine) {
+  if (!engine.world().is_main()) return;  // its files are written
+  std::map<std::string, std::string>& files = engine.checkpoints().files();
+  files = files_beside_weights(*in.model);
+  if (!knows_tokenizer(o, in)) return;
+  std::erase_if(files, [](const auto& file) { return is_tokenizer_file(file.first); });
+  for (const auto& [name, text] : in.tokenizer->files()) files[name] = text;
+  follow_tokenizer(o, in, files["config.json"]);
+}
+
+/// A run goes on with the tokenizer that it began with.
+void check_resumed_tokenizer(const Options& o, const Inputs& in, Engine& engine) {
+  const auto& resumed = engine.checkpoints().resumed();
+  if (!resumed || !knows_tokenizer(o, in)) return;
+  try {
+    check_on_all_ranks(engine.world().communicator(), [&] {
+      if (!engine.world().is_main() || !has_tokenizer(resumed->path)) return;
+      require(Tokenizer::from_pretrained(resumed->path).checksum() == in.tokenizer->checksum(), Errc::config,
+              resumed->path, ": was trained with another tokenizer than ",
+              in.tokenizer_name.empty() ? "bytes" : in.tokenizer_name, "; resume it with --tokenizer ",
+              resumed->path, ", or begin a new run with --init ", resumed->path);
+    });
+  } catch (const Error& e) {
+    if (e.code() != Errc::config) throw;
+    throw WrongCheckpoint(e.code(), e.what());
+  }
+}
+
 Status train(const Options& o, Inputs& in, World& world) {
   Engine engine = make_engine(o, in, world);
   start_from_adapter(o, engine);
+  check_resumed_tokenizer(o, in, engine);
   engine.checkpoints().save_nonfinite(o.save_nonfinite);
-  engine.checkpoints().files()["config.json"] = config_json(*in.model);
+  put_files_of_model(o, in, engine);
   if (!o.samples_only) {
     engine.checkpoints().stop_without_saving();
     begin_run(engine);
