@@ -17,17 +17,20 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* format_name = "ringzero-checkpoint";
-constexpr std::int64_t format_version = 1;
+constexpr std::int64_t format_version = 2;                 // 1 knows no boxes of another shape
 constexpr std::int64_t max_count = std::int64_t{1} << 53;  // exact as a number of JSON
 
 std::string list(const std::vector<std::uint64_t>& numbers) { return json(numbers).dump(); }
 
 // ---- writing
 
-std::string to_json(const StoredSlice& s) {
-  const std::string box =
-      s.box ? concat(R"("box":{"offset":)", list(s.box->offset), R"(,"extent":)", list(s.box->extent), "},")
-            : "";
+bool has_own_shape(const StoredSlice& s, const StoredTensor& of) { return s.box && s.box->shape != of.shape; }
+
+std::string to_json(const StoredSlice& s, const StoredTensor& of) {
+  const std::string shape = has_own_shape(s, of) ? concat(R"("shape":)", list(s.box->shape), ",") : "";
+  const std::string box = s.box ? concat(R"("box":{)", shape, R"("offset":)", list(s.box->offset),
+                                         R"(,"extent":)", list(s.box->extent), "},")
+                                : "";
   return concat(R"({"file":)", s.file, ",", box, R"("range":[)", s.begin, ",", s.end, R"(],"xxh3":")",
                 checksum_text(s.checksum), R"("})");
 }
@@ -42,7 +45,7 @@ std::string lines(const Items& items, const F& text) {
 
 std::string to_json(const StoredTensor& t) {
   std::string slices;
-  for (const StoredSlice& s : t.slices) slices += (slices.empty() ? "" : ",") + to_json(s);
+  for (const StoredSlice& s : t.slices) slices += (slices.empty() ? "" : ",") + to_json(s, t);
   return concat(R"({"dtype":)", json(t.dtype).dump(), R"(,"shape":)", list(t.shape), R"(,"slices":[)", slices,
                 "]}");
 }
@@ -73,7 +76,10 @@ std::uint64_t checked_count(const JsonObject& o, const std::vector<std::uint64_t
   return n;
 }
 
-Box read_box(const JsonObject& o, const std::vector<std::uint64_t>& shape) {
+Box read_box(const JsonObject& o, const std::vector<std::uint64_t>& of) {
+  const std::vector<std::uint64_t> shape = o.has("shape") ? numbers_at(o, "shape") : of;
+  if (checked_count(o, shape) != Box::whole(of).count())
+    o.fail_at("shape", concat(list(shape), " has other elements than the tensor of shape ", list(of)));
   const Box box{shape, numbers_at(o, "offset"), numbers_at(o, "extent")};
   if (!box.is_valid())
     o.fail_at("extent", concat("the box ", list(box.offset), " + ", list(box.extent),
@@ -103,8 +109,20 @@ struct SlicedBox {
   std::vector<std::size_t> slices;
 };
 
-std::vector<SlicedBox> boxes_of(const StoredTensor& t) {
-  const Box whole = Box::whole(t.shape);
+/// Of all boxes of the tensor.
+std::vector<std::uint64_t> shape_of_boxes(const JsonObject& o, const StoredTensor& t) {
+  const auto has_box = [](const StoredSlice& s) { return s.box.has_value(); };
+  const auto first = std::ranges::find_if(t.slices, has_box);
+  if (first == t.slices.end()) return t.shape;
+  for (const StoredSlice& s : t.slices)
+    if (s.box && s.box->shape != first->box->shape)
+      o.fail_at("slices", concat("boxes have the shapes ", list(first->box->shape), " and ",
+                                 list(s.box->shape), ", expected one"));
+  return first->box->shape;
+}
+
+/// `whole`: of a slice without a box.
+std::vector<SlicedBox> boxes_of(const StoredTensor& t, const Box& whole) {
   std::map<std::pair<std::vector<std::uint64_t>, std::vector<std::uint64_t>>, SlicedBox> all;
   for (std::size_t i = 0; i < t.slices.size(); ++i) {
     const Box& box = t.slices[i].box ? *t.slices[i].box : whole;
@@ -159,7 +177,7 @@ void check_cover(const JsonObject& o, const StoredTensor& t) {
   for (const StoredSlice& s : t.slices) sum += s.count();
   if (sum != t.count())
     o.fail_at("slices", concat("they have ", sum, " elements of the ", t.count(), " of the tensor"));
-  std::vector<SlicedBox> boxes = boxes_of(t);
+  std::vector<SlicedBox> boxes = boxes_of(t, Box::whole(shape_of_boxes(o, t)));
   Overlap found;
   for (SlicedBox& b : boxes)
     if (!found) found = overlap_within(t, b);
@@ -221,7 +239,11 @@ std::string to_json(const CheckpointIndex& index) {
   const std::string tensors = lines(index.tensors, [](const auto& named) {
     return concat(json(named.first).dump(), ":", to_json(named.second));
   });
-  return concat("{\n  \"format\": \"", format_name, "\",\n  \"version\": ", format_version,
+  const bool is_old = std::ranges::none_of(index.tensors, [](const auto& named) {  // builds before it read it
+    return std::ranges::any_of(named.second.slices,
+                               [&](const StoredSlice& s) { return has_own_shape(s, named.second); });
+  });
+  return concat("{\n  \"format\": \"", format_name, "\",\n  \"version\": ", is_old ? 1 : format_version,
                 ",\n  \"state\": ", index.state, ",\n  \"files\": [", files, "],\n  \"tensors\": {", tensors,
                 "}\n}\n");
 }

@@ -12,8 +12,9 @@
 ///        "slices": [{"file": 0, "range": [0, 8192], "xxh3": "9f2c…"}, …]}, …}}
 ///
 /// A slice is a range of the elements of a tensor in row-major order, or of a box of it:
-/// "box": {"offset": [0, 32], "extent": [256, 32]}. In its file it is a tensor of one dimension, whose name
-/// is slice_name(). The slices of a tensor hold each element once.
+/// "box": {"offset": [0, 32], "extent": [256, 32]}. A box may have a shape of its own, of as many elements as
+/// the tensor's, one for all boxes of a tensor; the version is then 2. In its file a slice is a tensor of one
+/// dimension, whose name is slice_name(). The slices of a tensor hold each element once.
 ///
 /// Names of tensors: "model/NAME" for parameters, "buffer/NAME", and "optimizer/STATE/NAME".
 

@@ -11,6 +11,7 @@
 #include <set>
 #include <utility>
 
+#include "autograd_lite/models/language_model.h"
 #include "autograd_lite/models/lora.h"
 #include "autograd_lite/nn/init.h"
 #include "autograd_lite/nn/layers.h"
@@ -23,6 +24,7 @@
 #include "sharding/huggingface/adapter.h"
 #include "sharding/huggingface/save_pretrained.h"
 #include "sharding/io/text.h"
+#include "sharding/parallel/parallelize.h"
 #include "sharding/parallel/rank_agreement.h"
 #include "sharding/parallel/rank_consistency.h"
 #include "sharding/strategy/join.h"
@@ -58,6 +60,8 @@ std::shared_ptr<Communicator> data_ranks(World& world, const Mesh& mesh) {
 /// What ranks share of the layers, as a line.
 std::string divide_layers(Module& module, const Mesh& mesh, const DsConfig& config, const EngineOptions& o) {
   if (o.parallelize) return o.parallelize(module, mesh);
+  const auto* model = dynamic_cast<const LanguageModel*>(&module);
+  if (model && mesh.tp()) return parallelize(module, model->parallel_plan(), mesh);
   require(mesh.tp() == nullptr, Errc::config, config.file, ": ringzero.mesh.tp: is ", mesh.sizes().tp,
           ", and the module has no plan of what ranks share; set EngineOptions::parallelize, or tp to 1");
   return "";
@@ -309,7 +313,7 @@ void Engine::State::make_updates(std::unique_ptr<Optimizer> optimizer, const Eng
                         .when_dropped = [loaders = loaders,
                                          &world = world] { skip_batches(*loaders, world.communicator()); },
                         .world_size_invariant = config.world_size_invariant,
-                       .tp = mesh.sizes().tp});
+                        .tp = mesh.sizes().tp});
   const std::string reason = strategy->reason_against_capture();
   if (o.graph && stream.device().kind == Device::cuda && !reason.empty())
     print("updates run without a CUDA graph: " + reason);

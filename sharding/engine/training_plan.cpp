@@ -32,6 +32,8 @@ class Run {
         device_(device),
         config_(read_configuration(ranks, module, o, ranks_per_node)),
         mesh_(resolved(config_.mesh, ranks, ranks_per_node)) {
+    require(mesh_.tp == 1, Errc::unsupported, config_.file, ": ringzero.mesh.tp: is ", mesh_.tp,
+            "; a plan does not count what ranks that share layers exchange: plan with tp 1");
     require(o.optimizer || config_.optimizer, Errc::config, config_.file,
             ": optimizer: missing; a plan is of training: add the section");
     if (!o.optimizer) made_ = make_optimizer(*config_.optimizer, o.decay);

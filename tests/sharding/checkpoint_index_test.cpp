@@ -102,8 +102,8 @@ TEST(CheckpointIndex, AForeignOrNewerFormatIsNamed) {
   EXPECT_EQ(error_text("[]"), error_text(changed("ringzero-checkpoint", "other")));
   EXPECT_EQ(error_text(R"({"metadata": {}, "weight_map": {}})"), error_text("[]"));
   expect_error(
-      "\"version\": 1", "\"version\": 2",
-      "version: the checkpoint has version 2 of the format and this build reads versions up to 1; use a "
+      "\"version\": 1", "\"version\": 3",
+      "version: the checkpoint has version 3 of the format and this build reads versions up to 2; use a "
       "newer build");
   expect_error("\"version\": 1", "\"version\": 0", "version: must be from 1 to 2147483647, found 0");
   expect_error("\"version\": 1,", "", "version: missing; give a whole number");
@@ -189,6 +189,39 @@ TEST(CheckpointIndex, SlicesOutsideTheirTensorAreRefused) {
   expect_error("[4,4]", "[4,9007199254740992]", box + ": the box [0,2] + [4,9007199254740992]" + outside);
   expect_error("[0,2]", "[0,7]", box + ": the box [0,7] + [4,4]" + outside);
   expect_error("[4,4]", "[4]", box + ": the box [0,2] + [4]" + outside);
+}
+
+/// [4, 6] cut as [4, 2, 3] in columns of the last dimension.
+CheckpointIndex index_of_other_boxes() {
+  CheckpointIndex index = small_index();
+  index.tensors["model/boxes"].slices = {{0, Box{{4, 2, 3}, {0, 0, 0}, {4, 2, 1}}, 0, 8, 3},
+                                         {1, Box{{4, 2, 3}, {0, 0, 1}, {4, 2, 2}}, 0, 16, 4}};
+  return index;
+}
+
+TEST(CheckpointIndex, BoxesMayHaveAShapeOfTheirOwn) {
+  const CheckpointIndex index = index_of_other_boxes();
+  const std::string text = to_json(index);
+  EXPECT_NE(text.find(R"("version": 2)"), std::string::npos) << text;
+  EXPECT_NE(text.find(R"("box":{"shape":[4,2,3],"offset":[0,0,1],"extent":[4,2,2]})"), std::string::npos)
+      << text;
+  EXPECT_EQ(parse_checkpoint_index(text, file).tensors, index.tensors);
+  EXPECT_NE(to_json(small_index()).find(R"("version": 1)"), std::string::npos);
+}
+
+TEST(CheckpointIndex, ShapesOfBoxesThatDoNotFitAreRefused) {
+  const auto error_after = [](const std::string& from, const std::string& to) {
+    std::string text = to_json(index_of_other_boxes());
+    return error_text(text.replace(text.find(from), from.size(), to));
+  };
+  const std::string slices = file + ": tensors.model/boxes.slices";
+  EXPECT_EQ(error_after("[4,2,3]", "[4,2,4]"),
+            slices + "[0].box.shape: [4,2,4] has other elements than the tensor of shape [4,6]");
+  EXPECT_EQ(error_after("[4,2,3]", "[2,4,3]"),
+            slices + "[0].box.extent: the box [0,0,0] + [4,2,1] is not within a tensor of shape [2,4,3]");
+  EXPECT_EQ(error_after("[4,2,3]", "[4,3,2]"),
+            slices + ": boxes have the shapes [4,3,2] and [4,2,3], expected one");
+  EXPECT_EQ(error_after("[0,0,1]", "[0,0,0]"), slices + ": numbers 0 and 1 have elements in common");
 }
 
 TEST(CheckpointIndex, HugeNumbersAreRefused) {

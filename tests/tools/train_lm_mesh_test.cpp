@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "tests/support/small_gpt.h"
@@ -62,6 +64,43 @@ TEST_F(TrainLmMesh, GoesOnWithAnotherMesh) {
   EXPECT_EQ(resumed(4, "replicate=4", "zero1"), whole.weights);
   EXPECT_EQ(resumed(2, "replicate=2", "zero2"), whole.weights);
   EXPECT_EQ(resumed(1, "shard=auto", "ddp"), whole.weights);
+}
+
+/// Largest difference of a number of two runs' metrics.
+double largest_difference(const TrainedGpt& a, const TrainedGpt& b, const char* key) {
+  double largest = 0;
+  for (std::size_t i = 0; i < a.metrics.size(); ++i)
+    largest =
+        std::max(largest, std::abs(a.metrics[i].at(key).get<double>() - b.metrics[i].at(key).get<double>()));
+  return largest;
+}
+
+TEST_F(TrainLmMesh, SharesLayers) {
+  const TrainedGpt plain = trained(2, {"--strategy", "ddp", "--steps", "5"});
+  const TrainedGpt shared = trained(4, {"--strategy", "ddp", "--mesh", "tp=2", "--steps", "5"});
+  ASSERT_EQ(shared.metrics.size(), 5u);
+  EXPECT_EQ(shared.weights.size(), plain.weights.size());
+  EXPECT_LT(largest_difference(shared, plain, "loss"), 1e-5);
+  EXPECT_LT(largest_difference(shared, plain, "grad_norm"), 1e-5);
+  for (const char* strategy : {"zero1", "zero2", "zero3"})
+    EXPECT_EQ(trained(4, {"--strategy", strategy, "--mesh", "tp=2", "--steps", "5"}), shared) << strategy;
+  const std::string out = run(2, {"--mesh", "tp=2", "--steps", "1"});
+  EXPECT_NE(out.find("mesh: shard 1 x tp 2\n"), std::string::npos) << out;
+}
+
+TEST_F(TrainLmMesh, GoesOnWhereOtherRanksShareLayers) {
+  const std::string checkpoints = gpt_ / "checkpoints";
+  run(4, {"--strategy", "zero3", "--mesh", "tp=2", "--steps", "3", "--checkpoint-dir", checkpoints});
+  const auto resumed = [&](int ranks, const std::string& mesh, const char* strategy) {
+    const std::string out = gpt_ / concat("out", runs_++);
+    run(ranks, {"--strategy", strategy, "--mesh", mesh, "--steps", "3", "--resume", checkpoints, "--metrics",
+                out + ".jsonl", "--save", out});
+    return trained_gpt(out, out + ".jsonl").weights;
+  };
+  const std::string weights = resumed(4, "tp=2", "zero3");  // which are those of the checkpoint
+  EXPECT_EQ(resumed(2, "shard=2", "zero2"), weights);
+  EXPECT_EQ(resumed(4, "tp=2", "zero1"), weights);
+  EXPECT_EQ(resumed(1, "shard=1", "ddp"), weights);
 }
 
 TEST_F(TrainLmMesh, WrongSizesAreOneLine) {
