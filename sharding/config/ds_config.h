@@ -203,6 +203,7 @@ struct DsConfig {
   /// ringzero.mesh, and keys of others with its meaning, for RunFacts::ranks; without such a key the default,
   /// which fits any number of ranks.
   MeshSizes mesh;
+  bool sequence_parallel = false;  ///< ParallelOptions::sequence_parallel
   BatchConfig batch;
   BatchSizes sizes;                          ///< zeros if neither train nor micro batch size was given
   std::optional<OptimizerConfig> optimizer;  ///< none without a section: inference

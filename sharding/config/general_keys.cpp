@@ -57,8 +57,10 @@ constexpr KeySpec top[] = {
         "wall_clock_breakdown", "time of forward, backward and step, every steps_per_print (10)"),
     applied<&MonitorConfig::memory_breakdown>("memory_breakdown", "bytes held, every steps_per_print (10)"),
     accepted("dump_state", boolean, "false", "the resolved configuration is always printed"),
-    accepted("seq_parallel_communication_data_type", "\"fp32\"", "there is no sequence parallelism"),
-    refused("sequence_parallel_size", "1", "[1]", "there is no sequence parallelism"),
+    accepted("seq_parallel_communication_data_type", "\"fp32\"", "of Ulysses, which there is not"),
+    refused("sequence_parallel_size", "1", "[1]",
+            "there is no Ulysses; ringzero.sequence_parallel divides tokens between the ranks of "
+            "ringzero.mesh.tp"),
     applied<&Draft::data_parallel_size>(
         "data_parallel_size",
         "ranks with data of their own, replicate times shard of ringzero.mesh, which must have so many")

@@ -45,6 +45,10 @@ constexpr KeySpec ringzero[] = {
         "number, until min_loss_scale")
         .within(0, 0x1p53),
     section("mesh", "{}", "ranks that copy, divide and share the layers of a model"),
+    applied<&DsConfig::sequence_parallel>("sequence_parallel",
+                                          "between the layers that ranks of mesh.tp share, each of them has "
+                                          "a range of the tokens, whose number "
+                                          "tp divides; no effect without tp"),
     section("comm_state_option", "null", "of power_sgd and batched_power_sgd"),
     refused("comm_wrapper", "\"no\"", "[\"no\"]",
             "hooks are not wrapped; comm_hook fp16 and bf16 send 16 bits"),

@@ -35,8 +35,8 @@ std::string table_row(std::initializer_list<std::string_view> cells) {
 
 }  // namespace
 
-CommsLogger::CommsLogger(const MonitorConfig& config, int ranks, std::string prefix, std::FILE* log)
-    : config_(config), ranks_(ranks), prefix_(std::move(prefix)), log_(log) {}
+CommsLogger::CommsLogger(const MonitorConfig& config, std::string prefix, std::FILE* log)
+    : config_(config), prefix_(std::move(prefix)), log_(log) {}
 
 bool CommsLogger::is_logged(Collective kind) const {
   if (config_.comms_prof_all) return true;
@@ -50,10 +50,10 @@ void CommsLogger::add(const StartedCollective& c) {
   c.work.wait_on(c.stream);
   c.stream.synchronize();
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - c.start).count();
-  Times& times = times_[{c.kind, c.bytes}];
+  Times& times = times_[{c.kind, c.bytes, c.ranks}];
   ++times.count, times.seconds += seconds;
   if (!log_ || !config_.comms_verbose) return;
-  const Bandwidth speed = bandwidth(c.kind, c.bytes, seconds, ranks_);
+  const Bandwidth speed = bandwidth(c.kind, c.bytes, seconds, c.ranks);
   std::fprintf(log_, "%scomm op: %s | time (ms): %s | msg size: %s | algbw (Gbps): %s | busbw (Gbps): %s\n",
                prefix_.c_str(), name(c.kind), latency_ms(seconds).c_str(), human_bytes(c.bytes).c_str(),
                gigabits(speed.algorithm).c_str(), gigabits(speed.bus).c_str());
@@ -64,11 +64,11 @@ std::string CommsLogger::log_summary() const {
                                  "algbw (Gbps)", "busbw (Gbps)"});
   std::optional<Collective> last;
   for (const auto& [call, times] : times_) {
-    const auto& [kind, bytes] = call;
+    const auto& [kind, bytes, ranks] = call;
     if (last != kind) table += concat(name(kind), "\n");
     last = kind;
     const double mean = times.seconds / static_cast<double>(times.count);
-    const Bandwidth speed = bandwidth(kind, bytes, mean, ranks_);
+    const Bandwidth speed = bandwidth(kind, bytes, mean, ranks);
     table += table_row({"", human_bytes(bytes), concat(times.count), latency_ms(times.seconds),
                         latency_ms(mean), gigabits(speed.algorithm), gigabits(speed.bus)});
   }

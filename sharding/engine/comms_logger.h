@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <map>
 #include <string>
-#include <utility>
+#include <tuple>
 
 #include "sharding/config/ds_config.h"
 #include "sharding/model/memory_report.h"
@@ -23,11 +23,11 @@ Bandwidth bandwidth(Collective, std::size_t bytes, double seconds, int ranks);
 class CommsLogger {
  public:
   /// `log`: for lines with comms_verbose; null: none on this rank.
-  CommsLogger(const MonitorConfig&, int ranks, std::string prefix, std::FILE* log);
+  CommsLogger(const MonitorConfig&, std::string prefix, std::FILE* log);
 
   void add(const StartedCollective&);
-  /// A table with the columns of deepspeed.comm.log_summary(): a line for each operation and size, with its
-  /// number, total and average latency, and mean bandwidths in Gbit/s.
+  /// A table with the columns of deepspeed.comm.log_summary(): a line for each operation and size, and
+  /// number of ranks of its group, with its number, total and average latency, and mean bandwidths in Gbit/s.
   std::string log_summary() const;
 
  private:
@@ -38,10 +38,9 @@ class CommsLogger {
   bool is_logged(Collective) const;
 
   MonitorConfig config_;
-  int ranks_;
   std::string prefix_;
   std::FILE* log_;
-  std::map<std::pair<Collective, std::size_t>, Times> times_;
+  std::map<std::tuple<Collective, std::size_t, int>, Times> times_;  // by bytes and ranks
 };
 
 }  // namespace rz

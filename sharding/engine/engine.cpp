@@ -59,9 +59,13 @@ std::shared_ptr<Communicator> data_ranks(World& world, const Mesh& mesh) {
 
 /// What ranks share of the layers, as a line.
 std::string divide_layers(Module& module, const Mesh& mesh, const DsConfig& config, const EngineOptions& o) {
+  require(!o.parallelize || !config.sequence_parallel, Errc::config, config.file,
+          ": ringzero.sequence_parallel: is true, but EngineOptions::parallelize divides the layers; set it "
+          "there, in ParallelOptions");
   if (o.parallelize) return o.parallelize(module, mesh);
   const auto* model = dynamic_cast<const LanguageModel*>(&module);
-  if (model && mesh.tp()) return parallelize(module, model->parallel_plan(), mesh);
+  if (model && mesh.tp())
+    return parallelize(module, model->parallel_plan(), mesh, {.sequence_parallel = config.sequence_parallel});
   require(mesh.tp() == nullptr, Errc::config, config.file, ": ringzero.mesh.tp: is ", mesh.sizes().tp,
           ", and the module has no plan of what ranks share; set EngineOptions::parallelize, or tp to 1");
   return "";
@@ -258,7 +262,7 @@ Engine::State::State(World& w, Module& model, DsConfig resolved, EngineOptions& 
       strategy(strategy_of(module, mesh, world, config, o)) {
   strategy->attach(tape);
   tape.set_autocast(config.precision.autocast);
-  if (config.monitor.comms_enabled) comms.emplace(config.monitor, world.size(), name, log);
+  if (config.monitor.comms_enabled) comms.emplace(config.monitor, name, log);
   if (auto optimizer = optimizer_of(config, o)) {
     make_updates(std::move(optimizer), o);
   } else {

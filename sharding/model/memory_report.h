@@ -148,6 +148,7 @@ struct MeshTraffic {
 struct StartedCollective {
   Collective kind;
   std::size_t bytes;  ///< of the larger of a rank's two buffers
+  int ranks;          ///< of the group
   std::chrono::steady_clock::time_point start;
   Work work;
   const Stream& stream;  ///< in the order of which it was started

@@ -139,48 +139,44 @@ void Runtime::abort(const std::string& reason) noexcept {
 }
 
 template <class F>
-Work Runtime::observed(Collective kind, std::size_t bytes, const Stream& on, const F& start) {
+Work Runtime::counted(Collective kind, CallCount Traffic::*count, const Communicator& group,
+                      std::size_t bytes, const Stream& on, const F& start) {
+  (traffic_of(group).*count).add(bytes);
   if (!started) return start();
   const auto now = std::chrono::steady_clock::now();
   Work work = start();
-  exposed.measure([&] { started({kind, bytes, now, work, on}); });
+  exposed.measure([&] { started({kind, bytes, group.size(), now, work, on}); });
   return work;
 }
 
 Work Runtime::all_reduce(const Tensor& in_out, ReduceOp op, const Stream& on) {
-  traffic_of(data).all_reduce.add(in_out.bytes());
-  return observed(Collective::all_reduce, in_out.bytes(), on,
-                  [&] { return data.all_reduce(in_out.buffer(), op, on); });
+  return counted(Collective::all_reduce, &Traffic::all_reduce, data, in_out.bytes(), on,
+                 [&] { return data.all_reduce(in_out.buffer(), op, on); });
 }
 
 Work Runtime::all_reduce_replicas(const Tensor& in_out, ReduceOp op, const Stream& on) {
-  traffic_of(*replicas).all_reduce.add(in_out.bytes());
-  return observed(Collective::all_reduce, in_out.bytes(), on,
-                  [&] { return replicas->all_reduce(in_out.buffer(), op, on); });
+  return counted(Collective::all_reduce, &Traffic::all_reduce, *replicas, in_out.bytes(), on,
+                 [&] { return replicas->all_reduce(in_out.buffer(), op, on); });
 }
 
 Work Runtime::reduce_scatter(const Tensor& in, const Tensor& out, ReduceOp op, const Stream& on) {
-  traffic_of(shard_group).reduce_scatter.add(in.bytes());
-  return observed(Collective::reduce_scatter, in.bytes(), on,
-                  [&] { return shard_group.reduce_scatter(in.buffer(), out.buffer(), op, on); });
+  return counted(Collective::reduce_scatter, &Traffic::reduce_scatter, shard_group, in.bytes(), on,
+                 [&] { return shard_group.reduce_scatter(in.buffer(), out.buffer(), op, on); });
 }
 
 Work Runtime::all_gather(const Tensor& in, const Tensor& out, const Stream& on) {
-  traffic_of(shard_group).all_gather.add(out.bytes());
-  return observed(Collective::all_gather, out.bytes(), on,
-                  [&] { return shard_group.all_gather(in.buffer(), out.buffer(), on); });
+  return counted(Collective::all_gather, &Traffic::all_gather, shard_group, out.bytes(), on,
+                 [&] { return shard_group.all_gather(in.buffer(), out.buffer(), on); });
 }
 
 Work Runtime::all_gather_secondary(const Tensor& in, const Tensor& out, const Stream& on) {
-  traffic_of(*secondary).all_gather.add(out.bytes());
-  return observed(Collective::all_gather, out.bytes(), on,
-                  [&] { return secondary->all_gather(in.buffer(), out.buffer(), on); });
+  return counted(Collective::all_gather, &Traffic::all_gather, *secondary, out.bytes(), on,
+                 [&] { return secondary->all_gather(in.buffer(), out.buffer(), on); });
 }
 
 Work Runtime::broadcast(const Tensor& in_out, int root, const Stream& on) {
-  traffic_of(shard_group).broadcast.add(in_out.bytes());
-  return observed(Collective::broadcast, in_out.bytes(), on,
-                  [&] { return shard_group.broadcast(in_out.buffer(), root, on); });
+  return counted(Collective::broadcast, &Traffic::broadcast, shard_group, in_out.bytes(), on,
+                 [&] { return shard_group.broadcast(in_out.buffer(), root, on); });
 }
 
 }  // namespace rz

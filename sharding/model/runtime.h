@@ -137,7 +137,8 @@ struct Runtime {
 
  private:
   template <class F>
-  Work observed(Collective, std::size_t bytes, const Stream&, const F& start);
+  Work counted(Collective, CallCount Traffic::*count, const Communicator& group, std::size_t bytes,
+               const Stream&, const F& start);
 };
 
 }  // namespace rz

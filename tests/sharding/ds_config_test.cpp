@@ -278,8 +278,8 @@ TEST(DsConfig, AllThatIsWrongIsInOneAnswer) {
             "ds.json: optimizer.params.eps: expected a number, found \"small\"\n"
             "ds.json: scheduler.params.total_num_steps: missing; give a value\n"
             "ds.json: fp16: expected an object { … }, found 1\n"
-            "ds.json: sequence_parallel_size: not supported in this build yet: 2; there is no sequence "
-            "parallelism");
+            "ds.json: sequence_parallel_size: not supported in this build yet: 2; there is no Ulysses; "
+            "ringzero.sequence_parallel divides tokens between the ranks of ringzero.mesh.tp");
 }
 
 TEST(DsConfig, CombinationsAreAmongThem) {

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -253,6 +254,19 @@ TEST(Hybrid, EachElementHasOneOwner) {
 }
 
 // ---- what ranks hold alike
+
+TEST(Hybrid, ObserversKnowTheRanksOfACollective) {
+  on_ranks(6, [](Communicator& comm) {
+    test::Replica replica(StrategyKind::zero3, Mesh(comm, {2, 3}));
+    std::map<Collective, std::set<int>> ranks;
+    replica.strategy->observe_communication(
+        {.started = [&](const StartedCollective& c) { ranks[c.kind].insert(c.ranks); }});
+    replica.update();
+    EXPECT_EQ(ranks, (std::map<Collective, std::set<int>>{{Collective::all_gather, {3}},
+                                                          {Collective::reduce_scatter, {3}},
+                                                          {Collective::all_reduce, {2}}}));
+  });
+}
 
 TEST(Hybrid, ReplicasOfAShardAreCompared) {
   on_ranks(4, [](Communicator& comm) {

@@ -84,6 +84,12 @@ TEST_F(TrainLmMesh, SharesLayers) {
   EXPECT_LT(largest_difference(shared, plain, "grad_norm"), 1e-5);
   for (const char* strategy : {"zero1", "zero2", "zero3"})
     EXPECT_EQ(trained(4, {"--strategy", strategy, "--mesh", "tp=2", "--steps", "5"}), shared) << strategy;
+  gpt_.put_config("ds.json",
+                  R"(, "ringzero": {"sequence_parallel": true, "deterministic": "world_size_invariant"})");
+  const TrainedGpt sequence = trained(4, {"--strategy", "zero2", "--mesh", "tp=2", "--steps", "5"});
+  EXPECT_NE(sequence, shared);  // other sums
+  EXPECT_LT(largest_difference(sequence, plain, "loss"), 1e-5);
+  EXPECT_LT(largest_difference(sequence, plain, "grad_norm"), 1e-5);
   const std::string out = run(2, {"--mesh", "tp=2", "--steps", "1"});
   EXPECT_NE(out.find("mesh: shard 1 x tp 2\n"), std::string::npos) << out;
 }
