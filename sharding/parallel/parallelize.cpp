@@ -184,10 +184,10 @@ class Division {
     auto& layer = layer_as<nn::Embedding>(of, "an nn::Embedding");
     Parameter& p = layer.weight;
     const auto ranks = static_cast<std::size_t>(f_.part.ranks), rank = static_cast<std::size_t>(f_.part.rank);
-    const std::size_t rows = p.shape[0], most = ceil_div(rows, ranks);
-    if (most * (ranks - 1) >= rows)
+    const std::size_t rows = p.shape[0], each = ceil_div(rows, ranks);
+    if (each * (ranks - 1) >= rows)
       refuse_layer(of, concat("tp ", ranks, " leaves ranks without any of the ", rows, " rows of ", p.name));
-    const std::size_t first = rank * most, count = std::min(most, rows - first);
+    const std::size_t first = rank * each, count = std::min(each, rows - first);
     add_part(p, extents(p.shape), 0, first, count, p.shape.with(0, count));
     settings_.push_back([this, &layer] { layer.exchange = {f_.input, f_.output, {}, f_.gather, f_.part}; });
   }
