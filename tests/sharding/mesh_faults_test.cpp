@@ -6,8 +6,11 @@
 #include <chrono>
 #include <string>
 
+#include "autograd_lite/models/gpt2.h"
+#include "autograd_lite/nn/init.h"
 #include "comm/core/error.h"
 #include "sharding/optim/optimizers.h"
+#include "sharding/parallel/parallelize.h"
 #include "sharding/strategy/strategy.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
@@ -53,7 +56,41 @@ void train(const Death& death, Communicator& comm, const std::function<void()>& 
   }
 }
 
-void expect_named(const Death& death) {
+/// The same with layers that the ranks of a tp group share: in each phase the others wait for its part of
+/// them.
+void train_shared(const Death& death, Communicator& comm, const std::function<void()>& die) {
+  const Mesh mesh(comm, death.mesh);
+  Gpt2Config config;
+  config.n_layer = 2, config.n_head = 2, config.n_embd = 16, config.n_positions = 8, config.vocab_size = 11;
+  Gpt2 model(config);
+  parallelize(model, model.parallel_plan(), mesh);
+  const auto strategy = make_strategy(death.kind, model, mesh);
+  strategy->values().fill([](const Parameter& p, Range elements, float* out) {
+    init_slice(p, {out, elements.count()}, elements.begin, 1);
+  });
+  const auto optimizer = make_sgd({.learning_rate = 0.01});
+  Tape tape;
+  strategy->attach(tape);
+  const Tensor tokens = Tensor::zeros({2, 8}, DType::i32);
+  for (int update = 0; update < 100'000; ++update) {
+    const auto reach = [&](Phase phase) {
+      if (comm.rank() == death.rank && update == 2 && death.phase == phase) die();
+    };
+    strategy->zero_grad();
+    reach(Phase::forward);
+    const nn::Loss loss = model.forward(tape, tokens, tokens).loss;
+    reach(Phase::backward);
+    strategy->backward(tape, loss);
+    tape.reset();
+    strategy->finish_gradients();
+    reach(Phase::update);
+    strategy->clip_and_step(*optimizer, {.max_norm = 1});
+  }
+}
+
+using Training = std::function<void(const Death&, Communicator&, const std::function<void()>& die)>;
+
+void expect_named(const Death& death, const Training& train_until = train) {
   SCOPED_TRACE(concat(rz::name(death.kind), " on ", describe(death.mesh), ", rank ", death.rank, " in ",
                       name(death.phase), " over ", death.transport));
   const int ranks = death.mesh.ranks();
@@ -65,7 +102,7 @@ void expect_named(const Death& death) {
       store->set("died", std::to_string(Clock::now().time_since_epoch().count()));
       raise(SIGKILL);
     };
-    const Error error = test::error_of([&] { train(death, comm, die); });
+    const Error error = test::error_of([&] { train_until(death, comm, die); });
     const Clock::time_point now = Clock::now();
     const auto died = Clock::time_point(Clock::duration(std::stoll(store->get("died", Deadline::after(1s)))));
     EXPECT_EQ(error.code(), Errc::peer_lost) << error.what();
@@ -99,6 +136,13 @@ TEST(MeshFaults, OverSocketsToo) {
 TEST(MeshFaults, InOtherStages) {
   for (const StrategyKind kind : {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2})
     expect_named({kind, {2, 2}, 2, Phase::backward});
+}
+
+TEST(MeshFaults, WhereRanksShareLayers) {
+  for (const Phase phase : {Phase::forward, Phase::backward, Phase::update}) {
+    expect_named({StrategyKind::zero3, {1, 2, 2}, 1, phase}, train_shared);
+    expect_named({StrategyKind::ddp, {2, 1, 2}, 2, phase}, train_shared);
+  }
 }
 
 /// The first rank that throws leaves its groups; the others must not name it.
