@@ -4,11 +4,14 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -19,6 +22,9 @@
 #include "autograd_lite/models/lora.h"
 #include "autograd_lite/nn/init.h"
 #include "comm/core/integer_math.h"
+#include "sharding/huggingface/families.h"
+#include "sharding/huggingface/pretrained_weights.h"
+#include "sharding/io/json.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
 #include "tests/support/error_of.h"
@@ -383,6 +389,37 @@ TEST(TensorParallel, GenerationHasTheTokensOfOneRank) {
         }
       for (const auto& tokens : made) EXPECT_EQ(tokens, made[0]);
     }
+}
+
+/// As tests/data/llama_tiny/make_tensor_parallel.py has it.
+std::uint64_t weighted_bits(const Tensor& t) {
+  std::uint64_t sum = 0;
+  for (std::size_t i = 0; i < t.count(); ++i)
+    sum += (i + 1) * std::bit_cast<std::uint32_t>(t.data<float>()[i]);
+  return sum;
+}
+
+TEST(TensorParallel, PartsAreThoseOfTorch) {
+  const std::string data = RZ_SOURCE_DIR "/tests/data/llama_tiny/tensor_parallel.json";
+  const std::string folder = RZ_SOURCE_DIR "/../shared/fixtures/llama_tiny";
+  if (!std::filesystem::exists(folder)) GTEST_SKIP() << folder << " is not here";
+  const auto parts = nlohmann::json::parse(read_text_file(data)).at("parts");
+  test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, 2, std::move(store));
+    const Mesh mesh(comm, {.shard = 1, .tp = 2});
+    const auto model = language_model_from_config(folder);
+    parallelize(*model, model->parallel_plan(), mesh);
+    allocate_parameters(*model);
+    load_pretrained(*model, folder);
+    std::size_t compared = 0;
+    for (const auto& [name, p] : model->named_parameters()) {
+      const auto& torch = parts.at(name).at(static_cast<std::size_t>(rank));
+      EXPECT_EQ(nlohmann::json(extents(p->shape)), torch.at("shape")) << name;
+      EXPECT_EQ(nlohmann::json(weighted_bits(p->value)), torch.at("bits")) << name;
+      ++compared;
+    }
+    EXPECT_EQ(compared, parts.size());
+  });
 }
 
 // ---- with ZeRO on the other dimension
