@@ -44,19 +44,30 @@ INSTANTIATE_TEST_SUITE_P(Untied, Gpt2Tiny,
                                           testing::Values(StrategyKind::ddp, StrategyKind::zero3)),
                          setting_name);
 
-TEST(Gpt2TinyMesh, TwoCopiesOfTwoShardsTrainAsPyTorchDoes) {
+class Gpt2TinyMesh : public testing::TestWithParam<MeshSizes> {};
+
+TEST_P(Gpt2TinyMesh, EveryStageTrainsAsPyTorchDoes) {
   const TinyCase c = tiny_case("tiny");
-  const auto run = [&](StrategyKind kind) {
-    return train_tiny("tiny", 4, kind, c.steps, [](TinyRun& run) {
-      run.options.ds.mesh = {.replicate = 2, .shard = 2};
-      run.each = [](Engine& engine) { ASSERT_EQ(engine.mesh().sizes().replicate, 2); };
+  const auto run = [&](StrategyKind kind, std::int64_t steps) {
+    return train_tiny("tiny", GetParam().ranks(), kind, steps, [](TinyRun& run) {
+      auto& ds = run.options.ds;
+      ds.mesh = GetParam();
+      ds.sizes.micro = ds.sizes.train / GetParam().data();
+      run.each = [](Engine& engine) { ASSERT_EQ(engine.mesh().sizes(), GetParam()); };
     });
   };
-  const Reports ddp = run(StrategyKind::ddp);
-  expect_close(ddp, c);
+  expect_close(run(StrategyKind::zero3, c.steps), c);
+  const Reports ddp = run(StrategyKind::ddp, 3);
   for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3})
-    expect_same_bits(ddp, run(kind), name(kind));
+    expect_same_bits(ddp, run(kind, 3), name(kind));
 }
+INSTANTIATE_TEST_SUITE_P(Sizes, Gpt2TinyMesh,
+                         testing::Values(MeshSizes{2, 2, 1}, MeshSizes{1, 1, 2}, MeshSizes{1, 1, 4},
+                                         MeshSizes{1, 2, 2}, MeshSizes{2, 1, 2}),
+                         [](const auto& info) {
+                           const MeshSizes& s = info.param;
+                           return concat("replicate", s.replicate, "_shard", s.shard, "_tp", s.tp);
+                         });
 
 // ---- the same bits
 

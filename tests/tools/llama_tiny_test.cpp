@@ -35,6 +35,7 @@ struct Training {
   bool recompute = false;
   std::string save{};  ///< folder
   DType dtype = DType::f32;
+  MeshSizes mesh{};
 };
 
 /// Every rank must report the same.
@@ -49,7 +50,8 @@ Reports train(const Training& run, int ranks, StrategyKind kind, std::int64_t st
     e.ds_config.emplace();
     e.ds_config->optimizer =
         OptimizerConfig{.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
-    e.ds_config->sizes = {run.batch, run.batch / ranks, 1};
+    e.ds_config->mesh = resolved(run.mesh, ranks, 0);
+    e.ds_config->sizes = {run.batch, run.batch / e.ds_config->mesh.data(), 1};
     e.ds_config->gradient_clipping = 0;
     e.ds_config->precision.parameters = e.ds_config->precision.gradients = run.dtype;
     e.decay = Decay::matrices;
@@ -226,6 +228,28 @@ INSTANTIATE_TEST_SUITE_P(Settings, LlamaSharedFixture,
                          [](const auto& info) {
                            return concat("ranks_", std::get<0>(info.param), "_",
                                          name(std::get<1>(info.param)));
+                         });
+
+class LlamaOnAMesh : public testing::TestWithParam<MeshSizes> {};
+
+TEST_P(LlamaOnAMesh, EveryStageTrainsAsPyTorchDoesInFloat64) {
+  if (!std::filesystem::exists(fixture))
+    GTEST_SKIP() << "no ../shared/fixtures/llama_tiny beside the sources";
+  const nlohmann::json all = expected_of("");
+  Training run = training_of("", all);
+  run.mesh = GetParam();
+  const int ranks = run.mesh.ranks();
+  expect_near(train(run, ranks, StrategyKind::zero3, all.at("steps").get<std::int64_t>()), all.at("float64"));
+  const Reports ddp = train(run, ranks, StrategyKind::ddp, 3);
+  for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3})
+    expect_same_bits(ddp, train(run, ranks, kind, 3), name(kind));
+}
+INSTANTIATE_TEST_SUITE_P(Sizes, LlamaOnAMesh,  // two key heads
+                         testing::Values(MeshSizes{2, 2, 1}, MeshSizes{1, 1, 2}, MeshSizes{1, 2, 2},
+                                         MeshSizes{2, 1, 2}),
+                         [](const auto& info) {
+                           const MeshSizes& s = info.param;
+                           return concat("replicate", s.replicate, "_shard", s.shard, "_tp", s.tp);
                          });
 
 /// Losses in bf16, whose roundings are off by a factor of 1 + ε, |ε| ≤ u = 2^-8. To the nearest value, they
