@@ -637,7 +637,8 @@ TEST_F(Lora, PartsOfAModelAreSavedAndLoadedByPattern) {
 
 // ---- the shared fixture
 
-class LoraFixture : public testing::TestWithParam<std::tuple<const char*, int>> {
+/// Model, ranks with other data, ranks that share layers.
+class LoraFixture : public testing::TestWithParam<std::tuple<const char*, int, int>> {
  protected:
   LoraFixture() : fixtures_(std::string(RZ_SOURCE_DIR) + "/../shared/fixtures/") {}
   std::string fixtures_;
@@ -645,7 +646,8 @@ class LoraFixture : public testing::TestWithParam<std::tuple<const char*, int>> 
 };
 
 TEST_P(LoraFixture, TrainsAsPeftDoesInFloat64) {
-  const auto& [model, ranks] = GetParam();
+  const auto& [model, data, tp] = GetParam();
+  const int ranks = data * tp;
   const std::string adapter = fixtures_ + "lora_tiny/" + model;
   if (!std::filesystem::exists(adapter)) GTEST_SKIP() << "no ../shared/fixtures/lora_tiny beside the sources";
   const json expected = json_file(adapter + "/expected.json");
@@ -657,6 +659,7 @@ TEST_P(LoraFixture, TrainsAsPeftDoesInFloat64) {
   training.config = json_file(adapter + "/ds_config.json");
   training.config["ringzero"]["lora"] = {
       {"r", options.r}, {"lora_alpha", options.lora_alpha}, {"target_modules", options.target_modules.names}};
+  training.config["ringzero"]["mesh"] = {{"tp", tp}};
   const auto base_values = values_in(base);
   training.afterwards = [&](Engine& engine, LanguageModel& m) {
     const auto frozen = frozen_values(engine, m);
@@ -698,9 +701,11 @@ TEST_P(LoraFixture, TrainsAsPeftDoesInFloat64) {
   expect_near(logits_of(*merged, tokens), wanted, 1e-3);
 }
 INSTANTIATE_TEST_SUITE_P(Settings, LoraFixture,
-                         testing::Combine(testing::Values("llama", "gpt2"), testing::Values(1, 2, 4)),
+                         testing::Combine(testing::Values("llama", "gpt2"), testing::Values(1, 2, 4),
+                                          testing::Values(1, 2)),
                          [](const auto& info) {
-                           return concat(std::get<0>(info.param), "_", std::get<1>(info.param));
+                           return concat(std::get<0>(info.param), "_", std::get<1>(info.param), "_tp",
+                                         std::get<2>(info.param));
                          });
 
 }  // namespace
