@@ -21,7 +21,7 @@ set(rz_headers
     autograd_lite/losses.h autograd_lite/ops.h autograd_lite/parameter.h autograd_lite/saved_variable.h
     autograd_lite/shape_ops.h autograd_lite/tape.h autograd_lite/var.h
     autograd_lite/nn/containers.h autograd_lite/nn/image_layers.h autograd_lite/nn/init.h autograd_lite/nn/layers.h
-    autograd_lite/nn/module.h
+    autograd_lite/nn/module.h autograd_lite/nn/parallel.h
     autograd_lite/models/generate.h autograd_lite/models/gpt2.h autograd_lite/models/gpt_neox.h
     autograd_lite/models/kv_cache.h autograd_lite/models/language_model.h autograd_lite/models/llama.h
     autograd_lite/models/lora.h
