@@ -276,8 +276,8 @@ class Engine {
 
 /// Creates an engine for the parameters of the module, which must outlive it, as must the world. Prints the
 /// resolved configuration, and resumes a run by "ringzero.checkpoint". Collective. Errc::config if the
-/// configuration is wrong, Errc::mismatch if it differs over the ranks, Errc::unsupported for the mesh as in
-/// make_strategy().
+/// configuration is wrong, Errc::mismatch if it differs over the ranks; errors of the
+/// mesh are those of resolved() and parallelize(), Errc::config.
 Engine initialize(World&, Module&, EngineOptions = {});
 
 class Engine::NoSync {

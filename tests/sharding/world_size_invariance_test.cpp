@@ -361,7 +361,9 @@ std::string refusal(const std::string& more, int ranks = 2) {
 
 TEST(WorldSizeInvariance, RefusesWhatWouldDependOnTheNumberOfRanks) {
   const std::string key = "ds.json: ringzero.deterministic: world_size_invariant ";
-  EXPECT_EQ(refusal("}", 3), key + "needs 1, 2, 4, 8, … ranks with data of their own, found 3; start as many, or remove the key");
+  EXPECT_EQ(
+      refusal("}", 3),
+      key + "needs 1, 2, 4, 8, … ranks with data of their own, found 3; start as many, or remove the key");
   EXPECT_EQ(
       refusal(R"(}, "communication_data_type": "bf16")"),
       key +
