@@ -437,6 +437,11 @@ std::uint64_t Tokenizer::checksum() const { return state_->checksum; }
 void Tokenizer::save_pretrained(const std::string& folder) const {
   make_folders(folder);
   for (const auto& [name, text] : state_->files) write_durably((fs::path(folder) / name).string(), text);
+  for (const std::string_view name : file_names)
+    if (std::ranges::find(state_->files, name, [](const auto& file) {
+          return std::string_view(file.first);
+        }) == state_->files.end())
+      fs::remove(fs::path(folder) / name);
 }
 
 const Files& Tokenizer::files() const { return state_->files; }

@@ -65,7 +65,9 @@ class Tokenizer {
   std::optional<std::int32_t> bos_token_id() const, eos_token_id() const, pad_token_id() const;
 
   /// Writes the files of the tokenizer that lay in the folder it was read from, byte for byte, each complete.
-  /// Of bytes() and train_bpe(): tokenizer.json and tokenizer_config.json, which transformers reads.
+  /// Of bytes() and train_bpe(): tokenizer.json and tokenizer_config.json, which transformers reads. Files of
+  /// another tokenizer that lie in the folder, and are none of these, are removed: from_pretrained() of the
+  /// folder is this tokenizer.
   /// Errc::io for what cannot be written.
   void save_pretrained(const std::string& folder) const;
   /// Names and contents of these files, e.g. for TrainingCheckpoints::files().

@@ -186,6 +186,23 @@ TEST_F(TokenizerFiles, FilesAreSavedAsTheyWereRead) {
   EXPECT_NE(tokenizer_of(tokenizer_json("gpt2").dump()).checksum(), tokenizer.checksum());
 }
 
+TEST_F(TokenizerFiles, ASavedTokenizerIsTheOnlyOneOfItsFolder) {
+  const auto json = tokenizer_json("gpt2");
+  fs::create_directories(path("two"));
+  put("two/vocab.json", json.at("model").at("vocab").dump());
+  std::string merges = "#version: 0.2\n";
+  for (const auto& merge : json.at("model").at("merges"))
+    merges += merge.is_string() ? merge.get<std::string>() + "\n"
+                                : merge[0].get<std::string>() + " " + merge[1].get<std::string>() + "\n";
+  put("two/merges.txt", merges);
+  const Tokenizer of_two = Tokenizer::from_pretrained(path("two"));
+  Tokenizer::bytes(16).save_pretrained(path("model"));
+  put("model/config.json", "{}");
+  of_two.save_pretrained(path("model"));
+  EXPECT_EQ(Tokenizer::from_pretrained(path("model")).checksum(), of_two.checksum());
+  EXPECT_TRUE(fs::exists(path("model/config.json")));
+}
+
 TEST_F(TokenizerFiles, FoldersOfTokensAndOfCheckpointsHaveATokenizerInThem) {
   const Tokenizer tokenizer = Tokenizer::bytes();
   tokenizer.save_pretrained(path("tokens/tokenizer"));

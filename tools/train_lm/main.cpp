@@ -155,7 +155,6 @@ void save_model(const Options& o, Inputs& in, Engine& engine) {
   if (!engine.world().is_main()) return;
   write_text(folder / "ds_config.json", resolved_json(in.ds));
   if (knows_tokenizer(o, in)) {
-    remove_byte_tokenizer(o.save);  // of a former model
     in.tokenizer->save_pretrained(o.save);
     std::string config = read_text_file((folder / "config.json").string());
     follow_tokenizer(o, in, config);
