@@ -137,6 +137,7 @@ TEST_F(GenerateTool, AGenerationConfigThatIsWrongIsNamed) {
 
 TEST_F(GenerateTool, BadInputIsOneLine) {
   expect_refusal("generate", {}, "--model is required");
+  expect_refusal("generate", {"RUN"}, "unexpected argument 'RUN'; --model is required");
   expect_refusal("generate", {"--model", "/none"}, "/none");
   expect_refusal("generate", {"--model", model(), "--prompt", "x", "--stop", ""}, "--stop: is empty");
   expect_refusal("generate", {"--model", model(), "--prompt-file", "/none"}, "/none: cannot be opened");

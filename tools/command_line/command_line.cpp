@@ -44,9 +44,9 @@ std::string describe_unknown(const std::string& flag, const std::vector<std::str
   return concat("unknown flag ", flag, near.empty() ? "" : "; did you mean " + near + "?", "; ");
 }
 
-/// Refuses words that are no flags of `app`: all that look like flags, else the first. Words of a command,
-/// and what follows them, are its own.
-void refuse_rest(const CLI::App& app, std::vector<std::string> known_names) {
+/// Refuses words that are no flags of `app`: all that look like flags, else the first, with the error that
+/// parsing the others gave. Words of a command, and what follows them, are its own.
+void refuse_rest(const CLI::App& app, std::vector<std::string> known_names, const std::string& error = "") {
   const auto rest = app.remaining();
   const bool commands = app.get_prefix_command();
   if (rest.empty() || (commands && !is_flag(rest.front()))) return;
@@ -57,8 +57,9 @@ void refuse_rest(const CLI::App& app, std::vector<std::string> known_names) {
     if (is_flag(word)) text += describe_unknown(word, known_names);
     if (commands) break;
   }
-  fail(Errc::config, text.empty() ? concat("unexpected argument '", rest.front(), "'; ") : text,
-       "see --help");
+  if (text.empty())
+    text = concat("unexpected argument '", rest.front(), "'; ", error.empty() ? "" : error + "; ");
+  fail(Errc::config, text, "see --help");
 }
 
 }  // namespace
@@ -153,9 +154,9 @@ std::string CommandLine::parse(int argc, const char* const* argv) {
   } catch (const CLI::CallForHelp&) {
     return app_->help();
   } catch (const CLI::ParseError& e) {
-    refuse_rest(*app_, known_names_);  // an unknown flag explains more than a missing one
     std::string line = e.what();
     std::ranges::replace(line, '\n', ' ');
+    refuse_rest(*app_, known_names_, line);  // an unknown flag explains more than a missing one
     fail(Errc::config, line, "; see --help");
   }
   refuse_rest(*app_, known_names_);
