@@ -8,7 +8,7 @@ set(labels
   # Take minutes under a sanitizer, and others do the same with less.
   large "Collectives.NodesOfSeveralRanks$|TwoHundredKills|AKillAtAnyCallLeavesAValidBest|EveryStrategyOnOneToFourRanks|ConvolutionsOfLargeSizes|emulated_gpu.*(MissingWait|SymmetricMemoryHasTheBits|TrainingTouchesItsOwnDeviceAlone)"
   # Rows of a table that differ in numbers, not in code: sanitizers have the others, a release build all.
-  rows "Ranks/Plan[.].*/[013]$|DeepSpeedOptimizers[.].*/(sgd|adam_l2|adamw_decay_all)$|Ranks/Groups[.].*/[0245]$|Ranks/Conformance[.].*/[02]$|EveryAlgorithmOverSim.GivesExactResultsInLargeGroups|^host[.]Types/(ImageOps|ElementOps|ShapeOps)[.].*/f16$"
+  rows "Ranks/Plan[.].*/[013]$|DeepSpeedOptimizers[.].*/(sgd|adam_l2|adamw_decay_all)$|Ranks/Groups[.].*/[0245]$|Ranks/Conformance[.].*/[02]$|EveryAlgorithmOverSim.GivesExactResultsInLargeGroups|Rows/MeshModels[.].*/(gpt2_dropout|gpt2_untied_lamb|llama_dropout|llama_lora|llama_bf16)$|Rows/MeshFiles[.].*/gpt2$|^host[.]Types/(ImageOps|ElementOps|ShapeOps)[.].*/f16$"
   # The same under the thread sanitizer alone.
   many_turns "comm[.]Explain[.]|ALargeGroupOnANetwork|SomeRanksMayCallInPlace|AFinalStepOfOneOperandDivides|EightMebibytes|AtEveryEdge|SeveralChunks|MoreChunksThanSlots|LargeResults|ASenderRunsAheadByTheFifoDepth|ASplitGroupHasItsOwnNodeMap|NoDeadlockInAnyOrderOfProgress|RandomSequencesOfCalls/[5-8]|InSharedMemory/[5-8]|EveryCountOfSlots/[5-8]|AStoppedRankIsNamedByIndirectWaiters|Ranks/Conformance[.]|PairwiseOrders.OnSimulatedNodes|Sizes/PairwiseOrder[.].*/[13567]$"
   # Differ from others in what the address sanitizer may find, not in what a release build may compute.

@@ -1,0 +1,256 @@
+// Language models on meshes, against one rank: losses, norms and values with all that masks, sums or divides
+// them; the same bits in every stage of a mesh; checkpoints, models and adapters from each mesh to another.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "autograd_lite/models/lora.h"
+#include "sharding/checkpoint/open_tensors.h"
+#include "sharding/huggingface/families.h"
+#include "sharding/io/json.h"
+#include "sharding/strategy/strategy.h"
+#include "tests/support/ranks.h"
+#include "tests/support/train_tiny.h"
+
+namespace rz::train_lm {
+namespace {
+
+using namespace test;  // NOLINT: the test's own
+
+using nlohmann::json;
+
+/// Heads and groups of heads that 2, 3 and 4 ranks divide; 257 rows that none of them does.
+const json gpt2 = json::parse(R"({"model_type": "gpt2", "n_layer": 2, "n_head": 12, "n_embd": 24,
+    "n_positions": 16, "vocab_size": 257, "initializer_range": 0.2,
+    "embd_pdrop": 0, "attn_pdrop": 0, "resid_pdrop": 0})");
+const json llama = json::parse(R"({"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 24,
+    "intermediate_size": 36, "num_attention_heads": 24, "num_key_value_heads": 12, "head_dim": 2,
+    "max_position_embeddings": 16, "vocab_size": 257, "tie_word_embeddings": false,
+    "initializer_range": 0.2})");
+constexpr std::size_t seq_len = 12;
+
+json with(json base, const json& changes) {
+  base.merge_patch(changes);
+  return base;
+}
+
+struct Row {
+  const char* name;
+  json model, config;
+  double rounding =
+      1e-7;  ///< of a loss, relative; ten times of a norm, a hundred times of what updates changed
+};
+
+void PrintTo(const Row& row, std::ostream* out) { *out << row.name; }
+
+/// Eight micro-batches of one sample an update, over the ranks with other data, and clipped. eps: a gradient
+/// that is 0 but for rounding, such as that of a bias of keys, then moves nothing.
+json config_of(const json& changes) {
+  return with(
+      {{"train_batch_size", 8},
+       {"train_micro_batch_size_per_gpu", 1},
+       {"gradient_clipping", 0.5},
+       {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 1e-2}, {"eps", 1e-3}, {"weight_decay", 0.1}}}}}},
+      changes);
+}
+
+struct ModelRun {
+  json model, config;
+  MeshSizes mesh{1, 1, 1};
+  StrategyKind kind = StrategyKind::ddp;
+  std::int64_t updates = 2;
+  std::function<void(Engine&, LanguageModel&)> before{}, afterwards{};  ///< on every rank
+};
+
+struct Outcome {
+  Reports reports;
+  std::vector<float> values;  ///< of all parameters, whole
+};
+
+Outcome train(const ModelRun& run) {
+  const Folder folder;
+  std::ofstream(folder / "config.json") << run.model.dump();
+  const int ranks = run.mesh.ranks();
+  std::vector<Outcome> all(static_cast<std::size_t>(ranks));
+  run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
+    World world(Communicator::connect(rank, ranks, std::move(store)));
+    const auto model = language_model_from_config(folder / "config.json");
+    EngineOptions e;
+    e.config = run.config.dump();
+    e.mesh = run.mesh;
+    e.strategy = run.kind;
+    e.seed = 5;
+    e.threads = 1;
+    e.log = nullptr;
+    Engine engine = initialize(world, *model, std::move(e));
+    ASSERT_EQ(engine.mesh().sizes(), run.mesh);
+    if (run.before) run.before(engine, *model);
+    const Tokens tokens = Tokens::from_file(tiny_tokens());
+    Loader loader =
+        token_loader(engine, tokens, seq_len, batch_sampler(engine, tokens.samples(seq_len), false, 0));
+    Outcome& out = all[static_cast<std::size_t>(rank)];
+    for (std::int64_t i = 0; i < run.updates; ++i)
+      out.reports.push_back(update(engine, *model, loader, seq_len).value());
+    for (const Parameter* p : model->parameters()) {
+      const Tensor value = engine.strategy().values().whole(*p);
+      out.values.insert(out.values.end(), value.data<float>(), value.data<float>() + value.count());
+    }
+    if (run.afterwards) run.afterwards(engine, *model);
+  });
+  for (const Outcome& o : all) {
+    expect_same_bits(all[0].reports, o.reports, "ranks");
+    EXPECT_TRUE(o.values == all[0].values) << "the same values on all ranks";
+  }
+  return all[0];
+}
+
+double norm_of_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  double sum = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) sum += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
+  return std::sqrt(sum);
+}
+
+const json lora{{"target_modules", "all-linear"}, {"r", 3}, {"lora_alpha", 12}, {"lora_dropout", 0.2}};
+const json no_dropout = with(lora, {{"lora_dropout", 0}});
+const json all_dropouts{{"embd_pdrop", 0.1}, {"attn_pdrop", 0.1}, {"resid_pdrop", 0.1}};
+const json lamb{{"type", "Lamb"}, {"params", {{"lr", 1e-2}}}};
+const json invariant{{"ringzero", {{"deterministic", "world_size_invariant"}}}};
+const json bf16{{"bf16", {{"enabled", true}}}, {"data_types", {{"grad_accum_dtype", "fp32"}}}};
+const json by_sequence{{"ringzero", {{"sequence_parallel", true}}}};
+
+const Row rows[] = {
+    {"gpt2_dropout", with(gpt2, all_dropouts), {}},
+    {"gpt2_dropout_by_sequence", with(gpt2, all_dropouts), by_sequence},
+    {"gpt2_untied_lamb", with(gpt2, {{"tie_word_embeddings", false}}), {{"optimizer", lamb}}},
+    {"gpt2_lora", with(gpt2, all_dropouts), {{"ringzero", {{"lora", lora}}}}},
+    {"llama_dropout", with(llama, {{"attention_dropout", 0.2}}), {}},
+    {"llama_tied_lamb_by_sequence", with(llama, {{"tie_word_embeddings", true}}),
+     with({{"optimizer", lamb}}, by_sequence)},
+    {"llama_lora", llama, {{"ringzero", {{"lora", lora}}}}},
+    {"llama_bf16", llama, bf16, 2e-3},
+};
+
+class MeshModels : public testing::TestWithParam<Row> {};
+
+/// In the order of a run whose bits do not depend on the number of ranks, masks are those of the samples.
+TEST_P(MeshModels, TrainAsOnOneRankWithTheSameBitsInEveryStage) {
+  const Row& row = GetParam();
+  ModelRun run{.model = row.model, .config = config_of(with(row.config, invariant))};
+  ModelRun still = run;
+  still.updates = 0;
+  const Outcome one = train(run), start = train(still);
+  const double change = norm_of_difference(one.values, start.values);
+  EXPECT_GT(change, 0);
+  for (const MeshSizes& mesh :
+       {MeshSizes{1, 1, 2}, MeshSizes{1, 1, 3}, MeshSizes{1, 1, 4}, MeshSizes{1, 2, 2}, MeshSizes{2, 2, 1},
+        MeshSizes{2, 1, 2}, MeshSizes{2, 2, 2}}) {
+    SCOPED_TRACE(describe(mesh));
+    run.mesh = mesh;
+    run.kind = StrategyKind::ddp;
+    const Outcome ddp = train(run);
+    for (std::size_t i = 0; i < one.reports.size(); ++i) {
+      const UpdateReport &a = ddp.reports[i], &b = one.reports[i];
+      EXPECT_NEAR(a.loss, b.loss, row.rounding * b.loss) << "update " << i;
+      EXPECT_NEAR(a.grad_norm, b.grad_norm, 10 * row.rounding * b.grad_norm) << "update " << i;
+    }
+    EXPECT_LT(norm_of_difference(ddp.values, one.values), 100 * row.rounding * change);
+    for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3}) {
+      run.kind = kind;
+      const Outcome other = train(run);
+      expect_same_bits(ddp.reports, other.reports, name(kind));
+      EXPECT_TRUE(other.values == ddp.values) << name(kind);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Rows, MeshModels, testing::ValuesIn(rows),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+// ---- files
+
+/// All tensors of a source, by name.
+std::map<std::string, std::vector<std::byte>> contents(const TensorSource& source) {
+  std::map<std::string, std::vector<std::byte>> all;
+  for (const TensorInfo& t : source.tensors()) {
+    std::vector<std::byte>& bytes = all[t.name];
+    bytes.resize(t.bytes);
+    source.read_bytes(t, 0, bytes);
+  }
+  return all;
+}
+
+void expect_same_contents(const TensorSource& a, const TensorSource& b) {
+  const auto of_a = contents(a), of_b = contents(b);
+  EXPECT_TRUE(
+      std::ranges::any_of(of_a, [](const auto& t) { return t.first.find("exp_avg") != std::string::npos; }));
+  EXPECT_EQ(of_a.size(), of_b.size());
+  for (const auto& [name, bytes] : of_a) {
+    EXPECT_GT(bytes.size(), 0u) << name;
+    ASSERT_TRUE(of_b.contains(name)) << name;
+    EXPECT_TRUE(of_b.at(name) == bytes) << name << " has other bits";
+  }
+}
+
+class MeshFiles : public testing::TestWithParam<Row> {};
+
+/// Each mesh reads what the one before has written. Values and optimizer states are in f32.
+TEST_P(MeshFiles, KeepTheirBitsFromEachMeshToTheNext) {
+  const Row& row = GetParam();
+  const std::pair<MeshSizes, StrategyKind> meshes[] = {
+      {{1, 2, 2}, StrategyKind::zero3}, {{1, 3, 1}, StrategyKind::zero2}, {{1, 1, 4}, StrategyKind::zero1},
+      {{2, 2, 2}, StrategyKind::zero3}, {{1, 1, 3}, StrategyKind::zero3}, {{1, 1, 1}, StrategyKind::ddp}};
+  const Folder folder;
+  const auto path = [&](const char* what, std::size_t i) { return folder / concat(what, i).c_str(); };
+  std::vector<Outcome> next;
+  for (std::size_t i = 0; i < std::size(meshes); ++i) {
+    SCOPED_TRACE(concat("mesh ", i, ", ", describe(meshes[i].first)));
+    ModelRun run{.model = row.model,
+                 .config = config_of(with(row.config, {{"train_batch_size", 12}})),
+                 .mesh = meshes[i].first,
+                 .kind = meshes[i].second,
+                 .updates = i == 0 ? 2 : 0};
+    run.before = [&](Engine& engine, LanguageModel&) {
+      EXPECT_EQ(engine.load_checkpoint(path("checkpoint", i == 0 ? 0 : i - 1)).has_value(), i > 0);
+    };
+    run.afterwards = [&](Engine& engine, LanguageModel& model) {
+      engine.save_checkpoint(path("checkpoint", i));
+      save(engine, model, path("model", i));
+      if (lora_options(model)) engine.save_adapter(path("adapter", i));
+    };
+    train(run);
+    run.updates = 1;
+    run.before = [&](Engine& engine, LanguageModel&) {
+      EXPECT_TRUE(engine.load_checkpoint(path("checkpoint", i)));
+    };
+    run.afterwards = {};
+    next.push_back(train(run));
+    EXPECT_NEAR(next[i].reports[0].loss, next[0].reports[0].loss, row.rounding * next[0].reports[0].loss);
+    EXPECT_NEAR(next[i].reports[0].grad_norm, next[0].reports[0].grad_norm,
+                10 * row.rounding * next[0].reports[0].grad_norm);
+    if (i == 0) continue;
+    expect_same_contents(open_checkpoint(path("checkpoint", i), TensorPart::all),
+                         open_checkpoint(path("checkpoint", 0), TensorPart::all));
+    for (const char* file : {"model.safetensors", "config.json"})
+      EXPECT_TRUE(read_text_file(concat(path("model", i), "/", file)) ==
+                  read_text_file(concat(path("model", 0), "/", file)))
+          << file;
+    if (!row.config.contains("ringzero")) continue;
+    EXPECT_TRUE(read_text_file(path("adapter", i) + "/adapter_model.safetensors") ==
+                read_text_file(path("adapter", 0) + "/adapter_model.safetensors"));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Rows, MeshFiles,
+                         testing::Values(Row{"gpt2", gpt2, {}}, Row{"llama_bf16", llama, bf16, 2e-3},
+                                         Row{"llama_lora", llama, {{"ringzero", {{"lora", no_dropout}}}}}),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace rz::train_lm
