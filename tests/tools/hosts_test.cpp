@@ -1,0 +1,173 @@
+// Hostfiles, filters and node lists.
+
+#include "tools/rzrun/hosts/hosts.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <random>
+
+#include "comm/core/error.h"
+
+namespace rz::hosts {
+namespace {
+
+/// The line of the error; "" if there is none.
+template <class F>
+std::string refusal(const F& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Errc::config) << e.what();
+    EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos) << e.what();
+    return e.what();
+  }
+  return "";
+}
+
+std::string of_hostfile(std::string_view text) {
+  return refusal([&] { parse_hostfile(text, "hosts"); });
+}
+
+std::vector<Host> three() { return parse_hostfile("a slots=2\nb slots=4\nc slots=4\n", "hosts"); }
+
+/// "a:0,1 b:3"
+std::string text_of(const std::vector<Host>& all) {
+  std::string text;
+  for (const Host& h : all) {
+    text += (text.empty() ? "" : " ") + h.name + ":";
+    for (std::size_t i = 0; i < h.slots.size(); ++i) text += concat(i ? "," : "", h.slots[i]);
+  }
+  return text;
+}
+
+TEST(Hostfile, LinesOfDeepSpeedAndOpenMpi) {
+  const auto all = parse_hostfile(
+      "# two workers\n\nworker-1 slots=4\r\n  worker-2\tslots=2 max_slots=8 # spare\n10.0.0.3 max-slots=1 "
+      "slots=1",
+      "f");
+  EXPECT_EQ(text_of(all), "worker-1:0,1,2,3 worker-2:0,1 10.0.0.3:0");
+  EXPECT_FALSE(all[0].filtered);
+}
+
+TEST(Hostfile, ErrorsNameFileLineAndWord) {
+  EXPECT_EQ(of_hostfile("a slots=1\n# b\na slots=2"),
+            "hosts:3: host 'a' is in line 1 too; a host has one line");
+  EXPECT_EQ(of_hostfile("a slots=1\nb"),
+            "hosts:2: 'b' has no slots; write 'b slots=N', where N is its number of ranks");
+  EXPECT_EQ(of_hostfile("a slot=1"), "hosts:1: 'slot=1' is not understood; a line is 'NAME slots=N'");
+  EXPECT_EQ(of_hostfile("a slots=1 slots=2"),
+            "hosts:1: 'slots=2' is not understood; a line is 'NAME slots=N'");
+  EXPECT_EQ(of_hostfile("a slots = 4"), "hosts:1: 'slots' is not understood; a line is 'NAME slots=N'");
+  EXPECT_EQ(of_hostfile("a max_slots=4"), "hosts:1: 'a' has no slots=N");
+  for (const char* n : {"0", "-1", "x", "", "4x", "4097", "99999999999999999999"})
+    EXPECT_EQ(of_hostfile(concat("a slots=", n)),
+              concat("hosts:1: 'slots=", n, "' must have a number from 1 to 4096"));
+  EXPECT_EQ(of_hostfile("a slots=4 max_slots=2"), "hosts:1: slots=4 exceeds max_slots=2");
+  EXPECT_EQ(of_hostfile("a:4"), "hosts:1: 'a:4' is MPICH's way; write 'a slots=4'");
+  EXPECT_EQ(of_hostfile("me@a slots=4"),
+            "hosts:1: 'me@a' has a user; write the host alone, and set User in ~/.ssh/config");
+  EXPECT_EQ(of_hostfile("-oProxyCommand=x slots=4"),
+            "hosts:1: '-oProxyCommand=x' is no host: a name does not begin with '-'");
+  EXPECT_EQ(of_hostfile("a;b slots=4"),
+            "hosts:1: 'a;b' is no host: a name has letters, digits, '.', '-' and '_' only");
+  for (const char* empty : {"", "\n\n", "# a slots=3\n"})
+    EXPECT_EQ(of_hostfile(empty), "hosts: no host in it; a line is 'NAME slots=N'");
+  EXPECT_EQ(refusal([] { read_hostfile("/nowhere/hosts"); }),
+            "hostfile /nowhere/hosts: No such file or directory");
+}
+
+TEST(Filters, TheOrderIsThatOfTheHostfile) {
+  EXPECT_EQ(text_of(include(three(), "c@a:1,0,1")), "a:0,1 c:0,1,2,3");
+  EXPECT_EQ(text_of(include(three(), "b:3@b:1")), "b:1,3");
+  EXPECT_TRUE(include(three(), "b:3")[0].filtered);
+  EXPECT_EQ(text_of(exclude(three(), "a@b:0,2")), "b:1,3 c:0,1,2,3");
+  EXPECT_EQ(text_of(exclude(three(), "a:0,1")), "b:0,1,2,3 c:0,1,2,3");
+  EXPECT_FALSE(exclude(three(), "a")[0].filtered);
+}
+
+TEST(Filters, ErrorsNameTheWord) {
+  const auto in = [](std::string_view f) { return refusal([&] { include(three(), f); }); };
+  EXPECT_EQ(in("d:0"), "--include: host 'd' is not known; there are: a, b, c");
+  EXPECT_EQ(in("a:2"), "--include: host 'a' has no slot 2; it has 0 to 1");
+  EXPECT_EQ(in("a:x"), "--include: 'x' in 'a:x' is no number of a slot");
+  EXPECT_EQ(in("a:0,"), "--include: '' in 'a:0,' is no number of a slot");
+  EXPECT_EQ(in("a:-1"), "--include: '-1' in 'a:-1' is no number of a slot");
+  EXPECT_EQ(in("a:0:1"), "--include: 'a:0:1' has two colons; write NAME:SLOT,SLOT…, and '@' between hosts");
+  EXPECT_EQ(in("a@"), "--include: a host is missing beside '@'; write NAME[:SLOT,SLOT…]@NAME…");
+  EXPECT_EQ(in(""), "--include is empty; write NAME[:SLOT,SLOT…][@NAME…]");
+  EXPECT_EQ(refusal([] { exclude(three(), "a@b@c"); }), "--exclude 'a@b@c' leaves no host");
+  EXPECT_EQ(refusal([] { exclude(include(three(), "b:1,3"), "b:0"); }),
+            "--exclude: host 'b' has no slot 0; it has 2 slots");
+}
+
+TEST(Filters, NumbersOfNodesAndSlots) {
+  EXPECT_EQ(text_of(first_slots(first_nodes(three(), 2), 1)), "a:0 b:0");
+  EXPECT_EQ(refusal([] { first_nodes(three(), 4); }), "--num_nodes 4: there are 3 hosts");
+  EXPECT_EQ(refusal([] { first_slots(three(), 3); }), "--num_gpus 3: host 'a' has 2 slots");
+}
+
+std::string nodes(std::string_view list) {
+  std::string text;
+  for (const auto& n : parse_slurm_nodes(list, "LIST")) text += (text.empty() ? "" : " ") + n;
+  return text;
+}
+
+std::string no_nodes(std::string_view list) {
+  return refusal([&] { parse_slurm_nodes(list, "LIST"); });
+}
+
+TEST(SlurmNodes, RangesAreExpanded) {
+  EXPECT_EQ(nodes("node[1-3,7],x"), "node1 node2 node3 node7 x");
+  EXPECT_EQ(nodes("n[08-11]"), "n08 n09 n10 n11");
+  EXPECT_EQ(nodes("r[1-2]n[1,3]-ib"), "r1n1-ib r1n3-ib r2n1-ib r2n3-ib");
+  EXPECT_EQ(nodes("one"), "one");
+}
+
+TEST(SlurmNodes, ErrorsNameTheEntry) {
+  EXPECT_EQ(no_nodes(""), "LIST is empty; it must name a node");
+  EXPECT_EQ(no_nodes("a[1-2"), "LIST: 'a[1-2': a bracket has no other one");
+  EXPECT_EQ(no_nodes("a]1"), "LIST: 'a]1': a bracket has no other one");
+  EXPECT_EQ(no_nodes("x,a[1-x]"), "LIST: 'a[1-x]': '1-x' is no number and no range");
+  EXPECT_EQ(no_nodes("a[]"), "LIST: 'a[]': '' is no number and no range");
+  EXPECT_EQ(no_nodes("a[3-1]"), "LIST: 'a[3-1]': the range '3-1' goes down");
+  EXPECT_EQ(no_nodes("a[1-9999999]"),
+            "LIST: 'a[1-9999999]': the range '1-9999999' has more than 65536 nodes");
+  EXPECT_EQ(no_nodes("a[1-999][1-999]"), "LIST: 'a[1-999][1-999]': more than 65536 nodes");
+  EXPECT_EQ(no_nodes("a,,b"), "LIST: '': the name is empty");
+  EXPECT_EQ(no_nodes("a1,a[1-2]"), "LIST: node 'a1' is there twice");
+}
+
+/// Random texts of the words of each grammar are read, or refused in one line. RZ_FUZZ_SECONDS: for so long;
+/// RZ_FUZZ_SEED: others.
+TEST(HostsFuzz, AnyTextIsReadOrRefused) {
+  const char* const seed = std::getenv("RZ_FUZZ_SEED");
+  const char* const limit = std::getenv("RZ_FUZZ_SECONDS");
+  std::mt19937 random(seed ? static_cast<unsigned>(std::atoi(seed)) : 7);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(limit ? std::atoi(limit) : 0);
+  const std::vector<std::string> words{
+      "a", "b", " slots=", "1", "2", "07", "\n", "#",       "@",           ":",           ",",    "[",
+      "]", "-", "slots",   "=", " ", "c",  "-",  "9999999", "a slots=2\n", "b slots=3\n", "a:0,1"};
+  const auto text = [&] {
+    std::string t;
+    for (std::size_t n = random() % 12; n > 0; --n)
+      t += random() % 24 ? words[random() % words.size()] : std::string(1, static_cast<char>(random()));
+    return t;
+  };
+  int tried = 0, read[3] = {};
+  for (; tried < 3000 || std::chrono::steady_clock::now() < end; ++tried) {
+    const std::string t = text();
+    read[0] += of_hostfile(t).empty();
+    read[1] += refusal([&] { EXPECT_FALSE(include(three(), t).empty()); }).empty();
+    refusal([&] { EXPECT_FALSE(exclude(three(), t).empty()); });
+    read[2] += no_nodes(t).empty();
+  }
+  for (const int n : read) {
+    EXPECT_GT(n, tried / 500);
+    EXPECT_LT(n, tried / 2);
+  }
+}
+
+}  // namespace
+}  // namespace rz::hosts

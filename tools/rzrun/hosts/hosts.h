@@ -1,0 +1,50 @@
+#pragma once
+/// Hosts and their slots as launchers name them: hostfiles, DeepSpeed's filters, Slurm's node lists. All
+/// functions are pure, and their errors are Errc::config in one line that names the place and the word.
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace rz::hosts {
+
+/// One host, with the slots (places for ranks, numbers of devices) that a job may use, in rising order.
+struct Host {
+  std::string name;
+  std::vector<int> slots;
+  bool filtered = false;  ///< a filter has chosen among the slots
+  bool operator==(const Host&) const = default;
+};
+
+inline constexpr int max_slots = 4096;   ///< of one host
+inline constexpr int max_nodes = 65536;  ///< of one list
+
+/// A hostfile, one host a line: "NAME slots=N", as DeepSpeed and Open MPI read it; Open MPI's "max_slots=M"
+/// may follow. Blank lines are skipped, and comments from '#' to the end of a line. `file` is for messages.
+std::vector<Host> parse_hostfile(std::string_view text, const std::string& file);
+/// The hostfile at this path.
+std::vector<Host> read_hostfile(const std::string& path);
+
+/// The hosts and slots that DeepSpeed's --include names: NAME[:SLOT[,SLOT…]][@…]. A name alone means all its
+/// slots. Order is that of `all`; a slot that is named twice counts once.
+std::vector<Host> include(const std::vector<Host>& all, std::string_view filter);
+/// `all` without what DeepSpeed's --exclude names, in the same grammar.
+std::vector<Host> exclude(const std::vector<Host>& all, std::string_view filter);
+
+/// The first `nodes` hosts, as of --num_nodes; the first `slots` slots of each, as of --num_gpus. Errors name
+/// that flag.
+std::vector<Host> first_nodes(std::vector<Host> all, int nodes);
+std::vector<Host> first_slots(std::vector<Host> all, int slots);
+
+/// The names in a node list of Slurm: "node[1-3,07],login" is node1, node2, node3, node07, login. `where` is
+/// for messages, e.g. "SLURM_JOB_NODELIST".
+std::vector<std::string> parse_slurm_nodes(std::string_view list, const std::string& where);
+
+/// Why the word is no name of a host; empty if it is one. A name has letters, digits, '.', '-', '_', and does
+/// not begin with '-', so that no program takes it for a flag.
+std::string why_no_host_name(std::string_view word);
+
+/// The word in quotes, for messages: in one line, and not longer than a line.
+std::string quoted(std::string_view word);
+
+}  // namespace rz::hosts

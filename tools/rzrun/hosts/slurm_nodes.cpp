@@ -1,0 +1,89 @@
+#include <algorithm>
+#include <optional>
+
+#include "comm/core/error.h"
+#include "tools/rzrun/hosts/hosts.h"
+
+namespace rz::hosts {
+namespace {
+
+/// Expands one entry of a list, such as "rack[1-2]node[07-09,12]", from left to right.
+class Entry {
+ public:
+  Entry(std::string_view text, const std::string& where, std::vector<std::string>& names)
+      : text_(text), where_(where), names_(names) {}
+
+  void expand() { expand(text_, ""); }
+
+ private:
+  template <class... T>
+  [[noreturn]] void refuse(const T&... why) const {
+    rz::fail(Errc::config, where_, ": ", quoted(text_), ": ", why...);
+  }
+
+  void expand(std::string_view rest, const std::string& prefix) {
+    if (prefix.size() > 253) refuse("a name has up to 253 characters");  // which bounds the recursion
+    const auto open = rest.find_first_of("[]");
+    if (open == std::string_view::npos) return add(prefix + std::string(rest));
+    const auto close = rest.find(']');
+    if (rest[open] == ']' || close == std::string_view::npos) refuse("a bracket has no other one");
+    const std::string_view ranges = rest.substr(open + 1, close - open - 1);
+    for (const std::string& range : parts_of(ranges, ','))
+      expand_range(range, prefix + std::string(rest.substr(0, open)), rest.substr(close + 1));
+  }
+
+  /// "07" or "07-12"; numbers keep the width of the first.
+  void expand_range(std::string_view range, const std::string& prefix, std::string_view rest) {
+    const auto dash = range.find('-');
+    const std::string_view low = range.substr(0, dash),
+                           high = dash == std::string_view::npos ? low : range.substr(dash + 1);
+    const auto first = number(low), last = number(high);
+    if (!first || !last) refuse(quoted(range), " is no number and no range");
+    if (*last < *first) refuse("the range ", quoted(range), " goes down");
+    if (*last - *first >= max_nodes)
+      refuse("the range ", quoted(range), " has more than ", max_nodes, " nodes");
+    for (long n = *first; n <= *last; ++n) {
+      std::string digits = concat(n);
+      if (digits.size() < low.size()) digits.insert(0, low.size() - digits.size(), '0');
+      expand(rest, prefix + digits);
+    }
+  }
+
+  static std::optional<long> number(std::string_view digits) {
+    const bool plain = !digits.empty() && digits.size() <= 18 && digits.front() != '-';
+    return plain ? parse_number<long>(digits) : std::nullopt;
+  }
+
+  void add(const std::string& name) {
+    if (const std::string why = why_no_host_name(name); !why.empty()) refuse(why);
+    if (names_.size() >= max_nodes) refuse("more than ", max_nodes, " nodes");
+    names_.push_back(name);
+  }
+
+  std::string_view text_;
+  const std::string& where_;
+  std::vector<std::string>& names_;
+};
+
+}  // namespace
+
+std::vector<std::string> parse_slurm_nodes(std::string_view list, const std::string& where) {
+  require(!list.empty(), Errc::config, where, " is empty; it must name a node");
+  std::vector<std::string> names;
+  std::size_t begin = 0;
+  int depth = 0;
+  for (std::size_t i = 0; i <= list.size(); ++i) {
+    if (i < list.size() && list[i] == '[') ++depth;
+    if (i < list.size() && list[i] == ']') --depth;
+    if (i < list.size() && (list[i] != ',' || depth > 0)) continue;
+    Entry(list.substr(begin, i - begin), where, names).expand();
+    begin = i + 1;
+  }
+  auto sorted = names;
+  std::ranges::sort(sorted);
+  if (const auto twice = std::ranges::adjacent_find(sorted); twice != sorted.end())
+    fail(Errc::config, where, ": node '", *twice, "' is there twice");
+  return names;
+}
+
+}  // namespace rz::hosts
