@@ -1,0 +1,273 @@
+#include "comm/net/authentication.h"
+
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#include <openssl/sha.h>
+#include <poll.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "comm/core/error.h"
+
+namespace rz::net {
+
+namespace {
+
+constexpr char hello_magic[8] = {'r', 'i', 'n', 'g', 'z', 'e', 'r', 'o'};
+constexpr std::uint8_t protocol_version = 2;
+constexpr std::size_t max_passed_fds = 4;
+
+void fill_random(std::span<std::uint8_t> bytes) {
+  if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) fail_errno("getrandom");
+}
+
+std::array<std::uint8_t, 32> hmac(std::span<const std::uint8_t> key, std::span<const std::uint8_t> text) {
+  std::array<std::uint8_t, 32> code;
+  unsigned size = 0;
+  const bool done = HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), text.data(), text.size(),
+                         code.data(), &size) != nullptr;
+  require(done && size == code.size(), Errc::system, "HMAC-SHA256 of OpenSSL failed");
+  return code;
+}
+
+/// HMAC of a label and of messages, whose sizes are fixed.
+template <class... Messages>
+std::array<std::uint8_t, 32> code_of(std::span<const std::uint8_t, 32> key, const char (&label)[16],
+                                     const Messages&... messages) {
+  std::array<std::uint8_t, sizeof label + (sizeof(Messages) + ...)> text;
+  std::size_t at = 0;
+  const auto append = [&](const void* bytes, std::size_t size) {
+    std::memcpy(text.data() + at, bytes, size);
+    at += size;
+  };
+  append(label, sizeof label);
+  (append(&messages, sizeof messages), ...);
+  return hmac(key, text);
+}
+
+}  // namespace
+
+// ---- secret and key
+
+Secret Secret::random() {
+  Secret secret;
+  fill_random(secret.bytes_);
+  return secret;
+}
+
+Secret Secret::of_text(std::string_view text) {
+  require(text.size() >= min_text, Errc::config, "the secret has ", text.size(), " characters; at least ",
+          min_text, " that nobody can guess are needed, as from: openssl rand -hex 32");
+  Secret secret;
+  SHA256(reinterpret_cast<const std::uint8_t*>(text.data()), text.size(), secret.bytes_.data());
+  return secret;
+}
+
+Secret::Secret(std::span<const std::uint8_t, size> bytes) { std::ranges::copy(bytes, bytes_.begin()); }
+
+Secret::~Secret() { OPENSSL_cleanse(bytes_.data(), bytes_.size()); }
+
+AuthenticationKey::AuthenticationKey(const Secret* secret, Purpose purpose, std::string_view context)
+    : purpose_(purpose) {
+  // Of fixed size, so that no two pairs of secret and context give the same text.
+  std::array<std::uint8_t, 1 + Secret::size + SHA256_DIGEST_LENGTH> material{};
+  if (secret) {
+    material[0] = 1;
+    std::ranges::copy(secret->bytes(), material.begin() + 1);
+  }
+  SHA256(reinterpret_cast<const std::uint8_t*>(context.data()), context.size(),
+         material.data() + 1 + Secret::size);
+  constexpr std::string_view salt = "ringzero authentication 2";
+  auto extracted = hmac({reinterpret_cast<const std::uint8_t*>(salt.data()), salt.size()}, material);
+  const std::array<std::uint8_t, 2> expand{static_cast<std::uint8_t>(purpose), 1};
+  bytes_ = hmac(extracted, expand);
+  OPENSSL_cleanse(material.data(), material.size());
+  OPENSSL_cleanse(extracted.data(), extracted.size());
+}
+
+AuthenticationKey::~AuthenticationKey() { OPENSSL_cleanse(bytes_.data(), bytes_.size()); }
+
+std::uint64_t fingerprint(std::string_view name) {
+  std::array<std::uint8_t, SHA256_DIGEST_LENGTH> digest;
+  SHA256(reinterpret_cast<const std::uint8_t*>(name.data()), name.size(), digest.data());
+  std::uint64_t first = 0;
+  std::memcpy(&first, digest.data(), sizeof first);
+  return first;
+}
+
+// ---- one end
+
+Authentication::Authentication(const AuthenticationKey& key, bool is_client)
+    : key_(key), is_client_(is_client) {}
+
+Authentication Authentication::client(const AuthenticationKey& key, const Claim& claim) {
+  Authentication a(key, true);
+  a.group_ = claim.group;
+  std::ranges::copy(hello_magic, a.hello_.magic);
+  a.hello_.version = protocol_version;
+  a.hello_.purpose = static_cast<std::uint8_t>(key.purpose());
+  a.hello_.index = claim.index;
+  a.hello_.size = claim.size, a.hello_.rank = claim.rank, a.hello_.peer = claim.peer;
+  a.hello_.group = claim.group;
+  fill_random(a.hello_.nonce);
+  return a;
+}
+
+Authentication Authentication::server(const AuthenticationKey& key, std::uint32_t rank, std::uint64_t group) {
+  Authentication a(key, false);
+  a.own_rank_ = rank;
+  a.group_ = group;
+  return a;
+}
+
+Claim Authentication::claim() const {
+  return {hello_.size, hello_.rank, hello_.peer, hello_.index, hello_.group};
+}
+
+Authentication::Status Authentication::advance(int socket) {
+  if (status_ != Status::pending) return status_;
+  socket_ = socket;
+  if (is_client_ && step_ == 0) {
+    if (!send(socket, &hello_, sizeof hello_, false)) return refuse(Refusal::closed, errno);
+    step_ = 1;
+    return status_;
+  }
+  const auto into = expected().subspan(received_);
+  const std::ptrdiff_t n = receive(socket, into);
+  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return status_;
+  if (n <= 0) return refuse(Refusal::closed, n < 0 ? errno : 0);
+  received_ += static_cast<std::size_t>(n);
+  if (received_ < expected().size()) return status_;
+  received_ = 0;
+  return process();
+}
+
+/// Where the next message of the other end goes.
+std::span<std::byte> Authentication::expected() {
+  if (is_client_) return std::as_writable_bytes(std::span(&reply_, 1));
+  return step_ == 0 ? std::as_writable_bytes(std::span(&hello_, 1))
+                    : std::as_writable_bytes(std::span(proof_));
+}
+
+Authentication::Status Authentication::process() {
+  if (is_client_) return process_reply();
+  return step_ == 0 ? process_hello() : process_proof();
+}
+
+Authentication::Status Authentication::process_hello() {
+  if (!std::ranges::equal(hello_.magic, hello_magic) || hello_.version != protocol_version ||
+      hello_.purpose != static_cast<std::uint8_t>(key_.purpose()) || hello_.peer != own_rank_)
+    return refuse(Refusal::no_hello);
+  reply_.group = group_;
+  fill_random(reply_.nonce);
+  std::ranges::copy(server_code(), reply_.code);
+  if (!send(socket_, &reply_, sizeof reply_, true)) return refuse(Refusal::closed, errno);
+  step_ = 1;
+  return status_;
+}
+
+Authentication::Status Authentication::process_reply() {
+  if (CRYPTO_memcmp(server_code().data(), reply_.code, sizeof reply_.code) != 0)
+    return refuse(reply_.group == group_ ? Refusal::other_secret : Refusal::other_group);
+  proof_ = client_code();
+  if (!send(socket_, proof_.data(), proof_.size(), true)) return refuse(Refusal::closed, errno);
+  step_ = 2;
+  return status_ = Status::proven;
+}
+
+Authentication::Status Authentication::process_proof() {
+  if (CRYPTO_memcmp(client_code().data(), proof_.data(), proof_.size()) != 0)
+    return refuse(hello_.group == group_ ? Refusal::other_secret : Refusal::other_group);
+  step_ = 2;
+  return status_ = Status::proven;
+}
+
+Authentication::Status Authentication::refuse(Refusal why, int error) {
+  refusal_ = why;
+  error_ = error;
+  received_fds.clear();
+  // A client that finds no proof of the server ends the connection without one of its own.
+  if (!is_client_ && step_ == 1 && why == Refusal::closed)
+    refusal_ = hello_.group == group_ ? Refusal::other_secret : Refusal::other_group;
+  return status_ = Status::refused;
+}
+
+Authentication::Proof Authentication::server_code() const {
+  return code_of(key_.bytes(), "ringzero server", hello_, reply_.group, reply_.nonce);
+}
+
+Authentication::Proof Authentication::client_code() const {
+  return code_of(key_.bytes(), "ringzero client", hello_, reply_);
+}
+
+std::string Authentication::reason() const {
+  switch (refusal_) {
+    case Refusal::none:
+      return "it is not complete";
+    case Refusal::closed:
+      return error_ ? std::strerror(error_) : "it closed the connection";
+    case Refusal::no_hello:
+      return "it is another program, or another version of ringzero";
+    case Refusal::other_group:
+      return "it is another program, or that of a job with another secret";
+    case Refusal::other_secret:
+      return "it has another secret; RZ_SECRET, the file of RZ_SECRET_FILE or ~/.config/ringzero/secret, and "
+             "RZ_INSECURE, must be the same on all hosts";
+  }
+  return "";
+}
+
+void Authentication::complete(int socket, Deadline deadline) {
+  advance(socket);
+  while (status_ == Status::pending) {
+    require(!deadline.expired(), Errc::timeout, "it sends no reply");
+    pollfd p{socket, POLLIN, 0};
+    if (poll(&p, 1, deadline.poll_ms(1000)) > 0) advance(socket);
+  }
+  require(status_ == Status::proven, Errc::rendezvous, reason());
+}
+
+// ---- messages
+
+/// A new socket has space for such a message, so a short write is a failure.
+bool Authentication::send(int socket, const void* bytes, std::size_t size, bool with_fds) {
+  iovec part{const_cast<void*>(bytes), size};
+  alignas(cmsghdr) char control[CMSG_SPACE(max_passed_fds * sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part, message.msg_iovlen = 1;
+  if (with_fds && !passed_fds.empty()) {
+    const std::size_t fds = std::min(passed_fds.size(), max_passed_fds) * sizeof(int);
+    message.msg_control = control, message.msg_controllen = CMSG_SPACE(fds);
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET, header->cmsg_type = SCM_RIGHTS, header->cmsg_len = CMSG_LEN(fds);
+    std::memcpy(CMSG_DATA(header), passed_fds.data(), fds);
+  }
+  const ssize_t n = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (n >= 0 && n != static_cast<ssize_t>(size)) errno = EMSGSIZE;
+  return n == static_cast<ssize_t>(size);
+}
+
+std::ptrdiff_t Authentication::receive(int socket, std::span<std::byte> into) {
+  iovec part{into.data(), into.size()};
+  alignas(cmsghdr) char control[CMSG_SPACE(max_passed_fds * sizeof(int))];
+  msghdr message{};
+  message.msg_iov = &part, message.msg_iovlen = 1;
+  message.msg_control = control, message.msg_controllen = sizeof control;
+  const ssize_t n = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+  if (n <= 0) return n;
+  for (auto* h = CMSG_FIRSTHDR(&message); h; h = CMSG_NXTHDR(&message, h))
+    if (h->cmsg_level == SOL_SOCKET && h->cmsg_type == SCM_RIGHTS)
+      for (std::size_t i = 0; i < (h->cmsg_len - CMSG_LEN(0)) / sizeof(int); ++i) {
+        int fd = -1;
+        std::memcpy(&fd, CMSG_DATA(h) + i * sizeof fd, sizeof fd);
+        received_fds.emplace_back(fd);
+      }
+  return n;
+}
+
+}  // namespace rz::net

@@ -1,0 +1,201 @@
+// The exchange by which two ends prove that they have one secret: only equal keys and claims pass, and no
+// message of it serves a second time, in the other direction or changed by a bit.
+
+#include "comm/net/authentication.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "comm/core/error.h"
+#include "comm/net/strangers.h"
+#include "tests/support/error_of.h"
+
+namespace rz::net {
+namespace {
+
+using Bytes = std::vector<std::uint8_t>;
+using Refusal = Authentication::Refusal;
+using Status = Authentication::Status;
+using test::error_of;
+
+struct Pair {
+  UniqueFd near, far;
+  Pair() {
+    int fds[2];
+    require(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) == 0, Errc::system,
+            "socketpair");
+    near = UniqueFd(fds[0]), far = UniqueFd(fds[1]);
+  }
+};
+
+void put(int socket, const Bytes& bytes) {
+  require(send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL) == std::ssize(bytes), Errc::io, "send");
+}
+/// All that has arrived.
+Bytes take(int socket) {
+  Bytes bytes(1000);
+  const ssize_t n = recv(socket, bytes.data(), bytes.size(), MSG_DONTWAIT);
+  bytes.resize(n < 0 ? 0 : static_cast<std::size_t>(n));
+  return bytes;
+}
+
+const Secret& secret() {
+  static const Secret s = Secret::of_text("a secret that is long enough for a test");
+  return s;
+}
+AuthenticationKey key(const Secret* s = &secret(), Purpose purpose = Purpose::data,
+                      std::string_view context = "group 1") {
+  return {s, purpose, context};
+}
+constexpr Claim claim{.size = 4, .rank = 3, .peer = 1, .index = 2, .group = 77};
+
+/// The three messages pass through `change`, which is called with the number of the message; false drops the
+/// rest.
+struct Outcome {
+  Authentication client, server;
+  std::vector<Bytes> messages;
+};
+template <class Change>
+Outcome relay(const AuthenticationKey& client_key, const AuthenticationKey& server_key, const Change& change,
+              const Claim& of_client = claim) {
+  Pair client_side, server_side;
+  Outcome o{Authentication::client(client_key, of_client), Authentication::server(server_key, 1, 77), {}};
+  const auto pass = [&](int from, int to) {
+    Bytes bytes = take(from);
+    o.messages.push_back(bytes);
+    change(o.messages.size() - 1, bytes);
+    if (!bytes.empty()) put(to, bytes);
+  };
+  o.client.advance(client_side.near.get());
+  pass(client_side.far.get(), server_side.far.get());
+  o.server.advance(server_side.near.get());
+  pass(server_side.far.get(), client_side.far.get());
+  o.client.advance(client_side.near.get());
+  pass(client_side.far.get(), server_side.far.get());
+  o.server.advance(server_side.near.get());
+  return o;
+}
+constexpr auto unchanged = [](std::size_t, Bytes&) {};
+
+TEST(Authentication, EndsWithOneKeyProveIt) {
+  const auto o = relay(key(), key(), unchanged);
+  EXPECT_EQ(o.client.status(), Status::proven);
+  EXPECT_EQ(o.server.status(), Status::proven);
+  EXPECT_EQ(o.server.claim().rank, 3u);
+  EXPECT_EQ(o.server.claim().index, 2u);
+  ASSERT_EQ(o.messages.size(), 3u);
+  EXPECT_EQ(o.messages[0].size(), 64u);
+  EXPECT_EQ(o.messages[1].size(), 64u);
+  EXPECT_EQ(o.messages[2].size(), 32u);
+  for (const auto& message : o.messages)  // no part of the secret is sent
+    EXPECT_TRUE(std::ranges::search(message, secret().bytes().subspan(0, 8)).empty());
+}
+
+TEST(Authentication, OtherKeysAreRefusedOnBothSides) {
+  const Secret other = Secret::random();
+  const AuthenticationKey others[] = {key(&other), key(nullptr), key(&secret(), Purpose::data, "group 2")};
+  for (const auto& wrong : others) {
+    const auto o = relay(wrong, key(), unchanged);
+    EXPECT_EQ(o.client.refusal(), Refusal::other_secret);
+    EXPECT_NE(o.client.reason().find("RZ_SECRET"), std::string::npos);
+    EXPECT_NE(o.server.status(), Status::proven);
+    EXPECT_TRUE(o.messages[2].empty()) << "a client sends no proof to a server that has none";
+  }
+  EXPECT_EQ(relay(key(&secret(), Purpose::store), key(), unchanged).server.refusal(), Refusal::no_hello);
+}
+
+TEST(Authentication, AnotherGroupIsDistinguishedFromAnotherSecret) {
+  const Secret other = Secret::random();
+  Claim of_other_group = claim;
+  of_other_group.group = 78;
+  EXPECT_EQ(relay(key(&other), key(), unchanged, of_other_group).client.refusal(), Refusal::other_group);
+  EXPECT_EQ(relay(key(), key(), unchanged, of_other_group).server.claim().group, 78u);
+}
+
+TEST(Authentication, EveryFlippedBitIsRefused) {
+  const std::size_t sizes[] = {64, 64, 32};
+  for (std::size_t message = 0; message < 3; ++message)
+    for (std::size_t bit = 0; bit < sizes[message] * 8; ++bit) {
+      const auto o = relay(key(), key(), [&](std::size_t m, Bytes& bytes) {
+        if (m == message && !bytes.empty()) bytes[bit / 8] ^= static_cast<std::uint8_t>(1u << bit % 8);
+      });
+      EXPECT_NE(o.server.status(), Status::proven) << "message " << message << " bit " << bit;
+    }
+}
+
+TEST(Authentication, ARecordedExchangeIsOfNoUse) {
+  const auto recorded = relay(key(), key(), unchanged);
+  // To the server: the recorded hello and proof.
+  Pair pair;
+  auto server = Authentication::server(key(), 1, 77);
+  put(pair.far.get(), recorded.messages[0]);
+  server.advance(pair.near.get());
+  put(pair.far.get(), recorded.messages[2]);
+  EXPECT_EQ(server.advance(pair.near.get()), Status::refused);
+  // To the client: the recorded reply.
+  Pair other;
+  auto client = Authentication::client(key(), claim);
+  client.advance(other.near.get());
+  put(other.far.get(), recorded.messages[1]);
+  EXPECT_EQ(client.advance(other.near.get()), Status::refused);
+}
+
+/// An end that has no key forwards a client's hello to a server of the client's own process.
+TEST(Authentication, AReflectedHelloIsRefused) {
+  Pair client_side, server_side;
+  auto client = Authentication::client(key(), claim);
+  auto own_server = Authentication::server(key(), claim.rank, 77);
+  client.advance(client_side.near.get());
+  put(server_side.far.get(), take(client_side.far.get()));
+  EXPECT_EQ(own_server.advance(server_side.near.get()), Status::refused);
+  EXPECT_EQ(own_server.refusal(), Refusal::no_hello);
+  EXPECT_TRUE(take(server_side.far.get()).empty());
+}
+
+TEST(Authentication, NoMoreThanTheMessageIsRead) {
+  Pair pair;
+  auto server = Authentication::server(key(), 1, 77);
+  put(pair.far.get(), Bytes(1000, 'x'));
+  EXPECT_EQ(server.advance(pair.near.get()), Status::refused);
+  EXPECT_EQ(take(pair.near.get()).size(), 1000u - 64u);
+}
+
+TEST(Authentication, MessagesMayArriveByteByByte) {
+  Pair client_side, server_side;
+  auto client = Authentication::client(key(), claim);
+  auto server = Authentication::server(key(), 1, 77);
+  const auto drip = [](int from, int to, Authentication& end, int socket) {
+    for (const std::uint8_t byte : take(from)) {
+      EXPECT_EQ(end.status(), Status::pending);
+      put(to, {byte});
+      end.advance(socket);
+    }
+  };
+  client.advance(client_side.near.get());
+  drip(client_side.far.get(), server_side.far.get(), server, server_side.near.get());
+  drip(server_side.far.get(), client_side.far.get(), client, client_side.near.get());
+  drip(client_side.far.get(), server_side.far.get(), server, server_side.near.get());
+  EXPECT_EQ(client.status(), Status::proven);
+  EXPECT_EQ(server.status(), Status::proven);
+}
+
+TEST(Authentication, AShortSecretIsAnError) {
+  const Error e = error_of([] { Secret::of_text("short"); });
+  EXPECT_EQ(e.code(), Errc::config);
+  EXPECT_NE(std::string(e.what()).find("openssl rand"), std::string::npos);
+  EXPECT_EQ(std::string(e.what()).find("'short'"), std::string::npos) << "it shows the secret";
+}
+
+TEST(Strangers, AHostDisplacesItsOwnConnections) {
+  const Source one{1}, two{2};
+  EXPECT_EQ(choose_dropped(std::vector<Unproven>{{one}, {two}, {two}}), 1u);
+  EXPECT_EQ(choose_dropped(std::vector<Unproven>{{two, true}, {one}, {two, true}}), 1u);
+  EXPECT_EQ(choose_dropped(std::vector<Unproven>{{two, true}, {one, true}, {one, true}}), 1u);
+}
+
+}  // namespace
+}  // namespace rz::net
