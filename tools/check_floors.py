@@ -79,7 +79,7 @@ ROOMS = {
     'tools/report': 'comm/core sharding/io tools/command_line',
     'tools': 'comm tools/command_line',
     'tools/rzrun/hosts': 'comm/core',
-    'tools/rzrun': 'comm comm/core comm/os tools/command_line tools/rzrun/hosts',
+    'tools/rzrun': 'comm comm/bootstrap comm/core comm/net comm/os tools/command_line tools/rzrun/hosts',
     'tools/tokenize': 'comm comm/core sharding/io sharding/tokenizer sharding/data tools/command_line',
     'tools/tune': 'comm comm/core comm/tuning tools/command_line',
     'tools/train_lm/report': MODEL + 'sharding/io tools/command_line',

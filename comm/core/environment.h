@@ -5,7 +5,10 @@
 /// environment_variable():
 ///
 /// RZ_LAUNCH: text that no other job has, the same for all ranks of one; rzrun sets it (comm/bootstrap.h).
-/// MASTER_ADDR, MASTER_PORT: where rank 0's store listens, under every launcher.
+/// RZ_SECRET: text of at least 32 characters that the ranks of several hosts share; RZ_SECRET_FILE: file that
+/// has it; RZ_SECRET_FD: descriptor that has it, which rzrun sets; else ringzero/secret in XDG_CONFIG_HOME or
+/// ~/.config (HOME). RZ_INSECURE: 1: none is needed, and every process that reaches a port is let in
+/// (comm/bootstrap/secret.h). MASTER_ADDR, MASTER_PORT: where rank 0's store listens, under every launcher.
 /// XDG_RUNTIME_DIR, else TMPDIR: where ranks of one node meet, if the launcher names no address.
 /// OMP_NUM_THREADS: if it is not set, rzrun and spawn() set it to 1 for several ranks.
 /// SLURM_JOB_END_TIME: end of the allocation, before which an engine saves

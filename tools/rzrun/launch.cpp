@@ -16,6 +16,7 @@
 #include <filesystem>
 #include <tuple>
 
+#include "comm/bootstrap/secret.h"
 #include "comm/core/error.h"
 #include "comm/topology.h"
 
@@ -87,6 +88,8 @@ void exec_child(const Job& job, int rank, pid_t parent, const ChildStream& out, 
   if (out.child) ::dup2(out.child.get(), STDOUT_FILENO);
   if (err.child) ::dup2(err.child.get(), STDERR_FILENO);
   for (const auto& [name, value] : rank_environment(job, rank)) ::setenv(name.c_str(), value.c_str(), 1);
+  ::fcntl(job.secret.get(), F_SETFD, 0);  // not closed by exec
+  ::setenv("RZ_SECRET_FD", concat(job.secret.get()).c_str(), 1);
   if (!job.processors.empty())
     bind_process(job.processors[static_cast<std::size_t>(rank)]);  // failure costs speed only
   std::vector<char*> argv;
@@ -162,8 +165,13 @@ std::vector<std::vector<int>> bindings(const Options& o) {
 Job new_job(const Options& o, std::vector<std::vector<int>> processors, const std::string& run_id,
             int restarts) {
   if (!o.log_dir.empty()) make_log_folder(log_folder(o, restarts));
-  return {o,      std::move(processors),           o.master_port ? o.master_port : free_port(),
-          run_id, restarts ? random_id() : run_id, restarts};
+  return {o,
+          std::move(processors),
+          o.master_port ? o.master_port : free_port(),
+          run_id,
+          restarts ? random_id() : run_id,
+          restarts,
+          secret_descriptor(net::Secret::random())};
 }
 
 std::string log_path(const Options& o, int restarts, int rank, const char* stream) {

@@ -20,6 +20,7 @@ struct Job {
   std::string run_id;  ///< random; the same after a restart
   std::string launch;  ///< random; another one after a restart, so that ranks of both cannot connect
   int restarts = 0;
+  UniqueFd secret;  ///< of the job's ranks alone; another one after a restart (comm/bootstrap/secret.h)
 };
 
 /// The processors of each rank, or nothing if the ranks are not bound. Reads the machine's topology, which
