@@ -42,15 +42,22 @@ struct TcpStoreOptions {
   /// Number of consecutive ports, starting at the address's. The server listens on the first free one;
   /// clients search them for the server of their launch. More than one requires a `launch`.
   int ports = 1;
-  /// The server drops a connection that has sent no request within this time.
+  int rank = 0;  ///< of this process, for messages
+  /// Text of at least 32 characters that both ends must have. Empty: the job's secret (RZ_SECRET, or one of
+  /// the other sources that comm/core/environment.h lists) if `remote` is set or the address is not loopback,
+  /// else none.
+  std::string secret;
+  /// The server drops a connection that has not authenticated itself within this time.
   std::chrono::milliseconds hello_timeout = std::chrono::seconds(10);
 };
 
 /// Connects to "host:port" (IPv4, IPv6 as "[::1]:29500", or a name); with `serve`, listens there, and port 0
 /// picks a free port. Retries a port in use and a server that is not up until the timeout. A connection that
 /// was closed is reopened at the next request. Errc::rendezvous names the address and the reason, and both
-/// launches if the server belongs to another one. Errc::system if a group of `size` ranks exceeds the hard
-/// limit of open files; the soft limit is raised as needed.
+/// launches if the server belongs to another one; Errc::mismatch a server of this launch that has another
+/// secret, after two seconds. Both ends prove the secret to each other before anything else is sent.
+/// Errc::system if a group of `size` ranks exceeds the hard limit of open files; the soft limit is raised as
+/// needed.
 std::shared_ptr<Store> tcp_store(const std::string& address, const TcpStoreOptions&);
 /// As above, without a launch: any rank that reaches the address is let in, one of another job too, whose
 /// values would then be mixed with those of this one. Use it only where one job alone knows the address.

@@ -3,6 +3,7 @@
 
 #include "comm/bootstrap.h"
 #include "comm/bootstrap/local_rendezvous.h"
+#include "comm/bootstrap/secret.h"
 #include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/core/text.h"
@@ -394,6 +395,7 @@ LaunchInfo launch_info_from(const Variables& given) {
 LaunchInfo launch_info_from_environment() { return launch_info_from(environment_variable); }
 
 std::shared_ptr<Store> store_for_launch(const LaunchInfo& info, std::chrono::milliseconds timeout) {
+  keep_secret_descriptor();
   if (info.size == 1) return memory_store();
   require(!info.master.empty(), Errc::config, "a group of ", info.size, " ranks without a master");
   if (info.master.rfind("job:", 0) == 0)
@@ -403,7 +405,8 @@ std::shared_ptr<Store> store_for_launch(const LaunchInfo& info, std::chrono::mil
                                  .launch = info.launch,
                                  .remote = !is_single_node(info),
                                  .size = info.size,
-                                 .ports = info.launch.empty() ? 1 : ports_of_a_launch});
+                                 .ports = info.launch.empty() ? 1 : ports_of_a_launch,
+                                 .rank = info.rank});
 }
 
 }  // namespace rz

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 
+#include "comm/net/authentication.h"
 #include "comm/store.h"
 
 namespace rz {
@@ -46,5 +47,8 @@ const Store& innermost(const Store&);
 /// Numeric local address, without port, of a tcp_store's connection: the interface through which this process
 /// reaches rank 0. Empty for any other store.
 std::string tcp_store_local_address(const Store&);
+/// The secret by which a tcp_store's ends authenticate each other; null if they have none, and of any other
+/// store.
+std::shared_ptr<const net::Secret> tcp_store_secret(const Store&);
 
 }  // namespace rz

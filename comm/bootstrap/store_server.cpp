@@ -34,6 +34,8 @@ StoreServer::StoreServer(UniqueFd listener, Options options)
     : listener_(std::move(listener)),
       stop_(eventfd(0, EFD_CLOEXEC)),
       options_(std::move(options)),
+      key_(options_.secret.get(), net::Purpose::store, ""),
+      group_(net::fingerprint(options_.launch)),
       table_(max_table_bytes) {
   if (!stop_) fail_errno("eventfd");
   descriptors_.reserve(first_client);
@@ -107,6 +109,9 @@ bool StoreServer::serve_events(Client& c, short events) {
 }
 
 bool StoreServer::receive(Client& c) {
+  using Status = net::Authentication::Status;
+  if (c.authentication.status() != Status::proven)
+    return c.authentication.advance(c.socket.get()) != Status::refused;
   char bytes[65536];
   const ssize_t n = ::recv(c.socket.get(), bytes, sizeof bytes, 0);
   if (n > 0) c.in.append(bytes, static_cast<std::size_t>(n));
@@ -195,7 +200,7 @@ void StoreServer::reply_to_waiting() noexcept {
         const auto found = table_.find(*c->waits_for);
         if (found || c->until.expired()) {
           c->waits_for.reset();
-          reply(*c, found ? Reply::ok : Reply::timeout, found.value_or(""));
+          reply(*c, found ? Reply::ok : Reply::timeout, found ? *found : strangers_.text());
           stays = flush(*c) && serve(*c);
         }
       } catch (const std::exception&) {
@@ -214,14 +219,21 @@ void StoreServer::reply(Client& c, Reply::Status status, std::string_view value,
 
 StoreServer::Clients::iterator StoreServer::drop(Clients::iterator c) {
   authenticated_ -= c->authenticated;
+  if (c->authentication.status() != net::Authentication::Status::proven)
+    strangers_.count(c->socket.get(), c->authentication);
   return clients_.erase(c);
 }
 
-bool StoreServer::drop_oldest_unauthenticated() {
-  const auto c =
-      std::find_if(clients_.begin(), clients_.end(), [](const Client& c) { return !c.authenticated; });
-  if (c == clients_.end()) return false;
-  drop(c);
+bool StoreServer::drop_unauthenticated() {
+  std::vector<net::Unproven> all;
+  std::vector<Clients::iterator> places;
+  for (auto c = clients_.begin(); c != clients_.end(); ++c)
+    if (!c->authenticated) {
+      all.push_back({c->source, c->authentication.has_hello() && c->authentication.claim().group == group_});
+      places.push_back(c);
+    }
+  if (all.empty()) return false;
+  drop(places[net::choose_dropped(all)]);
   return true;
 }
 
@@ -229,7 +241,7 @@ void StoreServer::accept_clients() noexcept {
   try {
     for (int i = 0; i < net::max_accepts_per_poll && accept_client(); ++i)
       if (unauthenticated() > max_unauthenticated + static_cast<std::size_t>(options_.size))
-        drop_oldest_unauthenticated();
+        drop_unauthenticated();
   } catch (const std::exception&) {  // no memory for another client
     no_descriptors_ = Deadline::after(poll_period::exhausted_descriptors);
   }
@@ -239,17 +251,19 @@ void StoreServer::accept_clients() noexcept {
 /// polled for a while, since poll() would return at once.
 bool StoreServer::accept_client() {
   descriptors_.reserve(first_client + clients_.size() + 1);
-  UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  net::Source source{};
+  UniqueFd socket = net::accept_connection(listener_.get(), source);
   if (!socket) {
     if (errno == EAGAIN || errno == EWOULDBLOCK) return false;
     if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM)
       return true;  // the connection was closed before it was accepted
-    if (drop_oldest_unauthenticated()) return true;
+    if (drop_unauthenticated()) return true;
     no_descriptors_ = Deadline::after(poll_period::exhausted_descriptors);
     return false;
   }
   net::set_tcp_options(socket.get());
-  clients_.push_back({std::move(socket), Deadline::after(options_.hello_timeout), {}, {}});
+  clients_.push_back({std::move(socket), net::Authentication::server(key_, 0, group_), source,
+                      Deadline::after(options_.hello_timeout)});
   return true;
 }
 

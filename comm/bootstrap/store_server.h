@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <list>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -13,20 +14,24 @@
 #include "comm/bootstrap/store_internal.h"
 #include "comm/bootstrap/store_wire.h"
 #include "comm/core/deadline.h"
+#include "comm/net/strangers.h"
 #include "comm/os/fd.h"
 
 namespace rz {
 
 /// Serves on its own thread until it is destroyed. A client that violates the protocol is disconnected; other
 /// clients are not affected. Memory is bounded: each client has at most one request and one reply in memory,
-/// and all values together are limited (64 MiB). Clients that have not sent a hello are dropped after
-/// Options::hello_timeout, or, oldest first, if there are too many of them.
+/// and all values together are limited (64 MiB). Nothing of a client is parsed or kept before it has proved
+/// the job's secret. Clients without a proof and a hello are dropped after Options::hello_timeout, or if
+/// there are too many of them (choose_dropped()). A get that finds no value in time has the number of those
+/// that were refused.
 class StoreServer {
  public:
   struct Options {
-    std::string launch;  ///< clients of any other launch are refused, with this name
-    int size = 0;        ///< ranks of the group; 0: unknown
-    /// Time for a client to send its hello.
+    std::string launch;                         ///< clients of any other launch are refused, with this name
+    int size = 0;                               ///< ranks of the group; 0: unknown
+    std::shared_ptr<const net::Secret> secret;  ///< null: clients prove nothing
+    /// Time for a client to send its proof and hello.
     std::chrono::milliseconds hello_timeout = std::chrono::seconds(10);
   };
   /// Starts the thread. Errc::system if the limit of open files is too low for the group.
@@ -37,11 +42,13 @@ class StoreServer {
  private:
   struct Client {
     UniqueFd socket;
+    net::Authentication authentication;
+    net::Source source;
     Deadline hello_deadline;               ///< for its hello
     std::string in;                        ///< at most one request and one read
     std::string out;                       ///< at most one reply
     std::size_t sent = 0;                  ///< bytes of `out`
-    bool authenticated = false;            ///< has sent its hello
+    bool authenticated = false;            ///< has proved the secret and sent its hello
     bool leaving = false;                  ///< close the connection once `out` is sent
     std::optional<std::string> waits_for;  ///< key of a get without a reply yet
     Deadline until = Deadline::after({});  ///< of that get
@@ -53,7 +60,7 @@ class StoreServer {
   int time_to_poll() const;
   bool poll_again(Client&, short events) noexcept;
   bool serve_events(Client&, short events);
-  static bool receive(Client&);
+  bool receive(Client&);
   static bool flush(Client&);
   bool serve(Client&);
   void perform(Client&, const store_wire::StoreRequest&, std::string_view launch, std::string_view key,
@@ -64,12 +71,15 @@ class StoreServer {
   static void reply(Client&, store_wire::Reply::Status, std::string_view value, std::int64_t number = 0);
   void accept_clients() noexcept;
   bool accept_client();
-  bool drop_oldest_unauthenticated();
+  bool drop_unauthenticated();
   std::size_t unauthenticated() const { return clients_.size() - authenticated_; }
   Clients::iterator drop(Clients::iterator);
 
   UniqueFd listener_, stop_;
   const Options options_;
+  const net::AuthenticationKey key_;
+  const std::uint64_t group_;  ///< fingerprint of the launch
+  net::Strangers strangers_;
   KeyValueTable table_;
   Clients clients_;
   std::size_t authenticated_ = 0;           ///< number of authenticated clients

@@ -5,10 +5,12 @@
 #include <cstring>
 #include <mutex>
 
+#include "comm/bootstrap/secret.h"
 #include "comm/bootstrap/store_internal.h"
 #include "comm/bootstrap/store_server.h"
 #include "comm/bootstrap/store_wire.h"
 #include "comm/core/error.h"
+#include "comm/net/authentication.h"
 #include "comm/net/socket.h"
 #include "comm/os/process.h"
 #include "comm/os/wait_policy.h"
@@ -89,10 +91,21 @@ class StoreConnection {
 
 // ---- where the server is
 
+/// How a client authenticates itself and the server.
+struct StoreIdentity {
+  std::shared_ptr<const net::Secret> secret;
+  net::AuthenticationKey key;
+  net::Claim claim;
+};
+
+/// Time in which other addresses and ports are tried after a server of this launch has shown another secret.
+constexpr milliseconds other_secret_patience{2000};
+
 /// Searches addresses and ports for the server of a launch.
 class ServerSearch {
  public:
-  ServerSearch(const std::string& launch) : launch_(launch) {}
+  ServerSearch(const std::string& launch, const StoreIdentity& identity)
+      : launch_(launch), identity_(identity) {}
 
   /// An authenticated connection; if empty, failure() has the reason.
   std::optional<StoreConnection> try_address(const net::SocketAddress& address, Deadline deadline) {
@@ -102,7 +115,9 @@ class ServerSearch {
       refused_ = errno == ECONNREFUSED;
       return fails(concat("connect to ", address.text(), ": ", std::strerror(errno)));
     }
+    auto end = net::Authentication::client(identity_.key, identity_.claim);
     try {
+      end.complete(socket.get(), deadline);
       StoreConnection line(std::move(socket));
       const auto [reply, text] =
           line.call(to_bytes(StoreRequest{.kind = StoreRequest::hello}, launch_), deadline);
@@ -112,8 +127,18 @@ class ServerSearch {
                              "', and this one is '", launch_, "'");
       return std::nullopt;
     } catch (const Error& e) {
+      if (end.refusal() == net::Authentication::Refusal::other_secret && other_secret_.empty()) {
+        other_secret_ = concat("rank ", identity_.claim.rank, " and the store at ", address.text(),
+                               " are of one launch, but ", end.reason());
+        other_secret_until_ = Deadline::after(other_secret_patience);
+      }
       return fails(concat(address.text(), " took the connection, but ", e.what()));
     }
+  }
+  /// Errc::mismatch if the launch's store has another secret than this rank, and no other is found for a
+  /// while: to wait longer would not help.
+  void check_secret() const {
+    require(other_secret_.empty() || !other_secret_until_.expired(), Errc::mismatch, other_secret_);
   }
   std::nullopt_t fails(std::string why) {
     failure_ = std::move(why);
@@ -126,6 +151,9 @@ class ServerSearch {
 
  private:
   const std::string& launch_;
+  const StoreIdentity& identity_;
+  std::string other_secret_;
+  Deadline other_secret_until_ = Deadline::after({});
   std::string failure_ = "no address", wrong_launch_;
   bool refused_ = false;
 };
@@ -143,7 +171,10 @@ auto repeat_until(Deadline deadline, const F& f) -> decltype(f()) {
 class TcpStore final : public Store {
  public:
   TcpStore(const std::string& address, const TcpStoreOptions& options)
-      : address_(address), options_(options), where_(net::parse_host_port(address)) {
+      : address_(address),
+        options_(options),
+        where_(net::parse_host_port(address)),
+        identity_(identify(where_, options)) {
     check();
     const Deadline deadline = Deadline::after(options.timeout);
     if (options.serve) start_server(deadline);
@@ -169,8 +200,30 @@ class TcpStore final : public Store {
 
   int port() const { return port_; }
   const std::string& local_address() const { return local_address_; }
+  const std::shared_ptr<const net::Secret>& secret() const { return identity_.secret; }
 
  private:
+  static StoreIdentity identify(const net::HostPort& where, const TcpStoreOptions& options) {
+    std::shared_ptr<const net::Secret> secret;
+    if (!options.secret.empty())
+      secret = std::make_shared<const net::Secret>(net::Secret::of_text(options.secret));
+    else if (options.remote || !is_loopback(where))
+      secret = process_secret();
+    return {secret, net::AuthenticationKey(secret.get(), net::Purpose::store, ""),
+            net::Claim{.size = static_cast<std::uint32_t>(options.size),
+                       .rank = static_cast<std::uint32_t>(options.rank),
+                       .group = net::fingerprint(options.launch)}};
+  }
+
+  /// Whether the server listens on loopback alone. A name that cannot be resolved yet is one of another host.
+  static bool is_loopback(const net::HostPort& where) {
+    try {
+      return std::ranges::all_of(net::resolve(where), [](auto& a) { return a.loopback(); });
+    } catch (const Error&) {
+      return false;
+    }
+  }
+
   void check() const {
     require(options_.serve || where_.port != 0, Errc::config, "address '", address_,
             "': port 0 is for the server only");
@@ -198,7 +251,8 @@ class TcpStore final : public Store {
       listens_ = concat(", which listens at ", bound.text(),
                         ", as MASTER_ADDR is loopback; no other host reaches it");
     server_ = std::make_unique<StoreServer>(
-        std::move(listener), StoreServer::Options{options_.launch, options_.size, options_.hello_timeout});
+        std::move(listener),
+        StoreServer::Options{options_.launch, options_.size, identity_.secret, options_.hello_timeout});
   }
 
   /// Listens on the first address of the name that is not loopback, else on its first address. If that is
@@ -233,7 +287,7 @@ class TcpStore final : public Store {
   /// Retries until the deadline: the server may not be up yet, and another program may use a port. Each round
   /// tries the first port and one of the others, since a firewall may make those unresponsive.
   StoreConnection find_server(Deadline deadline) {
-    ServerSearch search(options_.launch);
+    ServerSearch search(options_.launch, identity_);
     const std::vector<int> all = server_ ? std::vector{port_} : ports();
     const std::size_t others = all.size() - 1, turns = std::max<std::size_t>(others, 1);
     auto patience = first_address_timeout;
@@ -242,6 +296,7 @@ class TcpStore final : public Store {
       std::vector<int> now{all.front()};
       if (others) now.push_back(all[1 + round % others]);
       auto line = try_ports(now, search, patience, deadline);
+      if (!line) search.check_secret();
       if (++round % turns == 0) patience = std::min(patience * 2, max_address_timeout);
       return line;
     });
@@ -271,7 +326,7 @@ class TcpStore final : public Store {
   /// Connects again to the server's address. Fails at once if the address refuses the connection, since the
   /// server will not come back.
   StoreConnection reconnect(std::string_view key, Deadline deadline) const {
-    ServerSearch search(options_.launch);
+    ServerSearch search(options_.launch, identity_);
     auto line = repeat_until(deadline, [&] {
       auto found = search.try_address(server_address_, earlier(max_address_timeout, deadline));
       if (search.refused()) broken(key, "no process listens there any more; did rank 0 end?");
@@ -297,7 +352,7 @@ class TcpStore final : public Store {
     }();
     release(std::move(line));
     if (reply.status == Reply::timeout)
-      fail(Errc::timeout, missing_key(key, concat("the store at ", address_, listens_)));
+      fail(Errc::timeout, missing_key(key, concat("the store at ", address_, listens_, text)));
     if (reply.status == Reply::refused) fail(Errc::rendezvous, text);
     if (reply.status == Reply::wrong_launch) broken(key, concat("it is that of launch '", text, "' now"));
     return {reply.number, std::move(text)};
@@ -327,6 +382,7 @@ class TcpStore final : public Store {
   std::string address_;  ///< for messages; of a server with the port that it listens on
   const TcpStoreOptions options_;
   net::HostPort where_;
+  const StoreIdentity identity_;
   int port_ = 0;
   std::string listens_;  ///< for messages
   std::unique_ptr<StoreServer> server_;
@@ -354,6 +410,11 @@ int tcp_store_port(const Store& store) {
 std::string tcp_store_local_address(const Store& store) {
   const auto* tcp = dynamic_cast<const TcpStore*>(&innermost(store));
   return tcp ? tcp->local_address() : "";
+}
+
+std::shared_ptr<const net::Secret> tcp_store_secret(const Store& store) {
+  const auto* tcp = dynamic_cast<const TcpStore*>(&innermost(store));
+  return tcp ? tcp->secret() : nullptr;
 }
 
 }  // namespace rz

@@ -12,39 +12,35 @@
 
 #include "comm/core/error.h"
 #include "comm/net/socket.h"
+#include "comm/net/strangers.h"
 
 namespace rz::net {
 
 namespace {
 
-constexpr std::uint32_t protocol_version = 1;
-constexpr std::size_t max_passed_fds = 4;
 constexpr std::size_t max_pending_connections = 64;
 constexpr auto unauthenticated_timeout = std::chrono::seconds(5);
 constexpr auto check_period = std::chrono::seconds(1);
 
-struct Hello {
-  char magic[8];
-  std::uint32_t version, rank, size, index;
-  JobId job;
-};
-static_assert(sizeof(Hello) == 40);
-
 /// A connection whose handshake is not complete.
 struct PendingConnection {
   Connection connection;
+  Authentication authentication;
   bool outgoing = false;  ///< opened by this rank; the peer's rank is known
   bool connecting = false;
   Deadline deadline;
-  Hello hello{};
-  std::size_t received = 0;
+  Source source{};
 };
 
 class Handshake {
  public:
   Handshake(const HandshakeInfo& me, int listener, const std::vector<int>& incoming, int links,
             Deadline deadline)
-      : self_(me), listener_(listener), deadline_(deadline) {
+      : self_(me),
+        key_(me.secret.get(), Purpose::data, {reinterpret_cast<const char*>(me.job.data()), me.job.size()}),
+        group_(fingerprint(concat("group ", to_hex(me.job)))),
+        listener_(listener),
+        deadline_(deadline) {
     for (const int rank : incoming)
       for (int i = 0; i < links; ++i) missing_.insert({rank, i});
   }
@@ -52,7 +48,11 @@ class Handshake {
   std::vector<Connection> run(std::vector<Connection> outgoing) {
     for (auto& call : outgoing) {
       missing_.insert({call.rank, call.index});
-      pending_.push_back({std::move(call), true, true, deadline_});
+      const Claim claim{static_cast<std::uint32_t>(self_.size), static_cast<std::uint32_t>(self_.rank),
+                        static_cast<std::uint32_t>(call.rank), static_cast<std::uint16_t>(call.index),
+                        group_};
+      pending_.push_back({std::move(call), Authentication::client(key_, claim), true, true, deadline_});
+      pending_.back().authentication.passed_fds = self_.passed_fds;
     }
     while (!missing_.empty()) step();
     return std::move(established_);
@@ -63,7 +63,8 @@ class Handshake {
     if (deadline_.expired())
       throw Error(Errc::timeout,
                   concat("rank ", self_.rank, ": no connection with rank ", list_ranks(missing_ranks()),
-                         " before the deadline; did the process end, or does a firewall stand between?"),
+                         " before the deadline; did the process end, or does a firewall stand between?",
+                         strangers_.text()),
                   missing_ranks().front());
     if (self_.check && next_check_.expired()) {
       next_check_ = Deadline::after(check_period);
@@ -75,7 +76,7 @@ class Handshake {
     if (poll(fds.data(), fds.size(), deadline_.poll_ms(100)) < 0 && errno != EINTR) fail_errno("poll");
     std::size_t i = 1;
     for (auto it = pending_.begin(); it != pending_.end(); ++i)
-      it = (fds[i].revents ? advance(*it) : !it->deadline.expired()) ? std::next(it) : pending_.erase(it);
+      it = !it->deadline.expired() && (!fds[i].revents || advance(*it)) ? std::next(it) : drop(it);
     if (fds[0].revents) accept_connections();
   }
 
@@ -87,33 +88,32 @@ class Handshake {
       getsockopt(pending.connection.socket.get(), SOL_SOCKET, SO_ERROR, &error, &size);
       if (error) fail_outgoing(pending, std::strerror(error));
       pending.connecting = false;
-      return send_hello(pending);
+      if (!same_user(pending.connection.socket.get()))
+        fail_outgoing(pending, "a process of another user listens there");
     }
-    const ssize_t n = receive_hello(pending);
-    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return true;
-    if (n <= 0)
-      return pending.outgoing ? fail_outgoing(pending, n ? std::strerror(errno) : "it closed the connection")
-                              : false;
-    pending.received += static_cast<std::size_t>(n);
-    if (pending.received < sizeof(Hello)) return true;
-    require_one_process(pending.hello);
-    if (!is_valid_hello(pending))
-      return pending.outgoing ? fail_outgoing(pending, "another program listens there") : false;
-    pending.connection.rank = static_cast<int>(pending.hello.rank);
-    pending.connection.index = static_cast<int>(pending.hello.index);
-    if (!pending.outgoing && !send_hello(pending)) return false;
-    missing_.erase({pending.connection.rank, pending.connection.index});
+    Authentication& end = pending.authentication;
+    end.advance(pending.connection.socket.get());
+    if (end.status() == Authentication::Status::pending) return true;
+    if (end.status() == Authentication::Status::refused)
+      return pending.outgoing ? fail_outgoing(pending, end.reason()) : false;
+    if (!pending.outgoing) {
+      const Claim claim = end.claim();
+      require_one_process(claim);
+      pending.connection.rank = static_cast<int>(claim.rank);
+      pending.connection.index = claim.index;
+    }
+    if (!missing_.erase({pending.connection.rank, pending.connection.index})) return false;
+    pending.connection.received_fds = std::move(end.received_fds);
     established_.push_back(std::move(pending.connection));
     return false;
   }
 
-  /// A hello with the job id is of a process that reads this group's store.
-  void require_one_process(const Hello& h) const {
-    const int rank = static_cast<int>(h.rank);
-    const bool is_second = std::ranges::any_of(established_, [&](const Connection& c) {
-      return c.rank == rank && c.index == static_cast<int>(h.index);
-    });
-    if (h.job != self_.job || !is_second) return;
+  /// Another process with the key of this group, which has read its store, may have the same rank.
+  void require_one_process(const Claim& claim) const {
+    const int rank = static_cast<int>(claim.rank);
+    const bool is_second = std::ranges::any_of(
+        established_, [&](const Connection& c) { return c.rank == rank && c.index == claim.index; });
+    if (!is_second) return;
     throw Error(
         Errc::rendezvous,
         concat("rank ", self_.rank, ": two processes connect as rank ", rank,
@@ -121,16 +121,7 @@ class Handshake {
         rank);
   }
 
-  bool is_valid_hello(const PendingConnection& pending) const {
-    const Hello& h = pending.hello;
-    const std::pair sender{static_cast<int>(h.rank), static_cast<int>(h.index)};
-    if (std::memcmp(h.magic, "ringzero", 8) != 0 || h.version != protocol_version || h.job != self_.job ||
-        h.size != static_cast<std::uint32_t>(self_.size) || !missing_.count(sender))
-      return false;
-    return !pending.outgoing || sender == std::pair{pending.connection.rank, pending.connection.index};
-  }
-
-  bool fail_outgoing(const PendingConnection& pending, const char* why) const {
+  bool fail_outgoing(const PendingConnection& pending, const std::string& why) const {
     const int peer = pending.connection.rank;
     const bool is_unix = pending.connection.address.find(':') == std::string::npos;
     throw Error(Errc::rendezvous,
@@ -142,82 +133,56 @@ class Handshake {
                 peer);
   }
 
-  bool send_hello(PendingConnection& pending) {
-    Hello hello{{'r', 'i', 'n', 'g', 'z', 'e', 'r', 'o'},
-                protocol_version,
-                static_cast<std::uint32_t>(self_.rank),
-                static_cast<std::uint32_t>(self_.size),
-                static_cast<std::uint32_t>(pending.connection.index),
-                self_.job};
-    iovec bytes{&hello, sizeof hello};
-    alignas(cmsghdr) char control[CMSG_SPACE(max_passed_fds * sizeof(int))] = {};
-    msghdr message{};
-    message.msg_iov = &bytes, message.msg_iovlen = 1;
-    if (const std::size_t size = self_.passed_fds.size() * sizeof(int)) {
-      message.msg_control = control, message.msg_controllen = CMSG_SPACE(size);
-      cmsghdr* header = CMSG_FIRSTHDR(&message);
-      header->cmsg_level = SOL_SOCKET, header->cmsg_type = SCM_RIGHTS, header->cmsg_len = CMSG_LEN(size);
-      std::memcpy(CMSG_DATA(header), self_.passed_fds.data(), size);
-    }
-    const ssize_t n = sendmsg(pending.connection.socket.get(), &message, MSG_NOSIGNAL);
-    if (n != sizeof hello && pending.outgoing)
-      fail_outgoing(pending, n < 0 ? std::strerror(errno) : "short write");
-    return n == sizeof hello;
-  }
-
-  static ssize_t receive_hello(PendingConnection& pending) {
-    iovec bytes{reinterpret_cast<char*>(&pending.hello) + pending.received, sizeof(Hello) - pending.received};
-    alignas(cmsghdr) char control[CMSG_SPACE(max_passed_fds * sizeof(int))];
-    msghdr message{};
-    message.msg_iov = &bytes, message.msg_iovlen = 1;
-    message.msg_control = control, message.msg_controllen = sizeof control;
-    const ssize_t n = recvmsg(pending.connection.socket.get(), &message, MSG_CMSG_CLOEXEC);
-    if (n <= 0) return n;
-    for (auto* h = CMSG_FIRSTHDR(&message); h; h = CMSG_NXTHDR(&message, h))
-      if (h->cmsg_level == SOL_SOCKET && h->cmsg_type == SCM_RIGHTS)
-        for (std::size_t i = 0; i < (h->cmsg_len - CMSG_LEN(0)) / sizeof(int); ++i) {
-          int fd = -1;
-          std::memcpy(&fd, CMSG_DATA(h) + i * sizeof fd, sizeof fd);
-          pending.connection.received_fds.emplace_back(fd);
-        }
-    return n;
+  std::list<PendingConnection>::iterator drop(std::list<PendingConnection>::iterator pending) {
+    const bool proven = pending->authentication.status() == Authentication::Status::proven;
+    if (!pending->outgoing && !proven)
+      strangers_.count(pending->connection.socket.get(), pending->authentication);
+    return pending_.erase(pending);
   }
 
   void accept_connections() {
     for (int i = 0; i < max_accepts_per_poll; ++i) {
-      UniqueFd socket(accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+      Source source{};
+      UniqueFd socket = accept_connection(listener_, source);
       if (!socket) {
         if (errno == EAGAIN || errno == EWOULDBLOCK) return;
         if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) {
-          if (drop_oldest_unauthenticated()) continue;
+          if (drop_unproven()) continue;
           fail_errno("accept4", "(ulimit -n raises the limit)");
         }
         continue;  // the connection was closed before it was accepted
       }
       if (!same_user(socket.get())) continue;
-      PendingConnection pending{Connection{}, false, false, Deadline::after(unauthenticated_timeout)};
-      pending.connection.socket = std::move(socket);
-      pending_.push_back(std::move(pending));
-      evict_excess();
+      pending_.push_back({Connection{},
+                          Authentication::server(key_, static_cast<std::uint32_t>(self_.rank), group_), false,
+                          false, Deadline::after(unauthenticated_timeout), source});
+      pending_.back().connection.socket = std::move(socket);
+      pending_.back().authentication.passed_fds = self_.passed_fds;
+      if (unproven() > max_pending_connections + missing_.size()) drop_unproven();
     }
   }
 
-  static bool is_unauthenticated(const PendingConnection& g) { return !g.outgoing; }
-
-  /// Limits the number of unauthenticated connections: drops the oldest.
-  void evict_excess() {
-    if (static_cast<std::size_t>(std::count_if(pending_.begin(), pending_.end(), is_unauthenticated)) >
-        max_pending_connections + missing_.size())
-      drop_oldest_unauthenticated();
+  std::size_t unproven() const {
+    return static_cast<std::size_t>(
+        std::ranges::count_if(pending_, [](const PendingConnection& p) { return !p.outgoing; }));
   }
-  bool drop_oldest_unauthenticated() {
-    const auto pending = std::find_if(pending_.begin(), pending_.end(), is_unauthenticated);
-    if (pending == pending_.end()) return false;
-    pending_.erase(pending);
+
+  /// Makes place for another connection; false if none is unproven.
+  bool drop_unproven() {
+    std::vector<Unproven> all;
+    std::vector<std::list<PendingConnection>::iterator> places;
+    for (auto p = pending_.begin(); p != pending_.end(); ++p)
+      if (!p->outgoing) {
+        const bool ours = p->authentication.has_hello() && p->authentication.claim().group == group_;
+        all.push_back({p->source, ours});
+        places.push_back(p);
+      }
+    if (all.empty()) return false;
+    drop(places[choose_dropped(all)]);
     return true;
   }
 
-  /// Whether the peer may connect: on a unix socket, only processes of this user may.
+  /// Whether the other end may be a peer: on a unix socket, only a process of this user.
   static bool same_user(int socket) {
     int domain = 0;
     socklen_t size = sizeof domain;
@@ -235,11 +200,14 @@ class Handshake {
   }
 
   const HandshakeInfo& self_;
+  const AuthenticationKey key_;
+  const std::uint64_t group_;  ///< fingerprint of the job
   int listener_;
   Deadline deadline_, next_check_ = Deadline::after(check_period);
   std::set<std::pair<int, int>> missing_;  ///< rank, index
   std::list<PendingConnection> pending_;
   std::vector<Connection> established_;
+  Strangers strangers_;
 };
 
 }  // namespace

@@ -1,24 +1,28 @@
 #pragma once
-/// Handshake of new connections. Both ends send a hello (job id, group size, rank) before any other data. A
-/// connection whose hello does not match is closed; other connections are not affected.
+/// Handshake of new connections: both ends prove that they have the job's id, and its secret if it has one,
+/// before anything else is read (authentication.h). A connection that does not is closed, and counted; others
+/// are not affected. Ends of a unix socket must be of one user.
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "comm/core/deadline.h"
+#include "comm/net/authentication.h"
 #include "comm/net/random.h"
 #include "comm/os/fd.h"
 
 namespace rz::net {
 
-/// Identity of this rank, and the descriptors that its hello carries on unix sockets.
+/// Identity of this rank, and the descriptors that it passes on unix sockets.
 struct HandshakeInfo {
-  JobId job{};
+  JobId job{};  ///< random; only who reads the group's store knows it
   int rank = 0;
   int size = 1;
-  std::vector<int> passed_fds;            ///< at most 4, borrowed
-  std::function<void()> check = nullptr;  ///< called once a second; may throw
+  std::vector<int> passed_fds;                     ///< at most 4, borrowed
+  std::function<void()> check = nullptr;           ///< called once a second; may throw
+  std::shared_ptr<const Secret> secret = nullptr;  ///< of the job; null: its id is what the ends prove
 };
 
 /// A non-blocking socket to a rank. It may still be connecting when it is passed to handshake(), and is
@@ -27,13 +31,14 @@ struct Connection {
   int rank = -1;
   int index = 0;  ///< number of this socket among those between the two ranks
   UniqueFd socket;
-  std::vector<UniqueFd> received_fds;  ///< descriptors from the peer's hello
+  std::vector<UniqueFd> received_fds;  ///< descriptors from the peer
   std::string address;                 ///< of the peer, for messages
 };
 
 /// Completes the connections `outgoing` and accepts `links` connections from each rank of `incoming`.
 /// Returns all of them, in the order of completion. Errc::timeout names the ranks that did not connect;
-/// Errc::rendezvous names an outgoing connection that failed, or a rank that is two processes.
+/// Errc::rendezvous names an outgoing connection that failed, or a rank that is two processes. Both have the
+/// number of connections that were refused, if there were any.
 std::vector<Connection> handshake(const HandshakeInfo&, int listener, std::vector<Connection> outgoing,
                                   const std::vector<int>& incoming, int links, Deadline);
 

@@ -20,6 +20,7 @@
 #include "comm/bootstrap/store_wire.h"
 #include "comm/communicator.h"
 #include "comm/core/error.h"
+#include "comm/net/authentication.h"
 #include "comm/net/socket.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
@@ -280,9 +281,14 @@ TEST(TcpStore, GarbageOnThePortIsRejected) {
       {magic, 1, 0, 1, 1 << 19, 0, 0}};  // the last is well-formed, but no hello message
   std::vector<std::string> garbage{"GET / HTTP/1.1\r\nHost: x\r\n\r\n", std::string(100'000, '\xff')};
   for (const StoreRequest& h : headers) garbage.emplace_back(reinterpret_cast<const char*>(&h), sizeof h);
-  for (const auto& bytes : garbage) {
+  for (std::size_t i = 0; i < 2 * garbage.size(); ++i) {
     const UniqueFd socket = net::connect_tcp(address, soon());
     ASSERT_TRUE(socket);
+    std::string bytes = garbage[i / 2];
+    if (i % 2)  // of a client that has proved itself
+      net::Authentication::client({nullptr, net::Purpose::store, ""}, {}).complete(socket.get(), soon());
+    else
+      bytes.resize(std::max<std::size_t>(bytes.size(), 64), '\0');
     send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
     char c;
     ssize_t n = -1;  // it is disconnected
@@ -304,6 +310,11 @@ class RawClient {
   explicit RawClient(int port)
       : socket_(net::connect_tcp(net::resolve({"127.0.0.1", port}).front(), soon())) {
     require(static_cast<bool>(socket_), Errc::system, "connect: ", std::strerror(errno));
+  }
+  /// As a client of a store on loopback, which has no secret.
+  const RawClient& authenticate() const {
+    net::Authentication::client({nullptr, net::Purpose::store, ""}, {}).complete(fd(), soon());
+    return *this;
   }
   int fd() const { return socket_.get(); }
   void send(std::string_view bytes) const {
@@ -373,6 +384,7 @@ TEST(TcpStore, ARequestWaitsForThePreviousReply) {
   const std::string value(1 << 20, 'v');
   store->set("long", value);
   const RawClient client(tcp_store_port(*store));
+  client.authenticate();
   std::string bytes = to_bytes(StoreRequest{.kind = StoreRequest::hello}, "");
   for (int i = 0; i < requests; ++i) bytes += to_bytes(StoreRequest{.kind = StoreRequest::get}, "", "long");
   client.send(bytes + to_bytes(StoreRequest{.kind = StoreRequest::add, .number = 1}, "", "served"));
@@ -463,6 +475,7 @@ TEST(TcpStore, AnExceptionEndsOneClientOnly) {
     std::list<RawClient> clients;
     for (int i = 0; i < 200; ++i) {
       clients.emplace_back(tcp_store_port(*store))
+          .authenticate()
           .send(to_bytes(StoreRequest{.kind = StoreRequest::hello}, ""));
       EXPECT_EQ(read_reply(clients.back()).status, Reply::ok);
     }
@@ -591,7 +604,7 @@ TEST(TcpStore, AnotherLaunchIsRefusedByName) {
 TEST(TcpStore, ARequestOfAnotherLaunchIsRefused) {
   const auto server = tcp_store("127.0.0.1:0", {.serve = true, .launch = "ours"});
   const RawClient client(tcp_store_port(*server));
-  client.send(to_bytes(StoreRequest{.kind = StoreRequest::hello}, "ours"));
+  client.authenticate().send(to_bytes(StoreRequest{.kind = StoreRequest::hello}, "ours"));
   EXPECT_EQ(read_reply(client).status, Reply::ok);
   client.send(to_bytes(StoreRequest{.kind = StoreRequest::set}, "theirs", "key", "value"));
   std::string launch;
@@ -672,9 +685,10 @@ TEST(TcpStoreLaunch, ALoopbackNameIsReachedFromOtherHosts) {
     return static_cast<bool>(
         net::connect_tcp(net::resolve(other).front(), Deadline::after(std::chrono::seconds(5))));
   };
-  EXPECT_TRUE(reaches(*tcp_store("127.1:0", {.serve = true, .remote = true})));
+  const std::string secret(32, 's');
+  EXPECT_TRUE(reaches(*tcp_store("127.1:0", {.serve = true, .remote = true, .secret = secret})));
   EXPECT_FALSE(reaches(*tcp_store("127.1:0", {.serve = true})));
-  const auto numeric = tcp_store("127.0.0.1:0", {.serve = true, .remote = true});
+  const auto numeric = tcp_store("127.0.0.1:0", {.serve = true, .remote = true, .secret = secret});
   EXPECT_FALSE(reaches(*numeric));
   const Error e = error_of([&] { numeric->get("absent", Deadline::after(milliseconds(0))); });
   EXPECT_NE(std::string(e.what()).find("listens at 127.0.0.1"), std::string::npos) << e.what();

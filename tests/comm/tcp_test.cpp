@@ -63,9 +63,13 @@ TEST(Tcp, UnauthenticatedPeersAreRejected) {
           net::resolve(net::parse_host_port(tcp_address(s.get("address/0", soon())))).front();
       struct {
         char magic[8] = {'r', 'i', 'n', 'g', 'z', 'e', 'r', 'o'};
-        std::uint32_t version = 1, rank = 2, size = 3, index = 0;
-        net::JobId job{};  // not this job's
+        std::uint8_t version = 2, purpose = 2;
+        std::uint16_t index = 0;
+        std::uint32_t size = 3, rank = 2, peer = 0;
+        std::uint64_t group = 0;  // not this job's
+        std::uint8_t nonce[32] = {};
       } hello;
+      static_assert(sizeof hello == 64);
       const std::string wrong_job(reinterpret_cast<const char*>(&hello), sizeof hello);
       for (const auto& bytes : {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(100'000, '\xff'),
                                 wrong_job, wrong_job.substr(0, 20), std::string()}) {

@@ -131,7 +131,8 @@ std::unique_ptr<Transport> connect_transport(const PeerInfo& peer_info, Store& s
   }
   try {
     const auto check = [&] { throw_published_failure(rank, store); };
-    connect_all(*transport, {peer_info.job_id, rank, size, {}, check}, store, deadline);
+    connect_all(*transport, {peer_info.job_id, rank, size, {}, check, tcp_store_secret(store)}, store,
+                deadline);
   } catch (const Error& e) {
     if (e.culprit() >= 0) throw_published_failure(rank, store);
     throw;
