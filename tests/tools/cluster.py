@@ -24,10 +24,12 @@ class Host:
         sh('ip', '-n', cluster.switch, 'link', 'set', self.port, 'master', 'br0', 'up')
         sh('ip', '-n', name, 'addr', 'add', f'{address}/24', 'dev', 'eth0')
         for device in ('eth0', 'lo'): sh('ip', '-n', name, 'link', 'set', device, 'up')
-        ssh = os.path.expanduser('~/.ssh')
-        os.makedirs(ssh, mode=0o700, exist_ok=True)
+        homes = ''
+        for folder in ('.ssh', '.config'):
+            os.makedirs(os.path.expanduser(f'~/{folder}'), mode=0o700, exist_ok=True)
+            homes += f'mount --bind {cluster.folder}/{folder} {os.path.expanduser(f"~/{folder}")} && '
         start = (f'hostname {name} && mount -t tmpfs tmpfs /dev/shm && mount -t tmpfs -o mode=1777 tmpfs /tmp && '
-                 f'mount --bind {cluster.folder}/hosts /etc/hosts && mount --bind {cluster.folder}/ssh {ssh} && '
+                 f'mount --bind {cluster.folder}/hosts /etc/hosts && {homes}'
                  f'mount -t tmpfs -o mode=755 tmpfs /run && mkdir /run/sshd && echo ready && exec sleep infinity')
         self.unshare = subprocess.Popen(
             ['nsenter', f'--net=/run/netns/{name}', 'unshare', '--uts', '--mount', '--pid', '--fork', '--kill-child', '--mount-proc',
@@ -47,7 +49,8 @@ class Host:
     def link(self, state): sh('ip', '-n', self.cluster.switch, 'link', 'set', self.port, state)
 
 class Cluster:
-    """`n` hosts NAME0, NAME1 … at one switch. Files of folders other than /tmp, /run and /dev/shm are shared."""
+    """`n` hosts NAME0, NAME1 … at one switch. Files of folders other than /tmp, /run and /dev/shm are shared;
+    ~/.ssh and ~/.config are those of the cluster."""
     def __init__(self, n, name='rzh'):
         self.name, self.switch, self.hosts, self.daemons = name, f'{name}sw', [], []
         for program in ('ip', 'nsenter', 'unshare'):
@@ -55,7 +58,7 @@ class Cluster:
         if os.geteuid() != 0: raise Unavailable('namespaces need root')
         self.folder = tempfile.mkdtemp(dir='/var/tmp')
         os.chmod(self.folder, 0o755)
-        os.mkdir(f'{self.folder}/ssh', 0o700)
+        for folder in ('.ssh', '.config'): os.mkdir(f'{self.folder}/{folder}', 0o700)
         addresses = [f'10.79.0.{i + 1}' for i in range(n)]
         with open(f'{self.folder}/hosts', 'w') as f:
             f.write('127.0.0.1 localhost\n' + ''.join(f'{a} {name}{i}\n' for i, a in enumerate(addresses)))
@@ -86,11 +89,11 @@ class Cluster:
 
     def sshd(self):
         """An sshd on each host, which lets the user in with a key of the cluster; `ssh HOST` needs no flag."""
-        key = f'{self.folder}/ssh/id_ed25519'
+        key = f'{self.folder}/.ssh/id_ed25519'
         sh('ssh-keygen', '-q', '-t', 'ed25519', '-N', '', '-f', key)
-        shutil.copy(f'{key}.pub', f'{self.folder}/ssh/authorized_keys')
+        shutil.copy(f'{key}.pub', f'{self.folder}/.ssh/authorized_keys')
         with open(f'{key}.pub') as f: public = ' '.join(f.read().split()[:2])
-        with open(f'{self.folder}/ssh/known_hosts', 'w') as f: f.writelines(f'{h.name},{h.address} {public}\n' for h in self.hosts)
+        with open(f'{self.folder}/.ssh/known_hosts', 'w') as f: f.writelines(f'{h.name},{h.address} {public}\n' for h in self.hosts)
         config = f'{self.folder}/sshd_config'
         with open(config, 'w') as f:
             f.write(f'HostKey {key}\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nUsePAM no\nPermitRootLogin yes\nPrintMotd no\n')
