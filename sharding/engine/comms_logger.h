@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include "sharding/config/ds_config.h"
-#include "sharding/model/memory_report.h"
+#include "sharding/parallel/traffic.h"
 
 namespace rz {
 

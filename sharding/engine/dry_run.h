@@ -12,6 +12,7 @@
 #include "comm/communicator.h"
 #include "sharding/model/memory_report.h"
 #include "sharding/parallel/mesh.h"
+#include "sharding/parallel/traffic.h"
 #include "sharding/strategy/strategy_options.h"
 
 namespace rz {

@@ -17,6 +17,7 @@
 #include "sharding/engine/engine_options.h"
 #include "sharding/model/memory_report.h"
 #include "sharding/parallel/mesh.h"
+#include "sharding/parallel/traffic.h"
 
 namespace rz {
 

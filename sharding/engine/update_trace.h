@@ -10,6 +10,7 @@
 #include "sharding/engine/step_monitor.h"
 #include "sharding/engine/world.h"
 #include "sharding/model/memory_report.h"
+#include "sharding/parallel/traffic.h"
 
 namespace rz {
 

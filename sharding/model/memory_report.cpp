@@ -63,22 +63,6 @@ MemoryPart largest_part(const MemoryUse& use) {
                                    [](const MemoryPart& p) { return p.on_host ? std::size_t{0} : p.bytes; });
 }
 
-Traffic MeshTraffic::total() const {
-  Traffic sum;
-  for (const Traffic* t : {&all, &data, &shard, &replicate, &tp}) sum += *t;
-  return sum;
-}
-
-std::uint64_t MeshTraffic::sent(const MeshSizes& sizes) const {
-  return all.sent(sizes.ranks()) + data.sent(sizes.data()) + shard.sent(sizes.shard) +
-         replicate.sent(sizes.replicate) + tp.sent(sizes.tp);
-}
-
-MeshTraffic MeshTraffic::operator-(const MeshTraffic& before) const {
-  return {all - before.all, data - before.data, shard - before.shard, replicate - before.replicate,
-          tp - before.tp};
-}
-
 std::string describe(const MemoryUse& use) {
   std::string text = human_bytes(on_device(use));
   const char* separator = ": ";

@@ -109,13 +109,18 @@ Runtime::Runtime(Mesh ranks, bool offloads, bool divides_again)
       between(replicas && communicator.options().device.kind == Device::cuda
                   ? Stream::create(communicator.options().device)
                   : Stream()),
-      transient(communicator.allocator(), [this] {
-        require(
-            !stream.capturing(), Errc::invalid_argument,
-            "an update that is captured in a graph needs other memory than those before; run more updates "
-            "without capture first");
-        stream.synchronize();
-      }) {}
+      transient(communicator.allocator(),
+                [this] {
+                  require(!stream.capturing(), Errc::invalid_argument,
+                          "an update that is captured in a graph needs other memory than those before; run "
+                          "more updates "
+                          "without capture first");
+                  stream.synchronize();
+                }),
+      exposed(mesh.meter()->exposed),
+      traffic(mesh.meter()->traffic) {
+  *mesh.meter() = {};
+}
 
 const Stream& Runtime::stream_for(const Stream& given) const {
   const bool named = given.device().kind == Device::cuda || given.threads() > 1;
@@ -139,43 +144,38 @@ void Runtime::abort(const std::string& reason) noexcept {
 }
 
 template <class F>
-Work Runtime::counted(Collective kind, CallCount Traffic::*count, const Communicator& group,
-                      std::size_t bytes, const Stream& on, const F& start) {
-  (traffic_of(group).*count).add(bytes);
-  if (!started) return start();
-  const auto now = std::chrono::steady_clock::now();
-  Work work = start();
-  exposed.measure([&] { started({kind, bytes, group.size(), now, work, on}); });
-  return work;
+Work Runtime::counted(Collective kind, const Communicator& group, std::size_t bytes, const Stream& on,
+                      const F& start) {
+  return mesh.meter()->start(kind, traffic_of(group), bytes, group.size(), on, start);
 }
 
 Work Runtime::all_reduce(const Tensor& in_out, ReduceOp op, const Stream& on) {
-  return counted(Collective::all_reduce, &Traffic::all_reduce, data, in_out.bytes(), on,
+  return counted(Collective::all_reduce, data, in_out.bytes(), on,
                  [&] { return data.all_reduce(in_out.buffer(), op, on); });
 }
 
 Work Runtime::all_reduce_replicas(const Tensor& in_out, ReduceOp op, const Stream& on) {
-  return counted(Collective::all_reduce, &Traffic::all_reduce, *replicas, in_out.bytes(), on,
+  return counted(Collective::all_reduce, *replicas, in_out.bytes(), on,
                  [&] { return replicas->all_reduce(in_out.buffer(), op, on); });
 }
 
 Work Runtime::reduce_scatter(const Tensor& in, const Tensor& out, ReduceOp op, const Stream& on) {
-  return counted(Collective::reduce_scatter, &Traffic::reduce_scatter, shard_group, in.bytes(), on,
+  return counted(Collective::reduce_scatter, shard_group, in.bytes(), on,
                  [&] { return shard_group.reduce_scatter(in.buffer(), out.buffer(), op, on); });
 }
 
 Work Runtime::all_gather(const Tensor& in, const Tensor& out, const Stream& on) {
-  return counted(Collective::all_gather, &Traffic::all_gather, shard_group, out.bytes(), on,
+  return counted(Collective::all_gather, shard_group, out.bytes(), on,
                  [&] { return shard_group.all_gather(in.buffer(), out.buffer(), on); });
 }
 
 Work Runtime::all_gather_secondary(const Tensor& in, const Tensor& out, const Stream& on) {
-  return counted(Collective::all_gather, &Traffic::all_gather, *secondary, out.bytes(), on,
+  return counted(Collective::all_gather, *secondary, out.bytes(), on,
                  [&] { return secondary->all_gather(in.buffer(), out.buffer(), on); });
 }
 
 Work Runtime::broadcast(const Tensor& in_out, int root, const Stream& on) {
-  return counted(Collective::broadcast, &Traffic::broadcast, shard_group, in_out.bytes(), on,
+  return counted(Collective::broadcast, shard_group, in_out.bytes(), on,
                  [&] { return shard_group.broadcast(in_out.buffer(), root, on); });
 }
 

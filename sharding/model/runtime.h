@@ -1,7 +1,6 @@
 #pragma once
 /// Where the parts of a strategy run on this rank, and what their communication costs.
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -11,50 +10,11 @@
 #include "comm/communicator.h"
 #include "comm/device/stream.h"
 #include "sharding/model/flat_layout.h"
-#include "sharding/model/memory_report.h"
+#include "sharding/parallel/communication_meter.h"
 #include "sharding/parallel/mesh.h"
 #include "tensor/tensor.h"
 
 namespace rz {
-
-/// Exposed communication, the time in which the thread of a rank waits for communication: counts the waits of
-/// one step after the other.
-class ExposedTime {
- public:
-  /// Waits for `work` in the order of the stream.
-  void wait(const Work& work, const Stream& stream) {
-    measure([&] { work.wait_on(stream); });
-  }
-  /// Runs f, which waits.
-  template <class F>
-  void measure(const F& f) {
-    const auto start = std::chrono::steady_clock::now();
-    f();
-    add(std::chrono::steady_clock::now() - start);
-  }
-  /// Counts a wait that was measured elsewhere.
-  void add(std::chrono::nanoseconds wait) {
-    now_ += wait, total_ += wait;
-    if (!waited) return;
-    const auto end = std::chrono::steady_clock::now();
-    waited(end - wait, end);
-  }
-  /// The next wait belongs to the next step.
-  void end_step() {
-    last_ = now_;
-    now_ = {};
-  }
-  /// Of all steps.
-  std::chrono::nanoseconds total() const { return total_; }
-  /// Seconds in the last step that has ended.
-  double last_step() const { return std::chrono::duration<double>(last_).count(); }
-
-  /// CommunicationObserver::waited.
-  std::function<void(std::chrono::steady_clock::time_point, std::chrono::steady_clock::time_point)> waited;
-
- private:
-  std::chrono::nanoseconds now_{}, last_{}, total_{};
-};
 
 /// Memory of buffers that live for a part of a step: whole gradients until they are reduced, gathered scopes.
 /// Caches whole blocks of `upstream`. allocate() returns the smallest free block that is large enough, unless
@@ -128,17 +88,14 @@ struct Runtime {
   Stream to_device, to_host;   ///< of copies that overlap with computation, if memory is offloaded
   Stream between;              ///< on a device, orders sums over replicas after those over shard_group
   TransientMemory transient;   ///< memory of the communicator for buffers that live for a part of a step
-  ExposedTime exposed;
+  ExposedTime& exposed;        ///< that of the mesh, as is `traffic`
   /// Of all updates; not of checks that are made once, of ParameterValues::whole(), and of what an engine
   /// adds for reports, checkpoints and ranks that have ended.
-  MeshTraffic traffic;
-  /// Of the collectives that are counted in `traffic` here.
-  std::function<void(const StartedCollective&)> started;
+  MeshTraffic& traffic;
 
  private:
   template <class F>
-  Work counted(Collective, CallCount Traffic::*count, const Communicator& group, std::size_t bytes,
-               const Stream&, const F& start);
+  Work counted(Collective, const Communicator& group, std::size_t bytes, const Stream&, const F& start);
 };
 
 }  // namespace rz

@@ -1,10 +1,14 @@
 #include "sharding/parallel/collectives.h"
 
+#include <algorithm>
+#include <array>
 #include <numeric>
+#include <span>
 #include <utility>
 
 #include "autograd_lite/nn/image_layers.h"
 #include "comm/core/error.h"
+#include "sharding/parallel/communication_meter.h"
 #include "tensor/ops.h"
 #include "tensor/shape_ops.h"
 
@@ -52,91 +56,103 @@ Tensor exchanged(Tape& tape, const Tensor& x, const Exchange& rows, std::size_t 
   return out;
 }
 
+Tensor reduced(Tape& tape, const Tensor& x, const CountedGroup& c, ReduceOp op) {
+  const Tensor out = tape.empty(x.shape(), x.dtype());
+  run_counted(c, Collective::all_reduce, x.bytes(), tape.stream(),
+              [&] { return c.communicator->all_reduce(x.buffer(), out.buffer(), op, tape.stream()); });
+  return out;
+}
+
 }  // namespace
 
-Var all_reduce(Tape& tape, Var x, Communicator& c, ReduceOp op) {
+Var all_reduce(Tape& tape, Var x, const CountedGroup& c, ReduceOp op) {
   require(op.kind == ReduceOp::sum || op.kind == ReduceOp::avg, Errc::unsupported,
           "functional::all_reduce: only sum and avg have an adjoint that is a collective");
-  const auto reduced = [op, &c](Tape& t, const Tensor& in) {
-    const Tensor out = t.empty(in.shape(), in.dtype());
-    c.all_reduce(in.buffer(), out.buffer(), op, t.stream()).wait_on(t.stream());
-    return out;
-  };
-  return tape.record(reduced(tape, tape.value(x)), {x},
-                     [x, reduced](Tape& t, const Tensor& d) { t.accumulate_grad(x, reduced(t, d)); });
+  return tape.record(reduced(tape, tape.value(x), c, op), {x},
+                     [x, op, c](Tape& t, const Tensor& d) { t.accumulate_grad(x, reduced(t, d, c, op)); });
 }
 
 namespace {
 
 /// Starts call(communicator or group, elements of x, elements of out) for each index of the dimensions before
-/// this one, all as one group.
+/// this one, all as one group, and waits.
 template <class F>
-void each_block(Communicator& c, const Tensor& x, const Tensor& out, int dimension, const Stream& stream,
-                const F& call) {
+void each_block(const CountedGroup& c, Collective kind, const Tensor& x, const Tensor& out, int dimension,
+                const Stream& stream, const F& call) {
   std::size_t blocks = 1;
   for (int d = 0; d < dimension; ++d) blocks *= x.shape()[d];
-  if (blocks == 1) return call(c, x.buffer(), out.buffer()).wait_on(stream);
   if (blocks == 0) return;
   const std::size_t in = x.count() / blocks, to = out.count() / blocks;
-  Group group = c.group();
-  for (std::size_t b = 0; b < blocks; ++b)
-    call(group, x.view(b * in, {in}).buffer(), out.view(b * to, {to}).buffer());
-  group.launch().wait_on(stream);
+  const auto start = [&]() -> Work {
+    if (blocks == 1) return call(*c.communicator, x.buffer(), out.buffer());
+    Group group = c.communicator->group();
+    for (std::size_t b = 0; b < blocks; ++b)
+      call(group, x.view(b * in, {in}).buffer(), out.view(b * to, {to}).buffer());
+    return group.launch();
+  };
+  run_counted(c, kind, std::max(x.bytes(), out.bytes()) / blocks, stream, start, blocks);
 }
 
-Tensor gathered(Tape& tape, const Tensor& x, Communicator& c, int given) {
+Tensor gathered(Tape& tape, const Tensor& x, const CountedGroup& c, int given) {
   const int dimension = ops::dimension("functional::all_gather", x.shape(), given);
-  const Tensor out = tape.empty(x.shape().with(dimension, x.shape()[dimension] * ranks_of(c)), x.dtype());
-  each_block(c, x, out, dimension, tape.stream(),
+  const Tensor out =
+      tape.empty(x.shape().with(dimension, x.shape()[dimension] * ranks_of(*c.communicator)), x.dtype());
+  each_block(c, Collective::all_gather, x, out, dimension, tape.stream(),
              [&](auto& to, const ConstBuffer& part, const Buffer& whole) -> decltype(auto) {
                return to.all_gather(part, whole, tape.stream());
              });
   return out;
 }
 
-Tensor scattered(Tape& tape, const Tensor& x, Communicator& c, int given) {
+Tensor scattered(Tape& tape, const Tensor& x, const CountedGroup& c, int given) {
   const int dimension = ops::dimension("functional::reduce_scatter", x.shape(), given);
-  if (x.shape()[dimension] % ranks_of(c) != 0)
+  const std::size_t ranks = ranks_of(*c.communicator);
+  if (x.shape()[dimension] % ranks != 0)
     fail(Errc::invalid_argument, "functional::reduce_scatter: dimension ", dimension, " of ", name(x.shape()),
-         " cannot be divided evenly over ", c.size(), " ranks");
-  const Tensor out = tape.empty(x.shape().with(dimension, x.shape()[dimension] / ranks_of(c)), x.dtype());
-  each_block(c, x, out, dimension, tape.stream(),
+         " cannot be divided evenly over ", ranks, " ranks");
+  const Tensor out = tape.empty(x.shape().with(dimension, x.shape()[dimension] / ranks), x.dtype());
+  each_block(c, Collective::reduce_scatter, x, out, dimension, tape.stream(),
              [&](auto& to, const ConstBuffer& whole, const Buffer& part) -> decltype(auto) {
                return to.reduce_scatter(whole, part, ReduceOp::sum, tape.stream());
              });
   return out;
 }
 
-Tensor summed(Tape& tape, const Tensor& x, Communicator& c) {
-  const Tensor out = tape.empty(x.shape(), x.dtype());
-  c.all_reduce(x.buffer(), out.buffer(), ReduceOp::sum, tape.stream()).wait_on(tape.stream());
-  return out;
-}
-
 }  // namespace
 
-Var all_gather(Tape& tape, Var x, Communicator& c, int dimension) {
+Var all_gather(Tape& tape, Var x, const CountedGroup& c, int dimension) {
   return tape.record(
       gathered(tape, tape.value(x), c, dimension), {x},
-      [x, &c, dimension](Tape& t, const Tensor& d) { t.accumulate_grad(x, scattered(t, d, c, dimension)); });
+      [x, c, dimension](Tape& t, const Tensor& d) { t.accumulate_grad(x, scattered(t, d, c, dimension)); });
 }
 
-Var reduce_scatter(Tape& tape, Var x, Communicator& c, int dimension) {
+Var reduce_scatter(Tape& tape, Var x, const CountedGroup& c, int dimension) {
   return tape.record(
       scattered(tape, tape.value(x), c, dimension), {x},
-      [x, &c, dimension](Tape& t, const Tensor& d) { t.accumulate_grad(x, gathered(t, d, c, dimension)); });
+      [x, c, dimension](Tape& t, const Tensor& d) { t.accumulate_grad(x, gathered(t, d, c, dimension)); });
 }
 
-Var replicate(Tape& tape, Var x, Communicator& c) {
-  const Var out = tape.record(tape.value(x), {x},
-                              [x, &c](Tape& t, const Tensor& d) { t.accumulate_grad(x, summed(t, d, c)); });
+Var replicate(Tape& tape, Var x, const CountedGroup& c) {
+  const Var out = tape.record(tape.value(x), {x}, [x, c](Tape& t, const Tensor& d) {
+    t.accumulate_grad(x, reduced(t, d, c, ReduceOp::sum));
+  });
   if (tape.is_parameter_memory(x)) tape.mark_view(out, x);
   return out;
 }
 
-Var combine(Tape& tape, Var x, Communicator& c) {
-  return tape.record(summed(tape, tape.value(x), c), {x},
+Var combine(Tape& tape, Var x, const CountedGroup& c) {
+  return tape.record(reduced(tape, tape.value(x), c, ReduceOp::sum), {x},
                      [x](Tape& t, const Tensor& d) { t.accumulate_grad(x, d); });
+}
+
+Tensor gather(Tape& tape, const Tensor& x, const CountedGroup& c) {
+  const auto dims = static_cast<std::size_t>(x.shape().dims());
+  std::array<std::size_t, 4> extents{ranks_of(*c.communicator)};
+  for (std::size_t d = 0; d < dims; ++d) extents[d + 1] = x.shape()[static_cast<int>(d)];
+  const Tensor out = tape.empty(Shape(std::span<const std::size_t>(extents.data(), dims + 1)), x.dtype());
+  run_counted(c, Collective::all_gather, out.bytes(), tape.stream(),
+              [&] { return c.communicator->all_gather(x.buffer(), out.buffer(), tape.stream()); });
+  return out;
 }
 
 Var broadcast(Tape& tape, Var x, int root, Communicator& c) {

@@ -9,6 +9,7 @@
 
 #include "comm/core/error.h"
 #include "comm/core/text.h"
+#include "sharding/parallel/communication_meter.h"
 #include "sharding/parallel/rank_consistency.h"
 
 namespace rz {
@@ -140,10 +141,12 @@ MeshSizes resolved(const MeshSizes& sizes, int ranks, int ranks_per_node) {
 
 Mesh::Mesh(Communicator& communicator)
     : sizes_{.shard = communicator.size()},
-      groups_{borrowed(communicator), borrowed(communicator), borrowed(communicator), nullptr, nullptr} {}
+      groups_{borrowed(communicator), borrowed(communicator), borrowed(communicator), nullptr, nullptr},
+      meter_(std::make_shared<CommunicationMeter>()) {}
 
 Mesh::Mesh(Communicator& communicator, const MeshSizes& sizes, int ranks_per_node)
-    : sizes_(resolved(sizes, communicator.size(), ranks_per_node)) {
+    : sizes_(resolved(sizes, communicator.size(), ranks_per_node)),
+      meter_(std::make_shared<CommunicationMeter>()) {
   const std::array facts{Fact{"the mesh", describe(sizes_)}};
   require_same("the mesh", facts, "give every rank the same sizes", communicator);
   const int rank = communicator.rank();
@@ -159,12 +162,19 @@ Mesh::Mesh(Communicator& communicator, const MeshSizes& sizes, int ranks_per_nod
   if (sizes_.tp > 1) groups_.tp = group(communicator, sizes_.tp, rank / sizes_.tp);
 }
 
-Mesh::Mesh(const MeshSizes& sizes, Groups groups) : sizes_(sizes), groups_(std::move(groups)) {
+Mesh::Mesh(const MeshSizes& sizes, Groups groups)
+    : sizes_(sizes), groups_(std::move(groups)), meter_(std::make_shared<CommunicationMeter>()) {
   require(sizes.ranks() == groups_.all->size() && sizes.data() == groups_.data->size() &&
               sizes.shard == groups_.shard->size() &&
               (sizes.replicate > 1) == (groups_.replicas != nullptr) &&
               (sizes.tp > 1) == (groups_.tp != nullptr),
           Errc::invalid_argument, "Mesh: the communicators are not those of ", describe(sizes));
+}
+
+Mesh Mesh::resized(const MeshSizes& sizes) const {
+  Mesh other(communicator(), sizes);
+  other.meter_ = meter_;
+  return other;
 }
 
 }  // namespace rz

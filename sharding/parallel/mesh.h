@@ -9,6 +9,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "comm/communicator.h"
 #include "comm/core/range.h"
@@ -54,8 +55,20 @@ std::string describe(const MeshSizes&);
 /// would fit.
 MeshSizes resolved(const MeshSizes&, int ranks, int ranks_per_node);
 
+struct CommunicationMeter;
+
+/// The ranks of collectives on a tape, and what counts them; null: nothing. The communicator must outlive
+/// what has a copy.
+struct CountedGroup {
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  CountedGroup(Communicator& c, std::shared_ptr<CommunicationMeter> m = nullptr)
+      : communicator(&c), meter(std::move(m)) {}
+  Communicator* communicator;
+  std::shared_ptr<CommunicationMeter> meter;
+};
+
 /// The ranks of a communicator in row-major order: those of a tp group are neighbours. Copies share their
-/// communicators. Functions may be called by any thread.
+/// communicators, and what counts the traffic of training. Functions may be called by any thread.
 class Mesh {
  public:
   /// {.shard = size of the communicator}. Not collective. The communicator must outlive the mesh.
@@ -71,6 +84,9 @@ class Mesh {
   /// Of finished communicators. Not collective.
   Mesh(const MeshSizes&, Groups);
 
+  /// The same ranks with other sizes of replicate and shard, and the same count of traffic. Collective.
+  Mesh resized(const MeshSizes&) const;
+
   const MeshSizes& sizes() const { return sizes_; }
   /// All ranks.
   Communicator& communicator() const { return *groups_.all; }
@@ -82,6 +98,9 @@ class Mesh {
   Communicator* replicas() const { return groups_.replicas.get(); }
   /// The ranks that share the layers of this one; null if a rank has whole layers.
   Communicator* tp() const { return groups_.tp.get(); }
+  /// tp(), which there is, for what layers exchange: Strategy::traffic() counts it.
+  CountedGroup layers() const { return {*groups_.tp, meter_}; }
+  const std::shared_ptr<CommunicationMeter>& meter() const { return meter_; }
 
   // This rank's coordinates.
   MeshCoordinates place() const { return coordinates(sizes_, communicator().rank()); }
@@ -91,6 +110,7 @@ class Mesh {
  private:
   MeshSizes sizes_;
   Groups groups_;
+  std::shared_ptr<CommunicationMeter> meter_;
 };
 
 }  // namespace rz

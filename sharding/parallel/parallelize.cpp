@@ -1,7 +1,6 @@
 #include "sharding/parallel/parallelize.h"
 
 #include <algorithm>
-#include <array>
 #include <functional>
 #include <utility>
 #include <vector>
@@ -29,28 +28,20 @@ struct ParallelFunctions {
 };
 
 /// The tokens are the dimension before the last.
-ParallelFunctions functions_of(Communicator& c, RankOf part, bool sequence) {
+ParallelFunctions functions_of(const CountedGroup& c, RankOf part, bool sequence) {
   ParallelFunctions f;
   f.part = part, f.sequence = sequence;
-  f.of_whole = [&c](Tape& tape, Var x) { return functional::replicate(tape, x, c); };
-  f.gather = [&c](Tape& tape, const Tensor& x) {
-    std::array<std::size_t, 4> all{static_cast<std::size_t>(c.size())};
-    for (int d = 0; d < x.shape().dims(); ++d) all[static_cast<std::size_t>(d + 1)] = x.shape()[d];
-    const Shape shape(
-        std::span<const std::size_t>(all.data(), static_cast<std::size_t>(x.shape().dims() + 1)));
-    const Tensor out = tape.empty(shape, x.dtype());
-    c.all_gather(x.buffer(), out.buffer(), tape.stream()).wait_on(tape.stream());
-    return out;
-  };
+  f.of_whole = [c](Tape& tape, Var x) { return functional::replicate(tape, x, c); };
+  f.gather = [c](Tape& tape, const Tensor& x) { return functional::gather(tape, x, c); };
   if (!sequence) {
     f.input = f.of_whole;
-    f.output = [&c](Tape& tape, Var x) { return functional::combine(tape, x, c); };
+    f.output = [c](Tape& tape, Var x) { return functional::combine(tape, x, c); };
     return f;
   }
-  f.input = [&c](Tape& tape, Var x) {
+  f.input = [c](Tape& tape, Var x) {
     return tape.is_grad_enabled() ? functional::all_gather(tape, x, c, -2) : x;
   };
-  f.output = [&c](Tape& tape, Var x) {
+  f.output = [c](Tape& tape, Var x) {
     return tape.is_grad_enabled() ? functional::reduce_scatter(tape, x, c, -2)
                                   : functional::combine(tape, x, c);
   };
@@ -269,14 +260,13 @@ std::string parallelize(Module& module, const ParallelPlan& plan, const Mesh& me
                         const ParallelOptions& options) {
   const std::vector<MatchedLayer> layers = layers_of(module, plan);
   if (options.sequence_parallel) require_rules(module, layers);
-  Communicator* const c = mesh.tp();
   ParallelFunctions functions;
-  if (c) functions = functions_of(*c, mesh.part(), options.sequence_parallel);
+  if (mesh.tp()) functions = functions_of(mesh.layers(), mesh.part(), options.sequence_parallel);
   Division division(functions);
   for (const MatchedLayer& layer : layers) division.add(layer);
-  if (!c) return "";
+  if (!mesh.tp()) return "";
   division.apply();
-  return report_of(module, plan, layers, c->size());
+  return report_of(module, plan, layers, mesh.sizes().tp);
 }
 
 }  // namespace rz

@@ -6,7 +6,8 @@
 #include <vector>
 
 #include "comm/core/types.h"
-#include "sharding/model/memory_report.h"
+#include "sharding/parallel/mesh.h"
+#include "sharding/parallel/traffic.h"
 
 namespace rz {
 

@@ -36,7 +36,7 @@ void wait_for_device(const Stream& stream) noexcept {
 /// A meta communicator sums nothing.
 Mesh with_order(Mesh given, const StrategyOptions& options) {
   const MeshSizes sizes = mesh_of(given.sizes(), options);
-  const Mesh mesh = sizes == given.sizes() ? std::move(given) : Mesh(given.communicator(), sizes);
+  const Mesh mesh = sizes == given.sizes() ? std::move(given) : given.resized(sizes);
   const Communicator& c = mesh.communicator();
   const bool has_order = c.size() <= 3 || c.options().reduction_order == ReductionOrder::pairwise;
   require(options.pairwise_passes == 0 || has_order || is_meta(c.options().device), Errc::invalid_argument,
@@ -432,7 +432,7 @@ MemoryReport Strategy::memory() const {
 const MeshTraffic& Strategy::traffic() const { return state_->runtime.traffic; }
 
 void Strategy::observe_communication(CommunicationObserver observer) {
-  state_->runtime.started = std::move(observer.started);
+  state_->runtime.mesh.meter()->started = std::move(observer.started);
   state_->runtime.exposed.waited = std::move(observer.waited);
 }
 

@@ -88,6 +88,7 @@
 #include "autograd_lite/tape.h"
 #include "sharding/model/memory_report.h"
 #include "sharding/parallel/mesh.h"
+#include "sharding/parallel/traffic.h"
 #include "sharding/strategy/logging_data.h"
 #include "sharding/strategy/parameter_values.h"
 #include "sharding/strategy/strategy_options.h"

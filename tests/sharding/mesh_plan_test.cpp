@@ -4,12 +4,14 @@
 #include <memory>
 #include <random>
 
+#include "autograd_lite/models/gpt2.h"
 #include "autograd_lite/nn/layers.h"
 #include "autograd_lite/ops.h"
 #include "comm/device/allocate.h"
 #include "comm/device/meta.h"
 #include "sharding/engine/dry_run.h"
 #include "sharding/optim/optimizers.h"
+#include "sharding/parallel/parallelize.h"
 #include "sharding/strategy/prediction.h"
 #include "sharding/strategy/strategy.h"
 #include "tests/support/ranks.h"
@@ -196,6 +198,50 @@ TEST(MeshPlan, DimensionsSendWhatTheirNumbersOfRanksSay) {
   expect_sent(StrategyKind::zero3, {4, 1}, 1, 0, 2 * n / 4 * 3, 0);
   // hpZ: backward gathers in a block, all else is between all ranks.
   expect_sent(StrategyKind::zero3, {2, 2}, 2, n / 2, 0, 2 * n / 4 * 3);
+}
+
+// ---- layers, by hand
+
+/// What layers exchange in a pass of a GPT-2 of two layers, 2 x 8 tokens of 24 channels, of 3 ranks: sums of
+/// activations of the table, of attention and of the block's second product; in backward of the inputs of
+/// both and of the head; with sequence parallelism each sum is a reduce-scatter or a gather, of each
+/// sequence.
+TEST(MeshPlan, LayersAreCountedAmongTheRanksThatShareThem) {
+  constexpr std::uint64_t ranks = 3, layers = 2, sequences = 2, rows = 2 * 9, activation = rows * 24 * 4;
+  constexpr std::uint64_t vectors = (4 * layers + 2) + 2 * layers, whole = vectors * 24 * 4 + 16 * 24 * 4;
+  for (const bool sequence : {false, true})
+    test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
+      Communicator comm = Communicator::connect(rank, ranks, std::move(store));
+      const Mesh mesh(comm, {.shard = 1, .tp = ranks});
+      Gpt2 model({.n_layer = layers, .n_head = 3, .n_embd = 24, .n_positions = 16, .vocab_size = 32});
+      parallelize(model, model.parallel_plan(), mesh, {.sequence_parallel = sequence});
+      const auto strategy = make_strategy(StrategyKind::ddp, model, mesh, {.rebuild = false});
+      std::vector<std::pair<Collective, std::size_t>> observed;
+      strategy->observe_communication({[&](const StartedCollective& c) {
+                                         if (c.ranks == ranks) observed.emplace_back(c.kind, c.bytes);
+                                       },
+                                       {}});
+      Tape tape;
+      strategy->attach(tape);
+      const Tensor tokens = Tensor::zeros({sequences, 9}, DType::i32);
+      strategy->backward(tape, model.forward(tape, tokens, tokens).loss);
+      tape.reset();
+      Traffic sent = strategy->traffic().tp, seen;
+      sent.control = {};
+      const std::uint64_t sums = 2 * (2 * layers + 1);
+      if (!sequence) {
+        EXPECT_EQ(sent,
+                  (Traffic{.all_reduce = {sums, sums * activation}, .all_gather = {1, ranks * rows * 8}}));
+      } else {
+        EXPECT_EQ(sent,
+                  (Traffic{.all_reduce = {vectors + 1, whole},
+                           .reduce_scatter = {sums * sequences, sums * activation},
+                           .all_gather = {sums * sequences + 1, sums * activation + ranks * rows * 8}}));
+      }
+      for (const auto& [kind, bytes] : observed) seen.of(kind).bytes += bytes;
+      EXPECT_EQ(seen.all_gather.bytes, sent.all_gather.bytes);
+      EXPECT_EQ(seen.reduce_scatter.bytes, sent.reduce_scatter.bytes);
+    });
 }
 
 }  // namespace
