@@ -105,8 +105,8 @@ std::shared_ptr<Request> ProgressEngine::fail_inline(const std::exception_ptr& e
   }
   fail(error);
   auto request = make_request({});
-  request->end(error);
   const std::lock_guard lock(mutex_);
+  request->end(ending_.failure);
   release_driver();
   return request;
 }
@@ -263,9 +263,9 @@ void ProgressEngine::fail(const std::exception_ptr& error) noexcept {
     reported = std::exchange(ending_.reported, true);
     destroyed = ending_.stopping && !ending_.failure;
   }
-  if (!reported) target_->fail(error, destroyed);
+  const std::exception_ptr shown = reported ? error : target_->fail(error, destroyed);
   const std::lock_guard lock(mutex_);
-  ending_.fail(error);
+  ending_.fail(shown);
   const auto end = [this](const std::shared_ptr<Request>& request) {
     if (!request->is_complete()) request->end(ending_.failure);
   };

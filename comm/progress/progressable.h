@@ -38,9 +38,10 @@ class Progressable {
   /// Makes wait() return. Any thread.
   virtual void wake() noexcept {}
 
-  /// Reports the failure to the other ranks, unless it came from them, and drops all calls. `destroyed`: this
-  /// rank destroys its communicator while calls are in flight.
-  virtual void fail(const std::exception_ptr&, bool destroyed) noexcept = 0;
+  /// Reports the failure to the other ranks, unless it came from them, and drops all calls. Returns what the
+  /// calls of this rank end with: where all ranks throw the same, that. `destroyed`: this rank destroys its
+  /// communicator while calls are in flight.
+  virtual std::exception_ptr fail(const std::exception_ptr&, bool destroyed) noexcept = 0;
   /// Reports to the other ranks that this one aborts the group, where no thread has to progress for that. Any
   /// thread.
   virtual void abort(const std::string& /*reason*/) noexcept {}

@@ -8,35 +8,71 @@ namespace rz {
 
 using Clock = std::chrono::steady_clock;
 
+namespace {
+
+/// Of ranks that are in no call of the group, which poll once a second; and this one may, too.
+constexpr std::chrono::milliseconds max_reply_time{2200};
+
+const char* describe(const WaitForGraph& graph, int culprit) {
+  return graph.unresponsive(culprit) ? " sends no reply" : " waits for no rank";
+}
+
+}  // namespace
+
+Clock::duration Timeouts::margin() const {
+  return std::min<Clock::duration>(timeout_ / 4, std::chrono::seconds(1));
+}
+
+/// Ranks that are in calls reply at once; where groups are split from this one, they may be in calls of
+/// these.
 const Request* Timeouts::check(Time now, const Request* current, const Request* oldest) {
-  const auto margin = std::min<Clock::duration>(timeout_ / 4, std::chrono::seconds(1));
-  const auto is_near = [&](const Request* r) { return r && now + margin >= r->deadline; };
+  const auto is_near = [&](const Request* r) { return r && now + margin() >= r->deadline; };
   const Request* const due = is_near(current) ? current : is_near(oldest) ? oldest : nullptr;
   if (!due) return nullptr;
   if (due->deadline == queried_) return now >= decide_at_ ? due : nullptr;
   queried_ = due->deadline;
   transport_.query_waits();
-  decide_at_ = Clock::now() + margin;
+  const bool others = monitor_ && monitor_->split_waits().has_groups();
+  decide_at_ = Clock::now() + (others ? std::max<Clock::duration>(margin(), max_reply_time) : margin());
   return nullptr;
 }
 
-void Timeouts::fail(const Request& request, const WaitState& wait) const {
+void Timeouts::fail(const Request& request, const WaitState& wait) {
   const double seconds = std::chrono::duration<double>(timeout_).count();
   const WaitForGraph& graph = transport_.wait_graph();
   const int found = graph.culprit(wait.suspect, wait.waiting_on);
   const int culprit = found < 0 ? wait.suspect : found;
-  const std::string cause =
-      found < 0
-          ? ""
-          : concat("; rank ", found, graph.unresponsive(found) ? " sends no reply" : " waits for no rank");
-  const Error error(
-      Errc::timeout,
-      concat(name(request.operations[0].kind), " did not end within ", seconds, " s on rank ", rank_,
-             ": it waits for ", wait.text, cause, "; a rank may be stuck, or slower than the timeout allows"),
-      culprit);
-  transport_.abort({culprit, Errc::timeout, error.what()});
+  const std::string what = concat(name(request.operations[0].kind), " did not end within ", seconds,
+                                  " s on rank ", rank_, ": it waits for ", wait.text),
+                    advice = "; a rank may be stuck, or slower than the timeout allows";
+  const Failure failure{
+      culprit, Errc::timeout,
+      concat(what, found < 0 ? "" : concat("; rank ", found, describe(graph, found)), advice)};
+  if (monitor_ && monitor_->expire_in_parent(failure, what + advice, wait.waiting_on)) {
+    decide_at_ = Time::max();
+    return;
+  }
+  transport_.abort(failure);
   transport_.progress();  // throws what the group has agreed on
-  throw error;
+  throw Error(failure.code, failure.reason, failure.culprit);
+}
+
+void Timeouts::poll_split_groups(Time now) {
+  if (!monitor_) return;
+  const auto expired = monitor_->split_waits().expired();
+  if (!expired) return;
+  if (split_decide_at_ == Time{}) {
+    transport_.query_waits();
+    split_decide_at_ = now + max_reply_time;
+  }
+  if (now < split_decide_at_) return;
+  const WaitForGraph& graph = transport_.wait_graph();
+  const int found = graph.culprit(expired->suspect, expired->waiting_on | waits_of_split_groups());
+  Failure failure = expired->failure;
+  failure.culprit = found < 0 ? expired->suspect : found;
+  if (found >= 0) failure.reason = concat("rank ", found, describe(graph, found), ": ", failure.reason);
+  transport_.abort(failure);
+  transport_.progress();  // throws what the group has agreed on
 }
 
 }  // namespace rz

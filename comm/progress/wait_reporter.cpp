@@ -105,6 +105,9 @@ std::string WaitReporter::reason(const WaitState& wait) const {
       text += " sends no reply";
     else if (state->kind == WaitMessage::idle && state->text().empty())
       text += " is in no call of this communicator";
+    else if (state->kind == WaitMessage::elsewhere)
+      text += concat(" is in no call of this communicator; in one that is split from it, it waits for rank ",
+                     ranks_of(state->waits_for));
     else if (state->kind == WaitMessage::idle)
       text += concat(" is in no call of this communicator; its process is in ", state->text());
     else

@@ -13,7 +13,9 @@ LinkMonitor::LinkMonitor(int rank, std::vector<int> nodes, bool oversubscribed, 
       waiter_(wait_policy(oversubscribed).transport),
       wait_graph_(rank),
       parent_(std::move(parent)),
-      by_rank_(nodes_.size()) {}
+      by_rank_(nodes_.size()) {
+  if (parent_.monitor) parent_.monitor->split_waits_.add_group();
+}
 
 void LinkMonitor::add(MonitoredLinks& links, std::span<const int> peers, LinkData data) {
   links_.push_back(&links);
@@ -80,8 +82,8 @@ void LinkMonitor::send_wait_message(int peer, const WaitMessage& message) {
 
 namespace {
 
-/// The parent polls once a second.
-constexpr std::chrono::seconds max_verdict{3};
+/// The parent polls once a second. Of a timeout it also queries its ranks, which poll once a second.
+constexpr std::chrono::seconds max_verdict{3}, max_verdict_of_timeout{6};
 
 }  // namespace
 
@@ -96,6 +98,39 @@ Failure LinkMonitor::in_parent(const Failure& failure) const {
                         "in the group of the ranks ", text, ", numbered from 0: ", failure.reason);
   }
   return out;
+}
+
+RankSet LinkMonitor::in_parent(const RankSet& ranks) const {
+  RankSet out;
+  for (std::size_t r = 0; r < parent_.ranks.size() && r < ranks.size(); ++r) {
+    const auto rank = static_cast<std::size_t>(parent_.ranks[r]);
+    if (ranks[r] && rank < out.size()) out.set(rank);
+  }
+  return out;
+}
+
+void LinkMonitor::set_long_wait(const RankSet& ranks) {
+  RankSet waiting_on = ranks;
+  for (const LinkMonitor* m = this; m->parent_.monitor; m = m->parent_.monitor.get()) {
+    waiting_on = m->in_parent(waiting_on);
+    m->parent_.monitor->split_waits_.set(this, waiting_on);
+  }
+}
+
+bool LinkMonitor::expire_in_parent(const Failure& failure, const std::string& cause,
+                                   const RankSet& waiting_on) {
+  if (!parent_.monitor) return false;
+  SplitWaits::Expired wait{{-1, failure.code, cause}, failure.culprit, waiting_on};
+  LinkMonitor* m = this;
+  for (; m->parent_.monitor; m = m->parent_.monitor.get()) {
+    wait.failure = m->in_parent(wait.failure);
+    wait.waiting_on = m->in_parent(wait.waiting_on);
+    if (wait.suspect >= 0) wait.suspect = m->parent_.ranks[static_cast<std::size_t>(wait.suspect)];
+  }
+  m->split_waits_.expire(wait);
+  lost_ = failure;
+  lost_until_ = Deadline::after(max_verdict_of_timeout);
+  return true;
 }
 
 /// The first failure wins. Each of the links sends what the links before it have agreed on. Where the parent

@@ -10,6 +10,7 @@
 
 #include "comm/core/deadline.h"
 #include "comm/transport/failure.h"
+#include "comm/transport/split_waits.h"
 #include "comm/transport/transport_waiter.h"
 #include "comm/transport/wait_for_graph.h"
 
@@ -55,7 +56,8 @@ struct ParentGroup {
 ///
 /// A group with a parent shares its failures: that of either ends both, with the ranks of the parent. A rank
 /// that is lost here is lost there, too. So the parent finds out which one was lost first, within a few
-/// seconds; if it does not, this group fails by itself.
+/// seconds; if it does not, this group fails by itself. Likewise the parent finds the rank for which a wait
+/// that does not end here waits through other groups.
 class LinkMonitor {
  public:
   /// `nodes`: the node of each rank (Transport::nodes()). `oversubscribed`: waits yield instead of spinning.
@@ -82,6 +84,15 @@ class LinkMonitor {
   void reply_waits(const WaitMessage& reply);
   WaitForGraph& wait_graph() { return wait_graph_; }
 
+  /// Of groups that are split from this one.
+  SplitWaits& split_waits() { return split_waits_; }
+  /// This rank has waited long for these ranks, or does not any more if there are none: groups above this one
+  /// know it then.
+  void set_long_wait(const RankSet&);
+  /// A wait has not ended in time. False without a parent; else that fails all groups soon, or this group
+  /// fails with `failure`. `cause`: of the wait, without a culprit.
+  bool expire_in_parent(const Failure& failure, const std::string& cause, const RankSet& waiting_on);
+
   // For links, on the driving thread.
 
   /// A later progress() fails the group with this, unless it finds another failure first.
@@ -92,6 +103,7 @@ class LinkMonitor {
  private:
   std::optional<Failure> group_failure() const;
   Failure in_parent(const Failure&) const;
+  RankSet in_parent(const RankSet&) const;
   void found(const Failure&);
   void follow_parent();
   bool has_event();
@@ -107,7 +119,8 @@ class LinkMonitor {
   FailureState failure_;
   bool closed_ = false;  // changed while no failure is recorded
   const ParentGroup parent_;
-  std::optional<Failure> lost_;  // a peer, of which the parent knows more
+  SplitWaits split_waits_;
+  std::optional<Failure> lost_;  // a peer, or time; the parent knows more
   Deadline lost_until_ = Deadline::after(std::chrono::seconds(0));
   std::optional<Failure> reported_;
   std::vector<MonitoredLinks*> links_, memory_links_;

@@ -21,8 +21,9 @@ std::string WaitMessage::text() const {
 }
 
 void WaitForGraph::receive(int peer, const WaitMessage& note) {
-  if (note.kind == WaitMessage::query) queries_.emplace_back(peer, note.number);
-  if (note.kind == WaitMessage::reply || note.kind == WaitMessage::idle)
+  if (note.kind == WaitMessage::query)
+    queries_.emplace_back(peer, note.number);
+  else
     replies_.insert_or_assign(peer, note);
 }
 

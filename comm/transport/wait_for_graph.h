@@ -27,13 +27,14 @@ struct WaitState {
   std::string text;    ///< "rank 2 to send, rank 3 to receive", or "no rank"
 };
 
-/// A query, or a reply to one: of a rank that is in a call, or of one that is in no call of the group.
+/// A query, or a reply to one: of a rank that is in a call, or of one that is in no call of the group, or
+/// only in calls of groups that are split from it and share its failures.
 struct WaitMessage {
-  enum Kind : std::uint32_t { query, reply, idle } kind;
-  RankSet waits_for{};                      ///< reply: the ranks; idle: the bytes of text()
+  enum Kind : std::uint32_t { query, reply, idle, elsewhere } kind;
+  RankSet waits_for{};                      ///< reply, elsewhere: the ranks; idle: the bytes of text()
   CallSignature call{};                     ///< reply: of the call
   std::uint32_t number = 0;                 ///< query: of the collective that the reply is to return
-  std::optional<CallSignature> numbered{};  ///< reply, idle: this rank's collective of that number, if known
+  std::optional<CallSignature> numbered{};  ///< in replies: this rank's collective of that number, if known
 
   static WaitMessage idle_in(std::string_view text);
   /// Of an idle rank: the waits of its process in other groups, or nothing.

@@ -47,10 +47,11 @@ class Calls final : public Progressable {
   void poll_idle() override { ++shared_.polls; }
   void wait(std::chrono::microseconds, bool) override { std::this_thread::yield(); }
   int begin_sleep() override { return std::this_thread::yield(), -1; }
-  void fail(const std::exception_ptr&, bool) noexcept override {
+  std::exception_ptr fail(const std::exception_ptr& error, bool) noexcept override {
     const Turn turn(shared_);
     queue_.clear();
     ++shared_.failures;
+    return error;
   }
 
   /// Of a thread that holds the token.

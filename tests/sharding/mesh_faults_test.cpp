@@ -2,9 +2,12 @@
 /// it shares a group with it or not.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "autograd_lite/models/gpt2.h"
 #include "autograd_lite/nn/init.h"
@@ -173,6 +176,77 @@ TEST(MeshFaults, AnAbortNamesTheRankOfTheMesh) {
       EXPECT_EQ(error.culprit(), 2) << error.what();
     }
   });
+}
+
+/// All groups of a mesh wait in the end for a rank that is stopped: it is named, and not a rank that waits
+/// for it in another group.
+void expect_stopped_named(const Death& stop, const Training& train_until) {
+  SCOPED_TRACE(concat(rz::name(stop.kind), " on ", describe(stop.mesh), ", rank ", stop.rank, " in ",
+                      name(stop.phase), " over ", stop.transport));
+  constexpr auto timeout = 1500ms;
+  const int ranks = stop.mesh.ranks(), waker = stop.rank == 0 ? 1 : 0;
+  test::expect_processes(ranks, [&](int rank, std::shared_ptr<Store> store) {
+    CommOptions options;
+    options.transport = stop.transport;
+    options.timeout = timeout;
+    Communicator comm = Communicator::connect(rank, ranks, store, options);
+    store->set(concat("pid/", rank), std::to_string(getpid()));
+    bool stopped = false;
+    const Error error = test::error_of([&] {
+      train_until(stop, comm, [&] {
+        if (std::exchange(stopped, true)) return;
+        store->set("stopped", std::to_string(Clock::now().time_since_epoch().count()));
+        raise(SIGSTOP);
+      });
+    });
+    const Clock::time_point now = Clock::now();
+    EXPECT_EQ(error.code(), Errc::timeout) << error.what();
+    EXPECT_EQ(error.culprit(), stop.rank) << error.what();
+    if (rank == stop.rank) return;
+    EXPECT_NE(std::string(error.what()).find(concat("rank ", stop.rank)), std::string::npos) << error.what();
+    const auto at =
+        Clock::time_point(Clock::duration(std::stoll(store->get("stopped", Deadline::after(1s)))));
+    EXPECT_LT(now - at, timeout + 6s) << error.what();
+    store->set(concat("saw/", rank), "");
+    if (rank != waker) return;
+    for (int r = 0; r < ranks; ++r)
+      if (r != stop.rank) store->get(concat("saw/", r), Deadline::after(10s));
+    kill(std::stoi(store->get(concat("pid/", stop.rank), Deadline::after(1s))), SIGCONT);
+  });
+}
+
+TEST(MeshFaults, AStoppedRankIsNamedOnAllRanks) {
+  expect_stopped_named({StrategyKind::zero3, {2, 2}, 3, Phase::backward}, train);
+  expect_stopped_named({StrategyKind::zero3, {1, 2, 2}, 1, Phase::backward, "tcp"}, train_shared);
+}
+
+/// One rank of a group makes another call than the others: found by ranks of this group, thrown by all.
+TEST(MeshFaults, OtherCallsInAGroupAreNamedByRanksOfTheMesh) {
+  for (const auto& [transport, n] :
+       {std::pair("auto", std::size_t{300'000}), std::pair("tcp", std::size_t{2})})
+    test::run_ranks(6, [&, transport = transport, n = n](int rank, std::shared_ptr<Store> store) {
+      CommOptions options;
+      options.transport = transport;
+      Communicator comm = Communicator::connect(rank, 6, store, options);
+      const Mesh mesh(comm, {1, 2, 3});
+      std::vector<float> x(n);
+      const Error error = test::error_of([&] {
+        for (int call = 0; call < 100'000; ++call) {
+          if (rank == 4 && call == 3)
+            mesh.tp()->barrier().wait();
+          else if (rank >= 3)
+            mesh.tp()->all_reduce({x.data(), n}).wait();
+          else
+            mesh.data().barrier().wait();
+        }
+      });
+      EXPECT_EQ(error.code(), Errc::mismatch) << error.what();
+      EXPECT_EQ(error.culprit(), 4) << error.what();
+      EXPECT_TRUE(std::string(error.what())
+                      .starts_with("rank 4: in the group of the ranks 3, 4, 5, numbered from 0: mismatched "
+                                   "collectives: rank 1 called barrier"))
+          << error.what();
+    });
 }
 
 }  // namespace

@@ -202,9 +202,12 @@ void MpiCalls::abandon(bool open) noexcept {
   failed_ = true;
 }
 
-void MpiCalls::fail(const std::exception_ptr& error, bool destroyed) noexcept {
+std::exception_ptr MpiCalls::fail(const std::exception_ptr& error, bool destroyed) noexcept {
   const MpiRuntime::Use mpi(runtime_);
-  if (!mpi) return abandon(false);
+  if (!mpi) {
+    abandon(false);
+    return error;
+  }
   ControlMessage message{.kind = ControlMessage::failure,
                          .code = static_cast<int>(Errc::aborted),
                          .culprit = rank_,
@@ -230,6 +233,7 @@ void MpiCalls::fail(const std::exception_ptr& error, bool destroyed) noexcept {
   } catch (const Error&) {  // MPI is broken here; the other ranks have their deadlines
   }
   abandon(true);
+  return error;
 }
 
 // The communicator of a rank may outlive MPI, as an object in the scope that calls MPI_Finalize does.

@@ -39,7 +39,7 @@ class MpiCalls final : public Progressable {
   void wait(std::chrono::microseconds max, bool eager) override;
   /// MPI has no descriptor.
   int begin_sleep() override { return wait({}, false), -1; }
-  void fail(const std::exception_ptr&, bool destroyed) noexcept override;
+  std::exception_ptr fail(const std::exception_ptr&, bool destroyed) noexcept override;
   /// Departs from the group, and ends the departure that the runtime waits for.
   void close() noexcept override;
 

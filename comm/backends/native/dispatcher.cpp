@@ -165,6 +165,7 @@ bool Dispatcher::advance_current(bool eager) {
 
 void Dispatcher::finish_current(std::vector<Request*>& ended) {
   const CurrentCall done = std::exchange(current_, {});
+  timeouts_.end_wait();
   if (done.calls > 1) coalescer_.end();
   ended.insert(ended.end(), done.calls, done.request);
 }
@@ -174,14 +175,18 @@ void Dispatcher::poll(Time now, const Request* oldest, bool waited_for) {
   transport_->progress();
   const Request* const blocking = current_.request ? current_.request : waited_for ? oldest : nullptr;
   if (transport_->wait_graph().has_requests())
-    transport_->reply_waits(blocking ? WaitMessage{WaitMessage::reply, wait_state_of(blocking).waiting_on,
-                                                   signature_of(*blocking)}
-                                     : WaitMessage{WaitMessage::reply});
+    transport_->reply_waits(
+        blocking ? WaitMessage{WaitMessage::reply,
+                               wait_state_of(blocking).waiting_on | timeouts_.waits_of_split_groups(),
+                               signature_of(*blocking)}
+                 : reply_without_call({WaitMessage::reply}));
   const bool moved = std::exchange(moved_, false);
   comparison_.poll(now, current_.request, moved);
   wait_reporter_.poll(
       now, blocking, moved, [&] { return describe_call(signature_of(*blocking)); },
       [&] { return wait_state_of(blocking); });
+  timeouts_.poll_wait(now, blocking, [&] { return wait_state_of(blocking); });
+  timeouts_.poll_split_groups(now);
   if (const Request* const late = timeouts_.check(now, current_.request, oldest))
     timeouts_.fail(*late, wait_state_of(late));
 }
@@ -189,7 +194,15 @@ void Dispatcher::poll(Time now, const Request* oldest, bool waited_for) {
 void Dispatcher::poll_idle() {
   transport_->progress();
   if (transport_->wait_graph().has_requests())
-    transport_->reply_waits(WaitMessage::idle_in(WaitReporter::of_process()));
+    transport_->reply_waits(reply_without_call(WaitMessage::idle_in(WaitReporter::of_process())));
+  timeouts_.end_wait();
+  timeouts_.poll_split_groups(std::chrono::steady_clock::now());
+}
+
+/// `otherwise`: if this rank is in no call of a group that is split from this one either.
+WaitMessage Dispatcher::reply_without_call(const WaitMessage& otherwise) const {
+  const RankSet waits = timeouts_.waits_of_split_groups();
+  return waits.any() ? WaitMessage{WaitMessage::elsewhere, waits} : otherwise;
 }
 
 /// Of the current call, or of the first call of another request.
@@ -205,22 +218,36 @@ WaitState Dispatcher::wait_state_of(const Request* request) const {
 
 // ---- failures
 
-void Dispatcher::fail(const std::exception_ptr& error, bool /*destroyed*/) noexcept {
+/// After abort(): what all ranks throw, in numbers of the group from which this one was split.
+std::exception_ptr Dispatcher::agreed_failure(const std::exception_ptr& own) noexcept {
+  try {
+    transport_->progress();
+  } catch (...) {
+    return std::current_exception();
+  }
+  return own;
+}
+
+std::exception_ptr Dispatcher::fail(const std::exception_ptr& error, bool /*destroyed*/) noexcept {
+  std::exception_ptr shown = error;
   try {
     std::rethrow_exception(error);
   } catch (const Error& e) {
     // A failure that only this rank has seen must be sent to the others.
     const bool shared = e.code() == Errc::peer_lost || e.code() == Errc::aborted || e.code() == Errc::timeout;
-    if (e.code() == Errc::mismatch)
+    if (e.code() == Errc::mismatch) {
       transport_->abort({e.culprit(), e.code(), e.what()});
-    else if (!shared)
+      shown = agreed_failure(error);
+    } else if (!shared) {
       transport_->abort({rank_, Errc::aborted, concat("rank ", rank_, ": ", e.what())});
+    }
   } catch (const std::exception& e) {
     transport_->abort({rank_, Errc::aborted, concat("rank ", rank_, ": ", e.what())});
   }
   current_ = {};
   queue_.clear();
   point_to_point_.clear();
+  return shown;
 }
 
 void Dispatcher::abort(const std::string& reason) noexcept {

@@ -38,7 +38,7 @@ class Dispatcher final : public Progressable {
   int begin_sleep() override { return transport_->begin_sleep(); }
   void end_sleep() override { transport_->end_sleep(); }
   void wake() noexcept override { transport_->wake(); }
-  void fail(const std::exception_ptr&, bool destroyed) noexcept override;
+  std::exception_ptr fail(const std::exception_ptr&, bool destroyed) noexcept override;
   void abort(const std::string& reason) noexcept override;
   void abandon() noexcept override { transport_.reset(); }
 
@@ -78,6 +78,8 @@ class Dispatcher final : public Progressable {
   bool advance_current(bool eager);
   void finish_current(std::vector<Request*>& ended);
   WaitState wait_state_of(const Request*) const;
+  WaitMessage reply_without_call(const WaitMessage& otherwise) const;
+  std::exception_ptr agreed_failure(const std::exception_ptr& own) noexcept;
   CallSignature signature_of(const Request&) const;
 
   const int rank_, size_;

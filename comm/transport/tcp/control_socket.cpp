@@ -70,13 +70,15 @@ void ControlSocket::store(int peer, const ControlFrame& frame, WaitForGraph& gra
     std::memcpy(&query.number, frame.reason, sizeof query.number);
     graph.receive(peer, query);
   }
-  if (frame.kind == ControlFrame::wait_reply || frame.kind == ControlFrame::wait_idle) {
+  if (frame.kind == ControlFrame::wait_reply || frame.kind == ControlFrame::wait_idle ||
+      frame.kind == ControlFrame::wait_elsewhere) {
     WaitReply reply;
     std::memcpy(&reply, frame.reason, sizeof reply);
-    WaitMessage message{
-        .kind = frame.kind == ControlFrame::wait_reply ? WaitMessage::reply : WaitMessage::idle,
-        .waits_for = reply.waits_for,
-        .call = reply.call};
+    WaitMessage message{.kind = frame.kind == ControlFrame::wait_reply  ? WaitMessage::reply
+                                : frame.kind == ControlFrame::wait_idle ? WaitMessage::idle
+                                                                        : WaitMessage::elsewhere,
+                        .waits_for = reply.waits_for,
+                        .call = reply.call};
     if (reply.has_numbered) message.numbered = reply.numbered;
     graph.receive(peer, message);
   }
@@ -127,7 +129,8 @@ void ControlSocket::send_wait_message(const WaitMessage& message) noexcept {
   ControlFrame frame;
   frame.kind = message.kind == WaitMessage::query   ? ControlFrame::wait_query
                : message.kind == WaitMessage::reply ? ControlFrame::wait_reply
-                                                    : ControlFrame::wait_idle;
+               : message.kind == WaitMessage::idle  ? ControlFrame::wait_idle
+                                                    : ControlFrame::wait_elsewhere;
   if (message.kind == WaitMessage::query) {
     std::memcpy(frame.reason, &message.number, sizeof message.number);
   } else {

@@ -18,7 +18,14 @@ namespace rz::tcp {
 constexpr std::uint32_t control_magic = 0x32435a52;  // "RZC2"
 
 struct ControlFrame {
-  enum Kind : std::uint32_t { departure = 1, failure = 2, wait_query = 3, wait_reply = 4, wait_idle = 5 };
+  enum Kind : std::uint32_t {
+    departure = 1,
+    failure = 2,
+    wait_query = 3,
+    wait_reply = 4,
+    wait_idle = 5,
+    wait_elsewhere = 6
+  };
   std::uint32_t magic = control_magic;
   std::uint32_t kind = departure;
   std::int32_t culprit = -1;
