@@ -1,5 +1,6 @@
 #include "sharding/model/gradient_store.h"
 
+#include <algorithm>
 #include <cmath>
 #include <deque>
 #include <utility>
@@ -119,12 +120,16 @@ void GradientWire::advance(const Stream& stream, bool wait) {
   in_first_.erase(in_first_.begin(), in_first_.begin() + static_cast<std::ptrdiff_t>(started));
 }
 
-void GradientWire::finish(Reduction& reduction, const Tensor& out, const Stream& stream) {
+void GradientWire::enter_second_step(const Reduction& reduction, const Stream& stream) {
   while (reduction.part.defined()) {
     Reduction* const next = in_first_.front();
     in_first_.erase(in_first_.begin());
     start_second_step(*next, stream);
   }
+}
+
+void GradientWire::finish(Reduction& reduction, const Tensor& out, const Stream& stream) {
+  enter_second_step(reduction, stream);
   runtime_.exposed.wait(std::exchange(reduction.work, {}), runtime_.stream);
   if (const Tensor sum = std::exchange(reduction.sum, {}); sum.defined()) convert(out, sum, after_, stream);
 }
@@ -359,16 +364,17 @@ std::size_t KeptGradients::bytes() const {
 
 // ---- shards
 
-constexpr std::size_t max_in_flight = 1;  // buckets being reduced while another one is filled
+constexpr std::ptrdiff_t max_whole = 1;  // buckets being reduced while another one is filled
 
 /// Sharded gradients: each rank keeps the mean over the data ranks for its own shard of every bucket.
 /// Backward writes whole buckets; reduce-scatter turns them into shards. A whole bucket lives from its first
-/// gradient to the end of its reduction.
+/// gradient to the end of the step that reads it: a sum of shards over the copies of the model, which may
+/// take longer than backward, does not keep it.
 class ShardedGradients final : public GradientStore {
  public:
   ShardedGradients(const ModelParameters&, const FlatLayout&, DType, GradientWire&, Runtime&);
 
-  /// May wait for the oldest reduction: one bucket is filled while another is reduced.
+  /// May wait for a reduction: one bucket is filled while another is reduced.
   void provide(int bucket, const Stream&) override;
   Work reduce(int bucket, const Stream&) override;
   void settle(const Stream&) override;
@@ -391,7 +397,9 @@ class ShardedGradients final : public GradientStore {
   void set_whole(int bucket, Tensor);
   void drop_whole(int bucket);
   bool has_ended(int bucket) const;
+  bool outlives_whole(int bucket) const;
   void complete_oldest(const Stream&);
+  void limit_whole(const Stream&);
 
   const ModelParameters& parameters_;
   const FlatLayout& layout_;
@@ -443,12 +451,35 @@ void ShardedGradients::provide(int bucket, const Stream& stream) {
   if (at(bucket).whole.defined()) return;
   // On a device the allocations must not depend on time: an update that is captured in a graph can only reuse
   // the memory of those before it.
-  const bool by_count = runtime_.stream.device().kind == Device::cuda;
-  if (!by_count) wire_.advance(stream);
-  while (!in_flight_.empty() &&
-         (in_flight_.size() > max_in_flight || (!by_count && has_ended(in_flight_.front()))))
-    complete_oldest(stream);
+  if (runtime_.stream.device().kind != Device::cuda) {
+    wire_.advance(stream);
+    while (!in_flight_.empty() && has_ended(in_flight_.front())) complete_oldest(stream);
+    for (const int b : in_flight_)
+      if (at(b).whole.defined() && outlives_whole(b) && !at(b).reduction.part.defined()) drop_whole(b);
+  }
+  limit_whole(stream);
   set_whole(bucket, runtime_.transient.allocate({layout_.bucket(bucket).count}, at(bucket).shard.dtype()));
+}
+
+/// Its second step needs only the shard. Of a device, memory may be used again only in the stream that waits
+/// for both.
+bool ShardedGradients::outlives_whole(int bucket) const {
+  const Bucket& b = buckets_[static_cast<std::size_t>(bucket)];
+  return runtime_.replicas && runtime_.stream.device().kind != Device::cuda && !b.has_mean &&
+         !b.reduction.sum.defined();
+}
+
+void ShardedGradients::limit_whole(const Stream& stream) {
+  const auto is_whole = [this](int b) { return at(b).whole.defined(); };
+  while (std::ranges::count_if(in_flight_, is_whole) > max_whole) {
+    const int oldest = *std::ranges::find_if(in_flight_, is_whole);
+    if (outlives_whole(oldest)) {
+      wire_.enter_second_step(at(oldest).reduction, stream);
+      drop_whole(oldest);
+    } else {
+      complete_oldest(stream);
+    }
+  }
 }
 
 bool ShardedGradients::has_ended(int bucket) const {

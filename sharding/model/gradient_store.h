@@ -40,6 +40,8 @@ class GradientWire {
   void reduce_scatter(Reduction&, const Tensor& in, const Tensor& out, const Stream&);
   /// Starts the second steps of the reductions whose first ones have ended. `wait`: of all, as those end.
   void advance(const Stream&, bool wait = false);
+  /// Starts the second step of this one and of those before it, as their first ones end.
+  void enter_second_step(const Reduction&, const Stream&);
   /// Waits for the reduction and writes the result to `out`, which was passed when it started. Call it once.
   void finish(Reduction&, const Tensor& out, const Stream&);
 
@@ -75,7 +77,7 @@ class GradientStore {
 
   /// The means of FlatLayout::updated() of a bucket; valid after settle().
   virtual const Tensor& mean(int bucket) const = 0;
-  /// The gradients of this rank; defined between provide() and the end of the reduction.
+  /// The gradients of this rank; defined between provide() and the start of the reduction.
   virtual const Tensor& whole(int bucket) const = 0;
   /// Bytes kept between passes.
   virtual std::size_t bytes() const = 0;

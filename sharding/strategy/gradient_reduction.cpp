@@ -68,6 +68,7 @@ void GradientReduction::touch(int member) {
 
 void GradientReduction::gradient_begins(int member) {
   touch(member);
+  model_.wire().advance(runtime_.stream);
   model_.gradients().provide(model_.layout().place(member).bucket, runtime_.stream);
 }
 

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
@@ -9,6 +11,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "autograd_lite/nn/layers.h"
@@ -198,6 +201,41 @@ TEST(Hybrid, SecondaryPartitionsHaveTheBitsOfZero3) {
       EXPECT_EQ(trained(StrategyKind::zero3, Mesh(comm, {2, 2}), run), plain);
     }
   });
+}
+
+struct Chain : Module {
+  nn::Linear a{*this, "a", 8, 8}, b{*this, "b", 8, 8}, c{*this, "c", 8, 8}, d{*this, "d", 8, 8},
+      e{*this, "e", 8, 8};
+
+  Var operator()(Tape& tape, const Tensor& x) {
+    return nn::sum(tape, e(tape, d(tape, c(tape, b(tape, a(tape, x))))));
+  }
+};
+
+/// The sums over replicas may take longer than backward: memory for the next buckets must not wait for them.
+TEST(Hybrid, BackwardDoesNotWaitForSumsOverReplicas) {
+  for (const StrategyKind kind : {StrategyKind::zero2, StrategyKind::zero3}) {
+    std::atomic<int> ended = 0;
+    on_ranks(4, [&](Communicator& comm) {
+      const Mesh mesh(comm, {2, 2});
+      Chain chain;
+      const auto strategy =
+          make_strategy(kind, chain, mesh, {.reduce_bucket_size = 80, .first_bucket_size = 80});
+      Tape tape;
+      strategy->attach(tape);
+      const Var loss = chain(tape, Tensor::zeros({2, 8}));
+      strategy->begin_backward(true);
+      if (mesh.replica().rank == 1) {
+        const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+        while (ended < 2 && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+        EXPECT_EQ(ended, 2) << name(kind) << ": backward of the other replica waits for this one";
+      }
+      tape.backward(loss);
+      if (mesh.replica().rank == 0) ++ended;
+      tape.reset();
+      strategy->finish_gradients();
+    });
+  }
 }
 
 TEST(Hybrid, SecondaryPartitionsMustFitTheMesh) {
