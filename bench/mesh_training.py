@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times updates of a GPT-2 on meshes of ranks over hosts that share this machine, beside PyTorch's FSDP and tensor parallelism over Gloo.
 
-    bench/mesh_training.py [--bin build/host/bin] [--hosts 2] [--per-host 2] [--rate 1gbit] [--meshes shard=4 replicate=2,shard=2]
+    bench/mesh_training.py [--bin build/host/bin] [--hosts 2] [--per-host 2] [--rate 1gbit [--burst 128kb]] [--meshes shard=4 replicate=2,shard=2]
                            [--strategy zero3] [--layers 6] [--channels 384] [--length 128] [--micro 2] [--steps 12] [--rounds 3]
                            [--torch PYTHON] [--json OUT]
 
@@ -120,7 +120,7 @@ def torchs(o, mesh):
 def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument('--bin', default='build/host/bin'); a.add_argument('--hosts', type=int, default=2); a.add_argument('--per-host', type=int, default=2)
-    a.add_argument('--rate'); a.add_argument('--meshes', nargs='+', default=['shard=4', 'replicate=2,shard=2']); a.add_argument('--strategy', default='zero3')
+    a.add_argument('--rate'); a.add_argument('--burst', default='64kb'); a.add_argument('--meshes', nargs='+', default=['shard=4', 'replicate=2,shard=2']); a.add_argument('--strategy', default='zero3')
     a.add_argument('--layers', type=int, default=6); a.add_argument('--channels', type=int, default=384); a.add_argument('--length', type=int, default=128)
     a.add_argument('--micro', type=int, default=2); a.add_argument('--steps', type=int, default=12); a.add_argument('--rounds', type=int, default=3)
     a.add_argument('--torch', metavar='PYTHON'); a.add_argument('--json', metavar='OUT'); a.add_argument('--as-torch', action='store_true', help=argparse.SUPPRESS)
@@ -129,7 +129,7 @@ def main():
     import hosts
     o.run = 0
     times = {}
-    with tempfile.TemporaryDirectory() as name, (hosts.network(o.hosts, o.rate, None) if o.hosts > 1 else contextlib.nullcontext()):
+    with tempfile.TemporaryDirectory() as name, (hosts.network(o.hosts, o.rate, None, o.burst) if o.hosts > 1 else contextlib.nullcontext()):
         folder = pathlib.Path(name)
         (folder / 'config.json').write_text(json.dumps(dict(
             model_type='gpt2', vocab_size=256, n_positions=o.length, n_embd=o.channels, n_layer=o.layers, n_head=o.channels // 64,
