@@ -71,7 +71,7 @@ TEST(Hostfile, ErrorsNameFileLineAndWord) {
   EXPECT_EQ(of_hostfile("-oProxyCommand=x slots=4"),
             "hosts:1: '-oProxyCommand=x' is no host: a name does not begin with '-'");
   EXPECT_EQ(of_hostfile("a;b slots=4"),
-            "hosts:1: 'a;b' is no host: a name has letters, digits, '.', '-' and '_' only");
+            "hosts:1: 'a;b' is no host: a name has alphanumeric characters, '.', '-' and '_' only");
   for (const char* empty : {"", "\n\n", "# a slots=3\n"})
     EXPECT_EQ(of_hostfile(empty), "hosts: no host in it; a line is 'NAME slots=N'");
   EXPECT_EQ(refusal([] { read_hostfile("/nowhere/hosts"); }),
@@ -82,6 +82,7 @@ TEST(Filters, TheOrderIsThatOfTheHostfile) {
   EXPECT_EQ(text_of(include(three(), "c@a:1,0,1")), "a:0,1 c:0,1,2,3");
   EXPECT_EQ(text_of(include(three(), "b:3@b:1")), "b:1,3");
   EXPECT_TRUE(include(three(), "b:3")[0].filtered);
+  EXPECT_FALSE(include(three(), "b")[0].filtered);
   EXPECT_EQ(text_of(exclude(three(), "a@b:0,2")), "b:1,3 c:0,1,2,3");
   EXPECT_EQ(text_of(exclude(three(), "a:0,1")), "b:0,1,2,3 c:0,1,2,3");
   EXPECT_FALSE(exclude(three(), "a")[0].filtered);
@@ -106,6 +107,16 @@ TEST(Filters, NumbersOfNodesAndSlots) {
   EXPECT_EQ(text_of(first_slots(first_nodes(three(), 2), 1)), "a:0 b:0");
   EXPECT_EQ(refusal([] { first_nodes(three(), 4); }), "--num_nodes 4: there are 3 hosts");
   EXPECT_EQ(refusal([] { first_slots(three(), 3); }), "--num_gpus 3: host 'a' has 2 slots");
+}
+
+TEST(MasterAddress, IsInANetworkOfTheOthers) {
+  const std::vector<std::string> a{"192.168.7.1/24", "172.17.0.1/16", "10.1.0.1/16"},
+      b{"172.17.0.1/16", "10.1.0.2/16"};
+  EXPECT_EQ(master_address({a, b}), "10.1.0.1");
+  EXPECT_EQ(master_address({a, {"10.2.0.2/16"}}), "192.168.7.1") << "none is shared: the first";
+  EXPECT_EQ(master_address({a, {"192.168.7.2/24"}, b, b}), "10.1.0.1") << "the larger number of hosts";
+  EXPECT_EQ(master_address({{}, b}), "");
+  EXPECT_EQ(master_address({{"nonsense", "1.2.3.4/99", "/", "10.0.0.1/8"}}), "10.0.0.1");
 }
 
 std::string nodes(std::string_view list) {

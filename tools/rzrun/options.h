@@ -6,11 +6,12 @@
 #include <vector>
 
 #include "tools/command_line/command_line.h"
+#include "tools/rzrun/hosts/hosts.h"
 
 namespace rz::rzrun {
 
 struct Options {
-  int ranks = 0;
+  int ranks = 0;                     ///< of all hosts
   std::vector<std::string> command;  ///< the program and its arguments
   bool bind = true;                  ///< bind each rank to its own cores
   bool prefix = false;               ///< print "[rank] " before every line
@@ -18,7 +19,15 @@ struct Options {
   bool tee = false;                  ///< write to log files and the console
   std::chrono::milliseconds grace{30000};
   int max_restarts = 0;
-  int master_port = 0;  ///< 0: any free port
+  int master_port = 0;      ///< 0: any free port
+  std::string master_addr;  ///< empty: an address of the first host that the others have a route to
+
+  std::vector<hosts::Host> nodes;  ///< several, or one that is not this host; empty: this host alone
+  std::vector<int> devices;        ///< of this host alone: for CUDA_VISIBLE_DEVICES
+  std::string rsh;                 ///< a command instead of ssh
+  int ssh_port = 0;                ///< 0: ssh's own
+  bool dry_run = false;
+  bool agent = false;  ///< runs the ranks of one host, for another rzrun
 
   bool to_console() const { return log_dir.empty() || tee; }
 };

@@ -51,6 +51,17 @@ void Console::drop() {
   written_ = 0;
 }
 
+std::string Console::take() {
+  std::string all(pending());
+  drop();
+  return all;
+}
+
+void Console::close() {
+  error_ = EPIPE;
+  drop();
+}
+
 long Console::write_some(std::string_view text) {
   if (kind_ == Kind::socket) return ::send(fd_, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   if (kind_ != Kind::other) return ::write(descriptor(), text.data(), text.size());

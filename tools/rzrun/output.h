@@ -18,6 +18,8 @@ class Console {
   static constexpr std::size_t max_pending_bytes = std::size_t{1} << 20;
 
   explicit Console(int fd);
+  /// A queue without a stream: for take(), not for flush().
+  Console() = default;
   /// Queues the text, however much is queued. Once the console is closed, text is dropped.
   void write(std::string_view text);
   /// Writes what the reader accepts without waiting.
@@ -31,6 +33,10 @@ class Console {
   int error() const { return error_; }
   /// Drops what is queued.
   void drop();
+  /// Removes what is queued and returns it.
+  std::string take();
+  /// The queue accepts no more: its reader is gone.
+  void close();
 
  private:
   enum class Kind { file, socket, non_blocking, other };
@@ -38,7 +44,7 @@ class Console {
   int descriptor() const { return own_ ? own_.get() : fd_; }
   long write_some(std::string_view text);
 
-  int fd_;
+  int fd_ = -1;
   UniqueFd own_;  // the same pipe or terminal, opened again so that others' writes to it may block
   Kind kind_ = Kind::other;
   std::string queue_;
@@ -59,6 +65,7 @@ class Forwarder {
   /// `pipe` is set to non-blocking mode. `console` may be null; `log` may be empty. With a prefix, output is
   /// forwarded in whole lines.
   Forwarder(UniqueFd pipe, Console* console, UniqueFd log, std::string prefix);
+  void set_console(Console* console) { console_ = console; }
   /// The descriptor to poll for POLLIN; -1 if nothing is to be read now.
   int fd() const { return waits() ? -1 : pipe_.get(); }
   /// Forwards at most one buffer of the available data, so that ranks take turns; closes the pipe at end of

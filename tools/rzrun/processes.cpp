@@ -1,5 +1,7 @@
 #include "tools/rzrun/processes.h"
 
+#include <signal.h>
+#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -10,7 +12,7 @@
 #include <string>
 #include <system_error>
 
-#include "comm/core/text.h"
+#include "comm/core/error.h"
 
 namespace rz::rzrun {
 namespace {
@@ -55,6 +57,17 @@ bool handles_signal(pid_t pid, int signal) {
   for (std::string line; std::getline(status, line);)
     if (line.starts_with("SigCgt:")) return std::strtoull(line.c_str() + 7, nullptr, 16) >> (signal - 1) & 1;
   return false;
+}
+
+UniqueFd block_signals() {
+  ::signal(SIGPIPE, SIG_IGN);
+  sigset_t set;
+  sigemptyset(&set);
+  for (int s : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD}) sigaddset(&set, s);
+  ::sigprocmask(SIG_BLOCK, &set, nullptr);
+  UniqueFd fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!fd) fail_errno("signalfd");
+  return fd;
 }
 
 }  // namespace rz::rzrun

@@ -5,6 +5,8 @@
 
 #include <vector>
 
+#include "comm/os/fd.h"
+
 namespace rz::rzrun {
 
 struct Process {
@@ -19,5 +21,9 @@ std::vector<pid_t> children();
 
 /// True if the process has a handler for the signal: it neither ignores it nor is ended by it.
 bool handles_signal(pid_t, int signal);
+
+/// Blocks the signals that rzrun and its agents handle, and returns the signalfd that reads them. SIGPIPE is
+/// ignored.
+UniqueFd block_signals();
 
 }  // namespace rz::rzrun

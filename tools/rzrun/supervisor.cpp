@@ -1,4 +1,3 @@
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -10,6 +9,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -17,7 +17,10 @@
 
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
+#include "tools/rzrun/agent.h"
+#include "tools/rzrun/agent_group.h"
 #include "tools/rzrun/exit_status.h"
+#include "tools/rzrun/host_flags.h"
 #include "tools/rzrun/launch.h"
 #include "tools/rzrun/options.h"
 #include "tools/rzrun/output.h"
@@ -41,17 +44,6 @@ std::chrono::milliseconds time_to_report(const ExitStatus& s) {
 /// Once a signal has requested the end and no rank is left, the output waits so long for its reader.
 constexpr std::chrono::milliseconds reader_time{5000}, reader_time_if_urgent{500};
 
-UniqueFd block_signals() {
-  ::signal(SIGPIPE, SIG_IGN);
-  sigset_t set;
-  sigemptyset(&set);
-  for (int s : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD}) sigaddset(&set, s);
-  ::sigprocmask(SIG_BLOCK, &set, nullptr);
-  UniqueFd fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!fd) fail_errno("signalfd");
-  return fd;
-}
-
 /// "rank 3 has", "ranks 0, 3 have".
 std::string ranks_have(const std::vector<int>& ranks) {
   std::string list;
@@ -69,10 +61,16 @@ class Supervisor {
  public:
   explicit Supervisor(const Options& options)
       : options_(options),
-        processors_(bindings(options)),  // before signals are blocked, so that they end a slow look-up
+        // Before signals are blocked, so that they end a slow look-up.
+        processors_(options.nodes.empty() ? bindings(options, options.ranks)
+                                          : std::vector<std::vector<int>>()),
         signals_(block_signals()),
         restarts_(options.max_restarts) {
     if (!is_same_stream(STDOUT_FILENO, STDERR_FILENO)) own_stderr_.emplace(STDERR_FILENO);
+    if (options.nodes.empty())
+      ranks_ = std::make_unique<RankGroup>(stdout_, errors());
+    else
+      ranks_ = std::make_unique<AgentGroup>(options, stdout_, errors());
   }
 
   int run() {
@@ -86,8 +84,7 @@ class Supervisor {
  private:
   /// Starts the ranks and returns when no process of theirs is left.
   void run_group() {
-    group_.emplace(stdout_, errors());
-    oom_.emplace();
+    in_group_ = true;
     started_ = std::chrono::steady_clock::now();
     restart_after_.reset();
     first_failed_.reset();
@@ -95,52 +92,67 @@ class Supervisor {
     kill_at_.reset();
     status_ = 0;
     start();
-    while (group_->any_process_alive()) poll_once();
-    group_->reap();  // those that ended since
-    group_->finish_output();
+    while (ranks_->any_process_alive()) poll_once();
+    ranks_->reap();  // those that ended since
+    ranks_->finish_output();
+    log_messages();
     flush();
-    group_.reset();
+    in_group_ = false;
   }
 
   void start() {
+    Job job;
+    job.options = options_;
+    job.run_id = run_id_;
+    job.restarts = restarts_.restarts();
+    job.launch = job.restarts ? random_id() : run_id_;
+    job.local_ranks = options_.ranks;
+    job.devices = options_.devices;
+    job.master_port = options_.master_port;
+    if (!options_.master_addr.empty()) job.master_addr = options_.master_addr;
+    job.processors = processors_;
     try {
-      const Job job = new_job(options_, processors_, run_id_, restarts_.restarts());
-      for (int rank = 0; rank < options_.ranks && !stopped_by_; ++rank) {
-        group_->start(job, rank);
+      if (!job.master_port && options_.nodes.empty()) job.master_port = free_port();
+      ranks_->start(job, [&] {
         handle_signals();
-      }
-    } catch (const LaunchError& e) {
-      log_error(concat("cannot start '", options_.command.front(), "': ", std::strerror(e.error)));
-      status_ = e.error == ENOENT ? 127 : 126;
-      end_all();
-    } catch (const std::exception& e) {
-      if (const auto* error = dynamic_cast<const Error*>(&e); error && error->code() == Errc::config) throw;
-      log_error(concat("cannot start the ranks: ", one_line(e)));
-      status_ = 1;
-      end_all();
+        return !stopped_by_;
+      });
+    } catch (...) {
+      fail_start(start_failure_of(std::current_exception(), options_.command.front()));
     }
+  }
+
+  void fail_start(const StartFailure& failure) {
+    if (stopped_by_ || first_failed_) return;
+    log_error(failure.text);
+    status_ = failure.status;
+    restart_after_.reset();
+    end_all();
   }
 
   /// Waits once for the next event: output, the end of a process, a signal, a reader, or the end of a period.
   void poll_once() {
     wait_for_events(poll_timeout_ms());
     handle_signals();
-    for (const Rank* r : group_->reap())
-      if (r->exit_status->failed()) report(*r);
-    group_->forward_output();
-    if (const int error = group_->log_error())
-      log_error(concat("--log-dir ", options_.log_dir, ": ", std::strerror(error),
-                       "; output is missing in a log file from here on"));
+    const auto ends = ranks_->reap();
+    log_messages();
+    for (const RankEnd& end : ends)
+      if (end.status.failed()) report(end);
+    if (const auto failure = ranks_->start_failure()) fail_start(*failure);
+    ranks_->forward_output();
+    log_messages();
     flush();
     if (report_until_ && report_until_->expired()) end_all();
     if (kill_at_ && kill_at_->expired()) kill_all();
-    if (!kill_at_ && group_->running().empty()) end_leftovers();
+    if (!kill_at_ && ranks_->running().empty()) end_leftovers();
   }
 
   void wait_for_events(int timeout_ms) {
     std::vector<pollfd> wait{{signals_.get(), POLLIN, 0}};
     for (const Console* c : {&stdout_, &errors()}) wait.push_back({c->fd(), POLLOUT, 0});
-    if (group_) group_->append_descriptors(wait);
+    ranks_->append_descriptors(wait);
+    if (const int most = ranks_->wait_ms(); most >= 0)
+      timeout_ms = timeout_ms < 0 ? most : std::min(timeout_ms, most);
     if (::poll(wait.data(), wait.size(), timeout_ms) < 0 && errno != EINTR) fail_errno("poll");
   }
 
@@ -194,6 +206,10 @@ class Supervisor {
   /// Standard output and standard error may be one pipe or terminal, whose lines then stay whole.
   Console& errors() { return own_stderr_ ? *own_stderr_ : stdout_; }
 
+  void log_messages() {
+    for (const std::string& line : ranks_->messages()) log_error(line);
+  }
+
   void log_error(const std::string& line) {
     errors().write("rzrun: " + line + "\n");
     errors().flush();
@@ -214,7 +230,7 @@ class Supervisor {
     auto& forwarded = s == SIGUSR1 ? usr1_ : usr2_;
     if (forwarded && !forwarded->expired()) return;
     forwarded.reset();
-    if (group_ && group_->signal_handlers(s))
+    if (in_group_ && ranks_->signal_handlers(s))
       forwarded = Deadline::after(one_signal);
     else
       log_error(concat("SIG", sigabbrev_np(s), ": not forwarded, since no rank has a handler for it"));
@@ -240,30 +256,48 @@ class Supervisor {
     end_all();
   }
 
-  void report(const Rank& r) {
+  void report(const RankEnd& end) {
     if (stopped_by_) return;
+    if (!end.lost.empty()) is_host_lost_ = true;
     if (first_failed_) {
-      const bool ended = r.exit_status->signal == SIGTERM || r.exit_status->signal == SIGKILL;
-      if (!ended && *r.exit_status != *first_failed_)
-        log_error(concat("rank ", r.rank, " ", describe(*r.exit_status), " after that"));
+      const bool ended = end.status.signal == SIGTERM || end.status.signal == SIGKILL;
+      if (!end.lost.empty())
+        log_error(concat(describe_loss(end), " after that"));
+      else if (!ended && end.status != *first_failed_)
+        log_error(concat("rank ", end.rank, on_host(end), " ", describe(end.status), " after that"));
       return;
     }
     if (kill_at_) return;
-    first_failed_ = r.exit_status;
-    status_ = r.exit_status->shell_status();
-    restart_after_ = restarts_.next(*r.exit_status, std::chrono::steady_clock::now() - started_);
-    log_error(concat("rank ", r.rank, " of ", options_.ranks, " failed first: ", describe(*r.exit_status),
-                     oom_hint(*r.exit_status), restart_hint(*r.exit_status), log_hint(r.rank)));
-    report_until_ = Deadline::after(time_to_report(*r.exit_status));
+    first_failed_ = end.status;
+    status_ = end.status.shell_status();
+    if (!is_host_lost_)
+      restart_after_ = restarts_.next(end.status, std::chrono::steady_clock::now() - started_);
+    const std::string what = end.lost.empty()
+                                 ? concat("rank ", end.rank, " of ", options_.ranks, on_host(end),
+                                          " failed first: ", describe(end.status), oom_hint(end))
+                                 : describe_loss(end);
+    log_error(concat(what, restart_hint(end), end.lost.empty() ? log_hint(end.rank) : ""));
+    report_until_ = Deadline::after(time_to_report(end.status));
   }
 
-  std::string oom_hint(const ExitStatus& f) const {
-    if (f.signal != SIGKILL || !oom_->increased()) return "";
-    return "; the kernel's out-of-memory killer struck meanwhile: use less memory or fewer ranks";
+  static std::string on_host(const RankEnd& end) {
+    return end.host.empty() ? "" : concat(" on host ", end.host);
   }
 
-  std::string restart_hint(const ExitStatus& f) const {
+  static std::string describe_loss(const RankEnd& end) {
+    return concat("host ", end.host, " is lost: ", end.lost);
+  }
+
+  static std::string oom_hint(const RankEnd& end) {
+    return end.memory_kill
+               ? "; the kernel's out-of-memory killer struck meanwhile: use less memory or fewer ranks"
+               : "";
+  }
+
+  std::string restart_hint(const RankEnd& end) const {
     if (restarts_.max_restarts() == 0) return "";
+    const ExitStatus& f = end.status;
+    if (!end.lost.empty()) return "; no restart: a host is gone";
     const std::string count = concat(restarts_.restarts(), " of ", restarts_.max_restarts());
     if (!restart_after_)
       return why_final(f).empty() ? concat("; no restart is left after ", count)
@@ -278,32 +312,32 @@ class Supervisor {
   }
 
   void end_leftovers() {
-    const auto left = children();
-    if (left.empty()) return;
+    const std::size_t left = ranks_->leftovers();
+    if (left == 0) return;
     if (!first_failed_)
-      log_error(concat("ending ", left.size(), left.size() == 1 ? " process" : " processes",
-                       " that the ranks left behind"));
+      log_error(
+          concat("ending ", left, left == 1 ? " process" : " processes", " that the ranks left behind"));
     end_all();
   }
 
   void end_all() {
-    if (!group_) return;
+    if (!in_group_) return;
     if (!kill_at_) {
       kill_at_ = Deadline::after(options_.grace);
       killed_ = false;
-      group_->signal_all(SIGTERM);
+      ranks_->signal_all(SIGTERM);
     } else if (kill_at_->expired()) {
       kill_all();
     }
   }
 
   void kill_all() {
-    const auto running = group_->running();
+    const auto running = ranks_->running();
     if (!killed_ && !running.empty())
       log_error(concat(ranks_have(running), " not ended since SIGTERM: SIGKILL (",
                        urgent_.empty() ? "--grace " + seconds(options_.grace) : urgent_, ")"));
     killed_ = true;
-    group_->signal_all(SIGKILL);
+    ranks_->signal_all(SIGKILL);
   }
 
   /// Waits out the pause before a restart; false if there is to be none.
@@ -313,6 +347,7 @@ class Supervisor {
     while (restart_after_ && !end.expired()) {
       wait_for_events(end.poll_ms(60000));
       handle_signals();
+      ranks_->reap();
       flush();
     }
     return restart_after_.has_value();
@@ -321,8 +356,10 @@ class Supervisor {
   const Options& options_;
   const std::vector<std::vector<int>> processors_;
   UniqueFd signals_;
+  bool is_host_lost_ = false;
   Console stdout_{STDOUT_FILENO};
   std::optional<Console> own_stderr_;
+  std::unique_ptr<Ranks> ranks_;  // after the consoles that it has
   bool stdout_failed_ = false;
   RestartPolicy restarts_;
   const std::string run_id_ = random_id();
@@ -334,8 +371,7 @@ class Supervisor {
   bool ended_ = false;                   // only output is left
 
   // Of the latest group.
-  std::optional<RankGroup> group_;  // empty during the pause before a restart
-  std::optional<OomCounter> oom_;
+  bool in_group_ = false;  // false during the pause before a restart
   std::chrono::steady_clock::time_point started_;
   std::optional<std::chrono::milliseconds> restart_after_;
   std::optional<ExitStatus> first_failed_;
@@ -346,6 +382,10 @@ class Supervisor {
 
 }  // namespace
 
-int supervise(const Options& options) { return Supervisor(options).run(); }
+int supervise(const Options& options) {
+  if (options.agent) return run_agent();
+  if (options.dry_run) return print_help(describe_plan(options));
+  return Supervisor(options).run();
+}
 
 }  // namespace rz::rzrun

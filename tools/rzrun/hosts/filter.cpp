@@ -58,7 +58,10 @@ std::vector<Host> include(const std::vector<Host>& all, std::string_view filter)
   const auto chosen = chosen_by(all, filter, "--include");
   std::vector<Host> rest;
   for (std::size_t i = 0; i < all.size(); ++i)
-    if (!chosen[i].empty()) rest.push_back({all[i].name, {chosen[i].begin(), chosen[i].end()}, true});
+    if (!chosen[i].empty())
+      rest.push_back({all[i].name,
+                      {chosen[i].begin(), chosen[i].end()},
+                      all[i].filtered || chosen[i].size() < all[i].slots.size()});
   return rest;
 }
 

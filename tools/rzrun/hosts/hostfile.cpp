@@ -63,7 +63,7 @@ std::string why_no_host_name(std::string_view word) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
            c == '-' || c == '_';
   };
-  if (!std::ranges::all_of(word, known)) return "a name has letters, digits, '.', '-' and '_' only";
+  if (!std::ranges::all_of(word, known)) return "a name has alphanumeric characters, '.', '-' and '_' only";
   return "";
 }
 

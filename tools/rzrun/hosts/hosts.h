@@ -12,7 +12,7 @@ namespace rz::hosts {
 struct Host {
   std::string name;
   std::vector<int> slots;
-  bool filtered = false;  ///< a filter has chosen among the slots
+  bool filtered = false;  ///< a filter has left slots out
   bool operator==(const Host&) const = default;
 };
 
@@ -40,8 +40,13 @@ std::vector<Host> first_slots(std::vector<Host> all, int slots);
 /// for messages, e.g. "SLURM_JOB_NODELIST".
 std::vector<std::string> parse_slurm_nodes(std::string_view list, const std::string& where);
 
-/// Why the word is no name of a host; empty if it is one. A name has letters, digits, '.', '-', '_', and does
-/// not begin with '-', so that no program takes it for a flag.
+/// The address of the first host that the others can reach: the one whose network the largest number of other
+/// hosts has an address in. Each host has its IPv4 addresses with the length of their prefix, such as
+/// "10.0.0.1/24". An address that two hosts have is that of a bridge inside each. Empty if there is none.
+std::string master_address(const std::vector<std::vector<std::string>>& addresses);
+
+/// Why the word is no name of a host; empty if it is one. A name has alphanumeric characters, '.', '-', '_',
+/// and does not begin with '-', so that no program takes it for a flag.
 std::string why_no_host_name(std::string_view word);
 
 /// The word in quotes, for messages: in one line, and not longer than a line.

@@ -1,0 +1,395 @@
+// The launcher over several hosts, with real processes. A stand-in for ssh starts each agent under a host
+// name of its own; in network namespaces, if they are permitted.
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <thread>
+
+#include "tests/support/program.h"
+#include "tests/support/rzrun.h"
+#include "tools/rzrun/agent_group.h"
+#include "tools/rzrun/frames.h"
+
+namespace rz {
+namespace {
+
+using test::content;
+using test::Directory;
+using test::lines;
+using test::Program;
+
+constexpr std::chrono::seconds soon{30};
+
+/// A stand-in for ssh, and hostfiles.
+class RzrunHosts : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (std::system("unshare -u true 2>/dev/null") != 0)
+      GTEST_SKIP() << "no namespace of host names is permitted here (needs root or user namespaces)";
+    write("rsh",
+          "#!/bin/sh\nhost=$1; shift\necho $$ >> \"${0%/*}/connectors\"\n"
+          "exec unshare -u sh -c \"hostname $host; $*\"\n");
+    write("hosts", "n0 slots=2\nn1 slots=2\n");
+  }
+
+  void write(const std::string& name, const std::string& text) {
+    std::ofstream(folder_ / name) << text;
+    std::filesystem::permissions(folder_ / name, std::filesystem::perms::owner_all);
+  }
+
+  std::vector<std::string> command(std::vector<std::string> flags, const std::string& script) {
+    std::vector<std::string> all{"--hostfile", folder_ / "hosts", "--rsh", folder_ / "rsh"};
+    all.insert(all.end(), flags.begin(), flags.end());
+    return test::rzrun(all, script);
+  }
+
+  /// The processes that run the agents of this rzrun.
+  std::vector<pid_t> connectors() const {
+    std::vector<pid_t> found;
+    for (const auto& line : lines(content(folder_ / "connectors"))) found.push_back(std::stoi(line));
+    return found;
+  }
+
+  /// Waits for the ranks to print "up PID", and returns the ids.
+  static std::vector<pid_t> wait_for_ranks(const Program& p, std::size_t count) {
+    std::vector<pid_t> found;
+    const auto end = Deadline::after(soon);
+    while (found.size() < count && !end.expired()) {
+      found.clear();
+      for (const auto& line : lines(p.out()))
+        if (const auto at = line.find("up "); at != std::string::npos)
+          found.push_back(std::stoi(line.substr(at + 3)));
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    EXPECT_EQ(found.size(), count) << p.out() << p.err();
+    return found;
+  }
+
+  void expect_gone(const std::vector<pid_t>& processes) {
+    for (const pid_t p : processes) EXPECT_TRUE(test::gone(p, std::chrono::seconds(15))) << p;
+    for (const pid_t p : connectors())
+      EXPECT_TRUE(test::gone(p, std::chrono::seconds(15))) << "connector " << p;
+  }
+
+  Directory folder_;
+};
+
+TEST_F(RzrunHosts, EveryRankGetsTorchrunsEnvironment) {
+  Program p(command({},
+                    "echo $(hostname) $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK "
+                    "$GROUP_WORLD_SIZE $ROLE_RANK \"$FROM_HERE\" ${CUDA_VISIBLE_DEVICES-none}; "
+                    "echo to stderr >&2"),
+            {{"FROM_HERE", "it's \"$HOME\"\nhere"}});
+  EXPECT_EQ(p.wait(), 0) << p.err();
+  auto all = lines(p.out());
+  std::ranges::sort(all);
+  std::vector<std::string> expected;
+  for (int r = 0; r < 4; ++r) {
+    const std::string before = concat("[n", r / 2, ":", r, "] ");
+    expected.push_back(
+        concat(before, "n", r / 2, " ", r, " ", r % 2, " 4 2 ", r / 2, " 2 ", r, " it's \"$HOME\""));
+    expected.push_back(concat(before, "here none"));
+  }
+  std::ranges::sort(expected);
+  EXPECT_EQ(all, expected);
+  EXPECT_NE(p.err().find("[n1:3] to stderr\n"), std::string::npos) << p.err();
+}
+
+TEST_F(RzrunHosts, FiltersChooseHostsAndDevices) {
+  write("hosts", "n0 slots=4\nn1 slots=4\nn2 slots=1\n");
+  const std::string script = "echo $(hostname) $RANK $LOCAL_RANK $WORLD_SIZE ${CUDA_VISIBLE_DEVICES-none}";
+  const auto out = [&](std::vector<std::string> flags) {
+    Program p(command(std::move(flags), script));
+    EXPECT_EQ(p.wait(), 0) << p.err();
+    auto all = lines(p.out());
+    std::ranges::sort(all);
+    std::string text;
+    for (const auto& line : all) text += line + "\n";
+    return text;
+  };
+  EXPECT_EQ(out({"--include", "n1:3,1@n2"}), "[n1:0] n1 0 0 3 1,3\n[n1:1] n1 1 1 3 1,3\n[n2:2] n2 2 0 3 none\n");
+  EXPECT_EQ(out({"--exclude", "n0:0,1,2@n1"}), "[n0:0] n0 0 0 2 3\n[n2:1] n2 1 0 2 none\n");
+  EXPECT_EQ(out({"--num_nodes", "2", "--num_gpus", "1"}), "[n0:0] n0 0 0 2 none\n[n1:1] n1 1 0 2 none\n");
+  EXPECT_EQ(out({"-n", "5"}),
+            "[n0:0] n0 0 0 5 none\n[n0:1] n0 1 1 5 none\n[n0:2] n0 2 2 5 none\n[n0:3] n0 3 3 5 none\n"
+            "[n1:4] n1 4 0 5 none\n");
+}
+
+TEST_F(RzrunHosts, TheFirstFailureIsNamedWithItsHostAndEndsAll) {
+  Program p(command({}, "echo up $$; [ $RANK = 3 ] && { sleep 0.3; exit 5; }; sleep 60 & wait"));
+  EXPECT_EQ(p.wait(soon), 5);
+  EXPECT_EQ(lines(p.err())[0], "rzrun: rank 3 of 4 on host n1 failed first: exited with 5");
+  expect_gone(wait_for_ranks(p, 4));
+}
+
+TEST_F(RzrunHosts, CtrlCEndsEverything) {
+  Program p(command({}, "echo up $$; sleep 60 & wait"));
+  const auto ranks = wait_for_ranks(p, 4);
+  p.signal(SIGINT);
+  EXPECT_EQ(p.wait(soon), 128 + SIGINT);
+  EXPECT_NE(p.err().find("SIGINT: ending 4 ranks"), std::string::npos) << p.err();
+  expect_gone(ranks);
+}
+
+TEST_F(RzrunHosts, CtrlCTwiceKillsAtOnce) {
+  Program p(command({"--grace", "3600"}, "trap '' TERM INT; echo up $$; while :; do sleep 60; done"));
+  const auto ranks = wait_for_ranks(p, 4);
+  p.signal(SIGINT);
+  p.wait_for("rzrun: SIGINT");
+  std::this_thread::sleep_for(std::chrono::milliseconds(1050));  // signals within a second are one
+  p.signal(SIGINT);
+  EXPECT_EQ(p.wait(soon), 128 + SIGINT);
+  EXPECT_NE(p.err().find("ranks 0, 1, 2, 3 have not ended since SIGTERM: SIGKILL"), std::string::npos)
+      << p.err();
+  expect_gone(ranks);
+}
+
+TEST_F(RzrunHosts, AKilledRzrunLeavesNothing) {
+  Program p(command({"--grace", "0.5"}, "trap '' TERM; echo up $$; while :; do sleep 60; done"));
+  const auto ranks = wait_for_ranks(p, 4);
+  p.signal(SIGKILL);
+  EXPECT_EQ(p.wait(soon), 128 + SIGKILL);
+  expect_gone(ranks);
+}
+
+TEST_F(RzrunHosts, AKilledAgentIsALostHostAndEndsAll) {
+  Program p(command({"--max-restarts", "3"}, "echo up $$; exec sleep 60"));
+  const auto ranks = wait_for_ranks(p, 4);
+  ::kill(connectors().back(), SIGKILL);
+  EXPECT_EQ(p.wait(soon), 255);
+  EXPECT_NE(p.err().find(" is lost: "), std::string::npos) << p.err();
+  EXPECT_NE(p.err().find("killed by SIGKILL (Killed); no restart: a host is gone"), std::string::npos)
+      << p.err();
+  expect_gone(ranks);
+}
+
+TEST_F(RzrunHosts, AConnectionThatEndsIsALostHostAndItsAgentEndsItsRanks) {
+  // The stand-in passes frames through processes of its own, as ssh does.
+  write("rsh",
+        "#!/bin/sh\nhost=$1; shift\n[ $host = n1 ] || exec unshare -u sh -c \"hostname $host; $*\"\n"
+        "mkfifo ${0%/*}/in ${0%/*}/out\n"
+        "setsid unshare -u sh -c \"hostname $host; $*\" < ${0%/*}/in > ${0%/*}/out &\n"
+        "cat ${0%/*}/out & echo $! >> ${0%/*}/connectors\n"
+        "exec cat > ${0%/*}/in\n");
+  Program p(command({}, "echo up $$; exec sleep 60"));
+  const auto ranks = wait_for_ranks(p, 4);
+  for (const auto& process : rzrun::processes())
+    if (process.parent == p.pid())
+      ::kill(process.pid, content(concat("/proc/", process.pid, "/comm")) == "cat\n" ? SIGKILL : 0);
+  EXPECT_EQ(p.wait(soon), 255);
+  EXPECT_NE(p.err().find("host n1 is lost"), std::string::npos) << p.err();
+  expect_gone(ranks);
+}
+
+TEST_F(RzrunHosts, ASilentHostIsLostAndEndsItsRanks) {
+  Program p(command({}, "echo up $$; exec sleep 100"));
+  const auto ranks = wait_for_ranks(p, 4);
+  const auto agents = connectors();
+  ::kill(agents.back(), SIGSTOP);
+  EXPECT_EQ(p.wait(std::chrono::seconds(40)), 255);
+  EXPECT_NE(p.err().find("no sign of its agent for 10 s"), std::string::npos) << p.err();
+  ::kill(agents.back(), SIGCONT);
+  expect_gone(ranks);
+}
+
+TEST_F(RzrunHosts, AStoppedRzrunIsMissedByItsAgents) {
+  Program p(command({}, "echo up $$; exec sleep 100"));
+  const auto ranks = wait_for_ranks(p, 4);
+  p.signal(SIGSTOP);
+  for (const pid_t r : ranks) EXPECT_TRUE(test::gone(r, std::chrono::seconds(25))) << r;
+  p.signal(SIGCONT);
+  EXPECT_NE(p.wait(soon), 0);
+  expect_gone(ranks);
+}
+
+TEST_F(RzrunHosts, AllRanksStartAgainOnTheSameAgents) {
+  Program p(command({"--max-restarts", "2"},
+                    "echo $TORCHELASTIC_RESTART_COUNT $RZ_LAUNCH $TORCHELASTIC_RUN_ID; "
+                    "[ $RANK$TORCHELASTIC_RESTART_COUNT = 20 ] && kill -9 $$; [ $TORCHELASTIC_RESTART_COUNT "
+                    "= 1 ] || sleep 60"));
+  EXPECT_EQ(p.wait(soon), 0) << p.err();
+  EXPECT_NE(p.err().find("rank 2 of 4 on host n1 failed first: killed by SIGKILL (Killed); restart 1 of 2"),
+            std::string::npos)
+      << p.err();
+  EXPECT_EQ(connectors().size(), 2u);
+  std::vector<std::string> launches, ids;
+  for (const auto& line : lines(p.out())) {
+    launches.push_back(line.substr(7, 18));
+    ids.push_back(line.substr(26));
+  }
+  for (auto* all : {&launches, &ids}) {
+    std::ranges::sort(*all);
+    all->erase(std::unique(all->begin(), all->end()), all->end());
+  }
+  EXPECT_EQ(launches.size(), 2u) << p.out();
+  EXPECT_EQ(ids.size(), 1u) << p.out();
+}
+
+TEST_F(RzrunHosts, TextBeforeTheAgentIsPrintedAndAHostThatDoesNotComeUpIsNamed) {
+  write("rsh",
+        "#!/bin/sh\nhost=$1; shift\necho Welcome to $host; printf 'no line end'\n"
+        "[ $host = n1 ] && { echo 'Permission denied (publickey).' >&2; exit 255; }\n"
+        "exec unshare -u sh -c \"hostname $host; $*\"\n");
+  Program p(command({}, "echo never"));
+  EXPECT_EQ(p.wait(soon), 255);
+  EXPECT_EQ(p.out(), "");
+  for (const char* line :
+       {"rzrun: host n0: Welcome to n0\n", "rzrun: host n1: Permission denied (publickey).\n",
+        "rsh exited with 255 before an agent of rzrun began"})
+    EXPECT_NE(p.err().find(line), std::string::npos) << p.err();
+  write("hosts", "n0 slots=2\nn2 slots=1\n");
+  Program other(command({}, "echo one"));
+  EXPECT_EQ(other.wait(soon), 0);
+  EXPECT_EQ(lines(other.out()).size(), 3u);
+  EXPECT_NE(other.err().find("rzrun: host n2: no line end\n"), std::string::npos) << other.err();
+}
+
+TEST_F(RzrunHosts, AProgramThatCannotBeStartedIsNamedWithItsHost) {
+  std::vector<std::string> words{test::built("rzrun"), "--hostfile", folder_ / "hosts", "--rsh",
+                                 folder_ / "rsh",      "missing"};
+  Program p(words);
+  EXPECT_EQ(p.wait(soon), 127);
+  EXPECT_NE(p.err().find("cannot start 'missing': No such file or directory"), std::string::npos) << p.err();
+}
+
+TEST_F(RzrunHosts, MuchOutputIsWholeAndASlowReaderMakesTheRanksWait) {
+  const std::string line(200, 'x');
+  Program p(command({}, "i=0; while [ $i -lt 5000 ]; do echo " + line + "$i; i=$((i+1)); done"));
+  // Nothing is lost, though the test reads only at the end.
+  EXPECT_EQ(p.wait(std::chrono::seconds(60)), 0) << p.err();
+  const auto all = lines(p.out());
+  EXPECT_EQ(all.size(), 20000u);
+  for (const auto& l : all) ASSERT_TRUE(l[0] == '[' && l.find("] " + line) == 5) << l;
+}
+
+TEST_F(RzrunHosts, LogFilesAndTheirErrorsAreThoseOfTheHost) {
+  Program p(command({"--log-dir", folder_ / "logs", "--tee"}, "echo line of $RANK"));
+  EXPECT_EQ(p.wait(soon), 0) << p.err();
+  for (int r = 0; r < 4; ++r)
+    EXPECT_EQ(content(folder_ / concat("logs/rank", r, ".stdout")), concat("line of ", r, "\n"));
+  Program full(command({"--log-dir", "/proc/no/logs"}, "true"));
+  EXPECT_EQ(full.wait(soon), 2);
+  EXPECT_NE(full.err().find(": --log-dir /proc/no/logs: "), std::string::npos) << full.err();
+}
+
+TEST_F(RzrunHosts, NothingOfTheJobIsOnACommandLine) {
+  Program p(command({}, "echo up $$; sleep 60 & wait"), {{"PASSPHRASE", "open-sesame"}});
+  const auto ranks = wait_for_ranks(p, 4);
+  for (const pid_t agent : connectors()) {
+    const std::string words = content(concat("/proc/", agent, "/cmdline"));
+    EXPECT_NE(words.find("--agent"), std::string::npos) << words;
+    EXPECT_EQ(words.find("sesame"), std::string::npos);
+    EXPECT_EQ(words.find("sleep"), std::string::npos);
+  }
+  p.signal(SIGTERM);
+  EXPECT_EQ(p.wait(soon), 128 + SIGTERM);
+}
+
+TEST_F(RzrunHosts, WrongFlagsAreRefusedInOneLine) {
+  const std::string hosts = folder_ / "hosts";
+  const auto refused = [](std::vector<std::string> flags, const std::string& words) {
+    flags.push_back("true");
+    test::expect_refusal("rzrun", flags, words);
+  };
+  refused({"--hostfile", hosts, "--include", "n0", "--exclude", "n1"},
+          "--include and --exclude exclude each other");
+  refused({"--hostfile", hosts, "--include", "n0", "--num_nodes", "1"},
+          "--include and --num_nodes exclude each other");
+  refused({"--hostfile", hosts, "--exclude", "n0", "--num_gpus", "1"},
+          "--exclude and --num_gpus exclude each other");
+  refused({"--hostfile", hosts, "--include", "n7"}, "host 'n7' is not known; there are: n0, n1");
+  refused({"--hostfile", hosts, "-n", "5"}, "-n 5: the hosts have 4 slots");
+  refused({"--hostfile", hosts, "-n", "1", "--num_gpus", "1"}, "-n and --num_gpus exclude each other");
+  refused({"--hostfile", "/nowhere/hosts"}, "hostfile /nowhere/hosts: No such file or directory");
+  refused({"--include", "n7:0"}, "'n7' is another host; name it and its slots in a --hostfile");
+  refused({"--include", "localhost"}, "without --hostfile write localhost:SLOT,SLOT");
+  refused({"--exclude", "n0"}, "--exclude needs --hostfile FILE");
+  refused({"--num_nodes", "2", "--num_gpus", "1"}, "--num_nodes 2 needs --hostfile FILE");
+  refused({"-n", "1", "--rsh", "ssh"}, "--rsh needs --hostfile FILE");
+}
+
+TEST(RzrunOneHost, DeepSpeedsFlagsOnThisHost) {
+  const std::string script = "echo $RANK $WORLD_SIZE ${CUDA_VISIBLE_DEVICES-none}";
+  const auto sorted = [&](std::vector<std::string> flags) {
+    Program p(test::rzrun(std::move(flags), script));
+    EXPECT_EQ(p.wait(), 0) << p.err();
+    auto all = lines(p.out());
+    std::ranges::sort(all);
+    return all;
+  };
+  EXPECT_EQ(sorted({"--include", "localhost:4,2"}), (std::vector<std::string>{"0 2 2,4", "1 2 2,4"}));
+  EXPECT_EQ(sorted({"--num_gpus", "2"}), (std::vector<std::string>{"0 2 none", "1 2 none"}));
+}
+
+TEST(RzrunOneHost, DryRunPrintsWhatWouldRunWhere) {
+  Directory folder;
+  std::ofstream(folder / "hosts") << "n0 slots=4\nn1 slots=4\n";
+  Program p({test::built("rzrun"), "--hostfile", folder / "hosts", "--include", "n0@n1:1,3", "--ssh_port",
+             "2222", "--dry-run", "train", "--lr", "1"});
+  EXPECT_EQ(p.wait(), 0);
+  const auto all = lines(p.out());
+  ASSERT_EQ(all.size(), 3u) << p.out();
+  EXPECT_EQ(all[0], "6 ranks of: train --lr 1");
+  EXPECT_TRUE(all[1].starts_with("n0: ranks 0 to 3; agent: ssh -T -o BatchMode=yes ")) << all[1];
+  EXPECT_TRUE(all[2].starts_with("n1: ranks 4 to 5; CUDA_VISIBLE_DEVICES=1,3; agent: ssh ")) << all[2];
+  EXPECT_NE(all[2].find(" -p 2222 n1 cd '"), std::string::npos) << all[2];
+}
+
+/// Random bytes, and frames of which bytes are changed: each is a frame, or refused. RZ_FUZZ_SECONDS: for so
+/// long.
+TEST(RzrunFrames, AnyBytesAreFramesOrRefused) {
+  rzrun::Job job;
+  job.options.ranks = job.local_ranks = 2;
+  job.options.command = {"program", "word"};
+  const std::string packed = rzrun::pack_job(job, {{"NAME", "value"}, {"OTHER", ""}});
+  rzrun::RankEnd end;
+  end.rank = 3;
+  end.status.signal = 9;
+  std::string good(rzrun::frames_begin);
+  rzrun::append_frame(good, rzrun::Frame::Kind::job, packed);
+  rzrun::append_frame(good, rzrun::Frame::Kind::exit, rzrun::pack_end(end));
+  std::mt19937 random(7);
+  const char* const limit = std::getenv("RZ_FUZZ_SECONDS");
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(limit ? std::atoi(limit) : 0);
+  int whole = 0, tried = 0;
+  for (; tried < 2000 || std::chrono::steady_clock::now() < until; ++tried) {
+    std::string bytes = "banner\n" + good;
+    for (auto n = tried == 0 ? 0 : random() % 4; n > 0; --n)
+      bytes[random() % bytes.size()] = static_cast<char>(random());
+    if (tried > 0 && random() % 8 == 0) bytes.resize(random() % bytes.size());
+    try {
+      rzrun::FrameParser parser;
+      int frames = 0;
+      for (std::size_t at = 0; at < bytes.size();) {
+        const auto n = std::min<std::size_t>(bytes.size() - at, 1 + random() % 400);
+        parser.feed(std::string_view(bytes).substr(at, n));
+        at += n;
+        parser.text_before();
+        while (const auto frame = parser.next()) {
+          rzrun::Variables variables;
+          if (frame->kind == rzrun::Frame::Kind::job) rzrun::unpack_job(frame->payload, variables);
+          if (frame->kind == rzrun::Frame::Kind::exit) rzrun::unpack_end(frame->payload);
+          ++frames;
+        }
+      }
+      whole += frames == 2;
+      if (tried == 0) EXPECT_EQ(frames, 2);
+    } catch (const Error& e) {
+      ASSERT_EQ(e.code(), Errc::io) << e.what();
+    }
+  }
+  EXPECT_GT(whole, tried / 20);
+  EXPECT_LT(whole, tried);
+}
+
+}  // namespace
+}  // namespace rz
