@@ -11,7 +11,6 @@
 #include "comm/device/allocate.h"
 #include "comm/device/meta.h"
 #include "sharding/optim/optimizer.h"
-#include "sharding/strategy/sharding_plan.h"
 #include "sharding/strategy/strategy.h"
 
 namespace rz {
@@ -191,8 +190,7 @@ std::pair<MemoryUse, MeshTraffic> dry_run(Module& module, const Optimizer& optim
   require(o.accumulation > 0, Errc::invalid_argument, "an update of ", o.accumulation, " micro-batches");
   const OnMeta on_meta(module);
   Tape tape(Stream::create(meta_device), BufferPool(allocator_on(meta_device)));
-  const auto strategy =
-      make_strategy(o.strategy, module, meta_mesh(mesh_of(o.mesh, o.options), o.rank), o.options);
+  const auto strategy = make_strategy(o.strategy, module, o.mesh, o.options);
   strategy->attach(tape);
   tape.set_autocast(o.autocast);
   StatesOf states(optimizer);

@@ -27,11 +27,11 @@ Communicator meta_communicator(int rank, int ranks);
 /// The place of rank `rank` in a mesh of meta communicators. The sizes are numbers.
 Mesh meta_mesh(const MeshSizes&, int rank);
 
+/// `mesh` has the sizes of mesh_of() (sharding/strategy/sharding_plan.h).
 struct DryRunOptions {
   StrategyKind strategy = StrategyKind::ddp;
   StrategyOptions options;
-  MeshSizes mesh;  ///< numbers
-  int rank = 0;
+  Mesh mesh;             ///< meta_mesh(), with which the layers of the module were divided if they are
   int accumulation = 1;  ///< micro-batches of an update; the last one reduces
   std::optional<DType> autocast;
 };

@@ -24,7 +24,6 @@
 #include "sharding/huggingface/adapter.h"
 #include "sharding/huggingface/save_pretrained.h"
 #include "sharding/io/text.h"
-#include "sharding/parallel/parallelize.h"
 #include "sharding/parallel/rank_agreement.h"
 #include "sharding/parallel/rank_consistency.h"
 #include "sharding/strategy/join.h"
@@ -57,21 +56,7 @@ std::shared_ptr<Communicator> data_ranks(World& world, const Mesh& mesh) {
   return std::make_shared<Communicator>(*all.split(mesh.part().rank, all.rank()));
 }
 
-/// What ranks share of the layers, as a line.
-std::string divide_layers(Module& module, const Mesh& mesh, const DsConfig& config, const EngineOptions& o) {
-  require(!o.parallelize || !config.sequence_parallel, Errc::config, config.file,
-          ": ringzero.sequence_parallel: is true, but EngineOptions::parallelize divides the layers; set it "
-          "there, in ParallelOptions");
-  if (o.parallelize) return o.parallelize(module, mesh);
-  const auto* model = dynamic_cast<const LanguageModel*>(&module);
-  if (model && mesh.tp())
-    return parallelize(module, model->parallel_plan(), mesh, {.sequence_parallel = config.sequence_parallel});
-  require(mesh.tp() == nullptr, Errc::config, config.file, ": ringzero.mesh.tp: is ", mesh.sizes().tp,
-          ", and the module has no plan of what ranks share; set EngineOptions::parallelize, or tp to 1");
-  return "";
-}
-
-/// The same on all ranks, or an error on all. Collective.
+/// Divides the layers on all ranks, or throws an error on all. Collective.
 void divide_layers(Module& module, const Mesh& mesh, const World& world, const DsConfig& config,
                    const EngineOptions& o) {
   std::string line;

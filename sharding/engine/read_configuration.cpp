@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <array>
 
+#include "autograd_lite/models/language_model.h"
 #include "autograd_lite/models/lora.h"
 #include "comm/core/error.h"
 #include "sharding/engine/training_step.h"
+#include "sharding/parallel/parallelize.h"
 #include "sharding/parallel/rank_agreement.h"
 #include "sharding/parallel/rank_consistency.h"
 
@@ -92,6 +94,19 @@ void prepare_model(Module& model, const DsConfig& config) {
   } catch (const Error& e) {
     fail(Errc::config, config.file, ": ringzero.lora.", e.what());
   }
+}
+
+std::string divide_layers(Module& module, const Mesh& mesh, const DsConfig& config, const EngineOptions& o) {
+  require(!o.parallelize || !config.sequence_parallel, Errc::config, config.file,
+          ": ringzero.sequence_parallel: is true, but EngineOptions::parallelize divides the layers; set it "
+          "there, in ParallelOptions");
+  if (o.parallelize) return o.parallelize(module, mesh);
+  const auto* model = dynamic_cast<const LanguageModel*>(&module);
+  if (model && mesh.tp())
+    return parallelize(module, model->parallel_plan(), mesh, {.sequence_parallel = config.sequence_parallel});
+  require(mesh.tp() == nullptr, Errc::config, config.file, ": ringzero.mesh.tp: is ", mesh.sizes().tp,
+          ", and the module has no plan of what ranks share; set EngineOptions::parallelize, or tp to 1");
+  return "";
 }
 
 std::optional<std::int64_t> hidden_size(Module& model) {

@@ -1,6 +1,8 @@
 #pragma once
 /// The configuration of an engine.
 
+#include <string>
+
 #include "autograd_lite/nn/module.h"
 #include "sharding/config/ds_config.h"
 #include "sharding/engine/engine_options.h"
@@ -19,6 +21,9 @@ DsConfig read_configuration(int ranks, Module&, const EngineOptions&, int ranks_
 /// Gives the module what the configuration has: activation checkpointing, LoRA. Errc::config for layers
 /// that it has not.
 void prepare_model(Module&, const DsConfig&);
+/// Divides the layers of the module between the ranks of mesh.tp(), by EngineOptions::parallelize or the plan
+/// of its family. Not collective. Returns a line on it. Errc::config for a module without a plan.
+std::string divide_layers(Module&, const Mesh&, const DsConfig&, const EngineOptions&);
 
 /// The largest smaller extent of the matrices of a model; nullopt if it has none.
 std::optional<std::int64_t> hidden_size(Module&);

@@ -9,6 +9,7 @@
 ///     std::puts(describe(plan.memory).c_str());
 
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "autograd_lite/nn/module.h"
@@ -24,6 +25,14 @@ namespace rz {
 /// Records the loss of a micro-batch, as a training loop does. It makes its inputs with Tape::empty(), or on
 /// meta_device (comm/device/meta.h); they are zeros. What it reads from tensors is zero.
 using RecordLoss = std::function<nn::Loss(Tape&)>;
+
+/// A module without values, and the loss of its micro-batches.
+struct PlannedModule {
+  std::shared_ptr<Module> module;
+  RecordLoss record;
+};
+/// Makes one, the same each time.
+using MakePlanned = std::function<PlannedModule()>;
 
 struct TrainingPlan {
   StrategyKind strategy = StrategyKind::ddp;
@@ -43,11 +52,17 @@ struct TrainingPlan {
 /// `ranks_per_node`, for a mesh of two "auto": 0 if nodes have different numbers.
 /// For a device, tensors of the tape with padded rows (nn::linear_aligned) are predicted without the padding.
 ///
+/// Where ranks share layers, the module has the parts of this rank afterwards: another plan needs another
+/// module. What layers exchange is counted under MeshTraffic::tp.
+///
 /// Errors are those of initialize(); Errc::config without an optimizer.
 TrainingPlan plan_training(Module&, const EngineOptions&, const RecordLoss& record, RankOf,
                            Device::Kind = Device::host, int ranks_per_node = 0);
-/// The same of every rank, in their order.
+/// The same of every rank, in their order. Errc::invalid_argument if ranks share layers.
 std::vector<TrainingPlan> plan_all_ranks(Module&, const EngineOptions&, const RecordLoss& record, int ranks,
+                                         Device::Kind = Device::host, int ranks_per_node = 0);
+/// The same, also where ranks share layers.
+std::vector<TrainingPlan> plan_all_ranks(const MakePlanned&, const EngineOptions&, int ranks,
                                          Device::Kind = Device::host, int ranks_per_node = 0);
 
 }  // namespace rz

@@ -1,19 +1,27 @@
 /// Bytes held and sent on meshes: those of a dry run and of predictions are those of training.
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
 #include <random>
+#include <string>
+#include <vector>
 
 #include "autograd_lite/models/gpt2.h"
+#include "autograd_lite/models/llama.h"
 #include "autograd_lite/nn/layers.h"
 #include "autograd_lite/ops.h"
 #include "comm/device/allocate.h"
 #include "comm/device/meta.h"
 #include "sharding/engine/dry_run.h"
+#include "sharding/engine/engine.h"
+#include "sharding/engine/training_plan.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/parallel/parallelize.h"
 #include "sharding/strategy/prediction.h"
+#include "sharding/strategy/sharding_plan.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 #include "tests/support/toy_training.h"
 
@@ -106,8 +114,7 @@ void expect_planned(const Case& c) {
         dry_run(shapes, *optimizer, [&](Tape& t) { return shapes(t, zeros(allocator_on(meta_device))); },
                 {.strategy = c.kind,
                  .options = c.options,
-                 .mesh = c.mesh,
-                 .rank = rank,
+                 .mesh = meta_mesh(mesh_of(c.mesh, c.options), rank),
                  .accumulation = c.accumulation});
     MemoryReport predicted =
         predicted_memory(c.kind, shapes, *optimizer, coordinates(c.mesh, rank), c.options);
@@ -139,6 +146,166 @@ void expect_planned(const Case& c) {
 
 TEST(MeshPlan, IsWhatIsHeldAndSentOnTwentyRandomMeshes) {
   for (unsigned seed = 1; seed <= 20; ++seed) expect_planned(random_case(seed));
+}
+
+// ---- layers that ranks share
+
+/// What an engine trains, and on which mesh.
+struct ModelCase {
+  std::function<std::unique_ptr<LanguageModel>()> make;
+  MeshSizes mesh;
+  std::string json;
+};
+
+constexpr std::size_t sequence_length = 12;  // 2, 3 and 4 ranks divide it, and the heads
+
+/// An odd vocabulary: 51 = 26 + 25 = 13 · 3 + 12.
+std::function<std::unique_ptr<LanguageModel>()> language_model(bool llama, bool tied, double dropout) {
+  if (llama)
+    return [=] {
+      LlamaConfig c;
+      c.vocab_size = 51, c.hidden_size = 40, c.intermediate_size = 60, c.num_hidden_layers = 2;
+      c.num_attention_heads = 12, c.num_key_value_heads = 12, c.head_dim = 4;
+      c.max_position_embeddings = 16, c.tie_word_embeddings = tied, c.attention_dropout = dropout;
+      return std::make_unique<Llama>(c);
+    };
+  return [=] {
+    Gpt2Config c;
+    c.n_layer = 2, c.n_head = 12, c.n_embd = 48, c.n_positions = 16, c.vocab_size = 51;
+    c.tie_word_embeddings = tied;
+    c.embd_pdrop = c.attn_pdrop = c.resid_pdrop = dropout;
+    return std::make_unique<Gpt2>(c);
+  };
+}
+
+/// Any of all, from a seed, with tp of 2, 3 and 4.
+ModelCase random_model_case(unsigned seed) {
+  std::mt19937 random(seed);
+  const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  ModelCase c;
+  do c.mesh = {1 + below(3), 1 + below(3), 2 + below(3)};
+  while (c.mesh.ranks() > 6);
+  const int stage = below(4);
+  c.make = language_model(below(2), below(2), below(2) ? 0.1 : 0);
+  constexpr const char* precisions[] = {"", R"(, "bf16": {"enabled": true})",
+                                        R"(, "fp16": {"enabled": true})"};
+  constexpr const char* optimizers[] = {"AdamW", "Lamb", "SGD"};
+  c.json = concat(
+      R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": )", 1 + below(3),
+      R"(, "gradient_clipping": 1.0, "optimizer": {"type": ")", optimizers[below(3)],
+      R"(", "params": {"lr": 0.01}}, "zero_optimization": {"overlap_comm": false, "stage": )", stage,
+      stage == 3 && below(2) ? R"(, "stage3_param_persistence_threshold": 60)" : "",
+      stage == 3 && c.mesh.replicate == 1 && c.mesh.shard > 1 && below(2)
+          ? concat(R"(, "zero_hpz_partition_size": )", c.mesh.shard)
+          : "",
+      below(2) ? R"(, "reduce_bucket_size": 1200)" : "", "}", precisions[below(3)],
+      below(3) == 0 ? R"(, "activation_checkpointing": {"partition_activations": true})" : "",
+      R"(, "ringzero": {"mesh": {"replicate": )", c.mesh.replicate, R"(, "shard": )", c.mesh.shard,
+      R"(, "tp": )", c.mesh.tp, R"(}, "sequence_parallel": )", below(2) ? "true" : "false",
+      below(3) == 0 ? R"(, "lora": {"r": 3, "lora_dropout": 0.1, "target_modules": "all-linear"})" : "",
+      "}}");
+  return c;
+}
+
+Tokens tokens_on(const Allocator& memory) {
+  return {Tensor::zeros({2, sequence_length}, DType::i32, memory),
+          Tensor::zeros({2, sequence_length}, DType::i32, memory)};
+}
+
+void expect_planned(const ModelCase& c) {
+  SCOPED_TRACE(c.json);
+  const MakePlanned make = [&] {
+    const std::shared_ptr<LanguageModel> model = c.make();
+    return PlannedModule{model, [model](Tape& t) {
+                           const Tokens tokens = tokens_on(allocator_on(meta_device));
+                           return model->forward(t, tokens.inputs, tokens.targets).loss;
+                         }};
+  };
+  const std::vector<TrainingPlan> plans = plan_all_ranks(make, {.config = c.json}, c.mesh.ranks());
+  test::run_ranks(c.mesh.ranks(), [&](int rank, std::shared_ptr<Store> store) {
+    World world(Communicator::connect(rank, c.mesh.ranks(), std::move(store)));
+    const TrainingPlan& plan = plans[static_cast<std::size_t>(rank)];
+    const auto model = c.make();
+    Engine engine = initialize(world, *model, {.config = c.json, .threads = 1, .log = nullptr});
+    struct {
+      Tokens tokens = tokens_on(allocate_host);
+      Tokens& next() { return tokens; }
+    } batches;
+    MeshTraffic before;
+    for (int update = 0; update < 4; ++update) {
+      before = engine.strategy().traffic();
+      engine.train_batch(batches, [&](Tape& tape, const Tokens& t) {
+        return model->forward(tape, t.inputs, t.targets).loss;
+      });
+    }
+    const MeshTraffic sent = engine.strategy().traffic() - before;
+    EXPECT_EQ(text_of(sent), text_of(plan.update));
+    EXPECT_EQ(sent.sent(engine.strategy().mesh().sizes()), plan.update.sent(plan.mesh));
+    EXPECT_GT(plan.update.tp.sent(c.mesh.tp), 0u);
+    const MemoryUse held = engine.memory();
+    const auto measured = parts(held), expected = parts(plan.memory);
+    for (std::size_t i = 0; i < measured.size(); ++i)
+      EXPECT_EQ(measured[i].bytes, expected[i].bytes) << measured[i].name << " of rank " << rank;
+    EXPECT_EQ(held, plan.memory);
+  });
+}
+
+TEST(MeshPlan, IsWhatIsHeldAndSentWhereRanksShareLayers) {
+  for (unsigned seed = 1; seed <= 20; ++seed) expect_planned(random_model_case(seed));
+}
+
+/// A module of one's own is divided by the function that its engine has.
+TEST(MeshPlan, AModuleIsDividedAsItsEngineDividesIt) {
+  struct Mlp : Module {
+    nn::Linear up{*this, "up", 24, 48}, down{*this, "down", 48, 24};
+    nn::Loss operator()(Tape& t, const Tensor& x) {
+      const Tensor targets = Tensor::zeros({2}, DType::i32, allocator_on(t.stream().device()));
+      return nn::cross_entropy(t, down(t, nn::gelu(t, up(t, t.constant(x)))), targets);
+    }
+  };
+  constexpr const char* json = R"({"train_micro_batch_size_per_gpu": 2, "ringzero": {"mesh": {"tp": 2}},
+      "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "zero_optimization": {"overlap_comm": false}})";
+  const auto options = [&](bool divides) {
+    EngineOptions o{.config = json, .threads = 1, .log = nullptr};
+    if (divides)
+      o.parallelize = [](Module& m, const Mesh& mesh) {
+        return parallelize(m, {{"up", ParallelStyle::column}, {"down", ParallelStyle::row}}, mesh);
+      };
+    return o;
+  };
+  const MakePlanned make = [] {
+    const auto net = std::make_shared<Mlp>();
+    return PlannedModule{net, [net](Tape& t) {
+                           return (*net)(t, Tensor::zeros({2, 24}, DType::f32, allocator_on(meta_device)));
+                         }};
+  };
+  const auto plans = plan_all_ranks(make, options(true), 4);
+  test::run_ranks(4, [&](int rank, std::shared_ptr<Store> store) {
+    World world(Communicator::connect(rank, 4, std::move(store)));
+    Mlp net;
+    Engine engine = initialize(world, net, options(true));
+    struct {
+      Tensor x = Tensor::zeros({2, 24});
+      Tensor& next() { return x; }
+    } batches;
+    MeshTraffic before;
+    for (int update = 0; update < 4; ++update) {
+      before = engine.strategy().traffic();
+      engine.train_batch(batches, [&](Tape& t, const Tensor& x) { return net(t, x); });
+    }
+    const TrainingPlan& plan = plans[static_cast<std::size_t>(rank)];
+    EXPECT_EQ(text_of(engine.strategy().traffic() - before), text_of(plan.update));
+    EXPECT_EQ(engine.memory(), plan.memory);
+    EXPECT_EQ(plan.update.tp.all_reduce, (CallCount{1, 2 * 24 * 4}));
+  });
+  const auto refusal = [&](const std::function<void()>& f) { return std::string(test::error_of(f).what()); };
+  EXPECT_EQ(refusal([&] { plan_all_ranks(make, options(false), 4); }),
+            "configuration: ringzero.mesh.tp: is 2, and the module has no plan of what ranks share; set "
+            "EngineOptions::parallelize, or tp to 1");
+  const PlannedModule one = make();
+  EXPECT_EQ(refusal([&] { plan_all_ranks(*one.module, options(true), one.record, 4); }),
+            "configuration: ringzero.mesh.tp: is 2, and one module has the parts of one rank: give "
+            "plan_all_ranks() a function that makes modules");
 }
 
 // ---- by hand: 1536 elements, which no mesh pads

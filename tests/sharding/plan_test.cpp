@@ -277,7 +277,7 @@ TEST_P(Plan, HasEveryByteThatTheCommunicatorMoves) {
       EXPECT_EQ(moved(update.total()), moved(*record)) << name(kind) << ", " << keys;
       const auto [memory, planned] = dry_run(
           shapes, *optimizer, [&](Tape& t) { return loss_of(shapes, t, zeros(allocator_on(meta_device))); },
-          {.strategy = kind, .mesh = {.shard = rank.ranks}, .rank = rank.rank, .accumulation = 2});
+          {.strategy = kind, .mesh = meta_mesh({.shard = rank.ranks}, rank.rank), .accumulation = 2});
       EXPECT_EQ(update, planned) << name(kind) << ", " << keys;
     }
 }

@@ -64,8 +64,11 @@ TrainingPlan plan_run(const Options& o, const Inputs& in, RankOf rank, Device::K
 }
 
 std::vector<TrainingPlan> plan_ranks(const Options& o, const Inputs& in, int ranks, Device::Kind device) {
-  Planned planned(o, in);
-  return plan_all_ranks(*planned.model, engine_options(o, in), planned.record, ranks, device);
+  const auto make = [&] {
+    const auto planned = std::make_shared<Planned>(o, in);
+    return PlannedModule{{planned, planned->model.get()}, planned->record};
+  };
+  return plan_all_ranks(make, engine_options(o, in), ranks, device);
 }
 
 }  // namespace rz::train_lm
