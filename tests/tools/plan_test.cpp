@@ -100,6 +100,40 @@ TEST_F(PlanProgram, CountsEachDimensionOfAMeshAndProposesOne) {
     EXPECT_NE(out.find(part), std::string::npos) << part << "\n" << out;
 }
 
+TEST_F(PlanProgram, ProposesRanksThatShareLayersWhereCopiesDoNotFit) {
+  const auto found = [&](const std::vector<std::string>& more, int status = 0) {
+    std::vector<std::string> flags{"--json", "--ranks", "8", "--strategy", "zero3"};
+    flags.insert(flags.end(), more.begin(), more.end());
+    return nlohmann::json::parse(run(flags, status))["runs"][0];
+  };
+  const auto total_of = [](const nlohmann::json& run) {
+    return run["of_each_rank"][0]["total"].get<std::size_t>();
+  };
+  const auto two = found({"--mesh", "tp=2"}), plain = found({});
+  EXPECT_EQ(two["mesh"], (nlohmann::json{{"replicate", 1}, {"shard", 4}, {"tp", 2}}));
+  EXPECT_EQ(two["of_each_rank"].size(), 8u);
+  EXPECT_GT(two["of_each_rank"][0]["update"]["bytes_sent_among"]["tp"], 0);
+  EXPECT_EQ(plain["of_each_rank"][0]["update"]["bytes_sent_among"]["tp"], 0);
+  ASSERT_LT(total_of(two), total_of(plain));
+  // Two heads: of the sizes that divide a node, tp 1 does not fit, and the model refuses 4 and 8.
+  const auto limited = found({"--memory", concat(total_of(two))}, 1);
+  EXPECT_EQ(limited["proposed_mesh"], two["mesh"]);
+  std::size_t of_two = 0, refused = 0;
+  for (const auto& mesh : limited["meshes"]) {
+    of_two += mesh["mesh"]["tp"] == 2;
+    if (!mesh["total"].is_null()) continue;
+    ++refused;
+    EXPECT_NE(mesh["reason"].get<std::string>().find("does not divide 2 heads of 16"), std::string::npos)
+        << mesh;
+  }
+  EXPECT_EQ(of_two, 3u);  // 1, 2 and 4 copies
+  EXPECT_EQ(refused, 2u);
+  // Where copies fit, layers are not shared; and tp stays within a node.
+  EXPECT_EQ(found({"--memory", concat(total_of(plain))})["proposed_mesh"]["tp"], 1);
+  for (const auto& mesh : found({"--memory", "1", "--ranks-per-node", "1"}, 1)["meshes"])
+    EXPECT_EQ(mesh["mesh"]["tp"], 1);
+}
+
 TEST_F(PlanProgram, AStrategyThatTheConfigurationExcludesHasAReason) {
   std::ofstream(folder_ / "ds.json") << R"({"train_micro_batch_size_per_gpu": 2, "ringzero": {"join": {}},)"
                                      << R"( "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})";

@@ -18,7 +18,12 @@ constexpr const char* description =
     "  plan --model config.json --config ds.json --ranks 1,2,4,8         side by side\n"
     "  plan --model config.json --config ds.json --ranks 4 --memory 16GiB    does it fit, and what would?\n"
     "  plan --model config.json --config ds.json --ranks 8 --mesh replicate=2    copies that are each "
-    "divided\n\n"
+    "divided\n"
+    "  plan --model config.json --config ds.json --ranks 8 --mesh tp=2           ranks share layers\n\n"
+    "With --memory, every number of copies and every tp that divides a node and the model is planned. A mesh "
+    "is\n"
+    "proposed: the smallest tp that fits, which exchanges the least activations, and of it the most "
+    "copies.\n\n"
     "The run is that of train_lm with the same flags.";
 
 constexpr const char* footer =
@@ -37,7 +42,8 @@ constexpr const char* footer =
     "of\n"
     "rows.\n\n"
     "Bytes sent in an update are those of gradients, values, module buffers, norms (of gradients, and of\n"
-    "parameters for Lamb), directions of matrices (Muon), and of what ranks agree on in a pass; exact for\n"
+    "parameters for Lamb), directions of matrices (Muon), of what ranks agree on in a pass, and of what\n"
+    "layers exchange where ranks share them (tp: activations, and parts of losses); exact for\n"
     "algorithms that send the minimum (ring, and one copy within a node), the mean over the ranks for a\n"
     "broadcast. Reports of losses and checkpoints add some bytes that are not included.\n\n"
     "Exit status: 0 done, 1 a rank needs more than --memory, 2 an input is wrong.";
@@ -69,8 +75,9 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   line.add_option("--ranks", ranks, "Numbers of ranks, e.g. 4 or 1,2,4,8; default 1")
       .type_name("N,…")
       .group("Plan");
-  line.add_option("--ranks-per-node", o.ranks_per_node,
-                  "For --mesh with two auto, of which the inner one fills a node; default: all ranks")
+  line.add_option(
+          "--ranks-per-node", o.ranks_per_node,
+          "A node fills the inner of two auto of --mesh, and limits a proposed tp; default: all ranks")
       .type_name("N")
       .within(1, 65536)
       .group("Plan");

@@ -118,28 +118,32 @@ std::string strategies(const Findings& f) {
   return text;
 }
 
-/// The most copies of the model that fit: the fewest ranks gather together.
+/// Of what fits the smallest tp, with which the least activations are exchanged, and then the most copies of
+/// the model: the fewest ranks gather together.
 const MeshAlternative* proposed(const Findings& f, std::size_t i) {
   const MeshAlternative* best = nullptr;
   for (const MeshAlternative& a : f.meshes[i])
-    if (a.plan && fits(*a.plan, f.memory)) best = &a;
+    if (a.plan && fits(*a.plan, f.memory) && (!best || best->mesh.tp == a.mesh.tp)) best = &a;
   return best;
 }
 
-/// Totals of every number of copies.
-std::string copies(const Findings& f) {
+/// Totals of every number of copies, and of every tp.
+std::string meshes_table(const Findings& f) {
   std::string text;
-  std::set<int> all;
+  std::set<std::pair<int, int>> all;
   for (const auto& of_ranks : f.meshes)
-    for (const MeshAlternative& a : of_ranks) all.insert(a.mesh.replicate);
-  for (const int n : all)
-    text += row(f, concat("  replicate ", n), [&](std::size_t i) {
-      const auto a =
-          std::ranges::find(f.meshes[i], n, [](const MeshAlternative& m) { return m.mesh.replicate; });
+    for (const MeshAlternative& a : of_ranks)
+      if (a.plan || a.mesh.tp == 1) all.emplace(a.mesh.tp, a.mesh.replicate);
+  for (const auto& [tp, n] : all)
+    text += row(f, concat("  replicate ", n, tp > 1 ? concat(" x tp ", tp) : ""), [&](std::size_t i) {
+      const auto a = std::ranges::find_if(
+          f.meshes[i], [&](const MeshAlternative& m) { return m.mesh.replicate == n && m.mesh.tp == tp; });
       if (a == f.meshes[i].end() || !a->plan) return std::string("-");
       return concat(human_bytes(on_device(a->plan->memory)), fits(*a->plan, f.memory) ? "" : " !");
     });
-  return all.size() < 2 ? "" : concat("total by copies of the model (--mesh)\n", text);
+  for (const MeshAlternative& a : f.meshes[0])
+    if (!a.plan && a.mesh.tp > 1) text += concat("  - tp ", a.mesh.tp, ": ", a.reason, "\n");
+  return all.size() < 2 ? "" : concat("total by copies of the model and tp (--mesh)\n", text);
 }
 
 std::string differences(const Findings& f) {
@@ -166,9 +170,7 @@ std::string verdict(const Findings& f) {
   });
   for (std::size_t i = 0; i < f.runs.size(); ++i)
     if (const MeshAlternative* best = proposed(f, i); best && f.meshes[i].size() > 1)
-      text +=
-          concat("  mesh for ", ranks_text(f.runs[i].ranks), ": --mesh replicate=", best->mesh.replicate,
-                 ",shard=", best->mesh.shard, best->mesh.tp > 1 ? concat(",tp=", best->mesh.tp) : "", "\n");
+      text += concat("  mesh for ", ranks_text(f.runs[i].ranks), ": --mesh ", flag_of(best->mesh), "\n");
   return text;
 }
 
@@ -248,7 +250,7 @@ std::string table(const Findings& f) {
     });
   text += row(f, "accumulation", [&](std::size_t i) { return concat(f.runs[i].sizes.accumulation); });
   return concat(text, "\n", categories(f), differences(f), "\n", traffic(f), "\n", strategies(f),
-                copies(f).empty() ? "" : concat("\n", copies(f)), verdict(f));
+                meshes_table(f).empty() ? "" : concat("\n", meshes_table(f)), verdict(f));
 }
 
 std::string json(const Findings& f) {

@@ -1,8 +1,10 @@
 #include "tools/plan/search.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "comm/core/error.h"
+#include "comm/core/text.h"
 
 namespace rz::plan {
 
@@ -11,22 +13,64 @@ int ranks_per_node(const Options& o, int ranks) {
   return ranks % o.ranks_per_node == 0 ? o.ranks_per_node : 0;
 }
 
+namespace {
+
+/// The inputs of the run on another mesh of the same data ranks, or of others, which change its batches.
+train_lm::Inputs inputs_on(const MeshSizes& mesh, const Options& o, const PlannedRun& run) {
+  train_lm::Options other = o.run;
+  const bool same_batches = mesh.data() == run.plans[0].mesh.data();
+  if (!same_batches) {
+    TrainingArguments& a = other.arguments;
+    a.mesh_replicate = mesh.replicate, a.mesh_shard = mesh.shard, a.mesh_tp = mesh.tp;
+    for (const char* name : {"mesh_replicate", "mesh_shard", "mesh_tp"})
+      a.flags.insert_or_assign(name, concat("--mesh ", flag_of(mesh)));
+  }
+  train_lm::Inputs in = train_lm::read_model_inputs(other, run.ranks, ranks_per_node(o, run.ranks));
+  in.ds.mesh = mesh;
+  return in;
+}
+
+MeshAlternative planned_on(const MeshSizes& mesh, const Options& o, const PlannedRun& run) {
+  MeshAlternative found{mesh, {}, ""};
+  try {
+    found.plan = train_lm::plan_run(o.run, inputs_on(mesh, o, run), {0, run.ranks}, o.device);
+  } catch (const Error& e) {
+    if (e.code() != Errc::config && e.code() != Errc::unsupported) throw;
+    found.reason = e.what();
+  }
+  return found;
+}
+
+/// With a limit of memory also those that fill a part of a node; otherwise that of the run.
+std::vector<int> sizes_of_tp(const Options& o, const PlannedRun& run) {
+  const int given = run.plans[0].mesh.tp, node = ranks_per_node(o, run.ranks);
+  std::vector<int> all;
+  for (int tp = 1; tp <= std::max(given, node); ++tp)
+    if (tp == given || (o.memory && node % tp == 0 && tp <= node)) all.push_back(tp);
+  return all;
+}
+
+}  // namespace
+
+std::string flag_of(const MeshSizes& mesh) {
+  return concat("replicate=", mesh.replicate, ",shard=", mesh.shard,
+                mesh.tp > 1 ? concat(",tp=", mesh.tp) : "");
+}
+
 std::vector<MeshAlternative> meshes(const Options& o, const PlannedRun& run) {
   std::vector<MeshAlternative> all;
   const TrainingPlan& given = run.plans[0];
-  if (given.strategy == StrategyKind::ddp || given.mesh.data() == 1) return all;
-  for (int copies = 1; copies <= given.mesh.data(); ++copies) {
-    if (given.mesh.data() % copies != 0) continue;
-    train_lm::Inputs in = train_lm::read_model_inputs(o.run, run.ranks, ranks_per_node(o, run.ranks));
-    in.ds.mesh = {.replicate = copies, .shard = given.mesh.data() / copies, .tp = given.mesh.tp};
-    all.push_back({in.ds.mesh, {}, ""});
-    try {
-      all.back().plan = train_lm::plan_run(o.run, in, {0, run.ranks}, o.device);
-    } catch (const Error& e) {
-      if (e.code() != Errc::config && e.code() != Errc::unsupported) throw;
-      all.back().reason = e.what();
+  for (const int tp : sizes_of_tp(o, run)) {
+    const int data = run.ranks / tp;
+    for (int copies = 1; copies <= (given.strategy == StrategyKind::ddp ? 1 : data); ++copies) {
+      if (data % copies != 0) continue;
+      MeshAlternative found = planned_on({copies, data / copies, tp}, o, run);
+      const bool refused = tp != given.mesh.tp && !found.plan;
+      all.push_back(std::move(found));
+      if (refused) break;
     }
   }
+  if (all.size() == 1) all.clear();
   return all;
 }
 
