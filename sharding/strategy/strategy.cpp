@@ -250,6 +250,7 @@ void Strategy::finish_gradients(const Stream& given) {
   LossTerms& terms = s.control.terms();
   s.passes.finish(stream, static_cast<int>(terms.counted()));
   if (rules.failed()) {
+    if (rules.cancelled_by() >= 0) s.passes.meet().wait();
     s.drop_update();
     rules.fail();
   }

@@ -204,12 +204,27 @@ void TrainingPasses::take_part(int passes) {
   for (const Step& step : record_.rest()) take_part(step);
 }
 
+/// Ranks that share layers meet in a barrier: of a rank that does not reach the end of the update, because it
+/// waits in a layer for this one, it ends the wait.
 void TrainingPasses::cancel(const Stream& stream, int passes) {
   state_.require_may_cancel();
-  take_part(passes);
-  reduction_.finish(stream, true);
+  try {
+    const Work all_cancel = meet();
+    take_part(passes);
+    reduction_.finish(stream, true);
+    all_cancel.wait();
+  } catch (const Error& e) {
+    if (e.code() != Errc::mismatch || !runtime_.mesh.tp()) throw;
+    throw Error(e.code(),
+                concat("cancel_update(): ranks that share layers (tp ", runtime_.mesh.sizes().tp,
+                       ") have passed other layers than this one, and cannot drop the update: ", e.what(),
+                       "; start again from the last checkpoint"),
+                e.culprit());
+  }
   state_.abandon();
 }
+
+Work TrainingPasses::meet() { return runtime_.mesh.tp() ? runtime_.mesh.tp()->barrier() : Work(); }
 
 void TrainingPasses::abandon() {
   reduction_.abandon();

@@ -71,6 +71,8 @@ class TrainingPasses {
   /// Takes part in what the other ranks still do in the update, as far as it goes like the one before, or in
   /// the first one as `passes` of all scopes, and ends its reductions.
   void cancel(const Stream&, int passes);
+  /// Where ranks share layers: each of them calls it once another has cancelled. The barrier of cancel().
+  Work meet();
   /// After an error while a pass was captured: forgets it. Not collective.
   void abandon();
   /// Drops the gradients.

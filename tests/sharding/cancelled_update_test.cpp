@@ -1,12 +1,16 @@
 /// Updates that fail on some ranks fail on all, and the next ones are right.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "autograd_lite/models/gpt2.h"
 #include "sharding/engine/engine.h"
 #include "sharding/strategy/strategy.h"
 #include "tests/support/engine.h"
@@ -560,5 +564,112 @@ TEST(FailedUpdates, AnOverflowInF16SkipsTheStepAndLowersTheScale) {
 }
 
 }  // namespace engines
+// ---- ranks that share layers
+
+/// A language model on a mesh of four ranks. Updates have two micro-batches, of which the second fails.
+class SharedLayers {
+ public:
+  SharedLayers(World& world, const MeshSizes& mesh, int stage)
+      : model_(config()),
+        engine_(initialize(world, model_,
+                           {.config = concat(R"({"train_micro_batch_size_per_gpu": 2,
+              "gradient_accumulation_steps": 2, "gradient_clipping": 0.5,
+              "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "zero_optimization": {"stage": )",
+                                             stage, R"(, "stage3_param_persistence_threshold": 0}})"),
+                            .mesh = mesh,
+                            .seed = 3,
+                            .log = nullptr})) {}
+
+  void update(Moment fails = Moment::nowhere) {
+    for (int micro = 0; micro < 2; ++micro) {
+      const Moment here = micro == 1 ? fails : Moment::nowhere;
+      if (here == Moment::before) throw Injected();
+      const nn::Loss loss = model_.forward(engine_.tape(), tokens(micro, 0), tokens(micro, 1)).loss;
+      if (here == Moment::pass) throw Injected();
+      engine_.backward(loss);
+      if (here == Moment::after) throw Injected();
+      engine_.step();
+    }
+  }
+  /// The loss of the next update, and all values.
+  std::pair<double, std::vector<float>> next() {
+    update();
+    return {engine_.loss(), test::engine::values_of(engine_.strategy(), model_)};
+  }
+  Engine& engine() { return engine_; }
+
+ private:
+  static Gpt2Config config() {
+    Gpt2Config c;
+    c.n_layer = 2, c.n_head = 2, c.n_embd = 16, c.n_positions = 8, c.vocab_size = 11;
+    c.embd_pdrop = c.attn_pdrop = c.resid_pdrop = 0.1;
+    return c;
+  }
+  Tensor tokens(int micro, int shift) {
+    const Tensor t = Tensor::empty({2, 8}, DType::i32);
+    const auto sample = 4 * engine_.global_steps() + 2 * engine_.mesh().data().rank() + micro;
+    for (int i = 0; i < 16; ++i)
+      t.data<std::int32_t>()[i] = static_cast<std::int32_t>((sample * 5 + i * i + shift) % 11);
+    return t;
+  }
+
+  Gpt2 model_;
+  Engine engine_;
+};
+
+TEST(CancelledUpdates, AreLeftOutByRanksThatShareLayers) {
+  struct Failure {
+    Moment moment;
+    std::vector<int> ranks;
+  };
+  // The batch of ranks 2 and 3 cannot be used; rank 1 fails behind its last layer.
+  const std::vector<Failure> failures{{Moment::before, {2, 3}}, {Moment::pass, {2, 3}}, {Moment::after, {1}}};
+  for (const auto& [mesh, stage] :
+       {std::pair(MeshSizes{1, 2, 2}, 0), std::pair(MeshSizes{1, 2, 2}, 3), std::pair(MeshSizes{2, 1, 2}, 1)})
+    test::engine::in_world(4, [&, mesh = mesh, stage = stage](World& world) {
+      SCOPED_TRACE(concat(describe(mesh), ", stage ", stage));
+      SharedLayers without(world, mesh, stage), with(world, mesh, stage);
+      for (const Failure& f : failures) {
+        EXPECT_EQ(with.next(), without.next());
+        if (std::ranges::find(f.ranks, world.rank()) != f.ranks.end()) {
+          EXPECT_THROW(with.update(f.moment), Injected);
+          with.engine().cancel_update();
+        } else {
+          const Error e = test::error_of([&] { with.update(); });
+          EXPECT_EQ(e.code(), Errc::cancelled) << e.what();
+          EXPECT_EQ(e.culprit(), f.ranks.front());
+        }
+      }
+      EXPECT_EQ(with.next(), without.next());
+    });
+}
+
+/// Rank 0 waits in a layer for rank 1, which does not come.
+TEST(CancelledUpdates, OfOneRankAloneEndTrainingWhereAnotherSharesTheLayer) {
+  for (const int stage : {0, 3})
+    test::engine::in_world(4, [&](World& world) {
+      SharedLayers shared(world, {1, 2, 2}, stage);
+      shared.update();
+      const auto begin = std::chrono::steady_clock::now();
+      const Error e = test::error_of([&] {
+        try {
+          shared.update(world.rank() == 1 ? Moment::before : Moment::nowhere);
+        } catch (const Injected&) {
+          shared.engine().cancel_update();
+        }
+      });
+      EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(6));
+      EXPECT_EQ(e.code(), Errc::mismatch) << e.what();
+      EXPECT_NE(std::string(e.what()).find("in the group of the ranks 0, 1, numbered from 0: mismatched"),
+                std::string::npos)
+          << e.what();
+      if (world.rank() == 1) {
+        EXPECT_EQ(std::string(e.what()).find("cancel_update(): ranks that share layers (tp 2) have passed"),
+                  0u)
+            << e.what();
+      }
+    });
+}
+
 }  // namespace
 }  // namespace rz
