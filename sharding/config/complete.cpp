@@ -229,6 +229,19 @@ void complete_determinism(Draft& d, const Settings& s, int ranks) {
           "has equally many micro-batches on all ranks; remove ringzero.join");
 }
 
+/// What needs whole matrices, which ranks of a tp group do not have.
+void check_shared_layers(const Draft& d, const MeshSizes& mesh) {
+  const auto refuse = [&](const std::string& what, const char* remedy) {
+    fail(Errc::config, d.file, ": ", what, ", but on the mesh ", describe(mesh),
+         " ranks have parts of them; ", remedy, ", or choose tp 1");
+  };
+  if (d.optimizer && d.optimizer->type == OptimizerConfig::Type::muon)
+    refuse("optimizer.type: Muon needs whole matrices", "choose another optimizer");
+  if (d.ddp.comm_hook != DdpConfig::CommHook::no)
+    refuse(concat("ringzero.comm_hook: ", name(d.ddp.comm_hook), " compresses gradients of whole layers"),
+           "remove it");
+}
+
 /// The texts of a list.
 std::vector<std::string> texts_of(const nlohmann::json& value, const char* path, const std::string& file) {
   const auto is_text = [](const nlohmann::json& v) { return v.is_string() && !v.get<std::string>().empty(); };
@@ -354,6 +367,7 @@ void complete(Draft& d, Settings& s, const RunFacts& facts, ConfigErrors& errors
   d.checkpoint_activations = d.partition_activations || d.cpu_checkpointing || d.number_checkpoints;
   d.max_skipped_updates = max_skipped_updates(d);
   fill({}, [&] { complete_determinism(d, s, mesh.sizes.data()); });
+  if (mesh.sizes.tp > 1) fill({}, [&] { check_shared_layers(d, mesh.sizes); });
 }
 
 }  // namespace ds

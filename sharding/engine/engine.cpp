@@ -53,7 +53,7 @@ std::optional<ReductionOrder> reduction_order(const World& world, const DsConfig
 std::shared_ptr<Communicator> data_ranks(World& world, const Mesh& mesh) {
   Communicator& all = world.communicator();
   if (mesh.sizes().tp == 1) return {std::shared_ptr<Communicator>(), &all};
-  return std::make_shared<Communicator>(*all.split(mesh.part().rank, all.rank()));
+  return std::make_shared<Communicator>(*all.split(mesh.part().rank, all.rank(), {}, true));
 }
 
 /// Divides the layers on all ranks, or throws an error on all. Collective.
@@ -519,6 +519,10 @@ Engine::Join::Join(Engine& engine)
   require(engine.strategy().kind() != StrategyKind::zero3, Errc::unsupported,
           "Engine::Join: zero3 gathers values in forward and backward, on all ranks; run a rank without data "
           "on a batch of which all targets are ignored (-100), which counts no terms");
+  require(!engine.mesh().tp(), Errc::unsupported, "Engine::Join on the mesh ",
+          describe(engine.mesh().sizes()),
+          ": the layers of other ranks need this one; give every rank as many batches (drop_last), or choose "
+          "tp 1");
   s.rounds.take_part = [&s] { return s.ranks.take_part(s.words.emplace_back()); };
   loop.set_rounds(&s.rounds);
 }

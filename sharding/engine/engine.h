@@ -121,7 +121,10 @@ class Engine {
   /// cancelled it, and the next one has not begun: no forward pass, no batch of loader(), no other exception
   /// that is handled now. In stage 3 the other ranks must go on as in the update before, or in the first one
   /// run all modules once per micro-batch, in the order in which they were made: otherwise Errc::mismatch
-  /// ends training. Where updates run as a CUDA graph, the others must be in train_batch(), as before.
+  /// ends training. Where updates run as a CUDA graph, the others must be in train_batch(), as before. Ranks
+  /// that share layers (tp) have the same batches and cancel at the same place, or behind their last layer:
+  /// one that cancels alone while another waits for it in a layer is Errc::mismatch on every rank of the
+  /// world, and ends training.
   void cancel_update();
   /// While an object of this class lives, no gradients are reduced, and step() is an error.
   class NoSync;
@@ -309,8 +312,8 @@ class Engine::NoSync {
 /// still make in the update.
 class Engine::Join {
  public:
-  /// The engine must outlive this object. Errc::unsupported in stage 3, and Errc::invalid_argument without an
-  /// optimizer, unless the configuration disables join.
+  /// The engine must outlive this object. Errc::unsupported in stage 3 and with tp, and Errc::invalid_argument
+  /// without an optimizer, unless the configuration disables join.
   explicit Join(Engine&);
   ~Join();
   Join(const Join&) = delete;

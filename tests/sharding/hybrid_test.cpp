@@ -20,6 +20,7 @@
 #include "sharding/huggingface/save_pretrained.h"
 #include "sharding/io/json.h"
 #include "sharding/model/communication_hook.h"
+#include "sharding/model/power_sgd.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/join.h"
 #include "sharding/strategy/optimizer_state.h"
@@ -185,6 +186,30 @@ TEST(Hybrid, InPairwiseOrderBitsAreThoseOfPlainStages) {
             EXPECT_EQ(trained(kind, mesh, {}), trained(kind, comm, {})) << name(kind) << describe(sizes);
         },
         pairwise);
+}
+
+/// Hooks form means over all ranks in one step, on any mesh of replicas and shards.
+TEST(Hybrid, HooksHaveTheBitsOfPlainDdp) {
+  const std::function<std::shared_ptr<CommunicationHook>()> hooks[] = {
+      [] { return make_fp16_compress_hook(); }, [] { return make_bf16_compress_hook(); },
+      [] { return make_power_sgd({.matrix_approximation_rank = 2, .start_iter = 2}); },
+      [] { return make_batched_power_sgd({.matrix_approximation_rank = 2, .start_iter = 2}); }};
+  on_ranks(4, [&](Communicator& comm) {
+    for (const auto& hook : hooks)
+      for (const MeshSizes& sizes : {MeshSizes{2, 2}, MeshSizes{4, 1}}) {
+        const auto run = [&](const Mesh& mesh) {
+          return trained(StrategyKind::ddp, mesh, {.options = {.communication_hook = hook()}, .updates = 4});
+        };
+        EXPECT_EQ(run(Mesh(comm, sizes)), run(comm)) << hook()->describe() << " on " << describe(sizes);
+        for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3}) {
+          ToyModel model(test::initial_value);
+          const Error error = test::error_of(
+              [&] { make_strategy(kind, model, Mesh(comm, sizes), {.communication_hook = hook()}); });
+          EXPECT_EQ(error.code(), Errc::unsupported) << error.what();
+          EXPECT_NE(std::string(error.what()).find("which only ddp has"), std::string::npos) << error.what();
+        }
+      }
+  });
 }
 
 /// Gathers do not round.

@@ -172,6 +172,19 @@ TEST(MeshKeys, HpzDividesAGroupOfShards) {
   EXPECT_EQ(read(zero(R"("stage": 2, "zero_hpz_partition_size": 2)"), 8).warnings.size(), 1u);
 }
 
+TEST(MeshKeys, WhatNeedsWholeLayersIsRefusedWithTp) {
+  expect_refused(
+      R"({"optimizer": {"type": "Muon"}, "tensor_parallel": {"autotp_size": 2}})", 4,
+      "ds.json: optimizer.type: Muon needs whole matrices, but on the mesh shard 2 x tp 2 ranks have "
+      "parts of them; choose another optimizer, or choose tp 1");
+  for (const std::string hook : {"fp16", "bf16", "power_sgd", "batched_power_sgd"})
+    expect_refused(
+        R"({"ringzero": {"mesh": {"tp": 2}, "comm_hook": ")" + hook + "\"}}", 4,
+        "ds.json: ringzero.comm_hook: " + hook +
+            " compresses gradients of whole layers, but on the mesh shard 2 x tp 2 ranks have parts "
+            "of them; remove it, or choose tp 1");
+}
+
 TEST(MeshKeys, KeysWithoutEffectAreRefusedOrWarnedOf) {
   for (const char* key : {R"("partition_config": {"layer_specs": []})", R"("preset_model": "llama")"})
     EXPECT_EQ(test::error_of([&] { read(tensor_parallel(key), 2); }).code(), Errc::unsupported) << key;

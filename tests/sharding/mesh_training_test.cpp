@@ -142,6 +142,58 @@ TEST(MeshTraining, RanksOfATpGroupCountOnce) {
   });
 }
 
+/// Of an engine that has ranks with parts of layers.
+TEST(MeshTraining, UnevenInputsNeedWholeLayers) {
+  in_world(2, [](World& world) {
+    Net net;
+    EngineOptions o = options(with_mesh(1, R"("tp": 2)", R"("join": {"enable": true}, )"));
+    o.parallelize = [](Module&, const Mesh&) { return std::string(); };
+    auto engine = initialize(world, net, std::move(o));
+    const Error e = test::error_of([&] { Engine::Join{engine}; });
+    EXPECT_EQ(e.code(), Errc::unsupported);
+    EXPECT_STREQ(
+        e.what(),
+        "Engine::Join on the mesh shard 1 x tp 2: the layers of other ranks need this one; give every "
+        "rank as many batches (drop_last), or choose tp 1");
+  });
+}
+
+/// Ranks run out of batches in other updates; some passes reduce nothing.
+TEST(MeshTraining, UnevenInputsHaveTheSameBitsInEveryStage) {
+  in_world(4, [](World& world) {
+    const auto run = [&](int stage, const std::string& mesh) {
+      Net net;
+      auto engine = initialize(world, net, options(with_mesh(stage, mesh, R"("join": {"enable": true}, )")));
+      Engine::Join join(engine);
+      Trained out;
+      const int own = 6 + world.rank();
+      for (int b = 0; join.next(b < own); ++b) {
+        if (join.active()) {
+          const Batch x = batch(static_cast<std::uint64_t>(4 * b + world.rank()), 4);
+          engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), x.x), x.y));
+        } else {
+          join.backward_without_data();
+        }
+        if (!engine.step()) continue;
+        out.losses.push_back(engine.loss());
+        out.norms.push_back(engine.report().grad_norm);
+      }
+      out.values = values_of(engine.strategy(), net);
+      return out;
+    };
+    const Trained plain = run(0, "");
+    ASSERT_EQ(plain.losses.size(), 3u);
+    for (const char* mesh : {R"("replicate": 2)", R"("replicate": 4)"}) {
+      const Trained ddp = run(0, mesh);
+      for (std::size_t i = 0; i < 3; ++i) {
+        EXPECT_NEAR(ddp.losses[i], plain.losses[i], 1e-6) << mesh;
+        EXPECT_NEAR(ddp.norms[i], plain.norms[i], 1e-6) << mesh;
+      }
+      for (int stage = 1; stage < 3; ++stage) EXPECT_TRUE(run(stage, mesh) == ddp) << mesh << stage;
+    }
+  });
+}
+
 TEST(MeshTraining, AModelWithoutAPlanNeedsAFunctionForTp) {
   in_world(2, [](World& world) {
     Net net;
