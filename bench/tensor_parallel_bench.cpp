@@ -2,10 +2,13 @@
 //
 //   rzrun -n RANKS tensor_parallel_bench MODEL BATCH TOKENS ROUNDS THREADS [sequence]
 //
-// MODEL: small (GPT-2 of 14M parameters), gpt2 (124M) or llama (135M, SmolLM's shape, which 3 ranks divide);
-// THREADS of each rank; "sequence": with sequence parallelism. Prints medians in milliseconds: of forward and
-// backward; of an all_reduce of the activations between blocks, of which each block has four; and of a token
-// that continues BATCH texts with a cache. One rank with 2 threads beside 2 ranks with one is the comparison.
+// MODEL: small (GPT-2 of 14M parameters), gpt2 (124M) or llama (135M: SmolLM's shape with 10 heads and 2 key
+// heads, which are as many parameters as its 9 and 3, and which 2 ranks divide); THREADS of each rank;
+// "sequence": with sequence parallelism. Prints medians in milliseconds: of forward and backward; of an
+// all_reduce of the activations between blocks, of which each block has four; of a token that continues BATCH
+// texts with a cache; and of what a token exchanges: an all_reduce of its activations for the table and two
+// for each block, and a gather of its logits. One rank with 2 threads beside 2 ranks with one is the
+// comparison.
 
 #include <algorithm>
 #include <chrono>
@@ -21,6 +24,7 @@
 #include "autograd_lite/models/llama.h"
 #include "autograd_lite/nn/init.h"
 #include "comm/core/error.h"
+#include "comm/core/integer_math.h"
 #include "comm/core/text.h"
 #include "sharding/engine/world.h"
 #include "sharding/parallel/parallelize.h"
@@ -41,8 +45,8 @@ std::unique_ptr<LanguageModel> make(const std::string& name) {
                                              .hidden_size = 576,
                                              .intermediate_size = 1536,
                                              .num_hidden_layers = 30,
-                                             .num_attention_heads = 9,
-                                             .num_key_value_heads = 3,
+                                             .num_attention_heads = 10,
+                                             .num_key_value_heads = 2,
                                              .head_dim = 64,
                                              .tie_word_embeddings = true});
 }
@@ -93,8 +97,18 @@ void run(World& world, int argc, char** argv) {
   const double text = median_of(world, std::min(rounds, 3), [&] {
     generate(*model, tape, prompts, {.max_new_tokens = made, .temperature = 0});
   });
+  const Tensor of_token = Tensor::zeros({batch, facts.channels});
+  const Tensor logits =
+      Tensor::zeros({batch, ceil_div(facts.vocabulary, static_cast<std::size_t>(world.size()))});
+  const Tensor all_logits =
+      Tensor::zeros({static_cast<std::size_t>(world.size()) * batch, logits.shape()[1]});
+  const double exchanged = median_of(world, 10 * rounds, [&] {
+    for (std::size_t i = 0; i < 2 * facts.layers + 1; ++i)
+      world.communicator().all_reduce(of_token.buffer()).wait();
+    world.communicator().all_gather(logits.buffer(), all_logits.buffer()).wait();
+  });
   world.print("forward and backward ", fixed(pass, 2), " ms, a sum of activations ", fixed(sum, 3),
-              " ms, a token ", fixed(text / made, 3), " ms");
+              " ms, a token ", fixed(text / made, 3), " ms, of which exchanges ", fixed(exchanged, 3), " ms");
 }
 
 }  // namespace
