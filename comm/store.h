@@ -36,7 +36,8 @@ struct TcpStoreOptions {
   /// other launches.
   std::string launch;
   /// Some ranks are on other hosts. If the name means loopback on the server's host, as Debian's installer
-  /// writes it in /etc/hosts, the server listens at all addresses of the host.
+  /// writes it in /etc/hosts, the server listens at each address of the host, or of the interface that
+  /// RZ_INTERFACE names.
   bool remote = false;
   int size = 0;  ///< number of ranks, from which the server derives its limit of clients; 0: unknown
   /// Number of consecutive ports, starting at the address's. The server listens on the first free one;

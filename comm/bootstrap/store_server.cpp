@@ -26,19 +26,18 @@ constexpr std::size_t max_clients_a_rank = 64;
 constexpr std::size_t max_clients_of_any_group = 4096;
 /// Connections without a hello, beyond one per rank of the group.
 constexpr std::size_t max_unauthenticated = 64;
-constexpr std::size_t first_client = 2;  ///< in descriptors_, behind the eventfd and the listener
 
 }  // namespace
 
-StoreServer::StoreServer(UniqueFd listener, Options options)
-    : listener_(std::move(listener)),
+StoreServer::StoreServer(std::vector<UniqueFd> listeners, Options options)
+    : listeners_(std::move(listeners)),
       stop_(eventfd(0, EFD_CLOEXEC)),
       options_(std::move(options)),
       key_(options_.secret.get(), net::Purpose::store, ""),
       group_(net::fingerprint(options_.launch)),
       table_(max_table_bytes) {
   if (!stop_) fail_errno("eventfd");
-  descriptors_.reserve(first_client);
+  descriptors_.reserve(first_client());
   if (options_.size > 0)
     require_open_files(static_cast<std::size_t>(options_.size) + max_unauthenticated,
                        concat("the store of a group of ", options_.size, " ranks"));
@@ -60,11 +59,12 @@ void StoreServer::run() {
       continue;
     }
     if (descriptors_[0].revents) return;
-    std::size_t i = first_client;
+    std::size_t i = first_client();
     for (auto c = clients_.begin(); c != clients_.end(); ++i)
       c = poll_again(*c, descriptors_[i].revents) ? std::next(c) : drop(c);
     reply_to_waiting();
-    if (descriptors_[1].revents) accept_clients();
+    for (std::size_t l = 0; l < listeners_.size(); ++l)
+      if (descriptors_[1 + l].revents) accept_clients(listeners_[l].get());
   }
 }
 
@@ -73,7 +73,8 @@ void StoreServer::list_descriptors() {
   if (no_descriptors_ && no_descriptors_->expired()) no_descriptors_.reset();
   descriptors_.clear();  // accept_client() has reserved the capacity for all clients
   descriptors_.push_back({stop_.get(), POLLIN, 0});
-  descriptors_.push_back({no_descriptors_ ? -1 : listener_.get(), POLLIN, 0});
+  for (const UniqueFd& listener : listeners_)
+    descriptors_.push_back({no_descriptors_ ? -1 : listener.get(), POLLIN, 0});
   for (const Client& c : clients_) {
     const int events = !c.out.empty() ? POLLOUT : c.waits_for ? POLLRDHUP : POLLIN;
     descriptors_.push_back({c.socket.get(), static_cast<short>(events), 0});
@@ -237,9 +238,9 @@ bool StoreServer::drop_unauthenticated() {
   return true;
 }
 
-void StoreServer::accept_clients() noexcept {
+void StoreServer::accept_clients(int listener) noexcept {
   try {
-    for (int i = 0; i < net::max_accepts_per_poll && accept_client(); ++i)
+    for (int i = 0; i < net::max_accepts_per_poll && accept_client(listener); ++i)
       if (unauthenticated() > max_unauthenticated + static_cast<std::size_t>(options_.size))
         drop_unauthenticated();
   } catch (const std::exception&) {  // no memory for another client
@@ -249,10 +250,10 @@ void StoreServer::accept_clients() noexcept {
 
 /// False if no connection is pending, or if there are no descriptors. In the latter case the listener is not
 /// polled for a while, since poll() would return at once.
-bool StoreServer::accept_client() {
-  descriptors_.reserve(first_client + clients_.size() + 1);
+bool StoreServer::accept_client(int listener) {
+  descriptors_.reserve(first_client() + clients_.size() + 1);
   net::Source source{};
-  UniqueFd socket = net::accept_connection(listener_.get(), source);
+  UniqueFd socket = net::accept_connection(listener, source);
   if (!socket) {
     if (errno == EAGAIN || errno == EWOULDBLOCK) return false;
     if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM)

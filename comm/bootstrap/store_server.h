@@ -35,7 +35,7 @@ class StoreServer {
     std::chrono::milliseconds hello_timeout = std::chrono::seconds(10);
   };
   /// Starts the thread. Errc::system if the limit of open files is too low for the group.
-  StoreServer(UniqueFd listener, Options);
+  StoreServer(std::vector<UniqueFd> listeners, Options);
   StoreServer(const StoreServer&) = delete;
   ~StoreServer();
 
@@ -56,6 +56,7 @@ class StoreServer {
   using Clients = std::list<Client>;
 
   void run();
+  std::size_t first_client() const { return 1 + listeners_.size(); }  ///< in descriptors_
   void list_descriptors();
   int time_to_poll() const;
   bool poll_again(Client&, short events) noexcept;
@@ -69,13 +70,14 @@ class StoreServer {
   void find_value(Client&, std::string_view key, std::int64_t milliseconds);
   void reply_to_waiting() noexcept;
   static void reply(Client&, store_wire::Reply::Status, std::string_view value, std::int64_t number = 0);
-  void accept_clients() noexcept;
-  bool accept_client();
+  void accept_clients(int listener) noexcept;
+  bool accept_client(int listener);
   bool drop_unauthenticated();
   std::size_t unauthenticated() const { return clients_.size() - authenticated_; }
   Clients::iterator drop(Clients::iterator);
 
-  UniqueFd listener_, stop_;
+  std::vector<UniqueFd> listeners_;
+  UniqueFd stop_;
   const Options options_;
   const net::AuthenticationKey key_;
   const std::uint64_t group_;  ///< fingerprint of the launch

@@ -9,6 +9,7 @@
 #include "comm/bootstrap/store_internal.h"
 #include "comm/bootstrap/store_server.h"
 #include "comm/bootstrap/store_wire.h"
+#include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/net/authentication.h"
 #include "comm/net/socket.h"
@@ -243,43 +244,59 @@ class TcpStore final : public Store {
   }
 
   void start_server(Deadline deadline) {
-    UniqueFd listener = open_listener(deadline);
-    const net::SocketAddress bound = rz::net::local_address(listener.get());
+    std::vector<UniqueFd> listeners = open_listeners(deadline);
+    const net::SocketAddress bound = rz::net::local_address(listeners.front().get());
     where_.port = port_ = bound.port();
     address_ = concat(address_.substr(0, address_.rfind(':')), ':', port_);
-    if (options_.remote && bound.loopback())
+    if (options_.remote && bound.loopback() && listeners.size() == 1)
       listens_ = concat(", which listens at ", bound.text(),
                         ", as MASTER_ADDR is loopback; no other host reaches it");
     server_ = std::make_unique<StoreServer>(
-        std::move(listener),
+        std::move(listeners),
         StoreServer::Options{options_.launch, options_.size, identity_.secret, options_.hello_timeout});
   }
 
   /// Listens on the first address of the name that is not loopback, else on its first address. If that is
   /// only what this host means by its own name, the others reach it at another address.
-  UniqueFd open_listener(Deadline deadline) const {
+  std::vector<UniqueFd> open_listeners(Deadline deadline) const {
     try {
       const auto addresses = net::resolve(where_);
       auto at = std::find_if(addresses.begin(), addresses.end(), [](auto& a) { return !a.loopback(); });
       const bool loopback = at == addresses.end();
       if (loopback) at = addresses.begin();
       const bool own_name = loopback && where_.host != at->host() && where_.host != "localhost";
-      const net::SocketAddress address = options_.remote && own_name ? net::all_interfaces(where_.port) : *at;
-      UniqueFd listener = repeat_until(deadline, [&] { return listen_on(address); });
-      require(static_cast<bool>(listener), Errc::rendezvous, "bind ", address.text(),
+      std::vector<net::SocketAddress> all{*at};
+      if (options_.remote && own_name)
+        for (const net::Interface& i : net::interfaces())
+          if (!i.address.loopback() && i.has_name(environment().interface)) all.push_back(i.address);
+      std::vector<UniqueFd> listeners;
+      repeat_until(deadline, [&] { return !(listeners = listen_on(all)).empty(); });
+      require(!listeners.empty(), Errc::rendezvous, "bind ", all.front().text(),
               options_.ports > 1 ? concat(" and the ", options_.ports - 1, " ports after it") : "", ": ",
               std::strerror(EADDRINUSE));
-      return listener;
+      return listeners;
     } catch (const Error& e) {
       fail(Errc::rendezvous, "cannot serve a store at ", address_, ": ", e.what());
     }
   }
 
-  /// Empty if all ports are in use.
-  UniqueFd listen_on(net::SocketAddress address) const {
-    for (const int port : ports()) {
-      address.set_port(port);
-      if (UniqueFd listener = net::listen_tcp_if_free(address)) return listener;
+  /// One port at the first of these addresses and at those of the others that can be bound; an address of
+  /// IPv6 may be tentative. Empty if all ports are in use.
+  std::vector<UniqueFd> listen_on(std::vector<net::SocketAddress> addresses) const {
+    for (int port : ports()) {
+      std::vector<UniqueFd> listeners;
+      for (net::SocketAddress& address : addresses) {
+        address.set_port(port);
+        try {
+          listeners.push_back(net::listen_tcp_if_free(address));
+        } catch (const Error&) {
+          if (listeners.empty()) throw;
+          continue;
+        }
+        if (!listeners.back()) break;
+        port = net::local_address(listeners.back().get()).port();  // the free one that 0 has chosen
+      }
+      if (listeners.back()) return listeners;
     }
     return {};
   }

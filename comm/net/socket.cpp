@@ -105,14 +105,12 @@ std::vector<Interface> interfaces() {
   return found;
 }
 
-SocketAddress all_interfaces(int port) {
-  SocketAddress address;
-  address.storage.ss_family = AF_INET6, address.size = sizeof(sockaddr_in6);
-  const UniqueFd probe(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (!probe || bind(probe.get(), address.get(), address.size) != 0)
-    address.storage.ss_family = AF_INET, address.size = sizeof(sockaddr_in);
-  address.set_port(port);
-  return address;
+bool Interface::has_name(const std::string& text) const {
+  const std::string host = address.host();
+  if (text.empty() || text == name) return true;
+  if (!host.starts_with(text)) return false;
+  const auto separates = [](char c) { return c == '.' || c == ':' || c == '%'; };
+  return host.size() == text.size() || separates(text.back()) || separates(host[text.size()]);
 }
 
 UniqueFd listen_tcp(const SocketAddress& address) {
@@ -126,10 +124,6 @@ UniqueFd listen_tcp_if_free(const SocketAddress& address) {
   if (!socket) fail_errno("socket", "for " + address.text());
   const int on = 1;
   setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  if (const int off = 0;
-      address.storage.ss_family == AF_INET6 &&
-      IN6_IS_ADDR_UNSPECIFIED(&reinterpret_cast<const sockaddr_in6&>(address.storage).sin6_addr))
-    setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
   if (bind(socket.get(), address.get(), address.size) != 0 || listen(socket.get(), 1024) != 0) {
     if (errno != EADDRINUSE) fail_errno("bind", address.text() + " (an address of this host?)");
     socket.close();

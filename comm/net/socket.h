@@ -40,12 +40,12 @@ std::vector<SocketAddress> resolve(const HostPort&);
 struct Interface {
   std::string name;
   SocketAddress address;
+  /// Whether `text` is its name or address, or a prefix of the address that ends at a separator ("10.0.0.1",
+  /// "10.0" and "10.0." are 10.0.0.1; "10.0.0.1" is also 10.0.0.1%eth0), or empty.
+  bool has_name(const std::string& text) const;
 };
 /// The addresses of all interfaces that are up, IPv4 first.
 std::vector<Interface> interfaces();
-
-/// For a listener at all addresses of this host: of IPv6 and IPv4, or of IPv4 alone if it has no IPv6.
-SocketAddress all_interfaces(int port);
 
 /// A non-blocking listener, bound to exactly this address. Port 0 selects a free port. Errc::system names the
 /// address.

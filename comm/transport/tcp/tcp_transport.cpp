@@ -15,14 +15,6 @@ constexpr auto departure_grace = std::chrono::milliseconds(500);
 
 constexpr int first_data_socket = 1;  // index 0: control, 1: point_to_point, from 2 on: collective
 
-/// Whether `numbers` is the address or a prefix of it that ends at a separator: "10.0.0.1", "10.0" and
-/// "10.0." match 10.0.0.1; "10.0.0.1" also matches 10.0.0.1%eth0.
-bool has_address_prefix(const std::string& address, const std::string& numbers) {
-  if (address.rfind(numbers, 0) != 0) return false;
-  const auto separates = [](char c) { return c == '.' || c == ':' || c == '%'; };
-  return address.size() == numbers.size() || separates(numbers.back()) || separates(address[numbers.size()]);
-}
-
 }  // namespace
 
 net::SocketAddress choose_address(const std::string& interface, bool one_machine,
@@ -31,9 +23,8 @@ net::SocketAddress choose_address(const std::string& interface, bool one_machine
   const auto loopback = [](const net::Interface& i) { return i.address.loopback(); };
   auto chosen = all.end();
   if (!interface.empty()) {
-    chosen = std::find_if(all.begin(), all.end(), [&](const net::Interface& i) {
-      return i.name == interface || has_address_prefix(i.address.host(), interface);
-    });
+    chosen =
+        std::find_if(all.begin(), all.end(), [&](const net::Interface& i) { return i.has_name(interface); });
     std::string list;
     for (const auto& i : all) list += concat(list.empty() ? "" : ", ", i.name, " (", i.address.host(), ")");
     require(
