@@ -35,9 +35,10 @@ where one rank runs ahead, it is the mean over iterations. "peer": time of the b
 faster. "limit": time of bare sockets that carry the same bytes and add half of them (bench/socket_limit_bench.cpp),
 divided by ours; 1 is the limit. "line": bytes that each host has to send, 2S(n-1)/n with n hosts, divided by our time, as a
 fraction of --rate (all_reduce only); frame headers alone take 4.4% of it at 1500 bytes per frame."""
-import argparse, contextlib, json, os, re, shlex, shutil, signal, statistics, subprocess, sys, tempfile
+import argparse, contextlib, json, os, re, secrets, shlex, shutil, signal, statistics, subprocess, sys, tempfile
 
 NAMES, SWITCH = [f'rz{i}' for i in range(8)], 'rzsw'
+SECRET = secrets.token_hex(32)  # of our ranks
 
 def address(i): return f'10.78.0.{i + 1}'
 
@@ -104,7 +105,7 @@ def ours(o, size, folder=None, env={}):
     it = str(iterations(size))
     command = [f'{folder or o.bin}/{o.collective}_perf', '-b', str(size), '-e', str(size), '-n', it, '-w', str(max(2, int(it) // 20)), '-c', '1', '-I', '1']
     n = o.hosts * o.per_host
-    base = dict(os.environ, WORLD_SIZE=str(n), LOCAL_WORLD_SIZE=str(o.per_host), MASTER_ADDR=address(0), MASTER_PORT='29533',
+    base = dict(os.environ, WORLD_SIZE=str(n), LOCAL_WORLD_SIZE=str(o.per_host), MASTER_ADDR=address(0), MASTER_PORT='29533', RZ_SECRET=SECRET,
                 **dict(dict(e.split('=', 1) for e in o.env), **env))
     out = run_all([on_host(r // o.per_host, command) for r in range(n)], [dict(base, RANK=str(r), LOCAL_RANK=str(r % o.per_host)) for r in range(n)], 300)
     backend = re.search(r'# Backend: (.*)', out).group(1)

@@ -1,0 +1,306 @@
+// Connections of strangers to a job that has a secret: scans, garbage, half-open ones, thousands at once, a
+// recorded session, another job's secret, an end in the middle that changes bytes. None is let in, and the
+// job is not disturbed.
+
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <atomic>
+#include <cstring>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "comm/bootstrap/store_internal.h"
+#include "comm/bootstrap/store_wire.h"
+#include "comm/core/error.h"
+#include "comm/net/authentication.h"
+#include "comm/net/handshake.h"
+#include "comm/net/socket.h"
+#include "comm/store.h"
+#include "tests/support/error_of.h"
+#include "tests/support/ranks.h"
+
+namespace rz {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using test::error_of;
+
+const std::string ours = "the secret of this job, which nobody else has";
+const std::string theirs = "the secret of another job on the same network";
+
+Deadline soon() { return Deadline::after(seconds(20)); }
+bool contains(const Error& e, const std::string& text) {
+  return std::string(e.what()).find(text) != std::string::npos;
+}
+
+std::shared_ptr<Store> serve(int size = 2) {
+  return tcp_store("127.0.0.1:0", {.serve = true, .launch = "a launch", .size = size, .secret = ours});
+}
+std::string address_of(const Store& server) { return concat("127.0.0.1:", tcp_store_port(server)); }
+TcpStoreOptions joining(int rank, const std::string& secret = ours) {
+  return {.timeout = seconds(20), .launch = "a launch", .size = 2, .rank = rank, .secret = secret};
+}
+
+/// A socket that calls `port` of 127.0.0.1 from 127.0.0.1 or 127.0.0.2. It does not wait.
+UniqueFd call_from(const char* source, int port) {
+  UniqueFd s(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  const net::SocketAddress from = net::resolve({source, 0}).front(),
+                           to = net::resolve({"127.0.0.1", port}).front();
+  if (s && bind(s.get(), from.get(), from.size) == 0) connect(s.get(), to.get(), to.size);
+  return s;
+}
+
+/// A hello as a rank of this launch would send it.
+std::string plausible_hello(net::Purpose purpose, std::uint64_t group) {
+  int fds[2];
+  require(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) == 0, Errc::system,
+          "socketpair");
+  const UniqueFd near(fds[0]), far(fds[1]);
+  const net::Secret other = net::Secret::of_text(theirs);
+  net::Authentication::client({&other, purpose, ""}, {.size = 2, .rank = 1, .group = group})
+      .advance(near.get());
+  std::string bytes(64, '\0');
+  require(recv(far.get(), bytes.data(), bytes.size(), 0) == 64, Errc::io, "recv");
+  return bytes;
+}
+
+/// Opens connections of all kinds, 4,096 at a time, until it ends.
+class Flood {
+ public:
+  Flood(const char* source, int port, std::string hello)
+      : thread_([this, source, port, hello = std::move(hello)] {
+          const std::string kinds[] = {
+              "",    "GET / HTTP/1.1\r\n\r\n",    std::string(100'000, '\xff'), hello.substr(0, 20),
+              hello, hello + std::string(32, 'x')};
+          std::vector<UniqueFd> open(4096);
+          for (std::size_t i = 0; !stop_; ++i) {
+            UniqueFd& s = open[i % open.size()];
+            s = call_from(source, port);
+            const std::string& bytes = kinds[i % std::size(kinds)];
+            // The previous connection of each place has been established meanwhile.
+            UniqueFd& before = open[(i + open.size() - 50) % open.size()];
+            if (before && send(before.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) > 0)
+              ++sent_;
+            if (i % 64 == 0) std::this_thread::yield();
+          }
+        }) {}
+  ~Flood() {
+    stop_ = true;
+    thread_.join();
+  }
+  int sent() const { return sent_; }
+
+ private:
+  std::atomic<bool> stop_ = false;
+  std::atomic<int> sent_ = 0;
+  std::thread thread_;
+};
+
+class StrangersTest : public testing::TestWithParam<const char*> {};
+
+TEST_P(StrangersTest, ThousandsAtTheStoreDoNotDisturbTheJob) {
+  require_open_files(2 * 4096, "the strangers");
+  const auto server = serve();
+  const std::string hello = plausible_hello(net::Purpose::store, net::fingerprint("a launch"));
+  const Flood flood(GetParam(), tcp_store_port(*server), hello);
+  while (flood.sent() < 8000) std::this_thread::sleep_for(milliseconds(1));
+  for (int i = 0; i < 20; ++i) {
+    const auto start = Deadline::Clock::now();
+    const auto client = tcp_store(address_of(*server), joining(1));
+    client->set(concat("key ", i), "value");
+    EXPECT_EQ(server->get(concat("key ", i), soon()), "value");
+    EXPECT_LT(Deadline::Clock::now() - start, seconds(10)) << i;
+  }
+  const Error e = error_of([&] { server->get("absent", Deadline::after(milliseconds(1))); });
+  EXPECT_EQ(e.code(), Errc::timeout);
+  EXPECT_TRUE(contains(e, "connections that did not prove the secret of this job were refused")) << e.what();
+}
+
+TEST_P(StrangersTest, ThousandsAtTheDataListenerDoNotDisturbTheHandshake) {
+  require_open_files(2 * 4096, "the strangers");
+  const net::JobId job = net::random_id();
+  const auto secret = std::make_shared<const net::Secret>(net::Secret::of_text(ours));
+  const std::string hello = plausible_hello(net::Purpose::data, 7);
+  for (int round = 0; round < 5; ++round) {
+    const UniqueFd listener = net::listen_tcp(net::resolve({"127.0.0.1", 0}).front());
+    const net::SocketAddress at = net::local_address(listener.get());
+    const Flood flood(GetParam(), at.port(), hello);
+    while (flood.sent() < 800) std::this_thread::sleep_for(milliseconds(1));
+    std::thread rank_1([&] {
+      std::vector<net::Connection> calls;
+      for (int i = 0; i < 4; ++i) calls.push_back({0, i, net::start_connect(at), {}, at.text()});
+      const auto met = net::handshake({job, 1, 2, {}, nullptr, secret}, -1, std::move(calls), {}, 4, soon());
+      EXPECT_EQ(met.size(), 4u);
+      for (const auto& c : met) EXPECT_EQ(send(c.socket.get(), "rank", 4, MSG_NOSIGNAL), 4);
+    });
+    const auto start = Deadline::Clock::now();
+    const auto met = net::handshake({job, 0, 2, {}, nullptr, secret}, listener.get(), {}, {1}, 4, soon());
+    EXPECT_LT(Deadline::Clock::now() - start, seconds(10));
+    rank_1.join();
+    ASSERT_EQ(met.size(), 4u);
+    for (const auto& c : met) {
+      char bytes[4];
+      EXPECT_EQ(recv(c.socket.get(), bytes, 4, MSG_DONTWAIT), 4);
+      EXPECT_EQ(std::string(bytes, 4), "rank") << "a stranger was let in";
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(From, StrangersTest, testing::Values("127.0.0.1", "127.0.0.2"),
+                         [](const auto& info) {
+                           return std::string(info.param) == "127.0.0.1" ? "TheHostOfARank" : "AnotherHost";
+                         });
+
+TEST(StrangersAtTheStore, AnotherSecretIsAnErrorThatBothSidesExplain) {
+  const auto server = serve();
+  for (const std::string& secret : {theirs, std::string()}) {
+    const auto start = Deadline::Clock::now();
+    const Error e = error_of([&] { tcp_store(address_of(*server), joining(1, secret)); });
+    EXPECT_LT(Deadline::Clock::now() - start, seconds(5)) << "it waited for the deadline";
+    EXPECT_EQ(e.code(), Errc::mismatch) << e.what();
+    EXPECT_TRUE(contains(e, "rank 1") && contains(e, "RZ_SECRET") && contains(e, address_of(*server)))
+        << e.what();
+    EXPECT_FALSE(contains(e, theirs) || contains(e, "\n")) << e.what();
+  }
+  const Error e = error_of([&] { server->get("absent", Deadline::after(milliseconds(1))); });
+  EXPECT_TRUE(contains(e, "names itself rank 1 at 127.0.0.1") && contains(e, "RZ_SECRET")) << e.what();
+}
+
+TEST(StrangersAtTheStore, AnotherJobOnThePortIsNoError) {
+  const auto server = serve();
+  TcpStoreOptions other = joining(1, theirs);
+  other.launch = "another launch", other.timeout = seconds(3);
+  const Error e = error_of([&] { tcp_store(address_of(*server), other); });
+  EXPECT_EQ(e.code(), Errc::rendezvous) << e.what();  // its own store may come yet
+}
+
+/// Passes bytes between a client and the server, records those of the client, and may change some.
+class Middle {
+ public:
+  /// `flip`: the number of the byte, among those of one direction, in which a bit is changed; -1: none.
+  Middle(int server_port, int flip, bool to_server)
+      : listener_(net::listen_tcp(net::resolve({"127.0.0.1", 0}).front())),
+        thread_([this, server_port, flip, to_server] { run(server_port, flip, to_server); }) {}
+  ~Middle() {
+    stop_ = true;
+    thread_.join();
+  }
+  std::string address() const { return net::local_address(listener_.get()).text(); }
+  std::string recorded() {
+    const std::lock_guard lock(mutex_);
+    return recorded_;
+  }
+
+ private:
+  struct Relay {
+    UniqueFd ends[2];  ///< the client, the server
+    std::size_t passed[2] = {0, 0};
+  };
+
+  void run(int server_port, int flip, bool to_server) {
+    std::vector<Relay> relays;
+    while (!stop_) {
+      net::SocketAddress server = net::resolve({"127.0.0.1", server_port}).front();
+      if (UniqueFd client{accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)}) {
+        relays.emplace_back();
+        relays.back().ends[0] = std::move(client);
+        relays.back().ends[1] = net::connect_tcp(server, soon());
+      }
+      for (Relay& r : relays)
+        for (int from = 0; from < 2; ++from) pass(r, from, (from == 0) == to_server ? flip : -1);
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+  }
+
+  void pass(Relay& r, int from, int flip) {
+    if (!r.ends[0] || !r.ends[1]) return;
+    char bytes[4096];
+    const ssize_t n = recv(r.ends[from].get(), bytes, sizeof bytes, MSG_DONTWAIT);
+    if (n == 0 || (n < 0 && errno != EAGAIN)) {
+      r.ends[0].close(), r.ends[1].close();
+      return;
+    }
+    if (n < 0) return;
+    const auto at = static_cast<std::ptrdiff_t>(flip) - static_cast<std::ptrdiff_t>(r.passed[from]);
+    if (flip >= 0 && at >= 0 && at < n) bytes[at] = static_cast<char>(bytes[at] ^ 4);
+    r.passed[from] += static_cast<std::size_t>(n);
+    if (from == 0) {
+      const std::lock_guard lock(mutex_);
+      recorded_.append(bytes, static_cast<std::size_t>(n));
+    }
+    send(r.ends[1 - from].get(), bytes, static_cast<std::size_t>(n), MSG_NOSIGNAL);
+  }
+
+  UniqueFd listener_;
+  std::atomic<bool> stop_ = false;
+  std::mutex mutex_;
+  std::string recorded_;
+  std::thread thread_;
+};
+
+TEST(StrangersAtTheStore, AChangedByteOfTheProofsLetsNobodyIn) {
+  const auto server = serve();
+  std::mt19937 random(5);
+  for (int i = 0; i < 12; ++i) {
+    const bool to_server = i % 2;
+    Middle middle(tcp_store_port(*server), static_cast<int>(random() % (to_server ? 96 : 64)), to_server);
+    TcpStoreOptions options = joining(1);
+    options.timeout = milliseconds(300);
+    EXPECT_THROW(tcp_store(middle.address(), options)->set("key", "value"), Error) << i;
+  }
+  EXPECT_EQ(error_of([&] { server->get("key", Deadline::after({})); }).code(), Errc::timeout);
+  // The middle alone does no harm.
+  Middle middle(tcp_store_port(*server), -1, true);
+  tcp_store(middle.address(), joining(1))->set("key", "value");
+  EXPECT_EQ(server->get("key", soon()), "value");
+}
+
+TEST(StrangersAtTheStore, ARecordedSessionHasNoEffect) {
+  const auto server = serve();
+  std::string session;
+  {
+    Middle middle(tcp_store_port(*server), -1, true);
+    EXPECT_EQ(tcp_store(middle.address(), joining(1))->add("counter", 1), 1);
+    session = middle.recorded();
+  }
+  ASSERT_GT(session.size(), 96u + sizeof(store_wire::StoreRequest));
+  for (int i = 0; i < 10; ++i) {
+    const UniqueFd replay =
+        net::connect_tcp(net::resolve({"127.0.0.1", tcp_store_port(*server)}).front(), soon());
+    send(replay.get(), session.data(), session.size(), MSG_NOSIGNAL);
+    pollfd p{replay.get(), POLLRDHUP, 0};
+    EXPECT_EQ(poll(&p, 1, 10'000), 1) << "it was not disconnected";
+  }
+  EXPECT_EQ(server->add("counter", 0), 1);
+}
+
+// A process that has read the job's id, but not the secret.
+TEST(StrangersAtTheData, ARankWithAnotherSecretIsRefusedAndNamed) {
+  const net::JobId job = net::random_id();
+  const auto right = std::make_shared<const net::Secret>(net::Secret::of_text(ours));
+  const auto wrong = std::make_shared<const net::Secret>(net::Secret::of_text(theirs));
+  const UniqueFd listener = net::listen_tcp(net::resolve({"127.0.0.1", 0}).front());
+  const net::SocketAddress at = net::local_address(listener.get());
+  std::thread stranger([&] {
+    std::vector<net::Connection> calls;
+    calls.push_back({0, 0, net::start_connect(at), {}, at.text()});
+    const Error e = error_of([&] {
+      net::handshake({job, 1, 2, {}, nullptr, wrong}, -1, std::move(calls), {}, 1, soon());
+    });
+    EXPECT_EQ(e.code(), Errc::rendezvous);
+    EXPECT_TRUE(contains(e, "RZ_SECRET")) << e.what();
+  });
+  const Error e = error_of([&] {
+    net::handshake({job, 0, 2, {}, nullptr, right}, listener.get(), {}, {1}, 1, Deadline::after(seconds(1)));
+  });
+  stranger.join();
+  EXPECT_EQ(e.code(), Errc::timeout);
+  EXPECT_TRUE(contains(e, "1 connection that did not prove the secret") && contains(e, "rank 1")) << e.what();
+}
+
+}  // namespace
+}  // namespace rz
