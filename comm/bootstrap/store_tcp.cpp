@@ -369,7 +369,7 @@ class TcpStore final : public Store {
     }();
     release(std::move(line));
     if (reply.status == Reply::timeout)
-      fail(Errc::timeout, missing_key(key, concat("the store at ", address_, listens_, text)));
+      fail(Errc::timeout, missing_key(key, concat("the store at ", address_, listens_)), text);
     if (reply.status == Reply::refused) fail(Errc::rendezvous, text);
     if (reply.status == Reply::wrong_launch) broken(key, concat("it is that of launch '", text, "' now"));
     return {reply.number, std::move(text)};

@@ -6,6 +6,8 @@
 #include <poll.h>
 
 #include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <random>
@@ -20,7 +22,6 @@
 #include "comm/net/socket.h"
 #include "comm/store.h"
 #include "tests/support/error_of.h"
-#include "tests/support/ranks.h"
 
 namespace rz {
 namespace {
@@ -276,6 +277,55 @@ TEST(StrangersAtTheStore, ARecordedSessionHasNoEffect) {
     EXPECT_EQ(poll(&p, 1, 10'000), 1) << "it was not disconnected";
   }
   EXPECT_EQ(server->add("counter", 0), 1);
+}
+
+// Requests of a client that has proved the secret, with changed bytes, and bytes before any proof.
+// FUZZ_SECONDS: how long.
+TEST(StrangersAtTheStore, ChangedFramesEndTheirOwnConnectionOnly) {
+  const char* const text = std::getenv("FUZZ_SECONDS");
+  const Deadline end = Deadline::after(seconds(text ? std::atoi(text) : 1));
+  const auto server = serve();
+  server->set("mine", "untouched");
+  const net::Secret secret = net::Secret::of_text(ours);
+  const net::AuthenticationKey key(&secret, net::Purpose::store, "");
+  using store_wire::StoreRequest;
+  const std::string hello = to_bytes(StoreRequest{.kind = StoreRequest::hello}, "a launch");
+  const std::string valid[] = {
+      to_bytes(StoreRequest{.kind = StoreRequest::set}, "a launch", "key", "value"),
+      to_bytes(StoreRequest{.kind = StoreRequest::get, .number = 0}, "a launch", "key"),
+      to_bytes(StoreRequest{.kind = StoreRequest::add, .number = 7}, "a launch", "number"), hello};
+  std::mt19937 random(11);
+  std::size_t connections = 0;
+  for (; !end.expired() || connections < 100; ++connections) {
+    const UniqueFd socket =
+        net::connect_tcp(net::resolve({"127.0.0.1", tcp_store_port(*server)}).front(), soon());
+    ASSERT_TRUE(socket);
+    const bool proven = random() % 8;
+    std::string bytes = proven && random() % 4 ? hello : plausible_hello(net::Purpose::store, 0);
+    if (proven) net::Authentication::client(key, {.size = 2, .rank = 1}).complete(socket.get(), soon());
+    for (unsigned n = random() % 6; n > 0; --n) {
+      std::string frame = valid[random() % std::size(valid)];
+      for (unsigned changes = random() % 4; changes > 0; --changes) {
+        const std::size_t at =
+            random() % (random() % 2 ? frame.size() : std::min<std::size_t>(frame.size(), 32));
+        frame[at] = static_cast<char>(random() % 2 ? random() : 1u << random() % 8);
+      }
+      if (random() % 8 == 0) frame.resize(random() % frame.size());
+      bytes += frame;
+    }
+    send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    shutdown(socket.get(), SHUT_WR);
+    pollfd p{socket.get(), POLLRDHUP, 0};
+    EXPECT_EQ(poll(&p, 1, 10'000), 1) << "the server has not ended the connection";
+    const linger at_once{1, 0};  // frees the port
+    setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+    if (connections % 64 == 0) {
+      EXPECT_EQ(server->get("mine", soon()), "untouched");
+      EXPECT_EQ(tcp_store(address_of(*server), joining(1))->get("mine", soon()), "untouched");
+    }
+  }
+  RecordProperty("connections", static_cast<int>(connections));
+  if (text) std::printf("%zu connections\n", connections);
 }
 
 // A process that has read the job's id, but not the secret.
