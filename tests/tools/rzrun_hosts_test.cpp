@@ -116,7 +116,8 @@ TEST_F(RzrunHosts, FiltersChooseHostsAndDevices) {
     for (const auto& line : all) text += line + "\n";
     return text;
   };
-  EXPECT_EQ(out({"--include", "n1:3,1@n2"}), "[n1:0] n1 0 0 3 1,3\n[n1:1] n1 1 1 3 1,3\n[n2:2] n2 2 0 3 none\n");
+  EXPECT_EQ(out({"--include", "n1:3,1@n2"}),
+            "[n1:0] n1 0 0 3 1,3\n[n1:1] n1 1 1 3 1,3\n[n2:2] n2 2 0 3 none\n");
   EXPECT_EQ(out({"--exclude", "n0:0,1,2@n1"}), "[n0:0] n0 0 0 2 3\n[n2:1] n2 1 0 2 none\n");
   EXPECT_EQ(out({"--num_nodes", "2", "--num_gpus", "1"}), "[n0:0] n0 0 0 2 none\n[n1:1] n1 1 0 2 none\n");
   EXPECT_EQ(out({"-n", "5"}),
@@ -129,6 +130,15 @@ TEST_F(RzrunHosts, TheFirstFailureIsNamedWithItsHostAndEndsAll) {
   EXPECT_EQ(p.wait(soon), 5);
   EXPECT_EQ(lines(p.err())[0], "rzrun: rank 3 of 4 on host n1 failed first: exited with 5");
   expect_gone(wait_for_ranks(p, 4));
+}
+
+TEST_F(RzrunHosts, AKilledRankIsTheFirstFailureThoughOthersExitBeforeIt) {
+  Program p(command(
+      {}, "[ $RANK = 0 ] && exit 1; [ $RANK = 3 ] && { sleep 0.4; kill -SEGV $$; }; sleep 60 & wait"));
+  EXPECT_EQ(p.wait(soon), 128 + SIGSEGV);
+  EXPECT_NE(p.err().find("rank 3 of 4 on host n1 failed first: killed by SIGSEGV"), std::string::npos)
+      << p.err();
+  EXPECT_NE(p.err().find("rank 0 on host n0 exited with 1 after that"), std::string::npos) << p.err();
 }
 
 TEST_F(RzrunHosts, CtrlCEndsEverything) {
@@ -237,7 +247,7 @@ TEST_F(RzrunHosts, AllRanksStartAgainOnTheSameAgents) {
 TEST_F(RzrunHosts, TextBeforeTheAgentIsPrintedAndAHostThatDoesNotComeUpIsNamed) {
   write("rsh",
         "#!/bin/sh\nhost=$1; shift\necho Welcome to $host; printf 'no line end'\n"
-        "[ $host = n1 ] && { echo 'Permission denied (publickey).' >&2; exit 255; }\n"
+        "[ $host = n1 ] && { sleep 0.5; echo 'Permission denied (publickey).' >&2; exit 255; }\n"
         "exec unshare -u sh -c \"hostname $host; $*\"\n");
   Program p(command({}, "echo never"));
   EXPECT_EQ(p.wait(soon), 255);

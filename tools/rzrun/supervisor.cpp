@@ -89,6 +89,7 @@ class Supervisor {
     restart_after_.reset();
     first_failed_.reset();
     report_until_.reset();
+    suspects_.clear();
     kill_at_.reset();
     status_ = 0;
     start();
@@ -137,7 +138,8 @@ class Supervisor {
     const auto ends = ranks_->reap();
     log_messages();
     for (const RankEnd& end : ends)
-      if (end.status.failed()) report(end);
+      if (end.status.failed()) options_.nodes.empty() ? report(end) : suspect(end);
+    if (!suspects_.empty() && (decide_at_->expired() || ranks_->running().empty())) decide();
     if (const auto failure = ranks_->start_failure()) fail_start(*failure);
     ranks_->forward_output();
     log_messages();
@@ -158,6 +160,7 @@ class Supervisor {
 
   /// After the grace period poll periodically, since dying processes may leave orphans to kill.
   int poll_timeout_ms() const {
+    if (!kill_at_ && !suspects_.empty()) return decide_at_->poll_ms(60000);
     if (!kill_at_) return report_until_ ? report_until_->poll_ms(60000) : -1;
     return kill_at_->expired() ? 20 : kill_at_->poll_ms(60000);
   }
@@ -254,6 +257,23 @@ class Supervisor {
       restart_after_.reset();
     }
     end_all();
+  }
+
+  /// Ends of ranks on several hosts arrive in any order. One that exits because a peer is lost must not hide
+  /// that peer, so an exit is not taken for the first failure until a moment later.
+  void suspect(const RankEnd& end) {
+    if (first_failed_ || stopped_by_ || kill_at_) return report(end);
+    if (suspects_.empty()) decide_at_ = Deadline::after(time_to_report(end.status));
+    suspects_.push_back(end);
+    if (end.status.signal || !end.lost.empty()) decide();
+  }
+
+  void decide() {
+    const auto score = [](const RankEnd& e) { return !e.lost.empty() ? 2 : e.status.signal ? 1 : 0; };
+    const auto first = std::ranges::max_element(suspects_, {}, score);  // of equal ones the earliest
+    std::rotate(suspects_.begin(), first, first + 1);
+    for (const RankEnd& end : std::exchange(suspects_, {})) report(end);
+    if (report_until_ && decide_at_->expired()) report_until_ = decide_at_;  // they have had their time
   }
 
   void report(const RankEnd& end) {
@@ -376,7 +396,9 @@ class Supervisor {
   std::optional<std::chrono::milliseconds> restart_after_;
   std::optional<ExitStatus> first_failed_;
   std::optional<Deadline> report_until_;
-  std::optional<Deadline> kill_at_;  // set: the group is being ended
+  std::vector<RankEnd> suspects_;      // failures of which one will be the first
+  std::optional<Deadline> decide_at_;  // while there are some
+  std::optional<Deadline> kill_at_;    // set: the group is being ended
   bool killed_ = false;
 };
 

@@ -16,7 +16,7 @@ std::string names_of(const std::vector<Host>& all) {
   return names;
 }
 
-std::string slots_of(const Host& h) {
+std::string range_of(const Host& h) {
   const bool whole = h.slots.back() - h.slots.front() + 1 == static_cast<int>(h.slots.size());
   return whole ? concat(h.slots.front(), " to ", h.slots.back()) : concat(h.slots.size(), " slots");
 }
@@ -39,7 +39,7 @@ void choose(const std::vector<Host>& all, std::string_view word, const std::stri
     require(slot && *slot >= 0, Errc::config, flag, ": ", quoted(digits), " in ", quoted(word),
             " is no number of a slot");
     require(std::ranges::binary_search(host->slots, *slot), Errc::config, flag, ": host '", name,
-            "' has no slot ", *slot, "; it has ", slots_of(*host));
+            "' has no slot ", *slot, "; it has ", range_of(*host));
     slots.insert(*slot);
   }
 }
