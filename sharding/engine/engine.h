@@ -312,8 +312,8 @@ class Engine::NoSync {
 /// still make in the update.
 class Engine::Join {
  public:
-  /// The engine must outlive this object. Errc::unsupported in stage 3 and with tp, and Errc::invalid_argument
-  /// without an optimizer, unless the configuration disables join.
+  /// The engine must outlive this object. Errc::unsupported in stage 3 and with tp, and
+  /// Errc::invalid_argument without an optimizer, unless the configuration disables join.
   explicit Join(Engine&);
   ~Join();
   Join(const Join&) = delete;

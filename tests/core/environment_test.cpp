@@ -136,7 +136,8 @@ TEST(Environment, ReportsDoNotShowWhatIdentifiesAJob) {
   const auto shown = [](std::string_view name) { return std::ranges::count(reportable_variables(), name); };
   for (const char* name : {"RZ_BACKEND", "RZ_RENDEZVOUS_TIMEOUT_S", "OMP_NUM_THREADS", "SLURM_JOB_ID"})
     EXPECT_EQ(shown(name), 1) << name;
-  for (const char* name : {"RZ_LAUNCH", "RZ_SECRET", "RZ_SECRET_FILE", "MASTER_ADDR", "PMIX_SERVER_URI"}) EXPECT_EQ(shown(name), 0) << name;
+  for (const char* name : {"RZ_LAUNCH", "RZ_SECRET", "RZ_SECRET_FILE", "MASTER_ADDR", "PMIX_SERVER_URI"})
+    EXPECT_EQ(shown(name), 0) << name;
 }
 
 }  // namespace
