@@ -57,8 +57,8 @@ MeshSizes resolved(const MeshSizes&, int ranks, int ranks_per_node);
 
 struct CommunicationMeter;
 
-/// The ranks of collectives on a tape, and what counts them; null: nothing. The communicator must outlive
-/// what has a copy.
+/// The ranks of collectives on a tape. `meter` counts the calls; null: nothing does. The communicator must
+/// outlive what has a copy.
 struct CountedGroup {
   // NOLINTNEXTLINE(google-explicit-constructor)
   CountedGroup(Communicator& c, std::shared_ptr<CommunicationMeter> m = nullptr)

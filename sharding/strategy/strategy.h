@@ -211,13 +211,14 @@ class Strategy {
   // ---- statistics
   /// Memory held on this rank now.
   MemoryReport memory() const;
-  /// Collectives of updates since the strategy was created, except for replays of a graph.
+  /// Collectives of updates since the strategy was created, except for replays of a graph. Those of layers
+  /// (MeshTraffic::tp) are counted in all passes.
   const MeshTraffic& traffic() const;
   /// Reports each collective that traffic() counts, except for control messages and replays of a graph, and
   /// each wait that exposed_seconds() counts, from now on. The time of `started` counts as such a wait.
   void observe_communication(CommunicationObserver);
   /// Seconds in which the calling thread waited for communication during the last finished step: gathers,
-  /// reductions, and the exchanges of step().
+  /// reductions, what layers exchange, and the exchanges of step().
   double exposed_seconds() const;
   /// All of this, with buckets, options and times of passes.
   LoggingData logging_data() const;

@@ -130,10 +130,11 @@ const MeshAlternative* proposed(const Findings& f, std::size_t i) {
 /// Totals of every number of copies, and of every tp.
 std::string meshes_table(const Findings& f) {
   std::string text;
+  const int given = f.runs[0].plans[0].mesh.tp;
   std::set<std::pair<int, int>> all;
   for (const auto& of_ranks : f.meshes)
     for (const MeshAlternative& a : of_ranks)
-      if (a.plan || a.mesh.tp == 1) all.emplace(a.mesh.tp, a.mesh.replicate);
+      if (a.plan || a.mesh.tp == given) all.emplace(a.mesh.tp, a.mesh.replicate);
   for (const auto& [tp, n] : all)
     text += row(f, concat("  replicate ", n, tp > 1 ? concat(" x tp ", tp) : ""), [&](std::size_t i) {
       const auto a = std::ranges::find_if(
@@ -142,7 +143,7 @@ std::string meshes_table(const Findings& f) {
       return concat(human_bytes(on_device(a->plan->memory)), fits(*a->plan, f.memory) ? "" : " !");
     });
   for (const MeshAlternative& a : f.meshes[0])
-    if (!a.plan && a.mesh.tp > 1) text += concat("  - tp ", a.mesh.tp, ": ", a.reason, "\n");
+    if (!a.plan && a.mesh.tp != given) text += concat("  - tp ", a.mesh.tp, ": ", a.reason, "\n");
   return all.size() < 2 ? "" : concat("total by copies of the model and tp (--mesh)\n", text);
 }
 
