@@ -59,6 +59,30 @@ TEST(Rzrun, EveryRankGetsTorchrunsEnvironment) {
   EXPECT_EQ(ports_and_ids.size(), 1u) << "the ranks disagree about port or run id";
 }
 
+/// The ranks read the secret from a descriptor. It is in no argument and no variable of a rank or of rzrun.
+TEST(Rzrun, EveryRankGetsTheSecretOfItsJobInADescriptor) {
+  const auto secrets_of = [] {
+    Program p(rzrun({"-n", "2"},
+                    "readlink /proc/self/fd/$RZ_SECRET_FD; od -An -v -tx1 /proc/self/fd/$RZ_SECRET_FD | "
+                    "tr -d ' \\n'; echo; tr '\\0' '\\n' </proc/$PPID/cmdline; env"));
+    EXPECT_EQ(p.wait(), 0) << p.err();
+    std::set<std::string> files, secrets;
+    for (const auto& line : lines(p.out())) {
+      const std::string text = line.substr(line.find("] ") == line.npos ? 0 : line.find("] ") + 2);
+      if (text.starts_with("/memfd")) files.insert(text);
+      if (text.size() == 64 && text.find_first_not_of("0123456789abcdef") == text.npos) secrets.insert(text);
+    }
+    EXPECT_EQ(files, std::set<std::string>{"/memfd:ringzero-secret (deleted)"}) << p.out();
+    EXPECT_EQ(secrets.size(), 1u) << p.out();
+    const std::string secret = secrets.empty() ? "" : *secrets.begin();
+    std::size_t shown = 0;
+    for (auto at = p.out().find(secret); at != std::string::npos; at = p.out().find(secret, at + 1)) ++shown;
+    EXPECT_EQ(shown, 2u) << "beside the two of od";
+    return secret;
+  };
+  EXPECT_NE(secrets_of(), secrets_of());
+}
+
 TEST(Rzrun, OmpNumThreadsIsLeftAloneIfSetOrAlone) {
   Program set(rzrun({"-n", "2"}, "echo $OMP_NUM_THREADS"), {{"OMP_NUM_THREADS", "3"}});
   EXPECT_EQ(set.wait(), 0);
