@@ -24,7 +24,7 @@ struct CommonField {
 
 std::vector<CommonField> common_fields(int size, const GroupSettings& o) {
   const auto same = [](const char* variable) { return concat(variable, " must be the same everywhere"); };
-  return {{concat("version=", RZ_VERSION), "every rank must run the same version of ringzero"},
+  return {{concat("version=", library_version()), "every rank must run the same version of ringzero"},
           {concat("size=", size), "every rank must name the same number of ranks"},
           {concat("transport=", o.transport), same("RZ_TRANSPORT")},
           {concat("sockets=", o.sockets), same("RZ_SOCKETS")},
@@ -107,5 +107,7 @@ bool PeerInfo::oversubscribed(int of_rank) const {
   }
   return rz::oversubscribed(machine) || rz::oversubscribed(all);
 }
+
+std::string library_version() { return RZ_VERSION; }
 
 }  // namespace rz

@@ -45,4 +45,7 @@ struct PeerInfo {
 PeerInfo exchange_peer_info(int rank, int size, Store&, const GroupSettings&, const std::string& host_id,
                             Deadline);
 
+/// Version of this library, e.g. "0.9.0". All ranks must have the same.
+std::string library_version();
+
 }  // namespace rz

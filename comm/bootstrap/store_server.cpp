@@ -29,6 +29,8 @@ constexpr std::size_t max_unauthenticated = 64;
 
 }  // namespace
 
+std::size_t StoreServer::files_for(int size) { return static_cast<std::size_t>(size) + max_unauthenticated; }
+
 StoreServer::StoreServer(std::vector<UniqueFd> listeners, Options options)
     : listeners_(std::move(listeners)),
       stop_(eventfd(0, EFD_CLOEXEC)),
@@ -39,8 +41,7 @@ StoreServer::StoreServer(std::vector<UniqueFd> listeners, Options options)
   if (!stop_) fail_errno("eventfd");
   descriptors_.reserve(first_client());
   if (options_.size > 0)
-    require_open_files(static_cast<std::size_t>(options_.size) + max_unauthenticated,
-                       concat("the store of a group of ", options_.size, " ranks"));
+    require_open_files(files_for(options_.size), concat("the store of a group of ", options_.size, " ranks"));
   thread_ = helper_thread([this] { run(); });
 }
 

@@ -34,6 +34,8 @@ class StoreServer {
     /// Time for a client to send its proof and hello.
     std::chrono::milliseconds hello_timeout = std::chrono::seconds(10);
   };
+  /// Descriptors that the server of a group needs.
+  static std::size_t files_for(int size);
   /// Starts the thread. Errc::system if the limit of open files is too low for the group.
   StoreServer(std::vector<UniqueFd> listeners, Options);
   StoreServer(const StoreServer&) = delete;

@@ -86,6 +86,12 @@ std::optional<unsigned long long> memory(const Group& g) {
   return *limit - std::min(*limit, kept);
 }
 
+/// Both versions have the same files.
+std::optional<unsigned long long> processes(const Group& g) {
+  const auto limit = read_value(g.folder + "/pids.max"), used = read_value(g.folder + "/pids.current");
+  return limit && used ? std::optional(*limit - std::min(*limit, *used)) : std::nullopt;
+}
+
 template <class T>
 std::optional<T> min_optional(std::optional<T> a, std::optional<T> b) {
   return a && b ? std::min(*a, *b) : a ? a : b;
@@ -102,6 +108,12 @@ std::optional<double> cgroup_processors(const std::string& root) {
 std::optional<unsigned long long> cgroup_memory(const std::string& root) {
   std::optional<unsigned long long> smallest;
   for (const Group& g : cgroup_folders(root, "memory")) smallest = min_optional(smallest, memory(g));
+  return smallest;
+}
+
+std::optional<unsigned long long> cgroup_processes(const std::string& root) {
+  std::optional<unsigned long long> smallest;
+  for (const Group& g : cgroup_folders(root, "pids")) smallest = min_optional(smallest, processes(g));
   return smallest;
 }
 

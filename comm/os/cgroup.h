@@ -15,4 +15,8 @@ std::optional<double> cgroup_processors(const std::string& root = "");
 /// limit.
 std::optional<unsigned long long> cgroup_memory(const std::string& root = "");
 
+/// Processes and threads that may still start in this process's cgroups: the smallest limit minus those that
+/// exist. nullopt: no limit.
+std::optional<unsigned long long> cgroup_processes(const std::string& root = "");
+
 }  // namespace rz

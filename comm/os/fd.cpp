@@ -12,8 +12,6 @@ namespace rz {
 
 namespace {
 
-constexpr std::size_t reserved_files = 32;
-
 std::size_t count_open_files() {
   std::error_code ignored;
   const std::filesystem::directory_iterator files("/proc/self/fd", ignored);
@@ -22,15 +20,20 @@ std::size_t count_open_files() {
 
 }  // namespace
 
-void require_open_files(std::size_t more, const std::string& what, const std::string& advice) {
+OpenFiles open_files() {
   rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  const std::size_t open = count_open_files(), need = open + more + reserved_files;
-  if (need <= limit.rlim_cur) return;
-  require(need <= limit.rlim_max, Errc::system, what, " needs ", more, " files beside the ", open,
-          " that are open, but no more than ", limit.rlim_max,
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) limit.rlim_cur = limit.rlim_max = RLIM_INFINITY;
+  return {count_open_files(), limit.rlim_cur, limit.rlim_max};
+}
+
+void require_open_files(std::size_t more, const std::string& what, const std::string& advice) {
+  const OpenFiles files = open_files();
+  const std::size_t need = files.needed(more);
+  if (need <= files.soft) return;
+  require(need <= files.hard, Errc::system, what, " needs ", more, " files beside the ", files.open,
+          " that are open, but no more than ", files.hard,
           " may be open in this process; raise the hard limit (ulimit -Hn)", advice);
-  limit.rlim_cur = need;
+  const rlimit limit{need, files.hard};
   if (setrlimit(RLIMIT_NOFILE, &limit) != 0) fail_errno("setrlimit", concat("RLIMIT_NOFILE to ", need));
 }
 

@@ -41,6 +41,15 @@ class UniqueFd {
   int fd_ = -1;
 };
 
+/// Open files of this process, and how many it may have.
+struct OpenFiles {
+  std::size_t open = 0, soft = 0, hard = 0;
+  /// How many must be permitted for `more` additional files: these, those that are open, and a small reserve.
+  std::size_t needed(std::size_t more) const { return open + more + reserve; }
+  static constexpr std::size_t reserve = 32;
+};
+OpenFiles open_files();
+
 /// Ensures that `more` additional files, plus a small reserve, can be open: raises the soft limit if
 /// necessary and never lowers it. Errc::system names `what` and the numbers if the hard limit is too low; the
 /// message ends with `advice`.

@@ -10,6 +10,7 @@
 
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
+#include "comm/os/cgroup.h"
 
 namespace rz {
 
@@ -28,8 +29,10 @@ void fail_no_thread(int error) {
     getrlimit(resource, &l);
     return l.rlim_cur == RLIM_INFINITY ? std::string("unlimited") : concat(l.rlim_cur);
   };
+  const auto in_cgroup = cgroup_processes();
   fail(Errc::system, "cannot start a thread: ", std::strerror(error),
        "; processes and threads of this user (ulimit -u): ", limit(RLIMIT_NPROC),
+       ", further ones in the control group (pids.max): ", in_cgroup ? concat(*in_cgroup) : "unlimited",
        ", address space in bytes (ulimit -v): ", limit(RLIMIT_AS),
        "; raise these limits, or the pids.max of the container, or use fewer threads and ranks on this host");
 }

@@ -82,6 +82,7 @@ TEST(Threads, AreRefusedWithTheLimit) {
   });
   EXPECT_NE(endings[0].error.find("cannot start a thread"), std::string::npos) << endings[0].error;
   EXPECT_NE(endings[0].error.find("(ulimit -u): 3,"), std::string::npos) << endings[0].error;
+  EXPECT_NE(endings[0].error.find("(pids.max): "), std::string::npos) << endings[0].error;
 }
 
 TEST(Topology, BindingLimitsWhatIsUsable) {
@@ -176,6 +177,22 @@ TEST(Cgroup, EveryGroupAboveCounts) {
   f.write("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n");
   f.write("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
   EXPECT_EQ(cgroup_processors(f.root()), 3);
+}
+
+TEST(Cgroup, HasPlaceForSoManyProcesses) {
+  const Files f;
+  f.write("/proc/self/cgroup", "8:pids:/a/b\n0::/\n");
+  EXPECT_EQ(cgroup_processes(f.root()), std::nullopt);
+  f.write("/sys/fs/cgroup/pids/a/b/pids.max", "max\n");
+  f.write("/sys/fs/cgroup/pids/a/b/pids.current", "7\n");
+  EXPECT_EQ(cgroup_processes(f.root()), std::nullopt);
+  f.write("/sys/fs/cgroup/pids/a/pids.max", "64\n");
+  f.write("/sys/fs/cgroup/pids/a/pids.current", "20\n");
+  EXPECT_EQ(cgroup_processes(f.root()), 44u);
+  f.write("/proc/self/cgroup", "0::/job\n");
+  f.write("/sys/fs/cgroup/job/pids.max", "8\n");
+  f.write("/sys/fs/cgroup/job/pids.current", "9\n");
+  EXPECT_EQ(cgroup_processes(f.root()), 0u) << "the limit was lowered";
 }
 
 TEST(Topology, RanksDivideProcessorsAndQuotaAmongTheirThreads) {

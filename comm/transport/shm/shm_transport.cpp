@@ -11,6 +11,9 @@ namespace rz {
 
 // ---- connecting ----
 
+// Of each peer: socket, doorbell and, until it is mapped, memory. Further: listener, memory, segments.
+std::size_t ShmTransport::files_for(std::size_t peers) { return peers ? 3 * peers + 8 : 0; }
+
 ShmTransport::ShmTransport(std::shared_ptr<LinkMonitor> group_monitor, std::vector<int> ranks,
                            std::size_t ring_bytes, std::shared_ptr<SharedMemoryAllocator> memory)
     : MonitoredTransport(std::move(group_monitor)),
@@ -20,8 +23,7 @@ ShmTransport::ShmTransport(std::shared_ptr<LinkMonitor> group_monitor, std::vect
   std::vector<int> peers = ranks_;
   std::erase(peers, monitor().rank());
   monitor().add(*this, peers, LinkData::memory);
-  // Of each peer: socket, doorbell and, until it is mapped, memory. Further: listener, memory, segments.
-  require_open_files(3 * peers.size() + 8,
+  require_open_files(files_for(peers.size()),
                      concat("rank ", monitor().rank(), ": shared memory with ", peers.size(), " ranks"),
                      ", or end communicators that are no longer used");
   listener_ = net::listen_unix(address_);

@@ -27,6 +27,8 @@ class ShmTransport final : public MonitoredTransport, private MonitoredLinks {
   /// SharedMemoryGroup.
   ShmTransport(std::shared_ptr<LinkMonitor>, std::vector<int> ranks, std::size_t ring_bytes,
                std::shared_ptr<SharedMemoryAllocator> memory = nullptr);
+  /// Descriptors that a rank with this many peers on its node needs.
+  static std::size_t files_for(std::size_t peers);
   /// Departs in order: posted data stays readable, data posted by reference included. In a child of fork() it
   /// only closes descriptors.
   ~ShmTransport();

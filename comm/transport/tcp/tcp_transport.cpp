@@ -55,7 +55,7 @@ TcpTransport::TcpTransport(std::shared_ptr<LinkMonitor> group_monitor, std::vect
       options_(std::move(options)) {
   if (peer_ranks_.empty()) return;
   monitor().add(*this, peer_ranks_, LinkData::sockets);
-  require_open_files(peer_ranks_.size() * static_cast<std::size_t>(options_.sockets + 2),
+  require_open_files(files_for(peer_ranks_.size(), options_.sockets),
                      concat("rank ", monitor().rank(), ": TCP to ", peer_ranks_.size(), " ranks"),
                      ", or lower RZ_SOCKETS");
   listener_ = net::listen_tcp(options_.listen_address);

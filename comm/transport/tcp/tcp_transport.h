@@ -44,6 +44,10 @@ class TcpTransport final : public MonitoredTransport, private MonitoredLinks {
   /// Listens if there are peers. Raises the soft limit of open files as needed; Errc::system if the hard
   /// limit is too low.
   TcpTransport(std::shared_ptr<LinkMonitor>, std::vector<int> peers, TcpOptions);
+  /// Descriptors that a rank with this many peers on other nodes needs, with TcpOptions::sockets.
+  static std::size_t files_for(std::size_t peers, int sockets) {
+    return peers * static_cast<std::size_t>(sockets + 2);
+  }
   /// Departs in order: notifies the peers; data that the kernel has accepted still arrives. In a child of
   /// fork() it only closes descriptors.
   ~TcpTransport();
