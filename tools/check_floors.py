@@ -80,6 +80,8 @@ ROOMS = {
     'tools': 'comm tools/command_line',
     'tools/rzrun/hosts': 'comm/core',
     'tools/rzrun': 'comm comm/bootstrap comm/core comm/net comm/os tools/command_line tools/rzrun/hosts',
+    'tools/doctor': DEVICE + 'comm comm/net comm/bootstrap comm/shared_memory comm/transport comm/transport/shm comm/transport/tcp '
+                    'comm/backends/nccl/api sharding/io tools/command_line tools/rzrun/hosts',
     'tools/tokenize': 'comm comm/core sharding/io sharding/tokenizer sharding/data tools/command_line',
     'tools/tune': 'comm comm/core comm/tuning tools/command_line',
     'tools/train_lm/report': MODEL + 'sharding/io tools/command_line',

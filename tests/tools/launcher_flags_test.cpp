@@ -25,6 +25,7 @@ const Tool programs[] = {{"train_lm", {"--local-rank", "--deepspeed", "--deepspe
                          {"all_reduce_perf", {"-x"}},
                          {"tune", {}},
                          {"topology", {}},
+                         {"doctor", {"--hostfile", "--master-addr"}},
                          {"checkpoint", {}}};
 
 /// "--a-b" as "--a_b".
