@@ -43,9 +43,10 @@ class Host:
         return subprocess.Popen(self.words(*command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, **how)
     def run(self, *command, **how):
         return subprocess.run(self.words(*command), stdin=subprocess.DEVNULL, capture_output=True, text=True, **how)
-    def processes(self, name):
-        """Process ids, as this host has them, of the processes with this name."""
-        return [int(p) for p in self.run('pgrep', '-x', name).stdout.split()]
+    def processes(self, words):
+        """Process ids, as this host has them, of the processes whose command line begins with these words (a regular expression)."""
+        return self.run('pgrep', '-f', f'^{words}').stdout.split()
+    def kill(self, pid, signal='KILL'): self.run('kill', f'-{signal}', pid)
     def link(self, state): sh('ip', '-n', self.cluster.switch, 'link', 'set', self.port, state)
 
 class Cluster:

@@ -35,7 +35,7 @@ HostFacts sound_host(int number = 1) {
   return f;
 }
 
-Job one_host() { return {.ranks = 4, .local_ranks = 4}; }
+Job one_node() { return {.ranks = 4, .local_ranks = 4}; }
 Job two_nodes() { return {.nodes = 2, .ranks = 8, .local_ranks = 4, .master = "node1"}; }
 Job two_nodes_of_gpus() {
   Job job = two_nodes();
@@ -58,7 +58,7 @@ Finding only_lack(const std::vector<Finding>& all) {
 }
 
 TEST(Doctor, ASoundHostLacksNothing) {
-  for (const Job& job : {one_host(), two_nodes(), two_nodes_of_gpus()})
+  for (const Job& job : {one_node(), two_nodes(), two_nodes_of_gpus()})
     for (const Finding& f : check_host("node1", sound_host(), job)) {
       EXPECT_EQ(f.verdict, Verdict::ok) << f.check << ": " << f.found;
       EXPECT_EQ(f.remedy, "") << f.check;
@@ -78,13 +78,13 @@ TEST(Doctor, EveryLackHasItsRemedy) {
   using F = HostFacts;
   const auto missing = Verdict::missing, warning = Verdict::warning;
   const std::vector<Lack> lacks = {
-      {"kernel", warning, one_host(), [](F& f) { f.kernel = "4.15.0-20"; }, "Upgrade"},
-      {"memory", missing, one_host(), [](F& f) { f.memory_available = 3 * mib; }, "--memory="},
-      {"memory", warning, one_host(), [](F& f) { f.memory_available = 100 * mib; }, "--memory="},
-      {"shared memory", missing, one_host(),
+      {"kernel", warning, one_node(), [](F& f) { f.kernel = "4.15.0-20"; }, "Upgrade"},
+      {"memory", missing, one_node(), [](F& f) { f.memory_available = 3 * mib; }, "--memory="},
+      {"memory", warning, one_node(), [](F& f) { f.memory_available = 100 * mib; }, "--memory="},
+      {"shared memory", missing, one_node(),
        [](F& f) { f.shared_memory_error = "memfd_create: Operation not permitted"; }, "seccomp"},
-      {"shared memory", missing, one_host(), [](F& f) { f.max_file = mib / 2; }, "ulimit -f"},
-      {"shared memory", warning, one_host(), [](F& f) { f.max_file = gib; }, "ulimit -f"},
+      {"shared memory", missing, one_node(), [](F& f) { f.max_file = mib / 2; }, "ulimit -f"},
+      {"shared memory", warning, one_node(), [](F& f) { f.max_file = gib; }, "ulimit -f"},
       {"/dev/shm", missing, two_nodes_of_gpus(), [](F& f) { f.has_dev_shm = false, f.dev_shm_free = 0; },
        "mount -t tmpfs"},
       {"/dev/shm", warning, two_nodes_of_gpus(), [](F& f) { f.dev_shm_bytes = f.dev_shm_free = 64 * mib; },
@@ -92,20 +92,20 @@ TEST(Doctor, EveryLackHasItsRemedy) {
       {"/dev/shm", missing, two_nodes_of_gpus(), [](F& f) { f.dev_shm_free = 39 * mib; }, "--shm-size=1g"},
       {"locked memory", missing, two_nodes_of_gpus(),
        [](F& f) { f.infiniband = {"mlx5_0"}, f.max_locked = 64 << 10; }, "ulimit -l unlimited"},
-      {"overcommit", warning, one_host(), [](F& f) { f.overcommit = 2, f.commit_left = gib; },
+      {"overcommit", warning, one_node(), [](F& f) { f.overcommit = 2, f.commit_left = gib; },
        "vm.overcommit_memory=0"},
-      {"huge pages", warning, one_host(), [](F& f) { f.huge_pages = ""; }, "TRANSPARENT_HUGEPAGE"},
-      {"open files", missing, one_host(), [](F& f) { f.open_files_hard = 40; }, "--nofile="},
-      {"processes", missing, one_host(), [](F& f) { f.cgroup_processes = 10; }, "--pids-limit"},
-      {"processes", missing, one_host(), [](F& f) { f.max_processes = 60; }, "ulimit -u"},
-      {"processors", warning, one_host(), [](F& f) { f.quota = 2; }, "--cpus=N"},
-      {"single copy", warning, one_host(),
+      {"huge pages", warning, one_node(), [](F& f) { f.huge_pages = ""; }, "TRANSPARENT_HUGEPAGE"},
+      {"open files", missing, one_node(), [](F& f) { f.open_files_hard = 40; }, "--nofile="},
+      {"processes", missing, one_node(), [](F& f) { f.cgroup_processes = 10; }, "--pids-limit"},
+      {"processes", missing, one_node(), [](F& f) { f.max_processes = 60; }, "ulimit -u"},
+      {"processors", warning, one_node(), [](F& f) { f.quota = 2; }, "--cpus=N"},
+      {"single copy", warning, one_node(),
        [](F& f) { f.cma_error = "process_vm_readv: Operation not permitted", f.ptrace_scope = 3; },
        "next boot"},
-      {"single copy", warning, one_host(),
+      {"single copy", warning, one_node(),
        [](F& f) { f.cma_error = "process_vm_readv: Operation not permitted"; }, "SYS_PTRACE"},
       {"own name", warning, two_nodes(), [](F& f) { f.own_addresses = {"127.0.1.1"}; }, "/etc/hosts"},
-      {"own name", warning, one_host(), [](F& f) { f.own_name_error = "getaddrinfo of 'node1'"; },
+      {"own name", warning, one_node(), [](F& f) { f.own_name_error = "getaddrinfo of 'node1'"; },
        "/etc/hosts"},
       {"MASTER_ADDR", missing, two_nodes(), [](F& f) { f.master_error = "getaddrinfo of 'node1'"; },
        "MASTER_ADDR"},
@@ -118,9 +118,9 @@ TEST(Doctor, EveryLackHasItsRemedy) {
       {"GPUs", missing, two_nodes_of_gpus(), [](F& f) { f.devices = 0; }, "RZ_CUDA=ON"},
       {"GPUs", warning, two_nodes_of_gpus(), [](F& f) { f.devices = 2; }, "Start 2 ranks"},
       {"NCCL", missing, two_nodes_of_gpus(), [](F& f) { f.nccl_error = "no libnccl.so.2"; }, "libnccl2"},
-      {"temporary directory", missing, one_host(), [](F& f) { f.rendezvous_error = "mkdir"; }, "TMPDIR"},
+      {"temporary directory", missing, one_node(), [](F& f) { f.rendezvous_error = "mkdir"; }, "TMPDIR"},
       {"temporary directory", warning, two_nodes(), [](F& f) { f.rendezvous_error = "mkdir"; }, "TMPDIR"},
-      {"trial group", missing, one_host(), [](F& f) { f.group_error = "cannot start a thread"; }, "message"},
+      {"trial group", missing, one_node(), [](F& f) { f.group_error = "cannot start a thread"; }, "message"},
   };
   for (const Lack& lack : lacks) {
     HostFacts facts = sound_host();
@@ -136,7 +136,7 @@ TEST(Doctor, EveryLackHasItsRemedy) {
 TEST(Doctor, AContainerWithOneProcessorIsOversubscribed) {
   HostFacts facts = sound_host();
   facts.processors = {5}, facts.cores = 1;
-  const Finding f = only_lack(check_host("node1", facts, one_host()));
+  const Finding f = only_lack(check_host("node1", facts, one_node()));
   EXPECT_EQ(f.check, "processors");
   EXPECT_EQ(f.found, "1 of 8");
   EXPECT_EQ(f.needed, "4, one a rank");
@@ -146,10 +146,10 @@ TEST(Doctor, AContainerWithOneProcessorIsOversubscribed) {
 TEST(Doctor, HardwareThreadsAreNoCores) {
   HostFacts facts = sound_host();
   facts.cores = 2, facts.processors = {0, 1, 2, 3};
-  EXPECT_EQ(only_lack(check_host("node1", facts, one_host())).check, "placement");
+  EXPECT_EQ(only_lack(check_host("node1", facts, one_node())).check, "placement");
   facts = sound_host();
   facts.numa_nodes = 2;
-  EXPECT_EQ(only_lack(check_host("node1", facts, one_host())).remedy.find("Let the job use all of them"), 0u);
+  EXPECT_EQ(only_lack(check_host("node1", facts, one_node())).remedy.find("Let the job use all of them"), 0u);
 }
 
 TEST(Doctor, WhatAJobDoesNotUseIsNotAsked) {

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Jobs of 2 hosts with 2 ranks each, by the launchers of clusters: bandwidth, training with the bits of one host, a resumed run,
-killed ranks. The hosts are namespaces (cluster.py); launchers that are not installed are skipped.
+"""Jobs of 2 hosts with 2 ranks each, by rzrun over ssh, Slurm and Open MPI: bandwidth, training with the bits of one host, a resumed
+run, killed ranks; of rzrun also lost agents, connections and links. The hosts are namespaces (cluster.py); a launcher that is not
+installed is skipped.
 
     several_hosts_test.py ROOT BIN"""
 import json, os, re, signal, sys, tempfile, time, unittest
@@ -11,6 +12,14 @@ import cluster
 
 # Kernels that a variable selects on one host alone would round otherwise than those of the others.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith('OPENBLAS_')}
+
+class RzrunJob:
+    """2 ranks a host by rzrun over ssh."""
+    def prepare(self, hosts):
+        hosts.sshd()
+        self.environment, self.hostfile = ENVIRONMENT, f'{hosts.folder}/hostfile'
+        with open(self.hostfile, 'w') as f: f.writelines(f'{h.name} slots=2\n' for h in hosts.hosts)
+    def words(self, *program): return [f'{BIN}/rzrun', '--hostfile', self.hostfile, '--grace', '2', *program]
 
 class SlurmJob:
     """2 tasks a node by srun."""
@@ -44,14 +53,21 @@ class Jobs:
     def start(self, *program): return self.hosts.hosts[0].start(*self.job.words(*program), env=self.job.environment)
     def end(self, job, seconds=60):
         out, err = job.communicate(timeout=seconds)
-        return job.returncode, out, err
+        return job.returncode, re.sub(r'^\[rzh\d:\d\] ', '', out, flags=re.M), err
     def training(self, folder, *more):
         return (f'{BIN}/train_lm', '--model', f'{ROOT}/tests/data/gpt2_tiny', '--config', self.config, '--data', f'{ROOT}/LICENSE',
                 '--save', f'{self.folder}/{folder}', '--threads', '1', *more)
     def weights(self, folder):
         with open(f'{self.folder}/{folder}/model.safetensors', 'rb') as f: return f.read()
-    def no_process_left(self, name):
-        for host in self.hosts.hosts: cluster.wait_until(lambda: not host.processes(name), f'the end of {name} on {host.name}')
+    def ranks(self, host): return host.processes(f'{BIN}/(train_lm|all_reduce_perf) ')
+    def endless(self, *flags):
+        """A job that runs until it is ended, once the ranks of both hosts run."""
+        job = self.start(*flags, f'{BIN}/all_reduce_perf', '-b', '4M', '-e', '4M', '-n', '1000000', '-w', '1')
+        for host in self.hosts.hosts: cluster.wait_until(lambda: len(self.ranks(host)) == 2, f'start of the ranks on {host.name}')
+        time.sleep(1)
+        return job
+    def tearDown(self):
+        for host in self.hosts.hosts: cluster.wait_until(lambda: not self.ranks(host) + host.processes(f'{BIN}/rzrun --agent'), f'end of all processes on {host.name}')
 
     def test_bandwidth(self):
         status, out, err = self.end(self.start(f'{BIN}/all_reduce_perf', '-b', '8', '-e', '4M', '-f', '8', '-n', '5'))
@@ -72,17 +88,80 @@ class Jobs:
         self.assertEqual(self.weights('whole'), self.weights('resumed'))
 
     def test_a_killed_rank_ends_the_job(self):
-        for i, host in enumerate(self.hosts.hosts):
-            job = self.start(*self.training(f'killed{i}', '--steps', '1000000'))
-            cluster.wait_until(lambda: len(host.processes('train_lm')) == 2, 'start of the ranks')
-            time.sleep(1)
+        for host in self.hosts.hosts:
+            job = self.endless()
             begin = time.monotonic()
-            host.run('kill', '-9', str(host.processes('train_lm')[0]))
-            status, _, err = self.end(job)
-            self.assertNotEqual(status, 0)
+            host.kill(self.ranks(host)[0])
+            self.assertNotEqual(self.end(job)[0], 0)
             self.assertLess(time.monotonic() - begin, 20)
-            self.assertFalse(os.path.exists(f'{self.folder}/killed{i}'))
-            self.no_process_left('train_lm')
+
+class Rzrun(Jobs, unittest.TestCase):
+    job = RzrunJob()
+
+    def lost(self, job, why, seconds=40):
+        """The end of a job whose second host is lost."""
+        status, _, err = self.end(job, seconds)
+        self.assertEqual(status, 255, err)
+        self.assertRegex(err, f'host rzh1 is lost: {why}')
+
+    def test_environment(self):
+        status, out, err = self.end(self.start('sh', '-c', 'echo $(hostname) $RANK $LOCAL_RANK $WORLD_SIZE $MASTER_ADDR'))
+        self.assertEqual(status, 0, err)
+        self.assertEqual(sorted(out.splitlines()), [f'rzh{r // 2} {r} {r % 2} 4 {self.hosts.hosts[0].address}' for r in range(4)])
+
+    def test_a_killed_rank_is_named(self):
+        for i, host in enumerate(self.hosts.hosts):
+            job = self.endless()
+            host.kill(self.ranks(host)[0])
+            status, _, err = self.end(job)
+            self.assertEqual(status, 137, err)
+            self.assertRegex(err, f'rank [{2 * i}{2 * i + 1}] of 4 on host {host.name} failed first: killed by SIGKILL')
+
+    def test_a_killed_agent(self):
+        job = self.endless('--max-restarts', '2')
+        self.hosts.hosts[1].kill(self.hosts.hosts[1].processes(f'{BIN}/rzrun --agent')[-1])
+        self.lost(job, 'ssh .*; no restart: a host is gone')
+
+    def test_a_killed_ssh(self):
+        job = self.endless()
+        self.hosts.hosts[0].kill(self.hosts.hosts[0].processes('ssh .*rzh1')[0])
+        self.lost(job, 'ssh killed by SIGKILL')
+
+    def test_a_cut_link(self):
+        job = self.endless()
+        begin = time.monotonic()
+        try:
+            self.hosts.hosts[1].link('down')
+            self.lost(job, '')
+            self.assertLess(time.monotonic() - begin, 25)
+            cluster.wait_until(lambda: not self.ranks(self.hosts.hosts[1]), 'end of the ranks behind the cut link')
+        finally: self.hosts.hosts[1].link('up')
+
+    def test_a_killed_host(self):
+        with cluster.Cluster(2, 'rzk') as hosts:
+            job = RzrunJob()
+            job.prepare(hosts)
+            running = hosts.hosts[0].start(*job.words('sleep', '1000'), env=job.environment)
+            for host in hosts.hosts: cluster.wait_until(lambda: len(host.processes('sleep 1000')) == 2, 'start of the ranks')
+            hosts.hosts[1].unshare.kill()
+            self.assertEqual(self.end(running)[0], 255)
+            self.assertEqual(hosts.hosts[0].processes('sleep 1000'), [])
+
+    def test_signals_to_rzrun(self):
+        for signal, status in (('KILL', -9), ('TERM', 143), ('INT', 130)):
+            job = self.endless()
+            self.hosts.hosts[0].kill(self.hosts.hosts[0].processes(f'{BIN}/rzrun --hostfile')[0], signal)
+            self.assertEqual(self.end(job)[0], status)
+            self.tearDown()
+
+    def test_a_host_that_refuses_the_login(self):
+        keys = f'{self.hosts.folder}/.ssh/authorized_keys'
+        os.rename(keys, f'{keys}.away')
+        try: status, _, err = self.end(self.start('true'))
+        finally: os.rename(f'{keys}.away', keys)
+        self.assertEqual(status, 255)
+        self.assertIn('Permission denied', err)
+        self.assertIn('host rzh1 is lost: ssh exited with 255 before an agent of rzrun began', err)
 
 class Slurm(Jobs, unittest.TestCase): job = SlurmJob()
 class OpenMpi(Jobs, unittest.TestCase): job = OpenMpiJob()
