@@ -1,8 +1,15 @@
 // Replicas of shards on devices: the host's course, and the same bits for every stage of a mesh.
 
+#include <memory>
+
+#include "autograd_lite/models/generate.h"
+#include "autograd_lite/models/gpt2.h"
+#include "autograd_lite/models/llama.h"
+#include "autograd_lite/nn/init.h"
 #include "autograd_lite/nn/layers.h"
 #include "comm/device/cuda_runtime.h"
 #include "sharding/optim/optimizers.h"
+#include "sharding/parallel/parallelize.h"
 #include "sharding/strategy/strategy.h"
 #include "tests/gpu/on_device.h"
 #include "tests/support/ranks.h"
@@ -82,6 +89,83 @@ TEST_P(HybridOnDevice, FollowsTheHost) {
     EXPECT_EQ(train(StrategyKind::zero3, Mesh(on_device, {2, 2}), false, 2),
               train(StrategyKind::zero3, on_device));
   });
+}
+
+// ---- ranks that share layers
+
+/// Two heads, and 11 rows of the vocabulary, which ranks share as 6 and 5.
+std::unique_ptr<LanguageModel> small_gpt2() {
+  Gpt2Config c;
+  c.n_layer = 1, c.n_head = 2, c.n_embd = 8, c.n_positions = 8, c.vocab_size = 11;
+  c.embd_pdrop = c.attn_pdrop = c.resid_pdrop = 0.1;
+  return std::make_unique<Gpt2>(c);
+}
+std::unique_ptr<LanguageModel> small_llama() {
+  LlamaConfig c;
+  c.vocab_size = 11, c.hidden_size = 8, c.intermediate_size = 12, c.num_hidden_layers = 1;
+  c.num_attention_heads = 4, c.num_key_value_heads = 2, c.head_dim = 2, c.max_position_embeddings = 8;
+  return std::make_unique<Llama>(c);
+}
+using ModelMaker = std::unique_ptr<LanguageModel> (*)();
+
+/// Losses and norms of two updates, then tokens that continue a prompt.
+struct SharedRun {
+  std::vector<double> numbers;
+  std::vector<std::vector<std::int32_t>> tokens;
+};
+
+SharedRun train_shared(ModelMaker make, StrategyKind kind, const Mesh& mesh, bool sequence) {
+  const auto model = make();
+  parallelize(*model, model->parallel_plan(), mesh, {.sequence_parallel = sequence});
+  const auto strategy = make_strategy(kind, *model, mesh);
+  strategy->values().fill([](const Parameter& p, Range elements, float* out) {
+    init_slice(p, {out, elements.count()}, elements.begin, 1);
+  });
+  Tape tape(Stream::create(mesh.communicator().options().device));
+  const Stream& stream = tape.stream();
+  strategy->attach(tape);
+  const auto optimizer = make_sgd({.learning_rate = 0.5});
+  SharedRun run;
+  for (int update = 0; update < 2; ++update) {
+    std::vector<std::int32_t> text(16);
+    for (int i = 0; i < 16; ++i)
+      text[static_cast<std::size_t>(i)] = (i * i + update + mesh.data().rank()) % 11;
+    tape.seed(static_cast<std::uint64_t>(7 + update));
+    strategy->zero_grad();
+    const Tensor tokens = to_device(text, {2, 8}, stream);
+    const nn::Loss loss = model->forward(tape, tokens, tokens).loss;
+    run.numbers.push_back(loss.read(stream).sum);
+    strategy->backward(tape, loss);
+    tape.reset();
+    strategy->finish_gradients(stream);
+    strategy->clip_and_step(*optimizer, {.max_norm = 0.5}, stream);
+    run.numbers.push_back(strategy->outcome(*optimizer, stream).norm);
+  }
+  const std::vector<std::vector<std::int32_t>> prompts{{3, 1, 4}};
+  run.tokens = generate(*model, tape, prompts, {.max_new_tokens = 4, .temperature = 0});
+  return run;
+}
+
+TEST_P(HybridOnDevice, SharesLayersAsOnTheHost) {
+  for (const MeshSizes& sizes : {MeshSizes{1, 1, 2}, MeshSizes{1, 2, 2}})
+    run_ranks(sizes.ranks(), [&](int rank, std::shared_ptr<Store> store) {
+      const int ranks = sizes.ranks();
+      auto on_host = Communicator::connect(rank, ranks, prefix_store(store, "host"));
+      CommOptions options;
+      options.backend = GetParam();
+      options.device = {Device::cuda, rank % cuda::device_count()};
+      auto on_device = Communicator::connect(rank, ranks, prefix_store(store, "device"), options);
+      for (const ModelMaker make : {small_gpt2, small_llama})
+        for (const StrategyKind kind : {StrategyKind::ddp, StrategyKind::zero3}) {
+          const bool sequence = (make == small_gpt2) == (kind == StrategyKind::ddp);
+          const SharedRun expected = train_shared(make, kind, Mesh(on_host, sizes), sequence),
+                          run = train_shared(make, kind, Mesh(on_device, sizes), sequence);
+          for (std::size_t i = 0; i < expected.numbers.size(); ++i)
+            EXPECT_NEAR(run.numbers[i], expected.numbers[i], 1e-5 * expected.numbers[i])
+                << name(kind) << " on " << describe(sizes);
+          EXPECT_EQ(run.tokens, expected.tokens) << name(kind) << " on " << describe(sizes);
+        }
+    });
 }
 
 }  // namespace
