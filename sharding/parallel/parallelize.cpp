@@ -113,9 +113,11 @@ class Division {
                               head_size, " do not divide"));
     const std::size_t heads = size / blocks / head_size;
     if (heads % ranks != 0) {
-      const std::string what =
-          head_size > 1 ? concat(heads, " heads of ", head_size) : concat("dimension ", d, " of ", heads);
-      refuse_layer(of, concat("tp ", ranks, " does not divide ", what, " of ", p.name));
+      const std::string what = head_size > 1
+                                   ? concat(heads, heads == 1 ? " head of " : " heads of ", head_size)
+                                   : concat("dimension ", d, " of ", heads);
+      refuse_layer(
+          of, concat("tp ", ranks, " does not divide ", what, " of ", p.name, "; use a divisor of ", heads));
     }
     std::vector<std::uint64_t> shape = extents(p.shape);
     const auto at = shape.begin() + d;

@@ -368,11 +368,16 @@ TEST(TensorParallel, LogitsWithoutTargetsAreWhole) {
   }
 }
 
+/// The likeliest tokens, and those that a seed draws of all or of some, with 51 rows of the vocabulary.
 TEST(TensorParallel, GenerationHasTheTokensOfOneRank) {
   const std::vector<std::vector<std::int32_t>> prompts{{3, 1, 4}, {5}};
+  const std::vector<GenerationConfig> ways{{.max_new_tokens = 7, .temperature = 0},
+                                           {.max_new_tokens = 7, .temperature = 1.5, .seed = 3},
+                                           {.max_new_tokens = 7, .top_k = 20, .top_p = 0.9, .seed = 4}};
+  using Texts = std::vector<std::vector<std::int32_t>>;
   for (const Maker& make : {gpt2(true), llama(6, false), gpt_neox(true)})
     for (const bool sequence : {false, true}) {
-      std::vector<std::vector<std::vector<std::int32_t>>> made;
+      std::vector<std::vector<Texts>> made;  // by run and rank, one for each way
       for (const int ranks : {1, 2, 3})
         for (const bool use_cache : {true, false}) {
           std::mutex mutex;
@@ -381,13 +386,18 @@ TEST(TensorParallel, GenerationHasTheTokensOfOneRank) {
             const auto model = make();
             set_up(*model, {.make = {}, .sequence = sequence}, Mesh(comm, {.shard = 1, .tp = ranks}));
             Tape tape;
-            const auto tokens = generate(*model, tape, prompts,
-                                         {.max_new_tokens = 7, .temperature = 0, .use_cache = use_cache});
+            std::vector<Texts> texts;
+            for (GenerationConfig way : ways) {
+              way.use_cache = use_cache;
+              texts.push_back(generate(*model, tape, prompts, way));
+            }
             const std::lock_guard lock(mutex);
-            made.push_back(tokens);
+            made.push_back(texts);
           });
         }
-      for (const auto& tokens : made) EXPECT_EQ(tokens, made[0]);
+      for (const auto& texts : made) EXPECT_EQ(texts, made[0]);
+      EXPECT_NE(made[0][0], made[0][1]);
+      EXPECT_NE(made[0][1], made[0][2]);
     }
 }
 
@@ -544,9 +554,10 @@ TEST(ParallelizeErrors, HaveTheNamesAndTheNumbers) {
     };
     const auto grouped = llama(6, false)();
     expect(*grouped, grouped->parallel_plan(), Errc::config,
-           "tp 4 does not divide 6 heads of 4 of model.layers.0.self_attn.k_proj.weight");
+           "tp 4 does not divide 6 heads of 4 of model.layers.0.self_attn.k_proj.weight; use a divisor of 6");
     OwnNet net;
-    expect(net, {{"up", column}}, Errc::config, "tp 4 does not divide dimension 0 of 18 of up.weight");
+    expect(net, {{"up", column}}, Errc::config,
+           "tp 4 does not divide dimension 0 of 18 of up.weight; use a divisor of 18");
     expect(net, {{"upp", column}}, Errc::config,
            "the pattern \"upp\" (column) matches no module; there are in");
     expect(net, {{"{up", column}}, Errc::invalid_argument, "pattern {up");

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <string>
 
 #include "tests/support/small_gpt.h"
@@ -109,22 +110,61 @@ TEST_F(TrainLmMesh, GoesOnWhereOtherRanksShareLayers) {
   EXPECT_EQ(resumed(1, "shard=1", "ddp"), weights);
 }
 
+/// Each with status 2, on the first line of errors, before a model is written.
 TEST_F(TrainLmMesh, WrongSizesAreOneLine) {
-  const auto refused = [&](const Flags& flags) {
-    Program p(gpt_.on_ranks(3, flags));
+  const auto expect_refused = [&](int ranks, Flags flags, const std::string& line) {
+    const std::string out = gpt_ / "refused";
+    flags.insert(flags.end(), {"--save", out});
+    Program p(gpt_.on_ranks(ranks, flags));
     EXPECT_EQ(p.wait(), 2) << p.err();
-    return p.err();
+    EXPECT_NE(concat("\n", p.err()).find(concat("train_lm: ", line, "\n")), std::string::npos)
+        << "expected " << line << "\nfound " << p.err();
+    EXPECT_FALSE(std::filesystem::exists(out));
   };
-  const std::string ds = gpt_ / "ds.json";
-  EXPECT_NE(
-      refused({"--mesh", "replicate=2"})
-          .find(concat("train_lm: ", ds,
-                       ": --mesh (command line): mesh replicate 2 x shard auto on 3 ranks: the product of "
-                       "the sizes is 2, which does not divide the ranks; what would fit: replicate 1 or "
-                       "3\n")),
-      std::string::npos);
-  EXPECT_NE(refused({"--mesh", "pp=3"}).find("train_lm: --mesh pp=3: 'pp=3' is no dimension with a size"),
-            std::string::npos);
+  const std::string ds = gpt_ / "ds.json", folder = gpt_ / "";
+  expect_refused(
+      3, {"--mesh", "replicate=2"},
+      concat(ds,
+             ": --mesh (command line): mesh replicate 2 x shard auto on 3 ranks: the product of the "
+             "sizes is 2, which does not divide the ranks; what would fit: replicate 1 or 3"));
+  expect_refused(1, {"--mesh", "pp=3"},
+                 "--mesh pp=3: 'pp=3' is no dimension with a size; write replicate=2,shard=auto,tp=2");
+  expect_refused(2, {"--mesh", "tp=4"},
+                 concat(ds,
+                        ": --mesh (command line): mesh shard auto x tp 4 on 2 ranks: tp 4 is more than the "
+                        "ranks"));
+  gpt_.put_config("tp2.json", R"(, "tensor_parallel": {"autotp_size": 2})");
+  expect_refused(4, {"--config", gpt_ / "tp2.json", "--mesh", "tp=4"},
+                 concat(folder,
+                        "tp2.json: tensor_parallel.autotp_size: is 2, but --mesh (command line) is 4; "
+                        "remove one of them"));
+  gpt_.put_config("patterns.json",
+                  R"(, "tensor_parallel": {"autotp_size": 2, "partition_config": {"layer_specs": []}})");
+  expect_refused(2, {"--config", gpt_ / "patterns.json"},
+                 concat(folder,
+                        "patterns.json: tensor_parallel.partition_config: not supported in this build yet: "
+                        "{\"layer_specs\":[]}; EngineOptions::parallelize divides a module of one's own; "
+                        "remove the key"));
+  gpt_.put_config("sequence.json", R"(, "ringzero": {"sequence_parallel": true})");
+  gpt_.put("three_heads.json",
+           R"({"n_layer": 1, "n_head": 3, "n_embd": 24, "n_positions": 16, "vocab_size": 256})");
+  gpt_.put("one_key_head.json",
+           R"({"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 24, "intermediate_size": 36,
+               "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 6, "vocab_size": 256,
+               "max_position_embeddings": 16, "tie_word_embeddings": false})");
+  expect_refused(
+      2, {"--model", gpt_ / "three_heads.json", "--mesh", "tp=2"},
+      "parallelize: transformer.h.0.attn.c_attn (column by \"transformer.h.*.attn.c_attn\"): tp 2 does "
+      "not divide 3 heads of 8 of transformer.h.0.attn.c_attn.weight; use a divisor of 3");
+  expect_refused(2, {"--model", gpt_ / "one_key_head.json", "--mesh", "tp=2"},
+                 "parallelize: model.layers.0.self_attn.k_proj (column by "
+                 "\"model.layers.*.self_attn.{q,k,v}_proj\"): tp 2 does not divide 1 head of 6 of "
+                 "model.layers.0.self_attn.k_proj.weight; use a divisor of 1");
+  expect_refused(3,
+                 {"--model", gpt_ / "three_heads.json", "--config", gpt_ / "sequence.json", "--mesh", "tp=3"},
+                 concat("--seq-len: 16 tokens cannot be divided between the 3 ranks of a tp group, as "
+                        "ringzero.sequence_parallel of ",
+                        folder, "sequence.json requires; use 15 tokens, or set it to false"));
 }
 
 }  // namespace

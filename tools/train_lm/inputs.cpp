@@ -404,6 +404,11 @@ Inputs read_model_inputs(const Options& o, int ranks, int ranks_per_node) {
   find_tokenizer_of_text(o, in);
   in.seq_len = seq_len_of(o, facts.positions);
   in.ds = read_config(o, in, ranks, ranks_per_node);
+  const auto tp = static_cast<std::size_t>(in.ds.mesh.tp);
+  require(!in.ds.sequence_parallel || in.seq_len % tp == 0, Errc::config, "--seq-len: ", in.seq_len,
+          " tokens cannot be divided between the ", tp,
+          " ranks of a tp group, as ringzero.sequence_parallel of ", in.ds.file, " requires; use ",
+          std::max(in.seq_len / tp, std::size_t{1}) * tp, " tokens, or set it to false");
   if (!o.samples_only) {
     in.sizes = required_sizes(in.ds);
     check_optimizer(o, in.ds);
