@@ -72,7 +72,7 @@ class FileStore final : public Store {
     const UniqueFd held(open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
     if (!held || flock(held.get(), LOCK_EX) != 0) fail_errno("flock", lock);
     const auto old = read(path(key));
-    const std::int64_t sum = (old ? parse_counter(key, *old) : 0) + amount;
+    const std::int64_t sum = add_to_counter(key, old ? *old : "", amount);
     replace(path(key), concat(sum));
     return sum;
   }

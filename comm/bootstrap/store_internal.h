@@ -38,8 +38,8 @@ class KeyValueTable {
   std::map<std::string, std::string> values_;
 };
 
-/// Parses an integer value. Errc::rendezvous names the key if the text is not an integer.
-std::int64_t parse_counter(std::string_view key, std::string_view text);
+/// The sum of a key's value, empty for none, and `amount`. Errc::rendezvous names the key if there is none.
+std::int64_t add_to_counter(std::string_view key, std::string_view text, std::int64_t amount);
 /// Message of an Errc::timeout from get().
 std::string missing_key(std::string_view key, std::string_view where);
 /// The store behind all prefix_stores.

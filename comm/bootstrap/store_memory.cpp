@@ -11,6 +11,15 @@ namespace rz {
 
 namespace {
 
+/// Errc::rendezvous names the key if the text is not an integer.
+std::int64_t parse_counter(std::string_view key, std::string_view text) {
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  require(error == std::errc{} && end == text.data() + text.size(), Errc::rendezvous, "the value of key '",
+          key, "' is not an integer, so nothing can be added to it");
+  return value;
+}
+
 class MemoryStore final : public Store {
  public:
   void set(std::string_view key, std::string_view value) override { table_.set(key, value); }
@@ -46,12 +55,11 @@ class PrefixStore final : public Store {
 
 }  // namespace
 
-std::int64_t parse_counter(std::string_view key, std::string_view text) {
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  require(error == std::errc{} && end == text.data() + text.size(), Errc::rendezvous, "the value of key '",
-          key, "' is not an integer, so nothing can be added to it");
-  return value;
+std::int64_t add_to_counter(std::string_view key, std::string_view text, std::int64_t amount) {
+  std::int64_t sum = 0;
+  require(!__builtin_add_overflow(text.empty() ? 0 : parse_counter(key, text), amount, &sum),
+          Errc::rendezvous, "the counter '", key, "' is ", text, ", and ", amount, " more is beyond 64 bits");
+  return sum;
 }
 
 std::string missing_key(std::string_view key, std::string_view where) {
@@ -85,7 +93,7 @@ std::int64_t KeyValueTable::add(std::string_view key, std::int64_t amount) {
   {
     const std::lock_guard lock(mutex_);
     const auto old = values_.find(std::string(key));
-    sum = (old == values_.end() || old->second.empty() ? 0 : parse_counter(key, old->second)) + amount;
+    sum = add_to_counter(key, old == values_.end() ? "" : old->second, amount);
     put(std::string(key), concat(sum));
   }
   changed_.notify_all();

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <ctime>
 #include <filesystem>
+#include <limits>
 #include <list>
 #include <thread>
 #include <vector>
@@ -139,6 +140,15 @@ TEST_P(EveryStore, AddToTextIsAnErrorThatNamesTheKey) {
   EXPECT_EQ(e.code(), Errc::rendezvous);
   EXPECT_TRUE(contains(e, "text")) << e.what();
   EXPECT_EQ(b_->get("text", soon()), "seven");
+}
+
+TEST_P(EveryStore, ACounterBeyond64BitsIsAnErrorThatNamesTheKey) {
+  constexpr std::int64_t max = std::numeric_limits<std::int64_t>::max();
+  EXPECT_EQ(a_->add("large", max), max);
+  const Error e = error_of([&] { b_->add("large", 1); });
+  EXPECT_EQ(e.code(), Errc::rendezvous);
+  EXPECT_TRUE(contains(e, "large") && contains(e, "64 bits")) << e.what();
+  EXPECT_EQ(b_->add("large", -max), 0);
 }
 
 TEST(PrefixStore, KeepsGroupsApart) {
