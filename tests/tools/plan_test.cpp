@@ -134,6 +134,21 @@ TEST_F(PlanProgram, ProposesRanksThatShareLayersWhereCopiesDoNotFit) {
     EXPECT_EQ(mesh["mesh"]["tp"], 1);
 }
 
+TEST_F(PlanProgram, ATpThatDoesNotDivideTheTokensIsNotProposed) {
+  std::ofstream(folder_ / "ds.json")
+      << R"({"train_micro_batch_size_per_gpu": 2, "ringzero": {"sequence_parallel": true},)"
+      << R"( "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})";
+  const auto meshes = [&](const char* tokens) {
+    const std::vector<std::string> flags{"--json", "--ranks", "2", "--memory", "1GiB", "--seq-len", tokens};
+    return nlohmann::json::parse(run(flags, 0))["runs"][0]["meshes"];
+  };
+  const auto odd = meshes("15");
+  ASSERT_EQ(odd.size(), 2u);
+  EXPECT_NE(odd[1]["reason"].get<std::string>().find("cannot be divided evenly over 2 ranks"),
+            std::string::npos);
+  EXPECT_GT(meshes("14")[1]["total"], 0);
+}
+
 TEST_F(PlanProgram, AStrategyThatTheConfigurationExcludesHasAReason) {
   std::ofstream(folder_ / "ds.json") << R"({"train_micro_batch_size_per_gpu": 2, "ringzero": {"join": {}},)"
                                      << R"( "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})";
