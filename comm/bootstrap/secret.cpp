@@ -178,8 +178,10 @@ void create_secret(const fs::path& path) {
         path.c_str());
 }
 
+fs::path file_of_home() { return configuration_folder() / "ringzero" / "secret"; }
+
 net::Secret secret_of_home() {
-  const fs::path path = configuration_folder() / "ringzero" / "secret";
+  const fs::path path = file_of_home();
   if (const auto found = secret_of_file(path, false)) return *found;
   create_secret(path);
   const auto created = secret_of_file(path, false);
@@ -203,6 +205,13 @@ net::Secret find_secret() {
 std::shared_ptr<const net::Secret> process_secret() {
   keep_secret_descriptor();
   return is_insecure() ? nullptr : std::make_shared<const net::Secret>(find_secret());
+}
+
+std::string secret_file_to_create() {
+  if (is_insecure() || descriptor_number() || setting("RZ_SECRET") || setting("RZ_SECRET_FILE")) return "";
+  const fs::path path = file_of_home();
+  struct stat s {};
+  return lstat(path.c_str(), &s) == 0 || errno != ENOENT ? "" : path.string();
 }
 
 UniqueFd secret_descriptor(const net::Secret& secret) {

@@ -24,6 +24,9 @@ namespace rz {
 /// Errc::config names what is wrong, and the remedies. The secret is in no message.
 std::shared_ptr<const net::Secret> process_secret();
 
+/// The file that process_secret() would create now; empty if it would create none. Creates nothing.
+std::string secret_file_to_create();
+
 /// A sealed memfd that has the secret, closed by exec. A launcher clears FD_CLOEXEC in the child that becomes
 /// a rank, and sets RZ_SECRET_FD there to its number.
 UniqueFd secret_descriptor(const net::Secret&);

@@ -82,10 +82,13 @@ bool equal(const std::shared_ptr<const net::Secret>& a, const std::shared_ptr<co
 }
 
 TEST_F(SecretTest, TheFirstStartCreatesAPrivateFile) {
+  EXPECT_EQ(secret_file_to_create(), file_.string());
+  EXPECT_FALSE(fs::exists(file_)) << "a question creates nothing";
   testing::internal::CaptureStderr();
   const auto first = process_secret(), second = process_secret();
   const std::string printed = testing::internal::GetCapturedStderr();
   EXPECT_TRUE(equal(first, second));
+  EXPECT_EQ(secret_file_to_create(), "");
   EXPECT_EQ(std::ranges::count(printed, '\n'), 1) << printed;
   EXPECT_NE(printed.find(file_.string()), std::string::npos) << printed;
   struct stat s {};
@@ -170,6 +173,7 @@ TEST_F(SecretTest, TextAndFileAreTheSameSecret) {
 
 TEST_F(SecretTest, NothingIsCreatedWhereAVariableHasTheSecret) {
   const Variables v{{"RZ_SECRET", "0123456789abcdef0123456789abcdef"}};
+  EXPECT_EQ(secret_file_to_create(), "");
   EXPECT_TRUE(process_secret());
   EXPECT_FALSE(fs::exists(file_));
   const Variables insecure{{"RZ_INSECURE", "1"}};

@@ -31,11 +31,12 @@ HostFacts sound_host(int number = 1) {
   f.address = concat("10.0.0.", number);
   f.own_addresses = {f.address}, f.master_addresses = {"10.0.0.1"};
   f.interfaces = {{"lo", "127.0.0.1", 65536}, {"eth0", f.address, 1500}};
+  f.secret_digest = "1.2.3";
   f.devices = f.gpus = 8, f.driver = "550.1", f.cuda = "12.4", f.nccl = "2.20.5";
   return f;
 }
 
-Job one_node() { return {.ranks = 4, .local_ranks = 4}; }
+Job single_node() { return {.ranks = 4, .local_ranks = 4}; }
 Job two_nodes() { return {.nodes = 2, .ranks = 8, .local_ranks = 4, .master = "node1"}; }
 Job two_nodes_of_gpus() {
   Job job = two_nodes();
@@ -58,7 +59,7 @@ Finding only_lack(const std::vector<Finding>& all) {
 }
 
 TEST(Doctor, ASoundHostLacksNothing) {
-  for (const Job& job : {one_node(), two_nodes(), two_nodes_of_gpus()})
+  for (const Job& job : {single_node(), two_nodes(), two_nodes_of_gpus()})
     for (const Finding& f : check_host("node1", sound_host(), job)) {
       EXPECT_EQ(f.verdict, Verdict::ok) << f.check << ": " << f.found;
       EXPECT_EQ(f.remedy, "") << f.check;
@@ -78,13 +79,13 @@ TEST(Doctor, EveryLackHasItsRemedy) {
   using F = HostFacts;
   const auto missing = Verdict::missing, warning = Verdict::warning;
   const std::vector<Lack> lacks = {
-      {"kernel", warning, one_node(), [](F& f) { f.kernel = "4.15.0-20"; }, "Upgrade"},
-      {"memory", missing, one_node(), [](F& f) { f.memory_available = 3 * mib; }, "--memory="},
-      {"memory", warning, one_node(), [](F& f) { f.memory_available = 100 * mib; }, "--memory="},
-      {"shared memory", missing, one_node(),
+      {"kernel", warning, single_node(), [](F& f) { f.kernel = "4.15.0-20"; }, "Upgrade"},
+      {"memory", missing, single_node(), [](F& f) { f.memory_available = 3 * mib; }, "--memory="},
+      {"memory", warning, single_node(), [](F& f) { f.memory_available = 100 * mib; }, "--memory="},
+      {"shared memory", missing, single_node(),
        [](F& f) { f.shared_memory_error = "memfd_create: Operation not permitted"; }, "seccomp"},
-      {"shared memory", missing, one_node(), [](F& f) { f.max_file = mib / 2; }, "ulimit -f"},
-      {"shared memory", warning, one_node(), [](F& f) { f.max_file = gib; }, "ulimit -f"},
+      {"shared memory", missing, single_node(), [](F& f) { f.max_file = mib / 2; }, "ulimit -f"},
+      {"shared memory", warning, single_node(), [](F& f) { f.max_file = gib; }, "ulimit -f"},
       {"/dev/shm", missing, two_nodes_of_gpus(), [](F& f) { f.has_dev_shm = false, f.dev_shm_free = 0; },
        "mount -t tmpfs"},
       {"/dev/shm", warning, two_nodes_of_gpus(), [](F& f) { f.dev_shm_bytes = f.dev_shm_free = 64 * mib; },
@@ -92,20 +93,20 @@ TEST(Doctor, EveryLackHasItsRemedy) {
       {"/dev/shm", missing, two_nodes_of_gpus(), [](F& f) { f.dev_shm_free = 39 * mib; }, "--shm-size=1g"},
       {"locked memory", missing, two_nodes_of_gpus(),
        [](F& f) { f.infiniband = {"mlx5_0"}, f.max_locked = 64 << 10; }, "ulimit -l unlimited"},
-      {"overcommit", warning, one_node(), [](F& f) { f.overcommit = 2, f.commit_left = gib; },
+      {"overcommit", warning, single_node(), [](F& f) { f.overcommit = 2, f.commit_left = gib; },
        "vm.overcommit_memory=0"},
-      {"huge pages", warning, one_node(), [](F& f) { f.huge_pages = ""; }, "TRANSPARENT_HUGEPAGE"},
-      {"open files", missing, one_node(), [](F& f) { f.open_files_hard = 40; }, "--nofile="},
-      {"processes", missing, one_node(), [](F& f) { f.cgroup_processes = 10; }, "--pids-limit"},
-      {"processes", missing, one_node(), [](F& f) { f.max_processes = 60; }, "ulimit -u"},
-      {"processors", warning, one_node(), [](F& f) { f.quota = 2; }, "--cpus=N"},
-      {"single copy", warning, one_node(),
+      {"huge pages", warning, single_node(), [](F& f) { f.huge_pages = ""; }, "TRANSPARENT_HUGEPAGE"},
+      {"open files", missing, single_node(), [](F& f) { f.open_files_hard = 40; }, "--nofile="},
+      {"processes", missing, single_node(), [](F& f) { f.cgroup_processes = 10; }, "--pids-limit"},
+      {"processes", missing, single_node(), [](F& f) { f.max_processes = 60; }, "ulimit -u"},
+      {"processors", warning, single_node(), [](F& f) { f.quota = 2; }, "--cpus=N"},
+      {"single copy", warning, single_node(),
        [](F& f) { f.cma_error = "process_vm_readv: Operation not permitted", f.ptrace_scope = 3; },
        "next boot"},
-      {"single copy", warning, one_node(),
+      {"single copy", warning, single_node(),
        [](F& f) { f.cma_error = "process_vm_readv: Operation not permitted"; }, "SYS_PTRACE"},
       {"own name", warning, two_nodes(), [](F& f) { f.own_addresses = {"127.0.1.1"}; }, "/etc/hosts"},
-      {"own name", warning, one_node(), [](F& f) { f.own_name_error = "getaddrinfo of 'node1'"; },
+      {"own name", warning, single_node(), [](F& f) { f.own_name_error = "getaddrinfo of 'node1'"; },
        "/etc/hosts"},
       {"MASTER_ADDR", missing, two_nodes(), [](F& f) { f.master_error = "getaddrinfo of 'node1'"; },
        "MASTER_ADDR"},
@@ -113,14 +114,17 @@ TEST(Doctor, EveryLackHasItsRemedy) {
       {"MASTER_ADDR", warning, two_nodes(), [](F& f) { f.master_addresses = {"127.0.1.1"}; }, "/etc/hosts"},
       {"interface", missing, two_nodes(),
        [](F& f) { f.address = "", f.address_error = "no network interface"; }, "RZ_INTERFACE"},
+      {"secret", missing, two_nodes(), [](F& f) { f.secret_error = "other users may access it"; },
+       "chmod 600"},
       {"GPUs", missing, two_nodes_of_gpus(), [](F& f) { f.devices = f.gpus = 0, f.driver = ""; },
        "--gpus all"},
       {"GPUs", missing, two_nodes_of_gpus(), [](F& f) { f.devices = 0; }, "RZ_CUDA=ON"},
       {"GPUs", warning, two_nodes_of_gpus(), [](F& f) { f.devices = 2; }, "Start 2 ranks"},
       {"NCCL", missing, two_nodes_of_gpus(), [](F& f) { f.nccl_error = "no libnccl.so.2"; }, "libnccl2"},
-      {"temporary directory", missing, one_node(), [](F& f) { f.rendezvous_error = "mkdir"; }, "TMPDIR"},
+      {"temporary directory", missing, single_node(), [](F& f) { f.rendezvous_error = "mkdir"; }, "TMPDIR"},
       {"temporary directory", warning, two_nodes(), [](F& f) { f.rendezvous_error = "mkdir"; }, "TMPDIR"},
-      {"trial group", missing, one_node(), [](F& f) { f.group_error = "cannot start a thread"; }, "message"},
+      {"trial group", missing, single_node(), [](F& f) { f.group_error = "cannot start a thread"; },
+       "message"},
   };
   for (const Lack& lack : lacks) {
     HostFacts facts = sound_host();
@@ -136,7 +140,7 @@ TEST(Doctor, EveryLackHasItsRemedy) {
 TEST(Doctor, AContainerWithOneProcessorIsOversubscribed) {
   HostFacts facts = sound_host();
   facts.processors = {5}, facts.cores = 1;
-  const Finding f = only_lack(check_host("node1", facts, one_node()));
+  const Finding f = only_lack(check_host("node1", facts, single_node()));
   EXPECT_EQ(f.check, "processors");
   EXPECT_EQ(f.found, "1 of 8");
   EXPECT_EQ(f.needed, "4, one a rank");
@@ -146,10 +150,11 @@ TEST(Doctor, AContainerWithOneProcessorIsOversubscribed) {
 TEST(Doctor, HardwareThreadsAreNoCores) {
   HostFacts facts = sound_host();
   facts.cores = 2, facts.processors = {0, 1, 2, 3};
-  EXPECT_EQ(only_lack(check_host("node1", facts, one_node())).check, "placement");
+  EXPECT_EQ(only_lack(check_host("node1", facts, single_node())).check, "placement");
   facts = sound_host();
   facts.numa_nodes = 2;
-  EXPECT_EQ(only_lack(check_host("node1", facts, one_node())).remedy.find("Let the job use all of them"), 0u);
+  EXPECT_EQ(only_lack(check_host("node1", facts, single_node())).remedy.find("Let the job use all of them"),
+            0u);
 }
 
 TEST(Doctor, WhatAJobDoesNotUseIsNotAsked) {
@@ -219,6 +224,20 @@ TEST(Doctor, WhatDiffersIsNamedWithBothHosts) {
   }
 }
 
+TEST(Doctor, SecretsAreComparedAndNotPrinted) {
+  auto all = two_sound_nodes();
+  const auto secret = [&] { return only_lack(compare_hosts(all, two_nodes())); };
+  all[1].facts.secret_digest = "4.5.6";
+  EXPECT_EQ(secret().found, "differs: a has one, b has one");
+  all[1].facts.secret_digest = "", all[1].facts.secret_to_create = "/home/u/.config/ringzero/secret";
+  EXPECT_EQ(secret().found, "a has one, b none yet");
+  EXPECT_EQ(secret().verdict, Verdict::warning);
+  all[0].facts.secret_digest = all[1].facts.secret_digest = "none";
+  EXPECT_EQ(secret().remedy, "Let nobody in that reaches a port: unset RZ_INSECURE");
+  const Report r{.ranks = 8, .nodes = 2, .facts = two_sound_nodes()};
+  EXPECT_EQ(json(r).find("1.2.3"), std::string::npos);
+}
+
 TEST(Doctor, TheFirstHostMayKnowItsOwnNameAsLoopback) {
   auto all = two_sound_nodes();
   all[0].facts.master_addresses = {"127.0.1.1"};
@@ -275,7 +294,7 @@ TEST(Doctor, FactsAreTheSameAfterJson) {
   f.own_name_error = "a \"quoted\"\nline";
   EXPECT_EQ(parse_facts(to_json(f), "b"), f);
   EXPECT_EQ(to_json(f).find('\n'), std::string::npos);
-  const HostFacts real = read_facts({"localhost", 1, false});
+  const HostFacts real = read_facts({"localhost", 1, false, ""});
   EXPECT_EQ(parse_facts(to_json(real), "b"), real);
 }
 

@@ -6,7 +6,7 @@ network, names and mounts, at a switch.
 import contextlib, json, os, re, subprocess, sys, tempfile, time, unittest
 DOCTOR = os.path.abspath(sys.argv.pop(1))
 LAUNCHERS = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
-ENV = {k: v for k, v in os.environ.items() if k not in LAUNCHERS and not k.startswith('RZ_')}
+ENV = {k: v for k, v in os.environ.items() if k not in LAUNCHERS and k != 'XDG_CONFIG_HOME' and not k.startswith('RZ_')}
 
 def sh(command): subprocess.run(command, shell=True, check=True, capture_output=True, text=True)
 
@@ -161,10 +161,11 @@ class Hosts(Case):
                 sh(f'ip -n rzdsw link add p{i} type veth peer name eth0 netns rzd{i}; ip -n rzdsw link set p{i} master br0 up; '
                    f'ip -n rzd{i} addr add 10.79.0.{i}/24 dev eth0; ip -n rzd{i} link set eth0 up; ip -n rzd{i} link set lo up')
         except subprocess.CalledProcessError as e: raise unittest.SkipTest(f'no network namespaces here: {e.stderr.strip()}')
+        for i in (1, 2, 3): os.mkdir(f'{cls.folder.name}/user{i}')
         cls.shell = f'{cls.folder.name}/rsh'
         with open(cls.shell, 'w') as f:
             f.write(f'#!/bin/sh\nhost=$1; shift\necho "Welcome to $host"\n[ -e {cls.folder.name}/hosts.$host ] || {{ echo "rsh: $host: no such host" >&2; exit 255; }}\n'
-                    f'i=${{host#node}}; i=${{i#0}}\nexec ip netns exec rzd$i unshare -u -m sh -c "hostname node$i; mount --bind {cls.folder.name}/hosts.$host /etc/hosts; $*"\n')
+                    f'i=${{host#node}}; i=${{i#0}}\nexec ip netns exec rzd$i unshare -u -m sh -c "hostname node$i; mount --bind {cls.folder.name}/hosts.$host /etc/hosts; HOME={cls.folder.name}/user$i $*"\n')
         os.chmod(cls.shell, 0o755)
 
     def setUp(self):
@@ -265,6 +266,29 @@ class Hosts(Case):
         self.names(2, '10.79.0.2 node2\n')
         self.verdict(self.diagnose('--json', status=1), 'MASTER_ADDR', 'missing', "'node1'", host='node2')
         self.verdict(self.diagnose('--json', '--master-addr', '10.79.0.1', status=0), 'MASTER_ADDR', 'ok', host='')
+
+    def secret(self, host, text, mode=0o600):
+        """Writes the secret of the user on that host."""
+        folder = self.path(f'user{host}/.config/ringzero')
+        os.makedirs(folder, exist_ok=True)
+        with open(f'{folder}/secret', 'w') as f: f.write(text + '\n')
+        os.chmod(f'{folder}/secret', mode)
+
+    def test_secrets(self):
+        text, other = 'correct horse battery staple, and more', 'another secret of thirty-two characters'
+        p = self.diagnose('--json', status=0)
+        self.verdict(p, 'secret', 'warning', 'node1 none yet, node2 none yet', host='')
+        self.assertFalse(os.path.exists(self.path('user1/.config/ringzero/secret')), 'a diagnosis changes nothing')
+        for host in (1, 2): self.secret(host, text)
+        p = self.diagnose('--json', status=0)
+        self.verdict(p, 'secret', 'ok', 'equal on all hosts', host='')
+        self.secret(2, other)
+        p = self.diagnose('--json', status=0)
+        self.verdict(p, 'secret', 'warning', 'differs: node1 has one, node2 has one', host='')
+        for word in (text, other): self.assertNotIn(word, p.stdout + p.stderr)
+        self.secret(2, text, 0o644)
+        self.verdict(self.diagnose('--json', status=1), 'secret', 'missing', 'mode 0644', host='node2')
+        for host in (1, 2): os.remove(self.path(f'user{host}/.config/ringzero/secret'))
 
     def test_a_host_that_knows_itself_as_loopback(self):
         self.names(1, '127.0.1.1 node1\n10.79.0.2 node2\n')

@@ -125,6 +125,33 @@ Finding compare_identities(std::span<const NamedFacts> all) {
   return finding;
 }
 
+/// Under rzrun the ranks have a random secret of the job, so no difference keeps a job from running.
+Finding compare_secrets(std::span<const NamedFacts> all) {
+  std::set<std::string> digests;
+  std::string found;
+  for (const NamedFacts& f : all) {
+    digests.insert(f.facts.secret_digest);
+    const char* const state = f.facts.secret_digest == "none" ? "RZ_INSECURE=1"
+                              : !f.facts.secret_error.empty() ? "not usable"
+                              : f.facts.secret_digest.empty() ? "none yet"
+                                                              : "has one";
+    found += concat(found.empty() ? "" : ", ", f.host, ' ', state);
+  }
+  const std::string& first = *digests.begin();
+  Finding finding{"", "secret", "equal on all hosts", "one for all hosts, unless rzrun starts the job"};
+  if (digests.size() == 1 && !first.empty() && first != "none") return finding;
+  finding.verdict = Verdict::warning;
+  finding.found = digests.size() > 1 && !digests.contains("") ? "differs: " + found : found;
+  finding.remedy =
+      "Copy that of the first host to those with another home directory: (umask 77; mkdir -p "
+      "~/.config/ringzero; test -e ~/.config/ringzero/secret || openssl rand -hex 32 > "
+      "~/.config/ringzero/secret); ssh HOST mkdir -p .config/ringzero; scp -p ~/.config/ringzero/secret "
+      "HOST:.config/ringzero/";
+  if (first == "none" && digests.size() == 1)
+    finding.remedy = "Let nobody in that reaches a port: unset RZ_INSECURE";
+  return finding;
+}
+
 // ---- pairs
 
 constexpr double slow_rate = 100e6;  // bytes a second: less than a network of 1 Gbit/s has
@@ -197,6 +224,7 @@ std::vector<Finding> compare_hosts(std::span<const NamedFacts> all, const Job& j
     if (job.cuda || !common.cuda_only) findings.push_back(compare(all, common));
   findings.push_back(compare_clocks(all));
   findings.push_back(compare_master(all, job));
+  findings.push_back(compare_secrets(all));
   return findings;
 }
 

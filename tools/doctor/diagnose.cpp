@@ -8,6 +8,7 @@
 
 #include "comm/core/environment.h"
 #include "comm/core/error.h"
+#include "comm/net/random.h"
 #include "comm/topology.h"
 #include "tools/doctor/agent.h"
 
@@ -50,7 +51,8 @@ std::vector<Node> start_agents(const Options& o, int ranks) {
   std::vector<Node> nodes;
   const auto local = ranks_of_nodes(o, ranks);
   const int used = static_cast<int>(std::ranges::count_if(local, [](int n) { return n > 0; }));
-  const std::string request = to_json(FactsRequest{o.master, used, o.cuda});
+  const std::string request =
+      to_json(FactsRequest{o.master, used, o.cuda, used > 1 ? net::random_hex() : ""});
   for (std::size_t i = 0; i < local.size(); ++i) {
     if (local[i] == 0) continue;
     Node& n = nodes.emplace_back(Node{o.nodes[i].name, local[i], nullptr, clock_now()});
@@ -116,7 +118,7 @@ void measure_pairs(const std::vector<Node>& nodes, Report& report) {
 
 Report diagnose_this_host(const Options& o) {
   Report report;
-  HostFacts facts = read_facts({o.master, 1, o.cuda});
+  HostFacts facts = read_facts({o.master, 1, o.cuda, ""});
   const int own = o.cuda ? std::max(1, facts.devices) : usable_processors();
   report.ranks = o.ranks > 0 ? o.ranks : own;
   report.findings = check_host(facts.name, facts, job_of(o, 1, report.ranks));

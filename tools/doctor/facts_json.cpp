@@ -45,6 +45,8 @@ void visit_facts(Facts& f, const Visit& visit) {
   visit("cma_error", f.cma_error), visit("ptrace_scope", f.ptrace_scope);
   visit("rendezvous_error", f.rendezvous_error), visit("group_error", f.group_error);
   visit_network(f, visit);
+  visit("secret_digest", f.secret_digest), visit("secret_error", f.secret_error);
+  visit("secret_to_create", f.secret_to_create);
   visit("devices", f.devices), visit("gpus", f.gpus);
   visit("driver", f.driver), visit("cuda", f.cuda), visit("nccl", f.nccl), visit("open_mpi", f.open_mpi);
   visit("nccl_error", f.nccl_error);
@@ -52,7 +54,7 @@ void visit_facts(Facts& f, const Visit& visit) {
 
 template <class Request, class Visit>
 void visit_request(Request& r, const Visit& visit) {
-  visit("master", r.master), visit("nodes", r.nodes), visit("cuda", r.cuda);
+  visit("master", r.master), visit("nodes", r.nodes), visit("cuda", r.cuda), visit("nonce", r.nonce);
 }
 
 // ---- writing

@@ -279,6 +279,20 @@ Judged interfaces(const HostFacts& f, const Job& job) {
                     : "Bring it up: ip link set lo up");
 }
 
+/// Of its use; whether hosts have the same is another check.
+Judged secret(const HostFacts& f, const Job& job) {
+  const std::string needed = job.nodes > 1 ? "one that only this user can read" : "nothing: one host";
+  if (!f.secret_error.empty())
+    return {
+        f.secret_error, needed, Verdict::missing,
+        "Protect it, or make another one: chmod 600 ~/.config/ringzero/secret, export RZ_SECRET_FILE=FILE"};
+  if (!f.secret_to_create.empty()) return ok("the first job creates " + f.secret_to_create, needed);
+  return ok(f.secret_digest.empty()     ? "not read"
+            : f.secret_digest == "none" ? "RZ_INSECURE=1"
+                                        : "usable",
+            needed);
+}
+
 // ---- devices
 
 Judged gpus(const HostFacts& f, const Job& job) {
@@ -324,6 +338,7 @@ constexpr Check checks[] = {
     {"own name", own_name},
     {"MASTER_ADDR", master},
     {"interface", interfaces},
+    {"secret", secret},
     {"GPUs", gpus},
     {"NCCL", nccl},
     {"temporary directory", temporary_directory},

@@ -62,6 +62,12 @@ struct HostFacts {
   std::string address_error;
   std::vector<std::string> infiniband;  ///< devices
 
+  /// Of the secret and FactsRequest::nonce: equal for equal secrets, and of no use later. "none":
+  /// RZ_INSECURE=1. Empty: not asked for, or there is none.
+  std::string secret_digest;
+  std::string secret_error;
+  std::string secret_to_create;  ///< file that the first job would create; empty: none
+
   int devices = 0;     ///< GPUs that this build can use
   int gpus = 0;        ///< GPUs that the driver has
   std::string driver;  ///< versions; empty: not there
@@ -76,6 +82,7 @@ struct FactsRequest {
   std::string master;  ///< MASTER_ADDR; empty: none
   int nodes = 1;       ///< of the job
   bool cuda = false;
+  std::string nonce;  ///< random, for HostFacts::secret_digest; empty: the secret is not read
 };
 
 /// Reads the facts of this host. Takes less than a second unless something hangs; then about five.

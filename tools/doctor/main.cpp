@@ -21,7 +21,7 @@ int run(const Options& o) {
   signal(SIGPIPE, SIG_IGN);  // a remote shell that ends is an error of its host alone
   environment();             // a wrong variable is an error of the input
   if (o.agent) return run_agent();
-  if (o.facts) return print(to_json(read_facts({o.master, 1, o.cuda})) + "\n");
+  if (o.facts) return print(to_json(read_facts({o.master, 1, o.cuda, ""})) + "\n");
   const Report report = o.nodes.empty() ? diagnose_this_host(o) : diagnose_hosts(o);
   const int failed = print(o.json ? json(report) : table(report));
   return failed || !runs(report) ? 1 : 0;

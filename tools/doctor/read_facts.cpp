@@ -20,10 +20,12 @@
 #include "comm/backends/nccl/api/api.h"
 #include "comm/bootstrap/local_rendezvous.h"
 #include "comm/bootstrap/peer_info.h"
+#include "comm/bootstrap/secret.h"
 #include "comm/communicator.h"
 #include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/device/cuda_runtime.h"
+#include "comm/net/authentication.h"
 #include "comm/net/random.h"
 #include "comm/net/socket.h"
 #include "comm/os/cgroup.h"
@@ -259,6 +261,22 @@ void read_network(HostFacts& f, const FactsRequest& request) {
   f.infiniband = names_in("/sys/class/infiniband");
 }
 
+// ---- secret
+
+/// The library reads the secret, and judges the modes of its file. No file is created.
+void read_secret(HostFacts& f, const std::string& nonce) {
+  if (nonce.empty()) return;
+  f.secret_error = error_of([&] {
+    f.secret_to_create = secret_file_to_create();
+    if (!f.secret_to_create.empty()) return;
+    const auto secret = process_secret();
+    const net::AuthenticationKey key(secret.get(), net::Purpose::agent, "doctor " + nonce);
+    for (const std::uint8_t byte : key.bytes().first<8>())
+      f.secret_digest += concat(f.secret_digest.empty() ? "" : ".", byte);
+    if (!secret) f.secret_digest = "none";
+  });
+}
+
 // ---- versions
 
 /// First word of digits and dots, as in "mpirun (Open MPI) 4.1.4".
@@ -315,6 +333,7 @@ HostFacts read_facts(const FactsRequest& request) {
   read_memory(f);
   read_processors(f);
   read_network(f, request);
+  read_secret(f, request.nonce);
   f.rendezvous_error = try_rendezvous();
   f.group_error = try_group();
   f.clock = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();

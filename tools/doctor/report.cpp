@@ -61,8 +61,10 @@ std::string json(const Report& r) {
                                     {"found", f.found},
                                     {"needed", f.needed},
                                     {"remedy", f.remedy}});
-  for (const NamedFacts& f : r.facts)
+  for (NamedFacts f : r.facts) {
+    f.facts.secret_digest.clear();
     document["facts"].push_back({{"host", f.host}, {"facts", Json::parse(to_json(f.facts))}});
+  }
   for (const PairMeasurement& m : r.pairs) document["pairs"].push_back(Json::parse(to_json(m)));
   return document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
