@@ -6,7 +6,6 @@
 #include <functional>
 
 #include "comm/communicator.h"
-#include "sharding/parallel/mesh.h"
 #include "sharding/parallel/traffic.h"
 
 namespace rz {

@@ -8,64 +8,12 @@
 /// parallelism.
 
 #include <memory>
-#include <string>
-#include <utility>
 
 #include "comm/communicator.h"
-#include "comm/core/range.h"
+#include "sharding/parallel/mesh_sizes.h"
+#include "sharding/parallel/traffic.h"
 
 namespace rz {
-
-/// Sizes of the dimensions, outermost first. 0: "auto".
-struct MeshSizes {
-  int replicate = 1;  ///< copies of the sharded model: HSDP, MiCS
-  int shard = 0;      ///< ranks between which values, gradients and optimizer state are divided
-  int tp = 1;         ///< ranks that share each layer: tensor parallelism
-
-  /// Of sizes without "auto".
-  int ranks() const { return replicate * shard * tp; }
-  /// Ranks with data of their own.
-  int data() const { return replicate * shard; }
-  bool operator==(const MeshSizes&) const = default;
-};
-
-/// The place of a rank along each dimension.
-struct MeshCoordinates {
-  RankOf replica, shard, part;
-
-  MeshCoordinates(RankOf replica_, RankOf shard_, RankOf part_)
-      : replica(replica_), shard(shard_), part(part_) {}
-  /// Of ranks that all divide one copy of the model.
-  // NOLINTNEXTLINE(google-explicit-constructor)
-  MeshCoordinates(RankOf shard_) : shard(shard_) {}
-  /// Among the ranks with data of their own.
-  RankOf data() const { return {replica.rank * shard.ranks + shard.rank, replica.ranks * shard.ranks}; }
-  bool operator==(const MeshCoordinates&) const = default;
-};
-
-/// Of a rank of a mesh, whose sizes are numbers.
-MeshCoordinates coordinates(const MeshSizes&, int rank);
-
-/// "replicate 2 x shard auto x tp 4"; replicate and tp of 1 are left out.
-std::string describe(const MeshSizes&);
-
-/// Sizes without "auto". One "auto" takes the ranks that are left. Of two, the inner one takes what is left
-/// of a node, and the outer one the rest: {.shard = 0, .tp = 0} is tp within nodes and shard between them.
-/// `ranks_per_node`: 0 if nodes have different numbers of ranks. Errc::config has the numbers, and sizes that
-/// would fit.
-MeshSizes resolved(const MeshSizes&, int ranks, int ranks_per_node);
-
-struct CommunicationMeter;
-
-/// The ranks of collectives on a tape. `meter` counts the calls; null: nothing does. The communicator must
-/// outlive what has a copy.
-struct CountedGroup {
-  // NOLINTNEXTLINE(google-explicit-constructor)
-  CountedGroup(Communicator& c, std::shared_ptr<CommunicationMeter> m = nullptr)
-      : communicator(&c), meter(std::move(m)) {}
-  Communicator* communicator;
-  std::shared_ptr<CommunicationMeter> meter;
-};
 
 /// The ranks of a communicator in row-major order: those of a tp group are neighbours. Copies share their
 /// communicators, and what counts the traffic of training. Functions may be called by any thread.

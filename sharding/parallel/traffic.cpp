@@ -1,7 +1,6 @@
 #include "sharding/parallel/traffic.h"
 
 #include "comm/core/error.h"
-#include "sharding/parallel/mesh.h"
 
 namespace rz {
 

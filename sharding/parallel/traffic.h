@@ -5,13 +5,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <utility>
 
 #include "comm/collective.h"
 #include "comm/work.h"
+#include "sharding/parallel/mesh_sizes.h"
 
 namespace rz {
-
-struct MeshSizes;
 
 /// Calls of one collective, and the bytes of the larger of a rank's two buffers in each.
 struct CallCount {
@@ -94,6 +95,19 @@ struct CommunicationObserver {
   /// The thread has waited for communication from `start` to `end`.
   std::function<void(std::chrono::steady_clock::time_point start, std::chrono::steady_clock::time_point end)>
       waited;
+};
+
+class Communicator;
+struct CommunicationMeter;
+
+/// The ranks of collectives on a tape. `meter` counts the calls; null: nothing does. The communicator must
+/// outlive what has a copy.
+struct CountedGroup {
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  CountedGroup(Communicator& c, std::shared_ptr<CommunicationMeter> m = nullptr)
+      : communicator(&c), meter(std::move(m)) {}
+  Communicator* communicator;
+  std::shared_ptr<CommunicationMeter> meter;
 };
 
 }  // namespace rz
