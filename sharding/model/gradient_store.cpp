@@ -106,10 +106,16 @@ void GradientWire::reduce_scatter(Reduction& reduction, const Tensor& in, const 
 void GradientWire::start_second_step(Reduction& reduction, const Stream& stream) {
   const bool on_device = stream.device().kind == Device::cuda;
   const Stream& order = on_device ? runtime_.between : stream;
-  if (on_device)
+  if (on_device) {
     std::exchange(reduction.work, {}).wait_on(order);
-  else
+  } else {
     runtime_.exposed.wait(std::exchange(reduction.work, {}), stream);
+    if (reduction.sum.defined()) {  // out of the memory of the whole, which ends here
+      const Tensor own = runtime_.transient.allocate(reduction.sum.shape(), reduction.sum.dtype());
+      ops::copy(own, reduction.sum, stream);
+      reduction.sum = reduction.part = own;
+    }
+  }
   reduction.work = runtime_.all_reduce_replicas(std::exchange(reduction.part, {}), op(), order);
 }
 
@@ -388,6 +394,7 @@ class ShardedGradients final : public GradientStore {
     Tensor whole;  // undefined while it is not in use
     Tensor shard;
     bool has_mean = false;  // `shard` holds a mean
+    Tensor result;          // of the reduction in flight
     GradientWire::Reduction reduction;
   };
   Bucket& at(int bucket) { return buckets_[static_cast<std::size_t>(bucket)]; }
@@ -397,7 +404,7 @@ class ShardedGradients final : public GradientStore {
   void set_whole(int bucket, Tensor);
   void drop_whole(int bucket);
   bool has_ended(int bucket) const;
-  bool outlives_whole(int bucket) const;
+  bool outlives_whole() const;
   void complete_oldest(const Stream&);
   void limit_whole(const Stream&);
 
@@ -424,9 +431,12 @@ Tensor ShardedGradients::own_part(int bucket) const {
   return buckets_[static_cast<std::size_t>(bucket)].whole.view(own.begin, {own.count()});
 }
 
-/// The shard, or, if that holds a mean to which this one is added, a part of the whole gradients.
+/// The shard, or, if that holds a mean to which this one is added, memory for it: of the whole gradients, if
+/// those live as long.
 Tensor ShardedGradients::destination(int bucket) {
-  return at(bucket).has_mean ? own_part(bucket) : at(bucket).shard;
+  const Bucket& b = at(bucket);
+  if (!b.has_mean) return b.shard;
+  return outlives_whole() ? runtime_.transient.allocate(b.shard.shape(), b.shard.dtype()) : own_part(bucket);
 }
 
 void ShardedGradients::set_whole(int bucket, Tensor whole) {
@@ -455,25 +465,23 @@ void ShardedGradients::provide(int bucket, const Stream& stream) {
     wire_.advance(stream);
     while (!in_flight_.empty() && has_ended(in_flight_.front())) complete_oldest(stream);
     for (const int b : in_flight_)
-      if (at(b).whole.defined() && outlives_whole(b) && !at(b).reduction.part.defined()) drop_whole(b);
+      if (outlives_whole() && at(b).whole.defined() && !at(b).reduction.part.defined()) drop_whole(b);
   }
   limit_whole(stream);
   set_whole(bucket, runtime_.transient.allocate({layout_.bucket(bucket).count}, at(bucket).shard.dtype()));
 }
 
-/// Its second step needs only the shard. Of a device, memory may be used again only in the stream that waits
-/// for both.
-bool ShardedGradients::outlives_whole(int bucket) const {
-  const Bucket& b = buckets_[static_cast<std::size_t>(bucket)];
-  return runtime_.replicas && runtime_.stream.device().kind != Device::cuda && !b.has_mean &&
-         !b.reduction.sum.defined();
+/// Second steps need only shards. Of a device, memory may be used again only in the stream that waits for
+/// both steps.
+bool ShardedGradients::outlives_whole() const {
+  return runtime_.replicas && runtime_.stream.device().kind != Device::cuda;
 }
 
 void ShardedGradients::limit_whole(const Stream& stream) {
   const auto is_whole = [this](int b) { return at(b).whole.defined(); };
   while (std::ranges::count_if(in_flight_, is_whole) > max_whole) {
     const int oldest = *std::ranges::find_if(in_flight_, is_whole);
-    if (outlives_whole(oldest)) {
+    if (outlives_whole()) {
       wire_.enter_second_step(at(oldest).reduction, stream);
       drop_whole(oldest);
     } else {
@@ -489,7 +497,8 @@ bool ShardedGradients::has_ended(int bucket) const {
 
 Work ShardedGradients::reduce(int bucket, const Stream& stream) {
   Bucket& b = at(bucket);
-  wire_.reduce_scatter(b.reduction, b.whole, destination(bucket), stream);
+  b.result = destination(bucket);
+  wire_.reduce_scatter(b.reduction, b.whole, b.result, stream);
   in_flight_.push_back(bucket);
   return b.reduction.work;
 }
@@ -497,9 +506,10 @@ Work ShardedGradients::reduce(int bucket, const Stream& stream) {
 void ShardedGradients::complete_oldest(const Stream& stream) {
   const int bucket = in_flight_.front();
   Bucket& b = at(bucket);
-  wire_.finish(b.reduction, destination(bucket), stream);
+  const Tensor result = std::exchange(b.result, {});
+  wire_.finish(b.reduction, result, stream);
   in_flight_.pop_front();
-  if (b.has_mean) ops::add(b.shard, b.shard, own_part(bucket), stream);
+  if (b.has_mean) ops::add(b.shard, b.shard, result, stream);
   b.has_mean = true;
   drop_whole(bucket);
 }
