@@ -11,7 +11,7 @@ using Clock = std::chrono::steady_clock;
 namespace {
 
 /// Of ranks that are in no call of the group, which poll once a second; and this one may, too.
-constexpr std::chrono::milliseconds max_reply_time{2200};
+constexpr std::chrono::milliseconds max_idle_reply_time{2200};
 
 const char* describe(const WaitForGraph& graph, int culprit) {
   return graph.unresponsive(culprit) ? " sends no reply" : " waits for no rank";
@@ -33,7 +33,7 @@ const Request* Timeouts::check(Time now, const Request* current, const Request* 
   queried_ = due->deadline;
   transport_.query_waits();
   const bool others = monitor_ && monitor_->split_waits().has_groups();
-  decide_at_ = Clock::now() + (others ? std::max<Clock::duration>(margin(), max_reply_time) : margin());
+  decide_at_ = Clock::now() + (others ? std::max<Clock::duration>(margin(), max_idle_reply_time) : margin());
   return nullptr;
 }
 
@@ -63,7 +63,7 @@ void Timeouts::poll_split_groups(Time now) {
   if (!expired) return;
   if (split_decide_at_ == Time{}) {
     transport_.query_waits();
-    split_decide_at_ = now + max_reply_time;
+    split_decide_at_ = now + max_idle_reply_time;
   }
   if (now < split_decide_at_) return;
   const WaitForGraph& graph = transport_.wait_graph();

@@ -153,6 +153,7 @@ void LinkMonitor::abort(const Failure& first) noexcept {
 }
 
 void LinkMonitor::close() noexcept {
+  set_long_wait({});
   failure_.exclude([this] { closed_ = true; });
 }
 
