@@ -262,8 +262,9 @@ Judged master(const HostFacts& f, const Job& job) {
     return {found, needed, Verdict::missing,
             "Set MASTER_ADDR to an address of the first host: ip -brief address lists them"};
   return warning_unless(job.nodes == 1 || !only_loopback(f.master_addresses), found, needed,
-                        concat("Replace 127.0.1.1 by the host's address in /etc/hosts: sed -i '/", job.master,
-                               "/s/^127[^ \\t]*/ADDRESS/' /etc/hosts"));
+                        concat("Give ", job.master,
+                               " an address that other hosts reach, in /etc/hosts or by MASTER_ADDR: "
+                               "ip -brief address lists them"));
 }
 
 Judged interfaces(const HostFacts& f, const Job& job) {
