@@ -120,6 +120,51 @@ TEST(Rzrun, ASignalIsNamed) {
   EXPECT_NE(p.err().find("rank 1 of 2 failed first: killed by SIGUSR1"), std::string::npos) << p.err();
 }
 
+/// Writes a report as torch's @record does.
+const char* const write_report =
+    "printf '{\"message\": {\"message\": \"ValueError: no\\\\nsuch %s\", \"extraInfo\": {\"py_callstack\": "
+    "\"…\", \"timestamp\": \"1\"%s}}}' $RANK \"$EXTRA\" > $TORCHELASTIC_ERROR_FILE; ";
+
+TEST(Rzrun, TheLastLineIsTheFirstFailureWithItsReport) {
+  Directory folder;
+  Program p(rzrun({"-n", "3"}, std::string("[ $RANK = 2 ] && { ") + write_report +
+                                   "exit 5; }; trap 'echo late >&2; exit 9' TERM; sleep 60 & wait"),
+            {{"TORCHELASTIC_ERROR_FILE", folder / "rzrun.json"}});
+  EXPECT_EQ(p.wait(), 5);
+  EXPECT_EQ(lines(p.err()).back(), "rzrun: first failure: rank 2 of 3 exited with 5: ValueError: no such 2");
+  const std::string own = content(folder / "rzrun.json");
+  EXPECT_NE(own.find("ValueError: no such 2"), std::string::npos) << own;
+  EXPECT_NE(own.find("\"errorCode\":5"), std::string::npos) << own;
+}
+
+TEST(Rzrun, ARankThatAReportBlamesIsTheFirstFailure) {
+  Program p(rzrun({"-n", "2"}, std::string("EXTRA=', \"culprit\": 1'; [ $RANK = 0 ] && { ") + write_report +
+                                   "exit 1; }; sleep 0.3; EXTRA=; " + write_report + "exit 3"));
+  EXPECT_EQ(p.wait(), 1);
+  EXPECT_EQ(lines(p.err()).back(), "rzrun: first failure: rank 1 of 2 exited with 3: ValueError: no such 1");
+}
+
+TEST(Rzrun, ASignalIsReportedInTheErrorFile) {
+  Directory folder;
+  Program p(rzrun({"-n", "2", "--log-dir", folder / "logs"}, "[ $RANK = 1 ] && kill -SEGV $$; sleep 60"));
+  EXPECT_EQ(p.wait(), 128 + SIGSEGV);
+  const std::string report = content(folder / "logs/rank1.error.json");
+  EXPECT_NE(report.find("\"message\":\"rank 1 killed by SIGSEGV (Segmentation fault)"), std::string::npos)
+      << report;
+  EXPECT_FALSE(std::filesystem::exists(folder / "logs/rank0.error.json"));
+}
+
+TEST(Rzrun, ErrorFilesWithoutLogFilesEndWithTheJob) {
+  Directory folder;
+  Program p(
+      rzrun({"-n", "1"}, "echo $TORCHELASTIC_ERROR_FILE; echo garbage > $TORCHELASTIC_ERROR_FILE; exit 4"),
+      {{"TMPDIR", folder.string()}});
+  EXPECT_EQ(p.wait(), 4);
+  EXPECT_TRUE(p.out().starts_with(folder.string())) << p.out();
+  EXPECT_TRUE(std::filesystem::is_empty(folder.string()));
+  EXPECT_EQ(lines(p.err()).size(), 1u) << p.err();
+}
+
 TEST(Rzrun, ARankThatIgnoresSigtermIsKilledAfterTheGracePeriod) {
   Program p(rzrun(
       {"-n", "2", "--grace", "0.3"},

@@ -146,6 +146,9 @@ std::vector<std::pair<std::string, std::string>> rank_environment(const Job& job
       {"TORCHELASTIC_RUN_ID", job.run_id},
       {"RZ_LAUNCH", job.launch},
   };
+  if (!job.error_folder.empty())
+    variables.emplace_back("TORCHELASTIC_ERROR_FILE",
+                           error_path(job.error_folder, job.first_rank + local_rank));
   std::string devices;
   for (const int d : job.devices) devices += concat(devices.empty() ? "" : ",", d);
   if (!devices.empty()) variables.emplace_back("CUDA_VISIBLE_DEVICES", devices);
@@ -170,6 +173,10 @@ void make_log_folder(const Job& job) {
 
 std::string log_path(const Options& o, int restarts, int rank, const char* stream) {
   return concat(log_folder(o, restarts), "/rank", rank, ".", stream);
+}
+
+std::string error_path(const std::string& folder, int rank) {
+  return concat(folder, "/rank", rank, ".error.json");
 }
 
 ChildProcess launch(const Job& job, int local_rank) {

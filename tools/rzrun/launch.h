@@ -24,6 +24,7 @@ struct Job {
   int first_rank = 0;                          ///< of this host
   int node = 0, nodes = 1;                     ///< number of this host, and how many there are
   std::string host;                            ///< its name; empty if it is the only one
+  std::string error_folder;                    ///< absolute; empty: there are no error files
   std::vector<int> devices;                    ///< for CUDA_VISIBLE_DEVICES; empty: that is left as it is
   std::string master_addr = "127.0.0.1";
   int master_port = 0;
@@ -59,6 +60,9 @@ struct ChildProcess {
 
 /// `<log-dir>/rank<R>.<stream>`, and after K restarts `<log-dir>/restart<K>/rank<R>.<stream>`.
 std::string log_path(const Options&, int restarts, int rank, const char* stream);
+
+/// `rank<R>.error.json` in the folder of error files.
+std::string error_path(const std::string& folder, int rank);
 
 /// Starts the process as the leader of a new process group; the kernel kills it when this process ends.
 /// Throws LaunchError.

@@ -28,6 +28,10 @@ OMP_NUM_THREADS=1 if there are several ranks and it is not set; and, if it is no
 ringzero then prints calls that have waited for 10 s, with the ranks that are missing. Rank 0 keeps the standard input unless
 that is a terminal; the other ranks read /dev/null.
 
+Each rank has a TORCHELASTIC_ERROR_FILE, beside its log files if there are any. A program may write the
+reason of its end into it, as torch's @record does; rzrun writes that of a signal. The last line of rzrun is
+the first failure with this reason, or that of the rank that it blames.
+
 When a rank fails, rzrun prints on standard error which rank failed first, and how. If it exited, the
 others have 1 s to print errors of their own, and 3 s after status 2 (wrong input), which one rank often
 explains for all. Then they and their child processes get SIGTERM and, after the grace period, SIGKILL.

@@ -6,9 +6,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 
 #include "comm/core/error.h"
+#include "tools/rzrun/error_file.h"
 
 namespace rz::rzrun {
 
@@ -28,9 +31,32 @@ void RankGroup::start(const Job& job, const std::function<bool()>& go_on) {
   ranks_.clear();
   forwarders_.clear();
   oom_.emplace();
+  is_ending_ = false;
   log_dir_ = job.options.log_dir;
   make_log_folder(job);
-  for (int r = 0; r < job.local_ranks && go_on(); ++r) start_rank(job, r);
+  choose_error_folder(job);
+  Job with_folder = job;
+  with_folder.error_folder = error_folder_;
+  for (int r = 0; r < job.local_ranks && go_on(); ++r) start_rank(with_folder, r);
+}
+
+RankGroup::~RankGroup() {
+  std::error_code error;
+  if (!own_folder_.empty()) std::filesystem::remove_all(own_folder_, error);
+}
+
+/// Beside the log files, or in a folder that ends with the job. Without one the job runs all the same.
+void RankGroup::choose_error_folder(const Job& job) {
+  std::error_code error;
+  if (!job.options.log_dir.empty()) {
+    const auto log = std::filesystem::path(log_path(job.options, job.restarts, 0, "stdout"));
+    error_folder_ = std::filesystem::absolute(log.parent_path(), error).string();
+  } else if (own_folder_.empty()) {
+    std::string name = (std::filesystem::temp_directory_path(error) / "rzrun_XXXXXX").string();
+    if (!error && ::mkdtemp(name.data())) own_folder_ = error_folder_ = name;
+  }
+  for (int r = 0; r < job.local_ranks && !error_folder_.empty(); ++r)
+    std::filesystem::remove(error_path(error_folder_, job.first_rank + r), error);
 }
 
 void RankGroup::start_rank(const Job& job, int local_rank) {
@@ -75,11 +101,26 @@ std::vector<RankEnd> RankGroup::reap() {
     for (auto& r : ranks_)
       if (r.pid == pid && !r.exit_status) {
         r.exit_status = exit_status_of_wait(status);
-        const bool memory_kill = r.exit_status->signal == SIGKILL && oom_->increased();
-        ended.push_back({r.rank, *r.exit_status, "", memory_kill, ""});
+        ended.push_back(end_of(r));
       }
   std::ranges::stable_partition(ended, [](const RankEnd& e) { return e.status.signal != 0; });
   return ended;
+}
+
+/// With the report that the rank wrote; one that a signal killed gets one here.
+RankEnd RankGroup::end_of(const Rank& r) const {
+  RankEnd end{r.rank, *r.exit_status, "", r.exit_status->signal == SIGKILL && oom_->increased(), ""};
+  if (!end.status.failed() || error_folder_.empty()) return end;
+  const std::string path = error_path(error_folder_, r.rank);
+  if (const auto report = read_error_file(path)) {
+    end.error = report->message;
+    end.culprit = report->culprit;
+  } else if (end.status.signal && !is_ending_) {
+    write_error_file(
+        path, concat("rank ", r.rank, " ", describe(end.status), end.memory_kill ? ": out of memory" : ""),
+        0);
+  }
+  return end;
 }
 
 std::vector<int> RankGroup::running() const {
@@ -97,6 +138,7 @@ bool RankGroup::is_in_group_of_a_rank(const Process& p) const {
 }
 
 void RankGroup::signal_all(int signal) {
+  is_ending_ = true;
   for (const auto& r : ranks_) ::kill(-r.pid, signal);
   for (const Process& p : processes())
     if (p.parent == ::getpid() && !is_in_group_of_a_rank(p)) ::kill(p.pid, signal);

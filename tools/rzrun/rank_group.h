@@ -17,6 +17,7 @@ class RankGroup : public Ranks {
  public:
   /// Output goes to these consoles, which must outlive the group.
   RankGroup(Console& out, Console& err) : stdout_(out), stderr_(err) {}
+  ~RankGroup() override;
 
   void start(const Job&, const std::function<bool()>& go_on) override;
   void append_descriptors(std::vector<pollfd>&) const override;
@@ -39,13 +40,17 @@ class RankGroup : public Ranks {
   };
 
   void start_rank(const Job&, int local_rank);
+  void choose_error_folder(const Job&);
+  RankEnd end_of(const Rank&) const;
   bool is_in_group_of_a_rank(const Process&) const;
 
   Console &stdout_, &stderr_;
   std::vector<Rank> ranks_;
   std::list<Forwarder> forwarders_;
   std::optional<OomCounter> oom_;
-  std::string log_dir_;
+  std::string log_dir_, error_folder_;
+  bool is_ending_ = false;  // signal_all() was called: signals are no failures of the ranks
+  std::string own_folder_;  // a temporary one, without --log-dir
 };
 
 }  // namespace rz::rzrun

@@ -21,6 +21,8 @@ struct RankEnd {
   std::string host;          ///< empty if the job has one host
   bool memory_kill = false;  ///< the kernel's out-of-memory killer struck on its host meanwhile
   std::string lost;          ///< not empty: why the host is lost
+  std::string error{};       ///< the message of its error file
+  int culprit = -1;          ///< the rank that this message blames
 };
 
 /// Why ranks could not be started: a line for the user, and the exit status of rzrun.

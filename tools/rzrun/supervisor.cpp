@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -19,6 +20,7 @@
 #include "comm/core/error.h"
 #include "tools/rzrun/agent.h"
 #include "tools/rzrun/agent_group.h"
+#include "tools/rzrun/error_file.h"
 #include "tools/rzrun/exit_status.h"
 #include "tools/rzrun/host_flags.h"
 #include "tools/rzrun/launch.h"
@@ -77,6 +79,7 @@ class Supervisor {
     ::prctl(PR_SET_CHILD_SUBREAPER, 1);
     do run_group();
     while (wait_for_restart());
+    print_story();
     deliver_output();
     return status_;
   }
@@ -90,6 +93,7 @@ class Supervisor {
     first_failed_.reset();
     report_until_.reset();
     suspects_.clear();
+    failed_.clear();
     kill_at_.reset();
     status_ = 0;
     start();
@@ -279,6 +283,7 @@ class Supervisor {
   void report(const RankEnd& end) {
     if (stopped_by_) return;
     if (!end.lost.empty()) is_host_lost_ = true;
+    failed_.push_back(end);
     if (first_failed_) {
       const bool ended = end.status.signal == SIGTERM || end.status.signal == SIGKILL;
       if (!end.lost.empty())
@@ -298,6 +303,26 @@ class Supervisor {
                                  : describe_loss(end);
     log_error(concat(what, restart_hint(end), end.lost.empty() ? log_hint(end.rank) : ""));
     report_until_ = Deadline::after(time_to_report(end.status));
+  }
+
+  /// The last line: why the job failed, once more, where ranks have printed after the first failure or have
+  /// left a report. It is the first failure, or that of the rank that its report blames. With
+  /// TORCHELASTIC_ERROR_FILE the line is rzrun's own report, for a launcher that started it.
+  void print_story() {
+    if (failed_.empty() || stopped_by_) return;
+    auto cause = failed_.begin();
+    const auto blamed = std::ranges::find(failed_, cause->culprit, &RankEnd::rank);
+    if (cause->culprit >= 0 && blamed != failed_.end()) cause = blamed;
+    std::string line = cause->lost.empty()
+                           ? concat("rank ", cause->rank, " of ", options_.ranks, on_host(*cause), " ",
+                                    describe(cause->status), oom_hint(*cause))
+                           : describe_loss(*cause);
+    if (!cause->error.empty()) line += ": " + cause->error;
+    std::ranges::replace(line, '\n', ' ');
+    if (!cause->error.empty() || (failed_.size() > 1 && !options_.nodes.empty()))
+      log_error("first failure: " + line);
+    if (const char* path = std::getenv("TORCHELASTIC_ERROR_FILE"); path && *path)
+      write_error_file(path, line, status_);
   }
 
   static std::string on_host(const RankEnd& end) {
@@ -396,6 +421,7 @@ class Supervisor {
   std::optional<std::chrono::milliseconds> restart_after_;
   std::optional<ExitStatus> first_failed_;
   std::optional<Deadline> report_until_;
+  std::vector<RankEnd> failed_;        // the first failure, and those after it
   std::vector<RankEnd> suspects_;      // failures of which one will be the first
   std::optional<Deadline> decide_at_;  // while there are some
   std::optional<Deadline> kill_at_;    // set: the group is being ended
