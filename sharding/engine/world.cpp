@@ -13,6 +13,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <string>
@@ -135,6 +137,7 @@ bool is_printed_elsewhere(World& world, const Error& mine) {
 }
 
 int end_with(World& world, const Error& e) {
+  write_error_file(e);
   const int status = e.code() == Errc::config ? 2 : 1;
   if (e.code() == Errc::config && e.culprit() >= 0) {  // thrown by all ranks, with the rank that has it
     if (e.culprit() == world.rank()) print_failure(world.rank(), e.what());
@@ -161,6 +164,26 @@ int run_and_report(World& world, const std::function<void(World&)>& body) {
 
 }  // namespace
 
+void write_error_file(const std::exception& e) noexcept {
+  try {
+    const auto path = environment_variable("TORCHELASTIC_ERROR_FILE");
+    if (!path || path->empty()) return;
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    nlohmann::json extra{
+        {"py_callstack", ""},
+        {"timestamp", concat(std::chrono::duration_cast<std::chrono::seconds>(now).count())}};
+    if (const auto* const error = dynamic_cast<const Error*>(&e)) {
+      extra["code"] = name(error->code());
+      if (error->culprit() >= 0) extra["culprit"] = error->culprit();
+    }
+    nlohmann::json file;
+    file["message"]["message"] = e.what();
+    file["message"]["extraInfo"] = std::move(extra);
+    std::ofstream(*path) << file.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  } catch (const std::exception&) {  // the caller prints the error
+  }
+}
+
 int run_entrypoint(const std::function<void(World&)>& body, const WorldOptions& options) {
   try {
     WorldOptions printing = options;
@@ -168,9 +191,11 @@ int run_entrypoint(const std::function<void(World&)>& body, const WorldOptions& 
     World world = World::from_environment(printing);
     return run_and_report(world, body);
   } catch (const Error& e) {
+    write_error_file(e);
     std::fprintf(stderr, "%s\n", one_line(e).c_str());
     return e.code() == Errc::config ? 2 : 1;
   } catch (const std::exception& e) {
+    write_error_file(e);
     std::fprintf(stderr, "%s\n", one_line(e).c_str());
     return 1;
   }

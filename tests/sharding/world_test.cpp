@@ -252,6 +252,25 @@ TEST(Entrypoint, ARequestForHelpIsNoError) {
   EXPECT_EQ(launch.statuses, (std::vector{0, 0}));
 }
 
+TEST(Entrypoint, ErrorsAreInTheFileThatTheLauncherNames) {
+  const Folder folder;
+  const Launch launch(2, [&](World& world) {
+    ::setenv("TORCHELASTIC_ERROR_FILE", folder.file(10 + world.rank()).c_str(), 1);
+    if (world.rank() == 1) fail(Errc::config, "data.bin: \"empty\"");
+    world.wait_for_everyone();
+  });
+  const auto report = [&](int rank) {
+    std::string line;
+    std::getline(std::ifstream(folder.file(10 + rank)), line);
+    return line;
+  };
+  EXPECT_TRUE(
+      report(1).starts_with(R"({"message":{"extraInfo":{"code":"configuration","py_callstack":"","timestamp":")"))
+      << report(1);
+  EXPECT_TRUE(report(1).ends_with(R"("},"message":"data.bin: \"empty\""}})")) << report(1);
+  EXPECT_NE(report(0).find(R"("culprit":1)"), std::string::npos) << report(0);
+}
+
 TEST(Entrypoint, AnErrorOfOneRankIsPrintedByIt) {
   const Launch launch(3, [](World& world) {
     if (world.rank() == 1) fail(Errc::config, "data.bin: empty");

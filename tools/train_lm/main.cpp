@@ -490,6 +490,7 @@ Status check_inputs(const Options& o, World& world, Inputs& in) {
     check_on_all_ranks(comm, [&] { in = read_inputs(o, comm.rank(), comm.size(), per_node); });
     require_same_run(o, in, comm);
   } catch (const Error& e) {
+    write_error_file(e);
     if (comm.rank() == 0) print_error(e.what());
     return is_wrong_input(e) ? wrong_input : failed;
   }
@@ -502,10 +503,12 @@ Status train_or_abort(const Options& o, World& world, Inputs& in) {
   try {
     return train(o, in, world);
   } catch (const WrongCheckpoint& e) {
+    write_error_file(e);
     if (world.is_main()) print_error(e.what());
     world.wait_for_everyone();
     return wrong_input;
   } catch (const Error& e) {
+    write_error_file(e);
     if (e.code() == Errc::diverged) {  // thrown on every rank
       if (world.is_main()) print_error(e.what());
       world.wait_for_everyone();
@@ -515,6 +518,7 @@ Status train_or_abort(const Options& o, World& world, Inputs& in) {
     if (e.code() != Errc::aborted) print_error(concat("rank ", world.rank(), ": ", e.what()));
     world.communicator().abort(e.what());
   } catch (const std::exception& e) {
+    write_error_file(e);
     print_error(concat("rank ", world.rank(), ": ", one_line(e)));
     world.communicator().abort(one_line(e));
   }
@@ -531,6 +535,7 @@ Status run(const LaunchInfo& launch, const Options& options) {
     const Status checked = check_inputs(options, world, in);
     return checked == done ? train_or_abort(options, world, in) : checked;
   } catch (const std::exception& e) {
+    write_error_file(e);
     print_error(concat("rank ", launch.rank, ": ", one_line(e)));
     return failed;
   }
@@ -545,6 +550,7 @@ Status main(int argc, char** argv) {
     parsed = parse_options(argc, argv);
     if (parsed.help.empty()) cuda::device_from_name(parsed.options.device, launch.local_rank);
   } catch (const std::exception& e) {
+    write_error_file(e);
     if (launch.rank == 0) print_error(one_line(e));
     return wrong_input;
   }
