@@ -63,8 +63,9 @@ TEST(Rzrun, EveryRankGetsTorchrunsEnvironment) {
 TEST(Rzrun, EveryRankGetsTheSecretOfItsJobInADescriptor) {
   const auto secrets_of = [] {
     Program p(rzrun({"-n", "2"},
-                    "readlink /proc/self/fd/$RZ_SECRET_FD; od -An -v -tx1 /proc/self/fd/$RZ_SECRET_FD | "
-                    "tr -d ' \\n'; echo; tr '\\0' '\\n' </proc/$PPID/cmdline; env"));
+                    "readlink /proc/self/fd/$RZ_SECRET_FD; "
+                    "s=$(od -An -v -tx1 /proc/self/fd/$RZ_SECRET_FD | tr -d ' \\n'); echo $s; unset s; "
+                    "tr '\\0' '\\n' </proc/$PPID/cmdline; env"));
     EXPECT_EQ(p.wait(), 0) << p.err();
     std::set<std::string> files, secrets;
     for (const auto& line : lines(p.out())) {
