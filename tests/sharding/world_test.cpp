@@ -264,8 +264,8 @@ TEST(Entrypoint, ErrorsAreInTheFileThatTheLauncherNames) {
     std::getline(std::ifstream(folder.file(10 + rank)), line);
     return line;
   };
-  EXPECT_TRUE(
-      report(1).starts_with(R"({"message":{"extraInfo":{"code":"configuration","py_callstack":"","timestamp":")"))
+  EXPECT_TRUE(report(1).starts_with(
+      R"({"message":{"extraInfo":{"code":"configuration","py_callstack":"","timestamp":")"))
       << report(1);
   EXPECT_TRUE(report(1).ends_with(R"("},"message":"data.bin: \"empty\""}})")) << report(1);
   EXPECT_NE(report(0).find(R"("culprit":1)"), std::string::npos) << report(0);

@@ -144,7 +144,8 @@ TEST_F(PlanProgram, ATpThatDoesNotDivideTheTokensIsNotProposed) {
   };
   const auto odd = meshes("15");
   ASSERT_EQ(odd.size(), 2u);
-  EXPECT_NE(odd[1]["reason"].get<std::string>().find("15 tokens cannot be divided between the 2 ranks of a tp group"),
+  EXPECT_NE(odd[1]["reason"].get<std::string>().find(
+                "15 tokens cannot be divided between the 2 ranks of a tp group"),
             std::string::npos);
   EXPECT_GT(meshes("14")[1]["total"], 0);
 }
