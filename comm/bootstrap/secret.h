@@ -13,12 +13,11 @@ namespace rz {
 ///   - RZ_INSECURE=1: none (null), by the user's choice;
 ///   - RZ_SECRET_FD: a descriptor of secret_descriptor(), which rzrun hands on to its ranks;
 ///   - RZ_SECRET: a text of at least 32 characters;
-///   - RZ_SECRET_FILE: a file whose first line is such a text, of this user or of root, and of no access for
-///   others;
+///   - RZ_SECRET_FILE: a file whose first line is such a text. It belongs to this user or to root, and others
+///     have no access to it;
 ///   - ringzero/secret in XDG_CONFIG_HOME, else in ~/.config: likewise, of this user alone. If it does not
-///   exist, it is
-///     created with a random text and mode 0600, also if many processes do so at once; the one that creates
-///     it prints a line. Where hosts share their home, their ranks thus have one secret without
+///     exist, it is created with a random text and mode 0600, also if many processes do so at once. The one
+///     that creates it prints a line. Where hosts share their home, their ranks thus have one secret without
 ///     configuration.
 ///
 /// Errc::config names what is wrong, and the remedies. The secret is in no message.

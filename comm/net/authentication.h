@@ -9,7 +9,7 @@
 ///
 /// The codes of the two directions differ, and a server refuses a hello that names another rank than its own,
 /// so no message of one end serves the other or a third one. An end that relays all bytes unchanged is not
-/// detected here; it is by TLS, in which the exchange then takes place.
+/// detected (docs/security.md).
 
 #include <array>
 #include <cstddef>
