@@ -159,7 +159,12 @@ void cast_layer(Tape& tape, Var& x, Var& weight, Var& bias) {
 auto linear_backward(Var x_var, Var weight, Var bias, const SavedVariable& x, WeightLayout layout) {
   return [=](Tape& tape, const Tensor& d_out) {
     with_grad_target(tape, x_var, d_out.dtype(), [&](const Tape::GradTarget& d_x) {
-      layer_backward(tape, d_x, weight, bias, d_out, x(tape), layout);
+      const bool defers = d_x.tensor.defined() && tape.can_defer(x_var);
+      if (!defers) return layer_backward(tape, d_x, weight, bias, d_out, x(tape), layout);
+      tape.count_macs(layer_macs(d_out, x(tape)), weight);
+      ops::linear_backward(d_x.tensor, {}, {}, d_out, x(tape), tape.value(weight), layout, into(d_x),
+                           ops::Into::overwrite, tape.stream());
+      tape.defer([=](Tape& later) { layer_backward(later, {}, weight, bias, d_out, x(later), layout); });
     });
   };
 }

@@ -64,6 +64,7 @@ struct Tape::State {
     Captured backward{};
     std::span<const Var> inputs;
     BumpAllocator::Position begin;  ///< of its memory in the arena
+    bool overlaps = false;          ///< mark_overlaps()
   };
 
   Tape* tape;
@@ -88,6 +89,8 @@ struct Tape::State {
   bool ran_backward = false;
   int loss = -1;
   Node* running = nullptr;
+  Captured deferred{};      ///< of the operator that ran before
+  std::size_t down_to = 0;  ///< of run_backward()
   std::uint64_t seed = 0, next_random = 0;
   const std::uint64_t* seed_at = nullptr;
   Profile* profile = nullptr;
@@ -501,9 +504,29 @@ void Tape::count_macs(std::uint64_t macs, Var weight) {
 
 // ---- running
 
+void Tape::mark_overlaps(Var output) {
+  auto& nodes = state_->nodes;
+  if (!nodes.empty() && nodes.back().output == output.index) nodes.back().overlaps = true;
+}
+
+bool Tape::can_defer(Var input) const {
+  const auto& nodes = state_->nodes;
+  return nodes.size() > state_->down_to && nodes.back().overlaps && nodes.back().output == input.index;
+}
+
+void Tape::set_deferred(const Captured& f) { state_->deferred = f; }
+
+void Tape::run_deferred() {
+  const Captured f = std::exchange(state_->deferred, {});
+  if (!f.object) return;
+  const std::unique_ptr<void, void (*)(void*)> captured(f.object, f.destroy);
+  f.run(f.object, *this, {});
+}
+
 void Tape::run_backward(std::size_t down_to) {
   State& s = *state_;
   State::Node* const outer = s.running;
+  const std::size_t outer_down_to = std::exchange(s.down_to, down_to);
   while (s.nodes.size() > down_to) {
     State::Node node = s.nodes.back();
     s.nodes.pop_back();
@@ -514,11 +537,22 @@ void Tape::run_backward(std::size_t down_to) {
     } else {
       s.running = &node;
       run_node(node.output, node.backward);
+      if (s.deferred.object) {
+        State::Node next = s.nodes.back();
+        s.nodes.pop_back();
+        s.running = &next;
+        run_node(next.output, next.backward);
+        run_deferred();
+        s.running = &node;
+        s.finish_uses(node);
+        node = next;
+      }
       s.finish_uses(node);
     }
     s.running = outer;
     s.release_memory(node);
   }
+  s.down_to = outer_down_to;
 }
 
 void Tape::run_node(int output, const Captured& backward) {
@@ -572,6 +606,9 @@ void Tape::reset() {
   s.checkpoint_depth = 0;
   s.casts.clear();
   s.running = nullptr;
+  if (s.deferred.object) s.deferred.destroy(s.deferred.object);  // an operator has thrown
+  s.deferred = {};
+  s.down_to = 0;
   s.ran_backward = false;
   s.charges = false;
   s.loss = -1;

@@ -88,6 +88,17 @@ class Tape {
   /// Declares that `output` is `input`, a parameter's memory, in another shape or dtype. value() recreates it
   /// on demand. A view in another dtype is a copy, which is kept while the parameter has memory.
   void mark_view(Var output, Var input);
+  /// Declares that backward of the operator recorded last, whose output this is, calls run_deferred() beside
+  /// something that it waits for, such as a sum over ranks.
+  void mark_overlaps(Var output);
+  /// In backward: whether the operator that runs next has the output `input` and was marked so.
+  bool can_defer(Var input) const;
+  /// If can_defer(): f(tape) runs within the next operator, or after it, before any other; the gradients of
+  /// the caller's parameters are complete then. As record() stores it. Once in an operator.
+  template <class F>
+  void defer(F f);
+  /// Runs what the operator before has deferred; nothing if there is nothing.
+  void run_deferred();
   /// In backward: true if the input is an operator's output and only the tape and one copy captured by the
   /// calling operator refer to its memory. A gradient may then overwrite it.
   bool can_reuse(Var) const;
@@ -221,6 +232,7 @@ class Tape {
   void* allocate(std::size_t bytes, std::size_t alignment);
   template <class F>
   Captured capture(F);
+  void set_deferred(const Captured&);
   bool needs_node(std::span<const Var>) const;
   Var add_value(Tensor output);
   /// A copy in the memory of the node that is added next.
@@ -251,6 +263,11 @@ Tape::Captured Tape::capture(F f) {
   return {new (allocate(sizeof(F), alignof(F))) F(std::move(f)),
           [](void* object, Tape& tape, const Tensor& d_out) { (*static_cast<F*>(object))(tape, d_out); },
           [](void* object) { static_cast<F*>(object)->~F(); }};
+}
+
+template <class F>
+void Tape::defer(F f) {
+  set_deferred(capture([f = std::move(f)](Tape& tape, const Tensor&) { f(tape); }));
 }
 
 template <class F>

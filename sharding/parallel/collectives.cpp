@@ -58,8 +58,10 @@ Tensor exchanged(Tape& tape, const Tensor& x, const Exchange& rows, std::size_t 
 
 Tensor reduced(Tape& tape, const Tensor& x, const CountedGroup& c, ReduceOp op) {
   const Tensor out = tape.empty(x.shape(), x.dtype());
-  run_counted(c, Collective::all_reduce, x.bytes(), tape.stream(),
-              [&] { return c.communicator->all_reduce(x.buffer(), out.buffer(), op, tape.stream()); });
+  run_counted(
+      c, Collective::all_reduce, x.bytes(), tape.stream(),
+      [&] { return c.communicator->all_reduce(x.buffer(), out.buffer(), op, tape.stream()); }, 1,
+      [&] { tape.run_deferred(); });
   return out;
 }
 
@@ -77,8 +79,8 @@ namespace {
 /// Starts call(communicator or group, elements of x, elements of out) for each index of the dimensions before
 /// this one, all as one group, and waits.
 template <class F>
-void each_block(const CountedGroup& c, Collective kind, const Tensor& x, const Tensor& out, int dimension,
-                const Stream& stream, const F& call) {
+void each_block(Tape& tape, const CountedGroup& c, Collective kind, const Tensor& x, const Tensor& out,
+                int dimension, const F& call) {
   std::size_t blocks = 1;
   for (int d = 0; d < dimension; ++d) blocks *= x.shape()[d];
   if (blocks == 0) return;
@@ -90,14 +92,15 @@ void each_block(const CountedGroup& c, Collective kind, const Tensor& x, const T
       call(group, x.view(b * in, {in}).buffer(), out.view(b * to, {to}).buffer());
     return group.launch();
   };
-  run_counted(c, kind, std::max(x.bytes(), out.bytes()) / blocks, stream, start, blocks);
+  run_counted(c, kind, std::max(x.bytes(), out.bytes()) / blocks, tape.stream(), start, blocks,
+              [&] { tape.run_deferred(); });
 }
 
 Tensor gathered(Tape& tape, const Tensor& x, const CountedGroup& c, int given) {
   const int dimension = ops::dimension("functional::all_gather", x.shape(), given);
   const Tensor out =
       tape.empty(x.shape().with(dimension, x.shape()[dimension] * ranks_of(*c.communicator)), x.dtype());
-  each_block(c, Collective::all_gather, x, out, dimension, tape.stream(),
+  each_block(tape, c, Collective::all_gather, x, out, dimension,
              [&](auto& to, const ConstBuffer& part, const Buffer& whole) -> decltype(auto) {
                return to.all_gather(part, whole, tape.stream());
              });
@@ -111,7 +114,7 @@ Tensor scattered(Tape& tape, const Tensor& x, const CountedGroup& c, int given) 
     fail(Errc::invalid_argument, "functional::reduce_scatter: dimension ", dimension, " of ", name(x.shape()),
          " cannot be divided evenly over ", ranks, " ranks");
   const Tensor out = tape.empty(x.shape().with(dimension, x.shape()[dimension] / ranks), x.dtype());
-  each_block(c, Collective::reduce_scatter, x, out, dimension, tape.stream(),
+  each_block(tape, c, Collective::reduce_scatter, x, out, dimension,
              [&](auto& to, const ConstBuffer& whole, const Buffer& part) -> decltype(auto) {
                return to.reduce_scatter(whole, part, ReduceOp::sum, tape.stream());
              });
@@ -121,9 +124,11 @@ Tensor scattered(Tape& tape, const Tensor& x, const CountedGroup& c, int given) 
 }  // namespace
 
 Var all_gather(Tape& tape, Var x, const CountedGroup& c, int dimension) {
-  return tape.record(
+  const Var out = tape.record(
       gathered(tape, tape.value(x), c, dimension), {x},
       [x, c, dimension](Tape& t, const Tensor& d) { t.accumulate_grad(x, scattered(t, d, c, dimension)); });
+  if (c.overlaps) tape.mark_overlaps(out);
+  return out;
 }
 
 Var reduce_scatter(Tape& tape, Var x, const CountedGroup& c, int dimension) {
@@ -136,6 +141,7 @@ Var replicate(Tape& tape, Var x, const CountedGroup& c) {
   const Var out = tape.record(tape.value(x), {x}, [x, c](Tape& t, const Tensor& d) {
     t.accumulate_grad(x, reduced(t, d, c, ReduceOp::sum));
   });
+  if (c.overlaps) tape.mark_overlaps(out);
   if (tape.is_parameter_memory(x)) tape.mark_view(out, x);
   return out;
 }
@@ -150,8 +156,9 @@ Tensor gather(Tape& tape, const Tensor& x, const CountedGroup& c) {
   std::array<std::size_t, 4> extents{ranks_of(*c.communicator)};
   for (std::size_t d = 0; d < dims; ++d) extents[d + 1] = x.shape()[static_cast<int>(d)];
   const Tensor out = tape.empty(Shape(std::span<const std::size_t>(extents.data(), dims + 1)), x.dtype());
-  run_counted(c, Collective::all_gather, out.bytes(), tape.stream(),
-              [&] { return c.communicator->all_gather(x.buffer(), out.buffer(), tape.stream()); });
+  run_counted(
+      c, Collective::all_gather, out.bytes(), tape.stream(),
+      [&] { return c.communicator->all_gather(x.buffer(), out.buffer(), tape.stream()); }, 1, [] {});
   return out;
 }
 

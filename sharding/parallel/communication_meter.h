@@ -70,15 +70,20 @@ struct CommunicationMeter {
   }
 };
 
-/// Starts a collective of layers by f, and waits for it in the order of the stream. Arguments as those of
-/// CommunicationMeter::start().
-template <class F>
+/// Starts a collective of layers by f, runs `beside`, and waits for it in the order of the stream. Arguments
+/// as those of CommunicationMeter::start().
+template <class F, class Beside>
 void run_counted(const CountedGroup& group, Collective kind, std::size_t bytes, const Stream& on, const F& f,
-                 std::size_t calls = 1) {
-  if (!group.meter) return f().wait_on(on);
+                 std::size_t calls, const Beside& beside) {
+  if (!group.meter) {
+    const Work work = f();
+    beside();
+    return work.wait_on(on);
+  }
   CommunicationMeter& meter = *group.meter;
-  meter.exposed.wait(meter.start(kind, meter.traffic.tp, bytes, group.communicator->size(), on, f, calls),
-                     on);
+  const Work work = meter.start(kind, meter.traffic.tp, bytes, group.communicator->size(), on, f, calls);
+  beside();
+  meter.exposed.wait(work, on);
 }
 
 }  // namespace rz

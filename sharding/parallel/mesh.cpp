@@ -56,6 +56,12 @@ Mesh::Mesh(const MeshSizes& sizes, Groups groups)
           Errc::invalid_argument, "Mesh: the communicators are not those of ", describe(sizes));
 }
 
+CountedGroup Mesh::layers() const {
+  CountedGroup group(*groups_.tp, meter_);
+  group.overlaps = groups_.tp->explain(Collective::all_reduce, 0).transport != "shm";
+  return group;
+}
+
 Mesh Mesh::resized(const MeshSizes& sizes) const {
   Mesh other(communicator(), sizes);
   other.meter_ = meter_;

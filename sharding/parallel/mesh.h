@@ -46,8 +46,9 @@ class Mesh {
   Communicator* replicas() const { return groups_.replicas.get(); }
   /// The ranks that share the layers of this one; null if a rank has whole layers.
   Communicator* tp() const { return groups_.tp.get(); }
-  /// tp(), which there is, for what layers exchange: Strategy::traffic() counts it.
-  CountedGroup layers() const { return {*groups_.tp, meter_}; }
+  /// tp(), which there is, for what layers exchange: Strategy::traffic() counts it. It overlaps unless the
+  /// ranks share the memory of a host, where the processors that add are those that multiply.
+  CountedGroup layers() const;
   const std::shared_ptr<CommunicationMeter>& meter() const { return meter_; }
 
   // This rank's coordinates.

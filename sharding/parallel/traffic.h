@@ -100,14 +100,16 @@ struct CommunicationObserver {
 class Communicator;
 struct CommunicationMeter;
 
-/// The ranks of collectives on a tape. `meter` counts the calls; null: nothing does. The communicator must
-/// outlive what has a copy.
+/// The ranks of collectives on a tape. The communicator must outlive what has a copy.
 struct CountedGroup {
   // NOLINTNEXTLINE(google-explicit-constructor)
   CountedGroup(Communicator& c, std::shared_ptr<CommunicationMeter> m = nullptr)
       : communicator(&c), meter(std::move(m)) {}
   Communicator* communicator;
-  std::shared_ptr<CommunicationMeter> meter;
+  std::shared_ptr<CommunicationMeter> meter;  ///< counts the calls; null: nothing does
+  /// The layer that reads an exchanged input computes its product for its weights beside that of the input's
+  /// gradient (Tape::mark_overlaps).
+  bool overlaps = false;
 };
 
 }  // namespace rz

@@ -5,7 +5,9 @@
 #include <atomic>
 #include <cstdlib>
 #include <new>
+#include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "autograd_lite/models/gpt2.h"
@@ -169,6 +171,39 @@ TEST(Tape, ScopesAndReadinessFollowTheRecording) {
   EXPECT_EQ(values(b.grad), (std::vector<float>{6, 6}));
   EXPECT_FALSE(unused.grad.defined());
   EXPECT_FALSE(frozen.grad.defined());
+}
+
+TEST(Tape, ALayerDefersTheProductForItsWeightToAnOverlap) {
+  Parameter w = make("w", {2, 2}, 3), unused = make("unused", {1}, 1);
+  std::iota(w.value.data<float>(), w.value.data<float>() + 4, 1.0f);
+  Recorder record{&w};
+  const Scope scope{"scope", {&unused}};
+  const auto pass = [&](bool overlaps, bool in_scope) {
+    record.events.clear();
+    w.grad_is_fresh = true;
+    Tape tape;
+    const Var x = tape.variable(filled({3, 2}, 0.5f));
+    const Var in = tape.record(tape.value(x), {x}, [&record, x](Tape& t, const Tensor& d) {
+      record.events.push_back("begin");
+      t.run_deferred();
+      record.events.push_back("end");
+      t.accumulate_grad(x, d);
+    });
+    if (overlaps) tape.mark_overlaps(in);
+    const auto layer = [&] {
+      return nn::linear(tape, in, tape.parameter(w), Var(), nn::WeightLayout::out_in);
+    };
+    const Var y = in_scope ? tape.scope(scope, layer) : layer();
+    tape.backward(total(tape, nn::mul(tape, y, y)));
+    return std::pair(values(w.grad), values(tape.grad(x)));
+  };
+  const std::vector<std::string> in_turn{"before w", "ready w", "begin", "end"};
+  const auto expected = pass(false, false);
+  EXPECT_EQ(record.events, in_turn);
+  EXPECT_EQ(pass(true, false), expected);
+  EXPECT_EQ(record.events, (std::vector<std::string>{"begin", "before w", "end", "ready w"}));
+  EXPECT_EQ(pass(true, true), expected) << "the scope ends before the overlap";
+  EXPECT_EQ(record.events, in_turn);
 }
 
 TEST(Tape, AUseWithoutGradientDoesNotDelayReadiness) {

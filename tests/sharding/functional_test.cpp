@@ -1,7 +1,9 @@
 /// Collectives on a tape: gradients of the sum of all ranks' losses, against differences.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <functional>
+#include <thread>
 #include <vector>
 
 #include "autograd_lite/ops.h"
@@ -150,6 +152,37 @@ TEST_P(Functional, RanksThatShareALayerHoldOneLoss) {
     comm.broadcast(Buffer(first.data(), first.size()), 0).wait();
     EXPECT_EQ(gradient, first) << "the same bits";
   });
+}
+
+/// The last rank begins its sum only when the others have run what they deferred beside theirs.
+TEST_P(Functional, WhatALayerDefersRunsBesideTheSumOfItsInput) {
+  const int n = GetParam();
+  std::atomic<int> deferred{0};
+  test::run_ranks(n, [&](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, n, std::move(store));
+    for (const bool gathers : {false, true}) {
+      Tape tape;
+      Tensor x = Tensor::empty({1, columns});
+      std::fill_n(x.data<float>(), x.count(), 1.0f);
+      const Var in = tape.variable(x);
+      CountedGroup group(comm);
+      group.overlaps = true;
+      const Var whole =
+          gathers ? functional::all_gather(tape, in, group, 0) : functional::replicate(tape, in, group);
+      const Var out = tape.record(tape.value(whole), {whole}, [&, whole](Tape& t, const Tensor& d) {
+        if (rank == n - 1)
+          while (deferred < (n - 1) * (gathers ? 2 : 1)) std::this_thread::yield();
+        t.accumulate_grad(whole, d);
+        ASSERT_TRUE(t.can_defer(whole));
+        t.defer([&](Tape&) { ++deferred; });
+      });
+      tape.backward(nn::mse(tape, out, Tensor::empty(tape.value(out).shape())));
+      comm.barrier().wait();
+      if (rank == n - 1) --deferred;  // its own
+      comm.barrier().wait();
+    }
+  });
+  EXPECT_EQ(deferred, 2 * (n - 1));
 }
 
 TEST_P(Functional, ReduceIsTheAdjointOfBroadcast) {

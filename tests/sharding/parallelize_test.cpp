@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <filesystem>
@@ -78,6 +79,7 @@ struct Division {
   bool sequence = false, recompute = false, lora = false;
   bool next_tokens = false;  ///< the targets are the tokens one further on, of samples()
   double lora_dropout = 0;
+  std::string transport = "auto";
 };
 
 /// Of one rank: whole gradients of what it has.
@@ -149,8 +151,13 @@ Outcome train(LanguageModel& model, const Division& run) {
 std::vector<Outcome> outcomes(int ranks, const Division& run) {
   std::vector<Outcome> all(static_cast<std::size_t>(ranks));
   test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, ranks, std::move(store));
+    CommOptions options;
+    options.transport = run.transport;
+    auto comm = Communicator::connect(rank, ranks, std::move(store), options);
     const Mesh mesh(comm, {.shard = 1, .tp = ranks});
+    if (ranks > 1) {
+      EXPECT_EQ(mesh.layers().overlaps, run.transport == "tcp");
+    }
     const auto model = run.make();
     set_up(*model, run, mesh);
     all[static_cast<std::size_t>(rank)] = train(*model, run);
@@ -593,6 +600,54 @@ TEST(ParallelizeErrors, WithoutTpNothingChanges) {
   EXPECT_EQ(parallelize(*model, model->parallel_plan(), Mesh(comm)), "");
   for (const Parameter* p : model->parameters()) EXPECT_FALSE(p->part);
   EXPECT_EQ(test::error_of([&] { parallelize(*model, {{"h.9", row}}, Mesh(comm)); }).code(), Errc::config);
+}
+
+/// Between hosts layers compute beside the sums.
+TEST(TensorParallel, OverlapsHaveTheBitsOfOneNode) {
+  for (const Maker& make : {gpt2(true, 0.2), llama(6, false), gpt_neox(false)})
+    for (const bool sequence : {false, true})
+      for (const bool recompute : {false, true}) {
+        Division run{make, sequence, recompute};
+        const std::vector<Outcome> one_node = outcomes(2, run);
+        run.transport = "tcp";
+        const std::vector<Outcome> hosts = outcomes(2, run);
+        for (std::size_t r = 0; r < 2; ++r) {
+          EXPECT_EQ(hosts[r].loss, one_node[r].loss);
+          EXPECT_EQ(hosts[r].gradients, one_node[r].gradients);
+        }
+      }
+}
+
+/// One product for weights, at least, runs beside each sum of the input gradient of column layers.
+TEST(TensorParallel, ColumnLayersComputeBesideTheSum) {
+  for (const Maker& make : {gpt2(true), llama(6, false), gpt_neox(false)}) {
+    const auto model = make();
+    allocate_parameters(*model);
+    init_parameters(*model, 7);
+    std::size_t sums = 0, beside = 0;
+    const auto written = [&] {
+      return std::ranges::count_if(model->parameters(), [](const Parameter* p) { return !p->grad_is_fresh; });
+    };
+    const Exchange::Function input = [&](Tape& tape, Var x) {
+      const Var out = tape.record(tape.value(x), {x}, [&, x](Tape& t, const Tensor& d) {
+        const auto before = written();
+        t.run_deferred();
+        ++sums, beside += written() > before;
+        t.accumulate_grad(x, d);
+      });
+      tape.mark_overlaps(out);
+      return out;
+    };
+    const auto plan = model->parallel_plan();
+    for (Module* m : model->modules())
+      if (auto* const layer = dynamic_cast<nn::Linear*>(m))
+        for (const ParallelRule& rule : plan)
+          if (rule.style == ParallelStyle::column && matches_name(layer->path(), rule.pattern))
+            layer->exchange.input = input;
+    train(*model, {make});
+    EXPECT_GE(sums, 4u) << "two for each of two layers";
+    EXPECT_EQ(beside, sums);
+  }
 }
 
 /// The first rule applies; a later one is for the rest of what it matches.
