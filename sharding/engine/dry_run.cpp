@@ -55,7 +55,8 @@ class MetaCalls final : public WorkState {
 
 class MetaBackend final : public Backend {
  public:
-  MetaBackend(int rank, int ranks) : rank_(rank), ranks_(ranks) {}
+  MetaBackend(int rank, int ranks, std::string transport)
+      : rank_(rank), ranks_(ranks), transport_(std::move(transport)) {}
 
   Work submit(std::span<const CollectiveCall> group) override {
     for (const CollectiveCall& call : group)
@@ -65,28 +66,32 @@ class MetaBackend final : public Backend {
   }
   void abort(const std::string&) noexcept override {}
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return allocate_meta(bytes); }
+  AlgorithmChoice explain(Collective, std::size_t, bool, DType, ReduceOp) const override {
+    return {"none", transport_, 0, "nothing is sent"};
+  }
   std::string describe() const override { return "meta"; }
 
  private:
   int rank_, ranks_;
+  std::string transport_;
 };
 
 }  // namespace
 
-Communicator meta_communicator(int rank, int ranks) {
+Communicator meta_communicator(int rank, int ranks, std::string transport) {
   CommOptions options;
   options.device = meta_device;
-  return Communicator::from_backend(rank, ranks, std::make_unique<MetaBackend>(rank, ranks),
-                                    std::move(options));
+  return Communicator::from_backend(
+      rank, ranks, std::make_unique<MetaBackend>(rank, ranks, std::move(transport)), std::move(options));
 }
 
-Mesh meta_mesh(const MeshSizes& sizes, int rank) {
+Mesh meta_mesh(const MeshSizes& sizes, int rank, const std::string& transport) {
   const MeshCoordinates at = coordinates(sizes, rank);
   Mesh::Groups groups;
-  groups.all = std::make_shared<Communicator>(meta_communicator(rank, sizes.ranks()));
+  groups.all = std::make_shared<Communicator>(meta_communicator(rank, sizes.ranks(), transport));
   const auto group = [&](RankOf of) {
     if (of.ranks == sizes.ranks()) return groups.all;
-    return std::make_shared<Communicator>(meta_communicator(of.rank, of.ranks));
+    return std::make_shared<Communicator>(meta_communicator(of.rank, of.ranks, transport));
   };
   groups.data = sizes.tp == 1 ? groups.all : group(at.data());
   groups.shard = sizes.replicate == 1 ? groups.data : group(at.shard);

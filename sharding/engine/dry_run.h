@@ -22,10 +22,11 @@ class Optimizer;
 /// A communicator on meta_device of rank `rank` of `ranks`, whose other ranks are taken to make the same
 /// calls with the same data. A call ends when it is waited for, not before. Memory of the meta device is not
 /// moved. Calls other than all_gather, reduce_scatter, all_reduce, broadcast and barrier are
-/// Errc::unsupported.
-Communicator meta_communicator(int rank, int ranks);
-/// The place of rank `rank` in a mesh of meta communicators. The sizes are numbers.
-Mesh meta_mesh(const MeshSizes&, int rank);
+/// Errc::unsupported. `transport`: that of AlgorithmChoice.
+Communicator meta_communicator(int rank, int ranks, std::string transport = "shm");
+/// The place of rank `rank` in a mesh of meta communicators. The sizes are numbers. Layers overlap with what
+/// they exchange unless the transport is "shm" (Mesh::layers()).
+Mesh meta_mesh(const MeshSizes&, int rank, const std::string& transport = "shm");
 
 /// `mesh` has the sizes of mesh_of() (sharding/strategy/sharding_plan.h).
 struct DryRunOptions {

@@ -29,6 +29,7 @@ class Run {
   Run(Module& any, const EngineOptions& o, int ranks, Device::Kind device, int ranks_per_node)
       : engine_(o),
         device_(device),
+        ranks_per_node_(ranks_per_node),
         config_(read_configuration(ranks, any, o, ranks_per_node)),
         mesh_(resolved(config_.mesh, ranks, ranks_per_node)) {
     require(o.optimizer || config_.optimizer, Errc::config, config_.file,
@@ -45,7 +46,7 @@ class Run {
   /// Gives the module what a rank has. Returns the mesh of what its layers exchange.
   Mesh prepare(Module& module, RankOf rank) const {
     prepare_model(module, config_);
-    Mesh mesh = meta_mesh(mesh_of(mesh_, options_), rank.rank);
+    Mesh mesh = meta_mesh(mesh_of(mesh_, options_), rank.rank, transport_of_layers(rank.rank));
     divide_layers(module, mesh, config_, engine_);
     return mesh;
   }
@@ -78,8 +79,16 @@ class Run {
   }
 
  private:
+  /// AlgorithmChoice::transport among the ranks that share the layers of this one.
+  std::string transport_of_layers(int rank) const {
+    const int first = rank / mesh_.tp * mesh_.tp, last = first + mesh_.tp - 1;
+    const bool one_node = ranks_per_node_ == 0 || first / ranks_per_node_ == last / ranks_per_node_;
+    return device_ == Device::host && one_node ? "shm" : "of devices or several nodes";
+  }
+
   const EngineOptions& engine_;
   Device::Kind device_;
+  int ranks_per_node_;
   DsConfig config_;
   MeshSizes mesh_;  // numbers
   std::unique_ptr<Optimizer> made_;

@@ -49,8 +49,9 @@ struct TrainingPlan {
 /// Memory is exact where a run has the same order of events. Reductions that overlap with backward end at the
 /// latest possible moment here: with StrategyOptions::overlap_comm, zero2 and zero3 may hold fewer buckets in
 /// a run on the host. MemoryReport::transient_peak is then a bound, and what is cached may be less or more.
-/// `ranks_per_node`, for a mesh of two "auto": 0 if nodes have different numbers.
-/// For a device, tensors of the tape with padded rows (nn::linear_aligned) are predicted without the padding.
+/// `ranks_per_node`, for a mesh of two "auto", and for the overlap of layers that ranks of several nodes
+/// share: 0 if nodes have different numbers; ranks that share layers are then taken to be on one node. For a
+/// device, tensors of the tape with padded rows (nn::linear_aligned) are predicted without the padding.
 ///
 /// Where ranks share layers, the module has the parts of this rank afterwards: another plan needs another
 /// module. What layers exchange is counted under MeshTraffic::tp.

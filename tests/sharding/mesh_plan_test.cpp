@@ -212,8 +212,9 @@ Tokens tokens_on(const Allocator& memory) {
           Tensor::zeros({2, sequence_length}, DType::i32, memory)};
 }
 
-void expect_planned(const ModelCase& c) {
-  SCOPED_TRACE(c.json);
+/// Between nodes layers compute beside their sums, which changes what is in memory at a time.
+void expect_planned(const ModelCase& c, bool one_node) {
+  SCOPED_TRACE(concat(c.json, one_node ? "" : ", over tcp"));
   const MakePlanned make = [&] {
     const std::shared_ptr<LanguageModel> model = c.make();
     return PlannedModule{model, [model](Tape& t) {
@@ -221,9 +222,12 @@ void expect_planned(const ModelCase& c) {
                            return model->forward(t, tokens.inputs, tokens.targets).loss;
                          }};
   };
-  const std::vector<TrainingPlan> plans = plan_all_ranks(make, {.config = c.json}, c.mesh.ranks());
+  const std::vector<TrainingPlan> plans =
+      plan_all_ranks(make, {.config = c.json}, c.mesh.ranks(), Device::host, one_node ? c.mesh.ranks() : 1);
   test::run_ranks(c.mesh.ranks(), [&](int rank, std::shared_ptr<Store> store) {
-    World world(Communicator::connect(rank, c.mesh.ranks(), std::move(store)));
+    CommOptions comm;
+    comm.transport = one_node ? "shm" : "tcp";
+    World world(Communicator::connect(rank, c.mesh.ranks(), std::move(store), comm));
     const TrainingPlan& plan = plans[static_cast<std::size_t>(rank)];
     const auto model = c.make();
     Engine engine = initialize(world, *model, {.config = c.json, .threads = 1, .log = nullptr});
@@ -251,7 +255,8 @@ void expect_planned(const ModelCase& c) {
 }
 
 TEST(MeshPlan, IsWhatIsHeldAndSentWhereRanksShareLayers) {
-  for (unsigned seed = 1; seed <= 20; ++seed) expect_planned(random_model_case(seed));
+  for (unsigned seed = 1; seed <= 20; ++seed)
+    for (const bool one_node : {true, false}) expect_planned(random_model_case(seed), one_node);
 }
 
 /// A module of one's own is divided by the function that its engine has.
