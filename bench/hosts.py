@@ -5,12 +5,11 @@ sockets, interleaved in one run.
     bench/hosts.py [--bin build/release/bin] [--hosts 2] [--sizes 1K,64K,4M,64M] [--rounds 3]
                    [--peer-source DIR [--peer-build DIR]] [--peers ompi,mpich,gloo] [--per-host 1]
                    [--algorithms two_shot,hierarchical_chain] [--beside DIR] [--collective all_gather]
-                   [--rate 1gbit [--burst 64kb]] [--congestion cubic] [--env RZ_SOCKETS=4 …] [--alone] [--json OUT] [--clean]
+                   [--rate 1gbit [--burst 64kb]] [--congestion cubic] [--env RZ_SOCKETS=4 …] [--alone] [--json OUT]
 
-The hosts are network namespaces (rz0, rz1, …) with their own host names and --per-host ranks each. Veth links join them
-at a bridge in another namespace (rzsw); the network of the machine is not changed. Everything is removed at the end, also
-after a failure or an interrupt. This needs root, iproute2 and kernel support; without them the script prints
-"skipped: …" and exits with 0.
+The hosts are those of tools/cluster.py (rz0, rz1, …), of which the ranks have network and host name, --per-host ranks each.
+They end with the script. This needs root, iproute2 and kernel support; without them the script prints "skipped: …" and
+exits with 0.
 
 --bin          folder of all_reduce_perf (or the program of --collective) and socket_limit
 --hosts        number of hosts, 2 to 8; all share the processors of this machine
@@ -27,7 +26,6 @@ after a failure or an interrupt. This needs root, iproute2 and kernel support; w
 --congestion   congestion control of all sockets of the hosts (sysctl net.ipv4.tcp_congestion_control); default: the machine's
 --env          environment variable for our ranks; may be repeated
 --alone        time only ours: no peers and no limit
---clean        only remove the namespaces of a killed run
 
 Times are in microseconds, out of place, float sum: the median over iterations, then the median over rounds. The time of
 an iteration is that of rank 0 for ours and for the limit, and that of the slowest rank for peers. For rooted collectives,
@@ -37,52 +35,34 @@ divided by ours; 1 is the limit. "line": bytes that each host has to send, 2S(n-
 fraction of --rate (all_reduce only); frame headers alone take 4.4% of it at 1500 bytes per frame."""
 import argparse, contextlib, json, os, re, secrets, shlex, shutil, signal, statistics, subprocess, sys, tempfile
 
-NAMES, SWITCH = [f'rz{i}' for i in range(8)], 'rzsw'
-SECRET = secrets.token_hex(32)  # of our ranks
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'tools'))
+import cluster
 
-def address(i): return f'10.78.0.{i + 1}'
+SECRET = secrets.token_hex(32)  # of our ranks
+HOSTS = []  # while there is a network
+
+def address(i): return HOSTS[i].address
 
 def skip(reason):
     print('skipped:', reason)
     sys.exit(0)
 
-def sh(command, check=True):
-    r = subprocess.run(shlex.split(command), capture_output=True, text=True)
-    if check and r.returncode: raise RuntimeError(f'{command}: {r.stderr.strip() or r.stdout.strip()}')
-    return r.stdout
-
-def remove(): [sh(f'ip netns del {n}', check=False) for n in NAMES + [SWITCH]]
-
 @contextlib.contextmanager
 def network(n, rate, congestion, burst='64kb'):
-    """n hosts at a bridge; always removed at the end."""
-    here = set(sh('ip netns list').split()) & set(NAMES + [SWITCH])
-    if here: sys.exit(f'hosts.py: namespaces {", ".join(sorted(here))} exist: another run is on, or one was killed; --clean removes them')
-    try:
-        try:
-            sh(f'ip netns add {SWITCH}')
-            sh(f'ip -n {SWITCH} link add br0 type bridge')
-            sh(f'ip -n {SWITCH} link set br0 up')
-            for i in range(n):
-                sh(f'ip netns add {NAMES[i]}')
-                sh(f'ip -n {NAMES[i]} link add eth0 type veth peer name v{i} netns {SWITCH}')
-                sh(f'ip -n {SWITCH} link set v{i} master br0 up')
-                sh(f'ip -n {NAMES[i]} addr add {address(i)}/24 dev eth0')
-                sh(f'ip -n {NAMES[i]} link set eth0 up')
-                sh(f'ip -n {NAMES[i]} link set lo up')
-        except RuntimeError as e: skip(f'no network namespaces here ({e})')
-        if congestion:
+    """n hosts at a switch."""
+    try: made = cluster.Cluster(n, 'rz')
+    except cluster.Unavailable as e: skip(f'no hosts here ({e})')
+    with made:
+        for host in made.hosts:
             try:
-                for i in range(n): sh(f'ip netns exec {NAMES[i]} sysctl -qw net.ipv4.tcp_congestion_control={congestion}')
-            except RuntimeError as e: skip(f'no congestion control {congestion} in a namespace here ({e})')
-        if rate:
-            try:
-                for i in range(n): sh(f'ip netns exec {NAMES[i]} tc qdisc add dev eth0 root tbf rate {rate} burst {burst} latency 50ms')
-            except RuntimeError as e: skip(f'no tbf here ({e})')
-        yield
-    finally: remove()
+                if congestion: cluster.sh(*host.words('sysctl', '-qw', f'net.ipv4.tcp_congestion_control={congestion}', spaces='n'))
+                if rate: cluster.sh(*host.words(*f'tc qdisc add dev eth0 root tbf rate {rate} burst {burst} latency 50ms'.split(), spaces='n'))
+            except cluster.Unavailable as e: skip(f'a host cannot be set up here ({e})')
+        HOSTS[:] = made.hosts
+        try: yield
+        finally: HOSTS.clear()
 
-def on_host(i, command): return ['ip', 'netns', 'exec', NAMES[i], 'unshare', '-u', 'sh', '-c', f'hostname {NAMES[i]}; exec "$@"', 'sh'] + command
+def on_host(i, command): return HOSTS[i].words(*command, spaces='nu')
 
 def run_all(commands, environments, timeout):
     """Runs one command per rank and returns the output of rank 0. If one times out, kills all of them."""
@@ -96,7 +76,7 @@ def run_all(commands, environments, timeout):
                 with contextlib.suppress(ProcessLookupError): os.killpg(p.pid, signal.SIGKILL)
                 p.wait()
     for p, (_, err) in zip(running, out):
-        if p.returncode: raise RuntimeError(f'{shlex.join(p.args[9:])} ended with {p.returncode}: {err.strip()[-300:]}')
+        if p.returncode: raise RuntimeError(f'{shlex.join(p.args[p.args.index("--") + 1:])} ended with {p.returncode}: {err.strip()[-300:]}')
     return out[0][0]
 
 def iterations(size): return 1000 if size <= 65536 else 50 if size <= 4 << 20 else 8
@@ -129,8 +109,8 @@ class Peers:
         self.o, self.tmp, self.exe = o, tmp, {}
         self.agent = f'{tmp}/agent'  # replaces ssh: agent [-x …] HOST COMMAND…
         with open(self.agent, 'w') as f:
-            f.write('#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nhost=$1; shift; i=$(( ${host##*.} - 1 ))\n'
-                    'exec ip netns exec rz$i unshare -u sh -c "hostname rz$i; $*"\n')
+            f.write('#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nhost=$1; shift\ncase $host in\n' +
+                    ''.join(f'{h.address}) exec {shlex.join(on_host(i, ["sh", "-c"]))} "$*";;\n' for i, h in enumerate(HOSTS)) + 'esac\n')
         os.chmod(self.agent, 0o755)
         wanted = {'ompi': ('mpicxx.openmpi', 'mpi_coll.cpp', []), 'mpich': ('mpicxx.mpich', 'mpi_coll.cpp', []),
                   'gloo': ('g++', 'gloo_coll.cpp', ['-lgloo', '-lpthread'])}
@@ -235,7 +215,6 @@ def main():
     a.add_argument('--peer-source'); a.add_argument('--peer-build'); a.add_argument('--peers', default='ompi,mpich,gloo'); a.add_argument('--rate', type=a_rate); a.add_argument('--burst', default='64kb'); a.add_argument('--congestion')
     a.add_argument('--env', action='append', default=[], type=a_setting); a.add_argument('--alone', action='store_true'); a.add_argument('--json')
     a.add_argument('--budget', type=float, default=150, help='milliseconds that a peer may spend on a size')
-    a.add_argument('--clean', action='store_true')
     a.add_argument('--per-host', type=int, default=1, choices=range(1, 9)); a.add_argument('--algorithms', default='')
     a.add_argument('--beside'); a.add_argument('--collective', default='all_reduce')
     o = a.parse_args()
@@ -244,12 +223,11 @@ def main():
     if o.algorithms and o.collective != 'all_reduce': a.error('--algorithms are those of all_reduce')
     o.bin = os.path.abspath(o.bin)
     programs = [(o.bin, f'{o.collective}_perf')] + ([(o.beside, f'{o.collective}_perf')] if o.beside else []) + ([] if o.alone else [(o.bin, 'socket_limit')])
-    for folder, program in programs if not o.clean else []:
+    for folder, program in programs:
         if not os.path.exists(f'{folder}/{program}'): sys.exit(f'hosts.py: no {program} in {folder}; set the folder with --bin')
     if os.geteuid() != 0: skip('network namespaces need root')
-    missing = [t for t in ('ip', 'tc', 'unshare') if not shutil.which(t)]
+    missing = [t for t in ('ip', 'tc', 'unshare', 'nsenter') if not shutil.which(t)]
     if missing: skip(f'no {", ".join(missing)} (Debian: iproute2, util-linux)')
-    if o.clean: return remove()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory() as tmp, network(o.hosts, o.rate, o.congestion, o.burst):
         peers = Peers(o, tmp) if not o.alone else None

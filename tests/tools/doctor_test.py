@@ -2,9 +2,12 @@
 """doctor itself: on this host with less than it has (limits, mounts, control groups), and on hosts that are namespaces of
 network, names and mounts, at a switch.
 
-    doctor_test.py DOCTOR"""
+    doctor_test.py ROOT DOCTOR"""
 import contextlib, json, os, re, subprocess, sys, tempfile, time, unittest
-DOCTOR = os.path.abspath(sys.argv.pop(1))
+DOCTOR, ROOT = os.path.abspath(sys.argv.pop(2)), os.path.abspath(sys.argv.pop(1))
+sys.dont_write_bytecode = True
+sys.path.insert(0, f'{ROOT}/tools')
+import cluster
 LAUNCHERS = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
 ENV = {k: v for k, v in os.environ.items() if k not in LAUNCHERS and k != 'XDG_CONFIG_HOME' and not k.startswith('RZ_')}
 
@@ -142,48 +145,40 @@ class ThisHost(Case):
 
 class Hosts(Case):
     """Three hosts at a switch; each has its own name, /etc/hosts and /dev/shm."""
-    SPACES = ['rzdsw', 'rzd1', 'rzd2', 'rzd3']
-
     @classmethod
     def setUpClass(cls):
-        if os.geteuid() != 0: raise unittest.SkipTest('network namespaces need root')
-        try: there = set(subprocess.run(['ip', 'netns', 'list'], capture_output=True, text=True, check=True).stdout.split())
-        except (OSError, subprocess.CalledProcessError) as e: raise unittest.SkipTest(f'no network namespaces here: {e}')
-        if there & set(cls.SPACES): raise unittest.SkipTest('another run is on: ' + ', '.join(there & set(cls.SPACES)))
-        cls.folder = tempfile.TemporaryDirectory(prefix='doctor_test')
-        cls.addClassCleanup(cls.folder.cleanup)
-        try:
-            for space in cls.SPACES:
-                sh(f'ip netns add {space}')
-                cls.addClassCleanup(sh, f'ip netns del {space}')
-            sh('ip -n rzdsw link add br0 type bridge && ip -n rzdsw link set br0 up')
-            for i in (1, 2, 3):
-                sh(f'ip -n rzdsw link add p{i} type veth peer name eth0 netns rzd{i}; ip -n rzdsw link set p{i} master br0 up; '
-                   f'ip -n rzd{i} addr add 10.79.0.{i}/24 dev eth0; ip -n rzd{i} link set eth0 up; ip -n rzd{i} link set lo up')
-        except subprocess.CalledProcessError as e: raise unittest.SkipTest(f'no network namespaces here: {e.stderr.strip()}')
-        for i in (1, 2, 3): os.mkdir(f'{cls.folder.name}/user{i}')
-        cls.shell = f'{cls.folder.name}/rsh'
+        try: cls.cluster = cluster.Cluster(['node1', 'node2', 'node3'])
+        except cluster.Unavailable as e: raise unittest.SkipTest(str(e))
+        cls.addClassCleanup(cls.cluster.close)
+        for i in (1, 2, 3): os.mkdir(cls.path(f'user{i}'))
+        cls.shell = cls.path('rsh')
         with open(cls.shell, 'w') as f:
-            f.write(f'#!/bin/sh\nhost=$1; shift\necho "Welcome to $host"\n[ -e {cls.folder.name}/hosts.$host ] || {{ echo "rsh: $host: no such host" >&2; exit 255; }}\n'
-                    f'i=${{host#node}}; i=${{i#0}}\nexec ip netns exec rzd$i unshare -u -m sh -c "hostname node$i; mount --bind {cls.folder.name}/hosts.$host /etc/hosts; HOME={cls.folder.name}/user$i $*"\n')
+            f.write(f'#!/bin/sh\nhost=$1; shift\necho "Welcome to $host"\ncase $host in\n')
+            for host in ('node1', 'node2', 'node02', 'node3'):
+                i = int(host[-1])
+                enter = ' '.join(cls.cluster.hosts[i - 1].words('unshare', '-m', 'sh', '-c'))
+                f.write(f'{host}) exec {enter} "mount --bind {cls.path("hosts")}.{host} /etc/hosts; HOME={cls.path("user")}{i} $*";;\n')
+            f.write('esac\necho "rsh: $host: no such host" >&2; exit 255\n')
         os.chmod(cls.shell, 0o755)
 
     def setUp(self):
         for i in (1, 2, 3): self.names(i, ''.join(f'10.79.0.{k} node{k}\n' for k in (1, 2, 3)))
 
     def names(self, host, text):
-        with open(f'{self.folder.name}/hosts.node{host}', 'w') as f: f.write('127.0.0.1 localhost\n' + text)
+        with open(self.path(f'hosts.node{host}'), 'w') as f: f.write('127.0.0.1 localhost\n' + text)
 
-    def path(self, name): return f'{self.folder.name}/{name}'
+    @classmethod
+    def path(cls, name): return f'{cls.cluster.folder}/{name}'
 
     def diagnose(self, *words, lines='node1 slots=2\nnode2 slots=2\n', env=None, status=None):
         with open(self.path('hostfile'), 'w') as f: f.write(lines)
         start = time.monotonic()
         p = doctor('--hostfile', self.path('hostfile'), '--rsh', self.shell, *words, env=env, status=status)
         self.assertLess(time.monotonic() - start, 90)
-        left = subprocess.run('for s in rzd1 rzd2 rzd3; do ip netns pids $s; done', shell=True, capture_output=True, text=True).stdout.split()
-        self.assertEqual(left, [], 'processes are left on the hosts')
+        for host in self.cluster.hosts: self.assertEqual(host.processes(DOCTOR), [], 'processes are left on the hosts')
         return p
+
+    def on(self, host, command): return f'nsenter -t {self.cluster.hosts[host - 1].space.pid} -n {command}'
 
     @contextlib.contextmanager
     def changed(self, command, back):
@@ -213,25 +208,28 @@ class Hosts(Case):
         self.assertRegex(p.stderr, r'^doctor: --ranks 5: [^\n]* have 4 slots[^\n]*\n$')
 
     def test_a_cut_link(self):
-        with self.changed('ip -n rzdsw link set p2 down', 'ip -n rzdsw link set p2 up'):
-            p = self.diagnose('--json', status=1)
+        self.cluster.hosts[1].link('down')
+        try: p = self.diagnose('--json', status=1)
+        finally: self.cluster.hosts[1].link('up')
         for host in ('node1 -> node2', 'node2 -> node1'): self.verdict(p, 'route', 'missing', 'connect to 10.79.0.', host=host)
 
     def test_a_firewall_that_lets_no_udp_pass_is_no_lack(self):
-        tc = 'ip netns exec rzd2 tc'
+        tc = self.on(2, 'tc')
         rule = f'{tc} qdisc add dev eth0 clsact && {tc} filter add dev eth0 ingress protocol ip u32 match ip protocol 17 0xff action drop'
         with self.changed(rule, f'{tc} qdisc del dev eth0 clsact'): p = self.diagnose('--json', status=0)
         self.verdict(p, 'path MTU', 'ok', 'not known', host='node1 -> node2')
 
     def test_mtus_that_differ(self):
-        with self.changed('ip -n rzd2 link set eth0 mtu 1400; ip -n rzdsw link set p2 mtu 1400', 'ip -n rzd2 link set eth0 mtu 1500; ip -n rzdsw link set p2 mtu 1500'):
+        switch = f'nsenter -t {self.cluster.switch.pid} -n ip link set {self.cluster.hosts[1].port}'
+        command = f'{self.on(2, "ip link set eth0")} mtu 1400; {switch} mtu 1400'
+        with self.changed(command, command.replace('1400', '1500')):
             p = self.diagnose('--json')
         self.verdict(p, 'MTU', 'warning', 'node1 1500, node2 1400')
         self.verdict(p, 'path MTU', 'ok', '1400', host='node2 -> node1')
 
     def test_a_switch_that_drops_large_packets(self):
         """Both ends have jumbo frames, the switch between has not, and reports nothing."""
-        up = '; '.join(f'ip -n rzd{i} link set eth0 mtu 9000' for i in (1, 2))
+        up = '; '.join(self.on(i, 'ip link set eth0 mtu 9000') for i in (1, 2))
         with self.changed(up, up.replace('9000', '1500')): p = self.diagnose('--json')
         for host in ('node1 -> node2', 'node2 -> node1'):
             f = self.verdict(p, 'path MTU', 'warning' if self.route_is_ok(p, host) else 'missing', 'packets above 1500 bytes are lost', host=host)
@@ -242,15 +240,15 @@ class Hosts(Case):
 
     def test_large_packets_that_are_lost_stop_transfers(self):
         """As above, where the hardware does not segment: one packet a frame."""
-        up = '; '.join(f'ip -n rzd{i} link set eth0 mtu 9000 gso_max_segs 1' for i in (1, 2))
-        back = '; '.join(f'ip -n rzd{i} link set eth0 mtu 1500 gso_max_segs 65535' for i in (1, 2))
+        up = '; '.join(self.on(i, 'ip link set eth0 mtu 9000 gso_max_segs 1') for i in (1, 2))
+        back = '; '.join(self.on(i, 'ip link set eth0 mtu 1500 gso_max_segs 65535') for i in (1, 2))
         with self.changed(up, back): p = self.diagnose('--json', status=1)
         f = self.verdict(p, 'route', 'missing', 'a transfer of \\d+ bytes there stopped', host='node1 -> node2')
         self.assertIn('tracepath -n 10.79.0.2', f['remedy'])
         self.verdict(p, 'path MTU', 'missing', 'packets above 1500 bytes', host='node1 -> node2')
 
     def test_a_slow_link(self):
-        shape = 'ip netns exec rzd3 tc qdisc {} dev eth0 root'
+        shape = self.on(3, 'tc qdisc {} dev eth0 root')
         with self.changed(shape.format('add') + ' tbf rate 200mbit burst 64k latency 50ms', shape.format('del')):
             p = self.diagnose('--json', lines='node1 slots=1\nnode2 slots=1\nnode3 slots=1\n', status=0)
         self.verdict(p, 'route', 'ok', host='node1 -> node2')

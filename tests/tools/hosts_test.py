@@ -1,16 +1,21 @@
 #!/usr/bin/env python3
-"""bench/hosts.py: the network that it makes and removes, a small run of all_reduce, and the errors of a wrong command line.
+"""tools/cluster.py: its hosts, and that nothing of them is left; bench/hosts.py: a small run of all_reduce, and the errors of a
+wrong command line.
 
     hosts_test.py ROOT BIN"""
-import contextlib, io, os, signal, subprocess, sys, tempfile, time, unittest
+import os, shutil, signal, subprocess, sys, tempfile, unittest
 BIN, ROOT = os.path.abspath(sys.argv.pop(2)), os.path.abspath(sys.argv.pop(1))
-sys.path.insert(0, f'{ROOT}/bench')
+sys.path.insert(0, f'{ROOT}/tools')
 sys.dont_write_bytecode = True
-import hosts
+import cluster
 
 def run(*words): return subprocess.run([sys.executable, f'{ROOT}/bench/hosts.py', *words], capture_output=True, text=True, timeout=120)
 
-def spaces(): return set(hosts.sh('ip netns list').split()) & set(hosts.NAMES + [hosts.SWITCH])
+def network_of(process):
+    try: return os.readlink(f'/proc/{process}/ns/net')
+    except OSError: return ''
+
+def processes_in(networks): return [p for p in os.listdir('/proc') if p.isdigit() and network_of(p) in networks]
 
 class CommandLine(unittest.TestCase):
     def refused(self, why, *words):
@@ -32,19 +37,56 @@ class CommandLine(unittest.TestCase):
             p = run('--bin', '/nowhere', *words)
             self.assertEqual((p.returncode, p.stderr), (1, f'hosts.py: no {program} in /nowhere; set the folder with --bin\n'))
 
-class Network(unittest.TestCase):
+class Hosts(unittest.TestCase):
+    def setUp(self):
+        try: self.cluster = cluster.Cluster(2)
+        except cluster.Unavailable as e: self.skipTest(str(e))
+        self.addCleanup(self.cluster.close)
+
+    def test_hosts_have_names_addresses_and_folders_of_their_own(self):
+        first, second = self.cluster.hosts
+        self.assertEqual([h.run('hostname').stdout for h in (first, second)], ['rzh0\n', 'rzh1\n'])
+        self.assertEqual(first.run('ping', '-c1', '-W5', 'rzh1').returncode if shutil.which('ping') else 0, 0)
+        for folder in ('/tmp', '/run', '/dev/shm'):
+            first.run('touch', f'{folder}/here')
+            self.assertEqual([h.run('ls', f'{folder}/here').returncode == 0 for h in (first, second)], [True, False])
+        self.assertEqual(second.run('ls', self.cluster.folder).returncode, 0)
+
+    def test_two_clusters_at_once(self):
+        with cluster.Cluster(2) as other:
+            self.assertNotEqual(network_of(other.hosts[0].space.pid), network_of(self.cluster.hosts[0].space.pid))
+
+    def test_nothing_is_left(self):
+        spaces = [h.space for h in self.cluster.hosts] + [self.cluster.switch]
+        networks = {network_of(s.pid) for s in spaces}
+        self.assertEqual(len(networks - {''}), 3)
+        job = self.cluster.hosts[0].start('sleep', '1000')
+        self.cluster.close()
+        job.communicate()
+        self.assertEqual(processes_in(networks), [])
+        self.assertFalse(os.path.exists(self.cluster.folder))
+
+    def test_nothing_is_left_of_a_killed_run(self):
+        command = [sys.executable, f'{ROOT}/tools/cluster.py', 'sh', '-c', 'touch $TMPDIR/file; echo $TMPDIR; readlink /proc/self/ns/net; exec setsid sleep 1000']
+        for kill in (signal.SIGTERM, signal.SIGKILL):
+            p = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            folder, network = p.stdout.readline().strip(), p.stdout.readline().strip()
+            self.assertTrue(folder and network)
+            p.send_signal(kill)
+            p.wait()
+            p.stdout.close()
+            cluster.wait_until(lambda: not processes_in([network]), 'end of the hosts')
+            cluster.wait_until(lambda: not os.path.exists(folder), 'end of the folder')
+
+    def test_the_status_is_that_of_the_command(self):
+        p = subprocess.run([sys.executable, f'{ROOT}/tools/cluster.py', '--hosts', '1', '--name', 'n', 'sh', '-c', 'hostname; pwd; exit 3'], cwd='/usr', capture_output=True, text=True)
+        self.assertEqual((p.returncode, p.stdout, p.stderr), (3, 'n0\n/usr\n', ''))
+
+class Bench(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        if os.geteuid() != 0: raise unittest.SkipTest('network namespaces need root')
-        try: there = spaces()
-        except (OSError, RuntimeError) as e: raise unittest.SkipTest(f'no ip here ({e})')
-        if there: raise unittest.SkipTest(f'another run is on: {", ".join(sorted(there))}')
-        printed = io.StringIO()
-        try:
-            with contextlib.redirect_stdout(printed), hosts.network(2, None, None): cls.made = spaces()
-        except SystemExit: raise unittest.SkipTest(printed.getvalue().strip())
-
-    def tearDown(self): self.assertEqual(spaces(), set())
+        try: cluster.Cluster(1).close()
+        except cluster.Unavailable as e: raise unittest.SkipTest(str(e))
 
     def program(self, text):
         """A folder with an all_reduce_perf that is a shell script."""
@@ -53,8 +95,6 @@ class Network(unittest.TestCase):
         with open(f'{folder.name}/all_reduce_perf', 'w') as f: f.write('#!/bin/sh\n' + text)
         os.chmod(f'{folder.name}/all_reduce_perf', 0o755)
         return folder.name
-
-    def test_hosts_at_a_switch(self): self.assertEqual(self.made, {'rz0', 'rz1', 'rzsw'})
 
     def test_a_small_run(self):
         p = run('--bin', BIN, '--per-host', '2', '--rounds', '1', '--sizes', '256', '--algorithms', 'two_shot')
@@ -76,13 +116,17 @@ class Network(unittest.TestCase):
         self.assertRegex(p.stderr, r'^hosts\.py: .*all_reduce_perf .* ended with 3: no luck\n$')
 
     def test_a_run_that_is_ended_leaves_nothing(self):
-        folder = self.program('touch "$0.up"; exec sleep 60')
+        folder = self.program('readlink /proc/self/ns/net > "$0.at.$RANK"; mv "$0.at.$RANK" "$0.up.$RANK"; exec sleep 60')
         p = subprocess.Popen([sys.executable, f'{ROOT}/bench/hosts.py', '--bin', folder, '--alone'], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        end = time.monotonic() + 30
-        while not os.path.exists(f'{folder}/all_reduce_perf.up') and p.poll() is None and time.monotonic() < end: time.sleep(0.01)
-        self.assertEqual(spaces(), {'rz0', 'rz1', 'rzsw'})
+        up = [f'{folder}/all_reduce_perf.up.{r}' for r in (0, 1)]
+        cluster.wait_until(lambda: all(map(os.path.exists, up)) or p.poll() is not None, 'start of the ranks', 30)
+        networks = []
+        for name in up:
+            with open(name) as f: networks.append(f.read().strip())
+        self.assertEqual(len(set(networks)), 2)
         p.send_signal(signal.SIGTERM)
         p.communicate(timeout=30)
         self.assertEqual(p.returncode, 143)
+        cluster.wait_until(lambda: not processes_in(networks), 'end of the hosts')
 
 if __name__ == '__main__': unittest.main(verbosity=2)

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Jobs of 2 hosts with 2 ranks each, by rzrun over ssh, Slurm and Open MPI: bandwidth, training with the bits of one host, a resumed
-run, killed ranks; of rzrun also lost agents, connections and links. The hosts are namespaces (cluster.py); a launcher that is not
+run, killed ranks; of rzrun also lost agents, connections and links. The hosts are namespaces (tools/cluster.py); a launcher that is not
 installed is skipped.
 
     several_hosts_test.py ROOT BIN"""
 import json, os, re, signal, sys, tempfile, time, unittest
 BIN, ROOT = os.path.abspath(sys.argv.pop(2)), os.path.abspath(sys.argv.pop(1))
 sys.dont_write_bytecode = True
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, f'{ROOT}/tools')
 import cluster
 
 # Kernels that a variable selects on one host alone would round otherwise than those of the others.
@@ -143,7 +143,7 @@ class Rzrun(Jobs, unittest.TestCase):
             job.prepare(hosts)
             running = hosts.hosts[0].start(*job.words('sleep', '1000'), env=job.environment)
             for host in hosts.hosts: cluster.wait_until(lambda: len(host.processes('sleep 1000')) == 2, 'start of the ranks')
-            hosts.hosts[1].unshare.kill()
+            hosts.hosts[1].space.kill()
             self.assertEqual(self.end(running)[0], 255)
             self.assertEqual(hosts.hosts[0].processes('sleep 1000'), [])
 
@@ -167,5 +167,4 @@ class Slurm(Jobs, unittest.TestCase): job = SlurmJob()
 class OpenMpi(Jobs, unittest.TestCase): job = OpenMpiJob()
 
 if __name__ == '__main__':
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the hosts, too
     unittest.main(verbosity=2)
