@@ -12,6 +12,7 @@
 #include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/net/authentication.h"
+#include "comm/net/listening.h"
 #include "comm/net/socket.h"
 #include "comm/os/process.h"
 #include "comm/os/wait_policy.h"
@@ -256,21 +257,16 @@ class TcpStore final : public Store {
         StoreServer::Options{options_.launch, options_.size, identity_.secret, options_.hello_timeout});
   }
 
-  /// Listens on the first address of the name that is not loopback, else on its first address. If that is
-  /// only what this host means by its own name, the others reach it at another address.
   std::vector<UniqueFd> open_listeners(Deadline deadline) const {
     try {
-      const auto addresses = net::resolve(where_);
-      auto at = std::find_if(addresses.begin(), addresses.end(), [](auto& a) { return !a.loopback(); });
-      const bool loopback = at == addresses.end();
-      if (loopback) at = addresses.begin();
-      const bool own_name = loopback && where_.host != at->host() && where_.host != "localhost";
-      std::vector<net::SocketAddress> all{*at};
-      if (options_.remote && own_name)
-        for (const net::Interface& i : net::interfaces())
-          if (!i.address.loopback() && i.has_name(environment().interface)) all.push_back(i.address);
+      auto all = net::listening_addresses(where_, environment().interface);
+      if (!options_.remote) all.resize(1);
       std::vector<UniqueFd> listeners;
-      repeat_until(deadline, [&] { return !(listeners = listen_on(all)).empty(); });
+      repeat_until(deadline, [&] {
+        for (const int port : ports())
+          if (listeners = net::listen_at(all, port); !listeners.empty()) return true;
+        return false;
+      });
       require(!listeners.empty(), Errc::rendezvous, "bind ", all.front().text(),
               options_.ports > 1 ? concat(" and the ", options_.ports - 1, " ports after it") : "", ": ",
               std::strerror(EADDRINUSE));
@@ -278,27 +274,6 @@ class TcpStore final : public Store {
     } catch (const Error& e) {
       fail(Errc::rendezvous, "cannot serve a store at ", address_, ": ", e.what());
     }
-  }
-
-  /// One port at the first of these addresses and at those of the others that can be bound; an address of
-  /// IPv6 may be tentative. Empty if all ports are in use.
-  std::vector<UniqueFd> listen_on(std::vector<net::SocketAddress> addresses) const {
-    for (int port : ports()) {
-      std::vector<UniqueFd> listeners;
-      for (net::SocketAddress& address : addresses) {
-        address.set_port(port);
-        try {
-          listeners.push_back(net::listen_tcp_if_free(address));
-        } catch (const Error&) {
-          if (listeners.empty()) throw;
-          continue;
-        }
-        if (!listeners.back()) break;
-        port = net::local_address(listeners.back().get()).port();  // the free one that 0 has chosen
-      }
-      if (listeners.back()) return listeners;
-    }
-    return {};
   }
 
   /// Retries until the deadline: the server may not be up yet, and another program may use a port. Each round

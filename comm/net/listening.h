@@ -1,0 +1,20 @@
+#pragma once
+/// Where a server listens that other hosts reach by a name.
+
+#include <string>
+#include <vector>
+
+#include "comm/net/socket.h"
+
+namespace rz::net {
+
+/// The first address of the name that is not loopback, else its first one. If that is only what this host
+/// means by its own name, others reach the host elsewhere, and the addresses of the interfaces that
+/// `interface` names follow (Interface::has_name(); empty: all). Errc::rendezvous if there is no such name.
+std::vector<SocketAddress> listening_addresses(const HostPort&, const std::string& interface);
+
+/// Listeners at this port of the first of these addresses, and of those of the others that can be bound; an
+/// address of IPv6 may be tentative. Port 0 selects a free one for all. Empty if the port is in use.
+std::vector<UniqueFd> listen_at(std::vector<SocketAddress> addresses, int port);
+
+}  // namespace rz::net
