@@ -72,7 +72,7 @@ constexpr std::string_view variables =
     "SLURM_RESTART_COUNT SLURM_JOB_END_TIME";
 /// Those that identify a job or lead to it.
 constexpr std::string_view variables_of_job =
-    "RZ_LAUNCH RZ_SECRET RZ_SECRET_FD RZ_SECRET_FILE RZ_INSECURE HOME XDG_CONFIG_HOME "
+    "RZ_LAUNCH RZ_AGENT RZ_SECRET RZ_SECRET_FD RZ_SECRET_FILE RZ_INSECURE HOME XDG_CONFIG_HOME "
     "XDG_RUNTIME_DIR TMPDIR MASTER_ADDR MASTER_PORT "
     "TORCHELASTIC_RUN_ID TORCHELASTIC_ERROR_FILE "
     "OMPI_MCA_orte_hnp_uri "

@@ -16,7 +16,6 @@
 
 #include "tests/support/program.h"
 #include "tests/support/rzrun.h"
-#include "tools/rzrun/agent_group.h"
 #include "tools/rzrun/frames.h"
 
 namespace rz {

@@ -18,8 +18,11 @@ constexpr Instead ssh{"use --ssh_port PORT, or --rsh 'ssh OPTIONS'",
                       "use rzrun --ssh_port PORT or --rsh 'ssh OPTIONS'"};
 constexpr Instead not_needed{"leave it out, rzrun does not need it",
                              "leave it out, rzrun -n N PROGRAM does not need it"};
-constexpr Instead rendezvous{"leave it out; --hostfile FILE needs no address, and one host none",
-                             "leave it out; the program reads MASTER_ADDR and MASTER_PORT"};
+constexpr Instead each_host{"use it as with torchrun",
+                            "start rzrun with this flag, as torchrun: rzrun FLAGS PROGRAM"};
+constexpr Instead rendezvous{
+    "use --rdzv-endpoint HOST:PORT, as with torchrun; --hostfile FILE needs no address",
+    "leave it out; the program reads MASTER_ADDR and MASTER_PORT"};
 constexpr Instead port{"use --master-port PORT", "use rzrun --master-port PORT, or set MASTER_PORT"};
 constexpr Instead binding{"use --bind core or --bind none", "use rzrun --bind core or rzrun --bind none"};
 constexpr Instead placement{"use -n N, and --bind core or --bind none to place ranks",
@@ -44,21 +47,21 @@ constexpr LauncherFlag row(std::string_view flag, std::string_view launcher, Ins
 }
 
 constexpr LauncherFlag table[] = {
-    row("--nproc-per-node", "torchrun", ranks),
-    row("--nnodes", "torchrun", hosts),
-    row("--node-rank", "torchrun", hosts),
-    row("--standalone", "torchrun", rendezvous),
-    row("--rdzv-backend", "torchrun", rendezvous),
-    row("--rdzv-endpoint", "torchrun", rendezvous),
-    row("--rdzv-id", "torchrun", rendezvous),
-    row("--rdzv-conf", "torchrun", rendezvous),
+    row("--nproc-per-node", "torchrun", each_host),
+    row("--nnodes", "torchrun", each_host),
+    row("--node-rank", "torchrun", each_host),
+    row("--standalone", "torchrun", each_host),
+    row("--rdzv-backend", "torchrun", each_host),
+    row("--rdzv-endpoint", "torchrun", each_host),
+    row("--rdzv-id", "torchrun", each_host),
+    row("--rdzv-conf", "torchrun", each_host),
     row("--master-addr", "torchrun", rendezvous),
     row("--master-port", "torchrun", port),
-    row("--local-addr", "torchrun", rendezvous),
+    row("--local-addr", "torchrun", each_host),
     row("--max-restarts", "torchrun", restarts),
-    row("--monitor-interval", "torchrun", not_needed),
-    row("--start-method", "torchrun", not_needed),
-    row("--role", "torchrun", not_needed),
+    row("--monitor-interval", "torchrun", each_host),
+    row("--start-method", "torchrun", each_host),
+    row("--role", "torchrun", each_host),
     row("--no-python", "torchrun", not_needed),
     row("--run-path", "torchrun", not_needed),
     row("--module", "torchrun", module),

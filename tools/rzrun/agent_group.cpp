@@ -1,19 +1,15 @@
 #include "tools/rzrun/agent_group.h"
 
-#include <limits.h>
 #include <signal.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
-#include <filesystem>
 
 #include "comm/core/error.h"
+#include "tools/rzrun/connector.h"
 #include "tools/rzrun/hosts/hosts.h"
-#include "tools/rzrun/processes.h"
 #include "tools/rzrun/wire.h"
 
 namespace rz::rzrun {
@@ -24,94 +20,7 @@ constexpr std::chrono::seconds time_to_start{60};
 /// needed.
 constexpr std::chrono::seconds time_to_end{2};
 
-std::string in_quotes(const std::string& path) {
-  std::string text = "'";
-  for (const char c : path) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return text + "'";
-}
-
-std::string own_name() {
-  char name[HOST_NAME_MAX + 1] = {};
-  ::gethostname(name, HOST_NAME_MAX);
-  return name;
-}
-
-/// Starts the process with pipes at its standard streams. Returns its pid.
-pid_t spawn_connector(const std::vector<std::string>& words, UniqueFd& in, UniqueFd& out, UniqueFd& err) {
-  auto [child_in, to_child] = make_pipe();
-  auto [from_child, child_out] = make_pipe();
-  auto [errors, child_err] = make_pipe();
-  const pid_t parent = ::getpid(), pid = ::fork();
-  if (pid < 0) fail_errno("fork", words.front());
-  if (pid == 0) {
-    ::setpgid(0, 0);  // Ctrl-C is for rzrun alone
-    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-    if (::getppid() != parent) ::_exit(1);
-    default_signals();
-    ::dup2(child_in.get(), STDIN_FILENO);
-    ::dup2(child_out.get(), STDOUT_FILENO);
-    ::dup2(child_err.get(), STDERR_FILENO);
-    std::vector<char*> argv;
-    for (const auto& word : words) argv.push_back(const_cast<char*>(word.c_str()));
-    argv.push_back(nullptr);
-    ::execvp(argv[0], argv.data());
-    const std::string line = concat("cannot start '", words.front(), "': ", std::strerror(errno), "\n");
-    if (::write(STDERR_FILENO, line.data(), line.size()) < 0) ::_exit(126);
-    ::_exit(127);
-  }
-  ::setpgid(pid, pid);
-  in = std::move(from_child);
-  out = std::move(to_child);
-  err = std::move(errors);
-  return pid;
-}
-
-std::string with_number(int n) {
-  WireWriter writer;
-  writer(n);
-  return std::move(writer.bytes);
-}
-
 }  // namespace
-
-bool is_this_host(const std::string& name) {
-  const std::string own = own_name();
-  return name == "localhost" || name == "127.0.0.1" || name == own || name == own.substr(0, own.find('.'));
-}
-
-std::vector<std::string> agent_command(const Options& o, const std::string& host) {
-  const std::string self = std::filesystem::read_symlink("/proc/self/exe");
-  if (is_this_host(host)) return {self, "--agent"};
-  std::vector<std::string> words;
-  for (const auto word : words_of(o.rsh)) words.emplace_back(word);
-  if (words.empty()) {
-    words = {"ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5"};
-    if (o.ssh_port) words.insert(words.end(), {"-p", concat(o.ssh_port)});
-  }
-  words.push_back(host);
-  words.push_back(
-      concat("cd ", in_quotes(std::filesystem::current_path()), " && exec ", in_quotes(self), " --agent"));
-  return words;
-}
-
-Variables forwarded_environment() {
-  static constexpr std::string_view own[] = {"HOME",     "USER",      "LOGNAME", "SHELL",    "MAIL",
-                                             "HOSTNAME", "HOST",      "PWD",     "OLDPWD",   "SHLVL",
-                                             "_",        "TMPDIR",    "TERM",    "TTY",      "DISPLAY",
-                                             "TMUX",     "TMUX_PANE", "STY",     "WINDOWID", "RZ_SECRET_FD"};
-  static constexpr std::string_view own_prefixes[] = {"SSH_", "XDG_", "DBUS_", "WAYLAND_", "BASH_FUNC_"};
-  Variables found;
-  for (char** v = environ; *v; ++v) {
-    const std::string_view text = *v;
-    const auto equals = text.find('=');
-    if (equals == std::string_view::npos) continue;
-    const std::string_view name = text.substr(0, equals);
-    const auto begins = [&](std::string_view prefix) { return name.starts_with(prefix); };
-    if (std::ranges::count(own, name) || std::ranges::any_of(own_prefixes, begins)) continue;
-    found.emplace_back(name, text.substr(equals + 1));
-  }
-  return found;
-}
 
 AgentGroup::AgentGroup(const Options& o, Console& out, Console& err) : stdout_(out), stderr_(err) {
   int first_rank = 0;
@@ -124,25 +33,34 @@ AgentGroup::AgentGroup(const Options& o, Console& out, Console& err) : stdout_(o
 void AgentGroup::start_agent(const Options& o, int node, int first_rank) {
   const hosts::Host& host = o.nodes[static_cast<std::size_t>(node)];
   const auto words = agent_command(o, host.name);
-  UniqueFd in, out, err;
-  const pid_t pid = spawn_connector(words, in, out, err);
-  UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  Connector c = start_connector(words);
   agents_.push_back({.host = host.name,
                      .connector = is_this_host(host.name) ? "its agent" : words.front(),
                      .node = node,
                      .first_rank = first_rank,
                      .local_ranks = static_cast<int>(host.slots.size()),
                      .devices = host.filtered ? host.slots : std::vector<int>(),
-                     .pid = pid,
-                     .pidfd = std::move(pidfd),
-                     .stream = {std::move(in), std::move(out)},
-                     .errors = {std::move(err), nullptr, UniqueFd(), concat("host ", host.name, ": ")},
+                     .pid = c.pid,
+                     .pidfd = std::move(c.pidfd),
+                     .stream = {std::move(c.out), std::move(c.in)},
+                     .errors = {std::move(c.err), nullptr, UniqueFd(), concat("host ", host.name, ": ")},
                      .ready_by = Deadline::after(time_to_start)});
   agents_.back().errors.set_console(&agents_.back().error_lines);
 }
 
+AgentGroup::Agent& AgentGroup::adopt(FrameStream stream, const std::string& address,
+                                     std::chrono::seconds time_to_begin) {
+  agents_.push_back({.host = address,
+                     .connector = "its rzrun",
+                     .stream = std::move(stream),
+                     .errors = {UniqueFd(), nullptr, UniqueFd(), ""},
+                     .ready_by = Deadline::after(time_to_begin)});
+  return agents_.back();
+}
+
 AgentGroup::~AgentGroup() {
   for (Agent& a : agents_) a.stream.close();
+  std::erase_if(agents_, [](const Agent& a) { return a.pid < 0; });
   for (const auto end = Deadline::after(time_to_end); !end.expired();) {
     std::erase_if(agents_, [](const Agent& a) { return ::waitpid(a.pid, nullptr, WNOHANG) != 0; });
     if (agents_.empty()) return;
@@ -160,13 +78,17 @@ void AgentGroup::start(const Job& job, const std::function<bool()>&) {
   job_.nodes = static_cast<int>(agents_.size());
   for (Agent& a : agents_) {
     require(a.lost.empty(), Errc::peer_lost, "host ", a.host, " is gone: ", a.lost);
-    for (int r = 0; r < a.local_ranks; ++r) a.running.insert(a.first_rank + r);
-    a.is_idle = false;
-    a.left = 0;
+    begin_job(a);
   }
   is_pending_ = true;
   is_killed_ = false;
   send_jobs();
+}
+
+void AgentGroup::begin_job(Agent& a) {
+  for (int r = 0; r < a.local_ranks; ++r) a.running.insert(a.first_rank + r);
+  a.is_idle = false;
+  a.left = 0;
 }
 
 void AgentGroup::send_jobs() {
@@ -183,16 +105,18 @@ void AgentGroup::send_jobs() {
   }
   job_.master_port = job_.options.master_port ? job_.options.master_port : agents_.front().free_port;
   const Variables variables = forwarded_environment();
-  for (Agent& a : agents_) {
-    Job job = job_;
-    job.host = a.host;
-    job.devices = a.devices;
-    job.node = a.node;
-    job.first_rank = a.first_rank;
-    job.local_ranks = a.local_ranks;
-    a.stream.send(Frame::Kind::job, pack_job(job, variables));
-    a.stream.flush();
-  }
+  for (Agent& a : agents_) send_job(a, variables);
+}
+
+void AgentGroup::send_job(Agent& a, const Variables& variables) {
+  Job job = job_;
+  job.host = a.host;
+  job.devices = a.devices;
+  job.node = a.node;
+  job.first_rank = a.first_rank;
+  job.local_ranks = a.local_ranks;
+  a.stream.send(Frame::Kind::job, pack_job(job, variables));
+  a.stream.flush();
 }
 
 void AgentGroup::append_descriptors(std::vector<pollfd>& wait) const {
@@ -279,6 +203,14 @@ void AgentGroup::handle(Agent& a, const Frame& frame) {
       a.left = 0;
       a.is_idle = true;
       break;
+    case Frame::Kind::join:
+      Joining::fields(reader, a.joining);
+      join(a);
+      break;
+    case Frame::Kind::stop:
+      reader(number);
+      stop_ = {static_cast<int>(number), a.host};
+      break;
     default:
       break;
   }
@@ -287,6 +219,7 @@ void AgentGroup::handle(Agent& a, const Frame& frame) {
 /// Finds that a host is lost.
 void AgentGroup::watch(Agent& a) {
   if (!a.lost.empty()) return;
+  if (a.pid < 0 && a.stream.ended()) return lose(a, why_ended(a));
   pollfd ended{a.pidfd.get(), POLLIN, 0};
   if (!a.lost_at && (a.stream.ended() || ::poll(&ended, 1, 0) > 0)) a.lost_at = Deadline::after(time_to_end);
   if (a.lost_at && ((a.stream.ended() && ::poll(&ended, 1, 0) > 0) || a.lost_at->expired()))
@@ -298,6 +231,7 @@ void AgentGroup::watch(Agent& a) {
 }
 
 std::string AgentGroup::why_ended(Agent& a) {
+  if (a.pid < 0) return a.stream.why_ended();
   int status = 0;
   if (::waitpid(a.pid, &status, WNOHANG) == 0) return concat(a.connector, " has closed the connection");
   const std::string text = concat(a.connector, " ", describe(exit_status_of_wait(status)));
@@ -307,7 +241,7 @@ std::string AgentGroup::why_ended(Agent& a) {
 void AgentGroup::lose(Agent& a, const std::string& why) {
   a.lost = why;
   a.stream.close();
-  ::kill(-a.pid, SIGKILL);
+  if (a.pid > 0) ::kill(-a.pid, SIGKILL);
   a.errors.finish();
   collect_lines(a);
   if (!a.is_idle || is_pending_) ends_.push_back({a.first_rank, {255, 0, false}, a.host, false, why});
@@ -325,6 +259,17 @@ void AgentGroup::forward_output() {
     for (const auto& [console, number] : {std::pair(&stdout_, 1), std::pair(&stderr_, 2)})
       if (console->error() == EPIPE) a.stream.send(Frame::Kind::output_closed, with_number(number));
   }
+}
+
+std::string AgentGroup::why_no_restart() const {
+  const auto lost = std::ranges::find_if(agents_, [](const Agent& a) { return !a.lost.empty(); });
+  return lost == agents_.end() ? "" : "a host is gone";
+}
+
+int AgentGroup::size() const {
+  int sum = 0;
+  for (const Agent& a : agents_) sum += a.local_ranks;
+  return sum;
 }
 
 std::vector<int> AgentGroup::running() const {

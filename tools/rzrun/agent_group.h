@@ -1,29 +1,21 @@
 #pragma once
-/// The ranks of several hosts: an agent on each, which this rzrun starts through ssh.
+/// The ranks of several hosts: an agent on each.
 
 #include <list>
 #include <set>
 
 #include "comm/core/deadline.h"
 #include "tools/rzrun/frames.h"
+#include "tools/rzrun/joining.h"
 #include "tools/rzrun/output.h"
 #include "tools/rzrun/ranks.h"
 
 namespace rz::rzrun {
 
-/// The words that start the agent of a host: through ssh or the command of --rsh, or without on this host.
-std::vector<std::string> agent_command(const Options&, const std::string& host);
-
-/// Variables that ranks on other hosts get from this process: all but those of a login, of a session and of
-/// one machine, such as HOME and TMPDIR.
-Variables forwarded_environment();
-
-/// True for "localhost" and the name of this host.
-bool is_this_host(const std::string& name);
-
+/// Agents that this rzrun starts, or that have connected to it, and their ranks.
 class AgentGroup : public Ranks {
  public:
-  /// Starts the agents. Output goes to these consoles, which must outlive the group.
+  /// Starts the agents, through ssh. Output goes to these consoles, which must outlive the group.
   AgentGroup(const Options&, Console& out, Console& err);
   /// Ends the agents, which end what they run.
   ~AgentGroup() override;
@@ -35,20 +27,23 @@ class AgentGroup : public Ranks {
   void forward_output() override;
   std::vector<std::string> messages() override { return std::exchange(messages_, {}); }
   std::vector<RankEnd> reap() override;
+  std::optional<StopRequest> stop_request() override { return std::exchange(stop_, {}); }
+  std::string why_no_restart() const override;
+  int size() const override;
   std::vector<int> running() const override;
   bool any_process_alive() const override;
   std::size_t leftovers() const override;
   void signal_all(int signal) override;
   bool signal_handlers(int signal) override;
 
- private:
+ protected:
   /// One host, its agent, and the process that connects to it.
   struct Agent {
     std::string host, connector;  ///< connector: "ssh", for messages
-    int node, first_rank, local_ranks;
-    std::vector<int> devices;
-    pid_t pid;
-    UniqueFd pidfd;
+    int node = 0, first_rank = 0, local_ranks = 0;
+    std::vector<int> devices{};
+    pid_t pid = -1;  ///< of that process; -1: the agent has connected by itself
+    UniqueFd pidfd{};
     FrameStream stream;
     std::string banner{};  ///< what a shell printed before the agent began
     Console error_lines{};
@@ -62,8 +57,25 @@ class AgentGroup : public Ranks {
     std::size_t left = 0, not_accepted = 0;
     std::vector<std::string> addresses{};
     int free_port = 0;
+    Joining joining{};
   };
 
+  /// No agents yet.
+  AgentGroup(Console& out, Console& err) : stdout_(out), stderr_(err) {}
+  /// An agent that has connected; it must begin to send frames within this time.
+  Agent& adopt(FrameStream, const std::string& address, std::chrono::seconds time_to_begin);
+  /// An agent has sent its frame `join`.
+  virtual void join(Agent&) {}
+  void begin_job(Agent&);
+  void send_job(Agent&, const Variables&);
+
+  Console &stdout_, &stderr_;
+  std::list<Agent> agents_;
+  Job job_;
+  std::optional<StartFailure> failure_;
+  std::vector<std::string> messages_;
+
+ private:
   void start_agent(const Options&, int node, int first_rank);
   void send_jobs();
   void receive(Agent&);
@@ -73,13 +85,9 @@ class AgentGroup : public Ranks {
   void lose(Agent&, const std::string& why);
   std::string why_ended(Agent&);
 
-  Console &stdout_, &stderr_;
-  std::list<Agent> agents_;
-  Job job_;
   bool is_pending_ = false;  // the job waits for agents
   bool is_killed_ = false;
-  std::optional<StartFailure> failure_;
-  std::vector<std::string> messages_;
+  std::optional<StopRequest> stop_;
   std::vector<RankEnd> ends_;
   Deadline next_beat_ = Deadline::after({});
 };

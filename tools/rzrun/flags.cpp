@@ -1,10 +1,10 @@
-#include "tools/rzrun/options.h"
-
 #include <algorithm>
 
 #include "comm/core/error.h"
 #include "tools/command_line/command_line.h"
 #include "tools/rzrun/host_flags.h"
+#include "tools/rzrun/options.h"
+#include "tools/rzrun/torchrun_flags.h"
 
 namespace rz::rzrun {
 namespace {
@@ -12,6 +12,7 @@ namespace {
 constexpr const char* description =
     "rzrun -n N [OPTIONS] PROGRAM [ARGS…]\n"
     "rzrun --hostfile FILE [OPTIONS] PROGRAM [ARGS…]\n"
+    "rzrun --nnodes N --rdzv-endpoint HOST:PORT [OPTIONS] PROGRAM [ARGS…]    (on each host)\n"
     "\n"
     "Starts N ranks of PROGRAM on this machine, or a rank for each slot of several, with the environment\n"
     "variables of torchrun, and ends all of them when one fails. All words after PROGRAM are its arguments.\n"
@@ -59,7 +60,16 @@ working folder have the same paths on all hosts. Lines are printed with "[host:r
 files are each host's own; no rank reads the standard input. A rank is numbered by the order of the
 hostfile; slots that a filter chooses are its host's CUDA_VISIBLE_DEVICES. A host whose connection ends, or
 which is silent for 10 s, is lost: the others end, and there is no restart. Agents that lose rzrun end
-their ranks in the same way. On more than a few hosts, use torchrun, mpirun or srun.
+their ranks in the same way. On more than a few hosts use --nnodes, mpirun or srun.
+
+With --nnodes rzrun is started on each host, as torchrun is, and needs no ssh. Node 0 (--node-rank 0, or the
+host that has the address of --rdzv-endpoint) listens; the others wait for it up to join_timeout of
+--rdzv-conf, 600 s. Both ends prove the secret of RZ_SECRET, RZ_SECRET_FILE or ~/.config/ringzero/secret. Each
+host prints what its own ranks print, and has its own arguments, folder and variables; --nnodes, --rdzv-id and
+the program must be equal. The exit status of all is that of the job. With MIN:MAX the job starts when MAX hosts
+have come, or last_call_timeout (30 s) after MIN; with --max-restarts a host that is lost leaves the others to
+start again if they are MIN or more, and one that comes late takes part after the next restart. A lost node 0
+ends the job.
 
 Exit status: 0 if every rank exited with 0; else that of the rank that failed first, after the last
 restart, 128 + the signal's number if a signal ended it or rzrun; 255 if a host is lost; 2 for a wrong command
@@ -79,7 +89,7 @@ void add_flags(CommandLine& line, Options& o, RawOptions& w) {
       .one_of({"core", "none"})
       .type_name("core|none");
   line.add_flag("--prefix", o.prefix, "Print whole lines, each prefixed with \"[rank] \"");
-  line.add_option("--log-dir", o.log_dir,
+  line.add_option("--log-dir,--log_dir", o.log_dir,
                   "Write rank<R>.stdout and rank<R>.stderr there instead of the console")
       .type_name("DIR");
   line.add_flag("--tee", o.tee, "With --log-dir: also print to the console");
@@ -87,7 +97,7 @@ void add_flags(CommandLine& line, Options& o, RawOptions& w) {
                   "Between SIGTERM and SIGKILL, for ranks that save before they end; default 30")
       .within(0.0, 86400.0)
       .type_name("SECONDS");
-  line.add_option("--max-restarts", o.max_restarts,
+  line.add_option("--max-restarts,--max_restarts", o.max_restarts,
                   "Start all ranks again after a failure, at most K times; default 0")
       .within(0, 1000000)
       .type_name("K");
@@ -112,6 +122,7 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   Options& o = parsed.options;
   RawOptions raw;
   HostFlags host_flags;
+  TorchrunFlags torchrun_flags;
   if (argc == 2 && std::string_view(argv[1]) == "--agent") {
     o.agent = true;
     return parsed;
@@ -120,13 +131,18 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   line.allow_trailing_command();
   add_flags(line, o, raw);
   add_host_flags(line, o, host_flags);
-  parsed.help = line.parse(argc, argv);
+  add_torchrun_flags(line, o, torchrun_flags);
+  const auto words = take_tee(line, {argv, argv + argc}, torchrun_flags);
+  std::vector<const char*> arguments;
+  for (const std::string& word : words) arguments.push_back(word.c_str());
+  parsed.help = line.parse(static_cast<int>(arguments.size()), arguments.data());
   if (!parsed.help.empty()) return parsed;
   o.command = line.remaining();
   o.bind = raw.bind == "core";
   o.grace = std::chrono::milliseconds(static_cast<long>(raw.grace_s * 1e3));
   require(!line.is_set("-n") || o.ranks >= 1, Errc::config, "-n must be at least 1, not ", o.ranks);
-  apply_host_flags(line, host_flags, o);
+  apply_torchrun_flags(line, torchrun_flags, o);
+  if (!o.rendezvous) apply_host_flags(line, host_flags, o);
   check(o);
   return parsed;
 }

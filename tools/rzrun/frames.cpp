@@ -17,7 +17,7 @@ constexpr std::size_t header_bytes = 5;  // length of the payload, kind
 template <class Archive, class J>
 void fields_of_job(Archive& a, J& job) {
   auto& o = job.options;
-  a(o.ranks, o.command, o.bind, o.prefix, o.log_dir, o.tee, o.max_restarts);
+  a(o.ranks, o.command, o.role, o.bind, o.prefix, o.log_dir, o.tee, o.max_restarts);
   a(job.local_ranks, job.first_rank, job.node, job.nodes, job.host, job.devices);
   a(job.master_addr, job.master_port, job.run_id, job.launch, job.restarts);
 }
@@ -112,6 +112,12 @@ RankEnd unpack_end(std::string_view payload) {
   return end;
 }
 
+std::string with_number(int n) {
+  WireWriter writer;
+  writer(n);
+  return std::move(writer.bytes);
+}
+
 FrameStream::FrameStream(UniqueFd in, UniqueFd out) : in_(std::move(in)), out_(std::move(out)) {
   set_non_blocking(in_.get());
   set_non_blocking(out_.get());
@@ -127,9 +133,16 @@ void FrameStream::receive() {
       continue;
     else if (n < 0 && errno == EAGAIN)
       return;
-    else
+    else {
+      error_ = n < 0 ? errno : 0;
       in_.close();
+    }
   }
+}
+
+std::string FrameStream::why_ended() const {
+  return error_ ? concat("the connection has failed: ", std::strerror(error_))
+                : "it has closed the connection";
 }
 
 void FrameStream::send(Frame::Kind kind, std::string_view payload) {

@@ -19,16 +19,19 @@ struct Frame {
     handlers,       ///< signal the processes that have a handler
     accepted,       ///< so many bytes of output were accepted
     output_closed,  ///< nobody reads the stream any more
+    end,            ///< the job has ended: exit status, and a line
     // From the agent.
     hello,          ///< addresses of the host, a free port
+    join,           ///< instead of hello: a host at which the user has started rzrun (joining.h)
     output,         ///< whole lines of one stream
     exit,           ///< a rank has ended
     start_failure,  ///< the ranks cannot be started
-    message,        ///< a line for standard error
+    stop,           ///< a signal to the agent requests the end of the job
     left,           ///< all ranks have ended, and have left processes behind
     idle,           ///< no process is left; a free port for the next job
     // From both.
-    beat,  ///< sent every 2 s
+    message,  ///< a line for standard error
+    beat,     ///< sent every 2 s
     last = beat,
   };
   Kind kind;
@@ -36,7 +39,7 @@ struct Frame {
 };
 
 /// An agent sends this first. What comes before is text, such as a shell's banner.
-inline constexpr std::string_view frames_begin = "\x01rzrun agent 1\n";
+inline constexpr std::string_view frames_begin = "\x01rzrun agent 2\n";
 
 /// Longer frames are an error: a job has a whole environment, output a line of 1 MiB or several.
 inline constexpr std::size_t max_frame_bytes = std::size_t{16} << 20;
@@ -69,6 +72,9 @@ Job unpack_job(std::string_view payload, Variables&);
 std::string pack_end(const RankEnd&);
 RankEnd unpack_end(std::string_view payload);
 
+/// The payload of a frame that has a number.
+std::string with_number(int);
+
 /// Both directions of a connection, without waiting.
 class FrameStream {
  public:
@@ -84,6 +90,8 @@ class FrameStream {
   void append_descriptors(std::vector<pollfd>&) const;
   /// True once nothing more can be received.
   bool ended() const { return !in_; }
+  /// Why it has ended, as the end of a sentence about the peer.
+  std::string why_ended() const;
   bool all_sent() const { return sent_ == queue_.size(); }
   /// Closes the direction to the peer.
   void close_out() { out_.close(); }
@@ -93,6 +101,7 @@ class FrameStream {
   UniqueFd in_, out_;
   std::string queue_;
   std::size_t sent_ = 0;
+  int error_ = 0;  ///< of receiving
 };
 
 /// How long a peer has been silent. A process that was itself stopped, or whose host was, accuses nobody.

@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "comm/core/error.h"
-#include "tools/rzrun/agent_group.h"
+#include "tools/rzrun/connector.h"
 
 namespace rz::rzrun {
 namespace {

@@ -138,7 +138,7 @@ std::vector<std::pair<std::string, std::string>> rank_environment(const Job& job
       {"GROUP_WORLD_SIZE", concat(job.nodes)},
       {"ROLE_RANK", rank},
       {"ROLE_WORLD_SIZE", size},
-      {"ROLE_NAME", "default"},
+      {"ROLE_NAME", job.options.role},
       {"MASTER_ADDR", job.master_addr},
       {"MASTER_PORT", concat(job.master_port)},
       {"TORCHELASTIC_RESTART_COUNT", concat(job.restarts)},

@@ -2,11 +2,13 @@
 /// The command line of rzrun.
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "tools/command_line/command_line.h"
 #include "tools/rzrun/hosts/hosts.h"
+#include "tools/rzrun/joining.h"
 
 namespace rz::rzrun {
 
@@ -24,8 +26,12 @@ struct Options {
 
   std::vector<hosts::Host> nodes;  ///< several, or one that is not this host; empty: this host alone
   std::vector<int> devices;        ///< of this host alone: for CUDA_VISIBLE_DEVICES
-  std::string rsh;                 ///< a command instead of ssh
-  int ssh_port = 0;                ///< 0: ssh's own
+  std::string run_id;              ///< TORCHELASTIC_RUN_ID; empty: a random one
+  std::string role = "default";    ///< ROLE_NAME of the ranks
+  std::optional<Rendezvous>
+      rendezvous;    ///< several hosts, at each of which rzrun is started; `ranks` are those of this host
+  std::string rsh;   ///< a command instead of ssh
+  int ssh_port = 0;  ///< 0: ssh's own
   bool dry_run = false;
   bool agent = false;  ///< runs the ranks of one host, for another rzrun
 

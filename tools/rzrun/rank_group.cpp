@@ -32,6 +32,7 @@ void RankGroup::start(const Job& job, const std::function<bool()>& go_on) {
   forwarders_.clear();
   oom_.emplace();
   is_ending_ = false;
+  size_ = job.options.ranks;
   log_dir_ = job.options.log_dir;
   make_log_folder(job);
   choose_error_folder(job);

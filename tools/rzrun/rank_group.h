@@ -25,6 +25,7 @@ class RankGroup : public Ranks {
   void finish_output() override;
   std::vector<std::string> messages() override;
   std::vector<RankEnd> reap() override;
+  int size() const override { return size_; }
   std::vector<int> running() const override;
   bool any_process_alive() const override;
   std::size_t leftovers() const override;
@@ -46,6 +47,7 @@ class RankGroup : public Ranks {
 
   Console &stdout_, &stderr_;
   std::vector<Rank> ranks_;
+  int size_ = 0;
   std::list<Forwarder> forwarders_;
   std::optional<OomCounter> oom_;
   std::string log_dir_, error_folder_;

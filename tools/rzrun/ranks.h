@@ -33,6 +33,12 @@ struct StartFailure {
 /// Of the exception that Ranks::start() threw.
 StartFailure start_failure_of(const std::exception_ptr&, const std::string& program);
 
+/// A signal to the rzrun of another host.
+struct StopRequest {
+  int signal;
+  std::string host;
+};
+
 class Ranks {
  public:
   virtual ~Ranks() = default;
@@ -42,6 +48,17 @@ class Ranks {
   virtual void start(const Job&, const std::function<bool()>& go_on) = 0;
   /// A failure to start on another host, once.
   virtual std::optional<StartFailure> start_failure() { return {}; }
+
+  /// A request to end the job, once.
+  virtual std::optional<StopRequest> stop_request() { return {}; }
+  /// Why ranks that have ended cannot be started again; empty if they can.
+  virtual std::string why_no_restart() const { return ""; }
+  /// All ranks of the job that was started; 0 as long as hosts that take part are not known.
+  virtual int size() const = 0;
+  /// The job has ended so, and no other starts. `line`: the reason, or empty.
+  virtual void end(int status, const std::string& line) {
+    static_cast<void>(status), static_cast<void>(line);
+  }
 
   /// Appends the descriptors that become ready when a rank has ended or printed.
   virtual void append_descriptors(std::vector<pollfd>&) const = 0;

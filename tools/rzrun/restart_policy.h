@@ -15,6 +15,9 @@ namespace rz::rzrun {
 /// restarted.
 std::string why_final(const ExitStatus&);
 
+/// "0.1 s".
+std::string seconds(std::chrono::milliseconds);
+
 /// Counts the restarts of a job. A group that fails within 10 s of its start is restarted after a pause, 0.1
 /// s at first; the pause doubles up to 10 s as long as groups fail that early.
 class RestartPolicy {
@@ -25,6 +28,9 @@ class RestartPolicy {
   /// the start of the group to its first failure.
   std::optional<std::chrono::milliseconds> next(const ExitStatus& failure,
                                                 std::chrono::steady_clock::duration lifetime);
+  /// What follows the failure, as the end of a sentence about it: "; restart 1 of 3 in 0.1 s". `pause`: that
+  /// of next(). Empty if there are no restarts at all.
+  std::string explain(const ExitStatus& failure, std::optional<std::chrono::milliseconds> pause) const;
   int restarts() const { return restarts_; }
   int max_restarts() const { return max_restarts_; }
 

@@ -21,9 +21,11 @@
 #include "tools/rzrun/agent.h"
 #include "tools/rzrun/agent_group.h"
 #include "tools/rzrun/error_file.h"
-#include "tools/rzrun/exit_status.h"
+#include "tools/rzrun/first_failure.h"
 #include "tools/rzrun/host_flags.h"
+#include "tools/rzrun/joined_group.h"
 #include "tools/rzrun/launch.h"
+#include "tools/rzrun/member.h"
 #include "tools/rzrun/options.h"
 #include "tools/rzrun/output.h"
 #include "tools/rzrun/processes.h"
@@ -37,12 +39,6 @@ namespace {
 /// group of both, and a terminal that closes sends several.
 constexpr std::chrono::seconds one_signal{1};
 
-/// The other ranks have so long to print why they end, after one has exited with an error. All ranks usually
-/// exit with 2 when an input is wrong, and one of them prints the reason.
-std::chrono::milliseconds time_to_report(const ExitStatus& s) {
-  return std::chrono::milliseconds(s.signal ? 0 : s.exit_code == 2 ? 3000 : 1000);
-}
-
 /// Once a signal has requested the end and no rank is left, the output waits so long for its reader.
 constexpr std::chrono::milliseconds reader_time{5000}, reader_time_if_urgent{500};
 
@@ -53,23 +49,22 @@ std::string ranks_have(const std::vector<int>& ranks) {
   return ranks.size() == 1 ? concat("rank ", list, " has") : concat("ranks ", list, " have");
 }
 
-std::string seconds(std::chrono::milliseconds t) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%g s", std::chrono::duration<double>(t).count());
-  return text;
-}
-
 class Supervisor {
  public:
-  explicit Supervisor(const Options& options)
+  /// `listeners`: of node 0 of a job that the user starts on each host.
+  explicit Supervisor(const Options& options, std::vector<UniqueFd> listeners = {})
       : options_(options),
         // Before signals are blocked, so that they end a slow look-up.
         processors_(options.nodes.empty() ? bindings(options, options.ranks)
                                           : std::vector<std::vector<int>>()),
         signals_(block_signals()),
-        restarts_(options.max_restarts) {
+        restarts_(options.max_restarts),
+        run_id_(options.run_id.empty() ? random_id() : options.run_id),
+        failures_(!options.nodes.empty() || options.rendezvous) {
     if (!is_same_stream(STDOUT_FILENO, STDERR_FILENO)) own_stderr_.emplace(STDERR_FILENO);
-    if (options.nodes.empty())
+    if (options.rendezvous)
+      ranks_ = std::make_unique<JoinedGroup>(options, std::move(listeners), stdout_, errors());
+    else if (options.nodes.empty())
       ranks_ = std::make_unique<RankGroup>(stdout_, errors());
     else
       ranks_ = std::make_unique<AgentGroup>(options, stdout_, errors());
@@ -80,6 +75,7 @@ class Supervisor {
     do run_group();
     while (wait_for_restart());
     print_story();
+    ranks_->end(status_, reason_);
     deliver_output();
     return status_;
   }
@@ -90,10 +86,7 @@ class Supervisor {
     in_group_ = true;
     started_ = std::chrono::steady_clock::now();
     restart_after_.reset();
-    first_failed_.reset();
-    report_until_.reset();
-    suspects_.clear();
-    failed_.clear();
+    failures_.begin();
     kill_at_.reset();
     status_ = 0;
     start();
@@ -105,19 +98,21 @@ class Supervisor {
     in_group_ = false;
   }
 
+  static FirstFailure::Clock::time_point now() { return FirstFailure::Clock::now(); }
+
   void start() {
     Job job;
     job.options = options_;
     job.run_id = run_id_;
     job.restarts = restarts_.restarts();
-    job.launch = job.restarts ? random_id() : run_id_;
+    job.launch = job.restarts || !options_.run_id.empty() ? random_id() : run_id_;
     job.local_ranks = options_.ranks;
     job.devices = options_.devices;
     job.master_port = options_.master_port;
     if (!options_.master_addr.empty()) job.master_addr = options_.master_addr;
     job.processors = processors_;
     try {
-      if (!job.master_port && options_.nodes.empty()) job.master_port = free_port();
+      if (!job.master_port && !failures_.has_several_hosts()) job.master_port = free_port();
       ranks_->start(job, [&] {
         handle_signals();
         return !stopped_by_;
@@ -128,8 +123,9 @@ class Supervisor {
   }
 
   void fail_start(const StartFailure& failure) {
-    if (stopped_by_ || first_failed_) return;
+    if (stopped_by_ || failures_.is_known()) return;
     log_error(failure.text);
+    reason_ = failure.text;
     status_ = failure.status;
     restart_after_.reset();
     end_all();
@@ -142,13 +138,15 @@ class Supervisor {
     const auto ends = ranks_->reap();
     log_messages();
     for (const RankEnd& end : ends)
-      if (end.status.failed()) options_.nodes.empty() ? report(end) : suspect(end);
-    if (!suspects_.empty() && (decide_at_->expired() || ranks_->running().empty())) decide();
+      if (end.status.failed()) take_failure(end);
+    if (!stopped_by_) failures_.decide(!ranks_->running().empty(), kill_at_.has_value(), now());
+    report_failures();
     if (const auto failure = ranks_->start_failure()) fail_start(*failure);
+    if (const auto request = ranks_->stop_request()) stop(request->signal, " on host " + request->host);
     ranks_->forward_output();
     log_messages();
     flush();
-    if (report_until_ && report_until_->expired()) end_all();
+    if (failures_.is_reported(now())) end_all();
     if (kill_at_ && kill_at_->expired()) kill_all();
     if (!kill_at_ && ranks_->running().empty()) end_leftovers();
   }
@@ -164,8 +162,10 @@ class Supervisor {
 
   /// After the grace period poll periodically, since dying processes may leave orphans to kill.
   int poll_timeout_ms() const {
-    if (!kill_at_ && !suspects_.empty()) return decide_at_->poll_ms(60000);
-    if (!kill_at_) return report_until_ ? report_until_->poll_ms(60000) : -1;
+    if (!kill_at_) {
+      const auto next = failures_.next();
+      return next ? Deadline::after(*next - now()).poll_ms(60000) : -1;
+    }
     return kill_at_->expired() ? 20 : kill_at_->poll_ms(60000);
   }
 
@@ -192,6 +192,7 @@ class Supervisor {
       if (stopped_by_ && (!end || left < before)) end = Deadline::after(time);
       wait_for_events(end ? end->poll_ms(60000) : -1);
       handle_signals();
+      ranks_->reap();
       flush();
       if ((end && end->expired()) || (!was_urgent && !urgent_.empty())) return drop_output();
     }
@@ -243,18 +244,15 @@ class Supervisor {
       log_error(concat("SIG", sigabbrev_np(s), ": not forwarded, since no rank has a handler for it"));
   }
 
-  void stop(int s) {
+  void stop(int s, const std::string& where = "") {
     const auto now = std::chrono::steady_clock::now();
     if (stopped_by_) {
       if (now - stopped_at_ < one_signal) return;
-      urgent_ = concat("SIG", sigabbrev_np(s), " once more");
+      urgent_ = concat("SIG", sigabbrev_np(s), where, " once more");
       kill_at_ = Deadline::after({});
     } else {
-      log_error(concat(
-          "SIG", sigabbrev_np(s),
-          ended_
-              ? concat(": waiting for the reader of ", pending(), " bytes of output (once more drops them)")
-              : concat(": ending ", options_.ranks, " ranks (once more kills them at once)")));
+      reason_ = concat("SIG", sigabbrev_np(s), where, ended_ ? waiting_for_reader() : ending_ranks());
+      log_error(reason_);
       stopped_by_ = s;
       stopped_at_ = now;
       if (!status_ || restart_after_) status_ = 128 + s;
@@ -263,103 +261,58 @@ class Supervisor {
     end_all();
   }
 
-  /// Ends of ranks on several hosts arrive in any order. One that exits because a peer is lost must not hide
-  /// that peer, so an exit is not taken for the first failure until a moment later.
-  void suspect(const RankEnd& end) {
-    if (first_failed_ || stopped_by_ || kill_at_) return report(end);
-    if (suspects_.empty()) decide_at_ = Deadline::after(time_to_report(end.status));
-    suspects_.push_back(end);
-    if (end.status.signal || !end.lost.empty()) decide();
+  std::string waiting_for_reader() {
+    return concat(": waiting for the reader of ", pending(), " bytes of output (once more drops them)");
   }
 
-  void decide() {
-    const auto score = [](const RankEnd& e) { return !e.lost.empty() ? 2 : e.status.signal ? 1 : 0; };
-    const auto first = std::ranges::max_element(suspects_, {}, score);  // of equal ones the earliest
-    std::rotate(suspects_.begin(), first, first + 1);
-    for (const RankEnd& end : std::exchange(suspects_, {})) report(end);
-    if (report_until_ && decide_at_->expired()) report_until_ = decide_at_;  // they have had their time
+  std::string ending_ranks() const {
+    const int ranks = ranks_->size();
+    return ranks ? concat(": ending ", ranks, " ranks (once more kills them at once)")
+                 : ": no rank has started";
   }
 
-  void report(const RankEnd& end) {
+  void take_failure(const RankEnd& end) {
     if (stopped_by_) return;
-    if (!end.lost.empty()) is_host_lost_ = true;
-    failed_.push_back(end);
-    if (first_failed_) {
-      const bool ended = end.status.signal == SIGTERM || end.status.signal == SIGKILL;
-      if (!end.lost.empty())
-        log_error(concat(describe_loss(end), " after that"));
-      else if (!ended && end.status != *first_failed_)
-        log_error(concat("rank ", end.rank, on_host(end), " ", describe(end.status), " after that"));
-      return;
-    }
-    if (kill_at_) return;
-    first_failed_ = end.status;
-    status_ = end.status.shell_status();
-    if (!is_host_lost_)
-      restart_after_ = restarts_.next(end.status, std::chrono::steady_clock::now() - started_);
-    const std::string what = end.lost.empty()
-                                 ? concat("rank ", end.rank, " of ", options_.ranks, on_host(end),
-                                          " failed first: ", describe(end.status), oom_hint(end))
-                                 : describe_loss(end);
-    log_error(concat(what, restart_hint(end), end.lost.empty() ? log_hint(end.rank) : ""));
-    report_until_ = Deadline::after(time_to_report(end.status));
+    failures_.add(end, kill_at_.has_value(), now());
   }
 
-  /// The last line: why the job failed, once more, where ranks have printed after the first failure or have
-  /// left a report. It is the first failure, or that of the rank that its report blames. With
-  /// TORCHELASTIC_ERROR_FILE the line is rzrun's own report, for a launcher that started it.
+  /// Acts on what FirstFailure has decided.
+  void report_failures() {
+    if (const auto first = failures_.take()) {
+      status_ = first->status.shell_status();
+      if (ranks_->why_no_restart().empty())
+        restart_after_ = restarts_.next(first->status, std::chrono::steady_clock::now() - started_);
+      log_error(concat(describe_first(*first, ranks_->size()), restart_hint(*first), log_hint(*first)));
+    }
+    for (const std::string& line : failures_.take_later()) log_error(line);
+  }
+
+  /// The last line. With TORCHELASTIC_ERROR_FILE it is rzrun's own report, for a launcher that started it.
   void print_story() {
-    if (failed_.empty() || stopped_by_) return;
-    auto cause = failed_.begin();
-    const auto blamed = std::ranges::find(failed_, cause->culprit, &RankEnd::rank);
-    if (cause->culprit >= 0 && blamed != failed_.end()) cause = blamed;
-    std::string line = cause->lost.empty()
-                           ? concat("rank ", cause->rank, " of ", options_.ranks, on_host(*cause), " ",
-                                    describe(cause->status), oom_hint(*cause))
-                           : describe_loss(*cause);
-    if (!cause->error.empty()) line += ": " + cause->error;
-    std::ranges::replace(line, '\n', ' ');
-    if (!cause->error.empty() || (failed_.size() > 1 && !options_.nodes.empty()))
-      log_error("first failure: " + line);
+    const std::string line = failures_.story(ranks_->size());
+    if (line.empty() || stopped_by_) return;
+    reason_ = "first failure: " + line;
+    if (failures_.has_story()) log_error("first failure: " + line);
     if (const char* path = std::getenv("TORCHELASTIC_ERROR_FILE"); path && *path)
       write_error_file(path, line, status_);
   }
 
-  static std::string on_host(const RankEnd& end) {
-    return end.host.empty() ? "" : concat(" on host ", end.host);
-  }
-
-  static std::string describe_loss(const RankEnd& end) {
-    return concat("host ", end.host, " is lost: ", end.lost);
-  }
-
-  static std::string oom_hint(const RankEnd& end) {
-    return end.memory_kill
-               ? "; the kernel's out-of-memory killer struck meanwhile: use less memory or fewer ranks"
-               : "";
-  }
-
   std::string restart_hint(const RankEnd& end) const {
-    if (restarts_.max_restarts() == 0) return "";
-    const ExitStatus& f = end.status;
-    if (!end.lost.empty()) return "; no restart: a host is gone";
-    const std::string count = concat(restarts_.restarts(), " of ", restarts_.max_restarts());
-    if (!restart_after_)
-      return why_final(f).empty() ? concat("; no restart is left after ", count)
-                                  : concat("; no restart: ", why_final(f));
-    return concat("; restart ", count, restart_after_->count() ? " in " + seconds(*restart_after_) : "");
+    const std::string why = ranks_->why_no_restart();
+    if (restarts_.max_restarts() > 0 && !why.empty()) return "; no restart: " + why;
+    return restarts_.explain(end.status, restart_after_);
   }
 
-  std::string log_hint(int rank) const {
-    if (options_.log_dir.empty()) return "";
+  std::string log_hint(const RankEnd& end) const {
+    if (options_.log_dir.empty() || !end.lost.empty()) return "";
     const int before = restarts_.restarts() - (restart_after_ ? 1 : 0);
-    return "; its log: " + log_path(options_, before, rank, "stderr");
+    return "; its log: " + log_path(options_, before, end.rank, "stderr");
   }
 
   void end_leftovers() {
     const std::size_t left = ranks_->leftovers();
     if (left == 0) return;
-    if (!first_failed_)
+    if (!failures_.is_known())
       log_error(
           concat("ending ", left, left == 1 ? " process" : " processes", " that the ranks left behind"));
     end_all();
@@ -401,14 +354,14 @@ class Supervisor {
   const Options& options_;
   const std::vector<std::vector<int>> processors_;
   UniqueFd signals_;
-  bool is_host_lost_ = false;
   Console stdout_{STDOUT_FILENO};
   std::optional<Console> own_stderr_;
   std::unique_ptr<Ranks> ranks_;  // after the consoles that it has
   bool stdout_failed_ = false;
   RestartPolicy restarts_;
-  const std::string run_id_ = random_id();
+  const std::string run_id_;
   int status_ = 0;
+  std::string reason_;  // of a status that is not 0
   int stopped_by_ = 0;  // the signal that requested the end of the job
   std::chrono::steady_clock::time_point stopped_at_;
   std::string urgent_;                   // not empty: the later signal that requested the end at once
@@ -419,12 +372,8 @@ class Supervisor {
   bool in_group_ = false;  // false during the pause before a restart
   std::chrono::steady_clock::time_point started_;
   std::optional<std::chrono::milliseconds> restart_after_;
-  std::optional<ExitStatus> first_failed_;
-  std::optional<Deadline> report_until_;
-  std::vector<RankEnd> failed_;        // the first failure, and those after it
-  std::vector<RankEnd> suspects_;      // failures of which one will be the first
-  std::optional<Deadline> decide_at_;  // while there are some
-  std::optional<Deadline> kill_at_;    // set: the group is being ended
+  FirstFailure failures_;
+  std::optional<Deadline> kill_at_;  // set: the group is being ended
   bool killed_ = false;
 };
 
@@ -433,6 +382,10 @@ class Supervisor {
 int supervise(const Options& options) {
   if (options.agent) return run_agent();
   if (options.dry_run) return print_help(describe_plan(options));
+  if (options.rendezvous) {
+    auto listeners = listen_as_node0(*options.rendezvous);
+    return listeners.empty() ? run_member(options) : Supervisor(options, std::move(listeners)).run();
+  }
   return Supervisor(options).run();
 }
 

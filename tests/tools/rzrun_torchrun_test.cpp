@@ -1,0 +1,239 @@
+// torchrun's flags, and which hosts form a job: without processes; and agents over TCP, with real sockets.
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <thread>
+
+#include "comm/core/error.h"
+#include "comm/net/listening.h"
+#include "tests/support/program.h"
+#include "tools/rzrun/agent_sockets.h"
+#include "tools/rzrun/joining.h"
+#include "tools/rzrun/torchrun_flags.h"
+
+namespace rz::rzrun {
+namespace {
+
+using std::chrono::seconds;
+
+std::string error_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Errc::config);
+    return e.what();
+  }
+  return "";
+}
+
+TEST(Torchrun, HostsAreANumberOrARange) {
+  EXPECT_EQ(parse_nnodes("3", "--nnodes"), std::pair(3, 3));
+  EXPECT_EQ(parse_nnodes("2:4", "--nnodes"), std::pair(2, 4));
+  for (const char* text : {"", "0", "x", "4:2", "1:", ":2", "1:2:3", "-1", "65537"})
+    EXPECT_NE(error_of([&] { parse_nnodes(text, "PET_NNODES"); }).find("PET_NNODES '"), std::string::npos)
+        << text;
+}
+
+TEST(Torchrun, RanksOfAHostAreANumberOrItsDevicesOrProcessors) {
+  EXPECT_EQ(parse_nproc("3", "", 2, 8), 3);
+  EXPECT_EQ(parse_nproc("cpu", "", 2, 8), 8);
+  EXPECT_EQ(parse_nproc("gpu", "", 2, 8), 2);
+  EXPECT_EQ(parse_nproc("auto", "", 2, 8), 2);
+  EXPECT_EQ(parse_nproc("auto", "", 0, 8), 8);
+  EXPECT_NE(error_of([] { parse_nproc("gpu", "--nproc-per-node", 0, 8); }).find("no CUDA device"),
+            std::string::npos);
+  for (const char* text : {"0", "x", "-1", "1.5", "5000"})
+    EXPECT_NE(error_of([&] { parse_nproc(text, "--nproc-per-node", 1, 1); }), "") << text;
+}
+
+TEST(Torchrun, ConfIsKeysAndValues) {
+  Rendezvous r;
+  parse_rdzv_conf("timeout=7,last_call_timeout=3,is_host=true,read_timeout=60", "--rdzv-conf", r);
+  EXPECT_EQ(r.join_timeout, seconds(7));
+  EXPECT_EQ(r.last_call, seconds(3));
+  EXPECT_EQ(r.is_host, true);
+  EXPECT_NE(error_of([&] { parse_rdzv_conf("tiemout=7", "--rdzv-conf", r); }).find("unknown key 'tiemout'"),
+            std::string::npos);
+  for (const char* text : {"", "timeout", "timeout=", "=7", "timeout=x", "is_host=2", "timeout=7,,"})
+    EXPECT_NE(error_of([&] { parse_rdzv_conf(text, "--rdzv-conf", r); }), "") << text;
+}
+
+TEST(Torchrun, WrongFlagsAreRefusedInOneLine) {
+  const auto refused = [](std::vector<std::string> flags, const std::string& words) {
+    flags.push_back("true");
+    test::expect_refusal("rzrun", flags, words);
+  };
+  refused({"--nnodes", "2"}, "--nnodes 2: where is node 0? Give --rdzv-endpoint HOST:PORT, or --master-addr");
+  refused({"--nnodes", "two"}, "--nnodes 'two': a number of hosts is needed, or MIN:MAX");
+  refused({"--nnodes", "2", "--node_rank", "2", "--master_addr", "a"},
+          "--node-rank '2': a whole number from 0 to 1");
+  refused({"--nproc_per_node", "many"}, "--nproc-per-node 'many'");
+  refused({"--nnodes", "2", "--rdzv_endpoint", "a:b"}, "--rdzv-endpoint: address 'a:b'");
+  refused({"--nnodes", "2", "--rdzv-endpoint", "a:0"}, "--rdzv-endpoint: port 0 is no port");
+  refused({"--nnodes", "2", "--rdzv-endpoint", "a:1", "--master-addr", "b"},
+          "name two hosts, a and b; give one");
+  refused({"--nnodes", "2", "--rdzv-endpoint", "a:1", "--rdzv-backend", "etcd-v2"},
+          "etcd-v2 is not supported");
+  refused({"--nnodes", "2", "--rdzv-endpoint", "a:1", "--rdzv-backend", "zeus"},
+          "'zeus': c10d or static is needed");
+  refused({"--nnodes", "2", "--rdzv-endpoint", "a:1", "--rdzv-conf", "x=1"}, "--rdzv-conf: unknown key 'x'");
+  refused({"--standalone", "--nnodes", "2"}, "--standalone is for one host, and --nnodes is 2");
+  refused({"-n", "2", "--nproc-per-node", "2"}, "-n and --nproc-per-node exclude each other");
+  refused({"--hostfile", "f", "--nnodes", "2"}, "--hostfile and --nnodes exclude each other");
+  refused({"--nproc-per-node", "2", "-t", "1"}, "--tee '1': rzrun writes both streams of all ranks; give 3");
+  refused({"--nproc-per-node", "2", "-r", "3"}, "--redirects needs --log-dir DIR");
+}
+
+TEST(Torchrun, OneHostNeedsNoAddress) {
+  for (const char* flags :
+       {"--standalone --nproc_per_node 2", "--nproc-per-node=2 --nnodes=1 --rdzv-backend=c10d"}) {
+    test::Program p({"sh", "-c", test::built("rzrun") + " " + flags + " sh -c 'echo $WORLD_SIZE'"});
+    EXPECT_EQ(p.wait(), 0) << p.err();
+    EXPECT_EQ(p.out(), "2\n2\n") << flags;
+  }
+  test::Program p({test::built("rzrun"), "sh", "-c", "echo $WORLD_SIZE $ROLE_NAME $TORCHELASTIC_RUN_ID"},
+                  {{"PET_NPROC_PER_NODE", "1"}, {"PET_RDZV_ID", "job7"}});
+  EXPECT_EQ(p.wait(), 0) << p.err();
+  EXPECT_EQ(p.out(), "1 default job7\n");
+  test::Program tee({test::built("rzrun"), "--nproc-per-node", "1", "-t", "3", "echo", "hi"});
+  EXPECT_EQ(tee.wait(), 0) << tee.err();
+  EXPECT_EQ(tee.out(), "[0] hi\n");
+}
+
+Joining host(const std::string& name, int node_rank, int min = 3, int max = 3) {
+  return {name, node_rank, 2, min, max, "none", {"train"}};
+}
+
+TEST(Joining, WhatMustNotDifferIsNamed) {
+  Joining other = host("b", 1);
+  other.local_ranks = 5;
+  other.command.push_back("argument");
+  EXPECT_EQ(difference(host("a", 0), other), "");
+  other.max_nodes = 4;
+  EXPECT_EQ(difference(host("a", 0), other), "the hosts differ in --nnodes: 3 on a, 3:4 on b");
+  other.id = "x";
+  EXPECT_EQ(difference(host("a", 0), other), "the hosts differ in --rdzv-id: none on a, x on b");
+  other = host("b", 1);
+  other.command = {"evaluate"};
+  EXPECT_EQ(difference(host("a", 0), other), "the hosts differ in the program: train on a, evaluate on b");
+}
+
+TEST(Joining, PlacesAreNotGivenTwice) {
+  const std::vector<Joining> all{host("a", 0), host("b", 2)};
+  EXPECT_EQ(refusal(all, host("c", 1)), "");
+  EXPECT_EQ(refusal(all, host("c", -1)), "");
+  EXPECT_EQ(refusal(all, host("c", 2)), "--node-rank 2 is that of two hosts: b and c");
+  EXPECT_EQ(refusal(all, host("c", 3)), "--node-rank 3 on c: --nnodes 3 has node ranks up to 2");
+  EXPECT_EQ(refusal({host("a", 0, 1, 1)}, host("c", -1)), "the job has its 1 host without c");
+}
+
+TEST(Joining, NumbersFollowNodeRanksAndArrival) {
+  const auto numbers = [](std::vector<int> ranks) {
+    std::vector<Joining> hosts;
+    for (const int r : ranks) hosts.push_back(host("h", r));
+    return node_numbers(hosts);
+  };
+  EXPECT_EQ(numbers({0, -1, -1}), (std::vector<int>{0, 1, 2}));
+  EXPECT_EQ(numbers({0, 2, 1}), (std::vector<int>{0, 2, 1}));
+  EXPECT_EQ(numbers({0, 3, 1}), (std::vector<int>{0, 2, 1})) << "without gaps";
+  EXPECT_EQ(numbers({0, 1, -1}), (std::vector<int>{0, 1, 2}));
+  EXPECT_EQ(numbers({0, -1, 1}), (std::vector<int>{0, 2, 1}));
+}
+
+TEST(Joining, WhatIsMissingIsNamed) {
+  EXPECT_EQ(missing({host("a", 0), host("b", 2)}), "node rank 1 is");
+  EXPECT_EQ(missing({host("a", 0)}), "node ranks 1, 2 are");
+  EXPECT_EQ(missing({host("a", 0), host("b", -1)}), "1 host is");
+}
+
+TEST(Joining, AJobStartsWithAllHostsOrAfterTheLastCall) {
+  Rendezvous r;
+  r.min_nodes = 2;
+  r.max_nodes = 3;
+  LastCall call(r);
+  LastCall::Clock::time_point now{};
+  EXPECT_FALSE(call.may_start(1, now));
+  EXPECT_FALSE(call.may_start(2, now));
+  EXPECT_FALSE(call.may_start(2, now + seconds(29)));
+  EXPECT_FALSE(call.may_start(1, now + seconds(29)));
+  EXPECT_FALSE(call.may_start(2, now + seconds(31))) << "from when there are enough again";
+  EXPECT_TRUE(call.may_start(2, now + seconds(61)));
+  EXPECT_TRUE(call.may_start(3, now));
+}
+
+/// A listener on loopback, served by a thread.
+class AgentSockets : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto at = net::listen_at(net::listening_addresses({"127.0.0.1", 0}, ""), 0);
+    address_ = net::local_address(at.front().get());
+    listener_.emplace(std::move(at), secret_);
+    thread_ = std::thread([this] {
+      while (!stop_) {
+        for (auto& c : listener_->advance()) streams_.push_back(std::move(c.stream));
+        proven_ = static_cast<int>(streams_.size());
+        refused_ = listener_->strangers().refused();
+        most_ = std::max<std::size_t>(most_, listener_->unproven());
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    });
+  }
+  void TearDown() override {
+    stop_ = true;
+    thread_.join();
+  }
+  static bool becomes(const std::function<bool()>& state) {
+    const auto end = Deadline::after(seconds(20));
+    while (!state() && !end.expired()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    return state();
+  }
+  FrameStream connect(const SharedSecret& secret) {
+    return connect_to_rzrun({"127.0.0.1", address_.port()}, secret, Deadline::after(seconds(20)),
+                            [](auto&) {});
+  }
+
+  SharedSecret secret_ = std::make_shared<net::Secret>(net::Secret::random());
+  net::SocketAddress address_;
+  std::optional<AgentListener> listener_;
+  std::list<FrameStream> streams_;
+  std::atomic<int> proven_{0};
+  std::atomic<std::uint64_t> refused_{0};
+  std::atomic<std::size_t> most_{0};
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+TEST_F(AgentSockets, TheSecretIsProvedByBothEnds) {
+  const FrameStream stream = connect(secret_);
+  EXPECT_TRUE(becomes([&] { return proven_ == 1; }));
+  try {
+    connect(std::make_shared<net::Secret>(net::Secret::random()));
+    FAIL() << "another secret";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Errc::mismatch);
+    EXPECT_NE(std::string(e.what()).find("another secret"), std::string::npos) << e.what();
+  }
+  EXPECT_EQ(proven_, 1);
+  EXPECT_TRUE(becomes([&] { return refused_ > 0; }));
+}
+
+TEST_F(AgentSockets, StrangersAreDroppedAndAgentsGetThrough) {
+  std::vector<UniqueFd> flood;
+  for (int i = 0; i < 300; ++i) flood.push_back(net::connect_tcp(address_, Deadline::after(seconds(5))));
+  std::string frames(frames_begin);
+  append_frame(frames, Frame::Kind::join, "no secret");
+  for (int i = 0; i < 20; ++i) {
+    flood.push_back(net::connect_tcp(address_, Deadline::after(seconds(5))));
+    ASSERT_GT(::send(flood.back().get(), frames.data(), frames.size(), MSG_NOSIGNAL), 0);
+  }
+  const FrameStream stream = connect(secret_);
+  EXPECT_TRUE(becomes([&] { return proven_ == 1; }));
+  EXPECT_TRUE(becomes([&] { return refused_ >= 300 + 20 - AgentListener::max_unproven; })) << refused_;
+  EXPECT_LE(most_, AgentListener::max_unproven);
+  EXPECT_EQ(proven_, 1);
+}
+
+}  // namespace
+}  // namespace rz::rzrun
