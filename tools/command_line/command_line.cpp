@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/core/text.h"
 #include "tools/command_line/launcher_flags.h"
@@ -33,6 +34,37 @@ void refuse_launcher_flags(const CLI::App& app, std::span<const char* const> wor
       fail(Errc::config, flag, " is a flag of ", other->launcher, "; ",
            starts_a_program ? other->in_rzrun : other->in_programs);
   }
+}
+
+/// -1: not started by a launcher, as in PyTorch.
+void check_local_rank(const std::string& flag, const std::string& text) {
+  const auto rank = parse_number<int>(text);
+  require(rank.has_value(), Errc::config, flag, "=", text, ": expected an integer");
+  const std::string found = environment_variable("LOCAL_RANK").value_or("0");
+  require(*rank == -1 || concat(*rank) == found, Errc::config, flag, "=", text, ": the local rank is ", found,
+          " by LOCAL_RANK of the environment; leave the flag out, or start the ranks with rzrun or torchrun");
+}
+
+/// The words without --local_rank=R or --local_rank R.
+std::vector<const char*> without_local_rank(const CLI::App& app, std::span<const char* const> words) {
+  std::vector<const char*> kept;
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    const std::string word = words[i], flag = word.substr(0, word.find('='));
+    if (word == "--" || (app.get_prefix_command() && i > 0 && !word.starts_with("-"))) {
+      kept.insert(kept.end(), words.begin() + static_cast<std::ptrdiff_t>(i), words.end());
+      break;
+    }
+    const auto* own = app.get_option_no_throw(flag);
+    if (!own && (flag == "--local_rank" || flag == "--local-rank")) {
+      require(flag != word || i + 1 < words.size(), Errc::config, flag, ": a value is missing");
+      check_local_rank(flag, flag != word ? word.substr(flag.size() + 1) : words[++i]);
+      continue;
+    }
+    kept.push_back(words[i]);
+    if (own && flag == word && own->get_items_expected_min() > 0 && i + 1 < words.size())
+      kept.push_back(words[++i]);
+  }
+  return kept;
 }
 
 bool is_flag(const std::string& word) {
@@ -132,6 +164,7 @@ Flag Flag::type_name(const std::string& name) { return Flag(option_->type_name(n
 Flag Flag::group(const std::string& heading) { return Flag(option_->group(heading)); }
 Flag Flag::required() { return Flag(option_->required()); }
 Flag Flag::excludes(Flag other) { return Flag(option_->excludes(other.option_)); }
+Flag Flag::one_value_each() { return Flag(option_->allow_extra_args(false)); }
 
 void CommandLine::allow_trailing_command() { app_->prefix_command(); }
 void CommandLine::column_width(std::size_t width) { app_->get_formatter()->column_width(width); }
@@ -148,9 +181,10 @@ std::vector<std::string> split_at_commas(const std::string& words) { return CLI:
 
 std::string CommandLine::parse(int argc, const char* const* argv) {
   app_->allow_extras();
-  refuse_launcher_flags(*app_, std::span(argv, static_cast<std::size_t>(argc)).subspan(argc > 0 ? 1 : 0));
+  const auto words = without_local_rank(*app_, std::span(argv, static_cast<std::size_t>(argc)));
+  refuse_launcher_flags(*app_, std::span(words).subspan(argc > 0 ? 1 : 0));
   try {
-    app_->parse(argc, argv);
+    app_->parse(static_cast<int>(words.size()), words.data());
   } catch (const CLI::CallForHelp&) {
     return app_->help();
   } catch (const CLI::ParseError& e) {

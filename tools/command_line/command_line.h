@@ -41,6 +41,8 @@ class CommandLine {
     Flag group(const std::string& heading);
     Flag required();
     Flag excludes(Flag other);
+    /// Of a list: one value behind each appearance of the flag.
+    Flag one_value_each();
 
    private:
     friend CommandLine;
@@ -73,9 +75,10 @@ class CommandLine {
   std::optional<int> values_of(const std::string& flag) const;
 
   /// Parses the words into the bound variables and returns "", or returns the help text if help was
-  /// requested. Errors are Errc::config in one line. For an unknown flag it names the nearest known one, for
-  /// a flag of another launcher the replacement (launcher_flags.h). Words that are not flags are errors too,
-  /// unless they form a command.
+  /// requested. --local_rank=R, which DeepSpeed's launcher adds, must be LOCAL_RANK, and is left out, unless
+  /// the program has such a flag. Errors are Errc::config in one line. For an unknown flag it names the
+  /// nearest known one, for a flag of another launcher the replacement (launcher_flags.h). Words that are not
+  /// flags are errors too, unless they form a command.
   std::string parse(int argc, const char* const* argv);
 
   bool is_set(const std::string& name) const;

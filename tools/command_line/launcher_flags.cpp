@@ -32,8 +32,20 @@ constexpr Instead gpus{"use --include localhost:SLOT,SLOT to choose devices",
 constexpr Instead logs{"use --log-dir DIR", "use rzrun --log-dir DIR"};
 constexpr Instead labels{"use --prefix", "use rzrun --prefix"};
 constexpr Instead restarts{"use --max-restarts K", "use rzrun --max-restarts K"};
-constexpr Instead module{"use python3 -m MODULE as PROGRAM", "use rzrun -n N python3 -m MODULE"};
-constexpr Instead environment{"set the variable before rzrun, ranks inherit it",
+constexpr Instead module{"use --module", "use rzrun -n N --module MODULE"};
+constexpr Instead not_here{"leave it out; plan --memory proposes a mesh, and tune measures collectives",
+                           "leave it out; plan --memory proposes a mesh, and tune measures collectives"};
+constexpr Instead elastic{"use --max-restarts K; a checkpoint resumes on any number of ranks",
+                          "use rzrun --max-restarts K; a checkpoint resumes on any number of ranks"};
+constexpr Instead own_pid{"leave it out; $! of the shell is the process id of rzrun",
+                          "leave it out; $! of the shell is the process id of rzrun"};
+constexpr Instead venv{"activate it before rzrun, ranks inherit its variables",
+                       "activate it before rzrun, ranks inherit its variables"};
+constexpr Instead cores{"use taskset -c LIST rzrun; ranks are bound within these cores",
+                        "use taskset -c LIST rzrun; ranks are bound within these cores"};
+constexpr Instead of_srun{"leave it out, or start the ranks with srun and its flag",
+                          "leave it out, or start the ranks with srun and its flag"};
+constexpr Instead environment{"use -x NAME=VALUE, or set the variable before rzrun",
                               "set the variable in the environment, ranks inherit it"};
 constexpr Instead local_rank{"leave it out, ranks find LOCAL_RANK in their environment",
                              "leave it out, the program finds LOCAL_RANK in its environment"};
@@ -112,7 +124,17 @@ constexpr LauncherFlag table[] = {
     row("--force-multi", "deepspeed", hosts),
     row("--no-local-rank", "deepspeed", local_rank),
     row("--bind-cores-to-rank", "deepspeed", binding),
-    row("--bind-core-list", "deepspeed", binding),
+    row("--bind-core-list", "deepspeed", cores),
+    row("--no-ssh-check", "deepspeed", not_needed),
+    row("--num-accelerators", "deepspeed", ranks),
+    row("--autotuning", "deepspeed", not_here),
+    row("--elastic-training", "deepspeed", elastic),
+    row("--min-elastic-nodes", "deepspeed", elastic),
+    row("--max-elastic-nodes", "deepspeed", elastic),
+    row("--save-pid", "deepspeed", own_pid),
+    row("--venv-script", "deepspeed", venv),
+    row("--comment", "deepspeed", of_srun),
+    row("--account", "deepspeed", of_srun),
     row("--enable-each-rank-log", "deepspeed", logs),
     row("--localhost", "deepspeed",
         {"write --include localhost:SLOT,SLOT", "start it with rzrun --include localhost:SLOT,SLOT PROGRAM"}),

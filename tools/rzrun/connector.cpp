@@ -45,6 +45,7 @@ std::vector<std::string> agent_command(const Options& o, const std::string& host
     words = {"ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5"};
     if (o.ssh_port) words.insert(words.end(), {"-p", concat(o.ssh_port)});
   }
+  for (const auto word : words_of(o.launcher_args)) words.emplace_back(word);
   words.push_back(host);
   words.push_back(
       concat("cd ", in_quotes(std::filesystem::current_path()), " && exec ", in_quotes(self), " --agent"));

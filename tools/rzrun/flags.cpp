@@ -4,6 +4,7 @@
 #include "tools/command_line/command_line.h"
 #include "tools/rzrun/host_flags.h"
 #include "tools/rzrun/options.h"
+#include "tools/rzrun/program_flags.h"
 #include "tools/rzrun/torchrun_flags.h"
 
 namespace rz::rzrun {
@@ -71,6 +72,14 @@ have come, or last_call_timeout (30 s) after MIN; with --max-restarts a host tha
 start again if they are MIN or more, and one that comes late takes part after the next restart. A lost node 0
 ends the job.
 
+A PROGRAM that ends in .py and is not executable, or has no "#!", runs as `python3 -u PROGRAM`, as with
+torchrun; PYTHON_EXEC is another interpreter. No --local_rank is added unless --local_rank is given: programs
+find LOCAL_RANK. All ranks get the variables of ~/.deepspeed_env and then ./.deepspeed_env, lines NAME=VALUE,
+and those of -x; the last one holds, also over rzrun's own environment. DS_ENV_FILE is another name or path,
+and no file if empty. rzrun's variables such as RANK are refused there, as is a file that every user may write
+or, without DS_ENV_FILE, that belongs to another user. Also accepted, as in DeepSpeed: --no_local_rank and
+--no_ssh_check (no effect), --bind_cores_to_rank (--bind core), --enable_each_rank_log DIR (--log-dir DIR).
+
 Exit status: 0 if every rank exited with 0; else that of the rank that failed first, after the last
 restart, 128 + the signal's number if a signal ended it or rzrun; 255 if a host is lost; 2 for a wrong command
 line; 126 or 127 if the program cannot be started.)";
@@ -123,6 +132,7 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   RawOptions raw;
   HostFlags host_flags;
   TorchrunFlags torchrun_flags;
+  ProgramFlags program_flags;
   if (argc == 2 && std::string_view(argv[1]) == "--agent") {
     o.agent = true;
     return parsed;
@@ -132,6 +142,7 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   add_flags(line, o, raw);
   add_host_flags(line, o, host_flags);
   add_torchrun_flags(line, o, torchrun_flags);
+  add_program_flags(line, program_flags, host_flags);
   const auto words = take_tee(line, {argv, argv + argc}, torchrun_flags);
   std::vector<const char*> arguments;
   for (const std::string& word : words) arguments.push_back(word.c_str());
@@ -141,9 +152,11 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   o.bind = raw.bind == "core";
   o.grace = std::chrono::milliseconds(static_cast<long>(raw.grace_s * 1e3));
   require(!line.is_set("-n") || o.ranks >= 1, Errc::config, "-n must be at least 1, not ", o.ranks);
+  apply_deepspeed_flags(line, program_flags, o);
   apply_torchrun_flags(line, torchrun_flags, o);
   if (!o.rendezvous) apply_host_flags(line, host_flags, o);
   check(o);
+  apply_program_flags(program_flags, o);
   return parsed;
 }
 

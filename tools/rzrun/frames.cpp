@@ -17,7 +17,8 @@ constexpr std::size_t header_bytes = 5;  // length of the payload, kind
 template <class Archive, class J>
 void fields_of_job(Archive& a, J& job) {
   auto& o = job.options;
-  a(o.ranks, o.command, o.role, o.bind, o.prefix, o.log_dir, o.tee, o.max_restarts);
+  a(o.ranks, o.command, o.role, o.bind, o.prefix, o.log_dir, o.tee, o.max_restarts, o.variables,
+    o.local_rank_at);
   a(job.local_ranks, job.first_rank, job.node, job.nodes, job.host, job.devices);
   a(job.master_addr, job.master_port, job.run_id, job.launch, job.restarts);
 }

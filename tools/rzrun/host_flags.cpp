@@ -11,6 +11,12 @@ namespace {
 
 using hosts::Host;
 
+Host of_all_slots(const std::string& name) {
+  Host all{name, std::vector<int>(hosts::max_slots), false};
+  std::iota(all.slots.begin(), all.slots.end(), 0);
+  return all;
+}
+
 /// The slots of this host that --include names without a hostfile: any, since no file limits them.
 std::vector<Host> of_this_host(const std::string& filter) {
   const std::string name = filter.substr(0, filter.find_first_of(":@"));
@@ -18,9 +24,7 @@ std::vector<Host> of_this_host(const std::string& filter) {
           "' is another host; name it and its slots in a --hostfile");
   require(filter.find(':') != std::string::npos, Errc::config, "--include ", filter,
           ": without --hostfile write ", name, ":SLOT,SLOT…, or -n N");
-  Host all{name, std::vector<int>(hosts::max_slots), false};
-  std::iota(all.slots.begin(), all.slots.end(), 0);
-  return hosts::include({all}, filter);
+  return hosts::include({of_all_slots(name)}, filter);
 }
 
 void check_flags(const CommandLine& line, const HostFlags& f, const Options& o) {
@@ -36,7 +40,9 @@ void check_flags(const CommandLine& line, const HostFlags& f, const Options& o) 
   if (!f.hostfile.empty()) return;
   require(!line.is_set("--exclude"), Errc::config, "--exclude needs --hostfile FILE");
   require(f.num_nodes <= 1, Errc::config, "--num_nodes ", f.num_nodes, " needs --hostfile FILE");
-  for (const auto& [is_set, name] : {std::pair(!o.rsh.empty(), "--rsh"), {o.ssh_port != 0, "--ssh_port"}})
+  for (const auto& [is_set, name] : {std::pair(!o.rsh.empty(), "--rsh"),
+                                     {o.ssh_port != 0, "--ssh_port"},
+                                     {!o.launcher_args.empty(), "--launcher_args"}})
     require(!is_set, Errc::config, name, " needs --hostfile FILE: one host needs no connection");
 }
 
@@ -81,7 +87,8 @@ void add_host_flags(CommandLine& line, Options& o, HostFlags& f) {
       .within(1, hosts::max_nodes)
       .type_name("N")
       .group(heading);
-  line.add_option("--num_gpus,--num-gpus", f.num_gpus, "The first K slots of each; without --hostfile: -n K")
+  line.add_option("--num_gpus,--num-gpus,--num_accelerators,--num-accelerators", f.num_gpus,
+                  "The first K slots of each; without --hostfile: -n K")
       .within(1, hosts::max_slots)
       .type_name("K")
       .group(heading);
@@ -103,6 +110,7 @@ void apply_host_flags(const CommandLine& line, const HostFlags& f, Options& o) {
   check_flags(line, f, o);
   if (f.hostfile.empty() && f.include.empty()) {
     if (f.num_gpus) o.ranks = f.num_gpus;
+    if (f.force_multi && o.ranks > 0) o.nodes = of_ranks({of_all_slots("localhost")}, o.ranks);
     return;
   }
   auto all = f.hostfile.empty() ? of_this_host(f.include) : hosts::read_hostfile(f.hostfile);
@@ -113,7 +121,7 @@ void apply_host_flags(const CommandLine& line, const HostFlags& f, Options& o) {
   if (line.is_set("-n")) all = of_ranks(std::move(all), o.ranks);
   o.ranks = 0;
   for (const Host& h : all) o.ranks += static_cast<int>(h.slots.size());
-  if (all.size() == 1 && is_this_host(all.front().name)) {
+  if (!f.force_multi && all.size() == 1 && is_this_host(all.front().name)) {
     if (all.front().filtered) o.devices = all.front().slots;
     return;
   }
@@ -135,6 +143,7 @@ std::string describe_plan(const Options& o) {
     if (!o.nodes.empty()) text += concat("; agent: ", join(agent_command(o, h.name)));
     text += "\n";
   }
+  for (const std::string& line : o.plan) text += line + "\n";
   return text;
 }
 

@@ -11,6 +11,7 @@ namespace rz::rzrun {
 struct HostFlags {
   std::string hostfile, include, exclude;
   int num_nodes = 0, num_gpus = 0;
+  bool force_multi = false;  ///< an agent also for this host alone
 };
 
 void add_host_flags(CommandLine&, Options&, HostFlags&);

@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
@@ -69,14 +70,19 @@ void exec_child(const Job& job, int local_rank, pid_t parent, int secret, const 
   redirect_stdin(job, job.first_rank + local_rank);
   if (out.child) ::dup2(out.child.get(), STDOUT_FILENO);
   if (err.child) ::dup2(err.child.get(), STDERR_FILENO);
+  for (const auto& [name, value] : job.options.variables) ::setenv(name.c_str(), value.c_str(), 1);
   for (const auto& [name, value] : rank_environment(job, local_rank))
     ::setenv(name.c_str(), value.c_str(), 1);
   ::fcntl(secret, F_SETFD, 0);  // not closed by exec
   ::setenv("RZ_SECRET_FD", concat(secret).c_str(), 1);
   if (!job.processors.empty())
     bind_process(job.processors[static_cast<std::size_t>(local_rank)]);  // failure costs speed only
+  std::vector<std::string> words = job.options.command;
+  if (const auto at = job.options.local_rank_at)
+    words.insert(words.begin() + std::min(at, static_cast<int>(words.size())),
+                 concat("--local_rank=", local_rank));
   std::vector<char*> argv;
-  for (const auto& word : job.options.command) argv.push_back(const_cast<char*>(word.c_str()));
+  for (const auto& word : words) argv.push_back(const_cast<char*>(word.c_str()));
   argv.push_back(nullptr);
   ::execvp(argv[0], argv.data());
 }

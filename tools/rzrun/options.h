@@ -4,6 +4,7 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tools/command_line/command_line.h"
@@ -29,11 +30,16 @@ struct Options {
   std::string run_id;              ///< TORCHELASTIC_RUN_ID; empty: a random one
   std::string role = "default";    ///< ROLE_NAME of the ranks
   std::optional<Rendezvous>
-      rendezvous;    ///< several hosts, at each of which rzrun is started; `ranks` are those of this host
-  std::string rsh;   ///< a command instead of ssh
-  int ssh_port = 0;  ///< 0: ssh's own
+      rendezvous;   ///< several hosts, at each of which rzrun is started; `ranks` are those of this host
+  std::string rsh;  ///< a command instead of ssh
+  std::string launcher_args;  ///< more words for ssh
+  int ssh_port = 0;           ///< 0: ssh's own
   bool dry_run = false;
-  bool agent = false;  ///< runs the ranks of one host, for another rzrun
+  std::vector<std::pair<std::string, std::string>> variables;  ///< of the ranks; of equal names the last
+  int local_rank_at = 0;           ///< where --local_rank=R is added to the command; 0: it is not
+  std::vector<std::string> notes;  ///< lines for standard error, at the start
+  std::vector<std::string> plan;   ///< lines for --dry-run
+  bool agent = false;              ///< runs the ranks of one host, for another rzrun
 
   bool to_console() const { return log_dir.empty() || tee; }
 };

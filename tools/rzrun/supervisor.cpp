@@ -381,6 +381,7 @@ class Supervisor {
 
 int supervise(const Options& options) {
   if (options.agent) return run_agent();
+  for (const std::string& note : options.notes) std::fprintf(stderr, "rzrun: %s\n", note.c_str());
   if (options.dry_run) return print_help(describe_plan(options));
   if (options.rendezvous) {
     auto listeners = listen_as_node0(*options.rendezvous);

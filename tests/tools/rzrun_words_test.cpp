@@ -1,0 +1,224 @@
+// What users of DeepSpeed type into a launcher: Python programs, variables of files and flags.
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+#include "comm/core/error.h"
+#include "tests/support/program.h"
+#include "tests/support/rzrun.h"
+#include "tools/rzrun/environment_file.h"
+
+namespace rz::rzrun {
+namespace {
+
+using test::Directory;
+using test::lines;
+using test::Program;
+
+std::string refusal(const std::string& text) {
+  try {
+    parse_environment_file(text, "F");
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Errc::config);
+    return e.what();
+  }
+  return "";
+}
+
+TEST(EnvironmentFile, LinesAreVariables) {
+  const VariableList found = parse_environment_file(
+      "# a comment\n\nA=1\r\n  export B = two words \nC='$HOME #x'\nD=\"a 'b'\"\nE=\nA=a=b#c", "F");
+  const VariableList expected{
+      {"A", "a=b#c"}, {"B", "two words"}, {"C", "$HOME #x"}, {"D", "a 'b'"}, {"E", ""}};
+  EXPECT_EQ(found, expected);
+}
+
+TEST(EnvironmentFile, ErrorsNameTheLine) {
+  const auto expect = [](const std::string& text, const std::string& words) {
+    EXPECT_NE(refusal(text).find(words), std::string::npos) << refusal(text);
+  };
+  expect("A=1\nB\n", "F:2: 'B' has no '='");
+  expect("1A=1", "F:1: '1A' is no name of a variable");
+  expect("A B=1", "F:1: 'A B' is no name of a variable");
+  expect("=1", "F:1: '' is no name of a variable");
+  expect("A='x", "F:1: a value that begins with ' must end with it");
+  expect("A='", "F:1: a value that begins with ' must end with it");
+  expect("A=\"x\" y", "F:1: a value that begins with \" must end with it");
+  expect("PATH=$PATH:/x", "F:1: '$' and '`' are not expanded");
+  expect("A=\"`id`\"", "F:1: '$' and '`' are not expanded");
+  expect("A=1 # one", "F:1: text behind '#'");
+  expect("\nRANK=1", "F:2: RANK is set by rzrun for each rank");
+  expect("TORCHELASTIC_RUN_ID=1", "F:1: TORCHELASTIC_RUN_ID is set by rzrun");
+  expect("MASTER_PORT=1", "F:1: MASTER_PORT is set by rzrun; use --master-port PORT");
+  expect(std::string("A=1\0002", 5), "F:1: the value of A has a zero byte");
+  expect("A=" + std::string(131070, 'x'), "F:1: the value of A is longer than 128 KiB");
+  EXPECT_EQ(refusal("A=" + std::string(131069, 'x')), "");
+}
+
+/// RZ_FUZZ_SECONDS: for so long; RZ_FUZZ_SEED: other texts.
+TEST(EnvironmentFileFuzz, AnyTextIsReadOrRefusedInOneLine) {
+  const char *const seed = std::getenv("RZ_FUZZ_SEED"), *const limit = std::getenv("RZ_FUZZ_SECONDS");
+  std::mt19937 random(seed ? static_cast<unsigned>(std::atoi(seed)) : 7);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(limit ? std::atoi(limit) : 0);
+  const std::vector<std::string> words{"A", "=", "B=1\n", "\n",    "'", "\"", "#",  " #",   "export ",
+                                       "$", "`", "\t",    "RANK=", "x", " ",  "C=", "\r\n", "1"};
+  int tried = 0, read = 0;
+  for (; tried < 3000 || std::chrono::steady_clock::now() < end; ++tried) {
+    std::string text;
+    for (std::size_t n = random() % 10; n > 0; --n)
+      text += random() % 24 ? words[random() % words.size()] : std::string(1, static_cast<char>(random()));
+    const std::string why = refusal(text);
+    EXPECT_EQ(why.find('\n'), std::string::npos) << why;
+    if (!why.empty()) continue;
+    ++read;
+    std::string again;  // what was read is read again as the same
+    const auto first = parse_environment_file(text, "F");
+    for (const auto& [name, value] : first)
+      again += name + "=" +
+               (value.find('\'') == std::string::npos ? "'" + value + "'" : "\"" + value + "\"") + "\n";
+    if (std::ranges::none_of(first,
+                             [](const auto& v) { return v.second.find_first_of("'") != std::string::npos; }))
+      EXPECT_EQ(parse_environment_file(again, "F"), first) << text;
+  }
+  std::printf("%d texts, %d of them read\n", tried, read);
+  EXPECT_GT(read, tried / 100);
+  EXPECT_LT(read, tried);
+}
+
+class RzrunWords : public testing::Test {
+ protected:
+  void write(const std::string& name, const std::string& text, int mode = 0644) {
+    std::filesystem::create_directories(std::filesystem::path(folder_ / name).parent_path());
+    std::ofstream(folder_ / name) << text;
+    ASSERT_EQ(::chmod((folder_ / name).c_str(), static_cast<mode_t>(mode)), 0);
+  }
+
+  /// Sorted lines of rzrun's output, run in the folder with `home` as HOME.
+  std::string out(const std::string& arguments, Program::Variables variables = {}, int status = 0) {
+    variables.emplace_back("HOME", folder_ / "home");
+    Program p(
+        {"sh", "-c", "cd '" + folder_.string() + "' && exec '" + test::built("rzrun") + "' " + arguments},
+        variables);
+    EXPECT_EQ(p.wait(), status) << p.err();
+    err_ = p.err();
+    auto all = lines(p.out());
+    std::ranges::sort(all);
+    std::string text;
+    for (const auto& line : all) text += line + "\n";
+    return text;
+  }
+
+  Directory folder_;
+  std::string err_;
+};
+
+TEST_F(RzrunWords, ModulesAndScriptsRunUnderPython) {
+  if (std::system("python3 -c '' 2>/dev/null") != 0) GTEST_SKIP() << "no python3";
+  const std::string script =
+      "import os, sys\nprint(os.environ['RANK'], sys.argv[1:], sys.stdout.write_through)\n";
+  write("train.py", script);
+  const std::string expected = "0 ['--lr', '1'] True\n1 ['--lr', '1'] True\n";
+  EXPECT_EQ(out("-n 2 --module train --lr 1"), expected);
+  EXPECT_EQ(out("-n 2 -m train --lr 1"), expected);
+  EXPECT_EQ(out("-n 2 train.py --lr 1"), expected);
+  EXPECT_EQ(out("-n 2 --no_local_rank ./train.py --lr 1"), expected);
+  EXPECT_EQ(out("-n 1 --local_rank train.py --lr 1"), "0 ['--local_rank=0', '--lr', '1'] True\n");
+  EXPECT_EQ(out("-n 1 --dry-run -m train --lr 1"),
+            "1 rank of: python3 -u -m train --lr 1\nthis host: rank 0\n");
+  write("own.py", "#!/bin/sh\necho own $1\n", 0755);
+  EXPECT_EQ(out("-n 1 own.py --lr"), "own --lr\n");
+  write("without.py", script, 0755);
+  EXPECT_EQ(out("-n 1 without.py"), "0 [] True\n");
+  out("-n 1 --no_python train.py", {}, 127);
+  write("python", "#!/bin/sh\necho python of $@\n", 0755);
+  EXPECT_EQ(out("-n 1 train.py 1", {{"PYTHON_EXEC", "./python"}}), "python of -u train.py 1\n");
+}
+
+TEST_F(RzrunWords, EachRankGetsItsLocalRank) {
+  EXPECT_EQ(out("-n 2 --local_rank echo x"), "--local_rank=0 x\n--local_rank=1 x\n");
+}
+
+TEST_F(RzrunWords, VariablesOfFilesReachTheRanks) {
+  write("home/.deepspeed_env", "A=home\nB=home\n");
+  write(".deepspeed_env", "B=here\nRZ_WAIT_REPORT_S=77\n");
+  const std::string script = " sh -c 'echo $RANK $A $B $C $RZ_WAIT_REPORT_S'";
+  EXPECT_EQ(out("-n 2" + script, {{"A", "before"}, {"C", "c"}}), "0 home here c 77\n1 home here c 77\n");
+  EXPECT_EQ(out("-n 1 -x B=x -x C" + script, {{"C", "c"}}), "0 home x c 77\n");
+  EXPECT_EQ(out("-n 1 --force_multi" + script), "[localhost:0] 0 home here 77\n") << "through an agent";
+  EXPECT_EQ(out("-n 1" + script, {{"DS_ENV_FILE", ""}}), "0 10\n");
+  write("other", "A=other\n");
+  EXPECT_EQ(out("-n 1" + script, {{"DS_ENV_FILE", "other"}}), "0 other 10\n");
+  EXPECT_EQ(out("-n 1" + script, {{"DS_ENV_FILE", folder_ / "other"}}), "0 other 10\n");
+  EXPECT_EQ(out("-n 1 -x C=1 --dry-run true"),
+            "1 rank of: true\nthis host: rank 0\nvariables of -x: C\n"
+            "variables of .deepspeed_env: B, RZ_WAIT_REPORT_S\nvariables of " +
+                (folder_ / "home/.deepspeed_env") + ": A, B\n");
+}
+
+TEST_F(RzrunWords, AFileOfOthersIsRefused) {
+  write(".deepspeed_env", "A=1\n", 0666);
+  out("-n 1 true", {}, 2);
+  EXPECT_EQ(lines(err_).size(), 1u);
+  EXPECT_NE(err_.find(".deepspeed_env: every user may write it"), std::string::npos) << err_;
+  write(".deepspeed_env", "A=1\n");
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give a file away";
+  ASSERT_EQ(::chown((folder_ / ".deepspeed_env").c_str(), 12345, 12345), 0);
+  out("-n 1 true", {}, 2);
+  EXPECT_NE(err_.find(".deepspeed_env: its owner is user 12345"), std::string::npos) << err_;
+  EXPECT_EQ(out("-n 1 sh -c 'echo $A'", {{"DS_ENV_FILE", ".deepspeed_env"}}), "1\n");
+}
+
+TEST_F(RzrunWords, FlagsOfDeepSpeedsLauncher) {
+  out("-n 1 --bind_cores_to_rank --no_ssh_check --enable_each_rank_log logs sh -c 'echo x'");
+  EXPECT_EQ(test::content(folder_ / "logs/rank0.stdout"), "x\n");
+  out("-n 1 --launcher PDSH true");
+  EXPECT_EQ(err_, "rzrun: --launcher pdsh: agents are started by ssh, with the same effect\n");
+  write("hosts", "n0 slots=1\n");
+  EXPECT_NE(out("-H hosts --launcher ssh --launcher_args '-i KEY' --dry-run true").find(" -i KEY n0 "),
+            std::string::npos);
+}
+
+TEST(RzrunWordsRefused, OneLineEach) {
+  const auto refuse = [](std::vector<std::string> flags, const std::string& words) {
+    flags.insert(flags.begin(), {"-n", "1"});
+    flags.push_back("true");
+    test::expect_refusal("rzrun", flags, words);
+  };
+  refuse({"--module", "--no_python"}, "--module and --no_python exclude each other");
+  refuse({"--local_rank", "--no_local_rank"}, "--local_rank and --no_local_rank exclude each other");
+  refuse({"--launcher", "slurm"}, "start the ranks with srun -n N PROGRAM");
+  refuse({"--launcher", "openmpi"}, "start the ranks with mpirun -n N PROGRAM");
+  refuse({"--launcher", "x"}, "--launcher x: unknown");
+  refuse({"--launcher_args", "-v"}, "--launcher_args needs --hostfile FILE");
+  refuse({"--bind", "none", "--bind_cores_to_rank"}, "exclude each other");
+  refuse({"-x", "RANK=1"}, "-x RANK: RANK is set by rzrun");
+  refuse({"-x", "MASTER_ADDR=a"}, "use --master-addr ADDRESS");
+  refuse({"-x", "RZ_IS_NOT_SET_HERE"}, "-x RZ_IS_NOT_SET_HERE: is not set here");
+  refuse({"--autotuning=tune"}, "--autotuning is a flag of deepspeed");
+}
+
+TEST(LocalRank, ProgramsAcceptTheirOwn) {
+  for (const std::string flag : {"--local_rank=1", "--local-rank=1"}) {
+    Program p({test::built("topology"), flag}, {{"LOCAL_RANK", "1"}});
+    EXPECT_EQ(p.wait(), 0) << p.err();
+  }
+  Program apart({test::built("topology"), "--local_rank", "-1"}, {{"LOCAL_RANK", "1"}});
+  EXPECT_EQ(apart.wait(), 0) << apart.err();
+  Program other({test::built("topology"), "--local_rank=1"}, {{"LOCAL_RANK", "0"}});
+  EXPECT_EQ(other.wait(), 2);
+  EXPECT_EQ(lines(other.err()).size(), 1u);
+  EXPECT_NE(other.err().find("--local_rank=1: the local rank is 0 by LOCAL_RANK"), std::string::npos)
+      << other.err();
+  test::expect_refusal("topology", {"--local_rank"}, "--local_rank: a value is missing");
+  test::expect_refusal("topology", {"--local_rank=x"}, "expected an integer");
+}
+
+}  // namespace
+}  // namespace rz::rzrun
