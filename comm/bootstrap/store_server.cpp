@@ -26,6 +26,8 @@ constexpr std::size_t max_clients_a_rank = 64;
 constexpr std::size_t max_clients_of_any_group = 4096;
 /// Connections without a hello, beyond one per rank of the group.
 constexpr std::size_t max_unauthenticated = 64;
+/// Such connections that are accepted before their rate is limited, beyond those.
+constexpr std::size_t accepts_at_once = 192;
 
 }  // namespace
 
@@ -37,6 +39,7 @@ StoreServer::StoreServer(std::vector<UniqueFd> listeners, Options options)
       options_(std::move(options)),
       key_(options_.secret.get(), net::Purpose::store, ""),
       group_(net::fingerprint(options_.launch)),
+      accept_rate_(static_cast<std::size_t>(options_.size) + max_unauthenticated + accepts_at_once),
       table_(max_table_bytes) {
   if (!stop_) fail_errno("eventfd");
   descriptors_.reserve(first_client());
@@ -71,11 +74,11 @@ void StoreServer::run() {
 
 /// Fills descriptors_ for poll(). A client with a pending get is only checked for hang-up.
 void StoreServer::list_descriptors() {
-  if (no_descriptors_ && no_descriptors_->expired()) no_descriptors_.reset();
+  if (rests_ && rests_->expired()) rests_.reset();
   descriptors_.clear();  // accept_client() has reserved the capacity for all clients
   descriptors_.push_back({stop_.get(), POLLIN, 0});
   for (const UniqueFd& listener : listeners_)
-    descriptors_.push_back({no_descriptors_ ? -1 : listener.get(), POLLIN, 0});
+    descriptors_.push_back({rests_ ? -1 : listener.get(), POLLIN, 0});
   for (const Client& c : clients_) {
     const int events = !c.out.empty() ? POLLOUT : c.waits_for ? POLLRDHUP : POLLIN;
     descriptors_.push_back({c.socket.get(), static_cast<short>(events), 0});
@@ -84,7 +87,7 @@ void StoreServer::list_descriptors() {
 
 /// Milliseconds until the next deadline.
 int StoreServer::time_to_poll() const {
-  int ms = no_descriptors_ ? no_descriptors_->poll_ms(1000) : 1000;
+  int ms = rests_ ? rests_->poll_ms(1000) : 1000;
   for (const Client& c : clients_) {
     if (c.waits_for) ms = c.until.poll_ms(ms);
     if (!c.authenticated) ms = c.hello_deadline.poll_ms(ms);
@@ -112,8 +115,11 @@ bool StoreServer::serve_events(Client& c, short events) {
 
 bool StoreServer::receive(Client& c) {
   using Status = net::Authentication::Status;
-  if (c.authentication.status() != Status::proven)
-    return c.authentication.advance(c.socket.get()) != Status::refused;
+  if (c.authentication.status() != Status::proven) {
+    const Status status = c.authentication.advance(c.socket.get());
+    if (status == Status::proven) accept_rate_.proven();
+    return status != Status::refused;
+  }
   char bytes[65536];
   const ssize_t n = ::recv(c.socket.get(), bytes, sizeof bytes, 0);
   if (n > 0) c.in.append(bytes, static_cast<std::size_t>(n));
@@ -235,17 +241,28 @@ bool StoreServer::drop_unauthenticated() {
       places.push_back(c);
     }
   if (all.empty()) return false;
-  drop(places[net::choose_dropped(all)]);
+  drop(places[net::choose_dropped(all, static_cast<std::size_t>(options_.size))]);
   return true;
+}
+
+/// Of connections that prove nothing.
+double StoreServer::accepts_per_second() const {
+  const bool running = options_.size > 0 && authenticated_ >= static_cast<std::size_t>(options_.size);
+  return running ? net::AcceptRate::while_running : net::AcceptRate::while_starting;
 }
 
 void StoreServer::accept_clients(int listener) noexcept {
   try {
+    const auto rest = accept_rate_.rest(accepts_per_second());
+    if (rest.count()) {
+      rests_ = Deadline::after(rest);
+      return;
+    }
     for (int i = 0; i < net::max_accepts_per_poll && accept_client(listener); ++i)
       if (unauthenticated() > max_unauthenticated + static_cast<std::size_t>(options_.size))
         drop_unauthenticated();
   } catch (const std::exception&) {  // no memory for another client
-    no_descriptors_ = Deadline::after(poll_period::exhausted_descriptors);
+    rests_ = Deadline::after(poll_period::exhausted_descriptors);
   }
 }
 
@@ -260,9 +277,10 @@ bool StoreServer::accept_client(int listener) {
     if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM)
       return true;  // the connection was closed before it was accepted
     if (drop_unauthenticated()) return true;
-    no_descriptors_ = Deadline::after(poll_period::exhausted_descriptors);
+    rests_ = Deadline::after(poll_period::exhausted_descriptors);
     return false;
   }
+  accept_rate_.accepted();
   net::set_tcp_options(socket.get());
   clients_.push_back({std::move(socket), net::Authentication::server(key_, 0, group_), source,
                       Deadline::after(options_.hello_timeout)});

@@ -23,8 +23,8 @@ namespace rz {
 /// clients are not affected. Memory is bounded: each client has at most one request and one reply in memory,
 /// and all values together are limited (64 MiB). Nothing of a client is parsed or kept before it has proved
 /// the job's secret. Clients without a proof and a hello are dropped after Options::hello_timeout, or if
-/// there are too many of them (choose_dropped()). A get that finds no value in time has the number of those
-/// that were refused.
+/// there are too many of them (choose_dropped()), and are accepted at a limited rate (AcceptRate). A get that
+/// finds no value in time has the number of those that were refused.
 class StoreServer {
  public:
   struct Options {
@@ -76,6 +76,7 @@ class StoreServer {
   bool accept_client(int listener);
   bool drop_unauthenticated();
   std::size_t unauthenticated() const { return clients_.size() - authenticated_; }
+  double accepts_per_second() const;
   Clients::iterator drop(Clients::iterator);
 
   std::vector<UniqueFd> listeners_;
@@ -84,10 +85,11 @@ class StoreServer {
   const net::AuthenticationKey key_;
   const std::uint64_t group_;  ///< fingerprint of the launch
   net::Strangers strangers_;
+  net::AcceptRate accept_rate_;
   KeyValueTable table_;
   Clients clients_;
-  std::size_t authenticated_ = 0;           ///< number of authenticated clients
-  std::optional<Deadline> no_descriptors_;  ///< out of descriptors: do not accept until then
+  std::size_t authenticated_ = 0;  ///< number of authenticated clients
+  std::optional<Deadline> rests_;  ///< do not accept until then
   std::vector<pollfd> descriptors_;
   std::thread thread_;
 };

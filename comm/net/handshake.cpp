@@ -21,6 +21,7 @@ namespace {
 constexpr std::size_t max_pending_connections = 64;
 constexpr auto unauthenticated_timeout = std::chrono::seconds(5);
 constexpr auto check_period = std::chrono::seconds(1);
+constexpr int max_tries = 8;
 
 /// A connection whose handshake is not complete.
 struct PendingConnection {
@@ -30,6 +31,7 @@ struct PendingConnection {
   bool connecting = false;
   Deadline deadline;
   Source source{};
+  int tries = 0;  ///< to open it again
 };
 
 class Handshake {
@@ -40,7 +42,8 @@ class Handshake {
         key_(me.secret.get(), Purpose::data, {reinterpret_cast<const char*>(me.job.data()), me.job.size()}),
         group_(fingerprint(concat("group ", to_hex(me.job)))),
         listener_(listener),
-        deadline_(deadline) {
+        deadline_(deadline),
+        accept_rate_(max_pending_connections + incoming.size() * static_cast<std::size_t>(links)) {
     for (const int rank : incoming)
       for (int i = 0; i < links; ++i) missing_.insert({rank, i});
   }
@@ -48,11 +51,8 @@ class Handshake {
   std::vector<Connection> run(std::vector<Connection> outgoing) {
     for (auto& call : outgoing) {
       missing_.insert({call.rank, call.index});
-      const Claim claim{static_cast<std::uint32_t>(self_.size), static_cast<std::uint32_t>(self_.rank),
-                        static_cast<std::uint32_t>(call.rank), static_cast<std::uint16_t>(call.index),
-                        group_};
-      pending_.push_back({std::move(call), Authentication::client(key_, claim), true, true, deadline_});
-      pending_.back().authentication.passed_fds = self_.passed_fds;
+      Authentication end = client_end(call);
+      pending_.push_back({std::move(call), std::move(end), true, true, deadline_});
     }
     while (!missing_.empty()) step();
     return std::move(established_);
@@ -73,11 +73,24 @@ class Handshake {
     std::vector<pollfd> fds{{listener_, POLLIN, 0}};
     for (const auto& g : pending_)
       fds.push_back({g.connection.socket.get(), static_cast<short>(g.connecting ? POLLOUT : POLLIN), 0});
-    if (poll(fds.data(), fds.size(), deadline_.poll_ms(100)) < 0 && errno != EINTR) fail_errno("poll");
+    const Deadline rest = Deadline::after(accept_rate_.rest(AcceptRate::while_starting));
+    const bool rests = !rest.expired();
+    if (rests) fds[0].fd = -1;
+    if (poll(fds.data(), fds.size(), deadline_.poll_ms(rests ? rest.poll_ms(100) : 100)) < 0 &&
+        errno != EINTR)
+      fail_errno("poll");
     std::size_t i = 1;
     for (auto it = pending_.begin(); it != pending_.end(); ++i)
       it = !it->deadline.expired() && (!fds[i].revents || advance(*it)) ? std::next(it) : drop(it);
     if (fds[0].revents) accept_connections();
+  }
+
+  Authentication client_end(const Connection& call) const {
+    Authentication end = Authentication::client(
+        key_, {static_cast<std::uint32_t>(self_.size), static_cast<std::uint32_t>(self_.rank),
+               static_cast<std::uint32_t>(call.rank), static_cast<std::uint16_t>(call.index), group_});
+    end.passed_fds = self_.passed_fds;
+    return end;
   }
 
   /// False if the connection is no longer pending: it was established, or must be dropped.
@@ -95,8 +108,9 @@ class Handshake {
     end.advance(pending.connection.socket.get());
     if (end.status() == Authentication::Status::pending) return true;
     if (end.status() == Authentication::Status::refused)
-      return pending.outgoing ? fail_outgoing(pending, end.reason()) : false;
+      return pending.outgoing && (connects_again(pending) || fail_outgoing(pending, end.reason()));
     if (!pending.outgoing) {
+      accept_rate_.proven();
       const Claim claim = end.claim();
       require_one_process(claim);
       pending.connection.rank = static_cast<int>(claim.rank);
@@ -121,13 +135,29 @@ class Handshake {
         rank);
   }
 
+  /// A listener at which strangers open too many connections may drop one of a rank. It is opened a few times
+  /// more; if the peer has ended, there is no listener.
+  bool connects_again(PendingConnection& pending) const {
+    Connection& call = pending.connection;
+    if (pending.authentication.refusal() != Authentication::Refusal::closed || is_unix(call) ||
+        ++pending.tries > max_tries)
+      return false;
+    const std::string congestion = congestion_control(call.socket.get());
+    call.socket = start_connect(resolve(parse_host_port(call.address)).front(),
+                                congestion.empty() ? "system" : congestion);
+    pending.authentication = client_end(call);
+    return pending.connecting = true;
+  }
+
+  static bool is_unix(const Connection& c) { return c.address.find(':') == std::string::npos; }
+
   bool fail_outgoing(const PendingConnection& pending, const std::string& why) const {
     const int peer = pending.connection.rank;
-    const bool is_unix = pending.connection.address.find(':') == std::string::npos;
+    const bool at_unix = is_unix(pending.connection);
     throw Error(Errc::rendezvous,
                 concat("rank ", self_.rank, " cannot connect to rank ", peer, " at ",
-                       is_unix ? "unix socket @" : "", pending.connection.address, ": ", why,
-                       is_unix ? "; did that process end, or report an error of its own?"
+                       at_unix ? "unix socket @" : "", pending.connection.address, ": ", why,
+                       at_unix ? "; did that process end, or report an error of its own?"
                                : "; is that process alive, and the address reachable from this host "
                                  "(RZ_INTERFACE chooses another)?"),
                 peer);
@@ -152,6 +182,7 @@ class Handshake {
         }
         continue;  // the connection was closed before it was accepted
       }
+      accept_rate_.accepted();
       if (!same_user(socket.get())) continue;
       pending_.push_back({Connection{},
                           Authentication::server(key_, static_cast<std::uint32_t>(self_.rank), group_), false,
@@ -178,7 +209,7 @@ class Handshake {
         places.push_back(p);
       }
     if (all.empty()) return false;
-    drop(places[choose_dropped(all)]);
+    drop(places[choose_dropped(all, missing_.size())]);
     return true;
   }
 
@@ -208,6 +239,7 @@ class Handshake {
   std::list<PendingConnection> pending_;
   std::vector<Connection> established_;
   Strangers strangers_;
+  AcceptRate accept_rate_;
 };
 
 }  // namespace

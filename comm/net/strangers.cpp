@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <tuple>
 
 #include "comm/core/error.h"
 
@@ -30,15 +31,32 @@ UniqueFd accept_connection(int listener, Source& source) {
   return socket;
 }
 
-std::size_t choose_dropped(std::span<const Unproven> all) {
-  const bool some_without = std::ranges::any_of(all, [](const Unproven& u) { return !u.has_hello; });
-  const auto may_go = [&](const Unproven& u) { return !some_without || !u.has_hello; };
-  std::map<Source, std::size_t> of_host;
-  for (const Unproven& u : all) of_host[u.source] += may_go(u);
-  std::size_t chosen = 0, largest = 0;
-  for (std::size_t i = 0; i < all.size(); ++i)
-    if (may_go(all[i]) && of_host[all[i].source] > largest) largest = of_host[all[i].source], chosen = i;
+std::size_t choose_dropped(std::span<const Unproven> all, std::size_t expected) {
+  struct Number {
+    std::size_t all = 0, without = 0;
+  };
+  std::map<Source, Number> of_host;
+  for (const Unproven& u : all) ++of_host[u.source].all, of_host[u.source].without += !u.has_hello;
+  // In this order: of a host with too many, without a hello, number of its host.
+  const auto weight = [&](const Unproven& u) {
+    const Number& n = of_host.at(u.source);
+    const bool too_many = n.all > expected;
+    return std::tuple(too_many ? n.all : 0, !u.has_hello, u.has_hello ? n.all : n.without);
+  };
+  std::size_t chosen = 0;
+  for (std::size_t i = 1; i < all.size(); ++i)
+    if (weight(all[i]) > weight(all[chosen])) chosen = i;
   return chosen;
+}
+
+void AcceptRate::proven() { left_ = std::min(left_ + 1, at_once_); }
+
+Deadline::Clock::duration AcceptRate::rest(double per_second, Time now) {
+  if (counted_ != Time{})
+    left_ = std::min(left_ + std::chrono::duration<double>(now - counted_).count() * per_second, at_once_);
+  counted_ = now;
+  const std::chrono::duration<double> rest(std::max(0.0, (max_accepts_per_poll - left_) / per_second));
+  return std::chrono::ceil<Deadline::Clock::duration>(rest);
 }
 
 void Strangers::count(int socket, const Authentication& end) noexcept {

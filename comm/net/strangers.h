@@ -1,6 +1,6 @@
 #pragma once
-/// Connections that have not proved yet that they are of this job: which of them is dropped if there are too
-/// many, and the count of those that were refused.
+/// Connections that have not proved yet that they are of this job: how fast they are accepted, which of them
+/// is dropped if there are too many, and the count of those that were refused.
 
 #include <array>
 #include <cstdint>
@@ -24,9 +24,35 @@ struct Unproven {
   bool has_hello = false;  ///< it has sent a valid hello
 };
 /// The position, among connections in the order of their arrival, of the one to drop if there are too many:
-/// of those without a hello if there are some, of the host that has the largest number of them, the oldest.
-/// So a host that opens many connections displaces its own.
-std::size_t choose_dropped(std::span<const Unproven>);
+/// of the host that has the largest number of them, the oldest. If no host has more than `expected`, the
+/// number that ranks may have, only those without a hello count, if there are some; else only those of such
+/// hosts, and of these the ones without a hello first. So a host that opens many connections displaces its
+/// own.
+std::size_t choose_dropped(std::span<const Unproven>, std::size_t expected);
+
+/// Limits how fast a listener accepts connections that prove nothing. Those beyond it wait in the kernel's
+/// queue, and none is refused. A connection that proves the secret takes nothing of the limit, so ranks alone
+/// are never delayed, however many connect at once.
+class AcceptRate {
+ public:
+  using Time = Deadline::Clock::time_point;
+  /// While ranks are missing, so that one waits 32 ms at most behind a full queue of 1,024; and afterwards,
+  /// when the processors are for the job: 2,000 take a few percent of one.
+  static constexpr double while_starting = 32'000, while_running = 2'000;
+
+  /// `at_once`: connections without a proof that are accepted before the rate applies.
+  explicit AcceptRate(std::size_t at_once) : at_once_(static_cast<double>(at_once)), left_(at_once_) {}
+
+  void accepted() { left_ -= 1; }
+  void proven();
+  /// How long the listener has to rest until a batch (max_accepts_per_poll) may be accepted; mostly zero.
+  Deadline::Clock::duration rest(double per_second, Time now = Deadline::Clock::now());
+
+ private:
+  const double at_once_;
+  double left_;
+  Time counted_{};
+};
 
 class Strangers {
  public:

@@ -192,9 +192,44 @@ TEST(Authentication, AShortSecretIsAnError) {
 
 TEST(Strangers, AHostDisplacesItsOwnConnections) {
   const Source one{1}, two{2};
-  EXPECT_EQ(choose_dropped(std::vector<Unproven>{{one}, {two}, {two}}), 1u);
-  EXPECT_EQ(choose_dropped(std::vector<Unproven>{{two, true}, {one}, {two, true}}), 1u);
-  EXPECT_EQ(choose_dropped(std::vector<Unproven>{{two, true}, {one, true}, {one, true}}), 1u);
+  const auto chosen = [](std::vector<Unproven> all, std::size_t expected) {
+    return choose_dropped(all, expected);
+  };
+  EXPECT_EQ(chosen({{one}, {two}, {two}}, 2), 1u);
+  EXPECT_EQ(chosen({{two, true}, {one}, {two, true}}, 2), 1u);
+  EXPECT_EQ(chosen({{two, true}, {one, true}, {one, true}}, 2), 1u);
+  EXPECT_EQ(chosen({{two, true}, {one}, {two, true}}, 1), 0u) << "more than there are ranks";
+  EXPECT_EQ(chosen({{two, true}, {one}, {two, true}, {two}}, 1), 3u);
+  EXPECT_EQ(chosen({{one}, {two, true}, {two}, {two}}, 1), 2u);
+}
+
+TEST(Strangers, RanksAloneAreNeverDelayed) {
+  AcceptRate rate(64 + 256);
+  const AcceptRate::Time now = Deadline::Clock::now();
+  for (int round = 0; round < 100; ++round) {  // 256 connect at once, prove the secret and connect again
+    for (int i = 0; i < 256; ++i) {
+      if (i % max_accepts_per_poll == 0) {
+        ASSERT_EQ(rate.rest(1, now).count(), 0) << round << ", " << i;
+      }
+      rate.accepted();
+    }
+    for (int i = 0; i < 256; ++i) rate.proven();
+  }
+}
+
+TEST(Strangers, ThoseThatProveNothingAreAcceptedAtTheRate) {
+  AcceptRate rate(320);
+  const AcceptRate::Time begin = Deadline::Clock::now();
+  AcceptRate::Time now = begin;
+  for (int i = 0; i < 320 + 10 * 2'000; ++i) {
+    if (i % max_accepts_per_poll == 0) {
+      const auto rest = rate.rest(2'000, now);
+      EXPECT_LE(rest, std::chrono::milliseconds(16));
+      now += rest;
+    }
+    rate.accepted();
+  }
+  EXPECT_NEAR(std::chrono::duration<double>(now - begin).count(), 10, 0.1);
 }
 
 }  // namespace

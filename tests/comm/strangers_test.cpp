@@ -2,8 +2,11 @@
 // recorded session, another job's secret, an end in the middle that changes bytes. None is let in, and the
 // job is not disturbed.
 
+#include "comm/net/strangers.h"
+
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/wait.h>
 
 #include <atomic>
 #include <cstdio>
@@ -20,6 +23,7 @@
 #include "comm/net/authentication.h"
 #include "comm/net/handshake.h"
 #include "comm/net/socket.h"
+#include "comm/net/unix_socket.h"
 #include "comm/store.h"
 #include "tests/support/error_of.h"
 
@@ -38,8 +42,10 @@ bool contains(const Error& e, const std::string& text) {
   return std::string(e.what()).find(text) != std::string::npos;
 }
 
-std::shared_ptr<Store> serve(int size = 2) {
-  return tcp_store("127.0.0.1:0", {.serve = true, .launch = "a launch", .size = size, .secret = ours});
+std::shared_ptr<Store> serve(int size = 2, milliseconds hello_timeout = seconds(10)) {
+  return tcp_store(
+      "127.0.0.1:0",
+      {.serve = true, .launch = "a launch", .size = size, .secret = ours, .hello_timeout = hello_timeout});
 }
 std::string address_of(const Store& server) { return concat("127.0.0.1:", tcp_store_port(server)); }
 TcpStoreOptions joining(int rank, const std::string& secret = ours) {
@@ -149,6 +155,188 @@ TEST_P(StrangersTest, ThousandsAtTheDataListenerDoNotDisturbTheHandshake) {
       EXPECT_EQ(std::string(bytes, 4), "rank") << "a stranger was let in";
     }
   }
+}
+
+// ---- limits
+
+bool ended(const UniqueFd& socket) {
+  pollfd p{socket.get(), POLLRDHUP, 0};
+  return poll(&p, 1, 0) == 1 && p.revents & (POLLRDHUP | POLLHUP | POLLERR);
+}
+
+/// Connections of one source that stay open on this side. Each has sent `bytes`.
+std::vector<UniqueFd> hold_open(const char* source, int port, std::size_t number, const std::string& bytes) {
+  std::vector<UniqueFd> held;
+  for (std::size_t i = 0; i < number; ++i) {
+    held.push_back(call_from(source, port));
+    pollfd p{held.back().get(), POLLOUT, 0};
+    poll(&p, 1, 20'000);
+    if (!bytes.empty()) send(held.back().get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  }
+  return held;
+}
+
+/// The number of connections that the store has refused.
+std::uint64_t refused_by(Store& server) {
+  const Error e = error_of([&] { server.get("absent", Deadline::after({})); });
+  const std::string text = e.what();
+  const auto end = text.find(" connection");
+  return end == text.npos ? 0 : std::stoull(text.substr(text.rfind(' ', end - 1) + 1));
+}
+
+// hello_timeout is long: it is their number that ends them.
+TEST(StrangersAtTheStore, AtMostAFewUnprovenConnectionsAreKept) {
+  require_open_files(4 * 1024, "the strangers");
+  const auto server = serve(2, std::chrono::hours(1));
+  for (const std::string& bytes : {std::string(), std::string("\xff"),
+                                   plausible_hello(net::Purpose::store, net::fingerprint("a launch"))}) {
+    const auto held = hold_open("127.0.0.2", tcp_store_port(*server), 1000, bytes);
+    const auto open = [&] { return std::ranges::count_if(held, [](auto& s) { return !ended(s); }); };
+    const Deadline deadline = soon();
+    while (open() > 64 + 2 && !deadline.expired()) std::this_thread::sleep_for(milliseconds(1));
+    EXPECT_LE(open(), 64 + 2);
+  }
+}
+
+// A rank of another host than the strangers is slow: it connects, and later sends its hello or its proof.
+TEST(StrangersAtTheStore, ASlowRankIsKeptWhileThousandsConnect) {
+  require_open_files(4 * 1024, "the strangers");
+  const auto server = serve(2, std::chrono::hours(1));
+  const net::Secret secret = net::Secret::of_text(ours);
+  const net::AuthenticationKey key(&secret, net::Purpose::store, "");
+  const std::uint64_t group = net::fingerprint("a launch");
+  std::vector<UniqueFd> sockets;
+  std::vector<net::Authentication> ranks;
+  for (const bool sends_hello : {false, true}) {
+    sockets.push_back(net::connect_tcp(net::resolve({"127.0.0.1", tcp_store_port(*server)}).front(), soon()));
+    ranks.push_back(net::Authentication::client(key, {.size = 2, .rank = 1, .group = group}));
+    if (!sends_hello) continue;
+    ranks.back().advance(sockets.back().get());
+    pollfd p{sockets.back().get(), POLLIN, 0};
+    ASSERT_EQ(poll(&p, 1, 20'000), 1) << "no reply";
+  }
+  const auto silent = hold_open("127.0.0.2", tcp_store_port(*server), 500, "");
+  const auto plausible =
+      hold_open("127.0.0.2", tcp_store_port(*server), 500, plausible_hello(net::Purpose::store, group));
+  const Deadline deadline = soon();
+  while (refused_by(*server) < 900 && !deadline.expired()) std::this_thread::sleep_for(milliseconds(1));
+  EXPECT_GE(refused_by(*server), 900u);
+  for (std::size_t i = 0; i < 2; ++i) {
+    EXPECT_FALSE(ended(sockets[i])) << "the rank was dropped";
+    ranks[i].complete(sockets[i].get(), soon());
+    const std::string request =
+        to_bytes(store_wire::StoreRequest{.kind = store_wire::StoreRequest::hello}, "a launch");
+    send(sockets[i].get(), request.data(), request.size(), MSG_NOSIGNAL);
+    pollfd p{sockets[i].get(), POLLIN, 0};
+    ASSERT_EQ(poll(&p, 1, 20'000), 1);
+    store_wire::Reply reply;
+    ASSERT_EQ(recv(sockets[i].get(), &reply, sizeof reply, MSG_DONTWAIT),
+              std::ssize(std::as_bytes(std::span(&reply, 1))));
+    EXPECT_EQ(reply.status, store_wire::Reply::ok);
+  }
+}
+
+TEST(StrangersAtTheStore, TheirRateIsLimitedOnceAllRanksHaveConnected) {
+  const auto server = serve();
+  const auto rank_1 = tcp_store(address_of(*server), joining(1));
+  const auto start = Deadline::Clock::now();
+  std::atomic<std::uint64_t> opened = 0;
+  {
+    std::vector<std::jthread> scans;
+    for (int i = 0; i < 2; ++i)
+      scans.emplace_back([&] {
+        while (Deadline::Clock::now() - start < seconds(2)) {
+          const UniqueFd s = call_from("127.0.0.2", tcp_store_port(*server));
+          ++opened;
+        }
+      });
+  }
+  const std::uint64_t refused = refused_by(*server);
+  const double elapsed = std::chrono::duration<double>(Deadline::Clock::now() - start).count();
+  EXPECT_LE(static_cast<double>(refused), 64 + 192 + 2 + 32 + net::AcceptRate::while_running * elapsed)
+      << "of " << opened;
+  EXPECT_GT(refused, 0u);
+  rank_1->set("key", "value");
+  EXPECT_EQ(server->get("key", soon()), "value");
+}
+
+TEST(StrangersAtTheData, AConnectionThatIsDroppedBeforeItsProofIsOpenedAgain) {
+  const net::JobId job = net::random_id();
+  const UniqueFd listener = net::listen_tcp(net::resolve({"127.0.0.1", 0}).front());
+  const net::SocketAddress at = net::local_address(listener.get());
+  std::thread rank_1([&] {
+    std::vector<net::Connection> calls;
+    calls.push_back({0, 0, net::start_connect(at), {}, at.text()});
+    EXPECT_EQ(net::handshake({job, 1, 2}, -1, std::move(calls), {}, 1, soon()).size(), 1u);
+  });
+  for (int dropped = 0; dropped < 3; ++dropped) {
+    pollfd p{listener.get(), POLLIN, 0};
+    ASSERT_EQ(poll(&p, 1, 20'000), 1);
+    const UniqueFd first(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  }
+  EXPECT_EQ(net::handshake({job, 0, 2}, listener.get(), {}, {1}, 1, soon()).size(), 1u);
+  rank_1.join();
+}
+
+// ---- users of a host
+
+/// Runs `f` in a process of the user nobody; its result is the exit status.
+template <class F>
+pid_t as_nobody(const F& f) {
+  const pid_t child = fork();
+  if (child == 0) _exit(setgid(65534) == 0 && setuid(65534) == 0 ? f() : 100);
+  return child;
+}
+int status_of(pid_t child) {
+  int status = 0;
+  return waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+TEST(StrangersAtUnixSockets, AListenerOfAnotherUserIsRefused) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to start a process of another user";
+  const std::string name = "rz-strangers-" + net::random_hex();
+  const net::JobId job = net::random_id();  // the other user has read it
+  int ready[2];
+  ASSERT_EQ(pipe2(ready, O_CLOEXEC), 0);
+  const UniqueFd ready_in(ready[0]);
+  UniqueFd ready_out(ready[1]);
+  const pid_t child = as_nobody([&] {
+    const UniqueFd listener = net::listen_unix(name);
+    if (write(ready_out.get(), "x", 1) != 1) return 101;
+    pollfd p{listener.get(), POLLIN, 0};
+    if (poll(&p, 1, 20'000) != 1) return 102;
+    const UniqueFd caller(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    char bytes[64];
+    return recv(caller.get(), bytes, sizeof bytes, 0) <= 0 ? 0 : 1;  // what it learns: nothing
+  });
+  ready_out.close();
+  char byte = 0;
+  ASSERT_EQ(read(ready_in.get(), &byte, 1), 1);
+  std::vector<net::Connection> calls;
+  calls.push_back({0, 0, net::connect_unix(name, soon()), {}, name});
+  const Error e = error_of([&] { net::handshake({job, 1, 2}, -1, std::move(calls), {}, 1, soon()); });
+  EXPECT_EQ(e.code(), Errc::rendezvous);
+  EXPECT_TRUE(contains(e, "another user") && contains(e, name)) << e.what();
+  calls.clear();
+  EXPECT_EQ(status_of(child), 0) << "the other user's listener has received bytes";
+}
+
+TEST(StrangersAtUnixSockets, ACallerOfAnotherUserIsRefused) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to start a process of another user";
+  const std::string name = "rz-strangers-" + net::random_hex();
+  const net::JobId job = net::random_id();
+  const UniqueFd listener = net::listen_unix(name);
+  const pid_t child = as_nobody([&] {
+    std::vector<net::Connection> calls;
+    calls.push_back({0, 0, net::connect_unix(name, soon()), {}, name});
+    pollfd p{calls.front().socket.get(), POLLRDHUP, 0};
+    return poll(&p, 1, 20'000) == 1 ? 0 : 1;
+  });
+  const Error e = error_of([&] {
+    net::handshake({job, 0, 2}, listener.get(), {}, {1}, 1, Deadline::after(seconds(1)));
+  });
+  EXPECT_EQ(e.code(), Errc::timeout);
+  EXPECT_EQ(status_of(child), 0) << "it was not disconnected";
 }
 
 INSTANTIATE_TEST_SUITE_P(From, StrangersTest, testing::Values("127.0.0.1", "127.0.0.2"),
