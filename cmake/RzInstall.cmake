@@ -12,7 +12,7 @@ set(rz_headers
     comm/core/deadline.h comm/core/environment.h comm/core/error.h comm/core/integer_math.h comm/core/long_wait.h comm/core/range.h
     comm/core/reduction_order.h comm/core/text.h comm/core/types.h
     comm/device/allocate.h comm/device/graph.h comm/device/memory.h comm/device/meta.h comm/device/stream.h
-    comm/os/thread_team.h
+    comm/os/error_file.h comm/os/thread_team.h
 
     tensor/attention_ops.h tensor/box.h tensor/element_ops.h tensor/element_ops.inc tensor/image_ops.h
     tensor/loss_ops.h tensor/ops.h tensor/pool.h tensor/shape_ops.h tensor/tensor.h

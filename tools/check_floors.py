@@ -74,18 +74,18 @@ ROOMS = {
     'sharding/huggingface': MODEL + 'sharding/io sharding/tokenizer sharding/optim sharding/parallel sharding/strategy sharding/checkpoint',
     'sharding/engine': TENSOR + MODULES + 'autograd_lite/models comm comm/os sharding/io sharding/data sharding/optim sharding/config '
                        'sharding/parallel sharding/model sharding/strategy sharding/checkpoint sharding/huggingface',
-    'tools/command_line': 'comm/core',
+    'tools/command_line': 'comm/core comm/os',
     'tools/checkpoint': 'comm/core sharding/io sharding/checkpoint sharding/huggingface tools/command_line',
     'tools/report': 'comm/core sharding/io tools/command_line',
     'tools': 'comm tools/command_line',
     'tools/rzrun/hosts': 'comm/core',
-    'tools/rzrun': 'comm comm/bootstrap comm/core comm/device comm/net comm/os tools/command_line tools/rzrun/hosts',
+    'tools/rzrun': 'comm comm/bootstrap comm/core comm/device comm/net comm/os comm/transport tools/command_line tools/rzrun/hosts',
     'tools/doctor': DEVICE + 'comm comm/net comm/bootstrap comm/shared_memory comm/transport comm/transport/shm comm/transport/tcp '
                     'comm/backends/nccl/api sharding/io tools/command_line tools/rzrun/hosts',
     'tools/tokenize': 'comm comm/core sharding/io sharding/tokenizer sharding/data tools/command_line',
     'tools/tune': 'comm comm/core comm/tuning tools/command_line',
     'tools/train_lm/report': MODEL + 'sharding/io tools/command_line',
-    'tools/train_lm': MODEL + 'sharding/io sharding/tokenizer sharding/data sharding/optim sharding/config sharding/parallel '
+    'tools/train_lm': MODEL + 'comm/os sharding/io sharding/tokenizer sharding/data sharding/optim sharding/config sharding/parallel '
                        'sharding/model sharding/strategy sharding/huggingface sharding/engine tools/command_line '
                        'tools/train_lm/report',
     'tools/plan': MODEL + 'sharding/config sharding/model sharding/strategy sharding/engine tools/command_line '

@@ -52,7 +52,7 @@ void read_order(const char* variable, ReductionOrder& value) {
 constexpr std::string_view variables =
     "RZ_BACKEND RZ_TRANSPORT RZ_INTERFACE RZ_SOCKETS RZ_CONGESTION RZ_ALGORITHM RZ_TUNING RZ_DETERMINISTIC "
     "RZ_REDUCTION_ORDER RZ_ALLOW_TF32 RZ_THREAD_PLACEMENT RZ_TIMEOUT_S RZ_WAIT_REPORT_S "
-    "RZ_RENDEZVOUS_TIMEOUT_S RZ_HOST_ID "
+    "RZ_CRASH_STACK RZ_RENDEZVOUS_TIMEOUT_S RZ_HOST_ID "
     "NCCL_HOSTID NCCL_MULTI_RANK_GPU_ENABLE OMP_NUM_THREADS "
     "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE LOCAL_SIZE TORCHELASTIC_RESTART_COUNT "
     "TORCHELASTIC_USE_AGENT_STORE "
@@ -72,7 +72,7 @@ constexpr std::string_view variables =
     "SLURM_RESTART_COUNT SLURM_JOB_END_TIME";
 /// Those that identify a job or lead to it.
 constexpr std::string_view variables_of_job =
-    "RZ_LAUNCH RZ_AGENT RZ_SECRET RZ_SECRET_FD RZ_SECRET_FILE RZ_INSECURE HOME XDG_CONFIG_HOME "
+    "RZ_LAUNCH RZ_AGENT RZ_SECRET RZ_SECRET_FD RZ_SECRET_FILE RZ_INSECURE RZ_FLIGHT_FD HOME XDG_CONFIG_HOME "
     "XDG_RUNTIME_DIR TMPDIR MASTER_ADDR MASTER_PORT "
     "TORCHELASTIC_RUN_ID TORCHELASTIC_ERROR_FILE "
     "OMPI_MCA_orte_hnp_uri "
@@ -121,6 +121,7 @@ Environment Environment::read() {
   read_flag("RZ_THREAD_PLACEMENT", e.thread_placement);
   read_number("RZ_TIMEOUT_S", 0.001, 1e9, e.timeout_s);
   read_number("RZ_WAIT_REPORT_S", 0.001, 1e9, e.wait_report_s);
+  read_flag("RZ_CRASH_STACK", e.crash_stack);
   read_number("RZ_RENDEZVOUS_TIMEOUT_S", 0.001, 1e9, e.rendezvous_timeout_s);
   read_text("RZ_HOST_ID", e.host_id);
   read_text("NCCL_HOSTID", e.nccl_host_id);

@@ -8,10 +8,11 @@
 /// RZ_AGENT: HOST:PORT of the rzrun that an agent (rzrun --agent) connects to.
 /// RZ_SECRET: text of at least 32 characters that the ranks of several hosts share; RZ_SECRET_FILE: file that
 /// has it; RZ_SECRET_FD: descriptor that has it, which rzrun sets; else ringzero/secret in XDG_CONFIG_HOME or
-/// ~/.config (HOME). RZ_INSECURE: 1: none is needed, and every process that reaches a port is let in
-/// (comm/bootstrap/secret.h). MASTER_ADDR, MASTER_PORT: where rank 0's store listens, under every launcher.
-/// XDG_RUNTIME_DIR, else TMPDIR: where ranks of one node meet, if the launcher names no address.
-/// OMP_NUM_THREADS: if it is not set, rzrun and spawn() set it to 1 for several ranks.
+/// ~/.config (HOME). RZ_FLIGHT_FD: descriptor in which a rank records what it does
+/// (comm/os/flight_recorder.h); rzrun sets it. RZ_INSECURE: 1: none is needed, and every process that reaches
+/// a port is let in (comm/bootstrap/secret.h). MASTER_ADDR, MASTER_PORT: where rank 0's store listens, under
+/// every launcher. XDG_RUNTIME_DIR, else TMPDIR: where ranks of one node meet, if the launcher names no
+/// address. OMP_NUM_THREADS: if it is not set, rzrun and spawn() set it to 1 for several ranks.
 /// SLURM_JOB_END_TIME: end of the allocation, before which an engine saves
 /// (sharding/engine/save_requests.h).
 ///
@@ -85,6 +86,9 @@ struct Environment {
   /// RZ_WAIT_REPORT_S: seconds without progress after which a call's wait is printed to standard error, as
   /// one line (CommOptions::on_wait); default: none is, but by programs of run_entrypoint() after 10 s.
   double wait_report_s = 0;
+  /// RZ_CRASH_STACK: 1 (default): a program of run_entrypoint() that crashes under rzrun records its stack;
+  /// 0: it leaves signals alone.
+  bool crash_stack = true;
   /// RZ_RENDEZVOUS_TIMEOUT_S: deadline of the rendezvous in seconds; default 30.
   double rendezvous_timeout_s = 30;
   /// RZ_HOST_ID: identifier of the node. Default: the kernel's boot id and the host name. Tests set it to

@@ -11,6 +11,7 @@
 
 #include "comm/core/error.h"
 #include "comm/core/integer_math.h"
+#include "comm/os/flight_recorder.h"
 #include "sharding/checkpoint/checkpoint_folder.h"
 #include "sharding/checkpoint/checkpoint_reader.h"
 #include "sharding/checkpoint/deepspeed_weights.h"
@@ -157,6 +158,7 @@ EngineState Checkpointer::state() const {
 }
 
 void Checkpointer::save(const std::string& dir, const SaveCheckpointOptions& o) {
+  const flight::Phase phase("saving a checkpoint");
   wait();
   EngineState s = state();
   s.client_state = o.client_state;

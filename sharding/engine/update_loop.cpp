@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "comm/core/error.h"
 #include "comm/device/allocate.h"
 #include "comm/device/memory.h"
+#include "comm/os/flight_recorder.h"
 #include "sharding/parallel/rank_consistency.h"
 
 namespace rz {
@@ -140,6 +142,7 @@ void UpdateLoop::complete() {
   tape_.seed(seeds_.of_pass(passes_));
   training_.complete(tape_.stream(), report, reports_.losses(), all_);
   reports_.finish(tape_.stream());
+  flight::set_update(static_cast<std::uint64_t>(reports_.count().steps) + 1);
 }
 
 // ---- a run that is resumed
@@ -157,6 +160,7 @@ void UpdateLoop::require_between_updates(const char* what) const {
 void UpdateLoop::set_state(const State& state) {
   drop_graph();
   reports_.set_count(state.count);
+  flight::set_update(static_cast<std::uint64_t>(state.count.steps) + 1);
   training_.set_state(state.training);
   passes_ = passes_of_updates_ = state.passes;
   tape_.seed(seeds_.of_pass(passes_));
@@ -198,6 +202,7 @@ void UpdateLoop::end_pass(bool synchronised) {
 }
 
 void UpdateLoop::backward(const nn::Loss& loss) {
+  const flight::Phase phase("backward");
   const bool synchronise = begin_pass(true);
   expect_terms(loss);
   strategy_.backward(tape_, loss, synchronise, follows());
@@ -206,6 +211,7 @@ void UpdateLoop::backward(const nn::Loss& loss) {
 }
 
 void UpdateLoop::backward(Var loss) {
+  const flight::Phase phase("backward");
   const bool synchronise = begin_pass(false);
   expect_terms(1);
   reports_.losses().add_scalar(tape_.value(loss), tape_.stream());
@@ -214,6 +220,7 @@ void UpdateLoop::backward(Var loss) {
 }
 
 void UpdateLoop::backward_without_data() {
+  const flight::Phase phase("backward");
   require_no_failed_pass("backward_without_data()");
   const bool synchronise = begin_pass();
   strategy_.backward_without_data(synchronise);
@@ -221,6 +228,7 @@ void UpdateLoop::backward_without_data() {
 }
 
 void UpdateLoop::reduce_and_apply() {
+  const flight::Phase phase("step");
   on_every_rank([&] {
     training_.reduce(tape_.stream());
     reports_.times().end(Phase::reduction, tape_.stream());
@@ -363,9 +371,12 @@ void UpdateLoop::run_passes(const std::function<nn::Loss(std::size_t)>& forward)
   reports_.losses().clear();
   for (std::size_t m = 0; m < steps; ++m) {
     tape_.seed_at(seeds_.at(m));
+    std::optional<flight::Phase> phase(std::in_place, "forward");
     const nn::Loss loss = forward(m);
     reports_.times().end(Phase::forward, tape_.stream());
     expect_terms(loss);
+    phase.reset();
+    phase.emplace("backward");
     strategy_.backward(tape_, loss, m + 1 == steps);
     reports_.losses().add(loss);
     tape_.reset();

@@ -13,8 +13,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <string>
@@ -27,6 +25,8 @@
 #include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/device/cuda_runtime.h"
+#include "comm/os/error_file.h"
+#include "comm/os/flight_recorder.h"
 #include "comm/os/process.h"
 #include "sharding/parallel/rank_agreement.h"
 #include "sharding/parallel/rank_consistency.h"
@@ -164,30 +164,11 @@ int run_and_report(World& world, const std::function<void(World&)>& body) {
 
 }  // namespace
 
-void write_error_file(const std::exception& e) noexcept {
-  try {
-    const auto path = environment_variable("TORCHELASTIC_ERROR_FILE");
-    if (!path || path->empty()) return;
-    const auto now = std::chrono::system_clock::now().time_since_epoch();
-    nlohmann::json extra{
-        {"py_callstack", ""},
-        {"timestamp", concat(std::chrono::duration_cast<std::chrono::seconds>(now).count())}};
-    if (const auto* const error = dynamic_cast<const Error*>(&e)) {
-      extra["code"] = name(error->code());
-      if (error->culprit() >= 0) extra["culprit"] = error->culprit();
-    }
-    nlohmann::json file;
-    file["message"]["message"] = e.what();
-    file["message"]["extraInfo"] = std::move(extra);
-    std::ofstream(*path) << file.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  } catch (const std::exception&) {  // the caller prints the error
-  }
-}
-
 int run_entrypoint(const std::function<void(World&)>& body, const WorldOptions& options) {
   try {
     WorldOptions printing = options;
     if (!printing.comm.on_wait) printing.comm.on_wait = print_wait;
+    flight::record_crashes();
     World world = World::from_environment(printing);
     return run_and_report(world, body);
   } catch (const Error& e) {

@@ -20,6 +20,7 @@
 #include "comm/bootstrap.h"
 #include "comm/communicator.h"
 #include "comm/core/text.h"
+#include "comm/os/error_file.h"
 #include "tensor/tensor.h"
 
 namespace rz {
@@ -115,14 +116,10 @@ class HelpRequest : public Error {
 /// one that they agree on (sharding/parallel/rank_agreement.h), and one of their common command line, by rank
 /// 0. Waits of 10 s without progress are printed, too (CommOptions::on_wait), unless `comm` has another
 /// function.
-/// Each rank's error is also in its error file (write_error_file()).
+/// Each rank's error is also in its error file (comm/os/error_file.h). Under rzrun a crash records its stack
+/// (flight::record_crashes()), unless the program has a handler of its own for the signal.
 /// The text of a HelpRequest is printed to standard output by rank 0, and the status is 0.
 int run_entrypoint(const std::function<void(World&)>& body, const WorldOptions& = {});
-
-/// Writes the error to the file that TORCHELASTIC_ERROR_FILE names, if it is set, as torch's error handler
-/// does: message, and extraInfo with py_callstack (empty) and timestamp; of an Error also its code and, if it
-/// is known, the rank that caused it. torchrun and rzrun read it. What cannot be written is left out.
-void write_error_file(const std::exception&) noexcept;
 
 /// Runs `main` in `ranks` processes, made by fork(), each with its World, and waits for them. As
 /// torch.multiprocessing.spawn: nothing that `main` computes comes back; it writes files, or prints.

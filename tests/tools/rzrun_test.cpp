@@ -5,19 +5,26 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <random>
 #include <set>
+#include <span>
 #include <sstream>
 #include <thread>
 
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
+#include "comm/os/flight_recorder.h"
 #include "comm/topology.h"
+#include "comm/transport/flight_report.h"
 #include "tests/support/program.h"
+#include "tools/rzrun/error_file.h"
 #include "tools/rzrun/exit_status.h"
 #include "tools/rzrun/launch.h"
 #include "tools/rzrun/options.h"
@@ -153,6 +160,96 @@ TEST(Rzrun, ASignalIsReportedInTheErrorFile) {
   EXPECT_NE(report.find("\"message\":\"rank 1 killed by SIGSEGV (Segmentation fault)"), std::string::npos)
       << report;
   EXPECT_FALSE(std::filesystem::exists(folder / "logs/rank0.error.json"));
+}
+
+/// What the process has recorded so far.
+std::string activity_of(pid_t pid) {
+  std::error_code error;
+  for (const auto& fd : std::filesystem::directory_iterator(concat("/proc/", pid, "/fd"), error)) {
+    if (std::filesystem::read_symlink(fd, error).string().find("ringzero-flight") == std::string::npos)
+      continue;
+    const std::string bytes = content(fd.path());
+    return flight::read_report(std::as_bytes(std::span(bytes))).activity;
+  }
+  return "";
+}
+
+/// Ends rank 1 of two that make many calls. Returns what rzrun prints.
+std::string story_of(int signal) {
+  Program p(rzrun({"-n", "2"}, "[ $RANK = 1 ] && echo pid $$; exec " + test::built("all_reduce_perf") +
+                                   " -b 8 -e 8 -n 1000000000 -w 0 -c 0"));
+  p.wait_for("pid ");
+  const pid_t rank = std::stoi(p.out().substr(p.out().find("pid ") + 4));
+  const auto end = Deadline::after(std::chrono::seconds(30));
+  while (activity_of(rank).find("all_reduce #") == std::string::npos && !end.expired())
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  ::kill(rank, signal);
+  EXPECT_EQ(p.wait(), 128 + signal);
+  return p.err();
+}
+
+TEST(Rzrun, TheLastLineHasTheCallOfARankThatWasKilled) {
+  const std::string last = lines(story_of(SIGKILL)).back();
+  EXPECT_TRUE(last.starts_with("rzrun: first failure: rank 1 of 2 killed by SIGKILL (Killed); ")) << last;
+  EXPECT_NE(last.find("all_reduce #"), std::string::npos) << last;
+  EXPECT_NE(last.find(" (2 f32, sum) of "), std::string::npos) << last;
+}
+
+TEST(Rzrun, TheStackOfACrashIsPrinted) {
+  const std::string story = story_of(SIGSEGV);
+  EXPECT_NE(story.find("rzrun: the stack of rank 1:\n#0 "), std::string::npos) << story;
+  EXPECT_NE(story.find("\n#3 "), std::string::npos) << story;
+  EXPECT_NE(story.find("main"), std::string::npos) << story;
+  EXPECT_NE(lines(story).back().find("killed by SIGSEGV (Segmentation fault); "), std::string::npos) << story;
+}
+
+/// A file of a recorder, and an error file, of which bytes are changed. RZ_FUZZ_SECONDS: for so long.
+TEST(RzrunReports, AnyBytesAreReadOrRefused) {
+  const UniqueFd fd = flight::make_file();
+  std::string good(sizeof(flight::File), '\0');
+  ASSERT_EQ(::pread(fd.get(), good.data(), good.size(), 0), static_cast<ssize_t>(good.size()));
+  auto* const file = reinterpret_cast<flight::File*>(good.data());
+  file->update.store(17);
+  file->signal.store(SIGSEGV);
+  std::memcpy(file->stack, "/bin/x+0x12\n?+0x7\n", 19);
+  for (flight::Row& row : std::span(file->row).first(3)) {
+    row.used.store(1);
+    row.size = 4;
+    std::memcpy(row.name, "world", 5);
+    row.collective.what.store(std::uint64_t{1} << 56 | 204);
+    row.collective.in_count.store(1024);
+    row.collective.out_count.store(1024);
+  }
+  const std::string json =
+      R"({"message": {"message": "Error: é", "extraInfo": {"timestamp": "1", "culprit": 3}}})";
+  EXPECT_EQ(flight::read_report(std::as_bytes(std::span(good)))
+                .activity.find("in all_reduce #204 (1024 f32, sum) of 'world'"),
+            0u);
+  Directory folder;
+  std::mt19937 random(7);
+  const char* const limit = std::getenv("RZ_FUZZ_SECONDS");
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(limit ? std::atoi(limit) : 0);
+  int tried = 0, stacks = 0, messages = 0;
+  const auto changed = [&](std::string text, std::size_t from, std::size_t size) {
+    for (auto n = random() % 5; n > 0; --n) text[from + random() % size] = static_cast<char>(random());
+    return text;
+  };
+  for (; tried < 500 || std::chrono::steady_clock::now() < until; ++tried) {
+    const std::string bytes = random() % 2 ? changed(good, 0, 768) : changed(good, 8192, 32);
+    const flight::Report report = flight::read_report(std::as_bytes(std::span(bytes)));
+    for (const unsigned char c : report.activity) ASSERT_TRUE(c >= 32 && c != 127);
+    stacks += report.stack.size() == 2;
+    std::ofstream(folder / "error.json", std::ios::binary) << changed(json, 0, json.size());
+    const auto error = rzrun::read_error_file(folder / "error.json");
+    for (const unsigned char c : error ? error->message : std::string())
+      ASSERT_TRUE(c == '\n' || (c >= 32 && c != 127));
+    messages += error.has_value();
+  }
+  std::printf("%d tried, %d stacks, %d messages\n", tried, stacks, messages);
+  EXPECT_GT(stacks, tried / 10);
+  EXPECT_LT(stacks, tried);
+  EXPECT_GT(messages, tried / 10);
+  EXPECT_LT(messages, tried);
 }
 
 TEST(Rzrun, ErrorFilesWithoutLogFilesEndWithTheJob) {

@@ -10,6 +10,8 @@
 #include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/core/text.h"
+#include "comm/os/error_file.h"
+#include "comm/os/flight_recorder.h"
 #include "tools/command_line/launcher_flags.h"
 
 namespace rz {
@@ -208,11 +210,14 @@ void reserve_standard_descriptors() {
 int run_program(const char* name, const std::function<int()>& body) {
   reserve_standard_descriptors();
   try {
+    flight::record_crashes();
     return body();
   } catch (const Error& e) {
+    write_error_file(e);
     std::fprintf(stderr, "%s: %s\n", name, one_line(e).c_str());
     return e.code() == Errc::config ? 2 : 1;
   } catch (const std::exception& e) {
+    write_error_file(e);
     std::fprintf(stderr, "%s: %s\n", name, one_line(e).c_str());
     return 1;
   }

@@ -53,10 +53,10 @@ std::vector<std::string> agent_command(const Options& o, const std::string& host
 }
 
 Variables forwarded_environment() {
-  static constexpr std::string_view own[] = {"HOME",     "USER",      "LOGNAME", "SHELL",    "MAIL",
-                                             "HOSTNAME", "HOST",      "PWD",     "OLDPWD",   "SHLVL",
-                                             "_",        "TMPDIR",    "TERM",    "TTY",      "DISPLAY",
-                                             "TMUX",     "TMUX_PANE", "STY",     "WINDOWID", "RZ_SECRET_FD"};
+  static constexpr std::string_view own[] = {
+      "HOME",    "USER",   "LOGNAME",   "SHELL", "MAIL",     "HOSTNAME",     "HOST",
+      "PWD",     "OLDPWD", "SHLVL",     "_",     "TMPDIR",   "TERM",         "TTY",
+      "DISPLAY", "TMUX",   "TMUX_PANE", "STY",   "WINDOWID", "RZ_SECRET_FD", "RZ_FLIGHT_FD"};
   static constexpr std::string_view own_prefixes[] = {"SSH_", "XDG_", "DBUS_", "WAYLAND_", "BASH_FUNC_"};
   Variables found;
   for (char** v = environ; *v; ++v) {

@@ -19,18 +19,11 @@ std::string on_host(const RankEnd& end) { return end.host.empty() ? "" : concat(
 
 std::string describe_loss(const RankEnd& end) { return concat("host ", end.host, " is lost: ", end.lost); }
 
-std::string oom_hint(const RankEnd& end) {
-  return end.memory_kill
-             ? "; the kernel's out-of-memory killer struck meanwhile: use less memory or fewer ranks"
-             : "";
-}
-
 }  // namespace
 
 std::string describe_first(const RankEnd& end, int ranks) {
   if (!end.lost.empty()) return describe_loss(end);
-  return concat("rank ", end.rank, " of ", ranks, on_host(end), " failed first: ", describe(end.status),
-                oom_hint(end));
+  return concat("rank ", end.rank, " of ", ranks, on_host(end), " failed first: ", describe_end(end));
 }
 
 void FirstFailure::add(const RankEnd& end, bool is_ending, Clock::time_point now) {
@@ -75,15 +68,21 @@ const RankEnd& FirstFailure::cause() const {
 }
 
 bool FirstFailure::has_story() const {
-  return !failed_.empty() && (!cause().error.empty() || (failed_.size() > 1 && has_several_hosts_));
+  return !failed_.empty() &&
+         (!cause().error.empty() || !cause().activity.empty() || (failed_.size() > 1 && has_several_hosts_));
+}
+
+std::string FirstFailure::stack() const {
+  if (failed_.empty() || cause().stack.empty()) return "";
+  return concat("the stack of rank ", cause().rank, ":\n", cause().stack);
 }
 
 std::string FirstFailure::story(int ranks) const {
   if (failed_.empty()) return "";
   const RankEnd& end = cause();
-  std::string line = end.lost.empty() ? concat("rank ", end.rank, " of ", ranks, on_host(end), " ",
-                                               describe(end.status), oom_hint(end))
-                                      : describe_loss(end);
+  std::string line = end.lost.empty()
+                         ? concat("rank ", end.rank, " of ", ranks, on_host(end), " ", describe_end(end))
+                         : describe_loss(end);
   if (!end.error.empty()) line += ": " + end.error;
   std::ranges::replace(line, '\n', ' ');
   return line;

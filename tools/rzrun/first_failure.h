@@ -44,6 +44,8 @@ class FirstFailure {
   /// Why the job failed, once more, where ranks have printed after the first failure or have left a report:
   /// the first failure, or that of the rank that its report blames. Empty if no rank failed.
   std::string story(int ranks) const;
+  /// Of the same rank, if it crashed: lines for standard error. Empty: it has none.
+  std::string stack() const;
   /// True if the story has more than the line of the first failure had.
   bool has_story() const;
 

@@ -19,6 +19,7 @@
 
 #include "comm/bootstrap/secret.h"
 #include "comm/core/error.h"
+#include "comm/os/flight_recorder.h"
 #include "comm/topology.h"
 
 namespace rz::rzrun {
@@ -61,7 +62,7 @@ void redirect_stdin(const Job& job, int rank) {
 }
 
 /// Runs in the child. Returns only on failure, with errno set.
-void exec_child(const Job& job, int local_rank, pid_t parent, int secret, const ChildStream& out,
+void exec_child(const Job& job, int local_rank, pid_t parent, int secret, int flight, const ChildStream& out,
                 const ChildStream& err) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -75,6 +76,10 @@ void exec_child(const Job& job, int local_rank, pid_t parent, int secret, const 
     ::setenv(name.c_str(), value.c_str(), 1);
   ::fcntl(secret, F_SETFD, 0);  // not closed by exec
   ::setenv("RZ_SECRET_FD", concat(secret).c_str(), 1);
+  if (flight >= 0 && ::fcntl(flight, F_SETFD, 0) == 0)
+    ::setenv("RZ_FLIGHT_FD", concat(flight).c_str(), 1);
+  else
+    ::unsetenv("RZ_FLIGHT_FD");  // of a launcher above this one
   if (!job.processors.empty())
     bind_process(job.processors[static_cast<std::size_t>(local_rank)]);  // failure costs speed only
   std::vector<std::string> words = job.options.command;
@@ -190,10 +195,11 @@ ChildProcess launch(const Job& job, int local_rank) {
   ChildStream out = open_stream(job, rank, "stdout"), err = open_stream(job, rank, "stderr");
   auto [error_read, error_write] = make_pipe();
   const UniqueFd secret = secret_descriptor(job.secret);
+  UniqueFd flight = flight::make_file();
   const pid_t parent = ::getpid(), pid = ::fork();
   if (pid < 0) fail_errno("fork", concat("rank ", rank));
   if (pid == 0) {
-    exec_child(job, local_rank, parent, secret.get(), out, err);
+    exec_child(job, local_rank, parent, secret.get(), flight.get(), out, err);
     const int error = errno;
     if (::write(error_write.get(), &error, sizeof error)) ::_exit(127);
     ::_exit(127);
@@ -205,6 +211,7 @@ ChildProcess launch(const Job& job, int local_rank) {
                        UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))),
                        std::move(out.read),
                        std::move(err.read),
+                       std::move(flight),
                        std::move(out.log),
                        std::move(err.log)};
   if (!started.pidfd) fail_errno("pidfd_open", concat("rank ", rank));

@@ -55,6 +55,7 @@ struct ChildProcess {
   pid_t pid = -1;
   UniqueFd pidfd;     ///< readable when the process has ended
   UniqueFd out, err;  ///< read ends of its pipes; empty if it writes directly to the console or a file
+  UniqueFd flight;    ///< what it records (comm/os/flight_recorder.h); may be empty
   UniqueFd out_log, err_log;  ///< log files for the data read from the pipes
 };
 

@@ -11,7 +11,9 @@
 #include <filesystem>
 
 #include "comm/core/error.h"
+#include "comm/transport/flight_report.h"
 #include "tools/rzrun/error_file.h"
+#include "tools/rzrun/stack.h"
 
 namespace rz::rzrun {
 
@@ -25,6 +27,14 @@ StartFailure start_failure_of(const std::exception_ptr& thrown, const std::strin
     if (error && error->code() == Errc::config) return {2, one_line(e)};
     return {1, concat("cannot start the ranks: ", one_line(e))};
   }
+}
+
+std::string describe_end(const RankEnd& end) {
+  return concat(describe(end.status),
+                end.memory_kill
+                    ? "; the kernel's out-of-memory killer struck meanwhile: use less memory or fewer ranks"
+                    : "",
+                end.activity.empty() ? "" : "; ", end.activity);
 }
 
 void RankGroup::start(const Job& job, const std::function<bool()>& go_on) {
@@ -70,7 +80,7 @@ void RankGroup::start_rank(const Job& job, int local_rank) {
     prefix = concat("[", rank, "] ");
   if (p.out) forwarders_.emplace_back(std::move(p.out), &stdout_, std::move(p.out_log), prefix);
   if (p.err) forwarders_.emplace_back(std::move(p.err), &stderr_, std::move(p.err_log), prefix);
-  ranks_.push_back({rank, p.pid, std::move(p.pidfd), {}});
+  ranks_.push_back({rank, p.pid, std::move(p.pidfd), std::move(p.flight), {}});
 }
 
 void RankGroup::append_descriptors(std::vector<pollfd>& wait) const {
@@ -108,19 +118,25 @@ std::vector<RankEnd> RankGroup::reap() {
   return ended;
 }
 
-/// With the report that the rank wrote; one that a signal killed gets one here.
+/// With the report that the rank wrote, or with what it was doing; one that a signal killed gets a report
+/// here.
 RankEnd RankGroup::end_of(const Rank& r) const {
   RankEnd end{r.rank, *r.exit_status, "", r.exit_status->signal == SIGKILL && oom_->increased(), ""};
-  if (!end.status.failed() || error_folder_.empty()) return end;
-  const std::string path = error_path(error_folder_, r.rank);
-  if (const auto report = read_error_file(path)) {
+  if (!end.status.failed()) return end;
+  const std::string path = error_folder_.empty() ? "" : error_path(error_folder_, r.rank);
+  if (const auto report = path.empty() ? std::nullopt : read_error_file(path)) {
     end.error = report->message;
     end.culprit = report->culprit;
-  } else if (end.status.signal && !is_ending_) {
-    write_error_file(
-        path, concat("rank ", r.rank, " ", describe(end.status), end.memory_kill ? ": out of memory" : ""),
-        0);
+    return end;
   }
+  const flight::Report flight = flight::read_report(r.flight.get());
+  end.activity = flight.activity;
+  if (flight.signal && flight.signal == end.status.signal) end.stack = describe_stack(flight);
+  if (!path.empty() && end.status.signal && !is_ending_)
+    write_error_file(
+        path,
+        concat("rank ", r.rank, " ", describe_end(end), end.stack.empty() ? "" : "; its stack:\n", end.stack),
+        0);
   return end;
 }
 

@@ -36,7 +36,7 @@ class RankGroup : public Ranks {
   struct Rank {
     int rank;
     pid_t pid;
-    UniqueFd pidfd;
+    UniqueFd pidfd, flight;
     std::optional<ExitStatus> exit_status;
   };
 

@@ -22,8 +22,13 @@ struct RankEnd {
   bool memory_kill = false;  ///< the kernel's out-of-memory killer struck on its host meanwhile
   std::string lost;          ///< not empty: why the host is lost
   std::string error{};       ///< the message of its error file
+  std::string activity{};    ///< what it was doing, if it gave no message (comm/transport/flight_report.h)
+  std::string stack{};       ///< of a crash: one line a frame
   int culprit = -1;          ///< the rank that this message blames
 };
+
+/// How the rank ended, and what it was doing: "killed by SIGSEGV (Segmentation fault); in all_reduce #204 …".
+std::string describe_end(const RankEnd&);
 
 /// Why ranks could not be started: a line for the user, and the exit status of rzrun.
 struct StartFailure {

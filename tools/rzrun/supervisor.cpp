@@ -292,6 +292,7 @@ class Supervisor {
     const std::string line = failures_.story(ranks_->size());
     if (line.empty() || stopped_by_) return;
     reason_ = "first failure: " + line;
+    if (const std::string stack = failures_.stack(); !stack.empty()) log_error(stack);
     if (failures_.has_story()) log_error("first failure: " + line);
     if (const char* path = std::getenv("TORCHELASTIC_ERROR_FILE"); path && *path)
       write_error_file(path, line, status_);

@@ -19,6 +19,8 @@
 #include "comm/core/error.h"
 #include "comm/core/text.h"
 #include "comm/device/cuda_runtime.h"
+#include "comm/os/error_file.h"
+#include "comm/os/flight_recorder.h"
 #include "sharding/engine/checkpoint_options.h"
 #include "sharding/engine/step_monitor.h"
 #include "sharding/huggingface/families.h"
@@ -546,6 +548,7 @@ Status main(int argc, char** argv) {
   LaunchInfo launch;
   ParsedOptions parsed;
   try {
+    flight::record_crashes();
     launch = launch_info_from_environment();
     parsed = parse_options(argc, argv);
     if (parsed.help.empty()) cuda::device_from_name(parsed.options.device, launch.local_rank);

@@ -35,6 +35,7 @@ MpiCalls::MpiCalls(MpiRuntime& runtime, CommPair comms, int rank, int size, cons
       collectives_(comms.control, {comms.data, rank, size, options.deterministic, options.max_call_bytes}),
       point_to_point_(comms.data, rank, size, options.max_call_bytes),
       long_wait_(options.waits, rank, size),
+      flight_(options.waits.communicator, rank, size),
       departed_(static_cast<std::size_t>(size)) {}
 
 // ---- progress
@@ -46,10 +47,12 @@ void MpiCalls::require_open(const MpiRuntime::Use& mpi) const {
 
 void MpiCalls::accept(const std::shared_ptr<Request>& request) {
   for (const CollectiveCall& call : request->operations) {
-    if (traits(call.kind).point_to_point)
+    if (traits(call.kind).point_to_point) {
+      flight_.begin_message(flight::fields_of(call));
       point_to_point_.add(call, request.get());
-    else
+    } else {
       collectives_.add(request, call);
+    }
   }
 }
 
@@ -57,12 +60,20 @@ bool MpiCalls::advance(bool /*eager*/, std::vector<Request*>& ended) {
   const MpiRuntime::Use mpi(runtime_);
   require_open(mpi);
   const cuda::DeviceGuard device(options_.device);  // device that CUDA-aware MPI uses
+  record_front();
   const bool collective_ended = collectives_.advance(ended);
-  if (collective_ended) inquiry_.reset();
-  const bool moved = point_to_point_.advance(ended) || collective_ended;
+  if (collective_ended) inquiry_.reset(), flight_.end(recorded_ - 1);
+  const bool messages_moved = point_to_point_.advance(ended), moved = messages_moved || collective_ended;
+  if (messages_moved && point_to_point_.is_idle()) flight_.end_messages();
   if (moved) idle_turns_ = 0;
   check_remote_failure();
   return moved;
+}
+
+void MpiCalls::record_front() {
+  if (collectives_.is_idle() || recorded_ == collectives_.front().sequence + 1) return;
+  recorded_ = collectives_.front().sequence + 1;
+  flight_.begin(recorded_ - 1, flight::fields_of(collectives_.front_call()));
 }
 
 void MpiCalls::poll(Time now, const Request* /*oldest*/, bool /*waited_for*/) {

@@ -20,6 +20,7 @@
 #include "comm/backends/mpi/verified_collectives.h"
 #include "comm/core/error.h"
 #include "comm/core/long_wait.h"
+#include "comm/os/flight_recorder.h"
 #include "comm/progress/progressable.h"
 
 namespace rz::mpi {
@@ -56,6 +57,7 @@ class MpiCalls final : public Progressable {
   };
 
   void require_open(const MpiRuntime::Use&) const;
+  void record_front();
   void receive_control();
   void handle_control(int peer, const ControlMessage&);
   ControlMessage reply_to(const ControlMessage& query) const;
@@ -79,6 +81,8 @@ class MpiCalls final : public Progressable {
   std::optional<TimeoutInquiry> inquiry_;  // of the first collective
   bool reports_ = false;                   // inquiry_ is for a report of a wait, before the deadline
   LongWait long_wait_;
+  flight::Recorder flight_;
+  std::uint32_t recorded_ = 0;  // collectives that flight_ has, the last of them perhaps in flight
   std::optional<RemoteFailure> remote_failure_;
   std::vector<std::optional<ControlMessage>> departed_;  // each departed rank's last message
   Time next_control_poll_{};

@@ -33,6 +33,7 @@ class VerifiedCollectives {
   /// The first call and its request; requires !is_idle().
   const CallSignature& front() const { return queue_.front().signature; }
   const Request& front_request() const { return *queue_.front().request; }
+  const CollectiveCall& front_call() const { return *queue_.front().call; }
   /// All ranks have made the first call's number, but not the same call.
   bool front_differs() const { return !queue_.empty() && queue_.front().differs; }
   /// The numbers of the calls made, and of those that have ended.

@@ -50,7 +50,8 @@ Dispatcher::Dispatcher(int rank, int size, std::unique_ptr<Transport> transport,
       point_to_point_(*transport_, rank, size),
       timeouts_(*transport_, rank, bounded(options.timeout)),
       comparison_(*transport_, rank, size),
-      wait_reporter_(*transport_, rank, size, options.waits) {
+      wait_reporter_(*transport_, rank, size, options.waits),
+      flight_(options.waits.communicator, rank, size) {
   const SharedMemoryGroup* const shared = transport_->shared_memory();
   if (shared && !shared->mailboxes().empty() && size <= max_intranode_ranks)
     intranode_ = std::make_unique<intranode::Engine>(*transport_, rank, size, schedules_.intranode_table());
@@ -63,10 +64,12 @@ Dispatcher::Dispatcher(int rank, int size, std::unique_ptr<Transport> transport,
 void Dispatcher::accept(const std::shared_ptr<Request>& request) {
   for (std::size_t i = 0; i < request->operations.size(); ++i) {
     const CollectiveCall& call = request->operations[i];
-    if (traits(call.kind).point_to_point)
+    if (traits(call.kind).point_to_point) {
+      flight_.begin_message(flight::fields_of(call));
       point_to_point_.add(call, request.get());
-    else
+    } else {
       queue_.push_back({request.get(), i});
+    }
   }
 }
 
@@ -113,7 +116,7 @@ void Dispatcher::start_coalesced(std::size_t calls) {
 void Dispatcher::dispatch(const CollectiveCall& call, const tuning::IntranodeAlgorithm* entry) {
   const bool by_schedule = !intranode_ || entry;
   current_.engine = by_schedule ? static_cast<CollectiveEngine*>(&schedules_) : intranode_.get();
-  const std::uint32_t sequence = next_sequence();
+  const std::uint32_t sequence = begin(call);
   transport_->record_call(make_signature(call, size_, sequence));
   if (entry)
     schedules_.start(call, sequence, *entry->schedule, entry->slice);
@@ -142,6 +145,7 @@ bool Dispatcher::advance(bool eager, std::vector<Request*>& ended) {
     }
   }
   moved |= point_to_point_.advance();
+  if (!point_to_point_.finished().empty() && point_to_point_.idle()) flight_.end_messages();
   for (void* const tag : point_to_point_.finished()) ended.push_back(static_cast<Request*>(tag));
   point_to_point_.finished().clear();
   moved_ |= moved;
@@ -166,6 +170,7 @@ bool Dispatcher::advance_current(bool eager) {
 void Dispatcher::finish_current(std::vector<Request*>& ended) {
   const CurrentCall done = std::exchange(current_, {});
   timeouts_.end_wait();
+  flight_.end(sequence_ - 1);
   if (done.calls > 1) coalescer_.end();
   ended.insert(ended.end(), done.calls, done.request);
 }

@@ -13,6 +13,7 @@
 #include "comm/backends/native/schedule_engine.h"
 #include "comm/explain.h"
 #include "comm/intranode/engine.h"
+#include "comm/os/flight_recorder.h"
 #include "comm/os/wait_policy.h"
 #include "comm/progress/call_comparison.h"
 #include "comm/progress/coalescer.h"
@@ -42,9 +43,11 @@ class Dispatcher final : public Progressable {
   void abort(const std::string& reason) noexcept override;
   void abandon() noexcept override { transport_.reset(); }
 
-  /// The number of the next collective; the calls of the group are numbered in order. Requires the progress
-  /// token.
-  std::uint32_t next_sequence() { return sequence_++; }
+  /// The calling thread begins a collective in the intra-node engine. Returns its number; the calls of the
+  /// group are numbered in order. Requires the progress token.
+  std::uint32_t begin_inline(const CollectiveCall& call) { return begin(call); }
+  /// It is complete; otherwise adopt() follows.
+  void end_inline() { flight_.end(sequence_ - 1); }
   /// The call of the request, the only one, has begun in the intra-node engine. Requires the progress token.
   void adopt(Request&);
 
@@ -70,6 +73,10 @@ class Dispatcher final : public Progressable {
     std::shared_ptr<std::byte> staged_input;
   };
 
+  std::uint32_t begin(const CollectiveCall& call) {
+    flight_.begin(sequence_, flight::fields_of(call));
+    return sequence_++;
+  }
   void start_next();
   std::size_t coalescable() const;
   void start_coalesced(std::size_t calls);
@@ -97,6 +104,7 @@ class Dispatcher final : public Progressable {
   Coalescer coalescer_;
   std::shared_ptr<std::byte> coalescing_buffer_;
   std::uint32_t sequence_ = 0;
+  flight::Recorder flight_;
 };
 
 }  // namespace rz

@@ -72,7 +72,8 @@ bool NativeBackend::try_inline(const CollectiveCall& call, Work& work) {
   engine_->check_process();
   if (!engine_->try_begin_inline()) return false;
   if (intranode_->matches_last(call)) {
-    work = run_inline([&] { return intranode_->run_fast_path(call, dispatcher_.next_sequence(), turns_); });
+    work =
+        run_inline([&] { return intranode_->run_fast_path(call, dispatcher_.begin_inline(call), turns_); });
     return true;
   }
   if (!is_small(call)) {
@@ -80,7 +81,7 @@ bool NativeBackend::try_inline(const CollectiveCall& call, Work& work) {
     return false;
   }
   work = run_inline([&] {
-    intranode_->start(call, dispatcher_.next_sequence());
+    intranode_->start(call, dispatcher_.begin_inline(call));
     return intranode_->spin(turns_);
   });
   return true;
@@ -101,6 +102,7 @@ Work NativeBackend::run_inline(const Run& run) {
   } catch (...) {
     return Work(engine_->fail_inline(std::current_exception()));
   }
+  dispatcher_.end_inline();
   engine_->end_inline();
   return {};
 }

@@ -10,6 +10,7 @@
 #include "comm/backends/peer_cuda/kernels/peer_kernels.h"
 #include "comm/core/error.h"
 #include "comm/device/memory.h"
+#include "comm/os/flight_recorder.h"
 #include "comm/os/wait_policy.h"
 
 namespace rz::nccl {
@@ -145,6 +146,7 @@ class NcclBackend final : public Backend {
     const std::size_t bytes = ops_.workspace_bytes(group);
     std::byte* const scratch = bytes ? resources_->workspace.reserve(bytes, captured) : nullptr;
     const auto request = watchdog_->begin(group);
+    record(group);
     try {
       issue(request, group, captured ? resources_->capture_stream : resources_->stream, scratch, captured);
     } catch (const NcclError& failed) {
@@ -192,6 +194,17 @@ class NcclBackend final : public Backend {
   }
 
  private:
+  /// The collectives of a group have one number, as in Watchdog.
+  void record(std::span<const CollectiveCall> group) {
+    bool collectives = false;
+    for (const CollectiveCall& op : group)
+      if (traits(op.kind).point_to_point)
+        flight_.begin_message(flight::fields_of(op));
+      else
+        flight_.begin(recorded_, flight::fields_of(op)), collectives = true;
+    recorded_ += collectives;
+  }
+
   static bool has_f8(const NcclApi& api, Device device) {
     cuda::DeviceProperties properties;
     cuda::check(cuda::runtime().get_properties(&properties, device.index), "cudaGetDeviceProperties", device);
@@ -282,6 +295,9 @@ class NcclBackend final : public Backend {
   const NcclOps ops_;
   std::unique_ptr<Watchdog> watchdog_;
   std::mutex submitting_;
+  flight::Recorder flight_{options_.waits.communicator, options_.rank, options_.size,
+                           flight::Recorder::Ends::in_streams};
+  std::uint32_t recorded_ = 0;
 };
 
 }  // namespace

@@ -15,6 +15,7 @@
 #include "comm/backends/peer_cuda/symmetric_windows.h"
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
+#include "comm/os/flight_recorder.h"
 #include "comm/os/wait_policy.h"
 
 namespace rz {
@@ -122,7 +123,7 @@ class PeerCudaBackend final : public Backend {
       if (traits(op.kind).point_to_point)
         messages.push_back(op);
       else
-        start(op), collectives = true;
+        flight_.begin(recorded_++, flight::fields_of(op)), start(op), collectives = true;
     }
     std::vector<Event> end_events;
     if (collectives) end_events.push_back(stream_.record());
@@ -250,6 +251,9 @@ class PeerCudaBackend final : public Backend {
   SymmetricWindows symmetric_windows_;
   const Stream stream_, message_stream_;
   std::mutex submitting_;
+  flight::Recorder flight_{options_.waits.communicator, options_.rank, options_.size,
+                           flight::Recorder::Ends::in_streams};
+  std::uint32_t recorded_ = 0;  // collectives
   std::atomic<bool> departure_signalled_{false};
 };
 

@@ -1,0 +1,135 @@
+#include "comm/transport/flight_report.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include "comm/core/long_wait.h"
+#include "comm/core/text.h"
+#include "comm/os/flight_recorder.h"
+#include "comm/transport/call_signature.h"
+
+namespace rz::flight {
+
+namespace {
+
+constexpr std::size_t max_calls = 3, max_frames_read = 64;
+
+std::uint64_t value_of(const std::atomic<std::uint64_t>& n) { return n.load(std::memory_order_relaxed); }
+
+/// Without what is no visible character, since this is printed on a terminal.
+std::string printable(std::string_view text) {
+  std::string kept(text.substr(0, text.find('\0')));
+  std::erase_if(kept, [](unsigned char c) { return c < 32 || c == 127; });
+  return kept;
+}
+
+struct Recorded {
+  std::string text;
+  bool running = false;
+};
+
+/// The call as error messages have it; nothing if there was none, or if the numbers are none of a call.
+std::optional<Recorded> recorded_call(const Call& call, const Row& row, bool of_message) {
+  const std::uint64_t what = value_of(call.what);
+  const auto kind = static_cast<std::uint8_t>(what >> 32), dtype = static_cast<std::uint8_t>(what >> 40),
+             op = static_cast<std::uint8_t>(what >> 48);
+  if (what >> 56 != 1 || kind >= collective_count || dtype >= dtype_count || op > ReduceOp::premul_sum)
+    return {};
+  CollectiveCall c;
+  c.kind = static_cast<Collective>(kind);
+  c.in.count = value_of(call.in_count);
+  c.out.count = value_of(call.out_count);
+  c.in.dtype = c.out.dtype = static_cast<DType>(dtype);
+  c.op = ReduceOp(static_cast<ReduceOp::Kind>(op));
+  c.root = call.root.load(std::memory_order_relaxed);
+  const auto number = static_cast<std::uint32_t>(what);
+  const bool running = call.ended.load(std::memory_order_relaxed) != number + 1;
+  if (!of_message) return Recorded{describe(make_signature(c, std::max(row.size, 1), number)), running};
+  const bool sends = c.kind == Collective::send;
+  return Recorded{concat(name(c.kind), sends ? " to " : " from ", c.root, " (",
+                         sends ? c.in.count : c.out.count, " ", name(c.in.dtype), ")"),
+                  running};
+}
+
+void append_list(std::string& text, const char* begin, const std::vector<std::string>& calls) {
+  for (std::size_t i = 0; i < std::min(calls.size(), max_calls); ++i)
+    text += (i ? " and " : text.empty() ? begin : concat(", ", begin)) + calls[i];
+  if (calls.size() > max_calls) text += concat(" and ", calls.size() - max_calls, " more");
+}
+
+/// The calls that run; if none does, the last one of each communicator; and what was last issued to devices.
+std::string calls_of(const File& file) {
+  std::vector<std::string> running, ended, issued;
+  for (const Row& row : file.row) {
+    if (row.used.load(std::memory_order_relaxed) != 1) continue;
+    const std::string name = printable(std::string_view(row.name, sizeof row.name)),
+                      owner = name == WaitReportOptions().communicator ? name : concat("'", name, "'");
+    for (const bool of_message : {false, true})
+      if (const auto call = recorded_call(of_message ? row.message : row.collective, row, of_message))
+        (row.in_streams ? issued : call->running ? running : ended).push_back(call->text + " of " + owner);
+  }
+  std::string text;
+  append_list(text, "in ", running);
+  if (running.empty()) append_list(text, "after ", ended);
+  append_list(text, "last issued ", issued);
+  return text;
+}
+
+std::string activity_of(const File& file) {
+  std::string text = calls_of(file);
+  const auto add = [&](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };
+  if (const std::uint64_t update = value_of(file.update)) add(concat("update ", update));
+  char phase[max_phase + 1] = {};
+  for (std::size_t i = 0; i < std::size(file.phase); ++i) {
+    const std::uint64_t word = value_of(file.phase[i]);
+    std::memcpy(phase + i * sizeof word, &word, sizeof word);
+  }
+  if (const std::string p = printable(std::string_view(phase, max_phase)); !p.empty()) add(p);
+  return text;
+}
+
+std::vector<Frame> stack_of(const File& file) {
+  std::vector<Frame> frames;
+  const std::string_view all(file.stack, ::strnlen(file.stack, stack_bytes));
+  for (const std::string& line : parts_of(all, '\n')) {
+    const auto plus = line.rfind("+0x");
+    std::uint64_t address = 0;
+    if (plus == std::string::npos || frames.size() == max_frames_read) continue;
+    const char *const first = line.data() + plus + 3, *const last = line.data() + line.size();
+    if (std::from_chars(first, last, address, 16).ptr != last) continue;
+    frames.push_back({printable(line.substr(0, plus)), address});
+  }
+  return frames;
+}
+
+}  // namespace
+
+Report read_report(std::span<const std::byte> bytes) {
+  if (bytes.size() != sizeof(File)) return {};
+  const auto copy = std::make_unique<File>();
+  std::memcpy(static_cast<void*>(copy.get()), bytes.data(), sizeof(File));
+  if (std::memcmp(copy->magic, "rzflight", sizeof copy->magic) != 0 || copy->version != version ||
+      copy->rows != row_count)
+    return {};
+  Report report{.activity = activity_of(*copy)};
+  if (const int signal = copy->signal.load(std::memory_order_relaxed); signal > 0) {
+    report.signal = signal;
+    report.address = value_of(copy->address);
+    report.stack = stack_of(*copy);
+  }
+  return report;
+}
+
+Report read_report(int fd) {
+  std::vector<std::byte> bytes(sizeof(File));
+  if (::pread(fd, bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) return {};
+  return read_report(bytes);
+}
+
+}  // namespace rz::flight

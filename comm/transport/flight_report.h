@@ -1,0 +1,31 @@
+#pragma once
+/// Reads the file of a flight recorder (comm/os/flight_recorder.h), of a process that has ended.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace rz::flight {
+
+/// A return address on the stack of a crash, in the numbers of its file; "?": no file has it.
+struct Frame {
+  std::string file;
+  std::uint64_t address = 0;
+};
+
+struct Report {
+  /// "in all_reduce #204 (1024 f32, sum) of 'world', update 17, backward"; without a call that runs "after
+  /// …", with the last calls. Empty if the process has recorded nothing.
+  std::string activity;
+  int signal = 0;             ///< of a crash whose stack is known; 0: none
+  std::uint64_t address = 0;  ///< of the crash
+  std::vector<Frame> stack;   ///< innermost first
+};
+
+/// Whatever the bytes are. They come from another process.
+Report read_report(std::span<const std::byte> file);
+/// Of a descriptor; an empty report if it cannot be read.
+Report read_report(int fd);
+
+}  // namespace rz::flight
