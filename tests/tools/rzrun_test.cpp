@@ -263,6 +263,27 @@ TEST(Rzrun, ErrorFilesWithoutLogFilesEndWithTheJob) {
   EXPECT_EQ(lines(p.err()).size(), 1u) << p.err();
 }
 
+TEST(Rzrun, TheErrorFilesOfAKilledRzrunVanishWithTheNextOne) {
+  Directory folder;
+  const Program::Variables here{{"TMPDIR", folder.string()}};
+  const auto folders = [&] {
+    return std::distance(std::filesystem::directory_iterator(folder.string()), {});
+  };
+  Program killed(rzrun({"-n", "1"}, "echo up; sleep 60"), here),
+      alive(rzrun({"-n", "1"}, "echo up; sleep 60"), here);
+  killed.wait_for("up");
+  alive.wait_for("up");
+  killed.signal(SIGKILL);
+  EXPECT_EQ(killed.wait(), 128 + SIGKILL);
+  EXPECT_EQ(folders(), 2);
+  Program next(rzrun({"-n", "1"}, "exit 0"), here);
+  EXPECT_EQ(next.wait(), 0);
+  EXPECT_EQ(folders(), 1) << "that of a living rzrun";
+  alive.signal(SIGTERM);
+  alive.wait();
+  EXPECT_EQ(folders(), 0);
+}
+
 TEST(Rzrun, ARankThatIgnoresSigtermIsKilledAfterTheGracePeriod) {
   Program p(rzrun(
       {"-n", "2", "--grace", "0.3"},

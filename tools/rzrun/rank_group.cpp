@@ -1,6 +1,9 @@
 #include "tools/rzrun/rank_group.h"
 
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -37,6 +40,38 @@ std::string describe_end(const RankEnd& end) {
                 end.activity.empty() ? "" : "; ", end.activity);
 }
 
+namespace {
+
+constexpr const char *folder_begin = "rzrun_", *lock_name = "lock";
+
+/// Removes the folders of error files that rzruns of this user left behind when they were killed. Each keeps
+/// the file "lock" of its folder locked as long as it lives.
+void remove_stale_folders(const std::filesystem::path& temporary) {
+  std::error_code error;
+  std::filesystem::directory_iterator at(temporary, error);
+  for (; !error && at != std::filesystem::directory_iterator(); at.increment(error)) {
+    const std::filesystem::path folder = at->path();
+    struct stat s {};
+    if (!folder.filename().string().starts_with(folder_begin) || ::lstat(folder.c_str(), &s) != 0 ||
+        !S_ISDIR(s.st_mode) || s.st_uid != ::geteuid())
+      continue;
+    const UniqueFd lock(::open((folder / lock_name).c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
+    std::error_code ignored;
+    if (lock && ::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) std::filesystem::remove_all(folder, ignored);
+  }
+}
+
+/// The lock has its name only once it is held.
+UniqueFd lock_folder(const std::string& folder) {
+  const std::string name = folder + "/" + lock_name, before = name + ".new";
+  UniqueFd lock(::open(before.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
+  if (!lock || ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0 || ::rename(before.c_str(), name.c_str()) != 0)
+    return {};
+  return lock;
+}
+
+}  // namespace
+
 void RankGroup::start(const Job& job, const std::function<bool()>& go_on) {
   ranks_.clear();
   forwarders_.clear();
@@ -63,8 +98,13 @@ void RankGroup::choose_error_folder(const Job& job) {
     const auto log = std::filesystem::path(log_path(job.options, job.restarts, 0, "stdout"));
     error_folder_ = std::filesystem::absolute(log.parent_path(), error).string();
   } else if (own_folder_.empty()) {
-    std::string name = (std::filesystem::temp_directory_path(error) / "rzrun_XXXXXX").string();
-    if (!error && ::mkdtemp(name.data())) own_folder_ = error_folder_ = name;
+    const std::filesystem::path temporary = std::filesystem::temp_directory_path(error);
+    if (!error) remove_stale_folders(temporary);
+    std::string name = (temporary / concat(folder_begin, "XXXXXX")).string();
+    if (!error && ::mkdtemp(name.data())) {
+      own_folder_ = error_folder_ = name;
+      folder_lock_ = lock_folder(name);
+    }
   }
   for (int r = 0; r < job.local_ranks && !error_folder_.empty(); ++r)
     std::filesystem::remove(error_path(error_folder_, job.first_rank + r), error);

@@ -52,6 +52,7 @@ class RankGroup : public Ranks {
   std::optional<OomCounter> oom_;
   std::string log_dir_, error_folder_;
   bool is_ending_ = false;  // signal_all() was called: signals are no failures of the ranks
+  UniqueFd folder_lock_;    // of own_folder_
   std::string own_folder_;  // a temporary one, without --log-dir
 };
 
