@@ -163,6 +163,68 @@ class Rzrun(Jobs, unittest.TestCase):
         self.assertIn('Permission denied', err)
         self.assertIn('host rzh1 is lost: ssh exited with 255 before an agent of rzrun began', err)
 
+class Torchrun(unittest.TestCase):
+    """rzrun started on each of 2 hosts, with torchrun's flags."""
+    @classmethod
+    def setUpClass(cls):
+        try:
+            cls.hosts = cluster.Cluster(2)
+            cls.addClassCleanup(cls.hosts.close)
+        except cluster.Unavailable as e: raise unittest.SkipTest(str(e))
+        cls.environment = ENVIRONMENT | {'RZ_SECRET': 'a secret of this test, of more than 32 characters'}
+
+    def start(self, *program, nnodes='2', flags=(), environment=None):
+        words = (f'{BIN}/rzrun', '--nnodes', nnodes, '--nproc-per-node', '2', '--rdzv-endpoint', f'{self.hosts.hosts[0].address}:29400',
+                 '--rdzv-conf', 'last_call_timeout=1', '--grace', '2', *flags, *program)
+        return [h.start(*words, env=self.environment) for h in self.hosts.hosts]
+    def endless(self, **how):
+        jobs = self.start('sleep', '1000', **how)
+        for h in self.hosts.hosts: cluster.wait_until(lambda: len(h.processes('sleep 1000')) == 2, f'start of the ranks on {h.name}')
+        return jobs
+    def end(self, jobs): return [(*j.communicate(timeout=60), j.returncode) for j in jobs]
+    def signal(self, host, signal): host.kill(host.processes(f'{BIN}/rzrun --nnodes')[0], signal)
+    def tearDown(self):
+        for h in self.hosts.hosts: cluster.wait_until(lambda: not h.processes('sleep 1000') + h.processes(f'{BIN}/rzrun'), f'end of all processes on {h.name}')
+
+    def test_bandwidth(self):
+        ends = self.end(self.start(f'{BIN}/all_reduce_perf', '-b', '8', '-e', '4M', '-f', '8', '-n', '5'))
+        self.assertEqual([e[2] for e in ends], [0, 0], ends)
+        self.assertIn('# Out of bounds values : 0 OK', ends[0][0])
+
+    def test_each_host_prints_its_ranks_and_has_the_status_of_the_job(self):
+        ends = self.end(self.start('sh', '-c', 'echo $(hostname) $RANK $WORLD_SIZE; [ $RANK = 3 ] && exit 7; exit 0'))
+        self.assertEqual([sorted(e[0].splitlines()) for e in ends], [['rzh0 0 4', 'rzh0 1 4'], ['rzh1 2 4', 'rzh1 3 4']])
+        for _, err, status in ends:
+            self.assertEqual(status, 7)
+            self.assertRegex(err, 'rank 3 of 4 on host rzh1 (failed first: )?exited with 7')  # node 0, the other host
+
+    def test_signals_end_the_job_on_both(self):
+        for host in self.hosts.hosts:
+            jobs = self.endless()
+            self.signal(host, 'INT')
+            self.assertEqual([e[2] for e in self.end(jobs)], [130, 130])
+            self.tearDown()
+
+    def test_a_killed_rzrun_is_a_lost_host(self):
+        for i, host in enumerate(self.hosts.hosts):
+            jobs = self.endless()
+            self.signal(host, 'KILL')
+            _, err, status = self.end(jobs)[1 - i]
+            self.assertEqual(status, 255, err)
+            self.assertRegex(err, 'is lost')
+            self.tearDown()
+
+    def test_those_that_remain_start_again(self):
+        jobs = self.endless(nnodes='1:2', flags=('--max-restarts', '1'))
+        self.signal(self.hosts.hosts[1], 'KILL')
+        first = self.hosts.hosts[0]
+        cluster.wait_until(lambda: len(first.processes('sleep 1000')) == 2 and not self.hosts.hosts[1].processes('sleep 1000'), 'restart')
+        time.sleep(2)
+        self.signal(first, 'TERM')
+        _, err, status = self.end(jobs)[0]
+        self.assertEqual(status, 143, err)
+        self.assertIn('restart 1 of 1', err)
+
 class Slurm(Jobs, unittest.TestCase): job = SlurmJob()
 class OpenMpi(Jobs, unittest.TestCase): job = OpenMpiJob()
 

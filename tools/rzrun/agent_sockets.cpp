@@ -15,8 +15,8 @@ namespace {
 
 using Status = net::Authentication::Status;
 
-constexpr std::chrono::milliseconds time_to_connect{3000}, other_secret_patience{2000}, longest_pause{1000},
-    out_of_descriptors{100};
+constexpr std::chrono::milliseconds time_to_connect{3000}, other_secret_patience{2000},
+    max_connect_pause{1000}, out_of_descriptors{100};
 
 net::AuthenticationKey agent_key(const SharedSecret& secret) {
   return {secret.get(), net::Purpose::agent, ""};
@@ -113,7 +113,7 @@ FrameStream connect_to_rzrun(const net::HostPort& where, const SharedSecret& sec
   const net::AuthenticationKey key = agent_key(secret);
   std::string why = "no address";
   std::optional<Deadline> other_secret;
-  for (auto pause = std::chrono::milliseconds(50);; pause = std::min(pause * 2, longest_pause)) {
+  for (auto pause = std::chrono::milliseconds(50);; pause = std::min(pause * 2, max_connect_pause)) {
     try {
       for (const net::SocketAddress& address : net::resolve(where)) {
         const Deadline soon = Deadline::after(

@@ -69,7 +69,7 @@ JoinedGroup::JoinedGroup(const Options& o, std::vector<UniqueFd> listeners, Cons
 // ---- hosts
 
 /// Node 0, and the others in the order of their arrival.
-std::vector<Joining> JoinedGroup::hosts() const {
+std::vector<Joining> JoinedGroup::present() const {
   std::vector<Joining> all{own_};
   all.front().node_rank = 0;
   for (const Agent& a : agents_)
@@ -85,8 +85,8 @@ void JoinedGroup::join(Agent& a) {
   if (const std::string why = difference(own_, a.joining); !why.empty()) {
     return is_joining_ ? fail_all(a, why) : refuse(a, 2, why);
   }
-  if (const std::string why = refusal(hosts(), a.joining); !why.empty()) {
-    const bool has_places = static_cast<int>(hosts().size()) < rendezvous_.max_nodes;
+  if (const std::string why = refusal(present(), a.joining); !why.empty()) {
+    const bool has_places = static_cast<int>(present().size()) < rendezvous_.max_nodes;
     return is_joining_ && has_places ? fail_all(a, why) : refuse(a, 1, why);
   }
   if (!is_joining_ && job_.restarts >= job_.options.max_restarts)
@@ -129,7 +129,7 @@ void JoinedGroup::drop_lost() {
 }
 
 std::string JoinedGroup::why_no_restart() const {
-  const int left = static_cast<int>(hosts().size());
+  const int left = static_cast<int>(present().size());
   if (left >= rendezvous_.min_nodes) return "";
   return concat("of --nnodes ", nodes_text(rendezvous_.min_nodes, rendezvous_.max_nodes), " only ", left,
                 left == 1 ? " host is left" : " hosts are left");
@@ -152,18 +152,18 @@ void JoinedGroup::start(const Job& job, const std::function<bool()>&) {
 
 void JoinedGroup::wait_for_hosts() {
   if (failure_) return;
-  const auto present = hosts();
-  if (last_call_.may_start(present.size(), LastCall::Clock::now())) return start_ranks();
-  const bool is_over = join_until_.expired() && static_cast<int>(present.size()) < rendezvous_.min_nodes;
+  const auto all = present();
+  if (last_call_.may_start(all.size(), LastCall::Clock::now())) return start_ranks();
+  const bool is_over = join_until_.expired() && static_cast<int>(all.size()) < rendezvous_.min_nodes;
   if (!is_over && !explain_at_.expired()) return;
   std::string names;
-  for (const Joining& h : present) names += concat(names.empty() ? "" : ", ", h.host);
-  const std::string what = static_cast<int>(present.size()) >= rendezvous_.min_nodes
+  for (const Joining& h : all) names += concat(names.empty() ? "" : ", ", h.host);
+  const std::string what = static_cast<int>(all.size()) >= rendezvous_.min_nodes
                                ? concat("; the job starts when ", rendezvous_.max_nodes, " have come, or ",
                                         seconds(rendezvous_.last_call), " after host ", rendezvous_.min_nodes)
-                               : concat("; ", missing(present), " missing");
+                               : concat("; ", missing(all), " missing");
   const std::string line =
-      concat(present.size(), " of ", nodes_text(rendezvous_.min_nodes, rendezvous_.max_nodes),
+      concat(all.size(), " of ", nodes_text(rendezvous_.min_nodes, rendezvous_.max_nodes),
              " hosts have come (", names, ")", what);
   if (!is_over) {
     messages_.push_back(concat("waiting for hosts: ", line));
@@ -180,7 +180,7 @@ void JoinedGroup::wait_for_hosts() {
 /// Numbers hosts and ranks. Hosts that are not taken, since there are too many, keep node 0, which is this
 /// one.
 void JoinedGroup::choose_numbers() {
-  const auto numbers = node_numbers(hosts());
+  const auto numbers = node_numbers(present());
   std::vector<std::pair<int, Agent*>> in_order;
   std::size_t i = 1;
   for (Agent& a : agents_) {

@@ -41,7 +41,7 @@ class JoinedGroup : public AgentGroup {
   void join(Agent&) override;
   void fail_all(Agent&, const std::string& why);
   void refuse(Agent&, int status, const std::string& line);
-  std::vector<Joining> hosts() const;
+  std::vector<Joining> present() const;
   void drop_lost();
   void wait_for_hosts();
   void start_ranks();
