@@ -34,9 +34,6 @@ Judged warning_unless(bool is_well, std::string found, std::string needed, std::
 }
 
 std::string many(std::uint64_t n, const char* what) { return concat(n, ' ', what, n == 1 ? "" : "s"); }
-std::string limit_text(const std::optional<std::uint64_t>& limit) {
-  return limit ? concat(*limit) : "unlimited";
-}
 std::string joined(const std::vector<std::string>& all) {
   std::string text;
   for (const auto& one : all) text += (text.empty() ? "" : ", ") + one;

@@ -18,6 +18,9 @@ using Status = net::Authentication::Status;
 constexpr std::chrono::milliseconds time_to_connect{3000}, other_secret_patience{2000},
     max_connect_pause{1000}, out_of_descriptors{100};
 
+/// Agents that connect at once from one address: containers, or hosts behind one router.
+constexpr std::size_t expected_of_a_host = 8;
+
 net::AuthenticationKey agent_key(const SharedSecret& secret) {
   return {secret.get(), net::Purpose::agent, ""};
 }
@@ -95,7 +98,8 @@ void AgentListener::accept(int listener) {
 void AgentListener::drop_one() {
   std::vector<net::Unproven> all;
   for (const Stranger& s : unproven_) all.push_back({s.source, s.authentication.has_hello()});
-  const auto dropped = std::next(unproven_.begin(), static_cast<std::ptrdiff_t>(net::choose_dropped(all)));
+  const auto dropped =
+      std::next(unproven_.begin(), static_cast<std::ptrdiff_t>(net::choose_dropped(all, expected_of_a_host)));
   strangers_.count(dropped->socket.get(), dropped->authentication);
   unproven_.erase(dropped);
 }
