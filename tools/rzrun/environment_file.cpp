@@ -30,9 +30,9 @@ std::string_view trimmed(std::string_view text) {
 }
 
 bool is_name(std::string_view name) {
-  const auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; };
-  return !name.empty() && letter(name.front()) &&
-         std::ranges::all_of(name, [&](char c) { return letter(c) || (c >= '0' && c <= '9'); });
+  const auto alphabetic = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; };
+  return !name.empty() && alphabetic(name.front()) &&
+         std::ranges::all_of(name, [&](char c) { return alphabetic(c) || (c >= '0' && c <= '9'); });
 }
 
 std::string value_of(std::string_view text, const std::string& place) {
@@ -84,7 +84,8 @@ std::string content_of(const UniqueFd& file, const std::string& path) {
     if (n > 0) size += static_cast<std::size_t>(n);
     if (n < 0) n = 1;
   }
-  require(size <= max_environment_bytes, Errc::config, path, ": it has more than ", human_bytes(max_environment_bytes));
+  require(size <= max_environment_bytes, Errc::config, path, ": it has more than ",
+          human_bytes(max_environment_bytes));
   text.resize(size);
   return text;
 }
@@ -95,8 +96,9 @@ void check_variable(std::string_view name, std::string_view value, const std::st
   static constexpr std::string_view own[] = {
       "RANK",      "LOCAL_RANK",      "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK",  "GROUP_WORLD_SIZE",
       "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME",  "RZ_LAUNCH",        "RZ_SECRET_FD"};
-  require(is_name(name), Errc::config, place, hosts::quoted(name),
-          " is no name of a variable: it has letters, digits and '_', and does not begin with a digit");
+  require(
+      is_name(name), Errc::config, place, hosts::quoted(name),
+      " is no name of a variable: it has A to Z, a to z, digits and '_', and does not begin with a digit");
   require(name != "MASTER_ADDR", Errc::config, place,
           "MASTER_ADDR is set by rzrun; use --master-addr ADDRESS");
   require(name != "MASTER_PORT", Errc::config, place, "MASTER_PORT is set by rzrun; use --master-port PORT");
