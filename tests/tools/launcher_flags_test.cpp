@@ -94,7 +94,7 @@ TEST(LauncherFlags, EachRowOfTheTableIsNamedByThePrograms) {
 }
 
 TEST(LauncherFlags, UnderscoresAreDashes) {
-  for (const char* flag : {"--no-python", "--num-processes", "--machine-rank", "--deepspeed-config"}) {
+  for (const char* flag : {"--num-processes", "--machine-rank", "--deepspeed-config"}) {
     const std::string other = with_underscores(flag);
     const LauncherFlag* row = find_launcher_flag(other);
     ASSERT_NE(row, nullptr) << other;

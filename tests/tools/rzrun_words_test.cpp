@@ -83,9 +83,11 @@ TEST(EnvironmentFileFuzz, AnyTextIsReadOrRefusedInOneLine) {
     for (const auto& [name, value] : first)
       again += name + "=" +
                (value.find('\'') == std::string::npos ? "'" + value + "'" : "\"" + value + "\"") + "\n";
-    if (std::ranges::none_of(first,
-                             [](const auto& v) { return v.second.find_first_of("'") != std::string::npos; }))
+    const bool has_quote =
+        std::ranges::any_of(first, [](const auto& v) { return v.second.find('\'') != std::string::npos; });
+    if (!has_quote) {
       EXPECT_EQ(parse_environment_file(again, "F"), first) << text;
+    }
   }
   std::printf("%d texts, %d of them read\n", tried, read);
   EXPECT_GT(read, tried / 100);
