@@ -9,7 +9,7 @@
 
 namespace rz::rzrun {
 
-/// What torchrun's flags say about the hosts of a job.
+/// The hosts of a job, as torchrun's flags describe them.
 struct Rendezvous {
   int min_nodes = 1, max_nodes = 1;
   int node_rank = -1;  ///< of this host; -1: 0 if the endpoint is its address, else by arrival

@@ -16,7 +16,7 @@
 namespace rz::rzrun {
 namespace {
 
-/// After so long a line tells what rzrun waits for.
+/// After so long a line names what rzrun waits for.
 constexpr std::chrono::seconds time_to_explain{10};
 
 class Member : public Agent {
