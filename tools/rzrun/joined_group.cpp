@@ -12,6 +12,7 @@
 #include "comm/net/listening.h"
 #include "tools/rzrun/connector.h"
 #include "tools/rzrun/restart_policy.h"
+#include "tools/rzrun/wire.h"
 
 namespace rz::rzrun {
 namespace {

@@ -11,6 +11,7 @@
 #include "tools/rzrun/agent.h"
 #include "tools/rzrun/agent_sockets.h"
 #include "tools/rzrun/connector.h"
+#include "tools/rzrun/joined_group.h"
 #include "tools/rzrun/restart_policy.h"
 
 namespace rz::rzrun {
