@@ -1,7 +1,7 @@
 #pragma once
 /// What a process was last doing, for its launcher, which reads it after the process has ended, in whatever
 /// way: a memfd that the launcher makes, and that RZ_FLIGHT_FD names. Each communicator writes its current
-/// call into a row of its own, with plain stores (2 to 5 ns a call); a crash adds its stack. Without that
+/// call into a row of its own, with plain stores, a few ns a call; a crash adds its stack. Without that
 /// descriptor everything here does nothing.
 
 #include <atomic>

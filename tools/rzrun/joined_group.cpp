@@ -17,7 +17,7 @@
 namespace rz::rzrun {
 namespace {
 
-constexpr std::chrono::seconds time_until_line{10};  // then a line tells which hosts are missing
+constexpr std::chrono::seconds time_until_line{10};  // then a line names the hosts that are missing
 constexpr std::chrono::seconds time_to_leave{2};     // for the rzruns of other hosts, at the end
 
 bool is_own_address(const net::HostPort& where) {

@@ -155,8 +155,8 @@ class Supervisor {
     std::vector<pollfd> wait{{signals_.get(), POLLIN, 0}};
     for (const Console* c : {&stdout_, &errors()}) wait.push_back({c->fd(), POLLOUT, 0});
     ranks_->append_descriptors(wait);
-    if (const int most = ranks_->wait_ms(); most >= 0)
-      timeout_ms = timeout_ms < 0 ? most : std::min(timeout_ms, most);
+    if (const int longest = ranks_->wait_ms(); longest >= 0)
+      timeout_ms = timeout_ms < 0 ? longest : std::min(timeout_ms, longest);
     if (::poll(wait.data(), wait.size(), timeout_ms) < 0 && errno != EINTR) fail_errno("poll");
   }
 
