@@ -6,6 +6,8 @@
 ///
 /// RZ_LAUNCH: text that no other job has, the same for all ranks of one; rzrun sets it (comm/bootstrap.h).
 /// RZ_AGENT: HOST:PORT of the rzrun that an agent (rzrun --agent) connects to.
+/// RZ_CONFIG: a DeepSpeed configuration, or its path, for engines without one (find_ds_config()); rzrun
+/// --config_file sets it.
 /// RZ_SECRET: text of at least 32 characters that the ranks of several hosts share; RZ_SECRET_FILE: file that
 /// has it; RZ_SECRET_FD: descriptor that has it, which rzrun sets; else ringzero/secret in XDG_CONFIG_HOME or
 /// ~/.config (HOME). RZ_FLIGHT_FD: descriptor in which a rank records what it does

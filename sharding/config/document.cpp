@@ -22,6 +22,9 @@ DeepSpeed 0.19. The file is JSON with comments (`//`, `#`, `/* */`), trailing co
 true and false, may be in quotes, as pydantic has it, and steps_per_print may be Infinity. Unknown and duplicate keys are
 errors. Numbers must be finite in f32. One answer has all errors of a file, a line each.
 
+An engine without a configuration, and `train_lm` without `--config`, read that of the variable `RZ_CONFIG`: the path of
+a file, or the JSON itself, which begins with `{`. `rzrun --config_file X.yaml` sets it from Accelerate's file.
+
 A row is a key that does what it does in DeepSpeed, except one that is not applied yet: it is read, with a warning if it
 is given. Lines below a table list the other keys:
 

@@ -236,6 +236,11 @@ DsConfig read_ds_config(const std::string& path, const TrainingArguments& = {}, 
 DsConfig parse_ds_config(std::string_view text, const std::string& file, const TrainingArguments& = {},
                          const RunFacts& = {});
 
+/// The configuration of an engine or a program: a path, or text that begins with '{', which errors name
+/// `text_name`. Empty: that of RZ_CONFIG, in the same form; without that "{}".
+DsConfig find_ds_config(const std::string& config, const std::string& text_name,
+                        const TrainingArguments& = {}, const RunFacts& = {});
+
 /// The sizes. Errc::config if neither train_batch_size nor train_micro_batch_size_per_gpu was given.
 BatchSizes required_sizes(const DsConfig&);
 

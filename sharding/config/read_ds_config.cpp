@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <filesystem>
 
+#include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "sharding/config/ds_config.h"
 #include "sharding/config/settings.h"
@@ -140,6 +142,18 @@ DsConfig parse_ds_config(std::string_view text, const std::string& file, const T
 
 DsConfig read_ds_config(const std::string& path, const TrainingArguments& arguments, const RunFacts& facts) {
   return parse_ds_config(read_text_file(path), path, arguments, facts);
+}
+
+DsConfig find_ds_config(const std::string& config, const std::string& text_name,
+                        const TrainingArguments& arguments, const RunFacts& facts) {
+  const std::string variable = config.empty() ? environment_variable("RZ_CONFIG").value_or("") : "";
+  const std::string& found = config.empty() ? variable : config;
+  if (found.empty()) return parse_ds_config("{}", text_name, arguments, facts);
+  if (found.front() == '{')
+    return parse_ds_config(found, config.empty() ? "RZ_CONFIG" : text_name, arguments, facts);
+  require(!config.empty() || std::filesystem::exists(found), Errc::config, "RZ_CONFIG: there is no file ",
+          found, "; it is a path, or JSON that begins with '{'");
+  return read_ds_config(found, arguments, facts);
 }
 
 BatchSizes required_sizes(const DsConfig& config) {

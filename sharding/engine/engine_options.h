@@ -22,8 +22,9 @@ namespace rz {
 
 /// Equal on all ranks, except `log`.
 struct EngineOptions {
-  /// A DeepSpeed configuration: the path of a file, or JSON text if it begins with '{'. Empty: "{}". Without
-  /// an optimizer the engine runs inference: all parameters are frozen.
+  /// A DeepSpeed configuration: the path of a file, or JSON text if it begins with '{'. Empty: that of
+  /// the variable RZ_CONFIG, in the same form, which rzrun --config_file sets; without it "{}". Without an
+  /// optimizer the engine runs inference: all parameters are frozen.
   std::string config;
   std::optional<DsConfig> ds_config;  ///< instead of `config`: one that was read already
   TrainingArguments arguments;        ///< what the configuration leaves out or calls "auto"

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "comm/bootstrap.h"
+#include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/core/text.h"
 #include "sharding/config/arguments.h"
@@ -47,8 +48,11 @@ class ArgumentParser {
       }
     }
     const TrainingArguments& a = known_.options.arguments;
-    require(!switched_on_ || !known_.options.config.empty() || known_.help, Errc::config,
-            "--deepspeed: a file is missing; give --deepspeed FILE or --deepspeed_config FILE");
+    require(
+        !switched_on_ || !known_.options.config.empty() || known_.help ||
+            !environment_variable("RZ_CONFIG").value_or("").empty(),
+        Errc::config,
+        "--deepspeed: a file is missing; give --deepspeed FILE or --deepspeed_config FILE, or set RZ_CONFIG");
     require(!a.warmup_steps || !a.warmup_ratio, Errc::config,
             "--warmup_steps and --warmup_ratio exclude each other");
     return std::move(known_);
@@ -153,7 +157,7 @@ std::string arguments_help() {
   constexpr std::array groups{ArgumentGroup::configuration, ArgumentGroup::loop, ArgumentGroup::checkpoint};
   return concat(
       "  --deepspeed FILE                DeepSpeed configuration (also: --deepspeed --deepspeed_config "
-      "FILE)\n"
+      "FILE); default: RZ_CONFIG\n"
       "  --seed N                        Seed of initial values, dropout, and the order of samples\n"
       "  --local_rank N                  Local rank, where a launcher appends it\n\n",
       describe_flags(groups, '_'));

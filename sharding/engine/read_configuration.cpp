@@ -46,9 +46,7 @@ DsConfig with_mesh(DsConfig config, const EngineOptions& o, const RunFacts& fact
 
 DsConfig read(const EngineOptions& o, const RunFacts& facts) {
   if (o.ds_config) return with_mesh(*o.ds_config, o, facts);
-  const TrainingArguments arguments = arguments_of(o);
-  if (!o.config.empty() && o.config.front() != '{') return read_ds_config(o.config, arguments, facts);
-  return parse_ds_config(o.config.empty() ? "{}" : o.config, "configuration", arguments, facts);
+  return find_ds_config(o.config, "configuration", arguments_of(o), facts);
 }
 
 void check_schedule(const DsConfig& config, const LrSchedule& schedule, const Optimizer& optimizer) {

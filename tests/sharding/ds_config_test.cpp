@@ -1,8 +1,12 @@
 #include "sharding/config/ds_config.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <string>
 
 #include "comm/core/error.h"
@@ -603,6 +607,28 @@ TEST(DsConfig, OffloadNeedsItsStage) {
       warnings(
           R"({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}})"),
       "");
+}
+
+TEST(DsConfig, WithoutAConfigurationThatOfTheVariableHolds) {
+  const auto stage = [](const std::string& config) { return find_ds_config(config, "--config").zero.stage; };
+  EXPECT_EQ(stage(""), 0);
+  ::setenv("RZ_CONFIG", R"({"zero_optimization": {"stage": 3}})", 1);
+  EXPECT_EQ(stage(""), 3);
+  EXPECT_EQ(find_ds_config("", "--config").file, "RZ_CONFIG");
+  EXPECT_EQ(stage(R"({"zero_optimization": {"stage": 1}})"), 1) << "what is given is read";
+  const std::string file = ::testing::TempDir() + concat("rz_config_", ::getpid(), ".json");
+  std::ofstream(file) << R"({"zero_optimization": {"stage": 2}})";
+  EXPECT_EQ(stage(file), 2);
+  ::setenv("RZ_CONFIG", file.c_str(), 1);
+  EXPECT_EQ(stage(""), 2);
+  std::filesystem::remove(file);
+  const auto refused = [&] { return std::string(test::error_of([&] { stage(""); }).what()); };
+  EXPECT_NE(refused().find("RZ_CONFIG: there is no file " + file), std::string::npos) << refused();
+  ::setenv("RZ_CONFIG", R"({"zero_optimisation": {}})", 1);
+  EXPECT_NE(refused().find("RZ_CONFIG: zero_optimisation: unknown key"), std::string::npos) << refused();
+  ::setenv("RZ_CONFIG", "", 1);
+  EXPECT_EQ(stage(""), 0);
+  ::unsetenv("RZ_CONFIG");
 }
 
 }  // namespace

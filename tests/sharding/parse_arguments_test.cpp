@@ -134,8 +134,9 @@ TEST(ParseArguments, DeepSpeedsFlagsNameOneFile) {
   EXPECT_EQ(parsed({"--deepspeed-config", "ds.json"}).config, "ds.json");
   EXPECT_EQ(parsed({"--deepspeed", "ds.json", "--deepspeed_config", "ds.json", "--local_rank", "0"}).config,
             "ds.json");
-  EXPECT_EQ(refused({"--deepspeed"}),
-            "--deepspeed: a file is missing; give --deepspeed FILE or --deepspeed_config FILE");
+  EXPECT_EQ(
+      refused({"--deepspeed"}),
+      "--deepspeed: a file is missing; give --deepspeed FILE or --deepspeed_config FILE, or set RZ_CONFIG");
   EXPECT_EQ(refused({"--deepspeed=a.json", "--deepspeed_config=b.json"}),
             "--deepspeed_config b.json: another configuration was given before: a.json; remove one of them");
   EXPECT_NE(refused({"--local_rank", "5"}).find("the local rank is 0 by the environment"), std::string::npos);
@@ -180,6 +181,13 @@ TEST(ParseArguments, WordsOfTheProgramAreLeftOver) {
             "data.txt: expected a flag, e.g. --deepspeed FILE\n"
             "--optim: a flag of Trainer without a counterpart here: write optimizer.type to the DeepSpeed "
             "configuration");
+}
+
+TEST(ParseArguments, TheSwitchOfDeepSpeedNeedsAConfiguration) {
+  EXPECT_NE(refused({"--deepspeed"}).find("or set RZ_CONFIG"), std::string::npos);
+  ::setenv("RZ_CONFIG", "{}", 1);
+  EXPECT_EQ(parsed({"--deepspeed"}).config, "");
+  ::unsetenv("RZ_CONFIG");
 }
 
 TEST(ParseArguments, HelpHasEveryFlag) {

@@ -253,7 +253,7 @@ void check_evaluation(const Options& o, const DsConfig& ds) {
   const CheckpointConfig& c = ds.checkpoint;
   const bool has_data = !o.eval_data.empty() || o.validation_split_percentage;
   require(has_data || c.eval_steps == 0, Errc::config,
-          o.arguments.eval_steps ? typed_flag(o.arguments, "eval_steps") : o.config,
+          o.arguments.eval_steps ? typed_flag(o.arguments, "eval_steps") : ds.file,
           ": there is nothing to evaluate; add --eval-data FILE|DIR or --validation-split-percentage P");
   require(!has_data || c.eval_steps > 0, Errc::config,
           o.eval_data.empty() ? "--validation-split-percentage" : "--eval-data",
@@ -265,7 +265,7 @@ void check_evaluation(const Options& o, const DsConfig& ds) {
           ": needs evaluations; add --eval-steps N");
   require(!std::holds_alternative<ReduceLrOnPlateau>(ds.schedule) || c.eval_steps > 0, Errc::config, ds.file,
           ": scheduler.type: ReduceLROnPlateau follows eval_loss and needs evaluations; add --eval-steps N");
-  require(c.eval_steps == 0 || c.metric_for_best_model == "eval_loss", Errc::config, o.config,
+  require(c.eval_steps == 0 || c.metric_for_best_model == "eval_loss", Errc::config, ds.file,
           ": ringzero.checkpoint.metric_for_best_model: train_lm measures eval_loss, found ",
           c.metric_for_best_model);
 }
@@ -278,9 +278,10 @@ std::int64_t updates_of(const Options& o, Inputs& in, const BatchSizes& sizes) {
                                 updates_of_passes(o, in.samples / static_cast<std::uint64_t>(sizes.train)));
 }
 
+constexpr const char* no_config = "no --config";  // in messages
+
 DsConfig configuration(const Options& o, const TrainingArguments& a, const RunFacts& facts) {
-  return o.config.empty() ? parse_ds_config("{}", "no --config", a, facts)
-                          : read_ds_config(o.config, a, facts);
+  return find_ds_config(o.config, o.config.empty() ? no_config : "--config", a, facts);
 }
 
 /// Flags about saving need a folder, from a flag or from the file.
@@ -296,9 +297,10 @@ void check_save_flags(const Options& o, const RunFacts& facts) {
   if (!argument) return;
   a.save_steps = a.save_minutes = a.save_total_limit = std::nullopt;
   a.async_save = a.load_best_model_at_end = std::nullopt;
-  require(configuration(o, a, facts).checkpoint.saves(), Errc::config, typed_flag(a, argument),
+  const DsConfig ds = configuration(o, a, facts);
+  require(ds.checkpoint.saves(), Errc::config, typed_flag(a, argument),
           ": there is no folder for checkpoints; add --output-dir DIR, or ringzero.checkpoint.output_dir to ",
-          o.config.empty() ? "a configuration" : o.config);
+          ds.file == no_config ? "a configuration" : ds.file);
 }
 
 DsConfig read_config(const Options& o, Inputs& in, int ranks, int ranks_per_node) {

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "comm/core/byte_size.h"
+#include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "sharding/config/arguments.h"
 #include "sharding/engine/parse_arguments.h"
@@ -27,6 +28,7 @@ constexpr const char* footer =
     "The DeepSpeed configuration decides batch sizes, clipping, optimizer, schedule and ZeRO stage, e.g.\n"
     "  {\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": 3},\n"
     "   \"optimizer\": {\"type\": \"AdamW\", \"params\": {\"lr\": 1e-3}}}\n"
+    "Without --config it is that of RZ_CONFIG, a path or JSON, which rzrun --config_file sets.\n"
     "Without one: --learning-rate 1e-3 --per-device-train-batch-size 8 --strategy zero3, and AdamW.\n\n"
     "Exit status: 0 done, 143 stopped by SIGTERM, Ctrl-C or the end of the allocation, 2 an input is wrong "
     "or "
@@ -40,7 +42,8 @@ void add_model(CommandLine& line, Options& o) {
       .required()
       .type_name("CONFIG.json")
       .group("Inputs");
-  line.add_option("--config", o.config, "DeepSpeed configuration (also: --deepspeed FILE)")
+  line.add_option("--config", o.config,
+                  "DeepSpeed configuration (also: --deepspeed FILE); default: RZ_CONFIG")
       .type_name("DS.json")
       .group("Inputs");
 }
@@ -352,8 +355,10 @@ std::vector<const char*> pointers(const std::string& program, const std::vector<
 }  // namespace
 
 void require_configuration(const Options& o) {
-  require(!o.config.empty() || o.arguments.learning_rate, Errc::config,
-          "--config is required, a DeepSpeed configuration; or give --learning-rate X and "
+  require(!o.config.empty() || !environment_variable("RZ_CONFIG").value_or("").empty() ||
+              o.arguments.learning_rate,
+          Errc::config,
+          "--config is required, a DeepSpeed configuration, or RZ_CONFIG; or give --learning-rate X and "
           "--per-device-train-batch-size N, e.g. 0.001 and 8");
 }
 

@@ -27,9 +27,9 @@ struct Options {
   std::string tokens_dtype = "auto";   ///< of files without a header
   std::string eval_data;               ///< what is evaluated, of the form of `data` or `tokens`; or empty
   std::optional<double> validation_split_percentage;  ///< of the data: evaluated, and not trained on
-  std::string config;                                 ///< DeepSpeed configuration; empty: flags alone
-  std::string strategy;                               ///< empty: from zero_optimization.stage
-  std::string metrics;                                ///< metrics.jsonl; empty: not written
+  std::string config;                   ///< DeepSpeed configuration; empty: RZ_CONFIG, or flags alone
+  std::string strategy;                 ///< empty: from zero_optimization.stage
+  std::string metrics;                  ///< metrics.jsonl; empty: not written
   std::string tensorboard;              ///< folder of event files; empty: as the configuration has it
   std::string trace;                    ///< file of a timeline; empty: as the configuration has it
   std::string trace_steps;              ///< "A:B", updates counted from 1; empty: the default
