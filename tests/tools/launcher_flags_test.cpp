@@ -104,7 +104,10 @@ TEST(LauncherFlags, UnderscoresAreDashes) {
 
 TEST(LauncherFlags, DevicesBehindAHostAreNamed) {
   test::expect_refusal("rzrun", {"--localhost:0,2,3,4", "train"},
-                       "--localhost is a flag of deepspeed; write --include localhost:SLOT,SLOT");
+                       "--localhost is a flag of deepspeed; write --include localhost:0,2,3,4\n");
+  test::expect_refusal("train_lm", {"--localhost:0,2"},
+                       "start it with rzrun --include localhost:0,2 PROGRAM\n");
+  test::expect_refusal("rzrun", {"--localhost:x", "train"}, "write --include localhost:SLOT,SLOT\n");
 }
 
 TEST(LauncherFlags, AProgramsOwnFlagsAndValuesAreNotRefused) {

@@ -21,6 +21,19 @@ namespace {
 /// The word up to '=', without the value; or up to ':', as in DeepSpeed's "--localhost:0,2".
 std::string flag_of(const std::string& word) { return word.substr(0, word.find_first_of("=:")); }
 
+/// The advice with the slots of "--localhost:0,2" in place of SLOT,SLOT.
+std::string with_slots(std::string_view advice, const std::string& word) {
+  std::string text(advice);
+  const auto colon = word.find(':');
+  const std::string slots = colon == std::string::npos ? "" : word.substr(colon + 1);
+  const std::string_view place = "localhost:SLOT,SLOT";
+  const auto at = text.find(place);
+  if (word.starts_with("--localhost:") && at != std::string::npos && !slots.empty() &&
+      slots.find_first_not_of("0123456789,") == std::string::npos)
+    text.replace(at, place.size(), concat("localhost:", slots));
+  return text;
+}
+
 /// Throws for the first flag that belongs to another launcher and not to `app`. CLI11 cannot do this: it
 /// parses "-np" as "-n" with the value "p", and "-host" as a request for help.
 void refuse_launcher_flags(const CLI::App& app, std::span<const char* const> words) {
@@ -34,7 +47,7 @@ void refuse_launcher_flags(const CLI::App& app, std::span<const char* const> wor
     }
     if (const LauncherFlag* other = find_launcher_flag(flag))
       fail(Errc::config, flag, " is a flag of ", other->launcher, "; ",
-           starts_a_program ? other->in_rzrun : other->in_programs);
+           with_slots(starts_a_program ? other->in_rzrun : other->in_programs, word));
   }
 }
 
