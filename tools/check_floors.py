@@ -79,7 +79,9 @@ ROOMS = {
     'tools/report': 'comm/core sharding/io tools/command_line',
     'tools': 'comm tools/command_line',
     'tools/rzrun/hosts': 'comm/core',
-    'tools/rzrun': 'comm comm/bootstrap comm/core comm/device comm/net comm/os comm/transport tools/command_line tools/rzrun/hosts',
+    'tools/rzrun/accelerate': 'comm/core tools/rzrun/hosts',
+    'tools/rzrun': 'comm comm/bootstrap comm/core comm/device comm/net comm/os comm/transport tools/command_line tools/rzrun/hosts '
+                   'tools/rzrun/accelerate',
     'tools/doctor': DEVICE + 'comm comm/net comm/bootstrap comm/shared_memory comm/transport comm/transport/shm comm/transport/tcp '
                     'comm/backends/nccl/api sharding/io tools/command_line tools/rzrun/hosts',
     'tools/tokenize': 'comm comm/core sharding/io sharding/tokenizer sharding/data tools/command_line',

@@ -5,7 +5,7 @@ set -euo pipefail
 case ${1:-} in -h | --help) sed -n '2,3s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 packages=(build-essential cmake ninja-build ccache pkg-config ca-certificates
           libhwy-dev libopenblas-pthread-dev libhwloc-dev libssl-dev nlohmann-json3-dev libxxhash-dev libcli11-dev
-          libonig-dev libutf8proc-dev)
+          libonig-dev libutf8proc-dev libyaml-dev)
 if [ "${1:-}" = host ]; then
   shift
 else

@@ -6,6 +6,7 @@ set -euo pipefail
 [ $# -eq 1 ] && [ "$1" != --help ] && [ "$1" != -h ] || { sed -n '2,4s/^# \{0,1\}//p' "$0"; exit 2; }
 packages=(libhwy-dev libhwy1 libopenblas-pthread-dev libopenblas0-pthread libgfortran5 libquadmath0
           nlohmann-json3-dev libxxhash-dev libcli11-dev libonig-dev libonig5 libutf8proc-dev libutf8proc2
+          libyaml-dev libyaml-0-2
           libgtest-dev googletest pkgconf pkgconf-bin libpkgconf3)
 mkdir -p "$1"
 cd "$1"

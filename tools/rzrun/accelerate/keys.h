@@ -1,0 +1,35 @@
+#pragma once
+/// Every key that Accelerate writes into its file, and every flag of `accelerate launch`, with what rzrun
+/// does with it.
+
+#include <span>
+#include <string_view>
+
+namespace rz::accelerate {
+
+enum class Treatment {
+  done,       ///< launch_file.cpp or configuration.cpp reads it
+  no_effect,  ///< on results or memory here: `reason`
+  refused,    ///< `reason` has the remedy; a value that switches nothing on is accepted
+};
+
+enum class FlagKind { none, value, toggle };
+
+struct Key {
+  std::string_view block;  ///< "deepspeed_config"; "": of the file itself; "flag": a flag alone
+  std::string_view name;
+  Treatment treatment = Treatment::done;
+  FlagKind flag = FlagKind::none;  ///< of `accelerate launch`, "--" and the name
+  std::string_view reason{};
+  std::string_view help{};  ///< of the flag; empty: --help does not show it
+};
+
+std::span<const Key> keys();
+/// The row of a name, or nullptr; names are unique.
+const Key* find_key(std::string_view name);
+/// Names of the blocks.
+std::span<const std::string_view> blocks();
+/// The name in the table of a key in this block: "backend" in "fp8_config" is "fp8_backend".
+std::string_view prefix_of(std::string_view block);
+
+}  // namespace rz::accelerate
