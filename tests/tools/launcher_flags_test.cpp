@@ -54,7 +54,20 @@ const Tool launcher{"rzrun",
                      "--bind-cores-to-rank",
                      "--enable-each-rank-log",
                      "--no-ssh-check",
-                     "--num-accelerators"}};
+                     "--num-accelerators",
+                     "--config-file",
+                     "--deepspeed-config-file",
+                     "--use-deepspeed",
+                     "--use-fsdp",
+                     "--multi-gpu",
+                     "--num-processes",
+                     "--num-machines",
+                     "--machine-rank",
+                     "--main-process-ip",
+                     "--main-process-port",
+                     "--gpu-ids",
+                     "--mixed-precision",
+                     "--zero-stage"}};
 const Tool programs[] = {{"train_lm", {"--local-rank", "--deepspeed", "--deepspeed-config"}},
                          {"all_reduce_perf", {"-x", "--local-rank"}},
                          {"tune", {"--local-rank"}},
@@ -94,7 +107,7 @@ TEST(LauncherFlags, EachRowOfTheTableIsNamedByThePrograms) {
 }
 
 TEST(LauncherFlags, UnderscoresAreDashes) {
-  for (const char* flag : {"--num-processes", "--machine-rank", "--deepspeed-config"}) {
+  for (const char* flag : {"--save-pid", "--no-ssh", "--venv-script", "--deepspeed-config"}) {
     const std::string other = with_underscores(flag);
     const LauncherFlag* row = find_launcher_flag(other);
     ASSERT_NE(row, nullptr) << other;

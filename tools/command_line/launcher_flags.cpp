@@ -20,6 +20,8 @@ constexpr Instead not_needed{"leave it out, rzrun does not need it",
                              "leave it out, rzrun -n N PROGRAM does not need it"};
 constexpr Instead each_host{"use it as with torchrun",
                             "start rzrun with this flag, as torchrun: rzrun FLAGS PROGRAM"};
+constexpr Instead of_accelerate{"use it as with accelerate launch",
+                                "start rzrun with this flag, as accelerate launch: rzrun FLAGS PROGRAM"};
 constexpr Instead rendezvous{
     "use --rdzv-endpoint HOST:PORT, as with torchrun; --hostfile FILE needs no address",
     "leave it out; the program reads MASTER_ADDR and MASTER_PORT"};
@@ -27,8 +29,6 @@ constexpr Instead port{"use --master-port PORT", "use rzrun --master-port PORT, 
 constexpr Instead binding{"use --bind core or --bind none", "use rzrun --bind core or rzrun --bind none"};
 constexpr Instead placement{"use -n N, and --bind core or --bind none to place ranks",
                             "use rzrun -n N, and its --bind to place ranks"};
-constexpr Instead gpus{"use --include localhost:SLOT,SLOT to choose devices",
-                       "use rzrun --include localhost:SLOT,SLOT to choose devices"};
 constexpr Instead logs{"use --log-dir DIR", "use rzrun --log-dir DIR"};
 constexpr Instead labels{"use --prefix", "use rzrun --prefix"};
 constexpr Instead restarts{"use --max-restarts K", "use rzrun --max-restarts K"};
@@ -140,16 +140,19 @@ constexpr LauncherFlag table[] = {
         {"write --include localhost:SLOT,SLOT", "start it with rzrun --include localhost:SLOT,SLOT PROGRAM"}),
     row("--deepspeed", "deepspeed", configuration),
     row("--deepspeed-config", "deepspeed", configuration),
-    row("--config-file", "accelerate", configuration),
-    row("--deepspeed-config-file", "accelerate", configuration),
-    row("--use-deepspeed", "accelerate", not_needed),
-    row("--multi-gpu", "accelerate", not_needed),
-    row("--num-processes", "accelerate", ranks),
-    row("--num-machines", "accelerate", hosts),
-    row("--machine-rank", "accelerate", hosts),
-    row("--main-process-ip", "accelerate", rendezvous),
-    row("--main-process-port", "accelerate", port),
-    row("--gpu-ids", "accelerate", gpus),
+    row("--config-file", "accelerate", of_accelerate),
+    row("--deepspeed-config-file", "accelerate", of_accelerate),
+    row("--use-deepspeed", "accelerate", of_accelerate),
+    row("--use-fsdp", "accelerate", of_accelerate),
+    row("--multi-gpu", "accelerate", of_accelerate),
+    row("--num-processes", "accelerate", of_accelerate),
+    row("--num-machines", "accelerate", of_accelerate),
+    row("--machine-rank", "accelerate", of_accelerate),
+    row("--main-process-ip", "accelerate", of_accelerate),
+    row("--main-process-port", "accelerate", of_accelerate),
+    row("--gpu-ids", "accelerate", of_accelerate),
+    row("--mixed-precision", "accelerate", of_accelerate),
+    row("--zero-stage", "accelerate", of_accelerate),
 };
 
 bool same_flag(std::string_view a, std::string_view b) {

@@ -2,6 +2,7 @@
 
 #include "comm/core/error.h"
 #include "tools/command_line/command_line.h"
+#include "tools/rzrun/accelerate_flags.h"
 #include "tools/rzrun/host_flags.h"
 #include "tools/rzrun/options.h"
 #include "tools/rzrun/program_flags.h"
@@ -80,6 +81,14 @@ and no file if empty. rzrun's variables such as RANK are refused there, as is a 
 or, without DS_ENV_FILE, that belongs to another user. Also accepted, as in DeepSpeed: --no_local_rank and
 --no_ssh_check (no effect), --bind_cores_to_rank (--bind core), --enable_each_rank_log DIR (--log-dir DIR).
 
+With --config_file FILE ranks, hosts and devices are those of Accelerate's file, and its deepspeed_config,
+fsdp_config, parallelism_config and mixed_precision become a DeepSpeed configuration in RZ_CONFIG, which
+programs on ringzero's engine read if they have no other; the path of deepspeed_config_file is handed on as it
+is. num_processes counts the ranks of all num_machines, which divide it; with several machines rzrun is started
+on each, or, with deepspeed_hostfile, on one. Every key that Accelerate writes is known: an error names file,
+line and remedy. Flags of `accelerate launch` set the same keys, and win over the file, as do rzrun's own; -x
+and .deepspeed_env win over RZ_CONFIG. --dry-run prints it.
+
 Exit status: 0 if every rank exited with 0; else that of the rank that failed first, after the last
 restart, 128 + the signal's number if a signal ended it or rzrun; 255 if a host is lost; 2 for a wrong command
 line; 126 or 127 if the program cannot be started.)";
@@ -133,6 +142,7 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   HostFlags host_flags;
   TorchrunFlags torchrun_flags;
   ProgramFlags program_flags;
+  AccelerateFlags accelerate_flags;
   if (argc == 2 && std::string_view(argv[1]) == "--agent") {
     o.agent = true;
     return parsed;
@@ -143,6 +153,7 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   add_host_flags(line, o, host_flags);
   add_torchrun_flags(line, o, torchrun_flags);
   add_program_flags(line, program_flags, host_flags);
+  add_accelerate_flags(line, accelerate_flags);
   const auto words = take_tee(line, {argv, argv + argc}, torchrun_flags);
   std::vector<const char*> arguments;
   for (const std::string& word : words) arguments.push_back(word.c_str());
@@ -153,8 +164,10 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   o.grace = std::chrono::milliseconds(static_cast<long>(raw.grace_s * 1e3));
   require(!line.is_set("-n") || o.ranks >= 1, Errc::config, "-n must be at least 1, not ", o.ranks);
   apply_deepspeed_flags(line, program_flags, o);
+  apply_accelerate_flags(line, accelerate_flags, o, torchrun_flags, host_flags);
   apply_torchrun_flags(line, torchrun_flags, o);
   if (!o.rendezvous) apply_host_flags(line, host_flags, o);
+  apply_devices(accelerate_flags, o);
   check(o);
   apply_program_flags(program_flags, o);
   return parsed;

@@ -66,6 +66,13 @@ std::string ranks_text(int first, std::size_t count) {
                     : concat("ranks ", first, " to ", first + static_cast<int>(count) - 1);
 }
 
+/// Hosts that torchrun's flags name.
+std::string describe_rendezvous(const Rendezvous& r) {
+  return concat(nodes_text(r.min_nodes, r.max_nodes), r.max_nodes == 1 ? " host" : " hosts", "; this is ",
+                r.node_rank < 0 ? "numbered by its arrival" : concat("number ", r.node_rank),
+                "; number 0 listens at ", r.host, ":", r.port, "\n");
+}
+
 std::string join(const std::vector<std::string>& words) {
   std::string text;
   for (const auto& w : words) text += (text.empty() ? "" : " ") + w;
@@ -114,8 +121,9 @@ void apply_host_flags(const CommandLine& line, const HostFlags& f, Options& o) {
     return;
   }
   auto all = f.hostfile.empty() ? of_this_host(f.include) : hosts::read_hostfile(f.hostfile);
-  if (!f.hostfile.empty() && line.is_set("--include")) all = hosts::include(all, f.include);
-  if (line.is_set("--exclude")) all = hosts::exclude(all, f.exclude);
+  if (!f.hostfile.empty() && (line.is_set("--include") || !f.include.empty()))
+    all = hosts::include(all, f.include);
+  if (line.is_set("--exclude") || !f.exclude.empty()) all = hosts::exclude(all, f.exclude);
   if (f.num_nodes) all = hosts::first_nodes(std::move(all), f.num_nodes);
   if (f.num_gpus) all = hosts::first_slots(std::move(all), f.num_gpus);
   if (line.is_set("-n")) all = of_ranks(std::move(all), o.ranks);
@@ -132,11 +140,15 @@ std::string describe_plan(const Options& o) {
   std::vector<Host> all = o.nodes;
   if (all.empty()) all = {{"this host", std::vector<int>(static_cast<std::size_t>(o.ranks)), false}};
   if (!o.devices.empty()) all.front() = {"this host", o.devices, true};
-  std::string text = concat(o.ranks, o.ranks == 1 ? " rank" : " ranks", " of: ", join(o.command), "\n");
+  std::string text = concat(o.ranks, o.ranks == 1 ? " rank" : " ranks", o.rendezvous ? " on this host" : "",
+                            " of: ", join(o.command), "\n");
+  if (o.rendezvous) text += describe_rendezvous(*o.rendezvous);
   int first = 0;
   for (const Host& h : all) {
-    text += concat(h.name, ": ", ranks_text(first, h.slots.size()));
-    first += static_cast<int>(h.slots.size());
+    const std::size_t count = o.nodes.empty() ? static_cast<std::size_t>(o.ranks) : h.slots.size();
+    text += concat(h.name, ": ",
+                   o.rendezvous ? concat(count, count == 1 ? " rank" : " ranks") : ranks_text(first, count));
+    first += static_cast<int>(count);
     std::string devices;
     for (const int s : h.slots) devices += concat(devices.empty() ? "" : ",", s);
     if (h.filtered) text += concat("; CUDA_VISIBLE_DEVICES=", devices);

@@ -28,15 +28,13 @@ int number(const std::string& text, const std::string& where, int min, int max) 
   return *n;
 }
 
-/// The value of a flag, or of its variable, and its name for messages.
-struct Setting {
-  std::string value, where;
-  bool is_set() const { return !value.empty(); }
-};
+using accelerate::Setting;
 
-Setting setting(const CommandLine& line, const std::string& flag, const std::string& value,
-                bool with_variables) {
+/// The value of a flag, of a file in its place, or of its variable.
+Setting setting(const CommandLine& line, const TorchrunFlags& f, const std::string& flag,
+                const std::string& value, bool with_variables) {
   if (line.is_set(flag)) return {value, flag};
+  if (const auto found = f.of_file.find(flag); found != f.of_file.end()) return found->second;
   std::string name = "PET_";
   for (const char c : flag.substr(2))
     name += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
@@ -89,7 +87,7 @@ bool selects_streams(const std::string& text) {
 }
 
 void apply_logs(const CommandLine& line, const TorchrunFlags& f, Options& o, bool with_variables) {
-  const bool redirects = both_streams(setting(line, "--redirects", f.redirects, with_variables));
+  const bool redirects = both_streams(setting(line, f, "--redirects", f.redirects, with_variables));
   if (const Setting tee{f.tee, "--tee"}; tee.is_set()) {
     o.tee = false;
     // Without a folder only the lines with ranks before them are of use.
@@ -112,10 +110,11 @@ void check_conflicts(const CommandLine& line, const std::vector<Setting>& settin
 }
 
 /// Where node 0 listens.
-net::HostPort address_of_node0(const CommandLine& line, const Options& o, const Setting& given,
-                               const Setting& backend, const Setting& nnodes, bool with_variables) {
-  const Setting address = setting(line, "--master-addr", o.master_addr, with_variables),
-                port = setting(line, "--master-port", concat(o.master_port), with_variables);
+net::HostPort address_of_node0(const CommandLine& line, const TorchrunFlags& f, const Options& o,
+                               const Setting& given, const Setting& backend, const Setting& nnodes,
+                               bool with_variables) {
+  const Setting address = setting(line, f, "--master-addr", o.master_addr, with_variables),
+                port = setting(line, f, "--master-port", concat(o.master_port), with_variables);
   const int p = port.is_set() ? number(port.value, port.where, 1, 65535) : static_port;
   if (given.is_set()) {
     const net::HostPort where = endpoint(given, backend.value == "static" ? p : c10d_port);
@@ -228,7 +227,7 @@ void apply_torchrun_flags(const CommandLine& line, TorchrunFlags f, Options& o) 
   const bool chosen =
       line.is_set("-n") || line.is_set("--hostfile") || line.is_set("--include") || line.is_set("--num_gpus");
   const auto get = [&](const char* flag, const std::string& value) {
-    return setting(line, flag, value, !chosen);
+    return setting(line, f, flag, value, !chosen);
   };
   const Setting nnodes = get("--nnodes", f.nnodes), node_rank = get("--node-rank", f.node_rank),
                 nproc = get("--nproc-per-node", f.nproc), backend = get("--rdzv-backend", f.rdzv_backend),
@@ -256,7 +255,7 @@ void apply_torchrun_flags(const CommandLine& line, TorchrunFlags f, Options& o) 
   if (r.max_nodes == 1) return;
   r.local_address = local.value;
   if (id.is_set()) r.id = id.value;
-  const net::HostPort where = address_of_node0(line, o, given, backend, nnodes, !chosen);
+  const net::HostPort where = address_of_node0(line, f, o, given, backend, nnodes, !chosen);
   r.host = where.host;
   r.port = where.port;
   o.rendezvous = r;

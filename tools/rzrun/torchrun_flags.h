@@ -1,9 +1,11 @@
 #pragma once
 /// torchrun's flags, with its names and meaning. Each may also be a variable: PET_NNODES for --nnodes.
 
+#include <map>
 #include <string>
 #include <vector>
 
+#include "tools/rzrun/accelerate/launch_file.h"
 #include "tools/rzrun/options.h"
 
 namespace rz::rzrun {
@@ -13,6 +15,7 @@ struct TorchrunFlags {
   std::string monitor_interval, start_method, redirects;
   std::string tee;  ///< torchrun's --tee WHAT; take_tee() sets it
   bool standalone = false;
+  std::map<std::string, accelerate::Setting> of_file;  ///< by flag: what was not typed, but is in a file
 };
 
 void add_torchrun_flags(CommandLine&, Options&, TorchrunFlags&);
