@@ -2,11 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "tests/support/program.h"
 #include "tests/support/rzrun.h"
+#include "tools/rzrun/launch.h"
 
 namespace rz {
 namespace {
@@ -160,6 +162,28 @@ TEST_F(RzrunAccelerate, DryRunHasRanksHostsAndConfiguration) {
   EXPECT_TRUE(all[1].starts_with("n1: rank 0; CUDA_VISIBLE_DEVICES=3")) << all[1];
   all = lines(out("--config_file pdsh.yaml --hostfile hosts --exclude n0 --dry-run true"));
   EXPECT_TRUE(all[1].starts_with("n1: ranks 0 to 3")) << all[1];
+}
+
+TEST_F(RzrunAccelerate, TwoMachinesOfOneFileAreOneJob) {
+  const int port = rzrun::free_port();
+  write("two.yaml", concat("distributed_type: MULTI_CPU\nnum_processes: 4\nnum_machines: 2\nmachine_rank: 0\n"
+                           "main_process_ip: 127.0.0.1\nmain_process_port: ",
+                           port, "\n"));
+  const auto start = [&](const std::string& flags) {
+    return test::rzrun({"--config_file", folder_ / "two.yaml", "--machine_rank", flags},
+                       "echo $RANK/$WORLD_SIZE of $GROUP_RANK");
+  };
+  const Program::Variables secret{{"RZ_SECRET", "0123456789012345678901234567890123456789"}};
+  Program zero(start("0"), secret), one(start("1"), secret);
+  EXPECT_EQ(zero.wait(), 0) << zero.err();
+  EXPECT_EQ(one.wait(), 0) << one.err();
+  const auto sorted = [](const std::string& text) {
+    auto all = lines(text);
+    std::ranges::sort(all);
+    return all;
+  };
+  EXPECT_EQ(sorted(zero.out()), (std::vector<std::string>{"0/4 of 0", "1/4 of 0"}));
+  EXPECT_EQ(sorted(one.out()), (std::vector<std::string>{"2/4 of 1", "3/4 of 1"}));
 }
 
 TEST_F(RzrunAccelerate, WrongFilesAndFlagsAreOneLine) {
