@@ -20,6 +20,8 @@ constexpr Instead not_needed{"leave it out, rzrun does not need it",
                              "leave it out, rzrun -n N PROGRAM does not need it"};
 constexpr Instead each_host{"use it as with torchrun",
                             "start rzrun with this flag, as torchrun: rzrun FLAGS PROGRAM"};
+constexpr Instead on_each{"use --nnodes N --node-rank R --master-addr HOST on each host",
+                          "use rzrun --nnodes N --node-rank R --master-addr HOST PROGRAM on each host"};
 constexpr Instead of_accelerate{"use it as with accelerate launch",
                                 "start rzrun with this flag, as accelerate launch: rzrun FLAGS PROGRAM"};
 constexpr Instead rendezvous{
@@ -119,7 +121,7 @@ constexpr LauncherFlag table[] = {
     row("--exclude", "deepspeed", filter),
     row("--launcher", "deepspeed", hosts),
     row("--launcher-args", "deepspeed", ssh),
-    row("--no-ssh", "deepspeed", hosts),
+    row("--no-ssh", "deepspeed", on_each),
     row("--ssh-port", "deepspeed", ssh),
     row("--force-multi", "deepspeed", hosts),
     row("--no-local-rank", "deepspeed", local_rank),
