@@ -3,8 +3,8 @@
 
 check.py GUIDE.md PROGRAM PROGRAMS_FOLDER
 
-Runs in an empty folder that holds PROGRAM under the name of the guide and the files of its blocks: ```json NAME is
-written to NAME. Each ```sh block is run; the ```text block after it is its whole standard output. Lines must be
+Runs in an empty folder that holds PROGRAM under the name of the guide and the files of its blocks: ```json NAME and
+```yaml NAME are written to NAME. Each ```sh block is run; the ```text block after it is its whole standard output. Lines must be
 equal. Numbers with a decimal point may differ by one in their last printed digit, since processors round sums
 differently; all other numbers and words may not.
 """
@@ -62,7 +62,7 @@ def check(guide, program, programs):
         os.symlink(program, os.path.join(folder, guide.stem))
         command = None
         for language, name, content in blocks(guide.read_text()):
-            if language == "json" and name:
+            if language in ("json", "yaml") and name:
                 pathlib.Path(folder, name).write_text(content)
             elif language == "sh":
                 command = content
