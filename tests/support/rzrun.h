@@ -20,11 +20,19 @@ inline std::vector<std::string> rzrun(std::vector<std::string> flags, const std:
   return flags;
 }
 
+/// The process that runs the ranks: the child of the one that was started.
+inline pid_t child_of(pid_t keeper) {
+  for (const auto& process : rz::rzrun::processes())
+    if (process.parent == keeper) return process.pid;
+  return -1;
+}
+
 /// The processes that rzrun started and that have not ended.
 inline std::vector<pid_t> ranks_of(const Program& rzrun_itself) {
   std::vector<pid_t> found;
+  const pid_t supervisor = child_of(rzrun_itself.pid());
   for (const auto& process : rz::rzrun::processes())
-    if (process.parent == rzrun_itself.pid()) found.push_back(process.pid);
+    if (process.parent == supervisor) found.push_back(process.pid);
   return found;
 }
 

@@ -17,10 +17,12 @@
 #include "tests/support/program.h"
 #include "tests/support/rzrun.h"
 #include "tools/rzrun/frames.h"
+#include "tools/rzrun/processes.h"
 
 namespace rz {
 namespace {
 
+using test::child_of;
 using test::content;
 using test::Directory;
 using test::lines;
@@ -183,6 +185,21 @@ TEST_F(RzrunHosts, AKilledAgentIsALostHostAndEndsAll) {
   expect_gone(ranks);
 }
 
+TEST_F(RzrunHosts, NoProcessOutlivesAKillOfEitherProcessOfAnAgent) {
+  for (const bool kills_keeper : {true, false}) {
+    SCOPED_TRACE(kills_keeper);
+    std::filesystem::remove(folder_ / "connectors");
+    Program p(command({"--grace", "1"},
+                      "trap '' TERM; sleep 1001 & echo up $!; setsid sh -c 'sleep 1002 & echo up $!; "
+                      "wait' & echo up $$; wait"));
+    const auto processes = wait_for_ranks(p, 12);
+    const pid_t keeper = connectors().back();
+    ::kill(kills_keeper ? keeper : child_of(keeper), SIGKILL);
+    EXPECT_EQ(p.wait(std::chrono::seconds(60)), 255);
+    expect_gone(processes);
+  }
+}
+
 TEST_F(RzrunHosts, AConnectionThatEndsIsALostHostAndItsAgentEndsItsRanks) {
   // The stand-in passes frames through processes of its own, as ssh does.
   write("rsh",
@@ -194,7 +211,7 @@ TEST_F(RzrunHosts, AConnectionThatEndsIsALostHostAndItsAgentEndsItsRanks) {
   Program p(command({}, "echo up $$; exec sleep 60"));
   const auto ranks = wait_for_ranks(p, 4);
   for (const auto& process : rzrun::processes())
-    if (process.parent == p.pid())
+    if (process.parent == child_of(p.pid()))
       ::kill(process.pid, content(concat("/proc/", process.pid, "/comm")) == "cat\n" ? SIGKILL : 0);
   EXPECT_EQ(p.wait(soon), 255);
   EXPECT_NE(p.err().find("host n1 is lost"), std::string::npos) << p.err();
@@ -205,19 +222,20 @@ TEST_F(RzrunHosts, ASilentHostIsLostAndEndsItsRanks) {
   Program p(command({}, "echo up $$; exec sleep 100"));
   const auto ranks = wait_for_ranks(p, 4);
   const auto agents = connectors();
-  ::kill(agents.back(), SIGSTOP);
+  ::kill(-agents.back(), SIGSTOP);
   EXPECT_EQ(p.wait(std::chrono::seconds(40)), 255);
   EXPECT_NE(p.err().find("no sign of its agent for 10 s"), std::string::npos) << p.err();
-  ::kill(agents.back(), SIGCONT);
+  ::kill(-agents.back(), SIGCONT);
   expect_gone(ranks);
 }
 
 TEST_F(RzrunHosts, AStoppedRzrunIsMissedByItsAgents) {
   Program p(command({}, "echo up $$; exec sleep 100"));
   const auto ranks = wait_for_ranks(p, 4);
-  p.signal(SIGSTOP);
+  const pid_t stopped = child_of(p.pid());
+  for (const pid_t pid : {p.pid(), stopped}) ::kill(pid, SIGSTOP);  // as a terminal's Ctrl-Z does
   for (const pid_t r : ranks) EXPECT_TRUE(test::gone(r, std::chrono::seconds(25))) << r;
-  p.signal(SIGCONT);
+  for (const pid_t pid : {p.pid(), stopped}) ::kill(pid, SIGCONT);
   EXPECT_NE(p.wait(soon), 0);
   expect_gone(ranks);
 }

@@ -28,10 +28,12 @@
 #include "tools/rzrun/exit_status.h"
 #include "tools/rzrun/launch.h"
 #include "tools/rzrun/options.h"
+#include "tools/rzrun/processes.h"
 
 namespace rz {
 namespace {
 
+using test::child_of;
 using test::content;
 using test::Directory;
 using test::lines;
@@ -273,7 +275,7 @@ TEST(Rzrun, TheErrorFilesOfAKilledRzrunVanishWithTheNextOne) {
       alive(rzrun({"-n", "1"}, "echo up; sleep 60"), here);
   killed.wait_for("up");
   alive.wait_for("up");
-  killed.signal(SIGKILL);
+  ::kill(child_of(killed.pid()), SIGKILL);  // the process that has made them
   EXPECT_EQ(killed.wait(), 128 + SIGKILL);
   EXPECT_EQ(folders(), 2);
   Program next(rzrun({"-n", "1"}, "exit 0"), here);
@@ -356,12 +358,16 @@ TEST(Rzrun, SignalsEndItWhileItReadsTheTopology) {
   const std::string pipe = directory / "topology.xml";  // its reader waits for a writer
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   Program p(rzrun({"-n", "1"}, "exit 0"), {{"HWLOC_XMLFILE", pipe}});
-  const std::string wait = "/proc/" + std::to_string(p.pid()) + "/wchan";
+  const auto waits = [&] {
+    return std::ranges::any_of(rzrun::processes(), [&](const rzrun::Process& child) {
+      return child.parent == p.pid() && content(concat("/proc/", child.pid, "/wchan")) == "wait_for_partner";
+    });
+  };
   const auto end = Deadline::after(std::chrono::seconds(10));
-  while (content(wait) != "wait_for_partner" && !end.expired())
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  while (!waits() && !end.expired()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   p.signal(SIGTERM);
   EXPECT_EQ(p.wait(std::chrono::seconds(20)), 128 + SIGTERM);
+  EXPECT_EQ(p.err(), "");
 }
 
 TEST(Rzrun, RanksDieWithTheirLauncher) {
@@ -371,6 +377,50 @@ TEST(Rzrun, RanksDieWithTheirLauncher) {
   p.signal(SIGKILL);
   EXPECT_EQ(p.wait(), 128 + SIGKILL);
   EXPECT_TRUE(test::gone(rank));
+}
+
+/// Ranks that ignore SIGTERM, with children in their group and in sessions of their own.
+const char* const stubborn_families =
+    "trap '' TERM; sleep 1001 & echo up $!; setsid sh -c 'sleep 1002 & echo up $!; wait' & echo up $$; wait";
+
+TEST(Rzrun, NoProcessOutlivesAKillOfEitherOfItsProcesses) {
+  for (const bool kills_keeper : {true, false}) {
+    SCOPED_TRACE(kills_keeper);
+    Program p(rzrun({"-n", "2", "--max-restarts", "2", "--grace", "2"}, stubborn_families));
+    while (lines(p.out()).size() < 6) p.wait_for("up");
+    ::kill(kills_keeper ? p.pid() : child_of(p.pid()), SIGKILL);
+    EXPECT_EQ(p.wait(), 128 + SIGKILL);
+    if (kills_keeper) p.wait_for("rzrun: SIGKILL: killing 2 ranks\n");
+    EXPECT_EQ(lines(p.err()).size(), 1u) << p.err();
+    for (const auto& line : lines(p.out())) EXPECT_TRUE(test::gone(std::stoi(line.substr(3)))) << line;
+  }
+}
+
+TEST(Rzrun, ARankDiesWithBothOfItsProcesses) {
+  Program p(rzrun({"-n", "1"}, "trap '' TERM; echo up $$; exec sleep 1003"));
+  p.wait_for("up");
+  const pid_t keeper = p.pid(), supervisor = child_of(keeper);
+  for (const pid_t pid : {keeper, supervisor})
+    ::kill(pid, SIGSTOP);  // so that none acts before both are gone
+  for (const pid_t pid : {keeper, supervisor}) ::kill(pid, SIGKILL);
+  EXPECT_EQ(p.wait(), 128 + SIGKILL);
+  EXPECT_TRUE(test::gone(std::stoi(p.out().substr(3))));
+}
+
+TEST(Rzrun, AStopOfItsFirstProcessAloneDelaysItsStatus) {
+  Directory folder;
+  const std::string go = folder / "go";
+  Program p(
+      rzrun({"-n", "2"}, concat("echo up; until [ -e ", go, " ]; do sleep 0.05; done; echo end; exit 5")));
+  p.wait_for("up");
+  p.signal(SIGSTOP);
+  const pid_t supervisor = child_of(p.pid());
+  std::ofstream{go};
+  p.wait_for("end");
+  EXPECT_TRUE(test::gone(supervisor));
+  EXPECT_TRUE(std::filesystem::exists(concat("/proc/", p.pid())));
+  p.signal(SIGCONT);
+  EXPECT_EQ(p.wait(), 5);
 }
 
 TEST(Rzrun, PrefixedLinesStayWhole) {

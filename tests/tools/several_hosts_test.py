@@ -118,9 +118,13 @@ class Rzrun(Jobs, unittest.TestCase):
             self.assertRegex(err, f'rank [{2 * i}{2 * i + 1}] of 4 on host {host.name} failed first: killed by SIGKILL')
 
     def test_a_killed_agent(self):
-        job = self.endless('--max-restarts', '2')
-        self.hosts.hosts[1].kill(self.hosts.hosts[1].processes(f'{BIN}/rzrun --agent')[-1])
-        self.lost(job, 'ssh .*; no restart: a host is gone')
+        for process in range(2):  # the one that was started, and its child
+            job = self.endless('--max-restarts', '2')
+            agent = self.hosts.hosts[1].processes(f'{BIN}/rzrun --agent')
+            self.assertEqual(len(agent), 2)
+            self.hosts.hosts[1].kill(agent[process])
+            self.lost(job, 'ssh .*; no restart: a host is gone')
+            self.tearDown()
 
     def test_a_killed_ssh(self):
         job = self.endless()
@@ -205,14 +209,16 @@ class Torchrun(unittest.TestCase):
             self.assertEqual([e[2] for e in self.end(jobs)], [130, 130])
             self.tearDown()
 
-    def test_a_killed_rzrun_is_a_lost_host(self):
-        for i, host in enumerate(self.hosts.hosts):
-            jobs = self.endless()
-            self.signal(host, 'KILL')
-            _, err, status = self.end(jobs)[1 - i]
-            self.assertEqual(status, 255, err)
-            self.assertRegex(err, 'is lost')
-            self.tearDown()
+    def test_a_kill_of_either_process_of_rzrun_ends_both_hosts(self):
+        for i, host, process, expected, line in ((0, self.hosts.hosts[0], 0, 137, 'SIGKILL: killing 4 ranks'), (0, self.hosts.hosts[0], 1, 255, 'node 0 at .* is lost'),
+                                                 (1, self.hosts.hosts[1], 0, 255, 'host rzh1 is lost'), (1, self.hosts.hosts[1], 1, 255, 'host rzh1 is lost')):
+            with self.subTest(host=host.name, process=process):
+                jobs = self.endless()
+                host.kill(host.processes(f'{BIN}/rzrun --nnodes')[process])  # the one that was started, and its child
+                _, err, status = self.end(jobs)[1 - i]
+                self.assertEqual(status, expected, err)
+                self.assertRegex(err, line)
+                self.tearDown()
 
     def test_those_that_remain_start_again(self):
         jobs = self.endless(nnodes='1:2', flags=('--max-restarts', '1'))

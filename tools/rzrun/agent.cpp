@@ -19,6 +19,7 @@
 #include "comm/bootstrap/secret.h"
 #include "comm/core/error.h"
 #include "tools/rzrun/agent_sockets.h"
+#include "tools/rzrun/keeper.h"
 
 namespace rz::rzrun {
 
@@ -85,8 +86,19 @@ int Agent::timeout_ms() const {
 
 void Agent::handle_signals() {
   signalfd_siginfo info;
-  while (::read(signals_.get(), &info, sizeof info) == sizeof info)
-    if (const auto s = static_cast<int>(info.ssi_signo); s != SIGCHLD) handle_signal(s);
+  while (::read(signals_.get(), &info, sizeof info) == sizeof info) {
+    const auto s = static_cast<int>(info.ssi_signo);
+    if (s == keeper_lost) lose_keeper();
+    if (s != keeper_lost && s != SIGCHLD) handle_signal(s);
+  }
+}
+
+/// As at a SIGKILL of the agent, which its keeper has got.
+void Agent::lose_keeper() {
+  stream_.close();
+  if (!std::exchange(is_lost_, true)) lose("");
+  end();
+  kill();
 }
 
 void Agent::handle(const Frame& frame) {

@@ -34,7 +34,7 @@ class Agent {
   virtual Job job_of(const std::string& payload) = 0;
   virtual void handle(const Frame&);
   virtual void handle_signal(int signal) = 0;
-  /// The connection has ended, for this reason; once.
+  /// The connection has ended, for this reason; once. No reason: the keeper was killed.
   virtual void lose(const std::string& why) = 0;
   /// Forwards the output of the ranks; `all`: no process of theirs is left.
   virtual void forward_output(bool all) = 0;
@@ -62,6 +62,7 @@ class Agent {
   void turn();
   int timeout_ms() const;
   void handle_signals();
+  void lose_keeper();
   void start(const std::string& payload);
   void watch_ranks();
 

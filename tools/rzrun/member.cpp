@@ -37,9 +37,9 @@ class Member : public Agent {
 
   int status() const { return status_; }
 
-  /// Waits until the readers have accepted all output; a signal ends the wait.
+  /// Waits until the readers have accepted all output; a signal ends the wait, and a kill leaves none.
   void deliver_output() {
-    while (!out_.pending().empty() || (own_err_ && !own_err_->pending().empty())) {
+    while (!is_killed_ && (!out_.pending().empty() || (own_err_ && !own_err_->pending().empty()))) {
       std::vector<pollfd> descriptors{{signals_.get(), POLLIN, 0}};
       append_descriptors(descriptors);
       if (::poll(descriptors.data(), descriptors.size(), -1) > 0 && descriptors[0].revents) return;
@@ -93,7 +93,12 @@ class Member : public Agent {
   }
 
   void lose(const std::string& why) override {
-    if (has_status_) return;
+    if (why.empty()) {
+      print("SIGKILL: killing the ranks of this host");
+      status_ = 128 + SIGKILL;
+      is_killed_ = true;
+    }
+    if (has_status_ || is_killed_) return;
     print(concat("node 0 at ", node0_, " is lost: ", why));
     if (!stopped_at_) status_ = 255;
   }
@@ -117,7 +122,7 @@ class Member : public Agent {
   Console &out_, &err_;
   Console* own_err_;  // null: err_ is out_
   int status_ = 255;
-  bool has_status_ = false;
+  bool has_status_ = false, is_killed_ = false;
   std::optional<std::chrono::steady_clock::time_point> stopped_at_;
 };
 

@@ -13,6 +13,7 @@
 #include <system_error>
 
 #include "comm/core/error.h"
+#include "tools/rzrun/keeper.h"
 
 namespace rz::rzrun {
 namespace {
@@ -63,7 +64,7 @@ UniqueFd block_signals() {
   ::signal(SIGPIPE, SIG_IGN);
   sigset_t set;
   sigemptyset(&set);
-  for (int s : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD}) sigaddset(&set, s);
+  for (int s : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD, keeper_lost}) sigaddset(&set, s);
   ::sigprocmask(SIG_BLOCK, &set, nullptr);
   UniqueFd fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!fd) fail_errno("signalfd");

@@ -24,6 +24,7 @@
 #include "tools/rzrun/first_failure.h"
 #include "tools/rzrun/host_flags.h"
 #include "tools/rzrun/joined_group.h"
+#include "tools/rzrun/keeper.h"
 #include "tools/rzrun/launch.h"
 #include "tools/rzrun/member.h"
 #include "tools/rzrun/options.h"
@@ -229,6 +230,8 @@ class Supervisor {
       const int s = static_cast<int>(info.ssi_signo);
       if (s == SIGUSR1 || s == SIGUSR2)
         forward(s);
+      else if (s == keeper_lost)
+        lose_keeper();
       else if (s != SIGCHLD)
         stop(s);
     }
@@ -258,6 +261,20 @@ class Supervisor {
       if (!status_ || restart_after_) status_ = 128 + s;
       restart_after_.reset();
     }
+    end_all();
+  }
+
+  /// As at a SIGKILL of rzrun, which its keeper has got: at once, and without a restart.
+  void lose_keeper() {
+    reason_ = concat("SIGKILL: killing ", ranks_->size(), " ranks");
+    log_error(reason_);
+    stopped_by_ = SIGKILL;
+    stopped_at_ = std::chrono::steady_clock::now();
+    status_ = 128 + SIGKILL;
+    urgent_ = "SIGKILL";
+    restart_after_.reset();
+    kill_at_ = Deadline::after({});
+    killed_ = true;  // the line above has it
     end_all();
   }
 
@@ -378,17 +395,19 @@ class Supervisor {
   bool killed_ = false;
 };
 
+int run(const Options& options) {
+  if (options.agent) return run_agent();
+  if (!options.rendezvous) return Supervisor(options).run();
+  auto listeners = listen_as_node0(*options.rendezvous);
+  return listeners.empty() ? run_member(options) : Supervisor(options, std::move(listeners)).run();
+}
+
 }  // namespace
 
 int supervise(const Options& options) {
-  if (options.agent) return run_agent();
   for (const std::string& note : options.notes) std::fprintf(stderr, "rzrun: %s\n", note.c_str());
   if (options.dry_run) return print_help(describe_plan(options));
-  if (options.rendezvous) {
-    auto listeners = listen_as_node0(*options.rendezvous);
-    return listeners.empty() ? run_member(options) : Supervisor(options, std::move(listeners)).run();
-  }
-  return Supervisor(options).run();
+  return run_kept([&] { return run(options); });
 }
 
 }  // namespace rz::rzrun
