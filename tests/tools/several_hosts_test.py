@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Jobs of 2 hosts with 2 ranks each, by rzrun over ssh, Slurm and Open MPI: bandwidth, training with the bits of one host, a resumed
-run, killed ranks; of rzrun also lost agents, connections and links. The hosts are namespaces (tools/cluster.py); a launcher that is not
-installed is skipped.
+run, killed ranks; of rzrun also lost agents, connections and links, and full disks. The hosts are namespaces (tools/cluster.py); a
+launcher that is not installed is skipped.
 
     several_hosts_test.py ROOT BIN"""
-import json, os, re, signal, sys, tempfile, time, unittest
+import ctypes, json, os, re, signal, sys, tempfile, time, unittest
 BIN, ROOT = os.path.abspath(sys.argv.pop(2)), os.path.abspath(sys.argv.pop(1))
 sys.dont_write_bytecode = True
 sys.path.insert(0, f'{ROOT}/tools')
@@ -12,6 +12,12 @@ import cluster
 
 # Kernels that a variable selects on one host alone would round otherwise than those of the others.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith('OPENBLAS_')}
+
+def write_config(folder):
+    with open(f'{folder}/ds.json', 'w') as f:
+        json.dump({'train_micro_batch_size_per_gpu': 2, 'gradient_clipping': 1.0, 'zero_optimization': {'stage': 3},
+                   'optimizer': {'type': 'AdamW', 'params': {'lr': 1e-3}}}, f)
+    return f.name
 
 class RzrunJob:
     """2 ranks a host by rzrun over ssh."""
@@ -45,10 +51,7 @@ class Jobs:
             cls.job.prepare(cls.hosts)
         except cluster.Unavailable as e: raise unittest.SkipTest(str(e))
         cls.folder = tempfile.mkdtemp(dir=cls.hosts.folder)
-        cls.config = f'{cls.folder}/ds.json'
-        with open(cls.config, 'w') as f:
-            json.dump({'train_micro_batch_size_per_gpu': 2, 'gradient_clipping': 1.0, 'zero_optimization': {'stage': 3},
-                       'optimizer': {'type': 'AdamW', 'params': {'lr': 1e-3}}}, f)
+        cls.config = write_config(cls.folder)
 
     def start(self, *program): return self.hosts.hosts[0].start(*self.job.words(*program), env=self.job.environment)
     def end(self, job, seconds=60):
@@ -56,7 +59,7 @@ class Jobs:
         return job.returncode, re.sub(r'^\[rzh\d:\d\] ', '', out, flags=re.M), err
     def training(self, folder, *more):
         return (f'{BIN}/train_lm', '--model', f'{ROOT}/tests/data/gpt2_tiny', '--config', self.config, '--data', f'{ROOT}/LICENSE',
-                '--save', f'{self.folder}/{folder}', '--threads', '1', *more)
+                '--save', os.path.join(self.folder, folder), '--threads', '1', *more)
     def weights(self, folder):
         with open(f'{self.folder}/{folder}/model.safetensors', 'rb') as f: return f.read()
     def ranks(self, host): return host.processes(f'{BIN}/(train_lm|all_reduce_perf) ')
@@ -230,6 +233,75 @@ class Torchrun(unittest.TestCase):
         _, err, status = self.end(jobs)[0]
         self.assertEqual(status, 143, err)
         self.assertIn('restart 1 of 1', err)
+
+class FullDisk(unittest.TestCase):
+    """A folder without room on one host, or on all: one line names host and path, nothing hangs, nothing is left."""
+    @classmethod
+    def setUpClass(cls):
+        # The shared disk is mounted in mounts of this process, which end with it.
+        if ctypes.CDLL(None).unshare(0x20000) != 0: raise unittest.SkipTest('mounts of its own need root')  # CLONE_NEWNS
+        try:
+            cluster.sh('mount', '--make-rprivate', '/')
+            cls.disk = tempfile.mkdtemp(prefix='rz_disk.', dir='/var/tmp')
+            cls.addClassCleanup(lambda: (cluster.sh('umount', '-l', cls.disk), os.rmdir(cls.disk)))
+            cluster.sh('mount', '-t', 'tmpfs', '-o', 'size=16m', 'tmpfs', cls.disk)  # one checkpoint has 10 MB
+            cls.hosts, cls.job = cluster.Cluster(2), RzrunJob()
+            cls.addClassCleanup(cls.hosts.close)
+            cls.job.prepare(cls.hosts)
+        except cluster.Unavailable as e: raise unittest.SkipTest(str(e))
+        cls.folder = cls.hosts.folder
+        cls.config = write_config(cls.folder)
+
+    start, end, training = Jobs.start, Jobs.end, Jobs.training
+    def fill(self, folder, command='mount -t tmpfs -o size=64k tmpfs'):
+        """Makes a folder of the second host full, until the test ends."""
+        second = self.hosts.hosts[1]
+        for h in self.hosts.hosts: h.run('mkdir', '-p', folder)
+        self.assertEqual(second.run('sh', '-c', f'{command} {folder} && cat /dev/zero > {folder}/filler 2>/dev/null; test -s {folder}/filler').returncode, 0)
+        return lambda: second.run('umount', folder)
+    def tearDown(self):
+        for h in self.hosts.hosts: cluster.wait_until(lambda: not h.processes(f'{BIN}/(train_lm|all_reduce_perf|rzrun)'), f'end of all processes on {h.name}')
+
+    def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(self):
+        folder = f'{self.disk}/checkpoints'
+        for more in ((), ('--resume', 'true')):
+            status, _, err = self.end(self.start(*self.training('none', '--steps', '4', '--save-steps', '1', '--output-dir', folder, *more)))
+            self.assertEqual(status, 1, err)
+            self.assertRegex(err.splitlines()[-1], rf'^rzrun: first failure: rank \d of 4 on host rzh\d exited with 1: (rank \d: )?{folder}/\.global_step2\S*: cannot be written: No space left on device$')
+            self.assertEqual(sorted(os.listdir(folder)), ['global_step1', 'latest'])
+        verified = self.hosts.hosts[0].run(f'{BIN}/checkpoint', 'verify', folder)
+        self.assertEqual(verified.returncode, 0, verified)
+    def test_a_model_that_does_not_fit(self):
+        taken = f'{self.disk}/taken'
+        with open(taken, 'wb') as f: os.posix_fallocate(f.fileno(), 0, os.statvfs(self.disk).f_bavail * os.statvfs(self.disk).f_frsize - (1 << 20))
+        try:
+            status, _, err = self.end(self.start(*self.training(f'{self.disk}/model', '--steps', '1')))
+            self.assertEqual(status, 1, err)
+            self.assertRegex(err.splitlines()[-1], rf'first failure: rank \d of 4 on host rzh\d exited with 1: (rank \d: )?{self.disk}/model\S*: cannot be written: No space left on device$')
+            self.assertNotIn('model.safetensors', ' '.join(os.listdir(f'{self.disk}/model')) if os.path.exists(f'{self.disk}/model') else '')
+        finally: os.remove(taken)
+    def test_log_files(self):
+        for tee in ((), ('--tee',)):
+            self.addCleanup(self.fill('/tmp/logs'))
+            status, _, err = self.end(self.start('--log-dir', '/tmp/logs', *tee, 'sh', '-c', 'seq 1000; [ $RANK = 3 ] && exit 7; exit 0'))
+            self.assertEqual(status, 7, err)
+            self.assertEqual(re.findall('.*No space.*', err), ['rzrun: host rzh1: --log-dir /tmp/logs: No space left on device; output is missing in log files'])
+            self.assertRegex(err, 'rank 3 of 4 on host rzh1 failed first: exited with 7; its log: /tmp/logs/rank3.stderr')
+            self.doCleanups()
+    def test_tmp(self):
+        self.addCleanup(self.fill('/tmp'))
+        status, _, err = self.end(self.start('sh', '-c', '[ $RANK = 3 ] && exit 7; exit 0'))
+        self.assertEqual(status, 7, err)
+        self.assertRegex(err, 'rank 3 of 4 on host rzh1 failed first: exited with 7')
+        self.reduces()
+    def test_shared_memory(self):
+        self.fill('/dev/shm', 'mount -o remount,size=64k')
+        self.addCleanup(self.hosts.hosts[1].run, 'rm', '/dev/shm/filler')
+        self.reduces()
+    def reduces(self):
+        status, out, err = self.end(self.start(f'{BIN}/all_reduce_perf', '-b', '8', '-e', '4M', '-f', '8', '-n', '2'))
+        self.assertEqual(status, 0, err)
+        self.assertIn('# Out of bounds values : 0 OK', out)
 
 class Slurm(Jobs, unittest.TestCase): job = SlurmJob()
 class OpenMpi(Jobs, unittest.TestCase): job = OpenMpiJob()

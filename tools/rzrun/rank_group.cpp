@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <utility>
 
 #include "comm/core/error.h"
 #include "comm/transport/flight_report.h"
@@ -43,6 +45,13 @@ std::string describe_end(const RankEnd& end) {
 namespace {
 
 constexpr const char *folder_begin = "rzrun_", *lock_name = "lock";
+
+/// False if there is no such folder.
+bool is_full(const std::string& folder) {
+  struct statvfs s {};
+  return ::statvfs(folder.c_str(), &s) == 0 && s.f_blocks > 0 &&
+         (::geteuid() == 0 ? s.f_bfree : s.f_bavail) == 0;
+}
 
 /// Removes the folders of error files that rzruns of this user left behind when they were killed. Each keeps
 /// the file "lock" of its folder locked as long as it lives.
@@ -77,6 +86,7 @@ void RankGroup::start(const Job& job, const std::function<bool()>& go_on) {
   forwarders_.clear();
   oom_.emplace();
   is_ending_ = false;
+  log_error_ = 0;
   size_ = job.options.ranks;
   log_dir_ = job.options.log_dir;
   make_log_folder(job);
@@ -137,12 +147,11 @@ void RankGroup::finish_output() {
 }
 
 std::vector<std::string> RankGroup::messages() {
-  std::vector<std::string> lines;
   for (auto& f : forwarders_)
-    if (const int error = f.log_error())
-      lines.push_back(concat("--log-dir ", log_dir_, ": ", std::strerror(error),
-                             "; output is missing in a log file from here on"));
-  return lines;
+    if (const int error = f.log_error(); error && !log_error_) log_error_ = error;
+  if (log_error_ <= 0) return {};
+  return {concat("--log-dir ", log_dir_, ": ", std::strerror(std::exchange(log_error_, -1)),
+                 "; output is missing in log files")};
 }
 
 std::vector<RankEnd> RankGroup::reap() {
@@ -154,6 +163,7 @@ std::vector<RankEnd> RankGroup::reap() {
         r.exit_status = exit_status_of_wait(status);
         ended.push_back(end_of(r));
       }
+  if (!ended.empty() && !log_error_ && is_full(log_dir_)) log_error_ = ENOSPC;
   std::ranges::stable_partition(ended, [](const RankEnd& e) { return e.status.signal != 0; });
   return ended;
 }

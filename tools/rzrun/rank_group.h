@@ -51,6 +51,7 @@ class RankGroup : public Ranks {
   std::list<Forwarder> forwarders_;
   std::optional<OomCounter> oom_;
   std::string log_dir_, error_folder_;
+  int log_error_ = 0;       // why output is missing in log files; -1: that has been reported
   bool is_ending_ = false;  // signal_all() was called: signals are no failures of the ranks
   UniqueFd folder_lock_;    // of own_folder_
   std::string own_folder_;  // a temporary one, without --log-dir
