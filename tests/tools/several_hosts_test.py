@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Jobs of 2 hosts with 2 ranks each, by rzrun over ssh, Slurm and Open MPI: bandwidth, training with the bits of one host, a resumed
-run, killed ranks; of rzrun also lost agents, connections and links, and full disks. The hosts are namespaces (tools/cluster.py); a
-launcher that is not installed is skipped.
+"""Jobs of 2 hosts with 2 ranks each, by rzrun over ssh, rzrun on each host with torchrun's flags, Slurm and Open MPI: bandwidth, training
+with the bits of one host, a resumed run, killed ranks; of rzrun also lost agents, connections and links, hosts that may not join, and
+full disks. The classes with a 4 have 4 hosts. The hosts are namespaces (tools/cluster.py); a launcher that is not installed is skipped.
 
-    several_hosts_test.py ROOT BIN"""
+    several_hosts_test.py ROOT BIN [CLASS[.TEST]…]"""
 import ctypes, json, os, re, signal, sys, tempfile, time, unittest
 BIN, ROOT = os.path.abspath(sys.argv.pop(2)), os.path.abspath(sys.argv.pop(1))
 sys.dont_write_bytecode = True
@@ -19,7 +19,11 @@ def write_config(folder):
                    'optimizer': {'type': 'AdamW', 'params': {'lr': 1e-3}}}, f)
     return f.name
 
-class RzrunJob:
+class Launcher:
+    """Starts a job from the first host."""
+    def start(self, hosts, *program): return hosts.hosts[0].start(*self.words(*program), env=self.environment)
+
+class RzrunJob(Launcher):
     """2 ranks a host by rzrun over ssh."""
     def prepare(self, hosts):
         hosts.sshd()
@@ -27,12 +31,12 @@ class RzrunJob:
         with open(self.hostfile, 'w') as f: f.writelines(f'{h.name} slots=2\n' for h in hosts.hosts)
     def words(self, *program): return [f'{BIN}/rzrun', '--hostfile', self.hostfile, '--grace', '2', *program]
 
-class SlurmJob:
+class SlurmJob(Launcher):
     """2 tasks a node by srun."""
-    def prepare(self, hosts): self.environment = ENVIRONMENT | hosts.slurm()
-    def words(self, *program): return ['srun', '--nodes=2', '--ntasks-per-node=2', '--kill-on-bad-exit=1', *program]
+    def prepare(self, hosts): self.nodes, self.environment = len(hosts.hosts), ENVIRONMENT | hosts.slurm()
+    def words(self, *program): return ['srun', f'--nodes={self.nodes}', '--ntasks-per-node=2', '--kill-on-bad-exit=1', *program]
 
-class OpenMpiJob:
+class OpenMpiJob(Launcher):
     """2 processes a host by mpirun over ssh."""
     def prepare(self, hosts):
         hosts.sshd()
@@ -41,19 +45,36 @@ class OpenMpiJob:
         where = ','.join(f'{h.name}:2' for h in self.hosts.hosts)
         return ['mpirun', '--allow-run-as-root', '--host', where, '-x', 'MASTER_ADDR', '-x', 'MASTER_PORT', *program]
 
+class TorchrunJob:
+    """2 ranks a host by an rzrun on each, with torchrun's flags."""
+    class Process:
+        """Those of all hosts. The status is that of node 0, the output that of all."""
+        def __init__(self, all): self.all = all
+        def communicate(self, timeout):
+            ends = [p.communicate(timeout=timeout) for p in self.all]
+            self.returncode = self.all[0].returncode
+            return ''.join(e[0] for e in ends), ''.join(e[1] for e in ends)
+    def prepare(self, hosts): self.environment = ENVIRONMENT | {'RZ_SECRET': 'a secret of this test, of more than 32 characters'}
+    def words(self, hosts, *program, nnodes=None):
+        return [f'{BIN}/rzrun', '--nnodes', nnodes or str(len(hosts.hosts)), '--nproc-per-node', '2', '--rdzv-endpoint',
+                f'{hosts.hosts[0].address}:29400', '--rdzv-conf', 'last_call_timeout=1', '--grace', '2', *program]
+    def start(self, hosts, *program):
+        return self.Process([h.start(*self.words(hosts, '--node-rank', str(i), *program), env=self.environment) for i, h in enumerate(hosts.hosts)])
+
 class Jobs:
     """The tests; each launcher has a class of them."""
+    size = 2  # hosts
     @classmethod
     def setUpClass(cls):
         try:
-            cls.hosts = cluster.Cluster(2)
+            cls.hosts = cluster.Cluster(cls.size)
             cls.addClassCleanup(cls.hosts.close)
             cls.job.prepare(cls.hosts)
         except cluster.Unavailable as e: raise unittest.SkipTest(str(e))
         cls.folder = tempfile.mkdtemp(dir=cls.hosts.folder)
         cls.config = write_config(cls.folder)
 
-    def start(self, *program): return self.hosts.hosts[0].start(*self.job.words(*program), env=self.job.environment)
+    def start(self, *program): return self.job.start(self.hosts, *program)
     def end(self, job, seconds=60):
         out, err = job.communicate(timeout=seconds)
         return job.returncode, re.sub(r'^\[rzh\d:\d\] ', '', out, flags=re.M), err
@@ -70,19 +91,19 @@ class Jobs:
         time.sleep(1)
         return job
     def tearDown(self):
-        for host in self.hosts.hosts: cluster.wait_until(lambda: not self.ranks(host) + host.processes(f'{BIN}/rzrun --agent'), f'end of all processes on {host.name}')
+        for host in self.hosts.hosts: cluster.wait_until(lambda: not self.ranks(host) + host.processes(f'{BIN}/rzrun|sleep 1000'), f'end of all processes on {host.name}')
 
     def test_bandwidth(self):
         status, out, err = self.end(self.start(f'{BIN}/all_reduce_perf', '-b', '8', '-e', '4M', '-f', '8', '-n', '5'))
         self.assertEqual(status, 0, err)
         self.assertIn('# Backend: native over shm+tcp', out)
         self.assertIn('# Out of bounds values : 0 OK', out)
-        self.assertEqual(sorted(re.findall(r'# +Rank +(\d+) .* on +(\w+) device', out)), [(str(r), f'rzh{r // 2}') for r in range(4)])
+        self.assertEqual(sorted(re.findall(r'# +Rank +(\d+) .* on +(\w+) device', out)), [(str(r), f'rzh{r // 2}') for r in range(2 * self.size)])
 
     def test_training_has_the_bits_of_one_host_and_resumes(self):
         status, _, err = self.end(self.start(*self.training('whole', '--steps', '6')))
         self.assertEqual(status, 0, err)
-        alone = self.hosts.hosts[0].run(f'{BIN}/rzrun', '-n', '4', *self.training('alone', '--steps', '6'), env=ENVIRONMENT, timeout=60)
+        alone = self.hosts.hosts[0].run(f'{BIN}/rzrun', '-n', str(2 * self.size), *self.training('alone', '--steps', '6'), env=ENVIRONMENT, timeout=60)
         self.assertEqual(alone.returncode, 0, alone.stderr)
         self.assertEqual(self.weights('whole'), self.weights('alone'))
         for more in (('--steps', '4', '--save-steps', '3'), ('--steps', '6', '--resume', 'true')):
@@ -170,36 +191,20 @@ class Rzrun(Jobs, unittest.TestCase):
         self.assertIn('Permission denied', err)
         self.assertIn('host rzh1 is lost: ssh exited with 255 before an agent of rzrun began', err)
 
-class Torchrun(unittest.TestCase):
-    """rzrun started on each of 2 hosts, with torchrun's flags."""
-    @classmethod
-    def setUpClass(cls):
-        try:
-            cls.hosts = cluster.Cluster(2)
-            cls.addClassCleanup(cls.hosts.close)
-        except cluster.Unavailable as e: raise unittest.SkipTest(str(e))
-        cls.environment = ENVIRONMENT | {'RZ_SECRET': 'a secret of this test, of more than 32 characters'}
+class Torchrun(Jobs, unittest.TestCase):
+    job = TorchrunJob()
 
-    def start(self, *program, nnodes='2', flags=(), environment=None):
-        words = (f'{BIN}/rzrun', '--nnodes', nnodes, '--nproc-per-node', '2', '--rdzv-endpoint', f'{self.hosts.hosts[0].address}:29400',
-                 '--rdzv-conf', 'last_call_timeout=1', '--grace', '2', *flags, *program)
-        return [h.start(*words, env=self.environment) for h in self.hosts.hosts]
-    def endless(self, **how):
-        jobs = self.start('sleep', '1000', **how)
+    def start_all(self, *program, nnodes='2', environment=None, hosts=None):
+        return [h.start(*self.job.words(self.hosts, *program, nnodes=nnodes), env=environment or self.job.environment) for h in hosts or self.hosts.hosts]
+    def sleeping(self, *flags, **how):
+        jobs = self.start_all(*flags, 'sleep', '1000', **how)
         for h in self.hosts.hosts: cluster.wait_until(lambda: len(h.processes('sleep 1000')) == 2, f'start of the ranks on {h.name}')
         return jobs
-    def end(self, jobs): return [(*j.communicate(timeout=60), j.returncode) for j in jobs]
+    def ends(self, jobs): return [(*j.communicate(timeout=60), j.returncode) for j in jobs]
     def signal(self, host, signal): host.kill(host.processes(f'{BIN}/rzrun --nnodes')[0], signal)
-    def tearDown(self):
-        for h in self.hosts.hosts: cluster.wait_until(lambda: not h.processes('sleep 1000') + h.processes(f'{BIN}/rzrun'), f'end of all processes on {h.name}')
-
-    def test_bandwidth(self):
-        ends = self.end(self.start(f'{BIN}/all_reduce_perf', '-b', '8', '-e', '4M', '-f', '8', '-n', '5'))
-        self.assertEqual([e[2] for e in ends], [0, 0], ends)
-        self.assertIn('# Out of bounds values : 0 OK', ends[0][0])
 
     def test_each_host_prints_its_ranks_and_has_the_status_of_the_job(self):
-        ends = self.end(self.start('sh', '-c', 'echo $(hostname) $RANK $WORLD_SIZE; [ $RANK = 3 ] && exit 7; exit 0'))
+        ends = self.ends(self.start_all('sh', '-c', 'echo $(hostname) $RANK $WORLD_SIZE; [ $RANK = 3 ] && exit 7; exit 0'))
         self.assertEqual([sorted(e[0].splitlines()) for e in ends], [['rzh0 0 4', 'rzh0 1 4'], ['rzh1 2 4', 'rzh1 3 4']])
         for _, err, status in ends:
             self.assertEqual(status, 7)
@@ -207,32 +212,91 @@ class Torchrun(unittest.TestCase):
 
     def test_signals_end_the_job_on_both(self):
         for host in self.hosts.hosts:
-            jobs = self.endless()
+            jobs = self.sleeping()
             self.signal(host, 'INT')
-            self.assertEqual([e[2] for e in self.end(jobs)], [130, 130])
+            self.assertEqual([e[2] for e in self.ends(jobs)], [130, 130])
             self.tearDown()
 
     def test_a_kill_of_either_process_of_rzrun_ends_both_hosts(self):
         for i, host, process, expected, line in ((0, self.hosts.hosts[0], 0, 137, 'SIGKILL: killing 4 ranks'), (0, self.hosts.hosts[0], 1, 255, 'node 0 at .* is lost'),
                                                  (1, self.hosts.hosts[1], 0, 255, 'host rzh1 is lost'), (1, self.hosts.hosts[1], 1, 255, 'host rzh1 is lost')):
             with self.subTest(host=host.name, process=process):
-                jobs = self.endless()
+                jobs = self.sleeping()
                 host.kill(host.processes(f'{BIN}/rzrun --nnodes')[process])  # the one that was started, and its child
-                _, err, status = self.end(jobs)[1 - i]
+                _, err, status = self.ends(jobs)[1 - i]
                 self.assertEqual(status, expected, err)
                 self.assertRegex(err, line)
                 self.tearDown()
 
     def test_those_that_remain_start_again(self):
-        jobs = self.endless(nnodes='1:2', flags=('--max-restarts', '1'))
+        jobs = self.sleeping('--max-restarts', '1', nnodes='1:2')
         self.signal(self.hosts.hosts[1], 'KILL')
         first = self.hosts.hosts[0]
         cluster.wait_until(lambda: len(first.processes('sleep 1000')) == 2 and not self.hosts.hosts[1].processes('sleep 1000'), 'restart')
         time.sleep(2)
         self.signal(first, 'TERM')
-        _, err, status = self.end(jobs)[0]
+        _, err, status = self.ends(jobs)[0]
         self.assertEqual(status, 143, err)
         self.assertIn('restart 1 of 1', err)
+
+    def test_a_killed_rank_is_named_and_all_start_again(self):
+        jobs = self.sleeping('--max-restarts', '1')
+        second = self.hosts.hosts[1]
+        before = second.processes('sleep 1000')
+        second.kill(before[0])
+        for h in self.hosts.hosts: cluster.wait_until(lambda: len(h.processes('sleep 1000')) == 2 and not set(before) & set(second.processes('sleep 1000')), 'restart')
+        second.kill(second.processes('sleep 1000')[0])
+        for _, err, status in self.ends(jobs): self.assertEqual(status, 137, err)
+
+    def test_a_cut_link(self):
+        for h in self.hosts.hosts:
+            jobs = self.sleeping()
+            begin = time.monotonic()
+            try:
+                h.link('down')
+                ends = self.ends(jobs)
+            finally: h.link('up')
+            self.assertLess(time.monotonic() - begin, 30)
+            for (_, err, status), line in zip(ends, ('host rzh1 is lost: ', 'node 0 at .* is lost: no sign of it for 10 s')):
+                self.assertEqual(status, 255, err)
+                self.assertRegex(err, line)
+            self.tearDown()
+
+    def test_another_secret_is_refused(self):
+        first, second = self.hosts.hosts
+        jobs = self.start_all('sleep', '1000', hosts=[first])
+        other, = self.start_all('sleep', '1000', hosts=[second], environment=self.job.environment | {'RZ_SECRET': 'another secret, which is as long as the first one'})
+        _, err, status = self.ends([other])[0]
+        self.assertNotIn(status, (0, None))
+        self.assertRegex(err, 'secret')
+        self.assertEqual(len(err.splitlines()), 1, err)
+        self.assertEqual(first.processes('sleep 1000'), [])  # which still waits
+        self.signal(first, 'TERM')
+        self.assertEqual(self.ends(jobs)[0][2], 143)
+
+    def test_flags_that_differ(self):
+        first, second = self.hosts.hosts
+        jobs = self.start_all('sleep', '1000', hosts=[first]) + self.start_all('sleep', '1000', hosts=[second], nnodes='1:2')
+        for _, err, status in self.ends(jobs):
+            self.assertEqual(status, 2, err)
+            self.assertIn('the hosts differ in --nnodes: 2 on rzh0, 1:2 on rzh1', err)
+
+    def test_a_second_user_of_the_port(self):
+        jobs = self.sleeping()
+        _, err, status = self.ends(self.start_all('--node-rank', '0', 'sleep', '1000', hosts=self.hosts.hosts[:1]))[0]
+        self.assertNotEqual(status, 0)
+        self.assertRegex(err, '^rzrun: (error: )?port 29400 of 10.79.0.1 is in use, .*\n$')
+        for h in self.hosts.hosts: self.assertEqual(len(h.processes('sleep 1000')), 2)
+        self.signal(self.hosts.hosts[0], 'TERM')
+        for _, err, status in self.ends(jobs): self.assertEqual(status, 143, err)
+
+    def test_a_host_that_comes_late(self):
+        jobs = self.start_all('sh', '-c', 'echo $RANK', hosts=self.hosts.hosts[1:])  # the one that joins, long before node 0
+        time.sleep(2)
+        jobs += self.start_all('sh', '-c', 'echo $RANK', hosts=self.hosts.hosts[:1])
+        for (out, err, status), ranks in zip(self.ends(jobs), ('23', '01')):
+            self.assertEqual(status, 0, err)
+            self.assertEqual(sorted(out.split()), list(ranks))
 
 class FullDisk(unittest.TestCase):
     """A folder without room on one host, or on all: one line names host and path, nothing hangs, nothing is left."""
@@ -305,6 +369,11 @@ class FullDisk(unittest.TestCase):
 
 class Slurm(Jobs, unittest.TestCase): job = SlurmJob()
 class OpenMpi(Jobs, unittest.TestCase): job = OpenMpiJob()
+
+class Rzrun4(Jobs, unittest.TestCase): job, size = RzrunJob(), 4
+class Torchrun4(Jobs, unittest.TestCase): job, size = TorchrunJob(), 4
+class Slurm4(Jobs, unittest.TestCase): job, size = SlurmJob(), 4
+class OpenMpi4(Jobs, unittest.TestCase): job, size = OpenMpiJob(), 4
 
 if __name__ == '__main__':
     unittest.main(verbosity=2)
