@@ -53,7 +53,8 @@ rank handled SIGINT or SIGTERM and ended), nor after a signal to rzrun.
 SIGTERM, SIGINT (Ctrl-C), SIGHUP or SIGQUIT to rzrun ends the job: the ranks get SIGTERM, then SIGKILL as
 above; another such signal, more than a second after the first, kills them at once. SIGUSR1 and SIGUSR2
 are forwarded to the processes of the ranks that have a handler for them, each at most once a second.
-Programs on ringzero's engine save at SIGUSR1, and save and end at SIGTERM.
+Programs on ringzero's engine save at SIGUSR1, and save and end at SIGTERM. rzrun has a child, rz-supervisor;
+SIGKILL of either of both kills all processes that the ranks have started.
 
 With --hostfile an agent starts the ranks of each host: `rzrun --agent`, through ssh, which must need no
 password. Program, arguments and variables go through that connection, not on a command line; ranks get the
