@@ -80,8 +80,10 @@ ROOMS = {
     'tools': 'comm tools/command_line',
     'tools/rzrun/hosts': 'comm/core',
     'tools/rzrun/accelerate': 'comm/core tools/rzrun/hosts',
-    'tools/rzrun': 'comm comm/bootstrap comm/core comm/device comm/net comm/os comm/transport tools/command_line tools/rzrun/hosts '
-                   'tools/rzrun/accelerate',
+    'tools/rzrun/flags': 'comm/core comm/device comm/net comm/os tools/command_line tools/rzrun/hosts tools/rzrun/accelerate',
+    'tools/rzrun/ranks': 'comm comm/bootstrap comm/core comm/device comm/net comm/os comm/transport tools/rzrun/flags',
+    'tools/rzrun/agents': 'comm comm/bootstrap comm/core comm/net comm/os tools/rzrun/hosts tools/rzrun/flags tools/rzrun/ranks',
+    'tools/rzrun': 'comm/core comm/os tools/command_line tools/rzrun/flags tools/rzrun/ranks tools/rzrun/agents',
     'tools/doctor': DEVICE + 'comm comm/net comm/bootstrap comm/shared_memory comm/transport comm/transport/shm comm/transport/tcp '
                     'comm/backends/nccl/api sharding/io tools/command_line tools/rzrun/hosts',
     'tools/tokenize': 'comm comm/core sharding/io sharding/tokenizer sharding/data tools/command_line',

@@ -9,7 +9,7 @@
 
 #include "comm/core/error.h"
 #include "tests/support/program.h"
-#include "tools/rzrun/processes.h"
+#include "tools/rzrun/ranks/processes.h"
 
 namespace rz::test {
 

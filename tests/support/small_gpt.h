@@ -11,7 +11,7 @@
 
 #include "sharding/io/json.h"
 #include "tests/support/rzrun.h"
-#include "tools/rzrun/processes.h"
+#include "tools/rzrun/ranks/processes.h"
 
 namespace rz::test {
 

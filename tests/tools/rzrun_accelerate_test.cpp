@@ -8,7 +8,7 @@
 
 #include "tests/support/program.h"
 #include "tests/support/rzrun.h"
-#include "tools/rzrun/launch.h"
+#include "tools/rzrun/ranks/launch.h"
 
 namespace rz {
 namespace {

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
-#include "tools/rzrun/first_failure.h"
+#include "tools/rzrun/ranks/first_failure.h"
 
 namespace rz::rzrun {
 namespace {

@@ -16,8 +16,8 @@
 
 #include "tests/support/program.h"
 #include "tests/support/rzrun.h"
-#include "tools/rzrun/frames.h"
-#include "tools/rzrun/processes.h"
+#include "tools/rzrun/agents/frames.h"
+#include "tools/rzrun/ranks/processes.h"
 
 namespace rz {
 namespace {

@@ -13,7 +13,7 @@
 #include <thread>
 
 #include "tests/support/rzrun.h"
-#include "tools/rzrun/restart_policy.h"
+#include "tools/rzrun/ranks/restart_policy.h"
 
 namespace rz {
 namespace {

@@ -24,11 +24,11 @@
 #include "comm/topology.h"
 #include "comm/transport/flight_report.h"
 #include "tests/support/program.h"
-#include "tools/rzrun/error_file.h"
-#include "tools/rzrun/exit_status.h"
-#include "tools/rzrun/launch.h"
-#include "tools/rzrun/options.h"
-#include "tools/rzrun/processes.h"
+#include "tools/rzrun/flags/options.h"
+#include "tools/rzrun/ranks/error_file.h"
+#include "tools/rzrun/ranks/exit_status.h"
+#include "tools/rzrun/ranks/launch.h"
+#include "tools/rzrun/ranks/processes.h"
 
 namespace rz {
 namespace {

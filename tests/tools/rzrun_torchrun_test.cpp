@@ -9,9 +9,9 @@
 #include "comm/core/error.h"
 #include "comm/net/listening.h"
 #include "tests/support/program.h"
-#include "tools/rzrun/agent_sockets.h"
-#include "tools/rzrun/joining.h"
-#include "tools/rzrun/torchrun_flags.h"
+#include "tools/rzrun/agents/agent_sockets.h"
+#include "tools/rzrun/agents/joining.h"
+#include "tools/rzrun/flags/torchrun_flags.h"
 
 namespace rz::rzrun {
 namespace {

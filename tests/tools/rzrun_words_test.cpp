@@ -13,7 +13,7 @@
 #include "comm/core/error.h"
 #include "tests/support/program.h"
 #include "tests/support/rzrun.h"
-#include "tools/rzrun/environment_file.h"
+#include "tools/rzrun/flags/environment_file.h"
 
 namespace rz::rzrun {
 namespace {
@@ -33,9 +33,9 @@ std::string refusal(const std::string& text) {
 }
 
 TEST(EnvironmentFile, LinesAreVariables) {
-  const VariableList found = parse_environment_file(
+  const Variables found = parse_environment_file(
       "# a comment\n\nA=1\r\n  export B = two words \nC='$HOME #x'\nD=\"a 'b'\"\nE=\nA=a=b#c", "F");
-  const VariableList expected{
+  const Variables expected{
       {"A", "a=b#c"}, {"B", "two words"}, {"C", "$HOME #x"}, {"D", "a 'b'"}, {"E", ""}};
   EXPECT_EQ(found, expected);
 }

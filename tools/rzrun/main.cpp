@@ -1,5 +1,5 @@
 #include "tools/command_line/command_line.h"
-#include "tools/rzrun/options.h"
+#include "tools/rzrun/supervisor.h"
 
 int main(int argc, char** argv) {
   const auto parse_arguments = [&] { return rz::rzrun::parse_options(argc, argv); };

@@ -1,3 +1,5 @@
+#include "tools/rzrun/supervisor.h"
+
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -18,20 +20,19 @@
 
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
-#include "tools/rzrun/agent.h"
-#include "tools/rzrun/agent_group.h"
-#include "tools/rzrun/error_file.h"
-#include "tools/rzrun/first_failure.h"
-#include "tools/rzrun/host_flags.h"
-#include "tools/rzrun/joined_group.h"
-#include "tools/rzrun/keeper.h"
-#include "tools/rzrun/launch.h"
-#include "tools/rzrun/member.h"
-#include "tools/rzrun/options.h"
-#include "tools/rzrun/output.h"
-#include "tools/rzrun/processes.h"
-#include "tools/rzrun/rank_group.h"
-#include "tools/rzrun/restart_policy.h"
+#include "tools/rzrun/agents/agent.h"
+#include "tools/rzrun/agents/agent_group.h"
+#include "tools/rzrun/agents/joined_group.h"
+#include "tools/rzrun/agents/member.h"
+#include "tools/rzrun/flags/host_flags.h"
+#include "tools/rzrun/ranks/error_file.h"
+#include "tools/rzrun/ranks/first_failure.h"
+#include "tools/rzrun/ranks/keeper.h"
+#include "tools/rzrun/ranks/launch.h"
+#include "tools/rzrun/ranks/output.h"
+#include "tools/rzrun/ranks/processes.h"
+#include "tools/rzrun/ranks/rank_group.h"
+#include "tools/rzrun/ranks/restart_policy.h"
 
 namespace rz::rzrun {
 namespace {

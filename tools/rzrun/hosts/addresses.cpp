@@ -1,4 +1,6 @@
 #include <arpa/inet.h>
+#include <limits.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <optional>
@@ -28,6 +30,17 @@ std::optional<Network> network_of(const std::string& text) {
 }
 
 }  // namespace
+
+std::string own_name() {
+  char name[HOST_NAME_MAX + 1] = {};
+  ::gethostname(name, HOST_NAME_MAX);
+  return name;
+}
+
+bool is_this_host(const std::string& name) {
+  const std::string own = own_name();
+  return name == "localhost" || name == "127.0.0.1" || name == own || name == own.substr(0, own.find('.'));
+}
 
 std::string master_address(const std::vector<std::vector<std::string>>& addresses) {
   std::string best;

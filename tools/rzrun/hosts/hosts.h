@@ -1,6 +1,7 @@
 #pragma once
 /// Hosts and their slots as launchers name them: hostfiles, DeepSpeed's filters, Slurm's node lists. All
-/// functions are pure, and their errors are Errc::config in one line that names the place and the word.
+/// functions but two are pure, and their errors are Errc::config in one line that names the place and the
+/// word.
 
 #include <string>
 #include <string_view>
@@ -48,6 +49,11 @@ std::string master_address(const std::vector<std::vector<std::string>>& addresse
 /// Why the word is no name of a host; empty if it is one. A name has alphanumeric characters, '.', '-', '_',
 /// and does not begin with '-', so that no program takes it for a flag.
 std::string why_no_host_name(std::string_view word);
+
+/// The name of this host. Not pure, as is_this_host().
+std::string own_name();
+/// True for "localhost" and the name of this host.
+bool is_this_host(const std::string& name);
 
 /// The word in quotes, for messages: in one line, and not longer than a line.
 std::string quoted(std::string_view word);

@@ -1,0 +1,78 @@
+#pragma once
+/// `rzrun --agent`: runs the ranks of one host for another rzrun.
+
+#include <chrono>
+#include <optional>
+#include <string>
+
+#include "comm/core/deadline.h"
+#include "tools/rzrun/agents/frames.h"
+#include "tools/rzrun/agents/wire.h"
+#include "tools/rzrun/ranks/output.h"
+#include "tools/rzrun/ranks/rank_group.h"
+
+namespace rz::rzrun {
+
+/// Reads frames from the standard input and writes frames to the standard output, as frames.h has them; with
+/// RZ_AGENT=HOST:PORT over a connection to the rzrun there (agent_sockets.h). At the end of its input, after
+/// 10 s without a frame, or at SIGTERM, it ends the ranks: SIGTERM, and after the grace period of the job
+/// SIGKILL. Returns the exit status of the agent. Call it once, from a single-threaded process.
+int run_agent();
+
+/// The ranks of one host, as rzrun at the other end of the frames requests. Its subclasses decide where their
+/// output goes, and what a signal and the end of the connection mean.
+class Agent {
+ public:
+  /// `out` and `err`: for the output of the ranks; they outlive the agent.
+  Agent(UniqueFd signals, FrameStream, Console& out, Console& err);
+  virtual ~Agent() = default;
+  /// Until the end: of the connection, at a signal, or by a frame.
+  void run();
+
+ protected:
+  /// The job of a frame.
+  virtual Job job_of(const std::string& payload) = 0;
+  virtual void handle(const Frame&);
+  virtual void handle_signal(int signal) = 0;
+  /// The connection has ended, for this reason; once. No reason: the keeper was killed.
+  virtual void lose(const std::string& why) = 0;
+  /// Forwards the output of the ranks; `all`: no process of theirs is left.
+  virtual void forward_output(bool all) = 0;
+  virtual void append_descriptors(std::vector<pollfd>&) {}
+  virtual void print(const std::string& line) = 0;
+
+  template <class N>
+  void send_number(Frame::Kind kind, N number) {
+    WireWriter writer;
+    writer(number);
+    stream_.send(kind, writer.bytes);
+  }
+  bool is_active() const { return is_active_; }
+  /// Ends the ranks, and then the agent.
+  void end();
+  /// Kills the ranks at once.
+  void kill() { is_killing_ = true; }
+  void wait(int timeout_ms);
+
+  UniqueFd signals_;
+  FrameStream stream_;
+  RankGroup group_;
+
+ private:
+  void turn();
+  int timeout_ms() const;
+  void handle_signals();
+  void lose_keeper();
+  void start(const std::string& payload);
+  void watch_ranks();
+
+  Silence silence_;
+  Deadline next_beat_ = Deadline::after(Silence::beat_time);
+  bool ending_ = false;     // rzrun is gone, or requested the end of the agent
+  bool is_active_ = false;  // a job has been started, and some process of it is left
+  bool is_killing_ = false, has_reported_left_ = false, is_lost_ = false;
+  std::optional<Deadline> kill_at_;
+  std::chrono::milliseconds grace_{};
+};
+
+}  // namespace rz::rzrun

@@ -1,0 +1,95 @@
+#pragma once
+/// The ranks of several hosts: an agent on each.
+
+#include <list>
+#include <set>
+
+#include "comm/core/deadline.h"
+#include "tools/rzrun/agents/frames.h"
+#include "tools/rzrun/agents/joining.h"
+#include "tools/rzrun/ranks/output.h"
+#include "tools/rzrun/ranks/ranks.h"
+
+namespace rz::rzrun {
+
+/// Agents that this rzrun starts, or that have connected to it, and their ranks.
+class AgentGroup : public Ranks {
+ public:
+  /// Starts the agents, through ssh. Output goes to these consoles, which must outlive the group.
+  AgentGroup(const Options&, Console& out, Console& err);
+  /// Ends the agents, which end what they run.
+  ~AgentGroup() override;
+
+  void start(const Job&, const std::function<bool()>& go_on) override;
+  std::optional<StartFailure> start_failure() override { return std::exchange(failure_, {}); }
+  void append_descriptors(std::vector<pollfd>&) const override;
+  int wait_ms() const override { return 1000; }
+  void forward_output() override;
+  std::vector<std::string> messages() override { return std::exchange(messages_, {}); }
+  std::vector<RankEnd> reap() override;
+  std::optional<StopRequest> stop_request() override { return std::exchange(stop_, {}); }
+  std::string why_no_restart() const override;
+  int size() const override;
+  std::vector<int> running() const override;
+  bool any_process_alive() const override;
+  std::size_t leftovers() const override;
+  void signal_all(int signal) override;
+  bool signal_handlers(int signal) override;
+
+ protected:
+  /// One host, its agent, and the process that connects to it.
+  struct Agent {
+    std::string host, connector;  ///< connector: "ssh", for messages
+    int node = 0, first_rank = 0, local_ranks = 0;
+    std::vector<int> devices{};
+    pid_t pid = -1;  ///< of that process; -1: the agent has connected by itself
+    UniqueFd pidfd{};
+    FrameStream stream;
+    std::string banner{};  ///< what a shell printed before the agent began
+    Console error_lines{};
+    Forwarder errors;  ///< what the connecting process prints
+    Silence silence{};
+    Deadline ready_by;
+    std::optional<Deadline> lost_at{};  ///< its connection has ended, the reason is awaited
+    bool is_ready = false, is_idle = true;
+    std::string lost{};  ///< not empty: why
+    std::set<int> running{};
+    std::size_t left = 0, not_accepted = 0;
+    std::vector<std::string> addresses{};
+    int free_port = 0;
+    Joining joining{};
+  };
+
+  /// No agents yet.
+  AgentGroup(Console& out, Console& err) : stdout_(out), stderr_(err) {}
+  /// An agent that has connected; it must begin to send frames within this time.
+  Agent& adopt(FrameStream, const std::string& address, std::chrono::seconds time_to_begin);
+  /// An agent has sent its frame `join`.
+  virtual void join(Agent&) {}
+  void begin_job(Agent&);
+  void send_job(Agent&, const Variables&);
+
+  Console &stdout_, &stderr_;
+  std::list<Agent> agents_;
+  Job job_;
+  std::optional<StartFailure> failure_;
+  std::vector<std::string> messages_;
+
+ private:
+  void start_agent(const Options&, int node, int first_rank);
+  void send_jobs();
+  void receive(Agent&);
+  void collect_lines(Agent&);
+  void handle(Agent&, const Frame&);
+  void watch(Agent&);
+  void lose(Agent&, const std::string& why);
+  std::string why_ended(Agent&);
+
+  bool is_pending_ = false;  // the job waits for agents
+  bool is_killed_ = false;
+  std::optional<StopRequest> stop_;
+  std::vector<RankEnd> ends_;
+  Deadline next_beat_ = Deadline::after({});
+};
+
+}  // namespace rz::rzrun

@@ -1,0 +1,152 @@
+#include "tools/rzrun/agents/agent_sockets.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <thread>
+
+#include "comm/core/error.h"
+
+namespace rz::rzrun {
+namespace {
+
+using Status = net::Authentication::Status;
+
+constexpr std::chrono::milliseconds time_to_connect{3000}, other_secret_patience{2000},
+    max_connect_pause{1000}, out_of_descriptors{100};
+
+/// Agents that connect at once from one address: containers, or hosts behind one router.
+constexpr std::size_t expected_of_a_host = 8;
+
+net::AuthenticationKey agent_key(const SharedSecret& secret) {
+  return {secret.get(), net::Purpose::agent, ""};
+}
+
+/// Equal for all, so that two ends with different secrets find that they are both rzrun's.
+std::uint64_t group_of_agents() { return net::fingerprint("agents of rzrun"); }
+
+/// The frames of a socket whose two ends have proved the secret: the one place where both ends make them.
+FrameStream proven_stream(UniqueFd socket) {
+  UniqueFd out(::fcntl(socket.get(), F_DUPFD_CLOEXEC, 3));
+  if (!out) fail_errno("fcntl", "a connection between rzrun and an agent");
+  return {std::move(socket), std::move(out)};
+}
+
+std::string address_of_peer(int socket) {
+  net::SocketAddress from;
+  from.size = sizeof from.storage;
+  return ::getpeername(socket, from.get(), &from.size) == 0 ? from.host() : "?";
+}
+
+}  // namespace
+
+// ---- the end of rzrun
+
+AgentListener::AgentListener(std::vector<UniqueFd> listeners, SharedSecret secret)
+    : listeners_(std::move(listeners)), key_(agent_key(secret)) {}
+
+std::vector<AgentListener::Connection> AgentListener::advance() {
+  if (no_descriptors_ && no_descriptors_->expired()) no_descriptors_.reset();
+  std::vector<Connection> proven;
+  // Those that are there first, so that later ones cannot displace them.
+  for (auto s = unproven_.begin(); s != unproven_.end();) {
+    const int socket = s->socket.get();
+    while (s->authentication.status() == Status::pending) {  // the hello and the proof may both be there
+      const bool had_hello = s->authentication.has_hello();
+      s->authentication.advance(socket);
+      if (had_hello == s->authentication.has_hello()) break;
+    }
+    const Status status = s->authentication.status();
+    if (status == Status::proven) {
+      std::string address = address_of_peer(socket);
+      proven.push_back({proven_stream(std::move(s->socket)), std::move(address)});
+    } else if (status == Status::pending && !s->until.expired()) {
+      ++s;
+      continue;
+    } else {
+      strangers_.count(socket, s->authentication);
+    }
+    s = unproven_.erase(s);
+  }
+  for (const UniqueFd& listener : listeners_) accept(listener.get());
+  return proven;
+}
+
+void AgentListener::accept(int listener) {
+  for (int i = 0; i < net::max_accepts_per_poll && !no_descriptors_; ++i) {
+    net::Source source{};
+    UniqueFd socket = net::accept_connection(listener, source);
+    if (!socket) {
+      if (errno == EAGAIN || errno == EWOULDBLOCK) return;
+      if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) continue;
+      if (!unproven_.empty())
+        drop_one();
+      else
+        no_descriptors_ = Deadline::after(out_of_descriptors);
+      continue;
+    }
+    net::set_tcp_options(socket.get());
+    unproven_.push_back({std::move(socket), net::Authentication::server(key_, 0, group_of_agents()), source,
+                         Deadline::after(time_to_prove)});
+    if (unproven_.size() > max_unproven) drop_one();
+  }
+}
+
+void AgentListener::drop_one() {
+  std::vector<net::Unproven> all;
+  for (const Stranger& s : unproven_) all.push_back({s.source, s.authentication.has_hello()});
+  const auto dropped =
+      std::next(unproven_.begin(), static_cast<std::ptrdiff_t>(net::choose_dropped(all, expected_of_a_host)));
+  strangers_.count(dropped->socket.get(), dropped->authentication);
+  unproven_.erase(dropped);
+}
+
+void AgentListener::append_descriptors(std::vector<pollfd>& wait) const {
+  for (const UniqueFd& listener : listeners_)
+    wait.push_back({no_descriptors_ ? -1 : listener.get(), POLLIN, 0});
+  for (const Stranger& s : unproven_) wait.push_back({s.socket.get(), POLLIN, 0});
+}
+
+// ---- the end of an agent
+
+FrameStream connect_to_rzrun(const net::HostPort& where, const SharedSecret& secret, Deadline deadline,
+                             const std::function<void(const std::string& why)>& waits) {
+  const net::AuthenticationKey key = agent_key(secret);
+  std::string why = "no address";
+  std::optional<Deadline> other_secret;
+  for (auto pause = std::chrono::milliseconds(50);; pause = std::min(pause * 2, max_connect_pause)) {
+    try {
+      for (const net::SocketAddress& address : net::resolve(where)) {
+        const Deadline soon = Deadline::after(
+            std::min(time_to_connect, std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining())));
+        UniqueFd socket = net::connect_tcp(address, soon);
+        if (!socket) {
+          why = concat("connect to ", address.text(), ": ", std::strerror(errno));
+          continue;
+        }
+        auto end = net::Authentication::client(key, {.group = group_of_agents()});
+        try {
+          end.complete(socket.get(), Deadline::after(AgentListener::time_to_prove));
+          return proven_stream(std::move(socket));
+        } catch (const Error& e) {
+          why = concat(address.text(), " took the connection, but ", e.what());
+          const bool is_other = end.refusal() == net::Authentication::Refusal::other_secret;
+          if (is_other && !other_secret) other_secret = Deadline::after(other_secret_patience);
+          require(!is_other || !other_secret->expired(), Errc::mismatch, "the rzrun at ", address.text(),
+                  " is of another job or user: ", end.reason());
+        }
+      }
+    } catch (const Error& e) {
+      if (e.code() == Errc::mismatch) throw;
+      why = e.what();
+    }
+    require(!deadline.expired(), Errc::rendezvous, why);
+    waits(why);
+    std::this_thread::sleep_for(pause);
+  }
+}
+
+}  // namespace rz::rzrun

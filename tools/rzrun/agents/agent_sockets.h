@@ -1,0 +1,69 @@
+#pragma once
+/// Agents over TCP: rzrun listens, agents connect, and both prove the secret (docs/security.md) before a
+/// frame is read.
+
+#include <functional>
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/core/deadline.h"
+#include "comm/net/authentication.h"
+#include "comm/net/socket.h"
+#include "comm/net/strangers.h"
+#include "tools/rzrun/agents/frames.h"
+
+namespace rz::rzrun {
+
+using SharedSecret = std::shared_ptr<const net::Secret>;  ///< null: none is needed
+
+/// The end of rzrun. Before an agent has proved the secret, 96 bytes of it are read, and nothing of it is
+/// parsed. Those that prove nothing within 10 s are dropped and counted, as are those beyond 64
+/// (net::choose_dropped()).
+class AgentListener {
+ public:
+  static constexpr std::size_t max_unproven = 64;
+  static constexpr std::chrono::seconds time_to_prove{10};
+
+  AgentListener(std::vector<UniqueFd> listeners, SharedSecret);
+
+  struct Connection {
+    FrameStream stream;
+    std::string address;  ///< of the agent
+  };
+  /// Accepts, reads and writes what can be done without waiting. Returns the agents that have proved the
+  /// secret since. Call it at least every second.
+  std::vector<Connection> advance();
+  /// Appends the descriptors that become ready when advance() has something to do.
+  void append_descriptors(std::vector<pollfd>&) const;
+  /// Agents and strangers that have proved nothing yet.
+  std::size_t unproven() const { return unproven_.size(); }
+  const net::Strangers& strangers() const { return strangers_; }
+
+ private:
+  struct Stranger {
+    UniqueFd socket;
+    net::Authentication authentication;
+    net::Source source;
+    Deadline until;
+  };
+
+  void accept(int listener);
+  void drop_one();
+
+  std::vector<UniqueFd> listeners_;
+  net::AuthenticationKey key_;
+  std::list<Stranger> unproven_;
+  net::Strangers strangers_;
+  std::optional<Deadline> no_descriptors_;  ///< out of descriptors: do not accept until then
+};
+
+/// Connects to the rzrun that listens there, or will. Tries until the deadline; `waits` gets the reason
+/// before each new try. Errc::rendezvous has the last reason. A listener with another secret is tried for 2 s
+/// only: Errc::mismatch.
+FrameStream connect_to_rzrun(const net::HostPort&, const SharedSecret&, Deadline,
+                             const std::function<void(const std::string& why)>& waits);
+
+}  // namespace rz::rzrun

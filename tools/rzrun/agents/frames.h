@@ -1,0 +1,120 @@
+#pragma once
+/// The frames between rzrun and its agents, one of which runs on each host.
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "comm/os/fd.h"
+#include "tools/rzrun/ranks/ranks.h"
+
+namespace rz::rzrun {
+
+struct Frame {
+  enum class Kind : unsigned char {
+    // From rzrun.
+    job = 1,        ///< start the ranks
+    signal,         ///< signal all processes of the ranks; SIGKILL: until none is left
+    handlers,       ///< signal the processes that have a handler
+    accepted,       ///< so many bytes of output were accepted
+    output_closed,  ///< nobody reads the stream any more
+    end,            ///< the job has ended: exit status, and a line
+    // From the agent.
+    hello,          ///< addresses of the host, a free port
+    join,           ///< instead of hello: a host at which the user has started rzrun (joining.h)
+    output,         ///< whole lines of one stream
+    exit,           ///< a rank has ended
+    start_failure,  ///< the ranks cannot be started
+    stop,           ///< a signal to the agent requests the end of the job
+    left,           ///< all ranks have ended, and have left processes behind
+    idle,           ///< no process is left; a free port for the next job
+    // From both.
+    message,  ///< a line for standard error
+    beat,     ///< sent every 2 s
+    last = beat,
+  };
+  Kind kind;
+  std::string payload;
+};
+
+/// An agent sends this first. What comes before is text, such as a shell's banner.
+inline constexpr std::string_view frames_begin = "\x01rzrun agent 2\n";
+
+/// Longer frames are an error: a job has a whole environment, output a line of 1 MiB or several.
+inline constexpr std::size_t max_frame_bytes = std::size_t{16} << 20;
+
+/// Takes frames out of a stream of bytes.
+class FrameParser {
+ public:
+  /// For a stream whose first byte is that of a frame, as rzrun's.
+  void begin() { begun_ = true; }
+  void feed(std::string_view bytes);
+  /// Up to frames_begin, the text before it; nullopt once frames have begun.
+  std::optional<std::string> text_before();
+  /// The next whole frame. Errc::io if the bytes are no frame.
+  std::optional<Frame> next();
+
+ private:
+  std::string bytes_;
+  std::size_t used_ = 0;
+  bool begun_ = false;
+};
+
+/// Appends the frame as bytes.
+void append_frame(std::string& bytes, Frame::Kind, std::string_view payload);
+
+/// A job as the payload of a frame, with the environment to set before it starts.
+std::string pack_job(const Job&, const Variables&);
+Job unpack_job(std::string_view payload, Variables&);
+
+std::string pack_end(const RankEnd&);
+RankEnd unpack_end(std::string_view payload);
+
+/// The payload of a frame that has a number.
+std::string with_number(int);
+
+/// Both directions of a connection, without waiting.
+class FrameStream {
+ public:
+  FrameStream(UniqueFd in, UniqueFd out);
+
+  FrameParser parser;
+  /// Reads what is there, up to a few buffers.
+  void receive();
+  void send(Frame::Kind, std::string_view payload = {});
+  /// Sends frames_begin.
+  void send_begin() { queue_ += frames_begin; }
+  void flush();
+  void append_descriptors(std::vector<pollfd>&) const;
+  /// True once nothing more can be received.
+  bool ended() const { return !in_; }
+  /// Why it has ended, as the end of a sentence about the peer.
+  std::string why_ended() const;
+  bool all_sent() const { return sent_ == queue_.size(); }
+  /// Closes the direction to the peer.
+  void close_out() { out_.close(); }
+  void close();
+
+ private:
+  UniqueFd in_, out_;
+  std::string queue_;
+  std::size_t sent_ = 0;
+  int error_ = 0;  ///< of receiving
+};
+
+/// How long a peer has been silent. A process that was itself stopped, or whose host was, accuses nobody.
+class Silence {
+ public:
+  static constexpr std::chrono::seconds beat_time{2}, limit{10};
+
+  void end() { since_ = Clock::now(); }
+  /// True after `limit` of silence. Call it every beat_time.
+  bool too_long();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point since_ = Clock::now(), looked_ = since_;
+};
+
+}  // namespace rz::rzrun

@@ -1,0 +1,291 @@
+#include "tools/rzrun/agents/joined_group.h"
+
+#include <signal.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "comm/bootstrap/secret.h"
+#include "comm/core/environment.h"
+#include "comm/core/error.h"
+#include "comm/net/listening.h"
+#include "tools/rzrun/agents/connector.h"
+#include "tools/rzrun/agents/wire.h"
+#include "tools/rzrun/ranks/restart_policy.h"
+
+namespace rz::rzrun {
+namespace {
+
+constexpr std::chrono::seconds time_until_line{10};  // then a line names the hosts that are missing
+constexpr std::chrono::seconds time_to_leave{2};     // for the rzruns of other hosts, at the end
+
+bool is_own_address(const net::HostPort& where) {
+  try {
+    const auto own = net::interfaces();
+    return std::ranges::any_of(net::resolve(where), [&](const net::SocketAddress& a) {
+      return a.loopback() ||
+             std::ranges::any_of(own, [&](const auto& i) { return i.address.host() == a.host(); });
+    });
+  } catch (const Error&) {
+    return false;  // a name that this host does not know is not its own
+  }
+}
+
+}  // namespace
+
+Joining joining_of(const Options& o) {
+  const Rendezvous& r = *o.rendezvous;
+  return {hosts::own_name(), r.node_rank, o.ranks, r.min_nodes, r.max_nodes, r.id, o.command};
+}
+
+std::vector<UniqueFd> listen_as_node0(const Rendezvous& r) {
+  if (r.node_rank > 0) return {};
+  net::HostPort where{r.host, r.port};
+  if (r.node_rank < 0 && !r.is_host.value_or(is_own_address(where))) return {};
+  if (!r.local_address.empty()) where.host = r.local_address;
+  std::vector<UniqueFd> listeners;
+  try {
+    listeners = net::listen_at(net::listening_addresses(where, environment().interface), r.port);
+  } catch (const Error& e) {
+    fail(Errc::config, "node 0 listens at ", net::join_host_port(where.host, r.port),
+         ", but this host cannot: ", e.what(), "; is this host node 0?");
+  }
+  require(!listeners.empty() || r.node_rank < 0, Errc::rendezvous, "port ", r.port, " of ", where.host,
+          " is in use, by another job or program; choose another port on all hosts");
+  return listeners;
+}
+
+JoinedGroup::JoinedGroup(const Options& o, std::vector<UniqueFd> listeners, Console& out, Console& err)
+    : AgentGroup(out, err),
+      options_(o),
+      rendezvous_(*o.rendezvous),
+      own_(joining_of(o)),
+      local_(out, err),
+      listener_(std::move(listeners), process_secret()),
+      last_call_(rendezvous_),
+      join_until_(Deadline::after(rendezvous_.join_timeout)),
+      explain_at_(Deadline::after(time_until_line)) {}
+
+// ---- hosts
+
+/// Node 0, and the others in the order of their arrival.
+std::vector<Joining> JoinedGroup::present() const {
+  std::vector<Joining> all{own_};
+  all.front().node_rank = 0;
+  for (const Agent& a : agents_)
+    if (a.is_ready && a.lost.empty()) all.push_back(a.joining);
+  return all;
+}
+
+void JoinedGroup::join(Agent& a) {
+  require(!a.is_ready && a.joining.local_ranks >= 1 && a.joining.local_ranks <= hosts::max_slots, Errc::io,
+          "a host with ", a.joining.local_ranks, " ranks, or one that joins twice");
+  a.host = a.joining.host;
+  a.local_ranks = a.joining.local_ranks;
+  if (const std::string why = difference(own_, a.joining); !why.empty()) {
+    return is_joining_ ? fail_all(a, why) : refuse(a, 2, why);
+  }
+  if (const std::string why = refusal(present(), a.joining); !why.empty()) {
+    const bool has_places = static_cast<int>(present().size()) < rendezvous_.max_nodes;
+    return is_joining_ && has_places ? fail_all(a, why) : refuse(a, 1, why);
+  }
+  if (!is_joining_ && job_.restarts >= job_.options.max_restarts)
+    return refuse(a, 1,
+                  concat("the job runs already, and has no restart left at which ", a.host, " could join"));
+  a.is_ready = true;
+  if (is_joining_) return;
+  const std::string line =
+      concat("host ", a.host, " has come while the job runs; it takes part after the next restart");
+  messages_.push_back(line);
+  a.stream.send(Frame::Kind::message, line);
+}
+
+/// Hosts that cannot form a job: all of them end.
+void JoinedGroup::fail_all(Agent& a, const std::string& why) {
+  a.is_ready = true;
+  failure_ = {2, why};
+}
+
+/// This host alone ends.
+void JoinedGroup::refuse(Agent& a, int status, const std::string& line) {
+  messages_.push_back(concat("host ", a.host, " is refused: ", line));
+  WireWriter writer;
+  writer(status, line);
+  a.stream.send(Frame::Kind::end, writer.bytes);
+  refused_.push_back(&a);
+}
+
+/// Hosts that have gone and have no part in the job.
+void JoinedGroup::drop_lost() {
+  for (auto a = agents_.begin(); a != agents_.end();) {
+    const bool takes_part = is_started_ && !is_joining_ && a->node > 0;
+    if (a->lost.empty() || takes_part) {
+      ++a;
+      continue;
+    }
+    if (std::erase(refused_, &*a) == 0) messages_.push_back(concat("host ", a->host, " has gone: ", a->lost));
+    a = agents_.erase(a);
+  }
+}
+
+std::string JoinedGroup::why_no_restart() const {
+  const int left = static_cast<int>(present().size());
+  if (left >= rendezvous_.min_nodes) return "";
+  return concat("of --nnodes ", nodes_text(rendezvous_.min_nodes, rendezvous_.max_nodes), " only ", left,
+                left == 1 ? " host is left" : " hosts are left");
+}
+
+// ---- start
+
+void JoinedGroup::start(const Job& job, const std::function<bool()>&) {
+  const bool is_first = !is_started_;
+  job_ = job;
+  is_joining_ = true;
+  if (is_first) return;
+  std::erase_if(agents_, [](const Agent& a) { return !a.lost.empty(); });
+  if (const std::string why = why_no_restart(); !why.empty()) {
+    failure_ = {255, "no restart: " + why};
+    return;
+  }
+  start_ranks();
+}
+
+void JoinedGroup::wait_for_hosts() {
+  if (failure_) return;
+  const auto all = present();
+  if (last_call_.may_start(all.size(), LastCall::Clock::now())) return start_ranks();
+  const bool is_over = join_until_.expired() && static_cast<int>(all.size()) < rendezvous_.min_nodes;
+  if (!is_over && !explain_at_.expired()) return;
+  std::string names;
+  for (const Joining& h : all) names += concat(names.empty() ? "" : ", ", h.host);
+  const std::string what = static_cast<int>(all.size()) >= rendezvous_.min_nodes
+                               ? concat("; the job starts when ", rendezvous_.max_nodes, " have come, or ",
+                                        seconds(rendezvous_.last_call), " after host ", rendezvous_.min_nodes)
+                               : concat("; ", missing(all), " missing");
+  const std::string line =
+      concat(all.size(), " of ", nodes_text(rendezvous_.min_nodes, rendezvous_.max_nodes),
+             " hosts have come (", names, ")", what);
+  if (!is_over) {
+    messages_.push_back(concat("waiting for hosts: ", line));
+    explain_at_ = Deadline::after(rendezvous_.join_timeout * 2);
+  } else {
+    failure_ = {
+        1, concat(line, " after ", seconds(rendezvous_.join_timeout),
+                  "; is rzrun running there with this endpoint? join_timeout of --rdzv-conf is the time to "
+                  "wait",
+                  listener_.strangers().text())};
+  }
+}
+
+/// Numbers hosts and ranks. Hosts that are not taken, since there are too many, keep node 0, which is this
+/// one.
+void JoinedGroup::choose_numbers() {
+  const auto numbers = node_numbers(present());
+  std::vector<std::pair<int, Agent*>> in_order;
+  std::size_t i = 1;
+  for (Agent& a : agents_) {
+    a.node = 0;
+    if (a.is_ready && a.lost.empty()) in_order.emplace_back(numbers[i++], &a);
+  }
+  std::ranges::sort(in_order);
+  job_.nodes = 1;
+  job_.options.ranks = own_.local_ranks;
+  for (auto& [number, a] : in_order) {
+    a->node = number;
+    a->first_rank = job_.options.ranks;
+    job_.options.ranks += a->local_ranks;
+    ++job_.nodes;
+  }
+}
+
+void JoinedGroup::start_ranks() {
+  choose_numbers();
+  is_started_ = true;
+  is_joining_ = false;
+  job_.master_addr = rendezvous_.local_address.empty() ? rendezvous_.host : rendezvous_.local_address;
+  try {
+    job_.master_port = free_port();
+    for (Agent& a : agents_) {
+      if (a.node == 0) continue;
+      begin_job(a);
+      send_job(a, {});
+    }
+    Job own = job_;
+    own.host = own_.host;
+    own.local_ranks = own_.local_ranks;
+    local_.start(own, [] { return true; });
+  } catch (...) {
+    failure_ = start_failure_of(std::current_exception(), job_.options.command.front());
+  }
+}
+
+// ---- what Ranks has
+
+std::vector<RankEnd> JoinedGroup::reap() {
+  for (auto& c : listener_.advance()) adopt(std::move(c.stream), c.address, AgentListener::time_to_prove);
+  auto ends = AgentGroup::reap();
+  drop_lost();
+  if (is_joining_) wait_for_hosts();
+  for (RankEnd& end : local_.reap()) {
+    end.host = own_.host;
+    ends.push_back(end);
+  }
+  return ends;
+}
+
+void JoinedGroup::end(int status, const std::string& line) {
+  WireWriter writer;
+  writer(status, line);
+  for (Agent& a : agents_)
+    if (std::ranges::count(refused_, &a) == 0) a.stream.send(Frame::Kind::end, writer.bytes);
+  // Until they have closed their connections: to close this end first might take the last frame from them.
+  for (const auto until = Deadline::after(time_to_leave); !until.expired();) {
+    std::vector<pollfd> wait;
+    bool any = false;
+    for (Agent& a : agents_) {
+      a.stream.flush();
+      a.stream.receive();
+      a.stream.append_descriptors(wait);
+      any = any || !a.stream.ended();
+    }
+    if (!any) return;
+    ::poll(wait.data(), wait.size(), until.poll_ms(1000));
+  }
+}
+
+void JoinedGroup::append_descriptors(std::vector<pollfd>& wait) const {
+  AgentGroup::append_descriptors(wait);
+  local_.append_descriptors(wait);
+  listener_.append_descriptors(wait);
+}
+
+std::vector<std::string> JoinedGroup::messages() {
+  auto all = AgentGroup::messages();
+  for (std::string& line : local_.messages()) all.push_back(std::move(line));
+  return all;
+}
+
+std::vector<int> JoinedGroup::running() const {
+  auto all = local_.running();
+  for (const int r : AgentGroup::running()) all.push_back(r);
+  return all;
+}
+
+bool JoinedGroup::any_process_alive() const {
+  return is_joining_ || local_.any_process_alive() || AgentGroup::any_process_alive();
+}
+
+void JoinedGroup::signal_all(int signal) {
+  is_joining_ = false;
+  if (!is_started_) return;
+  local_.signal_all(signal);
+  AgentGroup::signal_all(signal);
+}
+
+bool JoinedGroup::signal_handlers(int signal) {
+  const bool any = local_.signal_handlers(signal), anywhere = AgentGroup::signal_handlers(signal);
+  return any || anywhere;
+}
+
+}  // namespace rz::rzrun

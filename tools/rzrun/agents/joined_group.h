@@ -1,0 +1,62 @@
+#pragma once
+/// The ranks of a job that the user starts on each host, at its node 0.
+
+#include "tools/rzrun/agents/agent_group.h"
+#include "tools/rzrun/agents/agent_sockets.h"
+#include "tools/rzrun/ranks/rank_group.h"
+
+namespace rz::rzrun {
+
+/// What this host sends, or compares with what others send.
+Joining joining_of(const Options&);
+
+/// The listeners of node 0, if this host is node 0; nothing if it is to join. It is if its --node-rank is 0,
+/// or has none and the endpoint is an address of this host whose port is free. Errors name address and flag.
+std::vector<UniqueFd> listen_as_node0(const Rendezvous&);
+
+/// Waits for hosts, starts the ranks of this one itself, and those of the others through their rzruns, which
+/// print what their ranks print. A host that comes later waits for a restart, if there can be one, or is
+/// refused.
+class JoinedGroup : public AgentGroup {
+ public:
+  JoinedGroup(const Options&, std::vector<UniqueFd> listeners, Console& out, Console& err);
+
+  void start(const Job&, const std::function<bool()>& go_on) override;
+  std::vector<RankEnd> reap() override;
+  std::string why_no_restart() const override;
+  int size() const override { return is_started_ ? job_.options.ranks : 0; }
+  void end(int status, const std::string& line) override;
+
+  void append_descriptors(std::vector<pollfd>&) const override;
+  void forward_output() override { local_.forward_output(); }
+  void finish_output() override { local_.finish_output(); }
+  std::vector<std::string> messages() override;
+  std::vector<int> running() const override;
+  bool any_process_alive() const override;
+  std::size_t leftovers() const override { return local_.leftovers() + AgentGroup::leftovers(); }
+  void signal_all(int signal) override;
+  bool signal_handlers(int signal) override;
+
+ private:
+  void join(Agent&) override;
+  void fail_all(Agent&, const std::string& why);
+  void refuse(Agent&, int status, const std::string& line);
+  std::vector<Joining> present() const;
+  void drop_lost();
+  void wait_for_hosts();
+  void start_ranks();
+  void choose_numbers();
+
+  const Options& options_;
+  const Rendezvous& rendezvous_;
+  const Joining own_;
+  RankGroup local_;
+  AgentListener listener_;
+  LastCall last_call_;
+  bool is_joining_ = false;  // the job waits for hosts
+  bool is_started_ = false;  // its ranks have been started once
+  Deadline join_until_, explain_at_;
+  std::vector<const Agent*> refused_;
+};
+
+}  // namespace rz::rzrun

@@ -1,0 +1,163 @@
+#include "tools/rzrun/agents/member.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+
+#include "comm/bootstrap/secret.h"
+#include "comm/core/error.h"
+#include "tools/rzrun/agents/agent.h"
+#include "tools/rzrun/agents/agent_sockets.h"
+#include "tools/rzrun/agents/connector.h"
+#include "tools/rzrun/agents/joined_group.h"
+#include "tools/rzrun/ranks/restart_policy.h"
+
+namespace rz::rzrun {
+namespace {
+
+/// After so long a line names what rzrun waits for.
+constexpr std::chrono::seconds time_to_explain{10};
+
+class Member : public Agent {
+ public:
+  Member(const Options& options, FrameStream stream, Console& out, Console& err, Console* own_err)
+      : Agent(block_signals(), std::move(stream), out, err),
+        options_(options),
+        node0_(net::join_host_port(options.rendezvous->host, options.rendezvous->port)),
+        out_(out),
+        err_(err),
+        own_err_(own_err) {
+    WireWriter join;
+    Joining joining = joining_of(options);
+    Joining::fields(join, joining);
+    stream_.send(Frame::Kind::join, join.bytes);
+  }
+
+  int status() const { return status_; }
+
+  /// Waits until the readers have accepted all output; a signal ends the wait, and a kill leaves none.
+  void deliver_output() {
+    while (!is_killed_ && (!out_.pending().empty() || (own_err_ && !own_err_->pending().empty()))) {
+      std::vector<pollfd> descriptors{{signals_.get(), POLLIN, 0}};
+      append_descriptors(descriptors);
+      if (::poll(descriptors.data(), descriptors.size(), -1) > 0 && descriptors[0].revents) return;
+      flush();
+    }
+  }
+
+ private:
+  Job job_of(const std::string& payload) override {
+    Variables variables;
+    Job job = unpack_job(payload, variables);
+    const Options sent = job.options;
+    job.options = options_;
+    job.options.ranks = sent.ranks;
+    job.options.max_restarts = sent.max_restarts;
+    require(job.local_ranks == options_.ranks, Errc::io, "a job of ", job.local_ranks,
+            " ranks for a host that has ", options_.ranks);
+    job.devices.clear();
+    return job;
+  }
+
+  void handle(const Frame& frame) override {
+    Agent::handle(frame);
+    WireReader reader(frame.payload);
+    if (frame.kind == Frame::Kind::message) print(frame.payload);
+    if (frame.kind != Frame::Kind::end) return;
+    std::string line;
+    reader(status_, line);
+    if (!line.empty()) print(line);
+    has_status_ = true;
+    end();
+  }
+
+  /// Node 0 ends the job; a second signal kills the ranks of this host.
+  void handle_signal(int s) override {
+    if (s == SIGUSR1 || s == SIGUSR2) {
+      if (is_active()) group_.signal_handlers(s);
+      return;
+    }
+    if (stopped_at_ && std::chrono::steady_clock::now() - *stopped_at_ < std::chrono::seconds(1)) return;
+    print(concat(
+        "SIG", sigabbrev_np(s),
+        stopped_at_ ? ": killing the ranks of this host" : ": ending the job (once more kills its ranks)"));
+    if (stopped_at_) {
+      kill();
+      end();
+    }
+    stopped_at_ = std::chrono::steady_clock::now();
+    if (!has_status_) status_ = 128 + s;
+    send_number(Frame::Kind::stop, s);
+  }
+
+  void lose(const std::string& why) override {
+    if (why.empty()) {
+      print("SIGKILL: killing the ranks of this host");
+      status_ = 128 + SIGKILL;
+      is_killed_ = true;
+    }
+    if (has_status_ || is_killed_) return;
+    print(concat("node 0 at ", node0_, " is lost: ", why));
+    if (!stopped_at_) status_ = 255;
+  }
+
+  void forward_output(bool) override { flush(); }
+  void flush() {
+    out_.flush();
+    if (own_err_) own_err_->flush();
+  }
+  void append_descriptors(std::vector<pollfd>& wait) override {
+    wait.push_back({out_.fd(), POLLOUT, 0});
+    if (own_err_) wait.push_back({own_err_->fd(), POLLOUT, 0});
+  }
+  void print(const std::string& line) override {
+    err_.write("rzrun: " + line + "\n");
+    err_.flush();
+  }
+
+  const Options& options_;
+  const std::string node0_;
+  Console &out_, &err_;
+  Console* own_err_;  // null: err_ is out_
+  int status_ = 255;
+  bool has_status_ = false, is_killed_ = false;
+  std::optional<std::chrono::steady_clock::time_point> stopped_at_;
+};
+
+FrameStream join(const Rendezvous& r) {
+  const std::string where = net::join_host_port(r.host, r.port);
+  const Deadline deadline = Deadline::after(r.join_timeout), explain = Deadline::after(time_to_explain);
+  bool is_explained = false;
+  try {
+    return connect_to_rzrun({r.host, r.port}, process_secret(), deadline, [&](const std::string& why) {
+      if (is_explained || !explain.expired()) return;
+      is_explained = true;
+      std::fprintf(stderr, "rzrun: waiting for node 0 at %s (%s); it has %s to start\n", where.c_str(),
+                   why.c_str(),
+                   seconds(std::chrono::ceil<std::chrono::seconds>(deadline.remaining())).c_str());
+    });
+  } catch (const Error& e) {
+    if (e.code() != Errc::rendezvous) throw;
+    fail(Errc::rendezvous, "node 0 has not started within ", seconds(r.join_timeout), ": no rzrun at ", where,
+         " (", e.what(),
+         "); is rzrun running on that host with the same endpoint, and is the port open? join_timeout of "
+         "--rdzv-conf is the time to wait");
+  }
+}
+
+}  // namespace
+
+int run_member(const Options& options) {
+  FrameStream stream = join(*options.rendezvous);
+  Console out{STDOUT_FILENO};
+  std::optional<Console> own_err;
+  if (!is_same_stream(STDOUT_FILENO, STDERR_FILENO)) own_err.emplace(STDERR_FILENO);
+  Member member(options, std::move(stream), out, own_err ? *own_err : out, own_err ? &*own_err : nullptr);
+  member.run();
+  member.deliver_output();
+  return member.status();
+}
+
+}  // namespace rz::rzrun

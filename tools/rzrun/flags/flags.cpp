@@ -1,0 +1,182 @@
+#include <algorithm>
+
+#include "comm/core/error.h"
+#include "comm/core/text.h"
+#include "tools/command_line/command_line.h"
+#include "tools/rzrun/flags/accelerate_flags.h"
+#include "tools/rzrun/flags/host_flags.h"
+#include "tools/rzrun/flags/options.h"
+#include "tools/rzrun/flags/program_flags.h"
+#include "tools/rzrun/flags/torchrun_flags.h"
+
+namespace rz::rzrun {
+namespace {
+
+constexpr const char* description =
+    "rzrun -n N [OPTIONS] PROGRAM [ARGS…]\n"
+    "rzrun --hostfile FILE [OPTIONS] PROGRAM [ARGS…]\n"
+    "rzrun --nnodes N --rdzv-endpoint HOST:PORT [OPTIONS] PROGRAM [ARGS…]    (on each host)\n"
+    "\n"
+    "Starts N ranks of PROGRAM on this machine, or a rank for each slot of several, with the environment\n"
+    "variables of torchrun, and ends all of them when one fails. All words after PROGRAM are its arguments.\n"
+    "\n"
+    "  rzrun -n 2 all_reduce_perf -b 8 -e 64M -f 2\n"
+    "  rzrun -n 4 --prefix train_lm --model config.json --config ds.json --data .\n"
+    "  rzrun -n 4 --log-dir logs --tee ./my_program\n"
+    "  rzrun --hostfile hosts --include worker-0@worker-1:0,2 ./my_program";
+
+constexpr const char* footer =
+    R"(Each rank gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the other
+variables of torchrun; RZ_LAUNCH, an identifier that is unique to this start of the ranks;
+OMP_NUM_THREADS=1 if there are several ranks and it is not set; and, if it is not set, RZ_WAIT_REPORT_S=10:
+ringzero then prints calls that have waited for 10 s, with the ranks that are missing. Rank 0 keeps the standard input unless
+that is a terminal; the other ranks read /dev/null.
+
+Each rank has a TORCHELASTIC_ERROR_FILE, beside its log files if there are any. A program may write the
+reason of its end into it, as torch's @record does; rzrun writes that of a signal. The last line of rzrun is
+the first failure with this reason, or that of the rank that it blames.
+
+When a rank fails, rzrun prints on standard error which rank failed first, and how. If it exited, the
+others have 1 s to print errors of their own, and 3 s after status 2 (wrong input), which one rank often
+explains for all. Then they and their child processes get SIGTERM and, after the grace period, SIGKILL.
+
+With --prefix or --tee no output is lost, however slowly it is read: ranks that print faster wait. Only
+after a signal that ends the job is output dropped that nobody reads, which is reported with its size.
+
+With --max-restarts K all ranks are then started again, up to K times, as torchrun does. The restarted
+ranks get a new RZ_LAUNCH, a free MASTER_PORT unless --master-port is set, the same TORCHELASTIC_RUN_ID,
+and the number of restarts as TORCHELASTIC_RESTART_COUNT (of TORCHELASTIC_MAX_RESTARTS). They write log
+files to <log-dir>/restart<K>, and read the standard input from where rank 0 left it. A group that fails
+within 10 s is restarted after 0.1 s; that pause doubles, up to 10 s, until a group lives longer. There
+is no restart after status 2 (wrong input), 126 or 127 (the program cannot be executed), 130 or 143 (a
+rank handled SIGINT or SIGTERM and ended), nor after a signal to rzrun.
+
+SIGTERM, SIGINT (Ctrl-C), SIGHUP or SIGQUIT to rzrun ends the job: the ranks get SIGTERM, then SIGKILL as
+above; another such signal, more than a second after the first, kills them at once. SIGUSR1 and SIGUSR2
+are forwarded to the processes of the ranks that have a handler for them, each at most once a second.
+Programs on ringzero's engine save at SIGUSR1, and save and end at SIGTERM. rzrun has a child, rz-supervisor;
+SIGKILL of either of both kills all processes that the ranks have started.
+
+With --hostfile an agent starts the ranks of each host: `rzrun --agent`, through ssh, which must need no
+password. Program, arguments and variables go through that connection, not on a command line; ranks get the
+variables of rzrun except those of a login or a machine (HOME, TMPDIR, SSH_…). The program, rzrun and the
+working folder have the same paths on all hosts. Lines are printed with "[host:rank] " before them; log
+files are each host's own; no rank reads the standard input. A rank is numbered by the order of the
+hostfile; slots that a filter chooses are its host's CUDA_VISIBLE_DEVICES. A host whose connection ends, or
+which is silent for 10 s, is lost: the others end, and there is no restart. Agents that lose rzrun end
+their ranks in the same way. On more than a few hosts use --nnodes, mpirun or srun.
+
+With --nnodes rzrun is started on each host, as torchrun is, and needs no ssh. Node 0 (--node-rank 0, or the
+host that has the address of --rdzv-endpoint) listens; the others wait for it up to join_timeout of
+--rdzv-conf, 600 s. Both ends prove the secret of RZ_SECRET, RZ_SECRET_FILE or ~/.config/ringzero/secret. Each
+host prints what its own ranks print, and has its own arguments, folder and variables; --nnodes, --rdzv-id and
+the program must be equal. The exit status of all is that of the job. With MIN:MAX the job starts when MAX hosts
+have come, or last_call_timeout (30 s) after MIN; with --max-restarts a host that is lost leaves the others to
+start again if they are MIN or more, and one that comes late takes part after the next restart. A lost node 0
+ends the job.
+
+A PROGRAM that ends in .py and is not executable, or has no "#!", runs as `python3 -u PROGRAM`, as with
+torchrun; PYTHON_EXEC is another interpreter. No --local_rank is added unless --local_rank is given: programs
+find LOCAL_RANK. All ranks get the variables of ~/.deepspeed_env and then ./.deepspeed_env, lines NAME=VALUE,
+and those of -x; the last one holds, also over rzrun's own environment. DS_ENV_FILE is another name or path,
+and no file if empty. rzrun's variables such as RANK are refused there, as is a file that every user may write
+or, without DS_ENV_FILE, that belongs to another user. Also accepted, as in DeepSpeed: --no_local_rank and
+--no_ssh_check (no effect), --bind_cores_to_rank (--bind core), --enable_each_rank_log DIR (--log-dir DIR).
+
+With --config_file FILE ranks, hosts and devices are those of Accelerate's file, and its deepspeed_config,
+fsdp_config, parallelism_config and mixed_precision become a DeepSpeed configuration in RZ_CONFIG, which
+programs on ringzero's engine read if they have no other; the path of deepspeed_config_file is handed on as it
+is. num_processes counts the ranks of all num_machines, which divide it; with several machines rzrun is started
+on each, or, with deepspeed_hostfile, on one. Every key that Accelerate writes is known: an error names file,
+line and remedy. Flags of `accelerate launch` set the same keys, and win over the file, as do rzrun's own; -x
+and .deepspeed_env win over RZ_CONFIG. --dry-run prints it.
+
+Exit status: 0 if every rank exited with 0; else that of the rank that failed first, after the last
+restart, 128 + the signal's number if a signal ended it or rzrun; 255 if a host is lost; 2 for a wrong command
+line; 126 or 127 if the program cannot be started.)";
+
+/// Options whose text differs from their type in Options.
+struct RawOptions {
+  std::string bind = "core";
+  double grace_s = 30;
+};
+
+void add_flags(CommandLine& line, Options& o, RawOptions& w) {
+  line.add_option("-n,--ranks", o.ranks, "Ranks to start").type_name("N");
+  line.add_option(
+          "--bind", w.bind,
+          "core (default): bind each rank to whole cores, or several ranks to one core; none: no binding")
+      .one_of({"core", "none"})
+      .type_name("core|none");
+  line.add_flag("--prefix", o.prefix, "Print whole lines, each prefixed with \"[rank] \"");
+  line.add_option("--log-dir,--log_dir", o.log_dir,
+                  "Write rank<R>.stdout and rank<R>.stderr there instead of the console")
+      .type_name("DIR");
+  line.add_flag("--tee", o.tee, "With --log-dir: also print to the console");
+  line.add_option("--grace", w.grace_s,
+                  "Between SIGTERM and SIGKILL, for ranks that save before they end; default 30")
+      .within(0.0, 86400.0)
+      .type_name("SECONDS");
+  line.add_option("--max-restarts,--max_restarts", o.max_restarts,
+                  "Start all ranks again after a failure, at most K times; default 0")
+      .within(0, 1000000)
+      .type_name("K");
+  line.add_option("--master-port,--master_port", o.master_port, "MASTER_PORT; default: a free one")
+      .within(1, 65535)
+      .type_name("PORT");
+}
+
+void check(const Options& o) {
+  require(o.ranks != 0, Errc::config, "how many ranks? Give -n N, or --hostfile FILE; see --help");
+  require(!o.command.empty(), Errc::config, "no program to start; try: rzrun -n ", o.ranks,
+          " PROGRAM [ARGS…]");
+  require(!o.tee || !o.log_dir.empty(), Errc::config, "--tee needs --log-dir DIR");
+  require(!o.prefix || o.to_console(), Errc::config,
+          "--prefix with --log-dir needs --tee: nothing is printed");
+}
+
+}  // namespace
+
+std::string nodes_text(int min_nodes, int max_nodes) {
+  return min_nodes == max_nodes ? concat(min_nodes) : concat(min_nodes, ':', max_nodes);
+}
+
+ParsedOptions parse_options(int argc, const char* const* argv) {
+  ParsedOptions parsed;
+  Options& o = parsed.options;
+  RawOptions raw;
+  HostFlags host_flags;
+  TorchrunFlags torchrun_flags;
+  ProgramFlags program_flags;
+  AccelerateFlags accelerate_flags;
+  if (argc == 2 && std::string_view(argv[1]) == "--agent") {
+    o.agent = true;
+    return parsed;
+  }
+  CommandLine line(description, "rzrun", footer);
+  line.allow_trailing_command();
+  add_flags(line, o, raw);
+  add_host_flags(line, o, host_flags);
+  add_torchrun_flags(line, o, torchrun_flags);
+  add_program_flags(line, program_flags, host_flags);
+  add_accelerate_flags(line, accelerate_flags);
+  const auto words = take_tee(line, {argv, argv + argc}, torchrun_flags);
+  std::vector<const char*> arguments;
+  for (const std::string& word : words) arguments.push_back(word.c_str());
+  parsed.help = line.parse(static_cast<int>(arguments.size()), arguments.data());
+  if (!parsed.help.empty()) return parsed;
+  o.command = line.remaining();
+  o.bind = raw.bind == "core";
+  o.grace = std::chrono::milliseconds(static_cast<long>(raw.grace_s * 1e3));
+  require(!line.is_set("-n") || o.ranks >= 1, Errc::config, "-n must be at least 1, not ", o.ranks);
+  apply_deepspeed_flags(line, program_flags, o);
+  apply_accelerate_flags(line, accelerate_flags, o, torchrun_flags, host_flags);
+  apply_torchrun_flags(line, torchrun_flags, o);
+  if (!o.rendezvous) apply_host_flags(line, host_flags, o);
+  apply_devices(accelerate_flags, o);
+  check(o);
+  apply_program_flags(program_flags, o);
+  return parsed;
+}
+
+}  // namespace rz::rzrun

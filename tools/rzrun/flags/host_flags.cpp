@@ -1,0 +1,184 @@
+#include "tools/rzrun/flags/host_flags.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <numeric>
+
+#include "comm/core/error.h"
+
+namespace rz::rzrun {
+namespace {
+
+using hosts::Host;
+
+std::string in_quotes(const std::string& path) {
+  std::string text = "'";
+  for (const char c : path) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return text + "'";
+}
+
+Host of_all_slots(const std::string& name) {
+  Host all{name, std::vector<int>(hosts::max_slots), false};
+  std::iota(all.slots.begin(), all.slots.end(), 0);
+  return all;
+}
+
+/// The slots of this host that --include names without a hostfile: any, since no file limits them.
+std::vector<Host> of_this_host(const std::string& filter) {
+  const std::string name = filter.substr(0, filter.find_first_of(":@"));
+  require(hosts::is_this_host(name), Errc::config, "--include ", filter, ": '", name,
+          "' is another host; name it and its slots in a --hostfile");
+  require(filter.find(':') != std::string::npos, Errc::config, "--include ", filter,
+          ": without --hostfile write ", name, ":SLOT,SLOT…, or -n N");
+  return hosts::include({of_all_slots(name)}, filter);
+}
+
+void check_flags(const CommandLine& line, const HostFlags& f, const Options& o) {
+  const bool filtered = line.is_set("--include") || line.is_set("--exclude"),
+             counted = line.is_set("--num_nodes") || line.is_set("--num_gpus");
+  require(!line.is_set("--include") || !line.is_set("--exclude"), Errc::config,
+          "--include and --exclude exclude each other; give one");
+  require(!filtered || !counted, Errc::config, line.is_set("--include") ? "--include" : "--exclude", " and ",
+          line.is_set("--num_nodes") ? "--num_nodes" : "--num_gpus", " exclude each other; give one");
+  require(
+      !line.is_set("-n") || !line.is_set("--num_gpus"), Errc::config,
+      "-n and --num_gpus exclude each other; -n N counts the ranks of all hosts, --num_gpus K those of each");
+  if (!f.hostfile.empty()) return;
+  require(!line.is_set("--exclude"), Errc::config, "--exclude needs --hostfile FILE");
+  require(f.num_nodes <= 1, Errc::config, "--num_nodes ", f.num_nodes, " needs --hostfile FILE");
+  for (const auto& [is_set, name] : {std::pair(!o.rsh.empty(), "--rsh"),
+                                     {o.ssh_port != 0, "--ssh_port"},
+                                     {!o.launcher_args.empty(), "--launcher_args"}})
+    require(!is_set, Errc::config, name, " needs --hostfile FILE: one host needs no connection");
+}
+
+/// The first slots of the hosts that hold so many ranks.
+std::vector<Host> of_ranks(std::vector<Host> all, int ranks) {
+  std::size_t slots = 0;
+  for (const Host& h : all) slots += h.slots.size();
+  require(ranks >= 1 && static_cast<std::size_t>(ranks) <= slots, Errc::config, "-n ", ranks,
+          ": the hosts have ", slots, " slots");
+  std::size_t left = static_cast<std::size_t>(ranks);
+  for (Host& h : all) {
+    h.slots.resize(std::min(h.slots.size(), left));
+    left -= h.slots.size();
+  }
+  std::erase_if(all, [](const Host& h) { return h.slots.empty(); });
+  return all;
+}
+
+std::string ranks_text(int first, std::size_t count) {
+  return count == 1 ? concat("rank ", first)
+                    : concat("ranks ", first, " to ", first + static_cast<int>(count) - 1);
+}
+
+/// Hosts that torchrun's flags name.
+std::string describe_rendezvous(const Rendezvous& r) {
+  return concat(nodes_text(r.min_nodes, r.max_nodes), r.max_nodes == 1 ? " host" : " hosts", "; this is ",
+                r.node_rank < 0 ? "numbered by its arrival" : concat("number ", r.node_rank),
+                "; number 0 listens at ", r.host, ":", r.port, "\n");
+}
+
+std::string join(const std::vector<std::string>& words) {
+  std::string text;
+  for (const auto& w : words) text += (text.empty() ? "" : " ") + w;
+  return text;
+}
+
+}  // namespace
+
+void add_host_flags(CommandLine& line, Options& o, HostFlags& f) {
+  const std::string heading = "Several hosts";
+  line.add_option("-H,--hostfile", f.hostfile, "Hosts, one a line: NAME slots=N; a rank for each slot")
+      .type_name("FILE")
+      .group(heading);
+  line.add_option("-i,--include", f.include, "These alone; slots are devices: NAME[:SLOT,…][@NAME…]")
+      .type_name("FILTER")
+      .group(heading);
+  line.add_option("-e,--exclude", f.exclude, "All but these").type_name("FILTER").group(heading);
+  line.add_option("--num_nodes,--num-nodes", f.num_nodes, "The first N hosts")
+      .within(1, hosts::max_nodes)
+      .type_name("N")
+      .group(heading);
+  line.add_option("--num_gpus,--num-gpus,--num_accelerators,--num-accelerators", f.num_gpus,
+                  "The first K slots of each; without --hostfile: -n K")
+      .within(1, hosts::max_slots)
+      .type_name("K")
+      .group(heading);
+  line.add_option("--ssh_port,--ssh-port", o.ssh_port, "ssh's port; default: its own")
+      .within(1, 65535)
+      .type_name("PORT")
+      .group(heading);
+  line.add_option("--rsh", o.rsh, "Instead of ssh; it gets the host, and a command for a shell there")
+      .type_name("COMMAND")
+      .group(heading);
+  line.add_option("--master-addr,--master_addr", o.master_addr,
+                  "MASTER_ADDR; default: an address of the first host in a network of the others")
+      .type_name("ADDRESS")
+      .group(heading);
+  line.add_flag("--dry-run", o.dry_run, "Print what would run where, and start nothing");
+}
+
+void apply_host_flags(const CommandLine& line, const HostFlags& f, Options& o) {
+  check_flags(line, f, o);
+  if (f.hostfile.empty() && f.include.empty()) {
+    if (f.num_gpus) o.ranks = f.num_gpus;
+    if (f.force_multi && o.ranks > 0) o.nodes = of_ranks({of_all_slots("localhost")}, o.ranks);
+    return;
+  }
+  auto all = f.hostfile.empty() ? of_this_host(f.include) : hosts::read_hostfile(f.hostfile);
+  if (!f.hostfile.empty() && (line.is_set("--include") || !f.include.empty()))
+    all = hosts::include(all, f.include);
+  if (line.is_set("--exclude") || !f.exclude.empty()) all = hosts::exclude(all, f.exclude);
+  if (f.num_nodes) all = hosts::first_nodes(std::move(all), f.num_nodes);
+  if (f.num_gpus) all = hosts::first_slots(std::move(all), f.num_gpus);
+  if (line.is_set("-n")) all = of_ranks(std::move(all), o.ranks);
+  o.ranks = 0;
+  for (const Host& h : all) o.ranks += static_cast<int>(h.slots.size());
+  if (!f.force_multi && all.size() == 1 && hosts::is_this_host(all.front().name)) {
+    if (all.front().filtered) o.devices = all.front().slots;
+    return;
+  }
+  o.nodes = std::move(all);
+}
+
+std::vector<std::string> agent_command(const Options& o, const std::string& host) {
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe");
+  if (hosts::is_this_host(host)) return {self, "--agent"};
+  std::vector<std::string> words;
+  for (const auto word : words_of(o.rsh)) words.emplace_back(word);
+  if (words.empty()) {
+    words = {"ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5"};
+    if (o.ssh_port) words.insert(words.end(), {"-p", concat(o.ssh_port)});
+  }
+  for (const auto word : words_of(o.launcher_args)) words.emplace_back(word);
+  words.push_back(host);
+  words.push_back(
+      concat("cd ", in_quotes(std::filesystem::current_path()), " && exec ", in_quotes(self), " --agent"));
+  return words;
+}
+
+std::string describe_plan(const Options& o) {
+  std::vector<Host> all = o.nodes;
+  if (all.empty()) all = {{"this host", std::vector<int>(static_cast<std::size_t>(o.ranks)), false}};
+  if (!o.devices.empty()) all.front() = {"this host", o.devices, true};
+  std::string text = concat(o.ranks, o.ranks == 1 ? " rank" : " ranks", o.rendezvous ? " on this host" : "",
+                            " of: ", join(o.command), "\n");
+  if (o.rendezvous) text += describe_rendezvous(*o.rendezvous);
+  int first = 0;
+  for (const Host& h : all) {
+    const std::size_t count = o.nodes.empty() ? static_cast<std::size_t>(o.ranks) : h.slots.size();
+    text += concat(h.name, ": ",
+                   o.rendezvous ? concat(count, count == 1 ? " rank" : " ranks") : ranks_text(first, count));
+    first += static_cast<int>(count);
+    std::string devices;
+    for (const int s : h.slots) devices += concat(devices.empty() ? "" : ",", s);
+    if (h.filtered) text += concat("; CUDA_VISIBLE_DEVICES=", devices);
+    if (!o.nodes.empty()) text += concat("; agent: ", join(agent_command(o, h.name)));
+    text += "\n";
+  }
+  for (const std::string& line : o.plan) text += line + "\n";
+  return text;
+}
+
+}  // namespace rz::rzrun

@@ -1,0 +1,29 @@
+#pragma once
+/// The flags of rzrun that name hosts and their slots, with DeepSpeed's names and grammar.
+
+#include <optional>
+#include <string>
+
+#include "tools/rzrun/flags/options.h"
+
+namespace rz::rzrun {
+
+struct HostFlags {
+  std::string hostfile, include, exclude;
+  int num_nodes = 0, num_gpus = 0;
+  bool force_multi = false;  ///< an agent also for this host alone
+};
+
+void add_host_flags(CommandLine&, Options&, HostFlags&);
+
+/// Sets the hosts, the number of ranks, and the devices. -n N, if it was given, are the first N slots.
+/// Errors are Errc::config.
+void apply_host_flags(const CommandLine&, const HostFlags&, Options&);
+
+/// What would run where, as --dry-run prints it.
+std::string describe_plan(const Options&);
+
+/// The words that start the agent of a host: through ssh or the command of --rsh, or without on this host.
+std::vector<std::string> agent_command(const Options&, const std::string& host);
+
+}  // namespace rz::rzrun

@@ -1,0 +1,69 @@
+#pragma once
+/// The command line of rzrun.
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tools/command_line/command_line.h"
+#include "tools/rzrun/hosts/hosts.h"
+
+namespace rz::rzrun {
+
+/// The hosts of a job, as torchrun's flags describe them.
+struct Rendezvous {
+  int min_nodes = 1, max_nodes = 1;
+  int node_rank = -1;  ///< of this host; -1: 0 if the endpoint is its address, else by arrival
+  std::string host;    ///< the endpoint, where node 0 listens
+  int port = 0;
+  std::string local_address;    ///< of node 0: where it listens instead, and MASTER_ADDR; or empty
+  std::string id = "none";      ///< --rdzv-id
+  std::optional<bool> is_host;  ///< is_host of --rdzv-conf
+  std::chrono::seconds join_timeout{600}, last_call{30};
+};
+
+/// --nnodes: "2" or "2:4".
+std::string nodes_text(int min_nodes, int max_nodes);
+
+/// Names and values of environment variables.
+using Variables = std::vector<std::pair<std::string, std::string>>;
+
+struct Options {
+  int ranks = 0;                     ///< of all hosts
+  std::vector<std::string> command;  ///< the program and its arguments
+  bool bind = true;                  ///< bind each rank to its own cores
+  bool prefix = false;               ///< print "[rank] " before every line
+  std::string log_dir;               ///< one file per rank and stream; empty: no log files
+  bool tee = false;                  ///< write to log files and the console
+  std::chrono::milliseconds grace{30000};
+  int max_restarts = 0;
+  int master_port = 0;      ///< 0: any free port
+  std::string master_addr;  ///< empty: an address of the first host that the others have a route to
+
+  std::vector<hosts::Host> nodes;  ///< several, or one that is not this host; empty: this host alone
+  std::vector<int> devices;        ///< of this host alone: for CUDA_VISIBLE_DEVICES
+  std::string run_id;              ///< TORCHELASTIC_RUN_ID; empty: a random one
+  std::string role = "default";    ///< ROLE_NAME of the ranks
+  std::optional<Rendezvous>
+      rendezvous;   ///< several hosts, at each of which rzrun is started; `ranks` are those of this host
+  std::string rsh;  ///< a command instead of ssh
+  std::string launcher_args;  ///< more words for ssh
+  int ssh_port = 0;           ///< 0: ssh's own
+  bool dry_run = false;
+  Variables variables;             ///< of the ranks; of equal names the last
+  int local_rank_at = 0;           ///< where --local_rank=R is added to the command; 0: it is not
+  std::vector<std::string> notes;  ///< lines for standard error, at the start
+  std::vector<std::string> plan;   ///< lines for --dry-run
+  bool agent = false;              ///< runs the ranks of one host, for another rzrun
+
+  bool to_console() const { return log_dir.empty() || tee; }
+};
+
+using ParsedOptions = Parsed<Options>;
+
+/// Errors are Errc::config, in one line.
+ParsedOptions parse_options(int argc, const char* const* argv);
+
+}  // namespace rz::rzrun

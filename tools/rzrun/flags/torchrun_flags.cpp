@@ -1,0 +1,264 @@
+#include "tools/rzrun/flags/torchrun_flags.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+
+#include "comm/core/error.h"
+#include "comm/device/cuda_runtime.h"
+#include "comm/net/socket.h"
+
+namespace rz::rzrun {
+namespace {
+
+/// torchrun's default ports, of its backends c10d and static.
+constexpr int c10d_port = 29400, static_port = 29500;
+
+int processors() {
+  cpu_set_t set;
+  return ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+int number(const std::string& text, const std::string& where, int min, int max) {
+  const auto n = parse_number<int>(text);
+  require(n && *n >= min && *n <= max, Errc::config, where, " ", hosts::quoted(text),
+          ": a whole number from ", min, " to ", max, " is needed");
+  return *n;
+}
+
+using accelerate::Setting;
+
+/// The value of a flag, of a file in its place, or of its variable.
+Setting setting(const CommandLine& line, const TorchrunFlags& f, const std::string& flag,
+                const std::string& value, bool with_variables) {
+  if (line.is_set(flag)) return {value, flag};
+  if (const auto found = f.of_file.find(flag); found != f.of_file.end()) return found->second;
+  std::string name = "PET_";
+  for (const char c : flag.substr(2))
+    name += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  const char* text = std::getenv(name.c_str());
+  return {text && with_variables ? text : "", name};
+}
+
+bool is_true(const std::string& text, const std::string& where) {
+  for (const char* word : {"1", "true", "True", "yes"})
+    if (text == word) return true;
+  for (const char* word : {"0", "false", "False", "no"})
+    if (text == word) return false;
+  fail(Errc::config, where, " ", hosts::quoted(text), ": true or false is needed");
+}
+
+void check_backend(const Setting& backend) {
+  if (!backend.is_set() || backend.value == "c10d" || backend.value == "static") return;
+  require(
+      !backend.value.starts_with("etcd"), Errc::config, backend.where, " ", backend.value,
+      " is not supported, nor is a server needed: give --rdzv-backend c10d, and --rdzv-endpoint HOST:PORT of "
+      "one of the hosts");
+  fail(Errc::config, backend.where, " ", hosts::quoted(backend.value), ": c10d or static is needed");
+}
+
+/// "HOST:PORT", or "HOST" with this port.
+net::HostPort endpoint(const Setting& text, int default_port) {
+  try {
+    const bool has_port = text.value.find(':') != std::string::npos;
+    net::HostPort where =
+        has_port ? net::parse_host_port(text.value) : net::HostPort{text.value, default_port};
+    require(where.port != 0, Errc::config, "port 0 is no port that other hosts know");
+    return where;
+  } catch (const Error& e) {
+    fail(Errc::config, text.where, ": ", e.what());
+  }
+}
+
+/// What torchrun's --redirects and --tee request: both streams of all ranks, or nothing.
+bool both_streams(const Setting& what) {
+  if (!what.is_set() || what.value == "0") return false;
+  require(what.value == "3", Errc::config, what.where, " ", hosts::quoted(what.value),
+          ": rzrun writes both streams of all ranks; give 3, and see --log-dir");
+  return true;
+}
+
+/// "3", "0:1,1:2": what torchrun accepts as a selection of streams.
+bool selects_streams(const std::string& text) {
+  return !text.empty() && std::isdigit(static_cast<unsigned char>(text.front())) &&
+         text.find_first_not_of("0123456789:,") == std::string::npos;
+}
+
+void apply_logs(const CommandLine& line, const TorchrunFlags& f, Options& o, bool with_variables) {
+  const bool redirects = both_streams(setting(line, f, "--redirects", f.redirects, with_variables));
+  if (const Setting tee{f.tee, "--tee"}; tee.is_set()) {
+    o.tee = false;
+    // Without a folder only the lines with ranks before them are of use.
+    if (both_streams(tee)) (o.log_dir.empty() ? o.prefix : o.tee) = true;
+  }
+  require(!redirects || !o.log_dir.empty(), Errc::config, "--redirects needs --log-dir DIR");
+}
+
+void check_conflicts(const CommandLine& line, const std::vector<Setting>& settings) {
+  for (const Setting& s : settings) {
+    if (!s.is_set()) continue;
+    for (const char* flag : {"--hostfile", "--include", "--exclude", "--num_nodes", "--num_gpus"})
+      require(!line.is_set(flag), Errc::config, flag, " and ", s.where,
+              " exclude each other: with --hostfile rzrun starts the ranks of all hosts, with torchrun's "
+              "flags it is "
+              "started on each of them");
+    require(!line.is_set("-n"), Errc::config, "-n and ", s.where,
+            " exclude each other: -n N counts the ranks of all hosts, --nproc-per-node K those of this one");
+  }
+}
+
+/// Where node 0 listens.
+net::HostPort address_of_node0(const CommandLine& line, const TorchrunFlags& f, const Options& o,
+                               const Setting& given, const Setting& backend, const Setting& nnodes,
+                               bool with_variables) {
+  const Setting address = setting(line, f, "--master-addr", o.master_addr, with_variables),
+                port = setting(line, f, "--master-port", concat(o.master_port), with_variables);
+  const int p = port.is_set() ? number(port.value, port.where, 1, 65535) : static_port;
+  if (given.is_set()) {
+    const net::HostPort where = endpoint(given, backend.value == "static" ? p : c10d_port);
+    require(!address.is_set() || address.value == where.host, Errc::config, given.where, " and ",
+            address.where, " name two hosts, ", where.host, " and ", address.value, "; give one");
+    return where;
+  }
+  require(address.is_set(), Errc::config, nnodes.where, " ", nnodes.value,
+          ": where is node 0? Give --rdzv-endpoint HOST:PORT, or --master-addr HOST and --node-rank R, on "
+          "all hosts");
+  return {address.value, p};
+}
+
+}  // namespace
+
+std::pair<int, int> parse_nnodes(const std::string& text, const std::string& where) {
+  const auto colon = text.find(':');
+  const auto min = parse_number<int>(text.substr(0, colon)),
+             max = colon == std::string::npos ? min : parse_number<int>(text.substr(colon + 1));
+  require(min && max && *min >= 1 && *max >= *min && *max <= hosts::max_nodes, Errc::config, where, " ",
+          hosts::quoted(text), ": a number of hosts is needed, or MIN:MAX, from 1 to ", hosts::max_nodes);
+  return {*min, *max};
+}
+
+int parse_nproc(const std::string& text, const std::string& where, int devices, int cpus) {
+  if (text == "cpu" || (text == "auto" && devices == 0)) return cpus;
+  if (text == "gpu" || text == "auto") {
+    require(devices > 0, Errc::config, where, " gpu: this host has no CUDA device");
+    return devices;
+  }
+  const auto n = parse_number<int>(text);
+  require(n && *n >= 1 && *n <= hosts::max_slots, Errc::config, where, " ", hosts::quoted(text),
+          ": a number from 1 to ", hosts::max_slots, ", auto, gpu or cpu is needed");
+  return *n;
+}
+
+void parse_rdzv_conf(const std::string& text, const std::string& where, Rendezvous& r) {
+  static constexpr std::string_view no_effect[] = {"read_timeout",        "close_timeout",
+                                                   "heartbeat_timeout",   "heartbeat",
+                                                   "keep_alive_interval", "keep_alive_max_attempt",
+                                                   "store_type",          "use_libuv",
+                                                   "use_agent_store",     "rank"};
+  for (const std::string& part : split_at_commas(text)) {
+    const auto equals = part.find('=');
+    require(equals != std::string::npos && equals > 0 && equals + 1 < part.size(), Errc::config, where, " ",
+            hosts::quoted(part), ": KEY=VALUE,KEY=VALUE is needed");
+    const std::string key = part.substr(0, equals), value = part.substr(equals + 1), at = where + " " + key;
+    if (key == "timeout" || key == "join_timeout")
+      r.join_timeout = std::chrono::seconds(number(value, at, 1, 1000000));
+    else if (key == "last_call_timeout")
+      r.last_call = std::chrono::seconds(number(value, at, 0, 1000000));
+    else if (key == "is_host")
+      r.is_host = is_true(value, at);
+    else
+      require(std::ranges::count(no_effect, key) > 0, Errc::config, where, ": unknown key ",
+              hosts::quoted(key), "; there are join_timeout (or timeout), last_call_timeout and is_host");
+  }
+}
+
+void add_torchrun_flags(CommandLine& line, Options& o, TorchrunFlags& f) {
+  const std::string heading = "rzrun on each host, as with torchrun";
+  const auto add = [&](const char* names, std::string& value, const char* what, const char* type) {
+    line.add_option(names, value, what).type_name(type).group(heading);
+  };
+  add("--nnodes", f.nnodes, "Hosts; with MIN:MAX as many of them as come", "N|MIN:MAX");
+  add("--node-rank,--node_rank", f.node_rank, "Number of this host; default: that of its arrival", "R");
+  add("--nproc-per-node,--nproc_per_node", f.nproc,
+      "Ranks of this host: a number, auto, gpu or cpu; default 1", "K");
+  add("--rdzv-endpoint,--rdzv_endpoint", f.rdzv_endpoint,
+      "Where node 0 listens; without --node-rank that is the "
+      "host which has the address",
+      "HOST[:PORT]");
+  add("--rdzv-id,--rdzv_id", f.rdzv_id, "Name of the job, equal on all hosts; TORCHELASTIC_RUN_ID", "ID");
+  add("--rdzv-backend,--rdzv_backend", f.rdzv_backend, "Both are the same here", "c10d|static");
+  add("--rdzv-conf,--rdzv_conf", f.rdzv_conf, "join_timeout=600, last_call_timeout=30 (seconds), is_host=1",
+      "KEY=VALUE,…");
+  add("--local-addr,--local_addr", f.local_addr, "At node 0: where it listens, and MASTER_ADDR", "ADDRESS");
+  line.add_flag("--standalone", f.standalone, "One host").group(heading);
+  add("--role", o.role, "ROLE_NAME", "NAME");
+  add("-r,--redirects", f.redirects, "3: --log-dir alone, as without; 0: nothing", "3|0");
+  add("--monitor-interval,--monitor_interval", f.monitor_interval,
+      "No effect: rzrun is woken by ends of ranks", "SECONDS");
+  add("--start-method,--start_method", f.start_method, "No effect: ranks are programs",
+      "spawn|fork|forkserver");
+}
+
+std::vector<std::string> take_tee(const CommandLine& line, std::vector<std::string> words, TorchrunFlags& f) {
+  std::vector<std::string> rest;
+  std::size_t i = 0;
+  for (; i < words.size() && (i == 0 || words[i].starts_with("-")); ++i) {
+    const std::string &word = words[i], flag = word.substr(0, word.find('='));
+    rest.push_back(word);
+    if (i == 0) continue;
+    if (flag == "--tee" || flag == "-t") {
+      rest.back() = "--tee";
+      if (flag != word)
+        f.tee = word.substr(flag.size() + 1);
+      else if (i + 1 < words.size() && selects_streams(words[i + 1]))
+        f.tee = words[++i];
+    } else if (flag == word && line.values_of(word).value_or(0) > 0 && i + 1 < words.size()) {
+      rest.push_back(words[++i]);
+    }
+  }
+  rest.insert(rest.end(), words.begin() + static_cast<std::ptrdiff_t>(i), words.end());
+  return rest;
+}
+
+void apply_torchrun_flags(const CommandLine& line, TorchrunFlags f, Options& o) {
+  // Variables are for a command line that does not choose ranks and hosts itself.
+  const bool chosen =
+      line.is_set("-n") || line.is_set("--hostfile") || line.is_set("--include") || line.is_set("--num_gpus");
+  const auto get = [&](const char* flag, const std::string& value) {
+    return setting(line, f, flag, value, !chosen);
+  };
+  const Setting nnodes = get("--nnodes", f.nnodes), node_rank = get("--node-rank", f.node_rank),
+                nproc = get("--nproc-per-node", f.nproc), backend = get("--rdzv-backend", f.rdzv_backend),
+                given = get("--rdzv-endpoint", f.rdzv_endpoint), id = get("--rdzv-id", f.rdzv_id),
+                conf = get("--rdzv-conf", f.rdzv_conf), local = get("--local-addr", f.local_addr),
+                standalone = get("--standalone", "1");
+  apply_logs(line, f, o, !chosen);
+  check_conflicts(line, {nnodes, node_rank, nproc, given, conf, local});
+  check_backend(backend);
+  const bool is_alone = standalone.is_set() && is_true(standalone.value, standalone.where);
+  if (id.is_set() && id.value != "none") o.run_id = id.value;
+  if (!nnodes.is_set() && !node_rank.is_set() && !nproc.is_set() && !given.is_set() && !is_alone) return;
+  if (!line.is_set("-n"))
+    o.ranks = nproc.is_set()
+                  ? parse_nproc(nproc.value, nproc.where,
+                                nproc.value == "auto" || nproc.value == "gpu" ? cuda::device_count() : 0,
+                                processors())
+                  : 1;
+  Rendezvous r;
+  if (nnodes.is_set()) std::tie(r.min_nodes, r.max_nodes) = parse_nnodes(nnodes.value, nnodes.where);
+  require(!is_alone || r.max_nodes == 1, Errc::config, "--standalone is for one host, and ", nnodes.where,
+          " is ", nnodes.value);
+  if (conf.is_set()) parse_rdzv_conf(conf.value, conf.where, r);
+  if (node_rank.is_set()) r.node_rank = number(node_rank.value, node_rank.where, 0, r.max_nodes - 1);
+  if (r.max_nodes == 1) return;
+  r.local_address = local.value;
+  if (id.is_set()) r.id = id.value;
+  const net::HostPort where = address_of_node0(line, f, o, given, backend, nnodes, !chosen);
+  r.host = where.host;
+  r.port = where.port;
+  o.rendezvous = r;
+}
+
+}  // namespace rz::rzrun

@@ -1,0 +1,221 @@
+#include "tools/rzrun/ranks/launch.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <tuple>
+
+#include "comm/bootstrap/secret.h"
+#include "comm/core/error.h"
+#include "comm/os/flight_recorder.h"
+#include "comm/topology.h"
+
+namespace rz::rzrun {
+namespace {
+
+std::string log_folder(const Options& o, int restarts) {
+  return restarts ? concat(o.log_dir, "/restart", restarts) : o.log_dir;
+}
+
+UniqueFd open_log(const std::string& path) {
+  UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  if (!file) fail_errno("open", path);
+  return file;
+}
+
+/// The end of a stream that the child uses, and the descriptors that this process keeps.
+struct ChildStream {
+  UniqueFd child, read, log;
+};
+
+ChildStream open_stream(const Job& job, int rank, const char* name) {
+  const Options& o = job.options;
+  ChildStream s;
+  if (!o.log_dir.empty()) s.log = open_log(log_path(o, job.restarts, rank, name));
+  if (!o.log_dir.empty() && !o.tee)
+    s.child = std::move(s.log);  // the child writes to the file directly
+  else if (o.prefix || o.tee)
+    std::tie(s.read, s.child) = make_pipe();
+  return s;
+}
+
+/// Only rank 0 reads standard input, since concurrent readers of a pipe would split the data. A terminal is
+/// not passed on, since a background process group must not read it; nor is an agent's, which has frames.
+void redirect_stdin(const Job& job, int rank) {
+  if (rank == 0 && job.nodes == 1 && !::isatty(STDIN_FILENO)) return;
+  if (const int null = ::open("/dev/null", O_RDONLY); null >= 0) {
+    ::dup2(null, STDIN_FILENO);
+    if (null != STDIN_FILENO) ::close(null);
+  }
+}
+
+/// Runs in the child. Returns only on failure, with errno set.
+void exec_child(const Job& job, int local_rank, pid_t parent, int secret, int flight, const ChildStream& out,
+                const ChildStream& err) {
+  ::setpgid(0, 0);
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) ::_exit(1);
+  default_signals();
+  redirect_stdin(job, job.first_rank + local_rank);
+  if (out.child) ::dup2(out.child.get(), STDOUT_FILENO);
+  if (err.child) ::dup2(err.child.get(), STDERR_FILENO);
+  for (const auto& [name, value] : job.options.variables) ::setenv(name.c_str(), value.c_str(), 1);
+  for (const auto& [name, value] : rank_environment(job, local_rank))
+    ::setenv(name.c_str(), value.c_str(), 1);
+  ::fcntl(secret, F_SETFD, 0);  // not closed by exec
+  ::setenv("RZ_SECRET_FD", concat(secret).c_str(), 1);
+  if (flight >= 0 && ::fcntl(flight, F_SETFD, 0) == 0)
+    ::setenv("RZ_FLIGHT_FD", concat(flight).c_str(), 1);
+  else
+    ::unsetenv("RZ_FLIGHT_FD");  // of a launcher above this one
+  if (!job.processors.empty())
+    bind_process(job.processors[static_cast<std::size_t>(local_rank)]);  // failure costs speed only
+  std::vector<std::string> words = job.options.command;
+  if (const auto at = job.options.local_rank_at)
+    words.insert(words.begin() + std::min(at, static_cast<int>(words.size())),
+                 concat("--local_rank=", local_rank));
+  std::vector<char*> argv;
+  for (const auto& word : words) argv.push_back(const_cast<char*>(word.c_str()));
+  argv.push_back(nullptr);
+  ::execvp(argv[0], argv.data());
+}
+
+/// The error pipe closes when exec succeeds; otherwise it carries errno.
+void check_exec(UniqueFd error_pipe, pid_t pid) {
+  int error = 0;
+  ssize_t n;
+  do n = ::read(error_pipe.get(), &error, sizeof error);
+  while (n < 0 && errno == EINTR);
+  if (n != sizeof error) return;
+  ::waitpid(pid, nullptr, 0);
+  throw LaunchError{error};
+}
+
+}  // namespace
+
+std::pair<UniqueFd, UniqueFd> make_pipe() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) fail_errno("pipe2");
+  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
+}
+
+void default_signals() {
+  for (int s : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD}) ::signal(s, SIG_DFL);
+  sigset_t none;
+  sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+}
+
+int free_port() {
+  UniqueFd s(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_ANY);
+  socklen_t length = sizeof address;
+  auto* a = reinterpret_cast<sockaddr*>(&address);
+  if (!s || ::bind(s.get(), a, length) != 0 || ::getsockname(s.get(), a, &length) != 0)
+    fail_errno("bind", "a free port");
+  return ntohs(address.sin_port);
+}
+
+std::string random_id() {
+  unsigned char bytes[8];
+  if (::getrandom(bytes, sizeof bytes, 0) != sizeof bytes) fail_errno("getrandom");
+  std::string id;
+  for (unsigned char b : bytes) (id += "0123456789abcdef"[b >> 4]) += "0123456789abcdef"[b & 15];
+  return id;
+}
+
+std::vector<std::pair<std::string, std::string>> rank_environment(const Job& job, int local_rank) {
+  const std::string rank = concat(job.first_rank + local_rank), size = concat(job.options.ranks);
+  std::vector<std::pair<std::string, std::string>> variables{
+      {"RANK", rank},
+      {"LOCAL_RANK", concat(local_rank)},
+      {"WORLD_SIZE", size},
+      {"LOCAL_WORLD_SIZE", concat(job.local_ranks)},
+      {"GROUP_RANK", concat(job.node)},
+      {"GROUP_WORLD_SIZE", concat(job.nodes)},
+      {"ROLE_RANK", rank},
+      {"ROLE_WORLD_SIZE", size},
+      {"ROLE_NAME", job.options.role},
+      {"MASTER_ADDR", job.master_addr},
+      {"MASTER_PORT", concat(job.master_port)},
+      {"TORCHELASTIC_RESTART_COUNT", concat(job.restarts)},
+      {"TORCHELASTIC_MAX_RESTARTS", concat(job.options.max_restarts)},
+      {"TORCHELASTIC_RUN_ID", job.run_id},
+      {"RZ_LAUNCH", job.launch},
+  };
+  if (!job.error_folder.empty())
+    variables.emplace_back("TORCHELASTIC_ERROR_FILE",
+                           error_path(job.error_folder, job.first_rank + local_rank));
+  std::string devices;
+  for (const int d : job.devices) devices += concat(devices.empty() ? "" : ",", d);
+  if (!devices.empty()) variables.emplace_back("CUDA_VISIBLE_DEVICES", devices);
+  if (job.local_ranks > 1 && !std::getenv("OMP_NUM_THREADS")) variables.emplace_back("OMP_NUM_THREADS", "1");
+  if (!std::getenv("RZ_WAIT_REPORT_S")) variables.emplace_back("RZ_WAIT_REPORT_S", "10");
+  return variables;
+}
+
+std::vector<std::vector<int>> bindings(const Options& o, int local_ranks) {
+  std::vector<std::vector<int>> processors;
+  for (int r = 0; o.bind && r < local_ranks; ++r) processors.push_back(processors_for(r, local_ranks));
+  return processors;
+}
+
+void make_log_folder(const Job& job) {
+  if (job.options.log_dir.empty()) return;
+  const std::string path = log_folder(job.options, job.restarts);
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  require(!error, Errc::config, "--log-dir ", path, ": ", error.message());
+}
+
+std::string log_path(const Options& o, int restarts, int rank, const char* stream) {
+  return concat(log_folder(o, restarts), "/rank", rank, ".", stream);
+}
+
+std::string error_path(const std::string& folder, int rank) {
+  return concat(folder, "/rank", rank, ".error.json");
+}
+
+ChildProcess launch(const Job& job, int local_rank) {
+  const int rank = job.first_rank + local_rank;
+  ChildStream out = open_stream(job, rank, "stdout"), err = open_stream(job, rank, "stderr");
+  auto [error_read, error_write] = make_pipe();
+  const UniqueFd secret = secret_descriptor(job.secret);
+  UniqueFd flight = flight::make_file();
+  const pid_t parent = ::getpid(), pid = ::fork();
+  if (pid < 0) fail_errno("fork", concat("rank ", rank));
+  if (pid == 0) {
+    exec_child(job, local_rank, parent, secret.get(), flight.get(), out, err);
+    const int error = errno;
+    if (::write(error_write.get(), &error, sizeof error)) ::_exit(127);
+    ::_exit(127);
+  }
+  ::setpgid(pid, pid);  // parent and child both call it, so that neither can run ahead
+  error_write.close();
+  check_exec(std::move(error_read), pid);
+  ChildProcess started{pid,
+                       UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))),
+                       std::move(out.read),
+                       std::move(err.read),
+                       std::move(flight),
+                       std::move(out.log),
+                       std::move(err.log)};
+  if (!started.pidfd) fail_errno("pidfd_open", concat("rank ", rank));
+  return started;
+}
+
+}  // namespace rz::rzrun
