@@ -357,6 +357,30 @@ TEST_P(DeviceOps, LayerNormBackward) {
   }
 }
 
+/// Sums over more rows than a block has, of integers, which are exact.
+TEST_P(DeviceOps, NormGradientsOfManyRowsAreExact) {
+  for (const auto& [n, c] :
+       {std::pair<std::size_t, std::size_t>{1025, 24}, {2600, 24}, {700, 23}, {2100, 130}}) {
+    Values x(n * c), dy(n * c), dw(c), db(c);
+    for (std::size_t i = 0; i < n * c; ++i) {
+      x[i] = static_cast<double>(i * 7 % 13) - 6, dy[i] = static_cast<double>(i * 5 % 11) - 5;
+      dw[i % c] += x[i] * dy[i], db[i % c] += dy[i];
+    }
+    const Tensor mean = statistics({n}), inverse = statistics({n}), scratch = empty({n, c});
+    ops::fill(mean, 0, stream), ops::fill(inverse, 1, stream);
+    const Tensor d_weight = empty_on(stream, {c}), d_bias = empty_on(stream, {c}),
+                 weight = place(Values(c, 1.0), {c});
+    for (const double times : {1.0, 2.0}) {
+      ops::layer_norm_backward(scratch, d_weight, d_bias, place(dy, {n, c}), place(x, {n, c}), weight, mean,
+                               inverse, Into::overwrite, times == 1 ? Into::overwrite : Into::accumulate,
+                               stream);
+      for (std::size_t j = 0; j < c; ++j) dw[j] *= times, db[j] *= times;
+      EXPECT_EQ(from_device(d_weight, stream), dw) << n << " x " << c;
+      EXPECT_EQ(from_device(d_bias, stream), db) << n << " x " << c;
+    }
+  }
+}
+
 TEST_P(DeviceOps, LayerNormOfRowsThatAreNotAligned) {
   const std::size_t n = 3, c = 16;
   const Values x = random(n * c, 1), w = random(c, 2), b = random(c, 3);

@@ -1,7 +1,9 @@
 // Layer norm, and RMS norm: the same with a mean of 0, without bias. One warp per row. The row is read once
 // and stays in registers while its statistics are computed, unless it is long or rows are not 16-byte
-// aligned. Sums over rows (the gradients of weight and bias) are computed by one block per group of columns,
-// so that their order depends on the shape only.
+// aligned. Sums over rows (the gradients of weight and bias) have an order that depends on the shape only: a
+// block sums a group of columns over a slice of the rows, and a second kernel sums the slices.
+
+#include <algorithm>
 
 #include "tensor/kernels/block_sum.h"
 #include "tensor/kernels/device_ops.h"
@@ -260,31 +262,48 @@ struct ColumnSums {
   const float *mean, *inverse_deviation;  ///< mean is null for RMS norm
   std::size_t rows, columns;
   bool accumulate;
+  double* slices;      ///< [slice, weight or bias, column]; null if there is one slice
+  std::size_t height;  ///< rows of a slice
 };
 
 constexpr unsigned column_threads = 512;
+constexpr std::size_t row_batch = 4;
+/// Blocks that keep a large device busy; not those of the device at hand, so that its size changes no bits.
+constexpr std::size_t column_sum_blocks = 264;
 
-/// A block reads 32 bytes of each row (16 elements if rows are not aligned), one memory sector; a thread
-/// reads `width` elements of these. Threads stride over the rows; four rows are summed in f32, these sums in
-/// double.
+template <class T, class G>
+__device__ inline void store_column_sum(const ColumnSums<T, G>& a, std::size_t column, bool is_bias,
+                                        double sum) {
+  G* const out = is_bias ? a.d_bias : a.d_weight;
+  if (!out) return;
+  if (a.accumulate) sum += static_cast<double>(to_f32(out[column]));
+  out[column] = from_f32<G>(static_cast<float>(sum));
+}
+
+/// Threads of a row: they read 128 bytes of it, one cache line, or 16 elements if rows are not aligned.
+__host__ __device__ constexpr unsigned threads_across(int width) { return width == 1 ? 16 : 8; }
+
+/// A thread reads `width` elements of a row. Threads stride over the rows; four rows are summed in f32, these
+/// sums in double.
 template <class T, class G, int width>
 __global__ void __launch_bounds__(column_threads) sum_columns(ColumnSums<T, G> a) {
-  constexpr unsigned across = width == 1 ? 16 : 2;
+  constexpr unsigned across = threads_across(width);
   constexpr unsigned block_columns = across * width;
-  constexpr std::size_t batch = 4;
   RZ_SHARED(double, parts, column_threads / warp_size * block_columns * 2);
 
   const unsigned place = threadIdx.x % across, first = place * width;
   const std::size_t column = std::size_t{blockIdx.x} * block_columns + first;
   const std::size_t lanes = blockDim.x / across;
+  const std::size_t begin = blockIdx.y * a.height,
+                    end = begin + a.height < a.rows ? begin + a.height : a.rows;
   double weight[width] = {}, bias[width] = {};
   if (column < a.columns)
-    for (std::size_t from = threadIdx.x / across; from < a.rows; from += lanes * batch) {
+    for (std::size_t from = begin + threadIdx.x / across; from < end; from += lanes * row_batch) {
       float w[width] = {}, b[width] = {};
 #pragma unroll
-      for (std::size_t i = 0; i < batch; ++i) {
+      for (std::size_t i = 0; i < row_batch; ++i) {
         const std::size_t row = from + i * lanes;
-        if (row >= a.rows) continue;
+        if (row >= end) continue;
         float dy[width], x[width];
         load(dy, a.d_out + row * a.columns + column), load(x, a.x + row * a.columns + column);
         const float mean = a.mean ? a.mean[row] : 0, inverse = a.inverse_deviation[row];
@@ -309,23 +328,47 @@ __global__ void __launch_bounds__(column_threads) sum_columns(ColumnSums<T, G> a
     }
   __syncthreads();
 
-  const unsigned mine = threadIdx.x / 2, which = threadIdx.x % 2;
-  const std::size_t target = std::size_t{blockIdx.x} * block_columns + mine;
-  G* const out = which ? a.d_bias : a.d_weight;
-  if (mine >= block_columns || target >= a.columns || !out) return;
-  double sum = a.accumulate ? static_cast<double>(to_f32(out[target])) : 0;
-  for (unsigned w = 0; w < blockDim.x / warp_size; ++w) sum += parts[(w * block_columns + mine) * 2 + which];
-  out[target] = from_f32<G>(static_cast<float>(sum));
+  for (unsigned mine = threadIdx.x; mine < 2 * block_columns; mine += blockDim.x) {
+    const bool is_bias = mine >= block_columns;
+    const unsigned at = mine % block_columns;
+    const std::size_t target = std::size_t{blockIdx.x} * block_columns + at;
+    if (target >= a.columns) continue;
+    double sum = 0;
+    for (unsigned w = 0; w < blockDim.x / warp_size; ++w)
+      sum += parts[(w * block_columns + at) * 2 + is_bias];
+    if (a.slices)
+      a.slices[(2 * blockIdx.y + is_bias) * a.columns + target] = sum;
+    else
+      store_column_sum(a, target, is_bias, sum);
+  }
 }
 
 template <class T, class G>
-void launch_sum_columns(const char* name, const ColumnSums<T, G>& a, const Stream& stream) {
+__global__ void sum_slices(ColumnSums<T, G> a, std::size_t count) {
+  const std::size_t i = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= 2 * a.columns) return;
+  double sum = 0;
+#pragma unroll 8
+  for (std::size_t k = 0; k < count; ++k) sum += a.slices[2 * k * a.columns + i];
+  store_column_sum(a, i % a.columns, i >= a.columns, sum);
+}
+
+template <class T, class G>
+void launch_sum_columns(const char* name, ColumnSums<T, G> a, const Stream& stream) {
   constexpr int width = pack_width<T>;
   const bool packs = rows_are_packs(a.columns, a.d_out, a.x);
-  const unsigned across = packs ? 2 : 16, block_columns = packs ? 2 * width : 16;
+  const unsigned across = threads_across(packs ? width : 1), block_columns = across * (packs ? width : 1);
   const unsigned threads = threads_for_row(a.rows * across, column_threads);
-  const cuda::Grid grid{{static_cast<unsigned>((a.columns + block_columns - 1) / block_columns)}, {threads}};
+  const std::size_t blocks = (a.columns + block_columns - 1) / block_columns,
+                    batch = threads / across * row_batch, batches = (a.rows + batch - 1) / batch,
+                    wanted = std::clamp<std::size_t>(column_sum_blocks / blocks, 1,
+                                                     std::max<std::size_t>(batches, 1));
+  a.height = std::max<std::size_t>((batches + wanted - 1) / wanted, 1) * batch;
+  const std::size_t count = std::max<std::size_t>((a.rows + a.height - 1) / a.height, 1);
+  if (count > 1) a.slices = static_cast<double*>(stream.workspace(count * 2 * a.columns * sizeof(double)));
+  const cuda::Grid grid{{static_cast<unsigned>(blocks), static_cast<unsigned>(count)}, {threads}};
   cuda::launch(name, packs ? sum_columns<T, G, width> : sum_columns<T, G, 1>, grid, stream, a);
+  if (count > 1) cuda::launch(name, sum_slices<T, G>, cuda::grid_for(2 * a.columns, 64), stream, a, count);
 }
 
 /// RMS norm if `mean` is undefined.
@@ -347,7 +390,7 @@ void norm_backward(const char* name, const Tensor& d_x, const Tensor& d_weight, 
         const auto gradient = [](const Tensor& d) { return d.defined() ? d.data<G>() : nullptr; };
         launch_sum_columns(name,
                            ColumnSums<T, G>{gradient(d_weight), gradient(d_bias), dy, v, m, r, rows, columns,
-                                            into_parameters == Into::accumulate},
+                                            into_parameters == Into::accumulate, nullptr, 0},
                            stream);
       });
     const NormaliseBackward<T> a{d_x.data<T>(),
