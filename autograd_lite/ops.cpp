@@ -106,6 +106,24 @@ Var gelu(Tape& tape, Var x) {
   });
 }
 
+Var swiglu(Tape& tape, Var gate_in, Var up_in) {
+  const auto operands = autocast_alike(tape, gate_in, up_in);
+  const Var gate = contiguous(tape, operands.first), up = contiguous(tape, operands.second);
+  if (gate.index == up.index) return mul(tape, silu(tape, gate), up);  // whose gradients are added
+  const Tensor out = empty_like(tape, tape.value(gate));
+  ops::swiglu(out, tape.value(gate), tape.value(up), tape.stream());
+  return tape.record(out, {gate, up},
+                     [gate, up, g = SavedVariable(tape, gate), u = SavedVariable(tape, up)](
+                         Tape& tape, const Tensor& d_out) {
+                       with_grad_target(tape, gate, d_out.dtype(), [&](const Tape::GradTarget& d_gate) {
+                         with_grad_target(tape, up, d_out.dtype(), [&](const Tape::GradTarget& d_up) {
+                           ops::swiglu_backward(d_gate.tensor, d_up.tensor, d_out, g(tape), u(tape),
+                                                into(d_gate), into(d_up), tape.stream());
+                         });
+                       });
+                     });
+}
+
 Var dropout(Tape& tape, Var x, float p, RankOf part, int dimension) {
   require(p >= 0 && p < 1, Errc::invalid_argument, "dropout: p is ", p, ", expected 0 <= p < 1");
   if (p == 0) return x;

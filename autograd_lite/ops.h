@@ -22,6 +22,8 @@ using ops::WeightLayout;
 
 // ---- element-wise; others in autograd_lite/element_ops.h
 Var gelu(Tape&, Var x);  ///< tanh approximation
+/// silu(gate) · up, with the bits of both operators; it keeps neither result. The shapes are equal.
+Var swiglu(Tape&, Var gate, Var up);
 /// Consumes a range of the tape's random numbers. Returns x itself if p is 0. If x is a part of a tensor
 /// that is divided along this dimension, the mask is its part of the tensor's.
 Var dropout(Tape&, Var x, float p, RankOf part = {}, int dimension = -1);

@@ -39,6 +39,12 @@ void gelu(const Tensor& out, const Tensor& in, const Stream&);
 /// NaN at ±infinity, as in PyTorch.
 void gelu_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& in, Into, const Stream&);
 
+/// out = silu(gate) · up (Shazeer 2020, arXiv:2002.05202), with the bits of unary(silu) and a product.
+void swiglu(const Tensor& out, const Tensor& gate, const Tensor& up, const Stream&);
+/// Both gradients, of which either may be undefined.
+void swiglu_backward(const Tensor& d_gate, const Tensor& d_up, const Tensor& d_out, const Tensor& gate,
+                     const Tensor& up, Into into_gate, Into into_up, const Stream&);
+
 /// Dropout: keeps an element with probability 1 - p, scaled by 1/(1 - p). The decision for element i is a
 /// pure function of (seed, offset + i): Philox4x32-10 (Salmon et al., 2011, doi:10.1145/2063384.2063405).
 struct DropoutMask {

@@ -86,8 +86,8 @@ Mlp::Mlp(Module& parent, const std::string& name, const LlamaConfig& c)
 
 Var Mlp::operator()(Tape& tape, Var x) {
   const nn::SharedInput in = gate_proj.shared(tape, x);
-  const Var gate = nn::silu(tape, gate_proj(tape, in));
-  return down_proj(tape, nn::mul(tape, gate, up_proj(tape, in)));
+  const Var gate = gate_proj(tape, in), up = up_proj(tape, in);
+  return down_proj(tape, nn::swiglu(tape, gate, up));
 }
 
 DecoderLayer::DecoderLayer(Module& parent, const std::string& name, const LlamaConfig& c, std::size_t layer)

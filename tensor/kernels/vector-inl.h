@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "comm/core/math.h"
 #include "tensor/kernels/dtype_dispatch.h"
@@ -47,19 +48,23 @@ HWY_INLINE hn::Vec<D> load(D d, const bf16* p) {
   const auto bits = hn::LoadU(narrow, reinterpret_cast<const std::uint16_t*>(p));
   return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(wide, bits)));
 }
-/// The arithmetic of detail::narrow_to_bf16. Highway's own conversion truncates, and its Ne() is false for
-/// NaN.
+/// Rounded to bf16, in the lower half of each lane: the arithmetic of detail::narrow_to_bf16. Highway's own
+/// conversion truncates, and its Ne() is false for NaN.
 template <class D>
-HWY_INLINE void store(hn::Vec<D> v, D, bf16* p) {
-  const hn::Rebind<std::uint16_t, D> narrow;
+HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> bits_of_bf16(D, hn::Vec<D> v) {
   const hn::RebindToUnsigned<D> wide;
   const auto bits = hn::BitCast(wide, v), high = hn::ShiftRight<16>(bits);
   const auto odd = hn::And(high, hn::Set(wide, 1u));
   const auto nearest = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(wide, 0x7fffu))));
   const auto nan = hn::RebindMask(wide, hn::IsNaN(v));
-  const auto rounded = hn::IfThenElse(nan, hn::Or(high, hn::Set(wide, 0x40u)), nearest);
+  return hn::IfThenElse(nan, hn::Or(high, hn::Set(wide, 0x40u)), nearest);
+}
+template <class D>
+HWY_INLINE void store(hn::Vec<D> v, D d, bf16* p) {
+  const hn::Rebind<std::uint16_t, D> narrow;
   const hn::RebindToSigned<hn::RebindToUnsigned<D>> whole;  // below 2^16: the conversion does not saturate
-  hn::StoreU(hn::DemoteTo(narrow, hn::BitCast(whole, rounded)), narrow, reinterpret_cast<std::uint16_t*>(p));
+  hn::StoreU(hn::DemoteTo(narrow, hn::BitCast(whole, bits_of_bf16(d, v))), narrow,
+             reinterpret_cast<std::uint16_t*>(p));
 }
 
 // Before AVX2 Highway converts f16 in software, which loses infinity and NaN.
@@ -84,6 +89,18 @@ HWY_INLINE void store(hn::Vec<D> v, D d, f16* p) {
   hn::Store(v, d, lanes);
   for (std::size_t i = 0; i < hn::Lanes(d); ++i) p[i] = from_f32<f16>(lanes[i]);
 #endif
+}
+
+/// v as memory of T holds it.
+template <class T, class D>
+HWY_INLINE hn::Vec<D> rounded(D d, hn::Vec<D> v) {
+  if constexpr (std::is_same_v<T, bf16>) return hn::BitCast(d, hn::ShiftLeft<16>(bits_of_bf16(d, v)));
+  if constexpr (std::is_same_v<T, f16>) {
+    HWY_ALIGN f16 lanes[hn::MaxLanes(d)];
+    store(v, d, lanes);
+    return load(d, lanes);
+  }
+  return v;
 }
 
 /// Loads n < lanes elements from p; the other lanes are `pad`.

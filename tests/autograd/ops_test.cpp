@@ -27,6 +27,10 @@ TEST(Ops, ElementWise) {
   expect_gradients([](Tape& t, const auto& v) { return mul(t, v[0], v[1]); }, {a, b});
   expect_gradients([](Tape& t, const auto& v) { return mul(t, v[0], -3); }, {a});
   expect_gradients([](Tape& t, const auto& v) { return gelu(t, v[0]); }, {a});
+  expect_gradients([](Tape& t, const auto& v) { return swiglu(t, v[0], v[1]); }, {a, b});
+  expect_gradients([](Tape& t, const auto& v) { return swiglu(t, v[0], v[0]); }, {a});
+  expect_gradients([](Tape& t, const auto& v) { return add(t, swiglu(t, v[0], v[1]), add(t, v[0], v[1])); },
+                   {a, b});
   expect_gradients([](Tape& t, const auto& v) { return tanh(t, v[0]); }, {a});
   expect_gradients([](Tape& t, const auto& v) { return softmax(t, v[0]); }, {a});
   expect_gradients([](Tape& t, const auto& v) { return reshape(t, v[0], {5, 3}); }, {a});
@@ -341,6 +345,7 @@ Tensor few_tokens() { return integers({2, 2}, {0, 2, 2, 1}); }
 std::vector<Recorder> shape_recorders() {
   const Tensor tokens = few_tokens();
   return {{"gelu", {{3, 5}}, [](Tape& t, const auto& v) { return gelu(t, v[0]); }},
+          {"swiglu", {{3, 5}, {3, 5}}, [](Tape& t, const auto& v) { return swiglu(t, v[0], v[1]); }},
           {"dropout", {{3, 5}}, [](Tape& t, const auto& v) { return dropout(t, v[0], 0.4f); }},
           {"softmax", {{3, 5}}, [](Tape& t, const auto& v) { return softmax(t, v[0]); }},
           {"log_softmax", {{3, 5}}, [](Tape& t, const auto& v) { return log_softmax(t, v[0]); }},

@@ -548,6 +548,56 @@ TEST_P(ElementOps, SigmoidAndSiluOfLargeNumbers) {
   EXPECT_EQ(get(out)[3], 1);
 }
 
+/// The bits of silu and mul, of whole packs and of what is left, at addresses that packs divide and that they
+/// do not; each gradient alone, and both.
+TEST_P(ElementOps, SwigluHasTheBitsOfItsParts) {
+  for (const std::size_t n : {1, 31, 1003, 4096})
+    for (const std::size_t offset : {0, 1}) {
+      const Shape shape{n};
+      const Tensor gate = place(random(n, 1, -9, 9), shape, offset),
+                   up = place(random(n, 2, -4, 4), shape, offset),
+                   dy = place(random(n, 3, -2, 2), shape, offset);
+      const Tensor act = empty(shape), out = empty(shape), expected = empty(shape);
+      ops::unary(act, gate, Unary::silu, stream);
+      ops::binary(expected, act, up, Binary::mul, stream);
+      ops::swiglu(out, gate, up, stream);
+      EXPECT_EQ(get(out), get(expected)) << n;
+      const Tensor d_act = empty(shape), d_gate = empty(shape), d_up = empty(shape);
+      ops::binary(d_up, dy, act, Binary::mul, stream);
+      ops::binary(d_act, dy, up, Binary::mul, stream);
+      ops::unary_backward(d_gate, d_act, gate, Unary::silu, Into::overwrite, stream);
+      const Tensor to_gate = empty(shape), to_up = empty(shape), alone = empty(shape), other = empty(shape);
+      ops::swiglu_backward(to_gate, to_up, dy, gate, up, Into::overwrite, Into::overwrite, stream);
+      ops::swiglu_backward(alone, {}, dy, gate, up, Into::overwrite, Into::overwrite, stream);
+      ops::swiglu_backward({}, other, dy, gate, up, Into::overwrite, Into::overwrite, stream);
+      for (const auto& [ours, theirs] :
+           {std::pair(to_gate, d_gate), {to_up, d_up}, {alone, d_gate}, {other, d_up}})
+        EXPECT_EQ(get(ours), get(theirs)) << n;
+    }
+}
+
+/// Where silu(x) is x, gradients of integers are exact.
+TEST_P(ElementOps, SwigluAccumulatesEachGradient) {
+  const Shape shape{19};
+  Values gate, up, dy, before, of_gate, of_up;
+  for (int i = 0; i < 19; ++i) {
+    gate.push_back(100 + i % 3), up.push_back(i % 5 - 2), dy.push_back(i % 4 - 1), before.push_back(i % 7);
+    of_gate.push_back(dy.back() * up.back()), of_up.push_back(dy.back() * gate.back());
+  }
+  for (const bool add_gate : {false, true})
+    for (const bool add_up : {false, true}) {
+      const Tensor d_gate = place(before, shape), d_up = place(before, shape);
+      const auto into = [](bool add) { return add ? Into::accumulate : Into::overwrite; };
+      ops::swiglu_backward(d_gate, d_up, place(dy, shape), place(gate, shape), place(up, shape),
+                           into(add_gate), into(add_up), stream);
+      const std::vector<double> gates = get(d_gate), ups = get(d_up);
+      for (std::size_t i = 0; i < 19; ++i) {
+        EXPECT_EQ(gates[i], of_gate[i] + (add_gate ? before[i] : 0)) << i;
+        EXPECT_EQ(ups[i], rounded({of_up[i] + (add_up ? before[i] : 0)})[0]) << i;
+      }
+    }
+}
+
 TEST_P(ElementOps, BinaryValuesAreRoundedOnce) {
   std::vector<Binary> all(std::begin(arithmetic), std::end(arithmetic));
   all.insert(all.end(), std::begin(comparisons), std::end(comparisons));

@@ -284,6 +284,7 @@ std::vector<OperatorCase> elements_of_parameters() {
       {"clamp", {{4, 6}}, [](Tape& t, auto& v) { return nn::clamp(t, v[0], -0.3f, 0.3f); }},
       {"log_softmax", {{4, 6}}, [](Tape& t, auto& v) { return nn::log_softmax(t, v[0]); }},
       {"gelu", {{4, 6}}, [](Tape& t, auto& v) { return nn::gelu(t, v[0]); }},
+      {"swiglu", {{4, 6}, {4, 6}}, [](Tape& t, auto& v) { return nn::swiglu(t, v[0], v[1]); }},
       {"relu", {{4, 6}}, [](Tape& t, auto& v) { return nn::relu(t, v[0]); }},
       {"tanh", {{4, 6}}, [](Tape& t, auto& v) { return nn::tanh(t, v[0]); }},
       {"softmax", {{4, 6}}, [](Tape& t, auto& v) { return nn::softmax(t, v[0]); }},

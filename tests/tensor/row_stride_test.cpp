@@ -86,6 +86,8 @@ TEST(RowStride, OtherOperatorsRefuseIt) {
   const std::pair<const char*, std::function<void()>> calls[] = {
       {"gelu", [&] { ops::gelu(f, c, s); }},
       {"gelu_backward", [&] { ops::gelu_backward(f, f, c, overwrite, s); }},
+      {"swiglu", [&] { ops::swiglu(f, f, c, s); }},
+      {"swiglu_backward", [&] { ops::swiglu_backward(c, {}, f, f, f, overwrite, overwrite, s); }},
       {"relu", [&] { ops::unary(c, f, ops::Unary::relu, s); }},
       {"relu_backward", [&] { ops::unary_backward(f, c, f, ops::Unary::relu, overwrite, s); }},
       {"tanh", [&] { ops::unary(f, c, ops::Unary::tanh, s); }},
