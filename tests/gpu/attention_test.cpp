@@ -660,10 +660,13 @@ Values rotated(const RotaryCase& c, const Values& x, double sign) {
 
 TEST_F(Rotary, IsTheRotationOfHuggingFace) {
   for (const DType t : {DType::f32, DType::f16, DType::bf16}) {
-    std::vector<RotaryCase> cases{
-        {2, 5, 3, 8, 8, t},        {1, 1, 2, 64, 64, t, 17},
-        {2, 3, 2, 70, 70, t, 1},   {1, 4, 2, 20, 6, t, 0, 3},
-        {3, 33, 1, 9, 8, t, 2, 1}, {2, 3, 2, 128, 128, t, 0, 5, {7, 0, 1, 49, 3, 3}}};
+    std::vector<RotaryCase> cases{{2, 5, 3, 8, 8, t},
+                                  {1, 1, 2, 64, 64, t, 17},
+                                  {2, 3, 2, 70, 70, t, 1},
+                                  {1, 4, 2, 20, 6, t, 0, 3},
+                                  {3, 33, 1, 9, 8, t, 2, 1},
+                                  {2, 3, 2, 128, 128, t, 0, 5, {7, 0, 1, 49, 3, 3}},
+                                  {2, 3, 3, 64, 64, t, 1, 8, {7, 0, 1, 49, 3, 3}}};
     for (const RotaryCase& c : cases) {
       const std::size_t width = c.heads * c.size;
       const auto tables = ops::rotary_tables(c.rotated, 50, {}, stream);

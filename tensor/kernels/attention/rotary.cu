@@ -3,6 +3,7 @@
 #include "tensor/kernels/check.h"
 #include "tensor/kernels/device_ops.h"
 #include "tensor/kernels/dtype_dispatch.h"
+#include "tensor/kernels/vector_load.h"
 
 namespace rz::ops::device {
 
@@ -15,12 +16,14 @@ struct RotaryCall {
   float sign;                     ///< of the angles
 };
 
-/// One thread per pair of channels; the channels after the rotated ones are copied in pairs.
-template <class T>
+/// One thread per `width` pairs of channels. With a width of 1 heads may have channels after the rotated
+/// ones, which are copied in pairs.
+template <class T, int width>
 __global__ void rotate(T* out, const T* x, RotaryCall c) {
-  const std::size_t pairs = (c.size + 1) / 2, n = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (n >= c.rows * c.heads * pairs) return;
-  const std::size_t pair = n % pairs, head = n / pairs % c.heads, row = n / pairs / c.heads;
+  const std::size_t threads = (c.size + 1) / 2 / width,
+                    n = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (n >= c.rows * c.heads * threads) return;
+  const std::size_t pair = n % threads * width, head = n / threads % c.heads, row = n / threads / c.heads;
   out += row * c.out_stride + head * c.size;
   x += row * c.x_stride + head * c.size;
   const std::int64_t position =
@@ -32,11 +35,25 @@ __global__ void rotate(T* out, const T* x, RotaryCall c) {
     return;
   }
   const std::size_t at = inside ? static_cast<std::size_t>(position) * c.half + pair : 0;
-  const float cosine = inside ? c.cosines[at] : rz::detail::float_of(0x7fc00000u),
-              sine = inside ? c.sines[at] * c.sign : 0;
-  const float low = to_f32(x[pair]), high = to_f32(x[pair + c.half]);
-  out[pair] = from_f32<T>(fmaf(-high, sine, low * cosine));
-  out[pair + c.half] = from_f32<T>(fmaf(low, sine, high * cosine));
+  float low[width], high[width], cosine[width], sine[width], first[width], second[width];
+  if (inside) load(cosine, c.cosines + at), load(sine, c.sines + at);
+  load(low, x + pair), load(high, x + pair + c.half);
+#pragma unroll
+  for (int j = 0; j < width; ++j) {
+    const float cos = inside ? cosine[j] : rz::detail::float_of(0x7fc00000u),
+                sin = inside ? sine[j] * c.sign : 0;
+    first[j] = fmaf(-high[j], sin, low[j] * cos);
+    second[j] = fmaf(low[j], sin, high[j] * cos);
+  }
+  store(out + pair, first), store(out + pair + c.half, second);
+}
+
+/// Whether every pack of every row, of both halves of its heads, has an aligned address.
+template <class T>
+bool has_packs(const RotaryCall& c, const T* out, const T* x) {
+  constexpr std::size_t width = pack_width<T>;
+  return c.size == 2 * c.half && c.out_stride % width == 0 && c.x_stride % width == 0 &&
+         rows_are_packs(c.half, out, x) && rows_are_packs(c.half, c.cosines, c.sines);
 }
 
 }  // namespace
@@ -59,9 +76,12 @@ void rotary(const Tensor& out, const Tensor& x, int heads, const Tensor& cosines
                         rotation == Rotation::inverse ? -1.0f : 1.0f};
   dispatch_dtype(x.dtype(), [&](auto t) {
     using T = decltype(t);
-    cuda::launch("rotary", rotate<T>,
-                 cuda::grid_for(call.rows * count * ((size + 1) / 2), 256, ~std::size_t{0}), stream,
-                 out.data<T>(), x.data<T>(), call);
+    T *const to = out.data<T>(), *const from = x.data<T>();
+    constexpr int width = pack_width<T>;
+    const bool packs = has_packs(call, to, from);
+    const std::size_t threads = (size + 1) / 2 / (packs ? width : 1);
+    cuda::launch("rotary", packs ? rotate<T, width> : rotate<T, 1>,
+                 cuda::grid_for(call.rows * count * threads, 256, ~std::size_t{0}), stream, to, from, call);
   });
 }
 
