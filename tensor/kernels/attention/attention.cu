@@ -7,6 +7,8 @@
 // attention_mma.cu replaces these kernels where tensor cores support the call, attention_few.cu forward of a
 // few queries.
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "comm/core/math.h"
@@ -15,6 +17,7 @@
 #include "tensor/kernels/check.h"
 #include "tensor/kernels/device_ops.h"
 #include "tensor/kernels/dtype_dispatch.h"
+#include "tensor/kernels/vector_load.h"
 
 namespace rz::kernels {
 
@@ -203,18 +206,24 @@ __global__ void __launch_bounds__(warps * 32, C <= 2 ? 2 : 1)
   store_rows(t.out + head.in_out, s.channels(), first, s.queries, out, s);
 }
 
-/// Computes delta; one warp per token and head.
-template <class T>
+/// Computes delta; `lanes` threads, a power of two of at most a warp, per token and head.
+template <class T, int width>
 __global__ void multiply_outputs(float* __restrict__ delta, const T* __restrict__ out,
-                                 const T* __restrict__ d_out, AttentionShape s) {
-  const std::size_t n = std::size_t{blockIdx.x} * (blockDim.x / 32) + warp();  // of [B, T, H]
-  if (n >= s.batch * s.queries * s.heads) return;
+                                 const T* __restrict__ d_out, AttentionShape s, unsigned lanes) {
+  const std::size_t n = (std::size_t{blockIdx.x} * blockDim.x + threadIdx.x) / lanes;  // of [B, T, H]
+  const bool there = n < s.batch * s.queries * s.heads;
   float sum = 0;
-  for (std::size_t d = n * s.size + lane(); d < (n + 1) * s.size; d += 32)
-    sum += to_f32(out[d]) * to_f32(d_out[d]);
-  sum = sum_of_warp(sum);
+  for (std::size_t d = threadIdx.x % lanes * width; there && d < s.size; d += lanes * width) {
+    float x[width], dx[width];
+    ops::load(x, out + n * s.size + d), ops::load(dx, d_out + n * s.size + d);
+#pragma unroll
+    for (int j = 0; j < width; ++j) sum += x[j] * dx[j];
+  }
+  for (unsigned bits = lanes / 2; bits > 0; bits /= 2)
+    sum += __shfl_xor_sync(all_lanes, sum, static_cast<int>(bits));
+  if (!there || threadIdx.x % lanes != 0) return;
   const std::size_t h = n % s.heads, token = n / s.heads, b = token / s.queries;
-  if (lane() == 0) delta[(b * s.heads + h) * s.queries + token % s.queries] = sum;
+  delta[(b * s.heads + h) * s.queries + token % s.queries] = sum;
 }
 
 /// A probability after dropout, and the gradient of its score before multiplication by `scale`.
@@ -383,8 +392,12 @@ template <class T>
 float* output_products(const AttentionShape& s, const T* out, const T* d_out, const Stream& stream) {
   const std::size_t rows = s.batch * s.heads * s.queries;
   auto* const delta = static_cast<float*>(stream.workspace(rows * sizeof(float)));
-  cuda::launch("multiply_outputs", multiply_outputs<T>, cuda::grid_for(rows * 32, 256, ~std::size_t{0}),
-               stream, delta, out, d_out, s);
+  constexpr int width = ops::pack_width<T>;
+  const bool packs = ops::rows_are_packs(s.size, out, d_out);
+  const auto loads = static_cast<unsigned>(packs ? s.size / width : s.size);
+  const unsigned lanes = std::min(32u, std::bit_ceil(loads));
+  cuda::launch("multiply_outputs", packs ? multiply_outputs<T, width> : multiply_outputs<T, 1>,
+               cuda::grid_for(rows * lanes, 256, ~std::size_t{0}), stream, delta, out, d_out, s, lanes);
   return delta;
 }
 
