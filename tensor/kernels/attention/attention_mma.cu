@@ -298,16 +298,16 @@ __global__ void __launch_bounds__(warps * 32, 2) attend(AttentionShape s, Attent
   using F = Forward<D, M, N>;
   RZ_DYNAMIC_SHARED(Bytes, shared);
   Bytes* const tiles = shared + F::held_bytes;
-  const HeadPlace head(s, blockIdx.z, blockIdx.y);
+  const HeadPlace head(s, blockIdx.y, blockIdx.x);
   const T* const q_rows = t.q.at(head.query_row, head.channel);
   const T* const k_rows = t.k.at(head.key_row, head.key_channel);
   const T* const v_rows = t.v.at(head.key_row, head.key_channel);
   // Longest rows first, since they finish last.
   const auto tokens = static_cast<unsigned>(s.queries);
-  const unsigned begin = (gridDim.x - 1 - blockIdx.x) * F::rows;
+  const unsigned begin = (gridDim.z - 1 - blockIdx.z) * F::rows;
   const unsigned end = s.causal && begin + F::rows < tokens ? begin + F::rows : tokens;
   const unsigned first = begin + threadIdx.x / 32 * (16 * M);  // first row of the warp
-  const VisibleKeys visible = s.visible(blockIdx.z);
+  const VisibleKeys visible = s.visible(blockIdx.y);
   const unsigned start = documents ? Documents<M>::at(visible, begin, tokens) / N * N : 0;
   AsyncCopies copies;
   const auto copy_tile = [&](unsigned key, unsigned stage) {
@@ -368,14 +368,14 @@ __global__ void __launch_bounds__(warps * 32, 2) attend_backward_q(AttentionShap
   using B = Backward<D, M, N>;
   RZ_DYNAMIC_SHARED(Bytes, shared);
   Bytes* const tiles = shared + 2 * B::held_bytes;
-  const HeadPlace head(s, blockIdx.z, blockIdx.y);
+  const HeadPlace head(s, blockIdx.y, blockIdx.x);
   const T* const k_rows = t.k.at(head.key_row, head.key_channel);
   const T* const v_rows = t.v.at(head.key_row, head.key_channel);
   const auto tokens = static_cast<unsigned>(s.queries);
-  const unsigned begin = (gridDim.x - 1 - blockIdx.x) * B::rows;
+  const unsigned begin = (gridDim.z - 1 - blockIdx.z) * B::rows;
   const unsigned end = s.causal && begin + B::rows < tokens ? begin + B::rows : tokens;
   const unsigned first = begin + threadIdx.x / 32 * (16 * M);
-  const VisibleKeys visible = s.visible(blockIdx.z);
+  const VisibleKeys visible = s.visible(blockIdx.y);
   const unsigned start = documents ? Documents<M>::at(visible, begin, tokens) / N * N : 0;
   AsyncCopies copies;
   const auto copy_tile = [&](unsigned key, unsigned stage) {
@@ -448,10 +448,10 @@ __global__ void __launch_bounds__(warps * 32, 2)
   Bytes* const tiles = shared + 2 * B::held_bytes;
   auto* const numbers = reinterpret_cast<float*>(tiles + 4 * B::tile_bytes);  // [stage][log_sum, delta][N]
   const auto group = static_cast<unsigned>(s.group), tokens = static_cast<unsigned>(s.queries);
-  const HeadPlace head(s, blockIdx.z, blockIdx.y * group);  // the first of the group
+  const HeadPlace head(s, blockIdx.y, blockIdx.x * group);  // the first of the group
   const T* const q_rows = t.q.at(head.query_row, head.channel);
-  const VisibleKeys visible = s.visible(blockIdx.z);
-  const unsigned begin = blockIdx.x * B::rows, start = s.causal ? begin : 0;
+  const VisibleKeys visible = s.visible(blockIdx.y);
+  const unsigned begin = blockIdx.z * B::rows, start = s.causal ? begin : 0;
   const unsigned end =
       documents ? static_cast<unsigned>(visible.end_query(begin, begin + B::rows, tokens)) : tokens;
   const unsigned first = begin + threadIdx.x / 32 * (16 * M);
@@ -528,8 +528,10 @@ __global__ void __launch_bounds__(warps * 32, 2)
 template <class... P, class... A>
 void launch(const char* name, void (*kernel)(P...), const AttentionShape& s, std::size_t heads,
             std::size_t rows, std::size_t shared_bytes, const Stream& stream, const A&... args) {
-  const cuda::Grid grid{{static_cast<unsigned>((s.queries + rows - 1) / rows), static_cast<unsigned>(heads),
-                         static_cast<unsigned>(s.batch)},
+  // Devices start blocks in the order of z, then y, then x. With a causal mask blocks of z = 0 take the
+  // longest, for which the kernels choose their rows: they start first, and short ones fill the end.
+  const cuda::Grid grid{{static_cast<unsigned>(heads), static_cast<unsigned>(s.batch),
+                         static_cast<unsigned>((s.queries + rows - 1) / rows)},
                         {warps * 32},
                         shared_bytes};
   if (shared_bytes > 48 << 10) {
@@ -566,7 +568,7 @@ void backward_kv(const AttentionShape& s, const AttentionBackward<T>& t, const S
 }  // namespace
 
 bool fits_tensor_cores(const AttentionShape& s) {
-  return (s.size == 64 || s.size == 128) && !s.dropout.active() && s.queries < 1u << 31 &&
+  return (s.size == 64 || s.size == 128) && !s.dropout.active() && s.queries < 1u << 22 &&
          s.keys == s.queries && s.rows == s.keys && s.past == 0 && s.key_counts == nullptr &&
          s.window >= s.queries;
 }
