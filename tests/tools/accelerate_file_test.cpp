@@ -2,13 +2,11 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <random>
 
 #include "comm/core/error.h"
+#include "tests/support/fuzz.h"
 #include "tests/support/rzrun.h"
 #include "tools/rzrun/accelerate/launch_file.h"
 
@@ -55,18 +53,17 @@ void expect_error(const std::string& text, const std::string& words) {
 TEST(Yaml, MappingsListsAndScalarsHaveTheirLines) {
   const YamlNode root = parse_yaml("a: 1\nb:\n  c: 'no'\n  d: [x, \"null\"]\n# e\nf:\ng: ~\nh: {}\n", "F");
   ASSERT_EQ(root.entries.size(), 5u);
-  EXPECT_EQ(root.entries[0].second.text, "1");
-  const YamlNode& b = root.entries[1].second;
+  EXPECT_EQ(root.entries[0].node.text, "1");
+  const YamlNode& b = root.entries[1].node;
   EXPECT_EQ(b.line, 2);
-  EXPECT_EQ(b.entries[0].second.text, "no");
-  EXPECT_TRUE(b.entries[0].second.quoted);
-  EXPECT_EQ(b.entries[1].second.line, 4);
-  EXPECT_EQ(b.entries[1].second.items[1].kind, YamlNode::Kind::scalar) << "in quotes it is text";
-  EXPECT_EQ(root.entries[2].second.kind, YamlNode::Kind::null);
-  EXPECT_EQ(root.entries[3].second.kind, YamlNode::Kind::null);
-  EXPECT_EQ(root.entries[4].second.kind, YamlNode::Kind::mapping);
-  EXPECT_EQ(parse_yaml("{\"a\": {\"b\": true}}", "F").entries[0].second.entries[0].second.text, "true")
-      << "JSON";
+  EXPECT_EQ(b.entries[0].node.text, "no");
+  EXPECT_TRUE(b.entries[0].node.quoted);
+  EXPECT_EQ(b.entries[1].node.line, 4);
+  EXPECT_EQ(b.entries[1].node.items[1].kind, YamlNode::Kind::scalar) << "in quotes it is text";
+  EXPECT_EQ(root.entries[2].node.kind, YamlNode::Kind::null);
+  EXPECT_EQ(root.entries[3].node.kind, YamlNode::Kind::null);
+  EXPECT_EQ(root.entries[4].node.kind, YamlNode::Kind::mapping);
+  EXPECT_EQ(parse_yaml("{\"a\": {\"b\": true}}", "F").entries[0].node.entries[0].node.text, "true") << "JSON";
   EXPECT_EQ(parse_yaml("", "F").kind, YamlNode::Kind::null);
 }
 
@@ -387,11 +384,9 @@ TEST(AccelerateLaunch, TypedFlagsWin) {
 }
 
 /// Random files of the words of the grammar and of all keys are read, or refused in one line.
-/// RZ_FUZZ_SECONDS: for so long; RZ_FUZZ_SEED: others.
 TEST(AccelerateFuzz, AnyTextIsReadOrRefused) {
-  const char *const seed = std::getenv("RZ_FUZZ_SEED"), *const limit = std::getenv("RZ_FUZZ_SECONDS");
-  std::mt19937 random(seed ? static_cast<unsigned>(std::atoi(seed)) : 7);
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(limit ? std::atoi(limit) : 0);
+  test::Fuzz fuzz(5000);
+  auto& random = fuzz.random;
   const std::vector<std::string> marks{
       ":",  ": ",  "\n", "\n  ", " ", "-", "- ", "[",       "]",   "{",  "}",  ",",  "'",   "\"", "#",
       " #", "&a ", "*a", "!!s ", "|", ">", "%",  "\n---\n", "...", "? ", "<<", "\t", "\\x", "~",  "\r\n"};
@@ -419,16 +414,15 @@ TEST(AccelerateFuzz, AnyTextIsReadOrRefused) {
     }
     return t;
   };
-  int tried = 0, parsed = 0, read = 0;
-  for (; tried < 5000 || std::chrono::steady_clock::now() < end; ++tried) {
+  long parsed = 0, read = 0;
+  while (fuzz.next()) {
     const std::string t = text();
     parsed += error_of([&] { parse_yaml(t, "F"); }).empty();
     read += error_of([&] { launch(t, {.ranks = random() % 4 == 0, .hosts = random() % 4 == 0}); }).empty();
   }
-  std::printf("%d texts, %d are YAML, %d of them are read\n", tried, parsed, read);
-  EXPECT_GT(parsed, tried / 2);
-  EXPECT_LT(parsed, tried);
-  EXPECT_GT(read, tried / 100);
+  EXPECT_GT(parsed, fuzz.tried() / 2);
+  EXPECT_LT(parsed, fuzz.tried());
+  EXPECT_GT(read, fuzz.tried() / 100);
   EXPECT_LT(read, parsed);
 }
 

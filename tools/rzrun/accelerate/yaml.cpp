@@ -144,8 +144,8 @@ class YamlReader {
               " is there twice; remove one");
       Event value;
       next(value);
-      found.entries.emplace_back(name.text, node(value, depth + 1));
-      found.entries.back().second.line = line;
+      found.entries.push_back({name.text, node(value, depth + 1)});
+      found.entries.back().node.line = line;
     }
   }
 

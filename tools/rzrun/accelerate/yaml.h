@@ -3,19 +3,23 @@
 
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace rz::accelerate {
 
 struct YamlNode {
+  struct Entry;
   enum class Kind { null, scalar, mapping, list };
   Kind kind = Kind::null;
-  std::string text;     ///< of a scalar
-  int line = 0;         ///< from 1; of an entry of a mapping that of its key
-  bool quoted = false;  ///< a scalar in quotes is text, also "null"
-  std::vector<std::pair<std::string, YamlNode>> entries;  ///< of a mapping, in the order of the file
-  std::vector<YamlNode> items;                            ///< of a list
+  std::string text;             ///< of a scalar
+  int line = 0;                 ///< from 1; of an entry of a mapping that of its key
+  bool quoted = false;          ///< a scalar in quotes is text, also "null"
+  std::vector<Entry> entries;   ///< of a mapping, in the order of the file
+  std::vector<YamlNode> items;  ///< of a list
+};
+struct YamlNode::Entry {
+  std::string name;
+  YamlNode node;
 };
 
 inline constexpr std::size_t max_yaml_bytes = 64 << 10;
