@@ -13,6 +13,7 @@
 #include "comm/core/error.h"
 #include "comm/net/strangers.h"
 #include "tests/support/error_of.h"
+#include "tests/support/fuzz.h"
 
 namespace rz::net {
 namespace {
@@ -125,6 +126,54 @@ TEST(Authentication, EveryFlippedBitIsRefused) {
       });
       EXPECT_NE(o.server.status(), Status::proven) << "message " << message << " bit " << bit;
     }
+}
+
+/// Changes bits of a message, replaces it, cuts it off, appends to it, or leaves it.
+void damage(test::Fuzz& fuzz, Bytes& bytes) {
+  auto& random = fuzz.random;
+  const auto any = [&] { return static_cast<std::uint8_t>(random()); };
+  const std::size_t size = bytes.size();
+  switch (random() % 8) {
+    case 0:
+      bytes.resize(random() % (size + 1));
+      break;
+    case 1:
+      bytes.resize(size + random() % 200, any());
+      break;
+    case 2:
+      std::ranges::generate(bytes, any);
+      break;
+    case 3:
+      for (auto n = size ? 1 + random() % 4 : 0; n > 0; --n)
+        bytes[random() % size] ^= static_cast<std::uint8_t>(1u << random() % 8);
+      break;
+    default:
+      break;
+  }
+}
+
+TEST(Authentication, OnlyTheMessagesThatWereSentProveAnything) {
+  test::Fuzz fuzz(1000);
+  long proven = 0;
+  while (fuzz.next()) {
+    std::vector<Bytes> arrived;
+    const auto o = relay(key(), key(), [&](std::size_t, Bytes& bytes) {
+      damage(fuzz, bytes);
+      arrived.push_back(bytes);
+    });
+    const auto begins_as_sent = [&](std::size_t i) {
+      const Bytes& sent = o.messages[i];
+      return !sent.empty() && arrived[i].size() >= sent.size() &&
+             std::equal(sent.begin(), sent.end(), arrived[i].begin());
+    };
+    // What follows a hello is taken for the proof.
+    const bool replies = begins_as_sent(0) && begins_as_sent(1), hello_alone = arrived[0].size() == 64;
+    ASSERT_EQ(o.client.status() == Status::proven, replies);
+    ASSERT_EQ(o.server.status() == Status::proven, replies && hello_alone && begins_as_sent(2));
+    proven += o.server.status() == Status::proven;
+  }
+  EXPECT_GT(proven, fuzz.tried() / 20);
+  EXPECT_LT(proven, fuzz.tried());
 }
 
 TEST(Authentication, ARecordedExchangeIsOfNoUse) {

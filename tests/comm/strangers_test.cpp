@@ -10,7 +10,6 @@
 
 #include <atomic>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <random>
@@ -26,6 +25,7 @@
 #include "comm/net/unix_socket.h"
 #include "comm/store.h"
 #include "tests/support/error_of.h"
+#include "tests/support/fuzz.h"
 
 namespace rz {
 namespace {
@@ -468,10 +468,7 @@ TEST(StrangersAtTheStore, ARecordedSessionHasNoEffect) {
 }
 
 // Requests of a client that has proved the secret, with changed bytes, and bytes before any proof.
-// FUZZ_SECONDS: how long.
 TEST(StrangersAtTheStore, ChangedFramesEndTheirOwnConnectionOnly) {
-  const char* const text = std::getenv("FUZZ_SECONDS");
-  const Deadline end = Deadline::after(seconds(text ? std::atoi(text) : 1));
   const auto server = serve();
   server->set("mine", "untouched");
   const net::Secret secret = net::Secret::of_text(ours);
@@ -482,9 +479,9 @@ TEST(StrangersAtTheStore, ChangedFramesEndTheirOwnConnectionOnly) {
       to_bytes(StoreRequest{.kind = StoreRequest::set}, "a launch", "key", "value"),
       to_bytes(StoreRequest{.kind = StoreRequest::get, .number = 0}, "a launch", "key"),
       to_bytes(StoreRequest{.kind = StoreRequest::add, .number = 7}, "a launch", "number"), hello};
-  std::mt19937 random(11);
-  std::size_t connections = 0;
-  for (; !end.expired() || connections < 100; ++connections) {
+  test::Fuzz fuzz(2000);
+  auto& random = fuzz.random;
+  while (fuzz.next()) {
     const UniqueFd socket =
         net::connect_tcp(net::resolve({"127.0.0.1", tcp_store_port(*server)}).front(), soon());
     ASSERT_TRUE(socket);
@@ -507,13 +504,11 @@ TEST(StrangersAtTheStore, ChangedFramesEndTheirOwnConnectionOnly) {
     EXPECT_EQ(poll(&p, 1, 10'000), 1) << "the server has not ended the connection";
     const linger at_once{1, 0};  // frees the port
     setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
-    if (connections % 64 == 0) {
+    if (fuzz.tried() % 64 == 0) {
       EXPECT_EQ(server->get("mine", soon()), "untouched");
       EXPECT_EQ(tcp_store(address_of(*server), joining(1))->get("mine", soon()), "untouched");
     }
   }
-  RecordProperty("connections", static_cast<int>(connections));
-  if (text) std::printf("%zu connections\n", connections);
 }
 
 // A process that has read the job's id, but not the secret.

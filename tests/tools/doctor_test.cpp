@@ -7,6 +7,7 @@
 
 #include "comm/core/error.h"
 #include "tests/support/error_of.h"
+#include "tests/support/fuzz.h"
 #include "tests/support/program.h"
 #include "tools/doctor/checks.h"
 #include "tools/doctor/report.h"
@@ -317,6 +318,88 @@ TEST(Doctor, FactsOfAnotherVersionNameTheHostAndTheKey) {
   EXPECT_NE(error(replaced("\"mtu\":1500", "\"mtu\":\"x\"")).find("mtu"), std::string::npos);
   EXPECT_NE(error("[]"), "");
   EXPECT_NE(error(text.substr(0, text.size() / 2)), "");
+}
+
+/// Calls `parse` with a text of which bytes or numbers are changed; true if it was read. What is refused is
+/// refused in one line with the host.
+template <class F>
+bool is_read(test::Fuzz& fuzz, std::string text, const F& parse) {
+  auto& random = fuzz.random;
+  const char* const values[] = {"-1",
+                                "0",
+                                "1",
+                                "2147483647",
+                                "9007199254740992",
+                                "18446744073709551615",
+                                "1e300",
+                                "null",
+                                "true",
+                                "[]",
+                                "{}",
+                                "\"\\u001b[2J\\n\"",
+                                "\"\""};
+  for (auto n = random() % 4; n > 0; --n) {
+    const auto at = text.find(':', random() % text.size());
+    const auto end = text.find_first_of(",}", at);
+    if (end != std::string::npos) text.replace(at + 1, end - at - 1, values[random() % std::size(values)]);
+  }
+  if (random() % 2) text = fuzz.changed(text, 2);
+  try {
+    parse(text);
+    return true;
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Errc::config) << e.what();
+    EXPECT_EQ(std::string_view(e.what()).find("node7"), 0u) << e.what();
+    for (const char* c = e.what(); *c; ++c) EXPECT_TRUE(static_cast<unsigned char>(*c) >= 32) << e.what();
+    return false;
+  }
+}
+
+/// Judges whatever another host prints as its facts, and prints the result.
+TEST(DoctorFuzz, AnyFactsAreJudgedOrRefused) {
+  const std::string text = to_json(sound_host());
+  test::Fuzz fuzz(500);
+  long read = 0;
+  while (fuzz.next())
+    read += is_read(fuzz, text, [](const std::string& json) {
+      const std::vector<NamedFacts> all{{"a", sound_host(), 999, 1001},
+                                        {"b", parse_facts(json, "node7"), 999, 1001}};
+      Report r{.ranks = 8, .nodes = 2, .facts = all};
+      Job second = two_nodes_of_gpus();
+      second.first = false;
+      r.findings = check_host("b", all[1].facts, second);
+      for (const Finding& f : compare_hosts(all, second)) r.findings.push_back(f);
+      for (const char c : table(r))
+        ASSERT_TRUE(c == '\n' || (static_cast<unsigned char>(c) >= 32 && c != 127)) << table(r);
+      doctor::json(r);
+    });
+  EXPECT_GT(read, fuzz.tried() / 20);
+  EXPECT_LT(read, fuzz.tried());
+}
+
+TEST(DoctorFuzz, AnyRequestIsReadOrRefused) {
+  const std::string text = to_json(FactsRequest{"node1", 2, true, "1234"});
+  test::Fuzz fuzz(500);
+  long read = 0;
+  while (fuzz.next())
+    read += is_read(fuzz, text, [](const std::string& json) { parse_request(json, "node7"); });
+  EXPECT_GT(read, fuzz.tried() / 20);
+  EXPECT_LT(read, fuzz.tried());
+}
+
+TEST(DoctorFuzz, AnyMeasurementIsJudgedOrRefused) {
+  const std::string text = to_json(good_pair("a", "b"));
+  test::Fuzz fuzz(500);
+  long read = 0;
+  while (fuzz.next())
+    read += is_read(fuzz, text, [](const std::string& json) {
+      Report r;
+      r.pairs = {good_pair("a", "b"), parse_measurement(json, "node7")};
+      r.findings = check_pairs(r.pairs);
+      table(r), doctor::json(r);
+    });
+  EXPECT_GT(read, fuzz.tried() / 20);
+  EXPECT_LT(read, fuzz.tried());
 }
 
 TEST(Doctor, TheResultIsTheLastLine) {

@@ -4,11 +4,8 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
-#include <cstdlib>
-#include <random>
-
 #include "comm/core/error.h"
+#include "tests/support/fuzz.h"
 
 namespace rz::hosts {
 namespace {
@@ -150,35 +147,41 @@ TEST(SlurmNodes, ErrorsNameTheEntry) {
   EXPECT_EQ(no_nodes("a1,a[1-2]"), "LIST: node 'a1' is there twice");
 }
 
-/// Random texts of the words of each grammar are read, or refused in one line. RZ_FUZZ_SECONDS: for so long;
-/// RZ_FUZZ_SEED: others.
-TEST(HostsFuzz, AnyTextIsReadOrRefused) {
-  const char* const seed = std::getenv("RZ_FUZZ_SEED");
-  const char* const limit = std::getenv("RZ_FUZZ_SECONDS");
-  std::mt19937 random(seed ? static_cast<unsigned>(std::atoi(seed)) : 7);
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(limit ? std::atoi(limit) : 0);
-  const std::vector<std::string> words{
+/// Random texts of the words of the grammars.
+std::string random_text(std::mt19937& random) {
+  static const std::vector<std::string> words{
       "a", "b", " slots=", "1", "2", "07", "\n", "#",       "@",           ":",           ",",    "[",
       "]", "-", "slots",   "=", " ", "c",  "-",  "9999999", "a slots=2\n", "b slots=3\n", "a:0,1"};
-  const auto text = [&] {
-    std::string t;
-    for (std::size_t n = random() % 12; n > 0; --n)
-      t += random() % 24 ? words[random() % words.size()] : std::string(1, static_cast<char>(random()));
-    return t;
-  };
-  int tried = 0, read[3] = {};
-  for (; tried < 3000 || std::chrono::steady_clock::now() < end; ++tried) {
-    const std::string t = text();
-    read[0] += of_hostfile(t).empty();
-    read[1] += refusal([&] { EXPECT_FALSE(include(three(), t).empty()); }).empty();
-    refusal([&] { EXPECT_FALSE(exclude(three(), t).empty()); });
-    read[2] += no_nodes(t).empty();
-  }
-  for (const int n : read) {
-    EXPECT_GT(n, tried / 500);
-    EXPECT_LT(n, tried / 2);
-  }
+  std::string text;
+  for (std::size_t n = random() % 12; n > 0; --n)
+    text += random() % 24 ? words[random() % words.size()] : std::string(1, static_cast<char>(random()));
+  return text;
 }
+
+/// Any text is read, or refused in one line; `refusal_of` returns this.
+template <class F>
+void fuzz(const F& refusal_of) {
+  test::Fuzz fuzz(3000);
+  long read = 0;
+  while (fuzz.next()) {
+    const std::string text = random_text(fuzz.random), why = refusal_of(text);
+    ASSERT_EQ(why.find('\n'), std::string::npos) << why;
+    read += why.empty();
+  }
+  EXPECT_GT(read, fuzz.tried() / 500);
+  EXPECT_LT(read, fuzz.tried() / 2);
+}
+
+TEST(HostsFuzz, AnyHostfileIsReadOrRefused) {
+  fuzz([](const std::string& text) { return of_hostfile(text); });
+}
+TEST(HostsFuzz, AnyFilterIsReadOrRefused) {
+  fuzz([](const std::string& text) {
+    refusal([&] { EXPECT_FALSE(exclude(three(), text).empty()); });
+    return refusal([&] { EXPECT_FALSE(include(three(), text).empty()); });
+  });
+}
+TEST(HostsFuzz, AnyListOfSlurmIsReadOrRefused) { fuzz(no_nodes); }
 
 }  // namespace
 }  // namespace rz::hosts

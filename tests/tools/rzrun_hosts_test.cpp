@@ -8,15 +8,16 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <random>
 #include <thread>
 
+#include "tests/support/fuzz.h"
 #include "tests/support/program.h"
 #include "tests/support/rzrun.h"
 #include "tools/rzrun/agents/frames.h"
+#include "tools/rzrun/agents/joining.h"
+#include "tools/rzrun/agents/wire.h"
 #include "tools/rzrun/ranks/processes.h"
 
 namespace rz {
@@ -373,28 +374,61 @@ TEST(RzrunOneHost, DryRunPrintsWhatWouldRunWhere) {
   EXPECT_NE(all[2].find(" -p 2222 n1 cd '"), std::string::npos) << all[2];
 }
 
-/// Random bytes, and frames of which bytes are changed: each is a frame, or refused. RZ_FUZZ_SECONDS: for so
-/// long.
-TEST(RzrunFrames, AnyBytesAreFramesOrRefused) {
+/// Frames with payloads of all kinds, after the banner of a shell.
+std::string good_frames() {
   rzrun::Job job;
   job.options.ranks = job.local_ranks = 2;
   job.options.command = {"program", "word"};
-  const std::string packed = rzrun::pack_job(job, {{"NAME", "value"}, {"OTHER", ""}});
   rzrun::RankEnd end;
   end.rank = 3;
   end.status.signal = 9;
-  std::string good(rzrun::frames_begin);
-  rzrun::append_frame(good, rzrun::Frame::Kind::job, packed);
-  rzrun::append_frame(good, rzrun::Frame::Kind::exit, rzrun::pack_end(end));
-  std::mt19937 random(7);
-  const char* const limit = std::getenv("RZ_FUZZ_SECONDS");
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(limit ? std::atoi(limit) : 0);
-  int whole = 0, tried = 0;
-  for (; tried < 2000 || std::chrono::steady_clock::now() < until; ++tried) {
-    std::string bytes = "banner\n" + good;
-    for (auto n = tried == 0 ? 0 : random() % 4; n > 0; --n)
-      bytes[random() % bytes.size()] = static_cast<char>(random());
-    if (tried > 0 && random() % 8 == 0) bytes.resize(random() % bytes.size());
+  rzrun::Joining joining;
+  joining.host = "node", joining.command = {"program"};
+  rzrun::WireWriter join, hello;
+  rzrun::Joining::fields(join, joining);
+  hello(std::vector<std::string>{"10.0.0.1/8"}, 29500);
+  std::string bytes = "banner\n" + std::string(rzrun::frames_begin);
+  using Kind = rzrun::Frame::Kind;
+  rzrun::append_frame(bytes, Kind::hello, hello.bytes);
+  rzrun::append_frame(bytes, Kind::join, join.bytes);
+  rzrun::append_frame(bytes, Kind::job, rzrun::pack_job(job, {{"NAME", "value"}, {"OTHER", ""}}));
+  rzrun::append_frame(bytes, Kind::exit, rzrun::pack_end(end));
+  return bytes;
+}
+
+void unpack(const rzrun::Frame& frame) {
+  rzrun::WireReader reader(frame.payload);
+  rzrun::Variables variables;
+  rzrun::Joining joining;
+  std::vector<std::string> addresses;
+  int port = 0;
+  switch (frame.kind) {
+    case rzrun::Frame::Kind::job:
+      rzrun::unpack_job(frame.payload, variables);
+      break;
+    case rzrun::Frame::Kind::exit:
+      rzrun::unpack_end(frame.payload);
+      break;
+    case rzrun::Frame::Kind::join:
+      rzrun::Joining::fields(reader, joining);
+      break;
+    case rzrun::Frame::Kind::hello:
+      reader(addresses, port);
+      break;
+    default:
+      break;
+  }
+}
+
+/// Frames of which bytes are changed: each is a frame, or refused.
+TEST(RzrunFrames, AnyBytesAreFramesOrRefused) {
+  const std::string good = good_frames();
+  test::Fuzz fuzz(3000);
+  auto& random = fuzz.random;
+  long whole = 0;
+  while (fuzz.next()) {
+    std::string bytes = fuzz.tried() == 1 ? good : fuzz.changed(good);
+    if (fuzz.tried() > 1 && random() % 8 == 0) bytes.resize(random() % bytes.size());
     try {
       rzrun::FrameParser parser;
       int frames = 0;
@@ -403,23 +437,16 @@ TEST(RzrunFrames, AnyBytesAreFramesOrRefused) {
         parser.feed(std::string_view(bytes).substr(at, n));
         at += n;
         parser.text_before();
-        while (const auto frame = parser.next()) {
-          rzrun::Variables variables;
-          if (frame->kind == rzrun::Frame::Kind::job) rzrun::unpack_job(frame->payload, variables);
-          if (frame->kind == rzrun::Frame::Kind::exit) rzrun::unpack_end(frame->payload);
-          ++frames;
-        }
+        for (; const auto frame = parser.next(); ++frames) unpack(*frame);
       }
-      whole += frames == 2;
-      if (tried == 0) {
-        EXPECT_EQ(frames, 2);
-      }
+      whole += frames == 4;
+      ASSERT_TRUE(frames == 4 || fuzz.tried() > 1);
     } catch (const Error& e) {
       ASSERT_EQ(e.code(), Errc::io) << e.what();
     }
   }
-  EXPECT_GT(whole, tried / 20);
-  EXPECT_LT(whole, tried);
+  EXPECT_GT(whole, fuzz.tried() / 20);
+  EXPECT_LT(whole, fuzz.tried());
 }
 
 }  // namespace

@@ -12,7 +12,6 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <random>
 #include <set>
 #include <span>
 #include <sstream>
@@ -23,6 +22,7 @@
 #include "comm/os/flight_recorder.h"
 #include "comm/topology.h"
 #include "comm/transport/flight_report.h"
+#include "tests/support/fuzz.h"
 #include "tests/support/program.h"
 #include "tools/rzrun/flags/options.h"
 #include "tools/rzrun/ranks/error_file.h"
@@ -205,12 +205,12 @@ TEST(Rzrun, TheStackOfACrashIsPrinted) {
   EXPECT_NE(lines(story).back().find("killed by SIGSEGV (Segmentation fault); "), std::string::npos) << story;
 }
 
-/// A file of a recorder, and an error file, of which bytes are changed. RZ_FUZZ_SECONDS: for so long.
-TEST(RzrunReports, AnyBytesAreReadOrRefused) {
+/// A file of a recorder with three communicators, in the update and on the stack of a crash.
+std::string flight_file() {
   const UniqueFd fd = flight::make_file();
-  std::string good(sizeof(flight::File), '\0');
-  ASSERT_EQ(::pread(fd.get(), good.data(), good.size(), 0), static_cast<ssize_t>(good.size()));
-  auto* const file = reinterpret_cast<flight::File*>(good.data());
+  std::string bytes(sizeof(flight::File), '\0');
+  EXPECT_EQ(::pread(fd.get(), bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
+  auto* const file = reinterpret_cast<flight::File*>(bytes.data());
   file->update.store(17);
   file->signal.store(SIGSEGV);
   std::memcpy(file->stack, "/bin/x+0x12\n?+0x7\n", 19);
@@ -222,36 +222,42 @@ TEST(RzrunReports, AnyBytesAreReadOrRefused) {
     row.collective.in_count.store(1024);
     row.collective.out_count.store(1024);
   }
-  const std::string json =
-      R"({"message": {"message": "Error: é", "extraInfo": {"timestamp": "1", "culprit": 3}}})";
+  return bytes;
+}
+
+TEST(RzrunReports, AnyBytesOfARecorderAreReadOrRefused) {
+  const std::string good = flight_file();
   EXPECT_EQ(flight::read_report(std::as_bytes(std::span(good)))
                 .activity.find("in all_reduce #204 (1024 f32, sum) of 'world'"),
             0u);
-  Directory folder;
-  std::mt19937 random(7);
-  const char* const limit = std::getenv("RZ_FUZZ_SECONDS");
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(limit ? std::atoi(limit) : 0);
-  int tried = 0, stacks = 0, messages = 0;
-  const auto changed = [&](std::string text, std::size_t from, std::size_t size) {
-    for (auto n = random() % 5; n > 0; --n) text[from + random() % size] = static_cast<char>(random());
-    return text;
-  };
-  for (; tried < 500 || std::chrono::steady_clock::now() < until; ++tried) {
-    const std::string bytes = random() % 2 ? changed(good, 0, 768) : changed(good, 8192, 32);
+  test::Fuzz fuzz(500);
+  long stacks = 0;
+  while (fuzz.next()) {
+    const std::string bytes =
+        fuzz.random() % 2 ? fuzz.changed(good, 4, 0, 768) : fuzz.changed(good, 4, 8192, 32);
     const flight::Report report = flight::read_report(std::as_bytes(std::span(bytes)));
     for (const unsigned char c : report.activity) ASSERT_TRUE(c >= 32 && c != 127);
     stacks += report.stack.size() == 2;
-    std::ofstream(folder / "error.json", std::ios::binary) << changed(json, 0, json.size());
+  }
+  EXPECT_GT(stacks, fuzz.tried() / 10);
+  EXPECT_LT(stacks, fuzz.tried());
+}
+
+TEST(RzrunReports, AnyBytesOfAnErrorFileAreReadOrRefused) {
+  const std::string json =
+      R"({"message": {"message": "Error: é", "extraInfo": {"timestamp": "1", "culprit": 3}}})";
+  Directory folder;
+  test::Fuzz fuzz(500);
+  long messages = 0;
+  while (fuzz.next()) {
+    std::ofstream(folder / "error.json", std::ios::binary) << fuzz.changed(json);
     const auto error = rzrun::read_error_file(folder / "error.json");
     for (const unsigned char c : error ? error->message : std::string())
       ASSERT_TRUE(c == '\n' || (c >= 32 && c != 127));
     messages += error.has_value();
   }
-  std::printf("%d tried, %d stacks, %d messages\n", tried, stacks, messages);
-  EXPECT_GT(stacks, tried / 10);
-  EXPECT_LT(stacks, tried);
-  EXPECT_GT(messages, tried / 10);
-  EXPECT_LT(messages, tried);
+  EXPECT_GT(messages, fuzz.tried() / 10);
+  EXPECT_LT(messages, fuzz.tried());
 }
 
 TEST(Rzrun, ErrorFilesWithoutLogFilesEndWithTheJob) {

@@ -4,13 +4,11 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <random>
 
 #include "comm/core/error.h"
+#include "tests/support/fuzz.h"
 #include "tests/support/program.h"
 #include "tests/support/rzrun.h"
 #include "tools/rzrun/flags/environment_file.h"
@@ -35,8 +33,7 @@ std::string refusal(const std::string& text) {
 TEST(EnvironmentFile, LinesAreVariables) {
   const Variables found = parse_environment_file(
       "# a comment\n\nA=1\r\n  export B = two words \nC='$HOME #x'\nD=\"a 'b'\"\nE=\nA=a=b#c", "F");
-  const Variables expected{
-      {"A", "a=b#c"}, {"B", "two words"}, {"C", "$HOME #x"}, {"D", "a 'b'"}, {"E", ""}};
+  const Variables expected{{"A", "a=b#c"}, {"B", "two words"}, {"C", "$HOME #x"}, {"D", "a 'b'"}, {"E", ""}};
   EXPECT_EQ(found, expected);
 }
 
@@ -62,15 +59,13 @@ TEST(EnvironmentFile, ErrorsNameTheLine) {
   EXPECT_EQ(refusal("A=" + std::string(131069, 'x')), "");
 }
 
-/// RZ_FUZZ_SECONDS: for so long; RZ_FUZZ_SEED: other texts.
 TEST(EnvironmentFileFuzz, AnyTextIsReadOrRefusedInOneLine) {
-  const char *const seed = std::getenv("RZ_FUZZ_SEED"), *const limit = std::getenv("RZ_FUZZ_SECONDS");
-  std::mt19937 random(seed ? static_cast<unsigned>(std::atoi(seed)) : 7);
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(limit ? std::atoi(limit) : 0);
+  test::Fuzz fuzz(3000);
+  auto& random = fuzz.random;
   const std::vector<std::string> words{"A", "=", "B=1\n", "\n",    "'", "\"", "#",  " #",   "export ",
                                        "$", "`", "\t",    "RANK=", "x", " ",  "C=", "\r\n", "1"};
-  int tried = 0, read = 0;
-  for (; tried < 3000 || std::chrono::steady_clock::now() < end; ++tried) {
+  long read = 0;
+  while (fuzz.next()) {
     std::string text;
     for (std::size_t n = random() % 10; n > 0; --n)
       text += random() % 24 ? words[random() % words.size()] : std::string(1, static_cast<char>(random()));
@@ -89,9 +84,8 @@ TEST(EnvironmentFileFuzz, AnyTextIsReadOrRefusedInOneLine) {
       EXPECT_EQ(parse_environment_file(again, "F"), first) << text;
     }
   }
-  std::printf("%d texts, %d of them read\n", tried, read);
-  EXPECT_GT(read, tried / 100);
-  EXPECT_LT(read, tried);
+  EXPECT_GT(read, fuzz.tried() / 100);
+  EXPECT_LT(read, fuzz.tried());
 }
 
 class RzrunWords : public testing::Test {

@@ -84,7 +84,8 @@ constexpr std::size_t max_elements = 65536;
 
 class Reader {
  public:
-  Reader(const Json& node, const std::string& source) : object_(node, source) {}
+  Reader(const Json& node, const std::string& source, const std::string& path = "")
+      : object_(node, source, path) {}
 
   template <class T>
   void operator()(const char* key, T& value) const {
@@ -97,7 +98,8 @@ class Reader {
   void read(const char* key, std::string& value) const { value = object_.text(key, ""); }
   void read(const char* key, bool& value) const { value = object_.boolean(key, false); }
   void read(const char* key, double& value) const { value = object_.number(key, 0, -1e18, 1e18); }
-  void read(const char* key, std::int64_t& value) const { value = object_.integer(key, 0, -1, max); }
+  /// A count, by which a check divides.
+  void read(const char* key, std::int64_t& value) const { value = object_.integer(key, 0, 1, max_elements); }
   void read(const char* key, int& value) const {
     value = static_cast<int>(object_.integer(key, 0, -1, std::numeric_limits<int>::max()));
   }
@@ -128,7 +130,7 @@ class Reader {
   void read(const char* key, std::vector<Interface>& values) const {
     values.clear();
     for (const Json& element : list(key)) {
-      const Reader in(element, object_.path(key));
+      const Reader in(element, object_.file(), object_.path(key));
       Interface& i = values.emplace_back();
       in("name", i.name), in("address", i.address), in("mtu", i.mtu);
     }
@@ -139,7 +141,6 @@ class Reader {
     return node;
   }
 
-  static constexpr std::int64_t max = std::int64_t{1} << 53;
   JsonObject object_;
 };
 
