@@ -31,6 +31,7 @@ std::string printable(std::string_view text) {
 
 struct Recorded {
   std::string text;
+  std::uint32_t number = 0;
   bool running = false;
 };
 
@@ -50,11 +51,17 @@ std::optional<Recorded> recorded_call(const Call& call, const Row& row, bool of_
   c.root = call.root.load(std::memory_order_relaxed);
   const auto number = static_cast<std::uint32_t>(what);
   const bool running = call.ended.load(std::memory_order_relaxed) != number + 1;
-  if (!of_message) return Recorded{describe(make_signature(c, std::max(row.size, 1), number)), running};
+  if (!of_message)
+    return Recorded{describe(make_signature(c, std::max(row.size, 1), number)), number, running};
   const bool sends = c.kind == Collective::send;
   return Recorded{concat(name(c.kind), sends ? " to " : " from ", c.root, " (",
                          sends ? c.in.count : c.out.count, " ", name(c.in.dtype), ")"),
-                  running};
+                  number, running};
+}
+
+std::string owner_of(const Row& row) {
+  const std::string name = printable(std::string_view(row.name, sizeof row.name));
+  return name == WaitReportOptions().communicator ? name : concat("'", name, "'");
 }
 
 void append_list(std::string& text, const char* begin, const std::vector<std::string>& calls) {
@@ -68,17 +75,31 @@ std::string calls_of(const File& file) {
   std::vector<std::string> running, ended, issued;
   for (const Row& row : file.row) {
     if (row.used.load(std::memory_order_relaxed) != 1) continue;
-    const std::string name = printable(std::string_view(row.name, sizeof row.name)),
-                      owner = name == WaitReportOptions().communicator ? name : concat("'", name, "'");
     for (const bool of_message : {false, true})
       if (const auto call = recorded_call(of_message ? row.message : row.collective, row, of_message))
-        (row.in_streams ? issued : call->running ? running : ended).push_back(call->text + " of " + owner);
+        (row.in_streams  ? issued
+         : call->running ? running
+                         : ended)
+            .push_back(call->text + " of " + owner_of(row));
   }
   std::string text;
   append_list(text, "in ", running);
   if (running.empty()) append_list(text, "after ", ended);
   append_list(text, "last issued ", issued);
   return text;
+}
+
+std::vector<Position> positions_of(const File& file) {
+  std::vector<Position> living, ended;
+  for (const Row& row : file.row) {
+    const std::uint32_t used = row.used.load(std::memory_order_relaxed);
+    const auto call = recorded_call(row.collective, row, false);
+    if (!call || row.in_streams || used > 1) continue;
+    const std::string owner = owner_of(row);
+    (used ? living : ended)
+        .push_back({owner, row.size, call->number, concat(call->text, " of ", owner), call->running});
+  }
+  return living.empty() ? ended : living;
 }
 
 std::string activity_of(const File& file) {
@@ -117,7 +138,7 @@ Report read_report(std::span<const std::byte> bytes) {
   if (std::memcmp(copy->magic, "rzflight", sizeof copy->magic) != 0 || copy->version != version ||
       copy->rows != row_count)
     return {};
-  Report report{.activity = activity_of(*copy)};
+  Report report{.activity = activity_of(*copy), .positions = positions_of(*copy)};
   if (const int signal = copy->signal.load(std::memory_order_relaxed); signal > 0) {
     report.signal = signal;
     report.address = value_of(copy->address);

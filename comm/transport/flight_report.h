@@ -14,10 +14,21 @@ struct Frame {
   std::uint64_t address = 0;
 };
 
+/// How far a communicator got: its last collective whose end the host sees.
+struct Position {
+  std::string communicator;  ///< as messages have it: 'world'
+  int size = 0;              ///< its ranks
+  std::uint32_t number = 0;  ///< of the call
+  std::string call;          ///< "all_reduce #204 (1024 f32, sum) of 'world'"
+  bool running = false;      ///< it has not ended, or the communicator failed in it
+};
+
 struct Report {
   /// "in all_reduce #204 (1024 f32, sum) of 'world', update 17, backward"; without a call that runs "after
   /// …", with the last calls. Empty if the process has recorded nothing.
   std::string activity;
+  /// Of the communicators that live; if none does, of those that have ended.
+  std::vector<Position> positions;
   int signal = 0;             ///< of a crash whose stack is known; 0: none
   std::uint64_t address = 0;  ///< of the crash
   std::vector<Frame> stack;   ///< innermost first

@@ -120,14 +120,15 @@ TEST(Rzrun, TheFirstFailureIsNamedAndItsCodeReturned) {
   Program p(
       rzrun({"-n", "3"}, "trap 'exit 9' TERM; [ $RANK = 2 ] && { sleep 0.3; exit 5; }; sleep 60 & wait"));
   EXPECT_EQ(p.wait(), 5);
-  ASSERT_FALSE(lines(p.err()).empty());
-  EXPECT_EQ(lines(p.err())[0], "rzrun: rank 2 of 3 failed first: exited with 5");
+  EXPECT_EQ(p.err(),
+            "rzrun: after the first failure ranks 0, 1 exited with 9\n"
+            "rzrun: first failure: rank 2 of 3 exited with 5\n");
 }
 
 TEST(Rzrun, ASignalIsNamed) {
   Program p(rzrun({"-n", "2"}, "[ $RANK = 1 ] && kill -USR1 $$; sleep 60"));
   EXPECT_EQ(p.wait(), 128 + SIGUSR1);
-  EXPECT_NE(p.err().find("rank 1 of 2 failed first: killed by SIGUSR1"), std::string::npos) << p.err();
+  EXPECT_NE(p.err().find("first failure: rank 1 of 2 killed by SIGUSR1"), std::string::npos) << p.err();
 }
 
 /// Writes a report as torch's @record does.
@@ -195,6 +196,31 @@ TEST(Rzrun, TheLastLineHasTheCallOfARankThatWasKilled) {
   EXPECT_TRUE(last.starts_with("rzrun: first failure: rank 1 of 2 killed by SIGKILL (Killed); ")) << last;
   EXPECT_NE(last.find("all_reduce #"), std::string::npos) << last;
   EXPECT_NE(last.find(" (2 f32, sum) of "), std::string::npos) << last;
+}
+
+TEST(Rzrun, TheOtherRanksHaveOneLineWithTheCallTheyWaitedIn) {
+  const auto all = lines(story_of(SIGKILL));
+  ASSERT_GE(all.size(), 2u);
+  const std::string& line = all[all.size() - 2];
+  EXPECT_TRUE(line.starts_with("rzrun: rank 0 was in all_reduce #") ||
+              (line.starts_with("rzrun: rank 0 waited in all_reduce #") && line.ends_with(" for rank 1")))
+      << line;
+  EXPECT_NE(line.find(" (2 f32, sum) of "), std::string::npos) << line;
+}
+
+TEST(Rzrun, TheFirstFailureIsPrintedOnceAndLast) {
+  const std::string story = story_of(SIGKILL);
+  EXPECT_EQ(story.find("rank 1 of 2"), story.rfind("rank 1 of 2")) << story;
+}
+
+TEST(Rzrun, AGroupThatDoesNotEndHasANotice) {
+  Program p(rzrun({"-n", "3", "--grace", "300"},
+                  "trap '' TERM; [ $RANK = 1 ] && exit 5; echo pid $$; while :; do sleep 0.1; done"));
+  while (lines(p.out()).size() < 2) p.wait_for("pid");
+  p.wait_for("rzrun: a rank has failed; ranks 0, 2 have got SIGTERM, and 300 s to end (--grace)\n");
+  for (const auto& line : lines(p.out())) ::kill(std::stoi(line.substr(4)), SIGKILL);
+  EXPECT_EQ(p.wait(), 5);
+  EXPECT_EQ(lines(p.err()).back(), "rzrun: first failure: rank 1 of 3 exited with 5");
 }
 
 TEST(Rzrun, TheStackOfACrashIsPrinted) {
@@ -327,7 +353,7 @@ TEST(Rzrun, CtrlCEndsEverything) {
   EXPECT_EQ(p.wait(std::chrono::seconds(20)), 128 + SIGINT);
   for (const auto& line : lines(p.out())) EXPECT_TRUE(test::gone(std::stoi(line.substr(3)))) << line;
   EXPECT_NE(p.err().find("SIGINT"), std::string::npos);
-  EXPECT_EQ(p.err().find("failed first"), std::string::npos) << "no rank failed";
+  EXPECT_EQ(p.err().find("first failure"), std::string::npos) << "no rank failed";
 }
 
 TEST(Rzrun, CtrlCTwiceKillsAtOnce) {
@@ -353,8 +379,9 @@ TEST(Rzrun, TheReasonIsPrintedByARankThatEndsLater) {
     EXPECT_EQ(p.wait(), std::stoi(status));
     auto all = lines(p.err());
     std::ranges::sort(all);
-    EXPECT_EQ(all, (std::vector<std::string>{
-                       std::string("rzrun: rank 1 of 2 failed first: exited with ") + status, "the reason"}));
+    EXPECT_EQ(
+        all, (std::vector<std::string>{std::string("rzrun: first failure: rank 1 of 2 exited with ") + status,
+                                       "the reason"}));
     std::filesystem::remove(pid);
   }
 }

@@ -139,7 +139,7 @@ class Rzrun(Jobs, unittest.TestCase):
             host.kill(self.ranks(host)[0])
             status, _, err = self.end(job)
             self.assertEqual(status, 137, err)
-            self.assertRegex(err, f'rank [{2 * i}{2 * i + 1}] of 4 on host {host.name} failed first: killed by SIGKILL')
+            self.assertRegex(err, f'first failure: rank [{2 * i}{2 * i + 1}] of 4 on host {host.name} killed by SIGKILL')
 
     def test_a_killed_agent(self):
         for process in range(2):  # the one that was started, and its child
@@ -208,7 +208,7 @@ class Torchrun(Jobs, unittest.TestCase):
         self.assertEqual([sorted(e[0].splitlines()) for e in ends], [['rzh0 0 4', 'rzh0 1 4'], ['rzh1 2 4', 'rzh1 3 4']])
         for _, err, status in ends:
             self.assertEqual(status, 7)
-            self.assertRegex(err, 'rank 3 of 4 on host rzh1 (failed first: )?exited with 7')  # node 0, the other host
+            self.assertRegex(err, 'rank 3 of 4 on host rzh1 exited with 7')  # node 0, the other host
 
     def test_signals_end_the_job_on_both(self):
         for host in self.hosts.hosts:
@@ -350,13 +350,13 @@ class FullDisk(unittest.TestCase):
             status, _, err = self.end(self.start('--log-dir', '/tmp/logs', *tee, 'sh', '-c', 'seq 1000; [ $RANK = 3 ] && exit 7; exit 0'))
             self.assertEqual(status, 7, err)
             self.assertEqual(re.findall('.*No space.*', err), ['rzrun: host rzh1: --log-dir /tmp/logs: No space left on device; output is missing in log files'])
-            self.assertRegex(err, 'rank 3 of 4 on host rzh1 failed first: exited with 7; its log: /tmp/logs/rank3.stderr')
+            self.assertRegex(err, 'first failure: rank 3 of 4 on host rzh1 exited with 7; its log: /tmp/logs/rank3.stderr')
             self.doCleanups()
     def test_tmp(self):
         self.addCleanup(self.fill('/tmp'))
         status, _, err = self.end(self.start('sh', '-c', '[ $RANK = 3 ] && exit 7; exit 0'))
         self.assertEqual(status, 7, err)
-        self.assertRegex(err, 'rank 3 of 4 on host rzh1 failed first: exited with 7')
+        self.assertRegex(err, 'first failure: rank 3 of 4 on host rzh1 exited with 7')
         self.reduces()
     def test_shared_memory(self):
         self.fill('/dev/shm', 'mount -o remount,size=64k')

@@ -44,12 +44,10 @@ constexpr std::chrono::seconds one_signal{1};
 /// Once a signal has requested the end and no rank is left, the output waits so long for its reader.
 constexpr std::chrono::milliseconds reader_time{5000}, reader_time_if_urgent{500};
 
-/// "rank 3 has", "ranks 0, 3 have".
-std::string ranks_have(const std::vector<int>& ranks) {
-  std::string list;
-  for (int r : ranks) list += (list.empty() ? "" : ", ") + concat(r);
-  return ranks.size() == 1 ? concat("rank ", list, " has") : concat("ranks ", list, " have");
-}
+/// Once the group is being ended after a failure, the user learns after this time what it waits for.
+constexpr std::chrono::seconds silent_end{1};
+
+const char* has_or_have(const std::vector<int>& ranks) { return ranks.size() == 1 ? " has" : " have"; }
 
 class Supervisor {
  public:
@@ -76,7 +74,7 @@ class Supervisor {
     ::prctl(PR_SET_CHILD_SUBREAPER, 1);
     do run_group();
     while (wait_for_restart());
-    print_story();
+    report_cause();
     ranks_->end(status_, reason_);
     deliver_output();
     return status_;
@@ -89,6 +87,7 @@ class Supervisor {
     started_ = std::chrono::steady_clock::now();
     restart_after_.reset();
     failures_.begin();
+    notice_at_.reset();
     kill_at_.reset();
     status_ = 0;
     start();
@@ -96,6 +95,7 @@ class Supervisor {
     ranks_->reap();  // those that ended since
     ranks_->finish_output();
     log_messages();
+    if (failures_.is_known()) print_story();
     flush();
     in_group_ = false;
   }
@@ -106,7 +106,7 @@ class Supervisor {
     Job job;
     job.options = options_;
     job.run_id = run_id_;
-    job.restarts = restarts_.restarts();
+    job.restarts = restarts_of_group_ = restarts_.restarts();
     job.launch = job.restarts || !options_.run_id.empty() ? random_id() : run_id_;
     job.local_ranks = options_.ranks;
     job.devices = options_.devices;
@@ -142,13 +142,14 @@ class Supervisor {
     for (const RankEnd& end : ends)
       if (end.status.failed()) take_failure(end);
     if (!stopped_by_) failures_.decide(!ranks_->running().empty(), kill_at_.has_value(), now());
-    report_failures();
+    if (const auto first = failures_.take()) take_first(*first);
     if (const auto failure = ranks_->start_failure()) fail_start(*failure);
     if (const auto request = ranks_->stop_request()) stop(request->signal, " on host " + request->host);
     ranks_->forward_output();
     log_messages();
     flush();
     if (failures_.is_reported(now())) end_all();
+    if (notice_at_ && notice_at_->expired()) print_notice();
     if (kill_at_ && kill_at_->expired()) kill_all();
     if (!kill_at_ && ranks_->running().empty()) end_leftovers();
   }
@@ -168,7 +169,8 @@ class Supervisor {
       const auto next = failures_.next();
       return next ? Deadline::after(*next - now()).poll_ms(60000) : -1;
     }
-    return kill_at_->expired() ? 20 : kill_at_->poll_ms(60000);
+    const int left = kill_at_->expired() ? 20 : kill_at_->poll_ms(60000);
+    return notice_at_ ? std::min(left, notice_at_->poll_ms(60000)) : left;
   }
 
   /// Writes what the readers accept.
@@ -294,24 +296,36 @@ class Supervisor {
     failures_.add(end, kill_at_.has_value(), now());
   }
 
-  /// Acts on what FirstFailure has decided.
-  void report_failures() {
-    if (const auto first = failures_.take()) {
-      status_ = first->status.shell_status();
-      if (ranks_->why_no_restart().empty())
-        restart_after_ = restarts_.next(first->status, std::chrono::steady_clock::now() - started_);
-      log_error(concat(describe_first(*first, ranks_->size()), restart_hint(*first), log_hint(*first)));
-    }
-    for (const std::string& line : failures_.take_later()) log_error(line);
+  /// What FirstFailure has decided ends the group; print_story() explains it then.
+  void take_first(const RankEnd& first) {
+    status_ = first.status.shell_status();
+    if (ranks_->why_no_restart().empty())
+      restart_after_ = restarts_.next(first.status, std::chrono::steady_clock::now() - started_);
+    restart_hint_ = restart_hint(first);
   }
 
-  /// The last line. With TORCHELASTIC_ERROR_FILE it is rzrun's own report, for a launcher that started it.
+  /// Some ranks take their time to end: a save, or no reaction at all.
+  void print_notice() {
+    notice_at_.reset();
+    const auto running = ranks_->running();
+    if (running.empty() || stopped_by_) return;
+    log_error(concat("a rank has failed; ", list_ranks(running), has_or_have(running), " got SIGTERM, and ",
+                     seconds(options_.grace), " to end (--grace)"));
+  }
+
+  /// Once the group has ended: what happened, with the first failure as the last line.
   void print_story() {
-    const std::string line = failures_.story(ranks_->size());
+    if (const std::string stack = failures_.stack(); !stack.empty()) log_error(stack);
+    for (const std::string& line : failures_.later()) log_error("after the first failure " + line);
+    if (const std::string line = failures_.waits(); !line.empty()) log_error(line);
+    log_error(concat("first failure: ", failures_.line(ranks_->size()), restart_hint_, log_hint()));
+  }
+
+  /// To the other hosts and, with TORCHELASTIC_ERROR_FILE, to a launcher that started rzrun.
+  void report_cause() {
+    const std::string line = failures_.line(ranks_->size());
     if (line.empty() || stopped_by_) return;
     reason_ = "first failure: " + line;
-    if (const std::string stack = failures_.stack(); !stack.empty()) log_error(stack);
-    if (failures_.has_story()) log_error("first failure: " + line);
     if (const char* path = std::getenv("TORCHELASTIC_ERROR_FILE"); path && *path)
       write_error_file(path, line, status_);
   }
@@ -322,10 +336,10 @@ class Supervisor {
     return restarts_.explain(end.status, restart_after_);
   }
 
-  std::string log_hint(const RankEnd& end) const {
+  std::string log_hint() const {
+    const RankEnd& end = failures_.cause();
     if (options_.log_dir.empty() || !end.lost.empty()) return "";
-    const int before = restarts_.restarts() - (restart_after_ ? 1 : 0);
-    return "; its log: " + log_path(options_, before, end.rank, "stderr");
+    return "; its log: " + log_path(options_, restarts_of_group_, end.rank, "stderr");
   }
 
   void end_leftovers() {
@@ -342,6 +356,7 @@ class Supervisor {
     if (!kill_at_) {
       kill_at_ = Deadline::after(options_.grace);
       killed_ = false;
+      if (failures_.is_known()) notice_at_ = Deadline::after(silent_end);
       ranks_->signal_all(SIGTERM);
     } else if (kill_at_->expired()) {
       kill_all();
@@ -351,7 +366,7 @@ class Supervisor {
   void kill_all() {
     const auto running = ranks_->running();
     if (!killed_ && !running.empty())
-      log_error(concat(ranks_have(running), " not ended since SIGTERM: SIGKILL (",
+      log_error(concat(list_ranks(running), has_or_have(running), " not ended since SIGTERM: SIGKILL (",
                        urgent_.empty() ? "--grace " + seconds(options_.grace) : urgent_, ")"));
     killed_ = true;
     ranks_->signal_all(SIGKILL);
@@ -378,6 +393,7 @@ class Supervisor {
   std::unique_ptr<Ranks> ranks_;  // after the consoles that it has
   bool stdout_failed_ = false;
   RestartPolicy restarts_;
+  int restarts_of_group_ = 0;
   const std::string run_id_;
   int status_ = 0;
   std::string reason_;  // of a status that is not 0
@@ -392,7 +408,9 @@ class Supervisor {
   std::chrono::steady_clock::time_point started_;
   std::optional<std::chrono::milliseconds> restart_after_;
   FirstFailure failures_;
+  std::string restart_hint_;         // of the first failure
   std::optional<Deadline> kill_at_;  // set: the group is being ended
+  std::optional<Deadline> notice_at_;
   bool killed_ = false;
 };
 

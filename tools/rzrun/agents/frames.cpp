@@ -26,7 +26,7 @@ void fields_of_job(Archive& a, J& job) {
 template <class Archive, class E>
 void fields_of_end(Archive& a, E& end) {
   a(end.rank, end.status.exit_code, end.status.signal, end.status.core_dumped, end.memory_kill, end.error,
-    end.activity, end.stack, end.culprit);
+    end.activity, end.stack, end.culprit, end.call, end.group, end.last_calls);
 }
 
 void set_non_blocking(int fd) {

@@ -36,9 +36,10 @@ Each rank has a TORCHELASTIC_ERROR_FILE, beside its log files if there are any. 
 reason of its end into it, as torch's @record does; rzrun writes that of a signal. The last line of rzrun is
 the first failure with this reason, or that of the rank that it blames.
 
-When a rank fails, rzrun prints on standard error which rank failed first, and how. If it exited, the
-others have 1 s to print errors of their own, and 3 s after status 2 (wrong input), which one rank often
-explains for all. Then they and their child processes get SIGTERM and, after the grace period, SIGKILL.
+When a rank fails, the others end: after an exit they have 1 s to print errors of their own, and 3 s after
+status 2 (wrong input), which one rank often explains for all. Then they and their child processes get
+SIGTERM and, after the grace period, SIGKILL. Once all have ended, rzrun prints on standard error how the
+others ended and in which call of ringzero they waited, and last which rank failed first, and how.
 
 With --prefix or --tee no output is lost, however slowly it is read: ranks that print faster wait. Only
 after a signal that ends the job is output dropped that nobody reads, which is reported with its size.

@@ -3,6 +3,8 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <functional>
+#include <map>
 
 #include "comm/core/error.h"
 
@@ -17,14 +19,15 @@ std::chrono::milliseconds time_to_report(const ExitStatus& s) {
 
 std::string on_host(const RankEnd& end) { return end.host.empty() ? "" : concat(" on host ", end.host); }
 
+constexpr std::size_t max_calls = 3;  // in a line
+
+bool has_signal_of_rzrun(const RankEnd& end) {
+  return end.status.signal == SIGTERM || end.status.signal == SIGKILL;
+}
+
 std::string describe_loss(const RankEnd& end) { return concat("host ", end.host, " is lost: ", end.lost); }
 
 }  // namespace
-
-std::string describe_first(const RankEnd& end, int ranks) {
-  if (!end.lost.empty()) return describe_loss(end);
-  return concat("rank ", end.rank, " of ", ranks, on_host(end), " failed first: ", describe_end(end));
-}
 
 void FirstFailure::add(const RankEnd& end, bool is_ending, Clock::time_point now) {
   if (!has_several_hosts_ || first_ || is_ending) return report(end, is_ending, now);
@@ -44,41 +47,86 @@ void FirstFailure::decide(bool any_running, bool is_ending, Clock::time_point no
 
 void FirstFailure::report(const RankEnd& end, bool is_ending, Clock::time_point now) {
   failed_.push_back(end);
-  if (!first_) {
-    if (is_ending) return;
-    first_ = news_ = end;
-    report_until_ = now + time_to_report(end.status);
+  if (first_) {
+    const bool was_ended = is_ending && has_signal_of_rzrun(end);
+    if (end.rank == first_->culprit && !was_ended && cause_ == 0) cause_ = failed_.size() - 1;
     return;
   }
-  const bool ended = end.status.signal == SIGTERM || end.status.signal == SIGKILL;
-  if (!end.lost.empty())
-    later_.push_back(concat(describe_loss(end), " after that"));
-  else if (!ended && end.status != first_->status)
-    later_.push_back(concat("rank ", end.rank, on_host(end), " ", describe(end.status), " after that"));
+  if (is_ending) return;
+  first_ = news_ = end;
+  report_until_ = now + time_to_report(end.status);
 }
 
 std::optional<FirstFailure::Clock::time_point> FirstFailure::next() const {
   return suspects_.empty() ? report_until_ : std::optional(decide_at_);
 }
 
-const RankEnd& FirstFailure::cause() const {
-  const RankEnd& first = failed_.front();
-  const auto blamed = std::ranges::find(failed_, first.culprit, &RankEnd::rank);
-  return first.culprit >= 0 && blamed != failed_.end() ? *blamed : first;
-}
-
-bool FirstFailure::has_story() const {
-  return !failed_.empty() &&
-         (!cause().error.empty() || !cause().activity.empty() || (failed_.size() > 1 && has_several_hosts_));
-}
-
 std::string FirstFailure::stack() const {
-  if (failed_.empty() || cause().stack.empty()) return "";
+  if (!first_ || cause().stack.empty()) return "";
   return concat("the stack of rank ", cause().rank, ":\n", cause().stack);
 }
 
-std::string FirstFailure::story(int ranks) const {
-  if (failed_.empty()) return "";
+std::vector<std::string> FirstFailure::later() const {
+  std::vector<std::string> lines;
+  std::map<std::string, std::vector<const RankEnd*>> by_end;
+  for (const RankEnd& end : failed_) {
+    if (&end == &failed_.front() || &end == &cause()) continue;
+    if (!end.lost.empty())
+      lines.push_back(describe_loss(end));
+    else if (!has_signal_of_rzrun(end) && end.status != first_->status)
+      by_end[describe(end.status)].push_back(&end);
+  }
+  for (const auto& [how, ends] : by_end) {
+    std::vector<int> ranks;
+    for (const RankEnd* end : ends) ranks.push_back(end->rank);
+    lines.push_back(concat(list_ranks(ranks), ends.size() == 1 ? on_host(*ends[0]) : "", " ", how));
+  }
+  return lines;
+}
+
+/// Ranks that had not come to the call of `end`, as far as recorders of all ranks show.
+std::string FirstFailure::waited_for(const RankEnd& end) const {
+  const auto number_of = [&](const RankEnd& e) -> std::optional<std::uint32_t> {
+    std::optional<std::uint32_t> number;
+    for (const auto& [group, last] : e.last_calls)
+      if (group == end.group && std::exchange(number, last)) return {};  // two of one name
+    return number;
+  };
+  const auto own = end.group.empty() ? std::nullopt : number_of(end);
+  std::vector<int> missing;
+  for (const RankEnd& e : failed_)
+    if (const auto number = number_of(e); own && number && static_cast<std::int32_t>(*own - *number) > 0)
+      missing.push_back(e.rank);
+  return missing.empty() ? "" : list_ranks(missing);
+}
+
+std::string FirstFailure::waits() const {
+  if (!first_) return "";
+  std::vector<std::pair<const RankEnd*, std::vector<int>>> calls;  // a rank in the call, and all of them
+  for (const RankEnd& end : failed_) {
+    if (end.call.empty() || &end == &cause()) continue;
+    const auto same = std::ranges::find(calls, end.call, [](const auto& c) { return c.first->call; });
+    (same == calls.end() ? calls.emplace_back(&end, std::vector<int>{}) : *same).second.push_back(end.rank);
+  }
+  std::ranges::stable_sort(calls, std::greater(), [](const auto& c) { return c.second.size(); });
+  std::string text;
+  std::size_t others = 0;
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    const auto& [end, ranks] = calls[i];
+    if (i >= max_calls) others += ranks.size();
+    if (i >= max_calls) continue;
+    const std::string late = waited_for(*end);
+    text += concat(i ? "; " : "", list_ranks(ranks),
+                   !late.empty()       ? " waited in "
+                   : ranks.size() == 1 ? " was in "
+                                       : " were in ",
+                   end->call, late.empty() ? "" : " for " + late);
+  }
+  return others ? concat(text, "; ", others, " more in other calls") : text;
+}
+
+std::string FirstFailure::line(int ranks) const {
+  if (!first_) return "";
   const RankEnd& end = cause();
   std::string line = end.lost.empty()
                          ? concat("rank ", end.rank, " of ", ranks, on_host(end), " ", describe_end(end))

@@ -11,8 +11,8 @@
 
 namespace rz::rzrun {
 
-/// Decides which of the ends of ranks is the first failure, and words it and those after it. It has no clock:
-/// the caller passes the time.
+/// Decides which of the ends of ranks is the first failure, and words it, those after it and what the other
+/// ranks waited for. It has no clock: the caller passes the time.
 class FirstFailure {
  public:
   using Clock = std::chrono::steady_clock;
@@ -31,38 +31,39 @@ class FirstFailure {
 
   /// The first failure, once.
   std::optional<RankEnd> take() { return std::exchange(news_, {}); }
+  /// The same, or the rank that its report blames, if that has failed by itself. Requires is_known().
+  const RankEnd& cause() const { return failed_[cause_]; }
   bool has_several_hosts() const { return has_several_hosts_; }
   bool is_known() const { return first_.has_value(); }
-  /// Lines about failures after the first one, each once.
-  std::vector<std::string> take_later() { return std::exchange(later_, {}); }
 
   /// When decide() would decide, or is_reported() becomes true; nothing if neither is awaited.
   std::optional<Clock::time_point> next() const;
   /// True once the other ranks have had their time to print why they end.
   bool is_reported(Clock::time_point now) const { return report_until_ && now >= *report_until_; }
 
-  /// Why the job failed, once more, where ranks have printed after the first failure or have left a report:
-  /// the first failure, or that of the rank that its report blames. Empty if no rank failed.
-  std::string story(int ranks) const;
-  /// Of the same rank, if it crashed: lines for standard error. Empty: it has none.
+  // The story of a group that has ended; each text is empty if there is nothing to tell.
+
+  /// Of the cause, if it crashed: lines.
   std::string stack() const;
-  /// True if the story has more than the line of the first failure had.
-  bool has_story() const;
+  /// "ranks 0, 1 exited with 4": those that ended in another way than the first failure, however many in a
+  /// line, and lost hosts.
+  std::vector<std::string> later() const;
+  /// "ranks 1, 2, 3 waited in all_reduce #204 (2 f32, sum) of 'world' for rank 0": where the others were.
+  std::string waits() const;
+  /// "rank 3 of 4 on host n1 exited with 5: ERROR": the cause, with its report or what it was doing.
+  std::string line(int ranks) const;
 
  private:
   void report(const RankEnd&, bool is_ending, Clock::time_point now);
-  const RankEnd& cause() const;
+  std::string waited_for(const RankEnd&) const;
 
   bool has_several_hosts_;
   std::optional<RankEnd> first_, news_;
-  std::vector<std::string> later_;
   std::vector<RankEnd> failed_;    // the first failure, and those after it
+  std::size_t cause_ = 0;          // in failed_
   std::vector<RankEnd> suspects_;  // failures of which one will be the first
   Clock::time_point decide_at_;    // while there are some
   std::optional<Clock::time_point> report_until_;
 };
-
-/// "rank 3 of 4 on host n1 failed first: exited with 5", "host n1 is lost: …".
-std::string describe_first(const RankEnd&, int ranks);
 
 }  // namespace rz::rzrun

@@ -34,6 +34,17 @@ StartFailure start_failure_of(const std::exception_ptr& thrown, const std::strin
   }
 }
 
+std::string list_ranks(std::vector<int> ranks) {
+  std::ranges::sort(ranks);
+  std::string text = ranks.size() == 1 ? "rank" : "ranks";
+  for (std::size_t i = 0, last; i < ranks.size(); i = last + 1) {
+    for (last = i; last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1;) ++last;
+    if (last - i < 2) last = i;  // three make a range
+    text += concat(i ? ", " : " ", ranks[i], last > i ? concat(" to ", ranks[last]) : "");
+  }
+  return text;
+}
+
 std::string describe_end(const RankEnd& end) {
   return concat(describe(end.status),
                 end.memory_kill
@@ -77,6 +88,17 @@ UniqueFd lock_folder(const std::string& folder) {
   if (!lock || ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0 || ::rename(before.c_str(), name.c_str()) != 0)
     return {};
   return lock;
+}
+
+/// Which calls the rank was in, for a line about all ranks.
+void set_calls(RankEnd& end, const std::vector<flight::Position>& positions, int ranks) {
+  for (const flight::Position& p : positions) {
+    const bool has_all = p.size == ranks;
+    if (has_all) end.last_calls.emplace_back(p.communicator, p.number);
+    if (!p.running || !end.call.empty()) continue;
+    end.call = p.call;
+    if (has_all) end.group = p.communicator;
+  }
 }
 
 }  // namespace
@@ -173,13 +195,14 @@ std::vector<RankEnd> RankGroup::reap() {
 RankEnd RankGroup::end_of(const Rank& r) const {
   RankEnd end{r.rank, *r.exit_status, "", r.exit_status->signal == SIGKILL && oom_->increased(), ""};
   if (!end.status.failed()) return end;
+  const flight::Report flight = flight::read_report(r.flight.get());
+  set_calls(end, flight.positions, size_);
   const std::string path = error_folder_.empty() ? "" : error_path(error_folder_, r.rank);
   if (const auto report = path.empty() ? std::nullopt : read_error_file(path)) {
     end.error = report->message;
     end.culprit = report->culprit;
     return end;
   }
-  const flight::Report flight = flight::read_report(r.flight.get());
   end.activity = flight.activity;
   if (flight.signal && flight.signal == end.status.signal) end.stack = describe_stack(flight);
   if (!path.empty() && end.status.signal && !is_ending_)

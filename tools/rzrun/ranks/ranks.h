@@ -4,9 +4,11 @@
 
 #include <poll.h>
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tools/rzrun/ranks/exit_status.h"
@@ -25,7 +27,14 @@ struct RankEnd {
   std::string activity{};    ///< what it was doing, if it gave no message (comm/transport/flight_report.h)
   std::string stack{};       ///< of a crash: one line a frame
   int culprit = -1;          ///< the rank that this message blames
+  std::string call{};        ///< the collective that it was in: "all_reduce #204 (2 f32, sum) of 'world'"
+  std::string group{};       ///< the communicator of that call, if it has all ranks of the job
+  /// Of each communicator that has all ranks of the job, the number of the last collective.
+  std::vector<std::pair<std::string, std::uint32_t>> last_calls{};
 };
+
+/// "rank 3", "ranks 0, 1, 5", "ranks 0, 2 to 7".
+std::string list_ranks(std::vector<int>);
 
 /// How the rank ended, and what it was doing: "killed by SIGSEGV (Segmentation fault); in all_reduce #204 …".
 std::string describe_end(const RankEnd&);
