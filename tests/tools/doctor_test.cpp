@@ -10,6 +10,7 @@
 #include "tests/support/fuzz.h"
 #include "tests/support/program.h"
 #include "tools/doctor/checks.h"
+#include "tools/doctor/instructions.h"
 #include "tools/doctor/report.h"
 
 namespace rz::doctor {
@@ -28,6 +29,7 @@ HostFacts sound_host(int number = 1) {
   f.open_files = 8, f.open_files_soft = 1024, f.open_files_hard = 65536;
   f.max_processes = 100000, f.user_processes = 50;
   f.processors = {0, 1, 2, 3, 4, 5, 6, 7}, f.all_processors = 8, f.cores = 8;
+  f.machine = "x86_64", f.instructions = {"avx", "avx2", "fma", "aes"};
   f.ptrace_scope = 0;
   f.address = concat("10.0.0.", number);
   f.own_addresses = {f.address}, f.master_addresses = {"10.0.0.1"};
@@ -101,6 +103,22 @@ TEST(Doctor, EveryLackHasItsRemedy) {
       {"processes", missing, single_node(), [](F& f) { f.cgroup_processes = 10; }, "--pids-limit"},
       {"processes", missing, single_node(), [](F& f) { f.max_processes = 60; }, "ulimit -u"},
       {"processors", warning, single_node(), [](F& f) { f.quota = 2; }, "--cpus=N"},
+      {"instructions", warning, single_node(),
+       [](F& f) {
+         f.instructions = {"avx", "aes"};
+       },
+       "AVX2"},
+      {"OPENBLAS_CORETYPE", missing, single_node(), [](F& f) { f.openblas_core = "SkylakeX"; },
+       "unset OPENBLAS_CORETYPE"},
+      {"OPENBLAS_CORETYPE", warning, single_node(), [](F& f) { f.openblas_core = "nehalem"; },
+       "unset OPENBLAS_CORETYPE"},
+      {"OPENBLAS_CORETYPE", warning, single_node(), [](F& f) { f.openblas_core = "Hasswell"; },
+       "unset OPENBLAS_CORETYPE"},
+      {"AES", warning, two_nodes(),
+       [](F& f) {
+         f.instructions = {"avx2", "fma"};
+       },
+       "qemu -cpu host"},
       {"single copy", warning, single_node(),
        [](F& f) { f.cma_error = "process_vm_readv: Operation not permitted", f.ptrace_scope = 3; },
        "next boot"},
@@ -136,6 +154,26 @@ TEST(Doctor, EveryLackHasItsRemedy) {
     EXPECT_EQ(f.verdict, lack.verdict) << f.found;
     EXPECT_NE(f.remedy.find(lack.remedy), std::string::npos) << f.remedy;
   }
+}
+
+TEST(Doctor, InstructionsAreThoseOfTheFirstProcessor) {
+  EXPECT_EQ(read_instructions("processor : 0\nflags\t\t: fpu avx sse2 avx2 xyz fma aes\n\nflags : sve\n"),
+            (std::vector<std::string>{"avx", "avx2", "fma", "aes"}));
+  EXPECT_EQ(read_instructions("Features : fp asimd aes sve bf16\n"),
+            (std::vector<std::string>{"asimd", "aes", "sve", "bf16"}));
+  EXPECT_TRUE(read_instructions("").empty());
+  HostFacts f = sound_host();
+  EXPECT_EQ(describe_instructions(f), "AVX2");
+  for (const char* more : {"avx512f", "avx512dq", "avx512cd", "avx512bw", "avx512vl"})
+    f.instructions.emplace_back(more);
+  EXPECT_EQ(describe_instructions(f), "AVX-512");
+  f.instructions.insert(f.instructions.end(), {"amx_bf16", "avx512_bf16"});
+  EXPECT_EQ(describe_instructions(f), "AVX-512 with BF16, AMX");
+  f.openblas_core = "SKYLAKEX";
+  EXPECT_TRUE(not_ok(check_host("node1", f, single_node())).empty());
+  f.machine = "aarch64", f.instructions = {"asimd", "sve", "aes"}, f.openblas_core = "NEOVERSEN1";
+  EXPECT_EQ(describe_instructions(f), "aarch64 with SVE");
+  EXPECT_TRUE(not_ok(check_host("node1", f, single_node())).empty());
 }
 
 TEST(Doctor, AContainerWithOneProcessorIsOversubscribed) {
@@ -203,6 +241,10 @@ TEST(Doctor, WhatDiffersIsNamedWithBothHosts) {
       {"driver", Verdict::warning, [](F& f) { f.driver = "535.4"; }, "b 535.4"},
       {"CUDA", Verdict::warning, [](F& f) { f.cuda = "12.2"; }, "b 12.2"},
       {"Open MPI", Verdict::warning, [](F& f) { f.open_mpi = "4.1.4"; }, "a none, b 4.1.4"},
+      {"kernel", Verdict::warning, [](F& f) { f.kernel = "5.15.0"; }, "a 6.6.10-generic, b 5.15.0"},
+      {"instructions", Verdict::warning, [](F& f) { f.instructions = {"avx"}; }, "a AVX2, b AVX"},
+      {"instructions", Verdict::warning, [](F& f) { f.openblas_core = "Zen"; },
+       "a AVX2, b AVX2 and OPENBLAS_CORETYPE=Zen"},
       {"MTU", Verdict::warning, [](F& f) { f.interfaces[1].mtu = 9000; }, "a 1500, b 9000"},
       {"clock", Verdict::warning, [](F& f) { f.clock = 1061; }, "a is 60.0 s behind b"},
       {"clock", Verdict::warning, [](F& f) { f.clock = 900; }, "b is 99.0 s behind a"},

@@ -8,8 +8,8 @@ DOCTOR, ROOT = os.path.abspath(sys.argv.pop(2)), os.path.abspath(sys.argv.pop(1)
 sys.dont_write_bytecode = True
 sys.path.insert(0, f'{ROOT}/tools')
 import cluster
-LAUNCHERS = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
-ENV = {k: v for k, v in os.environ.items() if k not in LAUNCHERS and k != 'XDG_CONFIG_HOME' and not k.startswith('RZ_')}
+OTHERS = ('XDG_CONFIG_HOME', 'OPENBLAS_CORETYPE', 'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
+ENV = {k: v for k, v in os.environ.items() if k not in OTHERS and not k.startswith('RZ_')}
 
 def sh(command): subprocess.run(command, shell=True, check=True, capture_output=True, text=True)
 
@@ -97,6 +97,26 @@ class ThisHost(Case):
             p = doctor('--json', prefix=['unshare', '-um', 'sh', '-c', bind.replace('thishost', 'nohost.invalid') + ' && exec "$0" "$@"'])
             self.verdict(p, 'own name', 'warning', 'nohost.invalid')
 
+    def test_a_core_type_of_openblas(self):
+        if os.uname().machine != 'x86_64': self.skipTest('the names are those of x86')
+        self.verdict(doctor('--json', status=0), 'OPENBLAS_CORETYPE', 'ok', 'not set')
+        f = self.verdict(doctor('--json', env={'OPENBLAS_CORETYPE': 'Prescott'}), 'OPENBLAS_CORETYPE', 'warning', '^Prescott, on a processor with ')
+        self.assertIn('unset OPENBLAS_CORETYPE', f['remedy'])
+
+    def test_an_old_processor(self):
+        if os.uname().machine != 'x86_64': self.skipTest('the names are those of x86')
+        with tempfile.NamedTemporaryFile('w', prefix='cpuinfo') as f:
+            f.write('processor\t: 0\nflags\t\t: fpu sse2 avx\n')
+            f.flush()
+            bind = f'mount --bind {f.name} /proc/cpuinfo'
+            self.as_root(f"unshare -m sh -c '{bind}'")
+            prefix = ['unshare', '-m', 'sh', '-c', bind + ' && exec "$0" "$@"']
+            p = doctor('--json', prefix=prefix, status=0)
+            self.verdict(p, 'instructions', 'warning', '^AVX$')
+            self.verdict(p, 'AES', 'ok', 'none')  # of a job on one host
+            p = doctor('--json', prefix=prefix, env={'OPENBLAS_CORETYPE': 'Haswell'}, status=1)
+            self.verdict(p, 'OPENBLAS_CORETYPE', 'missing', '^Haswell, on a processor with AVX$')
+
     @contextlib.contextmanager
     def control_group(self, controller, **limits):
         """A shell command that enters a new control group with these limits, of version 1 or 2."""
@@ -170,10 +190,10 @@ class Hosts(Case):
     @classmethod
     def path(cls, name): return f'{cls.cluster.folder}/{name}'
 
-    def diagnose(self, *words, lines='node1 slots=2\nnode2 slots=2\n', env=None, status=None):
+    def diagnose(self, *words, lines='node1 slots=2\nnode2 slots=2\n', shell=None, env=None, status=None):
         with open(self.path('hostfile'), 'w') as f: f.write(lines)
         start = time.monotonic()
-        p = doctor('--hostfile', self.path('hostfile'), '--rsh', self.shell, *words, env=env, status=status)
+        p = doctor('--hostfile', self.path('hostfile'), '--rsh', shell or self.shell, *words, env=env, status=status)
         self.assertLess(time.monotonic() - start, 90)
         for host in self.cluster.hosts: self.assertEqual(host.processes(DOCTOR), [], 'processes are left on the hosts')
         return p
@@ -253,6 +273,20 @@ class Hosts(Case):
             p = self.diagnose('--json', lines='node1 slots=1\nnode2 slots=1\nnode3 slots=1\n', status=0)
         self.verdict(p, 'route', 'ok', host='node1 -> node2')
         for host in ('node1 -> node3', 'node3 -> node2'): self.verdict(p, 'route', 'warning', r'0\.0\d GB/s', host=host)
+
+    def test_processors_that_differ(self):
+        """The second host starts doctor with another OPENBLAS_CORETYPE and another /proc/cpuinfo."""
+        if os.uname().machine != 'x86_64': self.skipTest('the names are those of x86')
+        with open(self.path('cpuinfo'), 'w') as f: f.write('processor\t: 0\nflags\t\t: fpu sse2 avx avx2 fma\n')
+        with open(self.path('old'), 'w') as f:
+            f.write(f'#!/bin/sh\n[ $1 = node2 ] || exec {self.shell} "$@"\n'
+                    f'exec {self.shell} node2 "mount --bind {self.path("cpuinfo")} /proc/cpuinfo; OPENBLAS_CORETYPE=Zen $2 $3"\n')
+        os.chmod(self.path('old'), 0o755)
+        p = self.diagnose('--json', shell=self.path('old'), status=0)
+        f = self.verdict(p, 'instructions', 'warning', r'^node1 .*, node2 AVX2 and OPENBLAS_CORETYPE=Zen$', host='')
+        self.assertIn('OPENBLAS_CORETYPE', f['remedy'])
+        self.verdict(p, 'AES', 'warning', 'none', host='node2')
+        self.verdict(p, 'kernel', 'ok', 'on all hosts', host='')
 
     def test_names_that_differ(self):
         self.names(2, '10.79.0.3 node1\n10.79.0.2 node2\n')

@@ -6,6 +6,7 @@
 #include "comm/core/text.h"
 #include "sharding/io/json.h"
 #include "tools/doctor/checks.h"
+#include "tools/doctor/instructions.h"
 
 namespace rz::doctor {
 namespace {
@@ -45,6 +46,16 @@ constexpr CommonValue common_values[] = {
      "Install one driver on all hosts: nvidia-smi shows the CUDA that it supports", true},
     {"Open MPI", [](const HostFacts& f) { return f.open_mpi; }, Verdict::warning,
      "Install one version on all hosts, or start with rzrun in place of mpirun: mpirun --version shows it"},
+    {"kernel", [](const HostFacts& f) { return f.kernel; }, Verdict::warning,
+     "Boot one kernel on all hosts, if calls or updates take longer on some: uname -r shows it"},
+    {"instructions",
+     [](const HostFacts& f) {
+       return describe_instructions(f) +
+              (f.openblas_core.empty() ? "" : " and OPENBLAS_CORETYPE=" + f.openblas_core);
+     },
+     Verdict::warning,
+     "Choose hosts of one kind, or one set of kernels, so that a sum has the same bits on all: export "
+     "OPENBLAS_CORETYPE=Haswell where all have AVX2"},
     {"MTU", [](const HostFacts& f) { return concat(mtu_of_address(f)); }, Verdict::warning,
      "Set one MTU on all hosts: ip link set dev INTERFACE mtu N"},
 };

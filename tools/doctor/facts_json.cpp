@@ -42,6 +42,8 @@ void visit_facts(Facts& f, const Visit& visit) {
   visit("cgroup_processes", f.cgroup_processes);
   visit("processors", f.processors), visit("quota", f.quota), visit("all_processors", f.all_processors);
   visit("cores", f.cores), visit("numa_nodes", f.numa_nodes), visit("usable_numa_nodes", f.usable_numa_nodes);
+  visit("machine", f.machine), visit("instructions", f.instructions);
+  visit("openblas_core", f.openblas_core);
   visit("cma_error", f.cma_error), visit("ptrace_scope", f.ptrace_scope);
   visit("rendezvous_error", f.rendezvous_error), visit("group_error", f.group_error);
   visit_network(f, visit);

@@ -8,6 +8,7 @@
 #include "comm/transport/shm_layout.h"
 #include "comm/transport/tcp/tcp_transport.h"
 #include "tools/doctor/checks.h"
+#include "tools/doctor/instructions.h"
 
 namespace rz::doctor {
 namespace {
@@ -194,6 +195,35 @@ Judged placement(const HostFacts& f, const Job& job) {
                         "Let the job use all of them: numactl --all, or docker run --cpuset-cpus=LIST");
 }
 
+Judged instructions(const HostFacts& f, const Job&) {
+  const Vectors has = vectors_of(f);
+  return warning_unless(has == Vectors::other || has >= Vectors::avx2, describe_instructions(f),
+                        "AVX2 on x86; without it computation takes a multiple of the time",
+                        "Choose hosts with AVX2, or let the virtual machine pass the processor on: qemu -cpu "
+                        "host, or an instance of a newer type");
+}
+
+Judged openblas_core(const HostFacts& f, const Job&) {
+  if (f.openblas_core.empty()) return ok("not set", "nothing: OpenBLAS chooses by the processor");
+  const Vectors has = vectors_of(f);
+  const auto needs = vectors_of_core(f.openblas_core);
+  const std::string found = concat(f.openblas_core, ", on a processor with ", describe_instructions(f)),
+                    remedy = "Let OpenBLAS choose: unset OPENBLAS_CORETYPE";
+  if (has == Vectors::other) return ok(found, "a name of this processor");
+  if (!needs) return {found, "a name that OpenBLAS knows", Verdict::warning, remedy};
+  if (*needs > has) return {found, "instructions that the processor has", Verdict::missing, remedy};
+  return warning_unless(*needs == has, found, "kernels for this processor; others are slower", remedy);
+}
+
+Judged aes(const HostFacts& f, const Job& job) {
+  const std::string found = has_instruction(f, "aes") ? "available" : "none";
+  if (job.nodes == 1) return ok(found, "nothing: data stay on the host");
+  return warning_unless(has_instruction(f, "aes"), found,
+                        "AES instructions, so that encryption between hosts is fast",
+                        "Choose hosts with AES instructions, or let the virtual machine pass them on: qemu "
+                        "-cpu host (grep -c aes /proc/cpuinfo shows them)");
+}
+
 Judged single_copy(const HostFacts& f, const Job& job) {
   const std::string scope =
       f.ptrace_scope >= 0 ? concat(" (kernel.yama.ptrace_scope=", f.ptrace_scope, ')') : "";
@@ -332,6 +362,9 @@ constexpr Check checks[] = {
     {"processes", processes},
     {"processors", processors},
     {"placement", placement},
+    {"instructions", instructions},
+    {"OPENBLAS_CORETYPE", openblas_core},
+    {"AES", aes},
     {"single copy", single_copy},
     {"own name", own_name},
     {"MASTER_ADDR", master},

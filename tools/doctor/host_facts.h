@@ -47,6 +47,9 @@ struct HostFacts {
   int all_processors = 1;       ///< of the machine
   int cores = 1;                ///< that have one of `processors`
   int numa_nodes = 1, usable_numa_nodes = 1;
+  std::string machine;                    ///< as uname -m has it: "x86_64"
+  std::vector<std::string> instructions;  ///< instruction sets of the processors (instructions.h)
+  std::string openblas_core;              ///< OPENBLAS_CORETYPE; empty: not set
 
   std::string cma_error;         ///< one process reads the memory of another one of this user
   int ptrace_scope = -1;         ///< kernel.yama.ptrace_scope; -1: not there

@@ -11,9 +11,11 @@
 #include <algorithm>
 #include <array>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <set>
 #include <thread>
 
@@ -36,6 +38,7 @@
 #include "comm/topology.h"
 #include "comm/transport/tcp/tcp_transport.h"
 #include "tools/doctor/host_facts.h"
+#include "tools/doctor/instructions.h"
 
 namespace rz::doctor {
 namespace {
@@ -160,6 +163,11 @@ void read_processors(HostFacts& f) {
     cores.insert(core.empty() ? concat(p) : core);
     nodes.insert(numa_node_of(p));
   }
+  utsname system{};
+  if (uname(&system) == 0) f.machine = system.machine;
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  f.instructions = read_instructions(std::string(std::istreambuf_iterator<char>(cpuinfo), {}));
+  if (const char* const core = std::getenv("OPENBLAS_CORETYPE")) f.openblas_core = core;
   f.cores = static_cast<int>(cores.size()), f.usable_numa_nodes = static_cast<int>(nodes.size());
 }
 
