@@ -13,19 +13,14 @@
 #include <fstream>
 #include <map>
 #include <set>
-#include <span>
 #include <sstream>
 #include <thread>
 
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
-#include "comm/os/flight_recorder.h"
 #include "comm/topology.h"
-#include "comm/transport/flight_report.h"
-#include "tests/support/fuzz.h"
 #include "tests/support/program.h"
 #include "tools/rzrun/flags/options.h"
-#include "tools/rzrun/ranks/error_file.h"
 #include "tools/rzrun/ranks/exit_status.h"
 #include "tools/rzrun/ranks/launch.h"
 #include "tools/rzrun/ranks/processes.h"
@@ -129,193 +124,6 @@ TEST(Rzrun, ASignalIsNamed) {
   Program p(rzrun({"-n", "2"}, "[ $RANK = 1 ] && kill -USR1 $$; sleep 60"));
   EXPECT_EQ(p.wait(), 128 + SIGUSR1);
   EXPECT_NE(p.err().find("first failure: rank 1 of 2 killed by SIGUSR1"), std::string::npos) << p.err();
-}
-
-/// Writes a report as torch's @record does.
-const char* const write_report =
-    "printf '{\"message\": {\"message\": \"ValueError: no\\\\nsuch %s\", \"extraInfo\": {\"py_callstack\": "
-    "\"…\", \"timestamp\": \"1\"%s}}}' $RANK \"$EXTRA\" > $TORCHELASTIC_ERROR_FILE; ";
-
-TEST(Rzrun, TheLastLineIsTheFirstFailureWithItsReport) {
-  Directory folder;
-  Program p(rzrun({"-n", "3"}, std::string("[ $RANK = 2 ] && { ") + write_report +
-                                   "exit 5; }; trap 'echo late >&2; exit 9' TERM; sleep 60 & wait"),
-            {{"TORCHELASTIC_ERROR_FILE", folder / "rzrun.json"}});
-  EXPECT_EQ(p.wait(), 5);
-  EXPECT_EQ(lines(p.err()).back(), "rzrun: first failure: rank 2 of 3 exited with 5: ValueError: no such 2");
-  const std::string own = content(folder / "rzrun.json");
-  EXPECT_NE(own.find("ValueError: no such 2"), std::string::npos) << own;
-  EXPECT_NE(own.find("\"errorCode\":5"), std::string::npos) << own;
-}
-
-TEST(Rzrun, ARankThatAReportBlamesIsTheFirstFailure) {
-  Program p(rzrun({"-n", "2"}, std::string("EXTRA=', \"culprit\": 1'; [ $RANK = 0 ] && { ") + write_report +
-                                   "exit 1; }; sleep 0.3; EXTRA=; " + write_report + "exit 3"));
-  EXPECT_EQ(p.wait(), 1);
-  EXPECT_EQ(lines(p.err()).back(), "rzrun: first failure: rank 1 of 2 exited with 3: ValueError: no such 1");
-}
-
-TEST(Rzrun, ASignalIsReportedInTheErrorFile) {
-  Directory folder;
-  Program p(rzrun({"-n", "2", "--log-dir", folder / "logs"}, "[ $RANK = 1 ] && kill -SEGV $$; sleep 60"));
-  EXPECT_EQ(p.wait(), 128 + SIGSEGV);
-  const std::string report = content(folder / "logs/rank1.error.json");
-  EXPECT_NE(report.find("\"message\":\"rank 1 killed by SIGSEGV (Segmentation fault)"), std::string::npos)
-      << report;
-  EXPECT_FALSE(std::filesystem::exists(folder / "logs/rank0.error.json"));
-}
-
-/// What the process has recorded so far.
-std::string activity_of(pid_t pid) {
-  std::error_code error;
-  for (const auto& fd : std::filesystem::directory_iterator(concat("/proc/", pid, "/fd"), error)) {
-    if (std::filesystem::read_symlink(fd, error).string().find("ringzero-flight") == std::string::npos)
-      continue;
-    const std::string bytes = content(fd.path());
-    return flight::read_report(std::as_bytes(std::span(bytes))).activity;
-  }
-  return "";
-}
-
-/// Ends rank 1 of two that make many calls. Returns what rzrun prints.
-std::string story_of(int signal) {
-  Program p(rzrun({"-n", "2"}, "[ $RANK = 1 ] && echo pid $$; exec " + test::built("all_reduce_perf") +
-                                   " -b 8 -e 8 -n 1000000000 -w 0 -c 0"));
-  p.wait_for("pid ");
-  const pid_t rank = std::stoi(p.out().substr(p.out().find("pid ") + 4));
-  const auto end = Deadline::after(std::chrono::seconds(30));
-  while (activity_of(rank).find("all_reduce #") == std::string::npos && !end.expired())
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  ::kill(rank, signal);
-  EXPECT_EQ(p.wait(), 128 + signal);
-  return p.err();
-}
-
-TEST(Rzrun, TheLastLineHasTheCallOfARankThatWasKilled) {
-  const std::string last = lines(story_of(SIGKILL)).back();
-  EXPECT_TRUE(last.starts_with("rzrun: first failure: rank 1 of 2 killed by SIGKILL (Killed); ")) << last;
-  EXPECT_NE(last.find("all_reduce #"), std::string::npos) << last;
-  EXPECT_NE(last.find(" (2 f32, sum) of "), std::string::npos) << last;
-}
-
-TEST(Rzrun, TheOtherRanksHaveOneLineWithTheCallTheyWaitedIn) {
-  const auto all = lines(story_of(SIGKILL));
-  ASSERT_GE(all.size(), 2u);
-  const std::string& line = all[all.size() - 2];
-  EXPECT_TRUE(line.starts_with("rzrun: rank 0 was in all_reduce #") ||
-              (line.starts_with("rzrun: rank 0 waited in all_reduce #") && line.ends_with(" for rank 1")))
-      << line;
-  EXPECT_NE(line.find(" (2 f32, sum) of "), std::string::npos) << line;
-}
-
-TEST(Rzrun, TheFirstFailureIsPrintedOnceAndLast) {
-  const std::string story = story_of(SIGKILL);
-  EXPECT_EQ(story.find("rank 1 of 2"), story.rfind("rank 1 of 2")) << story;
-}
-
-TEST(Rzrun, AGroupThatDoesNotEndHasANotice) {
-  Program p(rzrun({"-n", "3", "--grace", "300"},
-                  "trap '' TERM; [ $RANK = 1 ] && exit 5; echo pid $$; while :; do sleep 0.1; done"));
-  while (lines(p.out()).size() < 2) p.wait_for("pid");
-  p.wait_for("rzrun: a rank has failed; ranks 0, 2 have got SIGTERM, and 300 s to end (--grace)\n");
-  for (const auto& line : lines(p.out())) ::kill(std::stoi(line.substr(4)), SIGKILL);
-  EXPECT_EQ(p.wait(), 5);
-  EXPECT_EQ(lines(p.err()).back(), "rzrun: first failure: rank 1 of 3 exited with 5");
-}
-
-TEST(Rzrun, TheStackOfACrashIsPrinted) {
-  const std::string story = story_of(SIGSEGV);
-  EXPECT_NE(story.find("rzrun: the stack of rank 1:\n#0 "), std::string::npos) << story;
-  EXPECT_NE(story.find("\n#3 "), std::string::npos) << story;
-  EXPECT_NE(story.find("main"), std::string::npos) << story;
-  EXPECT_NE(lines(story).back().find("killed by SIGSEGV (Segmentation fault); "), std::string::npos) << story;
-}
-
-/// A file of a recorder with three communicators, in the update and on the stack of a crash.
-std::string flight_file() {
-  const UniqueFd fd = flight::make_file();
-  std::string bytes(sizeof(flight::File), '\0');
-  EXPECT_EQ(::pread(fd.get(), bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
-  auto* const file = reinterpret_cast<flight::File*>(bytes.data());
-  file->update.store(17);
-  file->signal.store(SIGSEGV);
-  std::memcpy(file->stack, "/bin/x+0x12\n?+0x7\n", 19);
-  for (flight::Row& row : std::span(file->row).first(3)) {
-    row.used.store(1);
-    row.size = 4;
-    std::memcpy(row.name, "world", 5);
-    row.collective.what.store(std::uint64_t{1} << 56 | 204);
-    row.collective.in_count.store(1024);
-    row.collective.out_count.store(1024);
-  }
-  return bytes;
-}
-
-TEST(RzrunReports, AnyBytesOfARecorderAreReadOrRefused) {
-  const std::string good = flight_file();
-  EXPECT_EQ(flight::read_report(std::as_bytes(std::span(good)))
-                .activity.find("in all_reduce #204 (1024 f32, sum) of 'world'"),
-            0u);
-  test::Fuzz fuzz(500);
-  long stacks = 0;
-  while (fuzz.next()) {
-    const std::string bytes =
-        fuzz.random() % 2 ? fuzz.changed(good, 4, 0, 768) : fuzz.changed(good, 4, 8192, 32);
-    const flight::Report report = flight::read_report(std::as_bytes(std::span(bytes)));
-    for (const unsigned char c : report.activity) ASSERT_TRUE(c >= 32 && c != 127);
-    stacks += report.stack.size() == 2;
-  }
-  EXPECT_GT(stacks, fuzz.tried() / 10);
-  EXPECT_LT(stacks, fuzz.tried());
-}
-
-TEST(RzrunReports, AnyBytesOfAnErrorFileAreReadOrRefused) {
-  const std::string json =
-      R"({"message": {"message": "Error: é", "extraInfo": {"timestamp": "1", "culprit": 3}}})";
-  Directory folder;
-  test::Fuzz fuzz(500);
-  long messages = 0;
-  while (fuzz.next()) {
-    std::ofstream(folder / "error.json", std::ios::binary) << fuzz.changed(json);
-    const auto error = rzrun::read_error_file(folder / "error.json");
-    for (const unsigned char c : error ? error->message : std::string())
-      ASSERT_TRUE(c == '\n' || (c >= 32 && c != 127));
-    messages += error.has_value();
-  }
-  EXPECT_GT(messages, fuzz.tried() / 10);
-  EXPECT_LT(messages, fuzz.tried());
-}
-
-TEST(Rzrun, ErrorFilesWithoutLogFilesEndWithTheJob) {
-  Directory folder;
-  Program p(
-      rzrun({"-n", "1"}, "echo $TORCHELASTIC_ERROR_FILE; echo garbage > $TORCHELASTIC_ERROR_FILE; exit 4"),
-      {{"TMPDIR", folder.string()}});
-  EXPECT_EQ(p.wait(), 4);
-  EXPECT_TRUE(p.out().starts_with(folder.string())) << p.out();
-  EXPECT_TRUE(std::filesystem::is_empty(folder.string()));
-  EXPECT_EQ(lines(p.err()).size(), 1u) << p.err();
-}
-
-TEST(Rzrun, TheErrorFilesOfAKilledRzrunVanishWithTheNextOne) {
-  Directory folder;
-  const Program::Variables here{{"TMPDIR", folder.string()}};
-  const auto folders = [&] {
-    return std::distance(std::filesystem::directory_iterator(folder.string()), {});
-  };
-  Program killed(rzrun({"-n", "1"}, "echo up; sleep 60"), here),
-      alive(rzrun({"-n", "1"}, "echo up; sleep 60"), here);
-  killed.wait_for("up");
-  alive.wait_for("up");
-  ::kill(child_of(killed.pid()), SIGKILL);  // the process that has made them
-  EXPECT_EQ(killed.wait(), 128 + SIGKILL);
-  EXPECT_EQ(folders(), 2);
-  Program next(rzrun({"-n", "1"}, "exit 0"), here);
-  EXPECT_EQ(next.wait(), 0);
-  EXPECT_EQ(folders(), 1) << "that of a living rzrun";
-  alive.signal(SIGTERM);
-  alive.wait();
-  EXPECT_EQ(folders(), 0);
 }
 
 TEST(Rzrun, ARankThatIgnoresSigtermIsKilledAfterTheGracePeriod) {
@@ -678,16 +486,6 @@ TEST(RzrunExitStatus, IsDescribed) {
   EXPECT_EQ(rzrun::describe({3, 0, false}), "exited with 3");
   EXPECT_EQ(rzrun::describe({0, SIGSEGV, true}), "killed by SIGSEGV (Segmentation fault), core dumped");
   EXPECT_EQ((rzrun::ExitStatus{0, SIGKILL, false}.shell_status()), 137);
-}
-
-TEST(RzrunExitStatus, OutOfMemoryKillsAreCounted) {
-  Directory directory;
-  const std::string file = directory / "memory.events";
-  std::ofstream(file) << "low 0\nhigh 4\noom 1\noom_kill 2\n";
-  const rzrun::OomCounter counter({directory / "missing", file});
-  EXPECT_FALSE(counter.increased());
-  std::ofstream(file) << "low 0\nhigh 4\noom 2\noom_kill 3\n";
-  EXPECT_TRUE(counter.increased());
 }
 
 }  // namespace

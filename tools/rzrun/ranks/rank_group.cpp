@@ -46,11 +46,12 @@ std::string list_ranks(std::vector<int> ranks) {
 }
 
 std::string describe_end(const RankEnd& end) {
-  return concat(describe(end.status),
+  return concat(describe(end.status), end.activity.empty() ? "" : "; ", end.activity,
                 end.memory_kill
-                    ? "; the kernel's out-of-memory killer struck meanwhile: use less memory or fewer ranks"
-                    : "",
-                end.activity.empty() ? "" : "; ", end.activity);
+                    ? "; the kernel's out-of-memory killer struck meanwhile: start fewer ranks, or "
+                      "raise the limit of the container or job (docker run --memory=SIZE, sbatch "
+                      "--mem=SIZE); `plan` predicts what a rank needs"
+                    : "");
 }
 
 namespace {
