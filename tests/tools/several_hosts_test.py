@@ -4,7 +4,7 @@ with the bits of one host, a resumed run, killed ranks; of rzrun also lost agent
 full disks. The classes with a 4 have 4 hosts. The hosts are namespaces (tools/cluster.py); a launcher that is not installed is skipped.
 
     several_hosts_test.py ROOT BIN [CLASS[.TEST]…]"""
-import ctypes, json, os, re, signal, sys, tempfile, time, unittest
+import ctypes, json, os, re, shutil, signal, sys, tempfile, time, unittest
 BIN, ROOT = os.path.abspath(sys.argv.pop(2)), os.path.abspath(sys.argv.pop(1))
 sys.dont_write_bytecode = True
 sys.path.insert(0, f'{ROOT}/tools')
@@ -335,6 +335,16 @@ class FullDisk(unittest.TestCase):
             self.assertEqual(sorted(os.listdir(folder)), ['global_step1', 'latest'])
         verified = self.hosts.hosts[0].run(f'{BIN}/checkpoint', 'verify', folder)
         self.assertEqual(verified.returncode, 0, verified)
+    def test_a_checkpoint_of_which_one_rank_has_no_room(self):
+        """The part of one rank, of another host than rank 0's, does not fit: all have its error, and remove what they have written."""
+        folder = f'{self.disk}/one_rank'
+        program = [*self.training('none', '--steps', '4', '--save-steps', '1', '--output-dir', folder)]
+        script = f'[ $RANK = 3 ] && export LD_PRELOAD={os.path.dirname(BIN)}/stubs/full_disk.so FULL_DISK={folder}/.global_step2; exec "$0" "$@"'
+        status, _, err = self.end(self.start('sh', '-c', script, *program))
+        self.assertEqual(status, 1, err)
+        self.assertRegex(err.splitlines()[-1], rf'^rzrun: first failure: rank \d of 4 on host rzh\d exited with 1: (rank 3: )?{folder}/\.global_step2\S*: cannot be written: No space left on device')
+        self.assertEqual(sorted(os.listdir(folder)), ['global_step1', 'latest'])
+        shutil.rmtree(folder)
     def test_a_model_that_does_not_fit(self):
         taken = f'{self.disk}/taken'
         with open(taken, 'wb') as f: os.posix_fallocate(f.fileno(), 0, os.statvfs(self.disk).f_bavail * os.statvfs(self.disk).f_frsize - (1 << 20))
