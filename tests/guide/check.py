@@ -49,7 +49,7 @@ def difference(expected, printed):
 
 
 def run(command, folder, programs):
-    environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
+    environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "DS_ENV_FILE": ""}
     done = subprocess.run(["bash", "-euo", "pipefail", "-c", command], cwd=folder, env=environment, text=True, capture_output=True)
     if done.returncode:
         sys.exit(f"{command}exit status {done.returncode}\n{done.stdout}{done.stderr}")

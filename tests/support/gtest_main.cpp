@@ -11,6 +11,7 @@ bool all_ended = false;
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
+  setenv("DS_ENV_FILE", "", 0);  // rzrun reads no variables of the user's home
   setenv("RZ_SECRET", "the secret of the tests, which create none in the user's home", 0);
   // A test that ends the process with 0 would leave out those after it.
   std::atexit([] {

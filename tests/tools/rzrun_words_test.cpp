@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
@@ -90,6 +91,8 @@ TEST(EnvironmentFileFuzz, AnyTextIsReadOrRefusedInOneLine) {
 
 class RzrunWords : public testing::Test {
  protected:
+  RzrunWords() { ::unsetenv("DS_ENV_FILE"); }  // the home is a folder of the test
+
   void write(const std::string& name, const std::string& text, int mode = 0644) {
     std::filesystem::create_directories(std::filesystem::path(folder_ / name).parent_path());
     std::ofstream(folder_ / name) << text;

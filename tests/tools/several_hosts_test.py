@@ -11,7 +11,7 @@ sys.path.insert(0, f'{ROOT}/tools')
 import cluster
 
 # Kernels that a variable selects on one host alone would round otherwise than those of the others.
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith('OPENBLAS_')}
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith('OPENBLAS_')} | {'DS_ENV_FILE': ''}
 
 def write_config(folder):
     with open(f'{folder}/ds.json', 'w') as f:
