@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 
 #include "comm/core/error.h"
@@ -52,9 +53,12 @@ StoreServer::~StoreServer() {
   const std::uint64_t one = 1;
   [[maybe_unused]] const auto n = ::write(stop_.get(), &one, sizeof one);
   thread_.join();
+  if (options_.secret && strangers_.unknown())
+    std::fputs(concat("rank 0: ", strangers_.sentence(), '\n').c_str(), stderr);
 }
 
 void StoreServer::run() {
+  name_this_thread("rz-store");
   for (;;) {
     list_descriptors();
     if (poll(descriptors_.data(), descriptors_.size(), time_to_poll()) < 0) {

@@ -24,7 +24,8 @@ namespace rz {
 /// and all values together are limited (64 MiB). Nothing of a client is parsed or kept before it has proved
 /// the job's secret. Clients without a proof and a hello are dropped after Options::hello_timeout, or if
 /// there are too many of them (choose_dropped()), and are accepted at a limited rate (AcceptRate). A get that
-/// finds no value in time has the number of those that were refused.
+/// finds no value in time has the number of those that were refused; so has a line on stderr at the end,
+/// unless all of them were ranks of other launches.
 class StoreServer {
  public:
   struct Options {

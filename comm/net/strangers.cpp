@@ -61,6 +61,7 @@ Deadline::Clock::duration AcceptRate::rest(double per_second, Time now) {
 
 void Strangers::count(int socket, const Authentication& end) noexcept {
   ++refused_;
+  of_other_groups_ += end.refusal() == Authentication::Refusal::other_group;
   try {
     SocketAddress from;
     from.size = sizeof from.storage;
@@ -72,9 +73,9 @@ void Strangers::count(int socket, const Authentication& end) noexcept {
   }
 }
 
-std::string Strangers::text() const {
+std::string Strangers::sentence() const {
   if (!refused_) return "";
-  return concat("; ", refused_,
+  return concat(refused_,
                 refused_ == 1 ? " connection that did not prove the secret of this job was refused"
                               : " connections that did not prove the secret of this job were refused",
                 last_.empty() ? "" : ", the last from " + last_,

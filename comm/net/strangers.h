@@ -59,11 +59,15 @@ class Strangers {
   /// Counts a connection that ended without a proof.
   void count(int socket, const Authentication&) noexcept;
   std::uint64_t refused() const { return refused_; }
-  /// For the end of a message: "; 3 connections that did not prove …", or empty if there were none.
-  std::string text() const;
+  /// "3 connections that did not prove …", or empty if there were none.
+  std::string sentence() const;
+  /// The same for the end of a message: "; 3 connections …".
+  std::string text() const { return refused_ ? "; " + sentence() : ""; }
+  /// Whether one of them was none of another group that searches its own store.
+  bool unknown() const { return refused_ > of_other_groups_; }
 
  private:
-  std::uint64_t refused_ = 0;
+  std::uint64_t refused_ = 0, of_other_groups_ = 0;
   std::string last_;               ///< the address of the last one
   std::string with_other_secret_;  ///< the last one of this group's members with another secret
 };

@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""Jobs of 2 hosts with 2 ranks each, which a third host on their network attacks (tools/strangers.py): nobody is let in, and the jobs end
+well with right results. The hosts are namespaces (tools/cluster.py).
+
+    strangers_test.py ROOT BIN [CLASS[.TEST]…]"""
+import json, os, re, sys, tempfile, time, unittest
+BIN, ROOT = os.path.abspath(sys.argv.pop(2)), os.path.abspath(sys.argv.pop(1))
+sys.dont_write_bytecode = True
+sys.path.insert(0, f'{ROOT}/tools')
+import cluster, strangers
+
+PORT, DATA_PORTS, SECRET = 29533, '40000-40127', 'a secret of this test, of more than 32 characters'
+MIB = 1 << 20
+
+class Job:
+    """Ranks that are started one by one, with one secret and launch."""
+    def __init__(self, hosts, *program, environment={}):
+        self.hosts, self.program = hosts, program
+        self.ranks = [self.start(hosts[r // 2], r, **environment) for r in range(4)]
+    def start(self, host, rank, **more):
+        return host.start(*self.program, env=os.environ | {
+            'RANK': str(rank), 'LOCAL_RANK': str(rank % 2), 'WORLD_SIZE': '4', 'LOCAL_WORLD_SIZE': '2', 'MASTER_ADDR': self.hosts[0].address,
+            'MASTER_PORT': str(PORT), 'RZ_SECRET': SECRET, 'RZ_LAUNCH': 'a launch', 'OMP_NUM_THREADS': '1'} | more)
+    def running(self): return all(r.poll() is None for r in self.ranks)
+    def end(self, seconds=120):
+        """Status, output and errors of each rank."""
+        return [(r.returncode, *ends) for r in self.ranks for ends in [r.communicate(timeout=seconds)]]
+
+class Network(unittest.TestCase):
+    """Two hosts of a job, and one of strangers."""
+    @classmethod
+    def setUpClass(cls):
+        try:
+            cls.cluster = cluster.Cluster(3)
+            cls.addClassCleanup(cls.cluster.close)
+            # Ports of ranks that strangers can find, and know before.
+            for h in cls.cluster.hosts[:2]: cluster.sh(*h.words('sysctl', '-qw', f'net.ipv4.ip_local_port_range={DATA_PORTS.replace("-", " ")}'))
+        except cluster.Unavailable as e: raise unittest.SkipTest(str(e))
+        cls.hosts, cls.stranger = cls.cluster.hosts[:2], cls.cluster.hosts[2]
+        cls.folder = tempfile.mkdtemp(dir=cls.cluster.folder)
+
+    def attack(self, kind, *words, host=None):
+        s = strangers.Stranger(host or self.stranger, kind, *words)
+        self.addCleanup(s.__exit__)
+        return s
+    def reduce(self, size, iterations): return Job(self.hosts, f'{BIN}/all_reduce_perf', '-b', size, '-e', size, '-n', str(iterations), '-w', '1')
+    def ends_well(self, job):
+        ends = job.end()
+        for status, _, err in ends: self.assertEqual(status, 0, err)
+        if job.program[0].endswith('all_reduce_perf'): self.assertIn('# Out of bounds values : 0 OK', ends[0][1])
+        return ends
+    def wait_for_the_store_alone(self, job):
+        """Until all ranks have connected: only the store listens then."""
+        alone = lambda: not job.running() or [strangers.listening(h) for h in self.hosts] == [f'{self.hosts[0].address}:{PORT}', '']
+        cluster.wait_until(lambda: strangers.listening(self.hosts[0]) or not job.running(), 'start of the store')
+        cluster.wait_until(lambda: alone() and all(self.connected(h) for h in self.hosts) or not job.running(), 'connection of all ranks', 60)
+        self.assertTrue(job.running())
+    def connected(self, host):
+        """Whether the ranks of a host have connections with those of the other one, besides those to the store."""
+        with open(f'/proc/{host.space.pid}/net/tcp') as f: lines = [l.split() for l in f.read().splitlines()[1:]]
+        port = f':{PORT:04X}'
+        return sum(l[3] == '01' and not l[1].endswith(port) and not l[2].endswith(port) for l in lines) >= 4
+    def training(self, folder, steps):
+        with open(f'{self.folder}/ds.json', 'w') as f:
+            json.dump({'train_micro_batch_size_per_gpu': 2, 'zero_optimization': {'stage': 3}, 'optimizer': {'type': 'AdamW', 'params': {'lr': 1e-3}}}, f)
+        return Job(self.hosts, f'{BIN}/train_lm', '--model', f'{ROOT}/tests/data/gpt2_tiny', '--config', f'{self.folder}/ds.json', '--data', f'{ROOT}/LICENSE',
+                   '--save', f'{self.folder}/{folder}', '--threads', '1', '--steps', str(steps))
+    def weights(self, folder):
+        with open(f'{self.folder}/{folder}/model.safetensors', 'rb') as f: return f.read()
+
+class WhileItRuns(Network):
+    """Attacks on the one port that a running job has."""
+    iterations = 1500  # of 64 KiB: a second
+
+    def disturbed(self, kind, *words, wanted=256):
+        """Attacks jobs until one ends before which so many connections were opened; the report of the strangers, and the ends of the ranks."""
+        iterations = self.iterations
+        while True:
+            report, ends = self.disturb(self.reduce('64K', iterations), kind, *words)
+            if report['opened'] >= wanted: return report, ends
+            iterations *= 2  # strangers are slower here than the job
+    def disturb(self, job, kind, *words, memory=4 * MIB):
+        """Attacks a job until its end."""
+        self.wait_for_the_store_alone(job)
+        root = self.hosts[0].processes(job.program[0])
+        before, begin = {p: strangers.usage(self.hosts[0], p) for p in root}, time.monotonic()
+        attack, after = self.attack(kind, *(words or ('--at', f'{self.hosts[0].address}:{PORT}'))), dict(before)
+        most = {p: dict(u) for p, u in before.items()}
+        while job.running():
+            for p in root:
+                try: after[p] = strangers.usage(self.hosts[0], p)
+                except (IndexError, ValueError): continue  # it has ended
+                for what in ('fds', 'rss'): most[p][what] = max(most[p][what], after[p][what])
+            time.sleep(0.05)
+        elapsed, report, ends = time.monotonic() - begin, attack.end(), self.ends_well(job)
+        self.assertEqual(report['let_in'], 0)
+        for p in root:
+            # 64 that have proved nothing, one a rank, and a batch that was accepted at once
+            self.assertLessEqual(most[p]['fds'] - before[p]['fds'], 64 + 4 + 32 + 4, kind)
+            self.assertLess(most[p]['rss'] - before[p]['rss'], memory, kind)
+        # Processors' time of the store, which other load does not increase; the first accepts are not limited.
+        self.assertLess(max(after[p]['store'] - before[p]['store'] for p in root), 0.2 + 0.25 * elapsed, kind)
+        return report, ends
+    def counted(self, ends):
+        """The number of refused connections that rank 0 has printed."""
+        found = re.search(r'^rank 0: (\d+) connections that did not prove the secret of this job were refused, the last from ' + self.stranger.address, ends[0][2], re.M)
+        self.assertTrue(found, ends[0][2])
+        return int(found[1])
+
+    def test_thousands_at_once(self):
+        report, ends = self.disturbed('thousands', wanted=4096)
+        self.assertGreaterEqual(report['received'], 64)  # a reply to a hello, which proves nothing to those without the secret
+        self.assertGreater(self.counted(ends), 64)
+    def test_training_has_its_bits(self):
+        self.ends_well(self.training('undisturbed', 10))
+        self.disturb(self.training('disturbed', 10), 'thousands', memory=64 * MIB)  # of the training
+        self.assertEqual(self.weights('undisturbed'), self.weights('disturbed'))
+    def test_a_rank_of_another_job(self):
+        job = self.reduce('64K', self.iterations)
+        self.wait_for_the_store_alone(job)
+        other = job.start(self.stranger, 3, RZ_SECRET='the secret of another job on the same network')
+        out, err = other.communicate(timeout=60)
+        self.assertNotEqual(other.returncode, 0)
+        self.assertRegex(err, 'are of one launch, but .*secret')
+        self.assertIn('names itself rank 3 at 10.79.0.3', self.ends_well(job)[0][2])
+
+class WhileItRunsLong(WhileItRuns):
+    """The same for longer, and all other attacks."""
+    iterations = 15_000
+    def test_all_ports(self):
+        report, _ = self.disturbed('scan', *[w for h in self.hosts for w in ('--at', h.address)], wanted=2 * 65535)
+        self.assertGreaterEqual(report['whole'], 1)
+        self.assertIn(f'{self.hosts[0].address}:{PORT}', report['ports'])
+    def test_hellos_without_a_proof(self):
+        report, ends = self.disturbed('hello')
+        self.assertGreaterEqual(report['received'], 64)
+        self.assertGreater(self.counted(ends), 64)
+    def test_garbage(self): self.assertGreater(self.counted(self.disturbed('garbage')[1]), 64)
+    def test_half_open_connections(self): self.assertGreater(self.counted(self.disturbed('half_open')[1]), 64)
+    def test_slow_senders(self): self.assertGreater(self.counted(self.disturbed('slow')[1]), 64)
+
+if __name__ == '__main__': unittest.main(verbosity=2)
