@@ -4,7 +4,9 @@
 #include <sys/socket.h>
 
 #include <atomic>
+#include <stop_token>
 #include <thread>
+#include <vector>
 
 #include "comm/core/error.h"
 #include "comm/net/listening.h"
@@ -172,7 +174,7 @@ class AgentSockets : public testing::Test {
     listener_.emplace(std::move(at), secret_);
     thread_ = std::thread([this] {
       while (!stop_) {
-        for (auto& c : listener_->advance()) streams_.push_back(std::move(c.stream));
+        for (auto& c : listener_->advance(rate_)) streams_.push_back(std::move(c.stream));
         proven_ = static_cast<int>(streams_.size());
         refused_ = listener_->strangers().refused();
         most_ = std::max<std::size_t>(most_, listener_->unproven());
@@ -201,6 +203,7 @@ class AgentSockets : public testing::Test {
   std::atomic<int> proven_{0};
   std::atomic<std::uint64_t> refused_{0};
   std::atomic<std::size_t> most_{0};
+  std::atomic<double> rate_{net::AcceptRate::while_running};
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };
@@ -233,6 +236,28 @@ TEST_F(AgentSockets, StrangersAreDroppedAndAgentsGetThrough) {
   EXPECT_TRUE(becomes([&] { return refused_ >= 300 + 20 - AgentListener::max_unproven; })) << refused_;
   EXPECT_LE(most_, AgentListener::max_unproven);
   EXPECT_EQ(proven_, 1);
+}
+
+TEST_F(AgentSockets, TheRateOfStrangersIsLimited) {
+  std::vector<std::jthread> scans;
+  std::atomic<std::uint64_t> opened = 0;
+  rate_ = net::AcceptRate::while_starting;
+  for (int i = 0; i < 2; ++i)
+    scans.emplace_back([&](const std::stop_token& stop) {
+      for (; !stop.stop_requested(); ++opened) const UniqueFd s = net::start_connect(address_);
+    });
+  EXPECT_TRUE(becomes([&] { return refused_ >= 1000; })) << opened;
+  const FrameStream stream = connect(secret_);
+  EXPECT_TRUE(becomes([&] { return proven_ == 1; }));
+  rate_ = net::AcceptRate::while_running;
+  const auto start = Deadline::Clock::now();
+  const std::uint64_t before = refused_;
+  std::this_thread::sleep_for(seconds(2));
+  const std::uint64_t refused = refused_ - before;
+  const double elapsed = std::chrono::duration<double>(Deadline::Clock::now() - start).count();
+  EXPECT_LE(static_cast<double>(refused), 2 * 128 + 32 + net::AcceptRate::while_running * elapsed)
+      << "of " << opened;
+  EXPECT_GT(refused, 0u);
 }
 
 }  // namespace

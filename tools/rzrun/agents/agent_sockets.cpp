@@ -48,8 +48,8 @@ std::string address_of_peer(int socket) {
 AgentListener::AgentListener(std::vector<UniqueFd> listeners, SharedSecret secret)
     : listeners_(std::move(listeners)), key_(agent_key(secret)) {}
 
-std::vector<AgentListener::Connection> AgentListener::advance() {
-  if (no_descriptors_ && no_descriptors_->expired()) no_descriptors_.reset();
+std::vector<AgentListener::Connection> AgentListener::advance(double per_second) {
+  if (rests_ && rests_->expired()) rests_.reset();
   std::vector<Connection> proven;
   // Those that are there first, so that later ones cannot displace them.
   for (auto s = unproven_.begin(); s != unproven_.end();) {
@@ -61,6 +61,7 @@ std::vector<AgentListener::Connection> AgentListener::advance() {
     }
     const Status status = s->authentication.status();
     if (status == Status::proven) {
+      accept_rate_.proven();
       std::string address = address_of_peer(socket);
       proven.push_back({proven_stream(std::move(s->socket)), std::move(address)});
     } else if (status == Status::pending && !s->until.expired()) {
@@ -71,12 +72,19 @@ std::vector<AgentListener::Connection> AgentListener::advance() {
     }
     s = unproven_.erase(s);
   }
-  for (const UniqueFd& listener : listeners_) accept(listener.get());
+  for (const UniqueFd& listener : listeners_) {
+    if (rests_) break;
+    const auto rest = accept_rate_.rest(per_second);
+    if (rest.count())
+      rests_ = Deadline::after(rest);
+    else
+      accept(listener.get());
+  }
   return proven;
 }
 
 void AgentListener::accept(int listener) {
-  for (int i = 0; i < net::max_accepts_per_poll && !no_descriptors_; ++i) {
+  for (int i = 0; i < net::max_accepts_per_poll && !rests_; ++i) {
     net::Source source{};
     UniqueFd socket = net::accept_connection(listener, source);
     if (!socket) {
@@ -85,9 +93,10 @@ void AgentListener::accept(int listener) {
       if (!unproven_.empty())
         drop_one();
       else
-        no_descriptors_ = Deadline::after(out_of_descriptors);
+        rests_ = Deadline::after(out_of_descriptors);
       continue;
     }
+    accept_rate_.accepted();
     net::set_tcp_options(socket.get());
     unproven_.push_back({std::move(socket), net::Authentication::server(key_, 0, group_of_agents()), source,
                          Deadline::after(time_to_prove)});
@@ -105,8 +114,7 @@ void AgentListener::drop_one() {
 }
 
 void AgentListener::append_descriptors(std::vector<pollfd>& wait) const {
-  for (const UniqueFd& listener : listeners_)
-    wait.push_back({no_descriptors_ ? -1 : listener.get(), POLLIN, 0});
+  for (const UniqueFd& listener : listeners_) wait.push_back({rests_ ? -1 : listener.get(), POLLIN, 0});
   for (const Stranger& s : unproven_) wait.push_back({s.socket.get(), POLLIN, 0});
 }
 

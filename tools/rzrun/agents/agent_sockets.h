@@ -21,7 +21,7 @@ using SharedSecret = std::shared_ptr<const net::Secret>;  ///< null: none is nee
 
 /// The end of rzrun. Before an agent has proved the secret, 96 bytes of it are read, and nothing of it is
 /// parsed. Those that prove nothing within 10 s are dropped and counted, as are those beyond 64
-/// (net::choose_dropped()).
+/// (net::choose_dropped()). They are accepted at a limited rate (net::AcceptRate).
 class AgentListener {
  public:
   static constexpr std::size_t max_unproven = 64;
@@ -34,8 +34,9 @@ class AgentListener {
     std::string address;  ///< of the agent
   };
   /// Accepts, reads and writes what can be done without waiting. Returns the agents that have proved the
-  /// secret since. Call it at least every second.
-  std::vector<Connection> advance();
+  /// secret since. Call it after wait_ms() at the latest. `per_second`: connections that prove nothing.
+  std::vector<Connection> advance(double per_second = net::AcceptRate::while_running);
+  int wait_ms() const { return rests_ ? rests_->poll_ms(1000) : 1000; }
   /// Appends the descriptors that become ready when advance() has something to do.
   void append_descriptors(std::vector<pollfd>&) const;
   /// Agents and strangers that have proved nothing yet.
@@ -57,7 +58,8 @@ class AgentListener {
   net::AuthenticationKey key_;
   std::list<Stranger> unproven_;
   net::Strangers strangers_;
-  std::optional<Deadline> no_descriptors_;  ///< out of descriptors: do not accept until then
+  net::AcceptRate accept_rate_{2 * max_unproven};
+  std::optional<Deadline> rests_;  ///< do not accept until then
 };
 
 /// Connects to the rzrun that listens there, or will. Tries until the deadline; `waits` gets the reason

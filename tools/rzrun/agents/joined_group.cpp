@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "comm/bootstrap/secret.h"
 #include "comm/core/environment.h"
@@ -223,7 +224,8 @@ void JoinedGroup::start_ranks() {
 // ---- what Ranks has
 
 std::vector<RankEnd> JoinedGroup::reap() {
-  for (auto& c : listener_.advance()) adopt(std::move(c.stream), c.address, AgentListener::time_to_prove);
+  const double rate = is_joining_ ? net::AcceptRate::while_starting : net::AcceptRate::while_running;
+  for (auto& c : listener_.advance(rate)) adopt(std::move(c.stream), c.address, AgentListener::time_to_prove);
   auto ends = AgentGroup::reap();
   drop_lost();
   if (is_joining_) wait_for_hosts();
@@ -254,6 +256,12 @@ void JoinedGroup::end(int status, const std::string& line) {
   }
 }
 
+/// The last line of a job that has started: how many strangers came to its port.
+void JoinedGroup::finish_output() {
+  local_.finish_output();
+  if (is_started_ && listener_.strangers().unknown()) last_message_ = listener_.strangers().sentence();
+}
+
 void JoinedGroup::append_descriptors(std::vector<pollfd>& wait) const {
   AgentGroup::append_descriptors(wait);
   local_.append_descriptors(wait);
@@ -263,6 +271,7 @@ void JoinedGroup::append_descriptors(std::vector<pollfd>& wait) const {
 std::vector<std::string> JoinedGroup::messages() {
   auto all = AgentGroup::messages();
   for (std::string& line : local_.messages()) all.push_back(std::move(line));
+  if (!last_message_.empty()) all.push_back(std::exchange(last_message_, {}));
   return all;
 }
 

@@ -29,7 +29,8 @@ class JoinedGroup : public AgentGroup {
 
   void append_descriptors(std::vector<pollfd>&) const override;
   void forward_output() override { local_.forward_output(); }
-  void finish_output() override { local_.finish_output(); }
+  void finish_output() override;
+  int wait_ms() const override { return listener_.wait_ms(); }
   std::vector<std::string> messages() override;
   std::vector<int> running() const override;
   bool any_process_alive() const override;
@@ -57,6 +58,7 @@ class JoinedGroup : public AgentGroup {
   bool is_started_ = false;  // its ranks have been started once
   Deadline join_until_, explain_at_;
   std::vector<const Agent*> refused_;
+  std::string last_message_;  // of the end of the ranks
 };
 
 }  // namespace rz::rzrun
