@@ -19,7 +19,7 @@ unix       as the user nobody, on a host of the job, calls the Unix sockets of i
 Connections that the other end closes are opened again at once, --held of them at each port. --watch: at all ports at which the host
 ADDRESS listens, as soon as it does; PID is a process of that host.
 
-    tools/strangers.py middle --for ADDRESS --ports FIRST-LAST --through PID [--change HOW] [--after BYTES] [--only N] [--sessions FILE]
+    tools/strangers.py middle --for ADDRESS --ports FIRST-LAST[,…] --through PID [--change HOW] [--after BYTES] [--only N] [--sessions FILE]
 
 stands between the true ADDRESS, which it reaches through the network namespace of PID, and a host that takes this one for it (deceive()).
 It passes all bytes, except that it does HOW in the bytes to ADDRESS of a connection after the first BYTES: flip (a bit), inject (a byte),
@@ -131,14 +131,14 @@ class Strangers:
             self.end(key.data)
             if key.data.place in self.places: self.open(key.data.place)
 
-def scan(addresses, first_port, last_port, until):
+def scan(addresses, all_ports, until):
     """Connects to all ports in turn; the ports that were open, and how often all were tried."""
     count, ports = dict(opened=0, ended=0, received=0, let_in=0, whole=0), set()
     while not stopped and time.monotonic() < until:
         for address in addresses:
-            for first in range(first_port, last_port + 1, 512):
+            for first in range(0, len(all_ports), 512):
                 if stopped: break
-                calls = [(p, Connection((address, p), b'')) for p in range(first, min(first + 512, last_port + 1))]
+                calls = [(p, Connection((address, p), b'')) for p in all_ports[first:first + 512]]
                 count['opened'] += len(calls)
                 time.sleep(0.001)
                 for port, c in calls:
@@ -157,8 +157,8 @@ def call_unix_sockets(until):
     count, open_ones = dict(opened=0, ended=0, received=0, let_in=0), []
     while not stopped and time.monotonic() < until:
         with open('/proc/self/net/unix') as f: lines = [l.split() for l in f.read().splitlines()[1:]]
-        for name in (l[7][1:] for l in lines if len(l) == 8 and l[3] == '00010000' and l[7].startswith('@rz')):
-            s = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        for name in (l[7][1:] for l in lines if len(l) == 8 and l[3] == '00010000' and l[7].startswith('@ringzero')):
+            s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
             if s.connect_ex('\0' + name) == 0:
                 count['opened'] += 1
                 try: s.send(plausible_hello(2))
@@ -315,15 +315,15 @@ def main():
     import resource
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(65536, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),) * 2)
     until, places = time.monotonic() + o.seconds, [p for at in o.at for p in at]
-    first, _, last = (o.ports or '1-65535').partition('-')
+    ports = [p for part in (o.ports or '1-65535').split(',') for a, _, b in [part.partition('-')] for p in range(int(a), int(b or a) + 1)]
     if o.kind == 'middle':
-        middle = Middle(o.address, range(int(first), int(last or first) + 1), o.through, o.change, o.after, o.only)
+        middle = Middle(o.address, ports, o.through, o.change, o.after, o.only)
     print('ready', flush=True)
     if o.kind == 'middle':
         report = middle.run(until)
         if o.sessions:
             with open(o.sessions, 'w') as f: f.writelines(json.dumps(dict(port=s['port'], client=s['client'].hex())) + '\n' for s in middle.sessions)
-    elif o.kind == 'scan': report = scan([address for address, _ in places], int(first), int(last or first), until)
+    elif o.kind == 'scan': report = scan([address for address, _ in places], ports, until)
     elif o.kind == 'unix': report = call_unix_sockets(until)
     else: report = Strangers(o.kind, places, o.watch, o.held, o.seed, read_sessions(o.sessions) if o.sessions else []).run(until)
     print(json.dumps(report))

@@ -14,14 +14,19 @@ MIB = 1 << 20
 
 class Job:
     """Ranks that are started one by one, with one secret and launch."""
-    def __init__(self, hosts, *program, environment={}):
+    def __init__(self, hosts, *program, ranks=4):
         self.hosts, self.program = hosts, program
-        self.ranks = [self.start(hosts[r // 2], r, **environment) for r in range(4)]
+        self.ranks = [self.start(hosts[r // 2], r) for r in range(ranks)]
     def start(self, host, rank, **more):
         return host.start(*self.program, env=os.environ | {
             'RANK': str(rank), 'LOCAL_RANK': str(rank % 2), 'WORLD_SIZE': '4', 'LOCAL_WORLD_SIZE': '2', 'MASTER_ADDR': self.hosts[0].address,
-            'MASTER_PORT': str(PORT), 'RZ_SECRET': SECRET, 'RZ_LAUNCH': 'a launch', 'OMP_NUM_THREADS': '1'} | more)
+            'MASTER_PORT': str(PORT), 'RZ_SECRET': SECRET, 'RZ_LAUNCH': 'a launch', 'OMP_NUM_THREADS': '1', 'RZ_RENDEZVOUS_TIMEOUT_S': '100'} | more)
     def running(self): return all(r.poll() is None for r in self.ranks)
+    def kill(self):
+        for r in self.ranks:
+            if r.poll() is None: r.kill()
+            r.wait()
+            for pipe in (r.stdout, r.stderr): pipe.close()
     def end(self, seconds=120):
         """Status, output and errors of each rank."""
         return [(r.returncode, *ends) for r in self.ranks for ends in [r.communicate(timeout=seconds)]]
@@ -33,17 +38,28 @@ class Network(unittest.TestCase):
         try:
             cls.cluster = cluster.Cluster(3)
             cls.addClassCleanup(cls.cluster.close)
-            # Ports of ranks that strangers can find, and know before.
-            for h in cls.cluster.hosts[:2]: cluster.sh(*h.words('sysctl', '-qw', f'net.ipv4.ip_local_port_range={DATA_PORTS.replace("-", " ")}'))
+            cls.prepare()
         except cluster.Unavailable as e: raise unittest.SkipTest(str(e))
         cls.hosts, cls.stranger = cls.cluster.hosts[:2], cls.cluster.hosts[2]
         cls.folder = tempfile.mkdtemp(dir=cls.cluster.folder)
+
+    @classmethod
+    def prepare(cls): pass
+    @classmethod
+    def few_ports(cls):
+        """Ranks get ports that strangers know before."""
+        for setting in (f'net.ipv4.ip_local_port_range={DATA_PORTS.replace("-", " ")}', 'net.ipv4.tcp_max_tw_buckets=0'):
+            for h in cls.cluster.hosts[:2]: cluster.sh(*h.words('sysctl', '-qw', setting, spaces='n'))
 
     def attack(self, kind, *words, host=None):
         s = strangers.Stranger(host or self.stranger, kind, *words)
         self.addCleanup(s.__exit__)
         return s
-    def reduce(self, size, iterations): return Job(self.hosts, f'{BIN}/all_reduce_perf', '-b', size, '-e', size, '-n', str(iterations), '-w', '1')
+    def start(self, *program, ranks=4):
+        job = Job(self.hosts, *program, ranks=ranks)
+        self.addCleanup(job.kill)
+        return job
+    def reduce(self, size, iterations, **how): return self.start(f'{BIN}/all_reduce_perf', '-b', size, '-e', size, '-n', str(iterations), '-w', '1', **how)
     def ends_well(self, job):
         ends = job.end()
         for status, _, err in ends: self.assertEqual(status, 0, err)
@@ -63,7 +79,7 @@ class Network(unittest.TestCase):
     def training(self, folder, steps):
         with open(f'{self.folder}/ds.json', 'w') as f:
             json.dump({'train_micro_batch_size_per_gpu': 2, 'zero_optimization': {'stage': 3}, 'optimizer': {'type': 'AdamW', 'params': {'lr': 1e-3}}}, f)
-        return Job(self.hosts, f'{BIN}/train_lm', '--model', f'{ROOT}/tests/data/gpt2_tiny', '--config', f'{self.folder}/ds.json', '--data', f'{ROOT}/LICENSE',
+        return self.start(f'{BIN}/train_lm', '--model', f'{ROOT}/tests/data/gpt2_tiny', '--config', f'{self.folder}/ds.json', '--data', f'{ROOT}/LICENSE',
                    '--save', f'{self.folder}/{folder}', '--threads', '1', '--steps', str(steps))
     def weights(self, folder):
         with open(f'{self.folder}/{folder}/model.safetensors', 'rb') as f: return f.read()
@@ -138,5 +154,113 @@ class WhileItRunsLong(WhileItRuns):
     def test_garbage(self): self.assertGreater(self.counted(self.disturbed('garbage')[1]), 64)
     def test_half_open_connections(self): self.assertGreater(self.counted(self.disturbed('half_open')[1]), 64)
     def test_slow_senders(self): self.assertGreater(self.counted(self.disturbed('slow')[1]), 64)
+
+class WhileItStarts(Network):
+    """Attacks on each port as soon as a rank listens there."""
+    def watched(self): return [w for h in self.hosts for w in ('--watch', f'{h.space.pid}:{h.address}')]
+    def disturbed(self, kind, *words, host=None, jobs=2, wanted=64):
+        """Attacks a number of jobs, and more until so many connections were opened."""
+        for _ in range(5):
+            attack = self.attack(kind, *words, host=host)
+            ends = [self.ends_well(self.reduce('64K', 20)) for _ in range(jobs)]
+            self.assertEqual(attack.end()['let_in'], 0)
+            if attack.report['opened'] >= wanted: return attack.report, ends
+            jobs *= 2
+        self.fail(attack.report)
+
+    def test_thousands_at_once(self):
+        self.disturbed('thousands', *self.watched(), wanted=4096)
+    def test_another_user_of_the_host(self):
+        report, _ = self.disturbed('unix', host=self.hosts[0], wanted=1)
+        self.assertEqual(report['received'], 0)
+    def test_a_rank_of_another_job_comes_first(self):
+        job = self.reduce('64K', 20, ranks=3)
+        other = job.start(self.stranger, 3, RZ_SECRET='the secret of another job on the same network')
+        out, err = other.communicate(timeout=60)
+        self.assertNotEqual(other.returncode, 0)
+        self.assertRegex(err, 'are of one launch, but .*secret')
+        self.assertTrue(job.running())
+        job.ranks.append(job.start(self.hosts[1], 3))
+        self.assertIn('names itself rank 3 at 10.79.0.3', self.ends_well(job)[0][2])
+
+class WhileItStartsLong(WhileItStarts):
+    """The same, and all other attacks."""
+    def test_all_ports(self):
+        report, _ = self.disturbed('scan', *[w for h in self.hosts for w in ('--at', h.address)], jobs=4, wanted=2 * 65535)
+        self.assertGreaterEqual(report['whole'], 1)
+    def test_ports_of_ranks(self):
+        self.few_ports()
+        report, _ = self.disturbed('scan', '--ports', DATA_PORTS, *[w for h in self.hosts for w in ('--at', h.address)], jobs=4)
+        self.assertGreaterEqual(len(report['ports']), 1)
+    def test_garbage(self): self.disturbed('garbage', *self.watched(), jobs=4)
+    def test_half_open_connections(self): self.disturbed('half_open', *self.watched(), jobs=4)
+    def test_hellos_without_a_proof(self): self.assertGreater(self.disturbed('hello', *self.watched(), jobs=4)[0]['received'], 64)
+    def test_slow_senders(self): self.disturbed('slow', *self.watched(), jobs=4)
+
+class InTheMiddle(Network):
+    """The third host stands between the second and the first, whose connections it passes, records, replays and changes."""
+    @classmethod
+    def prepare(cls): cls.few_ports()
+    def middle(self, *words):
+        """Until the result is closed."""
+        self.addCleanup(strangers.deceive(self.cluster, self.hosts[1], self.stranger, self.hosts[0]))
+        return self.attack('middle', '--for', self.hosts[0].address, '--ports', f'{PORT},{DATA_PORTS}', '--through', self.cluster.switch.pid, *words)
+    def record(self):
+        sessions = f'{self.folder}/sessions'
+        middle = self.middle('--sessions', sessions)
+        self.ends_well(self.reduce('64K', 20))
+        self.assertGreater(middle.end()['connections'], 4)
+        self.doCleanups()
+        purposes = {s[9] for _, s in strangers.read_sessions(sessions)}
+        self.assertEqual(purposes, {1, 2})  # of the store and between ranks
+        return sessions
+
+    def test_recorded_sessions(self):
+        sessions = self.record()
+        watched = [w for h in self.hosts for w in ('--watch', f'{h.space.pid}:{h.address}')]
+        # The next jobs have the same secret, launch and ports.
+        attack = self.attack('replay', '--sessions', sessions, *watched)
+        for _ in range(2): ends = self.ends_well(self.reduce('64K', 300))
+        report = attack.end()
+        self.assertGreater(report['received'], 64)  # the recorded hello names this job
+        self.assertEqual(report['let_in'], 0)
+        self.assertRegex(ends[0][2], r'(?m)^rank 0: \d+ connections that did not prove the secret')
+    def test_a_changed_hello_or_proof(self):
+        for after in (20, 40, 70):  # numbers of the hello, its nonce, the proof
+            with self.subTest(after=after):
+                middle = self.middle('--change', 'flip', '--after', after, '--only', 1)
+                self.ends_well(self.reduce('64K', 20))  # by another connection
+                self.assertEqual(middle.end()['changed'], 1)
+                self.doCleanups()
+    def test_changed_hellos_let_nobody_in(self):
+        middle = self.middle('--change', 'flip', '--after', 40)
+        job = self.reduce('64K', 20)
+        for r in job.ranks[2:]:
+            out, err = r.communicate(timeout=100)
+            self.assertNotEqual(r.returncode, 0)
+            self.assertRegex(err, 'rank [23] and the store at 10.79.0.1:29533 are of one launch, but .*secret')
+        self.assertGreater(middle.end()['changed'], 1)
+        self.assertIsNone(job.ranks[0].poll())  # which waits for them until its deadline
+        for r in job.ranks[:2]: r.kill()
+        job.end()
+    def test_cut_connections(self):
+        middle = self.middle('--change', 'cut', '--after', 200_000)  # those between ranks
+        for status, _, err in self.reduce('64K', 100_000).end():
+            self.assertNotEqual(status, 0)
+            self.assertRegex(err, 'rank [0-3]')
+        self.assertGreater(middle.end()['changed'], 0)
+    def test_changed_data(self):
+        with open(f'{BIN}/all_reduce_perf', 'rb') as f:
+            if b'RZ_ENCRYPTION' not in f.read(): self.skipTest('data between hosts is not protected (docs/security.md)')
+        for change in ('flip', 'inject', 'drop', 'reorder'):
+            with self.subTest(change=change):
+                middle = self.middle('--change', change, '--after', 200_000, '--only', 1 << 20)
+                errors = []
+                for status, _, err in self.reduce('64K', 100_000).end():
+                    self.assertNotEqual(status, 0)
+                    errors.append(err)
+                self.assertRegex(''.join(errors), 'something between the hosts changes')
+                self.assertGreater(middle.end()['changed'], 0)
+                self.doCleanups()
 
 if __name__ == '__main__': unittest.main(verbosity=2)
