@@ -66,7 +66,7 @@ install(FILES ${PROJECT_BINARY_DIR}/ringzero-config.cmake ${PROJECT_BINARY_DIR}/
         DESTINATION ${rz_cmake_dir})
 
 # Static archives pass their dependencies on to the programs that link them.
-set(RZ_PC_REQUIRES "libhwy, hwloc, libcrypto")
+set(RZ_PC_REQUIRES "libhwy, hwloc, openssl")
 set(RZ_PC_VISIBILITY "")
 set(RZ_PC_FURTHER ", openblas, libutf8proc")
 set(RZ_PC_SYSTEM "")

@@ -140,7 +140,7 @@ endif()
 target_compile_definitions(PkgConfig::HWY INTERFACE
   "$<$<COMPILE_LANGUAGE:CXX>:HWY_DISABLED_TARGETS=(${disabled_targets})>")
 rz_require(HWLOC hwloc libhwloc-dev)
-rz_require(CRYPTO libcrypto libssl-dev)
+rz_require(OPENSSL openssl libssl-dev)
 if(NOT RZ_COMM_ONLY)
   rz_require(OPENBLAS openblas libopenblas-pthread-dev)
   rz_require(ONIGURUMA oniguruma libonig-dev)

@@ -27,6 +27,7 @@ struct CommOptions {
   std::string interface = environment().interface;
   int sockets = environment().sockets;                ///< TCP sockets between two nodes
   std::string congestion = environment().congestion;  ///< TCP congestion control: "system" or a name
+  std::string encryption = environment().encryption;  ///< "on", "off" or "always"; see RZ_ENCRYPTION
   std::string host_id = environment().host_id;        ///< identifier of the node; empty: this machine's
   /// Forces algorithms: "two_shot" (all_reduce only) or "all_reduce=ring,broadcast=tree"; names are in
   /// comm/tuning/overrides.h. Applies to host memory of "native" (also under "auto"), and to all_reduce of

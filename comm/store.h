@@ -48,6 +48,8 @@ struct TcpStoreOptions {
   /// the other sources that comm/core/environment.h lists) if `remote` is set or the address is not loopback,
   /// else none.
   std::string secret;
+  /// "on", "off" or "always", the same at both ends; empty: RZ_ENCRYPTION (comm/core/environment.h).
+  std::string encryption;
   /// The server drops a connection that has not authenticated itself within this time.
   std::chrono::milliseconds hello_timeout = std::chrono::seconds(10);
 };

@@ -46,6 +46,7 @@ std::unique_ptr<Backend> connect_native(int rank, int size, Store& store, const 
   const tuning::Table tuning = options.tuning.empty() ? tuning::Table{} : tuning::read_tuning(options.tuning);
   const GroupSettings settings{.transport = options.transport,
                                .sockets = options.sockets,
+                               .encryption = options.encryption,
                                .algorithm = algorithm,
                                .deterministic = options.deterministic,
                                .reduction_order = options.reduction_order,

@@ -28,6 +28,7 @@ std::vector<CommonField> common_fields(int size, const GroupSettings& o) {
           {concat("size=", size), "every rank must name the same number of ranks"},
           {concat("transport=", o.transport), same("RZ_TRANSPORT")},
           {concat("sockets=", o.sockets), same("RZ_SOCKETS")},
+          {concat("encryption=", o.encryption), same("RZ_ENCRYPTION")},
           {concat("algorithm=", o.algorithm.empty() ? "auto" : o.algorithm), same("RZ_ALGORITHM")},
           {concat("deterministic=", o.deterministic ? "on" : "off"), same("RZ_DETERMINISTIC")},
           {concat("reduction_order=", name(o.reduction_order)), same("RZ_REDUCTION_ORDER")}};

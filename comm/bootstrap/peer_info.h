@@ -18,6 +18,7 @@ namespace rz {
 struct GroupSettings {
   std::string transport = "auto";  ///< connect_transport()
   int sockets = 2;                 ///< TCP sockets between two nodes, 1 to 16
+  std::string encryption = "on";   ///< net::parse_encryption()
   std::string algorithm;           ///< forced algorithm of calls; empty: none
   bool deterministic = true;       ///< reductions in `reduction_order` only
   ReductionOrder reduction_order = ReductionOrder::rank;

@@ -50,5 +50,7 @@ std::string tcp_store_local_address(const Store&);
 /// The secret by which a tcp_store's ends authenticate each other; null if they have none, and of any other
 /// store.
 std::shared_ptr<const net::Secret> tcp_store_secret(const Store&);
+/// Whether it is a tcp_store whose ends have no secret, so that others may read what it holds.
+bool is_insecure(const Store&);
 
 }  // namespace rz

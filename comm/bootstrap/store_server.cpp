@@ -85,7 +85,7 @@ void StoreServer::list_descriptors() {
     descriptors_.push_back({rests_ ? -1 : listener.get(), POLLIN, 0});
   for (const Client& c : clients_) {
     const int events = !c.out.empty() ? POLLOUT : c.waits_for ? POLLRDHUP : POLLIN;
-    descriptors_.push_back({c.socket.get(), static_cast<short>(events), 0});
+    descriptors_.push_back({c.stream.fd(), static_cast<short>(events), 0});
   }
 }
 
@@ -114,28 +114,39 @@ bool StoreServer::serve_events(Client& c, short events) {
   if (!c.authenticated && c.hello_deadline.expired()) return false;
   if (!events) return true;
   if (c.waits_for) return false;  // it hung up
-  return (c.out.empty() ? receive(c) : flush(c)) && serve(c);
+  if (!(c.out.empty() ? receive(c) : flush(c)) || !serve(c)) return false;
+  return serve_rest(c);
+}
+
+/// What an encrypted stream has read ahead, of which poll() does not know.
+bool StoreServer::serve_rest(Client& c) {
+  while (reads(c) && c.stream.has_more())
+    if (!receive(c) || !serve(c)) return false;
+  return true;
 }
 
 bool StoreServer::receive(Client& c) {
   using Status = net::Authentication::Status;
   if (c.authentication.status() != Status::proven) {
-    const Status status = c.authentication.advance(c.socket.get());
-    if (status == Status::proven) accept_rate_.proven();
+    const Status status = c.authentication.advance(c.stream.fd());
+    if (status == Status::proven) {
+      accept_rate_.proven();
+      c.stream.encrypt(c.authentication.take_tls());
+    }
     return status != Status::refused;
   }
   char bytes[65536];
-  const ssize_t n = ::recv(c.socket.get(), bytes, sizeof bytes, 0);
+  const ssize_t n = c.stream.receive(bytes, sizeof bytes);
   if (n > 0) c.in.append(bytes, static_cast<std::size_t>(n));
   return n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR));
 }
 
 bool StoreServer::flush(Client& c) {
-  const ssize_t n =
-      ::send(c.socket.get(), c.out.data() + c.sent, c.out.size() - c.sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+  const ssize_t n = c.sent < c.out.size() ? c.stream.send(c.out.data() + c.sent, c.out.size() - c.sent)
+                                          : c.stream.flush() - 1;
   if (n < 0) return errno == EAGAIN || errno == EINTR;
   c.sent += static_cast<std::size_t>(n);
-  if (c.sent < c.out.size()) return true;
+  if (c.sent < c.out.size() || c.stream.unsent()) return true;
   c.out.clear();
   c.sent = 0;
   return !c.leaving;
@@ -213,7 +224,7 @@ void StoreServer::reply_to_waiting() noexcept {
         if (found || c->until.expired()) {
           c->waits_for.reset();
           reply(*c, found ? Reply::ok : Reply::timeout, found ? *found : strangers_.text());
-          stays = flush(*c) && serve(*c);
+          stays = flush(*c) && serve(*c) && serve_rest(*c);
         }
       } catch (const std::exception&) {
         stays = false;
@@ -232,7 +243,7 @@ void StoreServer::reply(Client& c, Reply::Status status, std::string_view value,
 StoreServer::Clients::iterator StoreServer::drop(Clients::iterator c) {
   authenticated_ -= c->authenticated;
   if (c->authentication.status() != net::Authentication::Status::proven)
-    strangers_.count(c->socket.get(), c->authentication);
+    strangers_.count(c->stream.fd(), c->authentication);
   return clients_.erase(c);
 }
 
@@ -286,7 +297,8 @@ bool StoreServer::accept_client(int listener) {
   }
   accept_rate_.accepted();
   net::set_tcp_options(socket.get());
-  clients_.push_back({std::move(socket), net::Authentication::server(key_, 0, group_), source,
+  clients_.push_back({net::Stream(std::move(socket)),
+                      net::Authentication::server(key_, 0, group_, options_.encryption), source,
                       Deadline::after(options_.hello_timeout)});
   return true;
 }

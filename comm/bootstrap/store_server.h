@@ -15,6 +15,7 @@
 #include "comm/bootstrap/store_wire.h"
 #include "comm/core/deadline.h"
 #include "comm/net/strangers.h"
+#include "comm/net/stream.h"
 #include "comm/os/fd.h"
 
 namespace rz {
@@ -34,6 +35,7 @@ class StoreServer {
     std::shared_ptr<const net::Secret> secret;  ///< null: clients prove nothing
     /// Time for a client to send its proof and hello.
     std::chrono::milliseconds hello_timeout = std::chrono::seconds(10);
+    net::Encryption encryption = net::Encryption::off;
   };
   /// Descriptors that the server of a group needs.
   static std::size_t files_for(int size);
@@ -44,7 +46,7 @@ class StoreServer {
 
  private:
   struct Client {
-    UniqueFd socket;
+    net::Stream stream;
     net::Authentication authentication;
     net::Source source;
     Deadline hello_deadline;               ///< for its hello
@@ -65,6 +67,8 @@ class StoreServer {
   bool poll_again(Client&, short events) noexcept;
   bool serve_events(Client&, short events);
   bool receive(Client&);
+  static bool reads(const Client& c) { return c.out.empty() && !c.waits_for; }
+  bool serve_rest(Client&);
   static bool flush(Client&);
   bool serve(Client&);
   void perform(Client&, const store_wire::StoreRequest&, std::string_view launch, std::string_view key,

@@ -14,6 +14,7 @@
 #include "comm/net/authentication.h"
 #include "comm/net/listening.h"
 #include "comm/net/socket.h"
+#include "comm/net/stream.h"
 #include "comm/os/process.h"
 #include "comm/os/wait_policy.h"
 #include "comm/store.h"
@@ -42,7 +43,7 @@ Deadline earlier(milliseconds limit, Deadline deadline) {
 /// address.
 class StoreConnection {
  public:
-  explicit StoreConnection(UniqueFd socket) : socket_(std::move(socket)) {}
+  explicit StoreConnection(net::Stream stream) : stream_(std::move(stream)) {}
 
   std::pair<Reply, std::string> call(std::string_view bytes, Deadline deadline) {
     send_all(bytes, deadline);
@@ -57,23 +58,24 @@ class StoreConnection {
   /// For an idle connection, on which only its end can be received.
   bool alive() const {
     char c;
-    return ::recv(socket_.get(), &c, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
+    return ::recv(stream_.fd(), &c, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
   }
-  int fd() const { return socket_.get(); }
+  int fd() const { return stream_.fd(); }
 
  private:
   void send_all(std::string_view bytes, Deadline deadline) {
     while (!bytes.empty()) {
-      const ssize_t n = ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      const ssize_t n = stream_.send(bytes.data(), bytes.size());
       if (n > 0) bytes.remove_prefix(static_cast<std::size_t>(n));
       if (n < 0) await(POLLOUT, deadline);
     }
+    while (!stream_.flush()) await(POLLOUT, deadline);
   }
 
   void receive_all(void* to, std::size_t size, Deadline deadline) {
     auto* at = static_cast<char*>(to);
     while (size) {
-      const ssize_t n = ::recv(socket_.get(), at, size, 0);
+      const ssize_t n = stream_.receive(at, size);
       require(n != 0, Errc::rendezvous, "it closed the connection; did rank 0 end?");
       if (n < 0) await(POLLIN, deadline);
       if (n > 0) at += n, size -= static_cast<std::size_t>(n);
@@ -82,13 +84,15 @@ class StoreConnection {
 
   /// Waits after a system call that returned -1; throws if errno is not EAGAIN or EINTR.
   void await(short events, Deadline deadline) {
-    require(errno == EAGAIN || errno == EINTR, Errc::rendezvous, std::strerror(errno));
+    const int error = errno;
+    require(stream_.error().empty(), Errc::rendezvous, stream_.error());
+    require(error == EAGAIN || error == EINTR, Errc::rendezvous, std::strerror(error));
     require(!deadline.expired(), Errc::rendezvous, "it sends no reply");
-    pollfd p{socket_.get(), events, 0};
+    pollfd p{stream_.fd(), events, 0};
     poll(&p, 1, deadline.poll_ms(1000));
   }
 
-  UniqueFd socket_;
+  net::Stream stream_;
 };
 
 // ---- where the server is
@@ -98,6 +102,7 @@ struct StoreIdentity {
   std::shared_ptr<const net::Secret> secret;
   net::AuthenticationKey key;
   net::Claim claim;
+  net::Encryption encryption;
 };
 
 /// Time in which other addresses and ports are tried after a server of this launch has shown another secret.
@@ -117,10 +122,10 @@ class ServerSearch {
       refused_ = errno == ECONNREFUSED;
       return fails(concat("connect to ", address.text(), ": ", std::strerror(errno)));
     }
-    auto end = net::Authentication::client(identity_.key, identity_.claim);
+    auto end = net::Authentication::client(identity_.key, identity_.claim, identity_.encryption);
     try {
       end.complete(socket.get(), deadline);
-      StoreConnection line(std::move(socket));
+      StoreConnection line(net::Stream(std::move(socket), end.take_tls()));
       const auto [reply, text] =
           line.call(to_bytes(StoreRequest{.kind = StoreRequest::hello}, launch_), deadline);
       if (reply.status == Reply::ok) return line;
@@ -129,7 +134,9 @@ class ServerSearch {
                              "', and this one is '", launch_, "'");
       return std::nullopt;
     } catch (const Error& e) {
-      if (end.refusal() == net::Authentication::Refusal::other_secret && other_secret_.empty()) {
+      const bool differs = end.refusal() == net::Authentication::Refusal::other_secret ||
+                           end.refusal() == net::Authentication::Refusal::other_encryption;
+      if (differs && other_secret_.empty()) {
         other_secret_ = concat("rank ", identity_.claim.rank, " and the store at ", address.text(),
                                " are of one launch, but ", end.reason());
         other_secret_until_ = Deadline::after(other_secret_patience);
@@ -206,15 +213,18 @@ class TcpStore final : public Store {
 
  private:
   static StoreIdentity identify(const net::HostPort& where, const TcpStoreOptions& options) {
+    const net::Encryption encryption =
+        net::parse_encryption(options.encryption.empty() ? environment().encryption : options.encryption);
     std::shared_ptr<const net::Secret> secret;
     if (!options.secret.empty())
       secret = std::make_shared<const net::Secret>(net::Secret::of_text(options.secret));
-    else if (options.remote || !is_loopback(where))
+    else if (options.remote || encryption == net::Encryption::always || !is_loopback(where))
       secret = process_secret();
     return {secret, net::AuthenticationKey(secret.get(), net::Purpose::store, ""),
             net::Claim{.size = static_cast<std::uint32_t>(options.size),
                        .rank = static_cast<std::uint32_t>(options.rank),
-                       .group = net::fingerprint(options.launch)}};
+                       .group = net::fingerprint(options.launch)},
+            secret ? encryption : net::Encryption::off};
   }
 
   /// Whether the server listens on loopback alone. A name that cannot be resolved yet is one of another host.
@@ -253,8 +263,8 @@ class TcpStore final : public Store {
       listens_ = concat(", which listens at ", bound.text(),
                         ", as MASTER_ADDR is loopback; no other host reaches it");
     server_ = std::make_unique<StoreServer>(
-        std::move(listeners),
-        StoreServer::Options{options_.launch, options_.size, identity_.secret, options_.hello_timeout});
+        std::move(listeners), StoreServer::Options{options_.launch, options_.size, identity_.secret,
+                                                   options_.hello_timeout, identity_.encryption});
   }
 
   std::vector<UniqueFd> open_listeners(Deadline deadline) const {
@@ -407,6 +417,11 @@ std::string tcp_store_local_address(const Store& store) {
 std::shared_ptr<const net::Secret> tcp_store_secret(const Store& store) {
   const auto* tcp = dynamic_cast<const TcpStore*>(&innermost(store));
   return tcp ? tcp->secret() : nullptr;
+}
+
+bool is_insecure(const Store& store) {
+  const auto* tcp = dynamic_cast<const TcpStore*>(&innermost(store));
+  return tcp && !tcp->secret();
 }
 
 }  // namespace rz

@@ -50,8 +50,8 @@ void read_order(const char* variable, ReductionOrder& value) {
 
 /// Those that a report may show. environment.h documents all.
 constexpr std::string_view variables =
-    "RZ_BACKEND RZ_TRANSPORT RZ_INTERFACE RZ_SOCKETS RZ_CONGESTION RZ_ALGORITHM RZ_TUNING RZ_DETERMINISTIC "
-    "RZ_REDUCTION_ORDER RZ_ALLOW_TF32 RZ_THREAD_PLACEMENT RZ_TIMEOUT_S RZ_WAIT_REPORT_S "
+    "RZ_BACKEND RZ_TRANSPORT RZ_INTERFACE RZ_SOCKETS RZ_CONGESTION RZ_ENCRYPTION RZ_ALGORITHM RZ_TUNING "
+    "RZ_DETERMINISTIC RZ_REDUCTION_ORDER RZ_ALLOW_TF32 RZ_THREAD_PLACEMENT RZ_TIMEOUT_S RZ_WAIT_REPORT_S "
     "RZ_CRASH_STACK RZ_RENDEZVOUS_TIMEOUT_S RZ_HOST_ID "
     "NCCL_HOSTID NCCL_MULTI_RANK_GPU_ENABLE OMP_NUM_THREADS "
     "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE LOCAL_SIZE TORCHELASTIC_RESTART_COUNT "
@@ -114,6 +114,9 @@ Environment Environment::read() {
   read_text("RZ_INTERFACE", e.interface);
   read_number("RZ_SOCKETS", 1, 16, e.sockets);
   read_text("RZ_CONGESTION", e.congestion);
+  read_text("RZ_ENCRYPTION", e.encryption);
+  require(e.encryption == "on" || e.encryption == "off" || e.encryption == "always", Errc::config,
+          "RZ_ENCRYPTION='", e.encryption, "' is not one of on, off, always");
   read_text("RZ_ALGORITHM", e.algorithm);
   read_text("RZ_TUNING", e.tuning);
   read_flag("RZ_DETERMINISTIC", e.deterministic);

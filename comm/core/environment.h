@@ -67,6 +67,10 @@ struct Environment {
   /// RZ_CONGESTION: congestion control of the TCP sockets between ranks: a name such as "reno", or "system"
   /// (default), which leaves the system's setting.
   std::string congestion = "system";
+  /// RZ_ENCRYPTION: connections that are encrypted (TLS 1.3 with the job's secret): "on" (default): those
+  /// between hosts; "off": none; "always": those of TCP within a host, too. The same on all ranks. Without a
+  /// secret (RZ_INSECURE=1) there is none.
+  std::string encryption = "on";
   /// RZ_ALGORITHM: forces the algorithm of all_reduce ("ring") or of any collective
   /// ("all_reduce=ring,broadcast=tree"). Default: the tuning table.
   std::string algorithm;

@@ -13,13 +13,14 @@
 #include <cstring>
 
 #include "comm/core/error.h"
+#include "comm/net/socket.h"
 
 namespace rz::net {
 
 namespace {
 
 constexpr char hello_magic[8] = {'r', 'i', 'n', 'g', 'z', 'e', 'r', 'o'};
-constexpr std::uint8_t protocol_version = 2;
+constexpr std::uint8_t protocol_version = 3;
 constexpr std::size_t max_passed_fds = 4;
 
 void fill_random(std::span<std::uint8_t> bytes) {
@@ -92,6 +93,13 @@ AuthenticationKey::AuthenticationKey(const Secret* secret, Purpose purpose, std:
 
 AuthenticationKey::~AuthenticationKey() { OPENSSL_cleanse(bytes_.data(), bytes_.size()); }
 
+Encryption parse_encryption(const std::string& text) {
+  if (text == "off") return Encryption::off;
+  if (text == "on") return Encryption::on;
+  require(text == "always", Errc::config, "RZ_ENCRYPTION='", text, "' is not one of on, off, always");
+  return Encryption::always;
+}
+
 std::uint64_t fingerprint(std::string_view name) {
   std::array<std::uint8_t, SHA256_DIGEST_LENGTH> digest;
   SHA256(reinterpret_cast<const std::uint8_t*>(name.data()), name.size(), digest.data());
@@ -102,11 +110,12 @@ std::uint64_t fingerprint(std::string_view name) {
 
 // ---- one end
 
-Authentication::Authentication(const AuthenticationKey& key, bool is_client)
-    : key_(key), is_client_(is_client) {}
+Authentication::Authentication(const AuthenticationKey& key, bool is_client, Encryption encryption)
+    : key_(key), is_client_(is_client), encryption_(encryption) {}
 
-Authentication Authentication::client(const AuthenticationKey& key, const Claim& claim) {
-  Authentication a(key, true);
+Authentication Authentication::client(const AuthenticationKey& key, const Claim& claim,
+                                      Encryption encryption) {
+  Authentication a(key, true, encryption);
   a.group_ = claim.group;
   std::ranges::copy(hello_magic, a.hello_.magic);
   a.hello_.version = protocol_version;
@@ -118,8 +127,9 @@ Authentication Authentication::client(const AuthenticationKey& key, const Claim&
   return a;
 }
 
-Authentication Authentication::server(const AuthenticationKey& key, std::uint32_t rank, std::uint64_t group) {
-  Authentication a(key, false);
+Authentication Authentication::server(const AuthenticationKey& key, std::uint32_t rank, std::uint64_t group,
+                                      Encryption encryption) {
+  Authentication a(key, false, encryption);
   a.own_rank_ = rank;
   a.group_ = group;
   return a;
@@ -132,7 +142,9 @@ Claim Authentication::claim() const {
 Authentication::Status Authentication::advance(int socket) {
   if (status_ != Status::pending) return status_;
   socket_ = socket;
+  if (tls_) return advance_tls();
   if (is_client_ && step_ == 0) {
+    hello_.tls = demand_of(socket);
     if (!send(socket, &hello_, sizeof hello_, false)) return refuse(Refusal::closed, errno);
     step_ = 1;
     return status_;
@@ -164,6 +176,7 @@ Authentication::Status Authentication::process_hello() {
       hello_.purpose != static_cast<std::uint8_t>(key_.purpose()) || hello_.peer != own_rank_)
     return refuse(Refusal::no_hello);
   reply_.group = group_;
+  reply_.tls = demand_of(socket_);
   fill_random(reply_.nonce);
   std::ranges::copy(server_code(), reply_.code);
   if (!send(socket_, &reply_, sizeof reply_, true)) return refuse(Refusal::closed, errno);
@@ -176,15 +189,46 @@ Authentication::Status Authentication::process_reply() {
     return refuse(reply_.group == group_ ? Refusal::other_secret : Refusal::other_group);
   proof_ = client_code();
   if (!send(socket_, proof_.data(), proof_.size(), true)) return refuse(Refusal::closed, errno);
-  step_ = 2;
-  return status_ = Status::proven;
+  return proven();
 }
 
 Authentication::Status Authentication::process_proof() {
   if (CRYPTO_memcmp(client_code().data(), proof_.data(), proof_.size()) != 0)
     return refuse(hello_.group == group_ ? Refusal::other_secret : Refusal::other_group);
+  return proven();
+}
+
+/// A client has sent its proof, so both ends know what the other one requires.
+Authentication::Status Authentication::proven() {
   step_ = 2;
-  return status_ = Status::proven;
+  if (demands_conflict()) return refuse(Refusal::other_encryption);
+  if (hello_.tls != Demand::required && reply_.tls != Demand::required) return status_ = Status::proven;
+  Proof key = tls_key();
+  tls_ = std::make_unique<Tls>(socket_, is_client_, key);
+  OPENSSL_cleanse(key.data(), key.size());
+  return advance_tls();
+}
+
+Authentication::Status Authentication::advance_tls() {
+  switch (tls_->handshake()) {
+    case Tls::Status::pending:
+      return status_;
+    case Tls::Status::open:
+      return status_ = Status::proven;
+    case Tls::Status::failed:
+      break;
+  }
+  return refuse(Refusal::tls);
+}
+
+Authentication::Demand Authentication::demand_of(int socket) const {
+  if (encryption_ == Encryption::off || is_unix_socket(socket)) return Demand::forbidden;
+  return encryption_ == Encryption::always || leaves_host(socket) ? Demand::required : Demand::permitted;
+}
+
+bool Authentication::demands_conflict() const {
+  const auto [weaker, stronger] = std::minmax(hello_.tls, reply_.tls);
+  return weaker == Demand::forbidden && stronger == Demand::required;
 }
 
 Authentication::Status Authentication::refuse(Refusal why, int error) {
@@ -198,11 +242,16 @@ Authentication::Status Authentication::refuse(Refusal why, int error) {
 }
 
 Authentication::Proof Authentication::server_code() const {
-  return code_of(key_.bytes(), "ringzero server", hello_, reply_.group, reply_.nonce);
+  return code_of(key_.bytes(), "ringzero server", hello_, reply_.group, reply_.tls, reply_.nonce);
 }
 
 Authentication::Proof Authentication::client_code() const {
   return code_of(key_.bytes(), "ringzero client", hello_, reply_);
+}
+
+/// HKDF-Expand (RFC 5869) of the key, with the exchange as its context.
+Authentication::Proof Authentication::tls_key() const {
+  return code_of(key_.bytes(), "ringzero tls 13", hello_, reply_, std::uint8_t{1});
 }
 
 std::string Authentication::reason() const {
@@ -218,6 +267,16 @@ std::string Authentication::reason() const {
     case Refusal::other_secret:
       return "it has another secret; RZ_SECRET, the file of RZ_SECRET_FILE or ~/.config/ringzero/secret, and "
              "RZ_INSECURE, must be the same on all hosts";
+    case Refusal::other_encryption:
+      return (is_client_ ? reply_.tls : hello_.tls) == Demand::forbidden
+                 ? "it has RZ_ENCRYPTION=off, and this process encrypts (RZ_ENCRYPTION=on); it must be the "
+                   "same "
+                   "on all hosts"
+                 : "it encrypts (RZ_ENCRYPTION=on), and this process has RZ_ENCRYPTION=off; it must be the "
+                   "same "
+                   "on all hosts";
+    case Refusal::tls:
+      return tls_->error().empty() ? "it closed the connection during the TLS handshake" : tls_->error();
   }
   return "";
 }

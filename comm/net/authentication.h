@@ -3,13 +3,16 @@
 /// the secret; each proves that it has it by HMAC-SHA256 over random numbers of both, so a recorded exchange
 /// is of no use later:
 ///
-///     client: hello    magic 8, version 1, purpose 1, index 2, size 4, rank 4, peer 4, group 8, nonce 32
-///     server: reply    group 8, nonce 24, HMAC(key, "server", hello, group, nonce) 32
-///     client: proof    HMAC(key, "client", hello, reply) 32
+///     client: hello    magic 8, version 1, purpose 1, index 1, TLS 1, size 4, rank 4, peer 4, group 8, nonce
+///     32 server: reply    group 8, TLS 1, nonce 23, HMAC(key, "server", hello, group, TLS, nonce) 32 client:
+///     proof    HMAC(key, "client", hello, reply) 32
 ///
 /// The codes of the two directions differ, and a server refuses a hello that names another rank than its own,
-/// so no message of one end serves the other or a third one. An end that relays all bytes unchanged is not
-/// detected (docs/security.md).
+/// so no message of one end serves the other or a third one.
+///
+/// Both codes cover what each end requires of TLS, so nobody between them can change it. If one requires it,
+/// TLS 1.3 follows the proof, with a key that both derive from theirs and from the two nonces: an end in the
+/// middle that has relayed the exchange has no such key, and can only relay what it cannot read or change.
 
 #include <array>
 #include <cstddef>
@@ -21,6 +24,7 @@
 #include <vector>
 
 #include "comm/core/deadline.h"
+#include "comm/net/tls.h"
 #include "comm/os/fd.h"
 
 namespace rz::net {
@@ -67,6 +71,11 @@ class AuthenticationKey {
   std::array<std::uint8_t, 32> bytes_{};
 };
 
+/// Which connections are encrypted; see RZ_ENCRYPTION. `on`: those that leave the host. Both ends must agree.
+enum class Encryption : std::uint8_t { off, on, always };
+/// Of "off", "on" or "always". Errc::config for another text.
+Encryption parse_encryption(const std::string&);
+
 /// Eight bytes of SHA-256 of a name, for the ends to find that they are of different groups. No secret.
 std::uint64_t fingerprint(std::string_view name);
 
@@ -75,26 +84,31 @@ struct Claim {
   std::uint32_t size = 0;  ///< ranks of the group
   std::uint32_t rank = 0;  ///< of the client
   std::uint32_t peer = 0;  ///< the server's rank; it refuses any other
-  std::uint16_t index = 0;
+  std::uint8_t index = 0;
   std::uint64_t group = 0;  ///< fingerprint()
 };
 
 /// One end's part, on a socket that may be non-blocking. Before the other end has proved that it has the key,
-/// this object reads the bytes of the messages above, 64 at a time, and nothing more; it allocates no memory.
+/// this object reads the bytes of the messages above, 64 at a time, and nothing more; it allocates no memory,
+/// and OpenSSL's TLS has not begun.
 class Authentication {
  public:
   enum class Status { pending, proven, refused };
   enum class Refusal {
     none,
-    closed,        ///< the socket ended or failed; error() has the reason
-    no_hello,      ///< another program, another version, or a hello for another purpose or rank
-    other_group,   ///< no proof, and the other end is of another group
-    other_secret,  ///< no proof, and the other end names the same group
+    closed,            ///< the socket ended or failed; error() has the reason
+    no_hello,          ///< another program, another version, or a hello for another purpose or rank
+    other_group,       ///< no proof, and the other end is of another group
+    other_secret,      ///< no proof, and the other end names the same group
+    other_encryption,  ///< proven, but one end requires TLS, and the other forbids it
+    tls,               ///< proven, but TLS could not be started
   };
 
-  static Authentication client(const AuthenticationKey&, const Claim&);
+  /// Where the connection is encrypted, bytes of the application travel in take_tls() alone.
+  static Authentication client(const AuthenticationKey&, const Claim&, Encryption = Encryption::off);
   /// `rank`: that of the server. `group`: the client may name another; see Claim and claim().
-  static Authentication server(const AuthenticationKey&, std::uint32_t rank, std::uint64_t group);
+  static Authentication server(const AuthenticationKey&, std::uint32_t rank, std::uint64_t group,
+                               Encryption = Encryption::off);
 
   /// Sends or receives what comes next, without waiting. A client calls it once when it is connected, then,
   /// like a server, whenever the socket is readable.
@@ -104,6 +118,10 @@ class Authentication {
   void complete(int socket, Deadline);
 
   Status status() const { return status_; }
+  /// The other end has proved that it has the key; TLS may follow.
+  bool has_proof() const { return step_ == 2; }
+  /// Of a proven end: null if the connection is not encrypted.
+  std::unique_ptr<Tls> take_tls() { return std::move(tls_); }
   Refusal refusal() const { return refusal_; }
   int error() const { return error_; }
   /// Why it was refused, as the end of a sentence about the other end.
@@ -118,35 +136,44 @@ class Authentication {
   std::vector<UniqueFd> received_fds;
 
  private:
+  /// What an end requires of TLS. `permitted`: what it requires of a connection that does not leave the host.
+  enum class Demand : std::uint8_t { forbidden, permitted, required };
   struct Hello {
     char magic[8];
-    std::uint8_t version, purpose;
-    std::uint16_t index;
+    std::uint8_t version, purpose, index;
+    Demand tls;
     std::uint32_t size, rank, peer;
     std::uint64_t group;
     std::uint8_t nonce[32];
   };
   struct Reply {
     std::uint64_t group;
-    std::uint8_t nonce[24], code[32];
+    Demand tls;
+    std::uint8_t nonce[23], code[32];
   };
   using Proof = std::array<std::uint8_t, 32>;
   static_assert(sizeof(Hello) == 64 && sizeof(Reply) == 64);
 
-  Authentication(const AuthenticationKey&, bool is_client);
+  Authentication(const AuthenticationKey&, bool is_client, Encryption);
   std::span<std::byte> expected();
   Status process();
   Status process_hello();
   Status process_reply();
   Status process_proof();
+  Status proven();
+  Status advance_tls();
   Status refuse(Refusal, int error = 0);
+  Demand demand_of(int socket) const;
+  bool demands_conflict() const;
   Proof server_code() const;
   Proof client_code() const;
+  Proof tls_key() const;
   bool send(int socket, const void* bytes, std::size_t size, bool with_fds);
   std::ptrdiff_t receive(int socket, std::span<std::byte> into);
 
   AuthenticationKey key_;
   bool is_client_;
+  Encryption encryption_;
   std::uint32_t own_rank_ = 0;
   std::uint64_t group_ = 0;
   int step_ = 0;  ///< messages of this end that were sent
@@ -158,6 +185,7 @@ class Authentication {
   Refusal refusal_ = Refusal::none;
   int error_ = 0;
   int socket_ = -1;
+  std::unique_ptr<Tls> tls_;
 };
 
 }  // namespace rz::net

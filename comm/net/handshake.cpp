@@ -87,8 +87,10 @@ class Handshake {
 
   Authentication client_end(const Connection& call) const {
     Authentication end = Authentication::client(
-        key_, {static_cast<std::uint32_t>(self_.size), static_cast<std::uint32_t>(self_.rank),
-               static_cast<std::uint32_t>(call.rank), static_cast<std::uint16_t>(call.index), group_});
+        key_,
+        {static_cast<std::uint32_t>(self_.size), static_cast<std::uint32_t>(self_.rank),
+         static_cast<std::uint32_t>(call.rank), static_cast<std::uint8_t>(call.index), group_},
+        self_.encryption);
     end.passed_fds = self_.passed_fds;
     return end;
   }
@@ -118,6 +120,7 @@ class Handshake {
     }
     if (!missing_.erase({pending.connection.rank, pending.connection.index})) return false;
     pending.connection.received_fds = std::move(end.received_fds);
+    pending.connection.tls = end.take_tls();
     established_.push_back(std::move(pending.connection));
     return false;
   }
@@ -164,8 +167,7 @@ class Handshake {
   }
 
   std::list<PendingConnection>::iterator drop(std::list<PendingConnection>::iterator pending) {
-    const bool proven = pending->authentication.status() == Authentication::Status::proven;
-    if (!pending->outgoing && !proven)
+    if (!pending->outgoing && pending->authentication.status() != Authentication::Status::proven)
       strangers_.count(pending->connection.socket.get(), pending->authentication);
     return pending_.erase(pending);
   }
@@ -184,9 +186,10 @@ class Handshake {
       }
       accept_rate_.accepted();
       if (!same_user(socket.get())) continue;
-      pending_.push_back({Connection{},
-                          Authentication::server(key_, static_cast<std::uint32_t>(self_.rank), group_), false,
-                          false, Deadline::after(unauthenticated_timeout), source});
+      pending_.push_back(
+          {Connection{},
+           Authentication::server(key_, static_cast<std::uint32_t>(self_.rank), group_, self_.encryption),
+           false, false, Deadline::after(unauthenticated_timeout), source});
       pending_.back().connection.socket = std::move(socket);
       pending_.back().authentication.passed_fds = self_.passed_fds;
       if (unproven() > max_pending_connections + missing_.size()) drop_unproven();
@@ -215,12 +218,9 @@ class Handshake {
 
   /// Whether the other end may be a peer: on a unix socket, only a process of this user.
   static bool same_user(int socket) {
-    int domain = 0;
-    socklen_t size = sizeof domain;
-    getsockopt(socket, SOL_SOCKET, SO_DOMAIN, &domain, &size);
-    if (domain != AF_UNIX) return true;
+    if (!is_unix_socket(socket)) return true;
     ucred peer{};
-    size = sizeof peer;
+    socklen_t size = sizeof peer;
     return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
   }
 

@@ -23,6 +23,7 @@ struct HandshakeInfo {
   std::vector<int> passed_fds;                     ///< at most 4, borrowed
   std::function<void()> check = nullptr;           ///< called once a second; may throw
   std::shared_ptr<const Secret> secret = nullptr;  ///< of the job; null: its id is what the ends prove
+  Encryption encryption = Encryption::off;
 };
 
 /// A non-blocking socket to a rank. It may still be connecting when it is passed to handshake(), and is
@@ -33,6 +34,7 @@ struct Connection {
   UniqueFd socket;
   std::vector<UniqueFd> received_fds;  ///< descriptors from the peer
   std::string address;                 ///< of the peer, for messages
+  std::unique_ptr<Tls> tls = nullptr;  ///< null: not encrypted
 };
 
 /// Completes the connections `outgoing` and accepts `links` connections from each rank of `incoming`.

@@ -195,6 +195,20 @@ SocketAddress local_address(int socket) {
   return address;
 }
 
+bool is_unix_socket(int socket) {
+  int domain = 0;
+  socklen_t size = sizeof domain;
+  return getsockopt(socket, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 && domain == AF_UNIX;
+}
+
+bool leaves_host(int socket) {
+  SocketAddress here, there;
+  here.size = there.size = sizeof here.storage;
+  if (getsockname(socket, here.get(), &here.size) != 0 || getpeername(socket, there.get(), &there.size) != 0)
+    return true;
+  return here.host() != there.host() && !(here.loopback() && there.loopback());
+}
+
 void set_tcp_options(int socket) {
   const int on = 1, idle = 4, interval = 2, probes = 3;
   setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);

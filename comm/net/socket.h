@@ -64,6 +64,10 @@ UniqueFd start_connect(const SocketAddress&, const std::string& congestion = "sy
 UniqueFd connect_tcp(const SocketAddress&, Deadline);
 /// The address that the socket is bound to.
 SocketAddress local_address(int socket);
+bool is_unix_socket(int socket);
+/// Whether the connection may pass a network: its ends have different addresses, of which one is not
+/// loopback.
+bool leaves_host(int socket);
 /// Sets TCP_NODELAY, and keep-alive probes that detect a dead host after about ten seconds of silence.
 void set_tcp_options(int socket);
 /// Sets TCP_USER_TIMEOUT: the connection fails if sent data stays unacknowledged for this long. Keep-alive

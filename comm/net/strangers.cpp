@@ -60,15 +60,23 @@ Deadline::Clock::duration AcceptRate::rest(double per_second, Time now) {
 }
 
 void Strangers::count(int socket, const Authentication& end) noexcept {
-  ++refused_;
-  of_other_groups_ += end.refusal() == Authentication::Refusal::other_group;
+  if (!end.has_proof()) {
+    ++refused_;
+    of_other_groups_ += end.refusal() == Authentication::Refusal::other_group;
+  }
   try {
     SocketAddress from;
     from.size = sizeof from.storage;
+    std::string where;
     if (getpeername(socket, from.get(), &from.size) == 0 && from.storage.ss_family != AF_UNIX)
-      last_ = from.host();
-    if (end.refusal() == Authentication::Refusal::other_secret)
-      with_other_secret_ = concat("rank ", end.claim().rank, last_.empty() ? "" : " at " + last_);
+      where = from.host();
+    const std::string member = concat("rank ", end.claim().rank, where.empty() ? "" : " at " + where);
+    if (end.has_proof()) {
+      other_member_ = concat(member, " proved the secret of this job, but ", end.reason());
+      return;
+    }
+    if (!where.empty()) last_ = where;
+    if (end.refusal() == Authentication::Refusal::other_secret) with_other_secret_ = member;
   } catch (const std::exception&) {  // the number alone
   }
 }
@@ -83,6 +91,10 @@ std::string Strangers::sentence() const {
                                            : concat("; one of them names itself ", with_other_secret_,
                                                     " of this job: if it is, its RZ_SECRET, RZ_SECRET_FILE, "
                                                     "~/.config/ringzero/secret or RZ_INSECURE differs"));
+}
+
+std::string Strangers::text() const {
+  return concat(other_member_.empty() ? "" : "; " + other_member_, refused_ ? "; " + sentence() : "");
 }
 
 }  // namespace rz::net

@@ -56,13 +56,13 @@ class AcceptRate {
 
 class Strangers {
  public:
-  /// Counts a connection that ended without a proof.
+  /// Counts a connection that ended without a proof, and notes one that proved the secret but not encryption.
   void count(int socket, const Authentication&) noexcept;
   std::uint64_t refused() const { return refused_; }
   /// "3 connections that did not prove …", or empty if there were none.
   std::string sentence() const;
-  /// The same for the end of a message: "; 3 connections …".
-  std::string text() const { return refused_ ? "; " + sentence() : ""; }
+  /// For the end of a message: "; rank 3 proved the secret of this job, but …; 3 connections …", or empty.
+  std::string text() const;
   /// Whether one of them was none of another group that searches its own store.
   bool unknown() const { return refused_ > of_other_groups_; }
 
@@ -70,6 +70,7 @@ class Strangers {
   std::uint64_t refused_ = 0, of_other_groups_ = 0;
   std::string last_;               ///< the address of the last one
   std::string with_other_secret_;  ///< the last one of this group's members with another secret
+  std::string other_member_;       ///< the last one that proved the secret: its name, and what failed
 };
 
 }  // namespace rz::net

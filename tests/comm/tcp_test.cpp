@@ -63,8 +63,7 @@ TEST(Tcp, UnauthenticatedPeersAreRejected) {
           net::resolve(net::parse_host_port(tcp_address(s.get("address/0", soon())))).front();
       struct {
         char magic[8] = {'r', 'i', 'n', 'g', 'z', 'e', 'r', 'o'};
-        std::uint8_t version = 2, purpose = 2;
-        std::uint16_t index = 0;
+        std::uint8_t version = 3, purpose = 2, index = 0, tls = 0;
         std::uint32_t size = 3, rank = 2, peer = 0;
         std::uint64_t group = 0;  // not this job's
         std::uint8_t nonce[32] = {};

@@ -27,8 +27,9 @@ struct Kind {
   int nodes;  ///< the ranks are distributed over that many nodes
   int sockets;
   bool one_node = false;
+  const char* encryption = "on";
   test::ConnectOptions options(int rank) const {
-    return {transport, "", sockets, nodes > 1 ? concat("host", rank % nodes) : ""};
+    return {transport, "", sockets, nodes > 1 ? concat("host", rank % nodes) : "", "", "system", encryption};
   }
 };
 
@@ -42,7 +43,10 @@ class EveryTransport : public testing::TestWithParam<Kind> {
 INSTANTIATE_TEST_SUITE_P(Transports, EveryTransport,
                          testing::Values(Kind{"shm", "shm", 1, 1, true}, Kind{"tcp", "tcp", 1, 2},
                                          Kind{"tcp5", "tcp", 1, 5}, Kind{"mixed", "auto", 2, 1},
-                                         Kind{"mixed5", "auto", 2, 5}),
+                                         Kind{"mixed5", "auto", 2, 5},
+                                         Kind{"tls", "tcp", 1, 2, false, "always"},
+                                         Kind{"tls5", "tcp", 1, 5, false, "always"},
+                                         Kind{"tls_mixed", "auto", 2, 2, false, "always"}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST(Sockets, AreDividedAmongTheRanksOfANode) {
@@ -362,6 +366,7 @@ TEST(PeerInfo, EverySettingThatDiffersIsNamed) {
   const std::pair<const char*, void (*)(GroupSettings&)> differ[] = {
       {"RZ_TRANSPORT", [](GroupSettings& s) { s.transport = "shm"; }},
       {"RZ_SOCKETS", [](GroupSettings& s) { s.sockets = 3; }},
+      {"RZ_ENCRYPTION", [](GroupSettings& s) { s.encryption = "off"; }},
       {"RZ_ALGORITHM", [](GroupSettings& s) { s.algorithm = "ring"; }},
       {"RZ_DETERMINISTIC", [](GroupSettings& s) { s.deterministic = false; }},
       {"RZ_REDUCTION_ORDER", [](GroupSettings& s) { s.reduction_order = ReductionOrder::pairwise; }},

@@ -29,6 +29,7 @@ TEST(Environment, DefaultsAreThoseOfTheHeader) {
   EXPECT_EQ(e.transport, "auto");
   EXPECT_EQ(e.sockets, 2);
   EXPECT_EQ(e.congestion, "system");
+  EXPECT_EQ(e.encryption, "on");
   EXPECT_TRUE(e.deterministic);
   EXPECT_EQ(e.reduction_order, ReductionOrder::rank);
   EXPECT_FALSE(e.allow_tf32);
@@ -37,29 +38,22 @@ TEST(Environment, DefaultsAreThoseOfTheHeader) {
 }
 
 TEST(Environment, EveryVariableIsRead) {
-  const Variable variables[] = {{"RZ_TRANSPORT", "tcp"},
-                                {"RZ_INTERFACE", "lo"},
-                                {"RZ_SOCKETS", "3"},
-                                {"RZ_ALGORITHM", "ring"},
-                                {"RZ_TIMEOUT_S", "1.5"},
-                                {"RZ_DETERMINISTIC", "0"},
-                                {"RZ_HOST_ID", "here"},
-                                {"RZ_RENDEZVOUS_TIMEOUT_S", "2"},
-                                {"RZ_WAIT_REPORT_S", "3.5"},
-                                {"RZ_BACKEND", "mpi"},
-                                {"RZ_ALLOW_TF32", "1"},
-                                {"RZ_THREAD_PLACEMENT", "0"},
-                                {"NCCL_HOSTID", "h1"},
-                                {"NCCL_MULTI_RANK_GPU_ENABLE", "1"},
-                                {"RZ_CONGESTION", "reno"},
-                                {"RZ_TUNING", "table"},
-                                {"RZ_REDUCTION_ORDER", "pairwise"}};
+  const Variable variables[] = {{"RZ_TRANSPORT", "tcp"},     {"RZ_INTERFACE", "lo"},
+                                {"RZ_SOCKETS", "3"},         {"RZ_ALGORITHM", "ring"},
+                                {"RZ_TIMEOUT_S", "1.5"},     {"RZ_DETERMINISTIC", "0"},
+                                {"RZ_HOST_ID", "here"},      {"RZ_RENDEZVOUS_TIMEOUT_S", "2"},
+                                {"RZ_WAIT_REPORT_S", "3.5"}, {"RZ_BACKEND", "mpi"},
+                                {"RZ_ALLOW_TF32", "1"},      {"RZ_THREAD_PLACEMENT", "0"},
+                                {"NCCL_HOSTID", "h1"},       {"NCCL_MULTI_RANK_GPU_ENABLE", "1"},
+                                {"RZ_CONGESTION", "reno"},   {"RZ_ENCRYPTION", "off"},
+                                {"RZ_TUNING", "table"},      {"RZ_REDUCTION_ORDER", "pairwise"}};
   const Environment e = Environment::read();
   EXPECT_EQ(e.backend, "mpi");
   EXPECT_EQ(e.transport, "tcp");
   EXPECT_EQ(e.interface, "lo");
   EXPECT_EQ(e.sockets, 3);
   EXPECT_EQ(e.congestion, "reno");
+  EXPECT_EQ(e.encryption, "off");
   EXPECT_EQ(e.algorithm, "ring");
   EXPECT_EQ(e.tuning, "table");
   EXPECT_FALSE(e.deterministic);
@@ -99,10 +93,14 @@ TEST(Environment, AMisspeltVariableIsNamed) {
 }
 
 TEST(Environment, AMalformedVariableIsNamed) {
-  const std::pair<const char*, const char*> wrong[] = {
-      {"RZ_SOCKETS", "0"},           {"RZ_SOCKETS", "2x"},   {"RZ_ALLOW_TF32", "yes"},
-      {"RZ_DETERMINISTIC", "maybe"}, {"RZ_TIMEOUT_S", "-1"}, {"RZ_RENDEZVOUS_TIMEOUT_S", ""},
-      {"RZ_REDUCTION_ORDER", "tree"}};
+  const std::pair<const char*, const char*> wrong[] = {{"RZ_SOCKETS", "0"},
+                                                       {"RZ_SOCKETS", "2x"},
+                                                       {"RZ_ALLOW_TF32", "yes"},
+                                                       {"RZ_DETERMINISTIC", "maybe"},
+                                                       {"RZ_TIMEOUT_S", "-1"},
+                                                       {"RZ_RENDEZVOUS_TIMEOUT_S", ""},
+                                                       {"RZ_REDUCTION_ORDER", "tree"},
+                                                       {"RZ_ENCRYPTION", "yes"}};
   for (const auto& [name, value] : wrong) {
     const Variable variable(name, value);
     try {

@@ -26,7 +26,10 @@ struct ConnectOptions {
   std::string host_id;
   std::string algorithm;
   std::string congestion = "system";
-  GroupSettings group() const { return {.transport = transport, .sockets = sockets, .algorithm = algorithm}; }
+  std::string encryption = "on";
+  GroupSettings group() const {
+    return {.transport = transport, .sockets = sockets, .encryption = encryption, .algorithm = algorithm};
+  }
 };
 
 /// exchange_peer_info() and connect_transport().

@@ -104,6 +104,8 @@ std::unique_ptr<Transport> connect_transport(const PeerInfo& peer_info, Store& s
   const int rank = peer_info.rank, size = peer_info.size();
   const std::string& wanted = peer_info.settings.transport;
   const auto kinds = choose_kinds(wanted);
+  const net::Encryption encryption =
+      is_insecure(store) ? net::Encryption::off : net::parse_encryption(peer_info.settings.encryption);
   const TransportKind& within_node = *kinds.front();
   const auto between_nodes = std::ranges::find(kinds, false, &TransportKind::shares_memory);
   const std::vector<int> nodes = number_nodes(peer_info, within_node.shares_memory);
@@ -131,8 +133,8 @@ std::unique_ptr<Transport> connect_transport(const PeerInfo& peer_info, Store& s
   }
   try {
     const auto check = [&] { throw_published_failure(rank, store); };
-    connect_all(*transport, {peer_info.job_id, rank, size, {}, check, tcp_store_secret(store)}, store,
-                deadline);
+    connect_all(*transport, {peer_info.job_id, rank, size, {}, check, tcp_store_secret(store), encryption},
+                store, deadline);
   } catch (const Error& e) {
     if (e.culprit() >= 0) throw_published_failure(rank, store);
     throw;

@@ -18,28 +18,35 @@ constexpr auto max_silence = std::chrono::seconds(10);
 
 }  // namespace
 
-void ControlSocket::open(UniqueFd socket, net::Poller& poller) {
-  socket_ = std::move(socket);
-  net::limit_unacknowledged(socket_.get(), max_silence);
+void ControlSocket::open(net::Stream stream, net::Poller& poller) {
+  stream_ = std::move(stream);
+  net::limit_unacknowledged(stream_.fd(), max_silence);
   fd_events_.events = EPOLLIN;  // data may have arrived before the registration
-  poller.add(socket_.get(), fd_events_, EPOLLIN);
+  poller.add(stream_.fd(), fd_events_, EPOLLIN);
 }
 
 void ControlSocket::close(net::Poller& poller) {
-  if (!socket_) return;
+  if (!stream_) return;
   send(ControlFrame{}, true);
-  poller.remove(socket_.get());
-  shutdown(socket_.get(), SHUT_WR);
-  socket_.close();
+  poller.remove(stream_.fd());
+  shutdown(stream_.fd(), SHUT_WR);
+  stream_.close();
 }
 
 // ---- receiving ----
 
+ssize_t ControlSocket::receive_some() {
+  std::byte* const to = partial_.data() + partial_bytes_;
+  const std::size_t size = partial_.size() - partial_bytes_;
+  if (!stream_.encrypted()) return stream_.receive(to, size);
+  const std::lock_guard lock(mutex_);
+  return stream_.receive(to, size);
+}
+
 /// False if no whole frame has arrived.
 bool ControlSocket::receive(ControlFrame& frame) {
   while (partial_bytes_ < partial_.size()) {
-    const ssize_t n = ::recv(socket_.get(), partial_.data() + partial_bytes_,
-                             partial_.size() - partial_bytes_, MSG_DONTWAIT);
+    const ssize_t n = receive_some();
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
     if (n <= 0) return closed_ = true, false;
     partial_bytes_ += static_cast<std::size_t>(n);
@@ -101,16 +108,18 @@ void ControlSocket::send(const ControlFrame& frame, bool last_word) noexcept {
 }
 
 void ControlSocket::flush() noexcept {
-  if (!unsent_bytes_) return;
+  if (!unsent_bytes_ && !unsent_records_) return;
   const std::lock_guard lock(mutex_);
   flush_locked();
 }
 
 /// Requires mutex_.
 void ControlSocket::flush_locked() noexcept {
+  if (unsent_records_) unsent_records_ = !stream_.flush();
   const std::size_t bytes = unsent_bytes_;
   if (!bytes) return;
-  const ssize_t n = ::send(socket_.get(), unsent_.data(), bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+  const ssize_t n = stream_.send(unsent_.data(), bytes);
+  unsent_records_ = stream_.unsent() > 0;
   if (n <= 0) return;
   std::memmove(unsent_.data(), unsent_.data() + n, bytes - static_cast<std::size_t>(n));
   unsent_bytes_ = bytes - static_cast<std::size_t>(n);

@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "comm/net/poller.h"
+#include "comm/net/stream.h"
 #include "comm/transport/failure.h"
 #include "comm/transport/wait_for_graph.h"
 
@@ -45,7 +46,7 @@ static_assert(sizeof(ControlFrame) == 512 && sizeof(WaitReply) <= sizeof(Control
 /// move while the poller watches it.
 class ControlSocket {
  public:
-  void open(UniqueFd, net::Poller&);
+  void open(net::Stream, net::Poller&);
   /// Sends a departure notice and ends the stream.
   void close(net::Poller&);
 
@@ -56,6 +57,8 @@ class ControlSocket {
   bool departed() const { return departed_; }
   /// The stream has ended, or is damaged.
   bool closed() const { return closed_; }
+  /// Why encryption has failed; empty if it has not.
+  std::string error() const { return stream_.error(); }
 
   /// Any thread.
   void send_failure(const Failure&) noexcept;
@@ -68,14 +71,16 @@ class ControlSocket {
   void send(const ControlFrame&, bool last_word) noexcept;
   void flush_locked() noexcept;
   bool receive(ControlFrame&);
+  ssize_t receive_some();
   void store(int peer, const ControlFrame&, WaitForGraph&);
 
-  UniqueFd socket_;
+  net::Stream stream_;  // of an encrypted one, both directions are used under mutex_
   net::FdEvents fd_events_;
   // Sending.
   std::mutex mutex_;
   std::array<std::byte, 2 * sizeof(ControlFrame)> unsent_;  // the rest of a frame, then at most one last word
   std::atomic<std::size_t> unsent_bytes_{0};                // written under mutex_
+  std::atomic<bool> unsent_records_{false};                 // of the stream; likewise
   // Receiving.
   std::array<std::byte, sizeof(ControlFrame)> partial_;  // the received part of a frame
   std::size_t partial_bytes_ = 0;

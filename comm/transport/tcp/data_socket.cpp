@@ -33,18 +33,18 @@ bool socket_would_block() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
 }  // namespace
 
-void DataSocket::open(UniqueFd socket, net::Poller& poller) {
-  socket_ = std::move(socket);
-  net::limit_unsent(socket_.get(), max_unsent_bytes);
+void DataSocket::open(net::Stream stream, net::Poller& poller) {
+  stream_ = std::move(stream);
+  net::limit_unsent(stream_.fd(), max_unsent_bytes);
   fd_events_.events = EPOLLIN | EPOLLOUT;  // data may have arrived before the registration
-  poller.add(socket_.get(), fd_events_, EPOLLIN | EPOLLOUT);
+  poller.add(stream_.fd(), fd_events_, EPOLLIN | EPOLLOUT);
 }
 
 void DataSocket::close(net::Poller& poller) {
-  if (!socket_) return;
-  poller.remove(socket_.get());
-  shutdown(socket_.get(), SHUT_WR);
-  socket_.close();
+  if (!stream_) return;
+  poller.remove(stream_.fd());
+  shutdown(stream_.fd(), SHUT_WR);
+  stream_.close();
 }
 
 // ---- sending ----
@@ -70,7 +70,7 @@ void DataSocket::send_some() {
   if (write_closed_ || !fd_events_.writable()) return;
   const ssize_t sent = out_.sent == 0 && total <= coalesce_below ? send_small_frame() : send_rest();
   if (sent > 0) out_.sent += static_cast<std::size_t>(sent);
-  out_.busy = out_.sent < total;
+  out_.busy = out_.sent < total || stream_.unsent();
   if (sent < 0 && !socket_would_block() && errno != EINTR) write_closed_ = true;  // see ended()
   // Short write: the socket is full. epoll reports EPOLLOUT once it has space again.
   if (out_.busy && (sent >= 0 || socket_would_block()))
@@ -78,12 +78,11 @@ void DataSocket::send_some() {
 }
 
 /// Sends a small frame as one buffer, which costs the kernel less than two.
-ssize_t DataSocket::send_small_frame() const {
+ssize_t DataSocket::send_small_frame() {
   std::array<std::byte, coalesce_below> frame;
   std::memcpy(frame.data(), &out_.header, sizeof(FrameHeader));
   std::memcpy(frame.data() + sizeof(FrameHeader), out_.payload, out_.header.length);
-  return ::send(socket_.get(), frame.data(), sizeof(FrameHeader) + out_.header.length,
-                MSG_NOSIGNAL | MSG_DONTWAIT);
+  return stream_.send(frame.data(), sizeof(FrameHeader) + out_.header.length);
 }
 
 ssize_t DataSocket::send_rest() {
@@ -93,13 +92,12 @@ ssize_t DataSocket::send_rest() {
     parts[n++] = {reinterpret_cast<char*>(&out_.header) + out_.sent, sizeof(FrameHeader) - out_.sent};
   const std::size_t skip = out_.sent > sizeof(FrameHeader) ? out_.sent - sizeof(FrameHeader) : 0;
   parts[n++] = {const_cast<std::byte*>(out_.payload) + skip, out_.header.length - skip};
-  msghdr message{};
-  message.msg_iov = parts, message.msg_iovlen = static_cast<std::size_t>(n);
-  return sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  return stream_.send({parts, static_cast<std::size_t>(n)});
 }
 
 std::uint64_t DataSocket::released(std::uint64_t accepted) const {
   if (!out_.busy) return accepted;
+  if (stream_.unsent()) return out_.header.offset;
   return out_.header.offset + (out_.sent > sizeof(FrameHeader) ? out_.sent - sizeof(FrameHeader) : 0);
 }
 
@@ -122,13 +120,13 @@ void DataSocket::fill_buffer(std::size_t max_bytes) {
 std::size_t DataSocket::read_into(std::span<const iovec> parts) {
   std::size_t requested = 0;
   for (const iovec& part : parts) requested += part.iov_len;
-  const ssize_t n = parts.size() == 1 ? recv(socket_.get(), parts[0].iov_base, parts[0].iov_len, MSG_DONTWAIT)
-                                      : readv(socket_.get(), parts.data(), static_cast<int>(parts.size()));
+  const ssize_t n = stream_.receive(parts);
   const bool nothing = n < 0 && socket_would_block();
   if (n == 0 || (n < 0 && !nothing && errno != EINTR)) read_closed_ = true;
   // Short read: no more is available, and epoll reports EPOLLIN when there is. A hang-up is reported only
   // once, so the bit stays set after it.
-  if (nothing || (n > 0 && static_cast<std::size_t>(n) < requested && !fd_events_.hung_up()))
+  if (nothing ||
+      (n > 0 && static_cast<std::size_t>(n) < requested && !fd_events_.hung_up() && !stream_.has_more()))
     fd_events_.events &= ~static_cast<std::uint32_t>(EPOLLIN);
   return n > 0 ? static_cast<std::size_t>(n) : 0;
 }

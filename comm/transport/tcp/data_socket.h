@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/net/poller.h"
+#include "comm/net/stream.h"
 #include "comm/transport/call_signature.h"
 
 namespace rz::tcp {
@@ -27,11 +28,14 @@ static_assert(sizeof(FrameHeader) == 40 && sizeof(CallSignature) == 24);
 /// Never blocks. Does not move while the poller watches it.
 class DataSocket {
  public:
-  void open(UniqueFd, net::Poller&);
+  void open(net::Stream, net::Poller&);
   /// Ends the stream in both directions; data that the kernel has accepted still arrives.
   void close(net::Poller&);
   /// The peer has closed the connection, or it has failed, in one direction or both.
   bool ended() const { return read_closed_ || write_closed_ || (fd_events_.events & (EPOLLHUP | EPOLLERR)); }
+
+  /// Why encryption has failed; empty if it has not.
+  std::string error() const { return stream_.error(); }
 
   // ---- sending
 
@@ -77,7 +81,7 @@ class DataSocket {
     FrameHeader header;
     const std::byte* payload = nullptr;
     std::size_t sent = 0;  ///< bytes of header and payload
-    bool busy = false;     ///< the kernel has not accepted all of it
+    bool busy = false;     ///< the kernel has not accepted all of it, or of what it was encrypted to
   };
   struct Incoming {
     FrameHeader header;
@@ -90,14 +94,14 @@ class DataSocket {
   };
 
   void send_some();
-  ssize_t send_small_frame() const;
+  ssize_t send_small_frame();
   ssize_t send_rest();
   std::size_t presentable() const;
   void fill_buffer(std::size_t max_bytes);
   std::size_t read_into(std::span<const iovec> parts);
   void advance(std::size_t bytes);
 
-  UniqueFd socket_;
+  net::Stream stream_;
   net::FdEvents fd_events_;
   Outgoing out_;
   Incoming in_;

@@ -125,6 +125,12 @@ bool TcpChannel::at_end() const {
   return std::all_of(sockets_.begin(), sockets_.end(), [](const DataSocket& s) { return s.read_closed(); });
 }
 
+std::string TcpChannel::error() const {
+  for (const DataSocket& s : sockets_)
+    if (std::string error = s.error(); !error.empty()) return error;
+  return "";
+}
+
 bool TcpChannel::ended() const {
   return std::any_of(sockets_.begin(), sockets_.end(), [](const DataSocket& s) { return s.ended(); });
 }

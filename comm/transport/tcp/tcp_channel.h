@@ -20,8 +20,8 @@ class TcpChannel {
   TcpChannel(int peer, int sockets, LinkMonitor& monitor)
       : peer_(peer), monitor_(monitor), sockets_(static_cast<std::size_t>(sockets)) {}
 
-  void open(int socket, UniqueFd fd) {
-    sockets_[static_cast<std::size_t>(socket)].open(std::move(fd), monitor_.poller());
+  void open(int socket, net::Stream stream) {
+    sockets_[static_cast<std::size_t>(socket)].open(std::move(stream), monitor_.poller());
   }
   void close() {
     for (DataSocket& s : sockets_) s.close(monitor_.poller());
@@ -42,6 +42,8 @@ class TcpChannel {
   bool at_end() const;
   /// A socket has ended or failed, in one direction or both.
   bool ended() const;
+  /// Why encryption of a socket has failed; empty if it has not.
+  std::string error() const;
 
  private:
   DataSocket* free_socket(bool striped);

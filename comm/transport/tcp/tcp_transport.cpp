@@ -87,11 +87,11 @@ void TcpTransport::connect(const net::HandshakeInfo& me, const std::vector<std::
 
 void TcpTransport::attach(net::Connection c) {
   net::set_tcp_options(c.socket.get());
-  if (c.index < first_data_socket)
-    return peer_at(c.rank).control.open(std::move(c.socket), monitor().poller());
+  net::Stream stream(std::move(c.socket), std::move(c.tls));
+  if (c.index < first_data_socket) return peer_at(c.rank).control.open(std::move(stream), monitor().poller());
   const bool p2p = c.index == first_data_socket;
   channel_at(c.rank, p2p ? Channel::point_to_point : Channel::collective)
-      .open(p2p ? 0 : c.index - first_data_socket - 1, std::move(c.socket));
+      .open(p2p ? 0 : c.index - first_data_socket - 1, std::move(stream));
 }
 
 TcpTransport::~TcpTransport() {
@@ -147,6 +147,13 @@ std::optional<Failure> TcpTransport::check_lost(Peer& peer) {
   if (ended && !peer.departure_deadline) peer.departure_deadline = Deadline::after(departure_grace);
   if (!peer.control.closed() && !(peer.departure_deadline && peer.departure_deadline->expired()))
     return std::nullopt;
+  std::string error = peer.control.error();
+  for (const auto& channel : peer.channels)
+    if (error.empty()) error = channel.error();
+  if (!error.empty())
+    return Failure{peer.rank, Errc::peer_lost,
+                   concat("rank ", peer.rank, " is lost: its encrypted connection to rank ", monitor().rank(),
+                          " failed: ", error, "; something between the hosts changes what they send")};
   return Failure{peer.rank, Errc::peer_lost,
                  concat("rank ", peer.rank, " is lost: its connection to rank ", monitor().rank(),
                         " ended without a goodbye; its process or host died, or the network failed")};

@@ -1,0 +1,93 @@
+#pragma once
+/// TLS 1.3 (RFC 8446) over a connected socket whose ends have proved to each other that they have one secret
+/// (authentication.h). The key that both derive from it, and from the random numbers of their exchange, is
+/// the external pre-shared key of TLS; X25519 makes traffic keys that nobody can compute from the secret
+/// later. There are no certificates, tickets or names: an end that does not have the key completes no
+/// handshake.
+///
+/// docs/decisions/0044-tls.md has the reasons.
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+struct ssl_st;
+
+namespace rz::net {
+
+/// Not thread safe: one thread at a time calls a function. Nothing waits. Memory grows to about 180 KiB.
+class Tls {
+ public:
+  enum class Status { pending, open, failed };
+  static constexpr std::size_t max_record = 16 << 10;
+
+  /// `socket`, borrowed, is connected and does not block. `records_a_key`: the number of records after which
+  /// this end changes its key. Errc::system if OpenSSL fails.
+  Tls(int socket, bool is_client, std::span<const std::uint8_t, 32> key,
+      std::uint64_t records_a_key = default_records_a_key);
+  Tls(const Tls&) = delete;
+  ~Tls();
+
+  /// Continues the handshake; call it first, and whenever the socket is readable.
+  Status handshake();
+
+  /// Encrypts and sends a part of these bytes, in records of up to 16 KiB. Returns the number of bytes taken,
+  /// or -1 with errno: EAGAIN if the socket is full. Encrypted bytes that the socket has not accepted yet are
+  /// unsent(); flush() continues.
+  std::ptrdiff_t send(std::span<const iovec>);
+  /// True if nothing is unsent; else errno has the reason.
+  bool flush();
+  std::size_t unsent() const { return out_.size() - out_sent_; }
+  /// Receives into these buffers. Fewer bytes than requested: the socket is drained, unless has_more(). 0:
+  /// the stream has ended. -1 with errno: EAGAIN if there is nothing; EBADMSG if bytes were changed on their
+  /// way, or the other end reports that, with error().
+  std::ptrdiff_t receive(std::span<const iovec>);
+  /// receive() may return bytes, or the end, although the socket is not readable.
+  bool has_more() const { return has_more_; }
+  /// Why TLS has failed; empty if it has not, and if the connection itself ended or failed.
+  const std::string& error() const { return error_; }
+
+  /// Kernel TLS has been enabled for that direction: plain calls on the socket encrypt and decrypt, and
+  /// send() or receive() must not be called.
+  bool kernel_sends() const { return kernel_sends_; }
+  bool kernel_receives() const { return kernel_receives_; }
+  /// Whether this host's kernel and OpenSSL support it at all, tried on the connected socket.
+  static bool enable_kernel_tls(int socket);
+
+  /// Of an open one, as OpenSSL names it.
+  std::string cipher() const;
+
+  /// AES-GCM is safe for 2^24.5 records a key (RFC 8446, 5.5).
+  static constexpr std::uint64_t default_records_a_key = 1 << 24;
+
+ private:
+  friend struct TlsCallbacks;
+  struct Free {
+    void operator()(ssl_st*) const;
+  };
+
+  Status finish_handshake();
+  bool write_record(const void*, std::size_t);
+  /// Why the last call of OpenSSL failed.
+  void record_error(const char* what);
+
+  const int socket_;
+  const bool is_client_;
+  std::uint8_t key_[32];
+  std::uint64_t records_a_key_, records_ = 0;
+  std::unique_ptr<ssl_st, Free> ssl_;
+  std::vector<std::uint8_t> out_;  ///< encrypted bytes
+  std::size_t out_sent_ = 0;
+  int read_errno_ = 0;
+  bool ended_ = false, has_more_ = false;
+  bool kernel_sends_ = false, kernel_receives_ = false;
+  Status status_ = Status::pending;
+  std::string error_;
+};
+
+}  // namespace rz::net
