@@ -1,9 +1,6 @@
 #include "comm/net/authentication.h"
 
 #include <openssl/crypto.h>
-#include <openssl/evp.h>
-#include <openssl/hmac.h>
-#include <openssl/sha.h>
 #include <poll.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -13,6 +10,7 @@
 #include <cstring>
 
 #include "comm/core/error.h"
+#include "comm/net/openssl.h"
 #include "comm/net/socket.h"
 
 namespace rz::net {
@@ -27,13 +25,8 @@ void fill_random(std::span<std::uint8_t> bytes) {
   if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) fail_errno("getrandom");
 }
 
-std::array<std::uint8_t, 32> hmac(std::span<const std::uint8_t> key, std::span<const std::uint8_t> text) {
-  std::array<std::uint8_t, 32> code;
-  unsigned size = 0;
-  const bool done = HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), text.data(), text.size(),
-                         code.data(), &size) != nullptr;
-  require(done && size == code.size(), Errc::system, "HMAC-SHA256 of OpenSSL failed");
-  return code;
+std::span<const std::uint8_t> bytes_of(std::string_view text) {
+  return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
 }
 
 /// HMAC of a label and of messages, whose sizes are fixed.
@@ -48,7 +41,7 @@ std::array<std::uint8_t, 32> code_of(std::span<const std::uint8_t, 32> key, cons
   };
   append(label, sizeof label);
   (append(&messages, sizeof messages), ...);
-  return hmac(key, text);
+  return hmac_sha256(key, text);
 }
 
 }  // namespace
@@ -65,7 +58,7 @@ Secret Secret::of_text(std::string_view text) {
   require(text.size() >= min_text, Errc::config, "the secret has ", text.size(), " characters; at least ",
           min_text, " that nobody can guess are needed, as from: openssl rand -hex 32");
   Secret secret;
-  SHA256(reinterpret_cast<const std::uint8_t*>(text.data()), text.size(), secret.bytes_.data());
+  secret.bytes_ = sha256(bytes_of(text));
   return secret;
 }
 
@@ -76,17 +69,16 @@ Secret::~Secret() { OPENSSL_cleanse(bytes_.data(), bytes_.size()); }
 AuthenticationKey::AuthenticationKey(const Secret* secret, Purpose purpose, std::string_view context)
     : purpose_(purpose) {
   // Of fixed size, so that no two pairs of secret and context give the same text.
-  std::array<std::uint8_t, 1 + Secret::size + SHA256_DIGEST_LENGTH> material{};
+  std::array<std::uint8_t, 1 + Secret::size + std::tuple_size_v<Digest>> material{};
   if (secret) {
     material[0] = 1;
     std::ranges::copy(secret->bytes(), material.begin() + 1);
   }
-  SHA256(reinterpret_cast<const std::uint8_t*>(context.data()), context.size(),
-         material.data() + 1 + Secret::size);
+  std::ranges::copy(sha256(bytes_of(context)), material.begin() + 1 + Secret::size);
   constexpr std::string_view salt = "ringzero authentication 2";
-  auto extracted = hmac({reinterpret_cast<const std::uint8_t*>(salt.data()), salt.size()}, material);
+  auto extracted = hmac_sha256(bytes_of(salt), material);
   const std::array<std::uint8_t, 2> expand{static_cast<std::uint8_t>(purpose), 1};
-  bytes_ = hmac(extracted, expand);
+  bytes_ = hmac_sha256(extracted, expand);
   OPENSSL_cleanse(material.data(), material.size());
   OPENSSL_cleanse(extracted.data(), extracted.size());
 }
@@ -101,8 +93,7 @@ Encryption parse_encryption(const std::string& text) {
 }
 
 std::uint64_t fingerprint(std::string_view name) {
-  std::array<std::uint8_t, SHA256_DIGEST_LENGTH> digest;
-  SHA256(reinterpret_cast<const std::uint8_t*>(name.data()), name.size(), digest.data());
+  const Digest digest = sha256(bytes_of(name));
   std::uint64_t first = 0;
   std::memcpy(&first, digest.data(), sizeof first);
   return first;
@@ -218,7 +209,7 @@ Authentication::Status Authentication::advance_tls() {
     case Tls::Status::failed:
       break;
   }
-  return refuse(Refusal::tls);
+  return refuse(tls_->error().empty() ? Refusal::closed : Refusal::tls);
 }
 
 Authentication::Demand Authentication::demand_of(int socket) const {
@@ -259,6 +250,7 @@ std::string Authentication::reason() const {
     case Refusal::none:
       return "it is not complete";
     case Refusal::closed:
+      if (tls_) return "it closed the connection during the TLS handshake";
       return error_ ? std::strerror(error_) : "it closed the connection";
     case Refusal::no_hello:
       return "it is another program, or another version of ringzero";
@@ -270,13 +262,11 @@ std::string Authentication::reason() const {
     case Refusal::other_encryption:
       return (is_client_ ? reply_.tls : hello_.tls) == Demand::forbidden
                  ? "it has RZ_ENCRYPTION=off, and this process encrypts (RZ_ENCRYPTION=on); it must be the "
-                   "same "
-                   "on all hosts"
+                   "same on all hosts"
                  : "it encrypts (RZ_ENCRYPTION=on), and this process has RZ_ENCRYPTION=off; it must be the "
-                   "same "
-                   "on all hosts";
+                   "same on all hosts";
     case Refusal::tls:
-      return tls_->error().empty() ? "it closed the connection during the TLS handshake" : tls_->error();
+      return tls_->error();
   }
   return "";
 }

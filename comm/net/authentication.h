@@ -3,9 +3,10 @@
 /// the secret; each proves that it has it by HMAC-SHA256 over random numbers of both, so a recorded exchange
 /// is of no use later:
 ///
-///     client: hello    magic 8, version 1, purpose 1, index 1, TLS 1, size 4, rank 4, peer 4, group 8, nonce
-///     32 server: reply    group 8, TLS 1, nonce 23, HMAC(key, "server", hello, group, TLS, nonce) 32 client:
-///     proof    HMAC(key, "client", hello, reply) 32
+///     client, hello: magic 8, version 1, purpose 1, index 1, TLS 1, size 4, rank 4, peer 4, group 8,
+///                    nonce 32
+///     server, reply: group 8, TLS 1, nonce 23, HMAC(key, "server", hello, group, TLS, nonce) 32
+///     client, proof: HMAC(key, "client", hello, reply) 32
 ///
 /// The codes of the two directions differ, and a server refuses a hello that names another rank than its own,
 /// so no message of one end serves the other or a third one.

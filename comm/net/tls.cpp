@@ -18,6 +18,7 @@
 
 #include "comm/core/error.h"
 #include "comm/core/lazy.h"
+#include "comm/net/openssl.h"
 
 #ifndef TCP_ULP
 #define TCP_ULP 31
@@ -49,7 +50,6 @@ bool has_aes() {
 }
 
 struct Deleter {
-  void operator()(OSSL_LIB_CTX* p) const { OSSL_LIB_CTX_free(p); }
   void operator()(SSL_CTX* p) const { SSL_CTX_free(p); }
   void operator()(BIO_METHOD* p) const { BIO_meth_free(p); }
 };
@@ -58,14 +58,22 @@ using Owned = std::unique_ptr<T, Deleter>;
 
 /// What all connections of a process share.
 struct TlsSettings {
-  Owned<OSSL_LIB_CTX> library;
   Owned<SSL_CTX> client, server;
   Owned<BIO_METHOD> socket;
 };
 
-[[noreturn]] void fail_openssl(const char* what) {
-  const char* const reason = ERR_reason_error_string(ERR_peek_last_error());
-  fail(Errc::system, what, " of OpenSSL failed: ", reason ? reason : "no reason");
+/// The alert of the other end that the error is about; 0 if it is none.
+int alert_of(unsigned long code) {
+  const int reason = ERR_GET_REASON(code);
+  const bool is_alert = ERR_GET_LIB(code) == ERR_LIB_SSL && reason >= SSL_AD_REASON_OFFSET &&
+                        reason < SSL_AD_REASON_OFFSET + 256;
+  return is_alert ? reason - SSL_AD_REASON_OFFSET : 0;
+}
+
+/// Of an open connection: whether the bytes of a record are the cause, not memory or OpenSSL itself.
+bool is_of_a_record(unsigned long code) {
+  if (const int alert = alert_of(code)) return alert != SSL_AD_INTERNAL_ERROR;
+  return ERR_GET_LIB(code) == ERR_LIB_SSL && !ERR_COMMON_ERROR(code);
 }
 
 }  // namespace
@@ -133,9 +141,9 @@ struct TlsCallbacks {
 
 namespace {
 
-Owned<SSL_CTX> make_settings(OSSL_LIB_CTX* library, bool is_client) {
+Owned<SSL_CTX> make_settings(bool is_client) {
   Owned<SSL_CTX> made(
-      SSL_CTX_new_ex(library, nullptr, is_client ? TLS_client_method() : TLS_server_method()));
+      SSL_CTX_new_ex(openssl_context(), nullptr, is_client ? TLS_client_method() : TLS_server_method()));
   SSL_CTX* const c = made.get();
   // The end that has no instructions for AES decides: a server by its own order, a client by the one that
   // the server follows.
@@ -160,15 +168,11 @@ Owned<SSL_CTX> make_settings(OSSL_LIB_CTX* library, bool is_client) {
   return made;
 }
 
-/// No file of configuration changes what is negotiated, and nothing is freed at exit, when other threads may
-/// still send.
 TlsSettings make_tls_settings() {
   OPENSSL_init_ssl(OPENSSL_INIT_NO_LOAD_CONFIG | OPENSSL_INIT_NO_ATEXIT, nullptr);
   TlsSettings s;
-  s.library.reset(OSSL_LIB_CTX_new());
-  if (!s.library) fail_openssl("OSSL_LIB_CTX_new");
-  s.client = make_settings(s.library.get(), true);
-  s.server = make_settings(s.library.get(), false);
+  s.client = make_settings(true);
+  s.server = make_settings(false);
   s.socket.reset(BIO_meth_new(BIO_get_new_index() | BIO_TYPE_DESCRIPTOR | BIO_TYPE_SOURCE_SINK, "ringzero"));
   BIO_METHOD* const m = s.socket.get();
   if (!m || !BIO_meth_set_write(m, TlsCallbacks::write) || !BIO_meth_set_read(m, TlsCallbacks::read) ||
@@ -194,7 +198,7 @@ Tls::Tls(int socket, bool is_client, std::span<const std::uint8_t, 32> key, std:
   const TlsSettings& settings = tls_settings();
   ERR_clear_error();
   ssl_.reset(SSL_new(is_client ? settings.client.get() : settings.server.get()));
-  BIO* const bio = BIO_new_ex(settings.library.get(), settings.socket.get());
+  BIO* const bio = BIO_new_ex(openssl_context(), settings.socket.get());
   if (!ssl_ || !bio) {
     BIO_free(bio);
     fail_openssl("SSL_new");
@@ -225,13 +229,14 @@ bool Tls::enable_kernel_tls(int socket) {
 std::string Tls::cipher() const { return SSL_get_cipher_name(ssl_.get()); }
 
 void Tls::record_error(const char* what) {
+  const bool was_open = status_ == Status::open;
   status_ = Status::failed;
   if (!error_.empty()) return;
   const unsigned long code = ERR_peek_error();
   const char* const text = ERR_reason_error_string(code);
-  const int reason = ERR_GET_REASON(code);
-  const bool reported = reason >= SSL_AD_REASON_OFFSET && reason < SSL_AD_REASON_OFFSET + 256;
-  error_ = concat(what, reported ? " (the other end reports: " : " (", text ? text : "no reason", ")");
+  error_ =
+      concat(what, alert_of(code) ? " (the other end reports: " : " (", text ? text : "no reason", ")",
+             was_open && is_of_a_record(code) ? "; something between the hosts changes what they send" : "");
 }
 
 // ---- handshake

@@ -7,13 +7,18 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <vector>
 
 #include "comm/core/error.h"
+#include "comm/net/openssl.h"
 #include "comm/net/strangers.h"
 #include "tests/support/error_of.h"
 #include "tests/support/fuzz.h"
+#include "tests/support/forked.h"
 
 namespace rz::net {
 namespace {
@@ -53,6 +58,30 @@ AuthenticationKey key(const Secret* s = &secret(), Purpose purpose = Purpose::da
   return {s, purpose, context};
 }
 constexpr Claim claim{.size = 4, .rank = 3, .peer = 1, .index = 2, .group = 77};
+
+// The first test, in a child: OpenSSL's own default context reads the file once in a process.
+TEST(Authentication, NoFileOfConfigurationOfOpenSslIsRead) {
+  const auto file = std::filesystem::temp_directory_path() / concat("rz_openssl_", getpid(), ".cnf");
+  std::ofstream(file) << "openssl_conf = all\n[all]\nalg_section = algorithms\n[algorithms]\n"
+                         "default_properties = fips=yes\n";
+  EXPECT_EQ(test::in_forked_child([&] {
+              setenv("OPENSSL_CONF", file.c_str(), 1);
+              return key().bytes().size() == 32 && fingerprint("a name") != fingerprint("another");
+            }),
+            0);
+  std::filesystem::remove(file);
+}
+
+TEST(Authentication, CodesAreThoseOfTheStandards) {
+  const std::string text = "what do ya want for nothing?", of_key = "Jefe";  // RFC 4231, test case 2
+  const auto bytes = [](const std::string& s) {
+    return std::span(reinterpret_cast<const std::uint8_t*>(s.data()), s.size());
+  };
+  const Digest code = hmac_sha256(bytes(of_key), bytes(text));
+  EXPECT_EQ((Bytes{code.begin(), code.begin() + 4}), (Bytes{0x5b, 0xdc, 0xc1, 0x46}));
+  const Digest digest = sha256(bytes("abc"));  // FIPS 180-2, B.1
+  EXPECT_EQ((Bytes{digest.begin(), digest.begin() + 4}), (Bytes{0xba, 0x78, 0x16, 0xbf}));
+}
 
 /// The three messages pass through `change`, which is called with the number of the message; false drops the
 /// rest.

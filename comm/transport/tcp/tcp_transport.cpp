@@ -153,7 +153,7 @@ std::optional<Failure> TcpTransport::check_lost(Peer& peer) {
   if (!error.empty())
     return Failure{peer.rank, Errc::peer_lost,
                    concat("rank ", peer.rank, " is lost: its encrypted connection to rank ", monitor().rank(),
-                          " failed: ", error, "; something between the hosts changes what they send")};
+                          " failed: ", error)};
   return Failure{peer.rank, Errc::peer_lost,
                  concat("rank ", peer.rank, " is lost: its connection to rank ", monitor().rank(),
                         " ended without a goodbye; its process or host died, or the network failed")};
