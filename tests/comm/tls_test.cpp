@@ -10,9 +10,8 @@
 #include <poll.h>
 #include <sys/socket.h>
 
-#include <atomic>
 #include <cstring>
-#include <mutex>
+#include <functional>
 #include <random>
 #include <thread>
 #include <vector>
@@ -23,6 +22,7 @@
 #include "comm/net/socket.h"
 #include "comm/net/stream.h"
 #include "comm/store.h"
+#include "tests/support/between.h"
 #include "tests/support/error_of.h"
 
 namespace rz::net {
@@ -30,6 +30,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using test::Between;
 using test::error_of;
 
 const std::string ours = "the secret of this job, which nobody else has";
@@ -149,6 +150,7 @@ TEST(Tls, AnotherKeyCompletesNoHandshake) {
   Ends ends(key_a, key_b);
   EXPECT_EQ(ends.server.handshake(), Tls::Status::failed);
   EXPECT_NE(ends.server.error().find("TLS handshake failed"), std::string::npos) << ends.server.error();
+  EXPECT_EQ(ends.server.error().find("between the hosts"), std::string::npos) << ends.server.error();
   EXPECT_NE(ends.client.handshake(), Tls::Status::open);
 }
 
@@ -196,73 +198,6 @@ TEST(Tls, WithoutTheKernelsModuleTheSocketStaysUsable) {
   Ends ends;
   EXPECT_FALSE(ends.client.kernel_sends() || ends.client.kernel_receives());
 }
-
-/// Passes bytes between connections and a server, records them, and changes one bit of those that go to the
-/// server, after the exchange.
-class Between {
- public:
-  explicit Between(int server_port, std::ptrdiff_t flip = -1)
-      : listener_(listen_tcp(resolve({"127.0.0.1", 0}).front())),
-        thread_([this, server_port, flip] { run(server_port, flip); }) {}
-  ~Between() {
-    stop_ = true;
-    thread_.join();
-  }
-  SocketAddress address() const { return local_address(listener_.get()); }
-  std::string recorded() {
-    const std::lock_guard lock(mutex_);
-    return recorded_;
-  }
-
- private:
-  struct Relay {
-    UniqueFd ends[2];
-    std::ptrdiff_t passed = 0;
-  };
-  void run(int server_port, std::ptrdiff_t flip) {
-    std::vector<Relay> relays;
-    while (!stop_) {
-      if (UniqueFd client{accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)}) {
-        relays.emplace_back();
-        relays.back().ends[0] = std::move(client);
-        relays.back().ends[1] = connect_tcp(resolve({"127.0.0.1", server_port}).front(), soon());
-      }
-      for (Relay& r : relays)
-        for (int from = 0; from < 2; ++from) pass(r, from, flip);
-      std::this_thread::sleep_for(milliseconds(1));
-    }
-  }
-  void pass(Relay& r, int from, std::ptrdiff_t flip) {
-    if (!r.ends[0] || !r.ends[1]) return;
-    char bytes[65536];
-    const ssize_t n = recv(r.ends[from].get(), bytes, sizeof bytes, MSG_DONTWAIT);
-    if (n == 0 || (n < 0 && errno != EAGAIN)) {
-      r.ends[0].close(), r.ends[1].close();
-      return;
-    }
-    if (n < 0) return;
-    if (from == 0) {
-      if (flip >= r.passed && flip < r.passed + n) bytes[flip - r.passed] ^= 4;
-      r.passed += n;
-    }
-    {
-      const std::lock_guard lock(mutex_);
-      recorded_.append(bytes, static_cast<std::size_t>(n));
-    }
-    for (ssize_t done = 0; done < n;) {
-      const ssize_t k =
-          send(r.ends[1 - from].get(), bytes + done, static_cast<std::size_t>(n - done), MSG_NOSIGNAL);
-      if (k < 0 && errno != EAGAIN) return;
-      if (k > 0) done += k;
-    }
-  }
-
-  UniqueFd listener_;
-  std::atomic<bool> stop_ = false;
-  std::mutex mutex_;
-  std::string recorded_;
-  std::thread thread_;
-};
 
 TcpStoreOptions options(bool serve, const std::string& encryption) {
   return {.serve = serve,
@@ -319,13 +254,59 @@ TEST(TlsOfTheStore, ARecordedSessionHasNoEffect) {
   EXPECT_EQ(server->add("counter", 0), 1);
 }
 
-// Byte 3 of a hello has what the client requires of TLS.
-TEST(TlsOfTheStore, NobodyBetweenTheEndsRemovesEncryption) {
-  const auto server = serve("on");  // it permits TLS on loopback
-  Between between(tcp_store_port(*server), 11);
-  TcpStoreOptions joining = options(false, "always");
-  joining.timeout = milliseconds(500);
-  EXPECT_THROW(tcp_store(between.address().text(), joining), Error);
+/// The ends of an exchange, and what the server would have read after it. Every byte passes through
+/// `change`, with the end that sent it and its position.
+struct Outcome {
+  Authentication client, server;
+};
+Outcome exchange(Encryption of_client, Encryption of_server,
+                 const std::function<void(bool by_client, std::size_t at, std::uint8_t&)>& change) {
+  const Secret secret = Secret::of_text(ours);
+  const AuthenticationKey key(&secret, Purpose::data, "a group");
+  Outcome o{Authentication::client(key, {.size = 2, .rank = 1, .group = 7}, of_client),
+            Authentication::server(key, 0, 7, of_server)};
+  Sockets near, far;  // client, middle; middle, server
+  std::size_t passed[2] = {0, 0};
+  const auto pass = [&](bool by_client, int from, int to) {
+    std::uint8_t bytes[4096];
+    const ssize_t n = recv(from, bytes, sizeof bytes, MSG_DONTWAIT);
+    for (ssize_t i = 0; i < n; ++i) change(by_client, passed[by_client]++, bytes[i]);
+    if (n > 0) send(to, bytes, static_cast<std::size_t>(n), MSG_NOSIGNAL);
+  };
+  using Status = Authentication::Status;
+  for (const Deadline deadline = Deadline::after(seconds(2)); !deadline.expired();) {
+    const Status a = o.client.advance(near.client.get()), b = o.server.advance(far.server.get());
+    if (a == Status::refused || b == Status::refused || (a == Status::proven && b == Status::proven)) break;
+    pass(true, near.server.get(), far.client.get());
+    pass(false, far.client.get(), near.server.get());
+  }
+  return o;
+}
+
+// An end in the middle replaces what one end requires of TLS by another valid choice (1: permitted). Were the
+// choice not part of the codes, the other end would go on without TLS. On loopback "on" permits it.
+TEST(TlsOfTheExchange, NobodyBetweenTheEndsChangesWhatAnEndRequires) {
+  using Status = Authentication::Status;
+  const auto none = [](bool, std::size_t, std::uint8_t&) {};
+  for (const bool client_requires : {true, false}) {
+    const Encryption of_client = client_requires ? Encryption::always : Encryption::on,
+                     of_server = client_requires ? Encryption::on : Encryption::always;
+    Outcome plain = exchange(of_client, of_server, none);
+    ASSERT_EQ(plain.client.status(), Status::proven);
+    ASSERT_TRUE(plain.client.take_tls() && plain.server.take_tls());
+    int changed = 0;
+    const std::size_t choice = client_requires ? 11 : 8;  // in the hello; in the reply
+    Outcome o = exchange(of_client, of_server, [&](bool by_client, std::size_t at, std::uint8_t& byte) {
+      if (by_client != client_requires || at != choice) return;
+      EXPECT_EQ(std::exchange(byte, std::uint8_t{1}), 2);
+      ++changed;
+    });
+    EXPECT_EQ(changed, 1);
+    // The end that got the changed choice: it neither sends nor reads a byte without TLS.
+    const Authentication& deceived = client_requires ? o.server : o.client;
+    EXPECT_NE(deceived.status(), Status::proven);
+    EXPECT_FALSE(deceived.has_proof());
+  }
 }
 
 TEST(TlsOfTheStore, ADifferentSettingIsAnErrorThatNamesBoth) {
@@ -382,7 +363,6 @@ TEST(TlsOfTheData, AChangedBitIsAnErrorOfBothEnds) {
         auto met = handshake({job, 1, 2, {}, nullptr, secret, Encryption::always}, -1, std::move(calls), {},
                              1, Deadline::after(seconds(10)));
         Tls& tls = *met.front().tls;
-        const iovec all{const_cast<std::byte*>(bytes.data()), bytes.size()};
         std::size_t sent = 0;
         std::byte reply;
         for (const Deadline deadline = soon(); !deadline.expired();) {
@@ -396,7 +376,6 @@ TEST(TlsOfTheData, AChangedBitIsAnErrorOfBothEnds) {
             break;
           }
         }
-        static_cast<void>(all);
       } catch (const Error& e) {
         client_error = e.what();
       }
@@ -423,7 +402,70 @@ TEST(TlsOfTheData, AChangedBitIsAnErrorOfBothEnds) {
     EXPECT_TRUE(std::equal(got.begin(), got.begin() + static_cast<std::ptrdiff_t>(received), bytes.begin()));
     EXPECT_NE(server_error, "") << flip;
     EXPECT_NE(client_error, "") << flip;
+    if (flip < 5000) continue;  // in the exchange, or the handshake of TLS
+    for (const std::string& error : {server_error, client_error})
+      EXPECT_NE(error.find("something between the hosts changes what they send"), std::string::npos) << error;
   }
+}
+
+/// Connects to a listener, proves the secret, and closes the connection before TLS has begun to.
+void end_after_the_proof(const SocketAddress& at, const Secret& secret, const JobId& job) {
+  const AuthenticationKey key(&secret, Purpose::data,
+                              {reinterpret_cast<const char*>(job.data()), job.size()});
+  const UniqueFd socket = connect_tcp(at, soon());
+  const std::uint64_t group = fingerprint(concat("group ", to_hex(job)));
+  auto end = Authentication::client(key, {.size = 2, .rank = 1, .group = group}, Encryption::always);
+  for (const Deadline deadline = soon(); !end.has_proof() && !deadline.expired();) end.advance(socket.get());
+}
+
+// As when a peer is killed: of the end that listens, the deadline's message has the rank and the reason.
+TEST(TlsOfTheData, AClientThatEndsDuringTheHandshakeIsNamed) {
+  const JobId job = random_id();
+  const auto secret = std::make_shared<const Secret>(Secret::of_text(ours));
+  const UniqueFd listener = listen_tcp(resolve({"127.0.0.1", 0}).front());
+  std::thread rank_1([&] { end_after_the_proof(local_address(listener.get()), *secret, job); });
+  const Error e = error_of([&] {
+    handshake({job, 0, 2, {}, nullptr, secret, Encryption::always}, listener.get(), {}, {1}, 1,
+              Deadline::after(seconds(2)));
+  });
+  rank_1.join();
+  EXPECT_EQ(e.culprit(), 1) << e.what();
+  EXPECT_TRUE(contains(e, "; rank 1") &&
+              contains(e, " proved the secret of this job, but it closed the connection during the TLS"))
+      << e.what();
+}
+
+TEST(TlsOfTheData, AServerThatEndsDuringTheHandshakeIsNamedAtOnce) {
+  const JobId job = random_id();
+  const auto secret = std::make_shared<const Secret>(Secret::of_text(ours));
+  UniqueFd listener = listen_tcp(resolve({"127.0.0.1", 0}).front());
+  const SocketAddress at = local_address(listener.get());
+  std::thread rank_0([&] {
+    const AuthenticationKey key(secret.get(), Purpose::data,
+                                {reinterpret_cast<const char*>(job.data()), job.size()});
+    pollfd p{listener.get(), POLLIN, 0};
+    poll(&p, 1, 10'000);
+    const UniqueFd socket(accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    listener.close();
+    auto end = Authentication::server(key, 0, fingerprint(concat("group ", to_hex(job))), Encryption::always);
+    for (const Deadline deadline = soon(); !end.has_hello() && !deadline.expired();)
+      end.advance(socket.get());
+    char proof[32];  // it is there, and no more is read: no byte of TLS is sent
+    p = {socket.get(), POLLIN, 0};
+    poll(&p, 1, 10'000);
+    EXPECT_EQ(recv(socket.get(), proof, sizeof proof, 0), 32);
+  });
+  const Deadline limit = Deadline::after(seconds(30));
+  const Error e = error_of([&] {
+    std::vector<Connection> calls;
+    calls.push_back({0, 0, start_connect(at), {}, at.text()});
+    handshake({job, 1, 2, {}, nullptr, secret, Encryption::always}, -1, std::move(calls), {}, 1,
+              Deadline::after(seconds(60)));
+  });
+  rank_0.join();
+  EXPECT_FALSE(limit.expired());
+  EXPECT_EQ(e.code(), Errc::rendezvous) << e.what();
+  EXPECT_EQ(e.culprit(), 0) << e.what();
 }
 
 }  // namespace
