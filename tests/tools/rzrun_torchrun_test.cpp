@@ -10,6 +10,7 @@
 
 #include "comm/core/error.h"
 #include "comm/net/listening.h"
+#include "tests/support/between.h"
 #include "tests/support/program.h"
 #include "tools/rzrun/agents/agent_sockets.h"
 #include "tools/rzrun/agents/joining.h"
@@ -171,7 +172,7 @@ class AgentSockets : public testing::Test {
   void SetUp() override {
     auto at = net::listen_at(net::listening_addresses({"127.0.0.1", 0}, ""), 0);
     address_ = net::local_address(at.front().get());
-    listener_.emplace(std::move(at), secret_);
+    listener_.emplace(std::move(at), AgentAccess{secret_});
     thread_ = std::thread([this] {
       while (!stop_) {
         for (auto& c : listener_->advance(rate_)) streams_.push_back(std::move(c.stream));
@@ -192,7 +193,7 @@ class AgentSockets : public testing::Test {
     return state();
   }
   FrameStream connect(const SharedSecret& secret) {
-    return connect_to_rzrun({"127.0.0.1", address_.port()}, secret, Deadline::after(seconds(20)),
+    return connect_to_rzrun({"127.0.0.1", address_.port()}, AgentAccess{secret}, Deadline::after(seconds(20)),
                             [](auto&) {});
   }
 
@@ -258,6 +259,125 @@ TEST_F(AgentSockets, TheRateOfStrangersIsLimited) {
   EXPECT_LE(static_cast<double>(refused), 2 * 128 + 32 + net::AcceptRate::while_running * elapsed)
       << "of " << opened;
   EXPECT_GT(refused, 0u);
+}
+
+// ---- encryption
+
+/// The two ends of a proved connection; all that passes is recorded.
+struct AgentPair {
+  SharedSecret secret = std::make_shared<net::Secret>(net::Secret::random());
+  std::vector<UniqueFd> at = net::listen_at(net::listening_addresses({"127.0.0.1", 0}, ""), 0);
+  test::Between between{net::local_address(at.front().get()).port()};
+  std::optional<FrameStream> rzrun, agent;
+  std::string error;
+
+  AgentPair(net::Encryption of_rzrun, net::Encryption of_agent) {
+    AgentListener listener(std::move(at), {secret, of_rzrun});
+    std::atomic<bool> ended{false};
+    std::thread other([&] {
+      try {
+        agent.emplace(connect_to_rzrun({"127.0.0.1", between.address().port()}, {secret, of_agent},
+                                       Deadline::after(seconds(20)), [](auto&) {}));
+      } catch (const Error& e) {
+        error = e.what();
+      }
+      ended = true;
+    });
+    for (const auto end = Deadline::after(seconds(30)); !end.expired() && !(ended && (rzrun || !agent));) {
+      std::vector<pollfd> wait;
+      listener.append_descriptors(wait);
+      ::poll(wait.data(), wait.size(), 10);
+      for (auto& c : listener.advance()) rzrun.emplace(std::move(c.stream));
+    }
+    other.join();
+  }
+};
+
+/// The next frame, once poll() has reported each of its parts; nullopt if poll() reports nothing.
+std::optional<Frame> next_frame(FrameStream& from, FrameStream& to) {
+  for (;;) {
+    if (auto frame = to.parser.next()) return frame;
+    from.flush();
+    std::vector<pollfd> wait;
+    from.append_descriptors(wait);
+    to.append_descriptors(wait);
+    if (::poll(wait.data(), wait.size(), 20'000) <= 0 || to.ended()) return {};
+    to.receive();
+  }
+}
+
+TEST(EncryptedAgents, FramesOfEverySizePassBothWaysAndNobodyReadsThem) {
+  for (const auto encryption : {net::Encryption::always, net::Encryption::off}) {
+    AgentPair pair(encryption, encryption);
+    ASSERT_TRUE(pair.rzrun && pair.agent) << pair.error;
+    for (FrameStream* const end : {&*pair.rzrun, &*pair.agent}) end->parser.begin();
+    const std::string pattern = "a line of a rank that is easily found";
+    for (const std::size_t size : {0, 1, 16'379, 16'384, 600'000, 10 << 20}) {
+      const std::string payload = pattern + std::string(size, 'x');
+      for (const bool by_agent : {false, true}) {
+        FrameStream &from = by_agent ? *pair.agent : *pair.rzrun, &to = by_agent ? *pair.rzrun : *pair.agent;
+        from.send(Frame::Kind::message, payload);
+        const auto frame = next_frame(from, to);
+        ASSERT_TRUE(frame) << size << ' ' << to.why_ended();
+        EXPECT_TRUE(frame->payload == payload) << size;
+        EXPECT_TRUE(from.all_sent());
+      }
+    }
+    EXPECT_EQ(pair.between.recorded().find(pattern) != std::string::npos, encryption == net::Encryption::off);
+  }
+}
+
+TEST(EncryptedAgents, AnotherChoiceIsAnErrorAtOnce) {
+  const auto begin = std::chrono::steady_clock::now();
+  const AgentPair pair(net::Encryption::always, net::Encryption::off);
+  EXPECT_FALSE(pair.agent);
+  EXPECT_NE(pair.error.find("is of this job, but it encrypts (RZ_ENCRYPTION=on), and this process has "
+                            "RZ_ENCRYPTION=off"),
+            std::string::npos)
+      << pair.error;
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(15));
+}
+
+TEST(EncryptedAgents, AChangedBitEndsTheConnectionWithTheReason) {
+  AgentPair pair(net::Encryption::always, net::Encryption::always);
+  ASSERT_TRUE(pair.rzrun && pair.agent) << pair.error;
+  pair.rzrun->parser.begin();
+  pair.between.change_next(100);
+  pair.agent->send(Frame::Kind::message, std::string(1000, 'x'));
+  EXPECT_FALSE(next_frame(*pair.agent, *pair.rzrun));
+  EXPECT_NE(pair.rzrun->why_ended().find("something between the hosts changes"), std::string::npos)
+      << pair.rzrun->why_ended();
+}
+
+// More than one call of receive() reads, and all of it is in memory once the socket is drained.
+TEST(EncryptedAgents, BytesReadAheadAreNotForgotten) {
+  const net::Secret secret = net::Secret::random();
+  const net::AuthenticationKey key(&secret, net::Purpose::agent, "");
+  const auto listeners = net::listen_at(net::listening_addresses({"127.0.0.1", 0}, ""), 0);
+  UniqueFd near = net::connect_tcp(net::local_address(listeners.front().get()), Deadline::after(seconds(5)));
+  pollfd p{listeners.front().get(), POLLIN, 0};
+  ASSERT_EQ(::poll(&p, 1, 10'000), 1);
+  net::Source source;
+  UniqueFd far = net::accept_connection(listeners.front().get(), source);
+  const int space = 4 << 20;
+  for (const int option : {SO_SNDBUF, SO_SNDBUFFORCE})
+    ::setsockopt(near.get(), SOL_SOCKET, option, &space, sizeof space);
+  auto client = net::Authentication::client(key, {}, net::Encryption::always);
+  auto server = net::Authentication::server(key, 0, 0, net::Encryption::always);
+  const auto proven = net::Authentication::Status::proven;
+  for (const auto end = Deadline::after(seconds(20));
+       (client.status() != proven || server.status() != proven) && !end.expired();)
+    client.advance(near.get()), server.advance(far.get());
+  FrameStream from(net::Stream(std::move(near), client.take_tls()));
+  FrameStream to(net::Stream(std::move(far), server.take_tls()));
+  to.parser.begin();
+  for (std::size_t size = 8 * 65'536 + 1'000; size < 8 * 65'536 + 80'000; size += 13'000) {
+    from.send(Frame::Kind::message, std::string(size, 'x'));
+    from.flush();
+    const auto frame = next_frame(from, to);
+    ASSERT_TRUE(frame) << size;
+    EXPECT_EQ(frame->payload.size(), size);
+  }
 }
 
 }  // namespace

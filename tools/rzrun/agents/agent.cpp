@@ -16,7 +16,6 @@
 #include <cstdlib>
 #include <exception>
 
-#include "comm/bootstrap/secret.h"
 #include "comm/core/error.h"
 #include "tools/rzrun/agents/agent_sockets.h"
 #include "tools/rzrun/ranks/keeper.h"
@@ -249,9 +248,9 @@ class StartedAgent : public Agent {
 /// To the rzrun that RZ_AGENT names. Its ranks get neither that variable nor the secret of the agents.
 FrameStream connect_to_named() {
   const net::HostPort where = net::parse_host_port(std::getenv("RZ_AGENT"));
-  const SharedSecret secret = process_secret();
+  const AgentAccess access = process_access();
   for (const char* name : {"RZ_AGENT", "RZ_SECRET"}) ::unsetenv(name);
-  return connect_to_rzrun(where, secret, Deadline::after(std::chrono::seconds(60)), [](const auto&) {});
+  return connect_to_rzrun(where, access, Deadline::after(std::chrono::seconds(60)), [](const auto&) {});
 }
 
 }  // namespace

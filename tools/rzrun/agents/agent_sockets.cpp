@@ -1,13 +1,12 @@
 #include "tools/rzrun/agents/agent_sockets.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <thread>
 
+#include "comm/bootstrap/secret.h"
+#include "comm/core/environment.h"
 #include "comm/core/error.h"
 
 namespace rz::rzrun {
@@ -29,10 +28,8 @@ net::AuthenticationKey agent_key(const SharedSecret& secret) {
 std::uint64_t group_of_agents() { return net::fingerprint("agents of rzrun"); }
 
 /// The frames of a socket whose two ends have proved the secret: the one place where both ends make them.
-FrameStream proven_stream(UniqueFd socket) {
-  UniqueFd out(::fcntl(socket.get(), F_DUPFD_CLOEXEC, 3));
-  if (!out) fail_errno("fcntl", "a connection between rzrun and an agent");
-  return {std::move(socket), std::move(out)};
+FrameStream proven_stream(UniqueFd socket, net::Authentication& end) {
+  return FrameStream(net::Stream(std::move(socket), end.take_tls()));
 }
 
 std::string address_of_peer(int socket) {
@@ -43,10 +40,16 @@ std::string address_of_peer(int socket) {
 
 }  // namespace
 
+AgentAccess process_access() {
+  auto secret = process_secret();
+  const auto encryption = secret ? net::parse_encryption(environment().encryption) : net::Encryption::off;
+  return {std::move(secret), encryption};
+}
+
 // ---- the end of rzrun
 
-AgentListener::AgentListener(std::vector<UniqueFd> listeners, SharedSecret secret)
-    : listeners_(std::move(listeners)), key_(agent_key(secret)) {}
+AgentListener::AgentListener(std::vector<UniqueFd> listeners, const AgentAccess& access)
+    : listeners_(std::move(listeners)), key_(agent_key(access.secret)), encryption_(access.encryption) {}
 
 std::vector<AgentListener::Connection> AgentListener::advance(double per_second) {
   if (rests_ && rests_->expired()) rests_.reset();
@@ -63,7 +66,7 @@ std::vector<AgentListener::Connection> AgentListener::advance(double per_second)
     if (status == Status::proven) {
       accept_rate_.proven();
       std::string address = address_of_peer(socket);
-      proven.push_back({proven_stream(std::move(s->socket)), std::move(address)});
+      proven.push_back({proven_stream(std::move(s->socket), s->authentication), std::move(address)});
     } else if (status == Status::pending && !s->until.expired()) {
       ++s;
       continue;
@@ -98,7 +101,8 @@ void AgentListener::accept(int listener) {
     }
     accept_rate_.accepted();
     net::set_tcp_options(socket.get());
-    unproven_.push_back({std::move(socket), net::Authentication::server(key_, 0, group_of_agents()), source,
+    unproven_.push_back({std::move(socket),
+                         net::Authentication::server(key_, 0, group_of_agents(), encryption_), source,
                          Deadline::after(time_to_prove)});
     if (unproven_.size() > max_unproven) drop_one();
   }
@@ -120,9 +124,9 @@ void AgentListener::append_descriptors(std::vector<pollfd>& wait) const {
 
 // ---- the end of an agent
 
-FrameStream connect_to_rzrun(const net::HostPort& where, const SharedSecret& secret, Deadline deadline,
+FrameStream connect_to_rzrun(const net::HostPort& where, const AgentAccess& access, Deadline deadline,
                              const std::function<void(const std::string& why)>& waits) {
-  const net::AuthenticationKey key = agent_key(secret);
+  const net::AuthenticationKey key = agent_key(access.secret);
   std::string why = "no address";
   std::optional<Deadline> other_secret;
   for (auto pause = std::chrono::milliseconds(50);; pause = std::min(pause * 2, max_connect_pause)) {
@@ -135,16 +139,18 @@ FrameStream connect_to_rzrun(const net::HostPort& where, const SharedSecret& sec
           why = concat("connect to ", address.text(), ": ", std::strerror(errno));
           continue;
         }
-        auto end = net::Authentication::client(key, {.group = group_of_agents()});
+        auto end = net::Authentication::client(key, {.group = group_of_agents()}, access.encryption);
         try {
           end.complete(socket.get(), Deadline::after(AgentListener::time_to_prove));
-          return proven_stream(std::move(socket));
+          return proven_stream(std::move(socket), end);
         } catch (const Error& e) {
           why = concat(address.text(), " took the connection, but ", e.what());
           const bool is_other = end.refusal() == net::Authentication::Refusal::other_secret;
           if (is_other && !other_secret) other_secret = Deadline::after(other_secret_patience);
           require(!is_other || !other_secret->expired(), Errc::mismatch, "the rzrun at ", address.text(),
                   " is of another job or user: ", end.reason());
+          require(end.refusal() != net::Authentication::Refusal::other_encryption, Errc::mismatch,
+                  "the rzrun at ", address.text(), " is of this job, but ", end.reason());
         }
       }
     } catch (const Error& e) {

@@ -1,6 +1,6 @@
 #pragma once
 /// Agents over TCP: rzrun listens, agents connect, and both prove the secret (docs/security.md) before a
-/// frame is read.
+/// frame is read. Frames are encrypted where connections between ranks are (RZ_ENCRYPTION).
 
 #include <functional>
 #include <list>
@@ -19,6 +19,14 @@ namespace rz::rzrun {
 
 using SharedSecret = std::shared_ptr<const net::Secret>;  ///< null: none is needed
 
+/// What the two ends must have in common.
+struct AgentAccess {
+  SharedSecret secret;
+  net::Encryption encryption = net::Encryption::off;  ///< off if there is no secret
+};
+/// Of process_secret() and RZ_ENCRYPTION.
+AgentAccess process_access();
+
 /// The end of rzrun. Before an agent has proved the secret, 96 bytes of it are read, and nothing of it is
 /// parsed. Those that prove nothing within 10 s are dropped and counted, as are those beyond 64
 /// (net::choose_dropped()). They are accepted at a limited rate (net::AcceptRate).
@@ -27,7 +35,7 @@ class AgentListener {
   static constexpr std::size_t max_unproven = 64;
   static constexpr std::chrono::seconds time_to_prove{10};
 
-  AgentListener(std::vector<UniqueFd> listeners, SharedSecret);
+  AgentListener(std::vector<UniqueFd> listeners, const AgentAccess&);
 
   struct Connection {
     FrameStream stream;
@@ -56,6 +64,7 @@ class AgentListener {
 
   std::vector<UniqueFd> listeners_;
   net::AuthenticationKey key_;
+  net::Encryption encryption_;
   std::list<Stranger> unproven_;
   net::Strangers strangers_;
   net::AcceptRate accept_rate_{2 * max_unproven};
@@ -64,8 +73,8 @@ class AgentListener {
 
 /// Connects to the rzrun that listens there, or will. Tries until the deadline; `waits` gets the reason
 /// before each new try. Errc::rendezvous has the last reason. A listener with another secret is tried for 2 s
-/// only: Errc::mismatch.
-FrameStream connect_to_rzrun(const net::HostPort&, const SharedSecret&, Deadline,
+/// only, and one with another choice of encryption once: Errc::mismatch.
+FrameStream connect_to_rzrun(const net::HostPort&, const AgentAccess&, Deadline,
                              const std::function<void(const std::string& why)>& waits);
 
 }  // namespace rz::rzrun

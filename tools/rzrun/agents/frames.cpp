@@ -122,45 +122,62 @@ std::string with_number(int n) {
 FrameStream::FrameStream(UniqueFd in, UniqueFd out) : in_(std::move(in)), out_(std::move(out)) {
   set_non_blocking(in_.get());
   set_non_blocking(out_.get());
+  in_ended_ = !in_, out_ended_ = !out_;
+}
+
+FrameStream::FrameStream(net::Stream socket) : socket_(std::move(socket)) { set_non_blocking(socket_.fd()); }
+
+std::ptrdiff_t FrameStream::receive_some(char* to, std::size_t size) {
+  return socket_ ? socket_.receive(to, size) : ::read(in_.get(), to, size);
+}
+
+std::ptrdiff_t FrameStream::send_some(const char* from, std::size_t size) {
+  if (!socket_) return ::write(out_.get(), from, size);
+  if (size) return socket_.send(from, size);
+  return socket_.flush() ? 0 : -1;
 }
 
 void FrameStream::receive() {
   char bytes[1 << 16];
-  for (int i = 0; in_ && i < 8; ++i) {
-    const auto n = ::read(in_.get(), bytes, sizeof bytes);
+  for (int i = 0; !in_ended_ && (i < 8 || socket_.has_more()); ++i) {
+    const auto n = receive_some(bytes, sizeof bytes);
     if (n > 0)
       parser.feed({bytes, static_cast<std::size_t>(n)});
     else if (n < 0 && errno == EINTR)
       continue;
     else if (n < 0 && errno == EAGAIN)
       return;
-    else {
-      error_ = n < 0 ? errno : 0;
-      in_.close();
-    }
+    else
+      end_in(n == 0 ? "" : !socket_.error().empty() ? socket_.error() : std::strerror(errno));
   }
 }
 
+void FrameStream::end_in(const std::string& why) {
+  error_ = why;
+  in_ended_ = true;
+  in_.close();
+}
+
 std::string FrameStream::why_ended() const {
-  return error_ ? concat("the connection has failed: ", std::strerror(error_))
-                : "it has closed the connection";
+  return error_.empty() ? "it has closed the connection" : "the connection has failed: " + error_;
 }
 
 void FrameStream::send(Frame::Kind kind, std::string_view payload) {
-  if (out_) append_frame(queue_, kind, payload);
+  if (!out_ended_) append_frame(queue_, kind, payload);
 }
 
 void FrameStream::flush() {
-  while (out_ && !all_sent()) {
-    const auto n = ::write(out_.get(), queue_.data() + sent_, queue_.size() - sent_);
+  while (!all_sent()) {
+    const auto n = send_some(queue_.data() + sent_, queue_.size() - sent_);
     if (n >= 0)
       sent_ += static_cast<std::size_t>(n);
     else if (errno == EAGAIN)
       break;
     else if (errno != EINTR)
-      out_.close();  // the end of the other direction is the reason
+      out_ended_ = true;  // the end of the other direction is the reason
   }
-  if (!out_ || all_sent()) {
+  if (out_ended_) out_.close();
+  if (out_ended_ || sent_ == queue_.size()) {
     queue_.clear();
     sent_ = 0;
   } else if (sent_ >= (std::size_t{1} << 20)) {
@@ -169,11 +186,14 @@ void FrameStream::flush() {
 }
 
 void FrameStream::append_descriptors(std::vector<pollfd>& wait) const {
-  wait.push_back({in_ ? in_.get() : -1, POLLIN, 0});
-  wait.push_back({out_ && !all_sent() ? out_.get() : -1, POLLOUT, 0});
+  const int in = socket_ ? socket_.fd() : in_.get(), out = socket_ ? socket_.fd() : out_.get();
+  wait.push_back({in_ended_ ? -1 : in, POLLIN, 0});
+  wait.push_back({all_sent() ? -1 : out, POLLOUT, 0});
 }
 
 void FrameStream::close() {
+  in_ended_ = out_ended_ = true;
+  socket_.close();
   in_.close();
   out_.close();
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "comm/net/stream.h"
 #include "comm/os/fd.h"
 #include "tools/rzrun/ranks/ranks.h"
 
@@ -77,10 +78,14 @@ std::string with_number(int);
 /// Both directions of a connection, without waiting.
 class FrameStream {
  public:
+  /// Two pipes, or standard streams.
   FrameStream(UniqueFd in, UniqueFd out);
+  /// A socket, encrypted or not.
+  explicit FrameStream(net::Stream);
 
   FrameParser parser;
-  /// Reads what is there, up to a few buffers.
+  /// Reads what is there, up to a few buffers, and what encryption has read ahead, of which poll() does not
+  /// know.
   void receive();
   void send(Frame::Kind, std::string_view payload = {});
   /// Sends frames_begin.
@@ -88,19 +93,23 @@ class FrameStream {
   void flush();
   void append_descriptors(std::vector<pollfd>&) const;
   /// True once nothing more can be received.
-  bool ended() const { return !in_; }
+  bool ended() const { return in_ended_; }
   /// Why it has ended, as the end of a sentence about the peer.
   std::string why_ended() const;
-  bool all_sent() const { return sent_ == queue_.size(); }
-  /// Closes the direction to the peer.
-  void close_out() { out_.close(); }
+  bool all_sent() const { return out_ended_ || (sent_ == queue_.size() && !socket_.unsent()); }
   void close();
 
  private:
+  std::ptrdiff_t receive_some(char*, std::size_t);
+  std::ptrdiff_t send_some(const char*, std::size_t);
+  void end_in(const std::string& why);
+
+  net::Stream socket_;  ///< or in_ and out_
   UniqueFd in_, out_;
+  bool in_ended_ = false, out_ended_ = false;
   std::string queue_;
   std::size_t sent_ = 0;
-  int error_ = 0;  ///< of receiving
+  std::string error_;  ///< of receiving
 };
 
 /// How long a peer has been silent. A process that was itself stopped, or whose host was, accuses nobody.

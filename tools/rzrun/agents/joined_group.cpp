@@ -7,7 +7,6 @@
 #include <cstring>
 #include <utility>
 
-#include "comm/bootstrap/secret.h"
 #include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/net/listening.h"
@@ -63,7 +62,7 @@ JoinedGroup::JoinedGroup(const Options& o, std::vector<UniqueFd> listeners, Cons
       rendezvous_(*o.rendezvous),
       own_(joining_of(o)),
       local_(out, err),
-      listener_(std::move(listeners), process_secret()),
+      listener_(std::move(listeners), process_access()),
       last_call_(rendezvous_),
       join_until_(Deadline::after(rendezvous_.join_timeout)),
       explain_at_(Deadline::after(time_until_line)) {}

@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <cstring>
 
-#include "comm/bootstrap/secret.h"
 #include "comm/core/error.h"
 #include "tools/rzrun/agents/agent.h"
 #include "tools/rzrun/agents/agent_sockets.h"
@@ -131,7 +130,7 @@ FrameStream join(const Rendezvous& r) {
   const Deadline deadline = Deadline::after(r.join_timeout), explain = Deadline::after(time_to_explain);
   bool is_explained = false;
   try {
-    return connect_to_rzrun({r.host, r.port}, process_secret(), deadline, [&](const std::string& why) {
+    return connect_to_rzrun({r.host, r.port}, process_access(), deadline, [&](const std::string& why) {
       if (is_explained || !explain.expired()) return;
       is_explained = true;
       std::fprintf(stderr, "rzrun: waiting for node 0 at %s (%s); it has %s to start\n", where.c_str(),
