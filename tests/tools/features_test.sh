@@ -42,7 +42,7 @@ endif()
 install(FILES CMakeLists.txt DESTINATION share)
 END
 rm "$work/pkgconfig/openblas.pc"
-for module in hwloc libcrypto; do cp "$(pkg-config --variable=pcfiledir $module)/$module.pc" "$work/pkgconfig"; done
+for module in hwloc openssl libssl libcrypto; do cp "$(pkg-config --variable=pcfiledir $module)/$module.pc" "$work/pkgconfig"; done
 fetched=("$work/parent" -G Ninja -DRZ_COMM_ONLY=ON -DRZ_CUDA=OFF -DRZ_NCCL=OFF -DRZ_MPI=OFF -DCMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON)
 out=$(PKG_CONFIG_LIBDIR=$work/pkgconfig cmake -S "${fetched[0]}" -B "$work/fetched" "${fetched[@]:1}" 2>&1 &&
   cmake --install "$work/fetched" --prefix "$work/prefix" 2>&1) || { echo "a project that fetches it: $out"; exit 1; }

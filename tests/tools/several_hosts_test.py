@@ -4,7 +4,7 @@ with the bits of one host, a resumed run, killed ranks; of rzrun also lost agent
 full disks. The classes with a 4 have 4 hosts. The hosts are namespaces (tools/cluster.py); a launcher that is not installed is skipped.
 
     several_hosts_test.py ROOT BIN [CLASS[.TEST]…]"""
-import ctypes, json, os, re, shutil, signal, sys, tempfile, time, unittest
+import ctypes, json, os, re, shutil, signal, subprocess, sys, tempfile, time, unittest
 BIN, ROOT = os.path.abspath(sys.argv.pop(2)), os.path.abspath(sys.argv.pop(1))
 sys.dont_write_bytecode = True
 sys.path.insert(0, f'{ROOT}/tools')
@@ -12,6 +12,29 @@ import cluster
 
 # Kernels that a variable selects on one host alone would round otherwise than those of the others.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith('OPENBLAS_')} | {'DS_ENV_FILE': ''}
+
+EAVESDROPPER = """import select, socket, sys
+link = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+print('listens', flush=True)
+found, ended = set(), False
+while True:
+    ready = select.select([link] + ([] if ended else [sys.stdin]), [], [], 0.2)[0]
+    if link in ready:
+        packet = link.recv(1 << 17)
+        found |= {t for t in sys.argv[1:] if t.encode() in packet}
+    elif ended: break
+    elif ready: ended = not sys.stdin.read(1)
+print(*found)
+"""
+
+class Eavesdropper:
+    """Reads all packets at the switch of the hosts; found() returns those of the texts that were in one."""
+    def __init__(self, hosts, *texts):
+        self.process = subprocess.Popen(['nsenter', '-t', str(hosts.switch.pid), '-n', sys.executable, '-c', EAVESDROPPER, *texts],
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout.readline() == 'listens\n'
+    def found(self): return set(self.process.communicate(timeout=60)[0].split())
 
 def write_config(folder):
     with open(f'{folder}/ds.json', 'w') as f:
@@ -194,14 +217,33 @@ class Rzrun(Jobs, unittest.TestCase):
 class Torchrun(Jobs, unittest.TestCase):
     job = TorchrunJob()
 
-    def start_all(self, *program, nnodes='2', environment=None, hosts=None):
-        return [h.start(*self.job.words(self.hosts, *program, nnodes=nnodes), env=environment or self.job.environment) for h in hosts or self.hosts.hosts]
+    def start_all(self, *program, nnodes='2', environment=None, hosts=None, more=({},) * 4):
+        """`more`: variables of each host."""
+        return [h.start(*self.job.words(self.hosts, *program, nnodes=nnodes), env=(environment or self.job.environment) | m)
+                for h, m in zip(hosts or self.hosts.hosts, more)]
     def sleeping(self, *flags, **how):
         jobs = self.start_all(*flags, 'sleep', '1000', **how)
         for h in self.hosts.hosts: cluster.wait_until(lambda: len(h.processes('sleep 1000')) == 2, f'start of the ranks on {h.name}')
         return jobs
     def ends(self, jobs): return [(*j.communicate(timeout=60), j.returncode) for j in jobs]
     def signal(self, host, signal): host.kill(host.processes(f'{BIN}/rzrun --nnodes')[0], signal)
+
+    def test_nobody_on_the_network_reads_the_job_or_the_store(self):
+        job, key, n = 'a-word-of-the-job', 'address/0', ('-b', '8', '-e', '64K', '-f', '8192', '-n', '2', '-w', '1')
+        for choice, read in (('on', set()), ('off', {job, key})):
+            network = Eavesdropper(self.hosts, job, key)
+            ends = self.ends(self.start_all('sh', '-c', f'exec {BIN}/all_reduce_perf {" ".join(n)} # {job}', more=[{'RZ_ENCRYPTION': choice}] * 2))
+            self.assertEqual([e[2] for e in ends], [0, 0], ends)
+            self.assertIn('# Out of bounds values : 0 OK', ends[0][0])
+            self.assertEqual(network.found(), read, choice)
+
+    def test_hosts_with_another_choice_of_encryption(self):
+        jobs = self.start_all('sleep', '1000', more=[{'RZ_ENCRYPTION': 'on'}, {'RZ_ENCRYPTION': 'off'}])
+        out, err = jobs[1].communicate(timeout=60)
+        self.assertEqual((jobs[1].returncode, out), (1, ''), err)
+        self.assertIn('is of this job, but it encrypts (RZ_ENCRYPTION=on), and this process has RZ_ENCRYPTION=off', err)
+        self.signal(self.hosts.hosts[0], 'TERM')
+        self.ends(jobs[:1])
 
     def test_each_host_prints_its_ranks_and_has_the_status_of_the_job(self):
         ends = self.ends(self.start_all('sh', '-c', 'echo $(hostname) $RANK $WORLD_SIZE; [ $RANK = 3 ] && exit 7; exit 0'))
@@ -364,7 +406,7 @@ class FullDisk(unittest.TestCase):
             self.doCleanups()
     def test_tmp(self):
         self.addCleanup(self.fill('/tmp'))
-        status, _, err = self.end(self.start('sh', '-c', '[ $RANK = 3 ] && exit 7; exit 0'))
+        status, _, err = self.ends(self.start_all('sh', '-c', '[ $RANK = 3 ] && exit 7; exit 0'))
         self.assertEqual(status, 7, err)
         self.assertRegex(err, 'first failure: rank 3 of 4 on host rzh1 exited with 7')
         self.reduces()
