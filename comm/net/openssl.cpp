@@ -30,7 +30,7 @@ struct Fetched {
 };
 
 Fetched fetch() {
-  OPENSSL_init_crypto(OPENSSL_INIT_NO_LOAD_CONFIG | OPENSSL_INIT_NO_ATEXIT, nullptr);
+  OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
   Fetched f;
   f.library.reset(OSSL_LIB_CTX_new());
   if (!f.library) fail_openssl("OSSL_LIB_CTX_new");
