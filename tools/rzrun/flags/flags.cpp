@@ -69,8 +69,8 @@ their ranks in the same way. On more than a few hosts use --nnodes, mpirun or sr
 
 With --nnodes rzrun is started on each host, as torchrun is, and needs no ssh. Node 0 (--node-rank 0, or the
 host that has the address of --rdzv-endpoint) listens; the others wait for it up to join_timeout of
---rdzv-conf, 600 s. Both ends prove the secret of RZ_SECRET, RZ_SECRET_FILE or ~/.config/ringzero/secret. Each
-host prints what its own ranks print, and has its own arguments, folder and variables; --nnodes, --rdzv-id and
+--rdzv-conf, 600 s. Both ends prove the secret of RZ_SECRET, RZ_SECRET_FILE or ~/.config/ringzero/secret, and
+encrypt what they send (RZ_ENCRYPTION). Each host prints what its own ranks print, and has its own arguments, folder and variables; --nnodes, --rdzv-id and
 the program must be equal. The exit status of all is that of the job. With MIN:MAX the job starts when MAX hosts
 have come, or last_call_timeout (30 s) after MIN; with --max-restarts a host that is lost leaves the others to
 start again if they are MIN or more, and one that comes late takes part after the next restart. A lost node 0
