@@ -5,7 +5,8 @@ sockets, interleaved in one run.
     bench/hosts.py [--bin build/release/bin] [--hosts 2] [--sizes 1K,64K,4M,64M] [--rounds 3]
                    [--peer-source DIR [--peer-build DIR]] [--peers ompi,mpich,gloo] [--per-host 1]
                    [--algorithms two_shot,hierarchical_chain] [--beside DIR] [--collective all_gather]
-                   [--rate 1gbit [--burst 64kb]] [--congestion cubic] [--env RZ_SOCKETS=4 …] [--alone] [--json OUT]
+                   [--rate 1gbit [--burst 64kb]] [--congestion cubic] [--env RZ_SOCKETS=4 …] [--against RZ_ENCRYPTION=off …]
+                   [--start] [--alone] [--json OUT]
 
 The hosts are those of tools/cluster.py (rz0, rz1, …), of which the ranks have network and host name, --per-host ranks each.
 They end with the script. This needs root, iproute2 and kernel support; without them the script prints "skipped: …" and
@@ -25,6 +26,9 @@ exits with 0.
                which otherwise a network card does; 128kb avoids this
 --congestion   congestion control of all sockets of the hosts (sysctl net.ipv4.tcp_congestion_control); default: the machine's
 --env          environment variable for our ranks; may be repeated
+--against      another environment for our ranks, timed beside ours; a column each; may be repeated
+--start        a last row, in microseconds too: from the start of all ranks to their end, with one all_reduce of 8 bytes. The
+               difference of two columns is that of the time in which a group connects.
 --alone        time only ours: no peers and no limit
 
 Times are in microseconds, out of place, float sum: the median over iterations, then the median over rounds. The time of
@@ -33,7 +37,7 @@ where one rank runs ahead, it is the mean over iterations. "peer": time of the b
 faster. "limit": time of bare sockets that carry the same bytes and add half of them (bench/socket_limit_bench.cpp),
 divided by ours; 1 is the limit. "line": bytes that each host has to send, 2S(n-1)/n with n hosts, divided by our time, as a
 fraction of --rate (all_reduce only); frame headers alone take 4.4% of it at 1500 bytes per frame."""
-import argparse, contextlib, json, os, re, secrets, shlex, shutil, signal, statistics, subprocess, sys, tempfile
+import argparse, contextlib, json, os, re, secrets, shlex, shutil, signal, statistics, subprocess, sys, tempfile, time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'tools'))
 import cluster
@@ -81,13 +85,17 @@ def run_all(commands, environments, timeout):
 
 def iterations(size): return 1000 if size <= 65536 else 50 if size <= 4 << 20 else 8
 
-def ours(o, size, folder=None, env={}):
-    it = str(iterations(size))
-    command = [f'{folder or o.bin}/{o.collective}_perf', '-b', str(size), '-e', str(size), '-n', it, '-w', str(max(2, int(it) // 20)), '-c', '1', '-I', '1']
+def run_ranks(o, command, env):
+    """Our ranks, with --env and `env`."""
     n = o.hosts * o.per_host
     base = dict(os.environ, WORLD_SIZE=str(n), LOCAL_WORLD_SIZE=str(o.per_host), MASTER_ADDR=address(0), MASTER_PORT='29533', RZ_SECRET=SECRET,
                 **dict(dict(e.split('=', 1) for e in o.env), **env))
-    out = run_all([on_host(r // o.per_host, command) for r in range(n)], [dict(base, RANK=str(r), LOCAL_RANK=str(r % o.per_host)) for r in range(n)], 300)
+    return run_all([on_host(r // o.per_host, command) for r in range(n)], [dict(base, RANK=str(r), LOCAL_RANK=str(r % o.per_host)) for r in range(n)], 300)
+
+def ours(o, size, folder=None, env={}):
+    it = str(iterations(size))
+    command = [f'{folder or o.bin}/{o.collective}_perf', '-b', str(size), '-e', str(size), '-n', it, '-w', str(max(2, int(it) // 20)), '-c', '1', '-I', '1']
+    out = run_ranks(o, command, env)
     backend = re.search(r'# Backend: (.*)', out).group(1)
     if not re.search(r'\btcp\b', backend) or ('shm' in backend) != (o.per_host > 1):
         raise RuntimeError(f'the ranks are not on {o.hosts} hosts of {o.per_host}: {backend}')
@@ -95,6 +103,12 @@ def ours(o, size, folder=None, env={}):
     if row[8] != '0': raise RuntimeError(f'{row[8]} wrong results at {size} bytes')
     if o.collective in ('broadcast', 'reduce', 'gather', 'scatter', 'sendrecv'): return float(row[5])
     return float(re.search(r'out-of-place: .* p50 ([\d.]+)', out).group(1))
+
+def start(o, env):
+    """From the start of the ranks' processes to their end."""
+    begin = time.monotonic()
+    run_ranks(o, [f'{o.bin}/{o.collective}_perf', *'-b 8 -e 8 -n 1 -w 0 -c 0'.split()], env)
+    return (time.monotonic() - begin) * 1e6
 
 def oversubscribed(o): return o.hosts * o.per_host > len(os.sched_getaffinity(0))
 
@@ -174,6 +188,7 @@ def a_setting(text):
 def measure(o, peers):
     runners = {'ours': lambda s: ours(o, s)}
     if o.beside: runners['beside'] = lambda s: ours(o, s, folder=o.beside)
+    for setting in o.against: runners[setting] = lambda s, e=setting: ours(o, s, env=dict([e.split('=', 1)]))
     for a in o.algorithms: runners[a] = lambda s, a=a: ours(o, s, env={'RZ_ALGORITHM': a})
     if not o.alone:
         runners['sockets'] = lambda s: limit(o, s)
@@ -187,11 +202,14 @@ def measure(o, peers):
                 except (RuntimeError, subprocess.TimeoutExpired) as e:
                     if name == 'ours': raise
                     broken[name] = str(e)
+        if o.start:
+            for name in ['ours'] + o.against:
+                times.setdefault((name, 'start'), []).append(start(o, dict([name.split('=', 1)]) if name != 'ours' else {}))
     for name, why in broken.items(): print(f'# {name} skipped: {why}')
     return list(runners), {k: statistics.median(v) for k, v in times.items()}
 
 def table(o, names, times):
-    peers = [n for n in names if n not in ['ours', 'beside', 'sockets'] + o.algorithms]
+    peers = [n for n in names if n not in ['ours', 'beside', 'sockets'] + o.algorithms + o.against]
     wide = max(12, 2 + max(len(n) for n in names))
     print(f'# {o.collective}, {o.hosts} hosts' + (f' of {o.per_host} ranks' if o.per_host > 1 else '') + f', float sum, medians of {o.rounds} rounds, microseconds' + (f', links of {o.rate}, bursts of {o.burst}' if o.rate else '') +
           (f', {o.congestion}' if o.congestion else '') +
@@ -206,6 +224,10 @@ def table(o, names, times):
         rows.append(row)
         print('%10d' % s + ''.join((f'{t[n]:.1f}' if n in t else '-').rjust(wide) for n in names) +
               ''.join('%8s' % (f'{row[k]:.2f}' if row[k] else '-') for k in ('peer', 'limit', 'line')))
+    if o.start:
+        us = {n: times[n, 'start'] for n in ['ours'] + o.against}
+        rows.append(dict(bytes=8, start_us=us))
+        print('%10s' % 'start' + ''.join((f'{us[n]:.0f}' if n in us else '-').rjust(wide) for n in names))
     return rows
 
 def main():
@@ -215,7 +237,7 @@ def main():
     a.add_argument('--peer-source'); a.add_argument('--peer-build'); a.add_argument('--peers', default='ompi,mpich,gloo'); a.add_argument('--rate', type=a_rate); a.add_argument('--burst', default='64kb'); a.add_argument('--congestion')
     a.add_argument('--env', action='append', default=[], type=a_setting); a.add_argument('--alone', action='store_true'); a.add_argument('--json')
     a.add_argument('--budget', type=float, default=150, help='milliseconds that a peer may spend on a size')
-    a.add_argument('--per-host', type=int, default=1, choices=range(1, 9)); a.add_argument('--algorithms', default='')
+    a.add_argument('--per-host', type=int, default=1, choices=range(1, 33), metavar='1…32'); a.add_argument('--against', action='append', default=[], type=a_setting); a.add_argument('--start', action='store_true'); a.add_argument('--algorithms', default='')
     a.add_argument('--beside'); a.add_argument('--collective', default='all_reduce')
     o = a.parse_args()
     o.algorithms, o.beside = [n for n in o.algorithms.split(',') if n], o.beside and os.path.abspath(o.beside)

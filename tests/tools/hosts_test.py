@@ -29,7 +29,7 @@ class CommandLine(unittest.TestCase):
         self.refused('invalid choice: 0', '--rounds', '0')
         self.refused("'12Q' is no size", '--sizes', '1K,12Q')
         self.refused("'fast' is no rate", '--rate', 'fast')
-        self.refused("'RZ_SOCKETS' is no NAME=VALUE", '--env', 'RZ_SOCKETS')
+        for flag in ('--env', '--against'): self.refused("'RZ_SOCKETS' is no NAME=VALUE", flag, 'RZ_SOCKETS')
         self.refused('--algorithms are those of all_reduce', '--collective', 'all_gather', '--algorithms', 'ring')
 
     def test_a_program_that_is_not_there(self):
@@ -97,13 +97,14 @@ class Bench(unittest.TestCase):
         return folder.name
 
     def test_a_small_run(self):
-        p = run('--bin', BIN, '--per-host', '2', '--rounds', '1', '--sizes', '256', '--algorithms', 'two_shot')
+        p = run('--bin', BIN, '--per-host', '2', '--rounds', '1', '--sizes', '256', '--algorithms', 'two_shot', '--against', 'RZ_ENCRYPTION=off', '--start')
         self.assertEqual((p.returncode, p.stderr), (0, ''))  # wrong results, or ranks elsewhere, would be an error
-        head, names, row = p.stdout.splitlines()
+        head, names, row, start = p.stdout.splitlines()
         self.assertEqual(head, '# all_reduce, 2 hosts of 2 ranks, float sum, medians of 1 rounds, microseconds')
-        self.assertEqual(names.split(), ['bytes', 'ours', 'two_shot', 'peer', 'limit', 'line'])
+        self.assertEqual(names.split(), ['bytes', 'ours', 'RZ_ENCRYPTION=off', 'two_shot', 'peer', 'limit', 'line'])
         self.assertEqual(row.split()[0], '256')
-        for time_us in row.split()[1:3]: self.assertGreater(float(time_us), 0)
+        self.assertEqual(start.split()[0], 'start')
+        for time_us in row.split()[1:4] + start.split()[1:3]: self.assertGreater(float(time_us), 0)
 
     def test_wrong_results_are_an_error(self):
         wrong = self.program('echo "# Backend: native over tcp"; echo "256 64 float sum -1 1 1 1 3"')
