@@ -28,8 +28,8 @@ class Between {
     thread_.join();
   }
   net::SocketAddress address() const { return net::local_address(listener_.get()); }
-  /// Of the next bytes that go to the server and are at least so many at once. 0: of none.
-  void change_next(std::size_t at_least) { change_next_ = at_least; }
+  /// Of the next bytes that go to the server and are so many at once, or more. 0: of none.
+  void change_next(std::size_t min_size) { change_next_ = min_size; }
   std::string recorded() {
     const std::lock_guard lock(mutex_);
     return recorded_;
@@ -67,7 +67,7 @@ class Between {
     if (from == 0) {
       if (flip >= r.passed && flip < r.passed + n) bytes[flip - r.passed] ^= 4;
       r.passed += n;
-      if (const std::size_t least = change_next_; least && static_cast<std::size_t>(n) >= least) {
+      if (const std::size_t min_size = change_next_; min_size && static_cast<std::size_t>(n) >= min_size) {
         bytes[n / 2] ^= 4;
         change_next_ = 0;
       }
