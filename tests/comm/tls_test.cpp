@@ -408,14 +408,33 @@ TEST(TlsOfTheData, AChangedBitIsAnErrorOfBothEnds) {
   }
 }
 
-/// Connects to a listener, proves the secret, and closes the connection before TLS has begun to.
+/// Passes exactly so many bytes on.
+void pass(int from, int to, std::size_t size) {
+  std::vector<char> bytes(size);
+  for (std::size_t done = 0; done < size;) {
+    pollfd p{from, POLLIN, 0};
+    if (poll(&p, 1, 10'000) != 1) return;
+    const ssize_t n = recv(from, bytes.data() + done, size - done, 0);
+    if (n <= 0) return;
+    done += static_cast<std::size_t>(n);
+  }
+  EXPECT_EQ(send(to, bytes.data(), size, MSG_NOSIGNAL), static_cast<ssize_t>(size));
+}
+
+/// Connects to a listener, proves the secret, and closes the connection before a byte of TLS has been sent.
 void end_after_the_proof(const SocketAddress& at, const Secret& secret, const JobId& job) {
   const AuthenticationKey key(&secret, Purpose::data,
                               {reinterpret_cast<const char*>(job.data()), job.size()});
+  const Sockets own;  // of a client, whose bytes are passed on up to its proof
   const UniqueFd socket = connect_tcp(at, soon());
   const std::uint64_t group = fingerprint(concat("group ", to_hex(job)));
   auto end = Authentication::client(key, {.size = 2, .rank = 1, .group = group}, Encryption::always);
-  for (const Deadline deadline = soon(); !end.has_proof() && !deadline.expired();) end.advance(socket.get());
+  end.advance(own.client.get());
+  pass(own.server.get(), socket.get(), 64);
+  pass(socket.get(), own.server.get(), 64);
+  for (const Deadline deadline = soon(); !end.has_proof() && !deadline.expired();)
+    end.advance(own.client.get());
+  pass(own.server.get(), socket.get(), 32);
 }
 
 // As when a peer is killed: of the end that listens, the deadline's message has the rank and the reason.
