@@ -1,5 +1,6 @@
 #include "comm/net/tls.h"
 
+#include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <openssl/bio.h>
 #include <openssl/crypto.h>

@@ -241,7 +241,7 @@ class Torchrun(Jobs, unittest.TestCase):
         """Each element of the results is compared; sums of integers are exact."""
         for words in ('-b 0 -e 1 -i 1 -d uint8', '-b 16383 -e 16385 -i 1 -d uint8', '-b 3M -e 5M -i 2M'):
             for collective in ('all_reduce', 'all_gather', 'broadcast'):
-                ends = self.end(self.start(f'{BIN}/{collective}_perf', *words.split(), '-n', '2', '-w', '1'))
+                ends = self.ends(self.start_all(f'{BIN}/{collective}_perf', *words.split(), '-n', '2', '-w', '1'))
                 self.assertEqual([e[2] for e in ends], [0, 0], (collective, ends))
                 self.assertIn('# Out of bounds values : 0 OK', ends[0][0], (collective, words))
 
@@ -250,7 +250,7 @@ class Torchrun(Jobs, unittest.TestCase):
             with tempfile.TemporaryDirectory(dir=self.hosts.folder) as folder:
                 words = (f'{BIN}/train_lm', '--model', f'{ROOT}/tests/data/gpt2_tiny', '--data', f'{ROOT}/LICENSE', '--save', f'{folder}/saved',
                          '--threads', '1', '--steps', '4', '--learning-rate', '0.001', '--per-device-train-batch-size', '2')
-                ends = self.end(self.start(*words, more=[{'RZ_ENCRYPTION': choice}] * 2))
+                ends = self.ends(self.start_all(*words, more=[{'RZ_ENCRYPTION': choice}] * 2))
                 self.assertEqual([e[2] for e in ends], [0, 0], ends)
                 with open(f'{folder}/saved/model.safetensors', 'rb') as f: return f.read()
         self.assertEqual(weights('on'), weights('off'))
