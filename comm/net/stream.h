@@ -36,7 +36,7 @@ class Stream {
 
   /// As sendmsg(2). With encryption some of the bytes taken may be unsent(): flush() continues.
   std::ptrdiff_t send(std::span<const iovec> parts) {
-    if (tls_ && !tls_->kernel_sends()) return tls_->send(parts);
+    if (tls_) return tls_->send(parts);
     if (parts.size() == 1)
       return ::send(socket_.get(), parts[0].iov_base, parts[0].iov_len, MSG_NOSIGNAL | MSG_DONTWAIT);
     msghdr message{};
@@ -54,7 +54,7 @@ class Stream {
   /// As readv(2) that does not wait. Of an encrypted stream, fewer bytes than requested: nothing more has
   /// arrived, unless has_more().
   std::ptrdiff_t receive(std::span<const iovec> parts) {
-    if (tls_ && !tls_->kernel_receives()) return tls_->receive(parts);
+    if (tls_) return tls_->receive(parts);
     if (parts.size() == 1) return ::recv(socket_.get(), parts[0].iov_base, parts[0].iov_len, MSG_DONTWAIT);
     return ::readv(socket_.get(), parts.data(), static_cast<int>(parts.size()));
   }

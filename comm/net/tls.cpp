@@ -1,7 +1,5 @@
 #include "comm/net/tls.h"
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <openssl/bio.h>
 #include <openssl/crypto.h>
 #include <openssl/err.h>
@@ -13,17 +11,14 @@
 #endif
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
+#include <string_view>
+#include <utility>
 
 #include "comm/core/error.h"
 #include "comm/core/lazy.h"
 #include "comm/net/openssl.h"
-
-#ifndef TCP_ULP
-#define TCP_ULP 31
-#endif
 
 namespace rz::net {
 
@@ -33,11 +28,18 @@ constexpr const char* aes = "TLS_AES_128_GCM_SHA256";
 constexpr const char* chacha = "TLS_CHACHA20_POLY1305_SHA256";
 constexpr unsigned char aes_id[2] = {0x13, 0x01};
 constexpr unsigned char psk_identity[] = "ringzero";
-/// One call encrypts records until this many bytes wait for the socket: they are in a near cache, and
-/// the kernel gets few calls.
-constexpr std::size_t max_batch = 64 << 10;
-/// One read of the socket: several records.
-constexpr std::size_t read_ahead = 80 << 10;
+/// Records are sent when so many bytes of them wait: they are in a near cache, and the kernel gets few calls.
+/// A frame of the largest size is one call.
+constexpr std::size_t max_batch = 72 << 10;
+/// One read of the socket: several records. Sockets of short messages keep to the first size.
+constexpr std::size_t first_read_ahead = 4 << 10, read_ahead = 128 << 10;
+/// Shorter contents are decrypted where they are, and copied. Messages to TLS itself are.
+constexpr std::size_t copy_below = 1 << 10;
+
+constexpr std::size_t max_wire_record = Tls::max_record + TlsRecords::overhead;
+constexpr std::uint8_t unexpected_message = 10, bad_record_mac = 20, internal_error = 80, close_notify = 0;
+constexpr std::uint8_t fatal = 2, key_update = 24;
+constexpr const char* changed = "; something between the hosts changes what they send";
 
 /// Whether the processor has instructions for AES; without them ChaCha20 is several times faster.
 bool has_aes() {
@@ -71,12 +73,6 @@ int alert_of(unsigned long code) {
   return is_alert ? reason - SSL_AD_REASON_OFFSET : 0;
 }
 
-/// Of an open connection: whether the bytes of a record are the cause, not memory or OpenSSL itself.
-bool is_of_a_record(unsigned long code) {
-  if (const int alert = alert_of(code)) return alert != SSL_AD_INTERNAL_ERROR;
-  return ERR_GET_LIB(code) == ERR_LIB_SSL && !ERR_COMMON_ERROR(code);
-}
-
 }  // namespace
 
 /// The functions that OpenSSL calls.
@@ -88,8 +84,10 @@ struct TlsCallbacks {
   static int write(BIO* bio, const char* bytes, int size) {
     Tls& tls = of(bio);
     BIO_clear_retry_flags(bio);
-    if (BIO_get_ktls_send(bio)) return size;  // an alert, which the kernel would send in another way
-    tls.out_.insert(tls.out_.end(), bytes, bytes + size);
+    const auto count = static_cast<std::size_t>(size);
+    tls.out_.reserve(count, count);
+    std::memcpy(tls.out_.bytes.get() + tls.out_.end, bytes, count);
+    tls.out_.end += count;
     return size;
   }
 
@@ -106,14 +104,13 @@ struct TlsCallbacks {
     return n == 0 ? 0 : -1;
   }
 
-  /// OpenSSL gives the kernel the keys by BIO_CTRL_SET_KTLS, after it has flushed what it sent before.
   static long control(BIO* bio, int command, long number, void* pointer) {
-    if (command == BIO_CTRL_FLUSH) {  // of an open one, out_ keeps what the socket has no space for
-      Tls& tls = of(bio);
-      return tls.flush() || tls.status_ == Tls::Status::open ? 1 : 0;
-    }
+    if (command == BIO_CTRL_FLUSH) return of(bio).flush() ? 1 : 0;
     return BIO_meth_get_ctrl(BIO_s_socket())(bio, command, number, pointer);
   }
+
+  /// OpenSSL's one way to hand out the secrets of the traffic. Nothing is written anywhere.
+  static void secret(const SSL* ssl, const char* line) { of(ssl).keep_secret(line); }
 
   static SSL_SESSION* session_of(SSL* ssl) {
     SSL_SESSION* const session = SSL_SESSION_new();
@@ -158,8 +155,8 @@ Owned<SSL_CTX> make_settings(bool is_client) {
       c, SSL_OP_NO_TICKET | SSL_OP_NO_COMPRESSION | SSL_OP_NO_RENEGOTIATION | SSL_OP_IGNORE_UNEXPECTED_EOF);
   if (!has_aes()) SSL_CTX_set_options(c, SSL_OP_CIPHER_SERVER_PREFERENCE);
   SSL_CTX_set_session_cache_mode(c, SSL_SESS_CACHE_OFF);
-  SSL_CTX_set_mode(c, SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER | SSL_MODE_AUTO_RETRY);
-  SSL_CTX_set_default_read_buffer_len(c, read_ahead);
+  SSL_CTX_set_mode(c, SSL_MODE_AUTO_RETRY);
+  SSL_CTX_set_keylog_callback(c, TlsCallbacks::secret);
   // A server has no certificate, and a client accepts none. finish_handshake() requires the key besides.
   if (is_client) SSL_CTX_set_verify(c, SSL_VERIFY_PEER, nullptr);
   if (is_client)
@@ -170,7 +167,7 @@ Owned<SSL_CTX> make_settings(bool is_client) {
 }
 
 TlsSettings make_tls_settings() {
-  OPENSSL_init_ssl(OPENSSL_INIT_NO_LOAD_CONFIG | OPENSSL_INIT_NO_ATEXIT, nullptr);
+  OPENSSL_init_ssl(OPENSSL_INIT_NO_ATEXIT, nullptr);
   TlsSettings s;
   s.client = make_settings(true);
   s.server = make_settings(false);
@@ -208,36 +205,23 @@ Tls::Tls(int socket, bool is_client, std::span<const std::uint8_t, 32> key, std:
   BIO_set_app_data(bio, this);
   SSL_set_app_data(ssl_.get(), this);
   SSL_set_bio(ssl_.get(), bio, bio);
-  if (enable_kernel_tls(socket)) SSL_set_options(ssl_.get(), SSL_OP_ENABLE_KTLS);
   if (is_client)
     SSL_set_connect_state(ssl_.get());
   else
     SSL_set_accept_state(ssl_.get());
 }
 
-Tls::~Tls() { OPENSSL_cleanse(key_, sizeof key_); }
-
-/// Without the kernel's module the socket stays as it was.
-bool Tls::enable_kernel_tls(int socket) {
-#ifdef OPENSSL_NO_KTLS
-  static_cast<void>(socket);
-  return false;
-#else
-  return setsockopt(socket, IPPROTO_TCP, TCP_ULP, "tls", sizeof "tls") == 0;
-#endif
+Tls::~Tls() {
+  OPENSSL_cleanse(key_, sizeof key_);
+  for (Digest* secret : {&client_secret_, &server_secret_}) OPENSSL_cleanse(secret->data(), secret->size());
 }
 
-std::string Tls::cipher() const { return SSL_get_cipher_name(ssl_.get()); }
-
 void Tls::record_error(const char* what) {
-  const bool was_open = status_ == Status::open;
   status_ = Status::failed;
   if (!error_.empty()) return;
   const unsigned long code = ERR_peek_error();
   const char* const text = ERR_reason_error_string(code);
-  error_ =
-      concat(what, alert_of(code) ? " (the other end reports: " : " (", text ? text : "no reason", ")",
-             was_open && is_of_a_record(code) ? "; something between the hosts changes what they send" : "");
+  error_ = concat(what, alert_of(code) ? " (the other end reports: " : " (", text ? text : "no reason", ")");
 }
 
 // ---- handshake
@@ -254,106 +238,212 @@ Tls::Status Tls::handshake() {
   return status_ = Status::failed;
 }
 
+/// OpenSSL reads record by record, so it has read none of those that follow the handshake.
 Tls::Status Tls::finish_handshake() {
   OPENSSL_cleanse(key_, sizeof key_);
-  if (!SSL_session_reused(ssl_.get())) {
-    error_ = "the TLS handshake was completed without the key of this job";
+  const auto fail = [&](const char* why) {
+    error_ = why;
     return status_ = Status::failed;
-  }
-  kernel_sends_ = BIO_get_ktls_send(SSL_get_wbio(ssl_.get()));
-  kernel_receives_ = BIO_get_ktls_recv(SSL_get_rbio(ssl_.get()));
-  // From here on. Before, bytes of the application would have been read, and the kernel could not take over.
-  SSL_set_read_ahead(ssl_.get(), 1);
+  };
+  if (!SSL_session_reused(ssl_.get()))
+    return fail("the TLS handshake was completed without the key of this job");
+  if (client_secret_ == Digest{} || server_secret_ == Digest{} || SSL_has_pending(ssl_.get()))
+    return fail("OpenSSL has completed the TLS handshake without the secrets of its traffic");
+  cipher_ = SSL_get_cipher_name(ssl_.get());
+  const auto cipher = cipher_ == aes ? TlsRecords::Cipher::aes : TlsRecords::Cipher::chacha;
+  encrypt_.emplace(cipher, true, is_client_ ? client_secret_ : server_secret_);
+  decrypt_.emplace(cipher, false, is_client_ ? server_secret_ : client_secret_);
+  for (Digest* secret : {&client_secret_, &server_secret_}) OPENSSL_cleanse(secret->data(), secret->size());
+  ssl_.reset();
   return status_ = Status::open;
 }
 
-// ---- bytes
+/// "LABEL random secret", in hexadecimal digits.
+void Tls::keep_secret(const char* line) {
+  const std::string_view text = line;
+  Digest* const secret = text.starts_with("CLIENT_TRAFFIC_SECRET_0 ")   ? &client_secret_
+                         : text.starts_with("SERVER_TRAFFIC_SECRET_0 ") ? &server_secret_
+                                                                        : nullptr;
+  const std::size_t digits = 2 * std::tuple_size_v<Digest>;
+  if (!secret || text.size() < digits) return;
+  const auto value = [](char c) { return c <= '9' ? c - '0' : (c | 0x20) - 'a' + 10; };
+  const char* digit = line + text.size() - digits;
+  for (std::uint8_t& byte : *secret) {
+    byte = static_cast<std::uint8_t>(value(digit[0]) << 4 | value(digit[1]));
+    digit += 2;
+  }
+}
+
+// ---- sending
+
+void Tls::Buffer::reserve(std::size_t size, std::size_t at_least) {
+  if (capacity - end >= size) return;
+  const std::size_t used = end - begin;
+  if (capacity - used < size) {
+    const std::size_t grown = std::max(used + size, at_least);
+    auto larger = std::make_unique_for_overwrite<std::uint8_t[]>(grown);
+    std::copy_n(bytes.get() + begin, used, larger.get());
+    bytes = std::move(larger), capacity = grown;
+  } else {
+    std::memmove(bytes.get(), bytes.get() + begin, used);
+  }
+  begin = 0, end = used;
+}
 
 bool Tls::flush() {
-  while (out_sent_ < out_.size()) {
+  while (out_.begin < out_.end) {
     const ssize_t n =
-        ::send(socket_, out_.data() + out_sent_, out_.size() - out_sent_, MSG_NOSIGNAL | MSG_DONTWAIT);
+        ::send(socket_, out_.bytes.get() + out_.begin, out_.end - out_.begin, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return false;
-    out_sent_ += static_cast<std::size_t>(n);
+    out_.begin += static_cast<std::size_t>(n);
   }
-  out_.clear();
-  out_sent_ = 0;
+  out_.begin = out_.end = 0;
   return true;
 }
 
-bool Tls::write_record(const void* bytes, std::size_t size) {
-  if (++records_ % records_a_key_ == 0) SSL_key_update(ssl_.get(), SSL_KEY_UPDATE_NOT_REQUESTED);
-  std::size_t written = 0;
+bool Tls::write_record(RecordType type, Parts& from, std::size_t size) {
+  out_.reserve(size + TlsRecords::overhead, size < copy_below ? 2 * copy_below : max_batch + max_wire_record);
   ERR_clear_error();
-  if (SSL_write_ex(ssl_.get(), bytes, size, &written) == 1 && written == size) return true;
-  record_error("a record cannot be encrypted");
-  return false;
+  if (!encrypt_->seal(type, from, size, out_.bytes.get() + out_.end)) {
+    record_error("a record cannot be encrypted");
+    return false;
+  }
+  out_.end += size + TlsRecords::overhead;
+  return true;
+}
+
+bool Tls::write_short(RecordType type, std::initializer_list<std::uint8_t> bytes) {
+  const iovec part{const_cast<std::uint8_t*>(bytes.begin()), bytes.size()};
+  Parts from({&part, 1});
+  return write_record(type, from, bytes.size());
 }
 
 std::ptrdiff_t Tls::send(std::span<const iovec> parts) {
   if (!flush()) return -1;
+  Parts from(parts);
+  const std::size_t total = from.left();
+  // A short count means a full socket: callers then wait for it to have space.
+  while (status_ == Status::open && from.left() && (out_.end < max_batch || flush())) {
+    if (++records_ % records_a_key_ == 0) updates_key_ = true;
+    if (updates_key_ && write_short(RecordType::handshake, {key_update, 0, 0, 1, 0})) {
+      encrypt_->update_key();
+      updates_key_ = false;
+    }
+    if (status_ == Status::open) write_record(RecordType::data, from, std::min(from.left(), max_record));
+  }
   if (status_ != Status::open) {
     errno = EPIPE;
     return -1;
   }
-  std::size_t total = 0, taken = 0, at = 0;  // `at`: in the first part
-  for (const iovec& part : parts) total += part.iov_len;
-  // A short count means a full socket: callers then wait for it to have space.
-  while (taken < total && (out_.size() < max_batch || flush())) {
-    const std::size_t size = std::min(total - taken, max_record);
-    while (parts.front().iov_len == at) parts = parts.subspan(1), at = 0;
-    std::array<std::byte, max_record> record;
-    const std::byte* from = static_cast<const std::byte*>(parts.front().iov_base) + at;
-    if (parts.front().iov_len - at >= size) {
-      at += size;
-    } else {  // a header and the start of its payload
-      for (std::size_t filled = 0; filled < size;) {
-        if (parts.front().iov_len == at) parts = parts.subspan(1), at = 0;
-        const std::size_t n = std::min(size - filled, parts.front().iov_len - at);
-        std::memcpy(record.data() + filled, static_cast<const std::byte*>(parts.front().iov_base) + at, n);
-        filled += n, at += n;
-      }
-      from = record.data();
-    }
-    if (!write_record(from, size)) {
-      errno = EPIPE;
-      return -1;
-    }
-    taken += size;
-  }
   flush();  // what remains is unsent(); an error shows at the next call
-  return static_cast<std::ptrdiff_t>(taken);
+  return static_cast<std::ptrdiff_t>(total - from.left());
+}
+
+// ---- receiving
+
+/// One read of the socket; false if there was nothing.
+bool Tls::fill() {
+  const bool was_full = in_.end && in_.end == in_.capacity;
+  if (in_.begin == in_.end) in_.begin = in_.end = 0;
+  if (was_full && in_.capacity < read_ahead)
+    in_.reserve(read_ahead - (in_.end - in_.begin), read_ahead);
+  else
+    in_.reserve(std::max(first_read_ahead, in_.capacity / 2), first_read_ahead);
+  const std::size_t space = in_.capacity - in_.end;
+  ssize_t n = 0;
+  do {
+    n = recv(socket_, in_.bytes.get() + in_.end, space, MSG_DONTWAIT);
+  } while (n < 0 && errno == EINTR);
+  drained_ = n < static_cast<ssize_t>(space);
+  if (n == 0) ended_ = true;
+  if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK) read_errno_ = errno;
+  if (n > 0) in_.end += static_cast<std::size_t>(n);
+  return n > 0;
+}
+
+bool Tls::has_record() const {
+  if (in_.end - in_.begin < TlsRecords::header) return false;
+  const std::size_t length = TlsRecords::length_of(in_.bytes.get() + in_.begin);
+  return in_.end - in_.begin >= TlsRecords::header + length;  // of no record: open_record() refuses it
+}
+
+bool Tls::has_more() const {
+  return !received_.empty() || has_record() || ended_ || read_errno_ || status_ != Status::open;
+}
+
+/// Decrypts the next record if all of it is there: into the caller's buffers if it has space.
+bool Tls::open_record(Parts& into) {
+  if (status_ != Status::open || !has_record()) return false;
+  std::uint8_t* const record = in_.bytes.get() + in_.begin;
+  const std::size_t length = TlsRecords::length_of(record);
+  if (length == 0) {
+    refuse_record(unexpected_message, "not a record");
+    return false;
+  }
+  in_.begin += TlsRecords::header + length;
+  const std::size_t size = length - TlsRecords::tag - 1;
+  const bool directly = size >= copy_below && into.left() >= size;
+  const iovec here{record + TlsRecords::header, size};
+  Parts in_place({&here, 1});
+  const RecordType type = decrypt_->open(record, directly ? into : in_place);
+  if (type == RecordType::data) {
+    if (!directly) received_ = {record + TlsRecords::header, size};
+  } else if (type == RecordType::none) {
+    refuse_record(bad_record_mac, "bad record mac");
+  } else {
+    process(type, directly ? std::span<const std::uint8_t>() : std::span(record + TlsRecords::header, size));
+  }
+  return status_ == Status::open;
+}
+
+/// A message to TLS itself.
+void Tls::process(RecordType type, std::span<const std::uint8_t> message) {
+  if (type == RecordType::alert && message.size() == 2) {
+    const std::uint8_t alert = message[1];
+    status_ = alert == close_notify ? Status::open : Status::failed;
+    if (alert == close_notify)
+      ended_ = true;
+    else
+      error_ = concat("a record is not what the other end has sent (the other end reports: ",
+                      SSL_alert_desc_string_long(alert), ")", alert == internal_error ? "" : changed);
+    return;
+  }
+  const bool is_update = type == RecordType::handshake && message.size() == 5 && message[0] == key_update &&
+                         !message[1] && !message[2] && message[3] == 1 && message[4] <= 1;
+  if (!is_update) return refuse_record(unexpected_message, "unexpected message");
+  decrypt_->update_key();
+  updates_key_ |= message[4] == 1;
+}
+
+void Tls::refuse_record(std::uint8_t alert, const char* why) {
+  write_short(RecordType::alert, {fatal, alert});
+  flush();
+  status_ = Status::failed;
+  error_ = concat("a record is not what the other end has sent (", why, ")", changed);
 }
 
 std::ptrdiff_t Tls::receive(std::span<const iovec> parts) {
+  Parts into(parts);
+  const std::size_t requested = into.left();
+  drained_ = false;
   std::size_t got = 0;
-  has_more_ = true;
-  ERR_clear_error();
-  for (const iovec& part : parts)
-    for (std::size_t done = 0; done < part.iov_len;) {
-      std::size_t n = 0;
-      if (status_ == Status::open && !ended_ && !read_errno_ &&
-          SSL_read_ex(ssl_.get(), static_cast<std::byte*>(part.iov_base) + done, part.iov_len - done, &n)) {
-        done += n, got += n;
-        continue;
-      }
-      const bool wants = status_ == Status::open && !ended_ && !read_errno_ &&
-                         SSL_get_error(ssl_.get(), 0) == SSL_ERROR_WANT_READ;
-      if (wants) has_more_ = false;
-      if (!wants && status_ == Status::open && !ended_ && !read_errno_) {
-        if (SSL_get_error(ssl_.get(), 0) == SSL_ERROR_ZERO_RETURN)
-          ended_ = true;
-        else
-          record_error("a record is not what the other end has sent");
-        flush();  // the alert
-      }
-      if (got) return static_cast<std::ptrdiff_t>(got);
-      if (!wants && ended_ && error_.empty()) return 0;
-      errno = wants ? EAGAIN : read_errno_ ? read_errno_ : EBADMSG;
-      return -1;
+  while (got < requested) {
+    const std::size_t before = into.left();
+    if (!received_.empty()) {
+      const auto to = into.take(received_.size());
+      std::copy_n(received_.data(), to.size(), to.data());
+      received_ = received_.subspan(to.size());
+    } else if (!open_record(into) &&
+               (status_ != Status::open || drained_ || ended_ || read_errno_ || !fill())) {
+      break;
     }
-  return static_cast<std::ptrdiff_t>(got);
+    if (status_ == Status::open) got += before - into.left();
+  }
+  if (got || !requested) return static_cast<std::ptrdiff_t>(got);
+  if (status_ == Status::open && ended_) return 0;
+  errno = status_ != Status::open ? EBADMSG : read_errno_ ? read_errno_ : EAGAIN;
+  return -1;
 }
 
 }  // namespace rz::net
