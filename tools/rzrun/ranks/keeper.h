@@ -3,14 +3,9 @@
 /// is killed, which a signal at a parent's end cannot do: that reaches a rank, but no process that it
 /// started.
 
-#include <signal.h>
-
 #include <functional>
 
 namespace rz::rzrun {
-
-/// The signal that the child gets when its keeper was killed: all processes of the ranks end at once.
-inline constexpr int keeper_lost = SIGPWR;
 
 /// Runs `work` in a child and returns its result, in both processes; 128 + signal if one killed the child.
 /// Signals to the keeper go to the child. Call it once, from a single-threaded process.

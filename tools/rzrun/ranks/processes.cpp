@@ -1,6 +1,5 @@
 #include "tools/rzrun/ranks/processes.h"
 
-#include <signal.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -13,7 +12,6 @@
 #include <system_error>
 
 #include "comm/core/error.h"
-#include "tools/rzrun/ranks/keeper.h"
 
 namespace rz::rzrun {
 namespace {

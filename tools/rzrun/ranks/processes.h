@@ -1,6 +1,7 @@
 #pragma once
 /// The processes below this one, as /proc lists them.
 
+#include <signal.h>
 #include <sys/types.h>
 
 #include <vector>
@@ -21,6 +22,9 @@ std::vector<pid_t> children();
 
 /// True if the process has a handler for the signal: it neither ignores it nor is ended by it.
 bool handles_signal(pid_t, int signal);
+
+/// The signal of a process whose keeper (keeper.h) was killed: all processes of the ranks end at once.
+inline constexpr int keeper_lost = SIGPWR;
 
 /// Blocks the signals that rzrun and its agents handle, and returns the signalfd that reads them. SIGPIPE is
 /// ignored.
