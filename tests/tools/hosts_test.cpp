@@ -147,6 +147,17 @@ TEST(SlurmNodes, ErrorsNameTheEntry) {
   EXPECT_EQ(no_nodes("a1,a[1-2]"), "LIST: node 'a1' is there twice");
 }
 
+TEST(SlurmCounts, NumbersAreRepeated) {
+  EXPECT_EQ(parse_slurm_counts("2(x3),1", "LIST"), (std::vector<int>{2, 2, 2, 1}));
+  EXPECT_EQ(parse_slurm_counts("16", "LIST"), std::vector<int>{16});
+  for (const std::string text : {"", "x", "0", "-1", "2(x", "2(x)", "2(x0)", "2(3)", "2,", "2(x3)1", "99999"})
+    EXPECT_NE(refusal([&] { parse_slurm_counts(text, "LIST"); }).find("is no number of tasks"),
+              std::string::npos)
+        << text;
+  EXPECT_EQ(refusal([&] { parse_slurm_counts("1(x65536),1", "LIST"); }), "LIST: more than 65536 nodes");
+  EXPECT_NE(refusal([&] { parse_slurm_counts("1(x99999999999)", "LIST"); }), "");
+}
+
 /// Random texts of the words of the grammars.
 std::string random_text(std::mt19937& random) {
   static const std::vector<std::string> words{

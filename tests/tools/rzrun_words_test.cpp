@@ -184,6 +184,44 @@ TEST_F(RzrunWords, FlagsOfDeepSpeedsLauncher) {
             std::string::npos);
 }
 
+TEST_F(RzrunWords, MpirunAndSrunStartAllAgentsAtOnce) {
+  const auto plan = [&](const std::string& flags, const Program::Variables& variables) {
+    return out(flags + " --dry-run true", variables);
+  };
+  write("hosts", "n0 slots=2\nn1 slots=1\n");
+  const std::string by_mpirun = plan(
+      "-H hosts --launcher OpenMPI --launcher_args '--mca btl tcp,self' --grace 5", {{"SLURM_JOB_ID", ""}});
+  const auto has = [](const std::string& text, const std::string& words) {
+    EXPECT_NE(text.find(words), std::string::npos) << text;
+  };
+  has(by_mpirun,
+      "agents: mpirun --bind-to none --mca odls_base_sigkill_timeout 7 --mca btl tcp,self -n 1 "
+      "--host n0:1 -x RZ_AGENT -x RZ_ENCRYPTION -x RZ_SECRET ");
+  has(by_mpirun, "/rzrun --agent : -n 1 --host n1:1 -x RZ_AGENT -x RZ_ENCRYPTION -x RZ_SECRET ");
+  has(plan("-H hosts --launcher openmpi", {{"RZ_SECRET", ""}, {"RZ_SECRET_FILE", "/secret"}}),
+      " -x RZ_SECRET_FILE ");
+  const Program::Variables job{
+      {"SLURM_JOB_ID", "7"}, {"SLURM_JOB_NODELIST", "n[1-2]"}, {"SLURM_TASKS_PER_NODE", "2,1"}};
+  const std::string by_srun = plan("--launcher slurm --launcher_args --overlap", job);
+  has(by_srun, "3 ranks of: true\nagents: srun --nodes=2 --ntasks=2 ");
+  has(by_srun, "n1: ranks 0 to 1\nn2: rank 2\n");
+  has(by_srun, " --nodelist=n1,n2 ");
+  has(by_srun, " --overlap ");
+  has(plan("--launcher slurm --exclude n1", job), "n2: rank 0\n");
+  Program::Variables gpus{job[0], job[1], {"SLURM_TASKS_PER_NODE", "1(x2)"}};
+  has(plan("--launcher slurm", gpus), "2 ranks of: true\n");
+  gpus.emplace_back("SLURM_GPUS_PER_NODE", "a100:4");
+  has(plan("--launcher slurm", gpus), "n2: ranks 4 to 7\n");
+  out("--launcher openmpi --nnodes 2 --rdzv-endpoint a:1 true", {}, 2);
+  has(err_, "--launcher and --nnodes exclude each other");
+  out("-H hosts --launcher slurm true", job, 2);
+  has(err_, "hosts: host 'n0' is not in this allocation of Slurm");
+  EXPECT_EQ(lines(err_).size(), 1u);
+  gpus[2].second = "1";
+  out("--launcher slurm true", gpus, 2);
+  has(err_, "SLURM_TASKS_PER_NODE has 1 nodes, and SLURM_JOB_NODELIST 2");
+}
+
 TEST(RzrunWordsRefused, OneLineEach) {
   const auto refuse = [](std::vector<std::string> flags, const std::string& words) {
     flags.insert(flags.begin(), {"-n", "1"});
@@ -192,8 +230,10 @@ TEST(RzrunWordsRefused, OneLineEach) {
   };
   refuse({"--module", "--no_python"}, "--module and --no_python exclude each other");
   refuse({"--local_rank", "--no_local_rank"}, "--local_rank and --no_local_rank exclude each other");
-  refuse({"--launcher", "slurm"}, "start the ranks with srun -n N PROGRAM");
-  refuse({"--launcher", "openmpi"}, "start the ranks with mpirun -n N PROGRAM");
+  refuse({"--launcher", "slurm"}, "this is no allocation of Slurm; put 'salloc");
+  refuse({"--launcher", "openmpi"}, "--launcher openmpi needs --hostfile FILE");
+  refuse({"--launcher", "mpich"}, "start the ranks with mpirun -n N PROGRAM");
+  refuse({"--launcher", "openmpi", "--rsh", "rsh"}, "--launcher openmpi and --rsh exclude each other");
   refuse({"--launcher", "x"}, "--launcher x: unknown");
   refuse({"--launcher_args", "-v"}, "--launcher_args needs --hostfile FILE");
   refuse({"--bind", "none", "--bind_cores_to_rank"}, "exclude each other");

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Jobs of 2 hosts with 2 ranks each, by rzrun over ssh, rzrun on each host with torchrun's flags, Slurm and Open MPI: bandwidth, training
-with the bits of one host, a resumed run, killed ranks; of rzrun also lost agents, connections and links, hosts that may not join, and
+"""Jobs of 2 hosts with 2 ranks each, by rzrun over ssh, mpirun and srun, rzrun on each host with torchrun's flags, and by Slurm and Open
+MPI alone: bandwidth, training with the bits of one host, a resumed run, killed ranks; of rzrun also lost agents, connections and links, hosts that may not join, and
 full disks. The classes with a 4 have 4 hosts. The hosts are namespaces (tools/cluster.py); a launcher that is not installed is skipped.
 
     several_hosts_test.py ROOT BIN [CLASS[.TEST]…]"""
@@ -54,6 +54,25 @@ class RzrunJob(Launcher):
         with open(self.hostfile, 'w') as f: f.writelines(f'{h.name} slots=2\n' for h in hosts.hosts)
     def words(self, *program): return [f'{BIN}/rzrun', '--hostfile', self.hostfile, '--grace', '2', *program]
 
+# Open MPI starts nothing for root without these.
+OPEN_MPI = {'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1'}
+def need(program):
+    if not shutil.which(program): raise cluster.Unavailable(f'{program} is not installed')
+
+class RzrunOpenMpiJob(RzrunJob):
+    """2 ranks a host by rzrun, whose agents mpirun starts."""
+    def prepare(self, hosts):
+        need('mpirun')
+        super().prepare(hosts)
+        self.environment = self.environment | OPEN_MPI
+    def words(self, *program): return super().words('--launcher', 'openmpi', *program)
+
+class RzrunSlurmJob(Launcher):
+    """2 ranks a node by rzrun in an allocation of Slurm, whose agents srun starts."""
+    def prepare(self, hosts): self.nodes, self.environment = len(hosts.hosts), ENVIRONMENT | hosts.slurm()
+    def words(self, *program):
+        return ['salloc', '--quiet', f'--nodes={self.nodes}', '--ntasks-per-node=2', f'{BIN}/rzrun', '--launcher', 'slurm', '--grace', '2', *program]
+
 class SlurmJob(Launcher):
     """2 tasks a node by srun."""
     def prepare(self, hosts): self.nodes, self.environment = len(hosts.hosts), ENVIRONMENT | hosts.slurm()
@@ -62,11 +81,12 @@ class SlurmJob(Launcher):
 class OpenMpiJob(Launcher):
     """2 processes a host by mpirun over ssh."""
     def prepare(self, hosts):
+        need('mpirun')
         hosts.sshd()
-        self.hosts, self.environment = hosts, ENVIRONMENT | {'MASTER_ADDR': hosts.hosts[0].address, 'MASTER_PORT': '29555'}
+        self.hosts, self.environment = hosts, ENVIRONMENT | OPEN_MPI | {'MASTER_ADDR': hosts.hosts[0].address, 'MASTER_PORT': '29555'}
     def words(self, *program):
         where = ','.join(f'{h.name}:2' for h in self.hosts.hosts)
-        return ['mpirun', '--allow-run-as-root', '--host', where, '-x', 'MASTER_ADDR', '-x', 'MASTER_PORT', *program]
+        return ['mpirun', '--host', where, '-x', 'MASTER_ADDR', '-x', 'MASTER_PORT', *program]
 
 class TorchrunJob:
     """2 ranks a host by an rzrun on each, with torchrun's flags."""
@@ -114,7 +134,7 @@ class Jobs:
         time.sleep(1)
         return job
     def tearDown(self):
-        for host in self.hosts.hosts: cluster.wait_until(lambda: not self.ranks(host) + host.processes(f'{BIN}/rzrun|sleep 1000'), f'end of all processes on {host.name}')
+        for host in self.hosts.hosts: cluster.wait_until(lambda: not self.ranks(host) + host.processes(f'({BIN}/rzrun|sleep 1000|mpirun|orted|srun)'), f'end of all processes on {host.name}')
 
     def test_bandwidth(self):
         status, out, err = self.end(self.start(f'{BIN}/all_reduce_perf', '-b', '8', '-e', '4M', '-f', '8', '-n', '5'))
@@ -142,8 +162,8 @@ class Jobs:
             self.assertNotEqual(self.end(job)[0], 0)
             self.assertLess(time.monotonic() - begin, 20)
 
-class Rzrun(Jobs, unittest.TestCase):
-    job = RzrunJob()
+class Agents(Jobs):
+    """The tests of rzrun with an agent on each host. `connector` starts the one of the second host."""
 
     def lost(self, job, why, seconds=40):
         """The end of a job whose second host is lost."""
@@ -170,13 +190,13 @@ class Rzrun(Jobs, unittest.TestCase):
             agent = self.hosts.hosts[1].processes(f'{BIN}/rzrun --agent')
             self.assertEqual(len(agent), 2)
             self.hosts.hosts[1].kill(agent[process])
-            self.lost(job, 'ssh .*; no restart: a host is gone')
+            self.lost(job, f'{self.lost_agent}; no restart: a host is gone')
             self.tearDown()
 
-    def test_a_killed_ssh(self):
+    def test_a_killed_launcher(self):
         job = self.endless()
-        self.hosts.hosts[0].kill(self.hosts.hosts[0].processes('ssh .*rzh1')[0])
-        self.lost(job, 'ssh killed by SIGKILL')
+        self.hosts.hosts[0].kill(self.hosts.hosts[0].processes(self.connector)[0])
+        self.lost(job, f'{self.connector.split()[0]} killed by SIGKILL')
 
     def test_a_cut_link(self):
         job = self.endless()
@@ -188,6 +208,45 @@ class Rzrun(Jobs, unittest.TestCase):
             cluster.wait_until(lambda: not self.ranks(self.hosts.hosts[1]), 'end of the ranks behind the cut link')
         finally: self.hosts.hosts[1].link('up')
 
+    def test_signals_to_rzrun(self):
+        for signal, status in (('KILL', self.status_if_killed), ('TERM', 143), ('INT', 130)):
+            job = self.endless()
+            self.hosts.hosts[0].kill(self.hosts.hosts[0].processes(f'{BIN}/rzrun --(hostfile|launcher)')[0], signal)
+            self.assertEqual(self.end(job)[0], status)
+            self.tearDown()
+
+    def test_a_second_signal_kills_at_once(self):
+        words = self.job.words(sys.executable, '-c', 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(1000)')
+        words[words.index('--grace') + 1] = '100'
+        first, name = self.hosts.hosts[0], f'{sys.executable} -c import signal'
+        job = first.start(*words, env=self.job.environment)
+        for h in self.hosts.hosts: cluster.wait_until(lambda: len(h.processes(name)) == 2, f'start of the ranks on {h.name}')
+        time.sleep(1)
+        begin = time.monotonic()
+        for _ in range(2):
+            first.kill(first.processes(f'{BIN}/rzrun --(hostfile|launcher)')[0], 'INT')
+            time.sleep(2)
+        status, _, err = self.end(job)
+        self.assertEqual(status, 130, err)
+        self.assertIn('not ended since SIGTERM: SIGKILL (SIGINT once more)', err)
+        self.assertLess(time.monotonic() - begin, 40)
+        for h in self.hosts.hosts: self.assertEqual(h.processes(name), [])
+
+    def test_a_killed_rank_and_a_restart(self):
+        job, second = self.start('--max-restarts', '1', 'sleep', '1000'), self.hosts.hosts[1]
+        before = []
+        for _ in range(2):
+            for h in self.hosts.hosts:
+                cluster.wait_until(lambda: len(h.processes('sleep 1000')) == 2 and not set(before) & set(second.processes('sleep 1000')), 'start of the ranks')
+            before = second.processes('sleep 1000')
+            second.kill(before[0])
+        status, _, err = self.end(job)
+        self.assertEqual(status, 137, err)
+        self.assertIn('restart 1 of 1', err)
+
+class Rzrun(Agents, unittest.TestCase):
+    job, connector, lost_agent, status_if_killed = RzrunJob(), 'ssh .*rzh1', 'ssh .*', -9
+
     def test_a_killed_host(self):
         with cluster.Cluster(2, 'rzk') as hosts:
             job = RzrunJob()
@@ -198,13 +257,6 @@ class Rzrun(Jobs, unittest.TestCase):
             self.assertEqual(self.end(running)[0], 255)
             self.assertEqual(hosts.hosts[0].processes('sleep 1000'), [])
 
-    def test_signals_to_rzrun(self):
-        for signal, status in (('KILL', -9), ('TERM', 143), ('INT', 130)):
-            job = self.endless()
-            self.hosts.hosts[0].kill(self.hosts.hosts[0].processes(f'{BIN}/rzrun --hostfile')[0], signal)
-            self.assertEqual(self.end(job)[0], status)
-            self.tearDown()
-
     def test_a_host_that_refuses_the_login(self):
         keys = f'{self.hosts.folder}/.ssh/authorized_keys'
         os.rename(keys, f'{keys}.away')
@@ -213,6 +265,38 @@ class Rzrun(Jobs, unittest.TestCase):
         self.assertEqual(status, 255)
         self.assertIn('Permission denied', err)
         self.assertIn('host rzh1 is lost: ssh exited with 255 before an agent of rzrun began', err)
+
+class Launched(Agents):
+    """One process starts all agents, which connect to rzrun."""
+    lost_agent = 'it has closed the connection'
+
+    def test_no_secret_and_no_argument_is_on_a_command_line(self):
+        job = self.start('sleep', '1000')
+        for h in self.hosts.hosts: cluster.wait_until(lambda: len(h.processes('sleep 1000')) == 2, f'start of the ranks on {h.name}')
+        first = self.hosts.hosts[0]
+        variables = lambda host, words: host.run('cat', f'/proc/{host.processes(words)[0]}/environ').stdout.split('\0')
+        secret, = [v.removeprefix('RZ_SECRET=') for v in variables(first, self.connector) if v.startswith('RZ_SECRET=')]
+        self.assertRegex(secret, '^[0-9a-f]{64}$')
+        for h in self.hosts.hosts:
+            lines = h.run('ps', '-eww', '-o', 'args').stdout.splitlines()
+            self.assertEqual([l for l in lines if secret in l], [])
+            self.assertEqual([l for l in lines if re.match(r'(\S*/)?(mpirun|orted|srun|ssh|slurmstepd)\b', l) and 'sleep' in l], [])
+            names = [v.split('=')[0] for v in variables(h, 'sleep 1000')]
+            self.assertEqual([n for n in names if re.match('RZ_SECRET$|RZ_AGENT|OMPI_COMM|PMI', n)], [])
+            self.assertIn('RANK', names)
+        first.kill(first.processes(f'{BIN}/rzrun --(hostfile|launcher)')[0], 'TERM')
+        self.assertEqual(self.end(job)[0], 143)
+
+    def test_a_working_folder_that_one_host_lacks(self):
+        first = self.hosts.hosts[0]
+        words = self.job.words('sleep', '1000')
+        first.run('mkdir', '/tmp/only_here')
+        status = first.run('sh', '-c', 'cd /tmp/only_here && exec "$@"', 'sh', *words, env=self.job.environment, timeout=60)
+        self.assertEqual(status.returncode, 2, status.stderr)
+        self.assertIn('host rzh1: the working folder /tmp/only_here: No such file or directory', status.stderr)
+
+class RzrunOpenMpi(Launched, unittest.TestCase): job, connector, status_if_killed = RzrunOpenMpiJob(), 'mpirun ', -9
+class RzrunSlurm(Launched, unittest.TestCase): job, connector, status_if_killed = RzrunSlurmJob(), 'srun ', 137
 
 class Torchrun(Jobs, unittest.TestCase):
     job = TorchrunJob()
@@ -441,6 +525,8 @@ class Slurm(Jobs, unittest.TestCase): job = SlurmJob()
 class OpenMpi(Jobs, unittest.TestCase): job = OpenMpiJob()
 
 class Rzrun4(Jobs, unittest.TestCase): job, size = RzrunJob(), 4
+class RzrunOpenMpi4(Jobs, unittest.TestCase): job, size = RzrunOpenMpiJob(), 4
+class RzrunSlurm4(Jobs, unittest.TestCase): job, size = RzrunSlurmJob(), 4
 class Torchrun4(Jobs, unittest.TestCase): job, size = TorchrunJob(), 4
 class Slurm4(Jobs, unittest.TestCase): job, size = SlurmJob(), 4
 class OpenMpi4(Jobs, unittest.TestCase): job, size = OpenMpiJob(), 4

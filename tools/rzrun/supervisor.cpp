@@ -23,6 +23,7 @@
 #include "tools/rzrun/agents/agent.h"
 #include "tools/rzrun/agents/agent_group.h"
 #include "tools/rzrun/agents/joined_group.h"
+#include "tools/rzrun/agents/launched_group.h"
 #include "tools/rzrun/agents/member.h"
 #include "tools/rzrun/flags/host_flags.h"
 #include "tools/rzrun/ranks/error_file.h"
@@ -66,6 +67,8 @@ class Supervisor {
       ranks_ = std::make_unique<JoinedGroup>(options, std::move(listeners), stdout_, errors());
     else if (options.nodes.empty())
       ranks_ = std::make_unique<RankGroup>(stdout_, errors());
+    else if (options.launcher != Launcher::ssh)
+      ranks_ = std::make_unique<LaunchedGroup>(options, stdout_, errors());
     else
       ranks_ = std::make_unique<AgentGroup>(options, stdout_, errors());
   }
@@ -95,7 +98,7 @@ class Supervisor {
     ranks_->reap();  // those that ended since
     ranks_->finish_output();
     log_messages();
-    if (failures_.is_known()) print_story();
+    if (failures_.is_known() && !start_failed_) print_story();  // else the ranks ended because of the start
     flush();
     in_group_ = false;
   }
@@ -127,6 +130,7 @@ class Supervisor {
   void fail_start(const StartFailure& failure) {
     if (stopped_by_ || failures_.is_known()) return;
     log_error(failure.text);
+    start_failed_ = true;
     reason_ = failure.text;
     status_ = failure.status;
     restart_after_.reset();
@@ -324,7 +328,7 @@ class Supervisor {
   /// To the other hosts and, with TORCHELASTIC_ERROR_FILE, to a launcher that started rzrun.
   void report_cause() {
     const std::string line = failures_.line(ranks_->size());
-    if (line.empty() || stopped_by_) return;
+    if (line.empty() || stopped_by_ || start_failed_) return;
     reason_ = "first failure: " + line;
     if (const char* path = std::getenv("TORCHELASTIC_ERROR_FILE"); path && *path)
       write_error_file(path, line, status_);
@@ -396,6 +400,7 @@ class Supervisor {
   int restarts_of_group_ = 0;
   const std::string run_id_;
   int status_ = 0;
+  bool start_failed_ = false;
   std::string reason_;  // of a status that is not 0
   int stopped_by_ = 0;  // the signal that requested the end of the job
   std::chrono::steady_clock::time_point stopped_at_;

@@ -10,7 +10,7 @@
 #include "comm/core/error.h"
 #include "tools/rzrun/agents/connector.h"
 #include "tools/rzrun/agents/wire.h"
-#include "tools/rzrun/flags/host_flags.h"
+#include "tools/rzrun/flags/launchers.h"
 #include "tools/rzrun/hosts/hosts.h"
 
 namespace rz::rzrun {
@@ -76,11 +76,7 @@ AgentGroup::~AgentGroup() {
 void AgentGroup::start(const Job& job, const std::function<bool()>&) {
   job_ = job;
   job_.options.prefix = job.options.to_console();  // whole lines, as each host sends them
-  job_.nodes = static_cast<int>(agents_.size());
-  for (Agent& a : agents_) {
-    require(a.lost.empty(), Errc::peer_lost, "host ", a.host, " is gone: ", a.lost);
-    begin_job(a);
-  }
+  for (Agent& a : agents_) require(a.lost.empty(), Errc::peer_lost, "host ", a.host, " is gone: ", a.lost);
   is_pending_ = true;
   is_killed_ = false;
   send_jobs();
@@ -93,10 +89,14 @@ void AgentGroup::begin_job(Agent& a) {
 }
 
 void AgentGroup::send_jobs() {
-  if (!is_pending_ || !std::ranges::all_of(agents_, [](const Agent& a) { return a.is_ready; })) return;
+  if (!is_pending_ || !std::ranges::all_of(agents_, &Agent::is_ready) || !all_have_come()) return;
   is_pending_ = false;
+  job_.nodes = static_cast<int>(agents_.size());
   std::vector<std::vector<std::string>> addresses;
-  for (const Agent& a : agents_) addresses.push_back(a.addresses);
+  for (Agent& a : agents_) {
+    begin_job(a);
+    addresses.push_back(a.addresses);
+  }
   job_.master_addr =
       job_.options.master_addr.empty() ? hosts::master_address(addresses) : job_.options.master_addr;
   if (job_.master_addr.empty()) {
@@ -105,7 +105,9 @@ void AgentGroup::send_jobs() {
     return signal_all(SIGTERM);
   }
   job_.master_port = job_.options.master_port ? job_.options.master_port : agents_.front().free_port;
-  const Variables variables = forwarded_environment();
+  // srun has exported them, beside those which Slurm sets on each host.
+  const Variables variables =
+      job_.options.launcher == Launcher::slurm ? Variables() : forwarded_environment();
   for (Agent& a : agents_) send_job(a, variables);
 }
 
@@ -171,9 +173,12 @@ void AgentGroup::handle(Agent& a, const Frame& frame) {
   a.silence.end();
   WireReader reader(frame.payload);
   std::int64_t number = 0;
+  std::string text;
   switch (frame.kind) {
     case Frame::Kind::hello:
-      reader(a.addresses, a.free_port);
+      reader(a.addresses, a.free_port, text);
+      require(!a.is_ready, Errc::io, "an agent that begins twice");
+      greet(a, text);
       a.is_ready = true;
       break;
     case Frame::Kind::output:
@@ -280,7 +285,7 @@ std::vector<int> AgentGroup::running() const {
 }
 
 bool AgentGroup::any_process_alive() const {
-  return !ends_.empty() || !std::ranges::all_of(agents_, &Agent::is_idle);
+  return is_pending_ || !ends_.empty() || !std::ranges::all_of(agents_, &Agent::is_idle);
 }
 
 std::size_t AgentGroup::leftovers() const {

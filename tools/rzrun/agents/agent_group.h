@@ -66,6 +66,11 @@ class AgentGroup : public Ranks {
   Agent& adopt(FrameStream, const std::string& address, std::chrono::seconds time_to_begin);
   /// An agent has sent its frame `join`.
   virtual void join(Agent&) {}
+  /// An agent has sent its frame `hello`, with its place (frames.h).
+  virtual void greet(Agent&, const std::string& place) { static_cast<void>(place); }
+  /// True once no further agent is to come; agents_ are then in the order of the hosts.
+  virtual bool all_have_come() { return true; }
+  void lose(Agent&, const std::string& why);
   void begin_job(Agent&);
   void send_job(Agent&, const Variables&);
 
@@ -82,7 +87,6 @@ class AgentGroup : public Ranks {
   void collect_lines(Agent&);
   void handle(Agent&, const Frame&);
   void watch(Agent&);
-  void lose(Agent&, const std::string& why);
   std::string why_ended(Agent&);
 
   bool is_pending_ = false;  // the job waits for agents

@@ -40,8 +40,9 @@ std::string address_of_peer(int socket) {
 
 }  // namespace
 
-AgentAccess process_access() {
-  auto secret = process_secret();
+AgentAccess process_access() { return access_by(process_secret()); }
+
+AgentAccess access_by(SharedSecret secret) {
   const auto encryption = secret ? net::parse_encryption(environment().encryption) : net::Encryption::off;
   return {std::move(secret), encryption};
 }

@@ -24,7 +24,9 @@ struct AgentAccess {
   SharedSecret secret;
   net::Encryption encryption = net::Encryption::off;  ///< off if there is no secret
 };
-/// Of process_secret() and RZ_ENCRYPTION.
+/// With this secret, and the choice of RZ_ENCRYPTION.
+AgentAccess access_by(SharedSecret);
+/// With process_secret().
 AgentAccess process_access();
 
 /// The end of rzrun. Before an agent has proved the secret, 96 bytes of it are read, and nothing of it is

@@ -33,7 +33,7 @@ Variables forwarded_environment() {
   return found;
 }
 
-Connector start_connector(const std::vector<std::string>& words) {
+Connector start_connector(const std::vector<std::string>& words, const Variables& variables) {
   auto [child_in, to_child] = make_pipe();
   auto [from_child, child_out] = make_pipe();
   auto [errors, child_err] = make_pipe();
@@ -47,6 +47,7 @@ Connector start_connector(const std::vector<std::string>& words) {
     ::dup2(child_in.get(), STDIN_FILENO);
     ::dup2(child_out.get(), STDOUT_FILENO);
     ::dup2(child_err.get(), STDERR_FILENO);
+    for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
     std::vector<char*> argv;
     for (const auto& word : words) argv.push_back(const_cast<char*>(word.c_str()));
     argv.push_back(nullptr);

@@ -21,7 +21,7 @@ struct Connector {
   UniqueFd pidfd;         ///< readable when it has ended
   UniqueFd out, in, err;  ///< its standard output, to read; input, to write; error output, to read
 };
-/// Starts the process, with pipes at its standard streams, in a process group of its own.
-Connector start_connector(const std::vector<std::string>& words);
+/// Starts the process, with pipes at its standard streams and these variables, in a process group of its own.
+Connector start_connector(const std::vector<std::string>& words, const Variables& = {});
 
 }  // namespace rz::rzrun

@@ -22,7 +22,7 @@ struct Frame {
     output_closed,  ///< nobody reads the stream any more
     end,            ///< the job has ended: exit status, and a line
     // From the agent.
-    hello,          ///< addresses of the host, a free port
+    hello,          ///< addresses of the host, a free port, its place: mpirun's rank, srun's node, or empty
     join,           ///< instead of hello: a host at which the user has started rzrun (joining.h)
     output,         ///< whole lines of one stream
     exit,           ///< a rank has ended
@@ -40,7 +40,7 @@ struct Frame {
 };
 
 /// An agent sends this first. What comes before is text, such as a shell's banner.
-inline constexpr std::string_view frames_begin = "\x01rzrun agent 2\n";
+inline constexpr std::string_view frames_begin = "\x01rzrun agent 3\n";
 
 /// Longer frames are an error: a job has a whole environment, output a line of 1 MiB or several.
 inline constexpr std::size_t max_frame_bytes = std::size_t{16} << 20;

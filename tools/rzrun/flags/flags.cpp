@@ -65,7 +65,13 @@ working folder have the same paths on all hosts. Lines are printed with "[host:r
 files are each host's own; no rank reads the standard input. A rank is numbered by the order of the
 hostfile; slots that a filter chooses are its host's CUDA_VISIBLE_DEVICES. A host whose connection ends, or
 which is silent for 10 s, is lost: the others end, and there is no restart. Agents that lose rzrun end
-their ranks in the same way. On more than a few hosts use --nnodes, mpirun or srun.
+their ranks in the same way. On more than a few hosts use --launcher or --nnodes.
+
+With --launcher openmpi one mpirun starts the agents of all hosts, and with --launcher slurm one srun, in an
+allocation (salloc, sbatch). They connect to rzrun, on a free port of this host, and prove a secret of this job,
+which is in RZ_SECRET of mpirun or srun, or in the file of RZ_SECRET_FILE if that is set. Without --hostfile the
+hosts are those of SLURM_JOB_NODELIST; each has as many slots as tasks (SLURM_TASKS_PER_NODE) or, if that is 1 on
+all, as GPUs (SLURM_GPUS_PER_NODE, SLURM_GPUS_ON_NODE). srun exports all variables itself.
 
 With --nnodes rzrun is started on each host, as torchrun is, and needs no ssh. Node 0 (--node-rank 0, or the
 host that has the address of --rdzv-endpoint) listens; the others wait for it up to join_timeout of
@@ -173,6 +179,8 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   apply_deepspeed_flags(line, program_flags, o);
   apply_accelerate_flags(line, accelerate_flags, o, torchrun_flags, host_flags);
   apply_torchrun_flags(line, torchrun_flags, o);
+  require(!o.rendezvous || o.launcher == Launcher::ssh, Errc::config,
+          "--launcher and --nnodes exclude each other: with --nnodes the user starts rzrun on each host");
   if (!o.rendezvous) apply_host_flags(line, host_flags, o);
   apply_devices(accelerate_flags, o);
   check(o);

@@ -1,21 +1,16 @@
 #include "tools/rzrun/flags/host_flags.h"
 
 #include <algorithm>
-#include <filesystem>
+#include <cstdlib>
 #include <numeric>
 
 #include "comm/core/error.h"
+#include "tools/rzrun/flags/launchers.h"
 
 namespace rz::rzrun {
 namespace {
 
 using hosts::Host;
-
-std::string in_quotes(const std::string& path) {
-  std::string text = "'";
-  for (const char c : path) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return text + "'";
-}
 
 Host of_all_slots(const std::string& name) {
   Host all{name, std::vector<int>(hosts::max_slots), false};
@@ -33,6 +28,23 @@ std::vector<Host> of_this_host(const std::string& filter) {
   return hosts::include({of_all_slots(name)}, filter);
 }
 
+/// Without a hostfile mpirun and srun have the hosts of Slurm's allocation.
+bool has_allocation(const Options& o) {
+  return o.launcher != Launcher::ssh && std::getenv("SLURM_JOB_ID") && std::getenv("SLURM_JOB_NODELIST");
+}
+
+/// The hosts of which filters and counts choose.
+std::vector<Host> all_hosts(const HostFlags& f, const Options& o) {
+  if (f.hostfile.empty()) return has_allocation(o) ? hosts_of_allocation() : of_this_host(f.include);
+  auto all = hosts::read_hostfile(f.hostfile);
+  if (o.launcher != Launcher::slurm) return all;
+  const auto allocation = hosts_of_allocation();
+  for (const Host& h : all)
+    require(std::ranges::count(allocation, h.name, &Host::name) > 0, Errc::config, f.hostfile, ": host '",
+            h.name, "' is not in this allocation of Slurm; leave --hostfile out, or name its nodes");
+  return all;
+}
+
 void check_flags(const CommandLine& line, const HostFlags& f, const Options& o) {
   const bool filtered = line.is_set("--include") || line.is_set("--exclude"),
              counted = line.is_set("--num_nodes") || line.is_set("--num_gpus");
@@ -43,7 +55,8 @@ void check_flags(const CommandLine& line, const HostFlags& f, const Options& o) 
   require(
       !line.is_set("-n") || !line.is_set("--num_gpus"), Errc::config,
       "-n and --num_gpus exclude each other; -n N counts the ranks of all hosts, --num_gpus K those of each");
-  if (!f.hostfile.empty()) return;
+  if (!f.hostfile.empty() || has_allocation(o)) return;
+  require(o.launcher == Launcher::ssh, Errc::config, "--launcher openmpi needs --hostfile FILE");
   require(!line.is_set("--exclude"), Errc::config, "--exclude needs --hostfile FILE");
   require(f.num_nodes <= 1, Errc::config, "--num_nodes ", f.num_nodes, " needs --hostfile FILE");
   for (const auto& [is_set, name] : {std::pair(!o.rsh.empty(), "--rsh"),
@@ -121,14 +134,14 @@ void add_host_flags(CommandLine& line, Options& o, HostFlags& f) {
 
 void apply_host_flags(const CommandLine& line, const HostFlags& f, Options& o) {
   check_flags(line, f, o);
-  if (f.hostfile.empty() && f.include.empty()) {
+  const bool has_file = !f.hostfile.empty() || has_allocation(o);
+  if (!has_file && f.include.empty()) {
     if (f.num_gpus) o.ranks = f.num_gpus;
     if (f.force_multi && o.ranks > 0) o.nodes = of_ranks({of_all_slots("localhost")}, o.ranks);
     return;
   }
-  auto all = f.hostfile.empty() ? of_this_host(f.include) : hosts::read_hostfile(f.hostfile);
-  if (!f.hostfile.empty() && (line.is_set("--include") || !f.include.empty()))
-    all = hosts::include(all, f.include);
+  auto all = all_hosts(f, o);
+  if (has_file && (line.is_set("--include") || !f.include.empty())) all = hosts::include(all, f.include);
   if (line.is_set("--exclude") || !f.exclude.empty()) all = hosts::exclude(all, f.exclude);
   if (f.num_nodes) all = hosts::first_nodes(std::move(all), f.num_nodes);
   if (f.num_gpus) all = hosts::first_slots(std::move(all), f.num_gpus);
@@ -140,22 +153,6 @@ void apply_host_flags(const CommandLine& line, const HostFlags& f, Options& o) {
     return;
   }
   o.nodes = std::move(all);
-}
-
-std::vector<std::string> agent_command(const Options& o, const std::string& host) {
-  const std::string self = std::filesystem::read_symlink("/proc/self/exe");
-  if (hosts::is_this_host(host)) return {self, "--agent"};
-  std::vector<std::string> words;
-  for (const auto word : words_of(o.rsh)) words.emplace_back(word);
-  if (words.empty()) {
-    words = {"ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5"};
-    if (o.ssh_port) words.insert(words.end(), {"-p", concat(o.ssh_port)});
-  }
-  for (const auto word : words_of(o.launcher_args)) words.emplace_back(word);
-  words.push_back(host);
-  words.push_back(
-      concat("cd ", in_quotes(std::filesystem::current_path()), " && exec ", in_quotes(self), " --agent"));
-  return words;
 }
 
 std::string describe_plan(const Options& o) {
@@ -174,9 +171,12 @@ std::string describe_plan(const Options& o) {
     std::string devices;
     for (const int s : h.slots) devices += concat(devices.empty() ? "" : ",", s);
     if (h.filtered) text += concat("; CUDA_VISIBLE_DEVICES=", devices);
-    if (!o.nodes.empty()) text += concat("; agent: ", join(agent_command(o, h.name)));
+    if (!o.nodes.empty() && o.launcher == Launcher::ssh)
+      text += concat("; agent: ", join(agent_command(o, h.name)));
     text += "\n";
   }
+  if (!o.nodes.empty() && o.launcher != Launcher::ssh)
+    text += concat("agents: ", join(launcher_command(o)), "\n");
   for (const std::string& line : o.plan) text += line + "\n";
   return text;
 }

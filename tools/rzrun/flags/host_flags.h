@@ -23,7 +23,4 @@ void apply_host_flags(const CommandLine&, const HostFlags&, Options&);
 /// What would run where, as --dry-run prints it.
 std::string describe_plan(const Options&);
 
-/// The words that start the agent of a host: through ssh or the command of --rsh, or without on this host.
-std::vector<std::string> agent_command(const Options&, const std::string& host);
-
 }  // namespace rz::rzrun

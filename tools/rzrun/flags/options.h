@@ -24,6 +24,9 @@ struct Rendezvous {
   std::chrono::seconds join_timeout{600}, last_call{30};
 };
 
+/// What starts the agents of several hosts: ssh once a host, or mpirun or srun once for all.
+enum class Launcher { ssh, openmpi, slurm };
+
 /// --nnodes: "2" or "2:4".
 std::string nodes_text(int min_nodes, int max_nodes);
 
@@ -49,7 +52,8 @@ struct Options {
   std::optional<Rendezvous>
       rendezvous;   ///< several hosts, at each of which rzrun is started; `ranks` are those of this host
   std::string rsh;  ///< a command instead of ssh
-  std::string launcher_args;  ///< more words for ssh
+  Launcher launcher = Launcher::ssh;
+  std::string launcher_args;  ///< more words for ssh, mpirun or srun
   int ssh_port = 0;           ///< 0: ssh's own
   bool dry_run = false;
   Variables variables;             ///< of the ranks; of equal names the last

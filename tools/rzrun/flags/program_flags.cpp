@@ -9,37 +9,10 @@
 
 #include "comm/core/error.h"
 #include "tools/rzrun/flags/environment_file.h"
+#include "tools/rzrun/flags/launchers.h"
 
 namespace rz::rzrun {
 namespace {
-
-/// A launcher of DeepSpeed that does not start rzrun's agents, and what starts the ranks under it.
-struct OtherLauncher {
-  std::string_view name, instead;
-};
-constexpr OtherLauncher other_launchers[] = {{"openmpi", "mpirun -n N"}, {"mpich", "mpirun -n N"},
-                                             {"mvapich", "mpirun -n N"}, {"impi", "mpirun -n N"},
-                                             {"slurm", "srun -n N"},     {"jsrun", "jsrun -n N"}};
-
-void apply_launcher(const ProgramFlags& f, Options& o) {
-  std::string name = f.launcher;
-  std::ranges::transform(name, name.begin(),
-                         [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
-  const auto* other = std::ranges::find(other_launchers, name, &OtherLauncher::name);
-  require(other == std::end(other_launchers), Errc::config, "--launcher ", f.launcher,
-          ": rzrun starts its agents by ssh; leave the flag out, or start the ranks with ",
-          other == std::end(other_launchers) ? "" : other->instead, " PROGRAM");
-  require(name.empty() || name == "ssh" || name == "pdsh", Errc::config, "--launcher ", f.launcher,
-          ": unknown; rzrun starts its agents by ssh");
-  if (name == "pdsh") o.notes.push_back("--launcher pdsh: agents are started by ssh, with the same effect");
-  if (f.launcher_args.empty()) return;
-  require(name != "pdsh", Errc::config,
-          "--launcher_args: flags of pdsh have no use, since ssh starts the agents; give ssh's, with "
-          "--launcher ssh");
-  require(o.rsh.empty(), Errc::config,
-          "--launcher_args and --rsh exclude each other; put the words into --rsh");
-  o.launcher_args = f.launcher_args;
-}
 
 bool begins_with_interpreter(const std::string& path) {
   char begin[2] = {};
@@ -109,10 +82,12 @@ void add_program_flags(CommandLine& line, ProgramFlags& f, HostFlags& h) {
       .group(deepspeed);
   line.add_option("--enable_each_rank_log,--enable-each-rank-log", f.each_rank_log, "--log-dir")
       .group(deepspeed);
-  line.add_option("--launcher", f.launcher, "ssh, or pdsh, which is ssh here")
+  line.add_option("--launcher", f.launcher,
+                  "What starts the agents: ssh (default), openmpi, slurm; pdsh is ssh here")
       .type_name("NAME")
       .group("Several hosts");
-  line.add_option("--launcher_args,--launcher-args", f.launcher_args, "More words for ssh, such as '-i KEY'")
+  line.add_option("--launcher_args,--launcher-args", f.launcher_args,
+                  "More words for ssh, mpirun or srun, such as '-i KEY'")
       .type_name("WORDS")
       .group("Several hosts");
   line.add_flag("--force_multi,--force-multi", h.force_multi, "An agent also if this host is the only one")
@@ -120,7 +95,7 @@ void add_program_flags(CommandLine& line, ProgramFlags& f, HostFlags& h) {
 }
 
 void apply_deepspeed_flags(const CommandLine& line, const ProgramFlags& f, Options& o) {
-  apply_launcher(f, o);
+  apply_launcher(f.launcher, f.launcher_args, o);
   require(!f.bind_cores_to_rank || o.bind, Errc::config,
           "--bind_cores_to_rank and --bind none exclude each other; the former is --bind core");
   if (!line.is_set("--enable_each_rank_log") || f.each_rank_log == "None") return;

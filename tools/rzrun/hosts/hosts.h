@@ -41,6 +41,9 @@ std::vector<Host> first_slots(std::vector<Host> all, int slots);
 /// for messages, e.g. "SLURM_JOB_NODELIST".
 std::vector<std::string> parse_slurm_nodes(std::string_view list, const std::string& where);
 
+/// The numbers in a list of Slurm, one a node: "2(x3),1" is 2, 2, 2, 1. Each is from 1 to max_slots.
+std::vector<int> parse_slurm_counts(std::string_view list, const std::string& where);
+
 /// The address of the first host that the others can reach: the one whose network the largest number of other
 /// hosts has an address in. Each host has its IPv4 addresses with the length of their prefix, such as
 /// "10.0.0.1/24". An address that two hosts have is that of a bridge inside each. Empty if there is none.

@@ -86,4 +86,23 @@ std::vector<std::string> parse_slurm_nodes(std::string_view list, const std::str
   return names;
 }
 
+std::vector<int> parse_slurm_counts(std::string_view list, const std::string& where) {
+  std::vector<int> counts;
+  for (const std::string& entry : parts_of(list, ',')) {
+    const std::string_view text = entry;
+    const auto open = text.find("(x");
+    const auto count = parse_number<int>(text.substr(0, open));
+    std::optional<int> times = 1;
+    if (open != std::string_view::npos)
+      times = text.ends_with(')') ? parse_number<int>(text.substr(open + 2, text.size() - open - 3))
+                                  : std::nullopt;
+    require(count && times && *count >= 1 && *count <= max_slots && *times >= 1, Errc::config, where, ": ",
+            quoted(list), ": ", quoted(text), " is no number of tasks, such as 2 or 2(x3)");
+    require(static_cast<std::size_t>(*times) <= max_nodes - counts.size(), Errc::config, where,
+            ": more than ", max_nodes, " nodes");
+    counts.insert(counts.end(), static_cast<std::size_t>(*times), *count);
+  }
+  return counts;
+}
+
 }  // namespace rz::hosts

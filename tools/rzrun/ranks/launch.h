@@ -24,6 +24,7 @@ struct Job {
   int first_rank = 0;                          ///< of this host
   int node = 0, nodes = 1;                     ///< number of this host, and how many there are
   std::string host;                            ///< its name; empty if it is the only one
+  std::string folder;                          ///< where the ranks start; empty: that of this process
   std::string error_folder;                    ///< absolute; empty: there are no error files
   std::vector<int> devices;                    ///< for CUDA_VISIBLE_DEVICES; empty: that is left as it is
   std::string master_addr = "127.0.0.1";

@@ -1,0 +1,222 @@
+#include "tools/rzrun/agents/launched_group.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "comm/bootstrap/secret.h"
+#include "comm/core/environment.h"
+#include "comm/core/error.h"
+#include "comm/net/listening.h"
+#include "comm/net/random.h"
+#include "tools/rzrun/agents/connector.h"
+#include "tools/rzrun/flags/launchers.h"
+
+namespace rz::rzrun {
+namespace {
+
+/// srun may wait for other steps, and a host that boots for its login.
+constexpr std::chrono::seconds time_to_come{300}, time_until_named{10};
+/// For the agents, once the launcher has ended by itself.
+constexpr std::chrono::seconds time_for_agents{2};
+/// At the end: for the launcher by itself, with a lost host, and after SIGTERM.
+constexpr std::chrono::seconds time_to_exit{10}, time_if_lost{2}, time_after_sigterm{3};
+
+/// One line of Slurm without a plugin that binds, which needs no --cpu-bind=none.
+constexpr std::string_view no_news = "cluster configuration lacks support for cpu binding";
+
+/// At a free port of each address that other hosts may reach; loopback alone if there is none.
+std::vector<UniqueFd> listen_for_agents() {
+  std::vector<net::SocketAddress> addresses, loopback;
+  for (const net::Interface& i : net::interfaces()) {
+    const bool is_of_link = i.address.host().find('%') != std::string::npos;
+    if (i.address.loopback())
+      loopback.push_back(i.address);
+    else if (!is_of_link && i.has_name(environment().interface))
+      addresses.push_back(i.address);
+  }
+  if (addresses.empty()) addresses = loopback;
+  require(!addresses.empty(), Errc::config, "this host has no address at which agents could connect");
+  for (int i = 0; i < 10; ++i)
+    if (auto listeners = net::listen_at(addresses, 0); !listeners.empty()) return listeners;
+  fail(Errc::rendezvous, "no port is free on all addresses of this host");
+}
+
+std::string addresses_of(const std::vector<UniqueFd>& listeners) {
+  std::string text;
+  for (const UniqueFd& l : listeners)
+    text += concat(text.empty() ? "" : ",", net::local_address(l.get()).text());
+  return text;
+}
+
+/// The secret of the agents, which find it by these variables: what the user has set for all hosts, or one of
+/// this job alone.
+SharedSecret secret_of_agents(Variables& variables) {
+  ::unsetenv("RZ_SECRET_FD");  // of a launcher above this one
+  if (secret_variable() != "RZ_SECRET" || has_value("RZ_SECRET")) return process_secret();
+  variables.emplace_back("RZ_SECRET", net::random_hex() + net::random_hex());
+  return std::make_shared<const net::Secret>(net::Secret::of_text(variables.back().second));
+}
+
+}  // namespace
+
+LaunchedGroup::LaunchedGroup(const Options& o, Console& out, Console& err)
+    : LaunchedGroup(o, listen_for_agents(), {}, out, err) {}
+
+LaunchedGroup::LaunchedGroup(const Options& o, std::vector<UniqueFd> listeners, Variables variables,
+                             Console& out, Console& err)
+    : AgentGroup(out, err),
+      options_(o),
+      out_(UniqueFd(), nullptr, UniqueFd(), ""),
+      err_(UniqueFd(), nullptr, UniqueFd(), ""),
+      come_by_(Deadline::after(time_to_come)),
+      explain_at_(Deadline::after(time_until_named)) {
+  variables.emplace_back("RZ_AGENT", addresses_of(listeners));
+  variables.emplace_back("RZ_ENCRYPTION", environment().encryption);
+  listener_.emplace(std::move(listeners), access_by(secret_of_agents(variables)));
+  const auto words = launcher_command(o);
+  name_ = words.front();
+  Connector c = start_connector(words, variables);
+  pid_ = c.pid;
+  pidfd_ = std::move(c.pidfd);
+  out_ = {std::move(c.out), &lines_, UniqueFd(), name_ + ": "};
+  err_ = {std::move(c.err), &lines_, UniqueFd(), name_ + ": "};
+}
+
+LaunchedGroup::~LaunchedGroup() {
+  for (Agent& a : agents_) a.stream.close();
+  const auto ends_within = [&](std::chrono::seconds time) {
+    for (const auto until = Deadline::after(time); pid_ > 0 && !until.expired(); ::usleep(5000)) {
+      out_.pump();  // it must not wait for a reader
+      err_.pump();
+      lines_.drop();
+      if (::waitpid(pid_, nullptr, WNOHANG) != 0) pid_ = -1;
+    }
+    return pid_ < 0;
+  };
+  if (ends_within(any_lost() ? time_if_lost : time_to_exit)) return;
+  ::kill(pid_, SIGTERM);
+  if (ends_within(time_after_sigterm)) return;
+  ::kill(-pid_, SIGKILL);
+  ::waitpid(pid_, nullptr, 0);
+}
+
+void LaunchedGroup::start(const Job& job, const std::function<bool()>& go_on) {
+  Job own = job;
+  own.folder = std::filesystem::current_path();
+  AgentGroup::start(own, go_on);
+}
+
+// ---- agents
+
+/// mpirun gives an agent the number of its host, srun the name.
+void LaunchedGroup::greet(Agent& a, const std::string& place) {
+  int node = 0, first_rank = 0;
+  for (const hosts::Host& h : options_.nodes) {
+    if (place == (options_.launcher == Launcher::slurm ? h.name : concat(node))) {
+      const bool is_first = std::ranges::count(agents_, h.name, &Agent::host) == 0;
+      require(is_first, Errc::io, "a second agent of host ", h.name);
+      a.host = h.name;
+      a.node = node;
+      a.first_rank = first_rank;
+      a.local_ranks = static_cast<int>(h.slots.size());
+      if (h.filtered) a.devices = h.slots;
+      return;
+    }
+    ++node;
+    first_rank += static_cast<int>(h.slots.size());
+  }
+  fail(Errc::io, "an agent of a host that the job does not have: ", hosts::quoted(place));
+}
+
+bool LaunchedGroup::all_have_come() {
+  if (agents_.size() != options_.nodes.size()) return false;
+  agents_.sort([](const Agent& a, const Agent& b) { return a.node < b.node; });
+  return true;
+}
+
+std::string LaunchedGroup::missing() const {
+  std::string names;
+  for (const hosts::Host& h : options_.nodes)
+    if (std::ranges::count(agents_, h.name, &Agent::host) == 0)
+      names += concat(names.empty() ? "" : ", ", h.name);
+  return names;
+}
+
+bool LaunchedGroup::any_lost() const {
+  return !std::ranges::all_of(agents_, [](const Agent& a) { return a.lost.empty(); });
+}
+
+// ---- the launcher
+
+void LaunchedGroup::append_descriptors(std::vector<pollfd>& wait) const {
+  AgentGroup::append_descriptors(wait);
+  listener_->append_descriptors(wait);
+  for (const int fd : {out_.fd(), err_.fd(), pid_ > 0 ? pidfd_.get() : -1}) wait.push_back({fd, POLLIN, 0});
+}
+
+std::vector<RankEnd> LaunchedGroup::reap() {
+  for (auto& c : listener_->advance()) adopt(std::move(c.stream), c.address, AgentListener::time_to_prove);
+  take_lines();
+  watch_launcher();
+  return AgentGroup::reap();
+}
+
+/// Its lines, of which rules and empty ones are left out.
+void LaunchedGroup::take_lines() {
+  out_.pump();
+  err_.pump();
+  if (lines_.pending().empty()) return;
+  for (const std::string& line : parts_of(lines_.take(), '\n')) {
+    const std::string_view text = std::string_view(line).substr(std::min(line.size(), name_.size() + 2));
+    if (text.find_first_not_of("- \t") == std::string_view::npos || text.ends_with(no_news)) continue;
+    messages_.push_back(text.starts_with(name_ + ": ") ? std::string(text) : line);
+  }
+}
+
+/// It is itself the reason of the end if a signal killed it; if it exits, that is because of an agent, which
+/// is found first.
+void LaunchedGroup::watch_launcher() {
+  int status = 0;
+  if (pid_ > 0 && ::waitpid(pid_, &status, WNOHANG) == pid_) {
+    pid_ = -1;
+    ended_ = exit_status_of_wait(status);
+    lost_at_ = Deadline::after(ended_->signal ? std::chrono::seconds(0) : time_for_agents);
+    out_.finish();
+    err_.finish();
+    take_lines();
+  }
+  if (ended_ && lost_at_->expired() && !any_lost()) lose_all(concat(name_, " ", describe(*ended_)));
+  const std::string names = missing();
+  if (names.empty() || ended_) return;
+  if (come_by_.expired())
+    lose_all(concat("no agent of rzrun within ", time_to_come.count(), " s"));
+  else if (explain_at_.expired()) {
+    messages_.push_back(concat("waiting for ", name_, ", which has not started the agents of ", names));
+    explain_at_ = Deadline::after(time_to_come * 2);
+  }
+}
+
+/// All hosts; if some have not come, these.
+void LaunchedGroup::lose_all(const std::string& why) {
+  int node = 0, first_rank = 0;
+  const std::size_t come = agents_.size();
+  for (const hosts::Host& h : options_.nodes) {
+    if (std::ranges::count(agents_, h.name, &Agent::host) == 0) {
+      Agent& a = adopt({UniqueFd(), UniqueFd()}, h.name, time_for_agents);
+      a.node = node;
+      a.first_rank = first_rank;
+      lose(a, concat(why, " before an agent of rzrun began"));
+    }
+    ++node;
+    first_rank += static_cast<int>(h.slots.size());
+  }
+  if (agents_.size() > come) return;
+  for (Agent& a : agents_)
+    if (a.lost.empty()) lose(a, why);
+}
+
+}  // namespace rz::rzrun

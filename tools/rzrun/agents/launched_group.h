@@ -1,0 +1,45 @@
+#pragma once
+/// The ranks of several hosts, on each of which mpirun or srun starts an agent.
+
+#include "tools/rzrun/agents/agent_group.h"
+#include "tools/rzrun/agents/agent_sockets.h"
+
+namespace rz::rzrun {
+
+/// Starts the launcher once, and listens for its agents, which find addresses and secret in variables of
+/// their own. A launcher that ends before the job has lost the hosts.
+class LaunchedGroup : public AgentGroup {
+ public:
+  LaunchedGroup(const Options&, Console& out, Console& err);
+  /// Ends the agents, and waits for the end of the launcher, which it kills after some seconds.
+  ~LaunchedGroup() override;
+
+  void start(const Job&, const std::function<bool()>& go_on) override;
+  void append_descriptors(std::vector<pollfd>&) const override;
+  std::vector<RankEnd> reap() override;
+  int size() const override { return options_.ranks; }
+
+ private:
+  LaunchedGroup(const Options&, std::vector<UniqueFd> listeners, Variables of_agents, Console& out,
+                Console& err);
+  bool all_have_come() override;
+  void greet(Agent&, const std::string& place) override;
+  void take_lines();
+  void watch_launcher();
+  void lose_all(const std::string& why);
+  std::string missing() const;
+  bool any_lost() const;
+
+  const Options& options_;
+  std::optional<AgentListener> listener_;
+  std::string name_;  ///< of the launcher
+  pid_t pid_ = -1;    ///< -1: it has ended
+  UniqueFd pidfd_;
+  Console lines_{};
+  Forwarder out_, err_;
+  Deadline come_by_, explain_at_;
+  std::optional<ExitStatus> ended_{};
+  std::optional<Deadline> lost_at_{};  ///< once it has ended: the agents have so long to end first
+};
+
+}  // namespace rz::rzrun

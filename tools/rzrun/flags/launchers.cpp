@@ -1,0 +1,166 @@
+#include "tools/rzrun/flags/launchers.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+
+#include "comm/core/error.h"
+
+namespace rz::rzrun {
+namespace {
+
+/// A launcher of DeepSpeed that does not start rzrun's agents, and what starts the ranks under it.
+struct OtherLauncher {
+  std::string_view name, instead;
+};
+constexpr OtherLauncher other_launchers[] = {
+    {"mpich", "mpirun -n N"}, {"mvapich", "mpirun -n N"}, {"impi", "mpirun -n N"}, {"jsrun", "jsrun -n N"}};
+
+const char* setting(const char* name) {
+  const char* value = std::getenv(name);
+  return value && *value ? value : nullptr;
+}
+
+/// The GPUs of each host in the allocation, such as "2" or "a100:2,v100:1"; 0 if it has none.
+int gpus_of_allocation() {
+  for (const char* name : {"SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"}) {
+    const char* text = setting(name);
+    if (!text) continue;
+    int sum = 0;
+    for (const std::string& part : parts_of(text, ',')) {
+      const auto n = parse_number<int>(std::string_view(part).substr(part.rfind(':') + 1));
+      require(n && *n >= 0 && *n <= hosts::max_slots, Errc::config, name, ": ", hosts::quoted(text),
+              " is no number of GPUs");
+      sum += *n;
+    }
+    return sum;
+  }
+  return 0;
+}
+
+std::string in_quotes(const std::string& path) {
+  std::string text = "'";
+  for (const char c : path) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return text + "'";
+}
+
+std::string own_path() { return std::filesystem::read_symlink("/proc/self/exe"); }
+
+void append(std::vector<std::string>& words, const std::string& text) {
+  for (const auto word : words_of(text)) words.emplace_back(word);
+}
+
+std::vector<std::string> srun_command(const Options& o) {
+  const std::string hosts = concat(o.nodes.size());
+  std::string names;
+  for (const hosts::Host& h : o.nodes) names += concat(names.empty() ? "" : ",", h.name);
+  // Each agent has all processors of its host, and no library of MPI is started for it.
+  std::vector<std::string> words{"srun",
+                                 "--nodes=" + hosts,
+                                 "--ntasks=" + hosts,
+                                 "--ntasks-per-node=1",
+                                 "--nodelist=" + names,
+                                 "--export=ALL",
+                                 "--kill-on-bad-exit=1",
+                                 "--cpu-bind=none",
+                                 "--mpi=none",
+                                 "--input=none"};
+  append(words, o.launcher_args);
+  words.insert(words.end(), {own_path(), "--agent"});
+  return words;
+}
+
+std::vector<std::string> mpirun_command(const Options& o) {
+  // An agent that has to end has the grace period for its ranks.
+  const auto grace = std::chrono::ceil<std::chrono::seconds>(o.grace).count() + 2;
+  std::vector<std::string> words{"mpirun",     "--bind-to", "none", "--mca", "odls_base_sigkill_timeout",
+                                 concat(grace)};
+  append(words, o.launcher_args);
+  for (const hosts::Host& h : o.nodes) {
+    if (&h != &o.nodes.front()) words.push_back(":");
+    words.insert(words.end(), {"-n", "1", "--host", h.name + ":1"});
+    words.insert(words.end(),
+                 {"-x", "RZ_AGENT", "-x", "RZ_ENCRYPTION", "-x", secret_variable(), own_path(), "--agent"});
+  }
+  return words;
+}
+
+}  // namespace
+
+void apply_launcher(const std::string& given, const std::string& args, Options& o) {
+  std::string name = given;
+  std::ranges::transform(name, name.begin(),
+                         [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
+  const auto* other = std::ranges::find(other_launchers, name, &OtherLauncher::name);
+  require(other == std::end(other_launchers), Errc::config, "--launcher ", given,
+          ": rzrun starts its agents by ssh, openmpi or slurm; give one of these, or start the ranks with ",
+          other == std::end(other_launchers) ? "" : other->instead, " PROGRAM");
+  if (name == "openmpi") o.launcher = Launcher::openmpi;
+  if (name == "slurm") o.launcher = Launcher::slurm;
+  const bool is_ssh = o.launcher == Launcher::ssh;
+  require(!is_ssh || name.empty() || name == "ssh" || name == "pdsh", Errc::config, "--launcher ", given,
+          ": unknown; rzrun starts its agents by ssh, openmpi or slurm");
+  require(o.launcher != Launcher::slurm || setting("SLURM_JOB_ID"), Errc::config, "--launcher ", given,
+          ": this is no allocation of Slurm; put 'salloc --nodes=N --ntasks-per-node=K' before rzrun, or "
+          "start it in a script of sbatch");
+  if (name == "pdsh") o.notes.push_back("--launcher pdsh: agents are started by ssh, with the same effect");
+  require(is_ssh || (o.rsh.empty() && !o.ssh_port), Errc::config, "--launcher ", given, " and ",
+          o.rsh.empty() ? "--ssh_port" : "--rsh", " exclude each other; the latter is for ssh");
+  if (args.empty()) return;
+  require(name != "pdsh", Errc::config,
+          "--launcher_args: flags of pdsh have no use, since ssh starts the agents; give ssh's, with "
+          "--launcher ssh");
+  require(o.rsh.empty(), Errc::config,
+          "--launcher_args and --rsh exclude each other; put the words into --rsh");
+  o.launcher_args = args;
+}
+
+std::vector<hosts::Host> hosts_of_allocation() {
+  const char* list = setting("SLURM_JOB_NODELIST");
+  if (!list) return {};
+  const auto names = hosts::parse_slurm_nodes(list, "SLURM_JOB_NODELIST");
+  const char* tasks = setting("SLURM_TASKS_PER_NODE");
+  auto slots =
+      tasks ? hosts::parse_slurm_counts(tasks, "SLURM_TASKS_PER_NODE") : std::vector<int>(names.size(), 1);
+  require(slots.size() == names.size(), Errc::config, "SLURM_TASKS_PER_NODE has ", slots.size(),
+          " nodes, and SLURM_JOB_NODELIST ", names.size(),
+          "; start rzrun in the allocation itself, not in a step of srun");
+  if (std::ranges::all_of(slots, [](int n) { return n == 1; }))
+    if (const int gpus = gpus_of_allocation(); gpus > 0) std::ranges::fill(slots, gpus);
+  std::vector<hosts::Host> all;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    all.push_back({names[i], {}, false});
+    for (int s = 0; s < slots[i]; ++s) all.back().slots.push_back(s);
+  }
+  return all;
+}
+
+bool has_value(const char* name) { return setting(name) != nullptr; }
+
+std::string secret_variable() {
+  const char* insecure = setting("RZ_INSECURE");
+  if (insecure && std::string_view(insecure) != "0") return "RZ_INSECURE";
+  return !has_value("RZ_SECRET") && has_value("RZ_SECRET_FILE") ? "RZ_SECRET_FILE" : "RZ_SECRET";
+}
+
+std::vector<std::string> launcher_command(const Options& o) {
+  return o.launcher == Launcher::slurm ? srun_command(o) : mpirun_command(o);
+}
+
+std::vector<std::string> agent_command(const Options& o, const std::string& host) {
+  const std::string self = own_path();
+  if (hosts::is_this_host(host)) return {self, "--agent"};
+  std::vector<std::string> words;
+  append(words, o.rsh);
+  if (words.empty()) {
+    words = {"ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5"};
+    if (o.ssh_port) words.insert(words.end(), {"-p", concat(o.ssh_port)});
+  }
+  append(words, o.launcher_args);
+  words.push_back(host);
+  words.push_back(
+      concat("cd ", in_quotes(std::filesystem::current_path()), " && exec ", in_quotes(self), " --agent"));
+  return words;
+}
+
+}  // namespace rz::rzrun

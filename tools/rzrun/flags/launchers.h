@@ -1,0 +1,33 @@
+#pragma once
+/// --launcher: what starts the agents of several hosts.
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tools/rzrun/flags/options.h"
+
+namespace rz::rzrun {
+
+/// Takes --launcher and --launcher_args, in DeepSpeed's words. Errors are Errc::config.
+void apply_launcher(const std::string& name, const std::string& args, Options&);
+
+/// The hosts of the allocation of Slurm that this process is in; nothing if there is none. A host has as many
+/// slots as tasks (SLURM_TASKS_PER_NODE); if that is 1 on all, as many as GPUs (SLURM_GPUS_PER_NODE, else
+/// SLURM_GPUS_ON_NODE), if there are any. Errors are Errc::config.
+std::vector<hosts::Host> hosts_of_allocation();
+
+/// The variable by which agents that mpirun or srun starts find their secret: RZ_SECRET, which rzrun sets if
+/// the user has not, RZ_SECRET_FILE, or RZ_INSECURE, if these are set.
+std::string secret_variable();
+/// Whether the variable is set, and not empty.
+bool has_value(const char* name);
+
+/// The words that start the agents of all hosts at once, through mpirun or srun, whose environment has
+/// RZ_AGENT and secret_variable(). mpirun starts that of host i as rank i.
+std::vector<std::string> launcher_command(const Options&);
+
+/// The words that start the agent of a host: through ssh or the command of --rsh, or without on this host.
+std::vector<std::string> agent_command(const Options&, const std::string& host);
+
+}  // namespace rz::rzrun
