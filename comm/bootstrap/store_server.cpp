@@ -242,9 +242,25 @@ void StoreServer::reply(Client& c, Reply::Status status, std::string_view value,
 
 StoreServer::Clients::iterator StoreServer::drop(Clients::iterator c) {
   authenticated_ -= c->authenticated;
-  if (c->authentication.status() != net::Authentication::Status::proven)
-    strangers_.count(c->stream.fd(), c->authentication);
+  if (c->authentication.status() != net::Authentication::Status::proven) refuse(*c);
   return clients_.erase(c);
+}
+
+/// Counts it. The first one that names itself a missing rank is printed: that rank has ended, if its secret
+/// differs, and the job waits for it until the deadline.
+void StoreServer::refuse(const Client& c) noexcept {
+  strangers_.count(c.stream.fd(), c.authentication);
+  if (has_warned_ || c.authentication.refusal() != net::Authentication::Refusal::other_secret) return;
+  const std::uint32_t rank = c.authentication.claim().rank;
+  const auto is_here = [&](const Client& other) {
+    return other.authenticated && other.authentication.claim().rank == rank;
+  };
+  if (static_cast<int>(rank) >= options_.size || std::ranges::any_of(clients_, is_here)) return;
+  has_warned_ = true;
+  try {
+    std::fputs(concat("rank 0 waits for rank ", rank, ": ", strangers_.sentence(), '\n').c_str(), stderr);
+  } catch (const std::exception&) {  // the message at the deadline has it
+  }
 }
 
 bool StoreServer::drop_unauthenticated() {

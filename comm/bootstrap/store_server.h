@@ -83,6 +83,7 @@ class StoreServer {
   std::size_t unauthenticated() const { return clients_.size() - authenticated_; }
   double accepts_per_second() const;
   Clients::iterator drop(Clients::iterator);
+  void refuse(const Client&) noexcept;
 
   std::vector<UniqueFd> listeners_;
   UniqueFd stop_;
@@ -90,6 +91,7 @@ class StoreServer {
   const net::AuthenticationKey key_;
   const std::uint64_t group_;  ///< fingerprint of the launch
   net::Strangers strangers_;
+  bool has_warned_ = false;  ///< of a rank with another secret
   net::AcceptRate accept_rate_;
   KeyValueTable table_;
   Clients clients_;

@@ -359,6 +359,24 @@ TEST(StrangersAtTheStore, AnotherSecretIsAnErrorThatBothSidesExplain) {
   EXPECT_TRUE(contains(e, "names itself rank 1 at 127.0.0.1") && contains(e, "RZ_SECRET")) << e.what();
 }
 
+TEST(StrangersAtTheStore, AMissingRankWithAnotherSecretIsPrintedAtOnce) {
+  const auto server = serve(3);
+  const auto rank_1 = tcp_store(address_of(*server), joining(1));
+  testing::internal::CaptureStderr();
+  error_of([&] { tcp_store(address_of(*server), joining(1, theirs)); });  // this rank is there already
+  const std::uint64_t refused = refused_by(*server);
+  EXPECT_GT(refused, 0u);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  testing::internal::CaptureStderr();
+  error_of([&] { tcp_store(address_of(*server), joining(2, theirs)); });
+  EXPECT_GT(refused_by(*server), refused);
+  const std::string text = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(std::ranges::count(text, '\n'), 1) << text;
+  EXPECT_EQ(text.rfind("rank 0 waits for rank 2: ", 0), 0u) << text;
+  EXPECT_NE(text.find("names itself rank 2 at 127.0.0.1 of this job: if it is, its RZ_SECRET"), text.npos)
+      << text;
+}
+
 TEST(StrangersAtTheStore, AnotherJobOnThePortIsNoError) {
   const auto server = serve();
   TcpStoreOptions other = joining(1, theirs);
