@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -14,6 +15,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
@@ -83,17 +85,25 @@ std::string activity_of(pid_t pid) {
   return "";
 }
 
-/// Waits until the rank is in a call.
+/// Waits until the rank of all_reduce_perf makes one call after the other: those before have small numbers.
 void wait_for_call(pid_t rank) {
-  const auto end = Deadline::after(std::chrono::seconds(30));
-  while (activity_of(rank).find("all_reduce #") == std::string::npos && !end.expired())
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  const std::string begin = "all_reduce #";
+  const auto has_begun = [&] {
+    const std::string activity = activity_of(rank);
+    const auto at = activity.find(begin);
+    return at != std::string::npos && std::atoi(activity.c_str() + at + begin.size()) > 100;
+  };
+  const auto end = Deadline::after(std::chrono::seconds(60));
+  while (!has_begun() && !end.expired()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_TRUE(has_begun()) << activity_of(rank);
 }
 
 /// Ends rank 1 of two that make many calls. Returns what rzrun prints.
-std::string story_of(int signal) {
-  Program p(rzrun({"-n", "2"}, "[ $RANK = 1 ] && echo pid $$; exec " + test::built("all_reduce_perf") +
-                                   " -b 8 -e 8 -n 1000000000 -w 0 -c 0"));
+std::string story_of(int signal, bool through_an_agent = false) {
+  std::vector<std::string> flags{"-n", "2"};
+  if (through_an_agent) flags.emplace_back("--force_multi");
+  Program p(rzrun(flags, "[ $RANK = 1 ] && echo pid $$; exec " + test::built("all_reduce_perf") +
+                             " -b 8 -e 8 -n 1000000000 -w 0 -c 0"));
   p.wait_for("pid ");
   const pid_t rank = std::stoi(p.out().substr(p.out().find("pid ") + 4));
   wait_for_call(rank);
@@ -110,13 +120,15 @@ TEST(Rzrun, TheLastLineHasTheCallOfARankThatWasKilled) {
 }
 
 TEST(Rzrun, TheOtherRanksHaveOneLineWithTheCallTheyWaitedIn) {
-  const auto all = lines(story_of(SIGKILL));
-  ASSERT_GE(all.size(), 2u);
-  const std::string& line = all[all.size() - 2];
-  EXPECT_TRUE(line.starts_with("rzrun: rank 0 was in all_reduce #") ||
-              (line.starts_with("rzrun: rank 0 waited in all_reduce #") && line.ends_with(" for rank 1")))
-      << line;
-  EXPECT_NE(line.find(" (2 f32, sum) of "), std::string::npos) << line;
+  for (const bool through_an_agent : {false, true}) {
+    const auto all = lines(story_of(SIGKILL, through_an_agent));
+    ASSERT_GE(all.size(), 2u);
+    const std::string& line = all[all.size() - 2];
+    EXPECT_TRUE(line.starts_with("rzrun: rank 0 was in all_reduce #") ||
+                (line.starts_with("rzrun: rank 0 waited in all_reduce #") && line.ends_with(" for rank 1")))
+        << line;
+    EXPECT_NE(line.find(" (2 f32, sum) of "), std::string::npos) << line;
+  }
 }
 
 TEST(Rzrun, TheFirstFailureIsPrintedOnceAndLast) {
@@ -178,6 +190,26 @@ TEST(RzrunReports, AnyBytesOfARecorderAreReadOrRefused) {
   }
   EXPECT_GT(stacks, fuzz.tried() / 10);
   EXPECT_LT(stacks, fuzz.tried());
+}
+
+TEST(RzrunReports, HasThePositionsOfCommunicatorsThatLive) {
+  std::string bytes = flight_file();
+  auto* const file = reinterpret_cast<flight::File*>(bytes.data());
+  const auto positions = [&] { return flight::read_report(std::as_bytes(std::span(bytes))).positions; };
+  file->row[0].collective.ended.store(205);
+  file->row[1].in_streams = 1;
+  auto found = positions();
+  ASSERT_EQ(found.size(), 2u) << "the ends of calls on a device are not known";
+  EXPECT_EQ(found[1].communicator, "'world'");
+  EXPECT_EQ(found[1].call, "all_reduce #204 (1024 f32, sum) of 'world'");
+  EXPECT_EQ(found[1].size, 4);
+  EXPECT_EQ(found[1].number, 204u);
+  EXPECT_TRUE(found[1].running);
+  EXPECT_FALSE(found[0].running);
+  file->row[0].used.store(0);
+  EXPECT_EQ(positions().size(), 1u);
+  file->row[2].used.store(0);
+  EXPECT_EQ(positions().size(), 2u) << "none lives: those that have ended";
 }
 
 TEST(RzrunReports, AnyBytesOfAnErrorFileAreReadOrRefused) {
