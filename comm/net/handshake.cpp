@@ -80,8 +80,9 @@ class Handshake {
         errno != EINTR)
       fail_errno("poll");
     std::size_t i = 1;
+    // What has arrived is read first: this process may have been without a processor until the deadline.
     for (auto it = pending_.begin(); it != pending_.end(); ++i)
-      it = !it->deadline.expired() && (!fds[i].revents || advance(*it)) ? std::next(it) : drop(it);
+      it = (!fds[i].revents || advance(*it)) && !it->deadline.expired() ? std::next(it) : drop(it);
     if (fds[0].revents) accept_connections();
   }
 
@@ -108,6 +109,7 @@ class Handshake {
     }
     Authentication& end = pending.authentication;
     end.advance(pending.connection.socket.get());
+    if (end.has_proof()) pending.deadline = deadline_;  // no stranger; the rest of the handshake takes time
     if (end.status() == Authentication::Status::pending) return true;
     if (end.status() == Authentication::Status::refused)
       return pending.outgoing && (connects_again(pending) || fail_outgoing(pending, end.reason()));
@@ -196,9 +198,11 @@ class Handshake {
     }
   }
 
+  static bool is_unproven(const PendingConnection& p) { return !p.outgoing && !p.authentication.has_proof(); }
+
   std::size_t unproven() const {
     return static_cast<std::size_t>(
-        std::ranges::count_if(pending_, [](const PendingConnection& p) { return !p.outgoing; }));
+        std::ranges::count_if(pending_, [](const PendingConnection& p) { return is_unproven(p); }));
   }
 
   /// Makes place for another connection; false if none is unproven.
@@ -206,7 +210,7 @@ class Handshake {
     std::vector<Unproven> all;
     std::vector<std::list<PendingConnection>::iterator> places;
     for (auto p = pending_.begin(); p != pending_.end(); ++p)
-      if (!p->outgoing) {
+      if (is_unproven(*p)) {
         const bool ours = p->authentication.has_hello() && p->authentication.claim().group == group_;
         all.push_back({p->source, ours});
         places.push_back(p);

@@ -105,7 +105,7 @@ struct TlsCallbacks {
   }
 
   static long control(BIO* bio, int command, long number, void* pointer) {
-    if (command == BIO_CTRL_FLUSH) return of(bio).flush() ? 1 : 0;
+    if (command == BIO_CTRL_FLUSH) return of(bio).send_handshake() ? 1 : 0;
     return BIO_meth_get_ctrl(BIO_s_socket())(bio, command, number, pointer);
   }
 
@@ -231,11 +231,18 @@ Tls::Status Tls::handshake() {
   ERR_clear_error();
   const int done = SSL_do_handshake(ssl_.get());
   const bool wants = done != 1 && SSL_get_error(ssl_.get(), done) == SSL_ERROR_WANT_READ;
-  if (!flush() && done == 1) ended_ = true;  // a new socket has space
-  if (done == 1 && !ended_) return finish_handshake();
-  if (wants) return status_;
+  const bool is_sent = send_handshake();
+  if (done == 1 && is_sent) return finish_handshake();
+  if (wants && is_sent) return status_;
   if (!ended_ && !read_errno_) record_error("the TLS handshake failed");
   return status_ = Status::failed;
+}
+
+/// A new socket has space, so a failure is that of the connection.
+bool Tls::send_handshake() {
+  const bool is_sent = flush();
+  if (!is_sent && !read_errno_) read_errno_ = errno;
+  return is_sent;
 }
 
 /// OpenSSL reads record by record, so it has read none of those that follow the handshake.

@@ -77,6 +77,7 @@ class Tls {
     void reserve(std::size_t size, std::size_t at_least);
   };
 
+  bool send_handshake();
   Status finish_handshake();
   void keep_secret(const char* line);
   bool write_record(RecordType, Parts& from, std::size_t size);

@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <atomic>
 #include <cstring>
 #include <functional>
 #include <thread>
@@ -226,6 +227,38 @@ TEST(TlsOfTheData, AServerThatEndsDuringTheHandshakeIsNamedAtOnce) {
   EXPECT_FALSE(limit.expired());
   EXPECT_EQ(e.code(), Errc::rendezvous) << e.what();
   EXPECT_EQ(e.culprit(), 0) << e.what();
+}
+
+// Of many ranks on few processors: this one had none for longer than a stranger may take for its proof, which
+// arrived in the meantime. Its client, unlike a rank, would not connect again.
+TEST(TlsOfTheData, WhatHasArrivedIsReadBeforeADeadlineCounts) {
+  const JobId job = random_id();
+  const auto secret = std::make_shared<const Secret>(Secret::of_text(test::tls_secret));
+  const UniqueFd listener = listen_tcp(resolve({"127.0.0.1", 0}).front());
+  std::atomic<bool> sleeps = false;
+  std::string refusal;
+  std::thread rank_1([&] {
+    const UniqueFd socket = connect_tcp(local_address(listener.get()), soon());
+    const AuthenticationKey key(secret.get(), Purpose::data,
+                                {reinterpret_cast<const char*>(job.data()), job.size()});
+    const std::uint64_t group = fingerprint(concat("group ", to_hex(job)));
+    auto end = Authentication::client(key, {.size = 2, .rank = 1, .group = group}, Encryption::always);
+    end.advance(socket.get());
+    sleeps.wait(false);
+    try {
+      end.complete(socket.get(), soon());
+    } catch (const Error& e) {
+      refusal = e.what();
+    }
+  });
+  const auto sleep_once = [&] {
+    if (!sleeps.exchange(true)) sleeps.notify_all(), std::this_thread::sleep_for(seconds(6));
+  };
+  const auto met =
+      handshake({job, 0, 2, {}, sleep_once, secret, Encryption::always}, listener.get(), {}, {1}, 1, soon());
+  rank_1.join();
+  EXPECT_EQ(met.size(), 1u);
+  EXPECT_EQ(refusal, "");
 }
 
 }  // namespace
