@@ -17,7 +17,7 @@ exits with 0.
 --peer-source  folder with mpi_coll.cpp and gloo_coll.cpp, which are compiled (Debian: libopenmpi-dev, libmpich-dev, libgloo-dev)
 --peer-build   folder that keeps the compiled peer programs for the next run
 --peers        the peer libraries to time
---per-host     ranks per host, which share memory; more than one, or another collective, implies --alone
+--per-host     ranks per host, up to 128, which share memory; more than one, or another collective, implies --alone
 --algorithms   algorithms of all_reduce to force (RZ_ALGORITHM), timed beside the default of the tuning table ("ours")
 --beside       folder of another build, timed beside ours ("beside")
 --collective   the collective whose *_perf is run; default all_reduce
@@ -27,6 +27,7 @@ exits with 0.
 --congestion   congestion control of all sockets of the hosts (sysctl net.ipv4.tcp_congestion_control); default: the machine's
 --env          environment variable for our ranks; may be repeated
 --against      another environment for our ranks, timed beside ours; a column each; may be repeated
+--sizes        '' measures none, for --start alone
 --start        a last row, in microseconds too: from the start of all ranks to their end, with one all_reduce of 8 bytes. The
                difference of two columns is that of the time in which a group connects.
 --alone        time only ours: no peers and no limit
@@ -172,7 +173,7 @@ def parse_size(text):
     if not size: raise argparse.ArgumentTypeError(f"'{text}' is no size, such as 64K or 4M")
     return int(size[1]) << {'': 0, 'K': 10, 'M': 20, 'G': 30}[size[2]]
 
-def parse_sizes(text): return [parse_size(s) for s in text.split(',')]
+def parse_sizes(text): return [parse_size(s) for s in text.split(',') if s]
 
 def parse_rate(text):
     rate = re.fullmatch(r'(\d+(?:\.\d+)?)([kmg])bit', text.lower())
@@ -237,7 +238,7 @@ def main():
     a.add_argument('--peer-source'); a.add_argument('--peer-build'); a.add_argument('--peers', default='ompi,mpich,gloo'); a.add_argument('--rate', type=a_rate); a.add_argument('--burst', default='64kb'); a.add_argument('--congestion')
     a.add_argument('--env', action='append', default=[], type=a_setting); a.add_argument('--alone', action='store_true'); a.add_argument('--json')
     a.add_argument('--budget', type=float, default=150, help='milliseconds that a peer may spend on a size')
-    a.add_argument('--per-host', type=int, default=1, choices=range(1, 33), metavar='1…32'); a.add_argument('--against', action='append', default=[], type=a_setting); a.add_argument('--start', action='store_true'); a.add_argument('--algorithms', default='')
+    a.add_argument('--per-host', type=int, default=1, choices=range(1, 129), metavar='1…128'); a.add_argument('--against', action='append', default=[], type=a_setting); a.add_argument('--start', action='store_true'); a.add_argument('--algorithms', default='')
     a.add_argument('--beside'); a.add_argument('--collective', default='all_reduce')
     o = a.parse_args()
     o.algorithms, o.beside = [n for n in o.algorithms.split(',') if n], o.beside and os.path.abspath(o.beside)
