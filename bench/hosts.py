@@ -173,7 +173,7 @@ def parse_size(text):
     if not size: raise argparse.ArgumentTypeError(f"'{text}' is no size, such as 64K or 4M")
     return int(size[1]) << {'': 0, 'K': 10, 'M': 20, 'G': 30}[size[2]]
 
-def parse_sizes(text): return [parse_size(s) for s in text.split(',') if s]
+def parse_sizes(text): return [parse_size(s) for s in text.split(',')] if text else []
 
 def parse_rate(text):
     rate = re.fullmatch(r'(\d+(?:\.\d+)?)([kmg])bit', text.lower())

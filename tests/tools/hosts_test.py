@@ -28,6 +28,7 @@ class CommandLine(unittest.TestCase):
         self.refused('invalid choice: 0', '--per-host', '0')
         self.refused('invalid choice: 0', '--rounds', '0')
         self.refused("'12Q' is no size", '--sizes', '1K,12Q')
+        self.refused("'' is no size", '--sizes', '1K,')
         self.refused("'fast' is no rate", '--rate', 'fast')
         for flag in ('--env', '--against'): self.refused("'RZ_SOCKETS' is no NAME=VALUE", flag, 'RZ_SOCKETS')
         self.refused('--algorithms are those of all_reduce', '--collective', 'all_gather', '--algorithms', 'ring')

@@ -176,6 +176,11 @@ class Agents(Jobs):
         self.assertEqual(status, 0, err)
         self.assertEqual(sorted(out.splitlines()), [f'rzh{r // 2} {r} {r % 2} 4 {self.hosts.hosts[0].address}' for r in range(4)])
 
+    def test_the_choice_of_encryption_reaches_the_ranks_of_all_hosts(self):
+        job = self.hosts.hosts[0].start(*self.job.words('sh', '-c', 'echo $RZ_ENCRYPTION'), env=self.job.environment | {'RZ_ENCRYPTION': 'always'})
+        status, out, err = self.end(job)
+        self.assertEqual((status, out.split()), (0, ['always'] * 4), err)
+
     def test_a_killed_rank_is_named(self):
         for i, host in enumerate(self.hosts.hosts):
             job = self.endless()
