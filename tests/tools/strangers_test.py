@@ -197,6 +197,25 @@ class WhileItStartsLong(WhileItStarts):
     def test_hellos_without_a_proof(self): self.assertGreater(self.disturbed('hello', *self.watched(), jobs=4)[0]['received'], 64)
     def test_slow_senders(self): self.disturbed('slow', *self.watched(), jobs=4)
 
+class AtRzrun(Network):
+    """A job by an rzrun on each host, which listens for the other one's until the end."""
+    def run_job(self, iterations):
+        words = [f'{BIN}/rzrun', '--nnodes', '2', '--nproc-per-node', '2', '--rdzv-endpoint', f'{self.hosts[0].address}:{PORT}',
+                 f'{BIN}/all_reduce_perf', '-b', '64K', '-e', '64K', '-n', str(iterations)]
+        all = [h.start(*words[:1], '--node-rank', str(i), *words[1:], env=os.environ | {'RZ_SECRET': SECRET, 'DS_ENV_FILE': '.', 'RZ_RENDEZVOUS_TIMEOUT_S': '100'})
+               for i, h in enumerate(self.hosts)]
+        return [(*p.communicate(timeout=120), p.returncode) for p in all]
+    def test_thousands_at_once(self):  # at all ports of the job, from its start to its end
+        for iterations in (300, 3000, 30_000):
+            attack = self.attack('thousands', *[w for h in self.hosts for w in ('--watch', f'{h.space.pid}:{h.address}')])
+            ends = self.run_job(iterations)
+            for _, err, status in ends: self.assertEqual(status, 0, err)
+            self.assertIn('# Out of bounds values : 0 OK', ends[0][0])
+            self.assertRegex(ends[0][1], r'(?m)^rzrun: \d+ connections that did not prove the secret of this job were refused, the last from 10\.79\.0\.3')
+            self.assertEqual(attack.end()['let_in'], 0)
+            if attack.report['opened'] >= 4096: return
+        self.fail(attack.report)
+
 class InTheMiddle(Network):
     """The third host stands between the second and the first, whose connections it passes, records, replays and changes."""
     @classmethod
