@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """tools/cluster.py: its hosts, and that nothing of them is left; bench/hosts.py: a small run of all_reduce, and the errors of a
-wrong command line.
+wrong command line; bench/under_attack.py: a small run.
 
     hosts_test.py ROOT BIN"""
 import os, shutil, signal, subprocess, sys, tempfile, unittest
@@ -106,6 +106,16 @@ class Bench(unittest.TestCase):
         self.assertEqual(row.split()[0], '256')
         self.assertEqual(start.split()[0], 'start')
         for time_us in row.split()[1:4] + start.split()[1:3]: self.assertGreater(float(time_us), 0)
+
+    def test_a_small_run_under_attack(self):
+        p = subprocess.run([sys.executable, f'{ROOT}/bench/under_attack.py', '--bin', BIN, '--rounds', '1', '--sizes', '4M', '--attacks', 'half_open'],
+                           capture_output=True, text=True, timeout=300)
+        self.assertEqual((p.returncode, p.stderr), (0, ''))
+        head, names, *rows = p.stdout.splitlines()
+        self.assertEqual(names.split(), ['attack', '4194304', 'start'])
+        self.assertEqual([r.split()[:-2] for r in rows], [['none'], ['half_open'], ['half_open', 'control']])
+        for r in rows:
+            for time in r.split()[-2:]: self.assertGreater(float(time), 0)
 
     def test_wrong_results_are_an_error(self):
         wrong = self.program('echo "# Backend: native over tcp"; echo "256 64 float sum -1 1 1 1 3"')
