@@ -6,11 +6,12 @@ check.py GUIDE.md PROGRAM PROGRAMS_FOLDER
 Runs in an empty folder that holds PROGRAM under the name of the guide and the files of its blocks: ```json NAME and
 ```yaml NAME are written to NAME. Each ```sh block is run; the ```text block after it is its whole standard output. Lines must be
 equal. Numbers with a decimal point may differ by one in their last printed digit, since processors round sums
-differently; all other numbers and words may not.
+differently; all other numbers and words may not. A block that needs a launcher which is not installed is skipped.
 """
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -56,6 +57,14 @@ def run(command, folder, programs):
     return done.stdout
 
 
+LAUNCHERS = {"mpirun": r"\b(mpirun|openmpi)\b", "srun": r"\b(srun|sbatch|salloc)\b"}
+
+
+def missing_launcher(command):
+    """A program that the command needs and that is not installed, or None."""
+    return next((p for p, words in LAUNCHERS.items() if re.search(words, command) and not shutil.which(p)), None)
+
+
 def check(guide, program, programs):
     runs = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -66,6 +75,9 @@ def check(guide, program, programs):
                 pathlib.Path(folder, name).write_text(content)
             elif language == "sh":
                 command = content
+            elif language == "text" and command and (missing := missing_launcher(command)):
+                print(f"skipped, since {missing} is not installed: {command}", end="")
+                command = None
             elif language == "text" and command:
                 printed = run(command, folder, programs)
                 if found := difference(content.splitlines(), printed.splitlines()):
