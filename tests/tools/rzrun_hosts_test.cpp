@@ -121,7 +121,7 @@ TEST_F(RzrunHosts, FiltersChooseHostsAndDevices) {
   EXPECT_EQ(out({"--include", "n1:3,1@n2"}),
             "[n1:0] n1 0 0 3 1,3\n[n1:1] n1 1 1 3 1,3\n[n2:2] n2 2 0 3 none\n");
   EXPECT_EQ(out({"--exclude", "n0:0,1,2@n1"}), "[n0:0] n0 0 0 2 3\n[n2:1] n2 1 0 2 none\n");
-  EXPECT_EQ(out({"--num_nodes", "2", "--num_gpus", "1"}), "[n0:0] n0 0 0 2 none\n[n1:1] n1 1 0 2 none\n");
+  EXPECT_EQ(out({"--num_nodes", "2", "--num_gpus", "1"}), "[n0:0] n0 0 0 2 0\n[n1:1] n1 1 0 2 0\n");
   EXPECT_EQ(out({"-n", "5"}),
             "[n0:0] n0 0 0 5 none\n[n0:1] n0 1 1 5 none\n[n0:2] n0 2 2 5 none\n[n0:3] n0 3 3 5 none\n"
             "[n1:4] n1 4 0 5 none\n");

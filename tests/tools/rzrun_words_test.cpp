@@ -200,6 +200,8 @@ TEST_F(RzrunWords, MpirunAndSrunStartAllAgentsAtOnce) {
   has(by_mpirun, "/rzrun --agent : -n 1 --host n1:1 -x RZ_AGENT -x RZ_ENCRYPTION -x RZ_SECRET ");
   has(plan("-H hosts --launcher openmpi", {{"RZ_SECRET", ""}, {"RZ_SECRET_FILE", "/secret"}}),
       " -x RZ_SECRET_FILE ");
+  has(plan("-H hosts --launcher openmpi --num_gpus 1", {}),
+      "n0: rank 0; CUDA_VISIBLE_DEVICES=0\nn1: rank 1\n");
   const Program::Variables job{
       {"SLURM_JOB_ID", "7"}, {"SLURM_JOB_NODELIST", "n[1-2]"}, {"SLURM_TASKS_PER_NODE", "2,1"}};
   const std::string by_srun = plan("--launcher slurm --launcher_args --overlap", job);
@@ -207,6 +209,7 @@ TEST_F(RzrunWords, MpirunAndSrunStartAllAgentsAtOnce) {
   has(by_srun, "n1: ranks 0 to 1\nn2: rank 2\n");
   has(by_srun, " --nodelist=n1,n2 ");
   has(by_srun, " --overlap ");
+  has(plan("--launcher slurm --num_gpus 1", job), "n1: rank 0\nn2: rank 1\n");
   has(plan("--launcher slurm --exclude n1", job), "n2: rank 0\n");
   Program::Variables gpus{job[0], job[1], {"SLURM_TASKS_PER_NODE", "1(x2)"}};
   has(plan("--launcher slurm", gpus), "2 ranks of: true\n");

@@ -63,7 +63,7 @@ password. Program, arguments and variables go through that connection, not on a 
 variables of rzrun except those of a login or a machine (HOME, TMPDIR, SSH_…). The program, rzrun and the
 working folder have the same paths on all hosts. Lines are printed with "[host:rank] " before them; log
 files are each host's own; no rank reads the standard input. A rank is numbered by the order of the
-hostfile; slots that a filter chooses are its host's CUDA_VISIBLE_DEVICES. A host whose connection ends, or
+hostfile; slots that a filter or --num_gpus chooses are its host's CUDA_VISIBLE_DEVICES. A host whose connection ends, or
 which is silent for 10 s, is lost: the others end, and there is no restart. Agents that lose rzrun end
 their ranks in the same way. On more than a few hosts use --launcher or --nnodes.
 

@@ -144,7 +144,13 @@ void apply_host_flags(const CommandLine& line, const HostFlags& f, Options& o) {
   if (has_file && (line.is_set("--include") || !f.include.empty())) all = hosts::include(all, f.include);
   if (line.is_set("--exclude") || !f.exclude.empty()) all = hosts::exclude(all, f.exclude);
   if (f.num_nodes) all = hosts::first_nodes(std::move(all), f.num_nodes);
-  if (f.num_gpus) all = hosts::first_slots(std::move(all), f.num_gpus);
+  if (f.num_gpus) {
+    auto chosen = hosts::first_slots(all, f.num_gpus);
+    // Slurm chooses the devices of a host; ranks take the first of these.
+    for (std::size_t i = 0; o.launcher == Launcher::slurm && i < all.size(); ++i)
+      chosen[i].filtered = all[i].filtered;
+    all = std::move(chosen);
+  }
   if (line.is_set("-n")) all = of_ranks(std::move(all), o.ranks);
   o.ranks = 0;
   for (const Host& h : all) o.ranks += static_cast<int>(h.slots.size());

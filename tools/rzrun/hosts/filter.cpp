@@ -89,6 +89,7 @@ std::vector<Host> first_slots(std::vector<Host> all, int slots) {
   for (Host& h : all) {
     require(slots >= 1 && static_cast<std::size_t>(slots) <= h.slots.size(), Errc::config, "--num_gpus ",
             slots, ": host '", h.name, "' has ", h.slots.size(), h.slots.size() == 1 ? " slot" : " slots");
+    h.filtered = h.filtered || static_cast<std::size_t>(slots) < h.slots.size();
     h.slots.resize(static_cast<std::size_t>(slots));
   }
   return all;

@@ -32,8 +32,8 @@ std::vector<Host> include(const std::vector<Host>& all, std::string_view filter)
 /// `all` without what DeepSpeed's --exclude names, in the same grammar.
 std::vector<Host> exclude(const std::vector<Host>& all, std::string_view filter);
 
-/// The first `nodes` hosts, as of --num_nodes; the first `slots` slots of each, as of --num_gpus. Errors name
-/// that flag.
+/// The first `nodes` hosts, as of --num_nodes; the first `slots` slots of each, as of --num_gpus, which is a
+/// filter. Errors name that flag.
 std::vector<Host> first_nodes(std::vector<Host> all, int nodes);
 std::vector<Host> first_slots(std::vector<Host> all, int slots);
 
