@@ -301,7 +301,7 @@ class Launched(Agents):
         self.assertIn('host rzh1: the working folder /tmp/only_here: No such file or directory', status.stderr)
 
 class RzrunOpenMpi(Launched, unittest.TestCase): job, connector, status_if_killed = RzrunOpenMpiJob(), 'mpirun ', -9
-class RzrunSlurm(Launched, unittest.TestCase): job, connector, status_if_killed = RzrunSlurmJob(), 'srun ', 137
+class RzrunSlurm(Launched, unittest.TestCase): job, connector, status_if_killed = RzrunSlurmJob(), 'srun ', 0  # salloc's, if a signal ends its command
 
 class Torchrun(Jobs, unittest.TestCase):
     job = TorchrunJob()
