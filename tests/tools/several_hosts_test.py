@@ -416,7 +416,7 @@ class Torchrun(Jobs, unittest.TestCase):
         jobs = self.start_all('sleep', '1000', hosts=[first])
         other, = self.start_all('sleep', '1000', hosts=[second], environment=self.job.environment | {'RZ_SECRET': 'another secret, which is as long as the first one'})
         _, err, status = self.ends([other])[0]
-        self.assertNotIn(status, (0, None))
+        self.assertEqual(status, 2, err)
         self.assertRegex(err, 'secret')
         self.assertEqual(len(err.splitlines()), 1, err)
         self.assertEqual(first.processes('sleep 1000'), [])  # which still waits

@@ -138,6 +138,7 @@ FrameStream join(const Rendezvous& r) {
                    seconds(std::chrono::ceil<std::chrono::seconds>(deadline.remaining())).c_str());
     });
   } catch (const Error& e) {
+    require(e.code() != Errc::mismatch, Errc::config, e.what());
     if (e.code() != Errc::rendezvous) throw;
     fail(Errc::rendezvous, "node 0 has not started within ", seconds(r.join_timeout), ": no rzrun at ", where,
          " (", e.what(),
