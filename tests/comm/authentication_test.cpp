@@ -17,8 +17,8 @@
 #include "comm/net/openssl.h"
 #include "comm/net/strangers.h"
 #include "tests/support/error_of.h"
-#include "tests/support/fuzz.h"
 #include "tests/support/forked.h"
+#include "tests/support/fuzz.h"
 
 namespace rz::net {
 namespace {

@@ -160,8 +160,7 @@ TEST_F(RzrunHosts, CtrlCTwiceKillsAtOnce) {
   std::this_thread::sleep_for(std::chrono::milliseconds(1050));  // signals within a second are one
   p.signal(SIGINT);
   EXPECT_EQ(p.wait(soon), 128 + SIGINT);
-  EXPECT_NE(p.err().find("ranks 0 to 3 have not ended since SIGTERM: SIGKILL"), std::string::npos)
-      << p.err();
+  EXPECT_NE(p.err().find("ranks 0 to 3 have not ended since SIGTERM: SIGKILL"), std::string::npos) << p.err();
   expect_gone(ranks);
 }
 
