@@ -301,7 +301,14 @@ class Launched(Agents):
         self.assertIn('host rzh1: the working folder /tmp/only_here: No such file or directory', status.stderr)
 
 class RzrunOpenMpi(Launched, unittest.TestCase): job, connector, status_if_killed = RzrunOpenMpiJob(), 'mpirun ', -9
-class RzrunSlurm(Launched, unittest.TestCase): job, connector, status_if_killed = RzrunSlurmJob(), 'srun ', 0  # salloc's, if a signal ends its command
+class RzrunSlurm(Launched, unittest.TestCase):
+    job, connector, status_if_killed = RzrunSlurmJob(), 'srun ', 0  # salloc's, if a signal ends its command
+
+    def test_limits_of_one_task_are_not_those_of_an_agent(self):
+        for name in ('SLURM_GPUS_PER_TASK', 'SLURM_NTASKS_PER_GPU'):  # srun would refuse them here, as no host has a GPU
+            job = self.hosts.hosts[0].start(*self.job.words('true'), env=self.job.environment | {name: '1'})
+            status, _, err = self.end(job)
+            self.assertEqual(status, 0, err)
 
 class Torchrun(Jobs, unittest.TestCase):
     job = TorchrunJob()

@@ -22,7 +22,7 @@ namespace {
 constexpr std::chrono::seconds time_to_come{300}, time_until_named{10};
 /// For the agents, once the launcher has ended by itself.
 constexpr std::chrono::seconds time_for_agents{2};
-/// At the end: for the launcher by itself, with a lost host, and after SIGTERM.
+/// At the end: for the launcher by itself, with a host that is lost or has not come, and after SIGTERM.
 constexpr std::chrono::seconds time_to_exit{10}, time_if_lost{2}, time_after_sigterm{3};
 
 /// One line of Slurm without a plugin that binds, which needs no --cpu-bind=none.
@@ -43,6 +43,14 @@ std::vector<UniqueFd> listen_for_agents() {
   for (int i = 0; i < 10; ++i)
     if (auto listeners = net::listen_at(addresses, 0); !listeners.empty()) return listeners;
   fail(Errc::rendezvous, "no port is free on all addresses of this host");
+}
+
+/// Variables that a job of Slurm may have for its tasks, and that srun would apply to the agents, one a host:
+/// they would get the share of one task.
+void remove_variables_of_tasks() {
+  for (const char* name : {"SRUN_CPUS_PER_TASK", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK",
+                           "SLURM_NTASKS_PER_GPU", "SLURM_GPU_BIND"})
+    ::unsetenv(name);
 }
 
 std::string addresses_of(const std::vector<UniqueFd>& listeners) {
@@ -77,6 +85,7 @@ LaunchedGroup::LaunchedGroup(const Options& o, std::vector<UniqueFd> listeners, 
   variables.emplace_back("RZ_AGENT", addresses_of(listeners));
   variables.emplace_back("RZ_ENCRYPTION", environment().encryption);
   listener_.emplace(std::move(listeners), access_by(secret_of_agents(variables)));
+  if (o.launcher == Launcher::slurm) remove_variables_of_tasks();
   const auto words = launcher_command(o);
   name_ = words.front();
   Connector c = start_connector(words, variables);
@@ -97,7 +106,7 @@ LaunchedGroup::~LaunchedGroup() {
     }
     return pid_ < 0;
   };
-  if (ends_within(any_lost() ? time_if_lost : time_to_exit)) return;
+  if (ends_within(any_lost() || !missing().empty() ? time_if_lost : time_to_exit)) return;
   ::kill(pid_, SIGTERM);
   if (ends_within(time_after_sigterm)) return;
   ::kill(-pid_, SIGKILL);
