@@ -43,9 +43,10 @@ struct WithOpenSsl {
   Tls ours;
 
   /// `ours_is_client`: which end Tls is. `padding`: of the records of the other end.
-  explicit WithOpenSsl(bool ours_is_client, const char* cipher, std::size_t padding = 0)
+  explicit WithOpenSsl(bool ours_is_client, const char* cipher, std::size_t padding = 0,
+                       std::uint64_t records_a_key = 3)
       : context(SSL_CTX_new(ours_is_client ? TLS_server_method() : TLS_client_method())),
-        ours((ours_is_client ? sockets.client : sockets.server).get(), ours_is_client, key_a, 3) {
+        ours((ours_is_client ? sockets.client : sockets.server).get(), ours_is_client, key_a, records_a_key) {
     SSL_CTX_set_min_proto_version(context.get(), TLS1_3_VERSION);
     SSL_CTX_set_ciphersuites(context.get(), cipher);
     SSL_CTX_set_num_tickets(context.get(), 0);
@@ -139,6 +140,27 @@ INSTANTIATE_TEST_SUITE_P(Ends, TlsWithOpenSsl,
                            return std::string(std::get<0>(test.param) ? "Client" : "Server") +
                                   (std::strstr(std::get<1>(test.param), "AES") ? "Aes" : "ChaCha");
                          });
+
+TEST(RecordsOfTls, HaveANewKeyWhenTheOtherEndRequestsIt) {
+  WithOpenSsl ends(true, "TLS_AES_128_GCM_SHA256", 0, Tls::default_records_a_key);
+  ASSERT_TRUE(ends.open());
+  int updates = 0;
+  SSL_set_msg_callback_arg(ends.other.get(), &updates);
+  SSL_set_msg_callback(
+      ends.other.get(), [](int sends, int, int type, const void* bytes, std::size_t size, SSL*, void* count) {
+        const bool is_update =
+            !sends && type == SSL3_RT_HANDSHAKE && size == 5 && *static_cast<const char*>(bytes) == 24;
+        *static_cast<int*>(count) += is_update;
+      });
+  for (const auto& [request, expected] :
+       {std::pair(SSL_KEY_UPDATE_NOT_REQUESTED, 0), std::pair(SSL_KEY_UPDATE_REQUESTED, 1)}) {
+    ASSERT_EQ(SSL_key_update(ends.other.get(), request), 1);
+    ASSERT_EQ(ends.from_openssl(noise(10)), noise(10));
+    ASSERT_EQ(ends.to_openssl(noise(10)), noise(10));
+    ASSERT_EQ(ends.to_openssl(noise(10)), noise(10));
+    EXPECT_EQ(updates, expected);
+  }
+}
 
 TEST(RecordsOfTls, WithPaddingAreRefused) {
   WithOpenSsl ends(true, "TLS_AES_128_GCM_SHA256", 4096);

@@ -9,7 +9,14 @@
 #include <openssl/x509.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "comm/core/error.h"
+#include "tests/support/forked.h"
 #include "tests/support/tls_ends.h"
 
 namespace rz::net {
@@ -65,6 +72,22 @@ std::vector<std::byte> carry(Tls& from, Tls& to, std::vector<std::byte> bytes, s
   }
   got.resize(received);
   return got;
+}
+
+// The first test, in a child: OpenSSL's own default context reads the file once in a process. The file
+// forbids what TLS needs, and it forbids it to the program alone.
+TEST(Tls, AProgramsOwnUseOfOpenSslReadsItsConfiguration) {
+  const auto file = std::filesystem::temp_directory_path() / concat("rz_openssl_tls_", getpid(), ".cnf");
+  std::ofstream(file) << "openssl_conf = all\n[all]\nalg_section = algorithms\n[algorithms]\n"
+                         "default_properties = fips=yes\n";
+  EXPECT_EQ(test::in_forked_child([&] {
+              setenv("OPENSSL_CONF", file.c_str(), 1);
+              const bool is_open = Ends().client.handshake() == Tls::Status::open;
+              EVP_MD* const of_the_program = EVP_MD_fetch(nullptr, "SHA256", nullptr);
+              return is_open && !of_the_program;
+            }),
+            0);
+  std::filesystem::remove(file);
 }
 
 TEST(Tls, CarriesEverySizeInBothDirections) {
