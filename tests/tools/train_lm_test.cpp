@@ -10,6 +10,7 @@
 #include <numeric>
 #include <set>
 
+#include "autograd_lite/models/gpt2.h"
 #include "comm/core/error.h"
 #include "sharding/data/token_shards.h"
 #include "sharding/data/tokens.h"
