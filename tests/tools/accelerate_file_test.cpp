@@ -231,8 +231,9 @@ TEST(AccelerateKeys, WrongValuesAreNamed) {
                "fsdp_reshard_after_forward 'x': there are FULL_SHARD");
   expect_error("num_machines: 2\ndeepspeed_config: {deepspeed_multinode_launcher: nossh}",
                "nossh: write standard");
-  expect_error("num_machines: 2\ndeepspeed_config: {deepspeed_multinode_launcher: openmpi}",
-               "F:2: deepspeed_multinode_launcher: openmpi: rzrun starts its agents by ssh; write pdsh");
+  expect_error(
+      "num_machines: 2\ndeepspeed_config: {deepspeed_multinode_launcher: mvapich}",
+      "F:2: deepspeed_multinode_launcher: mvapich: rzrun starts its agents by ssh, openmpi or slurm");
   expect_error("num_machines: 2\ndeepspeed_config: {deepspeed_multinode_launcher: pdsh}",
                "F:1: num_machines: there are 2 machines, and deepspeed_hostfile is missing");
   expect_error(
@@ -361,6 +362,9 @@ TEST(AccelerateLaunch, DeepSpeedsHostfileStartsAllFromOneHost) {
   EXPECT_EQ(flag(filtered, "--num_gpus"), "not set");
   EXPECT_EQ(flag(launch(text + "  deepspeed_inclusion_filter: b\n"), "--include"), "b");
   EXPECT_EQ(flag(launch(text + "  deepspeed_multinode_launcher: standard\n"), "--nnodes"), "2");
+  EXPECT_EQ(flag(l, "--launcher"), "not set");
+  EXPECT_EQ(flag(launch(text + "  deepspeed_multinode_launcher: pdsh\n"), "--launcher"), "not set");
+  EXPECT_EQ(flag(launch(text + "  deepspeed_multinode_launcher: slurm\n"), "--launcher"), "slurm");
 }
 
 TEST(AccelerateLaunch, TypedFlagsWin) {

@@ -156,8 +156,11 @@ TEST_F(RzrunAccelerate, DryRunHasRanksHostsAndConfiguration) {
         "deepspeed_config: {deepspeed_hostfile: hosts, zero_stage: 1}\n");
   auto all = lines(out("--config_file pdsh.yaml --dry-run true"));
   ASSERT_EQ(all.size(), 4u);
-  EXPECT_TRUE(all[1].starts_with("n0: ranks 0 to 1; agent: ssh")) << all[1];
+  EXPECT_TRUE(all[1].starts_with("n0: ranks 0 to 1; CUDA_VISIBLE_DEVICES=0,1; agent: ssh")) << all[1];
   EXPECT_TRUE(all[2].starts_with("n1: ranks 2 to 3")) << all[2];
+  const char* const by_mpirun =
+      "--config_file pdsh.yaml --deepspeed_multinode_launcher openmpi --dry-run true";
+  EXPECT_NE(out(by_mpirun).find("agents: mpirun "), std::string::npos) << out(by_mpirun);
   all = lines(out("--config_file pdsh.yaml --deepspeed_inclusion_filter n1:3 --dry-run true"));
   EXPECT_TRUE(all[1].starts_with("n1: rank 0; CUDA_VISIBLE_DEVICES=3")) << all[1];
   all = lines(out("--config_file pdsh.yaml --hostfile hosts --exclude n0 --dry-run true"));

@@ -86,9 +86,13 @@ class Hosts {
     const auto& where = [&] { return v_.where("deepspeed_multinode_launcher"); };
     require(launcher != "nossh", Errc::config, launcher == "nossh" ? where() : "",
             ": nossh: write standard, which starts rzrun on each host in the same way");
-    const bool known = launcher == "pdsh" || launcher == "ssh";
-    require(known, Errc::config, known ? "" : where(), ": ", launcher,
-            ": rzrun starts its agents by ssh; write pdsh, which is ssh here, or standard");
+    const bool other = launcher == "openmpi" || launcher == "slurm";
+    const bool known = other || launcher == "pdsh" || launcher == "ssh";
+    require(
+        known, Errc::config, known ? "" : where(), ": ", launcher,
+        ": rzrun starts its agents by ssh, openmpi or slurm; write one of these, pdsh, which is ssh here, or "
+        "standard");
+    if (other) set("--launcher", "deepspeed_multinode_launcher", [&] { return launcher; });
     require(
         v_.has("deepspeed_hostfile"), Errc::config, v_.where("num_machines"), ": there are ", machines_,
         " machines, and deepspeed_hostfile is missing; add it, or deepspeed_multinode_launcher: standard");

@@ -4,6 +4,7 @@
 
 #include "comm/core/error.h"
 #include "comm/core/text.h"
+#include "tools/rzrun/flags/launchers.h"
 
 namespace rz::rzrun {
 namespace {
@@ -41,6 +42,9 @@ void take_hosts(const CommandLine& line, bool on_each_host, accelerate::Launch& 
   take("--hostfile", h.hostfile);
   take("--include", h.include);
   take("--exclude", h.exclude);
+  std::string launcher;
+  take("--launcher", launcher);
+  if (!launcher.empty()) apply_launcher(launcher, "", o);
   std::string each;
   take("--num_gpus", each);
   if (!each.empty()) h.num_gpus = parse_number<int>(each).value_or(0);
