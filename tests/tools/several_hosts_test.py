@@ -354,7 +354,7 @@ class Torchrun(Jobs, unittest.TestCase):
     def test_hosts_with_another_choice_of_encryption(self):
         jobs = self.start_all('sleep', '1000', more=[{'RZ_ENCRYPTION': 'on'}, {'RZ_ENCRYPTION': 'off'}])
         out, err = jobs[1].communicate(timeout=60)
-        self.assertEqual((jobs[1].returncode, out), (1, ''), err)
+        self.assertEqual((jobs[1].returncode, out), (2, ''), err)
         self.assertIn('is of this job, but it encrypts (RZ_ENCRYPTION=on), and this process has RZ_ENCRYPTION=off', err)
         self.signal(self.hosts.hosts[0], 'TERM')
         self.ends(jobs[:1])
