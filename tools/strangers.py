@@ -27,13 +27,13 @@ drop (8 bytes), reorder (two pieces), cut (end both). --only N: in the first N c
 connections have sent (--sessions)."""
 import argparse, ctypes, errno, json, os, random, selectors, signal, socket, subprocess, sys, time
 
-HELLO, VERSION = 64, 2
+HELLO, VERSION = 64, 3
 KINDS = ('scan', 'garbage', 'half_open', 'hello', 'slow', 'thousands', 'replay')  # over TCP
 stopped = []
 
 def plausible_hello(purpose=1):
-    """A hello as a rank would send it (comm/net/authentication.h). The version is that of the exchange."""
-    return b'ringzero' + bytes([VERSION, purpose]) + (0).to_bytes(2, 'little') + b''.join(n.to_bytes(4, 'little') for n in (4, 3, 0)) + os.urandom(40)
+    """A hello as a rank would send it (comm/net/authentication.h): of its first connection, which requires TLS."""
+    return b'ringzero' + bytes([VERSION, purpose, 0, 2]) + b''.join(n.to_bytes(4, 'little') for n in (4, 3, 0)) + os.urandom(40)
 
 def read_sessions(path):
     """What the client of each recorded connection sent, by port."""
