@@ -9,8 +9,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <random>
@@ -26,6 +24,7 @@
 #include "comm/transport/tcp/data_socket.h"
 #include "comm/transport/tcp/tcp_transport.h"
 #include "tests/support/error_of.h"
+#include "tests/support/fuzz.h"
 #include "tests/support/ranks.h"
 #include "tests/support/streams.h"
 
@@ -150,46 +149,54 @@ TEST(Tcp, DamagedFramesNameTheirSender) {
   }
 }
 
-// Frames of which bytes are changed, in pieces of random size, then the end of the connection.
-// RZ_FUZZ_SECONDS: for so long.
-TEST(TcpFuzz, AnyFramesAreReadOrNameTheirSender) {
-  const char* const limit = std::getenv("RZ_FUZZ_SECONDS");
-  const Deadline end = Deadline::after(seconds(limit ? std::atoi(limit) : 0));
-  std::mt19937 random(17);
-  std::size_t tried = 0, read = 0, damaged = 0;
-  for (; tried < 20 || !end.expired(); ++tried) {
-    std::string bytes;
-    std::size_t payload = 0;
-    for (auto frames = 1 + random() % 5; frames > 0; --frames) {
-      tcp::FrameHeader header;
-      header.length =
-          1 + static_cast<std::uint32_t>(
-                  random() % std::array<std::size_t, 4>{8, 2000, 6000, tcp::max_frame_bytes}[random() % 4]);
-      header.offset = payload;
-      bytes.append(reinterpret_cast<const char*>(&header), sizeof header).append(header.length, 'p');
-      payload += header.length;
-      for (auto n = random() % 3; n > 0; --n) {  // mostly of the header
-        char& c = bytes[bytes.size() - header.length - (random() % 8 ? random() % 16 + 24 : 0)];
-        c = static_cast<char>(random() % 2 ? random() : static_cast<unsigned char>(c) ^ 1u << random() % 8);
-      }
+struct Frames {
+  std::string bytes;
+  std::size_t payload = 0;  ///< of all, if none is damaged
+};
+/// One to five frames, of which bytes are changed, and which may be cut off.
+Frames damaged_frames(std::mt19937& random) {
+  Frames all;
+  std::string& bytes = all.bytes;
+  for (auto frames = 1 + random() % 5; frames > 0; --frames) {
+    constexpr std::array<std::size_t, 4> sizes{8, 2000, 6000, tcp::max_frame_bytes};
+    tcp::FrameHeader header;
+    header.length = 1 + static_cast<std::uint32_t>(random() % sizes[random() % sizes.size()]);
+    header.offset = all.payload;
+    bytes.append(reinterpret_cast<const char*>(&header), sizeof header).append(header.length, 'p');
+    all.payload += header.length;
+    for (auto n = random() % 3; n > 0; --n) {  // mostly of the header
+      char& c = bytes[bytes.size() - header.length - (random() % 8 ? random() % 16 + 24 : 0)];
+      c = static_cast<char>(random() % 2 ? random() : static_cast<unsigned char>(c) ^ 1u << random() % 8);
     }
-    if (random() % 4 == 0) bytes.resize(random() % bytes.size());
-    std::vector<std::size_t> pieces;
-    for (std::size_t n = 0; n < bytes.size(); n += pieces.back())
-      pieces.push_back(std::min(bytes.size() - n, random() % 2 ? bytes.size() : 1 + random() % 5000));
+  }
+  if (random() % 4 == 0) bytes.resize(random() % bytes.size());
+  return all;
+}
+
+/// In pieces of random size, until the other end refuses them.
+void send_in_pieces(int socket, const std::string& bytes, std::mt19937 random) {
+  for (std::size_t sent = 0; sent < bytes.size();) {
+    std::size_t piece = std::min(bytes.size() - sent, random() % 2 ? bytes.size() : 1 + random() % 5000);
+    while (piece > 0) {
+      pollfd p{socket, POLLOUT, 0};
+      if (poll(&p, 1, 20'000) != 1) return;
+      const ssize_t n = send(socket, bytes.data() + sent, piece, MSG_NOSIGNAL);
+      if (n <= 0) return;
+      sent += static_cast<std::size_t>(n), piece -= static_cast<std::size_t>(n);
+    }
+  }
+}
+
+// Damaged frames, then the end of the connection.
+TEST(TcpFuzz, AnyFramesAreReadOrNameTheirSender) {
+  test::Fuzz fuzz(20);
+  long read = 0, damaged = 0;
+  while (fuzz.next() && !HasFailure()) {
+    const Frames frames = damaged_frames(fuzz.random);
     test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
       if (rank == 1) {
         auto sockets = play_rank_1(*store);
-        const int data = sockets[2].socket.get();
-        std::size_t sent = 0;
-        for (const std::size_t piece : pieces)
-          for (std::size_t done = 0; done < piece;) {
-            pollfd p{data, POLLOUT, 0};
-            if (poll(&p, 1, 20'000) != 1) return;
-            const ssize_t n = send(data, bytes.data() + sent, piece - done, MSG_NOSIGNAL);
-            if (n <= 0) return;  // the other end has refused them
-            done += static_cast<std::size_t>(n), sent += static_cast<std::size_t>(n);
-          }
+        send_in_pieces(sockets[2].socket.get(), frames.bytes, fuzz.random);
         sockets[2].socket.close();
         store->get("seen", Deadline::after(seconds(60)));
         return;
@@ -209,15 +216,13 @@ TEST(TcpFuzz, AnyFramesAreReadOrNameTheirSender) {
         EXPECT_EQ(e.culprit(), 1) << e.what();
         damaged += std::string(e.what()).find("damaged frame") != std::string::npos;
       }
-      EXPECT_LE(got, bytes.size());
-      read += got == payload;
+      EXPECT_LE(got, frames.bytes.size());
+      read += got == frames.payload;
       store->set("seen", "");
     });
-    if (testing::Test::HasFailure()) break;
   }
-  EXPECT_GT(read, 0u);
-  EXPECT_GT(damaged, 0u);
-  if (limit) std::printf("%zu streams, %zu whole, %zu damaged\n", tried, read, damaged);
+  EXPECT_GT(read, 0);
+  EXPECT_GT(damaged, 0);
 }
 
 // A link with one broken socket is lost, even though the process lives.
