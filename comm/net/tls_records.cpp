@@ -50,9 +50,9 @@ Parts::Parts(std::span<const iovec> parts) : parts_(parts) {
   for (const iovec& part : parts) left_ += part.iov_len;
 }
 
-std::span<std::uint8_t> Parts::take(std::size_t most) {
+std::span<std::uint8_t> Parts::take(std::size_t max) {
   while (parts_.front().iov_len == at_) parts_ = parts_.subspan(1), at_ = 0;
-  const std::size_t size = std::min(most, parts_.front().iov_len - at_);
+  const std::size_t size = std::min(max, parts_.front().iov_len - at_);
   std::uint8_t* const first = static_cast<std::uint8_t*>(parts_.front().iov_base) + at_;
   at_ += size, left_ -= size;
   return {first, size};

@@ -25,7 +25,7 @@ class Parts {
   /// In all buffers together.
   std::size_t left() const { return left_; }
   /// The next bytes, which are in one buffer: at most `most`, at least one.
-  std::span<std::uint8_t> take(std::size_t most);
+  std::span<std::uint8_t> take(std::size_t max);
 
  private:
   std::span<const iovec> parts_;

@@ -115,11 +115,11 @@ TEST_P(TlsWithOpenSsl, CarriesEverySizeInBothDirections) {
   WithOpenSsl ends(ours_is_client, cipher);
   ASSERT_TRUE(ends.open());
   EXPECT_EQ(ends.ours.cipher(), cipher);
-  for (const bool asks : {false, true})
+  for (const bool requests : {false, true})
     for (const std::size_t size : {1, 5, 16'383, 16'384, 16'385, 65'576, 700'000}) {
-      ASSERT_EQ(
-          SSL_key_update(ends.other.get(), asks ? SSL_KEY_UPDATE_REQUESTED : SSL_KEY_UPDATE_NOT_REQUESTED),
-          1);
+      ASSERT_EQ(SSL_key_update(ends.other.get(),
+                               requests ? SSL_KEY_UPDATE_REQUESTED : SSL_KEY_UPDATE_NOT_REQUESTED),
+                1);
       const auto bytes = noise(size, static_cast<unsigned>(size));
       ASSERT_EQ(ends.to_openssl(bytes), bytes) << size;
       ASSERT_EQ(ends.from_openssl(bytes), bytes) << size;

@@ -15,8 +15,8 @@ namespace rz::test {
 
 class Fuzz {
  public:
-  /// `least`: turns without RZ_FUZZ_SECONDS.
-  explicit Fuzz(long least) : least_(least) {
+  /// `min_turns`: those without RZ_FUZZ_SECONDS.
+  explicit Fuzz(long min_turns) : min_turns_(min_turns) {
     if (const char* const seed = std::getenv("RZ_FUZZ_SEED"))
       random.seed(static_cast<unsigned>(std::atoi(seed)));
     if (const char* const time = std::getenv("RZ_FUZZ_SECONDS")) seconds_ = std::atoi(time);
@@ -29,17 +29,17 @@ class Fuzz {
 
   /// For the head of a loop: whether there is one more turn.
   bool next() {
-    if (tried_ >= least_ && std::chrono::steady_clock::now() >= end_) return false;
+    if (tried_ >= min_turns_ && std::chrono::steady_clock::now() >= end_) return false;
     ++tried_;
     return true;
   }
   long tried() const { return tried_; }
 
-  /// Changes up to `most` bytes of a part of the text.
-  std::string changed(std::string text, unsigned most = 4, std::size_t from = 0,
+  /// Changes up to `max` bytes of a part of the text.
+  std::string changed(std::string text, unsigned max = 4, std::size_t from = 0,
                       std::size_t size = std::numeric_limits<std::size_t>::max()) {
     size = std::min(size, text.size() - from);
-    for (auto n = random() % (most + 1); n > 0; --n)
+    for (auto n = random() % (max + 1); n > 0; --n)
       text[from + random() % size] = static_cast<char>(random());
     return text;
   }
@@ -47,7 +47,7 @@ class Fuzz {
   std::mt19937 random{7};
 
  private:
-  long least_, tried_ = 0;
+  long min_turns_, tried_ = 0;
   int seconds_ = 0;
   std::chrono::steady_clock::time_point end_;
 };

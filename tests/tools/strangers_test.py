@@ -101,19 +101,19 @@ class WhileItRuns(Network):
         root = self.hosts[0].processes(job.program[0])
         before, begin = {p: strangers.usage(self.hosts[0], p) for p in root}, time.monotonic()
         attack, after = self.attack(kind, *(words or ('--at', f'{self.hosts[0].address}:{PORT}'))), dict(before)
-        most = {p: dict(u) for p, u in before.items()}
+        peak = {p: dict(u) for p, u in before.items()}
         while job.running():
             for p in root:
                 try: after[p] = strangers.usage(self.hosts[0], p)
                 except (IndexError, ValueError): continue  # it has ended
-                for what in ('fds', 'rss'): most[p][what] = max(most[p][what], after[p][what])
+                for what in ('fds', 'rss'): peak[p][what] = max(peak[p][what], after[p][what])
             time.sleep(0.05)
         elapsed, report, ends = time.monotonic() - begin, attack.end(), self.ends_well(job)
         self.assertEqual(report['let_in'], 0)
         for p in root:
             # 64 that have proved nothing, one a rank, and a batch that was accepted at once
-            self.assertLessEqual(most[p]['fds'] - before[p]['fds'], 64 + 4 + 32 + 4, kind)
-            self.assertLess(most[p]['rss'] - before[p]['rss'], memory, kind)
+            self.assertLessEqual(peak[p]['fds'] - before[p]['fds'], 64 + 4 + 32 + 4, kind)
+            self.assertLess(peak[p]['rss'] - before[p]['rss'], memory, kind)
         # Processors' time of the store, which other load does not increase; the first accepts are not limited.
         self.assertLess(max(after[p]['store'] - before[p]['store'] for p in root), 0.2 + 0.25 * elapsed, kind)
         return report, ends
