@@ -326,7 +326,8 @@ TEST(Rzrun, AKillByTheKernelForMemoryIsExplained) {
   EXPECT_EQ(p.wait(), 128 + SIGKILL) << p.err();
   const std::string last = lines(p.err()).back();
   EXPECT_TRUE(last.starts_with("rzrun: first failure: rank 1 of 2 killed by SIGKILL (Killed); ")) << p.err();
-  EXPECT_NE(last.find("; in all_reduce #"), std::string::npos) << last;
+  // The thread that takes the memory may be killed between two calls of the other.
+  EXPECT_NE(last.find(" all_reduce #"), std::string::npos) << last;
   EXPECT_NE(last.find("; the kernel's out-of-memory killer struck meanwhile: start fewer ranks, or raise"),
             std::string::npos)
       << last;
