@@ -112,21 +112,20 @@ class EnvironmentReader {
   EnvironmentReader(const Variables& variables, const LauncherVariables& names)
       : variables_(variables), names_(names) {}
 
-  int number(const std::vector<const char*>& any, int least) {
+  int number(const std::vector<const char*>& any, int min) {
     for (const char* name : any) {
       const auto text = variables_(name);
       if (!text) continue;
       const std::string_view n = name;
       const auto value =
           n.find("_TASKS_PER_NODE") != n.npos ? tasks_of_node(*text, node()) : parse_int(*text);
-      if (!value || *value < least)
-        complain(concat(name, "='", *text, "' is not a number from ", least, " on"));
-      return value.value_or(least);
+      if (!value || *value < min) complain(concat(name, "='", *text, "' is not a number from ", min, " on"));
+      return value.value_or(min);
     }
     std::string list;
     for (const char* name : any) list += concat(list.empty() ? "" : " or ", name);
     complain(list + " is missing");
-    return least;
+    return min;
   }
 
   void check(bool ok, const std::string& problem) {

@@ -31,10 +31,10 @@ class Deadline {
   bool expired() const { return Clock::now() >= at_; }
   /// Time until the deadline; 0 if it has passed.
   Clock::duration remaining() const { return std::max(at_ - Clock::now(), Clock::duration::zero()); }
-  /// min(remaining(), most) in milliseconds, rounded up, for poll(2).
-  int poll_ms(int most) const {
+  /// min(remaining(), max) in milliseconds, rounded up, for poll(2).
+  int poll_ms(int max) const {
     return static_cast<int>(
-        std::min<long long>(most, std::chrono::ceil<std::chrono::milliseconds>(remaining()).count()));
+        std::min<long long>(max, std::chrono::ceil<std::chrono::milliseconds>(remaining()).count()));
   }
   /// The time point, for the wait functions of the standard library.
   Clock::time_point at() const { return at_; }

@@ -16,14 +16,14 @@ namespace rz {
 namespace {
 
 template <class T>
-void read_number(const char* variable, T least, T most, T& value) {
+void read_number(const char* variable, T min, T max, T& value) {
   const char* text = std::getenv(variable);
   if (!text) return;
   T parsed{};
   const char* end = text + std::strlen(text);
   const auto [stop, error] = std::from_chars(text, end, parsed);
-  require(error == std::errc{} && stop == end && parsed >= least && parsed <= most, Errc::config, variable,
-          "='", text, "' is not a number from ", least, " to ", most);
+  require(error == std::errc{} && stop == end && parsed >= min && parsed <= max, Errc::config, variable, "='",
+          text, "' is not a number from ", min, " to ", max);
   value = parsed;
 }
 

@@ -70,12 +70,12 @@ int edit_distance(std::string_view a, std::string_view b);
 template <class Names>
 std::string nearest_name(std::string_view word, const Names& names) {
   std::string best;
-  int least = static_cast<int>(word.size());
+  int min_edits = static_cast<int>(word.size());
   for (const auto& name : names) {
     const std::string_view text = name;
     const int edits = edit_distance(word, text);
-    if (4 * edits <= static_cast<int>(std::max(word.size(), text.size())) && edits < least)
-      least = edits, best = text;
+    if (4 * edits <= static_cast<int>(std::max(word.size(), text.size())) && edits < min_edits)
+      min_edits = edits, best = text;
   }
   return best;
 }

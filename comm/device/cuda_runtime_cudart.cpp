@@ -66,11 +66,11 @@ Status is_pageable(bool* yes, const void* pointer) {
 }
 
 Status stream_create(void** stream, bool high_priority) {
-  int least = 0, greatest = 0;
-  if (const auto status = cudaDeviceGetStreamPriorityRange(&least, &greatest); status != cudaSuccess)
+  int lowest = 0, highest = 0;
+  if (const auto status = cudaDeviceGetStreamPriorityRange(&lowest, &highest); status != cudaSuccess)
     return status;
   return cudaStreamCreateWithPriority(reinterpret_cast<cudaStream_t*>(stream), cudaStreamNonBlocking,
-                                      high_priority ? greatest : least);
+                                      high_priority ? highest : lowest);
 }
 
 Status without_last_error(cudaError_t status) {

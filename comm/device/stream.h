@@ -74,13 +74,15 @@ class Stream {
   /// grain and threads(), so results are reproducible. f must not throw.
   template <class F>
   void parallel_for(std::size_t n, std::size_t grain, const F& f) const {
-    const std::size_t most = grain ? ceil_div(n, grain) : n;
-    const std::size_t members = std::min(static_cast<std::size_t>(threads()), most);
+    const std::size_t max_members = grain ? ceil_div(n, grain) : n;
+    const std::size_t members = std::min(static_cast<std::size_t>(threads()), max_members);
     if (members <= 1) {
       if (n) f(std::size_t{0}, n);
       return;
     }
-    const auto cut = [&](std::size_t i) { return std::min(n, most * i / members * (grain ? grain : 1)); };
+    const auto cut = [&](std::size_t i) {
+      return std::min(n, max_members * i / members * (grain ? grain : 1));
+    };
     team_->run([&](int member) {
       const auto i = static_cast<std::size_t>(member);
       if (i < members && cut(i) < cut(i + 1)) f(cut(i), cut(i + 1));

@@ -12,8 +12,8 @@ namespace rz::net {
 
 namespace {
 
-timespec to_timespec(std::chrono::microseconds most) {
-  const auto us = std::clamp<long long>(most.count(), 0, 1'000'000);
+timespec to_timespec(std::chrono::microseconds timeout) {
+  const auto us = std::clamp<long long>(timeout.count(), 0, 1'000'000);
   return {us / 1'000'000, (us % 1'000'000) * 1000};
 }
 
@@ -35,9 +35,9 @@ void Poller::add(int fd, FdEvents& watched, std::uint32_t events) {
 
 void Poller::remove(int fd) { epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr); }
 
-bool Poller::poll(std::chrono::microseconds most) {
+bool Poller::poll(std::chrono::microseconds timeout) {
   std::array<epoll_event, 64> events;
-  const timespec limit = to_timespec(most);
+  const timespec limit = to_timespec(timeout);
   const bool looks = limit.tv_sec == 0 && limit.tv_nsec == 0;
   int n = looks ? epoll_wait(epoll_.get(), events.data(), events.size(), 0)
                 : epoll_pwait2(epoll_.get(), events.data(), events.size(), &limit, nullptr);

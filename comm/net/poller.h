@@ -28,9 +28,9 @@ class Poller {
   /// stay valid until remove(). Errc::system if epoll refuses the descriptor.
   void add(int fd, FdEvents& watched, std::uint32_t events);
   void remove(int fd);
-  /// Sleeps until an event arrives or the doorbell rings, at most `most` and at most 1 s; zero does not
+  /// Sleeps until an event arrives or the doorbell rings, at most `timeout` and at most 1 s; zero does not
   /// sleep. Returns true if anything arrived.
-  bool poll(std::chrono::microseconds most);
+  bool poll(std::chrono::microseconds timeout);
   /// Readable while poll() would return true. Borrowed.
   int descriptor() const { return epoll_.get(); }
   /// The doorbell, an eventfd: writing to it makes poll() return. Borrowed.

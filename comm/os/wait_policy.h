@@ -124,10 +124,10 @@ struct ExponentialBackoff {
 
   Time min_sleep, max_sleep;
 
-  /// Sleeps after poll number `polls`, counted from 0, but no longer than `most`.
-  void wait(unsigned polls, std::chrono::nanoseconds most = std::chrono::nanoseconds::max()) const {
+  /// Sleeps after poll number `polls`, counted from 0, but no longer than `timeout`.
+  void wait(unsigned polls, std::chrono::nanoseconds timeout = std::chrono::nanoseconds::max()) const {
     const Time sleep = std::min(max_sleep, min_sleep * (1 << std::min(polls, 20u)));
-    std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(sleep, most));
+    std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(sleep, timeout));
   }
 };
 

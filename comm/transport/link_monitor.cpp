@@ -34,9 +34,9 @@ void LinkMonitor::progress() {
   throw_if_failed();
 }
 
-void LinkMonitor::wait(std::chrono::microseconds most, bool eager) {
+void LinkMonitor::wait(std::chrono::microseconds timeout, bool eager) {
   waiter_.wait(
-      most, eager, [&] { return has_event(); }, [&](bool asleep) { set_sleeping(asleep); });
+      timeout, eager, [&] { return has_event(); }, [&](bool asleep) { set_sleeping(asleep); });
 }
 
 int LinkMonitor::begin_sleep() {

@@ -72,7 +72,7 @@ class LinkMonitor {
   void add(MonitoredLinks&, std::span<const int> peers, LinkData);
 
   void progress();
-  void wait(std::chrono::microseconds most, bool eager);
+  void wait(std::chrono::microseconds timeout, bool eager);
   int begin_sleep();
   void end_sleep();
   void wake() noexcept { waiter_.wake(); }

@@ -25,7 +25,7 @@ class MonitoredTransport : public Transport {
   virtual void connect(const net::HandshakeInfo&, const std::vector<std::string>& addresses, Deadline) = 0;
 
   void progress() final { monitor_->progress(); }
-  void wait(std::chrono::microseconds most, bool eager) final { monitor_->wait(most, eager); }
+  void wait(std::chrono::microseconds timeout, bool eager) final { monitor_->wait(timeout, eager); }
   int begin_sleep() final { return monitor_->begin_sleep(); }
   void end_sleep() final { monitor_->end_sleep(); }
   void wake() noexcept final { monitor_->wake(); }

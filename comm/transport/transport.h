@@ -47,9 +47,9 @@ class Transport {
 
   /// Progresses transfers and detects failures. Once the group has failed, throws its Failure as an Error.
   virtual void progress() = 0;
-  /// Sleeps until something may have changed, at most `most`. Spurious returns are normal. `eager`: the
+  /// Sleeps until something may have changed, at most `timeout`. Spurious returns are normal. `eager`: the
   /// thread may spin before it sleeps.
-  virtual void wait(std::chrono::microseconds most, bool eager = true) = 0;
+  virtual void wait(std::chrono::microseconds timeout, bool eager = true) = 0;
   /// Makes wait() return. Any thread.
   virtual void wake() noexcept = 0;
 

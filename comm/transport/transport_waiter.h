@@ -36,16 +36,16 @@ class TransportWaiter {
   /// failure_poll_interval ago: sockets that carry no data only show which peers died.
   bool poll();
 
-  /// Returns after an event on a descriptor, after wake(), once has_event() is true, or after `most`.
+  /// Returns after an event on a descriptor, after wake(), once has_event() is true, or after `timeout`.
   /// `eager`: spins before it sleeps. set_sleeping(true) makes peers that change shared memory ring the
   /// doorbell.
   template <class HasEvent, class SetSleeping>
-  void wait(std::chrono::microseconds most, bool eager, HasEvent has_event, SetSleeping set_sleeping) {
+  void wait(std::chrono::microseconds timeout, bool eager, HasEvent has_event, SetSleeping set_sleeping) {
     const auto ready = [&] { return was_woken() || has_event(); };
     if (std::exchange(event_pending_, false) || ready()) return;
     if (spin(eager, ready)) return;
     set_sleeping(true);
-    if (!ready()) poller_.poll(std::min<std::chrono::microseconds>(most, policy_.max_sleep));
+    if (!ready()) poller_.poll(std::min<std::chrono::microseconds>(timeout, policy_.max_sleep));
     end_sleep(set_sleeping);
   }
 

@@ -16,23 +16,23 @@ struct Stated {
   std::int64_t size = 0;
 };
 
-/// Nothing for a key that was not read or not given, or says that others decide. `least`: what it states at
-/// least.
-std::optional<Stated> stated(const Settings& s, const char* path, std::int64_t least) {
+/// Nothing for a key that was not read or not given, or has a number below `min`, which leaves the size to
+/// other keys.
+std::optional<Stated> stated(const Settings& s, const char* path, std::int64_t min) {
   const Settings::Entry* entry = s.find(path);
   if (entry == nullptr || !entry->given || !entry->value.is_number()) return {};
   const auto size = entry->value.get<std::int64_t>();
-  if (size < least) return {};
+  if (size < min) return {};
   const bool in_file = entry->origin.starts_with("file") || entry->origin.starts_with("auto");
   return Stated{in_file ? path : entry->origin, size};
 }
 
 /// The one size of a dimension; Errc::config if keys contradict each other.
-std::optional<Stated> agreed(const Settings& s, std::initializer_list<const char*> paths, std::int64_t least,
+std::optional<Stated> agreed(const Settings& s, std::initializer_list<const char*> paths, std::int64_t min,
                              const std::string& file) {
   std::optional<Stated> first;
   for (const char* path : paths) {
-    const auto other = stated(s, path, path == *paths.begin() ? 1 : least);
+    const auto other = stated(s, path, path == *paths.begin() ? 1 : min);
     if (!first) first = other;
     require(!other || other->size == first->size, Errc::config, file, ": ", other ? other->place : "",
             ": is ", other ? other->size : 0, ", but ", first ? first->place : "", " is ",

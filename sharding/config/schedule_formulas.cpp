@@ -247,8 +247,8 @@ bool improves(const ReduceLrOnPlateau& s, double metric, const std::optional<dou
   constexpr double inf = std::numeric_limits<double>::infinity();
   const bool relative = s.threshold_mode == ReduceLrOnPlateau::ThresholdMode::rel;
   if (s.mode == ReduceLrOnPlateau::Mode::min) {
-    const double least = best.value_or(inf);
-    return metric < (relative ? least * (1.0 - s.threshold) : least - s.threshold);
+    const double lowest = best.value_or(inf);
+    return metric < (relative ? lowest * (1.0 - s.threshold) : lowest - s.threshold);
   }
   const double greatest = best.value_or(-inf);
   return metric > (relative ? greatest * (s.threshold + 1.0) : greatest + s.threshold);

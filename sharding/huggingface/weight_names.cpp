@@ -143,14 +143,15 @@ const TensorInfo* WeightNames::find(const std::string& name) const {
 
 std::string WeightNames::likely_prefix(std::span<const std::string> model) const {
   std::string best;
-  std::size_t most = found(model, left_out_, prefix_);
+  std::size_t max_count = found(model, left_out_, prefix_);
   std::set<std::string> tried;
   for (const std::string& name : model.first(std::min<std::size_t>(model.size(), 4)))
     for (const auto& [stored, tensor] : by_name_) {
       if (!stored.ends_with("." + name)) continue;
       const std::string prefix = stored.substr(0, stored.size() - name.size());
       if (!tried.insert(prefix).second || tried.size() > 64) continue;
-      if (const std::size_t n = found(model, prefix, Prefix::as_is); n > most) most = n, best = prefix;
+      if (const std::size_t n = found(model, prefix, Prefix::as_is); n > max_count)
+        max_count = n, best = prefix;
     }
   return best;
 }

@@ -60,10 +60,10 @@ std::vector<OptimizerState::Extent> OptimizerState::extents(int bucket) const {
 }
 
 void OptimizerState::allocate() {
-  std::size_t most = 0;
-  for (const auto& list : states_) most = std::max(most, list.size());
-  memory_.assign(most, {}), shift_.assign(most, std::vector<std::ptrdiff_t>(groups_.size()));
-  for (std::size_t s = 0; s < most; ++s)
+  std::size_t max_count = 0;
+  for (const auto& list : states_) max_count = std::max(max_count, list.size());
+  memory_.assign(max_count, {}), shift_.assign(max_count, std::vector<std::ptrdiff_t>(groups_.size()));
+  for (std::size_t s = 0; s < max_count; ++s)
     for (int b = 0; b < model_.layout().size(); ++b) {
       std::size_t count = 0;
       for (const Extent& e : extents(b)) {

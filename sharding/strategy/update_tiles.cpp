@@ -40,7 +40,7 @@ UpdateTiles::Parts UpdateTiles::parts(const Tile& tile) const {
 
 /// Of the largest tile: the first of a bucket is as large as any other.
 std::size_t UpdateTiles::buffer_bytes() const {
-  std::size_t most = 0;
+  std::size_t max_bytes = 0;
   for (int b = 0; b < model_.layout().size(); ++b) {
     if (!is_offloaded(b)) continue;
     const std::size_t count = std::min(max_count_, model_.layout().updated(b).count());
@@ -51,9 +51,9 @@ std::size_t UpdateTiles::buffer_bytes() const {
     const Parts all = parts(whole_tile(model_, b));
     add(all.value), add(all.working);
     for (const Tensor& state : all.states) add(state);
-    most = std::max(most, bytes);
+    max_bytes = std::max(max_bytes, bytes);
   }
-  return most;
+  return max_bytes;
 }
 
 void UpdateTiles::begin(const Stream& stream) {

@@ -94,9 +94,9 @@ void MatrixDirections::assign(const std::function<bool(int member)>& filter) {
   owner_.assign(members.size(), -1);
   std::vector<double> load(static_cast<std::size_t>(runtime_.shard_group.size()));
   for (const auto& [negative, m] : work) {
-    const auto least = std::ranges::min_element(load);
-    *least -= negative;
-    owner_[static_cast<std::size_t>(m)] = static_cast<int>(least - load.begin());
+    const auto lightest = std::ranges::min_element(load);
+    *lightest -= negative;
+    owner_[static_cast<std::size_t>(m)] = static_cast<int>(lightest - load.begin());
   }
 }
 

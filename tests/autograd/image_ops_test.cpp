@@ -115,11 +115,11 @@ TEST(ImageLayers, HaveNamesAndInitialValuesOfPyTorch) {
   init_parameters(net, 1);
   const float bound = 1 / std::sqrt(30.0f);
   for (const char* name : {"layers.0.weight", "layers.0.bias"}) {
-    float most = 0;
+    float max = 0;
     const Tensor& t = net.find(name)->value;
-    for (std::size_t i = 0; i < t.count(); ++i) most = std::max(most, std::abs(t.data<float>()[i]));
-    EXPECT_LE(most, bound);
-    EXPECT_GT(most, bound / 2);
+    for (std::size_t i = 0; i < t.count(); ++i) max = std::max(max, std::abs(t.data<float>()[i]));
+    EXPECT_LE(max, bound);
+    EXPECT_GT(max, bound / 2);
   }
   EXPECT_EQ(net.find("layers.1.weight")->value.data<float>()[5], 1);
   EXPECT_EQ(net.find("layers.1.bias")->value.data<float>()[5], 0);

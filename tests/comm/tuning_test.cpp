@@ -191,7 +191,7 @@ TEST(Tuning, IntranodeRulesAreNoSchedules) {
 TEST(Tuning, BuiltInIntranodeAlgorithms) {
   for (const int size : {2, 3, 8, 256}) {
     const tuning::IntranodeTable table(size);
-    const std::size_t most = (size == 2 ? 64 : 32) << 10;
+    const std::size_t max = (size == 2 ? 64 : 32) << 10;
     for (int i = 0; i < collective_count; ++i) {
       const Collective c{static_cast<std::uint8_t>(i)};
       EXPECT_FALSE(table.has_schedule(c));
@@ -201,8 +201,8 @@ TEST(Tuning, BuiltInIntranodeAlgorithms) {
                                                            c != Collective::send && c != Collective::recv)
           << name(c);
     }
-    EXPECT_FALSE(table.find(Collective::all_reduce, most).two_shot);
-    EXPECT_TRUE(table.find(Collective::all_reduce, most + 1).two_shot);
+    EXPECT_FALSE(table.find(Collective::all_reduce, max).two_shot);
+    EXPECT_TRUE(table.find(Collective::all_reduce, max + 1).two_shot);
     EXPECT_FALSE(table.find(Collective::all_reduce, 2047).try_zero_copy);
     EXPECT_TRUE(table.find(Collective::all_reduce, 2048).try_zero_copy);
     EXPECT_FALSE(table.find(Collective::broadcast, 16383).try_zero_copy);

@@ -248,9 +248,9 @@ void Machine::run_some() {
   std::unique_lock lock(mutex_);
   std::size_t tasks = 0;
   for (const auto& s : streams_) tasks += s->tasks.size();
-  constexpr std::size_t most = 4000;
-  if (running_ || tasks == 0 || (pace_ == Pace::lazy && tasks < most)) return;
-  if (pace_ == Pace::any && tasks < most && draw(8) != 0) return;
+  constexpr std::size_t max_tasks = 4000;
+  if (running_ || tasks == 0 || (pace_ == Pace::lazy && tasks < max_tasks)) return;
+  if (pace_ == Pace::any && tasks < max_tasks && draw(8) != 0) return;
   running_ = true;
   DeviceMemory::instance().open();
   for (std::size_t n = pace_ == Pace::any ? draw(2 * tasks) + 1 : ~std::size_t{0}; n > 0; --n)

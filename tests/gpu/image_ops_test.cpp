@@ -40,12 +40,12 @@ class ImageOps : public OnDevice, public testing::WithParamInterface<DType> {
   void expect_close(const Tensor& got, const Values& expected, const std::string& what) const {
     ASSERT_EQ(got.count(), expected.size()) << what;
     const Values values = from_device(got, stream);
-    double most = 1e-30;
-    for (const double e : expected) most = std::max(most, std::abs(e));
+    double max = 1e-30;
+    for (const double e : expected) max = std::max(max, std::abs(e));
     for (std::size_t i = 0; i < values.size(); ++i)
-      ASSERT_LE(std::abs(values[i] - expected[i]),
-                close * most + rounding(got.dtype()) * (std::abs(expected[i]) + close * most) +
-                    smallest(got.dtype()))
+      ASSERT_LE(
+          std::abs(values[i] - expected[i]),
+          close * max + rounding(got.dtype()) * (std::abs(expected[i]) + close * max) + smallest(got.dtype()))
           << what << " of " << name(got.dtype()) << ": element " << i << " is " << values[i] << ", expected "
           << expected[i];
   }
@@ -149,9 +149,7 @@ TEST_P(ImageOps, ConvolutionsAreExact) {
 struct Pooling {
   explicit Pooling(unsigned seed) {
     std::mt19937 random(seed);
-    const auto draw = [&](std::size_t least, std::size_t most) {
-      return least + random() % (most - least + 1);
-    };
+    const auto draw = [&](std::size_t min, std::size_t max) { return min + random() % (max - min + 1); };
     p.kernel = {draw(1, 5), draw(1, 5)};
     p.stride = seed % 4 ? ops::Size2(draw(1, 6), draw(1, 6)) : ops::Size2(0);
     p.padding = {draw(0, p.kernel.h / 2), draw(0, p.kernel.w / 2)};

@@ -37,10 +37,10 @@ Values column_sums(const Values& x, std::size_t columns) {
 }
 
 void expect_near(const Values& got, const Values& expected, double tolerance) {
-  double most = 1e-30;
-  for (const double e : expected) most = std::max(most, std::abs(e));
+  double max = 1e-30;
+  for (const double e : expected) max = std::max(max, std::abs(e));
   ASSERT_EQ(got.size(), expected.size());
-  for (std::size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], tolerance * most) << i;
+  for (std::size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], tolerance * max) << i;
 }
 
 /// Half a unit in the last place, and a little for f32's sums.
@@ -313,11 +313,11 @@ TEST_F(Linear, RowsThatAreNoWholeWordsAreSplitOff) {
   EXPECT_EQ(weights->first.m, 2048u);
   EXPECT_EQ(weights->second.m, 5u);
   kernels::GemmCall inputs = of_words(empty_on(stream, {texts, channels}, DType::bf16), false, false);
-  const auto few_and_most = split(inputs);
-  ASSERT_TRUE(few_and_most);
-  EXPECT_EQ(few_and_most->first.k, 5u);
-  EXPECT_EQ(few_and_most->second.k, 2048u);
-  EXPECT_EQ(few_and_most->second.beta, 1);
+  const auto few_and_main = split(inputs);
+  ASSERT_TRUE(few_and_main);
+  EXPECT_EQ(few_and_main->first.k, 5u);
+  EXPECT_EQ(few_and_main->second.k, 2048u);
+  EXPECT_EQ(few_and_main->second.beta, 1);
   inputs.beta = 1;  // a sum in bf16 would be rounded once more
   EXPECT_FALSE(split(inputs));
   inputs.result = DType::f32;

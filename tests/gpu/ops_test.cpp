@@ -50,11 +50,11 @@ class DeviceOps : public OnDevice, public testing::WithParamInterface<DType> {
   void expect_close(const Tensor& got, const Values& expected, double tolerance, const char* what) const {
     ASSERT_EQ(got.count(), expected.size()) << what;
     const Values values = from_device(got, stream);
-    double most = 1e-30;
-    for (const double e : expected) most = std::max(most, std::abs(e));
+    double max = 1e-30;
+    for (const double e : expected) max = std::max(max, std::abs(e));
     for (std::size_t i = 0; i < values.size(); ++i)
       ASSERT_LE(std::abs(values[i] - expected[i]),
-                tolerance * most + rounding(got.dtype()) * (std::abs(expected[i]) + tolerance * most) +
+                tolerance * max + rounding(got.dtype()) * (std::abs(expected[i]) + tolerance * max) +
                     smallest(got.dtype()))
           << what << " of " << name(got.dtype()) << ": element " << i << " is " << values[i] << ", expected "
           << expected[i];
@@ -538,19 +538,19 @@ TEST_P(DeviceOps, AnotherRanksTokensAreZero) {
 
 /// 37 classes as 13, 13 and 11; -100 is ignored.
 TEST_P(DeviceOps, CrossEntropyOfPartsIsThatOfTheWhole) {
-  constexpr std::size_t n = 5, v = 37, parts = 3, most = 13;
+  constexpr std::size_t n = 5, v = 37, parts = 3, share = 13;
   const Values x = random(n * v, 1, 4);
   const std::vector<std::int32_t> ids{0, 12, -100, 13, 36};
   const Tensor targets = to_device(ids, {n}, stream), all = statistics({parts, n, 2});
   std::vector<Tensor> logits, own;
   for (std::size_t p = 0; p < parts; ++p) {
-    const std::size_t width = std::min(most, v - p * most);
+    const std::size_t width = std::min(share, v - p * share);
     Values part;
     for (std::size_t i = 0; i < n; ++i)
-      for (std::size_t j = 0; j < width; ++j) part.push_back(x[i * v + p * most + j]);
+      for (std::size_t j = 0; j < width; ++j) part.push_back(x[i * v + p * share + j]);
     logits.push_back(place(part, {n, width}));
     own.push_back(to_device(ids, {n}, stream));
-    ops::local_indices(own[p], targets, p * most, width, v, stream);
+    ops::local_indices(own[p], targets, p * share, width, v, stream);
     ops::cross_entropy_part(all.view(p * n * 2, {n, 2}), logits[p], own[p], stream);
   }
   const Tensor loss = statistics({}), sums = empty_on(stream, {2}, DType::f64), losses = statistics({n}),
@@ -575,7 +575,8 @@ TEST_P(DeviceOps, CrossEntropyOfPartsIsThatOfTheWhole) {
     ops::cross_entropy_backward(logits[p], logits[p], log_sum, own[p], d_loss, stream);
     Values part;
     for (std::size_t i = 0; i < n; ++i)
-      for (std::size_t j = 0; j < logits[p].shape()[1]; ++j) part.push_back(d_expected[i * v + p * most + j]);
+      for (std::size_t j = 0; j < logits[p].shape()[1]; ++j)
+        part.push_back(d_expected[i * v + p * share + j]);
     expect_close(logits[p], part, close, "d_logits");
   }
 }

@@ -294,9 +294,9 @@ TEST(ResumedSamplers, HaveEverySampleOfEveryPassOnceWithAnyRanksAndBatches) {
             // The shuffled passes that run on repeat samples where the ranks do not divide them.
             const auto padding = [&](std::uint64_t pass) {
               if (kind != Kind::continuous) return 0;
-              const int most = std::max(pass <= position.epoch ? before.ranks - 1 : 0,
-                                        pass >= position.epoch ? after.ranks - 1 : 0);
-              return most;
+              const int max = std::max(pass <= position.epoch ? before.ranks - 1 : 0,
+                                       pass >= position.epoch ? after.ranks - 1 : 0);
+              return max;
             };
             for (std::uint64_t pass = 0; pass < position.epoch + 3; ++pass) {
               ASSERT_EQ(seen[pass].size(), samples) << "pass " << pass;

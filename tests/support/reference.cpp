@@ -33,15 +33,15 @@ Values values_of(const Tensor& t) { return Values(t.data<float>(), t.data<float>
 
 void expect_close(const Tensor& got, const Values& expected, double tolerance, const char* what) {
   ASSERT_EQ(got.count(), expected.size()) << what;
-  double most = 1e-30, worst = 0;
+  double max = 1e-30, worst = 0;
   std::size_t at = 0;
-  for (const double e : expected) most = std::max(most, std::abs(e));
+  for (const double e : expected) max = std::max(max, std::abs(e));
   for (std::size_t i = 0; i < expected.size(); ++i) {
     const double error = std::abs(got.data<float>()[i] - expected[i]);
     if (!(error <= worst)) worst = error, at = i;
   }
-  EXPECT_LE(worst, tolerance * most) << what << ": element " << at << " is " << got.data<float>()[at]
-                                     << ", expected " << expected[at];
+  EXPECT_LE(worst, tolerance * max) << what << ": element " << at << " is " << got.data<float>()[at]
+                                    << ", expected " << expected[at];
 }
 
 Values numeric_gradient(const Function& f, const Values& x, const Values& d_out) {
@@ -134,9 +134,9 @@ Values rms_norm(const Values& x, const Values& weight, double epsilon) {
 Values softmax(const Values& x, std::size_t columns) {
   Values out(x.size());
   for (std::size_t first = 0; first < x.size(); first += columns) {
-    const double most = *std::max_element(&x[first], &x[first] + columns);
+    const double max = *std::max_element(&x[first], &x[first] + columns);
     double total = 0;
-    for (std::size_t j = 0; j < columns; ++j) total += out[first + j] = std::exp(x[first + j] - most);
+    for (std::size_t j = 0; j < columns; ++j) total += out[first + j] = std::exp(x[first + j] - max);
     for (std::size_t j = 0; j < columns; ++j) out[first + j] /= total;
   }
   return out;
@@ -173,10 +173,10 @@ Values cross_entropy(const Values& logits, std::span<const std::int32_t> targets
   for (std::size_t i = 0; i < targets.size(); ++i) {
     if (targets[i] == -100) continue;
     const double* row = &logits[i * v];
-    const double most = *std::max_element(row, row + v);
+    const double max = *std::max_element(row, row + v);
     double total = 0;
-    for (std::size_t j = 0; j < v; ++j) total += std::exp(row[j] - most);
-    losses[i] = std::log(total) + most - row[targets[i]];
+    for (std::size_t j = 0; j < v; ++j) total += std::exp(row[j] - max);
+    losses[i] = std::log(total) + max - row[targets[i]];
   }
   return losses;
 }

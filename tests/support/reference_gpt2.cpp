@@ -116,13 +116,13 @@ Matrix ReferenceGpt2::attend(const Matrix& qkv, Matrix& probabilities) const {
     for (int t = 0; t < tokens_; ++t) {
       double* p = &probabilities[(h * tokens_ + t) * tokens_];
       const double* q = &qkv[t * 3 * c + h * width];
-      double most = -INFINITY, sum = 0;
+      double max = -INFINITY, sum = 0;
       for (int s = 0; s <= t; ++s) {
         const double* k = &qkv[s * 3 * c + c + h * width];
         for (int i = 0; i < width; ++i) p[s] += q[i] * k[i];
-        most = std::max(most, p[s] /= std::sqrt(double(width)));
+        max = std::max(max, p[s] /= std::sqrt(double(width)));
       }
-      for (int s = 0; s <= t; ++s) sum += p[s] = std::exp(p[s] - most);
+      for (int s = 0; s <= t; ++s) sum += p[s] = std::exp(p[s] - max);
       for (int s = 0; s <= t; ++s) {
         p[s] /= sum;
         for (int i = 0; i < width; ++i)
@@ -202,10 +202,10 @@ double ReferenceGpt2::sample(const std::vector<int>& tokens, double factor) {
   double loss = 0;
   for (int t = 0; t < tokens_; ++t) {
     double* row = &logits[t * v];
-    const double most = *std::max_element(row, row + v), target = row[tokens[t + 1]];
+    const double max = *std::max_element(row, row + v), target = row[tokens[t + 1]];
     double sum = 0;
-    for (int j = 0; j < v; ++j) sum += row[j] = std::exp(row[j] - most);
-    loss += std::log(sum) + most - target;
+    for (int j = 0; j < v; ++j) sum += row[j] = std::exp(row[j] - max);
+    loss += std::log(sum) + max - target;
     for (int j = 0; j < v; ++j) row[j] *= factor / sum;
     row[tokens[t + 1]] -= factor;
   }

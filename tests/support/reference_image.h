@@ -44,11 +44,9 @@ struct Convolution {
 /// the image, groups, depthwise, and 1 x 1.
 inline Convolution random_convolution(unsigned seed) {
   std::mt19937 random(seed);
-  const auto draw = [&](std::size_t least, std::size_t most) {
-    return least + random() % (most - least + 1);
-  };
-  const auto pair = [&](std::size_t least, std::size_t most) {
-    const std::size_t h = draw(least, most), w = draw(least, most);
+  const auto draw = [&](std::size_t min, std::size_t max) { return min + random() % (max - min + 1); };
+  const auto pair = [&](std::size_t min, std::size_t max) {
+    const std::size_t h = draw(min, max), w = draw(min, max);
     return ops::Size2(h, w);
   };
   Convolution c;
@@ -61,12 +59,12 @@ inline Convolution random_convolution(unsigned seed) {
   c.images = draw(1, 3), c.kernel = seed % 5 == 4 ? ops::Size2(1) : pair(1, 5);
   c.options.stride = pair(1, 3), c.options.dilation = pair(1, 2), c.options.padding = pair(0, 3);
   if (seed % 10 == 4) c.options.stride = 1, c.options.padding = 0;
-  const auto least = [](std::size_t k, std::size_t dilation, std::size_t padding) {
+  const auto min_extent = [](std::size_t k, std::size_t dilation, std::size_t padding) {
     const std::size_t reach = dilation * (k - 1) + 1;
     return reach > 2 * padding ? reach - 2 * padding : 1;
   };
-  c.h = least(c.kernel.h, c.options.dilation.h, c.options.padding.h) + (seed % 3 ? draw(0, 9) : 0);
-  c.w = least(c.kernel.w, c.options.dilation.w, c.options.padding.w) + (seed % 3 ? draw(0, 29) : 0);
+  c.h = min_extent(c.kernel.h, c.options.dilation.h, c.options.padding.h) + (seed % 3 ? draw(0, 9) : 0);
+  c.w = min_extent(c.kernel.w, c.options.dilation.w, c.options.padding.w) + (seed % 3 ? draw(0, 29) : 0);
   return c;
 }
 
@@ -187,13 +185,13 @@ inline std::vector<std::int32_t> max_positions(const Values& x, std::size_t h, s
   std::vector<std::int32_t> out;
   for (std::size_t plane = 0; plane < x.size(); plane += h * w)
     for (const Window& v : windows) {
-      std::size_t most = v.top * w + v.left;
+      std::size_t argmax = v.top * w + v.left;
       double value = -INFINITY;
       for (std::size_t i = v.top; i < v.bottom; ++i)
         for (std::size_t j = v.left; j < v.right; ++j)
           if (const double here = x[plane + i * w + j]; here > value || std::isnan(here))
-            value = here, most = i * w + j;
-      out.push_back(static_cast<std::int32_t>(most));
+            value = here, argmax = i * w + j;
+      out.push_back(static_cast<std::int32_t>(argmax));
     }
   return out;
 }

@@ -57,8 +57,8 @@ SimStream& SimNetwork::stream(int from, int to, Channel channel) {
 
 void SimNetwork::run_event() { transports_[static_cast<std::size_t>(clock_.run_next())]->wake(); }
 
-void SimNetwork::wait(int rank, SimTime most) {
-  const SimTime limit = clock_.now() + most;
+void SimNetwork::wait(int rank, SimTime timeout) {
+  const SimTime limit = clock_.now() + timeout;
   SimTransport& waiting = *transports_[static_cast<std::size_t>(rank)];
   for (deliver_abort(); !waiting.clear_wake(); run_event())
     if (const auto next = clock_.next(); !next || *next > limit) return clock_.advance_to(limit);

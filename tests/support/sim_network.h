@@ -63,7 +63,7 @@ class SimNetwork {
   /// Runs `action` when a control message from one rank arrives at the other, if the link is not down.
   void send_control(int from, int to, std::function<void()> action);
   /// Runs events until one concerns the rank, at most until now() + most.
-  void wait(int rank, SimTime most);
+  void wait(int rank, SimTime timeout);
   /// Stores the failure until the network's thread calls deliver_abort(). Any thread.
   void request_abort(int rank, const Failure&);
   void deliver_abort();

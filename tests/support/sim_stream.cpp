@@ -7,9 +7,9 @@
 namespace rz::test {
 
 std::size_t SimStream::post(const CallSignature& signature, std::span<const std::byte> bytes) {
-  const std::size_t most = std::min(bytes.size(), jitter_.max_unread_bytes - unacknowledged_);
-  if (most == 0 || refuses()) return 0;
-  const std::size_t accepted = random_.below(2) ? most : 1 + random_.below(most);
+  const std::size_t max = std::min(bytes.size(), jitter_.max_unread_bytes - unacknowledged_);
+  if (max == 0 || refuses()) return 0;
+  const std::size_t accepted = random_.below(2) ? max : 1 + random_.below(max);
   unacknowledged_ += accepted;
   for (std::size_t done = 0; done < accepted;) {
     const std::size_t n = std::min(accepted - done, 1 + random_.below(jitter_.max_piece_bytes));

@@ -24,7 +24,7 @@ void SimTransport::progress() {
   if (failure_) throw Error(failure_->code, failure_->reason, failure_->culprit);
 }
 
-void SimTransport::wait(std::chrono::microseconds most, bool) { network_.wait(rank_, most); }
+void SimTransport::wait(std::chrono::microseconds timeout, bool) { network_.wait(rank_, timeout); }
 
 void SimTransport::abort(const Failure& failure) noexcept { network_.request_abort(rank_, failure); }
 

@@ -17,7 +17,7 @@ class SimTransport final : public Transport {
   ReceiveView peek(int peer, Channel) override;
   void consume(int peer, Channel, std::size_t bytes) override;
   void progress() override;
-  void wait(std::chrono::microseconds most, bool eager) override;
+  void wait(std::chrono::microseconds timeout, bool eager) override;
   void wake() noexcept override { woken_ = true; }
   void abort(const Failure&) noexcept override;
   void query_waits() override;

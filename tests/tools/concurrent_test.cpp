@@ -26,7 +26,7 @@ TEST(Concurrent, SharesAreOfWhatAStreamDoesAlone) {
   for (const char* way : {"alone", "threads", "in_turn"}) {
     const auto& streams = j.at("ways").at(way).at("streams");
     ASSERT_EQ(streams.size(), 3u) << way;
-    double sum = 0, least = 1e9, most = 0;
+    double sum = 0, min = 1e9, max = 0;
     for (std::size_t i = 0; i < 3; ++i) {
       const auto& s = streams[i];
       EXPECT_EQ(s.at("bytes"), i == 1 ? 64 << 10 : 8);
@@ -35,10 +35,10 @@ TEST(Concurrent, SharesAreOfWhatAStreamDoesAlone) {
       EXPECT_EQ(s.at("bus_bytes_per_s").get<double>(), calls * s.at("bytes").get<double>());
       EXPECT_LE(s.at("p50_us").get<double>(), s.at("p99_us").get<double>());
       EXPECT_EQ(share, calls / s.at("alone_calls_per_s").get<double>());
-      sum += share, least = std::min(least, share), most = std::max(most, share);
+      sum += share, min = std::min(min, share), max = std::max(max, share);
     }
     EXPECT_EQ(j.at("ways").at(way).at("shares").get<double>(), sum);
-    EXPECT_EQ(j.at("ways").at(way).at("fairness").get<double>(), least / most);
+    EXPECT_EQ(j.at("ways").at(way).at("fairness").get<double>(), min / max);
   }
   EXPECT_EQ(alone[1].at("share"), 1) << "the only stream of its size";
   EXPECT_EQ(alone[0].at("alone_calls_per_s"), alone[2].at("alone_calls_per_s"));

@@ -138,9 +138,9 @@ void add_registered_rules(const Measured& m, Collective c, std::vector<tuning::R
   TimeTable both;
   both.names = {"staged", "zero_copy"};
   for (const auto& [bytes, us] : direct.us) {
-    double least = std::numeric_limits<double>::max();
-    for (const auto& [name, other] : any.us.at(bytes)) least = std::min(least, other);
-    both.us[bytes] = {{"staged", least}, {"zero_copy", us.at("zero_copy")}};
+    double min_us = std::numeric_limits<double>::max();
+    for (const auto& [name, other] : any.us.at(bytes)) min_us = std::min(min_us, other);
+    both.us[bytes] = {{"staged", min_us}, {"zero_copy", us.at("zero_copy")}};
   }
   for (const SizeRange& r : size_ranges(both, both.names))
     rules.push_back(make_rule(m, c, tuning::Scope::intra_node_registered, r, 0));

@@ -211,15 +211,15 @@ class PeerCudaBackend final : public Backend {
   /// Batches messages: the first message to and from every peer in one kernel, then the second ones, and so
   /// on.
   void start_messages(std::vector<CollectiveCall> waiting) {
-    std::size_t most = 0;
+    std::size_t max_bytes = 0;
     for (const CollectiveCall& op : waiting) {
       message_stream_.wait(op.stream.stream().record());
-      most = std::max({most, op.in.bytes(), op.out.bytes()});
+      max_bytes = std::max({max_bytes, op.in.bytes(), op.out.bytes()});
     }
     while (!waiting.empty()) {
       peer::SendRecvArgs call{};
       std::erase_if(waiting, [&](const CollectiveCall& op) { return add_message(call, op); });
-      kernels_.send_recv(device_comm(), call, most < 8 << 10 ? 128 : 512, message_stream_);
+      kernels_.send_recv(device_comm(), call, max_bytes < 8 << 10 ? 128 : 512, message_stream_);
     }
   }
   static bool add_message(peer::SendRecvArgs& call, const CollectiveCall& op) {

@@ -154,8 +154,8 @@ void convolve_rows(float* out, const float* x, const float* bias, const ConvSize
                    Into into, const Stream& stream) {
   const std::size_t m = s.group_outputs(), depth = s.depth(), channels = s.group_channels();
   const std::size_t width = s.x.in + 2 * s.x.padding, reach = s.y.dilation * (s.y.kernel - 1);
-  const std::size_t most = std::max<std::size_t>(1, task_elements / (channels * width));
-  const std::size_t parts = ceil_div(s.y.out, most > reach ? most - reach : 1),
+  const std::size_t max_rows = std::max<std::size_t>(1, task_elements / (channels * width));
+  const std::size_t parts = ceil_div(s.y.out, max_rows > reach ? max_rows - reach : 1),
                     rows = ceil_div(s.y.out, parts);
   const auto packed = packed_weights(s, weight, stream);
   std::vector<std::size_t> offsets(depth);

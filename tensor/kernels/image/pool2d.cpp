@@ -29,16 +29,16 @@ void largest_of_columns(float* largest, std::int32_t* rows, const Tensor& x, std
   ops::dispatch_dtype(x.dtype(), [&](auto t) HWY_ATTR {
     const auto* const plane = elements<const decltype(t)>(x) + at;
     for (std::size_t i = 0; i < width; i += lanes) {
-      FloatVector most = hn::Set(d, -std::numeric_limits<float>::infinity());
+      FloatVector max = hn::Set(d, -std::numeric_limits<float>::infinity());
       auto row = hn::Set(di, static_cast<std::int32_t>(begin));
       for (long r = begin; r < end; ++r) {
         const auto* const from = plane + static_cast<std::size_t>(r) * width + i;
         const FloatVector v = i + lanes <= width ? load(d, from) : load_part(d, from, width - i, 0.0f);
-        const auto replaces = hn::Or(hn::Gt(v, most), hn::IsNaN(v));
-        most = hn::IfThenElse(replaces, v, most);
+        const auto replaces = hn::Or(hn::Gt(v, max), hn::IsNaN(v));
+        max = hn::IfThenElse(replaces, v, max);
         row = hn::IfThenElse(hn::RebindMask(di, replaces), hn::Set(di, static_cast<std::int32_t>(r)), row);
       }
-      hn::StoreU(most, d, largest + i);  // both have room for a vector more
+      hn::StoreU(max, d, largest + i);  // both have room for a vector more
       hn::StoreU(row, di, rows + i);
     }
   });
@@ -110,10 +110,10 @@ void max_pool_row(float* out, std::int32_t* indices, const float* largest, const
                   const PoolAxis& x) {
   for (long i = 0; i < x.out; ++i) {
     const long begin = x.begin(i), end = x.end(i);
-    Largest most{largest[begin], rows[begin], static_cast<std::int32_t>(begin)};
-    for (long c = begin + 1; c < end; ++c) most.add(largest[c], rows[c], static_cast<std::int32_t>(c));
-    out[i] = most.value;
-    indices[i] = static_cast<std::int32_t>(most.row * x.in + most.column);
+    Largest max{largest[begin], rows[begin], static_cast<std::int32_t>(begin)};
+    for (long c = begin + 1; c < end; ++c) max.add(largest[c], rows[c], static_cast<std::int32_t>(c));
+    out[i] = max.value;
+    indices[i] = static_cast<std::int32_t>(max.row * x.in + max.column);
   }
 }
 

@@ -23,12 +23,12 @@ __global__ void max_of_windows(T* __restrict__ out, std::int32_t* __restrict__ i
     const T* const plane = x + k / s.positions() * s.plane();
     const long left = s.x.begin(column), right = s.x.end(column);
     long index = s.y.begin(row) * s.x.in + left;
-    float most = -INFINITY;
+    float max = -INFINITY;
     for (long h = s.y.begin(row); h < s.y.end(row); ++h)
       for (long w = left; w < right; ++w)
-        if (const float v = to_f32(plane[h * s.x.in + w]); image::replaces(v, most))
-          most = v, index = h * s.x.in + w;
-    out[k] = from_f32<T>(most);
+        if (const float v = to_f32(plane[h * s.x.in + w]); image::replaces(v, max))
+          max = v, index = h * s.x.in + w;
+    out[k] = from_f32<T>(max);
     indices[k] = static_cast<std::int32_t>(index);
   }
 }

@@ -52,25 +52,25 @@ std::optional<std::pair<GemmCall, GemmCall>> split_whole_words(const GemmCall& c
       !whole_words(c, word))
     return std::nullopt;
   const bool plain = c.epilogue == Epilogue::none || c.epilogue == Epilogue::bias;
-  GemmCall most = c;
+  GemmCall main = c;
   if (const std::size_t rest = c.n % word; rest && (plain || c.epilogue == Epilogue::column_sums_of_b)) {
-    most.n -= rest;
-    return std::pair(most, columns_from(c, most.n));
+    main.n -= rest;
+    return std::pair(main, columns_from(c, main.n));
   }
   if (const std::size_t rest = c.m % word;
       rest && c.transpose_a && (plain || c.epilogue == Epilogue::row_sums_of_a)) {
-    most.m -= rest;
-    return std::pair(most, rows_from(c, most.m));
+    main.m -= rest;
+    return std::pair(main, rows_from(c, main.m));
   }
   // The few terms come first: what is rounded in between is their sum, not that of nearly all terms.
   if (const std::size_t rest = c.k % word;
       rest && (!c.transpose_a || c.transpose_b) && plain && (c.beta == 0 || c.result == DType::f32)) {
-    most.k -= rest;
-    GemmCall few = terms_from(c, most.k);
+    main.k -= rest;
+    GemmCall few = terms_from(c, main.k);
     few.epilogue = Epilogue::none;
     few.bias = nullptr;
-    most.beta = 1;
-    return std::pair(few, most);
+    main.beta = 1;
+    return std::pair(few, main);
   }
   return std::nullopt;
 }
