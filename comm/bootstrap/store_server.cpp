@@ -249,7 +249,7 @@ StoreServer::Clients::iterator StoreServer::drop(Clients::iterator c) {
 /// Counts it. The first one that names itself a missing rank is printed: that rank has ended, if its secret
 /// differs, and the job waits for it until the deadline.
 void StoreServer::refuse(const Client& c) noexcept {
-  strangers_.count(c.stream.fd(), c.authentication);
+  strangers_.count(c.from, c.authentication);
   if (has_warned_ || c.authentication.refusal() != net::Authentication::Refusal::other_secret) return;
   const std::uint32_t rank = c.authentication.claim().rank;
   const auto is_here = [&](const Client& other) {
@@ -268,7 +268,8 @@ bool StoreServer::drop_unauthenticated() {
   std::vector<Clients::iterator> places;
   for (auto c = clients_.begin(); c != clients_.end(); ++c)
     if (!c->authenticated) {
-      all.push_back({c->source, c->authentication.has_hello() && c->authentication.claim().group == group_});
+      all.push_back({net::source_of(c->from),
+                     c->authentication.has_hello() && c->authentication.claim().group == group_});
       places.push_back(c);
     }
   if (all.empty()) return false;
@@ -301,8 +302,8 @@ void StoreServer::accept_clients(int listener) noexcept {
 /// polled for a while, since poll() would return at once.
 bool StoreServer::accept_client(int listener) {
   descriptors_.reserve(first_client() + clients_.size() + 1);
-  net::Source source{};
-  UniqueFd socket = net::accept_connection(listener, source);
+  net::SocketAddress from;
+  UniqueFd socket = net::accept_connection(listener, from);
   if (!socket) {
     if (errno == EAGAIN || errno == EWOULDBLOCK) return false;
     if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM)
@@ -314,7 +315,7 @@ bool StoreServer::accept_client(int listener) {
   accept_rate_.accepted();
   net::set_tcp_options(socket.get());
   clients_.push_back({net::Stream(std::move(socket)),
-                      net::Authentication::server(key_, 0, group_, options_.encryption), source,
+                      net::Authentication::server(key_, 0, group_, options_.encryption), from,
                       Deadline::after(options_.hello_timeout)});
   return true;
 }

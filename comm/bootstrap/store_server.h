@@ -48,7 +48,7 @@ class StoreServer {
   struct Client {
     net::Stream stream;
     net::Authentication authentication;
-    net::Source source;
+    net::SocketAddress from;
     Deadline hello_deadline;               ///< for its hello
     std::string in;                        ///< at most one request and one read
     std::string out;                       ///< at most one reply

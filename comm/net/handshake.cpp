@@ -30,8 +30,8 @@ struct PendingConnection {
   bool outgoing = false;  ///< opened by this rank; the peer's rank is known
   bool connecting = false;
   Deadline deadline;
-  Source source{};
-  int tries = 0;  ///< to open it again
+  SocketAddress from{};  ///< of an accepted one
+  int tries = 0;         ///< to open it again
 };
 
 class Handshake {
@@ -170,14 +170,14 @@ class Handshake {
 
   std::list<PendingConnection>::iterator drop(std::list<PendingConnection>::iterator pending) {
     if (!pending->outgoing && pending->authentication.status() != Authentication::Status::proven)
-      strangers_.count(pending->connection.socket.get(), pending->authentication);
+      strangers_.count(pending->from, pending->authentication);
     return pending_.erase(pending);
   }
 
   void accept_connections() {
     for (int i = 0; i < max_accepts_per_poll; ++i) {
-      Source source{};
-      UniqueFd socket = accept_connection(listener_, source);
+      SocketAddress from;
+      UniqueFd socket = accept_connection(listener_, from);
       if (!socket) {
         if (errno == EAGAIN || errno == EWOULDBLOCK) return;
         if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) {
@@ -191,7 +191,7 @@ class Handshake {
       pending_.push_back(
           {Connection{},
            Authentication::server(key_, static_cast<std::uint32_t>(self_.rank), group_, self_.encryption),
-           false, false, Deadline::after(unauthenticated_timeout), source});
+           false, false, Deadline::after(unauthenticated_timeout), from});
       pending_.back().connection.socket = std::move(socket);
       pending_.back().authentication.passed_fds = self_.passed_fds;
       if (unproven() > max_pending_connections + missing_.size()) drop_unproven();
@@ -212,7 +212,7 @@ class Handshake {
     for (auto p = pending_.begin(); p != pending_.end(); ++p)
       if (is_unproven(*p)) {
         const bool ours = p->authentication.has_hello() && p->authentication.claim().group == group_;
-        all.push_back({p->source, ours});
+        all.push_back({source_of(p->from), ours});
         places.push_back(p);
       }
     if (all.empty()) return false;

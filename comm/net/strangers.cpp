@@ -23,12 +23,9 @@ Source source_of(const SocketAddress& address) {
   return source;
 }
 
-UniqueFd accept_connection(int listener, Source& source) {
-  SocketAddress from;
+UniqueFd accept_connection(int listener, SocketAddress& from) {
   from.size = sizeof from.storage;
-  UniqueFd socket(accept4(listener, from.get(), &from.size, SOCK_NONBLOCK | SOCK_CLOEXEC));
-  if (socket) source = source_of(from);
-  return socket;
+  return UniqueFd(accept4(listener, from.get(), &from.size, SOCK_NONBLOCK | SOCK_CLOEXEC));
 }
 
 std::size_t choose_dropped(std::span<const Unproven> all, std::size_t expected) {
@@ -59,17 +56,14 @@ Deadline::Clock::duration AcceptRate::rest(double per_second, Time now) {
   return std::chrono::ceil<Deadline::Clock::duration>(rest);
 }
 
-void Strangers::count(int socket, const Authentication& end) noexcept {
+void Strangers::count(const SocketAddress& from, const Authentication& end) noexcept {
   if (!end.has_proof()) {
     ++refused_;
     of_other_groups_ += end.refusal() == Authentication::Refusal::other_group;
   }
   try {
-    SocketAddress from;
-    from.size = sizeof from.storage;
-    std::string where;
-    if (getpeername(socket, from.get(), &from.size) == 0 && from.storage.ss_family != AF_UNIX)
-      where = from.host();
+    const auto family = from.storage.ss_family;
+    const std::string where = family == AF_INET || family == AF_INET6 ? from.host() : "";
     const std::string member = concat("rank ", end.claim().rank, where.empty() ? "" : " at " + where);
     if (end.has_proof()) {
       other_member_ = concat(member, " proved the secret of this job, but ", end.reason());

@@ -12,12 +12,13 @@
 
 namespace rz::net {
 
-/// Where a connection comes from: equal for all connections of one host (of IPv6: of one network of 64 bits).
+/// The host that a connection comes from: equal for all connections of it (of IPv6: of one network of 64
+/// bits).
 using Source = std::array<std::uint8_t, 8>;
 Source source_of(const SocketAddress&);
 
-/// Accepts a connection; `source` tells where it comes from. Empty, with errno, if there is none.
-UniqueFd accept_connection(int listener, Source& source);
+/// Accepts a connection; `from` becomes the address of its other end. Empty, with errno, if there is none.
+UniqueFd accept_connection(int listener, SocketAddress& from);
 
 struct Unproven {
   Source source{};
@@ -57,7 +58,8 @@ class AcceptRate {
 class Strangers {
  public:
   /// Counts a connection that ended without a proof, and notes one that proved the secret but not encryption.
-  void count(int socket, const Authentication&) noexcept;
+  /// `from`: as accepted, since a socket whose other end has reset it has no peer any more.
+  void count(const SocketAddress& from, const Authentication&) noexcept;
   std::uint64_t refused() const { return refused_; }
   /// "3 connections that did not prove …", or empty if there were none.
   std::string sentence() const;

@@ -185,7 +185,7 @@ class AgentSockets : public testing::Test {
   }
   void TearDown() override {
     stop_ = true;
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
   }
   static bool becomes(const std::function<bool()>& state) {
     const auto end = Deadline::after(seconds(20));
@@ -237,6 +237,19 @@ TEST_F(AgentSockets, StrangersAreDroppedAndAgentsGetThrough) {
   EXPECT_TRUE(becomes([&] { return refused_ >= 300 + 20 - AgentListener::max_unproven; })) << refused_;
   EXPECT_LE(most_, AgentListener::max_unproven);
   EXPECT_EQ(proven_, 1);
+}
+
+TEST_F(AgentSockets, AStrangerThatResetsItsConnectionIsNamed) {
+  {
+    const UniqueFd scan = net::connect_tcp(address_, Deadline::after(seconds(5)));
+    const linger reset{1, 0};
+    ASSERT_EQ(::setsockopt(scan.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset), 0);
+  }
+  EXPECT_TRUE(becomes([&] { return refused_ == 1; }));
+  stop_ = true;
+  thread_.join();
+  EXPECT_EQ(listener_->strangers().sentence(),
+            "1 connection that did not prove the secret of this job was refused, the last from 127.0.0.1");
 }
 
 TEST_F(AgentSockets, TheRateOfStrangersIsLimited) {
@@ -357,8 +370,8 @@ TEST(EncryptedAgents, BytesReadAheadAreNotForgotten) {
   UniqueFd near = net::connect_tcp(net::local_address(listeners.front().get()), Deadline::after(seconds(5)));
   pollfd p{listeners.front().get(), POLLIN, 0};
   ASSERT_EQ(::poll(&p, 1, 10'000), 1);
-  net::Source source;
-  UniqueFd far = net::accept_connection(listeners.front().get(), source);
+  net::SocketAddress from_near;
+  UniqueFd far = net::accept_connection(listeners.front().get(), from_near);
   const int space = 4 << 20;
   for (const int option : {SO_SNDBUF, SO_SNDBUFFORCE})
     ::setsockopt(near.get(), SOL_SOCKET, option, &space, sizeof space);

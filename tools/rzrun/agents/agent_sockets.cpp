@@ -32,12 +32,6 @@ FrameStream proven_stream(UniqueFd socket, net::Authentication& end) {
   return FrameStream(net::Stream(std::move(socket), end.take_tls()));
 }
 
-std::string address_of_peer(int socket) {
-  net::SocketAddress from;
-  from.size = sizeof from.storage;
-  return ::getpeername(socket, from.get(), &from.size) == 0 ? from.host() : "?";
-}
-
 }  // namespace
 
 AgentAccess process_access() { return access_by(process_secret()); }
@@ -66,13 +60,12 @@ std::vector<AgentListener::Connection> AgentListener::advance(double per_second)
     const Status status = s->authentication.status();
     if (status == Status::proven) {
       accept_rate_.proven();
-      std::string address = address_of_peer(socket);
-      proven.push_back({proven_stream(std::move(s->socket), s->authentication), std::move(address)});
+      proven.push_back({proven_stream(std::move(s->socket), s->authentication), s->from.host()});
     } else if (status == Status::pending && !s->until.expired()) {
       ++s;
       continue;
     } else {
-      strangers_.count(socket, s->authentication);
+      strangers_.count(s->from, s->authentication);
     }
     s = unproven_.erase(s);
   }
@@ -89,8 +82,8 @@ std::vector<AgentListener::Connection> AgentListener::advance(double per_second)
 
 void AgentListener::accept(int listener) {
   for (int i = 0; i < net::max_accepts_per_poll && !rests_; ++i) {
-    net::Source source{};
-    UniqueFd socket = net::accept_connection(listener, source);
+    net::SocketAddress from;
+    UniqueFd socket = net::accept_connection(listener, from);
     if (!socket) {
       if (errno == EAGAIN || errno == EWOULDBLOCK) return;
       if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) continue;
@@ -103,7 +96,7 @@ void AgentListener::accept(int listener) {
     accept_rate_.accepted();
     net::set_tcp_options(socket.get());
     unproven_.push_back({std::move(socket),
-                         net::Authentication::server(key_, 0, group_of_agents(), encryption_), source,
+                         net::Authentication::server(key_, 0, group_of_agents(), encryption_), from,
                          Deadline::after(time_to_prove)});
     if (unproven_.size() > max_unproven) drop_one();
   }
@@ -111,10 +104,10 @@ void AgentListener::accept(int listener) {
 
 void AgentListener::drop_one() {
   std::vector<net::Unproven> all;
-  for (const Stranger& s : unproven_) all.push_back({s.source, s.authentication.has_hello()});
+  for (const Stranger& s : unproven_) all.push_back({net::source_of(s.from), s.authentication.has_hello()});
   const auto dropped =
       std::next(unproven_.begin(), static_cast<std::ptrdiff_t>(net::choose_dropped(all, expected_of_a_host)));
-  strangers_.count(dropped->socket.get(), dropped->authentication);
+  strangers_.count(dropped->from, dropped->authentication);
   unproven_.erase(dropped);
 }
 

@@ -57,7 +57,7 @@ class AgentListener {
   struct Stranger {
     UniqueFd socket;
     net::Authentication authentication;
-    net::Source source;
+    net::SocketAddress from;
     Deadline until;
   };
 
