@@ -140,13 +140,15 @@ TEST_F(RzrunAccelerate, DryRunHasRanksHostsAndConfiguration) {
       R"("gradient_accumulation_steps":"auto","gradient_clipping":"auto","zero_optimization":{"stage":3},)"
       R"("ringzero":{"mesh":{"replicate":"auto","shard":"auto"}}})";
   EXPECT_EQ(out("--config_file fsdp.yaml --dry-run ./train"),
-            "2 ranks on this host of: ./train\n2 hosts; this is number 1; number 0 listens at node0:29501\n"
-            "this host: 2 ranks\n" +
+            "2 ranks on this host of: ./train\n2 hosts, job 'none'; this is node 1\n"
+            "connects to node0:29501; waits 600 s for node 0\n"
+            "this host: ranks 2 to 3 if each host before has 2 ranks\n" +
                 config + "\n");
   EXPECT_EQ(
       out("--config_file fsdp.yaml --machine_rank 0 --node_rank 0 --main_process_ip other --dry-run true"),
-      "2 ranks on this host of: true\n2 hosts; this is number 0; number 0 listens at other:29501\n"
-      "this host: 2 ranks\n" +
+      "2 ranks on this host of: true\n2 hosts, job 'none'; this is node 0\n"
+      "listens at other:29501, which is no address of this host; waits 600 s for the other hosts\n"
+      "this host: ranks 0 to 1\n" +
           config + "\n");
   EXPECT_EQ(out("--num_processes 2 --gpu_ids 0,2,3 --dry-run true"),
             "2 ranks of: true\nthis host: ranks 0 to 1; CUDA_VISIBLE_DEVICES=0,2,3\n");

@@ -1,6 +1,7 @@
 // torchrun's flags, and which hosts form a job: without processes; and agents over TCP, with real sockets.
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <atomic>
@@ -103,6 +104,42 @@ TEST(Torchrun, OneHostNeedsNoAddress) {
   test::Program tee({test::built("rzrun"), "--nproc-per-node", "1", "-t", "3", "echo", "hi"});
   EXPECT_EQ(tee.wait(), 0) << tee.err();
   EXPECT_EQ(tee.out(), "[0] hi\n");
+}
+
+/// What --dry-run prints of this host, without the first line.
+std::string plan_of(const std::vector<std::string>& flags) {
+  std::vector<std::string> words{test::built("rzrun"), "--dry-run"};
+  words.insert(words.end(), flags.begin(), flags.end());
+  words.push_back("true");
+  test::Program p(words, {{"DS_ENV_FILE", ""}});
+  EXPECT_EQ(p.wait(), 0) << p.err();
+  return p.out().substr(p.out().find('\n') + 1);
+}
+
+TEST(Torchrun, DryRunPrintsThePartOfThisHostAndOpensNothing) {
+  const auto listeners =
+      net::listen_at(net::listening_addresses({"127.0.0.1", 0}, ""), 0);  // the port is in use
+  const std::string at = net::local_address(listeners.front().get()).text();
+  EXPECT_EQ(plan_of({"--nnodes", "2", "--nproc-per-node", "3", "--rdzv-endpoint", at, "--rdzv-id", "job7"}),
+            "2 hosts, job 'job7'; this is node 0, since 127.0.0.1 is its address\nlistens at " + at +
+                "; waits 600 s for the other hosts\nthis host: ranks 0 to 2\nTORCHELASTIC_RUN_ID=job7\n");
+  pollfd p{listeners.front().get(), POLLIN, 0};
+  EXPECT_EQ(plan_of({"--nnodes", "3", "--nproc-per-node", "3", "--node-rank", "2", "--master-addr",
+                     "127.0.0.1", "--master-port", std::to_string(net::local_address(p.fd).port())}),
+            "3 hosts, job 'none'; this is node 2\nconnects to " + at +
+                "; waits 600 s for node 0\nthis host: ranks 6 to 8 if each host before has 3 ranks\n");
+  EXPECT_EQ(::poll(&p, 1, 0), 0) << "nothing has connected";
+  EXPECT_EQ(plan_of({"--nnodes", "2:4", "--rdzv-endpoint", "192.0.2.1:7", "--rdzv-conf",
+                     "join_timeout=9,last_call_timeout=5"}),
+            "2:4 hosts, job 'none'; this is a node that is numbered by its arrival\nconnects to 192.0.2.1:7; "
+            "waits 9 s for node 0\nthis host: 1 rank, behind those of the hosts before\n");
+  EXPECT_EQ(plan_of({"--nnodes", "2:4", "--rdzv-endpoint", "192.0.2.1:7", "--local-addr", "127.0.0.1",
+                     "--rdzv-conf", "is_host=1"}),
+            "2:4 hosts, job 'none'; this is node 0, by is_host of --rdzv-conf\nlistens at 127.0.0.1:7; waits "
+            "600 s for the other hosts, and 30 s for more than 2\nthis host: rank 0\n");
+  EXPECT_EQ(plan_of({"--nnodes", "1", "--node-rank", "0", "--nproc-per-node", "2", "--master-addr",
+                     "127.0.0.1", "--master-port", "29501"}),
+            "this host: ranks 0 to 1\nMASTER_ADDR=127.0.0.1, MASTER_PORT=29501\n");
 }
 
 Joining host(const std::string& name, int node_rank, int min = 3, int max = 3) {

@@ -430,7 +430,8 @@ int run(const Options& options) {
 
 int supervise(const Options& options) {
   for (const std::string& note : options.notes) std::fprintf(stderr, "rzrun: %s\n", note.c_str());
-  if (options.dry_run) return print_help(describe_plan(options));
+  if (options.dry_run)
+    return print_help(describe_plan(options, options.rendezvous ? describe_node(options) : ""));
   return run_kept([&] { return run(options); });
 }
 

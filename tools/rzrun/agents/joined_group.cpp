@@ -32,7 +32,53 @@ bool is_own_address(const net::HostPort& where) {
   }
 }
 
+/// Whether this host is node 0 if its port is free: by its --node-rank, or as the owner of the endpoint.
+bool is_node0(const Rendezvous& r) {
+  return r.node_rank < 0 ? r.is_host.value_or(is_own_address({r.host, r.port})) : r.node_rank == 0;
+}
+
+/// Where node 0 listens.
+net::HostPort place_of_node0(const Rendezvous& r) {
+  return {r.local_address.empty() ? r.host : r.local_address, r.port};
+}
+
+/// "node 1", and why it is that one; or how its number would be found.
+std::string which_node(const Rendezvous& r, bool is_first) {
+  if (r.node_rank >= 0) return concat("node ", r.node_rank);
+  if (!is_first) return "a node that is numbered by its arrival";
+  return r.is_host ? "node 0, by is_host of --rdzv-conf"
+                   : concat("node 0, since ", r.host, " is its address");
+}
+
+std::string ranks_of(const Options& o, bool is_first) {
+  const Rendezvous& r = *o.rendezvous;
+  const int before = r.node_rank * o.ranks;
+  if (is_first) return ranks_text(0, o.ranks);
+  const std::string count = concat(o.ranks, o.ranks == 1 ? " rank" : " ranks");
+  if (r.node_rank < 0 || r.min_nodes != r.max_nodes) return count + ", behind those of the hosts before";
+  return concat(ranks_text(before, o.ranks), " if each host before has ", count);
+}
+
 }  // namespace
+
+std::string describe_node(const Options& o) {
+  const Rendezvous& r = *o.rendezvous;
+  const bool is_first = is_node0(r);
+  std::string text = concat(nodes_text(r.min_nodes, r.max_nodes), " hosts, job ", hosts::quoted(r.id),
+                            "; this is ", which_node(r, is_first), "\n");
+  if (is_first) {
+    const net::HostPort where = place_of_node0(r);
+    text += concat("listens at ", net::join_host_port(where.host, where.port),
+                   is_own_address(where) ? "" : ", which is no address of this host", "; waits ",
+                   seconds(r.join_timeout), " for the other hosts");
+    if (r.min_nodes < r.max_nodes)
+      text += concat(", and ", seconds(r.last_call), " for more than ", r.min_nodes);
+  } else {
+    text += concat("connects to ", net::join_host_port(r.host, r.port), "; waits ", seconds(r.join_timeout),
+                   " for node 0");
+  }
+  return concat(text, "\nthis host: ", ranks_of(o, is_first), "\n");
+}
 
 Joining joining_of(const Options& o) {
   const Rendezvous& r = *o.rendezvous;
@@ -40,10 +86,8 @@ Joining joining_of(const Options& o) {
 }
 
 std::vector<UniqueFd> listen_as_node0(const Rendezvous& r) {
-  if (r.node_rank > 0) return {};
-  net::HostPort where{r.host, r.port};
-  if (r.node_rank < 0 && !r.is_host.value_or(is_own_address(where))) return {};
-  if (!r.local_address.empty()) where.host = r.local_address;
+  if (!is_node0(r)) return {};
+  const net::HostPort where = place_of_node0(r);
   std::vector<UniqueFd> listeners;
   try {
     listeners = net::listen_at(net::listening_addresses(where, environment().interface), r.port);

@@ -14,6 +14,10 @@ Joining joining_of(const Options&);
 /// or has none and the endpoint is an address of this host whose port is free. Errors name address and flag.
 std::vector<UniqueFd> listen_as_node0(const Rendezvous&);
 
+/// For --dry-run: which node this host would be, where it would listen or connect, and its ranks. Nothing is
+/// opened; names are looked up only if they decide which node this host is.
+std::string describe_node(const Options&);
+
 /// Waits for hosts, starts the ranks of this one itself, and those of the others through their rzruns, which
 /// print what their ranks print. A host that comes later waits for a restart, if there can be one, or is
 /// refused.

@@ -107,6 +107,7 @@ void apply_devices(const AccelerateFlags& f, Options& o) {
   }
   std::string text;  // of this host alone
   for (const int d : f.devices) text += concat(text.empty() ? "" : ",", d);
+  o.plan.push_back("CUDA_VISIBLE_DEVICES=" + text);
   o.variables.emplace_back("CUDA_VISIBLE_DEVICES", text);
 }
 

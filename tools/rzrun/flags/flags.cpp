@@ -148,6 +148,10 @@ std::string nodes_text(int min_nodes, int max_nodes) {
   return min_nodes == max_nodes ? concat(min_nodes) : concat(min_nodes, ':', max_nodes);
 }
 
+std::string ranks_text(int first, int count) {
+  return count == 1 ? concat("rank ", first) : concat("ranks ", first, " to ", first + count - 1);
+}
+
 ParsedOptions parse_options(int argc, const char* const* argv) {
   ParsedOptions parsed;
   Options& o = parsed.options;

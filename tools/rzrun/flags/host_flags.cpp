@@ -80,22 +80,32 @@ std::vector<Host> of_ranks(std::vector<Host> all, int ranks) {
   return all;
 }
 
-std::string ranks_text(int first, std::size_t count) {
-  return count == 1 ? concat("rank ", first)
-                    : concat("ranks ", first, " to ", first + static_cast<int>(count) - 1);
-}
-
-/// Hosts that torchrun's flags name.
-std::string describe_rendezvous(const Rendezvous& r) {
-  return concat(nodes_text(r.min_nodes, r.max_nodes), r.max_nodes == 1 ? " host" : " hosts", "; this is ",
-                r.node_rank < 0 ? "numbered by its arrival" : concat("number ", r.node_rank),
-                "; number 0 listens at ", r.host, ":", r.port, "\n");
-}
-
 std::string join(const std::vector<std::string>& words) {
   std::string text;
   for (const auto& w : words) text += (text.empty() ? "" : " ") + w;
   return text;
+}
+
+/// A host, its ranks, their devices, and what starts its agent.
+std::string describe_host(const Options& o, const Host& h, int first, std::size_t count) {
+  std::string text = concat(h.name, ": ", ranks_text(first, static_cast<int>(count))), devices;
+  for (const int s : h.slots) devices += concat(devices.empty() ? "" : ",", s);
+  if (h.filtered) text += concat("; CUDA_VISIBLE_DEVICES=", devices);
+  if (!o.nodes.empty() && o.launcher == Launcher::ssh)
+    text += concat("; agent: ", join(agent_command(o, h.name)));
+  return text + "\n";
+}
+
+/// Variables of the ranks that flags fix.
+std::string describe_variables(const Options& o) {
+  std::string text;
+  const auto add = [&](const char* name, const std::string& value) {
+    if (!value.empty()) text += concat(text.empty() ? "" : ", ", name, "=", value);
+  };
+  if (!o.rendezvous) add("MASTER_ADDR", o.master_addr);  // node 0 chooses both for all hosts
+  if (!o.rendezvous && o.master_port) add("MASTER_PORT", concat(o.master_port));
+  add("TORCHELASTIC_RUN_ID", o.run_id);
+  return text.empty() ? "" : text + "\n";
 }
 
 }  // namespace
@@ -161,26 +171,20 @@ void apply_host_flags(const CommandLine& line, const HostFlags& f, Options& o) {
   o.nodes = std::move(all);
 }
 
-std::string describe_plan(const Options& o) {
+std::string describe_plan(const Options& o, const std::string& node) {
   std::vector<Host> all = o.nodes;
   if (all.empty()) all = {{"this host", std::vector<int>(static_cast<std::size_t>(o.ranks)), false}};
   if (!o.devices.empty()) all.front() = {"this host", o.devices, true};
   std::string text = concat(o.ranks, o.ranks == 1 ? " rank" : " ranks", o.rendezvous ? " on this host" : "",
                             " of: ", join(o.command), "\n");
-  if (o.rendezvous) text += describe_rendezvous(*o.rendezvous);
+  text += node;
   int first = 0;
-  for (const Host& h : all) {
+  for (const Host& h : o.rendezvous ? std::vector<Host>() : all) {
     const std::size_t count = o.nodes.empty() ? static_cast<std::size_t>(o.ranks) : h.slots.size();
-    text += concat(h.name, ": ",
-                   o.rendezvous ? concat(count, count == 1 ? " rank" : " ranks") : ranks_text(first, count));
+    text += describe_host(o, h, first, count);
     first += static_cast<int>(count);
-    std::string devices;
-    for (const int s : h.slots) devices += concat(devices.empty() ? "" : ",", s);
-    if (h.filtered) text += concat("; CUDA_VISIBLE_DEVICES=", devices);
-    if (!o.nodes.empty() && o.launcher == Launcher::ssh)
-      text += concat("; agent: ", join(agent_command(o, h.name)));
-    text += "\n";
   }
+  text += describe_variables(o);
   if (!o.nodes.empty() && o.launcher != Launcher::ssh)
     text += concat("agents: ", join(launcher_command(o)), "\n");
   for (const std::string& line : o.plan) text += line + "\n";

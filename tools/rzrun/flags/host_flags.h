@@ -20,7 +20,8 @@ void add_host_flags(CommandLine&, Options&, HostFlags&);
 /// Errors are Errc::config.
 void apply_host_flags(const CommandLine&, const HostFlags&, Options&);
 
-/// What would run where, as --dry-run prints it.
-std::string describe_plan(const Options&);
+/// What would run where, as --dry-run prints it. `node`: the lines about this host, if rzrun is started on
+/// each.
+std::string describe_plan(const Options&, const std::string& node);
 
 }  // namespace rz::rzrun

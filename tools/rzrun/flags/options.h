@@ -29,6 +29,8 @@ enum class Launcher { ssh, openmpi, slurm };
 
 /// --nnodes: "2" or "2:4".
 std::string nodes_text(int min_nodes, int max_nodes);
+/// "rank 4", "ranks 4 to 7".
+std::string ranks_text(int first, int count);
 
 /// Names and values of environment variables.
 using Variables = std::vector<std::pair<std::string, std::string>>;
