@@ -303,6 +303,15 @@ TEST_F(RzrunHosts, LogFilesAndTheirErrorsAreThoseOfTheHost) {
   EXPECT_EQ(p.wait(soon), 0) << p.err();
   for (int r = 0; r < 4; ++r)
     EXPECT_EQ(content(folder_ / concat("logs/rank", r, ".stdout")), concat("line of ", r, "\n"));
+  Program chosen(
+      command({"--log-dir", folder_ / "chosen", "-r", "1:1", "-t", "0:2"}, "echo o$RANK; echo e$RANK >&2"));
+  EXPECT_EQ(chosen.wait(soon), 0) << chosen.err();
+  EXPECT_EQ(content(folder_ / "chosen/rank3.stdout"), "o3\n");
+  EXPECT_EQ(content(folder_ / "chosen/rank2.stderr"), "e2\n");
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "chosen/rank2.stdout"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "chosen/rank3.stderr"));
+  EXPECT_EQ(lines(chosen.out()).size(), 2u) << chosen.out();
+  EXPECT_EQ(lines(chosen.err()).size(), 4u) << chosen.err();
   Program full(command({"--log-dir", "/proc/no/logs"}, "true"));
   EXPECT_EQ(full.wait(soon), 2);
   EXPECT_NE(full.err().find(": --log-dir /proc/no/logs: "), std::string::npos) << full.err();

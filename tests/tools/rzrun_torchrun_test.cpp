@@ -4,7 +4,9 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <stop_token>
 #include <thread>
 #include <vector>
@@ -13,6 +15,7 @@
 #include "comm/net/listening.h"
 #include "tests/support/between.h"
 #include "tests/support/program.h"
+#include "tests/support/rzrun.h"
 #include "tools/rzrun/agents/agent_sockets.h"
 #include "tools/rzrun/agents/joining.h"
 #include "tools/rzrun/flags/torchrun_flags.h"
@@ -73,6 +76,7 @@ TEST(Torchrun, WrongFlagsAreRefusedInOneLine) {
   refused({"--nnodes", "two"}, "--nnodes 'two': a number of hosts is needed, or MIN:MAX");
   refused({"--nnodes", "2", "--node_rank", "2", "--master_addr", "a"},
           "--node-rank '2': a whole number from 0 to 1");
+  refused({"--nnodes", "", "--rdzv-endpoint", "a:1"}, "--nnodes: a value is missing");
   refused({"--nproc_per_node", "many"}, "--nproc-per-node 'many'");
   refused({"--nnodes", "2", "--rdzv_endpoint", "a:b"}, "--rdzv-endpoint: address 'a:b'");
   refused({"--nnodes", "2", "--rdzv-endpoint", "a:0"}, "--rdzv-endpoint: port 0 is no port");
@@ -86,8 +90,15 @@ TEST(Torchrun, WrongFlagsAreRefusedInOneLine) {
   refused({"--standalone", "--nnodes", "2"}, "--standalone is for one host, and --nnodes is 2");
   refused({"-n", "2", "--nproc-per-node", "2"}, "-n and --nproc-per-node exclude each other");
   refused({"--hostfile", "f", "--nnodes", "2"}, "--hostfile and --nnodes exclude each other");
-  refused({"--nproc-per-node", "2", "-t", "1"}, "--tee '1': rzrun writes both streams of all ranks; give 3");
   refused({"--nproc-per-node", "2", "-r", "3"}, "--redirects needs --log-dir DIR");
+  refused({"--nproc-per-node", "2", "-t", "4"}, "--tee '4': '4' is no choice of streams; give 0 (none), 1 (");
+  refused({"--nproc-per-node", "2", "--tee=all"}, "--tee 'all': 'all' is no choice of streams");
+  refused({"--nproc-per-node", "2", "--tee=0:1,2"}, "--tee '0:1,2': '2' has no local rank");
+  refused({"--nproc-per-node", "2", "-r", "0:1,0:2"}, "--redirects '0:1,0:2': local rank 0 is there twice");
+  refused({"--nproc-per-node", "2", "-r", "x:1"}, "--redirects 'x:1': 'x' is no number of a local rank");
+  refused({"--nproc-per-node", "2", "-r", "2:1"}, "there is no local rank 2: a host has up to 2 ranks");
+  refused({"--nproc-per-node", "2", "--local-ranks-filter", "0,"},
+          "--local-ranks-filter '0,': '' is no number");
 }
 
 TEST(Torchrun, OneHostNeedsNoAddress) {
@@ -140,6 +151,46 @@ TEST(Torchrun, DryRunPrintsThePartOfThisHostAndOpensNothing) {
   EXPECT_EQ(plan_of({"--nnodes", "1", "--node-rank", "0", "--nproc-per-node", "2", "--master-addr",
                      "127.0.0.1", "--master-port", "29501"}),
             "this host: ranks 0 to 1\nMASTER_ADDR=127.0.0.1, MASTER_PORT=29501\n");
+}
+
+/// The names of the log files, each with its content, and then the lines of both streams of the console.
+std::string output_of(std::vector<std::string> flags, const test::Program::Variables& variables = {}) {
+  const test::Directory folder;
+  std::vector<std::string> words{test::built("rzrun"), "--nproc-per-node", "2", "--log-dir"};
+  words.push_back(folder / "");
+  words.insert(words.end(), flags.begin(), flags.end());
+  words.insert(words.end(), {"sh", "-c", "echo o$RANK; echo e$RANK >&2"});
+  test::Program p(words, variables);
+  EXPECT_EQ(p.wait(), 0) << p.err();
+  std::string text;
+  for (const char* name : {"rank0.stdout", "rank0.stderr", "rank1.stdout", "rank1.stderr"})
+    if (std::filesystem::exists(folder / name))
+      text += concat(name[4], name[9], "=", test::content(folder / name));
+  for (const std::string& stream : {p.out(), p.err()}) {
+    auto all = test::lines(stream);
+    std::ranges::sort(all);
+    for (const std::string& line : all) text += line + ";";
+  }
+  std::ranges::replace(text, '\n', ' ');
+  return text;
+}
+
+TEST(Torchrun, StreamsOfEachRankAreChosenForFilesAndTheConsole) {
+  const std::string all = "0o=o0 0e=e0 1o=o1 1e=e1 ";
+  EXPECT_EQ(output_of({}), all);
+  EXPECT_EQ(output_of({"-r", "3"}), all);
+  EXPECT_EQ(output_of({"--tee"}), all + "o0;o1;e0;e1;");
+  EXPECT_EQ(output_of({"-t", "3"}), all + "[0] o0;[1] o1;[0] e0;[1] e1;");
+  EXPECT_EQ(output_of({"-t3"}), output_of({"--tee=3"}));
+  EXPECT_EQ(output_of({"-r", "0"}), "o0;o1;e0;e1;");
+  EXPECT_EQ(output_of({"-r", "1"}), "0o=o0 1o=o1 e0;e1;");
+  EXPECT_EQ(output_of({"-r2"}), "0e=e0 1e=e1 o0;o1;");
+  EXPECT_EQ(output_of({"--redirects", "0:1,1:2"}), "0o=o0 1e=e1 o1;e0;");
+  EXPECT_EQ(output_of({"--tee", "1:1"}), "1o=o1 [1] o1;o0;e0;e1;");
+  EXPECT_EQ(output_of({"-r", "1", "-t", "0:2"}), "0o=o0 0e=e0 1o=o1 [0] e0;e1;");
+  EXPECT_EQ(output_of({"-r", "1", "--local_ranks_filter", "1"}), "0o=o0 1o=o1 e1;");
+  EXPECT_EQ(output_of({}, {{"PET_TEE", "1"}, {"PET_REDIRECTS", "1:3"}}),
+            "0o=o0 1o=o1 1e=e1 [0] o0;[1] o1;e0;");
 }
 
 Joining host(const std::string& name, int node_rank, int min = 3, int max = 3) {

@@ -342,7 +342,12 @@ class Supervisor {
 
   std::string log_hint() const {
     const RankEnd& end = failures_.cause();
-    if (options_.log_dir.empty() || !end.lost.empty()) return "";
+    // Of several hosts only those know the local rank.
+    const bool in_file =
+        failures_.has_several_hosts()
+            ? !options_.log_dir.empty() && (options_.files.of_all | options_.tees.of_all) & Streams::err
+            : options_.to_file(end.rank, Streams::err);
+    if (!in_file || !end.lost.empty()) return "";
     return "; its log: " + log_path(options_, restarts_of_group_, end.rank, "stderr");
   }
 

@@ -75,7 +75,7 @@ AgentGroup::~AgentGroup() {
 
 void AgentGroup::start(const Job& job, const std::function<bool()>&) {
   job_ = job;
-  job_.options.prefix = job.options.to_console();  // whole lines, as each host sends them
+  job_.options.prefix = true;  // whole lines, as each host sends them
   for (Agent& a : agents_) require(a.lost.empty(), Errc::peer_lost, "host ", a.host, " is gone: ", a.lost);
   is_pending_ = true;
   is_killed_ = false;

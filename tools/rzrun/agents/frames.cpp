@@ -17,8 +17,8 @@ constexpr std::size_t header_bytes = 5;  // length of the payload, kind
 template <class Archive, class J>
 void fields_of_job(Archive& a, J& job) {
   auto& o = job.options;
-  a(o.ranks, o.command, o.role, o.bind, o.prefix, o.log_dir, o.tee, o.max_restarts, o.variables,
-    o.local_rank_at);
+  a(o.ranks, o.command, o.role, o.bind, o.prefix, o.log_dir, o.max_restarts, o.variables, o.local_rank_at);
+  a(o.files.of_all, o.files.of_rank, o.tees.of_all, o.tees.of_rank, o.prefix_tees, o.shown);
   a(job.local_ranks, job.first_rank, job.node, job.nodes, job.host, job.folder, job.devices);
   a(job.master_addr, job.master_port, job.run_id, job.launch, job.restarts);
 }

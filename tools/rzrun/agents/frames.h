@@ -40,7 +40,7 @@ struct Frame {
 };
 
 /// An agent sends this first. What comes before is text, such as a shell's banner.
-inline constexpr std::string_view frames_begin = "\x01rzrun agent 3\n";
+inline constexpr std::string_view frames_begin = "\x01rzrun agent 4\n";
 
 /// Longer frames are an error: a job has a whole environment, output a line of 1 MiB or several.
 inline constexpr std::size_t max_frame_bytes = std::size_t{16} << 20;

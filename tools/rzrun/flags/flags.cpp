@@ -5,6 +5,7 @@
 #include "tools/command_line/command_line.h"
 #include "tools/rzrun/flags/accelerate_flags.h"
 #include "tools/rzrun/flags/host_flags.h"
+#include "tools/rzrun/flags/log_flags.h"
 #include "tools/rzrun/flags/options.h"
 #include "tools/rzrun/flags/program_flags.h"
 #include "tools/rzrun/flags/torchrun_flags.h"
@@ -115,11 +116,6 @@ void add_flags(CommandLine& line, Options& o, RawOptions& w) {
           "core (default): bind each rank to whole cores, or several ranks to one core; none: no binding")
       .one_of({"core", "none"})
       .type_name("core|none");
-  line.add_flag("--prefix", o.prefix, "Print whole lines, each prefixed with \"[rank] \"");
-  line.add_option("--log-dir,--log_dir", o.log_dir,
-                  "Write rank<R>.stdout and rank<R>.stderr there instead of the console")
-      .type_name("DIR");
-  line.add_flag("--tee", o.tee, "With --log-dir: also print to the console");
   line.add_option("--grace", w.grace_s,
                   "Between SIGTERM and SIGKILL, for ranks that save before they end; default 30")
       .within(0.0, 86400.0)
@@ -137,9 +133,6 @@ void check(const Options& o) {
   require(o.ranks != 0, Errc::config, "how many ranks? Give -n N, or --hostfile FILE; see --help");
   require(!o.command.empty(), Errc::config, "no program to start; try: rzrun -n ", o.ranks,
           " PROGRAM [ARGS…]");
-  require(!o.tee || !o.log_dir.empty(), Errc::config, "--tee needs --log-dir DIR");
-  require(!o.prefix || o.to_console(), Errc::config,
-          "--prefix with --log-dir needs --tee: nothing is printed");
 }
 
 }  // namespace
@@ -152,12 +145,32 @@ std::string ranks_text(int first, int count) {
   return count == 1 ? concat("rank ", first) : concat("ranks ", first, " to ", first + count - 1);
 }
 
+bool Streams::has(int local_rank, int stream) const {
+  for (const auto& [rank, streams] : of_rank)
+    if (rank == local_rank) return (streams & stream) != 0;
+  return (of_all & stream) != 0;
+}
+
+bool Streams::any() const {
+  return of_all || std::ranges::any_of(of_rank, [](const auto& r) { return r.second != 0; });
+}
+
+bool Options::to_file(int local_rank, int stream) const {
+  return !log_dir.empty() && (files.has(local_rank, stream) || tees.has(local_rank, stream));
+}
+
+bool Options::to_console(int local_rank, int stream) const {
+  const bool is_shown = shown.empty() || std::ranges::count(shown, local_rank);
+  return is_shown && (!to_file(local_rank, stream) || tees.has(local_rank, stream));
+}
+
 ParsedOptions parse_options(int argc, const char* const* argv) {
   ParsedOptions parsed;
   Options& o = parsed.options;
   RawOptions raw;
   HostFlags host_flags;
   TorchrunFlags torchrun_flags;
+  LogFlags log_flags;
   ProgramFlags program_flags;
   AccelerateFlags accelerate_flags;
   if (argc == 2 && std::string_view(argv[1]) == "--agent") {
@@ -167,11 +180,12 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   CommandLine line(description, "rzrun", footer);
   line.allow_trailing_command();
   add_flags(line, o, raw);
+  add_log_flags(line, o, log_flags);
   add_host_flags(line, o, host_flags);
   add_torchrun_flags(line, o, torchrun_flags);
   add_program_flags(line, program_flags, host_flags);
   add_accelerate_flags(line, accelerate_flags);
-  const auto words = take_tee(line, {argv, argv + argc}, torchrun_flags);
+  const auto words = take_tee(line, {argv, argv + argc}, log_flags);
   std::vector<const char*> arguments;
   for (const std::string& word : words) arguments.push_back(word.c_str());
   parsed.help = line.parse(static_cast<int>(arguments.size()), arguments.data());
@@ -188,6 +202,7 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   if (!o.rendezvous) apply_host_flags(line, host_flags, o);
   apply_devices(accelerate_flags, o);
   check(o);
+  apply_log_flags(line, torchrun_flags, log_flags, o);
   apply_program_flags(program_flags, o);
   return parsed;
 }

@@ -35,13 +35,26 @@ std::string ranks_text(int first, int count);
 /// Names and values of environment variables.
 using Variables = std::vector<std::pair<std::string, std::string>>;
 
+/// Of which ranks of a host a log file or the console has which streams.
+struct Streams {
+  static constexpr int out = 1, err = 2, both = 3;  ///< torchrun's numbers; 0: none
+
+  int of_all = 0;
+  std::vector<std::pair<int, int>> of_rank;  ///< by local rank; if there are some, the others have none
+  bool has(int local_rank, int stream) const;
+  bool any() const;
+};
+
 struct Options {
   int ranks = 0;                     ///< of all hosts
   std::vector<std::string> command;  ///< the program and its arguments
   bool bind = true;                  ///< bind each rank to its own cores
   bool prefix = false;               ///< print "[rank] " before every line
   std::string log_dir;               ///< one file per rank and stream; empty: no log files
-  bool tee = false;                  ///< write to log files and the console
+  Streams files;                     ///< what log files have instead of the console,
+  Streams tees;                      ///< and what both have;
+  bool prefix_tees = false;          ///< the latter with "[rank] " before every line
+  std::vector<int> shown;            ///< local ranks whose output the console has; empty: all
   std::chrono::milliseconds grace{30000};
   int max_restarts = 0;
   int master_port = 0;      ///< 0: any free port
@@ -64,7 +77,11 @@ struct Options {
   std::vector<std::string> plan;   ///< lines for --dry-run
   bool agent = false;              ///< runs the ranks of one host, for another rzrun
 
-  bool to_console() const { return log_dir.empty() || tee; }
+  bool to_file(int local_rank, int stream) const;
+  bool to_console(int local_rank, int stream) const;
+  bool has_prefix(int local_rank, int stream) const {
+    return prefix || (prefix_tees && tees.has(local_rank, stream));
+  }
 };
 
 using ParsedOptions = Parsed<Options>;

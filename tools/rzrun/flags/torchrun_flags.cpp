@@ -30,18 +30,6 @@ int number(const std::string& text, const std::string& where, int min, int max) 
 
 using accelerate::Setting;
 
-/// The value of a flag, of a file in its place, or of its variable.
-Setting setting(const CommandLine& line, const TorchrunFlags& f, const std::string& flag,
-                const std::string& value, bool with_variables) {
-  if (line.is_set(flag)) return {value, flag};
-  if (const auto found = f.of_file.find(flag); found != f.of_file.end()) return found->second;
-  std::string name = "PET_";
-  for (const char c : flag.substr(2))
-    name += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-  const char* text = std::getenv(name.c_str());
-  return {text && with_variables ? text : "", name};
-}
-
 bool is_true(const std::string& text, const std::string& where) {
   for (const char* word : {"1", "true", "True", "yes"})
     if (text == word) return true;
@@ -72,30 +60,6 @@ net::HostPort endpoint(const Setting& text, int default_port) {
   }
 }
 
-/// What torchrun's --redirects and --tee request: both streams of all ranks, or nothing.
-bool both_streams(const Setting& what) {
-  if (!what.is_set() || what.value == "0") return false;
-  require(what.value == "3", Errc::config, what.where, " ", hosts::quoted(what.value),
-          ": rzrun writes both streams of all ranks; give 3, and see --log-dir");
-  return true;
-}
-
-/// "3", "0:1,1:2": what torchrun accepts as a selection of streams.
-bool selects_streams(const std::string& text) {
-  return !text.empty() && std::isdigit(static_cast<unsigned char>(text.front())) &&
-         text.find_first_not_of("0123456789:,") == std::string::npos;
-}
-
-void apply_logs(const CommandLine& line, const TorchrunFlags& f, Options& o, bool with_variables) {
-  const bool redirects = both_streams(setting(line, f, "--redirects", f.redirects, with_variables));
-  if (const Setting tee{f.tee, "--tee"}; tee.is_set()) {
-    o.tee = false;
-    // Without a folder only the lines with ranks before them are of use.
-    if (both_streams(tee)) (o.log_dir.empty() ? o.prefix : o.tee) = true;
-  }
-  require(!redirects || !o.log_dir.empty(), Errc::config, "--redirects needs --log-dir DIR");
-}
-
 void check_conflicts(const CommandLine& line, const std::vector<Setting>& settings) {
   for (const Setting& s : settings) {
     if (!s.is_set()) continue;
@@ -111,10 +75,9 @@ void check_conflicts(const CommandLine& line, const std::vector<Setting>& settin
 
 /// Where node 0 listens.
 net::HostPort address_of_node0(const CommandLine& line, const TorchrunFlags& f, const Options& o,
-                               const Setting& given, const Setting& backend, const Setting& nnodes,
-                               bool with_variables) {
-  const Setting address = setting(line, f, "--master-addr", o.master_addr, with_variables),
-                port = setting(line, f, "--master-port", concat(o.master_port), with_variables);
+                               const Setting& given, const Setting& backend, const Setting& nnodes) {
+  const Setting address = torchrun_setting(line, f, "--master-addr", o.master_addr),
+                port = torchrun_setting(line, f, "--master-port", concat(o.master_port));
   const int p = port.is_set() ? number(port.value, port.where, 1, 65535) : static_port;
   if (given.is_set()) {
     const net::HostPort where = endpoint(given, backend.value == "static" ? p : c10d_port);
@@ -129,6 +92,23 @@ net::HostPort address_of_node0(const CommandLine& line, const TorchrunFlags& f, 
 }
 
 }  // namespace
+
+accelerate::Setting torchrun_setting(const CommandLine& line, const TorchrunFlags& f, const std::string& flag,
+                                     const std::string& value) {
+  if (line.is_set(flag)) {
+    // Scripts give torchrun an empty endpoint for its default.
+    require(!value.empty() || flag.starts_with("--rdzv-"), Errc::config, flag, ": a value is missing");
+    return {value, flag};
+  }
+  if (const auto found = f.of_file.find(flag); found != f.of_file.end()) return found->second;
+  const bool chosen =
+      line.is_set("-n") || line.is_set("--hostfile") || line.is_set("--include") || line.is_set("--num_gpus");
+  std::string name = "PET_";
+  for (const char c : flag.substr(2))
+    name += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  const char* text = std::getenv(name.c_str());
+  return {text && !chosen ? text : "", name};
+}
 
 std::pair<int, int> parse_nnodes(const std::string& text, const std::string& where) {
   const auto colon = text.find(':');
@@ -194,47 +174,21 @@ void add_torchrun_flags(CommandLine& line, Options& o, TorchrunFlags& f) {
   add("--local-addr,--local_addr", f.local_addr, "At node 0: where it listens, and MASTER_ADDR", "ADDRESS");
   line.add_flag("--standalone", f.standalone, "One host").group(heading);
   add("--role", o.role, "ROLE_NAME", "NAME");
-  add("-r,--redirects", f.redirects, "3: --log-dir alone, as without; 0: nothing", "3|0");
   add("--monitor-interval,--monitor_interval", f.monitor_interval,
       "No effect: rzrun is woken by ends of ranks", "SECONDS");
   add("--start-method,--start_method", f.start_method, "No effect: ranks are programs",
       "spawn|fork|forkserver");
 }
 
-std::vector<std::string> take_tee(const CommandLine& line, std::vector<std::string> words, TorchrunFlags& f) {
-  std::vector<std::string> rest;
-  std::size_t i = 0;
-  for (; i < words.size() && (i == 0 || words[i].starts_with("-")); ++i) {
-    const std::string &word = words[i], flag = word.substr(0, word.find('='));
-    rest.push_back(word);
-    if (i == 0) continue;
-    if (flag == "--tee" || flag == "-t") {
-      rest.back() = "--tee";
-      if (flag != word)
-        f.tee = word.substr(flag.size() + 1);
-      else if (i + 1 < words.size() && selects_streams(words[i + 1]))
-        f.tee = words[++i];
-    } else if (flag == word && line.values_of(word).value_or(0) > 0 && i + 1 < words.size()) {
-      rest.push_back(words[++i]);
-    }
-  }
-  rest.insert(rest.end(), words.begin() + static_cast<std::ptrdiff_t>(i), words.end());
-  return rest;
-}
-
 void apply_torchrun_flags(const CommandLine& line, TorchrunFlags f, Options& o) {
-  // Variables are for a command line that does not choose ranks and hosts itself.
-  const bool chosen =
-      line.is_set("-n") || line.is_set("--hostfile") || line.is_set("--include") || line.is_set("--num_gpus");
   const auto get = [&](const char* flag, const std::string& value) {
-    return setting(line, f, flag, value, !chosen);
+    return torchrun_setting(line, f, flag, value);
   };
   const Setting nnodes = get("--nnodes", f.nnodes), node_rank = get("--node-rank", f.node_rank),
                 nproc = get("--nproc-per-node", f.nproc), backend = get("--rdzv-backend", f.rdzv_backend),
                 given = get("--rdzv-endpoint", f.rdzv_endpoint), id = get("--rdzv-id", f.rdzv_id),
                 conf = get("--rdzv-conf", f.rdzv_conf), local = get("--local-addr", f.local_addr),
                 standalone = get("--standalone", "1");
-  apply_logs(line, f, o, !chosen);
   check_conflicts(line, {nnodes, node_rank, nproc, given, conf, local});
   check_backend(backend);
   const bool is_alone = standalone.is_set() && is_true(standalone.value, standalone.where);
@@ -255,7 +209,7 @@ void apply_torchrun_flags(const CommandLine& line, TorchrunFlags f, Options& o) 
   if (r.max_nodes == 1) return;
   r.local_address = local.value;
   if (id.is_set()) r.id = id.value;
-  const net::HostPort where = address_of_node0(line, f, o, given, backend, nnodes, !chosen);
+  const net::HostPort where = address_of_node0(line, f, o, given, backend, nnodes);
   r.host = where.host;
   r.port = where.port;
   o.rendezvous = r;

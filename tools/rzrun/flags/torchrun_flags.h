@@ -12,20 +12,20 @@ namespace rz::rzrun {
 
 struct TorchrunFlags {
   std::string nnodes, node_rank, nproc, rdzv_backend, rdzv_endpoint, rdzv_id, rdzv_conf, local_addr;
-  std::string monitor_interval, start_method, redirects;
-  std::string tee;  ///< torchrun's --tee WHAT; take_tee() sets it
+  std::string monitor_interval, start_method;
   bool standalone = false;
   std::map<std::string, accelerate::Setting> of_file;  ///< by flag: what was not typed, but is in a file
 };
 
 void add_torchrun_flags(CommandLine&, Options&, TorchrunFlags&);
 
-/// The words without the values of torchrun's `--tee WHAT`, since --tee of rzrun has none. WHAT is "3",
-/// or "0:1,1:2" for ranks 0 and 1.
-std::vector<std::string> take_tee(const CommandLine&, std::vector<std::string> words, TorchrunFlags&);
+/// The value of a flag, of a file in its place, or of its variable, which counts if the command line does not
+/// choose ranks and hosts itself.
+accelerate::Setting torchrun_setting(const CommandLine&, const TorchrunFlags&, const std::string& flag,
+                                     const std::string& value);
 
 /// Sets the number of ranks, and Options::rendezvous if rzrun is started on several hosts. Errors are
-/// Errc::config, and name the flag or the variable. `words`: those of CommandLine::parse().
+/// Errc::config, and name the flag or the variable.
 void apply_torchrun_flags(const CommandLine&, TorchrunFlags, Options&);
 
 // Parts of it, for tests. `where`: "--nnodes", for messages.

@@ -40,13 +40,15 @@ struct ChildStream {
   UniqueFd child, read, log;
 };
 
-ChildStream open_stream(const Job& job, int rank, const char* name) {
+ChildStream open_stream(const Job& job, int local_rank, int stream) {
   const Options& o = job.options;
+  const char* const name = stream == Streams::out ? "stdout" : "stderr";
+  const bool to_file = o.to_file(local_rank, stream);
   ChildStream s;
-  if (!o.log_dir.empty()) s.log = open_log(log_path(o, job.restarts, rank, name));
-  if (!o.log_dir.empty() && !o.tee)
-    s.child = std::move(s.log);  // the child writes to the file directly
-  else if (o.prefix || o.tee)
+  if (to_file) s.log = open_log(log_path(o, job.restarts, job.first_rank + local_rank, name));
+  if (!o.to_console(local_rank, stream))  // the child writes to the file directly, or to nothing
+    s.child = to_file ? std::move(s.log) : UniqueFd(::open("/dev/null", O_WRONLY | O_CLOEXEC));
+  else if (to_file || o.has_prefix(local_rank, stream))
     std::tie(s.read, s.child) = make_pipe();
   return s;
 }
@@ -192,7 +194,8 @@ std::string error_path(const std::string& folder, int rank) {
 
 ChildProcess launch(const Job& job, int local_rank) {
   const int rank = job.first_rank + local_rank;
-  ChildStream out = open_stream(job, rank, "stdout"), err = open_stream(job, rank, "stderr");
+  ChildStream out = open_stream(job, local_rank, Streams::out),
+              err = open_stream(job, local_rank, Streams::err);
   auto [error_read, error_write] = make_pipe();
   const UniqueFd secret = secret_descriptor(job.secret);
   UniqueFd flight = flight::make_file();

@@ -146,13 +146,12 @@ void RankGroup::choose_error_folder(const Job& job) {
 void RankGroup::start_rank(const Job& job, int local_rank) {
   const int rank = job.first_rank + local_rank;
   ChildProcess p = launch(job, local_rank);
-  std::string prefix;
-  if (!job.host.empty())
-    prefix = concat("[", job.host, ":", rank, "] ");
-  else if (job.options.prefix)
-    prefix = concat("[", rank, "] ");
-  if (p.out) forwarders_.emplace_back(std::move(p.out), &stdout_, std::move(p.out_log), prefix);
-  if (p.err) forwarders_.emplace_back(std::move(p.err), &stderr_, std::move(p.err_log), prefix);
+  const auto prefix = [&](int stream) {
+    if (!job.host.empty()) return concat("[", job.host, ":", rank, "] ");
+    return job.options.has_prefix(local_rank, stream) ? concat("[", rank, "] ") : "";
+  };
+  if (p.out) forwarders_.emplace_back(std::move(p.out), &stdout_, std::move(p.out_log), prefix(Streams::out));
+  if (p.err) forwarders_.emplace_back(std::move(p.err), &stderr_, std::move(p.err_log), prefix(Streams::err));
   ranks_.push_back({rank, p.pid, std::move(p.pidfd), std::move(p.flight), {}});
 }
 
