@@ -40,7 +40,7 @@ class Program {
 };
 
 /// True once no process has the id any more, or only a zombie of another parent.
-bool gone(pid_t pid, std::chrono::seconds deadline = std::chrono::seconds(10));
+bool gone(pid_t pid, std::chrono::seconds deadline = std::chrono::seconds(30));
 
 /// The program, one of this build, rejects these flags: status 2, and only one line that begins with its name
 /// and holds the words.

@@ -49,6 +49,13 @@ inline std::string content(const std::filesystem::path& file) {
   return text.str();
 }
 
+/// A shell command that ends once the files exist.
+inline std::string until(const std::vector<std::string>& files) {
+  std::string command;
+  for (const std::string& file : files) command += "until [ -e " + file + " ]; do sleep 0.02; done; ";
+  return command;
+}
+
 /// A folder that ends with the test.
 class Directory {
  public:

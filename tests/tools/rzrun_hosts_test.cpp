@@ -29,7 +29,7 @@ using test::Directory;
 using test::lines;
 using test::Program;
 
-constexpr std::chrono::seconds soon{30};
+constexpr std::chrono::seconds soon{45};
 
 /// A stand-in for ssh, and hostfiles.
 class RzrunHosts : public testing::Test {
@@ -77,9 +77,8 @@ class RzrunHosts : public testing::Test {
   }
 
   void expect_gone(const std::vector<pid_t>& processes) {
-    for (const pid_t p : processes) EXPECT_TRUE(test::gone(p, std::chrono::seconds(15))) << p;
-    for (const pid_t p : connectors())
-      EXPECT_TRUE(test::gone(p, std::chrono::seconds(15))) << "connector " << p;
+    for (const pid_t p : processes) EXPECT_TRUE(test::gone(p)) << p;
+    for (const pid_t p : connectors()) EXPECT_TRUE(test::gone(p)) << "connector " << p;
   }
 
   Directory folder_;
@@ -128,15 +127,21 @@ TEST_F(RzrunHosts, FiltersChooseHostsAndDevices) {
 }
 
 TEST_F(RzrunHosts, TheFirstFailureIsNamedWithItsHostAndEndsAll) {
-  Program p(command({}, "echo up $$; [ $RANK = 3 ] && { sleep 0.3; exit 5; }; sleep 60 & wait"));
+  const std::string ready = folder_ / "ready";
+  Program p(command(
+      {}, concat("echo up $$; [ $RANK = 3 ] && { ", test::until({ready + "0", ready + "1", ready + "2"}),
+                 "exit 5; }; : > ", ready, "$RANK; sleep 60 & wait")));
   EXPECT_EQ(p.wait(soon), 5);
   EXPECT_EQ(p.err(), "rzrun: first failure: rank 3 of 4 on host n1 exited with 5\n");
   expect_gone(wait_for_ranks(p, 4));
 }
 
 TEST_F(RzrunHosts, AKilledRankIsTheFirstFailureThoughOthersExitBeforeIt) {
-  Program p(command(
-      {}, "[ $RANK = 0 ] && exit 1; [ $RANK = 3 ] && { sleep 0.4; kill -SEGV $$; }; sleep 60 & wait"));
+  // Rank 0 exits when all the others run.
+  const std::string ready = folder_ / "ready", exits = folder_ / "exits";
+  Program p(command({}, concat("[ $RANK = 0 ] && { ", test::until({ready + "1", ready + "2", ready + "3"}),
+                               ": > ", exits, "; exit 1; }; : > ", ready, "$RANK; [ $RANK = 3 ] && { ",
+                               test::until({exits}), "sleep 0.1; kill -SEGV $$; }; sleep 60 & wait")));
   EXPECT_EQ(p.wait(soon), 128 + SIGSEGV);
   EXPECT_EQ(p.err(),
             "rzrun: after the first failure rank 0 on host n0 exited with 1\n"
@@ -221,7 +226,7 @@ TEST_F(RzrunHosts, ASilentHostIsLostAndEndsItsRanks) {
   const auto ranks = wait_for_ranks(p, 4);
   const auto agents = connectors();
   ::kill(-agents.back(), SIGSTOP);
-  EXPECT_EQ(p.wait(std::chrono::seconds(40)), 255);
+  EXPECT_EQ(p.wait(soon), 255);
   EXPECT_NE(p.err().find("no sign of its agent for 10 s"), std::string::npos) << p.err();
   ::kill(-agents.back(), SIGCONT);
   expect_gone(ranks);
@@ -232,7 +237,7 @@ TEST_F(RzrunHosts, AStoppedRzrunIsMissedByItsAgents) {
   const auto ranks = wait_for_ranks(p, 4);
   const pid_t stopped = child_of(p.pid());
   for (const pid_t pid : {p.pid(), stopped}) ::kill(pid, SIGSTOP);  // as a terminal's Ctrl-Z does
-  for (const pid_t r : ranks) EXPECT_TRUE(test::gone(r, std::chrono::seconds(25))) << r;
+  for (const pid_t r : ranks) EXPECT_TRUE(test::gone(r, soon)) << r;
   for (const pid_t pid : {p.pid(), stopped}) ::kill(pid, SIGCONT);
   EXPECT_NE(p.wait(soon), 0);
   expect_gone(ranks);

@@ -25,15 +25,13 @@ using test::lines;
 using test::Program;
 using test::ranks_of;
 using test::rzrun;
+using test::until;
 
 std::size_t count(const std::string& text, const std::string& part) {
   std::size_t n = 0;
   for (std::size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) ++n;
   return n;
 }
-
-/// A rank that ends once the file exists.
-std::string until(const std::string& file) { return "while [ ! -e " + file + " ]; do sleep 0.02; done"; }
 
 TEST(RzrunRestart, AGroupThatFailsIsStartedAgain) {
   Program p(rzrun({"-n", "2", "--max-restarts", "3"},
@@ -98,31 +96,43 @@ TEST(RzrunRestart, ASignalToRzrunEndsTheJob) {
     Program p(rzrun({"-n", "2", "--max-restarts", "3"}, "echo up; exec sleep 60"));
     while (lines(p.out()).size() < 2) p.wait_for("up");
     p.signal(signal);
-    EXPECT_EQ(p.wait(20s), 128 + signal);
+    EXPECT_EQ(p.wait(45s), 128 + signal);
     EXPECT_EQ(count(p.err(), "restart"), 0u) << p.err();
   }
 }
 
-TEST(RzrunRestart, ASignalBetweenAFailureAndTheRestartEndsTheJob) {
-  // The group is being ended: rank 0 ignores SIGTERM, so rzrun waits for it when the signal arrives.
-  Program p(rzrun({"-n", "2", "--max-restarts", "3", "--grace", "1"},
-                  "echo up $TORCHELASTIC_RESTART_COUNT; [ $RANK = 1 ] && exit 5; trap '' TERM; "
-                  "while :; do sleep 60; done"));
-  p.wait_for("; restart 1 of 3");
+TEST(RzrunRestart, ASignalWhileAGroupIsBeingEndedEndsTheJob) {
+  Directory directory;
+  const std::string ready = directory / "ready", end = directory / "end";
+  Program p(rzrun({"-n", "2", "--max-restarts", "3", "--grace", "300"},
+                  "echo up $TORCHELASTIC_RESTART_COUNT; [ $RANK = 1 ] && { " + until({ready}) +
+                      "exit 5; }; trap '' TERM; : > " + ready + "; " + until({end})));
+  p.wait_for("rzrun: a rank has failed; rank 0 has got SIGTERM");
   p.signal(SIGTERM);
-  EXPECT_EQ(p.wait(20s), 128 + SIGTERM);
+  p.wait_for("rzrun: SIGTERM");
+  std::ofstream(end) << "";
+  EXPECT_EQ(p.wait(45s), 128 + SIGTERM);
   EXPECT_EQ(count(p.out(), "up 1"), 0u) << p.out();
+}
+
+TEST(RzrunRestart, ASignalBeforeARestartEndsTheJob) {
+  Program p(rzrun({"-n", "1", "--max-restarts", "9"}, "echo up $TORCHELASTIC_RESTART_COUNT; exit 5"));
+  p.wait_for("; restart 5 of 9 in 1.6 s");
+  p.signal(SIGTERM);
+  EXPECT_EQ(p.wait(45s), 128 + SIGTERM);
+  EXPECT_EQ(count(p.out(), "up 5"), 0u) << p.out();
 }
 
 TEST(RzrunRestart, NoProcessOfAGroupLivesWhenTheNextStarts) {
   // A rank that ignores SIGTERM, and a child that left its process group.
   Directory directory;
-  const std::string pids = directory / "pids";
+  const std::string pids = directory / "pids", ready = directory / "ready";
   Program p(rzrun({"-n", "2", "--max-restarts", "1", "--grace", "0.3"},
                   "if [ $TORCHELASTIC_RESTART_COUNT = 1 ]; then for p in $(cat " + pids +
                       "); do kill -0 $p 2>&- && echo $p lives; done; exit 0; fi; "
-                      "[ $RANK = 1 ] && { sleep 0.5; exit 5; }; trap '' TERM; echo $$ >> " +
-                      pids + "; setsid sh -c 'echo $$ >> " + pids +
+                      "[ $RANK = 1 ] && { " +
+                      until({ready}) + "exit 5; }; trap '' TERM; echo $$ >> " + pids +
+                      "; setsid sh -c 'echo $$ >> " + pids + "; : > " + ready +
                       "; exec sleep 61' & while :; do sleep 62; done"));
   EXPECT_EQ(p.wait(), 0) << p.err();
   EXPECT_EQ(lines(content(pids)).size(), 2u);
@@ -134,12 +144,13 @@ TEST(RzrunRestart, NoProcessOfAGroupLivesWhenTheNextStarts) {
 TEST(RzrunRestart, AnOrphanOfAGroupEndsBeforeTheNextStarts) {
   // It left its process group and ignores SIGTERM, which ends its rank.
   Directory directory;
-  const std::string pid = directory / "pid";
+  const std::string pid = directory / "pid", left = directory / "left", ready = directory / "ready";
   Program p(rzrun({"-n", "2", "--max-restarts", "1", "--grace", "0.5"},
                   "if [ $TORCHELASTIC_RESTART_COUNT = 1 ]; then kill -0 $(cat " + pid +
-                      ") 2>&- && echo lives; exit 0; fi; [ $RANK = 1 ] && { sleep 0.5; exit 5; }; "
-                      "(trap '' TERM; exec setsid sleep 61) & echo $! > " +
-                      pid + "; exec sleep 62"));
+                      ") 2>&- && echo lives; exit 0; fi; [ $RANK = 1 ] && { " + until({ready}) +
+                      "exit 5; }; (trap '' TERM; exec setsid sh -c ': > " + left +
+                      "; exec sleep 61') & echo $! > " + pid + "; " + until({left}) + ": > " + ready +
+                      "; exec sleep 62"));
   EXPECT_EQ(p.wait(), 0) << p.err();
   EXPECT_EQ(lines(content(pid)).size(), 1u);
   EXPECT_EQ(p.out(), "");
@@ -157,7 +168,10 @@ TEST(RzrunRestart, RestartedRanksDieWithTheirLauncher) {
 TEST(RzrunRestart, EveryGroupHasLogFilesOfItsOwn) {
   Directory directory;
   Program p(rzrun({"-n", "2", "--max-restarts", "1", "--log-dir", directory.string(), "--tee", "--prefix"},
-                  "echo group $TORCHELASTIC_RESTART_COUNT; sleep 0.3; exit $((RANK * 3))"));
+                  "done=" + (directory / "done") +
+                      "$TORCHELASTIC_RESTART_COUNT; echo group $TORCHELASTIC_RESTART_COUNT; "
+                      "[ $RANK = 0 ] && : > $done; " +
+                      until({"$done"}) + "exit $((RANK * 3))"));
   EXPECT_EQ(p.wait(), 3);
   EXPECT_EQ(content(directory / "rank0.stdout"), "group 0\n");
   EXPECT_EQ(content(directory / "restart1/rank1.stdout"), "group 1\n");
@@ -184,7 +198,7 @@ TEST(RzrunRestart, KillsOfRandomRanksAtRandomInstantsAreCounted) {
     Directory directory;
     Program p(rzrun({"-n", "3", "--max-restarts", "3"},
                     "echo group $TORCHELASTIC_RESTART_COUNT; " + test::built("all_reduce_perf") +
-                        " -b 8 -e 64K -n 200 -w 20 || exit 1; " + until(directory / "done")));
+                        " -b 8 -e 64K -n 200 -w 20 || exit 1; " + until({directory / "done"})));
     for (std::size_t kills = 1; kills <= 3; ++kills) {
       p.wait_for("group " + std::to_string(kills - 1));  // the one before has ended
       kill_one(p, random);

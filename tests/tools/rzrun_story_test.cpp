@@ -38,6 +38,7 @@ using test::Directory;
 using test::lines;
 using test::Program;
 using test::rzrun;
+using test::until;
 
 /// Writes a report as torch's @record does.
 const char* const write_report =
@@ -58,7 +59,7 @@ TEST(Rzrun, TheLastLineIsTheFirstFailureWithItsReport) {
 
 TEST(Rzrun, ARankThatAReportBlamesIsTheFirstFailure) {
   Program p(rzrun({"-n", "2"}, std::string("EXTRA=', \"culprit\": 1'; [ $RANK = 0 ] && { ") + write_report +
-                                   "exit 1; }; sleep 0.3; EXTRA=; " + write_report + "exit 3"));
+                                   "exit 1; }; trap '' TERM; sleep 0.3; EXTRA=; " + write_report + "exit 3"));
   EXPECT_EQ(p.wait(), 1);
   EXPECT_EQ(lines(p.err()).back(), "rzrun: first failure: rank 1 of 2 exited with 3: ValueError: no such 1");
 }
@@ -137,8 +138,12 @@ TEST(Rzrun, TheFirstFailureIsPrintedOnceAndLast) {
 }
 
 TEST(Rzrun, AGroupThatDoesNotEndHasANotice) {
-  Program p(rzrun({"-n", "3", "--grace", "300"},
-                  "trap '' TERM; [ $RANK = 1 ] && exit 5; echo pid $$; while :; do sleep 0.1; done"));
+  Directory folder;
+  const std::string ready = folder / "ready";
+  Program p(rzrun(
+      {"-n", "3", "--grace", "300"},
+      concat("[ $RANK = 1 ] && { ", until({ready + "0", ready + "2"}),
+             "exit 5; }; trap '' TERM; echo pid $$; : > ", ready, "$RANK; while :; do sleep 0.1; done")));
   while (lines(p.out()).size() < 2) p.wait_for("pid");
   p.wait_for("rzrun: a rank has failed; ranks 0, 2 have got SIGTERM, and 300 s to end (--grace)\n");
   for (const auto& line : lines(p.out())) ::kill(std::stoi(line.substr(4)), SIGKILL);

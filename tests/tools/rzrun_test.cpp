@@ -34,6 +34,7 @@ using test::Directory;
 using test::lines;
 using test::Program;
 using test::rzrun;
+using test::until;
 
 TEST(Rzrun, EveryRankGetsTorchrunsEnvironment) {
   Program p(
@@ -112,8 +113,11 @@ TEST(Rzrun, AllRanksDoneIsSilentSuccess) {
 
 TEST(Rzrun, TheFirstFailureIsNamedAndItsCodeReturned) {
   // Rank 2 fails; the others fail too when they are terminated.
+  Directory folder;
+  const std::string ready = folder / "ready";
   Program p(
-      rzrun({"-n", "3"}, "trap 'exit 9' TERM; [ $RANK = 2 ] && { sleep 0.3; exit 5; }; sleep 60 & wait"));
+      rzrun({"-n", "3"}, concat("[ $RANK = 2 ] && { ", until({ready + "0", ready + "1"}),
+                                "exit 5; }; trap 'exit 9' TERM; : > ", ready, "$RANK; sleep 60 & wait")));
   EXPECT_EQ(p.wait(), 5);
   EXPECT_EQ(p.err(),
             "rzrun: after the first failure ranks 0, 1 exited with 9\n"
@@ -127,21 +131,25 @@ TEST(Rzrun, ASignalIsNamed) {
 }
 
 TEST(Rzrun, ARankThatIgnoresSigtermIsKilledAfterTheGracePeriod) {
-  Program p(rzrun(
-      {"-n", "2", "--grace", "0.3"},
-      "trap '' TERM; [ $RANK = 1 ] && { sleep 0.2; exit 4; }; echo pid $$; while :; do sleep 60; done"));
+  Directory folder;
+  const std::string ready = folder / "ready";
+  Program p(rzrun({"-n", "2", "--grace", "0.3"},
+                  concat("[ $RANK = 1 ] && { ", until({ready}), "exit 4; }; trap '' TERM; echo pid $$; : > ",
+                         ready, "; while :; do sleep 60; done")));
   p.wait_for("pid ");
   const pid_t stubborn = std::stoi(p.out().substr(p.out().find("pid ") + 4));
-  EXPECT_EQ(p.wait(std::chrono::seconds(20)), 4);
+  EXPECT_EQ(p.wait(std::chrono::seconds(45)), 4);
   EXPECT_TRUE(test::gone(stubborn));
 }
 
 TEST(Rzrun, GrandchildrenEndToo) {
   // One in the rank's process group, one that left it.
-  Program p(
-      rzrun({"-n", "1", "--grace", "0.3"},
-            "sleep 61 & echo child $!; setsid sh -c 'echo child $$; exec sleep 62' & sleep 0.3; exit 6"));
-  EXPECT_EQ(p.wait(std::chrono::seconds(20)), 6);
+  Directory folder;
+  const std::string ready = folder / "ready";
+  Program p(rzrun({"-n", "1", "--grace", "0.3"},
+                  concat("sleep 61 & echo child $!; setsid sh -c 'echo child $$; : > ", ready,
+                         "; exec sleep 62' & ", until({ready}), "exit 6")));
+  EXPECT_EQ(p.wait(std::chrono::seconds(45)), 6);
   const auto all = lines(p.out());
   ASSERT_EQ(all.size(), 2u) << p.out();
   for (const auto& line : all) EXPECT_TRUE(test::gone(std::stoi(line.substr(6)))) << line;
@@ -149,7 +157,7 @@ TEST(Rzrun, GrandchildrenEndToo) {
 
 TEST(Rzrun, LeftoverProcessesAreEnded) {
   Program p(rzrun({"-n", "1", "--prefix"}, "sleep 60 & echo $!"));
-  EXPECT_EQ(p.wait(std::chrono::seconds(20)), 0);
+  EXPECT_EQ(p.wait(std::chrono::seconds(45)), 0);
   EXPECT_NE(p.err().find("left behind"), std::string::npos) << p.err();
   EXPECT_TRUE(test::gone(std::stoi(p.out().substr(4)))) << p.out();
 }
@@ -158,7 +166,7 @@ TEST(Rzrun, CtrlCEndsEverything) {
   Program p(rzrun({"-n", "2"}, "echo up $$; exec sleep 60"));
   while (lines(p.out()).size() < 2) p.wait_for("up");
   p.signal(SIGINT);
-  EXPECT_EQ(p.wait(std::chrono::seconds(20)), 128 + SIGINT);
+  EXPECT_EQ(p.wait(std::chrono::seconds(45)), 128 + SIGINT);
   for (const auto& line : lines(p.out())) EXPECT_TRUE(test::gone(std::stoi(line.substr(3)))) << line;
   EXPECT_NE(p.err().find("SIGINT"), std::string::npos);
   EXPECT_EQ(p.err().find("first failure"), std::string::npos) << "no rank failed";
@@ -171,7 +179,7 @@ TEST(Rzrun, CtrlCTwiceKillsAtOnce) {
   p.wait_for("rzrun: SIGINT");
   std::this_thread::sleep_for(std::chrono::milliseconds(1050));  // signals within a second are one
   p.signal(SIGINT);
-  EXPECT_EQ(p.wait(std::chrono::seconds(20)), 128 + SIGINT);
+  EXPECT_EQ(p.wait(std::chrono::seconds(45)), 128 + SIGINT);
   EXPECT_NE(p.err().find("rank 0 has not ended since SIGTERM: SIGKILL (SIGINT once more)"), std::string::npos)
       << p.err();
 }
@@ -204,10 +212,10 @@ TEST(Rzrun, SignalsEndItWhileItReadsTheTopology) {
       return child.parent == p.pid() && content(concat("/proc/", child.pid, "/wchan")) == "wait_for_partner";
     });
   };
-  const auto end = Deadline::after(std::chrono::seconds(10));
+  const auto end = Deadline::after(std::chrono::seconds(30));
   while (!waits() && !end.expired()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   p.signal(SIGTERM);
-  EXPECT_EQ(p.wait(std::chrono::seconds(20)), 128 + SIGTERM);
+  EXPECT_EQ(p.wait(std::chrono::seconds(45)), 128 + SIGTERM);
   EXPECT_EQ(p.err(), "");
 }
 
