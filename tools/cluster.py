@@ -21,7 +21,7 @@ def sh(*words):
     if r.returncode: raise Unavailable(f'{" ".join(words)}: {(r.stderr or r.stdout).strip()}')
     return r.stdout
 
-def wait_until(true, what, seconds=20):
+def wait_until(true, what, seconds=60):
     end = time.monotonic() + seconds
     while not true():
         if time.monotonic() > end: raise Unavailable(f'{what} did not happen within {seconds} s')
