@@ -12,7 +12,7 @@ links join the hosts at a switch in another namespace; the network of the machin
 
 No namespace has a name, so runs cannot collide. When this process ends, however it ends, so do the hosts with all their
 processes, and the shared folder. Needs root, iproute2 and util-linux; exit status 77 if hosts are not possible here."""
-import argparse, contextlib, os, shutil, signal, subprocess, sys, tempfile, time
+import argparse, contextlib, os, shutil, signal, stat, subprocess, sys, tempfile, time
 
 class Unavailable(Exception): pass
 
@@ -140,9 +140,12 @@ class Cluster:
         for h in self.hosts: self.daemon(h, '/usr/sbin/sshd', '-D', '-e', '-f', config)
         for h in self.hosts: wait_until(lambda: h.run('ssh', '-o', 'BatchMode=yes', h.name, 'true').returncode == 0, f'ssh to {h.name}')
 
-    def slurm(self, processors=4):
-        """Slurm's daemons; returns the variables of srun."""
+    def slurm(self, processors=4, gpus=0):
+        """Slurm's daemons; returns the variables of srun. The GPUs are device files without a device."""
         f, first = self.folder, self.hosts[0]
+        for i in range(gpus): os.mknod(f'{f}/gpu{i}', 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        if gpus:
+            with open(f'{f}/gres.conf', 'w') as g: g.write(f'Name=gpu File={f}/gpu[0-{gpus - 1}]\n')
         with open(f'{f}/munge.key', 'wb', opener=lambda p, flags: os.open(p, flags, 0o400)) as key: key.write(os.urandom(128))
         for folder in ['state'] + [f'spool.{h.name}' for h in self.hosts]: os.mkdir(f'{f}/{folder}')
         with open(f'{f}/slurm.conf', 'w') as conf:
@@ -152,7 +155,7 @@ class Cluster:
                 f'SlurmctldPidFile={f}/slurmctld.pid', f'SlurmdPidFile={f}/slurmd.%n.pid', 'ProctrackType=proctrack/linuxproc',
                 'TaskPlugin=task/none', 'SelectType=select/cons_tres', 'SelectTypeParameters=CR_CPU', 'MpiDefault=none', 'ReturnToService=2',
                 'MailProg=/bin/true', 'SlurmdParameters=config_overrides',
-                *[f'NodeName={h.name} CPUs={processors}' for h in self.hosts], 'PartitionName=all Nodes=ALL Default=YES', '']))
+                *(['GresTypes=gpu'] if gpus else []), *[f'NodeName={h.name} CPUs={processors}' + f' Gres=gpu:{gpus}' * bool(gpus) for h in self.hosts], 'PartitionName=all Nodes=ALL Default=YES', '']))
         self.daemon(first, 'munged', '--foreground', '--force', f'--key-file={f}/munge.key', f'--socket={f}/munge.socket',
                     f'--pid-file={f}/munge.pid', f'--log-file={f}/munge.log', f'--seed-file={f}/munge.seed')
         wait_until(lambda: os.path.exists(f'{f}/munge.socket'), 'start of munged')

@@ -13,6 +13,7 @@
 #include "tests/support/program.h"
 #include "tests/support/rzrun.h"
 #include "tools/rzrun/flags/environment_file.h"
+#include "tools/rzrun/hosts/hosts.h"
 
 namespace rz::rzrun {
 namespace {
@@ -223,6 +224,29 @@ TEST_F(RzrunWords, MpirunAndSrunStartAllAgentsAtOnce) {
   gpus[2].second = "1";
   out("--launcher slurm true", gpus, 2);
   has(err_, "SLURM_TASKS_PER_NODE has 1 nodes, and SLURM_JOB_NODELIST 2");
+}
+
+TEST_F(RzrunWords, SlotsCountTheDevicesThatSlurmGave) {
+  Program::Variables job{{"SLURM_JOB_ID", "7"},
+                         {"SLURM_JOB_NODELIST", hosts::own_name()},
+                         {"SLURM_TASKS_PER_NODE", "4"},
+                         {"CUDA_VISIBLE_DEVICES", "4,5,GPU-6,7"}};
+  const std::string script = " sh -c 'echo $CUDA_VISIBLE_DEVICES'",
+                    slurm = "--launcher slurm --include " + hosts::own_name();
+  EXPECT_EQ(out(slurm + ":2" + script, job), "GPU-6\n");
+  EXPECT_EQ(out(slurm + ":1,3 --dry-run true", job),
+            "2 ranks of: true\nthis host: ranks 0 to 1; CUDA_VISIBLE_DEVICES=5,7\n");
+  EXPECT_EQ(out("--include localhost:1" + script, job), "5\n");
+  EXPECT_EQ(out("--launcher slurm --num_gpus 1" + script, job), "4,5,GPU-6,7\n") << "Slurm's choice";
+  job.back().second = "4,5";
+  out("--include localhost:1,2" + script, job, 2);
+  EXPECT_EQ(
+      err_,
+      "rzrun: slot 2: Slurm gave this host 2 devices (CUDA_VISIBLE_DEVICES=4,5), which slots count from 0\n");
+  job.back().second = "NoDevFiles";
+  EXPECT_EQ(out("--include localhost:1" + script, job), "NoDevFiles\n");
+  job.front().second = "";
+  EXPECT_EQ(out("--include localhost:1" + script, job), "1\n") << "DeepSpeed's numbers of devices";
 }
 
 TEST(RzrunWordsRefused, OneLineEach) {

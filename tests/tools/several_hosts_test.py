@@ -315,6 +315,26 @@ class RzrunSlurm(Launched, unittest.TestCase):
             status, _, err = self.end(job)
             self.assertEqual(status, 0, err)
 
+class SlurmDevices(unittest.TestCase):
+    """Nodes of Slurm with 4 devices, of which others have some."""
+    def test_slots_count_the_devices_of_the_job(self):
+        try:
+            hosts = cluster.Cluster(2)
+            self.addCleanup(hosts.close)
+            environment = ENVIRONMENT | hosts.slurm(gpus=4)
+        except cluster.Unavailable as e: self.skipTest(str(e))
+        first = hosts.hosts[0]
+        other = first.start('srun', '--nodelist=rzh1', '--gpus-per-node=2', 'sleep', '1000', env=environment)
+        cluster.wait_until(lambda: hosts.hosts[1].processes(r'\S*sleep 1000'), 'start of the other job')
+        def job(include):
+            end = first.run('salloc', '--quiet', '--nodes=2', '--gpus-per-node=2', f'{BIN}/rzrun', '--launcher', 'slurm', '--include', include,
+                            'sh', '-c', 'echo $LOCAL_RANK $CUDA_VISIBLE_DEVICES', env=environment, timeout=60)
+            return end.returncode, sorted(end.stdout.splitlines()), end.stderr
+        self.assertEqual(job('rzh0:1@rzh1:0')[1], ['[rzh0:0] 0 1', '[rzh1:1] 0 2'])
+        self.assertEqual(job('rzh0@rzh1:1')[1], ['[rzh0:0] 0 0,1', '[rzh0:1] 1 0,1', '[rzh1:2] 0 3'])
+        hosts.close()
+        other.communicate(timeout=60)
+
 class Torchrun(Jobs, unittest.TestCase):
     job = TorchrunJob()
 

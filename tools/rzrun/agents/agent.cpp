@@ -115,6 +115,7 @@ void Agent::start(const std::string& payload) {
   try {
     const bool is_there = job.folder.empty() || ::chdir(job.folder.c_str()) == 0;
     require(is_there, Errc::config, "the working folder ", job.folder, ": ", std::strerror(errno));
+    if (!job.slots.empty()) job.devices = devices_of_slots(job.slots, devices_);
     job.processors = bindings(job.options, job.local_ranks);
     group_.start(job, [] { return true; });
   } catch (...) {

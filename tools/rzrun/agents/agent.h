@@ -8,6 +8,7 @@
 #include "comm/core/deadline.h"
 #include "tools/rzrun/agents/frames.h"
 #include "tools/rzrun/agents/wire.h"
+#include "tools/rzrun/flags/launchers.h"
 #include "tools/rzrun/ranks/output.h"
 #include "tools/rzrun/ranks/rank_group.h"
 
@@ -48,6 +49,7 @@ class Agent {
     stream_.send(kind, writer.bytes);
   }
   bool is_active() const { return is_active_; }
+  bool has_devices_of_slurm() const { return devices_.has_value(); }
   /// Ends the ranks, and then the agent.
   void end();
   /// Kills the ranks at once.
@@ -73,6 +75,7 @@ class Agent {
   bool is_killing_ = false, has_reported_left_ = false, is_lost_ = false;
   std::optional<Deadline> kill_at_;
   std::chrono::milliseconds grace_{};
+  const GivenDevices devices_ = devices_of_slurm();
 };
 
 }  // namespace rz::rzrun

@@ -40,7 +40,7 @@ void AgentGroup::start_agent(const Options& o, int node, int first_rank) {
                      .node = node,
                      .first_rank = first_rank,
                      .local_ranks = static_cast<int>(host.slots.size()),
-                     .devices = host.filtered ? host.slots : std::vector<int>(),
+                     .slots = host.filtered ? host.slots : std::vector<int>(),
                      .pid = c.pid,
                      .pidfd = std::move(c.pidfd),
                      .stream = {std::move(c.out), std::move(c.in)},
@@ -114,7 +114,7 @@ void AgentGroup::send_jobs() {
 void AgentGroup::send_job(Agent& a, const Variables& variables) {
   Job job = job_;
   job.host = a.host;
-  job.devices = a.devices;
+  job.slots = a.slots;
   job.node = a.node;
   job.first_rank = a.first_rank;
   job.local_ranks = a.local_ranks;

@@ -41,8 +41,8 @@ class AgentGroup : public Ranks {
   struct Agent {
     std::string host, connector;  ///< connector: "ssh", for messages
     int node = 0, first_rank = 0, local_ranks = 0;
-    std::vector<int> devices{};
-    pid_t pid = -1;  ///< of that process; -1: the agent has connected by itself
+    std::vector<int> slots{};  ///< that a filter chose
+    pid_t pid = -1;            ///< of that process; -1: the agent has connected by itself
     UniqueFd pidfd{};
     FrameStream stream;
     std::string banner{};  ///< what a shell printed before the agent began

@@ -19,7 +19,7 @@ void fields_of_job(Archive& a, J& job) {
   auto& o = job.options;
   a(o.ranks, o.command, o.role, o.bind, o.prefix, o.log_dir, o.max_restarts, o.variables, o.local_rank_at);
   a(o.files.of_all, o.files.of_rank, o.tees.of_all, o.tees.of_rank, o.prefix_tees, o.shown);
-  a(job.local_ranks, job.first_rank, job.node, job.nodes, job.host, job.folder, job.devices);
+  a(job.local_ranks, job.first_rank, job.node, job.nodes, job.host, job.folder, job.slots);
   a(job.master_addr, job.master_port, job.run_id, job.launch, job.restarts);
 }
 

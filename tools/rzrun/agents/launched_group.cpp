@@ -132,7 +132,7 @@ void LaunchedGroup::greet(Agent& a, const std::string& place) {
       a.node = node;
       a.first_rank = first_rank;
       a.local_ranks = static_cast<int>(h.slots.size());
-      if (h.filtered) a.devices = h.slots;
+      if (h.filtered) a.slots = h.slots;
       return;
     }
     ++node;

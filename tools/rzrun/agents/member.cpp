@@ -56,7 +56,7 @@ class Member : public Agent {
     job.options.max_restarts = sent.max_restarts;
     require(job.local_ranks == options_.ranks, Errc::io, "a job of ", job.local_ranks,
             " ranks for a host that has ", options_.ranks);
-    job.devices.clear();
+    job.slots.clear();
     return job;
   }
 

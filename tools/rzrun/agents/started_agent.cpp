@@ -66,7 +66,8 @@ class StartedAgent : public Agent {
   Job job_of(const std::string& payload) override {
     Variables variables;
     Job job = unpack_job(payload, variables);
-    for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
+    for (const auto& [name, value] : variables)
+      if (name != "CUDA_VISIBLE_DEVICES" || !has_devices_of_slurm()) ::setenv(name.c_str(), value.c_str(), 1);
     return job;
   }
 

@@ -101,12 +101,11 @@ void apply_devices(const AccelerateFlags& f, Options& o) {
   if (f.devices.empty()) return;
   require(o.nodes.empty(), Errc::config,
           "gpu_ids is of one host, and a hostfile has several; name devices with --include HOST:SLOT,SLOT");
+  const std::string text = devices_of_slots(f.devices, devices_of_slurm());
   if (!o.rendezvous) {
-    o.devices = f.devices;
+    o.devices = text;
     return;
   }
-  std::string text;  // of this host alone
-  for (const int d : f.devices) text += concat(text.empty() ? "" : ",", d);
   o.plan.push_back("CUDA_VISIBLE_DEVICES=" + text);
   o.variables.emplace_back("CUDA_VISIBLE_DEVICES", text);
 }

@@ -72,7 +72,8 @@ With --launcher openmpi one mpirun starts the agents of all hosts, and with --la
 allocation (salloc, sbatch). They connect to rzrun, on a free port of this host, and prove a secret of this job,
 which is in RZ_SECRET of mpirun or srun, or in the file of RZ_SECRET_FILE if that is set. Without --hostfile the
 hosts are those of SLURM_JOB_NODELIST; each has as many slots as tasks (SLURM_TASKS_PER_NODE) or, if that is 1 on
-all, as GPUs (SLURM_GPUS_PER_NODE, SLURM_GPUS_ON_NODE). srun exports all variables itself.
+all, as GPUs (SLURM_GPUS_PER_NODE, SLURM_GPUS_ON_NODE). srun exports all variables itself. In a job of Slurm slots
+that a filter chooses are places in the CUDA_VISIBLE_DEVICES that Slurm set on their host.
 
 With --nnodes rzrun is started on each host, as torchrun is, and needs no ssh. Node 0 (--node-rank 0, or the
 host that has the address of --rdzv-endpoint) listens; the others wait for it up to join_timeout of

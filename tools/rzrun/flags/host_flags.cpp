@@ -86,11 +86,18 @@ std::string join(const std::vector<std::string>& words) {
   return text;
 }
 
+/// What a filter of this host, or one whose agent finds it, means.
+std::string describe_devices(const Options& o, const Host& h) {
+  if (!o.devices.empty()) return "; CUDA_VISIBLE_DEVICES=" + o.devices;
+  if (!h.filtered) return "";
+  return concat(o.launcher == Launcher::slurm ? "; of the devices that Slurm gives it numbers "
+                                              : "; CUDA_VISIBLE_DEVICES=",
+                devices_of_slots(h.slots, {}));
+}
+
 /// A host, its ranks, their devices, and what starts its agent.
 std::string describe_host(const Options& o, const Host& h, int first, std::size_t count) {
-  std::string text = concat(h.name, ": ", ranks_text(first, static_cast<int>(count))), devices;
-  for (const int s : h.slots) devices += concat(devices.empty() ? "" : ",", s);
-  if (h.filtered) text += concat("; CUDA_VISIBLE_DEVICES=", devices);
+  std::string text = concat(h.name, ": ", ranks_text(first, static_cast<int>(count)), describe_devices(o, h));
   if (!o.nodes.empty() && o.launcher == Launcher::ssh)
     text += concat("; agent: ", join(agent_command(o, h.name)));
   return text + "\n";
@@ -165,7 +172,7 @@ void apply_host_flags(const CommandLine& line, const HostFlags& f, Options& o) {
   o.ranks = 0;
   for (const Host& h : all) o.ranks += static_cast<int>(h.slots.size());
   if (!f.force_multi && all.size() == 1 && hosts::is_this_host(all.front().name)) {
-    if (all.front().filtered) o.devices = all.front().slots;
+    if (all.front().filtered) o.devices = devices_of_slots(all.front().slots, devices_of_slurm());
     return;
   }
   o.nodes = std::move(all);
@@ -174,7 +181,6 @@ void apply_host_flags(const CommandLine& line, const HostFlags& f, Options& o) {
 std::string describe_plan(const Options& o, const std::string& node) {
   std::vector<Host> all = o.nodes;
   if (all.empty()) all = {{"this host", std::vector<int>(static_cast<std::size_t>(o.ranks)), false}};
-  if (!o.devices.empty()) all.front() = {"this host", o.devices, true};
   std::string text = concat(o.ranks, o.ranks == 1 ? " rank" : " ranks", o.rendezvous ? " on this host" : "",
                             " of: ", join(o.command), "\n");
   text += node;

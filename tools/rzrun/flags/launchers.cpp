@@ -135,6 +135,28 @@ std::vector<hosts::Host> hosts_of_allocation() {
   return all;
 }
 
+GivenDevices devices_of_slurm() {
+  const char* const devices = setting("CUDA_VISIBLE_DEVICES");
+  if (!setting("SLURM_JOB_ID") || !devices) return {};
+  if (std::string_view(devices) == "NoDevFiles") return GivenDevices(std::in_place);
+  return parts_of(devices, ',');
+}
+
+std::string devices_of_slots(const std::vector<int>& slots, const GivenDevices& given) {
+  std::string text, all;
+  if (given && given->empty()) return text;
+  for (const std::string& device : given.value_or(std::vector<std::string>()))
+    all += concat(all.empty() ? "" : ",", device);
+  for (const int slot : slots) {
+    const auto place = static_cast<std::size_t>(slot);
+    require(!given || place < given->size(), Errc::config, "slot ", slot, ": Slurm gave this host ",
+            given ? given->size() : 0, given && given->size() == 1 ? " device" : " devices",
+            " (CUDA_VISIBLE_DEVICES=", all, "), which slots count from 0");
+    text += concat(text.empty() ? "" : ",", given ? (*given)[place] : concat(slot));
+  }
+  return text;
+}
+
 bool has_value(const char* name) { return setting(name) != nullptr; }
 
 std::string secret_variable() {

@@ -1,6 +1,7 @@
 #pragma once
 /// --launcher: what starts the agents of several hosts.
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,6 +17,15 @@ void apply_launcher(const std::string& name, const std::string& args, Options&);
 /// slots as tasks (SLURM_TASKS_PER_NODE); if that is 1 on all, as many as GPUs (SLURM_GPUS_PER_NODE, else
 /// SLURM_GPUS_ON_NODE), if there are any. Errors are Errc::config.
 std::vector<hosts::Host> hosts_of_allocation();
+
+/// The devices that Slurm gave this process on its host: the words of CUDA_VISIBLE_DEVICES in a job of Slurm.
+/// Nothing outside a job, and where Slurm does not manage devices; none if the job has no devices.
+using GivenDevices = std::optional<std::vector<std::string>>;
+GivenDevices devices_of_slurm();
+
+/// CUDA_VISIBLE_DEVICES for these slots, which are places among the given devices, else numbers of devices.
+/// Empty if none are given. Errc::config if too few are.
+std::string devices_of_slots(const std::vector<int>& slots, const GivenDevices& given);
 
 /// The variable by which agents that mpirun or srun starts find their secret: RZ_SECRET, which rzrun sets if
 /// the user has not, RZ_SECRET_FILE, or RZ_INSECURE, if these are set.

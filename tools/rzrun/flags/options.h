@@ -61,7 +61,7 @@ struct Options {
   std::string master_addr;  ///< empty: an address of the first host that the others have a route to
 
   std::vector<hosts::Host> nodes;  ///< several, or one that is not this host; empty: this host alone
-  std::vector<int> devices;        ///< of this host alone: for CUDA_VISIBLE_DEVICES
+  std::string devices;             ///< of this host alone: CUDA_VISIBLE_DEVICES; empty: as it is
   std::string run_id;              ///< TORCHELASTIC_RUN_ID; empty: a random one
   std::string role = "default";    ///< ROLE_NAME of the ranks
   std::optional<Rendezvous>

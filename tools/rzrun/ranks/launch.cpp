@@ -162,9 +162,7 @@ std::vector<std::pair<std::string, std::string>> rank_environment(const Job& job
   if (!job.error_folder.empty())
     variables.emplace_back("TORCHELASTIC_ERROR_FILE",
                            error_path(job.error_folder, job.first_rank + local_rank));
-  std::string devices;
-  for (const int d : job.devices) devices += concat(devices.empty() ? "" : ",", d);
-  if (!devices.empty()) variables.emplace_back("CUDA_VISIBLE_DEVICES", devices);
+  if (!job.devices.empty()) variables.emplace_back("CUDA_VISIBLE_DEVICES", job.devices);
   if (job.local_ranks > 1 && !std::getenv("OMP_NUM_THREADS")) variables.emplace_back("OMP_NUM_THREADS", "1");
   if (!std::getenv("RZ_WAIT_REPORT_S")) variables.emplace_back("RZ_WAIT_REPORT_S", "10");
   return variables;

@@ -26,7 +26,8 @@ struct Job {
   std::string host;                            ///< its name; empty if it is the only one
   std::string folder;                          ///< where the ranks start; empty: that of this process
   std::string error_folder;                    ///< absolute; empty: there are no error files
-  std::vector<int> devices;                    ///< for CUDA_VISIBLE_DEVICES; empty: that is left as it is
+  std::vector<int> slots;                      ///< that a filter chose; empty: none did
+  std::string devices;                         ///< CUDA_VISIBLE_DEVICES; empty: that is left as it is
   std::string master_addr = "127.0.0.1";
   int master_port = 0;
   std::vector<std::vector<int>> processors;  ///< of each local rank; empty: the ranks are not bound
