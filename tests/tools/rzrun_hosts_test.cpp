@@ -17,6 +17,7 @@
 #include "tests/support/rzrun.h"
 #include "tools/rzrun/agents/frames.h"
 #include "tools/rzrun/agents/joining.h"
+#include "tools/rzrun/agents/launched_group.h"
 #include "tools/rzrun/agents/wire.h"
 #include "tools/rzrun/ranks/processes.h"
 
@@ -383,6 +384,24 @@ TEST(RzrunOneHost, DryRunPrintsWhatWouldRunWhere) {
   EXPECT_TRUE(all[1].starts_with("n0: ranks 0 to 3; agent: ssh -T -o BatchMode=yes ")) << all[1];
   EXPECT_TRUE(all[2].starts_with("n1: ranks 4 to 5; CUDA_VISIBLE_DEVICES=1,3; agent: ssh ")) << all[2];
   EXPECT_NE(all[2].find(" -p 2222 n1 cd '"), std::string::npos) << all[2];
+}
+
+TEST(Launched, LinesOfMpirunBlameTheHostThatFails) {
+  for (const char* line :
+       {"ssh: connect to host n1 port 22: Connection refused", "root@n1: Permission denied (publickey).",
+        "ssh: Could not resolve hostname n1: Temporary failure in name resolution", "Node:       n1",
+        "n1: Connection reset by peer",
+        "srun: error: Task launch for StepId=7.0 failed on node n1: Host is down"}) {
+    EXPECT_TRUE(rzrun::blames(line, "n1")) << line;
+    for (const char* other : {"n", "n11", "1", "n2"})
+      EXPECT_FALSE(rzrun::blames(line, other)) << line << other;
+  }
+  for (const char* line :
+       {"  target node:  n1", "  my node:   n1", "[n1:00131] 1 more process has sent help message", "n1",
+        "ssh: connect to host n1.site port 22: Connection refused", "root@n1-ib: Permission denied",
+        "n1x: y"})
+    EXPECT_FALSE(rzrun::blames(line, "n1")) << line;
+  EXPECT_TRUE(rzrun::blames("ssh: connect to host n1.site port 22: Connection refused", "n1.site"));
 }
 
 /// Frames with payloads of all kinds, after the banner of a shell.

@@ -305,7 +305,16 @@ class Launched(Agents):
         self.assertEqual(status.returncode, 2, status.stderr)
         self.assertIn('host rzh1: the working folder /tmp/only_here: No such file or directory', status.stderr)
 
-class RzrunOpenMpi(Launched, unittest.TestCase): job, connector, status_if_killed = RzrunOpenMpiJob(), 'mpirun ', -9
+class RzrunOpenMpi(Launched, unittest.TestCase):
+    job, connector, status_if_killed = RzrunOpenMpiJob(), 'mpirun ', -9
+
+    def test_a_host_without_a_login_is_named(self):
+        first, hostfile = self.hosts.hosts[0], f'{self.folder}/with_a_third'
+        with open(hostfile, 'w') as f: f.writelines(f'{name} slots=1\n' for name in ('rzh0', 'rzh1', 'rzh9'))
+        end = first.run(f'{BIN}/rzrun', '--hostfile', hostfile, '--launcher', 'openmpi', 'true', env=self.job.environment, timeout=60)
+        self.assertEqual(end.returncode, 255, end.stderr)
+        self.assertRegex(end.stderr, r'(?m)^rzrun: first failure: host rzh9 is lost: mpirun exited with \d+ before an agent of rzrun began$')
+
 class RzrunSlurm(Launched, unittest.TestCase):
     job, connector, status_if_killed = RzrunSlurmJob(), 'srun ', 0  # salloc's, if a signal ends its command
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <filesystem>
 
 #include "comm/bootstrap/secret.h"
@@ -69,7 +70,29 @@ SharedSecret secret_of_agents(Variables& variables) {
   return std::make_shared<const net::Secret>(net::Secret::of_text(variables.back().second));
 }
 
+std::string names_of_hosts(const std::vector<const hosts::Host*>& all) {
+  std::string names;
+  for (const hosts::Host* h : all) names += concat(names.empty() ? "" : ", ", h->name);
+  return names;
+}
+
 }  // namespace
+
+bool blames(std::string_view line, const std::string& host) {
+  const auto is_of_name = [&](std::size_t i) {  // a part of a longer name, or of an address
+    const char c = i < line.size() ? line[i] : ' ';
+    const bool inner = c == '.' && i + 1 < line.size() && line[i + 1] != ' ';
+    return std::isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_' || inner;
+  };
+  const bool is_sentence = line.starts_with("ssh: "), is_table = line.starts_with("Node:");
+  for (auto at = line.find(host); at != std::string_view::npos; at = line.find(host, at + 1)) {
+    const auto end = at + host.size();
+    const char before = at ? line[at - 1] : ' ';
+    if (is_of_name(end) || (before != ' ' && before != '@')) continue;
+    if (is_sentence || is_table || (end < line.size() && line[end] == ':')) return true;
+  }
+  return false;
+}
 
 LaunchedGroup::LaunchedGroup(const Options& o, Console& out, Console& err)
     : LaunchedGroup(o, listen_for_agents(), {}, out, err) {}
@@ -147,12 +170,11 @@ bool LaunchedGroup::all_have_come() {
   return true;
 }
 
-std::string LaunchedGroup::missing() const {
-  std::string names;
+std::vector<const hosts::Host*> LaunchedGroup::missing() const {
+  std::vector<const hosts::Host*> all;
   for (const hosts::Host& h : options_.nodes)
-    if (std::ranges::count(agents_, h.name, &Agent::host) == 0)
-      names += concat(names.empty() ? "" : ", ", h.name);
-  return names;
+    if (std::ranges::count(agents_, h.name, &Agent::host) == 0) all.push_back(&h);
+  return all;
 }
 
 bool LaunchedGroup::any_lost() const {
@@ -182,6 +204,8 @@ void LaunchedGroup::take_lines() {
   for (const std::string& line : parts_of(lines_.take(), '\n')) {
     const std::string_view text = std::string_view(line).substr(std::min(line.size(), name_.size() + 2));
     if (text.find_first_not_of("- \t") == std::string_view::npos || text.ends_with(no_news)) continue;
+    for (const hosts::Host& h : options_.nodes)
+      if (blames(text.substr(text.find_first_not_of(" \t")), h.name)) blamed_.insert(h.name);
     messages_.push_back(text.starts_with(name_ + ": ") ? std::string(text) : line);
   }
 }
@@ -199,33 +223,36 @@ void LaunchedGroup::watch_launcher() {
     take_lines();
   }
   if (ended_ && lost_at_->expired() && !any_lost()) lose_all(concat(name_, " ", describe(*ended_)));
-  const std::string names = missing();
-  if (names.empty() || ended_) return;
+  const auto missing_hosts = missing();
+  if (missing_hosts.empty() || ended_) return;
   if (come_by_.expired())
     lose_all(concat("no agent of rzrun within ", time_to_come.count(), " s"));
   else if (explain_at_.expired()) {
-    messages_.push_back(concat("waiting for ", name_, ", which has not started the agents of ", names));
+    messages_.push_back(concat("waiting for ", name_, ", which has not started the agents of ",
+                               names_of_hosts(missing_hosts)));
     explain_at_ = Deadline::after(time_to_come * 2);
   }
 }
 
-/// All hosts; if some have not come, these.
+/// All hosts; if some have not come, these, or those among them that its lines blame.
 void LaunchedGroup::lose_all(const std::string& why) {
-  int node = 0, first_rank = 0;
-  const std::size_t come = agents_.size();
-  for (const hosts::Host& h : options_.nodes) {
-    if (std::ranges::count(agents_, h.name, &Agent::host) == 0) {
-      Agent& a = adopt({UniqueFd(), UniqueFd()}, h.name, time_for_agents);
-      a.node = node;
-      a.first_rank = first_rank;
-      lose(a, concat(why, " before an agent of rzrun began"));
-    }
-    ++node;
-    first_rank += static_cast<int>(h.slots.size());
+  auto lost = missing();
+  if (std::ranges::any_of(lost, [&](const auto* h) { return blamed_.contains(h->name); }))
+    std::erase_if(lost, [&](const auto* h) { return !blamed_.contains(h->name); });
+  if (lost.empty()) {
+    for (Agent& a : agents_)
+      if (a.lost.empty()) lose(a, why);
+    return;
   }
-  if (agents_.size() > come) return;
-  for (Agent& a : agents_)
-    if (a.lost.empty()) lose(a, why);
+  const hosts::Host& first = *lost.front();  // the others are named with it
+  lost.erase(lost.begin());
+  Agent& a = adopt({UniqueFd(), UniqueFd()}, first.name, time_for_agents);
+  for (const hosts::Host* h = options_.nodes.data(); h != &first; ++h) {
+    ++a.node;
+    a.first_rank += static_cast<int>(h->slots.size());
+  }
+  lose(a, concat(why, " before an agent of rzrun began",
+                 lost.empty() ? "" : " there or on " + names_of_hosts(lost)));
 }
 
 }  // namespace rz::rzrun

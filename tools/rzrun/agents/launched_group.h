@@ -6,6 +6,11 @@
 
 namespace rz::rzrun {
 
+/// Whether a line of mpirun or srun, or of the ssh of mpirun, blames the host: "ssh: connect to host n1 port
+/// 22: …", "user@n1: Permission denied (publickey).", "Node: n1", "error: … on node n1: …". Hosts between
+/// which there is no route ("target node: n1") are not to blame.
+bool blames(std::string_view line, const std::string& host);
+
 /// Starts the launcher once, and listens for its agents, which find addresses and secret in variables of
 /// their own. A launcher that ends before the job has lost the hosts.
 class LaunchedGroup : public AgentGroup {
@@ -27,7 +32,7 @@ class LaunchedGroup : public AgentGroup {
   void take_lines();
   void watch_launcher();
   void lose_all(const std::string& why);
-  std::string missing() const;
+  std::vector<const hosts::Host*> missing() const;
   bool any_lost() const;
 
   const Options& options_;
@@ -38,6 +43,7 @@ class LaunchedGroup : public AgentGroup {
   Console lines_{};
   Forwarder out_, err_;
   Deadline come_by_, explain_at_;
+  std::set<std::string> blamed_{};  ///< hosts, by its lines
   std::optional<ExitStatus> ended_{};
   std::optional<Deadline> lost_at_{};  ///< once it has ended: the agents have so long to end first
 };
