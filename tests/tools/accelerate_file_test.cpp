@@ -18,7 +18,7 @@ std::string error_of(const std::function<void()>& f) {
     f();
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), Errc::config);
-    EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos) << e.what();
+    for (const char* c = e.what(); *c; ++c) EXPECT_GE(static_cast<unsigned char>(*c), 32) << e.what();
     return e.what();
   }
   return "";
@@ -394,9 +394,9 @@ TEST(AccelerateFuzz, AnyTextIsReadOrRefused) {
   const std::vector<std::string> marks{
       ":",  ": ",  "\n", "\n  ", " ", "-", "- ", "[",       "]",   "{",  "}",  ",",  "'",   "\"", "#",
       " #", "&a ", "*a", "!!s ", "|", ">", "%",  "\n---\n", "...", "? ", "<<", "\t", "\\x", "~",  "\r\n"};
-  const std::vector<std::string> words{"all", "0,1",  "1",    "2",         "8",         "-1",   "true",
-                                       "no",  "'no'", "null", "MULTI_GPU", "DEEPSPEED", "FSDP", "bf16",
-                                       "cpu", "0.5",  "auto", "h",         "[]",        "{}"};
+  const std::vector<std::string> words{"all",         "0,1", "1",    "2",    "8",         "-1",        "true",
+                                       "\"a\\n\\e\"", "no",  "'no'", "null", "MULTI_GPU", "DEEPSPEED", "FSDP",
+                                       "bf16",        "cpu", "0.5",  "auto", "h",         "[]",        "{}"};
   const auto line = [&](const char* indent) {
     const Key& key = keys()[random() % keys().size()];
     return concat(indent, key.name, ": ", words[random() % words.size()], "\n");

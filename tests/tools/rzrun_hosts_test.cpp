@@ -450,6 +450,22 @@ void unpack(const rzrun::Frame& frame) {
   }
 }
 
+/// A length beyond the limit is refused at once, not waited for in memory.
+TEST(RzrunFrames, ALengthBeyondTheLimitIsRefused) {
+  const auto first = [](std::uint32_t length) {
+    rzrun::FrameParser parser;
+    std::string bytes(rzrun::frames_begin);
+    bytes.append(reinterpret_cast<const char*>(&length), sizeof length);
+    bytes.push_back(static_cast<char>(rzrun::Frame::Kind::output));
+    parser.feed(bytes);
+    parser.text_before();
+    return parser.next();
+  };
+  EXPECT_FALSE(first(rzrun::max_frame_bytes)) << "it is not complete";
+  EXPECT_THROW(first(rzrun::max_frame_bytes + 1), Error);
+  EXPECT_THROW(first(0xffffffff), Error);
+}
+
 /// Frames of which bytes are changed: each is a frame, or refused.
 TEST(RzrunFrames, AnyBytesAreFramesOrRefused) {
   const std::string good = good_frames();

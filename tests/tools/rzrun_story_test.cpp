@@ -218,8 +218,8 @@ TEST(RzrunReports, HasThePositionsOfCommunicatorsThatLive) {
 }
 
 TEST(RzrunReports, AnyBytesOfAnErrorFileAreReadOrRefused) {
-  const std::string json =
-      R"({"message": {"message": "Error: é", "extraInfo": {"timestamp": "1", "culprit": 3}}})";
+  const std::string json = R"({"message": {"message": "Error: é\n\u001b[2J\u007f\u0000", )"
+                           R"("extraInfo": {"timestamp": "1", "culprit": 3}}})";
   Directory folder;
   test::Fuzz fuzz(500);
   long messages = 0;
