@@ -8,8 +8,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto first_query = 1s;    // waits of ranks that are merely late are mostly shorter
-constexpr auto max_interval = 8s;   // a peer may make its call long after the first query
+constexpr auto first_query = 1s;   // waits of ranks that are merely late are mostly shorter
+constexpr auto max_interval = 8s;  // a peer may make its call long after the first query
+// A first query of all ranks by all ranks would take seconds on hosts with many ranks, which then wait
+// longer. Where calls differ, those of two ranks in a row do.
+constexpr int first_queried = 16;
 constexpr auto decision_time = 2s;  // an idle rank polls its messages once a second
 constexpr auto comparison_poll = 5ms;
 
@@ -35,14 +38,14 @@ void CallComparison::begin(const OtherCall& other) {
   difference_ = {std::min(mine, other.theirs.sequence), other,
                  std::chrono::steady_clock::now() + decision_time};
   next_ = {};
-  transport_.query_calls(difference_->number);
+  transport_.query_calls(difference_->number, size_ - 1);
 }
 
 void CallComparison::advance(Time now) {
   if (difference_) return decide(now);
   const std::uint32_t number = transport_.wait_graph().last_call().sequence;
   if (now >= query_at_) {
-    transport_.query_calls(number);
+    transport_.query_calls(number, interval_ == first_query ? std::min(first_queried, size_ - 1) : size_ - 1);
     replies_until_ = now + decision_time;
     interval_ = std::min<std::chrono::seconds>(2 * interval_, max_interval);
     query_at_ = now + interval_;
@@ -51,7 +54,9 @@ void CallComparison::advance(Time now) {
   const CallsOfRanks calls = calls_of(number);
   if (const auto& mine = calls[static_cast<std::size_t>(rank_)];
       mine && rank_that_differs(calls, *mine) >= 0) {
-    difference_ = {number, std::nullopt, replies_until_};
+    const bool all_queried = size_ - 1 <= first_queried || interval_ > 2 * first_query;
+    difference_ = {number, std::nullopt, all_queried ? replies_until_ : now + decision_time};
+    if (!all_queried) transport_.query_calls(number, size_ - 1);
     next_ = {};
     decide(now);
   }

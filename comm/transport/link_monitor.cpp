@@ -62,12 +62,13 @@ bool LinkMonitor::has_event() {
 
 void LinkMonitor::query_waits() {
   wait_graph_.clear_replies();
-  query_calls(wait_graph_.last_call().sequence);
+  query_calls(wait_graph_.last_call().sequence, static_cast<int>(by_rank_.size()) - 1);
 }
 
-void LinkMonitor::query_calls(std::uint32_t number) {
+void LinkMonitor::query_calls(std::uint32_t number, int peers) {
   const WaitMessage query{.kind = WaitMessage::query, .number = number};
-  for (int r = 0; r < std::ssize(by_rank_); ++r) send_wait_message(r, query);
+  const int size = static_cast<int>(by_rank_.size());
+  for (int i = 1; i <= peers; ++i) send_wait_message((rank_ + i) % size, query);
 }
 
 void LinkMonitor::reply_waits(const WaitMessage& reply) {

@@ -80,7 +80,7 @@ class LinkMonitor {
   /// The links are not used from now on; groups that were split from this one may live on. Any thread.
   void close() noexcept;
   void query_waits();
-  void query_calls(std::uint32_t number);
+  void query_calls(std::uint32_t number, int peers);
   void reply_waits(const WaitMessage& reply);
   WaitForGraph& wait_graph() { return wait_graph_; }
 

@@ -33,7 +33,7 @@ class MonitoredTransport : public Transport {
   std::shared_ptr<LinkMonitor> link_monitor() const final { return monitor_; }
   void close() noexcept final { monitor_->close(); }
   void query_waits() final { monitor_->query_waits(); }
-  void query_calls(std::uint32_t number) final { monitor_->query_calls(number); }
+  void query_calls(std::uint32_t number, int peers) final { monitor_->query_calls(number, peers); }
   void record_call(const CallSignature& call) final { monitor_->wait_graph().record(call); }
   void reply_waits(const WaitMessage& reply) final { monitor_->reply_waits(reply); }
   const WaitForGraph& wait_graph() const final { return monitor_->wait_graph(); }

@@ -113,7 +113,7 @@ class Counting final : public Transport {
   void wake() noexcept override { inner_->wake(); }
   void abort(const Failure& f) noexcept override { inner_->abort(f); }
   void query_waits() override { inner_->query_waits(); }
-  void query_calls(std::uint32_t number) override { inner_->query_calls(number); }
+  void query_calls(std::uint32_t number, int peers) override { inner_->query_calls(number, peers); }
   void record_call(const CallSignature& call) override { inner_->record_call(call); }
   void reply_waits(const WaitMessage& reply) override { inner_->reply_waits(reply); }
   const WaitForGraph& wait_graph() const override { return inner_->wait_graph(); }

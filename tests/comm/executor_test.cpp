@@ -44,7 +44,7 @@ class Trickle final : public Transport {
   void wake() noexcept override {}
   void abort(const Failure&) noexcept override {}
   void query_waits() override {}
-  void query_calls(std::uint32_t) override {}
+  void query_calls(std::uint32_t, int) override {}
   void record_call(const CallSignature&) override {}
   void reply_waits(const WaitMessage&) override {}
   const WaitForGraph& wait_graph() const override { return wait_graph_; }

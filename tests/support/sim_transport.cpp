@@ -41,12 +41,12 @@ void SimTransport::send_wait_message(int peer, const WaitMessage& message) {
 
 void SimTransport::query_waits() {
   wait_graph_.clear_replies();
-  query_calls(wait_graph_.last_call().sequence);
+  query_calls(wait_graph_.last_call().sequence, network_.size() - 1);
 }
 
-void SimTransport::query_calls(std::uint32_t number) {
-  for (int peer = 0; peer < network_.size(); ++peer)
-    if (peer != rank_) send_wait_message(peer, {.kind = WaitMessage::query, .number = number});
+void SimTransport::query_calls(std::uint32_t number, int peers) {
+  for (int i = 1; i <= peers; ++i)
+    send_wait_message((rank_ + i) % network_.size(), {.kind = WaitMessage::query, .number = number});
 }
 
 void SimTransport::reply_waits(const WaitMessage& reply) {

@@ -21,7 +21,7 @@ class SimTransport final : public Transport {
   void wake() noexcept override { woken_ = true; }
   void abort(const Failure&) noexcept override;
   void query_waits() override;
-  void query_calls(std::uint32_t number) override;
+  void query_calls(std::uint32_t number, int peers) override;
   void reply_waits(const WaitMessage& reply) override;
   void record_call(const CallSignature& call) override { wait_graph_.record(call); }
   const WaitForGraph& wait_graph() const override { return wait_graph_; }
