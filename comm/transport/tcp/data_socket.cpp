@@ -107,12 +107,12 @@ std::uint64_t DataSocket::released(std::uint64_t accepted) const {
 void DataSocket::fill_buffer(std::size_t max_bytes) {
   if (read_closed_ || !fd_events_.readable()) return;
   ReadBuffer& b = buffer_;
-  if (b.bytes.empty()) b.bytes.resize(read_buffer_bytes);
+  if (!b.bytes) b.bytes = std::make_unique_for_overwrite<std::byte[]>(read_buffer_bytes);
   if (b.begin) {  // only a few bytes remain here
-    std::memmove(b.bytes.data(), b.bytes.data() + b.begin, b.end - b.begin);
+    std::memmove(b.bytes.get(), b.bytes.get() + b.begin, b.end - b.begin);
     b.end -= b.begin, b.begin = 0;
   }
-  const iovec part{b.bytes.data() + b.end, std::min(max_bytes, b.bytes.size() - b.end)};
+  const iovec part{b.bytes.get() + b.end, std::min(max_bytes, read_buffer_bytes - b.end)};
   b.end += read_into({&part, 1});
 }
 
@@ -134,7 +134,7 @@ std::size_t DataSocket::read_into(std::span<const iovec> parts) {
 bool DataSocket::next_frame(bool read_ahead) {
   if (buffered() < sizeof(FrameHeader)) fill_buffer(read_ahead ? buffered_read_bytes : first_read_bytes);
   if (buffered() < sizeof(FrameHeader)) return false;
-  std::memcpy(&in_.header, buffer_.bytes.data() + buffer_.begin, sizeof(FrameHeader));
+  std::memcpy(&in_.header, buffer_.bytes.get() + buffer_.begin, sizeof(FrameHeader));
   in_.valid = true;
   in_.done = 0;
   buffer_.begin += sizeof(FrameHeader);
@@ -151,7 +151,7 @@ std::size_t DataSocket::presentable() const {
 
 std::span<const std::byte> DataSocket::peek() {
   if (presentable() < std::min(remaining(), min_read)) fill_buffer(buffered_read_bytes);
-  return {buffer_.bytes.data() + buffer_.begin, presentable()};
+  return {buffer_.bytes.get() + buffer_.begin, presentable()};
 }
 
 void DataSocket::advance(std::size_t bytes) {
@@ -166,15 +166,15 @@ void DataSocket::consume(std::size_t bytes) {
 
 std::size_t DataSocket::receive(std::span<std::byte> into) {
   if (const std::size_t n = std::min(into.size(), buffered())) {
-    std::memcpy(into.data(), buffer_.bytes.data() + buffer_.begin, n);
+    std::memcpy(into.data(), buffer_.bytes.get() + buffer_.begin, n);
     consume(n);
     return n;
   }
   if (read_closed_ || !fd_events_.readable()) return 0;
   ReadBuffer& b = buffer_;
-  if (b.bytes.empty()) b.bytes.resize(read_buffer_bytes);
+  if (!b.bytes) b.bytes = std::make_unique_for_overwrite<std::byte[]>(read_buffer_bytes);
   b.begin = b.end = 0;
-  const iovec parts[2] = {{into.data(), into.size()}, {b.bytes.data(), first_read_bytes}};
+  const iovec parts[2] = {{into.data(), into.size()}, {b.bytes.get(), first_read_bytes}};
   const std::size_t got = read_into({parts, into.size() == remaining() ? 2u : 1u});
   const std::size_t n = std::min(into.size(), got);
   b.end = got - n;

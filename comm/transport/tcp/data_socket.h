@@ -5,8 +5,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
-#include <vector>
 
 #include "comm/net/poller.h"
 #include "comm/net/stream.h"
@@ -88,8 +88,9 @@ class DataSocket {
     bool valid = false;
     std::size_t done = 0;  ///< bytes of the payload
   };
+  /// Its memory is not zeroed: most peers of a large group send few bytes, which touch few of its pages.
   struct ReadBuffer {
-    std::vector<std::byte> bytes;
+    std::unique_ptr<std::byte[]> bytes;
     std::size_t begin = 0, end = 0;
   };
 
