@@ -18,6 +18,15 @@ std::vector<SocketAddress> listening_addresses(const HostPort& where, const std:
   return all;
 }
 
+std::vector<SocketAddress> reachable_addresses(const std::string& interface) {
+  std::vector<SocketAddress> all;
+  for (const Interface& i : interfaces()) {
+    const bool is_of_link = i.address.host().find('%') != std::string::npos;
+    if (!i.address.loopback() && !is_of_link && i.has_name(interface)) all.push_back(i.address);
+  }
+  return all;
+}
+
 std::vector<UniqueFd> listen_at(std::vector<SocketAddress> addresses, int port) {
   std::vector<UniqueFd> listeners;
   for (SocketAddress& address : addresses) {

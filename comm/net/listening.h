@@ -13,6 +13,10 @@ namespace rz::net {
 /// `interface` names follow (Interface::has_name(); empty: all). Errc::rendezvous if there is no such name.
 std::vector<SocketAddress> listening_addresses(const HostPort&, const std::string& interface);
 
+/// The addresses of the interfaces that `interface` names (Interface::has_name(); empty: all), without those
+/// of loopback and of one link.
+std::vector<SocketAddress> reachable_addresses(const std::string& interface);
+
 /// Listeners at this port of the first of these addresses, and of those of the others that can be bound; an
 /// address of IPv6 may be tentative. Port 0 selects a free one for all. Empty if the port is in use.
 std::vector<UniqueFd> listen_at(std::vector<SocketAddress> addresses, int port);

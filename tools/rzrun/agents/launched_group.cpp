@@ -31,15 +31,10 @@ constexpr std::string_view no_news = "cluster configuration lacks support for cp
 
 /// At a free port of each address that other hosts may reach; loopback alone if there is none.
 std::vector<UniqueFd> listen_for_agents() {
-  std::vector<net::SocketAddress> addresses, loopback;
-  for (const net::Interface& i : net::interfaces()) {
-    const bool is_of_link = i.address.host().find('%') != std::string::npos;
-    if (i.address.loopback())
-      loopback.push_back(i.address);
-    else if (!is_of_link && i.has_name(environment().interface))
-      addresses.push_back(i.address);
-  }
-  if (addresses.empty()) addresses = loopback;
+  auto addresses = net::reachable_addresses(environment().interface);
+  if (addresses.empty())
+    for (const net::Interface& i : net::interfaces())
+      if (i.address.loopback()) addresses.push_back(i.address);
   require(!addresses.empty(), Errc::config, "this host has no address at which agents could connect");
   for (int i = 0; i < 10; ++i)
     if (auto listeners = net::listen_at(addresses, 0); !listeners.empty()) return listeners;
