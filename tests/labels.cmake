@@ -14,3 +14,7 @@ set(labels
   # Differ from others in what the address sanitizer may find, not in what a release build may compute.
   memory "emulated_gpu.(NcclBackend[.]|(PeerCuda|Nccl|Native)/Collectives)"
 )
+# Tests of more than 20 s, which ctest is to start first: a long one that started last would leave a core idle. Without
+# this ctest knows the times of an earlier run, which a new clone has not.
+set(long_cost 100)
+set(long "(emulated_(training|hybrid|offload|graph_training)|sharding_(mesh_faults|optimizer_training)|comm_soak)_test[.]")
