@@ -16,7 +16,7 @@ struct LaunchInfo {
   int local_rank = 0;
   int local_size = 1;
   /// "host:port" of rank 0's store, or "job:<id>" if all ranks are on this node and meet in a directory named
-  /// after the job. Empty for a group of one.
+  /// after the job, or "mpi:" if MPI hands on where rank 0's store is. Empty for a group of one.
   std::string master;
   /// The launcher that was detected: "torchrun", "openmpi", "pmix", "pals", "mpich", "mvapich", "jsrun",
   /// "horovodrun", "flux", "slurm" or "none".
@@ -44,7 +44,8 @@ struct LaunchInfo {
 ///
 /// MASTER_ADDR and MASTER_PORT apply under every launcher. Exception: if all ranks of torchrun or rzrun are
 /// on this node, they meet under their launch identifier and need no port. Without the two variables:
-///   - ranks of an MPI launcher or Flux must all be on this node;
+///   - ranks of Open MPI on several nodes get both by MPI, in store_for_launch();
+///   - ranks of another MPI launcher or Flux must all be on this node;
 ///   - ranks of Slurm use the first node of the job, and a port of at least 20000 derived from job and step.
 ///
 /// If torchrun's agent itself listens at MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE), the store uses the next
@@ -65,9 +66,16 @@ LaunchInfo launch_info_from(const Variables&);
 ///     directory with its store. Remains of an earlier job are ignored. Errc::rendezvous at once if another
 ///     process that is alive has this rank of this job: a program that a rank starts must not inherit its
 ///     variables.
+///   - "mpi:": rank 0 takes a free port at each address of its host, or of the interface that RZ_INTERFACE
+///     names, and MPI hands these to all ranks, with a secret of this job, unless RZ_SECRET or another
+///     variable has one. If MPI is not initialised, this function does that, and finalises MPI before it
+///     returns, unless `backend` (CommOptions::backend; empty: RZ_BACKEND) is "mpi", so it works once in a
+///     process. It does neither in a program that is linked with MPI, which calls MPI_Init before.
+///     Errc::config if MPI is missing.
 ///
 /// Errc::timeout names the ranks that did not arrive.
 std::shared_ptr<Store> store_for_launch(const LaunchInfo&,
-                                        std::chrono::milliseconds timeout = std::chrono::seconds(30));
+                                        std::chrono::milliseconds timeout = std::chrono::seconds(30),
+                                        const std::string& backend = {});
 
 }  // namespace rz

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "comm/core/deadline.h"
 
@@ -44,6 +45,9 @@ struct TcpStoreOptions {
   /// clients search them for the server of their launch. More than one requires a `launch`.
   int ports = 1;
   int rank = 0;  ///< of this process, for messages
+  /// Numeric "host:port" addresses. If there are any, the server listens at each of their hosts, at one port,
+  /// that of the first; clients search them all.
+  std::vector<std::string> addresses;
   /// Text of at least 32 characters that both ends must have. Empty: the job's secret (RZ_SECRET, or one of
   /// the other sources that comm/core/environment.h lists) if `remote` is set or the address is not loopback,
   /// else none.

@@ -58,7 +58,7 @@ ROOMS = {
     'comm/backends': DEVICE + 'comm comm/bootstrap comm/transport/group comm/tuning comm/backends/native '
                      'comm/backends/peer_cuda comm/backends/peer_cuda/kernels '
                      'comm/backends/nccl comm/backends/nccl/api',
-    'comm/backends/mpi': DEVICE + 'comm comm/reduce comm/transport comm/schedule comm/progress comm/backends',
+    'comm/backends/mpi': DEVICE + 'comm comm/bootstrap comm/reduce comm/transport comm/schedule comm/progress comm/backends',
     'comm/api': 'comm/core comm/os comm comm/backends',
     'sharding/io': 'comm/core comm/os',
     'sharding/tokenizer': 'comm/core comm/os sharding/io',

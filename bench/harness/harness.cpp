@@ -212,7 +212,7 @@ int run(const Collective& collective, const Options& options, const Print& print
   const int here = options.threads * options.gpus, size = info.size * here;
   require(options.root < size, Errc::config, "-r ", options.root, ", but there are only ", size, " ranks");
   if (options.cuda) cuda::require_device({Device::cuda, 0});
-  const auto store = info.size > 1 ? store_for_launch(info) : memory_store();
+  const auto store = store_for_launch(info, std::chrono::seconds(30), options.backend);
   int status = 0;  // of thread 0; equal on all ranks
   run_in_threads(here, [&](int thread) {
     const int rank = info.rank * here + thread, local_rank = info.local_rank * here + thread;

@@ -1,6 +1,5 @@
 #pragma once
-/// Loader of the MPI backend, which is a separate library (libringzero_mpi). It is loaded on request, so comm
-/// and its programs run without an MPI installation.
+/// Loader of the MPI backend, which is in a separate library (comm/bootstrap/mpi_library.h).
 
 #include <memory>
 
@@ -18,16 +17,11 @@ struct MpiLaunchInfo {
   const char* launcher;  ///< name of that launcher, e.g. "openmpi"
 };
 
-/// Names and types of the library's two entry points. The first returns the ringzero version it was built
-/// from; another version is rejected.
-inline constexpr const char* mpi_plugin_version_symbol = "rz_mpi_plugin_version";
+/// Name and type of the library's entry point.
 inline constexpr const char* mpi_plugin_connect_symbol = "rz_mpi_plugin_connect";
-using MpiPluginVersion = const char* (*)();
 using MpiPluginConnect = Backend* (*)(const MpiLaunchInfo&, const CommOptions&);
 
-/// Loads the library once per process, then connects. Searches next to this code (build folder or installed
-/// lib/), then the loader's path. Errc::unsupported with a one-line reason if the library is missing, is not
-/// a ringzero backend or has another version.
+/// Loads the library, then connects. Errc::unsupported as of mpi_library_function().
 std::unique_ptr<Backend> load_mpi_backend(int rank, int size, Store& store, const CommOptions& options);
 
 }  // namespace rz

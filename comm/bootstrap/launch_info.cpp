@@ -3,6 +3,7 @@
 
 #include "comm/bootstrap.h"
 #include "comm/bootstrap/local_rendezvous.h"
+#include "comm/bootstrap/mpi_rendezvous.h"
 #include "comm/bootstrap/secret.h"
 #include "comm/core/environment.h"
 #include "comm/core/error.h"
@@ -191,6 +192,9 @@ std::string slurm_master(const Variables& variables, EnvironmentReader& reader) 
   return "";
 }
 
+/// LaunchInfo::master of a launch in which MPI hands on where rank 0 is.
+constexpr const char* by_mpi = "mpi:";
+
 bool is_single_node(const LaunchInfo& info) { return info.local_size == info.size; }
 
 /// Identifier of a job whose launcher names none: its process on this host. Nothing else is common to the
@@ -280,6 +284,9 @@ std::string master_of(const Variables& variables, const LaunchInfo& info, Enviro
     const bool agent = variables("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
     return net::join_host_port(*host, number.value_or(0) + agent);
   }
+  // Under mpirun in an allocation of Slurm, variables of Slurm are those of the step that started mpirun's
+  // daemon on this host.
+  if (info.launcher == "openmpi" && !is_single_node(info)) return by_mpi;
   if (variables("SLURM_PROCID") && info.launcher != "flux" && !is_single_node(info))
     return slurm_master(variables, reader);
   if (!is_single_node(info)) {
@@ -393,12 +400,15 @@ LaunchInfo launch_info_from(const Variables& given) {
 
 LaunchInfo launch_info_from_environment() { return launch_info_from(environment_variable); }
 
-std::shared_ptr<Store> store_for_launch(const LaunchInfo& info, std::chrono::milliseconds timeout) {
+std::shared_ptr<Store> store_for_launch(const LaunchInfo& info, std::chrono::milliseconds timeout,
+                                        const std::string& backend) {
   keep_secret_descriptor();
   if (info.size == 1) return memory_store();
   require(!info.master.empty(), Errc::config, "a group of ", info.size, " ranks without a master");
   if (info.master.rfind("job:", 0) == 0)
     return local_rendezvous_store(info.master.substr(4), info.rank, info.size, Deadline::after(timeout));
+  if (info.master == by_mpi)
+    return mpi_rendezvous_store(info, backend.empty() ? environment().backend : backend, timeout);
   return tcp_store(info.master, {.serve = info.rank == 0,
                                  .timeout = timeout,
                                  .launch = info.launch,

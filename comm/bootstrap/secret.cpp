@@ -207,8 +207,15 @@ std::shared_ptr<const net::Secret> process_secret() {
   return is_insecure() ? nullptr : std::make_shared<const net::Secret>(find_secret());
 }
 
+std::string variable_of_secret() {
+  if (is_insecure()) return "RZ_INSECURE";
+  for (const char* name : {"RZ_SECRET_FD", "RZ_SECRET", "RZ_SECRET_FILE"})
+    if (setting(name)) return name;
+  return "";
+}
+
 std::string secret_file_to_create() {
-  if (is_insecure() || descriptor_number() || setting("RZ_SECRET") || setting("RZ_SECRET_FILE")) return "";
+  if (!variable_of_secret().empty()) return "";
   const fs::path path = file_of_home();
   struct stat s {};
   return lstat(path.c_str(), &s) == 0 || errno != ENOENT ? "" : path.string();

@@ -23,6 +23,10 @@ namespace rz {
 /// Errc::config names what is wrong, and the remedies. The secret is in no message.
 std::shared_ptr<const net::Secret> process_secret();
 
+/// The variable that decides process_secret(), such as "RZ_SECRET"; empty if none does, and a file has the
+/// secret. Errc::config if RZ_INSECURE is neither 0 nor 1.
+std::string variable_of_secret();
+
 /// The file that process_secret() would create now; empty if it would create none. Creates nothing.
 std::string secret_file_to_create();
 

@@ -269,7 +269,8 @@ class TcpStore final : public Store {
 
   std::vector<UniqueFd> open_listeners(Deadline deadline) const {
     try {
-      auto all = net::listening_addresses(where_, environment().interface);
+      auto all = options_.addresses.empty() ? net::listening_addresses(where_, environment().interface)
+                                            : given_addresses();
       if (!options_.remote) all.resize(1);
       std::vector<UniqueFd> listeners;
       repeat_until(deadline, [&] {
@@ -284,6 +285,13 @@ class TcpStore final : public Store {
     } catch (const Error& e) {
       fail(Errc::rendezvous, "cannot serve a store at ", address_, ": ", e.what());
     }
+  }
+
+  std::vector<net::SocketAddress> given_addresses() const {
+    std::vector<net::SocketAddress> all;
+    for (const std::string& text : options_.addresses)
+      all.push_back(net::resolve(net::parse_host_port(text)).front());
+    return all;
   }
 
   /// Retries until the deadline: the server may not be up yet, and another program may use a port. Each round
@@ -310,7 +318,7 @@ class TcpStore final : public Store {
   std::optional<StoreConnection> try_ports(const std::vector<int>& ports, ServerSearch& search,
                                            milliseconds patience, Deadline deadline) {
     try {
-      const auto addresses = net::resolve(where_);
+      const auto addresses = options_.addresses.empty() ? net::resolve(where_) : given_addresses();
       for (const int port : ports)
         for (net::SocketAddress address : addresses) {
           address.set_port(port);

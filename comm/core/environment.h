@@ -13,9 +13,9 @@
 /// ~/.config (HOME). RZ_FLIGHT_FD: descriptor in which a rank records what it does
 /// (comm/os/flight_recorder.h); rzrun sets it. RZ_INSECURE: 1: none is needed, and every process that reaches
 /// a port is let in (comm/bootstrap/secret.h). MASTER_ADDR, MASTER_PORT: where rank 0's store listens, under
-/// every launcher. XDG_RUNTIME_DIR, else TMPDIR: where ranks of one node meet, if the launcher names no
-/// address. OMP_NUM_THREADS: if it is not set, rzrun and spawn() set it to 1 for several ranks.
-/// SLURM_JOB_END_TIME: end of the allocation, before which an engine saves
+/// every launcher; Open MPI needs neither. XDG_RUNTIME_DIR, else TMPDIR: where ranks of one node meet, if the
+/// launcher names no address. OMP_NUM_THREADS: if it is not set, rzrun and spawn() set it to 1 for several
+/// ranks. SLURM_JOB_END_TIME: end of the allocation, before which an engine saves
 /// (sharding/engine/save_requests.h).
 ///
 /// Rank, size, local rank, local size and job of a launcher, for launch_info_from_environment():

@@ -38,7 +38,9 @@ World World::from_environment(const WorldOptions& options) {
   CommOptions comm = options.comm;
   comm.device = cuda::device_from_name(options.device, launch.local_rank);
   if (comm.name.empty()) comm.name = "world";
-  return World(Communicator::connect(launch.rank, launch.size, store_for_launch(launch), comm), launch);
+  return World(Communicator::connect(launch.rank, launch.size,
+                                     store_for_launch(launch, std::chrono::seconds(30), comm.backend), comm),
+               launch);
 }
 
 World::World(Communicator communicator, LaunchInfo launch)

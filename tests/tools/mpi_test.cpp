@@ -152,6 +152,23 @@ TEST_F(UnderMpirun, ThreadsAreNoRanksOfMpi) {
   EXPECT_NE(p.err().find("the MPI backend needs a process a rank"), std::string::npos) << p.err();
 }
 
+// The first of two ranks on two hosts, as mpirun starts it.
+TEST(MpiLibrary, WithoutItSeveralHostsNeedAnAddress) {
+  const Folder folder;
+  fs::copy_file(built("all_reduce_perf"), folder / "all_reduce_perf");
+  Program p({folder / "all_reduce_perf"}, {{"OMPI_COMM_WORLD_RANK", "0"},
+                                           {"OMPI_COMM_WORLD_SIZE", "2"},
+                                           {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+                                           {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}});
+  EXPECT_EQ(p.wait(), 2);
+  EXPECT_EQ(lines_of(p.err()), 1) << p.err();
+  EXPECT_NE(p.err().find("MASTER_ADDR and MASTER_PORT are missing, and only 1 of 2 ranks are on this host"),
+            std::string::npos)
+      << p.err();
+  EXPECT_NE(p.err().find("the MPI backend could not be loaded: libringzero_mpi.so: "), std::string::npos)
+      << p.err();
+}
+
 // A program outside of the library's folder: a copy of one of the build.
 TEST(MpiLibrary, MissingOrBrokenIsOneLine) {
   const Folder folder;

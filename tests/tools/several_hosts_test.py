@@ -79,14 +79,26 @@ class SlurmJob(Launcher):
     def words(self, *program): return ['srun', f'--nodes={self.nodes}', '--ntasks-per-node=2', '--kill-on-bad-exit=1', *program]
 
 class OpenMpiJob(Launcher):
-    """2 processes a host by mpirun over ssh."""
+    """2 processes a host by mpirun over ssh, on hosts that share no secret. MPI hands on all that the ranks need."""
     def prepare(self, hosts):
         need('mpirun')
         hosts.sshd()
-        self.hosts, self.environment = hosts, ENVIRONMENT | OPEN_MPI | {'MASTER_ADDR': hosts.hosts[0].address, 'MASTER_PORT': '29555'}
+        self.hosts, self.environment = hosts, ENVIRONMENT | OPEN_MPI
     def words(self, *program):
         where = ','.join(f'{h.name}:2' for h in self.hosts.hosts)
-        return ['mpirun', '--host', where, '-x', 'MASTER_ADDR', '-x', 'MASTER_PORT', *program]
+        return ['mpirun', '--host', where, '-x', 'XDG_CONFIG_HOME=/tmp/config', *program]
+
+class SlurmOpenMpiJob(Launcher):
+    """2 processes a node by mpirun in an allocation of Slurm."""
+    def prepare(self, hosts):
+        need('mpirun')
+        self.nodes, self.environment = len(hosts.hosts), ENVIRONMENT | OPEN_MPI | hosts.slurm()
+    def words(self, *program): return ['salloc', '--quiet', f'--nodes={self.nodes}', '--ntasks-per-node=2', 'mpirun', *program]
+
+class SlurmRzrunOpenMpiJob(SlurmOpenMpiJob):
+    """2 ranks a node by rzrun in an allocation of Slurm, whose agents mpirun starts."""
+    def words(self, *program):
+        return [*super().words()[:-1], f'{BIN}/rzrun', '--launcher', 'openmpi', '--grace', '2', *program]
 
 class TorchrunJob:
     """2 ranks a host by an rzrun on each, with torchrun's flags."""
@@ -569,8 +581,63 @@ class FullDisk(unittest.TestCase):
         self.assertEqual(status, 0, err)
         self.assertIn('# Out of bounds values : 0 OK', out)
 
-class Slurm(Jobs, unittest.TestCase): job = SlurmJob()
-class OpenMpi(Jobs, unittest.TestCase): job = OpenMpiJob()
+SMALL = (f'{BIN}/all_reduce_perf', '-b', '8', '-e', '64K', '-f', '8', '-n', '2')
+
+class Slurm(Jobs, unittest.TestCase):
+    job = SlurmJob()
+    @unittest.skipUnless(shutil.which('mpirun'), 'mpirun is not installed')
+    def test_open_mpi_in_an_allocation(self):
+        for job in (SlurmOpenMpiJob(), SlurmRzrunOpenMpiJob()):
+            job.nodes, job.environment = self.job.nodes, self.job.environment | OPEN_MPI
+            status, out, err = self.end(job.start(self.hosts, *SMALL))
+            self.assertEqual(status, 0, err)
+            self.assertIn('# Out of bounds values : 0 OK', out)
+
+class OpenMpi(Jobs, unittest.TestCase):
+    job = OpenMpiJob()
+    secret = 'a secret of this test, of more than 32 characters'
+
+    def start_with(self, environment, *words):
+        """mpirun's ranks on its own host have the variables; `words` may begin with flags that hand them on."""
+        return self.hosts.hosts[0].start(*self.job.words(*words), env=self.job.environment | environment)
+    def place(self): return {'MASTER_ADDR': self.hosts.hosts[0].address, 'MASTER_PORT': '29555'}
+    def test_variables_of_all_ranks(self):
+        for backend in ('native', 'mpi'):
+            for variables in (self.place() | {'RZ_SECRET': self.secret}, {'RZ_SECRET': self.secret}, {'RZ_INSECURE': '1'}, {}):
+                flags = [w for name in variables for w in ('-x', name)]
+                status, out, err = self.end(self.start_with(variables, *flags, *SMALL, '--backend', backend))
+                self.assertEqual(status, 0, err)
+                self.assertIn('# Out of bounds values : 0 OK', out)
+                self.assertIn(f'# Backend: {backend}', out)
+    def test_variables_of_some_ranks(self):
+        status, _, err = self.end(self.start_with({'RZ_SECRET': self.secret}, *SMALL))
+        self.assertEqual(status, 2, err)
+        self.assertIn('rank 2 has no RZ_SECRET, but rank 0 has RZ_SECRET; set it on all hosts, as mpirun does with -x', err)
+    def test_no_file_has_the_secret_and_one_address_listens(self):
+        job, first = self.endless(), self.hosts.hosts[0]
+        for h in self.hosts.hosts: self.assertNotEqual(h.run('ls', '/tmp/config').returncode, 0)
+        lines = [l.split() for l in first.run('ss', '-Hltnp').stdout.splitlines() if 'all_reduce_perf' in l]
+        self.assertEqual([l[3].rsplit(':', 1)[0] for l in lines], [first.address])
+        first.kill(first.processes('mpirun')[0], 'TERM')
+        self.assertNotEqual(self.end(job)[0], 0)
+
+class OpenMpiWaits(OpenMpi):
+    """Ranks that never come, too."""
+    def test_a_rank_that_does_not_start(self):
+        for how in ('sleep 1000', 'exit 0'):
+            begin = time.monotonic()
+            status, _, err = self.end(self.start_with({}, 'sh', '-c', f'[ $OMPI_COMM_WORLD_RANK = 3 ] && {how}; exec "$@"', 'sh', *SMALL), 100)
+            self.assertEqual(status, 1, err)
+            self.assertRegex(err, 'rank [0-2]: MPI_Init did not end within 40 s: another of the 4 ranks has not come')
+            self.assertLess(time.monotonic() - begin, 80)
+            self.tearDown()
+    def test_an_address_that_some_ranks_have(self):
+        status, _, err = self.end(self.start_with(self.place(), *SMALL), 100)
+        self.assertEqual(status, 1, err)
+        self.assertIn('rank 0 of 4: rank 2 and 3 did not reach the rendezvous', err)
+
+class SlurmOpenMpi(Jobs, unittest.TestCase): job = SlurmOpenMpiJob()
+class SlurmRzrunOpenMpi(Launched, unittest.TestCase): job, connector, status_if_killed = SlurmRzrunOpenMpiJob(), 'mpirun ', 0
 
 class Rzrun4(Jobs, unittest.TestCase): job, size = RzrunJob(), 4
 class RzrunOpenMpi4(Jobs, unittest.TestCase): job, size = RzrunOpenMpiJob(), 4

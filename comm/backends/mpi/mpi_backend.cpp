@@ -3,6 +3,7 @@
 
 #include "comm/backends/mpi/mpi.h"
 #include "comm/backends/mpi/mpi_calls.h"
+#include "comm/backends/mpi/world_exchange.h"
 #include "comm/backends/mpi_plugin.h"
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
@@ -75,14 +76,6 @@ std::shared_ptr<std::byte> MpiBackend::allocate(std::size_t bytes) {
   return memory;
 }
 
-// Under another MPI's launcher, every process has an MPI_COMM_WORLD of size 1.
-void check_world(const MpiLaunchInfo& launch_info, const MpiRuntime& runtime, int world) {
-  require(launch_info.launched_size == 0 || launch_info.launched_size == world, Errc::unsupported, "rank ",
-          launch_info.rank, ": ", runtime.library(), " sees ", world, " process", world == 1 ? "" : "es",
-          ", but the launcher, ", launch_info.launcher, ", started ", launch_info.launched_size,
-          "; start with the mpirun of ", runtime.library(), ", or use --backend native");
-}
-
 /// The MPI_COMM_WORLD ranks of the group's ranks, exchanged through the store.
 std::vector<int> world_ranks(const MpiLaunchInfo& launch_info, const CommOptions& options) {
   int own = 0;
@@ -105,8 +98,6 @@ std::vector<int> world_ranks(const MpiLaunchInfo& launch_info, const CommOptions
   return ranks;
 }
 
-constexpr int world_tag = 21082;  // Open MPI sends messages with this tag, which the program must not use
-
 MPI_Comm comm_of(const std::vector<int>& ranks) {
   MPI_Group world, group;
   check(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
@@ -122,9 +113,7 @@ MPI_Comm comm_of(const std::vector<int>& ranks) {
 
 std::unique_ptr<Backend> connect(MpiRuntime& runtime, const MpiLaunchInfo& launch_info,
                                  const CommOptions& options) {
-  int world = 0;
-  check(MPI_Comm_size(MPI_COMM_WORLD, &world), "MPI_Comm_size");
-  check_world(launch_info, runtime, world);
+  require_world(launch_info.rank, launch_info.launched_size, launch_info.launcher, runtime);
   const MPI_Comm comm = comm_of(world_ranks(launch_info, options));
   return backend_over(runtime, adopt(comm, options.rendezvous_timeout),
                       {.device = options.device,
@@ -164,9 +153,12 @@ std::unique_ptr<Backend> mpi_backend(MPI_Comm comm, const MpiOptions& options) {
 
 }  // namespace rz
 
-// Entry points that load_mpi_backend() looks up by name (comm/backends/mpi_plugin.h).
+// Entry points that are looked up by name (comm/bootstrap/mpi_library.h, comm/backends/mpi_plugin.h).
 extern "C" {
 const char* rz_mpi_plugin_version() { return RZ_VERSION; }
+void rz_mpi_plugin_exchange(const rz::MpiExchange& exchange, std::string& answer) {
+  answer = rz::mpi::exchange(exchange);
+}
 rz::Backend* rz_mpi_plugin_connect(const rz::MpiLaunchInfo& launch_info, const rz::CommOptions& options) {
   return rz::mpi::connect_or_fail(launch_info, options);
 }

@@ -85,7 +85,11 @@ MpiRuntime::MpiRuntime() {
   if (!initialised) {
     check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &thread_level_), "MPI_Init_thread");
     check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-    std::atexit([] { instance().finalise_at_exit(); });
+    is_own_ = true;
+    std::atexit([] {
+      int has_ended = 0;
+      if (MPI_Finalized(&has_ended) == MPI_SUCCESS && !has_ended) instance().finalise_at_exit();
+    });
   } else {
     check(MPI_Query_thread(&thread_level_), "MPI_Query_thread");
   }
@@ -99,6 +103,10 @@ MpiRuntime::MpiRuntime() {
   };
   check(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, on_finalize, &key, nullptr), "MPI_Comm_create_keyval");
   check(MPI_Comm_set_attr(MPI_COMM_SELF, key, this), "MPI_Comm_set_attr");
+}
+
+void MpiRuntime::finalise_if_own() {
+  if (is_own_) check(MPI_Finalize(), "MPI_Finalize");
 }
 
 void MpiRuntime::begin_departure() {
@@ -121,8 +129,6 @@ void MpiRuntime::close() {
 }
 
 void MpiRuntime::finalise_at_exit() noexcept {
-  int finalised = 0;
-  if (MPI_Finalized(&finalised) != MPI_SUCCESS || finalised) return;
   {
     std::unique_lock lock(mutex_);
     if (!departed_.wait_for(lock, default_deadline().remaining(), [&] { return departing_ == 0; })) return;

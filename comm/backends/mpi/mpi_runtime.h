@@ -55,6 +55,9 @@ class MpiRuntime {
   void end_departure();
   void mark_failed() { failed_.store(true); }
 
+  /// Finalises MPI if it was initialised here. Collective over MPI_COMM_WORLD.
+  void finalise_if_own();
+
   /// Called within MPI_Finalize: waits for departing communicators and for threads that call MPI.
   void close();
 
@@ -62,6 +65,7 @@ class MpiRuntime {
   MpiRuntime();
   void finalise_at_exit() noexcept;
 
+  bool is_own_ = false;  // initialised here
   int thread_level_ = 0;
   bool cuda_aware_ = false;
   std::string library_;
