@@ -19,6 +19,10 @@ class Store {
   virtual void set(std::string_view key, std::string_view value) = 0;
   /// Waits until the key exists. Errc::timeout names the key and the deadline.
   virtual std::string get(std::string_view key, Deadline) = 0;
+  /// Waits until the key prefix + first exists, a decimal number at its end. Returns its value and those of
+  /// the numbers after it, up to one that does not exist; maybe fewer, but at least one. Errc::timeout as
+  /// get().
+  virtual std::vector<std::string> get_numbered(std::string_view prefix, std::uint32_t first, Deadline);
   /// Adds to an integer key (0 if absent) and returns the sum.
   virtual std::int64_t add(std::string_view key, std::int64_t amount) = 0;
 };

@@ -130,10 +130,16 @@ std::vector<std::string> store_all_gather(
     const std::function<void(int rank, const std::string& value)>& check) {
   store.set(concat(what, '/', rank), value);
   std::vector<std::string> values;
-  for (int r = 0; r < size; ++r) try {
-      values.push_back(store.get(concat(what, '/', r), deadline));
-      check_entry(rank, values.back());
-      if (check) check(r, values.back());
+  int r = 0;
+  while (r < size) try {
+      for (std::string& value :
+           store.get_numbered(concat(what, '/'), static_cast<std::uint32_t>(r), deadline)) {
+        if (r == size) break;
+        check_entry(rank, value);
+        if (check) check(r, value);
+        values.push_back(std::move(value));
+        ++r;
+      }
     } catch (const Error& e) {
       if (e.code() != Errc::timeout || dynamic_cast<const PublishedFailure*>(&e)) throw;
       const auto missing = missing_ranks(r, size, store, what);

@@ -43,6 +43,10 @@ class PrefixStore final : public Store {
   std::string get(std::string_view key, Deadline deadline) override {
     return store_->get(concat(prefix_, key), deadline);
   }
+  std::vector<std::string> get_numbered(std::string_view prefix, std::uint32_t first,
+                                        Deadline deadline) override {
+    return store_->get_numbered(concat(prefix_, prefix), first, deadline);
+  }
   std::int64_t add(std::string_view key, std::int64_t amount) override {
     return store_->add(concat(prefix_, key), amount);
   }
@@ -54,6 +58,11 @@ class PrefixStore final : public Store {
 };
 
 }  // namespace
+
+std::vector<std::string> Store::get_numbered(std::string_view prefix, std::uint32_t first,
+                                             Deadline deadline) {
+  return {get(concat(prefix, first), deadline)};
+}
 
 std::int64_t add_to_counter(std::string_view key, std::string_view text, std::int64_t amount) {
   std::int64_t sum = 0;

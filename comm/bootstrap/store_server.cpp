@@ -186,7 +186,9 @@ void StoreServer::perform(Client& c, const StoreRequest& r, std::string_view lau
   }
   try {
     if (r.kind == StoreRequest::hello) return admit(c);
-    if (r.kind == StoreRequest::get) return find_value(c, key, r.number);
+    if (r.kind == StoreRequest::get) return find_value(c, {std::string(key)}, r.number);
+    if (r.kind == StoreRequest::get_numbered)
+      return find_value(c, {concat(key, r.first), key.size(), r.first}, r.number);
     if (r.kind == StoreRequest::add) return reply(c, Reply::ok, {}, table_.add(key, r.number));
     table_.set(key, value);
     reply(c, Reply::ok, {});
@@ -210,9 +212,23 @@ void StoreServer::admit(Client& c) {
   reply(c, Reply::ok, {});
 }
 
-void StoreServer::find_value(Client& c, std::string_view key, std::int64_t milliseconds) {
-  if (const auto found = table_.find(key)) return reply(c, Reply::ok, *found);
-  c.waits_for = key;
+/// The value of a reply; empty if there is none.
+std::optional<std::string> StoreServer::find(const Wanted& wanted) {
+  auto found = table_.find(wanted.key);
+  if (!found || !wanted.number) return found;
+  const std::string prefix = wanted.key.substr(0, wanted.prefix_bytes);
+  std::string values;
+  for (std::uint32_t n = *wanted.number; found; found = table_.find(concat(prefix, ++n))) {
+    const auto size = static_cast<std::uint32_t>(found->size());
+    if (!values.empty() && values.size() + sizeof size + size > store_wire::max_reply) break;
+    values.append(reinterpret_cast<const char*>(&size), sizeof size).append(*found);
+  }
+  return values;
+}
+
+void StoreServer::find_value(Client& c, Wanted wanted, std::int64_t milliseconds) {
+  if (const auto found = find(wanted)) return reply(c, Reply::ok, *found);
+  c.waits_for = std::move(wanted);
   c.until = Deadline::after(std::chrono::milliseconds(std::clamp<std::int64_t>(milliseconds, 0, 86'400'000)));
 }
 
@@ -220,7 +236,7 @@ void StoreServer::reply_to_waiting() noexcept {
   for (auto c = clients_.begin(); c != clients_.end();) {
     bool stays = true;
     if (c->waits_for) try {
-        const auto found = table_.find(*c->waits_for);
+        const auto found = find(*c->waits_for);
         if (found || c->until.expired()) {
           c->waits_for.reset();
           reply(*c, found ? Reply::ok : Reply::timeout, found ? *found : strangers_.text());

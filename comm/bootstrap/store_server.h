@@ -45,6 +45,12 @@ class StoreServer {
   ~StoreServer();
 
  private:
+  /// What a get has not found yet.
+  struct Wanted {
+    std::string key;
+    std::size_t prefix_bytes = 0;              ///< of the key, without its number
+    std::optional<std::uint32_t> number = {};  ///< of a get_numbered
+  };
   struct Client {
     net::Stream stream;
     net::Authentication authentication;
@@ -55,7 +61,7 @@ class StoreServer {
     std::size_t sent = 0;                  ///< bytes of `out`
     bool authenticated = false;            ///< has proved the secret and sent its hello
     bool leaving = false;                  ///< close the connection once `out` is sent
-    std::optional<std::string> waits_for;  ///< key of a get without a reply yet
+    std::optional<Wanted> waits_for;       ///< of a get without a reply yet
     Deadline until = Deadline::after({});  ///< of that get
   };
   using Clients = std::list<Client>;
@@ -74,7 +80,8 @@ class StoreServer {
   void perform(Client&, const store_wire::StoreRequest&, std::string_view launch, std::string_view key,
                std::string_view value);
   void admit(Client&);
-  void find_value(Client&, std::string_view key, std::int64_t milliseconds);
+  std::optional<std::string> find(const Wanted&);
+  void find_value(Client&, Wanted, std::int64_t milliseconds);
   void reply_to_waiting() noexcept;
   static void reply(Client&, store_wire::Reply::Status, std::string_view value, std::int64_t number = 0);
   void accept_clients(int listener) noexcept;

@@ -49,7 +49,7 @@ class StoreConnection {
     send_all(bytes, deadline);
     Reply reply;
     receive_all(&reply, sizeof reply, deadline);
-    require(reply.magic == store_wire::reply_magic && reply.value_bytes <= store_wire::max_value,
+    require(reply.magic == store_wire::reply_magic && reply.value_bytes <= store_wire::max_reply,
             Errc::rendezvous, "it is no store of this version of ringzero");
     std::string text(reply.value_bytes, '\0');
     receive_all(text.data(), text.size(), deadline);
@@ -200,6 +200,24 @@ class TcpStore final : public Store {
     return call({.kind = StoreRequest::get, .number = ms.count()}, key, {},
                 Deadline::after(ms + retry_interval))
         .second;
+  }
+
+  std::vector<std::string> get_numbered(std::string_view prefix, std::uint32_t first,
+                                        Deadline deadline) override {
+    const auto ms = std::chrono::ceil<milliseconds>(deadline.remaining());
+    const std::string text = call({.kind = StoreRequest::get_numbered, .first = first, .number = ms.count()},
+                                  prefix, {}, Deadline::after(ms + retry_interval))
+                                 .second;
+    std::vector<std::string> values;
+    for (std::string_view rest = text; !rest.empty() || values.empty();) {
+      std::uint32_t size = 0;
+      if (rest.size() >= sizeof size) std::memcpy(&size, rest.data(), sizeof size);
+      if (rest.size() < sizeof size || rest.size() - sizeof size < size)
+        broken(prefix, "it sends values of other lengths than it names");
+      values.emplace_back(rest.substr(sizeof size, size));
+      rest.remove_prefix(sizeof size + size);
+    }
+    return values;
   }
 
   std::int64_t add(std::string_view key, std::int64_t amount) override {
@@ -361,8 +379,13 @@ class TcpStore final : public Store {
       }
     }();
     release(std::move(line));
-    if (reply.status == Reply::timeout)
-      fail(Errc::timeout, missing_key(key, concat("the store at ", address_, listens_)), text);
+    if (reply.status == Reply::timeout) {
+      const bool numbered = request.kind == StoreRequest::get_numbered;
+      fail(Errc::timeout,
+           missing_key(numbered ? concat(key, request.first) : key,
+                       concat("the store at ", address_, listens_)),
+           text);
+    }
     if (reply.status == Reply::refused) fail(Errc::rendezvous, text);
     if (reply.status == Reply::wrong_launch) broken(key, concat("it is that of launch '", text, "' now"));
     return {reply.number, std::move(text)};

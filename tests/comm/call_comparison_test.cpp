@@ -1,5 +1,7 @@
 // Calls that differ between ranks, over transports whose frames carry them.
 
+#include "comm/progress/call_comparison.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -66,6 +68,63 @@ std::vector<DescribedCall> calls(int size) {
         {"scatter #1 (10 f32" + end, [=](Communicator& c) { return c.scatter(in(all), out(n), root); }});
   }
   return list;
+}
+
+/// The transport of rank 0 of a large group, whose peers are the test.
+class Queried final : public Transport {
+ public:
+  std::size_t post(int, Channel, const CallSignature&, std::span<const std::byte>) override { return 0; }
+  std::uint64_t released(int, Channel) override { return 0; }
+  ReceiveView peek(int, Channel) override { return {}; }
+  void consume(int, Channel, std::size_t) override {}
+  void progress() override {}
+  void wait(std::chrono::microseconds, bool) override {}
+  void wake() noexcept override {}
+  void abort(const Failure&) noexcept override {}
+  void query_waits() override {}
+  void query_calls(std::uint32_t, int peers) override { queried.push_back(peers); }
+  void record_call(const CallSignature& call) override { graph.record(call); }
+  void reply_waits(const WaitMessage&) override {}
+  const WaitForGraph& wait_graph() const override { return graph; }
+  std::span<const int> nodes() const override { return {}; }
+  std::string describe() const override { return "queried"; }
+
+  std::vector<int> queried;
+  WaitForGraph graph{0};
+};
+
+constexpr int large = 100;
+
+CallSignature call_of_root(int root) {
+  CallSignature call{};
+  call.kind = Collective::broadcast, call.sequence = 1, call.count = n, call.root = root;
+  return call;
+}
+
+TEST(CallComparison, TheFirstQueryOfALargeGroupGoesToFewRanks) {
+  Queried transport;
+  transport.record_call(call_of_root(0));
+  CallComparison comparison(transport, 0, large);
+  const CallComparison::Time start{};
+  for (const auto after : {0ms, 999ms, 1000ms, 2000ms, 3000ms})
+    comparison.poll(start + after, &transport, false);
+  EXPECT_EQ(transport.queried, (std::vector{16, large - 1}));
+}
+
+TEST(CallComparison, ADifferenceFoundByTheFirstQueryIsComparedOverAllRanks) {
+  Queried transport;
+  transport.record_call(call_of_root(0));
+  CallComparison comparison(transport, 0, large);
+  const CallComparison::Time start{};
+  for (const auto after : {0ms, 1000ms}) comparison.poll(start + after, &transport, false);
+  transport.graph.receive(1, {.kind = WaitMessage::reply, .numbered = call_of_root(3)});
+  comparison.poll(start + 1010ms, &transport, false);
+  EXPECT_EQ(transport.queried, (std::vector{16, large - 1}));
+  for (int r = 2; r < large; ++r)
+    transport.graph.receive(r, {.kind = WaitMessage::reply, .numbered = call_of_root(3)});
+  const Error e = test::error_of([&] { comparison.poll(start + 1020ms, &transport, false); });
+  EXPECT_EQ(e.code(), Errc::mismatch) << e.what();
+  EXPECT_EQ(e.culprit(), 0) << e.what();
 }
 
 CommOptions over_tcp() {

@@ -103,6 +103,37 @@ TEST_P(EveryStore, GetWaitsForTheKey) {
 }
 
 // One object, two threads: a waiting get must not block the set that it waits for.
+TEST_P(EveryStore, ConsecutiveNumbersAreFoundTogetherOrOneByOne) {
+  const std::string large(700'000, 'x');
+  for (const int n : {9, 10, 12}) a_->set(concat("of/", n), concat(n));
+  a_->set("of/11", "");
+  a_->set("of/14", "behind a gap");
+  a_->set("large/0", large), a_->set("large/1", large);
+  const auto all_from = [](Store& store, const char* prefix, std::uint32_t first, std::size_t count) {
+    std::vector<std::string> found;
+    while (found.size() < count)
+      for (auto& v : store.get_numbered(prefix, first + static_cast<std::uint32_t>(found.size()), soon()))
+        found.push_back(std::move(v));
+    return found;
+  };
+  EXPECT_EQ(all_from(*b_, "of/", 9, 4), (std::vector<std::string>{"9", "10", "", "12"}));
+  EXPECT_EQ(all_from(*b_, "large/", 0, 2), (std::vector{large, large}));
+  const Error e = error_of([&] { b_->get_numbered("of/", 13, Deadline::after(milliseconds(20))); });
+  EXPECT_EQ(e.code(), Errc::timeout);
+  EXPECT_TRUE(contains(e, "of/13'")) << e.what();
+  std::thread other([&] { a_->set("of/13", "late"); });
+  EXPECT_EQ(all_from(*b_, "of/", 13, 2), (std::vector<std::string>{"late", "behind a gap"}));
+  other.join();
+}
+
+TEST(TcpStore, ConsecutiveNumbersAreOneRequest) {
+  const auto store = tcp_store("127.0.0.1:0", true);
+  for (int n = 0; n < 300; ++n) store->set(concat("of/", n), concat(n));
+  const auto all = store->get_numbered("of/", 0, soon());
+  ASSERT_EQ(all.size(), 300u);
+  EXPECT_EQ(all.back(), "299");
+}
+
 TEST_P(EveryStore, AWaitBlocksNoOtherThreadOfTheSameStore) {
   std::thread other([&] { EXPECT_EQ(a_->get("late", soon()), "here"); });
   std::this_thread::sleep_for(milliseconds(30));
