@@ -19,7 +19,6 @@ namespace rz::net {
 namespace {
 
 constexpr std::size_t max_pending_connections = 64;
-constexpr auto unauthenticated_timeout = std::chrono::seconds(5);
 constexpr auto check_period = std::chrono::seconds(1);
 constexpr int max_tries = 8;
 
@@ -109,7 +108,9 @@ class Handshake {
     }
     Authentication& end = pending.authentication;
     end.advance(pending.connection.socket.get());
-    if (end.has_proof()) pending.deadline = deadline_;  // no stranger; the rest of the handshake takes time
+    // The client takes its connection for established once it has sent its proof, so it is not dropped for a
+    // late one. Strangers that have read the job in another connection are limited in number.
+    if (end.has_proof() || knows_job(end)) pending.deadline = deadline_;
     if (end.status() == Authentication::Status::pending) return true;
     if (end.status() == Authentication::Status::refused)
       return pending.outgoing && (connects_again(pending) || fail_outgoing(pending, end.reason()));
@@ -191,12 +192,14 @@ class Handshake {
       pending_.push_back(
           {Connection{},
            Authentication::server(key_, static_cast<std::uint32_t>(self_.rank), group_, self_.encryption),
-           false, false, Deadline::after(unauthenticated_timeout), from});
+           false, false, Deadline::after(self_.hello_timeout), from});
       pending_.back().connection.socket = std::move(socket);
       pending_.back().authentication.passed_fds = self_.passed_fds;
       if (unproven() > max_pending_connections + missing_.size()) drop_unproven();
     }
   }
+
+  bool knows_job(const Authentication& end) const { return end.has_hello() && end.claim().group == group_; }
 
   static bool is_unproven(const PendingConnection& p) { return !p.outgoing && !p.authentication.has_proof(); }
 
@@ -211,8 +214,7 @@ class Handshake {
     std::vector<std::list<PendingConnection>::iterator> places;
     for (auto p = pending_.begin(); p != pending_.end(); ++p)
       if (is_unproven(*p)) {
-        const bool ours = p->authentication.has_hello() && p->authentication.claim().group == group_;
-        all.push_back({source_of(p->from), ours});
+        all.push_back({source_of(p->from), knows_job(p->authentication)});
         places.push_back(p);
       }
     if (all.empty()) return false;

@@ -3,6 +3,7 @@
 /// before anything else is read (authentication.h). A connection that does not is closed, and counted; others
 /// are not affected. Ends of a unix socket must be of one user.
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -24,6 +25,9 @@ struct HandshakeInfo {
   std::function<void()> check = nullptr;           ///< called once a second; may throw
   std::shared_ptr<const Secret> secret = nullptr;  ///< of the job; null: its id is what the ends prove
   Encryption encryption = Encryption::off;
+  /// For the hello of an accepted connection; one that knows the job may then take until the deadline, since
+  /// its process may have to wait for a processor.
+  std::chrono::milliseconds hello_timeout = std::chrono::seconds(5);
 };
 
 /// A non-blocking socket to a rank. It may still be connecting when it is passed to handshake(), and is

@@ -278,6 +278,28 @@ TEST(StrangersAtTheData, AConnectionThatIsDroppedBeforeItsProofIsOpenedAgain) {
   rank_1.join();
 }
 
+// A process that waits for a processor sends its hello and, long after it, its proof.
+TEST(StrangersAtTheData, AProofMayTakeLongerThanAHello) {
+  const net::JobId job = net::random_id();
+  const UniqueFd listener = net::listen_tcp(net::resolve({"127.0.0.1", 0}).front());
+  const net::AuthenticationKey key(nullptr, net::Purpose::data,
+                                   {reinterpret_cast<const char*>(job.data()), job.size()});
+  const UniqueFd socket = net::connect_tcp(net::local_address(listener.get()), soon());
+  auto client = net::Authentication::client(
+      key, {.size = 2, .rank = 1, .group = net::fingerprint(concat("group ", net::to_hex(job)))});
+  client.advance(socket.get());  // sends the hello
+  std::thread rank_1([&] {
+    pollfd p{socket.get(), POLLIN, 0};
+    EXPECT_EQ(poll(&p, 1, 20'000), 1);  // the reply
+    std::this_thread::sleep_for(milliseconds(500));
+    client.complete(socket.get(), soon());
+  });
+  net::HandshakeInfo me{job, 0, 2};
+  me.hello_timeout = milliseconds(50);
+  EXPECT_EQ(net::handshake(me, listener.get(), {}, {1}, 1, Deadline::after(seconds(10))).size(), 1u);
+  rank_1.join();
+}
+
 // ---- users of a host
 
 /// Runs `f` in a process of the user nobody; its result is the exit status.
@@ -497,6 +519,7 @@ TEST(StrangersAtTheStore, ChangedFramesEndTheirOwnConnectionOnly) {
   const std::string valid[] = {
       to_bytes(StoreRequest{.kind = StoreRequest::set}, "a launch", "key", "value"),
       to_bytes(StoreRequest{.kind = StoreRequest::get, .number = 0}, "a launch", "key"),
+      to_bytes(StoreRequest{.kind = StoreRequest::get_numbered, .number = 0}, "a launch", "key"),
       to_bytes(StoreRequest{.kind = StoreRequest::add, .number = 7}, "a launch", "number"), hello};
   test::Fuzz fuzz(2000);
   auto& random = fuzz.random;
