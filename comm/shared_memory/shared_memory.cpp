@@ -49,11 +49,12 @@ std::byte* map_fd(int fd, std::size_t bytes, int protection) {
 /// Collapses each whole huge page of the range, as far as the system has free ones; the rest stays
 /// unallocated. MADV_COLLAPSE needs one small page in each, and works unless huge pages are disabled
 /// system-wide.
-void populate_huge_pages(int fd, std::byte* at, std::size_t bytes) {
-  const std::size_t whole = bytes / huge_page_bytes * huge_page_bytes;
-  for (std::size_t offset = 0; offset < whole; offset += huge_page_bytes)
+void populate_huge_pages(int fd, std::byte* memory, std::size_t begin, std::size_t end) {
+  end = end / huge_page_bytes * huge_page_bytes;
+  if (begin >= end) return;
+  for (std::size_t offset = begin; offset < end; offset += huge_page_bytes)
     if (fallocate(fd, 0, static_cast<off_t>(offset), 1) != 0) return;  // allocate_file() will report it
-  (void)madvise(at, whole, madv_collapse);                             // on failure, small pages are used
+  (void)madvise(memory + begin, end - begin, madv_collapse);           // on failure, small pages are used
 }
 
 [[noreturn]] void fail_no_memory(const char* call, std::size_t bytes, int error) {
@@ -99,7 +100,7 @@ bool exceeds_available_memory(std::size_t bytes) {
   return bytes >= (64u << 20) && bytes > available_memory();
 }
 
-SharedMemory SharedMemory::create(std::size_t bytes) {
+SharedMemory SharedMemory::create(std::size_t bytes, std::size_t used_in_part) {
   if (bytes > static_cast<std::size_t>(PTRDIFF_MAX)) fail_no_memory("", bytes, EFBIG);
   check_file_size(bytes);
   // Beyond a cgroup's limit, the kernel kills the process instead of failing the call.
@@ -107,7 +108,7 @@ SharedMemory SharedMemory::create(std::size_t bytes) {
   SharedMemory m;
   m.fd_ = UniqueFd(memfd_create("ringzero", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!m.fd_) fail_errno("memfd_create");
-  m.allocate_backing(bytes);
+  m.allocate_backing(bytes, used_in_part);
   if (fcntl(m.fd_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
     fail_errno("fcntl(F_ADD_SEALS)");
   if (!m.data_) m.data_ = map_fd(m.fd_.get(), bytes, PROT_READ | PROT_WRITE);
@@ -117,12 +118,12 @@ SharedMemory SharedMemory::create(std::size_t bytes) {
 
 /// Allocates all pages of the file. Memory that can have huge pages is mapped first, since MADV_COLLAPSE
 /// needs a mapping.
-void SharedMemory::allocate_backing(std::size_t bytes) {
+void SharedMemory::allocate_backing(std::size_t bytes, std::size_t used_in_part) {
   if (bytes >= huge_page_bytes) {
     if (ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0) fail_no_memory("ftruncate of ", bytes, errno);
     data_ = map_fd(fd_.get(), bytes, PROT_READ | PROT_WRITE);
     size_ = bytes;
-    populate_huge_pages(fd_.get(), data_, bytes);
+    populate_huge_pages(fd_.get(), data_, used_in_part / huge_page_bytes * huge_page_bytes, bytes);
   }
   if (const int error = allocate_file(fd_.get(), bytes)) fail_no_memory("posix_fallocate of ", bytes, error);
 }

@@ -19,8 +19,9 @@ class SharedMemory {
  public:
   SharedMemory() = default;
   /// Creates zeroed memory. Errc::system states the bytes needed and available, or the file size limit
-  /// (ulimit -f), which applies to memfds.
-  static SharedMemory create(std::size_t bytes);
+  /// (ulimit -f), which applies to memfds. Memory from 2 MiB on gets huge pages, which are zeroed here; small
+  /// pages are zeroed at their first use. Of the first `used_in_part` bytes they are small.
+  static SharedMemory create(std::size_t bytes, std::size_t used_in_part = 0);
   /// Maps memory created by a peer. Errc::system if it is not sealed against shrinking.
   static SharedMemory map(UniqueFd fd, bool writable);
   /// Replaces ordinary memory by shared memory: all pages that overlap the range, at the same addresses, with
@@ -52,7 +53,7 @@ class SharedMemory {
   void close_fd() { fd_.close(); }
 
  private:
-  void allocate_backing(std::size_t bytes);
+  void allocate_backing(std::size_t bytes, std::size_t used_in_part);
   void swap(SharedMemory& other) {
     std::swap(fd_, other.fd_), std::swap(data_, other.data_), std::swap(size_, other.size_);
     std::swap(remapped_, other.remapped_), std::swap(creator_, other.creator_);

@@ -18,7 +18,9 @@ SharedMemoryGroup::SharedMemoryGroup(LinkMonitor& monitor, std::vector<int> rank
     : monitor_(monitor),
       ranks_(std::move(ranks)),
       one_node_(one_node),
-      memory_(SharedMemory::create(shm::rank_memory_bytes(ranks_.size(), ring_bytes))),
+      // Of the channels to many peers, small messages touch a few pages each.
+      memory_(SharedMemory::create(shm::rank_memory_bytes(ranks_.size(), ring_bytes),
+                                   shm::channels_bytes(ranks_.size()))),
       allocator_(memory
                      ? std::move(memory)
                      : std::make_shared<SharedMemoryAllocator>(static_cast<std::uint32_t>(monitor.rank()))),

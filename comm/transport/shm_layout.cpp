@@ -39,6 +39,8 @@ std::size_t mailbox_offset(std::size_t ranks) {
 
 }  // namespace
 
+std::size_t channels_bytes(std::size_t ranks) { return mailbox_offset(ranks); }
+
 std::size_t rank_memory_bytes(std::size_t ranks, std::size_t ring_bytes) {
   return mailbox_offset(ranks) + round_up(sizeof(Mailbox), 4096) + staging_offset + ring_bytes;
 }

@@ -74,7 +74,8 @@ struct ChannelMemory {
   std::uint64_t frame_count = 0, ring_bytes = 0;
 };
 
-/// Size of the memory of one of `ranks` ranks.
+/// Size of the memory of one of `ranks` ranks, and of the channels in front of its mailbox.
+std::size_t channels_bytes(std::size_t ranks);
 std::size_t rank_memory_bytes(std::size_t ranks, std::size_t ring_bytes);
 /// The channel number `channel` from the rank with index `sender` to the one with index `owner`, in the
 /// owner's memory, which starts with `header`. Indices are those among the `ranks` ranks of the node.
