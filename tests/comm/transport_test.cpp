@@ -160,8 +160,8 @@ TEST_P(EveryTransport, WakeEndsAWait) {
       t->wake();
     });
     const auto start = Deadline::Clock::now();
-    while (!stop) t->wait(seconds(5));
-    EXPECT_LT(Deadline::Clock::now() - start, seconds(3));
+    while (!stop) t->wait(seconds(60));
+    EXPECT_LT(Deadline::Clock::now() - start, seconds(30));
     other.join();
     test::sync_all(*t, rank, 2);
   });
@@ -170,9 +170,9 @@ TEST_P(EveryTransport, WakeEndsAWait) {
 /// Makes progress until the transport throws, within `limit`; `before` may fail already.
 template <class F>
 Error failure_of(Transport& t, milliseconds limit, const F& before) {
-  const auto start = Deadline::Clock::now();
   try {
     before();
+    const auto start = Deadline::Clock::now();
     for (;;) {
       t.progress();
       if (Deadline::Clock::now() - start > limit) break;
@@ -192,7 +192,7 @@ TEST_P(EveryTransport, AKilledRankIsNamedByAllOthers) {
   constexpr int size = 4, victim = 2;
   const auto endings = test::run_processes(size, [&](int rank, std::shared_ptr<Store> store) {
     const auto t = connect(rank, size, *store);
-    const Error e = failure_of(*t, milliseconds(2000), [&] {
+    const Error e = failure_of(*t, seconds(30), [&] {
       test::sync_all(*t, rank, size);
       if (rank == victim) kill(getpid(), SIGKILL);
     });
@@ -245,7 +245,7 @@ TEST_P(EveryTransport, AbortReachesEveryRankWithItsCulprit) {
         t->abort({3, Errc::aborted, "rank 3 has had enough"});
         t->abort({3, Errc::aborted, "again"});
       });
-    const Error e = failure_of(*t, seconds(5), [&] { test::sync_all(*t, rank, 4); });
+    const Error e = failure_of(*t, seconds(30), [&] { test::sync_all(*t, rank, 4); });
     EXPECT_EQ(e.code(), Errc::aborted) << e.what();
     EXPECT_EQ(e.culprit(), 3);
     EXPECT_STREQ(e.what(), "rank 3 has had enough");
@@ -286,7 +286,7 @@ TEST_P(EveryTransport, AnOrderlyDepartureDisturbsNoRank) {
         EXPECT_NE(std::string(e.what()).find("left the group"), std::string::npos) << e.what();
       }
     } else {
-      const Error e = failure_of(*t, seconds(5));  // rank 0's failure is the group's
+      const Error e = failure_of(*t, seconds(30));  // rank 0's failure is the group's
       EXPECT_EQ(e.culprit(), 2) << e.what();
     }
   });
@@ -301,7 +301,7 @@ TEST_P(EveryTransport, PostingToADepartedRankFails) {
       t->progress();
     std::byte b{1};
     EXPECT_EQ(t->post(1, Channel::collective, {}, {&b, 1}), 0u);
-    const Error e = failure_of(*t, seconds(5));
+    const Error e = failure_of(*t, seconds(30));
     EXPECT_EQ(e.code(), Errc::peer_lost);
     EXPECT_EQ(e.culprit(), 1) << e.what();
   });

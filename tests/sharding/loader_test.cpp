@@ -343,7 +343,7 @@ TEST(Loader, WorkersReadAheadAsFarAsThePrefetchFactor) {
                 {.num_workers = 2, .prefetch_factor = 3, .slots = 2});
   loader.next();
   // Two slots and six batches ahead fit; the first batch is still valid.
-  for (int i = 0; i < 2000 && data->reads < 16; ++i)
+  for (int i = 0; i < 30'000 && data->reads < 16; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_EQ(data->reads, 16);
