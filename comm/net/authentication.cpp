@@ -257,8 +257,8 @@ std::string Authentication::reason() const {
     case Refusal::other_group:
       return "it is another program, or that of a job with another secret";
     case Refusal::other_secret:
-      return "it has another secret; RZ_SECRET, the file of RZ_SECRET_FILE or ~/.config/ringzero/secret, and "
-             "RZ_INSECURE, must be the same on all hosts";
+      return "it has another secret; copy ~/.config/ringzero/secret of one host to the others, or set one "
+             "RZ_SECRET on all; RZ_SECRET_FILE and RZ_INSECURE, too, must be the same there";
     case Refusal::other_encryption:
       return (is_client_ ? reply_.tls : hello_.tls) == Demand::forbidden
                  ? "it has RZ_ENCRYPTION=off, and this process encrypts (RZ_ENCRYPTION=on); it must be the "

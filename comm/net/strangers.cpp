@@ -64,7 +64,8 @@ void Strangers::count(const SocketAddress& from, const Authentication& end) noex
   try {
     const auto family = from.storage.ss_family;
     const std::string where = family == AF_INET || family == AF_INET6 ? from.host() : "";
-    const std::string member = concat("rank ", end.claim().rank, where.empty() ? "" : " at " + where);
+    const std::string name = end.claim().size ? concat("rank ", end.claim().rank) : "a member";
+    const std::string member = concat(name, where.empty() ? "" : " at " + where);
     if (end.has_proof()) {
       other_member_ = concat(member, " proved the secret of this job, but ", end.reason());
       return;

@@ -65,6 +65,8 @@ class Strangers {
   std::string sentence() const;
   /// For the end of a message: "; rank 3 proved the secret of this job, but …; 3 connections …", or empty.
   std::string text() const;
+  /// Whether one of them names itself a member of this group, or is one, and will not be let in as it is.
+  bool has_member() const { return !with_other_secret_.empty() || !other_member_.empty(); }
   /// Whether one of them was none of another group that searches its own store.
   bool unknown() const { return refused_ > of_other_groups_; }
 

@@ -200,7 +200,8 @@ void JoinedGroup::wait_for_hosts() {
   const auto all = present();
   if (last_call_.may_start(all.size(), LastCall::Clock::now())) return start_ranks();
   const bool is_over = join_until_.expired() && static_cast<int>(all.size()) < rendezvous_.min_nodes;
-  if (!is_over && !explain_at_.expired()) return;
+  const bool is_news = listener_.strangers().has_member() && !std::exchange(has_warned_, true);
+  if (!is_over && !is_news && !explain_at_.expired()) return;
   std::string names;
   for (const Joining& h : all) names += concat(names.empty() ? "" : ", ", h.host);
   const std::string what = static_cast<int>(all.size()) >= rendezvous_.min_nodes
@@ -211,8 +212,8 @@ void JoinedGroup::wait_for_hosts() {
       concat(all.size(), " of ", nodes_text(rendezvous_.min_nodes, rendezvous_.max_nodes),
              " hosts have come (", names, ")", what);
   if (!is_over) {
-    messages_.push_back(concat("waiting for hosts: ", line));
-    explain_at_ = Deadline::after(rendezvous_.join_timeout * 2);
+    messages_.push_back(concat("waiting for hosts: ", line, listener_.strangers().text()));
+    if (explain_at_.expired()) explain_at_ = Deadline::after(rendezvous_.join_timeout * 2);
   } else {
     failure_ = {
         1, concat(line, " after ", seconds(rendezvous_.join_timeout),

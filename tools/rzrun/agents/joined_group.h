@@ -60,6 +60,7 @@ class JoinedGroup : public AgentGroup {
   LastCall last_call_;
   bool is_joining_ = false;  // the job waits for hosts
   bool is_started_ = false;  // its ranks have been started once
+  bool has_warned_ = false;  // of a host that is refused
   Deadline join_until_, explain_at_;
   std::vector<const Agent*> refused_;
   std::string last_message_;  // of the end of the ranks
