@@ -29,6 +29,20 @@ class Case(unittest.TestCase):
         self.assertEqual(these[0]['remedy'] == '', verdict == 'ok', these[0])
         return these[0]
 
+class RemoteShell(Case):
+    def test_what_ssh_prints_decides_the_remedy(self):
+        for line, remedy in (('ssh: Could not resolve hostname node1: Name or service not known', "echo 'ADDRESS node1' >> /etc/hosts"),
+                             ('Host key verification failed.', 'ssh-keygen -R node1'),
+                             ('ssh: connect to host node1 port 22: Connection refused', 'Start sshd there'),
+                             ('root@node1: Permission denied (publickey).', 'ssh-copy-id node1')):
+            with tempfile.TemporaryDirectory() as folder:
+                with open(f'{folder}/ssh', 'w') as f: f.write(f"#!/bin/sh\necho '{line}' >&2\nexit 255\n")
+                with open(f'{folder}/hosts', 'w') as f: f.write('node1 slots=1\n')
+                os.chmod(f'{folder}/ssh', 0o755)
+                p = doctor('--json', '--hostfile', f'{folder}/hosts', env={'PATH': f'{folder}:{os.environ["PATH"]}'}, status=1)
+                f = self.verdict(p, 'remote shell', 'missing', re.escape(line), host='node1')
+                self.assertIn(remedy, f['remedy'])
+
 class ThisHost(Case):
     def test_a_table_and_json(self):
         p = doctor('--ranks', '2')
@@ -48,7 +62,8 @@ class ThisHost(Case):
 
     def test_small_files(self):
         p = doctor('--ranks', '2', '--json', prefix=['prlimit', '--fsize=4096'], status=1)
-        self.verdict(p, 'shared memory', 'missing', 'ulimit -f')
+        f = self.verdict(p, 'shared memory', 'missing', 'files up to 4 KiB')
+        self.assertIn('ulimit -f', f['remedy'])
 
     def test_one_processor(self):
         first = str(min(os.sched_getaffinity(0)))

@@ -71,6 +71,7 @@ TEST(Hostfile, ErrorsNameFileLineAndWord) {
             "hosts:1: 'a;b' is no host: a name has alphanumeric characters, '.', '-' and '_' only");
   for (const char* empty : {"", "\n\n", "# a slots=3\n"})
     EXPECT_EQ(of_hostfile(empty), "hosts: no host in it; a line is 'NAME slots=N'");
+  EXPECT_EQ(refusal([] { read_hostfile("/tmp"); }), "hostfile /tmp: Is a directory");
   EXPECT_EQ(refusal([] { read_hostfile("/nowhere/hosts"); }),
             "hostfile /nowhere/hosts: No such file or directory");
 }

@@ -65,6 +65,21 @@ std::vector<Node> start_agents(const Options& o, int ranks) {
   return nodes;
 }
 
+/// By what ssh printed.
+std::string remedy_of_ssh(const std::string& host, const std::string& why) {
+  const auto has = [&](const char* words) { return why.find(words) != std::string::npos; };
+  if (has("Could not resolve"))
+    return concat("Make the name known here: echo 'ADDRESS ", host,
+                  "' >> /etc/hosts, or correct the hostfile");
+  if (has("Host key verification failed") || has("HOST IDENTIFICATION HAS CHANGED"))
+    return concat("Accept the host's key once, after a look at it: ssh ", host,
+                  " true; an old one goes with: ssh-keygen -R ", host);
+  if (has("Connection refused") || has("timed out") || has("No route to host"))
+    return concat("Start sshd there, open its port, or name another one: --rsh 'ssh -p PORT'; ping ", host);
+  return concat("Let this user in without a password, then repeat: ssh-copy-id ", host, "; ssh ", host,
+                " true");
+}
+
 Finding unreachable(const Options& o, const std::string& host, const std::string& why) {
   const bool ssh = o.shell.front() == "ssh";
   return {host,
@@ -74,8 +89,7 @@ Finding unreachable(const Options& o, const std::string& host, const std::string
           Verdict::missing,
           why.find(o.program) != std::string::npos
               ? "Install ringzero there at the same path, or name its path: --program PATH"
-          : ssh ? concat("Let this user in without a password, then repeat: ssh-copy-id ", host, "; ssh ",
-                         host, " true")
+          : ssh ? remedy_of_ssh(host, why)
                 : concat("Try the remote shell alone: ", o.shell.front(), " ", host, " true")};
 }
 

@@ -67,15 +67,16 @@ Judged memory(const HostFacts& f, const Job& job) {
 
 Judged shared_memory(const HostFacts& f, const Job& job) {
   const std::string needed = "memfd_create(2), files of any size";
-  if (!f.shared_memory_error.empty())
+  const std::uint64_t rank = std::max(shared_bytes_of_rank(f, job), mib);
+  const bool by_limit = f.max_file && *f.max_file < rank;
+  if (!f.shared_memory_error.empty() && !by_limit)
     return {f.shared_memory_error, needed, Verdict::missing,
             "Permit memfd_create in the container's seccomp profile: docker run --security-opt "
             "seccomp=unconfined"};
-  const std::uint64_t rank = std::max(shared_bytes_of_rank(f, job), mib);
   const std::string found =
       f.max_file ? "memfd works, files up to " + human_bytes(*f.max_file) : "memfd works";
   const std::string remedy = "Raise the limit of file sizes: ulimit -f unlimited";
-  if (f.max_file && *f.max_file < rank) return {found, needed, Verdict::missing, remedy};
+  if (by_limit) return {found, needed, Verdict::missing, remedy};
   return warning_unless(!f.max_file, found, needed, remedy);
 }
 

@@ -94,9 +94,11 @@ std::vector<Host> parse_hostfile(std::string_view text, const std::string& file)
 
 std::vector<Host> read_hostfile(const std::string& path) {
   std::ifstream in(path);
+  in.peek();  // a folder can be opened, but not read
   std::ostringstream text;
-  if (in) text << in.rdbuf();
-  require(in && !in.bad(), Errc::config, "hostfile ", path, ": ", std::strerror(errno ? errno : EIO));
+  if (in.good()) text << in.rdbuf();
+  require(in.is_open() && !in.bad(), Errc::config, "hostfile ", path, ": ",
+          std::strerror(errno ? errno : EIO));
   return parse_hostfile(text.str(), path);
 }
 
