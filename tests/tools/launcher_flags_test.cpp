@@ -69,7 +69,7 @@ const Tool launcher{"rzrun",
                      "--mixed-precision",
                      "--zero-stage"}};
 const Tool programs[] = {{"train_lm", {"--local-rank", "--deepspeed", "--deepspeed-config"}},
-                         {"all_reduce_perf", {"-x", "--local-rank"}},
+                         {"all_reduce_perf", {"-x", "-N", "--local-rank"}},
                          {"tune", {"--local-rank"}},
                          {"topology", {"--local-rank"}},
                          {"doctor", {"--hostfile", "--master-addr", "--local-rank"}},

@@ -47,6 +47,9 @@ constexpr Instead cores{"use taskset -c LIST rzrun; ranks are bound within these
                         "use taskset -c LIST rzrun; ranks are bound within these cores"};
 constexpr Instead of_srun{"leave it out, or start the ranks with srun and its flag",
                           "leave it out, or start the ranks with srun and its flag"};
+constexpr Instead in_allocation{
+    "give it to salloc or sbatch, and use --launcher slurm there; on one host use -n N",
+    "give it to salloc or sbatch, and start the ranks there with rzrun --launcher slurm PROGRAM, or srun"};
 constexpr Instead environment{"use -x NAME=VALUE, or set the variable before rzrun",
                               "set the variable in the environment, ranks inherit it"};
 constexpr Instead local_rank{"leave it out, ranks find LOCAL_RANK in their environment",
@@ -78,11 +81,22 @@ constexpr LauncherFlag table[] = {
     row("--role", "torchrun", each_host),
     row("--no-python", "torchrun", not_needed),
     row("--run-path", "torchrun", not_needed),
+    row("--logs-specs", "torchrun", logs),
+    row("--event-log-handler", "torchrun", not_needed),
+    row("--duplicate-stdout-filters", "torchrun", not_needed),
+    row("--duplicate-stderr-filters", "torchrun", not_needed),
+    row("--signals-to-handle", "torchrun", not_needed),
+    row("--virtual-local-rank", "torchrun", not_needed),
+    row("--numa-binding", "torchrun", binding),
     row("--module", "torchrun", module),
     row("--redirects", "torchrun", logs),
     row("--log-dir", "torchrun", logs),
     row("--use-env", "torchrun", local_rank),
     row("--local-rank", "torchrun", local_rank),
+    row("-N", "srun", in_allocation),
+    row("--nodes", "srun", in_allocation),
+    row("--ntasks", "srun", in_allocation),
+    row("--ntasks-per-node", "srun", in_allocation),
     row("-np", "mpirun", ranks),
     row("--np", "mpirun", ranks),
     row("-npernode", "mpirun", ranks),
