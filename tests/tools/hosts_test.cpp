@@ -44,6 +44,11 @@ TEST(Hostfile, LinesOfDeepSpeedAndOpenMpi) {
       "# two workers\n\nworker-1 slots=4\r\n  worker-2\tslots=2 max_slots=8 # spare\n10.0.0.3 max-slots=1 "
       "slots=1",
       "f");
+  EXPECT_EQ(text_of(parse_hostfile("\xEF\xBB\xBF"
+                                   "a slots=1\r\n",
+                                   "f")),
+            "a:0")
+      << "a byte order mark";
   EXPECT_EQ(text_of(all), "worker-1:0,1,2,3 worker-2:0,1 10.0.0.3:0");
   EXPECT_FALSE(all[0].filtered);
 }
@@ -63,6 +68,13 @@ TEST(Hostfile, ErrorsNameFileLineAndWord) {
               concat("hosts:1: 'slots=", n, "' must have a number from 1 to 4096"));
   EXPECT_EQ(of_hostfile("a slots=4 max_slots=2"), "hosts:1: slots=4 exceeds max_slots=2");
   EXPECT_EQ(of_hostfile("a:4"), "hosts:1: 'a:4' is MPICH's way; write 'a slots=4'");
+  EXPECT_EQ(
+      of_hostfile("a:22 slots=4"),
+      "hosts:1: 'a:22' has a port; write 'a', and set the port by --ssh_port 22 or Port in ~/.ssh/config");
+  EXPECT_EQ(
+      of_hostfile("fe80::1 slots=4"),
+      "hosts:1: 'fe80::1' is an IPv6 address; write a name of that host, as of /etc/hosts or ~/.ssh/config");
+  EXPECT_EQ(refusal([] { read_hostfile("/"); }), "hostfile /: Is a directory");
   EXPECT_EQ(of_hostfile("me@a slots=4"),
             "hosts:1: 'me@a' has a user; write the host alone, and set User in ~/.ssh/config");
   EXPECT_EQ(of_hostfile("-oProxyCommand=x slots=4"),

@@ -79,6 +79,13 @@ TEST(Torchrun, WrongFlagsAreRefusedInOneLine) {
   refused({"--nnodes", "", "--rdzv-endpoint", "a:1"}, "--nnodes: a value is missing");
   refused({"--nproc_per_node", "many"}, "--nproc-per-node 'many'");
   refused({"--nnodes", "2", "--rdzv_endpoint", "a:b"}, "--rdzv-endpoint: address 'a:b'");
+  refused({"--nnodes", "2", "--rdzv-endpoint", "a b:1"},
+          "--rdzv-endpoint: 'a b' is no host: a name has alph");
+  refused({"--nnodes", "2", "--rdzv-endpoint", "tcp://a:1"}, "HOST:PORT is needed, without tcp://");
+  refused({"--nnodes", "2", "--master-addr", "a;b"}, "--master-addr: 'a;b' is no host");
+  refused({"--nproc-per-node", "1", "--grace", "nan"}, "Value nan is no number");
+  refused({"--nproc-per-node", "1", "--log-dir", ""}, "--log-dir: a value is missing");
+  refused({"--hostfile", ""}, "--hostfile: a value is missing");
   refused({"--nnodes", "2", "--rdzv-endpoint", "a:0"}, "--rdzv-endpoint: port 0 is no port");
   refused({"--nnodes", "2", "--rdzv-endpoint", "a:1", "--master-addr", "b"},
           "name two hosts, a and b; give one");
@@ -101,6 +108,16 @@ TEST(Torchrun, WrongFlagsAreRefusedInOneLine) {
           "--local-ranks-filter '0,': '' is no number");
 }
 
+/// What --dry-run prints of this host, without the first line.
+std::string plan_of(const std::vector<std::string>& flags) {
+  std::vector<std::string> words{test::built("rzrun"), "--dry-run"};
+  words.insert(words.end(), flags.begin(), flags.end());
+  words.push_back("true");
+  test::Program p(words, {{"DS_ENV_FILE", ""}});
+  EXPECT_EQ(p.wait(), 0) << p.err();
+  return p.out().substr(p.out().find('\n') + 1);
+}
+
 TEST(Torchrun, OneHostNeedsNoAddress) {
   for (const char* flags :
        {"--standalone --nproc_per_node 2", "--nproc-per-node=2 --nnodes=1 --rdzv-backend=c10d"}) {
@@ -112,19 +129,10 @@ TEST(Torchrun, OneHostNeedsNoAddress) {
                   {{"PET_NPROC_PER_NODE", "1"}, {"PET_RDZV_ID", "job7"}});
   EXPECT_EQ(p.wait(), 0) << p.err();
   EXPECT_EQ(p.out(), "1 default job7\n");
+  EXPECT_EQ(plan_of({"--rdzv-id", "job7", "--"}), "this host: rank 0\nTORCHELASTIC_RUN_ID=job7\n");
   test::Program tee({test::built("rzrun"), "--nproc-per-node", "1", "-t", "3", "echo", "hi"});
   EXPECT_EQ(tee.wait(), 0) << tee.err();
   EXPECT_EQ(tee.out(), "[0] hi\n");
-}
-
-/// What --dry-run prints of this host, without the first line.
-std::string plan_of(const std::vector<std::string>& flags) {
-  std::vector<std::string> words{test::built("rzrun"), "--dry-run"};
-  words.insert(words.end(), flags.begin(), flags.end());
-  words.push_back("true");
-  test::Program p(words, {{"DS_ENV_FILE", ""}});
-  EXPECT_EQ(p.wait(), 0) << p.err();
-  return p.out().substr(p.out().find('\n') + 1);
 }
 
 TEST(Torchrun, DryRunPrintsThePartOfThisHostAndOpensNothing) {

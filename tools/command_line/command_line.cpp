@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 #include "comm/core/environment.h"
@@ -170,7 +171,13 @@ Flag CommandLine::add_flag(const std::string& name, bool& value, const std::stri
 }
 
 Flag Flag::within(std::int64_t min, std::int64_t max) { return Flag(option_->check(CLI::Range(min, max))); }
-Flag Flag::within(double min, double max) { return Flag(option_->check(CLI::Range(min, max))); }
+Flag Flag::within(double min, double max) {
+  const auto is_number = [](const std::string& text) {  // a NaN is within every range of CLI11
+    const auto value = parse_number<double>(text);
+    return value && std::isnan(*value) ? concat("Value ", text, " is no number") : std::string();
+  };
+  return Flag(option_->check(CLI::Range(min, max))->check(is_number));
+}
 Flag Flag::one_of(std::vector<std::string> words) {
   return Flag(option_->check(CLI::IsMember(std::move(words))));
 }

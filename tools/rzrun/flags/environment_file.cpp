@@ -113,6 +113,7 @@ void check_variable(std::string_view name, std::string_view value, const std::st
 Variables parse_environment_file(std::string_view text, const std::string& file) {
   Variables found;
   int number = 0;
+  if (text.starts_with(hosts::byte_order_mark)) text.remove_prefix(hosts::byte_order_mark.size());
   for (const std::string& whole : parts_of(text, '\n')) {
     const std::string place = concat(file, ":", ++number, ": ");
     std::string_view line = trimmed(whole);

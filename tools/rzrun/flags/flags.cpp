@@ -195,6 +195,12 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   o.bind = raw.bind == "core";
   o.grace = std::chrono::milliseconds(static_cast<long>(raw.grace_s * 1e3));
   require(!line.is_set("-n") || o.ranks >= 1, Errc::config, "-n must be at least 1, not ", o.ranks);
+  for (const auto& [flag, value] : {std::pair("--hostfile", &host_flags.hostfile),
+                                    {"--include", &host_flags.include},
+                                    {"--exclude", &host_flags.exclude},
+                                    {"--log-dir", &o.log_dir},
+                                    {"--config_file", &accelerate_flags.file}})
+    require(!line.is_set(flag) || !value->empty(), Errc::config, flag, ": a value is missing");
   apply_deepspeed_flags(line, program_flags, o);
   apply_accelerate_flags(line, accelerate_flags, o, torchrun_flags, host_flags);
   apply_torchrun_flags(line, torchrun_flags, o);

@@ -94,6 +94,10 @@ std::vector<std::string> take_tee(const CommandLine& line, std::vector<std::stri
   std::size_t i = 0;
   for (; i < words.size() && (i == 0 || words[i].starts_with("-")); ++i) {
     const std::string &word = words[i], flag = word.substr(0, word.find('='));
+    if (word == "--") {  // the end of the flags
+      ++i;
+      break;
+    }
     rest.push_back(word);
     if (i == 0) continue;
     if (flag == "--tee" || flag == "-t" || (flag.starts_with("-t") && selects_streams(flag.substr(2)))) {

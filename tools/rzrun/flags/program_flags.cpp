@@ -47,6 +47,7 @@ void add_interpreter(const ProgramFlags& f, Options& o) {
 }
 
 void add_variable(const std::string& word, Options& o) {
+  require(!word.empty(), Errc::config, "-x: a value is missing; write -x NAME or -x NAME=VALUE");
   const std::string place = concat("-x ", word.substr(0, word.find('=')), ": ");
   const auto equals = word.find('=');
   std::string name = word.substr(0, equals), value;

@@ -47,13 +47,24 @@ void check_backend(const Setting& backend) {
   fail(Errc::config, backend.where, " ", hosts::quoted(backend.value), ": c10d or static is needed");
 }
 
+/// Of an address of node 0: one that can be no name would be waited for until the deadline.
+void check_host(const std::string& host) {
+  const bool is_ipv6 = host.find(':') != std::string::npos;
+  const std::string why = is_ipv6 ? "" : hosts::why_no_host_name(host);
+  require(why.empty(), Errc::config, hosts::quoted(host), " is no host: ", why);
+}
+
 /// "HOST:PORT", or "HOST" with this port.
 net::HostPort endpoint(const Setting& text, int default_port) {
+  require(text.value.find("://") == std::string::npos, Errc::config, text.where, " ",
+          hosts::quoted(text.value), ": HOST:PORT is needed, without ",
+          text.value.substr(0, text.value.find("://") + 3));
   try {
     const bool has_port = text.value.find(':') != std::string::npos;
     net::HostPort where =
         has_port ? net::parse_host_port(text.value) : net::HostPort{text.value, default_port};
     require(where.port != 0, Errc::config, "port 0 is no port that other hosts know");
+    check_host(where.host);
     return where;
   } catch (const Error& e) {
     fail(Errc::config, text.where, ": ", e.what());
@@ -88,6 +99,11 @@ net::HostPort address_of_node0(const CommandLine& line, const TorchrunFlags& f, 
   require(address.is_set(), Errc::config, nnodes.where, " ", nnodes.value,
           ": where is node 0? Give --rdzv-endpoint HOST:PORT, or --master-addr HOST and --node-rank R, on "
           "all hosts");
+  try {
+    check_host(address.value);
+  } catch (const Error& e) {
+    fail(Errc::config, address.where, ": ", e.what());
+  }
   return {address.value, p};
 }
 
@@ -193,7 +209,11 @@ void apply_torchrun_flags(const CommandLine& line, TorchrunFlags f, Options& o) 
   check_backend(backend);
   const bool is_alone = standalone.is_set() && is_true(standalone.value, standalone.where);
   if (id.is_set() && id.value != "none") o.run_id = id.value;
-  if (!nnodes.is_set() && !node_rank.is_set() && !nproc.is_set() && !given.is_set() && !is_alone) return;
+  const bool is_typed = std::ranges::any_of(
+      std::initializer_list<const char*>{"--rdzv-id", "--rdzv-conf", "--rdzv-backend", "--local-addr"},
+      [&](const char* flag) { return line.is_set(flag); });
+  if (!nnodes.is_set() && !node_rank.is_set() && !nproc.is_set() && !given.is_set() && !is_alone && !is_typed)
+    return;
   if (!line.is_set("-n"))
     o.ranks = nproc.is_set()
                   ? parse_nproc(nproc.value, nproc.where,

@@ -21,20 +21,26 @@ int slots_of(std::string_view word, std::string_view key, const std::string& pla
 }
 
 /// "worker:4" is how MPICH writes slots, "user@worker" belongs into ssh's own configuration.
-std::string host_name(std::string_view word, const std::string& place) {
+std::string host_name(std::string_view word, bool has_slots, const std::string& place) {
   const auto colon = word.find(':'), at = word.find('@');
   const bool mpich = colon != std::string_view::npos && parse_number<int>(word.substr(colon + 1));
-  require(!mpich, Errc::config, place, quoted(word), " is MPICH's way; write '", word.substr(0, colon),
-          " slots=", word.substr(std::min(colon, word.size() - 1) + 1), "'");
+  const std::string_view before = word.substr(0, colon),
+                         after = word.substr(std::min(colon, word.size() - 1) + 1);
+  require(!mpich || !has_slots, Errc::config, place, quoted(word), " has a port; write '", before,
+          "', and set the port by --ssh_port ", after, " or Port in ~/.ssh/config");
+  require(!mpich, Errc::config, place, quoted(word), " is MPICH's way; write '", before, " slots=", after,
+          "'");
   require(at == std::string_view::npos, Errc::config, place, quoted(word),
           " has a user; write the host alone, and set User in ~/.ssh/config");
+  require(std::ranges::count(word, ':') < 2, Errc::config, place, quoted(word),
+          " is an IPv6 address; write a name of that host, as of /etc/hosts or ~/.ssh/config");
   const std::string why = why_no_host_name(word);
   require(why.empty(), Errc::config, place, quoted(word), " is no host: ", why);
   return std::string(word);
 }
 
 Host host_of_line(const std::vector<std::string_view>& words, const std::string& place) {
-  Host host{host_name(words[0], place), {}, false};
+  Host host{host_name(words[0], words.size() > 1, place), {}, false};
   require(words.size() > 1, Errc::config, place, "'", words[0], "' has no slots; write '", words[0],
           " slots=N', where N is its number of ranks");
   int slots = 0, max = max_slots;
@@ -78,6 +84,7 @@ std::vector<Host> parse_hostfile(std::string_view text, const std::string& file)
   std::vector<Host> found;
   std::map<std::string, int> line_of;
   int number = 0;
+  if (text.starts_with(byte_order_mark)) text.remove_prefix(byte_order_mark.size());
   for (const std::string& line : parts_of(text, '\n')) {
     const std::string place = concat(file, ":", ++number, ": ");
     const auto words = words_of(std::string_view(line).substr(0, line.find('#')));

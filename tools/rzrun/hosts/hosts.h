@@ -17,6 +17,9 @@ struct Host {
   bool operator==(const Host&) const = default;
 };
 
+/// With which some editors begin a file of UTF-8.
+inline constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";
+
 inline constexpr int max_slots = 4096;   ///< of one host
 inline constexpr int max_nodes = 65536;  ///< of one list
 
