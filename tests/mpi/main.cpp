@@ -2,11 +2,13 @@
 #include <gtest/gtest.h>
 #include <mpi.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <memory>
 
 #include "comm/backends/mpi/mpi.h"
+#include "comm/bootstrap.h"
 #include "comm/core/error.h"
 
 namespace {
@@ -38,11 +40,28 @@ class Survivor {
   rz::Communicator comm_;
 };
 
+/// A program that is linked with MPI initialises it by itself, once.
+bool is_refused_before_init() {
+  rz::LaunchInfo launch = rz::launch_info_from_environment();
+  if (launch.size == 1) return true;
+  launch.master = "mpi:";
+  try {
+    rz::store_for_launch(launch, std::chrono::seconds(30), "native");
+  } catch (const rz::Error& e) {
+    return e.code() == rz::Errc::config && std::strstr(e.what(), "has not called MPI_Init");
+  }
+  return false;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   const bool funneled = argc > 1 && std::strcmp(argv[1], "funneled") == 0;
+  if (!is_refused_before_init()) {
+    std::fprintf(stderr, "a rendezvous by MPI before MPI_Init was not refused\n");
+    return 1;
+  }
   int provided = 0;
   MPI_Init_thread(nullptr, nullptr, funneled ? MPI_THREAD_FUNNELED : MPI_THREAD_MULTIPLE, &provided);
   int status = RUN_ALL_TESTS(), ranks = 1;
