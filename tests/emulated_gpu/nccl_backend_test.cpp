@@ -43,14 +43,17 @@ class Host final : public Backend {
   std::atomic<bool> aborted{false};
 };
 
+/// A wait until a deadline that is not the one under test, and what every other one must be below.
+constexpr auto long_time = 100s, soon = 30s;
+
 nccl::NcclOptions quick(int rank, int size) {
   return {.rank = rank,
           .size = size,
           .device = device_of(rank),
-          .rendezvous_timeout = 10s,
-          .timeout = 10s,
+          .rendezvous_timeout = long_time,
+          .timeout = long_time,
           .finalize_limit = 300ms,
-          .abort_limit = 3s};
+          .abort_limit = long_time};
 }
 
 const nccl::NcclApi& table() {
@@ -59,7 +62,7 @@ const nccl::NcclApi& table() {
 }
 
 Communicator connect(const nccl::NcclOptions& o, std::shared_ptr<Store> store,
-                     const nccl::NcclApi& api = table(), std::chrono::milliseconds timeout = 10s) {
+                     const nccl::NcclApi& api = table(), std::chrono::milliseconds timeout = long_time) {
   auto backend = nccl_backend(api, std::move(store), std::make_shared<Host>(), o);
   CommOptions options;
   options.device = o.device;
@@ -128,7 +131,7 @@ class NcclBackend : public testing::Test {
 /// The others may leave when all have seen their results.
 void wait_for_all(Store& store, int size, const std::string& name = "met") {
   if (store.add(name, 1) == size) store.set(name + "/all", "");
-  store.get(name + "/all", Deadline::after(20s));
+  store.get(name + "/all", Deadline::after(long_time));
 }
 
 // ---- the library
@@ -263,7 +266,7 @@ TEST_F(NcclBackend, NamesRanksThatDoNotConnect) {
                    "did not connect to the NCCL backend before the rendezvous' deadline: 2 3",
                    [&] { connect(options, store); });
     });
-    EXPECT_LT(time, 2s);
+    EXPECT_LT(time, soon);
   });
 }
 
@@ -276,7 +279,7 @@ TEST_F(NcclBackend, AnInitThatNeverCompletesEndsAtTheDeadline) {
       expect_error(Errc::timeout, -1, "all of them called ncclCommInitRankConfig",
                    [&] { connect(options, store); });
     });
-    EXPECT_LT(time, 2s);
+    EXPECT_LT(time, soon);
   });
   EXPECT_EQ(nccl.communicators(), 0);
 }
@@ -459,7 +462,7 @@ TEST_F(NcclBackend, ARankThatDoesNotRunItsGraphIsNamed) {
         expect_error(Errc::timeout, 1, "did not end within 1000 ms: rank 1",
                      [&] { comm.synchronize(x.stream); });
       });
-      EXPECT_LT(took, 6s);
+      EXPECT_LT(took, soon);
     }
     wait_for_all(*store, 2);
   });
@@ -570,7 +573,7 @@ TEST_F(NcclBackend, ARankThatDoesNotCallIsNamedOnAllOthers) {
                      [&] { comm.all_reduce(x.all(), ReduceOp::sum, x.stream).wait(); });
       });
       EXPECT_GE(time, 290ms);
-      EXPECT_LT(time, 4s);
+      EXPECT_LT(time, soon);
       expect_error(Errc::timeout, 1, "all_reduce sum of 100 f32 did not end within 300 ms",
                    [&] { static_cast<void>(comm.all_reduce(x.all(), ReduceOp::sum, x.stream)); });
     }
@@ -583,7 +586,7 @@ TEST_F(NcclBackend, ARankThatDoesNotCallIsNamedOnAllOthers) {
 TEST_F(NcclBackend, ALaggingRankReportsItsProgress) {
   run_ranks(3, [&](int rank, auto store) {
     auto options = quick(rank, 3);
-    options.timeout = rank == 1 ? 20s : 1500ms;
+    options.timeout = rank == 1 ? std::chrono::milliseconds(long_time) : 1500ms;
     Communicator comm = connect(options, store);
     const Floats x(comm, 100);
     if (rank == 1) {
@@ -651,26 +654,26 @@ TEST_F(NcclBackend, ACallThatHangsInNcclIsNamed) {
       expect_error(Errc::timeout, 1, "rank 1 called it, but is still within NCCL's own call",
                    [&] { comm.all_reduce(x.all(), ReduceOp::sum, x.stream).wait(); });
     });
-    EXPECT_LT(time, 4s);
+    EXPECT_LT(time, soon);
     x.stream.synchronize();
   });
 }
 
 TEST_F(NcclBackend, ACallThatFailsEndsTheGroup) {
   nccl.fail("group_end", 1, nccl::internal_error);
-  on_ranks(2, 10s, [&](Communicator& comm, Store&) {
+  on_ranks(2, long_time, [&](Communicator& comm, Store&) {
     const Floats x(comm, 100);
     const auto time = time_of([&] {
       expect_error(Errc::system, 1, "ncclGroupEnd: internal error",
                    [&] { comm.all_reduce(x.all(), ReduceOp::sum, x.stream).wait(); });
     });
-    EXPECT_LT(time, 4s);
+    EXPECT_LT(time, soon);
     x.stream.synchronize();
   });
 }
 
 TEST_F(NcclBackend, AnAsynchronousErrorEndsTheGroup) {
-  on_ranks(2, 10s, [&](Communicator& comm, Store& store) {
+  on_ranks(2, long_time, [&](Communicator& comm, Store& store) {
     const Floats x(comm, 100);
     if (comm.rank() == 1) {
       wait_for_all(store, 2);
@@ -688,14 +691,14 @@ TEST_F(NcclBackend, AnAsynchronousErrorEndsTheGroup) {
 }
 
 TEST_F(NcclBackend, ARankThatNcclLostIsNamed) {
-  on_ranks(2, 10s, [&](Communicator& comm, Store& store) {
+  on_ranks(2, long_time, [&](Communicator& comm, Store& store) {
     const Floats x(comm, 100);
     if (comm.rank() == 0) {
       const Work work = comm.all_reduce(x.all(), ReduceOp::sum, x.stream);
       nccl.report(0, nccl::remote_error);
       const auto time =
           time_of([&] { expect_error(Errc::peer_lost, 1, "rank 1 sends no reply", [&] { work.wait(); }); });
-      EXPECT_LT(time, 4s);
+      EXPECT_LT(time, soon);
     }
     wait_for_all(store, 2);
     x.stream.synchronize();
@@ -703,12 +706,12 @@ TEST_F(NcclBackend, ARankThatNcclLostIsNamed) {
 }
 
 TEST_F(NcclBackend, AnAbortEndsAllRanks) {
-  on_ranks(3, 10s, [&](Communicator& comm, Store& store) {
+  on_ranks(3, long_time, [&](Communicator& comm, Store& store) {
     const Floats x(comm, 100);
     if (comm.rank() == 2) {
       wait_for_all(store, 3);
-      EXPECT_LT(time_of([&] { comm.abort("enough"); }), 1s);
-      EXPECT_LT(time_of([&] { comm.abort("again"); }), 100ms);
+      EXPECT_LT(time_of([&] { comm.abort("enough"); }), soon);
+      EXPECT_LT(time_of([&] { comm.abort("again"); }), soon);
       expect_error(Errc::aborted, 2, "rank 2 aborted: enough",
                    [&] { static_cast<void>(comm.all_reduce(x.all(), ReduceOp::sum, x.stream)); });
     } else {
@@ -716,7 +719,7 @@ TEST_F(NcclBackend, AnAbortEndsAllRanks) {
       wait_for_all(store, 3);
       const auto time =
           time_of([&] { expect_error(Errc::aborted, 2, "rank 2 aborted: enough", [&] { work.wait(); }); });
-      EXPECT_LT(time, 3s);
+      EXPECT_LT(time, soon);
       EXPECT_TRUE(work.done());
       expect_error(Errc::aborted, 2, "enough", [&] { work.wait_on(x.stream); });
     }
@@ -738,26 +741,26 @@ TEST_F(NcclBackend, AnAbortThatHangsIsAbandoned) {
         expect_error(Errc::timeout, 1, "ncclCommAbort on rank 0 had not returned after 300 ms",
                      [&] { comm.all_reduce(x.all(), ReduceOp::sum, x.stream).wait(); });
       });
-      EXPECT_LT(time, 4s);
+      EXPECT_LT(time, soon);
       nccl.release();
     }
     wait_for_all(*store, 2);
   });
   // The call releases its memory when it returns.
-  for (const Deadline limit = Deadline::after(5s); emulated::bytes_in_use() != before && !limit.expired();)
+  for (const Deadline limit = Deadline::after(soon); emulated::bytes_in_use() != before && !limit.expired();)
     std::this_thread::yield();
   EXPECT_EQ(emulated::bytes_in_use(), before);
 }
 
 TEST_F(NcclBackend, DestructionWithOperationsInFlightEndsThem) {
-  on_ranks(2, 10s, [&](Communicator& comm, Store& store) {
+  on_ranks(2, long_time, [&](Communicator& comm, Store& store) {
     auto x = std::make_unique<Floats>(comm, 100);
     const Work work = comm.rank() == 0 ? comm.all_reduce(x->all(), ReduceOp::sum, x->stream) : Work();
     if (comm.rank() == 1) {
       auto options = quick(1, 2);
       const Work own = comm.recv(x->all(), 0, x->stream);
       const auto time = time_of([&] { Communicator gone(std::move(comm)); });
-      EXPECT_LT(time, 2s);
+      EXPECT_LT(time, soon);
       expect_error(Errc::peer_lost, 1, "destroyed its communicator", [&] { own.wait(); });
     } else {
       expect_error(Errc::peer_lost, 1, "rank 1 destroyed its communicator with operations in flight",
@@ -775,7 +778,7 @@ TEST_F(NcclBackend, AFinalizeThatNeverEndsIsAborted) {
     const Floats x(*comm, 100);
     comm->all_reduce(x.all(), ReduceOp::sum, x.stream).wait();
     wait_for_all(*store, 2);
-    EXPECT_LT(time_of([&] { comm.reset(); }), 2s);
+    EXPECT_LT(time_of([&] { comm.reset(); }), soon);
   });
   EXPECT_EQ(nccl.aborts(), 1);
 }
