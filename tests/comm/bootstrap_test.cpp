@@ -330,7 +330,7 @@ TEST_F(PrivateRendezvous, RanksConnectAndCleanUp) {
       const auto store = store_for_launch(at(rank, 4));
       store->set(concat("r", rank), concat(round, '/', rank));
       for (int r = 0; r < 4; ++r)
-        EXPECT_EQ(store->get(concat("r", r), Deadline::after(seconds(10))), concat(round, '/', r));
+        EXPECT_EQ(store->get(concat("r", r), Deadline::after(seconds(60))), concat(round, '/', r));
       sync->add(concat("done", round), 1);
       while (sync->add(concat("done", round), 0) < 4) usleep(1000);
     }
@@ -344,7 +344,7 @@ void expect_two_groups(const std::function<Set(int group, int rank)>& variables)
     const int group = r / 2, rank = r % 2;
     const Deadline soon = Deadline::after(seconds(20));
     if (group == 1) sync->get("first met", soon);
-    const auto store = store_for_launch(place(variables(group, rank)), seconds(10));
+    const auto store = store_for_launch(place(variables(group, rank)), seconds(60));
     store->set(concat("r", rank), concat(group, '/', rank));
     for (int peer = 0; peer < 2; ++peer)
       EXPECT_EQ(store->get(concat("r", peer), soon), concat(group, '/', peer));
@@ -384,7 +384,7 @@ TEST(Launches, TwoStepsOfOneJobStayApart) {
 
 TEST(Launches, ARestartedJobIsANewLaunch) {
   const Set last = step_of(getpid(), 0, 0);
-  const auto dying = store_for_launch(place(last), seconds(10));
+  const auto dying = store_for_launch(place(last), seconds(60));
   const Error e = test::error_of([&] {
     store_for_launch(place(with(step_of(getpid(), 0, 1), "SLURM_RESTART_COUNT", "1")), milliseconds(300));
   });
@@ -415,9 +415,9 @@ TEST(Launches, AnOccupiedPortIsRetried) {
       net::listen_tcp(net::resolve({"127.0.0.1", 0}).front());  // it accepts and never replies
   const int agent = net::local_address(other.get()).port() - 1;
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> sync) {
-    const auto store = store_for_launch(place(torchrun_at(agent, rank, 1)), seconds(10));
+    const auto store = store_for_launch(place(torchrun_at(agent, rank, 1)), seconds(60));
     store->set(concat("r", rank), "here");
-    EXPECT_EQ(store->get(concat("r", 1 - rank), Deadline::after(seconds(10))), "here");
+    EXPECT_EQ(store->get(concat("r", 1 - rank), Deadline::after(seconds(60))), "here");
     sync->add("done", 1);
     while (sync->add("done", 0) < 2) usleep(1000);
   });
@@ -452,7 +452,7 @@ TEST_F(PrivateRendezvous, FilesOfADeadJobAreIgnored) {
   const auto endings = test::run_processes(2, [&](int rank, std::shared_ptr<Store>) {
     const auto store = store_for_launch(at(rank, 2));
     store->set(concat("r", rank), "stale");
-    store->get(concat("r", 1 - rank), Deadline::after(seconds(10)));
+    store->get(concat("r", 1 - rank), Deadline::after(seconds(60)));
     kill(getpid(), SIGKILL);
   });
   for (const auto& e : endings) EXPECT_EQ(e.signal, SIGKILL) << e.error;
@@ -461,7 +461,7 @@ TEST_F(PrivateRendezvous, FilesOfADeadJobAreIgnored) {
     if (rank == 0) usleep(50'000);  // rank 1 finds the old one first
     const auto store = store_for_launch(at(rank, 2));
     store->set(concat("r", rank), "fresh");
-    require(store->get(concat("r", 1 - rank), Deadline::after(seconds(10))) == "fresh", Errc::io,
+    require(store->get(concat("r", 1 - rank), Deadline::after(seconds(60))) == "fresh", Errc::io,
             "read what was stale");
     store->add("done", 1);
     while (rank == 0 && store->add("done", 0) < 2) usleep(1000);
@@ -529,9 +529,9 @@ TEST_F(PrivateRendezvous, RanksMeetFromPidNamespacesOfTheirOwn) {
     }
     const auto ending = test::run_processes(1, [&](int, std::shared_ptr<Store>) {
       require(getpid() == 1, Errc::system, "no namespace of its own");
-      const auto store = store_for_launch(at(rank, 2), seconds(10));
+      const auto store = store_for_launch(at(rank, 2), seconds(60));
       store->set(concat("r", rank), "here");
-      store->get(concat("r", 1 - rank), Deadline::after(seconds(10)));
+      store->get(concat("r", 1 - rank), Deadline::after(seconds(60)));
       done->add("done", 1);
       while (done->add("done", 0) < 2) usleep(1000);
     });

@@ -37,7 +37,7 @@ using test::error_of;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-Deadline soon() { return Deadline::after(seconds(10)); }
+Deadline soon() { return Deadline::after(seconds(60)); }
 
 class Directory {
  public:

@@ -37,7 +37,7 @@ using test::error_of;
 const std::string ours = "the secret of this job, which nobody else has";
 const std::string theirs = "the secret of another job on the same network";
 
-Deadline soon() { return Deadline::after(seconds(20)); }
+Deadline soon() { return Deadline::after(seconds(60)); }
 bool contains(const Error& e, const std::string& text) {
   return std::string(e.what()).find(text) != std::string::npos;
 }

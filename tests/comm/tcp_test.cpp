@@ -34,7 +34,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-Deadline soon() { return Deadline::after(seconds(10)); }
+Deadline soon() { return Deadline::after(seconds(60)); }
 
 /// A store that runs a function before it publishes this rank's address.
 class HookStore final : public Store {

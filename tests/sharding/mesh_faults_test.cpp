@@ -107,14 +107,15 @@ void expect_named(const Death& death, const Training& train_until = train) {
     };
     const Error error = test::error_of([&] { train_until(death, comm, die); });
     const Clock::time_point now = Clock::now();
-    const auto died = Clock::time_point(Clock::duration(std::stoll(store->get("died", Deadline::after(1s)))));
+    const auto died =
+        Clock::time_point(Clock::duration(std::stoll(store->get("died", Deadline::after(60s)))));
     EXPECT_EQ(error.code(), Errc::peer_lost) << error.what();
     EXPECT_EQ(error.culprit(), death.rank) << error.what();
     EXPECT_NE(std::string(error.what()).find(concat("rank ", death.rank)), std::string::npos) << error.what();
     EXPECT_LT(std::chrono::duration<double>(now - died).count(), 5) << error.what();
     store->set("saw/" + std::to_string(rank), "");
     for (int r = 0; r < ranks; ++r)
-      if (r != death.rank) store->get("saw/" + std::to_string(r), Deadline::after(10s));
+      if (r != death.rank) store->get("saw/" + std::to_string(r), Deadline::after(60s));
   });
   for (int r = 0; r < ranks; ++r)
     if (r == death.rank)
@@ -205,13 +206,13 @@ void expect_stopped_named(const Death& stop, const Training& train_until) {
     if (rank == stop.rank) return;
     EXPECT_NE(std::string(error.what()).find(concat("rank ", stop.rank)), std::string::npos) << error.what();
     const auto at =
-        Clock::time_point(Clock::duration(std::stoll(store->get("stopped", Deadline::after(1s)))));
+        Clock::time_point(Clock::duration(std::stoll(store->get("stopped", Deadline::after(60s)))));
     EXPECT_LT(now - at, timeout + 6s) << error.what();
     store->set(concat("saw/", rank), "");
     if (rank != waker) return;
     for (int r = 0; r < ranks; ++r)
-      if (r != stop.rank) store->get(concat("saw/", r), Deadline::after(10s));
-    kill(std::stoi(store->get(concat("pid/", stop.rank), Deadline::after(1s))), SIGCONT);
+      if (r != stop.rank) store->get(concat("saw/", r), Deadline::after(60s));
+    kill(std::stoi(store->get(concat("pid/", stop.rank), Deadline::after(60s))), SIGCONT);
   });
 }
 

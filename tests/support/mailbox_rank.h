@@ -32,7 +32,7 @@ class Rank {
       engine->start(op, sequence_++);
   }
   void finish() {
-    const auto deadline = Deadline::after(std::chrono::seconds(20));
+    const auto deadline = Deadline::after(std::chrono::seconds(60));
     while (!engine->spin(20)) {
       require(!deadline.expired(), Errc::timeout, "rank ", rank, " waits for ", engine->waiting_on().text);
       if (engine->busy()) continue;
@@ -66,7 +66,7 @@ void run(int size, std::uint32_t first_step, const F& body) {
 
 inline void signal_event(Store& store, const std::string& what) { store.set(what, "done"); }
 inline void wait_event(Store& store, const std::string& what) {
-  store.get(what, Deadline::after(std::chrono::seconds(20)));
+  store.get(what, Deadline::after(std::chrono::seconds(60)));
 }
 
 }  // namespace rz::test

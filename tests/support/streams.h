@@ -34,7 +34,7 @@ struct ConnectOptions {
 
 /// exchange_peer_info() and connect_transport().
 std::unique_ptr<Transport> connect(int rank, int size, Store&, const ConnectOptions& = {},
-                                   Deadline = Deadline::after(std::chrono::seconds(20)));
+                                   Deadline = Deadline::after(std::chrono::seconds(60)));
 
 /// Makes progress until `done()`; fails the test after `seconds`.
 template <class F>
