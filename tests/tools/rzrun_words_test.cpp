@@ -12,6 +12,7 @@
 #include "tests/support/fuzz.h"
 #include "tests/support/program.h"
 #include "tests/support/rzrun.h"
+#include "tools/command_line/shell_words.h"
 #include "tools/rzrun/flags/environment_file.h"
 #include "tools/rzrun/hosts/hosts.h"
 
@@ -183,6 +184,22 @@ TEST_F(RzrunWords, FlagsOfDeepSpeedsLauncher) {
   write("hosts", "n0 slots=1\n");
   EXPECT_NE(out("-H hosts --launcher ssh --launcher_args '-i KEY' --dry-run true").find(" -i KEY n0 "),
             std::string::npos);
+  test::expect_refusal("rzrun", {"-H", folder_ / "hosts", "--rsh", "ssh 'x", "true"},
+                       "--rsh: a quote (') has no other one");
+}
+
+TEST(ShellWords, QuotesKeepBlanks) {
+  const auto words = [](const char* text) {
+    std::string all;
+    for (const std::string& word : shell_words(text, "--rsh")) all += "[" + word + "]";
+    return all;
+  };
+  EXPECT_EQ(words(" ssh  -p\t22 "), "[ssh][-p][22]");
+  EXPECT_EQ(words("-o 'ProxyCommand ssh -W %h:%p gate' -v"), "[-o][ProxyCommand ssh -W %h:%p gate][-v]");
+  EXPECT_EQ(words("-oProxyCommand=\"ssh 'a b'\" x"), "[-oProxyCommand=ssh 'a b'][x]");
+  EXPECT_EQ(words(R"(a\ b '' "q\"q" 'b\s')"), R"([a b][][q"q][b\s])");
+  EXPECT_EQ(words(""), "");
+  EXPECT_THROW(words("-o 'x"), Error);
 }
 
 TEST_F(RzrunWords, MpirunAndSrunStartAllAgentsAtOnce) {
@@ -263,6 +280,8 @@ TEST(RzrunWordsRefused, OneLineEach) {
   refuse({"--launcher", "openmpi", "--rsh", "rsh"}, "--launcher openmpi and --rsh exclude each other");
   refuse({"--launcher", "x"}, "--launcher x: unknown");
   refuse({"--launcher_args", "-v"}, "--launcher_args needs --hostfile FILE");
+  refuse({"--launcher_args", "-o 'x"}, "--launcher_args: a quote (') has no other one");
+  refuse({"--rsh", "ssh \"x"}, "--rsh");
   refuse({"--bind", "none", "--bind_cores_to_rank"}, "exclude each other");
   refuse({"-x", "RANK=1"}, "-x RANK: RANK is set by rzrun");
   refuse({"-x", "MASTER_ADDR=a"}, "use --master-addr ADDRESS");

@@ -4,6 +4,7 @@
 
 #include "comm/core/environment.h"
 #include "comm/core/error.h"
+#include "tools/command_line/shell_words.h"
 
 namespace rz::doctor {
 namespace {
@@ -32,9 +33,8 @@ constexpr const char* footer =
     "Measured are idle ways: a job that runs meanwhile makes them slower, and is disturbed.\n\n"
     "Exit status: 0 a job would run, 1 something is missing, 2 an input is wrong.";
 
-std::vector<std::string> shell_words(const std::string& text) {
-  std::vector<std::string> words;
-  for (const auto word : words_of(text)) words.emplace_back(word);
+std::vector<std::string> remote_shell(const std::string& text) {
+  auto words = shell_words(text, "--rsh");
   require(!words.empty(), Errc::config, "--rsh: no command; give one such as 'ssh -T -p 2222'");
   return words;
 }
@@ -76,7 +76,7 @@ Parsed<Options> parse_options(int argc, const char* const* argv) {
   parsed.help = line.parse(argc, argv);
   if (!parsed.help.empty()) return parsed;
   o.cuda = device == "cuda";
-  if (!shell.empty()) o.shell = shell_words(shell);
+  if (!shell.empty()) o.shell = remote_shell(shell);
   if (!hostfile.empty()) o.nodes = hosts::read_hostfile(hostfile);
   constexpr std::size_t max = 256;
   require(o.nodes.size() <= max, Errc::config, "--hostfile ", hostfile, ": ", o.nodes.size(),

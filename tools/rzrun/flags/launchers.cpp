@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <utility>
 
 #include "comm/core/error.h"
+#include "tools/command_line/shell_words.h"
 
 namespace rz::rzrun {
 namespace {
@@ -46,8 +48,8 @@ std::string in_quotes(const std::string& path) {
 
 std::string own_path() { return std::filesystem::read_symlink("/proc/self/exe"); }
 
-void append(std::vector<std::string>& words, const std::string& text) {
-  for (const auto word : words_of(text)) words.emplace_back(word);
+void append(std::vector<std::string>& words, const std::string& text, const char* flag = "--launcher_args") {
+  for (std::string& word : shell_words(text, flag)) words.push_back(std::move(word));
 }
 
 std::vector<std::string> srun_command(const Options& o) {
@@ -106,6 +108,8 @@ void apply_launcher(const std::string& given, const std::string& args, Options& 
   if (name == "pdsh") o.notes.push_back("--launcher pdsh: agents are started by ssh, with the same effect");
   require(is_ssh || (o.rsh.empty() && !o.ssh_port), Errc::config, "--launcher ", given, " and ",
           o.rsh.empty() ? "--ssh_port" : "--rsh", " exclude each other; the latter is for ssh");
+  shell_words(o.rsh, "--rsh");  // a quote without the other one is an error before anything starts
+  shell_words(args, "--launcher_args");
   if (args.empty()) return;
   require(name != "pdsh", Errc::config,
           "--launcher_args: flags of pdsh have no use, since ssh starts the agents; give ssh's, with "
@@ -173,7 +177,7 @@ std::vector<std::string> agent_command(const Options& o, const std::string& host
   const std::string self = own_path();
   if (hosts::is_this_host(host)) return {self, "--agent"};
   std::vector<std::string> words;
-  append(words, o.rsh);
+  append(words, o.rsh, "--rsh");
   if (words.empty()) {
     words = {"ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5"};
     if (o.ssh_port) words.insert(words.end(), {"-p", concat(o.ssh_port)});
