@@ -370,6 +370,35 @@ TEST_F(AgentSockets, TheRateOfStrangersIsLimited) {
   EXPECT_GT(refused, 0u);
 }
 
+/// Connections that a listener of this network namespace had no place for.
+std::int64_t overflows() {
+  std::vector<std::string> names, values;
+  for (const std::string& line : test::lines(test::content("/proc/net/netstat"))) {
+    if (!line.starts_with("TcpExt:")) continue;
+    auto& words = names.empty() ? names : values;
+    for (const auto word : words_of(line)) words.emplace_back(word);
+  }
+  const auto at = std::ranges::find(names, "ListenOverflows") - names.begin();
+  return at < std::ssize(values)
+             ? parse_number<std::int64_t>(values[static_cast<std::size_t>(at)]).value_or(-1)
+             : -1;
+}
+
+TEST(ConnectToRzrun, TriesOftenWhereStrangersFillTheQueue) {
+  if (overflows() < 0) GTEST_SKIP() << "this kernel does not count overflows of listeners";
+  const auto listeners = net::listen_at(net::listening_addresses({"127.0.0.1", 0}, ""), 0);
+  ASSERT_EQ(::listen(listeners.front().get(), 0), 0);  // a place for one
+  const net::SocketAddress address = net::local_address(listeners.front().get());
+  const UniqueFd stranger = net::connect_tcp(address, Deadline::after(seconds(10)));
+  ASSERT_TRUE(stranger);
+  const std::int64_t before = overflows();
+  EXPECT_THROW(
+      connect_to_rzrun({"127.0.0.1", address.port()}, {std::make_shared<net::Secret>(net::Secret::random())},
+                       Deadline::after(seconds(2)), [](auto&) {}),
+      Error);
+  EXPECT_GE(overflows() - before, 8) << "a kernel repeats the first packet once in 2 s";
+}
+
 // ---- encryption
 
 /// The two ends of a proved connection; all that passes is recorded.

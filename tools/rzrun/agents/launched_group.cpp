@@ -185,7 +185,9 @@ void LaunchedGroup::append_descriptors(std::vector<pollfd>& wait) const {
 }
 
 std::vector<RankEnd> LaunchedGroup::reap() {
-  for (auto& c : listener_->advance()) adopt(std::move(c.stream), c.address, AgentListener::time_to_prove);
+  const double rate = missing().empty() ? net::AcceptRate::while_running : net::AcceptRate::while_starting;
+  for (auto& c : listener_->advance(rate))
+    adopt(std::move(c.stream), c.address, AgentListener::time_to_prove);
   take_lines();
   watch_launcher();
   return AgentGroup::reap();
