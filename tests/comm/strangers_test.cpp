@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstring>
+#include <future>
 #include <mutex>
 #include <random>
 #include <thread>
@@ -288,7 +289,7 @@ TEST(StrangersAtTheData, AProofMayTakeLongerThanAHello) {
   auto client = net::Authentication::client(
       key, {.size = 2, .rank = 1, .group = net::fingerprint(concat("group ", net::to_hex(job)))});
   client.advance(socket.get());  // sends the hello
-  std::thread rank_1([&] {
+  auto rank_1 = std::async(std::launch::async, [&] {
     pollfd p{socket.get(), POLLIN, 0};
     EXPECT_EQ(poll(&p, 1, 20'000), 1);  // the reply
     std::this_thread::sleep_for(milliseconds(500));
@@ -297,7 +298,7 @@ TEST(StrangersAtTheData, AProofMayTakeLongerThanAHello) {
   net::HandshakeInfo me{job, 0, 2};
   me.hello_timeout = milliseconds(50);
   EXPECT_EQ(net::handshake(me, listener.get(), {}, {1}, 1, Deadline::after(seconds(10))).size(), 1u);
-  rank_1.join();
+  rank_1.get();
 }
 
 // ---- users of a host
