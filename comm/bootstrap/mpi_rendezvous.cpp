@@ -128,8 +128,7 @@ std::shared_ptr<Store> mpi_rendezvous_store(const LaunchInfo& info, const std::s
     fail(Errc::config, "the environment of ", info.launcher,
          ": MASTER_ADDR and MASTER_PORT are missing, and only ", info.local_size, " of ", info.size,
          " ranks are on this host; set both (mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500). MPI, which "
-         "would "
-         "hand them on, cannot: ",
+         "would hand them on, cannot: ",
          e.what());
   }
   if (info.rank == 0) return *served;

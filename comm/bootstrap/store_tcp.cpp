@@ -1,3 +1,4 @@
+#include <openssl/crypto.h>
 #include <poll.h>
 
 #include <algorithm>
@@ -184,6 +185,8 @@ class TcpStore final : public Store {
         options_(options),
         where_(net::parse_host_port(address)),
         identity_(identify(where_, options)) {
+    OPENSSL_cleanse(options_.secret.data(), options_.secret.size());
+    options_.secret.clear();
     check();
     const Deadline deadline = Deadline::after(options.timeout);
     if (options.serve) start_server(deadline);
@@ -413,7 +416,7 @@ class TcpStore final : public Store {
   }
 
   std::string address_;  ///< for messages; of a server with the port that it listens on
-  const TcpStoreOptions options_;
+  TcpStoreOptions options_;  ///< without the text of the secret
   net::HostPort where_;
   const StoreIdentity identity_;
   int port_ = 0;
