@@ -415,7 +415,7 @@ class TcpStore final : public Store {
     fail(Errc::rendezvous, "the store at ", address_, " failed at key '", key, "': ", why);
   }
 
-  std::string address_;  ///< for messages; of a server with the port that it listens on
+  std::string address_;      ///< for messages; of a server with the port that it listens on
   TcpStoreOptions options_;  ///< without the text of the secret
   net::HostPort where_;
   const StoreIdentity identity_;
