@@ -99,8 +99,9 @@ TEST(EncryptedGroup, AChangedBitOfARunningCollectiveEndsItOnBothRanks) {
   for (const std::string encryption : {"always", "off"}) {
     std::array<std::string, 2> messages;
     std::atomic<int> wrong{0};
+    std::shared_ptr<Misled> between;  // passes the last bytes of rank 1 on after its end
     test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-      const auto misled = rank == 1 ? std::make_shared<Misled>(store) : nullptr;
+      const auto misled = rank == 1 ? between = std::make_shared<Misled>(store) : nullptr;
       auto comm = Communicator::connect(rank, 2, misled ? misled : store, over_tcp(encryption));
       std::vector<float> x(n, 1);
       comm.all_reduce({x.data(), n}).wait();
