@@ -371,7 +371,7 @@ class Torchrun(Jobs, unittest.TestCase):
     def signal(self, host, signal): host.kill(host.processes(f'{BIN}/rzrun --nnodes')[0], signal)
 
     def test_nobody_on_the_network_reads_the_job_or_the_store(self):
-        job, key, n = 'a-word-of-the-job', 'address/0', ('-b', '8', '-e', '64K', '-f', '8192', '-n', '2', '-w', '1')
+        job, key, n = 'a-word-of-the-job', 'address/', ('-b', '8', '-e', '64K', '-f', '8192', '-n', '2', '-w', '1')
         for choice, read in (('on', set()), ('off', {job, key})):
             network = Eavesdropper(self.hosts, job, key)
             ends = self.ends(self.start_all('sh', '-c', f'exec {BIN}/all_reduce_perf {" ".join(n)} # {job}', more=[{'RZ_ENCRYPTION': choice}] * 2))
