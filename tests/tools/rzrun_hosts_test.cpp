@@ -233,6 +233,26 @@ TEST_F(RzrunHosts, ASilentHostIsLostAndEndsItsRanks) {
   expect_gone(ranks);
 }
 
+/// A rank may notice that a peer is gone long before its host is known to be lost.
+TEST_F(RzrunHosts, ASilentHostIsLostAlsoIfARankHasFailedBefore) {
+  const std::string now = folder_ / "now";
+  Program p(command({"--max-restarts", "3", "--grace", "60"},
+                    "echo up $$; [ $RANK = 0 ] || exec sleep 100; until [ -e " + now +
+                        " ]; do sleep 0.1; done; printf '{\"message\": {\"message\": \"rank 3 is lost\", "
+                        "\"extraInfo\": {\"culprit\": 3}}}' > $TORCHELASTIC_ERROR_FILE; exit 1"));
+  const auto ranks = wait_for_ranks(p, 4);
+  const auto agents = connectors();
+  ::kill(-agents.back(), SIGSTOP);
+  std::ofstream(now) << "";
+  EXPECT_EQ(p.wait(soon), 255) << p.err();
+  const std::string last = lines(p.err()).back();
+  EXPECT_TRUE(
+      last.starts_with("rzrun: first failure: host n1 is lost: no sign of its agent for 10 s; no restart: "))
+      << last;
+  ::kill(-agents.back(), SIGCONT);
+  expect_gone(ranks);
+}
+
 TEST_F(RzrunHosts, AStoppedRzrunIsMissedByItsAgents) {
   Program p(command({}, "echo up $$; exec sleep 100"));
   const auto ranks = wait_for_ranks(p, 4);

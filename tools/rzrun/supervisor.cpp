@@ -98,7 +98,10 @@ class Supervisor {
     ranks_->reap();  // those that ended since
     ranks_->finish_output();
     log_messages();
-    if (failures_.is_known() && !start_failed_) print_story();  // else the ranks ended because of the start
+    if (failures_.is_known() && !start_failed_) {  // else the ranks ended because of the start
+      if (!stopped_by_) take_lost_host();
+      print_story();
+    }
     flush();
     in_group_ = false;
   }
@@ -306,6 +309,16 @@ class Supervisor {
     if (ranks_->why_no_restart().empty())
       restart_after_ = restarts_.next(first.status, std::chrono::steady_clock::now() - started_);
     restart_hint_ = restart_hint(first);
+  }
+
+  /// Ranks may fail before it is known that the host of the peer that they blame is lost. The status is that
+  /// of a lost host even then.
+  void take_lost_host() {
+    const RankEnd& cause = failures_.cause();
+    if (cause.lost.empty()) return;
+    status_ = cause.status.shell_status();
+    if (!ranks_->why_no_restart().empty()) restart_after_.reset();
+    restart_hint_ = restart_hint(cause);
   }
 
   /// Some ranks take their time to end: a save, or no reaction at all.

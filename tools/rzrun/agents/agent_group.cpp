@@ -250,7 +250,12 @@ void AgentGroup::lose(Agent& a, const std::string& why) {
   if (a.pid > 0) ::kill(-a.pid, SIGKILL);
   a.errors.finish();
   collect_lines(a);
-  if (!a.is_idle || is_pending_) ends_.push_back({a.first_rank, {255, 0, false}, a.host, false, why});
+  if (!a.is_idle || is_pending_)
+    ends_.push_back({.rank = a.first_rank,
+                     .status = {255, 0, false},
+                     .host = a.host,
+                     .lost = why,
+                     .ranks = std::max(1, a.local_ranks)});
   a.running.clear();
   a.left = 0;
   a.is_idle = true;

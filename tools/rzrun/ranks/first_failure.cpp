@@ -49,7 +49,7 @@ void FirstFailure::report(const RankEnd& end, bool is_ending, Clock::time_point 
   failed_.push_back(end);
   if (first_) {
     const bool was_ended = is_ending && has_signal_of_rzrun(end);
-    if (end.rank == first_->culprit && !was_ended && cause_ == 0) cause_ = failed_.size() - 1;
+    if (end.is_of(first_->culprit) && !was_ended && cause_ == 0) cause_ = failed_.size() - 1;
     return;
   }
   if (is_ending) return;

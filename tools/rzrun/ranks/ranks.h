@@ -31,6 +31,9 @@ struct RankEnd {
   std::string group{};       ///< the communicator of that call, if it has all ranks of the job
   /// Of each communicator that has all ranks of the job, the number of the last collective.
   std::vector<std::pair<std::string, std::uint32_t>> last_calls{};
+  int ranks = 1;  ///< of a lost host: how many it had
+
+  bool is_of(int one) const { return rank <= one && one < rank + ranks; }
 };
 
 /// "rank 3", "ranks 0, 1, 5", "ranks 0, 2 to 7".
