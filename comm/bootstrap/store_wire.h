@@ -28,9 +28,8 @@ struct StoreRequest {
 static_assert(sizeof(StoreRequest) == 32);
 constexpr std::size_t max_request = sizeof(StoreRequest) + max_launch + max_key + max_value;
 
-/// Header of a reply. The value follows: that of a get; of a get_numbered those of
-/// consecutive numbers, each after its length in 4 bytes; the server's launch with `wrong_launch`, or the
-/// reason with `refused`.
+/// Header of a reply. The value follows: that of a get; of a get_numbered those of consecutive numbers, each
+/// after its length in 4 bytes; the server's launch with `wrong_launch`, or the reason with `refused`.
 struct Reply {
   enum Status : std::uint32_t { ok = 0, timeout = 1, refused = 2, wrong_launch = 3 };
   std::uint32_t magic = reply_magic;

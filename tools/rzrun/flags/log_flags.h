@@ -1,7 +1,6 @@
 #pragma once
 /// Where the output of the ranks goes: --log-dir, --tee and --prefix, and torchrun's --redirects, --tee WHAT
-/// and
-/// --local-ranks-filter.
+/// and --local-ranks-filter.
 
 #include <string>
 #include <vector>
