@@ -1,7 +1,5 @@
 #include "comm/bootstrap/mpi_rendezvous.h"
 
-#include <algorithm>
-#include <string_view>
 #include <vector>
 
 #include "comm/bootstrap/mpi_library.h"
@@ -20,16 +18,6 @@ using std::chrono::milliseconds;
 
 constexpr std::size_t max_addresses = 16;
 
-std::vector<std::string> split_at(std::string_view text, char separator) {
-  std::vector<std::string> parts;
-  for (std::size_t at = 0; at <= text.size();) {
-    const auto end = std::min(text.find(separator, at), text.size());
-    parts.emplace_back(text.substr(at, end - at));
-    at = end + 1;
-  }
-  return parts;
-}
-
 /// What the ranks must have in common: a variable of the secret, and the backend.
 std::string choice(const std::string& backend) { return concat(variable_of_secret(), '\n', backend); }
 
@@ -41,9 +29,9 @@ Authenticated authenticated(const std::string& variable) {
 }
 
 void require_alike(const std::vector<std::string>& choices) {
-  const auto first = split_at(choices[0], '\n');
+  const auto first = parts_of(choices[0], '\n');
   for (std::size_t r = 1; r < choices.size(); ++r) {
-    const auto own = split_at(choices[r], '\n');
+    const auto own = parts_of(choices[r], '\n');
     const auto rank = static_cast<int>(r);
     const auto differ = [rank](const std::string& what) { throw Error(Errc::config, what, rank); };
     if (authenticated(own[0]) != authenticated(first[0]))
@@ -70,10 +58,10 @@ struct Place {
     return concat(all, '\n', secret, '\n', launch);
   }
   static Place of_text(const std::string& text) {
-    const auto lines = split_at(text, '\n');
+    const auto lines = parts_of(text, '\n');
     require(lines.size() == 3, Errc::rendezvous, "rank 0 sent '", lines[0],
             "', which is no address of a store; all ranks need one version of ringzero");
-    return {split_at(lines[0], ','), lines[1], lines[2]};
+    return {parts_of(lines[0], ','), lines[1], lines[2]};
   }
 };
 
