@@ -22,7 +22,8 @@ constexpr KeySpec last_batch =
     refused("last_batch_iteration", "-1", "[-1]", "a schedule resumes with the optimizer");
 template <class Schedule>
 constexpr KeySpec warmup_steps = applied<&Schedule::num_steps>("warmup_num_steps",
-                                                               "updates of the warm-up; 0 and 1 count as 2")
+                                                               "updates of the warm-up; 0 and 1 count as 2 "
+                                                               "(DeepSpeed 0.19.8 refuses 0)")
                                      .within(0, max_steps)
                                      .from("warmup_steps");
 template <class Schedule>
