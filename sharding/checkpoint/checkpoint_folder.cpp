@@ -199,10 +199,12 @@ void write_own_name(const UniqueFd& lock_file) {
 
 }  // namespace
 
+std::string folder_lock_file(const std::string& dir) { return (fs::path(dir) / writer_lock_file).string(); }
+
 std::shared_ptr<const void> lock_checkpoint_folder(const std::string& dir) {
   WriterLocks& locks = WriterLocks::of_this_process();
   make_folders(dir);
-  const std::string path = (fs::path(dir) / writer_lock_file).string();
+  const std::string path = folder_lock_file(dir);
   const std::lock_guard guard(locks.mutex);
   for (int attempt = 0;; ++attempt) {
     UniqueFd file(::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644));
@@ -284,7 +286,7 @@ namespace {
 
 /// Unless its process lives.
 void remove_writer_lock(const std::string& dir) {
-  const std::string path = (fs::path(dir) / writer_lock_file).string();
+  const std::string path = folder_lock_file(dir);
   const UniqueFd file(::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
   if (file && lock(file.get()) && is_linked(file.get())) ::unlink(path.c_str());
 }

@@ -41,6 +41,8 @@ void write_tag_file(const std::string& dir, const char* file, std::string_view t
 /// or the process ends, however it ends. Errc::io names host and process of another one that has the folder.
 /// Where the file system has no locks, none is kept off. Thread-safe.
 std::shared_ptr<const void> lock_checkpoint_folder(const std::string& dir);
+/// The file that DIR has while it is locked.
+std::string folder_lock_file(const std::string& dir);
 
 /// The folder of a checkpoint while it is written. One process of a group makes it; others may write to it.
 class PartialCheckpoint {

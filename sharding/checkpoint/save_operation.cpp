@@ -144,6 +144,13 @@ void SaveOperation::State::agree() {
   require_equal(comm, request.dir, "folders");
 }
 
+void require_shared_folder(Communicator& comm, const std::string& dir, const std::string& made) {
+  check_on_all_ranks(comm, [&] {
+    require(path_exists(made), Errc::io, dir, ": rank ", comm.rank(),
+            " does not see what rank 0 has made there; save to a folder that all ranks share");
+  });
+}
+
 void SaveOperation::State::make_folder() {
   std::string folder;
   check_on_all_ranks(comm, [&] {
@@ -154,10 +161,7 @@ void SaveOperation::State::make_folder() {
   });
   folder = broadcast_text(comm, folder, 0);
   path = (fs::path(folder) / rank_file(comm.rank(), comm.size())).string();
-  check_on_all_ranks(comm, [&] {
-    require(is_folder(folder), Errc::io, request.dir, ": rank ", comm.rank(),
-            " does not see what rank 0 has made there; save to a folder that all ranks share");
-  });
+  require_shared_folder(comm, request.dir, folder);
 }
 
 void SaveOperation::State::write_now(const OwnedState& owned) {

@@ -24,6 +24,10 @@ struct SaveRequest {
   std::size_t keep = 0;                      ///< then remove_old_checkpoints(); 0: none are removed
 };
 
+/// Errc::io on every rank, which names the first rank that has no file or folder `made`, which rank 0 has
+/// made in `dir`: a host has a folder of its own with that name. Collective.
+void require_shared_folder(Communicator&, const std::string& dir, const std::string& made);
+
 /// Memory for a copy of what a rank saves. It grows to the largest copy and is used again.
 class SnapshotMemory {
  public:

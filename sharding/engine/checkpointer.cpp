@@ -16,6 +16,7 @@
 #include "sharding/checkpoint/checkpoint_reader.h"
 #include "sharding/checkpoint/deepspeed_weights.h"
 #include "sharding/checkpoint/model_tensors.h"
+#include "sharding/checkpoint/save_operation.h"
 #include "sharding/engine/signal_handler.h"
 #include "sharding/io/text.h"
 #include "sharding/parallel/rank_agreement.h"
@@ -179,10 +180,13 @@ void Checkpointer::save(const std::string& dir, const SaveCheckpointOptions& o) 
 }
 
 void Checkpointer::lock(const std::string& dir, bool make) {
-  check_on_all_ranks(parts_.world.communicator(), [&] {
+  Communicator& comm = parts_.world.communicator();
+  check_on_all_ranks(comm, [&] {
     if (!parts_.world.is_main() || (::access(dir.c_str(), W_OK) != 0 && !(make && errno == ENOENT))) return;
     folder_locks_[dir] = lock_checkpoint_folder(dir);
   });
+  const std::string mark = broadcast_text(comm, folder_locks_.contains(dir) ? folder_lock_file(dir) : "", 0);
+  if (!mark.empty()) require_shared_folder(comm, dir, mark);
 }
 
 void Checkpointer::end_update() {

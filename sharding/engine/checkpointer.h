@@ -50,7 +50,8 @@ class Checkpointer {
   void wait();
 
   /// Keeps other processes from saving to a folder until the object ends; lock_checkpoint_folder(). One that
-  /// cannot be written, or does not exist unless `make`, is left to save(), which does it too. Collective.
+  /// cannot be written, or does not exist unless `make`, is left to save(), which does it too. Errc::io if a
+  /// rank does not see the folder that rank 0 has locked. Collective.
   void lock(const std::string& dir, bool make);
 
   bool trains() const { return parts_.updates != nullptr; }

@@ -599,6 +599,24 @@ TEST_F(TrainingCheckpointsTest, ASignalBeforeTheFirstUpdateStopsTheRun) {
 
 // ---- signals and the end of an allocation
 
+/// Ranks in folders of their own have an output_dir of their own, as hosts without a shared file system.
+TEST_F(TrainingCheckpointsTest, AFolderThatRanksDoNotShareIsFoundBeforeTheFirstUpdate) {
+  fs::create_directories(dir_ + "/0");
+  fs::create_directories(dir_ + "/1/out");
+  test::expect_processes(2, [&](int rank, std::shared_ptr<Store> store) {
+    fs::current_path(concat(dir_, "/", rank));
+    World world(Communicator::connect(rank, 2, std::move(store)));
+    Net net;
+    auto engine = initialize(world, net, options(R"("output_dir": "out")"));
+    const std::string error = error_of([&] { engine.should_stop(); }).what();
+    if (error.find("out: rank 1 does not see what rank 0 has made there") == std::string::npos ||
+        engine.global_steps() != 0) {
+      std::fprintf(stderr, "rank %d: %s\n", rank, error.c_str());
+      ::_exit(7);
+    }
+  });
+}
+
 TEST_F(TrainingCheckpointsTest, SigtermOnOneRankSavesAndStopsAll) {
   test::expect_processes(2, [&](int rank, std::shared_ptr<Store> store) {
     World world(Communicator::connect(rank, 2, std::move(store)));
