@@ -38,8 +38,10 @@ class Backend {
     return nullptr;
   }
   /// Collective over `members` only (ranks of this group, in the order of the new group; the same list on
-  /// each). Returns null if the backend cannot split without a store; the caller then connects a new group.
-  virtual std::unique_ptr<Backend> split(std::span<const int> /*members*/) { return nullptr; }
+  /// each). `number` counts the splits of this group, those without this rank too: ranks that have left out a
+  /// split would count others. Returns null if the backend cannot split without a store; the caller then
+  /// connects a new group.
+  virtual std::unique_ptr<Backend> split(std::span<const int> /*members*/, int /*number*/) { return nullptr; }
   /// True if operations on device memory may be captured in a CUDA graph and replayed.
   virtual bool capturable() const { return false; }
   /// Why graphs with operations of this backend must not copy between host and device memory besides; empty:

@@ -252,7 +252,7 @@ std::optional<Communicator> Communicator::split(std::optional<int> color, int ke
   options.reduction_order = order.value_or(options.reduction_order);
   if (!options.name.empty()) options.name += concat("/split ", number);
   const bool same_order = new_size <= 3 || options.reduction_order == state_->options.reduction_order;
-  auto backend = same_order ? state_->backend->split(members) : nullptr;
+  auto backend = same_order ? state_->backend->split(members, number) : nullptr;
   if (!backend) try {
       return connect_from({state_->backend.get(), members, shares_failures}, new_rank, new_size,
                           std::move(store), options);

@@ -29,9 +29,9 @@ class DeviceAndHostBackend final : public Backend {
   std::string reason_against_copies_in_graphs() const override {
     return device_->reason_against_copies_in_graphs();
   }
-  std::unique_ptr<Backend> split(std::span<const int> members) override {
-    auto host = host_->split(members);
-    auto device = host ? device_->split(members) : nullptr;
+  std::unique_ptr<Backend> split(std::span<const int> members, int number) override {
+    auto host = host_->split(members, number);
+    auto device = host ? device_->split(members, number) : nullptr;
     return device ? device_and_host_backend(std::move(host), std::move(device), reason_) : nullptr;
   }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return device_->allocate(bytes); }

@@ -140,8 +140,8 @@ class HostStagedBackend final : public Backend {
   }
 
   void abort(const std::string& reason) noexcept override { host_->abort(reason); }
-  std::unique_ptr<Backend> split(std::span<const int> members) override {
-    std::shared_ptr<Backend> host = host_->split(members);
+  std::unique_ptr<Backend> split(std::span<const int> members, int number) override {
+    std::shared_ptr<Backend> host = host_->split(members, number);
     if (!host) return nullptr;
     HostStagedOptions options = options_;
     options.rank =

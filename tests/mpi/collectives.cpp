@@ -366,6 +366,10 @@ TEST(Split, MakesGroupsOfGroups) {
     auto some = all.split(rank == 0 ? std::optional<int>() : 5, 0);
     EXPECT_EQ(some.has_value(), rank != 0);
     if (some) expect_sum(*some, 1, size - 1);
+    // The rank that had no colour has counted that split too.
+    auto whole = all.split(0, rank);
+    ASSERT_TRUE(whole);
+    expect_sum(*whole, 1, size);
     expect_sum(all, 1, size);
   }
 }
@@ -378,7 +382,8 @@ TEST(Split, WaitsForARankThatComesLate) {
   std::iota(everybody.begin(), everybody.end(), 0);
   for (int late = 0; late < world_size(); ++late) {
     if (world_rank() == late) std::this_thread::sleep_for(std::chrono::milliseconds(250));
-    auto part = Communicator::from_backend(world_rank(), world_size(), all->split(everybody), quick("mpi"));
+    auto part =
+        Communicator::from_backend(world_rank(), world_size(), all->split(everybody, late), quick("mpi"));
     expect_sum(part, 1, world_size());
   }
 }

@@ -39,7 +39,7 @@ class MpiBackend final : public Backend {
 
   Work submit(std::span<const CollectiveCall> group) override { return Work(engine_->submit(group)); }
   void abort(const std::string& reason) noexcept override { engine_->abort(reason); }
-  std::unique_ptr<Backend> split(std::span<const int> members) override;
+  std::unique_ptr<Backend> split(std::span<const int> members, int number) override;
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
   bool moves_device_memory() const override { return runtime_.cuda_aware(); }
   std::string describe() const override {
@@ -62,9 +62,9 @@ std::unique_ptr<Backend> backend_over(MpiRuntime& runtime, CommPair comms, MpiOp
                                       std::make_unique<MpiCalls>(runtime, comms, rank, size, options));
 }
 
-std::unique_ptr<Backend> MpiBackend::split(std::span<const int> members) {
+std::unique_ptr<Backend> MpiBackend::split(std::span<const int> members, int number) {
   CommPair comms;
-  engine_->run_exclusively([&] { comms = calls_.split(members); });
+  engine_->run_exclusively([&] { comms = calls_.split(members, number); });
   MpiOptions options = options_;
   options.waits.communicator += "/split";
   return backend_over(runtime_, comms, options);

@@ -100,10 +100,10 @@ void MpiCalls::wait(std::chrono::microseconds /*max*/, bool /*eager*/) {
   if (!is_idle()) mpi_backoff.wait(idle_turns_++);
 }
 
-CommPair MpiCalls::split(std::span<const int> members) {
+CommPair MpiCalls::split(std::span<const int> members, int number) {
   const MpiRuntime::Use mpi(runtime_);
   require_open(mpi);
-  const int tag = first_split_tag + split_count_++ % split_tag_count;
+  const int tag = first_split_tag + number % split_tag_count;
   return mpi::split(comms_.control, members, tag, options_.rendezvous_timeout);
 }
 

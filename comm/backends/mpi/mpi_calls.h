@@ -44,8 +44,8 @@ class MpiCalls final : public Progressable {
   /// Departs from the group, and ends the departure that the runtime waits for.
   void close() noexcept override;
 
-  /// Requires the progress token. Collective over `members`, which must be the same list on each of them.
-  CommPair split(std::span<const int> members);
+  /// Requires the progress token. Collective over `members`; Backend::split().
+  CommPair split(std::span<const int> members, int number);
 
  private:
   /// A failure reported by another rank. This rank first completes the calls that the sender had completed,
@@ -88,7 +88,6 @@ class MpiCalls final : public Progressable {
   Time next_control_poll_{};
   unsigned idle_turns_ = 0;  // without progress
   bool failed_ = false;
-  int split_count_ = 0;
 };
 
 }  // namespace rz::mpi

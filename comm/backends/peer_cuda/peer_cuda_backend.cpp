@@ -152,8 +152,8 @@ class PeerCudaBackend final : public Backend {
         "wait for ever; use a process for each rank");
   }
 
-  std::unique_ptr<Backend> split(std::span<const int> members) override {
-    std::shared_ptr<Backend> host = host_->split(members);
+  std::unique_ptr<Backend> split(std::span<const int> members, int number) override {
+    std::shared_ptr<Backend> host = host_->split(members, number);
     if (!host) return nullptr;
     PeerCudaOptions options = options_;
     options.size = static_cast<int>(members.size());
