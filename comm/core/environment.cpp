@@ -37,6 +37,18 @@ void read_text(const char* variable, std::string& value) {
   if (const char* text = std::getenv(variable)) value = text;
 }
 
+void read_ports(const char* name, PortRange& ports) {
+  std::string text;
+  read_text(name, text);
+  if (text.empty()) return;
+  const std::size_t dash = text.find('-');
+  const auto first = parse_number<int>(text.substr(0, dash));
+  const auto last = parse_number<int>(dash == text.npos ? text : text.substr(dash + 1));
+  require(first && last && *first >= 1 && *first <= *last && *last <= 65535, Errc::config, name, "='", text,
+          "' is no range of ports, FIRST-LAST, within 1-65535");
+  ports = {*first, *last};
+}
+
 void read_order(const char* variable, ReductionOrder& value) {
   std::string text = name(value);
   read_text(variable, text);
@@ -50,7 +62,8 @@ void read_order(const char* variable, ReductionOrder& value) {
 
 /// Those that a report may show. environment.h documents all.
 constexpr std::string_view variables =
-    "RZ_BACKEND RZ_TRANSPORT RZ_INTERFACE RZ_SOCKETS RZ_CONGESTION RZ_ENCRYPTION RZ_ALGORITHM RZ_TUNING "
+    "RZ_BACKEND RZ_TRANSPORT RZ_INTERFACE RZ_SOCKETS RZ_PORTS RZ_CONGESTION RZ_ENCRYPTION RZ_ALGORITHM "
+    "RZ_TUNING "
     "RZ_DETERMINISTIC RZ_REDUCTION_ORDER RZ_ALLOW_TF32 RZ_THREAD_PLACEMENT RZ_TIMEOUT_S RZ_WAIT_REPORT_S "
     "RZ_CRASH_STACK RZ_RENDEZVOUS_TIMEOUT_S RZ_HOST_ID "
     "NCCL_HOSTID NCCL_MULTI_RANK_GPU_ENABLE OMP_NUM_THREADS "
@@ -113,6 +126,7 @@ Environment Environment::read() {
   read_text("RZ_TRANSPORT", e.transport);
   read_text("RZ_INTERFACE", e.interface);
   read_number("RZ_SOCKETS", 1, 16, e.sockets);
+  read_ports("RZ_PORTS", e.ports);
   read_text("RZ_CONGESTION", e.congestion);
   read_text("RZ_ENCRYPTION", e.encryption);
   require(e.encryption == "on" || e.encryption == "off" || e.encryption == "always", Errc::config,

@@ -51,6 +51,14 @@
 
 namespace rz {
 
+/// TCP ports, both included; 0, 0: the system chooses.
+struct PortRange {
+  int first = 0, last = 0;
+  /// The port after `i` others, of those from `start` on and then from the first one.
+  int at(int start, int i) const { return first + (start + i) % size(); }
+  int size() const { return last - first + 1; }
+};
+
 struct Environment {
   /// RZ_BACKEND: "auto" (default), "native" (over shared memory and TCP), "mpi", "nccl" or "peer_cuda".
   /// "auto" is "native" on host memory; on devices it is the first of "nccl", "peer_cuda" and "native" that
@@ -64,6 +72,10 @@ struct Environment {
   /// RZ_SOCKETS: TCP sockets between two nodes, 1 to 16; default 2. They are divided among the ranks of a
   /// node; each link has at least one.
   int sockets = 2;
+  /// RZ_PORTS: FIRST-LAST: the TCP ports at which ranks, stores and rzrun listen where no port is given, for
+  /// a firewall. A rank needs one port for each communicator, and each host one more. Default: any that is
+  /// free.
+  PortRange ports;
   /// RZ_CONGESTION: congestion control of the TCP sockets between ranks: a name such as "reno", or "system"
   /// (default), which leaves the system's setting.
   std::string congestion = "system";

@@ -7,6 +7,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -14,6 +15,7 @@
 #include <cstring>
 #include <memory>
 
+#include "comm/core/environment.h"
 #include "comm/core/error.h"
 
 namespace rz::net {
@@ -119,7 +121,10 @@ UniqueFd listen_tcp(const SocketAddress& address) {
   return socket;
 }
 
-UniqueFd listen_tcp_if_free(const SocketAddress& address) {
+namespace {
+
+/// Empty if the port is in use.
+UniqueFd listen_at_port(const SocketAddress& address) {
   UniqueFd socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket) fail_errno("socket", "for " + address.text());
   const int on = 1;
@@ -130,6 +135,20 @@ UniqueFd listen_tcp_if_free(const SocketAddress& address) {
     errno = EADDRINUSE;
   }
   return socket;
+}
+
+}  // namespace
+
+UniqueFd listen_tcp_if_free(const SocketAddress& address) {
+  const PortRange& ports = environment().ports;
+  if (address.port() != 0 || ports.first == 0) return listen_at_port(address);
+  SocketAddress one = address;
+  for (int i = 0; i < ports.size(); ++i) {  // processes of a host begin with different ones
+    one.set_port(ports.at(static_cast<int>(::getpid()), i));
+    if (UniqueFd socket = listen_at_port(one)) return socket;
+  }
+  fail(Errc::rendezvous, "listen at ", address.host(), ": none of the ports RZ_PORTS=", ports.first, "-",
+       ports.last, " is free; give more of them");
 }
 
 UniqueFd start_connect(const SocketAddress& address, const std::string& congestion) {

@@ -38,20 +38,21 @@ TEST(Environment, DefaultsAreThoseOfTheHeader) {
 }
 
 TEST(Environment, EveryVariableIsRead) {
-  const Variable variables[] = {{"RZ_TRANSPORT", "tcp"},     {"RZ_INTERFACE", "lo"},
-                                {"RZ_SOCKETS", "3"},         {"RZ_ALGORITHM", "ring"},
-                                {"RZ_TIMEOUT_S", "1.5"},     {"RZ_DETERMINISTIC", "0"},
-                                {"RZ_HOST_ID", "here"},      {"RZ_RENDEZVOUS_TIMEOUT_S", "2"},
-                                {"RZ_WAIT_REPORT_S", "3.5"}, {"RZ_BACKEND", "mpi"},
-                                {"RZ_ALLOW_TF32", "1"},      {"RZ_THREAD_PLACEMENT", "0"},
-                                {"NCCL_HOSTID", "h1"},       {"NCCL_MULTI_RANK_GPU_ENABLE", "1"},
-                                {"RZ_CONGESTION", "reno"},   {"RZ_ENCRYPTION", "off"},
-                                {"RZ_TUNING", "table"},      {"RZ_REDUCTION_ORDER", "pairwise"}};
+  const Variable variables[] = {
+      {"RZ_TRANSPORT", "tcp"},           {"RZ_INTERFACE", "lo"},    {"RZ_SOCKETS", "3"},
+      {"RZ_ALGORITHM", "ring"},          {"RZ_PORTS", "9000-9010"}, {"RZ_TIMEOUT_S", "1.5"},
+      {"RZ_DETERMINISTIC", "0"},         {"RZ_HOST_ID", "here"},    {"RZ_RENDEZVOUS_TIMEOUT_S", "2"},
+      {"RZ_WAIT_REPORT_S", "3.5"},       {"RZ_BACKEND", "mpi"},     {"RZ_ALLOW_TF32", "1"},
+      {"RZ_THREAD_PLACEMENT", "0"},      {"NCCL_HOSTID", "h1"},     {"NCCL_MULTI_RANK_GPU_ENABLE", "1"},
+      {"RZ_CONGESTION", "reno"},         {"RZ_ENCRYPTION", "off"},  {"RZ_TUNING", "table"},
+      {"RZ_REDUCTION_ORDER", "pairwise"}};
   const Environment e = Environment::read();
   EXPECT_EQ(e.backend, "mpi");
   EXPECT_EQ(e.transport, "tcp");
   EXPECT_EQ(e.interface, "lo");
   EXPECT_EQ(e.sockets, 3);
+  EXPECT_EQ(e.ports.first, 9000);
+  EXPECT_EQ(e.ports.last, 9010);
   EXPECT_EQ(e.congestion, "reno");
   EXPECT_EQ(e.encryption, "off");
   EXPECT_EQ(e.algorithm, "ring");
@@ -100,6 +101,10 @@ TEST(Environment, AMalformedVariableIsNamed) {
                                                        {"RZ_TIMEOUT_S", "-1"},
                                                        {"RZ_RENDEZVOUS_TIMEOUT_S", ""},
                                                        {"RZ_REDUCTION_ORDER", "tree"},
+                                                       {"RZ_PORTS", "9010-9000"},
+                                                       {"RZ_PORTS", "0-9"},
+                                                       {"RZ_PORTS", "9000-"},
+                                                       {"RZ_PORTS", "1-65536"},
                                                        {"RZ_ENCRYPTION", "yes"}};
   for (const auto& [name, value] : wrong) {
     const Variable variable(name, value);

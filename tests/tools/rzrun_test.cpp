@@ -18,6 +18,7 @@
 
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
+#include "comm/net/socket.h"
 #include "comm/topology.h"
 #include "tests/support/program.h"
 #include "tools/rzrun/flags/options.h"
@@ -35,6 +36,28 @@ using test::lines;
 using test::Program;
 using test::rzrun;
 using test::until;
+
+TEST(Rzrun, PortsAreThoseThatTheEnvironmentPermits) {
+  const UniqueFd busy = net::listen_tcp(net::resolve({"127.0.0.1", 0}).front());
+  const int port = net::local_address(busy.get()).port();
+  const auto run = [](int first, int last, const std::string& script) {
+    std::vector<std::string> command = rzrun({"-n", "2"}, script);
+    command.insert(command.begin(), {"env", "RZ_TRANSPORT=tcp", concat("RZ_PORTS=", first, "-", last)});
+    return command;
+  };
+  // A range that is in use serves neither rzrun nor ranks.
+  Program none(run(port, port, "true"));
+  EXPECT_NE(none.wait(), 0);
+  const std::string reason = concat("none of the ports RZ_PORTS=", port, "-", port, " is free");
+  EXPECT_NE(none.err().find(reason), std::string::npos) << none.err();
+  const int first = port > 40000 ? port - 20 : port + 1, last = first + 18;
+  Program some(run(first, last,
+                   concat("echo $MASTER_PORT; exec ", test::built("all_reduce_perf"), " -b 8 -e 8 -n 1")));
+  EXPECT_EQ(some.wait(), 0) << some.err();
+  const int chosen = std::stoi(lines(some.out()).at(0));
+  EXPECT_GE(chosen, first);
+  EXPECT_LE(chosen, last);
+}
 
 TEST(Rzrun, EveryRankGetsTorchrunsEnvironment) {
   Program p(

@@ -18,6 +18,7 @@
 #include <tuple>
 
 #include "comm/bootstrap/secret.h"
+#include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/os/flight_recorder.h"
 #include "comm/topology.h"
@@ -121,15 +122,21 @@ void default_signals() {
 }
 
 int free_port() {
-  UniqueFd s(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_ANY);
-  socklen_t length = sizeof address;
-  auto* a = reinterpret_cast<sockaddr*>(&address);
-  if (!s || ::bind(s.get(), a, length) != 0 || ::getsockname(s.get(), a, &length) != 0)
-    fail_errno("bind", "a free port");
-  return ntohs(address.sin_port);
+  const PortRange& ports = environment().ports;
+  for (int i = 0; i < ports.size(); ++i) {
+    UniqueFd s(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_ANY);
+    address.sin_port = htons(static_cast<std::uint16_t>(ports.at(static_cast<int>(::getpid()), i)));
+    socklen_t length = sizeof address;
+    auto* a = reinterpret_cast<sockaddr*>(&address);
+    if (s && ::bind(s.get(), a, length) == 0 && ::getsockname(s.get(), a, &length) == 0)
+      return ntohs(address.sin_port);
+  }
+  if (ports.first == 0) fail_errno("bind", "a free port");
+  fail(Errc::config, "none of the ports RZ_PORTS=", ports.first, "-", ports.last,
+       " is free; give more of them");
 }
 
 std::string random_id() {
