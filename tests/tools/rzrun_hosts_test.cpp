@@ -314,6 +314,33 @@ TEST_F(RzrunHosts, AProgramThatCannotBeStartedIsNamedWithItsHost) {
   EXPECT_NE(p.err().find("cannot start 'missing': No such file or directory"), std::string::npos) << p.err();
 }
 
+TEST_F(RzrunHosts, HostsWithoutAnAddressEndWithALine) {
+  if (std::system("unshare -un true 2>/dev/null") != 0) GTEST_SKIP() << "no network namespace is permitted";
+  write("rsh",
+        "#!/bin/sh\nhost=$1; shift\necho $$ >> \"${0%/*}/connectors\"\n"
+        "exec unshare -un sh -c \"hostname $host; $*\"\n");
+  Program p(command({"--max-restarts", "3"}, "echo never"));
+  EXPECT_EQ(p.wait(soon), 2);
+  EXPECT_EQ(p.out(), "");
+  EXPECT_EQ(p.err(),
+            "rzrun: host n0 has no address but loopback that other hosts could use; set --master-addr\n");
+  expect_gone({});
+  Program given(command({"--master-addr", "10.0.0.1"}, "echo $MASTER_ADDR"));
+  EXPECT_EQ(given.wait(soon), 0) << given.err();
+}
+
+TEST_F(RzrunHosts, HostsMayHaveIPv6Alone) {
+  const std::string network =
+      "ip link add e0 type veth peer name e1 && ip link set e0 up && ip -6 addr add fd00::1/64 dev e0 nodad";
+  if (std::system(concat("unshare -un sh -c '", network, "' 2>/dev/null").c_str()) != 0)
+    GTEST_SKIP() << "no network namespace with an address is permitted";
+  write("rsh", concat("#!/bin/sh\nhost=$1; shift\nexec unshare -un sh -c \"hostname $host; ", network,
+                      " && $*\"\n"));
+  Program p(command({"--num_gpus", "1"}, "echo $MASTER_ADDR"));
+  EXPECT_EQ(p.wait(soon), 0) << p.err();
+  EXPECT_NE(p.out().find("[n0:0] fd00::1\n"), std::string::npos) << p.out();
+}
+
 TEST_F(RzrunHosts, MuchOutputIsWholeAndASlowReaderMakesTheRanksWait) {
   const std::string line(200, 'x');
   Program p(command({}, "i=0; while [ $i -lt 5000 ]; do echo " + line + "$i; i=$((i+1)); done"));

@@ -48,8 +48,9 @@ std::vector<std::string> parse_slurm_nodes(std::string_view list, const std::str
 std::vector<int> parse_slurm_counts(std::string_view list, const std::string& where);
 
 /// The address of the first host that the others can reach: the one whose network the largest number of other
-/// hosts has an address in. Each host has its IPv4 addresses with the length of their prefix, such as
-/// "10.0.0.1/24". An address that two hosts have is that of a bridge inside each. Empty if there is none.
+/// hosts has an address in, and of equal ones one of IPv4. Each host has its addresses with the length of
+/// their prefix, such as "10.0.0.1/24" and "fd00::1/64". An address that two hosts have is that of a bridge
+/// inside each. Empty if there is none.
 std::string master_address(const std::vector<std::vector<std::string>>& addresses);
 
 /// Why the word is no name of a host; empty if it is one. A name has alphanumeric characters, '.', '-', '_',
