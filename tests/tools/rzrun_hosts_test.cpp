@@ -19,6 +19,7 @@
 #include "tools/rzrun/agents/joining.h"
 #include "tools/rzrun/agents/launched_group.h"
 #include "tools/rzrun/agents/wire.h"
+#include "tools/rzrun/ranks/launch.h"
 #include "tools/rzrun/ranks/processes.h"
 
 namespace rz {
@@ -404,6 +405,27 @@ TEST_F(RzrunHosts, WrongFlagsAreRefusedInOneLine) {
   refused({"--exclude", "n0"}, "--exclude needs --hostfile FILE");
   refused({"--num_nodes", "2", "--num_gpus", "1"}, "--num_nodes 2 needs --hostfile FILE");
   refused({"-n", "1", "--rsh", "ssh"}, "--rsh needs --hostfile FILE");
+}
+
+TEST(RzrunNodes, AHostThatGetsASignalLeavesAnElasticJob) {
+  const std::string endpoint = concat("127.0.0.1:", rzrun::free_port());
+  const auto command = [&](const std::string& nodes, const std::string& node) {
+    return test::rzrun({"--nnodes", nodes, "--node-rank", node, "--nproc-per-node", "1", "--max-restarts",
+                        "2", "--grace", "5", "--rdzv-endpoint", endpoint, "--rdzv-id", "elastic"},
+                       "echo up $WORLD_SIZE; [ $WORLD_SIZE = 1 ] && exit 0; sleep 60 & wait");
+  };
+  const std::vector<std::pair<std::string, std::string>> secret{{"RZ_SECRET", std::string(64, '7')}};
+  for (const auto& [nodes, signal, status] :
+       {std::tuple("1:2", SIGTERM, 0), {"1:2", SIGINT, 0}, {"2", SIGTERM, 128 + SIGTERM}}) {
+    Program first(command(nodes, "0"), secret), second(command(nodes, "1"), secret);
+    second.wait_for("up 2");
+    second.signal(signal);
+    EXPECT_EQ(second.wait(soon), 128 + signal) << second.err();
+    EXPECT_EQ(first.wait(soon), status) << first.err();
+    EXPECT_EQ(first.out().find("up 1") != std::string::npos, status == 0) << first.out() << first.err();
+    EXPECT_EQ(second.err().find("this host leaves the job") != std::string::npos, status == 0)
+        << second.err();
+  }
 }
 
 TEST(RzrunOneHost, DeepSpeedsFlagsOnThisHost) {
