@@ -58,10 +58,10 @@ class ProcessorSet {
 };
 
 /// More than any kernel has.
-constexpr std::size_t most_processors = std::size_t{1} << 20;
+constexpr std::size_t max_processors = std::size_t{1} << 20;
 
 std::vector<int> affinity() {
-  for (std::size_t processors = CPU_SETSIZE; processors <= most_processors; processors *= 2) {
+  for (std::size_t processors = CPU_SETSIZE; processors <= max_processors; processors *= 2) {
     ProcessorSet set(processors);
     if (!set.read()) continue;
     if (auto numbers = set.numbers(); !numbers.empty()) return numbers;
@@ -254,7 +254,7 @@ std::vector<int> processors_for(int rank, int size) {
 
 bool bind_process(const std::vector<int>& processors) {
   const int last = processors.empty() ? 0 : *std::max_element(processors.begin(), processors.end());
-  if (last >= static_cast<int>(most_processors)) return false;
+  if (last >= static_cast<int>(max_processors)) return false;
   ProcessorSet set(static_cast<std::size_t>(std::max(last + 1, CPU_SETSIZE)));
   for (const int p : processors)
     if (p >= 0) set.add(p);
