@@ -1,9 +1,11 @@
 #include <algorithm>
+#include <fstream>
 #include <vector>
 
 #include "comm/bootstrap.h"
 #include "comm/bootstrap/local_rendezvous.h"
 #include "comm/bootstrap/mpi_rendezvous.h"
+#include "comm/bootstrap/node_lists.h"
 #include "comm/bootstrap/secret.h"
 #include "comm/core/environment.h"
 #include "comm/core/error.h"
@@ -147,18 +149,6 @@ class EnvironmentReader {
   std::string problems_;
 };
 
-/// First host of a Slurm node list such as "node[01-03,07],gpu1"; empty if the list is malformed.
-std::string first_host(const std::string& list) {
-  const auto open = list.find_first_of("[,");
-  if (open == std::string::npos || list[open] == ',') return list.substr(0, open);
-  const auto end = list.find_first_of("-,]", open);
-  const auto close = list.find(']', open);
-  if (end == std::string::npos || close == std::string::npos) return "";
-  const auto comma = std::min(list.find(',', close), list.size());
-  return list.substr(0, open) + list.substr(open + 1, end - open - 1) +
-         list.substr(close + 1, comma - close - 1);
-}
-
 /// Number of consecutive ports that the store may use, so that a port in use does not fail the launch.
 constexpr int ports_of_a_launch = 8;
 
@@ -180,16 +170,50 @@ int slurm_port(const Variables& variables) {
   return 20000 + (job + step % 20000 * ports_of_a_launch) % 20000;
 }
 
-std::string slurm_master(const Variables& variables, EnvironmentReader& reader) {
-  for (const char* name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"}) {
-    const auto list = variables(name);
-    if (!list) continue;
-    const std::string host = first_host(*list);
-    if (host.empty()) reader.complain(concat(name, "='", *list, "' is no list of hosts"));
-    return net::join_host_port(host, slurm_port(variables));
+/// First host of a list of Slurm's; empty after a complaint.
+std::string first_node(std::string_view list, const std::string& where, EnvironmentReader& reader) {
+  try {
+    return hosts::parse_slurm_nodes(list, where).front();
+  } catch (const Error& e) {
+    reader.complain(e.what());
+    return "";
   }
+}
+
+/// The host of the first task in an order of the user's own, which is that of the lines of SLURM_HOSTFILE.
+std::string first_host_of_file(const Variables& variables, EnvironmentReader& reader) {
+  const std::string path = variables("SLURM_HOSTFILE").value_or("");
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    const auto words = words_of(std::string_view(line).substr(0, line.find_first_of("#*")));
+    if (!words.empty()) return first_node(words.front(), concat("SLURM_HOSTFILE=", path), reader);
+  }
+  reader.complain(
+      concat("the distribution of the tasks is arbitrary, and SLURM_HOSTFILE='", path,
+             "' has no line to read here, so that the host of rank 0 is not known; set "
+             "MASTER_ADDR=$(head -n 1 FILE) and MASTER_PORT, for FILE with the nodes in the order "
+             "of the ranks"));
+  return "";
+}
+
+/// Slurm sorts its lists of nodes. Rank 0 is on the first one, unless the user has chosen the order of tasks.
+std::string slurm_host(const Variables& variables, int rank, EnvironmentReader& reader) {
+  if (variables("SLURM_DISTRIBUTION").value_or("").starts_with("arbitrary"))
+    return first_host_of_file(variables, reader);
+  const std::string node = variables("SLURM_NODEID").value_or("0");
+  if (rank == 0 && node != "0")
+    reader.complain(concat("rank 0 is on node ", node,
+                           " of the step (SLURM_NODEID), and not on its first one, where the others look for "
+                           "it; set MASTER_ADDR to that host, and MASTER_PORT"));
+  for (const char* name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"})
+    if (const auto list = variables(name)) return first_node(*list, name, reader);
   reader.complain("MASTER_ADDR and MASTER_PORT, or SLURM_NODELIST, are missing");
   return "";
+}
+
+std::string slurm_master(const Variables& variables, int rank, EnvironmentReader& reader) {
+  const std::string host = slurm_host(variables, rank, reader);
+  return host.empty() ? "" : net::join_host_port(host, slurm_port(variables));
 }
 
 /// LaunchInfo::master of a launch in which MPI hands on where rank 0 is.
@@ -288,7 +312,7 @@ std::string master_of(const Variables& variables, const LaunchInfo& info, Enviro
   // daemon on this host.
   if (info.launcher == "openmpi" && !is_single_node(info)) return by_mpi;
   if (variables("SLURM_PROCID") && info.launcher != "flux" && !is_single_node(info))
-    return slurm_master(variables, reader);
+    return slurm_master(variables, info.rank, reader);
   if (!is_single_node(info)) {
     reader.complain(concat("MASTER_ADDR and MASTER_PORT are missing, and only ", info.local_size, " of ",
                            info.size, " ranks are on this host"));

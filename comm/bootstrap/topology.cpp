@@ -5,8 +5,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <fstream>
+#include <new>
 #include <set>
 
 #include "comm/core/error.h"
@@ -25,16 +27,47 @@ using Core = std::vector<int>;
 struct Machine {
   Topology topology;
   std::vector<Core> cores;  ///< all that hwloc reports, in its order: neighbours are adjacent
+  bool is_this_one = true;  ///< false: a file or variable has told hwloc about another machine
 };
 
+/// A set of processors of the kernel's size, which cpu_set_t has up to 1,024 processors.
+class ProcessorSet {
+ public:
+  explicit ProcessorSet(std::size_t processors)
+      : processors_(processors), bytes_(CPU_ALLOC_SIZE(processors)), set_(CPU_ALLOC(processors)) {
+    if (!set_) throw std::bad_alloc();
+    CPU_ZERO_S(bytes_, set_);
+  }
+  ProcessorSet(const ProcessorSet&) = delete;
+  ~ProcessorSet() { CPU_FREE(set_); }
+
+  /// False if the kernel has more processors than the set.
+  bool read() { return sched_getaffinity(0, bytes_, set_) == 0 || errno != EINVAL; }
+  bool apply() const { return sched_setaffinity(0, bytes_, set_) == 0; }
+  void add(int processor) { CPU_SET_S(static_cast<std::size_t>(processor), bytes_, set_); }
+  std::vector<int> numbers() const {
+    std::vector<int> all;
+    for (std::size_t i = 0; i < processors_; ++i)
+      if (CPU_ISSET_S(i, bytes_, set_)) all.push_back(static_cast<int>(i));
+    return all;
+  }
+
+ private:
+  std::size_t processors_, bytes_;
+  cpu_set_t* set_;
+};
+
+/// More than any kernel has.
+constexpr std::size_t max_processors = std::size_t{1} << 20;
+
 std::vector<int> affinity() {
-  std::vector<int> processors;
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) == 0)
-    for (int i = 0; i < CPU_SETSIZE; ++i)
-      if (CPU_ISSET(i, &set)) processors.push_back(i);
-  if (processors.empty()) processors.push_back(0);
-  return processors;
+  for (std::size_t processors = CPU_SETSIZE; processors <= max_processors; processors *= 2) {
+    ProcessorSet set(processors);
+    if (!set.read()) continue;
+    if (auto numbers = set.numbers(); !numbers.empty()) return numbers;
+    break;
+  }
+  return {0};
 }
 
 std::string processor_name() {
@@ -68,6 +101,7 @@ class Hwloc {
   ~Hwloc() { hwloc_topology_destroy(topology_); }
   Hwloc(const Hwloc&) = delete;
   Hwloc& operator=(const Hwloc&) = delete;
+  bool is_this_machine() const { return hwloc_topology_is_thissystem(topology_) != 0; }
   int count(hwloc_obj_type_t type) const { return std::max(1, hwloc_get_nbobjs_by_type(topology_, type)); }
   unsigned long long cache(hwloc_obj_type_t type) const {
     const hwloc_obj_t cache = hwloc_get_obj_by_type(topology_, type, 0);
@@ -101,6 +135,7 @@ Machine read_machine() {
   m.topology.l2_bytes = hwloc.cache(HWLOC_OBJ_L2CACHE);
   m.topology.l3_bytes = hwloc.cache(HWLOC_OBJ_L3CACHE);
   m.cores = hwloc.cores();
+  m.is_this_one = hwloc.is_this_machine();
   return m;
 }
 
@@ -115,8 +150,13 @@ Caches read_caches() try {
 /// The cores, reduced to the processors that this process may use.
 std::vector<Core> usable_cores() {
   const auto allowed = affinity();
+  const Machine machine = read_machine();
+  require(machine.is_this_one, Errc::config,
+          "hwloc describes another machine than this one (HWLOC_XMLFILE, HWLOC_SYNTHETIC), and its cores are "
+          "no places for ranks; unset that variable, set HWLOC_THISSYSTEM=1 if it is this machine's, or do "
+          "not bind ranks (rzrun --bind none)");
   std::vector<Core> cores;
-  for (const Core& core : read_machine().cores) {
+  for (const Core& core : machine.cores) {
     Core kept;
     std::set_intersection(core.begin(), core.end(), allowed.begin(), allowed.end(), std::back_inserter(kept));
     if (!kept.empty()) cores.push_back(kept);
@@ -213,11 +253,12 @@ std::vector<int> processors_for(int rank, int size) {
 }
 
 bool bind_process(const std::vector<int>& processors) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
+  const int last = processors.empty() ? 0 : *std::max_element(processors.begin(), processors.end());
+  if (last >= static_cast<int>(max_processors)) return false;
+  ProcessorSet set(static_cast<std::size_t>(std::max(last + 1, CPU_SETSIZE)));
   for (const int p : processors)
-    if (p >= 0 && p < CPU_SETSIZE) CPU_SET(p, &set);
-  return sched_setaffinity(0, sizeof set, &set) == 0;
+    if (p >= 0) set.add(p);
+  return set.apply();
 }
 
 }  // namespace rz

@@ -95,7 +95,7 @@ constexpr std::string_view variables_of_job =
     "PALS_APID "
     "HOROVOD_GLOO_RENDEZVOUS_ADDR HOROVOD_GLOO_RENDEZVOUS_PORT "
     "FLUX_URI "
-    "SLURM_NODELIST SLURM_JOB_NODELIST SLURM_STEP_NODELIST";
+    "SLURM_NODELIST SLURM_JOB_NODELIST SLURM_STEP_NODELIST SLURM_DISTRIBUTION SLURM_HOSTFILE";
 
 bool is_variable(std::string_view name) {
   return std::ranges::count(words_of(variables), name) ||

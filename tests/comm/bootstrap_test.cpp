@@ -173,6 +173,8 @@ TEST(Bootstrap, SlurmsListsAreUnderstood) {
   EXPECT_EQ(host("a,b"), "a:23456");
   EXPECT_EQ(host("node3"), "node3:23456");
   EXPECT_EQ(host("rack[2,4]-ib,x"), "rack2-ib:23456");
+  EXPECT_EQ(host("n[1-2]m[3,4],x"), "n1m3:23456");
+  EXPECT_EQ(host("n[1-2]m[3-4]"), "n1m3:23456");
   const auto tasks = [](const std::string& list, const std::string& node) {
     return place(with(with(slurm, "SLURM_STEP_TASKS_PER_NODE", list), "SLURM_NODEID", node)).local_size;
   };
@@ -192,6 +194,24 @@ void expect_error(const Set& variables, std::initializer_list<const char*> words
     for (const char* word : words)
       EXPECT_NE(std::string(e.what()).find(word), std::string::npos) << word << " in: " << e.what();
   }
+}
+
+TEST(Bootstrap, RankZeroIsWhereSlurmsUserHasPutIt) {
+  const std::string file = testing::TempDir() + "rz_bootstrap_hostfile";
+  std::ofstream(file) << "# order of the ranks\n\nnode12\nnode07\n";
+  const Set arbitrary = with(with(slurm, "SLURM_DISTRIBUTION", "arbitrary"), "SLURM_HOSTFILE", file);
+  EXPECT_EQ(place(arbitrary).master, "node12:23456");
+  EXPECT_EQ(place(with(arbitrary, "SLURM_PROCID", "0")).master, "node12:23456");
+  std::ofstream(file) << "node09*4\n";
+  EXPECT_EQ(place(arbitrary).master, "node09:23456");
+  std::filesystem::remove(file);
+  expect_error(arbitrary, {"SLURM_HOSTFILE", "arbitrary", "MASTER_ADDR=$(head -n 1 FILE)"});
+  expect_error(without(arbitrary, "SLURM_HOSTFILE"), {"SLURM_HOSTFILE=''", "MASTER_ADDR"});
+  const Set elsewhere = with(slurm, "SLURM_PROCID", "0");
+  expect_error(elsewhere, {"rank 0 is on node 1", "SLURM_NODEID", "MASTER_ADDR"});
+  EXPECT_EQ(place(with(with(elsewhere, "MASTER_ADDR", "gpu1"), "MASTER_PORT", "1")).master, "gpu1:1");
+  EXPECT_EQ(place(with(with(slurm, "SLURM_DISTRIBUTION", "cyclic"), "SLURM_HOSTFILE", file)).master,
+            "node07:23456");
 }
 
 TEST(Bootstrap, EachMissingVariableIsNamed) {

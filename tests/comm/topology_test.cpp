@@ -98,6 +98,15 @@ TEST(Topology, BindingLimitsWhatIsUsable) {
   EXPECT_FALSE(bind_process({})) << "no processor at all";
 }
 
+TEST(Topology, OfAnotherMachineIsNoPlaceForRanks) {
+  const auto endings = test::run_processes(1, [](int, std::shared_ptr<Store>) {
+    setenv("HWLOC_SYNTHETIC", "pack:1 core:1 pu:1", 1);
+    processors_for(0, 2);
+  });
+  EXPECT_NE(endings[0].error.find("hwloc describes another machine"), std::string::npos) << endings[0].error;
+  EXPECT_NE(endings[0].error.find("--bind none"), std::string::npos) << endings[0].error;
+}
+
 /// A machine's files below a folder of its own.
 class Files {
  public:

@@ -2,6 +2,7 @@
 /// The fixture gpt2_tiny, if it lies beside the sources: 4 layers, 4 heads, 128 channels, 64 positions,
 /// vocabulary 256; and PyTorch's losses from the weights that start() makes.
 
+#include <cstdint>
 #include <string>
 #include <vector>
 

@@ -129,6 +129,17 @@ TEST(MasterAddress, IsInANetworkOfTheOthers) {
   EXPECT_EQ(master_address({{"nonsense", "1.2.3.4/99", "/", "10.0.0.1/8"}}), "10.0.0.1");
 }
 
+TEST(MasterAddress, MayBeOfIPv6) {
+  EXPECT_EQ(master_address({{"fd00::1/64"}, {"fd00::2/64"}}), "fd00::1");
+  const std::vector<std::string> a{"fd00:7::1/64", "fd00:8::1/60", "fd00:9::1/64"};
+  EXPECT_EQ(master_address({a, {"fd00:9::2/64"}}), "fd00:9::1");
+  EXPECT_EQ(master_address({a, {"fd00:8:0:f::2/60", "fd00:9::2/63"}}), "fd00:8::1") << "part of a byte";
+  EXPECT_EQ(master_address({a, {"fd00:8:0:1f::2/60"}}), "fd00:7::1") << "none is shared: the first";
+  EXPECT_EQ(master_address({{"fd00::1/64", "10.0.0.1/8"}, {"fd00::2/64", "10.0.0.2/8"}}), "10.0.0.1");
+  EXPECT_EQ(master_address({{"10.0.0.1/8", "fd00::1/64"}, {"fd00::2/64"}}), "fd00::1");
+  EXPECT_EQ(master_address({{"fd00::1/129", "fd00::1/-1", "fd00::1", "::g/64"}}), "");
+}
+
 std::string nodes(std::string_view list) {
   std::string text;
   for (const auto& n : parse_slurm_nodes(list, "LIST")) text += (text.empty() ? "" : " ") + n;

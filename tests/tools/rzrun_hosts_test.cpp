@@ -19,6 +19,7 @@
 #include "tools/rzrun/agents/joining.h"
 #include "tools/rzrun/agents/launched_group.h"
 #include "tools/rzrun/agents/wire.h"
+#include "tools/rzrun/ranks/launch.h"
 #include "tools/rzrun/ranks/processes.h"
 
 namespace rz {
@@ -314,6 +315,33 @@ TEST_F(RzrunHosts, AProgramThatCannotBeStartedIsNamedWithItsHost) {
   EXPECT_NE(p.err().find("cannot start 'missing': No such file or directory"), std::string::npos) << p.err();
 }
 
+TEST_F(RzrunHosts, HostsWithoutAnAddressEndWithALine) {
+  if (std::system("unshare -un true 2>/dev/null") != 0) GTEST_SKIP() << "no network namespace is permitted";
+  write("rsh",
+        "#!/bin/sh\nhost=$1; shift\necho $$ >> \"${0%/*}/connectors\"\n"
+        "exec unshare -un sh -c \"hostname $host; $*\"\n");
+  Program p(command({"--max-restarts", "3"}, "echo never"));
+  EXPECT_EQ(p.wait(soon), 2);
+  EXPECT_EQ(p.out(), "");
+  EXPECT_EQ(p.err(),
+            "rzrun: host n0 has no address but loopback that other hosts could use; set --master-addr\n");
+  expect_gone({});
+  Program given(command({"--master-addr", "10.0.0.1"}, "echo $MASTER_ADDR"));
+  EXPECT_EQ(given.wait(soon), 0) << given.err();
+}
+
+TEST_F(RzrunHosts, HostsMayHaveIPv6Alone) {
+  const std::string network =
+      "ip link add e0 type veth peer name e1 && ip link set e0 up && ip -6 addr add fd00::1/64 dev e0 nodad";
+  if (std::system(concat("unshare -un sh -c '", network, "' 2>/dev/null").c_str()) != 0)
+    GTEST_SKIP() << "no network namespace with an address is permitted";
+  write("rsh", concat("#!/bin/sh\nhost=$1; shift\nexec unshare -un sh -c \"hostname $host; ", network,
+                      " && $*\"\n"));
+  Program p(command({"--num_gpus", "1"}, "echo $MASTER_ADDR"));
+  EXPECT_EQ(p.wait(soon), 0) << p.err();
+  EXPECT_NE(p.out().find("[n0:0] fd00::1\n"), std::string::npos) << p.out();
+}
+
 TEST_F(RzrunHosts, MuchOutputIsWholeAndASlowReaderMakesTheRanksWait) {
   const std::string line(200, 'x');
   Program p(command({}, "i=0; while [ $i -lt 5000 ]; do echo " + line + "$i; i=$((i+1)); done"));
@@ -377,6 +405,27 @@ TEST_F(RzrunHosts, WrongFlagsAreRefusedInOneLine) {
   refused({"--exclude", "n0"}, "--exclude needs --hostfile FILE");
   refused({"--num_nodes", "2", "--num_gpus", "1"}, "--num_nodes 2 needs --hostfile FILE");
   refused({"-n", "1", "--rsh", "ssh"}, "--rsh needs --hostfile FILE");
+}
+
+TEST(RzrunNodes, AHostThatGetsASignalLeavesAnElasticJob) {
+  const std::string endpoint = concat("127.0.0.1:", rzrun::free_port());
+  const auto command = [&](const std::string& nodes, const std::string& node) {
+    return test::rzrun({"--nnodes", nodes, "--node-rank", node, "--nproc-per-node", "1", "--max-restarts",
+                        "2", "--grace", "5", "--rdzv-endpoint", endpoint, "--rdzv-id", "elastic"},
+                       "echo up $WORLD_SIZE; [ $WORLD_SIZE = 1 ] && exit 0; sleep 60 & wait");
+  };
+  const std::vector<std::pair<std::string, std::string>> secret{{"RZ_SECRET", std::string(64, '7')}};
+  for (const auto& [nodes, signal, status] :
+       {std::tuple("1:2", SIGTERM, 0), {"1:2", SIGINT, 0}, {"2", SIGTERM, 128 + SIGTERM}}) {
+    Program first(command(nodes, "0"), secret), second(command(nodes, "1"), secret);
+    second.wait_for("up 2");
+    second.signal(signal);
+    EXPECT_EQ(second.wait(soon), 128 + signal) << second.err();
+    EXPECT_EQ(first.wait(soon), status) << first.err();
+    EXPECT_EQ(first.out().find("up 1") != std::string::npos, status == 0) << first.out() << first.err();
+    EXPECT_EQ(second.err().find("this host leaves the job") != std::string::npos, status == 0)
+        << second.err();
+  }
 }
 
 TEST(RzrunOneHost, DeepSpeedsFlagsOnThisHost) {

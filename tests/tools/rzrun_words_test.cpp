@@ -275,6 +275,12 @@ TEST(RzrunWordsRefused, OneLineEach) {
   refuse({"--module", "--no_python"}, "--module and --no_python exclude each other");
   refuse({"--local_rank", "--no_local_rank"}, "--local_rank and --no_local_rank exclude each other");
   refuse({"--launcher", "slurm"}, "this is no allocation of Slurm; put 'salloc");
+  ::setenv("SLURM_JOB_NODELIST_HET_GROUP_0", "a", 1);
+  refuse({"--launcher", "slurm"}, "heterogeneous job of Slurm, whose groups rzrun does not combine");
+  ::unsetenv("SLURM_JOB_NODELIST_HET_GROUP_0");
+  ::setenv("SLURM_JOB_ID", "1", 1);
+  refuse({"--launcher", "slurm"}, "--launcher slurm: SLURM_JOB_NODELIST is missing");
+  ::unsetenv("SLURM_JOB_ID");
   refuse({"--launcher", "openmpi"}, "--launcher openmpi needs --hostfile FILE");
   refuse({"--launcher", "mpich"}, "start the ranks with mpirun -n N PROGRAM");
   refuse({"--launcher", "openmpi", "--rsh", "rsh"}, "--launcher openmpi and --rsh exclude each other");
@@ -287,6 +293,8 @@ TEST(RzrunWordsRefused, OneLineEach) {
   refuse({"-x", "MASTER_ADDR=a"}, "use --master-addr ADDRESS");
   refuse({"-x", "RZ_IS_NOT_SET_HERE"}, "-x RZ_IS_NOT_SET_HERE: is not set here");
   refuse({"--autotuning=tune"}, "--autotuning is a flag of deepspeed");
+  refuse({"--shutdown-timeout=30"}, "--shutdown-timeout is a flag of torchrun; use --grace SECONDS");
+  refuse({"--log-line-prefix-template=x"}, "--log-line-prefix-template is a flag of torchrun; use --prefix");
 }
 
 TEST(LocalRank, ProgramsAcceptTheirOwn) {

@@ -34,6 +34,7 @@ constexpr Instead placement{"use -n N, and --bind core or --bind none to place r
 constexpr Instead logs{"use --log-dir DIR", "use rzrun --log-dir DIR"};
 constexpr Instead labels{"use --prefix", "use rzrun --prefix"};
 constexpr Instead restarts{"use --max-restarts K", "use rzrun --max-restarts K"};
+constexpr Instead grace{"use --grace SECONDS", "use rzrun --grace SECONDS"};
 constexpr Instead module{"use --module", "use rzrun -n N --module MODULE"};
 constexpr Instead not_here{"leave it out; plan --memory proposes a mesh, and tune measures collectives",
                            "leave it out; plan --memory proposes a mesh, and tune measures collectives"};
@@ -87,6 +88,8 @@ constexpr LauncherFlag table[] = {
     row("--duplicate-stderr-filters", "torchrun", not_needed),
     row("--signals-to-handle", "torchrun", not_needed),
     row("--virtual-local-rank", "torchrun", not_needed),
+    row("--shutdown-timeout", "torchrun", grace),
+    row("--log-line-prefix-template", "torchrun", labels),
     row("--numa-binding", "torchrun", binding),
     row("--module", "torchrun", module),
     row("--redirects", "torchrun", logs),

@@ -1,6 +1,7 @@
 #include "tools/rzrun/accelerate/launch_file.h"
 
 #include <algorithm>
+#include <cstdint>
 
 #include "comm/core/error.h"
 #include "comm/core/text.h"

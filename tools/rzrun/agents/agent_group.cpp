@@ -82,32 +82,26 @@ void AgentGroup::start(const Job& job, const std::function<bool()>&) {
   send_jobs();
 }
 
-void AgentGroup::begin_job(Agent& a) {
-  for (int r = 0; r < a.local_ranks; ++r) a.running.insert(a.first_rank + r);
-  a.is_idle = false;
-  a.left = 0;
-}
-
+/// Agents begin only once nothing can fail any more: one that has got no job never reports its end.
 void AgentGroup::send_jobs() {
   if (!is_pending_ || !std::ranges::all_of(agents_, &Agent::is_ready) || !all_have_come()) return;
-  is_pending_ = false;
   job_.nodes = static_cast<int>(agents_.size());
-  std::vector<std::vector<std::string>> addresses;
-  for (Agent& a : agents_) {
-    begin_job(a);
-    addresses.push_back(a.addresses);
-  }
-  job_.master_addr =
-      job_.options.master_addr.empty() ? hosts::master_address(addresses) : job_.options.master_addr;
+  job_.master_addr = job_.options.master_addr;
   if (job_.master_addr.empty()) {
-    failure_ = {
-        2, concat("host ", agents_.front().host, " has no IPv4 address but loopback; set --master-addr")};
+    std::vector<std::vector<std::string>> addresses;
+    for (const Agent& a : agents_) addresses.push_back(a.addresses);
+    job_.master_addr = hosts::master_address(addresses);
+  }
+  if (job_.master_addr.empty()) {
+    failure_ = {2, concat("host ", agents_.front().host,
+                          " has no address but loopback that other hosts could use; set --master-addr")};
     return signal_all(SIGTERM);
   }
   job_.master_port = job_.options.master_port ? job_.options.master_port : agents_.front().free_port;
   // srun has exported them, beside those which Slurm sets on each host.
   const Variables variables =
       job_.options.launcher == Launcher::slurm ? Variables() : forwarded_environment();
+  is_pending_ = false;
   for (Agent& a : agents_) send_job(a, variables);
 }
 
@@ -119,6 +113,9 @@ void AgentGroup::send_job(Agent& a, const Variables& variables) {
   job.first_rank = a.first_rank;
   job.local_ranks = a.local_ranks;
   a.stream.send(Frame::Kind::job, pack_job(job, variables));
+  for (int r = 0; r < a.local_ranks; ++r) a.running.insert(a.first_rank + r);
+  a.is_idle = false;
+  a.left = 0;
   a.stream.flush();
 }
 

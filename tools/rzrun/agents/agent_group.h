@@ -71,7 +71,7 @@ class AgentGroup : public Ranks {
   /// True once no further agent is to come; agents_ are then in the order of the hosts.
   virtual bool all_have_come() { return true; }
   void lose(Agent&, const std::string& why);
-  void begin_job(Agent&);
+  /// From then on the ranks of this agent run, until it reports that they have ended.
   void send_job(Agent&, const Variables&);
 
   Console &stdout_, &stderr_;

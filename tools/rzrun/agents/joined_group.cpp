@@ -251,11 +251,8 @@ void JoinedGroup::start_ranks() {
   job_.master_addr = rendezvous_.local_address.empty() ? rendezvous_.host : rendezvous_.local_address;
   try {
     job_.master_port = free_port();
-    for (Agent& a : agents_) {
-      if (a.node == 0) continue;
-      begin_job(a);
-      send_job(a, {});
-    }
+    for (Agent& a : agents_)
+      if (a.node > 0) send_job(a, {});
     Job own = job_;
     own.host = own_.host;
     own.local_ranks = own_.local_ranks;

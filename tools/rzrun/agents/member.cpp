@@ -27,7 +27,8 @@ class Member : public Agent {
         node0_(net::join_host_port(options.rendezvous->host, options.rendezvous->port)),
         out_(out),
         err_(err),
-        own_err_(own_err) {
+        own_err_(own_err),
+        can_leave_(options.rendezvous->min_nodes < options.rendezvous->max_nodes) {
     WireWriter join;
     Joining joining = joining_of(options);
     Joining::fields(join, joining);
@@ -57,6 +58,7 @@ class Member : public Agent {
     require(job.local_ranks == options_.ranks, Errc::io, "a job of ", job.local_ranks,
             " ranks for a host that has ", options_.ranks);
     job.slots.clear();
+    can_leave_ = job.nodes > options_.rendezvous->min_nodes && job.restarts < job.options.max_restarts;
     return job;
   }
 
@@ -72,23 +74,31 @@ class Member : public Agent {
     end();
   }
 
-  /// Node 0 ends the job; a second signal kills the ranks of this host.
+  /// This host leaves a job that goes on without it; node 0 ends any other. A second signal kills the ranks
+  /// of this host.
   void handle_signal(int s) override {
     if (s == SIGUSR1 || s == SIGUSR2) {
       if (is_active()) group_.signal_handlers(s);
       return;
     }
     if (stopped_at_ && std::chrono::steady_clock::now() - *stopped_at_ < std::chrono::seconds(1)) return;
-    print(concat(
-        "SIG", sigabbrev_np(s),
-        stopped_at_ ? ": killing the ranks of this host" : ": ending the job (once more kills its ranks)"));
+    const bool leaves = !stopped_at_ && !has_status_ && can_leave_;
+    print(concat("SIG", sigabbrev_np(s),
+                 stopped_at_ ? ": killing the ranks of this host"
+                 : leaves ? ": this host leaves the job, which goes on without it (once more kills its ranks)"
+                          : ": ending the job (once more kills its ranks)"));
     if (stopped_at_) {
       kill();
       end();
     }
     stopped_at_ = std::chrono::steady_clock::now();
     if (!has_status_) status_ = 128 + s;
-    send_number(Frame::Kind::stop, s);
+    if (leaves) {
+      has_status_ = true;  // the end of the connection is no news
+      stream_.close();
+    } else {
+      send_number(Frame::Kind::stop, s);
+    }
   }
 
   void lose(const std::string& why) override {
@@ -122,6 +132,7 @@ class Member : public Agent {
   Console* own_err_;  // null: err_ is out_
   int status_ = 255;
   bool has_status_ = false, is_killed_ = false;
+  bool can_leave_;  // the job goes on without this host: at first by --nnodes, then by the hosts it has
   std::optional<std::chrono::steady_clock::time_point> stopped_at_;
 };
 

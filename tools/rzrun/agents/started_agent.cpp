@@ -10,9 +10,11 @@
 
 #include <bit>
 #include <cerrno>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <span>
 
 #include "comm/core/error.h"
 #include "tools/rzrun/agents/agent.h"
@@ -24,18 +26,31 @@ namespace {
 /// To try all addresses, and one of them: a network that drops packets must not hide the next one.
 constexpr std::chrono::seconds time_to_connect_all{60}, time_for_address{2};
 
-/// IPv4 addresses of the interfaces that are up, loopback left out, each with the length of its prefix.
+/// The bytes of an address of IPv4 or IPv6; empty for another family.
+std::span<const std::uint8_t> bytes_of(const sockaddr* a) {
+  if (a->sa_family == AF_INET)
+    return {reinterpret_cast<const std::uint8_t*>(&reinterpret_cast<const sockaddr_in*>(a)->sin_addr), 4};
+  if (a->sa_family != AF_INET6) return {};
+  return {reinterpret_cast<const sockaddr_in6*>(a)->sin6_addr.s6_addr, 16};
+}
+
+/// Addresses of the interfaces that are up, each with the length of its prefix. Loopback is left out, and
+/// addresses that are valid on one link alone.
 std::vector<std::string> own_addresses() {
   std::vector<std::string> found;
   ifaddrs* all = nullptr;
   if (::getifaddrs(&all) != 0) return found;
   for (const ifaddrs* i = all; i; i = i->ifa_next) {
     const bool usable = (i->ifa_flags & IFF_UP) && !(i->ifa_flags & IFF_LOOPBACK);
-    if (!usable || !i->ifa_addr || i->ifa_addr->sa_family != AF_INET || !i->ifa_netmask) continue;
-    char text[INET_ADDRSTRLEN];
-    const auto* mask = reinterpret_cast<const sockaddr_in*>(i->ifa_netmask);
-    ::inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(i->ifa_addr)->sin_addr, text, sizeof text);
-    found.push_back(concat(text, "/", std::popcount(mask->sin_addr.s_addr)));
+    if (!usable || !i->ifa_addr || !i->ifa_netmask) continue;
+    const auto address = bytes_of(i->ifa_addr);
+    const bool is_of_link = address.size() == 16 && address[0] == 0xfe && (address[1] & 0xc0) == 0x80;
+    if (address.empty() || is_of_link) continue;
+    int prefix = 0;
+    for (const std::uint8_t byte : bytes_of(i->ifa_netmask)) prefix += std::popcount(byte);
+    char text[INET6_ADDRSTRLEN];
+    ::inet_ntop(i->ifa_addr->sa_family, address.data(), text, sizeof text);
+    found.push_back(concat(text, "/", prefix));
   }
   ::freeifaddrs(all);
   return found;

@@ -81,8 +81,9 @@ host that has the address of --rdzv-endpoint) listens; the others wait for it up
 encrypt what they send (RZ_ENCRYPTION). Each host prints what its own ranks print, and has its own arguments, folder and variables; --nnodes, --rdzv-id and
 the program must be equal. The exit status of all is that of the job. With MIN:MAX the job starts when MAX hosts
 have come, or last_call_timeout (30 s) after MIN; with --max-restarts a host that is lost leaves the others to
-start again if they are MIN or more, and one that comes late takes part after the next restart. A lost node 0
-ends the job.
+start again if they are MIN or more, and one that comes late takes part after the next restart. A host whose
+rzrun gets such a signal as above leaves in the same way, if more than MIN are there and a restart is left; its
+ranks get SIGTERM. A lost node 0, and a signal to it, end the job.
 
 A PROGRAM that ends in .py and is not executable, or has no "#!", runs as `python3 -u PROGRAM`, as with
 torchrun; PYTHON_EXEC is another interpreter. No --local_rank is added unless --local_rank is given: programs

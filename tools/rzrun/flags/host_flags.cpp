@@ -56,6 +56,8 @@ void check_flags(const CommandLine& line, const HostFlags& f, const Options& o) 
       !line.is_set("-n") || !line.is_set("--num_gpus"), Errc::config,
       "-n and --num_gpus exclude each other; -n N counts the ranks of all hosts, --num_gpus K those of each");
   if (!f.hostfile.empty() || has_allocation(o)) return;
+  require(o.launcher != Launcher::slurm, Errc::config,
+          "--launcher slurm: SLURM_JOB_NODELIST is missing, which names the nodes of the allocation");
   require(o.launcher == Launcher::ssh, Errc::config, "--launcher openmpi needs --hostfile FILE");
   require(!line.is_set("--exclude"), Errc::config, "--exclude needs --hostfile FILE");
   require(f.num_nodes <= 1, Errc::config, "--num_nodes ", f.num_nodes, " needs --hostfile FILE");

@@ -102,6 +102,10 @@ void apply_launcher(const std::string& given, const std::string& args, Options& 
   const bool is_ssh = o.launcher == Launcher::ssh;
   require(!is_ssh || name.empty() || name == "ssh" || name == "pdsh", Errc::config, "--launcher ", given,
           ": unknown; rzrun starts its agents by ssh, openmpi or slurm");
+  require(o.launcher != Launcher::slurm || !setting("SLURM_JOB_NODELIST_HET_GROUP_0"), Errc::config,
+          "--launcher ", given,
+          ": this is a heterogeneous job of Slurm, whose groups rzrun does not combine; start the ranks with "
+          "srun --het-group=0,1 PROGRAM, which names its groups");
   require(o.launcher != Launcher::slurm || setting("SLURM_JOB_ID"), Errc::config, "--launcher ", given,
           ": this is no allocation of Slurm; put 'salloc --nodes=N --ntasks-per-node=K' before rzrun, or "
           "start it in a script of sbatch");

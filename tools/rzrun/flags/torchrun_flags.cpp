@@ -1,7 +1,5 @@
 #include "tools/rzrun/flags/torchrun_flags.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
@@ -9,17 +7,13 @@
 #include "comm/core/error.h"
 #include "comm/device/cuda_runtime.h"
 #include "comm/net/socket.h"
+#include "comm/topology.h"
 
 namespace rz::rzrun {
 namespace {
 
 /// torchrun's default ports, of its backends c10d and static.
 constexpr int c10d_port = 29400, static_port = 29500;
-
-int processors() {
-  cpu_set_t set;
-  return ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
 
 int number(const std::string& text, const std::string& where, int min, int max) {
   const auto n = parse_number<int>(text);
@@ -218,7 +212,7 @@ void apply_torchrun_flags(const CommandLine& line, TorchrunFlags f, Options& o) 
     o.ranks = nproc.is_set()
                   ? parse_nproc(nproc.value, nproc.where,
                                 nproc.value == "auto" || nproc.value == "gpu" ? cuda::device_count() : 0,
-                                processors())
+                                static_cast<int>(cpu_limits().processors.size()))
                   : 1;
   Rendezvous r;
   if (nnodes.is_set()) std::tie(r.min_nodes, r.max_nodes) = parse_nnodes(nnodes.value, nnodes.where);

@@ -3,7 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <optional>
+#include <utility>
 
 #include "comm/core/text.h"
 #include "tools/rzrun/hosts/hosts.h"
@@ -11,22 +14,35 @@
 namespace rz::hosts {
 namespace {
 
+/// An address of IPv4 or IPv6, and how many of its bits name the network.
 struct Network {
-  std::uint32_t address = 0, mask = 0;
+  int family = AF_UNSPEC, bits = 0;
+  std::array<std::uint8_t, 16> address{};
   bool operator==(const Network&) const = default;
   bool shares_with(const Network& other) const {
-    return mask == other.mask && (address & mask) == (other.address & mask);
+    if (family != other.family || bits != other.bits) return false;
+    for (int bit = 0; bit < bits; bit += 8) {
+      const int unused = std::max(0, 8 - (bits - bit));
+      const auto byte = static_cast<std::size_t>(bit / 8);
+      if ((address[byte] ^ other.address[byte]) >> unused) return false;
+    }
+    return true;
   }
 };
 
 std::optional<Network> network_of(const std::string& text) {
   const auto slash = text.find('/');
-  in_addr address{};
-  if (slash == std::string::npos || ::inet_pton(AF_INET, text.substr(0, slash).c_str(), &address) != 1)
-    return {};
+  if (slash == std::string::npos) return {};
+  const std::string address = text.substr(0, slash);
   const auto bits = parse_number<int>(text.substr(slash + 1));
-  if (!bits || *bits < 0 || *bits > 32) return {};
-  return Network{ntohl(address.s_addr), *bits ? ~std::uint32_t{0} << (32 - *bits) : 0};
+  for (const auto& [family, length] : {std::pair(AF_INET, 32), std::pair(AF_INET6, 128)}) {
+    Network n{.family = family};
+    if (::inet_pton(family, address.c_str(), n.address.data()) != 1) continue;
+    if (!bits || *bits < 0 || *bits > length) return {};
+    n.bits = *bits;
+    return n;
+  }
+  return {};
 }
 
 }  // namespace
@@ -45,20 +61,22 @@ bool is_this_host(const std::string& name) {
 std::string master_address(const std::vector<std::vector<std::string>>& addresses) {
   std::string best;
   int best_score = -1;
-  for (const std::string& text : addresses.empty() ? std::vector<std::string>() : addresses.front()) {
-    const auto own = network_of(text);
-    if (!own) continue;
-    int score = 0;
-    for (std::size_t node = 1; node < addresses.size(); ++node) {
-      bool shares = false, is_same = false;
-      for (const std::string& other : addresses[node])
-        if (const auto network = network_of(other)) {
-          shares = shares || own->shares_with(*network);
-          is_same = is_same || *own == *network;
-        }
-      score += shares && !is_same;
+  for (const int family : {AF_INET, AF_INET6}) {
+    for (const std::string& text : addresses.empty() ? std::vector<std::string>() : addresses.front()) {
+      const auto own = network_of(text);
+      if (!own || own->family != family) continue;
+      int score = 0;
+      for (std::size_t node = 1; node < addresses.size(); ++node) {
+        bool shares = false, is_same = false;
+        for (const std::string& other : addresses[node])
+          if (const auto network = network_of(other)) {
+            shares = shares || own->shares_with(*network);
+            is_same = is_same || *own == *network;
+          }
+        score += shares && !is_same;
+      }
+      if (score > best_score) best = text.substr(0, text.find('/')), best_score = score;
     }
-    if (score > best_score) best = text.substr(0, text.find('/')), best_score = score;
   }
   return best;
 }

@@ -61,25 +61,6 @@ Host host_of_line(const std::vector<std::string_view>& words, const std::string&
 
 }  // namespace
 
-std::string why_no_host_name(std::string_view word) {
-  if (word.empty()) return "the name is empty";
-  if (word.front() == '-') return "a name does not begin with '-'";
-  if (word.size() > 253) return "a name has up to 253 characters";
-  const auto known = [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
-           c == '-' || c == '_';
-  };
-  if (!std::ranges::all_of(word, known)) return "a name has alphanumeric characters, '.', '-' and '_' only";
-  return "";
-}
-
-std::string quoted(std::string_view word) {
-  std::string text(word.substr(0, 200));
-  std::ranges::replace_if(
-      text, [](char c) { return static_cast<unsigned char>(c) < 32 || c == 127; }, '?');
-  return concat("'", text, word.size() > 200 ? "…'" : "'");
-}
-
 std::vector<Host> parse_hostfile(std::string_view text, const std::string& file) {
   std::vector<Host> found;
   std::map<std::string, int> line_of;

@@ -1,11 +1,13 @@
 #pragma once
-/// Hosts and their slots as launchers name them: hostfiles, DeepSpeed's filters, Slurm's node lists. All
-/// functions but two are pure, and their errors are Errc::config in one line that names the place and the
+/// Hosts and their slots as launchers name them: hostfiles, DeepSpeed's filters. All functions but two are
+/// pure, and their errors are Errc::config in one line that names the place and the
 /// word.
 
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "comm/bootstrap/node_lists.h"
 
 namespace rz::hosts {
 
@@ -19,9 +21,6 @@ struct Host {
 
 /// With which some editors begin a file of UTF-8.
 inline constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";
-
-inline constexpr int max_slots = 4096;   ///< of one host
-inline constexpr int max_nodes = 65536;  ///< of one list
 
 /// A hostfile, one host a line: "NAME slots=N", as DeepSpeed and Open MPI read it; Open MPI's "max_slots=M"
 /// may follow. Blank lines are skipped, and comments from '#' to the end of a line. `file` is for messages.
@@ -40,28 +39,15 @@ std::vector<Host> exclude(const std::vector<Host>& all, std::string_view filter)
 std::vector<Host> first_nodes(std::vector<Host> all, int nodes);
 std::vector<Host> first_slots(std::vector<Host> all, int slots);
 
-/// The names in a node list of Slurm: "node[1-3,07],login" is node1, node2, node3, node07, login. `where` is
-/// for messages, e.g. "SLURM_JOB_NODELIST".
-std::vector<std::string> parse_slurm_nodes(std::string_view list, const std::string& where);
-
-/// The numbers in a list of Slurm, one a node: "2(x3),1" is 2, 2, 2, 1. Each is from 1 to max_slots.
-std::vector<int> parse_slurm_counts(std::string_view list, const std::string& where);
-
 /// The address of the first host that the others can reach: the one whose network the largest number of other
-/// hosts has an address in. Each host has its IPv4 addresses with the length of their prefix, such as
-/// "10.0.0.1/24". An address that two hosts have is that of a bridge inside each. Empty if there is none.
+/// hosts has an address in, and of equal ones one of IPv4. Each host has its addresses with the length of
+/// their prefix, such as "10.0.0.1/24" and "fd00::1/64". An address that two hosts have is that of a bridge
+/// inside each. Empty if there is none.
 std::string master_address(const std::vector<std::vector<std::string>>& addresses);
-
-/// Why the word is no name of a host; empty if it is one. A name has alphanumeric characters, '.', '-', '_',
-/// and does not begin with '-', so that no program takes it for a flag.
-std::string why_no_host_name(std::string_view word);
 
 /// The name of this host. Not pure, as is_this_host().
 std::string own_name();
 /// True for "localhost" and the name of this host.
 bool is_this_host(const std::string& name);
-
-/// The word in quotes, for messages: in one line, and not longer than a line.
-std::string quoted(std::string_view word);
 
 }  // namespace rz::hosts

@@ -1,8 +1,9 @@
+#include "comm/bootstrap/node_lists.h"
+
 #include <algorithm>
 #include <optional>
 
 #include "comm/core/error.h"
-#include "tools/rzrun/hosts/hosts.h"
 
 namespace rz::hosts {
 namespace {
@@ -66,6 +67,25 @@ class Entry {
 };
 
 }  // namespace
+
+std::string why_no_host_name(std::string_view word) {
+  if (word.empty()) return "the name is empty";
+  if (word.front() == '-') return "a name does not begin with '-'";
+  if (word.size() > 253) return "a name has up to 253 characters";
+  const auto known = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
+           c == '-' || c == '_';
+  };
+  if (!std::ranges::all_of(word, known)) return "a name has alphanumeric characters, '.', '-' and '_' only";
+  return "";
+}
+
+std::string quoted(std::string_view word) {
+  std::string text(word.substr(0, 200));
+  std::ranges::replace_if(
+      text, [](char c) { return static_cast<unsigned char>(c) < 32 || c == 127; }, '?');
+  return concat("'", text, word.size() > 200 ? "…'" : "'");
+}
 
 std::vector<std::string> parse_slurm_nodes(std::string_view list, const std::string& where) {
   require(!list.empty(), Errc::config, where, " is empty; it must name a node");
