@@ -527,6 +527,33 @@ TEST(Communicator, ATimeoutNamesTheAwaitedRank) {
   });
 }
 
+TEST(Communicator, ATimeoutSaysThatALateRankIsInNoCall) {
+  for (const char* const transport : {"shm", "tcp"})
+    for (const int calls : {0, 1})
+      run_ranks(2, [&](int rank, auto store) {
+        auto options = quick();
+        options.transport = transport;
+        options.timeout = std::chrono::milliseconds(rank == 0 ? 4000 : 20000);
+        auto comm = Communicator::connect(rank, 2, store, options);
+        int x = 1;
+        for (int i = 0; i < calls; ++i) comm.all_reduce({&x, 1}).wait();
+        // The last one completes on rank 0 only after rank 1 has sent.
+        const Error e = test::error_of([&] {
+          if (rank == 1) std::this_thread::sleep_for(std::chrono::seconds(6));
+          comm.all_reduce({&x, 1}).wait();
+          comm.barrier().wait();
+        });
+        EXPECT_EQ(e.code(), Errc::timeout) << e.what();
+        EXPECT_EQ(e.culprit(), 1) << e.what();
+        const std::string text = e.what();
+        EXPECT_EQ(text.find("sends no reply"), text.npos) << text;
+        EXPECT_NE(text.find(calls ? "rank 1 is in no call of this communicator; its last was all_reduce #0"
+                                  : "rank 1 is in no call of this communicator; a rank may be stuck"),
+                  text.npos)
+            << text;
+      });
+}
+
 TEST(Communicator, AbortEndsEveryRank) {
   run_ranks(3, [&](int rank, auto store) {
     auto comm = Communicator::connect(rank, 3, store, quick());
