@@ -49,10 +49,11 @@ class Group;
 
 class Communicator {
  public:
-  /// Connects a group of `size` ranks through `store`. Every rank calls it with the same options. Other
-  /// groups may use the same store under other prefixes (prefix_store). Returns once all ranks have
-  /// connected. Errc::rendezvous or timeout names the missing ranks; the error of a rank that cannot connect
-  /// is thrown on all of them.
+  /// Connects a group of `size` ranks through `store`. Every rank calls it with the same options. The same
+  /// ranks may connect further groups through the same store, beside the first or after it has ended or
+  /// failed, also to connect: all in the same order. Groups of other ranks need other prefixes
+  /// (prefix_store). Returns once all ranks have connected. Errc::rendezvous or timeout names the missing
+  /// ranks; the error of a rank that cannot connect is thrown on all of them.
   static Communicator connect(int rank, int size, std::shared_ptr<Store> store, CommOptions options = {});
 
   /// Wraps a connected backend, e.g. of an MPI communicator (connect_mpi). There is no store, so split()

@@ -3,9 +3,12 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "comm/core/deadline.h"
@@ -25,6 +28,17 @@ class Store {
   virtual std::vector<std::string> get_numbered(std::string_view prefix, std::uint32_t first, Deadline);
   /// Adds to an integer key (0 if absent) and returns the sum.
   virtual std::int64_t add(std::string_view key, std::int64_t amount) = 0;
+
+ private:
+  friend class Communicator;
+  /// The store of a rank's next group: of a group after the first on the same store, a view in which no key
+  /// of the earlier ones is seen. Each rank counts the groups that it has tried to connect through this
+  /// object and prefix.
+  static std::shared_ptr<Store> of_next_group(std::shared_ptr<Store>, int rank);
+  /// The groups that this process has connected, by the prefix of their keys and its rank in them.
+  std::map<std::pair<std::string, int>, int> groups_;
+  std::uint64_t fork_generation_ = 0;  // of the process that counts; its children begin anew
+  std::mutex groups_mutex_;
 };
 
 /// A store for ranks that are threads of one process.
@@ -77,7 +91,8 @@ std::shared_ptr<Store> tcp_store(const std::string& address, bool serve = false,
 /// The port that a serving tcp_store listens on; 0 for any other store.
 int tcp_store_port(const Store&);
 
-/// A view of `store` that prepends `prefix` to every key, for sub-groups and successive groups.
+/// A view of `store` that prepends `prefix` to every key, for groups of other ranks. Successive groups of the
+/// same ranks need none (Communicator::connect()).
 std::shared_ptr<Store> prefix_store(std::shared_ptr<Store> store, std::string prefix);
 
 }  // namespace rz

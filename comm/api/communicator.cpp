@@ -55,6 +55,7 @@ Communicator Communicator::connect_from(const SplitFrom& parent, int rank, int s
   require(store != nullptr || size == 1, Errc::invalid_argument, "rank ", rank, " of ", size,
           " has no store");
   if (!store) store = memory_store();
+  if (!parent.backend) store = Store::of_next_group(std::move(store), rank);
   auto backend = make_backend(rank, size, store, options, parent);
   return Communicator(
       std::make_unique<State>(State{rank, size, options, store, in_creator_process(std::move(backend))}));

@@ -95,7 +95,7 @@ void require_not_connected(int rank, Store& store) {
           " of this group, which is complete, but ", this_process(),
           " has the same rank and store; two jobs that use one MASTER_ADDR and MASTER_PORT need different "
           "texts in "
-          "RZ_LAUNCH, and successive groups of a store need prefix_store()");
+          "RZ_LAUNCH, and groups of other processes on one store need prefix_store()");
 }
 
 void await_connected(int rank, int size, Store& store, Deadline deadline,

@@ -1,6 +1,6 @@
 #pragma once
-/// Rendezvous of a group's ranks over a store that is fresh for the group: values that every rank publishes,
-/// the error of a rank that cannot connect, and the moment when all have.
+/// Rendezvous of a group's ranks over a store in which no other group has keys (Store::of_next_group()):
+/// values that every rank publishes, the error of a rank that cannot connect, and the moment when all have.
 
 #include <functional>
 #include <string>

@@ -2,9 +2,11 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <utility>
 
 #include "comm/bootstrap/store_internal.h"
 #include "comm/core/error.h"
+#include "comm/os/process.h"
 #include "comm/store.h"
 
 namespace rz {
@@ -50,7 +52,8 @@ class PrefixStore final : public Store {
   std::int64_t add(std::string_view key, std::int64_t amount) override {
     return store_->add(concat(prefix_, key), amount);
   }
-  const Store& inner() const { return *store_; }
+  Store& inner() const { return *store_; }
+  const std::string& prefix() const { return prefix_; }
 
  private:
   std::shared_ptr<Store> store_;
@@ -127,6 +130,21 @@ std::optional<std::string> KeyValueTable::find(std::string_view key) {
 const Store& innermost(const Store& store) {
   const auto* prefix = dynamic_cast<const PrefixStore*>(&store);
   return prefix ? innermost(prefix->inner()) : store;
+}
+
+std::shared_ptr<Store> Store::of_next_group(std::shared_ptr<Store> store, int rank) {
+  std::string prefix;
+  Store* counts = store.get();
+  while (const auto* view = dynamic_cast<const PrefixStore*>(counts))
+    prefix.insert(0, view->prefix()), counts = &view->inner();
+  int earlier = 0;
+  {
+    const std::lock_guard lock(counts->groups_mutex_);
+    if (std::exchange(counts->fork_generation_, fork_generation()) != fork_generation())
+      counts->groups_.clear();
+    earlier = counts->groups_[{prefix, rank}]++;
+  }
+  return earlier ? prefix_store(std::move(store), concat("group/", earlier, "/")) : store;
 }
 
 std::shared_ptr<Store> memory_store() { return std::make_shared<MemoryStore>(); }

@@ -7,8 +7,6 @@
 #include <string>
 #include <utility>
 
-#include "comm/core/text.h"
-
 namespace rz {
 
 struct WaitReportOptions {
@@ -48,15 +46,5 @@ class LongWait {
   Time since_{};
   bool reported_ = false;
 };
-
-inline void LongWait::report(const WaitReportOptions& options, int rank, int size, const std::string& call,
-                             std::chrono::duration<double> waited, const std::string& reason) noexcept {
-  try {
-    options.report(concat("rank ", rank, " of ", size, " of ", options.communicator, ": ", call,
-                          " has made no progress for ", fixed(waited.count(), 1), " s: ", reason,
-                          "; every rank must make the same calls in the same order"));
-  } catch (...) {  // not a failure of the group
-  }
-}
 
 }  // namespace rz

@@ -79,12 +79,12 @@ void check(Status status, const char* call, Device device) {
 
 DeviceGuard::DeviceGuard(Device device) {
   if (device.kind == Device::host) return;
-  const char* call = nullptr;
+  const char* call = "";
   check(make_current(device.index, &call), call, device);
 }
 
 DeviceGuard::DeviceGuard(Device device, std::nothrow_t) noexcept {
-  const char* call = nullptr;
+  const char* call = "";
   if (device.kind == Device::cuda) static_cast<void>(make_current(device.index, &call));
 }
 

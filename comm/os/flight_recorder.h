@@ -7,8 +7,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "comm/os/fd.h"
 
@@ -89,6 +91,12 @@ class Recorder {
   void begin(std::uint32_t number, const Fields& f) noexcept { begin(row_->collective, number, f); }
   void end(std::uint32_t number) noexcept {
     row_->collective.ended.store(number + 1, std::memory_order_relaxed);
+  }
+  /// Number and kind of the last collective, if there was one.
+  std::optional<std::pair<std::uint32_t, std::uint8_t>> last_collective() const noexcept {
+    const std::uint64_t what = row_->collective.what.load(std::memory_order_relaxed);
+    if (!(what >> 56)) return std::nullopt;
+    return std::pair(static_cast<std::uint32_t>(what), static_cast<std::uint8_t>(what >> 32));
   }
   /// Messages have numbers of their own, from 0 on.
   void begin_message(const Fields& f) noexcept { begin(row_->message, messages_++, f); }

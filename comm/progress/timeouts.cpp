@@ -13,8 +13,14 @@ namespace {
 /// Of ranks that are in no call of the group, which poll once a second; and this one may, too.
 constexpr std::chrono::milliseconds max_idle_reply_time{2200};
 
-const char* describe(const WaitForGraph& graph, int culprit) {
-  return graph.unresponsive(culprit) ? " sends no reply" : " waits for no rank";
+std::string describe(const WaitForGraph& graph, int culprit, bool is_short) {
+  const WaitMessage* const state = graph.state_of(culprit);
+  if (!state) return is_short ? " has sent no reply yet" : " sends no reply";
+  if (state->kind != WaitMessage::idle) return " waits for no rank";
+  std::string text = " is in no call of this communicator";
+  if (state->call.sequence != WaitMessage::no_call)
+    text += concat("; its last was ", name(state->call.kind), " #", state->call.sequence);
+  return text;
 }
 
 }  // namespace
@@ -23,17 +29,26 @@ Clock::duration Timeouts::margin() const {
   return std::min<Clock::duration>(timeout_ / 4, std::chrono::seconds(1));
 }
 
-/// Ranks that are in calls reply at once; where groups are split from this one, they may be in calls of
-/// these.
+/// Ranks in no call may reply later than a short timeout allows.
+bool Timeouts::is_short() const { return query_time() < std::chrono::seconds(1); }
+
+Clock::duration Timeouts::query_time() const {
+  return timeout_ < std::chrono::seconds(2) ? margin()
+                                            : std::min<Clock::duration>(timeout_ / 2, max_idle_reply_time);
+}
+
+/// Ranks that are in calls reply at once, those in none within a second; where groups are split from this
+/// one, they may be in calls of these.
 const Request* Timeouts::check(Time now, const Request* current, const Request* oldest) {
-  const auto is_near = [&](const Request* r) { return r && now + margin() >= r->deadline; };
+  const auto is_near = [&](const Request* r) { return r && now + query_time() >= r->deadline; };
   const Request* const due = is_near(current) ? current : is_near(oldest) ? oldest : nullptr;
   if (!due) return nullptr;
   if (due->deadline == queried_) return now >= decide_at_ ? due : nullptr;
   queried_ = due->deadline;
   transport_.query_waits();
   const bool others = monitor_ && monitor_->split_waits().has_groups();
-  decide_at_ = Clock::now() + (others ? std::max<Clock::duration>(margin(), max_idle_reply_time) : margin());
+  decide_at_ =
+      Clock::now() + (others ? std::max<Clock::duration>(query_time(), max_idle_reply_time) : query_time());
   return nullptr;
 }
 
@@ -47,7 +62,7 @@ void Timeouts::fail(const Request& request, const WaitState& wait) {
                     advice = "; a rank may be stuck, or slower than the timeout allows";
   const Failure failure{
       culprit, Errc::timeout,
-      concat(what, found < 0 ? "" : concat("; rank ", found, describe(graph, found)), advice)};
+      concat(what, found < 0 ? "" : concat("; rank ", found, describe(graph, found, is_short())), advice)};
   if (monitor_ && monitor_->expire_in_parent(failure, what + advice, wait.waiting_on)) {
     decide_at_ = Time::max();
     return;
@@ -70,7 +85,8 @@ void Timeouts::poll_split_groups(Time now) {
   const int found = graph.culprit(expired->suspect, expired->waiting_on | waits_of_split_groups());
   Failure failure = expired->failure;
   failure.culprit = found < 0 ? expired->suspect : found;
-  if (found >= 0) failure.reason = concat("rank ", found, describe(graph, found), ": ", failure.reason);
+  if (found >= 0)
+    failure.reason = concat("rank ", found, describe(graph, found, false), ": ", failure.reason);
   transport_.abort(failure);
   transport_.progress();  // throws what the group has agreed on
 }

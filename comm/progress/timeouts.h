@@ -52,6 +52,9 @@ class Timeouts {
 
  private:
   std::chrono::steady_clock::duration margin() const;
+  /// How long before a deadline the peers are queried.
+  std::chrono::steady_clock::duration query_time() const;
+  bool is_short() const;
 
   Transport& transport_;
   const std::shared_ptr<LinkMonitor> monitor_;  // null: the group has no others above and below it

@@ -12,7 +12,7 @@ namespace rz {
 WaitMessage WaitMessage::idle_in(std::string_view text) {
   std::array<char, sizeof(RankSet)> bytes{};
   text.copy(bytes.data(), bytes.size() - 1);
-  return {.kind = idle, .waits_for = std::bit_cast<RankSet>(bytes)};
+  return {.kind = idle, .waits_for = std::bit_cast<RankSet>(bytes), .call = {.sequence = no_call}};
 }
 
 std::string WaitMessage::text() const {

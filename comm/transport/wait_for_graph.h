@@ -31,11 +31,12 @@ struct WaitState {
 /// only in calls of groups that are split from it and share its failures.
 struct WaitMessage {
   enum Kind : std::uint32_t { query, reply, idle, elsewhere } kind;
-  RankSet waits_for{};                      ///< reply, elsewhere: the ranks; idle: the bytes of text()
-  CallSignature call{};                     ///< reply: of the call
-  std::uint32_t number = 0;                 ///< query: of the collective that the reply is to return
+  RankSet waits_for{};       ///< reply, elsewhere: the ranks; idle: the bytes of text()
+  CallSignature call{};      ///< reply: of the call; idle: number and kind of the last, or no_call
+  std::uint32_t number = 0;  ///< query: of the collective that the reply is to return
   std::optional<CallSignature> numbered{};  ///< in replies: this rank's collective of that number, if known
 
+  static constexpr std::uint32_t no_call = 0xffffffff;  ///< a sequence
   static WaitMessage idle_in(std::string_view text);
   /// Of an idle rank: the waits of its process in other groups, or nothing.
   std::string text() const;
@@ -61,8 +62,8 @@ class WaitForGraph {
   std::optional<CallSignature> call(std::uint32_t number) const;
 
   void clear_replies() { replies_.clear(); }
-  /// True if the peer has not replied since clear_replies() that it is in a call: it is stuck, stopped, or
-  /// makes no call.
+  /// True if the peer has not replied since clear_replies() that it is in a call: it is stuck or stopped, or
+  /// it has replied that it is in none.
   bool unresponsive(int peer) const {
     const WaitMessage* const state = state_of(peer);
     return !state || state->kind == WaitMessage::idle;

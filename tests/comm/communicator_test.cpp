@@ -375,6 +375,74 @@ TEST(Communicator, ASecondProcessOfARankIsRefusedOnceTheGroupIsComplete) {
   });
 }
 
+/// A store for `size` ranks that are threads: one that they share, or a TCP store of each.
+std::vector<std::shared_ptr<Store>> stores_of(int size, bool tcp) {
+  std::vector<std::shared_ptr<Store>> stores(static_cast<std::size_t>(size), tcp ? nullptr : memory_store());
+  if (!tcp) return stores;
+  stores[0] = tcp_store("127.0.0.1:0", true);
+  for (std::size_t r = 1; r < stores.size(); ++r)
+    stores[r] = tcp_store(concat("127.0.0.1:", tcp_store_port(*stores[0])));
+  return stores;
+}
+
+/// Connects, checks a sum and a split, and returns the group.
+Communicator connect_and_check(int rank, int size, const std::shared_ptr<Store>& store,
+                               const CommOptions& options) {
+  auto comm = Communicator::connect(rank, size, store, options);
+  int x = 1;
+  comm.all_reduce({&x, 1}).wait();
+  EXPECT_EQ(x, size);
+  auto split = comm.split(0, size - rank);
+  x = 1;
+  split->all_reduce({&x, 1}).wait();
+  EXPECT_EQ(x, size);
+  return comm;
+}
+
+TEST(Communicator, AStoreServesOneGroupAfterAnother) {
+  for (const bool tcp : {false, true})
+    for (const char* const transport : {"shm", "tcp"})
+      for (const int size : {2, 3}) {
+        const auto stores = stores_of(size, tcp);
+        run_ranks(size, [&](int rank, const auto&) {
+          const auto& store = stores[static_cast<std::size_t>(rank)];
+          CommOptions options = quick();
+          options.transport = transport;
+          options.rendezvous_timeout = std::chrono::seconds(20);
+          { connect_and_check(rank, size, store, options); }  // ends before the next one
+          auto a = connect_and_check(rank, size, store, options);
+          auto b = connect_and_check(rank, size, store, options);  // beside the one before
+          a.abort("the test ends it");
+          EXPECT_THROW(a.barrier().wait(), Error);
+          auto c = connect_and_check(rank, size, store, options);  // after one that has failed
+          // Another prefix is another sequence of groups, whichever object stands for it.
+          for (int i = 0; i < 2; ++i)
+            connect_and_check((rank + i) % size, size, prefix_store(prefix_store(store, "o"), concat("p", i)),
+                              options);
+          for (int i = 0; i < 2; ++i) connect_and_check(rank, size, prefix_store(store, "other/"), options);
+          for (auto* group : {&b, &c}) group->barrier().wait();
+        });
+      }
+}
+
+TEST(Communicator, AStoreServesAGroupAfterOneThatCouldNotConnect) {
+  for (const bool tcp : {false, true})
+    for (const int size : {2, 3}) {
+      const auto stores = stores_of(size, tcp);
+      run_ranks(size, [&](int rank, const auto&) {
+        const auto& store = stores[static_cast<std::size_t>(rank)];
+        CommOptions options = quick();
+        options.rendezvous_timeout = std::chrono::seconds(20);
+        options.backend = rank == 1 ? "nonesuch" : "native";
+        if (rank != 1) options.rendezvous_timeout = std::chrono::milliseconds(500);
+        EXPECT_THROW(Communicator::connect(rank, size, store, options), Error);
+        options.rendezvous_timeout = std::chrono::seconds(20);
+        options.backend = "native";
+        connect_and_check(rank, size, store, options).barrier().wait();
+      });
+    }
+}
+
 TEST(Communicator, TheCulpritOfASplitIsARankOfTheParent) {
   run_ranks(4, [&](int rank, std::shared_ptr<Store> store) {
     CommOptions options = quick();
@@ -457,6 +525,33 @@ TEST(Communicator, ATimeoutNamesTheAwaitedRank) {
       EXPECT_THROW(comm.barrier().wait(), Error);
     }
   });
+}
+
+TEST(Communicator, ATimeoutSaysThatALateRankIsInNoCall) {
+  for (const char* const transport : {"shm", "tcp"})
+    for (const int calls : {0, 1})
+      run_ranks(2, [&](int rank, auto store) {
+        auto options = quick();
+        options.transport = transport;
+        options.timeout = std::chrono::milliseconds(rank == 0 ? 4000 : 20000);
+        auto comm = Communicator::connect(rank, 2, store, options);
+        int x = 1;
+        for (int i = 0; i < calls; ++i) comm.all_reduce({&x, 1}).wait();
+        // The last one completes on rank 0 only after rank 1 has sent.
+        const Error e = test::error_of([&] {
+          if (rank == 1) std::this_thread::sleep_for(std::chrono::seconds(6));
+          comm.all_reduce({&x, 1}).wait();
+          comm.barrier().wait();
+        });
+        EXPECT_EQ(e.code(), Errc::timeout) << e.what();
+        EXPECT_EQ(e.culprit(), 1) << e.what();
+        const std::string text = e.what();
+        EXPECT_EQ(text.find("sends no reply"), text.npos) << text;
+        EXPECT_NE(text.find(calls ? "rank 1 is in no call of this communicator; its last was all_reduce #0"
+                                  : "rank 1 is in no call of this communicator; a rank may be stuck"),
+                  text.npos)
+            << text;
+      });
 }
 
 TEST(Communicator, AbortEndsEveryRank) {

@@ -198,8 +198,12 @@ void Dispatcher::poll(Time now, const Request* oldest, bool waited_for) {
 
 void Dispatcher::poll_idle() {
   transport_->progress();
-  if (transport_->wait_graph().has_requests())
-    transport_->reply_waits(reply_without_call(WaitMessage::idle_in(WaitReporter::of_process())));
+  if (transport_->wait_graph().has_requests()) {
+    WaitMessage idle = WaitMessage::idle_in(WaitReporter::of_process());
+    if (const auto last = flight_.last_collective())
+      idle.call = {.sequence = last->first, .kind = static_cast<Collective>(last->second)};
+    transport_->reply_waits(reply_without_call(idle));
+  }
   timeouts_.end_wait();
   timeouts_.poll_split_groups(std::chrono::steady_clock::now());
 }
