@@ -452,20 +452,42 @@ struct DecodeStream::State {
   Tokenizer tokenizer;
   bool skip_special_tokens;
   Decoder::Stream stream;
+  std::string uncertain{};  ///< text of the context that the stream has not returned
+
+  std::string push(std::int32_t id) {
+    const std::string* const text = tokenizer.state_->decoded(id, skip_special_tokens);
+    return text ? stream.next({*text}, false) : "";
+  }
+  std::string behind_context(std::string made) {
+    const std::size_t known = std::min(made.size(), uncertain.size());
+    if (made.compare(0, known, uncertain, 0, known) != 0) {
+      uncertain.clear();
+      return made;
+    }
+    uncertain.erase(0, known);
+    return made.substr(known);
+  }
 };
 
-DecodeStream::DecodeStream(Tokenizer tokenizer, bool skip_special_tokens)
+DecodeStream::DecodeStream(Tokenizer tokenizer, bool skip_special_tokens,
+                           std::span<const std::int32_t> context)
     : state_(std::make_unique<State>(
-          State{tokenizer, skip_special_tokens, Decoder::Stream(tokenizer.state_->decoder)})) {}
+          State{tokenizer, skip_special_tokens, Decoder::Stream(tokenizer.state_->decoder)})) {
+  if (context.empty()) return;
+  std::string certain, all = tokenizer.decode(context, skip_special_tokens);
+  for (const std::int32_t id : context) certain += state_->push(id);
+  if (all.starts_with(certain)) state_->uncertain = all.substr(certain.size());
+}
 DecodeStream::DecodeStream(DecodeStream&&) noexcept = default;
 DecodeStream& DecodeStream::operator=(DecodeStream&&) noexcept = default;
 DecodeStream::~DecodeStream() = default;
 
-std::string DecodeStream::push(std::int32_t id) {
-  const std::string* const text = state_->tokenizer.state_->decoded(id, state_->skip_special_tokens);
-  return text ? state_->stream.next({*text}, false) : "";
+std::string DecodeStream::push(std::int32_t id) { return state_->behind_context(state_->push(id)); }
+std::string DecodeStream::finish() {
+  std::string rest = state_->behind_context(state_->stream.next({}, true));
+  state_->uncertain.clear();
+  return rest;
 }
-std::string DecodeStream::finish() { return state_->stream.next({}, true); }
 
 bool has_tokenizer(const std::string& folder) { return !model_folder(folder).empty(); }
 

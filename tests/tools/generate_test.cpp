@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "autograd_lite/models/gpt2.h"
 #include "autograd_lite/nn/init.h"
@@ -95,6 +96,31 @@ TEST_F(GenerateTool, TheTokenizerOfTheFolderIsUsed) {
   EXPECT_EQ(o.out, text + "\n") << o.err;
   write_model(280);
   expect_refusal("generate", {"--model", model(), "--prompt", "x"}, "the tokenizer is another model's");
+}
+
+/// With a decoder that removes the blank before the first word of a text, as that of Llama 2.
+TEST_F(GenerateTool, AContinuationKeepsTheBlankBeforeItsFirstWord) {
+  const std::string_view texts[] = {"x"};
+  train_bpe(texts, 257).save_pretrained(model());
+  auto json = nlohmann::json::parse(std::ifstream(model() + "/tokenizer.json"));
+  json["decoder"] = nlohmann::json::parse(
+      R"({"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "X"}, "content": " "}, )"
+      R"({"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]})");
+  nlohmann::json vocabulary{{"<|endoftext|>", 0}};
+  for (int word = 1; word < 257; ++word) vocabulary[concat("X", word)] = word;
+  vocabulary["O"] = 257;
+  json["model"]["vocab"] = vocabulary, json["model"]["merges"] = nlohmann::json::array();
+  put("tokenizer.json", json.dump());
+  write_model(258);
+  const Tokenizer tokenizer = Tokenizer::from_pretrained(model());
+  const std::string text =
+      expected("O", {.max_new_tokens = 5, .repetition_penalty = 100, .temperature = 0, .eos_token_id = {0}},
+               tokenizer);
+  ASSERT_FALSE(text.empty());
+  ASSERT_NE(text[0], ' ') << "decoded alone";
+  const Outcome o =
+      run({"--prompt", "O", "--temperature", "0", "--max-new-tokens", "5", "--repetition-penalty", "100"});
+  EXPECT_EQ(o.out, concat("O ", text, "\n")) << o.err;
 }
 
 TEST_F(GenerateTool, ATextOfStopEndsIt) {

@@ -9,6 +9,7 @@
 #include <iterator>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -188,7 +189,7 @@ class Generator {
                           " tokens, the positions of the model, each token sees the last ", positions,
                           " and takes a pass over all of them"));
     const std::size_t texts = static_cast<std::size_t>(options_.num_return_sequences);
-    Printed printed(*this, prompt, texts);
+    Printed printed(*this, prompt, tokens, texts);
     const std::vector<std::vector<std::int32_t>> prompts(texts, tokens);
     const auto start = std::chrono::steady_clock::now();
     std::optional<std::chrono::steady_clock::time_point> first;
@@ -284,10 +285,11 @@ class Generator {
   /// Continuations as text: the first one is printed as it is made, the others at the end.
   class Printed {
    public:
-    Printed(const Generator& of, const std::string& prompt, std::size_t texts)
+    Printed(const Generator& of, const std::string& prompt, std::span<const std::int32_t> tokens,
+            std::size_t texts)
         : of_(of), prompt_(of.options_.echo ? prompt : "") {
       for (std::size_t i = 0; i < texts; ++i)
-        texts_.emplace_back(Text{DecodeStream(*of.tokenizer_, !of.options_.special_tokens)});
+        texts_.emplace_back(Text{DecodeStream(*of.tokenizer_, !of.options_.special_tokens, tokens)});
       print(prompt_);
     }
     /// Returns whether the text ends, with one of the texts of --stop.
