@@ -421,6 +421,11 @@ std::string Tokenizer::decode(std::span<const std::int32_t> ids, bool skip_speci
 std::size_t Tokenizer::vocab_size() const {
   return static_cast<std::size_t>(std::max(state_->model.largest_id(), state_->added.largest_id())) + 1;
 }
+std::size_t Tokenizer::ordinary_vocab_size() const {
+  std::size_t size = vocab_size();
+  while (size > 0 && !state_->decoded(static_cast<std::int32_t>(size - 1), true)) --size;
+  return size;
+}
 std::optional<std::int32_t> Tokenizer::token_to_id(std::string_view token) const {
   return state_->id_of(token);
 }

@@ -59,6 +59,8 @@ class Tokenizer {
 
   /// The largest id + 1, added tokens included.
   std::size_t vocab_size() const;
+  /// The same without special tokens at the end, which a model may lack: texts need not have them.
+  std::size_t ordinary_vocab_size() const;
   std::optional<std::int32_t> token_to_id(std::string_view token) const;
   /// The token as the files spell it; empty if there is none of this id.
   std::string id_to_token(std::int32_t id) const;
