@@ -362,7 +362,8 @@ void Tokens::require_in_vocabulary(std::uint64_t begin, std::span<const std::int
   fail(Errc::config, name(), ": token ", static_cast<std::uint32_t>(*wrong), " at position ",
        begin + static_cast<std::uint64_t>(wrong - tokens.begin()),
        " is beyond the model's vocabulary (vocab_size ", vocabulary_,
-       "); use the tokenizer that belongs to the model, or a larger vocab_size");
+       "); use the tokenizer that belongs to the model, or ",
+       "a larger vocab_size for a model without trained weights");
 }
 
 void Tokens::check_vocabulary() const {

@@ -1,5 +1,8 @@
 #include "sharding/huggingface/config_values.h"
 
+#include <string>
+#include <vector>
+
 #include "comm/core/error.h"
 
 namespace rz {
@@ -22,8 +25,11 @@ const char* name_of(Scaling s) {
 }
 
 Scaling scaling_of(const JsonObject& o) {
-  const char* const key = o.has("rope_type") || !o.has("type") ? "rope_type" : "type";
-  const std::string text = o.text(key, "default");
+  const char* const key = is_given(o, "rope_type") || !is_given(o, "type") ? "rope_type" : "type";
+  const std::string text = is_given(o, key) ? o.text(key, "default") : "default";
+  if (is_given(o, "type") && o.text("type", text) != text)
+    o.fail_at("type", concat("is ", to_display(o.at("type")), ", and ", o.path("rope_type"), " \"", text,
+                             "\"; give one of them"));
   for (const Scaling s : {Scaling::none, Scaling::linear, Scaling::dynamic, Scaling::llama3})
     if (text == name_of(s)) return s;
   o.fail_at(key, concat("must be \"default\", \"linear\", \"dynamic\" or \"llama3\", found \"", text, '"'));
@@ -32,6 +38,8 @@ Scaling scaling_of(const JsonObject& o) {
 /// `o`: rope_scaling or rope_parameters.
 void read_scaling(const JsonObject& o, ops::RotaryOptions& rope, std::size_t positions) {
   constexpr double largest = 1e9;
+  for (const std::string& key : o.keys())
+    if (o.at(key).is_object()) o.fail_at(key, "all layers have the same rotation here");
   rope.scaling = scaling_of(o);
   if (rope.scaling == Scaling::none) return;
   if (!is_given(o, "factor")) o.fail_at("factor", "missing");
@@ -50,17 +58,52 @@ void read_scaling(const JsonObject& o, ops::RotaryOptions& rope, std::size_t pos
                                                                              : 0;
 }
 
+/// rope_scaling and rope_parameters, the names of one object: those that state something.
+std::vector<JsonObject> rope_objects(const JsonObject& o) {
+  std::vector<JsonObject> objects;
+  for (const char* key : {"rope_scaling", "rope_parameters"})
+    if (is_given(o, key) && !o.at(key).empty()) objects.push_back(o.object(key));
+  return objects;
+}
+
+/// The value that transformers uses, of the first of `objects` or of config.json itself. Whatever else is
+/// stated must be the same.
+double rope_value(const JsonObject& o, const std::vector<JsonObject>& objects, const char* key,
+                  const RopeKey& in_file, double min, double max) {
+  double value = in_file.absent;
+  std::string place;
+  if (!objects.empty() && is_given(objects[0], key)) {
+    value = objects[0].number(key, value, min, max), place = objects[0].path(key) + " is ";
+  } else if (is_given(o, in_file.name)) {
+    value = o.number(in_file.name, value, min, max), place = o.path(in_file.name) + " is ";
+  } else {
+    place = concat("without ", objects.empty() ? std::string(in_file.name) : objects[0].path(key), " it is ");
+  }
+  const auto agree = [&](const JsonObject& of, const char* name) {
+    if (!is_given(of, name)) return;
+    if (const double other = of.number(name, value, min, max); other != value)
+      of.fail_at(name, concat("is ", other, ", and ", place, value, "; give one value"));
+  };
+  agree(o, in_file.name), agree(o, key);
+  for (const JsonObject& of : objects) agree(of, key);
+  return value;
+}
+
 }  // namespace
 
-RopeConfig rope_of(const JsonObject& o, std::size_t positions, RopeConfig rope) {
-  if (is_given(o, "rope_parameters"))
-    rope.options.theta = o.object("rope_parameters").number("rope_theta", rope.options.theta, 1, max_theta);
-  for (const char* key : {"rope_scaling", "rope_parameters"})
-    if (is_given(o, key)) {
-      const JsonObject of = o.object(key);
-      read_scaling(of, rope.options, positions);
-      rope.partial_rotary_factor = of.number("partial_rotary_factor", rope.partial_rotary_factor, 0, 1);
-    }
+RopeConfig rope_of(const JsonObject& o, std::size_t positions, const RopeKey& theta, const RopeKey& partial) {
+  const std::vector<JsonObject> objects = rope_objects(o);
+  RopeConfig rope;
+  if (!objects.empty()) read_scaling(objects[0], rope.options, positions);
+  if (objects.size() == 2) {
+    ops::RotaryOptions other;
+    read_scaling(objects[1], other, positions);
+    if (other.scaling != Scaling::none && scaling_json(other) != scaling_json(rope.options))
+      o.fail_at("rope_scaling", concat("is ", to_display(o.at("rope_scaling")), ", and rope_parameters ",
+                                       to_display(o.at("rope_parameters")), "; give one of them"));
+  }
+  rope.options.theta = rope_value(o, objects, "rope_theta", theta, 1, max_theta);
+  rope.partial_rotary_factor = rope_value(o, objects, "partial_rotary_factor", partial, 0, 1);
   return rope;
 }
 

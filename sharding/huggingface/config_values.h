@@ -65,8 +65,15 @@ struct RopeConfig {
   ops::RotaryOptions options{};
   double partial_rotary_factor = 1;  ///< the share of a head's channels that is rotated
 };
-/// What rope_scaling (transformers 4) and rope_parameters (5) state, over the values of other keys.
-RopeConfig rope_of(const JsonObject&, std::size_t positions, RopeConfig of_other_keys);
+/// A key of config.json beside the object, and its value if nothing states one.
+struct RopeKey {
+  const char* name;
+  double absent;
+};
+/// rope_scaling, if it is given and not empty, else rope_parameters, with the keys rope_theta and
+/// partial_rotary_factor; what it lacks of these is that of `theta` and `partial`. Errc::config for two
+/// statements that differ. Beside rope_scaling, rope_parameters may be of type "default".
+RopeConfig rope_of(const JsonObject&, std::size_t positions, const RopeKey& theta, const RopeKey& partial);
 /// rope_scaling.
 nlohmann::ordered_json scaling_json(const ops::RotaryOptions&);
 

@@ -21,9 +21,8 @@ GptNeoxConfig gpt_neox_config(const JsonObject& o) {
   c.max_position_embeddings = size_at(o, "max_position_embeddings", 2048, max_positions);
   c.hidden_act = o.text("hidden_act", c.hidden_act);
   c.layer_norm_eps = o.number("layer_norm_eps", c.layer_norm_eps, 0, 1);
-  const RopeConfig rope = rope_of(o, c.max_position_embeddings,
-                                  {{.theta = o.number("rotary_emb_base", c.rope.theta, 1, max_theta)},
-                                   o.number("rotary_pct", c.rotary_pct, 0, 1)});
+  const RopeConfig rope =
+      rope_of(o, c.max_position_embeddings, {"rotary_emb_base", c.rope.theta}, {"rotary_pct", c.rotary_pct});
   c.rope = rope.options, c.rotary_pct = rope.partial_rotary_factor;
   c.use_parallel_residual = o.boolean("use_parallel_residual", true);
   c.attention_bias = o.boolean("attention_bias", true);

@@ -135,8 +135,7 @@ LlamaConfig llama_config(const JsonObject& o) {
                        of.head_dim ? of.head_dim : static_cast<std::int64_t>(c.hidden_size) / heads, 1 << 16);
   c.max_position_embeddings = size_at(o, "max_position_embeddings", of.positions, max_positions);
   c.rms_norm_eps = o.number("rms_norm_eps", 1e-6, 0, 1);
-  c.rope =
-      rope_of(o, c.max_position_embeddings, {{.theta = o.number("rope_theta", 10000, 1, max_theta)}}).options;
+  c.rope = rope_of(o, c.max_position_embeddings, {"rope_theta", 10000}, {"partial_rotary_factor", 1}).options;
   c.tie_word_embeddings = o.boolean("tie_word_embeddings", false);
   c.o_bias = of.attention_bias && o.boolean("attention_bias", false);
   c.qkv_bias = of.qkv_bias || c.o_bias;

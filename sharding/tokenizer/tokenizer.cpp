@@ -421,6 +421,11 @@ std::string Tokenizer::decode(std::span<const std::int32_t> ids, bool skip_speci
 std::size_t Tokenizer::vocab_size() const {
   return static_cast<std::size_t>(std::max(state_->model.largest_id(), state_->added.largest_id())) + 1;
 }
+std::size_t Tokenizer::ordinary_vocab_size() const {
+  std::size_t size = vocab_size();
+  while (size > 0 && !state_->decoded(static_cast<std::int32_t>(size - 1), true)) --size;
+  return size;
+}
 std::optional<std::int32_t> Tokenizer::token_to_id(std::string_view token) const {
   return state_->id_of(token);
 }
@@ -452,20 +457,42 @@ struct DecodeStream::State {
   Tokenizer tokenizer;
   bool skip_special_tokens;
   Decoder::Stream stream;
+  std::string uncertain{};  ///< text of the context that the stream has not returned
+
+  std::string push(std::int32_t id) {
+    const std::string* const text = tokenizer.state_->decoded(id, skip_special_tokens);
+    return text ? stream.next({*text}, false) : "";
+  }
+  std::string behind_context(std::string made) {
+    const std::size_t known = std::min(made.size(), uncertain.size());
+    if (made.compare(0, known, uncertain, 0, known) != 0) {
+      uncertain.clear();
+      return made;
+    }
+    uncertain.erase(0, known);
+    return made.substr(known);
+  }
 };
 
-DecodeStream::DecodeStream(Tokenizer tokenizer, bool skip_special_tokens)
+DecodeStream::DecodeStream(Tokenizer tokenizer, bool skip_special_tokens,
+                           std::span<const std::int32_t> context)
     : state_(std::make_unique<State>(
-          State{tokenizer, skip_special_tokens, Decoder::Stream(tokenizer.state_->decoder)})) {}
+          State{tokenizer, skip_special_tokens, Decoder::Stream(tokenizer.state_->decoder)})) {
+  if (context.empty()) return;
+  std::string certain, all = tokenizer.decode(context, skip_special_tokens);
+  for (const std::int32_t id : context) certain += state_->push(id);
+  if (all.starts_with(certain)) state_->uncertain = all.substr(certain.size());
+}
 DecodeStream::DecodeStream(DecodeStream&&) noexcept = default;
 DecodeStream& DecodeStream::operator=(DecodeStream&&) noexcept = default;
 DecodeStream::~DecodeStream() = default;
 
-std::string DecodeStream::push(std::int32_t id) {
-  const std::string* const text = state_->tokenizer.state_->decoded(id, state_->skip_special_tokens);
-  return text ? state_->stream.next({*text}, false) : "";
+std::string DecodeStream::push(std::int32_t id) { return state_->behind_context(state_->push(id)); }
+std::string DecodeStream::finish() {
+  std::string rest = state_->behind_context(state_->stream.next({}, true));
+  state_->uncertain.clear();
+  return rest;
 }
-std::string DecodeStream::finish() { return state_->stream.next({}, true); }
 
 bool has_tokenizer(const std::string& folder) { return !model_folder(folder).empty(); }
 

@@ -59,6 +59,8 @@ class Tokenizer {
 
   /// The largest id + 1, added tokens included.
   std::size_t vocab_size() const;
+  /// The same without special tokens at the end, which a model may lack: texts need not have them.
+  std::size_t ordinary_vocab_size() const;
   std::optional<std::int32_t> token_to_id(std::string_view token) const;
   /// The token as the files spell it; empty if there is none of this id.
   std::string id_to_token(std::int32_t id) const;
@@ -89,14 +91,17 @@ class Tokenizer {
 /// Text of tokens that arrive one by one. Not thread-safe.
 class DecodeStream {
  public:
-  explicit DecodeStream(Tokenizer, bool skip_special_tokens = true);
+  /// `context`: the tokens before the first one, e.g. of a prompt. Their text is not returned, but a decoder
+  /// that removes a blank at the beginning of a text does not find the beginning behind them.
+  explicit DecodeStream(Tokenizer, bool skip_special_tokens = true,
+                        std::span<const std::int32_t> context = {});
   DecodeStream(DecodeStream&&) noexcept;
   DecodeStream& operator=(DecodeStream&&) noexcept;
   ~DecodeStream();
 
   /// What is certain of the text after this token, beyond what was returned before: whole characters, and
   /// nothing that a further token might change. All that push() and finish() return is, in this order,
-  /// decode() of all tokens.
+  /// decode() of all tokens, behind decode() of the context.
   std::string push(std::int32_t id);
   /// The rest. A next token begins a new text.
   std::string finish();

@@ -111,6 +111,12 @@ std::string llama_config(const std::string& more) {
          more + "}";
 }
 
+std::string neox_config(const std::string& more) {
+  return R"({"model_type": "gpt_neox", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, )"
+         R"("num_hidden_layers": 1, "num_attention_heads": 2)" +
+         more + "}";
+}
+
 TEST_F(HuggingFaceConfig, AbsentKeysOfALlamaHaveHuggingFacesDefaults) {
   put("config.json", llama_config(R"(, "model_type": "llama")"));
   const LlamaConfig llama = read_llama_config(path());
@@ -163,6 +169,60 @@ TEST_F(HuggingFaceConfig, BothSpellingsOfRotaryScalingAreOne) {
   EXPECT_EQ(to_json(read_llama_config(path("again.json"))), to_json(old));
 }
 
+TEST_F(HuggingFaceConfig, RopeScalingAndRopeParametersAreNamesOfOneObject) {
+  const auto written = [&](const std::string& more) {
+    put("config.json", llama_config(R"(, "model_type": "llama")" + more));
+    return to_json(read_llama_config(path()));
+  };
+  const std::string theta = R"(, "rope_theta": 500000)", plain = R"({"rope_type": "default", )",
+                    linear = R"({"rope_type": "linear", "factor": 4)";
+  const std::string of_theta = written(theta),
+                    scaled = written(theta + R"(, "rope_scaling": )" + linear + "}");
+  EXPECT_NE(of_theta, scaled);
+  for (const char* name : {"rope_scaling", "rope_parameters"}) {
+    const std::string key = concat(R"(, ")", name, R"(": )");
+    EXPECT_EQ(written(key + plain + R"("rope_theta": 500000})"), of_theta) << name;
+    EXPECT_EQ(written(key + R"({"rope_theta": 500000})" + theta), of_theta) << name;
+    EXPECT_EQ(written(key + linear + R"(, "rope_theta": 500000})"), scaled) << name;
+    EXPECT_EQ(written(key + R"({"type": "linear", "factor": 4, "rope_theta": 500000})"), scaled) << name;
+    EXPECT_EQ(written(key + "{}" + theta), of_theta) << name;
+    EXPECT_EQ(written(key + "null" + theta), of_theta) << name;
+  }
+  const std::string beside = R"(, "rope_parameters": )" + plain + R"("rope_theta": 500000})";
+  EXPECT_EQ(written(beside + theta + R"(, "rope_scaling": )" + linear + "}"), scaled)
+      << "by hand, beside what transformers 5 writes";
+  EXPECT_EQ(written(beside + R"(, "rope_scaling": )" + linear + R"(, "rope_theta": 500000})"), scaled);
+  EXPECT_EQ(written(beside + R"(, "rope_scaling": {})"), of_theta);
+}
+
+TEST_F(HuggingFaceConfig, ContradictionsOfRotaryEmbeddingAreRefusedByBothKeys) {
+  const auto refused = [&](const std::string& more, std::initializer_list<std::string> parts) {
+    put("wrong.json", more);
+    expect_parts(error_of([&] { language_model_from_config(path("wrong.json")); }).what(), parts);
+  };
+  const auto llama = [](const std::string& more) {
+    return llama_config(R"(, "model_type": "llama")" + more);
+  };
+  refused(llama(R"(, "rope_theta": 20000, "rope_scaling": {"rope_theta": 30000})"),
+          {"wrong.json: rope_theta: is 20000", "rope_scaling.rope_theta is 30000"});
+  refused(llama(R"(, "rope_parameters": {"rope_theta": 20000}, "rope_scaling": {"rope_theta": 30000})"),
+          {"rope_parameters.rope_theta: is 20000", "rope_scaling.rope_theta is 30000"});
+  refused(
+      llama(R"(, "rope_parameters": {"rope_theta": 20000}, "rope_scaling": {"type": "linear", "factor": 2})"),
+      {"rope_parameters.rope_theta: is 20000", "without rope_scaling.rope_theta it is 10000"});
+  refused(llama(R"(, "rope_parameters": {"type": "linear", "factor": 3}, )"
+                R"("rope_scaling": {"type": "linear", "factor": 2})"),
+          {"rope_scaling: is ", "rope_parameters {"});
+  refused(llama(R"(, "rope_scaling": {"type": "linear", "rope_type": "dynamic", "factor": 2})"),
+          {"rope_scaling.type: is \"linear\"", "rope_scaling.rope_type \"dynamic\""});
+  refused(llama(R"(, "rope_parameters": {"full_attention": {"rope_theta": 20000}})"),
+          {"rope_parameters.full_attention: ", "all layers"});
+  refused(neox_config(R"(, "rotary_pct": 0.5, "rope_parameters": {"partial_rotary_factor": 0.25})"),
+          {"rotary_pct: is 0.5", "rope_parameters.partial_rotary_factor is 0.25"});
+  refused(neox_config(R"(, "rotary_emb_base": 500, "rope_theta": 400)"),
+          {"rope_theta: is 400", "rotary_emb_base is 500"});
+}
+
 TEST_F(HuggingFaceConfig, VariantsOfALlamaAreRefusedByTheirKey) {
   const auto refused = [&](const std::string& more, std::initializer_list<std::string> parts) {
     put("wrong.json", llama_config(R"(, "model_type": "llama")" + more));
@@ -182,12 +242,6 @@ TEST_F(HuggingFaceConfig, VariantsOfALlamaAreRefusedByTheirKey) {
   put("other.json", R"({"model_type": "bert"})");
   expect_parts(error_of([&] { language_model_from_config(path("other.json")); }).what(),
                {"other.json: model_type: ", "\"gpt2\"", "\"qwen2\"", "bert"});
-}
-
-std::string neox_config(const std::string& more) {
-  return R"({"model_type": "gpt_neox", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, )"
-         R"("num_hidden_layers": 1, "num_attention_heads": 2)" +
-         more + "}";
 }
 
 TEST_F(HuggingFaceConfig, BothSpellingsOfAGptNeoxAreOneAndAbsentKeysHaveHuggingFacesDefaults) {

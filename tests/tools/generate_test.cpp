@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "autograd_lite/models/gpt2.h"
 #include "autograd_lite/nn/init.h"
@@ -97,6 +98,50 @@ TEST_F(GenerateTool, TheTokenizerOfTheFolderIsUsed) {
   expect_refusal("generate", {"--model", model(), "--prompt", "x"}, "the tokenizer is another model's");
 }
 
+TEST_F(GenerateTool, ASpecialTokenBeyondTheVocabularyMattersInATextThatHasIt) {
+  const std::string_view texts[] = {"Once upon a time"};
+  train_bpe(texts, 257).save_pretrained(model());
+  auto json = nlohmann::json::parse(std::ifstream(model() + "/tokenizer.json"));
+  auto pad = json["added_tokens"][0];
+  pad["id"] = 257, pad["content"] = "<pad>";
+  json["added_tokens"].push_back(pad);
+  put("tokenizer.json", json.dump());
+  write_model(257);
+  const Tokenizer tokenizer = Tokenizer::from_pretrained(model());
+  EXPECT_EQ(tokenizer.vocab_size(), 258u);
+  EXPECT_EQ(tokenizer.ordinary_vocab_size(), 257u);
+  const Outcome o = run({"--prompt", "Once ", "--max-new-tokens", "2"});
+  EXPECT_EQ(o.status, 0) << o.err;
+  const Outcome with = run({"--prompt", "Once <pad>"});
+  EXPECT_EQ(with.status, 2) << with.err;
+  EXPECT_NE(with.err.find("the prompt has the token \"<pad>\" (257)"), std::string::npos) << with.err;
+}
+
+/// With a decoder that removes the blank before the first word of a text, as that of Llama 2.
+TEST_F(GenerateTool, AContinuationKeepsTheBlankBeforeItsFirstWord) {
+  const std::string_view texts[] = {"x"};
+  train_bpe(texts, 257).save_pretrained(model());
+  auto json = nlohmann::json::parse(std::ifstream(model() + "/tokenizer.json"));
+  json["decoder"] = nlohmann::json::parse(
+      R"({"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "X"}, "content": " "}, )"
+      R"({"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]})");
+  nlohmann::json vocabulary{{"<|endoftext|>", 0}};
+  for (int word = 1; word < 257; ++word) vocabulary[concat("X", word)] = word;
+  vocabulary["O"] = 257;
+  json["model"]["vocab"] = vocabulary, json["model"]["merges"] = nlohmann::json::array();
+  put("tokenizer.json", json.dump());
+  write_model(258);
+  const Tokenizer tokenizer = Tokenizer::from_pretrained(model());
+  const std::string text =
+      expected("O", {.max_new_tokens = 5, .repetition_penalty = 100, .temperature = 0, .eos_token_id = {0}},
+               tokenizer);
+  ASSERT_FALSE(text.empty());
+  ASSERT_NE(text[0], ' ') << "decoded alone";
+  const Outcome o =
+      run({"--prompt", "O", "--temperature", "0", "--max-new-tokens", "5", "--repetition-penalty", "100"});
+  EXPECT_EQ(o.out, concat("O ", text, "\n")) << o.err;
+}
+
 TEST_F(GenerateTool, ATextOfStopEndsIt) {
   const std::string text = expected("Once ", {.max_new_tokens = 30, .temperature = 0});
   std::size_t at = 10;  // of a whole character
@@ -119,6 +164,26 @@ TEST_F(GenerateTool, OptionsOfTheFolderHoldUnlessGiven) {
   config.top_k = 2, config.seed = 5;
   o = run({"--prompt", "Once ", "--max-new-tokens", "20", "--no-echo", "--top-k", "2", "--seed", "5"});
   EXPECT_EQ(o.out, expected("Once ", config) + "\n");
+}
+
+TEST_F(GenerateTool, KeysOfTheFolderThatChangeTextsAreAppliedOrNamed) {
+  put("generation_config.json",
+      R"({"max_new_tokens": 5, "stop_strings": ["e"], "exponential_decay_length_penalty": [2, 1.5], )"
+      R"("watermarking_config": {"bias": 2.5}, "a_key_to_come": 1, "guidance_scale": 1.0, "num_beams": 1, )"
+      R"("suppress_tokens": [], "bad_words_ids": null, "use_cache": true, "pad_token_id": 0, )"
+      R"("transformers_version": "5.24.0", "forced_eos_token_id": 0})");
+  const Outcome o = run({"--prompt", "Once ", "--ignore-eos"});
+  EXPECT_NE(o.err.find(" 5 tokens in"), std::string::npos) << o.err;
+  std::vector<std::string> warnings;
+  generation_config_from_pretrained(model(), 256, &warnings);
+  std::string keys;
+  for (const std::string& w : warnings) {
+    const std::size_t at = w.find(".json: ") + 7;
+    keys += w.substr(at, w.find(':', at) - at) + " ";
+  }
+  EXPECT_EQ(keys,
+            "a_key_to_come exponential_decay_length_penalty forced_eos_token_id stop_strings "
+            "watermarking_config ");
 }
 
 TEST_F(GenerateTool, SeveralContinuationsDiffer) {

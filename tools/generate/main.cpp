@@ -9,6 +9,7 @@
 #include <iterator>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -44,7 +45,7 @@ constexpr const char* description =
 constexpr const char* footer =
     "The text goes to standard output as it is made, times and speed to standard error. What is not given "
     "is\n"
-    "as in FOLDER/generation_config.json, if it samples; else a temperature of 0.8 and the 50 likeliest "
+    "as in FOLDER/generation_config.json; if it does not sample, a temperature of 0.8 and the 50 likeliest "
     "tokens.\n"
     "The same seed gives the same text.\n\n"
     "Exit status: 0 done; 2 an input is wrong; 1 anything else.";
@@ -92,7 +93,8 @@ void add_inputs(CommandLine& line, Options& o) {
 
 void add_sampling(CommandLine& line, Options& o) {
   constexpr const char* group = "Tokens (names and meanings of Hugging Face's GenerationConfig)";
-  line.add_option("--max-new-tokens", o.max_new_tokens, "Length of the continuation; default 200")
+  line.add_option("--max-new-tokens", o.max_new_tokens,
+                  "Length of the continuation; default: of generation_config.json, or 200")
       .type_name("N")
       .within(1, 1 << 24)
       .group(group);
@@ -179,16 +181,17 @@ class Generator {
     std::vector<std::int32_t> tokens = tokenizer_->encode(prompt, options_.add_special_tokens);
     if (tokens.empty()) tokens = first_tokens();
     for (const std::int32_t t : tokens)
-      require(static_cast<std::size_t>(t) < model_->facts().vocabulary, Errc::config, "the prompt has token ",
-              t, ", and the model a vocabulary of ", model_->facts().vocabulary,
-              ": the tokenizer is another model's");
+      require(static_cast<std::size_t>(t) < model_->facts().vocabulary, Errc::config,
+              "the prompt has the token \"", tokenizer_->id_to_token(t), "\" (", t,
+              "), and the model a vocabulary of ", model_->facts().vocabulary,
+              "; use a text without it, or the tokenizer that belongs to the model");
     if (const std::size_t positions = model_->facts().positions;
         tokens.size() + config_.max_new_tokens > positions)
       print_status(concat("behind ", positions,
                           " tokens, the positions of the model, each token sees the last ", positions,
                           " and takes a pass over all of them"));
     const std::size_t texts = static_cast<std::size_t>(options_.num_return_sequences);
-    Printed printed(*this, prompt, texts);
+    Printed printed(*this, prompt, tokens, texts);
     const std::vector<std::vector<std::int32_t>> prompts(texts, tokens);
     const auto start = std::chrono::steady_clock::now();
     std::optional<std::chrono::steady_clock::time_point> first;
@@ -231,8 +234,8 @@ class Generator {
     return Tokenizer::bytes();
   }
   Tokenizer checked(Tokenizer t) const {
-    require(t.vocab_size() <= model_->facts().vocabulary, Errc::config, "the tokenizer has ", t.vocab_size(),
-            " tokens, and the model a vocabulary of ", model_->facts().vocabulary,
+    require(t.ordinary_vocab_size() <= model_->facts().vocabulary, Errc::config, "the tokenizer has ",
+            t.ordinary_vocab_size(), " tokens, and the model a vocabulary of ", model_->facts().vocabulary,
             ": the tokenizer is another model's");
     return t;
   }
@@ -240,10 +243,11 @@ class Generator {
   GenerationConfig config_of_model() const {
     const Options& o = options_;
     std::vector<std::string> warnings;
-    GenerationConfig c = generation_config_from_pretrained(o.model, model_->facts().vocabulary, &warnings);
+    GenerationConfig c =
+        generation_config_from_pretrained(o.model, model_->facts().vocabulary, &warnings, 200);
     for (const std::string& w : warnings) print_status("warning: " + w);
     if (c.temperature == 0) c.temperature = 0.8, c.top_k = 50;
-    c.max_new_tokens = static_cast<std::size_t>(o.max_new_tokens.value_or(200));
+    if (o.max_new_tokens) c.max_new_tokens = static_cast<std::size_t>(*o.max_new_tokens);
     if (o.temperature) c.temperature = *o.temperature;
     if (o.top_k) c.top_k = static_cast<std::size_t>(*o.top_k);
     if (o.top_p) c.top_p = *o.top_p;
@@ -284,10 +288,11 @@ class Generator {
   /// Continuations as text: the first one is printed as it is made, the others at the end.
   class Printed {
    public:
-    Printed(const Generator& of, const std::string& prompt, std::size_t texts)
+    Printed(const Generator& of, const std::string& prompt, std::span<const std::int32_t> tokens,
+            std::size_t texts)
         : of_(of), prompt_(of.options_.echo ? prompt : "") {
       for (std::size_t i = 0; i < texts; ++i)
-        texts_.emplace_back(Text{DecodeStream(*of.tokenizer_, !of.options_.special_tokens)});
+        texts_.emplace_back(Text{DecodeStream(*of.tokenizer_, !of.options_.special_tokens, tokens)});
       print(prompt_);
     }
     /// Returns whether the text ends, with one of the texts of --stop.

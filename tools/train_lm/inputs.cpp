@@ -71,9 +71,10 @@ void check_end_token(const Options& o, std::optional<std::int32_t> end, const st
 
 void check_tokenizer(const Options& o, const Inputs& in) {
   const std::size_t vocabulary = in.model->facts().vocabulary;
-  require(in.tokenizer->vocab_size() <= vocabulary, Errc::config, in.tokenizer_name, ": the tokenizer has ",
-          in.tokenizer->vocab_size(), " tokens, and ", o.model, " only vocab_size ", vocabulary,
-          "; use the tokenizer that belongs to the model, or a larger vocab_size");
+  require(in.tokenizer->ordinary_vocab_size() <= vocabulary, Errc::config, in.tokenizer_name,
+          ": the tokenizer has ", in.tokenizer->ordinary_vocab_size(), " tokens, and ", o.model,
+          " only vocab_size ", vocabulary, "; use the tokenizer that belongs to the model, or ",
+          "a larger vocab_size for a model without trained weights");
   check_end_token(o, in.tokenizer->eos_token_id(), in.tokenizer_name);
 }
 
@@ -118,11 +119,15 @@ void find_tokenizer_of_text(const Options& o, Inputs& in) {
 void check_indices(const Options& o, const Tokens& tokens, Inputs& in) {
   for (const TokensIndex& index : tokens.indices()) {
     const std::size_t vocabulary = in.model->facts().vocabulary;
-    require(index.vocab_size <= vocabulary, Errc::config, index.path, ": vocab_size: the tokens are of ",
-            index.vocab_size, " kinds, and ", o.model, " has vocab_size ", vocabulary,
-            "; use tokens of the model's tokenizer, or a larger vocab_size");
-    check_end_token(o, index.eos_token_id, index.path);
     const std::string own = (fs::path(index.path).parent_path() / "tokenizer").string();
+    const auto lacks_special_tokens_alone = [&] {
+      return has_tokenizer(own) && Tokenizer::from_pretrained(own).ordinary_vocab_size() <= vocabulary;
+    };
+    require(index.vocab_size <= vocabulary || lacks_special_tokens_alone(), Errc::config, index.path,
+            ": vocab_size: the tokens are of ", index.vocab_size, " kinds, and ", o.model, " has vocab_size ",
+            vocabulary, "; use tokens of the model's tokenizer, or ",
+            "a larger vocab_size for a model without trained weights");
+    check_end_token(o, index.eos_token_id, index.path);
     find_tokenizer(o, in, own);
     require(!in.tokenizer || in.tokenizer->checksum() == index.tokenizer, Errc::config, index.path,
             ": tokenizer: its tokens are of another one than ", in.tokenizer_name,
@@ -145,6 +150,9 @@ void find_document_end(const Options& o, Inputs& in) {
               : in.tokens.name(),
           " has no token that ends documents; ",
           in.tokenizer ? "use another tokenizer" : "give --tokenizer FOLDER");
+  require(static_cast<std::size_t>(*in.document_end) < in.model->facts().vocabulary, Errc::config,
+          "--document-mask: the token that ends documents is ", *in.document_end, ", and ", o.model,
+          " has vocab_size ", in.model->facts().vocabulary, "; use the tokenizer that belongs to the model");
   if (in.validation) in.validation->document_end = in.document_end;
 }
 
@@ -155,6 +163,12 @@ void check_sample(const Options& o, Inputs& in) {
   require(in.tokenizer.has_value(), Errc::config, "--sample: there is no tokenizer beside ", o.model,
           ", and a text of bytes needs vocab_size 256; it has ", in.model->facts().vocabulary,
           "; give --tokenizer FOLDER");
+  std::vector<std::int32_t> tokens = in.tokenizer->encode(*o.sample);
+  if (tokens.empty() && in.tokenizer->eos_token_id()) tokens = {*in.tokenizer->eos_token_id()};
+  for (const std::int32_t t : tokens)
+    require(static_cast<std::size_t>(t) < in.model->facts().vocabulary, Errc::config,
+            "--sample: has the token \"", in.tokenizer->id_to_token(t), "\" (", t, "), and ", o.model,
+            " has vocab_size ", in.model->facts().vocabulary, "; use a text without it");
 }
 
 /// What the configuration may ask for and this program does not have yet.
@@ -428,7 +442,8 @@ void follow_tokenizer(const Options& o, const Inputs& in, std::string& config) {
   if (parse_json(read_text_file(path), path, JsonDialect::relaxed).contains("eos_token_id")) return;
   auto json = nlohmann::ordered_json::parse(config);
   const auto set = [&](const char* key, std::optional<std::int32_t> token) {
-    json[key] = token ? nlohmann::ordered_json(*token) : nlohmann::ordered_json();
+    const bool known = token && static_cast<std::size_t>(*token) < in.model->facts().vocabulary;
+    json[key] = known ? nlohmann::ordered_json(*token) : nlohmann::ordered_json();
   };
   set("bos_token_id", in.tokenizer->bos_token_id()), set("eos_token_id", in.tokenizer->eos_token_id());
   config = json.dump(2) + "\n";

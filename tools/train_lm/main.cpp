@@ -187,7 +187,7 @@ void show_sample(const Options& o, Inputs& in, Engine& engine) {
                        .top_k = static_cast<std::size_t>(o.sample_top_k),
                        .seed = o.seed};
   if (const auto eos = in.tokenizer->eos_token_id()) how.eos_token_id = {*eos};
-  DecodeStream stream(*in.tokenizer);
+  DecodeStream stream(*in.tokenizer, true, start);
   const auto show = [&](const std::string& piece) {
     text += piece;
     if (!engine.world().is_main()) return;
