@@ -5,15 +5,20 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
 
+#include "comm/bootstrap.h"
 #include "comm/core/error.h"
 #include "comm/core/text.h"
 #include "comm/os/fd.h"
@@ -114,18 +119,85 @@ class SequentialFile {
            : "name the file .jsonl");
 }
 
-void add_file(const std::string& path, bool in_folder, std::vector<TextFile>& files, std::string& records) {
+/// A kind of file that is no text, by its first bytes, and what makes text of it.
+struct OtherKind {
+  std::string_view bytes, name, remedy;
+};
+constexpr std::array other_kinds{
+    OtherKind{"\x1f\x8b", "gzip", "unpack it, e.g. gzip -dk FILE"},
+    OtherKind{"\x28\xb5\x2f\xfd", "zstd", "unpack it, e.g. zstd -d FILE"},
+    OtherKind{"\xfd"
+              "7zXZ",
+              "xz", "unpack it, e.g. xz -dk FILE"},
+    OtherKind{"BZh", "bzip2", "unpack it, e.g. bzip2 -dk FILE"},
+    OtherKind{"PK\x03\x04", "zip", "unpack it, e.g. unzip FILE"},
+    OtherKind{"PAR1", "Parquet",
+              "write its records to a .jsonl file, e.g. pandas.read_parquet(FILE).to_json(FILE, "
+              "orient=\"records\", lines=True)"},
+    OtherKind{"\xff\xfe", "UTF-16", "convert it, e.g. iconv -f utf-16 -t utf-8 FILE"},
+    OtherKind{"\xfe\xff", "UTF-16", "convert it, e.g. iconv -f utf-16 -t utf-8 FILE"}};
+
+/// nullptr: it may be text. "BZh" alone may begin one.
+const OtherKind* other_kind(std::string_view front) {
+  for (const OtherKind& kind : other_kinds)
+    if (front.starts_with(kind.bytes) && (kind.name != "bzip2" || front.substr(4).starts_with("1AY&SY")))
+      return &kind;
+  return nullptr;
+}
+
+bool begins_with_array(std::string_view text) {
+  constexpr std::string_view blanks = " \t\r\n";
+  const std::size_t first = text.find_first_not_of(blanks);
+  if (first == text.npos || text[first] != '[') return false;
+  const std::size_t second = text.find_first_not_of(blanks, first + 1);
+  return second != text.npos && text[second] == '{';
+}
+
+/// Files of a folder that are no text, by the reason.
+class LeftOut {
+ public:
+  void add(const std::string& path, std::string_view reason) { all_[std::string(reason)].push_back(path); }
+  const std::string* records() const {
+    const auto found = all_.find(records_reason);
+    return found == all_.end() ? nullptr : &found->second[0];
+  }
+  /// Says it once in a launch.
+  void tell(const std::string& folder) const {
+    if (all_.empty() || launch_info_from_environment().rank != 0) return;
+    std::size_t count = 0;
+    std::string reasons;
+    for (const auto& [reason, paths] : all_) {
+      count += paths.size();
+      reasons += concat(reasons.empty() ? "" : "; ", reason, ": ", listed(paths));
+    }
+    std::fprintf(
+        stderr, "warning: %s\n",
+        escaped(concat(folder, ": ", count, count == 1 ? " file is" : " files are", " left out: ", reasons))
+            .c_str());
+  }
+  static constexpr std::string_view records_reason = "records in JSON (name them .jsonl, a record per line)";
+
+ private:
+  std::map<std::string, std::vector<std::string>, std::less<>> all_;
+};
+
+/// `left_out`: of the folder in which the file was found; nullptr: the file itself was given.
+void add_file(const std::string& path, LeftOut* left_out, std::vector<TextFile>& files) {
   TextFile file{path, fs::file_size(path), is_named_records(path)};
-  if (file.bytes == 0 && in_folder) return;
+  if (file.bytes == 0 && left_out) return;
+  std::string front;
+  SequentialFile(path).fill(front, std::min<std::uint64_t>(file.bytes, file.has_records ? 16 : 8 << 20));
+  if (const OtherKind* const kind = other_kind(front)) {
+    if (left_out) return left_out->add(path, kind->name);
+    fail(Errc::config, path, ": is ", kind->name, ", not text in UTF-8; ", kind->remedy);
+  }
   if (!file.has_records) {
-    if (!in_folder && fs::path(path).extension() == ".json") refuse_records(path);
-    std::string front;
-    SequentialFile(path).fill(front, std::min<std::uint64_t>(file.bytes, 8 << 20));
-    if (in_folder && front.find('\0') != front.npos) return;
-    if (begins_with_records(front)) {
-      if (!in_folder) refuse_records(path);
-      records = path;
-      return;
+    const bool is_json = fs::path(path).extension() == ".json";
+    if (!left_out && is_json) refuse_records(path);
+    if (left_out && front.find('\0') != front.npos) return left_out->add(path, "with zero bytes");
+    if (begins_with_records(front) || (is_json && begins_with_array(front))) {
+      if (!left_out) refuse_records(path);
+      return left_out->add(path, LeftOut::records_reason);
     }
   }
   files.push_back(std::move(file));
@@ -135,15 +207,16 @@ void add_path(const std::string& path, std::span<const std::string> outputs, std
   require(path != "-", Errc::config,
           "-: standard input cannot be read by several ranks, or twice; write the text to a file");
   require(fs::exists(path), Errc::config, path, ": no such file or folder; give text to train on");
-  std::string records;
   if (!fs::is_directory(path)) {
     require(fs::is_regular_file(path), Errc::config, path,
             ": is a pipe or a device, which several ranks cannot read; write the text to a file");
-    return add_file(path, false, files, records);
+    return add_file(path, nullptr, files);
   }
   const std::size_t before = files.size();
-  for (const std::string& file : files_below(path, outputs)) add_file(file, true, files, records);
-  if (files.size() == before && !records.empty()) refuse_records(records);
+  LeftOut left_out;
+  for (const std::string& file : files_below(path, outputs)) add_file(file, &left_out, files);
+  if (files.size() == before && left_out.records()) refuse_records(*left_out.records());
+  left_out.tell(path);
 }
 
 // ---- blocks of files

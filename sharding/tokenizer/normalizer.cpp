@@ -76,6 +76,12 @@ Normalizer Normalizer::read(const JsonObject& owner, std::string_view key) {
   return normalizer;
 }
 
+Normalizer Normalizer::nfc() {
+  Normalizer normalizer;
+  normalizer.stages_.push_back({Kind::nfc});
+  return normalizer;
+}
+
 void Normalizer::read_stage(const JsonObject& stage) {
   const std::string type = required_text(stage, "type");
   if (type == "Sequence")

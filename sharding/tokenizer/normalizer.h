@@ -15,6 +15,7 @@ class Normalizer {
   Normalizer() = default;
   /// Of a node that is null or an object. Errc::config names the key of what is not supported.
   static Normalizer read(const JsonObject& owner, std::string_view key);
+  static Normalizer nfc();
 
   bool empty() const { return stages_.empty(); }
   /// Of valid UTF-8. Errc::config as for Pattern::find().

@@ -1,5 +1,7 @@
 #include "sharding/tokenizer/pre_tokenizer.h"
 
+#include <utility>
+
 #include "comm/core/text.h"
 #include "sharding/tokenizer/characters.h"
 
@@ -55,6 +57,17 @@ PreTokenizer PreTokenizer::byte_level(bool add_prefix_space, bool use_regex) {
                          .use_regex = use_regex,
                          .known = KnownPattern::gpt2});
   return all;
+}
+
+PreTokenizer PreTokenizer::byte_level(bool add_prefix_space, KnownPattern known) {
+  if (known == KnownPattern::gpt2) return byte_level(add_prefix_space);
+  PreTokenizer all = byte_level(add_prefix_space, false);
+  all.stages_.insert(all.stages_.begin(), {.kind = Kind::split, .known = known});
+  return all;
+}
+
+bool PreTokenizer::set_prefix_space(bool add) {
+  return stages_.size() == 1 && spells_bytes() && std::exchange(stages_[0].add_prefix_space, add) != add;
 }
 
 void PreTokenizer::read_stage(const JsonObject& stage) {

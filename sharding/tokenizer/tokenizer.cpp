@@ -8,9 +8,11 @@
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <ranges>
 #include <utility>
 
 #include "comm/core/error.h"
+#include "comm/core/text.h"
 #include "sharding/io/checksum.h"
 #include "sharding/io/durable_file.h"
 #include "sharding/io/json.h"
@@ -85,6 +87,27 @@ std::string byte_tokenizer_json() {
   return byte_level_tokenizer_json(vocabulary, ordered_json::array(), ordered_json::array(), false);
 }
 
+/// What transformers does, by the class of a tokenizer, where the files do not say it.
+struct ClassRules {
+  std::string_view name;  // that of the fast one has "Fast" behind it
+  KnownPattern pattern = KnownPattern::gpt2;
+  bool nfc = false;
+  std::string_view beginning = "<|endoftext|>", end = "<|endoftext|>";  // where no key is; empty: none
+  bool encloses = false;  // texts are between cls_token and sep_token, which are the same by default
+};
+constexpr std::array class_rules{
+    ClassRules{"GPT2Tokenizer"},
+    ClassRules{.name = "Qwen2Tokenizer", .pattern = KnownPattern::qwen2, .nfc = true, .beginning = ""},
+    ClassRules{.name = "RobertaTokenizer", .beginning = "<s>", .end = "</s>", .encloses = true},
+    ClassRules{.name = "BartTokenizer", .beginning = "<s>", .end = "</s>", .encloses = true}};
+
+/// nullptr: no rules are known.
+const ClassRules* find_class(std::string_view name) {
+  if (name.ends_with("Fast")) name.remove_suffix(4);
+  const auto found = std::ranges::find(class_rules, name, &ClassRules::name);
+  return found == class_rules.end() ? nullptr : &*found;
+}
+
 }  // namespace
 
 struct Tokenizer::State {
@@ -97,7 +120,7 @@ struct Tokenizer::State {
   Decoder decoder;
   std::optional<std::int32_t> bos, eos, pad;
   std::uint64_t checksum = 0;
-  bool keeps_bytes = false;
+  bool keeps_bytes = false, config_changes_rules = false;
   mutable std::array<std::atomic<WordCache*>, 32> caches{};
 
   State() = default;
@@ -132,6 +155,8 @@ struct Tokenizer::State {
   void read_json(const std::string& text, const std::string& file);
   void read_vocabulary_and_merges(const std::string& folder);
   void read_special_tokens(const std::string& folder);
+  void read_beginning_and_end(const std::string& folder, const ClassRules&);
+  void read_prefix_space(const std::string& folder);
   void encode(std::string_view text, std::vector<std::int32_t>& ids) const;
 };
 
@@ -194,7 +219,8 @@ std::optional<AddedToken> token_of_key(const JsonObject& owner, std::string_view
 }
 
 constexpr std::array config_names{"tokenizer_config.json", "special_tokens_map.json"};
-constexpr std::array special_keys{"bos_token", "eos_token", "unk_token", "pad_token"};
+constexpr std::array special_keys{"bos_token", "eos_token", "unk_token", "sep_token",
+                                  "pad_token", "cls_token", "mask_token"};
 
 /// Files of the two with special tokens that are there.
 std::vector<std::pair<std::string, nlohmann::json>> read_configs(const Files& files,
@@ -206,6 +232,34 @@ std::vector<std::pair<std::string, nlohmann::json>> read_configs(const Files& fi
       configs.emplace_back(path, parse_json(*text, path, JsonDialect::relaxed));
     }
   return configs;
+}
+
+bool is_given(const JsonObject& config, std::string_view key) {
+  return config.has(key) && !config.at(key).is_null();
+}
+
+std::string listed_classes() {
+  std::string all;
+  for (const ClassRules& rules : class_rules) all += concat(all.empty() ? "" : ", ", rules.name);
+  return all;
+}
+
+/// Of the class that tokenizer_config.json names; GPT-2's without one.
+const ClassRules& rules_of_two_files(const Files& files, const std::string& folder) {
+  const ClassRules* rules = &class_rules[0];
+  for (const auto& [file, parsed] : read_configs(files, folder)) {
+    const JsonObject config(parsed, file);
+    if (!is_given(config, "tokenizer_class")) continue;
+    const std::string name = config.text("tokenizer_class", "");
+    rules = find_class(name);
+    if (!rules)
+      config.fail_at(
+          "tokenizer_class",
+          concat("the rules of ", name, " are not known without a tokenizer.json, those of ",
+                 listed_classes(),
+                 " are; write it with AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"));
+  }
+  return *rules;
 }
 
 }  // namespace
@@ -238,9 +292,11 @@ void Tokenizer::State::read_vocabulary_and_merges(const std::string& folder) {
                           path("merges.txt"));
   std::vector<AddedToken> tokens;
   bool add_prefix_space = false;
+  const ClassRules& rules = rules_of_two_files(files, folder);
+  if (rules.nfc) normalizer = Normalizer::nfc();
   for (const auto& [file, parsed] : read_configs(files, folder)) {
     const JsonObject config(parsed, file);
-    add_prefix_space = add_prefix_space || config.boolean("add_prefix_space", false);
+    if (is_given(config, "add_prefix_space")) add_prefix_space = config.boolean("add_prefix_space", false);
     if (config.has("added_tokens_decoder")) {
       const JsonObject all = config.object("added_tokens_decoder");
       std::map<std::int64_t, AddedToken> by_id;
@@ -262,9 +318,12 @@ void Tokenizer::State::read_vocabulary_and_merges(const std::string& folder) {
       by_id[all.required_integer(key, 0, std::numeric_limits<std::int32_t>::max() - 1)] = key;
     for (const auto& [id, content] : by_id) tokens.push_back({.content = content});
   }
-  constexpr std::string_view gpt2_end = "<|endoftext|>";
-  if (tokens.empty() && model.id_of(gpt2_end))
-    tokens.push_back({.content = std::string(gpt2_end), .special = true});
+  if (rules.encloses)
+    for (const std::string_view name : {"<s>", "<pad>", "</s>", "<unk>", "<mask>"})
+      if (model.id_of(name))
+        tokens.push_back({.content = std::string(name), .lstrip = name == "<mask>", .special = true});
+  if (tokens.empty() && model.id_of(rules.end))
+    tokens.push_back({.content = std::string(rules.end), .special = true});
   auto next = static_cast<std::int32_t>(model.size());
   for (AddedToken& token : tokens) {
     if (token.content.empty() || added.find(token.content)) continue;
@@ -272,8 +331,49 @@ void Tokenizer::State::read_vocabulary_and_merges(const std::string& folder) {
     token.id = of_model ? *of_model : next++;
     added.add(std::move(token), normalizer);
   }
-  pre_tokenizer = PreTokenizer::byte_level(add_prefix_space);
+  pre_tokenizer = PreTokenizer::byte_level(add_prefix_space, rules.pattern);
   decoder = Decoder::byte_level();
+  read_beginning_and_end(folder, rules);
+}
+
+/// Sets what encloses the tokens of a text.
+void Tokenizer::State::read_beginning_and_end(const std::string& folder, const ClassRules& rules) {
+  const auto configs = read_configs(files, folder);
+  const auto token_around = [&](const char* flag, const char* enclosing_key, const char* plain_key,
+                                std::string_view absent) -> std::optional<std::int32_t> {
+    bool wanted = rules.encloses;
+    const char* const key = rules.encloses ? enclosing_key : plain_key;
+    std::string where = folder, token(absent);
+    for (const auto& [file, parsed] : configs | std::views::reverse) {  // the first one counts
+      const JsonObject config(parsed, file);
+      if (is_given(config, flag) && !rules.encloses) wanted = config.boolean(flag, false), where = file;
+      if (!config.has(key)) continue;
+      const auto given = token_of_key(config, key);
+      token = given ? given->content : "";
+    }
+    if (!wanted) return std::nullopt;
+    const auto id = id_of(token);
+    require(id.has_value(), Errc::config, escaped(where), ": ", rules.encloses ? rules.name : flag,
+            ": texts would have ", key, " beside them, ",
+            token.empty() ? "which is not given" : concat("but no token is ", escaped(token)),
+            "; give it, or a tokenizer.json");
+    return id;
+  };
+  if (const auto id = token_around("add_bos_token", "cls_token", "bos_token", rules.beginning))
+    around.insert(around.begin(), id);
+  if (const auto id = token_around("add_eos_token", "sep_token", "eos_token", rules.end))
+    around.push_back(id);
+}
+
+/// Where tokenizer_config.json of a class of GPT-2's form differs from tokenizer.json, it counts.
+void Tokenizer::State::read_prefix_space(const std::string& folder) {
+  for (const auto& [file, parsed] : read_configs(files, folder)) {
+    const JsonObject config(parsed, file);
+    const ClassRules* const rules =
+        is_given(config, "tokenizer_class") ? find_class(config.text("tokenizer_class", "")) : nullptr;
+    if (rules && rules->pattern == KnownPattern::gpt2 && is_given(config, "add_prefix_space"))
+      config_changes_rules = pre_tokenizer.set_prefix_space(config.boolean("add_prefix_space", false));
+  }
 }
 
 void Tokenizer::State::read_special_tokens(const std::string& folder) {
@@ -298,7 +398,7 @@ Tokenizer Tokenizer::from_files(std::vector<std::pair<std::string, std::string>>
   require(json || two, Errc::config, escaped(folder),
           ": has no tokenizer.json, and not both of vocab.json and merges.txt");
   if (json)
-    state->read_json(*json, (fs::path(folder) / "tokenizer.json").string());
+    state->read_json(*json, (fs::path(folder) / "tokenizer.json").string()), state->read_prefix_space(folder);
   else
     state->read_vocabulary_and_merges(folder);
   require(state->model.size() > 0 || !state->added.empty(), Errc::config, escaped(folder),
@@ -311,6 +411,7 @@ Tokenizer Tokenizer::from_files(std::vector<std::pair<std::string, std::string>>
   for (const auto& [name, text] : state->files)
     if (name == "tokenizer.json" || (!json && name != "tokenizer.model"))
       checksum.add(std::as_bytes(std::span(text)));
+  if (state->config_changes_rules) checksum.add(std::as_bytes(std::span("add_prefix_space")));
   state->checksum = checksum.value();
   return Tokenizer(std::move(state));
 }

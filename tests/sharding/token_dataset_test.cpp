@@ -501,6 +501,34 @@ TEST_F(TokenFiles, AFolderIsItsTextFilesInOrder) {
   EXPECT_EQ(all_of(tokens), (std::vector<std::int32_t>{'z', 'z', 0xff, '\n', 'b', 'b'}));
 }
 
+TEST_F(TokenFiles, OtherKindsOfFilesAreNamedAloneAndInFolders) {
+  const std::vector<std::array<std::string, 3>> kinds{
+      {"a.gz", std::string("\x1f\x8b\x08\0", 4), "gzip -dk"},
+      {"b.zst", "\x28\xb5\x2f\xfd", "zstd -d"},
+      {"c.parquet", "PAR1", "read_parquet"},
+      {"d.txt",
+       std::string("\xff\xfe"
+                   "a\0",
+                   4),
+       "iconv -f utf-16"},
+      {"e.jsonl", std::string("\x1f\x8b\x08\0", 4), "gzip -dk"}};
+  for (const auto& [name, bytes, remedy] : kinds) {
+    put("folder/" + name, bytes);
+    expect_parts(error_message([&, n = name] { Tokens::from_text(path("folder/" + n)); }), {name, remedy});
+  }
+  put("folder/train.json", "[\n {\"text\": \"one\"}\n]");
+  put("folder/words.txt", "words");
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(Tokens::from_text(path("folder")).text(), "words");
+  const std::string line = testing::internal::GetCapturedStderr();
+  expect_parts(line, {"warning: ", path("folder"), "6 files are left out", "gzip: ", "zstd: ", "Parquet: ",
+                      "UTF-16: ", "records in JSON", "train.json", "e.jsonl"});
+  EXPECT_EQ(std::ranges::count(line, '\n'), 1);
+  for (const auto& kind : kinds) fs::remove(path("folder/" + kind[0]));
+  fs::remove(path("folder/words.txt"));
+  expect_parts(error_message([&] { Tokens::from_text(path("folder")); }), {"train.json", "jq -c .[]"});
+}
+
 TEST_F(TokenFiles, TextThatIsNotThereIsNamed) {
   expect_parts(error_message([&] { Tokens::from_text(path("none")); }), {path("none"), "no such file"});
   put("empty", "");

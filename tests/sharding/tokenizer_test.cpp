@@ -256,6 +256,53 @@ TEST_F(TokenizerFiles, VocabularyAndMergesAreATokenizerOfGpt2) {
             path("merges.txt") + ":3: expected two tokens with a blank between them, found ");
 }
 
+TEST_F(TokenizerFiles, TheRulesOfTwoFilesAreThoseOfTheirClass) {
+  json vocabulary = json::parse(Tokenizer::bytes().files()[0].second)["model"]["vocab"];
+  const auto id = [&](const char* token) { return vocabulary.at(token).get<std::int32_t>(); };
+  for (const char* const token : {"12", "hi", "\xC4\xA0hi", "!\xC4\x8A", "<s>", "</s>", "<mask>"})
+    vocabulary[token] = vocabulary.size();
+  put("vocab.json", vocabulary.dump());
+  put("merges.txt", "1 2\nh i\n\xC4\xA0 hi\n! \xC4\x8A\n");
+  const auto of_config = [&](const char* config) {
+    put("tokenizer_config.json", config);
+    return Tokenizer::from_pretrained(path());
+  };
+  EXPECT_EQ(of_config("{}").encode("12 hi"), (Ids{id("12"), id("\xC4\xA0hi")}));
+  EXPECT_EQ(of_config(R"({"tokenizer_class": "Qwen2TokenizerFast"})").encode("12 hi!\n"),
+            (Ids{id("1"), id("2"), id("\xC4\xA0hi"), id("!\xC4\x8A")}));
+  EXPECT_EQ(of_config(R"({"tokenizer_class": "Qwen2Tokenizer"})").encode("e\xCC\x81"),
+            of_config("{}").encode("\xC3\xA9"))
+      << "NFC";
+  EXPECT_EQ(
+      of_config(R"({"add_bos_token": true, "add_eos_token": true, "bos_token": "<s>", "eos_token": "</s>"})")
+          .encode("hi"),
+      (Ids{id("<s>"), id("hi"), id("</s>")}));
+  EXPECT_EQ(of_config(R"({"tokenizer_class": "RobertaTokenizer"})").encode("hi <mask>"),
+            (Ids{id("<s>"), id("hi"), id("<mask>"), id("</s>")}));
+  EXPECT_EQ(of_config(R"({"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": true})").encode("hi"),
+            (Ids{id("\xC4\xA0hi")}));
+  EXPECT_EQ(error_of([&] { of_config(R"({"add_bos_token": true, "bos_token": null})"); }).what(),
+            path("tokenizer_config.json") +
+                ": add_bos_token: texts would have bos_token beside them, which is not given; give it, or a "
+                "tokenizer.json");
+  const std::string error = error_of([&] { of_config(R"({"tokenizer_class": "CLIPTokenizer"})"); }).what();
+  EXPECT_TRUE(
+      error.starts_with(path("tokenizer_config.json") + ": tokenizer_class: the rules of CLIPTokenizer"))
+      << error;
+}
+
+TEST_F(TokenizerFiles, PrefixSpaceOfTheConfigurationCountsBesideTheFile) {
+  put("tokenizer.json", tokenizer_json("gpt2").dump());
+  const Tokenizer plain = Tokenizer::from_pretrained(path());
+  put("tokenizer_config.json", R"({"tokenizer_class": "GPT2TokenizerFast", "add_prefix_space": true})");
+  const Tokenizer prefixed = Tokenizer::from_pretrained(path());
+  EXPECT_NE(prefixed.encode("the"), plain.encode("the"));
+  EXPECT_EQ(prefixed.encode("the"), plain.encode(" the"));
+  EXPECT_NE(prefixed.checksum(), plain.checksum());
+  put("tokenizer_config.json", R"({"tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": true})");
+  EXPECT_EQ(Tokenizer::from_pretrained(path()).encode("the"), plain.encode("the"));
+}
+
 TEST_F(TokenizerFiles, BytesThatAreNotUtf8BecomeReplacementCharacters) {
   const Tokenizer tokenizer = tokenizer_of(tokenizer_json("gpt2").dump());
   const std::string mark = "\xEF\xBF\xBD";

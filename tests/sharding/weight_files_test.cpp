@@ -60,6 +60,17 @@ class WeightFilesOf : public testing::Test {
   test::TemporaryFolder folder_;
 };
 
+TEST_F(WeightFilesOf, ALengthOfTheHeaderThatLooksLikeAPickleIsNone) {
+  for (const std::size_t length : {640u, 896u, 1152u, 1408u, 0x4B50u}) {
+    std::string header = R"({"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})";
+    header.resize(length, ' ');
+    std::string bytes(8, '\0');
+    for (std::size_t i = 0; i < 8; ++i) bytes[i] = static_cast<char>(std::uint64_t{length} >> (8 * i));
+    test::write_bytes(path("h.safetensors"), bytes + header + std::string("\0\0\x80\x3F", 4));
+    EXPECT_EQ(values(open_tensors(path("h.safetensors")), "w"), counted(1, 1)) << length;
+  }
+}
+
 TEST_F(WeightFilesOf, EveryKindAreFoundByTheirContents) {
   put_safetensors("a.bin", "w", 1);
   put_torch("a.safetensors", "w", 2);

@@ -49,9 +49,13 @@ std::string front_of(const InputFile& file, std::size_t count) {
   return text;
 }
 
-/// A header of safetensors may have this length, and then begins with '{'.
-bool is_zip(std::string_view front) {
-  return front.starts_with("PK\x03\x04") && !(front.size() > 8 && front[8] == '{');
+bool is_zip(std::string_view front) { return front.starts_with("PK\x03\x04"); }
+/// A header within the file that begins with '{'. Its length may look like the beginning of any other kind.
+bool is_safetensors(std::string_view front, uint64_t file_bytes) {
+  uint64_t length = 0;
+  if (front.size() <= sizeof(length) || front[sizeof(length)] != '{') return false;
+  std::memcpy(&length, front.data(), sizeof(length));
+  return length <= file_bytes - sizeof(length);
 }
 bool is_pickle(std::string_view front) {
   return front.size() > 2 && front[0] == '\x80' && front[1] >= 2 && front[1] <= 5;
@@ -347,7 +351,9 @@ TorchTensor TorchFile::State::tensor(const TensorCall& call) const {
 // ---- TorchFile
 
 bool TorchFile::is_one(const std::string& path) {
-  const std::string front = front_of(InputFile::open(path), front_bytes);
+  const InputFile file = InputFile::open(path);
+  const std::string front = front_of(file, front_bytes);
+  if (is_safetensors(front, file.size())) return false;
   return is_zip(front) || is_pickle(front) || is_tar(front);
 }
 
