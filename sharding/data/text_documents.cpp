@@ -8,7 +8,6 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <filesystem>
@@ -18,7 +17,6 @@
 #include <set>
 #include <utility>
 
-#include "comm/bootstrap.h"
 #include "comm/core/error.h"
 #include "comm/core/text.h"
 #include "comm/os/fd.h"
@@ -161,19 +159,17 @@ class LeftOut {
     const auto found = all_.find(records_reason);
     return found == all_.end() ? nullptr : &found->second[0];
   }
-  /// Says it once in a launch.
-  void tell(const std::string& folder) const {
-    if (all_.empty() || launch_info_from_environment().rank != 0) return;
+  /// Empty if there are none.
+  std::string line(const std::string& folder) const {
+    if (all_.empty()) return {};
     std::size_t count = 0;
     std::string reasons;
     for (const auto& [reason, paths] : all_) {
       count += paths.size();
       reasons += concat(reasons.empty() ? "" : "; ", reason, ": ", listed(paths));
     }
-    std::fprintf(
-        stderr, "warning: %s\n",
-        escaped(concat(folder, ": ", count, count == 1 ? " file is" : " files are", " left out: ", reasons))
-            .c_str());
+    return escaped(
+        concat(folder, ": ", count, count == 1 ? " file is" : " files are", " left out: ", reasons));
   }
   static constexpr std::string_view records_reason = "records in JSON (name them .jsonl, a record per line)";
 
@@ -203,7 +199,8 @@ void add_file(const std::string& path, LeftOut* left_out, std::vector<TextFile>&
   files.push_back(std::move(file));
 }
 
-void add_path(const std::string& path, std::span<const std::string> outputs, std::vector<TextFile>& files) {
+void add_path(const std::string& path, std::span<const std::string> outputs, std::vector<TextFile>& files,
+              std::vector<std::string>* lines) {
   require(path != "-", Errc::config,
           "-: standard input cannot be read by several ranks, or twice; write the text to a file");
   require(fs::exists(path), Errc::config, path, ": no such file or folder; give text to train on");
@@ -216,7 +213,7 @@ void add_path(const std::string& path, std::span<const std::string> outputs, std
   LeftOut left_out;
   for (const std::string& file : files_below(path, outputs)) add_file(file, &left_out, files);
   if (files.size() == before && left_out.records()) refuse_records(*left_out.records());
-  left_out.tell(path);
+  if (std::string line = left_out.line(path); lines && !line.empty()) lines->push_back(std::move(line));
 }
 
 // ---- blocks of files
@@ -499,14 +496,15 @@ std::vector<std::string> paths_matching(const std::string& pattern) {
   return paths;
 }
 
-std::vector<TextFile> text_files(const std::string& data, std::span<const std::string> outputs) {
+std::vector<TextFile> text_files(const std::string& data, std::span<const std::string> outputs,
+                                 std::vector<std::string>* left_out) {
   std::vector<TextFile> files;
   try {
     const bool several = data.find(',') != data.npos && !fs::exists(data);
     for (const std::string& path : several ? parts_of(data, ',') : std::vector{data}) {
       const bool pattern = path.find_first_of("*?[") != path.npos && !fs::exists(path);
       for (const std::string& match : pattern ? paths_matching(path) : std::vector{path})
-        add_path(match, outputs, files);
+        add_path(match, outputs, files, left_out);
     }
   } catch (const fs::filesystem_error& e) {
     fail(Errc::config, data, ": cannot be read: ", e.code().message());

@@ -58,11 +58,12 @@ std::vector<std::string> paths_matching(const std::string& pattern);
 /// names. Skipped in folders are .git and other hidden names, directories of generated files (those with a
 /// CMakeCache.txt or CACHEDIR.TAG, node_modules, __pycache__), links, `outputs`, empty files, files with a
 /// zero byte in their first 8 MiB or a compressed or tabular kind, arrays of records in .json, and files of
-/// other names with JSON in their first two lines. A line to stderr on the first rank of a launch says how
-/// many are left out of a folder, and names some; empty and hidden files are not among them. Errc::config
+/// other names with JSON in their first two lines. `left_out` gets a line for each
+/// folder with such files, but empty and hidden ones, with their number and some of the names. Errc::config
 /// names a path that is missing, a pipe or device, a file of JSON, or one that is compressed, of a table or
 /// in UTF-16, and what reads it.
-std::vector<TextFile> text_files(const std::string& data, std::span<const std::string> outputs = {});
+std::vector<TextFile> text_files(const std::string& data, std::span<const std::string> outputs = {},
+                                 std::vector<std::string>* left_out = nullptr);
 
 /// A prompt and its answer: tokens [begin, begin + prompt), and the following ones up to begin + tokens.
 struct TokenPair {

@@ -230,6 +230,7 @@ void require_one_tokenizer(std::span<const TokensIndex> indices) {
 }  // namespace
 
 struct Tokens::State {
+  std::vector<std::string> left_out;
   std::string name;
   std::uint64_t count = 0;
   std::string text;               // from from_text(), and its bytes are the tokens if there are no `ids`
@@ -276,8 +277,9 @@ namespace {
 
 constexpr std::uint64_t max_bytes_of_text = std::uint64_t{1} << 30;
 
-std::vector<TextFile> small_text_files(const std::string& data, std::span<const std::string> outputs) {
-  std::vector<TextFile> files = text_files(data, outputs);
+std::vector<TextFile> small_text_files(const std::string& data, std::span<const std::string> outputs,
+                                       std::vector<std::string>& left_out) {
+  std::vector<TextFile> files = text_files(data, outputs, &left_out);
   std::uint64_t bytes = 0;
   for (const TextFile& file : files) bytes += file.bytes;
   require(bytes <= max_bytes_of_text, Errc::config, data, ": holds more than ",
@@ -296,7 +298,7 @@ Tokens Tokens::from_text(const std::string& path, std::span<const std::string> o
 Tokens Tokens::from_text(const std::string& path, const TextOptions& options) {
   auto state = std::make_shared<State>();
   state->name = path;
-  const std::vector<TextFile> files = small_text_files(path, options.outputs);
+  const std::vector<TextFile> files = small_text_files(path, options.outputs, state->left_out);
   encode_documents(files, options, true, [&](EncodedText& encoded) {
     state->text += encoded.text;
     for (TokenPair pair : encoded.pairs) {
@@ -318,6 +320,7 @@ Tokens Tokens::from_text(const std::string& path, const TextOptions& options) {
 
 std::uint64_t Tokens::count() const { return state_->count; }
 std::string_view Tokens::text() const { return state_->text; }
+std::span<const std::string> Tokens::left_out() const { return state_->left_out; }
 bool Tokens::has_answers() const { return !state_->pairs.empty(); }
 std::span<const TokensIndex> Tokens::indices() const { return state_->indices; }
 

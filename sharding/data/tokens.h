@@ -40,6 +40,8 @@ class Tokens {
   std::uint64_t count() const;
   /// The text read by from_text(), with a line break between documents; empty for a token file.
   std::string_view text() const;
+  /// The lines of text_files() on what from_text() has left out.
+  std::span<const std::string> left_out() const;
   /// The samples are pairs, of which the answers are learnt.
   bool has_answers() const;
   /// Of the folders of from_file() that have one.

@@ -118,10 +118,12 @@ void stop_on_signals() {
 
 std::vector<TextFile> files_of(const Options& o) {
   std::vector<TextFile> files;
+  std::vector<std::string> left_out;
   for (const std::string& data : o.data) {
-    const std::vector<TextFile> more = text_files(data, std::span(&o.output, 1));
+    const std::vector<TextFile> more = text_files(data, std::span(&o.output, 1), &left_out);
     files.insert(files.end(), more.begin(), more.end());
   }
+  for (const std::string& line : left_out) std::fprintf(stderr, "tokenize: warning: %s\n", line.c_str());
   return files;
 }
 

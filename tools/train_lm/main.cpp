@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -382,6 +383,11 @@ Status run_engine(const Options& o, Inputs& in, Engine& engine) {
   if (world.is_main())
     print_run_summary(o, in, world.communicator(), engine.mesh().sizes(), engine.stream().threads(), steps);
   if (const std::string line = engine.checkpoints().describe_resume(); !line.empty()) world.print(line);
+  for (const std::string& line : in.tokens.left_out()) world.print("warning: ", line);
+  if (in.validation)
+    for (const std::string& line : in.validation->tokens.left_out())
+      if (std::ranges::find(in.tokens.left_out(), line) == in.tokens.left_out().end())
+        world.print("warning: ", line);
   for (const std::string& line : engine.loader_positions()->differences()) world.print("warning: ", line);
   Tracker tracker(world.is_main() ? o.track : "");
   tracker.send("start", start_of_run(in, engine, steps));
