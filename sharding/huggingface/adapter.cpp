@@ -93,6 +93,26 @@ void require_same_options(const LoraOptions& stored, const LoraOptions& own, con
   differs("use_rslora", stored.use_rslora, own.use_rslora);
 }
 
+/// Whether two names are one, of which either may have more parts in front.
+bool is_same_name(std::string_view a, std::string_view b) {
+  return a == b || a.ends_with(concat('.', b)) || b.ends_with(concat('.', a));
+}
+
+/// LoadOptions::only would leave out what else the file has, which PEFT applies.
+void require_no_other_tensors(const std::string& file, const std::vector<std::string>& known) {
+  const TensorSource source = open_tensors(file);
+  for (const TensorInfo& t : source.tensors()) {
+    std::string_view own = t.name;
+    if (own.find(".lora_") != own.npos) continue;  // PretrainedWeights compares those
+    if (own.starts_with(prefix)) own.remove_prefix(std::string_view(prefix).size());
+    require(
+        std::ranges::any_of(known, [&](const std::string& name) { return is_same_name(own, name); }),
+        Errc::config, escaped(file), ": ", escaped(t.name),
+        " is neither of a layer with LoRA nor of modules_to_save, and would be left out; name its module in "
+        "modules_to_save, or merge the adapter into its model: checkpoint merge BASE OUT --adapter DIR");
+  }
+}
+
 /// What is read, checked before.
 LoadOptions options_of(Module& module, const std::string& folder, LoadOptions options) {
   const LoraOptions* own = lora_options(module);
@@ -103,6 +123,7 @@ LoadOptions options_of(Module& module, const std::string& folder, LoadOptions op
   options.prefix = prefix;
   options.only.clear();
   for (const auto& [name, p] : adapter_parameters(module)) options.only.push_back(name);
+  require_no_other_tensors(file_of(folder, weights_name), options.only);
   return options;
 }
 
@@ -144,7 +165,8 @@ namespace {
 
 constexpr std::string_view a_ending = ".lora_A.weight", b_ending = ".lora_B.weight";
 
-/// The tensor of a name that may have more parts in front, or fewer, in the base.
+/// The tensor of a name that may have more parts in front, or fewer, in the base; nullptr if there is none,
+/// or several.
 const TensorInfo* in_base(const TensorSource& base, std::string_view name) {
   for (std::string_view rest = name;; rest.remove_prefix(rest.find('.') + 1)) {
     if (const TensorInfo* t = base.find(rest)) return t;
@@ -152,7 +174,68 @@ const TensorInfo* in_base(const TensorSource& base, std::string_view name) {
   }
   const auto ends = [&](const TensorInfo& t) { return t.name.ends_with(concat('.', name)); };
   const auto found = std::ranges::find_if(base.tensors(), ends);
-  return found == base.tensors().end() ? nullptr : &*found;
+  return std::ranges::count_if(base.tensors(), ends) == 1 ? &*found : nullptr;
+}
+
+/// The tensors of a base that an adapter changes, each by one tensor of its file, and all by one rule for
+/// names.
+class ChangedWeights {
+ public:
+  ChangedWeights(const TensorSource& base, const TensorSource& adapter) : base_(base), adapter_(adapter) {}
+
+  /// The tensor `own` of the base, which `t` changes.
+  const TensorInfo& find(const TensorInfo& t, const std::string& own) {
+    const TensorInfo* const weight = in_base(base_, own);
+    require(weight != nullptr, Errc::config, escaped(adapter_.path()), ": ", escaped(t.name), ": ",
+            escaped(base_.path()), " has no tensor ", escaped(own), ", or several that end so",
+            "; give the model that the adapter was made for");
+    const auto [before, is_first] = by_weight_.emplace(weight, &t);
+    require(is_first, Errc::config, escaped(adapter_.path()), ": ", escaped(before->second->name), " and ",
+            escaped(t.name), " both change ", escaped(weight->name), " of ", escaped(base_.path()));
+    if (std::ranges::count(own, '.') > 1)
+      require_one_rule(t, own, weight->name);  // a head has no part in front
+    return *weight;
+  }
+  bool has(const TensorInfo& weight) const { return by_weight_.contains(&weight); }
+
+ private:
+  void require_one_rule(const TensorInfo& t, const std::string& own, const std::string& weight) {
+    const std::string rule = own.size() >= weight.size()
+                                 ? concat("without '", own.substr(0, own.size() - weight.size()), "'")
+                                 : concat("with '", weight.substr(0, weight.size() - own.size()), "'");
+    if (rule_.empty()) rule_ = rule, first_ = t.name;
+    require(rule == rule_, Errc::config, escaped(adapter_.path()), ": ", escaped(t.name), " is in ",
+            escaped(base_.path()), ' ', escaped(rule), ", and ", escaped(first_), ' ', escaped(rule_),
+            "; give the model that the adapter was made for");
+  }
+
+  const TensorSource& base_;
+  const TensorSource& adapter_;
+  std::map<const TensorInfo*, const TensorInfo*> by_weight_;
+  std::string rule_, first_;
+};
+
+/// A table without a head beside it is the head's, too, which would change with it.
+bool is_tied_table(const TensorSource& base, std::string_view name) {
+  const auto is_table = [](std::string_view n) {
+    return n.ends_with("embed_tokens.weight") || n.ends_with("wte.weight") || n.ends_with("embed_in.weight");
+  };
+  const auto is_head = [](const TensorInfo& t) {
+    return t.name.ends_with("lm_head.weight") || t.name.ends_with("embed_out.weight");
+  };
+  return is_table(name) && std::ranges::none_of(base.tensors(), is_head);
+}
+
+/// Every layer that a list of target_modules names must have its update.
+void require_all_layers(const TensorSource& base, const TensorSource& adapter, const LoraOptions& o,
+                        const ChangedWeights& changed) {
+  for (const TensorInfo& t : base.tensors()) {
+    if (t.shape.size() != 2 || !t.name.ends_with(".weight") || changed.has(t)) continue;
+    const std::string_view layer = std::string_view(t.name).substr(0, t.name.rfind('.'));
+    for (const std::string& target : o.target_modules.names)
+      require(!is_same_name(layer, target), Errc::config, escaped(adapter.path()), ": missing: A and B of ",
+              escaped(layer), " of ", escaped(base.path()), ", which target_modules names");
+  }
 }
 
 std::vector<float> values_of(const TensorSource& source, const TensorInfo& t) {
@@ -229,6 +312,7 @@ TensorSource merge_adapter(const TensorSource& base, const std::string& folder, 
   const json document = parse_json(read_text_file(config), config, JsonDialect::strict);
   const bool fan_in_fan_out = JsonObject(document, config).boolean("fan_in_fan_out", false);
   const TensorSource adapter = open_tensors(file_of(folder, weights_name));
+  ChangedWeights changed(base, adapter);
   std::map<const TensorInfo*, std::shared_ptr<const StoredUpdate>> updates;
   std::map<const TensorInfo*, const TensorInfo*> replaced;
   for (const TensorInfo& t : adapter.tensors()) {
@@ -236,18 +320,22 @@ TensorSource merge_adapter(const TensorSource& base, const std::string& folder, 
     const bool is_a = t.name.ends_with(a_ending);
     std::string own = t.name.starts_with(prefix) ? t.name.substr(std::string_view(prefix).size()) : t.name;
     if (is_a) own.replace(own.size() - a_ending.size(), a_ending.size(), ".weight");
-    const TensorInfo* weight = in_base(base, own);
-    require(weight != nullptr, Errc::config, escaped(adapter.path()), ": ", escaped(t.name), ": ",
-            escaped(base.path()), " has no tensor ", escaped(own),
-            "; give the model that the adapter was made for");
+    const TensorInfo& weight = changed.find(t, own);
     if (!is_a) {
-      replaced[weight] = &t;
+      require(t.shape == weight.shape, Errc::config, escaped(adapter.path()), ": ", escaped(t.name), " is ",
+              name(t.shape), ", and ", escaped(weight.name), " of ", escaped(base.path()), " is ",
+              name(weight.shape), "; give the model that the adapter was made for");
+      require(!is_tied_table(base, weight.name), Errc::config, escaped(adapter.path()), ": ", escaped(t.name),
+              " replaces the table of ", escaped(base.path()),
+              ", which is its head as well (tie_word_embeddings); give a model with a head of its own");
+      replaced[&weight] = &t;
       continue;
     }
-    auto update = std::make_shared<StoredUpdate>(read_update(adapter, t, *weight, options, fan_in_fan_out));
+    auto update = std::make_shared<StoredUpdate>(read_update(adapter, t, weight, options, fan_in_fan_out));
     update->factors.a = update->a, update->factors.b = update->b;
-    updates[weight] = std::move(update);
+    updates[&weight] = std::move(update);
   }
+  require_all_layers(base, adapter, options, changed);
   TensorSource merged(base.path());
   for (const TensorInfo& t : base.tensors()) {
     if (const auto u = updates.find(&t); u != updates.end()) {

@@ -587,6 +587,17 @@ TEST_F(Lora, AWrongAdapterIsNamedInOneLine) {
   refused("target_modules", json());
   std::filesystem::remove(config);
   expect(error_of([&] { read_adapter_config(folder); }).what(), config);
+  // What the file has beyond A and B is not left out.
+  const std::string more = folder_ / "more";
+  training = run({{"target_modules", {"c_attn"}}, {"r", 2}, {"modules_to_save", {"ln_f"}}});
+  training.steps = 0;
+  training.afterwards = [&](Engine& engine, LanguageModel&) { engine.save_adapter(more); };
+  train(training, 1, StrategyKind::ddp);
+  const auto m = model();
+  add_lora(*m, {.target_modules = {"c_attn"}, .r = 2});
+  allocate_parameters(*m);
+  expect(error_of([&] { load_adapter(*m, more); }).what(),
+         "transformer.ln_f.bias is neither of a layer with LoRA nor of modules_to_save");
 }
 
 // ---- parts of a model
