@@ -67,11 +67,10 @@ class Aware final : public Backend {
   }
   bool moves_device_memory() const override { return true; }
   void abort(const std::string& reason) noexcept override { inner_->abort(reason); }
-  std::unique_ptr<Backend> split(std::span<const int> members) override {
+  std::unique_ptr<Backend> split(std::span<const int> members, int number) override {
     const auto place = std::find(members.begin(), members.end(), rank_) - members.begin();
     return std::make_unique<Aware>(static_cast<int>(place), static_cast<int>(members.size()),
-                                   prefix_store(store_, concat("split ", splits_++, members[0], "/")),
-                                   device_);
+                                   prefix_store(store_, concat("split ", number, members[0], "/")), device_);
   }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
   std::string describe() const override { return "an aware one"; }
@@ -93,7 +92,6 @@ class Aware final : public Backend {
   const int rank_;
   const Stream stream_;
   const std::unique_ptr<Backend> inner_;
-  int splits_ = 0;
   mutable std::mutex mutex_;
   std::set<Collective> direct_;
 };

@@ -67,8 +67,8 @@ class Unordered final : public Backend {
     };
     return Work(std::make_shared<State>(backend_->submit(group)));
   }
-  std::unique_ptr<Backend> split(std::span<const int>) override {
-    return std::make_unique<Unordered>(make_, ++splits_);
+  std::unique_ptr<Backend> split(std::span<const int>, int number) override {
+    return std::make_unique<Unordered>(make_, number + 1);
   }
   void abort(const std::string& reason) noexcept override { backend_->abort(reason); }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return backend_->allocate(bytes); }
@@ -77,7 +77,6 @@ class Unordered final : public Backend {
  private:
   Make make_;
   std::unique_ptr<Backend> backend_;
-  int splits_ = 0;
 };
 
 TEST(MissingWait, IsFoundByEveryStrategy) {
