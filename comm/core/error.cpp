@@ -10,6 +10,8 @@
 
 namespace rz {
 
+void throw_error(Errc code, const std::string& what) { throw Error(code, what); }
+
 const char* name(Errc code) {
   switch (code) {
     case Errc::invalid_argument:

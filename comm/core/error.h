@@ -41,10 +41,13 @@ class Error : public std::runtime_error {
   int culprit_;
 };
 
+/// Not inline: sources that include this header may be compiled without exceptions.
+[[noreturn]] void throw_error(Errc, const std::string& what);
+
 /// Throws Error(code, concat(parts...)).
 template <class... T>
 [[noreturn]] void fail(Errc code, const T&... parts) {
-  throw Error(code, concat(parts...));
+  throw_error(code, concat(parts...));
 }
 
 /// Throws unless `ok`. The parts are joined only on failure.
