@@ -597,7 +597,7 @@ TEST_F(Lora, AWrongAdapterIsNamedInOneLine) {
   add_lora(*m, {.target_modules = {"c_attn"}, .r = 2});
   allocate_parameters(*m);
   expect(error_of([&] { load_adapter(*m, more); }).what(),
-         "transformer.ln_f.bias is neither of a layer with LoRA nor of modules_to_save");
+         "transformer.ln_f.weight is neither of a layer with LoRA nor of modules_to_save");
 }
 
 // ---- parts of a model
