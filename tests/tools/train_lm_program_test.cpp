@@ -303,7 +303,7 @@ TEST_F(TrainLmProgram, TextOfATokenizerIsTrainedOnSampledAndSaved) {
   auto wrong = flags;
   model("model.json", 256);
   wrong.resize(12);
-  expect_refused(2, wrong, {path("tokenizer"), "257 tokens", "vocab_size 256"});
+  expect_refused(2, wrong, {path("pairs.jsonl"), "token 256 at position", "vocab_size 256"});
 }
 
 /// The folder of a run is all that a text needs, as a saved model's is.
