@@ -325,9 +325,10 @@ TensorSource merge_adapter(const TensorSource& base, const std::string& folder, 
       require(t.shape == weight.shape, Errc::config, escaped(adapter.path()), ": ", escaped(t.name), " is ",
               name(t.shape), ", and ", escaped(weight.name), " of ", escaped(base.path()), " is ",
               name(weight.shape), "; give the model that the adapter was made for");
-      require(!is_tied_table(base, weight.name), Errc::config, escaped(adapter.path()), ": ", escaped(t.name),
-              " replaces the table of ", escaped(base.path()),
-              ", which is its head as well (tie_word_embeddings); give a model with a head of its own");
+      require(
+          !is_tied_table(base, weight.name), Errc::config, escaped(adapter.path()), ": ", escaped(t.name),
+          " replaces the table of ", escaped(base.path()),
+          ", which may be its head as well, as it has none beside it; give a model with a head of its own");
       replaced[&weight] = &t;
       continue;
     }
