@@ -50,12 +50,10 @@ std::string front_of(const InputFile& file, std::size_t count) {
 }
 
 bool is_zip(std::string_view front) { return front.starts_with("PK\x03\x04"); }
-/// A header within the file that begins with '{'. Its length may look like the beginning of any other kind.
-bool is_safetensors(std::string_view front, uint64_t file_bytes) {
-  uint64_t length = 0;
-  if (front.size() <= sizeof(length) || front[sizeof(length)] != '{') return false;
-  std::memcpy(&length, front.data(), sizeof(length));
-  return length <= file_bytes - sizeof(length);
+/// A header that begins with '{', behind its length in eight bytes. The lower bytes of the length may look like the
+/// beginning of any other kind; its upper four are zero, as in no other kind, and also where the file is cut off.
+bool is_safetensors(std::string_view front) {
+  return front.size() > 8 && front[8] == '{' && front.substr(4, 4) == std::string_view("\0\0\0\0", 4);
 }
 bool is_pickle(std::string_view front) {
   return front.size() > 2 && front[0] == '\x80' && front[1] >= 2 && front[1] <= 5;
@@ -353,7 +351,7 @@ TorchTensor TorchFile::State::tensor(const TensorCall& call) const {
 bool TorchFile::is_one(const std::string& path) {
   const InputFile file = InputFile::open(path);
   const std::string front = front_of(file, front_bytes);
-  if (is_safetensors(front, file.size())) return false;
+  if (is_safetensors(front)) return false;
   return is_zip(front) || is_pickle(front) || is_tar(front);
 }
 
