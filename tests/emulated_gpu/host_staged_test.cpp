@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <mutex>
 #include <set>
 
@@ -70,7 +71,9 @@ class Aware final : public Backend {
   std::unique_ptr<Backend> split(std::span<const int> members, int number) override {
     const auto place = std::find(members.begin(), members.end(), rank_) - members.begin();
     return std::make_unique<Aware>(static_cast<int>(place), static_cast<int>(members.size()),
-                                   prefix_store(store_, concat("split ", number, members[0], "/")), device_);
+                                   prefix_store(store_, concat("split ", number, " ", splits_[number]++, " of ",
+                                                               members[0], "/")),
+                                   device_);
   }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
   std::string describe() const override { return "an aware one"; }
@@ -92,6 +95,7 @@ class Aware final : public Backend {
   const int rank_;
   const Stream stream_;
   const std::unique_ptr<Backend> inner_;
+  std::map<int, int> splits_;  // of each number: host and staged buffers each have a group of their own
   mutable std::mutex mutex_;
   std::set<Collective> direct_;
 };
