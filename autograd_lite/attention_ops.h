@@ -33,7 +33,8 @@ class RotaryEmbedding {
   std::size_t max_positions() const;
   /// Longer sequences have tables of their length (ModelFacts::length_matters_from); 0: none.
   std::size_t length_matters_from() const { return is_dynamic() ? positions_ : 0; }
-  /// Those of a sequence of this length, on the device of the stream. They stay while they are referred to.
+  /// The tables of a sequence of `length` tokens, on the device of the stream. They live as long as a copy of
+  /// them.
   RotaryTables tables(std::size_t length, const Stream&);
 
  private:

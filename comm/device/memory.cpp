@@ -11,7 +11,7 @@ using cuda::runtime;
 
 namespace {
 
-/// See cuda::Runtime::memcpy_async.
+/// For which the stream must be idle: cuda::Runtime::memcpy_async says why.
 bool needs_idle_stream(const void* to, const void* from, std::size_t bytes, Device device) {
   bool pageable = false;
   cuda::check(runtime().is_pageable(&pageable, to), "cudaPointerGetAttributes", device);

@@ -1,5 +1,5 @@
 #pragma once
-/// Where a server listens that other hosts reach by a name.
+/// The addresses at which a server listens, from the name by which other hosts reach it.
 
 #include <string>
 #include <vector>

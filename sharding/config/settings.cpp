@@ -94,11 +94,6 @@ const json& Settings::at(std::string_view path) const {
   return entry->value;
 }
 
-std::optional<double> Settings::optional_number(std::string_view path) const {
-  const json& value = at(path);
-  return value.is_null() ? std::nullopt : std::optional(value.get<double>());
-}
-
 std::optional<std::int64_t> Settings::optional_integer(std::string_view path) const {
   const json& value = at(path);
   return value.is_null() ? std::nullopt : std::optional(value.get<std::int64_t>());

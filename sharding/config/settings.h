@@ -45,7 +45,6 @@ class Settings {
   bool boolean(std::string_view path) const { return at(path).get<bool>(); }
   std::string text(std::string_view path) const { return at(path).get<std::string>(); }
   /// Nothing for null.
-  std::optional<double> optional_number(std::string_view path) const;
   std::optional<std::int64_t> optional_integer(std::string_view path) const;
 
  private:

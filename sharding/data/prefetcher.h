@@ -58,7 +58,7 @@ class Prefetcher {
   void restart(std::uint64_t position, std::shared_ptr<const BatchSampler>);
   /// The batch that next() will return.
   std::uint64_t position() const { return taken_; }
-  /// For which next() has waited, or read.
+  /// The time that next() has spent in waiting for batches, or in reading them.
   std::chrono::nanoseconds waited() const { return waited_; }
 
  private:

@@ -16,12 +16,11 @@ class JsonObject;
 /// Names of a family in its files of weights.
 struct NameTable {
   std::string_view prefix;  ///< which names may lack, in the files or in the model
-  /// Tensors that are no weights: those of this ending and number of dimensions, 0: of one element, beside
-  /// the parameters of a layer of this name, anywhere if it is empty.
+  /// Tensors of a file that are no weights. All three must hold.
   struct Ignored {
-    std::string_view ending;
-    std::size_t dims;
-    std::string_view layer;
+    std::string_view ending;  ///< of the name
+    std::size_t dims;         ///< 0: one element
+    std::string_view layer;   ///< beside whose parameters it is; empty: anywhere
   };
   std::array<Ignored, 3> ignored;
   std::string_view head, table;  ///< a model without a parameter `head` has `table` in its place

@@ -58,7 +58,7 @@ TEST(HostPrecision, EveryStrategyHasTheSameBits) {
 /// order, where norms, softmax and gelu are taken to pass a relative error on with a factor of at most 1. A
 /// change of all logits by at most e changes the loss by at most 2 e. Terms of a logit: the normalized row
 /// has RMS 1, so that Σ|h w| ≤ sqrt(n_embd) ‖w‖ ≤ n_embd max|w|. The head is the embedding, with |w| below
-/// 0.1 in this case.
+/// 0.035 in this case.
 TEST(HostPrecision, TheFirstLossIsThatOfF32WithinRounding) {
   constexpr double layers = 4, channels = 16, largest_weight = 0.035;
   const double full = train_in({}, StrategyKind::ddp, 1, 1)[0].loss;

@@ -54,8 +54,7 @@ struct PairMeasurement {
   double round_trip_us = 0;                ///< median, 8 bytes
   double send_rate = 0, receive_rate = 0;  ///< bytes a second, of one TCP connection
   int packet = 0;                          ///< bytes of the largest packet that `from`'s interface sends
-  int passed =
-      0;  ///< bytes of the largest packet that arrives without being fragmented; 0: none, of any size
+  int passed = 0;  ///< bytes of the largest packet that arrives unfragmented; 0: none, of any size
 };
 std::string to_json(const PairMeasurement&);
 PairMeasurement parse_measurement(const std::string& json, const std::string& source);
