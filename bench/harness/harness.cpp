@@ -14,6 +14,7 @@
 #include "bench/harness/validation.h"
 #include "bench/harness/variables.h"
 #include "comm/bootstrap.h"
+#include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/device/cuda_runtime.h"
 #include "tools/command_line/output_file.h"
@@ -220,6 +221,7 @@ int run(const Collective& collective, const Options& options, const Print& print
   const int here = options.threads * options.gpus, size = info.size * here;
   require(options.root < size, Errc::config, "-r ", options.root, ", but there are only ", size, " ranks");
   if (options.cuda) cuda::require_device({Device::cuda, 0});
+  environment();  // a wrong variable is an error of the input, for which no file is emptied
   std::optional<OutputFile> json;
   if (info.rank == 0 && !options.json.empty()) json.emplace("-J", options.json);
   const Output output{print, json ? &*json : nullptr};

@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "comm/bootstrap.h"
+#include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "tools/command_line/output_file.h"
 
@@ -19,6 +20,7 @@ int run_bench_program(const char* name, const char* purpose, const char* details
     const std::string help = line.parse(argc, argv);
     if (!help.empty()) return print_help(help);
     complete();
+    environment();  // a wrong variable is an error of the input, for which no file is emptied
     std::optional<OutputFile> file;
     if (!json_path.empty() && launch_info_from_environment().rank == 0) file.emplace("--json", json_path);
     Json all{{"tool", name}, {"errors", Json::array()}};

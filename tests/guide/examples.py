@@ -199,6 +199,12 @@ class Examples(unittest.TestCase):
     def test_help_has_no_defaults_of_the_parser(self):
         for program in OURS: self.assertNotRegex(self.help(program), r'\{(true|false)\}', program)
 
+    def test_programs_name_their_version(self):
+        version = re.search(r'project\(\w+ VERSION ([\d.]+)', (ROOT / 'CMakeLists.txt').read_text())[1]
+        for program in OURS:
+            p = subprocess.run([f'{PROGRAMS}/{program}', '--version'], env=environment(), capture_output=True, text=True)
+            self.assertEqual((p.returncode, p.stdout), (0, f'ringzero {version}\n'), program + p.stderr)
+
     def test_python_blocks_compile(self):
         for page in PAGES:
             for language, _, body in FENCE.findall(page.read_text()):

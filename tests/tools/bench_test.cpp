@@ -705,7 +705,10 @@ TEST(BenchJson, AFileThatCannotBeWrittenIsAnErrorAtOnce) {
                     "-J /nowhere/results.json: cannot be written: No such file or directory");
   write_earlier_run();
   expect_status_two({"-J", json_path(), "-r", "9"}, "there are only 1 ranks");
-  EXPECT_EQ(read_json().at("from"), "an earlier run") << "emptied for a wrong command line";
+  EXPECT_FALSE(text_of_json().empty()) << "emptied for a wrong command line";
+  Program p({test::built("all_reduce_perf"), "-J", json_path()}, {{"RZ_TIMEOUT", "3"}});
+  EXPECT_EQ(p.wait(), 2);
+  EXPECT_EQ(read_json().at("from"), "an earlier run") << "emptied for a wrong variable";
 }
 
 TEST(BenchJson, HasTheVerdictOnTheBandwidth) {

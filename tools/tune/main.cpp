@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "comm/bootstrap.h"
+#include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "tools/command_line/command_line.h"
 #include "tools/command_line/output_file.h"
@@ -26,6 +27,7 @@ int run(const Options& options) {
   require(info.size >= 2, Errc::config,
           "one rank alone has nothing to choose; try: rzrun -n 4 tune --output ", options.output);
   const bool first = info.rank == 0;
+  environment();  // a wrong variable is an error of the input, for which no file is emptied
   std::optional<OutputFile> file;
   if (first) file.emplace("--output", options.output);
   const Progress progress = first && ::isatty(STDERR_FILENO) ? Progress(draw) : Progress([](auto, auto&) {});
