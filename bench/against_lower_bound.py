@@ -23,6 +23,7 @@ our runs; that time, relative to the best one, shows the distance of the process
 changed by more than 30% is discarded and repeated, up to three times as often as there are rounds. "near" is the number
 of rounds in the table whose 4 KiB time was within 30% of the best."""
 import argparse, json, os, shlex, statistics, subprocess, sys, tempfile
+import outputs
 
 MEMORY = {'ordinary': ([], ['staged']), 'symmetric': (['-R', '2'], ['staged', 'mapped'])}
 PLACES = {'out_of_place': '', 'in_place': '_in_place'}
@@ -117,6 +118,7 @@ def options():
 
 def main():
     o = options()
+    outputs.empty('--json', o.json)
     found = measure(o)
     rows = [row(s, m, p, found[s, m, p]) for m in o.memory for p in PLACES for s in o.sizes]
     print(f'# all_reduce, 2 ranks, float sum, medians of {o.rounds} rounds, microseconds')

@@ -22,6 +22,7 @@ compared with ours in place.
 
     against_peers.py --ranks 4 --peers 'ompi=mpirun --oversubscribe -np 4 ./mpi_coll'"""
 import argparse, json, os, shlex, statistics, subprocess, sys, tempfile
+import outputs
 
 SHORT = {'all_reduce': [('ar', 'out_of_place'), ('ari', 'in_place')], 'reduce_scatter': [('rs', 'out_of_place')], 'all_gather': [('ag', 'out_of_place')],
          'broadcast': [('bc', 'in_place')], 'reduce': [('rd', 'out_of_place')], 'gather': [('ga', 'out_of_place')], 'scatter': [('sc', 'out_of_place')],
@@ -98,6 +99,7 @@ def measure(o):
 
 def main():
     o = options()
+    outputs.empty('--json', o.json)
     found, rows = measure(o), []
     print(f'# {o.ranks} ranks, medians of {o.rounds} rounds, microseconds: p50/p99; ratios are the best peer over ours')
     print('%-22s %10s ' % ('collective', 'bytes') + ' '.join('%19s' % n for n in [*o.peers, 'ours']) + '  p50 ratio  p99 ratio')

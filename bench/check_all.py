@@ -23,6 +23,7 @@ of the _perf programs, in place and out of place.
 
 Exit status: 0 all results correct, 7 some wrong, 1 a program failed, 2 a wrong command line."""
 import argparse, json, os, shlex, subprocess, sys, tempfile, time
+import outputs
 
 COLLECTIVES = ['all_reduce', 'reduce_scatter', 'all_gather', 'broadcast', 'reduce', 'gather', 'scatter', 'alltoall', 'alltoallv', 'sendrecv']
 
@@ -82,6 +83,7 @@ def run(o, name, ranks, registered, size, folder):
 
 def main():
     o = options()
+    outputs.empty('--json', o.json)
     table, begin = [], time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         for name in o.collectives:

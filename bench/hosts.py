@@ -39,6 +39,7 @@ faster. "limit": time of bare sockets that carry the same bytes and add half of 
 divided by ours; 1 is the limit. "line": bytes that each host has to send, 2S(n-1)/n with n hosts, divided by our time, as a
 fraction of --rate (all_reduce only); frame headers alone take 4.4% of it at 1500 bytes per frame."""
 import argparse, contextlib, json, os, re, secrets, shlex, shutil, signal, statistics, subprocess, sys, tempfile, time
+import outputs
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'tools'))
 import cluster
@@ -252,6 +253,7 @@ def main():
     missing = [t for t in ('ip', 'tc', 'unshare', 'nsenter') if not shutil.which(t)]
     if missing: skip(f'no {", ".join(missing)} (Debian: iproute2, util-linux)')
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    outputs.empty('--json', o.json)
     with tempfile.TemporaryDirectory() as tmp, network(o.hosts, o.rate, o.congestion, o.burst):
         peers = Peers(o, tmp) if not o.alone else None
         try: names, times = measure(o, peers)

@@ -13,6 +13,7 @@ a Llama has 10, and 2 key heads: with --layers 30 --channels 576 --vocabulary 49
 and 3 tp 2 does not divide. A figure is the median
 over rounds of the median over updates after the second, in ms; each rank has one thread."""
 import argparse, array, contextlib, json, os, pathlib, statistics, sys, tempfile, time
+import outputs
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
@@ -164,6 +165,7 @@ def main():
     o = a.parse_args()
     if o.as_torch: return torch_rank(o)
     import hosts
+    outputs.empty('--json', o.json)
     o.run = 0
     times = {}
     with tempfile.TemporaryDirectory() as name, (hosts.network(o.hosts, o.rate, None, o.burst) if o.hosts > 1 else contextlib.nullcontext()):

@@ -8,6 +8,7 @@ faster. Times are medians over rounds of medians over runs: of the time of the p
 the operands, PyTorch of bool. PyTorch's permute, transpose and split are followed by contiguous(), since ours copy; its attention is
 scaled_dot_product_attention between views of [B, T, H·D], with enable_gqa, and a mask of bool for a window or padding."""
 import argparse, json, os, statistics, subprocess, sys, time
+import outputs
 
 os.environ.setdefault('OMP_WAIT_POLICY', 'passive')  # idle threads must not take the time of ours
 try:
@@ -136,6 +137,7 @@ def main():
     names = o.only.split(',') if o.only else list(OPERATORS)
     for name in names:
         if name not in OPERATORS: sys.exit(f"operators.py: --only: no operator '{name}'; known: {', '.join(OPERATORS)}")
+    outputs.empty('--json', o.json)
     # Ours calls OpenBLAS with one thread; its others would spin at the start, in the time of the process
     ours = subprocess.Popen([f'{o.bin}/operators_bench'], env=dict(os.environ, OPENBLAS_NUM_THREADS='1'), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     def our_times(name, extents):

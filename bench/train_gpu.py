@@ -18,6 +18,7 @@ the table shows their share of the bf16 peak of the device (dense, looked up by 
 --device cpu runs everything on the host, to test this script. --out DIR: also writes train_gpu.md and train_gpu.json there. Exit status 2:
 no GPU, or a wrong argument."""
 import argparse, glob, json, os, platform, select, shutil, statistics, subprocess, sys, tempfile, time
+import outputs
 
 GPT2 = dict(model_type='gpt2', activation_function='gelu_new')
 LLAMA = dict(model_type='llama', hidden_act='silu', rms_norm_eps=1e-5, rope_theta=10000.0, tie_word_embeddings=True)
@@ -180,6 +181,7 @@ def main():
     if not peak and o.precision == 'bf16': print(f'the peak of {card["name"]} is not known here; give --peak for the share of it', flush=True)
     machine = dict(device=card['name'], **{k: v for k, v in card.items() if k != 'name'}, host=cpu(), kernel=platform.release(),
                    date=time.strftime('%Y-%m-%d', time.gmtime()))
+    outputs.empty_in_folder('--out', o.out, 'train_gpu.md', 'train_gpu.json')
     with tempfile.TemporaryDirectory() as files:
         write(f'{files}/model.json', o.config)
         count = o.context * o.batch * (WARM + o.steps) + 1
@@ -203,7 +205,6 @@ def main():
     text = table(rows, machine, o, peak, per_token)
     print(text, end='')
     if o.out:
-        os.makedirs(o.out, exist_ok=True)
         with open(f'{o.out}/train_gpu.md', 'w') as f: f.write(text)
         write(f'{o.out}/train_gpu.json', dict(machine=machine, shape=dict(o.config, batch=o.batch, context=o.context, precision=o.precision), steps=o.steps, peak=peak,
                                               parameters=per_token[0], flops_per_token=per_token[1], cases=rows))

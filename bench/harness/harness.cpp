@@ -3,18 +3,21 @@
 #include <sys/resource.h>
 
 #include <chrono>
-#include <cstdlib>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "bench/harness/buffers.h"
 #include "bench/harness/report.h"
 #include "bench/harness/timing.h"
 #include "bench/harness/validation.h"
+#include "bench/harness/variables.h"
 #include "comm/bootstrap.h"
+#include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/device/cuda_runtime.h"
+#include "tools/command_line/output_file.h"
 
 namespace rz::bench {
 namespace {
@@ -44,23 +47,28 @@ std::string memory_line(std::size_t read_buffer_bytes) {
                 " of rank 0's process at most so far\n");
 }
 
-/// Runs all cases on one rank; rank 0 prints.
+/// What only rank 0 does.
+struct Output {
+  const Print& print;
+  OutputFile* json;  ///< of -J; may be null
+};
+
+/// Runs all cases on one rank.
 class RankRun {
  public:
+  /// `output` is null on all ranks but 0.
   RankRun(const Collective& collective, const Options& options, Communicator comm, const Hooks& hooks,
-          const Print* print)
+          const Output* output)
       : collective_(collective),
         options_(options),
         comm_(std::move(comm)),
-        print_(print),
+        output_(output),
         stream_(stream_for(options, comm_.options().device)),
         buffers_(comm_, collective, options, stream_),
         timing_(collective, options, comm_, stream_),
         validation_(collective, options, comm_, stream_, buffers_.disjoint_operations(), hooks) {}
 
-  int run(int local_rank) {
-    Results results;
-    results.start_time = now();
+  int run(int local_rank, Results& results) {
     results.devices = gather_devices(comm_, local_rank);
     print([&] {
       return start_lines(collective_, options_) + device_lines(results.devices) +
@@ -68,20 +76,31 @@ class RankRun {
              (options_.memory_report ? memory_line(buffers_.bytes()) : "");
     });
     print([&] { return header_lines(options_); });
-    for (int cycle = 0; options_.cycles == 0 || cycle < options_.cycles; ++cycle) run_cycle(results);
+    const bool endless = options_.cycles == 0;
+    for (int cycle = 0; endless || cycle < options_.cycles; ++cycle) {
+      if (endless) results.rows.clear();
+      run_cycle(results);
+      if (endless) write_json(results);
+    }
     print([&] { return results.closing_lines(collective_); });
-    results.end_time = now();
-    if (comm_.rank() == 0 && !options_.json.empty())
-      write_json(options_.json, collective_, options_, results);
-    return results.failed_checks ? status_wrong_results : 0;
+    int status = results.failed() ? status_failed : 0;  // bandwidths differ between ranks with -a 0
+    comm_.broadcast({&status, 1}, 0).wait();
+    write_json(results);
+    return status;
   }
 
  private:
-  static constexpr int status_wrong_results = 7;
+  static constexpr int status_failed = 7;
 
   template <class F>
   void print(const F& text) const {
-    if (print_) (*print_)(text());
+    if (output_) output_->print(text());
+  }
+
+  void write_json(Results& results) const {
+    if (!output_ || !output_->json) return;
+    results.end_time = now();
+    output_->json->write(json_text(collective_, options_, results));
   }
 
   void run_cycle(Results& results) {
@@ -123,7 +142,7 @@ class RankRun {
     row.in_place = measure(c, row.bytes, results);
     print(
         [&] { return row_line(row) + (options_.per_iteration ? sample_lines(row, options_.skipped) : ""); });
-    results.rows.push_back(std::move(row));
+    results.add(std::move(row));
   }
 
   std::string choice_line(const Case& c, std::size_t bytes) const {
@@ -155,7 +174,7 @@ class RankRun {
   const Collective& collective_;
   const Options& options_;
   Communicator comm_;
-  const Print* print_;
+  const Output* output_;
   const Stream stream_;
   RankBuffers buffers_;
   Timing timing_;
@@ -194,34 +213,39 @@ void run_in_threads(int count, const std::function<void(int)>& rank_main) {
   if (error) std::rethrow_exception(error);
 }
 
-/// Of nccl-tests: groups of ranks that run at once. Without them the figures would be of something else.
-void refuse_groups() {
-  for (const char* name : {"NCCL_TESTS_SPLIT", "NCCL_TESTS_SPLIT_MASK"})
-    if (const char* value = std::getenv(name); value && *value)
-      fail(Errc::config, name, "='", value,
-           "' divides the ranks into groups in nccl-tests; this program measures one group of all ranks: "
-           "unset ",
-           name, ", and start a job of its own for each group");
-}
-
 }  // namespace
 
 int run(const Collective& collective, const Options& options, const Print& print, const Hooks& hooks) {
-  refuse_groups();
+  const std::optional<double> min_bandwidth = min_bandwidth_from_environment(collective);
   const LaunchInfo info = launch_info_from_environment();
   const int here = options.threads * options.gpus, size = info.size * here;
   require(options.root < size, Errc::config, "-r ", options.root, ", but there are only ", size, " ranks");
   if (options.cuda) cuda::require_device({Device::cuda, 0});
-  const auto store = store_for_launch(info, std::chrono::seconds(30), options.backend);
+  environment();  // a wrong variable is an error of the input, for which no file is emptied
+  std::optional<OutputFile> json;
+  if (info.rank == 0 && !options.json.empty()) json.emplace("-J", options.json);
+  const Output output{print, json ? &*json : nullptr};
+  Results results;  // of thread 0
+  results.min_bandwidth = min_bandwidth;
+  results.start_time = now();
   int status = 0;  // of thread 0; equal on all ranks
-  run_in_threads(here, [&](int thread) {
-    const int rank = info.rank * here + thread, local_rank = info.local_rank * here + thread;
-    RankRun rank_run(collective, options,
-                     Communicator::connect(rank, size, store, comm_options(options, local_rank)), hooks,
-                     rank == 0 ? &print : nullptr);
-    const int own_status = rank_run.run(local_rank);
-    if (thread == 0) status = own_status;
-  });
+  try {
+    const auto store = store_for_launch(info, std::chrono::seconds(30), options.backend);
+    run_in_threads(here, [&](int thread) {
+      const int rank = info.rank * here + thread, local_rank = info.local_rank * here + thread;
+      RankRun rank_run(collective, options,
+                       Communicator::connect(rank, size, store, comm_options(options, local_rank)), hooks,
+                       rank == 0 ? &output : nullptr);
+      Results other;
+      const int own_status = rank_run.run(local_rank, thread == 0 ? results : other);
+      if (thread == 0) status = own_status;
+    });
+  } catch (const std::exception& e) {
+    results.error = one_line(e);
+    results.end_time = now();
+    if (json) json->try_write(json_text(collective, options, results));
+    throw;
+  }
   return status;
 }
 

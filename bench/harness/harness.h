@@ -14,7 +14,9 @@ namespace rz::bench {
 using Print = std::function<void(const std::string&)>;
 
 /// Connects the group described by the environment, with options.threads x options.gpus ranks in this
-/// process, and runs all cases. Returns the exit status: 0, or 7 if a check failed. Throws rz::Error.
+/// process, and runs all cases. Returns the exit status: 0, or 7 if a check failed or the average bus
+/// bandwidth is too low (bench/harness/variables.h); it is equal on all ranks. The file of -J is emptied
+/// first, and receives the error of a run that fails. Throws rz::Error.
 int run(const Collective&, const Options&, const Print&, const Hooks& = {});
 
 }  // namespace rz::bench

@@ -23,7 +23,11 @@ constexpr const char* what_else =
     "  all_reduce_perf -t 2 -b 64K -e 64K -d all -o all\n"
     "  all_reduce_perf --backend peer_cuda -g 2 -b 8 -e 256M -f 2\n"
     "\n"
-    "Exit status: 0 success, 7 wrong results, 2 a wrong command line, 1 any other error.";
+    "NCCL_TESTS_MIN_BW=X: the average bus bandwidth must be 0.9 X GB/s at least.\n"
+    "\n"
+    "Exit status: 0 success, 7 wrong results or less bandwidth than that, 2 a wrong command line, 1 any "
+    "other\n"
+    "error.";
 
 /// In the order of nccl-tests, in which -d all runs.
 constexpr struct {
@@ -61,7 +65,7 @@ std::vector<ReduceOp> ops_of(const std::string& word) {
 struct Words {
   std::string min = "32M", max = "32M", step = "1M", op = "sum", dtype = "float";
   std::string device;
-  int parallel_init = 0, cta_policy = 0, average = 1;
+  int parallel_init = 0, cta_policy = 0, device_implementation = 0, device_ctas = 16, average = 1;
 };
 
 void add_sizes(CommandLine& line, Options& o, Words& w) {
@@ -109,6 +113,8 @@ void add_running(CommandLine& line, Options& o, Words& w) {
                   "Capture the iterations in a CUDA graph; number of replays; default 0")
       .within(0, 1 << 20);
   line.add_option("-x,--cta_policy", w.cta_policy, "Only 0 is supported");
+  line.add_option("-D,--device_implementation", w.device_implementation, "Only 0 is supported");
+  line.add_option("-V,--device_cta_count", w.device_ctas, "Has no effect without -D");
   line.add_option(
           "-R,--local_register", o.registered,
           "1: buffers of Communicator::allocate (with nccl: registered); 2: of allocate_symmetric (with "
@@ -140,9 +146,13 @@ void add_report(CommandLine& line, Options& o, Words& w) {
   line.add_option("-a,--average", w.average, "Over ranks: 0 rank 0's, 1 mean, 2 min, 3 max; default 1")
       .within(0, 3);
   line.add_option("-S,--report_timestamps", o.timestamps, "1: date and time behind each row");
-  line.add_option("-J,--output_file", o.json, "Write the results there as JSON");
-  line.add_option("-M,--memory_report", o.memory_report, "1: memory of the buffers and of the process");
-  line.add_option("-I,--per_iteration", o.per_iteration, "1: a line of statistics over rank 0's iterations");
+  line.add_option(
+      "-J,--output_file", o.json,
+      "Write the results, or the error, there as JSON; with -N 0 after each cycle, with its rows");
+  line.add_option("-M,--memory_report,--memory", o.memory_report,
+                  "1: memory of the buffers and of the process");
+  line.add_option("-I,--per_iteration,--per_iter_timing", o.per_iteration,
+                  "1: a line of statistics over rank 0's iterations");
   line.add_flag("--percentiles", o.percentiles,
                 "Six more columns: p50, p99 and maximum time (us) out of place and in place, over the timed "
                 "iterations; each time is that of the slowest rank of the iteration. Reads the clock once "
@@ -152,7 +162,7 @@ void add_report(CommandLine& line, Options& o, Words& w) {
                 "does. Neither is in the time, but a rank waits for another that is still at it");
   line.add_flag("--verbose", o.verbose,
                 "A line before each row: algorithm, transport and chunk size of its calls, and the reason");
-  line.add_option("-K,--skip_samples", o.skipped,
+  line.add_option("-K,--skip_samples,--per_iter_skip", o.skipped,
                   "First iterations that -I and --percentiles leave out; default 0")
       .within(0, 1 << 30);
 }
@@ -182,6 +192,8 @@ void settle(const Collective& c, Options& o, const Words& w) {
   if (one && c.kind != rz::Collective::all_reduce)  // a name without a collective applies to all_reduce
     o.algorithm.insert(0, concat(name(c.kind), "="));
   require(w.cta_policy == 0, Errc::config, "-x ", w.cta_policy, ": only 0 is supported; leave it out");
+  require(w.device_implementation == 0, Errc::config, "-D ", w.device_implementation,
+          ": only 0 is supported; leave it out, --backend peer_cuda runs kernels of ringzero");
   o.min_bytes = byte_size_of_flag("-b", w.min);
   o.max_bytes = byte_size_of_flag("-e", w.max);
   o.step_bytes = byte_size_of_flag("-i", w.step);

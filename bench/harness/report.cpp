@@ -1,7 +1,9 @@
 #include "bench/harness/report.h"
 
 #include <ctime>
+#include <utility>
 
+#include "bench/harness/variables.h"
 #include "bench/support/numbers.h"
 #include "comm/core/text.h"
 
@@ -89,15 +91,26 @@ std::string sample_lines(const Row& r, int skipped) {
          statistics("in-place", r.in_place.samples, skipped);
 }
 
+void Results::add(Row r) {
+  bus_bandwidths_ += r.out_of_place.bus_bw + r.in_place.bus_bw;
+  figures_ += 2;
+  rows.push_back(std::move(r));
+}
+
 double Results::average_bus_bandwidth() const {
-  double sum = 0;
-  for (const auto& r : rows) sum += r.out_of_place.bus_bw + r.in_place.bus_bw;
-  return rows.empty() ? 0 : sum / (2 * static_cast<double>(rows.size()));
+  return figures_ == 0 ? 0 : bus_bandwidths_ / static_cast<double>(figures_);
+}
+
+bool Results::too_slow() const {
+  return min_bandwidth && average_bus_bandwidth() < enough_bandwidth * *min_bandwidth;
 }
 
 std::string Results::closing_lines(const Collective& c) const {
   return concat("# Out of bounds values : ", failed_checks, failed_checks ? " FAILED\n" : " OK\n") +
-         format("# Avg bus bandwidth    : %g \n", average_bus_bandwidth()) +
+         format("# Avg bus bandwidth    : %g %s\n", average_bus_bandwidth(),
+                !min_bandwidth ? ""
+                : too_slow()   ? "FAILED"
+                               : "OK") +
          concat("#\n# Collective test concluded: ", c.name, "_perf\n#\n");
 }
 

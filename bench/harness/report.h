@@ -40,18 +40,27 @@ std::string sample_lines(const Row&, int skipped);
 struct Results {
   std::string start_time, end_time;
   std::vector<DeviceLine> devices;
-  std::vector<Row> rows;
+  std::vector<Row> rows;  ///< with -N 0, which has no end: those of the latest cycle
   int failed_checks = 0;
+  std::optional<double> min_bandwidth;  ///< NCCL_TESTS_MIN_BW
+  std::string error;                    ///< why the run has failed
 
+  void add(Row);
+  /// Of all rows that were added.
   double average_bus_bandwidth() const;
+  bool too_slow() const;
+  bool failed() const { return failed_checks > 0 || too_slow(); }
   std::string closing_lines(const Collective&) const;
+
+ private:
+  double bus_bandwidths_ = 0;
+  std::size_t figures_ = 0;
 };
 
 /// "2026-11-21 05:20:00" in local time.
 std::string now();
 
-/// Writes JSON version 3 of nccl-tests, without the device groups and the check of the average bandwidth,
-/// which have only one value here. Errc::system if the file cannot be written.
-void write_json(const std::string& path, const Collective&, const Options&, const Results&);
+/// JSON version 3 of nccl-tests, without the device groups, of which there is one here.
+std::string json_text(const Collective&, const Options&, const Results&);
 
 }  // namespace rz::bench

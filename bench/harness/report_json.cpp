@@ -1,5 +1,7 @@
 #include "bench/harness/report.h"
+#include "bench/harness/variables.h"
 #include "bench/support/json.h"
+#include "bench/support/numbers.h"
 #include "comm/core/environment.h"
 #include "comm/core/error.h"
 
@@ -18,9 +20,11 @@ Json devices_json(const std::vector<DeviceLine>& devices) {
   Json list = Json::array();
   for (const auto& d : devices)
     list.push_back({{"rank", d.rank},
-                    {"host", d.host},
-                    {"process_id", d.pid},
+                    {"group", 0},
+                    {"pid", d.pid},
+                    {"hostname", d.host},
                     {"device", d.local_rank},
+                    {"device_hex", format("%04x:%02x:%02x", d.pci_domain, d.pci_bus, d.pci_device)},
                     {"device_info", d.processor}});
   return list;
 }
@@ -56,11 +60,13 @@ Json config_json(const Options& o, const std::vector<DeviceLine>& devices) {
           {"step_factor", o.step_factor},
           {"warmup_iters", o.warmup},
           {"iterations", o.iterations},
-          {"aggregated_iters", o.aggregated},
+          {"aggregated_iterations", o.aggregated},
           {"grouped", o.grouped()},
           {"validation", o.checks},
           {"graph", o.graph},
-          {"blocking", o.blocking},
+          {"blocking_collectives", o.blocking != 0},
+          {"per_iter_timing", o.per_iteration},
+          {"per_iter_skip", o.skipped},
           {"local_register", o.registered},
           {"unalign", o.misalign},
           {"devices", devices_json(devices)}};
@@ -68,7 +74,7 @@ Json config_json(const Options& o, const std::vector<DeviceLine>& devices) {
 
 }  // namespace
 
-void write_json(const std::string& path, const Collective& c, const Options& o, const Results& r) {
+std::string json_text(const Collective& c, const Options& o, const Results& r) {
   Json j{{"version", 3},
          {"collective", c.name},
          {"start_time", r.start_time},
@@ -78,12 +84,17 @@ void write_json(const std::string& path, const Collective& c, const Options& o, 
          {"config", config_json(o, r.devices)},
          {"results", Json::array()},
          {"out_of_bounds", {{"count", r.failed_checks}, {"okay", r.failed_checks == 0}}},
-         {"average_bus_bandwidth", {{"bandwidth", r.average_bus_bandwidth()}}},
+         {"average_bus_bandwidth", {{"bandwidth", r.average_bus_bandwidth()}, {"okay", "unchecked"}}},
          {"errors", Json::array()},
          {"end_time", r.end_time}};
   for (const auto& row : r.rows) j["results"].push_back(row_json(row));
   if (r.failed_checks) j["errors"].push_back(concat(r.failed_checks, " checks found wrong results"));
-  write_file(path, j.dump(2));
+  if (r.min_bandwidth) j["average_bus_bandwidth"]["okay"] = !r.too_slow();
+  if (r.too_slow())
+    j["errors"].push_back(concat("the average bus bandwidth is below ", enough_bandwidth,
+                                 " of NCCL_TESTS_MIN_BW=", *r.min_bandwidth));
+  if (!r.error.empty()) j["errors"].push_back(r.error);
+  return j.dump(2, ' ', false, Json::error_handler_t::replace) + '\n';
 }
 
 }  // namespace rz::bench

@@ -26,20 +26,18 @@ struct BenchProgram {
 /// The part of bench_main() that does not depend on the type of the options.
 int run_bench_program(const char* name, const char* purpose, const char* details, int argc,
                       const char* const* argv, const std::function<void(CommandLine&)>& add_options,
-                      const std::function<Json()>& run);
+                      const std::function<void()>& complete, const std::function<Json()>& run);
 
-/// Parses the command line, including --json, runs the program and writes its JSON. Returns the exit status:
-/// 0, 2 for a wrong command line, 1 for any other error.
+/// Parses the command line, including --json, runs the program and writes its JSON; if the run fails, this
+/// has the error in the list `errors`. Returns the exit status: 0, 2 for a wrong command line, 1 for any
+/// other error.
 template <class Options>
 int bench_main(const BenchProgram<Options>& program, int argc, const char* const* argv) {
   Options options;
   return run_bench_program(
       program.name, program.purpose, program.details, argc, argv,
-      [&](CommandLine& line) { program.add_options(line, options); },
-      [&] {
-        program.complete(options);
-        return program.run(options);
-      });
+      [&](CommandLine& line) { program.add_options(line, options); }, [&] { program.complete(options); },
+      [&] { return program.run(options); });
 }
 
 }  // namespace rz::bench

@@ -12,7 +12,7 @@ MpiPluginConnect find_connect() {
   try {
     return reinterpret_cast<MpiPluginConnect>(mpi_library_function(mpi_plugin_connect_symbol));
   } catch (const Error& e) {
-    fail(e.code(), e.what(), ", or use --backend native");
+    fail(e.code(), e.what(), ", or use RZ_BACKEND=native (--backend native)");
   }
 }
 

@@ -154,7 +154,7 @@ const schedule::Algorithm& forced(const SelectionQuery& q) {
       choices += concat(choices.empty() ? "" : ", ", a.name);
   fail(Errc::config, "the ", name(q.collective), " algorithm '", q.override_name, "' does not sum in ",
        name(q.order), " order, which `deterministic` requires; choose one of ", choices,
-       ", or switch `deterministic` off");
+       ", or switch `deterministic` off (RZ_DETERMINISTIC=0)");
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <type_traits>
 #include <utility>
 
 #include "comm/core/error.h"
@@ -125,6 +126,73 @@ const TensorInfo* TensorSource::find(std::string_view name) const {
 const std::string& TensorSource::path_of(const TensorInfo& t) const {
   return state_->paths[state_->at(t).path];
 }
+
+namespace {
+
+/// The elements of a tensor of a dtype as they are in the file.
+template <class From, class To, class Refuse>
+void read_integers(std::vector<To>& out, const TensorSource::Read& read, const Refuse& refuse) {
+  std::array<From, 8192> block;
+  for (std::size_t done = 0; done < out.size();) {
+    const std::size_t n = std::min(block.size(), out.size() - done);
+    read(done * sizeof(From), std::as_writable_bytes(std::span(block).first(n)));
+    for (std::size_t i = 0; i < n; ++i) {
+      if (!std::in_range<To>(block[i])) refuse(done + i, concat(+block[i]));
+      out[done + i] = static_cast<To>(block[i]);
+    }
+    done += n;
+  }
+}
+
+}  // namespace
+
+template <class T>
+std::vector<T> TensorSource::read(std::string_view name) const {
+  const TensorInfo* t = find(name);
+  if (!t) {
+    std::vector<std::string> names;
+    for (const TensorInfo& other : state_->tensors) names.push_back(other.name);
+    const std::string near = nearest_name(name, names);
+    fail(Errc::io, escaped(concat(state_->path, ": there is no tensor '", name, "'",
+                                  near.empty() ? "" : concat("; did you mean '", near, "'?"))));
+  }
+  std::vector<T> out(t->count);
+  const auto refuse = [&](std::size_t at, const std::string& value) {
+    state_->refuse(Errc::io, *t, "element ", at, " is ", value, ", which needs more than ", sizeof(T),
+                   " bytes");
+  };
+  if constexpr (std::is_same_v<T, float>) {
+    read_f32(*t, 0, out);
+  } else {
+    const Read& read = state_->at(*t).read;
+    const std::string_view dtype = t->dtype;
+    if (dtype == "BOOL" || dtype == "U8")
+      read_integers<std::uint8_t>(out, read, refuse);
+    else if (dtype == "I8")
+      read_integers<std::int8_t>(out, read, refuse);
+    else if (dtype == "I16")
+      read_integers<std::int16_t>(out, read, refuse);
+    else if (dtype == "U16")
+      read_integers<std::uint16_t>(out, read, refuse);
+    else if (dtype == "I32")
+      read_integers<std::int32_t>(out, read, refuse);
+    else if (dtype == "U32")
+      read_integers<std::uint32_t>(out, read, refuse);
+    else if (dtype == "I64")
+      read_integers<std::int64_t>(out, read, refuse);
+    else if (dtype == "U64")
+      read_integers<std::uint64_t>(out, read, refuse);
+    else
+      state_->refuse(Errc::unsupported, *t, "dtype ", dtype,
+                     " is none of integers; read<float>() reads F32, F16, ",
+                     "BF16 and F64, and read_bytes() all");
+  }
+  return out;
+}
+
+template std::vector<float> TensorSource::read(std::string_view) const;
+template std::vector<std::int32_t> TensorSource::read(std::string_view) const;
+template std::vector<std::int64_t> TensorSource::read(std::string_view) const;
 
 void TensorSource::read_f32(const TensorInfo& t, std::uint64_t begin, std::span<float> out) const {
   if (begin > t.count || out.size() > t.count - begin)

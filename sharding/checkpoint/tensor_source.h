@@ -64,6 +64,11 @@ class TensorSource {
   /// only those bytes of the files. Errc::invalid_argument unless the tensor has them, Errc::unsupported for
   /// another dtype, Errc::io if a file was truncated meanwhile.
   void read_f32(const TensorInfo&, std::uint64_t begin, std::span<float> out) const;
+  /// All elements of the tensor of this name; T: float, as read_f32(), std::int32_t or std::int64_t, of a
+  /// tensor of integers or BOOL. Errc::io if there is none of this name, or T does not have an element's
+  /// value.
+  template <class T>
+  std::vector<T> read(std::string_view name) const;
   /// Reads bytes [begin, begin + out.size()) of a tensor, which are whole elements. Errc::invalid_argument
   /// unless the tensor has them.
   void read_bytes(const TensorInfo&, std::uint64_t begin, std::span<std::byte> out) const;

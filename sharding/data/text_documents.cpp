@@ -384,15 +384,17 @@ class DocumentEncoder {
   void encode_record(std::string_view line, const std::string& place, EncodedText& out) const {
     const nlohmann::json record = parse_json(line, place, JsonDialect::strict);
     if (pairs()) return encode_pair(record, place, out);
-    const std::string& text = value_of(record, o_.text_key, "--text-key", place);
+    const std::string& text = value_of(record, o_.text_key, "--text-key KEY (TextOptions::text_key)", place);
     if (text.empty()) return;
     begin_document(out);
     add(text, out);
     end_document(out);
   }
   void encode_pair(const nlohmann::json& record, const std::string& place, EncodedText& out) const {
-    const std::string& prompt = value_of(record, o_.prompt_key, "--prompt-key", place);
-    const std::string& answer = value_of(record, o_.answer_key, "--answer-key", place);
+    const std::string& prompt =
+        value_of(record, o_.prompt_key, "--prompt-key KEY (TextOptions::prompt_key)", place);
+    const std::string& answer =
+        value_of(record, o_.answer_key, "--answer-key KEY (TextOptions::answer_key)", place);
     require(!answer.empty(), Errc::config, escaped(place), ": ", escaped(o_.answer_key),
             ": is empty; there is nothing to learn, leave the record out");
     const std::uint64_t begin = out.tokens.size();
@@ -405,31 +407,41 @@ class DocumentEncoder {
     append(line_break_, out);
     end_document(out);
     const std::uint64_t tokens = out.tokens.size() - begin;
-    require(o_.max_pair_tokens == 0 || tokens <= o_.max_pair_tokens, Errc::config, escaped(place),
-            ": prompt and answer have ", tokens, " tokens, more than the ", o_.max_pair_tokens,
-            " of a sample; shorten them, or let them be cut (--long-samples cut)");
+    require(
+        o_.max_pair_tokens == 0 || tokens <= o_.max_pair_tokens, Errc::config, escaped(place),
+        ": prompt and answer have ", tokens, " tokens, more than the ", o_.max_pair_tokens,
+        " of a sample; shorten them, or let them be cut (--long-samples cut, TextOptions::max_pair_tokens)");
     out.pairs.push_back(
         {begin, static_cast<std::uint32_t>(prompt_end - begin), static_cast<std::uint32_t>(tokens)});
     if (with_text_) out.text += concat(out.documents ? "\n" : "", prompt, answer);
     ++out.documents;
   }
-  static const std::string& value_of(const nlohmann::json& record, const std::string& key, const char* flag,
+  static bool is_list_of_messages(const nlohmann::json& value) {
+    return value.is_array() && !value.empty() && value.front().is_object();
+  }
+  [[noreturn]] static void refuse_messages(const std::string& key, const std::string& place) {
+    fail(Errc::config, escaped(concat(place, ": ", key)),
+         ": is a list of messages, and chat templates are not run here; write the prompt and the answer as "
+         "two "
+         "texts (docs/guide/texts.md), and give --prompt-key KEY --answer-key KEY (TextOptions)");
+  }
+  /// `remedy`: how the key is given.
+  static const std::string& value_of(const nlohmann::json& record, const std::string& key, const char* remedy,
                                      const std::string& place) {
     const auto refuse = [&](const std::string& what) {
-      fail(Errc::config, escaped(concat(place, ": ", what, "; give ", flag, " KEY")));
+      fail(Errc::config, escaped(concat(place, ": ", what, "; give ", remedy)));
     };
     if (!record.is_object()) refuse(concat("expected an object { … }, found ", to_display(record)));
     const auto found = record.find(key);
     if (found == record.end()) {
+      for (const char* usual : {"messages", "conversations"})
+        if (const auto list = record.find(usual); list != record.end() && is_list_of_messages(*list))
+          refuse_messages(usual, place);
       std::vector<std::string> keys;
       for (const auto& [name, value] : record.items()) keys.push_back(name);
       refuse(concat("there is no \"", key, "\" among ", keys.empty() ? "no keys" : listed(keys)));
     }
-    if (found->is_array() && !found->empty() && found->front().is_object())
-      fail(Errc::config, escaped(concat(place, ": ", key)),
-           ": is a list of messages, and chat templates are not run here; write the prompt and the answer as "
-           "two "
-           "texts (docs/guide/texts.md), and give --prompt-key KEY --answer-key KEY");
+    if (is_list_of_messages(*found)) refuse_messages(key, place);
     if (!found->is_string()) refuse(concat(key, ": expected a text in quotes, found ", to_display(*found)));
     return found->get_ref<const std::string&>();
   }

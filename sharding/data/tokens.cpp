@@ -28,13 +28,25 @@ static_assert(std::endian::native == std::endian::little, "token files are littl
 
 namespace {
 
+/// An integer type of files.
+struct TokenType {
+  const char* name;
+  const char* of_numpy;
+  unsigned width;  // bytes
+};
+constexpr TokenType token_types[] = {{"uint16", "<u2", 2}, {"uint32", "<u4", 4}, {"int16", "<i2", 2},
+                                     {"int32", "<i4", 4},  {"uint64", "<u8", 8}, {"int64", "<i8", 8}};
+constexpr const TokenType &uint16_tokens = token_types[0], &uint32_tokens = token_types[1];
+
 /// Tokens of one file.
 struct TokenFile {
   std::string path;
   UniqueFd fd;
   std::uint64_t header = 0;  // bytes before the first token
   std::uint64_t begin = 0, count = 0;
-  unsigned width = 2;  // bytes of a token
+  const TokenType* type = &uint16_tokens;
+
+  unsigned width() const { return type->width; }
 
   void read_bytes(std::uint64_t at, std::span<std::byte> out) const {
     while (!out.empty()) {
@@ -47,10 +59,24 @@ struct TokenFile {
   }
   /// Up to 4096 tokens from the one `at` of this file on.
   void read_tokens(std::uint64_t at, std::span<std::int32_t> out) const {
-    if (width == 4) return read_bytes(header + 4 * at, std::as_writable_bytes(out));
-    std::array<std::uint16_t, 4096> words;
-    read_bytes(header + 2 * at, std::as_writable_bytes(std::span(words).first(out.size())));
-    std::copy_n(words.begin(), out.size(), out.begin());
+    const std::string_view of_numpy = type->of_numpy;
+    if (of_numpy == "<u4") return read_bytes(header + 4 * at, std::as_writable_bytes(out));
+    if (of_numpy == "<u2") return read_converted<std::uint16_t>(at, out);
+    if (of_numpy == "<i2") return read_converted<std::int16_t>(at, out);
+    if (of_numpy == "<i4") return read_converted<std::int32_t>(at, out);
+    if (of_numpy == "<u8") return read_converted<std::uint64_t>(at, out);
+    read_converted<std::int64_t>(at, out);
+  }
+  template <class T>
+  void read_converted(std::uint64_t at, std::span<std::int32_t> out) const {
+    std::array<T, 4096> words;
+    read_bytes(header + sizeof(T) * at, std::as_writable_bytes(std::span(words).first(out.size())));
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      require(std::in_range<std::int32_t>(words[i]) && words[i] >= T{0}, Errc::config, path, ": token ",
+              words[i], " at position ", at + i, " of the file, of ", type->name,
+              ", is none: tokens are from 0 to 2147483647");
+      out[i] = static_cast<std::int32_t>(words[i]);
+    }
   }
 };
 
@@ -63,12 +89,12 @@ constexpr std::int32_t llmc_uint16 = 20240520, llmc_uint32 = 20240801;
 
 void read_llmc_header(TokenFile& f, const LlmcHeader& header, std::uint64_t file_bytes) {
   const auto refuse = [&](const auto&... why) { fail(Errc::config, f.path, ": llm.c's header ", why...); };
-  f.header = llmc_header_bytes, f.width = header.magic == llmc_uint32 ? 4 : 2;
+  f.header = llmc_header_bytes, f.type = header.magic == llmc_uint32 ? &uint32_tokens : &uint16_tokens;
   // Llama 3's tokens have 7.
-  if (header.version != 1 && !(f.width == 4 && header.version == 7))
+  if (header.version != 1 && !(f.type == &uint32_tokens && header.version == 7))
     refuse("has version ", header.version, "; only version 1 is supported");
   if (file_bytes < llmc_header_bytes) refuse("of ", llmc_header_bytes, " bytes is cut off");
-  const std::uint64_t held = (file_bytes - llmc_header_bytes) / f.width;
+  const std::uint64_t held = (file_bytes - llmc_header_bytes) / f.width();
   if (header.tokens < 0 || static_cast<std::uint64_t>(header.tokens) != held)
     refuse("promises ", header.tokens, " tokens, and the file holds ", held, "; it is cut off or damaged");
 }
@@ -93,18 +119,19 @@ void read_npy_header(TokenFile& f, const std::string& front, std::uint64_t file_
           " bytes; it is cut off or damaged");
   const std::string header = front.substr(start, length);
   const std::string type = npy_field(f.path, header, "descr", "',[");
-  require(type == "<u2" || type == "<u4", Errc::config, f.path, ": NumPy's dtype is '", type,
-          "'; tokens are uint16 ('<u2') or uint32 ('<u4'): save tokens.astype(numpy.uint16)");
-  f.header = start + length, f.width = type == "<u2" ? 2 : 4;
+  f.header = start + length, f.type = std::ranges::find(token_types, type, &TokenType::of_numpy);
+  require(
+      f.type != std::end(token_types), Errc::config, f.path, ": NumPy's dtype is '", type,
+      "'; tokens are little-endian integers of 2, 4 or 8 bytes: save tokens.astype(numpy.uint16), or uint32");
   const std::string shape = npy_field(f.path, header, "shape", ")");
   std::uint64_t count = 0;
   const auto [end, problem] = std::from_chars(shape.data(), shape.data() + shape.size(), count);
   const std::string rest(end, shape.data() + shape.size());
   require(problem == std::errc() && (rest == "," || rest.empty()), Errc::config, f.path,
           ": NumPy's shape is (", shape, "); give tokens in one dimension");
-  require(count == (file_bytes - f.header) / f.width && (file_bytes - f.header) % f.width == 0, Errc::config,
-          f.path, ": NumPy's header promises ", count, " tokens, and the file holds ",
-          (file_bytes - f.header) / f.width, "; it is cut off or damaged");
+  require(count == (file_bytes - f.header) / f.width() && (file_bytes - f.header) % f.width() == 0,
+          Errc::config, f.path, ": NumPy's header promises ", count, " tokens, and the file holds ",
+          (file_bytes - f.header) / f.width(), "; it is cut off or damaged");
 }
 
 /// Looks at up to 64 Ki words of a file without a header, which may be of another kind than it is read as.
@@ -124,8 +151,8 @@ void check_evidence(const TokenFile& f, std::uint64_t file_bytes) {
                                                     c == '\n' || c == '\t' || c == '\r';
                                            }) &&
                        is_utf8(bytes.substr(0, bytes.find_last_of(" \n")));
-  require(!is_text, Errc::config, f.path, ": is text, not tokens; give it as --data, or tokenize it first");
-  if (f.width != 2) return;
+  require(!is_text, Errc::config, f.path, ": is text, not tokens; give it as --data (Tokens::from_text()), or tokenize it first");
+  if (f.width() != 2) return;
   // The upper halves of wider numbers: a vocabulary has less than 256 Ki tokens.
   constexpr std::uint16_t max_upper = 3;
   std::uint16_t even = 0, odd = 0;
@@ -163,15 +190,15 @@ TokenFile open_token_file(const std::string& path, const std::string& dtype) {
   } else if (is_llmc) {
     read_llmc_header(f, llmc, bytes);
   } else {
-    f.width = dtype == "uint32" ? 4 : 2;
-    require(bytes % f.width == 0, Errc::config, path, ": ", bytes,
-            f.width == 2 ? " bytes is an odd length; tokens are little-endian uint16, two bytes each"
-                         : " bytes are no whole number of uint32, four bytes each");
+    f.type = dtype == "uint32" ? &uint32_tokens : &uint16_tokens;
+    require(bytes % f.width() == 0, Errc::config, path, ": ", bytes,
+            f.width() == 2 ? " bytes is an odd length; tokens are little-endian uint16, two bytes each"
+                           : " bytes are no whole number of uint32, four bytes each");
     if (dtype != "uint16") check_evidence(f, bytes);
   }
-  require(dtype == "auto" || (f.width == 4) == (dtype == "uint32"), Errc::config, path,
-          ": its header says uint", 8 * f.width, " where ", dtype, " is expected");
-  f.count = (bytes - f.header) / f.width;
+  require(dtype == "auto" || dtype == f.type->name, Errc::config, path, ": its header says ", f.type->name,
+          " where ", dtype, " is expected");
+  f.count = (bytes - f.header) / f.width();
   return f;
 }
 
@@ -285,7 +312,7 @@ std::vector<TextFile> small_text_files(const std::string& data, std::span<const 
   require(bytes <= max_bytes_of_text, Errc::config, data, ": holds more than ",
           human_bytes(max_bytes_of_text),
           " of text, which every rank would hold; give less, or make tokens of it with the program tokenize, "
-          "and give them as --tokens");
+          "and give them as --tokens (Tokens::from_file())");
   return files;
 }
 

@@ -24,8 +24,8 @@ class Tokens {
  public:
   /// Tokens of a file, of the files *.bin and *.npy of a folder, or of those whose names match a pattern with
   /// `*`, `?` or `[`, one after the other in the order of their names, or of several such, "A,B", in the
-  /// order given; read on demand. A .npy file of NumPy and a file of llm.c (256 int32: 20240520 or 20240801,
-  /// version, number of tokens) have uint16 or uint32 by their headers. Other files are little-endian, of
+  /// order given; read on demand. A .npy file of NumPy has integers of 2, 4 or 8 bytes, and a file of llm.c (256
+  /// int32: 20240520 or 20240801, version, number of tokens) uint16 or uint32, by their headers. Other files are little-endian, of
   /// `dtype`: "uint16", "uint32", or "auto", which is uint16 unless the words look like another type's, or
   /// the bytes like text, an archive or a table: these are refused. A folder with an index (TokenShards) has
   /// the files of the index and no others, of its dtype. Errc::config names the file and what is wrong with

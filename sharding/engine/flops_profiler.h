@@ -29,7 +29,8 @@ class FlopsProfiler {
   ~FlopsProfiler() { tape_.set_profile(nullptr); }
   FlopsProfiler(const FlopsProfiler&) = delete;
 
-  /// The next passes are of this update, and those before it that had not ended are of none.
+  /// The next passes are of this update, and those before it that had not ended are of none. The first one
+  /// empties output_file, if the update that is measured is still to come. Collective.
   void begin_update(std::int64_t step);
   /// Whether the update in progress is measured.
   bool profiling() const { return profiling_; }
@@ -52,7 +53,7 @@ class FlopsProfiler {
   std::int64_t micro_batches_;
   std::string prefix_;
   std::FILE* log_;
-  bool profiling_ = false;
+  bool profiling_ = false, begun_ = false;
   Tape::Profile profile_;
   std::array<double, 4> seconds_{};  // by Phase
   std::string report_;

@@ -184,7 +184,9 @@ UpdateTrace::UpdateTrace(const TraceConfig& config, World& world)
     : state_(std::make_unique<State>(config, world)) {
   const std::filesystem::path folder = std::filesystem::path(config.path).parent_path();
   check_on_all_ranks(world.communicator(), [&] {
-    if (world.is_main() && !folder.empty()) make_folders(folder.string());
+    if (!world.is_main()) return;
+    if (!folder.empty()) make_folders(folder.string());
+    write_durably(config.path, "");  // an earlier trace is not taken for one of this run
   });
   if (recording()) state_->start_recording();
   state_->start = Clock::now();

@@ -273,6 +273,50 @@ TEST_F(Safetensors, ReadsHalfBrainAndDouble) {
   EXPECT_THROW(file.read_f32(*file.find("mask"), 0, d), Error);
 }
 
+TEST_F(Safetensors, IntegersOfEachTypeAreReadByName) {
+  std::string header = "{", data;
+  const auto add = [&](const std::string& name, const std::string& dtype, auto... values) {
+    const std::size_t begin = data.size();
+    ((data.append(reinterpret_cast<const char*>(&values), sizeof values)), ...);
+    header += concat(header.size() > 1 ? "," : "", '"', name, R"(":{"dtype":")", dtype, R"(","shape":[)",
+                     sizeof...(values), R"(],"data_offsets":[)", begin, ",", data.size(), "]}");
+  };
+  add("ids", "I64", std::int64_t{7}, std::int64_t{-100}, std::int64_t{1} << 40);
+  add("mask", "BOOL", std::uint8_t{1}, std::uint8_t{0});
+  add("i8", "I8", std::int8_t{-1}, std::int8_t{127});
+  add("i16", "I16", std::int16_t{-300}), add("u16", "U16", std::uint16_t{65535});
+  add("i32", "I32", std::int32_t{-70000}), add("u32", "U32", std::uint32_t{4294967295});
+  add("u64", "U64", ~std::uint64_t{0}), add("x", "F32", 0.5f);
+  put(framed(header + "}", data));
+  const TensorSource file = open_safetensors(path());
+  EXPECT_EQ(file.read<std::int64_t>("ids"), (std::vector<std::int64_t>{7, -100, std::int64_t{1} << 40}));
+  EXPECT_EQ(file.read<std::int32_t>("mask"), (std::vector<std::int32_t>{1, 0}));
+  EXPECT_EQ(file.read<std::int32_t>("i8"), (std::vector<std::int32_t>{-1, 127}));
+  EXPECT_EQ(file.read<std::int64_t>("i16"), (std::vector<std::int64_t>{-300}));
+  EXPECT_EQ(file.read<std::int32_t>("u16"), (std::vector<std::int32_t>{65535}));
+  EXPECT_EQ(file.read<std::int32_t>("i32"), (std::vector<std::int32_t>{-70000}));
+  EXPECT_EQ(file.read<std::int64_t>("u32"), (std::vector<std::int64_t>{4294967295}));
+  EXPECT_EQ(file.read<float>("x"), (std::vector<float>{0.5}));
+  const auto refused = [&](auto read, Errc code, const char* words) {
+    try {
+      read();
+      ADD_FAILURE() << words;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), code) << e.what();
+      EXPECT_NE(std::string(e.what()).find(words), std::string::npos) << e.what();
+    }
+  };
+  refused([&] { file.read<std::int32_t>("ids"); }, Errc::io,
+          "element 2 is 1099511627776, which needs more than 4");
+  refused([&] { file.read<std::int32_t>("u32"); }, Errc::io, "element 0 is 4294967295");
+  refused([&] { file.read<std::int64_t>("u64"); }, Errc::io, "element 0 is 18446744073709551615");
+  refused([&] { file.read<std::int64_t>("x"); }, Errc::unsupported,
+          "tensor 'x': dtype F32 is none of integers");
+  refused([&] { file.read<float>("ids"); }, Errc::unsupported,
+          "tensor 'ids': dtype I64 cannot be read as f32");
+  refused([&] { file.read<float>("idx"); }, Errc::io, "there is no tensor 'idx'; did you mean 'ids'?");
+}
+
 TEST_F(Safetensors, WrongHeadersAreNamed) {
   const std::string eight(8, 'x');
   const auto one = [](const char* body) { return std::string("{\"t\":") + body + "}"; };

@@ -211,6 +211,14 @@ TEST_F(TokenFiles, OnlyAnswersAreTargets) {
   put("b.jsonl", "{\"q\": \"a\", \"a\": \"\"}"), refused("b.jsonl", {path("b.jsonl:1: a: is empty")});
   put("b.jsonl", R"({"q": [{"role": "user", "content": "a"}], "a": "b"})");
   refused("b.jsonl", {"b.jsonl:1: q: is a list of messages", "docs/guide/texts.md", "--prompt-key"});
+  for (const std::string key : {"messages", "conversations"}) {
+    put("b.jsonl", concat(R"({")", key, R"(": [{"role": "user", "content": "a"}]})"));
+    refused("b.jsonl", {"b.jsonl:1: " + key + ": is a list of messages", "--prompt-key"});
+    const std::string of_text = error_message([&] { Tokens::from_text(path("b.jsonl"), TextOptions{}); });
+    expect_parts(of_text, {"b.jsonl:1: " + key + ": is a list of messages", "--prompt-key"});
+  }
+  put("b.jsonl", R"({"messages": "plain text", "a": "b"})");
+  refused("b.jsonl", {"there is no \"q\" among", "--prompt-key KEY (TextOptions::prompt_key)"});
   put("b.jsonl", "{\"q\": \"a\"}"), refused("b.jsonl", {"b.jsonl:1", "no \"a\" among q", "--answer-key"});
   // Other prompts with the tokens of these are other data.
   put("c.jsonl", "{\"q\": \"abc\", \"a\": \"d\"}"), put("d.jsonl", "{\"q\": \"ab\", \"a\": \"cd\"}");
@@ -326,7 +334,29 @@ TEST_F(TokenFiles, FilesOfNumPyAreReadByTheirHeaders) {
     expect_parts(what, {path("a.npy")});
     expect_parts(what, parts);
   };
-  for (const char* type : {"<i8", "<i4", ">u2", "<f4", "|u1"})
+  put("a.npy", npy("'<i8'", "(3,)", bytes_of<std::int64_t>({1, 2, 300})));
+  EXPECT_EQ(all_of(Tokens::from_file(path("a.npy"))), expected);
+  expect_parts(error_message([&] { Tokens::from_file(path("a.npy"), "uint16"); }), {"says int64"});
+  put("a.npy", npy("'<u8'", "(3,)", bytes_of<std::uint64_t>({1, 2, 300})));
+  EXPECT_EQ(all_of(Tokens::from_file(path("a.npy"))), expected);
+  put("a.npy", npy("'<i4'", "(3,)", wide));
+  EXPECT_EQ(all_of(Tokens::from_file(path("a.npy"))), expected);
+  put("a.npy", npy("'<i2'", "(3,)", narrow));
+  EXPECT_EQ(all_of(Tokens::from_file(path("a.npy"))), expected);
+  const auto beyond = [&](const std::string& bytes, std::initializer_list<std::string> parts) {
+    put("b.npy", bytes);  // behind 3 tokens of another file
+    const std::string what =
+        error_message([&] { all_of(Tokens::from_file(path("a.npy") + "," + path("b.npy"))); });
+    expect_parts(what, {path("b.npy"), "from 0 to 2147483647"});
+    expect_parts(what, parts);
+  };
+  beyond(npy("'<i8'", "(2,)", bytes_of<std::int64_t>({7, std::int64_t{1} << 32})),
+         {"token 4294967296 at position 1"});
+  beyond(npy("'<i8'", "(2,)", bytes_of<std::int64_t>({-100, 7})), {"token -100 at position 0", "of int64"});
+  beyond(npy("'<i4'", "(2,)", bytes_of<std::int32_t>({7, -1})), {"token -1 at position 1"});
+  beyond(npy("'<i2'", "(2,)", bytes_of<std::int16_t>({7, -1})), {"token -1 at position 1"});
+  beyond(npy("'<u8'", "(1,)", bytes_of<std::uint64_t>({std::uint64_t{1} << 31})), {"token 2147483648 at"});
+  for (const char* type : {">i8", ">u2", "<f4", "|u1"})
     refused(npy("'" + std::string(type) + "'", "(3,)", wide), {"dtype is '" + std::string(type) + "'"});
   refused(npy("[('a', '<u2')]", "(3,)", narrow), {"dtype is"});
   refused(npy("'<u2'", "(1, 3)", narrow), {"one dimension"});

@@ -64,6 +64,14 @@ class Scripts(unittest.TestCase):
         self.expect_refusal('check_all', ['--collectives', 'all_to_none'], "'all_to_none'", 'all_reduce, ')
         self.expect_refusal('check_all', ['--bin', self.folder.name], 'all_reduce_perf', 'tools/build.sh')
 
+    def test_a_table_that_cannot_be_written_is_an_error_at_once(self):
+        for name, words in (('check_all', []), ('against_peers', ['--ranks', '2', '--peers', 'a=false'])):
+            self.expect_refusal(name, [*words, '--bin', BIN, '--json', '/nowhere/table.json'], '--json /nowhere/table.json: cannot be written: No such file')
+        table = f'{self.folder.name}/table.json'
+        with open(table, 'w') as f: f.write('an earlier one')
+        self.assertNotEqual(self.run_script('against_peers', '--ranks', '2', '--peers', 'a=false', '--bin', BIN, '--sizes', '8', '--json', table).returncode, 0)
+        self.assertEqual(os.path.getsize(table), 0)
+
     def test_peers_are_held_against_ours(self):
         table = f'{self.folder.name}/table.json'
         peer = self.program('peer', PEER)

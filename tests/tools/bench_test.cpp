@@ -117,6 +117,7 @@ TEST(BenchOptions, AWrongFlagIsOneLine) {
       {"one device", {"-g", "2"}},
       {"graphs", {"-G", "1"}},
       {"only 0 is supported", {"-x", "1"}},
+      {"peer_cuda runs kernels", {"-D", "1", "-R", "2"}},
       {"null stream", {"-y", "1"}},
       {"captures no null stream", {"--device", "cuda", "-y", "1", "-G", "1"}},
       {"leave out --device host", {"--backend", "peer_cuda", "--device", "host"}},
@@ -261,15 +262,81 @@ TEST(BenchReport, ARowIsThatOfNcclTests) {
             "     2.50     3.00  12345.7     0.25     3.25     4.00  2026-11-21 05:20:00\n");
 }
 
-TEST(BenchRun, GroupsOfNcclTestsAreRefused) {
-  for (const char* name : {"NCCL_TESTS_SPLIT", "NCCL_TESTS_SPLIT_MASK"}) {
-    setenv(name, "0x1", 1);
-    const Error e =
-        test::error_of([] { run(collective_from_name("all_reduce"), options_of("all_reduce", {}), {}, {}); });
-    unsetenv(name);
-    EXPECT_EQ(e.code(), Errc::config);
-    EXPECT_NE(std::string(e.what()).find(concat(name, "='0x1'")), std::string::npos) << e.what();
+std::vector<std::string> header_of(const std::string& text, const std::string& word) {
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);)
+    if (line[0] == '#' && line.find(word) != std::string::npos) return words(line);
+  return {};
+}
+
+/// Sets a variable while it exists.
+class Variable {
+ public:
+  Variable(std::string name, const std::string& value) : name_(std::move(name)) {
+    setenv(name_.c_str(), value.c_str(), 1);
   }
+  Variable(const Variable&) = delete;
+  ~Variable() { unsetenv(name_.c_str()); }
+
+ private:
+  std::string name_;
+};
+
+TEST(BenchVariables, OfNcclTestsThatWouldChangeTheRunAreRefused) {
+  struct {
+    std::string collective, name, value, words;
+  } refused[] = {
+      {"all_reduce", "NCCL_TESTS_SPLIT", "AND 0x7", "NCCL_TESTS_SPLIT='AND 0x7' divides the ranks"},
+      {"all_reduce", "NCCL_TESTS_SPLIT_MASK", "0x1", "NCCL_TESTS_SPLIT_MASK='0x1' divides the ranks"},
+      {"gather", "NCCL_TESTS_DEVICE", "7", "CUDA_VISIBLE_DEVICES"},
+      {"alltoallv", "NCCL_TESTS_ALLTOALLV_SPREAD", "0.0", "what each rank sends"},
+      {"alltoallv", "NCCL_TESTS_ALLTOALLV_MATRIX_FILE", "traffic.txt", "what each rank sends"},
+      {"alltoallv", "NCCL_TESTS_ALLTOALLV_MATRIX_SCALE", "2", "what each rank sends"},
+      {"alltoallv", "NCCL_TESTS_ALLTOALLV_PRINT_SUMMARY", "1", "prints the bandwidth of each rank"},
+      {"all_reduce", "NCCL_TESTS_MIN_BUSBW", "10", "has NCCL_TESTS_MIN_BW, NCCL_TESTS_SPLIT, "},
+      {"all_reduce", "NCCL_TESTS_MIN_BW", "fast", "'fast' is no bandwidth in GB/s"},
+      {"all_reduce", "NCCL_TESTS_MIN_BW", "nan", "'nan' is no bandwidth"},
+      {"all_reduce", "NCCL_TESTS_MIN_BW", "-2", "'-2' is no bandwidth"}};
+  for (const auto& [collective, name, value, words] : refused) {
+    const Variable variable(name, value);
+    const Error e = test::error_of([&] { run_threads(collective, {"-b", "8", "-e", "8"}); });
+    EXPECT_EQ(e.code(), Errc::config) << name;
+    EXPECT_NE(std::string(e.what()).find(words), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find(name), std::string::npos) << e.what();
+  }
+  for (const auto& [name, value] :
+       {std::pair{"NCCL_TESTS_ALLTOALLV_SPREAD", "0.0"}, {"NCCL_TESTS_SPLIT", ""}}) {
+    const Variable variable(name, value);
+    EXPECT_EQ(run_threads("all_reduce", {"-b", "8", "-e", "8"}).status, 0) << name << " has no effect";
+  }
+}
+
+TEST(BenchVariables, LessThanNineTenthsOfMinBandwidthFail) {
+  const std::vector<std::string> flags{"-t", "2", "-b", "1M", "-e", "1M", "-n", "2"};
+  const auto average_line = [](const Outcome& o) { return header_of(o.text, "Avg bus bandwidth"); };
+  EXPECT_EQ(average_line(run_threads("all_reduce", flags)).size(), 6u) << "without the variable: no verdict";
+  const struct {
+    std::string limit, verdict;
+    int status;
+  } cases[] = {{"100000", "FAILED", 7}, {"0.0001", "OK", 0}, {"0", "OK", 0}};
+  for (const auto& [limit, verdict, status] : cases) {
+    const Variable variable("NCCL_TESTS_MIN_BW", limit);
+    const Outcome o = run_threads("all_reduce", flags);
+    EXPECT_EQ(o.status, status) << limit;
+    ASSERT_EQ(average_line(o).size(), 7u) << o.text;
+    EXPECT_EQ(average_line(o).back(), verdict);
+  }
+  const Variable off("NCCL_TESTS_MIN_BW", "-1");  // nccl-tests' default
+  EXPECT_EQ(average_line(run_threads("all_reduce", flags)).size(), 6u);
+}
+
+TEST(BenchVariables, TheThresholdOfRankZeroIsTheStatusOfAllRanks) {
+  Program p({test::built("rzrun"), "-n", "2", "--prefix", "sh", "-c",
+             "test $RANK = 0 && export NCCL_TESTS_MIN_BW=100000; " + test::built("all_reduce_perf") +
+                 " -b 1M -e 1M -n 2 -a 0; echo status $?"});
+  EXPECT_EQ(p.wait(), 0) << p.err();
+  for (const char* line : {"[0] status 7", "[1] status 7", "FAILED"})
+    EXPECT_NE(p.out().find(line), std::string::npos) << p.out();
 }
 
 TEST(BenchRun, HasTheLinesThatParsersExpect) {
@@ -426,13 +493,6 @@ TEST(BenchRun, OfAGroupEachResultIsChecked) {
   EXPECT_EQ(results_of({"-b", "600K", "-e", "600K", "-m", "2"}), 4) << "both use the same memory";
 }
 
-std::vector<std::string> header_of(const std::string& text, const std::string& word) {
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);)
-    if (line[0] == '#' && line.find(word) != std::string::npos) return words(line);
-  return {};
-}
-
 TEST(BenchRun, PercentilesAreSixMoreColumns) {
   const std::vector<std::string> flags{"-t", "2", "-b", "1K", "-e", "8K", "-f", "2", "-n", "30"};
   std::vector<std::string> more = flags;
@@ -573,18 +633,91 @@ TEST(BenchRun, ARootBeyondTheGroupIsRefused) {
 TEST(BenchJson, ConfigIsWhatTheFlagsAre) {
   const auto config = [](std::vector<std::string> flags) {
     flags.insert(flags.end(), {"--device", "cuda"});
-    write_json(json_path(), collective_from_name("reduce"), options_of("reduce", flags), {});
-    return read_json().at("config");
+    return nlohmann::json::parse(json_text(collective_from_name("reduce"), options_of("reduce", flags), {}))
+        .at("config");
   };
-  const auto a = config({"-t", "2", "-g", "3", "-b", "8", "-e", "1K", "-i", "64", "-f", "2", "-w", "4",
-                         "-n", "5", "-m", "6", "-c", "7", "-G", "8",  "-z", "3",  "-R", "2", "-u", "9"});
+  const auto a =
+      config({"-t", "2", "-g", "3", "-b", "8", "-e", "1K", "-i", "64", "-f", "2", "-w", "4", "-n", "5",
+              "-m", "6", "-c", "7", "-G", "8", "-z", "3",  "-R", "2",  "-u", "9", "-I", "1", "-K", "2"});
   EXPECT_EQ(a, nlohmann::json::parse(R"({"nthreads": 2, "ngpus": 3, "minimum_bytes": 8, "maximum_bytes": 1024,
-      "step_bytes": 64, "step_factor": 2.0, "warmup_iters": 4, "iterations": 5, "aggregated_iters": 6,
-      "grouped": true, "validation": 7, "graph": 8, "blocking": 3, "local_register": 2, "unalign": 9,
+      "step_bytes": 64, "step_factor": 2.0, "warmup_iters": 4, "iterations": 5, "aggregated_iterations": 6,
+      "grouped": true, "validation": 7, "graph": 8, "blocking_collectives": true, "local_register": 2, "unalign": 9,
+      "per_iter_timing": true, "per_iter_skip": 2,
       "devices": []})"));
   const auto b = config({});
   for (const auto& [key, value] : b.items())
     EXPECT_TRUE(key == "devices" || value != a.at(key)) << key << " does not go by its flag";
+}
+
+void write_earlier_run() {
+  std::ofstream(json_path()) << R"({"from": "an earlier run"})" << std::string(9999, ' ');
+}
+
+std::string text_of_json() {
+  std::stringstream text;
+  text << std::ifstream(json_path()).rdbuf();
+  return text.str();
+}
+
+TEST(BenchJson, IsEmptiedBeforeTheFirstMeasurement) {
+  write_earlier_run();
+  Hooks hooks;
+  std::string found = "the hook was not called";
+  hooks.before_check = [&](int, Buffer) { found = text_of_json(); };
+  EXPECT_EQ(json_of("all_reduce", {"-b", "8", "-e", "8"}, hooks).at("results").size(), 1u);
+  EXPECT_EQ(found, "");
+}
+
+TEST(BenchJson, HasTheErrorOfARunThatFails) {
+  write_earlier_run();
+  Program p(
+      {test::built("rzrun"), "-n", "2", "sh", "-c",
+       concat("if [ $RANK = 1 ]; then ", test::built("all_reduce_perf"), " & sleep 1; kill -9 $!; wait $!; ",
+              "else exec ", test::built("all_reduce_perf"), " -J ", json_path(), "; fi"),
+       "sh", "-b", "32M", "-e", "32M", "-n", "1000000"},
+      {{"RZ_TIMEOUT_S", "20"}});
+  EXPECT_NE(p.wait(), 0);
+  const auto lost = read_json();
+  EXPECT_EQ(lost.at("errors").size(), 1u) << lost;
+  write_earlier_run();
+  EXPECT_THROW(run_threads("all_reduce", {"-b", "8", "-e", "8", "--algorithm", "pigeon", "-J", json_path()}),
+               Error);
+  const auto refused = read_json();
+  ASSERT_EQ(refused.at("errors").size(), 1u);
+  EXPECT_NE(refused.at("errors")[0].get<std::string>().find("pigeon"), std::string::npos) << refused;
+  EXPECT_TRUE(refused.at("results").empty());
+}
+
+TEST(BenchJson, OfAnEndlessRunHasTheLatestCycle) {
+  Program p({test::built("all_reduce_perf"), "-b", "8", "-e", "16", "-f", "2", "-n", "1", "-N", "0", "-J",
+             json_path()});
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (text_of_json().empty() && std::chrono::steady_clock::now() < deadline) usleep(1000);
+  p.signal(SIGSTOP);
+  usleep(100'000);
+  EXPECT_EQ(read_json().at("results").size(), 2u);
+  p.signal(SIGKILL);
+  p.wait();
+}
+
+TEST(BenchJson, AFileThatCannotBeWrittenIsAnErrorAtOnce) {
+  expect_status_two({"-n", "1000000000", "-J", "/nowhere/results.json"},
+                    "-J /nowhere/results.json: cannot be written: No such file or directory");
+  write_earlier_run();
+  expect_status_two({"-J", json_path(), "-r", "9"}, "there are only 1 ranks");
+  EXPECT_FALSE(text_of_json().empty()) << "emptied for a wrong command line";
+  Program p({test::built("all_reduce_perf"), "-J", json_path()}, {{"RZ_TIMEOUT", "3"}});
+  EXPECT_EQ(p.wait(), 2);
+  EXPECT_EQ(read_json().at("from"), "an earlier run") << "emptied for a wrong variable";
+}
+
+TEST(BenchJson, HasTheVerdictOnTheBandwidth) {
+  const std::vector<std::string> flags{"-t", "2", "-b", "8", "-e", "8"};
+  EXPECT_EQ(json_of("all_reduce", flags).at("average_bus_bandwidth").at("okay"), "unchecked");
+  const Variable variable("NCCL_TESTS_MIN_BW", "100000");
+  const auto j = json_of("all_reduce", flags, {}, 7);
+  EXPECT_EQ(j.at("average_bus_bandwidth").at("okay"), false);
+  EXPECT_EQ(j.at("errors").size(), 1u);
 }
 
 TEST(BenchJson, EveryRowAndTheAverage) {

@@ -220,6 +220,25 @@ class Reports(unittest.TestCase):
                 for a, b in zip(ordered, ordered[1:]): self.assertLessEqual(a['ts'] + a['dur'], b['ts'] + 0.01)
         self.assertTrue(any(e['ph'] == 'C' and e['args']['parameters'] > 0 for e in trace['traceEvents']))
 
+    def test_files_of_an_earlier_run_do_not_outlive_the_beginning_of_another_one(self):
+        self.put('trace.json', 'earlier'), self.put('flops.txt', 'earlier'), self.put('metrics.jsonl', 'earlier')
+        words, config = ['--trace', self.path('trace.json'), '--metrics', self.path('metrics.jsonl')], dict(
+            flops_profiler=dict(enabled=True, profile_step=5, output_file=self.path('flops.txt')))
+        self.train('--steps', '2', '--trace-steps', '0:1', *words, config=config, status=2)
+        for name in ('trace.json', 'flops.txt', 'metrics.jsonl'): self.assertEqual(self.get(name), 'earlier')
+        self.train('--steps', '2', *words, config=config)  # ends before the updates that are traced and profiled
+        self.assertEqual(self.get('flops.txt'), '')
+        self.assertEqual(self.get('trace.json'), '')
+        self.assertEqual(len(self.lines('metrics.jsonl')), 2)
+
+    def test_a_profile_outlives_the_run_that_goes_on(self):
+        config, words = dict(flops_profiler=dict(enabled=True, profile_step=1, output_file=self.path('flops.txt'))), ['--output-dir', self.path('checkpoints')]
+        self.train('--steps', '2', *words, '--save-steps', '2', config=config)
+        profile = self.get('flops.txt')
+        self.assertIn('update', profile)
+        self.train('--steps', '3', *words, '--resume', 'true', config=config)
+        self.assertEqual(self.get('flops.txt'), profile)
+
     def test_a_wrong_trace_is_refused(self):
         for wrong in ({}, {'traceEvents': [{'name': 'x', 'ph': 'X', 'pid': 0, 'tid': 0, 'ts': 1, 'cat': ''}]}, {'traceEvents': [{'name': 'x', 'ph': 'M', 'pid': 0, 'args': {}}]}):
             with self.assertRaises(AssertionError): check_schema(wrong, TRACE_SCHEMA)
@@ -319,6 +338,7 @@ class Reports(unittest.TestCase):
             self.assertEqual(err.count('\n'), 1, err)
             for part in parts: self.assertIn(part, err)
             self.assertFalse(os.path.exists(self.path('none.svg')))
+        self.assertIn('--output /nowhere/x.svg: cannot be written', self.report(self.put('m.jsonl', good), '--output', '/nowhere/x.svg', status=2))
         self.report(self.put('m.jsonl', good + '{"step": 1, "lo'))  # a run that goes on
         self.report(self.put('m.jsonl', good + '{"step": 1, "loss": null}\n'))
 

@@ -401,6 +401,9 @@ TEST_F(TrainLmProgram, ShardsOfTokenizeAreTheTextThatTheyAreOf) {
                         path("tokenizer")}));
   EXPECT_EQ(get("saved/tokenizer.json"), get("tokenizer/tokenizer.json"));
   test::expect_refusal("tokenize", flags("shards1"), "shards1: exists already");
+  auto unreadable = flags("shards1");
+  unreadable[1] = path("no tokenizer");
+  test::expect_refusal("tokenize", unreadable, "shards1: exists already");  // found before anything is read
   auto wrong = flags("new");
   wrong[3] = "text";
   test::expect_refusal("tokenize", wrong, "b.jsonl:1: there is no \"text\" among body; give --text-key KEY");

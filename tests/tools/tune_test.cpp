@@ -203,7 +203,26 @@ TEST(Tune, BadInputExitsWithStatusTwo) {
   }
   Program p({test::built("rzrun"), "-n", "2", test::built("tune"), "-o", "/nowhere/at/all"});
   EXPECT_EQ(p.wait(), 2);
-  EXPECT_TRUE(has_text(p.err(), "--output '/nowhere/at/all' cannot be written")) << p.err();
+  EXPECT_TRUE(has_text(p.err(), "--output /nowhere/at/all: cannot be written: No such file or directory"))
+      << p.err();
+}
+
+TEST(Tune, AnEarlierTableDoesNotOutliveARunThatFails) {
+  const File table;
+  std::ofstream(table.path()) << "all_reduce ring\n";
+  Program wrong({test::built("rzrun"), "-n", "2", test::built("tune"), "-o", table.path(), "--min", "x"});
+  EXPECT_EQ(wrong.wait(), 2);
+  const auto text = [&] {
+    std::ostringstream all;
+    all << std::ifstream(table.path()).rdbuf();
+    return all.str();
+  };
+  EXPECT_EQ(text(), "all_reduce ring\n") << "emptied for a wrong command line";
+  Program failing({test::built("rzrun"), "-n", "2", test::built("tune"), "-o", table.path()},
+                  {{"RZ_TRANSPORT", "pigeon"}});
+  EXPECT_NE(failing.wait(), 0);
+  EXPECT_TRUE(text().starts_with("# error: ")) << text();
+  EXPECT_TRUE(has_text(text(), "pigeon")) << text();
 }
 
 }  // namespace

@@ -116,6 +116,7 @@ CommandLine::CommandLine(const std::string& description, const std::string& prog
                          const std::string& footer)
     : app_(std::make_unique<CLI::App>(description, program)) {
   app_->footer(footer);
+  app_->set_version_flag("--version", "ringzero " RZ_VERSION "\n", "Print the version and exit");
 }
 
 CommandLine::~CommandLine() = default;
@@ -167,7 +168,9 @@ Flag CommandLine::add_option(const std::string& names, std::optional<std::string
 }
 
 Flag CommandLine::add_flag(const std::string& name, bool& value, const std::string& what) {
-  return Flag(app_->add_flag(name, value, what));
+  if (!name.starts_with('!')) return Flag(app_->add_flag(name, value, what));
+  const auto switch_off = [&value] { value = false; };  // CLI11's own '!' prints "{false}" behind the name
+  return Flag(app_->add_flag_callback(name.substr(1), switch_off, what));
 }
 
 Flag Flag::within(std::int64_t min, std::int64_t max) { return Flag(option_->check(CLI::Range(min, max))); }
@@ -209,6 +212,8 @@ std::string CommandLine::parse(int argc, const char* const* argv) {
     app_->parse(static_cast<int>(words.size()), words.data());
   } catch (const CLI::CallForHelp&) {
     return app_->help();
+  } catch (const CLI::CallForVersion&) {
+    return app_->version();
   } catch (const CLI::ParseError& e) {
     std::string line = e.what();
     std::ranges::replace(line, '\n', ' ');

@@ -74,8 +74,8 @@ class CommandLine {
   /// How many values the flag has, e.g. "--seed"; nothing if there is no such flag.
   std::optional<int> values_of(const std::string& flag) const;
 
-  /// Parses the words into the bound variables and returns "", or returns the help text if help was
-  /// requested. --local_rank=R, which DeepSpeed's launcher adds, must be LOCAL_RANK, and is left out, unless
+  /// Parses the words into the bound variables and returns "", or returns the text of --help or
+  /// --version. --local_rank=R, which DeepSpeed's launcher adds, must be LOCAL_RANK, and is left out, unless
   /// the program has such a flag. Errors are Errc::config in one line. For an unknown flag it names the
   /// nearest known one, for a flag of another launcher the replacement (launcher_flags.h). Words that are not
   /// flags are errors too, unless they form a command.

@@ -94,6 +94,8 @@ constexpr LauncherFlag table[] = {
     row("--module", "torchrun", module),
     row("--redirects", "torchrun", logs),
     row("--log-dir", "torchrun", logs),
+    row("--tee", "torchrun", each_host),
+    row("--local-ranks-filter", "torchrun", each_host),
     row("--use-env", "torchrun", local_rank),
     row("--local-rank", "torchrun", local_rank),
     row("-N", "srun", in_allocation),

@@ -1,5 +1,6 @@
 // Draws what train_lm --metrics writes.
 #include <cstdio>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -52,12 +53,26 @@ Parsed<Options> parse(int argc, const char* const* argv) {
   return parsed;
 }
 
+/// Nothing is written without commit().
+std::unique_ptr<DurableFile> open_picture(const std::string& path) {
+  if (path.empty()) return nullptr;
+  try {
+    return std::make_unique<DurableFile>(path);
+  } catch (const Error& e) {
+    fail(Errc::config, "--output ", e.what());
+  }
+}
+
 int run(const Options& o) {
+  const std::unique_ptr<DurableFile> picture = open_picture(o.output);
   std::vector<Run> runs;
   for (const std::string& word : o.metrics) runs.push_back(read_run(word));
-  if (!o.output.empty()) write_durably(o.output, draw(runs, o.chart));
+  if (picture) {
+    picture->write(draw(runs, o.chart));
+    picture->commit();
+  }
   std::fputs(table_of(runs).c_str(), stdout);
-  if (!o.output.empty()) std::printf("drawn: %s\n", o.output.c_str());
+  if (picture) std::printf("drawn: %s\n", o.output.c_str());
   return 0;
 }
 

@@ -183,8 +183,18 @@ void print_summary(const Options& o, const TokensIndex& index, std::size_t files
   std::printf("saved: %s\n", (std::filesystem::path(o.output) / "index.json").c_str());
 }
 
+/// Before the texts are read: that the folder can be made.
+void check_output(const std::string& path) {
+  try {
+    const DurableFolder folder(path);
+  } catch (const Error& e) {
+    fail(Errc::config, "--output ", e.what());
+  }
+}
+
 int run(Options o) {
   stop_on_signals();
+  check_output(o.output);
   o.text.threads = o.threads > 0 ? static_cast<int>(o.threads) : usable_processors();
   const std::vector<TextFile> files = files_of(o);
   o.text.tokenizer = tokenizer_of(o, files);

@@ -2,11 +2,13 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <fstream>
+#include <optional>
 
 #include "comm/bootstrap.h"
+#include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "tools/command_line/command_line.h"
+#include "tools/command_line/output_file.h"
 #include "tools/command_line/progress.h"
 #include "tools/tune/measure.h"
 
@@ -20,30 +22,25 @@ void draw(double done, const std::string& what) {
                what.c_str(), done >= 1 ? "\n" : "");
 }
 
-/// Fails early, before minutes of measurement, if the file cannot be written.
-void check_writable(const std::string& path) {
-  std::ofstream out(path, std::ios::app);
-  require(out.good(), Errc::config, "--output '", path, "' cannot be written");
-}
-
-void write(const std::string& path, const std::string& text) {
-  std::ofstream out(path);
-  out << text;
-  out.flush();
-  if (!out) fail_errno("write", path);
-}
-
 int run(const Options& options) {
   const LaunchInfo info = launch_info_from_environment();
   require(info.size >= 2, Errc::config,
           "one rank alone has nothing to choose; try: rzrun -n 4 tune --output ", options.output);
   const bool first = info.rank == 0;
-  if (first) check_writable(options.output);
+  environment();  // a wrong variable is an error of the input, for which no file is emptied
+  std::optional<OutputFile> file;
+  if (first) file.emplace("--output", options.output);
   const Progress progress = first && ::isatty(STDERR_FILENO) ? Progress(draw) : Progress([](auto, auto&) {});
-  const Measured measured = measure(info.rank, info.size, store_for_launch(info), options, progress);
-  if (!first) return 0;
+  Measured measured;
+  try {
+    measured = measure(info.rank, info.size, store_for_launch(info), options, progress);
+  } catch (const std::exception& e) {
+    if (file) file->try_write(concat("# error: ", one_line(e), "\n"));
+    throw;
+  }
+  if (!file) return 0;
   const tuning::Table table = make_table(measured);
-  write(options.output, header(measured, options) + table.text());
+  file->write(header(measured, options) + table.text());
   std::printf("%s: %zu lines for groups of %d, %s; RZ_TUNING=%s uses it\n", options.output.c_str(),
               table.rules.size(), measured.ranks, measured.backend.c_str(), options.output.c_str());
   return 0;

@@ -59,7 +59,7 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   Options& o = parsed.options;
   RawOptions raw;
   CommandLine line(description, "tune", footer);
-  line.add_option("-o,--output", o.output, "File to write the table to; default tuning.txt")
+  line.add_option("-o,--output", o.output, "File for the table, emptied at the start; default tuning.txt")
       .type_name("FILE");
   line.add_option("--min", raw.min_bytes,
                   "Smallest size of the whole buffer; K, M, G are binary, KB, MB, GB decimal; default 8");

@@ -181,7 +181,8 @@ void require_world(int rank, int launched, const std::string& launcher, const Mp
   check(MPI_Comm_size(MPI_COMM_WORLD, &world), "MPI_Comm_size");
   require(launched == 0 || launched == world, Errc::unsupported, "rank ", rank, ": ", runtime.library(),
           " sees ", world, " process", world == 1 ? "" : "es", ", but the launcher, ", launcher, ", started ",
-          launched, "; start with the mpirun of ", runtime.library(), ", or use --backend native");
+          launched, "; start with the mpirun of ", runtime.library(),
+          ", or use RZ_BACKEND=native (--backend native)");
 }
 
 std::string exchange(const MpiExchange& e) {

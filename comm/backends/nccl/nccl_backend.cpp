@@ -307,7 +307,7 @@ std::unique_ptr<Backend> nccl_backend(const NcclApi& api, std::shared_ptr<Store>
   require(!options.deterministic || static_cast<std::size_t>(options.size) <= PeerKernels::max_sources,
           Errc::unsupported, "sums in rank order over NCCL serve up to ", PeerKernels::max_sources,
           " ranks, not ", options.size,
-          "; set RZ_DETERMINISTIC=0 (or options.deterministic), or use --backend native");
+          "; set RZ_DETERMINISTIC=0 (or options.deterministic), or use RZ_BACKEND=native (--backend native)");
   require_version(api);
   return std::make_unique<NcclBackend>(api, std::move(store), std::move(host), options);
 }

@@ -96,7 +96,7 @@ void check_entries(const std::vector<RankEntry>& all) {
       require(all[a].uuid != all[b].uuid || different_nodes || may_share, Errc::config, "ranks ", a, " and ",
               b, " are both on one GPU, ", all[a].gpu, ", uuid ", all[a].uuid,
               ": NCCL requires a GPU for each rank; start no more ranks than there are GPUs, or use "
-              "--backend peer_cuda or native");
+              "RZ_BACKEND=peer_cuda or native (--backend)");
     }
   }
 }

@@ -10,8 +10,8 @@ namespace {
 
 constexpr int min_version = 21800;
 constexpr const char* remedy =
-    "; install NCCL 2.18 or newer (NVIDIA's package libnccl2), or use --backend "
-    "peer_cuda or native";
+    "; install NCCL 2.18 or newer (NVIDIA's package libnccl2), or use RZ_BACKEND="
+    "peer_cuda or native (--backend)";
 
 /// Symbol lookup in a loaded library.
 class Library {

@@ -1,0 +1,28 @@
+#pragma once
+/// Files for the results of programs.
+
+#include <string>
+#include <string_view>
+
+#include "comm/os/fd.h"
+
+namespace rz {
+
+/// A file that receives the results of a program at its end. The constructor creates or empties it, so call
+/// it after the command line is accepted and before the work: a file that cannot be written is an error at
+/// once, and results of an earlier run do not outlive the beginning of this one.
+class OutputFile {
+ public:
+  /// `flag` named the file. Errc::config if it cannot be written.
+  OutputFile(const std::string& flag, const std::string& path);
+  /// Replaces the contents. Errc::system if it cannot be written completely.
+  void write(std::string_view text);
+  /// The same for the text of an error, beside which a failure to write it does not matter.
+  void try_write(std::string_view text) noexcept;
+
+ private:
+  std::string path_;
+  UniqueFd file_;
+};
+
+}  // namespace rz
