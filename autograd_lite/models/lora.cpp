@@ -222,6 +222,13 @@ const LoraOptions* lora_options(Module& module) {
   return nullptr;
 }
 
+bool has_one_lora(Module& module) {
+  const LoraOptions* first = lora_options(module);
+  return std::ranges::all_of(lora_layers(module), [&](const auto& named) {
+    return named.second->lora->options && *named.second->lora->options == *first;
+  });
+}
+
 bool is_saved_module(std::string_view name, const std::vector<std::string>& modules_to_save) {
   return std::ranges::any_of(modules_to_save, [&](const std::string& p) { return matches_ending(name, p); });
 }

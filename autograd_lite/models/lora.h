@@ -67,8 +67,10 @@ struct LoraOptions {
 /// options and factors over the ranks.
 void add_lora(Module&, const LoraOptions&);
 
-/// The options of add_lora(); null without.
+/// The options of add_lora(), of the first part that has some; null without.
 const LoraOptions* lora_options(Module&);
+/// Whether no part has other ones.
+bool has_one_lora(Module&);
 /// Layers with an update, with their names from the module.
 std::vector<std::pair<std::string, nn::Linear*>> lora_layers(Module&);
 /// Modules of LoraOptions::modules_to_save, with their names from the module.

@@ -187,6 +187,8 @@ PretrainedWeights load_adapter(Module& module, const std::string& folder, const 
 std::string adapter_config_json(Module& module, const std::string& base) {
   const LoraOptions* o = lora_options(module);
   require(o != nullptr, Errc::invalid_argument, "the model has no LoRA; call add_lora() first");
+  require(has_one_lora(module), Errc::unsupported,
+          "parts of the model have LoRA with other options, and an adapter has one set; save each part");
   nlohmann::ordered_json config;
   config["peft_type"] = "LORA";
   const auto* model = dynamic_cast<const LanguageModel*>(&module);

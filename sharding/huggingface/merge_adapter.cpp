@@ -386,13 +386,14 @@ std::vector<std::string> texts_at(const JsonObject& o, const char* key) {
 struct StoredState {
   AdapterConfig adapter;
   std::string config;
-  std::vector<std::string> tensors, in_out;
+  std::vector<std::string> whole;   ///< tensors beside A and B
+  std::vector<std::string> in_out;  ///< layers whose weight is [in, out]
 };
 
 StoredState parse_adapter_state(const json& state, const std::string& file) {
   const JsonObject o(state, file, state_key);
   const JsonObject config = o.object("config");
-  return {parse_adapter_config(config), o.at("config").dump(2) + "\n", texts_at(o, "tensors"),
+  return {parse_adapter_config(config), o.at("config").dump(2) + "\n", texts_at(o, "whole"),
           texts_at(o, "in_out")};
 }
 
@@ -405,10 +406,22 @@ std::optional<StoredState> stored_state(const TensorSource& checkpoint) {
 
 StoredState required_state(const TensorSource& checkpoint) {
   auto stored = stored_state(checkpoint);
-  require(stored.has_value(), Errc::config, escaped(checkpoint.path()),
-          ": has an adapter of LoRA and not its options, as an earlier version has saved it; resume its run "
-          "with train_lm, and --save OUT for the merged model or --save-adapter OUT for the adapter");
+  require(
+      stored.has_value(), Errc::config, escaped(checkpoint.path()),
+      ": has updates of LoRA and not their options, as earlier versions have saved it, and models whose "
+      "parts have other ones; resume its run and save the model, which merges them (train_lm --save OUT), "
+      "or the adapter (--save-adapter OUT)");
   return *stored;
+}
+
+/// Names of an adapter's tensors beside A and B.
+std::vector<std::string> whole_tensors(Module& module) {
+  std::vector<std::string> names;
+  const AdapterTensors all = adapter_tensors(module);
+  for (const auto& [name, p] : all.parameters)
+    if (!name.ends_with(a_ending) && !name.ends_with(b_ending)) names.push_back(name);
+  for (const auto& [name, b] : all.buffers) names.push_back(name);
+  return names;
 }
 
 /// ", which are those of 'base'"
@@ -425,13 +438,10 @@ std::string frozen_weights(const TensorSource& checkpoint) {
 }  // namespace
 
 std::string adapter_state(Module& module) {
-  if (!lora_options(module)) return "";
+  if (!lora_options(module) || !has_one_lora(module)) return "";
   json state{{"config", json::parse(adapter_config_json(module))},
-             {"tensors", json::array()},
+             {"whole", whole_tensors(module)},
              {"in_out", json::array()}};
-  const AdapterTensors all = adapter_tensors(module);
-  for (const auto& [name, p] : all.parameters) state["tensors"].push_back(name);
-  for (const auto& [name, b] : all.buffers) state["tensors"].push_back(name);
   for (const auto& [name, layer] : lora_layers(module))
     if (layer->layout == nn::WeightLayout::in_out) state["in_out"].push_back(name);
   return state.dump();
@@ -440,12 +450,9 @@ std::string adapter_state(Module& module) {
 void restore_adapter_state(Module& module, const std::string& text) {
   if (text.empty() || !lora_options(module)) return;
   const json state = json::parse(text);
-  std::set<std::string> own;
-  const AdapterTensors all = adapter_tensors(module);
-  for (const auto& [name, p] : all.parameters) own.insert(name);
-  for (const auto& [name, b] : all.buffers) own.insert(name);
-  std::vector<std::string> others = texts_at(JsonObject(state, state_key), "tensors");
-  std::erase_if(others, [&](const std::string& name) { return own.contains(name); });
+  const std::vector<std::string> own = whole_tensors(module);
+  std::vector<std::string> others = texts_at(JsonObject(state, state_key), "whole");
+  std::erase_if(others, [&](const std::string& n) { return std::ranges::find(own, n) != own.end(); });
   save_with_adapter(module, others);
 }
 
@@ -481,11 +488,16 @@ StoredAdapter adapter_of_checkpoint(const TensorSource& run) {
           ": has no adapter: its run was not one with LoRA; `checkpoint merge` writes its model");
   const StoredState stored = required_state(run);
   StoredAdapter adapter{TensorSource(run.path()), stored.config};
-  for (const std::string& name : stored.tensors) {
+  const auto add = [&](const TensorInfo& t) {
+    add_copy(adapter.tensors, run, t, concat(adapter_prefix, t.name));
+  };
+  for (const TensorInfo& t : run.tensors())
+    if (is_update(t)) add(t);
+  for (const std::string& name : stored.whole) {
     const TensorInfo* t = run.find(name);
     require(t != nullptr, Errc::config, escaped(run.path()), ": missing: ", escaped(name),
             ", a tensor of its adapter");
-    add_copy(adapter.tensors, run, *t, concat(adapter_prefix, name));
+    add(*t);
   }
   return adapter;
 }

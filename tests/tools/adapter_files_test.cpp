@@ -450,8 +450,7 @@ TEST_F(AdapterOfARun, ACheckpointWithoutItsOptionsIsOneLine) {  // as earlier ve
   put("run/latest", "global_step3");
   for (const char* command : {"merge", "adapter"})
     test::expect_refusal("checkpoint", {command, folder_ / "run", folder_ / "out"},
-                         "has an adapter of LoRA and not its options, as an earlier version has saved it; "
-                         "resume its run");
+                         "has updates of LoRA and not their options, as earlier versions have saved it");
   EXPECT_FALSE(fs::exists(folder_ / "out"));
   test::write_checkpoint(folder_ / "run/global_step3",
                          {{"model/fc.weight", {6, 5}, test::equal_ranges(30, 1)}}, 1, R"({"steps":3})");

@@ -759,6 +759,18 @@ TEST_F(Lora, ARegularExpressionOfPythonIsNamed) {
   EXPECT_EQ(lora_layers(*m).size(), 2u);
 }
 
+TEST_F(Lora, PartsWithOtherOptionsAreNoOneAdapter) {
+  const auto m = model();
+  add_lora(*m->find_module("transformer.h.0"), {.target_modules = {"c_attn"}, .r = 2});
+  EXPECT_NO_THROW(adapter_config_json(*m));
+  add_lora(*m->find_module("transformer.h.1"), {.target_modules = {"c_attn"}, .r = 3});
+  const Error e = error_of([&] { adapter_config_json(*m); });
+  EXPECT_EQ(e.code(), Errc::unsupported);
+  EXPECT_NE(std::string(e.what()).find("parts of the model have LoRA with other options"), std::string::npos)
+      << e.what();
+  EXPECT_NO_THROW(adapter_config_json(*m->find_module("transformer.h.1")));
+}
+
 TEST_F(Lora, TheBaseIsNamedAsItWasGiven) {
   const std::filesystem::path before = std::filesystem::current_path();
   std::filesystem::create_directories(folder_ / "base");
