@@ -224,10 +224,11 @@ struct TableAndHead {
   std::string table, head;
 };
 
-std::optional<TableAndHead> table_and_head(const std::string& tensor) {
+/// Those of which the tensor is one.
+std::optional<TableAndHead> table_and_head(const TensorSource& base, const std::string& tensor) {
   for (const NameTable& names : name_tables()) {
     TableAndHead of{concat(names.prefix, names.table), std::string(names.head)};
-    if (tensor == of.table || tensor == of.head) return of;
+    if ((tensor == of.table || tensor == of.head) && in_base(base, of.table)) return of;
   }
   return std::nullopt;
 }
@@ -289,9 +290,8 @@ class Merge {
             escaped(t.name),
             ": not supported in this build yet: an update is A and B of a linear layer; merge this adapter "
             "with merge_and_unload() of PEFT");
-    const auto tied = table_and_head(own);
-    if (tied && own == tied->head && !in_base(base_, own) && in_base(base_, tied->table))
-      return add_head(t, *tied);
+    const auto tied = table_and_head(base_, own);
+    if (tied && own == tied->head && !in_base(base_, own)) return add_head(t, *tied);
     const TensorInfo& weight = changed_.find(t, own);
     require(t.shape == weight.shape, Errc::config, escaped(adapter_.path()), ": ", escaped(t.name), " is ",
             name(t.shape), ", and ", escaped(weight.name), " of ", escaped(base_.path()), " is ",
@@ -326,9 +326,11 @@ class Merge {
             " has one tensor for both; name its module in modules_to_save");
   }
 
-  /// Whether PEFT has a copy of the module, beside the one of the model.
+  /// Whether PEFT has a copy of its module, or of one above it, beside the one of the model.
   bool is_copy(const std::string& own) const {
-    return is_saved_module(module_of(own), config_.options.modules_to_save);
+    for (auto dot = own.find('.'); dot != own.npos; dot = own.find('.', dot + 1))
+      if (is_saved_module(own.substr(0, dot), config_.options.modules_to_save)) return true;
+    return false;
   }
   const TensorInfo* in_adapter(const std::string& own) const {
     const TensorInfo* t = adapter_.find(concat(adapter_prefix, own));
