@@ -65,7 +65,8 @@ class LanguageModel : public Module {
   virtual ModelFacts facts() const = 0;
   /// What language_model_from_config() knows of the model besides its sizes.
   struct Origin {
-    std::string folder{};                       ///< of the config.json; empty: made otherwise
+    std::string folder{};                       ///< of the config.json, from the root; empty: made otherwise
+    std::string name{};                         ///< the same folder as it was given
     std::vector<std::string> target_modules{};  ///< of add_lora() without any: PEFT's for the family
   };
   const Origin& origin() const { return origin_; }

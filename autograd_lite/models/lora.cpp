@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <memory>
 #include <regex>
 #include <set>
@@ -77,18 +78,33 @@ void check_values(const LoraOptions& o) {
 }
 
 /// Modules that any of the names matches. Each must match one.
-NamedModules matched(const char* key, const std::vector<std::string>& patterns, const NamedModules& modules) {
+NamedModules matched(const char* key, const std::vector<std::string>& patterns, const NamedModules& modules,
+                     bool (*matches)(std::string_view name, std::string_view pattern) = matches_name) {
   NamedModules all;
   for (const std::string& pattern : patterns) {
     bool found = false;
     for (const auto& named : modules) {
-      if (!matches_name(named.first, pattern)) continue;
+      if (!matches(named.first, pattern)) continue;
       found = true;
       if (std::ranges::find(all, named) == all.end()) all.push_back(named);
     }
     if (!found) fail_unmatched(key, pattern, modules);
   }
   return all;
+}
+
+/// modules_to_save in PEFT: any ending of a name, not only one of whole parts.
+bool matches_ending(std::string_view name, std::string_view pattern) {
+  return (!pattern.empty() && name.ends_with(pattern)) || matches_name(name, pattern);
+}
+
+/// "(?<!" of an expression that only Python has; empty if there is none.
+std::string part_of_python(const std::string& expression) {
+  for (auto at = expression.find("(?"); at != expression.npos; at = expression.find("(?", at + 1))
+    if (at + 2 < expression.size() &&
+        std::string_view(":=!").find(expression[at + 2]) == std::string_view::npos)
+      return expression.substr(at, expression.compare(at, 3, "(?<") == 0 ? 4 : 3);
+  return "";
 }
 
 NamedModules matched(const std::string& expression, const NamedModules& modules) {
@@ -98,7 +114,11 @@ NamedModules matched(const std::string& expression, const NamedModules& modules)
     for (const auto& named : modules)
       if (std::regex_match(named.first, regex)) all.push_back(named);
   } catch (const std::regex_error& e) {
-    fail(Errc::invalid_argument, "target_modules: '", expression, "' is no regular expression: ", e.what());
+    const std::string part = part_of_python(expression);
+    fail(Errc::invalid_argument, "target_modules: '", expression, "' ",
+         part.empty() ? concat("is no regular expression: ", e.what())
+                      : concat("has '", part, "', which regular expressions of Python have, and those here (",
+                               "ECMAScript) have not; give a list of names"));
   }
   if (all.empty()) fail_unmatched("target_modules", expression, modules);
   return all;
@@ -171,11 +191,14 @@ void add_lora(Module& module, const LoraOptions& given) {
   const LoraOptions o = with_targets(module, given);
   check_values(o);
   if (const LoraOptions* before = lora_options(module)) {
-    require(*before == o, Errc::invalid_argument,
+    LoraOptions same = o;
+    if (same.tensors_to_save.empty()) same.tensors_to_save = before->tensors_to_save;
+    require(*before == same, Errc::invalid_argument,
             "the module has LoRA with other options; give it one set of options");
     return;
   }
-  const NamedModules saved = matched("modules_to_save", o.modules_to_save, named_modules(module));
+  const NamedModules saved =
+      matched("modules_to_save", o.modules_to_save, named_modules(module), matches_ending);
   for (const auto& [name, m] : saved)
     for (const Parameter* p : m->parameters()) require_untied(module, name, p);
   const std::vector<nn::Linear*> layers = targets(module, o.target_modules, saved);
@@ -199,19 +222,60 @@ const LoraOptions* lora_options(Module& module) {
   return nullptr;
 }
 
-std::vector<std::pair<std::string, Parameter*>> adapter_parameters(Module& module) {
+bool has_one_lora(Module& module) {
+  const LoraOptions* first = lora_options(module);
+  return std::ranges::all_of(lora_layers(module), [&](const auto& named) {
+    return named.second->lora->options && *named.second->lora->options == *first;
+  });
+}
+
+bool is_saved_module(std::string_view name, const std::vector<std::string>& modules_to_save) {
+  return std::ranges::any_of(modules_to_save, [&](const std::string& p) { return matches_ending(name, p); });
+}
+
+std::vector<std::pair<std::string, Module*>> saved_modules(Module& module) {
   const LoraOptions* options = lora_options(module);
-  if (!options) return {};
-  std::set<const Parameter*> updates;
-  for (const auto& [name, layer] : lora_layers(module)) updates.insert({&layer->lora->a, &layer->lora->b});
-  std::vector<std::pair<std::string, Parameter*>> all;
-  for (const auto& [name, p] : module.named_parameters()) {
-    const std::string of = name.substr(0, name.rfind('.') == name.npos ? 0 : name.rfind('.'));
-    const bool saved = std::ranges::any_of(
-        options->modules_to_save, [&](const std::string& pattern) { return matches_part(of, pattern); });
-    if (updates.contains(p) || saved) all.emplace_back(name, p);
-  }
+  NamedModules all = named_modules(module);
+  std::erase_if(all, [&](const auto& named) {
+    return !options || !is_saved_module(named.first, options->modules_to_save);
+  });
   return all;
+}
+
+AdapterTensors adapter_tensors(Module& module) {
+  AdapterTensors all;
+  const LoraOptions* options = lora_options(module);
+  if (!options) return all;
+  std::set<const void*> own;
+  for (const auto& [name, layer] : lora_layers(module)) own.insert({&layer->lora->a, &layer->lora->b});
+  for (const auto& [name, m] : saved_modules(module)) {
+    for (const Parameter* p : m->parameters()) own.insert(p);
+    for (const ModuleBuffer* b : m->buffers()) own.insert(b);
+  }
+  const auto is_own = [&](const auto& named) {
+    return own.contains(named.second) ||
+           std::ranges::find(options->tensors_to_save, named.first) != options->tensors_to_save.end();
+  };
+  for (const auto& named : module.named_parameters())
+    if (is_own(named)) all.parameters.push_back(named);
+  for (const auto& named : persistent_buffers(module))
+    if (is_own(named) && named.second->shape.count() > 0) all.buffers.push_back(named);
+  return all;
+}
+
+void save_with_adapter(Module& module, const std::vector<std::string>& names) {
+  std::map<const LoraOptions*, std::shared_ptr<const LoraOptions>> changed;  // parts may have their own
+  for (const auto& [layer_name, layer] : lora_layers(module)) {
+    auto& options = changed[layer->lora->options.get()];
+    if (!options) {
+      LoraOptions now = *layer->lora->options;
+      for (const std::string& name : names)
+        if (std::ranges::find(now.tensors_to_save, name) == now.tensors_to_save.end())
+          now.tensors_to_save.push_back(name);
+      options = std::make_shared<const LoraOptions>(std::move(now));
+    }
+    layer->lora->options = options;
+  }
 }
 
 std::string describe_lora(Module& module) {

@@ -12,12 +12,14 @@
 #include <initializer_list>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 namespace rz {
 
 class Module;
+struct ModuleBuffer;
 struct Parameter;
 namespace nn {
 struct Linear;
@@ -48,8 +50,12 @@ struct LoraOptions {
   double lora_alpha = 8;
   double lora_dropout = 0;  ///< of the input of A, in training only
   bool use_rslora = false;
-  /// Modules, by matches_name(), whose own parameters are trained too, and saved with the adapter.
+  /// Modules that are trained whole, and saved with the adapter, their buffers too: those whose names end in
+  /// one of these texts, as in PEFT ("norm" is an ending of "input_layernorm"), or which matches_name() one.
   std::vector<std::string> modules_to_save{};
+  /// Other parameters and buffers that the adapter has, by their names: they are saved with it, and not
+  /// trained. load_adapter() adds what its file has, as by PEFT's save_embedding_layers.
+  std::vector<std::string> tensors_to_save{};
 
   bool operator==(const LoraOptions&) const = default;
 };
@@ -61,13 +67,27 @@ struct LoraOptions {
 /// options and factors over the ranks.
 void add_lora(Module&, const LoraOptions&);
 
-/// The options of add_lora(); null without.
+/// The options of add_lora(), of the first part that has some; null without.
 const LoraOptions* lora_options(Module&);
+/// Whether no part has other ones.
+bool has_one_lora(Module&);
 /// Layers with an update, with their names from the module.
 std::vector<std::pair<std::string, nn::Linear*>> lora_layers(Module&);
-/// What an adapter consists of, with names from the module: the parameters of the updates, and those of
-/// modules_to_save.
-std::vector<std::pair<std::string, Parameter*>> adapter_parameters(Module&);
+/// Modules of LoraOptions::modules_to_save, with their names from the module.
+std::vector<std::pair<std::string, Module*>> saved_modules(Module&);
+/// Whether LoraOptions::modules_to_save names a module.
+bool is_saved_module(std::string_view name, const std::vector<std::string>& modules_to_save);
+
+/// What an adapter consists of, with names from the module: the parameters of the updates, parameters and
+/// persistent buffers of modules_to_save, and tensors_to_save.
+struct AdapterTensors {
+  std::vector<std::pair<std::string, Parameter*>> parameters;
+  std::vector<std::pair<std::string, ModuleBuffer*>> buffers;
+};
+/// Empty without LoRA.
+AdapterTensors adapter_tensors(Module&);
+/// Adds to LoraOptions::tensors_to_save of a module that has LoRA.
+void save_with_adapter(Module&, const std::vector<std::string>& names);
 /// "LoRA r 8, lora_alpha 16, 24 layers: 294912 of 124734720 elements are trained (0.24 %)"; empty without.
 std::string describe_lora(Module&);
 

@@ -42,7 +42,7 @@ OwnedState::OwnedState(Module& module, const Strategy& strategy, const Options& 
     : strategy_(strategy), options_(options), stream_(stream) {
   const auto names = parameter_names(module);
   for (const ParameterElements& of : strategy.values().owned())
-    if (options.frozen || of.parameter->requires_grad)
+    if (!options.left_out.contains(of.parameter))
       slices_.push_back(slice_of(model_tensor(names.at(of.parameter)), of, options.finite));
   for (const auto& [state, of] : strategy.optimizer_state().owned())
     slices_.push_back(slice_of(optimizer_tensor(state, names.at(of.parameter)), of, options.finite));
@@ -66,7 +66,7 @@ std::size_t OwnedState::bytes() const {
 void OwnedState::read(const std::function<void(std::span<const std::byte>)>& f) const {
   strategy_.values().visit_owned(
       [&](const Parameter&, Range elements, const float* values) { f(slice_bytes(values, elements)); },
-      [&](const Parameter& p) { return options_.frozen || p.requires_grad; });
+      [&](const Parameter& p) { return !options_.left_out.contains(&p); });
   strategy_.optimizer_state().visit([&](const std::string&, const Parameter&, Range elements,
                                         const float* values) { f(slice_bytes(values, elements)); });
   for (const auto& [name, b] : buffers_) {

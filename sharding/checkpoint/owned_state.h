@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -55,9 +56,9 @@ class ShardWriter {
 class OwnedState {
  public:
   struct Options {
-    bool buffers = false;  ///< this rank writes those of the module
-    bool finite = true;    ///< parameters and states must be (ShardSlice::finite)
-    bool frozen = true;    ///< parameters that are not trained are there, too
+    bool buffers = false;                   ///< this rank writes those of the module
+    bool finite = true;                     ///< parameters and states must be (ShardSlice::finite)
+    std::set<const Parameter*> left_out{};  ///< parameters that are not there
   };
   /// All references must outlive this object.
   OwnedState(Module&, const Strategy&, const Options&, const Stream&);

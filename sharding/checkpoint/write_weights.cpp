@@ -24,14 +24,16 @@ bool is_converted(const TensorInfo& t, const WriteWeightsOptions& options) {
   return options.dtype && is_float_dtype(t.dtype) && t.dtype != safetensors_name(*options.dtype);
 }
 
-/// A config.json with the dtype of the weights under its names in transformers 5 and 4, where
-/// from_pretrained() would otherwise convert them.
-std::string config_with_dtype(const std::string& path, DType dtype) {
+/// A config.json for the weights. Their dtype has its names in transformers 5 and 4, where from_pretrained()
+/// would otherwise convert them.
+std::string config_of_weights(const std::string& path, const WriteWeightsOptions& options) {
   nlohmann::json config = parse_json(read_text_file(path), path, JsonDialect::relaxed);
   require(config.is_object(), Errc::config, path, ": must be an object");
-  config["dtype"] = config["torch_dtype"] = dtype == DType::bf16  ? "bfloat16"
-                                            : dtype == DType::f16 ? "float16"
-                                                                  : "float32";
+  if (options.dtype)
+    config["dtype"] = config["torch_dtype"] = *options.dtype == DType::bf16  ? "bfloat16"
+                                              : *options.dtype == DType::f16 ? "float16"
+                                                                             : "float32";
+  if (options.untied) config["tie_word_embeddings"] = false;
   return config.dump(2) + "\n";
 }
 
@@ -135,11 +137,11 @@ struct WritePlan {
 
 }  // namespace
 
-std::string weight_file_name(std::size_t file, std::size_t files) {
-  if (files == 1) return "model.safetensors";
+std::string weight_file_name(std::size_t file, std::size_t files, const std::string& stem) {
+  if (files == 1) return stem + ".safetensors";
   char name[64];
-  std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", file + 1, files);
-  return name;
+  std::snprintf(name, sizeof name, "-%05zu-of-%05zu.safetensors", file + 1, files);
+  return stem + name;
 }
 
 std::string weight_index(std::span<const SafetensorsSpec> specs,
@@ -183,7 +185,8 @@ void write_weights(const TensorSource& source, const std::string& folder,
   for (std::size_t f = 0; f < plan.files.size(); ++f) {
     std::vector<SafetensorsSpec> specs;
     for (const std::size_t t : plan.files[f]) specs.push_back(plan.specs[t]);
-    WeightFileWriter file(source, options, (path / weight_file_name(f, plan.files.size())).string(), specs);
+    const std::string name = weight_file_name(f, plan.files.size(), options.stem);
+    WeightFileWriter file(source, options, (path / name).string(), specs);
     for (const std::size_t t : plan.files[f])
       file.write(source.tensors()[t], [&](std::uint64_t n) { options.progress(done += n, plan.all); });
     file.finish();
@@ -193,11 +196,12 @@ void write_weights(const TensorSource& source, const std::string& folder,
   for (const std::string& copy : options.copies) {
     require(fs::exists(copy), Errc::config, copy, ": cannot be opened");
     const fs::path name = fs::path(copy).filename();
-    if (name == "config.json" && options.dtype)
-      write_durably((path / name).string(), config_with_dtype(copy, *options.dtype));
+    if (name == "config.json" && (options.dtype || options.untied))
+      write_durably((path / name).string(), config_of_weights(copy, options));
     else
       copy_durably(copy, (path / name).string());
   }
+  for (const auto& [name, text] : options.texts) write_durably((path / name).string(), text);
   out.commit();
 }
 

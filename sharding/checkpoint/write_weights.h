@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -21,8 +22,12 @@ struct WriteWeightsOptions {
   /// Bytes of the tensors of a file. A larger tensor has a file of its own.
   std::uint64_t max_file_bytes = 5'000'000'000;
   bool allow_overflow = false;  ///< a finite value may become infinite
-  /// Files that are copied into the folder. With `dtype`, a config.json among them names it.
+  /// Files that are copied into the folder. With `dtype`, a config.json among them names it; if `untied`, its
+  /// tie_word_embeddings is false.
   std::vector<std::string> copies;
+  bool untied = false;
+  std::map<std::string, std::string> texts;  ///< more files, by name
+  std::string stem = "model";                ///< what names of files of weights begin with
   std::function<void(std::uint64_t done, std::uint64_t all)> progress = [](auto, auto) {};  ///< in bytes
 };
 
@@ -33,7 +38,7 @@ struct WriteWeightsOptions {
 void write_weights(const TensorSource&, const std::string& folder, const WriteWeightsOptions& = {});
 
 /// "model.safetensors" of one file, "model-00001-of-00003.safetensors" of several.
-std::string weight_file_name(std::size_t file, std::size_t files);
+std::string weight_file_name(std::size_t file, std::size_t files, const std::string& stem = "model");
 inline constexpr const char* weight_index_name = "model.safetensors.index.json";
 /// The text of the index, from the tensors of each file.
 std::string weight_index(std::span<const SafetensorsSpec>, std::span<const std::vector<std::size_t>> files);

@@ -138,8 +138,10 @@ constexpr KeySpec lora[] = {
         .within(0, 0.999999)
         .from("lora_dropout"),
     applied<&LoraOptions::use_rslora>("use_rslora", "updates are multiplied by lora_alpha / sqrt(r)"),
-    applied<&Draft::modules_to_save>(
-        "modules_to_save", "names of modules that are trained whole and saved with the adapter; null: none"),
+    applied<&Draft::modules_to_save>("modules_to_save",
+                                     "ends of names of modules that are trained whole and saved with the "
+                                     "adapter, with their buffers; null: "
+                                     "none"),
     refused("bias", "\"none\"", "[\"none\"]", "biases stay frozen"),
     refused("init_lora_weights", "true", "[true]", "A begins as PyTorch's Linear, B with 0"),
     refused("use_dora", "false", "[false, null]", not_here),

@@ -9,6 +9,7 @@
 #include <set>
 #include <utility>
 
+#include "autograd_lite/models/lora.h"
 #include "comm/core/error.h"
 #include "comm/core/integer_math.h"
 #include "comm/os/flight_recorder.h"
@@ -18,6 +19,7 @@
 #include "sharding/checkpoint/model_tensors.h"
 #include "sharding/checkpoint/save_operation.h"
 #include "sharding/engine/signal_handler.h"
+#include "sharding/huggingface/merge_adapter.h"
 #include "sharding/io/text.h"
 #include "sharding/parallel/rank_agreement.h"
 #include "sharding/strategy/optimizer_state.h"
@@ -85,6 +87,15 @@ std::string name_of_weights(const std::string& given) {
   return of_any_model && path.has_extension() ? path.parent_path().filename().string() : name;
 }
 
+/// Those that are not trained, and not of an adapter.
+std::set<const Parameter*> base_parameters(Module& module) {
+  std::set<const Parameter*> all;
+  for (const Parameter* p : module.parameters())
+    if (!p->requires_grad) all.insert(p);
+  for (const auto& [name, p] : adapter_tensors(module).parameters) all.erase(p);
+  return all;
+}
+
 /// Where the selected parameters were loaded from.
 template <class F>
 std::vector<std::string> base_of(Module& module, const F& selected) {
@@ -149,7 +160,10 @@ EngineState Checkpointer::state() const {
                 .config = parts_.config,
                 .trainer_state = to_json(trainer_)};
   for (const LauncherJob& job : jobs_of_launchers()) s.jobs.push_back(job.name);
-  s.base = base_of(parts_.module, [](const std::string&, const Parameter& p) { return !p.requires_grad; });
+  const std::set<const Parameter*> frozen = base_parameters(parts_.module);
+  s.base =
+      base_of(parts_.module, [&](const std::string&, const Parameter& p) { return frozen.contains(&p); });
+  s.adapter = adapter_state(parts_.module);
   if (!parts_.updates) return s;
   s.updates = parts_.updates->state();
   if (!parts_.updates->accumulation().fresh()) s.loaders = parts_.loaders->of_update();
@@ -170,10 +184,12 @@ void Checkpointer::save(const std::string& dir, const SaveCheckpointOptions& o) 
                             .files = o.files,
                             .best = o.best,
                             .keep = o.save_total_limit};
-  const OwnedState owned(
-      parts_.module, parts_.strategy,
-      {.buffers = parts_.world.is_main(), .finite = !o.nonfinite, .frozen = !o.exclude_frozen_parameters},
-      parts_.stream);
+  const OwnedState owned(parts_.module, parts_.strategy,
+                         {.buffers = parts_.world.is_main(),
+                          .finite = !o.nonfinite,
+                          .left_out = o.exclude_frozen_parameters ? base_parameters(parts_.module)
+                                                                  : std::set<const Parameter*>()},
+                         parts_.stream);
   saving_.emplace(parts_.world.communicator(), owned, request, o.async ? &snapshot_ : nullptr);
   folder_locks_[dir] = saving_->folder_lock();
   if (!o.async) wait();
@@ -326,6 +342,7 @@ std::optional<LoadedCheckpoint> Checkpointer::load(const std::string& dir, const
   if (o.verify) check_on_all_ranks(comm, [&] { verify_share(*reader, comm.rank(), comm.size()); });
   check_on_all_ranks(comm, [&] { loader->load(parts_.strategy, parts_.stream); });
   if (!saved.without_frozen) mark_loaded(parts_.module, saved, loaded.path);
+  restore_adapter_state(parts_.module, saved.adapter);
   if (optimizer) loaded.differences = describe_differences(saved, *loader);
   restore(saved, o, loader->without_states());
   if (parts_.updates && !o.load_module_only) trainer_ = trainer;

@@ -256,6 +256,7 @@ std::string to_json(const EngineState& s) {
            {"client_state", client_json(s.client_state)}};
   if (s.without_frozen) all["exclude_frozen_parameters"] = true;
   if (s.base && (s.without_frozen || !s.base->empty())) all["base"] = *s.base;
+  if (!s.adapter.empty()) all["adapter"] = json::parse(s.adapter);
   if (s.updates.training.scaler) all["loss_scaler"] = scaler_json(*s.updates.training.scaler);
   if (const auto& plateau = s.updates.training.plateau) all["plateau"] = plateau_json(*plateau);
   if (s.updates.expected_terms) all["expected_terms"] = *s.updates.expected_terms;
@@ -281,6 +282,7 @@ EngineState parse_engine_state(std::string_view text, const std::string& file) {
     for (const json& name : o.at("base"))
       if (name.is_string()) s.base->push_back(name.get<std::string>());
   }
+  if (o.has("adapter")) o.object("adapter"), s.adapter = o.at("adapter").dump();
   o.object("config");
   s.config = o.at("config").dump();
   o.object("trainer_state");

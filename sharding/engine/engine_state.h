@@ -43,6 +43,7 @@ struct EngineState {
   bool without_frozen = false;  ///< parameters that were not trained are not in it
   /// Names of the files or folders that these were loaded from; empty: none. Absent in old checkpoints.
   std::optional<std::vector<std::string>> base{};
+  std::string adapter{};             ///< JSON: adapter_state() of a model with LoRA
   std::string trainer_state = "{}";  ///< JSON of a TrainerState; empty object: none was saved
   ClientState client_state;
 };

@@ -39,6 +39,12 @@ const ModelFamily& family_of(const LanguageModel& model) {
   return *family;
 }
 
+std::vector<NameTable> name_tables() {
+  std::vector<NameTable> all;
+  for (const ModelFamily* f : families) all.push_back(f->names);
+  return all;
+}
+
 std::unique_ptr<LanguageModel> language_model_from_config(const std::string& given,
                                                           std::vector<std::string>* warnings) {
   std::error_code unreadable;
@@ -54,7 +60,10 @@ std::unique_ptr<LanguageModel> language_model_from_config(const std::string& giv
     config.fail_at("model_type",
                    concat("must be ", known_types(), ", found ", to_display(config.at("model_type"))));
   std::unique_ptr<LanguageModel> model = family->make(config, warnings);
-  LanguageModel::Origin origin{.folder = std::filesystem::absolute(path).parent_path().string()};
+  namespace fs = std::filesystem;
+  const fs::path name = fs::is_directory(given) ? fs::path(given) : fs::path(given).parent_path();
+  LanguageModel::Origin origin{.folder = fs::absolute(path).parent_path().string(),
+                               .name = name.empty() ? "." : name.string()};
   for (const std::string_view name : family->target_modules)
     if (!name.empty()) origin.target_modules.emplace_back(name);
   model->set_origin(std::move(origin));

@@ -19,6 +19,7 @@
 #include "sharding/checkpoint/tensor_source.h"
 #include "sharding/huggingface/families.h"
 #include "sharding/huggingface/gpt2_config.h"
+#include "sharding/huggingface/merge_adapter.h"
 #include "sharding/huggingface/weight_names.h"
 #include "sharding/io/text.h"
 #include "sharding/strategy/strategy.h"
@@ -44,6 +45,14 @@ const NameTable& name_table(const Module& module) {
   return model ? family_of(*model).names : gpt2_family.names;
 }
 
+/// The files of a path; of a run with LoRA as the module takes them.
+TensorSource open_weights(const std::string& path, Module& module) {
+  TensorSource files = open_tensors(path);
+  if (!lora_options(module)) return merge_checkpoint(files);
+  require_same_adapter(files, module);
+  return files;
+}
+
 bool is_transposed(const TensorInfo& entry, const Shape& shape) {
   return shape.dims() == 2 && shape[0] != shape[1] &&
          entry.shape == std::vector<std::uint64_t>{shape[1], shape[0]};
@@ -55,6 +64,9 @@ struct PretrainedWeights::State {
   State(const std::string& path, Module&, const LoadOptions&);
 
   void match(const std::vector<std::pair<std::string, Parameter*>>&);
+  template <class T>
+  void add_others(const std::vector<std::pair<std::string, T*>>& all,
+                  std::vector<std::pair<std::string, T*>>& selected);
   void leave_out_updates(Module&);
   void match_buffers(const std::vector<std::pair<std::string, ModuleBuffer*>>&);
   void find_unexpected(const TensorInfo* head, const std::vector<std::string>& model);
@@ -74,12 +86,12 @@ struct PretrainedWeights::State {
   std::vector<std::pair<ModuleBuffer*, const TensorInfo*>> buffers;
   std::unordered_set<const Parameter*> initialized;  // parameters that are missing, or left out by `only`
   std::unordered_set<const Parameter*> updates;      // of LoRA, of which the files have none
-  std::vector<std::string> missing, unexpected, mismatched;
+  std::vector<std::string> missing, unexpected, mismatched, others;
   std::size_t transposed = 0;  // of mismatched
 };
 
 PretrainedWeights::State::State(const std::string& path, Module& module, const LoadOptions& options)
-    : files(open_tensors(path)),
+    : files(open_weights(path, module)),
       names(files, tensor_names(module), options.prefix, name_table(module)),
       seed(options.seed),
       nonfinite(options.nonfinite) {
@@ -88,6 +100,10 @@ PretrainedWeights::State::State(const std::string& path, Module& module, const L
   auto saved_buffers = persistent_buffers(module);
   for (const auto& [name, p] : parameters) initialized.insert(p);
   select_only(options.only, parameters, saved_buffers);
+  if (options.others_if_present) {
+    add_others(module.named_parameters(), parameters);
+    add_others(persistent_buffers(module), saved_buffers);
+  }
   match(parameters);
   if (options.only.empty()) leave_out_updates(module);
   match_buffers(saved_buffers);
@@ -112,6 +128,17 @@ void PretrainedWeights::State::match(const std::vector<std::pair<std::string, Pa
     initialized.erase(p);
     if (const std::string why = mismatch(*entry, p->global_shape()); !why.empty()) mismatched.push_back(why);
     transposed += is_transposed(*entry, p->global_shape());
+  }
+}
+
+/// Adds those of which the files have a tensor.
+template <class T>
+void PretrainedWeights::State::add_others(const std::vector<std::pair<std::string, T*>>& all,
+                                          std::vector<std::pair<std::string, T*>>& selected) {
+  for (const auto& named : all) {
+    if (std::ranges::find(selected, named) != selected.end() || !names.find(named.first)) continue;
+    selected.push_back(named);
+    others.push_back(named.first);
   }
 }
 
@@ -153,9 +180,16 @@ void PretrainedWeights::State::check(bool strict, const std::vector<std::string>
   const bool nothing = entries.empty() && buffers.empty() && !(missing.empty() && updates.empty());
   if (problems.empty() && !nothing) return;
   std::string remedy;
+  const auto has_update = [](const std::string& name) { return name.find(".lora_") != name.npos; };
   if (const std::string prefix = names.likely_prefix(model); !prefix.empty())
     remedy =
         concat("; the names behind '", prefix, "' fit: give LoadOptions::prefix, or a file of these alone");
+  else if (std::ranges::any_of(unexpected, has_update))
+    remedy =
+        "; updates of LoRA are read into the linear layers that have one: call add_lora() before, with their "
+        "options, or give the merged model";
+  else if (strict && missing.empty() && mismatched.empty() && !entries.empty())
+    remedy = "; LoadOptions::strict = false leaves them out";
   if (transposed > 0 && transposed == mismatched.size())
     remedy +=
         "; these are transposed: a layer of the model has [in, out] (Conv1D) where the file has [out, in] "
@@ -204,6 +238,8 @@ const std::vector<std::string>& PretrainedWeights::unexpected_keys() const { ret
 std::size_t PretrainedWeights::tensors() const { return state_->entries.size(); }
 
 bool PretrainedWeights::contains(const Parameter& p) const { return state_->entries.contains(&p); }
+
+const std::vector<std::string>& PretrainedWeights::others() const { return state_->others; }
 
 std::string PretrainedWeights::describe() const {
   const State& s = *state_;
@@ -258,6 +294,9 @@ PretrainedWeights load_pretrained(Module& module, const std::string& path, const
   auto parameters = module.named_parameters();
   auto buffers = persistent_buffers(module);
   select_only(options.only, parameters, buffers);
+  for (const auto& named : module.named_parameters())
+    if (std::ranges::find(weights.others(), named.first) != weights.others().end())
+      parameters.push_back(named);
   for (const auto& [name, p] : parameters) {
     require(p->value.defined(), Errc::invalid_argument, p->name,
             " has no memory; call allocate_parameters() first");

@@ -26,6 +26,8 @@ struct LoadOptions {
   /// none; tensors of the files for them are left out. Empty: all. Errc::config names a pattern without a
   /// match.
   std::vector<std::string> only{};
+  /// The parameters and buffers that `only` leaves out are read where the files have them.
+  bool others_if_present = false;
   std::uint64_t seed = 0;  ///< of initial values
   bool nonfinite = false;  ///< parameters may be read that are not finite
 };
@@ -40,7 +42,8 @@ struct LoadOptions {
 /// for a module without it if it equals wte, to which it is tied. Low-rank updates of LoRA, of which the
 /// files have none, get initial values unless LoadOptions::only names them, so that the model is that of the
 /// files. A buffer is of the dtype that the file has; one of f32 may be of another floating-point type there.
-/// A parameter that is a part of a tensor reads that part.
+/// A parameter that is a part of a tensor reads that part. A checkpoint of a run with LoRA is read with its
+/// adapter merged (merge_checkpoint()), unless the module has LoRA itself.
 class PretrainedWeights {
  public:
   /// `path` as for open_tensors(). Compares names, shapes and dtypes. Errc::config lists, in one
@@ -54,6 +57,8 @@ class PretrainedWeights {
   /// Number of parameters that are in the files.
   std::size_t tensors() const;
   bool contains(const Parameter&) const;
+  /// Names of parameters and buffers that LoadOptions::others_if_present has added.
+  const std::vector<std::string>& others() const;
   /// Whether loading changes a parameter that has a value: it is in the files, or a low-rank update of which
   /// they have none.
   bool writes(const Parameter&) const;

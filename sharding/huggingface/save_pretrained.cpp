@@ -315,11 +315,11 @@ void save_weights(const std::string& path, Module& module, Strategy& strategy, i
       std::numeric_limits<std::uint64_t>::max(), strategy.communicator(), rank);
 }
 
-void save_parameters(const std::string& path, const NamedParameters& parameters, Strategy& strategy, int rank,
-                     const Stream& stream, const SaveOptions& options) {
+void save_tensors(const std::string& path, const NamedParameters& parameters, const NamedBuffers& buffers,
+                  Strategy& strategy, int rank, const Stream& stream, const SaveOptions& options) {
   const WholeValues values(strategy, stream);
   write_files(
-      {parameters, {}, values, stream, options}, [&](auto, auto) { return path; },
+      {parameters, buffers, values, stream, options}, [&](auto, auto) { return path; },
       std::numeric_limits<std::uint64_t>::max(), strategy.communicator(), rank);
 }
 

@@ -52,8 +52,9 @@ void save_pretrained(const std::string& folder, LanguageModel&, Strategy&, int r
 /// e.g. for TrainingCheckpoints::files(). Errc::config for a file that cannot be read.
 std::map<std::string, std::string> files_beside_weights(const LanguageModel&, DType = DType::f32);
 
-/// Writes parameters as they are, by these names; as save_weights() otherwise.
-void save_parameters(const std::string& path, const std::vector<std::pair<std::string, Parameter*>>&,
-                     Strategy&, int rank, const Stream&, const SaveOptions& = {});
+/// Writes parameters and buffers as they are, by these names; as save_weights() otherwise.
+void save_tensors(const std::string& path, const std::vector<std::pair<std::string, Parameter*>>&,
+                  const std::vector<std::pair<std::string, ModuleBuffer*>>&, Strategy&, int rank,
+                  const Stream&, const SaveOptions& = {});
 
 }  // namespace rz

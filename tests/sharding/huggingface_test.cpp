@@ -150,7 +150,7 @@ TEST_F(HuggingFace, NamesOfTheFileAreFitForATerminal) {
   put_tensors("m.safetensors", {{"h.0.attn.c_attn.bias", {6}}, {"wte.weight", {4, 2}}, {"\x1b[2Jmore", {1}}});
   Part model;
   const std::string what = error_of([&] { PretrainedWeights(path("m.safetensors"), model); }).what();
-  expect_parts(what, {"not in the model: \\x1b[2Jmore"});
+  expect_parts(what, {"not in the model: \\x1b[2Jmore; LoadOptions::strict = false leaves them out"});
   EXPECT_EQ(what.find('\x1b'), std::string::npos);
 }
 
@@ -170,6 +170,12 @@ TEST_F(HuggingFace, EverythingThatDoesNotFitIsListed) {
                         {"ln_f.weight", {2}},
                         {"h.0.attn.c_attn.bias", {6}}}),
                {"not in the model: transformer.wte.weight"});
+  expect_parts(
+      message({{"wte.weight", {4, 2}},
+               {"ln_f.weight", {2}},
+               {"h.0.attn.c_attn.bias", {6}},
+               {"h.0.attn.c_attn.lora_A.weight", {2, 2}}}),
+      {"not in the model: h.0.attn.c_attn.lora_A.weight; updates of LoRA are read into the linear layers"});
   // One rule for all names.
   expect_parts(
       message({{"wte.weight", {4, 2}}, {"transformer.ln_f.weight", {2}}, {"h.0.attn.c_attn.bias", {6}}}),

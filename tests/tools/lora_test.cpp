@@ -14,8 +14,10 @@
 #include <optional>
 #include <set>
 
+#include "autograd_lite/nn/image_layers.h"
 #include "autograd_lite/nn/init.h"
 #include "sharding/checkpoint/open_tensors.h"
+#include "sharding/checkpoint/safetensors.h"
 #include "sharding/engine/read_configuration.h"
 #include "sharding/huggingface/adapter.h"
 #include "sharding/huggingface/families.h"
@@ -162,7 +164,7 @@ TEST_F(Lora, EveryStrategyTrainsTheAdapterAloneWithTheSameBits) {
       training.before = [&](Engine& engine, LanguageModel& m) {
         const auto values = frozen_values(engine, m);
         if (engine.world().is_main()) before = values;
-        EXPECT_EQ(adapter_parameters(m).size(), 2u * 3 * 2 + 2);  // A and B of layers, ln_f
+        EXPECT_EQ(adapter_tensors(m).parameters.size(), 2u * 3 * 2 + 2);  // A and B of layers, ln_f
       };
       training.afterwards = [&](Engine& engine, LanguageModel& m) {
         const auto values = frozen_values(engine, m);
@@ -515,7 +517,7 @@ TEST_F(Lora, TheHeadIsTrainedWholeOrNotAtAll) {
   EXPECT_EQ(lora_layers(*m).size(), 8u);
   EXPECT_TRUE(m->find("lm_head.weight")->requires_grad);
   EXPECT_FALSE(m->find("transformer.wte.weight")->requires_grad);
-  EXPECT_EQ(adapter_parameters(*m).back().first, "lm_head.weight");
+  EXPECT_EQ(adapter_tensors(*m).parameters.back().first, "lm_head.weight");
   add_lora(*m, {.target_modules = "all-linear", .modules_to_save = {"lm_head"}});  // again
   EXPECT_EQ(error_of([&] { add_lora(*m, {.target_modules = {"c_fc"}}); }).code(), Errc::invalid_argument);
 }
@@ -596,8 +598,190 @@ TEST_F(Lora, AWrongAdapterIsNamedInOneLine) {
   const auto m = model();
   add_lora(*m, {.target_modules = {"c_attn"}, .r = 2});
   allocate_parameters(*m);
-  expect(error_of([&] { load_adapter(*m, more); }).what(),
-         "transformer.ln_f.weight is neither of a layer with LoRA nor of modules_to_save");
+  load_adapter(*m, more);
+  EXPECT_EQ(lora_options(*m)->tensors_to_save,
+            (std::vector<std::string>{"transformer.ln_f.weight", "transformer.ln_f.bias"}));
+}
+
+/// The names of what an adapter has.
+std::set<std::string> names_of(const AdapterTensors& all) {
+  std::set<std::string> names;
+  for (const auto& [name, p] : all.parameters) names.insert(name);
+  for (const auto& [name, b] : all.buffers) names.insert(name);
+  return names;
+}
+
+TEST_F(Lora, AnyEndingOfANameIsAModuleToSaveAsInPeft) {
+  write_file(folder_ / "config.json",
+             R"({"model_type": "llama", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48,
+                 "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2})");
+  const auto m = model();
+  add_lora(*m, {.target_modules = {"q_proj"}, .r = 2, .modules_to_save = {"norm"}});
+  std::set<std::string> names{"model.norm.weight"};
+  for (const char* layer : {"model.layers.0.", "model.layers.1."})
+    for (const char* norm : {"input_layernorm", "post_attention_layernorm"})
+      names.insert(concat(layer, norm, ".weight"));
+  for (const std::string& name : names) EXPECT_TRUE(m->find(name)->requires_grad) << name;
+  for (const char* layer : {"model.layers.0.", "model.layers.1."})
+    for (const char* factor : {"A", "B"})
+      names.insert(concat(layer, "self_attn.q_proj.lora_", factor, ".weight"));
+  EXPECT_EQ(names_of(adapter_tensors(*m)), names);
+  EXPECT_EQ(json::parse(adapter_config_json(*m))["modules_to_save"], json{"norm"});
+  // PEFT has no patterns.
+  const auto by_pattern = model();
+  add_lora(*by_pattern, {.target_modules = {"{q,k}_proj"}, .modules_to_save = {"layers.*.input_layernorm"}});
+  const json config = json::parse(adapter_config_json(*by_pattern));
+  EXPECT_EQ(config["modules_to_save"],
+            (json{"model.layers.0.input_layernorm", "model.layers.1.input_layernorm"}));
+  EXPECT_EQ(config["target_modules"].size(), 4u);
+}
+
+struct NormedNet : Module {
+  nn::Linear fc{*this, "fc", 6, 6};
+  nn::BatchNorm1d norm{*this, "norm", 6};
+};
+
+TEST_F(Lora, ModulesToSaveHaveTheirBuffers) {
+  const std::string adapter = folder_ / "adapter";
+  const LoraOptions options{.target_modules = {"fc"}, .r = 2, .modules_to_save = {"norm"}};
+  const auto make = [&](NormedNet& net) {
+    add_lora(net, options);
+    allocate_parameters(net);
+    init_parameters(net, 1);
+  };
+  run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+    Communicator comm = Communicator::connect(rank, 2, std::move(store));
+    NormedNet net;
+    make(net);
+    const auto strategy = make_strategy(StrategyKind::ddp, net, comm);
+    for (const auto& [name, b] : persistent_buffers(net))
+      for (std::size_t i = 0; i < b->shape.count(); ++i)
+        if (b->dtype == DType::f32)
+          b->value.data<float>()[i] = static_cast<float>(3 * i + name.size());
+        else
+          b->value.data<std::int64_t>()[i] = 41;
+    save_adapter(adapter, net, *strategy, rank, {});
+    if (rank > 0) return;
+    NormedNet again;
+    make(again);
+    load_adapter(again, adapter);
+    const auto expected = persistent_buffers(net), found = persistent_buffers(again);
+    EXPECT_EQ(expected.size(), 3u);  // running_mean, running_var, num_batches_tracked
+    for (std::size_t i = 0; i < expected.size(); ++i)
+      EXPECT_EQ(std::memcmp(expected[i].second->value.raw(), found[i].second->value.raw(),
+                            expected[i].second->value.bytes()),
+                0)
+          << expected[i].first;
+  });
+  const TensorSource file = open_tensors(adapter + "/adapter_model.safetensors");
+  ASSERT_NE(file.find("base_model.model.norm.num_batches_tracked"), nullptr);
+  EXPECT_EQ(file.find("base_model.model.norm.num_batches_tracked")->dtype, "I64");
+  EXPECT_EQ(file.tensors().size(), 2u + 2 + 3);
+}
+
+/// Rewrites the tensors of an adapter.
+void edit_adapter(const std::string& folder,
+                  const std::function<void(std::map<std::string, Tensor>&)>& edit) {
+  const std::string path = folder + "/adapter_model.safetensors";
+  std::map<std::string, Tensor> all;
+  {
+    const TensorSource before = open_tensors(path);
+    for (const TensorInfo& t : before.tensors()) {
+      const Tensor value = Tensor::empty(Shape(std::vector<std::size_t>(t.shape.begin(), t.shape.end())));
+      before.read_f32(t, 0, {value.data<float>(), value.count()});
+      all[t.name] = value;
+    }
+  }
+  edit(all);
+  std::vector<SafetensorsSpec> specs;
+  for (const auto& [name, t] : all) specs.push_back({name, extents(t.shape())});
+  SafetensorsWriter file(path, specs);
+  for (const auto& [name, t] : all) file.write(std::span<const float>(t.data<float>(), t.count()));
+  file.finish();
+}
+
+TEST_F(Lora, WhatElseAnAdaptersFileHasIsLoadedAndSavedOrRefused) {
+  const std::string folder = folder_ / "adapter", table = "base_model.model.transformer.wte.weight";
+  Training training = run({{"target_modules", {"c_attn"}}, {"r", 2}});
+  training.steps = 0;
+  training.afterwards = [&](Engine& engine, LanguageModel&) { engine.save_adapter(folder); };
+  train(training, 1, StrategyKind::ddp);
+  edit_adapter(folder, [&](auto& tensors) {
+    tensors[table] = Tensor::empty({256, 16});
+    for (std::size_t i = 0; i < 256 * 16; ++i)
+      tensors[table].template data<float>()[i] = static_cast<float>(i % 37) / 10;
+  });
+  const auto given = values_in(folder + "/adapter_model.safetensors");
+  training.adapter = folder;
+  training.steps = 2;
+  for (const StrategyKind kind : {StrategyKind::ddp, StrategyKind::zero3}) {
+    training.afterwards = [&](Engine& engine, LanguageModel& m) {
+      EXPECT_FALSE(m.find("transformer.wte.weight")->requires_grad);
+      EXPECT_EQ(frozen_values(engine, m).at("transformer.wte.weight"), given.at(table)) << name(kind);
+      engine.save_adapter(folder_ / "again");
+    };
+    train(training, 2, kind);
+    const auto again = values_in((folder_ / "again") + "/adapter_model.safetensors");
+    EXPECT_EQ(again.size(), given.size());
+    EXPECT_EQ(again.at(table), given.at(table)) << name(kind);
+  }
+  const auto refused = [&](const std::string& part) {
+    const auto m = model();
+    add_lora(*m, read_adapter_config(folder));
+    allocate_parameters(*m);
+    const Error e = error_of([&] { load_adapter(*m, folder); });
+    EXPECT_EQ(e.code(), Errc::config);
+    EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
+    EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos) << e.what();
+    EXPECT_TRUE(lora_options(*m)->tensors_to_save.empty());
+  };
+  edit_adapter(folder, [&](auto& tensors) { tensors[table] = Tensor::zeros({257, 16}); });
+  refused(table + " is [257, 16] where the model has [256, 16]");
+  edit_adapter(folder, [&](auto& tensors) {
+    tensors.erase(table);
+    tensors["base_model.model.score.weight"] = Tensor::zeros({2, 16});
+  });
+  refused("not in the model: base_model.model.score.weight");
+}
+
+TEST_F(Lora, ARegularExpressionOfPythonIsNamed) {
+  for (const auto& [expression, part] :
+       {std::pair{".*(?<!x)c_attn", "has '(?<!'"}, std::pair{"(?i).*c_attn", "has '(?i'"},
+        std::pair{".*(?P<layer>c_attn)", "has '(?P'"}}) {
+    const auto m = model();
+    const Error e = error_of([&] { add_lora(*m, {.target_modules = expression}); });
+    EXPECT_NE(std::string(e.what()).find(concat(part, ", which regular expressions of Python have")),
+              std::string::npos)
+        << e.what();
+  }
+  const auto m = model();
+  add_lora(*m, {.target_modules = ".*(?=c_attn)(?:c_attn)"});
+  EXPECT_EQ(lora_layers(*m).size(), 2u);
+}
+
+TEST_F(Lora, PartsWithOtherOptionsAreNoOneAdapter) {
+  const auto m = model();
+  add_lora(*m->find_module("transformer.h.0"), {.target_modules = {"c_attn"}, .r = 2});
+  EXPECT_NO_THROW(adapter_config_json(*m));
+  add_lora(*m->find_module("transformer.h.1"), {.target_modules = {"c_attn"}, .r = 3});
+  const Error e = error_of([&] { adapter_config_json(*m); });
+  EXPECT_EQ(e.code(), Errc::unsupported);
+  EXPECT_NE(std::string(e.what()).find("parts of the model have LoRA with other options"), std::string::npos)
+      << e.what();
+  EXPECT_NO_THROW(adapter_config_json(*m->find_module("transformer.h.1")));
+}
+
+TEST_F(Lora, TheBaseIsNamedAsItWasGiven) {
+  const std::filesystem::path before = std::filesystem::current_path();
+  std::filesystem::create_directories(folder_ / "base");
+  write_file(folder_ / "base/config.json", gpt2_config);
+  std::filesystem::current_path(std::filesystem::path(folder_ / "base").parent_path());
+  for (const char* given : {"base", "base/config.json"}) {
+    const auto m = language_model_from_config(given);
+    add_lora(*m, {.target_modules = {"c_attn"}});
+    EXPECT_EQ(json::parse(adapter_config_json(*m))["base_model_name_or_path"], "base");
+  }
+  std::filesystem::current_path(before);
 }
 
 // ---- parts of a model

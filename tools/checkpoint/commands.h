@@ -18,6 +18,7 @@ int verify(int argc, const char* const* argv);
 int diff(int argc, const char* const* argv);
 int merge(int argc, const char* const* argv);
 int split(int argc, const char* const* argv);
+int adapter(int argc, const char* const* argv);
 
 // ---- what they share
 

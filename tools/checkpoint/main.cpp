@@ -19,6 +19,7 @@ constexpr const char* description =
     "  checkpoint diff RUN/global_step100 OTHER    tensors and state that differ\n"
     "  checkpoint merge RUN OUT --dtype bf16       weights for from_pretrained() of Hugging Face\n"
     "  checkpoint merge DEEPSPEED OUT              f32 weights of ZeRO's stages 0 to 3\n"
+    "  checkpoint adapter RUN OUT                  the adapter of a run with LoRA, for PEFT\n"
     "  checkpoint split IN OUT --max-shard-size 2GB";
 
 constexpr const char* footer =
@@ -31,7 +32,8 @@ constexpr const char* footer =
 constexpr struct {
   std::string_view name;
   int (*run)(int argc, const char* const* argv);
-} commands[] = {{"inspect", inspect}, {"verify", verify}, {"diff", diff}, {"merge", merge}, {"split", split}};
+} commands[] = {{"inspect", inspect}, {"verify", verify}, {"diff", diff},
+                {"merge", merge},     {"split", split},   {"adapter", adapter}};
 
 int run_command(int argc, const char* const* argv) {
   const std::string_view word = argv[1];

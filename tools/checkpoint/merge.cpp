@@ -1,13 +1,15 @@
-// merge and split: both write a folder of Hugging Face.
+// merge, split and adapter: all write a folder of Hugging Face.
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "comm/core/byte_size.h"
 #include "comm/core/error.h"
 #include "sharding/checkpoint/open_tensors.h"
 #include "sharding/checkpoint/write_weights.h"
-#include "sharding/huggingface/adapter.h"
+#include "sharding/huggingface/merge_adapter.h"
 #include "sharding/io/disk.h"
 #include "sharding/io/text.h"
 #include "tools/checkpoint/commands.h"
@@ -22,7 +24,8 @@ namespace fs = std::filesystem;
 constexpr const char* merge_description =
     "Writes a checkpoint's parameters and persistent buffers to a new folder OUT as from_pretrained() of\n"
     "Hugging Face reads them: model.safetensors, or several files with model.safetensors.index.json. Of a\n"
-    "checkpoint of DeepSpeed, ZeRO stages 0 to 3, it consolidates the f32 weights of all ranks.\n"
+    "run with LoRA it writes the model with its adapter merged, as train_lm --save does. Of a checkpoint of\n"
+    "DeepSpeed, ZeRO stages 0 to 3, it consolidates the f32 weights of all ranks.\n"
     "\n"
     "  checkpoint merge RUN OUT\n"
     "  checkpoint merge RUN/global_step100 OUT --dtype bf16 --max-shard-size 2GB --config config.json\n"
@@ -35,6 +38,16 @@ constexpr const char* split_description =
     "\n"
     "  checkpoint split model.safetensors OUT --max-shard-size 500MB\n"
     "  checkpoint split FOLDER OUT --max-shard-size 1TB";
+
+constexpr const char* adapter_description =
+    "Writes the adapter of a run with LoRA to a new folder OUT as PeftModel.from_pretrained() reads it:\n"
+    "adapter_model.safetensors and adapter_config.json.\n"
+    "\n"
+    "  checkpoint adapter RUN OUT\n"
+    "  checkpoint merge BASE MERGED --adapter OUT";
+
+constexpr const char* adapter_footer =
+    "OUT appears complete or not at all; it must not exist, unless it is an empty folder.";
 
 constexpr const char* write_footer =
     "Sizes are as in Hugging Face: 5GB is 5*10^9 bytes, 5GiB is 5*2^30. A tensor that is larger has a file "
@@ -94,14 +107,32 @@ std::string left_out(const std::string& in) {
   return concat("; without frozen weights", names);
 }
 
+bool has_config(const std::vector<std::string>& files) {
+  return std::ranges::any_of(files,
+                             [](const std::string& f) { return fs::path(f).filename() == "config.json"; });
+}
+
+/// The weights with the adapters of their run and of --adapter.
+TensorSource merged_source(const WriteOptions& o, WriteWeightsOptions& options) {
+  const TensorSource source = merge_checkpoint(open_source(o.in));
+  if (!o.adapter) return source;
+  MergedAdapter merged = merge_adapter(source, *o.adapter, o.dtype.has_value());
+  options.untied = merged.untied;
+  require(
+      has_config(options.copies) || merged.weights.tensors().size() == source.tensors().size(), Errc::config,
+      "--adapter ", escaped(*o.adapter),
+      ": gives the model a table of embeddings and a head, which were one tensor; config.json must say so "
+      "(tie_word_embeddings false), and there is none: give --config FILE");
+  return std::move(merged.weights);
+}
+
 int run_write(const WriteOptions& o) {
   WriteWeightsOptions options;
   options.max_file_bytes = max_file_bytes(o);
   if (o.dtype) options.dtype = dtype_from_name(*o.dtype);
   options.allow_overflow = o.allow_overflow;
-  TensorSource source = open_source(o.in);
-  if (o.adapter) source = merge_adapter(source, *o.adapter, o.dtype.has_value());
   options.copies = copied_files(o);
+  const TensorSource source = merged_source(o, options);
   {
     ProgressLine progress;
     options.progress = [&](std::uint64_t done, std::uint64_t all) {
@@ -145,6 +176,26 @@ int merge(int argc, const char* const* argv) {
   const std::string help = line.parse(argc, argv);
   if (!help.empty()) return print_help(help);
   return run_write(o);
+}
+
+int adapter(int argc, const char* const* argv) {
+  std::string in, out;
+  CommandLine line(adapter_description, "checkpoint adapter", adapter_footer);
+  line.add_option("CHECKPOINT", in, "A checkpoint, or a folder with a file latest").type_name("").required();
+  line.add_option("OUT", out, "The folder to make").type_name("").required();
+  const std::string help = line.parse(argc, argv);
+  if (!help.empty()) return print_help(help);
+  const StoredAdapter stored = adapter_of_checkpoint(open_source(in));
+  WriteWeightsOptions options;
+  options.max_file_bytes = std::numeric_limits<std::uint64_t>::max();
+  options.stem = "adapter_model";
+  options.texts["adapter_config.json"] = stored.config;
+  write_weights(stored.tensors, out, options);
+  std::uint64_t bytes = 0;
+  for (const TensorInfo& t : stored.tensors.tensors()) bytes += t.bytes;
+  std::printf("%s: %zu tensors of the adapter, %s\n", escaped(out).c_str(), stored.tensors.tensors().size(),
+              human_bytes(bytes).c_str());
+  return 0;
 }
 
 int split(int argc, const char* const* argv) {

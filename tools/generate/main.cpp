@@ -40,7 +40,8 @@ constexpr const char* description =
     "  generate --model FOLDER --prompt 'Once upon a time'\n"
     "  generate --model FOLDER <question.txt        the prompt is the whole of standard input\n"
     "  generate --model FOLDER                      on a terminal: each line is a prompt, until Ctrl-D\n"
-    "  generate --model RUN --max-new-tokens 400    a folder of checkpoints: the latest";
+    "  generate --model RUN --max-new-tokens 400    a folder of checkpoints: the latest, with its adapter of "
+    "LoRA";
 
 constexpr const char* footer =
     "The text goes to standard output as it is made, times and speed to standard error. What is not given "
@@ -265,15 +266,17 @@ class Generator {
   void load() {
     const Allocator allocate = allocator_on(stream_.device());
     const DType dtype = dtype_from_name(options_.dtype);
-    const auto load_adapter_into = [&] {
-      if (options_.adapter.empty()) return;
-      add_lora(*model_, read_adapter_config(options_.adapter));
+    const auto allocate_parameters = [&] {
+      for (Parameter* p : model_->parameters())
+        if (!p->value.defined()) p->value = Tensor::empty(p->shape, dtype, allocate);
     };
-    load_adapter_into();
-    for (Parameter* p : model_->parameters()) p->value = Tensor::empty(p->shape, dtype, allocate);
+    allocate_parameters();
     allocate_buffers(*model_, allocate, stream_);
     load_pretrained(*model_, options_.weights.empty() ? options_.model : options_.weights, {}, stream_);
-    if (!options_.adapter.empty()) load_adapter(*model_, options_.adapter, {}, stream_);
+    if (options_.adapter.empty()) return;
+    add_lora(*model_, read_adapter_config(options_.adapter));
+    allocate_parameters();
+    load_adapter(*model_, options_.adapter, {}, stream_);
   }
 
   /// What a text without a prompt begins with.

@@ -13,6 +13,8 @@
 #include <variant>
 #include <vector>
 
+#include "autograd_lite/models/lora.h"
+#include "autograd_lite/nn/layers.h"
 #include "comm/bootstrap.h"
 #include "comm/core/error.h"
 #include "comm/core/text.h"
@@ -399,6 +401,12 @@ PretrainedWeights open_checkpoint(const Options& o, Inputs& in) {
     PretrainedWeights weights(o.init, *in.model, {.seed = o.seed, .nonfinite = o.save_nonfinite});
     if (const std::string what = weights.describe(); !what.empty())
       in.ds.warnings.push_back(concat("--init: ", what));
+    const bool has_adapter = std::ranges::any_of(
+        lora_layers(*in.model), [&](const auto& named) { return weights.contains(named.second->lora->a); });
+    require(o.adapter.empty() || !has_adapter, Errc::config, o.init,
+            ": has an adapter of its own, in whose place --adapter would come; merge it before: checkpoint "
+            "merge ",
+            o.init, " OUT");
     return weights;
   } catch (const Error& e) {
     fail(e.code(), "--init: ", e.what());
