@@ -24,6 +24,15 @@ set(RZ_COLD_OPTIONS "" CACHE STRING "Compiler options of sharding, tools and ben
 set(RZ_SANITIZE "" CACHE STRING "Sanitizers, e.g. address,undefined")
 find_package(Threads REQUIRED)
 
+# Users write <ringzero/comm/communicator.h>, in this build tree as with an installation; public headers name each other by
+# relative paths. So no folder of theirs with files of the same names can take the place of ours, and none of ours of theirs.
+# Sources of this project name files from its root, and have no include path of a project that contains it.
+file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/include/ringzero)
+foreach(floor comm tensor autograd_lite sharding)
+  file(CREATE_LINK ${PROJECT_SOURCE_DIR}/${floor} ${PROJECT_BINARY_DIR}/include/ringzero/${floor} SYMBOLIC)
+endforeach()
+set_property(DIRECTORY PROPERTY INCLUDE_DIRECTORIES ${PROJECT_SOURCE_DIR})
+
 # Flags for all targets of this project, not for targets that link to it.
 add_library(rz_flags INTERFACE)
 target_compile_options(rz_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wno-missing-field-initializers>
@@ -83,8 +92,8 @@ function(rz_floor name)
   # Shared libraries find each other, and the CUDA runtime, in any installation folder.
   set(folders $ORIGIN ${rz_cudart_folder})
   set_target_properties(ringzero_${name} PROPERTIES INSTALL_RPATH "${folders}")
-  target_include_directories(ringzero_${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
-                             $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/ringzero>)
+  target_include_directories(ringzero_${name} INTERFACE $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/include>
+                             $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
   target_compile_features(ringzero_${name} PUBLIC cxx_std_20)
   target_link_libraries(ringzero_${name} PUBLIC Threads::Threads PRIVATE $<BUILD_INTERFACE:rz_flags>)
   set_property(GLOBAL APPEND PROPERTY RZ_FLOORS ringzero_${name})

@@ -9,12 +9,12 @@
 
 #include <string>
 
-#include "autograd_lite/models/lora.h"
-#include "autograd_lite/nn/module.h"
-#include "comm/device/stream.h"
-#include "sharding/checkpoint/tensor_source.h"
-#include "sharding/huggingface/pretrained_weights.h"
-#include "sharding/huggingface/save_pretrained.h"
+#include "../../autograd_lite/models/lora.h"
+#include "../../autograd_lite/nn/module.h"
+#include "../../comm/device/stream.h"
+#include "../checkpoint/tensor_source.h"
+#include "pretrained_weights.h"
+#include "save_pretrained.h"
 
 namespace rz {
 

@@ -29,16 +29,27 @@ PKG_CONFIG_LIBDIR=$work/pkgconfig refused 'needs hwloc, not found by pkg-config 
 
 # A project that fetches the communicator alone, on a machine without OpenBLAS and JSON, and is installed.
 refused 'RZ_COMM_ONLY=ON excludes RZ_TESTS' -DRZ_COMM_ONLY=ON -DRZ_TESTS=ON
-mkdir "$work/parent"
+# It has files with the names of ours, before them on the include path of all that it builds.
+mkdir -p "$work/parent/src/comm/core"
+echo 'struct OwnOptions {};' >"$work/parent/src/comm/options.h"
+echo '#error that is not the error.h of ringzero' >"$work/parent/src/comm/core/error.h"
+cat >"$work/parent/main.cpp" <<END
+#include <ringzero/comm/communicator.h>
+#include "comm/options.h"
+int main() { return rz::CommOptions(), OwnOptions(), 0; }
+END
 cat >"$work/parent/CMakeLists.txt" <<END
 cmake_minimum_required(VERSION 3.25)
 project(parent CXX)
+include_directories(src)
 include(FetchContent)
 FetchContent_Declare(ringzero SOURCE_DIR "$source")
 FetchContent_MakeAvailable(ringzero)
 if(NOT TARGET ringzero::comm OR TARGET ringzero::sharding OR NOT "\${CMAKE_BUILD_TYPE}" STREQUAL "")
   message(FATAL_ERROR "not comm alone, or the build type is forced: '\${CMAKE_BUILD_TYPE}'")
 endif()
+add_executable(parent main.cpp)
+target_link_libraries(parent PRIVATE ringzero::comm)
 install(FILES CMakeLists.txt DESTINATION share)
 END
 rm "$work/pkgconfig/openblas.pc"
@@ -47,3 +58,6 @@ fetched=("$work/parent" -G Ninja -DRZ_COMM_ONLY=ON -DRZ_CUDA=OFF -DRZ_NCCL=OFF -
 out=$(PKG_CONFIG_LIBDIR=$work/pkgconfig cmake -S "${fetched[0]}" -B "$work/fetched" "${fetched[@]:1}" 2>&1 &&
   cmake --install "$work/fetched" --prefix "$work/prefix" 2>&1) || { echo "a project that fetches it: $out"; exit 1; }
 [ "$(find "$work/prefix" -type f -printf '%P ')" = 'share/CMakeLists.txt ' ] || { echo "it installs more than its own: $(find "$work/prefix" -type f | head)"; exit 1; }
+# Its program and a source of ours, each compiled alone.
+out=$(ninja -C "$work/fetched" CMakeFiles/parent.dir/main.cpp.o _deps/ringzero-build/comm/CMakeFiles/ringzero_core.dir/core/error.cpp.o 2>&1) ||
+  { echo "files of the project and of ringzero have taken each other's place: $out"; exit 1; }
