@@ -3,8 +3,8 @@
 
 #include <cstddef>
 
-#include "autograd_lite/tape.h"
-#include "tensor/attention_ops.h"
+#include "../tensor/attention_ops.h"
+#include "tape.h"
 
 namespace rz::nn {
 

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "autograd_lite/tape.h"
+#include "tape.h"
 
 namespace rz::nn {
 

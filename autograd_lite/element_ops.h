@@ -6,8 +6,8 @@
 /// log_softmax, sum and a scalar divided by a tensor compute in f32; operators of two tensors do if their
 /// dtypes differ; all others compute in the dtype of their input.
 
-#include "autograd_lite/autocast.h"
-#include "autograd_lite/tape.h"
+#include "autocast.h"
+#include "tape.h"
 
 namespace rz::nn {
 
@@ -15,7 +15,7 @@ namespace rz::nn {
 // gelu_erf; with a parameter elu(x, alpha = 1), leaky_relu(x, negative_slope = 0.01), pow(x, exponent)
 #define RZ_UNARY(name, saved, cast) Var name(Tape&, Var);
 #define RZ_PARAMETRIC(name, saved, cast, parameter) Var name(Tape&, Var, float parameter);
-#include "tensor/element_ops.inc"
+#include "../tensor/element_ops.inc"
 Var neg(Tape&, Var);
 /// x itself, or a copy with contiguous rows.
 Var contiguous(Tape&, Var x);
@@ -32,7 +32,7 @@ Var log_softmax(Tape&, Var x);  ///< over the last extent
 #define RZ_COMPARISON(name)      \
   Var name(Tape&, Var a, Var b); \
   Var name(Tape&, Var a, float b);
-#include "tensor/element_ops.inc"
+#include "../tensor/element_ops.inc"
 
 // ---- by a condition, which is true where it is not 0; it has no gradient
 /// a or b. The three are broadcast.

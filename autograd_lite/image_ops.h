@@ -7,9 +7,9 @@
 
 #include <functional>
 
-#include "autograd_lite/autocast.h"
-#include "autograd_lite/tape.h"
-#include "tensor/image_ops.h"
+#include "../tensor/image_ops.h"
+#include "autocast.h"
+#include "tape.h"
 
 namespace rz::nn {
 

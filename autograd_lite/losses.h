@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <functional>
 
-#include "autograd_lite/ops.h"
-#include "tensor/loss_ops.h"
+#include "../tensor/loss_ops.h"
+#include "ops.h"
 
 namespace rz::nn {
 

@@ -9,12 +9,12 @@
 
 #include <cstddef>
 
-#include "autograd_lite/attention_ops.h"
-#include "autograd_lite/autocast.h"
-#include "autograd_lite/element_ops.h"
-#include "autograd_lite/shape_ops.h"
-#include "autograd_lite/tape.h"
-#include "tensor/ops.h"
+#include "../tensor/ops.h"
+#include "attention_ops.h"
+#include "autocast.h"
+#include "element_ops.h"
+#include "shape_ops.h"
+#include "tape.h"
 
 namespace rz::nn {
 

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "comm/core/range.h"
-#include "comm/device/stream.h"
-#include "tensor/box.h"
-#include "tensor/tensor.h"
+#include "../comm/core/range.h"
+#include "../comm/device/stream.h"
+#include "../tensor/box.h"
+#include "../tensor/tensor.h"
 
 namespace rz {
 

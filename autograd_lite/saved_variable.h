@@ -1,8 +1,8 @@
 #pragma once
 /// What recorded operators share: memory for results, and values that backward reads again.
 
-#include "autograd_lite/tape.h"
-#include "tensor/element_ops.h"
+#include "../tensor/element_ops.h"
+#include "tape.h"
 
 namespace rz::nn {
 

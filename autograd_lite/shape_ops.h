@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "autograd_lite/tape.h"
+#include "tape.h"
 
 namespace rz::nn {
 

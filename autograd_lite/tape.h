@@ -14,10 +14,10 @@
 #include <utility>
 #include <vector>
 
-#include "autograd_lite/parameter.h"
-#include "autograd_lite/var.h"
-#include "tensor/pool.h"
-#include "tensor/tensor.h"
+#include "../tensor/pool.h"
+#include "../tensor/tensor.h"
+#include "parameter.h"
+#include "var.h"
 
 namespace rz::ops {
 struct DropoutMask;

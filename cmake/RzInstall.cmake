@@ -5,7 +5,8 @@ get_property(rz_floors GLOBAL PROPERTY RZ_FLOORS)
 install(TARGETS ${rz_floors} EXPORT ringzero
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 # The public headers: what docs/architecture.md describes as the API of each room, and what these headers include. Nothing
-# else is installed. tests/tools/headers_test.py compiles each of them against the installation.
+# else is installed. They name each other by relative paths. tests/tools/headers_test.py compiles each of them against the
+# installation.
 set(rz_headers
     comm/backend.h comm/bootstrap.h comm/bucket_scheduler.h comm/collective.h comm/communicator.h comm/explain.h
     comm/options.h comm/registration.h comm/store.h comm/topology.h comm/work.h

@@ -18,11 +18,22 @@ if(PROJECT_IS_TOP_LEVEL)
         ${CCACHE_PROGRAM})
     set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
   endif()
+elseif(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES AND NOT CMAKE_CXX_FLAGS MATCHES "-O")
+  message(STATUS "ringzero: is built without optimization, since CMAKE_BUILD_TYPE is empty; set it, e.g. to Release")
 endif()
 # E.g. -O1, which compiles templates of JSON in two thirds of the time of -O3.
 set(RZ_COLD_OPTIONS "" CACHE STRING "Compiler options of sharding, tools and bench, in which a run spends little time")
 set(RZ_SANITIZE "" CACHE STRING "Sanitizers, e.g. address,undefined")
 find_package(Threads REQUIRED)
+
+# Users write <ringzero/comm/communicator.h>, in this build tree as with an installation; public headers name each other by
+# relative paths. So no folder of theirs with files of the same names can take the place of ours, and none of ours of theirs.
+# Sources of this project name files from its root, and have no include path of a project that contains it.
+file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/include/ringzero)
+foreach(floor comm tensor autograd_lite sharding)
+  file(CREATE_LINK ${PROJECT_SOURCE_DIR}/${floor} ${PROJECT_BINARY_DIR}/include/ringzero/${floor} SYMBOLIC)
+endforeach()
+set_property(DIRECTORY PROPERTY INCLUDE_DIRECTORIES ${PROJECT_SOURCE_DIR})
 
 # Flags for all targets of this project, not for targets that link to it.
 add_library(rz_flags INTERFACE)
@@ -83,8 +94,8 @@ function(rz_floor name)
   # Shared libraries find each other, and the CUDA runtime, in any installation folder.
   set(folders $ORIGIN ${rz_cudart_folder})
   set_target_properties(ringzero_${name} PROPERTIES INSTALL_RPATH "${folders}")
-  target_include_directories(ringzero_${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
-                             $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/ringzero>)
+  target_include_directories(ringzero_${name} INTERFACE $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/include>
+                             $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
   target_compile_features(ringzero_${name} PUBLIC cxx_std_20)
   target_link_libraries(ringzero_${name} PUBLIC Threads::Threads PRIVATE $<BUILD_INTERFACE:rz_flags>)
   set_property(GLOBAL APPEND PROPERTY RZ_FLOORS ringzero_${name})
@@ -120,17 +131,49 @@ function(rz_of_templates)
   endif()
 endfunction()
 
-# rz_require(PREFIX module package): defines PkgConfig::PREFIX, a required dependency. `package`: its name in
-# Debian.
+# What a build needs, each with its package in Debian. rz_require(PREFIX module package) defines PkgConfig::PREFIX,
+# rz_require_package(name package) calls find_package. All that is missing is one error.
+include(FindPkgConfig)
 macro(rz_require prefix module package)
   pkg_check_modules(${prefix} QUIET IMPORTED_TARGET GLOBAL ${module})
   if(NOT ${prefix}_FOUND)
-    message(FATAL_ERROR "ringzero needs ${module}, not found by pkg-config (Debian: ${package})")
+    list(APPEND rz_missing ${module})
+    list(APPEND rz_packages ${package})
+  endif()
+endmacro()
+macro(rz_require_package name package)
+  find_package(${name} QUIET)
+  if(NOT ${name}_FOUND)
+    list(APPEND rz_missing ${name})
+    list(APPEND rz_packages ${package})
   endif()
 endmacro()
 
-include(FindPkgConfig)
 rz_require(HWY libhwy libhwy-dev)
+rz_require(HWLOC hwloc libhwloc-dev)
+rz_require(OPENSSL openssl libssl-dev)
+if(NOT RZ_COMM_ONLY)
+  rz_require(OPENBLAS openblas libopenblas-pthread-dev)
+  rz_require(ONIGURUMA oniguruma libonig-dev)
+  rz_require(UTF8PROC libutf8proc libutf8proc-dev)
+  rz_require(XXHASH libxxhash libxxhash-dev)
+  rz_require_package(nlohmann_json nlohmann-json3-dev)
+endif()
+if(RZ_PROGRAMS)
+  rz_require(YAML yaml-0.1 libyaml-dev)
+  rz_require_package(CLI11 libcli11-dev)
+endif()
+if(RZ_TESTS)
+  rz_require_package(GTest libgtest-dev)
+endif()
+if(rz_missing)
+  list(JOIN rz_missing ", " rz_missing)
+  list(JOIN rz_packages " " rz_packages)
+  # CMake breaks lines that are not indented.
+  message(FATAL_ERROR "ringzero needs libraries that pkg-config and CMake do not find:\n  ${rz_missing}\n"
+                      "On Debian and Ubuntu:\n  apt-get install ${rz_packages}")
+endif()
+
 # Vector targets: AVX-512, AVX2 and portable; with sanitizers the last two, since a run has one only and a third of the
 # kernels' compile time is saved.
 set(disabled_targets "HWY_SSSE3|HWY_SSE4|HWY_AVX3_DL")
@@ -139,10 +182,3 @@ if(RZ_SANITIZE)
 endif()
 target_compile_definitions(PkgConfig::HWY INTERFACE
   "$<$<COMPILE_LANGUAGE:CXX>:HWY_DISABLED_TARGETS=(${disabled_targets})>")
-rz_require(HWLOC hwloc libhwloc-dev)
-rz_require(OPENSSL openssl libssl-dev)
-if(NOT RZ_COMM_ONLY)
-  rz_require(OPENBLAS openblas libopenblas-pthread-dev)
-  rz_require(ONIGURUMA oniguruma libonig-dev)
-  rz_require(UTF8PROC libutf8proc libutf8proc-dev)
-endif()

@@ -6,10 +6,10 @@
 #include <span>
 #include <string>
 
-#include "comm/collective.h"
-#include "comm/explain.h"
-#include "comm/registration.h"
-#include "comm/work.h"
+#include "collective.h"
+#include "explain.h"
+#include "registration.h"
+#include "work.h"
 
 namespace rz {
 

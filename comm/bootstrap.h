@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "comm/store.h"
+#include "store.h"
 
 namespace rz {
 

@@ -9,8 +9,8 @@
 #include <span>
 #include <vector>
 
-#include "comm/device/stream.h"
-#include "comm/work.h"
+#include "device/stream.h"
+#include "work.h"
 
 namespace rz {
 

@@ -9,8 +9,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "comm/core/types.h"
-#include "comm/device/stream.h"
+#include "core/types.h"
+#include "device/stream.h"
 
 namespace rz {
 

@@ -33,14 +33,14 @@
 #include <string>
 #include <vector>
 
-#include "comm/collective.h"
-#include "comm/core/error.h"
-#include "comm/core/types.h"
-#include "comm/explain.h"
-#include "comm/options.h"
-#include "comm/registration.h"
-#include "comm/store.h"
-#include "comm/work.h"
+#include "collective.h"
+#include "core/error.h"
+#include "core/types.h"
+#include "explain.h"
+#include "options.h"
+#include "registration.h"
+#include "store.h"
+#include "work.h"
 
 namespace rz {
 

@@ -6,9 +6,9 @@
 #include <functional>
 #include <string>
 
-#include "comm/core/environment.h"
-#include "comm/core/long_wait.h"
-#include "comm/core/types.h"
+#include "core/environment.h"
+#include "core/long_wait.h"
+#include "core/types.h"
 
 namespace rz {
 

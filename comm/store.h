@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/core/deadline.h"
+#include "core/deadline.h"
 
 namespace rz {
 

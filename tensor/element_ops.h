@@ -6,8 +6,8 @@
 /// Broadcasting as in NumPy and PyTorch: shapes are aligned at their last extents, and an extent of 1, or a
 /// missing one, is repeated. A full operand may be the output.
 
-#include "comm/device/stream.h"
-#include "tensor/tensor.h"
+#include "../comm/device/stream.h"
+#include "tensor.h"
 
 namespace rz::ops {
 
@@ -15,11 +15,11 @@ enum class Into : bool { overwrite, accumulate };
 
 enum class Unary {
 #define RZ_UNARY(name, saved, cast) name,
-#include "tensor/element_ops.inc"
+#include "element_ops.inc"
 };
 enum class Binary {
 #define RZ_BINARY(name) name,
-#include "tensor/element_ops.inc"
+#include "element_ops.inc"
 };
 /// Operators without a gradient, whose values are 0 and 1.
 bool is_comparison(Binary);

@@ -7,7 +7,7 @@
 
 #include <cstddef>
 
-#include "tensor/ops.h"
+#include "ops.h"
 
 namespace rz::ops {
 

@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "tensor/ops.h"
+#include "ops.h"
 
 namespace rz::ops {
 

@@ -18,9 +18,9 @@
 #include <cstdint>
 #include <limits>
 
-#include "comm/device/stream.h"
-#include "tensor/element_ops.h"
-#include "tensor/tensor.h"
+#include "../comm/device/stream.h"
+#include "element_ops.h"
+#include "tensor.h"
 
 namespace rz::ops {
 

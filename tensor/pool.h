@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <memory>
 
-#include "tensor/tensor.h"
+#include "tensor.h"
 
 namespace rz {
 

@@ -9,9 +9,9 @@
 
 #include <span>
 
-#include "comm/device/stream.h"
-#include "tensor/element_ops.h"
-#include "tensor/tensor.h"
+#include "../comm/device/stream.h"
+#include "element_ops.h"
+#include "tensor.h"
 
 namespace rz::ops {
 

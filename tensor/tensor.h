@@ -10,9 +10,9 @@
 #include <span>
 #include <string>
 
-#include "comm/core/error.h"
-#include "comm/core/types.h"
-#include "comm/device/stream.h"
+#include "../comm/core/error.h"
+#include "../comm/core/types.h"
+#include "../comm/device/stream.h"
 
 namespace rz {
 

@@ -119,7 +119,10 @@ def check_file(root, path):
     with open(os.path.join(root, path), encoding='utf-8') as lines:
         for number, line in enumerate(lines, 1):
             found = INCLUDE.match(line)
-            other = os.path.dirname(found[1]) if found else ''
+            if not found: continue
+            # As compilers look it up: public headers name each other by relative paths, all others are named from the root.
+            relative = os.path.normpath(os.path.join(room, found[1]))
+            other = os.path.dirname(relative if os.path.exists(os.path.join(root, relative)) else found[1])
             if other and other not in may:
                 wrong.append(f'{path}:{number}: {room} must not include {found[1]}; '
                              f'it stands on {", ".join(sorted(set(may) - {room})) or "nothing"}')

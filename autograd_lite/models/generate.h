@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "autograd_lite/models/language_model.h"
+#include "language_model.h"
 
 namespace rz {
 

@@ -5,10 +5,10 @@
 #include <optional>
 #include <string>
 
-#include "autograd_lite/models/kv_cache.h"
-#include "autograd_lite/models/language_model.h"
-#include "autograd_lite/nn/containers.h"
-#include "autograd_lite/nn/layers.h"
+#include "../nn/containers.h"
+#include "../nn/layers.h"
+#include "kv_cache.h"
+#include "language_model.h"
 
 namespace rz {
 

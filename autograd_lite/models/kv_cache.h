@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <vector>
 
-#include "autograd_lite/attention_ops.h"
-#include "autograd_lite/tape.h"
+#include "../attention_ops.h"
+#include "../tape.h"
 
 namespace rz {
 

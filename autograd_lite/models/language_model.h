@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "autograd_lite/nn/layers.h"
-#include "autograd_lite/ops.h"
+#include "../nn/layers.h"
+#include "../ops.h"
 
 namespace rz {
 

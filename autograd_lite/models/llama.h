@@ -9,11 +9,11 @@
 #include <string_view>
 #include <vector>
 
-#include "autograd_lite/attention_ops.h"
-#include "autograd_lite/models/kv_cache.h"
-#include "autograd_lite/models/language_model.h"
-#include "autograd_lite/nn/containers.h"
-#include "autograd_lite/nn/layers.h"
+#include "../attention_ops.h"
+#include "../nn/containers.h"
+#include "../nn/layers.h"
+#include "kv_cache.h"
+#include "language_model.h"
 
 namespace rz {
 

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "autograd_lite/nn/module.h"
-#include "autograd_lite/ops.h"
+#include "../ops.h"
+#include "module.h"
 
 namespace rz::nn {
 

@@ -4,8 +4,8 @@
 #include <optional>
 #include <string>
 
-#include "autograd_lite/image_ops.h"
-#include "autograd_lite/nn/module.h"
+#include "../image_ops.h"
+#include "module.h"
 
 namespace rz::nn {
 

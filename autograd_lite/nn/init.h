@@ -6,7 +6,7 @@
 #include <span>
 #include <string_view>
 
-#include "autograd_lite/nn/module.h"
+#include "module.h"
 
 namespace rz {
 

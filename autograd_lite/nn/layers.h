@@ -6,10 +6,10 @@
 #include <memory>
 #include <string>
 
-#include "autograd_lite/losses.h"
-#include "autograd_lite/nn/module.h"
-#include "autograd_lite/nn/parallel.h"
-#include "autograd_lite/ops.h"
+#include "../losses.h"
+#include "../ops.h"
+#include "module.h"
+#include "parallel.h"
 
 namespace rz {
 struct LoraOptions;

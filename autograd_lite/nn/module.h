@@ -22,7 +22,7 @@
 #include <utility>
 #include <vector>
 
-#include "autograd_lite/tape.h"
+#include "../tape.h"
 
 namespace rz {
 

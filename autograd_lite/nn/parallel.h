@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "autograd_lite/tape.h"
-#include "comm/core/range.h"
+#include "../../comm/core/range.h"
+#include "../tape.h"
 
 namespace rz {
 

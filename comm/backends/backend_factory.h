@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "comm/backend.h"
-#include "comm/options.h"
-#include "comm/store.h"
+#include "../backend.h"
+#include "../options.h"
+#include "../store.h"
 
 namespace rz {
 

@@ -47,7 +47,7 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/core/reduction_order.h"
+#include "reduction_order.h"
 
 namespace rz {
 

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "comm/core/text.h"
+#include "text.h"
 
 namespace rz {
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <memory>
 
-#include "comm/core/types.h"
+#include "../core/types.h"
 
 namespace rz {
 

@@ -10,8 +10,8 @@
 #include <string>
 #include <string_view>
 
-#include "comm/core/error.h"
-#include "comm/core/types.h"
+#include "../core/error.h"
+#include "../core/types.h"
 
 namespace rz::cuda {
 

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "comm/device/stream.h"
+#include "stream.h"
 
 namespace rz {
 

@@ -3,8 +3,8 @@
 
 #include <cstddef>
 
-#include "comm/device/allocate.h"
-#include "comm/device/stream.h"
+#include "allocate.h"
+#include "stream.h"
 
 namespace rz {
 

@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <memory>
 
-#include "comm/core/types.h"
+#include "../core/types.h"
 
 namespace rz {
 

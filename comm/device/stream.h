@@ -7,9 +7,9 @@
 #include <cstddef>
 #include <memory>
 
-#include "comm/core/integer_math.h"
-#include "comm/core/types.h"
-#include "comm/os/thread_team.h"
+#include "../core/integer_math.h"
+#include "../core/types.h"
+#include "../os/thread_team.h"
 
 namespace rz {
 

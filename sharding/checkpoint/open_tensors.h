@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "sharding/checkpoint/tensor_source.h"
+#include "tensor_source.h"
 
 namespace rz {
 

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/core/types.h"
+#include "../../comm/core/types.h"
 
 namespace rz {
 

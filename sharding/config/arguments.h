@@ -10,7 +10,7 @@
 #include <variant>
 #include <vector>
 
-#include "sharding/config/training_arguments.h"
+#include "training_arguments.h"
 
 namespace rz {
 

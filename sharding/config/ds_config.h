@@ -16,14 +16,14 @@
 #include <string_view>
 #include <vector>
 
-#include "autograd_lite/models/lora.h"
-#include "sharding/config/lr_schedule.h"
-#include "sharding/config/training_arguments.h"
-#include "sharding/model/options.h"
-#include "sharding/optim/loss_scaler.h"
-#include "sharding/optim/precision.h"
-#include "sharding/optim/unused_parameters.h"
-#include "sharding/parallel/mesh.h"
+#include "../../autograd_lite/models/lora.h"
+#include "../model/options.h"
+#include "../optim/loss_scaler.h"
+#include "../optim/precision.h"
+#include "../optim/unused_parameters.h"
+#include "../parallel/mesh.h"
+#include "lr_schedule.h"
+#include "training_arguments.h"
 
 namespace rz {
 

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "comm/core/types.h"
+#include "../../comm/core/types.h"
 
 namespace rz {
 

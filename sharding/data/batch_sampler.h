@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "sharding/data/loader_positions.h"
+#include "loader_positions.h"
 
 namespace rz {
 

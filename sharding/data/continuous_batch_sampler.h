@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "sharding/data/batch_sampler.h"
+#include "batch_sampler.h"
 
 namespace rz {
 

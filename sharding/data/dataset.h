@@ -10,9 +10,9 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/core/range.h"
-#include "comm/core/types.h"
-#include "tensor/tensor.h"
+#include "../../comm/core/range.h"
+#include "../../comm/core/types.h"
+#include "../../tensor/tensor.h"
 
 namespace rz {
 

@@ -11,11 +11,11 @@
 #include <utility>
 #include <vector>
 
-#include "comm/device/stream.h"
-#include "sharding/data/batch_sampler.h"
-#include "sharding/data/dataset.h"
-#include "sharding/data/iterable_dataset.h"
-#include "sharding/data/loader_positions.h"
+#include "../../comm/device/stream.h"
+#include "batch_sampler.h"
+#include "dataset.h"
+#include "iterable_dataset.h"
+#include "loader_positions.h"
 
 namespace rz {
 

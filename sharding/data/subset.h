@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "sharding/data/dataset.h"
+#include "dataset.h"
 
 namespace rz {
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "sharding/tokenizer/tokenizer.h"
+#include "../tokenizer/tokenizer.h"
 
 namespace rz {
 

@@ -11,9 +11,9 @@
 #include <string_view>
 #include <vector>
 
-#include "sharding/data/dataset.h"
-#include "sharding/data/text_documents.h"
-#include "sharding/data/token_shards.h"
+#include "dataset.h"
+#include "text_documents.h"
+#include "token_shards.h"
 
 namespace rz {
 

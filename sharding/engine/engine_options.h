@@ -9,14 +9,14 @@
 #include <string>
 #include <vector>
 
-#include "sharding/config/ds_config.h"
-#include "sharding/config/lr_schedule.h"
-#include "sharding/config/training_arguments.h"
-#include "sharding/data/dataset.h"
-#include "sharding/optim/optimizer.h"
-#include "sharding/parallel/mesh.h"
-#include "sharding/strategy/parameter_values.h"
-#include "sharding/strategy/strategy_options.h"
+#include "../config/ds_config.h"
+#include "../config/lr_schedule.h"
+#include "../config/training_arguments.h"
+#include "../data/dataset.h"
+#include "../optim/optimizer.h"
+#include "../parallel/mesh.h"
+#include "../strategy/parameter_values.h"
+#include "../strategy/strategy_options.h"
 
 namespace rz {
 

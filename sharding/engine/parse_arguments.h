@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "sharding/config/arguments.h"
-#include "sharding/engine/engine_options.h"
+#include "../config/arguments.h"
+#include "engine_options.h"
 
 namespace rz {
 

@@ -18,7 +18,7 @@
 #include <optional>
 #include <string>
 
-#include "sharding/engine/checkpoint_options.h"
+#include "checkpoint_options.h"
 
 namespace rz {
 

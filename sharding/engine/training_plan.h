@@ -12,13 +12,13 @@
 #include <memory>
 #include <vector>
 
-#include "autograd_lite/nn/module.h"
-#include "autograd_lite/ops.h"
-#include "autograd_lite/tape.h"
-#include "sharding/engine/engine_options.h"
-#include "sharding/model/memory_report.h"
-#include "sharding/parallel/mesh.h"
-#include "sharding/parallel/traffic.h"
+#include "../../autograd_lite/nn/module.h"
+#include "../../autograd_lite/ops.h"
+#include "../../autograd_lite/tape.h"
+#include "../model/memory_report.h"
+#include "../parallel/mesh.h"
+#include "../parallel/traffic.h"
+#include "engine_options.h"
 
 namespace rz {
 

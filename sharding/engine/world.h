@@ -17,11 +17,11 @@
 #include <span>
 #include <string>
 
-#include "comm/bootstrap.h"
-#include "comm/communicator.h"
-#include "comm/core/text.h"
-#include "comm/os/error_file.h"
-#include "tensor/tensor.h"
+#include "../../comm/bootstrap.h"
+#include "../../comm/communicator.h"
+#include "../../comm/core/text.h"
+#include "../../comm/os/error_file.h"
+#include "../../tensor/tensor.h"
 
 namespace rz {
 

@@ -10,11 +10,11 @@
 #include <string>
 #include <string_view>
 
-#include "autograd_lite/models/lora.h"
-#include "autograd_lite/nn/module.h"
-#include "comm/device/stream.h"
-#include "sharding/huggingface/pretrained_weights.h"
-#include "sharding/huggingface/save_pretrained.h"
+#include "../../autograd_lite/models/lora.h"
+#include "../../autograd_lite/nn/module.h"
+#include "../../comm/device/stream.h"
+#include "pretrained_weights.h"
+#include "save_pretrained.h"
 
 namespace rz {
 

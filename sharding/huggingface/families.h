@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "sharding/huggingface/model_family.h"
+#include "model_family.h"
 
 namespace rz {
 

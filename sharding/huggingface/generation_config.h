@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "autograd_lite/models/generate.h"
+#include "../../autograd_lite/models/generate.h"
 
 namespace rz {
 

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "autograd_lite/models/gpt2.h"
-#include "sharding/huggingface/model_family.h"
+#include "../../autograd_lite/models/gpt2.h"
+#include "model_family.h"
 
 namespace rz {
 

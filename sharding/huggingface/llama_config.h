@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "autograd_lite/models/llama.h"
-#include "sharding/huggingface/model_family.h"
+#include "../../autograd_lite/models/llama.h"
+#include "model_family.h"
 
 namespace rz {
 

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "autograd_lite/models/language_model.h"
+#include "../../autograd_lite/models/language_model.h"
 
 namespace rz {
 

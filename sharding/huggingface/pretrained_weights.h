@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "autograd_lite/nn/module.h"
-#include "comm/device/stream.h"
+#include "../../autograd_lite/nn/module.h"
+#include "../../comm/device/stream.h"
 
 namespace rz {
 

@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "autograd_lite/models/language_model.h"
-#include "comm/core/types.h"
-#include "comm/device/stream.h"
+#include "../../autograd_lite/models/language_model.h"
+#include "../../comm/core/types.h"
+#include "../../comm/device/stream.h"
 
 namespace rz {
 

@@ -6,7 +6,7 @@
 #include <limits>
 #include <optional>
 
-#include "comm/core/types.h"
+#include "../../comm/core/types.h"
 
 namespace rz {
 

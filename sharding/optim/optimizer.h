@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "autograd_lite/parameter.h"
-#include "comm/core/types.h"
-#include "comm/device/stream.h"
+#include "../../autograd_lite/parameter.h"
+#include "../../comm/core/types.h"
+#include "../../comm/device/stream.h"
 
 namespace rz {
 

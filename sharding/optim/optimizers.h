@@ -10,7 +10,7 @@
 #include <memory>
 #include <string>
 
-#include "sharding/optim/optimizer.h"
+#include "optimizer.h"
 
 namespace rz {
 

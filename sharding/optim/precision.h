@@ -1,7 +1,7 @@
 #pragma once
 /// Dtypes of a model in training.
 
-#include "comm/core/types.h"
+#include "../../comm/core/types.h"
 
 namespace rz {
 

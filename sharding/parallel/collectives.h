@@ -10,10 +10,10 @@
 #include <cstddef>
 #include <vector>
 
-#include "autograd_lite/nn/module.h"
-#include "autograd_lite/tape.h"
-#include "comm/communicator.h"
-#include "sharding/parallel/mesh.h"
+#include "../../autograd_lite/nn/module.h"
+#include "../../autograd_lite/tape.h"
+#include "../../comm/communicator.h"
+#include "mesh.h"
 
 namespace rz::functional {
 

@@ -9,9 +9,9 @@
 
 #include <memory>
 
-#include "comm/communicator.h"
-#include "sharding/parallel/mesh_sizes.h"
-#include "sharding/parallel/traffic.h"
+#include "../../comm/communicator.h"
+#include "mesh_sizes.h"
+#include "traffic.h"
 
 namespace rz {
 

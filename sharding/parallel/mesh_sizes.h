@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "comm/core/range.h"
+#include "../../comm/core/range.h"
 
 namespace rz {
 

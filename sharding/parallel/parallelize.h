@@ -11,9 +11,9 @@
 
 #include <string>
 
-#include "autograd_lite/nn/module.h"
-#include "autograd_lite/nn/parallel.h"
-#include "sharding/parallel/mesh.h"
+#include "../../autograd_lite/nn/module.h"
+#include "../../autograd_lite/nn/parallel.h"
+#include "mesh.h"
 
 namespace rz {
 

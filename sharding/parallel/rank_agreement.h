@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "../../comm/communicator.h"
 
 namespace rz {
 

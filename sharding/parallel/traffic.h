@@ -8,9 +8,9 @@
 #include <memory>
 #include <utility>
 
-#include "comm/collective.h"
-#include "comm/work.h"
-#include "sharding/parallel/mesh_sizes.h"
+#include "../../comm/collective.h"
+#include "../../comm/work.h"
+#include "mesh_sizes.h"
 
 namespace rz {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "../../comm/communicator.h"
 
 namespace rz {
 

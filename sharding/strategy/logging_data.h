@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "comm/core/types.h"
-#include "sharding/parallel/mesh.h"
-#include "sharding/parallel/traffic.h"
+#include "../../comm/core/types.h"
+#include "../parallel/mesh.h"
+#include "../parallel/traffic.h"
 
 namespace rz {
 

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "autograd_lite/parameter.h"
-#include "sharding/optim/optimizer.h"
-#include "tensor/tensor.h"
+#include "../../autograd_lite/parameter.h"
+#include "../../tensor/tensor.h"
+#include "../optim/optimizer.h"
 
 namespace rz {
 

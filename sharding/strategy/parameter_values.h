@@ -6,9 +6,9 @@
 #include <memory>
 #include <vector>
 
-#include "autograd_lite/parameter.h"
-#include "comm/device/stream.h"
-#include "tensor/tensor.h"
+#include "../../autograd_lite/parameter.h"
+#include "../../comm/device/stream.h"
+#include "../../tensor/tensor.h"
 
 namespace rz {
 

@@ -83,15 +83,15 @@
 
 #include <memory>
 
-#include "autograd_lite/nn/module.h"
-#include "autograd_lite/ops.h"
-#include "autograd_lite/tape.h"
-#include "sharding/model/memory_report.h"
-#include "sharding/parallel/mesh.h"
-#include "sharding/parallel/traffic.h"
-#include "sharding/strategy/logging_data.h"
-#include "sharding/strategy/parameter_values.h"
-#include "sharding/strategy/strategy_options.h"
+#include "../../autograd_lite/nn/module.h"
+#include "../../autograd_lite/ops.h"
+#include "../../autograd_lite/tape.h"
+#include "../model/memory_report.h"
+#include "../parallel/mesh.h"
+#include "../parallel/traffic.h"
+#include "logging_data.h"
+#include "parameter_values.h"
+#include "strategy_options.h"
 
 namespace rz {
 

@@ -8,9 +8,9 @@
 #include <optional>
 #include <string_view>
 
-#include "sharding/model/options.h"
-#include "sharding/optim/precision.h"
-#include "sharding/optim/unused_parameters.h"
+#include "../model/options.h"
+#include "../optim/precision.h"
+#include "../optim/unused_parameters.h"
 
 namespace rz {
 

@@ -16,12 +16,14 @@ cmake -S "$here" -B "$work/build" -G Ninja -DCMAKE_PREFIX_PATH="$work/prefix" -D
 pc=$(find "$work/prefix" -name ringzero-comm.pc)
 export PKG_CONFIG_PATH=$(dirname "$pc")
 embed() {  # PROGRAM SOURCE PACKAGE
-  g++ $(pkg-config --cflags "$3") -c -o "$work/$1.o" "$2" && g++ $flags -o "$work/$1" "$work/$1.o" $(pkg-config --libs "$3")
+  g++ -I"$here/own" $(pkg-config --cflags "$3") -c -o "$work/$1.o" "$2" && g++ $flags -o "$work/$1" "$work/$1.o" $(pkg-config --libs "$3")
 }
 embed consumer "$here/main.cpp" ringzero-comm
 "$work/consumer"
+# Nor is a file of the project hidden by one of ours that stands before it on the include path.
+g++ $(pkg-config --cflags ringzero-comm) -I"$here/own" -fsyntax-only "$here/main.cpp"
 # Strings of another layout would link.
-if error=$(g++ $(pkg-config --cflags ringzero-comm) -D_GLIBCXX_USE_CXX11_ABI=0 -fsyntax-only "$here/main.cpp" 2>&1) ||
+if error=$(g++ $(pkg-config --cflags ringzero-comm) -D_GLIBCXX_USE_CXX11_ABI=0 -fsyntax-only -I"$here/own" "$here/main.cpp" 2>&1) ||
     ! grep -q 'error: #error "ringzero uses the C++11 ABI' <<<"$error"; then
   echo "the old ABI of libstdc++ is not refused: $error" >&2
   exit 1

@@ -1,12 +1,15 @@
 // Two ranks as threads of one process; a vector in, the sum over the ranks out.
 
+#include <ringzero/comm/communicator.h>
+
 #include <cstdio>
 #include <thread>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "comm/options.h"
 
 int main() {
+  static_assert(consumer::Options().ranks == 2);
   const auto store = rz::memory_store();
   std::vector<float> x[2] = {{1}, {2}};
   std::vector<std::thread> ranks;

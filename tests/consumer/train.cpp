@@ -1,14 +1,17 @@
 // Two updates of a small GPT-2 with ZeRO-1, one rank: every library and its dependencies are linked.
 
+#include <ringzero/autograd_lite/models/gpt2.h>
+#include <ringzero/autograd_lite/nn/init.h>
+#include <ringzero/comm/communicator.h>
+#include <ringzero/sharding/optim/optimizers.h>
+#include <ringzero/sharding/strategy/strategy.h>
+
 #include <cstdio>
 
-#include "autograd_lite/models/gpt2.h"
-#include "autograd_lite/nn/init.h"
-#include "comm/communicator.h"
-#include "sharding/optim/optimizers.h"
-#include "sharding/strategy/strategy.h"
+#include "tensor/tensor.h"
 
 int main() {
+  static_assert(consumer::Tensor().words == 8);
   rz::Gpt2Config config;
   config.n_layer = 1, config.n_head = 2, config.n_embd = 16, config.n_positions = 8, config.vocab_size = 32;
   rz::Gpt2 model(config);

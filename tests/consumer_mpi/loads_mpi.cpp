@@ -2,8 +2,8 @@
 
 #include <cstdio>
 
-#include "comm/bootstrap.h"
-#include "comm/communicator.h"
+#include <ringzero/comm/bootstrap.h>
+#include <ringzero/comm/communicator.h>
 
 int main() try {
   const rz::LaunchInfo launch = rz::launch_info_from_environment();

@@ -2,7 +2,7 @@
 
 #include <cstdio>
 
-#include "comm/backends/mpi/mpi.h"
+#include <ringzero/comm/backends/mpi/mpi.h>
 
 int main(int argc, char** argv) {
   int level = 0, rank = 0, size = 0;

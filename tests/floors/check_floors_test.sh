@@ -9,11 +9,13 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/comm/core" "$work/comm/transport" "$work/comm/misc" "$work/tensor"
 echo '#include "comm/communicator.h"' >"$work/comm/core/up.h"
+echo '#include "../communicator.h"' >"$work/comm/core/relative.h"
+touch "$work/comm/communicator.h"
 echo '#include "comm/work.h"' >"$work/tensor/sideways.cpp"
 echo '#include "comm/intranode/engine.h"' >"$work/comm/transport/room.h"
 echo '#include "comm/transport/transport.h"' >"$work/comm/public.h"
 echo '#include <vector>' >"$work/comm/misc/no_room.h"
 out=$($check "$work") && { echo "accepted: $out"; exit 1; }
-for file in comm/core/up.h tensor/sideways.cpp comm/transport/room.h comm/public.h comm/misc/no_room.h; do
+for file in comm/core/up.h comm/core/relative.h tensor/sideways.cpp comm/transport/room.h comm/public.h comm/misc/no_room.h; do
   grep -q "^$file:1: " <<<"$out" || { echo "$file is not named: $out"; exit 1; }
 done

@@ -21,11 +21,11 @@
 #include <memory>
 #include <utility>
 
-#include "comm/backend.h"
-#include "comm/backends/backend_factory.h"
-#include "comm/communicator.h"
-#include "comm/core/long_wait.h"
-#include "comm/device/cuda_runtime.h"
+#include "../../backend.h"
+#include "../../communicator.h"
+#include "../../core/long_wait.h"
+#include "../../device/cuda_runtime.h"
+#include "../backend_factory.h"
 
 namespace rz {
 
