@@ -67,8 +67,8 @@ struct TcpStoreOptions {
   /// that of the first; clients search them all.
   std::vector<std::string> addresses;
   /// Text of at least 32 characters that both ends must have. Empty: the job's secret (RZ_SECRET, or one of
-  /// the other sources that comm/core/environment.h lists) if `remote` is set or the address is not loopback,
-  /// else none.
+  /// the other sources that comm/core/environment.h lists) if `remote` or RZ_SECRET is set or the address is
+  /// not loopback; else none, and both ends must be processes of one user.
   std::string secret;
   /// "on", "off" or "always", the same at both ends; empty: RZ_ENCRYPTION (comm/core/environment.h).
   std::string encryption;

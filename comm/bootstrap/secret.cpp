@@ -39,12 +39,6 @@ std::optional<std::string> setting(const char* name) {
   return value && !value->empty() ? value : std::nullopt;
 }
 
-bool is_insecure() {
-  const std::string value = setting("RZ_INSECURE").value_or("0");
-  require(value == "0" || value == "1", Errc::config, "RZ_INSECURE='", value, "' is neither 0 nor 1");
-  return value == "1";
-}
-
 /// Text whose memory is erased at its end.
 struct ErasedText {
   std::string text;
@@ -204,11 +198,11 @@ net::Secret find_secret() {
 
 std::shared_ptr<const net::Secret> process_secret() {
   keep_secret_descriptor();
-  return is_insecure() ? nullptr : std::make_shared<const net::Secret>(find_secret());
+  return net::is_insecure() ? nullptr : std::make_shared<const net::Secret>(find_secret());
 }
 
 std::string variable_of_secret() {
-  if (is_insecure()) return "RZ_INSECURE";
+  if (net::is_insecure()) return "RZ_INSECURE";
   for (const char* name : {"RZ_SECRET_FD", "RZ_SECRET", "RZ_SECRET_FILE"})
     if (setting(name)) return name;
   return "";

@@ -53,7 +53,7 @@ StoreServer::~StoreServer() {
   const std::uint64_t one = 1;
   [[maybe_unused]] const auto n = ::write(stop_.get(), &one, sizeof one);
   thread_.join();
-  if (options_.secret && strangers_.unknown())
+  if ((options_.secret && strangers_.unknown()) || strangers_.has_other_user())
     std::fputs(concat("rank 0: ", strangers_.sentence(), '\n').c_str(), stderr);
 }
 
@@ -263,10 +263,12 @@ StoreServer::Clients::iterator StoreServer::drop(Clients::iterator c) {
 }
 
 /// Counts it. The first one that names itself a missing rank is printed: that rank has ended, if its secret
-/// differs, and the job waits for it until the deadline.
+/// or user differs, and the job waits for it until the deadline.
 void StoreServer::refuse(const Client& c) noexcept {
   strangers_.count(c.from, c.authentication);
-  if (has_warned_ || c.authentication.refusal() != net::Authentication::Refusal::other_secret) return;
+  using Refusal = net::Authentication::Refusal;
+  const Refusal why = c.authentication.refusal();
+  if (has_warned_ || (why != Refusal::other_secret && why != Refusal::other_user)) return;
   const std::uint32_t rank = c.authentication.claim().rank;
   const auto is_here = [&](const Client& other) {
     return other.authenticated && other.authentication.claim().rank == rank;

@@ -32,7 +32,7 @@ class StoreServer {
   struct Options {
     std::string launch;                         ///< clients of any other launch are refused, with this name
     int size = 0;                               ///< ranks of the group; 0: unknown
-    std::shared_ptr<const net::Secret> secret;  ///< null: clients prove nothing
+    std::shared_ptr<const net::Secret> secret;  ///< null: clients prove that they are of this user
     /// Time for a client to send its proof and hello.
     std::chrono::milliseconds hello_timeout = std::chrono::seconds(10);
     net::Encryption encryption = net::Encryption::off;
@@ -98,7 +98,7 @@ class StoreServer {
   const net::AuthenticationKey key_;
   const std::uint64_t group_;  ///< fingerprint of the launch
   net::Strangers strangers_;
-  bool has_warned_ = false;  ///< of a rank with another secret
+  bool has_warned_ = false;  ///< of a rank with another secret or user
   net::AcceptRate accept_rate_;
   KeyValueTable table_;
   Clients clients_;

@@ -135,8 +135,10 @@ class ServerSearch {
                              "', and this one is '", launch_, "'");
       return std::nullopt;
     } catch (const Error& e) {
-      const bool differs = end.refusal() == net::Authentication::Refusal::other_secret ||
-                           end.refusal() == net::Authentication::Refusal::other_encryption;
+      using Refusal = net::Authentication::Refusal;
+      const Refusal why = end.refusal();
+      const bool differs =
+          why == Refusal::other_secret || why == Refusal::other_user || why == Refusal::other_encryption;
       if (differs && other_secret_.empty()) {
         other_secret_ = concat("rank ", identity_.claim.rank, " and the store at ", address.text(),
                                " are of one launch, but ", end.reason());
@@ -145,8 +147,8 @@ class ServerSearch {
       return fails(concat(address.text(), " took the connection, but ", e.what()));
     }
   }
-  /// Errc::mismatch if the launch's store has another secret than this rank, and no other is found for a
-  /// while: to wait longer would not help.
+  /// Errc::mismatch if the launch's store has another secret or user than this rank, and no other is found
+  /// for a while: to wait longer would not help.
   void check_secret() const {
     require(other_secret_.empty() || !other_secret_until_.expired(), Errc::mismatch, other_secret_);
   }
@@ -239,13 +241,20 @@ class TcpStore final : public Store {
     std::shared_ptr<const net::Secret> secret;
     if (!options.secret.empty())
       secret = std::make_shared<const net::Secret>(net::Secret::of_text(options.secret));
-    else if (options.remote || encryption == net::Encryption::always || !is_loopback(where))
+    else if (options.remote || encryption == net::Encryption::always || !is_loopback(where) || has_secret())
       secret = process_secret();
     return {secret, net::AuthenticationKey(secret.get(), net::Purpose::store, ""),
             net::Claim{.size = static_cast<std::uint32_t>(options.size),
                        .rank = static_cast<std::uint32_t>(options.rank),
                        .group = net::fingerprint(options.launch)},
             secret ? encryption : net::Encryption::off};
+  }
+
+  /// Whether a variable of the user gives all ranks a secret. Ends on loopback need none: without one, both
+  /// must be of one user.
+  static bool has_secret() {
+    const std::string variable = variable_of_secret();
+    return variable == "RZ_SECRET" || variable == "RZ_SECRET_FILE";
   }
 
   /// Whether the server listens on loopback alone. A name that cannot be resolved yet is one of another host.

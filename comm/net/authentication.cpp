@@ -9,8 +9,10 @@
 #include <cerrno>
 #include <cstring>
 
+#include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/net/openssl.h"
+#include "comm/net/peer_user.h"
 #include "comm/net/socket.h"
 
 namespace rz::net {
@@ -66,8 +68,15 @@ Secret::Secret(std::span<const std::uint8_t, size> bytes) { std::ranges::copy(by
 
 Secret::~Secret() { OPENSSL_cleanse(bytes_.data(), bytes_.size()); }
 
+bool is_insecure() {
+  const std::string value = environment_variable("RZ_INSECURE").value_or("");
+  require(value.empty() || value == "0" || value == "1", Errc::config, "RZ_INSECURE='", value,
+          "' is neither 0 nor 1");
+  return value == "1";
+}
+
 AuthenticationKey::AuthenticationKey(const Secret* secret, Purpose purpose, std::string_view context)
-    : purpose_(purpose) {
+    : purpose_(purpose), requires_user_(!secret && !is_insecure()) {
   // Of fixed size, so that no two pairs of secret and context give the same text.
   std::array<std::uint8_t, 1 + Secret::size + std::tuple_size_v<Digest>> material{};
   if (secret) {
@@ -134,6 +143,7 @@ Authentication::Status Authentication::advance(int socket) {
   if (status_ != Status::pending) return status_;
   socket_ = socket;
   if (tls_) return advance_tls();
+  if (step_ == 0 && is_unix_socket(socket) && !is_of_this_user(socket)) return refuse(Refusal::other_user);
   if (is_client_ && step_ == 0) {
     hello_.tls = demand_of(socket);
     if (!send(socket, &hello_, sizeof hello_, false)) return refuse(Refusal::closed, errno);
@@ -166,6 +176,7 @@ Authentication::Status Authentication::process_hello() {
   if (!std::ranges::equal(hello_.magic, hello_magic) || hello_.version != protocol_version ||
       hello_.purpose != static_cast<std::uint8_t>(key_.purpose()) || hello_.peer != own_rank_)
     return refuse(Refusal::no_hello);
+  trusts_user_ = trusts_user(socket_);  // now, since an end that finds the user of this one does not stay
   reply_.group = group_;
   reply_.tls = demand_of(socket_);
   fill_random(reply_.nonce);
@@ -178,6 +189,8 @@ Authentication::Status Authentication::process_hello() {
 Authentication::Status Authentication::process_reply() {
   if (CRYPTO_memcmp(server_code().data(), reply_.code, sizeof reply_.code) != 0)
     return refuse(reply_.group == group_ ? Refusal::other_secret : Refusal::other_group);
+  if (!trusts_user(socket_))
+    return refuse(reply_.group == group_ ? Refusal::other_user : Refusal::other_group);
   proof_ = client_code();
   if (!send(socket_, proof_.data(), proof_.size(), true)) return refuse(Refusal::closed, errno);
   return proven();
@@ -186,6 +199,7 @@ Authentication::Status Authentication::process_reply() {
 Authentication::Status Authentication::process_proof() {
   if (CRYPTO_memcmp(client_code().data(), proof_.data(), proof_.size()) != 0)
     return refuse(hello_.group == group_ ? Refusal::other_secret : Refusal::other_group);
+  if (!trusts_user_) return refuse(hello_.group == group_ ? Refusal::other_user : Refusal::other_group);
   return proven();
 }
 
@@ -217,6 +231,11 @@ Authentication::Demand Authentication::demand_of(int socket) const {
   return encryption_ == Encryption::always || leaves_host(socket) ? Demand::required : Demand::permitted;
 }
 
+/// Without a secret, ends of other hosts have the context of the key alone.
+bool Authentication::trusts_user(int socket) const {
+  return !key_.requires_user() || is_of_this_user(socket) || !is_of_this_host(socket);
+}
+
 bool Authentication::demands_conflict() const {
   const auto [weaker, stronger] = std::minmax(hello_.tls, reply_.tls);
   return weaker == Demand::forbidden && stronger == Demand::required;
@@ -228,7 +247,9 @@ Authentication::Status Authentication::refuse(Refusal why, int error) {
   received_fds.clear();
   // A client that finds no proof of the server ends the connection without one of its own.
   if (!is_client_ && step_ == 1 && why == Refusal::closed)
-    refusal_ = hello_.group == group_ ? Refusal::other_secret : Refusal::other_group;
+    refusal_ = hello_.group != group_ ? Refusal::other_group
+               : trusts_user_         ? Refusal::other_secret
+                                      : Refusal::other_user;
   return status_ = Status::refused;
 }
 
@@ -259,6 +280,8 @@ std::string Authentication::reason() const {
     case Refusal::other_secret:
       return "it has another secret; copy ~/.config/ringzero/secret of one host to the others, or set one "
              "RZ_SECRET on all; RZ_SECRET_FILE and RZ_INSECURE, too, must be the same there";
+    case Refusal::other_user:
+      return concat("it is a process of another user; ", remedy_of_other_user);
     case Refusal::other_encryption:
       return (is_client_ ? reply_.tls : hello_.tls) == Demand::forbidden
                  ? "it has RZ_ENCRYPTION=off, and this process encrypts (RZ_ENCRYPTION=on); it must be the "

@@ -14,6 +14,9 @@
 /// Both codes cover what each end requires of TLS, so nobody between them can change it. If one requires it,
 /// TLS 1.3 follows the proof, with a key that both derive from theirs and from the two nonces: an end in the
 /// middle that has relayed the exchange has no such key, and can only relay what it cannot read or change.
+///
+/// Without a secret, an end of this host must also be a process of this user; the ends of a Unix socket
+/// always. The kernel names that user, not the other end.
 
 #include <array>
 #include <cstddef>
@@ -52,6 +55,9 @@ class Secret {
   std::array<std::uint8_t, size> bytes_{};
 };
 
+/// RZ_INSECURE=1: the user lets every process in. Errc::config if it is neither 0 nor 1.
+bool is_insecure();
+
 enum class Purpose : std::uint8_t { store = 1, data = 2, agent = 3 };
 
 /// The key of one purpose and context, derived from the secret by HKDF (RFC 5869). `context` is what the two
@@ -66,9 +72,12 @@ class AuthenticationKey {
 
   Purpose purpose() const { return purpose_; }
   std::span<const std::uint8_t, 32> bytes() const { return bytes_; }
+  /// There is no secret, so the other end must be a process of this user if it is on this host.
+  bool requires_user() const { return requires_user_; }
 
  private:
   Purpose purpose_;
+  bool requires_user_;
   std::array<std::uint8_t, 32> bytes_{};
 };
 
@@ -101,6 +110,7 @@ class Authentication {
     no_hello,          ///< another program, another version, or a hello for another purpose or rank
     other_group,       ///< no proof, and the other end is of another group
     other_secret,      ///< no proof, and the other end names the same group
+    other_user,        ///< the other end names the same group, but may be a process of another user
     other_encryption,  ///< proven, but one end requires TLS, and the other forbids it
     tls,               ///< proven, but TLS could not be started
   };
@@ -125,6 +135,8 @@ class Authentication {
   std::unique_ptr<Tls> take_tls() { return std::move(tls_); }
   Refusal refusal() const { return refusal_; }
   int error() const { return error_; }
+  static constexpr const char* remedy_of_other_user =
+      "run all ranks as one user, or give all of them one RZ_SECRET and RZ_TRANSPORT=tcp";
   /// Why it was refused, as the end of a sentence about the other end.
   std::string reason() const;
   /// Of a server: what the hello names, proven once status() is. Before there is a hello: zeros.
@@ -165,6 +177,7 @@ class Authentication {
   Status advance_tls();
   Status refuse(Refusal, int error = 0);
   Demand demand_of(int socket) const;
+  bool trusts_user(int socket) const;
   bool demands_conflict() const;
   Proof server_code() const;
   Proof client_code() const;
@@ -177,7 +190,8 @@ class Authentication {
   Encryption encryption_;
   std::uint32_t own_rank_ = 0;
   std::uint64_t group_ = 0;
-  int step_ = 0;  ///< messages of this end that were sent
+  bool trusts_user_ = false;  ///< of a server, once there is a hello
+  int step_ = 0;              ///< messages of this end that were sent
   std::size_t received_ = 0;
   Hello hello_{};
   Reply reply_{};

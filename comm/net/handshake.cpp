@@ -103,8 +103,6 @@ class Handshake {
       getsockopt(pending.connection.socket.get(), SOL_SOCKET, SO_ERROR, &error, &size);
       if (error) fail_outgoing(pending, std::strerror(error));
       pending.connecting = false;
-      if (!same_user(pending.connection.socket.get()))
-        fail_outgoing(pending, "a process of another user listens there");
     }
     Authentication& end = pending.authentication;
     end.advance(pending.connection.socket.get());
@@ -188,13 +186,13 @@ class Handshake {
         continue;  // the connection was closed before it was accepted
       }
       accept_rate_.accepted();
-      if (!same_user(socket.get())) continue;
       pending_.push_back(
           {Connection{},
            Authentication::server(key_, static_cast<std::uint32_t>(self_.rank), group_, self_.encryption),
            false, false, Deadline::after(self_.hello_timeout), from});
       pending_.back().connection.socket = std::move(socket);
       pending_.back().authentication.passed_fds = self_.passed_fds;
+      if (!advance(pending_.back())) drop(std::prev(pending_.end()));  // at once, if it is of another user
       if (unproven() > max_pending_connections + missing_.size()) drop_unproven();
     }
   }
@@ -220,14 +218,6 @@ class Handshake {
     if (all.empty()) return false;
     drop(places[choose_dropped(all, missing_.size())]);
     return true;
-  }
-
-  /// Whether the other end may be a peer: on a unix socket, only a process of this user.
-  static bool same_user(int socket) {
-    if (!is_unix_socket(socket)) return true;
-    ucred peer{};
-    socklen_t size = sizeof peer;
-    return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
   }
 
   std::vector<int> missing_ranks() const {

@@ -60,6 +60,7 @@ void Strangers::count(const SocketAddress& from, const Authentication& end) noex
   if (!end.has_proof()) {
     ++refused_;
     of_other_groups_ += end.refusal() == Authentication::Refusal::other_group;
+    of_other_users_ += end.refusal() == Authentication::Refusal::other_user;
   }
   try {
     const auto family = from.storage.ss_family;
@@ -70,6 +71,13 @@ void Strangers::count(const SocketAddress& from, const Authentication& end) noex
       other_member_ = concat(member, " proved the secret of this job, but ", end.reason());
       return;
     }
+    if (end.refusal() == Authentication::Refusal::other_user) {
+      of_other_user_ = end.has_hello()
+                           ? concat("; the last names itself ", member, " of this job: if it is, ",
+                                    Authentication::remedy_of_other_user)
+                           : "";
+      return;
+    }
     if (!where.empty()) last_ = where;
     if (end.refusal() == Authentication::Refusal::other_secret) with_other_secret_ = member;
   } catch (const std::exception&) {  // the number alone
@@ -77,15 +85,21 @@ void Strangers::count(const SocketAddress& from, const Authentication& end) noex
 }
 
 std::string Strangers::sentence() const {
-  if (!refused_) return "";
-  return concat(refused_,
-                refused_ == 1 ? " connection that did not prove the secret of this job was refused"
-                              : " connections that did not prove the secret of this job were refused",
-                last_.empty() ? "" : ", the last from " + last_,
-                with_other_secret_.empty() ? ""
-                                           : concat("; one of them names itself ", with_other_secret_,
-                                                    " of this job: if it is, its RZ_SECRET, RZ_SECRET_FILE, "
-                                                    "~/.config/ringzero/secret or RZ_INSECURE differs"));
+  const auto refused = [](std::uint64_t number, const char* which) {
+    return concat(number, number == 1 ? " connection " : " connections ", which,
+                  number == 1 ? " was refused" : " were refused");
+  };
+  std::string all;
+  if (const std::uint64_t number = refused_ - of_other_users_)
+    all = concat(refused(number, "that did not prove the secret of this job"),
+                 last_.empty() ? "" : ", the last from " + last_,
+                 with_other_secret_.empty() ? ""
+                                            : concat("; one of them names itself ", with_other_secret_,
+                                                     " of this job: if it is, its RZ_SECRET, RZ_SECRET_FILE, "
+                                                     "~/.config/ringzero/secret or RZ_INSECURE differs"));
+  if (of_other_users_)
+    all += concat(all.empty() ? "" : "; ", refused(of_other_users_, "of another user"), of_other_user_);
+  return all;
 }
 
 std::string Strangers::text() const {

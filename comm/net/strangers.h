@@ -61,19 +61,23 @@ class Strangers {
   /// `from`: as accepted, since a socket whose other end has reset it has no peer any more.
   void count(const SocketAddress& from, const Authentication&) noexcept;
   std::uint64_t refused() const { return refused_; }
-  /// "3 connections that did not prove …", or empty if there were none.
+  /// "3 connections that did not prove …; 1 connection of another user …", or empty if there were none.
   std::string sentence() const;
   /// For the end of a message: "; rank 3 proved the secret of this job, but …; 3 connections …", or empty.
   std::string text() const;
   /// Whether one of them names itself a member of this group, or is one, and will not be let in as it is.
-  bool has_member() const { return !with_other_secret_.empty() || !other_member_.empty(); }
+  bool has_member() const {
+    return !with_other_secret_.empty() || !other_member_.empty() || has_other_user();
+  }
+  bool has_other_user() const { return of_other_users_ > 0; }
   /// Whether one of them was none of another group that searches its own store.
   bool unknown() const { return refused_ > of_other_groups_; }
 
  private:
-  std::uint64_t refused_ = 0, of_other_groups_ = 0;
+  std::uint64_t refused_ = 0, of_other_groups_ = 0, of_other_users_ = 0;
   std::string last_;               ///< the address of the last one
   std::string with_other_secret_;  ///< the last one of this group's members with another secret
+  std::string of_other_user_;      ///< the last one of this group's members of another user
   std::string other_member_;       ///< the last one that proved the secret: its name, and what failed
 };
 

@@ -13,12 +13,14 @@
 #include <cstring>
 #include <future>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <thread>
 #include <vector>
 
 #include "comm/bootstrap/store_internal.h"
 #include "comm/bootstrap/store_wire.h"
+#include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/net/authentication.h"
 #include "comm/net/handshake.h"
@@ -26,6 +28,7 @@
 #include "comm/net/unix_socket.h"
 #include "comm/store.h"
 #include "tests/support/error_of.h"
+#include "tests/support/forked.h"
 #include "tests/support/fuzz.h"
 
 namespace rz {
@@ -360,6 +363,194 @@ TEST(StrangersAtUnixSockets, ACallerOfAnotherUserIsRefused) {
   });
   EXPECT_EQ(e.code(), Errc::timeout);
   EXPECT_EQ(status_of(child), 0) << "it was not disconnected";
+}
+
+// ---- users of a host, over TCP and without a secret
+
+/// Variables of this process by which loopback has no secret.
+class NoSecret {
+ public:
+  NoSecret() : before_(environment_variable("RZ_SECRET")) { unsetenv("RZ_SECRET"); }
+  ~NoSecret() {
+    if (before_) setenv("RZ_SECRET", before_->c_str(), 1);
+  }
+
+ private:
+  std::optional<std::string> before_;
+};
+
+/// A port of loopback that nobody has.
+int free_port() {
+  return net::local_address(net::listen_tcp(net::resolve({"127.0.0.1", 0}).front()).get()).port();
+}
+
+TcpStoreOptions joining_without_secret(int rank) {
+  return {.timeout = seconds(10), .launch = "a launch", .size = 2, .rank = rank};
+}
+
+/// Becomes the user nobody, who lets everybody in.
+bool become_a_stranger() {
+  return setgid(65534) == 0 && setuid(65534) == 0 && setenv("RZ_INSECURE", "1", 1) == 0;
+}
+
+TEST(StrangersAtLoopback, AnotherUserDoesNotGetIntoTheStore) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to start a process of another user";
+  const NoSecret no_secret;
+  const int port = free_port();
+  const std::string address = concat("127.0.0.1:", port);
+  const pid_t child = fork();
+  if (child == 0) {
+    if (!become_a_stranger()) _exit(100);
+    TcpStoreOptions options = joining_without_secret(1);
+    options.timeout = seconds(3);
+    try {
+      const auto store = tcp_store(address, options);
+      store->set("key", "of a stranger");
+      _exit(1);
+    } catch (const Error&) {
+      _exit(0);
+    }
+  }
+  testing::internal::CaptureStderr();
+  {
+    TcpStoreOptions options = joining_without_secret(0);
+    options.serve = true;
+    const auto server = tcp_store(address, options);
+    EXPECT_EQ(status_of(child), 0) << "the stranger was let in";
+    const Error e = error_of([&] { server->get("key", Deadline::after({})); });
+    EXPECT_EQ(e.code(), Errc::timeout) << "the stranger has set a value";
+    EXPECT_TRUE(contains(e, "of another user") && contains(e, "names itself rank 1 at 127.0.0.1") &&
+                contains(e, "run all ranks as one user") && !contains(e, "did not prove the secret"))
+        << e.what();
+    const auto rank_1 = tcp_store(address, joining_without_secret(1));
+    rank_1->set("key", "ours");
+    EXPECT_EQ(server->get("key", soon()), "ours");
+  }
+  const std::string text = testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(text.starts_with("rank 0 waits for rank 1: ")) << text;
+  EXPECT_NE(text.find("\nrank 0: "), text.npos) << "no line at the end: " << text;
+}
+
+TEST(StrangersAtLoopback, AStoreOfAnotherUserIsNotBelieved) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to start a process of another user";
+  const NoSecret no_secret;
+  const int port = free_port();
+  const std::string address = concat("127.0.0.1:", port);
+  test::Gate served, done;
+  const pid_t child = fork();
+  if (child == 0) {
+    if (!become_a_stranger()) _exit(100);
+    TcpStoreOptions options = joining_without_secret(0);
+    options.serve = true;
+    const auto server = tcp_store(address, options);
+    served.open();
+    done.wait();
+    try {
+      server->get("key", Deadline::after({}));
+      _exit(1);
+    } catch (const Error&) {
+      _exit(0);
+    }
+  }
+  served.wait();
+  const auto start = Deadline::Clock::now();
+  const Error e = error_of([&] { tcp_store(address, joining_without_secret(1))->set("key", "value"); });
+  EXPECT_LT(Deadline::Clock::now() - start, seconds(8)) << "it waited for the deadline";
+  EXPECT_EQ(e.code(), Errc::mismatch) << e.what();
+  EXPECT_TRUE(contains(e, "rank 1") && contains(e, address) && contains(e, "of another user")) << e.what();
+  done.open();
+  EXPECT_EQ(status_of(child), 0) << "the other user's store has the value";
+}
+
+// Without RZ_INSECURE, which only a stranger has: ranks that one user starts as two.
+TEST(StrangersAtLoopback, BothUsersAreTold) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to start a process of another user";
+  const NoSecret no_secret;
+  const int port = free_port();
+  const std::string address = concat("127.0.0.1:", port);
+  const pid_t child = as_nobody([&] {
+    try {
+      tcp_store(address, joining_without_secret(1));
+      return 1;
+    } catch (const Error& e) {
+      return e.code() == Errc::mismatch && contains(e, "of another user") ? 0 : 2;
+    }
+  });
+  TcpStoreOptions options = joining_without_secret(0);
+  options.serve = true;
+  testing::internal::CaptureStderr();
+  const auto server = tcp_store(address, options);
+  EXPECT_EQ(status_of(child), 0);
+  const Error e = error_of([&] { server->get("key", Deadline::after({})); });
+  testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(contains(e, "of another user") && contains(e, "names itself rank 1 at 127.0.0.1")) << e.what();
+}
+
+TEST(StrangersAtLoopback, TwoUsersWithOneSecretAreOneJob) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to start a process of another user";
+  const NoSecret restored;
+  setenv("RZ_SECRET", ours.c_str(), 1);
+  const int port = free_port();
+  const std::string address = concat("127.0.0.1:", port);
+  const pid_t child = as_nobody([&] {
+    tcp_store(address, joining_without_secret(1))->set("key", "value");
+    return 0;
+  });
+  TcpStoreOptions options = joining_without_secret(0);
+  options.serve = true;
+  const auto server = tcp_store(address, options);
+  EXPECT_EQ(server->get("key", Deadline::after(seconds(10))), "value");
+  EXPECT_EQ(status_of(child), 0);
+  unsetenv("RZ_SECRET");
+}
+
+// A connection of ranks that say they are of two hosts. The stranger knows the job's id.
+TEST(StrangersAtLoopback, AnotherUserGetsNoDataConnection) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to start a process of another user";
+  const NoSecret no_secret;
+  const net::JobId job = net::random_id();
+  const UniqueFd listener = net::listen_tcp(net::resolve({"127.0.0.1", 0}).front());
+  const net::SocketAddress at = net::local_address(listener.get());
+  const pid_t child = fork();
+  if (child == 0) {
+    if (!become_a_stranger()) _exit(100);
+    std::vector<net::Connection> calls;
+    calls.push_back({0, 0, net::start_connect(at), {}, at.text()});
+    const auto met = net::handshake({job, 1, 2}, -1, std::move(calls), {}, 1, soon());
+    char byte = 0;
+    pollfd p{met.front().socket.get(), POLLIN, 0};
+    _exit(poll(&p, 1, 20'000) == 1 && recv(met.front().socket.get(), &byte, 1, 0) <= 0 ? 0 : 1);
+  }
+  const Error e = error_of([&] {
+    net::handshake({job, 0, 2}, listener.get(), {}, {1}, 1, Deadline::after(seconds(1)));
+  });
+  EXPECT_EQ(e.code(), Errc::timeout);
+  EXPECT_TRUE(contains(e, "of another user") && contains(e, "names itself rank 1 at 127.0.0.1")) << e.what();
+  EXPECT_EQ(status_of(child), 0) << "it was not disconnected";
+}
+
+TEST(StrangersAtLoopback, ADataListenerOfAnotherUserIsNotBelieved) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to start a process of another user";
+  const NoSecret no_secret;
+  const net::JobId job = net::random_id();
+  const UniqueFd listener = net::listen_tcp(net::resolve({"127.0.0.1", 0}).front());
+  const net::SocketAddress at = net::local_address(listener.get());
+  const pid_t child = fork();
+  if (child == 0) {
+    if (!become_a_stranger()) _exit(100);
+    try {
+      net::handshake({job, 0, 2}, listener.get(), {}, {1}, 1, Deadline::after(seconds(2)));
+      _exit(1);
+    } catch (const Error&) {
+      _exit(0);
+    }
+  }
+  std::vector<net::Connection> calls;
+  calls.push_back({0, 0, net::start_connect(at), {}, at.text()});
+  const Error e = error_of([&] { net::handshake({job, 1, 2}, -1, std::move(calls), {}, 1, soon()); });
+  EXPECT_EQ(e.code(), Errc::rendezvous);
+  EXPECT_TRUE(contains(e, "of another user") && contains(e, at.text())) << e.what();
+  EXPECT_EQ(status_of(child), 0) << "the other user has the connection";
 }
 
 INSTANTIATE_TEST_SUITE_P(From, StrangersTest, testing::Values("127.0.0.1", "127.0.0.2"),
