@@ -13,7 +13,7 @@ namespace rz {
 /// each rank contributes the pairwise sum of G / W consecutive values of G, the result has the same bits for
 /// every W.
 ///
-/// `avg` divides the sum in both. 16- and 8-bit floats are combined in f32 and rounded once. For up to three
+/// `avg` divides in both (ReduceOp). 16- and 8-bit floats are combined in f32 and rounded once. For up to three
 /// ranks both orders are the same.
 enum class ReductionOrder : std::uint8_t { rank, pairwise };
 

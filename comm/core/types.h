@@ -101,6 +101,12 @@ inline constexpr DType dtype_of<std::uint64_t> = DType::u64;
 /// Reduction operator. `avg` divides the sum by the group size (integers: towards zero). `premul_sum`
 /// multiplies each rank's input by that rank's factor before the sum. Sums and products of 16- and 8-bit
 /// floats are computed in f32 and rounded once per reduction step.
+///
+/// An average of finite floats is finite: contributions are divided by the first power of two that is not
+/// less than the group size, the sum by the rest. The bits are those of the sum divided at the end, where
+/// that is finite, but for contributions below the smallest normal number times that power of two: in f32 and
+/// f64, and in 16- and 8-bit floats where partial sums are stored (`deterministic` off), these may lose their
+/// last bits.
 struct ReduceOp {
   enum Kind : std::uint8_t { sum, avg, prod, min, max, premul_sum };
   Kind kind = sum;

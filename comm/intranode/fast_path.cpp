@@ -63,7 +63,7 @@ void FastPath::send(const PlannedCall& c, StepNumber step) {
 void FastPath::read(const PlannedCall& c, std::span<const void*> operands, StepNumber step) {
   const CallRanks& ranks = c.ranks();
   if (ranks.kind == Collective::all_reduce) {
-    if (c.op->in.count) c.stores.kernel(c.out(), nullptr, operands, c.op->in.count, c.stores.divide);
+    if (c.op->in.count) c.stores.kernel(c.out(), nullptr, operands, c.op->in.count, c.stores.mean);
   } else if (ranks.kind == Collective::broadcast && c.inlined() && ranks.rank != ranks.root) {
     copy_small(c.out(), channel_.payload(ranks.root, step), c.plan.shard_bytes);
   } else {

@@ -125,9 +125,12 @@ void reduce2_to_both(T* dst, T* too, const T* a, const T* b, std::size_t count) 
   }
 }
 
+/// Of integers, since averages of floats have kernels of their own.
 template <class T>
-void divide_by(T* x, std::size_t count, int divisor) {
-  RZ_EACH(i, 0, count) store<T>(x, i, elementwise::divide(load(x, i), divisor));
+void divide(T* x, std::size_t count, const Mean& mean) {
+  if (!mean.last || mean.ranks == 1) return;
+  const elementwise::MeanFactors factors(mean.ranks);
+  RZ_EACH(i, 0, count) store<T>(x, i, elementwise::divide(load(x, i), factors));
 }
 
 template <class T>
@@ -154,13 +157,13 @@ void reduce_block(T* dst, T* buffer, Sources sources, std::size_t begin, std::si
 // `T`: type of the reduction; `Result`: type of the division. Sums and products of signed integers use
 // unsigned types.
 template <class Op, class T, class Result>
-HWY_NOINLINE void reduce_blocks(void* dst, void* too, Sources sources, std::size_t count, int divisor) {
+HWY_NOINLINE void reduce_blocks(void* dst, void* too, Sources sources, std::size_t count, const Mean& mean) {
   constexpr std::size_t block = 8192 / sizeof(T);
   T buffer[block];
   for (std::size_t begin = 0; begin < count; begin += block) {
     const std::size_t n = std::min(block, count - begin);
     reduce_block<Op>(static_cast<T*>(dst) + begin, buffer, sources, begin, n);
-    if (divisor > 1) divide_by(static_cast<Result*>(dst) + begin, n, divisor);
+    if constexpr (std::is_integral_v<Result>) divide(static_cast<Result*>(dst) + begin, n, mean);
     if (too) copy(static_cast<T*>(too) + begin, static_cast<T*>(dst) + begin, n);
   }
 }
@@ -168,9 +171,9 @@ HWY_NOINLINE void reduce_blocks(void* dst, void* too, Sources sources, std::size
 /// Without the buffer of reduce_blocks() for two sources: its cost is comparable to that of the smallest
 /// calls.
 template <class Op, class T, class Result = T>
-void reduce_as(void* dst, void* too, Sources sources, std::size_t count, int divisor) {
-  if (sources.size() != 2 || divisor > 1)
-    return reduce_blocks<Op, T, Result>(dst, too, sources, count, divisor);
+void reduce_as(void* dst, void* too, Sources sources, std::size_t count, const Mean& mean) {
+  if (sources.size() != 2 || mean.ranks > 1)
+    return reduce_blocks<Op, T, Result>(dst, too, sources, count, mean);
   const T *a = at<T>(sources[0], 0), *b = at<T>(sources[1], 0);
   return too ? reduce2_to_both<Op>(static_cast<T*>(dst), static_cast<T*>(too), a, b, count)
              : reduce2<Op>(static_cast<T*>(dst), a, b, count);
@@ -187,7 +190,7 @@ void narrow(T* dst, const float* src, std::size_t count) {
 }
 
 template <class Op, class T>
-void reduce_small_floats(void* dst, void* too, Sources sources, std::size_t count, int divisor) {
+void reduce_small_floats(void* dst, void* too, Sources sources, std::size_t count, const Mean&) {
   constexpr std::size_t block = 2048;
   float sum[block], term[block];
   for (std::size_t begin = 0; begin < count; begin += block) {
@@ -197,7 +200,6 @@ void reduce_small_floats(void* dst, void* too, Sources sources, std::size_t coun
       widen(term, at<T>(source, begin), n);
       reduce2<Op>(sum, sum, term, n);
     }
-    if (divisor > 1) divide_by(sum, n, divisor);
     narrow(static_cast<T*>(dst) + begin, sum, n);
     if (too) copy(static_cast<T*>(too) + begin, static_cast<T*>(dst) + begin, n);
   }
@@ -216,17 +218,52 @@ Wide load_wide(const T* memory, std::size_t i) {
     return to_f32(load(memory, i));
 }
 
+/// The sources of a block, as terms of a sum in `Wide`.
+template <class Wide, class T>
+struct SourceTerms {
+  struct Term {
+    const T* from;
+    Wide operator()(std::size_t i) const { return load_wide<Wide>(from, i); }
+  };
+  Sources sources;
+  std::size_t begin;  // first element of the block
+
+  std::size_t size() const { return sources.size(); }
+  Term operator[](std::size_t s) const { return {at<T>(sources[s], begin)}; }
+  SourceTerms subspan(std::size_t first, std::size_t n) const { return {sources.subspan(first, n), begin}; }
+};
+
+/// The same of an average: contributions are scaled, partial sums are not.
+template <class Wide, class T>
+struct MeanTerms {
+  struct Term {
+    const T* from;
+    Wide factor;
+    Wide operator()(std::size_t i) const { return load_wide<Wide>(from, i) * factor; }
+  };
+  SourceTerms<Wide, T> terms;
+  std::span<const unsigned char> partial;  // as in Mean
+  Wide scale;
+
+  std::size_t size() const { return terms.size(); }
+  Term operator[](std::size_t s) const {
+    return {terms[s].from, !partial.empty() && partial[s] ? Wide(1) : scale};
+  }
+  MeanTerms subspan(std::size_t first, std::size_t n) const {
+    return {terms.subspan(first, n), partial.empty() ? partial : partial.subspan(first, n), scale};
+  }
+};
+
 /// dst = left op (tree of the leaves), or the tree alone if `left` is null. dst may be `left`, or a leaf.
-template <class Op, int leaves, class Wide, class T>
-void combine(Wide* dst, const Wide* left, Sources sources, std::size_t begin, std::size_t count) {
-  const T *a = at<T>(sources[0], begin), *b = leaves > 1 ? at<T>(sources[1], begin) : nullptr,
-          *c = leaves > 2 ? at<T>(sources[2], begin) : nullptr,
-          *d = leaves > 3 ? at<T>(sources[3], begin) : nullptr;
+template <class Op, int leaves, class Wide, class Terms>
+void combine(Wide* dst, const Wide* left, const Terms& terms, std::size_t count) {
+  const auto a = terms[0], b = terms[leaves > 1 ? 1 : 0], c = terms[leaves > 2 ? 2 : 0],
+             d = terms[leaves > 3 ? 3 : 0];
   const auto tree = [=](std::size_t i) {
-    Wide x = load_wide<Wide>(a, i);
-    if constexpr (leaves > 1) x = Op::apply(x, load_wide<Wide>(b, i));
-    if constexpr (leaves == 3) x = Op::apply(x, load_wide<Wide>(c, i));
-    if constexpr (leaves == 4) x = Op::apply(x, Op::apply(load_wide<Wide>(c, i), load_wide<Wide>(d, i)));
+    Wide x = a(i);
+    if constexpr (leaves > 1) x = Op::apply(x, b(i));
+    if constexpr (leaves == 3) x = Op::apply(x, c(i));
+    if constexpr (leaves == 4) x = Op::apply(x, Op::apply(c(i), d(i)));
     return x;
   };
   if (left) {
@@ -236,17 +273,17 @@ void combine(Wide* dst, const Wide* left, Sources sources, std::size_t begin, st
   }
 }
 
-template <class Op, class Wide, class T>
-void combine_leaves(Wide* dst, const Wide* left, Sources sources, std::size_t begin, std::size_t count) {
-  switch (sources.size()) {
+template <class Op, class Wide, class Terms>
+void combine_leaves(Wide* dst, const Wide* left, const Terms& terms, std::size_t count) {
+  switch (terms.size()) {
     case 1:
-      return combine<Op, 1, Wide, T>(dst, left, sources, begin, count);
+      return combine<Op, 1>(dst, left, terms, count);
     case 2:
-      return combine<Op, 2, Wide, T>(dst, left, sources, begin, count);
+      return combine<Op, 2>(dst, left, terms, count);
     case 3:
-      return combine<Op, 3, Wide, T>(dst, left, sources, begin, count);
+      return combine<Op, 3>(dst, left, terms, count);
     default:
-      return combine<Op, 4, Wide, T>(dst, left, sources, begin, count);
+      return combine<Op, 4>(dst, left, terms, count);
   }
 }
 
@@ -258,46 +295,101 @@ constexpr std::size_t tree_block = tree_block_bytes / sizeof(Wide);
 
 /// The tree of a block into dst, which may be a source unless `dst_is_free`. Sums are kept in `kept`, one
 /// block for each level of the tree above four leaves.
-template <class Op, class Wide, class T>
-void combine_tree(Wide* dst, bool dst_is_free, Wide* kept, Sources sources, std::size_t begin,
-                  std::size_t count) {
-  if (sources.size() <= 4) return combine_leaves<Op, Wide, T>(dst, nullptr, sources, begin, count);
-  const std::size_t half = std::bit_floor(sources.size() - 1);
+template <class Op, class Wide, class Terms>
+void combine_tree(Wide* dst, bool dst_is_free, Wide* kept, const Terms& terms, std::size_t count) {
+  if (terms.size() <= 4) return combine_leaves<Op>(dst, static_cast<const Wide*>(nullptr), terms, count);
+  const std::size_t half = std::bit_floor(terms.size() - 1);
   Wide* const left = dst_is_free ? dst : kept;
   Wide* const next = dst_is_free ? kept : kept + tree_block<Wide>;
-  combine_tree<Op, Wide, T>(left, true, next, sources.first(half), begin, count);
-  const Sources others = sources.subspan(half);
-  if (others.size() <= 4) return combine_leaves<Op, Wide, T>(dst, left, others, begin, count);
-  combine_tree<Op, Wide, T>(next, true, next + tree_block<Wide>, others, begin, count);
+  combine_tree<Op>(left, true, next, terms.subspan(0, half), count);
+  const Terms others = terms.subspan(half, terms.size() - half);
+  if (others.size() <= 4) return combine_leaves<Op>(dst, static_cast<const Wide*>(left), others, count);
+  combine_tree<Op>(next, true, next + tree_block<Wide>, others, count);
   reduce2<Op>(dst, left, next, count);
 }
 
 /// `Wide`: type of the sums; T: of the elements.
 template <class Op, class Wide, class T>
-HWY_NOINLINE void reduce_pairwise(void* dst, void* too, Sources sources, std::size_t count, int divisor) {
+HWY_NOINLINE void reduce_pairwise(void* dst, void* too, Sources sources, std::size_t count) {
   Wide kept[tree_levels * tree_block<Wide>];
   for (std::size_t begin = 0; begin < count; begin += tree_block<Wide>) {
     const std::size_t n = std::min(tree_block<Wide>, count - begin);
+    const SourceTerms<Wide, T> terms{sources, begin};
     T* const to = static_cast<T*>(dst) + begin;
     if constexpr (std::is_same_v<Wide, T>) {
-      combine_tree<Op, Wide, T>(to, false, kept, sources, begin, n);
-      if (divisor > 1) divide_by(to, n, divisor);
+      combine_tree<Op>(to, false, kept, terms, n);
     } else {
-      combine_tree<Op, Wide, T>(kept, true, kept + tree_block<Wide>, sources, begin, n);
-      if (divisor > 1) divide_by(kept, n, divisor);
+      combine_tree<Op>(kept, true, kept + tree_block<Wide>, terms, n);
       narrow(to, kept, n);
     }
     if (too) copy(static_cast<T*>(too) + begin, to, n);
   }
 }
 
-using Kernel = void (*)(void* dst, void* too, Sources, std::size_t count, int divisor);
+// ---- averages of floats
+
+/// dst = ((x0 + x1) + x2) + …
+template <class Wide, class Terms>
+void add_in_rank_order(Wide* dst, const Terms& terms, std::size_t count) {
+  const std::size_t first = std::min(terms.size(), std::size_t{3});  // whose tree is the same
+  combine_leaves<Sum>(dst, static_cast<const Wide*>(nullptr), terms.subspan(0, first), count);
+  for (std::size_t s = first; s < terms.size(); ++s)
+    combine<Sum, 1>(dst, static_cast<const Wide*>(dst), terms.subspan(s, 1), count);
+}
+
+template <class Wide, class T, ReductionOrder order>
+HWY_NOINLINE void average(void* dst, void* too, Sources sources, std::size_t count, const Mean& mean) {
+  constexpr std::size_t block = tree_block<Wide>;
+  Wide sum[block * (order == ReductionOrder::rank ? 1 : 1 + tree_levels)];
+  const elementwise::MeanFactors factors(mean.ranks);
+  const Wide rest = mean.last ? factors.rest : 1;
+  for (std::size_t begin = 0; begin < count; begin += block) {
+    const std::size_t n = std::min(block, count - begin);
+    const MeanTerms<Wide, T> terms{{sources, begin}, mean.partial, factors.scale};
+    if constexpr (order == ReductionOrder::rank)
+      add_in_rank_order(sum, terms, n);
+    else
+      combine_tree<Sum>(sum, true, sum + block, terms, n);
+    if (rest < 1) {
+      RZ_EACH(i, 0, n) sum[i] /= rest;
+    }
+    T* const to = static_cast<T*>(dst) + begin;
+    if constexpr (std::is_same_v<Wide, T>)
+      copy(to, sum, n);
+    else
+      narrow(to, sum, n);
+    if (too) copy(static_cast<T*>(too) + begin, to, n);
+  }
+}
+
+using Kernel = void (*)(void* dst, void* too, Sources, std::size_t count, const Mean&);
 
 /// Both orders are the same for up to three sources.
 template <class Op, class Wide, class T, Kernel in_rank_order>
-void reduce_tree(void* dst, void* too, Sources sources, std::size_t count, int divisor) {
-  return sources.size() <= 3 ? in_rank_order(dst, too, sources, count, divisor)
-                             : reduce_pairwise<Op, Wide, T>(dst, too, sources, count, divisor);
+void reduce_tree(void* dst, void* too, Sources sources, std::size_t count, const Mean& mean) {
+  return sources.size() <= 3 ? in_rank_order(dst, too, sources, count, mean)
+                             : reduce_pairwise<Op, Wide, T>(dst, too, sources, count);
+}
+
+/// Null: integers.
+template <ReductionOrder order>
+Kernel average_kernel_of(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return average<float, float, order>;
+    case DType::f64:
+      return average<double, double, order>;
+    case DType::f16:
+      return average<float, f16, order>;
+    case DType::bf16:
+      return average<float, bf16, order>;
+    case DType::f8e4m3:
+      return average<float, f8e4m3, order>;
+    case DType::f8e5m2:
+      return average<float, f8e5m2, order>;
+    default:
+      return nullptr;
+  }
 }
 
 /// Null: the order makes no difference.
@@ -323,6 +415,8 @@ Kernel pairwise_kernel_of_dtype(DType dtype) {
 
 Kernel pairwise_kernel_of(DType dtype, ReduceOp::Kind kind) {
   switch (kind) {
+    case ReduceOp::avg:
+      return average_kernel_of<ReductionOrder::pairwise>(dtype);
     case ReduceOp::min:
     case ReduceOp::max:
       return nullptr;
@@ -370,6 +464,8 @@ Kernel kernel_of_dtype(DType dtype) {
 Kernel kernel_of(DType dtype, ReduceOp::Kind kind) {
   switch (kind) {
     case ReduceOp::avg:
+      if (const Kernel average = average_kernel_of<ReductionOrder::rank>(dtype)) return average;
+      [[fallthrough]];
     case ReduceOp::sum:
     case ReduceOp::premul_sum:
       return kernel_of_dtype<Sum>(dtype);
@@ -436,16 +532,30 @@ ReduceKernel reduce_kernel(DType dtype, ReduceOp::Kind kind, ReductionOrder orde
   return pairwise ? pairwise : HWY_DYNAMIC_DISPATCH(kernel_of)(dtype, kind);
 }
 
+double mean_scale(DType dtype, int ranks) {
+  switch (dtype) {
+    case DType::f32:
+    case DType::f64:
+    case DType::f16:
+    case DType::bf16:
+    case DType::f8e4m3:
+    case DType::f8e5m2:
+      return elementwise::MeanFactors(ranks).scale;
+    default:
+      return 1;
+  }
+}
+
 void reduce(void* dst, std::span<const void* const> sources, std::size_t count, DType dtype,
-            ReduceOp::Kind kind, int divide, ReductionOrder order) {
-  reduce_to_both(dst, nullptr, sources, count, dtype, kind, divide, order);
+            ReduceOp::Kind kind, const Mean& mean, ReductionOrder order) {
+  reduce_to_both(dst, nullptr, sources, count, dtype, kind, mean, order);
 }
 
 void reduce_to_both(void* dst, void* too, std::span<const void* const> sources, std::size_t count,
-                    DType dtype, ReduceOp::Kind kind, int divide, ReductionOrder order) {
+                    DType dtype, ReduceOp::Kind kind, const Mean& mean, ReductionOrder order) {
   require(!sources.empty(), Errc::invalid_argument, "reduce() of ", name(dtype), " without a source");
   if (count != 0)
-    reduce_kernel(dtype, kind, order)(dst, too, sources, count, kind == ReduceOp::avg ? divide : 1);
+    reduce_kernel(dtype, kind, order)(dst, too, sources, count, kind == ReduceOp::avg ? mean : Mean{});
 }
 
 void scale(void* dst, const void* src, std::size_t count, DType dtype, double factor) {

@@ -86,11 +86,25 @@ struct RuntimeOp {
   }
 };
 
-/// x / divisor; integers round towards zero.
+/// The factors of an average of floats over `ranks` (comm/reduce/reduce.h, Mean): each contribution is
+/// multiplied by `scale`, 1 over the first power of two that is not less than `ranks`, and the sum divided by
+/// `rest` = ranks · scale.
+struct MeanFactors {
+  int ranks;
+  float scale = 1, rest = 1;
+  RZ_HOST_DEVICE explicit MeanFactors(int n) : ranks(n) {
+    while (scale * static_cast<float>(n) > 1) scale /= 2;
+    rest = scale * static_cast<float>(n);
+  }
+};
+
+/// The average, given the sum. Integers round towards zero.
 template <class T>
-RZ_HOST_DEVICE T divide(T x, int divisor) {
-  using Divisor = std::conditional_t<std::is_floating_point_v<T>, T, int>;
-  return static_cast<T>(x / static_cast<Divisor>(divisor));
+RZ_HOST_DEVICE T divide(T sum, const MeanFactors& mean) {
+  if constexpr (std::is_floating_point_v<T>)
+    return sum / static_cast<T>(mean.rest);
+  else
+    return static_cast<T>(sum / mean.ranks);
 }
 
 template <class T>
@@ -137,19 +151,28 @@ RZ_HOST_DEVICE Accumulator<Op, T> widen(T x) {
   else
     return to_f32(x);
 }
-
-/// Result of a reduction: divided if `divisor` > 1, then rounded once.
+/// A contribution to an average, or to another reduction if mean.ranks is 1.
 template <class Op, class T>
-RZ_HOST_DEVICE T narrow(Accumulator<Op, T> x, int divisor) {
+RZ_HOST_DEVICE Accumulator<Op, T> widen(T x, const MeanFactors& mean) {
+  const auto wide = widen<Op>(x);
+  if constexpr (std::is_same_v<Op, Sum> && std::is_floating_point_v<Accumulator<Op, T>>)
+    return mean.ranks > 1 ? wide * static_cast<Accumulator<Op, T>>(mean.scale) : wide;
+  else
+    return wide;
+}
+
+/// Result of a reduction: an average if mean.ranks is more than 1, then rounded once.
+template <class Op, class T>
+RZ_HOST_DEVICE T narrow(Accumulator<Op, T> x, const MeanFactors& mean) {
   if constexpr (std::is_arithmetic_v<T>) {
     const T result = static_cast<T>(x);
-    return divisor > 1 ? divide(result, divisor) : result;
+    return mean.ranks > 1 ? divide(result, mean) : result;
   } else {
 #ifdef __CUDA_ARCH__  // the device's conversion gives another NaN
     if constexpr (ordered<Op> && sizeof(T) == 2)
       if (x != x) return {std::is_same_v<T, f16> ? std::uint16_t{0x7e00} : std::uint16_t{0x7fc0}};
 #endif
-    return from_f32<T>(divisor > 1 ? divide(x, divisor) : x);
+    return from_f32<T>(mean.ranks > 1 ? divide(x, mean) : x);
   }
 }
 

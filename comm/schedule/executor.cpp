@@ -16,10 +16,6 @@ constexpr std::size_t min_post_bytes = 32 << 10;
 
 }  // namespace
 
-int Executor::ScheduledCall::divisor(const Step& step, int size) const {
-  return step.final && op->op.kind == ReduceOp::avg ? size : 1;
-}
-
 CallSignature Executor::ScheduledCall::signature_of_send(int peer) const {
   CallSignature s = signature;
   if (op->kind == Collective::all_to_all_v) s.count = op->counts->send_counts[static_cast<std::size_t>(peer)];
@@ -72,6 +68,11 @@ std::size_t Executor::available(int step) const {
     if (!whole) limit = std::min(limit, got);
   }
   return limit;
+}
+
+// A reduction of one operand, unless it divides.
+bool Executor::copies(const Step& s) const {
+  return s.operands.size() == 1 && !(s.final && call_.op->op.kind == ReduceOp::avg && size_ > 1);
 }
 
 // Bytes up to which a send may post now. The verifier proves that a schedule completes even if every send
@@ -146,7 +147,7 @@ bool Executor::advance_local(int step) {
   if (p.size > 0) {
     const std::size_t limit = std::min(available(step) - p.done, call_.slice_bytes);
     if (limit == 0) return false;
-    if (operands.size() == 1 && operands[0].peer >= 0 && call_.divisor(planned.step, size_) == 1) {
+    if (operands[0].peer >= 0 && copies(planned.step)) {
       moved = advance_receive(step, operands[0].peer, limit);
     } else {
       moved = advance_reduce(step, limit);
@@ -177,8 +178,9 @@ bool Executor::advance_reduce(int step, std::size_t limit) {
   StepProgress& p = steps_[step];
   for (const Operand& t : s.operands)
     if (t.peer >= 0 && !match(t.peer)) return false;
-  sources_.clear();
+  sources_.clear(), partial_.clear();
   for (const Operand& t : s.operands) {
+    partial_.push_back(t.partial);
     if (t.peer < 0) {
       sources_.push_back(memory_.read(t.chunk) + p.done);
       continue;
@@ -189,9 +191,9 @@ bool Executor::advance_reduce(int step, std::size_t limit) {
   }
   if (limit == 0) return false;
   std::byte* to = memory_.write(s.chunk) + p.done;
-  const int divisor = call_.divisor(s, size_);
-  if (s.operands.size() > 1 || divisor > 1) {
-    reduce(to, sources_, limit / call_.element_bytes, call_.dtype, call_.op->op.kind, divisor, s.order);
+  if (!copies(s)) {
+    reduce(to, sources_, limit / call_.element_bytes, call_.dtype, call_.op->op.kind,
+           {size_, s.final, partial_}, s.order);
   } else if (to != sources_[0]) {
     std::memcpy(to, sources_[0], limit);
   }

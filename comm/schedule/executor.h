@@ -74,7 +74,6 @@ class Executor {
     std::size_t element_bytes = 1, slice_bytes = default_slice_bytes;
 
     const Step& step(int i) const { return plan->steps[static_cast<std::size_t>(i)].step; }
-    int divisor(const Step&, int size) const;
     CallSignature signature_of_send(int peer) const;
     CallSignature signature_of_receive(int peer) const;
   };
@@ -90,6 +89,7 @@ class Executor {
   Peer& peer(int i) { return peers_[static_cast<std::size_t>(i)]; }
   std::size_t progress_of(int step) const;
   std::size_t available(int step) const;
+  bool copies(const Step&) const;
   std::size_t posted_limit(int step) const;
   bool advance_send(int step);
   bool advance_local(int step);
@@ -106,7 +106,8 @@ class Executor {
   ChunkMemory memory_;
   StepProgressList steps_;
   std::vector<Peer> peers_;
-  std::vector<const void*> sources_;  // of one reduction; a member, to allocate nothing
+  std::vector<const void*> sources_;    // of one reduction; a member, to allocate nothing
+  std::vector<unsigned char> partial_;  // by source: Operand::partial
 };
 
 }  // namespace rz::schedule

@@ -59,6 +59,7 @@ struct ChunkRef {
 struct Operand {
   int peer = -1;
   ChunkRef chunk{};
+  bool partial = false;  ///< a sum, not one rank's contribution, which an `avg` of floats scales (Mean)
 };
 
 struct Step {
@@ -83,8 +84,9 @@ struct Schedule {
 inline ChunkRef input(int chunk) { return {Region::input, chunk, 0}; }
 inline ChunkRef output(int chunk) { return {Region::output, chunk, 0}; }
 inline ChunkRef scratch(int cell, int chunk) { return {Region::scratch, chunk, cell}; }
-inline Operand from(int peer) { return {peer, {}}; }
-inline Operand local(ChunkRef ref) { return {-1, ref}; }
+inline Operand from(int peer, bool partial = false) { return {peer, {}, partial}; }
+inline Operand local(ChunkRef ref, bool partial) { return {-1, ref, partial}; }
+inline Operand local(ChunkRef ref) { return local(ref, ref.region != Region::input); }
 inline Step send(int peer, ChunkRef what) { return {Step::send, peer, what, {}, false}; }
 inline Step reduce_step(ChunkRef to, std::vector<Operand> operands, bool final = false,
                         ReductionOrder order = ReductionOrder::rank) {

@@ -138,13 +138,13 @@ constexpr std::size_t count = 10'007;
 schedule::Schedule receives_then_adds_two_chunks(schedule::RankContext context) {
   if (context.rank == 0)
     return {.steps = {schedule::send(1, schedule::input(0)), schedule::recv(schedule::output(0), 1)}};
-  return {
-      .scratch_cells = 1,
-      .steps = {schedule::recv(schedule::scratch(0, 0), 0),
-                schedule::reduce_step(
-                    schedule::output(0),
-                    {schedule::local(schedule::scratch(0, 0)), schedule::local(schedule::input(0))}, true),
-                schedule::send(0, schedule::output(0))}};
+  return {.scratch_cells = 1,
+          .steps = {schedule::recv(schedule::scratch(0, 0), 0),
+                    schedule::reduce_step(schedule::output(0),
+                                          {schedule::local(schedule::scratch(0, 0), false),
+                                           schedule::local(schedule::input(0))},
+                                          true),
+                    schedule::send(0, schedule::output(0))}};
 }
 
 TEST(ScheduleExecutor, ASumOfTwoChunksThatFollowsAReceiveGoesByWholeElements) {
@@ -162,12 +162,12 @@ schedule::Schedule overwrites_what_it_sent(schedule::RankContext context) {
     return {.steps = {schedule::send(1, schedule::input(0)),
                       schedule::reduce_step(schedule::output(0),
                                             {schedule::local(schedule::input(0)), schedule::from(1)}, true)}};
-  return {
-      .scratch_cells = 1,
-      .steps = {schedule::recv(schedule::scratch(0, 0), 0), schedule::send(0, schedule::input(0)),
-                schedule::reduce_step(
-                    schedule::output(0),
-                    {schedule::local(schedule::scratch(0, 0)), schedule::local(schedule::input(0))}, true)}};
+  return {.scratch_cells = 1,
+          .steps = {schedule::recv(schedule::scratch(0, 0), 0), schedule::send(0, schedule::input(0)),
+                    schedule::reduce_step(schedule::output(0),
+                                          {schedule::local(schedule::scratch(0, 0), false),
+                                           schedule::local(schedule::input(0))},
+                                          true)}};
 }
 
 TEST(ScheduleExecutor, ASumOverWhatIsStillBeingSentGoesByWholeElements) {
@@ -181,7 +181,7 @@ TEST(ScheduleExecutor, ASumOverWhatIsStillBeingSentGoesByWholeElements) {
 schedule::Schedule divides_in_a_step_of_one_operand(schedule::RankContext context) {
   if (context.rank == 0)
     return {.steps = {schedule::send(1, schedule::input(0)),
-                      schedule::reduce_step(schedule::output(0), {schedule::from(1)}, true)}};
+                      schedule::reduce_step(schedule::output(0), {schedule::from(1, true)}, true)}};
   return {.scratch_cells = 1,
           .steps = {
               schedule::reduce_step(schedule::scratch(0, 0),

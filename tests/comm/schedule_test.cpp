@@ -147,6 +147,26 @@ TEST(Verifier, RefusesADoubleCount) {
                  "rank 1 would count twice");
 }
 
+// An average would scale x0 + x1 again, or leave x2 unscaled.
+TEST(Verifier, RefusesASumThatIsTakenForAContribution) {
+  const auto unmarked = [](schedule::RankContext context) {
+    schedule::Schedule s = schedule::find_algorithm(all_reduce, "chain").schedule(context);
+    for (schedule::Step& step : s.steps)
+      for (schedule::Operand& operand : step.operands) operand.partial = false;
+    return s;
+  };
+  EXPECT_TRUE(schedule::verify(unmarked, all_reduce, 2, 0, schedule::InPlace::any));
+  expect_refused(unmarked, all_reduce, 3, schedule::InPlace::any, "rank 2, step 0, chunk 0",
+                 "operand 0 is a sum, but not marked as one");
+  const auto marked = [](schedule::RankContext context) {
+    schedule::Schedule s = schedule::find_algorithm(all_reduce, "chain").schedule(context);
+    if (context.rank == 2) s.steps[0].operands[1].partial = true;
+    return s;
+  };
+  expect_refused(marked, all_reduce, 3, schedule::InPlace::any, "rank 2, step 0, chunk 0",
+                 "operand 1 is marked as a sum, but is the contribution of one rank");
+}
+
 TEST(Verifier, RefusesAnUnreceivedMessage) {
   const auto one_more = [](schedule::RankContext context) {
     schedule::Schedule s = ring(context);
@@ -384,7 +404,7 @@ TEST(Verifier, ReportsDepthAndRankOrder) {
     }
     return schedule::Schedule{
         .steps = {schedule::reduce_step(schedule::output(0),
-                                        {schedule::local(schedule::input(0)), schedule::from(1)}, true),
+                                        {schedule::local(schedule::input(0)), schedule::from(1, true)}, true),
                   schedule::send(0, schedule::output(0)), schedule::send(1, schedule::output(0))}};
   };
   const schedule::Verification proof = schedule::verify(chain, all_reduce, 3, 0, schedule::InPlace::all);

@@ -53,6 +53,12 @@ std::span<const std::uint64_t> SymbolicSums::ranks(Id id) const {
   return {members_.data() + static_cast<std::size_t>(id) * words, words};
 }
 
+bool SymbolicSums::is_leaf(Id id) const {
+  int members = 0;
+  for (const std::uint64_t word : ranks(id)) members += std::popcount(word);
+  return members == 1;
+}
+
 int SymbolicSums::common_rank(Id a, Id b) const {
   for (int w = 0; w < words_; ++w)
     if (const auto both = ranks(a)[w] & ranks(b)[w]) return w * 64 + std::countr_zero(both);

@@ -25,6 +25,8 @@ class SymbolicSums {
   /// The ranks whose contributions an expression includes, as a bit set of words_per_set() words.
   std::span<const std::uint64_t> ranks(Id) const;
   int words_per_set() const { return words_; }
+  /// True for the contribution of one rank, false for a sum.
+  bool is_leaf(Id) const;
   /// A rank that both include, or -1.
   int common_rank(Id a, Id b) const;
   /// A rank that it does not include, or -1.

@@ -404,6 +404,12 @@ class Verifier {
       if (message >= 0) nodes_[message].sent = term, ++term.rounds;
       if (term.finished && (step.final || step.operands.size() > 1))
         refuse(where(id, step.chunk.number), "a finished result is reduced again");
+      if (const bool sum = !expressions_.is_leaf(term.plain); traits(collective_).reduces &&
+                                                              sum != step.operands[t].partial &&
+                                                              (step.final || step.operands.size() > 1))
+        refuse(where(id, step.chunk.number), "operand ", t,
+               sum ? " is a sum, but not marked as one"
+                   : " is marked as a sum, but is the contribution of one rank");
       terms.push_back(term);
     }
     Value sum =

@@ -29,6 +29,7 @@ struct Verification {
 ///   - every chunk of the output ends with the value that the collective defines;
 ///   - sent and received chunks match;
 ///   - every reduced element includes every rank's contribution exactly once and has passed one final step;
+///   - the operands of its sums are marked as partial if they are;
 ///   - all ranks that hold a result hold the same expression (a + b equals b + a), hence the same bits;
 ///   - there is no deadlock, even if no message is ever buffered;
 ///   - nothing is written while it may still be read, and `input` is never written (out of place).

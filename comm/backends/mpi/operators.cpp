@@ -11,7 +11,7 @@ namespace {
 
 bool is_min_or_max(ReduceOp::Kind k) { return k == ReduceOp::min || k == ReduceOp::max; }
 
-// avg and premul_sum are sums for MPI: the input is scaled before, the result divided after.
+// avg and premul_sum are sums for MPI: the input is scaled before, an average divided after.
 ReduceOp::Kind as_sum(ReduceOp::Kind k) {
   return k == ReduceOp::avg || k == ReduceOp::premul_sum ? ReduceOp::sum : k;
 }

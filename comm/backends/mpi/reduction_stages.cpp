@@ -39,14 +39,19 @@ class StagePlanner : public MovementStages {
  private:
   bool rooted() const { return op_.kind == Collective::reduce; }
 
+  // MPI rounds partial sums, so the contributions to an average of floats are divided first (Mean).
   void scale_input() {
-    if (op_.op.kind != ReduceOp::premul_sum || op_.in.count == 0) return;
+    const bool average = op_.op.kind == ReduceOp::avg && !context_.deterministic;
+    const double factor = average                               ? mean_scale(dtype_, context_.size)
+                          : op_.op.kind == ReduceOp::premul_sum ? op_.op.factor
+                                                                : 1;
+    if (factor == 1 || op_.in.count == 0) return;
     void* to = op_.kind == Collective::all_reduce ? op_.out.data : nullptr;
     if (!to) {
       scaled_ = allocate_host(op_.in.bytes());
       to = scaled_.get();
     }
-    scale(to, in_, op_.in.count, dtype_, op_.op.factor);
+    scale(to, in_, op_.in.count, dtype_, factor);
     in_ = to;
   }
 
@@ -55,12 +60,13 @@ class StagePlanner : public MovementStages {
     if (ranks_ == 1) return void(std::memcpy(to, from, bytes));
     std::vector<const void*> sources(ranks_);
     for (std::size_t r = 0; r < ranks_; ++r) sources[r] = from + r * bytes;
-    reduce(to, sources, bytes / element_, dtype_, op_.op.kind, divisor());
+    reduce(to, sources, bytes / element_, dtype_, op_.op.kind, context_.size);
   }
-  int divisor() const { return op_.op.kind == ReduceOp::avg ? context_.size : 1; }
   void divide(void* data, std::size_t bytes) const {
-    const void* source[] = {data};
-    if (divisor() > 1) reduce(data, source, bytes / element_, dtype_, ReduceOp::avg, divisor());
+    const void* sum[] = {data};
+    constexpr unsigned char partial[] = {true};
+    if (op_.op.kind == ReduceOp::avg)
+      reduce(data, sum, bytes / element_, dtype_, ReduceOp::avg, {context_.size, true, partial});
   }
 
   // ---- reductions in rank order

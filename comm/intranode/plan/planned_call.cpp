@@ -48,7 +48,7 @@ PlannedCall CallPlanner::plan(const CollectiveCall& op) const {
   const std::size_t whole = c.plan.per_peer ? c.plan.shard_bytes * static_cast<std::size_t>(size_) : bytes;
   c.exceeds_caches = 2 * static_cast<std::size_t>(size_) * whole >= min_nontemporal_bytes;
   c.stores.element_bytes = c.layout.element_bytes;
-  c.stores.divide = op.op.kind == ReduceOp::avg ? size_ : 1;
+  c.stores.mean.ranks = op.op.kind == ReduceOp::avg ? size_ : 1;
   if (traits(kind).reduces) c.stores.kernel = reduce_kernel(op.dtype(), op.op.kind, table_.order());
   return c;
 }

@@ -18,7 +18,7 @@ struct OutputStores {
 
   /// Reduces the operands into `to`, and into `too` unless that is null, through the caches.
   void reduce_block(void* to, void* too, std::span<const void* const> operands, std::size_t bytes) const {
-    if (bytes) kernel(to, too, operands, bytes / element_bytes, divide);
+    if (bytes) kernel(to, too, operands, bytes / element_bytes, mean);
   }
   /// Reduces the operands into `to`, and into `too`, from where peers read it, unless that is null. Advances
   /// the operands if stores are non-temporal.
@@ -28,7 +28,7 @@ struct OutputStores {
 
   ReduceKernel kernel = nullptr;  ///< of collectives that reduce
   std::size_t element_bytes = 1;
-  int divide = 1;
+  Mean mean;
   bool nontemporal = false;  ///< results are stored past the caches
 };
 

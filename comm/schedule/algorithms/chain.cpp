@@ -12,7 +12,9 @@ Schedule chain_all_reduce(RankContext context) {
   const bool first = context.rank == 0, last = context.rank == context.size - 1;
   Schedule s;
   if (first && last) s.steps.push_back(reduce_step(output(0), {local(input(0))}, true));
-  if (!first) s.steps.push_back(reduce_step(output(0), {from(context.rank - 1), local(input(0))}, last));
+  if (!first)
+    s.steps.push_back(
+        reduce_step(output(0), {from(context.rank - 1, context.rank > 1), local(input(0))}, last));
   if (!last) s.steps.push_back(send(context.rank + 1, first ? input(0) : output(0)));
   if (!last) s.steps.push_back(recv(output(0), context.rank + 1));
   if (!first) s.steps.push_back(send(context.rank - 1, output(0)));

@@ -27,7 +27,7 @@ void reduce_by_trees(RankContext context, std::vector<Step>& steps, SumOf sum_of
     for (int c = 0; c < context.size; ++c) {
       const Merge m = merge_at(context, c, half);
       if (m.kind != Merge::adds) continue;
-      std::vector<Operand> operands{local(held[c]), from(m.peer)};
+      std::vector<Operand> operands{local(held[c]), from(m.peer, m.partial)};
       if (m.from_left) std::swap(operands[0], operands[1]);
       if (held[c].region == Region::input) held[c] = sum_of(c);
       steps.push_back(reduce_step(held[c], std::move(operands), 2 * half >= context.size));

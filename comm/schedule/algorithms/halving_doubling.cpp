@@ -28,14 +28,15 @@ std::vector<Round> halvings(int size) {
 // `partial(relative chunk)`: where the partial sum of a chunk other than the own is.
 template <class Partial>
 void halve(RankContext context, std::vector<Step>& steps, Partial partial) {
-  std::vector<ChunkRef> held;
+  std::vector<ChunkRef> held;  // by relative chunk; of the same regions on all ranks
   held.reserve(static_cast<std::size_t>(context.size));
   for (int i = 0; i < context.size; ++i) held.push_back(input(rank_at_distance(context, i)));
   for (const auto [near, far] : halvings(context.size)) {
     for (int i = near; i < far; ++i) steps.push_back(send(rank_at_distance(context, near), held[i]));
     for (int i = 0; i < far - near; ++i) {
       const ChunkRef sum = i == 0 ? output(context.rank) : partial(i);
-      steps.push_back(reduce_step(sum, {local(held[i]), from(rank_at_distance(context, -near))}, near == 1));
+      const Operand received = from(rank_at_distance(context, -near), held[near + i].region != Region::input);
+      steps.push_back(reduce_step(sum, {local(held[i]), received}, near == 1));
       held[i] = sum;
     }
   }

@@ -42,7 +42,8 @@ void reduce_by_node(RankContext context, const NodeMap& nodes, Partial partial, 
   }
   std::vector<Operand> operands;
   for (int h = 0; h < nodes.count(); ++h)
-    if (h != nodes.my_node()) operands.push_back(from(nodes.lane_owner(h, nodes.local_rank())));
+    if (h != nodes.my_node())
+      operands.push_back(from(nodes.lane_owner(h, nodes.local_rank()), nodes.ranks(h).size() > 1));
   const std::vector<Operand> here = nodes.local_operands(input(context.rank));
   operands.insert(operands.begin(), here.begin(), here.end());
   steps.push_back(reduce_step(output(context.rank), std::move(operands), true));

@@ -34,7 +34,8 @@ void reduce_node(const NodeMap& nodes, int lane, ChunkRef sum, std::vector<Step>
   const bool nothing_to_add = nodes.my_node() == 0 && operands.size() == 1 && !nodes.last();
   if (nothing_to_add) return steps.push_back(send(nodes.lane_owner(1, lane), input(sum.number)));
   if (nodes.my_node() > 0)
-    operands.insert(operands.begin(), from(nodes.lane_owner(nodes.my_node() - 1, lane)));
+    operands.insert(operands.begin(), from(nodes.lane_owner(nodes.my_node() - 1, lane),
+                                           nodes.my_node() > 1 || nodes.ranks(0).size() > 1));
   steps.push_back(reduce_step(sum, std::move(operands), nodes.last()));
   if (!nodes.last()) steps.push_back(send(nodes.lane_owner(nodes.my_node() + 1, lane), sum));
 }

@@ -22,7 +22,8 @@ void exchange(RankContext context, int half, ChunkRef held, ChunkRef sum, std::v
   if (is_left && index < others) steps.push_back(send(right + index, held));
   for (int i = index; !is_left && i < half; i += others) steps.push_back(send(left + i, held));
   const int peer = is_left ? right + index % others : left + index;
-  std::vector<Operand> operands{local(held), from(peer)};
+  const int ranks = is_left ? others : half;  // whose sum the peer has
+  std::vector<Operand> operands{local(held), from(peer, ranks > 1)};
   if (!is_left) std::swap(operands[0], operands[1]);
   steps.push_back(reduce_step(sum, std::move(operands), 2 * half >= context.size));
 }

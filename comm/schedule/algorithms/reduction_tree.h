@@ -14,6 +14,7 @@ struct Merge {
   enum Kind : unsigned char { none, sends, adds };
   Kind kind = none;
   int peer = -1;           ///< holder of the other block's sum
+  bool partial = false;    ///< the other block has several ranks
   bool from_left = false;  ///< that block is the left one
 };
 

@@ -27,7 +27,8 @@ void reduce_around_ring(RankContext context, std::vector<Step>& steps, Partial p
     const bool last = round == context.size - 1;
     const ChunkRef sum = last ? output(chunk) : partial(round, chunk);
     steps.push_back(send(rank_at_distance(context, 1), carried));
-    steps.push_back(reduce_step(sum, {from(rank_at_distance(context, -1)), local(input(chunk))}, last));
+    const Operand received = from(rank_at_distance(context, -1), round > 1);
+    steps.push_back(reduce_step(sum, {received, local(input(chunk))}, last));
     carried = sum;
   }
   if (context.size == 1) steps.push_back(reduce_step(output(0), {local(input(0))}, true));

@@ -24,54 +24,62 @@ struct alignas(16) Word {
 
 __device__ inline bool aligned(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
 
+using elementwise::MeanFactors;
+
 template <class Op, class T>
-__device__ void widen(elementwise::Accumulator<Op, T>* to, const Word<T>& word) {
+__device__ void widen(elementwise::Accumulator<Op, T>* to, const Word<T>& word, const MeanFactors& mean) {
 #pragma unroll
-  for (int v = 0; v < Word<T>::count; ++v) to[v] = elementwise::widen<Op>(word.at[v]);
+  for (int v = 0; v < Word<T>::count; ++v) to[v] = elementwise::widen<Op>(word.at[v], mean);
 }
 
 template <class Op, class T>
-__device__ void accumulate(Op op, elementwise::Accumulator<Op, T>* sum, const Word<T>& word) {
+__device__ void accumulate(Op op, elementwise::Accumulator<Op, T>* sum, const Word<T>& word,
+                           const MeanFactors& mean) {
 #pragma unroll
-  for (int v = 0; v < Word<T>::count; ++v) sum[v] = op.apply(sum[v], elementwise::widen<Op>(word.at[v]));
+  for (int v = 0; v < Word<T>::count; ++v)
+    sum[v] = op.apply(sum[v], elementwise::widen<Op>(word.at[v], mean));
 }
 
 /// Word `w` of the result. Keeps four loads in flight, unless the accumulators need the registers.
 template <class Op, class T>
-__device__ Word<T> reduce_word(Op op, const T* const* sources, int n, std::size_t w, int divisor) {
+__device__ Word<T> reduce_word(Op op, const T* const* sources, int n, std::size_t w,
+                               const MeanFactors& mean) {
   const auto word = [&](int s) { return reinterpret_cast<const Word<T>*>(sources[s])[w]; };
   elementwise::Accumulator<Op, T> sum[Word<T>::count];
-  widen<Op>(sum, word(0));
+  widen<Op>(sum, word(0), mean);
   int s = 1;
   for (; Word<T>::count <= 8 && s + 4 <= n; s += 4) {
     const Word<T> a = word(s), b = word(s + 1), c = word(s + 2), d = word(s + 3);
-    accumulate(op, sum, a), accumulate(op, sum, b), accumulate(op, sum, c), accumulate(op, sum, d);
+    accumulate(op, sum, a, mean), accumulate(op, sum, b, mean);
+    accumulate(op, sum, c, mean), accumulate(op, sum, d, mean);
   }
-  for (; s < n; ++s) accumulate(op, sum, word(s));
+  for (; s < n; ++s) accumulate(op, sum, word(s), mean);
   Word<T> result;
 #pragma unroll
-  for (int v = 0; v < Word<T>::count; ++v) result.at[v] = elementwise::narrow<Op, T>(sum[v], divisor);
+  for (int v = 0; v < Word<T>::count; ++v) result.at[v] = elementwise::narrow<Op, T>(sum[v], mean);
   return result;
 }
 
 template <class Op, class T>
-__device__ T reduce_element(Op op, const T* const* sources, int n, std::size_t i, int divisor) {
-  auto sum = elementwise::widen<Op>(sources[0][i]);
-  for (int s = 1; s < n; ++s) sum = op.apply(sum, elementwise::widen<Op>(sources[s][i]));
-  return elementwise::narrow<Op, T>(sum, divisor);
+__device__ T reduce_element(Op op, const T* const* sources, int n, std::size_t i, const MeanFactors& mean) {
+  auto sum = elementwise::widen<Op>(sources[0][i], mean);
+  for (int s = 1; s < n; ++s) sum = op.apply(sum, elementwise::widen<Op>(sources[s][i], mean));
+  return elementwise::narrow<Op, T>(sum, mean);
 }
 
-/// dst[i] = sources[0][i] op sources[1][i] op …, for all i < count. dst may be one of the sources.
+/// dst[i] = sources[0][i] op sources[1][i] op …, for all i < count; an average if `divisor` > 1. dst may be
+/// one of the sources.
 template <class Op, class T>
 __device__ void reduce_elements(Op op, T* dst, const T* const* sources, int n, std::size_t count, int divisor,
                                 ThreadIndex thread) {
+  const MeanFactors mean(divisor);
   bool words = aligned(dst);
   for (int s = 0; s < n; ++s) words = words && aligned(sources[s]);
   const std::size_t whole = words ? count / Word<T>::count : 0;
   for (std::size_t w = thread.index; w < whole; w += thread.count)
-    reinterpret_cast<Word<T>*>(dst)[w] = reduce_word(op, sources, n, w, divisor);
+    reinterpret_cast<Word<T>*>(dst)[w] = reduce_word(op, sources, n, w, mean);
   for (std::size_t i = whole * Word<T>::count + thread.index; i < count; i += thread.count)
-    dst[i] = reduce_element(op, sources, n, i, divisor);
+    dst[i] = reduce_element(op, sources, n, i, mean);
 }
 
 template <class T>
