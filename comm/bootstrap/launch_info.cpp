@@ -10,6 +10,7 @@
 #include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/core/text.h"
+#include "comm/net/listening.h"
 #include "comm/net/socket.h"
 #include "comm/os/process.h"
 
@@ -305,6 +306,13 @@ std::string master_of(const Variables& variables, const LaunchInfo& info, Enviro
     const auto number = parse_int(*port);
     if (!number || *number < 1 || *number > 65535)
       reader.complain(concat("MASTER_PORT='", *port, "' is not a number from 1 to 65535"));
+    if (net::is_unspecified(*host)) {
+      // torchrun numbers the ranks of a host in a row, so that the first ones are on the host of rank 0.
+      if (info.launcher == "torchrun" && info.rank != info.local_rank)
+        reader.complain(concat("MASTER_ADDR=", *host, " is each host itself, and rank ", info.rank,
+                               " is not on that of rank 0; set it to a name or address of that host"));
+      if (is_single_node(info)) host = "localhost";
+    }
     const bool agent = variables("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
     return net::join_host_port(*host, number.value_or(0) + agent);
   }

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <fstream>
@@ -65,6 +66,24 @@ fs::path base_directory() {
 std::string job_prefix() { return concat("ringzero.", geteuid(), '.'); }
 
 fs::path job_directory(const std::string& job) { return base_directory() / (job_prefix() + hash(job)); }
+
+/// Another user has made something of this name, which can be guessed.
+bool is_taken(const fs::path& directory) {
+  struct stat s {};
+  return lstat(directory.c_str(), &s) == 0 && s.st_uid != geteuid();
+}
+
+/// Where ranks look for a directory: at its name, or, if that is taken, at longer ones that are this user's.
+std::vector<fs::path> candidates(const fs::path& directory) {
+  if (!is_taken(directory)) return {directory};
+  std::vector<fs::path> all;
+  std::error_code error;
+  fs::directory_iterator entry(directory.parent_path(), error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error))
+    if (entry->path().string().starts_with(directory.string() + ".") && is_ours(entry->path()))
+      all.push_back(entry->path());
+  return all;
+}
 
 /// Another process may remove the directory after it has been found to exist, hence several tries.
 void make_private(const fs::path& directory) {
@@ -241,9 +260,10 @@ void sweep_stale(const fs::path& base) {
       "RZ_LAUNCH");
 }
 
-std::shared_ptr<Store> root_store(const fs::path& directory, const std::string& job, int size,
-                                  Deadline deadline) {
+std::shared_ptr<Store> root_store(fs::path directory, const std::string& job, int size, Deadline deadline) {
   sweep_stale(directory.parent_path());
+  const auto found = candidates(directory);
+  directory = found.empty() ? fs::path(directory.string() + "." + net::random_hex()) : found.front();
   UniqueFd lock;
   require(poll_until(deadline,
                      [&] {
@@ -301,23 +321,24 @@ std::shared_ptr<Store> joining_rank_store(const fs::path& directory, const std::
   fs::path place;
   const auto registered = std::make_shared<UniqueFd>();
   const char* found = "it does not exist";
-  const bool joined = poll_until(deadline, [&] {
-    const auto current = read_current(directory);
+  const auto joins = [&](const fs::path& at) {
+    const auto current = read_current(at);
     if (!current) return false;
     found = "it is that of another job";
-    if (!is_ours(directory) || current->job != job) return false;
+    if (!is_ours(at) || current->job != job) return false;
     found = "it is that of another kernel's processes";
     if (is_foreign(*current)) return false;
-    place = directory / current->name;
+    place = at / current->name;
     found = "its process has ended";
     if (!registered_process(place, 0)) return false;
     found = "this rank was registered there before";
     *registered = register_rank(place, rank);
     if (*registered) return true;
     const auto process = registered_process(place, rank);
-    if (process && *process != process_name()) fail_registered(rank, *process, directory, job);
+    if (process && *process != process_name()) fail_registered(rank, *process, at, job);
     return false;
-  });
+  };
+  const bool joined = poll_until(deadline, [&] { return std::ranges::any_of(candidates(directory), joins); });
   require(joined, Errc::timeout, "rank 0 did not open ", directory.string(), ", the rendezvous of job '", job,
           "', before the deadline: ", found, "; the ranks of a host must share this directory");
   const auto files = file_store(place.string());

@@ -16,7 +16,9 @@ namespace rz {
 /// so that a process counts as alive by its lock, from every pid namespace. Another rank follows "current"
 /// only if it is of the same job and kernel, rank 0 is alive, and the rank is not registered yet. So files of
 /// an earlier job, or of an earlier program of the same job, are ignored. Rank 0's store removes the
-/// directory. Directories of killed jobs are removed by rank 0 of the user's next job.
+/// directory. Where another user has the directory's name, which can be guessed, rank 0 adds a random part,
+/// and the others find it by its owner. Directories of killed jobs are removed by rank 0 of the user's next
+/// job.
 ///
 /// Errc::timeout names the ranks that did not register. Errc::rendezvous at once if another process is alive
 /// as this rank of this job: a program that a rank started, or another job with the same identity; and if

@@ -90,7 +90,10 @@ std::string distrust(const struct stat& file, bool may_be_roots) {
   if (!others) return "";
   char mode[8];
   std::snprintf(mode, sizeof mode, "%04o", file.st_mode & 07777u);
-  return concat("other users may access it (mode ", mode, "); chmod 600");
+  return concat(
+      "other users may access it (mode ", mode,
+      "); chmod 600, or where it is mounted read-only, mode 0400 there (mode: 0400 of a secret in Docker, "
+      "defaultMode: 0400 in Kubernetes)");
 }
 
 /// Empty if the file does not exist.

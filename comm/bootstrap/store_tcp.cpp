@@ -34,6 +34,9 @@ constexpr auto retry_interval = std::chrono::seconds(30);
 /// ones. Short, so that an unresponsive address does not delay the others.
 constexpr milliseconds first_address_timeout{500}, max_address_timeout{8000};
 
+constexpr const char* not_of_others =
+    " is each host itself; give all ranks a name or address of rank 0's host";
+
 Deadline earlier(milliseconds limit, Deadline deadline) {
   return Deadline::after(std::min<Deadline::Clock::duration>(limit, deadline.remaining()));
 }
@@ -144,7 +147,7 @@ class ServerSearch {
                                " are of one launch, but ", end.reason());
         other_secret_until_ = Deadline::after(other_secret_patience);
       }
-      return fails(concat(address.text(), " took the connection, but ", e.what()));
+      return fails(refusal_ = concat(address.text(), " took the connection, but ", e.what()));
     }
   }
   /// Errc::mismatch if the launch's store has another secret or user than this rank, and no other is found
@@ -156,8 +159,12 @@ class ServerSearch {
     failure_ = std::move(why);
     return std::nullopt;
   }
-  /// The last failure; the store of another launch takes precedence over other causes.
-  const std::string& failure() const { return wrong_launch_.empty() ? failure_ : wrong_launch_; }
+  /// The last failure, beside that of the last server that took the connection; the store of another launch
+  /// takes precedence over other causes.
+  std::string failure() const {
+    if (!wrong_launch_.empty()) return wrong_launch_;
+    return refusal_.empty() || refusal_ == failure_ ? failure_ : failure_ + "; before that " + refusal_;
+  }
   /// Whether the last address refused the connection: it has no listener.
   bool refused() const { return refused_; }
 
@@ -166,7 +173,7 @@ class ServerSearch {
   const StoreIdentity& identity_;
   std::string other_secret_;
   Deadline other_secret_until_ = Deadline::after({});
-  std::string failure_ = "no address", wrong_launch_;
+  std::string failure_ = "no address", refusal_, wrong_launch_;
   bool refused_ = false;
 };
 
@@ -289,6 +296,11 @@ class TcpStore final : public Store {
     const net::SocketAddress bound = rz::net::local_address(listeners.front().get());
     where_.port = port_ = bound.port();
     address_ = concat(address_.substr(0, address_.rfind(':')), ':', port_);
+    if (options_.remote && bound.host() != where_.host) {
+      for (const UniqueFd& l : listeners)
+        listens_ +=
+            (listens_.empty() ? ", which listens at " : ", ") + rz::net::local_address(l.get()).host();
+    }
     if (options_.remote && bound.loopback() && listeners.size() == 1)
       listens_ = concat(", which listens at ", bound.text(),
                         ", as MASTER_ADDR is loopback; no other host reaches it");
@@ -313,7 +325,11 @@ class TcpStore final : public Store {
               std::strerror(EADDRINUSE));
       return listeners;
     } catch (const Error& e) {
-      fail(Errc::rendezvous, "cannot serve a store at ", address_, ": ", e.what());
+      fail(Errc::rendezvous, "cannot serve a store at ", address_, ": ", e.what(),
+           options_.remote
+               ? "; rank 0 serves it at a name or address of its own host, even if others reach it "
+                 "by that of a service or router"
+               : "");
     }
   }
 
@@ -341,7 +357,8 @@ class TcpStore final : public Store {
       return line;
     });
     require(found.has_value(), Errc::rendezvous, "no store at ", address_, " before the deadline (",
-            search.failure(), "); is rank 0 running there, and the port open?");
+            search.failure(), "); is rank 0 running there, and the port open?",
+            net::is_unspecified(where_.host) ? concat(' ', where_.host, not_of_others) : "");
     return *std::move(found);
   }
 
@@ -396,7 +413,7 @@ class TcpStore final : public Store {
       fail(Errc::timeout,
            missing_key(numbered ? concat(key, request.first) : key,
                        concat("the store at ", address_, listens_)),
-           text);
+           text, server_ && options_.remote ? hint_at_firewall() : "");
     }
     if (reply.status == Reply::refused) fail(Errc::rendezvous, text);
     if (reply.status == Reply::wrong_launch) broken(key, concat("it is that of launch '", text, "' now"));
@@ -418,6 +435,11 @@ class TcpStore final : public Store {
   void release(StoreConnection line) {
     const std::lock_guard lock(mutex_);
     idle_.push_back(std::move(line));
+  }
+
+  std::string hint_at_firewall() const {
+    return concat("; if it runs, does a firewall keep it from port ", port_,
+                  " of this host? RZ_PORTS=FIRST-LAST limits the ports of a job, and `doctor` tries them");
   }
 
   [[noreturn]] void broken(std::string_view key, const std::string& why) const {

@@ -1,5 +1,7 @@
 #include "comm/net/listening.h"
 
+#include <arpa/inet.h>
+
 #include <algorithm>
 
 #include "comm/core/error.h"
@@ -8,14 +10,36 @@ namespace rz::net {
 
 std::vector<SocketAddress> listening_addresses(const HostPort& where, const std::string& interface) {
   const auto addresses = resolve(where);
+  const auto own = interfaces();
+  std::vector<SocketAddress> all;
+  for (const SocketAddress& a : addresses)
+    if (!a.loopback() &&
+        std::ranges::any_of(own, [&](const auto& i) { return i.address.host() == a.host(); }))
+      all.push_back(a);
+  if (!all.empty()) return all;
   auto at = std::ranges::find_if_not(addresses, &SocketAddress::loopback);
   const bool loopback = at == addresses.end();
   if (loopback) at = addresses.begin();
-  std::vector<SocketAddress> all{*at};
-  const bool is_own_name = loopback && where.host != at->host() && where.host != "localhost";
-  for (const Interface& i : is_own_name ? interfaces() : std::vector<Interface>())
+  all = {*at};
+  for (const Interface& i : loopback && !names_loopback(where.host) ? own : std::vector<Interface>())
     if (!i.address.loopback() && i.has_name(interface)) all.push_back(i.address);
   return all;
+}
+
+bool is_unspecified(const std::string& host) {
+  in_addr v4;
+  in6_addr v6;
+  if (::inet_aton(host.c_str(), &v4)) return v4.s_addr == 0;
+  return ::inet_pton(AF_INET6, host.c_str(), &v6) == 1 && IN6_IS_ADDR_UNSPECIFIED(&v6);
+}
+
+bool names_loopback(const std::string& host) {
+  for (const char* name : {"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"})
+    if (host == name) return true;
+  in_addr v4;
+  in6_addr v6;
+  if (::inet_pton(AF_INET, host.c_str(), &v4) == 1) return ntohl(v4.s_addr) >> 24 == 127;
+  return ::inet_pton(AF_INET6, host.c_str(), &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
 }
 
 std::vector<SocketAddress> reachable_addresses(const std::string& interface) {

@@ -8,14 +8,22 @@
 
 namespace rz::net {
 
-/// The first address of the name that is not loopback, else its first one. If that is only what this host
-/// means by its own name, others reach the host elsewhere, and the addresses of the interfaces that
-/// `interface` names follow (Interface::has_name(); empty: all). Errc::rendezvous if there is no such name.
+/// The addresses of the name that are those of this host, without loopback: others may get any of them from
+/// their resolver. If it has none, its first one that is not loopback, which perhaps cannot be bound; else
+/// its first one. If that is only what this host means by its own name, others reach the host elsewhere, and
+/// the addresses of the interfaces that `interface` names follow (Interface::has_name(); empty: all).
+/// Errc::rendezvous if there is no such name.
 std::vector<SocketAddress> listening_addresses(const HostPort&, const std::string& interface);
 
 /// The addresses of the interfaces that `interface` names (Interface::has_name(); empty: all), without those
 /// of loopback and of one link.
 std::vector<SocketAddress> reachable_addresses(const std::string& interface);
+
+/// True for the addresses that name no host, 0.0.0.0 and "::": a server there listens at all addresses, and a
+/// client there finds its own host.
+bool is_unspecified(const std::string& host);
+/// True for "localhost", its variants, and addresses of loopback: other hosts mean themselves by them.
+bool names_loopback(const std::string& host);
 
 /// Listeners at this port of the first of these addresses, and of those of the others that can be bound; an
 /// address of IPv6 may be tentative. Port 0 selects a free one for all. Empty if the port is in use.

@@ -16,6 +16,8 @@
 #include "comm/bootstrap/local_rendezvous.h"
 #include "comm/core/environment.h"
 #include "comm/core/error.h"
+#include "comm/core/text.h"
+#include "comm/net/listening.h"
 #include "comm/net/socket.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
@@ -265,6 +267,24 @@ TEST(Bootstrap, SlurmWithoutSrunIsAGroupOfOneOrRefused) {
 
 TEST(Bootstrap, AnAddressMayHaveTheBracketsOfAUrl) {
   EXPECT_EQ(place(with(torchrun, "MASTER_ADDR", "[::1]")).master, "[::1]:29500");
+}
+
+TEST(Bootstrap, NamesOfLoopbackAndOfNoHostAreKnown) {
+  for (const char* text : {"0.0.0.0", "0", "::", "0:0:0:0:0:0:0:0"})
+    EXPECT_TRUE(net::is_unspecified(text)) << text;
+  for (const char* text : {"localhost", "127.0.0.1", "127.9.9.9", "::1", "ip6-localhost"})
+    EXPECT_TRUE(net::names_loopback(text)) << text;
+  for (const char* text : {"worker-0", "10.0.0.1", "fd00::1", "1", "localhosts", ""})
+    EXPECT_FALSE(net::is_unspecified(text) || net::names_loopback(text)) << text;
+}
+
+TEST(Bootstrap, TheUnspecifiedAddressIsTheHostOfRankZero) {
+  for (const char* any : {"0.0.0.0", "::"}) {
+    const Set elsewhere = with(torchrun, "MASTER_ADDR", any), beside = with(elsewhere, "RANK", "1");
+    expect_error(elsewhere, {concat("MASTER_ADDR=", any).c_str(), "is each host itself", "rank 3 is not on"});
+    EXPECT_EQ(place(beside).master, net::join_host_port(any, 29500));
+    EXPECT_EQ(place(with(beside, "LOCAL_WORLD_SIZE", "4")).master, "localhost:29500");
+  }
 }
 
 /// Calls `f` in a process `depth` generations below one that is named as a launcher's program.
@@ -634,19 +654,41 @@ TEST_F(PrivateRendezvous, MissingRanksAreNamed) {
   EXPECT_TRUE(empty());
 }
 
-TEST_F(PrivateRendezvous, ADirectoryThatIsOpenToOthersIsRefused) {
-  std::string made;
-  {
-    const auto store = store_for_launch({0, 1, 0, 1, "", ""});
-    // Learns the name by creating it once.
-    try {
-      store_for_launch(at(0, 2), milliseconds(20));
-    } catch (const Error& e) {
-      const std::string text = e.what();
-      const auto begin = text.find(runtime_);
-      made = text.substr(begin, text.find(',', begin) - begin);
-    }
+/// The name of a job's directory, by creating it once.
+std::string directory_of(const LaunchInfo& info, const std::string& parent) {
+  try {
+    store_for_launch(info, milliseconds(20));
+  } catch (const Error& e) {
+    const std::string text = e.what();
+    const auto begin = text.find(parent);
+    return text.substr(begin, text.find(',', begin) - begin);
   }
+  return "";
+}
+
+TEST_F(PrivateRendezvous, RanksMeetWhereAnotherUserHasTheName) {
+  if (geteuid() != 0) GTEST_SKIP() << "a directory of another user needs root";
+  const std::string theirs = directory_of(at(0, 2), runtime_);
+  for (const bool is_directory : {true, false}) {
+    if (is_directory)
+      std::filesystem::create_directory(theirs);
+    else
+      std::filesystem::create_symlink("/etc", theirs);
+    ASSERT_EQ(lchown(theirs.c_str(), 12345, 12345), 0);
+    for (int repeat = 0; repeat < 2; ++repeat)
+      test::run_ranks(3, [&](int rank, std::shared_ptr<Store>) {
+        const auto store = store_for_launch(at(rank, 3));
+        store->add("met", 1);
+        while (store->add("met", 0) < 3) usleep(1000);
+        if (rank == 0) usleep(100000);  // the others have read it
+      });
+    std::filesystem::remove(theirs);
+    EXPECT_TRUE(empty());
+  }
+}
+
+TEST_F(PrivateRendezvous, ADirectoryThatIsOpenToOthersIsRefused) {
+  const std::string made = directory_of(at(0, 2), runtime_);
   ASSERT_FALSE(made.empty());
   std::filesystem::create_directory(made);
   chmod(made.c_str(), 0777);

@@ -80,7 +80,8 @@ TEST(FirstFailure, ItIsDecidedAtOnceIfNoRankRuns) {
 }
 
 TEST(FirstFailure, TheOthersHaveTimeToReport) {
-  for (const auto& [end, time] : {std::pair(exited(0, 2), 3000), {exited(0, 7), 1000}, {killed(0, 9), 0}}) {
+  for (const auto& [end, time] :
+       {std::pair(exited(0, 2), 3000), {exited(0, 7), 1000}, {killed(0, 9), 1000}}) {
     FirstFailure f(false);
     EXPECT_FALSE(f.is_reported(start));
     f.add(end, false, start);
@@ -131,6 +132,40 @@ TEST(FirstFailure, ABlamedRankThatRzrunEndedIsNotTheCause) {
   f.add(first, false, start);
   f.add(killed(1, SIGKILL), true, start);
   EXPECT_EQ(f.line(2), "rank 0 of 2 exited with 1: timeout: rank 1 did not call it");
+}
+
+TEST(FirstFailure, ABlamedRankThatWasStoppedOrLateIsTheHeadline) {
+  for (const auto& [state, what] : {std::pair('T', "was stopped (state T, as by SIGSTOP)"),
+                                    {'S', "held up others (state S, it slept)"},
+                                    {'R', "held up others (state R, it ran)"}}) {
+    FirstFailure f(true);
+    RankEnd first = exited(0, 1), blamed = killed(2, SIGTERM), other = killed(3, SIGTERM);
+    first.host = "a";
+    first.error = "rank 0: timeout: rank 2 sends no reply";
+    first.culprit = 2;
+    blamed.host = other.host = "b";
+    blamed.state = state;
+    other.state = 'S';
+    f.add(first, false, start);
+    f.decide(false, false, start);
+    f.add(other, true, start);
+    f.add(blamed, true, start);
+    EXPECT_EQ(f.line(4), concat("rank 2 of 4 on host b ", what,
+                                "; rank 0 exited with 1: rank 0: timeout: rank 2 sends no reply"));
+    EXPECT_EQ(f.later(), Lines{});
+  }
+}
+
+TEST(FirstFailure, ABlamedRankThatFailsByItselfHasItsOwnReason) {
+  FirstFailure f(false);
+  RankEnd first = exited(0, 1), blamed = exited(1, 3);
+  first.error = "rank 1 did not call it";
+  first.culprit = 1;
+  blamed.state = 'R';
+  blamed.error = "no such file";
+  f.add(first, false, start);
+  f.add(blamed, true, start);
+  EXPECT_EQ(f.line(2), "rank 1 of 2 exited with 3: no such file");
 }
 
 TEST(FirstFailure, ManyEndsAreOneLine) {

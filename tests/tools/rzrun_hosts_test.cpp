@@ -19,6 +19,7 @@
 #include "tools/rzrun/agents/joining.h"
 #include "tools/rzrun/agents/launched_group.h"
 #include "tools/rzrun/agents/wire.h"
+#include "tools/rzrun/flags/host_flags.h"
 #include "tools/rzrun/ranks/launch.h"
 #include "tools/rzrun/ranks/processes.h"
 
@@ -258,11 +259,88 @@ TEST_F(RzrunHosts, AStoppedRzrunIsMissedByItsAgents) {
   Program p(command({}, "echo up $$; exec sleep 100"));
   const auto ranks = wait_for_ranks(p, 4);
   const pid_t stopped = child_of(p.pid());
-  for (const pid_t pid : {p.pid(), stopped}) ::kill(pid, SIGSTOP);  // as a terminal's Ctrl-Z does
+  for (const pid_t pid : {p.pid(), stopped}) ::kill(pid, SIGSTOP);
   for (const pid_t r : ranks) EXPECT_TRUE(test::gone(r, soon)) << r;
   for (const pid_t pid : {p.pid(), stopped}) ::kill(pid, SIGCONT);
-  EXPECT_NE(p.wait(soon), 0);
+  EXPECT_EQ(p.wait(soon), 255);
+  EXPECT_NE(p.err().find("rzrun: this rzrun was stopped for "), std::string::npos) << p.err();
+  EXPECT_EQ(p.err().find("is lost"), std::string::npos) << p.err();
   expect_gone(ranks);
+}
+
+char state_of(pid_t pid) {
+  for (const auto& p : rzrun::processes())
+    if (p.pid == pid) return p.state;
+  return 0;
+}
+
+/// A shell with job control starts it: the group of an orphan is not stopped by a terminal.
+TEST_F(RzrunHosts, ARzrunThatCtrlZStopsIsAwaitedByItsAgents) {
+  const std::string now = folder_ / "now";
+  std::vector<std::string> words{
+      "sh", "-mc", "\"$@\" & p=$!; while kill -0 $p 2>/dev/null; do wait $p; s=$?; done; exit $s", "sh"};
+  for (const std::string& w : command({}, concat("echo up $$; ", test::until({now})))) words.push_back(w);
+  Program p(words);
+  const auto ranks = wait_for_ranks(p, 4);
+  const pid_t keeper = child_of(p.pid()), stopped = child_of(keeper);
+  ::kill(keeper, SIGTSTP);
+  for (const auto end = Deadline::after(soon);
+       (state_of(keeper) != 'T' || state_of(stopped) != 'T') && !end.expired();)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_EQ(state_of(keeper), 'T');
+  EXPECT_EQ(state_of(stopped), 'T');
+  std::this_thread::sleep_for(rzrun::Silence::limit + std::chrono::seconds(3));
+  for (const pid_t r : ranks) EXPECT_EQ(::kill(r, 0), 0) << r;
+  ::kill(keeper, SIGCONT);
+  std::ofstream(now) << "";
+  EXPECT_EQ(p.wait(soon), 0) << p.err();
+  EXPECT_EQ(p.err().find("lost"), std::string::npos) << p.err();
+  expect_gone(ranks);
+}
+
+TEST_F(RzrunHosts, AnAgentThatGetsASignalRequestsTheEndAndItsRanksHaveNotFailed) {
+  Program p(command({"--max-restarts", "3"}, "echo up $$; exec sleep 60"));
+  const auto ranks = wait_for_ranks(p, 4);
+  ::kill(connectors().back(), SIGTERM);
+  EXPECT_EQ(p.wait(soon), 128 + SIGTERM);
+  EXPECT_NE(p.err().find("rzrun: SIGTERM on host n1: ending 4 ranks"), std::string::npos) << p.err();
+  EXPECT_EQ(p.err().find("first failure"), std::string::npos) << p.err();
+  expect_gone(ranks);
+}
+
+TEST_F(RzrunHosts, AStoppedRankThatOthersBlameIsTheHeadline) {
+  const std::string now = folder_ / "now";
+  Program p(
+      command({}, "echo up $$; [ $RANK = 0 ] || exec sleep 100; until [ -e " + now +
+                      " ]; do sleep 0.1; done; printf '{\"message\": {\"message\": \"rank 3 sends no "
+                      "reply\", \"extraInfo\": {\"culprit\": 3}}}' > $TORCHELASTIC_ERROR_FILE; exit 1"));
+  const auto ranks = wait_for_ranks(p, 4);
+  pid_t rank3 = -1;
+  for (const auto& line : lines(p.out()))
+    if (line.starts_with("[n1:3] up ")) rank3 = std::stoi(line.substr(10));
+  ASSERT_GT(rank3, 0) << p.out();
+  ::kill(rank3, SIGSTOP);
+  std::ofstream(now) << "";
+  EXPECT_EQ(p.wait(soon), 1);
+  EXPECT_EQ(
+      lines(p.err()).back(),
+      "rzrun: first failure: rank 3 of 4 on host n1 was stopped (state T, as by SIGSTOP); rank 0 exited "
+      "with 1: rank 3 sends no reply");
+  expect_gone(ranks);
+}
+
+TEST_F(RzrunHosts, ExportedFunctionsReachTheRanks) {
+  write(
+      "rsh",
+      "#!/bin/sh\nhost=$1; shift\nexec unshare -u env -u 'BASH_FUNC_hello%%' sh -c \"hostname $host; $*\"\n");
+  std::vector<std::string> words{
+      test::built("rzrun"), "--hostfile", folder_ / "hosts", "--rsh", folder_ / "rsh", "bash", "-c", "hello"};
+  Program p(words, {{"BASH_FUNC_hello%%", "() {  echo from $RANK\n}"}});
+  EXPECT_EQ(p.wait(soon), 0) << p.err();
+  auto all = lines(p.out());
+  std::ranges::sort(all);
+  EXPECT_EQ(all,
+            (std::vector<std::string>{"[n0:0] from 0", "[n0:1] from 1", "[n1:2] from 2", "[n1:3] from 3"}));
 }
 
 TEST_F(RzrunHosts, AllRanksStartAgainOnTheSameAgents) {
@@ -426,6 +504,45 @@ TEST(RzrunNodes, AHostThatGetsASignalLeavesAnElasticJob) {
     EXPECT_EQ(second.err().find("this host leaves the job") != std::string::npos, status == 0)
         << second.err();
   }
+}
+
+TEST(RzrunOneHost, SlotsThatReplaceTheDevicesOfTheEnvironmentAreNamed) {
+  for (const auto& [own, notes] : {std::pair("4,5,6,7", 1), {"0,1", 0}, {"", 0}}) {
+    Program p({test::built("rzrun"), "--dry-run", "--include", "localhost:0,1", "true"},
+              {{"CUDA_VISIBLE_DEVICES", own}});
+    EXPECT_EQ(p.wait(), 0);
+    EXPECT_EQ(std::ranges::count(p.err(), '\n'), notes) << p.err();
+    if (notes)
+      EXPECT_EQ(p.err(),
+                "rzrun: the slots of localhost replace CUDA_VISIBLE_DEVICES=4,5,6,7 by 0,1: they are numbers "
+                "of the host's devices, not places in that list\n");
+  }
+}
+
+TEST(RzrunOneHost, DeepSpeedsHostfileIsReadWhereItIs) {
+  Directory folder;
+  std::ofstream(folder / "hostfile") << "n0 slots=2\nn1 slots=2\n";
+  const auto hosts_of = [&](std::vector<const char*> words) {
+    words.insert(words.begin(), "rzrun");
+    rzrun::Options o;
+    rzrun::HostFlags f;
+    f.default_file = folder / "hostfile";
+    CommandLine line("", "rzrun", "");
+    line.add_option("-n", o.ranks, "");
+    rzrun::add_host_flags(line, o, f);
+    line.parse(static_cast<int>(words.size()), words.data());
+    rzrun::apply_host_flags(line, f, o);
+    std::string names;
+    for (const auto& h : o.nodes) names += h.name;
+    EXPECT_EQ(o.notes.size(), names.empty() ? 0u : 1u);
+    return names;
+  };
+  EXPECT_EQ(hosts_of({}), "n0n1");
+  EXPECT_EQ(hosts_of({"--num_nodes", "1"}), "n0");
+  EXPECT_EQ(hosts_of({"--include", "n1"}), "n1");
+  EXPECT_EQ(hosts_of({"--exclude", "n0"}), "n1");
+  EXPECT_EQ(hosts_of({"--include", "localhost:0"}), "");
+  EXPECT_EQ(hosts_of({"-n", "2"}), "");
 }
 
 TEST(RzrunOneHost, DeepSpeedsFlagsOnThisHost) {

@@ -490,7 +490,7 @@ TEST(Rzrun, AWrongCommandLineIsOneLineAndTwo) {
   for (const auto& bad : std::vector<BadLine>{{{"-n", "0", "true"}, "at least 1"},
                                               {{"-n", "-3", "true"}, "at least 1"},
                                               {{"-n", "two", "true"}, "two"},
-                                              {{"true"}, "-n N"},
+                                              {{"true"}, "give -n N, such as -n "},
                                               {{"-n", "2"}, "no program"},
                                               {{"-n", "2", "--prefx", "true"}, "did you mean --prefix?"},
                                               {{"-n", "2", "--bind", "socket", "true"}, "bind"},

@@ -1,6 +1,7 @@
 // torchrun's flags, and which hosts form a job: without processes; and agents over TCP, with real sockets.
 
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -94,6 +95,15 @@ TEST(Torchrun, WrongFlagsAreRefusedInOneLine) {
   refused({"--nnodes", "2", "--rdzv-endpoint", "a:1", "--rdzv-backend", "zeus"},
           "'zeus': c10d or static is needed");
   refused({"--nnodes", "2", "--rdzv-endpoint", "a:1", "--rdzv-conf", "x=1"}, "--rdzv-conf: unknown key 'x'");
+  for (const char* any : {"0.0.0.0:1", "[::]:1", "0:1"}) {
+    refused({"--nnodes", "2", "--rdzv-endpoint", any},
+            "is each host itself: give the name or address of node 0 on");
+    refused({"--nnodes", "2", "--rdzv-endpoint", any, "--node-rank", "1"},
+            "is this host itself, and node 0 is another one");
+    refused({"--nnodes", "2", "--rdzv-endpoint", any, "--rdzv-conf", "is_host=0"}, "node 0 is another one");
+  }
+  refused({"--nnodes", "2", "--master-addr", "::", "--node-rank", "1"},
+          "--master-addr :: is this host itself");
   refused({"--standalone", "--nnodes", "2"}, "--standalone is for one host, and --nnodes is 2");
   refused({"-n", "2", "--nproc-per-node", "2"}, "-n and --nproc-per-node exclude each other");
   refused({"--hostfile", "f", "--nnodes", "2"}, "--hostfile and --nnodes exclude each other");
@@ -106,6 +116,39 @@ TEST(Torchrun, WrongFlagsAreRefusedInOneLine) {
   refused({"--nproc-per-node", "2", "-r", "2:1"}, "there is no local rank 2: a host has up to 2 ranks");
   refused({"--nproc-per-node", "2", "--local-ranks-filter", "0,"},
           "--local-ranks-filter '0,': '' is no number");
+}
+
+TEST(Torchrun, AnEndpointAtLoopbackIsForRzrunsOfThisHost) {
+  for (const char* at : {"localhost:29400", "127.0.0.1:29400", "[::1]:29400", "localhost"}) {
+    test::Program p({test::built("rzrun"), "--dry-run", "--nnodes", "2", "--node-rank", "1",
+                     "--rdzv-endpoint", at, "true"},
+                    {{"DS_ENV_FILE", ""}});
+    EXPECT_EQ(p.wait(), 0) << p.err();
+    EXPECT_EQ(p.err(),
+              concat("rzrun: --rdzv-endpoint ", at,
+                     " is loopback: all 2 rzruns must be on this host; else give the name or address "
+                     "of node 0 on all\n"));
+    EXPECT_NE(p.out().find("waits 60 s for node 0"), std::string::npos) << p.out();
+  }
+}
+
+TEST(Torchrun, AFreePortIsFreeInBothFamilies) {
+  net::SocketAddress any = net::resolve({"::", 0}).front();
+  UniqueFd taken;
+  try {
+    taken = net::listen_tcp(any);
+  } catch (const Error&) {
+    GTEST_SKIP() << "this host has no IPv6";
+  }
+  const int on = 1, port = net::local_address(taken.get()).port();
+  UniqueFd six(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  taken.close();
+  any.set_port(port);
+  ASSERT_EQ(::setsockopt(six.get(), IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on), 0);
+  ASSERT_EQ(::bind(six.get(), any.get(), any.size), 0);
+  test::Program p({test::built("rzrun"), "-n", "1", "true"}, {{"RZ_PORTS", concat(port, "-", port)}});
+  EXPECT_EQ(p.wait(), 2);
+  EXPECT_NE(p.err().find("is free; give more of them"), std::string::npos) << p.err();
 }
 
 /// What --dry-run prints of this host, without the first line.

@@ -197,6 +197,12 @@ class Agents(Jobs):
         status, out, err = self.end(job)
         self.assertEqual((status, out.split()), (0, ['always'] * 4), err)
 
+    def test_a_stopped_rank_is_named_with_its_host_and_its_state(self):
+        job, second = self.endless('env', 'RZ_TIMEOUT_S=5'), self.hosts.hosts[1]
+        second.kill(self.ranks(second)[0], 'STOP')
+        status, _, err = self.end(job)
+        self.assertEqual(status, 1, err)
+        self.assertRegex(err.splitlines()[-1], r'first failure: rank [23] of 4 on host rzh1 was stopped \(state T, as by SIGSTOP\); rank \d exited with 1: .*rank [23] sends no reply')
     test_a_killed_rank_ends_the_job = None  # the next test has more
     def test_a_killed_rank_is_named(self):
         for i, host in enumerate(self.hosts.hosts):
@@ -326,6 +332,14 @@ class RzrunOpenMpi(Launched, unittest.TestCase):
         end = first.run(f'{BIN}/rzrun', '--hostfile', hostfile, '--launcher', 'openmpi', 'true', env=self.job.environment, timeout=60)
         self.assertEqual(end.returncode, 255, end.stderr)
         self.assertRegex(end.stderr, r'(?m)^rzrun: first failure: host rzh9 is lost: mpirun exited with \d+ before an agent of rzrun began$')
+
+    def test_a_connection_of_mpirun_that_is_lost(self):
+        """mpirun then prints no host, and ends the agents that it reaches only after their time to end."""
+        job, first = self.endless(), self.hosts.hosts[0]
+        begin = time.monotonic()
+        first.kill(first.processes(r'(/usr/bin/)?ssh .*rzh1 .*orted')[0])
+        self.lost(job, 'mpirun ends the agents of the other hosts, and does not reach its own')
+        self.assertLess(time.monotonic() - begin, 25)
 
 class RzrunSlurm(Launched, unittest.TestCase):
     job, connector, status_if_killed = RzrunSlurmJob(), 'srun ', 0  # salloc's, if a signal ends its command
@@ -501,6 +515,76 @@ class Torchrun(Jobs, unittest.TestCase):
         for (out, err, status), ranks in zip(self.ends(jobs), ('23', '01')):
             self.assertEqual(status, 0, err)
             self.assertEqual(sorted(out.split()), list(ranks))
+
+class Endpoints(unittest.TestCase):
+    """Endpoints of rzrun's torchrun flags, and MASTER_ADDR of ranks without a launcher, that are not one address of one host."""
+    environment = ENVIRONMENT | {'RZ_SECRET': 'a secret of this test, of more than 32 characters'}
+    @classmethod
+    def setUpClass(cls):
+        try:
+            cls.hosts = cluster.Cluster(2)
+            cls.addClassCleanup(cls.hosts.close)
+            first, second = cls.hosts.hosts
+            first.space.ip('addr', 'add', '10.79.0.101/24', 'dev', 'eth0')
+            for host, addresses in ((first, ('10.79.0.1', '10.79.0.101')), (second, ('10.79.0.101',))):
+                with open(f'{cls.hosts.folder}/hosts.{host.name}', 'w') as f:
+                    f.write('127.0.0.1 localhost\n' + ''.join(f'{a} head\n' for a in addresses) + '10.79.0.200 service\n')
+                host.run('mount', '--bind', f.name, '/etc/hosts')
+        except cluster.Unavailable as e: raise unittest.SkipTest(str(e))
+
+    def rzrun(self, host, endpoint, *flags, program=('sh', '-c', 'echo $MASTER_ADDR $RANK'), wait=20):
+        return host.start(f'{BIN}/rzrun', '--nnodes', '2', '--nproc-per-node', '1', '--rdzv-endpoint', f'{endpoint}:29400',
+                          '--rdzv-conf', f'join_timeout={wait}', *flags, *program, env=self.environment)
+    def rank(self, number, master, **variables):
+        here = {'RANK': number, 'WORLD_SIZE': 2, 'LOCAL_RANK': 0, 'LOCAL_WORLD_SIZE': 1, 'MASTER_ADDR': master, 'MASTER_PORT': 29555}
+        return self.hosts.hosts[number].start(*SMALL, env=self.environment | {k: str(v) for k, v in (here | variables).items()})
+    def ends(self, *jobs): return [(*j.communicate(timeout=120), j.returncode) for j in jobs]
+    def both_end_well(self, *jobs):
+        ends = self.ends(*jobs)
+        self.assertEqual([e[2] for e in ends], [0, 0], ends)
+        return ends
+
+    def test_a_name_with_several_addresses(self):
+        """Each resolver has others of them."""
+        first, second = self.hosts.hosts
+        ends = self.both_end_well(self.rzrun(first, 'head', program=SMALL), self.rzrun(second, 'head', program=SMALL))
+        self.assertIn('# Out of bounds values : 0 OK', ends[0][0])
+        self.both_end_well(self.rank(0, 'head'), self.rank(1, 'head'))
+    def test_where_it_listens_is_said(self):
+        first = self.hosts.hosts[0]
+        (_, err, status), = self.ends(self.rzrun(first, 'head', wait=1))
+        self.assertEqual(status, 1, err)
+        self.assertIn('node 0 listens at 10.79.0.1:29400, 10.79.0.101:29400', err)
+        (_, err, status), = self.ends(self.rank(0, 'head', RZ_RENDEZVOUS_TIMEOUT_S=1))
+        self.assertEqual(status, 1, err)
+        self.assertRegex(err, r'the store at head:29555, which listens at 10\.79\.0\.1, 10\.79\.0\.101')
+    def test_the_unspecified_address_is_this_host_on_that_of_rank_0(self):
+        first, second = self.hosts.hosts
+        for any in ('0.0.0.0', '[::]'):
+            ends = self.both_end_well(self.rzrun(first, any, '--node-rank', '0'), self.rzrun(second, '10.79.0.1', '--node-rank', '1'))
+            self.assertEqual([e[0] for e in ends], ['10.79.0.1 0\n', '10.79.0.1 1\n'])
+            self.both_end_well(self.rank(0, any.strip('[]')), self.rank(1, '10.79.0.1'))
+            (_, err, status), = self.ends(self.rank(1, any.strip('[]')))
+            self.assertEqual(status, 2, err)
+            self.assertIn(f"MASTER_ADDR={any.strip('[]')} is each host itself, and rank 1 is not on that of rank 0", err)
+    def test_the_address_of_a_service(self):
+        first, second = self.hosts.hosts
+        (_, err, status), (_, late, _) = self.ends(self.rzrun(first, 'service', '--node-rank', '0'), self.rzrun(second, 'service', wait=1))
+        self.assertEqual((status, len(err.splitlines())), (2, 1), err)
+        self.assertIn('node 0 listens at service:29400, but this host cannot: ', err)
+        self.assertIn('give --local-addr ADDRESS with one of its own', err)
+        self.assertIn('node 0 is the host that owns the address service, or, where that is of a service or router, the one with --node-rank 0', late)
+        (_, err, status), = self.ends(self.rank(0, 'service'))
+        self.assertEqual(status, 1)
+        self.assertIn('rank 0 serves it at a name or address of its own host', err)
+    def test_a_port_that_gets_free(self):
+        """The host that owns the endpoint becomes node 0 then."""
+        first, second = self.hosts.hosts
+        other = first.start(sys.executable, '-c', 'import socket, time\ns = socket.create_server(("10.79.0.1", 29400)); print(flush=True); time.sleep(3)')
+        other.stdout.readline()
+        jobs = [self.rzrun(host, '10.79.0.1', wait=30) for host in (second, first)]
+        self.both_end_well(*jobs)
+        other.communicate()
 
 class FullDisk(unittest.TestCase):
     """A folder without room on one host, or on all: one line names host and path, nothing hangs, nothing is left."""

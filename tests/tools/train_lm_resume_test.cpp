@@ -303,7 +303,7 @@ class TrainLmBadResume : public TrainLmResume {
 TEST_F(TrainLmBadResume, FoldersThatAreNone) {
   gpt_.put("file", "");
   expect_refused({"--resume", path("file")}, {"--resume: ", path("file"), "is not a folder"});
-  expect_refused({"--resume", path("none")}, {path("none: does not exist")});
+  expect_refused({"--resume", path("none")}, {"--resume: ", path("none: does not exist")});
   expect_refused({"--resume", checkpoints() + "/global_step3"},
                  {checkpoints() + "/global_step3: does not exist; " + checkpoints() +
                   " has 1 checkpoint: global_step2"});

@@ -146,12 +146,12 @@ class Supervisor {
     handle_signals();
     const auto ends = ranks_->reap();
     log_messages();
+    if (const auto request = ranks_->stop_request()) stop(request->signal, request->where);
     for (const RankEnd& end : ends)
-      if (end.status.failed()) take_failure(end);
+      if (end.status.failed() || end.state) take_failure(end);
     if (!stopped_by_) failures_.decide(!ranks_->running().empty(), kill_at_.has_value(), now());
     if (const auto first = failures_.take()) take_first(*first);
     if (const auto failure = ranks_->start_failure()) fail_start(*failure);
-    if (const auto request = ranks_->stop_request()) stop(request->signal, " on host " + request->host);
     ranks_->forward_output();
     log_messages();
     flush();
@@ -242,7 +242,9 @@ class Supervisor {
         forward(s);
       else if (s == keeper_lost)
         lose_keeper();
-      else if (s != SIGCHLD)
+      else if (s == SIGTSTP)
+        ranks_->suspend();
+      else if (s != SIGCHLD && s != SIGCONT)
         stop(s);
     }
   }
@@ -441,7 +443,12 @@ int run(const Options& options) {
   if (options.agent) return run_agent();
   if (!options.rendezvous) return Supervisor(options).run();
   auto listeners = listen_as_node0(*options.rendezvous);
-  return listeners.empty() ? run_member(options) : Supervisor(options, std::move(listeners)).run();
+  if (listeners.empty()) {
+    auto found = find_node0(*options.rendezvous);
+    if (auto* node0 = std::get_if<FrameStream>(&found)) return run_member(options, std::move(*node0));
+    listeners = std::get<std::vector<UniqueFd>>(std::move(found));
+  }
+  return Supervisor(options, std::move(listeners)).run();
 }
 
 }  // namespace

@@ -507,10 +507,26 @@ Status check_inputs(const Options& o, World& world, Inputs& in) {
   return done;
 }
 
+/// A refused checkpoint of --resume-from-checkpoint, by that flag, and not by the key that it sets.
+std::string by_flag(const Options& o, const Inputs& in, const std::string& text) {
+  const std::string key = in.ds.file + ": ringzero.checkpoint.resume_from_checkpoint";
+  if (!o.arguments.resume_from_checkpoint || !text.starts_with(key)) return text;
+  return typed_flag(o.arguments, "resume_from_checkpoint") + text.substr(key.size());
+}
+
+/// An error that another rank has shared names that rank already.
+std::string of_rank(int rank, const std::string& text) {
+  const auto end = text.find(": ");
+  const bool is_named = text.starts_with("rank ") && end != std::string::npos &&
+                        parse_number<int>(std::string_view(text).substr(5, end - 5));
+  return is_named ? text : concat("rank ", rank, ": ", text);
+}
+
 Status train_or_abort(const Options& o, World& world, Inputs& in) {
   try {
     return train(o, in, world);
-  } catch (const WrongCheckpoint& e) {
+  } catch (const WrongCheckpoint& wrong) {
+    const Error e(Errc::config, by_flag(o, in, wrong.what()));
     write_error_file(e);
     if (world.is_main()) print_error(e.what());
     world.wait_for_everyone();
@@ -523,11 +539,11 @@ Status train_or_abort(const Options& o, World& world, Inputs& in) {
       return failed;
     }
     // The rank that called abort() has printed the error itself.
-    if (e.code() != Errc::aborted) print_error(concat("rank ", world.rank(), ": ", e.what()));
+    if (e.code() != Errc::aborted) print_error(of_rank(world.rank(), e.what()));
     world.communicator().abort(e.what());
   } catch (const std::exception& e) {
     write_error_file(e);
-    print_error(concat("rank ", world.rank(), ": ", one_line(e)));
+    print_error(of_rank(world.rank(), one_line(e)));
     world.communicator().abort(one_line(e));
   }
   return failed;
@@ -544,7 +560,7 @@ Status run(const LaunchInfo& launch, const Options& options) {
     return checked == done ? train_or_abort(options, world, in) : checked;
   } catch (const std::exception& e) {
     write_error_file(e);
-    print_error(concat("rank ", launch.rank, ": ", one_line(e)));
+    print_error(of_rank(launch.rank, one_line(e)));
     return failed;
   }
 }

@@ -32,6 +32,16 @@ std::unique_ptr<MonitoredTransport> make_shm(const TransportSetup& from, std::ve
   return std::make_unique<ShmTransport>(from.monitor, std::move(peers), ring, from.options.memory);
 }
 
+/// The names of hosts in the ids of machines.
+std::vector<std::string> hosts_of(const std::vector<std::string>& machines) {
+  std::vector<std::string> hosts;
+  for (const std::string& id : machines) {
+    const auto parts = parts_of(id, '/');
+    hosts.push_back(parts.size() > 1 ? parts[1] : id);
+  }
+  return hosts;
+}
+
 std::unique_ptr<MonitoredTransport> make_tcp(const TransportSetup& from, std::vector<int> peers) {
   const auto& machines = from.peer_info.machines;
   const bool one_machine = std::set(machines.begin(), machines.end()).size() == 1;
@@ -39,7 +49,8 @@ std::unique_ptr<MonitoredTransport> make_tcp(const TransportSetup& from, std::ve
       sockets_per_peer(from.monitor->nodes(), from.peer_info.settings.sockets), from.options.congestion,
       peers.empty()
           ? net::SocketAddress{}
-          : choose_address(from.options.interface, one_machine, tcp_store_local_address(from.store))};
+          : choose_address(from.options.interface, one_machine, tcp_store_local_address(from.store)),
+      hosts_of(machines)};
   return std::make_unique<TcpTransport>(from.monitor, std::move(peers), options);
 }
 

@@ -48,6 +48,7 @@ bool ControlSocket::receive(ControlFrame& frame) {
   while (partial_bytes_ < partial_.size()) {
     const ssize_t n = receive_some();
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
+    if (n < 0) error_number_ = errno;
     if (n <= 0) return closed_ = true, false;
     partial_bytes_ += static_cast<std::size_t>(n);
   }

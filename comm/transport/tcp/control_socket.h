@@ -59,6 +59,8 @@ class ControlSocket {
   bool closed() const { return closed_; }
   /// Why encryption has failed; empty if it has not.
   std::string error() const { return stream_.error(); }
+  /// The errno with which it has failed; 0 if the peer has ended it.
+  int error_number() const { return error_number_; }
 
   /// Any thread.
   void send_failure(const Failure&) noexcept;
@@ -85,6 +87,7 @@ class ControlSocket {
   std::array<std::byte, sizeof(ControlFrame)> partial_;  // the received part of a frame
   std::size_t partial_bytes_ = 0;
   bool departed_ = false, closed_ = false;
+  int error_number_ = 0;
 };
 
 }  // namespace rz::tcp

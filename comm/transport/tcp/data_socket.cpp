@@ -71,7 +71,10 @@ void DataSocket::send_some() {
   const ssize_t sent = out_.sent == 0 && total <= coalesce_below ? send_small_frame() : send_rest();
   if (sent > 0) out_.sent += static_cast<std::size_t>(sent);
   out_.busy = out_.sent < total || stream_.unsent();
-  if (sent < 0 && !socket_would_block() && errno != EINTR) write_closed_ = true;  // see ended()
+  if (sent < 0 && !socket_would_block() && errno != EINTR) {
+    write_closed_ = true;  // see ended()
+    error_number_ = errno;
+  }
   // Short write: the socket is full. epoll reports EPOLLOUT once it has space again.
   if (out_.busy && (sent >= 0 || socket_would_block()))
     fd_events_.events &= ~static_cast<std::uint32_t>(EPOLLOUT);
@@ -122,7 +125,9 @@ std::size_t DataSocket::read_into(std::span<const iovec> parts) {
   for (const iovec& part : parts) requested += part.iov_len;
   const ssize_t n = stream_.receive(parts);
   const bool nothing = n < 0 && socket_would_block();
-  if (n == 0 || (n < 0 && !nothing && errno != EINTR)) read_closed_ = true;
+  const bool failed = n < 0 && !nothing && errno != EINTR;
+  if (failed) error_number_ = errno;
+  if (n == 0 || failed) read_closed_ = true;
   // Short read: no more is available, and epoll reports EPOLLIN when there is. A hang-up is reported only
   // once, so the bit stays set after it.
   if (nothing ||

@@ -36,6 +36,8 @@ class DataSocket {
 
   /// Why encryption has failed; empty if it has not.
   std::string error() const { return stream_.error(); }
+  /// The errno with which sending or reading has failed; 0 if neither has.
+  int error_number() const { return error_number_; }
 
   // ---- sending
 
@@ -109,6 +111,7 @@ class DataSocket {
   ReadBuffer buffer_;  // what was received and is not consumed: the front frame's bytes, then the next frames
   bool read_closed_ = false;   // end of stream, or an error
   bool write_closed_ = false;  // sending has failed
+  int error_number_ = 0;
 };
 
 }  // namespace rz::tcp

@@ -131,6 +131,12 @@ std::string TcpChannel::error() const {
   return "";
 }
 
+int TcpChannel::error_number() const {
+  for (const DataSocket& s : sockets_)
+    if (const int error = s.error_number()) return error;
+  return 0;
+}
+
 bool TcpChannel::ended() const {
   return std::any_of(sockets_.begin(), sockets_.end(), [](const DataSocket& s) { return s.ended(); });
 }

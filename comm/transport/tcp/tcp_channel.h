@@ -44,6 +44,8 @@ class TcpChannel {
   bool ended() const;
   /// Why encryption of a socket has failed; empty if it has not.
   std::string error() const;
+  /// The errno with which a socket has failed; 0 if none has.
+  int error_number() const;
 
  private:
   DataSocket* free_socket(bool striped);

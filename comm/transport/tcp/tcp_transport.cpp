@@ -1,10 +1,13 @@
 #include "comm/transport/tcp/tcp_transport.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include "comm/core/error.h"
 #include "comm/os/fd.h"
+#include "comm/transport/lost_link.h"
 
 namespace rz {
 
@@ -12,6 +15,12 @@ namespace {
 
 /// Time for a departure notice to arrive after a data socket has ended.
 constexpr auto departure_grace = std::chrono::milliseconds(500);
+
+/// Nothing of the other end has arrived any more, not even its end.
+bool is_silence(int error_number) {
+  return error_number == ETIMEDOUT || error_number == EHOSTUNREACH || error_number == ENETUNREACH ||
+         error_number == ENETDOWN || error_number == EHOSTDOWN;
+}
 
 constexpr int first_data_socket = 1;  // index 0: control, 1: point_to_point, from 2 on: collective
 
@@ -139,7 +148,13 @@ void TcpTransport::report_end(int peer, const tcp::TcpChannel& channel) {
 
 // ---- failures ----
 
-/// A failure if the peer has gone without a departure notice.
+std::string TcpTransport::name_of(int rank) const {
+  const auto r = static_cast<std::size_t>(rank);
+  return concat("rank ", rank, r < options_.hosts.size() ? " on host " + options_.hosts[r] : "");
+}
+
+/// A failure if the peer has gone without a departure notice. Where it is silent, as the other end may say of
+/// this one, no rank is blamed.
 std::optional<Failure> TcpTransport::check_lost(Peer& peer) {
   if (peer.control.departed()) return std::nullopt;
   const bool ended = std::any_of(peer.channels.begin(), peer.channels.end(),
@@ -148,8 +163,17 @@ std::optional<Failure> TcpTransport::check_lost(Peer& peer) {
   if (!peer.control.closed() && !(peer.departure_deadline && peer.departure_deadline->expired()))
     return std::nullopt;
   std::string error = peer.control.error();
-  for (const auto& channel : peer.channels)
+  int number = peer.control.error_number();
+  for (const auto& channel : peer.channels) {
     if (error.empty()) error = channel.error();
+    if (!number) number = channel.error_number();
+  }
+  if (is_silence(number))
+    return Failure{-1, Errc::peer_lost,
+                   concat(lost_link, name_of(monitor().rank()), " and ", name_of(peer.rank), " is lost (",
+                          std::strerror(number),
+                          "): a host or the network between failed, or only large packets do not pass (MTU); "
+                          "`doctor --hostfile FILE` tries them")};
   if (!error.empty())
     return Failure{peer.rank, Errc::peer_lost,
                    concat("rank ", peer.rank, " is lost: its encrypted connection to rank ", monitor().rank(),

@@ -36,6 +36,7 @@ struct TcpOptions {
   int sockets = 1;                    ///< per peer, for collectives
   std::string congestion = "system";  ///< set_congestion_control()
   net::SocketAddress listen_address;  ///< choose_address(); unused without peers
+  std::vector<std::string> hosts = {};  ///< names of the ranks' hosts, for messages; may be empty
 };
 
 /// Functions without a comment implement those of Transport for the peers, and those of MonitoredLinks.
@@ -85,6 +86,7 @@ class TcpTransport final : public MonitoredTransport, private MonitoredLinks {
   void attach(net::Connection);
   void report_end(int peer, const tcp::TcpChannel&);
   std::optional<Failure> check_lost(Peer&);
+  std::string name_of(int rank) const;
 
   const Creator creator_;
   const std::vector<int> peer_ranks_;

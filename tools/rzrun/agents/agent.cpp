@@ -30,12 +30,14 @@ void Agent::run() {
 
 void Agent::turn() {
   wait(timeout_ms());
+  own_stop_.look();
   handle_signals();
   stream_.receive();
   std::string why = stream_.why_ended();
   try {
     while (const auto frame = stream_.parser.next()) {
       silence_.end();
+      if (frame->kind == Frame::Kind::suspended) silence_.announce();
       handle(*frame);
     }
   } catch (const Error& e) {
@@ -87,6 +89,13 @@ void Agent::lose_keeper() {
   if (!std::exchange(is_lost_, true)) lose("");
   end();
   kill();
+}
+
+void Agent::suspend() {
+  stream_.send(Frame::Kind::suspended);
+  stream_.flush();
+  stop_as_by_terminal();
+  own_stop_.forgive();
 }
 
 void Agent::handle(const Frame& frame) {

@@ -48,6 +48,8 @@ class Agent {
     writer(number);
     stream_.send(kind, writer.bytes);
   }
+  /// Stops this process, as Ctrl-Z does, with word to the other end.
+  void suspend();
   bool is_active() const { return is_active_; }
   bool has_devices_of_slurm() const { return devices_.has_value(); }
   /// Ends the ranks, and then the agent.
@@ -59,6 +61,7 @@ class Agent {
   UniqueFd signals_;
   FrameStream stream_;
   RankGroup group_;
+  OwnStop own_stop_;
 
  private:
   void turn();

@@ -12,6 +12,7 @@
 #include "tools/rzrun/agents/wire.h"
 #include "tools/rzrun/flags/launchers.h"
 #include "tools/rzrun/hosts/hosts.h"
+#include "tools/rzrun/ranks/processes.h"
 
 namespace rz::rzrun {
 namespace {
@@ -128,6 +129,7 @@ void AgentGroup::append_descriptors(std::vector<pollfd>& wait) const {
 }
 
 std::vector<RankEnd> AgentGroup::reap() {
+  own_stop_.look();
   const bool beat = next_beat_.expired();
   if (beat) next_beat_ = Deadline::after(Silence::beat_time);
   for (Agent& a : agents_) {
@@ -183,11 +185,13 @@ void AgentGroup::handle(Agent& a, const Frame& frame) {
       (frame.payload.front() == 2 ? stderr_ : stdout_).write(std::string_view(frame.payload).substr(1));
       a.not_accepted += frame.payload.size();
       break;
-    case Frame::Kind::exit:
-      ends_.push_back(unpack_end(frame.payload));
-      ends_.back().host = a.host;
-      a.running.erase(ends_.back().rank);
+    case Frame::Kind::exit: {
+      RankEnd end = unpack_end(frame.payload);
+      end.host = a.host;
+      a.running.erase(end.rank);
+      if (!a.is_stopping) ends_.push_back(std::move(end));
       break;
+    }
     case Frame::Kind::start_failure:
       failure_.emplace();
       reader(failure_->status, failure_->text);
@@ -212,17 +216,29 @@ void AgentGroup::handle(Agent& a, const Frame& frame) {
       break;
     case Frame::Kind::stop:
       reader(number);
-      stop_ = {static_cast<int>(number), a.host};
+      stop(a, static_cast<int>(number));
+      break;
+    case Frame::Kind::suspended:
+      a.silence.announce();
       break;
     default:
       break;
   }
 }
 
+void AgentGroup::stop(Agent& a, int signal) {
+  if (signal != SIGCONT) stop_ = {signal, " on host " + a.host};
+}
+
 /// Finds that a host is lost.
 void AgentGroup::watch(Agent& a) {
   if (!a.lost.empty()) return;
-  if (a.pid < 0 && a.stream.ended()) return lose(a, why_ended(a));
+  if (a.is_stopping && a.stream.ended()) {
+    a.running.clear();
+    a.left = 0;
+    a.is_idle = true;
+  }
+  if (a.pid < 0 && a.stream.ended() && !a.is_stopping) return lose(a, why_ended(a));
   pollfd ended{a.pidfd.get(), POLLIN, 0};
   if (!a.lost_at && (a.stream.ended() || ::poll(&ended, 1, 0) > 0)) a.lost_at = Deadline::after(time_to_end);
   if (a.lost_at && ((a.stream.ended() && ::poll(&ended, 1, 0) > 0) || a.lost_at->expired()))
@@ -247,7 +263,10 @@ void AgentGroup::lose(Agent& a, const std::string& why) {
   if (a.pid > 0) ::kill(-a.pid, SIGKILL);
   a.errors.finish();
   collect_lines(a);
-  if (!a.is_idle || is_pending_)
+  // After a stop of this process that they did not wait out, the hosts have ended for that alone.
+  if (const std::string own = own_stop_.text(); !own.empty() && !a.is_idle) {
+    if (!failure_) failure_ = {255, own};
+  } else if (!a.is_idle || is_pending_)
     ends_.push_back({.rank = a.first_rank,
                      .status = {255, 0, false},
                      .host = a.host,
@@ -308,6 +327,15 @@ void AgentGroup::signal_all(int signal) {
     }
   }
   is_pending_ = false;
+}
+
+void AgentGroup::suspend() {
+  for (Agent& a : agents_) {
+    a.stream.send(Frame::Kind::suspended);
+    a.stream.flush();
+  }
+  stop_as_by_terminal();
+  own_stop_.forgive();
 }
 
 bool AgentGroup::signal_handlers(int signal) {

@@ -35,6 +35,7 @@ class AgentGroup : public Ranks {
   std::size_t leftovers() const override;
   void signal_all(int signal) override;
   bool signal_handlers(int signal) override;
+  void suspend() override;
 
  protected:
   /// One host, its agent, and the process that connects to it.
@@ -52,7 +53,9 @@ class AgentGroup : public Ranks {
     Deadline ready_by;
     std::optional<Deadline> lost_at{};  ///< its connection has ended, the reason is awaited
     bool is_ready = false, is_idle = true;
-    std::string lost{};  ///< not empty: why
+    bool is_warned = false;    ///< its launcher has begun to end it
+    bool is_stopping = false;  ///< by a signal of others it ends its ranks, which have not failed
+    std::string lost{};        ///< not empty: why
     std::set<int> running{};
     std::size_t left = 0, not_accepted = 0;
     std::vector<std::string> addresses{};
@@ -68,6 +71,8 @@ class AgentGroup : public Ranks {
   virtual void join(Agent&) {}
   /// An agent has sent its frame `hello`, with its place (frames.h).
   virtual void greet(Agent&, const std::string& place) { static_cast<void>(place); }
+  /// An agent has got a signal to end, or SIGCONT, after which mpirun sends one.
+  virtual void stop(Agent&, int signal);
   /// True once no further agent is to come; agents_ are then in the order of the hosts.
   virtual bool all_have_come() { return true; }
   void lose(Agent&, const std::string& why);
@@ -79,6 +84,7 @@ class AgentGroup : public Ranks {
   Job job_;
   std::optional<StartFailure> failure_;
   std::vector<std::string> messages_;
+  std::optional<StopRequest> stop_;
 
  private:
   void start_agent(const Options&, int node, int first_rank);
@@ -91,9 +97,9 @@ class AgentGroup : public Ranks {
 
   bool is_pending_ = false;  // the job waits for agents
   bool is_killed_ = false;
-  std::optional<StopRequest> stop_;
   std::vector<RankEnd> ends_;
   Deadline next_beat_ = Deadline::after({});
+  OwnStop own_stop_;
 };
 
 }  // namespace rz::rzrun

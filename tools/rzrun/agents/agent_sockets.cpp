@@ -26,6 +26,9 @@ constexpr std::chrono::milliseconds time_of_soon_try{100}, time_to_connect{3000}
 /// Agents that connect at once from one address: containers, or hosts behind one router.
 constexpr std::size_t expected_of_a_host = 8;
 
+/// Begins an address of IPv4 at a socket of both families.
+constexpr std::string_view mapped = "::ffff:";
+
 net::AuthenticationKey agent_key(const SharedSecret& secret) {
   return {secret.get(), net::Purpose::agent, ""};
 }
@@ -77,7 +80,9 @@ std::vector<AgentListener::Connection> AgentListener::advance(double per_second)
     const Status status = s->authentication.status();
     if (status == Status::proven) {
       accept_rate_.proven();
-      proven.push_back({proven_stream(std::move(s->socket), s->authentication), s->from.host()});
+      const std::string here = net::local_address(socket).host();
+      proven.push_back({proven_stream(std::move(s->socket), s->authentication), s->from.host(),
+                        here.substr(here.starts_with(mapped) ? mapped.size() : 0)});
     } else if (status == Status::pending && !s->until.expired()) {
       ++s;
       continue;
@@ -128,6 +133,13 @@ void AgentListener::drop_one() {
   unproven_.erase(dropped);
 }
 
+std::string AgentListener::places() const {
+  std::string text;
+  for (const UniqueFd& l : listeners_)
+    text += concat(text.empty() ? "" : ", ", net::local_address(l.get()).text());
+  return text;
+}
+
 void AgentListener::append_descriptors(std::vector<pollfd>& wait) const {
   for (const UniqueFd& listener : listeners_) wait.push_back({rests_ ? -1 : listener.get(), POLLIN, 0});
   for (const Stranger& s : unproven_) wait.push_back({s.socket.get(), POLLIN, 0});
@@ -138,7 +150,7 @@ void AgentListener::append_descriptors(std::vector<pollfd>& wait) const {
 FrameStream connect_to_rzrun(const net::HostPort& where, const AgentAccess& access, Deadline deadline,
                              const std::function<void(const std::string& why)>& waits) {
   const net::AuthenticationKey key = agent_key(access.secret);
-  std::string why = "no address";
+  std::string why = "no address", refusal;  // of the last try, and of the last one that a listener took
   std::optional<Deadline> other_secret;
   for (auto pause = std::chrono::milliseconds(50);; pause = std::min(pause * 2, max_connect_pause)) {
     try {
@@ -153,7 +165,7 @@ FrameStream connect_to_rzrun(const net::HostPort& where, const AgentAccess& acce
           end.complete(socket.get(), Deadline::after(AgentListener::time_to_prove));
           return proven_stream(std::move(socket), end);
         } catch (const Error& e) {
-          why = concat(address.text(), " took the connection, but ", e.what());
+          why = refusal = concat(address.text(), " took the connection, but ", e.what());
           const bool is_other = end.refusal() == net::Authentication::Refusal::other_secret;
           if (is_other && !other_secret) other_secret = Deadline::after(other_secret_patience);
           require(!is_other || !other_secret->expired(), Errc::mismatch, "the rzrun at ", address.text(),
@@ -166,7 +178,8 @@ FrameStream connect_to_rzrun(const net::HostPort& where, const AgentAccess& acce
       if (e.code() == Errc::mismatch) throw;
       why = e.what();
     }
-    require(!deadline.expired(), Errc::rendezvous, why);
+    const bool hides = !refusal.empty() && refusal != why;
+    require(!deadline.expired(), Errc::rendezvous, why, hides ? "; before that " + refusal : "");
     waits(why);
     std::this_thread::sleep_for(pause);
   }

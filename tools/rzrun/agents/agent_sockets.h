@@ -41,7 +41,8 @@ class AgentListener {
 
   struct Connection {
     FrameStream stream;
-    std::string address;  ///< of the agent
+    std::string address;     ///< of the agent
+    std::string reached_at;  ///< the address of this host that it has connected to
   };
   /// Accepts, reads and writes what can be done without waiting. Returns the agents that have proved the
   /// secret since. Call it after wait_ms() at the latest. `per_second`: connections that prove nothing.
@@ -51,6 +52,8 @@ class AgentListener {
   void append_descriptors(std::vector<pollfd>&) const;
   /// Agents and strangers that have proved nothing yet.
   std::size_t unproven() const { return unproven_.size(); }
+  /// "10.0.0.1:29400, [fd00::1]:29400"
+  std::string places() const;
   const net::Strangers& strangers() const { return strangers_; }
 
  private:

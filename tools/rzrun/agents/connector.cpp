@@ -19,7 +19,7 @@ Variables forwarded_environment() {
       "HOME",    "USER",   "LOGNAME",   "SHELL", "MAIL",     "HOSTNAME",     "HOST",
       "PWD",     "OLDPWD", "SHLVL",     "_",     "TMPDIR",   "TERM",         "TTY",
       "DISPLAY", "TMUX",   "TMUX_PANE", "STY",   "WINDOWID", "RZ_SECRET_FD", "RZ_FLIGHT_FD"};
-  static constexpr std::string_view own_prefixes[] = {"SSH_", "XDG_", "DBUS_", "WAYLAND_", "BASH_FUNC_"};
+  static constexpr std::string_view own_prefixes[] = {"SSH_", "XDG_", "DBUS_", "WAYLAND_"};
   Variables found;
   for (char** v = environ; *v; ++v) {
     const std::string_view text = *v;

@@ -26,7 +26,7 @@ void fields_of_job(Archive& a, J& job) {
 template <class Archive, class E>
 void fields_of_end(Archive& a, E& end) {
   a(end.rank, end.status.exit_code, end.status.signal, end.status.core_dumped, end.memory_kill, end.error,
-    end.activity, end.stack, end.culprit, end.call, end.group, end.last_calls);
+    end.activity, end.stack, end.culprit, end.call, end.group, end.last_calls, end.state);
 }
 
 void set_non_blocking(int fd) {
@@ -202,7 +202,20 @@ bool Silence::too_long() {
   const auto now = Clock::now();
   if (now - looked_ > 2 * beat_time) since_ = now;
   looked_ = now;
-  return now - since_ > limit;
+  return !is_announced_ && now - since_ > limit;
+}
+
+void OwnStop::look() {
+  const auto before = std::exchange(looked_, Clock::now());
+  if (looked_ - before <= Silence::limit) return;
+  time_ = std::chrono::duration_cast<std::chrono::seconds>(looked_ - before);
+  ended_ = looked_;
+}
+
+std::string OwnStop::text() const {
+  if (!time_.count() || Clock::now() - ended_ > Silence::limit) return "";
+  return concat("this rzrun was stopped for ", time_.count(), " s, and the other hosts wait ",
+                Silence::limit.count(), " s for a sign of it; Ctrl-Z tells them, unlike SIGSTOP");
 }
 
 }  // namespace rz::rzrun

@@ -31,8 +31,9 @@ struct Frame {
     left,           ///< all ranks have ended, and have left processes behind
     idle,           ///< no process is left; a free port for the next job
     // From both.
-    message,  ///< a line for standard error
-    beat,     ///< sent every 2 s
+    message,    ///< a line for standard error
+    suspended,  ///< this end is being stopped as by Ctrl-Z, and sends nothing until it goes on
+    beat,       ///< sent every 2 s
     last = beat,
   };
   Kind kind;
@@ -40,7 +41,7 @@ struct Frame {
 };
 
 /// An agent sends this first. What comes before is text, such as a shell's banner.
-inline constexpr std::string_view frames_begin = "\x01rzrun agent 4\n";
+inline constexpr std::string_view frames_begin = "\x01rzrun agent 5\n";
 
 /// Longer frames are an error: a job has a whole environment, output a line of 1 MiB or several.
 inline constexpr std::size_t max_frame_bytes = std::size_t{16} << 20;
@@ -117,13 +118,33 @@ class Silence {
  public:
   static constexpr std::chrono::seconds beat_time{2}, limit{10};
 
-  void end() { since_ = Clock::now(); }
+  void end() { since_ = Clock::now(), is_announced_ = false; }
+  /// The peer has announced it.
+  void announce() { is_announced_ = true; }
   /// True after `limit` of silence. Call it every beat_time.
   bool too_long();
 
  private:
   using Clock = std::chrono::steady_clock;
+  bool is_announced_ = false;
   Clock::time_point since_ = Clock::now(), looked_ = since_;
+};
+
+/// Whether this process was itself stopped for longer than the other hosts wait for a sign of it, so that
+/// their end is no fault of theirs.
+class OwnStop {
+ public:
+  /// Call it every Silence::beat_time.
+  void look();
+  /// The others know of the stop that has just ended.
+  void forgive() { looked_ = Clock::now(); }
+  /// For a while after such a stop, a line about it; else empty.
+  std::string text() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point looked_ = Clock::now(), ended_{};
+  std::chrono::seconds time_{};
 };
 
 }  // namespace rz::rzrun

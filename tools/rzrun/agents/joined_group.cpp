@@ -93,7 +93,9 @@ std::vector<UniqueFd> listen_as_node0(const Rendezvous& r) {
     listeners = net::listen_at(net::listening_addresses(where, environment().interface), r.port);
   } catch (const Error& e) {
     fail(Errc::config, "node 0 listens at ", net::join_host_port(where.host, r.port),
-         ", but this host cannot: ", e.what(), "; is this host node 0?");
+         ", but this host cannot: ", e.what(),
+         "; is this host node 0? If others reach it by the address of a service or router, give --local-addr "
+         "ADDRESS with one of its own");
   }
   require(!listeners.empty() || r.node_rank < 0, Errc::rendezvous, "port ", r.port, " of ", where.host,
           " is in use, by another job or program; choose another port on all hosts");
@@ -210,7 +212,7 @@ void JoinedGroup::wait_for_hosts() {
                                : concat("; ", missing(all), " missing");
   const std::string line =
       concat(all.size(), " of ", nodes_text(rendezvous_.min_nodes, rendezvous_.max_nodes),
-             " hosts have come (", names, ")", what);
+             " hosts have come (", names, ")", what, "; node 0 listens at ", listener_.places());
   if (!is_over) {
     messages_.push_back(concat("waiting for hosts: ", line, listener_.strangers().text()));
     if (explain_at_.expired()) explain_at_ = Deadline::after(rendezvous_.join_timeout * 2);
@@ -248,7 +250,8 @@ void JoinedGroup::start_ranks() {
   choose_numbers();
   is_started_ = true;
   is_joining_ = false;
-  job_.master_addr = rendezvous_.local_address.empty() ? rendezvous_.host : rendezvous_.local_address;
+  job_.master_addr = place_of_node0(rendezvous_).host;
+  if (net::is_unspecified(job_.master_addr)) job_.master_addr = reached_at_;
   try {
     job_.master_port = free_port();
     for (Agent& a : agents_)
@@ -266,7 +269,10 @@ void JoinedGroup::start_ranks() {
 
 std::vector<RankEnd> JoinedGroup::reap() {
   const double rate = is_joining_ ? net::AcceptRate::while_starting : net::AcceptRate::while_running;
-  for (auto& c : listener_.advance(rate)) adopt(std::move(c.stream), c.address, AgentListener::time_to_prove);
+  for (auto& c : listener_.advance(rate)) {
+    if (reached_at_.empty()) reached_at_ = c.reached_at;
+    adopt(std::move(c.stream), c.address, AgentListener::time_to_prove);
+  }
   auto ends = AgentGroup::reap();
   drop_lost();
   if (is_joining_) wait_for_hosts();

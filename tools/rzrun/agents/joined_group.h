@@ -63,6 +63,7 @@ class JoinedGroup : public AgentGroup {
   bool has_warned_ = false;  // of a host that is refused
   Deadline join_until_, explain_at_;
   std::vector<const Agent*> refused_;
+  std::string reached_at_;    // the address of this host that another one has connected to
   std::string last_message_;  // of the end of the ranks
 };
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstring>
 #include <filesystem>
 
 #include "comm/bootstrap/secret.h"
@@ -25,6 +26,8 @@ constexpr std::chrono::seconds time_to_come{300}, time_until_named{10};
 constexpr std::chrono::seconds time_for_agents{2};
 /// At the end: for the launcher by itself, with a host that is lost or has not come, and after SIGTERM.
 constexpr std::chrono::seconds time_to_exit{10}, time_if_lost{2}, time_after_sigterm{3};
+
+constexpr std::chrono::milliseconds time_for_all_to_stop{500};
 
 /// One line of Slurm without a plugin that binds, which needs no --cpu-bind=none.
 constexpr std::string_view no_news = "cluster configuration lacks support for cpu binding";
@@ -165,6 +168,28 @@ bool LaunchedGroup::all_have_come() {
   return true;
 }
 
+/// The launcher ends the agents that it reaches once it has lost a host, or when it is told to end. mpirun
+/// prints why and sends SIGCONT, long before SIGTERM; a SIGCONT alone may come from anybody.
+void LaunchedGroup::stop(Agent& a, int signal) {
+  if (signal == SIGCONT && (options_.launcher != Launcher::openmpi || !has_complained_)) return;
+  a.is_warned = true;
+  a.is_stopping = signal != SIGCONT;
+  if (!stopped_at_) stopped_at_ = Deadline::after(time_for_all_to_stop);
+  if (signal != SIGCONT) stopped_by_ = signal;
+}
+
+/// Before the ranks of other hosts that miss those of the stopped agents are taken for the first failure.
+void LaunchedGroup::explain_stop() {
+  stopped_at_.reset();
+  const auto is_left = [](const Agent& a) { return a.lost.empty() && !a.is_warned; };
+  if (std::ranges::none_of(agents_, is_left)) {
+    if (stopped_by_) stop_ = {stopped_by_, " from " + name_};
+    return;
+  }
+  for (Agent& a : agents_)
+    if (is_left(a)) lose(a, concat(name_, " ends the agents of the other hosts, and does not reach its own"));
+}
+
 std::vector<const hosts::Host*> LaunchedGroup::missing() const {
   std::vector<const hosts::Host*> all;
   for (const hosts::Host& h : options_.nodes)
@@ -190,6 +215,7 @@ std::vector<RankEnd> LaunchedGroup::reap() {
     adopt(std::move(c.stream), c.address, AgentListener::time_to_prove);
   take_lines();
   watch_launcher();
+  if (stopped_at_ && stopped_at_->expired()) explain_stop();
   return AgentGroup::reap();
 }
 
@@ -198,6 +224,7 @@ void LaunchedGroup::take_lines() {
   out_.pump();
   err_.pump();
   if (lines_.pending().empty()) return;
+  has_complained_ = has_complained_ || missing().empty();
   for (const std::string& line : parts_of(lines_.take(), '\n')) {
     const std::string_view text = std::string_view(line).substr(std::min(line.size(), name_.size() + 2));
     if (text.find_first_not_of("- \t") == std::string_view::npos || text.ends_with(no_news)) continue;

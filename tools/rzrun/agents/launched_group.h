@@ -22,12 +22,15 @@ class LaunchedGroup : public AgentGroup {
   void start(const Job&, const std::function<bool()>& go_on) override;
   void append_descriptors(std::vector<pollfd>&) const override;
   std::vector<RankEnd> reap() override;
+  int wait_ms() const override { return stopped_at_ ? stopped_at_->poll_ms(1000) : AgentGroup::wait_ms(); }
   int size() const override { return options_.ranks; }
 
  private:
   LaunchedGroup(const Options&, std::vector<UniqueFd> listeners, Variables of_agents, Console& out,
                 Console& err);
   bool all_have_come() override;
+  void stop(Agent&, int signal) override;
+  void explain_stop();
   void greet(Agent&, const std::string& place) override;
   void take_lines();
   void watch_launcher();
@@ -45,6 +48,9 @@ class LaunchedGroup : public AgentGroup {
   Deadline come_by_, explain_at_;
   std::set<std::string> blamed_{};  ///< hosts, by its lines
   std::optional<ExitStatus> ended_{};
+  bool has_complained_ = false;           ///< it has printed a line since all agents came
+  int stopped_by_ = 0;                    ///< a signal that has ended an agent
+  std::optional<Deadline> stopped_at_{};  ///< until then the others get it too, if they are to
   std::optional<Deadline> lost_at_{};  ///< once it has ended: the agents have so long to end first
 };
 

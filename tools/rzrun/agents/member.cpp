@@ -77,6 +77,8 @@ class Member : public Agent {
   /// This host leaves a job that goes on without it; node 0 ends any other. A second signal kills the ranks
   /// of this host.
   void handle_signal(int s) override {
+    if (s == SIGCONT) return;
+    if (s == SIGTSTP) return suspend();
     if (s == SIGUSR1 || s == SIGUSR2) {
       if (is_active()) group_.signal_handlers(s);
       return;
@@ -108,7 +110,8 @@ class Member : public Agent {
       is_killed_ = true;
     }
     if (has_status_ || is_killed_) return;
-    print(concat("node 0 at ", node0_, " is lost: ", why));
+    const std::string own = own_stop_.text();
+    print(own.empty() ? concat("node 0 at ", node0_, " is lost: ", why) : own);
     if (!stopped_at_) status_ = 255;
   }
 
@@ -136,32 +139,45 @@ class Member : public Agent {
   std::optional<std::chrono::steady_clock::time_point> stopped_at_;
 };
 
-FrameStream join(const Rendezvous& r) {
-  const std::string where = net::join_host_port(r.host, r.port);
+/// The port of the endpoint, which is this host's, has become free.
+struct Freed {
+  std::vector<UniqueFd> listeners;
+};
+
+}  // namespace
+
+std::variant<FrameStream, std::vector<UniqueFd>> find_node0(const Rendezvous& r) {
+  const std::string where = net::join_host_port(r.host, r.port),
+                    by_owner = r.node_rank < 0 && !r.is_host
+                                   ? concat("; node 0 is the host that owns the address ", r.host,
+                                            ", or, where that is of a service or router, the one with "
+                                            "--node-rank 0 and --local-addr ADDRESS")
+                                   : "";
   const Deadline deadline = Deadline::after(r.join_timeout), explain = Deadline::after(time_to_explain);
   bool is_explained = false;
   try {
     return connect_to_rzrun({r.host, r.port}, process_access(), deadline, [&](const std::string& why) {
+      if (auto listeners = listen_as_node0(r); !listeners.empty()) throw Freed{std::move(listeners)};
       if (is_explained || !explain.expired()) return;
       is_explained = true;
-      std::fprintf(stderr, "rzrun: waiting for node 0 at %s (%s); it has %s to start\n", where.c_str(),
-                   why.c_str(),
-                   seconds(std::chrono::ceil<std::chrono::seconds>(deadline.remaining())).c_str());
+      std::fprintf(
+          stderr, "rzrun: waiting for node 0 at %s (%s); it has %s to start%s\n", where.c_str(), why.c_str(),
+          seconds(std::chrono::ceil<std::chrono::seconds>(deadline.remaining())).c_str(), by_owner.c_str());
     });
+  } catch (Freed& freed) {
+    return std::move(freed.listeners);
   } catch (const Error& e) {
     require(e.code() != Errc::mismatch, Errc::config, e.what());
     if (e.code() != Errc::rendezvous) throw;
     fail(Errc::rendezvous, "node 0 has not started within ", seconds(r.join_timeout), ": no rzrun at ", where,
          " (", e.what(),
          "); is rzrun running on that host with the same endpoint, and is the port open? join_timeout of "
-         "--rdzv-conf is the time to wait");
+         "--rdzv-conf is the time to wait",
+         by_owner);
   }
 }
 
-}  // namespace
-
-int run_member(const Options& options) {
-  FrameStream stream = join(*options.rendezvous);
+int run_member(const Options& options, FrameStream stream) {
   Console out{STDOUT_FILENO};
   std::optional<Console> own_err;
   if (!is_same_stream(STDOUT_FILENO, STDERR_FILENO)) own_err.emplace(STDERR_FILENO);

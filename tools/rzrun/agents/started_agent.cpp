@@ -100,7 +100,13 @@ class StartedAgent : public Agent {
   }
 
   void handle_signal(int s) override {
-    if (s != SIGUSR1 && s != SIGUSR2) end();
+    if (s == SIGTSTP) return suspend();
+    if (s == SIGUSR1 || s == SIGUSR2) return;
+    // rzrun has its own way to end an agent: this comes from what has started it, or from a user.
+    if (!is_stopped_) send_number(Frame::Kind::stop, s);
+    if (s == SIGCONT) return;
+    is_stopped_ = true;
+    end();
   }
   void lose(const std::string&) override {
     for (Console& c : streams_) c.close();  // so that no rank waits for a reader
@@ -121,6 +127,7 @@ class StartedAgent : public Agent {
 
   Console streams_[2];            // standard output and standard error of the ranks
   std::size_t not_accepted_ = 0;  // bytes of output
+  bool is_stopped_ = false;       // by a signal
 };
 
 /// To the rzrun that is at one of the addresses of RZ_AGENT.

@@ -2,6 +2,8 @@
 
 #include "comm/core/error.h"
 #include "comm/core/text.h"
+#include "comm/device/cuda_runtime.h"
+#include "comm/topology.h"
 #include "tools/command_line/command_line.h"
 #include "tools/rzrun/flags/accelerate_flags.h"
 #include "tools/rzrun/flags/host_flags.h"
@@ -37,8 +39,8 @@ Each rank has a TORCHELASTIC_ERROR_FILE, beside its log files if there are any. 
 reason of its end into it, as torch's @record does; rzrun writes that of a signal. The last line of rzrun is
 the first failure with this reason, or that of the rank that it blames.
 
-When a rank fails, the others end: after an exit they have 1 s to print errors of their own, and 3 s after
-status 2 (wrong input), which one rank often explains for all. Then they and their child processes get
+When a rank fails, the others end: they have 1 s to print errors of their own, and 3 s after status 2 (wrong
+input), which one rank often explains for all. Then they and their child processes get
 SIGTERM and, after the grace period, SIGKILL. Once all have ended, rzrun prints on standard error how the
 others ended and in which call of ringzero they waited, and last which rank failed first, and how.
 
@@ -56,6 +58,8 @@ rank handled SIGINT or SIGTERM and ended), nor after a signal to rzrun.
 SIGTERM, SIGINT (Ctrl-C), SIGHUP or SIGQUIT to rzrun ends the job: the ranks get SIGTERM, then SIGKILL as
 above; another such signal, more than a second after the first, kills them at once. SIGUSR1 and SIGUSR2
 are forwarded to the processes of the ranks that have a handler for them, each at most once a second.
+Ctrl-Z (SIGTSTP) stops rzrun alone: the ranks go on, on other hosts too, which rzrun tells before; their
+output waits. After SIGSTOP, of which it cannot tell them, other hosts end the job within 10 s.
 Programs on ringzero's engine save at SIGUSR1, and save and end at SIGTERM. rzrun has a child, rz-supervisor;
 SIGKILL of either of both kills all processes that the ranks have started.
 
@@ -131,8 +135,16 @@ void add_flags(CommandLine& line, Options& o, RawOptions& w) {
       .type_name("PORT");
 }
 
+/// As with DeepSpeed, a program without a number has a rank for each device.
+void count_devices(Options& o) {
+  o.ranks = cuda::device_count();
+  require(o.ranks != 0, Errc::config,
+          "how many ranks? This host has no CUDA device to count; give -n N, such as -n ",
+          cpu_limits().processors.size(), " for its processors, or --hostfile FILE; see --help");
+  o.notes.push_back(concat("-n ", o.ranks, ": a rank for each CUDA device of this host"));
+}
+
 void check(const Options& o) {
-  require(o.ranks != 0, Errc::config, "how many ranks? Give -n N, or --hostfile FILE; see --help");
   require(!o.command.empty(), Errc::config, "no program to start; try: rzrun -n ", o.ranks,
           " PROGRAM [ARGS…]");
 }
@@ -209,6 +221,7 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
           "--launcher and --nnodes exclude each other: with --nnodes the user starts rzrun on each host");
   if (!o.rendezvous) apply_host_flags(line, host_flags, o);
   apply_devices(accelerate_flags, o);
+  if (o.ranks == 0) count_devices(o);
   check(o);
   apply_log_flags(line, torchrun_flags, log_flags, o);
   apply_program_flags(program_flags, o);

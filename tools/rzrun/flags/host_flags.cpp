@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <numeric>
 
 #include "comm/core/error.h"
@@ -18,6 +19,20 @@ Host of_all_slots(const std::string& name) {
   return all;
 }
 
+/// Without a hostfile mpirun and srun have the hosts of Slurm's allocation.
+bool has_allocation(const Options& o) {
+  return o.launcher != Launcher::ssh && std::getenv("SLURM_JOB_ID") && std::getenv("SLURM_JOB_NODELIST");
+}
+
+/// Without -n, DeepSpeed's hostfile has the hosts where a cluster has put one. A filter of this host alone
+/// needs none.
+bool takes_default_file(const CommandLine& line, const HostFlags& f, const Options& o) {
+  const std::string host = f.include.substr(0, f.include.find_first_of(":@"));
+  std::error_code none;
+  return f.hostfile.empty() && !line.is_set("-n") && o.ranks == 0 && !has_allocation(o) &&
+         (f.include.empty() || !hosts::is_this_host(host)) && std::filesystem::exists(f.default_file, none);
+}
+
 /// The slots of this host that --include names without a hostfile: any, since no file limits them.
 std::vector<Host> of_this_host(const std::string& filter) {
   const std::string name = filter.substr(0, filter.find_first_of(":@"));
@@ -26,11 +41,6 @@ std::vector<Host> of_this_host(const std::string& filter) {
   require(filter.find(':') != std::string::npos, Errc::config, "--include ", filter,
           ": without --hostfile write ", name, ":SLOT,SLOT…, or -n N");
   return hosts::include({of_all_slots(name)}, filter);
-}
-
-/// Without a hostfile mpirun and srun have the hosts of Slurm's allocation.
-bool has_allocation(const Options& o) {
-  return o.launcher != Launcher::ssh && std::getenv("SLURM_JOB_ID") && std::getenv("SLURM_JOB_NODELIST");
 }
 
 /// The hosts of which filters and counts choose.
@@ -59,12 +69,26 @@ void check_flags(const CommandLine& line, const HostFlags& f, const Options& o) 
   require(o.launcher != Launcher::slurm, Errc::config,
           "--launcher slurm: SLURM_JOB_NODELIST is missing, which names the nodes of the allocation");
   require(o.launcher == Launcher::ssh, Errc::config, "--launcher openmpi needs --hostfile FILE");
-  require(!line.is_set("--exclude"), Errc::config, "--exclude needs --hostfile FILE");
-  require(f.num_nodes <= 1, Errc::config, "--num_nodes ", f.num_nodes, " needs --hostfile FILE");
+  require(!line.is_set("--exclude"), Errc::config, "--exclude needs --hostfile FILE; there is no ",
+          f.default_file);
+  require(f.num_nodes <= 1, Errc::config, "--num_nodes ", f.num_nodes, " needs --hostfile FILE; there is no ",
+          f.default_file);
   for (const auto& [is_set, name] : {std::pair(!o.rsh.empty(), "--rsh"),
                                      {o.ssh_port != 0, "--ssh_port"},
                                      {!o.launcher_args.empty(), "--launcher_args"}})
     require(!is_set, Errc::config, name, " needs --hostfile FILE: one host needs no connection");
+}
+
+/// Outside of Slurm, slots are the numbers of all devices of a host.
+void note_replaced_devices(const std::vector<Host>& all, Options& o) {
+  const char* const own = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (!own || !*own || o.launcher == Launcher::slurm || devices_of_slurm()) return;
+  for (const Host& h : all)
+    if (const std::string slots = h.filtered ? devices_of_slots(h.slots, {}) : own; slots != own) {
+      o.notes.push_back(concat("the slots of ", h.name, " replace CUDA_VISIBLE_DEVICES=", own, " by ", slots,
+                               ": they are numbers of the host's devices, not places in that list"));
+      return;
+    }
 }
 
 /// The first slots of the hosts that hold so many ranks.
@@ -151,7 +175,13 @@ void add_host_flags(CommandLine& line, Options& o, HostFlags& f) {
   line.add_flag("--dry-run", o.dry_run, "Print what would run where, and start nothing");
 }
 
-void apply_host_flags(const CommandLine& line, const HostFlags& f, Options& o) {
+void apply_host_flags(const CommandLine& line, const HostFlags& given, Options& o) {
+  HostFlags f = given;
+  if (takes_default_file(line, f, o)) {
+    f.hostfile = f.default_file;
+    o.notes.push_back(
+        concat("hosts of ", f.hostfile, ", as with DeepSpeed; -n N starts ranks on this host alone"));
+  }
   check_flags(line, f, o);
   const bool has_file = !f.hostfile.empty() || has_allocation(o);
   if (!has_file && f.include.empty()) {
@@ -173,6 +203,7 @@ void apply_host_flags(const CommandLine& line, const HostFlags& f, Options& o) {
   if (line.is_set("-n")) all = of_ranks(std::move(all), o.ranks);
   o.ranks = 0;
   for (const Host& h : all) o.ranks += static_cast<int>(h.slots.size());
+  note_replaced_devices(all, o);
   if (!f.force_multi && all.size() == 1 && hosts::is_this_host(all.front().name)) {
     if (all.front().filtered) o.devices = devices_of_slots(all.front().slots, devices_of_slurm());
     return;

@@ -12,6 +12,7 @@ struct HostFlags {
   std::string hostfile, include, exclude;
   int num_nodes = 0, num_gpus = 0;
   bool force_multi = false;  ///< an agent also for this host alone
+  std::string default_file = "/job/hostfile";  ///< DeepSpeed's, in place of `hostfile` if it is there
 };
 
 void add_host_flags(CommandLine&, Options&, HostFlags&);

@@ -6,6 +6,7 @@
 
 #include "comm/core/error.h"
 #include "comm/device/cuda_runtime.h"
+#include "comm/net/listening.h"
 #include "comm/net/socket.h"
 #include "comm/topology.h"
 
@@ -14,6 +15,8 @@ namespace {
 
 /// torchrun's default ports, of its backends c10d and static.
 constexpr int c10d_port = 29400, static_port = 29500;
+/// rzruns that can only be on this host wait no longer for each other.
+constexpr std::chrono::seconds time_at_loopback{60};
 
 int number(const std::string& text, const std::string& where, int min, int max) {
   const auto n = parse_number<int>(text);
@@ -76,6 +79,25 @@ void check_conflicts(const CommandLine& line, const std::vector<Setting>& settin
     require(!line.is_set("-n"), Errc::config, "-n and ", s.where,
             " exclude each other: -n N counts the ranks of all hosts, --nproc-per-node K those of this one");
   }
+}
+
+/// An endpoint that each host takes for itself. Several rzruns of one host, with which users try a job, may
+/// meet at loopback.
+void check_endpoint(const Setting& endpoint, Rendezvous& r, std::vector<std::string>& notes) {
+  const std::string text = concat(endpoint.where, " ", endpoint.value);
+  if (net::is_unspecified(r.host)) {
+    const bool is_node0 = r.node_rank < 0 ? r.is_host.value_or(false) : r.node_rank == 0;
+    const bool is_other = r.node_rank < 0 ? !r.is_host.value_or(true) : r.node_rank > 0;
+    require(!is_other, Errc::config, text,
+            " is this host itself, and node 0 is another one: give its name or address");
+    require(
+        is_node0, Errc::config, text,
+        " is each host itself: give the name or address of node 0 on all, or --node-rank 0 on the host that "
+        "is to be it");
+  }
+  if (!net::names_loopback(r.host) || !r.local_address.empty()) return;
+  notes.push_back(concat(text, " is loopback: all ", r.max_nodes,
+                         " rzruns must be on this host; else give the name or address of node 0 on all"));
 }
 
 /// Where node 0 listens.
@@ -226,6 +248,11 @@ void apply_torchrun_flags(const CommandLine& line, TorchrunFlags f, Options& o) 
   const net::HostPort where = address_of_node0(line, f, o, given, backend, nnodes);
   r.host = where.host;
   r.port = where.port;
+  check_endpoint(given.is_set() ? given : get("--master-addr", o.master_addr), r, o.notes);
+  if (net::names_loopback(r.host)) {
+    r.join_timeout = time_at_loopback;
+    if (conf.is_set()) parse_rdzv_conf(conf.value, conf.where, r);
+  }
   o.rendezvous = r;
 }
 

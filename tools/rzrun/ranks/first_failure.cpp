@@ -7,14 +7,15 @@
 #include <map>
 
 #include "comm/core/error.h"
+#include "comm/transport/lost_link.h"
 
 namespace rz::rzrun {
 namespace {
 
-/// The other ranks have so long to print why they end, after one has exited with an error. All ranks usually
+/// The other ranks have so long to print why they end, after one has failed. All ranks usually
 /// exit with 2 when an input is wrong, and one of them prints the reason.
 std::chrono::milliseconds time_to_report(const ExitStatus& s) {
-  return std::chrono::milliseconds(s.signal ? 0 : s.exit_code == 2 ? 3000 : 1000);
+  return std::chrono::milliseconds(!s.signal && s.exit_code == 2 ? 3000 : 1000);
 }
 
 std::string on_host(const RankEnd& end) { return end.host.empty() ? "" : concat(" on host ", end.host); }
@@ -23,6 +24,20 @@ constexpr std::size_t max_calls = 3;  // in a line
 
 bool has_signal_of_rzrun(const RankEnd& end) {
   return end.status.signal == SIGTERM || end.status.signal == SIGKILL;
+}
+
+/// What a rank was about that the others waited for.
+std::string describe_state(char state) {
+  switch (state) {
+    case 'T':
+      return "was stopped (state T, as by SIGSTOP)";
+    case 't':
+      return "was stopped by a debugger (state t)";
+    case 'D':
+      return "waited in the kernel (state D, as for a file system)";
+    default:
+      return concat("held up others (state ", state, state == 'R' ? ", it ran)" : ", it slept)");
+  }
 }
 
 std::string describe_loss(const RankEnd& end) { return concat("host ", end.host, " is lost: ", end.lost); }
@@ -49,7 +64,9 @@ void FirstFailure::report(const RankEnd& end, bool is_ending, Clock::time_point 
   failed_.push_back(end);
   if (first_) {
     const bool was_ended = is_ending && has_signal_of_rzrun(end);
-    if (end.is_of(first_->culprit) && !was_ended && cause_ == 0) cause_ = failed_.size() - 1;
+    const bool explains = !end.lost.empty() && first_->error.find(lost_link) != std::string::npos;
+    if ((end.is_of(first_->culprit) || explains) && (!was_ended || end.state) && cause_ == 0)
+      cause_ = failed_.size() - 1;
     return;
   }
   if (is_ending) return;
@@ -71,6 +88,7 @@ std::vector<std::string> FirstFailure::later() const {
   std::map<std::string, std::vector<const RankEnd*>> by_end;
   for (const RankEnd& end : failed_) {
     if (&end == &failed_.front() || &end == &cause()) continue;
+    if (!end.status.failed()) continue;
     if (!end.lost.empty())
       lines.push_back(describe_loss(end));
     else if (!has_signal_of_rzrun(end) && end.status != first_->status)
@@ -128,10 +146,14 @@ std::string FirstFailure::waits() const {
 std::string FirstFailure::line(int ranks) const {
   if (!first_) return "";
   const RankEnd& end = cause();
-  std::string line = end.lost.empty()
-                         ? concat("rank ", end.rank, " of ", ranks, on_host(end), " ", describe_end(end))
-                         : describe_loss(end);
-  if (!end.error.empty()) line += ": " + end.error;
+  // Its own reason counts more than what it was about; one that was stopped has none.
+  const bool is_late = cause_ > 0 && end.state && (end.error.empty() || end.state == 'T');
+  const std::string who = concat("rank ", end.rank, " of ", ranks, on_host(end), " ");
+  std::string line =
+      !end.lost.empty() ? describe_loss(end)
+      : is_late ? concat(who, describe_state(end.state), "; rank ", first_->rank, " ", describe_end(*first_))
+                : who + describe_end(end);
+  if (const std::string& error = (is_late ? *first_ : end).error; !error.empty()) line += ": " + error;
   std::ranges::replace(line, '\n', ' ');
   return line;
 }

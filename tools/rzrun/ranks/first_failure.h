@@ -31,7 +31,8 @@ class FirstFailure {
 
   /// The first failure, once.
   std::optional<RankEnd> take() { return std::exchange(news_, {}); }
-  /// The same, or the rank that its report blames, if that has failed by itself. Requires is_known().
+  /// The same, or the rank that its report blames, if that has failed by itself or was ended with the others.
+  /// Requires is_known().
   const RankEnd& cause() const { return failed_[cause_]; }
   bool has_several_hosts() const { return has_several_hosts_; }
   bool is_known() const { return first_.has_value(); }
@@ -50,7 +51,9 @@ class FirstFailure {
   std::vector<std::string> later() const;
   /// "ranks 1, 2, 3 waited in all_reduce #204 (2 f32, sum) of 'world' for rank 0": where the others were.
   std::string waits() const;
-  /// "rank 3 of 4 on host n1 exited with 5: ERROR": the cause, with its report or what it was doing.
+  /// "rank 3 of 4 on host n1 exited with 5: ERROR": the cause, with its report or what it was doing. "rank 2
+  /// of 4 on host n1 was stopped (state T, as by SIGSTOP); rank 0 exited with 1: ERROR" of one that others
+  /// blame.
   std::string line(int ranks) const;
 
  private:

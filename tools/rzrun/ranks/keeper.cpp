@@ -21,23 +21,29 @@ namespace {
 /// Processes that the kernel cannot end must not keep this one.
 constexpr std::chrono::seconds time_to_kill{10};
 
-/// A terminal signals all processes of a group itself. Returns the last signal, or `last` if there is none.
+/// A terminal signals all processes of a group itself, and the child alone answers Ctrl-Z. Returns the last
+/// signal, or `last` if there is none.
 int pass_signals_on(const UniqueFd& signals, pid_t child, int last) {
   signalfd_siginfo info;
   while (::read(signals.get(), &info, sizeof info) == sizeof info)
     if (const auto s = static_cast<int>(info.ssi_signo); s != SIGCHLD) {
-      last = s;
+      if (s != SIGTSTP && s != SIGCONT) last = s;
       if (info.ssi_code != SI_KERNEL) ::kill(child, s);
     }
   return last;
 }
 
-/// Reaps processes, which may be orphans of ranks; the status of the child once it has ended.
+/// Reaps processes, which may be orphans of ranks; the status of the child once it has ended. Once Ctrl-Z has
+/// stopped the child, which has told its agents, this process stops too, and a shell sees it.
 std::optional<ExitStatus> reap(pid_t child) {
   std::optional<ExitStatus> ended;
   int status = 0;
-  for (pid_t pid; (pid = ::waitpid(-1, &status, WNOHANG)) > 0;)
-    if (pid == child) ended = exit_status_of_wait(status);
+  for (pid_t pid; (pid = ::waitpid(-1, &status, WNOHANG | WUNTRACED)) > 0;) {
+    if (pid == child && !WIFSTOPPED(status)) ended = exit_status_of_wait(status);
+    if (pid != child || !WIFSTOPPED(status) || WSTOPSIG(status) != SIGTSTP) continue;
+    stop_as_by_terminal();
+    ::kill(child, SIGCONT);
+  }
   return ended;
 }
 

@@ -1,6 +1,5 @@
 #include "tools/rzrun/ranks/launch.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -20,6 +19,7 @@
 #include "comm/bootstrap/secret.h"
 #include "comm/core/environment.h"
 #include "comm/core/error.h"
+#include "comm/net/socket.h"
 #include "comm/os/flight_recorder.h"
 #include "comm/topology.h"
 
@@ -106,6 +106,24 @@ void check_exec(UniqueFd error_pipe, pid_t pid) {
   throw LaunchError{error};
 }
 
+/// Bound at this port of all addresses of the host, of both families where it has them; empty if it is in
+/// use.
+UniqueFd bind_everywhere(int port) {
+  for (const int family : {AF_INET6, AF_INET}) {
+    UniqueFd s(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const int off = 0;
+    if (!s || (family == AF_INET6 && ::setsockopt(s.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off) != 0))
+      continue;
+    net::SocketAddress any;
+    any.storage.ss_family = static_cast<sa_family_t>(family);
+    any.size = family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+    any.set_port(port);
+    if (::bind(s.get(), any.get(), any.size) == 0) return s;
+    if (errno == EADDRINUSE) return {};
+  }
+  return {};
+}
+
 }  // namespace
 
 std::pair<UniqueFd, UniqueFd> make_pipe() {
@@ -115,7 +133,8 @@ std::pair<UniqueFd, UniqueFd> make_pipe() {
 }
 
 void default_signals() {
-  for (int s : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD}) ::signal(s, SIG_DFL);
+  for (int s : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGUSR1, SIGUSR2, SIGCHLD})
+    ::signal(s, SIG_DFL);
   sigset_t none;
   sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -123,17 +142,9 @@ void default_signals() {
 
 int free_port() {
   const PortRange& ports = environment().ports;
-  for (int i = 0; i < ports.size(); ++i) {
-    UniqueFd s(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_ANY);
-    address.sin_port = htons(static_cast<std::uint16_t>(ports.at(static_cast<int>(::getpid()), i)));
-    socklen_t length = sizeof address;
-    auto* a = reinterpret_cast<sockaddr*>(&address);
-    if (s && ::bind(s.get(), a, length) == 0 && ::getsockname(s.get(), a, &length) == 0)
-      return ntohs(address.sin_port);
-  }
+  for (int i = 0; i < ports.size(); ++i)
+    if (const UniqueFd s = bind_everywhere(ports.at(static_cast<int>(::getpid()), i)))
+      return net::local_address(s.get()).port();
   if (ports.first == 0) fail_errno("bind", "a free port");
   fail(Errc::config, "none of the ports RZ_PORTS=", ports.first, "-", ports.last,
        " is free; give more of them");

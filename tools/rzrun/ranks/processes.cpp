@@ -18,12 +18,11 @@ namespace {
 
 /// The line is "PID (NAME) STATE PARENT GROUP …", and NAME may contain anything.
 std::optional<Process> process_of_stat(pid_t pid, const std::string& line) {
-  char state = 0;
-  Process p{pid, 0, 0};
+  Process p{.pid = pid};
   const auto after_name = line.rfind(')');
   if (after_name == std::string::npos ||
-      std::sscanf(line.c_str() + after_name + 1, " %c %d %d", &state, &p.parent, &p.group) != 3 ||
-      state == 'Z')
+      std::sscanf(line.c_str() + after_name + 1, " %c %d %d", &p.state, &p.parent, &p.group) != 3 ||
+      p.state == 'Z')
     return {};
   return p;
 }
@@ -58,11 +57,21 @@ bool handles_signal(pid_t pid, int signal) {
   return false;
 }
 
+void stop_as_by_terminal() {
+  sigset_t one;
+  sigemptyset(&one);
+  sigaddset(&one, SIGTSTP);
+  ::raise(SIGTSTP);
+  ::sigprocmask(SIG_UNBLOCK, &one, nullptr);  // here it stops
+  ::sigprocmask(SIG_BLOCK, &one, nullptr);
+}
+
 UniqueFd block_signals() {
   ::signal(SIGPIPE, SIG_IGN);
   sigset_t set;
   sigemptyset(&set);
-  for (int s : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD, keeper_lost}) sigaddset(&set, s);
+  for (int s : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGCONT, SIGUSR1, SIGUSR2, SIGCHLD, keeper_lost})
+    sigaddset(&set, s);
   ::sigprocmask(SIG_BLOCK, &set, nullptr);
   UniqueFd fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!fd) fail_errno("signalfd");

@@ -12,6 +12,7 @@ namespace rz::rzrun {
 
 struct Process {
   pid_t pid = 0, parent = 0, group = 0;
+  char state = 0;  ///< as in /proc/PID/stat: 'T' is stopped
 };
 
 /// All processes of the machine that have not ended; zombies are left out.
@@ -25,6 +26,9 @@ bool handles_signal(pid_t, int signal);
 
 /// The signal of a process whose keeper (keeper.h) was killed: all processes of the ranks end at once.
 inline constexpr int keeper_lost = SIGPWR;
+
+/// Stops this process, as the default of SIGTSTP, which is blocked. Returns when it goes on.
+void stop_as_by_terminal();
 
 /// Blocks the signals that rzrun and its agents handle, and returns the signalfd that reads them. SIGPIPE is
 /// ignored.

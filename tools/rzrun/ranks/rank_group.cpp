@@ -194,6 +194,7 @@ std::vector<RankEnd> RankGroup::reap() {
 /// here.
 RankEnd RankGroup::end_of(const Rank& r) const {
   RankEnd end{r.rank, *r.exit_status, "", r.exit_status->signal == SIGKILL && oom_->increased(), ""};
+  end.state = r.state;
   if (!end.status.failed()) return end;
   const flight::Report flight = flight::read_report(r.flight.get());
   set_calls(end, flight.positions, size_);
@@ -227,10 +228,19 @@ bool RankGroup::is_in_group_of_a_rank(const Process& p) const {
   return std::ranges::any_of(ranks_, [&](const Rank& r) { return r.pid == p.group; });
 }
 
+/// A stopped process tells more of a rank than its other processes, which wait for it.
+void RankGroup::note_states(const std::vector<Process>& all) {
+  for (Rank& r : ranks_)
+    for (const Process& p : all)
+      if (!r.exit_status && p.group == r.pid && r.state != 'T' && (p.pid == r.pid || p.state == 'T'))
+        r.state = p.state;
+}
+
 void RankGroup::signal_all(int signal) {
-  is_ending_ = true;
+  const auto all = processes();
+  if (!std::exchange(is_ending_, true)) note_states(all);
   for (const auto& r : ranks_) ::kill(-r.pid, signal);
-  for (const Process& p : processes())
+  for (const Process& p : all)
     if (p.parent == ::getpid() && !is_in_group_of_a_rank(p)) ::kill(p.pid, signal);
   if (signal == SIGTERM)
     for (const auto& r : ranks_) ::kill(-r.pid, SIGCONT);  // a stopped process must handle SIGTERM too

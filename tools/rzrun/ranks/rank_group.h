@@ -31,6 +31,7 @@ class RankGroup : public Ranks {
   std::size_t leftovers() const override;
   void signal_all(int signal) override;
   bool signal_handlers(int signal) override;
+  void suspend() override { stop_as_by_terminal(); }
 
  private:
   struct Rank {
@@ -38,10 +39,12 @@ class RankGroup : public Ranks {
     pid_t pid;
     UniqueFd pidfd, flight;
     std::optional<ExitStatus> exit_status;
+    char state = 0;  ///< of its processes when all ranks began to be ended
   };
 
   void start_rank(const Job&, int local_rank);
   void choose_error_folder(const Job&);
+  void note_states(const std::vector<Process>&);
   RankEnd end_of(const Rank&) const;
   bool is_in_group_of_a_rank(const Process&) const;
 

@@ -31,7 +31,8 @@ struct RankEnd {
   std::string group{};       ///< the communicator of that call, if it has all ranks of the job
   /// Of each communicator that has all ranks of the job, the number of the last collective.
   std::vector<std::pair<std::string, std::uint32_t>> last_calls{};
-  int ranks = 1;  ///< of a lost host: how many it had
+  int ranks = 1;   ///< of a lost host: how many it had
+  char state = 0;  ///< of its processes (ranks/processes.h) when it was ended with the others; else 0
 
   bool is_of(int one) const { return rank <= one && one < rank + ranks; }
 };
@@ -50,10 +51,10 @@ struct StartFailure {
 /// Of the exception that Ranks::start() threw.
 StartFailure start_failure_of(const std::exception_ptr&, const std::string& program);
 
-/// A signal to the rzrun of another host.
+/// A signal to the rzrun or agent of another host.
 struct StopRequest {
   int signal;
-  std::string host;
+  std::string where;  ///< " on host n1", " from srun"
 };
 
 class Ranks {
@@ -101,6 +102,8 @@ class Ranks {
   virtual void signal_all(int signal) = 0;
   /// Signals the processes of the ranks that have a handler for the signal. False if none has.
   virtual bool signal_handlers(int signal) = 0;
+  /// Stops this process, as Ctrl-Z does; the ranks go on.
+  virtual void suspend() = 0;
 };
 
 }  // namespace rz::rzrun
