@@ -204,15 +204,24 @@ class Targets {
   std::set<std::string> kinds_;
 };
 
-/// Every layer of target_modules must have its update.
+/// Whether PEFT has a copy of a tensor's module, or of one above it, beside the one of the model.
+bool is_copied(const std::string& tensor, const LoraOptions& o) {
+  for (auto dot = tensor.find('.'); dot != tensor.npos; dot = tensor.find('.', dot + 1))
+    if (is_saved_module(tensor.substr(0, dot), o.modules_to_save)) return true;
+  return false;
+}
+
+/// Every layer of target_modules must have its update, and every module of modules_to_save its weight.
 void require_all_layers(const TensorSource& base, const TensorSource& adapter, const LoraOptions& o,
                         const ChangedWeights& changed, const std::set<std::string>& updated) {
   const Targets targets(o.target_modules, updated);
   for (const TensorInfo& t : base.tensors()) {
-    if (t.shape.size() != 2 || !t.name.ends_with(".weight") || changed.has(t)) continue;
+    if (!t.name.ends_with(".weight") || changed.has(t)) continue;
     const std::string layer = module_of(t.name);
-    require(!targets.contain(changed.own_name(layer)), Errc::config, escaped(adapter.path()),
-            ": missing: A and B of ", escaped(layer), " of ", escaped(base.path()),
+    require(!is_copied(changed.own_name(t.name), o), Errc::config, escaped(adapter.path()),
+            ": missing: ", escaped(t.name), " of ", escaped(base.path()), ", which modules_to_save names");
+    require(t.shape.size() != 2 || !targets.contain(changed.own_name(layer)), Errc::config,
+            escaped(adapter.path()), ": missing: A and B of ", escaped(layer), " of ", escaped(base.path()),
             ", which target_modules names");
   }
 }
@@ -326,12 +335,7 @@ class Merge {
             " has one tensor for both; name its module in modules_to_save");
   }
 
-  /// Whether PEFT has a copy of its module, or of one above it, beside the one of the model.
-  bool is_copy(const std::string& own) const {
-    for (auto dot = own.find('.'); dot != own.npos; dot = own.find('.', dot + 1))
-      if (is_saved_module(own.substr(0, dot), config_.options.modules_to_save)) return true;
-    return false;
-  }
+  bool is_copy(const std::string& own) const { return is_copied(own, config_.options); }
   const TensorInfo* in_adapter(const std::string& own) const {
     const TensorInfo* t = adapter_.find(concat(adapter_prefix, own));
     return t ? t : adapter_.find(own);
