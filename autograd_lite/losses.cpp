@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "autograd_lite/autocast.h"
-#include "autograd_lite/nn/parallel.h"
 #include "autograd_lite/saved_variable.h"
+#include "comm/core/integer_math.h"
 #include "tensor/ops.h"
 
 namespace rz::nn {
@@ -119,16 +119,15 @@ Var gather_classes(Tape& tape, Var part_var, const ClassPart& of) {
   const Shape shape = tape.value(part_var).shape();
   const Tensor part = as_rows(tape.value(part_var));
   const std::size_t n = part.shape()[0], own = part.shape()[1],
-                    share = chunk_of(of.total, {0, of.ranks}).count();
+                    share = ceil_div(of.total, static_cast<std::size_t>(of.ranks));
   const Tensor sent = tape.empty({n, share}, part.dtype()), out = tape.empty({n, of.total}, part.dtype());
   if (own < share) ops::fill(sent, 0, tape.stream());
   ops::copy(sent.columns(0, own), part, tape.stream());
   const Tensor all = of.gather(tape, sent);
-  for (int r = 0; r < of.ranks; ++r) {
-    const Range columns = chunk_of(of.total, {r, of.ranks});
-    if (columns.count() == 0) continue;
-    ops::copy(out.columns(columns.begin, columns.count()),
-              all.view(static_cast<std::size_t>(r) * n * share, {n, share}).columns(0, columns.count()),
+  for (std::size_t r = 0; r < static_cast<std::size_t>(of.ranks); ++r) {
+    const std::size_t width = std::min(share, of.total - std::min(of.total, r * share));
+    if (width == 0) continue;
+    ops::copy(out.columns(r * share, width), all.view(r * n * share, {n, share}).columns(0, width),
               tape.stream());
   }
   return tape.record(out.reshape(shape.with_last(of.total)), {part_var},
