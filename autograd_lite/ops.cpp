@@ -70,11 +70,17 @@ auto rms_norm_backward(Var x_var, Var weight, const SavedVariable& kept, const T
   };
 }
 
-/// Elements of the dimensions from this one, counted from the last, on.
-std::size_t count_from(const Tensor& t, int dimension) {
-  std::size_t count = 1;
-  for (int d = -1; d >= dimension && -d <= t.shape().dims(); --d) count *= t.shape()[d];
-  return count;
+/// The mask of a part of a tensor along a dimension, which counts from the last: the masks of all parts are
+/// that of the whole, whose random numbers each of them consumes.
+ops::DropoutMask mask_of(Tape& tape, const Shape& shape, float p, PartOf part, int dimension) {
+  if (part.of == 0) return tape.next_dropout_mask(p, shape.count());
+  std::size_t before = 1, after = 1;  // elements of the other dimensions
+  for (int d = -shape.dims(); d < dimension; ++d) before *= shape[d];
+  for (int d = dimension + 1; d < 0; ++d) after *= shape[d];
+  ops::DropoutMask mask = tape.next_dropout_mask(p, before * part.of * after);
+  mask.offset += part.own.begin * after;
+  mask.run = part.own.count() * after, mask.stride = part.of * after;
+  return mask;
 }
 
 /// Memory for a statistic of each row.
@@ -124,11 +130,11 @@ Var swiglu(Tape& tape, Var gate_in, Var up_in) {
                      });
 }
 
-Var dropout(Tape& tape, Var x, float p, RankOf part, int dimension) {
+Var dropout(Tape& tape, Var x, float p, PartOf part, int dimension) {
   require(p >= 0 && p < 1, Errc::invalid_argument, "dropout: p is ", p, ", expected 0 <= p < 1");
   if (p == 0) return x;
   const Tensor out = empty_like(tape, tape.value(x));
-  const ops::DropoutMask mask = tape.next_dropout_mask(p, out.count(), part, count_from(out, dimension));
+  const ops::DropoutMask mask = mask_of(tape, out.shape(), p, part, dimension);
   ops::dropout(out, tape.value(x), mask, tape.stream());
   return tape.record(out, {x}, [x, mask](Tape& tape, const Tensor& d_out) {
     const Tensor d = empty_like(tape, d_out);

@@ -20,13 +20,19 @@ namespace rz::nn {
 
 using ops::WeightLayout;
 
+/// What a rank has of a dimension of `of` indices; of = 0: all of it.
+struct PartOf {
+  Range own{};
+  std::size_t of = 0;
+};
+
 // ---- element-wise; others in autograd_lite/element_ops.h
 Var gelu(Tape&, Var x);  ///< tanh approximation
 /// silu(gate) · up, with the bits of both operators; it keeps neither result. The shapes are equal.
 Var swiglu(Tape&, Var gate, Var up);
 /// Consumes a range of the tape's random numbers. Returns x itself if p is 0. If x is a part of a tensor
-/// that is divided along this dimension, the mask is its part of the tensor's.
-Var dropout(Tape&, Var x, float p, RankOf part = {}, int dimension = -1);
+/// that is divided along this dimension, which counts from the last, the mask is its part of the tensor's.
+Var dropout(Tape&, Var x, float p, PartOf part = {}, int dimension = -1);
 
 // ---- linear
 /// x[…, in] → […, out]

@@ -196,8 +196,17 @@ Loss Embedding::cross_entropy(Tape& tape, Var own_logits, const Tensor& targets)
 
 Var Dropout::operator()(Tape& tape, Var x) const {
   if (!training()) return x;
-  const bool whole = exchange.by_tokens && !tape.is_grad_enabled();
-  return dropout(tape, x, p, whole ? RankOf{} : exchange.part, exchange.by_tokens ? -2 : -1);
+  const RankOf r = exchange.by_tokens && !tape.is_grad_enabled() ? RankOf{} : exchange.part;
+  if (r.ranks == 1) return dropout(tape, x, p);
+  const int dimension = exchange.by_tokens ? -2 : -1;
+  const std::size_t own = tape.value(x).shape()[dimension], before = static_cast<std::size_t>(r.rank) * own;
+  const PartOf columns = exchange.columns;
+  if (columns.of == 0)
+    return dropout(tape, x, p, {{before, before + own}, static_cast<std::size_t>(r.ranks) * own}, dimension);
+  require(own == columns.own.count(), Errc::invalid_argument, path(), ": its input has ", own,
+          " columns on rank ", r.rank, " of ", r.ranks, ", and would have ", columns.own.count(), " of the ",
+          columns.of, " that its ParallelRule::columns is; correct it");
+  return dropout(tape, x, p, columns);
 }
 
 }  // namespace rz::nn

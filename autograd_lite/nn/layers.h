@@ -33,7 +33,7 @@ struct LowRankUpdate {
   Parameter a;  ///< NAME.lora_A.weight [r, in], initially as the weight of a Linear
   Parameter b;  ///< NAME.lora_B.weight [out, r], initially 0
   Exchange::Function exchange_a, exchange_b;  ///< Exchange::parameter of a factor that is whole
-  RankOf input_part;                          ///< of the columns of its input
+  PartOf input_part{};                        ///< of the columns of its input
   float scale = 1;
   float dropout = 0;                           ///< in training only
   std::shared_ptr<const LoraOptions> options;  ///< of which it is a part

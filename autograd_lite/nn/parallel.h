@@ -5,13 +5,14 @@
 ///
 /// A layer holds functions, since this floor knows no communicators. Without them a layer does nothing more.
 
+#include <algorithm>
 #include <cstddef>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "../../comm/core/range.h"
-#include "../tape.h"
+#include "../ops.h"
 
 namespace rz {
 
@@ -31,6 +32,7 @@ struct Exchange {
   /// tokens, the dimension before the last, while gradients are recorded; false: of the last dimension,
   /// always.
   bool by_tokens = false;
+  nn::PartOf columns{};  ///< of a dropout: this rank's of the last dimension; of = 0: as many as other ranks
 
   static Var through(const Function& f, Tape& tape, Var x) { return f ? f(tape, x) : x; }
 };
@@ -56,9 +58,20 @@ struct ParallelRule {
   ParallelStyle style;
   /// Columns of a column layer that are divided one by one: 3 for a layer that computes q, k and v.
   std::size_t blocks = 1;
-  /// Columns, or inputs of a row layer, that stay together: the channels of a head.
-  std::size_t head_size = 1;
+  /// Columns, or inputs of a row layer, that stay together: the channels of a head, of which all ranks have
+  /// as many. 0: each stands alone, and ranks have the numbers of chunk_of().
+  std::size_t head_size = 0;
+  /// Of a `shared` dropout where ranks have different numbers of columns: those of all ranks.
+  std::size_t columns = 0;
 };
+
+/// The indices of a rank in a dimension of `size`, as torch.chunk cuts it: 136 between 3 ranks are 46, 46 and
+/// 44, and 5 between 4 are 2, 2, 1 and none.
+constexpr Range chunk_of(std::size_t size, RankOf rank) {
+  const auto ranks = static_cast<std::size_t>(rank.ranks), each = (size + ranks - 1) / ranks,
+             begin = std::min(size, static_cast<std::size_t>(rank.rank) * each);
+  return {begin, std::min(size, begin + each)};
+}
 
 /// The first rule that matches a module applies. Modules without one are whole. No divided tensor leaves the
 /// way from column to row: what is between them works on each column alone, or on each head.

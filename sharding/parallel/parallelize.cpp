@@ -7,7 +7,6 @@
 
 #include "autograd_lite/nn/layers.h"
 #include "comm/core/error.h"
-#include "comm/core/integer_math.h"
 #include "comm/core/text.h"
 #include "sharding/parallel/collectives.h"
 
@@ -91,6 +90,11 @@ class Division {
   }
 
   void apply() const {
+    for (const MatchedLayer& of : shared_dropouts_)
+      if (!uneven_.empty() && of.rule->columns == 0)
+        refuse_layer(of, concat("tp ", f_.part.ranks, " does not divide ", uneven_,
+                                ", so that ranks drop different numbers of columns; give the rule the number "
+                                "of all: columns = …"));
     for (const Part& p : parts_) p.parameter->set_part(p.box, p.shape);
     for (const auto& set : settings_) set();
   }
@@ -106,36 +110,36 @@ class Division {
 
   /// Divides dimension `d` of a parameter; `blocks` equal ranges of it each.
   void cut(const MatchedLayer& of, Parameter& p, int d, std::size_t blocks, std::size_t head_size) {
-    const auto ranks = static_cast<std::size_t>(f_.part.ranks), rank = static_cast<std::size_t>(f_.part.rank);
-    const std::size_t size = p.shape[d];
-    if (blocks == 0 || head_size == 0 || size % (blocks * head_size) != 0)
-      refuse_layer(of, concat(p.name, " has ", size, " of them, which ", blocks, " blocks of heads of ",
-                              head_size, " do not divide"));
-    const std::size_t heads = size / blocks / head_size;
-    if (heads % ranks != 0) {
-      const std::string what = head_size > 1
-                                   ? concat(heads, heads == 1 ? " head of " : " heads of ", head_size)
-                                   : concat("dimension ", d, " of ", heads);
-      refuse_layer(
-          of, concat("tp ", ranks, " does not divide ", what, " of ", p.name, "; use a divisor of ", heads));
-    }
+    const auto ranks = static_cast<std::size_t>(f_.part.ranks);
+    const std::size_t size = p.shape[d], together = std::max<std::size_t>(1, head_size);
+    if (blocks == 0 || size % (blocks * together) != 0)
+      refuse_layer(of, concat(p.name, " has ", size, " of them, which ", blocks, " blocks",
+                              head_size ? concat(" of heads of ", head_size) : "", " do not divide"));
+    const std::size_t columns = size / blocks, heads = columns / together;
+    if (head_size && heads % ranks != 0)
+      refuse_layer(of,
+                   concat("tp ", ranks, " does not divide ", heads, heads == 1 ? " head of " : " heads of ",
+                          head_size, " of ", p.name, "; use a divisor of ", heads));
+    if (columns == 1 && ranks > 1)
+      refuse_layer(of, concat("tp ", ranks, " has one column of ", p.name,
+                              " to share; leave its layers whole (replicated)"));
+    if (columns % ranks != 0 && uneven_.empty()) uneven_ = concat("the ", columns, " columns of ", p.name);
     std::vector<std::uint64_t> shape = extents(p.shape);
-    const auto at = shape.begin() + d;
-    *at = size / blocks;
+    shape[static_cast<std::size_t>(d)] = columns;
     const std::size_t cut_at = static_cast<std::size_t>(d) + (blocks > 1 ? 1 : 0);
     if (blocks > 1) shape.insert(shape.begin() + d, blocks);
-    add_part(p, shape, cut_at, rank * (shape[cut_at] / ranks), shape[cut_at] / ranks,
-             p.shape.with(d, size / ranks));
+    const Range own = chunk_of(columns, f_.part);
+    add_part(p, shape, cut_at, own, p.shape.with(d, blocks * own.count()));
   }
 
-  void add_part(Parameter& p, const std::vector<std::uint64_t>& shape, std::size_t d, std::uint64_t offset,
-                std::uint64_t extent, const Shape& local) {
+  void add_part(Parameter& p, const std::vector<std::uint64_t>& shape, std::size_t d, Range own,
+                const Shape& local) {
     require(!p.value.defined() && !p.grad.defined(), Errc::invalid_argument, "parallelize: parameter ",
             p.name,
             " has memory already; call it before initialize(), make_strategy() and allocate_parameters()");
     require(!p.part, Errc::invalid_argument, "parallelize: parameter ", p.name, " is a part already");
     Box box = Box::whole(shape);
-    box.offset[d] = offset, box.extent[d] = extent;
+    box.offset[d] = own.begin, box.extent[d] = own.count();
     parts_.push_back({&p, std::move(box), local});
   }
 
@@ -169,36 +173,46 @@ class Division {
     settings_.push_back([this, &layer] {
       layer.exchange.output = f_.output, layer.exchange.parameter = f_.of_tokens;
       layer.exchange.part = f_.part;
-      if (layer.lora) layer.lora->exchange_b = f_.of_whole, layer.lora->input_part = f_.part;
+      if (!layer.lora) return;
+      layer.lora->exchange_b = f_.of_whole;
+      layer.lora->input_part = columns_of(layer.lora->a.global_shape()[1]);
     });
   }
 
   void vocabulary(const MatchedLayer& of) {
     auto& layer = layer_as<nn::Embedding>(of, "an nn::Embedding");
     Parameter& p = layer.weight;
-    const auto ranks = static_cast<std::size_t>(f_.part.ranks), rank = static_cast<std::size_t>(f_.part.rank);
-    const std::size_t rows = p.shape[0], each = ceil_div(rows, ranks);
-    if (each * (ranks - 1) >= rows)
-      refuse_layer(of, concat("tp ", ranks, " leaves ranks without any of the ", rows, " rows of ", p.name));
-    const std::size_t first = rank * each, count = std::min(each, rows - first);
-    add_part(p, extents(p.shape), 0, first, count, p.shape.with(0, count));
+    const std::size_t rows = p.shape[0];
+    if (const int last = f_.part.ranks - 1; chunk_of(rows, {last, last + 1}).count() == 0)
+      refuse_layer(of,
+                   concat("tp ", last + 1, " leaves ranks without any of the ", rows, " rows of ", p.name));
+    const Range own = chunk_of(rows, f_.part);
+    add_part(p, extents(p.shape), 0, own, p.shape.with(0, own.count()));
     settings_.push_back([this, &layer] { layer.exchange = {f_.input, f_.output, {}, f_.gather, f_.part}; });
   }
 
   void whole(const MatchedLayer& of, const Function& parameter, RankOf part, bool by_tokens) {
-    const Exchange exchange{{}, {}, parameter, {}, part, by_tokens};
+    const Exchange exchange{
+        {}, {}, parameter, {}, part, by_tokens, columns_of(by_tokens ? 0 : of.rule->columns)};
     const auto set = [&](auto& layer) {
       settings_.push_back([&layer, exchange] { layer.exchange = exchange; });
     };
     if (auto* const norm = dynamic_cast<nn::LayerNorm*>(of.module)) return set(*norm);
     if (auto* const rms = dynamic_cast<nn::RmsNorm*>(of.module)) return set(*rms);
-    if (auto* const dropout = dynamic_cast<nn::Dropout*>(of.module)) return set(*dropout);
+    if (auto* const dropout = dynamic_cast<nn::Dropout*>(of.module)) {
+      if (of.rule->style == ParallelStyle::shared) shared_dropouts_.push_back(of);
+      return set(*dropout);
+    }
     if (auto* const table = dynamic_cast<nn::Embedding*>(of.module)) return set(*table);
     refuse_layer(of, "expected an nn::LayerNorm, nn::RmsNorm, nn::Dropout or nn::Embedding");
   }
 
+  nn::PartOf columns_of(std::size_t count) const { return {chunk_of(count, f_.part), count}; }
+
   const ParallelFunctions f_;
   std::vector<Part> parts_;
+  std::vector<MatchedLayer> shared_dropouts_;
+  std::string uneven_;  ///< the first that ranks have in different numbers
   std::vector<std::function<void()>> settings_;
 };
 

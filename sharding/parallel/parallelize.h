@@ -30,11 +30,12 @@ struct ParallelOptions {
 /// memory, with the same arguments on all ranks; not collective. The communicator of the mesh must outlive
 /// the module's passes. Returns a line on what is divided; empty without tp.
 ///
-/// column: outputs in equal ranges; row: inputs in equal ranges, as torch's ColwiseParallel and
-/// RowwiseParallel; vocabulary: rows as torch.chunk divides them. Errc::config, with the names and numbers,
-/// if a pattern matches no module, a style does not fit a layer, or a size, such as a number of heads, is not
-/// divisible by the ranks. Errc::invalid_argument if a parameter has memory or is a part already. The module
-/// is then unchanged.
+/// column: outputs, row: inputs, as torch's ColwiseParallel and RowwiseParallel; vocabulary: rows. Each is
+/// cut as torch.chunk does (chunk_of()): ranks may have different numbers, the last ones no columns.
+/// Errc::config, with the names and numbers, if a pattern matches no module, a style does not fit a layer,
+/// the ranks do not divide a number of heads, some would have no rows, or a shared dropout has no
+/// ParallelRule::columns where ranks have different numbers of columns. Errc::invalid_argument if a parameter
+/// has memory or is a part already. The module is then unchanged.
 std::string parallelize(Module&, const ParallelPlan&, const Mesh&, const ParallelOptions& = {});
 
 }  // namespace rz

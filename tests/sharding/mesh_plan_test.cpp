@@ -159,12 +159,13 @@ struct ModelCase {
 
 constexpr std::size_t sequence_length = 12;  // 2, 3 and 4 ranks divide it, and the heads
 
-/// An odd vocabulary: 51 = 26 + 25 = 13 · 3 + 12.
-std::function<std::unique_ptr<LanguageModel>()> language_model(bool llama, bool tied, double dropout) {
+/// An odd vocabulary, 51 = 26 + 25 = 13 · 3 + 12, and width, 61 = 31 + 30 = 21 + 21 + 19 = 16 · 3 + 13.
+std::function<std::unique_ptr<LanguageModel>()> language_model(bool llama, bool tied, double dropout,
+                                                               std::size_t width = 61) {
   if (llama)
     return [=] {
       LlamaConfig c;
-      c.vocab_size = 51, c.hidden_size = 40, c.intermediate_size = 60, c.num_hidden_layers = 2;
+      c.vocab_size = 51, c.hidden_size = 40, c.intermediate_size = width, c.num_hidden_layers = 2;
       c.num_attention_heads = 12, c.num_key_value_heads = 12, c.head_dim = 4;
       c.max_position_embeddings = 16, c.tie_word_embeddings = tied, c.attention_dropout = dropout;
       return std::make_unique<Llama>(c);
@@ -186,7 +187,7 @@ ModelCase random_model_case(unsigned seed) {
   do c.mesh = {1 + below(3), 1 + below(3), 2 + below(3)};
   while (c.mesh.ranks() > 6);
   const int stage = below(4);
-  c.make = language_model(below(2), below(2), below(2) ? 0.1 : 0);
+  c.make = language_model(below(2), below(2), below(2) ? 0.1 : 0, seed % 3 ? 61 : 5);
   constexpr const char* precisions[] = {"", R"(, "bf16": {"enabled": true})",
                                         R"(, "fp16": {"enabled": true})"};
   constexpr const char* optimizers[] = {"AdamW", "Lamb", "SGD"};

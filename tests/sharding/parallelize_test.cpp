@@ -53,10 +53,11 @@ Maker gpt2(bool tied, double dropout = 0) {
 }
 
 /// A group of query heads for each key head; with biases, and norms of heads, as the families have them.
-Maker llama(std::size_t kv_heads, bool tied, double dropout = 0, bool variants = false) {
+Maker llama(std::size_t kv_heads, bool tied, double dropout = 0, bool variants = false,
+            std::size_t width = 60) {
   return [=] {
     LlamaConfig c;
-    c.vocab_size = vocab, c.hidden_size = 40, c.intermediate_size = 60, c.num_hidden_layers = 2;
+    c.vocab_size = vocab, c.hidden_size = 40, c.intermediate_size = width, c.num_hidden_layers = 2;
     c.num_attention_heads = 12, c.num_key_value_heads = kv_heads, c.head_dim = 4;
     c.max_position_embeddings = 16, c.tie_word_embeddings = tied, c.attention_dropout = dropout;
     c.qkv_bias = c.o_bias = c.mlp_bias = c.qk_norm = variants;
@@ -64,15 +65,18 @@ Maker llama(std::size_t kv_heads, bool tied, double dropout = 0, bool variants =
   };
 }
 
-Maker gpt_neox(bool parallel_residual, double dropout = 0) {
+Maker gpt_neox(bool parallel_residual, double dropout = 0, std::size_t width = 60) {
   return [=] {
     GptNeoxConfig c;
-    c.vocab_size = vocab, c.hidden_size = 96, c.intermediate_size = 60, c.num_hidden_layers = 2;
+    c.vocab_size = vocab, c.hidden_size = 96, c.intermediate_size = width, c.num_hidden_layers = 2;
     c.num_attention_heads = 12, c.max_position_embeddings = 16, c.use_parallel_residual = parallel_residual;
     c.attention_dropout = c.hidden_dropout = dropout;
     return std::make_unique<GptNeox>(c);
   };
 }
+
+/// 61 = 31 + 30 = 21 + 21 + 19 = 16 · 3 + 13
+constexpr std::size_t uneven = 61;
 
 struct Division {
   Maker make;
@@ -259,6 +263,25 @@ TEST(TensorParallel, GptNeoxIsThatOfOneRank) {
       expect_as_one_rank({gpt_neox(parallel_residual), sequence}, {2, 3});
 }
 
+TEST(TensorParallel, WidthsThatRanksDoNotDivideAreThoseOfOneRank) {
+  for (const bool sequence : {false, true}) {
+    expect_as_one_rank({llama(12, true, 0, true, uneven), sequence}, {2, 3, 4});
+    expect_as_one_rank({gpt_neox(true, 0.2, uneven), sequence}, {2, 3, 4});
+    expect_as_one_rank({llama(6, false, 0, false, uneven), sequence, true}, {3});  // recomputed
+    for (const double dropout : {0.0, 0.3})
+      expect_as_one_rank({llama(6, false, 0, true, uneven), sequence, false, true, false, dropout}, {2, 3});
+  }
+}
+
+/// 5 columns are 2, 2, 1 and none.
+TEST(TensorParallel, ARankMayHaveNoColumns) {
+  for (const bool sequence : {false, true})
+    for (const bool lora : {false, true}) {
+      expect_as_one_rank({llama(12, true, 0, true, 5), sequence, lora, lora, false, 0.3}, {4});
+      expect_as_one_rank({gpt_neox(false, 0, 5), sequence, false, lora}, {4});
+    }
+}
+
 TEST(TensorParallel, RecomputedBlocksCommunicateAgain) {
   for (const bool sequence : {false, true}) {
     expect_as_one_rank({gpt2(true, 0.2), sequence, true}, {2});
@@ -382,7 +405,7 @@ TEST(TensorParallel, GenerationHasTheTokensOfOneRank) {
                                            {.max_new_tokens = 7, .temperature = 1.5, .seed = 3},
                                            {.max_new_tokens = 7, .top_k = 20, .top_p = 0.9, .seed = 4}};
   using Texts = std::vector<std::vector<std::int32_t>>;
-  for (const Maker& make : {gpt2(true), llama(6, false), gpt_neox(true)})
+  for (const Maker& make : {gpt2(true), llama(6, false, 0, false, uneven), gpt_neox(true, 0, uneven)})
     for (const bool sequence : {false, true}) {
       std::vector<std::vector<Texts>> made;  // by run and rank, one for each way
       for (const int ranks : {1, 2, 3})
@@ -448,7 +471,7 @@ std::vector<Outcome> trained(int tp, StrategyKind kind, bool sequence) {
   test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
     auto comm = Communicator::connect(rank, ranks, std::move(store));
     const Mesh mesh(comm, {.shard = 2, .tp = tp});
-    const auto model = llama(6, true, 0, true)();
+    const auto model = llama(6, true, 0, true, uneven)();
     set_up(*model, {.make = {}, .sequence = sequence, .lora = false}, mesh);
     const auto strategy = make_strategy(kind, *model, mesh.data());
     const auto optimizer = make_sgd({.learning_rate = 0.1});
@@ -491,7 +514,35 @@ TEST(TensorParallel, EveryStageOfZeroHasTheSameBits) {
 
 // ---- a module of one's own
 
+/// Of one update of a net with a loss of its own.
+template <class Net>
+std::vector<Outcome> outcomes_of(const ParallelPlan& plan, int ranks) {
+  std::vector<Outcome> all(static_cast<std::size_t>(ranks));
+  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, ranks, std::move(store));
+    Net net;
+    parallelize(net, plan, Mesh(comm, {.shard = 1, .tp = ranks}));
+    allocate_parameters(net);
+    init_parameters(net, 3);
+    Tape tape;
+    tape.seed(5);
+    const Tensor x = Tensor::empty({batch, length, 10}), y = Tensor::zeros({batch, length, 4});
+    for (std::size_t i = 0; i < x.count(); ++i)
+      x.data<float>()[i] = static_cast<float>(i * 37 % 101) / 50 - 1;
+    const Var loss = nn::mse(tape, net(tape, tape.constant(x)), y);
+    Outcome& o = all[static_cast<std::size_t>(rank)];
+    o.loss = *tape.value(loss).data<float>();
+    tape.backward(loss);
+    for (const Parameter* p : net.parameters()) {
+      o.is_part[p->name] = p->part.has_value();
+      o.values[p->name] = whole_of(*p, p->value), o.gradients[p->name] = whole_of(*p, p->grad);
+    }
+  });
+  return all;
+}
+
 struct OwnNet : Module {
+  OwnNet() { attention.in_proj_bias.initial = {Initial::normal, 0.5f}; }
   nn::Linear in{*this, "in", 10, 24};
   nn::RmsNorm norm{*this, "norm", 24};
   nn::MultiheadAttention attention{*this, "attention", 24, 6, 0.25};
@@ -511,37 +562,93 @@ struct OwnNet : Module {
 TEST(TensorParallel, AModuleOfOnesOwnIsDividedByATable) {
   const ParallelPlan plan{
       {"attention", column}, {"attention.out_proj", row}, {"up", column}, {"down", row}, {"drop", shared}};
-  const auto run = [&](int ranks) {
-    std::vector<Outcome> all(static_cast<std::size_t>(ranks));
-    test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-      auto comm = Communicator::connect(rank, ranks, std::move(store));
-      OwnNet net;
-      net.attention.in_proj_bias.initial = {Initial::normal, 0.5f};
-      parallelize(net, plan, Mesh(comm, {.shard = 1, .tp = ranks}));
-      allocate_parameters(net);
-      init_parameters(net, 3);
-      Tape tape;
-      tape.seed(5);
-      const Tensor x = Tensor::empty({batch, length, 10}), y = Tensor::zeros({batch, length, 4});
-      for (std::size_t i = 0; i < x.count(); ++i)
-        x.data<float>()[i] = static_cast<float>(i * 37 % 101) / 50 - 1;
-      const Var loss = nn::mse(tape, net(tape, tape.constant(x)), y);
-      Outcome& o = all[static_cast<std::size_t>(rank)];
-      o.loss = *tape.value(loss).data<float>();
-      tape.backward(loss);
-      for (const Parameter* p : net.parameters()) {
-        o.is_part[p->name] = p->part.has_value();
-        o.values[p->name] = whole_of(*p, p->value), o.gradients[p->name] = whole_of(*p, p->grad);
-      }
-    });
-    return all;
-  };
-  const Outcome one = run(1)[0];
+  const Outcome one = outcomes_of<OwnNet>(plan, 1)[0];
   for (const int ranks : {2, 3, 6}) {
     SCOPED_TRACE(ranks);
-    const auto all = run(ranks);
+    const auto all = outcomes_of<OwnNet>(plan, ranks);
     EXPECT_TRUE(all[0].is_part.at("attention.in_proj_weight"));
     expect_as_one_rank(all, one);
+  }
+}
+
+/// Widths that no number of ranks divides, with biases: of two layers in one, and of weights [in, out].
+struct UnevenNet : Module {
+  static constexpr std::size_t width = 17;
+  nn::Linear in{*this, "in", 10, 24};
+  nn::Linear gate_up{*this, "gate_up", 24, 2 * width}, down{*this, "down", width, 24};
+  nn::Dropout drop{*this, "drop", 0.25};
+  nn::Linear fc{*this, "fc", 24, 13, ops::WeightLayout::in_out};
+  nn::Linear proj{*this, "proj", 13, 24, ops::WeightLayout::in_out};
+  nn::Dropout drop_all{*this, "drop_all", 0.25};
+  nn::Linear out{*this, "out", 24, 4};
+
+  Var operator()(Tape& tape, Var x) {
+    const Var a = in(tape, x), both = gate_up(tape, a);
+    const std::size_t own = tape.value(both).shape()[-1] / 2;
+    const std::vector<Var> halves = nn::split(tape, both, {own, own}, -1);
+    const Var b = nn::add(tape, a, down(tape, drop(tape, nn::swiglu(tape, halves[0], halves[1]))));
+    const Var c = nn::add(tape, b, proj(tape, fc.gelu(tape, b)));
+    return out(tape, drop_all(tape, c));  // whose masks come after those of parts
+  }
+};
+
+ParallelPlan uneven_plan(std::size_t columns) {
+  return {{"gate_up", column, 2},
+          {"{down,proj}", row},
+          {"fc", column},
+          {.pattern = "drop", .style = shared, .columns = columns}};
+}
+
+TEST(TensorParallel, ColumnsOfAModuleOfOnesOwnNeedNotDivide) {
+  const ParallelPlan plan = uneven_plan(UnevenNet::width);
+  const Outcome one = outcomes_of<UnevenNet>(plan, 1)[0];
+  for (const int ranks : {2, 3, 4, 6}) {  // the last of six has no columns of fc
+    SCOPED_TRACE(ranks);
+    const auto all = outcomes_of<UnevenNet>(plan, ranks);
+    EXPECT_TRUE(all[0].is_part.at("gate_up.bias"));
+    expect_as_one_rank(all, one);
+  }
+}
+
+TEST(ParallelizeErrors, ColumnsOfADropoutAreThoseOfItsInput) {
+  test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, 2, std::move(store));
+    UnevenNet net;
+    parallelize(net, uneven_plan(20), Mesh(comm, {.shard = 1, .tp = 2}));
+    allocate_parameters(net);
+    Tape tape;
+    const Error e = test::error_of([&] { net(tape, tape.constant(Tensor::zeros({1, 2, 10}))); });
+    EXPECT_EQ(e.code(), Errc::invalid_argument);
+    EXPECT_EQ(e.what(), concat("drop: its input has ", rank ? 8 : 9, " columns on rank ", rank,
+                               " of 2, and would have 10 of the 20 that its ParallelRule::columns is; "
+                               "correct it"));
+  });
+}
+
+/// Rows of a column layer and columns of a row layer, by ranks.
+TEST(TensorParallel, ColumnsAreCutAsTorchChunks) {
+  struct Pair : Module {
+    Pair(std::size_t width) : up(*this, "up", 6, width), down(*this, "down", width, 6) {}
+    nn::Linear up, down;
+  };
+  const std::vector<std::pair<std::size_t, std::vector<std::size_t>>> cuts{
+      {136, {46, 46, 44}}, {7, {2, 2, 2, 1}}, {8, {2, 2, 2, 2}}, {5, {2, 2, 1, 0}}};
+  for (const auto& [width, counts] : cuts) {
+    const int ranks = static_cast<int>(counts.size());
+    test::run_ranks(ranks, [&, width = width, counts = counts](int rank, std::shared_ptr<Store> store) {
+      auto comm = Communicator::connect(rank, ranks, std::move(store));
+      Pair pair(width);
+      parallelize(pair, {{"up", column}, {"down", row}}, Mesh(comm, {.shard = 1, .tp = ranks}));
+      const std::size_t own = counts[static_cast<std::size_t>(rank)],
+                        first = std::min(width, counts[0] * static_cast<std::size_t>(rank));
+      EXPECT_EQ(pair.up.weight.shape, Shape({own, 6}));
+      EXPECT_EQ(pair.up.bias.shape, Shape({own}));
+      EXPECT_EQ(pair.down.weight.shape, Shape({6, own}));
+      if (own == 0) return;
+      EXPECT_EQ(pair.up.weight.box().index(0), 6 * first);
+      EXPECT_EQ(pair.up.bias.box().index(0), first);
+      EXPECT_EQ(pair.down.weight.box().index(own), width + first) << "the first of the second row";
+    });
   }
 }
 
@@ -563,8 +670,11 @@ TEST(ParallelizeErrors, HaveTheNamesAndTheNumbers) {
     expect(*grouped, grouped->parallel_plan(), Errc::config,
            "tp 4 does not divide 6 heads of 4 of model.layers.0.self_attn.k_proj.weight; use a divisor of 6");
     OwnNet net;
-    expect(net, {{"up", column}}, Errc::config,
-           "tp 4 does not divide dimension 0 of 18 of up.weight; use a divisor of 18");
+    expect(net, {{"drop", shared}, {"up", column}}, Errc::config,
+           "drop (shared by \"drop\"): tp 4 does not divide the 18 columns of up.weight, so that ranks drop "
+           "different numbers of columns; give the rule the number of all: columns = …");
+    expect(net, {{"up", column, 1, 1}}, Errc::config,
+           "tp 4 does not divide 18 heads of 1 of up.weight; use a divisor of 18");
     expect(net, {{"upp", column}}, Errc::config,
            "the pattern \"upp\" (column) matches no module; there are in");
     expect(net, {{"{up", column}}, Errc::invalid_argument, "pattern {up");
@@ -575,6 +685,9 @@ TEST(ParallelizeErrors, HaveTheNamesAndTheNumbers) {
     expect(net, {{"{in,out}", replicated}, {"up", replicated}}, Errc::config,
            "sequence_parallel needs a rule for each parameter, and norm.weight has none",
            {.sequence_parallel = true});
+    nn::Linear one(net, "one", 4, 1);
+    expect(net, {{"one", column}}, Errc::config,
+           "tp 4 has one column of one.weight to share; leave its layers whole (replicated)");
     nn::Embedding table(net, "table", 5, 4);
     expect(net, {{"table", vocabulary}}, Errc::config, "tp 4 leaves ranks without any of the 5 rows");
     net.in.weight.value = Tensor::zeros(net.in.weight.shape);

@@ -155,6 +155,44 @@ TEST_P(Ops, TanhIsAccurateToTheLastBits) {
   }
 }
 
+/// As the part of a layer that one of several ranks has: an empty sum is 0, or the bias.
+TEST_P(Ops, LinearWithoutInputsOrOutputs) {
+  for (const DType t : {DType::f32, DType::bf16})
+    for (const std::size_t n : {2, 40})
+      for (const WeightLayout layout : {WeightLayout::in_out, WeightLayout::out_in}) {
+        const bool in_out = layout == WeightLayout::in_out;
+        const auto filled = [&](const Shape& shape, float value) {
+          const Tensor made = Tensor::empty(shape, t);
+          ops::fill(made, value, stream);
+          return made;
+        };
+        const auto expect_all = [&](const Tensor& found, float value, const char* what) {
+          const Tensor wide = Tensor::empty(found.shape());
+          ops::copy(wide, found, stream);
+          for (std::size_t i = 0; i < wide.count(); ++i) EXPECT_EQ(wide.data<float>()[i], value) << what;
+        };
+        const Tensor none = filled({1, n, 0}, 0), weight = filled(in_out ? Shape{0, 5} : Shape{5, 0}, 0),
+                     out = filled({1, n, 5}, NAN);
+        ops::linear(out, none, weight, {}, layout, stream);
+        expect_all(out, 0, "no inputs");
+        ops::linear(out, none, weight, filled({5}, 0.75f), layout, stream);
+        expect_all(out, 0.75f, "no inputs, and a bias");
+        ops::linear_backward(none, weight, {}, out, none, weight, layout, Into::overwrite, Into::overwrite,
+                             stream);
+
+        const Tensor x = filled({1, n, 5}, 1), narrow = filled(in_out ? Shape{5, 0} : Shape{0, 5}, 0),
+                     bias = filled({0}, 0), d_x = filled({1, n, 5}, 2);
+        ops::linear(none, x, narrow, bias, layout, stream);
+        ops::linear_gelu(none, none, x, narrow, bias, layout, stream);
+        ops::linear_backward(d_x, narrow, bias, none, x, narrow, layout, Into::accumulate, Into::accumulate,
+                             stream);
+        expect_all(d_x, 2, "no outputs, added");
+        ops::linear_backward(d_x, narrow, bias, none, x, narrow, layout, Into::overwrite, Into::overwrite,
+                             stream);
+        expect_all(d_x, 0, "no outputs");
+      }
+}
+
 TEST_P(Ops, Linear) {
   for (const auto& [n, in, out_size] :
        {std::array<std::size_t, 3>{1, 1, 1}, {1, 5, 3}, {7, 9, 20}, {33, 17, 70}})

@@ -34,6 +34,12 @@ const json llama = json::parse(R"({"model_type": "llama", "num_hidden_layers": 2
     "intermediate_size": 36, "num_attention_heads": 24, "num_key_value_heads": 12, "head_dim": 2,
     "max_position_embeddings": 16, "vocab_size": 257, "tie_word_embeddings": false,
     "initializer_range": 0.2})");
+/// 37 columns are 19 and 18, 13 + 13 + 11, 3 · 10 + 7.
+const json uneven = json::parse(R"({"intermediate_size": 37})");
+const json few = json::parse(R"({"intermediate_size": 5})");  // the last of four ranks has none
+const json gpt_neox = json::parse(R"({"model_type": "gpt_neox", "num_hidden_layers": 2, "hidden_size": 24,
+    "intermediate_size": 37, "num_attention_heads": 12, "rotary_pct": 1.0, "max_position_embeddings": 16,
+    "vocab_size": 257, "tie_word_embeddings": false, "hidden_act": "gelu", "initializer_range": 0.2})");
 constexpr std::size_t seq_len = 12;
 
 json with(json base, const json& changes) {
@@ -135,6 +141,13 @@ const Row rows[] = {
      with({{"optimizer", lamb}}, by_sequence)},
     {"llama_lora", llama, {{"ringzero", {{"lora", lora}}}}},
     {"llama_bf16", llama, bf16, 2e-3},
+    {"llama_uneven_tied", with(with(llama, uneven), {{"tie_word_embeddings", true}}), {}},
+    {"llama_uneven_lora", with(llama, uneven), {{"ringzero", {{"lora", lora}}}}},
+    {"llama_uneven_bf16", with(llama, uneven), bf16, 2e-3},
+    {"llama_few_columns_lora", with(llama, few), {{"ringzero", {{"lora", lora}}}}},
+    {"llama_few_columns_lamb", with(llama, few), {{"optimizer", lamb}}},
+    {"gpt_neox_uneven_lamb", gpt_neox, {{"optimizer", lamb}}},
+    {"gpt_neox_uneven_by_sequence", gpt_neox, by_sequence},
 };
 
 class MeshModels : public testing::TestWithParam<Row> {};
@@ -247,10 +260,13 @@ TEST_P(MeshFiles, KeepTheirBitsFromEachMeshToTheNext) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Rows, MeshFiles,
-                         testing::Values(Row{"gpt2", gpt2, {}}, Row{"llama_bf16", llama, bf16, 2e-3},
-                                         Row{"llama_lora", llama, {{"ringzero", {{"lora", no_dropout}}}}}),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Rows, MeshFiles,
+    testing::Values(Row{"gpt2", gpt2, {}}, Row{"llama_bf16", llama, bf16, 2e-3},
+                    Row{"llama_lora", llama, {{"ringzero", {{"lora", no_dropout}}}}},
+                    Row{"llama_uneven_lora", with(llama, uneven), {{"ringzero", {{"lora", no_dropout}}}}},
+                    Row{"llama_few_columns", with(llama, few), {}}, Row{"gpt_neox_uneven", gpt_neox, {}}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace rz::train_lm

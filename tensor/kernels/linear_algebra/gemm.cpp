@@ -57,12 +57,14 @@ Matrix columns_from(Matrix m, std::size_t j) {
   return m;
 }
 
-/// One product on the calling thread. Requires a OneBlasThread.
+/// One product on the calling thread. Requires a OneBlasThread. The BLAS refuses rows that are 0 apart, as
+/// those of a factor without columns.
 void multiply(float* c, std::size_t c_stride, std::size_t m, std::size_t n, std::size_t k, float alpha,
               Matrix a, Matrix b, float beta) {
+  const auto apart = [](std::size_t stride) { return std::max<blasint>(1, static_cast<blasint>(stride)); };
   cblas_sgemm(CblasRowMajor, form(a), form(b), static_cast<blasint>(m), static_cast<blasint>(n),
-              static_cast<blasint>(k), alpha, a.data, static_cast<blasint>(a.stride), b.data,
-              static_cast<blasint>(b.stride), beta, c, static_cast<blasint>(c_stride));
+              static_cast<blasint>(k), alpha, a.data, apart(a.stride), b.data, apart(b.stride), beta, c,
+              apart(c_stride));
 }
 
 }  // namespace

@@ -21,6 +21,13 @@ struct Sizes {
   std::size_t rows, in, out;
 };
 
+/// rows(), also of a tensor without columns.
+std::size_t all_rows(const Tensor& t) {
+  std::size_t product = 1;
+  for (int d = 0; d + 1 < t.shape().dims(); ++d) product *= t.shape()[d];
+  return product;
+}
+
 bool weight_fits(const Tensor& weight, const Sizes& s, WeightLayout layout) {
   return weight.shape() == (layout == WeightLayout::in_out ? Shape{s.in, s.out} : Shape{s.out, s.in});
 }
@@ -106,8 +113,8 @@ void multiply(const char* op, const Tensor& out, const Sizes& s, const Operand& 
 
 void linear(const Tensor& out, const Tensor& x, const Tensor& weight, const Tensor& bias, WeightLayout layout,
             const Stream& stream) {
-  const Sizes s{rows(x), last(x), last(out)};
-  const bool fits = rows(out) == s.rows && weight_fits(weight, s, layout) && optional_vector(bias, s.out);
+  const Sizes s{all_rows(x), last(x), last(out)};
+  const bool fits = all_rows(out) == s.rows && weight_fits(weight, s, layout) && optional_vector(bias, s.out);
   if (bias.defined())
     check("linear", {{"out", out}, {"x", x}, {"weight", weight}, {"bias", bias}}, fits, Rows::any_stride);
   else
@@ -121,12 +128,12 @@ void linear_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor& d_
                      const Tensor& x, const Tensor& weight, WeightLayout layout, Into into_x,
                      Into into_parameters, const Stream& stream) {
   constexpr const char* op = "linear_backward";
-  const Sizes s{rows(x), last(x), last(d_out)};
+  const Sizes s{all_rows(x), last(x), last(d_out)};
   const bool in_out = layout == WeightLayout::in_out;
   check(op, {{"d_out", d_out}, {"x", x}, {"weight", weight}},
-        rows(d_out) == s.rows && weight_fits(weight, s, layout), Rows::any_stride);
+        all_rows(d_out) == s.rows && weight_fits(weight, s, layout), Rows::any_stride);
   if (d_x.defined())
-    check(op, {{"d_x", d_x}, {"x", x}}, rows(d_x) == s.rows && last(d_x) == s.in, Rows::any_stride);
+    check(op, {{"d_x", d_x}, {"x", x}}, all_rows(d_x) == s.rows && last(d_x) == s.in, Rows::any_stride);
   if (d_weight.defined())
     check(op, {{"d_weight", d_weight}, {"weight", weight}}, d_weight.shape() == weight.shape(),
           Rows::any_stride);
@@ -150,8 +157,8 @@ void linear_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor& d_
 void linear_gelu(const Tensor& out, const Tensor& pre, const Tensor& x, const Tensor& weight,
                  const Tensor& bias, WeightLayout layout, const Stream& stream) {
   constexpr const char* op = "linear_gelu";
-  const Sizes s{rows(x), last(x), last(pre)};
-  const bool fits = rows(pre) == s.rows && out.shape() == pre.shape() && weight_fits(weight, s, layout) &&
+  const Sizes s{all_rows(x), last(x), last(pre)};
+  const bool fits = all_rows(pre) == s.rows && out.shape() == pre.shape() && weight_fits(weight, s, layout) &&
                     optional_vector(bias, s.out);
   if (bias.defined())
     check(op, {{"out", out}, {"pre", pre}, {"x", x}, {"weight", weight}, {"bias", bias}}, fits);
@@ -166,9 +173,9 @@ void linear_gelu(const Tensor& out, const Tensor& pre, const Tensor& x, const Te
 void linear_backward_through_gelu(const Tensor& d_pre, const Tensor& d_out, const Tensor& weight,
                                   const Tensor& pre, WeightLayout layout, const Stream& stream) {
   constexpr const char* op = "linear_backward_through_gelu";
-  const Sizes s{rows(pre), last(pre), last(d_out)};
+  const Sizes s{all_rows(pre), last(pre), last(d_out)};
   check(op, {{"d_pre", d_pre}, {"d_out", d_out}, {"weight", weight}, {"pre", pre}},
-        rows(d_out) == s.rows && d_pre.shape() == pre.shape() && weight_fits(weight, s, layout));
+        all_rows(d_out) == s.rows && d_pre.shape() == pre.shape() && weight_fits(weight, s, layout));
   if (const auto* d = on_device(op, d_pre, stream))
     return d->linear_backward_through_gelu(d_pre, d_out, weight, pre, layout, stream);
   linear_backward(d_pre, {}, {}, d_out, pre, weight, layout, Into::overwrite, Into::overwrite, stream);
@@ -234,8 +241,8 @@ void matmul(const Tensor& out, const Tensor& a, bool transpose_a, const Tensor& 
         Rows::any_stride);
   if (out.count() == 0) return;
   if (out.shape().dims() > 2 && b.shape().dims() == 2 && !transpose_a)  // one product of all rows
-    return matmul(out.reshape({rows(out), s.out}), a.reshape({rows(a), s.in}), false, b, transpose_b, into,
-                  stream);
+    return matmul(out.reshape({all_rows(out), s.out}), a.reshape({all_rows(a), s.in}), false, b, transpose_b,
+                  into, stream);
   if (const auto* d = on_device("matmul", out, stream))
     return d->matmul(out, a, transpose_a, b, transpose_b, into, stream);
   if (out.shape().dims() > 2) return multiply_each(out, s, {a, transpose_a}, {b, transpose_b}, into, stream);

@@ -176,8 +176,8 @@ bool can(const GemmCall& call, const Stream& stream) {
 /// x[N, I] · W
 GemmCall forward(const char* op, const Tensor& out, const Tensor& x, const Tensor& weight, const Tensor& bias,
                  WeightLayout layout) {
-  GemmCall call = product(op, rows(x), last(out), last(x), out, {x}, {weight, layout == WeightLayout::out_in},
-                          Into::overwrite);
+  GemmCall call = product(op, rows(out), last(out), last(x), out, {x},
+                          {weight, layout == WeightLayout::out_in}, Into::overwrite);
   if (!bias.defined()) return call;
   require_type(op, "bias", bias, out.dtype());
   call.epilogue = Epilogue::bias;
@@ -188,7 +188,7 @@ GemmCall forward(const char* op, const Tensor& out, const Tensor& x, const Tenso
 /// d_out[N, O] · Wᵀ
 GemmCall input_gradient(const char* op, const Tensor& d_x, const Tensor& d_out, const Tensor& weight,
                         WeightLayout layout, Into into) {
-  return product(op, rows(d_out), last(d_x), last(d_out), d_x, {d_out},
+  return product(op, rows(d_x), last(d_x), last(d_out), d_x, {d_out},
                  {weight, layout == WeightLayout::in_out}, into);
 }
 
