@@ -45,9 +45,11 @@ class Tokenizer {
   ///   - post-processors: ByteLevel, and one TemplateProcessing, of which `single` counts;
   ///   - decoders: ByteLevel, ByteFallback, Fuse, Replace, Strip, Metaspace.
   ///
-  /// Results are those of tokenizers 0.23.3, except for characters that Unicode has since later versions than
-  /// 8 (StripAccents, Punctuation), 12 (NFD, NFKC, NFKD), 14 (Lowercase; \w and ignored case in regular
-  /// expressions) and 16 (Digits).
+  /// Results are those of tokenizers 0.23.3, with the versions of Unicode that its parts have: 16 in regular
+  /// expressions and Whitespace, 9 in normal forms and StripAccents, 8 in Punctuation, 17 in Digits and
+  /// Lowercase. Of libonig alone depends which letters of later versions than its own a part (?i: … ) of an
+  /// expression takes for each other. What else depends on it, such as \X, is refused, and so are properties
+  /// that unicode.inc lacks.
   static Tokenizer from_pretrained(const std::string& path);
   /// The 256 bytes; the token of a byte is its value. `model_max_length`: that of tokenizer_config.json,
   /// which lacks the key if it is 0.
