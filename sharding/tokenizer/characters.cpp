@@ -4,49 +4,29 @@
 
 #include "comm/core/lazy.h"
 #include "sharding/io/text.h"
+#include "sharding/tokenizer/unicode.h"
 
 namespace rz {
 namespace {
 
 using Sets = std::array<std::uint8_t, 0x110000>;
 
-constexpr std::uint8_t upper = CharacterSet::alpha | CharacterSet::word;
-constexpr std::uint8_t lower = upper, title = upper, modifier = upper, other_alpha = upper;
-constexpr std::uint8_t mark = CharacterSet::mark | CharacterSet::word;
-constexpr std::uint8_t digit = CharacterSet::number | CharacterSet::word;
-constexpr std::uint8_t numeral = CharacterSet::number | CharacterSet::word;
-constexpr std::uint8_t other_number = CharacterSet::number;
-constexpr std::uint8_t connector = CharacterSet::punctuation | CharacterSet::word;
-constexpr std::uint8_t punctuation = CharacterSet::punctuation;
-
 std::unique_ptr<const Sets> make_sets() {
   auto sets = std::make_unique<Sets>();
-  const auto add = [&](char32_t first, char32_t last, std::uint8_t set) {
-    for (char32_t c = first; c <= last; ++c) (*sets)[c] |= set;
+  const auto add = [&](const char* name, std::uint8_t set) {
+    for (const auto& [first, last] : ranges_of(name))
+      for (char32_t c = first; c <= last; ++c) (*sets)[c] |= set;
   };
-#define RUN(first, last, category) add(first, last, category);
-#include "sharding/tokenizer/categories.inc"
-#undef RUN
-  for (const auto& [first, last] : {std::pair{0x09, 0x0D},
-                                    {0x20, 0x20},
-                                    {0x85, 0x85},
-                                    {0xA0, 0xA0},
-                                    {0x1680, 0x1680},
-                                    {0x2000, 0x200A},
-                                    {0x2028, 0x2029},
-                                    {0x202F, 0x202F},
-                                    {0x205F, 0x205F},
-                                    {0x3000, 0x3000}})
-    add(static_cast<char32_t>(first), static_cast<char32_t>(last), CharacterSet::space);
-  // Alphabetic characters of other categories, and Join_Control.
-  for (const auto& [first, last] : {std::pair{0x24B6, 0x24E9},
-                                    {0x1F130, 0x1F149},
-                                    {0x1F150, 0x1F169},
-                                    {0x1F170, 0x1F189},
-                                    {0x200C, 0x200D}})
-    add(static_cast<char32_t>(first), static_cast<char32_t>(last), CharacterSet::word);
+  add("L", CharacterSet::alpha);
+  add("N", CharacterSet::number);
+  add("17_N", CharacterSet::numeric);
+  add("SPACE", CharacterSet::space);
+  add("9_M", CharacterSet::mark);
+  add("8_P", CharacterSet::punctuation);
+  add("WORD", CharacterSet::word);
+  add("JOINC", CharacterSet::word);
   for (const char c : std::string_view("$+<=>^`|~"))
-    add(static_cast<char32_t>(c), static_cast<char32_t>(c), CharacterSet::punctuation);
+    (*sets)[static_cast<std::size_t>(c)] |= CharacterSet::punctuation;
   return sets;
 }
 

@@ -9,14 +9,15 @@
 
 namespace rz {
 
-/// Sets of characters, by the categories of Unicode 16.0.
+/// Sets of characters, of the versions of Unicode that the parts of tokenizers 0.23 have.
 struct CharacterSet {
-  static constexpr std::uint8_t alpha = 1;         ///< L
-  static constexpr std::uint8_t number = 2;        ///< N
+  static constexpr std::uint8_t alpha = 1;         ///< L of Unicode 16
+  static constexpr std::uint8_t number = 2;        ///< N of Unicode 16
   static constexpr std::uint8_t space = 4;         ///< White_Space
-  static constexpr std::uint8_t mark = 8;          ///< M
-  static constexpr std::uint8_t punctuation = 16;  ///< P, and ASCII's of S
-  static constexpr std::uint8_t word = 32;  ///< \w of UTS 18: those of L, marks, digits, connectors, …
+  static constexpr std::uint8_t mark = 8;          ///< M of Unicode 9
+  static constexpr std::uint8_t punctuation = 16;  ///< P of Unicode 8, and ASCII's of S
+  static constexpr std::uint8_t word = 32;         ///< \w of UTS 18: Alphabetic, M, Nd, Pc, Join_Control
+  static constexpr std::uint8_t numeric = 64;      ///< N of Unicode 17
 };
 
 /// The sets of each character, at the place of its code point.

@@ -12,13 +12,13 @@
 #include "comm/core/error.h"
 #include "sharding/tokenizer/characters.h"
 #include "sharding/tokenizer/elements.h"
+#include "sharding/tokenizer/unicode.h"
 
 namespace rz {
 namespace {
 
-/// A normal form of Unicode; the decomposed ones and those of compatibility by utf8proc's options.
-std::string normal_form(const std::string& text, utf8proc_option_t options) {
-  if (std::ranges::all_of(text, [](char c) { return static_cast<unsigned char>(c) < 0x80; })) return text;
+/// By utf8proc's options, of the version of Unicode that it has.
+std::string form_of_library(std::string_view text, utf8proc_option_t options) {
   utf8proc_uint8_t* mapped = nullptr;
   const auto length = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
                                    static_cast<utf8proc_ssize_t>(text.size()), &mapped, options);
@@ -28,6 +28,45 @@ std::string normal_form(const std::string& text, utf8proc_option_t options) {
   return std::string(reinterpret_cast<const char*>(mapped), static_cast<std::size_t>(length));
 }
 
+/// A normal form of Unicode 9: characters that it lacks stay, and what is beside them does not pass or join
+/// them. What it has, later versions do not change.
+std::string normal_form(const std::string& text, utf8proc_option_t options) {
+  if (std::ranges::all_of(text, [](char c) { return static_cast<unsigned char>(c) < 0x80; })) return text;
+  const std::vector<CharacterRange>& known = ranges_of("9_ASSIGNED");
+  std::string out;
+  std::size_t from = 0;
+  for (std::size_t at = 0; at < text.size();) {
+    const auto [code, length] = first_character(text.data() + at);
+    const auto range = std::ranges::lower_bound(known, code, {}, &CharacterRange::last);
+    if (range == known.end() || code < range->first) {
+      out += form_of_library(std::string_view(text).substr(from, at - from), options);
+      out.append(text, at, length);
+      from = at + length;
+    }
+    at += length;
+  }
+  return out + form_of_library(std::string_view(text).substr(from), options);
+}
+
+/// Capital letters of Unicode 17 that utf8proc may lack, with the distance to the small ones.
+struct NewCapitals {
+  CharacterRange range;
+  int distance;
+};
+constexpr std::array new_capitals{
+    NewCapitals{{0x1C89, 0x1C89}, 1},      NewCapitals{{0xA7CB, 0xA7CB}, 0x264 - 0xA7CB},
+    NewCapitals{{0xA7CC, 0xA7CC}, 1},      NewCapitals{{0xA7CE, 0xA7CE}, 1},
+    NewCapitals{{0xA7D2, 0xA7D2}, 1},      NewCapitals{{0xA7D4, 0xA7D4}, 1},
+    NewCapitals{{0xA7DA, 0xA7DA}, 1},      NewCapitals{{0xA7DC, 0xA7DC}, 0x19B - 0xA7DC},
+    NewCapitals{{0x10D50, 0x10D65}, 0x20}, NewCapitals{{0x16EA0, 0x16EB8}, 0x1B}};
+
+char32_t small_of(char32_t code) {
+  for (const auto& [range, distance] : new_capitals)
+    if (code >= range.first && code <= range.last)
+      return static_cast<char32_t>(static_cast<int>(code) + distance);
+  return static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(code)));
+}
+
 std::string lowercase(const std::string& text) {
   std::string out;
   for (std::size_t at = 0; at < text.size();) {
@@ -35,7 +74,7 @@ std::string lowercase(const std::string& text) {
     if (code == 0x130)
       out += "i\xCC\x87";  // the one character whose lower case is two
     else
-      append_character(out, static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(code))));
+      append_character(out, code < 0x80 && (code < 'A' || code > 'Z') ? code : small_of(code));
     at += length;
   }
   return out;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -14,6 +15,7 @@
 #include "comm/os/process.h"
 #include "sharding/io/text.h"
 #include "sharding/tokenizer/characters.h"
+#include "sharding/tokenizer/unicode.h"
 
 namespace rz {
 namespace {
@@ -23,7 +25,6 @@ namespace {
 struct OnigLibrary {
   void* handle;  // null: not loaded yet
   decltype(&::onig_initialize) initialize;
-  decltype(&::onig_unicode_define_user_property) define_user_property;
   decltype(&::onig_new) create;
   decltype(&::onig_free) free;
   decltype(&::onig_search) search;
@@ -48,7 +49,6 @@ void load_onig() {
   require(onig.handle != nullptr, Errc::unsupported,
           "regular expressions of tokenizers need Oniguruma: ", ::dlerror(), "; install libonig5");
   find_symbol(onig.initialize, "onig_initialize");
-  find_symbol(onig.define_user_property, "onig_unicode_define_user_property");
   find_symbol(onig.create, "onig_new");
   find_symbol(onig.free, "onig_free");
   find_symbol(onig.search, "onig_search");
@@ -66,90 +66,139 @@ using Onig = std::unique_ptr<regex_t, FreeRegex>;
 
 const OnigUChar* chars(const char* text) { return reinterpret_cast<const OnigUChar*>(text); }
 
-enum class Category {
-  upper,
-  lower,
-  title,
-  modifier,
-  other_alpha,
-  mark,
-  digit,
-  numeral,
-  other_number,
-  connector,
-  punctuation
-};
-
-struct Run {
-  OnigCodePoint first, last;
-  Category category;
-};
-constexpr Run runs[] = {
-#define RUN(first, last, category) {first, last, Category::category},
-#include "sharding/tokenizer/categories.inc"
-#undef RUN
-};
-
-/// Categories that Oniguruma has of an older Unicode, and the last of ours that each one has: those from the
-/// first on.
-struct Property {
-  std::string_view name;
-  Category first, last;
-  const char* own_name;
-};
-constexpr std::array properties{Property{"L", Category::upper, Category::other_alpha, "rzL"},
-                                Property{"Lu", Category::upper, Category::upper, "rzLu"},
-                                Property{"Ll", Category::lower, Category::lower, "rzLl"},
-                                Property{"Lt", Category::title, Category::title, "rzLt"},
-                                Property{"Lm", Category::modifier, Category::modifier, "rzLm"},
-                                Property{"Lo", Category::other_alpha, Category::other_alpha, "rzLo"},
-                                Property{"M", Category::mark, Category::mark, "rzM"},
-                                Property{"N", Category::digit, Category::other_number, "rzN"},
-                                Property{"Nd", Category::digit, Category::digit, "rzNd"},
-                                Property{"P", Category::connector, Category::punctuation, "rzP"}};
-
-/// Once in a process, under a lock.
-void define_properties() {
-  static bool defined = false;
-  if (std::exchange(defined, true)) return;
-  for (const Property& property : properties) {
-    // Oniguruma refers to the ranges as long as the process lives.
-    auto* const ranges = new std::vector<OnigCodePoint>{0};
-    for (const auto& [first, last, category] : runs) {
-      if (category < property.first || category > property.last) continue;
-      if ((*ranges)[0] > 0 && ranges->back() + 1 == first) {
-        ranges->back() = last;
-        continue;
-      }
-      ranges->insert(ranges->end(), {first, last});
-      ++(*ranges)[0];
-    }
-    onig.define_user_property(property.own_name, ranges->data());
-    leak_reachable(ranges);
-  }
+/// A class of the characters in the ranges, or of all others.
+std::string class_of(const std::vector<CharacterRange>& ranges, bool negated) {
+  std::string out = negated ? "[^" : "[";
+  char text[40];
+  const auto add = [&](char32_t first, char32_t last) {
+    if (first > last) return;
+    std::snprintf(text, sizeof text, "\\x{%X}-\\x{%X}", static_cast<unsigned>(first),
+                  static_cast<unsigned>(last));
+    out += text;
+  };
+  for (const auto& [first, last] : ranges)  // no text has surrogates, which no expression may name
+    add(first, std::min<char32_t>(last, first < 0xD800 ? 0xD7FF : last)),
+        add(std::max<char32_t>(first, first < 0xE000 ? 0xE000 : first), last);
+  return out + "]";
 }
 
-/// The expression with our names of the properties.
-std::string with_own_properties(std::string_view expression) {
-  std::string out;
-  while (!expression.empty()) {
-    const bool is_property = expression.starts_with("\\p{") || expression.starts_with("\\P{");
-    const std::size_t end = is_property ? expression.find('}') : expression.npos;
-    if (end != expression.npos) {
-      std::string_view name = expression.substr(3, end - 3);
-      out += expression.substr(0, 3);
-      if (name.starts_with('^')) out += '^', name.remove_prefix(1);
-      const auto found = std::ranges::find(properties, name, &Property::name);
-      out += found == properties.end() ? name : found->own_name;
-      expression.remove_prefix(end);
-      continue;
+/// Rewrites an expression so that what depends on a version of Unicode is that of our table. Oniguruma
+/// accepts few properties of one's own, so their characters are written out.
+class Rewriter {
+ public:
+  Rewriter(std::string_view expression, const std::string& where) : rest_(expression), where_(where) {}
+
+  std::string rewritten() {
+    while (!rest_.empty()) {
+      if (rest_.starts_with('\\'))
+        escape();
+      else if (depth_ == 0 && rest_.starts_with("(?"))
+        group();
+      else if (depth_ > 0 && rest_.starts_with("[:"))
+        bracket();
+      else
+        character();
     }
-    const std::size_t taken = expression[0] == '\\' && expression.size() > 1 ? 2 : 1;
-    out += expression.substr(0, taken);
-    expression.remove_prefix(taken);
+    return std::move(out_);
   }
-  return out;
-}
+
+ private:
+  void take(std::size_t n) { out_ += rest_.substr(0, n), rest_.remove_prefix(std::min(n, rest_.size())); }
+  void refuse(std::string_view what) const {
+    fail(Errc::config, where_, ": ", escaped(what),
+         " is not supported: it depends on the version of Unicode of libonig");
+  }
+
+  void character() {
+    const char c = rest_[0];
+    take(1);
+    if (c == '[') {
+      ++depth_;
+      if (rest_.starts_with('^')) take(1);
+      if (rest_.starts_with(']')) take(1);  // the character
+    } else if (c == ']' && depth_ > 0) {
+      --depth_;
+    } else if (c == '#' && extended_ && depth_ == 0) {
+      take(std::min(rest_.find('\n'), rest_.size()));
+    }
+  }
+  void group() {
+    if (rest_.starts_with("(?#")) return take(std::min(rest_.find(')'), rest_.size() - 1) + 1);
+    const std::size_t end = std::min(rest_.find_first_not_of("imxWDSPyILCa-{gw}", 2), rest_.size());
+    const std::string_view options = rest_.substr(2, end - 2);
+    const bool are_options = end < rest_.size() && (rest_[end] == ':' || rest_[end] == ')');
+    if (are_options && options.find_first_of("WDSPyI") != options.npos) refuse(rest_.substr(0, end));
+    if (are_options && options.substr(0, options.find('-')).find('x') != options.npos) extended_ = true;
+    take(2);
+  }
+  /// [:alpha:] in a class.
+  void bracket() {
+    const std::size_t end = rest_.find(":]");
+    if (end == rest_.npos) return character();
+    std::string_view name = rest_.substr(2, end - 2);
+    const bool negated = name.starts_with('^');
+    if (negated) name.remove_prefix(1);
+    if (name.find_first_not_of("abcdefghijklmnopqrstuvwxyz") != name.npos) return character();
+    put(name == "punct" ? "posixpunct" : name, negated, "[:" + std::string(name) + ":]");
+    rest_.remove_prefix(end + 2);
+  }
+  void escape() {
+    if (rest_.starts_with("\\p{") || rest_.starts_with("\\P{")) return property();
+    const char c = rest_.size() > 1 ? rest_[1] : '\0';
+    const bool negated = c >= 'A' && c <= 'Z';
+    if (c == 'd' || c == 'D')
+      put("nd", negated);
+    else if (c == 's' || c == 'S')
+      put("space", negated);
+    else if (c == 'w' || c == 'W')
+      put_word(negated);
+    else if (depth_ == 0 && (c == 'b' || c == 'B'))
+      put_boundary(negated);
+    else if (depth_ == 0 && (c == 'X' || c == 'y' || c == 'Y'))
+      refuse(rest_.substr(0, 2));
+    else
+      return take(2);
+    rest_.remove_prefix(2);
+  }
+  void property() {
+    const std::size_t end = std::min(rest_.find('}'), rest_.size() - 1);
+    std::string_view name = rest_.substr(3, end - 3);
+    bool negated = rest_[1] == 'P';
+    if (name.starts_with('^')) negated = !negated, name.remove_prefix(1);
+    find_property(name) == find_property("word") ? put_word(negated)
+                                                 : put(name, negated, rest_.substr(0, end + 1));
+    rest_.remove_prefix(end + 1);
+  }
+
+  /// Outside a class, Oniguruma does not ignore the case of a property.
+  void put(std::string_view name, bool negated, std::string_view spelled = {}) {
+    const auto* const ranges = find_property(name);
+    require(ranges != nullptr, Errc::config, where_, ": ", escaped(spelled),
+            " is no property of Unicode 16 that is known here");
+    put(class_of(*ranges, negated));
+  }
+  void put(const std::string& set) { out_ += depth_ > 0 ? set : "(?-i:" + set + ")"; }
+  /// Outside a class, Oniguruma has some numbers of Latin-1 among characters of words.
+  static std::string word_class(bool negated) {
+    std::vector<CharacterRange> ranges = ranges_of("WORD");
+    for (const char32_t c : {0xB2, 0xB3, 0xB9, 0xBC, 0xBD, 0xBE}) ranges.push_back({c, c});
+    return class_of(ranges, negated);
+  }
+  void put_word(bool negated) {
+    put(depth_ > 0 ? class_of(ranges_of("WORD"), negated) : word_class(negated));
+  }
+  void put_boundary(bool negated) {
+    const std::string word = word_class(false);
+    out_ += concat("(?-i:(?<=", word, negated ? ")(?=" : ")(?!", word, ")|(?<!", word,
+                   negated ? ")(?!" : ")(?=", word, "))");
+  }
+
+  std::string_view rest_;
+  const std::string& where_;
+  std::string out_;
+  int depth_ = 0;          // of classes
+  bool extended_ = false;  // # begins a comment
+};
 
 /// Repeated repetitions are compiled to as many copies.
 void limit_repetitions(std::string_view expression, const std::string& where) {
@@ -172,7 +221,7 @@ void limit_repetitions(std::string_view expression, const std::string& where) {
 
 Onig compile(const std::string& given, const std::string& where) {
   limit_repetitions(given, where);
-  const std::string expression = with_own_properties(given);
+  const std::string expression = Rewriter(given, where).rewritten();
   regex_t* compiled = nullptr;
   OnigErrorInfo info;
   static constinit ProcessMutex mutex;  // Oniguruma's initialization is not thread-safe
@@ -180,7 +229,6 @@ Onig compile(const std::string& given, const std::string& where) {
   load_onig();
   OnigEncoding encodings[] = {onig.utf8};
   int status = onig.initialize(encodings, 1);
-  if (status == ONIG_NORMAL) define_properties();
   if (status == ONIG_NORMAL)
     status = onig.create(&compiled, chars(expression.data()), chars(expression.data() + expression.size()),
                          ONIG_OPTION_NONE, onig.utf8, onig.syntax, &info);

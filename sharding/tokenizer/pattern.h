@@ -15,9 +15,10 @@ namespace rz {
 class Pattern {
  public:
   static Pattern text(std::string text);
-  /// A regular expression of Oniguruma, as of Hugging Face's tokenizers, whose \p{L}, \p{Lu}, \p{M}, \p{N},
-  /// \p{P} and the like are those of Unicode 16. Errc::config, after `where`, if it
-  /// is none, or if it repeats its parts more than 10,000 times in all.
+  /// A regular expression of Oniguruma, as of Hugging Face's tokenizers, whose properties, \d, \s, \w, \b and
+  /// classes of POSIX are those of Unicode 16. Errc::config, after `where`, if it is none, if it has a
+  /// property that find_property() lacks, \X, \y or an option that limits these to ASCII, or if it repeats
+  /// its parts more than 10,000 times in all.
   static Pattern regex(const std::string& expression, const std::string& where);
   /// Of a key "pattern": {"String": …} or {"Regex": …}.
   static Pattern read(const JsonObject& owner);

@@ -155,7 +155,7 @@ bool PreTokenizer::apply(const Stage& stage, bool last, std::string_view text, b
       break;
     }
     case Kind::digits:
-      add(parts_by(text, [&](char32_t code) { return has(code, CharacterSet::number); }));
+      add(parts_by(text, [&](char32_t code) { return has(code, CharacterSet::numeric); }));
       break;
     case Kind::characters:
       add(parts_by(text, [&](char32_t code) { return has(code, stage.set); }));

@@ -96,10 +96,25 @@ struct ClassRules {
   bool encloses = false;  // texts are between cls_token and sep_token, which are the same by default
 };
 constexpr std::array class_rules{
-    ClassRules{"GPT2Tokenizer"},
+    ClassRules{"GPT2Tokenizer"}, ClassRules{"CodeGenTokenizer"},
     ClassRules{.name = "Qwen2Tokenizer", .pattern = KnownPattern::qwen2, .nfc = true, .beginning = ""},
     ClassRules{.name = "RobertaTokenizer", .beginning = "<s>", .end = "</s>", .encloses = true},
     ClassRules{.name = "BartTokenizer", .beginning = "<s>", .end = "</s>", .encloses = true}};
+
+/// The class of a model_type of config.json, where no file names one.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 12> class_of_model{
+    {{"gpt2", "GPT2Tokenizer"},
+     {"gpt_neo", "GPT2Tokenizer"},
+     {"gptj", "GPT2Tokenizer"},
+     {"opt", "GPT2Tokenizer"},
+     {"phi", "GPT2Tokenizer"},
+     {"codegen", "GPT2Tokenizer"},
+     {"qwen2", "Qwen2Tokenizer"},
+     {"qwen2_moe", "Qwen2Tokenizer"},
+     {"qwen3", "Qwen2Tokenizer"},
+     {"qwen3_moe", "Qwen2Tokenizer"},
+     {"roberta", "RobertaTokenizer"},
+     {"bart", "RobertaTokenizer"}}};
 
 /// nullptr: no rules are known.
 const ClassRules* find_class(std::string_view name) {
@@ -119,6 +134,7 @@ struct Tokenizer::State {
   Template around{std::nullopt};
   Decoder decoder;
   std::optional<std::int32_t> bos, eos, pad;
+  const ClassRules* rules = nullptr;  // of two files
   std::uint64_t checksum = 0;
   bool keeps_bytes = false, config_changes_rules = false;
   mutable std::array<std::atomic<WordCache*>, 32> caches{};
@@ -155,7 +171,7 @@ struct Tokenizer::State {
   void read_json(const std::string& text, const std::string& file);
   void read_vocabulary_and_merges(const std::string& folder);
   void read_special_tokens(const std::string& folder);
-  void read_beginning_and_end(const std::string& folder, const ClassRules&);
+  void read_beginning_and_end(const std::string& folder);
   void read_prefix_space(const std::string& folder);
   void encode(std::string_view text, std::vector<std::int32_t>& ids) const;
 };
@@ -234,6 +250,12 @@ std::vector<std::pair<std::string, nlohmann::json>> read_configs(const Files& fi
   return configs;
 }
 
+bool is_absent(const Files& files, const std::string& folder, std::string_view key) {
+  return std::ranges::none_of(read_configs(files, folder), [&](const auto& config) {
+    return JsonObject(config.second, config.first).has(key);
+  });
+}
+
 bool is_given(const JsonObject& config, std::string_view key) {
   return config.has(key) && !config.at(key).is_null();
 }
@@ -244,22 +266,51 @@ std::string listed_classes() {
   return all;
 }
 
-/// Of the class that tokenizer_config.json names; GPT-2's without one.
-const ClassRules& rules_of_two_files(const Files& files, const std::string& folder) {
-  const ClassRules* rules = &class_rules[0];
-  for (const auto& [file, parsed] : read_configs(files, folder)) {
-    const JsonObject config(parsed, file);
-    if (!is_given(config, "tokenizer_class")) continue;
-    const std::string name = config.text("tokenizer_class", "");
-    rules = find_class(name);
-    if (!rules)
-      config.fail_at(
-          "tokenizer_class",
-          concat("the rules of ", name, " are not known without a tokenizer.json, those of ",
-                 listed_classes(),
-                 " are; write it with AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"));
-  }
+const ClassRules& rules_of_class(const JsonObject& config) {
+  const std::string name = config.text("tokenizer_class", "");
+  const ClassRules* const rules = find_class(name);
+  if (!rules)
+    config.fail_at(
+        "tokenizer_class",
+        concat("the rules of ", name, " are not known without a tokenizer.json, those of ", listed_classes(),
+               " are; write it with AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"));
   return *rules;
+}
+
+/// Of the class that tokenizer_config.json names, else config.json, by itself or by model_type; GPT-2's
+/// without these files.
+const ClassRules& rules_of_two_files(const Files& files, const std::string& folder) {
+  for (const auto& [file, parsed] : read_configs(files, folder))
+    if (const JsonObject config(parsed, file); is_given(config, "tokenizer_class"))
+      return rules_of_class(config);
+  const std::string path = (fs::path(folder) / "config.json").string();
+  if (!fs::is_regular_file(path)) return class_rules[0];
+  const nlohmann::json parsed = parse_json(read_text_file(path), path, JsonDialect::relaxed);
+  const JsonObject config(parsed, path);
+  constexpr std::string_view any = "PreTrainedTokenizerFast";  // no class of rules
+  if (is_given(config, "tokenizer_class") && config.text("tokenizer_class", "") != any)
+    return rules_of_class(config);
+  if (!is_given(config, "model_type")) return class_rules[0];
+  const std::string type = config.text("model_type", "");
+  const auto found = std::ranges::find(class_of_model, type, [](const auto& entry) { return entry.first; });
+  if (found == class_of_model.end())
+    config.fail_at("model_type", concat("the rules of a tokenizer of ", type,
+                                        " are not known without a tokenizer.json; give tokenizer_class in "
+                                        "tokenizer_config.json, one of ",
+                                        listed_classes()));
+  return *find_class(found->second);
+}
+
+/// The class becomes part of the files: beside another model they are the same tokenizer.
+void name_class(Files& files, const std::string& folder, std::string_view name) {
+  for (const auto& [file, parsed] : read_configs(files, folder))
+    if (is_given(JsonObject(parsed, file), "tokenizer_class")) return;
+  nlohmann::json config = nlohmann::json::object();
+  if (const std::string* const text = find_file(files, config_names[0]))
+    config = parse_json(*text, (fs::path(folder) / config_names[0]).string(), JsonDialect::relaxed);
+  std::erase_if(files, [](const auto& file) { return file.first == config_names[0]; });
+  config["tokenizer_class"] = name;
+  files.emplace(files.begin(), config_names[0], config.dump(2) + "\n");
 }
 
 }  // namespace
@@ -292,8 +343,9 @@ void Tokenizer::State::read_vocabulary_and_merges(const std::string& folder) {
                           path("merges.txt"));
   std::vector<AddedToken> tokens;
   bool add_prefix_space = false;
-  const ClassRules& rules = rules_of_two_files(files, folder);
-  if (rules.nfc) normalizer = Normalizer::nfc();
+  rules = &rules_of_two_files(files, folder);
+  name_class(files, folder, rules->name);
+  if (rules->nfc) normalizer = Normalizer::nfc();
   for (const auto& [file, parsed] : read_configs(files, folder)) {
     const JsonObject config(parsed, file);
     if (is_given(config, "add_prefix_space")) add_prefix_space = config.boolean("add_prefix_space", false);
@@ -318,12 +370,13 @@ void Tokenizer::State::read_vocabulary_and_merges(const std::string& folder) {
       by_id[all.required_integer(key, 0, std::numeric_limits<std::int32_t>::max() - 1)] = key;
     for (const auto& [id, content] : by_id) tokens.push_back({.content = content});
   }
-  if (rules.encloses)
+  for (const auto& [key, name] : {std::pair{"bos_token", rules->beginning}, {"eos_token", rules->end}})
+    if (is_absent(files, folder, key) && model.id_of(name))
+      tokens.push_back({.content = std::string(name), .special = true});
+  if (rules->encloses)
     for (const std::string_view name : {"<s>", "<pad>", "</s>", "<unk>", "<mask>"})
       if (model.id_of(name))
         tokens.push_back({.content = std::string(name), .lstrip = name == "<mask>", .special = true});
-  if (tokens.empty() && model.id_of(rules.end))
-    tokens.push_back({.content = std::string(rules.end), .special = true});
   auto next = static_cast<std::int32_t>(model.size());
   for (AddedToken& token : tokens) {
     if (token.content.empty() || added.find(token.content)) continue;
@@ -331,37 +384,37 @@ void Tokenizer::State::read_vocabulary_and_merges(const std::string& folder) {
     token.id = of_model ? *of_model : next++;
     added.add(std::move(token), normalizer);
   }
-  pre_tokenizer = PreTokenizer::byte_level(add_prefix_space, rules.pattern);
+  pre_tokenizer = PreTokenizer::byte_level(add_prefix_space, rules->pattern);
   decoder = Decoder::byte_level();
-  read_beginning_and_end(folder, rules);
+  read_beginning_and_end(folder);
 }
 
 /// Sets what encloses the tokens of a text.
-void Tokenizer::State::read_beginning_and_end(const std::string& folder, const ClassRules& rules) {
+void Tokenizer::State::read_beginning_and_end(const std::string& folder) {
   const auto configs = read_configs(files, folder);
   const auto token_around = [&](const char* flag, const char* enclosing_key, const char* plain_key,
                                 std::string_view absent) -> std::optional<std::int32_t> {
-    bool wanted = rules.encloses;
-    const char* const key = rules.encloses ? enclosing_key : plain_key;
+    bool wanted = rules->encloses;
+    const char* const key = rules->encloses ? enclosing_key : plain_key;
     std::string where = folder, token(absent);
     for (const auto& [file, parsed] : configs | std::views::reverse) {  // the first one counts
       const JsonObject config(parsed, file);
-      if (is_given(config, flag) && !rules.encloses) wanted = config.boolean(flag, false), where = file;
+      if (is_given(config, flag) && !rules->encloses) wanted = config.boolean(flag, false), where = file;
       if (!config.has(key)) continue;
       const auto given = token_of_key(config, key);
       token = given ? given->content : "";
     }
     if (!wanted) return std::nullopt;
     const auto id = id_of(token);
-    require(id.has_value(), Errc::config, escaped(where), ": ", rules.encloses ? rules.name : flag,
+    require(id.has_value(), Errc::config, escaped(where), ": ", rules->encloses ? rules->name : flag,
             ": texts would have ", key, " beside them, ",
             token.empty() ? "which is not given" : concat("but no token is ", escaped(token)),
             "; give it, or a tokenizer.json");
     return id;
   };
-  if (const auto id = token_around("add_bos_token", "cls_token", "bos_token", rules.beginning))
+  if (const auto id = token_around("add_bos_token", "cls_token", "bos_token", rules->beginning))
     around.insert(around.begin(), id);
-  if (const auto id = token_around("add_eos_token", "sep_token", "eos_token", rules.end))
+  if (const auto id = token_around("add_eos_token", "sep_token", "eos_token", rules->end))
     around.push_back(id);
 }
 
@@ -383,10 +436,8 @@ void Tokenizer::State::read_special_tokens(const std::string& folder) {
     for (const auto& [key, id] : all)
       if (const auto token = token_of_key(JsonObject(parsed, file), key); token && !*id)
         *id = id_of(token->content);
-  // GPT-2's own folder has no other file.
-  if (!find_file(files, "tokenizer.json") && !find_file(files, config_names[0]) &&
-      !find_file(files, config_names[1]))
-    bos = eos = id_of("<|endoftext|>");
+  if (rules && is_absent(files, folder, "bos_token")) bos = id_of(rules->beginning);
+  if (rules && is_absent(files, folder, "eos_token")) eos = id_of(rules->end);
 }
 
 Tokenizer Tokenizer::from_files(std::vector<std::pair<std::string, std::string>> files,

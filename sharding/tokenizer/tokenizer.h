@@ -29,12 +29,13 @@ struct BpeTrainingOptions {
 class Tokenizer {
  public:
   /// Of a folder with tokenizer.json, or with vocab.json and merges.txt; or of such a file. The rules of the
-  /// two are those of tokenizer_class in tokenizer_config.json: GPT2Tokenizer, which is also that of no
-  /// class, Qwen2Tokenizer, RobertaTokenizer or BartTokenizer, each also with "Fast" behind it; Errc::config
-  /// names another class. Its add_prefix_space, add_bos_token and add_eos_token count as in transformers;
-  /// beside a tokenizer.json, add_prefix_space alone does, for these classes but Qwen2Tokenizer. A folder
-  /// without them is one of the program tokenize, or one of checkpoints, of which the latest counts. Tokens
-  /// of the beginning, the end and padding are those of tokenizer_config.json, or of special_tokens_map.json.
+  /// two are those of tokenizer_class in tokenizer_config.json, else of config.json, else of its model_type:
+  /// GPT2Tokenizer, which is also that of neither file, CodeGenTokenizer, Qwen2Tokenizer, RobertaTokenizer or
+  /// BartTokenizer, each also with "Fast" behind it; Errc::config names another class or model. files() has
+  /// the class. Its add_prefix_space, add_bos_token and add_eos_token count as in transformers; beside a
+  /// tokenizer.json, add_prefix_space alone does, for these classes but Qwen2Tokenizer. A folder without them
+  /// is one of the program tokenize, or one of checkpoints, of which the latest counts. Tokens of the
+  /// beginning, the end and padding are those of tokenizer_config.json, or of special_tokens_map.json.
   /// `truncation` and `padding` of tokenizer.json have no effect, as in transformers. Errc::config, "FILE:
   /// key: …", for files that are missing or malformed, and for what is not supported. Supported are, each
   /// also in a Sequence,
@@ -45,9 +46,11 @@ class Tokenizer {
   ///   - post-processors: ByteLevel, and one TemplateProcessing, of which `single` counts;
   ///   - decoders: ByteLevel, ByteFallback, Fuse, Replace, Strip, Metaspace.
   ///
-  /// Results are those of tokenizers 0.23.3, except for characters that Unicode has since later versions than
-  /// 8 (StripAccents, Punctuation), 12 (NFD, NFKC, NFKD), 14 (Lowercase; \w and ignored case in regular
-  /// expressions) and 16 (Digits).
+  /// Results are those of tokenizers 0.23.3, with the versions of Unicode that its parts have: 16 in regular
+  /// expressions and Whitespace, 9 in normal forms and StripAccents, 8 in Punctuation, 17 in Digits and
+  /// Lowercase. Of libonig alone depends which letters of later versions than its own a part (?i: … ) of an
+  /// expression takes for each other. What else depends on it, such as \X, is refused, and so are properties
+  /// that unicode.inc lacks.
   static Tokenizer from_pretrained(const std::string& path);
   /// The 256 bytes; the token of a byte is its value. `model_max_length`: that of tokenizer_config.json,
   /// which lacks the key if it is 0.

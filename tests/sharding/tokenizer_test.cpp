@@ -291,6 +291,57 @@ TEST_F(TokenizerFiles, TheRulesOfTwoFilesAreThoseOfTheirClass) {
       << error;
 }
 
+/// As AutoTokenizer finds the class where tokenizer_config.json has none.
+TEST_F(TokenizerFiles, TheRulesOfTwoFilesAreThoseOfTheirModel) {
+  json vocabulary = json::parse(Tokenizer::bytes().files()[0].second)["model"]["vocab"];
+  const auto id = [&](const char* token) { return vocabulary.at(token).get<std::int32_t>(); };
+  for (const char* const token : {"12", "<s>", "</s>", "<|endoftext|>"})
+    vocabulary[token] = vocabulary.size();
+  put("vocab.json", vocabulary.dump());
+  put("merges.txt", "1 2\n");
+  const auto of_model = [&](const char* config) {
+    put("config.json", config);
+    return Tokenizer::from_pretrained(path());
+  };
+  const Ids whole{id("12")}, digits{id("1"), id("2")}, enclosed{id("<s>"), id("12"), id("</s>")};
+  for (const char* const type : {"gpt2", "gpt_neo", "gptj", "opt", "phi", "codegen"})
+    EXPECT_EQ(of_model((R"({"model_type": ")" + std::string(type) + "\"}").c_str()).encode("12"), whole)
+        << type;
+  for (const char* const type : {"qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
+    EXPECT_EQ(of_model((R"({"model_type": ")" + std::string(type) + "\"}").c_str()).encode("12"), digits)
+        << type;
+  for (const char* const type : {"roberta", "bart"})
+    EXPECT_EQ(of_model((R"({"model_type": ")" + std::string(type) + "\"}").c_str()).encode("12"), enclosed)
+        << type;
+  EXPECT_EQ(of_model(R"({"model_type": "llama", "tokenizer_class": "Qwen2TokenizerFast"})").encode("12"),
+            digits);
+  EXPECT_EQ(of_model(R"({"model_type": "gpt2", "tokenizer_class": "PreTrainedTokenizerFast"})").encode("12"),
+            whole)
+      << "as models are saved here";
+  EXPECT_TRUE(std::string(error_of([&] { of_model(R"({"model_type": "llama"})"); }).what())
+                  .starts_with(path("config.json") + ": model_type: the rules of a tokenizer of llama"));
+  EXPECT_TRUE(std::string(error_of([&] {
+                            of_model(R"({"model_type": "gpt2", "tokenizer_class": "CLIPTokenizer"})");
+                          }).what())
+                  .starts_with(path("config.json") + ": tokenizer_class: the rules of CLIPTokenizer"));
+
+  // A saved tokenizer is the same beside another model.
+  const Tokenizer qwen = of_model(R"({"model_type": "qwen3"})"), gpt2 = of_model(R"({"model_type": "gpt2"})");
+  EXPECT_EQ(qwen.bos_token_id(), std::nullopt);
+  EXPECT_EQ(qwen.eos_token_id(), id("<|endoftext|>"));
+  EXPECT_EQ(gpt2.bos_token_id(), id("<|endoftext|>"));
+  for (const auto& [tokenizer, type] : {std::pair{&qwen, "gpt2"}, {&gpt2, "qwen3"}}) {
+    tokenizer->save_pretrained(path("saved"));
+    put("saved/config.json", std::string(R"({"model_type": ")") + type + "\"}");
+    const Tokenizer read = Tokenizer::from_pretrained(path("saved"));
+    EXPECT_EQ(read.checksum(), tokenizer->checksum());
+    EXPECT_EQ(read.encode("12"), tokenizer->encode("12"));
+    EXPECT_EQ(read.bos_token_id(), tokenizer->bos_token_id());
+  }
+  put("tokenizer_config.json", R"({"tokenizer_class": "CodeGenTokenizer"})");
+  EXPECT_EQ(of_model(R"({"model_type": "qwen2"})").encode("12"), whole);
+}
+
 TEST_F(TokenizerFiles, PrefixSpaceOfTheConfigurationCountsBesideTheFile) {
   put("tokenizer.json", tokenizer_json("gpt2").dump());
   const Tokenizer plain = Tokenizer::from_pretrained(path());
