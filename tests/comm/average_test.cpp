@@ -296,7 +296,7 @@ TEST(Averages, OnOneHostAndSeveralAndOverTcp) {
 TEST(Averages, OfACoalescedGroup) {
   run_ranks(4, [](int rank, auto store) {
     auto comm = Communicator::connect(rank, 4, store, {});
-    std::vector<std::vector<f16>> xs(5, contributions<f16>(Range::largest, rank, 9));
+    std::vector<std::vector<bf16>> xs(5, contributions<bf16>(Range::largest, rank, 9));
     auto group = comm.group();
     for (auto& x : xs) group.all_reduce(x, ReduceOp::avg);
     group.launch().wait();

@@ -561,6 +561,19 @@ TEST_F(NcclBackend, ADifferentSizeOfSymmetricMemoryIsNamed) {
   });
 }
 
+// As where another rank does not call it.
+TEST_F(NcclBackend, SymmetricMemoryThatNcclDoesNotEndRegisteringFails) {
+  on_ranks(2, 300ms, [&](Communicator& comm, Store& store) {
+    wait_for_all(store, 2, "connected");
+    if (comm.rank() == 0) {
+      nccl.in_progress(1 << 30);
+      expect_error(Errc::timeout, -1, "ncclCommWindowRegister did not end within 0.3 s on rank 0",
+                   [&] { comm.allocate_symmetric(400); });
+    }
+    wait_for_all(store, 2);
+  });
+}
+
 // ---- failures
 
 TEST_F(NcclBackend, ARankThatDoesNotCallIsNamedOnAllOthers) {

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -171,6 +172,45 @@ TEST(Collectives, WithoutRankOrderAreExact) {
   compare(mpi, ours, {0, 1, 17, 1000}, true);
   for (const Collective kind : {Collective::all_reduce, Collective::reduce_scatter, Collective::reduce})
     expect_same(mpi, ours, {kind, DType::f32, ReduceOp::sum, 300007, 0, false}, true);
+}
+
+template <class T>
+void expect_average_of_largest(Communicator& comm, double largest, const std::string& what) {
+  const std::size_t n = 1003, ranks = static_cast<std::size_t>(comm.size());
+  std::vector<T> all(n * ranks), out(n);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const double x = i % 2 ? -largest : largest;
+    if constexpr (std::is_arithmetic_v<T>)
+      all[i] = static_cast<T>(x);
+    else
+      all[i] = from_f32<T>(static_cast<float>(x));
+  }
+  const auto same = [&](std::size_t from) { return std::memcmp(out.data(), &all[from], n * sizeof(T)) == 0; };
+  const ConstBuffer in(all.data(), n);
+  comm.all_reduce(in, out, ReduceOp::avg).wait();
+  EXPECT_TRUE(same(0)) << what << name(dtype_of<T>) << " all_reduce";
+  out.assign(n, T{});
+  comm.reduce(in, out, 0, ReduceOp::avg).wait();
+  EXPECT_TRUE(same(0) || comm.rank() != 0) << what << name(dtype_of<T>) << " reduce";
+  comm.reduce_scatter(all, out, ReduceOp::avg).wait();
+  EXPECT_TRUE(same(n * static_cast<std::size_t>(comm.rank())))
+      << what << name(dtype_of<T>) << " reduce_scatter";
+}
+
+// MPI stores partial sums in the type of the elements.
+TEST(Collectives, AnAverageOfTheLargestNumbersIsFinite) {
+  if (world_size() & (world_size() - 1)) GTEST_SKIP() << "exact for powers of two";
+  for (const bool deterministic : {true, false})
+    for (const std::size_t piece : {std::size_t{4000}, std::size_t{1} << 30}) {
+      auto comm = over_pieces(piece, deterministic);
+      const std::string what = concat(deterministic ? "deterministic " : "", "pieces of ", piece, ' ');
+      expect_average_of_largest<f16>(comm, 65504, what);
+      expect_average_of_largest<bf16>(comm, 0x1.fep127, what);
+      expect_average_of_largest<f8e4m3>(comm, 448, what);
+      expect_average_of_largest<f8e5m2>(comm, 57344, what);
+      expect_average_of_largest<float>(comm, std::numeric_limits<float>::max(), what);
+      expect_average_of_largest<double>(comm, std::numeric_limits<double>::max(), what);
+    }
 }
 
 // The parts of calls beyond MPI's counts, with a limit of a few bytes instead of gigabytes.

@@ -3,9 +3,12 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <memory>
+#include <numeric>
 #include <thread>
 #include <vector>
 
+#include "comm/backends/mpi/mpi_runtime.h"
 #include "comm/os/spin.h"
 #include "tests/mpi/world.h"
 
@@ -247,6 +250,70 @@ TEST(Failure, CommunicatorsOfAProcessFailAlone) {
   second.all_reduce({&x, 1}).wait();
   part->all_reduce({&y, 1}).wait();
   EXPECT_EQ(x + y, 2 * world_size());
+}
+
+// MPI_Comm_create_group would wait for it without an end. The group is left as it was.
+TEST(Failure, ARankThatComesToNoSplitIsNamed) {
+  const auto backend = mpi_backend(MPI_COMM_WORLD, {.timeout = 30s, .rendezvous_timeout = 1s});
+  const int missing = world_size() - 1;
+  std::vector<int> members(static_cast<std::size_t>(world_size()));
+  std::iota(members.begin(), members.end(), 0);
+  const auto fails = [&](const std::string& text) {
+    const auto begin = Clock::now();
+    const Error e = error_of([&] { backend->split(members, 0); });
+    EXPECT_EQ(e.code(), Errc::timeout) << e.what();
+    EXPECT_EQ(e.culprit(), missing) << e.what();
+    EXPECT_TRUE(has_text(e, text)) << e.what();
+    EXPECT_LT(Clock::now() - begin, 5s);
+  };
+  if (world_rank() != missing) fails(concat("rank ", missing, " did not come within 1 s"));
+  wait_for_all("left");
+  if (world_rank() == missing) fails(concat("rank ", missing, " did not come within 1 s, says rank 0"));
+  wait_for_all("told");
+  const auto part = backend->split(members, 1);
+  float x = 1, y = 1;
+  for (Backend* const group : {backend.get(), part.get()}) {
+    const CollectiveCall op{.kind = Collective::all_reduce, .in = Buffer(&x, 1), .out = Buffer(&y, 1)};
+    group->submit({&op, 1}).wait();
+    EXPECT_EQ(y, static_cast<float>(world_size()));
+  }
+}
+
+TEST(Failure, ARankThatLeftIsNamedInASplit) {
+  auto backend = mpi_backend(MPI_COMM_WORLD, {.timeout = 5s, .rendezvous_timeout = 20s});
+  const std::vector<int> members{0, 1};
+  if (world_rank() == 1) backend.reset();
+  if (world_rank() == 0) {
+    const Error e = error_of([&] { backend->split(members, 0); });
+    EXPECT_EQ(e.code(), Errc::peer_lost) << e.what();
+    EXPECT_EQ(e.culprit(), 1) << e.what();
+  }
+  wait_for_all("over");
+}
+
+// A member may end after it has come. In a program that is not MPI_THREAD_MULTIPLE the process ends:
+// `stuck` in main.cpp.
+TEST(Failure, ACallThatDoesNotReturnIsLeft) {
+  if (!test::threaded()) GTEST_SKIP();
+  constexpr int tag = 77;
+  const auto number = std::make_shared<int>(0);
+  const auto begin = Clock::now();
+  const Error e = error_of([&] {
+    mpi::MpiRuntime::instance().call_within(300ms, "MPI_Recv", [number, self = world_rank()] {
+      MPI_Recv(number.get(), 1, MPI_INT, self, tag, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    });
+  });
+  EXPECT_EQ(e.code(), Errc::timeout) << e.what();
+  EXPECT_TRUE(has_text(e, concat("rank ", world_rank(),
+                                 " of MPI_COMM_WORLD: MPI_Recv did not return within "
+                                 "0.3 s")))
+      << e.what();
+  EXPECT_LT(Clock::now() - begin, 5s);
+  const int one = 1;
+  MPI_Send(&one, 1, MPI_INT, world_rank(), tag, MPI_COMM_WORLD);
+  const auto end = Deadline::after(10s);
+  while (number.use_count() > 1 && !end.expired()) std::this_thread::sleep_for(1ms);
+  EXPECT_EQ(*number, 1);
 }
 
 TEST(Failure, BadCommunicatorsAreRefused) {

@@ -6,8 +6,10 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <thread>
 
 #include "comm/backends/mpi/mpi.h"
+#include "comm/backends/mpi/mpi_runtime.h"
 #include "comm/bootstrap.h"
 #include "comm/core/error.h"
 
@@ -53,10 +55,45 @@ bool is_refused_before_init() {
   return false;
 }
 
+/// MPI is initialised by the communicator. Rank 1 does not come to MPI_Init.
+int starts() {
+  if (rz::launch_info_from_environment().rank == 1)
+    return std::this_thread::sleep_for(std::chrono::seconds(4)), 0;
+  rz::CommOptions options;
+  options.backend = "mpi";
+  options.rendezvous_timeout = std::chrono::seconds(1);
+  for (int times = 0; times < 2; ++times) try {
+      rz::Communicator::connect(0, 1, rz::memory_store(), options);
+    } catch (const rz::Error& e) {
+      std::printf("%s\n", e.what()), std::fflush(stdout);
+    }
+  return 0;
+}
+
+/// MPI is finalised at exit, to which rank 1 comes late.
+int exits() {
+  const rz::LaunchInfo launch = rz::launch_info_from_environment();
+  rz::CommOptions options;
+  options.backend = "mpi";
+  rz::Communicator::connect(launch.rank, launch.size, rz::store_for_launch(launch), options).barrier().wait();
+  if (launch.rank == 1) std::this_thread::sleep_for(std::chrono::seconds(8));
+  return 0;
+}
+
+/// Without MPI_THREAD_MULTIPLE no other thread could call MPI_Recv.
+void stuck() {
+  rz::mpi::MpiRuntime::instance().call_within(std::chrono::seconds(1), "MPI_Recv", [] {
+    int x = 0;
+    MPI_Recv(&x, 1, MPI_INT, 0, 77, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+  });
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
+  if (argc > 1 && std::strcmp(argv[1], "starts") == 0) return starts();
+  if (argc > 1 && std::strcmp(argv[1], "exits") == 0) return exits();
   const bool funneled = argc > 1 && std::strcmp(argv[1], "funneled") == 0;
   if (!is_refused_before_init()) {
     std::fprintf(stderr, "a rendezvous by MPI before MPI_Init was not refused\n");
@@ -64,6 +101,7 @@ int main(int argc, char** argv) {
   }
   int provided = 0;
   MPI_Init_thread(nullptr, nullptr, funneled ? MPI_THREAD_FUNNELED : MPI_THREAD_MULTIPLE, &provided);
+  if (argc > 2 && std::strcmp(argv[2], "stuck") == 0) stuck();
   int status = RUN_ALL_TESTS(), ranks = 1;
   MPI_Barrier(MPI_COMM_WORLD);
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);

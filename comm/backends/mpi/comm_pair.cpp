@@ -1,8 +1,8 @@
 #include "comm/backends/mpi/comm_pair.h"
 
+#include <memory>
 #include <thread>
 
-#include "comm/backends/mpi/mpi_runtime.h"
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
 #include "comm/os/wait_policy.h"
@@ -20,7 +20,7 @@ MPI_Comm idup(MPI_Comm comm, std::chrono::milliseconds timeout) {
     check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
     if (done) break;
     require(!end.expired(), Errc::timeout, "the MPI communicator could not be duplicated within ",
-            std::chrono::duration<double>(timeout).count(), " s; does every rank of it connect?");
+            seconds(timeout), "; does every rank of it connect?");
     std::this_thread::sleep_for(poll_period::mpi_comm_dup);
   }
   check(MPI_Comm_set_errhandler(copy, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
@@ -38,17 +38,20 @@ CommPair adopt(MPI_Comm comm, std::chrono::milliseconds timeout) {
   return {comm, idup(comm, timeout)};
 }
 
-CommPair split(MPI_Comm comm, std::span<const int> members, int tag, std::chrono::milliseconds timeout) {
+CommPair split(MpiRuntime& runtime, MPI_Comm comm, std::span<const int> members, int tag,
+               std::chrono::milliseconds timeout) {
   MPI_Group all, subset;
   check(MPI_Comm_group(comm, &all), "MPI_Comm_group");
   const int chosen = MPI_Group_incl(all, static_cast<int>(members.size()), members.data(), &subset);
   MPI_Group_free(&all);
   check(chosen, "MPI_Group_incl");
-  MPI_Comm part = MPI_COMM_NULL;
-  const int made = MPI_Comm_create_group(comm, subset, tag, &part);
-  MPI_Group_free(&subset);
-  check(made, "MPI_Comm_create_group");
-  return adopt(part, timeout);
+  const auto part = std::make_shared<MPI_Comm>(MPI_COMM_NULL);
+  runtime.call_within(timeout, "MPI_Comm_create_group", [comm, subset, tag, part]() mutable {
+    const int made = MPI_Comm_create_group(comm, subset, tag, part.get());
+    MPI_Group_free(&subset);
+    check(made, "MPI_Comm_create_group");
+  });
+  return adopt(*part, timeout);
 }
 
 void free(CommPair comms) {

@@ -17,6 +17,8 @@ struct ControlMessage {
   enum Kind : std::int32_t {
     query,    ///< requests the receiver's state of call number `sequence`
     reply,    ///< to a query: the call's signature if `found`; the rank has made `calls` calls
+    arrival,  ///< `found`: the sender is in the split of number `sequence`; else it has left it, for
+              ///< `culprit`
     failure,  ///< the group has failed: code, culprit, text; the sender had completed its first `calls` calls
     departure  ///< a rank's last message: it made `calls` calls, all completed, and destroys its communicator
   };

@@ -7,7 +7,9 @@
 /// in Work::wait() progresses its operations. With a lower level, operations progress only within calls of
 /// the communicator, Work::wait() and Work::done(). These calls must then follow MPI's rules
 /// (MPI_THREAD_FUNNELED: main thread only; SERIALIZED: never concurrently with another MPI call), and abort()
-/// reaches the other ranks at their next such call.
+/// reaches the other ranks at their next such call. MPI_Comm_create_group, in split(), cannot be polled: if
+/// it has not returned by the deadline, with MPI_THREAD_MULTIPLE it is left in a thread, and split() throws;
+/// with a lower level the process ends, with a line on stderr and status 1.
 ///
 /// A destroyed communicator is released in the background once all its ranks have destroyed theirs;
 /// MPI_Finalize waits for that. A communicator may outlive MPI: once MPI_Finalize has begun, calls of it
@@ -33,7 +35,7 @@ struct MpiOptions {
   /// Device whose memory operations may use besides host memory, if MPI is CUDA-aware.
   Device device{};
   std::chrono::milliseconds timeout{600'000};            ///< of one operation, from its submission
-  std::chrono::milliseconds rendezvous_timeout{30'000};  ///< of duplicating the communicator
+  std::chrono::milliseconds rendezvous_timeout{30'000};  ///< of duplicating the communicator, and of split()
   bool deterministic = true;
   /// Bytes per MPI call, whose counts are ints; larger transfers are cut into chunks. From 8 to 2^30.
   std::size_t max_call_bytes = std::size_t{1} << 30;

@@ -76,7 +76,7 @@ std::shared_ptr<std::byte> MpiBackend::allocate(std::size_t bytes) {
   return memory;
 }
 
-/// The MPI_COMM_WORLD ranks of the group's ranks, exchanged through the store.
+/// The MPI_COMM_WORLD ranks of the group's ranks, exchanged through the store: then all have arrived.
 std::vector<int> world_ranks(const MpiLaunchInfo& launch_info, const CommOptions& options) {
   int own = 0;
   check(MPI_Comm_rank(MPI_COMM_WORLD, &own), "MPI_Comm_rank");
@@ -84,8 +84,19 @@ std::vector<int> world_ranks(const MpiLaunchInfo& launch_info, const CommOptions
   const Deadline end = Deadline::after(options.rendezvous_timeout);
   std::vector<int> ranks;
   std::set<int> distinct;
+  const auto rank_of = [&](int r) {
+    try {
+      return parse_number<int>(launch_info.store->get(concat("mpi/", r), end));
+    } catch (const Error& e) {
+      if (e.code() != Errc::timeout) throw;
+      throw Error(Errc::timeout,
+                  concat("rank ", launch_info.rank, ": rank ", r, " did not connect by MPI within ",
+                         seconds(options.rendezvous_timeout)),
+                  r);
+    }
+  };
   for (int r = 0; r < launch_info.size; ++r) {
-    const auto rank = parse_number<int>(launch_info.store->get(concat("mpi/", r), end));
+    const auto rank = rank_of(r);
     require(rank.has_value(), Errc::rendezvous, "rank ", r,
             " published no rank of MPI; is another job using this "
             "store?");
@@ -98,24 +109,11 @@ std::vector<int> world_ranks(const MpiLaunchInfo& launch_info, const CommOptions
   return ranks;
 }
 
-MPI_Comm comm_of(const std::vector<int>& ranks) {
-  MPI_Group world, group;
-  check(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
-  const int chosen = MPI_Group_incl(world, static_cast<int>(ranks.size()), ranks.data(), &group);
-  MPI_Group_free(&world);
-  check(chosen, "MPI_Group_incl");
-  MPI_Comm comm = MPI_COMM_NULL;
-  const int made = MPI_Comm_create_group(MPI_COMM_WORLD, group, world_tag, &comm);
-  MPI_Group_free(&group);
-  check(made, "MPI_Comm_create_group");
-  return comm;
-}
-
 std::unique_ptr<Backend> connect(MpiRuntime& runtime, const MpiLaunchInfo& launch_info,
                                  const CommOptions& options) {
   require_world(launch_info.rank, launch_info.launched_size, launch_info.launcher, runtime);
-  const MPI_Comm comm = comm_of(world_ranks(launch_info, options));
-  return backend_over(runtime, adopt(comm, options.rendezvous_timeout),
+  const std::vector<int> ranks = world_ranks(launch_info, options);
+  return backend_over(runtime, split(runtime, MPI_COMM_WORLD, ranks, world_tag, options.rendezvous_timeout),
                       {.device = options.device,
                        .timeout = options.timeout,
                        .rendezvous_timeout = options.rendezvous_timeout,
@@ -125,7 +123,7 @@ std::unique_ptr<Backend> connect(MpiRuntime& runtime, const MpiLaunchInfo& launc
 
 // A rank that failed to connect must not wait for the others at exit.
 Backend* connect_or_fail(const MpiLaunchInfo& launch_info, const CommOptions& options) {
-  MpiRuntime& runtime = MpiRuntime::instance();
+  MpiRuntime& runtime = MpiRuntime::started(launch_info.rank, options.rendezvous_timeout);
   try {
     return connect(runtime, launch_info, options).release();
   } catch (...) {

@@ -1,6 +1,7 @@
 #include "comm/backends/mpi/mpi_calls.h"
 
 #include <algorithm>
+#include <thread>
 
 #include "comm/core/deadline.h"
 #include "comm/device/cuda_runtime.h"
@@ -36,7 +37,8 @@ MpiCalls::MpiCalls(MpiRuntime& runtime, CommPair comms, int rank, int size, cons
       point_to_point_(comms.data, rank, size, options.max_call_bytes),
       long_wait_(options.waits, rank, size),
       flight_(options.waits.communicator, rank, size),
-      departed_(static_cast<std::size_t>(size)) {}
+      departed_(static_cast<std::size_t>(size)),
+      arrivals_(static_cast<std::size_t>(size)) {}
 
 // ---- progress
 
@@ -103,8 +105,52 @@ void MpiCalls::wait(std::chrono::microseconds /*max*/, bool /*eager*/) {
 CommPair MpiCalls::split(std::span<const int> members, int number) {
   const MpiRuntime::Use mpi(runtime_);
   require_open(mpi);
+  wait_for_members(members, static_cast<std::uint32_t>(number));
   const int tag = first_split_tag + number % split_tag_count;
-  return mpi::split(comms_.control, members, tag, options_.rendezvous_timeout);
+  try {
+    return mpi::split(runtime_, comms_.control, members, tag, options_.rendezvous_timeout);
+  } catch (const Error& e) {
+    split_hangs_ |= e.code() == Errc::timeout;
+    throw;
+  }
+}
+
+void MpiCalls::wait_for_members(std::span<const int> members, std::uint32_t number) {
+  ControlMessage own{.kind = ControlMessage::arrival, .found = 1, .sequence = number};
+  const auto tell = [&] {
+    for (const int peer : members)
+      if (peer != rank_) control_.send(peer, own);
+  };
+  const std::string limit = seconds(options_.rendezvous_timeout);
+  const auto fail = [&](Errc code, int culprit, const std::string& text) {
+    throw Error(code, concat("split() on rank ", rank_, ": ", text), culprit);
+  };
+  tell();
+  for (const Deadline end = Deadline::after(options_.rendezvous_timeout);;) {
+    receive_control();
+    check_remote_failure();
+    std::vector<int> missing;
+    for (const int peer : members) {
+      const ControlMessage& last = arrivals_[static_cast<std::size_t>(peer)];
+      if (peer == rank_ || (last.kind == ControlMessage::arrival && last.sequence > number)) continue;
+      const bool told = last.kind == ControlMessage::arrival && last.sequence == number;
+      if (told && !last.found)
+        fail(Errc::timeout, last.culprit,
+             concat("rank ", last.culprit, " did not come within ", limit, ", says rank ", peer));
+      if (!told && departed_[static_cast<std::size_t>(peer)])
+        fail(Errc::peer_lost, peer, concat("rank ", peer, " has destroyed its communicator"));
+      if (!told) missing.push_back(peer);
+    }
+    if (missing.empty()) return;
+    if (end.expired()) {
+      own.found = 0, own.culprit = missing.front();
+      tell();
+      fail(Errc::timeout, missing.front(),
+           concat(ranks_text(missing), " did not come within ", limit,
+                  "; every rank of the new group must call it"));
+    }
+    std::this_thread::sleep_for(poll_period::mpi_comm_dup);
+  }
 }
 
 // ---- control messages
@@ -119,6 +165,9 @@ void MpiCalls::handle_control(int peer, const ControlMessage& message) {
       return control_.send(peer, reply_to(message));
     case ControlMessage::reply:
       if (inquiry_) inquiry_->receive(peer, message);
+      return;
+    case ControlMessage::arrival:
+      arrivals_[static_cast<std::size_t>(peer)] = message;
       return;
     case ControlMessage::departure:
       departed_[static_cast<std::size_t>(peer)] = message;
@@ -283,7 +332,7 @@ void MpiCalls::depart() {
     if (!all_departed()) mpi_departure_backoff.wait(polls);
   }
   collectives_.free_operators();
-  if (all_departed() && control_.flush(1s)) free(comms_);
+  if (all_departed() && control_.flush(1s) && !split_hangs_) free(comms_);
   control_.abandon();
 }
 

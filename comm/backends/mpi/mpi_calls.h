@@ -44,7 +44,8 @@ class MpiCalls final : public Progressable {
   /// Departs from the group, and ends the departure that the runtime waits for.
   void close() noexcept override;
 
-  /// Requires the progress token. Collective over `members`; Backend::split().
+  /// Requires the progress token. Collective over `members`; Backend::split(). Errc::timeout names the
+  /// members that do not come within MpiOptions::rendezvous_timeout.
   CommPair split(std::span<const int> members, int number);
 
  private:
@@ -65,6 +66,7 @@ class MpiCalls final : public Progressable {
   void check_departed() const;
   void check_deadlines(Time now);
   void check_long_waits(Time now);
+  void wait_for_members(std::span<const int> members, std::uint32_t number);
   void depart();
   /// Leaks what MPI may still use. Calls MPI only if it is `open`.
   void abandon(bool open) noexcept;
@@ -86,7 +88,9 @@ class MpiCalls final : public Progressable {
   std::optional<RemoteFailure> remote_failure_;
   std::vector<std::optional<ControlMessage>> departed_;  // each departed rank's last message
   Time next_control_poll_{};
-  unsigned idle_turns_ = 0;  // without progress
+  std::vector<ControlMessage> arrivals_;  // each rank's last one
+  bool split_hangs_ = false;              // a thread of MpiRuntime::call_within() may still use comms_
+  unsigned idle_turns_ = 0;               // without progress
   bool failed_ = false;
 };
 

@@ -5,21 +5,77 @@
 #endif
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
+#include <exception>
+#include <memory>
 #include <thread>
 
 #include "comm/core/deadline.h"
 #include "comm/core/environment.h"
 #include "comm/core/error.h"
+#include "comm/os/helper_thread.h"
 #include "comm/os/wait_policy.h"
 
 namespace rz::mpi {
 
 namespace {
 
-Deadline default_deadline() {
-  return Deadline::after(std::chrono::milliseconds(static_cast<long>(environment().timeout_s * 1e3)));
+using std::chrono::milliseconds;
+
+constexpr std::chrono::seconds finalise_limit(30);  // all ranks have come
+
+milliseconds default_timeout() { return milliseconds(static_cast<long>(environment().timeout_s * 1e3)); }
+Deadline default_deadline() { return Deadline::after(default_timeout()); }
+
+/// "rank 1 of MPI_COMM_WORLD".
+std::string own_rank() {
+  int rank = -1;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  return concat("rank ", rank, " of MPI_COMM_WORLD");
 }
+
+/// Runs `f` in a thread that is abandoned after `limit`. Whether it has ended; throws what `f` has thrown.
+bool ends_within(milliseconds limit, std::function<void()> f) {
+  const auto error = std::make_shared<std::exception_ptr>();
+  const bool ended = run_with_timeout(limit, [error, f = std::move(f)] {
+    try {
+      f();
+    } catch (...) {
+      *error = std::current_exception();
+    }
+  });
+  if (ended && *error) std::rethrow_exception(*error);
+  return ended;
+}
+
+/// Ends the process after `limit`, with a line, unless it is destroyed before.
+class Watchdog {
+ public:
+  Watchdog(milliseconds limit, std::string line)
+      : thread_(helper_thread([this, end = Deadline::after(limit), line = std::move(line)] {
+          std::unique_lock lock(mutex_);
+          if (changed_.wait_until(lock, end.at(), [this] { return ended_; })) return;
+          std::fputs(line.c_str(), stderr);
+          std::fflush(stderr);
+          std::_Exit(1);
+        })) {}
+  ~Watchdog() {
+    {
+      const std::lock_guard lock(mutex_);
+      ended_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+  Watchdog(const Watchdog&) = delete;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool ended_ = false;
+  std::thread thread_;
+};
 
 std::string library_name() {
   char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
@@ -69,12 +125,25 @@ void check(int result, const char* call) {
   fail(Errc::system, call, ": ", line);
 }
 
+std::string seconds(milliseconds time) { return concat(std::chrono::duration<double>(time).count(), " s"); }
+
 // Never destroyed: departing threads may outlive all static objects.
 MpiRuntime& MpiRuntime::instance() {
   static MpiRuntime& runtime = *new MpiRuntime;
   require(runtime.is_open(), Errc::unsupported,
           "MPI was finalised; a communicator must be connected before that");
   return runtime;
+}
+
+MpiRuntime& MpiRuntime::started(int rank, milliseconds limit) {
+  int initialised = 0;
+  check(MPI_Initialized(&initialised), "MPI_Initialized");
+  if (!initialised)
+    require(ends_within(limit, [] { instance(); }), Errc::timeout, "rank ", rank,
+            ": MPI_Init did not return within ", seconds(limit),
+            "; another process of this launch has not called it, or has "
+            "ended; RZ_RENDEZVOUS_TIMEOUT_S gives it more time");
+  return instance();
 }
 
 MpiRuntime::MpiRuntime() {
@@ -105,8 +174,22 @@ MpiRuntime::MpiRuntime() {
   check(MPI_Comm_set_attr(MPI_COMM_SELF, key, this), "MPI_Comm_set_attr");
 }
 
-void MpiRuntime::finalise_if_own() {
-  if (is_own_) check(MPI_Finalize(), "MPI_Finalize");
+void MpiRuntime::call_within(milliseconds limit, const std::string& call, std::function<void()> f) {
+  const std::string line = concat(own_rank(), ": ", call, " did not return within ", seconds(limit),
+                                  "; a rank that takes part may be stuck or have ended");
+  if (!thread_multiple()) {
+    const Watchdog watchdog(limit, concat(line,
+                                          "; this process ends, since only MPI_THREAD_MULTIPLE lets a "
+                                          "thread leave the call\n"));
+    return f();
+  }
+  if (ends_within(limit, std::move(f))) return;
+  mark_failed();
+  fail(Errc::timeout, line);
+}
+
+void MpiRuntime::finalise_if_own(milliseconds limit) {
+  if (is_own_) call_within(limit, "MPI_Finalize", [] { check(MPI_Finalize(), "MPI_Finalize"); });
 }
 
 void MpiRuntime::begin_departure() {
@@ -133,7 +216,19 @@ void MpiRuntime::finalise_at_exit() noexcept {
     std::unique_lock lock(mutex_);
     if (!departed_.wait_for(lock, default_deadline().remaining(), [&] { return departing_ == 0; })) return;
   }
-  if (!failed_.load() && all_ranks_arrived()) MPI_Finalize();
+  if (failed_.load()) return;
+  try {
+    const std::string rank = own_rank();
+    if (all_ranks_arrived())
+      finalise_if_own(std::min<milliseconds>(finalise_limit, default_timeout()));
+    else
+      std::fputs(concat(rank, ": other ranks did not come to MPI_Finalize within ",
+                        seconds(default_timeout()), "; this process ends without it\n")
+                     .c_str(),
+                 stderr);
+  } catch (const std::exception& e) {
+    std::fputs(concat(e.what(), "; this process ends without it\n").c_str(), stderr);
+  }
 }
 
 }  // namespace rz::mpi

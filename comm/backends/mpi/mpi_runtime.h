@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <mutex>
 #include <string>
 
@@ -13,6 +14,8 @@ namespace rz::mpi {
 
 /// Throws Errc::system with MPI's error text unless `result` is MPI_SUCCESS.
 void check(int result, const char* call);
+/// "1.5 s".
+std::string seconds(std::chrono::milliseconds);
 
 /// Process-wide singleton. Thread-safe.
 class MpiRuntime {
@@ -20,6 +23,9 @@ class MpiRuntime {
   /// Initialises MPI with MPI_THREAD_MULTIPLE unless it is initialised already. Errc::unsupported once MPI
   /// was finalised.
   static MpiRuntime& instance();
+  /// instance(), from a thread that is abandoned if MPI_Init does not return within `limit`: it waits for all
+  /// ranks. Errc::timeout then.
+  static MpiRuntime& started(int rank, std::chrono::milliseconds limit);
 
   /// True if several threads may call MPI concurrently.
   bool thread_multiple() const { return thread_level_ == MPI_THREAD_MULTIPLE; }
@@ -55,8 +61,14 @@ class MpiRuntime {
   void end_departure();
   void mark_failed() { failed_.store(true); }
 
-  /// Finalises MPI if it was initialised here. Collective over MPI_COMM_WORLD.
-  void finalise_if_own();
+  /// Runs `f`, which calls a function of MPI that cannot be polled: `call`, for the error. `f` owns all that
+  /// it accesses. With MPI_THREAD_MULTIPLE it runs in another thread, which is abandoned after `limit`:
+  /// Errc::timeout. With a lower level it runs here, and the process ends after `limit`, with status 1 and a
+  /// line on stderr.
+  void call_within(std::chrono::milliseconds limit, const std::string& call, std::function<void()> f);
+
+  /// Finalises MPI if it was initialised here. Collective over MPI_COMM_WORLD. Errc::timeout.
+  void finalise_if_own(std::chrono::milliseconds limit);
 
   /// Called within MPI_Finalize: waits for departing communicators and for threads that call MPI.
   void close();

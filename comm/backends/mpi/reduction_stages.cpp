@@ -42,10 +42,9 @@ class StagePlanner : public MovementStages {
   // MPI rounds partial sums, so the contributions to an average of floats are divided first (Mean).
   void scale_input() {
     const bool average = op_.op.kind == ReduceOp::avg && !context_.deterministic;
-    const double factor = average                               ? mean_scale(dtype_, context_.size)
-                          : op_.op.kind == ReduceOp::premul_sum ? op_.op.factor
-                                                                : 1;
-    if (factor == 1 || op_.in.count == 0) return;
+    const double factor = average ? mean_scale(dtype_, context_.size) : op_.op.factor;
+    if (average ? factor == 1 : op_.op.kind != ReduceOp::premul_sum) return;
+    if (op_.in.count == 0) return;
     void* to = op_.kind == Collective::all_reduce ? op_.out.data : nullptr;
     if (!to) {
       scaled_ = allocate_host(op_.in.bytes());

@@ -9,13 +9,13 @@ namespace {
 
 constexpr auto inquiry_timeout = std::chrono::seconds(1);  // idle ranks reply within their idle poll
 
+}  // namespace
+
 std::string ranks_text(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank" : "ranks";
   for (std::size_t i = 0; i < ranks.size(); ++i) text += concat(i ? ", " : " ", ranks[i]);
   return text;
 }
-
-}  // namespace
 
 void fail_timeout(const std::string& operation, int rank, std::chrono::milliseconds timeout,
                   const std::string& reason, int culprit) {

@@ -13,6 +13,9 @@
 
 namespace rz::mpi {
 
+/// "rank 3", "ranks 0, 3".
+std::string ranks_text(const std::vector<int>& ranks);
+
 /// Errc::timeout of `operation` on `rank` after `timeout`.
 [[noreturn]] void fail_timeout(const std::string& operation, int rank, std::chrono::milliseconds timeout,
                                const std::string& reason, int culprit);

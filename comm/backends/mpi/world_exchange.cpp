@@ -72,10 +72,6 @@ void send(const Message& message, int to, Deadline deadline) {
   MPI_Request_free(&request);
 }
 
-std::string seconds(std::chrono::milliseconds time) {
-  return concat(static_cast<double>(time.count()) / 1000, " s");
-}
-
 std::string list(const std::vector<int>& ranks) {
   std::string text;
   for (const int r : ranks) text += concat(text.empty() ? "" : ", ", r);
@@ -146,7 +142,7 @@ std::string exchange_in_world(const MpiExchange& e) {
     runtime.mark_failed();
     throw;
   }
-  if (!e.keep) runtime.finalise_if_own();
+  if (!e.keep) runtime.finalise_if_own(margin);
   return answer;
 }
 

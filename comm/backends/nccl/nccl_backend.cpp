@@ -162,8 +162,9 @@ class NcclBackend final : public Backend {
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override {
     auto memory = zeroed_memory(bytes);
     void* handle = nullptr;
-    run_registration(
-        bytes, [&] { handle = nccl_comm_->register_memory(memory.get(), std::max<std::size_t>(bytes, 1)); });
+    run_registration("ncclCommRegister", bytes, [&] {
+      handle = nccl_comm_->register_memory(memory.get(), std::max<std::size_t>(bytes, 1));
+    });
     std::byte* const at = memory.get();
     return {at, [comm = nccl_comm_, handle, memory = std::move(memory)](std::byte*) mutable {
               comm->deregister_memory(handle);
@@ -174,7 +175,7 @@ class NcclBackend final : public Backend {
   std::shared_ptr<std::byte> allocate_symmetric(std::size_t bytes) override {
     const auto memory = zeroed_memory(bytes);
     bool done = false;
-    run_registration(bytes,
+    run_registration("ncclCommWindowRegister", bytes,
                      [&] { done = nccl_comm_->register_window(memory, std::max<std::size_t>(bytes, 1)); });
     return done ? memory : allocate(bytes);
   }
@@ -232,14 +233,21 @@ class NcclBackend final : public Backend {
     watchdog_->mark_issued(request, std::move(ready), stream.record(), captured);
   }
 
-  /// Waits until NCCL has enqueued all calls made so far; it may do so in the background.
-  void wait_issued() const {
+  /// Waits until NCCL has enqueued all calls made so far; it may do so in the background. The watchdog ends
+  /// operations that are late, and `call`, which is none, ends here after the timeout of one.
+  void wait_issued(const char* call = nullptr) const {
+    const Deadline deadline = Deadline::after(options_.timeout);
     std::string message;
     unsigned polls = 0;
     for (Result state = in_progress; (state = nccl_comm_->async_state(&message)) != success;
          nccl_backoff.wait(polls++)) {
       if (watchdog_->group_status()->failed()) watchdog_->group_status()->rethrow();
       if (state != in_progress) throw NcclError{"NCCL", state, message};
+      if (call && deadline.expired())
+        watchdog_->fail_submission(
+            {-1, Errc::timeout,
+             concat(call, " did not end within ", std::chrono::duration<double>(options_.timeout).count(),
+                    " s on rank ", options_.rank, "; does every rank call it?")});
     }
   }
 
@@ -253,11 +261,11 @@ class NcclBackend final : public Backend {
 
   /// Runs f(), a collective or local registration call, and waits until NCCL has completed it.
   template <class F>
-  void run_registration(std::size_t bytes, const F& f) {
+  void run_registration(const char* call, std::size_t bytes, const F& f) {
     const std::lock_guard order(submitting_);  // NCCL rejects calls while another is in progress
     try {
       f();
-      wait_issued();
+      wait_issued(call);
     } catch (const NcclError& failed) {
       if (watchdog_->group_status()->failed()) watchdog_->group_status()->rethrow();
       fail(Errc::system, "rank ", options_.rank, ": ", human_bytes(bytes), " on ", name(options_.device),
