@@ -10,7 +10,7 @@ import os, re, subprocess, sys
 # What each word was, and what the field calls it.
 RETIRED = {
     r'\b[Tt]ogether[A-Z_]\w*|\btogether_\w+|\bTogether\b': 'intra-node engine, intranode',
-    r'\b[Ll]etters?\b(?! of)|\bLetters\b': 'mailbox slot',
+    r'(?<!uppercase-)\b[Ll]etters?\b(?! of)|\bLetters\b': 'mailbox slot',  # Unicode has its own
     r'\b[Mm]eeting(?:_\w+|Place\w*| places?)?\b': 'mailbox',
     r'\bDoubt\b|\bdoubt_?\b': 'zero-copy backoff',
     r'\bMemoryOffers?\b': 'buffer handles',
