@@ -147,23 +147,9 @@ Loss binary_cross_entropy_with_logits(Tape& tape, Var logits, const Tensor& targ
                      ops::ElementLoss::binary_cross_entropy);
 }
 
-Loss operator+(const Loss& a, const Loss& b) {
-  Tape& tape = tape_of(a);
-  require(&tape_of(b) == &tape, Errc::invalid_argument, "a sum of losses of two tapes: record both on one");
-  const Tensor loss = tape.empty({}), sums = tape.empty({2}, DType::f64), ratio = tape.empty({});
-  ops::add_losses(loss, sums, ratio, a.sum_count, b.sum_count, tape.stream());
-  return {tape.record(loss, {a.sum, b.sum},
-                      [a = a.sum, b = b.sum, ratio](Tape& tape, const Tensor& d_loss) {
-                        tape.accumulate_grad(a, d_loss);
-                        const Tensor d_b = tape.empty({});
-                        ops::binary(d_b, d_loss, ratio, ops::Binary::mul, tape.stream());
-                        tape.accumulate_grad(b, d_b);
-                      }),
-          sums};
-}
+namespace {
 
-Loss operator+(const Loss& a, Var given) {
-  Tape& tape = tape_of(a);
+Loss plus_scalar(Tape& tape, const Loss& a, Var given) {
   const DType dtype = tape.value(given).dtype();
   const Var b = dtype == DType::f32 ? given : cast(tape, given, DType::f32);
   require(tape.value(b).count() == 1, Errc::invalid_argument, "a loss plus a tensor of shape ",
@@ -180,10 +166,31 @@ Loss operator+(const Loss& a, Var given) {
           sums};
 }
 
+}  // namespace
+
+Loss operator+(const Loss& a, const Loss& b) {
+  Tape& tape = tape_of(a);
+  require(&tape_of(b) == &tape, Errc::invalid_argument, "a sum of losses of two tapes: record both on one");
+  if (!a.has_terms() && !b.has_terms()) return a.sum + b.sum;
+  if (!a.has_terms() || !b.has_terms())
+    return a.has_terms() ? plus_scalar(tape, a, b.sum) : plus_scalar(tape, b, a.sum);
+  const Tensor loss = tape.empty({}), sums = tape.empty({2}, DType::f64), ratio = tape.empty({});
+  ops::add_losses(loss, sums, ratio, a.sum_count, b.sum_count, tape.stream());
+  return {tape.record(loss, {a.sum, b.sum},
+                      [a = a.sum, b = b.sum, ratio](Tape& tape, const Tensor& d_loss) {
+                        tape.accumulate_grad(a, d_loss);
+                        const Tensor d_b = tape.empty({});
+                        ops::binary(d_b, d_loss, ratio, ops::Binary::mul, tape.stream());
+                        tape.accumulate_grad(b, d_b);
+                      }),
+          sums};
+}
+
 Loss operator*(double factor, const Loss& a) {
   Tape& tape = tape_of(a);
   require(std::isfinite(factor), Errc::invalid_argument, "a loss times ", factor,
           ": expected a finite factor");
+  if (!a.has_terms()) return a.sum * static_cast<float>(factor);
   const Tensor loss = tape.empty({}), sums = tape.empty({2}, DType::f64);
   ops::scale_loss(loss, sums, a.sum_count, factor, tape.stream());
   return {tape.record(loss, {a.sum},

@@ -41,26 +41,7 @@ Loss cross_entropy(Tape&, Var part, const Tensor& targets, const ClassPart&);
 /// The whole logits. Backward: the columns of this rank, as all ranks hold one loss.
 Var gather_classes(Tape&, Var part, const ClassPart&);
 
-// ---- sums of losses
-/// The loss of a micro-batch whose mean is the sum of the means of `a` and `b`; it has the terms of `a`. A
-/// student's loss, with targets that label each row of the teacher's logits:
-///
-///     nn::Loss loss = 0.3 * nn::cross_entropy(tape, logits, labels) + 0.7 * nn::kl_div(tape, logits,
-///     teacher, how);
-///
-/// An update's loss is then the sum of the means over all micro-batches and ranks if the ratio of the two
-/// numbers of terms is the same in all of them: both count the same targets, or rows and their elements. If
-/// it differs, e.g. because only `a` ignores targets, the mean of `b` in a micro-batch weighs as much as the
-/// terms of `a` in it. A loss without terms adds 0. The host does not wait for a device.
-/// Errc::invalid_argument if the losses are not of one tape.
-Loss operator+(const Loss& a, const Loss& b);
-/// The same for a scalar of the tape, such as a regulariser: its value is added to the mean of `a`.
-Loss operator+(const Loss& a, Var b);
-inline Loss operator+(Var b, const Loss& a) { return a + b; }
-/// A loss whose mean is multiplied. Errc::invalid_argument if the factor is not finite.
-Loss operator*(double factor, const Loss&);
-inline Loss operator*(const Loss& a, double factor) { return factor * a; }
-
+// ---- metrics
 /// f64 [2] on the device of the logits: {rows whose largest logit is that of the target, rows whose target is
 /// not ignore_index}. Not recorded. EngineLoaderOptions::targets ignores rows that repeat samples.
 Tensor accuracy(Tape&, Var logits, const Tensor& targets, std::int32_t ignore_index = -100);

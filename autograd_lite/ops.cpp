@@ -464,6 +464,15 @@ Var embedding_with_positions(Tape& tape, const Tensor& tokens, Var table, Var po
 // ---- losses
 
 ops::LossSum Loss::read(const Stream& stream) const {
+  if (!has_terms()) {
+    require(sum.defined(), Errc::invalid_argument, "a loss that stands for no value: set nn::Loss::sum");
+    const Tensor value = sum.tape->value(sum).on_host(stream);
+    require(value.count() == 1, Errc::invalid_argument, "a loss of shape ", name(value.shape()),
+            ": expected a scalar, e.g. its nn::mean()");
+    float scalar = 0;
+    ops::copy(Tensor::borrow(&scalar, value.shape()), value, Stream());
+    return {scalar, 1};
+  }
   const Tensor on_host = sum_count.on_host(stream);
   return {on_host.data<double>()[0], static_cast<std::size_t>(on_host.data<double>()[1])};
 }

@@ -8,6 +8,7 @@
 /// in each scope, and again in backward where its memory is released in between.
 
 #include <cstddef>
+#include <utility>
 
 #include "../tensor/ops.h"
 #include "attention_ops.h"
@@ -82,15 +83,38 @@ Var embedding(Tape&, const Tensor& tokens, Var table);
 Var embedding_with_positions(Tape&, const Tensor& tokens, Var table, Var positions);
 
 // ---- losses
-/// A loss as a sum and the number of its terms. The loss of an update is the ratio of their sums over
-/// micro-batches and ranks; a mean of means would weigh the terms of short batches more.
+/// The loss of a micro-batch, a mean: a sum and the number of its terms, or any scalar of the tape, such as
+/// nn::mean(), which has no terms. The loss of an update is the ratio of the sums and numbers of terms of its
+/// micro-batches and ranks; a mean of means, as scalars have, would weigh the terms of short batches more.
 /// Strategy::backward() computes the gradient of that ratio. Alone, Tape::backward(loss.sum, 1 / expected).
-/// Sums and multiples of losses are in autograd_lite/losses.h.
 struct Loss {
-  Var sum;
-  Tensor sum_count;  ///< f64, on the device of the logits: {sum, number of terms}
-  /// Copies `sum_count` to the host. On a device it synchronizes the stream.
+  Var sum;           ///< or the scalar
+  Tensor sum_count;  ///< f64, on the device of the logits: {sum, number of terms}; undefined for a scalar
+
+  Loss() = default;
+  Loss(Var scalar) : sum(scalar) {}  // NOLINT: implicit by design
+  Loss(Var s, Tensor of_terms) : sum(s), sum_count(std::move(of_terms)) {}
+  bool has_terms() const { return sum_count.defined(); }
+  /// Copies `sum_count`, or the scalar as one term, to the host. On a device it synchronizes the stream.
+  /// Errc::invalid_argument for a tensor that is no scalar.
   ops::LossSum read(const Stream&) const;
+
+  /// The loss of a micro-batch whose mean is the sum of the means of `a` and `b`; it has the terms of `a`, or
+  /// those of `b` if `a` is a scalar, such as a regulariser. A student's loss, with targets that label each
+  /// row of the teacher's logits:
+  ///
+  ///     nn::Loss loss = 0.3 * nn::cross_entropy(tape, logits, labels) + 0.7 * nn::kl_div(tape, logits,
+  ///     teacher, how);
+  ///
+  /// An update's loss is then the sum of the means over all micro-batches and ranks if the ratio of the two
+  /// numbers of terms is the same in all of them: both count the same targets, or rows and their elements. If
+  /// it differs, e.g. because only `a` ignores targets, the mean of `b` in a micro-batch weighs as much as
+  /// the terms of `a` in it. A loss whose number of terms is 0 adds 0. The host does not wait for a device.
+  /// Errc::invalid_argument if the losses are not of one tape, and for a tensor that is no scalar.
+  friend Loss operator+(const Loss& a, const Loss& b);
+  /// A loss whose mean is multiplied. Errc::invalid_argument if the factor is not finite.
+  friend Loss operator*(double factor, const Loss&);
+  friend Loss operator*(const Loss& a, double factor) { return factor * a; }
 };
 /// Negative log-likelihood, summed over the rows whose target (i32) is not -100, which are the terms.
 Loss cross_entropy(Tape&, Var logits, const Tensor& targets);

@@ -575,12 +575,14 @@ void Tape::backward(Var loss, Tensor d_loss) {
   require(!s.ran_backward, Errc::invalid_argument, "backward() ran twice on one recording: reset() the tape");
   const Value& value = s.at(loss);
   if (value.tensor.defined() && value.tensor.count() != 1)
-    fail(Errc::invalid_argument, "backward() starts from a scalar, not from ", name(value.tensor.shape()));
+    fail(Errc::invalid_argument, "backward() starts from a scalar, not from ", name(value.tensor.shape()),
+         ": take its nn::mean() or nn::sum()");
   require(value.needs_grad && value.kind == Kind::output, Errc::invalid_argument,
           "backward() was given a loss that depends on nothing that requires a gradient");
   if (s.profiles()) s.charge_time();
   s.ran_backward = true;
   s.loss = loss.index;
+  d_loss = converted_for({value.tensor, false}, d_loss);
   accumulate_grad(loss, std::exchange(d_loss, {}).reshape(value.tensor.shape()));
   const bool no_grad = std::exchange(s.no_grad, false);
   run_backward(0);

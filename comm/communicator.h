@@ -95,11 +95,10 @@ class Communicator {
   Work scatter(const ConstBuffer& in, const Buffer& out, int root, const Stream& = {});
   /// Both counts are size · n. Part d of `in` is sent to rank d; part s of `out` comes from rank s.
   Work all_to_all(const ConstBuffer& in, const Buffer& out, const Stream& = {});
-  /// Counts and offsets are in elements, one entry per rank. send_counts[d] on this rank must equal
-  /// recv_counts[this rank] on rank d.
-  Work all_to_all_v(const ConstBuffer& in, std::span<const std::size_t> send_counts,
-                    std::span<const std::size_t> send_offsets, const Buffer& out,
-                    std::span<const std::size_t> recv_counts, std::span<const std::size_t> recv_offsets,
+  /// Counts and offsets are in elements, one entry per rank, of any integer type. send_counts[d] on this rank
+  /// must equal recv_counts[this rank] on rank d.
+  Work all_to_all_v(const ConstBuffer& in, const Counts& send_counts, const Counts& send_offsets,
+                    const Buffer& out, const Counts& recv_counts, const Counts& recv_offsets,
                     const Stream& = {});
   /// Messages between two ranks are received in the order in which they were sent. A send may block until its
   /// receive is posted.
@@ -230,9 +229,8 @@ class Group {
   Group& gather(const ConstBuffer& in, const Buffer& out, int root, const Stream& = {});
   Group& scatter(const ConstBuffer& in, const Buffer& out, int root, const Stream& = {});
   Group& all_to_all(const ConstBuffer& in, const Buffer& out, const Stream& = {});
-  Group& all_to_all_v(const ConstBuffer& in, std::span<const std::size_t> send_counts,
-                      std::span<const std::size_t> send_offsets, const Buffer& out,
-                      std::span<const std::size_t> recv_counts, std::span<const std::size_t> recv_offsets,
+  Group& all_to_all_v(const ConstBuffer& in, const Counts& send_counts, const Counts& send_offsets,
+                      const Buffer& out, const Counts& recv_counts, const Counts& recv_offsets,
                       const Stream& = {});
   Group& send(const ConstBuffer&, int to, const Stream& = {});
   Group& recv(const Buffer&, int from, const Stream& = {});

@@ -1,6 +1,8 @@
 #include "comm/api/arguments.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -107,15 +109,17 @@ void check_both(const ArgumentChecks& check, const CollectiveTraits& t, const Ca
                 shard_of(out.data, t.out, shard, caller.rank));
 }
 
-using Counts = std::span<const std::size_t>;
-
-void check_counts(const ArgumentChecks& check, const Caller& caller, const ConstBuffer& in,
-                  Counts send_counts, Counts send_offsets, const Buffer& out, Counts recv_counts,
-                  Counts recv_offsets) {
+void check_counts(const ArgumentChecks& check, const Caller& caller, const ConstBuffer& in, const Buffer& out,
+                  const AllToAllVCounts& counts) {
+  const auto& [send_counts, send_offsets, recv_counts, recv_offsets] = counts;
   const auto ranks = static_cast<std::size_t>(caller.size);
-  for (const auto& list : {send_counts, send_offsets, recv_counts, recv_offsets})
-    check.require(list.size() == ranks, "counts and offsets need ", ranks, " entries, one per rank, got ",
-                  list.size());
+  for (const auto* list : {&send_counts, &send_offsets, &recv_counts, &recv_offsets}) {
+    check.require(list->size() == ranks, "counts and offsets need ", ranks, " entries, one per rank, got ",
+                  list->size());
+    for (const std::size_t n : *list)
+      check.require(n <= PTRDIFF_MAX, "counts and offsets are 0 or more, got ",
+                    static_cast<std::ptrdiff_t>(n));
+  }
   const auto inside = [](std::size_t offset, std::size_t count, std::size_t whole) {
     return offset <= whole && count <= whole - offset;
   };
@@ -152,16 +156,16 @@ CollectiveCall make_call(const Caller& caller, Collective kind, const ConstBuffe
   return call;
 }
 
-CallList make_all_to_all_v(const Caller& caller, const ConstBuffer& in, Counts send_counts,
-                           Counts send_offsets, const Buffer& out, Counts recv_counts, Counts recv_offsets,
-                           const Stream& stream) {
+CallList make_all_to_all_v(const Caller& caller, const ConstBuffer& in, const Counts& send_counts,
+                           const Counts& send_offsets, const Buffer& out, const Counts& recv_counts,
+                           const Counts& recv_offsets, const Stream& stream) {
   const ArgumentChecks check(Collective::all_to_all_v, caller);
   check.buffers(in, out);
   check.overlap(in.data, in.bytes(), out.data, out.bytes(), nullptr, &check);  // there is no in-place form
-  check_counts(check, caller, in, send_counts, send_offsets, out, recv_counts, recv_offsets);
-  const auto list = [](Counts s) { return std::vector(s.begin(), s.end()); };
+  const AllToAllVCounts counts{send_counts.values, send_offsets.values, recv_counts.values,
+                               recv_offsets.values};
+  check_counts(check, caller, in, out, counts);
   CallList made;
-  const AllToAllVCounts counts{list(send_counts), list(send_offsets), list(recv_counts), list(recv_offsets)};
   made.add({.kind = Collective::all_to_all_v,
             .in = in,
             .out = out,

@@ -17,10 +17,9 @@ struct Caller {
 /// does not need is ignored. Errc::invalid_argument names the collective, the rank and the argument.
 CollectiveCall make_call(const Caller&, Collective, const ConstBuffer& in, const Buffer& out, int root,
                          ReduceOp, const Stream&);
-CallList make_all_to_all_v(const Caller&, const ConstBuffer& in, std::span<const std::size_t> send_counts,
-                           std::span<const std::size_t> send_offsets, const Buffer& out,
-                           std::span<const std::size_t> recv_counts,
-                           std::span<const std::size_t> recv_offsets, const Stream&);
+CallList make_all_to_all_v(const Caller&, const ConstBuffer& in, const Counts& send_counts,
+                           const Counts& send_offsets, const Buffer& out, const Counts& recv_counts,
+                           const Counts& recv_offsets, const Stream&);
 CollectiveCall make_send(const Caller&, const ConstBuffer&, int to, const Stream&);
 CollectiveCall make_recv(const Caller&, const Buffer&, int from, const Stream&);
 

@@ -156,8 +156,6 @@ Allocator Communicator::allocator() {
           state_->options.device};
 }
 
-using Counts = std::span<const std::size_t>;
-
 template <Collective kind>
 Work Communicator::start(const ConstBuffer& in, const Buffer& out, int root, ReduceOp op,
                          const Stream& stream) {
@@ -201,8 +199,8 @@ Work Communicator::all_to_all(const ConstBuffer& in, const Buffer& out, const St
   return start<Collective::all_to_all>(in, out, 0, ReduceOp::sum, stream);
 }
 
-Work Communicator::all_to_all_v(const ConstBuffer& in, Counts send_counts, Counts send_offsets,
-                                const Buffer& out, Counts recv_counts, Counts recv_offsets,
+Work Communicator::all_to_all_v(const ConstBuffer& in, const Counts& send_counts, const Counts& send_offsets,
+                                const Buffer& out, const Counts& recv_counts, const Counts& recv_offsets,
                                 const Stream& stream) {
   return submit(make_all_to_all_v({rank(), size(), options().device}, in, send_counts, send_offsets, out,
                                   recv_counts, recv_offsets, stream));

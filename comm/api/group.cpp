@@ -3,8 +3,6 @@
 
 namespace rz {
 
-using Counts = std::span<const std::size_t>;
-
 Group::Group(Communicator& communicator)
     : communicator_(&communicator), calls_(std::make_unique<CallList>()) {}
 Group::Group(Group&&) noexcept = default;
@@ -48,8 +46,9 @@ Group& Group::scatter(const ConstBuffer& in, const Buffer& out, int root, const 
 Group& Group::all_to_all(const ConstBuffer& in, const Buffer& out, const Stream& stream) {
   return add(make_call(caller(), Collective::all_to_all, in, out, 0, ReduceOp::sum, stream));
 }
-Group& Group::all_to_all_v(const ConstBuffer& in, Counts send_counts, Counts send_offsets, const Buffer& out,
-                           Counts recv_counts, Counts recv_offsets, const Stream& stream) {
+Group& Group::all_to_all_v(const ConstBuffer& in, const Counts& send_counts, const Counts& send_offsets,
+                           const Buffer& out, const Counts& recv_counts, const Counts& recv_offsets,
+                           const Stream& stream) {
   return add(
       make_all_to_all_v(caller(), in, send_counts, send_offsets, out, recv_counts, recv_offsets, stream)[0]);
 }

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #if defined(_GLIBCXX_USE_CXX11_ABI) && !_GLIBCXX_USE_CXX11_ABI
 #error \
@@ -70,8 +71,14 @@ struct f8e5m2 {
 
 template <class T>
 inline constexpr DType dtype_of = [] {
-  static_assert(sizeof(T) == 0, "not an element type of ringzero");
-  return DType::f32;
+  // As large as std::int64_t, but other types.
+  constexpr bool is_i64 = std::is_same_v<T, long long>, is_u64 = std::is_same_v<T, unsigned long long>;
+  static_assert(!std::is_const_v<T>, "memory of const elements was given to a call that writes it");
+  static_assert(std::is_const_v<T> || is_i64 || is_u64,
+                "not an element type of ringzero, which are float, double, rz::f16, rz::bf16, rz::f8e4m3, "
+                "rz::f8e5m2 and integers of 8, 32 and 64 bits (std::int8_t, not char); memory of other "
+                "types moves as bytes: {pointer, bytes, rz::DType::u8}");
+  return is_u64 ? DType::u64 : DType::i64;
 }();
 template <>
 inline constexpr DType dtype_of<float> = DType::f32;
@@ -122,6 +129,17 @@ ReduceOp op_from_name(std::string_view);
 /// temporary.
 template <class R>
 using SpanElement = typename decltype(std::span(std::declval<R>()))::element_type;
+
+/// Counts or offsets of any integer type, copied: a range of them, e.g. a std::vector<int>, or {pointer, n}.
+struct Counts {
+  std::vector<std::size_t> values;
+
+  template <class R>
+  requires std::is_integral_v<std::remove_const_t<SpanElement<const R&>>> Counts(const R& range)
+      : Counts(std::span(range).data(), std::span(range).size()) {}  // NOLINT: implicit by design
+  template <class T>
+  requires std::is_integral_v<T> Counts(const T* data, std::size_t n) : values(data, data + n) {}
+};
 
 /// Borrowed memory of `count` elements, e.g. {pointer, count}, a std::span, std::vector or array of one of
 /// the types of DType. The caller keeps it alive until the operations on it have ended.

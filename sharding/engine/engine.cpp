@@ -403,8 +403,6 @@ const std::shared_ptr<LoaderPositions>& Engine::loader_positions() const { retur
 
 void Engine::backward(const nn::Loss& loss) { state_->loop().backward(loss); }
 
-void Engine::backward(Var loss) { state_->loop().backward(loss); }
-
 bool Engine::step() {
   const bool updated = state_->loop().step();
   if (updated) state_->checkpointer->end_update();
@@ -672,13 +670,6 @@ Mean Engine::item(const nn::Loss& loss) const {
   const State& s = *state_;
   const ops::LossSum part = loss.read(s.stream);
   return {part.sum, static_cast<double>(part.count)};
-}
-
-Mean Engine::item(Var scalar) const {
-  const State& s = *state_;
-  const Tensor& value = s.tape.value(scalar);
-  require(value.count() == 1, Errc::invalid_argument, "item() of a tensor of shape ", name(value.shape()));
-  return {*value.on_host(s.stream).data<float>(), 1};
 }
 
 Mean Engine::item(const Tensor& sum_count) const {

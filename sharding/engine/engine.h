@@ -16,8 +16,12 @@
 /// scaling, clipping, and what is sharded (docs/configuration.md). A model without values is initialised from
 /// the seed; one with values starts from those of rank 0.
 ///
-/// Losses: a micro-batch has one weight on each rank: the number of terms of the first nn::Loss that is
-/// propagated in it, or 1 if all of its losses are scalars. Each of its losses enters as its own mean over
+/// Losses: an nn::Loss is a sum of terms, and knows how many there are; a term is what a target contributes
+/// that is not ignored, e.g. a token's cross-entropy. Any other scalar, such as nn::mean() of a loss of one's
+/// own, has no terms (docs/guide/own_loss.md).
+///
+/// A micro-batch has one weight on each rank: the number of terms of the first nn::Loss that is propagated in
+/// it, or 1 if all of its losses are scalars. Each of its losses enters as its own mean over
 /// the micro-batch times that weight, and an update divides by the sum of the weights of all micro-batches
 /// and ranks. So one loss is the mean over the terms of all micro-batches and ranks, however many each has;
 /// backward(a) and backward(b) before one step() are backward(a + b); a scalar beside another loss, such as a
@@ -81,15 +85,13 @@ class Engine {
   // ---- training
   /// Records the forward passes of this rank. Valid as long as the engine.
   Tape& tape();
-  /// Propagates a loss, and discards what the tape has recorded: handles become invalid. In the last
-  /// micro-batch of an update the gradients are reduced over the ranks. Several losses may be propagated
-  /// before one step(); their gradients add up. Errc::invalid_argument without an optimizer, and for a loss
-  /// with terms after a scalar of the same micro-batch, which has entered with weight 1: propagate it first,
-  /// or their sum. Errc::unsynchronised after a backward() that failed, until cancel_update().
+  /// Propagates a loss, an nn::Loss or any scalar of the tape, and discards what the tape has recorded:
+  /// handles become invalid. In the last micro-batch of an update the gradients are reduced over the ranks.
+  /// Several losses may be propagated before one step(); their gradients add up. Errc::invalid_argument
+  /// without an optimizer, for a tensor that is no scalar, and for a loss with terms after a scalar of the
+  /// same micro-batch, which has entered with weight 1: propagate that with terms first, or their sum.
+  /// Errc::unsynchronised after a backward() that failed, until cancel_update().
   void backward(const nn::Loss&);
-  /// A loss without terms, a scalar. If all losses are scalars, the gradient is the mean over micro-batches
-  /// and ranks.
-  void backward(Var loss);
   /// Call after the backward() of each micro-batch. In the last one of an update it updates the parameters
   /// and returns true. Errc::unsynchronised inside NoSync, and after a backward() that failed;
   /// Errc::cancelled if another rank has cancelled the update. Errc::mismatch on every rank, and the update
@@ -99,14 +101,14 @@ class Engine {
   /// update, and the culprit is the rank whose loss is not finite, if it is one. An update for which no rank
   /// has counted a term is skipped.
   bool step();
-  /// One update: takes each micro-batch from `batches.next()` right before forward(tape, batch) -> nn::Loss,
-  /// and does what backward() and step() do. On a device, once updates are identical, they run as a CUDA
-  /// graph: `forward` is then not called, so it must do nothing but record, and batches must be in the same
-  /// memory each time, as those of loader() are. All micro-batches are then taken before the first forward:
-  /// Errc::invalid_argument if two are one object, or if a batch of a Loader has other shapes than those in
-  /// the graph. If a signal or the end of the allocation stops the run between two micro-batches, the update
-  /// is dropped as if it had not begun: should_stop() then is true. That needs a loop that calls
-  /// should_stop(), and no graph.
+  /// One update: takes each micro-batch from `batches.next()` right before forward(tape, batch), which
+  /// returns its loss, an nn::Loss or any scalar as a Var, and does what backward() and step() do. On a
+  /// device, once updates are identical, they run as a CUDA graph: `forward` is then not called, so it must
+  /// do nothing but record, and batches must be in the same memory each time, as those of loader() are. All
+  /// micro-batches are then taken before the first forward: Errc::invalid_argument if two are one object, or
+  /// if a batch of a Loader has other shapes than those in the graph. If a signal or the end of the
+  /// allocation stops the run between two micro-batches, the update is dropped as if it had not begun:
+  /// should_stop() then is true. That needs a loop that calls should_stop(), and no graph.
   template <class Batches, class Forward>
   const StepReport& train_batch(Batches& batches, const Forward& forward);
   /// True in the last micro-batch of an update.
@@ -201,11 +203,9 @@ class Engine {
   PretrainedWeights load_adapter(const std::string& folder, const LoadOptions& = {});
 
   // ---- reports
-  /// The sum and the number of terms of a loss on this rank; its mean is value(). On a device this waits for
-  /// the stream.
+  /// The sum and the number of terms of a loss on this rank; its mean is value(). A scalar, which the tape
+  /// holds, is one term: call before backward(). On a device this waits for the stream.
   Mean item(const nn::Loss&) const;
-  /// A scalar that the tape holds, as one term: call before backward().
-  Mean item(Var) const;
   /// f64 [2], {sum, number of terms}, as of nn::accuracy(). Errc::invalid_argument for other tensors.
   Mean item(const Tensor& sum_count) const;
   /// The mean over the terms of the losses of all ranks, e.g. item() of each batch of an evaluation. Their
@@ -346,8 +346,15 @@ const StepReport& Engine::train_batch(Batches& batches, const Forward& forward) 
     require_distinct({all.begin(), all.end()});
     if constexpr (std::is_same_v<Batch, rz::Batch>) require_shapes_of_graph(all);
   }
-  run_update([&](std::size_t m) { return forward(tape(), all.empty() ? batches.next() : *all[m]); }, start,
-             all.empty());
+  const auto loss_of = [&](std::size_t m) -> nn::Loss {
+    Batch& batch = all.empty() ? batches.next() : *all[m];
+    static_assert(
+        std::is_convertible_v<decltype(forward(tape(), batch)), nn::Loss>,
+        "train_batch(): forward(tape, batch) returns the loss of the micro-batch: an nn::Loss, or a "
+        "scalar as an rz::Var, e.g. nn::mean(tape, values); of several losses, their sum");
+    return forward(tape(), batch);
+  };
+  run_update(loss_of, start, all.empty());
   return report();
 }
 

@@ -98,16 +98,12 @@ double UpdateLoop::terms_of_update() const {
   return first_terms_ * steps * (options_.world_size_invariant ? data_.size() : 1);
 }
 
-void UpdateLoop::expect_terms(double terms) {
+void UpdateLoop::expect_terms(const nn::Loss& loss) {
   if (options_.expected_terms) return;
-  begin_terms(terms).wait();
+  begin_terms(loss.has_terms() ? static_cast<double>(loss.read(tape_.stream()).count) : 1).wait();
   options_.expected_terms = std::max(1.0, terms_of_update());
   new_terms_ = true;
   strategy_.settings().set_expected_terms(*options_.expected_terms);
-}
-
-void UpdateLoop::expect_terms(const nn::Loss& loss) {
-  if (!options_.expected_terms) expect_terms(static_cast<double>(loss.read(tape_.stream()).count));
 }
 
 void UpdateLoop::next_update() {
@@ -203,18 +199,9 @@ void UpdateLoop::end_pass(bool synchronised) {
 
 void UpdateLoop::backward(const nn::Loss& loss) {
   const flight::Phase phase("backward");
-  const bool synchronise = begin_pass(true);
+  const bool synchronise = begin_pass(loss.has_terms());
   expect_terms(loss);
-  strategy_.backward(tape_, loss, synchronise, follows());
-  reports_.losses().add(loss);
-  end_pass(synchronise);
-}
-
-void UpdateLoop::backward(Var loss) {
-  const flight::Phase phase("backward");
-  const bool synchronise = begin_pass(false);
-  expect_terms(1);
-  reports_.losses().add_scalar(tape_.value(loss), tape_.stream());
+  reports_.losses().add(loss, tape_);
   strategy_.backward(tape_, loss, synchronise, follows());
   end_pass(synchronise);
 }
@@ -377,8 +364,8 @@ void UpdateLoop::run_passes(const std::function<nn::Loss(std::size_t)>& forward)
     expect_terms(loss);
     phase.reset();
     phase.emplace("backward");
+    reports_.losses().add(loss, tape_);
     strategy_.backward(tape_, loss, m + 1 == steps);
-    reports_.losses().add(loss);
     tape_.reset();
     reports_.times().end(Phase::backward, tape_.stream());
   }

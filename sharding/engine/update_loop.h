@@ -115,7 +115,6 @@ class UpdateLoop {
 
   // ---- pass by pass
   void backward(const nn::Loss&);
-  void backward(Var loss);
   /// In place of a pass on a rank without data; see Strategy::backward_without_data().
   void backward_without_data();
   /// True before the first pass of the first update.
@@ -176,8 +175,7 @@ class UpdateLoop {
   /// True if the pass is not the first of its micro-batch.
   bool follows() const { return accumulation_.passes() > 0; }
   void require_no_failed_pass(const char* call) const;
-  /// The first loss, of `terms` on this rank, decides on expected_terms, unless they were given. Collective.
-  void expect_terms(double terms);
+  /// The terms of the first loss decide on expected_terms, unless they were given. Collective.
   void expect_terms(const nn::Loss&);
   /// The sum over the ranks of what they contribute; terms_of_update() completes it.
   Work begin_terms(double own);

@@ -7,7 +7,6 @@
 #include <optional>
 #include <utility>
 
-#include "comm/device/allocate.h"
 #include "sharding/optim/grad_norm.h"
 #include "tensor/ops.h"
 
@@ -28,11 +27,10 @@ double exact_mean(std::span<const Mean> micro_batches, Communicator& communicato
   return exact_sums(micro_batches, communicator).value();
 }
 
-/// The tape will reuse the memory of the value.
-void UpdateLosses::add_scalar(const Tensor& value, const Stream& stream) {
-  const Tensor copy = Tensor::empty(value.shape(), DType::f32, allocator_on(stream.device()));
-  ops::copy(copy, value, stream);
-  scalars_.push_back(copy);
+void UpdateLosses::add(const nn::Loss& loss, Tape& tape) {
+  if (loss.has_terms()) return losses_.push_back(loss);
+  const Tensor& value = tape.value(loss.sum);
+  ops::copy(scalars_.emplace_back(tape.empty(value.shape())), value, tape.stream());
 }
 
 std::vector<Mean> UpdateLosses::read(const Stream& stream) const {

@@ -35,9 +35,8 @@ class UpdateLosses {
     losses_.clear();
     scalars_.clear();
   }
-  void add(const nn::Loss& loss) { losses_.push_back(loss); }
-  /// Adds a loss without terms, a scalar, as one term.
-  void add_scalar(const Tensor& value, const Stream&);
+  /// A scalar is one term. Call before its backward pass, which may reuse the memory of values.
+  void add(const nn::Loss&, Tape&);
   /// Those of this rank. On a device this waits for the stream.
   std::vector<Mean> read(const Stream&) const;
   /// exact_sums() of them. On a device this waits for the stream. Collective.
@@ -47,7 +46,7 @@ class UpdateLosses {
 
  private:
   std::vector<nn::Loss> losses_;
-  std::vector<Tensor> scalars_;  // f32
+  std::vector<Tensor> scalars_;  // f32, in memory of the tape, so that a graph may write them
 };
 
 /// Counts updates, and reports on each: its losses, its time, lines of progress.

@@ -117,7 +117,7 @@ void Strategy::State::propagate(Tape& tape, Var loss, const Tensor& sum_count, b
                 : Tensor();
     if (ratio.defined())
       tape.backward(loss, times_loss_gradient(ratio, stream));
-    else if (stream.device().kind == Device::host || !sum_count.defined())
+    else if (stream.device().kind == Device::host)
       tape.backward(loss, control.loss_gradient());
     else
       tape.backward(loss, control.device_loss_gradient(stream));
@@ -212,13 +212,8 @@ void Strategy::begin_backward(bool synchronise) {
 }
 
 void Strategy::backward(Tape& tape, const nn::Loss& loss, bool synchronise, bool same_micro_batch) {
-  require_may_follow(loss.sum_count.defined(), same_micro_batch);
+  require_may_follow(loss.has_terms(), same_micro_batch);
   state_->propagate(tape, loss.sum, loss.sum_count, synchronise, same_micro_batch);
-}
-
-void Strategy::backward(Tape& tape, Var loss, bool synchronise, bool same_micro_batch) {
-  require_may_follow(false, same_micro_batch);
-  state_->propagate(tape, loss, {}, synchronise, same_micro_batch);
 }
 
 void Strategy::require_may_follow(bool has_terms, bool same_micro_batch) {

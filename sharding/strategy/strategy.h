@@ -121,12 +121,11 @@ class Strategy {
   /// Call before each Tape::backward() of a loss without a weight. `synchronise`: reduce the gradients of
   /// this pass, and those accumulated before it, over the ranks. Must be equal on all ranks.
   void begin_backward(bool synchronise = true);
-  /// Runs a backward pass from a loss, with its weight. `same_micro_batch`: the loss belongs to the
-  /// micro-batch of the pass before. Errc::invalid_argument for a loss with terms after a scalar of the same
-  /// micro-batch: propagate it first, or their sum. If the pass throws, only cancel_update() may follow.
+  /// Runs a backward pass from a loss, an nn::Loss or any scalar of the tape, with its weight.
+  /// `same_micro_batch`: the loss belongs to the micro-batch of the pass before. Errc::invalid_argument for a
+  /// loss with terms after a scalar of the same micro-batch: propagate it first, or their sum. If the pass
+  /// throws, only cancel_update() may follow.
   void backward(Tape&, const nn::Loss&, bool synchronise = true, bool same_micro_batch = false);
-  /// The same for a loss without terms, a scalar.
-  void backward(Tape&, Var loss, bool synchronise = true, bool same_micro_batch = false);
   /// Throws what backward() throws for a loss of a kind that may not follow those before it.
   void require_may_follow(bool has_terms, bool same_micro_batch);
   /// In place of begin_backward() and a pass, on a rank that has run out of data while others have not:

@@ -681,6 +681,15 @@ TEST(Communicator, BadArgumentsAreRefusedBeforeAnythingMoves) {
     refused([&] { comm.all_reduce(ConstBuffer(a.data(), 8), on_device, ReduceOp::sum).wait(); });
     refused([&] { comm.recv(on_device, 0).wait(); });
     using Counts = std::array<std::size_t, 2>;
+    const std::vector<int> fewer{4, -4};
+    try {
+      comm.all_to_all_v(a, fewer, fewer, b, fewer, fewer).wait();
+      ADD_FAILURE() << "accepted";
+    } catch (const Error& e) {
+      EXPECT_STREQ(
+          e.what(),
+          concat("all_to_all_v on rank ", rank, ": counts and offsets are 0 or more, got -4").c_str());
+    }
     const auto exchange = [&](const Counts& send_offsets, const Counts& receive_at) {
       const Counts four{4, 4};
       refused([&] {
@@ -693,6 +702,36 @@ TEST(Communicator, BadArgumentsAreRefusedBeforeAnythingMoves) {
     exchange({0, 4}, {0, SIZE_MAX - 1});
     exchange({0, 4}, {3, 0});  // parts of 'out' overlap
     comm.barrier().wait();
+  });
+}
+
+/// `long long` is not std::int64_t, and programs of MPI have counts of int.
+TEST(Communicator, TakesEveryIntegerOf64BitsAndCountsOfAnyType) {
+  run_ranks(2, [&](int rank, auto store) {
+    auto comm = Communicator::connect(rank, 2, store, quick());
+    std::vector<long long> sums{rank - 1LL, 1LL << 40};
+    comm.all_reduce(sums).wait();
+    EXPECT_EQ(sums, (std::vector<long long>{-1, 2LL << 40}));
+    unsigned long long largest = rank ? ~0ULL : 1;  // as signed, the smaller one
+    comm.all_reduce({&largest, 1}, ReduceOp::max).wait();
+    EXPECT_EQ(largest, ~0ULL);
+
+    const auto exchange = [&]<class A, class B>(A, B) {
+      // Rank r sends d + 1 elements to rank d.
+      const std::vector<A> counts{1, 2}, offsets{0, 1};
+      const std::array<B, 2> expected{static_cast<B>(rank + 1), static_cast<B>(rank + 1)};
+      const B at[] = {0, static_cast<B>(rank + 1)};
+      const std::vector<int> in{10 * rank, 10 * rank + 1, 10 * rank + 2};
+      std::vector<int> out(static_cast<std::size_t>(2 * (rank + 1)));
+      comm.all_to_all_v(in, counts, offsets, out, expected, at).wait();
+      EXPECT_EQ(out, rank ? (std::vector<int>{1, 2, 11, 12}) : (std::vector<int>{0, 10}));
+      std::fill(out.begin(), out.end(), 0);
+      comm.group().all_to_all_v(in, counts, offsets, out, expected, {at, 2}).launch().wait();
+      EXPECT_EQ(out, rank ? (std::vector<int>{1, 2, 11, 12}) : (std::vector<int>{0, 10}));
+    };
+    exchange(int(), std::size_t());
+    exchange(long(), std::uint32_t());
+    exchange(std::int64_t(), short());
   });
 }
 

@@ -48,11 +48,11 @@ struct Points : Dataset {
 enum class Way { by_pass, by_update, as_graph };
 
 struct Trained {
-  std::vector<double> losses, norms;
+  std::vector<double> losses, norms, scales;
   int graphs = 0;
 };
 
-Trained train(World& world, int stage, Way way, const std::string& keys = "") {
+Trained train(World& world, int stage, Way way, const std::string& keys = "", bool own_loss = false) {
   Net net;
   auto engine =
       initialize(world, net,
@@ -65,16 +65,18 @@ Trained train(World& world, int stage, Way way, const std::string& keys = "") {
                   .log = nullptr});
   auto loader = engine.loader(Points());
   Trained out;
-  const auto forward = [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b["x"]), b["y"]); };
+  const auto labels = [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b["x"]), b["y"]); };
+  const auto scalar = [&](Tape& t, const Batch& b) { return nn::mean(t, nn::softplus(t, net(t, b["x"]))); };
+  const auto run = [&](const auto& forward) {
+    if (way != Way::by_pass) return engine.train_batch(loader, forward), true;
+    engine.backward(forward(engine.tape(), loader.next()));
+    return engine.step();
+  };
   while (engine.global_steps() < updates) {
-    if (way == Way::by_pass) {
-      engine.backward(forward(engine.tape(), loader.next()));
-      if (!engine.step()) continue;
-    } else {
-      engine.train_batch(loader, forward);
-    }
+    if (!(own_loss ? run(scalar) : run(labels))) continue;
     out.losses.push_back(engine.loss());
     out.norms.push_back(engine.report().grad_norm);
+    out.scales.push_back(engine.report().loss_scale);
     out.graphs += engine.report().ran_graph;
   }
   return out;
@@ -102,6 +104,24 @@ TEST_F(EngineOnDevices, HasTheSameBitsPassByPassAndAsAGraph) {
         const Trained got = train(world, stage, way);
         EXPECT_EQ(got.losses, expected.losses) << "stage " << stage;
         EXPECT_EQ(got.norms, expected.norms) << "stage " << stage;
+        EXPECT_EQ(got.graphs, way == Way::as_graph ? updates - 3 : 0);
+      }
+    });
+}
+
+/// The loss scale doubles after each update, also of those that are replayed.
+TEST_F(EngineOnDevices, AnyScalarLossHasTheSameBitsPassByPassAndAsAGraph) {
+  for (const char* precision :
+       {"", R"(, "fp16": {"enabled": true, "initial_scale_power": 4, "loss_scale_window": 1})"})
+    in_world([&](World& world) {
+      const Trained expected = train(world, 3, Way::by_update, precision, true);
+      EXPECT_LT(expected.losses.back(), expected.losses.front());
+      EXPECT_EQ(expected.scales.back(), *precision ? 16 << (updates - 1) : 1);
+      for (const Way way : {Way::by_pass, Way::as_graph}) {
+        const Trained got = train(world, 3, way, precision, true);
+        EXPECT_EQ(got.losses, expected.losses) << precision;
+        EXPECT_EQ(got.norms, expected.norms) << precision;
+        EXPECT_EQ(got.scales, expected.scales) << precision;
         EXPECT_EQ(got.graphs, way == Way::as_graph ? updates - 3 : 0);
       }
     });

@@ -685,6 +685,62 @@ TEST(Engine, PassesAndErrorsAfterTrainBatchBeginAnUpdate) {
   });
 }
 
+/// Of f16 values it is in f16, and the first loss scales overflow.
+TEST(Engine, TrainBatchTakesAnyScalarAsBackwardDoes) {
+  const auto own_loss = [](Tape& t, Net& net, const Batch& b) {
+    return nn::mean(t, nn::softplus(t, net(t, b.x)));
+  };
+  for (const char* precision :
+       {"", R"(, "bf16": {"enabled": true})", R"(, "fp16": {"enabled": true, "initial_scale_power": 20})"})
+    in_world(2, [&](World& world) {
+      for (const int stage : {0, 1, 2, 3}) {
+        const auto run = [&](bool by_update) {
+          Net net;
+          auto engine = initialize(world, net, options(config(stage, precision)));
+          Batches batches{world.rank(), world.size(), 4};
+          std::vector<double> reported;
+          while (engine.global_steps() < 12) {
+            if (by_update) {
+              engine.train_batch(batches, [&](Tape& t, const Batch& b) { return own_loss(t, net, b); });
+            } else {
+              engine.backward(own_loss(engine.tape(), net, batches.next()));
+              if (!engine.step()) continue;
+            }
+            const StepReport& r = engine.report();
+            reported.insert(reported.end(), {engine.loss(), r.loss_scale, static_cast<double>(r.skipped)});
+            if (!r.skipped) reported.push_back(r.grad_norm);
+          }
+          const Batch b = batch(100, 4);
+          reported.push_back(
+              engine.evaluate([&](Tape& t) { return engine.item(own_loss(t, net, b)); }).value());
+          EXPECT_LT(reported.back(), reported.front());
+          return std::pair(values_of(engine.strategy(), net), reported);
+        };
+        EXPECT_EQ(run(true), run(false)) << "stage " << stage << precision;
+      }
+    });
+}
+
+TEST(Engine, ALossThatIsNoScalarIsRefused) {
+  in_world(1, [](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options(config(0)));
+    Batches batches{0, 1, 4};
+    const auto forward = [&](Tape& t, const Batch& b) { return net(t, b.x); };
+    const char* const text =
+        "backward() starts from a scalar, not from [4, 5]: take its nn::mean() or nn::sum()";
+    EXPECT_STREQ(test::error_of([&] { engine.backward(forward(engine.tape(), batches.next())); }).what(),
+                 text);
+    engine.cancel_update();
+    EXPECT_STREQ(test::error_of([&] { engine.train_batch(batches, forward); }).what(), text);
+    engine.cancel_update();
+    EXPECT_EQ(test::error_of([&] {
+                engine.train_batch(batches, [](Tape&, const Batch&) { return Var(); });
+              }).code(),
+              Errc::invalid_argument);
+  });
+}
+
 TEST(Engine, MicroBatchesThatFillNoUpdateAreReported) {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> log(std::tmpfile(), std::fclose);
   for (const int passes : {3, 4, 2})

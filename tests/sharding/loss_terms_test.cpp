@@ -444,6 +444,31 @@ TEST(LossesOfAMicroBatch, AddNoTensorToALoss) {
   EXPECT_NE(std::string(e.what()).find("expected a scalar"), std::string::npos) << e.what();
 }
 
+/// As functions that record a loss return it.
+TEST(LossesOfAMicroBatch, AScalarIsALossWithoutTerms) {
+  Tape tape;
+  Net net;
+  const Batch batch(0, 4);
+  const Var logits = net.layer(tape, batch.x), mean = nn::mean(tape, logits);
+  const double value = *tape.value(mean).data<float>();
+  const auto expect = [&](const nn::Loss& loss, double sum, std::size_t count, bool has_terms) {
+    const ops::LossSum read = loss.read({});
+    EXPECT_NEAR(read.sum, sum, 1e-5 * std::abs(sum));
+    EXPECT_EQ(read.count, count);
+    EXPECT_EQ(loss.has_terms(), has_terms);
+  };
+  const nn::Loss scalar = mean, labels = nn::cross_entropy(tape, logits, batch.targets);
+  const double sum = labels.read({}).sum;
+  expect(scalar, value, 1, false);
+  expect(3 * scalar, 3 * value, 1, false);
+  expect(scalar + mean, 2 * value, 1, false);
+  expect(labels + scalar * 0.5, sum + 2 * value, 4, true);
+  expect(mean + labels, sum + 4 * value, 4, true);
+  expect(0.0 * labels + mean, 4 * value, 4, true);  // the terms of another loss
+  EXPECT_EQ(test::error_of([&] { nn::Loss(logits).read({}); }).code(), Errc::invalid_argument);
+  EXPECT_EQ(test::error_of([&] { nn::Loss().read({}); }).code(), Errc::invalid_argument);
+}
+
 // ---- of engines
 
 namespace engines {
