@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "../nn/containers.h"
 #include "../nn/layers.h"
@@ -23,8 +24,10 @@ struct Gpt2Config {
   bool tie_word_embeddings = true;
   double embd_pdrop = 0, attn_pdrop = 0, resid_pdrop = 0;
   double initializer_range = 0.02;  ///< standard deviation of initial weights
-  /// Tokens of the tokenizer at the beginning and at the end of a text, and of padding, for its file only.
-  std::optional<std::size_t> bos_token_id, eos_token_id, pad_token_id;
+  /// Tokens of the tokenizer at the beginning of a text and of padding, and those that end a text, for its
+  /// file only.
+  std::optional<std::size_t> bos_token_id, pad_token_id;
+  std::vector<std::size_t> eos_token_id;
 };
 /// Errc::config names an invalid key and its valid values.
 void check(const Gpt2Config&);

@@ -118,9 +118,32 @@ nlohmann::ordered_json scaling_json(const ops::RotaryOptions& rope) {
   return o;
 }
 
-void refuse_quantization(const JsonObject& o) {
+const char* spelling(const JsonObject& o, const char* name, const char* other) {
+  if (is_given(o, name) && is_given(o, other) && o.at(name) != o.at(other))
+    o.fail_at(other, concat("is ", to_display(o.at(other)), ", and ", o.path(name), ", another name of it, ",
+                            to_display(o.at(name)), "; give one of them"));
+  return is_given(o, other) && !is_given(o, name) ? other : name;
+}
+
+void check_layer_types(const JsonObject& o, const std::vector<bool>& is_sliding) {
+  if (!is_given(o, "layer_types")) return;
+  nlohmann::json expected = nlohmann::json::array();
+  for (const bool sliding : is_sliding) expected.push_back(sliding ? "sliding_attention" : "full_attention");
+  if (o.at("layer_types") != expected)
+    o.fail_at("layer_types", concat("must be ", to_display(expected), " by the other keys, found ",
+                                    to_display(o.at("layer_types"))));
+}
+
+void refuse_other_models(const JsonObject& o) {
   if (is_given(o, "quantization_config"))
     o.fail_at("quantization_config", "quantized weights are not read; give those in f32, f16 or bf16");
+  if (is_given(o, "is_causal") && !o.boolean("is_causal", true))
+    o.fail_at("is_causal", "must be true: a token is predicted from those before it");
+  if (is_given(o, "pruned_heads") && !o.at("pruned_heads").empty())
+    o.fail_at("pruned_heads", "layers without some of their heads are not supported");
+  if (is_given(o, "text_config"))
+    o.fail_at("text_config",
+              "is the configuration of a model within another one; give it as a file of its own");
 }
 
 }  // namespace rz

@@ -77,7 +77,15 @@ RopeConfig rope_of(const JsonObject&, std::size_t positions, const RopeKey& thet
 /// rope_scaling.
 nlohmann::ordered_json scaling_json(const ops::RotaryOptions&);
 
-/// Errc::config for quantized weights.
-void refuse_quantization(const JsonObject&);
+/// Of two names of one value, the one that is given, or the first. Errc::config for two values that differ.
+const char* spelling(const JsonObject&, const char* name, const char* other);
+
+/// layer_types, if it is given, states for each layer what other keys state for all; Errc::config if it
+/// differs. `is_sliding`: layers with a window of keys.
+void check_layer_types(const JsonObject&, const std::vector<bool>& is_sliding);
+
+/// Errc::config for what makes another model of each family: quantized weights, attention in both directions,
+/// heads that are left out, and the configuration of a model within another one.
+void refuse_other_models(const JsonObject&);
 
 }  // namespace rz

@@ -11,7 +11,8 @@ namespace {
 
 std::size_t positions(const JsonObject& o) {
   constexpr std::int64_t max_value = 1 << 24;
-  return size_at(o, o.has("n_positions") || !o.has("n_ctx") ? "n_positions" : "n_ctx", max_value);
+  const char* const key = spelling(o, "n_positions", "max_position_embeddings");
+  return size_at(o, is_given(o, key) || !is_given(o, "n_ctx") ? key : "n_ctx", max_value);
 }
 
 void require_text(const JsonObject& o, const char* key, const char* value) {
@@ -28,6 +29,8 @@ void require_flag(const JsonObject& o, const char* key, bool value) {
 /// Throws for variants that change results and are not implemented here.
 void refuse_variants(const JsonObject& o, const Gpt2Config& c) {
   require_text(o, "model_type", "gpt2");
+  refuse_other_models(o);
+  check_layer_types(o, std::vector<bool>(c.n_layer));
   // Two names of one function.
   if (o.text("activation_function", "gelu_new") != "gelu_pytorch_tanh")
     require_text(o, "activation_function", "gelu_new");
@@ -52,9 +55,9 @@ void warn_of_dropout(const JsonObject& o, std::vector<std::string>& warnings) {
 Gpt2Config gpt2_config(const JsonObject& o, std::vector<std::string>* warnings) {
   constexpr std::int64_t last_token = 50256;  // of GPT-2's vocabulary: Hugging Face's default
   Gpt2Config c;
-  c.n_layer = size_at(o, "n_layer", 1 << 16);
-  c.n_head = size_at(o, "n_head", 1 << 16);
-  c.n_embd = size_at(o, "n_embd", 1 << 20);
+  c.n_layer = size_at(o, spelling(o, "n_layer", "num_hidden_layers"), 1 << 16);
+  c.n_head = size_at(o, spelling(o, "n_head", "num_attention_heads"), 1 << 16);
+  c.n_embd = size_at(o, spelling(o, "n_embd", "hidden_size"), 1 << 20);
   c.n_positions = positions(o);
   c.vocab_size = size_at(o, "vocab_size", (std::int64_t{1} << 31) - 1);
   c.layer_norm_epsilon = o.number("layer_norm_epsilon", 1e-5, 0, 1);
@@ -65,7 +68,7 @@ Gpt2Config gpt2_config(const JsonObject& o, std::vector<std::string>* warnings) 
   c.resid_pdrop = o.number("resid_pdrop", 0, 0, 1);
   c.pad_token_id = special_token(o, "pad_token_id", c.vocab_size);
   c.bos_token_id = special_token(o, "bos_token_id", c.vocab_size, last_token);
-  c.eos_token_id = special_token(o, "eos_token_id", c.vocab_size, last_token);
+  c.eos_token_id = special_tokens(o, "eos_token_id", c.vocab_size, last_token);
   refuse_variants(o, c);
   if (warnings) warn_of_dropout(o, *warnings);
   try {
@@ -120,7 +123,7 @@ std::string to_json(const Gpt2Config& c) {
       {"attn_pdrop", c.attn_pdrop},
       {"resid_pdrop", c.resid_pdrop},
       {"bos_token_id", token_or_null(c.bos_token_id)},
-      {"eos_token_id", token_or_null(c.eos_token_id)},
+      {"eos_token_id", tokens_or_null(c.eos_token_id)},
       // Without it AutoTokenizer makes an empty tokenizer where there is no file of one.
       {"tokenizer_class", "PreTrainedTokenizerFast"},
   };

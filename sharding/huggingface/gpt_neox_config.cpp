@@ -11,13 +11,14 @@ namespace rz {
 namespace {
 
 GptNeoxConfig gpt_neox_config(const JsonObject& o) {
-  refuse_quantization(o);
+  refuse_other_models(o);
   GptNeoxConfig c;
   c.vocab_size = size_at(o, "vocab_size", (std::int64_t{1} << 31) - 1);
   c.hidden_size = size_at(o, "hidden_size", 1 << 20);
   c.intermediate_size = size_at(o, "intermediate_size", 1 << 22);
   c.num_hidden_layers = size_at(o, "num_hidden_layers", 1 << 16);
   c.num_attention_heads = size_at(o, "num_attention_heads", 1 << 16);
+  check_layer_types(o, std::vector<bool>(c.num_hidden_layers));
   c.max_position_embeddings = size_at(o, "max_position_embeddings", 2048, max_positions);
   c.hidden_act = o.text("hidden_act", c.hidden_act);
   c.layer_norm_eps = o.number("layer_norm_eps", c.layer_norm_eps, 0, 1);

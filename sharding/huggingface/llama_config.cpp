@@ -86,16 +86,16 @@ void read_window(const JsonObject& o, const Variant& of, LlamaConfig& c) {
   if (!of_all) c.max_window_layers = static_cast<std::size_t>(o.integer("max_window_layers", 28, 0, 1 << 16));
 }
 
-/// The key states for each layer what sliding_window and max_window_layers state for all.
-void check_layer_types(const JsonObject& o, const Variant& of, const LlamaConfig& c) {
-  if (of.window != Window::last_layers || !is_given(o, "layer_types")) return;
-  nlohmann::json expected = nlohmann::json::array();
+std::vector<bool> sliding_layers(const LlamaConfig& c) {
+  std::vector<bool> all;
   for (std::size_t l = 0; l < c.num_hidden_layers; ++l)
-    expected.push_back(c.sliding_window && l >= c.max_window_layers ? "sliding_attention" : "full_attention");
-  if (o.at("layer_types") != expected)
-    o.fail_at("layer_types",
-              concat("must be ", to_display(expected), " by sliding_window and max_window_layers, found ",
-                     to_display(o.at("layer_types"))));
+    all.push_back(c.sliding_window && l >= c.max_window_layers);
+  return all;
+}
+
+/// Null is as many as heads, another number than that of an absent key.
+std::int64_t key_value_heads(const JsonObject& o, const Variant& of, std::int64_t heads) {
+  return of.kv_heads && !o.has("num_key_value_heads") ? of.kv_heads : heads;
 }
 
 void refuse_partial_rotation(const JsonObject& o) {
@@ -104,9 +104,10 @@ void refuse_partial_rotation(const JsonObject& o) {
 }
 
 void refuse_variants(const JsonObject& o) {
-  if (o.text("hidden_act", "silu") != "silu")
+  // Two names of one function.
+  if (o.text("hidden_act", "silu") != "silu" && o.text("hidden_act", "") != "swish")
     o.fail_at("hidden_act", concat("must be \"silu\", found ", to_display(o.at("hidden_act"))));
-  refuse_quantization(o);
+  refuse_other_models(o);
   refuse_partial_rotation(o);
   for (const char* key : {"rope_scaling", "rope_parameters"})
     if (is_given(o, key)) refuse_partial_rotation(o.object(key));
@@ -127,7 +128,11 @@ LlamaConfig llama_config(const JsonObject& o) {
   c.num_hidden_layers = size_at(o, "num_hidden_layers", 1 << 16);
   c.num_attention_heads = size_at(o, "num_attention_heads", 1 << 16);
   const auto heads = static_cast<std::int64_t>(c.num_attention_heads);
-  c.num_key_value_heads = size_at(o, "num_key_value_heads", of.kv_heads ? of.kv_heads : heads, 1 << 16);
+  c.num_key_value_heads = size_at(o, "num_key_value_heads", key_value_heads(o, of, heads), 1 << 16);
+  if (of.head_dim > 0 && o.has("head_dim") && !is_given(o, "head_dim"))
+    o.fail_at("head_dim",
+              concat("is null, which no model of this family has; give the number, or leave it out for ",
+                     of.head_dim));
   if (!is_given(o, "head_dim") && of.head_dim == 0 && c.hidden_size % c.num_attention_heads != 0)
     o.fail_at("hidden_size", concat("is ", c.hidden_size, ", which num_attention_heads ",
                                     c.num_attention_heads, " does not divide; give head_dim"));
@@ -142,7 +147,7 @@ LlamaConfig llama_config(const JsonObject& o) {
   c.mlp_bias = of.mlp_bias && o.boolean("mlp_bias", false);
   c.qk_norm = of.qk_norm;
   read_window(o, of, c);
-  check_layer_types(o, of, c);
+  check_layer_types(o, sliding_layers(c));
   c.attention_dropout = o.number("attention_dropout", 0, 0, 1);
   c.initializer_range = o.number("initializer_range", 0.02, 0, 1);
   c.pad_token_id = special_token(o, "pad_token_id", c.vocab_size);

@@ -18,7 +18,7 @@ TEXT = ''.join(chr(code) for first, last in CODES for code in range(first, last 
 EXPRESSIONS = r'''\d \D [\d] [^\d] \w \W [\w] [^\w] [\W] \s \S [^\S] \h . \p{Word} \P{Word} \p{^Word} [\p{word}] \p{Alnum} \p{punct}
     [[:alnum:]] [[:alpha:]] [[:ascii:]] [[:blank:]] [[:cntrl:]] [[:digit:]] [[:graph:]] [[:lower:]] [[:print:]] [[:punct:]]
     [[:space:]] [[:upper:]] [[:xdigit:]] [[:word:]] [[:^punct:]] [^[:^alpha:]] \p{Lu} \P{Lu} \p{^Lu} \P{^Lu} [\P{Lu}] [^\p{Lu}]
-    \p{uppercase-letter} \p{Cs} \P{Cs} \p{Cn} [^\s\p{L}\p{N}] (?i)\p{Lu} (?i:[\p{Han}\P{Greek}]) [\w&&[^\d_]] (?<=\W)\p{Han} (?<!\p{L})\p{L}
+    \p{other-Sym_bol} \p{Cs} \P{Cs} \p{Cn} [^\s\p{L}\p{N}] (?i)\p{Lu} (?i:[\p{Han}\P{Greek}]) [\w&&[^\d_]] (?<=\W)\p{Han} (?<!\p{L})\p{L}
     (?x)\p{Mn}#[ []\p{Sc}] [^]\p{S}] (?#[)\p{Zs} \b. .\b \B. .\B \s+(?!\S)'''.split()
 NORMALIZERS = ['NFC', 'NFD', 'NFKC', 'NFKD', 'Lowercase', 'StripAccents']
 PRE_TOKENIZERS = ['Digits', 'Punctuation', 'Whitespace', 'WhitespaceSplit']
