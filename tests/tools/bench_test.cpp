@@ -711,6 +711,14 @@ TEST(BenchJson, AFileThatCannotBeWrittenIsAnErrorAtOnce) {
   EXPECT_EQ(read_json().at("from"), "an earlier run") << "emptied for a wrong variable";
 }
 
+TEST(BenchRun, ATableThatCannotBePrintedIsAnError) {
+  const std::string perf = test::built("all_reduce_perf") + " -b 8 -e 8";
+  Program full({"sh", "-c", perf + " > /dev/full"}), closed({"sh", "-c", perf + " >&-"});
+  EXPECT_EQ(full.wait(), 1);
+  EXPECT_EQ(full.err(), "all_reduce_perf: standard output cannot be written: the disk may be full\n");
+  EXPECT_EQ(closed.wait(), 0) << closed.err();
+}
+
 TEST(BenchJson, HasTheVerdictOnTheBandwidth) {
   const std::vector<std::string> flags{"-t", "2", "-b", "8", "-e", "8"};
   EXPECT_EQ(json_of("all_reduce", flags).at("average_bus_bandwidth").at("okay"), "unchecked");
