@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <sstream>
@@ -670,15 +671,16 @@ TEST(BenchJson, IsEmptiedBeforeTheFirstMeasurement) {
 
 TEST(BenchJson, HasTheErrorOfARunThatFails) {
   write_earlier_run();
-  Program p(
-      {test::built("rzrun"), "-n", "2", "sh", "-c",
-       concat("if [ $RANK = 1 ]; then ", test::built("all_reduce_perf"), " & sleep 1; kill -9 $!; wait $!; ",
-              "else exec ", test::built("all_reduce_perf"), " -J ", json_path(), "; fi"),
-       "sh", "-b", "32M", "-e", "32M", "-n", "1000000"},
-      {{"RZ_TIMEOUT_S", "20"}});
-  EXPECT_NE(p.wait(), 0);
+  Hooks hooks;
+  hooks.before_check = [calls = std::make_shared<std::atomic<int>>()](int rank, Buffer) {
+    if (rank == 1 && ++*calls > 2) fail(Errc::system, "a rank has failed");
+  };
+  EXPECT_THROW(
+      run_threads("all_reduce", {"-t", "2", "-b", "8", "-e", "16", "-f", "2", "-J", json_path()}, hooks),
+      Error);
   const auto lost = read_json();
-  EXPECT_EQ(lost.at("errors").size(), 1u) << lost;
+  EXPECT_EQ(lost.at("errors").size(), 1u) << lost;  // of the rank, or of the other one, which has lost it
+  EXPECT_EQ(lost.at("results").size(), 1u) << "the row before";
   write_earlier_run();
   EXPECT_THROW(run_threads("all_reduce", {"-b", "8", "-e", "8", "--algorithm", "pigeon", "-J", json_path()}),
                Error);
@@ -709,6 +711,14 @@ TEST(BenchJson, AFileThatCannotBeWrittenIsAnErrorAtOnce) {
   Program p({test::built("all_reduce_perf"), "-J", json_path()}, {{"RZ_TIMEOUT", "3"}});
   EXPECT_EQ(p.wait(), 2);
   EXPECT_EQ(read_json().at("from"), "an earlier run") << "emptied for a wrong variable";
+}
+
+TEST(BenchRun, ATableThatCannotBePrintedIsAnError) {
+  const std::string perf = test::built("all_reduce_perf") + " -b 8 -e 8";
+  Program full({"sh", "-c", perf + " > /dev/full"}), closed({"sh", "-c", perf + " >&-"});
+  EXPECT_EQ(full.wait(), 1);
+  EXPECT_EQ(full.err(), "all_reduce_perf: standard output cannot be written: the disk may be full\n");
+  EXPECT_EQ(closed.wait(), 0) << closed.err();
 }
 
 TEST(BenchJson, HasTheVerdictOnTheBandwidth) {
@@ -790,8 +800,8 @@ TEST(BenchJson, HasMachineAndTime) {
   for (int r = 0; r < 3; ++r) {
     EXPECT_EQ(devices[r].at("rank"), r);
     EXPECT_EQ(devices[r].at("device"), r);
-    EXPECT_EQ(devices[r].at("process_id"), static_cast<int>(::getpid()));
-    EXPECT_EQ(devices[r].at("host"), host);
+    EXPECT_EQ(devices[r].at("pid"), static_cast<int>(::getpid()));
+    EXPECT_EQ(devices[r].at("hostname"), host);
     EXPECT_TRUE(run_threads("broadcast", {"-b", "8", "-e", "8"}).has_text(devices[r].at("device_info")));
   }
 }

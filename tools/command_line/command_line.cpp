@@ -232,11 +232,25 @@ void reserve_standard_descriptors() {
       return;  // /dev/null is missing
 }
 
+namespace {
+
+/// A program without standard output prints to nowhere (reserve_standard_descriptors()).
+void require_printed() {
+  const bool printed = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+  const int mode = ::fcntl(STDOUT_FILENO, F_GETFL);
+  require(printed || mode < 0 || (mode & O_ACCMODE) == O_RDONLY, Errc::system,
+          "standard output cannot be written: the disk may be full");
+}
+
+}  // namespace
+
 int run_program(const char* name, const std::function<int()>& body) {
   reserve_standard_descriptors();
   try {
     flight::record_crashes();
-    return body();
+    const int status = body();
+    if (status == 0) require_printed();
+    return status;
   } catch (const Error& e) {
     write_error_file(e);
     std::fprintf(stderr, "%s: %s\n", name, one_line(e).c_str());
