@@ -569,6 +569,7 @@ class Endpoints(unittest.TestCase):
         (_, err, status), = self.ends(self.rank(0, 'head', RZ_RENDEZVOUS_TIMEOUT_S=1))
         self.assertEqual(status, 1, err)
         self.assertRegex(err, r'the store at head:29555, which listens at 10\.79\.0\.1, 10\.79\.0\.101')
+        self.assertIn('does a firewall keep it from port 29555 of this host? RZ_PORTS=FIRST-LAST limits the ports', err)
     def test_the_unspecified_address_is_this_host_on_that_of_rank_0(self):
         first, second = self.hosts.hosts
         for any in ('0.0.0.0', '[::]'):
