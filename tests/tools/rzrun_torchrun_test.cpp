@@ -442,6 +442,28 @@ TEST(ConnectToRzrun, TriesOftenWhereStrangersFillTheQueue) {
   EXPECT_GE(overflows() - before, 8) << "a kernel repeats the first packet once in 2 s";
 }
 
+TEST(ConnectToRzrun, TheLastReasonDoesNotHideThatOfAListenerBefore) {
+  auto listeners = net::listen_at(net::listening_addresses({"127.0.0.1", 0}, ""), 0);
+  const net::SocketAddress address = net::local_address(listeners.front().get());
+  const auto close_one = [&](const std::string&) { listeners.clear(); };
+  std::jthread stranger([&] {
+    pollfd p{listeners.front().get(), POLLIN, 0};
+    ::poll(&p, 1, 20000);
+    net::SocketAddress from;
+    net::accept_connection(p.fd, from);  // and ends it
+  });
+  try {
+    connect_to_rzrun({"127.0.0.1", address.port()}, {std::make_shared<net::Secret>(net::Secret::random())},
+                     Deadline::after(seconds(1)), close_one);
+    FAIL();
+  } catch (const Error& e) {
+    const std::string text = e.what();
+    EXPECT_TRUE(text.starts_with("connect to 127.0.0.1:")) << text;
+    EXPECT_NE(text.find("Connection refused; before that 127.0.0.1:"), std::string::npos) << text;
+    EXPECT_NE(text.find(" took the connection, but "), std::string::npos) << text;
+  }
+}
+
 // ---- encryption
 
 /// The two ends of a proved connection; all that passes is recorded.

@@ -478,6 +478,17 @@ class Torchrun(Jobs, unittest.TestCase):
             self.assertEqual(status, 255, err)
             self.assertRegex(err, line)
 
+    def test_a_network_that_loses_large_packets(self):
+        """Its hosts have an MTU that the switch has not. Each end misses the other, so none is blamed."""
+        for h in self.hosts.hosts: h.space.ip('link', 'set', 'eth0', 'mtu', '9000')
+        try: ends = self.ends(self.start_all(f'{BIN}/all_reduce_perf', '-b', '16M', '-e', '16M', '-n', '20'))
+        finally:
+            for h in self.hosts.hosts: h.space.ip('link', 'set', 'eth0', 'mtu', '1500')
+        for _, err, status in ends:
+            self.assertNotEqual(status, 0, err)
+            self.assertRegex(err, r'first failure: .*the connection between rank \d on host rzh\d and rank \d on host rzh\d is lost \(.*large packets do not pass \(MTU\)')
+            self.assertNotRegex(err, r'rank \d is lost')
+
     def test_another_secret_is_refused(self):
         first, second = self.hosts.hosts
         jobs = self.start_all('sleep', '1000', hosts=[first])
@@ -558,6 +569,7 @@ class Endpoints(unittest.TestCase):
         (_, err, status), = self.ends(self.rank(0, 'head', RZ_RENDEZVOUS_TIMEOUT_S=1))
         self.assertEqual(status, 1, err)
         self.assertRegex(err, r'the store at head:29555, which listens at 10\.79\.0\.1, 10\.79\.0\.101')
+        self.assertIn('does a firewall keep it from port 29555 of this host? RZ_PORTS=FIRST-LAST limits the ports', err)
     def test_the_unspecified_address_is_this_host_on_that_of_rank_0(self):
         first, second = self.hosts.hosts
         for any in ('0.0.0.0', '[::]'):

@@ -48,7 +48,7 @@ bool ControlSocket::receive(ControlFrame& frame) {
   while (partial_bytes_ < partial_.size()) {
     const ssize_t n = receive_some();
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
-    if (n < 0) error_number_ = errno;
+    if (n < 0) note_error();
     if (n <= 0) return closed_ = true, false;
     partial_bytes_ += static_cast<std::size_t>(n);
   }
@@ -114,13 +114,22 @@ void ControlSocket::flush() noexcept {
   flush_locked();
 }
 
+/// Whichever call finds the error of a socket is the only one.
+void ControlSocket::note_error() noexcept {
+  if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR && !error_number_) error_number_ = errno;
+}
+
 /// Requires mutex_.
 void ControlSocket::flush_locked() noexcept {
-  if (unsent_records_) unsent_records_ = !stream_.flush();
+  if (unsent_records_) {
+    unsent_records_ = !stream_.flush();
+    if (unsent_records_) note_error();
+  }
   const std::size_t bytes = unsent_bytes_;
   if (!bytes) return;
   const ssize_t n = stream_.send(unsent_.data(), bytes);
   unsent_records_ = stream_.unsent() > 0;
+  if (n < 0 || unsent_records_) note_error();
   if (n <= 0) return;
   std::memmove(unsent_.data(), unsent_.data() + n, bytes - static_cast<std::size_t>(n));
   unsent_bytes_ = bytes - static_cast<std::size_t>(n);

@@ -59,7 +59,7 @@ class ControlSocket {
   bool closed() const { return closed_; }
   /// Why encryption has failed; empty if it has not.
   std::string error() const { return stream_.error(); }
-  /// The errno with which it has failed; 0 if the peer has ended it.
+  /// The errno with which sending or reading has failed first; 0 if the peer has ended it.
   int error_number() const { return error_number_; }
 
   /// Any thread.
@@ -72,6 +72,7 @@ class ControlSocket {
  private:
   void send(const ControlFrame&, bool last_word) noexcept;
   void flush_locked() noexcept;
+  void note_error() noexcept;
   bool receive(ControlFrame&);
   ssize_t receive_some();
   void store(int peer, const ControlFrame&, WaitForGraph&);
@@ -87,7 +88,7 @@ class ControlSocket {
   std::array<std::byte, sizeof(ControlFrame)> partial_;  // the received part of a frame
   std::size_t partial_bytes_ = 0;
   bool departed_ = false, closed_ = false;
-  int error_number_ = 0;
+  std::atomic<int> error_number_{0};
 };
 
 }  // namespace rz::tcp

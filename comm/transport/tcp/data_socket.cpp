@@ -71,10 +71,10 @@ void DataSocket::send_some() {
   const ssize_t sent = out_.sent == 0 && total <= coalesce_below ? send_small_frame() : send_rest();
   if (sent > 0) out_.sent += static_cast<std::size_t>(sent);
   out_.busy = out_.sent < total || stream_.unsent();
-  if (sent < 0 && !socket_would_block() && errno != EINTR) {
-    write_closed_ = true;  // see ended()
-    error_number_ = errno;
-  }
+  // An encrypted socket may take bytes and fail to send them.
+  const bool failed = (sent < 0 || stream_.unsent()) && !socket_would_block() && errno != EINTR;
+  if (failed && !error_number_) error_number_ = errno;
+  if (failed && sent < 0) write_closed_ = true;  // see ended()
   // Short write: the socket is full. epoll reports EPOLLOUT once it has space again.
   if (out_.busy && (sent >= 0 || socket_would_block()))
     fd_events_.events &= ~static_cast<std::uint32_t>(EPOLLOUT);
@@ -126,7 +126,7 @@ std::size_t DataSocket::read_into(std::span<const iovec> parts) {
   const ssize_t n = stream_.receive(parts);
   const bool nothing = n < 0 && socket_would_block();
   const bool failed = n < 0 && !nothing && errno != EINTR;
-  if (failed) error_number_ = errno;
+  if (failed && !error_number_) error_number_ = errno;
   if (n == 0 || failed) read_closed_ = true;
   // Short read: no more is available, and epoll reports EPOLLIN when there is. A hang-up is reported only
   // once, so the bit stays set after it.
@@ -134,6 +134,13 @@ std::size_t DataSocket::read_into(std::span<const iovec> parts) {
       (n > 0 && static_cast<std::size_t>(n) < requested && !fd_events_.hung_up() && !stream_.has_more()))
     fd_events_.events &= ~static_cast<std::uint32_t>(EPOLLIN);
   return n > 0 ? static_cast<std::size_t>(n) : 0;
+}
+
+int DataSocket::error_number() const {
+  int error = error_number_;
+  socklen_t size = sizeof error;
+  if (!error && stream_.fd() >= 0) getsockopt(stream_.fd(), SOL_SOCKET, SO_ERROR, &error, &size);
+  return error;
 }
 
 bool DataSocket::next_frame(bool read_ahead) {

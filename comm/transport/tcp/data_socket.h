@@ -36,8 +36,8 @@ class DataSocket {
 
   /// Why encryption has failed; empty if it has not.
   std::string error() const { return stream_.error(); }
-  /// The errno with which sending or reading has failed; 0 if neither has.
-  int error_number() const { return error_number_; }
+  /// The errno with which sending or reading has failed first; 0 if neither has.
+  int error_number() const;
 
   // ---- sending
 
