@@ -15,9 +15,9 @@ namespace rz::mpi {
 
 struct ControlMessage {
   enum Kind : std::int32_t {
-    query,    ///< requests the receiver's state of call number `sequence`
-    reply,    ///< to a query: the call's signature if `found`; the rank has made `calls` calls
-    meeting,  ///< before the split of number `sequence`: `stage`; a refusal has code, culprit and text
+    query,      ///< requests the receiver's state of call number `sequence`
+    reply,      ///< to a query: the call's signature if `found`; the rank has made `calls` calls
+    gathering,  ///< before the split of number `sequence`: `stage`; a refusal has code, culprit and text
     failure,  ///< the group has failed: code, culprit, text; the sender had completed its first `calls` calls
     departure  ///< a rank's last message: it made `calls` calls, all completed, and destroys its communicator
   };

@@ -39,7 +39,7 @@ MpiCalls::MpiCalls(MpiRuntime& runtime, CommPair comms, int rank, int size, cons
       long_wait_(options.waits, rank, size),
       flight_(options.waits.communicator, rank, size),
       departed_(static_cast<std::size_t>(size)),
-      meetings_(static_cast<std::size_t>(size)) {}
+      gatherings_(static_cast<std::size_t>(size)) {}
 
 // ---- progress
 
@@ -106,8 +106,8 @@ void MpiCalls::wait(std::chrono::microseconds /*max*/, bool /*eager*/) {
 CommPair MpiCalls::split(std::span<const int> members, int number) {
   const MpiRuntime::Use mpi(runtime_);
   require_open(mpi);
-  const auto meeting = static_cast<std::uint32_t>(number);
-  members[0] == rank_ ? gather_members(members, meeting) : follow(members[0], meeting);
+  const auto gathering = static_cast<std::uint32_t>(number);
+  members[0] == rank_ ? gather_members(members, gathering) : follow(members[0], gathering);
   const int tag = first_split_tag + number % split_tag_count;
   try {
     return mpi::split(runtime_, comms_.control, members, tag, options_.rendezvous_timeout);
@@ -117,14 +117,14 @@ CommPair MpiCalls::split(std::span<const int> members, int number) {
   }
 }
 
-const ControlMessage* MpiCalls::meeting_of(int peer, std::uint32_t number) const {
-  const auto& last = meetings_[static_cast<std::size_t>(peer)];
+const ControlMessage* MpiCalls::gathering_of(int peer, std::uint32_t number) const {
+  const auto& last = gatherings_[static_cast<std::size_t>(peer)];
   return last && last->sequence == number ? &*last : nullptr;
 }
 
 /// On the first member: asks the others until all have answered, then starts them.
 void MpiCalls::gather_members(std::span<const int> members, std::uint32_t number) {
-  ControlMessage message{.kind = ControlMessage::meeting, .sequence = number};
+  ControlMessage message{.kind = ControlMessage::gathering, .sequence = number};
   const auto tell = [&](ControlMessage::Stage stage) {
     message.stage = stage;
     for (const int peer : members.subspan(1)) control_.send(peer, message);
@@ -141,7 +141,7 @@ void MpiCalls::gather_members(std::span<const int> members, std::uint32_t number
     check_remote_failure();
     std::vector<int> missing;
     for (const int peer : members.subspan(1)) {
-      const ControlMessage* const last = meeting_of(peer, number);
+      const ControlMessage* const last = gathering_of(peer, number);
       if (last && last->stage == ControlMessage::answer) continue;
       if (departed_[static_cast<std::size_t>(peer)])
         refuse(Errc::peer_lost, peer, concat("rank ", peer, " has destroyed its communicator"));
@@ -163,7 +163,7 @@ void MpiCalls::follow(int first, std::uint32_t number) {
   for (Deadline end = Deadline::after(limit);;) {
     receive_control();
     check_remote_failure();
-    const ControlMessage* const last = meeting_of(first, number);
+    const ControlMessage* const last = gathering_of(first, number);
     if (last && last->stage == ControlMessage::start) return;
     if (last && last->stage == ControlMessage::refusal)
       throw Error(static_cast<Errc>(last->code),
@@ -171,7 +171,7 @@ void MpiCalls::follow(int first, std::uint32_t number) {
                   last->culprit);
     if (last && !answered) {
       control_.send(first,
-                    {.kind = ControlMessage::meeting, .stage = ControlMessage::answer, .sequence = number});
+                    {.kind = ControlMessage::gathering, .stage = ControlMessage::answer, .sequence = number});
       answered = true;
       end = Deadline::after(limit + verdict_margin);
     }
@@ -202,8 +202,8 @@ void MpiCalls::handle_control(int peer, const ControlMessage& message) {
     case ControlMessage::reply:
       if (inquiry_) inquiry_->receive(peer, message);
       return;
-    case ControlMessage::meeting:
-      meetings_[static_cast<std::size_t>(peer)] = message;
+    case ControlMessage::gathering:
+      gatherings_[static_cast<std::size_t>(peer)] = message;
       return;
     case ControlMessage::departure:
       departed_[static_cast<std::size_t>(peer)] = message;

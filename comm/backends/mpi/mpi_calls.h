@@ -69,7 +69,7 @@ class MpiCalls final : public Progressable {
   void gather_members(std::span<const int> members, std::uint32_t number);
   void follow(int first, std::uint32_t number);
   /// The last message of a rank before the split of that number; null: none.
-  const ControlMessage* meeting_of(int peer, std::uint32_t number) const;
+  const ControlMessage* gathering_of(int peer, std::uint32_t number) const;
   void depart();
   /// Leaks what MPI may still use. Calls MPI only if it is `open`.
   void abandon(bool open) noexcept;
@@ -91,7 +91,7 @@ class MpiCalls final : public Progressable {
   std::optional<RemoteFailure> remote_failure_;
   std::vector<std::optional<ControlMessage>> departed_;  // each departed rank's last message
   Time next_control_poll_{};
-  std::vector<std::optional<ControlMessage>> meetings_;  // each rank's last message before a split
+  std::vector<std::optional<ControlMessage>> gatherings_;  // each rank's last message before a split
   bool split_hangs_ = false;  // a thread of MpiRuntime::call_within() may still use comms_
   unsigned idle_turns_ = 0;   // without progress
   bool failed_ = false;
