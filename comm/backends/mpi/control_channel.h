@@ -15,14 +15,17 @@ namespace rz::mpi {
 
 struct ControlMessage {
   enum Kind : std::int32_t {
-    query,    ///< requests the receiver's state of call number `sequence`
-    reply,    ///< to a query: the call's signature if `found`; the rank has made `calls` calls
-    arrival,  ///< `found`: the sender is in the split of number `sequence`; else it has left it, for
-              ///< `culprit`
+    query,      ///< requests the receiver's state of call number `sequence`
+    reply,      ///< to a query: the call's signature if `found`; the rank has made `calls` calls
+    gathering,  ///< before the split of number `sequence`: `stage`; a refusal has code, culprit and text
     failure,  ///< the group has failed: code, culprit, text; the sender had completed its first `calls` calls
     departure  ///< a rank's last message: it made `calls` calls, all completed, and destroys its communicator
   };
+  /// The first member of the new group asks the others, which answer when they are in split(). It then
+  /// starts all, or refuses. The answer is to the question, so a rank that has left split() gives none.
+  enum Stage : std::int32_t { question, answer, start, refusal };
   Kind kind = query;
+  Stage stage = question;
   std::int32_t code = 0, culprit = -1, found = 0;
   std::uint64_t calls = 0;
   std::uint64_t sent = 0, received = 0;  ///< of a departure: messages to and from its receiver

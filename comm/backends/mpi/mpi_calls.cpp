@@ -15,6 +15,7 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 constexpr auto control_poll = 1ms;     // period of control messages, while calls are in flight
+constexpr auto verdict_margin = 2s;    // how much longer than the first member the others wait in split()
 constexpr auto catch_up_time = 200ms;  // to complete calls that the failed rank had completed
 constexpr int first_split_tag = ControlChannel::tag + 1,
               split_tag_count = 32000;  // MPI guarantees 32,767 tags
@@ -38,7 +39,7 @@ MpiCalls::MpiCalls(MpiRuntime& runtime, CommPair comms, int rank, int size, cons
       long_wait_(options.waits, rank, size),
       flight_(options.waits.communicator, rank, size),
       departed_(static_cast<std::size_t>(size)),
-      arrivals_(static_cast<std::size_t>(size)) {}
+      gatherings_(static_cast<std::size_t>(size)) {}
 
 // ---- progress
 
@@ -105,7 +106,8 @@ void MpiCalls::wait(std::chrono::microseconds /*max*/, bool /*eager*/) {
 CommPair MpiCalls::split(std::span<const int> members, int number) {
   const MpiRuntime::Use mpi(runtime_);
   require_open(mpi);
-  wait_for_members(members, static_cast<std::uint32_t>(number));
+  const auto gathering = static_cast<std::uint32_t>(number);
+  members[0] == rank_ ? gather_members(members, gathering) : follow(members[0], gathering);
   const int tag = first_split_tag + number % split_tag_count;
   try {
     return mpi::split(runtime_, comms_.control, members, tag, options_.rendezvous_timeout);
@@ -115,40 +117,74 @@ CommPair MpiCalls::split(std::span<const int> members, int number) {
   }
 }
 
-void MpiCalls::wait_for_members(std::span<const int> members, std::uint32_t number) {
-  ControlMessage own{.kind = ControlMessage::arrival, .found = 1, .sequence = number};
-  const auto tell = [&] {
-    for (const int peer : members)
-      if (peer != rank_) control_.send(peer, own);
+const ControlMessage* MpiCalls::gathering_of(int peer, std::uint32_t number) const {
+  const auto& last = gatherings_[static_cast<std::size_t>(peer)];
+  return last && last->sequence == number ? &*last : nullptr;
+}
+
+/// On the first member: asks the others until all have answered, then starts them.
+void MpiCalls::gather_members(std::span<const int> members, std::uint32_t number) {
+  ControlMessage message{.kind = ControlMessage::gathering, .sequence = number};
+  const auto tell = [&](ControlMessage::Stage stage) {
+    message.stage = stage;
+    for (const int peer : members.subspan(1)) control_.send(peer, message);
   };
-  const std::string limit = seconds(options_.rendezvous_timeout);
-  const auto fail = [&](Errc code, int culprit, const std::string& text) {
-    throw Error(code, concat("split() on rank ", rank_, ": ", text), culprit);
+  const auto refuse = [&](Errc code, int culprit, const std::string& why) {
+    message.code = static_cast<int>(code), message.culprit = culprit;
+    message.set_text(why);
+    tell(ControlMessage::refusal);
+    throw Error(code, concat("split() on rank ", rank_, ": ", why), culprit);
   };
-  tell();
+  tell(ControlMessage::question);
   for (const Deadline end = Deadline::after(options_.rendezvous_timeout);;) {
     receive_control();
     check_remote_failure();
     std::vector<int> missing;
-    for (const int peer : members) {
-      const ControlMessage& last = arrivals_[static_cast<std::size_t>(peer)];
-      if (peer == rank_ || (last.kind == ControlMessage::arrival && last.sequence > number)) continue;
-      const bool told = last.kind == ControlMessage::arrival && last.sequence == number;
-      if (told && !last.found)
-        fail(Errc::timeout, last.culprit,
-             concat("rank ", last.culprit, " did not come within ", limit, ", says rank ", peer));
-      if (!told && departed_[static_cast<std::size_t>(peer)])
-        fail(Errc::peer_lost, peer, concat("rank ", peer, " has destroyed its communicator"));
-      if (!told) missing.push_back(peer);
+    for (const int peer : members.subspan(1)) {
+      const ControlMessage* const last = gathering_of(peer, number);
+      if (last && last->stage == ControlMessage::answer) continue;
+      if (departed_[static_cast<std::size_t>(peer)])
+        refuse(Errc::peer_lost, peer, concat("rank ", peer, " has destroyed its communicator"));
+      missing.push_back(peer);
     }
-    if (missing.empty()) return;
-    if (end.expired()) {
-      own.found = 0, own.culprit = missing.front();
-      tell();
-      fail(Errc::timeout, missing.front(),
-           concat(ranks_text(missing), " did not come within ", limit,
-                  "; every rank of the new group must call it"));
+    if (missing.empty()) return tell(ControlMessage::start);
+    if (end.expired())
+      refuse(Errc::timeout, missing.front(),
+             concat(ranks_text(missing), " did not come within ", seconds(options_.rendezvous_timeout),
+                    "; every rank of the new group must call it"));
+    std::this_thread::sleep_for(poll_period::mpi_comm_dup);
+  }
+}
+
+/// On the others: answers the first member, and returns when it starts them.
+void MpiCalls::follow(int first, std::uint32_t number) {
+  const auto limit = bounded(options_.rendezvous_timeout);
+  bool answered = false;
+  for (Deadline end = Deadline::after(limit);;) {
+    receive_control();
+    check_remote_failure();
+    const ControlMessage* const last = gathering_of(first, number);
+    if (last && last->stage == ControlMessage::start) return;
+    if (last && last->stage == ControlMessage::refusal)
+      throw Error(static_cast<Errc>(last->code),
+                  concat("split() on rank ", rank_, ": rank ", first, " says: ", last->get_text()),
+                  last->culprit);
+    if (last && !answered) {
+      control_.send(first,
+                    {.kind = ControlMessage::gathering, .stage = ControlMessage::answer, .sequence = number});
+      answered = true;
+      end = Deadline::after(limit + verdict_margin);
     }
+    if (!last && departed_[static_cast<std::size_t>(first)])
+      throw Error(Errc::peer_lost,
+                  concat("split() on rank ", rank_, ": rank ", first, " has destroyed its communicator"),
+                  first);
+    if (end.expired())
+      throw Error(Errc::timeout,
+                  concat("split() on rank ", rank_, ": rank ", first, " did not ",
+                         answered ? "start it" : "come", " within ", seconds(options_.rendezvous_timeout),
+                         "; every rank of the new group must call it"),
+                  first);
     std::this_thread::sleep_for(poll_period::mpi_comm_dup);
   }
 }
@@ -166,8 +202,8 @@ void MpiCalls::handle_control(int peer, const ControlMessage& message) {
     case ControlMessage::reply:
       if (inquiry_) inquiry_->receive(peer, message);
       return;
-    case ControlMessage::arrival:
-      arrivals_[static_cast<std::size_t>(peer)] = message;
+    case ControlMessage::gathering:
+      gatherings_[static_cast<std::size_t>(peer)] = message;
       return;
     case ControlMessage::departure:
       departed_[static_cast<std::size_t>(peer)] = message;

@@ -66,7 +66,10 @@ class MpiCalls final : public Progressable {
   void check_departed() const;
   void check_deadlines(Time now);
   void check_long_waits(Time now);
-  void wait_for_members(std::span<const int> members, std::uint32_t number);
+  void gather_members(std::span<const int> members, std::uint32_t number);
+  void follow(int first, std::uint32_t number);
+  /// The last message of a rank before the split of that number; null: none.
+  const ControlMessage* gathering_of(int peer, std::uint32_t number) const;
   void depart();
   /// Leaks what MPI may still use. Calls MPI only if it is `open`.
   void abandon(bool open) noexcept;
@@ -88,9 +91,9 @@ class MpiCalls final : public Progressable {
   std::optional<RemoteFailure> remote_failure_;
   std::vector<std::optional<ControlMessage>> departed_;  // each departed rank's last message
   Time next_control_poll_{};
-  std::vector<ControlMessage> arrivals_;  // each rank's last one
-  bool split_hangs_ = false;              // a thread of MpiRuntime::call_within() may still use comms_
-  unsigned idle_turns_ = 0;               // without progress
+  std::vector<std::optional<ControlMessage>> gatherings_;  // each rank's last message before a split
+  bool split_hangs_ = false;  // a thread of MpiRuntime::call_within() may still use comms_
+  unsigned idle_turns_ = 0;   // without progress
   bool failed_ = false;
 };
 
