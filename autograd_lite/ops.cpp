@@ -273,7 +273,9 @@ namespace {
 
 /// [rows, last extent]
 Tensor as_matrix(const Tensor& t) {
-  return t.reshape({t.count() / std::max<std::size_t>(1, t.shape()[-1]), t.shape()[-1]});
+  std::size_t rows = 1;
+  for (int d = 0; d + 1 < t.shape().dims(); ++d) rows *= t.shape()[d];
+  return t.reshape({rows, t.shape()[-1]});
 }
 
 /// Backward of a low-rank update, where `low` is scale · x · Aᵀ.
