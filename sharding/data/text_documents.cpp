@@ -111,36 +111,89 @@ class SequentialFile {
 };
 
 [[noreturn]] void refuse_records(const std::string& path) {
+  std::string front;
+  SequentialFile(path).fill(front, 4096);
+  const std::size_t first = front.find_first_not_of(" \t\r\n");
+  const bool is_array = first != front.npos && front[first] == '[';
   fail(Errc::config, path, ": holds records in JSON, whose syntax would be read as text; ",
-       fs::path(path).extension() == ".json"
-           ? "write a record per line to a file, e.g. jq -c .[] < FILE.json > FILE.jsonl"
-           : "name the file .jsonl");
+       fs::path(path).extension() != ".json" ? "name the file .jsonl"
+                                             : concat("write a record per line to a file, e.g. jq -c ",
+                                                      is_array ? "'.[]'" : ".", " FILE.json > FILE.jsonl"));
 }
 
-/// A kind of file that is no text, by its first bytes, and what makes text of it.
+/// What a command may write that makes text of a file.
+const char* new_file(const std::string& path) {
+  const fs::path name = fs::path(path).filename();
+  return is_named_records(path) || is_named_records(name.stem()) ? "FILE.jsonl" : "FILE.txt";
+}
+
+/// A kind of file that is no text, by its first bytes, and what makes text of it; behind "> ", a new file.
 struct OtherKind {
   std::string_view bytes, name, remedy;
 };
+constexpr std::string_view little_endian_32("\xff\xfe\0\0", 4), big_endian_32("\0\0\xfe\xff", 4);
 constexpr std::array other_kinds{
-    OtherKind{"\x1f\x8b", "gzip", "unpack it, e.g. gzip -dk FILE"},
-    OtherKind{"\x28\xb5\x2f\xfd", "zstd", "unpack it, e.g. zstd -d FILE"},
+    OtherKind{"\x1f\x8b", "gzip", "unpack it, e.g. gzip -dc < FILE > "},
+    OtherKind{"\x28\xb5\x2f\xfd", "zstd", "unpack it, e.g. zstd -dc < FILE > "},
     OtherKind{"\xfd"
               "7zXZ",
-              "xz", "unpack it, e.g. xz -dk FILE"},
-    OtherKind{"BZh", "bzip2", "unpack it, e.g. bzip2 -dk FILE"},
+              "xz", "unpack it, e.g. xz -dc < FILE > "},
+    OtherKind{"BZh", "bzip2", "unpack it, e.g. bzip2 -dc < FILE > "},
     OtherKind{"PK\x03\x04", "zip", "unpack it, e.g. unzip FILE"},
     OtherKind{"PAR1", "Parquet",
-              "write its records to a .jsonl file, e.g. pandas.read_parquet(FILE).to_json(FILE, "
-              "orient=\"records\", lines=True)"},
-    OtherKind{"\xff\xfe", "UTF-16", "convert it, e.g. iconv -f utf-16 -t utf-8 FILE"},
-    OtherKind{"\xfe\xff", "UTF-16", "convert it, e.g. iconv -f utf-16 -t utf-8 FILE"}};
+              "write its records to another file, e.g. "
+              "pandas.read_parquet(\"FILE\").to_json(\"FILE.jsonl\", orient=\"records\", lines=True)"},
+    OtherKind{little_endian_32, "UTF-32", "convert it, e.g. iconv -f utf-32 -t utf-8 FILE > "},
+    OtherKind{big_endian_32, "UTF-32", "convert it, e.g. iconv -f utf-32 -t utf-8 FILE > "},
+    OtherKind{"\xff\xfe", "UTF-16", "convert it, e.g. iconv -f utf-16 -t utf-8 FILE > "},
+    OtherKind{"\xfe\xff", "UTF-16", "convert it, e.g. iconv -f utf-16 -t utf-8 FILE > "}};
+/// Without a byte order mark.
+constexpr OtherKind little_endian{"", "UTF-16", "convert it, e.g. iconv -f utf-16le -t utf-8 FILE > "},
+    big_endian{"", "UTF-16", "convert it, e.g. iconv -f utf-16be -t utf-8 FILE > "};
+
+/// Whether the pairs of bytes are characters of a text: none is half of a surrogate pair, or a control.
+bool is_utf16(std::string_view text, std::size_t high) {
+  const auto unit = [&](std::size_t i) {
+    return static_cast<unsigned char>(text[i + high]) << 8 | static_cast<unsigned char>(text[i + 1 - high]);
+  };
+  for (std::size_t i = 0; i + 1 < text.size(); i += 2) {
+    const int now = unit(i);
+    if (now < ' ' && now != '\t' && now != '\n' && now != '\r') return false;
+    if (now < 0xD800 || now >= 0xE000) continue;
+    i += 2;
+    if (now >= 0xDC00 || (i + 1 < text.size() && (unit(i) & 0xFC00) != 0xDC00)) return false;
+  }
+  return true;
+}
+
+/// Of pairs of bytes, those that are a character of ASCII; `high`: the place of the higher byte.
+std::size_t ascii_pairs(std::string_view text, std::size_t high) {
+  std::size_t count = 0;
+  for (std::size_t i = 0; i + 1 < text.size(); i += 2)
+    count += text[i + high] == 0 && static_cast<signed char>(text[i + 1 - high]) > 0;
+  return count;
+}
+
+/// UTF-16 has zero bytes at blanks and letters of ASCII. In UTF-8 they are controls, of which a text has few.
+const OtherKind* utf16_without_mark(std::string_view front, std::uint64_t file_bytes) {
+  front = front.substr(0, 4096);
+  const auto zeros = static_cast<std::size_t>(std::ranges::count(front, '\0'));
+  if (zeros == 0 || file_bytes % 2 != 0) return nullptr;
+  bool utf8 = false;
+  for (std::size_t cut = 0; cut < std::min<std::size_t>(4, front.size()); ++cut)  // a character may be cut
+    utf8 = utf8 || is_utf8(front.substr(0, front.size() - cut));
+  if (utf8 && zeros < front.size() / 4) return nullptr;
+  const std::size_t little = ascii_pairs(front, 1), big = ascii_pairs(front, 0), high = little >= big;
+  if (std::max(little, big) == 0 || !is_utf16(front, high)) return nullptr;
+  return high == 1 ? &little_endian : &big_endian;
+}
 
 /// nullptr: it may be text. "BZh" alone may begin one.
-const OtherKind* other_kind(std::string_view front) {
+const OtherKind* other_kind(std::string_view front, std::uint64_t file_bytes) {
   for (const OtherKind& kind : other_kinds)
     if (front.starts_with(kind.bytes) && (kind.name != "bzip2" || front.substr(4).starts_with("1AY&SY")))
       return &kind;
-  return nullptr;
+  return utf16_without_mark(front, file_bytes);
 }
 
 bool begins_with_array(std::string_view text) {
@@ -182,10 +235,11 @@ void add_file(const std::string& path, LeftOut* left_out, std::vector<TextFile>&
   TextFile file{path, fs::file_size(path), is_named_records(path)};
   if (file.bytes == 0 && left_out) return;
   std::string front;
-  SequentialFile(path).fill(front, std::min<std::uint64_t>(file.bytes, file.has_records ? 16 : 8 << 20));
-  if (const OtherKind* const kind = other_kind(front)) {
+  SequentialFile(path).fill(front, std::min<std::uint64_t>(file.bytes, file.has_records ? 4096 : 8 << 20));
+  if (const OtherKind* const kind = other_kind(front, file.bytes)) {
     if (left_out) return left_out->add(path, kind->name);
-    fail(Errc::config, path, ": is ", kind->name, ", not text in UTF-8; ", kind->remedy);
+    fail(Errc::config, path, ": is ", kind->name, ", not text in UTF-8; ", kind->remedy,
+         kind->remedy.ends_with("> ") ? new_file(path) : "");
   }
   if (!file.has_records) {
     const bool is_json = fs::path(path).extension() == ".json";
@@ -367,7 +421,8 @@ class DocumentEncoder {
       const std::size_t length = utf8_length(rest);
       require(length > 0, Errc::config, escaped(block.file->path), ":", line,
               ": is not UTF-8: ", escaped(rest.substr(0, 1)),
-              "; convert the file, e.g. iconv -f latin1 -t utf-8 FILE");
+              "; convert the file from its encoding, e.g. iconv -f latin1 -t utf-8 FILE > ",
+              new_file(block.file->path));
       line += rest[0] == '\n';
       rest.remove_prefix(length);
     }
@@ -422,8 +477,7 @@ class DocumentEncoder {
   [[noreturn]] static void refuse_messages(const std::string& key, const std::string& place) {
     fail(Errc::config, escaped(concat(place, ": ", key)),
          ": is a list of messages, and chat templates are not run here; write the prompt and the answer as "
-         "two "
-         "texts (docs/guide/texts.md), and give --prompt-key KEY --answer-key KEY (TextOptions)");
+         "two texts (docs/guide/texts.md), and give train_lm --prompt-key KEY --answer-key KEY (TextOptions)");
   }
   /// `remedy`: how the key is given.
   static const std::string& value_of(const nlohmann::json& record, const std::string& key, const char* remedy,

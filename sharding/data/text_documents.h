@@ -60,8 +60,8 @@ std::vector<std::string> paths_matching(const std::string& pattern);
 /// zero byte in their first 8 MiB or a compressed or tabular kind, arrays of records in .json, and files of
 /// other names with JSON in their first two lines. `left_out` gets a line for each
 /// folder with such files, but empty and hidden ones, with their number and some of the names. Errc::config
-/// names a path that is missing, a pipe or device, a file of JSON, or one that is compressed, of a table or
-/// in UTF-16, and what reads it.
+/// names a path that is missing, a pipe or device, a file of JSON, or one that is compressed, of a table, in
+/// UTF-32, or in UTF-16 with a byte order mark or without, and what reads it.
 std::vector<TextFile> text_files(const std::string& data, std::span<const std::string> outputs = {},
                                  std::vector<std::string>* left_out = nullptr);
 

@@ -115,7 +115,7 @@ TEST_F(TokenFiles, JsonThatIsNotNamedAsRecordsIsNoText) {
                  {path(name), "records in JSON", remedy});
   };
   const std::string records = "{\"text\": \"one\"}\n{\"text\": \"two\"}\n";
-  refused("a.json", "[{\"instruction\": \"x\"}]", "jq -c .[]");
+  refused("a.json", "[{\"instruction\": \"x\"}]", "jq -c '.[]'");
   refused("a.txt", records, "name the file .jsonl");
   refused("b.txt", "{\"text\": \"one\"} \r\n{\"text\": \"two\"}", "name the file .jsonl");
   put("folder/log", records);
@@ -532,16 +532,28 @@ TEST_F(TokenFiles, AFolderIsItsTextFilesInOrder) {
 }
 
 TEST_F(TokenFiles, OtherKindsOfFilesAreNamedAloneAndInFolders) {
+  const auto wide = [](const std::string& text, const char* order) {
+    std::string bytes;
+    for (const char c : text) order[0] == 'b' ? bytes += {'\0', c} : bytes += {c, '\0'};
+    return bytes;
+  };
   const std::vector<std::array<std::string, 3>> kinds{
-      {"a.gz", std::string("\x1f\x8b\x08\0", 4), "gzip -dk"},
-      {"b.zst", "\x28\xb5\x2f\xfd", "zstd -d"},
+      {"a.gz", std::string("\x1f\x8b\x08\0", 4), "gzip -dc"},
+      {"b.zst", "\x28\xb5\x2f\xfd", "zstd -dc"},
       {"c.parquet", "PAR1", "read_parquet"},
       {"d.txt",
        std::string("\xff\xfe"
                    "a\0",
                    4),
        "iconv -f utf-16"},
-      {"e.jsonl", std::string("\x1f\x8b\x08\0", 4), "gzip -dk"}};
+      {"e.jsonl", std::string("\x1f\x8b\x08\0", 4), "gzip -dc"},
+      {"f.txt", wide("words of a text", "little"),
+       "UTF-16, not text in UTF-8; convert it, e.g. iconv -f utf-16le"},
+      {"g.txt", wide("words of a text", "big"),
+       "UTF-16, not text in UTF-8; convert it, e.g. iconv -f utf-16be"},
+      {"h.jsonl", wide("{\"text\": \"words\"}\n", "little"), "iconv -f utf-16le"},
+      {"i.txt", std::string("\x2d\x4e\x87\x65\x3d\xd8\x00\xde\x0a\x00", 10), "iconv -f utf-16le"},
+      {"j.txt", std::string("\xff\xfe\0\0a\0\0\0", 8), "iconv -f utf-32"}};
   for (const auto& [name, bytes, remedy] : kinds) {
     put("folder/" + name, bytes);
     expect_parts(error_message([&, n = name] { Tokens::from_text(path("folder/" + n)); }), {name, remedy});
@@ -552,12 +564,42 @@ TEST_F(TokenFiles, OtherKindsOfFilesAreNamedAloneAndInFolders) {
   EXPECT_EQ(read.text(), "words");
   ASSERT_EQ(read.left_out().size(), 1u);
   const std::string& line = read.left_out()[0];
-  expect_parts(line, {path("folder"), "6 files are left out", "gzip: ", "zstd: ", "Parquet: ", "UTF-16: ",
-                      "records in JSON", "train.json", "e.jsonl"});
+  expect_parts(line, {path("folder"), "11 files are left out", "gzip: ", "zstd: ", "Parquet: ", "UTF-16: ",
+                      "UTF-32: ", "records in JSON", "train.json", "e.jsonl"});
   EXPECT_EQ(line.find('\n'), line.npos);
   for (const auto& kind : kinds) fs::remove(path("folder/" + kind[0]));
   fs::remove(path("folder/words.txt"));
-  expect_parts(error_message([&] { Tokens::from_text(path("folder")); }), {"train.json", "jq -c .[]"});
+  expect_parts(error_message([&] { Tokens::from_text(path("folder")); }), {"train.json", "jq -c '.[]'"});
+  put("nul", std::string("ab\0cdefg", 8));
+  EXPECT_EQ(Tokens::from_text(path("nul")).text().size(), 8u) << "a zero byte is a character of UTF-8";
+}
+
+/// What a message advises, done, makes text of the file, whatever its name.
+TEST_F(TokenFiles, RemediesMakeTextOfOtherKinds) {
+  const auto run = [](const std::string& command) { return std::system((command + " 2>/dev/null").c_str()); };
+  const auto expect_made = [&](const std::string& make, const std::string& name, const std::string& made,
+                               const std::string& text) {
+    SCOPED_TRACE(make + " " + name);
+    put("text", text);
+    const std::string file = path(name);
+    if (run(make + " < " + path("text") + " > " + file) != 0) return;  // there is no such program
+    std::string remedy = error_message([&] { Tokens::from_text(file, {.tokenizer = Tokenizer::bytes()}); });
+    remedy.erase(0, remedy.find("e.g. ") + 5);
+    for (std::size_t at; (at = remedy.find("FILE")) != remedy.npos;) remedy.replace(at, 4, file);
+    ASSERT_EQ(run(remedy), 0) << remedy;
+    EXPECT_EQ(read_text_file(path(made)), text);
+    EXPECT_GT(Tokens::from_text(path(made), {.tokenizer = Tokenizer::bytes()}).count(), 0u);
+    fs::remove(path(made));
+  };
+  const std::string words = "words \xc3\xa9\n", record = "{\"text\": \"\xc3\xa9\"}\n";
+  for (const char* const make :
+       {"gzip -c", "bzip2 -c", "xz -c", "zstd -c", "iconv -f utf-8 -t utf-16", "iconv -f utf-8 -t utf-16le",
+        "iconv -f utf-8 -t utf-16be", "iconv -f utf-8 -t utf-32"}) {
+    expect_made(make, "other", "other.txt", words);
+    expect_made(make, "other.jsonl", "other.jsonl.jsonl", record);
+    expect_made(make, "other.jsonl.gz", "other.jsonl.gz.jsonl", record);
+  }
+  expect_made("iconv -f utf-8 -t latin1", "other", "other.txt", words);
 }
 
 TEST_F(TokenFiles, TextThatIsNotThereIsNamed) {
