@@ -16,7 +16,7 @@
 
 namespace rz {
 
-/// Up to four dimensions in row-major order. A scalar has none.
+/// Up to four dimensions in row-major order. A scalar has none. A range of its extents.
 class Shape {
  public:
   Shape() = default;
@@ -24,6 +24,10 @@ class Shape {
   explicit Shape(std::span<const std::size_t> extents);
 
   int dims() const { return dims_; }
+  /// dims(), as the size of the range. count() is the number of elements.
+  std::size_t size() const { return static_cast<std::size_t>(dims_); }
+  const std::size_t* begin() const { return extents_.data(); }
+  const std::size_t* end() const { return extents_.data() + dims_; }
   /// Negative indices count from the last dimension.
   std::size_t operator[](int i) const { return extents_[static_cast<std::size_t>(i < 0 ? i + dims_ : i)]; }
   std::size_t count() const;

@@ -2,7 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <ranges>
+#include <span>
 #include <vector>
+
+#include "tensor/tensor.h"
 
 namespace rz {
 namespace {
@@ -35,6 +39,19 @@ std::size_t runs_of(const Box& b) {
   std::size_t runs = 0;
   b.for_each_run(0, b.count(), [&](auto...) { ++runs; });
   return runs;
+}
+
+static_assert(std::ranges::contiguous_range<const Shape> && std::ranges::sized_range<const Shape>);
+
+TEST(Shape, IsARangeOfItsExtents) {
+  const Shape shape{4, 64, 768};
+  std::size_t product = 1;
+  for (const std::size_t extent : shape) product *= extent;
+  EXPECT_EQ(product, shape.count());
+  EXPECT_EQ(shape.size(), 3u);
+  EXPECT_EQ(std::vector<std::size_t>(shape.begin(), shape.end()), (std::vector<std::size_t>{4, 64, 768}));
+  EXPECT_EQ(Shape(std::span<const std::size_t>(shape).first(2)), (Shape{4, 64}));
+  EXPECT_EQ(Shape{}.size(), 0u);
 }
 
 TEST(Box, ElementsHaveTheirIndicesInTheTensor) {
