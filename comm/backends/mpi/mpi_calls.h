@@ -67,7 +67,7 @@ class MpiCalls final : public Progressable {
   void check_long_waits(Time now);
   void depart();
   /// Leaks what MPI may still use. Calls MPI only if it is `open`.
-  void abandon(bool open) noexcept;
+  void leak(bool open) noexcept;
   bool all_departed() const;
   bool is_idle() const { return collectives_.is_idle() && point_to_point_.is_idle(); }
 
