@@ -104,9 +104,8 @@ struct TlsCallbacks {
     return n == 0 ? 0 : -1;
   }
 
-  static long control(BIO* bio, int command, long number, void* pointer) {
-    if (command == BIO_CTRL_FLUSH) return of(bio).send_handshake() ? 1 : 0;
-    return BIO_meth_get_ctrl(BIO_s_socket())(bio, command, number, pointer);
+  static long control(BIO* bio, int command, long, void*) {
+    return command == BIO_CTRL_FLUSH && of(bio).send_handshake() ? 1 : 0;
   }
 
   /// OpenSSL's one way to hand out the secrets of the traffic. Nothing is written anywhere.
@@ -171,12 +170,10 @@ TlsSettings make_tls_settings() {
   TlsSettings s;
   s.client = make_settings(true);
   s.server = make_settings(false);
-  s.socket.reset(BIO_meth_new(BIO_get_new_index() | BIO_TYPE_DESCRIPTOR | BIO_TYPE_SOURCE_SINK, "ringzero"));
+  s.socket.reset(BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "ringzero"));
   BIO_METHOD* const m = s.socket.get();
   if (!m || !BIO_meth_set_write(m, TlsCallbacks::write) || !BIO_meth_set_read(m, TlsCallbacks::read) ||
-      !BIO_meth_set_ctrl(m, TlsCallbacks::control) ||
-      !BIO_meth_set_create(m, BIO_meth_get_create(BIO_s_socket())) ||
-      !BIO_meth_set_destroy(m, BIO_meth_get_destroy(BIO_s_socket())))
+      !BIO_meth_set_ctrl(m, TlsCallbacks::control))
     fail_openssl("BIO_meth_new");
   return s;
 }
@@ -201,7 +198,6 @@ Tls::Tls(int socket, bool is_client, std::span<const std::uint8_t, 32> key, std:
     BIO_free(bio);
     fail_openssl("SSL_new");
   }
-  BIO_set_fd(bio, socket, BIO_NOCLOSE);
   BIO_set_app_data(bio, this);
   SSL_set_app_data(ssl_.get(), this);
   SSL_set_bio(ssl_.get(), bio, bio);

@@ -290,7 +290,7 @@ void MpiCalls::check_deadlines(Time now) {
 // ---- the end
 
 // Memory that MPI still uses is leaked, since MPI cannot cancel a collective.
-void MpiCalls::abandon(bool open) noexcept {
+void MpiCalls::leak(bool open) noexcept {
   control_.abandon();
   point_to_point_.abandon(open);
   collectives_.abandon();
@@ -301,7 +301,7 @@ void MpiCalls::abandon(bool open) noexcept {
 std::exception_ptr MpiCalls::fail(const std::exception_ptr& error, bool destroyed) noexcept {
   const MpiRuntime::Use mpi(runtime_);
   if (!mpi) {
-    abandon(false);
+    leak(false);
     return error;
   }
   ControlMessage message{.kind = ControlMessage::failure,
@@ -328,7 +328,7 @@ std::exception_ptr MpiCalls::fail(const std::exception_ptr& error, bool destroye
     control_.flush(500ms);
   } catch (const Error&) {  // MPI is broken here; the other ranks have their deadlines
   }
-  abandon(true);
+  leak(true);
   return error;
 }
 
@@ -337,7 +337,7 @@ void MpiCalls::close() noexcept {
   try {
     const MpiRuntime::Use mpi(runtime_);
     if (!mpi)
-      abandon(false);
+      leak(false);
     else if (!failed_)
       depart();
   } catch (...) {

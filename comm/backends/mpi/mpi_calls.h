@@ -72,7 +72,7 @@ class MpiCalls final : public Progressable {
   const ControlMessage* gathering_of(int peer, std::uint32_t number) const;
   void depart();
   /// Leaks what MPI may still use. Calls MPI only if it is `open`.
-  void abandon(bool open) noexcept;
+  void leak(bool open) noexcept;
   bool all_departed() const;
   bool is_idle() const { return collectives_.is_idle() && point_to_point_.is_idle(); }
 
