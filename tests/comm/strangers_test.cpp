@@ -5,6 +5,8 @@
 #include "comm/net/strangers.h"
 
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/wait.h>
 
@@ -238,6 +240,57 @@ TEST(StrangersAtTheStore, ASlowRankIsKeptWhileThousandsConnect) {
               std::ssize(std::as_bytes(std::span(&reply, 1))));
     EXPECT_EQ(reply.status, store_wire::Reply::ok);
   }
+}
+
+/// A listener whose queue strangers fill: it answers no packet until someone accepts.
+struct FullListener {
+  UniqueFd socket = net::listen_tcp(net::resolve({"127.0.0.1", 0}).front());
+  net::SocketAddress at = net::local_address(socket.get());
+  std::vector<UniqueFd> strangers;
+
+  FullListener() {
+    listen(socket.get(), 0);
+    for (bool is_full = false; !is_full;) {
+      strangers.push_back(call_from("127.0.0.2", at.port()));
+      pollfd p{strangers.back().get(), POLLOUT, 0};
+      is_full = poll(&p, 1, 50) == 0;
+    }
+  }
+};
+
+/// Packets that the socket has sent again, its first one included.
+unsigned sent_again(const UniqueFd& socket) {
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  EXPECT_EQ(getsockopt(socket.get(), IPPROTO_TCP, TCP_INFO, &info, &size), 0);
+  return info.tcpi_total_retrans;
+}
+
+// The kernel repeats it after 1 s, and then after 2 s.
+TEST(StrangersAtAFullQueue, AConnectionWhoseFirstPacketIsLostIsBegunAnew) {
+  const FullListener full;
+  auto rank = std::async(std::launch::async, [&] { return net::connect_in_tries(full.at, soon()); });
+  std::this_thread::sleep_for(milliseconds(250));
+  while (rank.wait_for(milliseconds(1)) != std::future_status::ready)
+    const UniqueFd stranger(accept4(full.socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  const UniqueFd socket = rank.get();
+  ASSERT_TRUE(socket);
+  EXPECT_EQ(sent_again(socket), 0u);
+}
+
+TEST(StrangersAtAFullQueue, ADataConnectionWhoseFirstPacketIsLostIsBegunAnew) {
+  const net::JobId job = net::random_id();
+  const FullListener full;
+  auto rank_1 = std::async(std::launch::async, [&] {
+    std::vector<net::Connection> calls;
+    calls.push_back({0, 0, net::start_connect(full.at), {}, full.at.text()});
+    return net::handshake({job, 1, 2}, -1, std::move(calls), {}, 1, soon());
+  });
+  std::this_thread::sleep_for(milliseconds(250));
+  EXPECT_EQ(net::handshake({job, 0, 2}, full.socket.get(), {}, {1}, 1, soon()).size(), 1u);
+  const auto met = rank_1.get();
+  ASSERT_EQ(met.size(), 1u);
+  EXPECT_EQ(sent_again(met.front().socket), 0u);
 }
 
 TEST(StrangersAtTheStore, TheirRateIsLimitedOnceAllRanksHaveConnected) {

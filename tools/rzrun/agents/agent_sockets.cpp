@@ -15,13 +15,7 @@ namespace {
 using Status = net::Authentication::Status;
 
 constexpr std::chrono::milliseconds other_secret_patience{2000}, max_connect_pause{1000},
-    out_of_descriptors{100};
-
-/// A listener whose queue strangers fill drops the first packet of a connection, which its sender repeats
-/// only after 1 s, 2 s and so on. So a connection is begun anew some times, for as long as an answer of a
-/// near host takes, and then awaited.
-constexpr int soon_tries = 8;
-constexpr std::chrono::milliseconds time_of_soon_try{100}, time_to_connect{3000};
+    time_to_connect{3800}, out_of_descriptors{100};
 
 /// Agents that connect at once from one address: containers, or hosts behind one router.
 constexpr std::size_t expected_of_a_host = 8;
@@ -32,17 +26,6 @@ net::AuthenticationKey agent_key(const SharedSecret& secret) {
 
 /// Equal for all, so that two ends with different secrets find that they are both rzrun's.
 std::uint64_t group_of_agents() { return net::fingerprint("agents of rzrun"); }
-
-/// Empty, with errno, if there is no connection.
-UniqueFd connect_in_tries(const net::SocketAddress& address, Deadline deadline) {
-  const auto connect_within = [&](std::chrono::milliseconds time) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining());
-    return net::connect_tcp(address, Deadline::after(std::min(time, left)));
-  };
-  for (int i = 0; i < soon_tries; ++i)
-    if (UniqueFd socket = connect_within(time_of_soon_try); socket || errno != ETIMEDOUT) return socket;
-  return connect_within(time_to_connect);
-}
 
 /// The frames of a socket whose two ends have proved the secret: the one place where both ends make them.
 FrameStream proven_stream(UniqueFd socket, net::Authentication& end) {
@@ -143,7 +126,8 @@ FrameStream connect_to_rzrun(const net::HostPort& where, const AgentAccess& acce
   for (auto pause = std::chrono::milliseconds(50);; pause = std::min(pause * 2, max_connect_pause)) {
     try {
       for (const net::SocketAddress& address : net::resolve(where)) {
-        UniqueFd socket = connect_in_tries(address, deadline);
+        const auto left = std::min<Deadline::Clock::duration>(deadline.remaining(), time_to_connect);
+        UniqueFd socket = net::connect_in_tries(address, Deadline::after(left));
         if (!socket) {
           why = concat("connect to ", address.text(), ": ", std::strerror(errno));
           continue;
