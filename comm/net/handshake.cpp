@@ -231,7 +231,9 @@ class Handshake {
         places.push_back(p);
       }
     if (all.empty()) return false;
-    drop(places[choose_dropped(all, missing_.size())]);
+    const auto chosen = places[choose_dropped(all, missing_.size())];
+    advance(*chosen);  // its proof may have come: the other end then takes the connection for established
+    drop(chosen);
     return true;
   }
 

@@ -51,23 +51,9 @@ std::vector<AgentListener::Connection> AgentListener::advance(double per_second)
   std::vector<Connection> proven;
   // Those that are there first, so that later ones cannot displace them.
   for (auto s = unproven_.begin(); s != unproven_.end();) {
-    const int socket = s->socket.get();
-    while (s->authentication.status() == Status::pending) {  // the hello and the proof may both be there
-      const bool had_hello = s->authentication.has_hello();
-      s->authentication.advance(socket);
-      if (had_hello == s->authentication.has_hello()) break;
-    }
-    const Status status = s->authentication.status();
-    if (status == Status::proven) {
-      accept_rate_.proven();
-      proven.push_back({proven_stream(std::move(s->socket), s->authentication), s->from.host()});
-    } else if (status == Status::pending && !s->until.expired()) {
-      ++s;
-      continue;
-    } else {
-      strangers_.count(s->from, s->authentication);
-    }
-    s = unproven_.erase(s);
+    const auto next = std::next(s);
+    if (!read(*s, proven)) drop(s);
+    s = next;
   }
   for (const UniqueFd& listener : listeners_) {
     if (rests_) break;
@@ -75,12 +61,31 @@ std::vector<AgentListener::Connection> AgentListener::advance(double per_second)
     if (rest.count())
       rests_ = Deadline::after(rest);
     else
-      accept(listener.get());
+      accept(listener.get(), proven);
   }
   return proven;
 }
 
-void AgentListener::accept(int listener) {
+/// False once it is proven, and added to `proven`, or has to be dropped.
+bool AgentListener::read(Stranger& s, std::vector<Connection>& proven) {
+  while (s.authentication.status() == Status::pending) {  // the hello and the proof may both be there
+    const bool had_hello = s.authentication.has_hello();
+    s.authentication.advance(s.socket.get());
+    if (had_hello == s.authentication.has_hello()) break;
+  }
+  if (s.authentication.status() == Status::proven) {
+    accept_rate_.proven();
+    proven.push_back({proven_stream(std::move(s.socket), s.authentication), s.from.host()});
+  }
+  return s.authentication.status() == Status::pending && !s.until.expired();
+}
+
+void AgentListener::drop(std::list<Stranger>::iterator s) {
+  if (s->authentication.status() != Status::proven) strangers_.count(s->from, s->authentication);
+  unproven_.erase(s);
+}
+
+void AgentListener::accept(int listener, std::vector<Connection>& proven) {
   for (int i = 0; i < net::max_accepts_per_poll && !rests_; ++i) {
     net::SocketAddress from;
     UniqueFd socket = net::accept_connection(listener, from);
@@ -88,7 +93,7 @@ void AgentListener::accept(int listener) {
       if (errno == EAGAIN || errno == EWOULDBLOCK) return;
       if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) continue;
       if (!unproven_.empty())
-        drop_one();
+        drop_one(proven);
       else
         rests_ = Deadline::after(out_of_descriptors);
       continue;
@@ -98,17 +103,18 @@ void AgentListener::accept(int listener) {
     unproven_.push_back({std::move(socket),
                          net::Authentication::server(key_, 0, group_of_agents(), encryption_), from,
                          Deadline::after(time_to_prove)});
-    if (unproven_.size() > max_unproven) drop_one();
+    if (!read(unproven_.back(), proven)) drop(std::prev(unproven_.end()));  // its hello may be there
+    if (unproven_.size() > max_unproven) drop_one(proven);
   }
 }
 
-void AgentListener::drop_one() {
+void AgentListener::drop_one(std::vector<Connection>& proven) {
   std::vector<net::Unproven> all;
   for (const Stranger& s : unproven_) all.push_back({net::source_of(s.from), s.authentication.has_hello()});
   const auto dropped =
       std::next(unproven_.begin(), static_cast<std::ptrdiff_t>(net::choose_dropped(all, expected_of_a_host)));
-  strangers_.count(dropped->from, dropped->authentication);
-  unproven_.erase(dropped);
+  read(*dropped, proven);  // its proof may have come: the agent then takes the connection for established
+  drop(dropped);
 }
 
 void AgentListener::append_descriptors(std::vector<pollfd>& wait) const {
