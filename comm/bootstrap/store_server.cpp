@@ -335,6 +335,7 @@ bool StoreServer::accept_client(int listener) {
   clients_.push_back({net::Stream(std::move(socket)),
                       net::Authentication::server(key_, 0, group_, options_.encryption), from,
                       Deadline::after(options_.hello_timeout)});
+  if (!poll_again(clients_.back(), POLLIN)) drop(std::prev(clients_.end()));  // its hello may be there
   return true;
 }
 

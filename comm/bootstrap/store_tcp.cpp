@@ -121,7 +121,7 @@ class ServerSearch {
   /// An authenticated connection; if empty, failure() has the reason.
   std::optional<StoreConnection> try_address(const net::SocketAddress& address, Deadline deadline) {
     refused_ = false;
-    UniqueFd socket = net::connect_tcp(address, deadline);
+    UniqueFd socket = net::connect_in_tries(address, deadline);
     if (!socket) {
       refused_ = errno == ECONNREFUSED;
       return fails(concat("connect to ", address.text(), ": ", std::strerror(errno)));

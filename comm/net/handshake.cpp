@@ -31,6 +31,8 @@ struct PendingConnection {
   Deadline deadline;
   SocketAddress from{};  ///< of an accepted one
   int tries = 0;         ///< to open it again
+  int begun_anew = 0;    ///< before the listener has answered
+  Deadline answer = Deadline::after(time_of_soon_try);
 };
 
 class Handshake {
@@ -81,7 +83,7 @@ class Handshake {
     std::size_t i = 1;
     // What has arrived is read first: this process may have been without a processor until the deadline.
     for (auto it = pending_.begin(); it != pending_.end(); ++i)
-      it = (!fds[i].revents || advance(*it)) && !it->deadline.expired() ? std::next(it) : drop(it);
+      it = attend(*it, fds[i].revents) && !it->deadline.expired() ? std::next(it) : drop(it);
     if (fds[0].revents) accept_connections();
   }
 
@@ -93,6 +95,13 @@ class Handshake {
         self_.encryption);
     end.passed_fds = self_.passed_fds;
     return end;
+  }
+
+  bool attend(PendingConnection& pending, short events) {
+    if (events) return advance(pending);
+    if (pending.connecting && pending.answer.expired() && pending.begun_anew++ < soon_tries)
+      open_again(pending);  // a unix socket is connected at once
+    return true;
   }
 
   /// False if the connection is no longer pending: it was established, or must be dropped.
@@ -142,15 +151,21 @@ class Handshake {
   /// A listener at which strangers open too many connections may drop one of a rank. It is opened a few times
   /// more; if the peer has ended, there is no listener.
   bool connects_again(PendingConnection& pending) const {
-    Connection& call = pending.connection;
-    if (pending.authentication.refusal() != Authentication::Refusal::closed || is_unix(call) ||
+    if (pending.authentication.refusal() != Authentication::Refusal::closed || is_unix(pending.connection) ||
         ++pending.tries > max_tries)
       return false;
+    open_again(pending);
+    return true;
+  }
+
+  void open_again(PendingConnection& pending) const {
+    Connection& call = pending.connection;
     const std::string congestion = congestion_control(call.socket.get());
     call.socket = start_connect(resolve(parse_host_port(call.address)).front(),
                                 congestion.empty() ? "system" : congestion);
     pending.authentication = client_end(call);
-    return pending.connecting = true;
+    pending.connecting = true;
+    pending.answer = Deadline::after(time_of_soon_try);
   }
 
   static bool is_unix(const Connection& c) { return c.address.find(':') == std::string::npos; }
@@ -216,7 +231,9 @@ class Handshake {
         places.push_back(p);
       }
     if (all.empty()) return false;
-    drop(places[choose_dropped(all, missing_.size())]);
+    const auto chosen = places[choose_dropped(all, missing_.size())];
+    advance(*chosen);  // its proof may have come: the other end then takes the connection for established
+    drop(chosen);
     return true;
   }
 

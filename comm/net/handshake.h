@@ -1,8 +1,8 @@
 #pragma once
 /// Handshake of new connections: both ends prove that they have the job's id, and its secret if it has one,
 /// before anything else is read (authentication.h). A connection that does not is closed, and counted; others
-/// are not affected. Ends of a unix socket must be of one user, as must those of TCP within a host if there is
-/// no secret.
+/// are not affected. Ends of a unix socket must be of one user, as must those of TCP within a host if there
+/// is no secret.
 
 #include <chrono>
 #include <functional>

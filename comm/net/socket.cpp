@@ -207,6 +207,16 @@ UniqueFd connect_tcp(const SocketAddress& address, Deadline deadline) {
   return socket;
 }
 
+UniqueFd connect_in_tries(const SocketAddress& address, Deadline deadline) {
+  const Deadline soon = Deadline::after(
+      std::min<Deadline::Clock::duration>(soon_tries * time_of_soon_try, deadline.remaining() / 2));
+  while (!soon.expired()) {
+    UniqueFd socket = connect_tcp(address, Deadline::after(time_of_soon_try));
+    if (socket || errno != ETIMEDOUT) return socket;
+  }
+  return connect_tcp(address, deadline);
+}
+
 SocketAddress local_address(int socket) {
   SocketAddress address;
   address.size = sizeof address.storage;

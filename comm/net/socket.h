@@ -62,6 +62,13 @@ UniqueFd start_connect(const SocketAddress&, const std::string& congestion = "sy
 /// errno is set. A self-connection counts as ECONNREFUSED: if there is no listener, the kernel may assign the
 /// socket the very port that it connects to.
 UniqueFd connect_tcp(const SocketAddress&, Deadline);
+/// A listener whose queue strangers fill drops the first packet of a connection, which its sender repeats
+/// only after 1 s, 2 s and so on. So a connection is begun anew some times, for as long as an answer of a
+/// near host takes (half of the time until the deadline at most), and then awaited.
+inline constexpr int soon_tries = 8;
+inline constexpr std::chrono::milliseconds time_of_soon_try{100};
+/// As connect_tcp(), in such tries.
+UniqueFd connect_in_tries(const SocketAddress&, Deadline);
 /// The address that the socket is bound to.
 SocketAddress local_address(int socket);
 bool is_unix_socket(int socket);

@@ -4,8 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
-#include <tuple>
+#include <vector>
 
 #include "comm/core/error.h"
 
@@ -29,20 +28,21 @@ UniqueFd accept_connection(int listener, SocketAddress& from) {
 }
 
 std::size_t choose_dropped(std::span<const Unproven> all, std::size_t expected) {
-  struct Number {
-    std::size_t all = 0, without = 0;
-  };
-  std::map<Source, Number> of_host;
-  for (const Unproven& u : all) ++of_host[u.source].all, of_host[u.source].without += !u.has_hello;
-  // In this order: of a host with too many, without a hello, number of its host.
-  const auto weight = [&](const Unproven& u) {
-    const Number& n = of_host.at(u.source);
-    const bool too_many = n.all > expected;
-    return std::tuple(too_many ? n.all : 0, !u.has_hello, u.has_hello ? n.all : n.without);
-  };
+  std::vector<Source> hosts;
+  for (const Unproven& u : all) hosts.push_back(u.source);
+  std::ranges::sort(hosts);
+  std::vector<std::size_t> beyond;  // the number of its host, if that is more than expected
+  for (const Unproven& u : all) {
+    const std::size_t n = std::ranges::equal_range(hosts, u.source).size();
+    beyond.push_back(n > expected ? n : 0);
+  }
+  const std::size_t most = *std::ranges::max_element(beyond);
+  std::size_t number[2] = {0, 0};  // without a hello, with one
+  for (std::size_t i = 0; i < all.size(); ++i)
+    if (beyond[i] == most) ++number[all[i].has_hello];
+  const bool chosen_kind = number[1] > number[0];
   std::size_t chosen = 0;
-  for (std::size_t i = 1; i < all.size(); ++i)
-    if (weight(all[i]) > weight(all[chosen])) chosen = i;
+  while (beyond[chosen] != most || all[chosen].has_hello != chosen_kind) ++chosen;
   return chosen;
 }
 

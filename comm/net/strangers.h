@@ -24,11 +24,10 @@ struct Unproven {
   Source source{};
   bool has_hello = false;  ///< it has sent a valid hello
 };
-/// The position, among connections in the order of their arrival, of the one to drop if there are too many:
-/// of the host that has the largest number of them, the oldest. If no host has more than `expected`, the
-/// number that ranks may have, only those without a hello count, if there are some; else only those of such
-/// hosts, and of these the ones without a hello first. So a host that opens many connections displaces its
-/// own.
+/// The position, among connections in the order of their arrival, of the one to drop if there are too many.
+/// If hosts have more than `expected`, the number that ranks may have, one of the host that has most; else
+/// any. Of these the oldest, with a hello or without one, whichever are more. So a host that opens many
+/// connections displaces its own; of other hosts, a connection goes only once half of all have come after it.
 std::size_t choose_dropped(std::span<const Unproven>, std::size_t expected);
 
 /// Limits how fast a listener accepts connections that prove nothing. Those beyond it wait in the kernel's

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <vector>
 
 #include "comm/core/error.h"
@@ -268,17 +269,47 @@ TEST(Authentication, AShortSecretIsAnError) {
   EXPECT_EQ(std::string(e.what()).find("'short'"), std::string::npos) << "it shows the secret";
 }
 
+std::size_t chosen(const std::vector<Unproven>& all, std::size_t expected) {
+  return choose_dropped(all, expected);
+}
+
 TEST(Strangers, AHostDisplacesItsOwnConnections) {
   const Source one{1}, two{2};
-  const auto chosen = [](std::vector<Unproven> all, std::size_t expected) {
-    return choose_dropped(all, expected);
+  EXPECT_EQ(chosen({{one}, {two}, {two}}, 1), 1u) << "more than there are ranks";
+  EXPECT_EQ(chosen({{one}, {one}, {two}, {two}, {two}}, 1), 2u) << "of the host that has most";
+  EXPECT_EQ(chosen({{one}, {one}, {two, true}, {two, true}, {two}}, 1), 2u);
+  EXPECT_EQ(chosen({{one}, {two, true}, {two}, {two}}, 1), 2u) << "of it, the kind of which there are more";
+}
+
+TEST(Strangers, TheOldestOfTheMoreNumerousKindGoes) {
+  const Source one{1}, two{2}, three{3};
+  EXPECT_EQ(chosen({{one, true}, {two, true}, {three}}, 2), 0u) << "a newcomer has had no time for its hello";
+  EXPECT_EQ(chosen({{one}, {two, true}, {three, true}}, 2), 1u);
+  EXPECT_EQ(chosen({{one}, {two}, {three, true}}, 2), 0u);
+}
+
+// Strangers of any number of hosts, that send a hello or none.
+TEST(Strangers, AConnectionStaysUntilHalfOfAllHaveComeAfterIt) {
+  struct Held {
+    Unproven unproven;
+    int arrival;
   };
-  EXPECT_EQ(chosen({{one}, {two}, {two}}, 2), 1u);
-  EXPECT_EQ(chosen({{two, true}, {one}, {two, true}}, 2), 1u);
-  EXPECT_EQ(chosen({{two, true}, {one, true}, {one, true}}, 2), 1u);
-  EXPECT_EQ(chosen({{two, true}, {one}, {two, true}}, 1), 0u) << "more than there are ranks";
-  EXPECT_EQ(chosen({{two, true}, {one}, {two, true}, {two}}, 1), 3u);
-  EXPECT_EQ(chosen({{one}, {two, true}, {two}, {two}}, 1), 2u);
+  std::mt19937 random(3);
+  for (const unsigned percent : {0u, 10u, 50u, 90u, 100u}) {
+    std::vector<Held> held;
+    for (int i = 0; i < 4000; ++i) {
+      const auto host = static_cast<std::uint8_t>(random());
+      held.push_back({{Source{host, static_cast<std::uint8_t>(random())}}, i});
+      if (held.size() > 64) {
+        std::vector<Unproven> all;
+        for (const Held& h : held) all.push_back(h.unproven);
+        const auto dropped = held.begin() + static_cast<std::ptrdiff_t>(choose_dropped(all, 2));
+        EXPECT_GE(i - dropped->arrival, 32) << percent;
+        held.erase(dropped);
+      }
+      held.back().unproven.has_hello = random() % 100 < percent;
+    }
+  }
 }
 
 TEST(Strangers, RanksAloneAreNeverDelayed) {

@@ -5,6 +5,8 @@
 #include "comm/net/strangers.h"
 
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/wait.h>
 
@@ -30,13 +32,16 @@
 #include "tests/support/error_of.h"
 #include "tests/support/forked.h"
 #include "tests/support/fuzz.h"
+#include "tests/support/strangers.h"
 
 namespace rz {
 namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using test::call_from;
 using test::error_of;
+using test::plausible_hello;
 
 const std::string ours = "the secret of this job, which nobody else has";
 const std::string theirs = "the secret of another job on the same network";
@@ -54,29 +59,6 @@ std::shared_ptr<Store> serve(int size = 2, milliseconds hello_timeout = seconds(
 std::string address_of(const Store& server) { return concat("127.0.0.1:", tcp_store_port(server)); }
 TcpStoreOptions joining(int rank, const std::string& secret = ours) {
   return {.timeout = seconds(20), .launch = "a launch", .size = 2, .rank = rank, .secret = secret};
-}
-
-/// A socket that calls `port` of 127.0.0.1 from 127.0.0.1 or 127.0.0.2. It does not wait.
-UniqueFd call_from(const char* source, int port) {
-  UniqueFd s(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  const net::SocketAddress from = net::resolve({source, 0}).front(),
-                           to = net::resolve({"127.0.0.1", port}).front();
-  if (s && bind(s.get(), from.get(), from.size) == 0) connect(s.get(), to.get(), to.size);
-  return s;
-}
-
-/// A hello as a rank of this launch would send it.
-std::string plausible_hello(net::Purpose purpose, std::uint64_t group) {
-  int fds[2];
-  require(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) == 0, Errc::system,
-          "socketpair");
-  const UniqueFd near(fds[0]), far(fds[1]);
-  const net::Secret other = net::Secret::of_text(theirs);
-  net::Authentication::client({&other, purpose, ""}, {.size = 2, .rank = 1, .group = group})
-      .advance(near.get());
-  std::string bytes(64, '\0');
-  require(recv(far.get(), bytes.data(), bytes.size(), 0) == 64, Errc::io, "recv");
-  return bytes;
 }
 
 /// Opens connections of all kinds, 4,096 at a time, until it ends.
@@ -163,11 +145,6 @@ TEST_P(StrangersTest, ThousandsAtTheDataListenerDoNotDisturbTheHandshake) {
 
 // ---- limits
 
-bool ended(const UniqueFd& socket) {
-  pollfd p{socket.get(), POLLRDHUP, 0};
-  return poll(&p, 1, 0) == 1 && p.revents & (POLLRDHUP | POLLHUP | POLLERR);
-}
-
 /// Connections of one source that stay open on this side. Each has sent `bytes`.
 std::vector<UniqueFd> hold_open(const char* source, int port, std::size_t number, const std::string& bytes) {
   std::vector<UniqueFd> held;
@@ -195,7 +172,9 @@ TEST(StrangersAtTheStore, AtMostAFewUnprovenConnectionsAreKept) {
   for (const std::string& bytes : {std::string(), std::string("\xff"),
                                    plausible_hello(net::Purpose::store, net::fingerprint("a launch"))}) {
     const auto held = hold_open("127.0.0.2", tcp_store_port(*server), 1000, bytes);
-    const auto open = [&] { return std::ranges::count_if(held, [](auto& s) { return !ended(s); }); };
+    const auto open = [&] {
+      return std::ranges::count_if(held, [](auto& s) { return !test::ManyHosts::has_ended(s.get()); });
+    };
     const Deadline deadline = soon();
     while (open() > 64 + 2 && !deadline.expired()) std::this_thread::sleep_for(milliseconds(1));
     EXPECT_LE(open(), 64 + 2);
@@ -226,7 +205,7 @@ TEST(StrangersAtTheStore, ASlowRankIsKeptWhileThousandsConnect) {
   while (refused_by(*server) < 900 && !deadline.expired()) std::this_thread::sleep_for(milliseconds(1));
   EXPECT_GE(refused_by(*server), 900u);
   for (std::size_t i = 0; i < 2; ++i) {
-    EXPECT_FALSE(ended(sockets[i])) << "the rank was dropped";
+    EXPECT_FALSE(test::ManyHosts::has_ended(sockets[i].get())) << "the rank was dropped";
     ranks[i].complete(sockets[i].get(), soon());
     const std::string request =
         to_bytes(store_wire::StoreRequest{.kind = store_wire::StoreRequest::hello}, "a launch");
@@ -238,6 +217,93 @@ TEST(StrangersAtTheStore, ASlowRankIsKeptWhileThousandsConnect) {
               std::ssize(std::as_bytes(std::span(&reply, 1))));
     EXPECT_EQ(reply.status, store_wire::Reply::ok);
   }
+}
+
+// Hundreds of hosts, each of which has one connection and a hello, as a rank has.
+TEST(StrangersAtTheStore, ManyHostsDoNotKeepARankOut) {
+  const auto server = serve(2, std::chrono::hours(1));
+  const test::ManyHosts strangers(240, tcp_store_port(*server),
+                                  plausible_hello(net::Purpose::store, net::fingerprint("a launch")));
+  strangers.await();
+  for (int i = 0; i < 20; ++i) {
+    const auto start = Deadline::Clock::now();
+    tcp_store(address_of(*server), joining(1))->set(concat("key ", i), "value");
+    EXPECT_EQ(server->get(concat("key ", i), soon()), "value");
+    EXPECT_LT(Deadline::Clock::now() - start, seconds(5)) << i;
+  }
+}
+
+TEST(StrangersAtTheData, ManyHostsDoNotKeepARankOut) {
+  const net::JobId job = net::random_id();
+  const auto secret = std::make_shared<const net::Secret>(net::Secret::of_text(ours));
+  const std::string hello =
+      plausible_hello(net::Purpose::data, net::fingerprint(concat("group ", net::to_hex(job))));
+  const UniqueFd listener = net::listen_tcp(net::resolve({"127.0.0.1", 0}).front());
+  const net::SocketAddress at = net::local_address(listener.get());
+  const test::ManyHosts strangers(240, at.port(), hello);
+  auto rank_1 = std::async(std::launch::async, [&] {
+    strangers.await();
+    std::vector<net::Connection> calls;
+    for (int i = 0; i < 4; ++i) calls.push_back({0, i, net::start_connect(at), {}, at.text()});
+    return net::handshake({job, 1, 2, {}, nullptr, secret}, -1, std::move(calls), {}, 4, soon()).size();
+  });
+  const auto start = Deadline::Clock::now();
+  net::HandshakeInfo me{job, 0, 2, {}, nullptr, secret};
+  me.hello_timeout = std::chrono::hours(1);
+  EXPECT_EQ(net::handshake(me, listener.get(), {}, {1}, 4, soon()).size(), 4u);
+  EXPECT_LT(Deadline::Clock::now() - start, seconds(10));
+  EXPECT_EQ(rank_1.get(), 4u);
+}
+
+/// A listener whose queue strangers fill: it answers no packet until someone accepts.
+struct FullListener {
+  UniqueFd socket = net::listen_tcp(net::resolve({"127.0.0.1", 0}).front());
+  net::SocketAddress at = net::local_address(socket.get());
+  std::vector<UniqueFd> strangers;
+
+  FullListener() {
+    listen(socket.get(), 0);
+    for (bool is_full = false; !is_full;) {
+      strangers.push_back(call_from("127.0.0.2", at.port()));
+      pollfd p{strangers.back().get(), POLLOUT, 0};
+      is_full = poll(&p, 1, 50) == 0;
+    }
+  }
+};
+
+/// Packets that the socket has sent again, its first one included.
+unsigned sent_again(const UniqueFd& socket) {
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  EXPECT_EQ(getsockopt(socket.get(), IPPROTO_TCP, TCP_INFO, &info, &size), 0);
+  return info.tcpi_total_retrans;
+}
+
+// The kernel repeats it after 1 s, and then after 2 s.
+TEST(StrangersAtAFullQueue, AConnectionWhoseFirstPacketIsLostIsBegunAnew) {
+  const FullListener full;
+  auto rank = std::async(std::launch::async, [&] { return net::connect_in_tries(full.at, soon()); });
+  std::this_thread::sleep_for(milliseconds(250));
+  while (rank.wait_for(milliseconds(1)) != std::future_status::ready)
+    const UniqueFd stranger(accept4(full.socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  const UniqueFd socket = rank.get();
+  ASSERT_TRUE(socket);
+  EXPECT_EQ(sent_again(socket), 0u);
+}
+
+TEST(StrangersAtAFullQueue, ADataConnectionWhoseFirstPacketIsLostIsBegunAnew) {
+  const net::JobId job = net::random_id();
+  const FullListener full;
+  auto rank_1 = std::async(std::launch::async, [&] {
+    std::vector<net::Connection> calls;
+    calls.push_back({0, 0, net::start_connect(full.at), {}, full.at.text()});
+    return net::handshake({job, 1, 2}, -1, std::move(calls), {}, 1, soon());
+  });
+  std::this_thread::sleep_for(milliseconds(250));
+  EXPECT_EQ(net::handshake({job, 0, 2}, full.socket.get(), {}, {1}, 1, soon()).size(), 1u);
+  const auto met = rank_1.get();
+  ASSERT_EQ(met.size(), 1u);
+  EXPECT_EQ(sent_again(met.front().socket), 0u);
 }
 
 TEST(StrangersAtTheStore, TheirRateIsLimitedOnceAllRanksHaveConnected) {

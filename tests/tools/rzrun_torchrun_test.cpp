@@ -17,6 +17,7 @@
 #include "tests/support/between.h"
 #include "tests/support/program.h"
 #include "tests/support/rzrun.h"
+#include "tests/support/strangers.h"
 #include "tools/rzrun/agents/agent_sockets.h"
 #include "tools/rzrun/agents/joining.h"
 #include "tools/rzrun/flags/torchrun_flags.h"
@@ -376,6 +377,21 @@ TEST_F(AgentSockets, StrangersAreDroppedAndAgentsGetThrough) {
   EXPECT_TRUE(becomes([&] { return refused_ >= 300 + 20 - AgentListener::max_unproven; })) << refused_;
   EXPECT_LE(most_, AgentListener::max_unproven);
   EXPECT_EQ(proven_, 1);
+}
+
+// Hundreds of hosts, each of which has one connection and a hello, as an agent has.
+TEST_F(AgentSockets, ManyHostsDoNotKeepAnAgentOut) {
+  const test::ManyHosts strangers(
+      240, address_.port(), test::plausible_hello(net::Purpose::agent, net::fingerprint("agents of rzrun")));
+  strangers.await();
+  std::list<FrameStream> agents;
+  for (int i = 0; i < 5; ++i) {
+    const auto start = Deadline::Clock::now();
+    agents.push_back(connect(secret_));
+    EXPECT_LT(Deadline::Clock::now() - start, seconds(4)) << i;
+  }
+  EXPECT_TRUE(becomes([&] { return proven_ == 5; }));
+  EXPECT_LE(most_, AgentListener::max_unproven);
 }
 
 TEST_F(AgentSockets, AStrangerThatResetsItsConnectionIsNamed) {

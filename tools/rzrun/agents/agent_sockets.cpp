@@ -15,13 +15,7 @@ namespace {
 using Status = net::Authentication::Status;
 
 constexpr std::chrono::milliseconds other_secret_patience{2000}, max_connect_pause{1000},
-    out_of_descriptors{100};
-
-/// A listener whose queue strangers fill drops the first packet of a connection, which its sender repeats
-/// only after 1 s, 2 s and so on. So a connection is begun anew some times, for as long as an answer of a
-/// near host takes, and then awaited.
-constexpr int soon_tries = 8;
-constexpr std::chrono::milliseconds time_of_soon_try{100}, time_to_connect{3000};
+    time_to_connect{3800}, out_of_descriptors{100};
 
 /// Agents that connect at once from one address: containers, or hosts behind one router.
 constexpr std::size_t expected_of_a_host = 8;
@@ -35,17 +29,6 @@ net::AuthenticationKey agent_key(const SharedSecret& secret) {
 
 /// Equal for all, so that two ends with different secrets find that they are both rzrun's.
 std::uint64_t group_of_agents() { return net::fingerprint("agents of rzrun"); }
-
-/// Empty, with errno, if there is no connection.
-UniqueFd connect_in_tries(const net::SocketAddress& address, Deadline deadline) {
-  const auto connect_within = [&](std::chrono::milliseconds time) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining());
-    return net::connect_tcp(address, Deadline::after(std::min(time, left)));
-  };
-  for (int i = 0; i < soon_tries; ++i)
-    if (UniqueFd socket = connect_within(time_of_soon_try); socket || errno != ETIMEDOUT) return socket;
-  return connect_within(time_to_connect);
-}
 
 /// The frames of a socket whose two ends have proved the secret: the one place where both ends make them.
 FrameStream proven_stream(UniqueFd socket, net::Authentication& end) {
@@ -71,25 +54,9 @@ std::vector<AgentListener::Connection> AgentListener::advance(double per_second)
   std::vector<Connection> proven;
   // Those that are there first, so that later ones cannot displace them.
   for (auto s = unproven_.begin(); s != unproven_.end();) {
-    const int socket = s->socket.get();
-    while (s->authentication.status() == Status::pending) {  // the hello and the proof may both be there
-      const bool had_hello = s->authentication.has_hello();
-      s->authentication.advance(socket);
-      if (had_hello == s->authentication.has_hello()) break;
-    }
-    const Status status = s->authentication.status();
-    if (status == Status::proven) {
-      accept_rate_.proven();
-      const std::string here = net::local_address(socket).host();
-      proven.push_back({proven_stream(std::move(s->socket), s->authentication), s->from.host(),
-                        here.substr(here.starts_with(mapped) ? mapped.size() : 0)});
-    } else if (status == Status::pending && !s->until.expired()) {
-      ++s;
-      continue;
-    } else {
-      strangers_.count(s->from, s->authentication);
-    }
-    s = unproven_.erase(s);
+    const auto next = std::next(s);
+    if (!read(*s, proven)) drop(s);
+    s = next;
   }
   for (const UniqueFd& listener : listeners_) {
     if (rests_) break;
@@ -97,12 +64,33 @@ std::vector<AgentListener::Connection> AgentListener::advance(double per_second)
     if (rest.count())
       rests_ = Deadline::after(rest);
     else
-      accept(listener.get());
+      accept(listener.get(), proven);
   }
   return proven;
 }
 
-void AgentListener::accept(int listener) {
+/// False once it is proven, and added to `proven`, or has to be dropped.
+bool AgentListener::read(Stranger& s, std::vector<Connection>& proven) {
+  while (s.authentication.status() == Status::pending) {  // the hello and the proof may both be there
+    const bool had_hello = s.authentication.has_hello();
+    s.authentication.advance(s.socket.get());
+    if (had_hello == s.authentication.has_hello()) break;
+  }
+  if (s.authentication.status() == Status::proven) {
+    accept_rate_.proven();
+    const std::string here = net::local_address(s.socket.get()).host();
+    proven.push_back({proven_stream(std::move(s.socket), s.authentication), s.from.host(),
+                      here.substr(here.starts_with(mapped) ? mapped.size() : 0)});
+  }
+  return s.authentication.status() == Status::pending && !s.until.expired();
+}
+
+void AgentListener::drop(std::list<Stranger>::iterator s) {
+  if (s->authentication.status() != Status::proven) strangers_.count(s->from, s->authentication);
+  unproven_.erase(s);
+}
+
+void AgentListener::accept(int listener, std::vector<Connection>& proven) {
   for (int i = 0; i < net::max_accepts_per_poll && !rests_; ++i) {
     net::SocketAddress from;
     UniqueFd socket = net::accept_connection(listener, from);
@@ -110,7 +98,7 @@ void AgentListener::accept(int listener) {
       if (errno == EAGAIN || errno == EWOULDBLOCK) return;
       if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) continue;
       if (!unproven_.empty())
-        drop_one();
+        drop_one(proven);
       else
         rests_ = Deadline::after(out_of_descriptors);
       continue;
@@ -120,17 +108,18 @@ void AgentListener::accept(int listener) {
     unproven_.push_back({std::move(socket),
                          net::Authentication::server(key_, 0, group_of_agents(), encryption_), from,
                          Deadline::after(time_to_prove)});
-    if (unproven_.size() > max_unproven) drop_one();
+    if (!read(unproven_.back(), proven)) drop(std::prev(unproven_.end()));  // its hello may be there
+    if (unproven_.size() > max_unproven) drop_one(proven);
   }
 }
 
-void AgentListener::drop_one() {
+void AgentListener::drop_one(std::vector<Connection>& proven) {
   std::vector<net::Unproven> all;
   for (const Stranger& s : unproven_) all.push_back({net::source_of(s.from), s.authentication.has_hello()});
   const auto dropped =
       std::next(unproven_.begin(), static_cast<std::ptrdiff_t>(net::choose_dropped(all, expected_of_a_host)));
-  strangers_.count(dropped->from, dropped->authentication);
-  unproven_.erase(dropped);
+  read(*dropped, proven);  // its proof may have come: the agent then takes the connection for established
+  drop(dropped);
 }
 
 std::string AgentListener::places() const {
@@ -155,7 +144,8 @@ FrameStream connect_to_rzrun(const net::HostPort& where, const AgentAccess& acce
   for (auto pause = std::chrono::milliseconds(50);; pause = std::min(pause * 2, max_connect_pause)) {
     try {
       for (const net::SocketAddress& address : net::resolve(where)) {
-        UniqueFd socket = connect_in_tries(address, deadline);
+        const auto left = std::min<Deadline::Clock::duration>(deadline.remaining(), time_to_connect);
+        UniqueFd socket = net::connect_in_tries(address, Deadline::after(left));
         if (!socket) {
           why = concat("connect to ", address.text(), ": ", std::strerror(errno));
           continue;

@@ -64,8 +64,10 @@ class AgentListener {
     Deadline until;
   };
 
-  void accept(int listener);
-  void drop_one();
+  bool read(Stranger&, std::vector<Connection>& proven);
+  void drop(std::list<Stranger>::iterator);
+  void accept(int listener, std::vector<Connection>& proven);
+  void drop_one(std::vector<Connection>& proven);
 
   std::vector<UniqueFd> listeners_;
   net::AuthenticationKey key_;
