@@ -83,7 +83,7 @@ def environment(**more):
 
 WRONG = re.compile(r'unknown flag|unexpected argument|is a flag of|a flag of Trainer|see .*--help|did you mean|exclude each other|no command')
 # What is missing in the middle of a command that a line shows a part of.
-PART = re.compile(r'is required|required to|requires? |required\b|a value is missing|no command; see')
+PART = re.compile(r'is required|required to|requires? |required\b|a value is missing|no command; see|how many ranks|no program to start')
 
 def refusal(words, in_part, folder):
     """What the program says of its words; empty if they are right."""
@@ -99,7 +99,7 @@ def refusal(words, in_part, folder):
         rest = ['--dry-run', *rest]
     if program in NOT_RUN: return ''
     # Parsed, and then refused before anything is measured.
-    if program.endswith('_bench'): rest += ['--json', '/nowhere/x.json']
+    if program.endswith('_bench'): rest = [w for i, w in enumerate(rest) if '--json' not in (w, rest[i - 1] if i else '')] + ['--json', '/nowhere/x.json']
     p = subprocess.run([f'{PROGRAMS}/{program}', *rest], cwd=folder, env=environment(NCCL_TESTS_SPLIT='1'), stdin=subprocess.DEVNULL,
                        capture_output=True, text=True, timeout=60)
     said = p.stderr.strip()
@@ -115,17 +115,20 @@ def merged(a, b):
 
 MODEL = dict(model_type='llama', vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
              max_position_embeddings=64, rms_norm_eps=1e-5, rope_theta=10000, tie_word_embeddings=True)
-COMPLETE = dict(train_micro_batch_size_per_gpu=1, optimizer=dict(type='AdamW', params=dict(lr=0.01)))
+COMPLETE = dict(train_micro_batch_size_per_gpu=1, optimizer=dict(type='AdamW', params=dict(lr=0.01)), zero_optimization=dict(stage=2))
 # Sections of which a line may show one key alone, or a value.
 SECTIONS = ['', 'ringzero', 'ringzero.checkpoint', 'fp16', 'bf16', 'torch_autocast', 'zero_optimization', 'flops_profiler']
 VALUES = ['scheduler', 'optimizer']
 
+# Not what a run needs beside the section, such as evaluations.
+WRONG_KEY = re.compile(r'unknown key|expected |is not one of|moved to|is no ')
+
 def configuration_refusal(config, folder):
     for name, content in (('config.json', MODEL), ('ds.json', merged(COMPLETE, config))):
         pathlib.Path(folder, name).write_text(json.dumps(content))
-    p = subprocess.run([f'{PROGRAMS}/plan', '--model', 'config.json', '--config', 'ds.json', '--ranks', '4', '--seq-len', '16'], cwd=folder, env=environment(),
+    p = subprocess.run([f'{PROGRAMS}/plan', '--model', 'config.json', '--config', 'ds.json', '--ranks', '4'], cwd=folder, env=environment(),
                        capture_output=True, text=True, timeout=60)
-    return p.stderr.strip() if p.returncode == 2 else ''
+    return p.stderr.strip() if p.returncode == 2 and WRONG_KEY.search(p.stderr) else ''
 
 def example_refusal(example, folder):
     """Why an example is no part of a configuration; empty if it is."""

@@ -373,10 +373,12 @@ std::string parse_words(CommandLine& line, Options& o, std::span<const ArgumentG
   const DividedWords divided(line, groups, words);
   const std::string program = argc > 0 ? argv[0] : "";
   const auto own = pointers(program, divided.own), arguments = pointers(program, divided.arguments);
-  if (std::string help = line.parse(static_cast<int>(own.size()), own.data()); !help.empty())
+  if (std::string help = line.parse(static_cast<int>(own.size()), own.data()); !help.empty()) {
+    if (line.is_set("--version")) return help;
     return concat(help,
                   "\nFlags with the names of Hugging Face's TrainingArguments ('_' may stand for '-')\n",
                   describe_flags(groups, '-', aliases));
+  }
   KnownArguments known = parse_known_arguments(static_cast<int>(arguments.size()), arguments.data(), aliases);
   require(known.rest.empty(), Errc::config, "unexpected argument '",
           known.rest.empty() ? "" : known.rest.front(), "'; see --help");
