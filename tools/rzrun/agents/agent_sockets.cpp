@@ -26,9 +26,6 @@ constexpr std::chrono::milliseconds time_of_soon_try{100}, time_to_connect{3000}
 /// Agents that connect at once from one address: containers, or hosts behind one router.
 constexpr std::size_t expected_of_a_host = 8;
 
-/// Begins an address of IPv4 at a socket of both families.
-constexpr std::string_view mapped = "::ffff:";
-
 net::AuthenticationKey agent_key(const SharedSecret& secret) {
   return {secret.get(), net::Purpose::agent, ""};
 }
@@ -81,8 +78,7 @@ std::vector<AgentListener::Connection> AgentListener::advance(double per_second)
     if (status == Status::proven) {
       accept_rate_.proven();
       const std::string here = net::local_address(socket).host();
-      proven.push_back({proven_stream(std::move(s->socket), s->authentication), s->from.host(),
-                        here.substr(here.starts_with(mapped) ? mapped.size() : 0)});
+      proven.push_back({proven_stream(std::move(s->socket), s->authentication), s->from.host(), here});
     } else if (status == Status::pending && !s->until.expired()) {
       ++s;
       continue;
