@@ -313,7 +313,7 @@ class TcpStore final : public Store {
     try {
       auto all = options_.addresses.empty() ? net::listening_addresses(where_, environment().interface)
                                             : given_addresses();
-      if (!options_.remote) all.resize(1);
+      if (!options_.remote && !net::is_unspecified(where_.host)) all.resize(1);
       std::vector<UniqueFd> listeners;
       repeat_until(deadline, [&] {
         for (const int port : ports())

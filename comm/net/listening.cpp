@@ -12,6 +12,14 @@ std::vector<SocketAddress> listening_addresses(const HostPort& where, const std:
   const auto addresses = resolve(where);
   const auto own = interfaces();
   std::vector<SocketAddress> all;
+  if (is_unspecified(where.host)) {  // a wildcard would be bound to other interfaces, and to later ones
+    all = reachable_addresses(interface);
+    for (const Interface& i : own)
+      if (i.address.loopback()) all.push_back(i.address);
+    if (where.host.find(':') == std::string::npos)
+      std::erase_if(all, [](const SocketAddress& a) { return a.storage.ss_family != AF_INET; });
+    return all;
+  }
   for (const SocketAddress& a : addresses)
     if (!a.loopback() &&
         std::ranges::any_of(own, [&](const auto& i) { return i.address.host() == a.host(); }))

@@ -20,9 +20,6 @@ constexpr std::chrono::milliseconds other_secret_patience{2000}, max_connect_pau
 /// Agents that connect at once from one address: containers, or hosts behind one router.
 constexpr std::size_t expected_of_a_host = 8;
 
-/// Begins an address of IPv4 at a socket of both families.
-constexpr std::string_view mapped = "::ffff:";
-
 net::AuthenticationKey agent_key(const SharedSecret& secret) {
   return {secret.get(), net::Purpose::agent, ""};
 }
@@ -79,8 +76,7 @@ bool AgentListener::read(Stranger& s, std::vector<Connection>& proven) {
   if (s.authentication.status() == Status::proven) {
     accept_rate_.proven();
     const std::string here = net::local_address(s.socket.get()).host();
-    proven.push_back({proven_stream(std::move(s.socket), s.authentication), s.from.host(),
-                      here.substr(here.starts_with(mapped) ? mapped.size() : 0)});
+    proven.push_back({proven_stream(std::move(s.socket), s.authentication), s.from.host(), here});
   }
   return s.authentication.status() == Status::pending && !s.until.expired();
 }

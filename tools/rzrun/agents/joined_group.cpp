@@ -270,7 +270,7 @@ void JoinedGroup::start_ranks() {
 std::vector<RankEnd> JoinedGroup::reap() {
   const double rate = is_joining_ ? net::AcceptRate::while_starting : net::AcceptRate::while_running;
   for (auto& c : listener_.advance(rate)) {
-    if (reached_at_.empty()) reached_at_ = c.reached_at;
+    if (reached_at_.empty() || net::names_loopback(reached_at_)) reached_at_ = c.reached_at;
     adopt(std::move(c.stream), c.address, AgentListener::time_to_prove);
   }
   auto ends = AgentGroup::reap();
