@@ -157,13 +157,13 @@ std::vector<T> TensorSource::read(std::string_view name) const {
                                   near.empty() ? "" : concat("; did you mean '", near, "'?"))));
   }
   std::vector<T> out(t->count);
-  const auto refuse = [&](std::size_t at, const std::string& value) {
-    state_->refuse(Errc::io, *t, "element ", at, " is ", value, ", which needs more than ", sizeof(T),
-                   " bytes");
-  };
   if constexpr (std::is_same_v<T, float>) {
     read_f32(*t, 0, out);
   } else {
+    const auto refuse = [&](std::size_t at, const std::string& value) {
+      state_->refuse(Errc::io, *t, "element ", at, " is ", value, ", which needs more than ", sizeof(T),
+                     " bytes");
+    };
     const Read& read = state_->at(*t).read;
     const std::string_view dtype = t->dtype;
     if (dtype == "BOOL" || dtype == "U8")
@@ -190,9 +190,9 @@ std::vector<T> TensorSource::read(std::string_view name) const {
   return out;
 }
 
-template std::vector<float> TensorSource::read(std::string_view) const;
-template std::vector<std::int32_t> TensorSource::read(std::string_view) const;
-template std::vector<std::int64_t> TensorSource::read(std::string_view) const;
+template std::vector<float> TensorSource::read<float>(std::string_view) const;
+template std::vector<std::int32_t> TensorSource::read<std::int32_t>(std::string_view) const;
+template std::vector<std::int64_t> TensorSource::read<std::int64_t>(std::string_view) const;
 
 void TensorSource::read_f32(const TensorInfo& t, std::uint64_t begin, std::span<float> out) const {
   if (begin > t.count || out.size() > t.count - begin)
