@@ -268,42 +268,13 @@ TEST_F(RzrunHosts, AStoppedRzrunIsMissedByItsAgents) {
   expect_gone(ranks);
 }
 
-char state_of(pid_t pid) {
-  for (const auto& p : rzrun::processes())
-    if (p.pid == pid) return p.state;
-  return 0;
-}
-
-/// A shell with job control starts it: the group of an orphan is not stopped by a terminal.
-TEST_F(RzrunHosts, ARzrunThatCtrlZStopsIsAwaitedByItsAgents) {
-  const std::string now = folder_ / "now";
-  std::vector<std::string> words{
-      "sh", "-mc", "\"$@\" & p=$!; while kill -0 $p 2>/dev/null; do wait $p; s=$?; done; exit $s", "sh"};
-  for (const std::string& w : command({}, concat("echo up $$; ", test::until({now})))) words.push_back(w);
-  Program p(words);
-  const auto ranks = wait_for_ranks(p, 4);
-  const pid_t keeper = child_of(p.pid()), stopped = child_of(keeper);
-  ::kill(keeper, SIGTSTP);
-  for (const auto end = Deadline::after(soon);
-       (state_of(keeper) != 'T' || state_of(stopped) != 'T') && !end.expired();)
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  EXPECT_EQ(state_of(keeper), 'T');
-  EXPECT_EQ(state_of(stopped), 'T');
-  std::this_thread::sleep_for(rzrun::Silence::limit + std::chrono::seconds(3));
-  for (const pid_t r : ranks) EXPECT_EQ(::kill(r, 0), 0) << r;
-  ::kill(keeper, SIGCONT);
-  std::ofstream(now) << "";
-  EXPECT_EQ(p.wait(soon), 0) << p.err();
-  EXPECT_EQ(p.err().find("lost"), std::string::npos) << p.err();
-  expect_gone(ranks);
-}
-
 TEST_F(RzrunHosts, AnAgentThatGetsASignalRequestsTheEndAndItsRanksHaveNotFailed) {
   Program p(command({"--max-restarts", "3"}, "echo up $$; exec sleep 60"));
   const auto ranks = wait_for_ranks(p, 4);
   ::kill(connectors().back(), SIGTERM);
   EXPECT_EQ(p.wait(soon), 128 + SIGTERM);
-  EXPECT_NE(p.err().find("rzrun: SIGTERM on host n1: ending 4 ranks"), std::string::npos) << p.err();
+  EXPECT_TRUE(p.err().starts_with("rzrun: SIGTERM on host n")) << p.err();
+  EXPECT_NE(p.err().find(": ending 4 ranks"), std::string::npos) << p.err();
   EXPECT_EQ(p.err().find("first failure"), std::string::npos) << p.err();
   expect_gone(ranks);
 }
@@ -511,11 +482,10 @@ TEST(RzrunOneHost, SlotsThatReplaceTheDevicesOfTheEnvironmentAreNamed) {
     Program p({test::built("rzrun"), "--dry-run", "--include", "localhost:0,1", "true"},
               {{"CUDA_VISIBLE_DEVICES", own}});
     EXPECT_EQ(p.wait(), 0);
-    EXPECT_EQ(std::ranges::count(p.err(), '\n'), notes) << p.err();
-    if (notes)
-      EXPECT_EQ(p.err(),
-                "rzrun: the slots of localhost replace CUDA_VISIBLE_DEVICES=4,5,6,7 by 0,1: they are numbers "
-                "of the host's devices, not places in that list\n");
+    EXPECT_EQ(p.err(),
+              notes ? "rzrun: the slots of localhost replace CUDA_VISIBLE_DEVICES=4,5,6,7 by 0,1: they "
+                      "are numbers of the host's devices, not places in that list\n"
+                    : "");
   }
 }
 
