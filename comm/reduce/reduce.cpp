@@ -127,7 +127,7 @@ void reduce2_to_both(T* dst, T* too, const T* a, const T* b, std::size_t count) 
 
 /// Of integers, since averages of floats have kernels of their own.
 template <class T>
-void divide(T* x, std::size_t count, const Mean& mean) {
+void divide(T* x, std::size_t count, const AverageStep& mean) {
   if (!mean.last || mean.ranks == 1) return;
   const elementwise::MeanFactors factors(mean.ranks);
   RZ_EACH(i, 0, count) store<T>(x, i, elementwise::divide(load(x, i), factors));
@@ -157,7 +157,8 @@ void reduce_block(T* dst, T* buffer, Sources sources, std::size_t begin, std::si
 // `T`: type of the reduction; `Result`: type of the division. Sums and products of signed integers use
 // unsigned types.
 template <class Op, class T, class Result>
-HWY_NOINLINE void reduce_blocks(void* dst, void* too, Sources sources, std::size_t count, const Mean& mean) {
+HWY_NOINLINE void reduce_blocks(void* dst, void* too, Sources sources, std::size_t count,
+                                const AverageStep& mean) {
   constexpr std::size_t block = 8192 / sizeof(T);
   T buffer[block];
   for (std::size_t begin = 0; begin < count; begin += block) {
@@ -171,7 +172,7 @@ HWY_NOINLINE void reduce_blocks(void* dst, void* too, Sources sources, std::size
 /// Without the buffer of reduce_blocks() for two sources: its cost is comparable to that of the smallest
 /// calls.
 template <class Op, class T, class Result = T>
-void reduce_as(void* dst, void* too, Sources sources, std::size_t count, const Mean& mean) {
+void reduce_as(void* dst, void* too, Sources sources, std::size_t count, const AverageStep& mean) {
   if (sources.size() != 2 || mean.ranks > 1)
     return reduce_blocks<Op, T, Result>(dst, too, sources, count, mean);
   const T *a = at<T>(sources[0], 0), *b = at<T>(sources[1], 0);
@@ -190,7 +191,7 @@ void narrow(T* dst, const float* src, std::size_t count) {
 }
 
 template <class Op, class T>
-void reduce_small_floats(void* dst, void* too, Sources sources, std::size_t count, const Mean&) {
+void reduce_small_floats(void* dst, void* too, Sources sources, std::size_t count, const AverageStep&) {
   constexpr std::size_t block = 2048;
   float sum[block], term[block];
   for (std::size_t begin = 0; begin < count; begin += block) {
@@ -242,7 +243,7 @@ struct MeanTerms {
     Wide operator()(std::size_t i) const { return load_wide<Wide>(from, i) * factor; }
   };
   SourceTerms<Wide, T> terms;
-  std::span<const unsigned char> partial;  // as in Mean
+  std::span<const unsigned char> partial;  // as in AverageStep
   Wide scale;
 
   std::size_t size() const { return terms.size(); }
@@ -338,7 +339,7 @@ void add_in_rank_order(Wide* dst, const Terms& terms, std::size_t count) {
 }
 
 template <class Wide, class T, ReductionOrder order>
-HWY_NOINLINE void average(void* dst, void* too, Sources sources, std::size_t count, const Mean& mean) {
+HWY_NOINLINE void average(void* dst, void* too, Sources sources, std::size_t count, const AverageStep& mean) {
   constexpr std::size_t block = tree_block<Wide>;
   Wide sum[block * (order == ReductionOrder::rank ? 1 : 1 + tree_levels)];
   const elementwise::MeanFactors factors(mean.ranks);
@@ -362,11 +363,11 @@ HWY_NOINLINE void average(void* dst, void* too, Sources sources, std::size_t cou
   }
 }
 
-using Kernel = void (*)(void* dst, void* too, Sources, std::size_t count, const Mean&);
+using Kernel = void (*)(void* dst, void* too, Sources, std::size_t count, const AverageStep&);
 
 /// Both orders are the same for up to three sources.
 template <class Op, class Wide, class T, Kernel in_rank_order>
-void reduce_tree(void* dst, void* too, Sources sources, std::size_t count, const Mean& mean) {
+void reduce_tree(void* dst, void* too, Sources sources, std::size_t count, const AverageStep& mean) {
   return sources.size() <= 3 ? in_rank_order(dst, too, sources, count, mean)
                              : reduce_pairwise<Op, Wide, T>(dst, too, sources, count);
 }
@@ -547,15 +548,15 @@ double mean_scale(DType dtype, int ranks) {
 }
 
 void reduce(void* dst, std::span<const void* const> sources, std::size_t count, DType dtype,
-            ReduceOp::Kind kind, const Mean& mean, ReductionOrder order) {
+            ReduceOp::Kind kind, const AverageStep& mean, ReductionOrder order) {
   reduce_to_both(dst, nullptr, sources, count, dtype, kind, mean, order);
 }
 
 void reduce_to_both(void* dst, void* too, std::span<const void* const> sources, std::size_t count,
-                    DType dtype, ReduceOp::Kind kind, const Mean& mean, ReductionOrder order) {
+                    DType dtype, ReduceOp::Kind kind, const AverageStep& mean, ReductionOrder order) {
   require(!sources.empty(), Errc::invalid_argument, "reduce() of ", name(dtype), " without a source");
   if (count != 0)
-    reduce_kernel(dtype, kind, order)(dst, too, sources, count, kind == ReduceOp::avg ? mean : Mean{});
+    reduce_kernel(dtype, kind, order)(dst, too, sources, count, kind == ReduceOp::avg ? mean : AverageStep{});
 }
 
 void scale(void* dst, const void* src, std::size_t count, DType dtype, double factor) {

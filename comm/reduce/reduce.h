@@ -10,23 +10,23 @@
 
 namespace rz {
 
-/// How a step of an `avg` of `ranks` contributions divides. Integers are divided at the end. Floats are
+/// How one step of an `avg` of `ranks` contributions divides. Integers are divided at the end. Floats are
 /// divided by a power of two first and by the rest at the end: each contribution is multiplied by
 /// s, 1 over the first power of two that is not less than `ranks`, and the sum divided by ranks · s. So no
 /// sum exceeds the largest contribution. The bits are those of the sum divided by `ranks`, unless that
 /// overflows or a contribution is below 1 / s times the smallest normal number of the type in which it is
 /// summed.
-struct Mean {
+struct AverageStep {
   int ranks = 1;
   bool last = true;                          ///< false: the result is a partial sum, to be divided later
   std::span<const unsigned char> partial{};  ///< nonzero: the source is one; empty: all are contributions
 
-  constexpr Mean(int n = 1) : ranks(n) {}  // NOLINT: implicit by design
-  constexpr Mean(int n, bool is_last, std::span<const unsigned char> partial_sums)
+  constexpr AverageStep(int n = 1) : ranks(n) {}  // NOLINT: implicit by design
+  constexpr AverageStep(int n, bool is_last, std::span<const unsigned char> partial_sums)
       : ranks(n), last(is_last), partial(partial_sums) {}
 };
 
-/// The factor s of Mean; 1 for integers.
+/// The factor s of AverageStep; 1 for integers.
 double mean_scale(DType, int ranks);
 
 /// dst[i] = src0[i] op src1[i] op src2[i] …, in the order of reduction_order.h; `avg` divides by the number
@@ -38,16 +38,16 @@ double mean_scale(DType, int ranks);
 /// source; no other overlap is allowed. Addresses need not be aligned. Errc::invalid_argument without a
 /// source.
 void reduce(void* dst, std::span<const void* const> sources, std::size_t count, DType, ReduceOp::Kind,
-            const Mean& mean = {}, ReductionOrder = ReductionOrder::rank);
+            const AverageStep& mean = {}, ReductionOrder = ReductionOrder::rank);
 
 /// The same, with the result also in `too`, from where a peer reads it. `too` overlaps no other argument.
 void reduce_to_both(void* dst, void* too, std::span<const void* const> sources, std::size_t count, DType,
-                    ReduceOp::Kind, const Mean& mean = {}, ReductionOrder = ReductionOrder::rank);
+                    ReduceOp::Kind, const AverageStep& mean = {}, ReductionOrder = ReductionOrder::rank);
 
 /// reduce_to_both() for one type, operation and order, resolved once for repeated small calls. `too` may be
 /// null. Requires count ≥ 1, at least one source, and a mean of one rank unless the operation is avg.
 using ReduceKernel = void (*)(void* dst, void* too, std::span<const void* const> sources, std::size_t count,
-                              const Mean&);
+                              const AverageStep&);
 ReduceKernel reduce_kernel(DType, ReduceOp::Kind, ReductionOrder = ReductionOrder::rank);
 
 /// dst[i] = src[i] · factor: in f32 for 16- and 8-bit floats, in f64 rounded to nearest and saturating for

@@ -86,7 +86,7 @@ struct RuntimeOp {
   }
 };
 
-/// The factors of an average of floats over `ranks` (comm/reduce/reduce.h, Mean): each contribution is
+/// The factors of an average of floats over `ranks` (comm/reduce/reduce.h, AverageStep): each contribution is
 /// multiplied by `scale`, 1 over the first power of two that is not less than `ranks`, and the sum divided by
 /// `rest` = ranks · scale.
 struct MeanFactors {

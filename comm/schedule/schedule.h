@@ -59,7 +59,7 @@ struct ChunkRef {
 struct Operand {
   int peer = -1;
   ChunkRef chunk{};
-  bool partial = false;  ///< a sum, not one rank's contribution, which an `avg` of floats scales (Mean)
+  bool partial = false;  ///< a sum, not a contribution, which an `avg` of floats scales (AverageStep)
 };
 
 struct Step {

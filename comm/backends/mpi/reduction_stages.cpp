@@ -39,7 +39,7 @@ class StagePlanner : public MovementStages {
  private:
   bool rooted() const { return op_.kind == Collective::reduce; }
 
-  // MPI rounds partial sums, so the contributions to an average of floats are divided first (Mean).
+  // MPI rounds partial sums: contributions to an average of floats are divided first (AverageStep).
   void scale_input() {
     const bool average = op_.op.kind == ReduceOp::avg && !context_.deterministic;
     const double factor = average ? mean_scale(dtype_, context_.size) : op_.op.factor;

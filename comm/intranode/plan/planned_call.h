@@ -28,7 +28,7 @@ struct OutputStores {
 
   ReduceKernel kernel = nullptr;  ///< of collectives that reduce
   std::size_t element_bytes = 1;
-  Mean mean;
+  AverageStep mean;
   bool nontemporal = false;  ///< results are stored past the caches
 };
 
