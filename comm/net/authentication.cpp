@@ -76,7 +76,8 @@ bool is_insecure() {
 }
 
 AuthenticationKey::AuthenticationKey(const Secret* secret, Purpose purpose, std::string_view context)
-    : purpose_(purpose), requires_user_(!secret && !is_insecure()) {
+    : purpose_(purpose) {
+  if (!secret && !is_insecure()) kernel_ = std::make_shared<const UniqueFd>(socket_to_kernel());
   // Of fixed size, so that no two pairs of secret and context give the same text.
   std::array<std::uint8_t, 1 + Secret::size + std::tuple_size_v<Digest>> material{};
   if (secret) {
@@ -233,7 +234,7 @@ Authentication::Demand Authentication::demand_of(int socket) const {
 
 /// Without a secret, ends of other hosts have the context of the key alone.
 bool Authentication::trusts_user(int socket) const {
-  return !key_.requires_user() || is_of_this_user(socket) || !is_of_this_host(socket);
+  return !key_.requires_user() || is_of_this_user(socket, key_.kernel()) || !is_of_this_host(socket);
 }
 
 bool Authentication::demands_conflict() const {

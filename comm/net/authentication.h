@@ -73,11 +73,14 @@ class AuthenticationKey {
   Purpose purpose() const { return purpose_; }
   std::span<const std::uint8_t, 32> bytes() const { return bytes_; }
   /// There is no secret, so the other end must be a process of this user if it is on this host.
-  bool requires_user() const { return requires_user_; }
+  bool requires_user() const { return kernel_ != nullptr; }
+  /// socket_to_kernel() (peer_user.h): open before strangers have taken all descriptors. Requires
+  /// requires_user(). The copies of a key share it, and belong to one thread at a time.
+  int kernel() const { return kernel_->get(); }
 
  private:
   Purpose purpose_;
-  bool requires_user_;
+  std::shared_ptr<const UniqueFd> kernel_;
   std::array<std::uint8_t, 32> bytes_{};
 };
 

@@ -18,6 +18,7 @@
 #include <optional>
 #include <string>
 
+#include "comm/core/error.h"
 #include "comm/core/text.h"
 #include "comm/net/socket.h"
 #include "comm/os/fd.h"
@@ -59,8 +60,7 @@ struct Owner {
 
 /// Asks for one connection, in microseconds. Empty if it does not exist, or if this kernel has no such
 /// interface.
-std::optional<Owner> ask_kernel(const End& of, const End& other) {
-  const UniqueFd kernel(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
+std::optional<Owner> ask_kernel(const End& of, const End& other, int kernel) {
   struct {
     nlmsghdr header;
     inet_diag_req_v2 body;
@@ -78,9 +78,11 @@ std::optional<Owner> ask_kernel(const End& of, const End& other) {
   std::copy(other.ip.begin() + skipped, other.ip.end(), id.idiag_dst);
   id.idiag_if = of.scope;
   id.idiag_cookie[0] = id.idiag_cookie[1] = INET_DIAG_NOCOOKIE;
-  if (!kernel || ::send(kernel.get(), &question, sizeof question, 0) != sizeof question) return std::nullopt;
   alignas(nlmsghdr) char bytes[4096];
-  const ssize_t n = recv(kernel.get(), bytes, sizeof bytes, MSG_DONTWAIT);
+  while (recv(kernel, bytes, sizeof bytes, MSG_DONTWAIT) > 0) {  // an answer that was not read in time
+  }
+  if (::send(kernel, &question, sizeof question, 0) != sizeof question) return std::nullopt;
+  const ssize_t n = recv(kernel, bytes, sizeof bytes, MSG_DONTWAIT);
   const auto& header = reinterpret_cast<const nlmsghdr&>(bytes);
   if (n < static_cast<ssize_t>(NLMSG_LENGTH(sizeof(inet_diag_msg))) ||
       header.nlmsg_type != SOCK_DIAG_BY_FAMILY)
@@ -97,7 +99,7 @@ std::string hex(unsigned value, int digits) {
 }
 
 /// As ask_kernel(), but in milliseconds: reads the list of all connections.
-std::optional<Owner> read_proc(const End& of, const End& other) {
+std::optional<Owner> read_proc(const End& of, const End& other, int /*kernel*/) {
   const auto text = [](const End& end, std::size_t skipped) {
     std::string words;
     for (std::size_t i = skipped; i < end.ip.size(); ++i) words += hex(end.ip[i], 8);
@@ -133,7 +135,11 @@ SocketAddress peer_address(int socket) {
 
 }  // namespace
 
-bool is_of_this_user(int socket) {
+UniqueFd socket_to_kernel() {
+  return UniqueFd(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
+}
+
+bool is_of_this_user(int socket, int kernel) {
   if (is_unix_socket(socket)) {
     ucred peer{};
     socklen_t size = sizeof peer;
@@ -143,9 +149,11 @@ bool is_of_this_user(int socket) {
   struct stat self {};
   if (address.size == 0 || fstat(socket, &self) != 0) return false;
   const End here = end_at(local_address(socket)), there = end_at(address);
+  UniqueFd own_kernel;
+  if (kernel < 0) own_kernel = socket_to_kernel(), kernel = own_kernel.get();
   for (const auto owner_of : {ask_kernel, read_proc}) {
     // In this order: while this end is established, another process cannot have taken the other end's place.
-    const auto other = owner_of(there, here), own = owner_of(here, there);
+    const auto other = owner_of(there, here, kernel), own = owner_of(here, there, kernel);
     if (!own || own->inode != self.st_ino) continue;  // not to be had in this way, or not of this namespace
     return own->state == TCP_ESTABLISHED && other && other->state == TCP_ESTABLISHED && other->inode != 0 &&
            other->user == geteuid();
@@ -158,8 +166,12 @@ bool is_of_this_host(int socket) {
   if (is_unix_socket(socket) || address.size == 0 || address.loopback()) return true;
   const End there = end_at(address);
   if (there.is_ipv4() && ntohl(there.ip[3]) >> 24 == 127) return true;
-  return std::ranges::any_of(interfaces(),
-                             [&](const Interface& i) { return end_at(i.address).ip == there.ip; });
+  try {
+    return std::ranges::any_of(interfaces(),
+                               [&](const Interface& i) { return end_at(i.address).ip == there.ip; });
+  } catch (const Error&) {
+    return true;
+  }
 }
 
 }  // namespace rz::net

@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "comm/bootstrap/secret.h"
 #include "comm/bootstrap/store_internal.h"
 #include "comm/bootstrap/store_wire.h"
 #include "comm/communicator.h"
@@ -312,6 +313,9 @@ TEST(TcpStore, AMessageOfTheServerHasThePortThatItChose) {
   EXPECT_TRUE(contains(e, concat("the store at 127.0.0.1:", tcp_store_port(*store)))) << e.what();
 }
 
+/// Of the secret in RZ_SECRET, which counts on loopback too.
+net::AuthenticationKey key_of_stores() { return {process_secret().get(), net::Purpose::store, ""}; }
+
 TEST(TcpStore, GarbageOnThePortIsRejected) {
   const auto store = tcp_store("127.0.0.1:0", true);
   const net::SocketAddress address = net::resolve({"127.0.0.1", tcp_store_port(*store)}).front();
@@ -328,7 +332,7 @@ TEST(TcpStore, GarbageOnThePortIsRejected) {
     ASSERT_TRUE(socket);
     std::string bytes = garbage[i / 2];
     if (i % 2)  // of a client that has proved itself
-      net::Authentication::client({nullptr, net::Purpose::store, ""}, {}).complete(socket.get(), soon());
+      net::Authentication::client(key_of_stores(), {}).complete(socket.get(), soon());
     else
       bytes.resize(std::max<std::size_t>(bytes.size(), 64), '\0');
     send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
@@ -353,9 +357,9 @@ class RawClient {
       : socket_(net::connect_tcp(net::resolve({"127.0.0.1", port}).front(), soon())) {
     require(static_cast<bool>(socket_), Errc::system, "connect: ", std::strerror(errno));
   }
-  /// As a client of a store on loopback, which has no secret.
+  /// As a client that has the secret of the tests.
   const RawClient& authenticate() const {
-    net::Authentication::client({nullptr, net::Purpose::store, ""}, {}).complete(fd(), soon());
+    net::Authentication::client(key_of_stores(), {}).complete(fd(), soon());
     return *this;
   }
   int fd() const { return socket_.get(); }
