@@ -314,7 +314,7 @@ TEST_F(Safetensors, IntegersOfEachTypeAreReadByName) {
           "tensor 'x': dtype F32 is none of integers");
   refused([&] { file.read<float>("ids"); }, Errc::unsupported,
           "tensor 'ids': dtype I64 cannot be read as f32");
-  refused([&] { file.read<float>("idx"); }, Errc::io, "there is no tensor 'idx'; did you mean 'ids'?");
+  refused([&] { file.read<float>("masks"); }, Errc::io, "there is no tensor 'masks'; did you mean 'mask'?");
 }
 
 TEST_F(Safetensors, WrongHeadersAreNamed) {
