@@ -185,12 +185,12 @@ TEST(Torchrun, DryRunPrintsThePartOfThisHostAndOpensNothing) {
   const std::string at = net::local_address(listeners.front().get()).text();
   EXPECT_EQ(plan_of({"--nnodes", "2", "--nproc-per-node", "3", "--rdzv-endpoint", at, "--rdzv-id", "job7"}),
             "2 hosts, job 'job7'; this is node 0, since 127.0.0.1 is its address\nlistens at " + at +
-                "; waits 600 s for the other hosts\nthis host: ranks 0 to 2\nTORCHELASTIC_RUN_ID=job7\n");
+                "; waits 60 s for the other hosts\nthis host: ranks 0 to 2\nTORCHELASTIC_RUN_ID=job7\n");
   pollfd p{listeners.front().get(), POLLIN, 0};
   EXPECT_EQ(plan_of({"--nnodes", "3", "--nproc-per-node", "3", "--node-rank", "2", "--master-addr",
                      "127.0.0.1", "--master-port", std::to_string(net::local_address(p.fd).port())}),
             "3 hosts, job 'none'; this is node 2\nconnects to " + at +
-                "; waits 600 s for node 0\nthis host: ranks 6 to 8 if each host before has 3 ranks\n");
+                "; waits 60 s for node 0\nthis host: ranks 6 to 8 if each host before has 3 ranks\n");
   EXPECT_EQ(::poll(&p, 1, 0), 0) << "nothing has connected";
   EXPECT_EQ(plan_of({"--nnodes", "2:4", "--rdzv-endpoint", "192.0.2.1:7", "--rdzv-conf",
                      "join_timeout=9,last_call_timeout=5"}),
