@@ -26,15 +26,17 @@ NOT_RUN = {
     'srun': 'needs Slurm: guide.several_hosts has one', 'docker': 'needs a container runtime', 'kubectl': 'needs a cluster',
     'g++': 'tests/consumer compiles with pkg-config', 'cmake': 'builds this project', 'ctest': 'runs all tests', 'export': 'of the shell', 'printf': 'of the shell',
     'umask': 'of the shell', 'python3': 'a script of the page, which is compiled here', 'setup.sh': 'installs packages', 'test.sh': 'runs all tests',
-    'build.sh': 'tests/tools/build_test.sh runs it',
+    'build.sh': 'tests/tools/build_test.sh runs it', 'apt-get': 'installs packages: tests/tools/features_test.sh compares them with setup.sh',
+    'comm_collectives_test': 'a program of tests',
 }
 # Lines of indented blocks that are no commands.
-TEXT = re.compile(r'# |find_package|target_link_libraries|const |rank 0 waits|10\.0\.0\.7|~/|all_reduce intra|all_gather intra|--volume|--env')
+TEXT = re.compile(r'# |find_package|target_link_libraries|const |rank 0 waits|10\.0\.0\.7|~/|all_reduce intra|all_gather intra|--volume|--env|job: if it is')
 # Words of an example that stand for a value.
 PLACEHOLDERS = {'N': '2', 'K': '2', 'R': '0', '$R': '0', 'RANKS': '2', 'THREADS': '1', 'SECONDS': '1', 'HOST:PORT': 'localhost:29400', 'SIZE': '1GB'}
 # Flags of other programs, named as such.
 OTHERS = {'--repeat': 'ctest', '--signal': 'sbatch, scancel', '--logdir': 'tensorboard', '--gpus-per-node': 'srun', '--overlap': 'srun', '--network': 'docker',
-          '--stop-timeout': 'docker', '--userns': 'podman'}
+          '--stop-timeout': 'docker', '--userns': 'podman', '--shm-size': 'docker', '--cpus': 'docker', '--cpuset-cpus': 'docker', '--pids-limit': 'docker',
+          '--cap-add': 'docker', '--install': 'cmake'}
 
 FENCE = re.compile(r'^```(\w*) ?([^\n]*)\n(.*?)^```$', re.M | re.S)
 
