@@ -155,14 +155,17 @@ FlopsProfiler::FlopsProfiler(const FlopsProfilerConfig& config, World& world, Mo
       prefix_(std::move(prefix)),
       log_(log) {}
 
+void FlopsProfiler::begin_run(std::int64_t step) {
+  if (std::exchange(begun_, true) || step > config_.profile_step || config_.output_file.empty()) return;
+  check_on_all_ranks(world_.communicator(), [&] {
+    if (world_.is_main())
+      write_durably(config_.output_file, "");  // an earlier run's is not taken for this one's
+  });
+}
+
 void FlopsProfiler::begin_update(std::int64_t step) {
   profile_.clear();
   seconds_ = {};
-  if (!std::exchange(begun_, true) && step <= config_.profile_step && !config_.output_file.empty())
-    check_on_all_ranks(world_.communicator(), [&] {
-      if (world_.is_main())
-        write_durably(config_.output_file, "");  // an earlier run's is not taken for this one's
-    });
   profiling_ = step == config_.profile_step;
   tape_.set_profile(profiling_ ? &profile_ : nullptr);
 }

@@ -29,8 +29,9 @@ class FlopsProfiler {
   ~FlopsProfiler() { tape_.set_profile(nullptr); }
   FlopsProfiler(const FlopsProfiler&) = delete;
 
-  /// The next passes are of this update, and those before it that had not ended are of none. The first one
-  /// empties output_file, if the update that is measured is still to come. Collective.
+  /// Empties output_file at the first call, if the update that is measured is not before `step`. Collective.
+  void begin_run(std::int64_t step);
+  /// The next passes are of this update, and those before it that had not ended are of none.
   void begin_update(std::int64_t step);
   /// Whether the update in progress is measured.
   bool profiling() const { return profiling_; }

@@ -84,6 +84,7 @@ void UpdateReports::set_count(const Count& count) {
 
 void UpdateReports::begin(Clock::time_point start) {
   start_ = start;
+  if (profiler_) profiler_->begin_run(steps_);
   const bool traces = trace_ && trace_->recording();
   if (traces) trace_->begin(start);
   if (traces || profiling()) times().begin(start);
@@ -131,6 +132,7 @@ void UpdateReports::finish(const Stream& stream) {
   if (report_.without_terms) monitor_.report_without_terms(report_);
   if (monitor_.needs_loss(report_.step)) print_and_write(stream);
   const bool profiled = profiling();
+  if (profiler_) profiler_->begin_run(report_.step);  // of a loop by hand
   if (profiled) profiler_->end_update(report_);
   const bool changed = trace_ && trace_->end_update(report_.step + 1);
   if (profiler_) profiler_->begin_update(steps_);
