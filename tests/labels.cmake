@@ -6,7 +6,7 @@ set(labels
   # Measure processor time, or who gets it.
   timed "ALongWaitUsesNoProcessorTime|DoesNotStarve"
   # Take minutes under a sanitizer, and others do the same with less.
-  large "Collectives.NodesOfSeveralRanks$|TwoHundredKills|AKillAtAnyCallLeavesAValidBest|EveryStrategyOnOneToFourRanks|ConvolutionsOfLargeSizes|emulated_gpu.*(MissingWait|SymmetricMemoryHasTheBits|TrainingTouchesItsOwnDeviceAlone)"
+  large "Collectives.NodesOfSeveralRanks$|Algorithms/EveryAverage|TokenizerCharacters|TwoHundredKills|AKillAtAnyCallLeavesAValidBest|EveryStrategyOnOneToFourRanks|ConvolutionsOfLargeSizes|emulated_gpu.*(MissingWait|SymmetricMemoryHasTheBits|TrainingTouchesItsOwnDeviceAlone)"
   # Rows of a table that differ in numbers, not in code: sanitizers have the others, a release build all.
   rows "Ranks/Plan[.].*/[013]$|DeepSpeedOptimizers[.].*/(sgd|adam_l2|adamw_decay_all)$|Ranks/Groups[.].*/[0245]$|Ranks/Conformance[.].*/[02]$|EveryAlgorithmOverSim.GivesExactResultsInLargeGroups|Rows/MeshModels[.].*/(gpt2_dropout|gpt2_untied_lamb|llama_dropout|llama_lora|llama_bf16)$|Rows/MeshFiles[.].*/gpt2$|^host[.]Types/(ImageOps|ElementOps|ShapeOps)[.].*/f16$"
   # The same under the thread sanitizer alone.
