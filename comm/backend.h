@@ -39,9 +39,9 @@ class Backend {
   }
   /// Collective over `members` only (ranks of this group, in the order of the new group; the same list on
   /// each). `number` counts the splits of this group, those without this rank too: ranks that have left out a
-  /// split would count others. Two parts of one backend that share a third split it twice, with one number, in
-  /// the same order on each rank. Returns null if the backend cannot split without a store; the caller then
-  /// connects a new group.
+  /// split would count others. Two parts of one backend that share a third split it twice, with one number,
+  /// in the same order on each rank. Returns null if the backend cannot split without a store; the caller
+  /// then connects a new group.
   virtual std::unique_ptr<Backend> split(std::span<const int> /*members*/, int /*number*/) { return nullptr; }
   /// True if operations on device memory may be captured in a CUDA graph and replayed.
   virtual bool capturable() const { return false; }

@@ -13,8 +13,8 @@ namespace rz {
 /// each rank contributes the pairwise sum of G / W consecutive values of G, the result has the same bits for
 /// every W.
 ///
-/// `avg` divides in both (ReduceOp). 16- and 8-bit floats are combined in f32 and rounded once. For up to three
-/// ranks both orders are the same.
+/// `avg` divides in both (ReduceOp). 16- and 8-bit floats are combined in f32 and rounded once. For up to
+/// three ranks both orders are the same.
 enum class ReductionOrder : std::uint8_t { rank, pairwise };
 
 constexpr const char* name(ReductionOrder order) {

@@ -475,9 +475,10 @@ class DocumentEncoder {
     return value.is_array() && !value.empty() && value.front().is_object();
   }
   [[noreturn]] static void refuse_messages(const std::string& key, const std::string& place) {
-    fail(Errc::config, escaped(concat(place, ": ", key)),
-         ": is a list of messages, and chat templates are not run here; write the prompt and the answer as "
-         "two texts (docs/guide/texts.md), and give train_lm --prompt-key KEY --answer-key KEY (TextOptions)");
+    fail(
+        Errc::config, escaped(concat(place, ": ", key)),
+        ": is a list of messages, and chat templates are not run here; write the prompt and the answer as "
+        "two texts (docs/guide/texts.md), and give train_lm --prompt-key KEY --answer-key KEY (TextOptions)");
   }
   /// `remedy`: how the key is given.
   static const std::string& value_of(const nlohmann::json& record, const std::string& key, const char* remedy,

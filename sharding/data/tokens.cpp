@@ -151,7 +151,8 @@ void check_evidence(const TokenFile& f, std::uint64_t file_bytes) {
                                                     c == '\n' || c == '\t' || c == '\r';
                                            }) &&
                        is_utf8(bytes.substr(0, bytes.find_last_of(" \n")));
-  require(!is_text, Errc::config, f.path, ": is text, not tokens; give it as --data (Tokens::from_text()), or tokenize it first");
+  require(!is_text, Errc::config, f.path,
+          ": is text, not tokens; give it as --data (Tokens::from_text()), or tokenize it first");
   if (f.width() != 2) return;
   // The upper halves of wider numbers: a vocabulary has less than 256 Ki tokens.
   constexpr std::uint16_t max_upper = 3;

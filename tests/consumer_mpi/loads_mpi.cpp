@@ -1,9 +1,9 @@
 // Not linked with MPI: its backend is loaded, though the program is not beside it.
 
-#include <cstdio>
-
 #include <ringzero/comm/bootstrap.h>
 #include <ringzero/comm/communicator.h>
+
+#include <cstdio>
 
 int main() try {
   const rz::LaunchInfo launch = rz::launch_info_from_environment();

@@ -1,8 +1,8 @@
 // The program owns MPI; the sum runs over a communicator that it made.
 
-#include <cstdio>
-
 #include <ringzero/comm/backends/mpi/mpi.h>
+
+#include <cstdio>
 
 int main(int argc, char** argv) {
   int level = 0, rank = 0, size = 0;

@@ -70,10 +70,10 @@ class Aware final : public Backend {
   void abort(const std::string& reason) noexcept override { inner_->abort(reason); }
   std::unique_ptr<Backend> split(std::span<const int> members, int number) override {
     const auto place = std::find(members.begin(), members.end(), rank_) - members.begin();
-    return std::make_unique<Aware>(static_cast<int>(place), static_cast<int>(members.size()),
-                                   prefix_store(store_, concat("split ", number, " ", splits_[number]++, " of ",
-                                                               members[0], "/")),
-                                   device_);
+    return std::make_unique<Aware>(
+        static_cast<int>(place), static_cast<int>(members.size()),
+        prefix_store(store_, concat("split ", number, " ", splits_[number]++, " of ", members[0], "/")),
+        device_);
   }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
   std::string describe() const override { return "an aware one"; }

@@ -172,7 +172,8 @@ TEST_F(NcclBackend, ALongWaitIsReported) {
 TEST_F(NcclBackend, AMissingLibraryIsOneLine) {
   expect_error(Errc::unsupported, -1, "libnccl-missing.so.2",
                [] { nccl::load_nccl("libnccl-missing.so.2"); });
-  expect_error(Errc::unsupported, -1, "RZ_BACKEND=peer_cuda", [] { nccl::load_nccl("libnccl-missing.so.2"); });
+  expect_error(Errc::unsupported, -1, "RZ_BACKEND=peer_cuda",
+               [] { nccl::load_nccl("libnccl-missing.so.2"); });
 }
 
 TEST_F(NcclBackend, ALibraryThatIsNoNcclIsOneLine) {

@@ -109,7 +109,8 @@ TEST_F(EngineOnDevices, HasTheSameBitsPassByPassAndAsAGraph) {
     });
 }
 
-/// The loss scale doubles after each update but the first, as in DeepSpeed, also after those that are replayed.
+/// The loss scale doubles after each update but the first, as in DeepSpeed, also after those that are
+/// replayed.
 TEST_F(EngineOnDevices, AnyScalarLossHasTheSameBitsPassByPassAndAsAGraph) {
   for (const char* precision :
        {"", R"(, "fp16": {"enabled": true, "initial_scale_power": 4, "loss_scale_window": 1})"})

@@ -93,10 +93,9 @@ class CommandLine {
 std::vector<std::string> split_at_commas(const std::string& words);
 
 /// Runs `body` and returns the exit status for main(). An exception is printed as one line on standard error;
-/// the status is then 2 for an error of the user (Errc::config), otherwise 1, as for results that standard output
-/// does not take. It is also written to the error
-/// file of the rank (comm/os/error_file.h), and a crash under rzrun records its stack
-/// (comm/os/flight_recorder.h).
+/// the status is then 2 for an error of the user (Errc::config), otherwise 1, as for results that standard
+/// output does not take. It is also written to the error file of the rank (comm/os/error_file.h), and a crash
+/// under rzrun records its stack (comm/os/flight_recorder.h).
 int run_program(const char* name, const std::function<int()>& body);
 
 /// Opens those of the standard descriptors that are closed, such that their use fails as before, and no file

@@ -33,9 +33,9 @@ net::SocketAddress choose_address(const std::string& interface, bool one_machine
 
 /// Settings of the connections, equal on all ranks except the address.
 struct TcpOptions {
-  int sockets = 1;                    ///< per peer, for collectives
-  std::string congestion = "system";  ///< set_congestion_control()
-  net::SocketAddress listen_address;  ///< choose_address(); unused without peers
+  int sockets = 1;                      ///< per peer, for collectives
+  std::string congestion = "system";    ///< set_congestion_control()
+  net::SocketAddress listen_address;    ///< choose_address(); unused without peers
   std::vector<std::string> hosts = {};  ///< names of the ranks' hosts, for messages; may be empty
 };
 

@@ -50,8 +50,9 @@ std::string front_of(const InputFile& file, std::size_t count) {
 }
 
 bool is_zip(std::string_view front) { return front.starts_with("PK\x03\x04"); }
-/// A header that begins with '{', behind its length in eight bytes. The lower bytes of the length may look like the
-/// beginning of any other kind; its upper four are zero, as in no other kind, and also where the file is cut off.
+/// A header that begins with '{', behind its length in eight bytes. The lower bytes of the length may look
+/// like the beginning of any other kind; its upper four are zero, as in no other kind, and also where the
+/// file is cut off.
 bool is_safetensors(std::string_view front) {
   return front.size() > 8 && front[8] == '{' && front.substr(4, 4) == std::string_view("\0\0\0\0", 4);
 }

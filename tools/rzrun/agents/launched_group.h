@@ -51,7 +51,7 @@ class LaunchedGroup : public AgentGroup {
   bool has_complained_ = false;           ///< it has printed a line since all agents came
   int stopped_by_ = 0;                    ///< a signal that has ended an agent
   std::optional<Deadline> stopped_at_{};  ///< until then the others get it too, if they are to
-  std::optional<Deadline> lost_at_{};  ///< once it has ended: the agents have so long to end first
+  std::optional<Deadline> lost_at_{};     ///< once it has ended: the agents have so long to end first
 };
 
 }  // namespace rz::rzrun

@@ -11,7 +11,7 @@ namespace rz::rzrun {
 struct HostFlags {
   std::string hostfile, include, exclude;
   int num_nodes = 0, num_gpus = 0;
-  bool force_multi = false;  ///< an agent also for this host alone
+  bool force_multi = false;                    ///< an agent also for this host alone
   std::string default_file = "/job/hostfile";  ///< DeepSpeed's, in place of `hostfile` if it is there
 };
 
