@@ -40,6 +40,19 @@ int output_file() {
   return fd;
 }
 
+/// Waits for a process that has this state, or is not there, if that will do.
+bool reaches(pid_t pid, const std::string& state, bool or_none, std::chrono::seconds deadline) {
+  const auto end = Deadline::after(deadline);
+  do {
+    std::string stat;
+    std::getline(std::ifstream("/proc/" + std::to_string(pid) + "/stat"), stat);
+    const auto after_name = stat.rfind(')');
+    if (after_name == std::string::npos ? or_none : stat.substr(after_name + 2, 1) == state) return true;
+    wait_a_little();
+  } while (!end.expired());
+  return false;
+}
+
 }  // namespace
 
 Program::Program(const std::vector<std::string>& command, const Variables& variables)
@@ -97,14 +110,13 @@ void Program::wait_for(const std::string& text, std::chrono::seconds deadline) c
 std::string Program::out() const { return content(out_); }
 std::string Program::err() const { return content(err_); }
 
-bool gone(pid_t pid, std::chrono::seconds deadline) {
-  for (const auto end = Deadline::after(deadline); !end.expired(); wait_a_little()) {
-    std::string stat;
-    std::getline(std::ifstream("/proc/" + std::to_string(pid) + "/stat"), stat);
-    const auto after_name = stat.rfind(')');
-    if (after_name == std::string::npos || stat.substr(after_name, 3) == ") Z") return true;
-  }
-  return false;
+bool gone(pid_t pid, std::chrono::seconds deadline) { return reaches(pid, "Z", true, deadline); }
+
+bool stopped(pid_t pid, std::chrono::seconds deadline) { return reaches(pid, "T", false, deadline); }
+
+bool can_be_stopped_by_a_terminal() {
+  return (::getpgrp() == ::getpid() || ::setpgid(0, 0) == 0) && ::getsid(0) == ::getsid(::getppid()) &&
+         ::getpgrp() != ::getpgid(::getppid());
 }
 
 void expect_refusal(const std::string& program, const std::vector<std::string>& flags,

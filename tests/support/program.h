@@ -41,6 +41,11 @@ class Program {
 
 /// True once no process has the id any more, or only a zombie of another parent.
 bool gone(pid_t pid, std::chrono::seconds deadline = std::chrono::seconds(30));
+/// True once a signal has stopped the process.
+bool stopped(pid_t pid, std::chrono::seconds deadline = std::chrono::seconds(30));
+/// Makes this process the first of a group, as a shell does with a job, so that SIGTSTP stops its children.
+/// False if the kernel stops none of it: this process leads a session, or its parent is in another one.
+bool can_be_stopped_by_a_terminal();
 
 /// The program, one of this build, rejects these flags: status 2, and only one line that begins with its name
 /// and holds the words.

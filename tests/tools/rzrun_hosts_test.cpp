@@ -41,7 +41,7 @@ class RzrunHosts : public testing::Test {
     if (std::system("unshare -u true 2>/dev/null") != 0)
       GTEST_SKIP() << "no namespace of host names is permitted here (needs root or user namespaces)";
     write("rsh",
-          "#!/bin/sh\nhost=$1; shift\necho $$ >> \"${0%/*}/connectors\"\n"
+          "#!/bin/sh\nhost=$1; shift\necho $$ $host >> \"${0%/*}/connectors\"\n"
           "exec unshare -u sh -c \"hostname $host; $*\"\n");
     write("hosts", "n0 slots=2\nn1 slots=2\n");
   }
@@ -62,6 +62,13 @@ class RzrunHosts : public testing::Test {
     std::vector<pid_t> found;
     for (const auto& line : lines(content(folder_ / "connectors"))) found.push_back(std::stoi(line));
     return found;
+  }
+
+  /// The process that runs the agent of a host: the agents start at once, in no order.
+  pid_t connector_of(const std::string& host) const {
+    for (const auto& line : lines(content(folder_ / "connectors")))
+      if (line.ends_with(" " + host)) return std::stoi(line);
+    throw std::runtime_error("no agent of " + host);
   }
 
   /// Waits for the ranks to print "up PID", and returns the ids.
@@ -183,9 +190,9 @@ TEST_F(RzrunHosts, AKilledRzrunLeavesNothing) {
 TEST_F(RzrunHosts, AKilledAgentIsALostHostAndEndsAll) {
   Program p(command({"--max-restarts", "3"}, "echo up $$; exec sleep 60"));
   const auto ranks = wait_for_ranks(p, 4);
-  ::kill(connectors().back(), SIGKILL);
+  ::kill(connector_of("n1"), SIGKILL);
   EXPECT_EQ(p.wait(soon), 255);
-  EXPECT_NE(p.err().find(" is lost: "), std::string::npos) << p.err();
+  EXPECT_NE(p.err().find("host n1 is lost: "), std::string::npos) << p.err();
   EXPECT_NE(p.err().find("killed by SIGKILL (Killed); no restart: a host is gone"), std::string::npos)
       << p.err();
   expect_gone(ranks);
@@ -199,7 +206,7 @@ TEST_F(RzrunHosts, NoProcessOutlivesAKillOfEitherProcessOfAnAgent) {
                       "trap '' TERM; sleep 1001 & echo up $!; setsid sh -c 'sleep 1002 & echo up $!; "
                       "wait' & echo up $$; wait"));
     const auto processes = wait_for_ranks(p, 12);
-    const pid_t keeper = connectors().back();
+    const pid_t keeper = connector_of("n1");
     ::kill(kills_keeper ? keeper : child_of(keeper), SIGKILL);
     EXPECT_EQ(p.wait(std::chrono::seconds(60)), 255);
     expect_gone(processes);
@@ -227,11 +234,11 @@ TEST_F(RzrunHosts, AConnectionThatEndsIsALostHostAndItsAgentEndsItsRanks) {
 TEST_F(RzrunHosts, ASilentHostIsLostAndEndsItsRanks) {
   Program p(command({}, "echo up $$; exec sleep 100"));
   const auto ranks = wait_for_ranks(p, 4);
-  const auto agents = connectors();
-  ::kill(-agents.back(), SIGSTOP);
+  const pid_t agent = connector_of("n1");
+  ::kill(-agent, SIGSTOP);
   EXPECT_EQ(p.wait(soon), 255);
-  EXPECT_NE(p.err().find("no sign of its agent for 10 s"), std::string::npos) << p.err();
-  ::kill(-agents.back(), SIGCONT);
+  EXPECT_NE(p.err().find("host n1 is lost: no sign of its agent for 10 s"), std::string::npos) << p.err();
+  ::kill(-agent, SIGCONT);
   expect_gone(ranks);
 }
 
@@ -243,15 +250,15 @@ TEST_F(RzrunHosts, ASilentHostIsLostAlsoIfARankHasFailedBefore) {
                         " ]; do sleep 0.1; done; printf '{\"message\": {\"message\": \"rank 3 is lost\", "
                         "\"extraInfo\": {\"culprit\": 3}}}' > $TORCHELASTIC_ERROR_FILE; exit 1"));
   const auto ranks = wait_for_ranks(p, 4);
-  const auto agents = connectors();
-  ::kill(-agents.back(), SIGSTOP);
+  const pid_t agent = connector_of("n1");
+  ::kill(-agent, SIGSTOP);
   std::ofstream(now) << "";
   EXPECT_EQ(p.wait(soon), 255) << p.err();
   const std::string last = lines(p.err()).back();
   EXPECT_TRUE(
       last.starts_with("rzrun: first failure: host n1 is lost: no sign of its agent for 10 s; no restart: "))
       << last;
-  ::kill(-agents.back(), SIGCONT);
+  ::kill(-agent, SIGCONT);
   expect_gone(ranks);
 }
 
@@ -268,12 +275,29 @@ TEST_F(RzrunHosts, AStoppedRzrunIsMissedByItsAgents) {
   expect_gone(ranks);
 }
 
+TEST_F(RzrunHosts, CtrlZStopsItAloneAndItsAgentsGoOn) {
+  if (!test::can_be_stopped_by_a_terminal())
+    GTEST_SKIP() << "the kernel stops no orphaned group of processes";
+  const std::string go = folder_ / "go";
+  Program p(command({}, concat("echo up $$; until [ -e ", go, " ]; do sleep 0.1; done; exit 5")));
+  const auto ranks = wait_for_ranks(p, 4);
+  p.signal(SIGTSTP);
+  EXPECT_TRUE(test::stopped(p.pid()));
+  std::this_thread::sleep_for(std::chrono::seconds(12));  // longer than an agent waits for a sign of rzrun
+  for (const pid_t rank : ranks) EXPECT_FALSE(test::gone(rank, std::chrono::seconds(0))) << rank;
+  std::ofstream{go};
+  for (const pid_t rank : ranks) EXPECT_TRUE(test::gone(rank)) << rank;
+  p.signal(SIGCONT);
+  EXPECT_EQ(p.wait(soon), 5);
+  EXPECT_EQ(p.err().find("is lost"), std::string::npos) << p.err();
+}
+
 TEST_F(RzrunHosts, AnAgentThatGetsASignalRequestsTheEndAndItsRanksHaveNotFailed) {
   Program p(command({"--max-restarts", "3"}, "echo up $$; exec sleep 60"));
   const auto ranks = wait_for_ranks(p, 4);
-  ::kill(connectors().back(), SIGTERM);
+  ::kill(connector_of("n1"), SIGTERM);
   EXPECT_EQ(p.wait(soon), 128 + SIGTERM);
-  EXPECT_TRUE(p.err().starts_with("rzrun: SIGTERM on host n")) << p.err();
+  EXPECT_TRUE(p.err().starts_with("rzrun: SIGTERM on host n1")) << p.err();
   EXPECT_NE(p.err().find(": ending 4 ranks"), std::string::npos) << p.err();
   EXPECT_EQ(p.err().find("first failure"), std::string::npos) << p.err();
   expect_gone(ranks);
@@ -367,7 +391,7 @@ TEST_F(RzrunHosts, AProgramThatCannotBeStartedIsNamedWithItsHost) {
 TEST_F(RzrunHosts, HostsWithoutAnAddressEndWithALine) {
   if (std::system("unshare -un true 2>/dev/null") != 0) GTEST_SKIP() << "no network namespace is permitted";
   write("rsh",
-        "#!/bin/sh\nhost=$1; shift\necho $$ >> \"${0%/*}/connectors\"\n"
+        "#!/bin/sh\nhost=$1; shift\necho $$ $host >> \"${0%/*}/connectors\"\n"
         "exec unshare -un sh -c \"hostname $host; $*\"\n");
   Program p(command({"--max-restarts", "3"}, "echo never"));
   EXPECT_EQ(p.wait(soon), 2);

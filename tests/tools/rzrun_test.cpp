@@ -295,6 +295,24 @@ TEST(Rzrun, AStopOfItsFirstProcessAloneDelaysItsStatus) {
   EXPECT_EQ(p.wait(), 5);
 }
 
+TEST(Rzrun, CtrlZStopsItAloneAndItsRanksGoOn) {
+  if (!test::can_be_stopped_by_a_terminal())
+    GTEST_SKIP() << "the kernel stops no orphaned group of processes";
+  Directory folder;
+  const std::string go = folder / "go";
+  Program p(
+      rzrun({"-n", "2"}, concat("echo up; until [ -e ", go, " ]; do sleep 0.05; done; echo end; exit 5")));
+  p.wait_for("up");
+  const auto ranks = ranks_of(p);
+  p.signal(SIGTSTP);
+  EXPECT_TRUE(test::stopped(p.pid()));
+  EXPECT_TRUE(test::stopped(child_of(p.pid())));
+  std::ofstream{go};
+  for (const pid_t rank : ranks) EXPECT_TRUE(test::gone(rank));
+  p.signal(SIGCONT);
+  EXPECT_EQ(p.wait(), 5);
+}
+
 TEST(Rzrun, PrefixedLinesStayWhole) {
   // Long lines written in parts by several ranks at once, and a last one without its newline.
   constexpr int length = 30000;
