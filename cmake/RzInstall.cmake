@@ -36,8 +36,8 @@ set(rz_headers
     sharding/engine/checkpoint_options.h sharding/engine/engine.h sharding/engine/engine_options.h
     sharding/engine/parse_arguments.h sharding/engine/step_report.h sharding/engine/training_checkpoints.h
     sharding/engine/training_plan.h sharding/engine/world.h
-    sharding/huggingface/adapter.h sharding/huggingface/families.h sharding/huggingface/generation_config.h sharding/huggingface/gpt2_config.h
-    sharding/huggingface/merge_adapter.h
+    sharding/huggingface/adapter.h sharding/huggingface/adapter_config.h sharding/huggingface/families.h
+    sharding/huggingface/generation_config.h sharding/huggingface/gpt2_config.h sharding/huggingface/merge_adapter.h
     sharding/huggingface/llama_config.h sharding/huggingface/model_family.h sharding/huggingface/pretrained_weights.h
     sharding/huggingface/save_pretrained.h
     sharding/model/memory_report.h sharding/model/options.h

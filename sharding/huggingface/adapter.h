@@ -8,22 +8,14 @@
 /// save_pretrained() writes the model with its adapter merged; merge_adapter.h merges files.
 
 #include <string>
-#include <string_view>
 
-#include "../../autograd_lite/models/lora.h"
 #include "../../autograd_lite/nn/module.h"
 #include "../../comm/device/stream.h"
+#include "adapter_config.h"
 #include "pretrained_weights.h"
 #include "save_pretrained.h"
 
 namespace rz {
-
-class JsonObject;
-
-/// The options of an adapter: of FOLDER/adapter_config.json, or of the file itself. Errc::config, "FILE: key:
-/// reason", names a key that is wrong, or that requests what add_lora() lacks. Keys that are null, false or
-/// empty, and those about its making, are ignored.
-LoraOptions read_adapter_config(const std::string& path);
 
 /// Reads a folder's adapter_model.safetensors or adapter_model.bin, or a file of these kinds, into a module
 /// that has LoRA: adapter_tensors(), whose names in the file begin with "base_model.model.", and what else of
@@ -47,25 +39,5 @@ struct SaveAdapterOptions {
 /// it has; Errc::invalid_argument for a module without LoRA.
 void save_adapter(const std::string& folder, Module&, Strategy&, int rank, const Stream&,
                   const SaveAdapterOptions& = {});
-
-/// The text of adapter_config.json for a module with LoRA.
-std::string adapter_config_json(Module&, const std::string& base_model_name_or_path = "");
-
-// ---- the files
-
-/// PeftModel and LoraModel, which hold the model: names in the file begin with it.
-inline constexpr std::string_view adapter_prefix = "base_model.model.";
-
-struct AdapterConfig {
-  LoraOptions options;
-  bool fan_in_fan_out = false;  ///< the weights of its layers are [in, out]
-};
-/// As read_adapter_config().
-AdapterConfig read_adapter(const std::string& path);
-AdapterConfig parse_adapter_config(const JsonObject&);
-/// Errc::config, "FILE: key …", if options differ that decide on what A and B mean.
-void require_same_options(const LoraOptions& stored, const LoraOptions& own, const std::string& file);
-/// The file of weights of a folder, or the file itself. Errc::config if the folder has none.
-std::string adapter_weights(const std::string& path);
 
 }  // namespace rz

@@ -15,7 +15,7 @@
 #include "autograd_lite/nn/layers.h"
 #include "comm/core/error.h"
 #include "sharding/checkpoint/open_tensors.h"
-#include "sharding/huggingface/adapter.h"
+#include "sharding/huggingface/adapter_config.h"
 #include "sharding/huggingface/families.h"
 #include "sharding/io/json.h"
 #include "sharding/io/text.h"
