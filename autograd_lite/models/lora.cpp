@@ -167,7 +167,9 @@ void require_untied(Module& module, const std::string& name, const Parameter* p)
     if (std::ranges::find(s->parameters, p) != s->parameters.end())
       scopes += concat(uses++ ? " and " : "", s->name);
   require(uses <= 1, Errc::invalid_argument, "modules_to_save: ", name, ": ", p->name,
-          " is tied: it is used in ", scopes, "; untie it, or leave it out");
+          " is tied: it is used in ", scopes,
+          "; untie it, leave it out, or merge an adapter that has it: checkpoint merge BASE OUT --adapter "
+          "ADAPTER");
 }
 
 void add_update(nn::Linear& layer, const std::shared_ptr<const LoraOptions>& options) {
