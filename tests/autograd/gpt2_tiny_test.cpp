@@ -1,3 +1,5 @@
+// Runs: computes
+
 #include "tests/support/gpt2_tiny.h"
 
 #include <gtest/gtest.h>

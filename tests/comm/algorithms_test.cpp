@@ -1,3 +1,6 @@
+// Runs: ci pure computes
+// Not under sanitizers: EveryAlgorithm[.]IsVerified
+
 #include <gtest/gtest.h>
 
 #include <algorithm>

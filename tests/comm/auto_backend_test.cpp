@@ -1,3 +1,5 @@
+// Runs: pure
+
 // The choice of "auto" on devices, as a pure function. tests/emulated_gpu/auto_backend_test.cpp tests that
 // groups follow it.
 

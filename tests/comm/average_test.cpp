@@ -1,3 +1,6 @@
+// Runs: ci
+// Not under sanitizers: EveryAverage
+
 // Averages near the limits of their types, by every algorithm and transport, against f64: contributions are
 // divided first where they are floats, so no sum of them overflows.
 

@@ -1,3 +1,5 @@
+// Runs: alone
+
 #include "comm/bootstrap.h"
 
 #include <gtest/gtest.h>

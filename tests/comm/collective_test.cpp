@@ -1,3 +1,5 @@
+// Runs: pure
+
 #include "comm/collective.h"
 
 #include <gtest/gtest.h>

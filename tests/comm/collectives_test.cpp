@@ -1,3 +1,7 @@
+// Runs: ci computes serial
+// Not under sanitizers: Collectives[.]NodesOfSeveralRanks$
+// Not under the thread sanitizer: ALargeGroupOnANetwork EightMebibytes ASplitGroupHasItsOwnNodeMap
+
 #include <gtest/gtest.h>
 
 #include <cstring>

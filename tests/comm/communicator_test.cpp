@@ -1,3 +1,5 @@
+// Runs: alone
+
 #include "comm/communicator.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Runs: pure
+
 // Construction of a dependency plan.
 
 #include "comm/schedule/dependency_plan.h"

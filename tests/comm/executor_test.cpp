@@ -1,3 +1,7 @@
+// Runs: ci
+// Not under sanitizers: NoBuiltInScheduleReduces
+// Not under the thread sanitizer: SomeRanksMayCallInPlace AFinalStepOfOneOperandDivides
+
 // Verified schedules that no algorithm of the list has: the executor runs them too.
 
 #include "comm/schedule/executor.h"

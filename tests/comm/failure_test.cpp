@@ -1,3 +1,6 @@
+// Runs: serial alone
+// Not under the thread sanitizer: AStoppedRankIsNamedByIndirectWaiters
+
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <signal.h>

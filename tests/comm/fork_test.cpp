@@ -1,3 +1,5 @@
+// Runs: ci alone
+
 // A child of fork() must not affect its parent's group.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Runs: alone
+
 // A host program may set a locale of its own: numbers that the library reads and writes are not changed by
 // it.
 #include <gtest/gtest.h>

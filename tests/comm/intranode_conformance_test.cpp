@@ -1,3 +1,7 @@
+// Runs: ci
+// Not under sanitizers: Ranks/Conformance[.].*/[02]$
+// Not under the thread sanitizer: Ranks/Conformance[.]
+
 // The engines of a node beside their proved plans. One thread drives all ranks in random order. After every
 // turn a rank has published and acknowledged what its plan permits: it reserves and polls what the plan says.
 

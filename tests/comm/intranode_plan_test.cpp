@@ -1,3 +1,6 @@
+// Runs: ci pure
+// Not under sanitizers: CallsAreProved IntranodePlan[.]
+
 // Plans of the intra-node engine: proved for 1 to 65 ranks, and refused if they are broken on purpose.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Runs: alone
+
 // Calls in which the kernel copies data out of other ranks' processes.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,9 @@
+// Runs: ci computes
+// Not under sanitizers: Ranks/Groups[.].*/[0245]$
+// Not under the thread sanitizer: AtEveryEdge SeveralChunks MoreChunksThanSlots LargeResults
+// Not under the thread sanitizer: ASenderRunsAheadByTheFifoDepth NoDeadlockInAnyOrderOfProgress
+// Not under the thread sanitizer: RandomSequencesOfCalls/[5-8] InSharedMemory/[5-8] EveryCountOfSlots/[5-8]
+
 // Collectives among ranks of one node, driven call by call: steps that wrap around, ranks ahead of others,
 // sizes at the boundaries of slots and chunks.
 

@@ -1,3 +1,5 @@
+// Runs: pure
+
 // The rank for which an NCCL group waits.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Needs: old_nccl
+
 // Libraries that are not the required NCCL, loaded for real. tests/emulated_gpu/nccl_backend_test.cpp tests a
 // complete one.
 

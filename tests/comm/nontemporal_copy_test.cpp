@@ -1,3 +1,5 @@
+// Runs: ci pure
+
 #include <gtest/gtest.h>
 
 #include <cstdint>

@@ -1,3 +1,5 @@
+// Runs: ci
+
 // The progress engine with calls that the test ends: which thread drives, which wakes up, which calls fail.
 
 #include "comm/progress/progress_engine.h"

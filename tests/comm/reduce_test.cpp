@@ -1,3 +1,5 @@
+// Runs: ci pure computes
+
 #include "comm/reduce/reduce.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,6 @@
+// Runs: ci computes serial
+// Not under the thread sanitizer: PairwiseOrders[.]OnSimulatedNodes Sizes/PairwiseOrder[.].*/[13567]$
+
 // CommOptions::reduction_order: the bits of reductions in pairwise order.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Runs: ci alone
+
 // A caller's own memory that collectives use in place: conditions of registration, state of the memory
 // afterwards, and zero-copy calls.
 

@@ -1,3 +1,5 @@
+// Runs: pure
+
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// Runs: pure
+
 #include "comm/tuning/select.h"
 
 #include <gtest/gtest.h>

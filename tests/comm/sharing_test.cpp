@@ -1,3 +1,6 @@
+// Runs: ci
+// Not under sanitizers: ALongWaitUsesNoProcessorTime DoesNotStarve
+
 // Ranks share cores, communicators share ranks, and calls share a communicator: no call may receive another's
 // data.
 

@@ -1,3 +1,5 @@
+// Runs: ci alone
+
 // Guarantees of shared memory alone: zero-copy, and its conditions.
 
 #include <dlfcn.h>

@@ -1,3 +1,6 @@
+// Runs: ci pure
+// Not under sanitizers: GivesExactResultsInLargeGroups
+
 // Algorithms and point-to-point messages over a simulated network, and the faults of that network.
 
 #include "tests/support/sim_transport.h"

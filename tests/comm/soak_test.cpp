@@ -1,3 +1,5 @@
+// Runs: long
+
 // Random calls, random delays, random ways to wait: nothing may hang, and every result is exact.
 
 #include <gtest/gtest.h>

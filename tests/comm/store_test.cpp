@@ -1,3 +1,5 @@
+// Runs: ci alone
+
 #include "comm/store.h"
 
 #include <fcntl.h>

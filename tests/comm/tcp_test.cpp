@@ -1,3 +1,5 @@
+// Runs: alone
+
 // Guarantees of TCP alone: the listening address, and rejection of connections from outside the group.
 
 #include <gtest/gtest.h>

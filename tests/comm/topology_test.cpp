@@ -1,3 +1,5 @@
+// Runs: alone
+
 #include "comm/topology.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Runs: ci
+
 // The contract of every transport, for each of them: shared memory, TCP, and both in one group.
 
 #include "comm/transport/transport.h"

@@ -1,3 +1,5 @@
+// Not under the thread sanitizer: Explain[.]
+
 // The tuning table: its text, errors in it, whose table serves the group, overrides, and that a call runs the
 // algorithm that explain() returns.
 

@@ -1,3 +1,5 @@
+// Runs: pure
+
 #include "comm/transport/wait_for_graph.h"
 
 #include <gtest/gtest.h>

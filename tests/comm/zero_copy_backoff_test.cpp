@@ -1,3 +1,5 @@
+// Runs: pure
+
 // Backoff of the handle exchange, and the adaptive choice between staged and single copy.
 #include "comm/intranode/zero_copy_backoff.h"
 

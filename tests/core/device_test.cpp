@@ -1,3 +1,5 @@
+// Runs: ci pure
+
 // Devices by name, and absent ones: one line on every machine, with or without devices.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Runs: ci alone
+
 #include "comm/core/environment.h"
 
 #include <gtest/gtest.h>

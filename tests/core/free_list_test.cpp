@@ -1,3 +1,5 @@
+// Runs: ci
+
 #include "comm/core/free_list.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Runs: ci pure
+
 #include "comm/core/math.h"
 
 #include <gtest/gtest.h>

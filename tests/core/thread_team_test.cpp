@@ -1,3 +1,5 @@
+// Runs: ci
+
 #include "comm/os/thread_team.h"
 
 #include <gtest/gtest.h>

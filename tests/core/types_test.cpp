@@ -1,3 +1,5 @@
+// Runs: ci
+
 #include "comm/core/types.h"
 
 #include <gtest/gtest.h>

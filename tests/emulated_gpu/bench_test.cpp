@@ -1,3 +1,6 @@
+// Runs: ci
+// Needs: rz_bench
+
 // The _perf tools on devices: the flags of nccl-tests that concern devices. On host memory:
 // tests/tools/bench_test.cpp.
 

@@ -1,3 +1,6 @@
+// Runs: ci
+// Not under sanitizers: TrainingTouchesItsOwnDeviceAlone
+
 // A rank makes a context on its own device alone: one on another device would use some 500 MiB of that card's
 // memory, for each rank of the machine. Each test is a process, which begins without a context.
 

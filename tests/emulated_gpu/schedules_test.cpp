@@ -1,3 +1,5 @@
+// Runs: ci operators
+
 // Training has the same bits for every strategy in whatever order streams may run; and a missing wait is
 // detected.
 

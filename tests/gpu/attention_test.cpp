@@ -1,3 +1,5 @@
+// Runs: ci computes host operators
+
 #include <algorithm>
 #include <cmath>
 #include <numeric>

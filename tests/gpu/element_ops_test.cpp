@@ -1,3 +1,6 @@
+// Runs: ci host operators
+// Not under sanitizers: Types/.*/f16$
+
 // The operators of tensor/element_ops.h, in f32, f16 and bf16, on the host and on a device: against double,
 // at sizes that no vector, pack or block divides, and for every kind of broadcast.
 

@@ -1,3 +1,5 @@
+// Runs: ci operators
+
 // The engine on devices: pass by pass, by update, and as a CUDA graph, with the same bits.
 
 #include "sharding/engine/engine.h"

@@ -1,3 +1,5 @@
+// Runs: ci long operators
+
 // Updates captured in a CUDA graph and run again have the bits of updates without a graph.
 
 #include <algorithm>

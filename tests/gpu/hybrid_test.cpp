@@ -1,3 +1,5 @@
+// Runs: ci long operators
+
 // Replicas of shards on devices: the host's course, and the same bits for every stage of a mesh.
 
 #include <memory>

@@ -1,3 +1,6 @@
+// Runs: ci computes host operators
+// Not under sanitizers: ConvolutionsOfLargeSizes Types/ImageOps[.].*/f16$
+
 // Operators of images in f32, f16 and bf16, on the host and on a device, against their definitions in double:
 // storing and adding, at addresses that are not aligned.
 

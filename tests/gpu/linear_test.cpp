@@ -1,3 +1,5 @@
+// Runs: ci host operators
+
 #include <algorithm>
 #include <cmath>
 

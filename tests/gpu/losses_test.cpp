@@ -1,3 +1,5 @@
+// Runs: ci host operators
+
 // Losses of distillation and of users' models, in f32, f16 and bf16: against definitions in double, gradients
 // against finite differences, with row strides, in place, and through a tape.
 

@@ -1,3 +1,5 @@
+// Runs: ci host operators
+
 // Training with 16 bits: close to the float64 run, the same bits for every strategy, masters imported and
 // exported in f32, and updates skipped after overflow.
 

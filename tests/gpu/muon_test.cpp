@@ -1,3 +1,5 @@
+// Runs: ci operators
+
 // Muon on devices: the host's course, and the same bits for every strategy and number of groups.
 
 #include "autograd_lite/nn/layers.h"

@@ -1,3 +1,5 @@
+// Runs: ci long operators
+
 // Training with optimizer state, masters and values in host memory has the bits of training without, for
 // every strategy, tile and precision; what lies where is counted exactly.
 

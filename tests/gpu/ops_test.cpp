@@ -1,3 +1,5 @@
+// Runs: ci host operators
+
 // The memory-bound operators on a device, in f32, f16 and bf16, against their reference in double: storing
 // and adding, at sizes that no pack, warp or block divides, at addresses that are not aligned, and in place.
 

@@ -1,3 +1,5 @@
+// Runs: ci operators
+
 // Updates and sums of squares on a device have the host's bits: many spans in one call, unaligned ones and
 // empty ones, gradients and working copies in 16 bits.
 

@@ -1,3 +1,6 @@
+// Runs: ci
+// Not under sanitizers: SymmetricMemoryHasTheBits
+
 // CUDA peers that are processes, by IPC handles. No CUDA call is made before the fork.
 
 #include <gtest/gtest.h>

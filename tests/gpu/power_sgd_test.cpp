@@ -1,3 +1,5 @@
+// Runs: ci operators
+
 // PowerSGD on devices: the host's course, the same bits on every rank, and without its factors the exact
 // mean.
 

@@ -1,3 +1,5 @@
+// Runs: ci host operators
+
 // Operators that accept a row stride, against the same call on contiguous tensors: operands with strides of
 // their own, in f32, f16 and bf16. What lies between the rows is NaN and stays so.
 

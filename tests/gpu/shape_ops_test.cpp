@@ -1,3 +1,6 @@
+// Runs: ci host operators
+// Not under sanitizers: Types/ShapeOps[.].*/f16$
+
 // Operators that move elements, exactly, in random shapes of 1 to 4 extents with extents of 1, parts of 0,
 // rows with a stride and every dtype; products of batches of matrices against sums in double.
 

@@ -1,3 +1,5 @@
+// Runs: ci long operators
+
 // GPT-2 trained on devices: PyTorch's course in float64 for every strategy and number of ranks, and the same
 // bits whatever the schedule. Texts of models there are those of the host.
 

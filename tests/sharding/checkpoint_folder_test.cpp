@@ -1,3 +1,6 @@
+// Runs: ci
+// Not under sanitizers: TwoHundredKills
+
 // Folders of checkpoints: a checkpoint is visible complete or not at all, whenever its process is killed.
 
 #include "sharding/checkpoint/checkpoint_folder.h"

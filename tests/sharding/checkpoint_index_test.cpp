@@ -1,3 +1,6 @@
+// Runs: ci
+// Not under sanitizers: SlicesOfAnyBoxesAreRefused
+
 // The index of a checkpoint: it reads what it writes, and refuses whatever does not fit together.
 
 #include "sharding/checkpoint/checkpoint_index.h"

@@ -1,3 +1,5 @@
+// Runs: serial alone
+
 /// Groups of processes that are killed while they save: every checkpoint that was complete remains, none is
 /// visible in part, and the next save leaves no other file.
 #include <fcntl.h>

@@ -1,3 +1,6 @@
+// Runs: ci
+// Not under sanitizers: EveryStrategyOnOneToFourRanks
+
 /// Checkpoints saved in the middle of a run and loaded by any strategy on any number of ranks.
 #include <gtest/gtest.h>
 #include <unistd.h>

@@ -1,3 +1,6 @@
+// Runs: ci
+// Not under sanitizers: /(sgd|adam_l2|adamw_decay_all)$
+
 /// Optimizers against the losses of DeepSpeed on gpt2_tiny, where the shared fixtures lie beside the sources.
 #include <gtest/gtest.h>
 

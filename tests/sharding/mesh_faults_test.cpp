@@ -1,3 +1,5 @@
+// Runs: long
+
 /// A rank of a mesh dies: every other rank names it, by its number among all ranks, in bounded time, whether
 /// it shares a group with it or not.
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Runs: long
+
 /// Every optimizer in every strategy: against references in double, with the same bits for every strategy and
 /// bucket size, with states that can be moved from one strategy to another.
 #include <gtest/gtest.h>

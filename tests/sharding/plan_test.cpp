@@ -1,3 +1,6 @@
+// Runs: ci
+// Not under sanitizers: Ranks/Plan[.].*/[013]$
+
 /// Plans against runs: a rank's bytes by category, and the bytes that it sends in an update.
 #include <gtest/gtest.h>
 

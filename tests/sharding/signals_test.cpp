@@ -1,3 +1,5 @@
+// Runs: alone
+
 /// Requests to save: signals, clocks, and the decision of all ranks.
 #include <gtest/gtest.h>
 #include <signal.h>

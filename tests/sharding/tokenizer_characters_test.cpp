@@ -1,3 +1,6 @@
+// Runs: ci
+// Not under sanitizers: TokenizerCharacters
+
 // What is done with each character, against Hugging Face's tokenizers: tests/data/tokenizers/characters.json.
 // The versions of Unicode of the libraries on this machine must not show.
 

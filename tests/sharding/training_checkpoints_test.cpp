@@ -1,3 +1,6 @@
+// Runs: ci
+// Not under sanitizers: AKillAtAnyCallLeavesAValidBest
+
 /// Runs that save, keep the best checkpoint, stop and resume by the section "ringzero.checkpoint".
 #include "sharding/engine/training_checkpoints.h"
 

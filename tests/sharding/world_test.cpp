@@ -1,3 +1,5 @@
+// Runs: alone
+
 /// Ranks as processes of one call, and what they exchange.
 #include "sharding/engine/world.h"
 

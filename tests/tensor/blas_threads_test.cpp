@@ -1,3 +1,5 @@
+// Runs: ci
+
 // The BLAS belongs to the program too: our products use one thread per call, and restore its number of
 // threads.
 

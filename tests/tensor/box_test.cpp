@@ -1,3 +1,5 @@
+// Runs: ci
+
 #include "tensor/box.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Runs: ci
+
 // Conversion between f32 and 16 bits by the vectors of every target of this CPU, as comm/core/math.h has it.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Runs: ci
+
 // Products of 16-bit factors by every engine of this CPU.
 
 #include "tensor/kernels/linear_algebra/gemm_16bit.h"

@@ -1,3 +1,5 @@
+// Runs: ci
+
 // The host's losses against definitions in double, by the vectors of every target of this CPU: short and long
 // rows, extreme logits, 1 and 2 threads. The errors of f32 are bounded from the arithmetic: 2^-24 per
 // rounding.

@@ -1,3 +1,5 @@
+// Runs: ci
+
 /// The meta device: shapes without data.
 #include "comm/device/meta.h"
 

@@ -1,3 +1,5 @@
+// Runs: ci
+
 // Every operator against its reference in double, and its backward against finite differences of that
 // reference, on one and on three threads, storing and adding, at sizes that no vector or tile divides.
 

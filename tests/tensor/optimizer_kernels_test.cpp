@@ -1,3 +1,5 @@
+// Runs: ci
+
 #include <gtest/gtest.h>
 #include <hwy/targets.h>
 

@@ -1,3 +1,5 @@
+// Runs: ci
+
 #include "tensor/pool.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Runs: ci
+
 /// Tensors with a row stride: what they are, and which operators refuse them.
 #include <gtest/gtest.h>
 

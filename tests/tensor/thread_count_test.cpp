@@ -1,3 +1,5 @@
+// Runs: ci
+
 // Products have the same bits for any number of threads, in f32 if the stream is reproducible for any. Rows
 // of a product of a few have the same bits as alone.
 

@@ -1,3 +1,5 @@
+// Needs: rz_accelerate
+
 // Accelerate's file: YAML, its keys, and what rzrun makes of them; without processes.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Needs: rzrun_lib rz_bench rzrun all_reduce_perf sendrecv_perf
+
 // The nccl-tests-style tools: their output, their figures, and that they detect wrong results.
 
 #include <gtest/gtest.h>

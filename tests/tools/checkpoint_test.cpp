@@ -1,3 +1,5 @@
+// Needs: checkpoint
+
 // The program that inspects, verifies, compares and converts checkpoints.
 
 #include <gtest/gtest.h>

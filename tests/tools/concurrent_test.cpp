@@ -1,3 +1,6 @@
+// Runs: serial
+// Needs: concurrent_bench rzrun all_reduce_perf
+
 // Concurrent use of communicators: the program that times it.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Needs: doctor_lib doctor
+
 // What doctor makes of facts: every lack is found, with its remedy, and a host without one has none.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Needs: generate
+
 // The program that continues texts.
 
 #include "autograd_lite/models/generate.h"

@@ -1,3 +1,5 @@
+// Runs: computes
+
 // Training of a small GPT-2, compared with PyTorch's and our own double precision, for every strategy and
 // number of ranks.
 

@@ -1,3 +1,5 @@
+// Needs: rz_hosts
+
 // Hostfiles, filters and node lists.
 
 #include "tools/rzrun/hosts/hosts.h"

@@ -1,3 +1,5 @@
+// Needs: rz_command_line rzrun train_lm all_reduce_perf tune topology doctor checkpoint
+
 // Flags of other launchers: each program names the replacement.
 
 #include "tools/command_line/launcher_flags.h"

@@ -1,3 +1,6 @@
+// Runs: serial
+// Needs: lower_bound_bench rzrun all_reduce_perf
+
 // The lower bound of an all_reduce of two ranks: the program that measures it, and the script that compares
 // all_reduce_perf with it.
 

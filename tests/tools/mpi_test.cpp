@@ -1,3 +1,6 @@
+// Runs: serial
+// Needs: rzrun all_reduce_perf train_lm no_mpi_plugin old_mpi_plugin mpi_plugin_without_mpi
+
 // The programs under mpirun, over MPI and over our own transports.
 
 #include <gtest/gtest.h>

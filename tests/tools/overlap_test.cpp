@@ -1,3 +1,6 @@
+// Runs: serial
+// Needs: overlap_bench rzrun all_reduce_perf
+
 // Gradients in buckets, all-reduced while the ranks compute: the program that times it.
 
 #include <gtest/gtest.h>

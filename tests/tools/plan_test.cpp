@@ -1,3 +1,5 @@
+// Needs: plan_lib plan
+
 // The program that plans a run: its command line, its tables, and its plan against a run of train_lm's
 // engine.
 

@@ -1,3 +1,5 @@
+// Needs: rzrun_lib rzrun train_lm
+
 // rzrun by Accelerate's file and flags: what starts, and that train_lm trains as by the same configuration.
 
 #include <gtest/gtest.h>

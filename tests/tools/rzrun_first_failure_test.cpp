@@ -1,3 +1,5 @@
+// Needs: rzrun_lib rz_bench rzrun all_reduce_perf sendrecv_perf
+
 // Which end of a rank rzrun takes for the first failure: without processes, and with a clock of the test.
 
 #include <gtest/gtest.h>

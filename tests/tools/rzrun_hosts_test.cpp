@@ -1,3 +1,5 @@
+// Needs: rzrun_lib rz_bench rzrun all_reduce_perf sendrecv_perf
+
 // The launcher over several hosts, with real processes. A stand-in for ssh starts each agent under a host
 // name of its own; in network namespaces, if they are permitted.
 

@@ -1,3 +1,5 @@
+// Needs: rzrun_lib rz_bench rzrun all_reduce_perf sendrecv_perf
+
 // rzrun --max-restarts, with real processes.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// Needs: rzrun_lib rz_bench rzrun all_reduce_perf sendrecv_perf
+
 // Signals to rzrun that its ranks handle.
 
 #include <gtest/gtest.h>

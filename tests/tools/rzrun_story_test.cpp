@@ -1,3 +1,5 @@
+// Needs: rzrun_lib rz_bench rzrun all_reduce_perf sendrecv_perf eat_memory
+
 // What rzrun prints about a failure: the report of a rank, its call, its stack, and where the others were.
 
 #include <gtest/gtest.h>

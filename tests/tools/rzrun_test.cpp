@@ -1,3 +1,5 @@
+// Needs: rzrun_lib rz_bench rzrun all_reduce_perf sendrecv_perf
+
 // The launcher, with real processes.
 
 #include "tests/support/rzrun.h"

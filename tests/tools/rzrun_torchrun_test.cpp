@@ -1,3 +1,5 @@
+// Needs: rzrun_lib rz_bench rzrun all_reduce_perf sendrecv_perf
+
 // torchrun's flags, and which hosts form a job: without processes; and agents over TCP, with real sockets.
 
 #include <gtest/gtest.h>

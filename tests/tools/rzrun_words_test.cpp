@@ -1,3 +1,5 @@
+// Needs: rzrun_lib rzrun topology
+
 // What users of DeepSpeed type into a launcher: Python programs, variables of files and flags.
 
 #include <gtest/gtest.h>

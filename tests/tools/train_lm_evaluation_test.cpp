@@ -1,3 +1,5 @@
+// Needs: rzrun_lib rzrun train_lm checkpoint
+
 // train_lm that evaluates: the loss itself, the best checkpoint, and runs that stop early.
 
 #include <gtest/gtest.h>

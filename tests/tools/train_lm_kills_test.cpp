@@ -1,3 +1,6 @@
+// Runs: serial
+// Needs: rzrun_lib rzrun train_lm checkpoint
+
 // train_lm under rzrun --max-restarts: ranks that are killed at any instant change no bit.
 
 #include <gtest/gtest.h>

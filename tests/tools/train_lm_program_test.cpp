@@ -1,3 +1,5 @@
+// Needs: train_lm tokenize
+
 // The program itself: started alone, or as two ranks, on good input and on bad.
 
 #include <arpa/inet.h>

@@ -1,3 +1,5 @@
+// Needs: rzrun_lib rzrun train_lm checkpoint
+
 // train_lm that is stopped and resumed: the bits of a run that was never interrupted.
 
 #include <gtest/gtest.h>

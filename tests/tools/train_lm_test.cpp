@@ -1,3 +1,5 @@
+// Needs: train_lm_options
+
 // The parts of train_lm, one by one.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,6 @@
+// Runs: serial
+// Needs: tune_lib tune rzrun all_reduce_perf
+
 // The program that measures a tuning table: its command line, the table made from times, and a run.
 
 #include <gtest/gtest.h>
