@@ -26,7 +26,7 @@ NOT_RUN = {
     'srun': 'needs Slurm: guide.several_hosts has one', 'docker': 'needs a container runtime', 'kubectl': 'needs a cluster',
     'g++': 'tests/consumer compiles with pkg-config', 'cmake': 'builds this project', 'ctest': 'runs all tests', 'export': 'of the shell', 'printf': 'of the shell',
     'umask': 'of the shell', 'python3': 'a script of the page, which is compiled here', 'setup.sh': 'installs packages', 'test.sh': 'runs all tests',
-    'build.sh': 'tests/tools/build_test.sh runs it', 'apt-get': 'installs packages: tests/tools/features_test.sh compares them with setup.sh',
+    'build.sh': 'tests/tools/build_test.sh runs it', 'run': '.ci/run: what runs this test', 'apt-get': 'installs packages: tests/tools/features_test.sh compares them with setup.sh',
     'comm_collectives_test': 'a program of tests',
 }
 # Lines of indented blocks that are no commands.
