@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <string>
 
@@ -46,12 +47,50 @@ std::vector<std::int32_t> top_candidates(std::span<const float> logits, std::siz
 std::vector<float> penalized(std::span<const float> logits, double penalty,
                              std::span<const std::int32_t> text) {
   std::vector<float> out(logits.begin(), logits.end());
+  if (penalty == 1) return out;
   const auto by = static_cast<float>(penalty);
   for (const std::int32_t token : text) {
     if (token < 0 || static_cast<std::size_t>(token) >= logits.size()) continue;
     const auto at = static_cast<std::size_t>(token);
     out[at] = logits[at] > 0 ? logits[at] / by : logits[at] * by;
   }
+  return out;
+}
+
+void forbid(std::vector<float>& logits, std::int32_t token) {
+  if (token >= 0 && static_cast<std::size_t>(token) < logits.size())
+    logits[static_cast<std::size_t>(token)] = -std::numeric_limits<float>::infinity();
+}
+
+/// The tokens behind which the last size - 1 tokens of the text stand once more.
+void forbid_repeated(std::vector<float>& logits, std::size_t size, std::span<const std::int32_t> text) {
+  if (size == 0 || text.size() + 1 < size) return;
+  const auto tail = text.last(size - 1);
+  for (std::size_t i = 0; i + size <= text.size(); ++i)
+    if (std::ranges::equal(text.subspan(i, size - 1), tail)) forbid(logits, text[i + size - 1]);
+}
+
+/// Hugging Face leaves out what ends a text, and sequences that are longer than the text.
+void forbid_words(std::vector<float>& logits, const GenerationConfig& c, std::span<const std::int32_t> text) {
+  for (const auto& word : c.bad_words_ids) {
+    const bool is_end =
+        word.size() == 1 && std::ranges::find(c.eos_token_id, word[0]) != c.eos_token_id.end();
+    if (word.empty() || is_end || (word.size() > 1 && word.size() > text.size())) continue;
+    const std::span<const std::int32_t> before = std::span(word).first(word.size() - 1);
+    if (std::ranges::equal(text.last(before.size()), before)) forbid(logits, word.back());
+  }
+}
+
+/// Logits after the processors that change them; empty if none does.
+std::vector<float> processed(std::span<const float> logits, const GenerationConfig& c,
+                             std::span<const std::int32_t> text) {
+  if (c.repetition_penalty == 1 && c.no_repeat_ngram_size == 0 && c.bad_words_ids.empty() &&
+      c.suppress_tokens.empty())
+    return {};
+  std::vector<float> out = penalized(logits, c.repetition_penalty, text);
+  forbid_repeated(out, c.no_repeat_ngram_size, text);
+  forbid_words(out, c, text);
+  for (const std::int32_t token : c.suppress_tokens) forbid(out, token);
   return out;
 }
 
@@ -71,8 +110,7 @@ void keep_top_p(std::vector<std::int32_t>& tokens, double top_p, const F& weight
 
 std::int32_t pick_token(std::span<const float> given, const GenerationConfig& c,
                         std::span<const std::int32_t> text, double u) {
-  std::vector<float> changed;
-  if (c.repetition_penalty != 1) changed = penalized(given, c.repetition_penalty, text);
+  const std::vector<float> changed = processed(given, c, text);
   const std::span<const float> logits = changed.empty() ? given : std::span<const float>(changed);
   const auto likeliest = std::max_element(logits.begin(), logits.end());
   const auto best = static_cast<std::int32_t>(likeliest - logits.begin());
@@ -190,17 +228,26 @@ std::vector<std::vector<std::int32_t>> generate(LanguageModel& model, Tape& tape
   const EvalMode evaluating(model);
   NextLogits next(model, tape, texts.size(), longest + config.max_new_tokens, config.use_cache);
   std::vector<bool> active(texts.size(), true);
+  const auto has_room = [&](std::size_t b) {
+    return config.max_length == 0 || texts[b].size() < config.max_length;
+  };
+  for (std::size_t b = 0; b < texts.size(); ++b) active[b] = has_room(b);
+  // Ends of a text that come too early are tokens that it does not get.
+  GenerationConfig at_first = config;
+  at_first.eos_token_id.clear();
+  at_first.suppress_tokens.insert(at_first.suppress_tokens.end(), config.eos_token_id.begin(),
+                                  config.eos_token_id.end());
   for (std::size_t i = 0; i < config.max_new_tokens && std::ranges::find(active, true) != active.end(); ++i) {
     const Tensor logits = next.after(texts, active);
     const std::size_t vocabulary = logits.count() / texts.size();
     for (std::size_t b = 0; b < texts.size(); ++b) {
       if (!active[b]) continue;
       const double u = random_uniform(config.seed, b ? concat("generate ", b) : "generate", i);
-      const std::int32_t token =
-          pick_token({logits.data<float>() + b * vocabulary, vocabulary}, config, texts[b], u);
+      const std::int32_t token = pick_token({logits.data<float>() + b * vocabulary, vocabulary},
+                                            i < config.min_new_tokens ? at_first : config, texts[b], u);
       texts[b].push_back(token), made[b].push_back(token);
       if (config.on_token) config.on_token(b, token);
-      active[b] = std::ranges::find(config.eos_token_id, token) == config.eos_token_id.end();
+      active[b] = has_room(b) && std::ranges::find(config.eos_token_id, token) == config.eos_token_id.end();
       if (config.stopping_criteria && config.stopping_criteria(b, token)) active[b] = false;
     }
   }

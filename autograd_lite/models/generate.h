@@ -14,11 +14,16 @@ namespace rz {
 /// of the members.
 struct GenerationConfig {
   std::size_t max_new_tokens = 20;
-  double repetition_penalty = 1;  ///< of tokens in the text: divides logits above 0, multiplies others
-  double temperature = 1;         ///< divides the logits; 0 selects the likeliest token
-  std::size_t top_k = 0;          ///< the k likeliest tokens; 0: all
-  double top_p = 1;               ///< the fewest likeliest tokens whose probabilities sum up to it
-  double min_p = 0;               ///< tokens at least this share of the likeliest one's probability
+  std::size_t max_length = 0;            ///< of a text with its prompt; 0: any
+  double repetition_penalty = 1;         ///< of tokens in the text: divides logits above 0, multiplies others
+  std::size_t no_repeat_ngram_size = 0;  ///< so many tokens in a row occur once in a text; 0: any
+  std::vector<std::vector<std::int32_t>> bad_words_ids{};  ///< tokens in a row that no text gets
+  std::size_t min_new_tokens = 0;                          ///< before them no token of eos_token_id
+  std::vector<std::int32_t> suppress_tokens{};             ///< tokens that no text gets
+  double temperature = 1;  ///< divides the logits; 0 selects the likeliest token
+  std::size_t top_k = 0;   ///< the k likeliest tokens; 0: all
+  double top_p = 1;        ///< the fewest likeliest tokens whose probabilities sum up to it
+  double min_p = 0;        ///< tokens at least this share of the likeliest one's probability
   std::vector<std::int32_t> eos_token_id{};  ///< each ends a text, as its last token
   std::uint64_t seed = 0;
   bool use_cache = true;

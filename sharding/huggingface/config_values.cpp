@@ -102,6 +102,11 @@ RopeConfig rope_of(const JsonObject& o, std::size_t positions, const RopeKey& th
       o.fail_at("rope_scaling", concat("is ", to_display(o.at("rope_scaling")), ", and rope_parameters ",
                                        to_display(o.at("rope_parameters")), "; give one of them"));
   }
+  const char* const original = "original_max_position_embeddings";
+  if (rope.options.scaling == Scaling::llama3 && is_given(o, original) &&
+      size_at(o, original, max_positions) != rope.options.original_max_position_embeddings)
+    o.fail_at(original, concat("is ", to_display(o.at(original)), ", and ", objects[0].path(original), " ",
+                               rope.options.original_max_position_embeddings, "; give one value"));
   rope.options.theta = rope_value(o, objects, "rope_theta", theta, 1, max_theta);
   rope.partial_rotary_factor = rope_value(o, objects, "partial_rotary_factor", partial, 0, 1);
   return rope;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "comm/core/text.h"
 #include "sharding/io/json.h"
 #include "tensor/attention_ops.h"
 
@@ -26,26 +27,26 @@ inline std::size_t size_at(const JsonObject& o, const char* key, std::int64_t ab
   return static_cast<std::size_t>(is_given(o, key) ? o.integer(key, absent, 1, max_value) : absent);
 }
 
-/// A token of the tokenizer. None for null, a list, and a token that the vocabulary lacks.
-inline std::optional<std::size_t> special_token(const JsonObject& o, const char* key, std::size_t vocabulary,
-                                                std::int64_t absent = -1) {
-  if (o.has(key) && !o.at(key).is_number()) return std::nullopt;
-  const std::int64_t token = o.integer(key, absent, INT64_MIN, INT64_MAX);
-  if (token < 0 || static_cast<std::size_t>(token) >= vocabulary) return std::nullopt;
-  return static_cast<std::size_t>(token);
-}
-
-/// The same for a key that may have a list: those tokens that the vocabulary has.
+/// The tokens of a key that has one, a list, or null: those that the vocabulary has.
 inline std::vector<std::size_t> special_tokens(const JsonObject& o, const char* key, std::size_t vocabulary,
                                                std::int64_t absent = -1) {
+  const nlohmann::json given = o.has(key) ? o.at(key) : nlohmann::json(absent);
   std::vector<std::size_t> tokens;
-  if (!o.has(key) || !o.at(key).is_array()) {
-    if (const auto token = special_token(o, key, vocabulary, absent)) tokens.push_back(*token);
-    return tokens;
+  for (const nlohmann::json& token : given.is_array() ? given : nlohmann::json::array({given})) {
+    if (!token.is_number_integer() && !given.is_null())
+      o.fail_at(key, concat("must be a token, a list of tokens, or null, found ", to_display(given)));
+    if (token.is_number_unsigned() && token.get<std::size_t>() < vocabulary)
+      tokens.push_back(token.get<std::size_t>());
   }
-  for (const nlohmann::json& token : o.at(key))
-    if (token.is_number_unsigned() && token.get<std::size_t>() < vocabulary) tokens.push_back(token);
   return tokens;
+}
+
+/// The same of a key that has no list; a list is none.
+inline std::optional<std::size_t> special_token(const JsonObject& o, const char* key, std::size_t vocabulary,
+                                                std::int64_t absent = -1) {
+  if (o.has(key) && o.at(key).is_array()) return std::nullopt;
+  const auto tokens = special_tokens(o, key, vocabulary, absent);
+  return tokens.empty() ? std::nullopt : std::optional(tokens[0]);
 }
 
 inline nlohmann::ordered_json token_or_null(const std::optional<std::size_t>& token) {

@@ -4,8 +4,8 @@
 #include <filesystem>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string_view>
-#include <utility>
 
 #include "comm/core/error.h"
 #include "sharding/huggingface/config_values.h"
@@ -16,9 +16,19 @@ namespace rz {
 namespace {
 
 /// Keys that are read.
-constexpr std::string_view applied_keys[] = {
-    "eos_token_id", "repetition_penalty", "max_new_tokens", "do_sample", "temperature", "top_k", "top_p",
-    "min_p"};
+constexpr std::string_view applied_keys[] = {"eos_token_id",
+                                             "repetition_penalty",
+                                             "max_new_tokens",
+                                             "max_length",
+                                             "no_repeat_ngram_size",
+                                             "bad_words_ids",
+                                             "min_new_tokens",
+                                             "suppress_tokens",
+                                             "do_sample",
+                                             "temperature",
+                                             "top_k",
+                                             "top_p",
+                                             "min_p"};
 
 /// Keys that do not change the text of one prompt: what is returned, how fast it is made, what the file is.
 constexpr std::string_view without_effect[] = {"_from_model_config",
@@ -56,38 +66,72 @@ constexpr std::string_view without_effect[] = {"_from_model_config",
                                                "is_assistant",
                                                "use_model_defaults"};
 
-/// Other keys, with the value that changes nothing. One that is not here, or none, has no such number.
-constexpr std::pair<std::string_view, double> neutral_values[] = {{"num_beams", 1},
-                                                                  {"typical_p", 1},
-                                                                  {"length_penalty", 1},
-                                                                  {"encoder_repetition_penalty", 1},
-                                                                  {"num_beam_groups", 1},
-                                                                  {"guidance_scale", 1},
-                                                                  {"top_h", 1},
-                                                                  {"max_length", 20},
-                                                                  {"penalty_alpha", 0},
-                                                                  {"no_repeat_ngram_size", 0},
-                                                                  {"encoder_no_repeat_ngram_size", 0},
-                                                                  {"epsilon_cutoff", 0},
-                                                                  {"eta_cutoff", 0},
-                                                                  {"diversity_penalty", 0},
-                                                                  {"min_length", 0},
-                                                                  {"min_new_tokens", 0}};
+/// A key that would change texts; refused with another value than the one that changes nothing.
+struct RefusedKey {
+  std::string_view name;
+  std::optional<double> neutral{};  ///< beside null, false, and an empty list
+};
+constexpr RefusedKey refused_keys[] = {{"num_beams", 1},
+                                       {"typical_p", 1},
+                                       {"length_penalty", 1},
+                                       {"encoder_repetition_penalty", 1},
+                                       {"num_beam_groups", 1},
+                                       {"guidance_scale", 1},
+                                       {"top_h", 1},
+                                       {"penalty_alpha", 0},
+                                       {"encoder_no_repeat_ngram_size", 0},
+                                       {"epsilon_cutoff", 0},
+                                       {"eta_cutoff", 0},
+                                       {"diversity_penalty", 0},
+                                       {"min_length", 0},
+                                       {"stop_strings"},
+                                       {"max_time"},
+                                       {"sequence_bias"},
+                                       {"force_words_ids"},
+                                       {"constraints"},
+                                       {"renormalize_logits"},
+                                       {"forced_bos_token_id"},
+                                       {"forced_eos_token_id"},
+                                       {"remove_invalid_values"},
+                                       {"exponential_decay_length_penalty"},
+                                       {"begin_suppress_tokens"},
+                                       {"forced_decoder_ids"},
+                                       {"token_healing"},
+                                       {"watermarking_config"},
+                                       {"dola_layers"}};
 
-bool changes_nothing(std::string_view key, const nlohmann::json& value) {
+bool changes_nothing(const RefusedKey* known, const nlohmann::json& value) {
   if (value.is_null() || value == false) return true;
   if (value.is_array() || value.is_object()) return value.empty();
-  const auto neutral = std::ranges::find(neutral_values, key, &std::pair<std::string_view, double>::first);
-  return neutral != std::end(neutral_values) && value.is_number() && value.get<double>() == neutral->second;
+  return known && known->neutral && value.is_number() && value.get<double>() == *known->neutral;
 }
 
-/// Keys that would change texts, also those that are not known here.
-void warn_of_other_keys(const JsonObject& o, std::vector<std::string>& warnings) {
-  for (const std::string& key : o.keys())
-    if (std::ranges::find(applied_keys, key) == std::end(applied_keys) &&
-        std::ranges::find(without_effect, key) == std::end(without_effect) &&
-        !changes_nothing(key, o.at(key)))
-      warnings.push_back(concat(o.file(), ": ", key, ": ", to_display(o.at(key)), " has no effect here"));
+/// Keys that would change texts and are not applied; of a file that is about generation alone, also keys that
+/// are not known here.
+void refuse_other_keys(const JsonObject& o, bool is_of_generation) {
+  for (const std::string& key : o.keys()) {
+    const auto found = std::ranges::find(refused_keys, key, &RefusedKey::name);
+    const RefusedKey* known = found == std::end(refused_keys) ? nullptr : found;
+    const bool is_other = is_of_generation &&
+                          std::ranges::find(applied_keys, key) == std::end(applied_keys) &&
+                          std::ranges::find(without_effect, key) == std::end(without_effect);
+    if ((known || is_other) && !changes_nothing(known, o.at(key)))
+      o.fail_at(key, concat("is ", to_display(o.at(key)),
+                            ", and this key is not applied here; take it out of a copy of the file, and give "
+                            "that one: generate --generation-config FILE"));
+  }
+}
+
+std::vector<std::int32_t> tokens_of(const JsonObject& o, const char* key, const nlohmann::json& list,
+                                    std::size_t vocabulary) {
+  std::vector<std::int32_t> tokens;
+  if (!list.is_array()) o.fail_at(key, concat("must be a list of tokens, found ", to_display(list)));
+  for (const nlohmann::json& token : list) {
+    if (!token.is_number_unsigned() || token.get<std::uint64_t>() >= vocabulary)
+      o.fail_at(key, concat("must have tokens below ", vocabulary, ", found ", to_display(token)));
+    tokens.push_back(token.get<std::int32_t>());
+  }
+  return tokens;
 }
 
 double number_or(const JsonObject& o, const char* key, double absent, double min, double max) {
@@ -96,29 +140,49 @@ double number_or(const JsonObject& o, const char* key, double absent, double min
 
 }  // namespace
 
-GenerationConfig generation_config_from_pretrained(const std::string& folder, std::size_t vocabulary,
-                                                   std::vector<std::string>* warnings,
-                                                   std::size_t max_new_tokens) {
-  namespace fs = std::filesystem;
-  const fs::path config = config_file(folder), own = config.parent_path() / "generation_config.json";
-  const std::string path = (fs::exists(own) ? own : config).string();
+GenerationConfig read_generation_config(const std::string& path, std::size_t vocabulary,
+                                        std::size_t max_new_tokens) {
+  constexpr double largest = 1e6;
   const nlohmann::json document = parse_json(read_text_file(path), path, JsonDialect::relaxed);
   const JsonObject o(document, path);
+  refuse_other_keys(o, !o.has("model_type"));
+  const auto size_or = [&](const char* key, std::int64_t absent) {
+    return is_given(o, key) ? static_cast<std::size_t>(o.integer(key, absent, 0, max_positions))
+                            : static_cast<std::size_t>(absent);
+  };
   GenerationConfig c{.max_new_tokens = max_new_tokens, .temperature = 0};
   for (const std::size_t token : special_tokens(o, "eos_token_id", vocabulary))
     c.eos_token_id.push_back(static_cast<std::int32_t>(token));
-  if (path == config) return c;
-  constexpr double largest = 1e6;
   c.repetition_penalty = number_or(o, "repetition_penalty", 1, 1e-6, largest);
-  if (is_given(o, "max_new_tokens")) c.max_new_tokens = size_at(o, "max_new_tokens", max_positions);
+  if (is_given(o, "max_new_tokens")) {
+    c.max_new_tokens = size_at(o, "max_new_tokens", max_positions);
+  } else if (is_given(o, "max_length")) {
+    c.max_length = size_at(o, "max_length", max_positions);
+    c.max_new_tokens = c.max_length;
+  }
+  c.no_repeat_ngram_size = size_or("no_repeat_ngram_size", 0);
+  if (is_given(o, "bad_words_ids")) {
+    if (!o.at("bad_words_ids").is_array()) o.fail_at("bad_words_ids", "must be a list of lists of tokens");
+    for (const nlohmann::json& word : o.at("bad_words_ids"))
+      c.bad_words_ids.push_back(tokens_of(o, "bad_words_ids", word, vocabulary));
+  }
+  c.min_new_tokens = size_or("min_new_tokens", 0);
+  if (is_given(o, "suppress_tokens"))
+    c.suppress_tokens = tokens_of(o, "suppress_tokens", o.at("suppress_tokens"), vocabulary);
   if (is_given(o, "do_sample") && o.boolean("do_sample", false)) {
     c.temperature = number_or(o, "temperature", 1, 1e-6, largest);
-    c.top_k = is_given(o, "top_k") ? static_cast<std::size_t>(o.integer("top_k", 50, 0, max_positions)) : 50;
+    c.top_k = size_or("top_k", 50);
     c.top_p = number_or(o, "top_p", 1, 1e-6, 1);
     c.min_p = number_or(o, "min_p", 0, 0, 1);
   }
-  if (warnings) warn_of_other_keys(o, *warnings);
   return c;
+}
+
+GenerationConfig generation_config_from_pretrained(const std::string& folder, std::size_t vocabulary,
+                                                   std::size_t max_new_tokens) {
+  namespace fs = std::filesystem;
+  const fs::path config = config_file(folder), own = config.parent_path() / "generation_config.json";
+  return read_generation_config(fs::exists(own) ? own.string() : config.string(), vocabulary, max_new_tokens);
 }
 
 }  // namespace rz

@@ -233,6 +233,9 @@ TEST_F(HuggingFaceConfig, VariantsOfALlamaAreRefusedByTheirKey) {
   refused(R"(, "rope_scaling": {"rope_type": "linear"})", {"rope_scaling.factor: missing"});
   refused(R"(, "rope_scaling": {"rope_type": "llama3", "factor": 2})",
           {"rope_scaling.low_freq_factor: missing"});
+  refused(R"(, "original_max_position_embeddings": 8, "rope_scaling": {"rope_type": "llama3", "factor": 2, )"
+          R"("low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 32})",
+          {"original_max_position_embeddings: is 8", "32; give one value"});
   refused(R"(, "quantization_config": {"bits": 4})", {"quantization_config: "});
   refused(R"(, "num_key_value_heads": 3)", {"num_attention_heads is 8", "num_key_value_heads 3"});
   refused(R"(, "head_dim": 5)", {"head_dim is 5", "even"});

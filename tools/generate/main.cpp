@@ -52,7 +52,7 @@ constexpr const char* footer =
     "Exit status: 0 done; 2 an input is wrong; 1 anything else.";
 
 struct Options {
-  std::string model, weights, adapter, tokenizer;
+  std::string model, weights, adapter, tokenizer, generation_config;
   std::optional<std::string> prompt;
   std::string prompt_file;
   std::string dtype = "f32", device = "host";
@@ -80,6 +80,10 @@ void add_inputs(CommandLine& line, Options& o) {
   line.add_option("--tokenizer", o.tokenizer,
                   "A folder with a tokenizer; default: the model's, or bytes if it has 256 tokens")
       .type_name("FOLDER")
+      .group(group);
+  line.add_option("--generation-config", o.generation_config,
+                  "A generation_config.json; default: that of --model, or its config.json")
+      .type_name("FILE")
       .group(group);
   const auto prompt =
       line.add_option("--prompt", o.prompt, "The text to continue").type_name("TEXT").group(group);
@@ -243,12 +247,12 @@ class Generator {
 
   GenerationConfig config_of_model() const {
     const Options& o = options_;
-    std::vector<std::string> warnings;
-    GenerationConfig c =
-        generation_config_from_pretrained(o.model, model_->facts().vocabulary, &warnings, 200);
-    for (const std::string& w : warnings) print_status("warning: " + w);
+    const std::size_t vocabulary = model_->facts().vocabulary;
+    GenerationConfig c = o.generation_config.empty()
+                             ? generation_config_from_pretrained(o.model, vocabulary, 200)
+                             : read_generation_config(o.generation_config, vocabulary, 200);
     if (c.temperature == 0) c.temperature = 0.8, c.top_k = 50;
-    if (o.max_new_tokens) c.max_new_tokens = static_cast<std::size_t>(*o.max_new_tokens);
+    if (o.max_new_tokens) c.max_new_tokens = static_cast<std::size_t>(*o.max_new_tokens), c.max_length = 0;
     if (o.temperature) c.temperature = *o.temperature;
     if (o.top_k) c.top_k = static_cast<std::size_t>(*o.top_k);
     if (o.top_p) c.top_p = *o.top_p;
