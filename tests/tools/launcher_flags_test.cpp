@@ -141,6 +141,25 @@ TEST(LauncherFlags, AProgramsOwnFlagsAndValuesAreNotRefused) {
   test::expect_refusal("rzrun", {"-n", "1", "--log-dir", "-np"}, "no program to start");
 }
 
+/// As --flag=$NAME of a variable that is not set.
+TEST(LauncherFlags, AnEmptyValueTakesNoOtherWord) {
+  test::Program endpoint(
+      {test::built("rzrun"), "--rdzv-endpoint=", "--nproc-per-node=2", "sh", "-c", "echo of $WORLD_SIZE"});
+  EXPECT_EQ(endpoint.wait(), 0) << endpoint.err();
+  EXPECT_EQ(endpoint.out(), "of 2\nof 2\n");
+  test::Program behind({test::built("rzrun"), "-n", "1", "echo", "--role=", "-n=", "x"});
+  EXPECT_EQ(behind.wait(), 0) << behind.err();
+  EXPECT_EQ(behind.out(), "--role= -n= x\n");
+  for (const char* flag : {"--log-dir", "--role", "--master-addr"})
+    test::expect_refusal("rzrun", {concat(flag, "="), "-n", "1", "true"},
+                         concat(flag, ": a value is missing"));
+  test::expect_refusal("rzrun", {"--max-restarts=", "-n", "1", "true"}, "--max-restarts");
+  test::expect_refusal("rzrun", {"--standalone=", "true"}, "--standalone=: the flag has no value");
+  test::expect_refusal("all_reduce_perf", {"--output_file=", "--iters=3"},
+                       "--output_file: a value is missing");
+  test::expect_refusal("train_lm", {"--save=", "--steps=1"}, "--save: a value is missing");
+}
+
 TEST(LauncherFlags, NoRowIsThereTwice) {
   std::set<std::string_view> seen;
   for (const auto& row : launcher_flags()) {

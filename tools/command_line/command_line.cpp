@@ -61,9 +61,10 @@ void check_local_rank(const std::string& flag, const std::string& text) {
           " by LOCAL_RANK of the environment; leave the flag out, or start the ranks with rzrun or torchrun");
 }
 
-/// The words without --local_rank=R or --local_rank R.
-std::vector<const char*> without_local_rank(const CLI::App& app, std::span<const char* const> words) {
-  std::vector<const char*> kept;
+/// The words for CLI11: without --local_rank=R or --local_rank R; and "--flag=" as two words, since CLI11
+/// takes the word behind it for its value, which is empty.
+std::vector<std::string> words_to_parse(const CLI::App& app, std::span<const char* const> words) {
+  std::vector<std::string> kept;
   for (std::size_t i = 0; i < words.size(); ++i) {
     const std::string word = words[i], flag = word.substr(0, word.find('='));
     if (word == "--" || (app.get_prefix_command() && i > 0 && !word.starts_with("-"))) {
@@ -74,6 +75,11 @@ std::vector<const char*> without_local_rank(const CLI::App& app, std::span<const
     if (!own && (flag == "--local_rank" || flag == "--local-rank")) {
       require(flag != word || i + 1 < words.size(), Errc::config, flag, ": a value is missing");
       check_local_rank(flag, flag != word ? word.substr(flag.size() + 1) : words[++i]);
+      continue;
+    }
+    if (own && word == flag + "=") {
+      require(own->get_items_expected_min() > 0, Errc::config, word, ": the flag has no value");
+      kept.insert(kept.end(), {flag, ""});
       continue;
     }
     kept.push_back(words[i]);
@@ -144,7 +150,10 @@ Flag CommandLine::add_option(const std::string& names, bool& value, const std::s
 }
 
 Flag CommandLine::add_option(const std::string& names, std::string& value, const std::string& what) {
-  return Flag(app_->add_option(names, value, what));
+  const auto is_empty = [](const std::string& text) {  // as of a variable of a shell that is not set
+    return std::string(text.empty() ? "a value is missing" : "");
+  };
+  return Flag(app_->add_option(names, value, what)->check(CLI::Validator(is_empty, "", "empty")));
 }
 
 Flag CommandLine::add_option(const std::string& names, std::vector<std::string>& value,
@@ -189,6 +198,10 @@ Flag Flag::type_name(const std::string& name) { return Flag(option_->type_name(n
 Flag Flag::group(const std::string& heading) { return Flag(option_->group(heading)); }
 Flag Flag::required() { return Flag(option_->required()); }
 Flag Flag::excludes(Flag other) { return Flag(option_->excludes(other.option_)); }
+Flag Flag::may_be_empty() {
+  option_->get_validator("empty")->active(false);
+  return *this;
+}
 Flag Flag::one_value_each() { return Flag(option_->allow_extra_args(false)); }
 
 void CommandLine::allow_trailing_command() { app_->prefix_command(); }
@@ -206,7 +219,10 @@ std::vector<std::string> split_at_commas(const std::string& words) { return CLI:
 
 std::string CommandLine::parse(int argc, const char* const* argv) {
   app_->allow_extras();
-  const auto words = without_local_rank(*app_, std::span(argv, static_cast<std::size_t>(argc)));
+  const std::vector<std::string> kept =
+      words_to_parse(*app_, std::span(argv, static_cast<std::size_t>(argc)));
+  std::vector<const char*> words;
+  for (const std::string& word : kept) words.push_back(word.c_str());
   refuse_launcher_flags(*app_, std::span(words).subspan(argc > 0 ? 1 : 0));
   try {
     app_->parse(static_cast<int>(words.size()), words.data());

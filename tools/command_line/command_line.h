@@ -43,6 +43,8 @@ class CommandLine {
     Flag excludes(Flag other);
     /// Of a list: one value behind each appearance of the flag.
     Flag one_value_each();
+    /// Of a text: an empty value is as good as none. Elsewhere it is refused.
+    Flag may_be_empty();
 
    private:
     friend CommandLine;

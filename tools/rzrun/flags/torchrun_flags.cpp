@@ -189,7 +189,8 @@ void parse_rdzv_conf(const std::string& text, const std::string& where, Rendezvo
 void add_torchrun_flags(CommandLine& line, Options& o, TorchrunFlags& f) {
   const std::string heading = "rzrun on each host, as with torchrun";
   const auto add = [&](const char* names, std::string& value, const char* what, const char* type) {
-    line.add_option(names, value, what).type_name(type).group(heading);
+    auto flag = line.add_option(names, value, what).type_name(type).group(heading);
+    if (std::string_view(names).starts_with("--rdzv-")) flag.may_be_empty();  // scripts give torchrun such
   };
   add("--nnodes", f.nnodes, "Hosts; with MIN:MAX as many of them as come", "N|MIN:MAX");
   add("--node-rank,--node_rank", f.node_rank, "Number of this host; default: that of its arrival", "R");
