@@ -11,6 +11,7 @@ int main(int argc, char** argv) {
                          "");
     const std::string help = line.parse(argc, argv);
     if (!help.empty()) return rz::print_help(help);
+    rz::processors_for(0, 1);  // refuses hwloc's description of another machine
     return std::puts(rz::describe(rz::read_topology()).c_str()) < 0 ? 1 : 0;
   });
 }

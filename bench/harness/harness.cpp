@@ -228,6 +228,11 @@ int run(const Collective& collective, const Options& options, const Print& print
   Results results;  // of thread 0
   results.min_bandwidth = min_bandwidth;
   results.start_time = now();
+  if (json) {
+    Results unfinished = results;
+    unfinished.error = unfinished_error;
+    json->hold(json_text(collective, options, unfinished));
+  }
   int status = 0;  // of thread 0; equal on all ranks
   try {
     const auto store = store_for_launch(info, std::chrono::seconds(30), options.backend);

@@ -23,7 +23,9 @@ int run_bench_program(const char* name, const char* purpose, const char* details
     environment();  // a wrong variable is an error of the input, for which no file is emptied
     std::optional<OutputFile> file;
     if (!json_path.empty() && launch_info_from_environment().rank == 0) file.emplace("--json", json_path);
-    Json all{{"tool", name}, {"errors", Json::array()}};
+    Json all{{"tool", name}, {"errors", {unfinished_error}}};
+    if (file) file->hold(all.dump(1) + '\n');
+    all["errors"] = Json::array();
     try {
       const Json results = run();
       if (!file || results.is_null()) return 0;

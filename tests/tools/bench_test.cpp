@@ -26,6 +26,7 @@
 #include "comm/net/socket.h"
 #include "tests/support/error_of.h"
 #include "tests/support/program.h"
+#include "tools/command_line/output_file.h"
 
 namespace rz {
 namespace {
@@ -662,13 +663,29 @@ std::string text_of_json() {
   return text.str();
 }
 
-TEST(BenchJson, IsEmptiedBeforeTheFirstMeasurement) {
+TEST(BenchJson, IsThatOfAKilledRunUntilItsEnd) {
   write_earlier_run();
   Hooks hooks;
   std::string found = "the hook was not called";
   hooks.before_check = [&](int, Buffer) { found = text_of_json(); };
   EXPECT_EQ(json_of("all_reduce", {"-b", "8", "-e", "8"}, hooks).at("results").size(), 1u);
-  EXPECT_EQ(found, "");
+  const auto before = nlohmann::json::parse(found);
+  ASSERT_EQ(before.at("errors").size(), 1u);
+  EXPECT_EQ(before.at("errors")[0], unfinished_error);
+  EXPECT_TRUE(before.at("results").empty());
+}
+
+/// Another rank that ends first makes rzrun end this one.
+TEST(BenchJson, HasAnErrorIfTheRunEndsBeforeItsRanksAreConnected) {
+  write_earlier_run();
+  Program p({test::built("rzrun"), "-n", "2", "sh", "-c",
+             concat("[ $RANK = 0 ] || exit 5; exec ", test::built("all_reduce_perf"), " -b 8 -e 8 -J ",
+                    json_path())});
+  EXPECT_EQ(p.wait(), 5) << p.err();
+  const std::string text = text_of_json();
+  if (text.find("an earlier run") == text.npos) {  // else rank 0 was killed before it came to its file
+    EXPECT_EQ(read_json().at("errors").size(), 1u) << text;
+  }
 }
 
 TEST(BenchJson, HasTheErrorOfARunThatFails) {
@@ -696,7 +713,9 @@ TEST(BenchJson, OfAnEndlessRunHasTheLatestCycle) {
   Program p({test::built("all_reduce_perf"), "-b", "8", "-e", "16", "-f", "2", "-n", "1", "-N", "0", "-J",
              json_path()});
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  while (text_of_json().empty() && std::chrono::steady_clock::now() < deadline) usleep(1000);
+  while (text_of_json().find("out_of_place") == std::string::npos &&
+         std::chrono::steady_clock::now() < deadline)
+    usleep(1000);
   p.signal(SIGSTOP);
   usleep(100'000);
   EXPECT_EQ(read_json().at("results").size(), 2u);

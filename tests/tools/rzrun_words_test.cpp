@@ -299,6 +299,12 @@ TEST(RzrunWordsRefused, OneLineEach) {
   refuse({"--log-line-prefix-template=x"}, "--log-line-prefix-template is a flag of torchrun; use --prefix");
 }
 
+TEST(TopologyTool, RefusesTheDescriptionOfAnotherMachine) {
+  Program p({test::built("topology")}, {{"HWLOC_SYNTHETIC", "pack:4 core:16 pu:2"}});
+  EXPECT_EQ(p.wait(), 2);
+  EXPECT_NE(p.err().find("hwloc describes another machine"), std::string::npos) << p.err();
+}
+
 TEST(LocalRank, ProgramsAcceptTheirOwn) {
   for (const std::string flag : {"--local_rank=1", "--local-rank=1"}) {
     Program p({test::built("topology"), flag}, {{"LOCAL_RANK", "1"}});

@@ -17,6 +17,11 @@ OutputFile::OutputFile(const std::string& flag, const std::string& path)
   if (!file_) fail(Errc::config, flag, " ", path, ": cannot be written: ", std::strerror(errno));
 }
 
+void OutputFile::hold(std::string_view text) {
+  struct stat info {};
+  if (::fstat(file_.get(), &info) == 0 && S_ISREG(info.st_mode)) write(text);
+}
+
 void OutputFile::write(std::string_view text) {
   struct stat info {};
   const bool is_regular = ::fstat(file_.get(), &info) == 0 && S_ISREG(info.st_mode);

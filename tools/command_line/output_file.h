@@ -8,6 +8,9 @@
 
 namespace rz {
 
+/// The error of a file whose program was killed.
+inline constexpr const char* unfinished_error = "the run did not end by itself: it was killed";
+
 /// A file that receives the results of a program at its end. The constructor creates or empties it, so call
 /// it after the command line is accepted and before the work: a file that cannot be written is an error at
 /// once, and results of an earlier run do not outlive the beginning of this one.
@@ -15,6 +18,8 @@ class OutputFile {
  public:
   /// `flag` named the file. Errc::config if it cannot be written.
   OutputFile(const std::string& flag, const std::string& path);
+  /// What a regular file has until write(), and for ever if this process is killed before.
+  void hold(std::string_view text);
   /// Replaces the contents. Errc::system if it cannot be written completely.
   void write(std::string_view text);
   /// The same for the text of an error, beside which a failure to write it does not matter.

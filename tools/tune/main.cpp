@@ -30,6 +30,7 @@ int run(const Options& options) {
   environment();  // a wrong variable is an error of the input, for which no file is emptied
   std::optional<OutputFile> file;
   if (first) file.emplace("--output", options.output);
+  if (file) file->hold(concat("# error: ", unfinished_error, "\n"));
   const Progress progress = first && ::isatty(STDERR_FILENO) ? Progress(draw) : Progress([](auto, auto&) {});
   Measured measured;
   try {
