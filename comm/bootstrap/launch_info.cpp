@@ -90,26 +90,6 @@ constexpr struct {
 
 std::optional<int> parse_int(std::string_view text) { return parse_number<int>(text); }
 
-/// Number of tasks on node `node` (SLURM_NODEID) in Slurm's list of tasks per node: "2(x3),1" is 2, 2, 2, 1.
-std::optional<int> tasks_of_node(std::string_view list, int node) {
-  for (std::size_t at = 0; at < list.size();) {
-    const auto comma = std::min(list.find(',', at), list.size());
-    std::string_view part = list.substr(at, comma - at);
-    int times = 1;
-    if (const auto open = part.find("(x"); open != std::string_view::npos && part.back() == ')') {
-      const auto n = parse_int(part.substr(open + 2, part.size() - open - 3));
-      if (!n) return std::nullopt;
-      times = *n;
-      part = part.substr(0, open);
-    }
-    const auto tasks = parse_int(part);
-    if (!tasks || node < times) return tasks;
-    node -= times;
-    at = comma + 1;
-  }
-  return std::nullopt;
-}
-
 /// Reads variables and collects all problems, so that one error message lists them.
 class EnvironmentReader {
  public:
@@ -120,9 +100,8 @@ class EnvironmentReader {
     for (const char* name : any) {
       const auto text = variables_(name);
       if (!text) continue;
-      const std::string_view n = name;
-      const auto value =
-          n.find("_TASKS_PER_NODE") != n.npos ? tasks_of_node(*text, node()) : parse_int(*text);
+      if (std::string_view(name).ends_with("_TASKS_PER_NODE")) return tasks_of_this_node(*text, name);
+      const auto value = parse_int(*text);
       if (!value || *value < min) complain(concat(name, "='", *text, "' is not a number from ", min, " on"));
       return value.value_or(min);
     }
@@ -144,7 +123,19 @@ class EnvironmentReader {
   }
 
  private:
-  int node() const { return parse_int(variables_("SLURM_NODEID").value_or("0")).value_or(0); }
+  /// Of Slurm's list of tasks per node.
+  int tasks_of_this_node(const std::string& list, const char* name) try {
+    const std::vector<int> tasks = hosts::parse_slurm_counts(list, name);
+    const std::string node = variables_("SLURM_NODEID").value_or("0");
+    const auto index = parse_number<std::size_t>(node);
+    if (index && *index < tasks.size()) return tasks[*index];
+    complain(
+        concat("SLURM_NODEID='", node, "' is no node of ", name, "='", list, "', which has ", tasks.size()));
+    return 1;
+  } catch (const Error& e) {
+    complain(e.what());
+    return 1;
+  }
   const Variables& variables_;
   const LauncherVariables& names_;
   std::string problems_;

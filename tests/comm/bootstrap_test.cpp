@@ -246,8 +246,10 @@ TEST(Bootstrap, EachMalformedVariableIsNamed) {
   expect_error(with(torchrun, "LOCAL_WORLD_SIZE", "5"), {"LOCAL_WORLD_SIZE=5"});
   expect_error(with(torchrun, "WORLD_SIZE", "0"), {"WORLD_SIZE='0'"});
   expect_error(with(torchrun, "MASTER_PORT", "65536"), {"MASTER_PORT='65536'"});
-  for (const auto& list : {"", "x", "2(x", "2(x3", "1(x1)"})
+  for (const auto& list : {"", "x", "2(x", "2(x3", "1(x1)", "2(x4),banana", "2,,5", "2(x0),5"})
     expect_error(with(slurm, "SLURM_STEP_TASKS_PER_NODE", list), {"SLURM_STEP_TASKS_PER_NODE"});
+  expect_error(with(slurm, "SLURM_NODEID", "x"),
+               {"SLURM_NODEID='x' is no node of SLURM_STEP_TASKS_PER_NODE"});
   expect_error(with(slurm, "SLURM_NODELIST", "node["), {"SLURM_NODELIST"});
   expect_error(with(flux, "FLUX_JOB_NNODES", "3"),
                {"FLUX_JOB_SIZE=4", "FLUX_JOB_NNODES=3", "LOCAL_WORLD_SIZE"});
