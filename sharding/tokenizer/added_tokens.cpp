@@ -46,13 +46,22 @@ AddedTokens AddedTokens::read(const JsonObject& owner, const BytePairs& model, c
 }
 
 void AddedTokens::add(AddedToken token, const Normalizer& normalizer) {
-  std::string text = token.normalized ? normalizer.normalized(token.content) : token.content;
-  if (!text.empty()) (token.normalized ? after_ : raw_).insert(text, token.id);
-  if (token.normalized && text != token.content) normalized_[token.id] = std::move(text);
+  const AddedToken* const before = of_id(token.id);
+  const bool moves = before && before->normalized != token.normalized;
   if (token.special) special_.insert(token.content);
   id_of_[token.content] = token.id;
   largest_id_ = std::max(largest_id_, token.id);
-  of_id_[token.id] = std::move(token);
+  const AddedToken& added = of_id_[token.id] = std::move(token);
+  if (!moves) return insert(added, normalizer);
+  raw_ = after_ = Trie();
+  normalized_.clear();
+  for (const auto& [id, each] : of_id_) insert(each, normalizer);
+}
+
+void AddedTokens::insert(const AddedToken& token, const Normalizer& normalizer) {
+  std::string text = token.normalized ? normalizer.normalized(token.content) : token.content;
+  if (!text.empty()) (token.normalized ? after_ : raw_).insert(text, token.id);
+  if (token.normalized && text != token.content) normalized_[token.id] = std::move(text);
 }
 
 const AddedToken* AddedTokens::find(std::string_view content) const {
