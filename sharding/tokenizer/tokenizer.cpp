@@ -220,6 +220,8 @@ class TokenizerConfig {
 
  private:
   void merge(const JsonObject& file, const nlohmann::json& values) {
+    if (values.contains("extra_special_tokens") && values["extra_special_tokens"].is_object())
+      values_.erase("extra_special_tokens"), values_.erase("additional_special_tokens");
     const bool has_list = is_given("extra_special_tokens") || is_given("additional_special_tokens");
     for (const auto& [key, value] : values.items()) {
       if (key == "extra_special_tokens" && value.is_object()) {
@@ -485,14 +487,16 @@ void Tokenizer::State::add(AddedToken token) {
 void Tokenizer::State::add_tokens(const TokenizerConfig& config) {
   for (const auto& [id, token] : config.added())
     if (!token.content.empty()) add(token);
+  std::vector<AddedToken> tokens;  // of one text, the last one counts
   for (const char* const key : special_keys) {
     std::optional<AddedToken> token = config.token(key, rules);
     if (!token || token->content.empty()) continue;
     if (const AddedToken* const known = added.find(token->content)) token = *known, token->special = true;
-    add(std::move(*token));
+    tokens.push_back(std::move(*token));
   }
   for (const AddedToken& token : config.further_tokens())
-    if (!token.content.empty() && !added.find(token.content)) add(token);
+    if (!token.content.empty() && !added.find(token.content)) tokens.push_back(token);
+  for (AddedToken& token : tokens) add(std::move(token));
   for (const auto& [key, id] : {std::pair{"bos_token", &bos}, {"eos_token", &eos}, {"pad_token", &pad}})
     if (const auto token = config.token(key, rules)) *id = id_of(token->content);
 }

@@ -411,6 +411,16 @@ TEST_F(TokenizerFiles, FilesBesideTheVocabularyCountAsInTransformers) {
     EXPECT_EQ(by_decoder.encode("<c> \n<c>"), (Ids{n, n}));
     for (const char* const token : {"<b>", "<d>", "<|user|>"})
       EXPECT_EQ(by_decoder.token_to_id(token), std::nullopt) << token;
+    EXPECT_EQ(
+        of(begin + R"("pad_token": {"content": "<a>", "rstrip": true}, "extra_special_tokens": ["<a>"]})")
+            .encode("<a>\n<a>")
+            .size(),
+        3u)
+        << "the last one of a text";
+    EXPECT_EQ(of(begin + R"("additional_special_tokens": ["<a>"]})",
+                 R"({"extra_special_tokens": {"b_token": "<b>"}})")
+                  .token_to_id("<a>"),
+              std::nullopt);
   }
   fs::remove(path("vocab.json"));
 
