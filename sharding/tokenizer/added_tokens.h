@@ -64,7 +64,8 @@ class AddedTokens {
     std::vector<Node> nodes = std::vector<Node>(1);
     std::array<bool, 256> begins{};
 
-    void insert(std::string_view text, std::int32_t id);
+    /// Of a text, which becomes one of them; -1 at first.
+    std::int32_t& id_of(std::string_view text);
     /// Bytes of the longest text at the front; 0 if there is none.
     std::size_t match(std::string_view text, std::int32_t& id) const;
   };
