@@ -496,7 +496,14 @@ void Tokenizer::State::add_tokens(const TokenizerConfig& config) {
   }
   for (const AddedToken& token : config.further_tokens())
     if (!token.content.empty() && !added.find(token.content)) tokens.push_back(token);
-  for (AddedToken& token : tokens) add(std::move(token));
+  for (AddedToken& token : tokens) {
+    require(!rules || rules->name != "Qwen2Tokenizer" ||
+                !(token.single_word || token.lstrip || token.rstrip || token.normalized),
+            Errc::config, escaped(config.owner("tokenizer_class").file()), ": ", escaped(token.content),
+            ": a special token with single_word, lstrip, rstrip or normalized; versions 4 and 5 of "
+            "transformers differ on these of a Qwen2Tokenizer; remove them");
+    add(std::move(token));
+  }
   for (const auto& [key, id] : {std::pair{"bos_token", &bos}, {"eos_token", &eos}, {"pad_token", &pad}})
     if (const auto token = config.token(key, rules)) *id = id_of(token->content);
 }

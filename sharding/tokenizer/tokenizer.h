@@ -42,7 +42,8 @@ class Tokenizer {
   /// extra_special_tokens. New tokens get the next ids. add_prefix_space, add_bos_token and add_eos_token
   /// count beside the two files. Beside a tokenizer.json, add_prefix_space does for the classes of GPT-2's
   /// form; where versions 4 and 5 of transformers differ (add_prefix_space of Qwen2Tokenizer and
-  /// LlamaTokenizer, the other two of LlamaTokenizer), Errc::config names a key that contradicts the file.
+  /// LlamaTokenizer, the other two of LlamaTokenizer), Errc::config names a key that contradicts the file,
+  /// and a special token of Qwen2Tokenizer that takes blanks or is normalized.
   /// `truncation` and `padding` of tokenizer.json have no effect, as in transformers. Errc::config, "FILE:
   /// key: …", for files that are missing or malformed, and for what is not supported. Supported are, each
   /// also in a Sequence,

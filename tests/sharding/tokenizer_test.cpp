@@ -445,6 +445,19 @@ TEST_F(TokenizerFiles, FilesBesideTheVocabularyCountAsInTransformers) {
   EXPECT_EQ(Tokenizer::from_pretrained(path()).encode("<c> "), (Ids{n}));
 }
 
+/// As in tokenizers 0.23.3, special or not.
+TEST_F(TokenizerFiles, OfTokensWithOneNormalFormTheFirstCounts) {
+  json whole = tokenizer_json("strip");
+  const auto n = static_cast<std::int32_t>(whole["model"]["vocab"].size());
+  const auto token = [](std::int32_t id, const char* content, bool special) {
+    return json{{"id", id}, {"content", content}, {"normalized", true}, {"special", special}};
+  };
+  whole["added_tokens"] = {token(n, " foo", false), token(n + 1, "foo", false), token(n + 2, "foo ", false)};
+  EXPECT_EQ(tokenizer_of(whole.dump()).encode("foo"), Ids{n});
+  whole["added_tokens"][2]["special"] = true;
+  EXPECT_EQ(tokenizer_of(whole.dump()).encode("foo"), Ids{n});
+}
+
 TEST_F(TokenizerFiles, WhereVersionsOfTransformersDifferAKeyIsRefused) {
   const auto refused = [&](const std::string& keys, const char* key) {
     put("tokenizer_config.json", keys);
@@ -461,6 +474,10 @@ TEST_F(TokenizerFiles, WhereVersionsOfTransformersDifferAKeyIsRefused) {
   EXPECT_NO_THROW(read(R"({"tokenizer_class": "Qwen2Tokenizer", "add_prefix_space": false})"));
   EXPECT_NO_THROW(read(R"({"tokenizer_class": "LlamaTokenizer", "add_bos_token": true})"))
       << "not of Llama's form";
+  put("tokenizer_config.json", R"({"tokenizer_class": "Qwen2Tokenizer", "eos_token": {"content": "<a>",
+    "rstrip": true}})");
+  EXPECT_TRUE(std::string(error_of([&] { Tokenizer::from_pretrained(path()); }).what())
+                  .starts_with(path("tokenizer_config.json") + ": <a>: a special token with single_word"));
   put("tokenizer.json", tokenizer_json("llama2").dump());
   const std::string begin = R"({"tokenizer_class": "LlamaTokenizer", )";
   refused(begin + R"("add_prefix_space": false})", "add_prefix_space");
