@@ -383,9 +383,7 @@ class DocumentEncoder {
       : o_(options), with_text_(with_text || !options.tokenizer), end_(end_token(options)) {
     if (!o_.tokenizer) return;
     if (o_.append_eos && !end_) line_break_ = o_.tokenizer->encode("\n", false);
-    const auto bos = o_.tokenizer->bos_token_id();
-    const std::vector<std::int32_t> added = o_.tokenizer->encode("", true);
-    if (bos && !added.empty() && added.front() == *bos) beginning_ = *bos;
+    beginning_ = o_.tokenizer->beginning();
   }
 
   EncodedText encode(const TextBlock& block) const {
@@ -454,8 +452,8 @@ class DocumentEncoder {
             ": is empty; there is nothing to learn, leave the record out");
     const std::uint64_t begin = out.tokens.size();
     const std::vector<std::int32_t> start = o_.tokenizer->encode(prompt, false);
-    const bool begins = !start.empty() && start.front() == beginning_;  // by a chat template
-    if (beginning_ && !begins) out.tokens.push_back(*beginning_);
+    const auto of_template = std::span(start).first(std::min(start.size(), beginning_.size()));
+    if (!std::ranges::equal(of_template, beginning_)) append(beginning_, out);  // else by a chat template
     append(start, out);
     const std::uint64_t prompt_end = out.tokens.size();
     append(o_.tokenizer->encode(answer, false), out);
@@ -506,7 +504,7 @@ class DocumentEncoder {
       if (with_text_ && o_.append_eos) out.text += '\n';
       append(line_break_, out);
     }
-    if (beginning_) out.tokens.push_back(*beginning_);
+    append(beginning_, out);
   }
   void add(const std::string& text, EncodedText& out) const {
     if (with_text_) out.text += text;
@@ -522,7 +520,7 @@ class DocumentEncoder {
   const TextOptions& o_;
   const bool with_text_;
   const std::optional<std::int32_t> end_;
-  std::optional<std::int32_t> beginning_;
+  std::vector<std::int32_t> beginning_;
   std::vector<std::int32_t> line_break_;  // between documents without an end token
 };
 

@@ -46,13 +46,25 @@ AddedTokens AddedTokens::read(const JsonObject& owner, const BytePairs& model, c
 }
 
 void AddedTokens::add(AddedToken token, const Normalizer& normalizer) {
-  std::string text = token.normalized ? normalizer.normalized(token.content) : token.content;
-  if (!text.empty()) (token.normalized ? after_ : raw_).insert(text, token.id);
-  if (token.normalized && text != token.content) normalized_[token.id] = std::move(text);
+  const AddedToken* const before = of_id(token.id);
+  const bool moves = before && before->normalized != token.normalized;
   if (token.special) special_.insert(token.content);
   id_of_[token.content] = token.id;
   largest_id_ = std::max(largest_id_, token.id);
-  of_id_[token.id] = std::move(token);
+  const AddedToken& added = of_id_[token.id] = std::move(token);
+  if (!moves) return insert(added, normalizer);
+  raw_ = after_ = Trie();
+  normalized_.clear();
+  for (const auto& [id, each] : of_id_) insert(each, normalizer);
+}
+
+void AddedTokens::insert(const AddedToken& token, const Normalizer& normalizer) {
+  std::string text = token.normalized ? normalizer.normalized(token.content) : token.content;
+  if (!text.empty()) {
+    std::int32_t& id = (token.normalized ? after_ : raw_).id_of(text);
+    if (id < 0) id = token.id;
+  }
+  if (token.normalized && text != token.content) normalized_[token.id] = std::move(text);
 }
 
 const AddedToken* AddedTokens::find(std::string_view content) const {
@@ -71,7 +83,7 @@ const std::string* AddedTokens::text_of(std::int32_t id) const {
   return token ? &token->content : nullptr;
 }
 
-void AddedTokens::Trie::insert(std::string_view text, std::int32_t id) {
+std::int32_t& AddedTokens::Trie::id_of(std::string_view text) {
   begins[static_cast<unsigned char>(text[0])] = true;
   std::size_t node = 0;
   for (const char c : text) {
@@ -79,7 +91,7 @@ void AddedTokens::Trie::insert(std::string_view text, std::int32_t id) {
     node = found->second;
     if (is_new) nodes.emplace_back();
   }
-  nodes[node].id = id;
+  return nodes[node].id;
 }
 
 std::size_t AddedTokens::Trie::match(std::string_view text, std::int32_t& id) const {

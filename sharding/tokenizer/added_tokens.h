@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -20,13 +21,15 @@ struct AddedToken {
   std::int32_t id = -1;
   std::string content;
   bool single_word = false, lstrip = false, rstrip = false, normalized = true, special = false;
+
+  bool operator==(const AddedToken&) const = default;
 };
 
 /// Immutable, except for add().
 class AddedTokens {
  public:
-  /// "added_tokens" of a tokenizer.json. The id of an entry is that of the model's token of this text, or else
-  /// the next free one. Errc::config names an entry with another id.
+  /// "added_tokens" of a tokenizer.json. The id of an entry is that of the model's token of this text, or
+  /// else the next free one. Errc::config names an entry with another id.
   static AddedTokens read(const JsonObject& owner, const BytePairs&, const Normalizer&);
   /// Adds a token, or replaces one of the same text.
   void add(AddedToken, const Normalizer&);
@@ -50,6 +53,8 @@ class AddedTokens {
   std::vector<Piece> split(std::string_view text, bool normalized) const;
 
  private:
+  void insert(const AddedToken&, const Normalizer&);
+
   /// Texts by their bytes.
   struct Trie {
     struct Node {
@@ -59,12 +64,13 @@ class AddedTokens {
     std::vector<Node> nodes = std::vector<Node>(1);
     std::array<bool, 256> begins{};
 
-    void insert(std::string_view text, std::int32_t id);
+    /// Of a text, which becomes one of them; -1 at first.
+    std::int32_t& id_of(std::string_view text);
     /// Bytes of the longest text at the front; 0 if there is none.
     std::size_t match(std::string_view text, std::int32_t& id) const;
   };
 
-  std::unordered_map<std::int32_t, AddedToken> of_id_;
+  std::map<std::int32_t, AddedToken> of_id_;
   std::unordered_map<std::int32_t, std::string> normalized_;
   std::unordered_map<std::string, std::int32_t> id_of_;
   std::unordered_set<std::string> special_;

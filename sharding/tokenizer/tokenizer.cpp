@@ -90,16 +90,44 @@ std::string byte_tokenizer_json() {
 /// What transformers does, by the class of a tokenizer, where the files do not say it.
 struct ClassRules {
   std::string_view name;  // that of the fast one has "Fast" behind it
-  KnownPattern pattern = KnownPattern::gpt2;
+  KnownPattern pattern =
+      KnownPattern::gpt2;  // of vocab.json and merges.txt; none: not without tokenizer.json
   bool nfc = false;
   std::string_view beginning = "<|endoftext|>", end = "<|endoftext|>";  // where no key is; empty: none
+  std::string_view unknown = "<|endoftext|>", padding = "";
   bool encloses = false;  // texts are between cls_token and sep_token, which are the same by default
+
+  std::string_view default_token(std::string_view key) const {
+    if (key == "bos_token" || (encloses && key == "cls_token")) return beginning;
+    if (key == "eos_token" || (encloses && key == "sep_token")) return end;
+    if (key == "mask_token" && encloses) return "<mask>";
+    return key == "unk_token" ? unknown : key == "pad_token" ? padding : "";
+  }
 };
-constexpr std::array class_rules{
-    ClassRules{"GPT2Tokenizer"}, ClassRules{"CodeGenTokenizer"},
-    ClassRules{.name = "Qwen2Tokenizer", .pattern = KnownPattern::qwen2, .nfc = true, .beginning = ""},
-    ClassRules{.name = "RobertaTokenizer", .beginning = "<s>", .end = "</s>", .encloses = true},
-    ClassRules{.name = "BartTokenizer", .beginning = "<s>", .end = "</s>", .encloses = true}};
+constexpr std::array class_rules{ClassRules{"GPT2Tokenizer"},
+                                 ClassRules{"CodeGenTokenizer"},
+                                 ClassRules{.name = "Qwen2Tokenizer",
+                                            .pattern = KnownPattern::qwen2,
+                                            .nfc = true,
+                                            .beginning = "",
+                                            .padding = "<|endoftext|>"},
+                                 ClassRules{.name = "RobertaTokenizer",
+                                            .beginning = "<s>",
+                                            .end = "</s>",
+                                            .unknown = "<unk>",
+                                            .padding = "<pad>",
+                                            .encloses = true},
+                                 ClassRules{.name = "BartTokenizer",
+                                            .beginning = "<s>",
+                                            .end = "</s>",
+                                            .unknown = "<unk>",
+                                            .padding = "<pad>",
+                                            .encloses = true},
+                                 ClassRules{.name = "LlamaTokenizer",
+                                            .pattern = KnownPattern::none,
+                                            .beginning = "<s>",
+                                            .end = "</s>",
+                                            .unknown = "<unk>"}};
 
 /// The class of a model_type of config.json, where no file names one.
 constexpr std::array<std::pair<std::string_view, std::string_view>, 12> class_of_model{
@@ -123,6 +151,142 @@ const ClassRules* find_class(std::string_view name) {
   return found == class_rules.end() ? nullptr : &*found;
 }
 
+constexpr std::array special_keys{"bos_token", "eos_token", "unk_token", "sep_token",
+                                  "pad_token", "cls_token", "mask_token"};
+
+/// A token that files beside the vocabulary give: a text, or an object with its content.
+std::optional<AddedToken> token_of_key(const JsonObject& owner, std::string_view key, bool special = true) {
+  if (!owner.has(key) || owner.at(key).is_null()) return std::nullopt;
+  AddedToken token{.normalized = !special, .special = special};
+  if (owner.at(key).is_string()) {
+    token.content = owner.text(key, "");
+  } else {
+    const JsonObject node = owner.object(key);
+    token.content = required_text(node, "content");
+    token.single_word = node.boolean("single_word", false);
+    token.lstrip = node.boolean("lstrip", false);
+    token.rstrip = node.boolean("rstrip", false);
+    token.special = node.boolean("special", special);
+    token.normalized = node.boolean("normalized", !token.special);
+  }
+  return token;
+}
+
+/// The files beside a vocabulary, merged in the order of AutoTokenizer: special_tokens_map.json counts before
+/// tokenizer_config.json, and neither it nor added_tokens.json does where that has added_tokens_decoder.
+class TokenizerConfig {
+ public:
+  TokenizerConfig(const Files& files, const std::string& folder) : folder_(folder) {
+    const auto path = [&](const char* name) { return (fs::path(folder) / name).string(); };
+    const auto parsed = [&](const char* name) {
+      const std::string* const text = find_file(files, name);
+      return text ? parse_json(*text, path(name), JsonDialect::relaxed) : nlohmann::json::object();
+    };
+    const nlohmann::json config = parsed("tokenizer_config.json"), map = parsed("special_tokens_map.json");
+    merge(JsonObject(config, path("tokenizer_config.json")), config);
+    const bool has_decoder = is_given("added_tokens_decoder");
+    if (!has_decoder) merge(JsonObject(map, path("special_tokens_map.json")), map);
+    read_further_tokens();
+    if (has_decoder)
+      read_decoder();
+    else
+      read_added_tokens(parsed("added_tokens.json"), path("added_tokens.json"));
+  }
+
+  bool has(std::string_view key) const { return values_.contains(key); }
+  bool is_given(std::string_view key) const { return has(key) && !values_[std::string(key)].is_null(); }
+  /// Errors at the key name its file.
+  JsonObject owner(std::string_view key) const {
+    const auto found = file_of_.find(std::string(key));
+    return {values_, found == file_of_.end() ? folder_ : found->second};
+  }
+  bool boolean(const char* key, bool absent) const {
+    return is_given(key) ? owner(key).boolean(key, absent) : absent;
+  }
+  /// Of a key, or of the class where no file has it.
+  std::optional<AddedToken> token(const char* key, const ClassRules* rules) const {
+    if (has(key) || !rules) return token_of_key(owner(key), key);
+    const std::string_view name = rules->default_token(key);
+    if (name.empty()) return std::nullopt;
+    return AddedToken{.content = std::string(name),
+                      .lstrip = rules->encloses && name == "<mask>",
+                      .normalized = false,
+                      .special = true};
+  }
+  /// Of added_tokens_decoder or added_tokens.json, by their ids.
+  const std::map<std::int64_t, AddedToken>& added() const { return added_; }
+  /// Special tokens without a key of special_keys.
+  const std::vector<AddedToken>& further_tokens() const { return further_; }
+
+ private:
+  void merge(const JsonObject& file, const nlohmann::json& values) {
+    if (values.contains("extra_special_tokens") && values["extra_special_tokens"].is_object())
+      values_.erase("extra_special_tokens"), values_.erase("additional_special_tokens");
+    const bool has_list = is_given("extra_special_tokens") || is_given("additional_special_tokens");
+    for (const auto& [key, value] : values.items()) {
+      if (key == "extra_special_tokens" && value.is_object()) {
+        const JsonObject all = file.object(key);
+        for (const std::string& name : all.keys())
+          if (auto token = token_of_key(all, name)) named_.push_back(std::move(*token));
+        continue;
+      }
+      if (key == "additional_special_tokens" && has_list) continue;
+      nlohmann::json& kept = values_[key];
+      if (key == "extra_special_tokens" && kept.is_array() && value.is_array())
+        kept.insert(kept.end(), value.begin(), value.end());
+      else
+        kept = value;
+      file_of_[key] = file.file();
+    }
+  }
+  void read_further_tokens() {
+    for (const auto& [key, value] : values_.items())
+      if (key.ends_with("_token") && value.is_string() &&
+          std::ranges::find(special_keys, key) == special_keys.end())
+        further_.push_back(*token_of_key(owner(key), key));
+    std::ranges::move(named_, std::back_inserter(further_));
+    const auto size = [&](const char* key) { return is_given(key) ? values_[key].size() : 0; };
+    const char* const key =
+        size("extra_special_tokens") > 0 ? "extra_special_tokens" : "additional_special_tokens";
+    if (!is_given(key)) return;
+    const nlohmann::json& list = values_[key];
+    if (!list.is_array()) owner(key).fail_at(key, concat("expected tokens [ … ], found ", to_display(list)));
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      const nlohmann::json item{{key, list[i]}};
+      if (!list[i].is_string() && !list[i].is_object())
+        owner(key).fail_at(key, concat("expected tokens, found ", to_display(list[i])));
+      further_.push_back(*token_of_key(JsonObject(item, owner(key).file()), key));
+    }
+  }
+  void read_added_tokens(const nlohmann::json& added, const std::string& path) {
+    const JsonObject all(added, path);
+    for (const std::string& key : all.keys()) {
+      const bool special = is_special(key);
+      added_[all.required_integer(key, 0, std::numeric_limits<std::int32_t>::max() - 1)] = {
+          .content = key, .normalized = !special, .special = special};
+    }
+  }
+  void read_decoder() {
+    const JsonObject all = owner("added_tokens_decoder").object("added_tokens_decoder");
+    for (const std::string& key : all.keys()) {
+      const auto id = parse_number<std::int32_t>(key);
+      if (!id || *id < 0) all.fail_at(key, "expected an id");
+      if (const auto token = token_of_key(all, key, false)) added_[*id] = *token;
+    }
+  }
+  bool is_special(const std::string& content) const {
+    for (const char* const key : special_keys)
+      if (const auto token = token_of_key(owner(key), key); token && token->content == content) return true;
+    return std::ranges::find(further_, content, &AddedToken::content) != further_.end();
+  }
+
+  std::string folder_;
+  nlohmann::json values_ = nlohmann::json::object();
+  std::map<std::string, std::string> file_of_;
+  std::vector<AddedToken> named_, further_;
+  std::map<std::int64_t, AddedToken> added_;
+};
+
 }  // namespace
 
 struct Tokenizer::State {
@@ -134,9 +298,10 @@ struct Tokenizer::State {
   Template around{std::nullopt};
   Decoder decoder;
   std::optional<std::int32_t> bos, eos, pad;
-  const ClassRules* rules = nullptr;  // of two files
+  const ClassRules* rules = nullptr;
   std::uint64_t checksum = 0;
-  bool keeps_bytes = false, config_changes_rules = false;
+  std::string changes{};  // of the rules of tokenizer.json, by the files beside it
+  bool keeps_bytes = false;
   mutable std::array<std::atomic<WordCache*>, 32> caches{};
 
   State() = default;
@@ -168,11 +333,12 @@ struct Tokenizer::State {
     return text && skip_special_tokens && added.is_special(*text) ? nullptr : text;
   }
 
-  void read_json(const std::string& text, const std::string& file);
+  void read_json(const std::string& text, const std::string& folder);
   void read_vocabulary_and_merges(const std::string& folder);
-  void read_special_tokens(const std::string& folder);
-  void read_beginning_and_end(const std::string& folder);
-  void read_prefix_space(const std::string& folder);
+  void add(AddedToken token);
+  void add_tokens(const TokenizerConfig& config);
+  void read_beginning_and_end(const TokenizerConfig& config);
+  void apply_to_json(const TokenizerConfig& config);
   void encode(std::string_view text, std::vector<std::int32_t>& ids) const;
 };
 
@@ -216,106 +382,66 @@ void read_post_processor(const JsonObject& processor, std::vector<Template>& tem
   }
 }
 
-/// A token of tokenizer_config.json or special_tokens_map.json: a text, or an object with its content.
-std::optional<AddedToken> token_of_key(const JsonObject& owner, std::string_view key) {
-  if (!owner.has(key) || owner.at(key).is_null()) return std::nullopt;
-  AddedToken token{.special = true};
-  if (owner.at(key).is_string()) {
-    token.content = owner.text(key, "");
-  } else {
-    const JsonObject node = owner.object(key);
-    token.content = required_text(node, "content");
-    token.single_word = node.boolean("single_word", false);
-    token.lstrip = node.boolean("lstrip", false);
-    token.rstrip = node.boolean("rstrip", false);
-    token.normalized = node.boolean("normalized", true);
-    token.special = node.boolean("special", true);
-  }
-  return token;
-}
-
-constexpr std::array config_names{"tokenizer_config.json", "special_tokens_map.json"};
-constexpr std::array special_keys{"bos_token", "eos_token", "unk_token", "sep_token",
-                                  "pad_token", "cls_token", "mask_token"};
-
-/// Files of the two with special tokens that are there.
-std::vector<std::pair<std::string, nlohmann::json>> read_configs(const Files& files,
-                                                                 const std::string& folder) {
-  std::vector<std::pair<std::string, nlohmann::json>> configs;
-  for (const char* const name : config_names)
-    if (const std::string* const text = find_file(files, name)) {
-      const std::string path = (fs::path(folder) / name).string();
-      configs.emplace_back(path, parse_json(*text, path, JsonDialect::relaxed));
-    }
-  return configs;
-}
-
-bool is_absent(const Files& files, const std::string& folder, std::string_view key) {
-  return std::ranges::none_of(read_configs(files, folder), [&](const auto& config) {
-    return JsonObject(config.second, config.first).has(key);
-  });
+std::string listed_classes() {
+  std::string all;
+  for (const ClassRules& rules : class_rules)
+    if (rules.pattern != KnownPattern::none) all += concat(all.empty() ? "" : ", ", rules.name);
+  return all;
 }
 
 bool is_given(const JsonObject& config, std::string_view key) {
   return config.has(key) && !config.at(key).is_null();
 }
 
-std::string listed_classes() {
-  std::string all;
-  for (const ClassRules& rules : class_rules) all += concat(all.empty() ? "" : ", ", rules.name);
-  return all;
-}
-
-const ClassRules& rules_of_class(const JsonObject& config) {
-  const std::string name = config.text("tokenizer_class", "");
-  const ClassRules* const rules = find_class(name);
-  if (!rules)
-    config.fail_at(
-        "tokenizer_class",
-        concat("the rules of ", name, " are not known without a tokenizer.json, those of ", listed_classes(),
-               " are; write it with AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"));
-  return *rules;
-}
-
 /// Of the class that tokenizer_config.json names, else config.json, by itself or by model_type; GPT-2's
-/// without these files.
-const ClassRules& rules_of_two_files(const Files& files, const std::string& folder) {
-  for (const auto& [file, parsed] : read_configs(files, folder))
-    if (const JsonObject config(parsed, file); is_given(config, "tokenizer_class"))
-      return rules_of_class(config);
+/// without these files. nullptr: no rules are known, which is an error of two files.
+const ClassRules* find_rules(const TokenizerConfig& tokenizer, const std::string& folder, bool two_files) {
+  const ClassRules* const none = two_files ? &class_rules[0] : nullptr;
+  const auto of_class = [&](const JsonObject& config) -> const ClassRules* {
+    const std::string name = config.text("tokenizer_class", "");
+    const ClassRules* const rules = find_class(name);
+    if (two_files && (!rules || rules->pattern == KnownPattern::none))
+      config.fail_at(
+          "tokenizer_class",
+          concat("the rules of ", name, " are not known without a tokenizer.json, those of ",
+                 listed_classes(),
+                 " are; write it with AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"));
+    return rules;
+  };
+  if (tokenizer.is_given("tokenizer_class")) return of_class(tokenizer.owner("tokenizer_class"));
   const std::string path = (fs::path(folder) / "config.json").string();
-  if (!fs::is_regular_file(path)) return class_rules[0];
+  if (!fs::is_regular_file(path)) return none;
   const nlohmann::json parsed = parse_json(read_text_file(path), path, JsonDialect::relaxed);
   const JsonObject config(parsed, path);
   constexpr std::string_view any = "PreTrainedTokenizerFast";  // no class of rules
   if (is_given(config, "tokenizer_class") && config.text("tokenizer_class", "") != any)
-    return rules_of_class(config);
-  if (!is_given(config, "model_type")) return class_rules[0];
+    return of_class(config);
+  if (!is_given(config, "model_type")) return none;
   const std::string type = config.text("model_type", "");
   const auto found = std::ranges::find(class_of_model, type, [](const auto& entry) { return entry.first; });
-  if (found == class_of_model.end())
+  if (found == class_of_model.end() && two_files)
     config.fail_at("model_type", concat("the rules of a tokenizer of ", type,
                                         " are not known without a tokenizer.json; give tokenizer_class in "
                                         "tokenizer_config.json, one of ",
                                         listed_classes()));
-  return *find_class(found->second);
+  return found == class_of_model.end() ? nullptr : find_class(found->second);
 }
 
 /// The class becomes part of the files: beside another model they are the same tokenizer.
 void name_class(Files& files, const std::string& folder, std::string_view name) {
-  for (const auto& [file, parsed] : read_configs(files, folder))
-    if (is_given(JsonObject(parsed, file), "tokenizer_class")) return;
+  constexpr const char* file_name = "tokenizer_config.json";
   nlohmann::json config = nlohmann::json::object();
-  if (const std::string* const text = find_file(files, config_names[0]))
-    config = parse_json(*text, (fs::path(folder) / config_names[0]).string(), JsonDialect::relaxed);
-  std::erase_if(files, [](const auto& file) { return file.first == config_names[0]; });
+  if (const std::string* const text = find_file(files, file_name))
+    config = parse_json(*text, (fs::path(folder) / file_name).string(), JsonDialect::relaxed);
+  std::erase_if(files, [](const auto& file) { return file.first == file_name; });
   config["tokenizer_class"] = name;
-  files.emplace(files.begin(), config_names[0], config.dump(2) + "\n");
+  files.emplace(files.begin(), file_name, config.dump(2) + "\n");
 }
 
 }  // namespace
 
-void Tokenizer::State::read_json(const std::string& text, const std::string& file) {
+void Tokenizer::State::read_json(const std::string& text, const std::string& folder) {
+  const std::string file = (fs::path(folder) / "tokenizer.json").string();
   const nlohmann::json parsed = parse_json(text, file, JsonDialect::strict);
   const JsonObject root(parsed, file);
   if (const std::string version = root.text("version", "1.0"); version != "1.0")
@@ -341,103 +467,90 @@ void Tokenizer::State::read_vocabulary_and_merges(const std::string& folder) {
       parse_json(*find_file(files, "vocab.json"), path("vocab.json"), JsonDialect::strict);
   model = BytePairs::read(JsonObject(vocabulary, path("vocab.json")), *find_file(files, "merges.txt"),
                           path("merges.txt"));
-  std::vector<AddedToken> tokens;
-  bool add_prefix_space = false;
-  rules = &rules_of_two_files(files, folder);
-  name_class(files, folder, rules->name);
   if (rules->nfc) normalizer = Normalizer::nfc();
-  for (const auto& [file, parsed] : read_configs(files, folder)) {
-    const JsonObject config(parsed, file);
-    if (is_given(config, "add_prefix_space")) add_prefix_space = config.boolean("add_prefix_space", false);
-    if (config.has("added_tokens_decoder")) {
-      const JsonObject all = config.object("added_tokens_decoder");
-      std::map<std::int64_t, AddedToken> by_id;
-      for (const std::string& key : all.keys()) {
-        const auto id = parse_number<std::int32_t>(key);
-        if (!id || *id < 0) all.fail_at(key, "expected an id");
-        by_id[*id] = *token_of_key(all, key);
-      }
-      for (const auto& [id, token] : by_id) tokens.push_back(token);
-    }
-    for (const char* const key : special_keys)
-      if (const auto token = token_of_key(config, key)) tokens.push_back(*token);
-  }
-  if (const std::string* const text = find_file(files, "added_tokens.json")) {
-    const nlohmann::json parsed = parse_json(*text, path("added_tokens.json"), JsonDialect::strict);
-    const JsonObject all(parsed, path("added_tokens.json"));
-    std::map<std::int64_t, std::string> by_id;
-    for (const std::string& key : all.keys())
-      by_id[all.required_integer(key, 0, std::numeric_limits<std::int32_t>::max() - 1)] = key;
-    for (const auto& [id, content] : by_id) tokens.push_back({.content = content});
-  }
-  for (const auto& [key, name] : {std::pair{"bos_token", rules->beginning}, {"eos_token", rules->end}})
-    if (is_absent(files, folder, key) && model.id_of(name))
-      tokens.push_back({.content = std::string(name), .special = true});
-  if (rules->encloses)
-    for (const std::string_view name : {"<s>", "<pad>", "</s>", "<unk>", "<mask>"})
-      if (model.id_of(name))
-        tokens.push_back({.content = std::string(name), .lstrip = name == "<mask>", .special = true});
-  auto next = static_cast<std::int32_t>(model.size());
-  for (AddedToken& token : tokens) {
-    if (token.content.empty() || added.find(token.content)) continue;
-    const auto of_model = model.id_of(token.content);
-    token.id = of_model ? *of_model : next++;
-    added.add(std::move(token), normalizer);
-  }
-  pre_tokenizer = PreTokenizer::byte_level(add_prefix_space, rules->pattern);
   decoder = Decoder::byte_level();
-  read_beginning_and_end(folder);
 }
 
-/// Sets what encloses the tokens of a text.
-void Tokenizer::State::read_beginning_and_end(const std::string& folder) {
-  const auto configs = read_configs(files, folder);
-  const auto token_around = [&](const char* flag, const char* enclosing_key, const char* plain_key,
-                                std::string_view absent) -> std::optional<std::int32_t> {
-    bool wanted = rules->encloses;
+/// A token that is known keeps its id; of the model's tokens, one of the same text becomes it.
+void Tokenizer::State::add(AddedToken token) {
+  const AddedToken* const before = added.find(token.content);
+  const auto free = std::max(static_cast<std::int32_t>(model.size()), added.largest_id() + 1);
+  token.id = before ? before->id : model.id_of(token.content).value_or(free);
+  if (before && *before == token) return;
+  const auto flags = [](const AddedToken& t) {
+    return concat(t.id, t.single_word, t.lstrip, t.rstrip, t.normalized, t.content);
+  };
+  if (!before || flags(*before) != flags(token)) changes += flags(token);
+  added.add(std::move(token), normalizer);
+}
+
+void Tokenizer::State::add_tokens(const TokenizerConfig& config) {
+  for (const auto& [id, token] : config.added())
+    if (!token.content.empty()) add(token);
+  std::vector<AddedToken> tokens;  // of one text, the last one counts
+  for (const char* const key : special_keys) {
+    std::optional<AddedToken> token = config.token(key, rules);
+    if (!token || token->content.empty()) continue;
+    if (const AddedToken* const known = added.find(token->content)) token = *known, token->special = true;
+    tokens.push_back(std::move(*token));
+  }
+  for (const AddedToken& token : config.further_tokens())
+    if (!token.content.empty() && !added.find(token.content)) tokens.push_back(token);
+  for (AddedToken& token : tokens) {
+    require(!rules || rules->name != "Qwen2Tokenizer" ||
+                !(token.single_word || token.lstrip || token.rstrip || token.normalized),
+            Errc::config, escaped(config.owner("tokenizer_class").file()), ": ", escaped(token.content),
+            ": a special token with single_word, lstrip, rstrip or normalized; versions 4 and 5 of "
+            "transformers differ on these of a Qwen2Tokenizer; remove them");
+    add(std::move(token));
+  }
+  for (const auto& [key, id] : {std::pair{"bos_token", &bos}, {"eos_token", &eos}, {"pad_token", &pad}})
+    if (const auto token = config.token(key, rules)) *id = id_of(token->content);
+}
+
+/// Sets what encloses the tokens of a text of two files.
+void Tokenizer::State::read_beginning_and_end(const TokenizerConfig& config) {
+  const auto token_around = [&](const char* flag, const char* enclosing_key,
+                                const char* plain_key) -> std::optional<std::int32_t> {
+    if (!rules->encloses && !config.boolean(flag, false)) return std::nullopt;
     const char* const key = rules->encloses ? enclosing_key : plain_key;
-    std::string where = folder, token(absent);
-    for (const auto& [file, parsed] : configs | std::views::reverse) {  // the first one counts
-      const JsonObject config(parsed, file);
-      if (is_given(config, flag) && !rules->encloses) wanted = config.boolean(flag, false), where = file;
-      if (!config.has(key)) continue;
-      const auto given = token_of_key(config, key);
-      token = given ? given->content : "";
-    }
-    if (!wanted) return std::nullopt;
-    const auto id = id_of(token);
-    require(id.has_value(), Errc::config, escaped(where), ": ", rules->encloses ? rules->name : flag,
-            ": texts would have ", key, " beside them, ",
-            token.empty() ? "which is not given" : concat("but no token is ", escaped(token)),
+    const auto token = config.token(key, rules);
+    const auto id = token ? id_of(token->content) : std::nullopt;
+    require(id.has_value(), Errc::config, escaped(config.owner(rules->encloses ? key : flag).file()), ": ",
+            rules->encloses ? rules->name : flag, ": texts would have ", key, " beside them, ",
+            token ? concat("but no token is ", escaped(token->content)) : "which is not given",
             "; give it, or a tokenizer.json");
     return id;
   };
-  if (const auto id = token_around("add_bos_token", "cls_token", "bos_token", rules->beginning))
+  if (const auto id = token_around("add_bos_token", "cls_token", "bos_token"))
     around.insert(around.begin(), id);
-  if (const auto id = token_around("add_eos_token", "sep_token", "eos_token", rules->end))
-    around.push_back(id);
+  if (const auto id = token_around("add_eos_token", "sep_token", "eos_token")) around.push_back(id);
 }
 
-/// Where tokenizer_config.json of a class of GPT-2's form differs from tokenizer.json, it counts.
-void Tokenizer::State::read_prefix_space(const std::string& folder) {
-  for (const auto& [file, parsed] : read_configs(files, folder)) {
-    const JsonObject config(parsed, file);
-    const ClassRules* const rules =
-        is_given(config, "tokenizer_class") ? find_class(config.text("tokenizer_class", "")) : nullptr;
-    if (rules && rules->pattern == KnownPattern::gpt2 && is_given(config, "add_prefix_space"))
-      config_changes_rules = pre_tokenizer.set_prefix_space(config.boolean("add_prefix_space", false));
+/// Where the files beside a tokenizer.json contradict it, they count as in transformers. Errc::config names
+/// the key where versions 4 and 5 of it differ.
+void Tokenizer::State::apply_to_json(const TokenizerConfig& config) {
+  if (!rules) return;
+  if (rules->pattern == KnownPattern::gpt2) {
+    if (pre_tokenizer.set_prefix_space(config.boolean("add_prefix_space", false)))
+      changes += "add_prefix_space";
+    return;
   }
-}
-
-void Tokenizer::State::read_special_tokens(const std::string& folder) {
-  const std::array<std::pair<const char*, std::optional<std::int32_t>*>, 3> all{
-      {{"bos_token", &bos}, {"eos_token", &eos}, {"pad_token", &pad}}};
-  for (const auto& [file, parsed] : read_configs(files, folder))
-    for (const auto& [key, id] : all)
-      if (const auto token = token_of_key(JsonObject(parsed, file), key); token && !*id)
-        *id = id_of(token->content);
-  if (rules && is_absent(files, folder, "bos_token")) bos = id_of(rules->beginning);
-  if (rules && is_absent(files, folder, "eos_token")) eos = id_of(rules->end);
+  const auto require_same = [&](const char* key, bool is) {
+    if (config.is_given(key) && config.boolean(key, is) != is)
+      config.owner(key).fail_at(
+          key,
+          concat("tokenizer.json does the opposite, and versions 4 and 5 of transformers differ on which "
+                 "of them counts; remove the key, or write both files anew with "
+                 "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"));
+  };
+  std::deque<std::string> storage;
+  const std::string word = normalizer.normalized("a");
+  const auto words = pre_tokenizer.split(word, true, storage);
+  require_same("add_prefix_space", !words.empty() && words[0] != "a");
+  if (rules->name != "LlamaTokenizer") return;
+  require_same("add_bos_token", !around.empty() && around.front());
+  require_same("add_eos_token", !around.empty() && around.back());
 }
 
 Tokenizer Tokenizer::from_files(std::vector<std::pair<std::string, std::string>> files,
@@ -448,13 +561,26 @@ Tokenizer Tokenizer::from_files(std::vector<std::pair<std::string, std::string>>
   const bool two = find_file(state->files, "vocab.json") && find_file(state->files, "merges.txt");
   require(json || two, Errc::config, escaped(folder),
           ": has no tokenizer.json, and not both of vocab.json and merges.txt");
+  const TokenizerConfig config(state->files, folder);
+  state->rules = find_rules(config, folder, !json);
   if (json)
-    state->read_json(*json, (fs::path(folder) / "tokenizer.json").string()), state->read_prefix_space(folder);
+    state->read_json(*json, folder);
   else
     state->read_vocabulary_and_merges(folder);
   require(state->model.size() > 0 || !state->added.empty(), Errc::config, escaped(folder),
           ": the vocabulary is empty");
-  state->read_special_tokens(folder);
+  if (state->rules && state->rules->pattern == KnownPattern::none && state->pre_tokenizer.spells_bytes())
+    state->rules = nullptr;  // a tokenizer of another class, as AutoTokenizer sees
+  if (state->rules && !config.is_given("tokenizer_class"))
+    name_class(state->files, folder, state->rules->name);
+  state->add_tokens(config);
+  if (json) {
+    state->apply_to_json(config);
+  } else {
+    state->pre_tokenizer =
+        PreTokenizer::byte_level(config.boolean("add_prefix_space", false), state->rules->pattern);
+    state->read_beginning_and_end(config);
+  }
   if (state->pre_tokenizer.spells_bytes()) state->model.set_spelling(BytePairs::Spelling::bytes);
   state->keeps_bytes =
       state->normalizer.empty() && state->added.empty() && state->pre_tokenizer.is_identity_of_bytes();
@@ -462,7 +588,7 @@ Tokenizer Tokenizer::from_files(std::vector<std::pair<std::string, std::string>>
   for (const auto& [name, text] : state->files)
     if (name == "tokenizer.json" || (!json && name != "tokenizer.model"))
       checksum.add(std::as_bytes(std::span(text)));
-  if (state->config_changes_rules) checksum.add(std::as_bytes(std::span("add_prefix_space")));
+  if (json && !state->changes.empty()) checksum.add(std::as_bytes(std::span(state->changes)));
   state->checksum = checksum.value();
   return Tokenizer(std::move(state));
 }
@@ -545,6 +671,15 @@ void Tokenizer::State::encode(std::string_view text, std::vector<std::int32_t>& 
     storage.clear();
   }
   put_cache(std::move(cache));
+}
+
+std::vector<std::int32_t> Tokenizer::beginning() const {
+  std::vector<std::int32_t> ids;
+  for (const auto& id : state_->around) {
+    if (!id) return ids;
+    ids.push_back(*id);
+  }
+  return {};
 }
 
 std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {

@@ -28,14 +28,22 @@ struct BpeTrainingOptions {
 /// share it, and all calls may run concurrently.
 class Tokenizer {
  public:
-  /// Of a folder with tokenizer.json, or with vocab.json and merges.txt; or of such a file. The rules of the
-  /// two are those of tokenizer_class in tokenizer_config.json, else of config.json, else of its model_type:
-  /// GPT2Tokenizer, which is also that of neither file, CodeGenTokenizer, Qwen2Tokenizer, RobertaTokenizer or
-  /// BartTokenizer, each also with "Fast" behind it; Errc::config names another class or model. files() has
-  /// the class. Its add_prefix_space, add_bos_token and add_eos_token count as in transformers; beside a
-  /// tokenizer.json, add_prefix_space alone does, for these classes but Qwen2Tokenizer. A folder without them
-  /// is one of the program tokenize, or one of checkpoints, of which the latest counts. Tokens of the
-  /// beginning, the end and padding are those of tokenizer_config.json, or of special_tokens_map.json.
+  /// Of a folder with tokenizer.json, or with vocab.json and merges.txt; or of such a file. A folder without
+  /// them is one of the program tokenize, or one of checkpoints, of which the latest counts.
+  ///
+  /// The class is tokenizer_class of tokenizer_config.json, else of config.json, else that of its model_type.
+  /// The rules of vocab.json and merges.txt are those of the class: GPT2Tokenizer, which is also that of
+  /// neither file, CodeGenTokenizer, Qwen2Tokenizer, RobertaTokenizer or BartTokenizer, each also with "Fast"
+  /// behind it; Errc::config names another class or model. files() has the class.
+  ///
+  /// tokenizer_config.json, special_tokens_map.json and added_tokens.json count beside both, as AutoTokenizer
+  /// of transformers 5 merges them: tokens of the beginning, the end, padding … (of these classes and
+  /// LlamaTokenizer the defaults where no key is), added_tokens_decoder, additional_special_tokens and
+  /// extra_special_tokens. New tokens get the next ids. add_prefix_space, add_bos_token and add_eos_token
+  /// count beside the two files. Beside a tokenizer.json, add_prefix_space does for the classes of GPT-2's
+  /// form; where versions 4 and 5 of transformers differ (add_prefix_space of Qwen2Tokenizer and
+  /// LlamaTokenizer, the other two of LlamaTokenizer), Errc::config names a key that contradicts the file,
+  /// and a special token of Qwen2Tokenizer that takes blanks or is normalized.
   /// `truncation` and `padding` of tokenizer.json have no effect, as in transformers. Errc::config, "FILE:
   /// key: …", for files that are missing or malformed, and for what is not supported. Supported are, each
   /// also in a Sequence,
@@ -60,6 +68,8 @@ class Tokenizer {
   /// `add_special_tokens`: with those of the post-processor, such as the beginning's of Llama. Bytes that are
   /// not UTF-8 become U+FFFD, as in Python's decode("utf-8", "replace"); bytes() keeps them.
   std::vector<std::int32_t> encode(std::string_view text, bool add_special_tokens = true) const;
+  /// The tokens that encode() puts before a text.
+  std::vector<std::int32_t> beginning() const;
   /// The text of tokens: UTF-8, with U+FFFD in place of bytes that are none. Ids without a token have no
   /// text. `skip_special_tokens`: special tokens have none either.
   std::string decode(std::span<const std::int32_t> ids, bool skip_special_tokens = false) const;

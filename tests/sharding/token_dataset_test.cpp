@@ -255,6 +255,15 @@ TEST_F(TokenFiles, APromptHasTheBeginningOnce) {
     pairs.read_pair(pair, inputs, targets);
     EXPECT_EQ(inputs, (std::vector<std::int32_t>{256, 'a', 'b', 'c', 'd'})) << pair;
   }
+  // The template has it, whatever bos_token is, as where a prompt is encoded.
+  put("b.jsonl", R"({"text": "ab"})");
+  for (const char* const config :
+       {R"({"bos_token": "<s>"})", R"({"bos_token": null})", R"({"bos_token": "!"})", "{}"}) {
+    put("tokenizer/tokenizer_config.json", config);
+    const Tokenizer tokenizer = Tokenizer::from_pretrained(path("tokenizer"));
+    EXPECT_EQ(all_of(Tokens::from_text(path("b.jsonl"), {.tokenizer = tokenizer})), tokenizer.encode("ab"))
+        << config;
+  }
 }
 
 TEST_F(TokenFiles, TokensAreUint16OfTheFile) {

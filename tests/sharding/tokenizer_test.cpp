@@ -354,6 +354,144 @@ TEST_F(TokenizerFiles, PrefixSpaceOfTheConfigurationCountsBesideTheFile) {
   EXPECT_EQ(Tokenizer::from_pretrained(path()).encode("the"), plain.encode("the"));
 }
 
+/// Results of AutoTokenizer of transformers 5.24 (and of 4.57, but where a comment says so).
+TEST_F(TokenizerFiles, FilesBesideTheVocabularyCountAsInTransformers) {
+  const json whole = tokenizer_json("gpt2");
+  const auto n = static_cast<std::int32_t>(whole["model"]["vocab"].size());
+  std::string merges = "#version: 0.2\n";
+  for (const json& merge : whole["model"]["merges"])
+    merges += merge[0].get<std::string>() + " " + merge[1].get<std::string>() + "\n";
+  for (const bool two : {false, true}) {
+    const auto of = [&](std::string config, const char* map = "{}", const char* added = "{}") {
+      if (two)
+        put("vocab.json", whole["model"]["vocab"].dump()), put("merges.txt", merges);
+      else
+        put("tokenizer.json", whole.dump());
+      if (config == "{}") config = R"({"tokenizer_class": "GPT2Tokenizer"})";
+      put("tokenizer_config.json", config);
+      put("special_tokens_map.json", map);
+      put("added_tokens.json", added);
+      return Tokenizer::from_pretrained(path());
+    };
+    const std::string begin = R"({"tokenizer_class": "GPT2Tokenizer", )";
+
+    const Tokenizer plain = of("{}");
+    EXPECT_EQ(plain.eos_token_id(), n) << "the class has one";
+    EXPECT_EQ(plain.bos_token_id(), n);
+    EXPECT_EQ(plain.id_to_token(n), "<|endoftext|>");
+    EXPECT_EQ(of(begin + R"("eos_token": null})").eos_token_id(), std::nullopt);
+    EXPECT_EQ(of(R"({"tokenizer_class": "Qwen2Tokenizer"})").pad_token_id(), n);
+
+    const Ids user{n + 1};
+    const std::string texts[]{R"("additional_special_tokens": ["<|user|>"]})",
+                              R"("additional_special_tokens": [{"content": "<|user|>"}]})",
+                              R"("extra_special_tokens": ["<|user|>"]})",
+                              R"("extra_special_tokens": {"user_token": "<|user|>"}})",
+                              R"("pad_token": "<|user|>"})"};
+    for (const std::string& text : texts) {
+      EXPECT_EQ(of(begin + text).encode("<|user|>"), user) << text;
+      EXPECT_EQ(of("{}", ("{" + text).c_str()).encode("<|user|>"), user) << text;
+    }
+    EXPECT_EQ(of(begin + texts[4]).pad_token_id(), n + 1);
+    EXPECT_NE(plain.checksum(), of(begin + texts[0]).checksum());
+    EXPECT_EQ(of(begin + texts[2], R"({"additional_special_tokens": ["<|other|>"]})").vocab_size(),
+              static_cast<std::size_t>(n) + 2)
+        << "those of tokenizer_config.json count";
+    EXPECT_EQ(of("{}", "{}", R"({"<|user|>": 9000, "<|a|>": 8000})").encode("<|user|><|a|>"), (Ids{n + 1, n}))
+        << "the next ids, in their order";
+
+    const char* const map = R"({"eos_token": "<b>", "additional_special_tokens": ["<|user|>"]})";
+    const Tokenizer by_map = of(begin + R"("eos_token": "<a>"})", map);
+    EXPECT_EQ(by_map.id_to_token(by_map.eos_token_id().value()), "<b>");
+    EXPECT_EQ(by_map.token_to_id("<a>"), std::nullopt);
+    const Tokenizer by_decoder = of(begin + R"("eos_token": "<a>", "added_tokens_decoder": {"9": {"content":
+      "<c>", "rstrip": true, "special": true}}})",
+                                    map, R"({"<d>": 9})");
+    EXPECT_EQ(by_decoder.id_to_token(by_decoder.eos_token_id().value()), "<a>");
+    EXPECT_EQ(by_decoder.encode("<c> \n<c>"), (Ids{n, n}));
+    for (const char* const token : {"<b>", "<d>", "<|user|>"})
+      EXPECT_EQ(by_decoder.token_to_id(token), std::nullopt) << token;
+    EXPECT_EQ(
+        of(begin + R"("pad_token": {"content": "<a>", "rstrip": true}, "extra_special_tokens": ["<a>"]})")
+            .encode("<a>\n<a>")
+            .size(),
+        3u)
+        << "the last one of a text";
+    EXPECT_EQ(of(begin + R"("additional_special_tokens": ["<a>"]})",
+                 R"({"extra_special_tokens": {"b_token": "<b>"}})")
+                  .token_to_id("<a>"),
+              std::nullopt);
+  }
+  fs::remove(path("vocab.json"));
+
+  // The class of a model, and of none. It is saved with the files.
+  put("tokenizer_config.json", R"({"model_max_length": 64})"), put("special_tokens_map.json", "{}");
+  put("config.json", R"({"model_type": "gpt2"})"), put("added_tokens.json", "{}");
+  const Tokenizer of_model = Tokenizer::from_pretrained(path());
+  EXPECT_EQ(of_model.eos_token_id(), n);
+  of_model.save_pretrained(path("saved"));
+  EXPECT_EQ(Tokenizer::from_pretrained(path("saved")).eos_token_id(), n);
+  put("config.json", R"({"model_type": "mistral"})");
+  EXPECT_EQ(Tokenizer::from_pretrained(path()).eos_token_id(), std::nullopt);
+
+  // A token of tokenizer.json gets the flags of added_tokens_decoder.
+  json with_token = whole;
+  with_token["added_tokens"] = {{{"id", n}, {"content", "<c>"}, {"normalized", true}, {"special", false}}};
+  put("tokenizer.json", with_token.dump());
+  const Ids blank = Tokenizer::from_pretrained(path()).encode(" ");
+  EXPECT_EQ(Tokenizer::from_pretrained(path()).encode("<c> "), (Ids{n, blank.at(0)}));
+  put("tokenizer_config.json",
+      R"({"added_tokens_decoder": {"5": {"content": "<c>", "normalized": false, "rstrip": true}}})");
+  EXPECT_EQ(Tokenizer::from_pretrained(path()).encode("<c> "), (Ids{n}));
+}
+
+/// As in tokenizers 0.23.3, special or not.
+TEST_F(TokenizerFiles, OfTokensWithOneNormalFormTheFirstCounts) {
+  json whole = tokenizer_json("strip");
+  const auto n = static_cast<std::int32_t>(whole["model"]["vocab"].size());
+  const auto token = [](std::int32_t id, const char* content, bool special) {
+    return json{{"id", id}, {"content", content}, {"normalized", true}, {"special", special}};
+  };
+  whole["added_tokens"] = {token(n, " foo", false), token(n + 1, "foo", false), token(n + 2, "foo ", false)};
+  EXPECT_EQ(tokenizer_of(whole.dump()).encode("foo"), Ids{n});
+  whole["added_tokens"][2]["special"] = true;
+  EXPECT_EQ(tokenizer_of(whole.dump()).encode("foo"), Ids{n});
+}
+
+TEST_F(TokenizerFiles, WhereVersionsOfTransformersDifferAKeyIsRefused) {
+  const auto refused = [&](const std::string& keys, const char* key) {
+    put("tokenizer_config.json", keys);
+    EXPECT_TRUE(std::string(error_of([&] { Tokenizer::from_pretrained(path()); }).what())
+                    .starts_with(path("tokenizer_config.json") + ": " + key + ": tokenizer.json does the"))
+        << keys;
+  };
+  const auto read = [&](const std::string& keys) {
+    put("tokenizer_config.json", keys);
+    return Tokenizer::from_pretrained(path());
+  };
+  put("tokenizer.json", tokenizer_json("qwen2").dump());
+  refused(R"({"tokenizer_class": "Qwen2Tokenizer", "add_prefix_space": true})", "add_prefix_space");
+  EXPECT_NO_THROW(read(R"({"tokenizer_class": "Qwen2Tokenizer", "add_prefix_space": false})"));
+  EXPECT_NO_THROW(read(R"({"tokenizer_class": "LlamaTokenizer", "add_bos_token": true})"))
+      << "not of Llama's form";
+  put("tokenizer_config.json", R"({"tokenizer_class": "Qwen2Tokenizer", "eos_token": {"content": "<a>",
+    "rstrip": true}})");
+  EXPECT_TRUE(std::string(error_of([&] { Tokenizer::from_pretrained(path()); }).what())
+                  .starts_with(path("tokenizer_config.json") + ": <a>: a special token with single_word"));
+  put("tokenizer.json", tokenizer_json("llama2").dump());
+  const std::string begin = R"({"tokenizer_class": "LlamaTokenizer", )";
+  refused(begin + R"("add_prefix_space": false})", "add_prefix_space");
+  refused(begin + R"("add_bos_token": false})", "add_bos_token");
+  refused(begin + R"("add_eos_token": true})", "add_eos_token");
+  const Tokenizer same =
+      read(begin + R"("add_prefix_space": true, "add_bos_token": true, "add_eos_token": false})");
+  EXPECT_EQ(same.beginning(), Ids{1});
+  EXPECT_EQ(same.bos_token_id(), 1) << "of the class";
+  EXPECT_EQ(same.eos_token_id(), 2);
+  EXPECT_EQ(read(R"({"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": false})").encode("a"),
+            same.encode("a"));
+}
+
 TEST_F(TokenizerFiles, BytesThatAreNotUtf8BecomeReplacementCharacters) {
   const Tokenizer tokenizer = tokenizer_of(tokenizer_json("gpt2").dump());
   const std::string mark = "\xEF\xBF\xBD";
