@@ -378,7 +378,26 @@ TEST_F(TokenFiles, WordsThatCannotBeTokensOfTheTypeAreRefused) {
     return error_message([&] { Tokens::from_file(path(name)); });
   };
   expect_parts(what_of("wide"), {path("wide"), "looks like tokens of four bytes", "--tokens-dtype uint32"});
-  expect_parts(what_of("int64"), {"looks like tokens of four bytes"});
+  expect_parts(what_of("int64"), {path("int64"), "looks like tokens of eight bytes", "--tokens-dtype int64"});
+  for (const char* dtype : {"int64", "uint64"})
+    EXPECT_EQ(all_of(Tokens::from_file(path("int64"), dtype)), expected) << dtype;
+  for (const char* dtype : {"uint32", "int32"})
+    expect_parts(error_message([&] { Tokens::from_file(path("int64"), dtype); }),
+                 {"looks like tokens of eight bytes, read as " + std::string(dtype), "--tokens-dtype int64"});
+  EXPECT_EQ(all_of(Tokens::from_file(path("wide"), "int32")), expected);
+  std::vector<std::int64_t> masked(narrow.begin(), narrow.end());
+  masked[7] = -100;
+  put("masked", bytes_of(masked));
+  expect_parts(what_of("masked"), {"--tokens-dtype int64"});
+  expect_parts(error_message([&] { all_of(Tokens::from_file(path("masked"), "int64")); }),
+               {"token -100 at position 7"});
+  put("floats", as(double{}));
+  expect_parts(what_of("floats"), {"floats"});
+  expect_parts(error_message([&] { Tokens::from_file(path("narrow") + "," + path("odd8"), "int64"); }),
+               {"odd8: cannot be opened"});
+  put("odd8", as(std::uint32_t{}).substr(4));
+  expect_parts(error_message([&] { Tokens::from_file(path("odd8"), "int64"); }),
+               {"796 bytes", "int64, 8 bytes"});
   EXPECT_EQ(Tokens::from_file(path("wide"), "uint16").count(), 400u) << "as it is told";
   std::string swapped = as(std::uint32_t{});
   for (std::size_t i = 0; i < swapped.size(); i += 4) std::reverse(&swapped[i], &swapped[i] + 4);
@@ -390,7 +409,7 @@ TEST_F(TokenFiles, WordsThatCannotBeTokensOfTheTypeAreRefused) {
   expect_parts(what_of("text"), {"is text", "--data"});
   expect_parts(what_of("zip"), {"archive"});
   expect_parts(error_message([&] { Tokens::from_file(path("wide"), "int8"); }),
-               {"'int8'", "uint16 or uint32"});
+               {"'int8'", "uint16 or uint32", "int64"});
 }
 
 TEST_F(TokenFiles, ShardsAreReadOneAfterTheOther) {
