@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -15,12 +14,14 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "comm/core/error.h"
 #include "comm/core/text.h"
 #include "comm/os/fd.h"
 #include "comm/os/thread_team.h"
+#include "sharding/data/file_kinds.h"
 #include "sharding/io/json.h"
 #include "sharding/io/text.h"
 
@@ -34,12 +35,12 @@ constexpr std::string_view byte_order_mark = "\xef\xbb\xbf";
 
 // ---- which files
 
-bool is_excluded(const fs::directory_entry& entry) {
-  const std::string name = entry.path().filename().string();
-  if (name.starts_with(".") || entry.is_symlink()) return true;
-  if (!entry.is_directory()) return !entry.is_regular_file();
-  const auto holds = [&](const char* file) { return fs::exists(entry.path() / file); };
-  return name == "node_modules" || name == "__pycache__" || holds("CMakeCache.txt") || holds("CACHEDIR.TAG");
+bool is_excluded(const fs::path& path) {
+  const std::string name = path.filename().string();
+  std::error_code error;  // of a link to itself
+  const auto holds = [&](const char* file) { return fs::exists(path / file, error); };
+  return name.starts_with(".") || name == "node_modules" || name == "__pycache__" ||
+         holds("CMakeCache.txt") || holds("CACHEDIR.TAG");
 }
 
 std::set<fs::path> absolute(std::span<const std::string> paths) {
@@ -49,39 +50,187 @@ std::set<fs::path> absolute(std::span<const std::string> paths) {
   return out;
 }
 
-std::vector<std::string> files_below(const std::string& folder, std::span<const std::string> outputs) {
-  std::vector<std::string> files;
-  const auto written = absolute(outputs);
-  for (auto it = fs::recursive_directory_iterator(folder); it != fs::recursive_directory_iterator(); ++it) {
-    const bool skip = is_excluded(*it) || written.contains(fs::weakly_canonical(it->path()));
-    if (skip && it->is_directory()) it.disable_recursion_pending();
-    if (!skip && it->is_regular_file()) files.push_back(it->path().string());
-  }
-  std::ranges::sort(files);
-  return files;
+std::string lower_extension(const fs::path& path) {
+  std::string extension = path.extension().string();
+  for (char& c : extension)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return extension;
 }
 
-bool is_object(std::string_view line) {
-  while (!line.empty() && std::string_view(" \t\r").find(line.back()) != line.npos) line.remove_suffix(1);
-  if (!line.starts_with('{') || !line.ends_with('}')) return false;
-  try {
-    parse_json(line, "", JsonDialect::strict);
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
-}
-
-bool begins_with_records(std::string_view text) {
-  const std::size_t first = text.find('\n');
-  if (first == text.npos || !is_object(text.substr(0, first))) return false;
-  const std::size_t second = text.find('\n', first + 1);
-  return is_object(text.substr(first + 1, second - first - 1));  // to the end if there is no third line
-}
-
-bool is_named_records(const std::string& path) {
-  const std::string extension = fs::path(path).extension().string();
+bool is_named_records(const fs::path& path) {
+  const std::string extension = lower_extension(path);
   return extension == ".jsonl" || extension == ".ndjson";
+}
+
+/// Files of a folder that are no text, by the reason.
+class LeftOut {
+ public:
+  void add(const std::string& path, std::string_view reason) { all_[std::string(reason)].push_back(path); }
+  const std::string* json() const {
+    for (const std::string_view reason : {records_reason, json_reason})
+      if (const auto found = all_.find(reason); found != all_.end()) return &found->second[0];
+    return nullptr;
+  }
+  /// Empty if there are none.
+  std::string line(const std::string& folder) const {
+    if (all_.empty()) return {};
+    std::size_t count = 0;
+    std::string reasons;
+    for (const auto& [reason, paths] : all_) {
+      count += paths.size();
+      reasons += concat(reasons.empty() ? "" : "; ", reason, ": ", listed(paths));
+    }
+    return escaped(
+        concat(folder, ": ", count, count == 1 ? " file is" : " files are", " left out: ", reasons));
+  }
+  static constexpr std::string_view records_reason = "records in JSON (name them .jsonl, a record per line)",
+                                    json_reason = "other JSON";
+
+ private:
+  std::map<std::string, std::vector<std::string>, std::less<>> all_;
+};
+
+/// The files below a folder, each once: also those behind links, and below links to folders.
+class FolderFiles {
+ public:
+  FolderFiles(const std::string& folder, std::span<const std::string> outputs, LeftOut& left_out)
+      : root_(fs::canonical(folder)), written_(absolute(outputs)), left_out_(left_out) {
+    std::erase_if(written_, [&](const fs::path& path) { return is_within(root_, path); });
+    enter(folder);
+    // Files come before the links to them. A folder behind a link may have more links.
+    while (!links_.empty()) follow(links_.extract(links_.begin()).value());
+  }
+  std::vector<std::string> sorted() const {
+    std::vector<std::string> files;
+    for (const auto& [file, name] : names_) files.push_back(name.string());
+    std::ranges::sort(files);
+    return files;
+  }
+
+ private:
+  static bool is_within(const fs::path& path, const fs::path& folder) {
+    return std::ranges::mismatch(folder, path).in1 == folder.end();
+  }
+  bool is_written(const fs::path& file) const {
+    return std::ranges::any_of(written_, [&](const fs::path& output) { return is_within(file, output); });
+  }
+  void enter(const fs::path& folder) {
+    if (!entered_.insert(fs::canonical(folder)).second) return;
+    for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+      if (is_excluded(entry.path())) continue;
+      if (entry.is_symlink())
+        links_.insert(entry.path());
+      else
+        add(entry.path(), fs::canonical(entry.path()));
+    }
+  }
+  void follow(const fs::path& link) {
+    std::error_code error;
+    const fs::path target = fs::canonical(link, error);
+    if (error) return left_out_.add(link.string(), "links to nothing");
+    if (fs::is_directory(target) && (entered_.contains(target) || is_within(root_, target)))
+      return left_out_.add(link.string(), "links to folders that are read already, or are around this one");
+    add(link, target);
+  }
+  void add(const fs::path& path, const fs::path& target) {
+    if (is_written(target)) return;
+    if (fs::is_directory(target)) return enter(path);
+    if (!fs::is_regular_file(target)) return;
+    const auto [known, is_new] = names_.emplace(target, path);
+    if (is_new) return;
+    fs::path other = path;
+    if (is_named_records(path) && !is_named_records(known->second)) std::swap(known->second, other);
+    left_out_.add(other.string(), "other names of files that are read");
+  }
+
+  fs::path root_;
+  std::set<fs::path> written_, entered_, links_;
+  std::map<fs::path, fs::path> names_;  // of files
+  LeftOut& left_out_;
+};
+
+// ---- JSON
+
+std::string_view behind_blanks(std::string_view text) {
+  return text.substr(std::min(text.size(), text.find_first_not_of(" \t\r\n")));
+}
+
+/// Whether a text may be an object with a key, or an array of objects, texts or arrays.
+bool begins_as_json(std::string_view text) {
+  if (!text.starts_with('{') && !text.starts_with('[')) return false;
+  const std::string_view inner = behind_blanks(text.substr(1));
+  return inner.starts_with('"') || (text[0] == '[' && (inner.starts_with('{') || inner.starts_with('[')));
+}
+
+/// The bytes of the object or array at the front; npos: it does not end.
+std::size_t json_bytes(std::string_view text) {
+  std::size_t depth = 0;
+  bool quoted = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (c == '"') quoted = !quoted;
+    if (quoted) {
+      i += c == '\\';
+      continue;
+    }
+    depth += c == '{' || c == '[';
+    depth -= c == '}' || c == ']';
+    if (depth == 0) return i + 1;
+  }
+  return text.npos;
+}
+
+/// What jq makes records of JSON by; nothing if the text, which may be cut, is no JSON.
+std::optional<std::string> jq_filter(std::string_view text, bool is_cut) {
+  using Event = nlohmann::json::parse_event_t;
+  std::string key, open, filter;
+  const auto look = [&](int depth, Event event, const nlohmann::json& value) {
+    if (event == Event::key && depth == 1) key = value.get<std::string>();
+    const bool begins_object = event == Event::object_start;
+    if (!begins_object && event != Event::array_start && event != Event::value) return true;
+    open.resize(static_cast<std::size_t>(depth));
+    const bool is_text = event == Event::value && value.is_string();
+    const bool is_word = std::ranges::all_of(key, [](char c) { return c == '_' || (c >= 'a' && c <= 'z'); });
+    if (filter.empty() && (open == "[" || open == "[[") && (begins_object || is_text))
+      filter = concat(open == "[" ? ".[]" : ".[][]", is_text ? " | {text: .}" : "");
+    if (filter.empty() && open == "{[" && begins_object && is_word) filter = concat(".", key, "[]");
+    if (event != Event::value) open += begins_object ? '{' : '[';
+    return !begins_object;
+  };
+  try {
+    std::ignore = nlohmann::json::parse(text.begin(), text.end(), look);
+  } catch (const nlohmann::json::parse_error& e) {
+    if (!is_cut || e.byte <= text.size()) return std::nullopt;
+  } catch (const nlohmann::json::exception&) {
+    return std::nullopt;
+  }
+  return !filter.empty() ? filter : text[0] == '{' ? "." : "";
+}
+
+/// JSON in a file that is not named as records.
+struct JsonInFile {
+  std::string filter;             // for jq; empty: there are no records
+  bool has_record_lines = false;  // the file is one of records but for its name
+};
+
+/// `front`: all of the file, or its first bytes.
+std::optional<JsonInFile> json_in(std::string_view front, bool is_cut) {
+  if (front.starts_with(byte_order_mark)) front.remove_prefix(byte_order_mark.size());
+  std::optional<JsonInFile> json;
+  for (int values = 0; values < 2; ++values) {  // a text may begin with one
+    front = behind_blanks(front);
+    if (front.empty() && json) break;
+    if (!begins_as_json(front)) return std::nullopt;
+    const std::size_t bytes = json_bytes(front);
+    if (bytes == front.npos && !is_cut) return std::nullopt;
+    const std::string_view value = front.substr(0, bytes);
+    const std::optional<std::string> filter = jq_filter(value, bytes == front.npos);
+    if (!filter) return std::nullopt;
+    const bool is_line = *filter == "." && value.find('\n') == value.npos;
+    json = values == 0 ? JsonInFile{*filter, is_line} : JsonInFile{".", is_line && json->has_record_lines};
+    front.remove_prefix(value.size());
+  }
+  return json;
 }
 
 /// A file that is read once, from its beginning.
@@ -110,15 +259,16 @@ class SequentialFile {
   UniqueFd fd_;
 };
 
-[[noreturn]] void refuse_records(const std::string& path) {
-  std::string front;
-  SequentialFile(path).fill(front, 4096);
-  const std::size_t first = front.find_first_not_of(" \t\r\n");
-  const bool is_array = first != front.npos && front[first] == '[';
+[[noreturn]] void refuse_json(const std::string& path, const JsonInFile& json) {
+  const bool is_json = lower_extension(path) == ".json";
+  require(!json.filter.empty(), Errc::config, path, ": ", is_json ? "is named .json, " : "is JSON ",
+          "without records that are seen; write its texts to a file of records, {\"text\": …} in a line of ",
+          "FILE.jsonl", is_json ? ", or name it .txt if it is text" : "");
   fail(Errc::config, path, ": holds records in JSON, whose syntax would be read as text; ",
-       fs::path(path).extension() != ".json" ? "name the file .jsonl"
-                                             : concat("write a record per line to a file, e.g. jq -c ",
-                                                      is_array ? "'.[]'" : ".", " FILE.json > FILE.jsonl"));
+       json.has_record_lines && !is_json
+           ? "name the file .jsonl"
+           : concat("write a record per line to a file, e.g. jq -c '", json.filter, "' ",
+                    is_json ? "FILE.json" : "FILE", " > FILE.jsonl"));
 }
 
 /// What a command may write that makes text of a file.
@@ -127,28 +277,8 @@ const char* new_file(const std::string& path) {
   return is_named_records(path) || is_named_records(name.stem()) ? "FILE.jsonl" : "FILE.txt";
 }
 
-/// A kind of file that is no text, by its first bytes, and what makes text of it; behind "> ", a new file.
-struct OtherKind {
-  std::string_view bytes, name, remedy;
-};
-constexpr std::string_view little_endian_32("\xff\xfe\0\0", 4), big_endian_32("\0\0\xfe\xff", 4);
-constexpr std::array other_kinds{
-    OtherKind{"\x1f\x8b", "gzip", "unpack it, e.g. gzip -dc < FILE > "},
-    OtherKind{"\x28\xb5\x2f\xfd", "zstd", "unpack it, e.g. zstd -dc < FILE > "},
-    OtherKind{"\xfd"
-              "7zXZ",
-              "xz", "unpack it, e.g. xz -dc < FILE > "},
-    OtherKind{"BZh", "bzip2", "unpack it, e.g. bzip2 -dc < FILE > "},
-    OtherKind{"PK\x03\x04", "zip", "unpack it, e.g. unzip FILE"},
-    OtherKind{"PAR1", "Parquet",
-              "write its records to another file, e.g. "
-              "pandas.read_parquet(\"FILE\").to_json(\"FILE.jsonl\", orient=\"records\", lines=True)"},
-    OtherKind{little_endian_32, "UTF-32", "convert it, e.g. iconv -f utf-32 -t utf-8 FILE > "},
-    OtherKind{big_endian_32, "UTF-32", "convert it, e.g. iconv -f utf-32 -t utf-8 FILE > "},
-    OtherKind{"\xff\xfe", "UTF-16", "convert it, e.g. iconv -f utf-16 -t utf-8 FILE > "},
-    OtherKind{"\xfe\xff", "UTF-16", "convert it, e.g. iconv -f utf-16 -t utf-8 FILE > "}};
 /// Without a byte order mark.
-constexpr OtherKind little_endian{"", "UTF-16", "convert it, e.g. iconv -f utf-16le -t utf-8 FILE > "},
+constexpr FileKind little_endian{"", "UTF-16", "convert it, e.g. iconv -f utf-16le -t utf-8 FILE > "},
     big_endian{"", "UTF-16", "convert it, e.g. iconv -f utf-16be -t utf-8 FILE > "};
 
 /// Whether the pairs of bytes are characters of a text: none is half of a surrogate pair, or a control.
@@ -175,60 +305,15 @@ std::size_t ascii_pairs(std::string_view text, std::size_t high) {
 }
 
 /// UTF-16 has zero bytes at blanks and letters of ASCII. In UTF-8 they are controls, of which a text has few.
-const OtherKind* utf16_without_mark(std::string_view front, std::uint64_t file_bytes) {
+const FileKind* utf16_without_mark(std::string_view front, std::uint64_t file_bytes) {
   front = front.substr(0, 4096);
   const auto zeros = static_cast<std::size_t>(std::ranges::count(front, '\0'));
   if (zeros == 0 || file_bytes % 2 != 0) return nullptr;
-  bool utf8 = false;
-  for (std::size_t cut = 0; cut < std::min<std::size_t>(4, front.size()); ++cut)  // a character may be cut
-    utf8 = utf8 || is_utf8(front.substr(0, front.size() - cut));
-  if (utf8 && zeros < front.size() / 4) return nullptr;
+  if (begins_as_utf8(front) && zeros < front.size() / 4) return nullptr;
   const std::size_t little = ascii_pairs(front, 1), big = ascii_pairs(front, 0), high = little >= big;
   if (std::max(little, big) == 0 || !is_utf16(front, high)) return nullptr;
   return high == 1 ? &little_endian : &big_endian;
 }
-
-/// nullptr: it may be text. "BZh" alone may begin one.
-const OtherKind* other_kind(std::string_view front, std::uint64_t file_bytes) {
-  for (const OtherKind& kind : other_kinds)
-    if (front.starts_with(kind.bytes) && (kind.name != "bzip2" || front.substr(4).starts_with("1AY&SY")))
-      return &kind;
-  return utf16_without_mark(front, file_bytes);
-}
-
-bool begins_with_array(std::string_view text) {
-  constexpr std::string_view blanks = " \t\r\n";
-  const std::size_t first = text.find_first_not_of(blanks);
-  if (first == text.npos || text[first] != '[') return false;
-  const std::size_t second = text.find_first_not_of(blanks, first + 1);
-  return second != text.npos && text[second] == '{';
-}
-
-/// Files of a folder that are no text, by the reason.
-class LeftOut {
- public:
-  void add(const std::string& path, std::string_view reason) { all_[std::string(reason)].push_back(path); }
-  const std::string* records() const {
-    const auto found = all_.find(records_reason);
-    return found == all_.end() ? nullptr : &found->second[0];
-  }
-  /// Empty if there are none.
-  std::string line(const std::string& folder) const {
-    if (all_.empty()) return {};
-    std::size_t count = 0;
-    std::string reasons;
-    for (const auto& [reason, paths] : all_) {
-      count += paths.size();
-      reasons += concat(reasons.empty() ? "" : "; ", reason, ": ", listed(paths));
-    }
-    return escaped(
-        concat(folder, ": ", count, count == 1 ? " file is" : " files are", " left out: ", reasons));
-  }
-  static constexpr std::string_view records_reason = "records in JSON (name them .jsonl, a record per line)";
-
- private:
-  std::map<std::string, std::vector<std::string>, std::less<>> all_;
-};
 
 /// `left_out`: of the folder in which the file was found; nullptr: the file itself was given.
 void add_file(const std::string& path, LeftOut* left_out, std::vector<TextFile>& files) {
@@ -236,25 +321,35 @@ void add_file(const std::string& path, LeftOut* left_out, std::vector<TextFile>&
   if (file.bytes == 0 && left_out) return;
   std::string front;
   SequentialFile(path).fill(front, std::min<std::uint64_t>(file.bytes, file.has_records ? 4096 : 8 << 20));
-  if (const OtherKind* const kind = other_kind(front, file.bytes)) {
+  const FileKind* kind = marked_kind(front);
+  if (!kind) kind = utf16_without_mark(front, file.bytes);
+  if (kind) {
     if (left_out) return left_out->add(path, kind->name);
     fail(Errc::config, path, ": is ", kind->name, ", not text in UTF-8; ", kind->remedy,
          kind->remedy.ends_with("> ") ? new_file(path) : "");
   }
   if (!file.has_records) {
-    const bool is_json = fs::path(path).extension() == ".json";
-    if (!left_out && is_json) refuse_records(path);
+    constexpr std::string_view zeros("\0\0\0\0", 4);  // of numbers, and of what is between fields
     if (left_out && front.find('\0') != front.npos) return left_out->add(path, "with zero bytes");
-    if (begins_with_records(front) || (is_json && begins_with_array(front))) {
-      if (!left_out) refuse_records(path);
-      return left_out->add(path, LeftOut::records_reason);
-    }
+    require(front.find(zeros) == front.npos, Errc::config, path,
+            ": has several zero bytes together, as no text has; leave it out, or remove them if all else is "
+            "text, "
+            "e.g. tr -d '\\000' < FILE > ",
+            new_file(path));
+    const std::string_view begin = std::string_view(front).substr(0, 1 << 16);
+    if (left_out && !looks_like_text(begin) && !begins_as_utf8(begin))
+      return left_out->add(path, "with bytes of no text");
+    std::optional<JsonInFile> json = json_in(front, front.size() < file.bytes);
+    if (!json && lower_extension(path) == ".json") json.emplace();
+    if (json && !left_out) refuse_json(path, *json);
+    if (json)
+      return left_out->add(path, json->filter.empty() ? LeftOut::json_reason : LeftOut::records_reason);
   }
   files.push_back(std::move(file));
 }
 
 void add_path(const std::string& path, std::span<const std::string> outputs, std::vector<TextFile>& files,
-              std::vector<std::string>* lines) {
+              std::vector<std::string>& lines) {
   require(path != "-", Errc::config,
           "-: standard input cannot be read by several ranks, or twice; write the text to a file");
   require(fs::exists(path), Errc::config, path, ": no such file or folder; give text to train on");
@@ -265,9 +360,11 @@ void add_path(const std::string& path, std::span<const std::string> outputs, std
   }
   const std::size_t before = files.size();
   LeftOut left_out;
-  for (const std::string& file : files_below(path, outputs)) add_file(file, &left_out, files);
-  if (files.size() == before && left_out.records()) refuse_records(*left_out.records());
-  if (std::string line = left_out.line(path); lines && !line.empty()) lines->push_back(std::move(line));
+  for (const std::string& file : FolderFiles(path, outputs, left_out).sorted())
+    add_file(file, &left_out, files);
+  if (const std::string* json = left_out.json(); json && files.size() == before)
+    add_file(*json, nullptr, files);
+  if (std::string line = left_out.line(path); !line.empty()) lines.push_back(std::move(line));
 }
 
 // ---- blocks of files
@@ -412,15 +509,20 @@ class DocumentEncoder {
     add(block.bytes, out);
     if (block.ends) end_document(out);
   }
+  [[noreturn]] static void refuse_encoding(const TextBlock& block, std::uint64_t line,
+                                           std::string_view rest) {
+    fail(Errc::config, escaped(block.file->path), ":", line, ": is not UTF-8: ", escaped(rest.substr(0, 1)),
+         looks_like_text(block.bytes)
+             ? concat("; convert the file from its encoding, e.g. iconv -f latin1 -t utf-8 FILE > ",
+                      new_file(block.file->path))
+             : ", and no text in another encoding, since many bytes are controls; leave the file out");
+  }
   static void check_utf8(const TextBlock& block) {
     std::string_view rest = block.bytes;
     std::uint64_t line = block.line;
     while (!rest.empty()) {
       const std::size_t length = utf8_length(rest);
-      require(length > 0, Errc::config, escaped(block.file->path), ":", line,
-              ": is not UTF-8: ", escaped(rest.substr(0, 1)),
-              "; convert the file from its encoding, e.g. iconv -f latin1 -t utf-8 FILE > ",
-              new_file(block.file->path));
+      if (length == 0) refuse_encoding(block, line, rest);
       line += rest[0] == '\n';
       rest.remove_prefix(length);
     }
@@ -564,16 +666,20 @@ std::vector<std::string> paths_matching(const std::string& pattern) {
 std::vector<TextFile> text_files(const std::string& data, std::span<const std::string> outputs,
                                  std::vector<std::string>* left_out) {
   std::vector<TextFile> files;
+  std::vector<std::string> lines;
   try {
     const bool several = data.find(',') != data.npos && !fs::exists(data);
     for (const std::string& path : several ? parts_of(data, ',') : std::vector{data}) {
       const bool pattern = path.find_first_of("*?[") != path.npos && !fs::exists(path);
       for (const std::string& match : pattern ? paths_matching(path) : std::vector{path})
-        add_path(match, outputs, files, left_out);
+        add_path(match, outputs, files, lines);
     }
   } catch (const fs::filesystem_error& e) {
     fail(Errc::config, data, ": cannot be read: ", e.code().message());
   }
+  require(!files.empty() || lines.empty(), Errc::config, lines.empty() ? "" : lines[0],
+          "; there is no other text");
+  if (left_out) left_out->insert(left_out->end(), lines.begin(), lines.end());
   return files;
 }
 
@@ -581,6 +687,9 @@ void encode_documents(std::span<const TextFile> files, const TextOptions& o, boo
                       const std::function<void(EncodedText&)>& use) {
   require(o.prompt_key.empty() == o.answer_key.empty(), Errc::config,
           "--prompt-key and --answer-key: ", "give both, or none");
+  require(
+      o.prompt_key.empty() || o.text_key == TextOptions{}.text_key, Errc::config,
+      "--text-key and --prompt-key exclude each other: ", "a record has a text, or a prompt and its answer");
   require(o.prompt_key.empty() || o.tokenizer, Errc::invalid_argument,
           "prompts and answers need a tokenizer");
   const DocumentEncoder encoder(o, with_text);

@@ -1,6 +1,6 @@
 #pragma once
 /// Documents of text in files: a file of text is one, and so is each record of a file of JSON, one object per
-/// line (.jsonl, .ndjson).
+/// line (.jsonl, .ndjson, in upper case too).
 
 #include <cstdint>
 #include <functional>
@@ -55,13 +55,14 @@ std::vector<std::string> paths_matching(const std::string& pattern);
 
 /// The files of `data`: a file, every text file and file of records below a folder, those whose names match a
 /// pattern with `*`, `?` or `[`, or several such, "A,B", in the order given, else in the order of their
-/// names. Skipped in folders are .git and other hidden names, directories of generated files (those with a
-/// CMakeCache.txt or CACHEDIR.TAG, node_modules, __pycache__), links, `outputs`, empty files, files with a
-/// zero byte in their first 8 MiB or a compressed or tabular kind, arrays of records in .json, and files of
-/// other names with JSON in their first two lines. `left_out` gets a line for each
-/// folder with such files, but empty and hidden ones, with their number and some of the names. Errc::config
-/// names a path that is missing, a pipe or device, a file of JSON, or one that is compressed, of a table, in
-/// UTF-32, or in UTF-16 with a byte order mark or without, and what reads it.
+/// names. Links in folders are followed, and each file is read once. Skipped in folders are .git and other
+/// hidden names, directories of generated files (those with a CMakeCache.txt or CACHEDIR.TAG, node_modules,
+/// __pycache__), `outputs`, empty files, and, in a line of `left_out` for each folder, with their number and
+/// some of the names: files with a zero byte in their first 8 MiB, or of bytes that no text has, or of a kind
+/// that file_kinds.h or UTF-16 tells, those named .json, or that begin with two values of JSON or are one;
+/// further names of a file, and links to nothing, or to folders that are read anyway or lie around the
+/// folder. Errc::config names a path that is missing, a pipe or device, or a file of such a kind, and what
+/// reads it; and a folder that has such files alone.
 std::vector<TextFile> text_files(const std::string& data, std::span<const std::string> outputs = {},
                                  std::vector<std::string>* left_out = nullptr);
 

@@ -17,6 +17,7 @@
 
 #include "comm/core/error.h"
 #include "comm/os/fd.h"
+#include "sharding/data/file_kinds.h"
 #include "sharding/io/checksum.h"
 #include "sharding/io/text.h"
 #include "tensor/attention_ops.h"
@@ -139,11 +140,10 @@ void check_evidence(const TokenFile& f, std::uint64_t file_bytes) {
   std::vector<std::uint16_t> words(std::min<std::uint64_t>(file_bytes / 2, 1 << 16));
   f.read_bytes(0, std::as_writable_bytes(std::span(words)));
   const std::string_view bytes(reinterpret_cast<const char*>(words.data()), words.size() * 2);
-  for (const std::string_view magic :
-       {"PK\x03\x04", "\x89HDF", "PAR1", "\x1f\x8b", "\x28\xb5\x2f\xfd", "ARROW1"})
-    require(!bytes.starts_with(magic), Errc::config, f.path,
-            ": begins as an archive or a table does, and not as tokens; give tokens as .npy, or as uint16 "
-            "without a header");
+  constexpr std::size_t bytes_of_no_token = 3;  // two may be a token
+  if (const FileKind* const kind = marked_kind(bytes, bytes_of_no_token))
+    fail(Errc::config, f.path, ": begins as an archive or a table does (", kind->name,
+         "), and not as tokens; give tokens as .npy, or as uint16 without a header");
   if (words.size() < 32) return;
   const bool is_text = std::ranges::all_of(bytes,
                                            [](char c) {
@@ -153,22 +153,33 @@ void check_evidence(const TokenFile& f, std::uint64_t file_bytes) {
                        is_utf8(bytes.substr(0, bytes.find_last_of(" \n")));
   require(!is_text, Errc::config, f.path,
           ": is text, not tokens; give it as --data (Tokens::from_text()), or tokenize it first");
-  if (f.width() != 2) return;
-  // The upper halves of wider numbers: a vocabulary has less than 256 Ki tokens.
-  constexpr std::uint16_t max_upper = 3;
-  std::uint16_t even = 0, odd = 0;
-  std::size_t even_beyond = 0, odd_beyond = 0;
-  for (std::size_t i = 0; i + 1 < words.size(); i += 2) {
-    even = std::max(even, words[i]), odd = std::max(odd, words[i + 1]);
-    even_beyond += words[i] > max_upper, odd_beyond += words[i + 1] > max_upper;
+  if (f.width() == 8) return;
+  // The upper parts of wider numbers: a vocabulary has less than 256 Ki tokens, and a mask is -100.
+  constexpr std::uint16_t max_upper = 3, sign = 0xffff;
+  std::array<std::uint16_t, 4> max{};
+  std::array<std::size_t, 4> beyond{}, other{};
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    if (words[i] == sign && i % 4 != 0) continue;
+    max[i % 4] = std::max(max[i % 4], words[i]);
+    beyond[i % 4] += words[i] > max_upper, other[i % 4] += words[i] != 0;
   }
   const std::size_t many = words.size() / 8;  // a few words prove nothing
-  require(!(odd_beyond == 0 && even_beyond >= many), Errc::config, f.path,
-          ": looks like tokens of four bytes or more, read as uint16: every other word is at most ", odd,
-          "; give --tokens-dtype uint32 (from_file(…, \"uint32\")), or uint16 if they are");
-  require(!(even_beyond == 0 && odd_beyond >= many), Errc::config, f.path,
-          ": looks like big-endian numbers or floats, read as uint16: every other word is at most ", even,
-          "; give little-endian tokens");
+  const bool upper = beyond[1] + beyond[3] == 0, lower = beyond[0] + beyond[2] == 0;
+  const auto refuse = [&](const auto&... what) { fail(Errc::config, f.path, ": looks like ", what...); };
+  if (upper && std::max(max[2], max[3]) == 0 && beyond[0] >= many)
+    refuse("tokens of eight bytes, read as ", f.type->name, ": every other word of four bytes is 0; ",
+           "give --tokens-dtype int64 (from_file(…, \"int64\"))",
+           f.width() == 2 ? ", or uint16 if they are" : "");
+  if (f.width() == 4) return;
+  if (upper && beyond[0] + beyond[2] >= many)
+    refuse("tokens of four bytes, read as uint16: every other word is at most ", std::max(max[1], max[3]),
+           "; give --tokens-dtype uint32 (from_file(…, \"uint32\")), or uint16 if they are");
+  if (lower && beyond[1] + beyond[3] >= many)
+    refuse("big-endian numbers or floats, read as uint16: every other word is at most ",
+           std::max(max[0], max[2]), "; give little-endian tokens");
+  if (other[0] == 0 && max[1] == 0 && beyond[3] >= many)
+    refuse("floats of eight bytes, read as uint16: every other word of four bytes is 0; ",
+           "give little-endian tokens");
 }
 
 TokenFile open_token_file(const std::string& path, const std::string& dtype) {
@@ -191,10 +202,11 @@ TokenFile open_token_file(const std::string& path, const std::string& dtype) {
   } else if (is_llmc) {
     read_llmc_header(f, llmc, bytes);
   } else {
-    f.type = dtype == "uint32" ? &uint32_tokens : &uint16_tokens;
-    require(bytes % f.width() == 0, Errc::config, path, ": ", bytes,
-            f.width() == 2 ? " bytes is an odd length; tokens are little-endian uint16, two bytes each"
-                           : " bytes are no whole number of uint32, four bytes each");
+    if (dtype != "auto") f.type = std::ranges::find(token_types, dtype, &TokenType::name);
+    require(f.width() == 2 || bytes % f.width() == 0, Errc::config, path, ": ", bytes,
+            " bytes are no whole number of ", f.type->name, ", ", f.width(), " bytes each");
+    require(bytes % 2 == 0, Errc::config, path, ": ", bytes,
+            " bytes is an odd length; tokens are little-endian ", f.type->name, ", two bytes each");
     if (dtype != "uint16") check_evidence(f, bytes);
   }
   require(dtype == "auto" || dtype == f.type->name, Errc::config, path, ": its header says ", f.type->name,
@@ -281,8 +293,9 @@ struct Tokens::State {
 };
 
 Tokens Tokens::from_file(const std::string& path, const std::string& dtype) {
-  require(dtype == "auto" || dtype == "uint16" || dtype == "uint32", Errc::config, "the dtype of tokens is '",
-          dtype, "'; give auto, uint16 or uint32");
+  require(dtype == "auto" || std::ranges::find(token_types, dtype, &TokenType::name) != std::end(token_types),
+          Errc::config, "the dtype of tokens is '", dtype,
+          "'; give auto, uint16 or uint32, or int16, int32, uint64 or int64");
   auto state = std::make_shared<State>();
   state->name = path;
   std::vector<ExpectedFile> files;

@@ -26,8 +26,9 @@ class Tokens {
   /// `*`, `?` or `[`, one after the other in the order of their names, or of several such, "A,B", in the
   /// order given; read on demand. A .npy file of NumPy has integers of 2, 4 or 8 bytes, and a file of llm.c
   /// (256 int32: 20240520 or 20240801, version, number of tokens) uint16 or uint32, by their headers. Other
-  /// files are little-endian, of `dtype`: "uint16", "uint32", or "auto", which is uint16 unless the words
-  /// look like another type's, or the bytes like text, an archive or a table: these are refused. A folder
+  /// files are little-endian, of `dtype`: "uint16", "uint32", "int16", "int32", "uint64", "int64", or "auto",
+  /// which is uint16 unless the words look like another type's: these are refused, as are bytes that look
+  /// like text, an archive or a table, and eight bytes where four are said. A folder
   /// with an index (TokenShards) has the files of the index and no others, of its dtype. Errc::config names
   /// the file and what is wrong with it, its header or the index; and folders of different tokenizers.
   static Tokens from_file(const std::string& path, const std::string& dtype = "auto");

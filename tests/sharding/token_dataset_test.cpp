@@ -122,9 +122,49 @@ TEST_F(TokenFiles, JsonThatIsNotNamedAsRecordsIsNoText) {
   expect_parts(error_message([&] { Tokens::from_text(path("folder")); }), {"folder/log", "records in JSON"});
   put("folder/a.txt", "words");
   put("folder/b.json", "{}");
-  EXPECT_EQ(Tokens::from_text(path("folder")).text(), "words\n{}");
+  EXPECT_EQ(Tokens::from_text(path("folder")).text(), "words");
   put("c.txt", "{ a brace }\n{ and another }\n");
   EXPECT_EQ(Tokens::from_text(path("c.txt")).count(), 28u);
+}
+
+/// The syntax of JSON is no text, whatever the name of the file; jq makes records of it as the message says.
+TEST_F(TokenFiles, JsonOfAnyShapeIsNoText) {
+  const std::string record = R"({"text": "one"})", array = "[" + record + ",\n" + record + "]";
+  const std::string of_texts = R"(["one", "two"])", nested = "[" + array + "]";
+  std::string large = R"({"version": "1", "data": [)" + record;
+  while (large.size() < (std::size_t{9} << 20)) large += "," + record;
+  const std::vector<std::array<std::string, 3>> all{
+      {"object.json", R"({"version": "1", "list": [1], "data": [{"text": "one"}]})",
+       "jq -c '.data[]' FILE.json"},
+      {"large.json", large, "jq -c '.data[]' FILE.json"},
+      {"one.json", "{\n \"text\": \"one\"\n}\n", "jq -c '.' FILE.json"},
+      {"texts.json", of_texts, "jq -c '.[] | {text: .}' FILE.json"},
+      {"nested.json", nested, "jq -c '.[][]' FILE.json"},
+      {"UPPER.JSON", array, "jq -c '.[]' FILE.json"},
+      {"array.txt", "\xef\xbb\xbf" + array, "jq -c '.[]' FILE >"},
+      {"one.txt", record + "\n", "name the file .jsonl"},
+      {"pretty.txt", "{\n\"text\": \"one\"}\n{\"text\":\n\"]}\\\"\"}", "jq -c '.' FILE >"},
+      {"numbers.json", "[1, 2]", "FILE.jsonl"},
+      {"words.json", "words", "name it .txt"}};
+  for (const auto& [name, text, remedy] : all) {
+    put("folder/" + name, text);
+    const std::string what = error_message([&, n = name] { Tokens::from_text(path("folder/" + n)); });
+    expect_parts(what, {path("folder/" + name), remedy});
+    EXPECT_EQ(what.find('\n'), what.npos);
+  }
+  put("folder/words.txt", "words");
+  const Tokens read = Tokens::from_text(path("folder"));
+  EXPECT_EQ(read.text(), "words");
+  ASSERT_EQ(read.left_out().size(), 1u);
+  expect_parts(read.left_out()[0],
+               {"11 files are left out", "records in JSON", "other JSON: ", "words.json"});
+  put("A.JSONL", record), put("b.NdJson", record + "\n");
+  EXPECT_EQ(Tokens::from_text(path("A.JSONL") + "," + path("b.NdJson")).text(), "one\none");
+  for (const std::string text : {"[1] a note\n", "[\"quoted\" words", "{\"a\": 1}\nwords", "[[link]] words",
+                                 "[\"a\"] and [\"b\"]", "{\"a\": 1,}"}) {
+    put("text", text);
+    EXPECT_EQ(Tokens::from_text(path("text")).text(), text);
+  }
 }
 
 /// Texts and lines of many blocks.
@@ -220,6 +260,10 @@ TEST_F(TokenFiles, OnlyAnswersAreTargets) {
   put("b.jsonl", R"({"messages": "plain text", "a": "b"})");
   refused("b.jsonl", {"there is no \"q\" among", "--prompt-key KEY (TextOptions::prompt_key)"});
   put("b.jsonl", "{\"q\": \"a\"}"), refused("b.jsonl", {"b.jsonl:1", "no \"a\" among q", "--answer-key"});
+  TextOptions both = options;
+  both.text_key = "q";
+  expect_parts(error_message([&] { Tokens::from_text(path("b.jsonl"), both); }),
+               {"--text-key and --prompt-key exclude"});
   // Other prompts with the tokens of these are other data.
   put("c.jsonl", "{\"q\": \"abc\", \"a\": \"d\"}"), put("d.jsonl", "{\"q\": \"ab\", \"a\": \"cd\"}");
   EXPECT_NE(checksum(Tokens::from_text(path("c.jsonl"), options)),
@@ -387,7 +431,26 @@ TEST_F(TokenFiles, WordsThatCannotBeTokensOfTheTypeAreRefused) {
     return error_message([&] { Tokens::from_file(path(name)); });
   };
   expect_parts(what_of("wide"), {path("wide"), "looks like tokens of four bytes", "--tokens-dtype uint32"});
-  expect_parts(what_of("int64"), {"looks like tokens of four bytes"});
+  expect_parts(what_of("int64"), {path("int64"), "looks like tokens of eight bytes", "--tokens-dtype int64"});
+  for (const char* dtype : {"int64", "uint64"})
+    EXPECT_EQ(all_of(Tokens::from_file(path("int64"), dtype)), expected) << dtype;
+  for (const char* dtype : {"uint32", "int32"})
+    expect_parts(error_message([&] { Tokens::from_file(path("int64"), dtype); }),
+                 {"looks like tokens of eight bytes, read as " + std::string(dtype), "--tokens-dtype int64"});
+  EXPECT_EQ(all_of(Tokens::from_file(path("wide"), "int32")), expected);
+  std::vector<std::int64_t> masked(narrow.begin(), narrow.end());
+  masked[7] = -100;
+  put("masked", bytes_of(masked));
+  expect_parts(what_of("masked"), {"--tokens-dtype int64"});
+  expect_parts(error_message([&] { all_of(Tokens::from_file(path("masked"), "int64")); }),
+               {"token -100 at position 7"});
+  put("floats", as(double{}));
+  expect_parts(what_of("floats"), {"floats"});
+  expect_parts(error_message([&] { Tokens::from_file(path("narrow") + "," + path("odd8"), "int64"); }),
+               {"odd8: cannot be opened"});
+  put("odd8", as(std::uint32_t{}).substr(4));
+  expect_parts(error_message([&] { Tokens::from_file(path("odd8"), "int64"); }),
+               {"796 bytes", "int64, 8 bytes"});
   EXPECT_EQ(Tokens::from_file(path("wide"), "uint16").count(), 400u) << "as it is told";
   std::string swapped = as(std::uint32_t{});
   for (std::size_t i = 0; i < swapped.size(); i += 4) std::reverse(&swapped[i], &swapped[i] + 4);
@@ -399,7 +462,7 @@ TEST_F(TokenFiles, WordsThatCannotBeTokensOfTheTypeAreRefused) {
   expect_parts(what_of("text"), {"is text", "--data"});
   expect_parts(what_of("zip"), {"archive"});
   expect_parts(error_message([&] { Tokens::from_file(path("wide"), "int8"); }),
-               {"'int8'", "uint16 or uint32"});
+               {"'int8'", "uint16 or uint32", "int64"});
 }
 
 TEST_F(TokenFiles, ShardsAreReadOneAfterTheOther) {
@@ -534,10 +597,44 @@ TEST_F(TokenFiles, AFolderIsItsTextFilesInOrder) {
   put("cache/x.txt", "no");
   put("out/metrics.jsonl", "no");
   put("out/model/config.json", "no");
-  fs::create_symlink("/etc/passwd", path("link"));
+  fs::create_symlink(path("out/model/config.json"), path("link"));
   const auto tokens = Tokens::from_text(
       directory_.string(), std::vector{path("out/metrics.jsonl"), path("out/./model"), std::string()});
   EXPECT_EQ(all_of(tokens), (std::vector<std::int32_t>{'z', 'z', 0xff, '\n', 'b', 'b'}));
+}
+
+/// As in a cache of Hugging Face, whose names are links.
+TEST_F(TokenFiles, LinksInAFolderAreReadOnce) {
+  put("blobs/1", "{\"text\": \"one\"}"), put("blobs/2", "two"), put("other/deep/3.txt", "three");
+  put("hub/s/b.txt", "b");
+  fs::create_symlink("../../blobs/1", path("hub/s/a.jsonl"));
+  fs::create_symlink("../../blobs/2", path("hub/s/c.txt"));
+  fs::create_symlink("../other", path("hub/d"));
+  Tokens read = Tokens::from_text(path("hub"));
+  EXPECT_EQ(read.text(), "three\none\nb\ntwo");
+  EXPECT_TRUE(read.left_out().empty());
+  const std::vector<std::string> outputs{path("other/deep")};
+  EXPECT_EQ(Tokens::from_text(path("hub"), outputs).text(), "one\nb\ntwo");
+
+  fs::create_symlink("b.txt", path("hub/s/again.txt"));
+  fs::create_symlink("../hub", path("hub/s/up"));
+  fs::create_symlink("../../hub", path("other/deep/loop"));
+  fs::create_symlink("s", path("hub/t"));
+  fs::create_symlink("none", path("hub/none"));
+  fs::create_symlink("self", path("hub/self"));
+  fs::create_symlink("..", path("hub/around"));
+  read = Tokens::from_text(path("hub"));
+  EXPECT_EQ(read.text(), "three\none\nb\ntwo");
+  ASSERT_EQ(read.left_out().size(), 1u);
+  expect_parts(read.left_out()[0], {"7 files are left out", "links to nothing: ", "links to folders",
+                                    "other names", "again.txt", "hub/d/deep/loop"});
+  // A name of records tells what a file is.
+  fs::create_symlink("1", path("blobs/x.jsonl")), fs::remove(path("blobs/2"));
+  EXPECT_EQ(Tokens::from_text(path("blobs")).text(), "one");
+  fs::create_directory(path("linked"));
+  fs::create_symlink("none", path("linked/a.txt"));
+  expect_parts(error_message([&] { Tokens::from_text(path("linked")); }),
+               {"1 file is left out: links to nothing: ", "linked/a.txt", "no other text"});
 }
 
 TEST_F(TokenFiles, OtherKindsOfFilesAreNamedAloneAndInFolders) {
@@ -562,7 +659,21 @@ TEST_F(TokenFiles, OtherKindsOfFilesAreNamedAloneAndInFolders) {
        "UTF-16, not text in UTF-8; convert it, e.g. iconv -f utf-16be"},
       {"h.jsonl", wide("{\"text\": \"words\"}\n", "little"), "iconv -f utf-16le"},
       {"i.txt", std::string("\x2d\x4e\x87\x65\x3d\xd8\x00\xde\x0a\x00", 10), "iconv -f utf-16le"},
-      {"j.txt", std::string("\xff\xfe\0\0a\0\0\0", 8), "iconv -f utf-32"}};
+      {"j.txt", std::string("\xff\xfe\0\0a\0\0\0", 8), "iconv -f utf-32"},
+      {"k.pdf", "%PDF-1.4\n%\xe2\xe3\xcf\xd3\n1 0 obj", "PDF, not text in UTF-8; convert it, e.g. pdftotext"},
+      {"l.7z", "7z\xbc\xaf\x27\x1c...", "7z x FILE"},
+      {"m.lz4", "\x04\x22\x4d\x18...", "lz4 -dc"},
+      {"n.Z", "\x1f\x9d\x90...", "gzip -dc"},
+      {"o.h5", "\x89HDF\r\n\x1a\n...", "HDF5"},
+      {"p.npy", "\x93NUMPY\x01", "give it as --tokens"},
+      {"q.pkl", "\x80\x04\x95...", "pickle"},
+      {"r.avro", "Obj\x01...", "Avro"},
+      {"s.orc", "ORC\x03\xff", "read_orc"},
+      {"t.tar", "a.txt" + std::string(252, '\0') + "ustar", "tar -xf FILE"},
+      {"u.arrow", std::string("ARROW1\0\0", 8), "Arrow"},
+      {"v.arrow", std::string("\xff\xff\xff\xff\x78\0\0\0\x10\0\0\0\0\0\x0a\0", 16), "Dataset.from_file"},
+      {"w.db", std::string("SQLite format 3\0", 16), "sqlite3"},
+      {"x.jpg", "\xff\xd8\xff\xe0...", "leave it out"}};
   for (const auto& [name, bytes, remedy] : kinds) {
     put("folder/" + name, bytes);
     expect_parts(error_message([&, n = name] { Tokens::from_text(path("folder/" + n)); }), {name, remedy});
@@ -573,14 +684,38 @@ TEST_F(TokenFiles, OtherKindsOfFilesAreNamedAloneAndInFolders) {
   EXPECT_EQ(read.text(), "words");
   ASSERT_EQ(read.left_out().size(), 1u);
   const std::string& line = read.left_out()[0];
-  expect_parts(line, {path("folder"), "11 files are left out", "gzip: ", "zstd: ", "Parquet: ", "UTF-16: ",
-                      "UTF-32: ", "records in JSON", "train.json", "e.jsonl"});
+  expect_parts(line, {path("folder"), "25 files are left out", "gzip: ", "PDF: ", "zstd: ", "Parquet: ",
+                      "UTF-16: ", "UTF-32: ", "records in JSON", "train.json", "e.jsonl"});
   EXPECT_EQ(line.find('\n'), line.npos);
   for (const auto& kind : kinds) fs::remove(path("folder/" + kind[0]));
   fs::remove(path("folder/words.txt"));
   expect_parts(error_message([&] { Tokens::from_text(path("folder")); }), {"train.json", "jq -c '.[]'"});
   put("nul", std::string("ab\0cdefg", 8));
   EXPECT_EQ(Tokens::from_text(path("nul")).text().size(), 8u) << "a zero byte is a character of UTF-8";
+  put("nul", std::string("ab\0\0\0\0", 6));
+  expect_parts(error_message([&] { Tokens::from_text(path("nul")); }), {path("nul"), "several zero bytes"});
+  for (const std::string text : {"ORC is a being", "PAR1 and PAR2", "BZh begins a file", "LZIP", "%PD"}) {
+    put("text", text + "\n");
+    EXPECT_EQ(Tokens::from_text(path("text")).text(), text + "\n");
+  }
+}
+
+/// Without a mark. They are not converted from some encoding.
+TEST_F(TokenFiles, BytesOfNoTextAreNoTextInAnotherEncoding) {
+  std::string bytes, latin = "caf\xe9 ";
+  for (std::uint32_t i = 1; i < 2000; ++i)
+    bytes += static_cast<char>((i * 2654435761u >> 24) | (i % 3 ? 0 : 0x80) | 1);
+  for (int i = 0; i < 100; ++i) latin += latin.substr(0, 5);
+  put("folder/bytes", bytes), put("latin.txt", latin), put("folder/words.txt", "words");
+  const TextOptions options{.tokenizer = Tokenizer::bytes()};
+  const std::string what = error_message([&] { Tokens::from_text(path("folder/bytes"), options); });
+  expect_parts(what, {"is not UTF-8", "no text in another encoding"});
+  EXPECT_EQ(what.find("iconv"), what.npos) << what;
+  expect_parts(error_message([&] { Tokens::from_text(path("latin.txt"), options); }), {"iconv -f latin1"});
+  const Tokens read = Tokens::from_text(path("folder"), options);
+  EXPECT_EQ(read.text(), "words");
+  ASSERT_EQ(read.left_out().size(), 1u);
+  expect_parts(read.left_out()[0], {"1 file is left out: with bytes of no text: "});
 }
 
 /// What a message advises, done, makes text of the file, whatever its name.
@@ -602,8 +737,9 @@ TEST_F(TokenFiles, RemediesMakeTextOfOtherKinds) {
   };
   const std::string words = "words \xc3\xa9\n", record = "{\"text\": \"\xc3\xa9\"}\n";
   for (const char* const make :
-       {"gzip -c", "bzip2 -c", "xz -c", "zstd -c", "iconv -f utf-8 -t utf-16", "iconv -f utf-8 -t utf-16le",
-        "iconv -f utf-8 -t utf-16be", "iconv -f utf-8 -t utf-32"}) {
+       {"gzip -c", "bzip2 -c", "xz -c", "xz --format=lzma -c", "zstd -c", "lz4 -c", "lzip -c", "compress -c",
+        "iconv -f utf-8 -t utf-16", "iconv -f utf-8 -t utf-16le", "iconv -f utf-8 -t utf-16be",
+        "iconv -f utf-8 -t utf-32"}) {
     expect_made(make, "other", "other.txt", words);
     expect_made(make, "other.jsonl", "other.jsonl.jsonl", record);
     expect_made(make, "other.jsonl.gz", "other.jsonl.gz.jsonl", record);

@@ -77,7 +77,7 @@ void add_data(CommandLine& line, Options& o) {
   line.add_option("--tokens-dtype", o.tokens_dtype,
                   "Of tokens without a header: auto is uint16, unless they look like another type")
       .type_name("DTYPE")
-      .one_of({"auto", "uint16", "uint32"})
+      .one_of({"auto", "uint16", "uint32", "int16", "int32", "uint64", "int64"})
       .group("Inputs");
 }
 
