@@ -462,6 +462,49 @@ TEST_F(AdapterOfARun, GenerateAndInitReadTheMergedModel) {
   EXPECT_NE(other.err.find("lora_alpha is 5, and of the model 6"), std::string::npos) << other.err;
 }
 
+TEST_F(AdapterOfARun, ASavedModelHasItsFolderForItself) {
+  const auto sampled = [&](std::vector<std::string> more) {
+    std::vector<std::string> words{"--model", folder_ / "model.json", "--sample", "some", "--threads", "1"};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  };
+  const std::vector<std::string> lora{"--lora-target-modules", "all-linear", "--lora-r", "2"};
+  std::vector<std::string> both =
+      sampled({"--save", folder_ / "model", "--save-adapter", folder_ / "./model"});
+  both.insert(both.end(), lora.begin(), lora.end());
+  test::expect_refusal("train_lm", both, "is the folder of --save, too");
+  EXPECT_FALSE(fs::exists(folder_ / "model"));
+  fs::create_directories(folder_ / "model");
+  put("model/adapter_config.json", "{}");
+  test::expect_refusal("train_lm", sampled({"--save", folder_ / "model"}),
+                       "holds an adapter (adapter_config.json)");
+  fs::remove(folder_ / "model/adapter_config.json");
+  // What an earlier model had and this one has not is no part of it.
+  for (const char* file :
+       {"generation_config.json", "special_tokens_map.json", "chat_template.jinja", "notes.json"})
+    put(concat("model/", file), "{}");
+  std::vector<std::string> words = sampled({"--save", folder_ / "model"});
+  words.insert(words.begin(), "train_lm");
+  const Outcome saved = run_program(words);
+  EXPECT_EQ(saved.status, 0) << saved.err;
+  for (const char* file : {"generation_config.json", "special_tokens_map.json", "chat_template.jinja"})
+    EXPECT_FALSE(fs::exists(folder_ / (std::string("model/") + file))) << file;
+  EXPECT_TRUE(fs::exists(folder_ / "model/notes.json"));
+  EXPECT_TRUE(fs::exists(folder_ / "model/tokenizer.json"));
+  // Those of --init are not lost.
+  put("model/generation_config.json", "{}");
+  test::expect_refusal("train_lm", sampled({"--init", folder_ / "model", "--save", folder_ / "model"}),
+                       "is the folder of --init");
+  // An adapter beside weights is named where it is not applied.
+  put("model/adapter_config.json", R"({"peft_type": "LORA", "r": 2, "target_modules": "c_attn"})");
+  words = sampled({"--init", folder_ / "model"});
+  words.insert(words.begin(), "train_lm");
+  const Outcome beside = run_program(words);
+  EXPECT_NE(beside.err.find("has an adapter beside its weights"), std::string::npos) << beside.err;
+  test::expect_refusal("train_lm", sampled({"--init", folder_ / "model", "--adapter", folder_ / "model"}),
+                       "target_modules: 'c_attn' is a regular expression of whole names");
+}
+
 TEST_F(AdapterOfARun, WithoutFrozenWeightsTheAdapterIsWhatItHas) {
   json config = json::parse(text_file("ds.json"));
   config["ringzero"]["checkpoint"] = {{"exclude_frozen_parameters", true}};
