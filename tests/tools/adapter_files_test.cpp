@@ -464,7 +464,20 @@ TEST_F(AdapterOfARun, GenerateAndInitReadTheMergedModel) {
 
 TEST_F(AdapterOfARun, ASavedModelHasItsFolderForItself) {
   const auto sampled = [&](std::vector<std::string> more) {
-    std::vector<std::string> words{"--model", folder_ / "model.json", "--sample", "some", "--threads", "1"};
+    std::vector<std::string> words{"--model",
+                                   folder_ / "model.json",
+                                   "--data",
+                                   folder_ / "text.txt",
+                                   "--steps",
+                                   "1",
+                                   "--seq-len",
+                                   "8",
+                                   "--per-device-train-batch-size",
+                                   "1",
+                                   "--learning-rate",
+                                   "1e-3",
+                                   "--threads",
+                                   "1"};
     words.insert(words.end(), more.begin(), more.end());
     return words;
   };
