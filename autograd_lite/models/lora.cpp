@@ -120,6 +120,10 @@ NamedModules matched(const std::string& expression, const NamedModules& modules)
                       : concat("has '", part, "', which regular expressions of Python have, and those here (",
                                "ECMAScript) have not; give a list of names"));
   }
+  const auto is_end = [&](const auto& named) { return matches_name(named.first, expression); };
+  require(!all.empty() || std::ranges::none_of(modules, is_end), Errc::invalid_argument, "target_modules: '",
+          expression, "' is a regular expression of whole names, and matches none; give the list [\"",
+          expression, "\"] for the layers whose names end so, or '.*", expression, "'");
   if (all.empty()) fail_unmatched("target_modules", expression, modules);
   return all;
 }

@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "comm/core/error.h"
+#include "sharding/huggingface/merge_adapter.h"
 #include "sharding/io/durable_file.h"
 #include "sharding/io/text.h"
 #include "sharding/parallel/rank_agreement.h"
@@ -18,8 +19,12 @@ LoadOptions options_of(Module& module, const std::string& folder, LoadOptions op
   const LoraOptions* own = lora_options(module);
   require(own != nullptr, Errc::invalid_argument, escaped(folder),
           ": the model has no LoRA; call add_lora(model, read_adapter_config(FOLDER)) first");
-  if (fs::is_directory(folder))
-    require_same_options(read_adapter_config(folder), *own, fs::path(folder) / adapter_config_name);
+  LoraOptions stored{.target_modules = {}, .r = own->r};  // a file alone: the module says which layers
+  if (fs::is_directory(folder)) {
+    stored = read_adapter_config(folder);
+    require_same_options(stored, *own, fs::path(folder) / adapter_config_name);
+  }
+  open_adapter(folder, stored, true);  // load_pretrained() refuses what is not finite
   options.prefix = adapter_prefix;
   options.only.clear();
   const AdapterTensors tensors = adapter_tensors(module);

@@ -9,6 +9,7 @@
 #include "autograd_lite/models/language_model.h"
 #include "autograd_lite/nn/layers.h"
 #include "comm/core/error.h"
+#include "sharding/checkpoint/open_tensors.h"
 #include "sharding/io/json.h"
 #include "sharding/io/text.h"
 
@@ -127,6 +128,12 @@ AdapterConfig read_adapter(const std::string& path) {
 }
 
 LoraOptions read_adapter_config(const std::string& path) { return read_adapter(path).options; }
+
+std::string adapter_beside(const std::string& folder) {
+  if (has_checkpoint(folder) || !fs::exists(fs::path(folder) / adapter_config_name)) return "";
+  return concat(escaped(folder), ": has an adapter beside its weights (", adapter_config_name,
+                "), which is not applied; --adapter ", escaped(folder), " applies it");
+}
 
 std::string adapter_weights(const std::string& path) {
   const fs::path own = file_of(path, adapter_weights_name), pickle = file_of(path, "adapter_model.bin");

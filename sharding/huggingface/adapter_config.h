@@ -28,6 +28,9 @@ AdapterConfig read_adapter(const std::string& path);
 AdapterConfig parse_adapter_config(const JsonObject&);
 /// Errc::config, "FILE: key …", if options differ that decide on what A and B mean.
 void require_same_options(const LoraOptions& stored, const LoraOptions& own, const std::string& file);
+/// A line without its end about the adapter that a folder of a model has beside its weights, which
+/// from_pretrained() of transformers applies, and nobody here unless it is named; empty if there is none.
+std::string adapter_beside(const std::string& folder);
 /// The file of weights of a folder, or the file itself. Errc::config if the folder has none.
 std::string adapter_weights(const std::string& path);
 

@@ -52,9 +52,8 @@ std::vector<float> values_of(const TensorSource& source, const TensorInfo& t) {
   return values;
 }
 
-/// The update whose A is a tensor of `adapter`.
-Update read_update(const TensorSource& adapter, const TensorInfo& a, const TensorInfo& weight,
-                   const LoraOptions& o, bool fan_in_fan_out) {
+/// The B of an A, whose shapes are of rank r.
+const TensorInfo& required_b(const TensorSource& adapter, const TensorInfo& a, const LoraOptions& o) {
   const std::string layer = without(a_ending, a.name);
   const TensorInfo* b = adapter.find(concat(layer, b_ending));
   require(b != nullptr, Errc::config, escaped(adapter.path()), ": missing: ", escaped(layer), b_ending);
@@ -62,8 +61,16 @@ Update read_update(const TensorSource& adapter, const TensorInfo& a, const Tenso
       a.shape.size() == 2 && b->shape.size() == 2 && a.shape[0] == o.r && b->shape[1] == o.r;
   require(matrices, Errc::config, escaped(adapter.path()), ": ", escaped(a.name), " is ", name(a.shape),
           " and B ", name(b->shape), ", expected [r, in] and [out, r], where r is ", o.r);
-  const std::vector<std::uint64_t> out_in{b->shape[0], a.shape[1]}, in_out{a.shape[1], b->shape[0]};
-  require(weight.shape == out_in || weight.shape == in_out, Errc::config, escaped(adapter.path()), ": ",
+  return *b;
+}
+
+/// The update whose A is a tensor of `adapter`. `in_out`: whether a square weight is [in, out].
+Update read_update(const TensorSource& adapter, const TensorInfo& a, const TensorInfo& weight,
+                   const LoraOptions& o, bool in_out) {
+  const std::string layer = without(a_ending, a.name);
+  const TensorInfo* const b = &required_b(adapter, a, o);
+  const std::vector<std::uint64_t> out_in{b->shape[0], a.shape[1]}, turned{a.shape[1], b->shape[0]};
+  require(weight.shape == out_in || weight.shape == turned, Errc::config, escaped(adapter.path()), ": ",
           escaped(layer), " is for a weight ", name(out_in), ", and that of the model is ",
           name(weight.shape));
   auto u = std::make_shared<StoredUpdate>(StoredUpdate{values_of(adapter, a), values_of(adapter, *b), {}});
@@ -72,10 +79,28 @@ Update read_update(const TensorSource& adapter, const TensorInfo& a, const Tenso
                 .out = b->shape[0],
                 .r = o.r,
                 .scale = static_cast<float>(o.lora_alpha / (o.use_rslora ? std::sqrt(r) : r)),
-                .in_out = out_in == in_out ? fan_in_fan_out : weight.shape == in_out,
+                .in_out = out_in == turned ? in_out : weight.shape == turned,
                 .a = u->a,
                 .b = u->b};
   return u;
+}
+
+/// Whether a square weight of a base is [in, out], as Conv1D of GPT-2 has it, by the nearest layers that are
+/// not square and have a bias. Conv1D has one always.
+bool is_in_out(const TensorSource& base, const TensorInfo& weight, bool fan_in_fan_out) {
+  const auto bias_of = [&](const TensorInfo& t) { return base.find(concat(module_of(t.name), ".bias")); };
+  if (!bias_of(weight)) return false;
+  for (std::string above = module_of(weight.name); !above.empty();) {
+    above.resize(above.find('.') == above.npos ? 0 : above.rfind('.'));
+    for (const TensorInfo& t : base.tensors()) {
+      const bool tells = t.name.starts_with(above) && t.name.ends_with(".weight") && t.shape.size() == 2 &&
+                         t.shape[0] != t.shape[1];
+      const TensorInfo* bias = tells ? bias_of(t) : nullptr;
+      if (bias && bias->shape == std::vector{t.shape[1]}) return true;
+      if (bias && bias->shape == std::vector{t.shape[0]}) return false;
+    }
+  }
+  return fan_in_fan_out;
 }
 
 /// Reads a weight with its update, in f32 or bf16 or f16.
@@ -183,13 +208,15 @@ std::string kind_of(std::string_view name) {
 class Targets {
  public:
   Targets(const TargetModules& targets, const std::set<std::string>& updated) : targets_(targets) {
-    if (targets.names.empty() && targets.expression != "all-linear") try {
+    if (targets.names.empty() && !targets.expression.empty() && targets.expression != "all-linear") try {
         expression_.emplace(targets.expression);
       } catch (const std::regex_error&) {  // of Python alone: nothing is required
       }
     if (targets.expression == "all-linear")
       for (const std::string& layer : updated) kinds_.insert(kind_of(layer));
   }
+  /// Whether none is known: an expression that only Python has, or no options.
+  bool are_unknown() const { return targets_.names.empty() && !expression_ && kinds_.empty(); }
   /// `layer`: its name in the adapter.
   bool contain(const std::string& layer) const {
     if (expression_) return std::regex_match(layer, *expression_);
@@ -246,21 +273,60 @@ bool has_equal_values(const TensorSource& source, const TensorInfo& a, const Ten
   return a.shape == b.shape && values_of(source, a) == values_of(source, b);
 }
 
+// ---- an adapter's file
+
+/// The name in the model.
+std::string own_name(const TensorInfo& t) {
+  return t.name.substr(t.name.starts_with(adapter_prefix) ? adapter_prefix.size() : 0);
+}
+
+void require_finite(const TensorSource& adapter, const TensorInfo& t) {
+  std::vector<float> values(std::min<std::uint64_t>(t.count, 1 << 20));
+  for (std::uint64_t at = 0; is_float_dtype(t.dtype) && at < t.count; at += values.size()) {
+    const std::span part = std::span(values).first(std::min<std::uint64_t>(values.size(), t.count - at));
+    adapter.read_f32(t, at, part);
+    const auto bad = std::ranges::find_if(part, [](float x) { return !std::isfinite(x); });
+    require(bad == part.end(), Errc::config, escaped(adapter.path()), ": ", escaped(t.name), '[',
+            at + static_cast<std::uint64_t>(bad - part.begin()), "] is ", bad == part.end() ? 0 : *bad,
+            "; give an adapter from before its run diverged");
+  }
+}
+
+/// That a tensor is A or B of a layer of target_modules, or one of the model.
+void check_tensor(const TensorSource& adapter, const TensorInfo& t, const LoraOptions& o,
+                  const Targets& targets) {
+  const std::string own = own_name(t);
+  if (t.name.ends_with(a_ending)) {
+    required_b(adapter, t, o);
+    const std::string layer = without(a_ending, own);
+    require(targets.are_unknown() || targets.contain(layer), Errc::config, escaped(adapter.path()), ": ",
+            escaped(t.name), " is of a layer that target_modules of ", adapter_config_name,
+            " does not name, so that PEFT leaves it out; name the layer, or remove its A and B");
+  } else if (t.name.ends_with(b_ending)) {
+    require(adapter.find(concat(without(b_ending, t.name), a_ending)) != nullptr, Errc::config,
+            escaped(adapter.path()), ": missing: ", escaped(without(b_ending, t.name)), a_ending);
+  } else {
+    constexpr const char* remedy = "; merge this adapter with merge_and_unload() of PEFT";
+    require(own.find(".base_layer.") == own.npos, Errc::unsupported, escaped(adapter.path()), ": ",
+            escaped(t.name), ": not supported in this build yet: target_modules names a head or a table of ",
+            "embeddings, and these are trained whole, in modules_to_save", remedy);
+    require(own.find(".lora_") == own.npos, Errc::unsupported, escaped(adapter.path()), ": ", escaped(t.name),
+            ": not supported in this build yet: an update is A and B of a linear layer", remedy);
+  }
+}
+
 /// An adapter whose tensors are sorted by what they do to a base.
 class Merge {
  public:
   Merge(const TensorSource& base, const std::string& folder)
       : base_(base),
         config_(read_adapter(folder)),
-        adapter_(open_tensors(adapter_weights(folder))),
+        adapter_(open_adapter(folder, config_.options)),
         changed_(base_, adapter_) {
     for (const TensorInfo& t : adapter_.tensors()) {
       if (t.name.ends_with(a_ending))
         add_update(t);
-      else if (t.name.ends_with(b_ending))
-        require(adapter_.find(concat(without(b_ending, t.name), a_ending)) != nullptr, Errc::config,
-                escaped(adapter_.path()), ": missing: ", escaped(without(b_ending, t.name)), a_ending);
-      else
+      else if (!t.name.ends_with(b_ending))
         add_whole(t);
     }
     require_all_layers(base_, adapter_, config_.options, changed_, updated_);
@@ -282,23 +348,16 @@ class Merge {
 
  private:
   /// The name in the model.
-  static std::string own_name(const TensorInfo& t) {
-    return t.name.substr(t.name.starts_with(adapter_prefix) ? adapter_prefix.size() : 0);
-  }
-
   void add_update(const TensorInfo& a) {
     const std::string layer = without(a_ending, own_name(a));
     const TensorInfo& weight = changed_.find(a, concat(layer, ".weight"));
-    updates_[&weight] = read_update(adapter_, a, weight, config_.options, config_.fan_in_fan_out);
+    updates_[&weight] =
+        read_update(adapter_, a, weight, config_.options, is_in_out(base_, weight, config_.fan_in_fan_out));
     updated_.insert(layer);
   }
 
   void add_whole(const TensorInfo& t) {
     const std::string own = own_name(t);
-    require(own.find(".lora_") == own.npos, Errc::unsupported, escaped(adapter_.path()), ": ",
-            escaped(t.name),
-            ": not supported in this build yet: an update is A and B of a linear layer; merge this adapter "
-            "with merge_and_unload() of PEFT");
     const auto tied = table_and_head(base_, own);
     if (tied && own == tied->head && !in_base(base_, own)) return add_head(t, *tied);
     const TensorInfo& weight = changed_.find(t, own);
@@ -366,6 +425,19 @@ class Merge {
 };
 
 }  // namespace
+
+TensorSource open_adapter(const std::string& path, const LoraOptions& o, bool nonfinite) {
+  TensorSource adapter = open_tensors(adapter_weights(path));
+  std::set<std::string> updated;
+  for (const TensorInfo& t : adapter.tensors())
+    if (t.name.ends_with(a_ending)) updated.insert(without(a_ending, own_name(t)));
+  const Targets targets(o.target_modules, updated);
+  for (const TensorInfo& t : adapter.tensors()) {
+    check_tensor(adapter, t, o, targets);
+    if (!nonfinite) require_finite(adapter, t);
+  }
+  return adapter;
+}
 
 MergedAdapter merge_adapter(const TensorSource& base, const std::string& folder, bool wide) {
   return Merge(base, folder).result(wide);
@@ -506,6 +578,26 @@ StoredAdapter adapter_of_checkpoint(const TensorSource& run) {
     add(*t);
   }
   return adapter;
+}
+
+void require_no_adapter(const TensorSource& weights) {
+  require(
+      !has_updates(weights), Errc::config, escaped(weights.path()),
+      ": has an adapter of its own, to which --adapter would be added; merge it before: checkpoint merge ",
+      escaped(weights.path()), " OUT");
+}
+
+void require_no_adapter(const std::string& path) { require_no_adapter(open_tensors(path)); }
+
+void require_no_peft_model(const TensorSource& weights) {
+  const auto is_of_peft = [](const TensorInfo& t) {
+    return t.name.find(adapter_prefix) != t.name.npos || t.name.find(".lora_A.default.") != t.name.npos;
+  };
+  const auto found = std::ranges::find_if(weights.tensors(), is_of_peft);
+  require(weights.state() || found == weights.tensors().end(), Errc::config, escaped(weights.path()), ": ",
+          found == weights.tensors().end() ? "" : escaped(found->name),
+          " is of a model with an adapter of PEFT, whose options are not in the file; write the adapter with "
+          "save_pretrained() of PEFT, and merge that: checkpoint merge BASE OUT --adapter ADAPTER");
 }
 
 void require_same_adapter(const TensorSource& checkpoint, Module& module) {

@@ -19,10 +19,12 @@
 #include "comm/core/error.h"
 #include "sharding/checkpoint/safetensors.h"
 #include "sharding/checkpoint/write_weights.h"
+#include "sharding/huggingface/adapter_config.h"
 #include "sharding/huggingface/families.h"
 #include "sharding/huggingface/weight_names.h"
 #include "sharding/io/durable_file.h"
 #include "sharding/io/json.h"
+#include "sharding/io/text.h"
 #include "sharding/parallel/rank_agreement.h"
 #include "sharding/strategy/strategy.h"
 #include "sharding/tokenizer/tokenizer.h"
@@ -249,15 +251,19 @@ Contents contents_of(Module& module, WholeValues& values, const Stream& stream, 
 
 // ---- what lies beside the weights
 
+/// Whether a file beside the weights belongs to a model: of its tokenizer, of how it generates.
+bool is_of_model(const std::string& name) {
+  return is_tokenizer_file(name) || name == "generation_config.json" ||
+         (name.starts_with("chat_template.") && !name.ends_with('~'));
+}
+
 /// Files of a model's folder that are copied.
 std::vector<fs::path> copied_files(const std::string& folder) {
   std::vector<fs::path> all;
   std::error_code absent;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, absent)) {
     const std::string name = entry.path().filename().string();
-    const bool copied = is_tokenizer_file(name) || name == "generation_config.json" ||
-                        (name.starts_with("chat_template.") && !name.ends_with('~'));
-    if (copied && entry.is_regular_file()) all.push_back(entry.path());
+    if (is_of_model(name) && entry.is_regular_file()) all.push_back(entry.path());
   }
   std::ranges::sort(all);
   return all;
@@ -297,6 +303,17 @@ void remove_other_weights(const fs::path& folder, std::size_t files) {
   for (const fs::path& path : others) fs::remove(path);
 }
 
+/// Removes what an earlier model had beside its weights and this one has not: it would be taken for this
+/// one's.
+void remove_other_files(const fs::path& folder, const std::map<std::string, std::string>& own) {
+  std::vector<fs::path> others;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (is_of_model(name) && !own.contains(name) && entry.is_regular_file()) others.push_back(entry.path());
+  }
+  for (const fs::path& path : others) fs::remove(path);
+}
+
 }  // namespace
 
 std::map<std::string, std::string> files_beside_weights(const LanguageModel& model, DType dtype) {
@@ -305,6 +322,13 @@ std::map<std::string, std::string> files_beside_weights(const LanguageModel& mod
   std::map<std::string, std::string> files{{"config.json", config_text(model, dtype, copied)}};
   for (const fs::path& from : copied) files[from.filename()] = read_text_file(from.string(), max_bytes);
   return files;
+}
+
+void require_no_adapter_in(const std::string& folder) {
+  require(!fs::exists(fs::path(folder) / adapter_config_name), Errc::config, escaped(folder),
+          ": holds an adapter (", adapter_config_name,
+          "), which from_pretrained() of transformers would apply to the model; name another folder, or move "
+          "the adapter away");
 }
 
 void save_weights(const std::string& path, Module& module, Strategy& strategy, int rank, const Stream& stream,
@@ -327,7 +351,9 @@ void save_pretrained(const std::string& folder, LanguageModel& model, Strategy& 
                      const Stream& stream, const SaveOptions& options) {
   const fs::path path = folder;
   check_on_all_ranks(strategy.communicator(), [&] {
-    if (rank == 0) make_folders(folder);
+    if (rank != 0) return;
+    require_no_adapter_in(folder);
+    make_folders(folder);
   });
   WholeValues values(strategy, stream);
   write_files(
@@ -337,9 +363,11 @@ void save_pretrained(const std::string& folder, LanguageModel& model, Strategy& 
       [&](const std::vector<SafetensorsSpec>& tensors, const Cut& files) {
         if (files.size() > 1)
           write_durably((path / weight_index_name).string(), weight_index(tensors, files));
-        for (const auto& [name, text] : files_beside_weights(model, options.dtype))
-          write_durably((path / name).string(), text);
-        if (options.only.empty()) remove_other_weights(path, files.size());
+        const std::map<std::string, std::string> beside = files_beside_weights(model, options.dtype);
+        for (const auto& [name, text] : beside) write_durably((path / name).string(), text);
+        if (!options.only.empty()) return;
+        remove_other_weights(path, files.size());
+        remove_other_files(path, beside);
       });
 }
 

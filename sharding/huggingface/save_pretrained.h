@@ -41,12 +41,16 @@ void save_weights(const std::string& path, Module&, Strategy&, int rank, const S
                   const SaveOptions& = {});
 
 /// Writes model.safetensors, as save_weights(), or files of SaveOptions::max_shard_size with their index, and
-/// config.json to a folder, which is made; then it removes other files of weights with such names, unless
-/// only parts are written. Files of the tokenizer, chat_template.* and generation_config.json are copied from
-/// the folder of a language_model_from_config(), which may be the same. Each file appears complete. Hugging
+/// config.json to a folder, which is made. Files of the tokenizer, chat_template.* and generation_config.json
+/// are copied from the folder of a language_model_from_config(), which may be the same. Then it removes other
+/// files of these names and other files of weights, which are an earlier model's, unless only parts are
+/// written. Errc::config for a folder that holds an adapter. Each file appears complete. Hugging
 /// Face's from_pretrained() reads the folder. Collective, as save_weights().
 void save_pretrained(const std::string& folder, LanguageModel&, Strategy&, int rank, const Stream&,
                      const SaveOptions& = {});
+
+/// Errc::config if a folder holds an adapter, which would be applied to a model that is saved there.
+void require_no_adapter_in(const std::string& folder);
 
 /// What save_pretrained() writes beside weights of a dtype, by file name: config.json and the copied files,
 /// e.g. for TrainingCheckpoints::files(). Errc::config for a file that cannot be read.

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -70,6 +71,7 @@ class AdapterFiles : public testing::Test {
     std::vector<float> all(count);
     for (std::size_t i = 0; i < count; ++i)
       all[i] = static_cast<float>((std::hash<std::string>{}(of) / 7 + 31 * i * i) % 997) / 100 - 5;
+    if (name == nan_) all[3] = std::nanf("");
     return all;
   }
   void write(const std::string& path, const std::map<std::string, Shape64>& tensors) const {
@@ -114,16 +116,16 @@ class AdapterFiles : public testing::Test {
   std::vector<float> of_adapter(const std::string& name) const {
     return values(prefix_ + name, adapter_.at(prefix_ + name));
   }
-  /// W + 3/r · B · A in double.
-  void expect_merged(const Values& found, const std::string& layer) const {
+  /// W + 3/r · B · A in double; `in_out`: of a W that is [in, out].
+  void expect_merged(const Values& found, const std::string& layer, bool in_out = false) const {
     const auto w = of_base(layer + ".weight"), a = of_adapter(layer + ".lora_A.weight"),
                b = of_adapter(layer + ".lora_B.weight");
     for (std::size_t i = 0; i < width; ++i)
       for (std::size_t j = 0; j < width; ++j) {
-        double sum = w[i * width + j];
+        const std::size_t at = in_out ? j * width + i : i * width + j;
+        double sum = w[at];
         for (std::size_t k = 0; k < r; ++k) sum += 3.0 / r * double{b[i * r + k]} * double{a[k * width + j]};
-        EXPECT_FLOAT_EQ(found.at(layer + ".weight")[i * width + j], static_cast<float>(sum))
-            << layer << i << j;
+        EXPECT_FLOAT_EQ(found.at(layer + ".weight")[at], static_cast<float>(sum)) << layer << i << j;
       }
   }
 
@@ -131,6 +133,7 @@ class AdapterFiles : public testing::Test {
   test::TemporaryFolder folder_;
   std::map<std::string, Shape64> base_, adapter_;
   std::map<std::string, std::string> equal_;
+  std::string nan_;  // a tensor with a value that is not finite
   json model_config_, adapter_config_;
 };
 
@@ -199,6 +202,80 @@ TEST_F(AdapterFiles, ALayerThatTheAdapterLacksIsNamed) {
   base_ = shorter;
   adapter_config_["target_modules"] = R"(model\.layers\..*q_proj)";
   expect_refused("missing: A and B of layers.1.self_attn.q_proj");
+}
+
+TEST_F(AdapterFiles, ALayerThatTargetModulesDoesNotNameIsRefused) {  // PEFT leaves it out
+  for (const json& targets : {json{"k_proj"}, json(R"(.*\.0\..*q_proj)")}) {
+    adapter_config_["target_modules"] = targets;
+    expect_refused("is of a layer that target_modules of adapter_config.json does not name");
+  }
+}
+
+TEST_F(AdapterFiles, ValuesThatAreNotFiniteAreRefused) {
+  const std::string b = prefix_ + "model.layers.1.self_attn.q_proj.lora_B.weight";
+  nan_ = b;
+  expect_refused(concat(b, "[3] is nan; give an adapter from before its run diverged"));
+  save_module("norm");
+  for (const char* name : {"model.norm.weight", "model.layers.0.input_layernorm.weight",
+                           "model.layers.1.input_layernorm.weight"})
+    add_whole(name, {width});
+  nan_ = prefix_ + "model.norm.weight";
+  expect_refused("model.norm.weight[3] is nan");
+}
+
+TEST_F(AdapterFiles, AHeadWithAnUpdateIsRefusedByName) {
+  adapter_config_["target_modules"] = {"q_proj", "lm_head"};
+  add_whole("lm_head.base_layer.weight", {rows, width});
+  add_whole("lm_head.lora_A.weight", {r, width});
+  add_whole("lm_head.lora_B.weight", {rows, r});
+  expect_refused("lm_head.base_layer.weight: not supported in this build yet: target_modules names a head");
+}
+
+/// By the kind of the layers, as PEFT corrects fan_in_fan_out: Conv1D has [in, out] and always a bias.
+TEST_F(AdapterFiles, ASquareWeightIsTurnedAsTheLayersBesideIt) {
+  adapter_config_["fan_in_fan_out"] = true;
+  expect_merged(merged(), "model.layers.0.self_attn.q_proj");  // no bias: Linear
+  for (const int l : {0, 1}) {
+    const std::string layer = concat("model.layers.", l, ".");
+    base_[layer + "self_attn.q_proj.bias"] = {width};
+    base_[layer + "mlp.weight"] = {2 * width, width};
+    base_[layer + "mlp.bias"] = {2 * width};
+  }
+  expect_merged(merged(), "model.layers.1.self_attn.q_proj");
+  adapter_config_["fan_in_fan_out"] = false;
+  for (const int l : {0, 1}) base_[concat("model.layers.", l, ".mlp.weight")] = {width, 2 * width};
+  expect_merged(merged(), "model.layers.1.self_attn.q_proj", true);
+  for (const int l : {0, 1}) base_.erase(concat("model.layers.", l, ".mlp.bias"));
+  expect_merged(merged(), "model.layers.0.self_attn.q_proj");  // none tells: as the adapter says
+}
+
+TEST_F(AdapterFiles, AnAdapterBesideTheWeightsIsNamedAndNotCopied) {
+  write_all();
+  for (const char* file : {"adapter_config.json", "adapter_model.safetensors"})
+    fs::copy(folder_ / (std::string("adapter/") + file), folder_ / (std::string("base/") + file));
+  const Outcome plain = run_program({"checkpoint", "merge", folder_ / "base", folder_ / "plain"});
+  EXPECT_EQ(plain.status, 0) << plain.err;
+  EXPECT_NE(plain.err.find("has an adapter beside its weights (adapter_config.json), which is not applied"),
+            std::string::npos)
+      << plain.err;
+  EXPECT_EQ(test::values_in(folder_ / "plain").at("lm_head.weight"), of_base("lm_head.weight"));
+  const Outcome both =
+      run_program({"checkpoint", "merge", folder_ / "base", folder_ / "both", "--adapter", folder_ / "base"});
+  EXPECT_EQ(both.status, 0) << both.err;
+  EXPECT_EQ(both.err.find("warning"), std::string::npos) << both.err;
+  for (const char* out : {"plain/adapter_config.json", "both/adapter_config.json"})
+    EXPECT_FALSE(fs::exists(folder_ / out)) << out;
+}
+
+/// As DeepSpeed saves the module of PEFT: without the options of its adapter.
+TEST_F(AdapterFiles, AModelOfPeftIsRefused) {
+  base_.clear();
+  for (const char* name : {"base_layer", "lora_A.default", "lora_B.default"})
+    base_[concat("base_model.model.model.layers.0.self_attn.q_proj.", name, ".weight")] = {width, width};
+  write_all();
+  for (const char* command : {"merge", "adapter"})
+    test::expect_refusal("checkpoint", {command, folder_ / "base", folder_ / "out"},
+                         "is of a model with an adapter of PEFT, whose options are not in the file");
 }
 
 // ---- the table of embeddings and the head
@@ -350,9 +427,14 @@ TEST_F(AdapterOfARun, GenerateAndInitReadTheMergedModel) {
   const std::string text = text_of(folder_ / "saved");
   EXPECT_EQ(text_of(folder_ / "run"), text);
   EXPECT_EQ(checkpoint("adapter", "taken").status, 0);
-  // The run's own and another one: both count.
-  EXPECT_EQ(text_of(folder_ / "run", {"--adapter", folder_ / "taken"}),
-            text_of(folder_ / "saved", {"--adapter", folder_ / "taken"}));
+  // Another adapter is not added to the run's own.
+  test::expect_refusal("generate",
+                       {"--model", folder_ / "run", "--prompt", "some", "--adapter", folder_ / "taken"},
+                       "has an adapter of its own");
+  test::expect_refusal("checkpoint",
+                       {"merge", folder_ / "run", folder_ / "out", "--adapter", folder_ / "taken"},
+                       "has an adapter of its own");
+  EXPECT_FALSE(fs::exists(folder_ / "out"));
   const auto sampled = [&](std::vector<std::string> more) {
     std::vector<std::string> words{"train_lm",
                                    "--model",
@@ -378,6 +460,62 @@ TEST_F(AdapterOfARun, GenerateAndInitReadTheMergedModel) {
       sampled({"--lora-target-modules", "all-linear", "--lora-r", "2", "--lora-alpha", "6"});
   EXPECT_EQ(other.status, 2);
   EXPECT_NE(other.err.find("lora_alpha is 5, and of the model 6"), std::string::npos) << other.err;
+}
+
+TEST_F(AdapterOfARun, ASavedModelHasItsFolderForItself) {
+  const auto sampled = [&](std::vector<std::string> more) {
+    std::vector<std::string> words{"--model",
+                                   folder_ / "model.json",
+                                   "--data",
+                                   folder_ / "text.txt",
+                                   "--steps",
+                                   "1",
+                                   "--seq-len",
+                                   "8",
+                                   "--per-device-train-batch-size",
+                                   "1",
+                                   "--learning-rate",
+                                   "1e-3",
+                                   "--threads",
+                                   "1"};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  };
+  const std::vector<std::string> lora{"--lora-target-modules", "all-linear", "--lora-r", "2"};
+  std::vector<std::string> both =
+      sampled({"--save", folder_ / "model", "--save-adapter", folder_ / "./model"});
+  both.insert(both.end(), lora.begin(), lora.end());
+  test::expect_refusal("train_lm", both, "is the folder of --save, too");
+  EXPECT_FALSE(fs::exists(folder_ / "model"));
+  fs::create_directories(folder_ / "model");
+  put("model/adapter_config.json", "{}");
+  test::expect_refusal("train_lm", sampled({"--save", folder_ / "model"}),
+                       "holds an adapter (adapter_config.json)");
+  fs::remove(folder_ / "model/adapter_config.json");
+  // What an earlier model had and this one has not is no part of it.
+  for (const char* file :
+       {"generation_config.json", "special_tokens_map.json", "chat_template.jinja", "notes.json"})
+    put(concat("model/", file), "{}");
+  std::vector<std::string> words = sampled({"--save", folder_ / "model"});
+  words.insert(words.begin(), "train_lm");
+  const Outcome saved = run_program(words);
+  EXPECT_EQ(saved.status, 0) << saved.err;
+  for (const char* file : {"generation_config.json", "special_tokens_map.json", "chat_template.jinja"})
+    EXPECT_FALSE(fs::exists(folder_ / (std::string("model/") + file))) << file;
+  EXPECT_TRUE(fs::exists(folder_ / "model/notes.json"));
+  EXPECT_TRUE(fs::exists(folder_ / "model/tokenizer.json"));
+  // Those of --init are not lost.
+  put("model/generation_config.json", "{}");
+  test::expect_refusal("train_lm", sampled({"--init", folder_ / "model", "--save", folder_ / "model"}),
+                       "is the folder of --init");
+  // An adapter beside weights is named where it is not applied.
+  put("model/adapter_config.json", R"({"peft_type": "LORA", "r": 2, "target_modules": "c_attn"})");
+  words = sampled({"--init", folder_ / "model"});
+  words.insert(words.begin(), "train_lm");
+  const Outcome beside = run_program(words);
+  EXPECT_NE(beside.err.find("has an adapter beside its weights"), std::string::npos) << beside.err;
+  test::expect_refusal("train_lm", sampled({"--init", folder_ / "model", "--adapter", folder_ / "model"}),
+                       "target_modules: 'c_attn' is a regular expression of whole names");
 }
 
 TEST_F(AdapterOfARun, WithoutFrozenWeightsTheAdapterIsWhatItHas) {

@@ -9,6 +9,7 @@
 #include "comm/core/error.h"
 #include "sharding/checkpoint/open_tensors.h"
 #include "sharding/checkpoint/write_weights.h"
+#include "sharding/huggingface/adapter_config.h"
 #include "sharding/huggingface/merge_adapter.h"
 #include "sharding/io/disk.h"
 #include "sharding/io/text.h"
@@ -68,6 +69,7 @@ std::uint64_t max_file_bytes(const WriteOptions& o) {
 bool is_of_model(const fs::path& file) {
   const std::string name = file.filename().string(), ending = file.extension().string();
   return fs::is_regular_file(file) && !name.ends_with(".index.json") && name != checkpoint_index_file &&
+         name != adapter_config_name &&
          (ending == ".json" || ending == ".txt" || ending == ".model" || ending == ".jinja");
 }
 
@@ -114,8 +116,15 @@ bool has_config(const std::vector<std::string>& files) {
 
 /// The weights with the adapters of their run and of --adapter.
 TensorSource merged_source(const WriteOptions& o, WriteWeightsOptions& options) {
-  const TensorSource source = merge_checkpoint(open_source(o.in));
-  if (!o.adapter) return source;
+  const TensorSource run = open_source(o.in);
+  require_no_peft_model(run);
+  if (o.adapter) require_no_adapter(run);
+  const TensorSource source = merge_checkpoint(run);
+  if (!o.adapter) {
+    if (const std::string line = adapter_beside(o.in); !line.empty())
+      std::fprintf(stderr, "checkpoint: warning: %s\n", line.c_str());
+    return source;
+  }
   MergedAdapter merged = merge_adapter(source, *o.adapter, o.dtype.has_value());
   options.untied = merged.untied;
   require(
@@ -185,7 +194,9 @@ int adapter(int argc, const char* const* argv) {
   line.add_option("OUT", out, "The folder to make").type_name("").required();
   const std::string help = line.parse(argc, argv);
   if (!help.empty()) return print_help(help);
-  const StoredAdapter stored = adapter_of_checkpoint(open_source(in));
+  const TensorSource run = open_source(in);
+  require_no_peft_model(run);
+  const StoredAdapter stored = adapter_of_checkpoint(run);
   WriteWeightsOptions options;
   options.max_file_bytes = std::numeric_limits<std::uint64_t>::max();
   options.stem = "adapter_model";

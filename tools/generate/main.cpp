@@ -26,6 +26,7 @@
 #include "sharding/huggingface/adapter.h"
 #include "sharding/huggingface/families.h"
 #include "sharding/huggingface/generation_config.h"
+#include "sharding/huggingface/merge_adapter.h"
 #include "sharding/huggingface/pretrained_weights.h"
 #include "sharding/io/json.h"
 #include "sharding/tokenizer/tokenizer.h"
@@ -276,7 +277,12 @@ class Generator {
     };
     allocate_parameters();
     allocate_buffers(*model_, allocate, stream_);
-    load_pretrained(*model_, options_.weights.empty() ? options_.model : options_.weights, {}, stream_);
+    const std::string& weights = options_.weights.empty() ? options_.model : options_.weights;
+    if (!options_.adapter.empty())
+      require_no_adapter(weights);
+    else if (const std::string line = adapter_beside(weights); !line.empty())
+      print_status("warning: " + line);
+    load_pretrained(*model_, weights, {}, stream_);
     if (options_.adapter.empty()) return;
     add_lora(*model_, read_adapter_config(options_.adapter));
     allocate_parameters();

@@ -375,24 +375,57 @@ void check_file(const std::string& flag, const std::string& path) {
   require_writable(flag.c_str(), path, fs::exists(path) ? fs::path(path) : parent);
 }
 
-void check_outputs(const Options& o, const CheckpointConfig& checkpoint) {
+bool is_same_folder(const std::string& a, const std::string& b) {
+  return !a.empty() && !b.empty() && fs::weakly_canonical(a) == fs::weakly_canonical(b);
+}
+
+/// A saved model has its folder for itself: neither an adapter nor files of another model may be read with
+/// it, and those of --init are not removed.
+void check_saved_folder(const Options& o, const Inputs& in) {
+  if (o.save.empty()) return;
+  require(
+      !is_same_folder(o.save, o.save_adapter), Errc::config, "--save-adapter: ", o.save_adapter,
+      " is the folder of --save, too, and from_pretrained() of transformers would apply the adapter to the "
+      "model, in which it is merged; name another folder");
+  try {
+    require_no_adapter_in(o.save);
+  } catch (const Error& e) {
+    fail(e.code(), "--save: ", e.what());
+  }
+  if (!is_same_folder(o.save, o.init) || is_same_folder(o.save, in.model->origin().folder)) return;
+  const bool loses_files =
+      (!in.tokenizer && has_tokenizer(o.save)) || fs::exists(fs::path(o.save) / "generation_config.json");
+  require(!loses_files, Errc::config, "--save: ", o.save,
+          " is the folder of --init, and its tokenizer or generation_config.json would be removed, as the "
+          "model of --model has none; give --model ",
+          o.save, ", or name another folder");
+}
+
+void check_outputs(const Options& o, const Inputs& in) {
   check_file("--metrics", o.metrics);
   check_file("--trace", o.trace);
   check_folder("--tensorboard", o.tensorboard);
   check_folder("--save", o.save);
   check_folder("--save-adapter", o.save_adapter);
-  check_checkpoints(o, checkpoint);
+  check_saved_folder(o, in);
+  check_checkpoints(o, in.ds.checkpoint);
 }
 
 /// That of the configuration, or of --adapter.
 void add_adapter(const Options& o, Inputs& in) {
-  if (!o.adapter.empty() && !in.ds.lora) try {
+  const bool is_of_adapter = !o.adapter.empty() && !in.ds.lora;
+  if (is_of_adapter) try {
       in.ds.lora = read_adapter_config(o.adapter);
     } catch (const Error& e) {
       fail(e.code(), "--adapter: ", e.what());
     }
   require(o.save_adapter.empty() || in.ds.lora, Errc::config, "--save-adapter: there is no adapter; add ",
           "ringzero.lora to the configuration, --lora-target-modules or --adapter");
+  if (is_of_adapter) try {
+      add_lora(*in.model, *in.ds.lora);
+    } catch (const Error& e) {
+      fail(Errc::config, "--adapter: ", o.adapter, ": ", e.what());
+    }
   prepare_model(*in.model, in.ds);
 }
 
@@ -401,6 +434,8 @@ PretrainedWeights open_checkpoint(const Options& o, Inputs& in) {
     PretrainedWeights weights(o.init, *in.model, {.seed = o.seed, .nonfinite = o.save_nonfinite});
     if (const std::string what = weights.describe(); !what.empty())
       in.ds.warnings.push_back(concat("--init: ", what));
+    if (const std::string line = adapter_beside(o.init); o.adapter.empty() && !line.empty())
+      in.ds.warnings.push_back(concat("--init: ", line));
     const bool has_adapter = std::ranges::any_of(
         lora_layers(*in.model), [&](const auto& named) { return weights.contains(named.second->lora->a); });
     require(o.adapter.empty() || !has_adapter, Errc::config, o.init,
@@ -471,7 +506,7 @@ Inputs read_inputs(const Options& o, int rank, int ranks, int ranks_per_node) {
   const int readers = resolved(in.ds.mesh, ranks, ranks_per_node).data();
   const std::size_t vocabulary = in.model->facts().vocabulary;
   check_evaluation(o, in.ds);
-  if (rank == 0) check_outputs(o, in.ds.checkpoint);
+  if (rank == 0) check_outputs(o, in);
   if (!o.init.empty()) in.checkpoint = open_checkpoint(o, in);
   read_tokens(o, in);
   require(

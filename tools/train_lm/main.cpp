@@ -162,8 +162,6 @@ void save_model(const Options& o, Inputs& in, Engine& engine) {
     std::string config = read_text_file((folder / "config.json").string());
     follow_tokenizer(o, in, config);
     write_text(folder / "config.json", config);
-  } else if (!std::filesystem::exists(std::filesystem::path(in.model->origin().folder) / "tokenizer.json")) {
-    remove_byte_tokenizer(o.save);
   }
   const bool one = std::filesystem::exists(folder / "model.safetensors");
   std::printf("saved: %s\n", (folder / (one ? "model.safetensors" : "model.safetensors.index.json")).c_str());
