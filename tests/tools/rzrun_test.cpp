@@ -5,7 +5,9 @@
 #include "tests/support/rzrun.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -59,6 +61,24 @@ TEST(Rzrun, PortsAreThoseThatTheEnvironmentPermits) {
   const int chosen = std::stoi(lines(some.out()).at(0));
   EXPECT_GE(chosen, first);
   EXPECT_LE(chosen, last);
+}
+
+/// Ports of a job that has ended are in TIME_WAIT for a minute.
+TEST(Rzrun, APortOfConnectionsThatHaveEndedIsFree) {
+  UniqueFd listener = net::listen_tcp(net::resolve({"127.0.0.1", 0}).front());
+  const net::SocketAddress at = net::local_address(listener.get());
+  UniqueFd client = net::start_connect(at);
+  pollfd comes{listener.get(), POLLIN, 0};
+  ASSERT_EQ(::poll(&comes, 1, 10000), 1);
+  UniqueFd server(::accept(listener.get(), nullptr, nullptr));
+  ASSERT_TRUE(server);
+  server.close();  // the end that closes first waits
+  client.close();
+  listener.close();
+  const std::string ports = concat("RZ_PORTS=", at.port(), "-", at.port());
+  Program p(rzrun({"-n", "1", "-x", ports}, "echo $MASTER_PORT $RZ_PORTS"), {{"RZ_PORTS", "1-1"}});
+  EXPECT_EQ(p.wait(), 0) << p.err();
+  EXPECT_EQ(p.out(), concat(at.port(), " ", at.port(), "-", at.port(), "\n"));
 }
 
 TEST(Rzrun, EveryRankGetsTorchrunsEnvironment) {

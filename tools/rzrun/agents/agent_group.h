@@ -60,6 +60,7 @@ class AgentGroup : public Ranks {
     std::size_t left = 0, not_accepted = 0;
     std::vector<std::string> addresses{};
     int free_port = 0;
+    std::string why_no_port{};  ///< if there is none
     Joining joining{};
   };
 

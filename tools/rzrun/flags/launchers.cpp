@@ -81,8 +81,9 @@ std::vector<std::string> mpirun_command(const Options& o) {
   for (const hosts::Host& h : o.nodes) {
     if (&h != &o.nodes.front()) words.push_back(":");
     words.insert(words.end(), {"-n", "1", "--host", h.name + ":1"});
-    words.insert(words.end(),
-                 {"-x", "RZ_AGENT", "-x", "RZ_ENCRYPTION", "-x", secret_variable(), own_path(), "--agent"});
+    words.insert(words.end(), {"-x", "RZ_AGENT", "-x", "RZ_ENCRYPTION", "-x", secret_variable()});
+    if (setting("RZ_PORTS")) words.insert(words.end(), {"-x", "RZ_PORTS"});
+    words.insert(words.end(), {own_path(), "--agent"});
   }
   return words;
 }
@@ -188,8 +189,11 @@ std::vector<std::string> agent_command(const Options& o, const std::string& host
   }
   append(words, o.launcher_args);
   words.push_back(host);
-  words.push_back(
-      concat("cd ", in_quotes(std::filesystem::current_path()), " && exec ", in_quotes(self), " --agent"));
+  // The agent of the first host chooses MASTER_PORT before it has any variable of this process.
+  const char* const ports = setting("RZ_PORTS");
+  words.push_back(concat("cd ", in_quotes(std::filesystem::current_path()), " && exec ",
+                         ports ? concat("env RZ_PORTS=", in_quotes(ports), " ") : "", in_quotes(self),
+                         " --agent"));
   return words;
 }
 

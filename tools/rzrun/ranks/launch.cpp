@@ -106,19 +106,20 @@ void check_exec(UniqueFd error_pipe, pid_t pid) {
   throw LaunchError{error};
 }
 
-/// Bound at this port of all addresses of the host, of both families where it has them; empty if it is in
-/// use.
-UniqueFd bind_everywhere(int port) {
+/// Listens at this port of all addresses of the host, of both families where it has them; empty if it is in
+/// use. A given port may have connections that have ended (TIME_WAIT), as it may for the ranks.
+UniqueFd listen_everywhere(int port) {
   for (const int family : {AF_INET6, AF_INET}) {
     UniqueFd s(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    const int off = 0;
+    const int off = 0, on = 1;
     if (!s || (family == AF_INET6 && ::setsockopt(s.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off) != 0))
       continue;
     net::SocketAddress any;
     any.storage.ss_family = static_cast<sa_family_t>(family);
     any.size = family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
     any.set_port(port);
-    if (::bind(s.get(), any.get(), any.size) == 0) return s;
+    if (port) ::setsockopt(s.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (::bind(s.get(), any.get(), any.size) == 0 && ::listen(s.get(), 1) == 0) return s;
     if (errno == EADDRINUSE) return {};
   }
   return {};
@@ -143,7 +144,7 @@ void default_signals() {
 int free_port() {
   const PortRange& ports = environment().ports;
   for (int i = 0; i < ports.size(); ++i)
-    if (const UniqueFd s = bind_everywhere(ports.at(static_cast<int>(::getpid()), i)))
+    if (const UniqueFd s = listen_everywhere(ports.at(static_cast<int>(::getpid()), i)))
       return net::local_address(s.get()).port();
   if (ports.first == 0) fail_errno("bind", "a free port");
   fail(Errc::config, "none of the ports RZ_PORTS=", ports.first, "-", ports.last,
