@@ -536,6 +536,9 @@ TEST(RzrunNodes, AHostThatGetsASignalLeavesAnElasticJob) {
     EXPECT_EQ(second.wait(soon), 128 + signal) << second.err();
     EXPECT_EQ(first.wait(soon), status) << first.err();
     EXPECT_EQ(first.out().find("up 1") != std::string::npos, status == 0) << first.out() << first.err();
+    const std::string left = concat(" has left (SIG", sigabbrev_np(signal), ")");
+    EXPECT_EQ(first.err().find(left) != std::string::npos, status == 0) << first.err();
+    EXPECT_EQ(first.err().find("is lost"), std::string::npos) << first.err();
     EXPECT_EQ(second.err().find("this host leaves the job") != std::string::npos, status == 0)
         << second.err();
   }

@@ -463,6 +463,24 @@ TEST(Rzrun, LogFilesInsteadOfTheConsole) {
   EXPECT_NE(p.err().find("its log: " + (directory / "deep/logs/rank1.stderr")), std::string::npos) << p.err();
 }
 
+TEST(Rzrun, ALogFolderHasNoFileOfAnEarlierJob) {
+  Directory directory;
+  Program before(
+      rzrun({"-n", "3", "--max-restarts", "1", "--log-dir", directory.string()}, "echo old; exit 3"));
+  EXPECT_EQ(before.wait(), 3);
+  EXPECT_EQ(content(directory / "restart1/rank2.stdout"), "old\n");
+  std::filesystem::create_directory(directory / "restart2");
+  for (const char* own : {"notes", "rank7.txt", "rank.stdout", "restart2/notes"})
+    std::ofstream(directory / own) << "the user's";
+  Program p(rzrun({"--nproc-per-node", "2", "--log-dir", directory.string(), "-r", "1"}, "echo new"));
+  EXPECT_EQ(p.wait(), 0) << p.err();
+  std::set<std::string> found;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(directory.string()))
+    found.insert(std::filesystem::relative(entry.path(), directory.string()));
+  EXPECT_EQ(found, (std::set<std::string>{"notes", "rank.stdout", "rank0.stdout", "rank1.stdout", "rank7.txt",
+                                          "restart2", "restart2/notes"}));
+}
+
 TEST(Rzrun, TeeWritesBoth) {
   Directory directory;
   Program p(

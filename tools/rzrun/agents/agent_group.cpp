@@ -223,6 +223,9 @@ void AgentGroup::handle(Agent& a, const Frame& frame) {
       reader(number);
       stop(a, static_cast<int>(number));
       break;
+    case Frame::Kind::leave:
+      reader(a.leaves_by);
+      break;
     case Frame::Kind::suspended:
       a.silence.announce();
       break;
@@ -255,6 +258,7 @@ void AgentGroup::watch(Agent& a) {
 }
 
 std::string AgentGroup::why_ended(Agent& a) {
+  if (const char* name = a.leaves_by ? sigabbrev_np(a.leaves_by) : nullptr) return concat("SIG", name);
   if (a.pid < 0) return a.stream.why_ended();
   int status = 0;
   if (::waitpid(a.pid, &status, WNOHANG) == 0) return concat(a.connector, " has closed the connection");
@@ -276,6 +280,7 @@ void AgentGroup::lose(Agent& a, const std::string& why) {
                      .status = {255, 0, false},
                      .host = a.host,
                      .lost = why,
+                     .has_left = a.leaves_by != 0,
                      .ranks = std::max(1, a.local_ranks)});
   a.running.clear();
   a.left = 0;

@@ -28,6 +28,7 @@ struct Frame {
     exit,           ///< a rank has ended
     start_failure,  ///< the ranks cannot be started
     stop,           ///< a signal to the agent requests the end of the job
+    leave,          ///< by this signal the host leaves a job that goes on without it
     left,           ///< all ranks have ended, and have left processes behind
     idle,           ///< no process is left; a free port for the next job, or 0 and why there is none
     // From both.
