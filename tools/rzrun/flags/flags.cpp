@@ -51,8 +51,9 @@ With --max-restarts K all ranks are then started again, up to K times, as torchr
 ranks get a new RZ_LAUNCH, a free MASTER_PORT unless --master-port is set, the same TORCHELASTIC_RUN_ID,
 and the number of restarts as TORCHELASTIC_RESTART_COUNT (of TORCHELASTIC_MAX_RESTARTS). They write log
 files to <log-dir>/restart<K>, and read the standard input from where rank 0 left it. A job removes the log
-files that an earlier one has left in <log-dir>. A group that fails within 10 s is restarted after 0.1 s; that pause doubles, up to 10 s, until a group lives longer. There
-is no restart after status 2 (wrong input), 126 or 127 (the program cannot be executed), 130 or 143 (a
+files that an earlier one has left in <log-dir>. A group that fails within 10 s is restarted after 0.1 s;
+that pause doubles, up to 10 s, until a group lives longer. There is no restart after status 2 (wrong
+input), 126 or 127 (the program cannot be executed), 130 or 143 (a
 rank handled SIGINT or SIGTERM and ended), nor after a signal to rzrun.
 
 SIGTERM, SIGINT (Ctrl-C), SIGHUP or SIGQUIT to rzrun ends the job: the ranks get SIGTERM, then SIGKILL as
