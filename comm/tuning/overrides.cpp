@@ -46,6 +46,8 @@ AlgorithmOverrides::AlgorithmOverrides(const std::string& text, bool determinist
     const Collective c = one ? Collective::all_reduce : collective_from_name(entry.substr(0, equals));
     const std::string name = one ? entry : entry.substr(equals + 1);
     check(c, name, deterministic, order);
+    require(names_[static_cast<std::size_t>(c)].empty(), Errc::config, "the forced algorithms '", text,
+            "': ", rz::name(c), " is there twice");
     names_[static_cast<std::size_t>(c)] = name;
     begin = end + 1;
   }

@@ -256,6 +256,7 @@ TEST(Tuning, ForcedNamesAreThoseOfTheCollective) {
       {"all_redcue=ring", {"'all_redcue'", "all_reduce"}},
       {"all_reduce=chain,tree", {"'tree'", "COLLECTIVE=ALGORITHM"}},
       {"all_reduce=", {"''", "one_shot"}},
+      {"all_reduce=chain,all_reduce=one_shot", {"all_reduce is there twice"}},
   };
   for (const auto& [text, parts] : wrong) {
     const Error e = error_of([&] { tuning::AlgorithmOverrides(text, true); });

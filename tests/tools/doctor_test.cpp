@@ -5,15 +5,20 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 
 #include "comm/core/error.h"
+#include "comm/net/socket.h"
 #include "tests/support/error_of.h"
 #include "tests/support/fuzz.h"
 #include "tests/support/program.h"
+#include "tests/support/rzrun.h"
 #include "tools/doctor/checks.h"
 #include "tools/doctor/instructions.h"
 #include "tools/doctor/report.h"
+#include "tools/rzrun/hosts/hosts.h"
 
 namespace rz::doctor {
 namespace {
@@ -135,6 +140,9 @@ TEST(Doctor, EveryLackHasItsRemedy) {
       {"MASTER_ADDR", warning, two_nodes(), [](F& f) { f.master_addresses = {"127.0.1.1"}; }, "/etc/hosts"},
       {"interface", missing, two_nodes(),
        [](F& f) { f.address = "", f.address_error = "no network interface"; }, "RZ_INTERFACE"},
+      {"RZ_PORTS", missing, two_nodes(), [](F& f) { f.ports = "41000-41003", f.ports_free = 4; },
+       "RZ_PORTS=41000-41004"},
+      {"RZ_PORTS", missing, single_node(), [](F& f) { f.ports = "41000-41003"; }, "RZ_PORTS="},
       {"secret", missing, two_nodes(), [](F& f) { f.secret_error = "other users may access it"; },
        "chmod 600"},
       {"GPUs", missing, two_nodes_of_gpus(), [](F& f) { f.devices = f.gpus = 0, f.driver = ""; },
@@ -444,6 +452,30 @@ TEST(DoctorFuzz, AnyMeasurementIsJudgedOrRefused) {
     });
   EXPECT_GT(read, fuzz.tried() / 20);
   EXPECT_LT(read, fuzz.tried());
+}
+
+TEST(Doctor, PortsAreCountedForTheRanksOfAHostAndTheFirstHostsStore) {
+  Job job = two_nodes();
+  HostFacts f = sound_host();
+  f.ports = "41000-41009", f.ports_free = 5;
+  EXPECT_TRUE(not_ok(check_host("node1", f, job)).empty());
+  job.first = false, f.ports_free = 4;
+  EXPECT_TRUE(not_ok(check_host("node2", f, job)).empty());
+  f.ports_free = 3;
+  EXPECT_EQ(only_lack(check_host("node2", f, job)).found, "3 of 41000-41009 are free");
+}
+
+/// As in rzrun, which starts its agent here without a remote shell.
+TEST(Doctor, ThisHostOfAHostfileNeedsNoRemoteShellAndItsPortsAreThoseOfTheVariable) {
+  const test::Directory folder;
+  const UniqueFd busy = net::listen_tcp(net::resolve({"0.0.0.0", 0}).front());
+  const int port = net::local_address(busy.get()).port();
+  std::ofstream(folder / "hosts") << hosts::own_name() << " slots=1\n";
+  test::Program p({test::built("doctor"), "--hostfile", folder / "hosts", "--rsh", "/nowhere/rsh", "--json"},
+                  {{"RZ_PORTS", concat(port, "-", port)}});
+  p.wait();
+  EXPECT_EQ(p.out().find("remote shell"), std::string::npos) << p.out();
+  EXPECT_NE(p.out().find(concat("0 of ", port, "-", port, " are free")), std::string::npos) << p.out();
 }
 
 TEST(Doctor, TheResultIsTheLastLine) {

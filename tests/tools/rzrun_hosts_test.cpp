@@ -14,6 +14,7 @@
 #include <fstream>
 #include <thread>
 
+#include "comm/net/socket.h"
 #include "tests/support/fuzz.h"
 #include "tests/support/program.h"
 #include "tests/support/rzrun.h"
@@ -115,6 +116,43 @@ TEST_F(RzrunHosts, EveryRankGetsTorchrunsEnvironment) {
   std::ranges::sort(expected);
   EXPECT_EQ(all, expected);
   EXPECT_NE(p.err().find("[n1:3] to stderr\n"), std::string::npos) << p.err();
+}
+
+/// ssh hands no variable on.
+TEST_F(RzrunHosts, TheMasterPortIsOneOfRzPorts) {
+  write("rsh", "#!/bin/sh\nhost=$1; shift\nunset RZ_PORTS\nexec unshare -u sh -c \"hostname $host; $*\"\n");
+  const int first = 20000 + static_cast<int>(::getpid() % 10000);
+  Program p(
+      command({"--max-restarts", "1"}, "echo $MASTER_PORT; exit $((4 - $TORCHELASTIC_RESTART_COUNT * 4))"),
+      {{"RZ_PORTS", concat(first, "-", first + 20)}});
+  EXPECT_EQ(p.wait(), 0) << p.err();
+  EXPECT_EQ(lines(p.out()).size(), 8u);
+  for (const auto& line : lines(p.out())) {
+    const int port = std::stoi(line.substr(line.find(' ') + 1));
+    EXPECT_TRUE(first <= port && port <= first + 20) << line;
+  }
+}
+
+TEST_F(RzrunHosts, AHostWithoutAFreePortIsNotLost) {
+  UniqueFd busy = net::listen_tcp(net::resolve({"0.0.0.0", 0}).front());
+  const int port = net::local_address(busy.get()).port();
+  Program p(command({}, "true"), {{"RZ_PORTS", concat(port, "-", port)}});
+  EXPECT_EQ(p.wait(), 2);
+  EXPECT_EQ(p.err(), concat("rzrun: host n0: none of the ports RZ_PORTS=", port, "-", port,
+                            " is free; give more of them\n"));
+}
+
+TEST_F(RzrunHosts, AWrongVariableIsRefusedBeforeAnAgentStarts) {
+  for (const auto& [name, value] : Program::Variables{{"RZ_PORTS", "banana"},
+                                                      {"RZ_TIMEOUT_S", "abc"},
+                                                      {"RZ_TIMEOUT", "3"},
+                                                      {"RZ_ENCRYPTION", "maybe"}}) {
+    Program p(command({}, "true"), {{name, value}});
+    EXPECT_EQ(p.wait(), 2) << name;
+    ASSERT_EQ(lines(p.err()).size(), 1u) << p.err();
+    EXPECT_NE(p.err().find(name), std::string::npos) << p.err();
+    EXPECT_FALSE(std::filesystem::exists(folder_ / "connectors")) << name;
+  }
 }
 
 TEST_F(RzrunHosts, FiltersChooseHostsAndDevices) {
@@ -498,6 +536,9 @@ TEST(RzrunNodes, AHostThatGetsASignalLeavesAnElasticJob) {
     EXPECT_EQ(second.wait(soon), 128 + signal) << second.err();
     EXPECT_EQ(first.wait(soon), status) << first.err();
     EXPECT_EQ(first.out().find("up 1") != std::string::npos, status == 0) << first.out() << first.err();
+    const std::string left = concat(" has left (SIG", sigabbrev_np(signal), ")");
+    EXPECT_EQ(first.err().find(left) != std::string::npos, status == 0) << first.err();
+    EXPECT_EQ(first.err().find("is lost"), std::string::npos) << first.err();
     EXPECT_EQ(second.err().find("this host leaves the job") != std::string::npos, status == 0)
         << second.err();
   }
@@ -598,7 +639,7 @@ std::string good_frames() {
   joining.host = "node", joining.command = {"program"};
   rzrun::WireWriter join, hello;
   rzrun::Joining::fields(join, joining);
-  hello(std::vector<std::string>{"10.0.0.1/8"}, 29500);
+  hello(std::vector<std::string>{"10.0.0.1/8"}, std::string("place"), 29500, std::string());
   std::string bytes = "banner\n" + std::string(rzrun::frames_begin);
   using Kind = rzrun::Frame::Kind;
   rzrun::append_frame(bytes, Kind::hello, hello.bytes);
@@ -613,6 +654,7 @@ void unpack(const rzrun::Frame& frame) {
   rzrun::Variables variables;
   rzrun::Joining joining;
   std::vector<std::string> addresses;
+  std::string place, why;
   int port = 0;
   switch (frame.kind) {
     case rzrun::Frame::Kind::job:
@@ -625,7 +667,7 @@ void unpack(const rzrun::Frame& frame) {
       rzrun::Joining::fields(reader, joining);
       break;
     case rzrun::Frame::Kind::hello:
-      reader(addresses, port);
+      reader(addresses, place, port, why);
       break;
     default:
       break;

@@ -5,7 +5,9 @@
 #include "tests/support/rzrun.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -59,6 +61,24 @@ TEST(Rzrun, PortsAreThoseThatTheEnvironmentPermits) {
   const int chosen = std::stoi(lines(some.out()).at(0));
   EXPECT_GE(chosen, first);
   EXPECT_LE(chosen, last);
+}
+
+/// Ports of a job that has ended are in TIME_WAIT for a minute.
+TEST(Rzrun, APortOfConnectionsThatHaveEndedIsFree) {
+  UniqueFd listener = net::listen_tcp(net::resolve({"127.0.0.1", 0}).front());
+  const net::SocketAddress at = net::local_address(listener.get());
+  UniqueFd client = net::start_connect(at);
+  pollfd comes{listener.get(), POLLIN, 0};
+  ASSERT_EQ(::poll(&comes, 1, 10000), 1);
+  UniqueFd server(::accept(listener.get(), nullptr, nullptr));
+  ASSERT_TRUE(server);
+  server.close();  // the end that closes first waits
+  client.close();
+  listener.close();
+  const std::string ports = concat("RZ_PORTS=", at.port(), "-", at.port());
+  Program p(rzrun({"-n", "1", "-x", ports}, "echo $MASTER_PORT $RZ_PORTS"), {{"RZ_PORTS", "1-1"}});
+  EXPECT_EQ(p.wait(), 0) << p.err();
+  EXPECT_EQ(p.out(), concat(at.port(), " ", at.port(), "-", at.port(), "\n"));
 }
 
 TEST(Rzrun, EveryRankGetsTorchrunsEnvironment) {
@@ -441,6 +461,24 @@ TEST(Rzrun, LogFilesInsteadOfTheConsole) {
   EXPECT_EQ(content(directory / "deep/logs/rank0.stdout"), "out 0\n");
   EXPECT_EQ(content(directory / "deep/logs/rank1.stderr"), "err 1\n");
   EXPECT_NE(p.err().find("its log: " + (directory / "deep/logs/rank1.stderr")), std::string::npos) << p.err();
+}
+
+TEST(Rzrun, ALogFolderHasNoFileOfAnEarlierJob) {
+  Directory directory;
+  Program before(
+      rzrun({"-n", "3", "--max-restarts", "1", "--log-dir", directory.string()}, "echo old; exit 3"));
+  EXPECT_EQ(before.wait(), 3);
+  EXPECT_EQ(content(directory / "restart1/rank2.stdout"), "old\n");
+  std::filesystem::create_directory(directory / "restart2");
+  for (const char* own : {"notes", "rank7.txt", "rank.stdout", "restart2/notes"})
+    std::ofstream(directory / own) << "the user's";
+  Program p(rzrun({"--nproc-per-node", "2", "--log-dir", directory.string(), "-r", "1"}, "echo new"));
+  EXPECT_EQ(p.wait(), 0) << p.err();
+  std::set<std::string> found;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(directory.string()))
+    found.insert(std::filesystem::relative(entry.path(), directory.string()));
+  EXPECT_EQ(found, (std::set<std::string>{"notes", "rank.stdout", "rank0.stdout", "rank1.stdout", "rank7.txt",
+                                          "restart2", "restart2/notes"}));
 }
 
 TEST(Rzrun, TeeWritesBoth) {

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <filesystem>
+#include <fstream>
 #include <stop_token>
 #include <thread>
 #include <vector>
@@ -86,6 +87,11 @@ TEST(Torchrun, WrongFlagsAreRefusedInOneLine) {
   refused({"--nnodes", "2", "--rdzv-endpoint", "a b:1"},
           "--rdzv-endpoint: 'a b' is no host: a name has alph");
   refused({"--nnodes", "2", "--rdzv-endpoint", "tcp://a:1"}, "HOST:PORT is needed, without tcp://");
+  refused({"--nnodes", "2", "--rdzv-endpoint", "fd00::1"}, "an IPv6 address needs brackets");
+  refused({"--nnodes", "2", "--rdzv-endpoint", "[a]"}, "'[a]'");
+  refused({"--nnodes", "1", "--monitor-interval", "abc"}, "--monitor-interval 'abc': seconds are needed");
+  refused({"--nnodes", "1", "--start-method", "banana"},
+          "--start-method 'banana': spawn, fork or forkserver is needed");
   refused({"--nnodes", "2", "--master-addr", "a;b"}, "--master-addr: 'a;b' is no host");
   refused({"--nproc-per-node", "1", "--grace", "nan"}, "Value nan is no number");
   refused({"--nproc-per-node", "1", "--log-dir", ""}, "--log-dir: a value is missing");
@@ -119,6 +125,83 @@ TEST(Torchrun, WrongFlagsAreRefusedInOneLine) {
   refused({"--nproc-per-node", "2", "-r", "2:1"}, "there is no local rank 2: a host has up to 2 ranks");
   refused({"--nproc-per-node", "2", "--local-ranks-filter", "0,"},
           "--local-ranks-filter '0,': '' is no number");
+}
+
+/// The output of a job on this host with these variables, and its standard error.
+std::pair<std::string, std::string> by_variables(const test::Program::Variables& variables,
+                                                 const std::string& script, int status = 0,
+                                                 std::vector<std::string> flags = {}) {
+  flags.insert(flags.begin(), test::built("rzrun"));
+  flags.insert(flags.end(), {"sh", "-c", script});
+  test::Program p(flags, variables);
+  EXPECT_EQ(p.wait(), status) << p.err();
+  return {p.out(), p.err()};
+}
+
+TEST(Torchrun, EveryFlagMayBeAVariable) {
+  const std::pair<std::string, std::string> one{"PET_NNODES", "1"};
+  const test::Directory logs;
+  EXPECT_EQ(by_variables({one, {"PET_MAX_RESTARTS", "1"}},
+                         "echo $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; exit 3", 3)
+                .first,
+            "0 of 1\n1 of 1\n");
+  EXPECT_EQ(
+      by_variables(
+          {one, {"PET_ROLE", "trainer"}, {"PET_MASTER_ADDR", "127.0.0.2"}, {"PET_MASTER_PORT", "29777"}},
+          "echo $ROLE_NAME $MASTER_ADDR $MASTER_PORT")
+          .first,
+      "trainer 127.0.0.2 29777\n");
+  EXPECT_EQ(by_variables({one, {"PET_LOG_DIR", logs / "l"}, {"PET_REDIRECTS", "3"}}, "echo hi").first, "");
+  EXPECT_EQ(test::content(logs / "l/rank0.stdout"), "hi\n");
+  test::Program module({test::built("rzrun"), "json.tool", "--help"}, {one, {"PET_MODULE", "1"}});
+  EXPECT_EQ(module.wait(), 0) << module.err();
+  EXPECT_NE(module.out().find("usage: "), std::string::npos) << module.out();
+  std::ofstream(logs / "a.py") << "echo a shell reads this\n";
+  test::Program script({test::built("rzrun"), logs / "a.py"}, {one, {"PET_NO_PYTHON", "true"}});
+  EXPECT_EQ(script.wait(), 126) << script.err();
+  // As with every PET_ variable, what is typed wins, and -n leaves them aside.
+  const std::string restarts = "echo $TORCHELASTIC_MAX_RESTARTS";
+  EXPECT_EQ(by_variables({one, {"PET_MAX_RESTARTS", "1"}}, restarts, 0, {"--max-restarts", "4"}).first,
+            "4\n");
+  EXPECT_EQ(by_variables({one, {"PET_MAX_RESTARTS", "x"}}, restarts, 0, {"-n", "1"}).first, "0\n");
+  for (const auto& [name, value] : test::Program::Variables{{"PET_MAX_RESTARTS", "many"},
+                                                            {"PET_MASTER_PORT", "0"},
+                                                            {"PET_MODULE", "perhaps"},
+                                                            {"PET_MONITOR_INTERVAL", "abc"},
+                                                            {"PET_START_METHOD", "banana"}}) {
+    const std::string err = by_variables({one, {name, value}}, "true", 2).second;
+    EXPECT_TRUE(err.starts_with(concat("rzrun: ", name, " '", value, "': "))) << err;
+    EXPECT_EQ(test::lines(err).size(), 1u) << err;
+  }
+}
+
+TEST(Torchrun, AVariableWithoutAFlagIsNamed) {
+  EXPECT_EQ(by_variables({{"PET_NNODES", "1"}, {"PET_NNODE", "2"}}, "true").second,
+            "rzrun: PET_NNODE has no effect: there is no such flag of torchrun that rzrun takes\n");
+  EXPECT_EQ(by_variables({{"PET_NNODE", "2"}}, "true", 0, {"-n", "1"}).second, "");
+}
+
+TEST(Torchrun, LocalAddrIsMasterAddrOnOneHost) {
+  EXPECT_EQ(by_variables({}, "echo $MASTER_ADDR", 0, {"--nnodes", "1", "--local-addr", "127.0.0.3"}).first,
+            "127.0.0.3\n");
+}
+
+TEST(Torchrun, AMasterPortBesideTheEndpointIsThatOfTheRanks) {
+  const std::string endpoint = concat("127.0.0.1:", rzrun::free_port());
+  const std::vector<std::string> words{test::built("rzrun"),
+                                       "--nnodes",
+                                       "2",
+                                       "--rdzv-endpoint",
+                                       endpoint,
+                                       "--master-port",
+                                       "29777",
+                                       "sh",
+                                       "-c",
+                                       "echo $MASTER_PORT"};
+  test::Program first(words), second(words);
+  EXPECT_EQ(first.wait(), 0) << first.err();
+  EXPECT_EQ(second.wait(), 0) << second.err();
+  EXPECT_EQ(first.out() + second.out(), "29777\n29777\n");
 }
 
 TEST(Torchrun, AnEndpointAtLoopbackIsForRzrunsOfThisHost) {
@@ -202,6 +285,10 @@ TEST(Torchrun, DryRunPrintsThePartOfThisHostAndOpensNothing) {
                      "--rdzv-conf", "is_host=1"}),
             "2:4 hosts, job 'none'; this is node 0, by is_host of --rdzv-conf\nlistens at 127.0.0.1:7; waits "
             "600 s for the other hosts, and 30 s for more than 2\nthis host: rank 0\n");
+  EXPECT_EQ(
+      plan_of({"--nnodes", "2", "--rdzv-endpoint", "[2001:db8::1]"}),
+      "2 hosts, job 'none'; this is a node that is numbered by its arrival\nconnects to "
+      "[2001:db8::1]:29400; waits 600 s for node 0\nthis host: 1 rank, behind those of the hosts before\n");
   EXPECT_EQ(plan_of({"--nnodes", "1", "--node-rank", "0", "--nproc-per-node", "2", "--master-addr",
                      "127.0.0.1", "--master-port", "29501"}),
             "this host: ranks 0 to 1\nMASTER_ADDR=127.0.0.1, MASTER_PORT=29501\n");
@@ -258,6 +345,12 @@ TEST(Joining, WhatMustNotDifferIsNamed) {
   EXPECT_EQ(difference(host("a", 0), other), "");
   other.max_nodes = 4;
   EXPECT_EQ(difference(host("a", 0), other), "the hosts differ in --nnodes: 3 on a, 3:4 on b");
+  other = host("b", 1);
+  other.max_restarts = 2;
+  EXPECT_EQ(difference(host("a", 0), other), "the hosts differ in --max-restarts: 0 on a, 2 on b");
+  other.max_restarts = 0;
+  other.role = "reader";
+  EXPECT_EQ(difference(host("a", 0), other), "the hosts differ in --role: default on a, reader on b");
   other.id = "x";
   EXPECT_EQ(difference(host("a", 0), other), "the hosts differ in --rdzv-id: none on a, x on b");
   other = host("b", 1);

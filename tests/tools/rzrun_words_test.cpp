@@ -222,8 +222,10 @@ TEST_F(RzrunWords, MpirunAndSrunStartAllAgentsAtOnce) {
       " -x RZ_SECRET_FILE ");
   has(plan("-H hosts --launcher openmpi --num_gpus 1", {}),
       "n0: rank 0; CUDA_VISIBLE_DEVICES=0\nn1: rank 1\n");
-  const Program::Variables job{
-      {"SLURM_JOB_ID", "7"}, {"SLURM_JOB_NODELIST", "n[1-2]"}, {"SLURM_TASKS_PER_NODE", "2,1"}};
+  const Program::Variables job{{"SLURM_JOB_ID", "7"},
+                               {"SLURM_JOB_NODELIST", "n[1-2]"},
+                               {"SLURM_TASKS_PER_NODE", "2,1"},
+                               {"SLURM_NTASKS", "3"}};
   const std::string by_srun = plan("--launcher slurm --launcher_args --overlap", job);
   has(by_srun, "3 ranks of: true\nagents: srun --nodes=2 --ntasks=2 ");
   has(by_srun, "n1: ranks 0 to 1\nn2: rank 2\n");
@@ -235,6 +237,25 @@ TEST_F(RzrunWords, MpirunAndSrunStartAllAgentsAtOnce) {
   has(plan("--launcher slurm", gpus), "2 ranks of: true\n");
   gpus.emplace_back("SLURM_GPUS_PER_NODE", "a100:4");
   has(plan("--launcher slurm", gpus), "n2: ranks 4 to 7\n");
+  // Without tasks Slurm counts processors there.
+  gpus[2].second = "64(x2)";
+  has(plan("--launcher slurm", gpus), "n2: ranks 4 to 7\n");
+  gpus.pop_back();
+  has(plan("--launcher slurm", gpus), "2 ranks of: true\n");
+  gpus.emplace_back("SLURM_NTASKS_PER_NODE", "64");
+  has(plan("--launcher slurm", gpus), "128 ranks of: true\n");
+  gpus.pop_back();
+  // Slurm names the GPUs of the first host, and all.
+  gpus.insert(gpus.end(), {{"SLURM_GPUS_ON_NODE", "2"}, {"SLURM_GPUS", "3"}});
+  out("--launcher slurm true", gpus, 2);
+  has(err_,
+      "the GPUs of this allocation are not the same on all nodes: 3 (SLURM_GPUS) on 2, of which the first "
+      "has 2 "
+      "(SLURM_GPUS_ON_NODE)");
+  write("slots", "n1 slots=2\nn2 slots=1\n");
+  has(plan("-H slots --launcher slurm", gpus), "3 ranks of: true\n");
+  gpus.back().second = "a100:4";
+  has(plan("--launcher slurm", gpus), "n2: ranks 2 to 3\n");
   out("--launcher openmpi --nnodes 2 --rdzv-endpoint a:1 true", {}, 2);
   has(err_, "--launcher and --nnodes exclude each other");
   out("-H hosts --launcher slurm true", job, 2);
@@ -249,6 +270,7 @@ TEST_F(RzrunWords, SlotsCountTheDevicesThatSlurmGave) {
   Program::Variables job{{"SLURM_JOB_ID", "7"},
                          {"SLURM_JOB_NODELIST", hosts::own_name()},
                          {"SLURM_TASKS_PER_NODE", "4"},
+                         {"SLURM_NTASKS", "4"},
                          {"CUDA_VISIBLE_DEVICES", "4,5,GPU-6,7"}};
   const std::string script = " sh -c 'echo $CUDA_VISIBLE_DEVICES'",
                     slurm = "--launcher slurm --include " + hosts::own_name();

@@ -14,12 +14,14 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/core/text.h"
 #include "comm/net/random.h"
 #include "sharding/io/json.h"
 #include "sharding/io/text.h"
 #include "tools/doctor/probe.h"
+#include "tools/rzrun/hosts/hosts.h"
 
 namespace rz::doctor {
 namespace {
@@ -103,8 +105,15 @@ RemoteAgent::RemoteAgent(std::vector<std::string> shell, const std::string& host
   if (pipe2(out, O_CLOEXEC) != 0) fail_errno("pipe");
   from_ = UniqueFd(out[0]);
   UniqueFd out_end(out[1]);
-  shell.push_back(host);
-  shell.push_back(quoted_for_shell(program) + " --agent");
+  // It serves pairs at the ports of the job, and no variable goes through a remote shell.
+  const PortRange& ports = environment().ports;
+  if (hosts::is_this_host(host)) {
+    shell = {program, "--agent"};
+  } else {
+    shell.push_back(host);
+    shell.push_back(concat(ports.first ? concat("env RZ_PORTS=", ports.first, "-", ports.last, " ") : "",
+                           quoted_for_shell(program), " --agent"));
+  }
   std::vector<char*> words;
   for (std::string& word : shell) words.push_back(word.data());
   words.push_back(nullptr);

@@ -16,6 +16,7 @@ void visit_network(Facts& f, const Visit& visit) {
   visit("master_addresses", f.master_addresses), visit("master_error", f.master_error);
   visit("interfaces", f.interfaces);
   visit("address", f.address), visit("address_error", f.address_error);
+  visit("ports", f.ports), visit("ports_free", f.ports_free);
   visit("infiniband", f.infiniband);
 }
 

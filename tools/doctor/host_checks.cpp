@@ -308,6 +308,20 @@ Judged interfaces(const HostFacts& f, const Job& job) {
                     : "Bring it up: ip link set lo up");
 }
 
+/// Ranks of one host share memory, and only their launcher takes a port. Those of several hosts listen, and
+/// the store beside them on the first.
+Judged ports(const HostFacts& f, const Job& job) {
+  const int needed = job.nodes > 1 ? job.local_ranks + (job.first ? 1 : 0) : 1;
+  const std::string what =
+      concat(needed, job.nodes > 1 ? ", and as many as ranks for each further communicator" : "");
+  if (f.ports.empty()) return ok("not set: any port that is free", what);
+  const int first = parse_number<int>(f.ports.substr(0, f.ports.find('-'))).value_or(1);
+  return missing_unless(
+      f.ports_free >= needed, concat(f.ports_free, " of ", f.ports, " are free"), what,
+      concat("Give more on all hosts, and in the firewall: export RZ_PORTS=", first, "-",
+             static_cast<std::int64_t>(first) + needed - 1, " or wider; ss -ltn lists those in use"));
+}
+
 /// Of its use; whether hosts have the same is another check.
 Judged secret(const HostFacts& f, const Job& job) {
   const std::string needed = job.nodes > 1 ? "one that only this user can read" : "nothing: one host";
@@ -370,6 +384,7 @@ constexpr Check checks[] = {
     {"own name", own_name},
     {"MASTER_ADDR", master},
     {"interface", interfaces},
+    {"RZ_PORTS", ports},
     {"secret", secret},
     {"GPUs", gpus},
     {"NCCL", nccl},

@@ -63,6 +63,8 @@ struct HostFacts {
   std::vector<Interface> interfaces;
   std::string address;  ///< on which ranks of this host would listen for those of others
   std::string address_error;
+  std::string ports;                    ///< RZ_PORTS; empty: any
+  int ports_free = 0;                   ///< of these, on that address
   std::vector<std::string> infiniband;  ///< devices
 
   /// Of the secret and FactsRequest::nonce: equal for equal secrets, and of no use later. "none":

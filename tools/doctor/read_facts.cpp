@@ -257,6 +257,18 @@ int mtu_of(const std::string& interface) {
   return socket && ioctl(socket.get(), SIOCGIFMTU, &request) == 0 ? request.ifr_mtu : 0;
 }
 
+/// Those of RZ_PORTS at which ranks could listen.
+void read_ports(HostFacts& f) {
+  const PortRange& ports = environment().ports;
+  if (ports.first == 0) return;
+  f.ports = concat(ports.first, '-', ports.last);
+  for (int port = ports.first; port <= ports.last; ++port)
+    error_of([&] {  // one below 1024 may be forbidden
+      const auto at = net::resolve({f.address.empty() ? "127.0.0.1" : f.address, port});
+      if (net::listen_tcp_if_free(at.front())) ++f.ports_free;
+    });
+}
+
 void read_network(HostFacts& f, const FactsRequest& request) {
   f.own_addresses = addresses_of(f.name, f.own_name_error);
   if (!request.master.empty()) f.master_addresses = addresses_of(request.master, f.master_error);
@@ -266,6 +278,7 @@ void read_network(HostFacts& f, const FactsRequest& request) {
     const std::string way = request.master.empty() ? "" : way_to(request.master);
     f.address = choose_address(environment().interface, request.nodes == 1, way).host();
   });
+  read_ports(f);
   f.infiniband = names_in("/sys/class/infiniband");
 }
 

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "comm/core/deadline.h"
+#include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "tools/rzrun/agents/agent.h"
 #include "tools/rzrun/agents/agent_group.h"
@@ -454,6 +455,9 @@ int run(const Options& options) {
 }  // namespace
 
 int supervise(const Options& options) {
+  for (const auto& [name, value] : options.variables)  // MASTER_PORT is one of the ranks' ports
+    if (name == "RZ_PORTS") ::setenv("RZ_PORTS", value.c_str(), 1);
+  if (!options.agent) environment();  // a wrong variable is refused before anything starts
   for (const std::string& note : options.notes) std::fprintf(stderr, "rzrun: %s\n", note.c_str());
   if (options.dry_run)
     return print_help(describe_plan(options, options.rendezvous ? describe_node(options) : ""));

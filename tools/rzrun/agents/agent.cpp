@@ -20,6 +20,14 @@ Agent::Agent(UniqueFd signals, FrameStream stream, Console& out, Console& err)
   stream_.send_begin();
 }
 
+void Agent::write_free_port(WireWriter& writer) {
+  try {
+    writer(free_port(), std::string());
+  } catch (const Error& e) {
+    writer(0, one_line(e));
+  }
+}
+
 void Agent::run() {
   while (!ending_ || is_active_) turn();
   for (const auto end = Deadline::after(std::chrono::seconds(2)); !stream_.all_sent() && !end.expired();) {
@@ -146,7 +154,9 @@ void Agent::watch_ranks() {
   forward_output(!any_alive);
   if (!any_alive) {
     is_active_ = false;
-    send_number(Frame::Kind::idle, free_port());
+    WireWriter writer;
+    write_free_port(writer);
+    stream_.send(Frame::Kind::idle, writer.bytes);
   } else if (group_.running().empty() && !has_reported_left_) {
     has_reported_left_ = true;
     send_number(Frame::Kind::left, group_.leftovers());

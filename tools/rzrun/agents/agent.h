@@ -48,6 +48,8 @@ class Agent {
     writer(number);
     stream_.send(kind, writer.bytes);
   }
+  /// A port that is free now, or 0 and why there is none: only the first host needs one.
+  static void write_free_port(WireWriter&);
   /// Stops this process, as Ctrl-Z does, with word to the other end.
   void suspend();
   bool is_active() const { return is_active_; }

@@ -98,7 +98,12 @@ void AgentGroup::send_jobs() {
                           " has no address but loopback that other hosts could use; set --master-addr")};
     return signal_all(SIGTERM);
   }
-  job_.master_port = job_.options.master_port ? job_.options.master_port : agents_.front().free_port;
+  const Agent& first = agents_.front();
+  job_.master_port = job_.options.master_port ? job_.options.master_port : first.free_port;
+  if (!job_.master_port) {
+    failure_ = {2, concat("host ", first.host, ": ", first.why_no_port)};
+    return signal_all(SIGTERM);
+  }
   // srun has exported them, beside those which Slurm sets on each host.
   const Variables variables =
       job_.options.launcher == Launcher::slurm ? Variables() : forwarded_environment();
@@ -175,7 +180,7 @@ void AgentGroup::handle(Agent& a, const Frame& frame) {
   std::string text;
   switch (frame.kind) {
     case Frame::Kind::hello:
-      reader(a.addresses, a.free_port, text);
+      reader(a.addresses, text, a.free_port, a.why_no_port);
       require(!a.is_ready, Errc::io, "an agent that begins twice");
       greet(a, text);
       a.is_ready = true;
@@ -205,7 +210,7 @@ void AgentGroup::handle(Agent& a, const Frame& frame) {
       a.left = static_cast<std::size_t>(number);
       break;
     case Frame::Kind::idle:
-      reader(a.free_port);
+      reader(a.free_port, a.why_no_port);
       a.running.clear();
       a.left = 0;
       a.is_idle = true;
@@ -217,6 +222,9 @@ void AgentGroup::handle(Agent& a, const Frame& frame) {
     case Frame::Kind::stop:
       reader(number);
       stop(a, static_cast<int>(number));
+      break;
+    case Frame::Kind::leave:
+      reader(a.leaves_by);
       break;
     case Frame::Kind::suspended:
       a.silence.announce();
@@ -250,6 +258,7 @@ void AgentGroup::watch(Agent& a) {
 }
 
 std::string AgentGroup::why_ended(Agent& a) {
+  if (const char* name = a.leaves_by ? sigabbrev_np(a.leaves_by) : nullptr) return concat("SIG", name);
   if (a.pid < 0) return a.stream.why_ended();
   int status = 0;
   if (::waitpid(a.pid, &status, WNOHANG) == 0) return concat(a.connector, " has closed the connection");
@@ -271,6 +280,7 @@ void AgentGroup::lose(Agent& a, const std::string& why) {
                      .status = {255, 0, false},
                      .host = a.host,
                      .lost = why,
+                     .has_left = a.leaves_by != 0,
                      .ranks = std::max(1, a.local_ranks)});
   a.running.clear();
   a.left = 0;

@@ -55,11 +55,13 @@ class AgentGroup : public Ranks {
     bool is_ready = false, is_idle = true;
     bool is_warned = false;    ///< its launcher has begun to end it
     bool is_stopping = false;  ///< by a signal of others it ends its ranks, which have not failed
+    int leaves_by = 0;         ///< a signal, by which it leaves the job to others
     std::string lost{};        ///< not empty: why
     std::set<int> running{};
     std::size_t left = 0, not_accepted = 0;
     std::vector<std::string> addresses{};
     int free_port = 0;
+    std::string why_no_port{};  ///< if there is none
     Joining joining{};
   };
 

@@ -22,14 +22,15 @@ struct Frame {
     output_closed,  ///< nobody reads the stream any more
     end,            ///< the job has ended: exit status, and a line
     // From the agent.
-    hello,          ///< addresses of the host, a free port, its place: mpirun's rank, srun's node, or empty
+    hello,          ///< addresses of the host; its place: mpirun's rank, srun's node, or empty; as idle
     join,           ///< instead of hello: a host at which the user has started rzrun (joining.h)
     output,         ///< whole lines of one stream
     exit,           ///< a rank has ended
     start_failure,  ///< the ranks cannot be started
     stop,           ///< a signal to the agent requests the end of the job
+    leave,          ///< by this signal the host leaves a job that goes on without it
     left,           ///< all ranks have ended, and have left processes behind
-    idle,           ///< no process is left; a free port for the next job
+    idle,           ///< no process is left; a free port for the next job, or 0 and why there is none
     // From both.
     message,    ///< a line for standard error
     suspended,  ///< this end is being stopped as by Ctrl-Z, and sends nothing until it goes on
@@ -41,7 +42,7 @@ struct Frame {
 };
 
 /// An agent sends this first. What comes before is text, such as a shell's banner.
-inline constexpr std::string_view frames_begin = "\x01rzrun agent 5\n";
+inline constexpr std::string_view frames_begin = "\x01rzrun agent 6\n";
 
 /// Longer frames are an error: a job has a whole environment, output a line of 1 MiB or several.
 inline constexpr std::size_t max_frame_bytes = std::size_t{16} << 20;

@@ -82,7 +82,8 @@ std::string describe_node(const Options& o) {
 
 Joining joining_of(const Options& o) {
   const Rendezvous& r = *o.rendezvous;
-  return {hosts::own_name(), r.node_rank, o.ranks, r.min_nodes, r.max_nodes, r.id, o.command};
+  return {hosts::own_name(), r.node_rank,    o.ranks, r.min_nodes, r.max_nodes, r.id,
+          o.command,         o.max_restarts, o.role};
 }
 
 std::vector<UniqueFd> listen_as_node0(const Rendezvous& r) {
@@ -253,7 +254,9 @@ void JoinedGroup::start_ranks() {
   job_.master_addr = place_of_node0(rendezvous_).host;
   if (net::is_unspecified(job_.master_addr)) job_.master_addr = reached_at_;
   try {
-    job_.master_port = free_port();
+    // Without --rdzv-endpoint --master-port is where node 0 listens.
+    const int given = job_.options.master_port;
+    job_.master_port = given && given != rendezvous_.port ? given : free_port();
     for (Agent& a : agents_)
       if (a.node > 0) send_job(a, {});
     Job own = job_;

@@ -27,6 +27,9 @@ std::string difference(const Joining& own, const Joining& other) {
                     others_nodes = nodes_text(other.min_nodes, other.max_nodes);
   if (own.id != other.id) return differ("--rdzv-id", own.id, other.id);
   if (nodes != others_nodes) return differ("--nnodes", nodes, others_nodes);
+  if (own.max_restarts != other.max_restarts)
+    return differ("--max-restarts", concat(own.max_restarts), concat(other.max_restarts));
+  if (own.role != other.role) return differ("--role", own.role, other.role);
   if (own.command.empty() || other.command.empty() || own.command.front() == other.command.front()) return "";
   return differ("the program", own.command.front(), other.command.front());
 }

@@ -17,10 +17,12 @@ struct Joining {
   int node_rank = -1, local_ranks = 0, min_nodes = 0, max_nodes = 0;
   std::string id;
   std::vector<std::string> command;
+  int max_restarts = 0;
+  std::string role = "default";
 
   template <class Archive, class J>
   static void fields(Archive& a, J& j) {
-    a(j.host, j.node_rank, j.local_ranks, j.min_nodes, j.max_nodes, j.id, j.command);
+    a(j.host, j.node_rank, j.local_ranks, j.min_nodes, j.max_nodes, j.id, j.command, j.max_restarts, j.role);
   }
 };
 

@@ -97,6 +97,8 @@ class Member : public Agent {
     if (!has_status_) status_ = 128 + s;
     if (leaves) {
       has_status_ = true;  // the end of the connection is no news
+      send_number(Frame::Kind::leave, s);
+      stream_.flush();
       stream_.close();
     } else {
       send_number(Frame::Kind::stop, s);

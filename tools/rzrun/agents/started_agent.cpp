@@ -73,7 +73,8 @@ class StartedAgent : public Agent {
   StartedAgent(FrameStream stream, const std::string& place)
       : Agent(block_signals(), std::move(stream), streams_[0], streams_[1]) {
     WireWriter hello;
-    hello(own_addresses(), free_port(), place);
+    hello(own_addresses(), place);
+    write_free_port(hello);
     stream_.send(Frame::Kind::hello, hello.bytes);
   }
 

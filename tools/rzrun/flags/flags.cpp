@@ -50,9 +50,10 @@ after a signal that ends the job is output dropped that nobody reads, which is r
 With --max-restarts K all ranks are then started again, up to K times, as torchrun does. The restarted
 ranks get a new RZ_LAUNCH, a free MASTER_PORT unless --master-port is set, the same TORCHELASTIC_RUN_ID,
 and the number of restarts as TORCHELASTIC_RESTART_COUNT (of TORCHELASTIC_MAX_RESTARTS). They write log
-files to <log-dir>/restart<K>, and read the standard input from where rank 0 left it. A group that fails
-within 10 s is restarted after 0.1 s; that pause doubles, up to 10 s, until a group lives longer. There
-is no restart after status 2 (wrong input), 126 or 127 (the program cannot be executed), 130 or 143 (a
+files to <log-dir>/restart<K>, and read the standard input from where rank 0 left it. A job removes the log
+files that an earlier one has left in <log-dir>. A group that fails within 10 s is restarted after 0.1 s;
+that pause doubles, up to 10 s, until a group lives longer. There is no restart after status 2 (wrong
+input), 126 or 127 (the program cannot be executed), 130 or 143 (a
 rank handled SIGINT or SIGTERM and ended), nor after a signal to rzrun.
 
 SIGTERM, SIGINT (Ctrl-C), SIGHUP or SIGQUIT to rzrun ends the job: the ranks get SIGTERM, then SIGKILL as
@@ -76,14 +77,14 @@ With --launcher openmpi one mpirun starts the agents of all hosts, and with --la
 allocation (salloc, sbatch). They connect to rzrun, on a free port of this host, and prove a secret of this job,
 which is in RZ_SECRET of mpirun or srun, or in the file of RZ_SECRET_FILE if that is set. Without --hostfile the
 hosts are those of SLURM_JOB_NODELIST; each has as many slots as tasks (SLURM_TASKS_PER_NODE) or, if that is 1 on
-all, as GPUs (SLURM_GPUS_PER_NODE, SLURM_GPUS_ON_NODE). srun exports all variables itself. In a job of Slurm slots
+all or no tasks were asked for, as GPUs (SLURM_GPUS_PER_NODE, SLURM_GPUS_ON_NODE). srun exports all variables itself. In a job of Slurm slots
 that a filter chooses are places in the CUDA_VISIBLE_DEVICES that Slurm set on their host.
 
 With --nnodes rzrun is started on each host, as torchrun is, and needs no ssh. Node 0 (--node-rank 0, or the
 host that has the address of --rdzv-endpoint) listens; the others wait for it up to join_timeout of
 --rdzv-conf, 600 s. Both ends prove the secret of RZ_SECRET, RZ_SECRET_FILE or ~/.config/ringzero/secret, and
-encrypt what they send (RZ_ENCRYPTION). Each host prints what its own ranks print, and has its own arguments, folder and variables; --nnodes, --rdzv-id and
-the program must be equal. The exit status of all is that of the job. With MIN:MAX the job starts when MAX hosts
+encrypt what they send (RZ_ENCRYPTION). Each host prints what its own ranks print, and has its own arguments, folder and variables; --nnodes, --rdzv-id,
+--max-restarts, --role and the program must be equal. The exit status of all is that of the job. With MIN:MAX the job starts when MAX hosts
 have come, or last_call_timeout (30 s) after MIN; with --max-restarts a host that is lost leaves the others to
 start again if they are MIN or more, and one that comes late takes part after the next restart. A host whose
 rzrun gets such a signal as above leaves in the same way, if more than MIN are there and a restart is left; its
@@ -130,7 +131,9 @@ void add_flags(CommandLine& line, Options& o, RawOptions& w) {
                   "Start all ranks again after a failure, at most K times; default 0")
       .within(0, 1000000)
       .type_name("K");
-  line.add_option("--master-port,--master_port", o.master_port, "MASTER_PORT; default: a free one")
+  line.add_option(
+          "--master-port,--master_port", o.master_port,
+          "MASTER_PORT; default: a free one; without --rdzv-endpoint also where node 0 of --nnodes listens")
       .within(1, 65535)
       .type_name("PORT");
 }
@@ -219,6 +222,9 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   apply_torchrun_flags(line, torchrun_flags, o);
   require(!o.rendezvous || o.launcher == Launcher::ssh, Errc::config,
           "--launcher and --nnodes exclude each other: with --nnodes the user starts rzrun on each host");
+  for (const auto& [flag, is_on] :
+       {std::pair("--module", &program_flags.module), {"--no-python", &program_flags.no_python}})
+    *is_on = torchrun_switch(line, torchrun_flags, flag, *is_on);
   if (!o.rendezvous) apply_host_flags(line, host_flags, o);
   apply_devices(accelerate_flags, o);
   if (o.ranks == 0) count_devices(o);

@@ -48,10 +48,10 @@ std::vector<Host> all_hosts(const HostFlags& f, const Options& o) {
   if (f.hostfile.empty()) return has_allocation(o) ? hosts_of_allocation() : of_this_host(f.include);
   auto all = hosts::read_hostfile(f.hostfile);
   if (o.launcher != Launcher::slurm) return all;
-  const auto allocation = hosts_of_allocation();
+  const auto allocation = nodes_of_allocation();
   for (const Host& h : all)
-    require(std::ranges::count(allocation, h.name, &Host::name) > 0, Errc::config, f.hostfile, ": host '",
-            h.name, "' is not in this allocation of Slurm; leave --hostfile out, or name its nodes");
+    require(std::ranges::count(allocation, h.name) > 0, Errc::config, f.hostfile, ": host '", h.name,
+            "' is not in this allocation of Slurm; leave --hostfile out, or name its nodes");
   return all;
 }
 

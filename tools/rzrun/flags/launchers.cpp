@@ -23,21 +23,36 @@ const char* setting(const char* name) {
   return value && *value ? value : nullptr;
 }
 
-/// The GPUs of each host in the allocation, such as "2" or "a100:2,v100:1"; 0 if it has none.
-int gpus_of_allocation() {
-  for (const char* name : {"SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"}) {
-    const char* text = setting(name);
-    if (!text) continue;
-    int sum = 0;
-    for (const std::string& part : parts_of(text, ',')) {
-      const auto n = parse_number<int>(std::string_view(part).substr(part.rfind(':') + 1));
-      require(n && *n >= 0 && *n <= hosts::max_slots, Errc::config, name, ": ", hosts::quoted(text),
-              " is no number of GPUs");
-      sum += *n;
-    }
-    return sum;
+/// A number of GPUs, such as "2" or "a100:2,v100:1"; nothing if the variable is not set.
+std::optional<int> gpus_of(const char* name, int max) {
+  const char* text = setting(name);
+  if (!text) return {};
+  int sum = 0;
+  for (const std::string& part : parts_of(text, ',')) {
+    const auto n = parse_number<int>(std::string_view(part).substr(part.rfind(':') + 1));
+    require(n && *n >= 0 && *n <= max, Errc::config, name, ": ", hosts::quoted(text),
+            " is no number of GPUs");
+    sum += *n;
   }
-  return 0;
+  return sum;
+}
+
+/// The GPUs of each host in the allocation; 0 if it has none. Slurm names those of the first host, and all.
+int gpus_of_allocation(std::size_t nodes) {
+  if (const auto each = gpus_of("SLURM_GPUS_PER_NODE", hosts::max_slots)) return *each;
+  const int first = gpus_of("SLURM_GPUS_ON_NODE", hosts::max_slots).value_or(0),
+            all = gpus_of("SLURM_GPUS", hosts::max_slots * hosts::max_nodes)
+                      .value_or(first * static_cast<int>(nodes));
+  require(static_cast<std::size_t>(first) * nodes == static_cast<std::size_t>(all) || first == 0,
+          Errc::config, "the GPUs of this allocation are not the same on all nodes: ", all,
+          " (SLURM_GPUS) on ", nodes, ", of which the first has ", first,
+          " (SLURM_GPUS_ON_NODE); ask for --gpus-per-node=K, or name the slots of each node in a --hostfile");
+  return first;
+}
+
+/// Without them SLURM_TASKS_PER_NODE counts processors where a node is exclusive.
+bool has_tasks() {
+  return setting("SLURM_NTASKS") || setting("SLURM_NPROCS") || setting("SLURM_NTASKS_PER_NODE");
 }
 
 std::string in_quotes(const std::string& path) {
@@ -81,8 +96,9 @@ std::vector<std::string> mpirun_command(const Options& o) {
   for (const hosts::Host& h : o.nodes) {
     if (&h != &o.nodes.front()) words.push_back(":");
     words.insert(words.end(), {"-n", "1", "--host", h.name + ":1"});
-    words.insert(words.end(),
-                 {"-x", "RZ_AGENT", "-x", "RZ_ENCRYPTION", "-x", secret_variable(), own_path(), "--agent"});
+    words.insert(words.end(), {"-x", "RZ_AGENT", "-x", "RZ_ENCRYPTION", "-x", secret_variable()});
+    if (setting("RZ_PORTS")) words.insert(words.end(), {"-x", "RZ_PORTS"});
+    words.insert(words.end(), {own_path(), "--agent"});
   }
   return words;
 }
@@ -123,18 +139,23 @@ void apply_launcher(const std::string& given, const std::string& args, Options& 
   o.launcher_args = args;
 }
 
-std::vector<hosts::Host> hosts_of_allocation() {
+std::vector<std::string> nodes_of_allocation() {
   const char* list = setting("SLURM_JOB_NODELIST");
-  if (!list) return {};
-  const auto names = hosts::parse_slurm_nodes(list, "SLURM_JOB_NODELIST");
+  return list ? hosts::parse_slurm_nodes(list, "SLURM_JOB_NODELIST") : std::vector<std::string>();
+}
+
+std::vector<hosts::Host> hosts_of_allocation() {
+  const auto names = nodes_of_allocation();
+  if (names.empty()) return {};
   const char* tasks = setting("SLURM_TASKS_PER_NODE");
   auto slots =
       tasks ? hosts::parse_slurm_counts(tasks, "SLURM_TASKS_PER_NODE") : std::vector<int>(names.size(), 1);
   require(slots.size() == names.size(), Errc::config, "SLURM_TASKS_PER_NODE has ", slots.size(),
           " nodes, and SLURM_JOB_NODELIST ", names.size(),
           "; start rzrun in the allocation itself, not in a step of srun");
+  if (!has_tasks()) std::ranges::fill(slots, 1);
   if (std::ranges::all_of(slots, [](int n) { return n == 1; }))
-    if (const int gpus = gpus_of_allocation(); gpus > 0) std::ranges::fill(slots, gpus);
+    if (const int gpus = gpus_of_allocation(names.size()); gpus > 0) std::ranges::fill(slots, gpus);
   std::vector<hosts::Host> all;
   for (std::size_t i = 0; i < names.size(); ++i) {
     all.push_back({names[i], {}, false});
@@ -188,8 +209,11 @@ std::vector<std::string> agent_command(const Options& o, const std::string& host
   }
   append(words, o.launcher_args);
   words.push_back(host);
-  words.push_back(
-      concat("cd ", in_quotes(std::filesystem::current_path()), " && exec ", in_quotes(self), " --agent"));
+  // The agent of the first host chooses MASTER_PORT before it has any variable of this process.
+  const char* const ports = setting("RZ_PORTS");
+  words.push_back(concat("cd ", in_quotes(std::filesystem::current_path()), " && exec ",
+                         ports ? concat("env RZ_PORTS=", in_quotes(ports), " ") : "", in_quotes(self),
+                         " --agent"));
   return words;
 }
 

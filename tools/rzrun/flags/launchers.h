@@ -13,9 +13,12 @@ namespace rz::rzrun {
 /// Takes --launcher and --launcher_args, in DeepSpeed's words. Errors are Errc::config.
 void apply_launcher(const std::string& name, const std::string& args, Options&);
 
+/// The names of the nodes of Slurm's allocation; none outside of one.
+std::vector<std::string> nodes_of_allocation();
+
 /// The hosts of the allocation of Slurm that this process is in; nothing if there is none. A host has as many
-/// slots as tasks (SLURM_TASKS_PER_NODE); if that is 1 on all, as many as GPUs (SLURM_GPUS_PER_NODE, else
-/// SLURM_GPUS_ON_NODE), if there are any. Errors are Errc::config.
+/// slots as tasks (SLURM_TASKS_PER_NODE); if that is 1 on all or no tasks were asked for, as many as GPUs
+/// (SLURM_GPUS_PER_NODE, else SLURM_GPUS_ON_NODE), if there are any, else one. Errors are Errc::config.
 std::vector<hosts::Host> hosts_of_allocation();
 
 /// The devices that Slurm gave this process on its host: the words of CUDA_VISIBLE_DEVICES in a job of Slurm.

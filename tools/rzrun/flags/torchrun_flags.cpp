@@ -1,8 +1,11 @@
 #include "tools/rzrun/flags/torchrun_flags.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
+#include <cstring>
 
 #include "comm/core/error.h"
 #include "comm/device/cuda_runtime.h"
@@ -57,15 +60,73 @@ net::HostPort endpoint(const Setting& text, int default_port) {
           hosts::quoted(text.value), ": HOST:PORT is needed, without ",
           text.value.substr(0, text.value.find("://") + 3));
   try {
-    const bool has_port = text.value.find(':') != std::string::npos;
-    net::HostPort where =
-        has_port ? net::parse_host_port(text.value) : net::HostPort{text.value, default_port};
+    const bool is_bare = text.value.find(':') == std::string::npos,
+               is_ipv6 = text.value.starts_with('[') && text.value.ends_with(']');
+    net::HostPort where = is_bare   ? net::HostPort{text.value, default_port}
+                          : is_ipv6 ? net::parse_host_port(concat(text.value, ':', default_port))
+                                    : net::parse_host_port(text.value);
     require(where.port != 0, Errc::config, "port 0 is no port that other hosts know");
     check_host(where.host);
     return where;
   } catch (const Error& e) {
     fail(Errc::config, text.where, ": ", e.what());
   }
+}
+
+constexpr const char* flags_of_torchrun[] = {"--nnodes",           "--node-rank",     "--nproc-per-node",
+                                             "--rdzv-backend",     "--rdzv-endpoint", "--rdzv-id",
+                                             "--rdzv-conf",        "--local-addr",    "--standalone",
+                                             "--master-addr",      "--master-port",   "--max-restarts",
+                                             "--monitor-interval", "--start-method",  "--role",
+                                             "--module",           "--no-python",     "--log-dir",
+                                             "--redirects",        "--tee",           "--local-ranks-filter"};
+
+std::string variable_of(std::string_view flag) {
+  std::string name = "PET_";
+  for (const char c : flag.substr(2))
+    name += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return name;
+}
+
+/// Then variables of torchrun do not count, since they may be those of a job around this one.
+bool chooses_ranks(const CommandLine& line) {
+  return line.is_set("-n") || line.is_set("--hostfile") || line.is_set("--include") ||
+         line.is_set("--num_gpus");
+}
+
+void note_unknown_variables(const CommandLine& line, std::vector<std::string>& notes) {
+  for (char** v = environ; *v && !chooses_ranks(line); ++v) {
+    const std::string_view name(*v, std::strcspn(*v, "="));
+    const auto is_of = [&](const char* flag) { return variable_of(flag) == name; };
+    if (name.starts_with("PET_") && std::ranges::none_of(flags_of_torchrun, is_of))
+      notes.push_back(concat(name, " has no effect: there is no such flag of torchrun that rzrun takes"));
+  }
+}
+
+/// Of ranks on one host or several.
+void apply_common_flags(const CommandLine& line, const TorchrunFlags& f, Options& o) {
+  const auto get = [&](const char* flag, const std::string& value) {
+    return torchrun_setting(line, f, flag, value);
+  };
+  const Setting restarts = get("--max-restarts", concat(o.max_restarts)), role = get("--role", o.role),
+                address = get("--master-addr", o.master_addr),
+                port = get("--master-port", concat(o.master_port)), log_dir = get("--log-dir", o.log_dir),
+                interval = get("--monitor-interval", f.monitor_interval),
+                method = get("--start-method", f.start_method);
+  if (restarts.is_set()) o.max_restarts = number(restarts.value, restarts.where, 0, 1000000);
+  if (role.is_set()) o.role = role.value;
+  if (address.is_set()) o.master_addr = address.value;
+  if (port.is_set()) o.master_port = number(port.value, port.where, 1, 65535);
+  if (log_dir.is_set() && o.log_dir.empty()) o.log_dir = log_dir.value;
+  if (interval.is_set()) {
+    const auto s = parse_number<double>(interval.value);
+    require(s && *s >= 0, Errc::config, interval.where, " ", hosts::quoted(interval.value),
+            ": seconds are needed");
+  }
+  constexpr std::string_view methods[] = {"spawn", "fork", "forkserver"};
+  require(!method.is_set() || std::ranges::count(methods, method.value) > 0, Errc::config, method.where, " ",
+          hosts::quoted(method.value), ": spawn, fork or forkserver is needed");
+  note_unknown_variables(line, o.notes);
 }
 
 void check_conflicts(const CommandLine& line, const std::vector<Setting>& settings) {
@@ -133,13 +194,15 @@ accelerate::Setting torchrun_setting(const CommandLine& line, const TorchrunFlag
     return {value, flag};
   }
   if (const auto found = f.of_file.find(flag); found != f.of_file.end()) return found->second;
-  const bool chosen =
-      line.is_set("-n") || line.is_set("--hostfile") || line.is_set("--include") || line.is_set("--num_gpus");
-  std::string name = "PET_";
-  for (const char c : flag.substr(2))
-    name += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  const std::string name = variable_of(flag);
   const char* text = std::getenv(name.c_str());
-  return {text && !chosen ? text : "", name};
+  return {text && !chooses_ranks(line) ? text : "", name};
+}
+
+bool torchrun_switch(const CommandLine& line, const TorchrunFlags& f, const std::string& flag,
+                     bool is_typed) {
+  const Setting set = torchrun_setting(line, f, flag, "1");
+  return is_typed || (set.is_set() && is_true(set.value, set.where));
 }
 
 std::pair<int, int> parse_nnodes(const std::string& text, const std::string& where) {
@@ -220,11 +283,11 @@ void apply_torchrun_flags(const CommandLine& line, TorchrunFlags f, Options& o) 
   const Setting nnodes = get("--nnodes", f.nnodes), node_rank = get("--node-rank", f.node_rank),
                 nproc = get("--nproc-per-node", f.nproc), backend = get("--rdzv-backend", f.rdzv_backend),
                 given = get("--rdzv-endpoint", f.rdzv_endpoint), id = get("--rdzv-id", f.rdzv_id),
-                conf = get("--rdzv-conf", f.rdzv_conf), local = get("--local-addr", f.local_addr),
-                standalone = get("--standalone", "1");
+                conf = get("--rdzv-conf", f.rdzv_conf), local = get("--local-addr", f.local_addr);
   check_conflicts(line, {nnodes, node_rank, nproc, given, conf, local});
   check_backend(backend);
-  const bool is_alone = standalone.is_set() && is_true(standalone.value, standalone.where);
+  apply_common_flags(line, f, o);
+  const bool is_alone = torchrun_switch(line, f, "--standalone", f.standalone);
   if (id.is_set() && id.value != "none") o.run_id = id.value;
   const bool is_typed = std::ranges::any_of(
       std::initializer_list<const char*>{"--rdzv-id", "--rdzv-conf", "--rdzv-backend", "--local-addr"},
@@ -243,7 +306,10 @@ void apply_torchrun_flags(const CommandLine& line, TorchrunFlags f, Options& o) 
           " is ", nnodes.value);
   if (conf.is_set()) parse_rdzv_conf(conf.value, conf.where, r);
   if (node_rank.is_set()) r.node_rank = number(node_rank.value, node_rank.where, 0, r.max_nodes - 1);
-  if (r.max_nodes == 1) return;
+  if (r.max_nodes == 1) {
+    if (o.master_addr.empty()) o.master_addr = local.value;
+    return;
+  }
   r.local_address = local.value;
   if (id.is_set()) r.id = id.value;
   const net::HostPort where = address_of_node0(line, f, o, given, backend, nnodes);

@@ -1,5 +1,6 @@
 #pragma once
-/// torchrun's flags, with its names and meaning. Each may also be a variable: PET_NNODES for --nnodes.
+/// torchrun's flags, with its names and meaning. Each may also be a variable: PET_NNODES for --nnodes. A PET_
+/// variable of no flag is named in a line.
 
 #include <map>
 #include <string>
@@ -23,6 +24,9 @@ void add_torchrun_flags(CommandLine&, Options&, TorchrunFlags&);
 /// choose ranks and hosts itself.
 accelerate::Setting torchrun_setting(const CommandLine&, const TorchrunFlags&, const std::string& flag,
                                      const std::string& value);
+
+/// The same of a flag without a value: whether it is typed, or its variable is true.
+bool torchrun_switch(const CommandLine&, const TorchrunFlags&, const std::string& flag, bool is_typed);
 
 /// Sets the number of ranks, and Options::rendezvous if rzrun is started on several hosts. Errors are
 /// Errc::config, and name the flag or the variable.

@@ -40,7 +40,10 @@ std::string describe_state(char state) {
   }
 }
 
-std::string describe_loss(const RankEnd& end) { return concat("host ", end.host, " is lost: ", end.lost); }
+std::string describe_loss(const RankEnd& end) {
+  return end.has_left ? concat("host ", end.host, " has left (", end.lost, ")")
+                      : concat("host ", end.host, " is lost: ", end.lost);
+}
 
 }  // namespace
 

@@ -14,6 +14,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 #include <tuple>
 
 #include "comm/bootstrap/secret.h"
@@ -28,6 +29,36 @@ namespace {
 
 std::string log_folder(const Options& o, int restarts) {
   return restarts ? concat(o.log_dir, "/restart", restarts) : o.log_dir;
+}
+
+/// The rank of a file "rank<R>.stdout", "rank<R>.stderr" or "rank<R>.error.json"; nothing of another one.
+std::optional<int> rank_of_file(const std::string& name) {
+  const auto dot = name.find('.');
+  if (!name.starts_with("rank") || dot == std::string::npos) return {};
+  const std::string kind = name.substr(dot);
+  if (kind != ".stdout" && kind != ".stderr" && kind != ".error.json") return {};
+  return parse_number<int>(std::string_view(name).substr(4, dot - 4));
+}
+
+/// Removes the files of an earlier job from the folder: those of the ranks that this host starts, of ranks
+/// that the job does not have, and of later restarts. Those of other hosts may be new.
+void remove_old_logs(const Job& job, const std::filesystem::path& folder) {
+  const int first = job.first_rank, behind = first + job.local_ranks;
+  std::error_code error;
+  const auto remove_files = [&](const std::filesystem::path& from, const auto& is_old) {
+    for (const auto& entry : std::filesystem::directory_iterator(from, error))
+      if (const auto rank = rank_of_file(entry.path().filename()); rank && is_old(*rank))
+        std::filesystem::remove(entry.path(), error);
+  };
+  remove_files(folder, [&](int r) { return (first <= r && r < behind) || r >= job.options.ranks; });
+  for (const auto& entry : std::filesystem::directory_iterator(job.options.log_dir, error)) {
+    const std::string name = entry.path().filename();
+    const auto restart =
+        name.starts_with("restart") ? parse_number<int>(std::string_view(name).substr(7)) : std::nullopt;
+    if (restart.value_or(0) <= job.restarts || !entry.is_directory(error)) continue;
+    remove_files(entry.path(), [](int) { return true; });
+    ::rmdir(entry.path().c_str());  // unless there are files of others
+  }
 }
 
 UniqueFd open_log(const std::string& path) {
@@ -106,19 +137,20 @@ void check_exec(UniqueFd error_pipe, pid_t pid) {
   throw LaunchError{error};
 }
 
-/// Bound at this port of all addresses of the host, of both families where it has them; empty if it is in
-/// use.
-UniqueFd bind_everywhere(int port) {
+/// Listens at this port of all addresses of the host, of both families where it has them; empty if it is in
+/// use. A given port may have connections that have ended (TIME_WAIT), as it may for the ranks.
+UniqueFd listen_everywhere(int port) {
   for (const int family : {AF_INET6, AF_INET}) {
     UniqueFd s(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    const int off = 0;
+    const int off = 0, on = 1;
     if (!s || (family == AF_INET6 && ::setsockopt(s.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off) != 0))
       continue;
     net::SocketAddress any;
     any.storage.ss_family = static_cast<sa_family_t>(family);
     any.size = family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
     any.set_port(port);
-    if (::bind(s.get(), any.get(), any.size) == 0) return s;
+    if (port) ::setsockopt(s.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (::bind(s.get(), any.get(), any.size) == 0 && ::listen(s.get(), 1) == 0) return s;
     if (errno == EADDRINUSE) return {};
   }
   return {};
@@ -143,7 +175,7 @@ void default_signals() {
 int free_port() {
   const PortRange& ports = environment().ports;
   for (int i = 0; i < ports.size(); ++i)
-    if (const UniqueFd s = bind_everywhere(ports.at(static_cast<int>(::getpid()), i)))
+    if (const UniqueFd s = listen_everywhere(ports.at(static_cast<int>(::getpid()), i)))
       return net::local_address(s.get()).port();
   if (ports.first == 0) fail_errno("bind", "a free port");
   fail(Errc::config, "none of the ports RZ_PORTS=", ports.first, "-", ports.last,
@@ -198,6 +230,7 @@ void make_log_folder(const Job& job) {
   std::error_code error;
   std::filesystem::create_directories(path, error);
   require(!error, Errc::config, "--log-dir ", path, ": ", error.message());
+  remove_old_logs(job, path);
 }
 
 std::string log_path(const Options& o, int restarts, int rank, const char* stream) {

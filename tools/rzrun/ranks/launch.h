@@ -37,7 +37,7 @@ struct Job {
 /// machine's topology, which may last long.
 std::vector<std::vector<int>> bindings(const Options&, int local_ranks);
 
-/// Makes the folder of the log files: Errc::config if that fails.
+/// Makes the folder of the log files, without those of an earlier job: Errc::config if that fails.
 void make_log_folder(const Job&);
 
 /// A port that is free now.

@@ -23,6 +23,7 @@ struct RankEnd {
   std::string host;          ///< empty if the job has one host
   bool memory_kill = false;  ///< the kernel's out-of-memory killer struck on its host meanwhile
   std::string lost;          ///< not empty: why the host is lost
+  bool has_left = false;     ///< it went by itself, by the signal that `lost` names
   std::string error{};       ///< the message of its error file
   std::string activity{};    ///< what it was doing, if it gave no message (comm/transport/flight_report.h)
   std::string stack{};       ///< of a crash: one line a frame
