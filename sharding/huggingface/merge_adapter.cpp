@@ -347,7 +347,6 @@ class Merge {
   }
 
  private:
-  /// The name in the model.
   void add_update(const TensorInfo& a) {
     const std::string layer = without(a_ending, own_name(a));
     const TensorInfo& weight = changed_.find(a, concat(layer, ".weight"));
