@@ -66,7 +66,8 @@ function(rz_tests_of executable floor source)
   foreach(group IN LISTS groups)
     string(SUBSTRING "${filter_of_${group}}" 1 -1 filter)
     add_test("${group}" ${executable} --gtest_filter=${filter})
-    set_tests_properties("${group}" PROPERTIES LABELS "${labels_of_${group}}" ${properties})
+    # A test has 300 s; those of a suite together have three times as much.
+    set_tests_properties("${group}" PROPERTIES LABELS "${labels_of_${group}}" ${properties} TIMEOUT 900)
     if("long" IN_LIST runs)  # ctest knows the times of an earlier run, which a new clone has not
       set_tests_properties("${group}" PROPERTIES COST 100)
     endif()
