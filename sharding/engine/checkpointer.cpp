@@ -64,9 +64,10 @@ std::string agreed_tag(Communicator& comm, const std::string& dir, const std::st
     }
     if (!given.empty()) return check_tag(given);
     tag = read_tag_file(dir, latest_file).value_or("");
-    require(!tag.empty() || checkpoint_tags(dir).empty(), Errc::config, dir,
-            ": has checkpoints, and no file ", latest_file, " that names one; give its tag: the last is ",
-            tag.empty() ? checkpoint_tags(dir).back() : tag);
+    if (!tag.empty()) return;
+    if (const auto tags = checkpoint_tags(dir); !tags.empty())
+      fail(Errc::config, dir, ": has checkpoints, and no file ", latest_file,
+           " that names one; give the folder of one: the last is ", (fs::path(dir) / tags.back()).string());
   });
   return broadcast_text(comm, tag, 0);
 }

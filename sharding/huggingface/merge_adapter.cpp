@@ -308,10 +308,21 @@ void check_tensor(const TensorSource& adapter, const TensorInfo& t, const LoraOp
   } else {
     constexpr const char* remedy = "; merge this adapter with merge_and_unload() of PEFT";
     require(own.find(".base_layer.") == own.npos, Errc::unsupported, escaped(adapter.path()), ": ",
-            escaped(t.name), ": not supported in this build yet: target_modules names a head or a table of ",
-            "embeddings, and these are trained whole, in modules_to_save", remedy);
+            escaped(t.name),
+            ": not supported in this build yet: the weight of a layer that has an update, as "
+            "PEFT writes it if target_modules names a head or a table of embeddings",
+            remedy);
+    require(
+        own.find(".lora_A.") == own.npos && own.find(".lora_B.") == own.npos, Errc::config,
+        escaped(adapter.path()), ": ", escaped(t.name),
+        ": no name of PEFT's files, which end in .lora_A.weight and .lora_B.weight, without the adapter's "
+        "name; write the file with save_pretrained() of PEFT");
     require(own.find(".lora_") == own.npos, Errc::unsupported, escaped(adapter.path()), ": ", escaped(t.name),
             ": not supported in this build yet: an update is A and B of a linear layer", remedy);
+    require(adapter.find(concat(module_of(t.name), a_ending)) == nullptr, Errc::config,
+            escaped(adapter.path()), ": ", escaped(t.name),
+            " is of a layer that has an update, which changes the model's own weight, so that PEFT does not "
+            "read it; remove it from the file");
   }
 }
 

@@ -228,7 +228,18 @@ TEST_F(AdapterFiles, AHeadWithAnUpdateIsRefusedByName) {
   add_whole("lm_head.base_layer.weight", {rows, width});
   add_whole("lm_head.lora_A.weight", {r, width});
   add_whole("lm_head.lora_B.weight", {rows, r});
-  expect_refused("lm_head.base_layer.weight: not supported in this build yet: target_modules names a head");
+  expect_refused(
+      "lm_head.base_layer.weight: not supported in this build yet: the weight of a layer that has an "
+      "update");
+}
+
+TEST_F(AdapterFiles, NamesThatPeftDoesNotReadAreRefused) {
+  const std::string layer = "model.layers.0.self_attn.q_proj";
+  add_whole(concat(layer, ".weight"), {rows, width});
+  expect_refused(concat(layer, ".weight is of a layer that has an update"));
+  adapter_.erase(concat(prefix_, layer, ".weight"));
+  add_whole(concat(layer, ".lora_A.other.weight"), {r, width});
+  expect_refused(concat(layer, ".lora_A.other.weight: no name of PEFT's files"));
 }
 
 /// By the kind of the layers, as PEFT corrects fan_in_fan_out: Conv1D has [in, out] and always a bias.

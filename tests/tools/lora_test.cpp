@@ -466,7 +466,9 @@ TEST_F(Lora, AMistakeInTheConfigurationIsNamed) {
              "Linear layers are c_attn, c_proj, c_fc"}},
            {{{"target_modules", {"attn"}}}, {"transformer.h.0.attn is no Linear layer"}},
            {{{"target_modules", ".*(c_attn"}}, {"'.*(c_attn' is no regular expression"}},
-           {{{"target_modules", "c_attn"}}, {"'c_attn' matches no module"}},  // a name is a list, as in PEFT
+           {{{"target_modules", "c_attn"}},  // a name is a list, as in PEFT
+            {"'c_attn' is a regular expression of whole names, and matches none; give the list "
+             "[\"c_attn\"]"}},
            {{{"target_modules", json::array()}}, {"ringzero.lora.target_modules: empty"}},
            {{{"target_modules", 3}}, {"target_modules: expected a list of names, found 3"}},
            {{{"target_modules", targets}, {"modules_to_save", {"wte"}}},
