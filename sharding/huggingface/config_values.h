@@ -35,8 +35,8 @@ inline std::vector<std::size_t> special_tokens(const JsonObject& o, const char* 
   for (const nlohmann::json& token : given.is_array() ? given : nlohmann::json::array({given})) {
     if (!token.is_number_integer() && !given.is_null())
       o.fail_at(key, concat("must be a token, a list of tokens, or null, found ", to_display(given)));
-    if (token.is_number_unsigned() && token.get<std::size_t>() < vocabulary)
-      tokens.push_back(token.get<std::size_t>());
+    const std::int64_t id = token.is_null() ? -1 : token.get<std::int64_t>();
+    if (id >= 0 && static_cast<std::size_t>(id) < vocabulary) tokens.push_back(static_cast<std::size_t>(id));
   }
   return tokens;
 }
