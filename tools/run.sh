@@ -3,7 +3,7 @@
 # makes a tokenizer of a text, trains a small GPT-2 on it with ZeRO-3 over 2 ranks, generates a sample, and saves the
 # model as safetensors.
 #   tools/run.sh [--ranks N] [--data FILE|DIR] [--steps N] [--save DIR] [more flags of train_lm]
-# Default text: the prose of this repository's documents and headers. Under 5 minutes on 2 cores, and under 2 minutes
+# Default text: the prose of this repository's documents and headers. Ten minutes on 2 cores, and under 2 minutes
 # after the build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
