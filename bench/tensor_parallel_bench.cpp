@@ -26,8 +26,8 @@
 #include "comm/core/error.h"
 #include "comm/core/integer_math.h"
 #include "comm/core/text.h"
-#include "sharding/engine/world.h"
 #include "sharding/parallel/parallelize.h"
+#include "sharding/parallel/world.h"
 
 namespace {
 

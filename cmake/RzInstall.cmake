@@ -33,9 +33,9 @@ set(rz_headers
     sharding/data/batch_sampler.h sharding/data/continuous_batch_sampler.h sharding/data/dataset.h
     sharding/data/iterable_dataset.h sharding/data/loader.h sharding/data/loader_positions.h sharding/data/subset.h
     sharding/data/text_documents.h sharding/data/token_shards.h sharding/data/tokens.h
-    sharding/engine/checkpoint_options.h sharding/engine/engine.h sharding/engine/engine_options.h
-    sharding/engine/parse_arguments.h sharding/engine/step_report.h sharding/engine/training_checkpoints.h
-    sharding/engine/training_plan.h sharding/engine/world.h
+    sharding/engine/checkpoints/checkpoint_options.h sharding/engine/engine.h sharding/engine/engine_options.h
+    sharding/engine/parse_arguments.h sharding/engine/reports/step_report.h sharding/engine/checkpoints/training_checkpoints.h
+    sharding/engine/training_plan.h sharding/parallel/world.h
     sharding/huggingface/adapter.h sharding/huggingface/adapter_config.h sharding/huggingface/families.h
     sharding/huggingface/generation_config.h sharding/huggingface/gpt2_config.h sharding/huggingface/merge_adapter.h
     sharding/huggingface/llama_config.h sharding/huggingface/model_family.h sharding/huggingface/pretrained_weights.h

@@ -72,8 +72,16 @@ ROOMS = {
     'sharding/checkpoint': TENSOR + MODULES + 'comm comm/os sharding/io sharding/optim sharding/parallel sharding/model '
                            'sharding/strategy sharding/checkpoint/torch_files',
     'sharding/huggingface': MODEL + 'sharding/io sharding/tokenizer sharding/optim sharding/parallel sharding/strategy sharding/checkpoint',
+    'sharding/engine/reports': TENSOR + MODULES + 'comm comm/os sharding/io sharding/data sharding/optim sharding/config sharding/parallel '
+                               'sharding/model sharding/strategy',
+    'sharding/engine/loop': TENSOR + MODULES + 'comm comm/os sharding/optim sharding/config sharding/parallel sharding/model sharding/strategy '
+                            'sharding/engine/reports',
+    'sharding/engine/checkpoints': TENSOR + MODULES + 'autograd_lite/models comm comm/os sharding/io sharding/data sharding/optim sharding/config '
+                                   'sharding/parallel sharding/model sharding/strategy sharding/checkpoint sharding/huggingface '
+                                   'sharding/engine/reports sharding/engine/loop',
     'sharding/engine': TENSOR + MODULES + 'autograd_lite/models comm comm/os sharding/io sharding/data sharding/optim sharding/config '
-                       'sharding/parallel sharding/model sharding/strategy sharding/checkpoint sharding/huggingface',
+                       'sharding/parallel sharding/model sharding/strategy sharding/checkpoint sharding/huggingface '
+                       'sharding/engine/reports sharding/engine/loop sharding/engine/checkpoints',
     'tools/command_line': 'comm/core comm/os',
     'tools/checkpoint': 'comm/core sharding/io sharding/checkpoint sharding/huggingface tools/command_line',
     'tools/report': 'comm/core sharding/io tools/command_line',
@@ -90,8 +98,8 @@ ROOMS = {
     'tools/tune': 'comm comm/core comm/tuning tools/command_line',
     'tools/train_lm/report': MODEL + 'sharding/io tools/command_line',
     'tools/train_lm': MODEL + 'comm/os sharding/io sharding/tokenizer sharding/data sharding/optim sharding/config sharding/parallel '
-                       'sharding/model sharding/strategy sharding/huggingface sharding/engine tools/command_line '
-                       'tools/train_lm/report',
+                       'sharding/model sharding/strategy sharding/huggingface sharding/engine/reports sharding/engine/loop '
+                       'sharding/engine/checkpoints sharding/engine tools/command_line tools/train_lm/report',
     'tools/plan': MODEL + 'sharding/config sharding/model sharding/strategy sharding/engine tools/command_line '
                   'tools/train_lm',
     'tools/generate': MODEL + 'comm/os sharding/io sharding/tokenizer sharding/huggingface tools/command_line tools/train_lm/report',

@@ -16,7 +16,7 @@
 /// every launcher; Open MPI needs neither. XDG_RUNTIME_DIR, else TMPDIR: where ranks of one node meet, if the
 /// launcher names no address. OMP_NUM_THREADS: if it is not set, rzrun and spawn() set it to 1 for several
 /// ranks. SLURM_JOB_END_TIME: end of the allocation, before which an engine saves
-/// (sharding/engine/save_requests.h).
+/// (sharding/engine/checkpoints/save_requests.h).
 ///
 /// Rank, size, local rank, local size and job of a launcher, for launch_info_from_environment():
 ///   torchrun, rzrun: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE or LOCAL_SIZE; TORCHELASTIC_RUN_ID,

@@ -64,12 +64,12 @@
 #include "../data/subset.h"
 #include "../huggingface/pretrained_weights.h"
 #include "../model/memory_report.h"
-#include "checkpoint_options.h"
+#include "../parallel/world.h"
+#include "checkpoints/checkpoint_options.h"
+#include "checkpoints/training_checkpoints.h"
 #include "engine_options.h"
 #include "parse_arguments.h"
-#include "step_report.h"
-#include "training_checkpoints.h"
-#include "world.h"
+#include "reports/step_report.h"
 
 namespace rz {
 

@@ -10,7 +10,7 @@
 #include "comm/core/error.h"
 #include "comm/core/text.h"
 #include "sharding/config/arguments.h"
-#include "sharding/engine/world.h"
+#include "sharding/parallel/world.h"
 
 namespace rz {
 

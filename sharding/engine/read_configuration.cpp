@@ -6,7 +6,7 @@
 #include "autograd_lite/models/language_model.h"
 #include "autograd_lite/models/lora.h"
 #include "comm/core/error.h"
-#include "sharding/engine/training_step.h"
+#include "sharding/engine/loop/training_step.h"
 #include "sharding/parallel/parallelize.h"
 #include "sharding/parallel/rank_agreement.h"
 #include "sharding/parallel/rank_consistency.h"

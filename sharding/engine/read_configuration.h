@@ -6,7 +6,7 @@
 #include "autograd_lite/nn/module.h"
 #include "sharding/config/ds_config.h"
 #include "sharding/engine/engine_options.h"
-#include "sharding/engine/world.h"
+#include "sharding/parallel/world.h"
 
 namespace rz {
 

@@ -22,8 +22,8 @@
 
 #include "sharding/checkpoint/checkpoint_folder.h"
 #include "sharding/checkpoint/checkpoint_reader.h"
+#include "sharding/engine/checkpoints/engine_state.h"
 #include "sharding/engine/engine.h"
-#include "sharding/engine/engine_state.h"
 #include "sharding/io/json.h"
 #include "sharding/strategy/strategy.h"
 #include "tests/support/written_checkpoint.h"

@@ -1,5 +1,5 @@
 /// The best value of a metric, and the end of a training that does not improve it.
-#include "sharding/engine/early_stopping.h"
+#include "sharding/engine/checkpoints/early_stopping.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "sharding/engine/trainer_state.h"
+#include "sharding/engine/checkpoints/trainer_state.h"
 #include "tests/support/error_of.h"
 
 namespace rz {

@@ -10,7 +10,7 @@
 #include "autograd_lite/nn/init.h"
 #include "autograd_lite/nn/layers.h"
 #include "sharding/engine/engine.h"
-#include "sharding/engine/step_monitor.h"
+#include "sharding/engine/reports/step_monitor.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
 #include "tests/support/engine.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "sharding/config/arguments.h"
-#include "sharding/engine/world.h"
+#include "sharding/parallel/world.h"
 #include "tests/support/error_of.h"
 
 namespace rz {

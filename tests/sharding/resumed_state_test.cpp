@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "sharding/checkpoint/checkpoint_folder.h"
+#include "sharding/engine/checkpoints/engine_state.h"
 #include "sharding/engine/engine.h"
-#include "sharding/engine/engine_state.h"
 #include "sharding/strategy/strategy.h"
 #include "tests/support/ranks.h"
 #include "tests/support/written_checkpoint.h"

@@ -15,8 +15,8 @@
 #include <thread>
 #include <vector>
 
-#include "sharding/engine/save_requests.h"
-#include "sharding/engine/signal_handler.h"
+#include "sharding/engine/checkpoints/save_requests.h"
+#include "sharding/engine/checkpoints/signal_handler.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 

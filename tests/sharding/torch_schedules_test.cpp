@@ -9,7 +9,7 @@
 
 #include "comm/core/error.h"
 #include "sharding/config/ds_config.h"
-#include "sharding/engine/training_step.h"
+#include "sharding/engine/loop/training_step.h"
 #include "sharding/io/json.h"
 #include "sharding/optim/optimizers.h"
 #include "tests/support/error_of.h"

@@ -2,7 +2,7 @@
 // Not under sanitizers: AKillAtAnyCallLeavesAValidBest
 
 /// Runs that save, keep the best checkpoint, stop and resume by the section "ringzero.checkpoint".
-#include "sharding/engine/training_checkpoints.h"
+#include "sharding/engine/checkpoints/training_checkpoints.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -20,8 +20,8 @@
 
 #include "sharding/checkpoint/checkpoint_folder.h"
 #include "sharding/checkpoint/checkpoint_reader.h"
+#include "sharding/engine/checkpoints/save_requests.h"
 #include "sharding/engine/engine.h"
-#include "sharding/engine/save_requests.h"
 #include "sharding/strategy/strategy.h"
 #include "tests/support/error_of.h"
 #include "tests/support/forked.h"

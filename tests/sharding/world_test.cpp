@@ -1,7 +1,7 @@
 // Runs: alone
 
 /// Ranks as processes of one call, and what they exchange.
-#include "sharding/engine/world.h"
+#include "sharding/parallel/world.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>

@@ -13,7 +13,7 @@
 
 #include "sharding/checkpoint/checkpoint_folder.h"
 #include "sharding/checkpoint/checkpoint_reader.h"
-#include "sharding/engine/checkpoint_options.h"
+#include "sharding/engine/checkpoints/checkpoint_options.h"
 #include "tests/support/small_gpt.h"
 
 namespace rz {

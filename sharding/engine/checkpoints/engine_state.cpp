@@ -1,4 +1,4 @@
-#include "sharding/engine/engine_state.h"
+#include "sharding/engine/checkpoints/engine_state.h"
 
 #include <algorithm>
 #include <array>

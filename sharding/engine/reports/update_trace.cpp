@@ -1,4 +1,4 @@
-#include "sharding/engine/update_trace.h"
+#include "sharding/engine/reports/update_trace.h"
 
 #include <algorithm>
 #include <array>

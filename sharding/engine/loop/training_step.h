@@ -8,8 +8,8 @@
 
 #include "sharding/config/ds_config.h"
 #include "sharding/config/lr_schedule.h"
-#include "sharding/engine/step_report.h"
-#include "sharding/engine/update_reports.h"
+#include "sharding/engine/reports/step_report.h"
+#include "sharding/engine/reports/update_reports.h"
 #include "sharding/optim/loss_scaler.h"
 #include "sharding/optim/optimizer.h"
 #include "sharding/strategy/strategy.h"

@@ -1,4 +1,4 @@
-#include "sharding/engine/step_monitor.h"
+#include "sharding/engine/reports/step_monitor.h"
 
 #include <algorithm>
 #include <cerrno>

@@ -1,4 +1,4 @@
-#include "sharding/engine/tensorboard.h"
+#include "sharding/engine/reports/tensorboard.h"
 
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-#include "sharding/engine/comms_logger.h"
+#include "sharding/engine/reports/comms_logger.h"
 
 #include <algorithm>
 #include <chrono>

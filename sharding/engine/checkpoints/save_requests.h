@@ -25,8 +25,8 @@
 
 #include "comm/bootstrap.h"
 #include "comm/communicator.h"
-#include "sharding/engine/checkpoint_options.h"
-#include "sharding/engine/signal_handler.h"
+#include "sharding/engine/checkpoints/checkpoint_options.h"
+#include "sharding/engine/checkpoints/signal_handler.h"
 
 namespace rz {
 

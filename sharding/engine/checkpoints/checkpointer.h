@@ -12,11 +12,11 @@
 #include "sharding/checkpoint/load_state.h"
 #include "sharding/checkpoint/save_operation.h"
 #include "sharding/data/loader_positions.h"
-#include "sharding/engine/checkpoint_options.h"
-#include "sharding/engine/engine_state.h"
-#include "sharding/engine/trainer_state.h"
-#include "sharding/engine/update_loop.h"
-#include "sharding/engine/world.h"
+#include "sharding/engine/checkpoints/checkpoint_options.h"
+#include "sharding/engine/checkpoints/engine_state.h"
+#include "sharding/engine/checkpoints/trainer_state.h"
+#include "sharding/engine/loop/update_loop.h"
+#include "sharding/parallel/world.h"
 #include "sharding/strategy/strategy.h"
 
 namespace rz {

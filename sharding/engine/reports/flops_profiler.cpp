@@ -1,4 +1,4 @@
-#include "sharding/engine/flops_profiler.h"
+#include "sharding/engine/reports/flops_profiler.h"
 
 #include <algorithm>
 #include <cstddef>

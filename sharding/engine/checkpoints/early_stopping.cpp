@@ -1,4 +1,4 @@
-#include "sharding/engine/early_stopping.h"
+#include "sharding/engine/checkpoints/early_stopping.h"
 
 #include <cmath>
 

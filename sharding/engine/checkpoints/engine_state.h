@@ -10,8 +10,8 @@
 
 #include "comm/bootstrap.h"
 #include "sharding/data/loader_positions.h"
-#include "sharding/engine/checkpoint_options.h"
-#include "sharding/engine/update_loop.h"
+#include "sharding/engine/checkpoints/checkpoint_options.h"
+#include "sharding/engine/loop/update_loop.h"
 
 namespace rz {
 

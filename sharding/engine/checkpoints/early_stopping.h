@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "sharding/engine/checkpoint_options.h"
+#include "sharding/engine/checkpoints/checkpoint_options.h"
 
 namespace rz {
 

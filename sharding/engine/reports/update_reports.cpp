@@ -1,4 +1,4 @@
-#include "sharding/engine/update_reports.h"
+#include "sharding/engine/reports/update_reports.h"
 
 #include <algorithm>
 #include <array>

@@ -17,8 +17,8 @@
 
 #include "comm/device/stream.h"
 #include "sharding/config/ds_config.h"
-#include "sharding/engine/step_report.h"
-#include "sharding/engine/tensorboard.h"
+#include "sharding/engine/reports/step_report.h"
+#include "sharding/engine/reports/tensorboard.h"
 #include "sharding/model/memory_report.h"
 
 namespace rz {

@@ -1,4 +1,4 @@
-#include "sharding/engine/training_checkpoints.h"
+#include "sharding/engine/checkpoints/training_checkpoints.h"
 
 #include <algorithm>
 #include <array>
@@ -14,13 +14,13 @@
 #include "sharding/checkpoint/checkpoint_index.h"
 #include "sharding/checkpoint/checkpoint_reader.h"
 #include "sharding/config/ds_config.h"
-#include "sharding/engine/checkpointer.h"
-#include "sharding/engine/save_requests.h"
-#include "sharding/engine/signal_handler.h"
-#include "sharding/engine/world.h"
+#include "sharding/engine/checkpoints/checkpointer.h"
+#include "sharding/engine/checkpoints/save_requests.h"
+#include "sharding/engine/checkpoints/signal_handler.h"
 #include "sharding/io/disk.h"
 #include "sharding/io/text.h"
 #include "sharding/parallel/rank_agreement.h"
+#include "sharding/parallel/world.h"
 
 namespace rz {
 namespace {

@@ -1,4 +1,4 @@
-#include "sharding/engine/save_requests.h"
+#include "sharding/engine/checkpoints/save_requests.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "sharding/engine/trainer_state.h"
+#include "sharding/engine/checkpoints/trainer_state.h"
 
 #include <limits>
 #include <nlohmann/json.hpp>

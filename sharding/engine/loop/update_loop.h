@@ -12,8 +12,8 @@
 #include "autograd_lite/tape.h"
 #include "comm/device/graph.h"
 #include "comm/device/stream.h"
-#include "sharding/engine/training_step.h"
-#include "sharding/engine/update_reports.h"
+#include "sharding/engine/loop/training_step.h"
+#include "sharding/engine/reports/update_reports.h"
 #include "sharding/strategy/strategy.h"
 
 namespace rz {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "sharding/config/ds_config.h"
-#include "sharding/engine/early_stopping.h"
+#include "sharding/engine/checkpoints/early_stopping.h"
 #include "sharding/io/json.h"
 
 namespace rz {

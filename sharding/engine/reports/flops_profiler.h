@@ -9,9 +9,9 @@
 #include "autograd_lite/nn/module.h"
 #include "autograd_lite/tape.h"
 #include "sharding/config/ds_config.h"
-#include "sharding/engine/step_monitor.h"
-#include "sharding/engine/step_report.h"
-#include "sharding/engine/world.h"
+#include "sharding/engine/reports/step_monitor.h"
+#include "sharding/engine/reports/step_report.h"
+#include "sharding/parallel/world.h"
 
 namespace rz {
 

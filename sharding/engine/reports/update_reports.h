@@ -13,11 +13,11 @@
 #include "autograd_lite/ops.h"
 #include "comm/communicator.h"
 #include "sharding/data/loader_positions.h"
-#include "sharding/engine/flops_profiler.h"
-#include "sharding/engine/step_monitor.h"
-#include "sharding/engine/step_report.h"
-#include "sharding/engine/update_trace.h"
-#include "sharding/engine/world.h"
+#include "sharding/engine/reports/flops_profiler.h"
+#include "sharding/engine/reports/step_monitor.h"
+#include "sharding/engine/reports/step_report.h"
+#include "sharding/engine/reports/update_trace.h"
+#include "sharding/parallel/world.h"
 #include "sharding/strategy/strategy.h"
 
 namespace rz {

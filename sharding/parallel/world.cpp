@@ -1,4 +1,4 @@
-#include "sharding/engine/world.h"
+#include "sharding/parallel/world.h"
 
 #include <fcntl.h>
 #include <signal.h>

@@ -1,4 +1,4 @@
-#include "sharding/engine/update_loop.h"
+#include "sharding/engine/loop/update_loop.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "sharding/engine/signal_handler.h"
+#include "sharding/engine/checkpoints/signal_handler.h"
 
 #include <signal.h>
 

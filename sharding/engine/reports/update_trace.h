@@ -7,10 +7,10 @@
 #include <memory>
 
 #include "sharding/config/ds_config.h"
-#include "sharding/engine/step_monitor.h"
-#include "sharding/engine/world.h"
+#include "sharding/engine/reports/step_monitor.h"
 #include "sharding/model/memory_report.h"
 #include "sharding/parallel/traffic.h"
+#include "sharding/parallel/world.h"
 
 namespace rz {
 

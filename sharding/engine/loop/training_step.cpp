@@ -1,4 +1,4 @@
-#include "sharding/engine/training_step.h"
+#include "sharding/engine/loop/training_step.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "sharding/engine/checkpointer.h"
+#include "sharding/engine/checkpoints/checkpointer.h"
 
 #include <unistd.h>
 
@@ -18,7 +18,7 @@
 #include "sharding/checkpoint/deepspeed_weights.h"
 #include "sharding/checkpoint/model_tensors.h"
 #include "sharding/checkpoint/save_operation.h"
-#include "sharding/engine/signal_handler.h"
+#include "sharding/engine/checkpoints/signal_handler.h"
 #include "sharding/huggingface/merge_adapter.h"
 #include "sharding/io/text.h"
 #include "sharding/parallel/rank_agreement.h"
