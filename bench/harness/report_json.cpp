@@ -1,6 +1,6 @@
 #include "bench/harness/report.h"
 #include "bench/harness/variables.h"
-#include "bench/support/json.h"
+#include "bench/support/bench_main.h"
 #include "bench/support/numbers.h"
 #include "comm/core/environment.h"
 #include "comm/core/error.h"

@@ -2,12 +2,15 @@
 /// Main function of the bench programs other than the _perf programs.
 
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <string>
 
-#include "bench/support/json.h"
 #include "tools/command_line/command_line.h"
 
 namespace rz::bench {
+
+/// The JSON of the bench programs: keys in the order of insertion.
+using Json = nlohmann::ordered_json;
 
 /// A bench program whose flags fill an `Options`.
 template <class Options>

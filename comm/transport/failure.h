@@ -4,10 +4,15 @@
 #include <atomic>
 #include <mutex>
 #include <string>
+#include <string_view>
 
 #include "comm/core/error.h"
 
 namespace rz {
+
+/// What the reason of a lost connection begins with where neither end is to blame. rzrun looks for it in the
+/// reports of ranks.
+inline constexpr std::string_view lost_link = "the connection between ";
 
 /// The cause of a group's failure. The first failure wins, and every rank throws it.
 struct Failure {

@@ -18,7 +18,6 @@
 #include "sharding/io/json.h"
 #include "sharding/io/text.h"
 #include "sharding/tokenizer/added_tokens.h"
-#include "sharding/tokenizer/byte_level_json.h"
 #include "sharding/tokenizer/byte_pairs.h"
 #include "sharding/tokenizer/decoder.h"
 #include "sharding/tokenizer/elements.h"
@@ -43,49 +42,6 @@ const std::string* find_file(const Files& files, std::string_view name) {
 
 /// What encloses the tokens of a text: ids, or the text's own.
 using Template = std::vector<std::optional<std::int32_t>>;
-
-std::string byte_tokenizer_config(std::size_t model_max_length) {
-  ordered_json config{{"tokenizer_class", "PreTrainedTokenizerFast"}};
-  if (model_max_length > 0) config["model_max_length"] = model_max_length;
-  config["clean_up_tokenization_spaces"] = false;
-  return config.dump(1) + "\n";
-}
-
-}  // namespace
-
-std::string byte_level_tokenizer_json(const ordered_json& vocabulary, const ordered_json& merges,
-                                      const ordered_json& added_tokens, bool use_regex) {
-  const ordered_json bytes{
-      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", use_regex}};
-  const ordered_json all{{"version", "1.0"},
-                         {"truncation", nullptr},
-                         {"padding", nullptr},
-                         {"added_tokens", added_tokens},
-                         {"normalizer", nullptr},
-                         {"pre_tokenizer", bytes},
-                         {"post_processor", nullptr},
-                         {"decoder", bytes},
-                         {"model",
-                          {{"type", "BPE"},
-                           {"dropout", nullptr},
-                           {"unk_token", nullptr},
-                           {"continuing_subword_prefix", nullptr},
-                           {"end_of_word_suffix", nullptr},
-                           {"fuse_unk", false},
-                           {"byte_fallback", false},
-                           {"ignore_merges", false},
-                           {"vocab", vocabulary},
-                           {"merges", merges}}}};
-  return all.dump(1) + "\n";
-}
-
-namespace {
-
-std::string byte_tokenizer_json() {
-  ordered_json vocabulary = ordered_json::object();
-  for (std::size_t byte = 0; byte < 256; ++byte) vocabulary[byte_characters().of_byte[byte]] = byte;
-  return byte_level_tokenizer_json(vocabulary, ordered_json::array(), ordered_json::array(), false);
-}
 
 /// What transformers does, by the class of a tokenizer, where the files do not say it.
 struct ClassRules {
@@ -644,12 +600,6 @@ Tokenizer Tokenizer::from_pretrained(const std::string& path) {
   return from_files(std::move(files), folder.empty() ? "." : folder.string());
 }
 
-Tokenizer Tokenizer::bytes(std::size_t model_max_length) {
-  return from_files({{"tokenizer.json", byte_tokenizer_json()},
-                     {"tokenizer_config.json", byte_tokenizer_config(model_max_length)}},
-                    "Tokenizer::bytes()");
-}
-
 void Tokenizer::State::encode(std::string_view text, std::vector<std::int32_t>& ids) const {
   std::unique_ptr<WordCache> cache = take_cache();
   std::deque<std::string> storage;
@@ -782,13 +732,5 @@ std::string DecodeStream::finish() {
 }
 
 bool has_tokenizer(const std::string& folder) { return !model_folder(folder).empty(); }
-
-void remove_byte_tokenizer(const std::string& folder) {
-  const fs::path tokenizer = fs::path(folder) / "tokenizer.json";
-  if (!fs::exists(tokenizer) || read_text_file(tokenizer.string(), max_file_bytes) != byte_tokenizer_json())
-    return;
-  fs::remove(tokenizer);
-  fs::remove(fs::path(folder) / "tokenizer_config.json");
-}
 
 }  // namespace rz

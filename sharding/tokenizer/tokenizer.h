@@ -143,8 +143,4 @@ bool has_tokenizer(const std::string& folder);
 /// Whether from_pretrained() reads a file of this name.
 bool is_tokenizer_file(std::string_view name);
 
-/// Removes tokenizer.json and tokenizer_config.json if they are those of Tokenizer::bytes(), e.g. of a former
-/// model in the folder.
-void remove_byte_tokenizer(const std::string& folder);
-
 }  // namespace rz

@@ -20,7 +20,6 @@
 namespace rz {
 namespace {
 
-namespace fs = std::filesystem;
 using test::error_of;
 
 using Tensors = std::vector<SafetensorsSpec>;
@@ -96,11 +95,6 @@ TEST_F(HuggingFaceConfig, TheTokenizerOfBytesHasOneCharacterForEach) {
   EXPECT_EQ(vocabulary.at("\xC4\xA0"), 32) << "GPT-2's character of the blank";
   EXPECT_EQ(vocabulary.at("\xC3\xBF"), 255);
   EXPECT_EQ(nlohmann::json::parse(read_text_file(path("tokenizer_config.json"))).at("model_max_length"), 16);
-  remove_byte_tokenizer(path());
-  EXPECT_FALSE(fs::exists(path("tokenizer.json")) || fs::exists(path("tokenizer_config.json")));
-  put("tokenizer.json", "{}");
-  remove_byte_tokenizer(path());
-  EXPECT_TRUE(fs::exists(path("tokenizer.json"))) << "another one stays";
 }
 
 // ---- config.json of Llama, Mistral and Qwen2

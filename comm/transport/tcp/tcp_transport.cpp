@@ -7,7 +7,7 @@
 
 #include "comm/core/error.h"
 #include "comm/os/fd.h"
-#include "comm/transport/lost_link.h"
+#include "comm/transport/failure.h"
 
 namespace rz {
 

@@ -7,7 +7,7 @@
 #include <map>
 
 #include "comm/core/error.h"
-#include "comm/transport/lost_link.h"
+#include "comm/transport/failure.h"
 
 namespace rz::rzrun {
 namespace {

@@ -1,3 +1,5 @@
+// Byte-level tokenizers that are made here: one of bytes alone, and one that is trained.
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -7,7 +9,6 @@
 
 #include "comm/core/error.h"
 #include "sharding/io/text.h"
-#include "sharding/tokenizer/byte_level_json.h"
 #include "sharding/tokenizer/characters.h"
 #include "sharding/tokenizer/pattern.h"
 #include "sharding/tokenizer/tokenizer.h"
@@ -200,7 +201,52 @@ ordered_json merges_json(const std::vector<TokenPair>& merges, const GrowingVoca
   return all;
 }
 
+/// `use_regex`: GPT-2's pattern splits texts; otherwise a text is one word.
+std::string tokenizer_json(const ordered_json& vocabulary, const ordered_json& merges,
+                           const ordered_json& added_tokens, bool use_regex) {
+  const ordered_json bytes{
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", use_regex}};
+  const ordered_json all{{"version", "1.0"},
+                         {"truncation", nullptr},
+                         {"padding", nullptr},
+                         {"added_tokens", added_tokens},
+                         {"normalizer", nullptr},
+                         {"pre_tokenizer", bytes},
+                         {"post_processor", nullptr},
+                         {"decoder", bytes},
+                         {"model",
+                          {{"type", "BPE"},
+                           {"dropout", nullptr},
+                           {"unk_token", nullptr},
+                           {"continuing_subword_prefix", nullptr},
+                           {"end_of_word_suffix", nullptr},
+                           {"fuse_unk", false},
+                           {"byte_fallback", false},
+                           {"ignore_merges", false},
+                           {"vocab", vocabulary},
+                           {"merges", merges}}}};
+  return all.dump(1) + "\n";
+}
+
+/// tokenizer_config.json; `special`: the first token of a text, and the last.
+std::string tokenizer_config(const std::string& special, std::size_t model_max_length) {
+  ordered_json config{{"tokenizer_class", "PreTrainedTokenizerFast"}};
+  if (!special.empty()) config["bos_token"] = config["eos_token"] = special;
+  if (model_max_length > 0) config["model_max_length"] = model_max_length;
+  config["clean_up_tokenization_spaces"] = false;
+  return config.dump(1) + "\n";
+}
+
 }  // namespace
+
+Tokenizer Tokenizer::bytes(std::size_t model_max_length) {
+  ordered_json vocabulary = ordered_json::object();
+  for (std::size_t byte = 0; byte < 256; ++byte) vocabulary[byte_characters().of_byte[byte]] = byte;
+  return from_files(
+      {{"tokenizer.json", tokenizer_json(vocabulary, ordered_json::array(), ordered_json::array(), false)},
+       {"tokenizer_config.json", tokenizer_config("", model_max_length)}},
+      "Tokenizer::bytes()");
+}
 
 Tokenizer train_bpe(std::span<const std::string_view> texts, std::size_t vocab_size,
                     const BpeTrainingOptions& options) {
@@ -232,14 +278,11 @@ Tokenizer train_bpe(std::span<const std::string_view> texts, std::size_t vocab_s
   for (const std::string_view text : texts) words.add(text);
   const auto merges =
       PairMerger(words.words(id_of_byte), vocabulary).merge_until(vocab_size, options.min_frequency);
-  ordered_json config{{"tokenizer_class", "PreTrainedTokenizerFast"}};
-  if (!options.special_tokens.empty()) config["bos_token"] = config["eos_token"] = options.special_tokens[0];
-  if (options.model_max_length > 0) config["model_max_length"] = options.model_max_length;
-  config["clean_up_tokenization_spaces"] = false;
   return Tokenizer::from_files(
-      {{"tokenizer.json",
-        byte_level_tokenizer_json(vocabulary.json(), merges_json(merges, vocabulary), special, true)},
-       {"tokenizer_config.json", config.dump(1) + "\n"}},
+      {{"tokenizer.json", tokenizer_json(vocabulary.json(), merges_json(merges, vocabulary), special, true)},
+       {"tokenizer_config.json",
+        tokenizer_config(options.special_tokens.empty() ? "" : options.special_tokens[0],
+                         options.model_max_length)}},
       "train_bpe()");
 }
 
