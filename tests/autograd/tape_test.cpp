@@ -13,6 +13,7 @@
 #include "autograd_lite/models/gpt2.h"
 #include "autograd_lite/models/lora.h"
 #include "autograd_lite/nn/init.h"
+#include "tests/support/error_of.h"
 
 namespace {
 std::atomic<std::size_t> heap_allocations{0};
@@ -69,16 +70,6 @@ Var total(Tape& tape, Var x) {
   return nn::matmul(tape, nn::reshape(tape, x, {1, n}), false, ones, false);
 }
 
-/// The message of the error that f throws.
-template <class F>
-std::string error_of(const F& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
@@ -260,26 +251,26 @@ TEST(Tape, ActivationsAreFreedAsBackwardGoes) {
   // At any time at most two gradients and a sum exist beside the recorded tensors.
   EXPECT_LE(tape.pool().statistics().peak, recorded + 4 * 5000);
   EXPECT_EQ(tape.value(loss).count(), 1u);
-  EXPECT_TRUE(contains(error_of([&] { tape.value(y); }), "backward() had freed it"));
+  EXPECT_TRUE(contains(test::refusal([&] { tape.value(y); }), "backward() had freed it"));
 }
 
 TEST(Tape, ErrorsNameTheCause) {
   Parameter p = make("layer.weight", {2}, 1);
   Tape tape;
   const Var x = nn::mul(tape, tape.parameter(p), 2);
-  EXPECT_TRUE(contains(error_of([&] { tape.backward(x); }), "from a scalar, not from [2]"));
-  EXPECT_TRUE(contains(error_of([&] { tape.backward(tape.constant(filled({1}, 1))); }),
+  EXPECT_TRUE(contains(test::refusal([&] { tape.backward(x); }), "from a scalar, not from [2]"));
+  EXPECT_TRUE(contains(test::refusal([&] { tape.backward(tape.constant(filled({1}, 1))); }),
                        "depends on nothing that requires a gradient"));
   const Var loss = total(tape, x);
   tape.backward(loss);
-  EXPECT_TRUE(contains(error_of([&] { tape.backward(loss); }), "ran twice"));
+  EXPECT_TRUE(contains(test::refusal([&] { tape.backward(loss); }), "ran twice"));
   tape.reset();
-  EXPECT_TRUE(contains(error_of([&] { tape.value(x); }), "another pass"));
+  EXPECT_TRUE(contains(test::refusal([&] { tape.value(x); }), "another pass"));
   Tape other;
   const Var there = other.constant(filled({1}, 1));
   tape.constant(filled({1}, 1));
-  EXPECT_TRUE(contains(error_of([&] { tape.value(there); }), "another pass or tape"));
-  EXPECT_TRUE(contains(error_of([&] { tape.value(Var()); }), "stands for no value"));
+  EXPECT_TRUE(contains(test::refusal([&] { tape.value(there); }), "another pass or tape"));
+  EXPECT_TRUE(contains(test::refusal([&] { tape.value(Var()); }), "stands for no value"));
 }
 
 TEST(Tape, AParameterWithoutValueIsNamedWithItsScope) {
@@ -287,10 +278,10 @@ TEST(Tape, AParameterWithoutValueIsNamedWithItsScope) {
   p.value = {};
   const Scope scope{"h.1", {}};
   Tape tape;
-  EXPECT_TRUE(contains(error_of([&] { nn::mul(tape, tape.parameter(p), 2); }),
+  EXPECT_TRUE(contains(test::refusal([&] { nn::mul(tape, tape.parameter(p), 2); }),
                        "parameter h.0.weight has no value outside of any scope"));
   EXPECT_TRUE(
-      contains(error_of([&] { tape.scope(scope, [&] { return nn::mul(tape, tape.parameter(p), 2); }); }),
+      contains(test::refusal([&] { tape.scope(scope, [&] { return nn::mul(tape, tape.parameter(p), 2); }); }),
                "h.0.weight has no value in scope h.1"));
 }
 

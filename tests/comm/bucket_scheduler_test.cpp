@@ -12,6 +12,7 @@
 
 #include "comm/communicator.h"
 #include "comm/core/error.h"
+#include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 
 namespace rz {
@@ -28,17 +29,6 @@ std::vector<List> members_of(const BucketLayout& layout) {
   std::vector<List> out;
   for (const auto& b : layout.buckets) out.push_back(b.members);
   return out;
-}
-
-template <class F>
-void expect_refused(const F& call, const std::string& about) {
-  try {
-    call();
-    ADD_FAILURE() << "accepted";
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Errc::invalid_argument) << e.what();
-    EXPECT_NE(std::string(e.what()).find(about), std::string::npos) << e.what();
-  }
 }
 
 TEST(PlanBuckets, OfNothingIsNothing) {
@@ -93,10 +83,22 @@ TEST(PlanBuckets, FollowsAnOrder) {
   const Members members(4, {10, DType::f32});
   EXPECT_EQ(members_of(plan_buckets(members, fine(80, 80), List{2, 0, 3, 1})),
             (std::vector<List>{{2, 0}, {3, 1}}));
-  expect_refused([&] { plan_buckets(members, fine(80, 80), List{2, 0, 3}); }, "3 members");
-  expect_refused([&] { plan_buckets(members, fine(80, 80), List{2, 0, 3, 3}); }, "member 3");
-  expect_refused([&] { plan_buckets(members, fine(80, 80), List{2, 0, 3, 4}); }, "member 4");
-  expect_refused([&] { plan_buckets(members, {.align = 0}); }, "alignment");
+  test::expect_refused(
+      [&] {
+        plan_buckets(members, fine(80, 80), List{2, 0, 3});
+      },
+      Errc::invalid_argument, {"3 members"});
+  test::expect_refused(
+      [&] {
+        plan_buckets(members, fine(80, 80), List{2, 0, 3, 3});
+      },
+      Errc::invalid_argument, {"member 3"});
+  test::expect_refused(
+      [&] {
+        plan_buckets(members, fine(80, 80), List{2, 0, 3, 4});
+      },
+      Errc::invalid_argument, {"member 4"});
+  test::expect_refused([&] { plan_buckets(members, {.align = 0}); }, Errc::invalid_argument, {"alignment"});
 }
 
 // Members never overlap, lie within their bucket, and all have an offset, whatever the sizes.
@@ -238,9 +240,11 @@ TEST(BucketScheduler, RefusesAMemberTwiceOrThatDoesNotExist) {
   Log log;
   BucketScheduler scheduler(three_buckets(), {}, log.launch());
   scheduler.ready(3, {});
-  expect_refused([&] { scheduler.ready(3, {}); }, "member 3 became ready twice");
-  expect_refused([&] { scheduler.ready(6, {}); }, "member 6 does not exist");
-  expect_refused([&] { scheduler.ready(-1, {}); }, "member -1 does not exist");
+  test::expect_refused([&] { scheduler.ready(3, {}); }, Errc::invalid_argument,
+                       {"member 3 became ready twice"});
+  test::expect_refused([&] { scheduler.ready(6, {}); }, Errc::invalid_argument, {"member 6 does not exist"});
+  test::expect_refused([&] { scheduler.ready(-1, {}); }, Errc::invalid_argument,
+                       {"member -1 does not exist"});
   scheduler.finish({});
   scheduler.ready(3, {});  // a new step
   scheduler.finish({});

@@ -29,6 +29,7 @@
 namespace rz {
 namespace {
 
+using test::expect_parts;
 using test::run_ranks;
 using test::threads_of_process;
 
@@ -824,10 +825,6 @@ struct Reports {
     return lines[rank];
   }
 };
-
-void expect_parts(const std::string& line, const std::vector<std::string>& parts) {
-  for (const auto& part : parts) EXPECT_NE(line.find(part), std::string::npos) << line;
-}
 
 class WaitsOver : public testing::TestWithParam<const char*> {};
 

@@ -28,6 +28,7 @@
 #include "comm/net/authentication.h"
 #include "comm/net/socket.h"
 #include "tests/support/error_of.h"
+#include "tests/support/folder.h"
 #include "tests/support/ranks.h"
 
 namespace rz {
@@ -41,18 +42,6 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 Deadline soon() { return Deadline::after(seconds(60)); }
-
-class Directory {
- public:
-  Directory() : path_((std::filesystem::temp_directory_path() / "rz-store-XXXXXX").string()) {
-    if (!mkdtemp(path_.data())) fail_errno("mkdtemp");
-  }
-  ~Directory() { std::filesystem::remove_all(path_); }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 bool contains(const Error& e, const std::string& text) {
   return std::string(e.what()).find(text) != std::string::npos;
@@ -76,7 +65,7 @@ class EveryStore : public testing::TestWithParam<const char*> {
       a_ = prefix_store(inner, "p/"), b_ = prefix_store(prefix_store(inner, "p"), "/");
     }
   }
-  Directory directory_;
+  test::Folder directory_;
   std::shared_ptr<Store> a_, b_;
 };
 INSTANTIATE_TEST_SUITE_P(Stores, EveryStore, testing::Values("memory", "file", "tcp4", "tcp6", "prefix"),
@@ -623,7 +612,7 @@ TEST(TcpStore, AnUnresponsiveAddressIsSkipped) {
 }
 
 TEST(FileStore, ValuesAreTheUsersAlone) {
-  const Directory directory;
+  const test::Folder directory;
   file_store(directory.path())->set("key", "value");
   int files = 0;
   for (const auto& entry : std::filesystem::directory_iterator(directory.path())) {

@@ -18,6 +18,7 @@
 #include "comm/os/cgroup.h"
 #include "comm/os/thread_team.h"
 #include "comm/shared_memory/shared_memory.h"
+#include "tests/support/folder.h"
 #include "tests/support/ranks.h"
 
 namespace rz {
@@ -109,101 +110,84 @@ TEST(Topology, OfAnotherMachineIsNoPlaceForRanks) {
   EXPECT_NE(endings[0].error.find("--bind none"), std::string::npos) << endings[0].error;
 }
 
-/// A machine's files below a folder of its own.
-class Files {
- public:
-  Files() : root_((std::filesystem::temp_directory_path() / "rz-cgroup-XXXXXX").string()) {
-    if (!mkdtemp(root_.data())) throw std::runtime_error("mkdtemp " + root_);
-  }
-  Files(const Files&) = delete;
-  ~Files() { std::filesystem::remove_all(root_); }
-  void write(const std::string& file, const std::string& text) const {
-    const std::filesystem::path path = root_ + file;
-    std::filesystem::create_directories(path.parent_path());
-    std::ofstream(path) << text;
-  }
-  const std::string& root() const { return root_; }
-
- private:
-  std::string root_;
-};
+using test::Folder;
 
 constexpr unsigned long long mib = 1 << 20;
 
 /// 1 GiB, of which `used` MiB are.
-void limit_v2(const Files& f, const std::string& group, int used, const std::string& stat) {
-  f.write("/sys/fs/cgroup" + group + "/memory.max", concat(1024 * mib, '\n'));
-  f.write("/sys/fs/cgroup" + group + "/memory.current",
-          concat(static_cast<unsigned long long>(used) * mib, '\n'));
-  f.write("/sys/fs/cgroup" + group + "/memory.stat", stat);
+void limit_v2(const Folder& f, const std::string& group, int used, const std::string& stat) {
+  f.put("/sys/fs/cgroup" + group + "/memory.max", concat(1024 * mib, '\n'));
+  f.put("/sys/fs/cgroup" + group + "/memory.current",
+        concat(static_cast<unsigned long long>(used) * mib, '\n'));
+  f.put("/sys/fs/cgroup" + group + "/memory.stat", stat);
 }
 
 TEST(Cgroup, PagesOfFilesAreNotUsedMemory) {
-  const Files f;
-  f.write("/proc/meminfo", "MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\n");
-  f.write("/proc/self/cgroup", "0::/\n");
-  EXPECT_EQ(cgroup_memory(f.root()), std::nullopt);
-  EXPECT_EQ(available_memory(f.root()), 4096 * mib);
+  const Folder f;
+  f.put("/proc/meminfo", "MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\n");
+  f.put("/proc/self/cgroup", "0::/\n");
+  EXPECT_EQ(cgroup_memory(f.path()), std::nullopt);
+  EXPECT_EQ(available_memory(f.path()), 4096 * mib);
   limit_v2(f, "", 1002, "");
-  EXPECT_EQ(available_memory(f.root()), 22 * mib);
+  EXPECT_EQ(available_memory(f.path()), 22 * mib);
   // All but 100 MiB is page cache, of which 40 MiB are shared memory.
   limit_v2(f, "", 1002,
            concat("anon ", 62 * mib, "\nfile ", 900 * mib, "\nshmem ", 40 * mib, "\nslab ", 41 * mib,
                   "\nslab_reclaimable ", 40 * mib, "\nslab_unreclaimable ", mib, '\n'));
-  EXPECT_EQ(available_memory(f.root()), (22 + 860 + 40) * mib);
-  f.write("/sys/fs/cgroup/memory.max", "max\n");
-  EXPECT_EQ(available_memory(f.root()), 4096 * mib);
-  f.write("/sys/fs/cgroup/memory.max", concat(500 * mib, '\n'));
-  f.write("/sys/fs/cgroup/memory.stat", "");
-  EXPECT_EQ(available_memory(f.root()), 0u) << "more is used than the limit, which was lowered";
+  EXPECT_EQ(available_memory(f.path()), (22 + 860 + 40) * mib);
+  f.put("/sys/fs/cgroup/memory.max", "max\n");
+  EXPECT_EQ(available_memory(f.path()), 4096 * mib);
+  f.put("/sys/fs/cgroup/memory.max", concat(500 * mib, '\n'));
+  f.put("/sys/fs/cgroup/memory.stat", "");
+  EXPECT_EQ(available_memory(f.path()), 0u) << "more is used than the limit, which was lowered";
 }
 
 TEST(Cgroup, OfVersion1CountsSharedMemoryAlone) {
-  const Files f;
-  f.write("/proc/self/cgroup", "9:cpu,cpuacct:/a\n4:memory:/docker/abc\n0::/\n");
+  const Folder f;
+  f.put("/proc/self/cgroup", "9:cpu,cpuacct:/a\n4:memory:/docker/abc\n0::/\n");
   const std::string group = "/sys/fs/cgroup/memory";  // of a container, whose place on the machine is unknown
-  f.write(group + "/memory.limit_in_bytes", concat(1024 * mib));
-  f.write(group + "/memory.usage_in_bytes", concat(1000 * mib));
-  f.write(group + "/memory.stat",
-          concat("cache 5\ntotal_cache ", 800 * mib, "\ntotal_shmem ", 100 * mib, '\n'));
-  EXPECT_EQ(cgroup_memory(f.root()), 724 * mib);
+  f.put(group + "/memory.limit_in_bytes", concat(1024 * mib));
+  f.put(group + "/memory.usage_in_bytes", concat(1000 * mib));
+  f.put(group + "/memory.stat",
+        concat("cache 5\ntotal_cache ", 800 * mib, "\ntotal_shmem ", 100 * mib, '\n'));
+  EXPECT_EQ(cgroup_memory(f.path()), 724 * mib);
 }
 
 TEST(Cgroup, EveryGroupAboveCounts) {
-  const Files f;
-  f.write("/proc/self/cgroup", "1:name=systemd:/x\n0::/user/job/step\n");
+  const Folder f;
+  f.put("/proc/self/cgroup", "1:name=systemd:/x\n0::/user/job/step\n");
   limit_v2(f, "/user/job/step", 100, "");
   limit_v2(f, "/user/job", 700, concat("file ", 200 * mib));
   limit_v2(f, "/user", 300, "");
   limit_v2(f, "/other", 1024, "");
-  EXPECT_EQ(cgroup_memory(f.root()), 524 * mib);
-  f.write("/sys/fs/cgroup/user/job/cpu.max", "150000 100000\n");
-  f.write("/sys/fs/cgroup/user/job/step/cpu.max", "max 100000\n");
-  f.write("/sys/fs/cgroup/user/cpu.max", "400000 100000\n");
-  EXPECT_EQ(cgroup_processors(f.root()), 1.5);
-  f.write("/proc/self/cgroup", "3:cpu,cpuacct:/a/b\n0::/\n");
-  EXPECT_EQ(cgroup_processors(f.root()), std::nullopt);
-  f.write("/sys/fs/cgroup/cpu/a/cpu.cfs_quota_us", "300000\n");
-  f.write("/sys/fs/cgroup/cpu/a/cpu.cfs_period_us", "100000\n");
-  f.write("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n");
-  f.write("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
-  EXPECT_EQ(cgroup_processors(f.root()), 3);
+  EXPECT_EQ(cgroup_memory(f.path()), 524 * mib);
+  f.put("/sys/fs/cgroup/user/job/cpu.max", "150000 100000\n");
+  f.put("/sys/fs/cgroup/user/job/step/cpu.max", "max 100000\n");
+  f.put("/sys/fs/cgroup/user/cpu.max", "400000 100000\n");
+  EXPECT_EQ(cgroup_processors(f.path()), 1.5);
+  f.put("/proc/self/cgroup", "3:cpu,cpuacct:/a/b\n0::/\n");
+  EXPECT_EQ(cgroup_processors(f.path()), std::nullopt);
+  f.put("/sys/fs/cgroup/cpu/a/cpu.cfs_quota_us", "300000\n");
+  f.put("/sys/fs/cgroup/cpu/a/cpu.cfs_period_us", "100000\n");
+  f.put("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n");
+  f.put("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
+  EXPECT_EQ(cgroup_processors(f.path()), 3);
 }
 
 TEST(Cgroup, HasPlaceForSoManyProcesses) {
-  const Files f;
-  f.write("/proc/self/cgroup", "8:pids:/a/b\n0::/\n");
-  EXPECT_EQ(cgroup_processes(f.root()), std::nullopt);
-  f.write("/sys/fs/cgroup/pids/a/b/pids.max", "max\n");
-  f.write("/sys/fs/cgroup/pids/a/b/pids.current", "7\n");
-  EXPECT_EQ(cgroup_processes(f.root()), std::nullopt);
-  f.write("/sys/fs/cgroup/pids/a/pids.max", "64\n");
-  f.write("/sys/fs/cgroup/pids/a/pids.current", "20\n");
-  EXPECT_EQ(cgroup_processes(f.root()), 44u);
-  f.write("/proc/self/cgroup", "0::/job\n");
-  f.write("/sys/fs/cgroup/job/pids.max", "8\n");
-  f.write("/sys/fs/cgroup/job/pids.current", "9\n");
-  EXPECT_EQ(cgroup_processes(f.root()), 0u) << "the limit was lowered";
+  const Folder f;
+  f.put("/proc/self/cgroup", "8:pids:/a/b\n0::/\n");
+  EXPECT_EQ(cgroup_processes(f.path()), std::nullopt);
+  f.put("/sys/fs/cgroup/pids/a/b/pids.max", "max\n");
+  f.put("/sys/fs/cgroup/pids/a/b/pids.current", "7\n");
+  EXPECT_EQ(cgroup_processes(f.path()), std::nullopt);
+  f.put("/sys/fs/cgroup/pids/a/pids.max", "64\n");
+  f.put("/sys/fs/cgroup/pids/a/pids.current", "20\n");
+  EXPECT_EQ(cgroup_processes(f.path()), 44u);
+  f.put("/proc/self/cgroup", "0::/job\n");
+  f.put("/sys/fs/cgroup/job/pids.max", "8\n");
+  f.put("/sys/fs/cgroup/job/pids.current", "9\n");
+  EXPECT_EQ(cgroup_processes(f.path()), 0u) << "the limit was lowered";
 }
 
 TEST(Topology, RanksDivideProcessorsAndQuotaAmongTheirThreads) {

@@ -6,20 +6,14 @@
 
 #include "comm/core/error.h"
 #include "comm/device/cuda_runtime.h"
+#include "tests/support/error_of.h"
 
 namespace rz {
 namespace {
 
 template <class F>
 std::string refused(const F& call) {
-  try {
-    call();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Errc::config) << e.what();
-    return e.what();
-  }
-  ADD_FAILURE() << "accepted";
-  return "";
+  return test::refusal(call, Errc::config);
 }
 
 std::string how_many() {

@@ -12,6 +12,7 @@
 
 #include "comm/device/launch.h"
 #include "tests/emulated_gpu/emulated_gpu.h"
+#include "tests/support/error_of.h"
 
 namespace rz {
 namespace {
@@ -147,15 +148,6 @@ TEST(EmulatedGpu, AMissingBarrierMakesAWrongResult) {
   EXPECT_NE(out.read(s), reversed);
 }
 
-std::string failure_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "nothing";
-}
-
 TEST(EmulatedGpu, DivergentBarriersAreNamed) {
   const Schedule schedule;
   const Stream s = Stream::create(device);
@@ -164,7 +156,7 @@ TEST(EmulatedGpu, DivergentBarriersAreNamed) {
     launch("different_barriers", different_barriers, Grid{{1}, {32}, 0}, s, x.data);
     s.synchronize();
   };
-  EXPECT_NE(failure_of(run).find("different_barriers, block (0, 0, 0): threads wait at different barriers"),
+  EXPECT_NE(test::refusal(run).find("different_barriers, block (0, 0, 0): threads wait at different barriers"),
             std::string::npos);
 }
 
@@ -175,8 +167,7 @@ TEST(EmulatedGpu, AWriteBeyondSharedMemoryIsNamed) {
     launch("beyond_shared", beyond_shared, Grid{{1}, {6}, 0}, s);
     s.synchronize();
   };
-  EXPECT_NE(failure_of(run).find("beyond_shared, block (0, 0, 0) wrote beyond its 16 bytes"),
-            std::string::npos);
+  EXPECT_NE(test::refusal(run).find("beyond_shared, block (0, 0, 0) wrote beyond its 16 bytes"), std::string::npos);
 }
 
 TEST(EmulatedGpuDeathTest, HostCodeMayNotReadDeviceMemory) {
@@ -268,8 +259,8 @@ std::string first_waits_for_last(std::size_t count) {
   first.synchronize();
   launch("wait_for_flag", wait_for_flag, Grid{{1}, {1}, 0}, first, flag.data, out.data);
   launch("set_to", set_to, Grid{{1}, {1}, 0}, streams.back(), flag.data, 7.0f);
-  const std::string failure = failure_of([&] { streams.back().synchronize(); });
-  if (failure == "nothing") first.synchronize();
+  const std::string failure = test::refusal([&] { streams.back().synchronize(); });
+  if (failure == "") first.synchronize();
   emulated::set_patience(std::chrono::seconds(20));
   return failure;
 }
@@ -280,11 +271,11 @@ TEST(EmulatedGpu, StreamsBeyondItsQueuesWaitForEachOther) {
   };
   {
     const Queues as_cuda_does(nullptr);
-    EXPECT_EQ(first_waits_for_last(8), "nothing");
+    EXPECT_EQ(first_waits_for_last(8), "");
     EXPECT_PRED1(hangs, first_waits_for_last(9));
   }
   const Queues setting("32");
-  EXPECT_EQ(first_waits_for_last(32), "nothing");
+  EXPECT_EQ(first_waits_for_last(32), "");
   EXPECT_PRED1(hangs, first_waits_for_last(33));
 }
 
@@ -326,10 +317,10 @@ TEST(EmulatedGpu, ErrorsNameTheCallTheDeviceAndWhatToDo) {
   const Schedule schedule;
   emulated::fail_call("malloc", cuda::out_of_memory);
   EXPECT_EQ(
-      failure_of([] { Memory(4); }),
+      test::refusal([] { Memory(4); }),
       "cudaMalloc on cuda:0: out of memory (cudaErrorMemoryAllocation); use smaller batches, a higher ZeRO "
       "stage or recomputation");
-  EXPECT_EQ(failure_of([] {
+  EXPECT_EQ(test::refusal([] {
               static_cast<void>(Stream::create({Device::cuda, 9}));
             }),
             "cuda:9 is not there: this machine has 4 devices, from cuda:0");

@@ -80,8 +80,8 @@ namespace {
 
 namespace fs = std::filesystem;
 using test::error_of;
+using test::Folder;
 using test::in_forked_child;
-using test::TemporaryFolder;
 using Tags = std::vector<std::string>;
 
 std::set<std::string> names_in_folder(const std::string& dir) {
@@ -152,7 +152,7 @@ class CheckpointFolder : public testing::TestWithParam<bool> {
   std::set<std::string> names() const { return names_in_folder(dir()); }
   std::string latest() const { return read_tag_file(dir(), latest_file).value_or("none"); }
 
-  TemporaryFolder dir_;
+  Folder dir_;
 };
 
 TEST_P(CheckpointFolder, ACheckpointIsVisibleWhenItIsCommitted) {
@@ -370,7 +370,7 @@ TEST_P(CheckpointFolder, APartialCheckpointOfALiveProcessIsNotRemoved) {
 // ---- one writer
 
 TEST(CheckpointFolders, OneProcessSavesToAFolder) {
-  const TemporaryFolder folder;
+  const Folder folder;
   const std::string dir = folder / "run";
   test::Gate ready, end;
   const pid_t child = ::fork();
@@ -425,7 +425,7 @@ INSTANTIATE_TEST_SUITE_P(FileSystems, CheckpointFolder, testing::Bool(),
 // ---- removing
 
 TEST(OldCheckpoints, TheLastOnesAndThoseWithAFileOfTheirOwnRemain) {
-  const TemporaryFolder folder;
+  const Folder folder;
   const std::string& dir = folder.path();
   for (int step = 1; step <= 6; ++step) save(dir, step_tag(step), static_cast<float>(step));
   save(dir, "final", 7);
@@ -443,7 +443,7 @@ TEST(OldCheckpoints, TheLastOnesAndThoseWithAFileOfTheirOwnRemain) {
 }
 
 TEST(OldCheckpoints, TheLastOnesAreThoseThatWereWrittenLast) {
-  const TemporaryFolder folder;
+  const Folder folder;
   const std::string& dir = folder.path();
   int age = 100;
   for (const int step : {20, 40, 60, 5, 10, 15}) {
@@ -457,7 +457,7 @@ TEST(OldCheckpoints, TheLastOnesAreThoseThatWereWrittenLast) {
 }
 
 TEST(OldCheckpoints, AKilledRemovalIsCompletedLater) {
-  const TemporaryFolder folder;
+  const Folder folder;
   const std::string& dir = folder.path();
   for (int call = 0, status = 1; status != 0; ++call) {
     save(dir, "kept", 1), save(dir, "x", 2), save(dir, "kept", 1);
@@ -479,7 +479,7 @@ TEST(OldCheckpoints, AKilledRemovalIsCompletedLater) {
 // ---- other folders
 
 TEST(DurableFolders, AppearCompleteOrNotAtAll) {
-  const TemporaryFolder folder;
+  const Folder folder;
   const std::string path = folder / "a/out/";
   { DurableFolder unfinished(path); }
   EXPECT_EQ(names_in_folder(folder / "a"), std::set<std::string>{});
@@ -494,7 +494,7 @@ TEST(DurableFolders, AppearCompleteOrNotAtAll) {
 }
 
 TEST(DurableFolders, TheNextOneRemovesWhatAKilledProcessLeft) {
-  const TemporaryFolder folder;
+  const Folder folder;
   const int status = in_forked_child([&] {
     DurableFolder half(folder / "out");
     std::ofstream(half.folder() + "/x") << "half";

@@ -33,7 +33,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using namespace std::chrono_literals;
-using test::TemporaryFolder;
+using test::Folder;
 
 constexpr std::size_t in = 64, hidden = 256, classes = 32, samples = 60, keep = 2;
 
@@ -145,7 +145,7 @@ class Processes {
     ::_exit(1);
   }
 
-  TemporaryFolder store_;
+  Folder store_;
   std::vector<pid_t> pids_;
 };
 
@@ -292,7 +292,7 @@ std::int64_t kill_and_go_on(const Group& group, std::mt19937& random, Counts& co
 }
 
 std::string uninterrupted(const Group& group, std::int64_t steps) {
-  const TemporaryFolder folder;
+  const Folder folder;
   Processes(group, [&](Run& run) {
     while (run.engine.global_steps() < steps) run.update();
     write_values(run, folder / "values");
@@ -301,7 +301,7 @@ std::string uninterrupted(const Group& group, std::int64_t steps) {
 }
 
 std::string values_of_last(const Group& group) {
-  const TemporaryFolder folder;
+  const Folder folder;
   Processes(group, [&](Run& run) {
     run.engine.load_checkpoint(group.dir);
     write_values(run, folder / "values");
@@ -319,7 +319,7 @@ TEST_P(CheckpointKills, LoseNoCheckpointAndLeaveNoFile) {
   std::mt19937 random(static_cast<unsigned>(2 * ranks + async));
   Counts counts;
   while (counts.kills < wanted && !HasFailure()) {
-    const TemporaryFolder folder;
+    const Folder folder;
     const Group group{.ranks = ranks, .async = async, .dir = folder / "checkpoints"};
     std::int64_t steps = 0;
     for (int i = 0; i < in_one_folder && counts.kills < wanted && !HasFailure(); ++i) {

@@ -15,6 +15,7 @@
 #include "sharding/engine/engine.h"
 #include "sharding/strategy/optimizer_state.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/support/folder.h"
 #include "tests/support/ranks.h"
 
 namespace rz {
@@ -107,12 +108,6 @@ std::vector<float> train(const TrainingRun& run, const std::function<void(Engine
   return result;
 }
 
-struct Folder {
-  Folder() : path(fs::temp_directory_path() / concat("rz-matrix-", ::getpid())) { fs::remove_all(path); }
-  ~Folder() { fs::remove_all(path); }
-  std::string path;
-};
-
 std::vector<float> uninterrupted(const TrainingRun& run) {
   return train(run, [](Engine&) {});
 }
@@ -137,10 +132,10 @@ std::vector<float> resumed(const TrainingRun& run, const std::string& dir) {
 }
 
 TEST(CheckpointMatrix, EveryStrategyOnOneToFourRanksIsResumedByEveryOther) {
-  const Folder folder;
+  const test::Folder folder;
   for (int ranks = 1; ranks <= 4; ++ranks)
     for (int stage = 0; stage <= 3; ++stage) {
-      const std::string dir = folder.path + concat("/", ranks, "-", stage);
+      const std::string dir = folder / concat(ranks, "-", stage);
       const TrainingRun run{.ranks = ranks, .stage = stage};
       const auto expected = uninterrupted(run);
       EXPECT_EQ(saving(run, dir), expected);
@@ -180,7 +175,7 @@ std::vector<float> values_and_states(Engine& engine, Module& module) {
 }
 
 TEST(CheckpointMatrix, MeshesReadEachOtherBitForBit) {
-  const Folder folder;
+  const test::Folder folder;
   const MeshSizes chain[] = {{2, 2}, {1, 3}, {4, 1}, {1, 1}, {2, 2}};
   for (int first = 0; first <= 3; ++first) {
     std::vector<float> expected;
@@ -188,7 +183,7 @@ TEST(CheckpointMatrix, MeshesReadEachOtherBitForBit) {
     int stage = first;
     for (const MeshSizes& mesh : chain) {
       SCOPED_TRACE(concat(describe(mesh), ", stage ", stage));
-      const std::string dir = folder.path + concat("/", first, "-", stage, mesh.replicate, mesh.shard);
+      const std::string dir = folder / concat(first, "-", stage, mesh.replicate, mesh.shard);
       std::vector<float> found;
       in_world(mesh.ranks(), [&](World& world) {
         Net net(0);
@@ -220,10 +215,10 @@ TEST(CheckpointMatrix, MeshesReadEachOtherBitForBit) {
 }
 
 TEST(CheckpointMatrix, DropoutAndAsynchronousSavingKeepTheBits) {
-  const Folder folder;
+  const test::Folder folder;
   for (int stage = 0; stage <= 3; ++stage) {
     const TrainingRun run{.ranks = 2, .stage = stage, .dropout = 0.3};
-    const std::string dir = folder.path + concat("/", stage);
+    const std::string dir = folder / concat(stage);
     const auto expected = uninterrupted(run);
     EXPECT_EQ(saving(run, dir, {.async = true}), expected);
     EXPECT_EQ(resumed(run, dir), expected) << "stage " << stage;
@@ -231,11 +226,11 @@ TEST(CheckpointMatrix, DropoutAndAsynchronousSavingKeepTheBits) {
 }
 
 TEST(CheckpointMatrix, BetweenMicroBatchesTheUpdateBeginsAnew) {
-  const Folder folder;
+  const test::Folder folder;
   for (int stage = 0; stage <= 3; ++stage)
     for (const std::int64_t offset : {1, 2}) {
       const TrainingRun run{.ranks = 2, .stage = stage, .dropout = 0.3, .micro = 2};
-      const std::string dir = folder.path + concat("/", stage, "-", offset);
+      const std::string dir = folder / concat(stage, "-", offset);
       const auto expected = uninterrupted(run);
       EXPECT_EQ(train(
                     run, [](Engine&) {},
@@ -248,14 +243,14 @@ TEST(CheckpointMatrix, BetweenMicroBatchesTheUpdateBeginsAnew) {
 }
 
 TEST(CheckpointMatrix, SixteenBitsAndF32ReadEachOther) {
-  const Folder folder;
+  const test::Folder folder;
   const std::string bf16 = R"(, "bf16": {"enabled": true})", f16 = R"(, "fp16": {"enabled": true})";
   const std::string precisions[] = {"", bf16, f16};
   for (std::size_t from = 0; from < 3; ++from)
     for (std::size_t to = 0; to < 3; ++to)
       for (const int stage : {0, 3}) {
         SCOPED_TRACE(concat(from, " to ", to, ", stage ", stage));
-        const std::string dir = folder.path + concat("/", from, to, stage);
+        const std::string dir = folder / concat(from, to, stage);
         const TrainingRun run{.ranks = 2, .stage = stage, .more = precisions[from]};
         std::vector<float> saved, loaded;
         const auto expected = train(
@@ -277,11 +272,11 @@ TEST(CheckpointMatrix, SixteenBitsAndF32ReadEachOther) {
 
 /// The weights of a checkpoint are those of the run that saved it, and nothing else of it is loaded.
 TEST(CheckpointMatrix, EveryStrategyLoadsTheWeightsOfEveryOther) {
-  const Folder folder;
+  const test::Folder folder;
   const std::string bf16 = R"(, "bf16": {"enabled": true})";
   for (const TrainingRun& run :
        {TrainingRun{1, 0}, TrainingRun{2, 2}, TrainingRun{3, 3}, TrainingRun{2, 1, bf16}}) {
-    const std::string dir = folder.path + concat("/", run.ranks, "-", run.stage);
+    const std::string dir = folder / concat(run.ranks, "-", run.stage);
     std::vector<float> saved;
     in_world(run.ranks, [&](World& world) {
       Net net(0);

@@ -14,7 +14,7 @@ namespace rz {
 namespace {
 
 using test::error_of;
-using test::TemporaryFolder;
+using test::Folder;
 using test::write_checkpoint;
 using test::WrittenTensor;
 using Extents = std::vector<std::uint64_t>;
@@ -79,7 +79,7 @@ class RandomCut {
 
 TEST(CheckpointReader, ReadsAnyRangeOfSlicesCutInAnyWay) {
   for (unsigned seed = 0; seed < 60; ++seed) {
-    const TemporaryFolder folder;
+    const Folder folder;
     RandomCut cut(seed);
     const Extents shape = cut.shape();
     const std::uint64_t count = Box::whole(shape).count(), files = 1 + cut.below(4);
@@ -136,7 +136,7 @@ class Checkpoint : public testing::Test {
     std::ofstream(folder_ / checkpoint_index_file) << to_json(index);
   }
 
-  TemporaryFolder folder_;
+  Folder folder_;
   CheckpointIndex index_;
 };
 
@@ -242,7 +242,7 @@ TEST_F(Checkpoint, AFlippedByteOfAHeaderChangesNoElement) {
 }
 
 TEST_F(Checkpoint, ManyMoreFilesThanAreOpenAtATime) {
-  const TemporaryFolder many;
+  const Folder many;
   const std::size_t files = 150;
   write_checkpoint(many.path(), {{"model/w", {files, 3}, test::equal_ranges(3 * files, files)}}, files);
   CheckpointReader reader = CheckpointReader::open(many.path());
@@ -251,7 +251,7 @@ TEST_F(Checkpoint, ManyMoreFilesThanAreOpenAtATime) {
 }
 
 TEST_F(Checkpoint, AWriterRefusesMoreOrFewerBytesThanItsSlices) {
-  const TemporaryFolder other;
+  const Folder other;
   const ShardSlice slice{"model/w", {4}, DType::f32, {0, {}, 0, 4, 0}};
   const std::vector<std::byte> bytes(17);
   EXPECT_EQ(error_of([&] { ShardWriter(other / "x", std::span(&slice, 1)).write(bytes); }).code(),

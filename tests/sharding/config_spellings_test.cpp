@@ -21,6 +21,7 @@ namespace {
 
 using nlohmann::json;
 using test::error_of;
+using test::expect_parts;
 using ConfigSpellings = test::HuggingFaceFolder;
 
 /// By the formula of make_expected.py.

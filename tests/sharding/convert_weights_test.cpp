@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using test::error_of;
-using test::TemporaryFolder;
+using test::Folder;
 using test::write_checkpoint;
 using Names = std::vector<std::string>;
 
@@ -92,7 +92,7 @@ class Weights : public testing::Test {
   TensorSource weights(const std::string& path) const { return open_tensors(path); }
   std::string out() const { return folder_ / "out"; }
 
-  TemporaryFolder folder_;
+  Folder folder_;
   int steps_ = 0;
 };
 

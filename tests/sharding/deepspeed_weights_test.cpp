@@ -71,7 +71,7 @@ class DeepSpeedWeights : public testing::Test {
     return std::string(e.what()).substr(std::min(folder().size(), std::strlen(e.what())));
   }
 
-  test::TemporaryFolder folder_;
+  test::Folder folder_;
 };
 
 TEST_F(DeepSpeedWeights, OfEveryStageAndNumberOfRanksAreConsolidated) {

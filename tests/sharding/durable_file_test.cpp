@@ -15,6 +15,7 @@
 #include "comm/core/integer_math.h"
 #include "sharding/io/json.h"
 #include "tests/support/error_of.h"
+#include "tests/support/folder.h"
 
 namespace {
 int synced_folders = 0;
@@ -34,18 +35,11 @@ namespace {
 namespace fs = std::filesystem;
 using Temporary = DurableFile::Temporary;
 
-class DurableFiles : public testing::TestWithParam<Temporary> {
+class DurableFiles : public testing::TestWithParam<Temporary>, protected test::Folder {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "rz_durable_XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    directory_ = name;
-  }
-  void TearDown() override { fs::remove_all(directory_); }
-  std::string path(const char* name) const { return (directory_ / name).string(); }
   std::set<std::string> names() const {
     std::set<std::string> out;
-    for (const auto& entry : fs::directory_iterator(directory_)) out.insert(entry.path().filename());
+    for (const auto& entry : fs::directory_iterator(path())) out.insert(entry.path().filename());
     return out;
   }
   /// A process that is killed while it writes.
@@ -60,8 +54,6 @@ class DurableFiles : public testing::TestWithParam<Temporary> {
     ASSERT_EQ(::waitpid(child, &status, 0), child);
     EXPECT_TRUE(WIFSIGNALED(status));
   }
-
-  fs::path directory_;
 };
 
 TEST_P(DurableFiles, AppearWholeOrNotAtAll) {

@@ -16,6 +16,7 @@
 #include "sharding/strategy/optimizer_state.h"
 #include "sharding/strategy/strategy.h"
 #include "tests/support/error_of.h"
+#include "tests/support/folder.h"
 #include "tests/support/ranks.h"
 
 namespace rz {
@@ -70,11 +71,6 @@ void update(Engine& engine, Net& net) {
 /// A folder that a test owns, and groups that use it.
 class EngineCheckpoint : public testing::Test {
  protected:
-  EngineCheckpoint() : dir_(fs::temp_directory_path() / concat("rz-engine-checkpoint-", ::getpid())) {
-    fs::remove_all(dir_);
-  }
-  ~EngineCheckpoint() override { fs::remove_all(dir_); }
-
   void in_world(int ranks, const std::function<void(World&)>& body) {
     test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
       World world(Communicator::connect(rank, ranks, std::move(store)));
@@ -112,7 +108,8 @@ class EngineCheckpoint : public testing::Test {
     return names;
   }
 
-  const std::string dir_;
+  const test::Folder folder_;
+  const std::string dir_ = folder_ / "run";  // the first checkpoint makes it
 };
 
 TEST_F(EngineCheckpoint, ClientValuesComeBackWithTheirTypesAndBits) {

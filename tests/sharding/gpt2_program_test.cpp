@@ -12,6 +12,7 @@
 #include "sharding/huggingface/save_pretrained.h"
 #include "sharding/strategy/strategy.h"
 #include "tests/support/error_of.h"
+#include "tests/support/folder.h"
 #include "tests/support/ranks.h"
 
 namespace rz {
@@ -50,18 +51,13 @@ double evaluate(Engine& engine, Gpt2& model, const TokenDataset& data) {
   return engine.world().reduce(mean);
 }
 
-class Gpt2Program : public testing::Test {
+class Gpt2Program : public testing::Test, protected test::Folder {
  protected:
   void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "rz_gpt2_program_XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    folder_ = name;
-    std::ofstream text(folder_ + "/text");
+    std::ofstream text(path("text"));
     for (int i = 0; i < 60; ++i) text << "the ring sends " << i % 10 << " chunks. ";
   }
-  void TearDown() override { fs::remove_all(folder_); }
-  TokenDataset data() const { return {Tokens::from_text(folder_ + "/text"), small.n_positions}; }
-  std::string folder_;
+  TokenDataset data() const { return {Tokens::from_text(path("text")), small.n_positions}; }
 };
 
 TEST_F(Gpt2Program, TrainsSavesAndGoesOnFromWhatItSaved) {
@@ -77,12 +73,12 @@ TEST_F(Gpt2Program, TrainsSavesAndGoesOnFromWhatItSaved) {
       const double after = evaluate(engine, model, data());
       EXPECT_NEAR(before, std::log(256), 0.3) << "an untrained model knows nothing";
       EXPECT_LT(after, 0.6 * before) << "stage " << stage;
-      save_pretrained(folder_ + "/model", model, engine.strategy(), world.rank(), engine.stream());
+      save_pretrained(path("model"), model, engine.strategy(), world.rank(), engine.stream());
       if (world.is_main()) trained = after;
     });
     in_world(1, [&](World& world) {
-      Gpt2 model(read_gpt2_config(folder_ + "/model"));
-      const PretrainedWeights weights(folder_ + "/model", model);
+      Gpt2 model(read_gpt2_config(path("model")));
+      const PretrainedWeights weights(path("model"), model);
       Engine engine = initialize(
           world, model,
           {.config = R"({"train_micro_batch_size_per_gpu": 8})",

@@ -21,6 +21,7 @@ namespace rz {
 namespace {
 
 using test::error_of;
+using test::expect_parts;
 
 using Tensors = std::vector<SafetensorsSpec>;
 using HuggingFaceConfig = test::HuggingFaceFolder;

@@ -32,6 +32,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using test::error_of;
+using test::expect_parts;
 using test::run_ranks;
 using test::values_in;
 

@@ -363,7 +363,7 @@ void in_world(int size, const std::function<void(World&)>& body) {
 }
 
 TEST(IterableDataset, ACheckpointHasThePositionForAnyNumberOfRanks) {
-  const test::TemporaryFolder folder;
+  const test::Folder folder;
   const Shards source(std::vector<std::uint64_t>(4, 900));
   const auto open = [&](Engine& engine) {
     return engine.loader(std::make_shared<Shards>(source.lengths), {.buffer_size = 8});

@@ -99,7 +99,7 @@ class LargeInputs : public testing::Test {
     expect_bounded(what, zip.bytes(), contents);
   }
 
-  test::TemporaryFolder folder_;
+  test::Folder folder_;
 };
 
 TEST_F(LargeInputs, OfTorchHoldNoCopiesOfTheirParts) {

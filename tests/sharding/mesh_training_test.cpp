@@ -10,6 +10,7 @@
 #include "sharding/data/dataset.h"
 #include "tests/support/engine.h"
 #include "tests/support/error_of.h"
+#include "tests/support/folder.h"
 
 namespace rz {
 namespace {
@@ -218,15 +219,7 @@ TEST(MeshTraining, OptionsOfTheEngineMustAgreeWithTheConfiguration) {
   });
 }
 
-class MeshCheckpoint : public testing::Test {
- protected:
-  void SetUp() override {
-    folder_ = (std::filesystem::temp_directory_path() / "rz_mesh_XXXXXX").string();
-    ASSERT_NE(::mkdtemp(folder_.data()), nullptr);
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-  std::string folder_;
-};
+class MeshCheckpoint : public testing::Test, protected test::Folder {};
 
 /// The order is pairwise, so that the bits are those of a run that was not interrupted.
 TEST_F(MeshCheckpoint, GoesOnWithAnotherMesh) {
@@ -238,7 +231,7 @@ TEST_F(MeshCheckpoint, GoesOnWithAnotherMesh) {
       std::string text = with_mesh(stage, mesh, pairwise);
       if (ranks < 4) text.replace(text.find("steps\": 3"), 9, concat("steps\": ", 12 / ranks));
       auto engine = initialize(world, net, options(text));
-      if (!saves) engine.load_checkpoint(folder_);
+      if (!saves) engine.load_checkpoint(path());
       Trained own;
       // Update u has the samples 48 u to 48 u + 47 whatever the mesh is.
       const Communicator& data = engine.mesh().data();
@@ -257,7 +250,7 @@ TEST_F(MeshCheckpoint, GoesOnWithAnotherMesh) {
         own.norms.push_back(engine.report().grad_norm);
       }
       own.values = values_of(engine.strategy(), net);
-      if (saves) engine.save_checkpoint(folder_);
+      if (saves) engine.save_checkpoint(path());
       if (world.is_main()) out = std::move(own);
     });
     return out;

@@ -9,6 +9,7 @@
 
 #include "comm/core/error.h"
 #include "sharding/optim/optimizers.h"
+#include "tests/support/error_of.h"
 
 namespace rz {
 namespace {
@@ -342,15 +343,7 @@ TEST(Optimizer, LearningRateCanChangeBetweenUpdates) {
 }
 
 TEST(Optimizer, OptionsOutOfRangeAreNamed) {
-  const auto message = [](const std::function<void()>& make) -> std::string {
-    try {
-      make();
-    } catch (const Error& e) {
-      EXPECT_EQ(e.code(), Errc::invalid_argument);
-      return e.what();
-    }
-    return "no error";
-  };
+  const auto message = [](const auto& make) { return test::refusal(make, Errc::invalid_argument); };
   EXPECT_EQ(message([] { make_sgd({.learning_rate = -1}); }), "sgd: learning_rate = -1 must not be negative");
   EXPECT_NE(message([] { make_sgd({.nesterov = true}); }).find("momentum"), std::string::npos);
   EXPECT_EQ(message([] { make_adamw({.beta2 = 1}); }), "adamw: beta2 = 1 must lie in [0, 1)");

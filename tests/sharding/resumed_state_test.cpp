@@ -120,7 +120,7 @@ std::vector<std::vector<Seen>> run(const Scenario& scenario, int stage, const st
 std::vector<Seen> expect_resumable(const Scenario& scenario) {
   std::vector<Seen> shown;
   for (const int stage : {0, 3}) {
-    const test::TemporaryFolder folder;
+    const test::Folder folder;
     const auto whole = run(scenario, stage, folder.path());
     for (std::int64_t saved = 1; saved < updates; ++saved) {
       const auto part = run(scenario, stage, folder.path(), step_tag(saved));

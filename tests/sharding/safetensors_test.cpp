@@ -16,6 +16,7 @@
 #include <random>
 
 #include "comm/core/error.h"
+#include "tests/support/folder.h"
 
 namespace {
 /// Events of the disk and of renames, in order.
@@ -39,16 +40,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class Safetensors : public testing::Test {
+class Safetensors : public testing::Test, protected test::Folder {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "rz_safetensors_XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    directory_ = name;
-  }
-  void TearDown() override { fs::remove_all(directory_); }
-
-  std::string path(const char* name = "x.safetensors") const { return (directory_ / name).string(); }
+  std::string path(const char* name = "x.safetensors") const { return Folder::path(name); }
 
   void put(const std::string& bytes) const { std::ofstream(path(), std::ios::binary) << bytes; }
   static std::string framed(const std::string& header, const std::string& data) {
@@ -84,8 +78,6 @@ class Safetensors : public testing::Test {
     std::ifstream in(path(), std::ios::binary);
     return {std::istreambuf_iterator<char>(in), {}};
   }
-
-  fs::path directory_;
 };
 
 TEST_F(Safetensors, WrittenTensorsReadBackInSlices) {
@@ -123,8 +115,8 @@ TEST_F(Safetensors, NothingHalfWrittenIsLeft) {
     EXPECT_THROW(writer.finish(), Error);
     EXPECT_THROW(writer.write(five), Error);
   }
-  EXPECT_TRUE(fs::is_empty(directory_));
-  EXPECT_THROW(SafetensorsWriter((directory_ / "no" / "x").string(), tensors), Error);
+  EXPECT_TRUE(fs::is_empty(Folder::path()));
+  EXPECT_THROW(SafetensorsWriter(path("no/x"), tensors), Error);
 }
 
 TEST_F(Safetensors, AFileIsOnTheDiskBeforeItHasItsNameAndTheFolderAfterIt) {
@@ -150,7 +142,7 @@ TEST_F(Safetensors, FilesOfKilledWritersAreRemoved) {
   EXPECT_FALSE(fs::exists(path()));
   written();
   std::vector<std::string> left;
-  for (const auto& entry : fs::directory_iterator(directory_)) left.push_back(entry.path().filename());
+  for (const auto& entry : fs::directory_iterator(Folder::path())) left.push_back(entry.path().filename());
   EXPECT_EQ(left, std::vector<std::string>{"x.safetensors"});
 }
 
@@ -171,7 +163,7 @@ TEST_F(Safetensors, UnreadableNamesAreNotWritten) {
   EXPECT_NE(refusal({{"a\xff", {1}}}).find("'a\\xff': the name is not UTF-8"), std::string::npos);
   EXPECT_NE(refusal({{std::string(100'000'001, 'x'), {1}}}).find("limit of 100000000"), std::string::npos);
   EXPECT_NE(refusal({{"a", {std::uint64_t{1} << 62}}}).find("larger than any memory"), std::string::npos);
-  EXPECT_TRUE(fs::is_empty(directory_));
+  EXPECT_TRUE(fs::is_empty(Folder::path()));
 }
 
 /// The header of one tensor of that many bytes, and the bytes.
@@ -366,7 +358,7 @@ TEST_F(Safetensors, WrongHeadersAreNamed) {
 }
 
 TEST_F(Safetensors, AMissingFileAndADirectoryAreNamed) {
-  for (const std::string& where : {path("missing"), directory_.string()}) try {
+  for (const std::string& where : {path("missing"), Folder::path()}) try {
       open_safetensors(where);
       FAIL();
     } catch (const Error& e) {

@@ -17,6 +17,7 @@
 #include "sharding/huggingface/save_pretrained.h"
 #include "sharding/strategy/strategy.h"
 #include "tests/support/error_of.h"
+#include "tests/support/folder.h"
 #include "tests/support/ranks.h"
 
 namespace rz {
@@ -60,19 +61,10 @@ std::vector<std::vector<std::byte>> saved_values(const Norm& n) {
   return {bytes_of(n.mean), bytes_of(n.batches), bytes_of(n.table)};
 }
 
-class SavedBuffers : public testing::Test {
+class SavedBuffers : public testing::Test, protected test::Folder {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "rz_buffers_XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-  std::string path(const std::string& name = "model.safetensors") const { return (folder_ / name).string(); }
-  std::string contents(const std::string& name = "model.safetensors") const {
-    std::ifstream file(path(name), std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
+  std::string path(const std::string& name = "model.safetensors") const { return Folder::path(name); }
+  std::string contents(const std::string& name = "model.safetensors") const { return get(name); }
   /// Writes tensors of zeros.
   void put(const std::vector<SafetensorsSpec>& tensors) const {
     SafetensorsWriter writer(path(), tensors);
@@ -83,7 +75,6 @@ class SavedBuffers : public testing::Test {
     }
     writer.finish();
   }
-  fs::path folder_;
 };
 
 void in_world(int ranks, const std::function<void(World&)>& body) {

@@ -16,39 +16,24 @@
 #include "sharding/data/tokens.h"
 #include "sharding/io/json.h"
 #include "tests/support/error_of.h"
+#include "tests/support/folder.h"
 
 namespace rz {
 namespace {
 
 namespace fs = std::filesystem;
+using test::expect_parts;
 
 template <class F>
 std::string error_message(const F& f) {
   return test::error_of(f).what();
 }
-void expect_parts(const std::string& what, std::initializer_list<std::string> parts) {
-  for (const auto& part : parts)
-    EXPECT_NE(what.find(part), std::string::npos) << "'" << what << "' lacks " << part;
-}
-
-class TokenFiles : public testing::Test {
+class TokenFiles : public testing::Test, protected test::Folder {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "rz_tokens_XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    directory_ = name;
-  }
-  void TearDown() override { fs::remove_all(directory_); }
-  std::string path(const std::string& name) const { return (directory_ / name).string(); }
-  void put(const std::string& name, const std::string& text) const {
-    fs::create_directories(fs::path(path(name)).parent_path());
-    std::ofstream(path(name), std::ios::binary) << text;
-  }
   std::string put_tokens(const std::vector<std::uint16_t>& tokens) const {
     put("tokens.bin", std::string(reinterpret_cast<const char*>(tokens.data()), tokens.size() * 2));
     return path("tokens.bin");
   }
-  fs::path directory_;
 };
 
 std::vector<std::int32_t> all_of(const Tokens& tokens) {
@@ -562,7 +547,7 @@ TEST_F(TokenFiles, AFolderOfShardsIsThereCompleteOrNotAtAll) {
     shards.write(std::vector<std::int32_t>{1, 2});
     EXPECT_FALSE(fs::exists(path("a")));
   }
-  EXPECT_TRUE(fs::is_empty(directory_));
+  EXPECT_TRUE(fs::is_empty(path()));
   const auto refused = [&](const std::string& folder, std::uint64_t vocabulary, const TokenShardsOptions& o) {
     return error_message([&] { TokenShards(folder, vocabulary, o).commit({}); });
   };
@@ -576,7 +561,7 @@ TEST_F(TokenFiles, AFolderOfShardsIsThereCompleteOrNotAtAll) {
 
 TEST_F(TokenFiles, WrongTokenFilesAreNamed) {
   expect_parts(error_message([&] { Tokens::from_file(path("none")); }), {path("none"), "cannot be opened"});
-  expect_parts(error_message([&] { Tokens::from_file(directory_.string()); }), {"not a regular file"});
+  expect_parts(error_message([&] { Tokens::from_file(path()); }), {"not a regular file"});
   ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
   expect_parts(error_message([&] { Tokens::from_file(path("pipe")); }), {"not a regular file"});
   put("odd", "abc");
@@ -598,8 +583,8 @@ TEST_F(TokenFiles, AFolderIsItsTextFilesInOrder) {
   put("out/metrics.jsonl", "no");
   put("out/model/config.json", "no");
   fs::create_symlink(path("out/model/config.json"), path("link"));
-  const auto tokens = Tokens::from_text(
-      directory_.string(), std::vector{path("out/metrics.jsonl"), path("out/./model"), std::string()});
+  const auto tokens =
+      Tokens::from_text(path(), std::vector{path("out/metrics.jsonl"), path("out/./model"), std::string()});
   EXPECT_EQ(all_of(tokens), (std::vector<std::int32_t>{'z', 'z', 0xff, '\n', 'b', 'b'}));
 }
 

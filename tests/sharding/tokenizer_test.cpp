@@ -24,6 +24,7 @@
 #include "sharding/tokenizer/characters.h"
 #include "sharding/tokenizer/pattern.h"
 #include "tests/support/error_of.h"
+#include "tests/support/folder.h"
 
 namespace rz {
 namespace {
@@ -33,25 +34,12 @@ using nlohmann::json;
 using test::error_of;
 using Ids = std::vector<std::int32_t>;
 
-class TokenizerFiles : public ::testing::Test {
+class TokenizerFiles : public ::testing::Test, protected test::Folder {
  protected:
-  void SetUp() override {
-    folder_ = fs::path(testing::TempDir()) / ("tokenizer_" + std::to_string(std::random_device{}()));
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
-  std::string path(const std::string& name = "") const { return (folder_ / name).string(); }
-  void put(const std::string& name, const std::string& text) const {
-    std::ofstream(path(name), std::ios::binary) << text;
-  }
   Tokenizer tokenizer_of(const std::string& text) const {
     put("tokenizer.json", text);
     return Tokenizer::from_pretrained(path());
   }
-
- private:
-  fs::path folder_;
 };
 
 const json& expected() {

@@ -60,7 +60,7 @@ class TorchFiles : public testing::Test {
     return refusal(zip.bytes(), code);
   }
 
-  test::TemporaryFolder folder_;
+  test::Folder folder_;
 };
 
 template <class T>

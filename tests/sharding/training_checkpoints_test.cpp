@@ -24,6 +24,7 @@
 #include "sharding/engine/engine.h"
 #include "sharding/strategy/strategy.h"
 #include "tests/support/error_of.h"
+#include "tests/support/folder.h"
 #include "tests/support/forked.h"
 #include "tests/support/ranks.h"
 
@@ -109,12 +110,6 @@ struct Outcome {
 /// A folder that a test owns.
 class TrainingCheckpointsTest : public testing::Test {
  protected:
-  TrainingCheckpointsTest()
-      : dir_(fs::temp_directory_path() / concat("rz-training-checkpoints-", ::getpid())) {
-    fs::remove_all(dir_);
-  }
-  ~TrainingCheckpointsTest() override { fs::remove_all(dir_); }
-
   static void in_world(int ranks, const std::function<void(World&)>& body) {
     test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
       World world(Communicator::connect(rank, ranks, std::move(store)));
@@ -169,7 +164,8 @@ class TrainingCheckpointsTest : public testing::Test {
     return tag;
   }
 
-  const std::string dir_;
+  const test::Folder folder_;
+  const std::string dir_ = folder_ / "run";  // the first checkpoint makes it
 };
 
 // ---- saving

@@ -57,7 +57,7 @@ class WeightFilesOf : public testing::Test {
     return error_of([&] { open_tensors(path(file)); }).what();
   }
 
-  test::TemporaryFolder folder_;
+  test::Folder folder_;
 };
 
 TEST_F(WeightFilesOf, ALengthOfTheHeaderThatLooksLikeAPickleIsNone) {

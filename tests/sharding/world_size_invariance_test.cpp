@@ -12,6 +12,7 @@
 #include "sharding/engine/engine.h"
 #include "sharding/strategy/strategy.h"
 #include "tests/support/error_of.h"
+#include "tests/support/folder.h"
 #include "tests/support/ranks.h"
 #include "tests/support/toy_model.h"
 
@@ -400,14 +401,13 @@ TEST(WorldSizeInvariance, RefusesBuffersThatPassesChange) {
 // ---- a run that is resumed
 
 TEST(WorldSizeInvariance, ResumesOnAnyNumberOfRanks) {
-  std::string folder = (fs::temp_directory_path() / "rz_invariance_XXXXXX").string();
-  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  const test::Folder folder;
   const Case c;
   const Result whole = run(1, c, 0);
   const auto half = [&](World& world, int stage, bool second) {
     Net net;
     Engine engine = initialize(world, net, {.config = config(c, stage), .seed = 5, .log = nullptr});
-    if (second) engine.load_checkpoint(folder);
+    if (second) engine.load_checkpoint(folder.path());
     Loader loader = engine.loader(dataset(c.samples), {.shuffle = c.shuffle});
     while (engine.global_steps() < (second ? updates : updates / 2)) {
       update(engine, net, loader, c);
@@ -415,7 +415,7 @@ TEST(WorldSizeInvariance, ResumesOnAnyNumberOfRanks) {
       EXPECT_EQ(engine.loss(), whole.losses[step]) << world.size() << " ranks, stage " << stage;
     }
     if (!second) {
-      engine.save_checkpoint(folder);
+      engine.save_checkpoint(folder.path());
     } else {
       EXPECT_TRUE(same_bits(values(engine, net), whole.values)) << world.size() << " ranks, stage " << stage;
     }
@@ -425,7 +425,6 @@ TEST(WorldSizeInvariance, ResumesOnAnyNumberOfRanks) {
     for (const int after : {1, 2, 8})
       for (const int stage : {0, 3}) in_world(after, [&](World& world) { half(world, stage, true); });
   }
-  fs::remove_all(folder);
 }
 
 /// Ranks may have failed in different passes.

@@ -20,6 +20,7 @@
 
 #include "sharding/engine/parse_arguments.h"
 #include "tests/support/error_of.h"
+#include "tests/support/folder.h"
 #include "tests/support/ranks.h"
 
 namespace rz {
@@ -27,30 +28,19 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A folder that ends with the test.
-class Folder {
- public:
-  Folder() : path_(fs::temp_directory_path() / concat("rz-world-", ::getpid())) {
-    fs::create_directories(path_);
-  }
-  ~Folder() { fs::remove_all(path_); }
-  fs::path file(int rank) const { return path_ / concat(rank); }
-
- private:
-  fs::path path_;
-};
+using test::Folder;
 
 TEST(Spawn, EveryRankRunsInAProcessOfItsOwn) {
   const Folder folder;
   spawn(3, [&](World& world) {
     require(world.size() == 3 && world.local_rank() == world.rank(), Errc::system, "wrong place");
-    std::ofstream(folder.file(world.rank())) << ::getpid();
+    std::ofstream((folder / concat(world.rank()))) << ::getpid();
     world.wait_for_everyone();
   });
   std::string first;
   for (int rank = 0; rank < 3; ++rank) {
     std::string pid;
-    std::ifstream(folder.file(rank)) >> pid;
+    std::ifstream((folder / concat(rank))) >> pid;
     EXPECT_FALSE(pid.empty()) << "rank " << rank;
     EXPECT_NE(pid, first) << "rank " << rank;
     if (rank == 0) first = pid;
@@ -202,7 +192,7 @@ class Launch {
       statuses.push_back(WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
     }
     for (int rank = 0; rank < ranks; ++rank) {
-      std::ifstream file(folder_.file(rank));
+      std::ifstream file((folder_ / concat(rank)));
       for (std::string line; std::getline(file, line);) errors.push_back(line);
     }
   }
@@ -221,7 +211,7 @@ class Launch {
       ::setenv(name, concat("world_test-", ::getppid(), "-", number_).c_str(), 1);
     ::setenv("MASTER_ADDR", "127.0.0.1", 1);
     ::setenv("MASTER_PORT", "29500", 1);
-    if (!std::freopen(folder_.file(rank).c_str(), "w", stderr)) ::_exit(3);
+    if (!std::freopen((folder_ / concat(rank)).c_str(), "w", stderr)) ::_exit(3);
     const int status = run_entrypoint(body);
     std::fflush(nullptr);
     ::_exit(status);
@@ -257,13 +247,13 @@ TEST(Entrypoint, ARequestForHelpIsNoError) {
 TEST(Entrypoint, ErrorsAreInTheFileThatTheLauncherNames) {
   const Folder folder;
   const Launch launch(2, [&](World& world) {
-    ::setenv("TORCHELASTIC_ERROR_FILE", folder.file(10 + world.rank()).c_str(), 1);
+    ::setenv("TORCHELASTIC_ERROR_FILE", (folder / concat(10 + world.rank())).c_str(), 1);
     if (world.rank() == 1) fail(Errc::config, "data.bin: \"empty\"");
     world.wait_for_everyone();
   });
   const auto report = [&](int rank) {
     std::string line;
-    std::getline(std::ifstream(folder.file(10 + rank)), line);
+    std::getline(std::ifstream((folder / concat(10 + rank))), line);
     return line;
   };
   EXPECT_TRUE(report(1).starts_with(

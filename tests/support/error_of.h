@@ -3,6 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <initializer_list>
+#include <optional>
+#include <string>
+
 #include "comm/core/error.h"
 
 namespace rz::test {
@@ -17,6 +22,33 @@ Error error_of(const F& call) {
   }
   ADD_FAILURE() << "nothing was thrown";
   return Error(Errc::io, "nothing was thrown");
+}
+
+/// The message of the error that `call` throws, which is one line, of this code; "" if it throws none.
+template <class F>
+std::string refusal(const F& call, std::optional<Errc> code = {}) {
+  try {
+    call();
+  } catch (const Error& e) {
+    const std::string line = e.what();
+    EXPECT_TRUE(std::ranges::none_of(line, [](unsigned char c) { return c < 32; })) << line;
+    if (code) EXPECT_EQ(e.code(), *code) << line;
+    return line;
+  }
+  return "";
+}
+
+inline void expect_parts(const std::string& text, std::initializer_list<std::string> parts) {
+  for (const std::string& part : parts)
+    EXPECT_NE(text.find(part), std::string::npos) << "'" << text << "' lacks " << part;
+}
+
+/// `call` is refused with this code, in a line that has all parts.
+template <class F>
+void expect_refused(const F& call, Errc code, std::initializer_list<std::string> parts) {
+  const Error e = error_of(call);
+  EXPECT_EQ(e.code(), code) << e.what();
+  expect_parts(e.what(), parts);
 }
 
 }  // namespace rz::test

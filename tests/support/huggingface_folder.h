@@ -13,21 +13,13 @@
 #include <vector>
 
 #include "sharding/checkpoint/safetensors.h"
+#include "tests/support/error_of.h"
+#include "tests/support/folder.h"
 
 namespace rz::test {
 
-class HuggingFaceFolder : public testing::Test {
+class HuggingFaceFolder : public testing::Test, protected Folder {
  protected:
-  void SetUp() override {
-    std::string name = (std::filesystem::temp_directory_path() / "rz_huggingface_XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-  std::string path(const std::string& name = "") const { return (folder_ / name).string(); }
-  void put(const std::string& name, const std::string& text) const {
-    std::ofstream(path(name), std::ios::binary) << text;
-  }
   /// Element i of tensor t is 100·(t + first) + i.
   void put_tensors(const std::string& name, const std::vector<SafetensorsSpec>& tensors,
                    float first = 0) const {
@@ -41,12 +33,6 @@ class HuggingFaceFolder : public testing::Test {
     }
     writer.finish();
   }
-  void expect_parts(const std::string& what, std::initializer_list<std::string> parts) const {
-    for (const auto& part : parts)
-      EXPECT_NE(what.find(part), std::string::npos) << "'" << what << "' lacks " << part;
-    EXPECT_EQ(what.find('\n'), std::string::npos) << what;
-  }
-  std::filesystem::path folder_;
 };
 
 }  // namespace rz::test

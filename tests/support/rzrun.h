@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/core/error.h"
+#include "tests/support/folder.h"
 #include "tests/support/program.h"
 #include "tools/rzrun/ranks/processes.h"
 
@@ -55,21 +56,5 @@ inline std::string until(const std::vector<std::string>& files) {
   for (const std::string& file : files) command += "until [ -e " + file + " ]; do sleep 0.02; done; ";
   return command;
 }
-
-/// A folder that ends with the test.
-class Directory {
- public:
-  Directory() {
-    std::string name = (std::filesystem::temp_directory_path() / "rzrun_test_XXXXXX").string();
-    if (!::mkdtemp(name.data())) fail_errno("mkdtemp", name);
-    path_ = name;
-  }
-  ~Directory() { std::filesystem::remove_all(path_); }
-  std::string operator/(const std::string& name) const { return (path_ / name).string(); }
-  std::string string() const { return path_.string(); }
-
- private:
-  std::filesystem::path path_;
-};
 
 }  // namespace rz::test

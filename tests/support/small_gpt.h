@@ -79,7 +79,7 @@ class SmallGpt {
 
  private:
   static constexpr std::size_t positions = 16;
-  Directory folder_;
+  Folder folder_;
 };
 
 /// What a run leaves: the bytes of its weights, and its metrics without times.

@@ -46,12 +46,6 @@ TinyCase tiny_case(const std::string& name) {
   return c;
 }
 
-Folder::Folder() : path_((fs::temp_directory_path() / "rz_gpt2_tiny_XXXXXX").string()) {
-  EXPECT_NE(::mkdtemp(path_.data()), nullptr);
-}
-
-Folder::~Folder() { fs::remove_all(path_); }
-
 void write_tiny_start(const Gpt2Config& config, const std::string& path, DType precision) {
   Gpt2 model(config);
   std::vector<SafetensorsSpec> tensors;

@@ -9,6 +9,7 @@
 #include "autograd_lite/models/gpt2.h"
 #include "comm/communicator.h"
 #include "sharding/engine/engine.h"
+#include "tests/support/folder.h"
 #include "tools/train_lm/language_model.h"
 
 namespace rz::test {
@@ -24,18 +25,6 @@ struct TinyCase {
 };
 TinyCase tiny_case(const std::string& name);
 std::string tiny_tokens();
-
-/// A folder of the test's own.
-class Folder {
- public:
-  Folder();
-  ~Folder();
-  Folder(const Folder&) = delete;
-  std::string operator/(const char* name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
 
 /// The initial weights of a case as a checkpoint, rounded to `precision`.
 void write_tiny_start(const Gpt2Config&, const std::string& path, DType precision = DType::f32);

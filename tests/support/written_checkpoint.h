@@ -12,6 +12,7 @@
 #include "sharding/checkpoint/checkpoint_index.h"
 #include "sharding/checkpoint/open_tensors.h"
 #include "sharding/checkpoint/owned_state.h"
+#include "tests/support/folder.h"
 
 namespace rz::test {
 
@@ -83,22 +84,6 @@ inline CheckpointIndex write_checkpoint(const std::string& folder, std::vector<W
   std::ofstream(std::filesystem::path(folder) / checkpoint_index_file) << to_json(index);
   return index;
 }
-
-/// A folder that is removed at the end.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "rz_checkpoint_XXXXXX").string();
-    path_ = ::mkdtemp(name.data());
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
-  const std::string& path() const { return path_; }
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
 
 /// Changes one byte of a file.
 inline void flip_byte(const std::string& path, std::uint64_t at) {

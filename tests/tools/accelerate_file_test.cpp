@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "comm/core/error.h"
+#include "tests/support/error_of.h"
 #include "tests/support/fuzz.h"
 #include "tests/support/rzrun.h"
 #include "tools/rzrun/accelerate/launch_file.h"
@@ -15,15 +16,9 @@
 namespace rz::accelerate {
 namespace {
 
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Errc::config);
-    for (const char* c = e.what(); *c; ++c) EXPECT_GE(static_cast<unsigned char>(*c), 32) << e.what();
-    return e.what();
-  }
-  return "";
+template <class F>
+std::string error_of(const F& f) {
+  return test::refusal(f, Errc::config);
 }
 
 Values values_of(const std::string& text) {
@@ -263,7 +258,7 @@ TEST(AccelerateConfiguration, OfDeepSpeed) {
 }
 
 TEST(AccelerateConfiguration, AFileIsHandedOnAsItsPath) {
-  const test::Directory folder;
+  const test::Folder folder;
   const std::string path = folder / "ds.json";
   const std::string text =
       "distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: " + path +

@@ -130,7 +130,7 @@ class AdapterFiles : public testing::Test {
   }
 
   const std::string prefix_ = "base_model.model.";
-  test::TemporaryFolder folder_;
+  test::Folder folder_;
   std::map<std::string, Shape64> base_, adapter_;
   std::map<std::string, std::string> equal_;
   std::string nan_;  // a tensor with a value that is not finite
@@ -412,7 +412,7 @@ class AdapterOfARun : public testing::Test {
   }
   std::string text_file(const std::string& name) const { return read_text_file(folder_ / name); }
 
-  test::TemporaryFolder folder_;
+  test::Folder folder_;
 };
 
 TEST_F(AdapterOfARun, MergeAndAdapterWriteWhatTheRunSaves) {

@@ -53,7 +53,7 @@ class CheckpointTool : public testing::Test {
   }
   std::string run() const { return folder_ / "run"; }
 
-  test::TemporaryFolder folder_;
+  test::Folder folder_;
 };
 
 TEST_F(CheckpointTool, HelpDescribesTheCommands) {

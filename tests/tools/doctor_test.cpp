@@ -467,7 +467,7 @@ TEST(Doctor, PortsAreCountedForTheRanksOfAHostAndTheFirstHostsStore) {
 
 /// As in rzrun, which starts its agent here without a remote shell.
 TEST(Doctor, ThisHostOfAHostfileNeedsNoRemoteShellAndItsPortsAreThoseOfTheVariable) {
-  const test::Directory folder;
+  const test::Folder folder;
   const UniqueFd busy = net::listen_tcp(net::resolve({"0.0.0.0", 0}).front());
   const int port = net::local_address(busy.get()).port();
   std::ofstream(folder / "hosts") << hosts::own_name() << " slots=1\n";

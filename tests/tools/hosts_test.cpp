@@ -7,22 +7,15 @@
 #include <gtest/gtest.h>
 
 #include "comm/core/error.h"
+#include "tests/support/error_of.h"
 #include "tests/support/fuzz.h"
 
 namespace rz::hosts {
 namespace {
 
-/// The line of the error; "" if there is none.
 template <class F>
 std::string refusal(const F& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Errc::config) << e.what();
-    EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos) << e.what();
-    return e.what();
-  }
-  return "";
+  return test::refusal(f, Errc::config);
 }
 
 std::string of_hostfile(std::string_view text) {

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "comm/core/text.h"
+#include "tests/support/folder.h"
 #include "tests/support/program.h"
 
 namespace rz {
@@ -22,6 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 using namespace std::chrono_literals;
 using test::built;
+using test::Folder;
 using test::Program;
 using Words = std::vector<std::string>;
 
@@ -30,18 +32,6 @@ const std::string launcher = RZ_MPIRUN;
 #else
 const std::string launcher;
 #endif
-
-class Folder {
- public:
-  Folder() : path_((fs::temp_directory_path() / "rz_mpi_XXXXXX").string()) {
-    EXPECT_NE(::mkdtemp(path_.data()), nullptr);
-  }
-  ~Folder() { fs::remove_all(path_); }
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
 
 [[maybe_unused]] bool finds(const std::string& program) {
   return Program({"sh", "-c", "command -v " + program}).wait() == 0;

@@ -11,6 +11,7 @@
 
 #include "comm/core/error.h"
 #include "tests/support/error_of.h"
+#include "tests/support/folder.h"
 #include "tests/support/program.h"
 #include "tools/plan/options.h"
 
@@ -21,22 +22,17 @@ namespace fs = std::filesystem;
 using test::expect_refusal;
 using test::Program;
 
-class PlanProgram : public testing::Test {
+class PlanProgram : public testing::Test, protected test::Folder {
  protected:
   void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "rz_plan_XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    folder_ = name;
-    std::ofstream(folder_ / "model.json")
+    std::ofstream(path("model.json"))
         << R"({"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 16, "vocab_size": 256})";
-    std::ofstream(folder_ / "ds.json")
+    std::ofstream(path("ds.json"))
         << R"({"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 1},)"
         << R"( "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})";
   }
-  void TearDown() override { fs::remove_all(folder_); }
   std::vector<std::string> flags(const std::vector<std::string>& more) const {
-    std::vector<std::string> all{"--model", (folder_ / "model.json").string(), "--config",
-                                 (folder_ / "ds.json").string()};
+    std::vector<std::string> all{"--model", path("model.json"), "--config", path("ds.json")};
     all.insert(all.end(), more.begin(), more.end());
     return all;
   }
@@ -47,7 +43,6 @@ class PlanProgram : public testing::Test {
     EXPECT_EQ(program.wait(), status) << program.err();
     return program.out();
   }
-  fs::path folder_;
 };
 
 TEST_F(PlanProgram, PrintsExactBytesOfEveryRank) {
@@ -137,7 +132,7 @@ TEST_F(PlanProgram, ProposesRanksThatShareLayersWhereCopiesDoNotFit) {
 }
 
 TEST_F(PlanProgram, ATpThatDoesNotDivideTheTokensIsNotProposed) {
-  std::ofstream(folder_ / "ds.json")
+  std::ofstream(path("ds.json"))
       << R"({"train_micro_batch_size_per_gpu": 2, "ringzero": {"sequence_parallel": true},)"
       << R"( "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})";
   const auto meshes = [&](const char* tokens) {
@@ -153,12 +148,11 @@ TEST_F(PlanProgram, ATpThatDoesNotDivideTheTokensIsNotProposed) {
 }
 
 TEST_F(PlanProgram, AStrategyThatTheConfigurationExcludesHasAReason) {
-  std::ofstream(folder_ / "ds.json") << R"({"train_micro_batch_size_per_gpu": 2, "ringzero": {"join": {}},)"
-                                     << R"( "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})";
+  std::ofstream(path("ds.json")) << R"({"train_micro_batch_size_per_gpu": 2, "ringzero": {"join": {}},)"
+                                 << R"( "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})";
   const std::string reason = "ringzero.join: needs stage 0, 1 or 2, found zero3";
   const std::string out = run({"--ranks", "2"}, 0);
-  EXPECT_NE(out.find("  - zero3: " + (folder_ / "ds.json").string() + ": " + reason), std::string::npos)
-      << out;
+  EXPECT_NE(out.find("  - zero3: " + path("ds.json") + ": " + reason), std::string::npos) << out;
   for (const auto& s : nlohmann::json::parse(run({"--json", "--ranks", "2"}, 0))["runs"][0]["strategies"]) {
     const bool excluded = s["strategy"] == "zero3";
     EXPECT_EQ(s["total"].is_null(), excluded) << s;

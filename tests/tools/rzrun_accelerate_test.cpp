@@ -15,7 +15,7 @@
 namespace rz {
 namespace {
 
-using test::Directory;
+using test::Folder;
 using test::lines;
 using test::Program;
 
@@ -54,7 +54,7 @@ class RzrunAccelerate : public testing::Test {
 
   /// Standard output of rzrun, run in the folder.
   std::string out(const std::string& words, const Program::Variables& variables = {}, int status = 0) {
-    Program p({"sh", "-c", "cd '" + folder_.string() + "' && exec '" + test::built("rzrun") + "' " + words},
+    Program p({"sh", "-c", "cd '" + folder_.path() + "' && exec '" + test::built("rzrun") + "' " + words},
               variables);
     EXPECT_EQ(p.wait(std::chrono::seconds(180)), status) << p.err();
     err_ = p.err();
@@ -80,7 +80,7 @@ class RzrunAccelerate : public testing::Test {
     return all;
   }
 
-  Directory folder_;
+  Folder folder_;
   std::string err_;
 };
 

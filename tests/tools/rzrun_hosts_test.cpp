@@ -31,7 +31,7 @@ namespace {
 
 using test::child_of;
 using test::content;
-using test::Directory;
+using test::Folder;
 using test::lines;
 using test::Program;
 
@@ -94,7 +94,7 @@ class RzrunHosts : public testing::Test {
     for (const pid_t p : connectors()) EXPECT_TRUE(test::gone(p)) << "connector " << p;
   }
 
-  Directory folder_;
+  Folder folder_;
 };
 
 TEST_F(RzrunHosts, EveryRankGetsTorchrunsEnvironment) {
@@ -557,7 +557,7 @@ TEST(RzrunOneHost, SlotsThatReplaceTheDevicesOfTheEnvironmentAreNamed) {
 }
 
 TEST(RzrunOneHost, DeepSpeedsHostfileIsReadWhereItIs) {
-  Directory folder;
+  Folder folder;
   std::ofstream(folder / "hostfile") << "n0 slots=2\nn1 slots=2\n";
   const auto hosts_of = [&](std::vector<const char*> words) {
     words.insert(words.begin(), "rzrun");
@@ -596,7 +596,7 @@ TEST(RzrunOneHost, DeepSpeedsFlagsOnThisHost) {
 }
 
 TEST(RzrunOneHost, DryRunPrintsWhatWouldRunWhere) {
-  Directory folder;
+  Folder folder;
   std::ofstream(folder / "hosts") << "n0 slots=4\nn1 slots=4\n";
   Program p({test::built("rzrun"), "--hostfile", folder / "hosts", "--include", "n0@n1:1,3", "--ssh_port",
              "2222", "--dry-run", "train", "--lr", "1"});

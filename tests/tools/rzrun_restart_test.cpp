@@ -22,7 +22,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using test::content;
-using test::Directory;
+using test::Folder;
 using test::lines;
 using test::Program;
 using test::ranks_of;
@@ -104,7 +104,7 @@ TEST(RzrunRestart, ASignalToRzrunEndsTheJob) {
 }
 
 TEST(RzrunRestart, ASignalWhileAGroupIsBeingEndedEndsTheJob) {
-  Directory directory;
+  Folder directory;
   const std::string ready = directory / "ready", end = directory / "end";
   Program p(rzrun({"-n", "2", "--max-restarts", "3", "--grace", "300"},
                   "echo up $TORCHELASTIC_RESTART_COUNT; [ $RANK = 1 ] && { " + until({ready}) +
@@ -127,7 +127,7 @@ TEST(RzrunRestart, ASignalBeforeARestartEndsTheJob) {
 
 TEST(RzrunRestart, NoProcessOfAGroupLivesWhenTheNextStarts) {
   // A rank that ignores SIGTERM, and a child that left its process group.
-  Directory directory;
+  Folder directory;
   const std::string pids = directory / "pids", ready = directory / "ready";
   Program p(rzrun({"-n", "2", "--max-restarts", "1", "--grace", "0.3"},
                   "if [ $TORCHELASTIC_RESTART_COUNT = 1 ]; then for p in $(cat " + pids +
@@ -145,7 +145,7 @@ TEST(RzrunRestart, NoProcessOfAGroupLivesWhenTheNextStarts) {
 
 TEST(RzrunRestart, AnOrphanOfAGroupEndsBeforeTheNextStarts) {
   // It left its process group and ignores SIGTERM, which ends its rank.
-  Directory directory;
+  Folder directory;
   const std::string pid = directory / "pid", left = directory / "left", ready = directory / "ready";
   Program p(rzrun({"-n", "2", "--max-restarts", "1", "--grace", "0.5"},
                   "if [ $TORCHELASTIC_RESTART_COUNT = 1 ]; then kill -0 $(cat " + pid +
@@ -168,8 +168,8 @@ TEST(RzrunRestart, RestartedRanksDieWithTheirLauncher) {
 }
 
 TEST(RzrunRestart, EveryGroupHasLogFilesOfItsOwn) {
-  Directory directory;
-  Program p(rzrun({"-n", "2", "--max-restarts", "1", "--log-dir", directory.string(), "--tee", "--prefix"},
+  Folder directory;
+  Program p(rzrun({"-n", "2", "--max-restarts", "1", "--log-dir", directory.path(), "--tee", "--prefix"},
                   "done=" + (directory / "done") +
                       "$TORCHELASTIC_RESTART_COUNT; echo group $TORCHELASTIC_RESTART_COUNT; "
                       "[ $RANK = 0 ] && : > $done; " +
@@ -197,7 +197,7 @@ TEST(RzrunRestart, KillsOfRandomRanksAtRandomInstantsAreCounted) {
   std::mt19937 random(17);
   for (int run = 0; run < 6; ++run) {
     SCOPED_TRACE(run);
-    Directory directory;
+    Folder directory;
     Program p(rzrun({"-n", "3", "--max-restarts", "3"},
                     "echo group $TORCHELASTIC_RESTART_COUNT; " + test::built("all_reduce_perf") +
                         " -b 8 -e 64K -n 200 -w 20 || exit 1; " + until({directory / "done"})));

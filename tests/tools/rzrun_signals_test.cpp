@@ -15,7 +15,7 @@ namespace rz {
 namespace {
 
 using namespace std::chrono_literals;
-using test::Directory;
+using test::Folder;
 using test::lines;
 using test::Program;
 using test::rzrun;
@@ -29,7 +29,7 @@ TEST(RzrunSignals, Usr1And2AreForwardedToRanksThatHandleThem) {
   // Rank 2 has no handler, which would end it. The ranks wait without children: those of a shell have its
   // handler until they execute another program.
   for (const auto& [name, signal] : {std::pair("USR1", SIGUSR1), std::pair("USR2", SIGUSR2)}) {
-    Directory directory;
+    Folder directory;
     const std::string done = directory / "done";
     Program p(rzrun({"-n", "3"}, std::string("[ $RANK = 2 ] || trap 'echo got' ") + name +
                                      "; echo up; while [ ! -e " + done + " ]; do :; done"));
@@ -49,7 +49,7 @@ TEST(RzrunSignals, Usr1And2AreForwardedToRanksThatHandleThem) {
 }
 
 TEST(RzrunSignals, Usr1WithoutAHandlerChangesNothing) {
-  Directory directory;
+  Folder directory;
   const std::string done = directory / "done";
   Program p(rzrun({"-n", "1"}, "echo up; while [ ! -e " + done + " ]; do sleep 0.02; done; exit 4"));
   p.wait_for("up");

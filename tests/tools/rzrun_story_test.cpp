@@ -36,7 +36,7 @@ namespace {
 
 using test::child_of;
 using test::content;
-using test::Directory;
+using test::Folder;
 using test::lines;
 using test::Program;
 using test::rzrun;
@@ -48,7 +48,7 @@ const char* const write_report =
     "\"…\", \"timestamp\": \"1\"%s}}}' $RANK \"$EXTRA\" > $TORCHELASTIC_ERROR_FILE; ";
 
 TEST(Rzrun, TheLastLineIsTheFirstFailureWithItsReport) {
-  Directory folder;
+  Folder folder;
   Program p(rzrun({"-n", "3"}, std::string("[ $RANK = 2 ] && { ") + write_report +
                                    "exit 5; }; trap 'echo late >&2; exit 9' TERM; sleep 60 & wait"),
             {{"TORCHELASTIC_ERROR_FILE", folder / "rzrun.json"}});
@@ -67,7 +67,7 @@ TEST(Rzrun, ARankThatAReportBlamesIsTheFirstFailure) {
 }
 
 TEST(Rzrun, ASignalIsReportedInTheErrorFile) {
-  Directory folder;
+  Folder folder;
   Program p(rzrun({"-n", "2", "--log-dir", folder / "logs"}, "[ $RANK = 1 ] && kill -SEGV $$; sleep 60"));
   EXPECT_EQ(p.wait(), 128 + SIGSEGV);
   const std::string report = content(folder / "logs/rank1.error.json");
@@ -140,7 +140,7 @@ TEST(Rzrun, TheFirstFailureIsPrintedOnceAndLast) {
 }
 
 TEST(Rzrun, AGroupThatDoesNotEndHasANotice) {
-  Directory folder;
+  Folder folder;
   const std::string ready = folder / "ready";
   Program p(rzrun(
       {"-n", "3", "--grace", "300"},
@@ -222,7 +222,7 @@ TEST(RzrunReports, HasThePositionsOfCommunicatorsThatLive) {
 TEST(RzrunReports, AnyBytesOfAnErrorFileAreReadOrRefused) {
   const std::string json = R"({"message": {"message": "Error: é\n\u001b[2J\u007f\u0000", )"
                            R"("extraInfo": {"timestamp": "1", "culprit": 3}}})";
-  Directory folder;
+  Folder folder;
   test::Fuzz fuzz(500);
   long messages = 0;
   while (fuzz.next()) {
@@ -237,22 +237,20 @@ TEST(RzrunReports, AnyBytesOfAnErrorFileAreReadOrRefused) {
 }
 
 TEST(Rzrun, ErrorFilesWithoutLogFilesEndWithTheJob) {
-  Directory folder;
+  Folder folder;
   Program p(
       rzrun({"-n", "1"}, "echo $TORCHELASTIC_ERROR_FILE; echo garbage > $TORCHELASTIC_ERROR_FILE; exit 4"),
-      {{"TMPDIR", folder.string()}});
+      {{"TMPDIR", folder.path()}});
   EXPECT_EQ(p.wait(), 4);
-  EXPECT_TRUE(p.out().starts_with(folder.string())) << p.out();
-  EXPECT_TRUE(std::filesystem::is_empty(folder.string()));
+  EXPECT_TRUE(p.out().starts_with(folder.path())) << p.out();
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
   EXPECT_EQ(lines(p.err()).size(), 1u) << p.err();
 }
 
 TEST(Rzrun, TheErrorFilesOfAKilledRzrunVanishWithTheNextOne) {
-  Directory folder;
-  const Program::Variables here{{"TMPDIR", folder.string()}};
-  const auto folders = [&] {
-    return std::distance(std::filesystem::directory_iterator(folder.string()), {});
-  };
+  Folder folder;
+  const Program::Variables here{{"TMPDIR", folder.path()}};
+  const auto folders = [&] { return std::distance(std::filesystem::directory_iterator(folder.path()), {}); };
   Program killed(rzrun({"-n", "1"}, "echo up; sleep 60"), here),
       alive(rzrun({"-n", "1"}, "echo up; sleep 60"), here);
   killed.wait_for("up");
@@ -321,7 +319,7 @@ TEST(Rzrun, AKillByTheKernelForMemoryIsExplained) {
   std::string why;
   const auto group = MemoryGroup::make(std::size_t{300} << 20, why);
   if (!group) GTEST_SKIP() << "no control group of memory can be made: " << why;
-  Directory folder;
+  Folder folder;
   const std::string now = folder / "now";
   const std::string script =
       "[ $RANK = 1 ] && export LD_PRELOAD=" RZ_BINARY_DIR "/stubs/eat_memory.so EAT_MEMORY_ONCE=" + now +
@@ -341,7 +339,7 @@ TEST(Rzrun, AKillByTheKernelForMemoryIsExplained) {
 }
 
 TEST(RzrunExitStatus, OutOfMemoryKillsAreCounted) {
-  Directory directory;
+  Folder directory;
   const std::string file = directory / "memory.events";
   std::ofstream(file) << "low 0\nhigh 4\noom 1\noom_kill 2\n";
   const rzrun::OomCounter counter({directory / "missing", file});

@@ -35,7 +35,7 @@ namespace {
 
 using test::child_of;
 using test::content;
-using test::Directory;
+using test::Folder;
 using test::lines;
 using test::Program;
 using test::rzrun;
@@ -158,7 +158,7 @@ TEST(Rzrun, AllRanksDoneIsSilentSuccess) {
 
 TEST(Rzrun, TheFirstFailureIsNamedAndItsCodeReturned) {
   // Rank 2 fails; the others fail too when they are terminated.
-  Directory folder;
+  Folder folder;
   const std::string ready = folder / "ready";
   Program p(
       rzrun({"-n", "3"}, concat("[ $RANK = 2 ] && { ", until({ready + "0", ready + "1"}),
@@ -176,7 +176,7 @@ TEST(Rzrun, ASignalIsNamed) {
 }
 
 TEST(Rzrun, ARankThatIgnoresSigtermIsKilledAfterTheGracePeriod) {
-  Directory folder;
+  Folder folder;
   const std::string ready = folder / "ready";
   Program p(rzrun({"-n", "2", "--grace", "0.3"},
                   concat("[ $RANK = 1 ] && { ", until({ready}), "exit 4; }; trap '' TERM; echo pid $$; : > ",
@@ -189,7 +189,7 @@ TEST(Rzrun, ARankThatIgnoresSigtermIsKilledAfterTheGracePeriod) {
 
 TEST(Rzrun, GrandchildrenEndToo) {
   // One in the rank's process group, one that left it.
-  Directory folder;
+  Folder folder;
   const std::string ready = folder / "ready";
   Program p(rzrun({"-n", "1", "--grace", "0.3"},
                   concat("sleep 61 & echo child $!; setsid sh -c 'echo child $$; : > ", ready,
@@ -231,7 +231,7 @@ TEST(Rzrun, CtrlCTwiceKillsAtOnce) {
 
 TEST(Rzrun, TheReasonIsPrintedByARankThatEndsLater) {
   // Rank 0 begins to print when rzrun has collected rank 1.
-  Directory directory;
+  Folder directory;
   const std::string pid = directory / "pid";
   for (const char* status : {"2", "7"}) {
     Program p(rzrun({"-n", "2"}, std::string("[ $RANK = 1 ] && { echo $$ > ") + pid + "; exit " + status +
@@ -248,7 +248,7 @@ TEST(Rzrun, TheReasonIsPrintedByARankThatEndsLater) {
 }
 
 TEST(Rzrun, SignalsEndItWhileItReadsTheTopology) {
-  Directory directory;
+  Folder directory;
   const std::string pipe = directory / "topology.xml";  // its reader waits for a writer
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   Program p(rzrun({"-n", "1"}, "exit 0"), {{"HWLOC_XMLFILE", pipe}});
@@ -302,7 +302,7 @@ TEST(Rzrun, ARankDiesWithBothOfItsProcesses) {
 }
 
 TEST(Rzrun, AStopOfItsFirstProcessAloneDelaysItsStatus) {
-  Directory folder;
+  Folder folder;
   const std::string go = folder / "go";
   Program p(
       rzrun({"-n", "2"}, concat("echo up; until [ -e ", go, " ]; do sleep 0.05; done; echo end; exit 5")));
@@ -320,7 +320,7 @@ TEST(Rzrun, AStopOfItsFirstProcessAloneDelaysItsStatus) {
 TEST(Rzrun, CtrlZStopsItAloneAndItsRanksGoOn) {
   if (!test::can_be_stopped_by_a_terminal())
     GTEST_SKIP() << "the kernel stops no orphaned group of processes";
-  Directory folder;
+  Folder folder;
   const std::string go = folder / "go";
   Program p(
       rzrun({"-n", "2"}, concat("echo up; until [ -e ", go, " ]; do sleep 0.05; done; echo end; exit 5")));
@@ -381,9 +381,9 @@ TEST(Rzrun, ASlowReaderLosesNothing) {
   // supervises although nothing is read.
   const std::string expected = numbers(75'000);
   for (const bool tee : {false, true}) {
-    Directory directory;
+    Folder directory;
     const std::string pid = directory / "pid", read = directory / "read";
-    Program p(with_a_late_reader("-n 8 " + (tee ? "--tee --log-dir " + directory.string() : "--prefix"),
+    Program p(with_a_late_reader("-n 8 " + (tee ? "--tee --log-dir " + directory.path() : "--prefix"),
                                  "case $RANK in [0246]) exec seq 1 75000; esac; trap \"exit 0\" USR1; "
                                  "[ $RANK = 1 ] && echo $PPID > " +
                                      pid + "; echo $$ > " + pid + "$RANK; while :; do :; done",
@@ -412,7 +412,7 @@ TEST(Rzrun, ASlowReaderLosesNothing) {
 }
 
 TEST(Rzrun, WhatNobodyReadsIsCounted) {
-  Directory directory;
+  Folder directory;
   const std::string printed = directory / "printed", read = directory / "read";
   Program p(with_a_late_reader("-n 1 --prefix --grace 0.2",
                                "seq 1 30000; echo $PPID > " + printed + "; exec sleep 60", read));
@@ -432,7 +432,7 @@ TEST(Rzrun, WhatNobodyReadsIsCounted) {
 
 TEST(Rzrun, StandardDescriptorsMayBeClosed) {
   // No pipe of rzrun takes their place, in it or in its ranks: what is printed there is lost.
-  Directory directory;
+  Folder directory;
   for (const char* flag : {"", "--prefix"}) {
     const std::string file = directory / "descriptors";
     Program p({"sh", "-c",
@@ -453,7 +453,7 @@ TEST(Rzrun, AFullDiskIsReported) {
 }
 
 TEST(Rzrun, LogFilesInsteadOfTheConsole) {
-  Directory directory;
+  Folder directory;
   Program p(rzrun({"-n", "2", "--log-dir", directory / "deep/logs"},
                   "echo out $RANK; echo err $RANK >&2; exit $RANK"));
   EXPECT_EQ(p.wait(), 1);
@@ -464,27 +464,26 @@ TEST(Rzrun, LogFilesInsteadOfTheConsole) {
 }
 
 TEST(Rzrun, ALogFolderHasNoFileOfAnEarlierJob) {
-  Directory directory;
+  Folder directory;
   Program before(
-      rzrun({"-n", "3", "--max-restarts", "1", "--log-dir", directory.string()}, "echo old; exit 3"));
+      rzrun({"-n", "3", "--max-restarts", "1", "--log-dir", directory.path()}, "echo old; exit 3"));
   EXPECT_EQ(before.wait(), 3);
   EXPECT_EQ(content(directory / "restart1/rank2.stdout"), "old\n");
   std::filesystem::create_directory(directory / "restart2");
   for (const char* own : {"notes", "rank7.txt", "rank.stdout", "restart2/notes"})
     std::ofstream(directory / own) << "the user's";
-  Program p(rzrun({"--nproc-per-node", "2", "--log-dir", directory.string(), "-r", "1"}, "echo new"));
+  Program p(rzrun({"--nproc-per-node", "2", "--log-dir", directory.path(), "-r", "1"}, "echo new"));
   EXPECT_EQ(p.wait(), 0) << p.err();
   std::set<std::string> found;
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(directory.string()))
-    found.insert(std::filesystem::relative(entry.path(), directory.string()));
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(directory.path()))
+    found.insert(std::filesystem::relative(entry.path(), directory.path()));
   EXPECT_EQ(found, (std::set<std::string>{"notes", "rank.stdout", "rank0.stdout", "rank1.stdout", "rank7.txt",
                                           "restart2", "restart2/notes"}));
 }
 
 TEST(Rzrun, TeeWritesBoth) {
-  Directory directory;
-  Program p(
-      rzrun({"-n", "2", "--log-dir", directory.string(), "--tee", "--prefix"}, "echo out; echo err >&2"));
+  Folder directory;
+  Program p(rzrun({"-n", "2", "--log-dir", directory.path(), "--tee", "--prefix"}, "echo out; echo err >&2"));
   EXPECT_EQ(p.wait(), 0);
   EXPECT_EQ(content(directory / "rank0.stdout"), "out\n");
   EXPECT_EQ(content(directory / "rank1.stderr"), "err\n");

@@ -18,6 +18,7 @@
 #include "comm/core/error.h"
 #include "comm/net/listening.h"
 #include "tests/support/between.h"
+#include "tests/support/error_of.h"
 #include "tests/support/program.h"
 #include "tests/support/rzrun.h"
 #include "tests/support/strangers.h"
@@ -30,14 +31,9 @@ namespace {
 
 using std::chrono::seconds;
 
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Errc::config);
-    return e.what();
-  }
-  return "";
+template <class F>
+std::string error_of(const F& f) {
+  return test::refusal(f, Errc::config);
 }
 
 TEST(Torchrun, HostsAreANumberOrARange) {
@@ -140,7 +136,7 @@ std::pair<std::string, std::string> by_variables(const test::Program::Variables&
 
 TEST(Torchrun, EveryFlagMayBeAVariable) {
   const std::pair<std::string, std::string> one{"PET_NNODES", "1"};
-  const test::Directory logs;
+  const test::Folder logs;
   EXPECT_EQ(by_variables({one, {"PET_MAX_RESTARTS", "1"}},
                          "echo $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; exit 3", 3)
                 .first,
@@ -296,7 +292,7 @@ TEST(Torchrun, DryRunPrintsThePartOfThisHostAndOpensNothing) {
 
 /// The names of the log files, each with its content, and then the lines of both streams of the console.
 std::string output_of(std::vector<std::string> flags, const test::Program::Variables& variables = {}) {
-  const test::Directory folder;
+  const test::Folder folder;
   std::vector<std::string> words{test::built("rzrun"), "--nproc-per-node", "2", "--log-dir"};
   words.push_back(folder / "");
   words.insert(words.end(), flags.begin(), flags.end());

@@ -11,6 +11,7 @@
 #include <fstream>
 
 #include "comm/core/error.h"
+#include "tests/support/error_of.h"
 #include "tests/support/fuzz.h"
 #include "tests/support/program.h"
 #include "tests/support/rzrun.h"
@@ -21,18 +22,12 @@
 namespace rz::rzrun {
 namespace {
 
-using test::Directory;
+using test::Folder;
 using test::lines;
 using test::Program;
 
 std::string refusal(const std::string& text) {
-  try {
-    parse_environment_file(text, "F");
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Errc::config);
-    return e.what();
-  }
-  return "";
+  return test::refusal([&] { parse_environment_file(text, "F"); }, Errc::config);
 }
 
 TEST(EnvironmentFile, LinesAreVariables) {
@@ -106,9 +101,8 @@ class RzrunWords : public testing::Test {
   /// Sorted lines of rzrun's output, run in the folder with `home` as HOME.
   std::string out(const std::string& arguments, Program::Variables variables = {}, int status = 0) {
     variables.emplace_back("HOME", folder_ / "home");
-    Program p(
-        {"sh", "-c", "cd '" + folder_.string() + "' && exec '" + test::built("rzrun") + "' " + arguments},
-        variables);
+    Program p({"sh", "-c", "cd '" + folder_.path() + "' && exec '" + test::built("rzrun") + "' " + arguments},
+              variables);
     EXPECT_EQ(p.wait(), status) << p.err();
     err_ = p.err();
     auto all = lines(p.out());
@@ -118,7 +112,7 @@ class RzrunWords : public testing::Test {
     return text;
   }
 
-  Directory folder_;
+  Folder folder_;
   std::string err_;
 };
 

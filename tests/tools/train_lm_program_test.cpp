@@ -22,6 +22,7 @@
 #include "sharding/checkpoint/safetensors.h"
 #include "sharding/io/json.h"
 #include "sharding/tokenizer/tokenizer.h"
+#include "tests/support/folder.h"
 #include "tests/support/program.h"
 
 namespace rz {
@@ -46,28 +47,16 @@ int free_port() {
   return ntohs(address.sin_port);
 }
 
-class TrainLmProgram : public testing::Test {
+class TrainLmProgram : public testing::Test, protected test::Folder {
  protected:
   void SetUp() override {
     if (!fs::exists(program)) GTEST_SKIP() << program << " was not built";
-    std::string name = (fs::temp_directory_path() / "rz_program_XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    directory_ = name;
-    fs::create_directory(directory_ / "out");
+    fs::create_directory(path("out"));
     put("model.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256, )"
                       R"("embd_pdrop": 0, "attn_pdrop": 0, "resid_pdrop": 0})");
     put("ds.json", R"({"train_batch_size": 4, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},)"
                    R"( "zero_optimization": {"stage": 3}})");
   }
-  void TearDown() override {
-    if (!directory_.empty()) fs::remove_all(directory_);
-  }
-  std::string path(const std::string& name) const { return (directory_ / name).string(); }
-  void put(const std::string& name, const std::string& text) const {
-    std::ofstream(path(name), std::ios::binary) << text;
-  }
-  std::string get(const std::string& name) const { return read_text_file(path(name)); }
-
   /// Starts the ranks, waits for all, and returns each exit status.
   std::vector<Ended> run(int ranks, const std::vector<std::string>& arguments) const {
     const int port = free_port();
@@ -136,7 +125,7 @@ class TrainLmProgram : public testing::Test {
     EXPECT_EQ(all.rfind("train_lm: ", 0), 0u) << all;
     for (const auto& part : parts)
       EXPECT_NE(all.find(part), std::string::npos) << "'" << all << "' lacks " << part;
-    EXPECT_TRUE(fs::is_empty(directory_ / "out")) << "something was written";
+    EXPECT_TRUE(fs::is_empty(path("out"))) << "something was written";
   }
 
   std::vector<double> losses(const std::string& log) const {
@@ -151,8 +140,6 @@ class TrainLmProgram : public testing::Test {
     }
     return out;
   }
-
-  fs::path directory_;
 };
 
 TEST_F(TrainLmProgram, TrainsSavesAndGoesOnFromWhatItSaved) {
@@ -425,7 +412,7 @@ TEST_F(TrainLmProgram, TwoRanksHaveTheLossesOfOne) {
 }
 
 TEST_F(TrainLmProgram, ReadsTextBelowAFolder) {
-  fs::create_directory(directory_ / "text");
+  fs::create_directory(path("text"));
   put("text/a.txt", std::string(500, 'a') + std::string(500, 'b'));
   const auto ended =
       run(1, {"--model", path("model.json"), "--config", path("ds.json"), "--data", path("text"), "--steps",
@@ -518,9 +505,9 @@ TEST_F(TrainLmProgram, AReadErrorOnOneRankStopsAll) {
   const int port = free_port();
   const auto arguments = with(good(), "--tokens", "tokens.bin");
   const fs::path before = fs::current_path();
-  fs::current_path(directory_);
+  fs::current_path(path());
   const pid_t zero = start(0, 2, port, arguments);
-  fs::current_path(directory_ / "out");
+  fs::current_path(path("out"));
   const pid_t one = start(1, 2, port, arguments);
   fs::current_path(before);
   for (const pid_t child : {zero, one}) {
@@ -573,7 +560,7 @@ TEST_F(TrainLmProgram, RanksThatWereStartedDifferentlyAreRefused) {
     EXPECT_EQ(std::ranges::count(said, '\n'), 1) << said;
     for (const auto& part : parts) EXPECT_NE(said.find(part), std::string::npos) << said << " lacks " << part;
     EXPECT_EQ(get("stderr.1"), "");
-    EXPECT_TRUE(fs::is_empty(directory_ / "out"));
+    EXPECT_TRUE(fs::is_empty(path("out")));
   };
   refused("--seed", "7", {"--seed is 0 on rank 0 and 7 on rank 1"});
   refused("--steps", "3", {"--steps is 2 on rank 0 and 3 on rank 1"});
@@ -627,7 +614,7 @@ TEST_F(TrainLmProgram, RanksWithOtherCheckpointsAreRefused) {
 
 TEST_F(TrainLmProgram, ARunThatDivergesStopsAndSavesNothing) {
   put("bad.json", R"({"train_batch_size": 4, "optimizer": {"type": "AdamW", "params": {"lr": 1e25}}})");
-  fs::create_directory(directory_ / "model");
+  fs::create_directory(path("model"));
   put("model/model.safetensors", "good");
   auto arguments = with(good(), "--config", path("bad.json"));
   arguments.insert(arguments.end(),
@@ -646,7 +633,7 @@ TEST_F(TrainLmProgram, ARunThatDivergesStopsAndSavesNothing) {
 TEST_F(TrainLmProgram, ARunInBf16WhoseLossIsNotFiniteStopsAndSavesNothing) {
   put("bad.json", R"({"train_batch_size": 4, "bf16": {"enabled": true},
                       "optimizer": {"type": "AdamW", "params": {"lr": 1e30}}})");
-  fs::create_directory(directory_ / "model");
+  fs::create_directory(path("model"));
   put("model/model.safetensors", "good");
   auto arguments = with(good(), "--config", path("bad.json"));
   arguments.insert(arguments.end(),

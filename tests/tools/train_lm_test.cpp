@@ -19,6 +19,8 @@
 #include "sharding/io/json.h"
 #include "sharding/parallel/rank_agreement.h"
 #include "sharding/tokenizer/tokenizer.h"
+#include "tests/support/error_of.h"
+#include "tests/support/folder.h"
 #include "tests/support/forked.h"
 #include "tests/support/ranks.h"
 #include "tools/train_lm/inputs.h"
@@ -31,40 +33,15 @@ namespace rz::train_lm {
 namespace {
 
 namespace fs = std::filesystem;
+using test::expect_parts;
+using test::refusal;
 
-/// The error of `f`; empty if there is none.
-template <class F>
-std::string error_message(const F& f) {
-  try {
-    f();
-    return "";
-  } catch (const Error& e) {
-    return e.what();
-  }
-}
-void expect_parts(const std::string& what, std::initializer_list<std::string> parts) {
-  for (const auto& part : parts)
-    EXPECT_NE(what.find(part), std::string::npos) << "'" << what << "' lacks " << part;
-}
-
-class TrainLmFiles : public testing::Test {
+class TrainLmFiles : public testing::Test, protected test::Folder {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "rz_train_lm_XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    directory_ = name;
-  }
-  void TearDown() override { fs::remove_all(directory_); }
-  std::string path(const std::string& name) const { return (directory_ / name).string(); }
-  void put(const std::string& name, const std::string& text) const {
-    fs::create_directories(fs::path(path(name)).parent_path());
-    std::ofstream(path(name), std::ios::binary) << text;
-  }
   std::string put_tokens(const std::vector<std::uint16_t>& tokens) const {
     put("tokens.bin", std::string(reinterpret_cast<const char*>(tokens.data()), tokens.size() * 2));
     return path("tokens.bin");
   }
-  fs::path directory_;
 };
 
 // ---- flags
@@ -101,12 +78,12 @@ TEST(TrainLmOptions, SamplingIsRead) {
   EXPECT_EQ(o.sample_top_k, 12);
   EXPECT_EQ(parse(good).options.sample_temperature, 0.8);
   EXPECT_EQ(parse(good).options.sample_top_k, 0);
-  expect_parts(error_message([&] { parse(with({"--sample-temperature", "-1"})); }), {"--sample-temperature"});
-  expect_parts(error_message([&] {
+  expect_parts(refusal([&] { parse(with({"--sample-temperature", "-1"})); }), {"--sample-temperature"});
+  expect_parts(refusal([&] {
                  parse(with({"--sample-temperature", "hot"}));
                }),
                {"--sample-temperature", "hot"});
-  expect_parts(error_message([&] { parse(with({"--sample-top-k", "-1"})); }), {"--sample-top-k"});
+  expect_parts(refusal([&] { parse(with({"--sample-top-k", "-1"})); }), {"--sample-top-k"});
   expect_parts(parse({"--help"}).help, {"--sample-temperature X", "--sample-top-k K"});
 }
 
@@ -116,10 +93,7 @@ TEST(TrainLmOptions, ArgumentsOfTheConfigurationAreRead) {
     more.insert(more.begin(), good.begin(), good.end());
     return parse(more).options;
   };
-  expect_parts(error_message([&] {
-                 with({"--ddp-comm-hook", "int8"});
-               }),
-               {"--ddp-comm-hook", "int8", "fp16"});
+  expect_parts(refusal([&] { with({"--ddp-comm-hook", "int8"}); }), {"--ddp-comm-hook", "int8", "fp16"});
   const Options none = with({});
   EXPECT_FALSE(none.arguments.learning_rate || none.arguments.precision || none.arguments.train_batch_size);
   EXPECT_EQ(none.decay, Decay::matrices);
@@ -166,8 +140,8 @@ TEST(TrainLmOptions, ArgumentsOfTheConfigurationAreRead) {
   EXPECT_EQ(o.arguments.precision, DType::bf16);
   EXPECT_EQ(o.arguments.origin, "command line");
   EXPECT_EQ(o.decay, Decay::all);
-  expect_parts(error_message([&] { with({"--decay", "some"}); }), {"--decay", "some"});
-  expect_parts(error_message([&] { with({"--warmup-steps", "-1"}); }), {"--warmup-steps"});
+  expect_parts(refusal([&] { with({"--decay", "some"}); }), {"--decay", "some"});
+  expect_parts(refusal([&] { with({"--warmup-steps", "-1"}); }), {"--warmup-steps"});
 }
 
 TEST(TrainLmOptions, SpellingsOfDeepSpeedAndTrainerAreRead) {
@@ -220,10 +194,10 @@ TEST(TrainLmOptions, SpellingsOfDeepSpeedAndTrainerAreRead) {
   EXPECT_EQ(steps({"--max_steps", "6"}), 6);
   EXPECT_EQ(steps({"--max_steps", "-1"}), std::nullopt);
   for (const char* other : {"--max_steps=6", "--num_train_epochs=6"})
-    expect_parts(error_message([&] { steps({"--steps", "6", other}); }), {"--steps, --max-steps"});
-  expect_parts(error_message([&] { steps({"--deepspeed=d"}); }), {"exclude each other"});
-  expect_parts(error_message([&] { steps({"--report_to", "wandb"}); }), {"--report-to", "csv_monitor"});
-  expect_parts(error_message([&] { steps({"--num_train_epoch", "3"}); }), {"--num-train-epochs"});
+    expect_parts(refusal([&] { steps({"--steps", "6", other}); }), {"--steps, --max-steps"});
+  expect_parts(refusal([&] { steps({"--deepspeed=d"}); }), {"exclude each other"});
+  expect_parts(refusal([&] { steps({"--report_to", "wandb"}); }), {"--report-to", "csv_monitor"});
+  expect_parts(refusal([&] { steps({"--num_train_epoch", "3"}); }), {"--num-train-epochs"});
 }
 
 /// All flags of the table, which docs/configuration.md lists.
@@ -258,7 +232,7 @@ TEST(TrainLmOptions, FormerNamesAreNamedAsTheyWereTyped) {
   EXPECT_EQ(a.resume_from_checkpoint, "true");
   EXPECT_EQ(a.async_save, true);
   const auto refused = [&](const TrainingArguments& arguments) {
-    return error_message([&] {
+    return refusal([&] {
       parse_ds_config(R"({"ringzero": {"checkpoint": {"output_dir": "x1"}}})", "ds.json", arguments);
     });
   };
@@ -276,8 +250,8 @@ TEST(TrainLmOptions, ASampleAloneNeedsWeightsOnly) {
   EXPECT_EQ(o.steps, 0);
   EXPECT_EQ(parse({"--model", RZ_SOURCE_DIR, "--sample", "x"}).options.init, RZ_SOURCE_DIR)
       << "of the folder";
-  expect_parts(error_message([&] { parse({"--model", "m", "--sample", "x"}); }), {"--sample", "--init"});
-  expect_parts(error_message([&] {
+  expect_parts(refusal([&] { parse({"--model", "m", "--sample", "x"}); }), {"--sample", "--init"});
+  expect_parts(refusal([&] {
                  parse({"--model", "m", "--config", "c", "--init", "w", "--sample", "x", "--steps", "3"});
                }),
                {"--data"});
@@ -311,7 +285,7 @@ TEST(TrainLmOptions, HelpIsText) {
 
 TEST(TrainLmOptions, MistakesAreOneLine) {
   const auto wrong = [](std::vector<const char*> words) {
-    const std::string what = error_message([&] { parse(std::move(words)); });
+    const std::string what = refusal([&] { parse(std::move(words)); });
     EXPECT_EQ(what.find('\n'), std::string::npos) << what;
     return what;
   };
@@ -373,14 +347,14 @@ TEST_F(TrainLmFiles, AFolderThatCannotBeWrittenIsNamedWithTheReason) {
   put("ds.json", R"({"train_batch_size": 4, "optimizer": {"type": "SGD"}})");
   fs::create_directory(path("sealed"));
   fs::permissions(path("sealed"), fs::perms{0555});
-  fs::permissions(directory_, fs::perms{0755});
+  fs::permissions(path(), fs::perms{0755});
   Options o;
   o.model = path("model.json"), o.config = path("ds.json"), o.tokens = path("tokens.bin");
   for (const char* below : {"", "/new"}) {
     o.arguments.output_dir = path("sealed") + below;
     const int status = test::in_forked_child([&] {
       if (::geteuid() == 0 && (::setgid(65534) != 0 || ::setuid(65534) != 0)) return false;
-      const std::string what = error_message([&] { read_inputs(o, 0, 1); });
+      const std::string what = refusal([&] { read_inputs(o, 0, 1); });
       std::fprintf(stderr, "%s\n", what.c_str());
       return what == "--output-dir: " + *o.arguments.output_dir + ": cannot be written: " + path("sealed") +
                          ": Permission denied";
@@ -408,7 +382,7 @@ TEST_F(TrainLmFiles, OfALongFileOneRankReadsALittleBeforeTheStart) {
     std::fstream file(path("tokens.bin"), std::ios::in | std::ios::out | std::ios::binary);
     file.seekp(static_cast<std::streamoff>(at)).write("\xff\xff", 2);
     file.close();
-    expect_parts(error_message([&] { read_inputs(o, 0, 2); }),
+    expect_parts(refusal([&] { read_inputs(o, 0, 2); }),
                  {"token 65535 at position " + std::to_string(at / 2), "vocab_size 256"});
     file.open(path("tokens.bin"));
     file.seekp(static_cast<std::streamoff>(at)).write("\0\0", 2);
@@ -421,9 +395,9 @@ TEST_F(TrainLmFiles, OfALongFileOneRankReadsALittleBeforeTheStart) {
   file.close();
   const Inputs in = read_inputs(o, 1, 2);
   std::vector<std::int32_t> few(8);
-  expect_parts(error_message([&] { in.tokens.read(every / 2 - 3, few); }),
+  expect_parts(refusal([&] { in.tokens.read(every / 2 - 3, few); }),
                {"token 511 at position " + std::to_string(every / 2), "vocab_size 256"});
-  EXPECT_EQ(error_message([&] { in.tokens.read(every / 2 + 1, few); }), "");
+  EXPECT_EQ(refusal([&] { in.tokens.read(every / 2 + 1, few); }), "");
 }
 
 TEST_F(TrainLmFiles, TheConfigurationMayLeaveValuesToTheCommandLine) {
@@ -435,7 +409,7 @@ TEST_F(TrainLmFiles, TheConfigurationMayLeaveValuesToTheCommandLine) {
   Options o;
   o.model = path("model.json"), o.config = path("ds.json");
   o.tokens = put_tokens(std::vector<std::uint16_t>(16 * 20 + 1, 7));
-  expect_parts(error_message([&] { read_inputs(o, 0, 2); }), {"train_batch_size: missing"});
+  expect_parts(refusal([&] { read_inputs(o, 0, 2); }), {"train_batch_size: missing"});
   o.arguments.train_batch_size = 4;
   EXPECT_EQ(std::get<WarmupDecayLr>(read_inputs(o, 0, 2).ds.schedule).num_steps, 1) << "Trainer's default";
   o.arguments.warmup_steps = 2;
@@ -457,7 +431,7 @@ TEST_F(TrainLmFiles, SchedulesAreCheckedWithTheOptimizer) {
   const auto refused = [&](const char* optimizer, const char* scheduler) {
     put("ds.json", concat(R"({"train_batch_size": 4, "optimizer": {"type": ")", optimizer,
                           R"("}, "scheduler": {"type": )", scheduler, "}}"));
-    return error_message([&] { read_inputs(o, 0, 2); });
+    return refusal([&] { read_inputs(o, 0, 2); });
   };
   expect_parts(refused("SGD", R"("OneCycleLR", "params": {"max_lr": 1, "total_steps": 9})"),
                {"ds.json: scheduler.params: OneCycleLR: cycle_momentum: sgd has neither betas"});
@@ -474,7 +448,7 @@ TEST_F(TrainLmFiles, WhatIsNotThereYetIsRefusedByName) {
   o.tokens = put_tokens(std::vector<std::uint16_t>(100, 7));
   const auto refused = [&](const std::string& rest, std::initializer_list<std::string> parts) {
     put("ds.json", R"({"train_batch_size": 4, )" + rest + "}");
-    expect_parts(error_message([&] { read_inputs(o, 0, 1); }), parts);
+    expect_parts(refusal([&] { read_inputs(o, 0, 1); }), parts);
   };
   refused(R"("optimizer": null)", {"optimizer: missing", "--learning-rate"});
   refused(
@@ -506,12 +480,12 @@ TEST_F(TrainLmFiles, TextNeedsAVocabularyOfBytes) {
   for (const int vocabulary : {255, 257, 50257}) {
     put("model.json", concat(R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": )",
                              vocabulary, "}"));
-    expect_parts(error_message([&] { read_inputs(o, 0, 1); }),
+    expect_parts(refusal([&] { read_inputs(o, 0, 1); }),
                  {"--data: " + o.data, "vocab_size 256", o.model, concat("has ", vocabulary), "--tokens"});
   }
   Options eval = o;
   std::swap(eval.data, eval.eval_data);
-  expect_parts(error_message([&] { read_inputs(eval, 0, 1); }), {"--eval-data: " + o.data, "vocab_size 256"});
+  expect_parts(refusal([&] { read_inputs(eval, 0, 1); }), {"--eval-data: " + o.data, "vocab_size 256"});
   put("model.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256})");
   EXPECT_EQ(read_inputs(o, 0, 1).tokens.count(), 200u);
 }
@@ -555,8 +529,7 @@ TEST_F(TrainLmFiles, TextIsReadByTheTokenizerOfTheModel) {
   o.document_mask = false, o.prompt_key = "text", o.answer_key = "answer", o.long_samples = "refuse";
   EXPECT_EQ(read_inputs(o, 0, 1).samples, 2u);
   o.seq_len = 3;
-  expect_parts(error_message([&] { read_inputs(o, 0, 1); }),
-               {"data.jsonl:2: ", "5 tokens", "the 4 of a sample"});
+  expect_parts(refusal([&] { read_inputs(o, 0, 1); }), {"data.jsonl:2: ", "5 tokens", "the 4 of a sample"});
   o.long_samples = "cut";
   EXPECT_EQ(read_inputs(o, 0, 1).samples, 2u);
 }
@@ -571,7 +544,7 @@ TEST_F(TrainLmFiles, ATokenizerOfAnotherModelIsRefused) {
   const auto what = [&](int vocabulary, const std::string& more = "") {
     put("model.json", concat(R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 4, "vocab_size": )",
                              vocabulary, more, "}"));
-    return error_message([&] { read_inputs(o, 0, 1); });
+    return refusal([&] { read_inputs(o, 0, 1); });
   };
   EXPECT_EQ(what(257), "");
   EXPECT_EQ(what(300, R"(, "eos_token_id": [1, 256])"), "");
@@ -610,7 +583,7 @@ TEST_F(TrainLmFiles, ATokenizerOfAnotherModelIsRefused) {
 TEST(TrainLmOptions, OfPromptsAndAnswersGoTogether) {
   const auto what = [&](std::vector<const char*> more) {
     more.insert(more.begin(), {"--model", "m", "--config", "c"});
-    return error_message([&] { parse(more); });
+    return refusal([&] { parse(more); });
   };
   EXPECT_EQ(what({"--data", "d", "--prompt-key", "q", "--answer-key", "a", "--long-samples", "refuse"}), "");
   expect_parts(what({"--data", "d", "--prompt-key", "q"}), {"--prompt-key and --answer-key", "both"});
