@@ -51,8 +51,7 @@ class Optimizer;
 class OptimizerState;
 struct ShardingPlan;
 
-/// Trains the parameters of a module on the ranks of a mesh. A plan chooses the parts of which a
-/// strategy is composed.
+/// Trains the parameters of a module on the ranks of a mesh. A plan chooses its parts.
 class Strategy {
  public:
   /// Checks that all ranks have the same model and options, and broadcasts the values of rank 0. Call
