@@ -32,7 +32,7 @@ class Transport {
   /// space). Accepted bytes may be read from the caller's memory until released() has passed them. Never
   /// blocks.
   virtual std::size_t post(int peer, Channel, const CallSignature&, std::span<const std::byte>) = 0;
-  /// Of all bytes ever accepted for this peer and channel, the number whose memory the caller may reuse.
+  /// How many of all bytes ever accepted for this peer and channel have memory that the caller may reuse.
   virtual std::uint64_t released(int peer, Channel) = 0;
 
   /// Returns a contiguous piece of the stream from `peer`, with one signature. It may be shorter than what
