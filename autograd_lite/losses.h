@@ -24,12 +24,11 @@ Loss cross_entropy(Tape&, Var logits, const Tensor& probabilities, float tempera
 Loss cross_entropy(Tape&, Var logits, const Tensor& targets, ops::LabelLoss);
 /// Squared differences, one element per term: sum / count is the mean squared error.
 Loss squared_error(Tape&, Var prediction, const Tensor& target);
-/// Of logits and targets from 0 to 1, one element per term, as torch's binary_cross_entropy_with_logits.
+/// The loss of logits and targets from 0 to 1, one element per term, as torch's function of this name.
 Loss binary_cross_entropy_with_logits(Tape&, Var logits, const Tensor& targets);
 
-// ---- logits of which each rank has some classes
-/// Those of this rank: the classes from `first` on, of `total`. Each rank has as many, except the last ones,
-/// as torch.chunk divides them.
+// ---- logits whose classes the ranks divide
+/// The classes of this rank: those from `first` on, of `total`, as torch.chunk divides them.
 struct ClassPart {
   std::size_t first, total;
   int ranks;

@@ -38,7 +38,7 @@ struct Parameter {
 
   std::string name;  ///< "transformer.h.0.attn.c_attn.weight"
   Shape shape;       ///< of the elements on this rank
-  /// The part of the named tensor of which these are the elements; none: the whole. Set with set_part().
+  /// The part of the named tensor that has these elements; none: the whole. Set with set_part().
   std::optional<Box> part;
   Shape whole_shape;  ///< of the named tensor, if it is a part
   bool requires_grad = true;

@@ -63,7 +63,7 @@ struct Round {
   double cpu_without = 0, cpu_with = 0;
 };
 
-/// Of this process: all threads, user and system.
+/// Processor time of this process: all threads, user and system.
 double processor_seconds() {
   rusage used{};
   ::getrusage(RUSAGE_SELF, &used);

@@ -229,7 +229,7 @@ const Operator& operator_named(const std::string& name) {
   fail(Errc::invalid_argument, "no operator \"", name, "\"");
 }
 
-/// Of this process with one thread, which other programs disturb less; otherwise of the wall.
+/// Processor time with one thread, which other programs disturb less; otherwise wall time.
 double milliseconds(const Stream& stream) {
   timespec t{};
   clock_gettime(stream.threads() == 1 ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC, &t);

@@ -103,7 +103,7 @@ struct CollectiveCall {
   const AllToAllVCounts* counts = nullptr;  ///< all_to_all_v only
   StreamHandle stream;
 
-  /// Of the elements that move; no barrier has any.
+  /// The type of the elements that move; a barrier moves none.
   DType dtype() const { return out.data ? out.dtype : in.dtype; }
 };
 static_assert(std::is_trivially_copyable_v<CollectiveCall> && sizeof(CollectiveCall) <= 128);

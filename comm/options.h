@@ -43,7 +43,7 @@ struct CommOptions {
   /// Errc::mismatch. `pairwise` requires `deterministic` (Errc::config). Up to three ranks, every backend
   /// has it; with more, Errc::unsupported names a backend that reduces in rank order only.
   ReductionOrder reduction_order = environment().reduction_order;
-  /// Of the communicator, in reports of waits. The group of its n-th split() is "NAME/split n".
+  /// Name of the communicator in reports of waits. The group of its n-th split() is "NAME/split n".
   std::string name;
   /// Called with one line when a call has made no progress for `wait_report`: the communicator, the call and
   /// its number. "native" and "mpi" add the ranks that it waits for; "native" on host memory also what these

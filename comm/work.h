@@ -11,7 +11,7 @@ namespace rz {
 class WorkState {
  public:
   virtual ~WorkState() = default;
-  /// As Work::done() and Work::wait().
+  /// These do what Work::done() and Work::wait() do.
   virtual bool done() const noexcept = 0;
   virtual void wait() = 0;
   /// Orders a CUDA stream after the operation. The default, for backends without events, blocks in wait().

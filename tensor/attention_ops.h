@@ -62,7 +62,7 @@ struct RotaryOptions {
   /// llama3, dynamic: positions of the training. For `dynamic`, max_position_embeddings.
   std::size_t original_max_position_embeddings = 0;
 };
-/// f32 [positions, R/2]: cosine and sine of position · frequency, for heads of which the first R channels are
+/// f32 [positions, R/2]: cosine and sine of position · frequency, for heads whose first R channels are
 /// rotated.
 struct RotaryTables {
   Tensor cosines, sines;

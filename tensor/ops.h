@@ -41,7 +41,7 @@ void gelu_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& in, In
 
 /// out = silu(gate) · up (Shazeer 2020, arXiv:2002.05202), with the bits of unary(silu) and a product.
 void swiglu(const Tensor& out, const Tensor& gate, const Tensor& up, const Stream&);
-/// Both gradients, of which either may be undefined.
+/// Both gradients; either may be undefined.
 void swiglu_backward(const Tensor& d_gate, const Tensor& d_up, const Tensor& d_out, const Tensor& gate,
                      const Tensor& up, Into into_gate, Into into_up, const Stream&);
 
@@ -53,8 +53,8 @@ struct DropoutMask {
   /// If not null, the kernel reads the seed here, in memory of the operands' device, when it runs. A captured
   /// graph can thus use a new seed in each run.
   const std::uint64_t* seed_at = nullptr;
-  /// The tensor is a part of another one, of which it has `run` consecutive elements of each `stride`, as a
-  /// rank's heads or columns: element i uses decision offset + i / run · stride + i % run. 0: offset + i.
+  /// The tensor is a part of another one: `run` consecutive elements of each `stride`, as a rank's heads or
+  /// columns: element i uses decision offset + i / run · stride + i % run. 0: offset + i.
   std::uint64_t run = 0, stride = 0;
 };
 /// The backward is the same call on d_out.
@@ -114,7 +114,7 @@ void rms_norm_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor& 
                        const Tensor& weight, const Tensor& inverse_rms, Into into_x, Into into_weight,
                        const Stream&);
 
-// ---- tensors of which each rank has some rows
+// ---- tensors whose rows the ranks divide
 /// An index, of local_indices(), of an element that another rank has.
 constexpr std::int32_t elsewhere = std::numeric_limits<std::int32_t>::min();
 /// Indices (i32) of `total` elements as those of the elements [first, first + count): less `first`, or

@@ -14,7 +14,7 @@ float residual_deviation(const Gpt2Config& c) {
 
 float epsilon(const Gpt2Config& c) { return static_cast<float>(c.layer_norm_epsilon); }
 
-/// As GPT-2's Conv1D.
+/// Initializes a layer as GPT-2's Conv1D.
 void initialize(nn::Linear& layer, float weight_deviation) {
   layer.weight.initial = {Initial::normal, weight_deviation};
   layer.bias.initial = {Initial::constant, 0};

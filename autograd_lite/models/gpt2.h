@@ -88,7 +88,7 @@ class Gpt2 : public LanguageModel {
   /// into the residual stream smaller by 1/sqrt(2 n_layer), norm weights 1, biases 0. Scopes: the embeddings,
   /// one per block, and the head: the last norm with wte (tied) or lm_head.
   explicit Gpt2(const Gpt2Config&);
-  /// As a part of another model.
+  /// Makes it a part of another model.
   Gpt2(Module& parent, const std::string& name, const Gpt2Config&);
 
   const Gpt2Config& config() const { return config_; }

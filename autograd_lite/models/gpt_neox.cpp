@@ -7,7 +7,7 @@ struct NamedActivation {
   std::string_view name;
   Var (*function)(Tape&, Var);
 };
-/// Of Hugging Face, where one function has several names.
+/// Hugging Face's names: one function has several.
 constexpr NamedActivation activations[] = {
     {"gelu", nn::gelu_erf}, {"gelu_python", nn::gelu_erf},   {"gelu_new", nn::gelu}, {"gelu_fast", nn::gelu},
     {"silu", nn::silu},     {"gelu_pytorch_tanh", nn::gelu}, {"relu", nn::relu}};

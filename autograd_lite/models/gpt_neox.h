@@ -90,7 +90,7 @@ class GptNeox : public LanguageModel {
   /// weights 1, biases 0. Scopes: the embedding, one per layer, and the head: the last norm with embed_in
   /// (tied) or embed_out.
   explicit GptNeox(const GptNeoxConfig&);
-  /// As a part of another model.
+  /// Makes it a part of another model.
   GptNeox(Module& parent, const std::string& name, const GptNeoxConfig&);
 
   const GptNeoxConfig& config() const { return config_; }

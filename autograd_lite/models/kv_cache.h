@@ -9,9 +9,9 @@
 
 namespace rz {
 
-/// Of `sequences` texts of at most `positions` tokens. LanguageModel::next_logits() fills it. Layers with a
-/// sliding window keep the keys of the window alone. Bytes: 2 · layers · sequences · positions · key heads ·
-/// head size · size of the dtype.
+/// Keys and values of `sequences` texts of at most `positions` tokens. LanguageModel::next_logits() fills it.
+/// Layers with a sliding window keep the keys of the window alone. Bytes: 2 · layers · sequences · positions
+/// · key heads · head size · size of the dtype.
 class KvCache {
  public:
   KvCache(std::size_t sequences, std::size_t positions) : positions_(positions), lengths_(sequences) {}

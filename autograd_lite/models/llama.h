@@ -94,7 +94,7 @@ class Llama : public LanguageModel {
   /// weights 1, biases 0. Scopes: the embedding, one per layer, and the head: the last norm with embed_tokens
   /// (tied) or lm_head.
   explicit Llama(const LlamaConfig&);
-  /// As a part of another model.
+  /// Makes it a part of another model.
   Llama(Module& parent, const std::string& name, const LlamaConfig&);
 
   const LlamaConfig& config() const { return config_; }

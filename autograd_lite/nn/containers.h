@@ -16,7 +16,7 @@ template <class M>
 class ModuleList : public Module {
  public:
   using Module::Module;
-  /// Of `count` modules with these arguments each.
+  /// Makes `count` modules with these arguments each.
   template <class... Arguments>
   ModuleList(Module& parent, const std::string& name, std::size_t count, const Arguments&... arguments)
       : Module(parent, name) {

@@ -67,7 +67,7 @@ struct Linear : Module {
   std::unique_ptr<LowRankUpdate> lora;  ///< null: none
   Exchange exchange;
 
-  /// Of this rank.
+  /// The widths on this rank.
   std::size_t in_features() const { return weight.shape[layout == WeightLayout::in_out ? 0 : 1]; }
   std::size_t out_features() const { return weight.shape[layout == WeightLayout::in_out ? 1 : 0]; }
 
@@ -110,7 +110,7 @@ struct Embedding : Module {
   // ---- as a head; in the scope of the caller if it has the weight
   /// x[…, channels] → logits […, rows].
   Var logits(Tape& tape, Var x) { return gathered(tape, own_logits(tape, x)); }
-  /// Of the rows of this rank: all of them, unless several share the layer.
+  /// The logits of this rank's rows: all rows, unless several ranks share the layer.
   Var own_logits(Tape&, Var x);
   Var gathered(Tape&, Var own_logits);  ///< logits of all rows
   /// nn::cross_entropy() of the logits of all rows, which need not be gathered.

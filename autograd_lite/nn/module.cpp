@@ -13,7 +13,7 @@ Module::Module(Module& parent, const std::string& name) : parent_(&parent), trai
   parent.entries_.push_back({this, nullptr});
 }
 
-/// Of parameters that may have ended only the addresses are read.
+/// Reads only the addresses of parameters, which may have ended.
 Module::~Module() {
   for (const Entry& entry : entries_)
     if (entry.part) entry.part->parent_ = nullptr;
@@ -25,7 +25,7 @@ void Module::forget(const Module& part) {
   remove_from_scopes(part.parameters_);
 }
 
-/// Of this module and those above it.
+/// Removes them from the scopes of this module and of those above it.
 void Module::remove_from_scopes(std::span<Parameter* const> parameters) {
   const auto is_one = [&](const Parameter* p) {
     return std::ranges::find(parameters, p) != parameters.end();

@@ -22,15 +22,13 @@ struct Exchange {
   using Function = std::function<Var(Tape&, Var)>;
   Function input;   ///< of its input
   Function output;  ///< of its product, before a bias
-  /// Of a parameter that all ranks have whole and each uses on a part: its gradient is the sum over the
-  /// ranks.
+  /// For a parameter that all ranks have whole and each uses on a part: sums its gradient over the ranks.
   Function parameter;
   /// x of each rank as [ranks, …], in rank order. Not recorded.
   std::function<Tensor(Tape&, const Tensor&)> gather;
   RankOf part;  ///< this rank
-  /// Of a layer without parameters of its own, such as dropout: `part` of its tensor is a range of the
-  /// tokens, the dimension before the last, while gradients are recorded; false: of the last dimension,
-  /// always.
+  /// For a layer without parameters, such as dropout: its part of a tensor is a range of the tokens, the
+  /// dimension before the last, while gradients are recorded; false: of the last dimension, always.
   bool by_tokens = false;
   nn::PartOf columns{};  ///< of a dropout: this rank's of the last dimension; of = 0: as many as other ranks
 
@@ -61,7 +59,7 @@ struct ParallelRule {
   /// Columns, or inputs of a row layer, that stay together: the channels of a head, of which all ranks have
   /// as many. 0: each stands alone, and ranks have the numbers of chunk_of().
   std::size_t head_size = 0;
-  /// Of a `shared` dropout where ranks have different numbers of columns: those of all ranks.
+  /// The columns of all ranks together, for a `shared` dropout where ranks have different numbers of them.
   std::size_t columns = 0;
 };
 

@@ -46,7 +46,7 @@ struct Results {
   std::string error;                    ///< why the run has failed
 
   void add(Row);
-  /// Of all rows that were added.
+  /// The average over all rows that were added.
   double average_bus_bandwidth() const;
   bool too_slow() const;
   bool failed() const { return failed_checks > 0 || too_slow(); }
@@ -60,7 +60,7 @@ struct Results {
 /// "2026-11-21 05:20:00" in local time.
 std::string now();
 
-/// JSON version 3 of nccl-tests, without the device groups, of which there is one here.
+/// JSON version 3 of nccl-tests, without the device groups: there is one here.
 std::string json_text(const Collective&, const Options&, const Results&);
 
 }  // namespace rz::bench

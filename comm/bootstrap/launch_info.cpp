@@ -123,7 +123,7 @@ class EnvironmentReader {
   }
 
  private:
-  /// Of Slurm's list of tasks per node.
+  /// This node's entry in Slurm's list of tasks per node.
   int tasks_of_this_node(const std::string& list, const char* name) try {
     const std::vector<int> tasks = hosts::parse_slurm_counts(list, name);
     const std::string node = variables_("SLURM_NODEID").value_or("0");

@@ -295,7 +295,7 @@ bool StoreServer::drop_unauthenticated() {
   return true;
 }
 
-/// Of connections that prove nothing.
+/// The rate of connections that prove nothing.
 double StoreServer::accepts_per_second() const {
   const bool running = options_.size > 0 && authenticated_ >= static_cast<std::size_t>(options_.size);
   return running ? net::AcceptRate::while_running : net::AcceptRate::while_starting;

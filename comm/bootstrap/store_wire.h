@@ -12,7 +12,7 @@ constexpr std::uint32_t request_magic = 0x33515a52;  // "RZQ3": the version is p
 constexpr std::uint32_t reply_magic = 0x33415a52;    // "RZA3"
 constexpr std::uint32_t max_launch = 1024, max_key = 1024, max_value = 1 << 20;
 
-/// Of a reply: a value and its length.
+/// The longest reply: a value and its length.
 constexpr std::uint32_t max_reply = max_value + sizeof(std::uint32_t);
 
 /// Header of a request. The launch's identity, the key and the value follow.

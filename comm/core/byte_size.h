@@ -14,7 +14,7 @@ namespace rz {
 /// more.
 std::optional<std::size_t> parse_byte_size(std::string_view text);
 
-/// The inverse, in the largest of K, M and G of which the size is a multiple: "64K".
+/// The inverse, in the largest of K, M and G that divides the size: "64K".
 std::string exact_byte_size(std::size_t);
 
 /// The value of a flag, at least `min`. Errc::config names the flag.

@@ -60,7 +60,7 @@ void read_order(const char* variable, ReductionOrder& value) {
   fail(Errc::config, variable, "='", text, "' is not one of rank, pairwise");
 }
 
-/// Those that a report may show. environment.h documents all.
+/// The variables that a report may show. environment.h documents all.
 constexpr std::string_view variables =
     "RZ_BACKEND RZ_TRANSPORT RZ_INTERFACE RZ_SOCKETS RZ_PORTS RZ_CONGESTION RZ_ENCRYPTION RZ_ALGORITHM "
     "RZ_TUNING "
@@ -83,7 +83,7 @@ constexpr std::string_view variables =
     "SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE "
     "SLURM_TASKS_PER_NODE SLURM_STEP_TASKS_PER_NODE SLURM_JOB_ID SLURM_HET_JOB_ID SLURM_STEP_ID "
     "SLURM_RESTART_COUNT SLURM_JOB_END_TIME";
-/// Those that identify a job or lead to it.
+/// The variables that identify a job or lead to it.
 constexpr std::string_view variables_of_job =
     "RZ_LAUNCH RZ_AGENT RZ_CONFIG RZ_SECRET RZ_SECRET_FD RZ_SECRET_FILE RZ_INSECURE RZ_FLIGHT_FD HOME "
     "XDG_CONFIG_HOME "

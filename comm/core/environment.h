@@ -1,46 +1,61 @@
 #pragma once
 /// All environment variables that the libraries read. Those of Environment are read once, at the first call
-/// of environment(). Explicit options override them. An invalid value is Errc::config, which names the
-/// variable, as is a name that is nearly one of them, such as RZ_TIMEOUT. The others, by
-/// environment_variable():
+/// of environment(); explicit options override them. The others are read by environment_variable(). An
+/// invalid value is Errc::config, which names the variable, as is a name that is nearly one of them, such as
+/// RZ_TIMEOUT. Tests hold these tables to the lists of environment.cpp.
 ///
-/// RZ_LAUNCH: text that no other job has, the same for all ranks of one; rzrun sets it (comm/bootstrap.h).
-/// RZ_AGENT: HOST:PORT of the rzrun that an agent (rzrun --agent) connects to.
-/// RZ_CONFIG: a DeepSpeed configuration, or its path, for engines without one (find_ds_config()); rzrun
-/// --config_file sets it.
-/// RZ_SECRET: text of at least 32 characters that the ranks of several hosts share; RZ_SECRET_FILE: file that
-/// has it; RZ_SECRET_FD: descriptor that has it, which rzrun sets; else ringzero/secret in XDG_CONFIG_HOME or
-/// ~/.config (HOME). RZ_FLIGHT_FD: descriptor in which a rank records what it does
-/// (comm/os/flight_recorder.h); rzrun sets it. RZ_INSECURE: 1: none is needed, and every process that reaches
-/// a port is let in (comm/bootstrap/secret.h). MASTER_ADDR, MASTER_PORT: where rank 0's store listens, under
-/// every launcher; Open MPI needs neither. XDG_RUNTIME_DIR, else TMPDIR: where ranks of one node meet, if the
-/// launcher names no address. OMP_NUM_THREADS: if it is not set, rzrun and spawn() set it to 1 for several
-/// ranks. SLURM_JOB_END_TIME: end of the allocation, before which an engine saves
-/// (sharding/engine/checkpoints/save_requests.h).
+/// | of a job | value | set by |
+/// |---|---|---|
+/// | RZ_LAUNCH | text that no other job has, the same for all its ranks (comm/bootstrap.h) | rzrun |
+/// | RZ_SECRET | text of at least 32 characters that the ranks of several hosts share | user |
+/// | RZ_SECRET_FILE | file that has it; without one ringzero/secret in XDG_CONFIG_HOME or ~/.config | user |
+/// | HOME, XDG_CONFIG_HOME | where that file is | system |
+/// | RZ_SECRET_FD | descriptor that has it (comm/bootstrap/secret.h) | rzrun |
+/// | RZ_INSECURE | 1: no secret, and every process that reaches a port is let in | user |
+/// | MASTER_ADDR, MASTER_PORT | where rank 0's store listens; Open MPI needs neither | launcher |
+/// | XDG_RUNTIME_DIR, TMPDIR | where ranks of one node meet, if the launcher names no address | system |
+/// | RZ_AGENT | HOST:PORT of the rzrun that an agent (rzrun --agent) connects to | rzrun |
+/// | RZ_CONFIG | a DeepSpeed configuration, or its path, for engines without one | rzrun --config_file |
+/// | RZ_FLIGHT_FD | descriptor in which a rank records what it does (comm/os/flight_recorder.h) | rzrun |
+/// | TORCHELASTIC_ERROR_FILE | file in which a rank that fails writes its error | rzrun, torchrun |
+/// | OMP_NUM_THREADS | threads of a rank; rzrun and spawn() set 1 for several ranks if it is absent | user |
+/// | SLURM_JOB_END_TIME | end of the allocation, before which an engine saves | srun |
 ///
-/// Rank, size, local rank, local size and job of a launcher, for launch_info_from_environment():
-///   torchrun, rzrun: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE or LOCAL_SIZE; TORCHELASTIC_RUN_ID,
-///     TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_USE_AGENT_STORE
-///   Open MPI: OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_RANK,
-///     OMPI_COMM_WORLD_LOCAL_SIZE; OMPI_MCA_orte_hnp_uri
-///   PMIx: PMIX_RANK, PMIX_SIZE, PMIX_LOCAL_RANK, PMIX_LOCAL_SIZE or PRTE_COMM_WORLD_SIZE,
-///     PRTE_COMM_WORLD_LOCAL_RANK, PRTE_COMM_WORLD_LOCAL_SIZE; PMIX_NAMESPACE; the first of
-///     PMIX_SERVER_URI41, PMIX_SERVER_URI4, PMIX_SERVER_URI3, PMIX_SERVER_URI21, PMIX_SERVER_URI2,
-///     PMIX_SERVER_URI
-///   PALS: PALS_RANKID, PALS_SIZE, PALS_LOCAL_RANKID, PALS_LOCAL_SIZE; PALS_APID
-///   MPICH, Intel MPI: PMI_RANK, PMI_SIZE, PMI_LOCAL_RANK or MPI_LOCALRANKID, PMI_LOCAL_SIZE or
-///     MPI_LOCALNRANKS
-///   MVAPICH: MV2_COMM_WORLD_RANK, MV2_COMM_WORLD_SIZE, MV2_COMM_WORLD_LOCAL_RANK, MV2_COMM_WORLD_LOCAL_SIZE
-///     or MVP_COMM_WORLD_RANK, MVP_COMM_WORLD_SIZE, MVP_COMM_WORLD_LOCAL_RANK, MVP_COMM_WORLD_LOCAL_SIZE
-///   jsrun: JSM_NAMESPACE_RANK, JSM_NAMESPACE_SIZE, JSM_NAMESPACE_LOCAL_RANK, JSM_NAMESPACE_LOCAL_SIZE
-///   horovodrun: HOROVOD_RANK, HOROVOD_SIZE, HOROVOD_LOCAL_RANK, HOROVOD_LOCAL_SIZE;
-///     HOROVOD_GLOO_RENDEZVOUS_ADDR, HOROVOD_GLOO_RENDEZVOUS_PORT
-///   Flux: FLUX_TASK_RANK, FLUX_TASK_LOCAL_ID, FLUX_JOB_SIZE, FLUX_JOB_NNODES; FLUX_JOB_ID, FLUX_URI
-///   Slurm: SLURM_PROCID, SLURM_LOCALID, SLURM_NODEID, SLURM_NTASKS or SLURM_NPROCS,
-///     SLURM_STEP_TASKS_PER_NODE, SLURM_TASKS_PER_NODE or SLURM_NTASKS_PER_NODE; SLURM_JOB_ID,
-///     SLURM_HET_JOB_ID, SLURM_STEP_ID, SLURM_RESTART_COUNT; SLURM_STEP_NODELIST, SLURM_JOB_NODELIST,
-///     SLURM_NODELIST, SLURM_DISTRIBUTION, SLURM_HOSTFILE
-/// ALPS_APP_PE, MP_CHILD, MPIRUN_RANK and PMI_ID are set by launchers that are refused.
+/// Of a launcher, for launch_info_from_environment(). Of several names ("or") the first that is set counts:
+///
+/// | launcher | rank | size | local rank | local size |
+/// |---|---|---|---|---|
+/// | torchrun | RANK | WORLD_SIZE | LOCAL_RANK | LOCAL_WORLD_SIZE or LOCAL_SIZE |
+/// | openmpi | OMPI_COMM_WORLD_RANK | OMPI_COMM_WORLD_SIZE | OMPI_COMM_WORLD_LOCAL_RANK
+///   | OMPI_COMM_WORLD_LOCAL_SIZE |
+/// | pmix | PMIX_RANK | PMIX_SIZE or PRTE_COMM_WORLD_SIZE or SLURM_NTASKS
+///   | PMIX_LOCAL_RANK or PRTE_COMM_WORLD_LOCAL_RANK or SLURM_LOCALID
+///   | PMIX_LOCAL_SIZE or PRTE_COMM_WORLD_LOCAL_SIZE or SLURM_STEP_TASKS_PER_NODE or SLURM_TASKS_PER_NODE or
+///     SLURM_NTASKS_PER_NODE |
+/// | pals | PALS_RANKID | PMI_SIZE or PALS_SIZE | PALS_LOCAL_RANKID or PMI_LOCAL_RANK
+///   | PMI_LOCAL_SIZE or PALS_LOCAL_SIZE |
+/// | mpich | PMI_RANK | PMI_SIZE | MPI_LOCALRANKID or PMI_LOCAL_RANK | MPI_LOCALNRANKS or PMI_LOCAL_SIZE |
+/// | mvapich | MV2_COMM_WORLD_RANK or MVP_COMM_WORLD_RANK | MV2_COMM_WORLD_SIZE or MVP_COMM_WORLD_SIZE
+///   | MV2_COMM_WORLD_LOCAL_RANK or MVP_COMM_WORLD_LOCAL_RANK
+///   | MV2_COMM_WORLD_LOCAL_SIZE or MVP_COMM_WORLD_LOCAL_SIZE |
+/// | jsrun | JSM_NAMESPACE_RANK | JSM_NAMESPACE_SIZE | JSM_NAMESPACE_LOCAL_RANK | JSM_NAMESPACE_LOCAL_SIZE |
+/// | horovodrun | HOROVOD_RANK | HOROVOD_SIZE | HOROVOD_LOCAL_RANK | HOROVOD_LOCAL_SIZE |
+/// | flux | FLUX_TASK_RANK | FLUX_JOB_SIZE | FLUX_TASK_LOCAL_ID | |
+/// | slurm | SLURM_PROCID | SLURM_NTASKS or SLURM_NPROCS | SLURM_LOCALID
+///   | SLURM_STEP_TASKS_PER_NODE or SLURM_TASKS_PER_NODE or SLURM_NTASKS_PER_NODE |
+///
+/// | launcher | job, nodes and rank 0's place |
+/// |---|---|
+/// | torchrun | TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_USE_AGENT_STORE |
+/// | openmpi | OMPI_MCA_orte_hnp_uri |
+/// | pmix | PMIX_NAMESPACE; the first of PMIX_SERVER_URI41, PMIX_SERVER_URI4, PMIX_SERVER_URI3,
+///   PMIX_SERVER_URI21, PMIX_SERVER_URI2, PMIX_SERVER_URI |
+/// | pals | PALS_APID |
+/// | horovodrun | HOROVOD_GLOO_RENDEZVOUS_ADDR, HOROVOD_GLOO_RENDEZVOUS_PORT |
+/// | flux | FLUX_JOB_NNODES, FLUX_JOB_ID, FLUX_URI |
+/// | slurm | SLURM_NODEID, SLURM_JOB_ID, SLURM_HET_JOB_ID, SLURM_STEP_ID, SLURM_RESTART_COUNT,
+///   SLURM_STEP_NODELIST, SLURM_JOB_NODELIST, SLURM_NODELIST, SLURM_DISTRIBUTION, SLURM_HOSTFILE |
+/// | refused | ALPS_APP_PE, MP_CHILD, MPIRUN_RANK, PMI_ID |
 
 #include <optional>
 #include <string>

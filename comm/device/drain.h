@@ -8,7 +8,7 @@
 
 namespace rz {
 
-/// Of one destructor. Work in flight on a healthy group takes milliseconds.
+/// How long a destructor waits at most. Work in flight on a healthy group takes milliseconds.
 inline constexpr std::chrono::seconds drain_timeout{5};
 
 /// Polls `done()` every 100 us until it is true or the deadline has expired. Returns whether it is true.

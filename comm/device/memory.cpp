@@ -11,7 +11,8 @@ using cuda::runtime;
 
 namespace {
 
-/// For which the stream must be idle: cuda::Runtime::memcpy_async says why.
+/// Whether the stream must be idle before the copy: the driver waits for the stream's work with a lock that
+/// other threads need (cuda::Runtime::memcpy_async).
 bool needs_idle_stream(const void* to, const void* from, std::size_t bytes, Device device) {
   bool pageable = false;
   cuda::check(runtime().is_pageable(&pageable, to), "cudaPointerGetAttributes", device);

@@ -17,7 +17,7 @@ class ZeroCopyCall {
   ZeroCopyCall(MailboxChannel& channel, BufferHandles& handles, int size)
       : channel_(channel), handles_(handles), operands_(static_cast<std::size_t>(size)) {}
 
-  /// Begins a call of which all needed buffers are mapped. Step `end` ends this rank's accesses.
+  /// Begins a call whose needed buffers are all mapped. Step `end` ends this rank's accesses.
   void start(const PlannedCall& c, StepNumber end) {
     rounds_ = {.first = end, .chunks = c.in_place.chunking.chunks};
     next_ = 0;

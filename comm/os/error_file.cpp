@@ -30,7 +30,7 @@ std::size_t character_bytes(std::string_view text) {
   return overlong || none ? 0 : n;
 }
 
-/// As a string of JSON. Bytes that are no characters are replaced.
+/// The text as a string of JSON. Bytes that are no characters are replaced.
 std::string quoted(std::string_view text) {
   std::string out = "\"";
   while (!text.empty()) {

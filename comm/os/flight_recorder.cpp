@@ -146,7 +146,7 @@ namespace {
 constexpr int crash_signals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 constexpr std::size_t max_frames = 48, alternative_stack_bytes = std::size_t{128} << 10;
 
-/// Of the handler, which may use no lock: set before it is installed.
+/// State of the handler, which may use no lock: it is set before the handler is installed.
 constinit std::atomic<File*> crash_file{nullptr};
 constinit std::atomic<bool> has_crashed{false};
 constinit std::atomic<pid_t> crash_process{0};

@@ -56,10 +56,11 @@ inline constexpr DriverWaitPolicy driver_wait_policy;
 /// A turn of the intra-node engine (comm/intranode).
 struct IntranodeWaitPolicy {
   int spins_per_poll = 40;  ///< of MailboxChannel::spin_once(), on one condition
-  /// Of them, the first have no pause instruction, which takes longer than a slot takes between near cores.
+  /// The first of them have no pause instruction, which takes longer than a slot takes between near cores.
   int unpaused_spins = 32;
   int polls_per_yield = 16;  ///< of spin_once(), about 4 us; then other threads may use the processor
-  /// Of one Engine::spin() on an oversubscribed node: a computing rank keeps its processor for milliseconds.
+  /// The limit of one Engine::spin() on an oversubscribed node, where a computing rank keeps its processor
+  /// for milliseconds.
   std::chrono::microseconds max_yield_time{500};
   unsigned space_share = 8;  ///< a writer without free slots waits for 1/8 of the steps in flight
 };
@@ -91,7 +92,7 @@ constexpr const WaitPolicy& wait_policy(bool oversubscribed) {
   return oversubscribed ? oversubscribed_wait_policy : normal_wait_policy;
 }
 
-/// Of a loop that polls a state whose change wakes no thread.
+/// The pauses of a loop that polls a state whose change wakes no thread.
 struct PollBackoff {
   using Time = std::chrono::microseconds;
 
@@ -117,8 +118,8 @@ inline constexpr PollBackoff nccl_backoff{.yields = 1000, .min_sleep = PollBacko
 inline constexpr PollBackoff mpi_backoff{
     .pauses = 63, .yields = 192, .min_sleep = PollBackoff::Time(10), .max_sleep = PollBackoff::Time(500)};
 
-/// Of a loop that polls what another process does at an unknown time: each sleep takes twice as long as the
-/// one before.
+/// The sleeps of a loop that polls what another process does at an unknown time: each takes twice as long as
+/// the one before.
 struct ExponentialBackoff {
   using Time = std::chrono::microseconds;
 

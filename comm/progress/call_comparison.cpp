@@ -62,7 +62,7 @@ void CallComparison::advance(Time now) {
   }
 }
 
-/// Of each rank, as far as they are known here.
+/// The calls of each rank, as far as they are known here.
 CallsOfRanks CallComparison::calls_of(std::uint32_t number) const {
   const WaitForGraph& graph = transport_.wait_graph();
   CallsOfRanks calls(static_cast<std::size_t>(size_));

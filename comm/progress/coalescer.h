@@ -16,7 +16,7 @@ namespace rz {
 
 class Coalescer {
  public:
-  /// Of all calls of a run in sum. For a larger call the copies cost more than the latency they save.
+  /// The sum over all calls of a run. For a larger call the copies cost more than the latency they save.
   static constexpr std::size_t max_bytes = 16 << 10;
   static constexpr std::size_t max_calls = 255;
 

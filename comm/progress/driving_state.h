@@ -8,7 +8,7 @@
 
 namespace rz {
 
-/// Of the driving threads: how long no call has progressed. Used with the progress token.
+/// How long no call has progressed on the driving threads. Used with the progress token.
 class IdleTime {
  public:
   using Time = std::chrono::steady_clock::time_point;
@@ -31,8 +31,8 @@ class IdleTime {
   bool may_sleep_ = false;
 };
 
-/// Of the progress thread: when calls were made and whether threads waited for them. Used with the engine's
-/// mutex.
+/// When calls were made, and whether threads waited for them: the progress thread's view. Used with the
+/// engine's mutex.
 struct PollSchedule {
   using Time = std::chrono::steady_clock::time_point;
 

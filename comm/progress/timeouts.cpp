@@ -10,7 +10,8 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-/// Of ranks that are in no call of the group, which poll once a second; and this one may, too.
+/// How long a rank that is in no call of the group may take to reply: it polls once a second, as this one
+/// may.
 constexpr std::chrono::milliseconds max_idle_reply_time{2200};
 
 std::string describe(const WaitForGraph& graph, int culprit, bool is_short) {

@@ -125,7 +125,7 @@ void reduce2_to_both(T* dst, T* too, const T* a, const T* b, std::size_t count) 
   }
 }
 
-/// Of integers, since averages of floats have kernels of their own.
+/// Divides integers: averages of floats have kernels of their own.
 template <class T>
 void divide(T* x, std::size_t count, const AverageStep& mean) {
   if (!mean.last || mean.ranks == 1) return;

@@ -27,7 +27,7 @@ struct Report {
   /// "in all_reduce #204 (1024 f32, sum) of 'world', update 17, backward"; without a call that runs "after
   /// …", with the last calls. Empty if the process has recorded nothing.
   std::string activity;
-  /// Of the communicators that live; if none does, of those that have ended.
+  /// The living communicators' calls; if none lives, those of the ended ones.
   std::vector<Position> positions;
   int signal = 0;             ///< of a crash whose stack is known; 0: none
   std::uint64_t address = 0;  ///< of the crash
@@ -36,7 +36,7 @@ struct Report {
 
 /// Whatever the bytes are. They come from another process.
 Report read_report(std::span<const std::byte> file);
-/// Of a descriptor; an empty report if it cannot be read.
+/// Reads the descriptor's file; an empty report if it cannot be read.
 Report read_report(int fd);
 
 }  // namespace rz::flight

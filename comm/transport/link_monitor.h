@@ -84,7 +84,7 @@ class LinkMonitor {
   void reply_waits(const WaitMessage& reply);
   WaitForGraph& wait_graph() { return wait_graph_; }
 
-  /// Of groups that are split from this one.
+  /// The waits of groups that are split from this one.
   SplitWaits& split_waits() { return split_waits_; }
   /// This rank has waited long for these ranks, or does not any more if there are none: groups above this one
   /// know it then.

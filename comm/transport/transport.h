@@ -32,7 +32,7 @@ class Transport {
   /// space). Accepted bytes may be read from the caller's memory until released() has passed them. Never
   /// blocks.
   virtual std::size_t post(int peer, Channel, const CallSignature&, std::span<const std::byte>) = 0;
-  /// Of all bytes ever accepted for this peer and channel, the number whose memory the caller may reuse.
+  /// How many of all bytes ever accepted for this peer and channel have memory that the caller may reuse.
   virtual std::uint64_t released(int peer, Channel) = 0;
 
   /// Returns a contiguous piece of the stream from `peer`, with one signature. It may be shorter than what
@@ -67,8 +67,8 @@ class Transport {
   /// Clears earlier replies and queries every peer for the ranks that it waits for, and for its collective of
   /// the number that record_call() had last. Queries and replies of peers arrive during progress().
   virtual void query_waits() = 0;
-  /// Likewise queries the `peers` ranks after this one, of which rank 0 follows the last, for their
-  /// collective of this number, and keeps earlier replies.
+  /// Likewise queries the `peers` ranks after this one (rank 0 follows the last) for their collective of this
+  /// number, and keeps earlier replies.
   virtual void query_calls(std::uint32_t number, int peers) = 0;
   /// Sends this reply to all peers that have queried, with this rank's collective of the number of the query.
   virtual void reply_waits(const WaitMessage& reply) = 0;

@@ -38,7 +38,7 @@ struct WaitMessage {
 
   static constexpr std::uint32_t no_call = 0xffffffff;  ///< a sequence
   static WaitMessage idle_in(std::string_view text);
-  /// Of an idle rank: the waits of its process in other groups, or nothing.
+  /// An idle rank has the waits of its process in other groups, or nothing.
   std::string text() const;
 };
 

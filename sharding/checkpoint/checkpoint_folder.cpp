@@ -156,7 +156,7 @@ struct WriterLock {
   const pid_t process = ::getpid();
 };
 
-/// Those of this process, by device and inode.
+/// The locks of this process, by device and inode.
 struct WriterLocks {
   const Creator creator{};
   std::mutex mutex;

@@ -109,7 +109,7 @@ struct SlicedBox {
   std::vector<std::size_t> slices;
 };
 
-/// Of all boxes of the tensor.
+/// The shape that all boxes of the tensor have.
 std::vector<std::uint64_t> shape_of_boxes(const JsonObject& o, const StoredTensor& t) {
   const auto has_box = [](const StoredSlice& s) { return s.box.has_value(); };
   const auto first = std::ranges::find_if(t.slices, has_box);

@@ -17,7 +17,8 @@ struct TensorDifference {
   bool comparable = true;   ///< shapes are equal; dtypes are too, or both are of floating point
   std::uint64_t count = 0;  ///< elements
   std::uint64_t differing = 0;
-  /// Of values; NaN if a value is NaN in one only, or if the dtype has no values here, as F8_E8M0 and C64.
+  /// The largest difference of values; NaN if a value is NaN in one only, or if the dtype has no values here,
+  /// as F8_E8M0 and C64.
   double max_difference = 0;
 };
 

@@ -174,7 +174,7 @@ std::vector<std::string> StateLoader::unexpected() const {
   return names;
 }
 
-/// Of a checkpoint without one of the model's names nothing would be loaded.
+/// Refuses a checkpoint without one of the model's names: nothing would be loaded.
 void StateLoader::require_some() const {
   const std::vector<std::string> without = missing();
   if (without.empty() || without.size() < parameters_.size() + buffers_.size()) return;

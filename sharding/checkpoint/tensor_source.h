@@ -78,8 +78,8 @@ class TensorSource {
   std::shared_ptr<State> state_;
 };
 
-/// Of a checkpoint. `weights`: parameters and persistent buffers, by their names in the model. `all`: also
-/// the optimizer's tensors, by their names in the checkpoint.
+/// A part of a checkpoint. `weights`: parameters and persistent buffers, by their names in the model. `all`:
+/// also the optimizer's tensors, by their names in the checkpoint.
 enum class TensorPart { weights, all };
 
 /// Errc::unsupported names a tensor whose elements are no whole bytes, or of an unknown number.

@@ -114,7 +114,7 @@ std::string order_of_samples(std::uint64_t samples, bool shuffle, std::uint64_t 
 struct EpochStart {
   std::uint64_t epoch = 0, batch = 0, samples = 0;
 
-  /// Of a batch: the samples before it from which batches are counted, and its number from there on.
+  /// The samples before this batch from which batches are counted, and its number from there on.
   std::pair<std::uint64_t, std::uint64_t> of(std::uint64_t in_epoch, std::uint64_t number) const {
     const bool resumed = in_epoch == epoch && number >= batch;
     return {resumed ? samples : 0, resumed ? number - batch : number};

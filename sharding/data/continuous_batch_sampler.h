@@ -30,7 +30,7 @@ class ContinuousBatchSampler : public BatchSampler {
   /// Errc::invalid_argument if there are too few samples, or an option is out of range.
   explicit ContinuousBatchSampler(ContinuousBatchOptions);
 
-  /// Those of updates(). An epoch is only a unit of counting here.
+  /// The batches of updates(). An epoch is only a unit of counting here.
   std::uint64_t batches() const override { return updates() * options_.accumulation; }
   std::size_t batch_size() const override { return options_.batch_size; }
   Batch at(std::uint64_t epoch, std::uint64_t batch) const override;

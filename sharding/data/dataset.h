@@ -55,7 +55,7 @@ class BatchRows {
   BatchRows(std::span<const Field> fields, std::span<const Tensor> memory, const SampleDraw& draw = {})
       : fields_(fields), memory_(memory), draw_(draw) {}
 
-  /// Of the sample that is read.
+  /// The draw of the sample that is read.
   const SampleDraw& draw() const { return draw_; }
 
   /// The elements of a row. Errc::invalid_argument if there is no such field, it lists the fields, if T is
@@ -65,9 +65,9 @@ class BatchRows {
     const std::size_t f = find(field, dtype_of<T>, false);
     return {memory_[f].data<T>() + row * elements(f), fields_[f].shape.count()};
   }
-  /// Those of a sample of a ragged field, whose first extent is `length`, which the batch keeps. A sample for
-  /// which this is not called has the length 0. Errc::invalid_argument, as above, if the field is not ragged,
-  /// or for a length beyond Field::shape.
+  /// The row of a sample of a ragged field, whose first extent is `length`, which the batch keeps. Without
+  /// this call a sample has the length 0. Errc::invalid_argument, as above, if the field is not ragged, or
+  /// for a length beyond Field::shape.
   template <class T>
   std::span<T> row(std::string_view field, std::size_t row, std::size_t length) {
     const std::size_t f = find(field, dtype_of<T>, true);
@@ -122,7 +122,7 @@ class Batch {
 
   /// [rows, shape…]. Errc::invalid_argument if there is no such field; it lists the fields.
   const Tensor& operator[](std::string_view field) const;
-  /// Of its tensors.
+  /// The fields of its tensors.
   std::span<const Field> fields() const {
     return fields_ ? std::span<const Field>(*fields_) : std::span<const Field>();
   }
@@ -148,14 +148,14 @@ struct NamedTensor {
 /// Sample i is row i of every tensor, as in torch.utils.data.TensorDataset.
 class TensorDataset : public Dataset {
  public:
-  /// Tensors on the host of at least one dimension, of which the first are equal. Shares their memory, which
+  /// Tensors on the host of at least one dimension, whose first extents are equal. Shares their memory, which
   /// must not be written while a loader reads. Errc::invalid_argument names the tensor that does not fit.
   explicit TensorDataset(std::vector<NamedTensor>);
 
   std::uint64_t size() const override { return size_; }
   std::vector<Field> fields() const override;
   void read(std::uint64_t index, BatchRows& to, std::size_t row) const override;
-  /// Of parts_of_checksum() of each tensor.
+  /// Joins parts_of_checksum() of each tensor.
   std::optional<std::uint64_t> checksum() const override;
 
  private:

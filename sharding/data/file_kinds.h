@@ -12,11 +12,11 @@ struct FileKind {
   bool is_words = false;                ///< a text may have such a mark: bytes that no text has must follow
 };
 
-/// Whether bytes, of which the last character may be cut, may be text in some encoding of 8 bits: of 64 bytes
-/// less than one is a control, where those of random bytes are six. "\x1b" begins colours.
+/// Whether bytes may be text in some encoding of 8 bits: less than one of 64 bytes is a control, where random
+/// bytes have six. "\x1b" begins colours. The last character may be cut.
 bool looks_like_text(std::string_view bytes);
 
-/// Whether the bytes are UTF-8, of which the last character may be cut.
+/// Whether the bytes are UTF-8. The last character may be cut.
 bool begins_as_utf8(std::string_view bytes);
 
 /// The kind whose mark, of `min_bytes` or more, is in the first bytes of a file; nullptr: none.

@@ -28,7 +28,7 @@ class ShardReader {
 /// other ranks. The const functions may be called from several threads at once.
 class IterableDataset {
  public:
-  /// Samples of a shard of which no epoch ends.
+  /// The samples of a shard whose epoch never ends.
   static constexpr std::uint64_t endless = std::uint64_t{1} << 40;
 
   virtual ~IterableDataset() = default;
@@ -43,7 +43,7 @@ class IterableDataset {
   /// than that. A source that cannot go there throws.
   virtual std::unique_ptr<ShardReader> open(std::size_t shard, std::uint64_t epoch,
                                             std::uint64_t position) const = 0;
-  /// As Dataset::checksum().
+  /// The same as Dataset::checksum().
   virtual std::optional<std::uint64_t> checksum() const { return std::nullopt; }
 
   /// Samples of an epoch.

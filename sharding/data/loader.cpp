@@ -63,7 +63,7 @@ std::vector<Tensor> batch_memory(const std::vector<Field>& fields, std::size_t r
   return all;
 }
 
-/// From which copies to the device do not block.
+/// Memory from which copies to the device do not block.
 Allocator host_memory_for(Device device) {
   if (device.kind == Device::host) return allocate_host;
   return [device](std::size_t bytes) { return allocate_pinned(device, bytes); };
@@ -76,7 +76,7 @@ std::vector<HostBatch> ring_of(const std::vector<Field>& fields, std::size_t row
   return ring;
 }
 
-/// Of a dataset, or of a stream.
+/// The fields of a dataset or a stream, checked.
 template <class Source>
 std::shared_ptr<const std::vector<Field>> checked_fields(const Source* source) {
   require(source != nullptr, Errc::invalid_argument, "a loader without a dataset");

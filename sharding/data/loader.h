@@ -39,7 +39,7 @@ struct LoaderOptions {
   std::string targets{};
   std::int32_t ignore_index = -100;
   Collation collation{};  ///< of ragged fields
-  /// Of an IterableDataset: the samples of a shard are shuffled within windows of so many, which depend on
+  /// The samples of a shard of an IterableDataset are shuffled within windows of so many, which depend on
   /// seed and epoch alone. Each shard holds two windows in memory. A loader that is moved to another position
   /// reads its window from where it begins. 0 or 1: samples come in order.
   std::size_t buffer_size = 0;
@@ -80,8 +80,8 @@ class Loader final : public StatefulLoader {
   std::uint64_t size() const;
   /// The next batch; not while the stream is captured. Errc::timeout.
   Batch& next();
-  /// For which next() has waited until a batch was read, since the loader was made: about 0 if threads read
-  /// ahead fast enough.
+  /// The time that next() has waited until a batch was read, since the loader was made: about 0 if threads
+  /// read ahead fast enough.
   double waited_seconds() const override;
 
   /// Position of the next batch.

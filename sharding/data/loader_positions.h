@@ -26,11 +26,11 @@ class StatefulLoader {
   virtual void set_position(const LoaderPosition&) = 0;
   /// One line that differs for other data or another order of them; empty: unknown.
   virtual std::string data() const { return {}; }
-  /// What follows from data() that differ from those of a checkpoint.
+  /// What it does if data() differ from those of a checkpoint.
   virtual const char* when_others() const { return "it begins with the first sample"; }
   /// If the next batch could not be read: continues behind it.
   virtual void skip_failed() {}
-  /// For which its user has waited for data, so far.
+  /// The time that its user has waited for data, so far.
   virtual double waited_seconds() const { return 0; }
 
  protected:

@@ -40,7 +40,7 @@ void ShardReaders::skip(std::uint64_t batch) {
   enrol(batch, {});
 }
 
-/// Of a batch among those that read the same shards; it ends for all of them.
+/// A batch's turn among those that read the same shards; it ends for all of them.
 class ShardReaders::Turn {
  public:
   Turn(ShardReaders& all, std::uint64_t batch, std::vector<std::size_t> shards)

@@ -23,7 +23,7 @@ class Subset : public Dataset {
   std::uint64_t size() const override { return indices_.size(); }
   std::vector<Field> fields() const override { return dataset_->fields(); }
   void read(std::uint64_t index, BatchRows& to, std::size_t row) const override;
-  /// Of the indices and, if it has one, the checksum of the dataset.
+  /// Joins the indices and, if there is one, the checksum of the dataset.
   std::optional<std::uint64_t> checksum() const override;
 
  private:
@@ -31,7 +31,8 @@ class Subset : public Dataset {
   std::vector<std::uint64_t> indices_;
 };
 
-/// Of a part of random_split(): an integer is a number of samples, a floating-point number a fraction.
+/// The size of a part of random_split(): an integer is a number of samples, a floating-point number a
+/// fraction.
 class SplitSize {
  public:
   template <std::integral T>
@@ -72,7 +73,7 @@ class ConcatDataset : public Dataset {
   std::uint64_t size() const override { return ends_.back(); }
   std::vector<Field> fields() const override { return datasets_.front()->fields(); }
   void read(std::uint64_t index, BatchRows& to, std::size_t row) const override;
-  /// Of the sizes and, where there are any, the checksums of the datasets.
+  /// Joins the sizes and, where there are any, the checksums of the datasets.
   std::optional<std::uint64_t> checksum() const override;
 
  private:

@@ -296,7 +296,7 @@ bool is_utf16(std::string_view text, std::size_t high) {
   return true;
 }
 
-/// Of pairs of bytes, those that are a character of ASCII; `high`: the place of the higher byte.
+/// Number of the pairs of bytes that are a character of ASCII; `high`: the place of the higher byte.
 std::size_t ascii_pairs(std::string_view text, std::size_t high) {
   std::size_t count = 0;
   for (std::size_t i = 0; i + 1 < text.size(); i += 2)

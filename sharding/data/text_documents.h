@@ -24,7 +24,7 @@ struct TextOptions {
   /// None: the tokens are the bytes of the text. Pairs need one (Tokenizer::bytes()).
   std::optional<Tokenizer> tokenizer{};
   std::string text_key = "text";  ///< of a record's text
-  /// Of a record's prompt and answer, of which the answer is learnt; both or none. Files of text have none.
+  /// Keys of a record's prompt and answer, both or none; only the answer is learnt. Files of text have none.
   /// The texts have the marks of a chat template, which is not run here; the token of the beginning may be
   /// among them.
   std::string prompt_key{}, answer_key{};

@@ -43,9 +43,9 @@ class Tokens {
   std::string_view text() const;
   /// The lines of text_files() on what from_text() has left out.
   std::span<const std::string> left_out() const;
-  /// The samples are pairs, of which the answers are learnt.
+  /// The samples are pairs, and only their answers are learnt.
   bool has_answers() const;
-  /// Of the folders of from_file() that have one.
+  /// The indices of those folders of from_file() that have one.
   std::span<const TokensIndex> indices() const;
   /// Reads tokens [begin, begin + out.size()). Errc::config names position and value of the first token
   /// outside the vocabulary.
@@ -74,11 +74,11 @@ class Tokens {
   std::uint64_t vocabulary_ = std::uint64_t{1} << 31;
 };
 
-/// Of parts_of_checksum() of the tokens, and of the lengths of pairs.
+/// Joins parts_of_checksum() of the tokens and of the lengths of pairs.
 std::uint64_t checksum(const Tokens&);
 
 /// Sample i has the fields `inputs`, tokens i·T … i·T + T - 1, and `targets`, the token after each: i32 [T].
-/// Of pairs it is pair i, as Tokens::read_pair() has it.
+/// If the samples are pairs, it is pair i, as Tokens::read_pair() has it.
 class TokenDataset : public Dataset {
  public:
   /// `document_end`: a third field, `document_starts`, i32 [T], has the input at which the document of each

@@ -16,16 +16,12 @@
 /// scaling, clipping, and what is sharded (docs/configuration.md). A model without values is initialised from
 /// the seed; one with values starts from those of rank 0.
 ///
-/// Losses: an nn::Loss is a sum of terms, and knows how many there are; a term is what a target contributes
-/// that is not ignored, e.g. a token's cross-entropy. Any other scalar, such as nn::mean() of a loss of one's
-/// own, has no terms (docs/guide/own_loss.md).
-///
-/// A micro-batch has one weight on each rank: the number of terms of the first nn::Loss that is propagated in
-/// it, or 1 if all of its losses are scalars. Each of its losses enters as its own mean over
-/// the micro-batch times that weight, and an update divides by the sum of the weights of all micro-batches
-/// and ranks. So one loss is the mean over the terms of all micro-batches and ranks, however many each has;
-/// backward(a) and backward(b) before one step() are backward(a + b); a scalar beside another loss, such as a
-/// regulariser, has the same factor in every update.
+/// Losses: an nn::Loss is a sum of terms, and knows their number; any other scalar has none
+/// (docs/guide/own_loss.md). A micro-batch has one weight on each rank: the number of terms of the first
+/// nn::Loss that is propagated in it, or 1 if all of its losses are scalars. Each of its losses enters as its
+/// own mean times that weight, and an update divides by the sum of the weights of all micro-batches and
+/// ranks. So one loss is the mean over the terms of all of them; backward(a) and backward(b) before one
+/// step() are backward(a + b); a scalar beside another loss has the same factor in every update.
 ///
 /// Several engines may exist in a process, each with a communicator of its own. Every rank makes the same
 /// calls in the same order. One thread per rank.

@@ -78,7 +78,7 @@ RopeConfig rope_of(const JsonObject&, std::size_t positions, const RopeKey& thet
 /// rope_scaling.
 nlohmann::ordered_json scaling_json(const ops::RotaryOptions&);
 
-/// Of two names of one value, the one that is given, or the first. Errc::config for two values that differ.
+/// The one of two names of a value that is given, or the first. Errc::config for two values that differ.
 const char* spelling(const JsonObject&, const char* name, const char* other);
 
 /// layer_types, if it is given, states for each layer what other keys state for all; Errc::config if it

@@ -173,7 +173,7 @@ constexpr ModelFamily family(std::string_view model_type) {
   return {.model_type = model_type,
           .make = make_llama,
           .config_json = llama_json,
-          // Of files before transformers 4.32: the frequencies of rotary embedding.
+          // Files before transformers 4.32 have the frequencies of rotary embedding.
           .names = {"model.", {{{"rotary_emb.inv_freq", 1, ""}}}, "lm_head.weight", "embed_tokens.weight"},
           .target_modules = {"q_proj", "v_proj"}};
 }

@@ -260,7 +260,7 @@ struct TableAndHead {
   std::string table, head;
 };
 
-/// Those of which the tensor is one.
+/// The table and the head of a family, if the tensor is one of them.
 std::optional<TableAndHead> table_and_head(const TensorSource& base, const std::string& tensor) {
   for (const NameTable& names : name_tables()) {
     TableAndHead of{concat(names.prefix, names.table), std::string(names.head)};

@@ -34,7 +34,7 @@ struct ModelFamily {
   std::unique_ptr<LanguageModel> (*make)(const JsonObject& config, std::vector<std::string>* warnings);
   std::string (*config_json)(const LanguageModel&);  ///< what make() and Hugging Face accept
   NameTable names;
-  /// Of LoRA where none are given: TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING of PEFT.
+  /// LoRA's layers where none are given: TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING of PEFT.
   std::array<std::string_view, 2> target_modules{};
 };
 

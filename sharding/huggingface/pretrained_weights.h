@@ -59,8 +59,8 @@ class PretrainedWeights {
   bool contains(const Parameter&) const;
   /// Names of parameters and buffers that LoadOptions::others_if_present has added.
   const std::vector<std::string>& others() const;
-  /// Whether loading changes a parameter that has a value: it is in the files, or a low-rank update of which
-  /// they have none.
+  /// Whether loading changes a parameter that has a value: it is in the files, or it is a low-rank update
+  /// that they lack.
   bool writes(const Parameter&) const;
   /// What is worth a line, without a line end, else empty: which of several sources was read
   /// (TensorSource::choice()), a prefix that was left out, names that are missing or unexpected.

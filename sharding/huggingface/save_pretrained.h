@@ -23,10 +23,10 @@ struct SaveOptions {
   /// Adds low-rank updates of LoRA to the weights (merge_lora()), as merge_and_unload() of PEFT: the file is
   /// of the model without LoRA. False: weights and updates are written as they are.
   bool merge_lora = true;
-  /// Of the parameters in the files: f32, or f16 or bf16, rounded to nearest even. Errc::diverged names a
+  /// The parameters' type in the files: f32, or f16 or bf16, rounded to nearest even. Errc::diverged names a
   /// value that overflows, unless `nonfinite`. Buffers keep their dtypes.
   DType dtype = DType::f32;
-  /// Of save_pretrained(): bytes of the tensors of a file. A larger tensor has a file of its own.
+  /// The most bytes of a file's tensors by save_pretrained(). A larger tensor has a file of its own.
   std::uint64_t max_shard_size = 50'000'000'000;
 };
 

@@ -10,7 +10,7 @@
 namespace rz {
 namespace {
 
-/// Of torch.compile(), FullyShardedDataParallel and checkpoint_wrapper().
+/// Prefixes by torch.compile(), FullyShardedDataParallel and checkpoint_wrapper().
 constexpr std::array<std::string_view, 3> wrappers{"_orig_mod.", "_fsdp_wrapped_module.",
                                                    "_checkpoint_wrapped_module."};
 

@@ -21,7 +21,7 @@ class Checksum {
   Checksum& operator=(Checksum&&) noexcept;
 
   void add(std::span<const std::byte> bytes);
-  /// Of all bytes so far.
+  /// The checksum of all bytes so far.
   std::uint64_t value() const;
 
  private:

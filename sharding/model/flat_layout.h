@@ -95,7 +95,7 @@ class FlatLayout {
   }
 
   Placement state() const { return state_; }
-  /// The shard of this rank, of which each copy of the model has one.
+  /// The shard of this rank; each copy of the model has one like it.
   Range shard(int bucket) const;
   /// The elements that this rank updates: its shard, or all.
   Range updated(int bucket) const;
@@ -136,7 +136,8 @@ struct FlatParameter {
 /// In elements.
 struct FlatParameterLimits {
   std::size_t align = 1;  ///< parameters start at multiples of it, and what a rank owns
-  /// Of one flat parameter, with the padding between its parameters. A larger parameter has its own.
+  /// The most elements of one flat parameter, with the padding between its parameters. A larger parameter has
+  /// its own.
   std::size_t count = std::numeric_limits<std::size_t>::max();
   /// Parameters of up to `persistent` elements are persistent, while all of them together have no more than
   /// `all_persistent`.

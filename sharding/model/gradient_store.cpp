@@ -241,8 +241,8 @@ Tensor WholeGradients::shard(int bucket) const {
   return buckets_[static_cast<std::size_t>(bucket)].view(own.begin, {own.count()});
 }
 
-/// Of the sums of two steps. No call of a pass may start between them: it would start there on some ranks
-/// only.
+/// Gathers the sums of two steps. No call of a pass may start between them: it would start there on some
+/// ranks only.
 void WholeGradients::gather(const Stream& stream) {
   for (const int bucket : in_flight_) {
     const auto b = static_cast<std::size_t>(bucket);

@@ -33,9 +33,9 @@ class GradientWire {
   /// `overlap`, start functions wait for all steps but the last.
   GradientWire(const WireFormat&, ReduceOp result, bool overlap, Runtime&);
 
-  /// Of whole gradients, in place, over all data ranks at once.
+  /// Sums whole gradients, in place, over all data ranks at once.
   Reduction all_reduce(const Tensor& in_out, const Stream&);
-  /// Of this rank's shard of `in`, which may be overwritten. `out` may be that shard. The reduction stays
+  /// Sums this rank's shard of `in`, which may be overwritten. `out` may be that shard. The reduction stays
   /// where it is until it is finished.
   void reduce_scatter(Reduction&, const Tensor& in, const Tensor& out, const Stream&);
   /// Starts the second steps of the reductions whose first ones have ended. `wait`: of all, as those end.

@@ -24,7 +24,7 @@ float random_number(std::uint64_t seed, std::uint64_t counter) {
 constexpr float epsilon = 1e-8f;
 constexpr auto overwrite = ops::Into::overwrite;
 
-/// Of gradients that are compressed as one matrix.
+/// Gradients that are compressed as one matrix.
 struct MatrixView {
   Tensor values;  ///< [rows, columns]
   std::size_t rows() const { return values.shape()[0]; }
@@ -52,11 +52,11 @@ class PowerSgd final : public CommunicationHook {
   bool advance(const HookBucket&, Runtime&, const Stream&) override;
 
  private:
-  /// Of a matrix, between passes.
+  /// What a matrix keeps between passes.
   struct Memory {
     Tensor q, error;
   };
-  /// Of a bucket, in a pass.
+  /// The state of a bucket in a pass.
   struct Running {
     enum Stage { exact, first_factor, second_factor } stage = exact;
     Work work;

@@ -57,11 +57,11 @@ struct Runtime {
   Tensor allocate_flat(std::size_t count, DType) const;
 
   // Collectives that are counted in `traffic`.
-  /// Of `data`.
+  /// Over the ranks of `data`.
   Work all_reduce(const Tensor& in_out, ReduceOp, const Stream&);
-  /// Of `replicas`, which there are.
+  /// Over the ranks of `replicas`, which must exist.
   Work all_reduce_replicas(const Tensor& in_out, ReduceOp, const Stream&);
-  /// Of `secondary`, which there is.
+  /// Over the ranks of `secondary`, which must exist.
   Work all_gather_secondary(const Tensor& in, const Tensor& out, const Stream&);
   // Of shard_group.
   Work reduce_scatter(const Tensor& in, const Tensor& out, ReduceOp, const Stream&);
@@ -89,8 +89,8 @@ struct Runtime {
   Stream between;              ///< on a device, orders sums over replicas after those over shard_group
   TransientMemory transient;   ///< memory of the communicator for buffers that live for a part of a step
   ExposedTime& exposed;        ///< that of the mesh, as is `traffic`
-  /// Of all updates; not of checks that are made once, of ParameterValues::whole(), and of what an engine
-  /// adds for reports, checkpoints and ranks that have ended.
+  /// The calls of all updates, without checks that are made once, ParameterValues::whole(), and the calls of
+  /// an engine for reports, checkpoints and ranks that have ended.
   MeshTraffic& traffic;
 
  private:

@@ -37,7 +37,7 @@ struct PlannedLayout {
 };
 /// Errc::invalid_argument if the plan is impossible. The parameters must outlive the result.
 PlannedLayout plan_layout(Module&, const ModelParameters&, const StorageOptions&, MeshCoordinates);
-/// The buckets of which optimizer state and masters are offloaded, on a device.
+/// The buckets whose optimizer state and masters are offloaded, on a device.
 std::vector<char> offloaded_buckets(const BucketLayout&, const OffloadOptions&);
 
 /// Layout and memory of the parameters of one model: values, masters and gradients.
@@ -56,7 +56,7 @@ class ShardedModel {
   FlatParameters* flat_parameters() const { return flat_parameters_.get(); }
   /// The scopes that were gathered. Null unless values are sharded.
   const ScopeTrace* trace() const { return trace_.get(); }
-  /// In which the gradients are reduced.
+  /// The format in which the gradients are reduced.
   GradientWire& wire() { return wire_; }
   ValueStore& values() const { return *values_; }
   GradientStore& gradients() const { return *gradients_; }

@@ -56,7 +56,7 @@ class ValueStore {
 std::unique_ptr<ValueStore> make_replicated_values(const ModelParameters&, const FlatLayout&, DType dtype,
                                                    Runtime&);
 
-/// Values of which each rank holds its shard. The parameters of a scope are gathered just before the scope
+/// Each rank holds its shard of the values. The parameters of a scope are gathered just before the scope
 /// runs, in forward and backward, and dropped after it, unless they are used again soon. Meanwhile those of
 /// the next scopes are prefetched, in the order of an earlier pass. A scope that this order did not predict
 /// is gathered on demand.

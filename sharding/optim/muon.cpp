@@ -99,7 +99,8 @@ class Muon final : public Optimizer {
     return adam_states(rest(group));
   }
   Grain grain(int group) const override { return is_matrix_group(group) ? Grain::matrix : Grain::element; }
-  /// Those of updates of matrices, then those of the other groups. Directions depend on options alone.
+  /// The constants of updates of matrices, then those of the other groups. Directions depend on options
+  /// alone.
   std::vector<std::byte> constants(std::int64_t missed) const override {
     std::vector<std::byte> out = bytes_of(all_steps());
     const std::vector<std::byte> more = bytes_of(all_adams({.missed = missed}));

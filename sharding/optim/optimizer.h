@@ -65,7 +65,7 @@ struct StateSpec {
   std::string name;
   DType dtype = DType::f32;
   float initial = 0;  ///< value before the first update
-  /// The state of which it takes the values in a checkpoint that lacks it; empty: none.
+  /// In a checkpoint that lacks this state, its values are those of the state of this name; empty: none.
   std::string substitute{};
   bool operator==(const StateSpec&) const = default;
 };
@@ -168,7 +168,7 @@ class Optimizer {
   /// Index of the group to which a parameter belongs. Errc::invalid_argument names a parameter of no group.
   int group_of(const Parameter&) const;
   double learning_rate(int group = 0) const { return at(group).learning_rate; }
-  /// Of every group. Errc::invalid_argument unless the rate is finite in f32.
+  /// Sets the rate of every group. Errc::invalid_argument unless the rate is finite in f32.
   void set_learning_rate(double rate);
   void set_learning_rate(int group, double rate);
   /// Whether the rule of a group has decay rates of two moments.

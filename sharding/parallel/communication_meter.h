@@ -37,7 +37,7 @@ class ExposedTime {
     last_ = now_;
     now_ = {};
   }
-  /// Of all steps.
+  /// The time of all steps.
   std::chrono::nanoseconds total() const { return total_; }
   /// Seconds in the last step that has ended.
   double last_step() const { return std::chrono::duration<double>(last_).count(); }
@@ -49,12 +49,12 @@ class ExposedTime {
   std::chrono::nanoseconds now_{}, last_{}, total_{};
 };
 
-/// Of the ranks of a mesh, whose copies share it. The strategy that trains on the mesh begins it anew, and
+/// The meter of a mesh, whose copies share it. The strategy that trains on the mesh begins it anew, and
 /// counts what it sends; layers count what they exchange.
 struct CommunicationMeter {
   MeshTraffic traffic;
   ExposedTime exposed;
-  /// Of the collectives that start() counts; may be empty. Its time counts as a wait.
+  /// Called with each collective that start() counts; may be empty. Its time counts as a wait.
   std::function<void(const StartedCollective&)> started;
 
   /// Counts a collective among `ranks` ranks in `group`, which f starts: `calls` of `bytes` each.

@@ -29,7 +29,7 @@ class Mesh {
   struct Groups {
     std::shared_ptr<Communicator> all, data, shard, replicas, tp;
   };
-  /// Of finished communicators. Not collective.
+  /// A mesh of finished communicators. Not collective.
   Mesh(const MeshSizes&, Groups);
 
   /// The same ranks with other sizes of replicate and shard, and the same count of traffic. Collective.

@@ -13,7 +13,7 @@ struct MeshSizes {
   int shard = 0;      ///< ranks between which values, gradients and optimizer state are divided
   int tp = 1;         ///< ranks that share each layer: tensor parallelism
 
-  /// Of sizes without "auto".
+  /// The ranks of the mesh. Requires sizes without "auto".
   int ranks() const { return replicate * shard * tp; }
   /// Ranks with data of their own.
   int data() const { return replicate * shard; }
@@ -26,7 +26,7 @@ struct MeshCoordinates {
 
   MeshCoordinates(RankOf replica_, RankOf shard_, RankOf part_)
       : replica(replica_), shard(shard_), part(part_) {}
-  /// Of ranks that all divide one copy of the model.
+  /// For ranks that all divide one copy of the model.
   // NOLINTNEXTLINE(google-explicit-constructor)
   MeshCoordinates(RankOf shard_) : shard(shard_) {}
   /// Among the ranks with data of their own.
@@ -34,7 +34,7 @@ struct MeshCoordinates {
   bool operator==(const MeshCoordinates&) const = default;
 };
 
-/// Of a rank of a mesh, whose sizes are numbers.
+/// The coordinates of a rank. Requires sizes without "auto".
 MeshCoordinates coordinates(const MeshSizes&, int rank);
 
 /// "replicate 2 x shard auto x tp 4"; replicate and tp of 1 are left out.

@@ -216,7 +216,7 @@ class Division {
   std::vector<std::function<void()>> settings_;
 };
 
-/// Of each module, the first rule that matches it. Each rule must match one.
+/// Each module with the first rule that matches it. Each rule must match one.
 std::vector<MatchedLayer> layers_of(Module& module, const ParallelPlan& plan) {
   std::vector<MatchedLayer> layers;
   std::vector<bool> used(plan.size(), false);

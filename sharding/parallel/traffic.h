@@ -36,7 +36,7 @@ struct Traffic {
   /// ranks agree on in a pass.
   CallCount control;
 
-  /// Of all_reduce, reduce_scatter, all_gather or broadcast.
+  /// The count of all_reduce, reduce_scatter, all_gather or broadcast.
   CallCount& of(Collective);
 
   /// Bytes that each of the `ranks` ranks of the group sends if it sends the least: twice (ranks - 1) / ranks
@@ -71,7 +71,7 @@ struct MeshTraffic {
   Traffic replicate;  ///< of the ranks with the same shard
   Traffic tp;         ///< of the ranks that share layers
 
-  /// Of all groups.
+  /// The sum over all groups.
   Traffic total() const;
   /// Bytes that each rank sends, if it sends the least.
   std::uint64_t sent(const MeshSizes&) const;
@@ -86,7 +86,7 @@ struct StartedCollective {
   int ranks;          ///< of the group
   std::chrono::steady_clock::time_point start;
   Work work;
-  const Stream& stream;  ///< in the order of which it was started
+  const Stream& stream;  ///< it was started in the order of this stream
 };
 /// Functions that are called on the thread of the rank; they may be empty.
 struct CommunicationObserver {

@@ -66,7 +66,7 @@ class World {
   int local_rank() const { return launch_.local_rank; }
   bool is_main() const { return rank() == 0; }
   bool is_local_main() const { return launch_.local_rank == 0; }
-  /// Of the models of this rank.
+  /// The device of this rank's models.
   Device device() const { return communicator_.options().device; }
   /// Number of threads for this rank (fair_threads()).
   int threads() const { return threads_; }

@@ -39,7 +39,7 @@ class GradientReduction {
   void enter(const ScopeUse&);
   /// Called after a scope has run backward.
   void leave(const ScopeUse&);
-  /// In place of begin_pass() and gradient_begins(), for a pass of which this rank computes nothing.
+  /// In place of begin_pass() and gradient_begins(), for a pass in which this rank computes nothing.
   void begin_scopes();
   void touch(int member);
 

@@ -31,7 +31,7 @@ struct JoinOptions {
 ///     }
 ///
 /// Updates are made on all ranks, so replicas stay equal. zero3 gathers values in every pass and has no
-/// backward_without_data(): there a rank without data runs the model on a batch of which all targets are
+/// backward_without_data(): there a rank without data runs the model on a batch whose targets are all
 /// ignored (-100). Not thread-safe.
 class Join {
  public:

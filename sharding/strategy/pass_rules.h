@@ -43,7 +43,7 @@ class PassRules {
   void mark_values_written() { values_written_ = true; }
 
   // ---- the exchange
-  /// Of its buffer.
+  /// The size of its buffer.
   std::size_t bytes() const { return words_.size() * sizeof(words_[0]); }
   /// Starts it. Every rank calls it once per reduced pass.
   void begin_exchange(bool cancelled);

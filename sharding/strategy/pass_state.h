@@ -85,7 +85,7 @@ class PassState {
   struct Times {
     double forward = 0, backward = 0;
   };
-  /// Of the last update that has ended.
+  /// The times of the last update that has ended.
   const Times& last_step() const { return last_; }
 
  private:

@@ -63,7 +63,7 @@ std::size_t gradients_of(const Laid& laid) {
   return elements * size_of(laid.storage.precision.gradients);
 }
 
-/// Of the elements of a bucket that the rank updates.
+/// Bytes of the state of a bucket's elements that the rank updates.
 std::size_t state_of(const Laid& laid, int bucket, const Optimizer& optimizer) {
   const auto& members = laid.layout.bucket(bucket).members;
   std::size_t bytes = 0;

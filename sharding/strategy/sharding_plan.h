@@ -1,5 +1,5 @@
 #pragma once
-/// What a kind of strategy and its options mean for the parts of which a strategy is composed.
+/// A kind of strategy and its options choose the parts of a strategy.
 
 #include <span>
 

@@ -107,7 +107,7 @@ class StepControl {
     bool skip = false;     ///< on a device unknown: false
     UpdateScale scale{};
   };
-  /// The scale of an update after clip(). `hash`: of what is to be equal on all ranks. Collective.
+  /// The scale of an update after clip(). `hash` covers all that must be equal on all ranks. Collective.
   Decision scale(std::uint64_t hash, const Stream&);
   /// Sums the squares and decides on one update. Collective; on a device the host does not wait, and ignores
   /// the hash.

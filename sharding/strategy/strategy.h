@@ -1,6 +1,7 @@
 #pragma once
-/// Interface of the data-parallel strategies. DDP and ZeRO-1, ZeRO-2 and ZeRO-3 present the same interface to
-/// a training loop.
+/// The interface of the data-parallel strategies to a training loop: DDP and ZeRO-1, ZeRO-2 and ZeRO-3.
+/// docs/guide/zero.md has what a loop may do beside this one: accumulation, parameters that are frozen or
+/// unused, CUDA graphs. sharding/engine/engine.h has the weights of losses.
 ///
 ///     auto strategy = make_strategy(StrategyKind::zero3, model, comm);  // on every rank
 ///     strategy->attach(tape);
@@ -16,70 +17,21 @@
 ///       const double norm = strategy->outcome(*optimizer, stream).norm;
 ///     }
 ///
-/// Loss: a micro-batch has one weight on each rank: the number of terms (targets that are not ignored) of the
-/// first nn::Loss that is propagated in it, or 1 if all of its losses are scalars. Each of its losses enters
-/// as its own mean over the micro-batch times that weight, and an update divides by the sum of the weights of
-/// all micro-batches and ranks. So one loss is the mean over all terms of all micro-batches and ranks,
-/// however many each has; backward(a) and backward(b) of the same micro-batch are backward(a + b); and a
-/// scalar has the same factor in every update. Where the first loss has no term, the micro-batch adds nothing
-/// on this rank. Norms and updates read gradients so; in between, they are sums over a constant,
-/// UpdateSettings::set_expected_terms(). begin_backward() and Tape::backward() know of no weights: their
-/// gradients are means over the ranks, and an update has passes of one of the two ways.
+/// Determinism: if the communicator is deterministic, all strategies produce the same parameters, losses and
+/// norms, bit for bit, for any bucket size, with overlap on or off, for any number of passes per update, and
+/// wherever they synchronise. A mesh with several copies of the model has other bits than one copy, unless
+/// the order is pairwise and a copy has a power of two of ranks.
 ///
-/// Determinism: all strategies produce the same parameters, losses and norms, bit for bit, for any bucket
-/// size and with overlap on or off, for any number of passes per update and wherever they synchronise. This
-/// holds if the communicator is deterministic. On a mesh with several copies of the model, gradients are
-/// summed over the ranks of a copy and then over the copies: other bits than in one sum, unless the order is
-/// pairwise and a copy has a power of two of ranks.
+/// Ranks are replicas. They compare values, optimizers, options and rates; Errc::mismatch names what differs
+/// and, as culprit, the first rank that differs from the majority. Gradients are then dropped.
 ///
-/// A tp group: each rank has parts of some parameters (Parameter::part) and the others whole. Norms count
-/// each element once, and the terms of a loss, which is that of all ranks of the group, once.
+/// Errors: after an exception between zero_grad() and finish_gradients(), reset the tape and call
+/// cancel_update(). finish_gradients() of the other ranks throws Errc::cancelled. Training continues with
+/// zero_grad(). Errors of the communicator propagate.
 ///
-/// Accumulation: a pass that does not synchronise adds to the local gradients of this rank. The next pass
-/// that synchronises reduces the sum once. This needs no extra memory in ddp and zero1. In zero2 and zero3
-/// whole gradients (4Ψ bytes) are held from the first such pass to the reduction. To pay in communication
-/// instead, synchronise every pass (finish_gradients after each); the means are then accumulated where they
-/// are updated: in zero2 and zero3 in the shards, in ddp and zero1 in a copy (4Ψ, 4Ψ/ranks) until
-/// zero_grad().
-///
-/// Parameters: those with requires_grad = false when the strategy is constructed are frozen. They have no
-/// gradient and no optimizer state. To freeze others later, construct a new strategy: Errc::invalid_argument
-/// names a parameter that was frozen in between. A parameter unused in the loss of this rank contributes
-/// zeros, or is an error (StrategyOptions::find_unused_parameters). A parameter unused on all ranks since
-/// zero_grad() has a zero gradient; the update skips it, as in PyTorch, or applies the zero gradient, as in
-/// DeepSpeed (StrategyOptions::unused_parameters). A parameter shared by several scopes counts once.
-///
-/// Consistency: ranks are replicas. In the first reduced pass, and in the first one after values().fill(),
-/// they compare all values that more than one rank holds. In zero3, where one rank of a copy of the model
-/// holds each value, they compare the first elements of each parameter as fill() received them. In each
-/// update they compare optimizers, their options and rates: those of step() and clip_and_step() in the sums
-/// over the ranks that these make anyway, on a device those of next_update(). Errc::mismatch names what
-/// differs and, as culprit, the first rank that differs from the majority, if there is one; gradients are
-/// then dropped as by zero_grad().
-///
-/// Errors: after an exception between zero_grad() and finish_gradients() (in forward, in backward, out of
-/// memory), reset the tape and call cancel_update(). finish_gradients() of the other ranks throws
-/// Errc::cancelled. Training continues with zero_grad().
-///
-/// Mixed precision (StrategyOptions::precision): values are imported and exported in f32, to and from the
-/// masters. To keep small gradients in the range of f16, backward() multiplies losses by
-/// UpdateSettings::set_loss_scale(). sharding/optim/loss_scaler.h chooses the factor;
-/// StepPolicy::skip_overflow skips updates whose gradients overflowed.
-///
-/// CUDA: if the communicator is on a CUDA device, parameters, gradients and state are on it too, unless they
-/// are offloaded, and all work runs on the streams passed in (default: the stream of the tape). The host
-/// waits for the device only in gradient_norm(), clip_gradients() and outcome(), and in finish_gradients()
-/// for the hosts of the other ranks, unless the pass is captured. An update, from zero_grad() to
-/// clip_and_step(), can be captured in a graph (comm/device/graph.h) if capturable(). The graph can be
-/// replayed while shapes and the set of used parameters stay the same; call next_update() and
-/// agree_on_replay() before each replay and outcome() after it. Learning rate, loss scale, expected terms,
-/// policy and the number of terms may change. Run three updates without capture first, so that memory and
-/// buckets settle. Capture again after any other use of the strategy.
-///
-/// Thread safety: one thread per rank. Between begin_backward and the end of finish_gradients the
-/// communicator must not be used for anything else; in zero3 also not during a forward pass. Errors of the
-/// communicator propagate. Destroying a strategy with reductions in flight aborts the communicator.
-/// Destroying one with a prefetch in flight waits up to 5 s for it, then aborts.
+/// Thread safety: one thread per rank. Between begin_backward and the end of finish_gradients, and in zero3
+/// during a forward pass, the communicator must not be used for anything else. Destroying a strategy with
+/// reductions in flight aborts the communicator; with a prefetch in flight it waits up to 5 s, then aborts.
 
 #include <memory>
 
@@ -99,8 +51,7 @@ class Optimizer;
 class OptimizerState;
 struct ShardingPlan;
 
-/// Trains the parameters of a module on the ranks of a mesh. A plan chooses the parts of which a
-/// strategy is composed.
+/// Trains the parameters of a module on the ranks of a mesh. A plan chooses its parts.
 class Strategy {
  public:
   /// Checks that all ranks have the same model and options, and broadcasts the values of rank 0. Call

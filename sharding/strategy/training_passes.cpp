@@ -177,7 +177,7 @@ void TrainingPasses::finish(const Stream& stream, int counted) {
   state_.end_reductions();
 }
 
-/// As a rank that computes nothing.
+/// Makes the step's collectives as a rank that computes nothing.
 void TrainingPasses::take_part(const Step& step) {
   switch (step.kind) {
     case Step::enter:

@@ -105,7 +105,7 @@ class TrainingPasses {
   PassRules rules_;
   GradientReduction reduction_;
   UpdateRecord record_;
-  /// Those of the module, such as running means: in every forward pass that trains they are those of rank 0.
+  /// The module's buffers, such as running means: in every forward pass that trains they are those of rank 0.
   /// Empty without broadcast_buffers.
   std::vector<ModuleBuffer*> buffers_;
   bool trains_in_evaluation_ = false;

@@ -38,7 +38,7 @@ UpdateTiles::Parts UpdateTiles::parts(const Tile& tile) const {
   return out;
 }
 
-/// Of the largest tile: the first of a bucket is as large as any other.
+/// The bytes of the largest tile: the first of a bucket is as large as any other.
 std::size_t UpdateTiles::buffer_bytes() const {
   std::size_t max_bytes = 0;
   for (int b = 0; b < model_.layout().size(); ++b) {

@@ -175,7 +175,7 @@ class DeviceConstants {
   void write(const Optimizer&, std::span<const std::int64_t> missed, const Stream&);
   /// Whether write() was called since the last call of this function.
   bool take_written();
-  /// Those for members that missed no update.
+  /// The constants for members that missed no update.
   const void* get() const { return memory_.raw(); }
   /// `scale` for a call. If it has constants, they become those of the call.
   UpdateScale scale_of(const UpdateSpans::Call&, UpdateScale scale) const;

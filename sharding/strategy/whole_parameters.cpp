@@ -50,7 +50,7 @@ void ParameterNorms::measure(const Optimizer& optimizer, UpdateTiles& tiles, Upd
   scale.norms = norms_;
 }
 
-/// Of a parameter that the ranks of a tp group hold alike.
+/// Counts once a parameter that the ranks of a tp group hold alike.
 void ParameterNorms::count_once(const Stream& stream) {
   for (std::size_t m = 0; m < sums_.size() / 2; ++m) {
     if (runtime_.counts(model_.parameters().member(static_cast<int>(m)))) continue;

@@ -38,8 +38,8 @@ class AddedTokens {
   std::int32_t largest_id() const { return largest_id_; }
   /// nullptr if there is none.
   const AddedToken* find(std::string_view content) const;
-  /// The text of a token in what is decoded: in the form of the normalizer, as in tokenizers. nullptr if
-  /// there is none of this id.
+  /// The text that the token decodes to: in the form of the normalizer, as in tokenizers. nullptr if there is
+  /// none of this id.
   const std::string* text_of(std::int32_t id) const;
   const AddedToken* of_id(std::int32_t id) const;
   bool is_special(std::string_view text) const { return special_.contains(std::string(text)); }
@@ -64,7 +64,7 @@ class AddedTokens {
     std::vector<Node> nodes = std::vector<Node>(1);
     std::array<bool, 256> begins{};
 
-    /// Of a text, which becomes one of them; -1 at first.
+    /// The id of a text, which becomes one of them; -1 at first.
     std::int32_t& id_of(std::string_view text);
     /// Bytes of the longest text at the front; 0 if there is none.
     std::size_t match(std::string_view text, std::int32_t& id) const;

@@ -156,7 +156,7 @@ void BytePairs::complete() {
     const std::uint64_t pair = pair_of(left, right);
     std::size_t at = pair * odd >> shift_;
     while (ranks_[at].pair != 0 && ranks_[at].pair != pair) at = (at + 1) & (places - 1);
-    // Of a pair that is there twice, the last one counts, as in tokenizers.
+    // A pair may be there twice: the last one counts, as in tokenizers.
     ranks_[at] = {pair, static_cast<std::uint32_t>(rank)};
     if (++merges_of[result] > 1) results_differ_ = false;
   }

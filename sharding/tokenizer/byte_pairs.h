@@ -45,9 +45,9 @@ class BytePairs {
   /// (byte_characters()).
   enum class Spelling { characters, bytes };
 
-  /// Of the "model" of a tokenizer.json. Errc::config names the key.
+  /// Reads the "model" of a tokenizer.json. Errc::config names the key.
   static BytePairs read(const JsonObject& model);
-  /// Of vocab.json and merges.txt.
+  /// Reads vocab.json and merges.txt.
   static BytePairs read(const JsonObject& vocabulary, std::string_view merges,
                         const std::string& merges_file);
   /// Must be called before encode().

@@ -51,7 +51,7 @@ void append_character(std::string& out, char32_t code);
 /// U+FFFD.
 inline constexpr std::string_view replacement_character = "\xEF\xBF\xBD";
 
-/// Moves all but the beginning of a character that the text ends with to `out`: what is not UTF-8 becomes
+/// Moves the text to `out`, except the beginning of a character at its end. Bytes that are not UTF-8 become
 /// U+FFFD, one for each longest beginning of a character, as in Python's decode("utf-8", "replace").
 void take_characters(std::string& text, std::string& out);
 /// The text, or a copy in `storage` with U+FFFD in place of what is not UTF-8.

@@ -19,7 +19,7 @@ class Decoder {
 
  public:
   Decoder() = default;
-  /// Of a node that is null or an object. Errc::config names the key of what is not supported.
+  /// Reads a node that is null or an object. Errc::config names a key that is not supported.
   static Decoder read(const JsonObject& owner, std::string_view key);
   static Decoder byte_level();
 

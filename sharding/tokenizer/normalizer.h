@@ -13,12 +13,12 @@ namespace rz {
 class Normalizer {
  public:
   Normalizer() = default;
-  /// Of a node that is null or an object. Errc::config names the key of what is not supported.
+  /// Reads a node that is null or an object. Errc::config names a key that is not supported.
   static Normalizer read(const JsonObject& owner, std::string_view key);
   static Normalizer nfc();
 
   bool empty() const { return stages_.empty(); }
-  /// Of valid UTF-8. Errc::config as for Pattern::find().
+  /// Normalizes valid UTF-8. Errc::config as for Pattern::find().
   std::string normalized(std::string text) const;
 
  private:

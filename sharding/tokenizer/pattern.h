@@ -20,7 +20,7 @@ class Pattern {
   /// property that find_property() lacks, \X, \y or an option that limits these to ASCII, or if it repeats
   /// its parts more than 10,000 times in all.
   static Pattern regex(const std::string& expression, const std::string& where);
-  /// Of a key "pattern": {"String": …} or {"Regex": …}.
+  /// Reads a key "pattern": {"String": …} or {"Regex": …}.
   static Pattern read(const JsonObject& owner);
 
   struct Match {
@@ -29,7 +29,7 @@ class Pattern {
   /// The matches in valid UTF-8, from left to right, without overlap. An empty match does not follow another
   /// match at once. Errc::config if the search exceeds Oniguruma's limits.
   std::vector<Match> find(std::string_view text) const;
-  /// With all matches replaced.
+  /// The text with all matches replaced.
   std::string replaced(std::string_view text, std::string_view by) const;
   /// The text, if it is one.
   const std::string* as_text() const;

@@ -16,17 +16,17 @@ namespace rz {
 class PreTokenizer {
  public:
   PreTokenizer() = default;
-  /// Of a node that is null or an object. Errc::config names the key of what is not supported.
+  /// Reads a node that is null or an object. Errc::config names a key that is not supported.
   static PreTokenizer read(const JsonObject& owner, std::string_view key);
   /// GPT-2's.
   static PreTokenizer byte_level(bool add_prefix_space, bool use_regex = true);
-  /// Of bytes, split by a known expression.
+  /// Splits bytes by a known expression.
   static PreTokenizer byte_level(bool add_prefix_space, KnownPattern);
 
   bool empty() const { return stages_.empty(); }
   /// Whether the words are spelt in the characters of their bytes. Words of split() are then the bytes.
   bool spells_bytes() const { return !stages_.empty() && stages_.back().kind == Kind::byte_level; }
-  /// Of a ByteLevel alone, which gets the value; whether it is one with another value.
+  /// Sets the value of a ByteLevel, and leaves others alone. Returns whether it had another value.
   bool set_prefix_space(bool add);
   /// Whether a text is one word, the very bytes.
   bool is_identity_of_bytes() const;

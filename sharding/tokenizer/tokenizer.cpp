@@ -159,7 +159,7 @@ class TokenizerConfig {
   bool boolean(const char* key, bool absent) const {
     return is_given(key) ? owner(key).boolean(key, absent) : absent;
   }
-  /// Of a key, or of the class where no file has it.
+  /// The token of a key, or of the class where no file has the key.
   std::optional<AddedToken> token(const char* key, const ClassRules* rules) const {
     if (has(key) || !rules) return token_of_key(owner(key), key);
     const std::string_view name = rules->default_token(key);
@@ -169,7 +169,7 @@ class TokenizerConfig {
                       .normalized = false,
                       .special = true};
   }
-  /// Of added_tokens_decoder or added_tokens.json, by their ids.
+  /// The tokens of added_tokens_decoder or added_tokens.json, by their ids.
   const std::map<std::int64_t, AddedToken>& added() const { return added_; }
   /// Special tokens without a key of special_keys.
   const std::vector<AddedToken>& further_tokens() const { return further_; }
@@ -349,8 +349,8 @@ bool is_given(const JsonObject& config, std::string_view key) {
   return config.has(key) && !config.at(key).is_null();
 }
 
-/// Of the class that tokenizer_config.json names, else config.json, by itself or by model_type; GPT-2's
-/// without these files. nullptr: no rules are known, which is an error of two files.
+/// The rules of the class that tokenizer_config.json names, else config.json, by itself or by model_type;
+/// GPT-2's without these files. nullptr: no rules are known, which is an error of two files.
 const ClassRules* find_rules(const TokenizerConfig& tokenizer, const std::string& folder, bool two_files) {
   const ClassRules* const none = two_files ? &class_rules[0] : nullptr;
   const auto of_class = [&](const JsonObject& config) -> const ClassRules* {

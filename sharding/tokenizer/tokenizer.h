@@ -28,8 +28,8 @@ struct BpeTrainingOptions {
 /// share it, and all calls may run concurrently.
 class Tokenizer {
  public:
-  /// Of a folder with tokenizer.json, or with vocab.json and merges.txt; or of such a file. A folder without
-  /// them is one of the program tokenize, or one of checkpoints, of which the latest counts.
+  /// Reads a folder with tokenizer.json, or with vocab.json and merges.txt, or such a file. A folder without
+  /// them is one of the program tokenize, or one of checkpoints, whose latest counts.
   ///
   /// The class is tokenizer_class of tokenizer_config.json, else of config.json, else that of its model_type.
   /// The rules of vocab.json and merges.txt are those of the class: GPT2Tokenizer, which is also that of
@@ -84,10 +84,9 @@ class Tokenizer {
   std::optional<std::int32_t> bos_token_id() const, eos_token_id() const, pad_token_id() const;
 
   /// Writes the files of the tokenizer that lay in the folder it was read from, byte for byte, each complete.
-  /// Of bytes() and train_bpe(): tokenizer.json and tokenizer_config.json, which transformers reads. Files of
-  /// another tokenizer that lie in the folder, and are none of these, are removed: from_pretrained() of the
-  /// folder is this tokenizer.
-  /// Errc::io for what cannot be written.
+  /// After bytes() and train_bpe() these are tokenizer.json and tokenizer_config.json, which transformers
+  /// reads. Files of another tokenizer that lie in the folder, and are none of these, are
+  /// removed: from_pretrained() of the folder is this tokenizer. Errc::io for what cannot be written.
   void save_pretrained(const std::string& folder) const;
   /// Names and contents of these files, e.g. for TrainingCheckpoints::files().
   const std::vector<std::pair<std::string, std::string>>& files() const;

@@ -27,11 +27,11 @@ void check(const char* op, std::initializer_list<Argument>, bool fits, Rows rows
 void check_dtype(const char* op, DType, std::initializer_list<Argument>);
 /// The same for gradients of parameters of this dtype, which may be f32 too.
 void check_gradient_dtype(const char* op, DType, std::initializer_list<Argument>);
-/// Of a norm over `channels` channels: weight and bias are vectors of the dtype of x, as is out; statistics
-/// are f32. `fit`: the shapes of out and of the statistics fit.
+/// Checks a norm over `channels` channels: weight and bias are vectors of the dtype of x, as is out;
+/// statistics are f32. `fit`: the shapes of out and of the statistics fit.
 void check_norm(const char* op, const Tensor& out, const Tensor& mean, const Tensor& inverse_deviation,
                 const Tensor& x, const Tensor& weight, const Tensor& bias, std::size_t channels, bool fit);
-/// Of its backward; `fit`: those of d_x, d_out and the statistics fit.
+/// Checks its backward; `fit`: the shapes of d_x, d_out and the statistics fit.
 void check_norm_backward(const char* op, const Tensor& d_x, const Tensor& d_out, const Tensor& x,
                          const Tensor& weight, const Tensor& mean, const Tensor& inverse_deviation,
                          std::size_t channels, bool fit);

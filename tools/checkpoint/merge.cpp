@@ -73,7 +73,7 @@ bool is_of_model(const fs::path& file) {
          (ending == ".json" || ending == ".txt" || ending == ".model" || ending == ".jinja");
 }
 
-/// Those of the folder of weights; of a checkpoint without config.json that of the folder that holds it, too.
+/// The files of the folder of weights; for a checkpoint without config.json also that of the folder above.
 std::vector<std::string> files_beside(const std::string& in) {
   const bool checkpoint = has_checkpoint(in);
   const fs::path folder = checkpoint ? checkpoint_at(in) : in;

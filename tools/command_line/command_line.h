@@ -41,9 +41,9 @@ class CommandLine {
     Flag group(const std::string& heading);
     Flag required();
     Flag excludes(Flag other);
-    /// Of a list: one value behind each appearance of the flag.
+    /// A list has one value behind each appearance of the flag.
     Flag one_value_each();
-    /// Of a text: an empty value is as good as none. Elsewhere it is refused.
+    /// An empty text is as good as none. Elsewhere it is refused.
     Flag may_be_empty();
 
    private:

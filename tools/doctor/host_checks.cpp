@@ -322,7 +322,7 @@ Judged ports(const HostFacts& f, const Job& job) {
              static_cast<std::int64_t>(first) + needed - 1, " or wider; ss -ltn lists those in use"));
 }
 
-/// Of its use; whether hosts have the same is another check.
+/// Judges whether it can be used; whether hosts have the same is another check.
 Judged secret(const HostFacts& f, const Job& job) {
   const std::string needed = job.nodes > 1 ? "one that only this user can read" : "nothing: one host";
   if (!f.secret_error.empty())

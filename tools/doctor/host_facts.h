@@ -1,5 +1,5 @@
 #pragma once
-/// What a host has of that on which jobs depend. Read once on the host, then judged by pure functions
+/// What a host has that jobs depend on. Read once on the host, then judged by pure functions
 /// (checks.h).
 
 #include <cstdint>
@@ -67,7 +67,7 @@ struct HostFacts {
   int ports_free = 0;                   ///< of these, on that address
   std::vector<std::string> infiniband;  ///< devices
 
-  /// Of the secret and FactsRequest::nonce: equal for equal secrets, and of no use later. "none":
+  /// A digest of the secret and FactsRequest::nonce: equal for equal secrets, and of no use later. "none":
   /// RZ_INSECURE=1. Empty: not asked for, or there is none.
   std::string secret_digest;
   std::string secret_error;

@@ -14,7 +14,7 @@ namespace rz::doctor {
 /// In the order of what they can do, of x86; other machines have one of their own.
 enum class Vectors { sse, avx, avx2, avx512, other };
 
-/// Those of /proc/cpuinfo that matter here, in its order.
+/// The instructions of /proc/cpuinfo that matter here, in its order.
 std::vector<std::string> read_instructions(std::string_view cpuinfo);
 
 Vectors vectors_of(const HostFacts&);

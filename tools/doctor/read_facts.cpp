@@ -257,7 +257,7 @@ int mtu_of(const std::string& interface) {
   return socket && ioctl(socket.get(), SIOCGIFMTU, &request) == 0 ? request.ifr_mtu : 0;
 }
 
-/// Those of RZ_PORTS at which ranks could listen.
+/// Counts the ports of RZ_PORTS at which ranks could listen.
 void read_ports(HostFacts& f) {
   const PortRange& ports = environment().ports;
   if (ports.first == 0) return;

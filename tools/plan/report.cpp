@@ -118,8 +118,8 @@ std::string strategies(const Findings& f) {
   return text;
 }
 
-/// Of what fits the smallest tp, with which the least activations are exchanged, and then the most copies of
-/// the model: the fewest ranks gather together.
+/// The mesh that fits with the smallest tp, which exchanges the least activations, and then the most copies
+/// of the model, so that the fewest ranks gather together.
 const MeshAlternative* proposed(const Findings& f, std::size_t i) {
   const MeshAlternative* best = nullptr;
   for (const MeshAlternative& a : f.meshes[i])

@@ -12,7 +12,7 @@ namespace rz::plan {
 struct Findings {
   std::string model;             ///< "GPT-2, 12 layers, …"
   std::vector<PlannedRun> runs;  ///< one for each number of ranks
-  /// By number of ranks, as `runs`.
+  /// One for each number of ranks, as in `runs`.
   std::vector<std::vector<Alternative>> alternatives;
   std::vector<std::vector<MeshAlternative>> meshes;  ///< the same
   std::vector<std::int64_t> micro_batches;           ///< the largest that fit; empty without a limit

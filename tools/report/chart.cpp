@@ -106,7 +106,7 @@ struct Extent {
   bool empty() const { return low > high; }
 };
 
-/// Of all values but the outliers.
+/// The extent of all values but the outliers.
 Extent extent_of(const std::vector<Series>& all, const Panel& panel) {
   Extent extent;
   for (const Series& s : all) {

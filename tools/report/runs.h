@@ -33,7 +33,7 @@ std::vector<double> column(const Run&, double Update::*value);
 /// absolute deviation, 1.4826 MAD (Leys et al., doi:10.1016/j.jesp.2013.03.013), and by more than 2 % of m.
 std::vector<std::size_t> outliers(const std::vector<double>&);
 
-/// Of the finite values; NaN if there are none.
+/// The median of the finite values; NaN if there are none.
 double median(std::vector<double>);
 
 /// Exponential moving average in which a value has the weight `keep` of what was before, without the bias of

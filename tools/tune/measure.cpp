@@ -129,7 +129,7 @@ class Measure {
     }
   }
 
-  /// Of the candidates that compete.
+  /// Measures the candidates that compete.
   void measure_size(std::span<const CandidateIndex::value_type> all, std::size_t wanted) {
     const std::size_t grain = sizeof(float) * static_cast<std::size_t>(size_);
     const std::size_t bytes = std::max(wanted / grain, std::size_t{1}) * grain;

@@ -8,8 +8,8 @@
 
 namespace rz::mpi {
 
-/// Of messages within MPI_COMM_WORLD, and of MPI_Comm_create_group(), which sends them; the program must not
-/// use it.
+/// The tag of messages within MPI_COMM_WORLD, and of MPI_Comm_create_group(), which sends them. The program
+/// must not use it.
 inline constexpr int world_tag = 21082;
 
 /// Errc::unsupported unless MPI_COMM_WORLD has the `launched` processes of the launcher. Under another MPI's

@@ -214,7 +214,7 @@ WaitMessage Dispatcher::reply_without_call(const WaitMessage& otherwise) const {
   return waits.any() ? WaitMessage{WaitMessage::elsewhere, waits} : otherwise;
 }
 
-/// Of the current call, or of the first call of another request.
+/// The signature of the current call, or of another request's first one.
 CallSignature Dispatcher::signature_of(const Request& request) const {
   return &request == current_.request ? transport_->wait_graph().last_call()
                                       : make_signature(request.operations[0], size_, 0);

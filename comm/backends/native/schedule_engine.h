@@ -27,9 +27,9 @@ class ScheduleEngine final : public CollectiveEngine {
  public:
   ScheduleEngine(Transport&, int rank, int size, const NativeOptions&);
 
-  /// By the schedule that schedule_for() selects.
+  /// Starts the schedule that schedule_for() selects.
   void start(const CollectiveCall&, std::uint32_t sequence) override;
-  /// By that schedule, in slices of `slice` bytes; 0: of the default size.
+  /// Starts that schedule, in slices of `slice` bytes; 0: of the default size.
   void start(const CollectiveCall&, std::uint32_t sequence, const schedule::Algorithm&, std::size_t slice);
   bool advance() override { return executor_.advance(); }
   bool complete() const override { return executor_.complete(); }

@@ -59,7 +59,7 @@ struct CallPlan {
     const std::size_t bytes = ring_bytes(size);
     return {bytes, bytes > 0 && is_sender, slots()};
   }
-  /// Of what a rank has reduced (two_shot).
+  /// Room for the shard that a rank has reduced (two_shot).
   Reservation result_reservation() const { return {chunking.chunk_bytes, true}; }
 };
 
@@ -72,11 +72,11 @@ CallPlan plan_in_place(Protocol, Collective, std::size_t bytes_per_rank, int siz
 Chunking chunk_shard(const CallPlan&, int size, std::size_t chunk, const StagingLimits&);
 /// Bytes of a rank's shard of an all_reduce of `bytes`, a multiple of 64; the last shards may be shorter.
 std::size_t shard_bytes(std::size_t bytes, int size);
-/// Of the counts of an all_to_all_v: one for each rank.
+/// Room for the counts of an all_to_all_v: one for each rank.
 constexpr Reservation count_reservation(int size) {
   return {static_cast<std::size_t>(size) * sizeof(std::size_t), true};
 }
-/// Of a handle, which is the payload of one slot.
+/// Room for a handle, which is the payload of one slot.
 inline constexpr Reservation handle_reservation;
 /// Bytes of the staging ring, of `ring_bytes`, that the reservations of a call are restricted to.
 std::size_t staging_window(const CallPlan&, Collective, int size, const StagingLimits&,

@@ -18,7 +18,7 @@ class GroupTransport final : public MonitoredTransport {
   /// Adds a transport that serves these peers.
   void add(std::unique_ptr<MonitoredTransport>, std::span<const int> peers);
 
-  /// Those of all, separated by spaces.
+  /// The addresses of all transports, separated by spaces.
   std::string address() const override;
   void connect(const net::HandshakeInfo&, const std::vector<std::string>& addresses, Deadline) override;
 

@@ -11,7 +11,7 @@ namespace rz {
 
 // ---- connecting ----
 
-// Of each peer: socket, doorbell and, until it is mapped, memory. Further: listener, memory, segments.
+// Each peer has a socket, a doorbell and, until it is mapped, memory. Further: listener, memory, segments.
 std::size_t ShmTransport::files_for(std::size_t peers) { return peers ? 3 * peers + 8 : 0; }
 
 ShmTransport::ShmTransport(std::shared_ptr<LinkMonitor> group_monitor, std::vector<int> ranks,

@@ -17,7 +17,7 @@ constexpr std::uint64_t max_pickle_bytes = std::uint64_t{256} << 20,
                         max_pickled_text_bytes = std::uint64_t{64} << 20;
 constexpr std::size_t max_values = std::size_t{4} << 20, max_items = std::size_t{16} << 20, max_marks = 1000;
 constexpr std::size_t max_dict_items = std::size_t{1} << 17;
-/// Of a module, and of a name in it. A pickle may name one again at each of its bytes.
+/// The longest name of a module, and in it. A pickle may name one again at each of its bytes.
 constexpr std::size_t max_name_bytes = 250;
 
 constexpr PickleId none_id = 0, false_id = 1, true_id = 2;

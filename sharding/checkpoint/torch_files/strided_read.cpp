@@ -11,8 +11,8 @@ using std::uint64_t;
 
 /// A range of a storage up to this size is read at once.
 constexpr uint64_t max_window_bytes = uint64_t{64} << 20;
-/// Of a transposed matrix: rows up to this size, which a cache holds, but at least so many, of which a column
-/// is read at once. Pages of a larger window would cost more than the reads.
+/// A transposed matrix is read in windows of rows up to this size, which a cache holds, but of at least so
+/// many rows: a column of them is read at once. Pages of a larger window would cost more than the reads.
 constexpr uint64_t tile_bytes = uint64_t{16} << 20, min_tile_rows = 256;
 constexpr uint64_t max_column_bytes = uint64_t{1} << 20;  // that are read before they are transposed
 

@@ -31,7 +31,7 @@ constexpr int max_parameter_depth = 8;
 constexpr uint64_t max_expanded_bytes = uint64_t{1} << 30, max_expansion = 64;
 /// A key occurs again at a few bytes of a pickle for each tensor, and a shape does.
 constexpr std::size_t max_key_bytes = 1000;
-/// Of the tensors of one state dict, which may have one shape.
+/// The most dimensions of all tensors of a state dict, which may share one shape.
 constexpr std::size_t max_dimensions = std::size_t{1} << 20;
 
 template <class... T>

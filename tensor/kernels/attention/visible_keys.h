@@ -50,7 +50,8 @@ struct VisibleKeys {
     const std::size_t end = position > past ? position - past : 0;
     return end < count ? end : count;
   }
-  /// Of values that are not checked, one that lets the query attend to its own position.
+  /// The query's document begins here. Values are not checked: a wrong one lets the query attend to its own
+  /// position.
   RZ_HOST_DEVICE std::size_t document_start(std::size_t query) const {
     const std::int32_t start = document_starts[query];
     if (start < 0) return 0;

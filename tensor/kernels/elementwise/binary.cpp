@@ -119,7 +119,7 @@ bool all_alike(const Tensor& out, const Tensor& a, const Tensor& b) {
   return alike(out, a) && alike(out, b) && alike(a, b);
 }
 
-/// Of `broadcast_shapes`, without the error.
+/// Whether broadcast_shapes() would succeed with this result.
 template <class... Shapes>
 bool broadcast_to(const Shape& out, const Shapes&... in) {
   if (!(broadcasts(in, out) && ...)) return false;

@@ -239,7 +239,7 @@ struct leaky_relu {
     return hn::IfThenElse(hn::Gt(x, zero()), dy, hn::Mul(dy, constant(slope)));
   }
 };
-/// Of one operand with an exponent, and of two.
+/// The power of one operand with an exponent, and of two operands.
 struct pow {
   static HWY_INLINE V value(V x, float exponent) {
     if (exponent == 1) return x;

@@ -102,7 +102,7 @@ struct leaky_relu {
   __device__ static float value(float x, float slope) { return gradient(x, x, slope); }
   __device__ static float gradient(float dy, float x, float slope) { return x > 0 ? dy : dy * slope; }
 };
-/// Of one operand with an exponent, and of two.
+/// The power of one operand with an exponent, and of two operands.
 struct pow {
   __device__ static float value(float x, float exponent) {
     return exponent == 1       ? x

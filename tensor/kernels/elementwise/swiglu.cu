@@ -1,4 +1,4 @@
-// As swiglu.cpp: what silu() and mul() would store in between is rounded to the dtype.
+// The value that silu() would store is rounded to the dtype, as in swiglu.cpp.
 
 #include "tensor/kernels/device_ops.h"
 #include "tensor/kernels/elementwise/functions_device.h"

@@ -165,7 +165,7 @@ void spread_padded(float* padded, const float* d_out, const float* weight, const
     }
 }
 
-/// Of k taps at once, whose sums do not wait for each other.
+/// Correlates k taps at once, whose sums do not wait for each other.
 template <int k>
 HWY_INLINE void correlate_taps(double* sums, const float* d_out, const float* padded, const std::size_t* taps,
                                const PaddedPlane& p) {

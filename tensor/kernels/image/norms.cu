@@ -96,7 +96,7 @@ __global__ void normalize(Normalizing<T> a, T* __restrict__ out, const T* __rest
   }
 }
 
-/// Of a batch; both sums are null in evaluation.
+/// The backward of a batch; both sums are null in evaluation.
 template <class T>
 __global__ void batch_backward(Normalizing<T> a, T* __restrict__ d_x, const T* __restrict__ d_out,
                                const double* __restrict__ forward_sums,

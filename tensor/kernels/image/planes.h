@@ -25,7 +25,7 @@ struct Sums {
 };
 /// Σ x and Σ x².
 Sums sums_of(const Tensor& x, std::size_t at, std::size_t n);
-/// Σ (x - centre) and Σ (x - centre)², of which differences, squares and sums of four are rounded to f32.
+/// Σ (x - centre) and Σ (x - centre)². Differences, squares and sums of four are rounded to f32.
 Sums centred_sums(const Tensor& x, std::size_t at, std::size_t n, float centre);
 /// Σ d_out and Σ d_out · normalized x.
 Sums gradient_sums(const Tensor& d_out, const Tensor& x, std::size_t at, std::size_t n, float mean,
@@ -41,7 +41,7 @@ void normalize_backward(const Tensor& d_x, const Tensor& d_out, const Tensor& x,
                         std::size_t n, const NormGradient&, Into);
 
 // ---- the same for `planes` planes of n elements, of one group
-/// Of each plane; terms and sums of four are rounded to f32.
+/// The gradient sums of each plane; terms and sums of four are rounded to f32.
 void group_sums_of_gradients(Sums* sums, const Tensor& d_out, const Tensor& x, std::size_t at, std::size_t n,
                              std::size_t planes, float mean, float inverse_deviation);
 void normalize_group(const Tensor& out, const Tensor& x, std::size_t at, std::size_t n, std::size_t planes,
@@ -57,7 +57,7 @@ void scale_gradient(const Tensor& d_x, const Tensor& d_out, std::size_t at, std:
 
 // ---- the same for a row of channels [c, c + n), which begins at element at + c
 void add_row_sums(double* first, double* second, const Tensor& x, std::size_t at, std::size_t n);
-/// Of floats from mean and inverse_deviation on.
+/// The same sums of a row, from mean and inverse_deviation on in floats.
 void add_row_gradient_sums(double* first, double* second, const Tensor& d_out, const Tensor& x,
                            std::size_t at, std::size_t n, const float* mean, const float* inverse_deviation);
 /// All floats are of n channels.

@@ -51,8 +51,8 @@ struct GemmCall {
   void* workspace = nullptr;  ///< workspace_bytes() of device memory, used by this stream only
 };
 
-/// Two calls that compute `c` in this order, of which the one of nearly the whole size has rows of whole
-/// 16-byte words. cuBLASLt's fast kernels for f16 and bf16 require such rows: on an H200 two products
+/// Two calls that compute `c` in this order; the one of nearly the whole size has rows of whole 16-byte
+/// words. cuBLASLt's fast kernels for f16 and bf16 require such rows: on an H200 two products
 /// with a vocabulary of 50,257 ran at 95 and 130 TFLOP/s, products of whole words at about 500. nullopt if
 /// all rows are whole words, for several products, or if a second call would take longer, or change how often
 /// a result is rounded.

@@ -193,7 +193,7 @@ std::uint32_t alignment(const void* p) {
   const auto at = reinterpret_cast<std::uintptr_t>(p);
   return at % 16 == 0 ? 16 : static_cast<std::uint32_t>(at & (~at + 1));
 }
-/// Of all matrices, `step` elements apart.
+/// The alignment of all matrices, which are `step` elements apart.
 std::uint32_t alignment(const void* p, std::size_t step, DType t) {
   return alignment(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(p) | step * size_of(t)));
 }

@@ -172,7 +172,7 @@ void add_rows_of_tokens(const char* op, const Tensor& d_table, const Tensor& d_o
   add(d_table, d_out, tokens.data<std::int32_t>(), stream);
 }
 
-/// As a matrix of this many rows.
+/// The tensor as a matrix of this many rows.
 Tensor as_rows(const Tensor& t, std::size_t rows) { return t.reshape({rows, rows ? t.count() / rows : 0}); }
 
 /// Errc::invalid_argument unless `part` has the shape of the index, then that of `whole` without its first

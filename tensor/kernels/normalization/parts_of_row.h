@@ -11,7 +11,7 @@ namespace rz::ops {
 struct PartsOfRow {
   double log_sum, target;
 };
-/// Of row i of statistics[parts, n, 2]. NaN if one of them is.
+/// Joins the parts of row i of statistics[parts, n, 2]. NaN if one of them is.
 RZ_HOST_DEVICE inline PartsOfRow parts_of_row(const float* statistics, std::size_t i, std::size_t n,
                                               std::size_t parts) {
   float largest = -INFINITY;

@@ -196,7 +196,7 @@ struct Adagrad {
   }
 };
 
-/// As in tensor/kernels/optimizer/optimizer.cpp: the buffer of the momentum is the last state.
+/// The buffer of the momentum is the last state, as in optimizer.cpp.
 struct Rmsprop {
   kernels::RmspropFactors f;
 
