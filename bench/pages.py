@@ -3,11 +3,13 @@
 
     bench/pages.py [ROOT]             writes them
     bench/pages.py --check [ROOT]     exit status 1: a page is not what this script would write
+    bench/pages.py --measured TEXT [ROOT]
+                                      the figures and plots whose `what` or `file` has TEXT are those of this checkout, and writes
 
-A figure names the commit that was measured and the sources that it depends on. It is shown while these sources are those of the
-commit, apart from comments; a later change leaves it out, with no list of exceptions. Its command stays on the page.
-Exit status 2: a file is not as expected, or a commit is not in this clone."""
-import argparse, json, os, subprocess, sys
+A figure names the commit that was measured, the sources that it depends on, and `state`, a hash of them without comments. It is
+shown while the sources have that hash; a change leaves it out, with no list of exceptions. Its command stays on the page.
+Exit status 2: a file is not as expected."""
+import argparse, datetime, hashlib, json, os, subprocess, sys
 
 RESULTS, PERFORMANCE, README = 'bench/results/figures.json', 'docs/performance.md', 'README.md'
 BEGIN, END = '<!-- bench/pages.py writes the lines from here -->\n', '<!-- to here -->\n'
@@ -22,23 +24,37 @@ def read(root, name):
         with open(os.path.join(root, name), encoding='utf-8') as file: return file.read()
     except OSError as e: fail(f'{name}: {e.strerror}')
 
-def git(root, *words):
-    return subprocess.run(['git', '-C', root, *words], text=True, capture_output=True)
+def state_of(root, sources):
+    """A hash of the sources without comments and blank lines: files of code in these folders, or these files."""
+    if missing := [s for s in sources if not os.path.exists(os.path.join(root, s))]:
+        fail(f'{RESULTS}: there are no sources {", ".join(missing)}')
+    files = []
+    for source in sources:
+        if os.path.isfile(os.path.join(root, source)): files.append(source)
+        for folder, _, names in os.walk(os.path.join(root, source)):
+            files += [os.path.relpath(os.path.join(folder, n), root) for n in names if n.endswith(('.h', '.cpp', '.cu', '.inc', '.py'))]
+    state = hashlib.sha256()
+    for name in sorted(set(files)):
+        lines = [line.strip() for line in read(root, name).splitlines()]
+        state.update('\n'.join([name] + [line for line in lines if line and not line.startswith('//')]).encode())
+    return state.hexdigest()[:16]
 
 def is_current(root, result):
-    """Whether the sources of a result, in the working tree, differ from those of its commit in comments at most."""
-    if missing := [s for s in result['sources'] if not os.path.exists(os.path.join(root, s))]:
-        fail(f'{RESULTS}: {result["commit"]}: there are no sources {", ".join(missing)}')
-    changes = git(root, 'diff', '-w', '-I^[[:space:]]*//', '-I^[[:space:]]*\n', result['commit'], '--', *result['sources'])
-    if changes.returncode: fail(f'{RESULTS}: commit {result["commit"]} is not in this clone: git fetch --unshallow')
-    return not changes.stdout
+    return state_of(root, result['sources']) == result['state']
+
+def measured(root, text):
+    results = json.loads(read(root, RESULTS))
+    found = [r for r in results['figures'] + results['plots'] if text in r.get('what', r.get('file'))]
+    if not found: fail(f'{RESULTS}: no figure or plot has {text!r} in its name')
+    commit = subprocess.run(['git', '-C', root, 'rev-parse', '--short=8', 'HEAD'], text=True, capture_output=True, check=True).stdout.strip()
+    for r in found: r.update(commit=commit, date=datetime.date.today().isoformat(), state=state_of(root, r['sources']))
+    with open(os.path.join(root, RESULTS), 'w', encoding='utf-8') as file: file.write(json.dumps(results, indent=1, ensure_ascii=False) + '\n')
 
 def table(root, figures):
     if not figures: return 'The sources of every figure have changed since it was measured: measure with the commands below.\n'
     rows = ['| | ringzero | beside it | commit | machine |', '|---|---|---|---|---|']
     for f in figures:
-        date = git(root, 'log', '-1', '--format=%as', f['commit']).stdout.strip()
-        rows.append(f'| {f["what"]} | {f["ours"]} | {f["beside"]} | `{f["commit"]}`, {date} | {f["machine"]} |')
+        rows.append(f'| {f["what"]} | {f["ours"]} | {f["beside"]} | `{f["commit"]}`, {f["date"]} | {f["machine"]} |')
     return '\n'.join(rows) + '\n'
 
 def commands(figures):
@@ -70,8 +86,9 @@ def pages(root):
 
 def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    a.add_argument('root', nargs='?', default=ROOT); a.add_argument('--check', action='store_true')
+    a.add_argument('root', nargs='?', default=ROOT); a.add_argument('--check', action='store_true'); a.add_argument('--measured', metavar='TEXT')
     o = a.parse_args()
+    if o.measured: measured(o.root, o.measured)
     differ = []
     for name, text in pages(o.root).items():
         path = os.path.join(o.root, name)
