@@ -168,7 +168,44 @@ struct StrategyOptions {
   /// gradients, in every strategy, and gradients in f32 without a wire format or hook. 0: passes add up in
   /// their order.
   std::int64_t pairwise_passes = 0;
+
+  bool operator==(const StrategyOptions&) const = default;
 };
+
+/// Calls archive(name, option) for every option, with the names of messages, and of keys where there are
+/// some. The third argument, if any, is what an empty option stands for.
+template <class Archive>
+void fields(Archive& a, const StrategyOptions& o) {
+  a("reduce_bucket_size", o.reduce_bucket_size, "default");
+  a("first_bucket_size", o.first_bucket_size);
+  a("allgather_bucket_size", o.allgather_bucket_size);
+  a("overlap_comm", o.overlap_comm);
+  a("rebuild", o.rebuild);
+  a("precision.parameters", o.precision.parameters);
+  a("precision.gradients", o.precision.gradients);
+  a("zero_hpz_partition_size", o.zero_hpz_partition_size);
+  a("sub_group_size", o.sub_group_size);
+  a("unused_parameters", o.unused_parameters);
+  a("find_unused_parameters", o.find_unused_parameters);
+  a("static_graph", o.static_graph);
+  a("broadcast_buffers", o.broadcast_buffers);
+  a("pairwise_passes", o.pairwise_passes);
+  a("offload_optimizer.device", o.offload_optimizer.device);
+  a("offload_optimizer.pin_memory", o.offload_optimizer.pin_memory);
+  a("offload_optimizer.ratio", o.offload_optimizer.ratio);
+  a("offload_param.device", o.offload_param.device);
+  a("offload_param.pin_memory", o.offload_param.pin_memory);
+  a("offload_param.ratio", o.offload_param.ratio);
+  a("prefetch_bucket_size", o.gathers.prefetch_bucket_size);
+  a("max_live_parameters", o.gathers.max_live_parameters);
+  a("max_reuse_distance", o.gathers.max_reuse_distance);
+  a("param_persistence_threshold", o.gathers.param_persistence_threshold);
+  a("model_persistence_threshold", o.gathers.model_persistence_threshold);
+  a("communication_data_type", o.wire.communication_data_type, "that of gradients");
+  a("prescale_gradients", o.wire.prescale_gradients);
+  a("gradient_predivide_factor", o.wire.gradient_predivide_factor);
+  a("communication_hook", o.communication_hook, "none");
+}
 
 /// Whether anything is to be offloaded where there is a device.
 inline bool offloads(const StrategyOptions& options) {
