@@ -74,7 +74,6 @@ std::optional<ArgumentValue> ArgumentResolver::automatic(std::string_view argume
   if (is_batch_size(argument)) return ArgumentValue{json(), "from the other batch sizes"};
   if (argument.starts_with("mesh_")) return ArgumentValue{0, "what the others leave"};
   const ArgumentSpec& spec = argument_spec(argument);
-  if (spec.label == argument_spec("reduce_bucket_size").label) return by_hidden_size(argument);
   json value = json::parse(spec.otherwise);
   if (value.is_null()) return std::nullopt;
   return ArgumentValue{std::move(value), "Hugging Face's default"};
@@ -107,15 +106,6 @@ std::optional<ArgumentValue> ArgumentResolver::total_steps() const {
     return ArgumentValue{1, "unknown"};  // the configuration is refused
   const BatchSizes sizes = resolve_batch(batch_of(settings_), mesh_of(settings_, facts_, file_).sizes, file_);
   return ArgumentValue{facts_.updates(sizes), "the updates of the run"};
-}
-
-std::optional<ArgumentValue> ArgumentResolver::by_hidden_size(std::string_view argument) const {
-  if (!facts_.hidden_size) return std::nullopt;
-  const std::int64_t h = *facts_.hidden_size;
-  const std::int64_t value = argument == "reduce_bucket_size"     ? h * h
-                             : argument == "prefetch_bucket_size" ? h * h * 9 / 10
-                                                                  : 10 * h;
-  return ArgumentValue{value, concat("hidden size ", h)};
 }
 
 void ArgumentResolver::require_all_used(ConfigErrors& errors) const {

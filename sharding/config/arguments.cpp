@@ -182,7 +182,6 @@ json given_target_modules(const A& a) {
 }
 
 constexpr double max_size = 1 << 20, max_updates = 0x1p40;
-constexpr std::string_view hidden_size_label = "the model's hidden size";
 
 constexpr ArgumentSpec table[] = {
     FlagSpec{FlagGroup::configuration, "train_batch_size", "N", "train_batch_size: samples of an update",
@@ -335,9 +334,6 @@ constexpr ArgumentSpec table[] = {
     FlagSpec{FlagGroup::derived, "warmup_min_lr", "", ""}.or_else("0.0").called("0"),
     FlagSpec{FlagGroup::derived, "warmup_max_lr", "", ""}.called("the learning rate"),
     FlagSpec{FlagGroup::derived, "schedule_steps", "", ""}.called("total_steps"),
-    FlagSpec{FlagGroup::derived, "reduce_bucket_size", "", ""}.called(hidden_size_label),
-    FlagSpec{FlagGroup::derived, "prefetch_bucket_size", "", ""}.called(hidden_size_label),
-    FlagSpec{FlagGroup::derived, "persistence_threshold", "", ""}.called(hidden_size_label),
 };
 
 constexpr std::pair<std::string_view, std::string_view> without_counterpart[] = {

@@ -98,17 +98,17 @@ std::optional<DType> autocast_dtype(const Draft& d) {
 
 void complete_precision(Draft& d) {
   require(!d.half || !d.brain, Errc::config, d.file, ": fp16: is enabled, and bf16 too; enable one of them");
+  const DType parameters = d.half ? DType::f16 : d.brain ? DType::bf16 : DType::f32;
+  const DType named = d.param_dtype.value_or(parameters);
+  require(named == parameters, Errc::config, d.file, ": data_types.param_dtype: is ", name(named),
+          ", but fp16 and bf16 make it ", name(parameters), "; remove the key");
+  d.strategy.precision = {parameters, gradient_dtype(d, parameters)};
   PrecisionConfig& p = d.precision;
-  p.parameters = d.half ? DType::f16 : d.brain ? DType::bf16 : DType::f32;
-  const DType named = d.param_dtype.value_or(p.parameters);
-  require(named == p.parameters, Errc::config, d.file, ": data_types.param_dtype: is ", name(named),
-          ", but fp16 and bf16 make it ", name(p.parameters), "; remove the key");
-  p.gradients = gradient_dtype(d, p.parameters);
   p.autocast = autocast_dtype(d);
   if (!d.half) p.loss_scale = {};
   if (!d.half && p.autocast == DType::f16)
     p.loss_scale.rule = LossScaleRule::grad_scaler;  // DeepSpeed uses torch's here
-  p.skip_overflow = p.scales_loss() || (d.brain && d.check_grad_overflow);
+  p.skip_overflow = d.scales_loss() || (d.brain && d.check_grad_overflow);
 }
 
 // ---- the mesh
@@ -122,8 +122,8 @@ void check_data_ranks(const Draft& d, const MeshSizes& mesh) {
 
 /// hpZ divides a group of shards further, or its ranks are one group.
 void check_partition(const Draft& d, const MeshSizes& mesh) {
-  const std::int64_t size = d.zero.zero_hpz_partition_size;
-  if (size <= 1 || d.zero.stage < 3) return;
+  const int size = d.strategy.zero_hpz_partition_size;
+  if (size <= 1 || d.stage < 3) return;
   require(mesh.replicate == 1 ? mesh.shard % size == 0 : mesh.shard == size, Errc::config, d.file,
           ": zero_optimization.zero_hpz_partition_size: is ", size, ", but the mesh is ", describe(mesh),
           mesh.replicate == 1 ? "; use a divisor of shard" : "; use the size of shard, or no replicas");
@@ -138,17 +138,17 @@ void check_zero(const Settings& s, Draft& d) {
     require(!device || device->value != "nvme", Errc::unsupported, d.file, ": zero_optimization.", key,
             ".device: not supported in this build yet: \"nvme\"; use \"cpu\" or \"none\"");
   }
-  const ZeroConfig& z = d.zero;
+  const StrategyOptions& z = d.strategy;
   const auto warn = [&](const char* key, const char* stages) {
     d.warnings.push_back(concat(d.file, ": zero_optimization.", key, ": has no effect: it needs stage ",
-                                stages, ", found ", z.stage));
+                                stages, ", found ", d.stage));
   };
-  if (z.offload_param.device != OffloadDevice::none && z.stage < 3) warn("offload_param", "3");
-  if (z.zero_hpz_partition_size > 1 && z.stage < 3) warn("zero_hpz_partition_size", "3");
-  if (z.offload_optimizer.device != OffloadDevice::none && z.stage < 1)
+  if (z.offload_param.device != OffloadDevice::none && d.stage < 3) warn("offload_param", "3");
+  if (z.zero_hpz_partition_size > 1 && d.stage < 3) warn("zero_hpz_partition_size", "3");
+  if (z.offload_optimizer.device != OffloadDevice::none && d.stage < 1)
     warn("offload_optimizer", "1, 2 or 3");
-  require(z.offload_optimizer.ratio == 1 || z.stage == 3, Errc::config, d.file,
-          ": zero_optimization.offload_optimizer.ratio: below 1 needs stage 3, found ", z.stage);
+  require(z.offload_optimizer.ratio == 1 || d.stage == 3, Errc::config, d.file,
+          ": zero_optimization.offload_optimizer.ratio: below 1 needs stage 3, found ", d.stage);
 }
 
 // ---- ringzero
@@ -170,20 +170,20 @@ bool finds_unused_parameters(const Draft& d, Settings& s) {
   return finds;
 }
 
-void check_hook(DdpConfig::CommHook hook, const PrecisionConfig& p, const std::string& file) {
+void check_hook(DdpConfig::CommHook hook, const StrategyOptions& o, const std::string& file) {
   if (hook == DdpConfig::CommHook::no) return;
-  const bool has_wire = p.communication || p.prescale_gradients || p.gradient_predivide_factor != 1;
-  require(!has_wire, Errc::config, file, ": ringzero.comm_hook: ", name(hook),
+  require(o.wire == WireFormat{}, Errc::config, file, ": ringzero.comm_hook: ", name(hook),
           " forms the means itself; remove communication_data_type, prescale_gradients and "
           "gradient_predivide_factor");
-  require(!is_power_sgd(hook) || p.gradients == DType::f32, Errc::config, file,
-          ": ringzero.comm_hook: ", name(hook), " needs gradients in f32, found ", name(p.gradients),
+  const DType gradients = o.precision.gradients;
+  require(!is_power_sgd(hook) || gradients == DType::f32, Errc::config, file,
+          ": ringzero.comm_hook: ", name(hook), " needs gradients in f32, found ", name(gradients),
           "; set data_types.grad_accum_dtype to fp32");
 }
 
 void complete_ddp(Draft& d, Settings& s) {
-  d.ddp.find_unused_parameters = finds_unused_parameters(d, s);
-  check_hook(d.ddp.comm_hook, d.precision, d.file);
+  d.strategy.find_unused_parameters = finds_unused_parameters(d, s);
+  check_hook(d.ddp.comm_hook, d.strategy, d.file);
   require(!s.has_section("ringzero.comm_state_option") || is_power_sgd(d.ddp.comm_hook), Errc::config, d.file,
           ": ringzero.comm_state_option: is of power_sgd and batched_power_sgd, but comm_hook is ",
           name(d.ddp.comm_hook), "; set comm_hook, or remove the section");
@@ -192,26 +192,27 @@ void complete_ddp(Draft& d, Settings& s) {
 /// A dynamic loss scale of f16 has a minimum, which ends a run of skipped updates sooner or later.
 std::int64_t max_skipped_updates(const Draft& d) {
   const LossScaleOptions& scale = d.precision.loss_scale;
-  const bool has_minimum =
-      d.precision.scales_loss() && scale.fixed == 0 && scale.rule != LossScaleRule::grad_scaler;
+  const bool has_minimum = d.scales_loss() && scale.fixed == 0 && scale.rule != LossScaleRule::grad_scaler;
   return d.max_skipped.value_or(has_minimum ? 0 : d.max_skipped_updates);
 }
 
 constexpr const char* deterministic_key = ": ringzero.deterministic: world_size_invariant ";
 
 /// A wire format would round sums of as many micro-batches as a rank has.
-void check_wire(const PrecisionConfig& p, const std::string& file) {
+void check_wire(const StrategyOptions& o, const std::string& file) {
   const auto refuse = [&](const char* key, const std::string& found, const char* remedy) {
     fail(Errc::config, file, deterministic_key, "needs sums of gradients in f32, found ", key, " ", found,
          "; ", remedy);
   };
-  if (p.gradients != DType::f32)
-    refuse("data_types.grad_accum_dtype", name(p.gradients), "set data_types.grad_accum_dtype to fp32");
-  if (p.communication.value_or(DType::f32) != DType::f32)
-    refuse("communication_data_type", name(*p.communication), "remove it, or set it to fp32");
-  if (p.prescale_gradients) refuse("prescale_gradients", "true", "remove it");
-  if (p.gradient_predivide_factor != 1)
-    refuse("gradient_predivide_factor", concat(p.gradient_predivide_factor), "remove it");
+  const DType gradients = o.precision.gradients;
+  const WireFormat& wire = o.wire;
+  if (gradients != DType::f32)
+    refuse("data_types.grad_accum_dtype", name(gradients), "set data_types.grad_accum_dtype to fp32");
+  if (wire.communication_data_type.value_or(DType::f32) != DType::f32)
+    refuse("communication_data_type", name(*wire.communication_data_type), "remove it, or set it to fp32");
+  if (wire.prescale_gradients) refuse("prescale_gradients", "true", "remove it");
+  if (wire.gradient_predivide_factor != 1)
+    refuse("gradient_predivide_factor", concat(wire.gradient_predivide_factor), "remove it");
 }
 
 /// Refuses a number of ranks, and keys, with which results would depend on the number of ranks.
@@ -221,7 +222,7 @@ void complete_determinism(Draft& d, const Settings& s, int ranks) {
   require(std::has_single_bit(static_cast<unsigned>(ranks)), Errc::config, d.file, deterministic_key,
           "needs 1, 2, 4, 8, … ranks with data of their own, found ", ranks,
           "; start as many, or remove the key");
-  check_wire(d.precision, d.file);
+  check_wire(d.strategy, d.file);
   require(d.ddp.comm_hook == DdpConfig::CommHook::no, Errc::config, d.file, deterministic_key,
           "sums gradients in an order of its own, but ringzero.comm_hook is ", name(d.ddp.comm_hook),
           "; remove one of them");
@@ -328,8 +329,6 @@ void complete_checkpoint(Draft& d, Settings& s) {
 }  // namespace
 
 void complete(Draft& d, Settings& s, const RunFacts& facts, ConfigErrors& errors) {
-  for (const Settings::Entry& entry : s.entries())
-    if (entry.key->field.set) entry.key->field.set(d, *entry.key, entry.value);
   const auto fill = [&](std::initializer_list<std::string_view> sections, const auto& derive) {
     return !errors.has_wrong(sections) && errors.collect(ConfigErrors::Kind::combination, "", derive);
   };

@@ -63,7 +63,7 @@ std::string row(const KeySpec& k) {
   const std::string fallback = k.is_required() ? "required" : concat("`", k.initial().dump(), "`");
   return concat("| `", k.key, "` | ", fallback, " | ",
                 k.treatment == Treatment::unused ? "not applied yet: " : "", cell(k.note), " | ",
-                k.argument ? argument_spec(k.argument).shown() : "", " |\n");
+                k.meaning_of_auto(), " |\n");
 }
 
 bool has_row(const KeySpec& k) {

@@ -19,8 +19,6 @@
 #include "../../autograd_lite/models/lora.h"
 #include "../model/options.h"
 #include "../optim/loss_scaler.h"
-#include "../optim/precision.h"
-#include "../optim/unused_parameters.h"
 #include "../parallel/mesh.h"
 #include "lr_schedule.h"
 #include "training_arguments.h"
@@ -86,32 +84,12 @@ enum class Decay {
 /// Muon has two groups of its own. Errc::invalid_argument names an option that is out of range.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig&, Decay);
 
-/// Sections "fp16", "bf16", "data_types" and "torch_autocast", and keys about the reduction of gradients.
+/// Sections "fp16" and "torch_autocast"; StrategyOptions::precision has the types of a model.
 struct PrecisionConfig {
-  DType parameters = DType::f32;       ///< fp16.enabled, bf16.enabled
-  DType gradients = DType::f32;        ///< data_types.grad_accum_dtype, or that of the parameters
-  std::optional<DType> communication;  ///< communication_data_type; absent: that of the gradients
-  std::optional<DType> autocast;       ///< torch_autocast: for Tape::set_autocast()
-  LossScaleOptions loss_scale;         ///< fp16, and an autocast to f16
+  std::optional<DType> autocast;  ///< torch_autocast: for Tape::set_autocast()
+  LossScaleOptions loss_scale;    ///< fp16, and an autocast to f16
   bool skip_overflow = false;  ///< of a scaled loss, or bf16.check_grad_overflow: skip an update not finite
-  bool prescale_gradients = false;
-  double gradient_predivide_factor = 1;
-  /// True if gradients in f16 need a scaled loss.
-  bool scales_loss() const { return parameters == DType::f16 || autocast == DType::f16; }
   bool operator==(const PrecisionConfig&) const = default;
-};
-
-/// The section "zero_optimization". Sizes are in elements.
-struct ZeroConfig {
-  int stage = 0;
-  std::optional<std::int64_t> reduce_bucket_size;
-  std::int64_t allgather_bucket_size = 500'000'000;
-  std::optional<bool> overlap_comm;  ///< absent: DeepSpeed overlaps at stage 3 only
-  std::int64_t sub_group_size = 1'000'000'000;
-  OffloadOptions offload_param, offload_optimizer;
-  GatherLimits gathers = deepspeed_gather_limits;
-  std::int64_t zero_hpz_partition_size = 1;  ///< stage 3; above 1: StrategyOptions has the meaning
-  bool operator==(const ZeroConfig&) const = default;
 };
 
 /// The section "ringzero.join": arguments of PyTorch's DistributedDataParallel.join().
@@ -120,12 +98,9 @@ struct JoinConfig {
   bool operator==(const JoinConfig&) const = default;
 };
 
-/// Names are those of PyTorch's DistributedDataParallel, and of DistributedDataParallelKwargs in Hugging
-/// Face's Accelerate.
+/// What StrategyOptions has no place for; names are those of PyTorch's DistributedDataParallel, and of
+/// DistributedDataParallelKwargs in Hugging Face's Accelerate.
 struct DdpConfig {
-  bool find_unused_parameters = true;  ///< absent: zero_optimization.ignore_unused_parameters
-  bool static_graph = false;
-  bool broadcast_buffers = true;
   enum class CommHook { no, fp16, bf16, power_sgd, batched_power_sgd };
   CommHook comm_hook = CommHook::no;
   PowerSgdOptions comm_state_option;  ///< of the two PowerSGD hooks
@@ -209,7 +184,9 @@ struct DsConfig {
   std::optional<OptimizerConfig> optimizer;  ///< none without a section: inference
   LrSchedule schedule;                       ///< ConstantLr without a section "scheduler"
   PrecisionConfig precision;
-  ZeroConfig zero;
+  int stage = 0;  ///< zero_optimization.stage
+  /// What keys of all sections set, with DeepSpeed's defaults. strategy_options() fits it to a kind.
+  StrategyOptions strategy{.allgather_bucket_size = 500'000'000, .gathers = deepspeed_gather_limits};
   DdpConfig ddp;                        ///< ringzero
   CheckpointConfig checkpoint;          ///< ringzero.checkpoint
   std::optional<LoraOptions> lora;      ///< ringzero.lora: an engine calls add_lora()
@@ -223,9 +200,13 @@ struct DsConfig {
   bool drop_last = false;        ///< dataloader_drop_last
   /// ringzero.deterministic: the same bits for 1, 2, 4, … ranks that share the micro-batches of an update.
   bool world_size_invariant = false;
-  UnusedParameterPolicy unused_parameters = UnusedParameterPolicy::pytorch;  ///< ringzero.unused_parameters
   std::vector<ResolvedSetting> settings;  ///< every value that was read, in the order of the tables
   std::vector<std::string> warnings;      ///< one line each
+
+  /// True if gradients in f16 need a scaled loss.
+  bool scales_loss() const {
+    return strategy.precision.parameters == DType::f16 || precision.autocast == DType::f16;
+  }
 };
 
 /// Errors are Errc::config, "FILE: key.path: reason; remedy", or Errc::unsupported for what this build does

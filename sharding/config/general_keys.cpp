@@ -34,12 +34,12 @@ constexpr KeySpec top[] = {
     section("torch_autocast", "{}", ""),
     section("zero_optimization", "{}", "also true (stage 1) or false"),
     section("activation_checkpointing", "{}", ""),
-    applied<&PrecisionConfig::communication>(
+    applied<&WireFormat::communication_data_type>(
         "communication_data_type",
         "gradients are reduced in this dtype; null: that of data_types.grad_accum_dtype"),
-    applied<&PrecisionConfig::prescale_gradients>(
+    applied<&WireFormat::prescale_gradients>(
         "prescale_gradients", "gradients are divided by the number of ranks before the sum, not after it"),
-    applied<&PrecisionConfig::gradient_predivide_factor>(
+    applied<&WireFormat::gradient_predivide_factor>(
         "gradient_predivide_factor",
         "gradients are divided by it before the sum, and by ranks / factor after it")
         .within(1e-300, unbounded),

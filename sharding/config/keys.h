@@ -10,56 +10,30 @@
 #include <type_traits>
 
 #include "sharding/config/draft.h"
+#include "sharding/io/foreign_keys.h"
 
 namespace rz::ds {
 
-/// Form of a value.
-enum class Kind {
-  boolean,
-  integer,  ///< 1e9 and 8.0 too
-  number,
-  text,
-  choice,     ///< one of `values`, in any case
-  dtype,      ///< "fp32", "fp16", "bf16" and their longer names
-  betas,      ///< two numbers from 0 to below 1
-  per_group,  ///< a number, or a list with one for each parameter group
-  integers,   ///< a list of whole numbers
-  object,     ///< a section with a table of its own
-  any
-};
-
-/// What is done with a key.
-enum class Treatment {
-  applied,   ///< does what it does in DeepSpeed
-  accepted,  ///< has no effect on results or memory here
-  always,    ///< the default is the only behaviour; a warning if another is wanted
-  unused,    ///< read and not applied yet; a warning if it is given
-  refused    ///< Errc::unsupported unless the value is harmless
-};
-
-/// Numbers enter arithmetic in f32, whose largest finite number is a little greater.
-constexpr double unbounded = 3.4e38;
+using Kind = ValueKind;
 
 struct KeySpec;
 
 /// What a key sets. Only a key with a field is applied, and a test finds a reader of each field.
 struct Field {
-  const char* name = nullptr;  ///< ends with its name, "&rz::ZeroConfig::stage]"; null: the key sets nothing
+  const char* name = nullptr;  ///< ends with its name, "&rz::DsConfig::stage]"; null: the key sets nothing
   nlohmann::json (*initial)(const KeySpec&) = nullptr;
-  /// `value` has passed checked_value(). Null sets nothing, unless the field may be absent.
+  /// `value` has the form of the key. Null sets nothing, unless the field may be absent.
   void (*set)(Draft&, const KeySpec&, const nlohmann::json& value) = nullptr;
 };
 
-struct KeySpec {
-  const char* key;
-  Kind kind;
-  const char* fallback;  ///< JSON; "": the key is required in its object; null: that of the field
-  Treatment treatment;
-  const char* note;         ///< what is done, or the reason
-  const char* values = "";  ///< JSON list: the words of a choice; the harmless values of a refused key
-  double min = 0, max = unbounded;
+struct KeySpec : ValueForm {
+  const char* key = "";
+  const char* fallback = nullptr;  ///< JSON; "": the key is required in its object; null: that of the field
+  Treatment treatment = Treatment::applied;
+  const char* note = "";           ///< what is done, or the reason
   const char* argument = nullptr;  ///< in arguments.h: stands behind "auto", and fills a key that is left out
-  bool infinite = false;           ///< Infinity stands for the maximum
+  /// "auto" stands for this function of the model's hidden size.
+  std::int64_t (*by_hidden_size)(std::int64_t) = nullptr;
   Field field = {};
 
   constexpr KeySpec within(double low, double high) const {
@@ -72,6 +46,11 @@ struct KeySpec {
     k.argument = name;
     return k;
   }
+  constexpr KeySpec from_hidden_size(std::int64_t (*function)(std::int64_t)) const {
+    KeySpec k = *this;
+    k.by_hidden_size = function;
+    return k;
+  }
   constexpr KeySpec one_of(const char* words) const {
     KeySpec k = *this;
     k.values = words;
@@ -82,6 +61,12 @@ struct KeySpec {
     k.infinite = true;
     return k;
   }
+  /// Null stands for the default of the field, and is the default of the key.
+  constexpr KeySpec or_null() const {
+    KeySpec k = *this;
+    k.fallback = "null";
+    return k;
+  }
   constexpr KeySpec required() const {
     KeySpec k = *this;
     k.fallback = "";
@@ -89,6 +74,8 @@ struct KeySpec {
   }
 
   constexpr bool is_required() const { return fallback != nullptr && *fallback == '\0'; }
+  /// What "auto" stands for, in words; "": for no argument.
+  std::string_view meaning_of_auto() const;
   /// The default. The key must not be required.
   nlohmann::json initial() const;
 };
@@ -171,8 +158,9 @@ inline LossScaleOptions& part(Draft& d, std::type_identity<LossScaleOptions>) {
   return d.precision.loss_scale;
 }
 inline MeshSizes& part(Draft& d, std::type_identity<MeshSizes>) { return d.mesh; }
-inline ZeroConfig& part(Draft& d, std::type_identity<ZeroConfig>) { return d.zero; }
-inline GatherLimits& part(Draft& d, std::type_identity<GatherLimits>) { return d.zero.gathers; }
+inline StrategyOptions& part(Draft& d, std::type_identity<StrategyOptions>) { return d.strategy; }
+inline WireFormat& part(Draft& d, std::type_identity<WireFormat>) { return d.strategy.wire; }
+inline GatherLimits& part(Draft& d, std::type_identity<GatherLimits>) { return d.strategy.gathers; }
 inline DdpConfig& part(Draft& d, std::type_identity<DdpConfig>) { return d.ddp; }
 inline PowerSgdOptions& part(Draft& d, std::type_identity<PowerSgdOptions>) {
   return d.ddp.comm_state_option;
@@ -226,38 +214,42 @@ constexpr Field field() {
 
 // ---- rows
 
-/// A key that sets a member: applied<&ZeroConfig::stage>("stage", …), or a member of a member. Kind and
+constexpr KeySpec row(const char* key, Kind kind, const char* fallback, Treatment treatment,
+                      const char* note) {
+  KeySpec k;
+  k.kind = kind;
+  k.key = key, k.fallback = fallback, k.treatment = treatment, k.note = note;
+  return k;
+}
+/// A key that sets a member: applied<&DsConfig::stage>("stage", …), or a member of a member. Kind and
 /// default are those of the member.
 template <auto... Path>
 constexpr KeySpec applied(const char* key, const char* note) {
   using T = std::remove_reference_t<decltype(field_of<Path...>(std::declval<Draft&>()))>;
-  return {.key = key,
-          .kind = kind_of(std::type_identity<T>()),
-          .fallback = nullptr,
-          .treatment = Treatment::applied,
-          .note = note,
-          .field = field<Path...>()};
+  KeySpec k = row(key, kind_of(std::type_identity<T>()), nullptr, Treatment::applied, note);
+  k.field = field<Path...>();
+  return k;
 }
 constexpr KeySpec accepted(const char* key, const char* fallback, const char* note = "") {
-  return {key, Kind::any, fallback, Treatment::accepted, note};
+  return row(key, Kind::any, fallback, Treatment::accepted, note);
 }
 /// For values that an engine may report.
 constexpr KeySpec accepted(const char* key, Kind kind, const char* fallback, const char* note) {
-  return {key, kind, fallback, Treatment::accepted, note};
+  return row(key, kind, fallback, Treatment::accepted, note);
 }
 constexpr KeySpec always(const char* key, const char* fallback, const char* note) {
-  return {key, Kind::boolean, fallback, Treatment::always, note};
+  return row(key, Kind::boolean, fallback, Treatment::always, note);
 }
 constexpr KeySpec unused(const char* key, Kind kind, const char* fallback, const char* note) {
-  return {key, kind, fallback, Treatment::unused, note};
+  return row(key, kind, fallback, Treatment::unused, note);
 }
 /// `harmless`: a JSON list. An object is harmless too if nothing in it is enabled.
 constexpr KeySpec refused(const char* key, const char* fallback, const char* harmless, const char* reason) {
-  return {key, Kind::any, fallback, Treatment::refused, reason, harmless};
+  return row(key, Kind::any, fallback, Treatment::refused, reason).one_of(harmless);
 }
 /// A section with a table of its own. `fallback`: "{}" if its defaults hold where it is absent, else "null".
 constexpr KeySpec section(const char* key, const char* fallback, const char* note) {
-  return {key, Kind::object, fallback, Treatment::accepted, note};
+  return row(key, Kind::object, fallback, Treatment::accepted, note);
 }
 
 /// An object of the configuration.
@@ -282,15 +274,5 @@ std::span<const ObjectSpec> scheduler_objects();
 std::span<const ObjectSpec> precision_objects();
 std::span<const ObjectSpec> zero_objects();
 std::span<const ObjectSpec> reporting_objects();
-
-/// The name of a treatment in messages and documents.
-const char* name(Treatment);
-
-/// The value in the form of its table, as pydantic has it: numbers, and true and false, may be in quotes.
-/// `path`: that of the object around. Errc::config if it has another form.
-nlohmann::json checked_value(const nlohmann::json& value, const KeySpec&, const std::string& file,
-                             const std::string& path);
-/// A text that is a number, true or false as that, and any other value as it is.
-nlohmann::json without_quotes(const nlohmann::json&);
 
 }  // namespace rz::ds

@@ -133,6 +133,8 @@ DsConfig parse_ds_config(std::string_view text, const std::string& file, const T
   reader.read(document);
   if (errors.empty()) resolver.require_all_used(errors);
   for (std::string& warning : reader.warnings()) config.warnings.push_back(std::move(warning));
+  for (const auto& entry : settings.entries())
+    if (entry.key->field.set) entry.key->field.set(config, *entry.key, entry.value);
   ds::complete(config, settings, facts, errors);
   errors.throw_all();
   for (const auto& entry : settings.entries())

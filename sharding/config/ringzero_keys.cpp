@@ -14,7 +14,7 @@ constexpr KeySpec ringzero[] = {
         "1, 2, 4, 8, … ranks, at the same train_batch_size and train_micro_batch_size_per_gpu; "
         "docs/guide/determinism.md")
         .one_of("[\"rank_order\", \"world_size_invariant\"]"),
-    applied<&DsConfig::unused_parameters>(
+    applied<&StrategyOptions::unused_parameters>(
         "unused_parameters",
         "a parameter that no loss reaches: pytorch skips its update, deepspeed updates it with a zero "
         "gradient")
@@ -24,11 +24,11 @@ constexpr KeySpec ringzero[] = {
         "false: a parameter that no loss reaches on some rank is an error, with names and ranks; null: "
         "zero_optimization.ignore_unused_parameters decides")
         .from("ddp_find_unused_parameters"),
-    applied<&DdpConfig::static_graph>(
+    applied<&StrategyOptions::static_graph>(
         "static_graph",
         "the gradients of every update, and their order, are those of the first, or it is an error")
         .from("ddp_static_graph"),
-    applied<&DdpConfig::broadcast_buffers>(
+    applied<&StrategyOptions::broadcast_buffers>(
         "broadcast_buffers",
         "buffers are those of rank 0 in every forward pass that trains; false: each rank has its own")
         .from("ddp_broadcast_buffers"),

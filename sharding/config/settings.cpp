@@ -1,10 +1,8 @@
 #include "sharding/config/settings.h"
 
 #include <algorithm>
-#include <cctype>
 
 #include "comm/core/error.h"
-#include "comm/core/text.h"
 #include "sharding/io/text.h"
 
 namespace rz::ds {
@@ -12,13 +10,10 @@ namespace {
 
 using nlohmann::json;
 
-bool same_word(std::string_view a, std::string_view b) {
-  return std::ranges::equal(
-      a, b, [](unsigned char x, unsigned char y) { return std::tolower(x) == std::tolower(y); });
-}
+bool same_word(const std::string& a, const std::string& b) { return lower_case(a) == lower_case(b); }
 
 /// Types of other optimizers and schedulers that DeepSpeed has.
-bool is_later_type(std::string_view type) {
+bool is_later_type(const std::string& type) {
   constexpr const char* later[] = {
       "OneBitAdam",   "ZeroOneAdam",     "OneBitLamb", "MuAdam",   "MuAdamW",  "MuSGD",
       "Adadelta",     "Adamax",          "NAdam",      "RAdam",    "Rprop",    "ASGD",
@@ -52,10 +47,8 @@ bool nothing_enabled(const json& value) {
 }
 
 bool is_harmless(const KeySpec& k, const json& value) {
-  const json harmless = json::parse(k.values);
-  for (const json& found : {value, without_quotes(value)})
-    if (std::ranges::find(harmless, found) != harmless.end()) return true;
   const auto has_switch = [](const json& v) { return v.dump().find("\"enabled\"") != std::string::npos; };
+  if (is_listed(value, k.values)) return true;
   return value.is_object() && has_switch(value) && nothing_enabled(value);
 }
 
@@ -158,11 +151,8 @@ void SettingsReader::refuse_unknown_keys(const JsonObject& object, const ObjectS
     if (std::ranges::any_of(spec.keys, [&](const KeySpec& k) { return key == k.key; })) continue;
     std::vector<std::string_view> keys;
     for (const KeySpec& k : spec.keys) keys.emplace_back(k.key);
-    const std::string near = nearest_name(key, keys);
-    errors_.collect(ConfigErrors::Kind::unknown_key, "", [&] {
-      object.fail_at(
-          key, near.empty() ? "unknown key; remove it" : concat("unknown key; did you mean '", near, "'?"));
-    });
+    errors_.collect(ConfigErrors::Kind::unknown_key, "",
+                    [&] { object.fail_at(key, unknown_key(key, keys)); });
   }
 }
 
@@ -196,7 +186,7 @@ void SettingsReader::read_key(const JsonObject& object, const ObjectSpec& spec, 
   if (object.has(k.key) && object.at(k.key) == "auto") return read_auto(object, spec, k);
   const bool is_type = std::string_view(k.key) == "type" && k.is_required();
   json value = is_type ? json(canonical_type(object, std::string(spec.path) + ".params"))
-                       : checked_value(object.at(k.key), k, file_, spec.path);
+                       : checked(object, k, object.at(k.key));
   require_agreement(object, k, value);
   apply_treatment(object, k, value);
   const auto origin = origins_.find(object.path(k.key));
@@ -204,23 +194,33 @@ void SettingsReader::read_key(const JsonObject& object, const ObjectSpec& spec, 
 }
 
 void SettingsReader::read_auto(const JsonObject& object, const ObjectSpec& spec, const KeySpec& k) {
-  if (k.argument == nullptr) {
+  std::optional<ArgumentValue> found;
+  const auto& width = arguments_.hidden_size();
+  if (k.argument) {
+    found = arguments_.automatic(k.argument);
+  } else if (!k.by_hidden_size) {
     if (!spec.auto_is_default && k.treatment != Treatment::accepted)
       object.fail_at(k.key, "\"auto\" stands for no argument here; write a value");
     return add(object, k, k.initial(), "auto: DeepSpeed's default", false);
+  } else if (width) {
+    found = ArgumentValue{k.by_hidden_size(*width), concat("hidden size ", *width)};
   }
-  const auto found = arguments_.automatic(k.argument);
   if (!found)
-    object.fail_at(k.key, concat("\"auto\" stands for ", argument_spec(k.argument).shown(),
+    object.fail_at(k.key, concat("\"auto\" stands for ", k.meaning_of_auto(),
                                  ", which is not given; give it, or write a value"));
-  add(object, k, checked_value(found->value, k, file_, spec.path), "auto: " + found->origin, true);
+  add(object, k, checked(object, k, found->value), "auto: " + found->origin, true);
 }
 
 void SettingsReader::read_absent(const JsonObject& object, const ObjectSpec& spec, const KeySpec& k) {
   const auto given = k.argument == nullptr ? std::nullopt : arguments_.given(k.argument);
-  if (given) return add(object, k, checked_value(given->value, k, file_, spec.path), given->origin, true);
+  if (given) return add(object, k, checked(object, k, given->value), given->origin, true);
   if (k.is_required()) object.fail_at(k.key, "missing; give a value");
   add(object, k, k.initial(), "default", false);
+}
+
+json SettingsReader::checked(const JsonObject& object, const KeySpec& k, const json& value) const {
+  const bool is_absent = value.is_null() && !k.is_required() && k.initial().is_null();
+  return is_absent ? value : checked_value(value, k, k.key, file_, object.path());
 }
 
 void SettingsReader::require_agreement(const JsonObject& object, const KeySpec& k, const json& value) const {

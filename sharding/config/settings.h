@@ -102,6 +102,7 @@ class ArgumentResolver {
   std::optional<ArgumentValue> given(std::string_view argument);
   /// What "auto" stands for; nothing if that is unknown.
   std::optional<ArgumentValue> automatic(std::string_view argument);
+  const std::optional<std::int64_t>& hidden_size() const { return facts_.hidden_size; }
   /// Errors name the arguments that no key had a use for.
   void require_all_used(ConfigErrors&) const;
 
@@ -109,7 +110,6 @@ class ArgumentResolver {
   std::optional<ArgumentValue> max_rate();
   std::optional<ArgumentValue> warmup_by_ratio();
   std::optional<ArgumentValue> total_steps() const;
-  std::optional<ArgumentValue> by_hidden_size(std::string_view argument) const;
 
   const TrainingArguments& arguments_;
   const RunFacts& facts_;
@@ -145,6 +145,7 @@ class SettingsReader {
   void read_key(const JsonObject&, const ObjectSpec&, const KeySpec&);
   void read_auto(const JsonObject&, const ObjectSpec&, const KeySpec&);
   void read_absent(const JsonObject&, const ObjectSpec&, const KeySpec&);
+  nlohmann::json checked(const JsonObject&, const KeySpec&, const nlohmann::json& value) const;
   void require_agreement(const JsonObject&, const KeySpec&, const nlohmann::json& value) const;
   void apply_treatment(const JsonObject&, const KeySpec&, const nlohmann::json& value);
   void add(const JsonObject&, const KeySpec&, nlohmann::json value, std::string origin, bool given);
@@ -163,7 +164,7 @@ class SettingsReader {
 std::map<std::string, std::string> rename_old_spellings(nlohmann::json& document, const std::string& file,
                                                         std::vector<std::string>& warnings, ConfigErrors&);
 
-/// Sets the fields of all keys, and derives what follows from several of them. Errors of combinations are
+/// Derives what follows from several keys, whose fields are set. Errors of combinations are
 /// added; sections with a wrong value are left out, so that no error follows from another. Values that were
 /// derived enter the settings.
 void complete(Draft&, Settings&, const RunFacts&, ConfigErrors&);

@@ -13,18 +13,19 @@ constexpr const char* zeropp = "ZeRO++ belongs to a later release";
 constexpr KeySpec elements(KeySpec key) { return key.within(0, max_elements); }
 
 constexpr KeySpec zero[] = {
-    applied<&ZeroConfig::stage>("stage",
-                                "0: replicas; shards of 1: optimizer state, 2: gradients too, 3: values too")
+    applied<&DsConfig::stage>("stage",
+                              "0: replicas; shards of 1: optimizer state, 2: gradients too, 3: values too")
         .within(0, 3),
-    applied<&ZeroConfig::reduce_bucket_size>(
+    applied<&StrategyOptions::reduce_bucket_size>(
         "reduce_bucket_size",
         "largest bucket of gradients, in elements; null: 25 MiB, at stage 2 at most an eighth of the "
         "model (DeepSpeed: 5e8)")
         .within(1, max_elements)
-        .from("reduce_bucket_size"),
-    applied<&ZeroConfig::overlap_comm>("overlap_comm",
-                                       "reduce while backward runs; null: true (DeepSpeed: at stage 3 only)"),
-    elements(applied<&ZeroConfig::allgather_bucket_size>(
+        .from_hidden_size([](std::int64_t h) { return h * h; }),
+    applied<&StrategyOptions::overlap_comm>(
+        "overlap_comm", "reduce while backward runs; null: true (DeepSpeed: at stage 3 only)")
+        .or_null(),
+    elements(applied<&StrategyOptions::allgather_bucket_size>(
                  "allgather_bucket_size",
                  "largest gather, in elements; the smaller of it and reduce_bucket_size holds for both"))
         .within(1, max_elements),
@@ -36,7 +37,7 @@ constexpr KeySpec zero[] = {
         "ignore_unused_parameters",
         "false: a parameter that no loss reaches on some rank is an error, with names and ranks; true: "
         "see ringzero.unused_parameters"),
-    elements(applied<&ZeroConfig::sub_group_size>(
+    elements(applied<&StrategyOptions::sub_group_size>(
         "sub_group_size",
         "elements of a tile of an update, a multiple of 64; offloaded memory is copied by tiles")),
     section("offload_param", "null", "without effect below stage 3"),
@@ -44,11 +45,11 @@ constexpr KeySpec zero[] = {
     elements(applied<&GatherLimits::prefetch_bucket_size>(
                  "stage3_prefetch_bucket_size",
                  "values are gathered before their use while fewer elements wait for theirs")
-                 .from("prefetch_bucket_size")),
+                 .from_hidden_size([](std::int64_t h) { return h * h * 9 / 10; })),
     elements(applied<&GatherLimits::param_persistence_threshold>(
                  "stage3_param_persistence_threshold",
                  "every rank holds the values of parameters of up to this many elements whole")
-                 .from("persistence_threshold")),
+                 .from_hidden_size([](std::int64_t h) { return 10 * h; })),
     elements(applied<&GatherLimits::model_persistence_threshold>("stage3_model_persistence_threshold",
                                                                  "elements of all such parameters")),
     elements(applied<&GatherLimits::max_live_parameters>(
@@ -63,10 +64,10 @@ constexpr KeySpec zero[] = {
     accepted("stage3_allgather_sequential", "false", "shards are gathered in place"),
     section("leaf_module", "null", ""),
     accepted("round_robin_gradients", "false", "gradients are not copied to other memory"),
-    applied<&ZeroConfig::zero_hpz_partition_size>("zero_hpz_partition_size",
-                                                  "stage 3: gathers of backward stay within so many "
-                                                  "neighbouring ranks, which divide another copy of the "
-                                                  "values; 0 or 1: off")
+    applied<&StrategyOptions::zero_hpz_partition_size>("zero_hpz_partition_size",
+                                                       "stage 3: gathers of backward stay within so many "
+                                                       "neighbouring ranks, which divide another copy of the "
+                                                       "values; 0 or 1: off")
         .within(0, max_mesh_size),
     refused("zero_quantized_weights", "false", "[false]", zeropp),
     refused("zero_quantized_nontrainable_weights", "false", "[false]", zeropp),
@@ -103,22 +104,22 @@ constexpr KeySpec pinned = applied<Offload, &OffloadOptions::pin_memory>(
     "pin_memory", "copies overlap with computation; without it the host waits for them");
 
 constexpr KeySpec offload_param[] = {
-    device<&ZeroConfig::offload_param>(
+    device<&StrategyOptions::offload_param>(
         "cpu: values of a rank lie in host memory, persistent ones excepted; on the host all is there "
         "already"),
     path,
-    pinned<&ZeroConfig::offload_param>,
+    pinned<&StrategyOptions::offload_param>,
     accepted("buffer_count", "5", "of nvme"),
     accepted("buffer_size", "100000000", "of nvme"),
     accepted("max_in_cpu", "1000000000", "of nvme"),
 };
 constexpr KeySpec offload_optimizer[] = {
-    device<&ZeroConfig::offload_optimizer>(
+    device<&StrategyOptions::offload_optimizer>(
         "cpu: state and masters lie in host memory, and are updated on the device; on the host all is there "
         "already"),
     path,
-    pinned<&ZeroConfig::offload_optimizer>,
-    applied<&ZeroConfig::offload_optimizer, &OffloadOptions::ratio>(
+    pinned<&StrategyOptions::offload_optimizer>,
+    applied<&StrategyOptions::offload_optimizer, &OffloadOptions::ratio>(
         "ratio", "least share of the state that is offloaded, in whole buckets; below 1 at stage 3 only")
         .within(0, 1),
     accepted("buffer_count", "4", "of nvme"),

@@ -1,7 +1,6 @@
 #include "sharding/huggingface/adapter_config.h"
 
 #include <algorithm>
-#include <array>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -10,6 +9,7 @@
 #include "autograd_lite/nn/layers.h"
 #include "comm/core/error.h"
 #include "sharding/checkpoint/open_tensors.h"
+#include "sharding/io/foreign_keys.h"
 #include "sharding/io/json.h"
 #include "sharding/io/text.h"
 
@@ -19,41 +19,27 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-/// Keys that are read, and those that change no result once an adapter exists.
-constexpr std::array known_keys{"peft_type",       "target_modules", "r",
-                                "lora_alpha",      "lora_dropout",   "use_rslora",
-                                "modules_to_save", "bias",           "init_lora_weights",
-                                "fan_in_fan_out",  "task_type",      "base_model_name_or_path",
-                                "revision",        "inference_mode", "auto_mapping",
-                                "peft_version",    "megatron_core",  "qalora_group_size",
-                                "eva_config",      "runtime_config"};
-
-bool is_unset(const json& v) {
-  return v.is_null() || v == false || ((v.is_object() || v.is_array()) && v.empty());
-}
-
-[[noreturn]] void refuse(const JsonObject& o, const std::string& key, const char* remedy) {
-  fail(Errc::unsupported, o.file(), ": ", key, ": not supported in this build yet: ", to_display(o.at(key)),
-       remedy);
-}
-
-/// Other ways to begin change the frozen weights.
-void check_start(const JsonObject& o) {
-  if (!o.has("init_lora_weights")) return;
-  const json& start = o.at("init_lora_weights");
-  const bool known = start.is_boolean() || start == "gaussian" || start == "eva" || start == "orthogonal";
-  if (!known)
-    refuse(o, "init_lora_weights",
-           "; it changes the frozen weights: save it with PEFT's path_initial_model_for_weight_conversion");
-}
+/// Keys that are read, and those that change no result once an adapter exists. Other ways to begin change the
+/// frozen weights.
+constexpr ForeignKeys adapter_keys[] = {
+    {"peft_type target_modules r lora_alpha lora_dropout use_rslora modules_to_save fan_in_fan_out task_type "
+     "base_model_name_or_path revision inference_mode auto_mapping peft_version megatron_core "
+     "qalora_group_size eva_config runtime_config"},
+    {"bias", Treatment::refused, "; biases stay frozen: use \"none\"", R"(["none"])"},
+    {"init_lora_weights", Treatment::refused,
+     "; it changes the frozen weights: save it with PEFT's path_initial_model_for_weight_conversion",
+     R"([true, "gaussian", "eva", "orthogonal"])"}};
 
 void check_keys(const JsonObject& o) {
-  const std::string type = o.text("peft_type", "LORA");
-  if (type != "LORA") refuse(o, "peft_type", "; an adapter is LORA");
-  if (o.has("bias") && o.at("bias") != "none") refuse(o, "bias", "; biases stay frozen: use \"none\"");
-  check_start(o);
-  for (const std::string& key : o.keys())
-    if (std::ranges::find(known_keys, key) == known_keys.end() && !is_unset(o.at(key))) refuse(o, key, "");
+  const auto refuse = [&](const std::string& key, std::string_view remedy) {
+    fail(Errc::unsupported, o.file(), ": ", key, ": not supported in this build yet: ", to_display(o.at(key)),
+         remedy);
+  };
+  if (o.text("peft_type", "LORA") != "LORA") refuse("peft_type", "; an adapter is LORA");
+  for (const std::string& key : o.keys()) {
+    const ForeignKeys* const row = find_keys(adapter_keys, key);
+    if (!is_accepted(row, o.at(key))) refuse(key, row ? row->note : "");
+  }
 }
 
 std::vector<std::string> names_at(const JsonObject& o, const char* key) {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "comm/core/error.h"
+#include "sharding/io/foreign_keys.h"
 
 namespace rz {
 namespace {
@@ -140,15 +141,15 @@ void check_layer_types(const JsonObject& o, const std::vector<bool>& is_sliding)
 }
 
 void refuse_other_models(const JsonObject& o) {
-  if (is_given(o, "quantization_config"))
-    o.fail_at("quantization_config", "quantized weights are not read; give those in f32, f16 or bf16");
+  constexpr auto refused = Treatment::refused;
+  static constexpr ForeignKeys keys[] = {
+      {"quantization_config", refused, "quantized weights are not read; give those in f32, f16 or bf16"},
+      {"pruned_heads", refused, "layers without some of their heads are not supported"},
+      {"text_config", refused,
+       "is the configuration of a model within another one; give it as a file of its own"}};
+  refuse_keys(o, keys);
   if (is_given(o, "is_causal") && !o.boolean("is_causal", true))
     o.fail_at("is_causal", "must be true: a token is predicted from those before it");
-  if (is_given(o, "pruned_heads") && !o.at("pruned_heads").empty())
-    o.fail_at("pruned_heads", "layers without some of their heads are not supported");
-  if (is_given(o, "text_config"))
-    o.fail_at("text_config",
-              "is the configuration of a model within another one; give it as a file of its own");
 }
 
 }  // namespace rz

@@ -1,121 +1,47 @@
 #include "sharding/huggingface/generation_config.h"
 
-#include <algorithm>
 #include <filesystem>
-#include <iterator>
 #include <nlohmann/json.hpp>
-#include <optional>
-#include <string_view>
 
 #include "comm/core/error.h"
 #include "sharding/huggingface/config_values.h"
 #include "sharding/huggingface/model_family.h"
+#include "sharding/io/foreign_keys.h"
 #include "sharding/io/json.h"
 
 namespace rz {
 namespace {
 
-/// Keys that are read.
-constexpr std::string_view applied_keys[] = {"eos_token_id",
-                                             "repetition_penalty",
-                                             "max_new_tokens",
-                                             "max_length",
-                                             "no_repeat_ngram_size",
-                                             "bad_words_ids",
-                                             "min_new_tokens",
-                                             "suppress_tokens",
-                                             "do_sample",
-                                             "temperature",
-                                             "top_k",
-                                             "top_p",
-                                             "min_p"};
+/// Refused is what would change texts and is not applied. Without effect is what does not change the text of
+/// one prompt: what is returned, how fast it is made, what the file is.
+constexpr ForeignKeys generation_keys[] = {
+    {"eos_token_id repetition_penalty max_new_tokens max_length no_repeat_ngram_size bad_words_ids "
+     "min_new_tokens suppress_tokens do_sample temperature top_k top_p min_p"},
+    {"_from_model_config _name_or_path _commit_hash transformers_version bos_token_id pad_token_id "
+     "decoder_start_token_id num_return_sequences output_attentions output_hidden_states output_scores "
+     "output_logits return_dict_in_generate use_cache cache_implementation cache_config "
+     "return_legacy_cache low_memory compile_config disable_compile prefill_chunk_size "
+     "continuous_batching_config trust_remote_code early_stopping prompt_lookup_num_tokens "
+     "max_matching_ngram_size num_assistant_tokens num_assistant_tokens_schedule "
+     "assistant_confidence_threshold assistant_early_exit assistant_lookbehind target_lookbehind "
+     "is_assistant use_model_defaults",
+     Treatment::accepted},
+    {"num_beams typical_p length_penalty encoder_repetition_penalty num_beam_groups guidance_scale "
+     "top_h",
+     Treatment::refused, "", "[1]"},
+    {"penalty_alpha encoder_no_repeat_ngram_size epsilon_cutoff eta_cutoff diversity_penalty "
+     "min_length",
+     Treatment::refused, "", "[0]"},
+    {"stop_strings max_time sequence_bias force_words_ids constraints renormalize_logits "
+     "forced_bos_token_id forced_eos_token_id remove_invalid_values exponential_decay_length_penalty "
+     "begin_suppress_tokens forced_decoder_ids token_healing watermarking_config dola_layers",
+     Treatment::refused}};
 
-/// Keys that do not change the text of one prompt: what is returned, how fast it is made, what the file is.
-constexpr std::string_view without_effect[] = {"_from_model_config",
-                                               "_name_or_path",
-                                               "_commit_hash",
-                                               "transformers_version",
-                                               "bos_token_id",
-                                               "pad_token_id",
-                                               "decoder_start_token_id",
-                                               "num_return_sequences",
-                                               "output_attentions",
-                                               "output_hidden_states",
-                                               "output_scores",
-                                               "output_logits",
-                                               "return_dict_in_generate",
-                                               "use_cache",
-                                               "cache_implementation",
-                                               "cache_config",
-                                               "return_legacy_cache",
-                                               "low_memory",
-                                               "compile_config",
-                                               "disable_compile",
-                                               "prefill_chunk_size",
-                                               "continuous_batching_config",
-                                               "trust_remote_code",
-                                               "early_stopping",
-                                               "prompt_lookup_num_tokens",
-                                               "max_matching_ngram_size",
-                                               "num_assistant_tokens",
-                                               "num_assistant_tokens_schedule",
-                                               "assistant_confidence_threshold",
-                                               "assistant_early_exit",
-                                               "assistant_lookbehind",
-                                               "target_lookbehind",
-                                               "is_assistant",
-                                               "use_model_defaults"};
-
-/// A key that would change texts; refused with another value than the one that changes nothing.
-struct RefusedKey {
-  std::string_view name;
-  std::optional<double> neutral{};  ///< beside null, false, and an empty list
-};
-constexpr RefusedKey refused_keys[] = {{"num_beams", 1},
-                                       {"typical_p", 1},
-                                       {"length_penalty", 1},
-                                       {"encoder_repetition_penalty", 1},
-                                       {"num_beam_groups", 1},
-                                       {"guidance_scale", 1},
-                                       {"top_h", 1},
-                                       {"penalty_alpha", 0},
-                                       {"encoder_no_repeat_ngram_size", 0},
-                                       {"epsilon_cutoff", 0},
-                                       {"eta_cutoff", 0},
-                                       {"diversity_penalty", 0},
-                                       {"min_length", 0},
-                                       {"stop_strings"},
-                                       {"max_time"},
-                                       {"sequence_bias"},
-                                       {"force_words_ids"},
-                                       {"constraints"},
-                                       {"renormalize_logits"},
-                                       {"forced_bos_token_id"},
-                                       {"forced_eos_token_id"},
-                                       {"remove_invalid_values"},
-                                       {"exponential_decay_length_penalty"},
-                                       {"begin_suppress_tokens"},
-                                       {"forced_decoder_ids"},
-                                       {"token_healing"},
-                                       {"watermarking_config"},
-                                       {"dola_layers"}};
-
-bool changes_nothing(const RefusedKey* known, const nlohmann::json& value) {
-  if (value.is_null() || value == false) return true;
-  if (value.is_array() || value.is_object()) return value.empty();
-  return known && known->neutral && value.is_number() && value.get<double>() == *known->neutral;
-}
-
-/// Keys that would change texts and are not applied; of a file that is about generation alone, also keys that
-/// are not known here.
+/// Of a file that is about generation alone, keys that are not known here are refused too.
 void refuse_other_keys(const JsonObject& o, bool is_of_generation) {
   for (const std::string& key : o.keys()) {
-    const auto found = std::ranges::find(refused_keys, key, &RefusedKey::name);
-    const RefusedKey* known = found == std::end(refused_keys) ? nullptr : found;
-    const bool is_other = is_of_generation &&
-                          std::ranges::find(applied_keys, key) == std::end(applied_keys) &&
-                          std::ranges::find(without_effect, key) == std::end(without_effect);
-    if ((known || is_other) && !changes_nothing(known, o.at(key)))
+    const ForeignKeys* const row = find_keys(generation_keys, key);
+    if ((row || is_of_generation) && !is_accepted(row, o.at(key)))
       o.fail_at(key, concat("is ", to_display(o.at(key)),
                             ", and this key is not applied here; take it out of a copy of the file, and give "
                             "that one: generate --generation-config FILE"));

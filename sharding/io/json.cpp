@@ -205,7 +205,8 @@ std::string JsonObject::path(std::string_view key) const {
 }
 
 void JsonObject::fail_at(std::string_view key, const std::string& what) const {
-  fail(Errc::config, escaped(concat(file_, ": ", path(key), ": ", what)));
+  const std::string at = path(key);
+  fail(Errc::config, escaped(concat(file_, at.empty() ? "" : ": ", at, ": ", what)));
 }
 
 double JsonObject::number(std::string_view key, double absent, double min, double max) const {

@@ -44,8 +44,9 @@ class JsonObject {
   JsonObject object(std::string_view key) const;
 
   const std::string& file() const { return file_; }
+  const std::string& path() const { return path_; }
   std::string path(std::string_view key) const;  ///< "zero_optimization.stage"
-  /// Throws Errc::config, "FILE: key.path: what".
+  /// Throws Errc::config, "FILE: key.path: what"; "FILE: what" if the path is empty.
   [[noreturn]] void fail_at(std::string_view key, const std::string& what) const;
 
  private:

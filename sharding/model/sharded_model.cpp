@@ -15,19 +15,17 @@ namespace {
 void check(const StorageOptions& options) {
   const ShardingPlan& plan = options.plan;
   require(
-      !options.hook || plan == ShardingPlan{}, Errc::unsupported, "the communication hook ",
-      options.hook ? options.hook->describe() : "",
+      !options.communication_hook || plan == ShardingPlan{}, Errc::unsupported, "the communication hook ",
+      options.communication_hook ? options.communication_hook->describe() : "",
       " needs whole gradients on every rank, which only ddp has; communication_data_type compresses to 16 "
       "bits in every strategy");
-  require(!options.hook || options.wire == WireFormat{}, Errc::invalid_argument,
+  require(!options.communication_hook || options.wire == WireFormat{}, Errc::invalid_argument,
           "a communication hook forms the means itself: communication_data_type, prescale_gradients and "
           "gradient_predivide_factor must not be set with it");
   const bool shards = plan.values == Placement::sharded || plan.gradients == Placement::sharded;
   require(!shards || plan.state == Placement::sharded, Errc::invalid_argument,
           "a plan that shards values or gradients must shard the optimizer state too");
 }
-
-constexpr bool offloads(const OffloadOptions& options) { return options.device == OffloadDevice::cpu; }
 
 }  // namespace
 
@@ -39,7 +37,7 @@ ShardedModel::ShardedModel(Module& module, ModelParameters parameters, const Sto
       layout_(parameters_, plan_buckets(module, runtime), options.plan.state, runtime.place),
       wire_(options.wire, options.pairwise_passes ? ReduceOp::sum : ReduceOp::avg, options.buckets.overlap,
             runtime) {
-  state_offloaded_ = offloaded_buckets(layout_.buckets(), options_.offload_state);
+  state_offloaded_ = offloaded_buckets(layout_.buckets(), options_.offload_optimizer);
   for (int b = 0; options_.precision.mixed() && b < layout_.size(); ++b) masters_.push_back(make_master(b));
   make_values();
   make_gradients();
@@ -70,7 +68,7 @@ std::vector<char> offloaded_buckets(const BucketLayout& layout, const OffloadOpt
   std::size_t all = 0, before = 0;
   for (const auto& bucket : layout.buckets) all += bucket.count;
   for (const auto& bucket : layout.buckets) {
-    out.push_back(offloads(options) &&
+    out.push_back(options.device == OffloadDevice::cpu &&
                   static_cast<double>(before) < options.ratio * static_cast<double>(all));
     before += bucket.count;
   }
@@ -86,11 +84,12 @@ BucketLayout ShardedModel::plan_buckets(Module& module, Runtime& runtime) {
 
 Allocator ShardedModel::state_allocator(int bucket) const {
   const Device device = runtime_.stream.device();
-  return offloads_state(bucket) ? offload_allocator(options_.offload_state, device) : allocator_on(device);
+  return offloads_state(bucket) ? offload_allocator(options_.offload_optimizer, device)
+                                : allocator_on(device);
 }
 
 void ShardedModel::wait_offloaded() const {
-  if (offloads(options_.offload_state) || offloads(options_.offload_values)) runtime_.stream.synchronize();
+  if (offloads(options_)) runtime_.stream.synchronize();
 }
 
 /// From the values of the model, before they are rounded.
@@ -113,16 +112,16 @@ Tensor ShardedModel::make_master(int bucket) const {
 
 void ShardedModel::make_values() {
   const DType dtype = options_.precision.parameters;
-  if (flat_parameters_)
-    values_ = make_sharded_values(*flat_parameters_, dtype, options_.gathers, options_.offload_values,
-                                  *trace_, runtime_);
-  else
-    values_ = make_replicated_values(parameters_, layout_, dtype, runtime_);
+  if (!flat_parameters_) return void(values_ = make_replicated_values(parameters_, layout_, dtype, runtime_));
+  GatherLimits limits = options_.gathers;
+  if (!options_.overlap_comm) limits.prefetch_bucket_size = 0;
+  values_ = make_sharded_values(*flat_parameters_, dtype, {*flat_parameters_, limits, *trace_},
+                                options_.offload_param, runtime_);
 }
 
 void ShardedModel::make_gradients() {
   gradients_ = make_gradient_store(options_.plan, parameters_, layout_, options_.precision.gradients, wire_,
-                                   options_.hook.get(), runtime_);
+                                   options_.communication_hook.get(), runtime_);
 }
 
 Tensor ShardedModel::updated_f32(int bucket) const {
@@ -137,7 +136,7 @@ void ShardedModel::rebucket(std::span<const int> order, std::size_t split) {
   const BucketLayout before = layout_.buckets();
   layout_.replace(
       plan_member_buckets(parameters_, options_.precision.gradients, options_.buckets, order, split));
-  state_offloaded_ = offloaded_buckets(layout_.buckets(), options_.offload_state);
+  state_offloaded_ = offloaded_buckets(layout_.buckets(), options_.offload_optimizer);
   if (options_.precision.mixed())
     masters_ = moved_to(layout_, before, masters_, parameters_, runtime_.stream);
   make_values();

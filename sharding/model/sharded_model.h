@@ -11,23 +11,17 @@
 #include "sharding/model/gather_plan.h"
 #include "sharding/model/gradient_store.h"
 #include "sharding/model/host_memory.h"
+#include "sharding/model/options.h"
 #include "sharding/model/runtime.h"
 #include "sharding/model/value_store.h"
-#include "sharding/optim/precision.h"
 
 namespace rz {
 
-/// Where values and gradients lie, in which types.
-struct StorageOptions {
+/// Where values and gradients lie, in which types: what the options of a strategy are for a model. On the
+/// host nothing is offloaded.
+struct StorageOptions : StrategyOptions {
   ShardingPlan plan;
-  Precision precision;
   BucketOptions buckets;
-  GatherLimits gathers;  ///< of sharded values
-  WireFormat wire;
-  std::shared_ptr<CommunicationHook> hook;  ///< of whole gradients; null: none
-  OffloadOptions offload_state;             ///< of sharded optimizer state and masters, on a device
-  OffloadOptions offload_values;            ///< of sharded values, on a device
-  std::int64_t pairwise_passes = 0;         ///< of an update, whose gradients are summed in pairwise order
 };
 
 /// Buckets of the trainable parameters of a module, without memory.

@@ -99,8 +99,7 @@ HeldBytes ReplicatedValues::bytes() const {
 
 class ShardedValues final : public ValueStore {
  public:
-  ShardedValues(FlatParameters&, DType dtype, const GatherLimits&, const OffloadOptions& offload, ScopeTrace&,
-                Runtime&);
+  ShardedValues(FlatParameters&, DType dtype, GatherPlan, const OffloadOptions& offload, Runtime&);
   ~ShardedValues() override;
 
   void enter(const ScopeUse&) override;
@@ -140,13 +139,13 @@ class ShardedValues final : public ValueStore {
   GatherPlan plan_;
 };
 
-ShardedValues::ShardedValues(FlatParameters& flat, DType dtype, const GatherLimits& limits,
-                             const OffloadOptions& offload, ScopeTrace& trace, Runtime& runtime)
+ShardedValues::ShardedValues(FlatParameters& flat, DType dtype, GatherPlan plan,
+                             const OffloadOptions& offload, Runtime& runtime)
     : flat_(flat),
       offload_(offload),
       runtime_(runtime),
       values_(static_cast<std::size_t>(flat.size())),
-      plan_(flat, limits, trace) {
+      plan_(std::move(plan)) {
   for (int u = 0; u < flat.size(); ++u)
     if (flat[u].persistent)
       make_persistent(u, dtype);
@@ -323,10 +322,9 @@ std::unique_ptr<ValueStore> make_replicated_values(const ModelParameters& parame
   return std::make_unique<ReplicatedValues>(parameters, layout, dtype, runtime);
 }
 
-std::unique_ptr<ValueStore> make_sharded_values(FlatParameters& flat, DType dtype, const GatherLimits& limits,
-                                                const OffloadOptions& offload, ScopeTrace& trace,
-                                                Runtime& runtime) {
-  return std::make_unique<ShardedValues>(flat, dtype, limits, offload, trace, runtime);
+std::unique_ptr<ValueStore> make_sharded_values(FlatParameters& flat, DType dtype, GatherPlan plan,
+                                                const OffloadOptions& offload, Runtime& runtime) {
+  return std::make_unique<ShardedValues>(flat, dtype, std::move(plan), offload, runtime);
 }
 
 }  // namespace rz

@@ -64,12 +64,12 @@ std::unique_ptr<ValueStore> make_replicated_values(const ModelParameters&, const
 /// All ranks must run the same scopes in the same order, forward and backward. Tied embeddings are one flat
 /// parameter used by two scopes. Persistent flat parameters are held whole; their updates are published.
 ///
-/// Copies this rank's shards, in `dtype`, then drops the values of the model. The trace follows enter() and
+/// Copies this rank's shards, in `dtype`, then drops the values of the model. The plan follows enter() and
 /// release(). Shards with `offload` lie in host memory. A gather copies them to their place on the device
 /// first, on a stream of its own. Persistent flat parameters stay on the device, as in DeepSpeed. All
 /// references must outlive the store, whose destructor waits up to 5 s for a prefetch in flight, then aborts
 /// the communicator.
-std::unique_ptr<ValueStore> make_sharded_values(FlatParameters&, DType dtype, const GatherLimits&,
-                                                const OffloadOptions& offload, ScopeTrace&, Runtime&);
+std::unique_ptr<ValueStore> make_sharded_values(FlatParameters&, DType dtype, GatherPlan,
+                                                const OffloadOptions& offload, Runtime&);
 
 }  // namespace rz

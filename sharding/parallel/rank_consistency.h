@@ -4,18 +4,50 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "autograd_lite/parameter.h"
 #include "comm/communicator.h"
+#include "comm/core/text.h"
 
 namespace rz {
 
 /// A named value, as text, that must be equal on all ranks.
 struct Fact {
   std::string name, value;
+};
+
+/// A fact for each field(name, value): yes or no, the name() of an enumerator, the number, the text. An
+/// optional value may have a text for its absence.
+class Facts {
+ public:
+  template <class T>
+  void operator()(const std::string& name, const T& value) {
+    list.push_back({name, text_of(value)});
+  }
+  template <class T>
+  void operator()(const std::string& name, const T& value, const char* absent) {
+    list.push_back({name, value ? text_of(*value) : absent});
+  }
+
+  std::vector<Fact> list;
+
+ private:
+  template <class T>
+  static std::string text_of(const T& value) {
+    if constexpr (std::is_same_v<T, bool>)
+      return value ? "yes" : "no";
+    else if constexpr (std::is_enum_v<T>)
+      return name(value);
+    else if constexpr (requires { value.describe(); })
+      return value.describe();
+    else
+      return concat(value);
+  }
 };
 
 /// Errc::mismatch on every rank if ranks differ, with the first fact that differs: "SUBJECT differs over the

@@ -9,12 +9,13 @@
 namespace rz {
 
 GradientReduction::GradientReduction(ShardedModel& model, const PassState& state, PassRules& rules,
-                                     bool rebuild, Runtime& runtime)
+                                     Runtime& runtime)
     : model_(model),
       state_(state),
       rules_(rules),
       runtime_(runtime),
-      rebuild_(rebuild ? Rebuild::pending : Rebuild::never) {
+      rebuild_(model.options().rebuild && model.options().plan == ShardingPlan{} ? Rebuild::pending
+                                                                                 : Rebuild::never) {
   follow_layout();
   const FlatParameters* const flat = model.flat_parameters();
   if (!flat) return;

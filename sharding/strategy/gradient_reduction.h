@@ -22,10 +22,10 @@ namespace rz {
 /// entered first: that moment is the same on every rank, whichever parameters a rank did not use.
 class GradientReduction {
  public:
-  /// All references must outlive the reduction. `rebuild`: after the first update, form buckets in the order
-  /// in which gradients became ready on rank 0 (Li et al., PyTorch Distributed,
+  /// All references must outlive the reduction. StrategyOptions::rebuild: after the first update, forms
+  /// buckets in the order in which gradients became ready on rank 0 (Li et al., PyTorch Distributed,
   /// doi:10.14778/3415478.3415530).
-  GradientReduction(ShardedModel&, const PassState&, PassRules&, bool rebuild, Runtime&);
+  GradientReduction(ShardedModel&, const PassState&, PassRules&, Runtime&);
   GradientReduction(const GradientReduction&) = delete;
 
   // ---- a backward pass; `member` as in ModelParameters

@@ -30,8 +30,8 @@ std::int32_t short_hash(std::uint64_t hash) {
 
 }  // namespace
 
-PassRules::PassRules(const PassOptions& options, const PassState& state, const ModelParameters& parameters,
-                     Communicator& communicator)
+PassRules::PassRules(const StrategyOptions& options, const PassState& state,
+                     const ModelParameters& parameters, Communicator& communicator)
     : options_(options),
       state_(state),
       parameters_(parameters),

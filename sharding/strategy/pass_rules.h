@@ -8,17 +8,10 @@
 
 #include "comm/communicator.h"
 #include "sharding/model/flat_layout.h"
+#include "sharding/model/options.h"
 #include "sharding/strategy/pass_state.h"
 
 namespace rz {
-
-/// StrategyOptions of the same names.
-struct PassOptions {
-  bool find_unused_parameters = true;
-  bool static_graph = false;
-  bool rebuild = false;
-  bool broadcast_buffers = true;
-};
 
 /// Exchanges control state once per reduced pass, in one small all_reduce; none in a group of one rank.
 /// Afterwards all ranks know which parameters were used, and whether one has cancelled the update or broken a
@@ -26,7 +19,7 @@ struct PassOptions {
 class PassRules {
  public:
   /// All references must outlive this object. Parameters are equal on all ranks.
-  PassRules(const PassOptions&, const PassState&, const ModelParameters&, Communicator&);
+  PassRules(const StrategyOptions&, const PassState&, const ModelParameters&, Communicator&);
   /// Waits for an exchange in flight, because its buffer is freed here. The deadline of the communicator
   /// bounds the wait.
   ~PassRules();
@@ -97,7 +90,7 @@ class PassRules {
   [[noreturn]] void fail_static(const Finding&, int rank) const;
   [[noreturn]] void fail_unused() const;
 
-  PassOptions options_;
+  const StrategyOptions& options_;
   const PassState& state_;
   const ModelParameters& parameters_;
   Communicator& communicator_;

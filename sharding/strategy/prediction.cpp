@@ -42,7 +42,7 @@ HeldBytes values_of(const Laid& laid) {
   const std::size_t value = size_of(laid.storage.precision.parameters);
   HeldBytes sum;
   if (const FlatParameters* flat = laid.planned.flat_parameters.get()) {
-    const bool offloads = laid.storage.offload_values.device == OffloadDevice::cpu;
+    const bool offloads = laid.storage.offload_param.device == OffloadDevice::cpu;
     for (int u = 0; u < flat->size(); ++u)
       sum += (*flat)[u].persistent ? at(false, value * (*flat)[u].count)
                                    : at(offloads, value * flat->shard(u).count());
@@ -79,11 +79,11 @@ std::size_t state_of(const Laid& laid, int bucket, const Optimizer& optimizer) {
 /// Offloaded memory of the largest tile of a bucket, each part of which is aligned.
 std::size_t tile_of(const Laid& laid, int bucket, const Optimizer& optimizer, std::size_t sub_group_size) {
   constexpr std::size_t alignment = 256;
-  const bool state_offloads =
-      offloaded_buckets(laid.layout.buckets(), laid.storage.offload_state)[static_cast<std::size_t>(bucket)];
+  const bool state_offloads = offloaded_buckets(
+      laid.layout.buckets(), laid.storage.offload_optimizer)[static_cast<std::size_t>(bucket)];
   const FlatParameters* flat = laid.planned.flat_parameters.get();
   const bool values_offload =
-      flat && !(*flat)[bucket].persistent && laid.storage.offload_values.device == OffloadDevice::cpu;
+      flat && !(*flat)[bucket].persistent && laid.storage.offload_param.device == OffloadDevice::cpu;
   const std::size_t count = std::min(laid.layout.updated(bucket).count(),
                                      std::max(norm_block, sub_group_size / norm_block * norm_block));
   const auto part = [&](bool offloads, DType dtype) {
@@ -103,7 +103,8 @@ std::size_t tile_of(const Laid& laid, int bucket, const Optimizer& optimizer, st
 MemoryReport predicted_memory(StrategyKind kind, Module& module, const Optimizer& optimizer,
                               MeshCoordinates place, const StrategyOptions& options, Device::Kind device) {
   const Laid laid(kind, module, place, options, device);
-  const std::vector<char> offloaded = offloaded_buckets(laid.layout.buckets(), laid.storage.offload_state);
+  const std::vector<char> offloaded =
+      offloaded_buckets(laid.layout.buckets(), laid.storage.offload_optimizer);
   HeldBytes masters, state;
   for (int b = 0; b < laid.layout.size(); ++b) {
     const bool on_host = offloaded[static_cast<std::size_t>(b)] != 0;

@@ -18,52 +18,11 @@ void require_in_f32(const Parameter& p) {
           "; strategies take f32 parameters (StrategyOptions::precision selects what they become)");
 }
 
-void add_facts(const GatherLimits& limits, std::vector<Fact>& facts) {
-  facts.push_back({"prefetch_bucket_size", concat(limits.prefetch_bucket_size)});
-  facts.push_back({"max_live_parameters", concat(limits.max_live_parameters)});
-  facts.push_back({"max_reuse_distance", concat(limits.max_reuse_distance)});
-  facts.push_back({"param_persistence_threshold", concat(limits.param_persistence_threshold)});
-  facts.push_back({"model_persistence_threshold", concat(limits.model_persistence_threshold)});
-}
-
-void add_facts(const WireFormat& wire, std::vector<Fact>& facts) {
-  const auto& type = wire.communication_data_type;
-  facts.push_back({"communication_data_type", type ? name(*type) : "that of gradients"});
-  facts.push_back({"prescale_gradients", wire.prescale_gradients ? "yes" : "no"});
-  facts.push_back({"gradient_predivide_factor", concat(wire.gradient_predivide_factor)});
-}
-
-void add_facts(const char* key, const OffloadOptions& offload, std::vector<Fact>& facts) {
-  facts.push_back({concat(key, ".device"), name(offload.device)});
-  facts.push_back({concat(key, ".pin_memory"), offload.pin_memory ? "yes" : "no"});
-  facts.push_back({concat(key, ".ratio"), concat(offload.ratio)});
-}
-
 void require_same_options(StrategyKind kind, const StrategyOptions& options, Communicator& communicator) {
-  const auto yes = [](bool x) { return x ? "yes" : "no"; };
-  std::vector<Fact> facts{
-      {"the strategy", name(kind)},
-      {"reduce_bucket_size", options.reduce_bucket_size ? concat(*options.reduce_bucket_size) : "default"},
-      {"first_bucket_size", concat(options.first_bucket_size)},
-      {"allgather_bucket_size", concat(options.allgather_bucket_size)},
-      {"overlap_comm", yes(options.overlap_comm)},
-      {"rebuild", yes(options.rebuild)},
-      {"precision.parameters", name(options.precision.parameters)},
-      {"precision.gradients", name(options.precision.gradients)},
-      {"zero_hpz_partition_size", concat(options.zero_hpz_partition_size)},
-      {"sub_group_size", concat(options.sub_group_size)},
-      {"unused_parameters", name(options.unused_parameters)},
-      {"find_unused_parameters", yes(options.find_unused_parameters)},
-      {"static_graph", yes(options.static_graph)},
-      {"broadcast_buffers", yes(options.broadcast_buffers)},
-      {"pairwise_passes", concat(options.pairwise_passes)}};
-  add_facts("offload_optimizer", options.offload_optimizer, facts);
-  add_facts("offload_param", options.offload_param, facts);
-  add_facts(options.gathers, facts);
-  add_facts(options.wire, facts);
-  const auto& hook = options.communication_hook;
-  facts.push_back({"communication_hook", hook ? hook->describe() : "none"});
-  require_same("StrategyOptions", facts, "give every rank the same", communicator);
+  Facts facts;
+  facts("the strategy", kind);
+  fields(facts, options);
+  require_same("StrategyOptions", facts.list, "give every rank the same", communicator);
 }
 
 std::string sorted_names(std::vector<std::string> names) {

@@ -131,17 +131,8 @@ BucketOptions bucket_options(const StrategyOptions& options, const ShardingPlan&
 
 StorageOptions storage_options(const StrategyOptions& options, const ShardingPlan& plan,
                                std::span<Parameter* const> parameters, int ranks, Device::Kind kind) {
-  StorageOptions out{.plan = plan,
-                     .precision = options.precision,
-                     .buckets = bucket_options(options, plan, parameters, ranks),
-                     .gathers = options.gathers,
-                     .wire = options.wire,
-                     .hook = options.communication_hook,
-                     .pairwise_passes = options.pairwise_passes};
-  if (!options.overlap_comm) out.gathers.prefetch_bucket_size = 0;
-  if (kind == Device::host) return out;  // all is in host memory already
-  out.offload_state = options.offload_optimizer;
-  out.offload_values = options.offload_param;
+  StorageOptions out{options, plan, bucket_options(options, plan, parameters, ranks)};
+  if (kind == Device::host) out.offload_optimizer = out.offload_param = {};  // all is in host memory already
   return out;
 }
 

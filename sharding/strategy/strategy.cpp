@@ -88,14 +88,9 @@ Strategy::State::State(StrategyKind of, const ShardingPlan& plan, Module& module
             storage_options(options, plan, module.parameters(), runtime.data.size(),
                             runtime.stream.device().kind),
             runtime),
-      passes(module, model,
-             {.find_unused_parameters = options.find_unused_parameters,
-              .static_graph = options.static_graph,
-              .rebuild = options.rebuild && plan == ShardingPlan{},
-              .broadcast_buffers = options.broadcast_buffers},
-             runtime),
+      passes(module, model, runtime),
       optimizer_state(model, runtime),
-      updater(model, optimizer_state, passes.rules(), options, runtime),
+      updater(model, optimizer_state, passes.rules(), runtime),
       values(model, passes.rules(), runtime),
       control(model, runtime) {
   allocate_buffers(module, allocator_on(runtime.stream.device()), runtime.stream);

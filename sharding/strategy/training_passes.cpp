@@ -65,15 +65,14 @@ InstalledHooks::~InstalledHooks() {
   for (Parameter* p : parameters_) p->hooks = nullptr;
 }
 
-TrainingPasses::TrainingPasses(Module& module, ShardedModel& model, const PassOptions& options,
-                               Runtime& runtime)
+TrainingPasses::TrainingPasses(Module& module, ShardedModel& model, Runtime& runtime)
     : module_(module),
       model_(model),
       runtime_(runtime),
       state_(model.parameters().members().size(), runtime.exposed),
-      rules_(options, state_, model.parameters(), runtime.communicator),
-      reduction_(model, state_, rules_, options.rebuild, runtime) {
-  if (options.broadcast_buffers) buffers_ = module.buffers();
+      rules_(model.options(), state_, model.parameters(), runtime.communicator),
+      reduction_(model, state_, rules_, runtime) {
+  if (model.options().broadcast_buffers) buffers_ = module.buffers();
 }
 
 // ---- what runs in a pass

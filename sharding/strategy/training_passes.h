@@ -52,7 +52,7 @@ class UpdateRecord {
 class TrainingPasses {
  public:
   /// All references must outlive this object.
-  TrainingPasses(Module&, ShardedModel&, const PassOptions&, Runtime&);
+  TrainingPasses(Module&, ShardedModel&, Runtime&);
   TrainingPasses(const TrainingPasses&) = delete;
 
   // ---- what runs in a pass

@@ -58,8 +58,8 @@ std::size_t UpdateTiles::buffer_bytes() const {
 
 void UpdateTiles::begin(const Stream& stream) {
   begun_ = true;
-  require_may_copy(model_.options().offload_state, stream);
-  require_may_copy(model_.options().offload_values, stream);
+  require_may_copy(model_.options().offload_optimizer, stream);
+  require_may_copy(model_.options().offload_param, stream);
   const std::size_t bytes = buffer_bytes();
   for (Buffer& b : buffers_) b = {runtime_.transient.allocate({bytes}, DType::u8), {}, {}};
   runtime_.to_device.wait(stream.record());

@@ -7,16 +7,15 @@
 
 namespace rz {
 
-Updater::Updater(ShardedModel& model, OptimizerState& state, const PassRules& rules,
-                 const StrategyOptions& options, Runtime& runtime)
+Updater::Updater(ShardedModel& model, OptimizerState& state, const PassRules& rules, Runtime& runtime)
     : model_(model),
       state_(state),
       rules_(rules),
-      overlap_(options.overlap_comm),
-      unused_parameters_(options.unused_parameters),
+      overlap_(model.options().overlap_comm),
+      unused_parameters_(model.options().unused_parameters),
       runtime_(runtime),
       spans_(model, state_),
-      tiles_(model, state_, options.sub_group_size, runtime),
+      tiles_(model, state_, model.options().sub_group_size, runtime),
       norms_(model, runtime),
       directions_(model, runtime) {}
 

@@ -10,7 +10,6 @@
 #include "sharding/parallel/rank_consistency.h"
 #include "sharding/strategy/optimizer_state.h"
 #include "sharding/strategy/pass_rules.h"
-#include "sharding/strategy/strategy_options.h"
 #include "sharding/strategy/update_tiles.h"
 #include "sharding/strategy/whole_parameters.h"
 
@@ -20,9 +19,8 @@ namespace rz {
 /// before any is updated. Muon orthogonalizes whole matrices, before the tiles.
 class Updater {
  public:
-  /// All references must outlive the updater. The rules know the members that were used; of the options
-  /// overlap_comm, sub_group_size and unused_parameters matter.
-  Updater(ShardedModel&, OptimizerState&, const PassRules&, const StrategyOptions&, Runtime&);
+  /// All references must outlive the updater. The rules know the members that were used.
+  Updater(ShardedModel&, OptimizerState&, const PassRules&, Runtime&);
 
   /// Updates all values from the means of the gradients. Collective. On a device the first call is
   /// Errc::mismatch if the optimizers of the ranks differ.

@@ -37,9 +37,9 @@ TEST(DsConfigAuto, SizesOfBucketsFollowFromTheHiddenSize) {
   const char* const text = R"({"zero_optimization": {"stage": 3, "reduce_bucket_size": "auto",
     "stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto"}})";
   const DsConfig c = parse(text, {}, {.hidden_size = 125});
-  EXPECT_EQ(c.zero.reduce_bucket_size, 15625);
-  EXPECT_EQ(c.zero.gathers.prefetch_bucket_size, 14062) << "the floor of 14062.5";
-  EXPECT_EQ(c.zero.gathers.param_persistence_threshold, 1250);
+  EXPECT_EQ(c.strategy.reduce_bucket_size, 15625);
+  EXPECT_EQ(c.strategy.gathers.prefetch_bucket_size, 14062) << "the floor of 14062.5";
+  EXPECT_EQ(c.strategy.gathers.param_persistence_threshold, 1250);
   EXPECT_EQ(origin(c, "zero_optimization.reduce_bucket_size"), "auto: hidden size 125");
   std::string missing;
   for (const char* key :
@@ -54,7 +54,7 @@ TEST(DsConfigAuto, SizesOfBucketsFollowFromTheHiddenSize) {
 TEST(DsConfigAuto, OtherKeysOfASectionHaveDeepSpeedsDefault) {
   const DsConfig c = parse(R"({"zero_optimization": {"stage": 3, "stage3_max_live_parameters": "auto",
     "stage3_max_reuse_distance": "auto"}})");
-  EXPECT_EQ(c.zero.gathers.max_live_parameters, 1000000000);
+  EXPECT_EQ(c.strategy.gathers.max_live_parameters, 1000000000);
   EXPECT_EQ(origin(c, "zero_optimization.stage3_max_live_parameters"), "auto: DeepSpeed's default");
   EXPECT_NE(refusal(R"({"gradient_predivide_factor": "auto"})").find("stands for no argument"),
             std::string::npos);
@@ -88,7 +88,7 @@ TEST(DsConfigAuto, ArgumentsStandBehindIt) {
   EXPECT_EQ(c.optimizer,
             (OptimizerConfig{.lr = 0.25, .beta1 = 0.5, .beta2 = 0.75, .eps = 1e-5, .weight_decay = 0.125}));
   EXPECT_EQ(c.gradient_clipping, 2);
-  EXPECT_EQ(c.precision.parameters, DType::bf16);
+  EXPECT_EQ(c.strategy.precision.parameters, DType::bf16);
   EXPECT_EQ(c.schedule, LrSchedule(WarmupDecayLr{.total_num_steps = 70, .max_lr = 0.25, .num_steps = 7}));
   EXPECT_EQ(origin(c, "optimizer.params.lr"), "auto: learning_rate (command line)");
   EXPECT_EQ(origin(c, "train_batch_size"), "auto: from the other batch sizes");
@@ -101,7 +101,7 @@ TEST(DsConfigAuto, TheRestHasHuggingFacesDefaults) {
   EXPECT_EQ(c.sizes, (BatchSizes{16, 8, 1}));
   EXPECT_EQ(c.optimizer, (OptimizerConfig{.lr = 5e-5}));
   EXPECT_EQ(c.gradient_clipping, 1);
-  EXPECT_EQ(c.precision.parameters, DType::f32);
+  EXPECT_EQ(c.strategy.precision.parameters, DType::f32);
   EXPECT_EQ(c.schedule, LrSchedule(WarmupDecayLr{.total_num_steps = 100, .max_lr = 5e-5, .num_steps = 10}));
   EXPECT_EQ(origin(c, "optimizer.params.lr"), "auto: Hugging Face's default");
 }
@@ -226,15 +226,15 @@ TEST(DsConfigAuto, IsResolvedAsByHuggingFace) {
 TEST(DsConfigAuto, ConfigurationsInNotesAreRead) {
   const RunFacts facts{.ranks = 2, .hidden_size = 128};
   const DsConfig trainer = parse(test::trainer_config, {}, facts);
-  EXPECT_EQ(trainer.zero.stage, 3);
+  EXPECT_EQ(trainer.stage, 3);
   EXPECT_EQ(trainer.sizes, (BatchSizes{4, 2, 1}));
-  EXPECT_EQ(trainer.zero.reduce_bucket_size, 128 * 128);
+  EXPECT_EQ(trainer.strategy.reduce_bucket_size, 128 * 128);
   EXPECT_FALSE(trainer.optimizer);
   const DsConfig teacher = parse(test::teacher_config, {}, facts);
   EXPECT_FALSE(teacher.optimizer) << "inference";
   EXPECT_EQ(teacher.sizes, (BatchSizes{2, 1, 1}));
   const DsConfig student = parse(test::student_config, {.learning_rate = 1e-3, .warmup_steps = 3}, facts);
-  EXPECT_EQ(student.zero.offload_optimizer.device, OffloadDevice::cpu);
+  EXPECT_EQ(student.strategy.offload_optimizer.device, OffloadDevice::cpu);
   EXPECT_EQ(student.schedule, LrSchedule(WarmupLr{.max_lr = 1e-3, .num_steps = 3}));
   EXPECT_EQ(student.optimizer->weight_decay, 0) << "Hugging Face's default, not torch's";
 }

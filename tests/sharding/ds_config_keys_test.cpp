@@ -71,7 +71,7 @@ TEST(DsConfigKeys, EverySectionHasATable) {
     }
 }
 
-/// "stage" of "… [with auto Member = &rz::ZeroConfig::stage]".
+/// "stage" of "… [with auto Member = &rz::DsConfig::stage]".
 std::string member_of(const KeySpec& k) {
   std::string_view name = k.field.name;
   const auto is_name = [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; };

@@ -52,8 +52,8 @@ TEST(DsConfig, ReadsSupportedKeys) {
                                           .beta2 = 0.95,
                                           .eps = 1e-6,
                                           .weight_decay = 0.1}));
-  EXPECT_EQ(c.zero.stage, 2);
-  EXPECT_EQ(c.zero.overlap_comm, false);
+  EXPECT_EQ(c.stage, 2);
+  EXPECT_EQ(c.strategy.overlap_comm, false);
   EXPECT_TRUE(std::holds_alternative<ConstantLr>(c.schedule));
   EXPECT_TRUE(c.warnings.empty());
 }
@@ -333,11 +333,11 @@ TEST(DsConfig, NumbersAndSwitchesMayBeInQuotes) {
   EXPECT_EQ(c.optimizer,
             (OptimizerConfig{.lr = 1e-3, .beta1 = 0.5, .beta2 = 0.75, .eps = 1e-6, .weight_decay = 0}));
   EXPECT_EQ(c.schedule, LrSchedule(WarmupLr{.min_lr = {0.25}, .num_steps = 100}));
-  EXPECT_EQ(c.precision.parameters, DType::bf16);
-  EXPECT_TRUE(c.precision.prescale_gradients);
-  EXPECT_EQ(c.zero.stage, 2);
-  EXPECT_EQ(c.zero.overlap_comm, false);
-  EXPECT_EQ(c.zero.reduce_bucket_size, 1000000);
+  EXPECT_EQ(c.strategy.precision.parameters, DType::bf16);
+  EXPECT_TRUE(c.strategy.wire.prescale_gradients);
+  EXPECT_EQ(c.stage, 2);
+  EXPECT_EQ(c.strategy.overlap_comm, false);
+  EXPECT_EQ(c.strategy.reduce_bucket_size, 1000000);
   EXPECT_EQ(parse_ds_config(resolved_json(c), "again.json").schedule, c.schedule);
   // Neither a number where a text is expected, nor words that are no number.
   expect_error_message(R"({"csv_monitor": {"job_name": 7}})", {"csv_monitor.job_name", "text"});
@@ -355,7 +355,7 @@ TEST(DsConfig, OldSwitchesMayBeInQuotesToo) {
   const auto offloads = [](const char* value) {
     return parse_ds_config(concat(R"({"zero_optimization": {"stage": 2, "cpu_offload": )", value, "}}"),
                            "ds.json")
-               .zero.offload_optimizer.device == OffloadDevice::cpu;
+               .strategy.offload_optimizer.device == OffloadDevice::cpu;
   };
   EXPECT_TRUE(offloads("\"true\""));
   EXPECT_TRUE(offloads("true"));
@@ -504,12 +504,12 @@ void expect_equal(const DsConfig& a, const DsConfig& b) {
   EXPECT_EQ(a.optimizer, b.optimizer);
   EXPECT_EQ(a.schedule, b.schedule);
   EXPECT_EQ(a.precision, b.precision);
-  EXPECT_EQ(a.zero, b.zero);
+  EXPECT_EQ(a.stage, b.stage);
+  EXPECT_EQ(a.strategy, b.strategy);
   EXPECT_EQ(a.checkpoint_activations, b.checkpoint_activations);
   EXPECT_EQ(a.monitor, b.monitor);
   EXPECT_EQ(a.gradient_clipping, b.gradient_clipping);
   EXPECT_EQ(a.drop_last, b.drop_last);
-  EXPECT_EQ(a.unused_parameters, b.unused_parameters);
   EXPECT_EQ(a.ddp, b.ddp);
 }
 
@@ -539,11 +539,13 @@ TEST(DsConfig, ResolvedConfigurationReadsBack) {
 }
 
 TEST(DsConfig, ReadsWhatHappensToUnusedParameters) {
-  const auto policy = [](const char* text) { return parse_ds_config(text, "ds.json").unused_parameters; };
+  const auto policy = [](const char* text) {
+    return parse_ds_config(text, "ds.json").strategy.unused_parameters;
+  };
   EXPECT_EQ(policy("{}"), UnusedParameterPolicy::pytorch);
   EXPECT_EQ(policy(R"({"ringzero": {"unused_parameters": "deepspeed"}})"), UnusedParameterPolicy::deepspeed);
   const auto ignores = [](const char* text) {
-    return parse_ds_config(text, "ds.json").ddp.find_unused_parameters;
+    return parse_ds_config(text, "ds.json").strategy.find_unused_parameters;
   };
   EXPECT_TRUE(ignores("{}"));
   EXPECT_FALSE(ignores(R"({"zero_optimization": {"ignore_unused_parameters": false}})"));
@@ -561,9 +563,9 @@ TEST(DsConfig, OldSpellingsAreAcceptedWithAWarning) {
   const DsConfig c = parse_ds_config(R"({"bfloat16": {"enabled": true}, "zero_optimization": {"stage": 3,
     "cpu_offload": true, "cpu_offload_param": true, "stage3_gather_fp16_weights_on_model_save": true}})",
                                      "ds.json");
-  EXPECT_EQ(c.precision.parameters, DType::bf16);
-  EXPECT_EQ(c.zero.offload_optimizer.device, OffloadDevice::cpu);
-  EXPECT_EQ(c.zero.offload_param.device, OffloadDevice::cpu);
+  EXPECT_EQ(c.strategy.precision.parameters, DType::bf16);
+  EXPECT_EQ(c.strategy.offload_optimizer.device, OffloadDevice::cpu);
+  EXPECT_EQ(c.strategy.offload_param.device, OffloadDevice::cpu);
   EXPECT_EQ(setting(c, "zero_optimization.stage3_gather_16bit_weights_on_model_save"), "true");
   ASSERT_EQ(c.warnings.size(), 4u);
   EXPECT_EQ(c.warnings[0], "ds.json: bfloat16: is an old spelling; write bf16");
@@ -571,8 +573,8 @@ TEST(DsConfig, OldSpellingsAreAcceptedWithAWarning) {
             "ds.json: zero_optimization.cpu_offload: is an old spelling; write "
             "zero_optimization.offload_optimizer");
   EXPECT_EQ(parse_ds_config(R"({"fp16_enabled": true})", "ds.json").precision.parameters, DType::f16);
-  EXPECT_EQ(parse_ds_config(R"({"zero_optimization": true})", "ds.json").zero.stage, 1);
-  EXPECT_EQ(parse_ds_config(R"({"zero_optimization": false})", "ds.json").zero.stage, 0);
+  EXPECT_EQ(parse_ds_config(R"({"zero_optimization": true})", "ds.json").stage, 1);
+  EXPECT_EQ(parse_ds_config(R"({"zero_optimization": false})", "ds.json").stage, 0);
   expect_error_message(R"({"bfloat16": {}, "bf16": {}})", {"bfloat16", "bf16", "remove one"});
 }
 
@@ -580,9 +582,9 @@ TEST(DsConfig, KeysOfStage3NeedNoPrefix) {
   const DsConfig c = parse_ds_config(R"({"zero_optimization": {"stage": 3, "max_live_parameters": 5e8,
     "max_reuse_distance": 6e8, "gather_16bit_weights_on_model_save": true, "prefetch_bucket_size": 7}})",
                                      "ds.json");
-  EXPECT_EQ(c.zero.gathers.max_live_parameters, 500000000);
-  EXPECT_EQ(c.zero.gathers.max_reuse_distance, 600000000);
-  EXPECT_EQ(c.zero.gathers.prefetch_bucket_size, 7);
+  EXPECT_EQ(c.strategy.gathers.max_live_parameters, 500000000);
+  EXPECT_EQ(c.strategy.gathers.max_reuse_distance, 600000000);
+  EXPECT_EQ(c.strategy.gathers.prefetch_bucket_size, 7);
   EXPECT_EQ(setting(c, "zero_optimization.stage3_gather_16bit_weights_on_model_save"), "true");
   expect_error_message(R"({"zero_optimization": {"max_reuse_distance": 1, "stage3_max_reuse_distance": 1}})",
                        {"max_reuse_distance", "remove one"});
@@ -604,7 +606,7 @@ TEST(DsConfig, OffloadNeedsItsStage) {
 }
 
 TEST(DsConfig, WithoutAConfigurationThatOfTheVariableHolds) {
-  const auto stage = [](const std::string& config) { return find_ds_config(config, "--config").zero.stage; };
+  const auto stage = [](const std::string& config) { return find_ds_config(config, "--config").stage; };
   EXPECT_EQ(stage(""), 0);
   ::setenv("RZ_CONFIG", R"({"zero_optimization": {"stage": 3}})", 1);
   EXPECT_EQ(stage(""), 3);

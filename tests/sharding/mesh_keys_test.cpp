@@ -162,7 +162,7 @@ TEST(MeshKeys, WorldSizeInvarianceCountsRanksWithOtherData) {
 }
 
 TEST(MeshKeys, HpzDividesAGroupOfShards) {
-  EXPECT_EQ(read(zero(R"("stage": 3, "zero_hpz_partition_size": 2)"), 8).zero.zero_hpz_partition_size, 2);
+  EXPECT_EQ(read(zero(R"("stage": 3, "zero_hpz_partition_size": 2)"), 8).strategy.zero_hpz_partition_size, 2);
   expect_refused(zero(R"("stage": 3, "zero_hpz_partition_size": 3)"), 8,
                  "ds.json: zero_optimization.zero_hpz_partition_size: is 3, but the mesh is shard 8; use a "
                  "divisor of shard");

@@ -82,8 +82,8 @@ EngineOptions engine_options(const TinyRun& run, const PretrainedWeights& weight
   EngineOptions e;
   e.ds_config = run.options.ds;
   const Precision& precision = run.options.strategy_options.precision;
-  e.ds_config->precision.parameters = precision.parameters;
-  e.ds_config->precision.gradients = precision.gradients;
+  e.ds_config->strategy.precision.parameters = precision.parameters;
+  e.ds_config->strategy.precision.gradients = precision.gradients;
   e.strategy = run.options.strategy;
   e.decay = run.options.decay;
   e.configure_strategy = [&run](StrategyOptions& s) { s = run.options.strategy_options; };

@@ -46,9 +46,9 @@ class Run {
       : run_(run),
         change_(change),
         config_(parse_ds_config(run.config, "ds.json")),
-        precision_(config_.precision.parameters),
+        precision_(config_.strategy.precision.parameters),
         strategy_(make_strategy(StrategyKind::ddp, model_, comm,
-                                {.precision = {precision_, config_.precision.gradients}})),
+                                {.precision = {precision_, config_.strategy.precision.gradients}})),
         optimizer_(make_optimizer(*config_.optimizer, Decay::all)),
         tokens_(Tokens::from_file(shared ? shared_fixture::folder() + "/tokens.bin" : tiny_tokens())) {
     strategy_->attach(tape_);

@@ -53,7 +53,7 @@ Reports train(const Training& run, int ranks, StrategyKind kind, std::int64_t st
     e.ds_config->mesh = resolved(run.mesh, ranks, 0);
     e.ds_config->sizes = {run.batch, run.batch / e.ds_config->mesh.data(), 1};
     e.ds_config->gradient_clipping = 0;
-    e.ds_config->precision.parameters = e.ds_config->precision.gradients = run.dtype;
+    e.ds_config->strategy.precision.parameters = e.ds_config->strategy.precision.gradients = run.dtype;
     e.decay = Decay::matrices;
     e.strategy = kind;
     e.initial_values = [&](const Parameter& p, Range elements, float* out) {

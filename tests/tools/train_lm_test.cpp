@@ -416,7 +416,7 @@ TEST_F(TrainLmFiles, TheConfigurationMayLeaveValuesToTheCommandLine) {
   o.arguments.learning_rate = 0.25;
   const Inputs in = read_inputs(o, 0, 2);
   EXPECT_EQ(in.sizes, (BatchSizes{4, 2, 1}));
-  EXPECT_EQ(in.ds.zero.reduce_bucket_size, 256) << "16 channels";
+  EXPECT_EQ(in.ds.strategy.reduce_bucket_size, 256) << "16 channels";
   EXPECT_EQ(in.ds.schedule, LrSchedule(WarmupDecayLr{.total_num_steps = 5, .max_lr = 0.25, .num_steps = 2}))
       << "one pass over 20 samples";
   o.steps = 9;

@@ -71,8 +71,7 @@ std::optional<UpdateReport> update(Engine& engine, LanguageModel& model, Loader&
                       .skipped = step.skipped,
                       .without_terms = step.without_terms,
                       .diverged = diverged};
-  const PrecisionConfig& precision = engine.config().precision;
-  if (precision.parameters == DType::f16) report.loss_scale = step.loss_scale;
+  if (engine.config().strategy.precision.parameters == DType::f16) report.loss_scale = step.loss_scale;
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   report.step_ms = seconds.count() * 1e3;
   report.tokens_per_second =

@@ -77,11 +77,11 @@ void print_optimizer(const Options& o, const Inputs& in) {
   std::printf("optimizer: %s, lr %g, schedule %s, %s; a parameter that no loss reaches is %s\n",
               name(optimizer.type), optimizer.lr, name(in.ds.schedule),
               max_norm > 0 ? concat("gradients clipped to a norm of ", max_norm).c_str() : "no clipping",
-              in.ds.unused_parameters == UnusedParameterPolicy::pytorch
+              in.ds.strategy.unused_parameters == UnusedParameterPolicy::pytorch
                   ? "skipped, as in PyTorch"
                   : "updated with a gradient of zero, as in DeepSpeed");
   print_groups(o, in);
-  if (const PrecisionConfig& p = in.ds.precision; p.parameters != DType::f32)
+  if (const Precision& p = in.ds.strategy.precision; p.mixed())
     std::printf("precision: model in %s, gradients in %s, updates in f32\n", name(p.parameters),
                 name(p.gradients));
   if (const auto& autocast = in.ds.precision.autocast)

@@ -71,7 +71,7 @@ TrainingStep::TrainingStep(Strategy& strategy, std::unique_ptr<Optimizer> optimi
       max_norm_(config.gradient_clipping),
       skip_overflow_(config.precision.skip_overflow),
       max_skipped_(config.max_skipped_updates) {
-  if (config.precision.scales_loss()) scaler_.emplace(config.precision.loss_scale);
+  if (config.scales_loss()) scaler_.emplace(config.precision.loss_scale);
 }
 
 TrainingStep::State TrainingStep::state() const {

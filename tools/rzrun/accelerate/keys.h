@@ -5,23 +5,19 @@
 #include <span>
 #include <string_view>
 
-namespace rz::accelerate {
+#include "sharding/io/foreign_keys.h"
 
-enum class Treatment {
-  done,       ///< launch_file.cpp or configuration.cpp reads it
-  no_effect,  ///< on results or memory here: `reason`
-  refused,    ///< `reason` has the remedy; a value that switches nothing on is accepted
-};
+namespace rz::accelerate {
 
 enum class FlagKind { none, value, toggle };
 
 struct Key {
   std::string_view block;  ///< "deepspeed_config"; "": of the file itself; "flag": a flag alone
   std::string_view name;
-  Treatment treatment = Treatment::done;
-  FlagKind flag = FlagKind::none;  ///< of `accelerate launch`, "--" and the name
-  std::string_view reason{};
-  std::string_view help{};  ///< of the flag; empty: --help does not show it
+  Treatment treatment;    ///< applied: launch_file.cpp or configuration.cpp reads it
+  FlagKind flag;          ///< of `accelerate launch`, "--" and the name
+  std::string_view note;  ///< the reason of another treatment, with the remedy of a refusal
+  std::string_view help;  ///< of the flag; empty: --help does not show it
 };
 
 std::span<const Key> keys();

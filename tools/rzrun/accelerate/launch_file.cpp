@@ -143,12 +143,12 @@ void read_devices(const Values& v, const Typed& typed, Launch& launch) {
 
 std::vector<int> parse_gpu_ids(const Value& ids) {
   std::vector<std::string> words;
-  if (ids.node.kind == YamlNode::Kind::list)
-    for (const YamlNode& item : ids.node.items) words.push_back(item.text);
-  else if (ids.node.text == "all")
-    return {};
+  if (ids.value == "all") return {};
+  if (ids.value.is_array())
+    for (const auto& item : ids.value)
+      words.push_back(item.is_string() ? item.get<std::string>() : item.dump());
   else
-    words = parts_of(ids.node.text, ',');
+    words = parts_of(ids.value.is_string() ? ids.value.get<std::string>() : "", ',');
   std::vector<int> devices;
   for (std::string& word : words) {
     word.erase(0, word.find_first_not_of(' '));

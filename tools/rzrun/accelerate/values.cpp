@@ -1,7 +1,7 @@
 #include "tools/rzrun/accelerate/values.h"
 
 #include <algorithm>
-#include <cmath>
+#include <utility>
 
 #include "comm/core/error.h"
 #include "comm/core/text.h"
@@ -10,21 +10,22 @@
 namespace rz::accelerate {
 namespace {
 
-using Kind = YamlNode::Kind;
-
-std::string lowered(std::string_view text) {
-  std::string lower(text);
-  for (char& c : lower)
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c + 32);
-  return lower;
+nlohmann::json json_of(const YamlNode& n) {
+  using enum YamlNode::Kind;
+  if (n.kind == null) return nullptr;
+  if (n.kind == scalar) return n.text;
+  nlohmann::json all = n.kind == list ? nlohmann::json::array() : nlohmann::json::object();
+  for (const YamlNode& item : n.items) all.push_back(json_of(item));
+  for (const auto& [name, value] : n.entries) all[name] = json_of(value);
+  return all;
 }
 
-/// Whether the value of a key that is refused switches nothing on.
-bool is_off(const YamlNode& n) {
-  if (n.kind == Kind::null) return true;
-  if (n.kind == Kind::mapping) return n.entries.empty();
-  if (n.kind == Kind::list) return std::ranges::all_of(n.items, is_off);
-  return n.text.empty() || lowered(n.text) == "none" || truth_of(n.text) == false;
+/// Whether the value of a key that is refused switches nothing on, also as a text.
+bool is_unset(const nlohmann::json& value) {
+  if (value.is_array()) return std::ranges::all_of(value, is_unset);
+  if (!value.is_string()) return is_off(value);
+  const auto word = value.get<std::string>();
+  return word.empty() || lower_case(word) == "none" || truth_of(word) == false;
 }
 
 bool is_block(std::string_view name) { return std::ranges::count(blocks(), name) > 0; }
@@ -39,24 +40,13 @@ bool is_block(std::string_view name) { return std::ranges::count(blocks(), name)
   for (const Key& k : keys())
     if (k.block == block) names.push_back(k.name);
   if (block.empty()) names.insert(names.end(), blocks().begin(), blocks().end());
-  const std::string nearest = nearest_name(name, names);
-  fail(Errc::config, place, "unknown key ", hosts::quoted(name), block.empty() ? "" : concat(" of ", block),
-       nearest.empty() ? "; remove it" : concat("; nearest: ", nearest));
+  fail(Errc::config, place, block, block.empty() ? "" : ".", name, ": ", unknown_key(name, names));
 }
 
 }  // namespace
 
-std::optional<bool> truth_of(std::string_view word) {
-  const std::string lower = lowered(word);
-  for (const char* yes : {"true", "yes", "on", "1"})
-    if (lower == yes) return true;
-  for (const char* no : {"false", "no", "off", "0"})
-    if (lower == no) return false;
-  return {};
-}
-
 void Values::read_file(const YamlNode& root, const std::string& file) {
-  require(root.kind == Kind::mapping, Errc::config, file, ":", root.line,
+  require(root.kind == YamlNode::Kind::mapping, Errc::config, file, ":", root.line,
           ": it must have lines KEY: VALUE, as `accelerate config` writes them");
   std::vector<std::string_view> empty;
   std::string note, block;
@@ -64,9 +54,9 @@ void Values::read_file(const YamlNode& root, const std::string& file) {
   for (const auto& [name, node] : root.entries) {
     const std::string place = concat(file, ":", node.line, ": ");
     if (is_block(name)) {
-      require(node.kind == Kind::mapping || node.kind == Kind::null, Errc::config, place, name,
-              ": a block of lines KEY: VALUE is needed, indented");
-      if (node.kind == Kind::null) empty.push_back(*std::ranges::find(blocks(), name));
+      require(node.kind == YamlNode::Kind::mapping || node.kind == YamlNode::Kind::null, Errc::config, place,
+              name, ": a block of lines KEY: VALUE is needed, indented");
+      if (node.kind == YamlNode::Kind::null) empty.push_back(*std::ranges::find(blocks(), name));
       for (const auto& [inner, value] : node.entries) add(name, inner, value, file);
       continue;
     }
@@ -89,20 +79,18 @@ void Values::add(std::string_view block, const std::string& name, const YamlNode
   const bool anywhere = whole == "gradient_accumulation_steps" || whole == "gradient_clipping" ||
                         whole == "dynamo_backend" || whole == "use_xpu";
   if (!key || (key->block != block && !anywhere)) refuse_unknown(place, block, name);
-  require(key->treatment != Treatment::refused || is_off(node), Errc::config, place, name, ": ", key->reason);
-  if (node.kind == Kind::null || key->treatment != Treatment::done) return;
+  nlohmann::json value = json_of(node);
+  require(key->treatment != Treatment::refused || is_unset(value), Errc::config, place, name, ": ",
+          key->note);
+  if (value.is_null() || key->treatment != Treatment::applied) return;
   require(!has(whole), Errc::config, place, name, " is there twice; remove one");
-  put({key, node, place + name});
+  put({key, std::move(value), place + name});
 }
 
 void Values::set_flag(const Key& key, const std::string& text) {
   require(key.treatment != Treatment::refused || truth_of(text) == false, Errc::config, "--", key.name, ": ",
-          key.reason);
-  if (key.treatment != Treatment::done) return;
-  YamlNode node;
-  node.kind = Kind::scalar;
-  node.text = text;
-  put({&key, node, concat("--", key.name), true});
+          key.note);
+  if (key.treatment == Treatment::applied) put({&key, text, concat("--", key.name), true});
 }
 
 void Values::put(Value value) {
@@ -130,47 +118,13 @@ void Values::erase(std::string_view name) {
 std::optional<std::string> Values::text(std::string_view name) const {
   const Value* const v = find(name);
   if (!v) return {};
-  require(v->node.kind == Kind::scalar, Errc::config, v->where,
-          ": one value is needed, not a block or a list");
-  return v->node.text;
+  require(v->value.is_string(), Errc::config, v->where, ": one value is needed, not a block or a list");
+  return v->value.get<std::string>();
 }
 
 std::optional<long> Values::integer(std::string_view name, long min, long max) const {
-  const auto found = text(name);
-  if (!found) return {};
-  const auto n = parse_number<long>(*found);
-  require(n && *n >= min && *n <= max, Errc::config, where(name), " ", hosts::quoted(*found),
-          ": a whole number from ", min, " to ", max, " is needed");
-  return *n;
-}
-
-std::optional<double> Values::number(std::string_view name) const {
-  const auto found = text(name);
-  if (!found) return {};
-  const auto n = parse_number<double>(*found);
-  require(n && std::isfinite(*n) && *n >= 0, Errc::config, where(name), " ", hosts::quoted(*found),
-          ": a number from 0 is needed");
-  return *n;
-}
-
-bool Values::boolean(std::string_view name) const {
-  const auto found = text(name);
-  if (!found) return false;
-  const auto truth = truth_of(*found);
-  require(truth.has_value(), Errc::config, where(name), " ", hosts::quoted(*found),
-          ": true or false is needed");
-  return *truth;
-}
-
-std::optional<std::string> Values::word(std::string_view name, const std::vector<std::string>& words) const {
-  const auto found = text(name);
-  if (!found) return {};
-  std::string all;
-  for (const std::string& w : words) {
-    if (lowered(w) == lowered(*found)) return w;
-    all += concat(all.empty() ? "" : ", ", w);
-  }
-  fail(Errc::config, where(name), " ", hosts::quoted(*found), ": there are ", all);
+  return read<long>(
+      name, {.kind = ValueKind::integer, .min = static_cast<double>(min), .max = static_cast<double>(max)});
 }
 
 }  // namespace rz::accelerate

@@ -1,6 +1,7 @@
 #pragma once
 /// What a file of Accelerate and its flags give, each with its place.
 
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -13,8 +14,8 @@ namespace rz::accelerate {
 
 struct Value {
   const Key* key = nullptr;
-  YamlNode node;
-  std::string where;  ///< "X.yaml:3: num_processes", "--num_processes"
+  nlohmann::json value;  ///< a text, or a list or a block of texts
+  std::string where;     ///< "X.yaml:3: num_processes", "--num_processes"
   bool of_flag = false;
 };
 
@@ -37,22 +38,31 @@ class Values {
   std::string where(std::string_view name) const { return has(name) ? find(name)->where : std::string(name); }
   std::optional<std::string> text(std::string_view name) const;
   std::optional<long> integer(std::string_view name, long min, long max) const;
-  std::optional<double> number(std::string_view name) const;  ///< finite, and not negative
-  bool boolean(std::string_view name) const;                  ///< false if it is missing
+  std::optional<double> number(std::string_view name) const {  ///< finite, and not negative
+    return read<double>(name, {.kind = ValueKind::number});
+  }
+  bool boolean(std::string_view name) const {  ///< false if it is missing
+    return read<bool>(name, {.kind = ValueKind::boolean}).value_or(false);
+  }
   /// One of the words, in any case, as the list has it; or nothing.
-  std::optional<std::string> word(std::string_view name, const std::vector<std::string>& words) const;
+  std::optional<std::string> word(std::string_view name, const std::vector<std::string>& words) const {
+    return read<std::string>(name,
+                             {.kind = ValueKind::choice, .values = nlohmann::json(words).dump().c_str()});
+  }
 
   const std::vector<std::string>& notes() const { return notes_; }
 
  private:
   void add(std::string_view block, const std::string& name, const YamlNode&, const std::string& file);
   void put(Value);
+  template <class T>
+  std::optional<T> read(std::string_view name, const ValueForm& form) const {
+    const Value* const v = find(name);
+    return v ? std::optional(checked_value(v->value, form, "", v->where).get<T>()) : std::nullopt;
+  }
 
   std::vector<Value> values_;
   std::vector<std::string> notes_;
 };
-
-/// "true", "Yes", "on": nothing if it is no truth value.
-std::optional<bool> truth_of(std::string_view word);
 
 }  // namespace rz::accelerate
