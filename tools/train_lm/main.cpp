@@ -27,21 +27,25 @@
 #include "sharding/huggingface/families.h"
 #include "sharding/io/durable_file.h"
 #include "sharding/io/json.h"
+#include "sharding/lm/engine_options.h"
+#include "sharding/lm/inputs.h"
+#include "sharding/lm/language_model.h"
+#include "sharding/lm/sample_text.h"
+#include "sharding/lm/validation.h"
 #include "sharding/parallel/rank_agreement.h"
 #include "sharding/strategy/strategy.h"
 #include "sharding/tokenizer/tokenizer.h"
 #include "tools/command_line/command_line.h"
-#include "tools/train_lm/engine_options.h"
-#include "tools/train_lm/inputs.h"
-#include "tools/train_lm/language_model.h"
+#include "tools/command_line/progress.h"
 #include "tools/train_lm/options.h"
-#include "tools/train_lm/report/sample_text.h"
+#include "tools/train_lm/report/progress.h"
 #include "tools/train_lm/report/throughput.h"
 #include "tools/train_lm/report/tracker.h"
-#include "tools/train_lm/validation.h"
 
 namespace rz::train_lm {
 namespace {
+
+using namespace lm;
 
 enum Status { done = 0, failed = 1, wrong_input = 2, stopped = stopped_exit_status };
 
@@ -571,6 +575,11 @@ Status main(int argc, char** argv) {
     flight::record_crashes();
     launch = launch_info_from_environment();
     parsed = parse_options(argc, argv);
+    parsed.options.show_text = [] {
+      return [bar = std::make_shared<TokenizeProgress>("train_lm")](const TextProgress& p) {
+        bar->show(p.bytes, p.all_bytes, p.tokens);
+      };
+    };
     if (parsed.help.empty()) cuda::device_from_name(parsed.options.device, launch.local_rank);
   } catch (const std::exception& e) {
     write_error_file(e);

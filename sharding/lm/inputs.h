@@ -10,12 +10,12 @@
 #include "sharding/config/ds_config.h"
 #include "sharding/data/tokens.h"
 #include "sharding/huggingface/pretrained_weights.h"
+#include "sharding/lm/options.h"
+#include "sharding/lm/validation.h"
 #include "sharding/strategy/strategy.h"
 #include "sharding/tokenizer/tokenizer.h"
-#include "tools/train_lm/options.h"
-#include "tools/train_lm/validation.h"
 
-namespace rz::train_lm {
+namespace rz::lm {
 
 struct Inputs {
   std::unique_ptr<LanguageModel> model;  ///< without allocated parameters
@@ -58,4 +58,4 @@ void follow_tokenizer(const Options&, const Inputs& in, std::string& config);
 /// "GPT-2, 12 layers, 12 heads, 768 channels, vocabulary 50257, 124.44 M parameters"
 std::string describe_model(LanguageModel&);
 
-}  // namespace rz::train_lm
+}  // namespace rz::lm

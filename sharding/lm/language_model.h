@@ -13,9 +13,9 @@
 #include "sharding/data/tokens.h"
 #include "sharding/engine/engine.h"
 #include "sharding/huggingface/save_pretrained.h"
-#include "tools/train_lm/report/metrics.h"
+#include "sharding/lm/update_report.h"
 
-namespace rz::train_lm {
+namespace rz::lm {
 
 /// Which samples each update has.
 ContinuousBatchSampler batch_sampler(const Engine&, std::uint64_t samples, bool shuffle, std::uint64_t seed);
@@ -40,4 +40,4 @@ std::vector<std::int32_t> sample(Engine&, LanguageModel&, const std::vector<std:
 /// save_pretrained(). Collective.
 void save(Engine&, LanguageModel&, const std::string& folder, const SaveOptions& = {});
 
-}  // namespace rz::train_lm
+}  // namespace rz::lm

@@ -1,4 +1,4 @@
-#include "tools/train_lm/inputs.h"
+#include "sharding/lm/inputs.h"
 
 #include <unistd.h>
 
@@ -26,9 +26,8 @@
 #include "sharding/huggingface/adapter.h"
 #include "sharding/huggingface/families.h"
 #include "sharding/io/json.h"
-#include "tools/command_line/progress.h"
 
-namespace rz::train_lm {
+namespace rz::lm {
 namespace {
 
 namespace fs = std::filesystem;
@@ -212,7 +211,6 @@ void apply_report_flags(const Options& o, DsConfig& ds) {
   ds.monitor.tensorboard_job_name = "";
 }
 
-/// The bar of rank 0.
 TextOptions text_options(const Options& o, const Inputs& in) {
   TextOptions t{.text_key = o.text_key,
                 .prompt_key = o.prompt_key,
@@ -224,10 +222,7 @@ TextOptions text_options(const Options& o, const Inputs& in) {
   const LaunchInfo launch = launch_info_from_environment();
   t.threads = o.threads > 0 ? static_cast<int>(o.threads)
                             : std::max(1, usable_processors() / std::max(1, launch.local_size));
-  if (launch.rank == 0)
-    t.on_progress = [bar = std::make_shared<TokenizeProgress>("train_lm")](const TextProgress& p) {
-      bar->show(p.bytes, p.all_bytes, p.tokens);
-    };
+  if (launch.rank == 0 && o.show_text) t.on_progress = o.show_text();
   return t;
 }
 
@@ -524,4 +519,4 @@ Inputs read_inputs(const Options& o, int rank, int ranks, int ranks_per_node) {
   return in;
 }
 
-}  // namespace rz::train_lm
+}  // namespace rz::lm

@@ -1,4 +1,4 @@
-#include "tools/train_lm/language_model.h"
+#include "sharding/lm/language_model.h"
 
 #include <chrono>
 #include <cmath>
@@ -9,7 +9,7 @@
 #include "sharding/data/tokens.h"
 #include "sharding/strategy/strategy.h"
 
-namespace rz::train_lm {
+namespace rz::lm {
 
 ContinuousBatchSampler batch_sampler(const Engine& engine, std::uint64_t samples, bool shuffle,
                                      std::uint64_t seed) {
@@ -92,4 +92,4 @@ void save(Engine& engine, LanguageModel& model, const std::string& folder, const
   });
 }
 
-}  // namespace rz::train_lm
+}  // namespace rz::lm
