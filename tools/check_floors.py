@@ -100,9 +100,8 @@ ROOMS = {
     'tools/tune': 'comm comm/core comm/tuning tools/command_line',
     'tools/lm_flags': 'comm/core sharding/config sharding/engine sharding/lm tools/command_line',
     'tools/train_lm/report': MODEL + 'sharding/lm tools/command_line',
-    'tools/train_lm': MODEL + 'comm/os sharding/io sharding/tokenizer sharding/parallel sharding/strategy sharding/huggingface '
-                       'sharding/engine/reports sharding/engine/checkpoints sharding/lm tools/command_line tools/lm_flags '
-                       'tools/train_lm/report',
+    'tools/train_lm': MODEL + 'comm/os sharding/strategy sharding/engine/reports sharding/engine/checkpoints sharding/engine sharding/lm '
+                      'tools/command_line tools/lm_flags tools/train_lm/report',
     'tools/plan': 'comm/core sharding/lm tools/command_line tools/lm_flags',
     'tools/generate': MODEL + 'sharding/io sharding/tokenizer sharding/huggingface sharding/lm tools/command_line',
     # Stand-alone programs, which time internal parts of a library.

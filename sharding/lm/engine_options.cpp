@@ -54,7 +54,7 @@ EngineOptions engine_options(const Options& o, const Inputs& in) {
     e.expected_terms = static_cast<double>(in.sizes.train) * static_cast<double>(in.seq_len);
   e.threads = static_cast<int>(o.threads);
   e.graph = o.graph;
-  e.log = nullptr;  // the summary of the run has the configuration
+  e.log = o.log;
   return e;
 }
 

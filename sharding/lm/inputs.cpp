@@ -26,6 +26,7 @@
 #include "sharding/huggingface/adapter.h"
 #include "sharding/huggingface/families.h"
 #include "sharding/io/json.h"
+#include "sharding/parallel/rank_agreement.h"
 
 namespace rz::lm {
 namespace {
@@ -475,18 +476,6 @@ Inputs read_model_inputs(const Options& o, int ranks, int ranks_per_node) {
   return in;
 }
 
-void follow_tokenizer(const Options& o, const Inputs& in, std::string& config) {
-  const std::string path = config_file(o.model);
-  if (parse_json(read_text_file(path), path, JsonDialect::relaxed).contains("eos_token_id")) return;
-  auto json = nlohmann::ordered_json::parse(config);
-  const auto set = [&](const char* key, std::optional<std::int32_t> token) {
-    const bool known = token && static_cast<std::size_t>(*token) < in.model->facts().vocabulary;
-    json[key] = known ? nlohmann::ordered_json(*token) : nlohmann::ordered_json();
-  };
-  set("bos_token_id", in.tokenizer->bos_token_id()), set("eos_token_id", in.tokenizer->eos_token_id());
-  config = json.dump(2) + "\n";
-}
-
 std::string describe_model(LanguageModel& model) {
   const ModelFacts facts = model.facts();
   std::size_t parameters = 0;
@@ -516,6 +505,15 @@ Inputs read_inputs(const Options& o, int rank, int ranks, int ranks_per_node) {
   }
   find_document_end(o, in);
   check_sample(o, in);
+  return in;
+}
+
+Inputs read_inputs(const Options& o, World& world) {
+  Inputs in;
+  Communicator& comm = world.communicator();
+  const int per_node = world.ranks_per_node();
+  check_on_all_ranks(comm, [&] { in = read_inputs(o, comm.rank(), comm.size(), per_node); });
+  require_same_run(o, in, comm);
   return in;
 }
 

@@ -2,6 +2,7 @@
 /// Options of a run of a language model.
 
 #include <cstdint>
+#include <cstdio>
 #include <functional>
 #include <optional>
 #include <string>
@@ -51,6 +52,7 @@ struct Options {
   bool shuffle = true, overlap = true, recompute = false, graph = true, save_nonfinite = false;
   bool document_mask = false;  ///< attention stays within documents
   bool samples_only = false;   ///< nothing is trained: a sample is drawn from weights
+  std::FILE* log = stdout;     ///< of rank 0, as EngineOptions::log
   /// Begins to show, on rank 0, how a text becomes tokens: the result is called meanwhile. Or empty.
   std::function<std::function<void(const TextProgress&)>()> show_text;
 

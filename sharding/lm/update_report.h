@@ -7,6 +7,8 @@
 #include <optional>
 #include <string>
 
+#include "../parallel/traffic.h"
+
 namespace rz::lm {
 
 struct UpdateReport {
@@ -23,6 +25,7 @@ struct UpdateReport {
   bool without_terms = false;       ///< because no rank has counted a target; else for gradients not finite
   std::optional<double> eval_loss;  ///< if the model was evaluated after this update
   std::string diverged{};           ///< why the run ends with this update; empty: it does not
+  MeshTraffic sent{};               ///< collectives of this rank; none in a graph replay
 };
 
 /// One line without newline; 17 significant digits for loss and norm. Values that are not finite become null.

@@ -6,7 +6,7 @@
 
 #include "sharding/data/batch_sampler.h"
 #include "sharding/data/tokens.h"
-#include "sharding/lm/language_model.h"
+#include "sharding/lm/updates.h"
 
 namespace rz::lm {
 

@@ -9,7 +9,7 @@
 #include "autograd_lite/models/gpt2.h"
 #include "comm/communicator.h"
 #include "sharding/engine/engine.h"
-#include "sharding/lm/language_model.h"
+#include "sharding/lm/updates.h"
 
 namespace rz::test {
 
