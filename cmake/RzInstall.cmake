@@ -40,6 +40,7 @@ set(rz_headers
     sharding/huggingface/generation_config.h sharding/huggingface/gpt2_config.h sharding/huggingface/merge_adapter.h
     sharding/huggingface/llama_config.h sharding/huggingface/model_family.h sharding/huggingface/pretrained_weights.h
     sharding/huggingface/save_pretrained.h
+    sharding/lm/options.h sharding/lm/run.h sharding/lm/update_report.h
     sharding/model/memory_report.h sharding/model/options.h
     sharding/optim/loss_scaler.h sharding/optim/optimizer.h sharding/optim/optimizers.h sharding/optim/precision.h
     sharding/optim/unused_parameters.h

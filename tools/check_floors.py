@@ -82,6 +82,8 @@ ROOMS = {
     'sharding/engine': TENSOR + MODULES + 'autograd_lite/models comm comm/os sharding/io sharding/data sharding/optim sharding/config '
                        'sharding/parallel sharding/model sharding/strategy sharding/checkpoint sharding/huggingface '
                        'sharding/engine/reports sharding/engine/loop sharding/engine/checkpoints',
+    'sharding/lm': MODEL + 'sharding/io sharding/tokenizer sharding/data sharding/config sharding/parallel sharding/strategy '
+                   'sharding/huggingface sharding/engine/reports sharding/engine/loop sharding/engine/checkpoints sharding/engine',
     'tools/command_line': 'comm/core comm/os',
     'tools/checkpoint': 'comm/core sharding/io sharding/checkpoint sharding/huggingface tools/command_line',
     'tools/report': 'comm/core sharding/io tools/command_line',
@@ -96,13 +98,12 @@ ROOMS = {
                     'comm/backends/nccl/api sharding/io tools/command_line tools/rzrun/hosts',
     'tools/tokenize': 'comm comm/core sharding/io sharding/tokenizer sharding/data tools/command_line',
     'tools/tune': 'comm comm/core comm/tuning tools/command_line',
-    'tools/train_lm/report': MODEL + 'sharding/io tools/command_line',
-    'tools/train_lm': MODEL + 'comm/os sharding/io sharding/tokenizer sharding/data sharding/optim sharding/config sharding/parallel '
-                       'sharding/model sharding/strategy sharding/huggingface sharding/engine/reports sharding/engine/loop '
-                       'sharding/engine/checkpoints sharding/engine tools/command_line tools/train_lm/report',
-    'tools/plan': MODEL + 'sharding/config sharding/model sharding/strategy sharding/engine tools/command_line '
-                  'tools/train_lm',
-    'tools/generate': MODEL + 'comm/os sharding/io sharding/tokenizer sharding/huggingface tools/command_line tools/train_lm/report',
+    'tools/lm_flags': 'comm/core sharding/config sharding/engine sharding/lm tools/command_line',
+    'tools/train_lm/report': MODEL + 'sharding/lm tools/command_line',
+    'tools/train_lm': MODEL + 'comm/os sharding/strategy sharding/engine/reports sharding/engine/checkpoints sharding/engine sharding/lm '
+                      'tools/command_line tools/lm_flags tools/train_lm/report',
+    'tools/plan': 'comm/core sharding/lm tools/command_line tools/lm_flags',
+    'tools/generate': MODEL + 'sharding/io sharding/tokenizer sharding/huggingface sharding/lm tools/command_line',
     # Stand-alone programs, which time internal parts of a library.
     'bench': 'autograd_lite autograd_lite/models autograd_lite/nn comm comm/core comm/device comm/net comm/reduce tensor tensor/kernels/linear_algebra sharding/checkpoint '
              'sharding/io sharding/tokenizer sharding/parallel sharding/engine',

@@ -20,7 +20,7 @@ namespace rz::test {
 namespace {
 
 namespace fs = std::filesystem;
-using train_lm::UpdateReport;
+using lm::UpdateReport;
 const std::string data_folder = RZ_SOURCE_DIR "/tests/data/gpt2_tiny/";
 
 }  // namespace
@@ -112,11 +112,10 @@ std::vector<Reports> train_all(const TinyRun& run, std::int64_t steps) {
     Engine engine = initialize(world, model, engine_options(run, PretrainedWeights(run.checkpoint, model)));
     const Tokens tokens = Tokens::from_file(run.tokens);
     const std::size_t seq_len = run.options.seq_len;
-    Loader loader = train_lm::token_loader(
-        engine, tokens, seq_len, train_lm::batch_sampler(engine, tokens.samples(seq_len), false, 0));
+    Loader loader = lm::token_loader(engine, tokens, seq_len,
+                                     lm::batch_sampler(engine, tokens.samples(seq_len), false, 0));
     for (std::int64_t i = 0; i < steps; ++i) {
-      reports[static_cast<std::size_t>(rank)].push_back(
-          train_lm::update(engine, model, loader, seq_len).value());
+      reports[static_cast<std::size_t>(rank)].push_back(lm::update(engine, model, loader, seq_len).value());
       if (run.each) run.each(engine);
     }
     if (run.afterwards) run.afterwards(engine, model);

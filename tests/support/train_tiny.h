@@ -9,12 +9,12 @@
 #include "autograd_lite/models/gpt2.h"
 #include "comm/communicator.h"
 #include "sharding/engine/engine.h"
+#include "sharding/lm/updates.h"
 #include "tests/support/folder.h"
-#include "tools/train_lm/language_model.h"
 
 namespace rz::test {
 
-using Reports = std::vector<train_lm::UpdateReport>;
+using Reports = std::vector<lm::UpdateReport>;
 
 /// A case of tests/data/gpt2_tiny: "tiny", "tiny_batch12", "untied".
 struct TinyCase {

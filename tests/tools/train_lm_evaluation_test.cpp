@@ -11,11 +11,11 @@
 
 #include "sharding/checkpoint/checkpoint_folder.h"
 #include "sharding/huggingface/gpt2_config.h"
+#include "sharding/lm/validation.h"
 #include "sharding/strategy/strategy.h"
 #include "tests/support/ranks.h"
 #include "tests/support/reference_gpt2.h"
 #include "tests/support/small_gpt.h"
-#include "tools/train_lm/validation.h"
 
 namespace rz {
 namespace {
@@ -243,7 +243,7 @@ TEST_F(TrainLmEvaluation, TheLossIsTheMeanOfAllSamplesOnAnyNumberOfRanks) {
           const Tensor value = engine.strategy().values().whole(*p);
           if (rank == 0) values[name].assign(value.data<float>(), value.data<float>() + value.count());
         }
-        train_lm::Validation validation(engine, {tokens, first, samples}, seq_len);
+        lm::Validation validation(engine, {tokens, first, samples}, seq_len);
         double& loss = losses[static_cast<std::size_t>(rank)];
         loss = validation.loss(engine, model).value();
         EXPECT_EQ(validation.loss(engine, model), loss) << "the same again";

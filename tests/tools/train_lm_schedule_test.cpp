@@ -2,10 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include "sharding/lm/engine_options.h"
 #include "sharding/optim/optimizers.h"
 #include "tests/support/error_of.h"
 #include "tests/support/train_tiny.h"
-#include "tools/train_lm/engine_options.h"
 
 namespace rz::train_lm {
 namespace {

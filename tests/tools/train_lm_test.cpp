@@ -1,4 +1,4 @@
-// Needs: train_lm_options
+// Needs: train_lm_lib
 
 // The parts of train_lm, one by one.
 
@@ -17,20 +17,23 @@
 #include "sharding/data/token_shards.h"
 #include "sharding/data/tokens.h"
 #include "sharding/io/json.h"
+#include "sharding/lm/inputs.h"
+#include "sharding/lm/sample_text.h"
+#include "sharding/lm/update_report.h"
 #include "sharding/parallel/rank_agreement.h"
 #include "sharding/tokenizer/tokenizer.h"
 #include "tests/support/error_of.h"
 #include "tests/support/folder.h"
 #include "tests/support/forked.h"
 #include "tests/support/ranks.h"
-#include "tools/train_lm/inputs.h"
 #include "tools/train_lm/options.h"
-#include "tools/train_lm/report/metrics.h"
-#include "tools/train_lm/report/sample_text.h"
+#include "tools/train_lm/report/progress.h"
 #include "tools/train_lm/report/throughput.h"
 
 namespace rz::train_lm {
 namespace {
+
+using namespace lm;
 
 namespace fs = std::filesystem;
 using test::expect_parts;

@@ -31,7 +31,7 @@
 #include "sharding/io/json.h"
 #include "sharding/tokenizer/tokenizer.h"
 #include "tools/command_line/command_line.h"
-#include "tools/train_lm/report/sample_text.h"
+#include "sharding/lm/sample_text.h"
 
 namespace rz::generate_tool {
 namespace {
@@ -349,7 +349,7 @@ class Generator {
       t.printed = end;
     }
     void print(const std::string& text) const {
-      const std::string shown = terminal_ ? train_lm::printable(text) : text;
+      const std::string shown = terminal_ ? lm::printable(text) : text;
       require(std::fwrite(shown.data(), 1, shown.size(), stdout) == shown.size() && std::fflush(stdout) == 0,
               Errc::io, "standard output cannot be written");
     }

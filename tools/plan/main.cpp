@@ -17,10 +17,10 @@ Findings find(const Options& o) {
     f.meshes.push_back(meshes(o, f.runs.back()));
     if (o.memory) f.micro_batches.push_back(largest_micro_batch(o, ranks, *o.memory));
   }
-  const train_lm::Inputs in = train_lm::read_model_inputs(o.run, o.ranks[0], ranks_per_node(o, o.ranks[0]));
+  const lm::Inputs in = lm::read_model_inputs(o.run, o.ranks[0], ranks_per_node(o, o.ranks[0]));
   for (const std::string& warning : in.ds.warnings)
     std::fprintf(stderr, "plan: warning: %s\n", warning.c_str());
-  f.model = train_lm::describe_model(*in.model);
+  f.model = lm::describe_model(*in.model);
   return f;
 }
 

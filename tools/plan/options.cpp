@@ -6,6 +6,7 @@
 
 #include "comm/core/byte_size.h"
 #include "comm/core/error.h"
+#include "tools/lm_flags/lm_flags.h"
 
 namespace rz::plan {
 namespace {
@@ -68,7 +69,7 @@ Device::Kind device_kind(const std::string& name) {
 ParsedOptions parse_options(int argc, const char* const* argv) {
   ParsedOptions parsed;
   Options& o = parsed.options;
-  std::string ranks = "1", memory, decay;
+  std::string ranks = "1", device = "host", memory, decay;
   constexpr std::array groups{ArgumentGroup::configuration};
   CommandLine line(description, "plan", footer);
   line.column_width(34);
@@ -84,18 +85,18 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   line.add_option("--memory", memory, "What a rank may hold, e.g. 16GiB: shows what fits, and what would")
       .type_name("SIZE")
       .group("Plan");
-  line.add_option("--device", o.run.device, "Device of the run: host (default) or cuda")
+  line.add_option("--device", device, "Device of the run: host (default) or cuda")
       .type_name("NAME")
       .group("Plan");
   line.add_flag("--json", o.json, "Print JSON with exact bytes of every rank").group("Plan");
-  train_lm::add_run_flags(line, o.run, decay);
-  parsed.help = train_lm::parse_words(line, o.run, groups, argc, argv);
+  lm::add_run_flags(line, o.run, decay);
+  parsed.help = lm::parse_words(line, o.run, groups, argc, argv);
   if (!parsed.help.empty()) return parsed;
-  train_lm::require_configuration(o.run);
-  train_lm::read_words(o.run, decay);
+  lm::require_configuration(o.run);
+  lm::read_words(o.run, decay);
   o.ranks.clear();
   for (const std::string& word : split_at_commas(ranks)) o.ranks.push_back(rank_count(word));
-  o.device = device_kind(o.run.device);
+  o.device = device_kind(device);
   if (!memory.empty()) o.memory = byte_size_of_flag("--memory", memory, 1);
   if (!o.run.steps) o.run.steps = 1;  // schedules need a number, which changes nothing here
   return parsed;

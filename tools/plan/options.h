@@ -6,13 +6,13 @@
 #include <vector>
 
 #include "comm/core/types.h"
+#include "sharding/lm/options.h"
 #include "tools/command_line/command_line.h"
-#include "tools/train_lm/options.h"
 
 namespace rz::plan {
 
 struct Options {
-  train_lm::Options run;      ///< of the run that is planned
+  lm::Options run;            ///< of the run that is planned
   std::vector<int> ranks{1};  ///< numbers of ranks, as given
   int ranks_per_node = 0;     ///< 0: all are on one node
   Device::Kind device = Device::host;

@@ -16,8 +16,8 @@ int ranks_per_node(const Options& o, int ranks) {
 namespace {
 
 /// The inputs of the run on another mesh of the same data ranks, or of others, which change its batches.
-train_lm::Inputs inputs_on(const MeshSizes& mesh, const Options& o, const PlannedRun& run) {
-  train_lm::Options other = o.run;
+lm::Inputs inputs_on(const MeshSizes& mesh, const Options& o, const PlannedRun& run) {
+  lm::Options other = o.run;
   const bool same_batches = mesh.data() == run.plans[0].mesh.data();
   if (!same_batches) {
     TrainingArguments& a = other.arguments;
@@ -25,7 +25,7 @@ train_lm::Inputs inputs_on(const MeshSizes& mesh, const Options& o, const Planne
     for (const char* name : {"mesh_replicate", "mesh_shard", "mesh_tp"})
       a.flags.insert_or_assign(name, concat("--mesh ", flag_of(mesh)));
   }
-  train_lm::Inputs in = train_lm::read_model_inputs(other, run.ranks, ranks_per_node(o, run.ranks));
+  lm::Inputs in = lm::read_model_inputs(other, run.ranks, ranks_per_node(o, run.ranks));
   in.ds.mesh = mesh;
   return in;
 }
@@ -33,7 +33,7 @@ train_lm::Inputs inputs_on(const MeshSizes& mesh, const Options& o, const Planne
 MeshAlternative planned_on(const MeshSizes& mesh, const Options& o, const PlannedRun& run) {
   MeshAlternative found{mesh, {}, ""};
   try {
-    found.plan = train_lm::plan_run(o.run, inputs_on(mesh, o, run), {0, run.ranks}, o.device);
+    found.plan = lm::plan_run(o.run, inputs_on(mesh, o, run), {0, run.ranks}, o.device);
   } catch (const Error& e) {
     if (e.code() == Errc::system) throw;  // such as tokens that tp does not divide
     found.reason = e.what();
@@ -75,8 +75,8 @@ std::vector<MeshAlternative> meshes(const Options& o, const PlannedRun& run) {
 }
 
 PlannedRun plan_at(const Options& o, int ranks) {
-  const train_lm::Inputs in = train_lm::read_model_inputs(o.run, ranks, ranks_per_node(o, ranks));
-  return {ranks, in.sizes, train_lm::plan_ranks(o.run, in, ranks, o.device)};
+  const lm::Inputs in = lm::read_model_inputs(o.run, ranks, ranks_per_node(o, ranks));
+  return {ranks, in.sizes, lm::plan_ranks(o.run, in, ranks, o.device)};
 }
 
 const TrainingPlan& largest(const PlannedRun& run) {
@@ -88,12 +88,12 @@ std::vector<Alternative> alternatives(const Options& o, int ranks) {
   for (const bool recompute : {false, true})
     for (const StrategyKind kind :
          {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3}) {
-      train_lm::Options run = o.run;
+      lm::Options run = o.run;
       run.strategy = name(kind), run.recompute = recompute;
       all.push_back({kind, recompute, {}, ""});
       try {
-        const train_lm::Inputs in = train_lm::read_model_inputs(run, ranks, ranks_per_node(o, ranks));
-        all.back().plan = train_lm::plan_run(run, in, {0, ranks}, o.device);
+        const lm::Inputs in = lm::read_model_inputs(run, ranks, ranks_per_node(o, ranks));
+        all.back().plan = lm::plan_run(run, in, {0, ranks}, o.device);
       } catch (const Error& e) {  // e.g. offload_param, which zero3 has alone
         if (e.code() != Errc::config && e.code() != Errc::unsupported) throw;
         all.back().reason = e.what();
@@ -103,11 +103,11 @@ std::vector<Alternative> alternatives(const Options& o, int ranks) {
 }
 
 std::int64_t largest_micro_batch(const Options& o, int ranks, std::size_t memory) {
-  train_lm::Inputs in = train_lm::read_model_inputs(o.run, ranks, ranks_per_node(o, ranks));
+  lm::Inputs in = lm::read_model_inputs(o.run, ranks, ranks_per_node(o, ranks));
   const auto fits = [&](std::int64_t micro) {
     const std::int64_t passes = in.sizes.train / in.sizes.micro;  // of all ranks
     in.sizes = in.ds.sizes = {micro * passes, micro, in.sizes.accumulation};
-    return on_device(train_lm::plan_run(o.run, in, {0, ranks}, o.device).memory) <= memory;
+    return on_device(lm::plan_run(o.run, in, {0, ranks}, o.device).memory) <= memory;
   };
   constexpr std::int64_t limit = std::int64_t{1} << 20;
   std::int64_t low = 0, high = 1;

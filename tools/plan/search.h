@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "sharding/lm/engine_options.h"
 #include "tools/plan/options.h"
-#include "tools/train_lm/engine_options.h"
 
 namespace rz::plan {
 

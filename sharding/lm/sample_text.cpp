@@ -1,4 +1,4 @@
-#include "tools/train_lm/report/sample_text.h"
+#include "sharding/lm/sample_text.h"
 
 #include <unordered_set>
 #include <vector>
@@ -6,7 +6,7 @@
 #include "comm/core/text.h"
 #include "sharding/io/text.h"
 
-namespace rz::train_lm {
+namespace rz::lm {
 namespace {
 
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
@@ -64,4 +64,4 @@ std::string describe(const KnownWords& w) {
                 "%)");
 }
 
-}  // namespace rz::train_lm
+}  // namespace rz::lm

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace rz::train_lm {
+namespace rz::lm {
 
 /// Keeps newlines, tabs, printable ASCII and valid UTF-8; replaces every other byte by "·".
 std::string printable(std::string_view bytes);
@@ -23,4 +23,4 @@ KnownWords known_words(std::string_view prompt, std::string_view sample, std::st
 /// "words: 41 of 43 occur in the data (95%)"
 std::string describe(const KnownWords&);
 
-}  // namespace rz::train_lm
+}  // namespace rz::lm

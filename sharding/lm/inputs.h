@@ -6,16 +6,16 @@
 #include <string>
 
 #include "autograd_lite/models/language_model.h"
-#include "comm/communicator.h"
 #include "sharding/config/ds_config.h"
 #include "sharding/data/tokens.h"
 #include "sharding/huggingface/pretrained_weights.h"
+#include "sharding/lm/options.h"
+#include "sharding/lm/validation.h"
+#include "sharding/parallel/world.h"
 #include "sharding/strategy/strategy.h"
 #include "sharding/tokenizer/tokenizer.h"
-#include "tools/train_lm/options.h"
-#include "tools/train_lm/validation.h"
 
-namespace rz::train_lm {
+namespace rz::lm {
 
 struct Inputs {
   std::unique_ptr<LanguageModel> model;  ///< without allocated parameters
@@ -48,14 +48,14 @@ Inputs read_inputs(const Options&, int rank, int ranks, int ranks_per_node = 0);
 /// paths and devices may differ. Collective.
 void require_same_run(const Options&, const Inputs&, Communicator&);
 
+/// The same on every rank of the world, with require_same_run(): every rank throws the error of the first one
+/// that has one. Collective.
+Inputs read_inputs(const Options&, World&);
+
 /// The updates of the passes that were given, or of one.
 std::int64_t updates_of_passes(const Options&, std::uint64_t updates_of_a_pass);
-
-/// Writes the tokens of the beginning and the end of in.tokenizer to the text of a config.json that is saved,
-/// if the run's own has no eos_token_id: defaults of its family are those of another tokenizer.
-void follow_tokenizer(const Options&, const Inputs& in, std::string& config);
 
 /// "GPT-2, 12 layers, 12 heads, 768 channels, vocabulary 50257, 124.44 M parameters"
 std::string describe_model(LanguageModel&);
 
-}  // namespace rz::train_lm
+}  // namespace rz::lm

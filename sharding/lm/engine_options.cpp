@@ -1,11 +1,11 @@
-#include "tools/train_lm/engine_options.h"
+#include "sharding/lm/engine_options.h"
 
 #include <algorithm>
 #include <memory>
 
 #include "comm/device/allocate.h"
 
-namespace rz::train_lm {
+namespace rz::lm {
 namespace {
 
 void apply_flags(const Options& o, StrategyOptions& s) {
@@ -54,7 +54,7 @@ EngineOptions engine_options(const Options& o, const Inputs& in) {
     e.expected_terms = static_cast<double>(in.sizes.train) * static_cast<double>(in.seq_len);
   e.threads = static_cast<int>(o.threads);
   e.graph = o.graph;
-  e.log = nullptr;  // the summary of the run has the configuration
+  e.log = o.log;
   return e;
 }
 
@@ -71,4 +71,4 @@ std::vector<TrainingPlan> plan_ranks(const Options& o, const Inputs& in, int ran
   return plan_all_ranks(make, engine_options(o, in), ranks, device);
 }
 
-}  // namespace rz::train_lm
+}  // namespace rz::lm

@@ -15,7 +15,7 @@
 #include "sharding/data/tokens.h"
 #include "sharding/engine/engine.h"
 
-namespace rz::train_lm {
+namespace rz::lm {
 
 /// Samples `first` … `first` + `samples` - 1 of a TokenDataset.
 struct ValidationData {
@@ -70,4 +70,4 @@ class Validation {
   bool document_mask_;
 };
 
-}  // namespace rz::train_lm
+}  // namespace rz::lm

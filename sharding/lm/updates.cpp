@@ -1,4 +1,4 @@
-#include "tools/train_lm/language_model.h"
+#include "sharding/lm/updates.h"
 
 #include <chrono>
 #include <cmath>
@@ -9,7 +9,7 @@
 #include "sharding/data/tokens.h"
 #include "sharding/strategy/strategy.h"
 
-namespace rz::train_lm {
+namespace rz::lm {
 
 ContinuousBatchSampler batch_sampler(const Engine& engine, std::uint64_t samples, bool shuffle,
                                      std::uint64_t seed) {
@@ -60,6 +60,7 @@ std::optional<UpdateReport> update(Engine& engine, LanguageModel& model, Loader&
                                    bool document_mask) {
   const auto start = std::chrono::steady_clock::now();
   const std::int64_t before = engine.global_steps();
+  const MeshTraffic sent = engine.strategy().traffic();
   const std::string diverged = train_batch(engine, model, loader, document_mask);
   if (diverged.empty() && engine.global_steps() == before) return std::nullopt;
   const StepReport& step = engine.report();
@@ -70,8 +71,10 @@ std::optional<UpdateReport> update(Engine& engine, LanguageModel& model, Loader&
                       .exposed_comm_ms = step.exposed_seconds * 1e3,
                       .skipped = step.skipped,
                       .without_terms = step.without_terms,
-                      .diverged = diverged};
-  if (engine.config().strategy.precision.parameters == DType::f16) report.loss_scale = step.loss_scale;
+                      .diverged = diverged,
+                      .sent = engine.strategy().traffic() - sent};
+  const Precision& precision = engine.config().strategy.precision;
+  if (precision.parameters == DType::f16) report.loss_scale = step.loss_scale;
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   report.step_ms = seconds.count() * 1e3;
   report.tokens_per_second =
@@ -79,16 +82,4 @@ std::optional<UpdateReport> update(Engine& engine, LanguageModel& model, Loader&
   return report;
 }
 
-std::vector<std::int32_t> sample(Engine& engine, LanguageModel& model,
-                                 const std::vector<std::int32_t>& prompt, const GenerationConfig& how) {
-  return engine.evaluate([&](Tape& tape) { return generate(model, tape, std::span(&prompt, 1), how); })[0];
-}
-
-void save(Engine& engine, LanguageModel& model, const std::string& folder, const SaveOptions& options) {
-  // Not inside a graph's memory: evaluate() ends it.
-  engine.evaluate([&](Tape&) {
-    save_pretrained(folder, model, engine.strategy(), engine.world().rank(), engine.stream(), options);
-  });
-}
-
-}  // namespace rz::train_lm
+}  // namespace rz::lm

@@ -1,4 +1,4 @@
-#include "tools/train_lm/validation.h"
+#include "sharding/lm/validation.h"
 
 #include <algorithm>
 #include <memory>
@@ -6,9 +6,9 @@
 
 #include "sharding/data/batch_sampler.h"
 #include "sharding/data/tokens.h"
-#include "tools/train_lm/language_model.h"
+#include "sharding/lm/updates.h"
 
-namespace rz::train_lm {
+namespace rz::lm {
 
 ValidationDataset::ValidationDataset(ValidationData data, std::size_t seq_len, std::uint64_t multiple)
     : all_(std::move(data.tokens), seq_len, data.document_end),
@@ -64,4 +64,4 @@ std::optional<double> Validation::loss(Engine& engine, LanguageModel& model) {
   return engine.mean(own);
 }
 
-}  // namespace rz::train_lm
+}  // namespace rz::lm

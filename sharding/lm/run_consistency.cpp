@@ -9,10 +9,10 @@
 #include "sharding/data/tokens.h"
 #include "sharding/huggingface/families.h"
 #include "sharding/io/checksum.h"
+#include "sharding/lm/inputs.h"
 #include "sharding/parallel/rank_consistency.h"
-#include "tools/train_lm/inputs.h"
 
-namespace rz::train_lm {
+namespace rz::lm {
 namespace {
 
 const char* yes(bool x) { return x ? "yes" : "no"; }
@@ -99,4 +99,4 @@ void require_same_run(const Options& o, const Inputs& in, Communicator& communic
   require_same("the run", facts, "start every rank alike", communicator);
 }
 
-}  // namespace rz::train_lm
+}  // namespace rz::lm

@@ -1,14 +1,15 @@
 #pragma once
-/// Reports of updates: a JSON line per update in a file, and progress on a terminal.
+/// Reports of updates, and a JSON line per update in a file.
 
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <memory>
 #include <optional>
 #include <string>
 
-namespace rz::train_lm {
+#include "../parallel/traffic.h"
+
+namespace rz::lm {
 
 struct UpdateReport {
   std::uint64_t step = 0;  ///< from 0
@@ -24,6 +25,7 @@ struct UpdateReport {
   bool without_terms = false;       ///< because no rank has counted a target; else for gradients not finite
   std::optional<double> eval_loss;  ///< if the model was evaluated after this update
   std::string diverged{};           ///< why the run ends with this update; empty: it does not
+  MeshTraffic sent{};               ///< collectives of this rank; none in a graph replay
 };
 
 /// One line without newline; 17 significant digits for loss and norm. Values that are not finite become null.
@@ -44,27 +46,4 @@ class MetricsLog {
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_;
 };
 
-/// On a terminal: a bar that is redrawn in place. Elsewhere: lines for the first and the last update and for
-/// every twentieth of the run, at most one per second and at least one every ten seconds; with `every`, for
-/// every so many updates instead, also on a terminal.
-class Progress {
- public:
-  /// `first_step`: of this process.
-  Progress(std::FILE* out, bool terminal, std::uint64_t steps, std::uint64_t first_step = 0,
-           std::optional<std::int64_t> every = {});
-  void update(const UpdateReport&);
-
- private:
-  bool line_is_due(const UpdateReport&) const;
-  void draw_bar(const UpdateReport&);
-  using Clock = std::chrono::steady_clock;
-  std::FILE* out_;
-  bool terminal_;
-  std::uint64_t steps_, first_step_, last_step_;
-  std::optional<std::int64_t> every_;
-  Clock::time_point start_ = Clock::now(), last_line_{};
-};
-
-std::string human_duration(double seconds);  ///< "59 s", "2 min 05 s", "3 h 20 min"
-
-}  // namespace rz::train_lm
+}  // namespace rz::lm

@@ -1,4 +1,4 @@
-#include "tools/train_lm/inputs.h"
+#include "sharding/lm/inputs.h"
 
 #include <unistd.h>
 
@@ -26,9 +26,9 @@
 #include "sharding/huggingface/adapter.h"
 #include "sharding/huggingface/families.h"
 #include "sharding/io/json.h"
-#include "tools/command_line/progress.h"
+#include "sharding/parallel/rank_agreement.h"
 
-namespace rz::train_lm {
+namespace rz::lm {
 namespace {
 
 namespace fs = std::filesystem;
@@ -212,7 +212,6 @@ void apply_report_flags(const Options& o, DsConfig& ds) {
   ds.monitor.tensorboard_job_name = "";
 }
 
-/// The bar of rank 0.
 TextOptions text_options(const Options& o, const Inputs& in) {
   TextOptions t{.text_key = o.text_key,
                 .prompt_key = o.prompt_key,
@@ -224,10 +223,7 @@ TextOptions text_options(const Options& o, const Inputs& in) {
   const LaunchInfo launch = launch_info_from_environment();
   t.threads = o.threads > 0 ? static_cast<int>(o.threads)
                             : std::max(1, usable_processors() / std::max(1, launch.local_size));
-  if (launch.rank == 0)
-    t.on_progress = [bar = std::make_shared<TokenizeProgress>("train_lm")](const TextProgress& p) {
-      bar->show(p.bytes, p.all_bytes, p.tokens);
-    };
+  if (launch.rank == 0 && o.show_text) t.on_progress = o.show_text();
   return t;
 }
 
@@ -480,18 +476,6 @@ Inputs read_model_inputs(const Options& o, int ranks, int ranks_per_node) {
   return in;
 }
 
-void follow_tokenizer(const Options& o, const Inputs& in, std::string& config) {
-  const std::string path = config_file(o.model);
-  if (parse_json(read_text_file(path), path, JsonDialect::relaxed).contains("eos_token_id")) return;
-  auto json = nlohmann::ordered_json::parse(config);
-  const auto set = [&](const char* key, std::optional<std::int32_t> token) {
-    const bool known = token && static_cast<std::size_t>(*token) < in.model->facts().vocabulary;
-    json[key] = known ? nlohmann::ordered_json(*token) : nlohmann::ordered_json();
-  };
-  set("bos_token_id", in.tokenizer->bos_token_id()), set("eos_token_id", in.tokenizer->eos_token_id());
-  config = json.dump(2) + "\n";
-}
-
 std::string describe_model(LanguageModel& model) {
   const ModelFacts facts = model.facts();
   std::size_t parameters = 0;
@@ -524,4 +508,13 @@ Inputs read_inputs(const Options& o, int rank, int ranks, int ranks_per_node) {
   return in;
 }
 
-}  // namespace rz::train_lm
+Inputs read_inputs(const Options& o, World& world) {
+  Inputs in;
+  Communicator& comm = world.communicator();
+  const int per_node = world.ranks_per_node();
+  check_on_all_ranks(comm, [&] { in = read_inputs(o, comm.rank(), comm.size(), per_node); });
+  require_same_run(o, in, comm);
+  return in;
+}
+
+}  // namespace rz::lm

@@ -5,10 +5,10 @@
 
 #include "sharding/engine/engine_options.h"
 #include "sharding/engine/training_plan.h"
-#include "tools/train_lm/inputs.h"
-#include "tools/train_lm/options.h"
+#include "sharding/lm/inputs.h"
+#include "sharding/lm/options.h"
 
-namespace rz::train_lm {
+namespace rz::lm {
 
 /// True if weight decay applies to the parameter.
 bool decays(const Options&, const Parameter&);
@@ -20,4 +20,4 @@ TrainingPlan plan_run(const Options&, const Inputs&, RankOf, Device::Kind);
 /// The same of every rank.
 std::vector<TrainingPlan> plan_ranks(const Options&, const Inputs&, int ranks, Device::Kind);
 
-}  // namespace rz::train_lm
+}  // namespace rz::lm
