@@ -22,7 +22,7 @@
 #include "tools/rzrun/agents/joining.h"
 #include "tools/rzrun/agents/launched_group.h"
 #include "tools/rzrun/agents/wire.h"
-#include "tools/rzrun/flags/host_flags.h"
+#include "tools/rzrun/flags/flags.h"
 #include "tools/rzrun/ranks/launch.h"
 #include "tools/rzrun/ranks/processes.h"
 
@@ -561,17 +561,14 @@ TEST(RzrunOneHost, DeepSpeedsHostfileIsReadWhereItIs) {
   std::ofstream(folder / "hostfile") << "n0 slots=2\nn1 slots=2\n";
   const auto hosts_of = [&](std::vector<const char*> words) {
     words.insert(words.begin(), "rzrun");
-    rzrun::Options o;
-    rzrun::HostFlags f;
-    f.default_file = folder / "hostfile";
-    CommandLine line("", "rzrun", "");
-    line.add_option("-n", o.ranks, "");
-    rzrun::add_host_flags(line, o, f);
-    line.parse(static_cast<int>(words.size()), words.data());
-    rzrun::apply_host_flags(line, f, o);
+    rzrun::Flags flags;
+    flags.hosts.default_file = folder / "hostfile";
+    flags.parse(static_cast<int>(words.size()), words.data());
+    rzrun::Remarks remarks;
+    const rzrun::Hosts hosts = rzrun::choose_hosts({flags, {}}, remarks);
     std::string names;
-    for (const auto& h : o.nodes) names += h.name;
-    EXPECT_EQ(o.notes.size(), names.empty() ? 0u : 1u);
+    for (const auto& h : hosts.nodes) names += h.name;
+    EXPECT_EQ(remarks.notes.size(), names.empty() ? 0u : 1u);
     return names;
   };
   EXPECT_EQ(hosts_of({}), "n0n1");
@@ -630,8 +627,8 @@ TEST(Launched, LinesOfMpirunBlameTheHostThatFails) {
 /// Frames with payloads of all kinds, after the banner of a shell.
 std::string good_frames() {
   rzrun::Job job;
-  job.options.ranks = job.local_ranks = 2;
-  job.options.command = {"program", "word"};
+  job.ranks = job.local_ranks = 2;
+  job.program.command = {"program", "word"};
   rzrun::RankEnd end;
   end.rank = 3;
   end.status.signal = 9;

@@ -23,7 +23,7 @@
 #include "tests/support/strangers.h"
 #include "tools/rzrun/agents/agent_sockets.h"
 #include "tools/rzrun/agents/joining.h"
-#include "tools/rzrun/flags/torchrun_flags.h"
+#include "tools/rzrun/flags/flags.h"
 
 namespace rz::rzrun {
 namespace {

@@ -128,15 +128,15 @@ void Agent::start(const std::string& payload) {
   is_active_ = true;
   is_killing_ = has_reported_left_ = false;
   kill_at_.reset();
-  grace_ = job.options.grace;
+  grace_ = job.grace;
   try {
     const bool is_there = job.folder.empty() || ::chdir(job.folder.c_str()) == 0;
     require(is_there, Errc::config, "the working folder ", job.folder, ": ", std::strerror(errno));
     if (!job.slots.empty()) job.devices = devices_of_slots(job.slots, devices_);
-    job.processors = bindings(job.options, job.local_ranks);
+    job.processors = bindings(job.program, job.local_ranks);
     group_.start(job, [] { return true; });
   } catch (...) {
-    const auto failure = start_failure_of(std::current_exception(), job.options.command.front());
+    const auto failure = start_failure_of(std::current_exception(), job.program.command.front());
     WireWriter writer;
     writer(failure.status, failure.text);
     stream_.send(Frame::Kind::start_failure, writer.bytes);

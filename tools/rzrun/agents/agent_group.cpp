@@ -24,17 +24,18 @@ constexpr std::chrono::seconds time_to_end{2};
 
 }  // namespace
 
-AgentGroup::AgentGroup(const Options& o, Console& out, Console& err) : stdout_(out), stderr_(err) {
+AgentGroup::AgentGroup(const Hosts& hosts, Console& out, Console& err)
+    : job_hosts_(hosts), stdout_(out), stderr_(err) {
   int first_rank = 0;
-  for (int node = 0; node < static_cast<int>(o.nodes.size()); ++node) {
-    start_agent(o, node, first_rank);
+  for (int node = 0; node < static_cast<int>(hosts.nodes.size()); ++node) {
+    start_agent(node, first_rank);
     first_rank += agents_.back().local_ranks;
   }
 }
 
-void AgentGroup::start_agent(const Options& o, int node, int first_rank) {
-  const hosts::Host& host = o.nodes[static_cast<std::size_t>(node)];
-  const auto words = agent_command(o, host.name);
+void AgentGroup::start_agent(int node, int first_rank) {
+  const hosts::Host& host = job_hosts_.nodes[static_cast<std::size_t>(node)];
+  const auto words = agent_command(job_hosts_.launcher, host.name);
   Connector c = start_connector(words);
   agents_.push_back({.host = host.name,
                      .connector = hosts::is_this_host(host.name) ? "its agent" : words.front(),
@@ -76,7 +77,7 @@ AgentGroup::~AgentGroup() {
 
 void AgentGroup::start(const Job& job, const std::function<bool()>&) {
   job_ = job;
-  job_.options.prefix = true;  // whole lines, as each host sends them
+  job_.output.prefix = true;  // whole lines, as each host sends them
   for (Agent& a : agents_) require(a.lost.empty(), Errc::peer_lost, "host ", a.host, " is gone: ", a.lost);
   is_pending_ = true;
   is_killed_ = false;
@@ -87,7 +88,7 @@ void AgentGroup::start(const Job& job, const std::function<bool()>&) {
 void AgentGroup::send_jobs() {
   if (!is_pending_ || !std::ranges::all_of(agents_, &Agent::is_ready) || !all_have_come()) return;
   job_.nodes = static_cast<int>(agents_.size());
-  job_.master_addr = job_.options.master_addr;
+  job_.master_addr = job_hosts_.master_addr;
   if (job_.master_addr.empty()) {
     std::vector<std::vector<std::string>> addresses;
     for (const Agent& a : agents_) addresses.push_back(a.addresses);
@@ -99,14 +100,14 @@ void AgentGroup::send_jobs() {
     return signal_all(SIGTERM);
   }
   const Agent& first = agents_.front();
-  job_.master_port = job_.options.master_port ? job_.options.master_port : first.free_port;
+  job_.master_port = job_hosts_.master_port ? job_hosts_.master_port : first.free_port;
   if (!job_.master_port) {
     failure_ = {2, concat("host ", first.host, ": ", first.why_no_port)};
     return signal_all(SIGTERM);
   }
   // srun has exported them, beside those which Slurm sets on each host.
   const Variables variables =
-      job_.options.launcher == Launcher::slurm ? Variables() : forwarded_environment();
+      job_hosts_.launcher.kind == Launcher::Kind::slurm ? Variables() : forwarded_environment();
   is_pending_ = false;
   for (Agent& a : agents_) send_job(a, variables);
 }

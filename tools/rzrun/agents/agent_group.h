@@ -16,7 +16,7 @@ namespace rz::rzrun {
 class AgentGroup : public Ranks {
  public:
   /// Starts the agents, through ssh. Output goes to these consoles, which must outlive the group.
-  AgentGroup(const Options&, Console& out, Console& err);
+  AgentGroup(const Hosts&, Console& out, Console& err);
   /// Ends the agents, which end what they run.
   ~AgentGroup() override;
 
@@ -66,7 +66,8 @@ class AgentGroup : public Ranks {
   };
 
   /// No agents yet.
-  AgentGroup(Console& out, Console& err) : stdout_(out), stderr_(err) {}
+  AgentGroup(const Hosts& hosts, Console& out, Console& err, std::nullptr_t)
+      : job_hosts_(hosts), stdout_(out), stderr_(err) {}
   /// An agent that has connected; it must begin to send frames within this time.
   Agent& adopt(FrameStream, const std::string& address, std::chrono::seconds time_to_begin);
   /// An agent has sent its frame `join`.
@@ -81,6 +82,7 @@ class AgentGroup : public Ranks {
   /// From then on the ranks of this agent run, until it reports that they have ended.
   void send_job(Agent&, const Variables&);
 
+  const Hosts& job_hosts_;
   Console &stdout_, &stderr_;
   std::list<Agent> agents_;
   Job job_;
@@ -89,7 +91,7 @@ class AgentGroup : public Ranks {
   std::optional<StopRequest> stop_;
 
  private:
-  void start_agent(const Options&, int node, int first_rank);
+  void start_agent(int node, int first_rank);
   void send_jobs();
   void receive(Agent&);
   void collect_lines(Agent&);

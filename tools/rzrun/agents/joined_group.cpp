@@ -50,7 +50,7 @@ std::string which_node(const Rendezvous& r, bool is_first) {
                    : concat("node 0, since ", r.host, " is its address");
 }
 
-std::string ranks_of(const Options& o, bool is_first) {
+std::string ranks_of(const Hosts& o, bool is_first) {
   const Rendezvous& r = *o.rendezvous;
   const int before = r.node_rank * o.ranks;
   if (is_first) return ranks_text(0, o.ranks);
@@ -61,7 +61,7 @@ std::string ranks_of(const Options& o, bool is_first) {
 
 }  // namespace
 
-std::string describe_node(const Options& o) {
+std::string describe_node(const Hosts& o) {
   const Rendezvous& r = *o.rendezvous;
   const bool is_first = is_node0(r);
   std::string text = concat(nodes_text(r.min_nodes, r.max_nodes), " hosts, job ", hosts::quoted(r.id),
@@ -80,10 +80,10 @@ std::string describe_node(const Options& o) {
   return concat(text, "\nthis host: ", ranks_of(o, is_first), "\n");
 }
 
-Joining joining_of(const Options& o) {
-  const Rendezvous& r = *o.rendezvous;
-  return {hosts::own_name(), r.node_rank,    o.ranks, r.min_nodes, r.max_nodes, r.id,
-          o.command,         o.max_restarts, o.role};
+Joining joining_of(const JobSpec& job) {
+  const Rendezvous& r = *job.hosts.rendezvous;
+  return {hosts::own_name(),   r.node_rank,      job.hosts.ranks, r.min_nodes, r.max_nodes, r.id,
+          job.program.command, job.max_restarts, job.program.role};
 }
 
 std::vector<UniqueFd> listen_as_node0(const Rendezvous& r) {
@@ -103,11 +103,10 @@ std::vector<UniqueFd> listen_as_node0(const Rendezvous& r) {
   return listeners;
 }
 
-JoinedGroup::JoinedGroup(const Options& o, std::vector<UniqueFd> listeners, Console& out, Console& err)
-    : AgentGroup(out, err),
-      options_(o),
-      rendezvous_(*o.rendezvous),
-      own_(joining_of(o)),
+JoinedGroup::JoinedGroup(const JobSpec& spec, std::vector<UniqueFd> listeners, Console& out, Console& err)
+    : AgentGroup(spec.hosts, out, err, nullptr),
+      rendezvous_(*spec.hosts.rendezvous),
+      own_(joining_of(spec)),
       local_(out, err),
       listener_(std::move(listeners), process_access()),
       last_call_(rendezvous_),
@@ -137,7 +136,7 @@ void JoinedGroup::join(Agent& a) {
     const bool has_places = static_cast<int>(present().size()) < rendezvous_.max_nodes;
     return is_joining_ && has_places ? fail_all(a, why) : refuse(a, 1, why);
   }
-  if (!is_joining_ && job_.restarts >= job_.options.max_restarts)
+  if (!is_joining_ && job_.restarts >= job_.max_restarts)
     return refuse(a, 1,
                   concat("the job runs already, and has no restart left at which ", a.host, " could join"));
   a.is_ready = true;
@@ -238,11 +237,11 @@ void JoinedGroup::choose_numbers() {
   }
   std::ranges::sort(in_order);
   job_.nodes = 1;
-  job_.options.ranks = own_.local_ranks;
+  job_.ranks = own_.local_ranks;
   for (auto& [number, a] : in_order) {
     a->node = number;
-    a->first_rank = job_.options.ranks;
-    job_.options.ranks += a->local_ranks;
+    a->first_rank = job_.ranks;
+    job_.ranks += a->local_ranks;
     ++job_.nodes;
   }
 }
@@ -255,7 +254,7 @@ void JoinedGroup::start_ranks() {
   if (net::is_unspecified(job_.master_addr)) job_.master_addr = reached_at_;
   try {
     // Without --rdzv-endpoint --master-port is where node 0 listens.
-    const int given = job_.options.master_port;
+    const int given = job_hosts_.master_port;
     job_.master_port = given && given != rendezvous_.port ? given : free_port();
     for (Agent& a : agents_)
       if (a.node > 0) send_job(a, {});
@@ -264,7 +263,7 @@ void JoinedGroup::start_ranks() {
     own.local_ranks = own_.local_ranks;
     local_.start(own, [] { return true; });
   } catch (...) {
-    failure_ = start_failure_of(std::current_exception(), job_.options.command.front());
+    failure_ = start_failure_of(std::current_exception(), job_.program.command.front());
   }
 }
 

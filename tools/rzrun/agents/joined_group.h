@@ -8,7 +8,7 @@
 namespace rz::rzrun {
 
 /// What this host sends, or compares with what others send.
-Joining joining_of(const Options&);
+Joining joining_of(const JobSpec&);
 
 /// The listeners of node 0, if this host is node 0; nothing if it is to join. It is if its --node-rank is 0,
 /// or has none and the endpoint is an address of this host whose port is free. Errors name address and flag.
@@ -16,19 +16,19 @@ std::vector<UniqueFd> listen_as_node0(const Rendezvous&);
 
 /// For --dry-run: which node this host would be, where it would listen or connect, and its ranks. Nothing is
 /// opened; names are looked up only if they decide which node this host is.
-std::string describe_node(const Options&);
+std::string describe_node(const Hosts&);
 
 /// Waits for hosts, starts the ranks of this one itself, and those of the others through their rzruns, which
 /// print what their ranks print. A host that comes later waits for a restart, if there can be one, or is
 /// refused.
 class JoinedGroup : public AgentGroup {
  public:
-  JoinedGroup(const Options&, std::vector<UniqueFd> listeners, Console& out, Console& err);
+  JoinedGroup(const JobSpec&, std::vector<UniqueFd> listeners, Console& out, Console& err);
 
   void start(const Job&, const std::function<bool()>& go_on) override;
   std::vector<RankEnd> reap() override;
   std::string why_no_restart() const override;
-  int size() const override { return is_started_ ? job_.options.ranks : 0; }
+  int size() const override { return is_started_ ? job_.ranks : 0; }
   void end(int status, const std::string& line) override;
 
   void append_descriptors(std::vector<pollfd>&) const override;
@@ -52,7 +52,6 @@ class JoinedGroup : public AgentGroup {
   void start_ranks();
   void choose_numbers();
 
-  const Options& options_;
   const Rendezvous& rendezvous_;
   const Joining own_;
   RankGroup local_;

@@ -92,13 +92,12 @@ bool blames(std::string_view line, const std::string& host) {
   return false;
 }
 
-LaunchedGroup::LaunchedGroup(const Options& o, Console& out, Console& err)
-    : LaunchedGroup(o, listen_for_agents(), {}, out, err) {}
+LaunchedGroup::LaunchedGroup(const JobSpec& spec, Console& out, Console& err)
+    : LaunchedGroup(spec, listen_for_agents(), {}, out, err) {}
 
-LaunchedGroup::LaunchedGroup(const Options& o, std::vector<UniqueFd> listeners, Variables variables,
+LaunchedGroup::LaunchedGroup(const JobSpec& spec, std::vector<UniqueFd> listeners, Variables variables,
                              Console& out, Console& err)
-    : AgentGroup(out, err),
-      options_(o),
+    : AgentGroup(spec.hosts, out, err, nullptr),
       out_(UniqueFd(), nullptr, UniqueFd(), ""),
       err_(UniqueFd(), nullptr, UniqueFd(), ""),
       come_by_(Deadline::after(time_to_come)),
@@ -106,8 +105,8 @@ LaunchedGroup::LaunchedGroup(const Options& o, std::vector<UniqueFd> listeners, 
   variables.emplace_back("RZ_AGENT", addresses_of(listeners));
   variables.emplace_back("RZ_ENCRYPTION", environment().encryption);
   listener_.emplace(std::move(listeners), access_by(secret_of_agents(variables)));
-  if (o.launcher == Launcher::slurm) remove_variables_of_tasks();
-  const auto words = launcher_command(o);
+  if (job_hosts_.launcher.kind == Launcher::Kind::slurm) remove_variables_of_tasks();
+  const auto words = launcher_command(job_hosts_, spec.grace);
   name_ = words.front();
   Connector c = start_connector(words, variables);
   pid_ = c.pid;
@@ -145,8 +144,8 @@ void LaunchedGroup::start(const Job& job, const std::function<bool()>& go_on) {
 /// mpirun gives an agent the number of its host, srun the name.
 void LaunchedGroup::greet(Agent& a, const std::string& place) {
   int node = 0, first_rank = 0;
-  for (const hosts::Host& h : options_.nodes) {
-    if (place == (options_.launcher == Launcher::slurm ? h.name : concat(node))) {
+  for (const hosts::Host& h : job_hosts_.nodes) {
+    if (place == (job_hosts_.launcher.kind == Launcher::Kind::slurm ? h.name : concat(node))) {
       const bool is_first = std::ranges::count(agents_, h.name, &Agent::host) == 0;
       require(is_first, Errc::io, "a second agent of host ", h.name);
       a.host = h.name;
@@ -163,7 +162,7 @@ void LaunchedGroup::greet(Agent& a, const std::string& place) {
 }
 
 bool LaunchedGroup::all_have_come() {
-  if (agents_.size() != options_.nodes.size()) return false;
+  if (agents_.size() != job_hosts_.nodes.size()) return false;
   agents_.sort([](const Agent& a, const Agent& b) { return a.node < b.node; });
   return true;
 }
@@ -171,7 +170,7 @@ bool LaunchedGroup::all_have_come() {
 /// The launcher ends the agents that it reaches once it has lost a host, or when it is told to end. mpirun
 /// prints why and sends SIGCONT, long before SIGTERM; a SIGCONT alone may come from anybody.
 void LaunchedGroup::stop(Agent& a, int signal) {
-  if (signal == SIGCONT && (options_.launcher != Launcher::openmpi || !has_complained_)) return;
+  if (signal == SIGCONT && (job_hosts_.launcher.kind != Launcher::Kind::openmpi || !has_complained_)) return;
   a.is_warned = true;
   a.is_stopping = signal != SIGCONT;
   if (!stopped_at_) stopped_at_ = Deadline::after(time_for_all_to_stop);
@@ -192,7 +191,7 @@ void LaunchedGroup::explain_stop() {
 
 std::vector<const hosts::Host*> LaunchedGroup::missing() const {
   std::vector<const hosts::Host*> all;
-  for (const hosts::Host& h : options_.nodes)
+  for (const hosts::Host& h : job_hosts_.nodes)
     if (std::ranges::count(agents_, h.name, &Agent::host) == 0) all.push_back(&h);
   return all;
 }
@@ -228,7 +227,7 @@ void LaunchedGroup::take_lines() {
   for (const std::string& line : parts_of(lines_.take(), '\n')) {
     const std::string_view text = std::string_view(line).substr(std::min(line.size(), name_.size() + 2));
     if (text.find_first_not_of("- \t") == std::string_view::npos || text.ends_with(no_news)) continue;
-    for (const hosts::Host& h : options_.nodes)
+    for (const hosts::Host& h : job_hosts_.nodes)
       if (blames(text.substr(text.find_first_not_of(" \t")), h.name)) blamed_.insert(h.name);
     messages_.push_back(text.starts_with(name_ + ": ") ? std::string(text) : line);
   }
@@ -271,7 +270,7 @@ void LaunchedGroup::lose_all(const std::string& why) {
   const hosts::Host& first = *lost.front();  // the others are named with it
   lost.erase(lost.begin());
   Agent& a = adopt({UniqueFd(), UniqueFd()}, first.name, time_for_agents);
-  for (const hosts::Host* h = options_.nodes.data(); h != &first; ++h) {
+  for (const hosts::Host* h = job_hosts_.nodes.data(); h != &first; ++h) {
     ++a.node;
     a.first_rank += static_cast<int>(h->slots.size());
   }

@@ -15,7 +15,7 @@ bool blames(std::string_view line, const std::string& host);
 /// their own. A launcher that ends before the job has lost the hosts.
 class LaunchedGroup : public AgentGroup {
  public:
-  LaunchedGroup(const Options&, Console& out, Console& err);
+  LaunchedGroup(const JobSpec&, Console& out, Console& err);
   /// Ends the agents, and waits for the end of the launcher, which it kills after some seconds.
   ~LaunchedGroup() override;
 
@@ -23,10 +23,10 @@ class LaunchedGroup : public AgentGroup {
   void append_descriptors(std::vector<pollfd>&) const override;
   std::vector<RankEnd> reap() override;
   int wait_ms() const override { return stopped_at_ ? stopped_at_->poll_ms(1000) : AgentGroup::wait_ms(); }
-  int size() const override { return options_.ranks; }
+  int size() const override { return job_hosts_.ranks; }
 
  private:
-  LaunchedGroup(const Options&, std::vector<UniqueFd> listeners, Variables of_agents, Console& out,
+  LaunchedGroup(const JobSpec&, std::vector<UniqueFd> listeners, Variables of_agents, Console& out,
                 Console& err);
   bool all_have_come() override;
   void stop(Agent&, int signal) override;
@@ -38,7 +38,6 @@ class LaunchedGroup : public AgentGroup {
   std::vector<const hosts::Host*> missing() const;
   bool any_lost() const;
 
-  const Options& options_;
   std::optional<AgentListener> listener_;
   std::string name_;  ///< of the launcher
   pid_t pid_ = -1;    ///< -1: it has ended

@@ -21,16 +21,16 @@ constexpr std::chrono::seconds time_to_explain{10};
 
 class Member : public Agent {
  public:
-  Member(const Options& options, FrameStream stream, Console& out, Console& err, Console* own_err)
+  Member(const JobSpec& spec, FrameStream stream, Console& out, Console& err, Console* own_err)
       : Agent(block_signals(), std::move(stream), out, err),
-        options_(options),
-        node0_(net::join_host_port(options.rendezvous->host, options.rendezvous->port)),
+        spec_(spec),
+        node0_(net::join_host_port(spec.hosts.rendezvous->host, spec.hosts.rendezvous->port)),
         out_(out),
         err_(err),
         own_err_(own_err),
-        can_leave_(options.rendezvous->min_nodes < options.rendezvous->max_nodes) {
+        can_leave_(spec.hosts.rendezvous->min_nodes < spec.hosts.rendezvous->max_nodes) {
     WireWriter join;
-    Joining joining = joining_of(options);
+    Joining joining = joining_of(spec);
     Joining::fields(join, joining);
     stream_.send(Frame::Kind::join, join.bytes);
   }
@@ -51,14 +51,13 @@ class Member : public Agent {
   Job job_of(const std::string& payload) override {
     Variables variables;
     Job job = unpack_job(payload, variables);
-    const Options sent = job.options;
-    job.options = options_;
-    job.options.ranks = sent.ranks;
-    job.options.max_restarts = sent.max_restarts;
-    require(job.local_ranks == options_.ranks, Errc::io, "a job of ", job.local_ranks,
-            " ranks for a host that has ", options_.ranks);
+    job.program = spec_.program;
+    job.output = spec_.output;
+    job.grace = spec_.grace;
+    require(job.local_ranks == spec_.hosts.ranks, Errc::io, "a job of ", job.local_ranks,
+            " ranks for a host that has ", spec_.hosts.ranks);
     job.slots.clear();
-    can_leave_ = job.nodes > options_.rendezvous->min_nodes && job.restarts < job.options.max_restarts;
+    can_leave_ = job.nodes > spec_.hosts.rendezvous->min_nodes && job.restarts < job.max_restarts;
     return job;
   }
 
@@ -131,7 +130,7 @@ class Member : public Agent {
     err_.flush();
   }
 
-  const Options& options_;
+  const JobSpec& spec_;
   const std::string node0_;
   Console &out_, &err_;
   Console* own_err_;  // null: err_ is out_
@@ -179,11 +178,11 @@ std::variant<FrameStream, std::vector<UniqueFd>> find_node0(const Rendezvous& r)
   }
 }
 
-int run_member(const Options& options, FrameStream stream) {
+int run_member(const JobSpec& spec, FrameStream stream) {
   Console out{STDOUT_FILENO};
   std::optional<Console> own_err;
   if (!is_same_stream(STDOUT_FILENO, STDERR_FILENO)) own_err.emplace(STDERR_FILENO);
-  Member member(options, std::move(stream), out, own_err ? *own_err : out, own_err ? &*own_err : nullptr);
+  Member member(spec, std::move(stream), out, own_err ? *own_err : out, own_err ? &*own_err : nullptr);
   member.run();
   member.deliver_output();
   return member.status();

@@ -1,5 +1,6 @@
 #pragma once
-/// The command line of rzrun.
+/// What rzrun is to do: hosts, program and output of a job, each chosen by a stage that the next ones cannot
+/// change (flags.h).
 
 #include <chrono>
 #include <optional>
@@ -7,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "tools/command_line/command_line.h"
 #include "tools/rzrun/hosts/hosts.h"
 
 namespace rz::rzrun {
@@ -25,7 +25,13 @@ struct Rendezvous {
 };
 
 /// What starts the agents of several hosts: ssh once a host, or mpirun or srun once for all.
-enum class Launcher { ssh, openmpi, slurm };
+struct Launcher {
+  enum class Kind { ssh, openmpi, slurm };
+  Kind kind = Kind::ssh;
+  std::string words;  ///< more words for ssh, mpirun or srun
+  std::string rsh;    ///< a command instead of ssh
+  int ssh_port = 0;   ///< 0: ssh's own
+};
 
 /// --nnodes: "2" or "2:4".
 std::string nodes_text(int min_nodes, int max_nodes);
@@ -34,6 +40,28 @@ std::string ranks_text(int first, int count);
 
 /// Names and values of environment variables.
 using Variables = std::vector<std::pair<std::string, std::string>>;
+
+/// Where the ranks run.
+struct Hosts {
+  int ranks = 0;                         ///< of all hosts; with a rendezvous those of this one
+  std::vector<hosts::Host> nodes;        ///< several, or one that is not this host; empty: this host alone
+  std::string devices;                   ///< of this host alone: CUDA_VISIBLE_DEVICES; empty: as it is
+  std::optional<Rendezvous> rendezvous;  ///< several hosts, at each of which rzrun is started
+  Launcher launcher;
+  std::string master_addr;  ///< empty: an address of the first host that the others have a route to
+  int master_port = 0;      ///< 0: any free port
+
+  bool are_several() const { return !nodes.empty() || rendezvous; }
+};
+
+/// What each rank runs.
+struct Program {
+  std::vector<std::string> command;  ///< the program and its arguments
+  int local_rank_at = 0;             ///< where --local_rank=R is added to the command; 0: it is not
+  Variables variables;               ///< of equal names the last
+  std::string role = "default";      ///< ROLE_NAME
+  bool bind = true;                  ///< bind each rank to its own cores
+};
 
 /// Of which ranks of a host a log file or the console has which streams.
 struct Streams {
@@ -45,37 +73,14 @@ struct Streams {
   bool any() const;
 };
 
-struct Options {
-  int ranks = 0;                     ///< of all hosts
-  std::vector<std::string> command;  ///< the program and its arguments
-  bool bind = true;                  ///< bind each rank to its own cores
-  bool prefix = false;               ///< print "[rank] " before every line
-  std::string log_dir;               ///< one file per rank and stream; empty: no log files
-  Streams files;                     ///< what log files have instead of the console,
-  Streams tees;                      ///< and what both have;
-  bool prefix_tees = false;          ///< the latter with "[rank] " before every line
-  std::vector<int> shown;            ///< local ranks whose output the console has; empty: all
-  std::chrono::milliseconds grace{30000};
-  int max_restarts = 0;
-  int master_port = 0;      ///< 0: any free port
-  std::string master_addr;  ///< empty: an address of the first host that the others have a route to
-
-  std::vector<hosts::Host> nodes;  ///< several, or one that is not this host; empty: this host alone
-  std::string devices;             ///< of this host alone: CUDA_VISIBLE_DEVICES; empty: as it is
-  std::string run_id;              ///< TORCHELASTIC_RUN_ID; empty: a random one
-  std::string role = "default";    ///< ROLE_NAME of the ranks
-  std::optional<Rendezvous>
-      rendezvous;   ///< several hosts, at each of which rzrun is started; `ranks` are those of this host
-  std::string rsh;  ///< a command instead of ssh
-  Launcher launcher = Launcher::ssh;
-  std::string launcher_args;  ///< more words for ssh, mpirun or srun
-  int ssh_port = 0;           ///< 0: ssh's own
-  bool dry_run = false;
-  Variables variables;             ///< of the ranks; of equal names the last
-  int local_rank_at = 0;           ///< where --local_rank=R is added to the command; 0: it is not
-  std::vector<std::string> notes;  ///< lines for standard error, at the start
-  std::vector<std::string> plan;   ///< lines for --dry-run
-  bool agent = false;              ///< runs the ranks of one host, for another rzrun
+/// Where the output of the ranks goes.
+struct Output {
+  bool prefix = false;       ///< print "[rank] " before every line
+  std::string log_dir;       ///< one file per rank and stream; empty: no log files
+  Streams files;             ///< what log files have instead of the console,
+  Streams tees;              ///< and what both have;
+  bool prefix_tees = false;  ///< the latter with "[rank] " before every line
+  std::vector<int> shown;    ///< local ranks whose output the console has; empty: all
 
   bool to_file(int local_rank, int stream) const;
   bool to_console(int local_rank, int stream) const;
@@ -84,9 +89,27 @@ struct Options {
   }
 };
 
-using ParsedOptions = Parsed<Options>;
+/// What the command line says of a job.
+struct JobSpec {
+  Hosts hosts;
+  Program program;
+  Output output;
+  std::string run_id;  ///< TORCHELASTIC_RUN_ID; empty: a random one
+  int max_restarts = 0;
+  std::chrono::milliseconds grace{30000};
+};
 
-/// Errors are Errc::config, in one line.
-ParsedOptions parse_options(int argc, const char* const* argv);
+/// Lines that the stages add to, and do not read.
+struct Remarks {
+  std::vector<std::string> notes;  ///< for standard error, at the start
+  std::vector<std::string> plan;   ///< for --dry-run
+};
+
+struct Options {
+  bool agent = false;  ///< runs the ranks of one host, for another rzrun; the rest is not used then
+  bool dry_run = false;
+  JobSpec job;
+  Remarks remarks;
+};
 
 }  // namespace rz::rzrun

@@ -1,5 +1,3 @@
-#include "tools/rzrun/flags/program_flags.h"
-
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -9,6 +7,7 @@
 
 #include "comm/core/error.h"
 #include "tools/rzrun/flags/environment_file.h"
+#include "tools/rzrun/flags/flags.h"
 #include "tools/rzrun/flags/launchers.h"
 
 namespace rz::rzrun {
@@ -28,25 +27,30 @@ bool is_python_script(const std::string& path) {
   return S_ISREG(s.st_mode) && (::access(path.c_str(), X_OK) != 0 || !begins_with_interpreter(path));
 }
 
-void add_interpreter(const ProgramFlags& f, Options& o) {
-  require(!f.module || !f.no_python, Errc::config,
+/// A Python program gets its interpreter.
+void set_command(const Given& given, Program& p) {
+  const ProgramFlags& f = given.flags.program;
+  const bool is_module = given.is_on("--module", f.module),
+             is_no_python = given.is_on("--no-python", f.no_python);
+  require(!is_module || !is_no_python, Errc::config,
           "--module and --no_python exclude each other: a module needs python");
   require(!f.local_rank || !f.no_local_rank, Errc::config,
           "--local_rank and --no_local_rank exclude each other");
+  p.command = f.command;
   std::vector<std::string> words;
-  if (f.module || (!f.no_python && !o.command.empty() && is_python_script(o.command.front()))) {
+  if (is_module || (!is_no_python && is_python_script(p.command.front()))) {
     const char* const python = std::getenv("PYTHON_EXEC");
     words = {python && *python ? python : "python3", "-u"};
-    if (f.module) words.push_back("-m");
-  } else if (std::string& own = o.command.front();
+    if (is_module) words.push_back("-m");
+  } else if (std::string& own = p.command.front();
              own.ends_with(".py") && own.find('/') == own.npos && ::access(own.c_str(), X_OK) == 0) {
     own.insert(0, "./");  // a script is that of this folder, not one of PATH
   }
-  if (f.local_rank) o.local_rank_at = static_cast<int>(words.size()) + 1;
-  o.command.insert(o.command.begin(), words.begin(), words.end());
+  if (f.local_rank) p.local_rank_at = static_cast<int>(words.size()) + 1;
+  p.command.insert(p.command.begin(), words.begin(), words.end());
 }
 
-void add_variable(const std::string& word, Options& o) {
+void add_variable(const std::string& word, Variables& variables) {
   require(!word.empty(), Errc::config, "-x: a value is missing; write -x NAME or -x NAME=VALUE");
   const std::string place = concat("-x ", word.substr(0, word.find('=')), ": ");
   const auto equals = word.find('=');
@@ -59,12 +63,12 @@ void add_variable(const std::string& word, Options& o) {
     value = word.substr(equals + 1);
   }
   check_variable(name, value, place);
-  o.variables.emplace_back(std::move(name), std::move(value));
+  variables.emplace_back(std::move(name), std::move(value));
 }
 
 }  // namespace
 
-void add_program_flags(CommandLine& line, ProgramFlags& f, HostFlags& h) {
+void add_program_flags(CommandLine& line, ProgramFlags& f, HostFlags& h, LogFlags& l) {
   const std::string heading = "Python programs and variables", deepspeed = "";  // not shown
   line.add_flag("-m,--module", f.module, "PROGRAM is a module of Python: python3 -u -m PROGRAM")
       .group(heading);
@@ -81,13 +85,13 @@ void add_program_flags(CommandLine& line, ProgramFlags& f, HostFlags& h) {
   line.add_flag("--no_ssh_check,--no-ssh-check", f.no_ssh_check, "No effect").group(deepspeed);
   line.add_flag("--bind_cores_to_rank,--bind-cores-to-rank", f.bind_cores_to_rank, "--bind core")
       .group(deepspeed);
-  line.add_option("--enable_each_rank_log,--enable-each-rank-log", f.each_rank_log, "--log-dir")
+  line.add_option("--enable_each_rank_log,--enable-each-rank-log", l.each_rank_log, "--log-dir")
       .group(deepspeed);
-  line.add_option("--launcher", f.launcher,
+  line.add_option("--launcher", h.launcher,
                   "What starts the agents: ssh (default), openmpi, slurm; pdsh is ssh here")
       .type_name("NAME")
       .group("Several hosts");
-  line.add_option("--launcher_args,--launcher-args", f.launcher_args,
+  line.add_option("--launcher_args,--launcher-args", h.launcher_args,
                   "More words for ssh, mpirun or srun, such as '-i KEY'")
       .type_name("WORDS")
       .group("Several hosts");
@@ -95,32 +99,34 @@ void add_program_flags(CommandLine& line, ProgramFlags& f, HostFlags& h) {
       .group("Several hosts");
 }
 
-void apply_deepspeed_flags(const CommandLine& line, const ProgramFlags& f, Options& o) {
-  apply_launcher(f.launcher, f.launcher_args, o);
-  require(!f.bind_cores_to_rank || o.bind, Errc::config,
+Program choose_program(const Given& given, const Hosts& hosts, Remarks& remarks) {
+  const ProgramFlags& f = given.flags.program;
+  const auto role = given.setting("--role", f.role);
+  Program p{.variables = given.file.variables, .role = role.is_set() ? role.value : f.role};
+  p.bind = f.bind == "core";
+  require(!f.bind_cores_to_rank || p.bind, Errc::config,
           "--bind_cores_to_rank and --bind none exclude each other; the former is --bind core");
-  if (!line.is_set("--enable_each_rank_log") || f.each_rank_log == "None") return;
-  require(o.log_dir.empty() || o.log_dir == f.each_rank_log, Errc::config,
-          "--enable_each_rank_log and --log-dir are the same flag; give one");
-  o.log_dir = f.each_rank_log;
-}
-
-void apply_program_flags(const ProgramFlags& f, Options& o) {
-  add_interpreter(f, o);
+  set_command(given, p);
+  if (hosts.rendezvous && !given.file.devices.empty()) {
+    p.variables.emplace_back("CUDA_VISIBLE_DEVICES",
+                             devices_of_slots(given.file.devices, devices_of_slurm()));
+    remarks.plan.push_back("CUDA_VISIBLE_DEVICES=" + p.variables.back().second);
+  }
   for (EnvironmentFile& file : read_environment_files()) {
     std::string names;
     for (auto& variable : file.variables) {
       names += concat(names.empty() ? "" : ", ", variable.first);
-      o.variables.push_back(std::move(variable));
+      p.variables.push_back(std::move(variable));
     }
-    o.plan.push_back(concat("variables of ", file.path, ": ", names.empty() ? "none" : names));
+    remarks.plan.push_back(concat("variables of ", file.path, ": ", names.empty() ? "none" : names));
   }
   std::string names;
   for (const std::string& word : f.variables) {
-    add_variable(word, o);
-    names += concat(names.empty() ? "" : ", ", o.variables.back().first);
+    add_variable(word, p.variables);
+    names += concat(names.empty() ? "" : ", ", p.variables.back().first);
   }
-  if (!names.empty()) o.plan.push_back(concat("variables of -x: ", names));
+  if (!names.empty()) remarks.plan.push_back(concat("variables of -x: ", names));
+  return p;
 }
 
 }  // namespace rz::rzrun

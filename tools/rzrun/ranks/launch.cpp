@@ -27,7 +27,7 @@
 namespace rz::rzrun {
 namespace {
 
-std::string log_folder(const Options& o, int restarts) {
+std::string log_folder(const Output& o, int restarts) {
   return restarts ? concat(o.log_dir, "/restart", restarts) : o.log_dir;
 }
 
@@ -50,8 +50,8 @@ void remove_old_logs(const Job& job, const std::filesystem::path& folder) {
       if (const auto rank = rank_of_file(entry.path().filename()); rank && is_old(*rank))
         std::filesystem::remove(entry.path(), error);
   };
-  remove_files(folder, [&](int r) { return (first <= r && r < behind) || r >= job.options.ranks; });
-  for (const auto& entry : std::filesystem::directory_iterator(job.options.log_dir, error)) {
+  remove_files(folder, [&](int r) { return (first <= r && r < behind) || r >= job.ranks; });
+  for (const auto& entry : std::filesystem::directory_iterator(job.output.log_dir, error)) {
     const std::string name = entry.path().filename();
     const auto restart =
         name.starts_with("restart") ? parse_number<int>(std::string_view(name).substr(7)) : std::nullopt;
@@ -73,7 +73,7 @@ struct ChildStream {
 };
 
 ChildStream open_stream(const Job& job, int local_rank, int stream) {
-  const Options& o = job.options;
+  const Output& o = job.output;
   const char* const name = stream == Streams::out ? "stdout" : "stderr";
   const bool to_file = o.to_file(local_rank, stream);
   ChildStream s;
@@ -105,7 +105,7 @@ void exec_child(const Job& job, int local_rank, pid_t parent, int secret, int fl
   redirect_stdin(job, job.first_rank + local_rank);
   if (out.child) ::dup2(out.child.get(), STDOUT_FILENO);
   if (err.child) ::dup2(err.child.get(), STDERR_FILENO);
-  for (const auto& [name, value] : job.options.variables) ::setenv(name.c_str(), value.c_str(), 1);
+  for (const auto& [name, value] : job.program.variables) ::setenv(name.c_str(), value.c_str(), 1);
   for (const auto& [name, value] : rank_environment(job, local_rank))
     ::setenv(name.c_str(), value.c_str(), 1);
   ::fcntl(secret, F_SETFD, 0);  // not closed by exec
@@ -116,8 +116,8 @@ void exec_child(const Job& job, int local_rank, pid_t parent, int secret, int fl
     ::unsetenv("RZ_FLIGHT_FD");  // of a launcher above this one
   if (!job.processors.empty())
     bind_process(job.processors[static_cast<std::size_t>(local_rank)]);  // failure costs speed only
-  std::vector<std::string> words = job.options.command;
-  if (const auto at = job.options.local_rank_at)
+  std::vector<std::string> words = job.program.command;
+  if (const auto at = job.program.local_rank_at)
     words.insert(words.begin() + std::min(at, static_cast<int>(words.size())),
                  concat("--local_rank=", local_rank));
   std::vector<char*> argv;
@@ -191,7 +191,7 @@ std::string random_id() {
 }
 
 std::vector<std::pair<std::string, std::string>> rank_environment(const Job& job, int local_rank) {
-  const std::string rank = concat(job.first_rank + local_rank), size = concat(job.options.ranks);
+  const std::string rank = concat(job.first_rank + local_rank), size = concat(job.ranks);
   std::vector<std::pair<std::string, std::string>> variables{
       {"RANK", rank},
       {"LOCAL_RANK", concat(local_rank)},
@@ -201,11 +201,11 @@ std::vector<std::pair<std::string, std::string>> rank_environment(const Job& job
       {"GROUP_WORLD_SIZE", concat(job.nodes)},
       {"ROLE_RANK", rank},
       {"ROLE_WORLD_SIZE", size},
-      {"ROLE_NAME", job.options.role},
+      {"ROLE_NAME", job.program.role},
       {"MASTER_ADDR", job.master_addr},
       {"MASTER_PORT", concat(job.master_port)},
       {"TORCHELASTIC_RESTART_COUNT", concat(job.restarts)},
-      {"TORCHELASTIC_MAX_RESTARTS", concat(job.options.max_restarts)},
+      {"TORCHELASTIC_MAX_RESTARTS", concat(job.max_restarts)},
       {"TORCHELASTIC_RUN_ID", job.run_id},
       {"RZ_LAUNCH", job.launch},
   };
@@ -218,22 +218,22 @@ std::vector<std::pair<std::string, std::string>> rank_environment(const Job& job
   return variables;
 }
 
-std::vector<std::vector<int>> bindings(const Options& o, int local_ranks) {
+std::vector<std::vector<int>> bindings(const Program& p, int local_ranks) {
   std::vector<std::vector<int>> processors;
-  for (int r = 0; o.bind && r < local_ranks; ++r) processors.push_back(processors_for(r, local_ranks));
+  for (int r = 0; p.bind && r < local_ranks; ++r) processors.push_back(processors_for(r, local_ranks));
   return processors;
 }
 
 void make_log_folder(const Job& job) {
-  if (job.options.log_dir.empty()) return;
-  const std::string path = log_folder(job.options, job.restarts);
+  if (job.output.log_dir.empty()) return;
+  const std::string path = log_folder(job.output, job.restarts);
   std::error_code error;
   std::filesystem::create_directories(path, error);
   require(!error, Errc::config, "--log-dir ", path, ": ", error.message());
   remove_old_logs(job, path);
 }
 
-std::string log_path(const Options& o, int restarts, int rank, const char* stream) {
+std::string log_path(const Output& o, int restarts, int rank, const char* stream) {
   return concat(log_folder(o, restarts), "/rank", rank, ".", stream);
 }
 

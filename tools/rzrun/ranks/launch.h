@@ -15,8 +15,12 @@ namespace rz::rzrun {
 
 /// What the ranks of one host need that are started at once.
 struct Job {
-  Options options;     ///< options.ranks: those of all hosts
-  std::string run_id;  ///< random; the same after a restart
+  Program program;
+  Output output;
+  int ranks = 0;  ///< of all hosts
+  int max_restarts = 0;
+  std::chrono::milliseconds grace{30000};  ///< between SIGTERM and SIGKILL
+  std::string run_id;                      ///< random; the same after a restart
   std::string launch;  ///< random; another one after a restart, so that ranks of both cannot connect
   int restarts = 0;
   net::Secret secret = net::Secret::random();  ///< of these ranks alone (comm/bootstrap/secret.h)
@@ -35,7 +39,7 @@ struct Job {
 
 /// The processors of each of the ranks of one host, or nothing if the ranks are not bound. Reads the
 /// machine's topology, which may last long.
-std::vector<std::vector<int>> bindings(const Options&, int local_ranks);
+std::vector<std::vector<int>> bindings(const Program&, int local_ranks);
 
 /// Makes the folder of the log files, without those of an earlier job: Errc::config if that fails.
 void make_log_folder(const Job&);
@@ -62,7 +66,7 @@ struct ChildProcess {
 };
 
 /// `<log-dir>/rank<R>.<stream>`, and after K restarts `<log-dir>/restart<K>/rank<R>.<stream>`.
-std::string log_path(const Options&, int restarts, int rank, const char* stream);
+std::string log_path(const Output&, int restarts, int rank, const char* stream);
 
 /// `rank<R>.error.json` in the folder of error files.
 std::string error_path(const std::string& folder, int rank);
