@@ -19,8 +19,8 @@
 #include "tests/support/program.h"
 #include "tests/support/rzrun.h"
 #include "tools/rzrun/agents/frames.h"
-#include "tools/rzrun/agents/joining.h"
-#include "tools/rzrun/agents/launched_group.h"
+#include "tools/rzrun/agents/join_request.h"
+#include "tools/rzrun/agents/starter_group.h"
 #include "tools/rzrun/agents/wire.h"
 #include "tools/rzrun/flags/flags.h"
 #include "tools/rzrun/ranks/launch.h"
@@ -632,10 +632,10 @@ std::string good_frames() {
   rzrun::RankEnd end;
   end.rank = 3;
   end.status.signal = 9;
-  rzrun::Joining joining;
-  joining.host = "node", joining.command = {"program"};
+  rzrun::JoinRequest request;
+  request.host = "node", request.command = {"program"};
   rzrun::WireWriter join, hello;
-  rzrun::Joining::fields(join, joining);
+  rzrun::JoinRequest::fields(join, request);
   hello(std::vector<std::string>{"10.0.0.1/8"}, std::string("place"), 29500, std::string());
   std::string bytes = "banner\n" + std::string(rzrun::frames_begin);
   using Kind = rzrun::Frame::Kind;
@@ -649,7 +649,7 @@ std::string good_frames() {
 void unpack(const rzrun::Frame& frame) {
   rzrun::WireReader reader(frame.payload);
   rzrun::Variables variables;
-  rzrun::Joining joining;
+  rzrun::JoinRequest request;
   std::vector<std::string> addresses;
   std::string place, why;
   int port = 0;
@@ -661,7 +661,7 @@ void unpack(const rzrun::Frame& frame) {
       rzrun::unpack_end(frame.payload);
       break;
     case rzrun::Frame::Kind::join:
-      rzrun::Joining::fields(reader, joining);
+      rzrun::JoinRequest::fields(reader, request);
       break;
     case rzrun::Frame::Kind::hello:
       reader(addresses, place, port, why);

@@ -23,9 +23,9 @@
 #include "comm/core/error.h"
 #include "tools/rzrun/agents/agent.h"
 #include "tools/rzrun/agents/agent_group.h"
+#include "tools/rzrun/agents/joined_agent.h"
 #include "tools/rzrun/agents/joined_group.h"
-#include "tools/rzrun/agents/launched_group.h"
-#include "tools/rzrun/agents/member.h"
+#include "tools/rzrun/agents/starter_group.h"
 #include "tools/rzrun/flags/flags.h"
 #include "tools/rzrun/ranks/error_file.h"
 #include "tools/rzrun/ranks/first_failure.h"
@@ -68,8 +68,8 @@ class Supervisor {
       ranks_ = std::make_unique<JoinedGroup>(spec, std::move(listeners), stdout_, errors());
     else if (spec.hosts.nodes.empty())
       ranks_ = std::make_unique<RankGroup>(stdout_, errors());
-    else if (spec.hosts.launcher.kind != Launcher::Kind::ssh)
-      ranks_ = std::make_unique<LaunchedGroup>(spec, stdout_, errors());
+    else if (spec.hosts.starter.kind != Starter::Kind::ssh)
+      ranks_ = std::make_unique<StarterGroup>(spec, stdout_, errors());
     else
       ranks_ = std::make_unique<AgentGroup>(spec.hosts, stdout_, errors());
   }
@@ -448,7 +448,7 @@ int run(const JobSpec& spec) {
   auto listeners = listen_as_node0(*spec.hosts.rendezvous);
   if (listeners.empty()) {
     auto found = find_node0(*spec.hosts.rendezvous);
-    if (auto* node0 = std::get_if<FrameStream>(&found)) return run_member(spec, std::move(*node0));
+    if (auto* node0 = std::get_if<FrameStream>(&found)) return run_joined_agent(spec, std::move(*node0));
     listeners = std::get<std::vector<UniqueFd>>(std::move(found));
   }
   return Supervisor(spec, std::move(listeners)).run();

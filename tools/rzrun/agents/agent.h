@@ -8,7 +8,7 @@
 #include "comm/core/deadline.h"
 #include "tools/rzrun/agents/frames.h"
 #include "tools/rzrun/agents/wire.h"
-#include "tools/rzrun/flags/launchers.h"
+#include "tools/rzrun/flags/starters.h"
 #include "tools/rzrun/ranks/output.h"
 #include "tools/rzrun/ranks/rank_group.h"
 

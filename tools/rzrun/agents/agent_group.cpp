@@ -10,7 +10,7 @@
 #include "comm/core/error.h"
 #include "tools/rzrun/agents/connector.h"
 #include "tools/rzrun/agents/wire.h"
-#include "tools/rzrun/flags/launchers.h"
+#include "tools/rzrun/flags/starters.h"
 #include "tools/rzrun/hosts/hosts.h"
 #include "tools/rzrun/ranks/processes.h"
 
@@ -35,7 +35,7 @@ AgentGroup::AgentGroup(const Hosts& hosts, Console& out, Console& err)
 
 void AgentGroup::start_agent(int node, int first_rank) {
   const hosts::Host& host = job_hosts_.nodes[static_cast<std::size_t>(node)];
-  const auto words = agent_command(job_hosts_.launcher, host.name);
+  const auto words = agent_command(job_hosts_.starter, host.name);
   Connector c = start_connector(words);
   agents_.push_back({.host = host.name,
                      .connector = hosts::is_this_host(host.name) ? "its agent" : words.front(),
@@ -51,8 +51,8 @@ void AgentGroup::start_agent(int node, int first_rank) {
   agents_.back().errors.set_console(&agents_.back().error_lines);
 }
 
-AgentGroup::Agent& AgentGroup::adopt(FrameStream stream, const std::string& address,
-                                     std::chrono::seconds time_to_begin) {
+AgentGroup::HostLink& AgentGroup::add(FrameStream stream, const std::string& address,
+                                      std::chrono::seconds time_to_begin) {
   agents_.push_back({.host = address,
                      .connector = "its rzrun",
                      .stream = std::move(stream),
@@ -62,14 +62,14 @@ AgentGroup::Agent& AgentGroup::adopt(FrameStream stream, const std::string& addr
 }
 
 AgentGroup::~AgentGroup() {
-  for (Agent& a : agents_) a.stream.close();
-  std::erase_if(agents_, [](const Agent& a) { return a.pid < 0; });
+  for (HostLink& a : agents_) a.stream.close();
+  std::erase_if(agents_, [](const HostLink& a) { return a.pid < 0; });
   for (const auto end = Deadline::after(time_to_end); !end.expired();) {
-    std::erase_if(agents_, [](const Agent& a) { return ::waitpid(a.pid, nullptr, WNOHANG) != 0; });
+    std::erase_if(agents_, [](const HostLink& a) { return ::waitpid(a.pid, nullptr, WNOHANG) != 0; });
     if (agents_.empty()) return;
     ::usleep(5000);
   }
-  for (Agent& a : agents_) {
+  for (HostLink& a : agents_) {
     ::kill(-a.pid, SIGKILL);
     ::waitpid(a.pid, nullptr, 0);
   }
@@ -78,7 +78,7 @@ AgentGroup::~AgentGroup() {
 void AgentGroup::start(const Job& job, const std::function<bool()>&) {
   job_ = job;
   job_.output.prefix = true;  // whole lines, as each host sends them
-  for (Agent& a : agents_) require(a.lost.empty(), Errc::peer_lost, "host ", a.host, " is gone: ", a.lost);
+  for (HostLink& a : agents_) require(a.lost.empty(), Errc::peer_lost, "host ", a.host, " is gone: ", a.lost);
   is_pending_ = true;
   is_killed_ = false;
   send_jobs();
@@ -86,12 +86,12 @@ void AgentGroup::start(const Job& job, const std::function<bool()>&) {
 
 /// Agents begin only once nothing can fail any more: one that has got no job never reports its end.
 void AgentGroup::send_jobs() {
-  if (!is_pending_ || !std::ranges::all_of(agents_, &Agent::is_ready) || !all_have_come()) return;
+  if (!is_pending_ || !std::ranges::all_of(agents_, &HostLink::is_ready) || !all_have_joined()) return;
   job_.nodes = static_cast<int>(agents_.size());
   job_.master_addr = job_hosts_.master_addr;
   if (job_.master_addr.empty()) {
     std::vector<std::vector<std::string>> addresses;
-    for (const Agent& a : agents_) addresses.push_back(a.addresses);
+    for (const HostLink& a : agents_) addresses.push_back(a.addresses);
     job_.master_addr = hosts::master_address(addresses);
   }
   if (job_.master_addr.empty()) {
@@ -99,7 +99,7 @@ void AgentGroup::send_jobs() {
                           " has no address but loopback that other hosts could use; set --master-addr")};
     return signal_all(SIGTERM);
   }
-  const Agent& first = agents_.front();
+  const HostLink& first = agents_.front();
   job_.master_port = job_hosts_.master_port ? job_hosts_.master_port : first.free_port;
   if (!job_.master_port) {
     failure_ = {2, concat("host ", first.host, ": ", first.why_no_port)};
@@ -107,12 +107,12 @@ void AgentGroup::send_jobs() {
   }
   // srun has exported them, beside those which Slurm sets on each host.
   const Variables variables =
-      job_hosts_.launcher.kind == Launcher::Kind::slurm ? Variables() : forwarded_environment();
+      job_hosts_.starter.kind == Starter::Kind::slurm ? Variables() : forwarded_environment();
   is_pending_ = false;
-  for (Agent& a : agents_) send_job(a, variables);
+  for (HostLink& a : agents_) send_job(a, variables);
 }
 
-void AgentGroup::send_job(Agent& a, const Variables& variables) {
+void AgentGroup::send_job(HostLink& a, const Variables& variables) {
   Job job = job_;
   job.host = a.host;
   job.slots = a.slots;
@@ -127,7 +127,7 @@ void AgentGroup::send_job(Agent& a, const Variables& variables) {
 }
 
 void AgentGroup::append_descriptors(std::vector<pollfd>& wait) const {
-  for (const Agent& a : agents_) {
+  for (const HostLink& a : agents_) {
     a.stream.append_descriptors(wait);
     wait.push_back({a.errors.fd(), POLLIN, 0});
     wait.push_back({a.lost.empty() && !a.lost_at ? a.pidfd.get() : -1, POLLIN, 0});
@@ -138,7 +138,7 @@ std::vector<RankEnd> AgentGroup::reap() {
   own_stop_.look();
   const bool beat = next_beat_.expired();
   if (beat) next_beat_ = Deadline::after(Silence::beat_time);
-  for (Agent& a : agents_) {
+  for (HostLink& a : agents_) {
     if (!a.lost.empty()) continue;
     receive(a);
     if (beat) a.stream.send(Frame::Kind::beat);
@@ -150,7 +150,7 @@ std::vector<RankEnd> AgentGroup::reap() {
   return std::exchange(ends_, {});
 }
 
-void AgentGroup::receive(Agent& a) {
+void AgentGroup::receive(HostLink& a) {
   a.errors.pump();
   a.stream.receive();
   try {
@@ -163,7 +163,7 @@ void AgentGroup::receive(Agent& a) {
 }
 
 /// Whole lines of what the connecting process and a shell on the host have printed.
-void AgentGroup::collect_lines(Agent& a) {
+void AgentGroup::collect_lines(HostLink& a) {
   if (a.is_ready || !a.lost.empty()) a.banner += a.banner.empty() ? "" : "\n";
   for (auto end = a.banner.find('\n'); end != std::string::npos; end = a.banner.find('\n')) {
     if (end > 0) messages_.push_back(concat("host ", a.host, ": ", a.banner.substr(0, end)));
@@ -174,7 +174,7 @@ void AgentGroup::collect_lines(Agent& a) {
     if (!line.empty()) messages_.push_back(line);
 }
 
-void AgentGroup::handle(Agent& a, const Frame& frame) {
+void AgentGroup::handle(HostLink& a, const Frame& frame) {
   a.silence.end();
   WireReader reader(frame.payload);
   std::int64_t number = 0;
@@ -183,7 +183,7 @@ void AgentGroup::handle(Agent& a, const Frame& frame) {
     case Frame::Kind::hello:
       reader(a.addresses, text, a.free_port, a.why_no_port);
       require(!a.is_ready, Errc::io, "an agent that begins twice");
-      greet(a, text);
+      take_place(a, text);
       a.is_ready = true;
       break;
     case Frame::Kind::output:
@@ -217,7 +217,7 @@ void AgentGroup::handle(Agent& a, const Frame& frame) {
       a.is_idle = true;
       break;
     case Frame::Kind::join:
-      Joining::fields(reader, a.joining);
+      JoinRequest::fields(reader, a.request);
       join(a);
       break;
     case Frame::Kind::stop:
@@ -235,12 +235,12 @@ void AgentGroup::handle(Agent& a, const Frame& frame) {
   }
 }
 
-void AgentGroup::stop(Agent& a, int signal) {
+void AgentGroup::stop(HostLink& a, int signal) {
   if (signal != SIGCONT) stop_ = {signal, " on host " + a.host};
 }
 
 /// Finds that a host is lost.
-void AgentGroup::watch(Agent& a) {
+void AgentGroup::watch(HostLink& a) {
   if (!a.lost.empty()) return;
   if (a.is_stopping && a.stream.ended()) {
     a.running.clear();
@@ -258,7 +258,7 @@ void AgentGroup::watch(Agent& a) {
     lose(a, concat("no agent of rzrun within ", time_to_start.count(), " s"));
 }
 
-std::string AgentGroup::why_ended(Agent& a) {
+std::string AgentGroup::why_ended(HostLink& a) {
   if (const char* name = a.leaves_by ? sigabbrev_np(a.leaves_by) : nullptr) return concat("SIG", name);
   if (a.pid < 0) return a.stream.why_ended();
   int status = 0;
@@ -267,7 +267,7 @@ std::string AgentGroup::why_ended(Agent& a) {
   return a.is_ready ? text : concat(text, " before an agent of rzrun began");
 }
 
-void AgentGroup::lose(Agent& a, const std::string& why) {
+void AgentGroup::lose(HostLink& a, const std::string& why) {
   a.lost = why;
   a.stream.close();
   if (a.pid > 0) ::kill(-a.pid, SIGKILL);
@@ -291,7 +291,7 @@ void AgentGroup::lose(Agent& a, const std::string& why) {
 }
 
 void AgentGroup::forward_output() {
-  for (Agent& a : agents_) {
+  for (HostLink& a : agents_) {
     if (a.not_accepted == 0 || stdout_.full() || stderr_.full()) continue;
     a.stream.send(Frame::Kind::accepted, with_number(static_cast<int>(std::exchange(a.not_accepted, 0))));
     for (const auto& [console, number] : {std::pair(&stdout_, 1), std::pair(&stderr_, 2)})
@@ -300,35 +300,35 @@ void AgentGroup::forward_output() {
 }
 
 std::string AgentGroup::why_no_restart() const {
-  const auto lost = std::ranges::find_if(agents_, [](const Agent& a) { return !a.lost.empty(); });
+  const auto lost = std::ranges::find_if(agents_, [](const HostLink& a) { return !a.lost.empty(); });
   return lost == agents_.end() ? "" : "a host is gone";
 }
 
 int AgentGroup::size() const {
   int sum = 0;
-  for (const Agent& a : agents_) sum += a.local_ranks;
+  for (const HostLink& a : agents_) sum += a.local_ranks;
   return sum;
 }
 
 std::vector<int> AgentGroup::running() const {
   std::vector<int> all;
-  for (const Agent& a : agents_) all.insert(all.end(), a.running.begin(), a.running.end());
+  for (const HostLink& a : agents_) all.insert(all.end(), a.running.begin(), a.running.end());
   return all;
 }
 
 bool AgentGroup::any_process_alive() const {
-  return is_pending_ || !ends_.empty() || !std::ranges::all_of(agents_, &Agent::is_idle);
+  return is_pending_ || !ends_.empty() || !std::ranges::all_of(agents_, &HostLink::is_idle);
 }
 
 std::size_t AgentGroup::leftovers() const {
   std::size_t sum = 0;
-  for (const Agent& a : agents_) sum += a.left;
+  for (const HostLink& a : agents_) sum += a.left;
   return sum;
 }
 
 void AgentGroup::signal_all(int signal) {
   if (signal == SIGKILL && std::exchange(is_killed_, true)) return;  // agents repeat it
-  for (Agent& a : agents_) {
+  for (HostLink& a : agents_) {
     if (is_pending_) {
       a.running.clear();
       a.is_idle = true;
@@ -341,7 +341,7 @@ void AgentGroup::signal_all(int signal) {
 }
 
 void AgentGroup::suspend() {
-  for (Agent& a : agents_) {
+  for (HostLink& a : agents_) {
     a.stream.send(Frame::Kind::suspended);
     a.stream.flush();
   }
@@ -350,7 +350,7 @@ void AgentGroup::suspend() {
 }
 
 bool AgentGroup::signal_handlers(int signal) {
-  for (Agent& a : agents_)
+  for (HostLink& a : agents_)
     if (!a.is_idle && !is_pending_) a.stream.send(Frame::Kind::handlers, with_number(signal));
   return true;  // an agent whose ranks have no handler reports that
 }

@@ -6,7 +6,7 @@
 
 #include "comm/core/deadline.h"
 #include "tools/rzrun/agents/frames.h"
-#include "tools/rzrun/agents/joining.h"
+#include "tools/rzrun/agents/join_request.h"
 #include "tools/rzrun/ranks/output.h"
 #include "tools/rzrun/ranks/ranks.h"
 
@@ -39,7 +39,7 @@ class AgentGroup : public Ranks {
 
  protected:
   /// One host, its agent, and the process that connects to it.
-  struct Agent {
+  struct HostLink {
     std::string host, connector;  ///< connector: "ssh", for messages
     int node = 0, first_rank = 0, local_ranks = 0;
     std::vector<int> slots{};  ///< that a filter chose
@@ -53,7 +53,7 @@ class AgentGroup : public Ranks {
     Deadline ready_by;
     std::optional<Deadline> lost_at{};  ///< its connection has ended, the reason is awaited
     bool is_ready = false, is_idle = true;
-    bool is_warned = false;    ///< its launcher has begun to end it
+    bool is_warned = false;    ///< its starter has begun to end it
     bool is_stopping = false;  ///< by a signal of others it ends its ranks, which have not failed
     int leaves_by = 0;         ///< a signal, by which it leaves the job to others
     std::string lost{};        ///< not empty: why
@@ -62,29 +62,29 @@ class AgentGroup : public Ranks {
     std::vector<std::string> addresses{};
     int free_port = 0;
     std::string why_no_port{};  ///< if there is none
-    Joining joining{};
+    JoinRequest request{};
   };
 
   /// No agents yet.
   AgentGroup(const Hosts& hosts, Console& out, Console& err, std::nullptr_t)
       : job_hosts_(hosts), stdout_(out), stderr_(err) {}
   /// An agent that has connected; it must begin to send frames within this time.
-  Agent& adopt(FrameStream, const std::string& address, std::chrono::seconds time_to_begin);
+  HostLink& add(FrameStream, const std::string& address, std::chrono::seconds time_to_begin);
   /// An agent has sent its frame `join`.
-  virtual void join(Agent&) {}
+  virtual void join(HostLink&) {}
   /// An agent has sent its frame `hello`, with its place (frames.h).
-  virtual void greet(Agent&, const std::string& place) { static_cast<void>(place); }
+  virtual void take_place(HostLink&, const std::string& place) { static_cast<void>(place); }
   /// An agent has got a signal to end, or SIGCONT, after which mpirun sends one.
-  virtual void stop(Agent&, int signal);
+  virtual void stop(HostLink&, int signal);
   /// True once no further agent is to come; agents_ are then in the order of the hosts.
-  virtual bool all_have_come() { return true; }
-  void lose(Agent&, const std::string& why);
+  virtual bool all_have_joined() { return true; }
+  void lose(HostLink&, const std::string& why);
   /// From then on the ranks of this agent run, until it reports that they have ended.
-  void send_job(Agent&, const Variables&);
+  void send_job(HostLink&, const Variables&);
 
   const Hosts& job_hosts_;
   Console &stdout_, &stderr_;
-  std::list<Agent> agents_;
+  std::list<HostLink> agents_;
   Job job_;
   std::optional<StartFailure> failure_;
   std::vector<std::string> messages_;
@@ -93,11 +93,11 @@ class AgentGroup : public Ranks {
  private:
   void start_agent(int node, int first_rank);
   void send_jobs();
-  void receive(Agent&);
-  void collect_lines(Agent&);
-  void handle(Agent&, const Frame&);
-  void watch(Agent&);
-  std::string why_ended(Agent&);
+  void receive(HostLink&);
+  void collect_lines(HostLink&);
+  void handle(HostLink&, const Frame&);
+  void watch(HostLink&);
+  std::string why_ended(HostLink&);
 
   bool is_pending_ = false;  // the job waits for agents
   bool is_killed_ = false;

@@ -8,7 +8,7 @@
 
 #include "comm/os/fd.h"
 #include "tools/rzrun/agents/frames.h"
-#include "tools/rzrun/flags/options.h"
+#include "tools/rzrun/flags/job.h"
 
 namespace rz::rzrun {
 

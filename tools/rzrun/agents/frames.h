@@ -23,7 +23,7 @@ struct Frame {
     end,            ///< the job has ended: exit status, and a line
     // From the agent.
     hello,          ///< addresses of the host; its place: mpirun's rank, srun's node, or empty; as idle
-    join,           ///< instead of hello: a host at which the user has started rzrun (joining.h)
+    join,           ///< instead of hello: a host at which the user has started rzrun (join_request.h)
     output,         ///< whole lines of one stream
     exit,           ///< a rank has ended
     start_failure,  ///< the ranks cannot be started

@@ -80,7 +80,7 @@ std::string describe_node(const Hosts& o) {
   return concat(text, "\nthis host: ", ranks_of(o, is_first), "\n");
 }
 
-Joining joining_of(const JobSpec& job) {
+JoinRequest join_request_of(const JobSpec& job) {
   const Rendezvous& r = *job.hosts.rendezvous;
   return {hosts::own_name(),   r.node_rank,      job.hosts.ranks, r.min_nodes, r.max_nodes, r.id,
           job.program.command, job.max_restarts, job.program.role};
@@ -106,7 +106,7 @@ std::vector<UniqueFd> listen_as_node0(const Rendezvous& r) {
 JoinedGroup::JoinedGroup(const JobSpec& spec, std::vector<UniqueFd> listeners, Console& out, Console& err)
     : AgentGroup(spec.hosts, out, err, nullptr),
       rendezvous_(*spec.hosts.rendezvous),
-      own_(joining_of(spec)),
+      own_(join_request_of(spec)),
       local_(out, err),
       listener_(std::move(listeners), process_access()),
       last_call_(rendezvous_),
@@ -116,31 +116,31 @@ JoinedGroup::JoinedGroup(const JobSpec& spec, std::vector<UniqueFd> listeners, C
 // ---- hosts
 
 /// Node 0, and the others in the order of their arrival.
-std::vector<Joining> JoinedGroup::present() const {
-  std::vector<Joining> all{own_};
+std::vector<JoinRequest> JoinedGroup::present() const {
+  std::vector<JoinRequest> all{own_};
   all.front().node_rank = 0;
-  for (const Agent& a : agents_)
-    if (a.is_ready && a.lost.empty()) all.push_back(a.joining);
+  for (const HostLink& a : agents_)
+    if (a.is_ready && a.lost.empty()) all.push_back(a.request);
   return all;
 }
 
-void JoinedGroup::join(Agent& a) {
-  require(!a.is_ready && a.joining.local_ranks >= 1 && a.joining.local_ranks <= hosts::max_slots, Errc::io,
-          "a host with ", a.joining.local_ranks, " ranks, or one that joins twice");
-  a.host = a.joining.host;
-  a.local_ranks = a.joining.local_ranks;
-  if (const std::string why = difference(own_, a.joining); !why.empty()) {
-    return is_joining_ ? fail_all(a, why) : refuse(a, 2, why);
+void JoinedGroup::join(HostLink& a) {
+  require(!a.is_ready && a.request.local_ranks >= 1 && a.request.local_ranks <= hosts::max_slots, Errc::io,
+          "a host with ", a.request.local_ranks, " ranks, or one that joins twice");
+  a.host = a.request.host;
+  a.local_ranks = a.request.local_ranks;
+  if (const std::string why = difference(own_, a.request); !why.empty()) {
+    return is_waiting_ ? fail_all(a, why) : refuse(a, 2, why);
   }
-  if (const std::string why = refusal(present(), a.joining); !why.empty()) {
+  if (const std::string why = refusal(present(), a.request); !why.empty()) {
     const bool has_places = static_cast<int>(present().size()) < rendezvous_.max_nodes;
-    return is_joining_ && has_places ? fail_all(a, why) : refuse(a, 1, why);
+    return is_waiting_ && has_places ? fail_all(a, why) : refuse(a, 1, why);
   }
-  if (!is_joining_ && job_.restarts >= job_.max_restarts)
+  if (!is_waiting_ && job_.restarts >= job_.max_restarts)
     return refuse(a, 1,
                   concat("the job runs already, and has no restart left at which ", a.host, " could join"));
   a.is_ready = true;
-  if (is_joining_) return;
+  if (is_waiting_) return;
   const std::string line =
       concat("host ", a.host, " has come while the job runs; it takes part after the next restart");
   messages_.push_back(line);
@@ -148,13 +148,13 @@ void JoinedGroup::join(Agent& a) {
 }
 
 /// Hosts that cannot form a job: all of them end.
-void JoinedGroup::fail_all(Agent& a, const std::string& why) {
+void JoinedGroup::fail_all(HostLink& a, const std::string& why) {
   a.is_ready = true;
   failure_ = {2, why};
 }
 
 /// This host alone ends.
-void JoinedGroup::refuse(Agent& a, int status, const std::string& line) {
+void JoinedGroup::refuse(HostLink& a, int status, const std::string& line) {
   messages_.push_back(concat("host ", a.host, " is refused: ", line));
   WireWriter writer;
   writer(status, line);
@@ -165,7 +165,7 @@ void JoinedGroup::refuse(Agent& a, int status, const std::string& line) {
 /// Hosts that have gone and have no part in the job.
 void JoinedGroup::drop_lost() {
   for (auto a = agents_.begin(); a != agents_.end();) {
-    const bool takes_part = is_started_ && !is_joining_ && a->node > 0;
+    const bool takes_part = is_started_ && !is_waiting_ && a->node > 0;
     if (a->lost.empty() || takes_part) {
       ++a;
       continue;
@@ -187,9 +187,9 @@ std::string JoinedGroup::why_no_restart() const {
 void JoinedGroup::start(const Job& job, const std::function<bool()>&) {
   const bool is_first = !is_started_;
   job_ = job;
-  is_joining_ = true;
+  is_waiting_ = true;
   if (is_first) return;
-  std::erase_if(agents_, [](const Agent& a) { return !a.lost.empty(); });
+  std::erase_if(agents_, [](const HostLink& a) { return !a.lost.empty(); });
   if (const std::string why = why_no_restart(); !why.empty()) {
     failure_ = {255, "no restart: " + why};
     return;
@@ -205,7 +205,7 @@ void JoinedGroup::wait_for_hosts() {
   const bool is_news = listener_.strangers().has_member() && !std::exchange(has_warned_, true);
   if (!is_over && !is_news && !explain_at_.expired()) return;
   std::string names;
-  for (const Joining& h : all) names += concat(names.empty() ? "" : ", ", h.host);
+  for (const JoinRequest& h : all) names += concat(names.empty() ? "" : ", ", h.host);
   const std::string what = static_cast<int>(all.size()) >= rendezvous_.min_nodes
                                ? concat("; the job starts when ", rendezvous_.max_nodes, " have come, or ",
                                         seconds(rendezvous_.last_call), " after host ", rendezvous_.min_nodes)
@@ -229,9 +229,9 @@ void JoinedGroup::wait_for_hosts() {
 /// one.
 void JoinedGroup::choose_numbers() {
   const auto numbers = node_numbers(present());
-  std::vector<std::pair<int, Agent*>> in_order;
+  std::vector<std::pair<int, HostLink*>> in_order;
   std::size_t i = 1;
-  for (Agent& a : agents_) {
+  for (HostLink& a : agents_) {
     a.node = 0;
     if (a.is_ready && a.lost.empty()) in_order.emplace_back(numbers[i++], &a);
   }
@@ -249,14 +249,14 @@ void JoinedGroup::choose_numbers() {
 void JoinedGroup::start_ranks() {
   choose_numbers();
   is_started_ = true;
-  is_joining_ = false;
+  is_waiting_ = false;
   job_.master_addr = place_of_node0(rendezvous_).host;
   if (net::is_unspecified(job_.master_addr)) job_.master_addr = reached_at_;
   try {
     // Without --rdzv-endpoint --master-port is where node 0 listens.
     const int given = job_hosts_.master_port;
     job_.master_port = given && given != rendezvous_.port ? given : free_port();
-    for (Agent& a : agents_)
+    for (HostLink& a : agents_)
       if (a.node > 0) send_job(a, {});
     Job own = job_;
     own.host = own_.host;
@@ -270,14 +270,14 @@ void JoinedGroup::start_ranks() {
 // ---- what Ranks has
 
 std::vector<RankEnd> JoinedGroup::reap() {
-  const double rate = is_joining_ ? net::AcceptRate::while_starting : net::AcceptRate::while_running;
+  const double rate = is_waiting_ ? net::AcceptRate::while_starting : net::AcceptRate::while_running;
   for (auto& c : listener_.advance(rate)) {
     if (reached_at_.empty() || net::names_loopback(reached_at_)) reached_at_ = c.reached_at;
-    adopt(std::move(c.stream), c.address, AgentListener::time_to_prove);
+    add(std::move(c.stream), c.address, AgentListener::time_to_prove);
   }
   auto ends = AgentGroup::reap();
   drop_lost();
-  if (is_joining_) wait_for_hosts();
+  if (is_waiting_) wait_for_hosts();
   for (RankEnd& end : local_.reap()) {
     end.host = own_.host;
     ends.push_back(end);
@@ -288,13 +288,13 @@ std::vector<RankEnd> JoinedGroup::reap() {
 void JoinedGroup::end(int status, const std::string& line) {
   WireWriter writer;
   writer(status, line);
-  for (Agent& a : agents_)
+  for (HostLink& a : agents_)
     if (std::ranges::count(refused_, &a) == 0) a.stream.send(Frame::Kind::end, writer.bytes);
   // Until they have closed their connections: to close this end first might take the last frame from them.
   for (const auto until = Deadline::after(time_to_leave); !until.expired();) {
     std::vector<pollfd> wait;
     bool any = false;
-    for (Agent& a : agents_) {
+    for (HostLink& a : agents_) {
       a.stream.flush();
       a.stream.receive();
       a.stream.append_descriptors(wait);
@@ -331,11 +331,11 @@ std::vector<int> JoinedGroup::running() const {
 }
 
 bool JoinedGroup::any_process_alive() const {
-  return is_joining_ || local_.any_process_alive() || AgentGroup::any_process_alive();
+  return is_waiting_ || local_.any_process_alive() || AgentGroup::any_process_alive();
 }
 
 void JoinedGroup::signal_all(int signal) {
-  is_joining_ = false;
+  is_waiting_ = false;
   if (!is_started_) return;
   local_.signal_all(signal);
   AgentGroup::signal_all(signal);

@@ -8,7 +8,7 @@
 namespace rz::rzrun {
 
 /// What this host sends, or compares with what others send.
-Joining joining_of(const JobSpec&);
+JoinRequest join_request_of(const JobSpec&);
 
 /// The listeners of node 0, if this host is node 0; nothing if it is to join. It is if its --node-rank is 0,
 /// or has none and the endpoint is an address of this host whose port is free. Errors name address and flag.
@@ -43,25 +43,25 @@ class JoinedGroup : public AgentGroup {
   bool signal_handlers(int signal) override;
 
  private:
-  void join(Agent&) override;
-  void fail_all(Agent&, const std::string& why);
-  void refuse(Agent&, int status, const std::string& line);
-  std::vector<Joining> present() const;
+  void join(HostLink&) override;
+  void fail_all(HostLink&, const std::string& why);
+  void refuse(HostLink&, int status, const std::string& line);
+  std::vector<JoinRequest> present() const;
   void drop_lost();
   void wait_for_hosts();
   void start_ranks();
   void choose_numbers();
 
   const Rendezvous& rendezvous_;
-  const Joining own_;
+  const JoinRequest own_;
   RankGroup local_;
   AgentListener listener_;
   LastCall last_call_;
-  bool is_joining_ = false;  // the job waits for hosts
+  bool is_waiting_ = false;  // the job waits for hosts
   bool is_started_ = false;  // its ranks have been started once
   bool has_warned_ = false;  // of a host that is refused
   Deadline join_until_, explain_at_;
-  std::vector<const Agent*> refused_;
+  std::vector<const HostLink*> refused_;
   std::string reached_at_;    // the address of this host that another one has connected to
   std::string last_message_;  // of the end of the ranks
 };

@@ -158,7 +158,7 @@ std::string place_among_hosts() {
 
 /// Ranks are not those of mpirun or srun: a library of MPI in one must not take it for this agent. Nor do
 /// they get the secret of the agents.
-void remove_variables_of_launcher() {
+void remove_variables_of_starter() {
   const bool is_of_mpirun = std::getenv("OMPI_COMM_WORLD_RANK");
   std::vector<std::string> names{"RZ_AGENT", "RZ_SECRET", "RZ_SECRET_FD", "RZ_FLIGHT_FD"};
   for (char** v = environ; *v; ++v) {
@@ -178,7 +178,7 @@ int run_agent() {
   }
   FrameStream stream = connect_to_named();
   const std::string place = place_among_hosts();
-  remove_variables_of_launcher();
+  remove_variables_of_starter();
   StartedAgent(std::move(stream), place).run();
   return 0;
 }

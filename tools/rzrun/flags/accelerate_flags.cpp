@@ -48,7 +48,7 @@ void add_accelerate_flags(CommandLine& line, AccelerateFlags& f) {
   }
 }
 
-accelerate::Launch read_accelerate(const Flags& flags) {
+accelerate::Translation read_accelerate(const Flags& flags) {
   const AccelerateFlags& f = flags.accelerate;
   accelerate::Values values;
   bool any = flags.is_typed("--config_file");
@@ -59,7 +59,7 @@ accelerate::Launch read_accelerate(const Flags& flags) {
     values.set_flag(key, key.flag == FlagKind::toggle ? "true" : f.values[i]);
     any = true;
   }
-  return any ? launch_of(values, typed_of(flags)) : accelerate::Launch();
+  return any ? translate(values, typed_of(flags)) : accelerate::Translation();
 }
 
 }  // namespace rz::rzrun

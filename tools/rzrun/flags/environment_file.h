@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tools/rzrun/flags/options.h"
+#include "tools/rzrun/flags/job.h"
 
 namespace rz::rzrun {
 

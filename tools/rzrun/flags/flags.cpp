@@ -253,7 +253,7 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   Flags flags;
   parsed.help = flags.parse(argc, argv);
   if (!parsed.help.empty()) return parsed;
-  const accelerate::Launch file = read_accelerate(flags);
+  const accelerate::Translation file = read_accelerate(flags);
   o.dry_run = flags.dry_run;
   o.remarks = {file.notes, file.plan};
   o.job = job_of(Given(flags, file), o.remarks);

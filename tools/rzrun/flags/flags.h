@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "tools/command_line/command_line.h"
-#include "tools/rzrun/accelerate/launch_file.h"
-#include "tools/rzrun/flags/options.h"
+#include "tools/rzrun/accelerate/translation.h"
+#include "tools/rzrun/flags/job.h"
 
 namespace rz::rzrun {
 
@@ -108,7 +108,7 @@ std::string variable_of(std::string_view flag);
 // ---- Flags → Given
 
 /// What Accelerate's file and its flags give, for flags that were not typed.
-accelerate::Launch read_accelerate(const Flags&);
+accelerate::Translation read_accelerate(const Flags&);
 
 /// The value of each flag: as typed, else as in Accelerate's file, else of torchrun's variable (PET_NNODES
 /// for
@@ -117,7 +117,7 @@ class Given {
  public:
   using Setting = accelerate::Setting;
 
-  Given(const Flags& f, const accelerate::Launch& l) : flags(f), file(l) {}
+  Given(const Flags& f, const accelerate::Translation& l) : flags(f), file(l) {}
   /// Of a flag that torchrun has. `typed`: its value if it was.
   Setting setting(const std::string& flag, const std::string& typed) const;
   /// The same of a flag without a value: whether it is typed, or its variable is true.
@@ -126,7 +126,7 @@ class Given {
   std::string text(const std::string& flag, const std::string& typed) const;
 
   const Flags& flags;
-  const accelerate::Launch& file;
+  const accelerate::Translation& file;
 };
 
 // ---- Given → Hosts

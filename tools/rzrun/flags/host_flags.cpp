@@ -7,7 +7,7 @@
 #include "comm/device/cuda_runtime.h"
 #include "comm/topology.h"
 #include "tools/rzrun/flags/flags.h"
-#include "tools/rzrun/flags/launchers.h"
+#include "tools/rzrun/flags/starters.h"
 
 namespace rz::rzrun {
 namespace {
@@ -24,16 +24,16 @@ Host of_all_slots(const std::string& name) {
 struct Choice {
   const Flags& typed;
   const HostFlags flags;
-  const Launcher launcher;
+  const Starter starter;
   const Node node;
 
   /// Without a hostfile mpirun and srun have the hosts of Slurm's allocation.
   bool has_allocation() const {
-    return launcher.kind != Launcher::Kind::ssh && std::getenv("SLURM_JOB_ID") &&
+    return starter.kind != Starter::Kind::ssh && std::getenv("SLURM_JOB_ID") &&
            std::getenv("SLURM_JOB_NODELIST");
   }
   bool has_file() const { return !flags.hostfile.empty() || has_allocation(); }
-  bool is_slurm() const { return launcher.kind == Launcher::Kind::slurm; }
+  bool is_slurm() const { return starter.kind == Starter::Kind::slurm; }
 };
 
 HostFlags flags_of(const Given& given) {
@@ -99,14 +99,14 @@ void check(const Choice& c) {
   if (c.has_file()) return;
   require(!c.is_slurm(), Errc::config,
           "--launcher slurm: SLURM_JOB_NODELIST is missing, which names the nodes of the allocation");
-  require(c.launcher.kind == Launcher::Kind::ssh, Errc::config, "--launcher openmpi needs --hostfile FILE");
+  require(c.starter.kind == Starter::Kind::ssh, Errc::config, "--launcher openmpi needs --hostfile FILE");
   require(!is_typed("--exclude"), Errc::config, "--exclude needs --hostfile FILE; there is no ",
           f.default_file);
   require(f.num_nodes <= 1, Errc::config, "--num_nodes ", f.num_nodes, " needs --hostfile FILE; there is no ",
           f.default_file);
-  for (const auto& [is_set, name] : {std::pair(!c.launcher.rsh.empty(), "--rsh"),
-                                     {c.launcher.ssh_port != 0, "--ssh_port"},
-                                     {!c.launcher.words.empty(), "--launcher_args"}})
+  for (const auto& [is_set, name] : {std::pair(!c.starter.rsh.empty(), "--rsh"),
+                                     {c.starter.ssh_port != 0, "--ssh_port"},
+                                     {!c.starter.words.empty(), "--launcher_args"}})
     require(!is_set, Errc::config, name, " needs --hostfile FILE: one host needs no connection");
 }
 
@@ -194,8 +194,8 @@ int count_devices(Remarks& remarks) {
 std::string describe_devices(const Hosts& hosts, const Host& h) {
   if (!hosts.devices.empty()) return "; CUDA_VISIBLE_DEVICES=" + hosts.devices;
   if (!h.filtered) return "";
-  return concat(hosts.launcher.kind == Launcher::Kind::slurm ? "; of the devices that Slurm gives it numbers "
-                                                             : "; CUDA_VISIBLE_DEVICES=",
+  return concat(hosts.starter.kind == Starter::Kind::slurm ? "; of the devices that Slurm gives it numbers "
+                                                           : "; CUDA_VISIBLE_DEVICES=",
                 devices_of_slots(h.slots, {}));
 }
 
@@ -203,8 +203,8 @@ std::string describe_devices(const Hosts& hosts, const Host& h) {
 std::string describe_host(const Hosts& hosts, const Host& h, int first, std::size_t count) {
   std::string text =
       concat(h.name, ": ", ranks_text(first, static_cast<int>(count)), describe_devices(hosts, h));
-  if (!hosts.nodes.empty() && hosts.launcher.kind == Launcher::Kind::ssh)
-    text += concat("; agent: ", join(agent_command(hosts.launcher, h.name)));
+  if (!hosts.nodes.empty() && hosts.starter.kind == Starter::Kind::ssh)
+    text += concat("; agent: ", join(agent_command(hosts.starter, h.name)));
   return text + "\n";
 }
 
@@ -258,20 +258,20 @@ void add_host_flags(CommandLine& line, HostFlags& f, bool& dry_run) {
 
 Hosts choose_hosts(const Given& given, Remarks& remarks) {
   const HostFlags typed = flags_of(given);
-  const Launcher launcher = choose_launcher(typed, remarks);
+  const Starter starter = choose_starter(typed, remarks);
   const Node node = choose_node(given, remarks);
   const auto address = given.setting("--master-addr", typed.master_addr),
              port = given.setting("--master-port", concat(typed.master_port));
   Hosts h{.ranks = given.flags.is_typed("-n") ? given.flags.ranks : node.ranks,
           .rendezvous = node.rendezvous,
-          .launcher = launcher,
+          .starter = starter,
           .master_addr = address.is_set() ? address.value : node.master_addr,
           .master_port = port.is_set() ? number_of(port, 1, 65535) : 0};
-  require(!h.rendezvous || launcher.kind == Launcher::Kind::ssh, Errc::config,
+  require(!h.rendezvous || starter.kind == Starter::Kind::ssh, Errc::config,
           "--launcher and --nnodes exclude each other: with --nnodes the user starts rzrun on each host");
   if (!h.rendezvous) {
-    const Choice as_given{given.flags, typed, launcher, node};
-    take_nodes({given.flags, with_default_file(as_given, remarks), launcher, node}, h, remarks);
+    const Choice as_given{given.flags, typed, starter, node};
+    take_nodes({given.flags, with_default_file(as_given, remarks), starter, node}, h, remarks);
   }
   const auto& devices = given.file.devices;
   require(devices.empty() || h.nodes.empty(), Errc::config,
@@ -295,8 +295,8 @@ std::string describe_plan(const JobSpec& job, const std::vector<std::string>& pl
     first += static_cast<int>(h.slots.size());
   }
   text += describe_variables(job);
-  if (!hosts.nodes.empty() && hosts.launcher.kind != Launcher::Kind::ssh)
-    text += concat("agents: ", join(launcher_command(hosts, job.grace)), "\n");
+  if (!hosts.nodes.empty() && hosts.starter.kind != Starter::Kind::ssh)
+    text += concat("agents: ", join(starter_command(hosts, job.grace)), "\n");
   for (const std::string& line : plan) text += line + "\n";
   return text;
 }

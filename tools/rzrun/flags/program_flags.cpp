@@ -8,7 +8,7 @@
 #include "comm/core/error.h"
 #include "tools/rzrun/flags/environment_file.h"
 #include "tools/rzrun/flags/flags.h"
-#include "tools/rzrun/flags/launchers.h"
+#include "tools/rzrun/flags/starters.h"
 
 namespace rz::rzrun {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "comm/net/authentication.h"
-#include "tools/rzrun/flags/options.h"
+#include "tools/rzrun/flags/job.h"
 #include "tools/rzrun/ranks/output.h"
 
 namespace rz::rzrun {

@@ -11,13 +11,13 @@ namespace rz::rzrun {
 /// which there is no route ("target node: n1") are not to blame.
 bool blames(std::string_view line, const std::string& host);
 
-/// Starts the launcher once, and listens for its agents, which find addresses and secret in variables of
-/// their own. A launcher that ends before the job has lost the hosts.
-class LaunchedGroup : public AgentGroup {
+/// Starts the starter once, and listens for its agents, which find addresses and secret in variables of
+/// their own. A starter that ends before the job has lost the hosts.
+class StarterGroup : public AgentGroup {
  public:
-  LaunchedGroup(const JobSpec&, Console& out, Console& err);
-  /// Ends the agents, and waits for the end of the launcher, which it kills after some seconds.
-  ~LaunchedGroup() override;
+  StarterGroup(const JobSpec&, Console& out, Console& err);
+  /// Ends the agents, and waits for the end of the starter, which it kills after some seconds.
+  ~StarterGroup() override;
 
   void start(const Job&, const std::function<bool()>& go_on) override;
   void append_descriptors(std::vector<pollfd>&) const override;
@@ -26,25 +26,25 @@ class LaunchedGroup : public AgentGroup {
   int size() const override { return job_hosts_.ranks; }
 
  private:
-  LaunchedGroup(const JobSpec&, std::vector<UniqueFd> listeners, Variables of_agents, Console& out,
-                Console& err);
-  bool all_have_come() override;
-  void stop(Agent&, int signal) override;
+  StarterGroup(const JobSpec&, std::vector<UniqueFd> listeners, Variables of_agents, Console& out,
+               Console& err);
+  bool all_have_joined() override;
+  void stop(HostLink&, int signal) override;
   void explain_stop();
-  void greet(Agent&, const std::string& place) override;
+  void take_place(HostLink&, const std::string& place) override;
   void take_lines();
-  void watch_launcher();
+  void watch_starter();
   void lose_all(const std::string& why);
   std::vector<const hosts::Host*> missing() const;
   bool any_lost() const;
 
   std::optional<AgentListener> listener_;
-  std::string name_;  ///< of the launcher
+  std::string name_;  ///< of the starter
   pid_t pid_ = -1;    ///< -1: it has ended
   UniqueFd pidfd_;
   Console lines_{};
   Forwarder out_, err_;
-  Deadline come_by_, explain_at_;
+  Deadline join_by_, explain_at_;
   std::set<std::string> blamed_{};  ///< hosts, by its lines
   std::optional<ExitStatus> ended_{};
   bool has_complained_ = false;           ///< it has printed a line since all agents came

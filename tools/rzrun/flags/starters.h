@@ -11,7 +11,7 @@
 namespace rz::rzrun {
 
 /// By --launcher and --launcher_args, in DeepSpeed's words, and --rsh. Errors are Errc::config.
-Launcher choose_launcher(const HostFlags&, Remarks&);
+Starter choose_starter(const HostFlags&, Remarks&);
 
 /// The names of the nodes of Slurm's allocation; none outside of one.
 std::vector<std::string> nodes_of_allocation();
@@ -39,9 +39,9 @@ bool has_value(const char* name);
 /// The words that start the agents of all hosts at once, through mpirun or srun, whose environment has
 /// RZ_AGENT and secret_variable(). mpirun starts that of host i as rank i. An
 /// agent that mpirun ends has `grace` for its ranks.
-std::vector<std::string> launcher_command(const Hosts&, std::chrono::milliseconds grace);
+std::vector<std::string> starter_command(const Hosts&, std::chrono::milliseconds grace);
 
 /// The words that start the agent of a host: through ssh or the command of --rsh, or without on this host.
-std::vector<std::string> agent_command(const Launcher&, const std::string& host);
+std::vector<std::string> agent_command(const Starter&, const std::string& host);
 
 }  // namespace rz::rzrun

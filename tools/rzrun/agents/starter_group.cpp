@@ -1,4 +1,4 @@
-#include "tools/rzrun/agents/launched_group.h"
+#include "tools/rzrun/agents/starter_group.h"
 
 #include <signal.h>
 #include <sys/wait.h>
@@ -15,16 +15,16 @@
 #include "comm/net/listening.h"
 #include "comm/net/random.h"
 #include "tools/rzrun/agents/connector.h"
-#include "tools/rzrun/flags/launchers.h"
+#include "tools/rzrun/flags/starters.h"
 
 namespace rz::rzrun {
 namespace {
 
 /// srun may wait for other steps, and a host that boots for its login.
-constexpr std::chrono::seconds time_to_come{300}, time_until_named{10};
-/// For the agents, once the launcher has ended by itself.
+constexpr std::chrono::seconds time_to_join{300}, time_until_named{10};
+/// For the agents, once the starter has ended by itself.
 constexpr std::chrono::seconds time_for_agents{2};
-/// At the end: for the launcher by itself, with a host that is lost or has not come, and after SIGTERM.
+/// At the end: for the starter by itself, with a host that is lost or has not come, and after SIGTERM.
 constexpr std::chrono::seconds time_to_exit{10}, time_if_lost{2}, time_after_sigterm{3};
 
 constexpr std::chrono::milliseconds time_for_all_to_stop{500};
@@ -92,21 +92,21 @@ bool blames(std::string_view line, const std::string& host) {
   return false;
 }
 
-LaunchedGroup::LaunchedGroup(const JobSpec& spec, Console& out, Console& err)
-    : LaunchedGroup(spec, listen_for_agents(), {}, out, err) {}
+StarterGroup::StarterGroup(const JobSpec& spec, Console& out, Console& err)
+    : StarterGroup(spec, listen_for_agents(), {}, out, err) {}
 
-LaunchedGroup::LaunchedGroup(const JobSpec& spec, std::vector<UniqueFd> listeners, Variables variables,
-                             Console& out, Console& err)
+StarterGroup::StarterGroup(const JobSpec& spec, std::vector<UniqueFd> listeners, Variables variables,
+                           Console& out, Console& err)
     : AgentGroup(spec.hosts, out, err, nullptr),
       out_(UniqueFd(), nullptr, UniqueFd(), ""),
       err_(UniqueFd(), nullptr, UniqueFd(), ""),
-      come_by_(Deadline::after(time_to_come)),
+      join_by_(Deadline::after(time_to_join)),
       explain_at_(Deadline::after(time_until_named)) {
   variables.emplace_back("RZ_AGENT", addresses_of(listeners));
   variables.emplace_back("RZ_ENCRYPTION", environment().encryption);
   listener_.emplace(std::move(listeners), access_by(secret_of_agents(variables)));
-  if (job_hosts_.launcher.kind == Launcher::Kind::slurm) remove_variables_of_tasks();
-  const auto words = launcher_command(job_hosts_, spec.grace);
+  if (job_hosts_.starter.kind == Starter::Kind::slurm) remove_variables_of_tasks();
+  const auto words = starter_command(job_hosts_, spec.grace);
   name_ = words.front();
   Connector c = start_connector(words, variables);
   pid_ = c.pid;
@@ -115,8 +115,8 @@ LaunchedGroup::LaunchedGroup(const JobSpec& spec, std::vector<UniqueFd> listener
   err_ = {std::move(c.err), &lines_, UniqueFd(), name_ + ": "};
 }
 
-LaunchedGroup::~LaunchedGroup() {
-  for (Agent& a : agents_) a.stream.close();
+StarterGroup::~StarterGroup() {
+  for (HostLink& a : agents_) a.stream.close();
   const auto ends_within = [&](std::chrono::seconds time) {
     for (const auto until = Deadline::after(time); pid_ > 0 && !until.expired(); ::usleep(5000)) {
       out_.pump();  // it must not wait for a reader
@@ -133,7 +133,7 @@ LaunchedGroup::~LaunchedGroup() {
   ::waitpid(pid_, nullptr, 0);
 }
 
-void LaunchedGroup::start(const Job& job, const std::function<bool()>& go_on) {
+void StarterGroup::start(const Job& job, const std::function<bool()>& go_on) {
   Job own = job;
   own.folder = std::filesystem::current_path();
   AgentGroup::start(own, go_on);
@@ -142,11 +142,11 @@ void LaunchedGroup::start(const Job& job, const std::function<bool()>& go_on) {
 // ---- agents
 
 /// mpirun gives an agent the number of its host, srun the name.
-void LaunchedGroup::greet(Agent& a, const std::string& place) {
+void StarterGroup::take_place(HostLink& a, const std::string& place) {
   int node = 0, first_rank = 0;
   for (const hosts::Host& h : job_hosts_.nodes) {
-    if (place == (job_hosts_.launcher.kind == Launcher::Kind::slurm ? h.name : concat(node))) {
-      const bool is_first = std::ranges::count(agents_, h.name, &Agent::host) == 0;
+    if (place == (job_hosts_.starter.kind == Starter::Kind::slurm ? h.name : concat(node))) {
+      const bool is_first = std::ranges::count(agents_, h.name, &HostLink::host) == 0;
       require(is_first, Errc::io, "a second agent of host ", h.name);
       a.host = h.name;
       a.node = node;
@@ -161,16 +161,16 @@ void LaunchedGroup::greet(Agent& a, const std::string& place) {
   fail(Errc::io, "an agent of a host that the job does not have: ", hosts::quoted(place));
 }
 
-bool LaunchedGroup::all_have_come() {
+bool StarterGroup::all_have_joined() {
   if (agents_.size() != job_hosts_.nodes.size()) return false;
-  agents_.sort([](const Agent& a, const Agent& b) { return a.node < b.node; });
+  agents_.sort([](const HostLink& a, const HostLink& b) { return a.node < b.node; });
   return true;
 }
 
-/// The launcher ends the agents that it reaches once it has lost a host, or when it is told to end. mpirun
+/// The starter ends the agents that it reaches once it has lost a host, or when it is told to end. mpirun
 /// prints why and sends SIGCONT, long before SIGTERM; a SIGCONT alone may come from anybody.
-void LaunchedGroup::stop(Agent& a, int signal) {
-  if (signal == SIGCONT && (job_hosts_.launcher.kind != Launcher::Kind::openmpi || !has_complained_)) return;
+void StarterGroup::stop(HostLink& a, int signal) {
+  if (signal == SIGCONT && (job_hosts_.starter.kind != Starter::Kind::openmpi || !has_complained_)) return;
   a.is_warned = true;
   a.is_stopping = signal != SIGCONT;
   if (!stopped_at_) stopped_at_ = Deadline::after(time_for_all_to_stop);
@@ -178,48 +178,47 @@ void LaunchedGroup::stop(Agent& a, int signal) {
 }
 
 /// Before the ranks of other hosts that miss those of the stopped agents are taken for the first failure.
-void LaunchedGroup::explain_stop() {
+void StarterGroup::explain_stop() {
   stopped_at_.reset();
-  const auto is_left = [](const Agent& a) { return a.lost.empty() && !a.is_warned; };
+  const auto is_left = [](const HostLink& a) { return a.lost.empty() && !a.is_warned; };
   if (std::ranges::none_of(agents_, is_left)) {
     if (stopped_by_) stop_ = {stopped_by_, " from " + name_};
     return;
   }
-  for (Agent& a : agents_)
+  for (HostLink& a : agents_)
     if (is_left(a)) lose(a, concat(name_, " ends the agents of the other hosts, and does not reach its own"));
 }
 
-std::vector<const hosts::Host*> LaunchedGroup::missing() const {
+std::vector<const hosts::Host*> StarterGroup::missing() const {
   std::vector<const hosts::Host*> all;
   for (const hosts::Host& h : job_hosts_.nodes)
-    if (std::ranges::count(agents_, h.name, &Agent::host) == 0) all.push_back(&h);
+    if (std::ranges::count(agents_, h.name, &HostLink::host) == 0) all.push_back(&h);
   return all;
 }
 
-bool LaunchedGroup::any_lost() const {
-  return !std::ranges::all_of(agents_, [](const Agent& a) { return a.lost.empty(); });
+bool StarterGroup::any_lost() const {
+  return !std::ranges::all_of(agents_, [](const HostLink& a) { return a.lost.empty(); });
 }
 
-// ---- the launcher
+// ---- the starter
 
-void LaunchedGroup::append_descriptors(std::vector<pollfd>& wait) const {
+void StarterGroup::append_descriptors(std::vector<pollfd>& wait) const {
   AgentGroup::append_descriptors(wait);
   listener_->append_descriptors(wait);
   for (const int fd : {out_.fd(), err_.fd(), pid_ > 0 ? pidfd_.get() : -1}) wait.push_back({fd, POLLIN, 0});
 }
 
-std::vector<RankEnd> LaunchedGroup::reap() {
+std::vector<RankEnd> StarterGroup::reap() {
   const double rate = missing().empty() ? net::AcceptRate::while_running : net::AcceptRate::while_starting;
-  for (auto& c : listener_->advance(rate))
-    adopt(std::move(c.stream), c.address, AgentListener::time_to_prove);
+  for (auto& c : listener_->advance(rate)) add(std::move(c.stream), c.address, AgentListener::time_to_prove);
   take_lines();
-  watch_launcher();
+  watch_starter();
   if (stopped_at_ && stopped_at_->expired()) explain_stop();
   return AgentGroup::reap();
 }
 
 /// Its lines, of which rules and empty ones are left out.
-void LaunchedGroup::take_lines() {
+void StarterGroup::take_lines() {
   out_.pump();
   err_.pump();
   if (lines_.pending().empty()) return;
@@ -235,7 +234,7 @@ void LaunchedGroup::take_lines() {
 
 /// It is itself the reason of the end if a signal killed it; if it exits, that is because of an agent, which
 /// is found first.
-void LaunchedGroup::watch_launcher() {
+void StarterGroup::watch_starter() {
   int status = 0;
   if (pid_ > 0 && ::waitpid(pid_, &status, WNOHANG) == pid_) {
     pid_ = -1;
@@ -248,28 +247,28 @@ void LaunchedGroup::watch_launcher() {
   if (ended_ && lost_at_->expired() && !any_lost()) lose_all(concat(name_, " ", describe(*ended_)));
   const auto missing_hosts = missing();
   if (missing_hosts.empty() || ended_) return;
-  if (come_by_.expired())
-    lose_all(concat("no agent of rzrun within ", time_to_come.count(), " s"));
+  if (join_by_.expired())
+    lose_all(concat("no agent of rzrun within ", time_to_join.count(), " s"));
   else if (explain_at_.expired()) {
     messages_.push_back(concat("waiting for ", name_, ", which has not started the agents of ",
                                names_of_hosts(missing_hosts)));
-    explain_at_ = Deadline::after(time_to_come * 2);
+    explain_at_ = Deadline::after(time_to_join * 2);
   }
 }
 
 /// All hosts; if some have not come, these, or those among them that its lines blame.
-void LaunchedGroup::lose_all(const std::string& why) {
+void StarterGroup::lose_all(const std::string& why) {
   auto lost = missing();
   if (std::ranges::any_of(lost, [&](const auto* h) { return blamed_.contains(h->name); }))
     std::erase_if(lost, [&](const auto* h) { return !blamed_.contains(h->name); });
   if (lost.empty()) {
-    for (Agent& a : agents_)
+    for (HostLink& a : agents_)
       if (a.lost.empty()) lose(a, why);
     return;
   }
   const hosts::Host& first = *lost.front();  // the others are named with it
   lost.erase(lost.begin());
-  Agent& a = adopt({UniqueFd(), UniqueFd()}, first.name, time_for_agents);
+  HostLink& a = add({UniqueFd(), UniqueFd()}, first.name, time_for_agents);
   for (const hosts::Host* h = job_hosts_.nodes.data(); h != &first; ++h) {
     ++a.node;
     a.first_rank += static_cast<int>(h->slots.size());

@@ -1,4 +1,4 @@
-#include "tools/rzrun/agents/member.h"
+#include "tools/rzrun/agents/joined_agent.h"
 
 #include <signal.h>
 #include <unistd.h>
@@ -19,9 +19,9 @@ namespace {
 /// After so long a line names what rzrun waits for.
 constexpr std::chrono::seconds time_to_explain{10};
 
-class Member : public Agent {
+class JoinedAgent : public Agent {
  public:
-  Member(const JobSpec& spec, FrameStream stream, Console& out, Console& err, Console* own_err)
+  JoinedAgent(const JobSpec& spec, FrameStream stream, Console& out, Console& err, Console* own_err)
       : Agent(block_signals(), std::move(stream), out, err),
         spec_(spec),
         node0_(net::join_host_port(spec.hosts.rendezvous->host, spec.hosts.rendezvous->port)),
@@ -30,8 +30,8 @@ class Member : public Agent {
         own_err_(own_err),
         can_leave_(spec.hosts.rendezvous->min_nodes < spec.hosts.rendezvous->max_nodes) {
     WireWriter join;
-    Joining joining = joining_of(spec);
-    Joining::fields(join, joining);
+    JoinRequest request = join_request_of(spec);
+    JoinRequest::fields(join, request);
     stream_.send(Frame::Kind::join, join.bytes);
   }
 
@@ -178,14 +178,14 @@ std::variant<FrameStream, std::vector<UniqueFd>> find_node0(const Rendezvous& r)
   }
 }
 
-int run_member(const JobSpec& spec, FrameStream stream) {
+int run_joined_agent(const JobSpec& spec, FrameStream stream) {
   Console out{STDOUT_FILENO};
   std::optional<Console> own_err;
   if (!is_same_stream(STDOUT_FILENO, STDERR_FILENO)) own_err.emplace(STDERR_FILENO);
-  Member member(spec, std::move(stream), out, own_err ? *own_err : out, own_err ? &*own_err : nullptr);
-  member.run();
-  member.deliver_output();
-  return member.status();
+  JoinedAgent agent(spec, std::move(stream), out, own_err ? *own_err : out, own_err ? &*own_err : nullptr);
+  agent.run();
+  agent.deliver_output();
+  return agent.status();
 }
 
 }  // namespace rz::rzrun

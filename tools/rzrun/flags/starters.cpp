@@ -1,4 +1,4 @@
-#include "tools/rzrun/flags/launchers.h"
+#include "tools/rzrun/flags/starters.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -82,7 +82,7 @@ std::vector<std::string> srun_command(const Hosts& all) {
                                  "--cpu-bind=none",
                                  "--mpi=none",
                                  "--input=none"};
-  append(words, all.launcher.words);
+  append(words, all.starter.words);
   words.insert(words.end(), {own_path(), "--agent"});
   return words;
 }
@@ -92,7 +92,7 @@ std::vector<std::string> mpirun_command(const Hosts& all, std::chrono::milliseco
   const auto grace = std::chrono::ceil<std::chrono::seconds>(of_ranks).count() + 2;
   std::vector<std::string> words{"mpirun",     "--bind-to", "none", "--mca", "odls_base_sigkill_timeout",
                                  concat(grace)};
-  append(words, all.launcher.words);
+  append(words, all.starter.words);
   for (const hosts::Host& h : all.nodes) {
     if (&h != &all.nodes.front()) words.push_back(":");
     words.insert(words.end(), {"-n", "1", "--host", h.name + ":1"});
@@ -105,8 +105,8 @@ std::vector<std::string> mpirun_command(const Hosts& all, std::chrono::milliseco
 
 }  // namespace
 
-Launcher choose_launcher(const HostFlags& f, Remarks& remarks) {
-  using Kind = Launcher::Kind;
+Starter choose_starter(const HostFlags& f, Remarks& remarks) {
+  using Kind = Starter::Kind;
   std::string name = f.launcher;
   std::ranges::transform(name, name.begin(),
                          [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
@@ -193,11 +193,11 @@ std::string secret_variable() {
   return !has_value("RZ_SECRET") && has_value("RZ_SECRET_FILE") ? "RZ_SECRET_FILE" : "RZ_SECRET";
 }
 
-std::vector<std::string> launcher_command(const Hosts& all, std::chrono::milliseconds grace) {
-  return all.launcher.kind == Launcher::Kind::slurm ? srun_command(all) : mpirun_command(all, grace);
+std::vector<std::string> starter_command(const Hosts& all, std::chrono::milliseconds grace) {
+  return all.starter.kind == Starter::Kind::slurm ? srun_command(all) : mpirun_command(all, grace);
 }
 
-std::vector<std::string> agent_command(const Launcher& l, const std::string& host) {
+std::vector<std::string> agent_command(const Starter& l, const std::string& host) {
   const std::string self = own_path();
   if (hosts::is_this_host(host)) return {self, "--agent"};
   std::vector<std::string> words;

@@ -25,7 +25,7 @@ struct Rendezvous {
 };
 
 /// What starts the agents of several hosts: ssh once a host, or mpirun or srun once for all.
-struct Launcher {
+struct Starter {
   enum class Kind { ssh, openmpi, slurm };
   Kind kind = Kind::ssh;
   std::string words;  ///< more words for ssh, mpirun or srun
@@ -47,7 +47,7 @@ struct Hosts {
   std::vector<hosts::Host> nodes;        ///< several, or one that is not this host; empty: this host alone
   std::string devices;                   ///< of this host alone: CUDA_VISIBLE_DEVICES; empty: as it is
   std::optional<Rendezvous> rendezvous;  ///< several hosts, at each of which rzrun is started
-  Launcher launcher;
+  Starter starter;
   std::string master_addr;  ///< empty: an address of the first host that the others have a route to
   int master_port = 0;      ///< 0: any free port
 
