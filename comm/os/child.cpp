@@ -21,6 +21,7 @@ namespace {
 constexpr std::size_t max_output = std::size_t{1} << 20;
 /// Between two looks at a child, if the kernel has no pidfd_open().
 constexpr int poll_ms = 5;
+constexpr std::chrono::seconds time_to_kill{10};
 
 void redirect(int from, int to) {
   if (from == ChildOptions::inherited) return;
@@ -79,7 +80,7 @@ bool Child::wait(Deadline deadline) {
   while (pid_ > 0) {
     const pid_t ended = ::waitpid(pid_, &status_, WNOHANG);
     if (ended != 0 && !(ended < 0 && errno == EINTR)) {
-      if (ended < 0) status_ = W_EXITCODE(255, 0);  // it has been waited for elsewhere: nobody knows
+      if (ended < 0) status_ = -1;
       pid_ = 0;
     } else if (deadline.expired()) {
       return false;
@@ -102,7 +103,7 @@ void Child::end_within(std::chrono::milliseconds grace) {
 
 void Child::kill() {
   signal(SIGKILL);
-  wait(Deadline::after(wait_without_end));
+  wait(Deadline::after(time_to_kill));
 }
 
 std::pair<UniqueFd, UniqueFd> make_pipe() {

@@ -46,13 +46,13 @@ class Child {
   bool ended() { return wait(Deadline::after(std::chrono::seconds(0))); }
   /// Waits for its end. False if it is not there by the deadline.
   bool wait(Deadline);
-  /// How it ended, as waitpid() has it.
+  /// How it ended, as waitpid() has it; -1 if somebody else has waited for it.
   int status() const { return status_; }
   /// Unless it is known to have ended.
   void signal(int signal) const;
   /// SIGTERM, and SIGKILL if it does not end within `grace`.
   void end_within(std::chrono::milliseconds grace);
-  /// SIGKILL; returns when it has ended.
+  /// SIGKILL; returns when it has ended, or after 10 s, if the kernel cannot end it.
   void kill();
 
  private:
