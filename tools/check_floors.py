@@ -96,7 +96,7 @@ ROOMS = {
                     'comm/backends/nccl/api sharding/io tools/command_line tools/rzrun/hosts',
     'tools/tokenize': 'comm comm/core sharding/io sharding/tokenizer sharding/data tools/command_line',
     'tools/tune': 'comm comm/core comm/tuning tools/command_line',
-    'tools/train_lm/report': MODEL + 'sharding/io tools/command_line',
+    'tools/train_lm/report': MODEL + 'comm/os sharding/io tools/command_line',
     'tools/train_lm': MODEL + 'comm/os sharding/io sharding/tokenizer sharding/data sharding/optim sharding/config sharding/parallel '
                        'sharding/model sharding/strategy sharding/huggingface sharding/engine/reports sharding/engine/loop '
                        'sharding/engine/checkpoints sharding/engine tools/command_line tools/train_lm/report',
@@ -110,7 +110,7 @@ ROOMS = {
     'bench/harness': 'comm comm/core comm/device tools/command_line bench bench/support',
     'bench/concurrent': 'comm comm/core bench/support',
     'bench/overlap': 'comm comm/core bench/support',
-    'bench/lower_bound': 'comm comm/core comm/reduce comm/shared_memory bench/support',
+    'bench/lower_bound': 'comm comm/core comm/os comm/reduce comm/shared_memory bench/support',
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"')
 

@@ -55,12 +55,6 @@ bool has_tasks() {
   return setting("SLURM_NTASKS") || setting("SLURM_NPROCS") || setting("SLURM_NTASKS_PER_NODE");
 }
 
-std::string in_quotes(const std::string& path) {
-  std::string text = "'";
-  for (const char c : path) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return text + "'";
-}
-
 std::string own_path() { return std::filesystem::read_symlink("/proc/self/exe"); }
 
 void append(std::vector<std::string>& words, const std::string& text, const char* flag = "--launcher_args") {
@@ -210,8 +204,8 @@ std::vector<std::string> agent_command(const Starter& l, const std::string& host
   words.push_back(host);
   // The agent of the first host chooses MASTER_PORT before it has any variable of this process.
   const char* const ports = setting("RZ_PORTS");
-  words.push_back(concat("cd ", in_quotes(std::filesystem::current_path()), " && exec ",
-                         ports ? concat("env RZ_PORTS=", in_quotes(ports), " ") : "", in_quotes(self),
+  words.push_back(concat("cd ", quoted_for_shell(std::filesystem::current_path().native()), " && exec ",
+                         ports ? concat("env RZ_PORTS=", quoted_for_shell(ports), " ") : "", quoted_for_shell(self),
                          " --agent"));
   return words;
 }
