@@ -18,9 +18,9 @@
 #include "tests/support/fuzz.h"
 #include "tests/support/program.h"
 #include "tests/support/rzrun.h"
+#include "tools/rzrun/agents/agent_starter.h"
 #include "tools/rzrun/agents/frames.h"
 #include "tools/rzrun/agents/join_request.h"
-#include "tools/rzrun/agents/starter_group.h"
 #include "tools/rzrun/agents/wire.h"
 #include "tools/rzrun/flags/flags.h"
 #include "tools/rzrun/ranks/launch.h"
@@ -542,6 +542,21 @@ TEST(RzrunNodes, AHostThatGetsASignalLeavesAnElasticJob) {
     EXPECT_EQ(second.err().find("this host leaves the job") != std::string::npos, status == 0)
         << second.err();
   }
+}
+
+/// Once in each of two groups.
+TEST(RzrunNodes, RanksOfOtherHostsThatIgnoreSigtermAreKilledAfterARestartToo) {
+  const std::string endpoint = concat("127.0.0.1:", rzrun::free_port());
+  const auto command = [&](const std::string& node) {
+    return test::rzrun({"--nnodes", "2", "--node-rank", node, "--max-restarts", "1", "--grace", "0.5",
+                        "--rdzv-endpoint", endpoint},
+                       "trap '' TERM; [ $RANK = 0 ] && sleep 0.2 && exit 1; sleep 600");
+  };
+  const std::vector<std::pair<std::string, std::string>> secret{{"RZ_SECRET", std::string(64, '7')}};
+  Program first(command("0"), secret), second(command("1"), secret);
+  EXPECT_EQ(first.wait(soon), 1) << first.err();
+  EXPECT_EQ(second.wait(soon), 1) << second.err();
+  EXPECT_NE(first.err().find("no restart is left after 1 of 1"), std::string::npos) << first.err();
 }
 
 TEST(RzrunOneHost, SlotsThatReplaceTheDevicesOfTheEnvironmentAreNamed) {

@@ -25,7 +25,6 @@
 #include "tools/rzrun/agents/agent_group.h"
 #include "tools/rzrun/agents/joined_agent.h"
 #include "tools/rzrun/agents/joined_group.h"
-#include "tools/rzrun/agents/starter_group.h"
 #include "tools/rzrun/flags/flags.h"
 #include "tools/rzrun/ranks/error_file.h"
 #include "tools/rzrun/ranks/first_failure.h"
@@ -68,10 +67,8 @@ class Supervisor {
       ranks_ = std::make_unique<JoinedGroup>(spec, std::move(listeners), stdout_, errors());
     else if (spec.hosts.nodes.empty())
       ranks_ = std::make_unique<RankGroup>(stdout_, errors());
-    else if (spec.hosts.starter.kind != Starter::Kind::ssh)
-      ranks_ = std::make_unique<StarterGroup>(spec, stdout_, errors());
     else
-      ranks_ = std::make_unique<AgentGroup>(spec.hosts, stdout_, errors());
+      ranks_ = std::make_unique<AgentGroup>(spec, stdout_, errors());
   }
 
   int run() {

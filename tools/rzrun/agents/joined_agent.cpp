@@ -9,7 +9,6 @@
 #include "comm/core/error.h"
 #include "tools/rzrun/agents/agent.h"
 #include "tools/rzrun/agents/agent_sockets.h"
-#include "tools/rzrun/agents/connector.h"
 #include "tools/rzrun/agents/joined_group.h"
 #include "tools/rzrun/ranks/restart_policy.h"
 

@@ -10,7 +10,6 @@
 #include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/net/listening.h"
-#include "tools/rzrun/agents/connector.h"
 #include "tools/rzrun/agents/wire.h"
 #include "tools/rzrun/ranks/restart_policy.h"
 
@@ -104,10 +103,11 @@ std::vector<UniqueFd> listen_as_node0(const Rendezvous& r) {
 }
 
 JoinedGroup::JoinedGroup(const JobSpec& spec, std::vector<UniqueFd> listeners, Console& out, Console& err)
-    : AgentGroup(spec.hosts, out, err, nullptr),
+    : hosts_of_job_(spec.hosts),
       rendezvous_(*spec.hosts.rendezvous),
       own_(join_request_of(spec)),
       local_(out, err),
+      links_(out, err, [this](HostLink& link, const Frame& frame) { decide(link, frame); }),
       listener_(std::move(listeners), process_access()),
       last_call_(rendezvous_),
       join_until_(Deadline::after(rendezvous_.join_timeout)),
@@ -119,9 +119,22 @@ JoinedGroup::JoinedGroup(const JobSpec& spec, std::vector<UniqueFd> listeners, C
 std::vector<JoinRequest> JoinedGroup::present() const {
   std::vector<JoinRequest> all{own_};
   all.front().node_rank = 0;
-  for (const HostLink& a : agents_)
+  for (const HostLink& a : links_.all)
     if (a.is_ready && a.lost.empty()) all.push_back(a.request);
   return all;
+}
+
+/// A host joins, or its rzrun has got a signal to end.
+void JoinedGroup::decide(HostLink& a, const Frame& frame) {
+  WireReader reader(frame.payload);
+  if (frame.kind == Frame::Kind::join) {
+    JoinRequest::fields(reader, a.request);
+    join(a);
+  } else if (frame.kind == Frame::Kind::stop) {
+    int signal = 0;
+    reader(signal);
+    if (signal != SIGCONT) stop_ = {signal, " on host " + a.host};
+  }
 }
 
 void JoinedGroup::join(HostLink& a) {
@@ -143,19 +156,19 @@ void JoinedGroup::join(HostLink& a) {
   if (is_waiting_) return;
   const std::string line =
       concat("host ", a.host, " has come while the job runs; it takes part after the next restart");
-  messages_.push_back(line);
+  links_.print(line);
   a.stream.send(Frame::Kind::message, line);
 }
 
 /// Hosts that cannot form a job: all of them end.
 void JoinedGroup::fail_all(HostLink& a, const std::string& why) {
   a.is_ready = true;
-  failure_ = {2, why};
+  links_.fail({2, why});
 }
 
 /// This host alone ends.
 void JoinedGroup::refuse(HostLink& a, int status, const std::string& line) {
-  messages_.push_back(concat("host ", a.host, " is refused: ", line));
+  links_.print(concat("host ", a.host, " is refused: ", line));
   WireWriter writer;
   writer(status, line);
   a.stream.send(Frame::Kind::end, writer.bytes);
@@ -164,14 +177,14 @@ void JoinedGroup::refuse(HostLink& a, int status, const std::string& line) {
 
 /// Hosts that have gone and have no part in the job.
 void JoinedGroup::drop_lost() {
-  for (auto a = agents_.begin(); a != agents_.end();) {
+  for (auto a = links_.all.begin(); a != links_.all.end();) {
     const bool takes_part = is_started_ && !is_waiting_ && a->node > 0;
     if (a->lost.empty() || takes_part) {
       ++a;
       continue;
     }
-    if (std::erase(refused_, &*a) == 0) messages_.push_back(concat("host ", a->host, " has gone: ", a->lost));
-    a = agents_.erase(a);
+    if (std::erase(refused_, &*a) == 0) links_.print(concat("host ", a->host, " has gone: ", a->lost));
+    a = links_.all.erase(a);
   }
 }
 
@@ -189,16 +202,16 @@ void JoinedGroup::start(const Job& job, const std::function<bool()>&) {
   job_ = job;
   is_waiting_ = true;
   if (is_first) return;
-  std::erase_if(agents_, [](const HostLink& a) { return !a.lost.empty(); });
+  std::erase_if(links_.all, [](const HostLink& a) { return !a.lost.empty(); });
   if (const std::string why = why_no_restart(); !why.empty()) {
-    failure_ = {255, "no restart: " + why};
+    links_.fail({255, "no restart: " + why});
     return;
   }
   start_ranks();
 }
 
 void JoinedGroup::wait_for_hosts() {
-  if (failure_) return;
+  if (links_.has_failed()) return;
   const auto all = present();
   if (last_call_.may_start(all.size(), LastCall::Clock::now())) return start_ranks();
   const bool is_over = join_until_.expired() && static_cast<int>(all.size()) < rendezvous_.min_nodes;
@@ -214,14 +227,14 @@ void JoinedGroup::wait_for_hosts() {
       concat(all.size(), " of ", nodes_text(rendezvous_.min_nodes, rendezvous_.max_nodes),
              " hosts have come (", names, ")", what, "; node 0 listens at ", listener_.places());
   if (!is_over) {
-    messages_.push_back(concat("waiting for hosts: ", line, listener_.strangers().text()));
+    links_.print(concat("waiting for hosts: ", line, listener_.strangers().text()));
     if (explain_at_.expired()) explain_at_ = Deadline::after(rendezvous_.join_timeout * 2);
   } else {
-    failure_ = {
-        1, concat(line, " after ", seconds(rendezvous_.join_timeout),
-                  "; is rzrun running there with this endpoint? join_timeout of --rdzv-conf is the time to "
-                  "wait",
-                  listener_.strangers().text())};
+    links_.fail(
+        {1, concat(line, " after ", seconds(rendezvous_.join_timeout),
+                   "; is rzrun running there with this endpoint? join_timeout of --rdzv-conf is the time to "
+                   "wait",
+                   listener_.strangers().text())});
   }
 }
 
@@ -231,7 +244,7 @@ void JoinedGroup::choose_numbers() {
   const auto numbers = node_numbers(present());
   std::vector<std::pair<int, HostLink*>> in_order;
   std::size_t i = 1;
-  for (HostLink& a : agents_) {
+  for (HostLink& a : links_.all) {
     a.node = 0;
     if (a.is_ready && a.lost.empty()) in_order.emplace_back(numbers[i++], &a);
   }
@@ -248,22 +261,23 @@ void JoinedGroup::choose_numbers() {
 
 void JoinedGroup::start_ranks() {
   choose_numbers();
+  links_.begin_job(false);
   is_started_ = true;
   is_waiting_ = false;
   job_.master_addr = place_of_node0(rendezvous_).host;
   if (net::is_unspecified(job_.master_addr)) job_.master_addr = reached_at_;
   try {
     // Without --rdzv-endpoint --master-port is where node 0 listens.
-    const int given = job_hosts_.master_port;
+    const int given = hosts_of_job_.master_port;
     job_.master_port = given && given != rendezvous_.port ? given : free_port();
-    for (HostLink& a : agents_)
-      if (a.node > 0) send_job(a, {});
+    for (HostLink& a : links_.all)
+      if (a.node > 0) links_.send_job(a, job_, {});
     Job own = job_;
     own.host = own_.host;
     own.local_ranks = own_.local_ranks;
     local_.start(own, [] { return true; });
   } catch (...) {
-    failure_ = start_failure_of(std::current_exception(), job_.program.command.front());
+    links_.fail(start_failure_of(std::current_exception(), job_.program.command.front()));
   }
 }
 
@@ -273,9 +287,10 @@ std::vector<RankEnd> JoinedGroup::reap() {
   const double rate = is_waiting_ ? net::AcceptRate::while_starting : net::AcceptRate::while_running;
   for (auto& c : listener_.advance(rate)) {
     if (reached_at_.empty() || net::names_loopback(reached_at_)) reached_at_ = c.reached_at;
-    add(std::move(c.stream), c.address, AgentListener::time_to_prove);
+    links_.add(std::move(c.stream), c.address, AgentListener::time_to_prove);
   }
-  auto ends = AgentGroup::reap();
+  links_.advance();
+  auto ends = links_.take_ends();
   drop_lost();
   if (is_waiting_) wait_for_hosts();
   for (RankEnd& end : local_.reap()) {
@@ -288,13 +303,13 @@ std::vector<RankEnd> JoinedGroup::reap() {
 void JoinedGroup::end(int status, const std::string& line) {
   WireWriter writer;
   writer(status, line);
-  for (HostLink& a : agents_)
+  for (HostLink& a : links_.all)
     if (std::ranges::count(refused_, &a) == 0) a.stream.send(Frame::Kind::end, writer.bytes);
   // Until they have closed their connections: to close this end first might take the last frame from them.
   for (const auto until = Deadline::after(time_to_leave); !until.expired();) {
     std::vector<pollfd> wait;
     bool any = false;
-    for (HostLink& a : agents_) {
+    for (HostLink& a : links_.all) {
       a.stream.flush();
       a.stream.receive();
       a.stream.append_descriptors(wait);
@@ -312,13 +327,13 @@ void JoinedGroup::finish_output() {
 }
 
 void JoinedGroup::append_descriptors(std::vector<pollfd>& wait) const {
-  AgentGroup::append_descriptors(wait);
+  links_.append_descriptors(wait);
   local_.append_descriptors(wait);
   listener_.append_descriptors(wait);
 }
 
 std::vector<std::string> JoinedGroup::messages() {
-  auto all = AgentGroup::messages();
+  auto all = links_.take_messages();
   for (std::string& line : local_.messages()) all.push_back(std::move(line));
   if (!last_message_.empty()) all.push_back(std::exchange(last_message_, {}));
   return all;
@@ -326,24 +341,25 @@ std::vector<std::string> JoinedGroup::messages() {
 
 std::vector<int> JoinedGroup::running() const {
   auto all = local_.running();
-  for (const int r : AgentGroup::running()) all.push_back(r);
+  for (const int r : links_.running()) all.push_back(r);
   return all;
 }
 
 bool JoinedGroup::any_process_alive() const {
-  return is_waiting_ || local_.any_process_alive() || AgentGroup::any_process_alive();
+  return is_waiting_ || local_.any_process_alive() || links_.any_process_alive();
 }
 
 void JoinedGroup::signal_all(int signal) {
   is_waiting_ = false;
   if (!is_started_) return;
   local_.signal_all(signal);
-  AgentGroup::signal_all(signal);
+  links_.signal_all(signal);
 }
 
 bool JoinedGroup::signal_handlers(int signal) {
-  const bool any = local_.signal_handlers(signal), anywhere = AgentGroup::signal_handlers(signal);
-  return any || anywhere;
+  local_.signal_handlers(signal);
+  links_.signal_handlers(signal);
+  return true;  // a host whose ranks have no handler reports that
 }
 
 }  // namespace rz::rzrun

@@ -205,8 +205,8 @@ std::vector<std::string> agent_command(const Starter& l, const std::string& host
   // The agent of the first host chooses MASTER_PORT before it has any variable of this process.
   const char* const ports = setting("RZ_PORTS");
   words.push_back(concat("cd ", quoted_for_shell(std::filesystem::current_path().native()), " && exec ",
-                         ports ? concat("env RZ_PORTS=", quoted_for_shell(ports), " ") : "", quoted_for_shell(self),
-                         " --agent"));
+                         ports ? concat("env RZ_PORTS=", quoted_for_shell(ports), " ") : "",
+                         quoted_for_shell(self), " --agent"));
   return words;
 }
 

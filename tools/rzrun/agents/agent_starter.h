@@ -1,8 +1,8 @@
 #pragma once
-/// The ranks of several hosts, on each of which mpirun or srun starts an agent.
+/// mpirun or srun, which starts an agent on each host.
 
-#include "tools/rzrun/agents/agent_group.h"
 #include "tools/rzrun/agents/agent_sockets.h"
+#include "tools/rzrun/agents/host_links.h"
 
 namespace rz::rzrun {
 
@@ -13,35 +13,37 @@ bool blames(std::string_view line, const std::string& host);
 
 /// Starts the starter once, and listens for its agents, which find addresses and secret in variables of
 /// their own. A starter that ends before the job has lost the hosts.
-class StarterGroup : public AgentGroup {
+class AgentStarter {
  public:
-  StarterGroup(const JobSpec&, Console& out, Console& err);
+  /// Hosts whose agents have connected, and those that are lost, are in `links`, which must outlive this
+  /// object.
+  AgentStarter(const JobSpec&, HostLinks& links);
   /// Ends the agents, and waits for the end of the starter, which it kills after some seconds.
-  ~StarterGroup() override;
+  ~AgentStarter();
 
-  void start(const Job&, const std::function<bool()>& go_on) override;
-  void append_descriptors(std::vector<pollfd>&) const override;
-  std::vector<RankEnd> reap() override;
-  int wait_ms() const override { return stopped_at_ ? stopped_at_->poll_ms(1000) : AgentGroup::wait_ms(); }
-  int size() const override { return job_hosts_.ranks; }
+  /// Does what can be done without waiting; then the links may advance.
+  void advance();
+  /// An agent has begun at this place (frames.h), which decides its host.
+  void join(HostLink&, const std::string& place);
+  /// True once no further agent is to join; the links are then in the order of the hosts.
+  bool all_joined();
+  /// An agent has got a signal to end, or SIGCONT, after which mpirun sends one.
+  void stop(HostLink&, int signal);
+  std::optional<StopRequest> stop_request() { return std::exchange(stop_, {}); }
+  void append_descriptors(std::vector<pollfd>&) const;
+  int wait_ms() const { return stopped_at_ ? stopped_at_->poll_ms(1000) : 1000; }
 
  private:
-  StarterGroup(const JobSpec&, std::vector<UniqueFd> listeners, Variables of_agents, Console& out,
-               Console& err);
-  bool all_have_joined() override;
-  void stop(HostLink&, int signal) override;
   void explain_stop();
-  void take_place(HostLink&, const std::string& place) override;
   void take_lines();
-  void watch_starter();
+  void watch();
   void lose_all(const std::string& why);
   std::vector<const hosts::Host*> missing() const;
-  bool any_lost() const;
 
+  const Hosts& hosts_of_job_;
+  HostLinks& links_;
   std::optional<AgentListener> listener_;
-  std::string name_;  ///< of the starter
-  pid_t pid_ = -1;    ///< -1: it has ended
-  UniqueFd pidfd_;
+  Connector starter_;
   Console lines_{};
   Forwarder out_, err_;
   Deadline join_by_, explain_at_;
@@ -51,6 +53,7 @@ class StarterGroup : public AgentGroup {
   int stopped_by_ = 0;                    ///< a signal that has ended an agent
   std::optional<Deadline> stopped_at_{};  ///< until then the others get it too, if they are to
   std::optional<Deadline> lost_at_{};     ///< once it has ended: the agents have so long to end first
+  std::optional<StopRequest> stop_{};
 };
 
 }  // namespace rz::rzrun
