@@ -21,6 +21,7 @@
 #include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/net/socket.h"
+#include "comm/os/child.h"
 #include "comm/os/flight_recorder.h"
 #include "comm/topology.h"
 
@@ -95,9 +96,9 @@ void redirect_stdin(const Job& job, int rank) {
   }
 }
 
-/// Runs in the child. Returns only on failure, with errno set.
-void exec_child(const Job& job, int local_rank, pid_t parent, int secret, int flight, const ChildStream& out,
-                const ChildStream& err) {
+/// Runs in the child. Returns errno if it fails.
+int exec_child(const Job& job, int local_rank, pid_t parent, int secret, int flight, const ChildStream& out,
+               const ChildStream& err) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);
@@ -120,10 +121,7 @@ void exec_child(const Job& job, int local_rank, pid_t parent, int secret, int fl
   if (const auto at = job.program.local_rank_at)
     words.insert(words.begin() + std::min(at, static_cast<int>(words.size())),
                  concat("--local_rank=", local_rank));
-  std::vector<char*> argv;
-  for (const auto& word : words) argv.push_back(const_cast<char*>(word.c_str()));
-  argv.push_back(nullptr);
-  ::execvp(argv[0], argv.data());
+  return exec_program(words);
 }
 
 /// The error pipe closes when exec succeeds; otherwise it carries errno.
@@ -157,20 +155,6 @@ UniqueFd listen_everywhere(int port) {
 }
 
 }  // namespace
-
-std::pair<UniqueFd, UniqueFd> make_pipe() {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) fail_errno("pipe2");
-  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
-}
-
-void default_signals() {
-  for (int s : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGUSR1, SIGUSR2, SIGCHLD})
-    ::signal(s, SIG_DFL);
-  sigset_t none;
-  sigemptyset(&none);
-  ::sigprocmask(SIG_SETMASK, &none, nullptr);
-}
 
 int free_port() {
   const PortRange& ports = environment().ports;
@@ -251,8 +235,7 @@ ChildProcess launch(const Job& job, int local_rank) {
   const pid_t parent = ::getpid(), pid = ::fork();
   if (pid < 0) fail_errno("fork", concat("rank ", rank));
   if (pid == 0) {
-    exec_child(job, local_rank, parent, secret.get(), flight.get(), out, err);
-    const int error = errno;
+    const int error = exec_child(job, local_rank, parent, secret.get(), flight.get(), out, err);
     if (::write(error_write.get(), &error, sizeof error)) ::_exit(127);
     ::_exit(127);
   }

@@ -52,11 +52,6 @@ std::string random_id();
 /// it.
 std::vector<std::pair<std::string, std::string>> rank_environment(const Job&, int local_rank);
 
-/// Both ends of a pipe: to read, to write. Programs started later do not have them.
-std::pair<UniqueFd, UniqueFd> make_pipe();
-/// In a child before exec: no signal is blocked, ignored or handled.
-void default_signals();
-
 struct ChildProcess {
   pid_t pid = -1;
   UniqueFd pidfd;     ///< readable when the process has ended
