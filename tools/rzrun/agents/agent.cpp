@@ -13,14 +13,14 @@
 
 namespace rz::rzrun {
 
-Agent::Agent(UniqueFd signals, FrameStream stream, Console& out, Console& err)
-    : signals_(std::move(signals)), stream_(std::move(stream)), group_(out, err) {
+Agent::Agent(AgentRole& role, FrameStream stream, Console& out, Console& err)
+    : role_(role), stream_(std::move(stream)), group_(out, err) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   stream_.parser.begin();
   stream_.send_begin();
 }
 
-void Agent::write_free_port(WireWriter& writer) {
+void write_free_port(WireWriter& writer) {
   try {
     writer(free_port(), std::string());
   } catch (const Error& e) {
@@ -50,14 +50,14 @@ void Agent::turn() {
     }
   } catch (const Error& e) {
     why = one_line(e);
-    print(why);
+    role_.print(why);
     stream_.close();
   }
   const bool is_silent = silence_.too_long();
   if (stream_.ended() || is_silent) {
     stream_.close();  // how ranks end from here on is no news of the job
     if (!std::exchange(is_lost_, true))
-      lose(is_silent ? concat("no sign of it for ", Silence::limit.count(), " s") : why);
+      role_.lose(is_silent ? concat("no sign of it for ", Silence::limit.count(), " s") : why);
     end();
   }
   if (is_active_) watch_ranks();
@@ -72,7 +72,7 @@ void Agent::wait(int timeout) {
   std::vector<pollfd> descriptors{{signals_.get(), POLLIN, 0}};
   stream_.append_descriptors(descriptors);
   group_.append_descriptors(descriptors);
-  append_descriptors(descriptors);
+  role_.append_descriptors(descriptors);
   if (::poll(descriptors.data(), descriptors.size(), timeout) < 0 && errno != EINTR) fail_errno("poll");
 }
 
@@ -87,16 +87,22 @@ void Agent::handle_signals() {
   while (::read(signals_.get(), &info, sizeof info) == sizeof info) {
     const auto s = static_cast<int>(info.ssi_signo);
     if (s == keeper_lost) lose_keeper();
-    if (s != keeper_lost && s != SIGCHLD) handle_signal(s);
+    if (s != keeper_lost && s != SIGCHLD) role_.handle_signal(s);
   }
 }
 
 /// As at a SIGKILL of the agent, which its keeper has got.
 void Agent::lose_keeper() {
   stream_.close();
-  if (!std::exchange(is_lost_, true)) lose("");
+  if (!std::exchange(is_lost_, true)) role_.lose("");
   end();
   kill();
+}
+
+bool Agent::wait_for_output(const std::vector<pollfd>& outputs) const {
+  std::vector<pollfd> wait{{signals_.get(), POLLIN, 0}};
+  wait.insert(wait.end(), outputs.begin(), outputs.end());
+  return ::poll(wait.data(), wait.size(), -1) > 0 && wait.front().revents;
 }
 
 void Agent::suspend() {
@@ -119,12 +125,14 @@ void Agent::handle(const Frame& frame) {
     if (!group_.signal_handlers(number))
       stream_.send(Frame::Kind::message, concat("SIG", sigabbrev_np(number),
                                                 ": not forwarded, since no rank has a handler for it"));
+  } else {
+    role_.handle(frame);
   }
 }
 
 void Agent::start(const std::string& payload) {
   require(!is_active_, Errc::io, "a job while another one runs");
-  Job job = job_of(payload);
+  Job job = role_.job_of(payload);
   is_active_ = true;
   is_killing_ = has_reported_left_ = false;
   kill_at_.reset();
@@ -151,7 +159,7 @@ void Agent::watch_ranks() {
   const bool any_alive = group_.any_process_alive();
   if (!any_alive) group_.finish_output();
   for (const std::string& line : group_.messages()) stream_.send(Frame::Kind::message, line);
-  forward_output(!any_alive);
+  role_.forward_output(!any_alive);
   if (!any_alive) {
     is_active_ = false;
     WireWriter writer;

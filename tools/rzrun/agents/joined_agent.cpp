@@ -18,30 +18,32 @@ namespace {
 /// After so long a line names what rzrun waits for.
 constexpr std::chrono::seconds time_to_explain{10};
 
-class JoinedAgent : public Agent {
+class JoinedAgent : public AgentRole {
  public:
   JoinedAgent(const JobSpec& spec, FrameStream stream, Console& out, Console& err, Console* own_err)
-      : Agent(block_signals(), std::move(stream), out, err),
-        spec_(spec),
+      : spec_(spec),
         node0_(net::join_host_port(spec.hosts.rendezvous->host, spec.hosts.rendezvous->port)),
         out_(out),
         err_(err),
         own_err_(own_err),
-        can_leave_(spec.hosts.rendezvous->min_nodes < spec.hosts.rendezvous->max_nodes) {
+        can_leave_(spec.hosts.rendezvous->min_nodes < spec.hosts.rendezvous->max_nodes),
+        agent_(*this, std::move(stream), out, err) {
     WireWriter join;
     JoinRequest request = join_request_of(spec);
     JoinRequest::fields(join, request);
-    stream_.send(Frame::Kind::join, join.bytes);
+    agent_.stream().send(Frame::Kind::join, join.bytes);
   }
+
+  void run() { agent_.run(); }
 
   int status() const { return status_; }
 
   /// Waits until the readers have accepted all output; a signal ends the wait, and a kill leaves none.
   void deliver_output() {
     while (!is_killed_ && (!out_.pending().empty() || (own_err_ && !own_err_->pending().empty()))) {
-      std::vector<pollfd> descriptors{{signals_.get(), POLLIN, 0}};
-      append_descriptors(descriptors);
-      if (::poll(descriptors.data(), descriptors.size(), -1) > 0 && descriptors[0].revents) return;
+      std::vector<pollfd> outputs;
+      append_descriptors(outputs);
+      if (agent_.wait_for_output(outputs)) return;
       flush();
     }
   }
@@ -61,7 +63,6 @@ class JoinedAgent : public Agent {
   }
 
   void handle(const Frame& frame) override {
-    Agent::handle(frame);
     WireReader reader(frame.payload);
     if (frame.kind == Frame::Kind::message) print(frame.payload);
     if (frame.kind != Frame::Kind::end) return;
@@ -69,16 +70,16 @@ class JoinedAgent : public Agent {
     reader(status_, line);
     if (!line.empty()) print(line);
     has_status_ = true;
-    end();
+    agent_.end();
   }
 
   /// This host leaves a job that goes on without it; node 0 ends any other. A second signal kills the ranks
   /// of this host.
   void handle_signal(int s) override {
     if (s == SIGCONT) return;
-    if (s == SIGTSTP) return suspend();
+    if (s == SIGTSTP) return agent_.suspend();
     if (s == SIGUSR1 || s == SIGUSR2) {
-      if (is_active()) group_.signal_handlers(s);
+      if (agent_.is_active()) agent_.ranks().signal_handlers(s);
       return;
     }
     if (stopped_at_ && std::chrono::steady_clock::now() - *stopped_at_ < std::chrono::seconds(1)) return;
@@ -88,18 +89,18 @@ class JoinedAgent : public Agent {
                  : leaves ? ": this host leaves the job, which goes on without it (once more kills its ranks)"
                           : ": ending the job (once more kills its ranks)"));
     if (stopped_at_) {
-      kill();
-      end();
+      agent_.kill();
+      agent_.end();
     }
     stopped_at_ = std::chrono::steady_clock::now();
     if (!has_status_) status_ = 128 + s;
     if (leaves) {
       has_status_ = true;  // the end of the connection is no news
-      send_number(Frame::Kind::leave, s);
-      stream_.flush();
-      stream_.close();
+      agent_.send_number(Frame::Kind::leave, s);
+      agent_.stream().flush();
+      agent_.stream().close();
     } else {
-      send_number(Frame::Kind::stop, s);
+      agent_.send_number(Frame::Kind::stop, s);
     }
   }
 
@@ -110,7 +111,7 @@ class JoinedAgent : public Agent {
       is_killed_ = true;
     }
     if (has_status_ || is_killed_) return;
-    const std::string own = own_stop_.text();
+    const std::string own = agent_.own_stop();
     print(own.empty() ? concat("node 0 at ", node0_, " is lost: ", why) : own);
     if (!stopped_at_) status_ = 255;
   }
@@ -120,7 +121,7 @@ class JoinedAgent : public Agent {
     out_.flush();
     if (own_err_) own_err_->flush();
   }
-  void append_descriptors(std::vector<pollfd>& wait) override {
+  void append_descriptors(std::vector<pollfd>& wait) const override {
     wait.push_back({out_.fd(), POLLOUT, 0});
     if (own_err_) wait.push_back({own_err_->fd(), POLLOUT, 0});
   }
@@ -137,6 +138,7 @@ class JoinedAgent : public Agent {
   bool has_status_ = false, is_killed_ = false;
   bool can_leave_;  // the job goes on without this host: at first by --nnodes, then by the hosts it has
   std::optional<std::chrono::steady_clock::time_point> stopped_at_;
+  Agent agent_;
 };
 
 /// The port of the endpoint, which is this host's, has become free.

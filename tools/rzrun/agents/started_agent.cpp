@@ -68,27 +68,29 @@ FrameStream take_standard_streams() {
 }
 
 /// Output of the ranks goes to rzrun, which has the program and the variables too.
-class StartedAgent : public Agent {
+class StartedAgent : public AgentRole {
  public:
   StartedAgent(FrameStream stream, const std::string& place)
-      : Agent(block_signals(), std::move(stream), streams_[0], streams_[1]) {
+      : agent_(*this, std::move(stream), streams_[0], streams_[1]) {
     WireWriter hello;
     hello(own_addresses(), place);
     write_free_port(hello);
-    stream_.send(Frame::Kind::hello, hello.bytes);
+    agent_.stream().send(Frame::Kind::hello, hello.bytes);
   }
+
+  void run() { agent_.run(); }
 
  private:
   Job job_of(const std::string& payload) override {
     Variables variables;
     Job job = unpack_job(payload, variables);
     for (const auto& [name, value] : variables)
-      if (name != "CUDA_VISIBLE_DEVICES" || !has_devices_of_slurm()) ::setenv(name.c_str(), value.c_str(), 1);
+      if (name != "CUDA_VISIBLE_DEVICES" || !agent_.has_devices_of_slurm())
+        ::setenv(name.c_str(), value.c_str(), 1);
     return job;
   }
 
   void handle(const Frame& frame) override {
-    Agent::handle(frame);
     WireReader reader(frame.payload);
     int number = 0;
     if (frame.kind == Frame::Kind::accepted) {
@@ -101,13 +103,13 @@ class StartedAgent : public Agent {
   }
 
   void handle_signal(int s) override {
-    if (s == SIGTSTP) return suspend();
+    if (s == SIGTSTP) return agent_.suspend();
     if (s == SIGUSR1 || s == SIGUSR2) return;
     // rzrun has its own way to end an agent: this comes from what has started it, or from a user.
-    if (!is_stopped_) send_number(Frame::Kind::stop, s);
+    if (!is_stopped_) agent_.send_number(Frame::Kind::stop, s);
     if (s == SIGCONT) return;
     is_stopped_ = true;
-    end();
+    agent_.end();
   }
   void lose(const std::string&) override {
     for (Console& c : streams_) c.close();  // so that no rank waits for a reader
@@ -122,13 +124,16 @@ class StartedAgent : public Agent {
       std::string payload(1, static_cast<char>(i + 1));
       payload += streams_[i].take();
       not_accepted_ += payload.size();
-      stream_.send(Frame::Kind::output, payload);
+      agent_.stream().send(Frame::Kind::output, payload);
     }
   }
+
+  void append_descriptors(std::vector<pollfd>&) const override {}
 
   Console streams_[2];            // standard output and standard error of the ranks
   std::size_t not_accepted_ = 0;  // bytes of output
   bool is_stopped_ = false;       // by a signal
+  Agent agent_;
 };
 
 /// To the rzrun that is at one of the addresses of RZ_AGENT.
