@@ -21,7 +21,6 @@
 #include "tools/rzrun/agents/agent_starter.h"
 #include "tools/rzrun/agents/frames.h"
 #include "tools/rzrun/agents/join_request.h"
-#include "tools/rzrun/agents/wire.h"
 #include "tools/rzrun/flags/flags.h"
 #include "tools/rzrun/ranks/launch.h"
 #include "tools/rzrun/ranks/processes.h"

@@ -31,7 +31,6 @@
 #include "tools/rzrun/ranks/keeper.h"
 #include "tools/rzrun/ranks/launch.h"
 #include "tools/rzrun/ranks/output.h"
-#include "tools/rzrun/ranks/processes.h"
 #include "tools/rzrun/ranks/rank_group.h"
 #include "tools/rzrun/ranks/restart_policy.h"
 

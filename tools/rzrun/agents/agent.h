@@ -7,10 +7,9 @@
 
 #include "comm/core/deadline.h"
 #include "tools/rzrun/agents/frames.h"
-#include "tools/rzrun/agents/wire.h"
 #include "tools/rzrun/flags/starters.h"
+#include "tools/rzrun/ranks/keeper.h"
 #include "tools/rzrun/ranks/output.h"
-#include "tools/rzrun/ranks/processes.h"
 #include "tools/rzrun/ranks/rank_group.h"
 
 namespace rz::rzrun {

@@ -7,8 +7,6 @@
 #include <cstdint>
 #include <cstring>
 
-#include "tools/rzrun/agents/wire.h"
-
 namespace rz::rzrun {
 namespace {
 

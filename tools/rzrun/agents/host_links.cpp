@@ -7,7 +7,7 @@
 
 #include "comm/core/error.h"
 #include "tools/rzrun/hosts/hosts.h"
-#include "tools/rzrun/ranks/processes.h"
+#include "tools/rzrun/ranks/keeper.h"
 
 namespace rz::rzrun {
 namespace {

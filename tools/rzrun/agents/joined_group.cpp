@@ -10,7 +10,6 @@
 #include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/net/listening.h"
-#include "tools/rzrun/agents/wire.h"
 #include "tools/rzrun/ranks/restart_policy.h"
 
 namespace rz::rzrun {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/net/authentication.h"
 #include "tools/rzrun/hosts/hosts.h"
 
 namespace rz::rzrun {
@@ -97,6 +98,30 @@ struct JobSpec {
   std::string run_id;  ///< TORCHELASTIC_RUN_ID; empty: a random one
   int max_restarts = 0;
   std::chrono::milliseconds grace{30000};
+};
+
+/// What the ranks of one host need that are started at once.
+struct Job {
+  Program program;
+  Output output;
+  int ranks = 0;  ///< of all hosts
+  int max_restarts = 0;
+  std::chrono::milliseconds grace{30000};  ///< between SIGTERM and SIGKILL
+  std::string run_id;                      ///< random; the same after a restart
+  std::string launch;  ///< random; another one after a restart, so that ranks of both cannot connect
+  int restarts = 0;
+  net::Secret secret = net::Secret::random();  ///< of these ranks alone (comm/bootstrap/secret.h)
+  int local_ranks = 0;                         ///< of this host
+  int first_rank = 0;                          ///< of this host
+  int node = 0, nodes = 1;                     ///< number of this host, and how many there are
+  std::string host;                            ///< its name; empty if it is the only one
+  std::string folder;                          ///< where the ranks start; empty: that of this process
+  std::string error_folder;                    ///< absolute; empty: there are no error files
+  std::vector<int> slots;                      ///< that a filter chose; empty: none did
+  std::string devices;                         ///< CUDA_VISIBLE_DEVICES; empty: that is left as it is
+  std::string master_addr = "127.0.0.1";
+  int master_port = 0;
+  std::vector<std::vector<int>> processors;  ///< of each local rank; empty: the ranks are not bound
 };
 
 /// Lines that the stages add to, and do not read.
