@@ -99,7 +99,7 @@ ROOMS = {
     'tools/tokenize': 'comm comm/core sharding/io sharding/tokenizer sharding/data tools/command_line',
     'tools/tune': 'comm comm/core comm/tuning tools/command_line',
     'tools/lm_flags': 'comm/core sharding/config sharding/engine sharding/lm tools/command_line',
-    'tools/train_lm/report': MODEL + 'sharding/lm tools/command_line',
+    'tools/train_lm/report': MODEL + 'comm/os sharding/lm tools/command_line',
     'tools/train_lm': MODEL + 'comm/os sharding/strategy sharding/engine/reports sharding/engine/checkpoints sharding/engine sharding/lm '
                       'tools/command_line tools/lm_flags tools/train_lm/report',
     'tools/plan': 'comm/core sharding/lm tools/command_line tools/lm_flags',
@@ -111,7 +111,7 @@ ROOMS = {
     'bench/harness': 'comm comm/core comm/device tools/command_line bench bench/support',
     'bench/concurrent': 'comm comm/core bench/support',
     'bench/overlap': 'comm comm/core bench/support',
-    'bench/lower_bound': 'comm comm/core comm/reduce comm/shared_memory bench/support',
+    'bench/lower_bound': 'comm comm/core comm/os comm/reduce comm/shared_memory bench/support',
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"')
 

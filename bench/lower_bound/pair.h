@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <functional>
 
+#include "comm/os/child.h"
+
 namespace rz::bench::lower_bound {
 
 /// A counter written by one rank and read by the other. It occupies two cache lines, since some processors
@@ -45,7 +47,7 @@ struct PairState {
 /// One of the two ranks, with functions that wait for the other.
 class PairRank {
  public:
-  PairRank(PairState& state, int rank, pid_t peer_process, std::chrono::milliseconds timeout)
+  PairRank(PairState& state, int rank, Child* peer_process, std::chrono::milliseconds timeout)
       : state(state), rank(rank), peer(1 - rank), peer_process_(peer_process), timeout_(timeout) {}
 
   PairState& state;
@@ -67,7 +69,7 @@ class PairRank {
   static constexpr int spins = 1 << 16;
   void wait_longer(const std::atomic<std::uint64_t>&, std::uint64_t min_count) const;
 
-  pid_t peer_process_;  // 0: the parent, whose death kills this process
+  Child* peer_process_;  // nullptr: the parent, whose death kills this process
   std::chrono::milliseconds timeout_;
   std::uint64_t barriers_ = 0;
 };

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <signal.h>
-#include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -25,6 +24,7 @@
 #include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/device/cuda_runtime.h"
+#include "comm/os/child.h"
 #include "comm/os/error_file.h"
 #include "comm/os/flight_recorder.h"
 #include "comm/os/process.h"
@@ -258,65 +258,21 @@ int run_rank(int rank, const std::function<void(World&)>& main, const WorldOptio
   return 1;
 }
 
-class Children {
- public:
-  explicit Children(int ranks) : pids_(static_cast<std::size_t>(ranks), 0) {}
-  ~Children() { end_all(std::chrono::seconds(0)); }
-  Children(const Children&) = delete;
-
-  void add(int rank, pid_t pid) { pids_[static_cast<std::size_t>(rank)] = pid; }
-
-  struct Ending {
-    int rank = 0, status = 0;
-  };
-  /// A rank that has ended; none has: nullopt, as when all have been returned.
-  std::optional<Ending> next_ended() {
-    for (std::size_t r = 0; r < pids_.size(); ++r) {
-      int status = 0;
-      if (pids_[r] == 0 || ::waitpid(pids_[r], &status, WNOHANG) != pids_[r]) continue;
-      pids_[r] = 0;
-      return Ending{static_cast<int>(r), status};
-    }
-    return {};
-  }
-  bool any() const {
-    for (const pid_t p : pids_)
-      if (p != 0) return true;
-    return false;
-  }
-  /// SIGTERM, and SIGKILL after `grace`. Returns when all have ended.
-  void end_all(std::chrono::milliseconds grace) {
-    send(SIGTERM);
-    const auto deadline = std::chrono::steady_clock::now() + grace;
-    while (any() && std::chrono::steady_clock::now() < deadline)
-      if (!next_ended()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    send(SIGKILL);
-    for (pid_t& p : pids_)
-      if (p != 0) ::waitpid(std::exchange(p, 0), nullptr, 0);
-  }
-
- private:
-  void send(int signal) const {
-    for (const pid_t p : pids_)
-      if (p != 0) ::kill(p, signal);
-  }
-
-  std::vector<pid_t> pids_;  // 0: ended
+struct Rank {
+  int rank = 0;
+  Child process;
 };
 
 void start(int rank, int ranks, const std::string& id, const std::function<void(World&)>& main,
-           const WorldOptions& options, const ReportPipe& reports, Children& children) {
+           const WorldOptions& options, const ReportPipe& reports, std::vector<Rank>& running) {
   std::fflush(nullptr);  // else the child would print what is buffered here once more
-  const pid_t parent = ::getpid();
-  const pid_t pid = ::fork();
-  if (pid < 0) fail_errno("fork", concat("rank ", rank));
-  if (pid > 0) return children.add(rank, pid);
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != parent) ::_exit(1);
-  set_environment(rank, ranks, id);
-  const int status = run_rank(rank, main, options, reports);
-  std::fflush(nullptr);
-  ::_exit(status);
+  const auto run = [&] {
+    set_environment(rank, ranks, id);
+    const int status = run_rank(rank, main, options, reports);
+    std::fflush(nullptr);
+    return status;
+  };
+  running.push_back({rank, Child(run, {.signal_if_orphaned = SIGKILL}, concat("rank ", rank))});
 }
 
 /// A rank that ended because another one did reports Errc::aborted or peer_lost; the cause comes first.
@@ -326,35 +282,46 @@ bool is_consequence(const Report& r) {
 
 Error error_of(const Report& r) { return Error(r.code, concat("rank ", r.rank, ": ", r.text), r.rank); }
 
-Error error_of(const Children::Ending& e) {
-  const std::string how = WIFSIGNALED(e.status) ? concat("was killed by signal ", WTERMSIG(e.status), " (",
-                                                         ::strsignal(WTERMSIG(e.status)), ")")
-                                                : concat("ended with status ", WEXITSTATUS(e.status));
-  return Error(Errc::peer_lost, concat("rank ", e.rank, " ", how), e.rank);
+Error error_of(const Rank& r) {
+  const int status = r.process.status();
+  const std::string how = WIFSIGNALED(status) ? concat("was killed by signal ", WTERMSIG(status), " (",
+                                                       ::strsignal(WTERMSIG(status)), ")")
+                                              : concat("ended with status ", WEXITSTATUS(status));
+  return Error(Errc::peer_lost, concat("rank ", r.rank, " ", how), r.rank);
 }
 
 /// The cause of a failure: a rank's own error, else a rank that was killed, else an error that follows from
 /// the end of another rank, else a status.
-Error cause(const ReportPipe& reports, const std::vector<Children::Ending>& endings) {
+Error cause(const ReportPipe& reports, const std::vector<Rank>& failed) {
   std::optional<Report> consequence;
   while (const auto report = reports.read()) {
     if (!is_consequence(*report)) return error_of(*report);
     if (!consequence) consequence = report;
   }
-  for (const Children::Ending& e : endings)
-    if (WIFSIGNALED(e.status)) return error_of(e);
-  return consequence ? error_of(*consequence) : error_of(endings.front());
+  for (const Rank& r : failed)
+    if (WIFSIGNALED(r.process.status())) return error_of(r);
+  return consequence ? error_of(*consequence) : error_of(failed.front());
 }
 
-/// The failed ranks among those that end within `time`.
-void collect_failures(Children& children, std::chrono::milliseconds time,
-                      std::vector<Children::Ending>& failed) {
-  const auto deadline = std::chrono::steady_clock::now() + time;
-  while (children.any() && std::chrono::steady_clock::now() < deadline) {
-    const auto ended = children.next_ended();
-    if (!ended) std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    if (ended && ended->status != 0) failed.push_back(*ended);
+/// Moves the failed ranks among those that end within `time`.
+void collect_failures(std::vector<Rank>& running, std::chrono::milliseconds time, std::vector<Rank>& failed) {
+  for (const auto end = Deadline::after(time); !running.empty() && !end.expired();) {
+    const auto ended = std::ranges::find_if(running, [](Rank& r) { return r.process.ended(); });
+    if (ended == running.end()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      continue;
+    }
+    if (ended->process.status() != 0) failed.push_back(std::move(*ended));
+    running.erase(ended);
   }
+}
+
+void end_all(std::vector<Rank>& running, std::chrono::seconds grace) {
+  for (const Rank& r : running) r.process.signal(SIGTERM);
+  const auto end = Deadline::after(grace);
+  for (Rank& r : running) r.process.wait(end);
+  for (const Rank& r : running) r.process.signal(SIGKILL);
+  running.clear();
 }
 
 }  // namespace
@@ -363,14 +330,14 @@ void spawn(int ranks, const std::function<void(World&)>& main, const WorldOption
   require(ranks > 0, Errc::invalid_argument, "spawn(", ranks, "): the number of ranks must be positive");
   const std::string id = launch_id();
   const ReportPipe reports;
-  Children children(ranks);
-  for (int rank = 0; rank < ranks; ++rank) start(rank, ranks, id, main, options, reports, children);
-  while (children.any()) {
-    std::vector<Children::Ending> failed;
-    collect_failures(children, poll_time, failed);
+  std::vector<Rank> running;
+  for (int rank = 0; rank < ranks; ++rank) start(rank, ranks, id, main, options, reports, running);
+  while (!running.empty()) {
+    std::vector<Rank> failed;
+    collect_failures(running, poll_time, failed);
     if (failed.empty()) continue;
-    collect_failures(children, common_failure_time, failed);
-    children.end_all(std::chrono::seconds(5));
+    collect_failures(running, common_failure_time, failed);
+    end_all(running, std::chrono::seconds(5));
     throw cause(reports, failed);
   }
 }

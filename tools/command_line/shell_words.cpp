@@ -30,4 +30,10 @@ std::vector<std::string> shell_words(std::string_view text, std::string_view fla
   return words;
 }
 
+std::string quoted_for_shell(std::string_view word) {
+  std::string text = "'";
+  for (const char c : word) text += c == '\'' ? "'\\''" : std::string(1, c);
+  return text + "'";
+}
+
 }  // namespace rz

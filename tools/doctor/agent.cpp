@@ -3,16 +3,12 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <iostream>
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include "comm/core/environment.h"
 #include "comm/core/error.h"
@@ -20,6 +16,7 @@
 #include "comm/net/random.h"
 #include "sharding/io/json.h"
 #include "sharding/io/text.h"
+#include "tools/command_line/shell_words.h"
 #include "tools/doctor/probe.h"
 #include "tools/rzrun/hosts/hosts.h"
 
@@ -74,13 +71,6 @@ void obey(const std::string& word, const std::string& json) {
   reply("measured", doctor::to_json(m));
 }
 
-/// A shell on the other host reads it as one word.
-std::string quoted_for_shell(const std::string& word) {
-  std::string text = "'";
-  for (const char c : word) text += c == '\'' ? "'\\''" : std::string(1, c);
-  return text + "'";
-}
-
 }  // namespace
 
 int run_agent() {
@@ -98,13 +88,9 @@ int run_agent() {
 
 RemoteAgent::RemoteAgent(std::vector<std::string> shell, const std::string& host, const std::string& program)
     : host_(host), errors_(memfd_create("errors", MFD_CLOEXEC)) {
-  int in[2], out[2];
-  if (pipe2(in, O_CLOEXEC) != 0) fail_errno("pipe");
-  UniqueFd in_end(in[0]);
-  to_ = UniqueFd(in[1]);
-  if (pipe2(out, O_CLOEXEC) != 0) fail_errno("pipe");
-  from_ = UniqueFd(out[0]);
-  UniqueFd out_end(out[1]);
+  auto [in_end, to] = make_pipe();
+  auto [from, out_end] = make_pipe();
+  to_ = std::move(to), from_ = std::move(from);
   // It serves pairs at the ports of the job, and no variable goes through a remote shell.
   const PortRange& ports = environment().ports;
   if (hosts::is_this_host(host)) {
@@ -114,35 +100,16 @@ RemoteAgent::RemoteAgent(std::vector<std::string> shell, const std::string& host
     shell.push_back(concat(ports.first ? concat("env RZ_PORTS=", ports.first, "-", ports.last, " ") : "",
                            quoted_for_shell(program), " --agent"));
   }
-  std::vector<char*> words;
-  for (std::string& word : shell) words.push_back(word.data());
-  words.push_back(nullptr);
-  process_ = fork();
-  if (process_ < 0) fail_errno("fork");
-  if (process_ > 0) return;
-  dup2(in_end.get(), STDIN_FILENO), dup2(out_end.get(), STDOUT_FILENO), dup2(errors_.get(), STDERR_FILENO);
-  signal(SIGPIPE, SIG_DFL);
-  execvp(words[0], words.data());
-  const std::string why = concat(words[0], ": ", std::strerror(errno), "\n");
-  [[maybe_unused]] const auto n = ::write(STDERR_FILENO, why.data(), why.size());
-  _exit(127);
+  const auto run = [&] {
+    signal(SIGPIPE, SIG_DFL);
+    return exec_or_say(shell);
+  };
+  process_ = Child(run, {.in = in_end.get(), .out = out_end.get(), .err = errors_.get()});
 }
 
 RemoteAgent::~RemoteAgent() {
   to_.close();
-  const auto ends_within = [&](std::chrono::milliseconds time) {
-    const Deadline deadline = Deadline::after(time);
-    while (waitpid(process_, nullptr, WNOHANG) == 0) {
-      if (deadline.expired()) return false;
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
-    return true;
-  };
-  if (ends_within(std::chrono::seconds(2))) return;
-  kill(process_, SIGTERM);
-  if (ends_within(std::chrono::seconds(1))) return;
-  kill(process_, SIGKILL);
-  waitpid(process_, nullptr, 0);
+  if (!process_.wait(Deadline::after(std::chrono::seconds(2)))) process_.end_within(std::chrono::seconds(1));
 }
 
 std::string RemoteAgent::last_error() const {

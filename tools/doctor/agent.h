@@ -8,8 +8,6 @@
 ///
 /// A reply "error {"message": …}" may take the place of each.
 
-#include <sys/types.h>
-
 #include <chrono>
 #include <memory>
 #include <string>
@@ -17,7 +15,7 @@
 
 #include "comm/core/deadline.h"
 #include "comm/net/socket.h"
-#include "comm/os/fd.h"
+#include "comm/os/child.h"
 #include "tools/doctor/checks.h"
 #include "tools/doctor/host_facts.h"
 
@@ -50,8 +48,8 @@ class RemoteAgent {
   std::string last_error() const;
 
   std::string host_;
-  pid_t process_ = -1;
   UniqueFd to_, from_, errors_;
+  Child process_;
   std::string received_;
 };
 

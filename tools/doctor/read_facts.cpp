@@ -1,7 +1,6 @@
 #include <dlfcn.h>
 #include <net/if.h>
 #include <sys/ioctl.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <sys/utsname.h>
@@ -31,6 +30,7 @@
 #include "comm/net/random.h"
 #include "comm/net/socket.h"
 #include "comm/os/cgroup.h"
+#include "comm/os/child.h"
 #include "comm/os/cma.h"
 #include "comm/os/fd.h"
 #include "comm/shared_memory/shared_memory.h"
@@ -174,26 +174,19 @@ void read_processors(HostFacts& f) {
 /// Ranks are processes beside each other, so one child reads the memory of another one.
 std::string try_cma() {
   static constexpr std::uint64_t value = 0x72696e677a65726f;
-  const pid_t parent = getpid();
-  const auto child = [&](const auto& run) {
-    const pid_t pid = fork();
-    if (pid != 0) return pid;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    _exit(getppid() == parent ? run() : 1);
-  };
-  const pid_t owner = child([] { return pause(); });
-  if (owner < 0) return concat("fork: ", std::strerror(errno));
-  const pid_t reader = child([&] {
-    std::array<std::byte, sizeof value> found{};
-    const int error = cma_read_process(owner, reinterpret_cast<std::uint64_t>(&value), found);
-    return error ? error : std::memcmp(found.data(), &value, sizeof value) == 0 ? 0 : EFAULT;
+  const ChildOptions options{.signal_if_orphaned = SIGKILL};
+  return error_of([&] {
+    const Child owner([] { return pause(); }, options);
+    const auto read_owner = [&] {
+      std::array<std::byte, sizeof value> found{};
+      const int error = cma_read_process(owner.pid(), reinterpret_cast<std::uint64_t>(&value), found);
+      return error ? error : std::memcmp(found.data(), &value, sizeof value) == 0 ? 0 : EFAULT;
+    };
+    Child reader(read_owner, options);
+    require(reader.wait(Deadline::after(trial_timeout)), Errc::timeout, "process_vm_readv does not return");
+    require(reader.status() == 0, Errc::system,
+            "process_vm_readv: ", std::strerror(WEXITSTATUS(reader.status())));
   });
-  int status = 0;
-  if (reader > 0) waitpid(reader, &status, 0);
-  kill(owner, SIGKILL);
-  waitpid(owner, nullptr, 0);
-  if (reader < 0) return "fork failed";
-  return status == 0 ? "" : concat("process_vm_readv: ", std::strerror(WEXITSTATUS(status)));
 }
 
 // ---- what the library does at the start of a job
@@ -310,12 +303,9 @@ std::string version_in(const std::string& text) {
 }
 
 std::string open_mpi_version() {
-  FILE* const pipe = popen("mpirun --version 2>/dev/null", "r");
-  if (!pipe) return "";
-  char text[256] = {};
-  const bool any = std::fgets(text, sizeof text, pipe) != nullptr;
-  pclose(pipe);
-  return any && std::string_view(text).find("Open MPI") != std::string_view::npos ? version_in(text) : "";
+  const std::string text = output_of({"mpirun", "--version"}, Deadline::after(trial_timeout));
+  const std::string first = text.substr(0, text.find('\n'));
+  return first.find("Open MPI") != std::string::npos ? version_in(first) : "";
 }
 
 /// The newest CUDA that the driver supports.

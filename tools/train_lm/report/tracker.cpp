@@ -10,19 +10,16 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
-#include <cstring>
 #include <nlohmann/json.hpp>
-#include <thread>
 #include <utility>
 
+#include "comm/core/error.h"
 #include "comm/core/text.h"
 
 extern char** environ;
 
 namespace rz::train_lm {
 namespace {
-
-using TrackerClock = std::chrono::steady_clock;
 
 /// write() of this thread without SIGPIPE, which is left to the program otherwise.
 ssize_t write_without_signal(int pipe, const std::string& data) {
@@ -44,8 +41,9 @@ ssize_t write_without_signal(int pipe, const std::string& data) {
   return written;
 }
 
-/// The process of `sh -c command`, whose standard input is `input`; below 0: errno is set.
-pid_t spawn_shell(const std::string& command, int input) {
+/// `sh -c command`, whose standard input is `input`. Without fork(), which copies the page tables of all
+/// memory, and after which memory that a child may read is not remapped.
+Child spawn_shell(const std::string& command, int input) {
   posix_spawn_file_actions_t files;
   ::posix_spawn_file_actions_init(&files);
   ::posix_spawn_file_actions_adddup2(&files, input, STDIN_FILENO);
@@ -68,7 +66,8 @@ pid_t spawn_shell(const std::string& command, int input) {
   ::posix_spawnattr_destroy(&attributes);
   ::posix_spawn_file_actions_destroy(&files);
   errno = error;
-  return error == 0 ? process : -1;
+  if (error) fail_errno("posix_spawn", "/bin/sh");
+  return Child(process, true);
 }
 
 }  // namespace
@@ -79,19 +78,14 @@ std::string json_text(const std::string& text) {
 
 Tracker::Tracker(const std::string& command, TrackerOptions options) : options_(options) {
   if (command.empty()) return;
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) {
-    warn(concat("no pipe: ", std::strerror(errno), "; training goes on"));
-    return;
+  try {
+    auto [read, write] = make_pipe();
+    process_ = spawn_shell(command, read.get());
+    pipe_ = std::move(write);
+    ::fcntl(pipe_.get(), F_SETFL, O_NONBLOCK);
+  } catch (const Error& e) {
+    warn(concat("cannot be started: ", e.what(), "; training goes on"));
   }
-  process_ = spawn_shell(command, ends[0]);
-  const int error = errno;
-  ::close(ends[0]);
-  pipe_ = ends[1];
-  ::fcntl(pipe_, F_SETFL, O_NONBLOCK);
-  if (process_ >= 0) return;
-  warn(concat("cannot be started: ", std::strerror(error), "; training goes on"));
-  close_pipe();
 }
 
 Tracker::~Tracker() {
@@ -105,13 +99,13 @@ void Tracker::warn(const std::string& what) {
 }
 
 void Tracker::close_pipe() {
-  if (pipe_ >= 0) ::close(std::exchange(pipe_, -1));
+  pipe_.close();
   buffer_.clear();
 }
 
 void Tracker::flush() {
   while (!buffer_.empty()) {
-    const ssize_t written = write_without_signal(pipe_, buffer_);
+    const ssize_t written = write_without_signal(pipe_.get(), buffer_);
     if (written < 0 && errno == EINTR) continue;
     if (written < 0 && errno == EAGAIN) return;
     if (written < 0) {
@@ -132,37 +126,29 @@ void Tracker::send(const char* event, const std::string& members) {
   flush();
 }
 
-bool Tracker::reap(TrackerClock::time_point until) {
-  for (int status = 0;; std::this_thread::sleep_for(std::chrono::milliseconds(5))) {
-    const pid_t ended = ::waitpid(process_, &status, WNOHANG);
-    if (ended == 0 && TrackerClock::now() < until) continue;
-    if (ended == 0) return false;
-    process_ = -1;
-    if (ended > 0 && WIFEXITED(status) && WEXITSTATUS(status) != 0)
-      warn(concat("the command has ended with exit status ", WEXITSTATUS(status)));
-    if (ended > 0 && WIFSIGNALED(status)) warn(concat("the command was ended by signal ", WTERMSIG(status)));
-    return true;
-  }
+bool Tracker::has_ended(Deadline deadline) {
+  if (!process_.wait(deadline)) return false;
+  const int status = process_.status();
+  if (WIFEXITED(status) && WEXITSTATUS(status) != 0)
+    warn(concat("the command has ended with exit status ", WEXITSTATUS(status)));
+  if (WIFSIGNALED(status)) warn(concat("the command was ended by signal ", WTERMSIG(status)));
+  return true;
 }
 
 void Tracker::end(const char* reason, std::int64_t step) {
-  const auto until = TrackerClock::now() + options_.patience;
+  const auto until = Deadline::after(options_.patience);
   send("end", concat(step < 0 ? "" : concat(R"("step": )", step, ", "), R"("reason": ")", reason, '"'));
-  while (active() && !buffer_.empty() && TrackerClock::now() < until) {
-    pollfd room{.fd = pipe_, .events = POLLOUT, .revents = 0};
+  while (active() && !buffer_.empty() && !until.expired()) {
+    pollfd room{.fd = pipe_.get(), .events = POLLOUT, .revents = 0};
     ::poll(&room, 1, 20);
     flush();
   }
   close_pipe();
-  if (process_ < 0 || reap(until)) return;
+  if (has_ended(until)) return;
   warn(concat("the command has not ended within ",
               std::chrono::duration_cast<std::chrono::seconds>(options_.patience).count(),
               " s after its input, and is ended"));
-  const pid_t process = process_;
-  ::kill(-process, SIGTERM);
-  if (reap(TrackerClock::now() + std::chrono::seconds(1))) return;
-  ::kill(-process, SIGKILL);
-  reap(TrackerClock::now() + std::chrono::seconds(1));
+  process_.end_within(std::chrono::seconds(1));
 }
 
 }  // namespace rz::train_lm

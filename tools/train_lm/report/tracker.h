@@ -20,12 +20,12 @@
 /// For MLflow: mlflow.start_run(), mlflow.log_metrics({k: v for k, v in event.items() if isinstance(v,
 /// float)}, step).
 
-#include <sys/types.h>
-
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
+
+#include "comm/os/child.h"
 
 namespace rz::train_lm {
 
@@ -46,7 +46,7 @@ class Tracker {
   Tracker(const Tracker&) = delete;
 
   /// Whether lines are sent: there is a command, and it has not ended.
-  bool active() const { return pipe_ >= 0; }
+  bool active() const { return static_cast<bool>(pipe_); }
   /// `members`: of the object after its event, R"("step": 1)".
   void send(const char* event, const std::string& members);
   /// `step`: of the last update, from 0 on; below 0: unknown. Sends the last line, closes the standard input
@@ -58,11 +58,11 @@ class Tracker {
   /// Writes what the pipe has room for.
   void flush();
   void close_pipe();
-  bool reap(std::chrono::steady_clock::time_point until);
+  bool has_ended(Deadline);
 
   TrackerOptions options_;
-  int pipe_ = -1;
-  pid_t process_ = -1;
+  UniqueFd pipe_;
+  Child process_;
   std::string buffer_;  // whole lines, but for the first
   bool warned_ = false;
 };
