@@ -64,7 +64,7 @@ struct StrategyOptions {
   /// copied to the device where they are gathered. On the host all is there already.
   OffloadOptions offload_param;
   UnusedParameterPolicy unused_parameters = UnusedParameterPolicy::pytorch;
-  /// False: a parameter whose gradient a rank has not computed since zero_grad() is an error of
+  /// False: a parameter of which a rank has computed no gradient since zero_grad() is an error of
   /// finish_gradients(), with its name and ranks. Frozen parameters are not unused. PyTorch's default is
   /// false; DeepSpeed's, as ignore_unused_parameters, is true. Neither costs anything here.
   bool find_unused_parameters = true;
