@@ -22,7 +22,9 @@ class LaunchedGroup : public AgentGroup {
   void start(const Job&, const std::function<bool()>& go_on) override;
   void append_descriptors(std::vector<pollfd>&) const override;
   std::vector<RankEnd> reap() override;
-  int wait_ms() const override { return stopped_at_ ? stopped_at_->poll_ms(1000) : AgentGroup::wait_ms(); }
+  int wait_ms() const override {
+    return stopped_at_ ? stopped_at_->poll_ms(listener_->wait_ms()) : listener_->wait_ms();
+  }
   int size() const override { return options_.ranks; }
 
  private:
