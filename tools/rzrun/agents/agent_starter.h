@@ -31,7 +31,10 @@ class AgentStarter {
   void stop(HostLink&, int signal);
   std::optional<StopRequest> stop_request() { return std::exchange(stop_, {}); }
   void append_descriptors(std::vector<pollfd>&) const;
-  int wait_ms() const { return stopped_at_ ? stopped_at_->poll_ms(1000) : 1000; }
+  int wait_ms() const {
+    const int longest = listener_ ? listener_->wait_ms() : 1000;
+    return stopped_at_ ? stopped_at_->poll_ms(longest) : longest;
+  }
 
  private:
   void explain_stop();
