@@ -46,7 +46,7 @@ set(rz_headers
     sharding/optim/unused_parameters.h
     sharding/parallel/collectives.h sharding/parallel/mesh.h sharding/parallel/mesh_sizes.h sharding/parallel/parallelize.h
     sharding/parallel/rank_agreement.h sharding/parallel/traffic.h
-    sharding/strategy/join.h sharding/strategy/logging_data.h sharding/strategy/optimizer_state.h
+    sharding/strategy/join.h sharding/strategy/logging_data.h sharding/strategy/no_sync.h sharding/strategy/optimizer_state.h
     sharding/strategy/parameter_values.h sharding/strategy/strategy.h sharding/strategy/strategy_options.h
     sharding/tokenizer/tokenizer.h)
 if(RZ_COMM_ONLY)

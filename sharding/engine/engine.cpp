@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <deque>
 #include <exception>
 #include <functional>
 #include <numeric>
@@ -491,10 +490,6 @@ void Engine::require_distinct(std::vector<const void*> batches) {
       "(LoaderOptions::slots), or set EngineOptions::graph = false");
 }
 
-Engine::NoSync::NoSync(Engine& engine) : engine_(engine) { engine.state_->loop().hold_synchronisation(); }
-
-Engine::NoSync::~NoSync() { engine_.state_->loop().release_synchronisation(); }
-
 // ---- uneven inputs
 
 struct Engine::Join::State {
@@ -504,8 +499,6 @@ struct Engine::Join::State {
   bool enabled;
   rz::Join ranks;
   bool active = false;
-  UpdateLoop::Rounds rounds{};
-  std::deque<std::vector<std::int32_t>> words{};  // of rounds of cancel_update()
 };
 
 Engine::Join::Join(Engine& engine)
@@ -513,7 +506,7 @@ Engine::Join::Join(Engine& engine)
                        rz::Join(*engine.state_->data, join_options(engine.config().ddp.join))}) {
   State& s = *state_;
   if (!s.enabled) return;
-  UpdateLoop& loop = s.loop();
+  s.loop();  // there is an optimizer
   require(engine.strategy().kind() != StrategyKind::zero3, Errc::unsupported,
           "Engine::Join: zero3 gathers values in forward and backward, on all ranks; run a rank without data "
           "on a batch of which all targets are ignored (-100), which counts no terms");
@@ -521,21 +514,18 @@ Engine::Join::Join(Engine& engine)
           describe(engine.mesh().sizes()),
           ": the layers of other ranks need this one; give every rank as many batches (drop_last), or choose "
           "tp 1");
-  s.rounds.take_part = [&s] { return s.ranks.take_part(s.words.emplace_back()); };
-  loop.set_rounds(&s.rounds);
+  s.loop().set_join(&s.ranks);
 }
 
 Engine::Join::~Join() {
-  if (state_->enabled) state_->loop().set_rounds(nullptr);
+  if (state_->enabled) state_->loop().set_join(nullptr);
 }
 
 bool Engine::Join::next(bool has_data) {
   State& s = *state_;
   s.active = has_data;
   if (!s.enabled) return has_data;
-  s.words.clear();
   const bool any = s.ranks.next(has_data);
-  ++s.rounds.made;
   const int without = s.engine.state_->data->size() - s.ranks.active_ranks();
   require(without == 0 || !any || !s.loop().fresh(), Errc::mismatch, "Engine::Join: ", without,
           " ranks have no batch before the first update; give every rank at least one");

@@ -61,6 +61,7 @@
 #include "../huggingface/pretrained_weights.h"
 #include "../model/memory_report.h"
 #include "../parallel/world.h"
+#include "../strategy/no_sync.h"
 #include "checkpoints/checkpoint_options.h"
 #include "checkpoints/training_checkpoints.h"
 #include "engine_options.h"
@@ -124,8 +125,7 @@ class Engine {
   /// one that cancels alone while another waits for it in a layer is Errc::mismatch on every rank of the
   /// world, and ends training.
   void cancel_update();
-  /// While an object of this class lives, no gradients are reduced, and step() is an error.
-  class NoSync;
+  using NoSync = rz::NoSync;
   /// Ranks with different numbers of batches.
   class Join;
 
@@ -278,16 +278,6 @@ class Engine {
 /// configuration is wrong, Errc::mismatch if it differs over the ranks; errors of the
 /// mesh are those of resolved() and parallelize(), Errc::config.
 Engine initialize(World&, Module&, EngineOptions = {});
-
-class Engine::NoSync {
- public:
-  explicit NoSync(Engine&);
-  ~NoSync();
-  NoSync(const NoSync&) = delete;
-
- private:
-  Engine& engine_;
-};
 
 /// Finds out which ranks still have data; a rank without takes part in the updates of the others:
 ///

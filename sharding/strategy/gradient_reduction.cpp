@@ -45,9 +45,9 @@ void GradientReduction::keep_passes() {
 
 // ---- a backward pass
 
-void GradientReduction::begin_pass(bool reduces) {
+void GradientReduction::begin_pass() {
   if (sums_) {
-    sums_->begin_pass(reduces);
+    sums_->begin_pass(state_.reducing());
     if (sums_->group_ended()) keep_passes();
   }
   begin_scopes();

@@ -29,7 +29,8 @@ class GradientReduction {
   GradientReduction(const GradientReduction&) = delete;
 
   // ---- a backward pass; `member` as in ModelParameters
-  void begin_pass(bool reduces);
+  /// After PassState::begin_backward().
+  void begin_pass();
   /// Called before the gradient of a member is written for the first time in a pass. Errc::unsupported if its
   /// flat parameter was complete.
   void gradient_begins(int member);

@@ -35,7 +35,7 @@ bool Join::next(bool has_data) {
   active_ranks_ = std::accumulate(all.begin(), all.end(), 0);
   if (options_.throw_on_early_termination && active_ranks_ > 0 && active_ranks_ < communicator_.size())
     throw_uneven(all, batches_);
-  batches_ += active_;
+  ++rounds_, batches_ += active_;
   return active_ranks_ > 0;
 }
 

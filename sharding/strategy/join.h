@@ -49,6 +49,8 @@ class Join {
   bool active() const { return active_; }
   /// Number of ranks that have data.
   int active_ranks() const { return active_ranks_; }
+  /// Calls of next() so far.
+  std::int64_t rounds() const { return rounds_; }
   /// Micro-batches of this rank so far.
   std::int64_t batches() const { return batches_; }
   /// The factor of Tape::backward() for a loss without terms.
@@ -59,7 +61,7 @@ class Join {
   JoinOptions options_;
   bool active_ = false;
   int active_ranks_ = 0;
-  std::int64_t batches_ = 0;
+  std::int64_t rounds_ = 0, batches_ = 0;
 };
 
 }  // namespace rz

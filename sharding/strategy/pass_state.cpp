@@ -12,8 +12,8 @@ PassState::PassState(std::size_t members, const ExposedTime& exposed) : exposed_
   ready_.reserve(members);
 }
 
-void PassState::begin_backward(bool synchronise) {
-  state_ = would_reduce(synchronise) ? State::reducing : State::local;
+void PassState::begin_recorded(bool reduces) {
+  state_ = reduces ? State::reducing : State::local;
   backward_depth_ = 0;
   ready_.clear();
   without_data_ = false;

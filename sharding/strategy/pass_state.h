@@ -33,12 +33,14 @@ class PassState {
   /// `call` uses means: Errc::unsynchronised if there are none.
   void require_reduced(const char* call) const;
 
-  /// Whether a pass that begins now reduces.
-  bool would_reduce(bool synchronise) const { return synchronise && holds_ == 0; }
   /// While holds exceed releases, passes do not synchronise.
   void hold() { ++holds_; }
   void release() { --holds_; }
-  void begin_backward(bool synchronise);
+  bool synchronises() const { return holds_ == 0; }
+  /// A pass begins, the last one of an update if `synchronise`: it reduces then, unless passes are held.
+  void begin_backward(bool synchronise) { begin_recorded(synchronise && synchronises()); }
+  /// The same for a pass that others make.
+  void begin_recorded(bool reduces);
   /// The backward pass is over; its reductions are not.
   void end_backward() { end_phase(Phase::none); }
   /// The reductions are over, and gradients are not means yet.

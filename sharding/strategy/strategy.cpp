@@ -182,9 +182,9 @@ OptimizerState& Strategy::optimizer_state() { return state_->optimizer_state; }
 
 const OptimizerState& Strategy::optimizer_state() const { return state_->optimizer_state; }
 
-Strategy::NoSync::NoSync(Strategy& strategy) : strategy_(strategy) { strategy.state_->passes.state().hold(); }
+NoSync::NoSync(Strategy& strategy) : strategy_(strategy) { strategy.state_->passes.state().hold(); }
 
-Strategy::NoSync::~NoSync() { strategy_.state_->passes.state().release(); }
+NoSync::~NoSync() { strategy_.state_->passes.state().release(); }
 
 // ---- a pass
 
@@ -283,6 +283,10 @@ void Strategy::zero_grad() {
   s.passes.state().require_may_reset();
   s.reset_gradients();
 }
+
+bool Strategy::synchronises() const { return state_->passes.state().synchronises(); }
+
+bool Strategy::reducing() const { return state_->passes.state().reducing(); }
 
 bool Strategy::reduced() const { return state_->passes.state().reduced(); }
 

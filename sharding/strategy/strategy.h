@@ -42,6 +42,7 @@
 #include "../parallel/mesh.h"
 #include "../parallel/traffic.h"
 #include "logging_data.h"
+#include "no_sync.h"
 #include "parameter_values.h"
 #include "strategy_options.h"
 
@@ -137,6 +138,10 @@ class Strategy {
   void next_update(Optimizer&, const Stream& = {});
   /// Drops the gradients; does not write zeros. All ranks call it.
   void zero_grad();
+  /// Whether a pass that is the last one of an update synchronises: no NoSync lives.
+  bool synchronises() const;
+  /// Whether the last pass synchronises and finish_gradients() has not ended it.
+  bool reducing() const;
   /// Whether the gradients are means: after finish_gradients(), until zero_grad() or another pass.
   bool reduced() const;
   /// Whether every rank has dropped the update, since finish_gradients() threw, and no other one has begun.
@@ -173,19 +178,10 @@ class Strategy {
   /// All of this, with buckets, options and times of passes.
   LoggingData logging_data() const;
 
-  /// While an object of this class lives, passes do not synchronise, whatever the argument of
-  /// begin_backward().
-  class NoSync {
-   public:
-    explicit NoSync(Strategy&);
-    ~NoSync();
-    NoSync(const NoSync&) = delete;
-
-   private:
-    Strategy& strategy_;
-  };
+  using NoSync = rz::NoSync;
 
  private:
+  friend class rz::NoSync;
   struct State;
   std::unique_ptr<State> state_;
 };

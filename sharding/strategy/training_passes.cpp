@@ -153,11 +153,10 @@ void TrainingPasses::begin_backward(bool synchronise) {
   state_.require_may_begin();
   model_.parameters().require_trainable("backward()");
   const bool reopens = state_.reduced();
-  const bool reduces = state_.would_reduce(synchronise);
-  reduction_.begin_pass(reduces);
-  trains_in_evaluation_ = !module_.training();
-  record({.kind = Step::begin, .synchronises = reduces});
   state_.begin_backward(synchronise);
+  reduction_.begin_pass();
+  trains_in_evaluation_ = !module_.training();
+  record({.kind = Step::begin, .synchronises = state_.reducing()});
   if (reopens) model_.gradients().reopen(runtime_.stream);
 }
 
@@ -184,7 +183,7 @@ void TrainingPasses::take_part(const Step& step) {
     case Step::leave:
       return leave(*step.scope, step.pass);
     case Step::begin:
-      state_.begin_backward(step.synchronises);
+      state_.begin_recorded(step.synchronises);
       reduction_.begin_scopes();
       return;
     case Step::touch:

@@ -551,7 +551,27 @@ TEST(Engine, AStepInsideNoSyncIsAnErrorThatNamesIt) {
     engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
     const Error e = test::error_of([&] { engine.step(); });
     EXPECT_EQ(e.code(), Errc::unsynchronised);
-    EXPECT_NE(std::string(e.what()).find("NoSync"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("step() inside NoSync"), std::string::npos) << e.what();
+  });
+}
+
+TEST(Engine, AnUpdateOfTrainBatchInsideNoSyncIsAnErrorThatNamesIt) {
+  in_world(2, [](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options(config(1)));
+    struct {
+      Batch& next() { return b; }
+      Batch b = batch(0, 4);
+    } batches;
+    const auto forward = [&](Tape& t, Batch& b) { return nn::cross_entropy(t, net(t, b.x), b.y); };
+    {
+      const Engine::NoSync no_sync(engine);
+      const Error e = test::error_of([&] { engine.train_batch(batches, forward); });
+      EXPECT_EQ(e.code(), Errc::unsynchronised);
+      EXPECT_NE(std::string(e.what()).find("train_batch() inside NoSync"), std::string::npos) << e.what();
+    }
+    engine.train_batch(batches, forward);
+    EXPECT_EQ(engine.global_steps(), 1);
   });
 }
 

@@ -108,7 +108,7 @@ void UpdateLoop::expect_terms(const nn::Loss& loss) {
 
 void UpdateLoop::next_update() {
   accumulation_.next_update();
-  if (rounds_) rounds_->made = 0;
+  if (join_) rounds_before_ = join_->rounds();
 }
 
 /// Ranks that share layers combine parts of one loss: other data on one of them would give wrong gradients.
@@ -167,14 +167,14 @@ void UpdateLoop::set_state(const State& state) {
 
 // ---- pass by pass
 
-bool UpdateLoop::begin_pass(bool has_terms) {
+void UpdateLoop::begin_pass(bool has_terms) {
   require_no_failed_pass("backward()");
   in_pass_ = true;
   strategy_.require_may_follow(has_terms, follows());
-  return begin_pass();
+  begin_pass();
 }
 
-bool UpdateLoop::begin_pass() {
+void UpdateLoop::begin_pass() {
   in_pass_ = true;
   dropped_by_ = nullptr;
   reports_.times().end(Phase::forward, tape_.stream());
@@ -184,13 +184,11 @@ bool UpdateLoop::begin_pass() {
     reports_.losses().clear();
     training_.prepare(tape_.stream());
   }
-  if (std::exchange(reducing_, false)) on_every_rank([&] { strategy_.finish_gradients(tape_.stream()); });
-  return accumulation_.boundary() && holds_ == 0;
+  if (strategy_.reducing()) on_every_rank([&] { strategy_.finish_gradients(tape_.stream()); });
 }
 
-void UpdateLoop::end_pass(bool synchronised) {
+void UpdateLoop::end_pass() {
   in_pass_ = false;
-  reducing_ = synchronised;
   tape_.reset();
   accumulation_.count_pass();
   reports_.times().end(Phase::backward, tape_.stream());
@@ -199,19 +197,19 @@ void UpdateLoop::end_pass(bool synchronised) {
 
 void UpdateLoop::backward(const nn::Loss& loss) {
   const flight::Phase phase("backward");
-  const bool synchronise = begin_pass(loss.has_terms());
+  begin_pass(loss.has_terms());
   expect_terms(loss);
   reports_.losses().add(loss, tape_);
-  strategy_.backward(tape_, loss, synchronise, follows());
-  end_pass(synchronise);
+  strategy_.backward(tape_, loss, accumulation_.boundary(), follows());
+  end_pass();
 }
 
 void UpdateLoop::backward_without_data() {
   const flight::Phase phase("backward");
   require_no_failed_pass("backward_without_data()");
-  const bool synchronise = begin_pass();
-  strategy_.backward_without_data(synchronise);
-  end_pass(synchronise);
+  begin_pass();
+  strategy_.backward_without_data(accumulation_.boundary());
+  end_pass();
 }
 
 void UpdateLoop::reduce_and_apply() {
@@ -226,10 +224,7 @@ void UpdateLoop::reduce_and_apply() {
 
 bool UpdateLoop::step() {
   require_no_failed_pass("step()");
-  require(holds_ == 0, Errc::unsynchronised,
-          "step() inside NoSync: gradients would differ over the ranks, and so would the parameters; end "
-          "NoSync before the last backward() of an update, or leave it out: micro-batches before the last "
-          "do not synchronise anyway");
+  require_synchronises("step()");
   require(accumulation_.passes() > 0, Errc::invalid_argument,
           "step() without a backward() since the last step()");
   if (!accumulation_.boundary()) {
@@ -237,7 +232,7 @@ bool UpdateLoop::step() {
     return false;
   }
   require(
-      std::exchange(reducing_, false), Errc::unsynchronised,
+      strategy_.reducing(), Errc::unsynchronised,
       "step() at the end of an update whose last backward() did not synchronise, inside NoSync or before a "
       "boundary was forced: gradients would differ over the ranks; call cancel_update(), and propagate "
       "the last micro-batch as the boundary, outside of NoSync");
@@ -252,6 +247,13 @@ bool UpdateLoop::step() {
 void UpdateLoop::require_no_failed_pass(const char* call) const {
   require(!in_pass_, Errc::unsynchronised, call,
           " after a backward() that failed: call cancel_update(), which drops the update on every rank");
+}
+
+void UpdateLoop::require_synchronises(const char* call) const {
+  require(strategy_.synchronises(), Errc::unsynchronised, call,
+          " inside NoSync: gradients would differ over the ranks, and so would the parameters; end NoSync "
+          "before the last backward() of an update, or leave it out: micro-batches before the last do not "
+          "synchronise anyway");
 }
 
 template <class F>
@@ -285,7 +287,7 @@ void UpdateLoop::abandon() {
 void UpdateLoop::rewind() {
   drop_graph();
   tape_.reset();
-  in_pass_ = reducing_ = false;
+  in_pass_ = false;
   accumulation_.force_boundary({});
   next_update();
   reports_.losses().clear();
@@ -303,13 +305,11 @@ std::vector<Work> UpdateLoop::take_part() {
   const auto decide = [&] {
     if (!options_.expected_terms) calls.push_back(begin_terms(0));
   };
-  if (!rounds_) {
-    decide();
-    return calls;
-  }
-  if (rounds_->made > 0) decide();
-  for (std::int64_t round = rounds_->made; round < accumulation_.steps(); ++round) {
-    calls.push_back(rounds_->take_part());
+  const std::int64_t made = join_ ? join_->rounds() - rounds_before_ : 0;
+  if (!join_ || made > 0) decide();
+  join_words_.clear();
+  for (std::int64_t round = made; join_ && round < accumulation_.steps(); ++round) {
+    calls.push_back(join_->take_part(join_words_.emplace_back()));
     if (round == 0) decide();
   }
   return calls;
@@ -336,6 +336,7 @@ void UpdateLoop::cancel(bool has_batches) {
 void UpdateLoop::run(const std::function<nn::Loss(std::size_t)>& forward,
                      UpdateReports::Clock::time_point start) {
   require_no_failed_pass("train_batch()");
+  require_synchronises("train_batch()");
   require_between_updates("train_batch()");
   in_pass_ = true;
   dropped_by_ = nullptr;

@@ -2,6 +2,7 @@
 /// The passes and updates of a training loop.
 
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -14,6 +15,7 @@
 #include "comm/device/stream.h"
 #include "sharding/engine/loop/training_step.h"
 #include "sharding/engine/reports/update_reports.h"
+#include "sharding/strategy/join.h"
 #include "sharding/strategy/strategy.h"
 
 namespace rz {
@@ -123,17 +125,9 @@ class UpdateLoop {
   /// `has_batches`: batches of the update in progress have been taken.
   void cancel(bool has_batches);
   Accumulation& accumulation() { return accumulation_; }
-  /// While holds exceed releases, passes do not synchronise, and step() is an error.
-  void hold_synchronisation() { ++holds_; }
-  void release_synchronisation() { --holds_; }
-
-  /// Calls of the communicator of the world that precede each micro-batch on every rank.
-  struct Rounds {
-    std::int64_t made = 0;              ///< in the update in progress
-    std::function<Work()> take_part{};  ///< begins one for a rank whose update has failed
-  };
-  /// Null: there are none. The object must live until it is set again.
-  void set_rounds(Rounds* rounds) { rounds_ = rounds; }
+  /// Its next() precedes each micro-batch on every rank. Null: there is none. It must live until it is set
+  /// again.
+  void set_join(const Join* join) { join_ = join, rounds_before_ = 0; }
 
   // ---- update by update
   /// An update whose micro-batch m has the loss forward(m). `start`: when it began.
@@ -168,13 +162,15 @@ class UpdateLoop {
   UpdateReports& reports() { return reports_; }
 
  private:
-  /// Before a pass of backward() from a loss; returns whether it synchronises.
-  bool begin_pass(bool has_terms);
-  bool begin_pass();
-  void end_pass(bool synchronised);
+  /// Before a pass of backward() from a loss.
+  void begin_pass(bool has_terms);
+  void begin_pass();
+  void end_pass();
   /// True if the pass is not the first of its micro-batch.
   bool follows() const { return accumulation_.passes() > 0; }
   void require_no_failed_pass(const char* call) const;
+  /// Errc::unsynchronised inside NoSync.
+  void require_synchronises(const char* call) const;
   /// The terms of the first loss decide on expected_terms, unless they were given. Collective.
   void expect_terms(const nn::Loss&);
   /// The sum over the ranks of what they contribute; terms_of_update() completes it.
@@ -211,14 +207,14 @@ class UpdateLoop {
   UpdateGraph graph_;
   std::uint64_t passes_ = 0;             // of all updates
   std::uint64_t passes_of_updates_ = 0;  // before the update in progress
-  bool reducing_ = false;                // the last pass synchronises and is not finished
   bool in_pass_ = false;                 // a pass has begun and has not ended: it runs or has failed
   std::exception_ptr dropped_by_;        // what all ranks have dropped the last update for
-  Rounds* rounds_ = nullptr;
-  int holds_ = 0;
-  bool given_terms_ = false;  // expected_terms of the options
-  double first_terms_ = 0;    // of the first micro-batches of all ranks
-  bool new_terms_ = false;    // the update in progress has decided on expected_terms
+  const Join* join_ = nullptr;
+  std::int64_t rounds_before_ = 0;                    // calls of its next() before the update in progress
+  std::deque<std::vector<std::int32_t>> join_words_;  // of those that cancel() makes
+  bool given_terms_ = false;                          // expected_terms of the options
+  double first_terms_ = 0;                            // of the first micro-batches of all ranks
+  bool new_terms_ = false;                            // the update in progress has decided on expected_terms
 };
 
 }  // namespace rz
