@@ -359,7 +359,7 @@ class Hosts(Case):
         self.assertIn('/nowhere/doctor', f['found'])
         self.assertIn('--program PATH', f['remedy'])
         p = doctor('--json', '--hostfile', self.path('hostfile'), '--rsh', '/nowhere/rsh', status=1)
-        self.verdict(p, 'remote shell', 'missing', '/nowhere/rsh: No such file', host='node1')
+        self.verdict(p, 'remote shell', 'missing', "cannot start '/nowhere/rsh': No such file", host='node1')
 
     def test_a_stranger_is_not_served(self):
         server = subprocess.Popen([DOCTOR, '--agent'], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENV)
