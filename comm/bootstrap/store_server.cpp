@@ -25,25 +25,29 @@ constexpr std::size_t max_table_bytes = 64 << 20;
 /// Connections per rank: each thread that waits for a key has its own.
 constexpr std::size_t max_clients_a_rank = 64;
 constexpr std::size_t max_clients_of_any_group = 4096;
-/// Connections without a hello, beyond one per rank of the group.
-constexpr std::size_t max_unauthenticated = 64;
-/// Such connections that are accepted before their rate is limited, beyond those.
-constexpr std::size_t accepts_at_once = 192;
+/// In descriptors_, behind that of the end and that of the door.
+constexpr std::size_t first_client = 2;
 
 }  // namespace
 
-std::size_t StoreServer::files_for(int size) { return static_cast<std::size_t>(size) + max_unauthenticated; }
+std::size_t StoreServer::files_for(int size) {
+  return static_cast<std::size_t>(size) + net::Door::max_unproven;
+}
 
 StoreServer::StoreServer(std::vector<UniqueFd> listeners, Options options)
     : listeners_(std::move(listeners)),
       stop_(eventfd(0, EFD_CLOEXEC)),
       options_(std::move(options)),
-      key_(options_.secret.get(), net::Purpose::store, ""),
-      group_(net::fingerprint(options_.launch)),
-      accept_rate_(static_cast<std::size_t>(options_.size) + max_unauthenticated + accepts_at_once),
+      door_({.key = {options_.secret.get(), net::Purpose::store, ""},
+             .group = net::fingerprint(options_.launch),
+             .encryption = options_.encryption,
+             .members = static_cast<std::size_t>(options_.size),
+             .time_to_prove = options_.hello_timeout,
+             .on_refusal = [this](const net::Authentication& end) { warn(end); }}),
       table_(max_table_bytes) {
   if (!stop_) fail_errno("eventfd");
-  descriptors_.reserve(first_client());
+  descriptors_.reserve(first_client);
+  for (const UniqueFd& listener : listeners_) door_.add(listener.get());
   if (options_.size > 0)
     require_open_files(files_for(options_.size), concat("the store of a group of ", options_.size, " ranks"));
   thread_ = helper_thread([this] { run(); });
@@ -53,8 +57,9 @@ StoreServer::~StoreServer() {
   const std::uint64_t one = 1;
   [[maybe_unused]] const auto n = ::write(stop_.get(), &one, sizeof one);
   thread_.join();
-  if ((options_.secret && strangers_.unknown()) || strangers_.has_other_user())
-    std::fputs(concat("rank 0: ", strangers_.sentence(), '\n').c_str(), stderr);
+  const net::Strangers& strangers = door_.strangers();
+  if ((options_.secret && strangers.unknown()) || strangers.has_other_user())
+    std::fputs(concat("rank 0: ", strangers.sentence(), '\n').c_str(), stderr);
 }
 
 void StoreServer::run() {
@@ -67,22 +72,19 @@ void StoreServer::run() {
       continue;
     }
     if (descriptors_[0].revents) return;
-    std::size_t i = first_client();
+    std::size_t i = first_client;
     for (auto c = clients_.begin(); c != clients_.end(); ++i)
       c = poll_again(*c, descriptors_[i].revents) ? std::next(c) : drop(c);
     reply_to_waiting();
-    for (std::size_t l = 0; l < listeners_.size(); ++l)
-      if (descriptors_[1 + l].revents) accept_clients(listeners_[l].get());
+    for (net::Door::Arrival& a : door_.advance(accepts_per_second())) let_in(a);
   }
 }
 
 /// Fills descriptors_ for poll(). A client with a pending get is only checked for hang-up.
 void StoreServer::list_descriptors() {
-  if (rests_ && rests_->expired()) rests_.reset();
-  descriptors_.clear();  // accept_client() has reserved the capacity for all clients
+  descriptors_.clear();  // let_in() has reserved the capacity for all clients
   descriptors_.push_back({stop_.get(), POLLIN, 0});
-  for (const UniqueFd& listener : listeners_)
-    descriptors_.push_back({rests_ ? -1 : listener.get(), POLLIN, 0});
+  descriptors_.push_back({door_.descriptor(), POLLIN, 0});
   for (const Client& c : clients_) {
     const int events = !c.out.empty() ? POLLOUT : c.waits_for ? POLLRDHUP : POLLIN;
     descriptors_.push_back({c.stream.fd(), static_cast<short>(events), 0});
@@ -91,10 +93,10 @@ void StoreServer::list_descriptors() {
 
 /// Milliseconds until the next deadline.
 int StoreServer::time_to_poll() const {
-  int ms = rests_ ? rests_->poll_ms(1000) : 1000;
+  int ms = door_.poll_ms(1000);
   for (const Client& c : clients_) {
     if (c.waits_for) ms = c.until.poll_ms(ms);
-    if (!c.authenticated) ms = c.hello_deadline.poll_ms(ms);
+    if (!c.admitted) ms = c.hello_deadline.poll_ms(ms);
   }
   return ms;
 }
@@ -110,12 +112,12 @@ bool StoreServer::poll_again(Client& c, short events) noexcept {
   }
 }
 
+/// What has arrived is read first: this process may have been without a processor until the deadline.
 bool StoreServer::serve_events(Client& c, short events) {
-  if (!c.authenticated && c.hello_deadline.expired()) return false;
-  if (!events) return true;
-  if (c.waits_for) return false;  // it hung up
-  if (!(c.out.empty() ? receive(c) : flush(c)) || !serve(c)) return false;
-  return serve_rest(c);
+  if (events && (c.waits_for  // it hung up
+                 || !(c.out.empty() ? receive(c) : flush(c)) || !serve(c) || !serve_rest(c)))
+    return false;
+  return c.admitted || !c.hello_deadline.expired();
 }
 
 /// What an encrypted stream has read ahead, of which poll() does not know.
@@ -126,15 +128,6 @@ bool StoreServer::serve_rest(Client& c) {
 }
 
 bool StoreServer::receive(Client& c) {
-  using Status = net::Authentication::Status;
-  if (c.authentication.status() != Status::proven) {
-    const Status status = c.authentication.advance(c.stream.fd());
-    if (status == Status::proven) {
-      accept_rate_.proven();
-      c.stream.encrypt(c.authentication.take_tls());
-    }
-    return status != Status::refused;
-  }
   char bytes[65536];
   const ssize_t n = c.stream.receive(bytes, sizeof bytes);
   if (n > 0) c.in.append(bytes, static_cast<std::size_t>(n));
@@ -166,7 +159,7 @@ bool StoreServer::serve(Client& c) {
     if (rest.size() < sizeof(StoreRequest)) break;
     StoreRequest r;
     std::memcpy(&r, rest.data(), sizeof r);
-    if (!valid(r) || (!c.authenticated && r.kind != StoreRequest::hello)) return false;
+    if (!valid(r) || (!c.admitted && r.kind != StoreRequest::hello)) return false;
     const std::size_t launch = sizeof r, key = launch + r.launch_bytes, value = key + r.key_bytes;
     if (rest.size() < value + r.value_bytes) break;
     perform(c, r, rest.substr(launch, r.launch_bytes), rest.substr(key, r.key_bytes),
@@ -201,14 +194,14 @@ void StoreServer::admit(Client& c) {
   const std::size_t max_clients = options_.size > 0
                                       ? max_clients_a_rank * static_cast<std::size_t>(options_.size)
                                       : max_clients_of_any_group;
-  if (!c.authenticated && authenticated_ >= max_clients) {
+  if (!c.admitted && admitted_ >= max_clients) {
     c.leaving = true;
     return reply(c, Reply::refused,
-                 concat("the store has ", authenticated_, " clients already, and a group of ", options_.size,
+                 concat("the store has ", admitted_, " clients already, and a group of ", options_.size,
                         " ranks gets no more"));
   }
-  authenticated_ += !c.authenticated;
-  c.authenticated = true;
+  admitted_ += !c.admitted;
+  c.admitted = true;
   reply(c, Reply::ok, {});
 }
 
@@ -239,7 +232,7 @@ void StoreServer::reply_to_waiting() noexcept {
         const auto found = find(*c->waits_for);
         if (found || c->until.expired()) {
           c->waits_for.reset();
-          reply(*c, found ? Reply::ok : Reply::timeout, found ? *found : strangers_.text());
+          reply(*c, found ? Reply::ok : Reply::timeout, found ? *found : door_.text());
           stays = flush(*c) && serve(*c) && serve_rest(*c);
         }
       } catch (const std::exception&) {
@@ -257,86 +250,46 @@ void StoreServer::reply(Client& c, Reply::Status status, std::string_view value,
 // ---- all of them
 
 StoreServer::Clients::iterator StoreServer::drop(Clients::iterator c) {
-  authenticated_ -= c->authenticated;
-  if (c->authentication.status() != net::Authentication::Status::proven) refuse(*c);
+  admitted_ -= c->admitted;
   return clients_.erase(c);
 }
 
-/// Counts it. The first one that names itself a missing rank is printed: that rank has ended, if its secret
-/// or user differs, and the job waits for it until the deadline.
-void StoreServer::refuse(const Client& c) noexcept {
-  strangers_.count(c.from, c.authentication);
+/// The first stranger that names itself a missing rank is printed: that rank has ended, if its secret or user
+/// differs, and the job waits for it until the deadline.
+void StoreServer::warn(const net::Authentication& end) noexcept {
   using Refusal = net::Authentication::Refusal;
-  const Refusal why = c.authentication.refusal();
+  const Refusal why = end.refusal();
   if (has_warned_ || (why != Refusal::other_secret && why != Refusal::other_user)) return;
-  const std::uint32_t rank = c.authentication.claim().rank;
-  const auto is_here = [&](const Client& other) {
-    return other.authenticated && other.authentication.claim().rank == rank;
-  };
+  const std::uint32_t rank = end.claim().rank;
+  const auto is_here = [&](const Client& other) { return other.admitted && other.rank == rank; };
   if (static_cast<int>(rank) >= options_.size || std::ranges::any_of(clients_, is_here)) return;
   has_warned_ = true;
   try {
-    std::fputs(concat("rank 0 waits for rank ", rank, ": ", strangers_.sentence(), '\n').c_str(), stderr);
+    std::fputs(concat("rank 0 waits for rank ", rank, ": ", door_.strangers().sentence(), '\n').c_str(),
+               stderr);
   } catch (const std::exception&) {  // the message at the deadline has it
   }
 }
 
-bool StoreServer::drop_unauthenticated() {
-  std::vector<net::Unproven> all;
-  std::vector<Clients::iterator> places;
-  for (auto c = clients_.begin(); c != clients_.end(); ++c)
-    if (!c->authenticated) {
-      all.push_back({net::source_of(c->from),
-                     c->authentication.has_hello() && c->authentication.claim().group == group_});
-      places.push_back(c);
-    }
-  if (all.empty()) return false;
-  drop(places[net::choose_dropped(all, static_cast<std::size_t>(options_.size))]);
-  return true;
-}
-
 /// Of connections that prove nothing.
 double StoreServer::accepts_per_second() const {
-  const bool running = options_.size > 0 && authenticated_ >= static_cast<std::size_t>(options_.size);
+  const bool running = options_.size > 0 && admitted_ >= static_cast<std::size_t>(options_.size);
   return running ? net::AcceptRate::while_running : net::AcceptRate::while_starting;
 }
 
-void StoreServer::accept_clients(int listener) noexcept {
+/// Without a secret everybody proves it: of those that then send no hello the oldest goes.
+void StoreServer::let_in(net::Door::Arrival& a) noexcept {
   try {
-    const auto rest = accept_rate_.rest(accepts_per_second());
-    if (rest.count()) {
-      rests_ = Deadline::after(rest);
-      return;
-    }
-    for (int i = 0; i < net::max_accepts_per_poll && accept_client(listener); ++i)
-      if (unauthenticated() > max_unauthenticated + static_cast<std::size_t>(options_.size))
-        drop_unauthenticated();
+    descriptors_.reserve(first_client + clients_.size() + 1);
+    net::set_tcp_options(a.socket.get());
+    clients_.push_back({net::Stream(std::move(a.socket), a.authentication.take_tls()),
+                        a.authentication.claim().rank, a.until});
   } catch (const std::exception&) {  // no memory for another client
-    rests_ = Deadline::after(poll_period::exhausted_descriptors);
+    return;
   }
-}
-
-/// False if no connection is pending, or if there are no descriptors. In the latter case the listener is not
-/// polled for a while, since poll() would return at once.
-bool StoreServer::accept_client(int listener) {
-  descriptors_.reserve(first_client() + clients_.size() + 1);
-  net::SocketAddress from;
-  UniqueFd socket = net::accept_connection(listener, from);
-  if (!socket) {
-    if (errno == EAGAIN || errno == EWOULDBLOCK) return false;
-    if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM)
-      return true;  // the connection was closed before it was accepted
-    if (drop_unauthenticated()) return true;
-    rests_ = Deadline::after(poll_period::exhausted_descriptors);
-    return false;
-  }
-  accept_rate_.accepted();
-  net::set_tcp_options(socket.get());
-  clients_.push_back({net::Stream(std::move(socket)),
-                      net::Authentication::server(key_, 0, group_, options_.encryption), from,
-                      Deadline::after(options_.hello_timeout)});
   if (!poll_again(clients_.back(), POLLIN)) drop(std::prev(clients_.end()));  // its hello may be there
-  return true;
+  if (clients_.size() - admitted_ > net::Door::max_unproven + static_cast<std::size_t>(options_.size))
+    drop(std::ranges::find(clients_, false, &Client::admitted));
 }
 
 }  // namespace rz

@@ -14,7 +14,7 @@
 #include "comm/bootstrap/store_internal.h"
 #include "comm/bootstrap/store_wire.h"
 #include "comm/core/deadline.h"
-#include "comm/net/strangers.h"
+#include "comm/net/door.h"
 #include "comm/net/stream.h"
 #include "comm/os/fd.h"
 
@@ -23,10 +23,10 @@ namespace rz {
 /// Serves on its own thread until it is destroyed. A client that violates the protocol is disconnected; other
 /// clients are not affected. Memory is bounded: each client has at most one request and one reply in memory,
 /// and all values together are limited (64 MiB). Nothing of a client is parsed or kept before it has proved
-/// the job's secret. Clients without a proof and a hello are dropped after Options::hello_timeout, or if
-/// there are too many of them (choose_dropped()), and are accepted at a limited rate (AcceptRate). A get that
-/// finds no value in time has the number of those that were refused; so has a line on stderr at the end,
-/// unless all of them were ranks of other launches.
+/// the job's secret (net::Door). Clients without a proof and a hello are dropped after
+/// Options::hello_timeout, or if there are too many of them. A get that finds no value in time has the number
+/// of those that were refused; so has a line on stderr at the end, unless all of them were ranks of other
+/// launches.
 class StoreServer {
  public:
   struct Options {
@@ -53,13 +53,12 @@ class StoreServer {
   };
   struct Client {
     net::Stream stream;
-    net::Authentication authentication;
-    net::SocketAddress from;
+    std::uint32_t rank;                    ///< that it has named, with its proof
     Deadline hello_deadline;               ///< for its hello
     std::string in;                        ///< at most one request and one read
     std::string out;                       ///< at most one reply
     std::size_t sent = 0;                  ///< bytes of `out`
-    bool authenticated = false;            ///< has proved the secret and sent its hello
+    bool admitted = false;                 ///< has sent its hello
     bool leaving = false;                  ///< close the connection once `out` is sent
     std::optional<Wanted> waits_for;       ///< of a get without a reply yet
     Deadline until = Deadline::after({});  ///< of that get
@@ -67,7 +66,6 @@ class StoreServer {
   using Clients = std::list<Client>;
 
   void run();
-  std::size_t first_client() const { return 1 + listeners_.size(); }  ///< in descriptors_
   void list_descriptors();
   int time_to_poll() const;
   bool poll_again(Client&, short events) noexcept;
@@ -84,26 +82,19 @@ class StoreServer {
   void find_value(Client&, Wanted, std::int64_t milliseconds);
   void reply_to_waiting() noexcept;
   static void reply(Client&, store_wire::Reply::Status, std::string_view value, std::int64_t number = 0);
-  void accept_clients(int listener) noexcept;
-  bool accept_client(int listener);
-  bool drop_unauthenticated();
-  std::size_t unauthenticated() const { return clients_.size() - authenticated_; }
+  void let_in(net::Door::Arrival&) noexcept;
   double accepts_per_second() const;
   Clients::iterator drop(Clients::iterator);
-  void refuse(const Client&) noexcept;
+  void warn(const net::Authentication&) noexcept;
 
   std::vector<UniqueFd> listeners_;
   UniqueFd stop_;
   const Options options_;
-  const net::AuthenticationKey key_;
-  const std::uint64_t group_;  ///< fingerprint of the launch
-  net::Strangers strangers_;
+  net::Door door_;
   bool has_warned_ = false;  ///< of a rank with another secret or user
-  net::AcceptRate accept_rate_;
   KeyValueTable table_;
   Clients clients_;
-  std::size_t authenticated_ = 0;  ///< number of authenticated clients
-  std::optional<Deadline> rests_;  ///< do not accept until then
+  std::size_t admitted_ = 0;  ///< number of admitted clients
   std::vector<pollfd> descriptors_;
   std::thread thread_;
 };

@@ -27,8 +27,6 @@ class Stream {
   int fd() const { return socket_.get(); }
   explicit operator bool() const { return static_cast<bool>(socket_); }
   bool encrypted() const { return tls_ != nullptr; }
-  /// From now on the socket is encrypted.
-  void encrypt(std::unique_ptr<Tls> tls) { tls_ = std::move(tls); }
   void close() {
     tls_.reset();
     socket_.close();

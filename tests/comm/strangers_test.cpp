@@ -219,6 +219,47 @@ TEST(StrangersAtTheStore, ASlowRankIsKeptWhileThousandsConnect) {
   }
 }
 
+/// A port of loopback that nobody has.
+int free_port() {
+  return net::local_address(net::listen_tcp(net::resolve({"127.0.0.1", 0}).front()).get()).port();
+}
+
+// The server's process is stopped meanwhile, as one that has no processor is.
+TEST(StrangersAtTheStore, WhatARankHasSentInTimeCountsAlthoughItIsReadLate) {
+  const net::Secret secret = net::Secret::of_text(ours);
+  test::Gate serves;
+  const int port = free_port();
+  const pid_t server = fork();
+  if (server == 0) {
+    const auto store = tcp_store(
+        concat("127.0.0.1:", port),
+        {.serve = true, .launch = "a launch", .size = 2, .secret = ours, .hello_timeout = seconds(2)});
+    serves.open();
+    for (;;) pause();
+  }
+  serves.wait();
+  const UniqueFd socket = net::connect_tcp(net::resolve({"127.0.0.1", port}).front(), soon());
+  auto rank = net::Authentication::client({&secret, net::Purpose::store, ""},
+                                          {.size = 2, .rank = 1, .group = net::fingerprint("a launch")});
+  rank.advance(socket.get());
+  pollfd p{socket.get(), POLLIN, 0};
+  EXPECT_EQ(poll(&p, 1, 20'000), 1) << "no reply";
+  kill(server, SIGSTOP);
+  rank.complete(socket.get(), soon());
+  const std::string request =
+      to_bytes(store_wire::StoreRequest{.kind = store_wire::StoreRequest::hello}, "a launch");
+  send(socket.get(), request.data(), request.size(), MSG_NOSIGNAL);
+  std::this_thread::sleep_for(milliseconds(2500));
+  kill(server, SIGCONT);
+  EXPECT_EQ(poll(&p, 1, 20'000), 1);
+  store_wire::Reply reply{};
+  EXPECT_EQ(recv(socket.get(), &reply, sizeof reply, MSG_DONTWAIT),
+            std::ssize(std::as_bytes(std::span(&reply, 1))));
+  EXPECT_EQ(reply.status, store_wire::Reply::ok);
+  kill(server, SIGKILL);
+  waitpid(server, nullptr, 0);
+}
+
 // Hundreds of hosts, each of which has one connection and a hello, as a rank has.
 TEST(StrangersAtTheStore, ManyHostsDoNotKeepARankOut) {
   const auto server = serve(2, std::chrono::hours(1));
@@ -370,6 +411,41 @@ TEST(StrangersAtTheData, AProofMayTakeLongerThanAHello) {
   rank_1.get();
 }
 
+int status_of(pid_t child) {
+  int status = 0;
+  return waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+// It may be another part of the process that has taken them, and returns them.
+TEST(StrangersAtTheData, WithoutADescriptorARankWaitsForOne) {
+  const net::JobId job = net::random_id();
+  const UniqueFd listener = net::listen_tcp(net::resolve({"127.0.0.1", 0}).front());
+  const net::SocketAddress at = net::local_address(listener.get());
+  test::Gate taken;
+  const pid_t rank_0 = fork();
+  if (rank_0 == 0) {
+    std::vector<UniqueFd> all;
+    net::HandshakeInfo me{job, 0, 2};
+    me.check = [&] {  // once a second
+      if (all.empty()) {
+        while (all.empty() || all.back()) all.emplace_back(dup(STDERR_FILENO));
+        taken.open();
+      } else {
+        all.resize(1);
+      }
+    };
+    const Error e =
+        error_of([&] { _exit(net::handshake(me, listener.get(), {}, {1}, 1, soon()).size() == 1 ? 0 : 1); });
+    std::fprintf(stderr, "%s\n", e.what());
+    _exit(2);
+  }
+  taken.wait();
+  std::vector<net::Connection> calls;
+  calls.push_back({0, 0, net::start_connect(at), {}, at.text()});
+  EXPECT_EQ(net::handshake({job, 1, 2}, -1, std::move(calls), {}, 1, soon()).size(), 1u);
+  EXPECT_EQ(status_of(rank_0), 0);
+}
+
 // ---- users of a host
 
 /// Runs `f` in a process of the user nobody; its result is the exit status.
@@ -378,10 +454,6 @@ pid_t as_nobody(const F& f) {
   const pid_t child = fork();
   if (child == 0) _exit(setgid(65534) == 0 && setuid(65534) == 0 ? f() : 100);
   return child;
-}
-int status_of(pid_t child) {
-  int status = 0;
-  return waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
 TEST(StrangersAtUnixSockets, AListenerOfAnotherUserIsRefused) {
@@ -444,11 +516,6 @@ class NoSecret {
  private:
   std::optional<std::string> before_;
 };
-
-/// A port of loopback that nobody has.
-int free_port() {
-  return net::local_address(net::listen_tcp(net::resolve({"127.0.0.1", 0}).front()).get()).port();
-}
 
 TcpStoreOptions joining_without_secret(int rank) {
   return {.timeout = seconds(10), .launch = "a launch", .size = 2, .rank = rank};

@@ -489,6 +489,23 @@ TEST_F(AgentSockets, ManyHostsDoNotKeepAnAgentOut) {
   EXPECT_LE(most_, AgentListener::max_unproven);
 }
 
+TEST_F(AgentSockets, AHelloForAnotherGroupIsThatOfAStranger) {
+  const auto call = [&](int number, std::uint64_t group) {
+    const std::string hello = test::plausible_hello(net::Purpose::agent, group);
+    std::vector<UniqueFd> all;
+    for (int i = 0; i < number; ++i) {
+      all.push_back(net::connect_tcp(address_, Deadline::after(seconds(5))));
+      EXPECT_EQ(::send(all.back().get(), hello.data(), hello.size(), MSG_NOSIGNAL), std::ssize(hello));
+    }
+    return all;
+  };
+  const auto agents = call(10, net::fingerprint("agents of rzrun"));
+  EXPECT_TRUE(becomes([&] { return most_ == 10; }));
+  const auto strangers = call(100, 7);
+  EXPECT_TRUE(becomes([&] { return refused_ >= 100 + 10 - AgentListener::max_unproven; })) << refused_;
+  for (const UniqueFd& agent : agents) EXPECT_FALSE(test::ManyHosts::has_ended(agent.get()));
+}
+
 TEST_F(AgentSockets, AStrangerThatResetsItsConnectionIsNamed) {
   {
     const UniqueFd scan = net::connect_tcp(address_, Deadline::after(seconds(5)));

@@ -12,13 +12,8 @@
 namespace rz::rzrun {
 namespace {
 
-using Status = net::Authentication::Status;
-
 constexpr std::chrono::milliseconds other_secret_patience{2000}, max_connect_pause{1000},
-    time_to_connect{3800}, out_of_descriptors{100};
-
-/// Agents that connect at once from one address: containers, or hosts behind one router.
-constexpr std::size_t expected_of_a_host = 8;
+    time_to_connect{3800};
 
 net::AuthenticationKey agent_key(const SharedSecret& secret) {
   return {secret.get(), net::Purpose::agent, ""};
@@ -44,78 +39,23 @@ AgentAccess access_by(SharedSecret secret) {
 // ---- the end of rzrun
 
 AgentListener::AgentListener(std::vector<UniqueFd> listeners, const AgentAccess& access)
-    : listeners_(std::move(listeners)), key_(agent_key(access.secret)), encryption_(access.encryption) {}
+    : listeners_(std::move(listeners)),
+      door_({.key = agent_key(access.secret),
+             .group = group_of_agents(),
+             .encryption = access.encryption,
+             .members = max_of_a_host,
+             .time_to_prove = time_to_prove}) {
+  for (const UniqueFd& l : listeners_) door_.add(l.get());
+}
 
 std::vector<AgentListener::Connection> AgentListener::advance(double per_second) {
-  if (rests_ && rests_->expired()) rests_.reset();
   std::vector<Connection> proven;
-  // Those that are there first, so that later ones cannot displace them.
-  for (auto s = unproven_.begin(); s != unproven_.end();) {
-    const auto next = std::next(s);
-    if (!read(*s, proven)) drop(s);
-    s = next;
-  }
-  for (const UniqueFd& listener : listeners_) {
-    if (rests_) break;
-    const auto rest = accept_rate_.rest(per_second);
-    if (rest.count())
-      rests_ = Deadline::after(rest);
-    else
-      accept(listener.get(), proven);
+  for (net::Door::Arrival& a : door_.advance(per_second)) {
+    net::set_tcp_options(a.socket.get());
+    const std::string here = net::local_address(a.socket.get()).host();
+    proven.push_back({proven_stream(std::move(a.socket), a.authentication), a.from.host(), here});
   }
   return proven;
-}
-
-/// False once it is proven, and added to `proven`, or has to be dropped.
-bool AgentListener::read(Stranger& s, std::vector<Connection>& proven) {
-  while (s.authentication.status() == Status::pending) {  // the hello and the proof may both be there
-    const bool had_hello = s.authentication.has_hello();
-    s.authentication.advance(s.socket.get());
-    if (had_hello == s.authentication.has_hello()) break;
-  }
-  if (s.authentication.status() == Status::proven) {
-    accept_rate_.proven();
-    const std::string here = net::local_address(s.socket.get()).host();
-    proven.push_back({proven_stream(std::move(s.socket), s.authentication), s.from.host(), here});
-  }
-  return s.authentication.status() == Status::pending && !s.until.expired();
-}
-
-void AgentListener::drop(std::list<Stranger>::iterator s) {
-  if (s->authentication.status() != Status::proven) strangers_.count(s->from, s->authentication);
-  unproven_.erase(s);
-}
-
-void AgentListener::accept(int listener, std::vector<Connection>& proven) {
-  for (int i = 0; i < net::max_accepts_per_poll && !rests_; ++i) {
-    net::SocketAddress from;
-    UniqueFd socket = net::accept_connection(listener, from);
-    if (!socket) {
-      if (errno == EAGAIN || errno == EWOULDBLOCK) return;
-      if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) continue;
-      if (!unproven_.empty())
-        drop_one(proven);
-      else
-        rests_ = Deadline::after(out_of_descriptors);
-      continue;
-    }
-    accept_rate_.accepted();
-    net::set_tcp_options(socket.get());
-    unproven_.push_back({std::move(socket),
-                         net::Authentication::server(key_, 0, group_of_agents(), encryption_), from,
-                         Deadline::after(time_to_prove)});
-    if (!read(unproven_.back(), proven)) drop(std::prev(unproven_.end()));  // its hello may be there
-    if (unproven_.size() > max_unproven) drop_one(proven);
-  }
-}
-
-void AgentListener::drop_one(std::vector<Connection>& proven) {
-  std::vector<net::Unproven> all;
-  for (const Stranger& s : unproven_) all.push_back({net::source_of(s.from), s.authentication.has_hello()});
-  const auto dropped =
-      std::next(unproven_.begin(), static_cast<std::ptrdiff_t>(net::choose_dropped(all, expected_of_a_host)));
-  read(*dropped, proven);  // its proof may have come: the agent then takes the connection for established
-  drop(dropped);
 }
 
 std::string AgentListener::places() const {
@@ -123,11 +63,6 @@ std::string AgentListener::places() const {
   for (const UniqueFd& l : listeners_)
     text += concat(text.empty() ? "" : ", ", net::local_address(l.get()).text());
   return text;
-}
-
-void AgentListener::append_descriptors(std::vector<pollfd>& wait) const {
-  for (const UniqueFd& listener : listeners_) wait.push_back({rests_ ? -1 : listener.get(), POLLIN, 0});
-  for (const Stranger& s : unproven_) wait.push_back({s.socket.get(), POLLIN, 0});
 }
 
 // ---- the end of an agent

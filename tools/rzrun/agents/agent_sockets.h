@@ -3,16 +3,14 @@
 /// frame is read. Frames are encrypted where connections between ranks are (RZ_ENCRYPTION).
 
 #include <functional>
-#include <list>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "comm/core/deadline.h"
 #include "comm/net/authentication.h"
+#include "comm/net/door.h"
 #include "comm/net/socket.h"
-#include "comm/net/strangers.h"
 #include "tools/rzrun/agents/frames.h"
 
 namespace rz::rzrun {
@@ -29,12 +27,11 @@ AgentAccess access_by(SharedSecret);
 /// With process_secret().
 AgentAccess process_access();
 
-/// The end of rzrun. Before an agent has proved the secret, 96 bytes of it are read, and nothing of it is
-/// parsed. Those that prove nothing within 10 s are dropped and counted, as are those beyond 64
-/// (net::choose_dropped()). They are accepted at a limited rate (net::AcceptRate).
+/// The end of rzrun, a net::Door. Agents have 10 s to prove the secret.
 class AgentListener {
  public:
-  static constexpr std::size_t max_unproven = 64;
+  /// Agents that connect at once from one address: containers, or hosts behind one router.
+  static constexpr std::size_t max_of_a_host = 8, max_unproven = net::Door::max_unproven + max_of_a_host;
   static constexpr std::chrono::seconds time_to_prove{10};
 
   AgentListener(std::vector<UniqueFd> listeners, const AgentAccess&);
@@ -47,35 +44,21 @@ class AgentListener {
   /// Accepts, reads and writes what can be done without waiting. Returns the agents that have proved the
   /// secret since. Call it after wait_ms() at the latest. `per_second`: connections that prove nothing.
   std::vector<Connection> advance(double per_second = net::AcceptRate::while_running);
-  int wait_ms() const { return rests_ ? rests_->poll_ms(1000) : 1000; }
-  /// Appends the descriptors that become ready when advance() has something to do.
-  void append_descriptors(std::vector<pollfd>&) const;
+  int wait_ms() const { return door_.poll_ms(1000); }
+  /// Appends what becomes readable when advance() has something to do.
+  void append_descriptors(std::vector<pollfd>& wait) const {
+    wait.push_back({door_.descriptor(), POLLIN, 0});
+  }
   /// Agents and strangers that have proved nothing yet.
-  std::size_t unproven() const { return unproven_.size(); }
+  std::size_t unproven() const { return door_.unproven(); }
   /// "10.0.0.1:29400, [fd00::1]:29400"
   std::string places() const;
-  const net::Strangers& strangers() const { return strangers_; }
+  const net::Strangers& strangers() const { return door_.strangers(); }
+  std::string text() const { return door_.text(); }
 
  private:
-  struct Stranger {
-    UniqueFd socket;
-    net::Authentication authentication;
-    net::SocketAddress from;
-    Deadline until;
-  };
-
-  bool read(Stranger&, std::vector<Connection>& proven);
-  void drop(std::list<Stranger>::iterator);
-  void accept(int listener, std::vector<Connection>& proven);
-  void drop_one(std::vector<Connection>& proven);
-
   std::vector<UniqueFd> listeners_;
-  net::AuthenticationKey key_;
-  net::Encryption encryption_;
-  std::list<Stranger> unproven_;
-  net::Strangers strangers_;
-  net::AcceptRate accept_rate_{2 * max_unproven};
-  std::optional<Deadline> rests_;  ///< do not accept until then
+  net::Door door_;
 };
 
 /// Connects to the rzrun that listens there, or will. Tries until the deadline; `waits` gets the reason

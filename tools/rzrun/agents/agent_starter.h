@@ -31,7 +31,9 @@ class AgentStarter {
   void stop(HostLink&, int signal);
   std::optional<StopRequest> stop_request() { return std::exchange(stop_, {}); }
   void append_descriptors(std::vector<pollfd>&) const;
-  int wait_ms() const { return stopped_at_ ? stopped_at_->poll_ms(1000) : 1000; }
+  int wait_ms() const {
+    return stopped_at_ ? stopped_at_->poll_ms(listener_->wait_ms()) : listener_->wait_ms();
+  }
 
  private:
   void explain_stop();

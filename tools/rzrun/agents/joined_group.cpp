@@ -226,14 +226,14 @@ void JoinedGroup::wait_for_hosts() {
       concat(all.size(), " of ", nodes_text(rendezvous_.min_nodes, rendezvous_.max_nodes),
              " hosts have come (", names, ")", what, "; node 0 listens at ", listener_.places());
   if (!is_over) {
-    links_.print(concat("waiting for hosts: ", line, listener_.strangers().text()));
+    links_.print(concat("waiting for hosts: ", line, listener_.text()));
     if (explain_at_.expired()) explain_at_ = Deadline::after(rendezvous_.join_timeout * 2);
   } else {
     links_.fail(
         {1, concat(line, " after ", seconds(rendezvous_.join_timeout),
                    "; is rzrun running there with this endpoint? join_timeout of --rdzv-conf is the time to "
                    "wait",
-                   listener_.strangers().text())});
+                   listener_.text())});
   }
 }
 
