@@ -172,7 +172,7 @@ void Agent::watch_ranks() {
     stream_.send(Frame::Kind::idle, writer.bytes);
   } else if (group_.running().empty() && !has_reported_left_) {
     has_reported_left_ = true;
-    send_number(Frame::Kind::left, group_.leftovers());
+    stream_.send(Frame::Kind::left, with_number(static_cast<int>(group_.leftovers())));
   }
 }
 
@@ -239,7 +239,7 @@ class StartedAgent : public AgentRole {
     if (s == SIGTSTP) return agent_.suspend();
     if (s == SIGUSR1 || s == SIGUSR2) return;
     // rzrun has its own way to end an agent: this comes from what has started it, or from a user.
-    if (!is_stopped_) agent_.send_number(Frame::Kind::stop, s);
+    if (!is_stopped_) agent_.stream().send(Frame::Kind::stop, with_number(s));
     if (s == SIGCONT) return;
     is_stopped_ = true;
     agent_.end();

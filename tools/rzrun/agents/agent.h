@@ -51,12 +51,6 @@ class Agent {
 
   FrameStream& stream() { return stream_; }
   RankGroup& ranks() { return group_; }
-  template <class N>
-  void send_number(Frame::Kind kind, N number) {
-    WireWriter writer;
-    writer(number);
-    stream_.send(kind, writer.bytes);
-  }
   /// Stops this process, as Ctrl-Z does, with word to the other end.
   void suspend();
   /// A job has been started, and some process of it is left.

@@ -96,11 +96,11 @@ class JoinedAgent : public AgentRole {
     if (!has_status_) status_ = 128 + s;
     if (leaves) {
       has_status_ = true;  // the end of the connection is no news
-      agent_.send_number(Frame::Kind::leave, s);
+      agent_.stream().send(Frame::Kind::leave, with_number(s));
       agent_.stream().flush();
       agent_.stream().close();
     } else {
-      agent_.send_number(Frame::Kind::stop, s);
+      agent_.stream().send(Frame::Kind::stop, with_number(s));
     }
   }
 

@@ -115,7 +115,7 @@ JoinedGroup::JoinedGroup(const JobSpec& spec, std::vector<UniqueFd> listeners, C
 // ---- hosts
 
 /// Node 0, and the others in the order of their arrival.
-std::vector<JoinRequest> JoinedGroup::present() const {
+std::vector<JoinRequest> JoinedGroup::joined() const {
   std::vector<JoinRequest> all{own_};
   all.front().node_rank = 0;
   for (const HostLink& a : links_.all)
@@ -144,8 +144,8 @@ void JoinedGroup::join(HostLink& a) {
   if (const std::string why = difference(own_, a.request); !why.empty()) {
     return is_waiting_ ? fail_all(a, why) : refuse(a, 2, why);
   }
-  if (const std::string why = refusal(present(), a.request); !why.empty()) {
-    const bool has_places = static_cast<int>(present().size()) < rendezvous_.max_nodes;
+  if (const std::string why = refusal(joined(), a.request); !why.empty()) {
+    const bool has_places = static_cast<int>(joined().size()) < rendezvous_.max_nodes;
     return is_waiting_ && has_places ? fail_all(a, why) : refuse(a, 1, why);
   }
   if (!is_waiting_ && job_.restarts >= job_.max_restarts)
@@ -188,7 +188,7 @@ void JoinedGroup::drop_lost() {
 }
 
 std::string JoinedGroup::why_no_restart() const {
-  const int left = static_cast<int>(present().size());
+  const int left = static_cast<int>(joined().size());
   if (left >= rendezvous_.min_nodes) return "";
   return concat("of --nnodes ", nodes_text(rendezvous_.min_nodes, rendezvous_.max_nodes), " only ", left,
                 left == 1 ? " host is left" : " hosts are left");
@@ -211,7 +211,7 @@ void JoinedGroup::start(const Job& job, const std::function<bool()>&) {
 
 void JoinedGroup::wait_for_hosts() {
   if (links_.has_failed()) return;
-  const auto all = present();
+  const auto all = joined();
   if (last_call_.may_start(all.size(), LastCall::Clock::now())) return start_ranks();
   const bool is_over = join_until_.expired() && static_cast<int>(all.size()) < rendezvous_.min_nodes;
   const bool is_news = listener_.strangers().has_member() && !std::exchange(has_warned_, true);
@@ -240,7 +240,7 @@ void JoinedGroup::wait_for_hosts() {
 /// Numbers hosts and ranks. Hosts that are not taken, since there are too many, keep node 0, which is this
 /// one.
 void JoinedGroup::choose_numbers() {
-  const auto numbers = node_numbers(present());
+  const auto numbers = node_numbers(joined());
   std::vector<std::pair<int, HostLink*>> in_order;
   std::size_t i = 1;
   for (HostLink& a : links_.all) {

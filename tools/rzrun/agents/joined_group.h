@@ -50,7 +50,7 @@ class JoinedGroup : public Ranks {
   void join(HostLink&);
   void fail_all(HostLink&, const std::string& why);
   void refuse(HostLink&, int status, const std::string& line);
-  std::vector<JoinRequest> present() const;
+  std::vector<JoinRequest> joined() const;
   void drop_lost();
   void wait_for_hosts();
   void start_ranks();

@@ -227,15 +227,13 @@ void add_torchrun_flags(CommandLine& line, TorchrunFlags& f, std::string& role) 
 Node choose_node(const Given& given, Remarks& remarks) {
   const Flags& flags = given.flags;
   const TorchrunFlags& f = flags.torchrun;
-  const Setting nnodes = given.setting("--nnodes", f.nnodes),
-                node_rank = given.setting("--node-rank", f.node_rank),
-                nproc = given.setting("--nproc-per-node", f.nproc),
-                backend = given.setting("--rdzv-backend", f.rdzv_backend),
-                where = given.setting("--rdzv-endpoint", f.rdzv_endpoint),
-                id = given.setting("--rdzv-id", f.rdzv_id), conf = given.setting("--rdzv-conf", f.rdzv_conf),
-                local = given.setting("--local-addr", f.local_addr),
-                address = given.setting("--master-addr", flags.hosts.master_addr),
-                port = given.setting("--master-port", concat(flags.hosts.master_port));
+  const auto get = [&](const char* flag, const std::string& typed) { return given.setting(flag, typed); };
+  const Setting nnodes = get("--nnodes", f.nnodes), node_rank = get("--node-rank", f.node_rank),
+                nproc = get("--nproc-per-node", f.nproc), backend = get("--rdzv-backend", f.rdzv_backend),
+                where = get("--rdzv-endpoint", f.rdzv_endpoint), id = get("--rdzv-id", f.rdzv_id),
+                conf = get("--rdzv-conf", f.rdzv_conf), local = get("--local-addr", f.local_addr),
+                address = get("--master-addr", flags.hosts.master_addr),
+                port = get("--master-port", concat(flags.hosts.master_port));
   check_conflicts(flags, {nnodes, node_rank, nproc, where, conf, local});
   check_backend(backend);
   check_unused(given);
