@@ -10,7 +10,7 @@
 #include "comm/core/error.h"
 #include "tests/support/fuzz.h"
 #include "tests/support/rzrun.h"
-#include "tools/rzrun/accelerate/launch_file.h"
+#include "tools/rzrun/accelerate/translation.h"
 
 namespace rz::accelerate {
 namespace {
@@ -32,23 +32,25 @@ Values values_of(const std::string& text) {
   return v;
 }
 
-Launch launch(const std::string& text, const Typed& typed = {}) { return launch_of(values_of(text), typed); }
+Translation translation(const std::string& text, const Typed& typed = {}) {
+  return translate(values_of(text), typed);
+}
 
-std::string variable(const Launch& l, const std::string& name) {
+std::string variable(const Translation& l, const std::string& name) {
   for (const auto& [found, value] : l.variables)
     if (found == name) return value;
   return "not set";
 }
 
-std::string config(const std::string& text) { return variable(launch(text), "RZ_CONFIG"); }
+std::string config(const std::string& text) { return variable(translation(text), "RZ_CONFIG"); }
 
-std::string flag(const Launch& l, const std::string& name) {
+std::string flag(const Translation& l, const std::string& name) {
   const auto found = l.flags.find(name);
   return found == l.flags.end() ? "not set" : found->second.value;
 }
 
 void expect_error(const std::string& text, const std::string& words) {
-  const std::string error = error_of([&] { launch(text); });
+  const std::string error = error_of([&] { translation(text); });
   EXPECT_NE(error.find(words), std::string::npos) << "of " << text << ": " << error;
 }
 
@@ -107,7 +109,7 @@ TEST(AccelerateKeys, NamesAreUniqueAndHaveReasons) {
 
 /// A file that `accelerate config` writes, of each block.
 TEST(AccelerateKeys, WhatAccelerateWritesIsKnown) {
-  EXPECT_EQ(flag(launch(R"(
+  EXPECT_EQ(flag(translation(R"(
 compute_environment: LOCAL_MACHINE
 debug: true
 distributed_type: FSDP
@@ -315,30 +317,30 @@ TEST(AccelerateConfiguration, OfOthersOnlyWhatIsGiven) {
 }
 
 TEST(AccelerateConfiguration, KeysThatLostTheirIndentationAreOfTheEmptyBlock) {
-  const Launch l =
-      launch("deepspeed_config:\nzero_stage: 3\ngradient_clipping: 1.0\ndistributed_type: DEEPSPEED");
+  const Translation l =
+      translation("deepspeed_config:\nzero_stage: 3\ngradient_clipping: 1.0\ndistributed_type: DEEPSPEED");
   EXPECT_NE(variable(l, "RZ_CONFIG").find(R"("stage":3)"), std::string::npos);
   EXPECT_EQ(l.notes, std::vector<std::string>{"F:2: zero_stage and 1 more: read as of deepspeed_config, "
                                               "which is empty; indent what belongs to it"});
 }
 
 TEST(AccelerateLaunch, OneMachine) {
-  const Launch l = launch("num_processes: 4\nmain_process_port: 29511\ngpu_ids: '3,1,0,2'");
+  const Translation l = translation("num_processes: 4\nmain_process_port: 29511\ngpu_ids: '3,1,0,2'");
   EXPECT_EQ(flag(l, "--nproc-per-node"), "4");
   EXPECT_EQ(flag(l, "--master-port"), "29511");
   EXPECT_EQ(flag(l, "--nnodes"), "not set");
   EXPECT_EQ(l.devices, (std::vector<int>{3, 1, 0, 2}));
-  EXPECT_EQ(launch("gpu_ids: [0, 2]").devices, (std::vector<int>{0, 2}));
-  EXPECT_EQ(flag(launch("main_process_port: 0"), "--master-port"), "") << "any";
-  EXPECT_EQ(flag(launch("distributed_type: 'NO'"), "--nproc-per-node"), "1");
-  EXPECT_EQ(variable(launch("use_cpu: true\ngpu_ids: 0,1"), "CUDA_VISIBLE_DEVICES"), "");
+  EXPECT_EQ(translation("gpu_ids: [0, 2]").devices, (std::vector<int>{0, 2}));
+  EXPECT_EQ(flag(translation("main_process_port: 0"), "--master-port"), "") << "any";
+  EXPECT_EQ(flag(translation("distributed_type: 'NO'"), "--nproc-per-node"), "1");
+  EXPECT_EQ(variable(translation("use_cpu: true\ngpu_ids: 0,1"), "CUDA_VISIBLE_DEVICES"), "");
 }
 
 TEST(AccelerateLaunch, SeveralMachinesHaveTorchrunsFlags) {
   const std::string text =
       "num_processes: 8\nnum_machines: 2\nmachine_rank: 1\nmain_process_ip: h\nmain_process_port: 29500\n"
       "rdzv_backend: c10d\n";
-  const Launch l = launch(text);
+  const Translation l = translation(text);
   EXPECT_EQ(flag(l, "--nproc-per-node"), "4");
   EXPECT_EQ(flag(l, "--nnodes"), "2");
   EXPECT_EQ(flag(l, "--node-rank"), "1");
@@ -346,40 +348,40 @@ TEST(AccelerateLaunch, SeveralMachinesHaveTorchrunsFlags) {
   EXPECT_EQ(flag(l, "--master-port"), "29500");
   EXPECT_EQ(flag(l, "--rdzv-backend"), "c10d");
   EXPECT_EQ(l.flags.at("--node-rank").where, "F:3: machine_rank");
-  EXPECT_EQ(flag(launch(text, {.nnodes = 4}), "--nproc-per-node"), "2") << "--nnodes wins";
+  EXPECT_EQ(flag(translation(text, {.nnodes = 4}), "--nproc-per-node"), "2") << "--nnodes wins";
 }
 
 TEST(AccelerateLaunch, DeepSpeedsHostfileStartsAllFromOneHost) {
   const std::string text =
       "num_processes: 8\nnum_machines: 2\nmain_process_ip: h\nmain_process_port: 29500\n"
       "deepspeed_config:\n  deepspeed_hostfile: hosts\n";
-  const Launch l = launch(text);
+  const Translation l = translation(text);
   EXPECT_EQ(flag(l, "--hostfile"), "hosts");
   EXPECT_EQ(flag(l, "--num_gpus"), "4");
   EXPECT_EQ(flag(l, "--nproc-per-node"), "not set");
   EXPECT_EQ(flag(l, "--nnodes"), "not set");
   EXPECT_EQ(flag(l, "--master-addr"), "h");
-  const Launch filtered = launch(text + "  deepspeed_exclusion_filter: b:1\n");
+  const Translation filtered = translation(text + "  deepspeed_exclusion_filter: b:1\n");
   EXPECT_EQ(flag(filtered, "--exclude"), "b:1");
   EXPECT_EQ(flag(filtered, "--num_gpus"), "not set");
-  EXPECT_EQ(flag(launch(text + "  deepspeed_inclusion_filter: b\n"), "--include"), "b");
-  EXPECT_EQ(flag(launch(text + "  deepspeed_multinode_launcher: standard\n"), "--nnodes"), "2");
+  EXPECT_EQ(flag(translation(text + "  deepspeed_inclusion_filter: b\n"), "--include"), "b");
+  EXPECT_EQ(flag(translation(text + "  deepspeed_multinode_launcher: standard\n"), "--nnodes"), "2");
   EXPECT_EQ(flag(l, "--launcher"), "not set");
-  EXPECT_EQ(flag(launch(text + "  deepspeed_multinode_launcher: pdsh\n"), "--launcher"), "not set");
-  EXPECT_EQ(flag(launch(text + "  deepspeed_multinode_launcher: slurm\n"), "--launcher"), "slurm");
+  EXPECT_EQ(flag(translation(text + "  deepspeed_multinode_launcher: pdsh\n"), "--launcher"), "not set");
+  EXPECT_EQ(flag(translation(text + "  deepspeed_multinode_launcher: slurm\n"), "--launcher"), "slurm");
 }
 
 TEST(AccelerateLaunch, TypedFlagsWin) {
   const std::string text = "num_processes: 8\nnum_machines: 2\nmain_process_ip: h\ngpu_ids: 0,1,2,3\n";
-  EXPECT_EQ(flag(launch(text, {.ranks = true}), "--nproc-per-node"), "not set");
-  const Launch hosts = launch(text, {.ranks = true, .hosts = true});
+  EXPECT_EQ(flag(translation(text, {.ranks = true}), "--nproc-per-node"), "not set");
+  const Translation hosts = translation(text, {.ranks = true, .hosts = true});
   EXPECT_TRUE(hosts.flags.empty());
   EXPECT_TRUE(hosts.devices.empty());
   Values v = values_of("num_processes: 8\nmixed_precision: bf16\n");
   v.set_flag(*find_key("num_processes"), "2");
   v.set_flag(*find_key("mixed_precision"), "no");
   v.set_flag(*find_key("num_cpu_threads_per_process"), "3");
-  const Launch l = launch_of(v, {});
+  const Translation l = translate(v, {});
   EXPECT_EQ(flag(l, "--nproc-per-node"), "2");
   EXPECT_EQ(l.flags.at("--nproc-per-node").where, "--num_processes");
   EXPECT_EQ(variable(l, "RZ_CONFIG"), "not set");
@@ -424,7 +426,8 @@ TEST(AccelerateFuzz, AnyTextIsReadOrRefused) {
   while (fuzz.next()) {
     const std::string t = text();
     parsed += error_of([&] { parse_yaml(t, "F"); }).empty();
-    read += error_of([&] { launch(t, {.ranks = random() % 4 == 0, .hosts = random() % 4 == 0}); }).empty();
+    read +=
+        error_of([&] { translation(t, {.ranks = random() % 4 == 0, .hosts = random() % 4 == 0}); }).empty();
   }
   EXPECT_GT(parsed, fuzz.tried() / 2);
   EXPECT_LT(parsed, fuzz.tried());

@@ -171,6 +171,12 @@ TEST_F(RzrunAccelerate, DryRunHasRanksHostsAndConfiguration) {
   EXPECT_TRUE(all[1].starts_with("n1: ranks 0 to 3")) << all[1];
 }
 
+TEST_F(RzrunAccelerate, AFileWinsOverVariablesOfTorchrun) {
+  write("port.yaml", "num_processes: 2\nmain_process_port: 29511\n");
+  EXPECT_EQ(out("--config_file port.yaml --dry-run true", {{"PET_MASTER_PORT", "44"}}),
+            "2 ranks of: true\nthis host: ranks 0 to 1\nMASTER_PORT=29511\n");
+}
+
 TEST_F(RzrunAccelerate, TwoMachinesOfOneFileAreOneJob) {
   const int port = rzrun::free_port();
   write("two.yaml", concat("distributed_type: MULTI_CPU\nnum_processes: 4\nnum_machines: 2\nmachine_rank: 0\n"

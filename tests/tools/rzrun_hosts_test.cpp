@@ -18,11 +18,10 @@
 #include "tests/support/fuzz.h"
 #include "tests/support/program.h"
 #include "tests/support/rzrun.h"
+#include "tools/rzrun/agents/agent_starter.h"
 #include "tools/rzrun/agents/frames.h"
-#include "tools/rzrun/agents/joining.h"
-#include "tools/rzrun/agents/launched_group.h"
-#include "tools/rzrun/agents/wire.h"
-#include "tools/rzrun/flags/host_flags.h"
+#include "tools/rzrun/agents/join_request.h"
+#include "tools/rzrun/flags/flags.h"
 #include "tools/rzrun/ranks/launch.h"
 #include "tools/rzrun/ranks/processes.h"
 
@@ -544,6 +543,21 @@ TEST(RzrunNodes, AHostThatGetsASignalLeavesAnElasticJob) {
   }
 }
 
+/// Once in each of two groups.
+TEST(RzrunNodes, RanksOfOtherHostsThatIgnoreSigtermAreKilledAfterARestartToo) {
+  const std::string endpoint = concat("127.0.0.1:", rzrun::free_port());
+  const auto command = [&](const std::string& node) {
+    return test::rzrun({"--nnodes", "2", "--node-rank", node, "--max-restarts", "1", "--grace", "0.5",
+                        "--rdzv-endpoint", endpoint},
+                       "trap '' TERM; [ $RANK = 0 ] && sleep 0.2 && exit 1; sleep 600");
+  };
+  const std::vector<std::pair<std::string, std::string>> secret{{"RZ_SECRET", std::string(64, '7')}};
+  Program first(command("0"), secret), second(command("1"), secret);
+  EXPECT_EQ(first.wait(soon), 1) << first.err();
+  EXPECT_EQ(second.wait(soon), 1) << second.err();
+  EXPECT_NE(first.err().find("no restart is left after 1 of 1"), std::string::npos) << first.err();
+}
+
 TEST(RzrunOneHost, SlotsThatReplaceTheDevicesOfTheEnvironmentAreNamed) {
   for (const auto& [own, notes] : {std::pair("4,5,6,7", 1), {"0,1", 0}, {"", 0}}) {
     Program p({test::built("rzrun"), "--dry-run", "--include", "localhost:0,1", "true"},
@@ -561,17 +575,14 @@ TEST(RzrunOneHost, DeepSpeedsHostfileIsReadWhereItIs) {
   std::ofstream(folder / "hostfile") << "n0 slots=2\nn1 slots=2\n";
   const auto hosts_of = [&](std::vector<const char*> words) {
     words.insert(words.begin(), "rzrun");
-    rzrun::Options o;
-    rzrun::HostFlags f;
-    f.default_file = folder / "hostfile";
-    CommandLine line("", "rzrun", "");
-    line.add_option("-n", o.ranks, "");
-    rzrun::add_host_flags(line, o, f);
-    line.parse(static_cast<int>(words.size()), words.data());
-    rzrun::apply_host_flags(line, f, o);
+    rzrun::Flags flags;
+    flags.hosts.default_file = folder / "hostfile";
+    flags.parse(static_cast<int>(words.size()), words.data());
+    rzrun::Remarks remarks;
+    const rzrun::Hosts hosts = rzrun::choose_hosts({flags, {}}, remarks);
     std::string names;
-    for (const auto& h : o.nodes) names += h.name;
-    EXPECT_EQ(o.notes.size(), names.empty() ? 0u : 1u);
+    for (const auto& h : hosts.nodes) names += h.name;
+    EXPECT_EQ(remarks.notes.size(), names.empty() ? 0u : 1u);
     return names;
   };
   EXPECT_EQ(hosts_of({}), "n0n1");
@@ -630,15 +641,15 @@ TEST(Launched, LinesOfMpirunBlameTheHostThatFails) {
 /// Frames with payloads of all kinds, after the banner of a shell.
 std::string good_frames() {
   rzrun::Job job;
-  job.options.ranks = job.local_ranks = 2;
-  job.options.command = {"program", "word"};
+  job.ranks = job.local_ranks = 2;
+  job.program.command = {"program", "word"};
   rzrun::RankEnd end;
   end.rank = 3;
   end.status.signal = 9;
-  rzrun::Joining joining;
-  joining.host = "node", joining.command = {"program"};
+  rzrun::JoinRequest request;
+  request.host = "node", request.command = {"program"};
   rzrun::WireWriter join, hello;
-  rzrun::Joining::fields(join, joining);
+  rzrun::JoinRequest::fields(join, request);
   hello(std::vector<std::string>{"10.0.0.1/8"}, std::string("place"), 29500, std::string());
   std::string bytes = "banner\n" + std::string(rzrun::frames_begin);
   using Kind = rzrun::Frame::Kind;
@@ -652,7 +663,7 @@ std::string good_frames() {
 void unpack(const rzrun::Frame& frame) {
   rzrun::WireReader reader(frame.payload);
   rzrun::Variables variables;
-  rzrun::Joining joining;
+  rzrun::JoinRequest request;
   std::vector<std::string> addresses;
   std::string place, why;
   int port = 0;
@@ -664,7 +675,7 @@ void unpack(const rzrun::Frame& frame) {
       rzrun::unpack_end(frame.payload);
       break;
     case rzrun::Frame::Kind::join:
-      rzrun::Joining::fields(reader, joining);
+      rzrun::JoinRequest::fields(reader, request);
       break;
     case rzrun::Frame::Kind::hello:
       reader(addresses, place, port, why);

@@ -25,7 +25,7 @@
 #include "comm/net/socket.h"
 #include "comm/topology.h"
 #include "tests/support/program.h"
-#include "tools/rzrun/flags/options.h"
+#include "tools/rzrun/flags/job.h"
 #include "tools/rzrun/ranks/exit_status.h"
 #include "tools/rzrun/ranks/launch.h"
 #include "tools/rzrun/ranks/processes.h"

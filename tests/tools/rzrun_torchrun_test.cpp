@@ -22,8 +22,8 @@
 #include "tests/support/rzrun.h"
 #include "tests/support/strangers.h"
 #include "tools/rzrun/agents/agent_sockets.h"
-#include "tools/rzrun/agents/joining.h"
-#include "tools/rzrun/flags/torchrun_flags.h"
+#include "tools/rzrun/agents/join_request.h"
+#include "tools/rzrun/flags/flags.h"
 
 namespace rz::rzrun {
 namespace {
@@ -334,12 +334,12 @@ TEST(Torchrun, StreamsOfEachRankAreChosenForFilesAndTheConsole) {
             "0o=o0 1o=o1 1e=e1 [0] o0;[1] o1;e0;");
 }
 
-Joining host(const std::string& name, int node_rank, int min = 3, int max = 3) {
+JoinRequest host(const std::string& name, int node_rank, int min = 3, int max = 3) {
   return {name, node_rank, 2, min, max, "none", {"train"}};
 }
 
-TEST(Joining, WhatMustNotDifferIsNamed) {
-  Joining other = host("b", 1);
+TEST(JoinRequest, WhatMustNotDifferIsNamed) {
+  JoinRequest other = host("b", 1);
   other.local_ranks = 5;
   other.command.push_back("argument");
   EXPECT_EQ(difference(host("a", 0), other), "");
@@ -358,8 +358,8 @@ TEST(Joining, WhatMustNotDifferIsNamed) {
   EXPECT_EQ(difference(host("a", 0), other), "the hosts differ in the program: train on a, evaluate on b");
 }
 
-TEST(Joining, PlacesAreNotGivenTwice) {
-  const std::vector<Joining> all{host("a", 0), host("b", 2)};
+TEST(JoinRequest, PlacesAreNotGivenTwice) {
+  const std::vector<JoinRequest> all{host("a", 0), host("b", 2)};
   EXPECT_EQ(refusal(all, host("c", 1)), "");
   EXPECT_EQ(refusal(all, host("c", -1)), "");
   EXPECT_EQ(refusal(all, host("c", 2)), "--node-rank 2 is that of two hosts: b and c");
@@ -367,9 +367,9 @@ TEST(Joining, PlacesAreNotGivenTwice) {
   EXPECT_EQ(refusal({host("a", 0, 1, 1)}, host("c", -1)), "the job has its 1 host without c");
 }
 
-TEST(Joining, NumbersFollowNodeRanksAndArrival) {
+TEST(JoinRequest, NumbersFollowNodeRanksAndArrival) {
   const auto numbers = [](std::vector<int> ranks) {
-    std::vector<Joining> hosts;
+    std::vector<JoinRequest> hosts;
     for (const int r : ranks) hosts.push_back(host("h", r));
     return node_numbers(hosts);
   };
@@ -380,13 +380,13 @@ TEST(Joining, NumbersFollowNodeRanksAndArrival) {
   EXPECT_EQ(numbers({0, -1, 1}), (std::vector<int>{0, 2, 1}));
 }
 
-TEST(Joining, WhatIsMissingIsNamed) {
+TEST(JoinRequest, WhatIsMissingIsNamed) {
   EXPECT_EQ(missing({host("a", 0), host("b", 2)}), "node rank 1 is");
   EXPECT_EQ(missing({host("a", 0)}), "node ranks 1, 2 are");
   EXPECT_EQ(missing({host("a", 0), host("b", -1)}), "1 host is");
 }
 
-TEST(Joining, AJobStartsWithAllHostsOrAfterTheLastCall) {
+TEST(JoinRequest, AJobStartsWithAllHostsOrAfterTheLastCall) {
   Rendezvous r;
   r.min_nodes = 2;
   r.max_nodes = 3;

@@ -15,7 +15,7 @@
 #include "tests/support/program.h"
 #include "tests/support/rzrun.h"
 #include "tools/command_line/shell_words.h"
-#include "tools/rzrun/flags/environment_file.h"
+#include "tools/rzrun/flags/flags.h"
 #include "tools/rzrun/hosts/hosts.h"
 
 namespace rz::rzrun {

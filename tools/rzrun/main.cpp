@@ -1,4 +1,5 @@
 #include "tools/command_line/command_line.h"
+#include "tools/rzrun/flags/flags.h"
 #include "tools/rzrun/supervisor.h"
 
 int main(int argc, char** argv) {

@@ -23,16 +23,14 @@
 #include "comm/core/error.h"
 #include "tools/rzrun/agents/agent.h"
 #include "tools/rzrun/agents/agent_group.h"
+#include "tools/rzrun/agents/joined_agent.h"
 #include "tools/rzrun/agents/joined_group.h"
-#include "tools/rzrun/agents/launched_group.h"
-#include "tools/rzrun/agents/member.h"
-#include "tools/rzrun/flags/host_flags.h"
+#include "tools/rzrun/flags/flags.h"
 #include "tools/rzrun/ranks/error_file.h"
 #include "tools/rzrun/ranks/first_failure.h"
 #include "tools/rzrun/ranks/keeper.h"
 #include "tools/rzrun/ranks/launch.h"
 #include "tools/rzrun/ranks/output.h"
-#include "tools/rzrun/ranks/processes.h"
 #include "tools/rzrun/ranks/rank_group.h"
 #include "tools/rzrun/ranks/restart_policy.h"
 
@@ -54,24 +52,22 @@ const char* has_or_have(const std::vector<int>& ranks) { return ranks.size() == 
 class Supervisor {
  public:
   /// `listeners`: of node 0 of a job that the user starts on each host.
-  explicit Supervisor(const Options& options, std::vector<UniqueFd> listeners = {})
-      : options_(options),
+  explicit Supervisor(const JobSpec& spec, std::vector<UniqueFd> listeners = {})
+      : spec_(spec),
         // Before signals are blocked, so that they end a slow look-up.
-        processors_(options.nodes.empty() ? bindings(options, options.ranks)
-                                          : std::vector<std::vector<int>>()),
+        processors_(spec.hosts.nodes.empty() ? bindings(spec.program, spec.hosts.ranks)
+                                             : std::vector<std::vector<int>>()),
         signals_(block_signals()),
-        restarts_(options.max_restarts),
-        run_id_(options.run_id.empty() ? random_id() : options.run_id),
-        failures_(!options.nodes.empty() || options.rendezvous) {
+        restarts_(spec.max_restarts),
+        run_id_(spec.run_id.empty() ? random_id() : spec.run_id),
+        failures_(spec.hosts.are_several()) {
     if (!is_same_stream(STDOUT_FILENO, STDERR_FILENO)) own_stderr_.emplace(STDERR_FILENO);
-    if (options.rendezvous)
-      ranks_ = std::make_unique<JoinedGroup>(options, std::move(listeners), stdout_, errors());
-    else if (options.nodes.empty())
+    if (spec.hosts.rendezvous)
+      ranks_ = std::make_unique<JoinedGroup>(spec, std::move(listeners), stdout_, errors());
+    else if (spec.hosts.nodes.empty())
       ranks_ = std::make_unique<RankGroup>(stdout_, errors());
-    else if (options.launcher != Launcher::ssh)
-      ranks_ = std::make_unique<LaunchedGroup>(options, stdout_, errors());
     else
-      ranks_ = std::make_unique<AgentGroup>(options, stdout_, errors());
+      ranks_ = std::make_unique<AgentGroup>(spec, stdout_, errors());
   }
 
   int run() {
@@ -111,14 +107,17 @@ class Supervisor {
 
   void start() {
     Job job;
-    job.options = options_;
+    job.program = spec_.program;
+    job.output = spec_.output;
+    job.ranks = job.local_ranks = spec_.hosts.ranks;
+    job.max_restarts = spec_.max_restarts;
+    job.grace = spec_.grace;
     job.run_id = run_id_;
     job.restarts = restarts_of_group_ = restarts_.restarts();
-    job.launch = job.restarts || !options_.run_id.empty() ? random_id() : run_id_;
-    job.local_ranks = options_.ranks;
-    job.devices = options_.devices;
-    job.master_port = options_.master_port;
-    if (!options_.master_addr.empty()) job.master_addr = options_.master_addr;
+    job.launch = job.restarts || !spec_.run_id.empty() ? random_id() : run_id_;
+    job.devices = spec_.hosts.devices;
+    job.master_port = spec_.hosts.master_port;
+    if (!spec_.hosts.master_addr.empty()) job.master_addr = spec_.hosts.master_addr;
     job.processors = processors_;
     try {
       if (!job.master_port && !failures_.has_several_hosts()) job.master_port = free_port();
@@ -127,7 +126,7 @@ class Supervisor {
         return !stopped_by_;
       });
     } catch (...) {
-      fail_start(start_failure_of(std::current_exception(), options_.command.front()));
+      fail_start(start_failure_of(std::current_exception(), spec_.program.command.front()));
     }
   }
 
@@ -197,7 +196,7 @@ class Supervisor {
   /// Waits until the readers have accepted all output. A signal that ends the job limits the wait.
   void deliver_output() {
     const bool was_urgent = !urgent_.empty();
-    const auto time = was_urgent ? reader_time_if_urgent : std::min(options_.grace, reader_time);
+    const auto time = was_urgent ? reader_time_if_urgent : std::min(spec_.grace, reader_time);
     ended_ = true;
     std::optional<Deadline> end;
     for (std::size_t left = pending(), before = 0; left > 0; before = left, left = pending()) {
@@ -330,7 +329,7 @@ class Supervisor {
     const auto running = ranks_->running();
     if (running.empty() || stopped_by_) return;
     log_error(concat("a rank has failed; ", list_ranks(running), has_or_have(running), " got SIGTERM, and ",
-                     seconds(options_.grace), " to end (--grace)"));
+                     seconds(spec_.grace), " to end (--grace)"));
   }
 
   /// Once the group has ended: what happened, with the first failure as the last line.
@@ -359,12 +358,12 @@ class Supervisor {
   std::string log_hint() const {
     const RankEnd& end = failures_.cause();
     // Of several hosts only those know the local rank.
-    const bool in_file =
-        failures_.has_several_hosts()
-            ? !options_.log_dir.empty() && (options_.files.of_all | options_.tees.of_all) & Streams::err
-            : options_.to_file(end.rank, Streams::err);
+    const bool in_file = failures_.has_several_hosts()
+                             ? !spec_.output.log_dir.empty() &&
+                                   (spec_.output.files.of_all | spec_.output.tees.of_all) & Streams::err
+                             : spec_.output.to_file(end.rank, Streams::err);
     if (!in_file || !end.lost.empty()) return "";
-    return "; its log: " + log_path(options_, restarts_of_group_, end.rank, "stderr");
+    return "; its log: " + log_path(spec_.output, restarts_of_group_, end.rank, "stderr");
   }
 
   void end_leftovers() {
@@ -379,7 +378,7 @@ class Supervisor {
   void end_all() {
     if (!in_group_) return;
     if (!kill_at_) {
-      kill_at_ = Deadline::after(options_.grace);
+      kill_at_ = Deadline::after(spec_.grace);
       killed_ = false;
       if (failures_.is_known()) notice_at_ = Deadline::after(silent_end);
       ranks_->signal_all(SIGTERM);
@@ -392,7 +391,7 @@ class Supervisor {
     const auto running = ranks_->running();
     if (!killed_ && !running.empty())
       log_error(concat(list_ranks(running), has_or_have(running), " not ended since SIGTERM: SIGKILL (",
-                       urgent_.empty() ? "--grace " + seconds(options_.grace) : urgent_, ")"));
+                       urgent_.empty() ? "--grace " + seconds(spec_.grace) : urgent_, ")"));
     killed_ = true;
     ranks_->signal_all(SIGKILL);
   }
@@ -410,7 +409,7 @@ class Supervisor {
     return restart_after_.has_value();
   }
 
-  const Options& options_;
+  const JobSpec& spec_;
   const std::vector<std::vector<int>> processors_;
   UniqueFd signals_;
   Console stdout_{STDOUT_FILENO};
@@ -440,28 +439,30 @@ class Supervisor {
   bool killed_ = false;
 };
 
-int run(const Options& options) {
-  if (options.agent) return run_agent();
-  if (!options.rendezvous) return Supervisor(options).run();
-  auto listeners = listen_as_node0(*options.rendezvous);
+int run(const JobSpec& spec) {
+  if (!spec.hosts.rendezvous) return Supervisor(spec).run();
+  auto listeners = listen_as_node0(*spec.hosts.rendezvous);
   if (listeners.empty()) {
-    auto found = find_node0(*options.rendezvous);
-    if (auto* node0 = std::get_if<FrameStream>(&found)) return run_member(options, std::move(*node0));
+    auto found = find_node0(*spec.hosts.rendezvous);
+    if (auto* node0 = std::get_if<FrameStream>(&found)) return run_joined_agent(spec, std::move(*node0));
     listeners = std::get<std::vector<UniqueFd>>(std::move(found));
   }
-  return Supervisor(options, std::move(listeners)).run();
+  return Supervisor(spec, std::move(listeners)).run();
 }
 
 }  // namespace
 
 int supervise(const Options& options) {
-  for (const auto& [name, value] : options.variables)  // MASTER_PORT is one of the ranks' ports
+  if (options.agent) return run_kept(run_agent);
+  const JobSpec& spec = options.job;
+  for (const auto& [name, value] : spec.program.variables)  // MASTER_PORT is one of the ranks' ports
     if (name == "RZ_PORTS") ::setenv("RZ_PORTS", value.c_str(), 1);
-  if (!options.agent) environment();  // a wrong variable is refused before anything starts
-  for (const std::string& note : options.notes) std::fprintf(stderr, "rzrun: %s\n", note.c_str());
+  environment();  // a wrong variable is refused before anything starts
+  for (const std::string& note : options.remarks.notes) std::fprintf(stderr, "rzrun: %s\n", note.c_str());
   if (options.dry_run)
-    return print_help(describe_plan(options, options.rendezvous ? describe_node(options) : ""));
-  return run_kept([&] { return run(options); });
+    return print_help(
+        describe_plan(spec, options.remarks.plan, spec.hosts.rendezvous ? describe_node(spec.hosts) : ""));
+  return run_kept([&] { return run(spec); });
 }
 
 }  // namespace rz::rzrun

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "tools/rzrun/flags/options.h"
+#include "tools/rzrun/flags/job.h"
 
 namespace rz::rzrun {
 

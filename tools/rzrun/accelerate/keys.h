@@ -8,7 +8,7 @@
 namespace rz::accelerate {
 
 enum class Treatment {
-  done,       ///< launch_file.cpp or configuration.cpp reads it
+  done,       ///< translation.cpp or configuration.cpp reads it
   no_effect,  ///< on results or memory here: `reason`
   refused,    ///< `reason` has the remedy; a value that switches nothing on is accepted
 };

@@ -7,8 +7,6 @@
 #include <cstdint>
 #include <cstring>
 
-#include "tools/rzrun/agents/wire.h"
-
 namespace rz::rzrun {
 namespace {
 
@@ -16,8 +14,10 @@ constexpr std::size_t header_bytes = 5;  // length of the payload, kind
 
 template <class Archive, class J>
 void fields_of_job(Archive& a, J& job) {
-  auto& o = job.options;
-  a(o.ranks, o.command, o.role, o.bind, o.prefix, o.log_dir, o.max_restarts, o.variables, o.local_rank_at);
+  auto& p = job.program;
+  auto& o = job.output;
+  a(job.ranks, p.command, p.role, p.bind, o.prefix, o.log_dir, job.max_restarts, p.variables,
+    p.local_rank_at);
   a(o.files.of_all, o.files.of_rank, o.tees.of_all, o.tees.of_rank, o.prefix_tees, o.shown);
   a(job.local_ranks, job.first_rank, job.node, job.nodes, job.host, job.folder, job.slots);
   a(job.master_addr, job.master_port, job.run_id, job.launch, job.restarts);
@@ -78,7 +78,7 @@ std::string pack_job(const Job& job, const Variables& variables) {
   WireWriter writer;
   fields_of_job(writer, job);
   const auto secret = job.secret.bytes();
-  writer(job.options.grace.count(), std::string(secret.begin(), secret.end()), variables);
+  writer(job.grace.count(), std::string(secret.begin(), secret.end()), variables);
   return std::move(writer.bytes);
 }
 
@@ -93,9 +93,9 @@ Job unpack_job(std::string_view payload, Variables& variables) {
   require(secret.size() == net::Secret::size, Errc::io, "a secret of ", secret.size(), " bytes");
   job.secret = net::Secret(std::span<const std::uint8_t, net::Secret::size>(
       reinterpret_cast<const std::uint8_t*>(secret.data()), net::Secret::size));
-  job.options.grace = std::chrono::milliseconds(grace_ms);
-  require(job.local_ranks >= 1 && job.local_ranks <= job.options.ranks && !job.options.command.empty(),
-          Errc::io, "a job without ranks or program");
+  job.grace = std::chrono::milliseconds(grace_ms);
+  require(job.local_ranks >= 1 && job.local_ranks <= job.ranks && !job.program.command.empty(), Errc::io,
+          "a job without ranks or program");
   return job;
 }
 

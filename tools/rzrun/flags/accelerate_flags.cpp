@@ -1,10 +1,8 @@
-#include "tools/rzrun/flags/accelerate_flags.h"
-
 #include <algorithm>
 
 #include "comm/core/error.h"
 #include "comm/core/text.h"
-#include "tools/rzrun/flags/launchers.h"
+#include "tools/rzrun/flags/flags.h"
 
 namespace rz::rzrun {
 namespace {
@@ -21,38 +19,13 @@ std::string names_of(const Key& key) {
 }
 
 /// What the user chose by flags of rzrun itself.
-accelerate::Typed typed_of(const CommandLine& line, const TorchrunFlags& t) {
-  const auto any = [&](std::initializer_list<const char*> flags) {
-    return std::ranges::any_of(flags, [&](const char* flag) { return line.is_set(flag); });
-  };
+accelerate::Typed typed_of(const Flags& f) {
   accelerate::Typed typed;
-  typed.hosts = any({"--hostfile", "--include", "--exclude", "--num_nodes", "--standalone"});
-  typed.ranks = typed.hosts || any({"-n", "--num_gpus", "--nproc-per-node"});
-  if (any({"--standalone"})) typed.ranks = any({"-n", "--nproc-per-node"});
-  if (line.is_set("--nnodes")) typed.nnodes = parse_nnodes(t.nnodes, "--nnodes").second;
+  typed.hosts = f.any_typed({"--hostfile", "--include", "--exclude", "--num_nodes", "--standalone"});
+  typed.ranks = typed.hosts || f.any_typed({"-n", "--num_gpus", "--nproc-per-node"});
+  if (f.is_typed("--standalone")) typed.ranks = f.any_typed({"-n", "--nproc-per-node"});
+  if (f.is_typed("--nnodes")) typed.nnodes = parse_nnodes(f.torchrun.nnodes, "--nnodes").second;
   return typed;
-}
-
-void take_hosts(const CommandLine& line, bool on_each_host, accelerate::Launch& launch, Options& o,
-                HostFlags& h) {
-  const auto take = [&](const char* flag, std::string& value) {
-    const auto found = launch.flags.extract(flag);
-    if (found && !line.is_set(flag)) value = found.mapped().value;
-  };
-  take("--hostfile", h.hostfile);
-  take("--include", h.include);
-  take("--exclude", h.exclude);
-  std::string launcher;
-  take("--launcher", launcher);
-  if (!launcher.empty()) apply_launcher(launcher, "", o);
-  std::string each;
-  take("--num_gpus", each);
-  if (!each.empty()) h.num_gpus = parse_number<int>(each).value_or(0);
-  if (on_each_host) return;  // torchrun's flags have the address of node 0
-  std::string port;
-  take("--master-addr", o.master_addr);
-  take("--master-port", port);
-  if (!port.empty()) o.master_port = parse_number<int>(port).value_or(0);
 }
 
 }  // namespace
@@ -75,39 +48,18 @@ void add_accelerate_flags(CommandLine& line, AccelerateFlags& f) {
   }
 }
 
-void apply_accelerate_flags(const CommandLine& line, AccelerateFlags& f, Options& o, TorchrunFlags& t,
-                            HostFlags& h) {
+accelerate::Translation read_accelerate(const Flags& flags) {
+  const AccelerateFlags& f = flags.accelerate;
   accelerate::Values values;
-  if (line.is_set("--config_file")) values.read_file(accelerate::read_yaml(f.file), f.file);
-  bool any = line.is_set("--config_file");
+  bool any = flags.is_typed("--config_file");
+  if (any) values.read_file(accelerate::read_yaml(f.file), f.file);
   for (std::size_t i = 0; i < accelerate::keys().size(); ++i) {
     const Key& key = accelerate::keys()[i];
-    if (key.flag == FlagKind::none || !line.is_set(concat("--", key.name))) continue;
+    if (key.flag == FlagKind::none || !flags.is_typed(concat("--", key.name))) continue;
     values.set_flag(key, key.flag == FlagKind::toggle ? "true" : f.values[i]);
     any = true;
   }
-  if (!any) return;
-  const accelerate::Typed typed = typed_of(line, t);
-  accelerate::Launch launch = launch_of(values, typed);
-  take_hosts(line, typed.nnodes > 1 || launch.flags.contains("--nnodes"), launch, o, h);
-  t.of_file = std::move(launch.flags);
-  f.devices = std::move(launch.devices);
-  o.variables = std::move(launch.variables);
-  o.notes.insert(o.notes.end(), launch.notes.begin(), launch.notes.end());
-  o.plan.insert(o.plan.end(), launch.plan.begin(), launch.plan.end());
-}
-
-void apply_devices(const AccelerateFlags& f, Options& o) {
-  if (f.devices.empty()) return;
-  require(o.nodes.empty(), Errc::config,
-          "gpu_ids is of one host, and a hostfile has several; name devices with --include HOST:SLOT,SLOT");
-  const std::string text = devices_of_slots(f.devices, devices_of_slurm());
-  if (!o.rendezvous) {
-    o.devices = text;
-    return;
-  }
-  o.plan.push_back("CUDA_VISIBLE_DEVICES=" + text);
-  o.variables.emplace_back("CUDA_VISIBLE_DEVICES", text);
+  return any ? translate(values, typed_of(flags)) : accelerate::Translation();
 }
 
 }  // namespace rz::rzrun

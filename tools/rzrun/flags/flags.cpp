@@ -1,16 +1,11 @@
+#include "tools/rzrun/flags/flags.h"
+
 #include <algorithm>
+#include <cctype>
+#include <cstdlib>
 
 #include "comm/core/error.h"
 #include "comm/core/text.h"
-#include "comm/device/cuda_runtime.h"
-#include "comm/topology.h"
-#include "tools/command_line/command_line.h"
-#include "tools/rzrun/flags/accelerate_flags.h"
-#include "tools/rzrun/flags/host_flags.h"
-#include "tools/rzrun/flags/log_flags.h"
-#include "tools/rzrun/flags/options.h"
-#include "tools/rzrun/flags/program_flags.h"
-#include "tools/rzrun/flags/torchrun_flags.h"
 
 namespace rz::rzrun {
 namespace {
@@ -110,49 +105,116 @@ Exit status: 0 if every rank exited with 0; else that of the rank that failed fi
 restart, 128 + the signal's number if a signal ended it or rzrun; 255 if a host is lost; 2 for a wrong command
 line; 126 or 127 if the program cannot be started.)";
 
-/// Options whose text differs from their type in Options.
-struct RawOptions {
-  std::string bind = "core";
-  double grace_s = 30;
-};
-
-void add_flags(CommandLine& line, Options& o, RawOptions& w) {
-  line.add_option("-n,--ranks", o.ranks, "Ranks to start").type_name("N");
+void add_flags(CommandLine& line, Flags& f) {
+  line.add_option("-n,--ranks", f.ranks, "Ranks to start").type_name("N");
   line.add_option(
-          "--bind", w.bind,
+          "--bind", f.program.bind,
           "core (default): bind each rank to whole cores, or several ranks to one core; none: no binding")
       .one_of({"core", "none"})
       .type_name("core|none");
-  line.add_option("--grace", w.grace_s,
+  line.add_option("--grace", f.grace_s,
                   "Between SIGTERM and SIGKILL, for ranks that save before they end; default 30")
       .within(0.0, 86400.0)
       .type_name("SECONDS");
-  line.add_option("--max-restarts,--max_restarts", o.max_restarts,
+  line.add_option("--max-restarts,--max_restarts", f.max_restarts,
                   "Start all ranks again after a failure, at most K times; default 0")
       .within(0, 1000000)
       .type_name("K");
   line.add_option(
-          "--master-port,--master_port", o.master_port,
+          "--master-port,--master_port", f.hosts.master_port,
           "MASTER_PORT; default: a free one; without --rdzv-endpoint also where node 0 of --nnodes listens")
       .within(1, 65535)
       .type_name("PORT");
 }
 
-/// As with DeepSpeed, a program without a number has a rank for each device.
-void count_devices(Options& o) {
-  o.ranks = cuda::device_count();
-  require(o.ranks != 0, Errc::config,
-          "how many ranks? This host has no CUDA device to count; give -n N, such as -n ",
-          cpu_limits().processors.size(), " for its processors, or --hostfile FILE; see --help");
-  o.notes.push_back(concat("-n ", o.ranks, ": a rank for each CUDA device of this host"));
-}
-
-void check(const Options& o) {
-  require(!o.command.empty(), Errc::config, "no program to start; try: rzrun -n ", o.ranks,
+JobSpec job_of(const Given& given, Remarks& remarks) {
+  const Flags& f = given.flags;
+  const Hosts hosts = choose_hosts(given, remarks);
+  require(!f.program.command.empty(), Errc::config, "no program to start; try: rzrun -n ", hosts.ranks,
           " PROGRAM [ARGS…]");
+  const Output output = choose_output(given, hosts);
+  const Program program = choose_program(given, hosts, remarks);
+  const auto restarts = given.setting("--max-restarts", concat(f.max_restarts)),
+             id = given.setting("--rdzv-id", f.torchrun.rdzv_id);
+  return {.hosts = hosts,
+          .program = program,
+          .output = output,
+          .run_id = id.value == "none" ? "" : id.value,
+          .max_restarts = restarts.is_set() ? number_of(restarts, 0, 1000000) : 0,
+          .grace = std::chrono::milliseconds(static_cast<long>(f.grace_s * 1e3))};
 }
 
 }  // namespace
+
+Flags::Flags() : line_(description, "rzrun", footer) {
+  line_.allow_trailing_command();
+  add_flags(line_, *this);
+  add_log_flags(line_, log);
+  add_host_flags(line_, hosts, dry_run);
+  add_torchrun_flags(line_, torchrun, program.role);
+  add_program_flags(line_, program, hosts, log);
+  add_accelerate_flags(line_, accelerate);
+}
+
+std::string Flags::parse(int argc, const char* const* argv) {
+  const auto words = take_tee(line_, {argv, argv + argc}, log);
+  std::vector<const char*> arguments;
+  for (const std::string& word : words) arguments.push_back(word.c_str());
+  std::string help = line_.parse(static_cast<int>(arguments.size()), arguments.data());
+  if (!help.empty()) return help;
+  program.command = line_.remaining();
+  require(!is_typed("-n") || ranks >= 1, Errc::config, "-n must be at least 1, not ", ranks);
+  for (const auto& [flag, value] : {std::pair("--hostfile", &hosts.hostfile),
+                                    {"--include", &hosts.include},
+                                    {"--exclude", &hosts.exclude},
+                                    {"--log-dir", &log.log_dir},
+                                    {"--config_file", &accelerate.file}})
+    require(!is_typed(flag) || !value->empty(), Errc::config, flag, ": a value is missing");
+  return "";
+}
+
+bool Flags::any_typed(std::initializer_list<const char*> flags) const {
+  return std::ranges::any_of(flags, [&](const char* flag) { return is_typed(flag); });
+}
+
+std::string variable_of(std::string_view flag) {
+  std::string name = "PET_";
+  for (const char c : flag.substr(2))
+    name += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return name;
+}
+
+bool chooses_ranks(const Flags& f) { return f.any_typed({"-n", "--hostfile", "--include", "--num_gpus"}); }
+
+Given::Setting Given::setting(const std::string& flag, const std::string& typed) const {
+  if (flags.is_typed(flag)) {
+    // Scripts give torchrun an empty endpoint for its default.
+    require(!typed.empty() || flag.starts_with("--rdzv-"), Errc::config, flag, ": a value is missing");
+    return {typed, flag};
+  }
+  if (const auto found = file.flags.find(flag); found != file.flags.end()) return found->second;
+  const std::string name = variable_of(flag);
+  const char* text = std::getenv(name.c_str());
+  return {text && !chooses_ranks(flags) ? text : "", name};
+}
+
+bool is_true(const Given::Setting& given) {
+  for (const char* word : {"1", "true", "True", "yes"})
+    if (given.value == word) return true;
+  for (const char* word : {"0", "false", "False", "no"})
+    if (given.value == word) return false;
+  fail(Errc::config, given.where, " ", hosts::quoted(given.value), ": true or false is needed");
+}
+
+bool Given::is_on(const std::string& flag, bool is_typed) const {
+  const Setting set = setting(flag, "1");
+  return is_typed || (set.is_set() && is_true(set));
+}
+
+std::string Given::text(const std::string& flag, const std::string& typed) const {
+  const auto found = file.flags.find(flag);
+  return flags.is_typed(flag) || found == file.flags.end() ? typed : found->second.value;
+}
 
 std::string nodes_text(int min_nodes, int max_nodes) {
   return min_nodes == max_nodes ? concat(min_nodes) : concat(min_nodes, ':', max_nodes);
@@ -172,11 +234,11 @@ bool Streams::any() const {
   return of_all || std::ranges::any_of(of_rank, [](const auto& r) { return r.second != 0; });
 }
 
-bool Options::to_file(int local_rank, int stream) const {
+bool Output::to_file(int local_rank, int stream) const {
   return !log_dir.empty() && (files.has(local_rank, stream) || tees.has(local_rank, stream));
 }
 
-bool Options::to_console(int local_rank, int stream) const {
+bool Output::to_console(int local_rank, int stream) const {
   const bool is_shown = shown.empty() || std::ranges::count(shown, local_rank);
   return is_shown && (!to_file(local_rank, stream) || tees.has(local_rank, stream));
 }
@@ -184,53 +246,17 @@ bool Options::to_console(int local_rank, int stream) const {
 ParsedOptions parse_options(int argc, const char* const* argv) {
   ParsedOptions parsed;
   Options& o = parsed.options;
-  RawOptions raw;
-  HostFlags host_flags;
-  TorchrunFlags torchrun_flags;
-  LogFlags log_flags;
-  ProgramFlags program_flags;
-  AccelerateFlags accelerate_flags;
   if (argc == 2 && std::string_view(argv[1]) == "--agent") {
     o.agent = true;
     return parsed;
   }
-  CommandLine line(description, "rzrun", footer);
-  line.allow_trailing_command();
-  add_flags(line, o, raw);
-  add_log_flags(line, o, log_flags);
-  add_host_flags(line, o, host_flags);
-  add_torchrun_flags(line, o, torchrun_flags);
-  add_program_flags(line, program_flags, host_flags);
-  add_accelerate_flags(line, accelerate_flags);
-  const auto words = take_tee(line, {argv, argv + argc}, log_flags);
-  std::vector<const char*> arguments;
-  for (const std::string& word : words) arguments.push_back(word.c_str());
-  parsed.help = line.parse(static_cast<int>(arguments.size()), arguments.data());
+  Flags flags;
+  parsed.help = flags.parse(argc, argv);
   if (!parsed.help.empty()) return parsed;
-  o.command = line.remaining();
-  o.bind = raw.bind == "core";
-  o.grace = std::chrono::milliseconds(static_cast<long>(raw.grace_s * 1e3));
-  require(!line.is_set("-n") || o.ranks >= 1, Errc::config, "-n must be at least 1, not ", o.ranks);
-  for (const auto& [flag, value] : {std::pair("--hostfile", &host_flags.hostfile),
-                                    {"--include", &host_flags.include},
-                                    {"--exclude", &host_flags.exclude},
-                                    {"--log-dir", &o.log_dir},
-                                    {"--config_file", &accelerate_flags.file}})
-    require(!line.is_set(flag) || !value->empty(), Errc::config, flag, ": a value is missing");
-  apply_deepspeed_flags(line, program_flags, o);
-  apply_accelerate_flags(line, accelerate_flags, o, torchrun_flags, host_flags);
-  apply_torchrun_flags(line, torchrun_flags, o);
-  require(!o.rendezvous || o.launcher == Launcher::ssh, Errc::config,
-          "--launcher and --nnodes exclude each other: with --nnodes the user starts rzrun on each host");
-  for (const auto& [flag, is_on] :
-       {std::pair("--module", &program_flags.module), {"--no-python", &program_flags.no_python}})
-    *is_on = torchrun_switch(line, torchrun_flags, flag, *is_on);
-  if (!o.rendezvous) apply_host_flags(line, host_flags, o);
-  apply_devices(accelerate_flags, o);
-  if (o.ranks == 0) count_devices(o);
-  check(o);
-  apply_log_flags(line, torchrun_flags, log_flags, o);
-  apply_program_flags(program_flags, o);
+  const accelerate::Translation file = read_accelerate(flags);
+  o.dry_run = flags.dry_run;
+  o.remarks = {file.notes, file.plan};
+  o.job = job_of(Given(flags, file), o.remarks);
   return parsed;
 }
 

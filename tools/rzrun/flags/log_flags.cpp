@@ -1,10 +1,9 @@
-#include "tools/rzrun/flags/log_flags.h"
-
 #include <algorithm>
 #include <cctype>
 
 #include "comm/core/error.h"
 #include "comm/core/text.h"
+#include "tools/rzrun/flags/flags.h"
 
 namespace rz::rzrun {
 namespace {
@@ -33,10 +32,19 @@ std::vector<int> parse_filter(const std::string& text, const std::string& where,
 }
 
 /// The largest number of ranks that a host has.
-int ranks_of_a_host(const Options& o) {
+int ranks_of_a_host(const Hosts& all) {
   std::size_t ranks = 0;
-  for (const hosts::Host& h : o.nodes) ranks = std::max(ranks, h.slots.size());
-  return ranks ? static_cast<int>(ranks) : o.ranks;
+  for (const hosts::Host& h : all.nodes) ranks = std::max(ranks, h.slots.size());
+  return ranks ? static_cast<int>(ranks) : all.ranks;
+}
+
+/// --enable_each_rank_log is another name of --log-dir, and "None" its default.
+std::string log_folder(const Given& given) {
+  const LogFlags& f = given.flags.log;
+  const std::string other = f.each_rank_log == "None" ? "" : f.each_rank_log;
+  require(f.log_dir.empty() || other.empty() || f.log_dir == other, Errc::config,
+          "--enable_each_rank_log and --log-dir are the same flag; give one");
+  return other.empty() ? given.setting("--log-dir", f.log_dir).value : other;
 }
 
 }  // namespace
@@ -67,9 +75,9 @@ Streams parse_streams(const std::string& text, const std::string& where, int ran
   return found;
 }
 
-void add_log_flags(CommandLine& line, Options& o, LogFlags& f) {
-  line.add_flag("--prefix", o.prefix, "Print whole lines, each prefixed with \"[rank] \"");
-  line.add_option("--log-dir,--log_dir", o.log_dir,
+void add_log_flags(CommandLine& line, LogFlags& f) {
+  line.add_flag("--prefix", f.prefix, "Print whole lines, each prefixed with \"[rank] \"");
+  line.add_option("--log-dir,--log_dir", f.log_dir,
                   "Write rank<R>.stdout and rank<R>.stderr there instead of the console")
       .type_name("DIR");
   line.add_flag(
@@ -116,13 +124,15 @@ std::vector<std::string> take_tee(const CommandLine& line, std::vector<std::stri
   return rest;
 }
 
-void apply_log_flags(const CommandLine& line, const TorchrunFlags& t, const LogFlags& f, Options& o) {
-  const auto redirects = torchrun_setting(line, t, "--redirects", f.redirects),
-             filter = torchrun_setting(line, t, "--local-ranks-filter", f.filter),
-             tee = f.tee && f.tee_of.empty() ? accelerate::Setting{}
-                   : f.tee                   ? accelerate::Setting{f.tee_of, "--tee"}
-                                             : torchrun_setting(line, t, "--tee", "");
-  const int ranks = ranks_of_a_host(o);
+Output choose_output(const Given& given, const Hosts& hosts) {
+  const LogFlags& f = given.flags.log;
+  const auto redirects = given.setting("--redirects", f.redirects),
+             filter = given.setting("--local-ranks-filter", f.filter),
+             tee = f.tee && f.tee_of.empty() ? Given::Setting{}
+                   : f.tee                   ? Given::Setting{f.tee_of, "--tee"}
+                                             : given.setting("--tee", "");
+  Output o{.prefix = f.prefix, .log_dir = log_folder(given)};
+  const int ranks = ranks_of_a_host(hosts);
   const Streams all{Streams::both, {}};
   require(!f.tee || tee.is_set() || !o.log_dir.empty(), Errc::config, "--tee needs --log-dir DIR");
   if (f.tee) o.tees = all;
@@ -141,6 +151,7 @@ void apply_log_flags(const CommandLine& line, const TorchrunFlags& t, const LogF
   bool any = false;
   for (int r = 0; r < ranks && !any; ++r) any = prints(r);
   require(!o.prefix || any, Errc::config, "--prefix with --log-dir needs --tee: nothing is printed");
+  return o;
 }
 
 }  // namespace rz::rzrun

@@ -1,5 +1,3 @@
-#include "tools/rzrun/flags/torchrun_flags.h"
-
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 #include "comm/net/listening.h"
 #include "comm/net/socket.h"
 #include "comm/topology.h"
+#include "tools/rzrun/flags/flags.h"
 
 namespace rz::rzrun {
 namespace {
@@ -21,22 +20,7 @@ constexpr int c10d_port = 29400, static_port = 29500;
 /// rzruns that can only be on this host wait no longer for each other.
 constexpr std::chrono::seconds time_at_loopback{60};
 
-int number(const std::string& text, const std::string& where, int min, int max) {
-  const auto n = parse_number<int>(text);
-  require(n && *n >= min && *n <= max, Errc::config, where, " ", hosts::quoted(text),
-          ": a whole number from ", min, " to ", max, " is needed");
-  return *n;
-}
-
-using accelerate::Setting;
-
-bool is_true(const std::string& text, const std::string& where) {
-  for (const char* word : {"1", "true", "True", "yes"})
-    if (text == word) return true;
-  for (const char* word : {"0", "false", "False", "no"})
-    if (text == word) return false;
-  fail(Errc::config, where, " ", hosts::quoted(text), ": true or false is needed");
-}
+using Setting = Given::Setting;
 
 void check_backend(const Setting& backend) {
   if (!backend.is_set() || backend.value == "c10d" || backend.value == "static") return;
@@ -81,43 +65,21 @@ constexpr const char* flags_of_torchrun[] = {"--nnodes",           "--node-rank"
                                              "--module",           "--no-python",     "--log-dir",
                                              "--redirects",        "--tee",           "--local-ranks-filter"};
 
-std::string variable_of(std::string_view flag) {
-  std::string name = "PET_";
-  for (const char c : flag.substr(2))
-    name += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-  return name;
-}
-
-/// Then variables of torchrun do not count, since they may be those of a job around this one.
-bool chooses_ranks(const CommandLine& line) {
-  return line.is_set("-n") || line.is_set("--hostfile") || line.is_set("--include") ||
-         line.is_set("--num_gpus");
-}
-
-void note_unknown_variables(const CommandLine& line, std::vector<std::string>& notes) {
-  for (char** v = environ; *v && !chooses_ranks(line); ++v) {
+void note_unknown_variables(const Flags& flags, Remarks& remarks) {
+  for (char** v = environ; *v && !chooses_ranks(flags); ++v) {
     const std::string_view name(*v, std::strcspn(*v, "="));
     const auto is_of = [&](const char* flag) { return variable_of(flag) == name; };
     if (name.starts_with("PET_") && std::ranges::none_of(flags_of_torchrun, is_of))
-      notes.push_back(concat(name, " has no effect: there is no such flag of torchrun that rzrun takes"));
+      remarks.notes.push_back(
+          concat(name, " has no effect: there is no such flag of torchrun that rzrun takes"));
   }
 }
 
-/// Of ranks on one host or several.
-void apply_common_flags(const CommandLine& line, const TorchrunFlags& f, Options& o) {
-  const auto get = [&](const char* flag, const std::string& value) {
-    return torchrun_setting(line, f, flag, value);
-  };
-  const Setting restarts = get("--max-restarts", concat(o.max_restarts)), role = get("--role", o.role),
-                address = get("--master-addr", o.master_addr),
-                port = get("--master-port", concat(o.master_port)), log_dir = get("--log-dir", o.log_dir),
-                interval = get("--monitor-interval", f.monitor_interval),
-                method = get("--start-method", f.start_method);
-  if (restarts.is_set()) o.max_restarts = number(restarts.value, restarts.where, 0, 1000000);
-  if (role.is_set()) o.role = role.value;
-  if (address.is_set()) o.master_addr = address.value;
-  if (port.is_set()) o.master_port = number(port.value, port.where, 1, 65535);
-  if (log_dir.is_set() && o.log_dir.empty()) o.log_dir = log_dir.value;
+/// Values that change nothing.
+void check_unused(const Given& given) {
+  const TorchrunFlags& f = given.flags.torchrun;
+  const Setting interval = given.setting("--monitor-interval", f.monitor_interval),
+                method = given.setting("--start-method", f.start_method);
   if (interval.is_set()) {
     const auto s = parse_number<double>(interval.value);
     require(s && *s >= 0, Errc::config, interval.where, " ", hosts::quoted(interval.value),
@@ -126,25 +88,24 @@ void apply_common_flags(const CommandLine& line, const TorchrunFlags& f, Options
   constexpr std::string_view methods[] = {"spawn", "fork", "forkserver"};
   require(!method.is_set() || std::ranges::count(methods, method.value) > 0, Errc::config, method.where, " ",
           hosts::quoted(method.value), ": spawn, fork or forkserver is needed");
-  note_unknown_variables(line, o.notes);
 }
 
-void check_conflicts(const CommandLine& line, const std::vector<Setting>& settings) {
+void check_conflicts(const Flags& flags, const std::vector<Setting>& settings) {
   for (const Setting& s : settings) {
     if (!s.is_set()) continue;
     for (const char* flag : {"--hostfile", "--include", "--exclude", "--num_nodes", "--num_gpus"})
-      require(!line.is_set(flag), Errc::config, flag, " and ", s.where,
+      require(!flags.is_typed(flag), Errc::config, flag, " and ", s.where,
               " exclude each other: with --hostfile rzrun starts the ranks of all hosts, with torchrun's "
               "flags it is "
               "started on each of them");
-    require(!line.is_set("-n"), Errc::config, "-n and ", s.where,
+    require(!flags.is_typed("-n"), Errc::config, "-n and ", s.where,
             " exclude each other: -n N counts the ranks of all hosts, --nproc-per-node K those of this one");
   }
 }
 
 /// An endpoint that each host takes for itself. Several rzruns of one host, with which users try a job, may
 /// meet at loopback.
-void check_endpoint(const Setting& endpoint, Rendezvous& r, std::vector<std::string>& notes) {
+void check_endpoint(const Setting& endpoint, const Rendezvous& r, Remarks& remarks) {
   const std::string text = concat(endpoint.where, " ", endpoint.value);
   if (net::is_unspecified(r.host)) {
     const bool is_node0 = r.node_rank < 0 ? r.is_host.value_or(false) : r.node_rank == 0;
@@ -157,19 +118,18 @@ void check_endpoint(const Setting& endpoint, Rendezvous& r, std::vector<std::str
         "is to be it");
   }
   if (!net::names_loopback(r.host) || !r.local_address.empty()) return;
-  notes.push_back(concat(text, " is loopback: all ", r.max_nodes,
-                         " rzruns must be on this host; else give the name or address of node 0 on all"));
+  remarks.notes.push_back(
+      concat(text, " is loopback: all ", r.max_nodes,
+             " rzruns must be on this host; else give the name or address of node 0 on all"));
 }
 
 /// Where node 0 listens.
-net::HostPort address_of_node0(const CommandLine& line, const TorchrunFlags& f, const Options& o,
-                               const Setting& given, const Setting& backend, const Setting& nnodes) {
-  const Setting address = torchrun_setting(line, f, "--master-addr", o.master_addr),
-                port = torchrun_setting(line, f, "--master-port", concat(o.master_port));
-  const int p = port.is_set() ? number(port.value, port.where, 1, 65535) : static_port;
-  if (given.is_set()) {
-    const net::HostPort where = endpoint(given, backend.value == "static" ? p : c10d_port);
-    require(!address.is_set() || address.value == where.host, Errc::config, given.where, " and ",
+net::HostPort address_of_node0(const Setting& endpoint_given, const Setting& address, const Setting& port,
+                               const Setting& backend, const Setting& nnodes) {
+  const int p = port.is_set() ? number_of(port, 1, 65535) : static_port;
+  if (endpoint_given.is_set()) {
+    const net::HostPort where = endpoint(endpoint_given, backend.value == "static" ? p : c10d_port);
+    require(!address.is_set() || address.value == where.host, Errc::config, endpoint_given.where, " and ",
             address.where, " name two hosts, ", where.host, " and ", address.value, "; give one");
     return where;
   }
@@ -186,23 +146,11 @@ net::HostPort address_of_node0(const CommandLine& line, const TorchrunFlags& f, 
 
 }  // namespace
 
-accelerate::Setting torchrun_setting(const CommandLine& line, const TorchrunFlags& f, const std::string& flag,
-                                     const std::string& value) {
-  if (line.is_set(flag)) {
-    // Scripts give torchrun an empty endpoint for its default.
-    require(!value.empty() || flag.starts_with("--rdzv-"), Errc::config, flag, ": a value is missing");
-    return {value, flag};
-  }
-  if (const auto found = f.of_file.find(flag); found != f.of_file.end()) return found->second;
-  const std::string name = variable_of(flag);
-  const char* text = std::getenv(name.c_str());
-  return {text && !chooses_ranks(line) ? text : "", name};
-}
-
-bool torchrun_switch(const CommandLine& line, const TorchrunFlags& f, const std::string& flag,
-                     bool is_typed) {
-  const Setting set = torchrun_setting(line, f, flag, "1");
-  return is_typed || (set.is_set() && is_true(set.value, set.where));
+int number_of(const Given::Setting& given, int min, int max) {
+  const auto n = parse_number<int>(given.value);
+  require(n && *n >= min && *n <= max, Errc::config, given.where, " ", hosts::quoted(given.value),
+          ": a whole number from ", min, " to ", max, " is needed");
+  return *n;
 }
 
 std::pair<int, int> parse_nnodes(const std::string& text, const std::string& where) {
@@ -238,18 +186,18 @@ void parse_rdzv_conf(const std::string& text, const std::string& where, Rendezvo
             hosts::quoted(part), ": KEY=VALUE,KEY=VALUE is needed");
     const std::string key = part.substr(0, equals), value = part.substr(equals + 1), at = where + " " + key;
     if (key == "timeout" || key == "join_timeout")
-      r.join_timeout = std::chrono::seconds(number(value, at, 1, 1000000));
+      r.join_timeout = std::chrono::seconds(number_of({value, at}, 1, 1000000));
     else if (key == "last_call_timeout")
-      r.last_call = std::chrono::seconds(number(value, at, 0, 1000000));
+      r.last_call = std::chrono::seconds(number_of({value, at}, 0, 1000000));
     else if (key == "is_host")
-      r.is_host = is_true(value, at);
+      r.is_host = is_true({value, at});
     else
       require(std::ranges::count(no_effect, key) > 0, Errc::config, where, ": unknown key ",
               hosts::quoted(key), "; there are join_timeout (or timeout), last_call_timeout and is_host");
   }
 }
 
-void add_torchrun_flags(CommandLine& line, Options& o, TorchrunFlags& f) {
+void add_torchrun_flags(CommandLine& line, TorchrunFlags& f, std::string& role) {
   const std::string heading = "rzrun on each host, as with torchrun";
   const auto add = [&](const char* names, std::string& value, const char* what, const char* type) {
     auto flag = line.add_option(names, value, what).type_name(type).group(heading);
@@ -269,58 +217,59 @@ void add_torchrun_flags(CommandLine& line, Options& o, TorchrunFlags& f) {
       "KEY=VALUE,…");
   add("--local-addr,--local_addr", f.local_addr, "At node 0: where it listens, and MASTER_ADDR", "ADDRESS");
   line.add_flag("--standalone", f.standalone, "One host").group(heading);
-  add("--role", o.role, "ROLE_NAME", "NAME");
+  add("--role", role, "ROLE_NAME", "NAME");
   add("--monitor-interval,--monitor_interval", f.monitor_interval,
       "No effect: rzrun is woken by ends of ranks", "SECONDS");
   add("--start-method,--start_method", f.start_method, "No effect: ranks are programs",
       "spawn|fork|forkserver");
 }
 
-void apply_torchrun_flags(const CommandLine& line, TorchrunFlags f, Options& o) {
-  const auto get = [&](const char* flag, const std::string& value) {
-    return torchrun_setting(line, f, flag, value);
-  };
+Node choose_node(const Given& given, Remarks& remarks) {
+  const Flags& flags = given.flags;
+  const TorchrunFlags& f = flags.torchrun;
+  const auto get = [&](const char* flag, const std::string& typed) { return given.setting(flag, typed); };
   const Setting nnodes = get("--nnodes", f.nnodes), node_rank = get("--node-rank", f.node_rank),
                 nproc = get("--nproc-per-node", f.nproc), backend = get("--rdzv-backend", f.rdzv_backend),
-                given = get("--rdzv-endpoint", f.rdzv_endpoint), id = get("--rdzv-id", f.rdzv_id),
-                conf = get("--rdzv-conf", f.rdzv_conf), local = get("--local-addr", f.local_addr);
-  check_conflicts(line, {nnodes, node_rank, nproc, given, conf, local});
+                where = get("--rdzv-endpoint", f.rdzv_endpoint), id = get("--rdzv-id", f.rdzv_id),
+                conf = get("--rdzv-conf", f.rdzv_conf), local = get("--local-addr", f.local_addr),
+                address = get("--master-addr", flags.hosts.master_addr),
+                port = get("--master-port", concat(flags.hosts.master_port));
+  check_conflicts(flags, {nnodes, node_rank, nproc, where, conf, local});
   check_backend(backend);
-  apply_common_flags(line, f, o);
-  const bool is_alone = torchrun_switch(line, f, "--standalone", f.standalone);
-  if (id.is_set() && id.value != "none") o.run_id = id.value;
-  const bool is_typed = std::ranges::any_of(
-      std::initializer_list<const char*>{"--rdzv-id", "--rdzv-conf", "--rdzv-backend", "--local-addr"},
-      [&](const char* flag) { return line.is_set(flag); });
-  if (!nnodes.is_set() && !node_rank.is_set() && !nproc.is_set() && !given.is_set() && !is_alone && !is_typed)
-    return;
-  if (!line.is_set("-n"))
-    o.ranks = nproc.is_set()
-                  ? parse_nproc(nproc.value, nproc.where,
-                                nproc.value == "auto" || nproc.value == "gpu" ? cuda::device_count() : 0,
-                                static_cast<int>(cpu_limits().processors.size()))
-                  : 1;
+  check_unused(given);
+  note_unknown_variables(flags, remarks);
+  const bool is_alone = given.is_on("--standalone", f.standalone);
+  Node node;
+  if (!nnodes.is_set() && !node_rank.is_set() && !nproc.is_set() && !where.is_set() && !is_alone &&
+      !flags.any_typed({"--rdzv-id", "--rdzv-conf", "--rdzv-backend", "--local-addr"}))
+    return node;
+  const bool counts_devices = nproc.value == "auto" || nproc.value == "gpu";
+  node.ranks = !nproc.is_set()
+                   ? 1
+                   : parse_nproc(nproc.value, nproc.where, counts_devices ? cuda::device_count() : 0,
+                                 static_cast<int>(cpu_limits().processors.size()));
   Rendezvous r;
   if (nnodes.is_set()) std::tie(r.min_nodes, r.max_nodes) = parse_nnodes(nnodes.value, nnodes.where);
   require(!is_alone || r.max_nodes == 1, Errc::config, "--standalone is for one host, and ", nnodes.where,
           " is ", nnodes.value);
   if (conf.is_set()) parse_rdzv_conf(conf.value, conf.where, r);
-  if (node_rank.is_set()) r.node_rank = number(node_rank.value, node_rank.where, 0, r.max_nodes - 1);
+  if (node_rank.is_set()) r.node_rank = number_of(node_rank, 0, r.max_nodes - 1);
   if (r.max_nodes == 1) {
-    if (o.master_addr.empty()) o.master_addr = local.value;
-    return;
+    node.master_addr = local.value;
+    return node;
   }
   r.local_address = local.value;
   if (id.is_set()) r.id = id.value;
-  const net::HostPort where = address_of_node0(line, f, o, given, backend, nnodes);
-  r.host = where.host;
-  r.port = where.port;
-  check_endpoint(given.is_set() ? given : get("--master-addr", o.master_addr), r, o.notes);
+  const net::HostPort node0 = address_of_node0(where, address, port, backend, nnodes);
+  r.host = node0.host;
+  r.port = node0.port;
+  check_endpoint(where.is_set() ? where : address, r, remarks);
   if (net::names_loopback(r.host)) {
     r.join_timeout = time_at_loopback;
     if (conf.is_set()) parse_rdzv_conf(conf.value, conf.where, r);
   }
-  o.rendezvous = r;
+  node.rendezvous = r;
+  return node;
 }
 
 }  // namespace rz::rzrun

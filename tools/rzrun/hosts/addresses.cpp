@@ -1,11 +1,16 @@
 #include <arpa/inet.h>
+#include <ifaddrs.h>
 #include <limits.h>
+#include <net/if.h>
+#include <netinet/in.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "comm/core/text.h"
@@ -45,7 +50,35 @@ std::optional<Network> network_of(const std::string& text) {
   return {};
 }
 
+/// The bytes of an address of IPv4 or IPv6; empty for another family.
+std::span<const std::uint8_t> bytes_of(const sockaddr* a) {
+  if (a->sa_family == AF_INET)
+    return {reinterpret_cast<const std::uint8_t*>(&reinterpret_cast<const sockaddr_in*>(a)->sin_addr), 4};
+  if (a->sa_family != AF_INET6) return {};
+  return {reinterpret_cast<const sockaddr_in6*>(a)->sin6_addr.s6_addr, 16};
+}
+
 }  // namespace
+
+std::vector<std::string> own_addresses() {
+  std::vector<std::string> found;
+  ifaddrs* all = nullptr;
+  if (::getifaddrs(&all) != 0) return found;
+  for (const ifaddrs* i = all; i; i = i->ifa_next) {
+    const bool usable = (i->ifa_flags & IFF_UP) && !(i->ifa_flags & IFF_LOOPBACK);
+    if (!usable || !i->ifa_addr || !i->ifa_netmask) continue;
+    const auto address = bytes_of(i->ifa_addr);
+    const bool is_of_link = address.size() == 16 && address[0] == 0xfe && (address[1] & 0xc0) == 0x80;
+    if (address.empty() || is_of_link) continue;
+    int prefix = 0;
+    for (const std::uint8_t byte : bytes_of(i->ifa_netmask)) prefix += std::popcount(byte);
+    char text[INET6_ADDRSTRLEN];
+    ::inet_ntop(i->ifa_addr->sa_family, address.data(), text, sizeof text);
+    found.push_back(concat(text, "/", prefix));
+  }
+  ::freeifaddrs(all);
+  return found;
+}
 
 std::string own_name() {
   char name[HOST_NAME_MAX + 1] = {};

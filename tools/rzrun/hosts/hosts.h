@@ -1,6 +1,6 @@
 #pragma once
-/// Hosts and their slots as launchers name them: hostfiles, DeepSpeed's filters. All functions but two are
-/// pure, and their errors are Errc::config in one line that names the place and the
+/// Hosts and their slots as launchers name them: hostfiles, DeepSpeed's filters. All functions but
+/// those of this host are pure, and their errors are Errc::config in one line that names the place and the
 /// word.
 
 #include <string>
@@ -45,7 +45,10 @@ std::vector<Host> first_slots(std::vector<Host> all, int slots);
 /// inside each. Empty if there is none.
 std::string master_address(const std::vector<std::vector<std::string>>& addresses);
 
-/// The name of this host. Not pure, as is_this_host().
+/// Addresses of the interfaces that are up, each with the length of its prefix. Loopback is left out, and
+/// addresses that are valid on one link alone.
+std::vector<std::string> own_addresses();
+/// The name of this host.
 std::string own_name();
 /// True for "localhost" and the name of this host.
 bool is_this_host(const std::string& name);

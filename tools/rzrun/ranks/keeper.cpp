@@ -65,6 +65,27 @@ void kill_children() {
 
 }  // namespace
 
+void stop_as_by_terminal() {
+  sigset_t one;
+  sigemptyset(&one);
+  sigaddset(&one, SIGTSTP);
+  ::raise(SIGTSTP);
+  ::sigprocmask(SIG_UNBLOCK, &one, nullptr);  // here it stops
+  ::sigprocmask(SIG_BLOCK, &one, nullptr);
+}
+
+UniqueFd block_signals() {
+  ::signal(SIGPIPE, SIG_IGN);
+  sigset_t set;
+  sigemptyset(&set);
+  for (int s : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGCONT, SIGUSR1, SIGUSR2, SIGCHLD, keeper_lost})
+    sigaddset(&set, s);
+  ::sigprocmask(SIG_BLOCK, &set, nullptr);
+  UniqueFd fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!fd) fail_errno("signalfd");
+  return fd;
+}
+
 int run_kept(const std::function<int()>& work) {
   sigset_t before;
   ::sigprocmask(SIG_BLOCK, nullptr, &before);

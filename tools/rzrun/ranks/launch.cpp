@@ -21,13 +21,14 @@
 #include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/net/socket.h"
+#include "comm/os/child.h"
 #include "comm/os/flight_recorder.h"
 #include "comm/topology.h"
 
 namespace rz::rzrun {
 namespace {
 
-std::string log_folder(const Options& o, int restarts) {
+std::string log_folder(const Output& o, int restarts) {
   return restarts ? concat(o.log_dir, "/restart", restarts) : o.log_dir;
 }
 
@@ -50,8 +51,8 @@ void remove_old_logs(const Job& job, const std::filesystem::path& folder) {
       if (const auto rank = rank_of_file(entry.path().filename()); rank && is_old(*rank))
         std::filesystem::remove(entry.path(), error);
   };
-  remove_files(folder, [&](int r) { return (first <= r && r < behind) || r >= job.options.ranks; });
-  for (const auto& entry : std::filesystem::directory_iterator(job.options.log_dir, error)) {
+  remove_files(folder, [&](int r) { return (first <= r && r < behind) || r >= job.ranks; });
+  for (const auto& entry : std::filesystem::directory_iterator(job.output.log_dir, error)) {
     const std::string name = entry.path().filename();
     const auto restart =
         name.starts_with("restart") ? parse_number<int>(std::string_view(name).substr(7)) : std::nullopt;
@@ -73,7 +74,7 @@ struct ChildStream {
 };
 
 ChildStream open_stream(const Job& job, int local_rank, int stream) {
-  const Options& o = job.options;
+  const Output& o = job.output;
   const char* const name = stream == Streams::out ? "stdout" : "stderr";
   const bool to_file = o.to_file(local_rank, stream);
   ChildStream s;
@@ -95,9 +96,9 @@ void redirect_stdin(const Job& job, int rank) {
   }
 }
 
-/// Runs in the child. Returns only on failure, with errno set.
-void exec_child(const Job& job, int local_rank, pid_t parent, int secret, int flight, const ChildStream& out,
-                const ChildStream& err) {
+/// Runs in the child. Returns errno if it fails.
+int exec_child(const Job& job, int local_rank, pid_t parent, int secret, int flight, const ChildStream& out,
+               const ChildStream& err) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);
@@ -105,7 +106,7 @@ void exec_child(const Job& job, int local_rank, pid_t parent, int secret, int fl
   redirect_stdin(job, job.first_rank + local_rank);
   if (out.child) ::dup2(out.child.get(), STDOUT_FILENO);
   if (err.child) ::dup2(err.child.get(), STDERR_FILENO);
-  for (const auto& [name, value] : job.options.variables) ::setenv(name.c_str(), value.c_str(), 1);
+  for (const auto& [name, value] : job.program.variables) ::setenv(name.c_str(), value.c_str(), 1);
   for (const auto& [name, value] : rank_environment(job, local_rank))
     ::setenv(name.c_str(), value.c_str(), 1);
   ::fcntl(secret, F_SETFD, 0);  // not closed by exec
@@ -116,14 +117,11 @@ void exec_child(const Job& job, int local_rank, pid_t parent, int secret, int fl
     ::unsetenv("RZ_FLIGHT_FD");  // of a launcher above this one
   if (!job.processors.empty())
     bind_process(job.processors[static_cast<std::size_t>(local_rank)]);  // failure costs speed only
-  std::vector<std::string> words = job.options.command;
-  if (const auto at = job.options.local_rank_at)
+  std::vector<std::string> words = job.program.command;
+  if (const auto at = job.program.local_rank_at)
     words.insert(words.begin() + std::min(at, static_cast<int>(words.size())),
                  concat("--local_rank=", local_rank));
-  std::vector<char*> argv;
-  for (const auto& word : words) argv.push_back(const_cast<char*>(word.c_str()));
-  argv.push_back(nullptr);
-  ::execvp(argv[0], argv.data());
+  return exec_program(words);
 }
 
 /// The error pipe closes when exec succeeds; otherwise it carries errno.
@@ -158,20 +156,6 @@ UniqueFd listen_everywhere(int port) {
 
 }  // namespace
 
-std::pair<UniqueFd, UniqueFd> make_pipe() {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) fail_errno("pipe2");
-  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
-}
-
-void default_signals() {
-  for (int s : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGUSR1, SIGUSR2, SIGCHLD})
-    ::signal(s, SIG_DFL);
-  sigset_t none;
-  sigemptyset(&none);
-  ::sigprocmask(SIG_SETMASK, &none, nullptr);
-}
-
 int free_port() {
   const PortRange& ports = environment().ports;
   for (int i = 0; i < ports.size(); ++i)
@@ -191,7 +175,7 @@ std::string random_id() {
 }
 
 std::vector<std::pair<std::string, std::string>> rank_environment(const Job& job, int local_rank) {
-  const std::string rank = concat(job.first_rank + local_rank), size = concat(job.options.ranks);
+  const std::string rank = concat(job.first_rank + local_rank), size = concat(job.ranks);
   std::vector<std::pair<std::string, std::string>> variables{
       {"RANK", rank},
       {"LOCAL_RANK", concat(local_rank)},
@@ -201,11 +185,11 @@ std::vector<std::pair<std::string, std::string>> rank_environment(const Job& job
       {"GROUP_WORLD_SIZE", concat(job.nodes)},
       {"ROLE_RANK", rank},
       {"ROLE_WORLD_SIZE", size},
-      {"ROLE_NAME", job.options.role},
+      {"ROLE_NAME", job.program.role},
       {"MASTER_ADDR", job.master_addr},
       {"MASTER_PORT", concat(job.master_port)},
       {"TORCHELASTIC_RESTART_COUNT", concat(job.restarts)},
-      {"TORCHELASTIC_MAX_RESTARTS", concat(job.options.max_restarts)},
+      {"TORCHELASTIC_MAX_RESTARTS", concat(job.max_restarts)},
       {"TORCHELASTIC_RUN_ID", job.run_id},
       {"RZ_LAUNCH", job.launch},
   };
@@ -218,22 +202,22 @@ std::vector<std::pair<std::string, std::string>> rank_environment(const Job& job
   return variables;
 }
 
-std::vector<std::vector<int>> bindings(const Options& o, int local_ranks) {
+std::vector<std::vector<int>> bindings(const Program& p, int local_ranks) {
   std::vector<std::vector<int>> processors;
-  for (int r = 0; o.bind && r < local_ranks; ++r) processors.push_back(processors_for(r, local_ranks));
+  for (int r = 0; p.bind && r < local_ranks; ++r) processors.push_back(processors_for(r, local_ranks));
   return processors;
 }
 
 void make_log_folder(const Job& job) {
-  if (job.options.log_dir.empty()) return;
-  const std::string path = log_folder(job.options, job.restarts);
+  if (job.output.log_dir.empty()) return;
+  const std::string path = log_folder(job.output, job.restarts);
   std::error_code error;
   std::filesystem::create_directories(path, error);
   require(!error, Errc::config, "--log-dir ", path, ": ", error.message());
   remove_old_logs(job, path);
 }
 
-std::string log_path(const Options& o, int restarts, int rank, const char* stream) {
+std::string log_path(const Output& o, int restarts, int rank, const char* stream) {
   return concat(log_folder(o, restarts), "/rank", rank, ".", stream);
 }
 
@@ -251,8 +235,7 @@ ChildProcess launch(const Job& job, int local_rank) {
   const pid_t parent = ::getpid(), pid = ::fork();
   if (pid < 0) fail_errno("fork", concat("rank ", rank));
   if (pid == 0) {
-    exec_child(job, local_rank, parent, secret.get(), flight.get(), out, err);
-    const int error = errno;
+    const int error = exec_child(job, local_rank, parent, secret.get(), flight.get(), out, err);
     if (::write(error_write.get(), &error, sizeof error)) ::_exit(127);
     ::_exit(127);
   }

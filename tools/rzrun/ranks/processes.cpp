@@ -1,6 +1,5 @@
 #include "tools/rzrun/ranks/processes.h"
 
-#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -55,27 +54,6 @@ bool handles_signal(pid_t pid, int signal) {
   for (std::string line; std::getline(status, line);)
     if (line.starts_with("SigCgt:")) return std::strtoull(line.c_str() + 7, nullptr, 16) >> (signal - 1) & 1;
   return false;
-}
-
-void stop_as_by_terminal() {
-  sigset_t one;
-  sigemptyset(&one);
-  sigaddset(&one, SIGTSTP);
-  ::raise(SIGTSTP);
-  ::sigprocmask(SIG_UNBLOCK, &one, nullptr);  // here it stops
-  ::sigprocmask(SIG_BLOCK, &one, nullptr);
-}
-
-UniqueFd block_signals() {
-  ::signal(SIGPIPE, SIG_IGN);
-  sigset_t set;
-  sigemptyset(&set);
-  for (int s : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGCONT, SIGUSR1, SIGUSR2, SIGCHLD, keeper_lost})
-    sigaddset(&set, s);
-  ::sigprocmask(SIG_BLOCK, &set, nullptr);
-  UniqueFd fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!fd) fail_errno("signalfd");
-  return fd;
 }
 
 }  // namespace rz::rzrun

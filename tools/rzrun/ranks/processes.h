@@ -1,12 +1,9 @@
 #pragma once
 /// The processes below this one, as /proc lists them.
 
-#include <signal.h>
 #include <sys/types.h>
 
 #include <vector>
-
-#include "comm/os/fd.h"
 
 namespace rz::rzrun {
 
@@ -23,15 +20,5 @@ std::vector<pid_t> children();
 
 /// True if the process has a handler for the signal: it neither ignores it nor is ended by it.
 bool handles_signal(pid_t, int signal);
-
-/// The signal of a process whose keeper (keeper.h) was killed: all processes of the ranks end at once.
-inline constexpr int keeper_lost = SIGPWR;
-
-/// Stops this process, as the default of SIGTSTP, which is blocked. Returns when it goes on.
-void stop_as_by_terminal();
-
-/// Blocks the signals that rzrun and its agents handle, and returns the signalfd that reads them. SIGPIPE is
-/// ignored.
-UniqueFd block_signals();
 
 }  // namespace rz::rzrun

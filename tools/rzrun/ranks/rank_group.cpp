@@ -110,8 +110,8 @@ void RankGroup::start(const Job& job, const std::function<bool()>& go_on) {
   oom_.emplace();
   is_ending_ = false;
   log_error_ = 0;
-  size_ = job.options.ranks;
-  log_dir_ = job.options.log_dir;
+  size_ = job.ranks;
+  log_dir_ = job.output.log_dir;
   make_log_folder(job);
   choose_error_folder(job);
   Job with_folder = job;
@@ -127,8 +127,8 @@ RankGroup::~RankGroup() {
 /// Beside the log files, or in a folder that ends with the job. Without one the job runs all the same.
 void RankGroup::choose_error_folder(const Job& job) {
   std::error_code error;
-  if (!job.options.log_dir.empty()) {
-    const auto log = std::filesystem::path(log_path(job.options, job.restarts, 0, "stdout"));
+  if (!job.output.log_dir.empty()) {
+    const auto log = std::filesystem::path(log_path(job.output, job.restarts, 0, "stdout"));
     error_folder_ = std::filesystem::absolute(log.parent_path(), error).string();
   } else if (own_folder_.empty()) {
     const std::filesystem::path temporary = std::filesystem::temp_directory_path(error);
@@ -148,7 +148,7 @@ void RankGroup::start_rank(const Job& job, int local_rank) {
   ChildProcess p = launch(job, local_rank);
   const auto prefix = [&](int stream) {
     if (!job.host.empty()) return concat("[", job.host, ":", rank, "] ");
-    return job.options.has_prefix(local_rank, stream) ? concat("[", rank, "] ") : "";
+    return job.output.has_prefix(local_rank, stream) ? concat("[", rank, "] ") : "";
   };
   if (p.out) forwarders_.emplace_back(std::move(p.out), &stdout_, std::move(p.out_log), prefix(Streams::out));
   if (p.err) forwarders_.emplace_back(std::move(p.err), &stderr_, std::move(p.err_log), prefix(Streams::err));

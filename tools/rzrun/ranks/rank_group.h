@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tools/rzrun/ranks/exit_status.h"
+#include "tools/rzrun/ranks/keeper.h"
 #include "tools/rzrun/ranks/output.h"
 #include "tools/rzrun/ranks/processes.h"
 #include "tools/rzrun/ranks/ranks.h"

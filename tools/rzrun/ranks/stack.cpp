@@ -1,63 +1,24 @@
 #include "tools/rzrun/ranks/stack.h"
 
-#include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <map>
 #include <vector>
 
 #include "comm/core/deadline.h"
 #include "comm/core/text.h"
-#include "tools/rzrun/ranks/launch.h"
+#include "comm/os/child.h"
 
 namespace rz::rzrun {
 namespace {
 
 constexpr std::chrono::seconds time_to_resolve{3};
-constexpr std::size_t max_shown = 24, max_line = 200, max_output = std::size_t{1} << 20;
+constexpr std::size_t max_shown = 24, max_line = 200;
 
 std::string hexadecimal(std::uint64_t n) {
   std::string digits;
   do digits.insert(digits.begin(), "0123456789abcdef"[n & 15]);
   while (n >>= 4);
   return "0x" + digits;
-}
-
-/// What the program prints, until the deadline; empty if it cannot be started.
-std::string output_of(const std::vector<std::string>& words, Deadline end) {
-  auto [read_end, write_end] = make_pipe();
-  const pid_t pid = ::fork();
-  if (pid < 0) return "";
-  if (pid == 0) {
-    default_signals();
-    const int null = ::open("/dev/null", O_RDWR);
-    ::dup2(null, STDIN_FILENO);
-    ::dup2(null, STDERR_FILENO);
-    ::dup2(write_end.get(), STDOUT_FILENO);
-    std::vector<char*> argv;
-    for (const auto& word : words) argv.push_back(const_cast<char*>(word.c_str()));
-    argv.push_back(nullptr);
-    ::execvp(argv[0], argv.data());
-    ::_exit(127);
-  }
-  write_end.close();
-  std::string text;
-  char bytes[4096];
-  for (pollfd wait{read_end.get(), POLLIN, 0}; text.size() < max_output && !end.expired();) {
-    if (::poll(&wait, 1, end.poll_ms(1000)) <= 0) continue;
-    const auto n = ::read(read_end.get(), bytes, sizeof bytes);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) break;
-    text.append(bytes, static_cast<std::size_t>(n));
-  }
-  ::kill(pid, SIGKILL);
-  ::waitpid(pid, nullptr, 0);
-  return text;
 }
 
 /// "function at file:line", or "function" without debug information; empty if even that is unknown.

@@ -1,4 +1,4 @@
-#include "tools/rzrun/agents/joining.h"
+#include "tools/rzrun/agents/join_request.h"
 
 #include <algorithm>
 #include <numeric>
@@ -9,16 +9,16 @@
 namespace rz::rzrun {
 namespace {
 
-std::set<int> ranks_taken(const std::vector<Joining>& hosts) {
+std::set<int> ranks_taken(const std::vector<JoinRequest>& hosts) {
   std::set<int> taken;
-  for (const Joining& h : hosts)
+  for (const JoinRequest& h : hosts)
     if (h.node_rank >= 0) taken.insert(h.node_rank);
   return taken;
 }
 
 }  // namespace
 
-std::string difference(const Joining& own, const Joining& other) {
+std::string difference(const JoinRequest& own, const JoinRequest& other) {
   const auto differ = [&](const char* what, const std::string& here, const std::string& there) {
     return concat("the hosts differ in ", what, ": ", here, " on ", own.host, ", ", there, " on ",
                   other.host);
@@ -34,9 +34,9 @@ std::string difference(const Joining& own, const Joining& other) {
   return differ("the program", own.command.front(), other.command.front());
 }
 
-std::string refusal(const std::vector<Joining>& hosts, const Joining& other) {
+std::string refusal(const std::vector<JoinRequest>& hosts, const JoinRequest& other) {
   const int max = hosts.front().max_nodes;
-  for (const Joining& h : hosts)
+  for (const JoinRequest& h : hosts)
     if (h.node_rank >= 0 && h.node_rank == other.node_rank)
       return concat("--node-rank ", h.node_rank, " is that of two hosts: ", h.host, " and ", other.host);
   if (other.node_rank >= max)
@@ -47,11 +47,11 @@ std::string refusal(const std::vector<Joining>& hosts, const Joining& other) {
   return "";
 }
 
-std::vector<int> node_numbers(const std::vector<Joining>& hosts) {
+std::vector<int> node_numbers(const std::vector<JoinRequest>& hosts) {
   auto taken = ranks_taken(hosts);
   std::vector<int> wished;
   int free = 0;
-  for (const Joining& h : hosts) {
+  for (const JoinRequest& h : hosts) {
     if (h.node_rank < 0)
       while (taken.contains(free)) ++free;
     wished.push_back(h.node_rank < 0 ? free : h.node_rank);
@@ -63,11 +63,11 @@ std::vector<int> node_numbers(const std::vector<Joining>& hosts) {
   return numbers;
 }
 
-std::string missing(const std::vector<Joining>& hosts) {
+std::string missing(const std::vector<JoinRequest>& hosts) {
   const int min = hosts.front().min_nodes, count = min - static_cast<int>(hosts.size());
   const auto taken = ranks_taken(hosts);
-  const bool have_ranks =
-      std::ranges::all_of(hosts.begin() + 1, hosts.end(), [](const Joining& h) { return h.node_rank >= 0; });
+  const bool have_ranks = std::ranges::all_of(hosts.begin() + 1, hosts.end(),
+                                              [](const JoinRequest& h) { return h.node_rank >= 0; });
   if (!have_ranks || hosts.front().min_nodes != hosts.front().max_nodes || taken.empty())
     return concat(count, count == 1 ? " host is" : " hosts are");
   std::string list;

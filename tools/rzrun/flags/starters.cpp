@@ -1,4 +1,4 @@
-#include "tools/rzrun/flags/launchers.h"
+#include "tools/rzrun/flags/starters.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -61,10 +61,10 @@ void append(std::vector<std::string>& words, const std::string& text, const char
   for (std::string& word : shell_words(text, flag)) words.push_back(std::move(word));
 }
 
-std::vector<std::string> srun_command(const Options& o) {
-  const std::string hosts = concat(o.nodes.size());
+std::vector<std::string> srun_command(const Hosts& all) {
+  const std::string hosts = concat(all.nodes.size());
   std::string names;
-  for (const hosts::Host& h : o.nodes) names += concat(names.empty() ? "" : ",", h.name);
+  for (const hosts::Host& h : all.nodes) names += concat(names.empty() ? "" : ",", h.name);
   // Each agent has all processors of its host, and no library of MPI is started for it.
   std::vector<std::string> words{"srun",
                                  "--nodes=" + hosts,
@@ -76,19 +76,19 @@ std::vector<std::string> srun_command(const Options& o) {
                                  "--cpu-bind=none",
                                  "--mpi=none",
                                  "--input=none"};
-  append(words, o.launcher_args);
+  append(words, all.starter.words);
   words.insert(words.end(), {own_path(), "--agent"});
   return words;
 }
 
-std::vector<std::string> mpirun_command(const Options& o) {
+std::vector<std::string> mpirun_command(const Hosts& all, std::chrono::milliseconds of_ranks) {
   // An agent that has to end has the grace period for its ranks.
-  const auto grace = std::chrono::ceil<std::chrono::seconds>(o.grace).count() + 2;
+  const auto grace = std::chrono::ceil<std::chrono::seconds>(of_ranks).count() + 2;
   std::vector<std::string> words{"mpirun",     "--bind-to", "none", "--mca", "odls_base_sigkill_timeout",
                                  concat(grace)};
-  append(words, o.launcher_args);
-  for (const hosts::Host& h : o.nodes) {
-    if (&h != &o.nodes.front()) words.push_back(":");
+  append(words, all.starter.words);
+  for (const hosts::Host& h : all.nodes) {
+    if (&h != &all.nodes.front()) words.push_back(":");
     words.insert(words.end(), {"-n", "1", "--host", h.name + ":1"});
     words.insert(words.end(), {"-x", "RZ_AGENT", "-x", "RZ_ENCRYPTION", "-x", secret_variable()});
     if (setting("RZ_PORTS")) words.insert(words.end(), {"-x", "RZ_PORTS"});
@@ -99,38 +99,37 @@ std::vector<std::string> mpirun_command(const Options& o) {
 
 }  // namespace
 
-void apply_launcher(const std::string& given, const std::string& args, Options& o) {
-  std::string name = given;
+Starter choose_starter(const HostFlags& f, Remarks& remarks) {
+  using Kind = Starter::Kind;
+  std::string name = f.launcher;
   std::ranges::transform(name, name.begin(),
                          [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
   const auto* other = std::ranges::find(other_launchers, name, &OtherLauncher::name);
-  require(other == std::end(other_launchers), Errc::config, "--launcher ", given,
+  require(other == std::end(other_launchers), Errc::config, "--launcher ", f.launcher,
           ": rzrun starts its agents by ssh, openmpi or slurm; give one of these, or start the ranks with ",
           other == std::end(other_launchers) ? "" : other->instead, " PROGRAM");
-  if (name == "openmpi") o.launcher = Launcher::openmpi;
-  if (name == "slurm") o.launcher = Launcher::slurm;
-  const bool is_ssh = o.launcher == Launcher::ssh;
-  require(!is_ssh || name.empty() || name == "ssh" || name == "pdsh", Errc::config, "--launcher ", given,
-          ": unknown; rzrun starts its agents by ssh, openmpi or slurm");
-  require(o.launcher != Launcher::slurm || !setting("SLURM_JOB_NODELIST_HET_GROUP_0"), Errc::config,
-          "--launcher ", given,
+  const Kind kind = name == "openmpi" ? Kind::openmpi : name == "slurm" ? Kind::slurm : Kind::ssh;
+  require(kind != Kind::ssh || name.empty() || name == "ssh" || name == "pdsh", Errc::config, "--launcher ",
+          f.launcher, ": unknown; rzrun starts its agents by ssh, openmpi or slurm");
+  require(kind != Kind::slurm || !setting("SLURM_JOB_NODELIST_HET_GROUP_0"), Errc::config, "--launcher ",
+          f.launcher,
           ": this is a heterogeneous job of Slurm, whose groups rzrun does not combine; start the ranks with "
           "srun --het-group=0,1 PROGRAM, which names its groups");
-  require(o.launcher != Launcher::slurm || setting("SLURM_JOB_ID"), Errc::config, "--launcher ", given,
+  require(kind != Kind::slurm || setting("SLURM_JOB_ID"), Errc::config, "--launcher ", f.launcher,
           ": this is no allocation of Slurm; put 'salloc --nodes=N --ntasks-per-node=K' before rzrun, or "
           "start it in a script of sbatch");
-  if (name == "pdsh") o.notes.push_back("--launcher pdsh: agents are started by ssh, with the same effect");
-  require(is_ssh || (o.rsh.empty() && !o.ssh_port), Errc::config, "--launcher ", given, " and ",
-          o.rsh.empty() ? "--ssh_port" : "--rsh", " exclude each other; the latter is for ssh");
-  shell_words(o.rsh, "--rsh");  // a quote without the other one is an error before anything starts
-  shell_words(args, "--launcher_args");
-  if (args.empty()) return;
-  require(name != "pdsh", Errc::config,
+  if (name == "pdsh")
+    remarks.notes.push_back("--launcher pdsh: agents are started by ssh, with the same effect");
+  require(kind == Kind::ssh || (f.rsh.empty() && !f.ssh_port), Errc::config, "--launcher ", f.launcher,
+          " and ", f.rsh.empty() ? "--ssh_port" : "--rsh", " exclude each other; the latter is for ssh");
+  shell_words(f.rsh, "--rsh");  // a quote without the other one is an error before anything starts
+  shell_words(f.launcher_args, "--launcher_args");
+  require(f.launcher_args.empty() || name != "pdsh", Errc::config,
           "--launcher_args: flags of pdsh have no use, since ssh starts the agents; give ssh's, with "
           "--launcher ssh");
-  require(o.rsh.empty(), Errc::config,
+  require(f.launcher_args.empty() || f.rsh.empty(), Errc::config,
           "--launcher_args and --rsh exclude each other; put the words into --rsh");
-  o.launcher_args = args;
+  return {kind, f.launcher_args, f.rsh, f.ssh_port};
 }
 
 std::vector<std::string> nodes_of_allocation() {
@@ -188,26 +187,26 @@ std::string secret_variable() {
   return !has_value("RZ_SECRET") && has_value("RZ_SECRET_FILE") ? "RZ_SECRET_FILE" : "RZ_SECRET";
 }
 
-std::vector<std::string> launcher_command(const Options& o) {
-  return o.launcher == Launcher::slurm ? srun_command(o) : mpirun_command(o);
+std::vector<std::string> starter_command(const Hosts& all, std::chrono::milliseconds grace) {
+  return all.starter.kind == Starter::Kind::slurm ? srun_command(all) : mpirun_command(all, grace);
 }
 
-std::vector<std::string> agent_command(const Options& o, const std::string& host) {
+std::vector<std::string> agent_command(const Starter& l, const std::string& host) {
   const std::string self = own_path();
   if (hosts::is_this_host(host)) return {self, "--agent"};
   std::vector<std::string> words;
-  append(words, o.rsh, "--rsh");
+  append(words, l.rsh, "--rsh");
   if (words.empty()) {
     words = {"ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5"};
-    if (o.ssh_port) words.insert(words.end(), {"-p", concat(o.ssh_port)});
+    if (l.ssh_port) words.insert(words.end(), {"-p", concat(l.ssh_port)});
   }
-  append(words, o.launcher_args);
+  append(words, l.words);
   words.push_back(host);
   // The agent of the first host chooses MASTER_PORT before it has any variable of this process.
   const char* const ports = setting("RZ_PORTS");
   words.push_back(concat("cd ", quoted_for_shell(std::filesystem::current_path().native()), " && exec ",
-                         ports ? concat("env RZ_PORTS=", quoted_for_shell(ports), " ") : "", quoted_for_shell(self),
-                         " --agent"));
+                         ports ? concat("env RZ_PORTS=", quoted_for_shell(ports), " ") : "",
+                         quoted_for_shell(self), " --agent"));
   return words;
 }
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "tools/rzrun/agents/frames.h"
-#include "tools/rzrun/flags/options.h"
+#include "tools/rzrun/flags/job.h"
 
 namespace rz::rzrun {
 
@@ -16,6 +16,6 @@ std::variant<FrameStream, std::vector<UniqueFd>> find_node0(const Rendezvous&);
 
 /// Joins the job over this connection, runs the ranks of this host with these options and this environment,
 /// prints what they print, and returns the exit status of the job.
-int run_member(const Options&, FrameStream node0);
+int run_joined_agent(const JobSpec&, FrameStream node0);
 
 }  // namespace rz::rzrun

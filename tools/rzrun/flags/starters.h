@@ -6,12 +6,12 @@
 #include <string_view>
 #include <vector>
 
-#include "tools/rzrun/flags/options.h"
+#include "tools/rzrun/flags/flags.h"
 
 namespace rz::rzrun {
 
-/// Takes --launcher and --launcher_args, in DeepSpeed's words. Errors are Errc::config.
-void apply_launcher(const std::string& name, const std::string& args, Options&);
+/// By --launcher and --launcher_args, in DeepSpeed's words, and --rsh. Errors are Errc::config.
+Starter choose_starter(const HostFlags&, Remarks&);
 
 /// The names of the nodes of Slurm's allocation; none outside of one.
 std::vector<std::string> nodes_of_allocation();
@@ -37,10 +37,11 @@ std::string secret_variable();
 bool has_value(const char* name);
 
 /// The words that start the agents of all hosts at once, through mpirun or srun, whose environment has
-/// RZ_AGENT and secret_variable(). mpirun starts that of host i as rank i.
-std::vector<std::string> launcher_command(const Options&);
+/// RZ_AGENT and secret_variable(). mpirun starts that of host i as rank i. An
+/// agent that mpirun ends has `grace` for its ranks.
+std::vector<std::string> starter_command(const Hosts&, std::chrono::milliseconds grace);
 
 /// The words that start the agent of a host: through ssh or the command of --rsh, or without on this host.
-std::vector<std::string> agent_command(const Options&, const std::string& host);
+std::vector<std::string> agent_command(const Starter&, const std::string& host);
 
 }  // namespace rz::rzrun

@@ -1,4 +1,4 @@
-#include "tools/rzrun/accelerate/launch_file.h"
+#include "tools/rzrun/accelerate/translation.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -21,8 +21,8 @@ void check_environment(const Values& v) {
 
 class Hosts {
  public:
-  Hosts(const Values& v, const Typed& typed, Method method, Launch& launch)
-      : v_(v), typed_(typed), method_(method), launch_(launch) {}
+  Hosts(const Values& v, const Typed& typed, Method method, Translation& to)
+      : v_(v), typed_(typed), method_(method), translation_(to) {}
 
   void read() {
     machines_ = static_cast<int>(v_.integer("num_machines", 1, hosts::max_nodes).value_or(1));
@@ -40,7 +40,7 @@ class Hosts {
   template <class Get>
   void set(const char* flag, const char* key, const Get& get) {
     if (!v_.has(key) || (typed_.hosts && !is_flag(key))) return;
-    launch_.flags[flag] = {get(), v_.where(key)};
+    translation_.flags[flag] = {get(), v_.where(key)};
   }
 
   std::string port(long min) const {
@@ -52,7 +52,7 @@ class Hosts {
   void read_ranks(int nodes) {
     if (method_ == Method::single && !is_flag("num_processes")) {
       const long n = v_.integer("num_processes", 1, 1).value_or(1);
-      launch_.flags["--nproc-per-node"] = {concat(n), v_.where("distributed_type")};
+      translation_.flags["--nproc-per-node"] = {concat(n), v_.where("distributed_type")};
       return;
     }
     if (!v_.has("num_processes")) return;
@@ -62,7 +62,7 @@ class Hosts {
     const long all = *v_.integer("num_processes", 1, std::int64_t{hosts::max_nodes} * hosts::max_slots);
     require(all % nodes == 0, Errc::config, where, ": ", all, " ranks of all machines, of which there are ",
             nodes, ": each has as many, so the number must divide");
-    launch_.flags["--nproc-per-node"] = {concat(all / nodes), where};
+    translation_.flags["--nproc-per-node"] = {concat(all / nodes), where};
   }
 
   void read_address() {
@@ -111,31 +111,31 @@ class Hosts {
     if (v_.has("deepspeed_inclusion_filter") || v_.has("deepspeed_exclusion_filter")) return;
     if (typed_.ranks && !is_flag("num_processes")) return;
     read_ranks(machines_);
-    const auto each = launch_.flags.extract("--nproc-per-node");
-    if (each) launch_.flags["--num_gpus"] = each.mapped();
+    const auto each = translation_.flags.extract("--nproc-per-node");
+    if (each) translation_.flags["--num_gpus"] = each.mapped();
   }
 
   const Values& v_;
   const Typed& typed_;
   Method method_;
-  Launch& launch_;
+  Translation& translation_;
   int machines_ = 1;
 };
 
 /// Which devices the ranks see.
-void read_devices(const Values& v, const Typed& typed, Launch& launch) {
+void read_devices(const Values& v, const Typed& typed, Translation& to) {
   if (v.boolean("cpu") || v.boolean("use_cpu")) {
-    launch.variables.emplace_back("CUDA_VISIBLE_DEVICES", "");
+    to.variables.emplace_back("CUDA_VISIBLE_DEVICES", "");
     return;
   }
   const Value* const ids = v.find("gpu_ids");
   if (!ids || ((typed.hosts || typed.ranks) && !ids->of_flag)) return;
-  launch.devices = parse_gpu_ids(*ids);
-  const auto ranks = launch.flags.find("--nproc-per-node");
-  if (launch.devices.empty() || ranks == launch.flags.end()) return;
+  to.devices = parse_gpu_ids(*ids);
+  const auto ranks = to.flags.find("--nproc-per-node");
+  if (to.devices.empty() || ranks == to.flags.end()) return;
   const std::size_t n = static_cast<std::size_t>(*parse_number<int>(ranks->second.value));
-  require(n <= launch.devices.size(), Errc::config, ids->where, ": ", launch.devices.size(),
-          launch.devices.size() == 1 ? " device" : " devices", " for ", n, " ranks of this host; name ", n,
+  require(n <= to.devices.size(), Errc::config, ids->where, ": ", to.devices.size(),
+          to.devices.size() == 1 ? " device" : " devices", " for ", n, " ranks of this host; name ", n,
           ", or all");
 }
 
@@ -163,20 +163,20 @@ std::vector<int> parse_gpu_ids(const Value& ids) {
   return devices;
 }
 
-Launch launch_of(const Values& v, const Typed& typed) {
-  Launch launch;
-  launch.notes = v.notes();
+Translation translate(const Values& v, const Typed& typed) {
+  Translation to;
+  to.notes = v.notes();
   check_environment(v);
   const Method method = method_of(v);
-  Hosts(v, typed, method, launch).read();
-  read_devices(v, typed, launch);
+  Hosts(v, typed, method, to).read();
+  read_devices(v, typed, to);
   if (const auto threads = v.integer("num_cpu_threads_per_process", 1, 4096))
-    launch.variables.emplace_back("OMP_NUM_THREADS", concat(*threads));
+    to.variables.emplace_back("OMP_NUM_THREADS", concat(*threads));
   if (const std::string config = configuration_of(v, method); !config.empty()) {
-    launch.variables.emplace_back("RZ_CONFIG", config);
-    launch.plan.push_back(concat("RZ_CONFIG: ", config));
+    to.variables.emplace_back("RZ_CONFIG", config);
+    to.plan.push_back(concat("RZ_CONFIG: ", config));
   }
-  return launch;
+  return to;
 }
 
 }  // namespace rz::accelerate

@@ -1,30 +1,26 @@
-#include "tools/rzrun/agents/launched_group.h"
+#include "tools/rzrun/agents/agent_starter.h"
 
 #include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
 #include <cstring>
-#include <filesystem>
 
 #include "comm/bootstrap/secret.h"
 #include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/net/listening.h"
 #include "comm/net/random.h"
-#include "tools/rzrun/agents/connector.h"
-#include "tools/rzrun/flags/launchers.h"
+#include "tools/rzrun/flags/starters.h"
 
 namespace rz::rzrun {
 namespace {
 
 /// srun may wait for other steps, and a host that boots for its login.
-constexpr std::chrono::seconds time_to_come{300}, time_until_named{10};
-/// For the agents, once the launcher has ended by itself.
+constexpr std::chrono::seconds time_to_join{300}, time_until_named{10};
+/// For the agents, once the starter has ended by itself.
 constexpr std::chrono::seconds time_for_agents{2};
-/// At the end: for the launcher by itself, with a host that is lost or has not come, and after SIGTERM.
+/// At the end: for the starter by itself, with a host that is lost or has not come, and after SIGTERM.
 constexpr std::chrono::seconds time_to_exit{10}, time_if_lost{2}, time_after_sigterm{3};
 
 constexpr std::chrono::milliseconds time_for_all_to_stop{500};
@@ -92,62 +88,46 @@ bool blames(std::string_view line, const std::string& host) {
   return false;
 }
 
-LaunchedGroup::LaunchedGroup(const Options& o, Console& out, Console& err)
-    : LaunchedGroup(o, listen_for_agents(), {}, out, err) {}
-
-LaunchedGroup::LaunchedGroup(const Options& o, std::vector<UniqueFd> listeners, Variables variables,
-                             Console& out, Console& err)
-    : AgentGroup(out, err),
-      options_(o),
+AgentStarter::AgentStarter(const JobSpec& spec, HostLinks& links)
+    : hosts_of_job_(spec.hosts),
+      links_(links),
       out_(UniqueFd(), nullptr, UniqueFd(), ""),
       err_(UniqueFd(), nullptr, UniqueFd(), ""),
-      come_by_(Deadline::after(time_to_come)),
+      join_by_(Deadline::after(time_to_join)),
       explain_at_(Deadline::after(time_until_named)) {
-  variables.emplace_back("RZ_AGENT", addresses_of(listeners));
-  variables.emplace_back("RZ_ENCRYPTION", environment().encryption);
+  auto listeners = listen_for_agents();
+  Variables variables{{"RZ_AGENT", addresses_of(listeners)}, {"RZ_ENCRYPTION", environment().encryption}};
   listener_.emplace(std::move(listeners), access_by(secret_of_agents(variables)));
-  if (o.launcher == Launcher::slurm) remove_variables_of_tasks();
-  const auto words = launcher_command(o);
-  name_ = words.front();
-  Connector c = start_connector(words, variables);
-  pid_ = c.pid;
-  pidfd_ = std::move(c.pidfd);
-  out_ = {std::move(c.out), &lines_, UniqueFd(), name_ + ": "};
-  err_ = {std::move(c.err), &lines_, UniqueFd(), name_ + ": "};
+  if (spec.hosts.starter.kind == Starter::Kind::slurm) remove_variables_of_tasks();
+  starter_ = Connector(starter_command(spec.hosts, spec.grace), variables);
+  out_ = {std::move(starter_.out), &lines_, UniqueFd(), starter_.name + ": "};
+  err_ = {std::move(starter_.err), &lines_, UniqueFd(), starter_.name + ": "};
 }
 
-LaunchedGroup::~LaunchedGroup() {
-  for (Agent& a : agents_) a.stream.close();
+AgentStarter::~AgentStarter() {
+  for (HostLink& a : links_.all) a.stream.close();
   const auto ends_within = [&](std::chrono::seconds time) {
-    for (const auto until = Deadline::after(time); pid_ > 0 && !until.expired(); ::usleep(5000)) {
+    const auto until = Deadline::after(time);
+    do {
       out_.pump();  // it must not wait for a reader
       err_.pump();
       lines_.drop();
-      if (::waitpid(pid_, nullptr, WNOHANG) != 0) pid_ = -1;
-    }
-    return pid_ < 0;
+    } while (!starter_.process.wait(Deadline::after(std::chrono::milliseconds(5))) && !until.expired());
+    return starter_.process.ended();
   };
-  if (ends_within(any_lost() || !missing().empty() ? time_if_lost : time_to_exit)) return;
-  ::kill(pid_, SIGTERM);
-  if (ends_within(time_after_sigterm)) return;
-  ::kill(-pid_, SIGKILL);
-  ::waitpid(pid_, nullptr, 0);
-}
-
-void LaunchedGroup::start(const Job& job, const std::function<bool()>& go_on) {
-  Job own = job;
-  own.folder = std::filesystem::current_path();
-  AgentGroup::start(own, go_on);
+  if (ends_within(links_.any_lost() || !missing().empty() ? time_if_lost : time_to_exit)) return;
+  ::kill(starter_.process.pid(), SIGTERM);  // it ends its children by itself
+  if (!ends_within(time_after_sigterm)) starter_.process.kill();
 }
 
 // ---- agents
 
 /// mpirun gives an agent the number of its host, srun the name.
-void LaunchedGroup::greet(Agent& a, const std::string& place) {
+void AgentStarter::join(HostLink& a, const std::string& place) {
   int node = 0, first_rank = 0;
-  for (const hosts::Host& h : options_.nodes) {
-    if (place == (options_.launcher == Launcher::slurm ? h.name : concat(node))) {
-      const bool is_first = std::ranges::count(agents_, h.name, &Agent::host) == 0;
+  for (const hosts::Host& h : hosts_of_job_.nodes) {
+    if (place == (hosts_of_job_.starter.kind == Starter::Kind::slurm ? h.name : concat(node))) {
+      const bool is_first = std::ranges::count(links_.all, h.name, &HostLink::host) == 0;
       require(is_first, Errc::io, "a second agent of host ", h.name);
       a.host = h.name;
       a.node = node;
@@ -162,16 +142,16 @@ void LaunchedGroup::greet(Agent& a, const std::string& place) {
   fail(Errc::io, "an agent of a host that the job does not have: ", hosts::quoted(place));
 }
 
-bool LaunchedGroup::all_have_come() {
-  if (agents_.size() != options_.nodes.size()) return false;
-  agents_.sort([](const Agent& a, const Agent& b) { return a.node < b.node; });
+bool AgentStarter::all_joined() {
+  if (links_.all.size() != hosts_of_job_.nodes.size()) return false;
+  links_.all.sort([](const HostLink& a, const HostLink& b) { return a.node < b.node; });
   return true;
 }
 
-/// The launcher ends the agents that it reaches once it has lost a host, or when it is told to end. mpirun
+/// The starter ends the agents that it reaches once it has lost a host, or when it is told to end. mpirun
 /// prints why and sends SIGCONT, long before SIGTERM; a SIGCONT alone may come from anybody.
-void LaunchedGroup::stop(Agent& a, int signal) {
-  if (signal == SIGCONT && (options_.launcher != Launcher::openmpi || !has_complained_)) return;
+void AgentStarter::stop(HostLink& a, int signal) {
+  if (signal == SIGCONT && (hosts_of_job_.starter.kind != Starter::Kind::openmpi || !has_complained_)) return;
   a.is_warned = true;
   a.is_stopping = signal != SIGCONT;
   if (!stopped_at_) stopped_at_ = Deadline::after(time_for_all_to_stop);
@@ -179,104 +159,101 @@ void LaunchedGroup::stop(Agent& a, int signal) {
 }
 
 /// Before the ranks of other hosts that miss those of the stopped agents are taken for the first failure.
-void LaunchedGroup::explain_stop() {
+void AgentStarter::explain_stop() {
   stopped_at_.reset();
-  const auto is_left = [](const Agent& a) { return a.lost.empty() && !a.is_warned; };
-  if (std::ranges::none_of(agents_, is_left)) {
-    if (stopped_by_) stop_ = {stopped_by_, " from " + name_};
+  const auto is_left = [](const HostLink& a) { return a.lost.empty() && !a.is_warned; };
+  if (std::ranges::none_of(links_.all, is_left)) {
+    if (stopped_by_) stop_ = {stopped_by_, " from " + starter_.name};
     return;
   }
-  for (Agent& a : agents_)
-    if (is_left(a)) lose(a, concat(name_, " ends the agents of the other hosts, and does not reach its own"));
+  for (HostLink& a : links_.all)
+    if (is_left(a))
+      links_.lose(a,
+                  concat(starter_.name, " ends the agents of the other hosts, and does not reach its own"));
 }
 
-std::vector<const hosts::Host*> LaunchedGroup::missing() const {
+std::vector<const hosts::Host*> AgentStarter::missing() const {
   std::vector<const hosts::Host*> all;
-  for (const hosts::Host& h : options_.nodes)
-    if (std::ranges::count(agents_, h.name, &Agent::host) == 0) all.push_back(&h);
+  for (const hosts::Host& h : hosts_of_job_.nodes)
+    if (std::ranges::count(links_.all, h.name, &HostLink::host) == 0) all.push_back(&h);
   return all;
 }
 
-bool LaunchedGroup::any_lost() const {
-  return !std::ranges::all_of(agents_, [](const Agent& a) { return a.lost.empty(); });
-}
+// ---- the starter
 
-// ---- the launcher
-
-void LaunchedGroup::append_descriptors(std::vector<pollfd>& wait) const {
-  AgentGroup::append_descriptors(wait);
+void AgentStarter::append_descriptors(std::vector<pollfd>& wait) const {
   listener_->append_descriptors(wait);
-  for (const int fd : {out_.fd(), err_.fd(), pid_ > 0 ? pidfd_.get() : -1}) wait.push_back({fd, POLLIN, 0});
+  for (const int fd : {out_.fd(), err_.fd(), ended_ ? -1 : starter_.process.pidfd()})
+    wait.push_back({fd, POLLIN, 0});
 }
 
-std::vector<RankEnd> LaunchedGroup::reap() {
+void AgentStarter::advance() {
   const double rate = missing().empty() ? net::AcceptRate::while_running : net::AcceptRate::while_starting;
   for (auto& c : listener_->advance(rate))
-    adopt(std::move(c.stream), c.address, AgentListener::time_to_prove);
+    links_.add(std::move(c.stream), c.address, AgentListener::time_to_prove);
   take_lines();
-  watch_launcher();
+  watch();
   if (stopped_at_ && stopped_at_->expired()) explain_stop();
-  return AgentGroup::reap();
 }
 
 /// Its lines, of which rules and empty ones are left out.
-void LaunchedGroup::take_lines() {
+void AgentStarter::take_lines() {
   out_.pump();
   err_.pump();
   if (lines_.pending().empty()) return;
   has_complained_ = has_complained_ || missing().empty();
   for (const std::string& line : parts_of(lines_.take(), '\n')) {
-    const std::string_view text = std::string_view(line).substr(std::min(line.size(), name_.size() + 2));
+    const std::string_view text =
+        std::string_view(line).substr(std::min(line.size(), starter_.name.size() + 2));
     if (text.find_first_not_of("- \t") == std::string_view::npos || text.ends_with(no_news)) continue;
-    for (const hosts::Host& h : options_.nodes)
+    for (const hosts::Host& h : hosts_of_job_.nodes)
       if (blames(text.substr(text.find_first_not_of(" \t")), h.name)) blamed_.insert(h.name);
-    messages_.push_back(text.starts_with(name_ + ": ") ? std::string(text) : line);
+    links_.print(text.starts_with(starter_.name + ": ") ? std::string(text) : line);
   }
 }
 
 /// It is itself the reason of the end if a signal killed it; if it exits, that is because of an agent, which
 /// is found first.
-void LaunchedGroup::watch_launcher() {
-  int status = 0;
-  if (pid_ > 0 && ::waitpid(pid_, &status, WNOHANG) == pid_) {
-    pid_ = -1;
-    ended_ = exit_status_of_wait(status);
+void AgentStarter::watch() {
+  if (!ended_ && starter_.process.ended()) {
+    ended_ = exit_status_of_wait(starter_.process.status());
     lost_at_ = Deadline::after(ended_->signal ? std::chrono::seconds(0) : time_for_agents);
     out_.finish();
     err_.finish();
     take_lines();
   }
-  if (ended_ && lost_at_->expired() && !any_lost()) lose_all(concat(name_, " ", describe(*ended_)));
+  if (ended_ && lost_at_->expired() && !links_.any_lost())
+    lose_all(concat(starter_.name, " ", describe(*ended_)));
   const auto missing_hosts = missing();
   if (missing_hosts.empty() || ended_) return;
-  if (come_by_.expired())
-    lose_all(concat("no agent of rzrun within ", time_to_come.count(), " s"));
+  if (join_by_.expired())
+    lose_all(concat("no agent of rzrun within ", time_to_join.count(), " s"));
   else if (explain_at_.expired()) {
-    messages_.push_back(concat("waiting for ", name_, ", which has not started the agents of ",
-                               names_of_hosts(missing_hosts)));
-    explain_at_ = Deadline::after(time_to_come * 2);
+    links_.print(concat("waiting for ", starter_.name, ", which has not started the agents of ",
+                        names_of_hosts(missing_hosts)));
+    explain_at_ = Deadline::after(time_to_join * 2);
   }
 }
 
 /// All hosts; if some have not come, these, or those among them that its lines blame.
-void LaunchedGroup::lose_all(const std::string& why) {
+void AgentStarter::lose_all(const std::string& why) {
   auto lost = missing();
   if (std::ranges::any_of(lost, [&](const auto* h) { return blamed_.contains(h->name); }))
     std::erase_if(lost, [&](const auto* h) { return !blamed_.contains(h->name); });
   if (lost.empty()) {
-    for (Agent& a : agents_)
-      if (a.lost.empty()) lose(a, why);
+    for (HostLink& a : links_.all)
+      if (a.lost.empty()) links_.lose(a, why);
     return;
   }
   const hosts::Host& first = *lost.front();  // the others are named with it
   lost.erase(lost.begin());
-  Agent& a = adopt({UniqueFd(), UniqueFd()}, first.name, time_for_agents);
-  for (const hosts::Host* h = options_.nodes.data(); h != &first; ++h) {
+  HostLink& a = links_.add({UniqueFd(), UniqueFd()}, first.name, time_for_agents);
+  for (const hosts::Host* h = hosts_of_job_.nodes.data(); h != &first; ++h) {
     ++a.node;
     a.first_rank += static_cast<int>(h->slots.size());
   }
-  lose(a, concat(why, " before an agent of rzrun began",
-                 lost.empty() ? "" : " there or on " + names_of_hosts(lost)));
+  links_.lose(a, concat(why, " before an agent of rzrun began",
+                        lost.empty() ? "" : " there or on " + names_of_hosts(lost)));
 }
 
 }  // namespace rz::rzrun

@@ -1,4 +1,4 @@
-#include "tools/rzrun/agents/member.h"
+#include "tools/rzrun/agents/joined_agent.h"
 
 #include <signal.h>
 #include <unistd.h>
@@ -9,7 +9,6 @@
 #include "comm/core/error.h"
 #include "tools/rzrun/agents/agent.h"
 #include "tools/rzrun/agents/agent_sockets.h"
-#include "tools/rzrun/agents/connector.h"
 #include "tools/rzrun/agents/joined_group.h"
 #include "tools/rzrun/ranks/restart_policy.h"
 
@@ -19,30 +18,32 @@ namespace {
 /// After so long a line names what rzrun waits for.
 constexpr std::chrono::seconds time_to_explain{10};
 
-class Member : public Agent {
+class JoinedAgent : public AgentRole {
  public:
-  Member(const Options& options, FrameStream stream, Console& out, Console& err, Console* own_err)
-      : Agent(block_signals(), std::move(stream), out, err),
-        options_(options),
-        node0_(net::join_host_port(options.rendezvous->host, options.rendezvous->port)),
+  JoinedAgent(const JobSpec& spec, FrameStream stream, Console& out, Console& err, Console* own_err)
+      : spec_(spec),
+        node0_(net::join_host_port(spec.hosts.rendezvous->host, spec.hosts.rendezvous->port)),
         out_(out),
         err_(err),
         own_err_(own_err),
-        can_leave_(options.rendezvous->min_nodes < options.rendezvous->max_nodes) {
+        can_leave_(spec.hosts.rendezvous->min_nodes < spec.hosts.rendezvous->max_nodes),
+        agent_(*this, std::move(stream), out, err) {
     WireWriter join;
-    Joining joining = joining_of(options);
-    Joining::fields(join, joining);
-    stream_.send(Frame::Kind::join, join.bytes);
+    JoinRequest request = join_request_of(spec);
+    JoinRequest::fields(join, request);
+    agent_.stream().send(Frame::Kind::join, join.bytes);
   }
+
+  void run() { agent_.run(); }
 
   int status() const { return status_; }
 
   /// Waits until the readers have accepted all output; a signal ends the wait, and a kill leaves none.
   void deliver_output() {
     while (!is_killed_ && (!out_.pending().empty() || (own_err_ && !own_err_->pending().empty()))) {
-      std::vector<pollfd> descriptors{{signals_.get(), POLLIN, 0}};
-      append_descriptors(descriptors);
-      if (::poll(descriptors.data(), descriptors.size(), -1) > 0 && descriptors[0].revents) return;
+      std::vector<pollfd> outputs;
+      append_descriptors(outputs);
+      if (agent_.wait_for_output(outputs)) return;
       flush();
     }
   }
@@ -51,19 +52,17 @@ class Member : public Agent {
   Job job_of(const std::string& payload) override {
     Variables variables;
     Job job = unpack_job(payload, variables);
-    const Options sent = job.options;
-    job.options = options_;
-    job.options.ranks = sent.ranks;
-    job.options.max_restarts = sent.max_restarts;
-    require(job.local_ranks == options_.ranks, Errc::io, "a job of ", job.local_ranks,
-            " ranks for a host that has ", options_.ranks);
+    job.program = spec_.program;
+    job.output = spec_.output;
+    job.grace = spec_.grace;
+    require(job.local_ranks == spec_.hosts.ranks, Errc::io, "a job of ", job.local_ranks,
+            " ranks for a host that has ", spec_.hosts.ranks);
     job.slots.clear();
-    can_leave_ = job.nodes > options_.rendezvous->min_nodes && job.restarts < job.options.max_restarts;
+    can_leave_ = job.nodes > spec_.hosts.rendezvous->min_nodes && job.restarts < job.max_restarts;
     return job;
   }
 
   void handle(const Frame& frame) override {
-    Agent::handle(frame);
     WireReader reader(frame.payload);
     if (frame.kind == Frame::Kind::message) print(frame.payload);
     if (frame.kind != Frame::Kind::end) return;
@@ -71,16 +70,16 @@ class Member : public Agent {
     reader(status_, line);
     if (!line.empty()) print(line);
     has_status_ = true;
-    end();
+    agent_.end();
   }
 
   /// This host leaves a job that goes on without it; node 0 ends any other. A second signal kills the ranks
   /// of this host.
   void handle_signal(int s) override {
     if (s == SIGCONT) return;
-    if (s == SIGTSTP) return suspend();
+    if (s == SIGTSTP) return agent_.suspend();
     if (s == SIGUSR1 || s == SIGUSR2) {
-      if (is_active()) group_.signal_handlers(s);
+      if (agent_.is_active()) agent_.ranks().signal_handlers(s);
       return;
     }
     if (stopped_at_ && std::chrono::steady_clock::now() - *stopped_at_ < std::chrono::seconds(1)) return;
@@ -90,18 +89,18 @@ class Member : public Agent {
                  : leaves ? ": this host leaves the job, which goes on without it (once more kills its ranks)"
                           : ": ending the job (once more kills its ranks)"));
     if (stopped_at_) {
-      kill();
-      end();
+      agent_.kill();
+      agent_.end();
     }
     stopped_at_ = std::chrono::steady_clock::now();
     if (!has_status_) status_ = 128 + s;
     if (leaves) {
       has_status_ = true;  // the end of the connection is no news
-      send_number(Frame::Kind::leave, s);
-      stream_.flush();
-      stream_.close();
+      agent_.stream().send(Frame::Kind::leave, with_number(s));
+      agent_.stream().flush();
+      agent_.stream().close();
     } else {
-      send_number(Frame::Kind::stop, s);
+      agent_.stream().send(Frame::Kind::stop, with_number(s));
     }
   }
 
@@ -112,7 +111,7 @@ class Member : public Agent {
       is_killed_ = true;
     }
     if (has_status_ || is_killed_) return;
-    const std::string own = own_stop_.text();
+    const std::string own = agent_.own_stop();
     print(own.empty() ? concat("node 0 at ", node0_, " is lost: ", why) : own);
     if (!stopped_at_) status_ = 255;
   }
@@ -122,7 +121,7 @@ class Member : public Agent {
     out_.flush();
     if (own_err_) own_err_->flush();
   }
-  void append_descriptors(std::vector<pollfd>& wait) override {
+  void append_descriptors(std::vector<pollfd>& wait) const override {
     wait.push_back({out_.fd(), POLLOUT, 0});
     if (own_err_) wait.push_back({own_err_->fd(), POLLOUT, 0});
   }
@@ -131,7 +130,7 @@ class Member : public Agent {
     err_.flush();
   }
 
-  const Options& options_;
+  const JobSpec& spec_;
   const std::string node0_;
   Console &out_, &err_;
   Console* own_err_;  // null: err_ is out_
@@ -139,6 +138,7 @@ class Member : public Agent {
   bool has_status_ = false, is_killed_ = false;
   bool can_leave_;  // the job goes on without this host: at first by --nnodes, then by the hosts it has
   std::optional<std::chrono::steady_clock::time_point> stopped_at_;
+  Agent agent_;
 };
 
 /// The port of the endpoint, which is this host's, has become free.
@@ -179,14 +179,14 @@ std::variant<FrameStream, std::vector<UniqueFd>> find_node0(const Rendezvous& r)
   }
 }
 
-int run_member(const Options& options, FrameStream stream) {
+int run_joined_agent(const JobSpec& spec, FrameStream stream) {
   Console out{STDOUT_FILENO};
   std::optional<Console> own_err;
   if (!is_same_stream(STDOUT_FILENO, STDERR_FILENO)) own_err.emplace(STDERR_FILENO);
-  Member member(options, std::move(stream), out, own_err ? *own_err : out, own_err ? &*own_err : nullptr);
-  member.run();
-  member.deliver_output();
-  return member.status();
+  JoinedAgent agent(spec, std::move(stream), out, own_err ? *own_err : out, own_err ? &*own_err : nullptr);
+  agent.run();
+  agent.deliver_output();
+  return agent.status();
 }
 
 }  // namespace rz::rzrun

@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
-#include "tools/rzrun/flags/options.h"
+#include "tools/rzrun/flags/job.h"
 
 namespace rz::rzrun {
 
 /// What a host that joins sends.
-struct Joining {
+struct JoinRequest {
   std::string host;
   int node_rank = -1, local_ranks = 0, min_nodes = 0, max_nodes = 0;
   std::string id;
@@ -28,18 +28,18 @@ struct Joining {
 
 /// Why the two hosts are not of one job, since flags or programs differ; or empty. The numbers of their ranks
 /// may differ, and so may the arguments of the program.
-std::string difference(const Joining&, const Joining& other);
+std::string difference(const JoinRequest&, const JoinRequest& other);
 
 /// Why `other` can't be one of the hosts, which are there already: its node rank is taken or too high, or
 /// there is no place; or empty.
-std::string refusal(const std::vector<Joining>& hosts, const Joining& other);
+std::string refusal(const std::vector<JoinRequest>& hosts, const JoinRequest& other);
 
 /// The numbers of the hosts, whose first one is node 0: those with a node rank are in the order of these,
 /// the others fill the places that are left, in the order of arrival. The numbers have no gaps.
-std::vector<int> node_numbers(const std::vector<Joining>& hosts);
+std::vector<int> node_numbers(const std::vector<JoinRequest>& hosts);
 
 /// "node rank 1 is", "node ranks 1, 3 are", "1 host is": what is missing, `hosts` being there.
-std::string missing(const std::vector<Joining>& hosts);
+std::string missing(const std::vector<JoinRequest>& hosts);
 
 /// When the job may start: once max_nodes are there, or once min_nodes have been there for the time of the
 /// last call.

@@ -23,7 +23,7 @@ struct Typed {
   int nnodes = 0;      ///< of --nnodes; 0: it was not given
 };
 
-struct Launch {
+struct Translation {
   /// By flag: "--nnodes", "--nproc-per-node", "--node-rank", "--master-addr", "--master-port",
   /// "--rdzv-backend", "--hostfile", "--include", "--exclude", "--num_gpus".
   std::map<std::string, Setting> flags;
@@ -33,7 +33,7 @@ struct Launch {
 };
 
 /// Errors are Errc::config, and name the place.
-Launch launch_of(const Values&, const Typed&);
+Translation translate(const Values&, const Typed&);
 
 /// gpu_ids: "0,1"; nothing for "all".
 std::vector<int> parse_gpu_ids(const Value&);
