@@ -12,7 +12,6 @@ namespace {
 
 using ds::KeySpec;
 using ds::ObjectSpec;
-using ds::Treatment;
 
 constexpr const char* introduction =
     R"(# Keys of a DeepSpeed configuration

@@ -182,7 +182,7 @@ void SettingsReader::read_section(const JsonObject& object, const KeySpec& k) {
 }
 
 void SettingsReader::read_key(const JsonObject& object, const ObjectSpec& spec, const KeySpec& k) {
-  if (!object.has(k.key) && !(k.kind == Kind::text && k.is_required())) return read_absent(object, spec, k);
+  if (!object.has(k.key) && !(k.kind == Kind::text && k.is_required())) return read_absent(object, k);
   if (object.has(k.key) && object.at(k.key) == "auto") return read_auto(object, spec, k);
   const bool is_type = std::string_view(k.key) == "type" && k.is_required();
   json value = is_type ? json(canonical_type(object, std::string(spec.path) + ".params"))
@@ -211,7 +211,7 @@ void SettingsReader::read_auto(const JsonObject& object, const ObjectSpec& spec,
   add(object, k, checked(object, k, found->value), "auto: " + found->origin, true);
 }
 
-void SettingsReader::read_absent(const JsonObject& object, const ObjectSpec& spec, const KeySpec& k) {
+void SettingsReader::read_absent(const JsonObject& object, const KeySpec& k) {
   const auto given = k.argument == nullptr ? std::nullopt : arguments_.given(k.argument);
   if (given) return add(object, k, checked(object, k, given->value), given->origin, true);
   if (k.is_required()) object.fail_at(k.key, "missing; give a value");

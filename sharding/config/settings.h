@@ -144,7 +144,7 @@ class SettingsReader {
   void read_section(const JsonObject&, const KeySpec&);
   void read_key(const JsonObject&, const ObjectSpec&, const KeySpec&);
   void read_auto(const JsonObject&, const ObjectSpec&, const KeySpec&);
-  void read_absent(const JsonObject&, const ObjectSpec&, const KeySpec&);
+  void read_absent(const JsonObject&, const KeySpec&);
   nlohmann::json checked(const JsonObject&, const KeySpec&, const nlohmann::json& value) const;
   void require_agreement(const JsonObject&, const KeySpec&, const nlohmann::json& value) const;
   void apply_treatment(const JsonObject&, const KeySpec&, const nlohmann::json& value);

@@ -158,27 +158,28 @@ TEST(DsConfig, WhatIsNotEnabledIsNotRefused) {
 
 TEST(DsConfig, ReadsPrecision) {
   const auto of = [](const char* text) { return parse_ds_config(text, "ds.json").precision; };
-  const auto types = [&](const char* text) { return std::pair(of(text).parameters, of(text).gradients); };
+  const auto strategy = [](const char* text) { return parse_ds_config(text, "ds.json").strategy; };
+  const auto types = [&](const char* text) {
+    return std::pair(strategy(text).precision.parameters, strategy(text).precision.gradients);
+  };
   EXPECT_EQ(types("{}"), std::pair(DType::f32, DType::f32));
   EXPECT_EQ(types(R"({"bf16": {"enabled": true}})"), std::pair(DType::bf16, DType::bf16));
   EXPECT_EQ(types(R"({"bfloat16": {"enabled": true}, "data_types": {"grad_accum_dtype": "fp32"}})"),
             std::pair(DType::bf16, DType::f32));
-  EXPECT_EQ(of(R"({"communication_data_type": "fp16"})").communication, DType::f16);
-  EXPECT_EQ(of("{}").communication, std::nullopt);
+  EXPECT_EQ(strategy(R"({"communication_data_type": "fp16"})").wire.communication_data_type, DType::f16);
+  EXPECT_EQ(strategy("{}").wire.communication_data_type, std::nullopt);
   EXPECT_TRUE(of(R"({"bf16": {"enabled": true}})").skip_overflow) << "since DeepSpeed 0.19";
   EXPECT_FALSE(of(R"({"bf16": {"enabled": true, "check_grad_overflow": false}})").skip_overflow);
   EXPECT_FALSE(of("{}").skip_overflow);
-  const PrecisionConfig half = of(R"({"fp16": {"enabled": true, "auto_cast": true, "loss_scale": 0,
+  const char* const half = R"({"fp16": {"enabled": true, "auto_cast": true, "loss_scale": 0,
     "initial_scale_power": 12, "loss_scale_window": 500, "hysteresis": 3, "consecutive_hysteresis": true,
-    "min_loss_scale": 2}, "prescale_gradients": true, "gradient_predivide_factor": 4.0})");
-  PrecisionConfig expected{.parameters = DType::f16,
-                           .gradients = DType::f16,
-                           .skip_overflow = true,
-                           .prescale_gradients = true,
-                           .gradient_predivide_factor = 4};
+    "min_loss_scale": 2}, "prescale_gradients": true, "gradient_predivide_factor": 4.0})";
+  PrecisionConfig expected{.skip_overflow = true};
   expected.loss_scale = {
       .initial_power = 12, .window = 500, .hysteresis = 3, .consecutive_hysteresis = true, .minimum = 2};
-  EXPECT_EQ(half, expected);
+  EXPECT_EQ(of(half), expected);
+  EXPECT_EQ(types(half), std::pair(DType::f16, DType::f16));
+  EXPECT_EQ(strategy(half).wire, (WireFormat{.prescale_gradients = true, .gradient_predivide_factor = 4}));
 }
 
 TEST(DsConfig, ReadsAutocast) {
@@ -194,10 +195,10 @@ TEST(DsConfig, ReadsAutocast) {
                              .loss_scale = {.rule = LossScaleRule::grad_scaler},
                              .skip_overflow = true}));
   // A model in bf16 may compute its norms in f32.
-  const PrecisionConfig both =
-      of(R"({"bf16": {"enabled": true}, "torch_autocast": {"enabled": true, "dtype": "bfloat16"}})");
-  EXPECT_EQ(both.parameters, DType::bf16);
-  EXPECT_EQ(both.autocast, DType::bf16);
+  const DsConfig both = parse_ds_config(
+      R"({"bf16": {"enabled": true}, "torch_autocast": {"enabled": true, "dtype": "bfloat16"}})", "ds.json");
+  EXPECT_EQ(both.strategy.precision.parameters, DType::bf16);
+  EXPECT_EQ(both.precision.autocast, DType::bf16);
   expect_error_message(R"({"torch_autocast": {"enabled": true, "dtype": "fp32"}})",
                        {"torch_autocast.dtype", "bf16 or fp16"});
   EXPECT_EQ(warnings(R"({"torch_autocast": {"enabled": true, "dtype": "bf16",
@@ -572,7 +573,8 @@ TEST(DsConfig, OldSpellingsAreAcceptedWithAWarning) {
   EXPECT_EQ(c.warnings[1],
             "ds.json: zero_optimization.cpu_offload: is an old spelling; write "
             "zero_optimization.offload_optimizer");
-  EXPECT_EQ(parse_ds_config(R"({"fp16_enabled": true})", "ds.json").precision.parameters, DType::f16);
+  EXPECT_EQ(parse_ds_config(R"({"fp16_enabled": true})", "ds.json").strategy.precision.parameters,
+            DType::f16);
   EXPECT_EQ(parse_ds_config(R"({"zero_optimization": true})", "ds.json").stage, 1);
   EXPECT_EQ(parse_ds_config(R"({"zero_optimization": false})", "ds.json").stage, 0);
   expect_error_message(R"({"bfloat16": {}, "bf16": {}})", {"bfloat16", "bf16", "remove one"});

@@ -166,7 +166,7 @@ TEST(AccelerateKeys, UnknownOnesAreNamedWithTheNearest) {
   expect_error("deepspeed_config: 3", "F:1: deepspeed_config: a block of lines KEY: VALUE is needed");
   expect_error("- a", "F:1: it must have lines KEY: VALUE");
   expect_error("", "F:1: it must have lines KEY: VALUE");
-  expect_error("num_processes: [2]", "F:1: num_processes: expected a whole number, found [\"2\"]");
+  expect_error("num_processes: [2]", "F:1: num_processes: one value is needed, not a block or a list");
   expect_error("fsdp_config:\n  fsdp_version: 1\n  version: 1", "F:3: version is there twice");
 }
 

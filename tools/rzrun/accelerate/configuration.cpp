@@ -1,9 +1,11 @@
 #include "tools/rzrun/accelerate/configuration.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "comm/core/error.h"
+#include "comm/core/text.h"
 #include "tools/rzrun/hosts/hosts.h"
 
 namespace rz::accelerate {
@@ -12,27 +14,17 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 struct Type {
-  std::string_view name;
+  std::string_view names;
   Method method;
-  std::string_view instead;  ///< not empty: it is refused
+  std::string_view instead{};  ///< not empty: they are refused
 };
-constexpr std::string_view of_devices = "devices are CUDA's, or none; use MULTI_GPU or MULTI_CPU";
 constexpr Type types[] = {
-    {"NO", Method::single, ""},
-    {"MULTI_GPU", Method::data_parallel, ""},
-    {"MULTI_CPU", Method::data_parallel, ""},
-    {"TP", Method::data_parallel, ""},
-    {"DEEPSPEED", Method::deepspeed, ""},
-    {"FSDP", Method::fsdp, ""},
-    {"MULTI_XPU", Method::single, of_devices},
-    {"MULTI_NPU", Method::single, of_devices},
-    {"MULTI_MLU", Method::single, of_devices},
-    {"MULTI_SDAA", Method::single, of_devices},
-    {"MULTI_MUSA", Method::single, of_devices},
-    {"MULTI_HPU", Method::single, of_devices},
-    {"MULTI_NEURON", Method::single, of_devices},
-    {"XLA", Method::single, of_devices},
-    {"TPU", Method::single, of_devices},
+    {"NO", Method::single},
+    {"MULTI_GPU MULTI_CPU TP", Method::data_parallel},
+    {"DEEPSPEED", Method::deepspeed},
+    {"FSDP", Method::fsdp},
+    {"MULTI_XPU MULTI_NPU MULTI_MLU MULTI_SDAA MULTI_MUSA MULTI_HPU MULTI_NEURON XLA TPU", Method::single,
+     "devices are CUDA's, or none; use MULTI_GPU or MULTI_CPU"},
     {"MEGATRON_LM", Method::single,
      "Megatron-LM is not started; use FSDP or DEEPSPEED, with parallelism_config_tp_size"},
     {"DATA_PARALLEL", Method::single, "jobs on SageMaker are not started; use MULTI_GPU"},
@@ -186,7 +178,8 @@ Method method_of(const Values& v) {
   if (v.boolean("multi_gpu")) return Method::data_parallel;
   if (const auto found = v.text("distributed_type")) {
     if (truth_of(*found) == false) return Method::single;
-    const Type* const type = std::ranges::find(types, *found, &Type::name);
+    const Type* const type = std::ranges::find_if(
+        types, [&](const Type& t) { return std::ranges::count(words_of(t.names), *found) > 0; });
     require(type != std::end(types), Errc::config, v.where("distributed_type"), " ", hosts::quoted(*found),
             ": there are NO, MULTI_GPU, MULTI_CPU, DEEPSPEED and FSDP");
     require(type->instead.empty(), Errc::config, v.where("distributed_type"), ": ", *found, ": ",

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "comm/core/error.h"
-#include "comm/core/text.h"
+#include "sharding/io/text.h"
 #include "tools/rzrun/hosts/hosts.h"
 
 namespace rz::accelerate {
@@ -40,7 +40,7 @@ bool is_block(std::string_view name) { return std::ranges::count(blocks(), name)
   for (const Key& k : keys())
     if (k.block == block) names.push_back(k.name);
   if (block.empty()) names.insert(names.end(), blocks().begin(), blocks().end());
-  fail(Errc::config, place, block, block.empty() ? "" : ".", name, ": ", unknown_key(name, names));
+  fail(Errc::config, place, block, block.empty() ? "" : ".", escaped(name), ": ", unknown_key(name, names));
 }
 
 }  // namespace
