@@ -205,7 +205,7 @@ TEST_F(RzrunAccelerate, WrongFilesAndFlagsAreOneLine) {
   expect_refused("--config_file c.yaml true", "rzrun: --config_file c.yaml: No such file or directory");
   expect_refused("--mixed_precision fp8 -n 1 true", "rzrun: --mixed_precision: fp8 is not supported");
   expect_refused("--use_megatron_lm -n 1 true", "rzrun: --use_megatron_lm: Megatron-LM is not started");
-  expect_refused("--num_processes two true", "rzrun: --num_processes 'two': a whole number");
+  expect_refused("--num_processes two true", "rzrun: --num_processes: expected a whole number, found");
   expect_refused("-n 2 --num_processes 2 true", "-n and --num_processes exclude each other");
   expect_refused("--num_processes 3 --num_machines 2 --main_process_ip h true", "so the number must divide");
   write("m.yaml", "num_processes: 2\nnum_machines: 2\nmachine_rank: 2\nmain_process_ip: h\n");
