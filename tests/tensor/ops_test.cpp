@@ -327,7 +327,7 @@ Values dropout_factors(std::size_t n, const ops::DropoutMask& mask, const Stream
   return values_of(factors);
 }
 
-/// Of the thirds of qkv; others of its options in tests/gpu/attention_test.cpp.
+/// Of the thirds of qkv; others of its options in tests/operators/attention_test.cpp.
 void causal_attention(const Tensor& out, const Tensor& log_sum, const Tensor& qkv, int heads,
                       const ops::DropoutMask& mask, const Stream& stream) {
   const std::size_t c = out.shape()[-1];
