@@ -1,16 +1,18 @@
 // Runs: ci host operators
 
-// Losses of distillation and of users' models, in f32, f16 and bf16: against definitions in double, gradients
-// against finite differences, with row strides, in place, and through a tape.
+// Losses in f32, f16 and bf16, on the host, there with the vectors of every target of its CPU, and on a
+// device: against definitions in double, gradients against finite differences, with row strides, in place,
+// and through a tape.
 
 #include "autograd_lite/losses.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
-#include "tests/gpu/on_device.h"
+#include "tests/operators/operator.h"
 #include "tests/support/error_of.h"
-#include "tests/support/reference.h"
 
 namespace rz::test {
 namespace {
@@ -20,122 +22,243 @@ using ops::Into;
 using ops::LabelLoss;
 using ops::SoftLoss;
 
-double log_sum_exp(const double* x, std::size_t n) {
-  double sum = 0;
-  for (std::size_t i = 0; i < n; ++i) sum += std::exp(x[i]);
-  return std::log(sum);
-}
+constexpr double inf = std::numeric_limits<double>::infinity(), u = 0x1p-24;
+using Ids = std::vector<std::int32_t>;
 
-/// One value: the sum over rows.
-double soft_reference(const Values& x, const Values& y, std::size_t v, const SoftLoss& how) {
-  double total = 0;
-  const double t = static_cast<double>(how.temperature);
-  for (std::size_t r = 0; r < x.size() / v; ++r) {
-    Values p(v), q(v);
-    for (std::size_t i = 0; i < v; ++i) p[i] = x[r * v + i] / t, q[i] = y[r * v + i];
-    if (how.targets == SoftLoss::logits)
-      for (double& e : q) e /= t;
-    const double of_p = log_sum_exp(p.data(), v), of_q = log_sum_exp(q.data(), v);
-    for (std::size_t i = 0; i < v; ++i) {
-      const double share = how.targets == SoftLoss::logits ? std::exp(q[i] - of_q) : q[i];
-      if (share == 0) continue;
-      total += share * ((how.divergence ? std::log(share) : 0) - (p[i] - of_p));
-    }
-  }
-  return total * static_cast<double>(how.weight);
-}
-
-double label_reference(const Values& x, const std::vector<std::int32_t>& ids, std::size_t v,
-                       const LabelLoss& how) {
-  double total = 0;
+/// The share of each class of the target, in each row; nothing in ignored rows.
+Values label_shares(const Ids& ids, std::size_t v, const LabelLoss& how) {
+  Values q(ids.size() * v);
   const double s = static_cast<double>(how.label_smoothing);
-  for (std::size_t r = 0; r < ids.size(); ++r) {
-    if (ids[r] == how.ignore_index) continue;
-    const double log_total = log_sum_exp(&x[r * v], v);
-    for (std::size_t i = 0; i < v; ++i) {
-      const double q = s / static_cast<double>(v) + (static_cast<std::int32_t>(i) == ids[r] ? 1 - s : 0);
-      total -= q * (x[r * v + i] - log_total);
-    }
-  }
-  return total;
+  for (std::size_t i = 0; i < q.size(); ++i)
+    if (const std::int32_t id = ids[i / v]; id != how.ignore_index)
+      q[i] = s / static_cast<double>(v) + (static_cast<std::int32_t>(i % v) == id ? 1 - s : 0);
+  return q;
+}
+Values soft_shares(const Values& y, std::size_t v, const SoftLoss& how) {
+  if (how.targets == SoftLoss::probabilities) return y;
+  Values q = y;
+  for (double& e : q) e /= static_cast<double>(how.temperature);
+  return reference::softmax(q, v);
 }
 
+double sum(const Values& v) { return std::accumulate(v.begin(), v.end(), 0.0); }
+double label_reference(const Values& x, const Ids& ids, std::size_t v, const LabelLoss& how) {
+  return sum(reference::soft_losses(x, label_shares(ids, v, how), v));
+}
+double soft_reference(const Values& x, const Values& y, std::size_t v, const SoftLoss& how) {
+  return sum(reference::soft_losses(x, soft_shares(y, v, how), v, how));
+}
 double element_reference(const Values& x, const Values& y, ElementLoss how) {
-  double total = 0;
-  for (std::size_t i = 0; i < x.size(); ++i) {
-    const double p = 1 / (1 + std::exp(-x[i]));
-    total += how == ElementLoss::squared_error
-                 ? std::pow(x[i] - y[i], 2)
-                 : -y[i] * std::log(p) - (1 - y[i]) * std::log(1 / (1 + std::exp(x[i])));
-  }
-  return total;
+  return sum(reference::element_losses(x, y, how));
 }
 
-class Losses : public OnDevice, public testing::WithParamInterface<DType> {
+class Losses : public Operators {
  protected:
-  const DType dtype = GetParam();
-  Values rounded(const Values& v) const {
-    return from_device(to_device(v, {v.size()}, dtype, stream), stream);
-  }
-  Values random(std::size_t n, unsigned seed, double range) const {
-    return rounded(random_values(n, seed, range));
-  }
-  Tensor statistics(const Shape& s, DType t = DType::f32) const { return empty_on(stream, s, t); }
+  Tensor factor() const { return to_device({0.5}, {}, DType::f32, stream); }
   /// A matrix in rows that are three elements longer.
-  Tensor strided(const Values& values, std::size_t rows, std::size_t columns, DType t) const {
+  Tensor strided(const Values& values, std::size_t rows, std::size_t columns) const {
     Values all(rows * (columns + 3), NAN);
     for (std::size_t i = 0; i < values.size(); ++i)
       all[i / columns * (columns + 3) + i % columns] = values[i];
-    return to_device(all, {rows, columns + 3}, t, stream).columns(0, columns);
+    return place(all, {rows, columns + 3}).columns(0, columns);
   }
-  Tensor factor() const { return to_device({0.5}, {}, DType::f32, stream); }
 
   /// The gradient of half the loss. A stored value is rounded once; f32 sums add a little.
   void expect_gradient(const Tensor& got, const std::function<double(const Values&)>& loss, const Values& x) {
-    const Values expected = numeric_gradient([&](const Values& v) { return Values{loss(v)}; }, x, {0.5});
-    const Values values = from_device(got, stream);
-    const double u = dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : 0;
-    ASSERT_EQ(values.size(), expected.size());
-    for (std::size_t i = 0; i < values.size(); ++i)
-      ASSERT_NEAR(values[i], expected[i], u * std::abs(expected[i]) + 2e-6) << i;
+    expect_close(got, numeric_gradient([&](const Values& v) { return Values{loss(v)}; }, x, {0.5}),
+                 {0, 0, 2e-6}, "gradient");
   }
-  void expect_sums(const Tensor& loss, const Tensor& sums, double sum, double count) {
-    const Values got = from_device(sums, stream);
-    EXPECT_NEAR(got[0], sum, 2e-6 * (1 + std::abs(sum)));
+  /// The kept tensors of a loss: the loss, sums, and `more`.
+  static std::vector<Kept> kept(const Shape& more) { return {{{}}, {{2}, DType::f64}, {more}}; }
+  /// They are the sum of the losses and the number of terms.
+  void expect_sums(const Operands& o, const Values& losses, double count) {
+    const Values got = get(o.kept[1]);
+    const double total = sum(losses);
+    EXPECT_NEAR(got[0], total, 2e-6 * (1 + std::abs(total)));
+    // A device sums the losses that it stores, the host before it rounds them to f32.
+    if (o.out.count() > 1)
+      EXPECT_NEAR(got[0], sum(get(o.out)), (on_host() ? u : 1e-14) * sum(get(o.out)) + 1e-12);
     EXPECT_EQ(got[1], count);
-    EXPECT_EQ(from_device(loss, stream)[0], static_cast<double>(static_cast<float>(got[0])));
+    EXPECT_EQ(get(o.kept[0])[0], static_cast<float>(got[0]));
   }
+  Operator label_row(const Ids& ids, std::size_t v, double range, const LabelLoss& how, bool plain);
+  Operator soft_row(std::size_t n, std::size_t v, double range, const SoftLoss& how, bool f32_targets);
 };
+INSTANTIATE_TEST_SUITE_P(Types, Losses, float_types, type_name);
 
-INSTANTIATE_TEST_SUITE_P(Types, Losses, testing::Values(DType::f32, DType::f16, DType::bf16),
-                         [](const auto& info) { return std::string(name(info.param)); });
+/// `plain`: by cross_entropy().
+Operator Losses::label_row(const Ids& ids, std::size_t v, double range, const LabelLoss& how, bool plain) {
+  const std::size_t n = ids.size();
+  const double terms =
+      static_cast<double>(n) - static_cast<double>(std::count(ids.begin(), ids.end(), how.ignore_index));
+  const Values q = label_shares(ids, v, how);
+  const auto value = [=](const std::vector<Values>& in) { return reference::soft_losses(in[0], q, v); };
+  return {.name = concat(plain ? "cross_entropy" : "label_loss", " of ", n, " x ", v, " with ",
+                         how.label_smoothing),
+          .in = {{random_values(n * v, 1, range), {n, v}}},
+          .out = {n},
+          .forward =
+              [=, this](const Operands& o) {
+                const Tensor targets = to_device(ids, {n}, o.stream);
+                if (plain)
+                  ops::cross_entropy(o.kept[0], o.kept[1], o.out, o.kept[2], o.in[0], targets, o.stream);
+                else
+                  ops::label_loss(o.kept[0], o.kept[1], o.out, o.kept[2], o.in[0], targets, how, o.stream);
+                const Values x = get(o.in[0]);
+                expect_sums(o, value({x}), terms);
+              },
+          .value = value,
+          .gradients =
+              {{.of = 0,
+                .backward =
+                    [=, this](const Operands& o, const Tensor& d, Into) {
+                      const Tensor targets = to_device(ids, {n}, o.stream);
+                      if (plain)
+                        ops::cross_entropy_backward(d, o.in[0], o.kept[2], targets, factor(), o.stream);
+                      else
+                        ops::label_loss_backward(d, o.in[0], o.kept[2], targets, factor(), how, o.stream);
+                    },
+                .alias = Alias::input,
+                .adds = false,
+                .bound = {0, 2e-6, 5e-7},
+                .formula = [=](const std::vector<Values>& in, const Values&,
+                               const Values&) { return reference::soft_loss_gradients(in[0], q, v, 0.5); }}},
+          .kept = kept({n}),
+          .bound = {0, 1e-6, 1e-6},
+          .strides = true,
+          .f32_out = true,
+          .slope = 0.5};
+}
+
+Operator Losses::soft_row(std::size_t n, std::size_t v, double range, const SoftLoss& how, bool f32_targets) {
+  Values y = random_values(n * v, 2, range);
+  if (how.targets == SoftLoss::probabilities) {
+    y = reference::softmax(y, v);
+    if (v < 100) y[0] = 0;  // 0 log 0 is 0; the row does not sum to 1
+  }
+  const auto value = [=](const std::vector<Values>& in) {
+    return reference::soft_losses(in[0], soft_shares(in[1], v, how), v, how);
+  };
+  return {.name = concat("soft_loss of ", n, " x ", v, " by ", how.temperature),
+          .in = {{random_values(n * v, 1, range), {n, v}}, {y, {n, v}, f32_targets}},
+          .out = {n},
+          .forward =
+              [=, this](const Operands& o) {
+                ops::soft_loss(o.kept[0], o.kept[1], o.out, o.kept[2], o.in[0], o.in[1], how, o.stream);
+                expect_sums(o, value({get(o.in[0]), get(o.in[1])}), static_cast<double>(n));
+              },
+          .value = value,
+          .gradients = {{.of = 0,
+                         .backward =
+                             [=, this](const Operands& o, const Tensor& d, Into) {
+                               ops::soft_loss_backward(d, o.in[0], o.in[1], o.kept[2], factor(), how,
+                                                       o.stream);
+                             },
+                         .alias = Alias::input,
+                         .adds = false,
+                         .bound = {0, 2e-6, 1e-6},
+                         .formula =
+                             [=](const std::vector<Values>& in, const Values&, const Values&) {
+                               return reference::soft_loss_gradients(in[0], soft_shares(in[1], v, how), v,
+                                                                     0.5, how);
+                             }}},
+          .kept = kept({n, 2}),
+          .bound = {0, 2e-6, 2e-6},
+          .strides = true,
+          .f32_out = true,
+          .slope = 0.5};
+}
+
+TEST_P(Losses, Labels) {
+  for (const auto& [n, v] : {std::array<std::size_t, 2>{1, 1}, {1, 3}, {9, 33}, {33, 40}, {4, 5003}}) {
+    Ids ids(n);
+    for (std::size_t i = 0; i < n; ++i)
+      ids[i] = i == 2 ? -100 : static_cast<std::int32_t>((i * 31 + v - 1) % v);
+    expect_right(label_row(ids, v, 8, {}, true));
+  }
+  for (const float smoothing : {0.0f, 0.1f})
+    for (const std::int32_t ignored : {-100, 2})
+      expect_right(label_row({0, 36, ignored, 7, ignored}, 37, 4, {smoothing, ignored}, false));
+}
 
 TEST_P(Losses, SoftTargets) {
   for (const auto& [n, v] : {std::array<std::size_t, 2>{1, 1}, {3, 5}, {4, 37}})
     for (const auto kind : {SoftLoss::probabilities, SoftLoss::logits})
       for (const bool divergence : {true, false})
         for (const float temperature : {1.0f, 2.5f})
-          for (const DType targets_in : {dtype, DType::f32}) {
-            const SoftLoss how{kind, divergence, temperature, temperature * temperature};
-            const Values x = random(n * v, 1, 4);
-            Values y = random(n * v, 2, 3);
-            if (kind == SoftLoss::probabilities) {
-              y = rounded(reference::softmax(y, v));
-              y[0] = 0;  // 0 log 0 is 0; the row does not sum to 1
-            }
-            const Tensor logits = strided(x, n, v, dtype), targets = strided(y, n, v, targets_in);
-            const Tensor loss = statistics({}), sums = statistics({2}, DType::f64), each = statistics({n}),
-                         kept = statistics({n, 2});
-            ops::soft_loss(loss, sums, each, kept, logits, targets, how, stream);
-            const auto expected = [&](const Values& at) { return soft_reference(at, y, v, how); };
-            expect_sums(loss, sums, expected(x), static_cast<double>(n));
-            const Tensor d = empty_on(stream, {n, v}, dtype);
-            ops::soft_loss_backward(d, logits, targets, kept, factor(), how, stream);
-            expect_gradient(d, expected, x);
-            const Values stored = from_device(d, stream);
-            ops::soft_loss_backward(logits, logits, targets, kept, factor(), how, stream);  // in place
-            EXPECT_EQ(from_device(logits, stream), stored);
-          }
+          for (const bool f32_targets : {false, true})
+            expect_right(
+                soft_row(n, v, 4, {kind, divergence, temperature, temperature * temperature}, f32_targets));
+}
+
+/// By the vectors of every target of the host.
+TEST_P(Losses, LongRows) {
+  each_target([&] {
+    for (const std::size_t v : {std::size_t{1}, std::size_t{3}, std::size_t{2051}}) {
+      const auto last = static_cast<std::int32_t>(v) - 1;
+      for (const float smoothing : {0.0f, 0.1f})
+        expect_right(label_row({0, -100, last, last / 2, last}, v, 8, {smoothing}, false));
+      for (const auto kind : {SoftLoss::probabilities, SoftLoss::logits})
+        expect_right(soft_row(3, v, 8, {kind, v != 3, 2, 4}, false));
+    }
+  });
+  if (!on_host()) return;
+  expect_right(label_row({0, -100, 50256}, 50257, 8, {0.1f}, false));
+  expect_right(soft_row(2, 50257, 8, {SoftLoss::logits, true, 2, 4}, false));
+}
+
+TEST_P(Losses, Elements) {
+  for (const int kind : {0, 1, 2})  // 2: mean_squared_error()
+    for (const std::size_t n :
+         {std::size_t{1}, std::size_t{3}, std::size_t{37}, std::size_t{5001}, std::size_t{50257}}) {
+      if (n == 50257 && !on_host()) continue;
+      const auto how = kind == 1 ? ElementLoss::binary_cross_entropy : ElementLoss::squared_error;
+      const double terms = kind == 2 ? static_cast<double>(n) : 1;
+      Values y = random_values(n, 2, 1);
+      for (double& e : y) e = std::abs(e);
+      const auto value = [=](const std::vector<Values>& in) {
+        return Values{sum(reference::element_losses(in[0], in[1], how)) / terms};
+      };
+      const Operator op{
+          .name = concat("element loss ", kind, " of ", n),
+          .in = {{random_values(n, 1, 4), {n}}, {y, {n}}},
+          .out = {},
+          .forward =
+              [=, this](const Operands& o) {
+                if (kind == 2) return ops::mean_squared_error(o.out, o.in[0], o.in[1], o.stream);
+                ops::element_loss(o.out, o.kept[1], o.in[0], o.in[1], how, o.stream);
+                ops::copy(o.kept[0], o.out, o.stream);
+                expect_sums(o, value({get(o.in[0]), get(o.in[1])}), static_cast<double>(n));
+              },
+          .value = value,
+          .gradients = {{.of = 0,
+                         .backward =
+                             [=, this](const Operands& o, const Tensor& d, Into into) {
+                               if (kind == 2)
+                                 ops::mean_squared_error_backward(d, factor(), o.in[0], o.in[1], into,
+                                                                  o.stream);
+                               else
+                                 ops::element_loss_backward(d, factor(), o.in[0], o.in[1], how, into,
+                                                            o.stream);
+                             },
+                         .bound = {0, 2e-6, kind == 2 ? 1e-7 : 1e-6},
+                         .formula =
+                             [=](const std::vector<Values>& in, const Values&, const Values&) {
+                               Values d;
+                               for (std::size_t i = 0; i < n; ++i) {
+                                 const double x = in[0][i], y = in[1][i];
+                                 d.push_back(0.5 / terms *
+                                             (kind == 1 ? 1 / (1 + std::exp(-x)) - y : 2 * (x - y)));
+                               }
+                               return d;
+                             }}},
+          .kept = kept({}),
+          // Squares are summed in double; the logarithm is f32, with a few roundings.
+          .bound = {0, kind == 1 ? 16 * u : u},
+          .f32_out = true,
+          .slope = 0.5};
+      n == 5001 ? each_target([&] { expect_right(op); }) : expect_right(op);
+    }
 }
 
 TEST_P(Losses, ADistributionHasNoDivergenceFromItself) {
@@ -145,65 +268,22 @@ TEST_P(Losses, ADistributionHasNoDivergenceFromItself) {
                kept = statistics({3, 2});
   const SoftLoss how{.targets = SoftLoss::logits, .temperature = 3};
   ops::soft_loss(loss, sums, each, kept, logits, logits, how, stream);
-  EXPECT_NEAR(from_device(loss, stream)[0], 0, 1e-6);
+  EXPECT_NEAR(get(loss)[0], 0, 1e-6);
   const Tensor d = empty_on(stream, {3, 40}, dtype);
   ops::soft_loss_backward(d, logits, logits, kept, factor(), how, stream);
-  for (const double e : from_device(d, stream)) EXPECT_NEAR(e, 0, 1e-7);
-}
-
-TEST_P(Losses, LabelSmoothingAndIgnoredTargets) {
-  for (const float smoothing : {0.0f, 0.1f})
-    for (const std::int32_t ignored : {-100, 2}) {
-      constexpr std::size_t n = 5, v = 37;
-      const LabelLoss how{smoothing, ignored};
-      const Values x = random(n * v, 1, 4);
-      const std::vector<std::int32_t> ids{0, 36, ignored, 7, ignored};
-      const Tensor logits = strided(x, n, v, dtype), targets = to_device(ids, {n}, stream);
-      const Tensor loss = statistics({}), sums = statistics({2}, DType::f64), each = statistics({n}),
-                   log_sum = statistics({n});
-      ops::label_loss(loss, sums, each, log_sum, logits, targets, how, stream);
-      const auto expected = [&](const Values& at) { return label_reference(at, ids, v, how); };
-      expect_sums(loss, sums, expected(x), 3);
-      const Tensor d = empty_on(stream, {n, v}, dtype);
-      ops::label_loss_backward(d, logits, log_sum, targets, factor(), how, stream);
-      expect_gradient(d, expected, x);
-    }
+  for (const double e : get(d)) EXPECT_NEAR(e, 0, 1e-7);
 }
 
 TEST_P(Losses, AccuracyCountsTheFirstLargest) {
-  const double inf = std::numeric_limits<double>::infinity();
   const Values x{1, 5, 2, 3, 3, 0, 3, 3, 0, NAN, 1, 9, -inf, -inf, -1, 9, 8, 7};
-  const Tensor logits = strided(x, 6, 3, dtype), counts = statistics({2}, DType::f64);
+  const Tensor logits = strided(x, 6, 3), counts = statistics({2}, DType::f64);
   const auto count = [&](const std::vector<std::int32_t>& ids, std::int32_t ignored) {
     ops::accuracy(counts, logits, to_device(ids, {6}, stream), ignored, stream);
-    return from_device(counts, stream);
+    return get(counts);
   };
   EXPECT_EQ(count({1, 0, 1, 2, 2, 0}, -100), (Values{4, 6}));  // ties: the first; NaN is wrong
   EXPECT_EQ(count({1, -100, 1, 2, -100, 1}, -100), (Values{1, 4}));
   EXPECT_EQ(count({1, 0, 0, 2, 2, 0}, 0), (Values{2, 3}));
-}
-
-TEST_P(Losses, ElementWiseLosses) {
-  for (const ElementLoss how : {ElementLoss::squared_error, ElementLoss::binary_cross_entropy})
-    for (const std::size_t n : {std::size_t{1}, std::size_t{37}, std::size_t{1031}}) {
-      const Values x = random(n, 1, 4);
-      Values y = random(n, 2, 1);
-      for (double& e : y) e = std::abs(e);
-      const Tensor a = to_device(x, {n}, dtype, stream), b = to_device(y, {n}, dtype, stream);
-      const Tensor loss = statistics({}), sums = statistics({2}, DType::f64);
-      ops::element_loss(loss, sums, a, b, how, stream);
-      const auto expected = [&](const Values& at) { return element_reference(at, y, how); };
-      expect_sums(loss, sums, expected(x), static_cast<double>(n));
-      if (n > 100) continue;
-      const Tensor d = empty_on(stream, {n}, dtype);
-      ops::element_loss_backward(d, factor(), a, b, how, Into::overwrite, stream);
-      expect_gradient(d, expected, x);
-      const Tensor added = to_device(Values(n, 1), {n}, dtype, stream);
-      ops::element_loss_backward(added, factor(), a, b, how, Into::accumulate, stream);
-      const Values one = from_device(d, stream), sum = from_device(added, stream);
-      const double u = dtype == DType::bf16 ? 0x1p-7 : dtype == DType::f16 ? 0x1p-10 : 1e-6;
-      for (std::size_t i = 0; i < n; ++i) EXPECT_NEAR(sum[i], 1 + one[i], u * (1 + std::abs(one[i]))) << i;
-    }
 }
 
 TEST_P(Losses, ExtremeLogitsStayFinite) {
@@ -212,9 +292,82 @@ TEST_P(Losses, ExtremeLogitsStayFinite) {
                y = to_device({1, 0, 1}, {3}, dtype, stream);
   const Tensor loss = statistics({}), sums = statistics({2}, DType::f64), d = empty_on(stream, {3}, dtype);
   ops::element_loss(loss, sums, x, y, ElementLoss::binary_cross_entropy, stream);
-  EXPECT_NEAR(from_device(loss, stream)[0], std::log(2.0), 1e-6);
+  EXPECT_NEAR(get(loss)[0], std::log(2.0), 1e-6);
   ops::element_loss_backward(d, factor(), x, y, ElementLoss::binary_cross_entropy, Into::overwrite, stream);
-  EXPECT_EQ(from_device(d, stream), (Values{0, 0, -0.25}));
+  EXPECT_EQ(get(d), (Values{0, 0, -0.25}));
+}
+
+/// 37 classes as 13, 13 and 11; -100 is ignored.
+TEST_P(Losses, CrossEntropyOfPartsIsThatOfTheWhole) {
+  constexpr std::size_t n = 5, v = 37, parts = 3, share = 13;
+  const Values x = random(n * v, 1, 4);
+  const std::vector<std::int32_t> ids{0, 12, -100, 13, 36};
+  const Tensor targets = to_device(ids, {n}, stream), all = statistics({parts, n, 2});
+  std::vector<Tensor> logits, own;
+  for (std::size_t p = 0; p < parts; ++p) {
+    const std::size_t width = std::min(share, v - p * share);
+    Values part;
+    for (std::size_t i = 0; i < n; ++i)
+      for (std::size_t j = 0; j < width; ++j) part.push_back(x[i * v + p * share + j]);
+    logits.push_back(place(part, {n, width}));
+    own.push_back(to_device(ids, {n}, stream));
+    ops::local_indices(own[p], targets, p * share, width, v, stream);
+    ops::cross_entropy_part(all.view(p * n * 2, {n, 2}), logits[p], own[p], stream);
+  }
+  const Tensor loss = statistics({}), sums = empty_on(stream, {2}, DType::f64), losses = statistics({n}),
+               log_sum = statistics({n}), d_loss = to_device(Values{0.5}, {}, DType::f32, stream);
+  ops::cross_entropy_of_parts(loss, sums, losses, log_sum, all, own[1], stream);
+  Values expected_losses, d_expected(n * v);
+  double sum = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    double total = 0;
+    for (std::size_t j = 0; j < v; ++j) total += std::exp(x[i * v + j]);
+    const bool counts = ids[i] != -100;
+    expected_losses.push_back(counts ? std::log(total) - x[i * v + static_cast<std::size_t>(ids[i])] : 0);
+    sum += expected_losses.back();
+    for (std::size_t j = 0; j < v && counts; ++j)
+      d_expected[i * v + j] =
+          0.5 * (std::exp(x[i * v + j]) / total - (j == static_cast<std::size_t>(ids[i]) ? 1 : 0));
+  }
+  expect_close(losses, expected_losses, {}, "losses");
+  expect_close(loss, {sum}, {}, "loss");
+  EXPECT_EQ(sums.on_host(stream).data<double>()[1], 4);
+  for (std::size_t p = 0; p < parts; ++p) {
+    ops::cross_entropy_backward(logits[p], logits[p], log_sum, own[p], d_loss, stream);
+    Values part;
+    for (std::size_t i = 0; i < n; ++i)
+      for (std::size_t j = 0; j < logits[p].shape()[1]; ++j)
+        part.push_back(d_expected[i * v + p * share + j]);
+    expect_close(logits[p], part, {}, "d_logits");
+  }
+}
+
+TEST_P(Losses, NothingIsCountedWhereEveryTargetIsIgnored) {
+  const Tensor logits = place(random(2 * 5, 1), {2, 5}), targets = to_device({-100, -100}, {2}, stream),
+               losses = statistics({2}), log_sum = statistics({2}), loss = statistics({}),
+               sums = empty_on(stream, {2}, DType::f64), d_loss = to_device({1}, {}, DType::f32, stream);
+  ops::cross_entropy(loss, sums, losses, log_sum, logits, targets, stream);
+  EXPECT_EQ(get(loss), Values{0});
+  EXPECT_EQ(get(sums), (Values{0, 0}));
+  ops::cross_entropy_backward(logits, logits, log_sum, targets, d_loss, stream);
+  EXPECT_EQ(get(logits), Values(10, 0.0));
+}
+
+TEST_P(Losses, WhatIsWrongInTheLogitsOrTargetsReachesTheLoss) {
+  if (on_host()) GTEST_SKIP() << "the host refuses such targets";
+  Values x = random_values(4 * 40, 1);
+  x[7] = NAN;
+  const Tensor logits = place(x, {4, 40}), targets = to_device({1, 2, 40, -1}, {4}, stream),
+               losses = statistics({4}), log_sum = statistics({4}), loss = statistics({}),
+               sums = empty_on(stream, {2}, DType::f64), d_loss = to_device({1}, {}, DType::f32, stream);
+  ops::cross_entropy(loss, sums, losses, log_sum, logits, targets, stream);
+  EXPECT_TRUE(std::isnan(get(loss)[0]));
+  EXPECT_TRUE(std::isnan(get(sums)[0]));
+  EXPECT_EQ(get(sums)[1], 4);
+  for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(std::isnan(get(losses)[i]), i != 1) << i;
+  ops::cross_entropy_backward(logits, logits, log_sum, targets, d_loss, stream);
+  const Values got = get(logits);
+  for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(std::isnan(got[i * 40 + 3]), i != 1) << i;
 }
 
 /// Through a tape, with leading extents: each loss has the gradient of its operator, and half of it with half
@@ -258,7 +411,7 @@ TEST_P(Losses, OnATape) {
   }
   Tape tape(stream);
   const Var logits = tape.constant(to_device(q, shape, dtype, stream));
-  EXPECT_EQ(from_device(nn::accuracy(tape, logits, targets), stream)[1], 5);
+  EXPECT_EQ(get(nn::accuracy(tape, logits, targets))[1], 5);
 }
 
 /// α a + β b with as many terms, with as many times more, with others, and with none: the mean is the sum of
@@ -292,13 +445,13 @@ TEST_P(Losses, SumsOfLosses) {
     const auto expected = [&](const Values& at) {
       return alpha * label_reference(at, ids, v, plain) + 3 * beta * c.mean(at);
     };
-    const Values sums = from_device(loss.sum_count, stream);
+    const Values sums = get(loss.sum_count);
     EXPECT_NEAR(sums[0], expected(x), 4e-6 * (1 + std::abs(sums[0])));
     EXPECT_EQ(sums[1], 3);
-    EXPECT_EQ(from_device(tape.value(loss.sum), stream)[0], static_cast<double>(static_cast<float>(sums[0])));
+    EXPECT_EQ(get(tape.value(loss.sum))[0], static_cast<double>(static_cast<float>(sums[0])));
     tape.backward(loss.sum, 0.5f);
     // two gradients, each stored in the dtype, and their sum
-    const Values got = from_device(tape.grad(logits), stream),
+    const Values got = get(tape.grad(logits)),
                  gradient = numeric_gradient([&](const Values&at) { return Values{expected(at)}; }, x, {0.5});
     const double u = dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : 1e-6;
     for (std::size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], gradient[i], u * 4 + 2e-6) << i;
@@ -306,7 +459,7 @@ TEST_P(Losses, SumsOfLosses) {
   Tape tape(stream);
   const Var logits = tape.variable(to_device(x, {n, v}, dtype, stream));
   const nn::Loss empty = nn::cross_entropy(tape, logits, ignored, plain) + nn::squared_error(tape, logits, y);
-  EXPECT_EQ(from_device(empty.sum_count, stream), (Values{0, 0}));
+  EXPECT_EQ(get(empty.sum_count), (Values{0, 0}));
 }
 
 /// Equal numbers of terms have the bits of the losses apart.
@@ -318,8 +471,8 @@ TEST_P(Losses, ASumOfOneLossTwiceIsTwiceTheLoss) {
     const nn::Loss one = nn::cross_entropy(tape, logits, to_device({0, -100, 6}, {3}, stream), LabelLoss{});
     const nn::Loss loss = sum ? one + one : 2.0 * one;
     tape.backward(loss.sum, 0.5f);
-    Values all = from_device(tape.grad(logits), stream);
-    for (const double e : from_device(loss.sum_count, stream)) all.push_back(e);
+    Values all = get(tape.grad(logits));
+    for (const double e : get(loss.sum_count)) all.push_back(e);
     return all;
   };
   EXPECT_EQ(run(true), run(false));
@@ -333,7 +486,7 @@ TEST_P(Losses, SumsOfLossesNeedOneTape) {
   };
   const nn::Loss a = loss_on(tape), b = loss_on(other), made{a.sum, a.sum_count}, empty;
   EXPECT_NE(std::string(error_of([&] { a + b; }).what()).find("two tapes"), std::string::npos);
-  EXPECT_EQ(from_device((2.0 * made).sum_count, stream)[0], 2 * from_device(a.sum_count, stream)[0]);
+  EXPECT_EQ(get((2.0 * made).sum_count)[0], 2 * get(a.sum_count)[0]);
   EXPECT_NE(std::string(error_of([&] { 2.0 * empty; }).what()).find("nn::Loss::sum"), std::string::npos);
   EXPECT_EQ(error_of([&] { NAN* a; }).code(), Errc::invalid_argument);
 }
@@ -357,6 +510,106 @@ TEST_P(Losses, WrongArgumentsAreNamed) {
     refuses("targets[1] = 3", [&] {
       nn::cross_entropy(tape, l, to_device({0, 3}, {2}, stream), LabelLoss{});
     });
+}
+
+struct Outputs {
+  explicit Outputs(std::size_t rows)
+      : losses(Tensor::empty({rows})), log_sum(Tensor::empty({rows})), statistics(Tensor::empty({rows, 2})) {}
+  Tensor loss = Tensor::empty({}), sums = Tensor::empty({2}, DType::f64), losses, log_sum, statistics;
+};
+
+/// On the host in f32, with the vectors of every target.
+class LossExtremes : public Operators {
+ protected:
+  void SetUp() override {
+    Operators::SetUp();
+    if (!on_host()) GTEST_SKIP() << "the host's vectors";
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Types, LossExtremes, testing::Values(DType::f32), type_name);
+
+TEST_P(LossExtremes, LogitsOfMinusInfinityHaveNoProbability) {
+  each_target([] {
+    const Values x{-inf, 1,    -inf, 2,    -inf, -inf, 0,    -inf, -inf,
+                   -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, 3};
+    const std::size_t v = x.size();
+    const Tensor logits = tensor_of(x, {1, v}), targets = tokens_of({3}, {1});
+    Outputs out(1);
+    ops::label_loss(out.loss, out.sums, out.losses, out.log_sum, logits, targets, {}, Stream());
+    const double l = std::log(std::exp(1.0) + std::exp(2.0) + 1 + std::exp(3.0));
+    EXPECT_NEAR(*out.loss.data<float>(), l - 2, 1e-6);
+    const Tensor d = Tensor::empty({1, v});
+    ops::label_loss_backward(d, logits, out.log_sum, targets, tensor_of({1}, {}), {}, Stream());
+    EXPECT_EQ(d.data<float>()[0], 0);
+    EXPECT_NEAR(d.data<float>()[3], std::exp(2 - l) - 1, 1e-6);
+
+    const SoftLoss how{.targets = SoftLoss::logits};
+    ops::soft_loss(out.loss, out.sums, out.losses, out.statistics, logits, logits, how, Stream());
+    EXPECT_NEAR(*out.loss.data<float>(), 0, 1e-6);  // 0 log 0 is 0
+    ops::soft_loss_backward(d, logits, logits, out.statistics, tensor_of({1}, {}), how, Stream());
+    for (std::size_t i = 0; i < v; ++i) EXPECT_NEAR(d.data<float>()[i], 0, 1e-6);
+    ops::soft_loss(out.loss, out.sums, out.losses, out.statistics, logits, tensor_of(Values(v, 0), {1, v}),
+                   how, Stream());
+    EXPECT_EQ(*out.loss.data<float>(), inf);  // the teacher gives weight to what is impossible
+  });
+}
+
+TEST_P(LossExtremes, LargeLogits) {
+  each_target([] {
+    const Values x{1e4, 1e4 - 1, -1e4, 0};
+    const Tensor logits = tensor_of(x, {1, 4});
+    const double l = 1e4 + std::log1p(std::exp(-1.0));
+    Outputs out(1);
+    ops::label_loss(out.loss, out.sums, out.losses, out.log_sum, logits, tokens_of({1}, {1}), {}, Stream());
+    EXPECT_NEAR(out.sums.data<double>()[0], l - (1e4 - 1), 1e-6);
+    const SoftLoss how{.targets = SoftLoss::logits};
+    const Tensor teacher = tensor_of({1e4, -1e4, -1e4, 1e4}, {1, 4});
+    ops::soft_loss(out.loss, out.sums, out.losses, out.statistics, logits, teacher, how, Stream());
+    EXPECT_NEAR(out.sums.data<double>()[0], l - 0.5 * (1e4 + 0) - std::log(2.0), 1e-2 * u * 1e8);
+  });
+}
+
+TEST_P(LossExtremes, ProbabilitiesOfEverySize) {
+  each_target([] {
+    const Values q{0,          0x1p-149,  0x1p-127, 1e-30, 0.25,
+                   0.70710678, 0.7071068, 1,        3};  // they need not sum to 1
+    const std::size_t v = q.size();
+    const Tensor targets = tensor_of(q, {1, v}), logits = tensor_of(Values(v, 0), {1, v});
+    Outputs out(1);
+    ops::soft_loss(out.loss, out.sums, out.losses, out.statistics, logits, targets, {}, Stream());
+    double expected = 0;
+    for (const double e : values_of(targets))
+      if (e > 0) expected += e * (std::log(e) + std::log(static_cast<double>(v)));
+    EXPECT_NEAR(out.sums.data<double>()[0], expected, 8 * u * expected);
+    const Tensor wrong = tensor_of({-1}, {1, 1});
+    ops::soft_loss(out.loss, out.sums, out.losses, out.statistics, tensor_of({0}, {1, 1}), wrong, {},
+                   Stream());
+    EXPECT_TRUE(std::isnan(*out.loss.data<float>()));
+  });
+}
+
+TEST_P(LossExtremes, NanIsVisible) {
+  each_target([] {
+    Values x(40, 1);
+    x[37] = NAN;
+    Outputs two(2);
+    Values rows = x;
+    rows.resize(80, 1);
+    ops::cross_entropy(two.loss, two.sums, two.losses, two.log_sum, tensor_of(rows, {2, 40}),
+                       tokens_of({1, 2}, {2}), Stream());
+    EXPECT_TRUE(std::isnan(two.sums.data<double>()[0]) && std::isnan(*two.loss.data<float>()));
+    EXPECT_TRUE(std::isnan(two.losses.data<float>()[0]) && !std::isnan(two.losses.data<float>()[1]));
+    const Tensor logits = tensor_of(x, {1, 40}), y = tensor_of(Values(40, 0.5), {1, 40});
+    Outputs out(1);
+    ops::label_loss(out.loss, out.sums, out.losses, out.log_sum, logits, tokens_of({0}, {1}), {}, Stream());
+    EXPECT_TRUE(std::isnan(*out.loss.data<float>()));
+    ops::soft_loss(out.loss, out.sums, out.losses, out.statistics, logits, y, {}, Stream());
+    EXPECT_TRUE(std::isnan(*out.loss.data<float>()));
+    for (const ElementLoss how : {ElementLoss::squared_error, ElementLoss::binary_cross_entropy}) {
+      ops::element_loss(out.loss, out.sums, logits, y, how, Stream());
+      EXPECT_TRUE(std::isnan(*out.loss.data<float>()));
+    }
+  });
 }
 
 }  // namespace
