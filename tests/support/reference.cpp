@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <numeric>
 #include <random>
 
 namespace rz::test {
@@ -80,9 +81,6 @@ Values gelu(const Values& v) {
 Values relu(const Values& v) {
   return each(v, [](double x) { return std::max(x, 0.0); });
 }
-Values tanh(const Values& v) {
-  return each(v, [](double x) { return std::tanh(x); });
-}
 
 Values matmul(const Values& a, const Values& b, std::size_t m, std::size_t n, std::size_t k) {
   Values out(m * n);
@@ -131,6 +129,25 @@ Values rms_norm(const Values& x, const Values& weight, double epsilon) {
   return out;
 }
 
+Values norm_gradient(const Values& x, const Values& weight, const Values& d_out, double epsilon, bool layer) {
+  const std::size_t c = weight.size();
+  const double n = static_cast<double>(c);
+  Values d(x.size());
+  for (std::size_t r = 0; r < x.size(); r += c) {
+    double mean = 0, variance = 0, g = 0, gn = 0;
+    for (std::size_t j = 0; j < c && layer; ++j) mean += x[r + j] / n;
+    for (std::size_t j = 0; j < c; ++j) variance += (x[r + j] - mean) * (x[r + j] - mean) / n;
+    const double inverse = 1 / std::sqrt(variance + epsilon);
+    for (std::size_t j = 0; j < c; ++j) {
+      g += layer ? d_out[r + j] * weight[j] / n : 0;
+      gn += d_out[r + j] * weight[j] * (x[r + j] - mean) * inverse / n;
+    }
+    for (std::size_t j = 0; j < c; ++j)
+      d[r + j] = inverse * (d_out[r + j] * weight[j] - g - (x[r + j] - mean) * inverse * gn);
+  }
+  return d;
+}
+
 Values softmax(const Values& x, std::size_t columns) {
   Values out(x.size());
   for (std::size_t first = 0; first < x.size(); first += columns) {
@@ -142,43 +159,40 @@ Values softmax(const Values& x, std::size_t columns) {
   return out;
 }
 
-Values causal_attention(const Values& qkv, std::size_t batch, std::size_t tokens, std::size_t channels,
-                        std::size_t heads, const Values& factors) {
-  const std::size_t size = channels / heads;
-  Values out(batch * tokens * channels);
-  for (std::size_t b = 0; b < batch; ++b)
-    for (std::size_t h = 0; h < heads; ++h)
-      for (std::size_t t = 0; t < tokens; ++t) {
-        const auto part = [&](std::size_t token, std::size_t which) {
-          return &qkv[((b * tokens + token) * 3 + which) * channels + h * size];
-        };
-        Values scores(t + 1);
-        for (std::size_t s = 0; s <= t; ++s)
-          for (std::size_t j = 0; j < size; ++j)
-            scores[s] += part(t, 0)[j] * part(s, 1)[j] / std::sqrt(static_cast<double>(size));
-        scores = softmax(scores, t + 1);
-        if (!factors.empty())
-          for (std::size_t s = 0; s <= t; ++s)
-            scores[s] *= factors[((b * heads + h) * tokens + t) * tokens + s];
-        for (std::size_t s = 0; s <= t; ++s)
-          for (std::size_t j = 0; j < size; ++j)
-            out[(b * tokens + t) * channels + h * size + j] += scores[s] * part(s, 2)[j];
-      }
-  return out;
-}
-
-Values cross_entropy(const Values& logits, std::span<const std::int32_t> targets) {
-  const std::size_t v = logits.size() / targets.size();
-  Values losses(targets.size());
-  for (std::size_t i = 0; i < targets.size(); ++i) {
-    if (targets[i] == -100) continue;
-    const double* row = &logits[i * v];
-    const double max = *std::max_element(row, row + v);
-    double total = 0;
-    for (std::size_t j = 0; j < v; ++j) total += std::exp(row[j] - max);
-    losses[i] = std::log(total) + max - row[targets[i]];
+Values soft_losses(const Values& x, const Values& q, std::size_t v, const ops::SoftLoss& how) {
+  Values all;
+  const double t = static_cast<double>(how.temperature);
+  for (std::size_t r = 0; r < x.size(); r += v) {
+    const double shift = *std::max_element(&x[r], &x[r] + v) / t;
+    double sum = 0, total = 0;
+    for (std::size_t i = r; i < r + v; ++i) sum += std::exp(x[i] / t - shift);
+    const double log_total = shift + std::log(sum);
+    for (std::size_t i = r; i < r + v; ++i)
+      if (q[i] != 0) total += q[i] * ((how.divergence ? std::log(q[i]) : 0) - x[i] / t + log_total);
+    all.push_back(total * static_cast<double>(how.weight));
   }
-  return losses;
+  return all;
+}
+Values soft_loss_gradients(const Values& x, const Values& q, std::size_t v, double slope,
+                           const ops::SoftLoss& how) {
+  const double t = static_cast<double>(how.temperature);
+  Values scaled = x;
+  for (double& e : scaled) e /= t;
+  Values d = softmax(scaled, v);
+  for (std::size_t r = 0; r < x.size(); r += v) {
+    const double mass = std::accumulate(&q[r], &q[r] + v, 0.0);
+    for (std::size_t i = r; i < r + v; ++i)
+      d[i] = slope * static_cast<double>(how.weight) / t * (mass * d[i] - q[i]);
+  }
+  return d;
+}
+Values element_losses(const Values& x, const Values& y, ops::ElementLoss how) {
+  Values all;
+  for (std::size_t i = 0; i < x.size(); ++i)
+    all.push_back(how == ops::ElementLoss::squared_error
+                      ? std::pow(x[i] - y[i], 2)
+                      : std::max(x[i], 0.0) - x[i] * y[i] + std::log1p(std::exp(-std::abs(x[i]))));
+  return all;
 }
 
 }  // namespace reference

@@ -4,9 +4,9 @@
 
 #include <cstdint>
 #include <functional>
-#include <span>
 #include <vector>
 
+#include "tensor/loss_ops.h"
 #include "tensor/tensor.h"
 
 namespace rz::test {
@@ -29,7 +29,6 @@ namespace reference {
 
 Values gelu(const Values&);
 Values relu(const Values&);
-Values tanh(const Values&);
 /// out[m, n] = a[m, k] · b[k, n]
 Values matmul(const Values& a, const Values& b, std::size_t m, std::size_t n, std::size_t k);
 Values transpose(const Values&, std::size_t rows, std::size_t columns);
@@ -38,12 +37,16 @@ Values linear(const Values& x, const Values& weight, const Values& bias, std::si
               std::size_t out);
 Values layer_norm(const Values& x, const Values& weight, const Values& bias, double epsilon);
 Values rms_norm(const Values& x, const Values& weight, double epsilon);
+/// That of x in a layer norm, or in an RMS norm.
+Values norm_gradient(const Values& x, const Values& weight, const Values& d_out, double epsilon, bool layer);
 Values softmax(const Values& x, std::size_t columns);
-/// `factors`: one for each probability [batch, head, query, key], or none.
-Values causal_attention(const Values& qkv, std::size_t batch, std::size_t tokens, std::size_t channels,
-                        std::size_t heads, const Values& factors = {});
-/// Losses per row; 0 where the target is -100.
-Values cross_entropy(const Values& logits, std::span<const std::int32_t> targets);
+/// For each row weight · Σ q (log q - log p), or -Σ q log p, with p = softmax(x / temperature).
+Values soft_losses(const Values& x, const Values& q, std::size_t v,
+                   const ops::SoftLoss& how = {.divergence = false});
+/// Of `slope` times their sum.
+Values soft_loss_gradients(const Values& x, const Values& q, std::size_t v, double slope,
+                           const ops::SoftLoss& how = {.divergence = false});
+Values element_losses(const Values& x, const Values& y, ops::ElementLoss);
 
 }  // namespace reference
 }  // namespace rz::test

@@ -1,7 +1,7 @@
 // Runs: ci
 
 // Operators of images on the host: the same bits for every number of threads, and errors. Values are tested
-// in tests/gpu/image_ops_test.cpp, which is built for the host too.
+// in tests/operators/image_ops_test.cpp, which is built for the host too.
 
 #include "tensor/image_ops.h"
 

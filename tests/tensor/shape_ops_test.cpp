@@ -1,7 +1,7 @@
 // Runs: ci
 
 // Operators that move elements: errors, and the same bits for every number of threads. What they compute is
-// tested in tests/gpu/shape_ops_test.cpp, which runs on the host too.
+// tested in tests/operators/shape_ops_test.cpp, which runs on the host too.
 
 #include "tensor/shape_ops.h"
 

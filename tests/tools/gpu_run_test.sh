@@ -18,7 +18,7 @@ cat >"$work/path/compute-sanitizer" <<'END'
 echo "sanitized: $*"
 END
 subjects=()
-for test in "$source"/tests/gpu/*_test.cpp; do
+for test in "$source"/tests/gpu/*_test.cpp "$source"/tests/operators/*_test.cpp; do
   subject=$(basename "$test" _test.cpp)
   subjects+=("$subject")
   listed=$programs/emulated_${subject}_test

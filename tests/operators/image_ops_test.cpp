@@ -8,7 +8,7 @@
 
 #include <cmath>
 
-#include "tests/gpu/on_device.h"
+#include "tests/operators/operator.h"
 #include "tests/support/error_of.h"
 #include "tests/support/reference_image.h"
 
@@ -17,42 +17,10 @@ namespace {
 
 using ops::Into;
 
-constexpr double close = 4e-6;  // relative to the largest element
+constexpr Bound close{4e-6};
 
-class ImageOps : public OnDevice, public testing::WithParamInterface<DType> {
+class ImageOps : public Operators {
  protected:
-  const DType dtype = GetParam();
-
-  static double rounding(DType t) { return t == DType::f16 ? 0x1p-11 : t == DType::bf16 ? 0x1p-8 : 0; }
-  static double smallest(DType t) { return t == DType::f16 ? 0x1p-25 : 0; }
-
-  Tensor place(const Values& values, const Shape& shape, DType t, std::size_t shift = 0) const {
-    Values shifted(shift, NAN);
-    shifted.insert(shifted.end(), values.begin(), values.end());
-    return to_device(shifted, {shifted.size()}, t, stream).view(shift, shape);
-  }
-  Tensor place(const Values& values, const Shape& shape, std::size_t shift = 0) const {
-    return place(values, shape, dtype, shift);
-  }
-  Tensor empty(const Shape& shape) const { return empty_on(stream, shape, dtype); }
-  /// As the tensors hold them.
-  Values random(std::size_t n, unsigned seed) const {
-    return from_device(place(random_values(n, seed), {n}), stream);
-  }
-
-  void expect_close(const Tensor& got, const Values& expected, const std::string& what) const {
-    ASSERT_EQ(got.count(), expected.size()) << what;
-    const Values values = from_device(got, stream);
-    double max = 1e-30;
-    for (const double e : expected) max = std::max(max, std::abs(e));
-    for (std::size_t i = 0; i < values.size(); ++i)
-      ASSERT_LE(
-          std::abs(values[i] - expected[i]),
-          close * max + rounding(got.dtype()) * (std::abs(expected[i]) + close * max) + smallest(got.dtype()))
-          << what << " of " << name(got.dtype()) << ": element " << i << " is " << values[i] << ", expected "
-          << expected[i];
-  }
-
   using Backward = std::function<void(const Tensor&, Into)>;
   void expect_gradient(const Values& expected, const Shape& shape, DType t, const std::string& what,
                        const Backward& f, std::size_t shift = 0) const {
@@ -61,9 +29,9 @@ class ImageOps : public OnDevice, public testing::WithParamInterface<DType> {
     Values sum = from_device(added, stream);
     f(stored, Into::overwrite);
     f(added, Into::accumulate);
-    expect_close(stored, expected, what);
+    expect_close(stored, expected, close, what);
     for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += expected[i];
-    expect_close(added, sum, what);
+    expect_close(added, sum, close, what);
   }
   /// Of a parameter: in the type of the values and in f32.
   void expect_parameter_gradient(const Values& expected, const Shape& shape, const std::string& what,
@@ -75,8 +43,7 @@ class ImageOps : public OnDevice, public testing::WithParamInterface<DType> {
   void expect_convolution(const Convolution& c, std::size_t shift);
 };
 
-INSTANTIATE_TEST_SUITE_P(Types, ImageOps, testing::Values(DType::f32, DType::f16, DType::bf16),
-                         [](const auto& info) { return std::string(name(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Types, ImageOps, float_types, type_name);
 
 void ImageOps::expect_convolution(const Convolution& c, std::size_t shift) {
   const Values x = random(c.x().count(), 1), w = random(c.weight().count(), 2), b = random(c.outputs, 3),
@@ -87,7 +54,7 @@ void ImageOps::expect_convolution(const Convolution& c, std::size_t shift) {
   for (const bool with_bias : {true, false}) {
     const Tensor out = place(Values(c.result().count(), NAN), c.result(), shift);
     ops::conv2d(out, in, weight, with_bias ? bias : Tensor(), c.options, stream);
-    expect_close(out, reference::conv2d(x, w, with_bias ? b : Values(), c), c.text());
+    expect_close(out, reference::conv2d(x, w, with_bias ? b : Values(), c), close, c.text());
   }
   const auto expected = reference::conv2d_backward(d_out, x, w, c);
   expect_gradient(
@@ -108,9 +75,9 @@ void ImageOps::expect_convolution(const Convolution& c, std::size_t shift) {
   const Tensor d_x = empty(c.x()), d_w = empty(c.weight()), d_b = empty({c.outputs});
   ops::conv2d_backward(d_x, d_w, d_b, gradient, in, weight, c.options, Into::overwrite, Into::overwrite,
                        stream);
-  expect_close(d_x, expected.x, c.text() + ": d_x");
-  expect_close(d_w, expected.weight, c.text() + ": d_weight");
-  expect_close(d_b, expected.bias, c.text() + ": d_bias");
+  expect_close(d_x, expected.x, close, c.text() + ": d_x");
+  expect_close(d_w, expected.weight, close, c.text() + ": d_weight");
+  expect_close(d_b, expected.bias, close, c.text() + ": d_bias");
 }
 
 TEST_P(ImageOps, Convolutions) {
@@ -175,7 +142,7 @@ TEST_P(ImageOps, MeansOfWindows) {
     const Values x = random(c.x().count(), 1), d_out = random(shape.count(), 2);
     const Tensor out = empty(shape);
     ops::avg_pool2d(out, place(x, c.x(), shift), c.p, stream);
-    expect_close(out, reference::mean_pool(x, c.h, c.w, windows), "avg_pool2d");
+    expect_close(out, reference::mean_pool(x, c.h, c.w, windows), close, "avg_pool2d");
     expect_gradient(
         reference::mean_pool_backward(d_out, c.planes.count() ? c.planes[0] * c.planes[1] : 0, c.h, c.w,
                                       windows),
@@ -195,7 +162,7 @@ TEST_P(ImageOps, AdaptiveMeans) {
     const Values x = random(in.count(), 1), d_out = random(shape.count(), 2);
     const Tensor out = empty(shape);
     ops::adaptive_avg_pool2d(out, place(x, in), stream);
-    expect_close(out, reference::mean_pool(x, h, w, windows), "adaptive_avg_pool2d");
+    expect_close(out, reference::mean_pool(x, h, w, windows), close, "adaptive_avg_pool2d");
     expect_gradient(reference::mean_pool_backward(d_out, 6, h, w, windows), in, dtype,
                     "adaptive_avg_pool2d_backward", [&](const Tensor& d_x, Into into) {
                       ops::adaptive_avg_pool2d_backward(d_x, place(d_out, shape), into, stream);
@@ -269,7 +236,7 @@ TEST_P(ImageOps, BatchNorms) {
     ops::batch_norm_sums(sums, in, stream);
     ops::batch_norm_statistics(mean, inverse, {}, sums, epsilon, stream);
     ops::batch_norm(out, in, mean, inverse, weight, place(b, {c}), stream);
-    expect_close(out, reference::normalize(x, w, b, n, c, m, channel, epsilon), name(shape));
+    expect_close(out, reference::normalize(x, w, b, n, c, m, channel, epsilon), close, name(shape));
 
     // The gradient of <out, d_out> by x, through the statistics or without.
     Values through(x.size()), alone(x.size()), d_w(c), d_b(c);
@@ -367,7 +334,7 @@ TEST_P(ImageOps, GroupNorms) {
       const auto m = reference::moments(x, n, c, n * groups, set);
       ops::group_norm(out, mean, inverse, in, weight, place(b, {c}), epsilon, stream);
       const std::string what = concat(name(shape), " in ", groups, " groups");
-      expect_close(out, reference::normalize(x, w, b, n, c, m, set, epsilon), what);
+      expect_close(out, reference::normalize(x, w, b, n, c, m, set, epsilon), close, what);
 
       Values d_x(x.size()), d_w(c), d_b(c), g(n * groups), gn(n * groups);
       const auto normal = [&](std::size_t i) {

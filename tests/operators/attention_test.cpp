@@ -224,7 +224,9 @@ void expect_near(const Values& got, const Values& expected, double tolerance, co
   }
 }
 
-void expect_right(const Case& c, const ops::DropoutMask& mask, const Stream& stream) {
+/// `unit_of_f32`: of the errors in f32.
+void expect_right(const Case& c, const ops::DropoutMask& mask, const Stream& stream,
+                  double unit_of_f32 = 2e-6) {
   SCOPED_TRACE(c.text());
   const Tensors t = tensors_of(c, inputs_of(c), stream);
   const Results r = run(t, mask, stream);
@@ -232,7 +234,7 @@ void expect_right(const Case& c, const ops::DropoutMask& mask, const Stream& str
                   from_device(t.d_out, stream)};
   const Results e = expected(c, in, factors_of(c, mask));
   // Probabilities and gradients of scores are rounded to the type in between, and so is out.
-  const double unit = c.dtype == DType::f32 ? 2e-6 : c.dtype == DType::f16 ? 1e-3 : 8e-3;
+  const double unit = c.dtype == DType::f32 ? unit_of_f32 : c.dtype == DType::f16 ? 1e-3 : 8e-3;
   expect_near(r.log_sum, e.log_sum, 2e-6, "log_sum");
   expect_near(r.out, e.out, 2 * unit, "out");
   expect_near(r.d_q, e.d_q, 4 * unit, "d_q", e.d_v);
@@ -243,6 +245,47 @@ void expect_right(const Case& c, const ops::DropoutMask& mask, const Stream& str
     const std::size_t width = whole.shape()[-1];
     for (std::size_t i = 0; i < all.size(); ++i)
       ASSERT_EQ(std::isnan(all[i]), i % width >= width - c.gap) << "between rows: " << i;
+  }
+}
+
+/// One token, one head, two tiles, a tile and one row, heads of more than a tile; with dropout and without.
+TEST_F(Attention, IsCloseToDoubleOnTheHost) {
+  if (!on_host()) GTEST_SKIP() << "devices add in another order";
+  for (const Case& c : {Case{1, 1, 1, 3, DType::f32},
+                        {2, 5, 2, 3, DType::f32},
+                        {3, 17, 4, 3, DType::f32},
+                        {1, 64, 2, 4, DType::f32},
+                        {1, 65, 2, 3, DType::f32},
+                        {2, 131, 1, 4, DType::f32},
+                        {1, 6, 2, 70, DType::f32},
+                        {1, 3, 1, 70, DType::f32}})
+    for (const std::uint64_t seed : {3, 2})
+      for (const float p : {0.0f, 0.25f}) {
+        reschedule(seed);  // 1 thread, and 3
+        Case large = c;
+        large.range = 2;
+        expect_right(large, {p, 5, (1ull << 34) - 3}, stream, 1e-6);
+      }
+}
+
+/// The gradients of the definition are its differences.
+TEST_F(Attention, TheDefinitionHasTheGradientsOfItsDifferences) {
+  if (!on_host()) GTEST_SKIP() << "the definition is that of the host";
+  Case c{2, 5, 4, 3, DType::f32, 2};
+  c.kv_heads = 2, c.rows = 7, c.past = 1, c.window = 4, c.gap = 1;
+  const Inputs in = inputs_of(c);
+  for (const float p : {0.0f, 0.25f}) {
+    const Values factors = factors_of(c, {p, 5, 7});
+    const Results e = expected(c, in, factors);
+    const auto expect = [&](Values Inputs::*of, const Values& gradient) {
+      const auto out = [&](const Values& at) {
+        Inputs moved = in;
+        moved.*of = at;
+        return expected(c, moved, factors).out;
+      };
+      expect_near(gradient, numeric_gradient(out, in.*of, in.d_out), 1e-7, "gradient of the definition");
+    };
+    expect(&Inputs::q, e.d_q), expect(&Inputs::k, e.d_k), expect(&Inputs::v, e.d_v);
   }
 }
 
@@ -379,6 +422,9 @@ TEST_F(Attention, EveryOptionAtRandom) {
 }
 
 TEST_F(Attention, LargeScores) {
+  const Case largest{1, 70, 1, 4, DType::f32, 100};
+  const Inputs numbers = inputs_of(largest);
+  expect_near(run(largest, {}, stream).out, expected(largest, numbers, {}).out, 1e-3, "out");
   for (const DType t : {DType::f32, DType::bf16}) {
     const Case c{1, 66, 1, 64, t, 30};
     const Tensors tensors = tensors_of(c, inputs_of(c), stream);

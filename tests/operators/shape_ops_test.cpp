@@ -419,9 +419,10 @@ TEST_P(BatchedProducts, AreThoseOfTheirMatrices) {
     Shape of_a, of_b;
     std::size_t m, n, k;
   };
-  const Case cases[] = {{{3}, {3}, 5, 7, 4},        {{2, 3}, {2, 3}, 8, 8, 16}, {{40}, {40}, 3, 9, 5},
-                        {{3}, {}, 5, 6, 7},         {{}, {2, 2}, 4, 3, 5},      {{2}, {2}, 130, 110, 120},
-                        {{1, 2}, {1, 2}, 16, 1, 3}, {{2, 2}, {}, 6, 5, 8}};
+  const Case cases[] = {{{3}, {3}, 5, 7, 4},  {{2, 3}, {2, 3}, 8, 8, 16}, {{40}, {40}, 3, 9, 5},
+                        {{3}, {}, 5, 6, 7},   {{}, {2, 2}, 4, 3, 5},      {{2}, {2}, 130, 110, 120},
+                        {{}, {}, 5, 37, 11},  {{}, {}, 17, 23, 40},       {{1, 2}, {1, 2}, 16, 1, 3},
+                        {{2, 2}, {}, 6, 5, 8}};
   for (const auto& [of_a, of_b, m, n, k] : cases)
     for (int form = 0; form < 8; ++form) {
       const Matrices a = matrices(of_a, m, k, form & 1), b = matrices(of_b, k, n, form & 2);
