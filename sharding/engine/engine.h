@@ -125,6 +125,7 @@ class Engine {
   /// one that cancels alone while another waits for it in a layer is Errc::mismatch on every rank of the
   /// world, and ends training.
   void cancel_update();
+  /// While one lives, no gradients are reduced, and step() and train_batch() are errors.
   using NoSync = rz::NoSync;
   /// Ranks with different numbers of batches.
   class Join;

@@ -6,7 +6,6 @@
 #include <utility>
 #include <variant>
 
-#include "autograd_lite/models/generate.h"
 #include "comm/core/byte_size.h"
 #include "comm/core/error.h"
 #include "comm/core/text.h"
@@ -220,8 +219,7 @@ bool Run::finish() {
 void Run::save() {
   State& s = *state_;
   const std::filesystem::path adapter = s.o.save_adapter, folder = s.o.save;
-  // evaluate(): not inside a graph's memory.
-  if (!adapter.empty()) {
+  if (!adapter.empty()) {  // evaluate(): not inside a graph's memory
     s.engine.evaluate([&](Tape&) { s.engine.save_adapter(adapter.string()); });
     s.world.print("saved: ", (adapter / "adapter_model.safetensors").string());
   }
@@ -230,9 +228,7 @@ void Run::save() {
                         .dtype = dtype_from_name(s.o.save_dtype),
                         .max_shard_size = byte_size_of_flag("--max-shard-size", s.o.max_shard_size, 1)};
   try {
-    s.engine.evaluate([&](Tape&) {
-      save_pretrained(s.o.save, *s.in.model, s.engine.strategy(), s.world.rank(), s.engine.stream(), how);
-    });
+    lm::save(s.engine, *s.in.model, s.o.save, how);
   } catch (const Error& e) {
     if (e.code() != Errc::diverged) throw;
     fail(Errc::diverged, e.what(), " (--save-nonfinite)");
@@ -266,7 +262,7 @@ Run::Sample Run::sample(const std::function<void(const std::string&)>& show) {
   };
   if (show) show(made.prompt);
   how.on_token = [&](std::size_t, std::int32_t token) { add(stream.push(token)); };
-  s.engine.evaluate([&](Tape& tape) { return generate(*s.in.model, tape, std::span(&start, 1), how); });
+  lm::sample(s.engine, *s.in.model, start, how);
   add(stream.finish());
   return made;
 }

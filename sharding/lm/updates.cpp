@@ -82,4 +82,16 @@ std::optional<UpdateReport> update(Engine& engine, LanguageModel& model, Loader&
   return report;
 }
 
+std::vector<std::int32_t> sample(Engine& engine, LanguageModel& model,
+                                 const std::vector<std::int32_t>& prompt, const GenerationConfig& how) {
+  return engine.evaluate([&](Tape& tape) { return generate(model, tape, std::span(&prompt, 1), how); })[0];
+}
+
+void save(Engine& engine, LanguageModel& model, const std::string& folder, const SaveOptions& options) {
+  // Not inside a graph's memory: evaluate() ends it.
+  engine.evaluate([&](Tape&) {
+    save_pretrained(folder, model, engine.strategy(), engine.world().rank(), engine.stream(), options);
+  });
+}
+
 }  // namespace rz::lm

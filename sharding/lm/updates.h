@@ -1,14 +1,18 @@
 #pragma once
-/// The samples and the updates of a language model.
+/// What is done with a language model and its engine.
 
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <vector>
 
+#include "autograd_lite/models/generate.h"
 #include "autograd_lite/models/language_model.h"
 #include "sharding/data/continuous_batch_sampler.h"
 #include "sharding/data/loader.h"
 #include "sharding/data/tokens.h"
 #include "sharding/engine/engine.h"
+#include "sharding/huggingface/save_pretrained.h"
 #include "sharding/lm/update_report.h"
 
 namespace rz::lm {
@@ -28,5 +32,12 @@ nn::Loss loss_of(LanguageModel&, Tape&, const Batch&, bool document_mask);
 /// it had not begun. Collective.
 std::optional<UpdateReport> update(Engine&, LanguageModel&, Loader&, std::size_t seq_len,
                                    bool document_mask = false);
+
+/// The tokens that continue a prompt, which must not be empty. Collective.
+std::vector<std::int32_t> sample(Engine&, LanguageModel&, const std::vector<std::int32_t>& prompt,
+                                 const GenerationConfig&);
+
+/// save_pretrained(). Collective.
+void save(Engine&, LanguageModel&, const std::string& folder, const SaveOptions& = {});
 
 }  // namespace rz::lm

@@ -6,7 +6,7 @@
 
 #include "tests/support/train_tiny.h"
 
-namespace rz::train_lm {
+namespace rz::lm {
 namespace {
 
 using namespace test;  // NOLINT: the test's own
@@ -53,4 +53,4 @@ TEST(ConfigsInNotes, OfAccelerateTrains) {
 }
 
 }  // namespace
-}  // namespace rz::train_lm
+}  // namespace rz::lm

@@ -11,7 +11,7 @@
 #include "tests/support/shared_fixture.h"
 #include "tests/support/train_tiny.h"
 
-namespace rz::train_lm {
+namespace rz::lm {
 namespace {
 
 using namespace test;  // NOLINT: the test's own
@@ -166,4 +166,4 @@ INSTANTIATE_TEST_SUITE_P(F32, SharedDeepSpeedRuns,
                          setting_name);
 
 }  // namespace
-}  // namespace rz::train_lm
+}  // namespace rz::lm

@@ -14,7 +14,7 @@
 #include "tests/support/shared_fixture.h"
 #include "tests/support/train_tiny.h"
 
-namespace rz::train_lm {
+namespace rz::lm {
 namespace {
 
 using namespace test;  // NOLINT: the test's own
@@ -227,4 +227,4 @@ INSTANTIATE_TEST_SUITE_P(Each, Gpt2Settings, testing::ValuesIn(settings),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace
-}  // namespace rz::train_lm
+}  // namespace rz::lm

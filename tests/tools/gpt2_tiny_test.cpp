@@ -13,7 +13,7 @@
 #include "tests/support/shared_fixture.h"
 #include "tests/support/train_tiny.h"
 
-namespace rz::train_lm {
+namespace rz::lm {
 namespace {
 
 using namespace test;  // NOLINT: the test's own
@@ -296,4 +296,4 @@ INSTANTIATE_TEST_SUITE_P(Settings, Gpt2SharedFixture,
                          });
 
 }  // namespace
-}  // namespace rz::train_lm
+}  // namespace rz::lm

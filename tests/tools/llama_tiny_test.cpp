@@ -18,7 +18,7 @@
 #include "tests/support/ranks.h"
 #include "tests/support/train_tiny.h"
 
-namespace rz::train_lm {
+namespace rz::lm {
 namespace {
 
 using namespace test;  // NOLINT: the test's own
@@ -333,4 +333,4 @@ INSTANTIATE_TEST_SUITE_P(Models, GenerationFixture, testing::Values("llama_tiny"
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
-}  // namespace rz::train_lm
+}  // namespace rz::lm

@@ -28,7 +28,7 @@
 #include "tests/support/train_tiny.h"
 #include "tests/support/written_checkpoint.h"
 
-namespace rz::train_lm {
+namespace rz::lm {
 namespace {
 
 using namespace test;  // NOLINT: the test's own
@@ -906,4 +906,4 @@ INSTANTIATE_TEST_SUITE_P(Settings, LoraFixture,
                          });
 
 }  // namespace
-}  // namespace rz::train_lm
+}  // namespace rz::lm

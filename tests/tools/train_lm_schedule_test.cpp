@@ -7,7 +7,7 @@
 #include "tests/support/error_of.h"
 #include "tests/support/train_tiny.h"
 
-namespace rz::train_lm {
+namespace rz::lm {
 namespace {
 
 using namespace test;  // NOLINT: the test's own
@@ -133,4 +133,4 @@ TEST(TrainLmSchedule, EveryOptionReachesTheOptimizer) {
 }
 
 }  // namespace
-}  // namespace rz::train_lm
+}  // namespace rz::lm
