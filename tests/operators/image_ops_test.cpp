@@ -56,28 +56,45 @@ void ImageOps::expect_convolution(const Convolution& c, std::size_t shift) {
     ops::conv2d(out, in, weight, with_bias ? bias : Tensor(), c.options, stream);
     expect_close(out, reference::conv2d(x, w, with_bias ? b : Values(), c), close, c.text());
   }
+  // Each gradient alone, stored; and all at once, added and stored.
   const auto expected = reference::conv2d_backward(d_out, x, w, c);
-  expect_gradient(
-      expected.x, c.x(), dtype, c.text() + ": d_x",
-      [&](const Tensor& d_x, Into into) {
-        ops::conv2d_backward(d_x, {}, {}, gradient, in, weight, c.options, into, Into::overwrite, stream);
-      },
-      shift);
-  expect_parameter_gradient(
-      expected.weight, c.weight(), c.text() + ": d_weight", [&](const Tensor& d_w, Into into) {
-        ops::conv2d_backward({}, d_w, {}, gradient, in, weight, c.options, Into::overwrite, into, stream);
-      });
-  expect_parameter_gradient(
-      expected.bias, {c.outputs}, c.text() + ": d_bias", [&](const Tensor& d_b, Into into) {
-        ops::conv2d_backward({}, {}, d_b, gradient, in, weight, c.options, Into::overwrite, into, stream);
-      });
-  // All at once.
-  const Tensor d_x = empty(c.x()), d_w = empty(c.weight()), d_b = empty({c.outputs});
-  ops::conv2d_backward(d_x, d_w, d_b, gradient, in, weight, c.options, Into::overwrite, Into::overwrite,
-                       stream);
-  expect_close(d_x, expected.x, close, c.text() + ": d_x");
-  expect_close(d_w, expected.weight, close, c.text() + ": d_weight");
-  expect_close(d_b, expected.bias, close, c.text() + ": d_bias");
+  const Shape shapes[] = {c.x(), c.weight(), {c.outputs}};
+  const Values* const values[] = {&expected.x, &expected.weight, &expected.bias};
+  const auto backward = [&](const Tensor(&d)[3], Into into) {
+    ops::conv2d_backward(d[0], d[1], d[2], gradient, in, weight, c.options, into, into, stream);
+  };
+  const auto target = [&](std::size_t k, DType parameters, const Values& before) {
+    return place(before, shapes[k], k == 0 ? dtype : parameters, shift);
+  };
+  for (std::size_t k = 0; k < 3; ++k) {
+    Tensor d[3];
+    d[k] = target(k, dtype, Values(values[k]->size(), NAN));
+    backward(d, Into::overwrite);
+    expect_close(d[k], *values[k], close, concat(c.text(), ": gradient ", k));
+  }
+  for (const Into into : {Into::accumulate, Into::overwrite}) {
+    const DType parameters = into == Into::accumulate ? dtype : DType::f32;
+    Tensor d[3];
+    Values sums[3];
+    for (std::size_t k = 0; k < 3; ++k) {
+      const std::size_t n = values[k]->size();
+      d[k] = target(k, parameters, into == Into::accumulate ? random_values(n, 99) : Values(n, NAN));
+      sums[k] = into == Into::accumulate ? get(d[k]) : Values(n);
+      for (std::size_t i = 0; i < n; ++i) sums[k][i] += (*values[k])[i];
+    }
+    backward(d, into);
+    for (std::size_t k = 0; k < 3; ++k)
+      expect_close(d[k], sums[k], close, concat(c.text(), ": all gradients, ", k));
+  }
+  if (dtype == DType::f32) return;
+  for (std::size_t k = 1; k < 3; ++k) {  // added to f32
+    Tensor d[3];
+    Values sum = random_values(values[k]->size(), 99);
+    d[k] = target(k, DType::f32, sum);
+    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += (*values[k])[i];
+    backward(d, Into::accumulate);
+    expect_close(d[k], sum, close, concat(c.text(), ": f32 gradient ", k));
+  }
 }
 
 TEST_P(ImageOps, Convolutions) {

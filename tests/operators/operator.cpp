@@ -193,7 +193,8 @@ void Operators::expect_right(const Operator& op) {
   for (const Gradient& g : op.gradients) in_place = in_place || g.alias != Alias::none;
   std::vector<Way> ways{{"aligned", 0, 0, 0, Into::overwrite, false},
                         {"shifted", ~std::size_t{0}, 1, 0, Into::accumulate, false}};
-  if (op.in.size() > 1) ways.push_back({"mixed", 5, 4, 0, Into::overwrite, false});
+  if (op.in.size() > 1 && (on_host() || op.gradients.empty()))
+    ways.push_back({"mixed", 5, 4, 0, Into::overwrite, false});
   if (op.strides) ways.push_back({"strided", 0, 0, 3, Into::accumulate, false});
   if (in_place) ways.push_back({"in place", 0, 0, op.strides ? std::size_t{3} : 0, Into::overwrite, true});
   std::vector<Values> in, gradients(op.gradients.size()), first;

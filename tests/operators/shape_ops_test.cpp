@@ -384,11 +384,11 @@ class BatchedProducts : public Selection {
     Values values;
     Shape shape;
     bool transposed;
-    /// Element (i, j) of the matrix of a batch.
-    double at(std::size_t batch, std::size_t i, std::size_t j) const {
-      const std::size_t rows = shape[-2], columns = shape[-1];
-      const std::size_t first = shape.dims() > 2 ? batch * rows * columns : 0;
-      return values[first + (transposed ? j * columns + i : i * columns + j)];
+    /// That of a batch, not transposed.
+    Values matrix(std::size_t batch, std::size_t rows, std::size_t columns) const {
+      const auto first = values.begin() + static_cast<long>(shape.dims() > 2 ? batch * rows * columns : 0);
+      const Values m(first, first + static_cast<long>(rows * columns));
+      return transposed ? reference::transpose(m, columns, rows) : m;
     }
   };
   Matrices matrices(const Shape& leading, std::size_t rows, std::size_t columns, bool transposed) {
@@ -438,29 +438,28 @@ TEST_P(BatchedProducts, AreThoseOfTheirMatrices) {
                     tensor_of(b.values, b.shape, dtype, gap), b.transposed, into, stream);
         got[r] = from_device(out, stream);
       }
-      for (std::size_t batch = 0; batch < leading.count(); ++batch)
-        for (std::size_t i = 0; i < m; ++i)
-          for (std::size_t j = 0; j < n; ++j) {
-            double sum = 0, size = 1;
-            for (std::size_t l = 0; l < k; ++l) {
-              const double product = a.at(batch, i, l) * b.at(batch, l, j);
-              sum += product, size += std::abs(product);
-            }
-            const std::size_t at = (batch * m + i) * n + j;
-            double rounded = 1e-3;  // what is rounded to the result's type
-            if (into == Into::accumulate) {
-              if (!on_host() && !emulated_device) rounded += std::abs(sum);  // by some kernels of cuBLASLt
-              sum += before.values[at];
-            }
-            rounded += std::abs(sum);
-            for (int r = 0; r < 2; ++r) {
-              const double u = results[r] == DType::bf16 ? 0x1p-8 : results[r] == DType::f16 ? 0x1p-11 : 0;
-              ASSERT_NEAR(got[r][at], sum, 4e-7 * size + u * rounded)
-                  << name(a.shape) << (a.transposed ? "ᵀ · " : " · ") << name(b.shape)
-                  << (b.transposed ? "ᵀ" : "") << " into " << name(results[r]) << ": " << batch << ", " << i
-                  << ", " << j;
-            }
+      for (std::size_t batch = 0; batch < leading.count(); ++batch) {
+        Values x = a.matrix(batch, m, k), y = b.matrix(batch, k, n);
+        Values sums = reference::matmul(x, y, m, n, k);
+        for (double& v : x) v = std::abs(v);
+        for (double& v : y) v = std::abs(v);
+        const Values sizes = reference::matmul(x, y, m, n, k);
+        for (std::size_t i = 0; i < m * n; ++i) {
+          const std::size_t at = batch * m * n + i;
+          double rounded = 1e-3;  // what is rounded to the result's type
+          if (into == Into::accumulate) {
+            if (!on_host() && !emulated_device) rounded += std::abs(sums[i]);  // by some kernels of cuBLASLt
+            sums[i] += before.values[at];
           }
+          rounded += std::abs(sums[i]);
+          for (int r = 0; r < 2; ++r) {
+            const double u = results[r] == DType::bf16 ? 0x1p-8 : results[r] == DType::f16 ? 0x1p-11 : 0;
+            ASSERT_NEAR(got[r][at], sums[i], 4e-7 * (1 + sizes[i]) + u * rounded)
+                << name(a.shape) << (a.transposed ? "ᵀ · " : " · ") << name(b.shape)
+                << (b.transposed ? "ᵀ" : "") << " into " << name(results[r]) << ": " << at;
+          }
+        }
+      }
     }
 }
 
