@@ -2,9 +2,11 @@
 /// A run of a language model: its inputs, its engine, updates, evaluations, checkpoints, and what it saves.
 ///
 ///     rz::run_entrypoint([](rz::World& world) {
-///       rz::lm::Options options{.model = "config.json", .data = "text", .config = "ds.json", .save =
-///       "saved"}; rz::lm::Run run(world, options);  // resumes while (const auto update = run.update())
-///       world.print("loss ", update->loss); if (!run.finish()) run.save();
+///       rz::lm::Options options{.model = "config.json", .data = "text", .config = "ds.json"};
+///       options.save = "saved";
+///       rz::lm::Run run(world, options);  // resumes
+///       while (const auto update = run.update()) world.print("loss ", update->loss);
+///       if (!run.finish()) run.save();
 ///     });
 
 #include <cstdint>
