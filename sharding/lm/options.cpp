@@ -22,6 +22,15 @@ void read_steps(Options& o) {
 
 void complete(Options& o) {
   read_steps(o);
+  require(o.save_dtype == "f32" || o.save_dtype == "bf16" || o.save_dtype == "f16", Errc::config,
+          "--save-dtype: is '", o.save_dtype, "', expected f32, bf16 or f16");
+  require(o.long_samples == "cut" || o.long_samples == "refuse", Errc::config, "--long-samples: is '",
+          o.long_samples, "', expected cut or refuse");
+  require(o.sample_tokens >= 1 && o.seq_len.value_or(1) >= 1, Errc::config,
+          "--sample-tokens and --seq-len: must be at least 1");
+  require(o.data.empty() || o.tokens.empty(), Errc::config, "--data and --tokens: give one of them");
+  require(o.eval_data.empty() || !o.validation_split_percentage, Errc::config,
+          "--eval-data and --validation-split-percentage: give one of them");
   byte_size_of_flag("--max-shard-size", o.max_shard_size, 1);
   const bool data = !o.data.empty() || !o.tokens.empty();
   if (!data && o.sample && o.steps.value_or(0) == 0) {

@@ -61,7 +61,8 @@ struct Options {
   std::string checkpoint_dir() const { return arguments.output_dir.value_or(""); }
 };
 
-/// Settles what several options say together: `steps`, and `samples_only` where there are no data.
+/// Settles, once, what several options say together: `steps`, and `samples_only` where there are no data. Run
+/// calls it for options without inputs.
 /// Errc::config for options that exclude each other, or that lack another one.
 void complete(Options&);
 

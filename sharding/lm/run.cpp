@@ -80,7 +80,7 @@ Engine make_engine(const Options& o, const Inputs& in, World& world) {
     return initialize(world, *in.model, engine_options(o, in));
   } catch (const Error& e) {
     if (e.code() != Errc::config) throw;
-    fail(Errc::config, by_flag(o, in, e.what()));
+    throw Error(e.code(), by_flag(o, in, e.what()), e.culprit());
   }
 }
 
@@ -147,7 +147,9 @@ void Run::State::begin_training() {
     validation.emplace(engine, *in.validation, in.seq_len);
   }
   steps = static_cast<std::uint64_t>(o.steps ? *o.steps : updates_of_passes(o, sampler.updates()));
-  log.emplace(world.is_main() ? o.metrics : "", static_cast<std::uint64_t>(engine.global_steps()));
+  check_on_all_ranks(world.communicator(), [&] {
+    log.emplace(world.is_main() ? o.metrics : "", static_cast<std::uint64_t>(engine.global_steps()));
+  });
 }
 
 Run::Run(World& world, Options o) {
@@ -195,6 +197,7 @@ std::optional<double> Run::evaluate() {
 
 bool Run::finish() {
   State& s = *state_;
+  if (s.o.samples_only) return false;
   TrainingCheckpoints& checkpoints = s.engine.checkpoints();
   const CheckpointConfig& config = checkpoints.config();
   const std::int64_t steps = s.engine.global_steps();

@@ -45,9 +45,9 @@ void GradientReduction::keep_passes() {
 
 // ---- a backward pass
 
-void GradientReduction::begin_pass() {
+void GradientReduction::begin_pass(bool synchronises) {
   if (sums_) {
-    sums_->begin_pass(state_.reducing());
+    sums_->begin_pass(synchronises);
     if (sums_->group_ended()) keep_passes();
   }
   begin_scopes();

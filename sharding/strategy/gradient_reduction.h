@@ -30,7 +30,7 @@ class GradientReduction {
 
   // ---- a backward pass; `member` as in ModelParameters
   /// After PassState::begin_backward().
-  void begin_pass();
+  void begin_pass(bool synchronises);
   /// Called before the gradient of a member is written for the first time in a pass. Errc::unsupported if its
   /// flat parameter was complete.
   void gradient_begins(int member);

@@ -153,8 +153,8 @@ void TrainingPasses::begin_backward(bool synchronise) {
   state_.require_may_begin();
   model_.parameters().require_trainable("backward()");
   const bool reopens = state_.reduced();
+  reduction_.begin_pass(synchronise && state_.synchronises());  // may refuse it
   state_.begin_backward(synchronise);
-  reduction_.begin_pass();
   trains_in_evaluation_ = !module_.training();
   record({.kind = Step::begin, .synchronises = state_.reducing()});
   if (reopens) model_.gradients().reopen(runtime_.stream);

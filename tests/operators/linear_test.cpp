@@ -63,8 +63,8 @@ struct Layer {
 class LinearRows : public Operators {};
 INSTANTIATE_TEST_SUITE_P(Types, LinearRows, float_types, type_name);
 
-/// A gradient is stored alone, and added with all others: that of the bias may be computed with that of the
-/// weight.
+/// A gradient is stored with all others, since that of the bias may be computed with that of the weight, and
+/// added alone.
 TEST_P(LinearRows, EveryLayoutAndSize) {
   const auto expect_linear = [&](const Case& c, WeightLayout layout, bool with_bias, bool exact) {
     const bool in_out = layout == WeightLayout::in_out;
@@ -81,10 +81,10 @@ TEST_P(LinearRows, EveryLayoutAndSize) {
                       .backward =
                           [=](const Operands& o, const Tensor& d, Into into) {
                             Tensor all[3];
-                            for (std::size_t k = 0; k < o.in.size() && into == Into::accumulate; ++k)
+                            for (std::size_t k = 0; k < o.in.size() && into == Into::overwrite; ++k)
                               all[k] = empty_on(o.stream, o.in[k].shape(), d.dtype());
                             if (of > 0)
-                              all[0] = into == Into::accumulate
+                              all[0] = into == Into::overwrite
                                            ? empty_on(o.stream, o.in[0].shape(), o.in[0].dtype())
                                            : Tensor();
                             all[of] = d;

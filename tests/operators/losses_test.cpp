@@ -127,7 +127,8 @@ Operator Losses::label_row(const Ids& ids, std::size_t v, double range, const La
           .bound = {0, 1e-6, 1e-6},
           .strides = true,
           .f32_out = true,
-          .slope = 0.5};
+          .slope = 0.5,
+          .bits_of_threads = true};
 }
 
 Operator Losses::soft_row(std::size_t n, std::size_t v, double range, const SoftLoss& how, bool f32_targets) {
@@ -166,7 +167,8 @@ Operator Losses::soft_row(std::size_t n, std::size_t v, double range, const Soft
           .bound = {0, 2e-6, 2e-6},
           .strides = true,
           .f32_out = true,
-          .slope = 0.5};
+          .slope = 0.5,
+          .bits_of_threads = true};
 }
 
 TEST_P(Losses, Labels) {
@@ -189,6 +191,24 @@ TEST_P(Losses, SoftTargets) {
           for (const bool f32_targets : {false, true})
             expect_right(
                 soft_row(n, v, 4, {kind, divergence, temperature, temperature * temperature}, f32_targets));
+}
+
+/// An error of a probability is relative to it.
+TEST_P(Losses, GradientsOfSmallProbabilitiesAreRelative) {
+  constexpr std::size_t v = 2051;
+  each_target([&] {
+    const Values x = random(v, 1, 8);
+    const Tensor logits = place(x, {1, v}), loss = statistics({}), sums = statistics({2}, DType::f64),
+                 losses = statistics({1}), log_sum = statistics({1}),
+                 d = empty_on(stream, {1, v}, DType::f32);
+    const Tensor target = to_device(Ids{7}, {1}, stream);
+    if (dtype != DType::f32) return;  // gradients have the type of the logits
+    ops::label_loss(loss, sums, losses, log_sum, logits, target, {}, stream);
+    ops::label_loss_backward(d, logits, log_sum, target, factor(), {}, stream);
+    const Values got = get(d), p = reference::softmax(x, v);
+    for (std::size_t i = 0; i < v; ++i)
+      if (i != 7) ASSERT_NEAR(got[i], 0.5 * p[i], 4e-5 * p[i]) << i;
+  });
 }
 
 /// By the vectors of every target of the host.
@@ -258,7 +278,8 @@ TEST_P(Losses, Elements) {
           // Squares are summed in double; the logarithm is f32, with a few roundings.
           .bound = {0, kind == 1 ? 16 * u : u},
           .f32_out = true,
-          .slope = 0.5};
+          .slope = 0.5,
+          .bits_of_threads = true};
       n == 5001 ? each_target([&] { expect_right(op); }) : expect_right(op);
     }
 }

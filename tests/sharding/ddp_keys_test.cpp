@@ -262,11 +262,11 @@ TEST(DdpKeys, ArgumentsFillThem) {
                                     .ddp_static_graph = true,
                                     .ddp_broadcast_buffers = false,
                                     .ddp_comm_hook = "bf16"};
-  const DdpConfig d = parse_ds_config("{}", "ds.json", arguments).ddp;
-  EXPECT_FALSE(d.find_unused_parameters);
-  EXPECT_TRUE(d.static_graph);
-  EXPECT_FALSE(d.broadcast_buffers);
-  EXPECT_EQ(d.comm_hook, DdpConfig::CommHook::bf16);
+  const DsConfig c = parse_ds_config("{}", "ds.json", arguments);
+  EXPECT_FALSE(c.strategy.find_unused_parameters);
+  EXPECT_TRUE(c.strategy.static_graph);
+  EXPECT_FALSE(c.strategy.broadcast_buffers);
+  EXPECT_EQ(c.ddp.comm_hook, DdpConfig::CommHook::bf16);
   const Error e = test::error_of([] { parse_ds_config("{}", "ds.json", {.ddp_comm_hook = "int8"}); });
   EXPECT_EQ(e.code(), Errc::config);
 }

@@ -1,6 +1,7 @@
 #pragma once
 /// Files of a test's own.
 
+#include <gtest/gtest.h>
 #include <stdlib.h>
 
 #include <filesystem>
@@ -33,6 +34,7 @@ class Folder {
   }
   std::string get(const std::string& name) const {
     std::ifstream file(path(name), std::ios::binary);
+    EXPECT_TRUE(file.is_open()) << path(name);
     return {std::istreambuf_iterator<char>(file), {}};
   }
 
