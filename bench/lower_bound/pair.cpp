@@ -34,11 +34,10 @@ void PairRank::wait_longer(const std::atomic<std::uint64_t>& count, std::uint64_
   const auto end = Deadline::after(timeout_);
   while (count.load(std::memory_order_acquire) < min_count) {
     if (state.failed.load(std::memory_order_acquire)) fail(Errc::aborted, "rank ", peer, ": ", state.why);
-    const pid_t process = peer_process_ ? peer_process_->pid() : 0;
-    const bool lost = process && peer_process_->ended();
+    const bool lost = peer_process_ && peer_process_->ended();
     if (count.load(std::memory_order_acquire) >= min_count)
       return;  // the peer may have ended after its last count
-    if (lost && !state.failed) fail(Errc::peer_lost, "rank ", peer, " ended; its process was ", process);
+    if (lost && !state.failed) fail(Errc::peer_lost, "rank ", peer, " ended");
     if (end.expired())
       fail(Errc::timeout, "rank ", rank, " waited ", timeout_.count(), " ms for rank ", peer,
            "; is the machine busy? -T allows more");

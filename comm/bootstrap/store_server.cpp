@@ -77,6 +77,7 @@ void StoreServer::run() {
       c = poll_again(*c, descriptors_[i].revents) ? std::next(c) : drop(c);
     reply_to_waiting();
     for (net::Door::Arrival& a : door_.advance(accepts_per_second())) let_in(a);
+    if (!door_.why_closed().empty()) drop_silent();  // a member needs its descriptor
   }
 }
 
@@ -288,8 +289,15 @@ void StoreServer::let_in(net::Door::Arrival& a) noexcept {
     return;
   }
   if (!poll_again(clients_.back(), POLLIN)) drop(std::prev(clients_.end()));  // its hello may be there
-  if (clients_.size() - admitted_ > net::Door::max_unproven + static_cast<std::size_t>(options_.size))
-    drop(std::ranges::find(clients_, false, &Client::admitted));
+  if (clients_.size() - admitted_ + door_.unproven() >
+      net::Door::max_unproven + static_cast<std::size_t>(options_.size))
+    drop_silent();
+}
+
+/// The oldest client without a hello.
+void StoreServer::drop_silent() noexcept {
+  const auto silent = std::ranges::find(clients_, false, &Client::admitted);
+  if (silent != clients_.end()) drop(silent);
 }
 
 }  // namespace rz

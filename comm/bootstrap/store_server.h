@@ -83,6 +83,7 @@ class StoreServer {
   void reply_to_waiting() noexcept;
   static void reply(Client&, store_wire::Reply::Status, std::string_view value, std::int64_t number = 0);
   void let_in(net::Door::Arrival&) noexcept;
+  void drop_silent() noexcept;
   double accepts_per_second() const;
   Clients::iterator drop(Clients::iterator);
   void warn(const net::Authentication&) noexcept;

@@ -59,6 +59,8 @@ std::list<Door::Arrival> Door::advance(double per_second) noexcept {
       else
         accept(listener, proven);
     }
+    // A flood at one takes all that may be accepted: the next one has its turn then.
+    if (listeners_.size() > 1) std::ranges::rotate(listeners_, listeners_.begin() + 1);
   } catch (const std::exception&) {  // no memory for another connection
     rest(poll_period::exhausted_descriptors);
   }
@@ -110,7 +112,12 @@ void Door::accept(int listener, Arrivals& proven) {
          Deadline::after(expected_.time_to_prove)});
     const auto last = std::prev(unproven_.end());
     last->authentication.passed_fds = expected_.passed_fds;
-    watch(last->socket.get(), &*last);
+    try {
+      watch(last->socket.get(), &*last);
+    } catch (...) {
+      unproven_.erase(last);
+      throw;
+    }
     attend(last, proven);  // its hello may be there, or it is of another user
     if (unproven() > max_unproven + expected_.members) drop_one(proven);
   }

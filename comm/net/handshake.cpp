@@ -86,8 +86,11 @@ class Handshake {
       c = attend(*c, fds[i].revents) ? std::next(c) : calls_.erase(c);
     for (Door::Arrival& a : door_.advance(AcceptRate::while_starting)) let_in(a);
     const std::string why = door_.why_closed();
-    if (why.empty()) open_by_ = Deadline::after(time_without_descriptor);
-    require(!open_by_.expired(), Errc::system, "rank ", self_.rank, ": ", why);
+    if (why.empty())
+      open_by_.reset();
+    else if (!open_by_)
+      open_by_ = Deadline::after(time_without_descriptor);
+    require(!open_by_ || !open_by_->expired(), Errc::system, "rank ", self_.rank, ": ", why);
   }
 
   Authentication client_end(const Connection& call) const {
@@ -200,7 +203,7 @@ class Handshake {
   const HandshakeInfo& self_;
   const std::uint64_t group_;  ///< fingerprint of the job
   Deadline deadline_, next_check_ = Deadline::after(check_period);
-  Deadline open_by_ = Deadline::after(time_without_descriptor);
+  std::optional<Deadline> open_by_;  // while no connection can be accepted
   Door door_;
   std::set<std::pair<int, int>> missing_;  ///< rank, index
   std::list<Call> calls_;

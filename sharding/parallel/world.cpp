@@ -284,9 +284,10 @@ Error error_of(const Report& r) { return Error(r.code, concat("rank ", r.rank, "
 
 Error error_of(const Rank& r) {
   const int status = r.process.status();
-  const std::string how = WIFSIGNALED(status) ? concat("was killed by signal ", WTERMSIG(status), " (",
-                                                       ::strsignal(WTERMSIG(status)), ")")
-                                              : concat("ended with status ", WEXITSTATUS(status));
+  const std::string how = status < 0            ? "has an unknown end, since SIGCHLD is ignored"
+                          : WIFSIGNALED(status) ? concat("was killed by signal ", WTERMSIG(status), " (",
+                                                         ::strsignal(WTERMSIG(status)), ")")
+                                                : concat("ended with status ", WEXITSTATUS(status));
   return Error(Errc::peer_lost, concat("rank ", r.rank, " ", how), r.rank);
 }
 

@@ -102,6 +102,7 @@ AgentStarter::AgentStarter(const JobSpec& spec, HostLinks& links)
   starter_ = Connector(starter_command(spec.hosts, spec.grace), variables);
   out_ = {std::move(starter_.out), &lines_, UniqueFd(), starter_.name + ": "};
   err_ = {std::move(starter_.err), &lines_, UniqueFd(), starter_.name + ": "};
+  starter_.in.close();  // it reads nothing
 }
 
 AgentStarter::~AgentStarter() {

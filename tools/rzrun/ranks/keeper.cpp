@@ -76,6 +76,7 @@ void stop_as_by_terminal() {
 
 UniqueFd block_signals() {
   ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGCHLD, SIG_DFL);  // one that is ignored is inherited, and no end of a child would be seen
   sigset_t set;
   sigemptyset(&set);
   for (int s : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGCONT, SIGUSR1, SIGUSR2, SIGCHLD, keeper_lost})
