@@ -504,7 +504,8 @@ TEST(PassRules, RanksAgreeOnUsedParametersAndTheCancellingRank) {
     const ModelParameters parameters(members);
     const ExposedTime exposed;
     PassState state(4, exposed);
-    PassRules rules({}, state, parameters, comm);
+    const StrategyOptions options;
+    PassRules rules(options, state, parameters, comm);
     state.mark_used(rank);
     rules.begin_exchange(rank > 0);
     rules.wait();
