@@ -78,7 +78,7 @@ void check(const OffloadOptions&, const char* key);
 struct WireFormat {
   /// "communication_data_type", and PyTorch's fp16 and bf16 compression hooks: f32, bf16 or f16. Empty: that
   /// of the gradients.
-  std::optional<DType> communication_data_type;
+  std::optional<DType> communication_data_type{};
   /// Multiplies by 1 / ranks before the sum, and not after it. f16 then overflows less, and loses more small
   /// values.
   bool prescale_gradients = false;
@@ -117,7 +117,7 @@ struct StrategyOptions {
   /// Elements that one call reduces at most, unless a single parameter has more. Buckets are cut so; in zero3
   /// the parameters of a scope are. Default: 25 MiB in f32; in zero2, which holds whole gradients of a
   /// bucket until it is reduced, at most an eighth of the elements of the model, but at least 2^16.
-  std::optional<std::size_t> reduce_bucket_size;
+  std::optional<std::size_t> reduce_bucket_size{};
   /// As above for the bucket that is reduced first, so that communication begins early. Not in zero3.
   std::size_t first_bucket_size = std::size_t{1} << 18;
   /// Elements that one call gathers at most, unless a single parameter has more; not in ddp. As updated
@@ -127,27 +127,27 @@ struct StrategyOptions {
   /// prefetch. No more gradients are held than with overlap.
   bool overlap_comm = true;
   bool rebuild = true;  ///< ddp: rebucket by the order of gradient readiness in the first step
-  Precision precision;
-  GatherLimits gathers;  ///< zero3
+  Precision precision{};
+  GatherLimits gathers{};  ///< zero3
   /// zero3: hpZ (Wang et al., ZeRO++, arXiv:2306.10209). Above 1: values, gradients and state are divided by
   /// all data ranks. Of the values that a pass has gathered, the ranks of a block of so many keep another
   /// copy until the update, divided between them, from which later passes gather: backward, and further
   /// micro-batches. These gathers stay within a block, e.g. a node; results have the same bits. The block is
   /// the dimension shard of the mesh, if its ranks are not all in one.
   int zero_hpz_partition_size = 1;
-  WireFormat wire;  ///< of gradients
+  WireFormat wire{};  ///< of gradients
   /// ddp: forms the means of gradients, instead of `wire`; an own object for each strategy and rank. Null:
   /// none.
-  std::shared_ptr<CommunicationHook> communication_hook;
+  std::shared_ptr<CommunicationHook> communication_hook{};
   /// Elements of a tile of an update, rounded down to a multiple of 64, but at least 64. Results do not
   /// depend on it. It bounds the device memory of an update of offloaded memory: two tiles.
   std::size_t sub_group_size = 1'000'000'000;
   /// zero1 to zero3 on a CUDA device: optimizer state and masters lie in host memory. An update copies them
   /// tile by tile to the device and back, two tiles at a time. On the host all is there already.
-  OffloadOptions offload_optimizer;
+  OffloadOptions offload_optimizer{};
   /// zero3 on a CUDA device: the values of a rank, except for persistent ones, lie in host memory, and are
   /// copied to the device where they are gathered. On the host all is there already.
-  OffloadOptions offload_param;
+  OffloadOptions offload_param{};
   UnusedParameterPolicy unused_parameters = UnusedParameterPolicy::pytorch;
   /// False: a parameter of which a rank has computed no gradient since zero_grad() is an error of
   /// finish_gradients(), with its name and ranks. Frozen parameters are not unused. PyTorch's default is
