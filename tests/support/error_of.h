@@ -32,7 +32,9 @@ std::string refusal(const F& call, std::optional<Errc> code = {}) {
   } catch (const Error& e) {
     const std::string line = e.what();
     EXPECT_TRUE(std::ranges::none_of(line, [](unsigned char c) { return c < 32; })) << line;
-    if (code) EXPECT_EQ(e.code(), *code) << line;
+    if (code) {
+      EXPECT_EQ(e.code(), *code) << line;
+    }
     return line;
   }
   return "";
