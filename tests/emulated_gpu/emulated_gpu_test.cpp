@@ -156,8 +156,9 @@ TEST(EmulatedGpu, DivergentBarriersAreNamed) {
     launch("different_barriers", different_barriers, Grid{{1}, {32}, 0}, s, x.data);
     s.synchronize();
   };
-  EXPECT_NE(test::refusal(run).find("different_barriers, block (0, 0, 0): threads wait at different barriers"),
-            std::string::npos);
+  EXPECT_NE(
+      test::refusal(run).find("different_barriers, block (0, 0, 0): threads wait at different barriers"),
+      std::string::npos);
 }
 
 TEST(EmulatedGpu, AWriteBeyondSharedMemoryIsNamed) {
@@ -167,7 +168,8 @@ TEST(EmulatedGpu, AWriteBeyondSharedMemoryIsNamed) {
     launch("beyond_shared", beyond_shared, Grid{{1}, {6}, 0}, s);
     s.synchronize();
   };
-  EXPECT_NE(test::refusal(run).find("beyond_shared, block (0, 0, 0) wrote beyond its 16 bytes"), std::string::npos);
+  EXPECT_NE(test::refusal(run).find("beyond_shared, block (0, 0, 0) wrote beyond its 16 bytes"),
+            std::string::npos);
 }
 
 TEST(EmulatedGpuDeathTest, HostCodeMayNotReadDeviceMemory) {

@@ -1,8 +1,8 @@
 #pragma once
-/// Tests of device code. Every test of tests/gpu and tests/operators is built twice: as gpu_* for the card, where it skips
-/// with a reason if there is none, and as emulated_* for the emulated device, where the runtime and the
-/// kernels are replaced. Tests of operators are built a third time, as host_*: the host's operators have the
-/// same semantics.
+/// Tests of device code. Every test of tests/gpu and tests/operators is built twice: as gpu_* for the card,
+/// where it skips with a reason if there is none, and as emulated_* for the emulated device, where the
+/// runtime and the kernels are replaced. Tests of operators are built a third time, as host_*: the host's
+/// operators have the same semantics.
 
 #include <gtest/gtest.h>
 

@@ -29,9 +29,9 @@
 #include "sharding/huggingface/merge_adapter.h"
 #include "sharding/huggingface/pretrained_weights.h"
 #include "sharding/io/json.h"
+#include "sharding/lm/sample_text.h"
 #include "sharding/tokenizer/tokenizer.h"
 #include "tools/command_line/command_line.h"
-#include "sharding/lm/sample_text.h"
 
 namespace rz::generate_tool {
 namespace {
