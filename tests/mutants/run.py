@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Counts the mutants of the product that its tests kill: faults in mutants.txt, of which each must make some test fail.
 
+    run.py check [ROOT]             each has its place in the sources; 1 if not
     run.py apply [ROOT]             puts all of them into the sources of a checkout, as switches; work on a copy
     run.py run BUILD [NUMBER ...]   runs the tests of BUILD, made of such a checkout, with one of them on at a time
 
@@ -29,11 +30,19 @@ def mutants():
         before, _, part = original.partition('«')
         yield floor, path, before, part, rest, replacement.strip()
 
+def check(root):
+    wrong = []
+    for number, (_, path, before, part, rest, _) in enumerate(mutants(), 1):
+        name = os.path.join(root, path)
+        times = open(name, encoding='utf-8').read().count(before + part + rest) if os.path.exists(name) else 0
+        if times != 1: wrong.append(f'mutants.txt: mutant {number}: {path} has its text {times} times')
+    if wrong: sys.exit('\n'.join(wrong))
+
 def apply(root):
+    check(root)
     for number, (_, path, before, part, rest, replacement) in enumerate(mutants(), 1):
         name = os.path.join(root, path)
         source = open(name, encoding='utf-8').read()
-        assert source.count(before + part + rest) == 1, f'mutant {number}: {path} has its text {source.count(before + part + rest)} times'
         on = f'rz_mutant({number})'
         changed = f'({on} ? ({replacement}) : ({part}))' if replacement else f'if (!{on}) {{ {part} }}'
         with open(name, 'w', encoding='utf-8') as out:
@@ -60,8 +69,8 @@ def run(build, numbers):
     print(f'{survived} survived')
 
 if __name__ == '__main__':
-    if sys.argv[1:2] == ['apply'] and len(sys.argv) <= 3:
-        apply(sys.argv[2] if len(sys.argv) == 3 else os.path.join(HERE, '..', '..'))
+    if sys.argv[1:2] in (['apply'], ['check']) and len(sys.argv) <= 3:
+        (apply if sys.argv[1] == 'apply' else check)(sys.argv[2] if len(sys.argv) == 3 else os.path.join(HERE, '..', '..'))
     elif sys.argv[1:2] == ['run'] and len(sys.argv) >= 3:
         run(sys.argv[2], [int(n) for n in sys.argv[3:]])
     else:
