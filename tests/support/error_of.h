@@ -24,6 +24,10 @@ Error error_of(const F& call) {
   return Error(Errc::io, "nothing was thrown");
 }
 
+inline void expect_one_line(const std::string& text) {
+  EXPECT_TRUE(std::ranges::none_of(text, [](unsigned char c) { return c < 32; })) << text;
+}
+
 /// The message of the error that `call` throws, which is one line, of this code; "" if it throws none.
 template <class F>
 std::string refusal(const F& call, std::optional<Errc> code = {}) {
@@ -31,7 +35,7 @@ std::string refusal(const F& call, std::optional<Errc> code = {}) {
     call();
   } catch (const Error& e) {
     const std::string line = e.what();
-    EXPECT_TRUE(std::ranges::none_of(line, [](unsigned char c) { return c < 32; })) << line;
+    expect_one_line(line);
     if (code) {
       EXPECT_EQ(e.code(), *code) << line;
     }
@@ -50,6 +54,7 @@ template <class F>
 void expect_refused(const F& call, Errc code, std::initializer_list<std::string> parts) {
   const Error e = error_of(call);
   EXPECT_EQ(e.code(), code) << e.what();
+  expect_one_line(e.what());
   expect_parts(e.what(), parts);
 }
 
