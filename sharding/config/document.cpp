@@ -60,7 +60,7 @@ void add_word(std::string& text, const std::string& word, const char* indent = "
   text += word;
 }
 
-std::string item(const KeySpec& k) {
+std::string key_item(const KeySpec& k) {
   const std::string fallback = k.is_required() ? "required" : concat("`", k.initial().dump(), "`");
   const std::string_view automatic = k.meaning_of_auto();
   std::string text =
@@ -71,7 +71,7 @@ std::string item(const KeySpec& k) {
   return text + "\n";
 }
 
-bool is_item(const KeySpec& k) {
+bool has_item(const KeySpec& k) {
   return k.kind != ds::Kind::object &&
          (k.treatment == Treatment::applied || k.treatment == Treatment::unused);
 }
@@ -99,10 +99,10 @@ std::string heading(const ObjectSpec& o) {
 }
 
 /// What stands below the heading.
-std::string body(const ObjectSpec& o) {
+std::string lists_of_keys(const ObjectSpec& o) {
   std::string items;
   for (const KeySpec& k : o.keys)
-    if (is_item(k)) items += item(k);
+    if (has_item(k)) items += key_item(k);
   const auto has = [](Treatment treatment) {
     return [treatment](const KeySpec& k) { return k.kind != ds::Kind::object && k.treatment == treatment; };
   };
@@ -118,7 +118,7 @@ std::string body(const ObjectSpec& o) {
 std::string configuration_document() {
   std::vector<std::pair<std::string, std::string>> sections;  // headings and what stands below them
   for (const ObjectSpec& o : ds::objects()) {
-    const std::string below = body(o);
+    const std::string below = lists_of_keys(o);
     if (!sections.empty() && sections.back().second == below)
       sections.back().first += concat(", ", heading(o));
     else
