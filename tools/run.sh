@@ -31,9 +31,10 @@ echo "== all_reduce between $ranks ranks"
 "$bin/rzrun" -n "$ranks" "$bin/all_reduce_perf" -b 8 -e 16M -f 16 -n 20 -w 3
 echo
 mkdir -p "$(dirname "$save")"
-if [ -z "$data" ]; then  # documents without tables and indented code, and the headers' comments on their declarations
+if [ -z "$data" ]; then  # documents of prose, without tables and code, and the headers' comments on their declarations
   data=$(dirname "$save")/documents.txt
-  find README.md CONTRIBUTING.md docs -name '*.md' | LC_ALL=C sort | xargs cat | grep -v -e '^ *|' -e '^    ' >"$data"
+  find README.md CONTRIBUTING.md docs -name '*.md' ! -name configuration.md | LC_ALL=C sort | xargs cat |
+    grep -v -e '^ *|' -e '^    ' >"$data"
   find comm tensor autograd_lite sharding -name '*.h' | LC_ALL=C sort | xargs sed -n 's|^ *///* ||p' >>"$data"
 fi
 echo "== GPT-2 on $data, ZeRO-3 over $ranks ranks"

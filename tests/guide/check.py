@@ -4,8 +4,8 @@
 check.py GUIDE.md PROGRAM PROGRAMS_FOLDER
 
 Runs in an empty folder that holds PROGRAM under the name of the guide and the files of its blocks: ```json NAME and
-```yaml NAME are written to NAME. Each ```sh block is run; the ```text block after it is its whole standard output. Lines must be
-equal. Numbers with a decimal point may differ by one in their last printed digit, since processors round sums
+```yaml NAME are written to NAME. Each ```sh block is run; the ```text block after it is its whole standard output, in which a
+long line may be broken by a backslash. Lines must be equal. Numbers with a decimal point may differ by one in their last printed digit, since processors round sums
 differently; all other numbers and words may not. A block that needs a launcher which is not installed is skipped.
 """
 import os
@@ -82,7 +82,7 @@ def check(guide, program, programs):
                 command = None
             elif language == "text" and command:
                 printed = run(command, folder, programs)
-                if found := difference(content.splitlines(), printed.splitlines()):
+                if found := difference(content.replace("\\\n", "").splitlines(), printed.splitlines()):
                     sys.exit(f"{guide}: {command}{found}\nprinted in full:\n{printed}")
                 runs, command = runs + 1, None
     if not runs:
