@@ -7,10 +7,11 @@
 #include <string>
 
 #include "core/environment.h"
-#include "core/long_wait.h"
 #include "core/types.h"
 
 namespace rz {
+
+struct WaitReportOptions;
 
 /// Writes the line to standard error; for CommOptions::on_wait.
 void print_wait(const std::string& line);
@@ -57,9 +58,8 @@ struct CommOptions {
   std::chrono::milliseconds wait_report{
       environment().wait_report_s > 0 ? static_cast<long>(environment().wait_report_s * 1e3) : 10'000};
 
-  WaitReportOptions waits() const {
-    return {name.empty() ? WaitReportOptions().communicator : name, on_wait, wait_report};
-  }
+  /// What a backend reads of `name`, `on_wait` and `wait_report`.
+  WaitReportOptions waits() const;
 };
 
 }  // namespace rz

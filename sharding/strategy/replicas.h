@@ -8,10 +8,10 @@
 
 #include "autograd_lite/nn/module.h"
 #include "sharding/model/flat_layout.h"
+#include "sharding/model/options.h"
 #include "sharding/model/sharded_model.h"
 #include "sharding/parallel/rank_consistency.h"
 #include "sharding/strategy/pass_rules.h"
-#include "sharding/strategy/strategy_options.h"
 
 namespace rz {
 

@@ -38,6 +38,17 @@ StrategyKind strategy_from_name(std::string_view text) {
   fail(Errc::config, "unknown strategy \"", text, "\"; choose ddp, zero1, zero2 or zero3");
 }
 
+const char* name(UnusedParameterPolicy choice) {
+  return choice == UnusedParameterPolicy::pytorch ? "pytorch" : "deepspeed";
+}
+
+UnusedParameterPolicy unused_parameter_policy_from_name(std::string_view text) {
+  for (const UnusedParameterPolicy choice :
+       {UnusedParameterPolicy::pytorch, UnusedParameterPolicy::deepspeed})
+    if (text == name(choice)) return choice;
+  fail(Errc::config, "unknown choice for unused parameters \"", text, "\"; choose pytorch or deepspeed");
+}
+
 ShardingPlan plan_of(StrategyKind kind) {
   using enum Placement;
   switch (kind) {

@@ -5,8 +5,8 @@
 
 #include "autograd_lite/parameter.h"
 #include "sharding/model/flat_layout.h"
+#include "sharding/model/options.h"
 #include "sharding/model/sharded_model.h"
-#include "sharding/strategy/strategy_options.h"
 
 namespace rz {
 

@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "comm/bootstrap.h"
 #include "sharding/engine/parse_arguments.h"
 #include "tests/support/error_of.h"
 #include "tests/support/folder.h"
