@@ -13,7 +13,7 @@
 #include "sharding/optim/grad_norm.h"
 #include "sharding/optim/optimizer.h"
 #include "sharding/strategy/update_settings.h"
-#include "tensor/kernels/scalar/step_outcome.h"
+#include "tensor/kernels/scalar/optimizer_step.h"
 #include "tensor/tensor.h"
 
 namespace rz {
