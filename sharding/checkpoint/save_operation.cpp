@@ -14,7 +14,7 @@
 #include "sharding/checkpoint/checkpoint_folder.h"
 #include "sharding/checkpoint/checkpoint_index.h"
 #include "sharding/io/disk.h"
-#include "sharding/io/durable_file.h"
+#include "sharding/io/file.h"
 #include "sharding/io/text.h"
 #include "sharding/parallel/rank_agreement.h"
 

@@ -12,7 +12,7 @@
 #include "sharding/engine/engine.h"
 #include "sharding/huggingface/families.h"
 #include "sharding/huggingface/save_pretrained.h"
-#include "sharding/io/durable_file.h"
+#include "sharding/io/file.h"
 #include "sharding/io/json.h"
 #include "sharding/lm/engine_options.h"
 #include "sharding/lm/inputs.h"
