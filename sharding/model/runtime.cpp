@@ -113,8 +113,7 @@ Runtime::Runtime(Mesh ranks, bool offloads, bool divides_again)
                 [this] {
                   require(!stream.capturing(), Errc::invalid_argument,
                           "an update that is captured in a graph needs other memory than those before; run "
-                          "more updates "
-                          "without capture first");
+                          "more updates without capture first");
                   stream.synchronize();
                 }),
       exposed(mesh.meter()->exposed),
