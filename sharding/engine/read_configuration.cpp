@@ -51,14 +51,6 @@ DsConfig read(const EngineOptions& o, const RunFacts& facts) {
   return find_ds_config(o.config, "configuration", arguments_of(o), facts);
 }
 
-void check_schedule(const DsConfig& config, const LrSchedule& schedule, const Optimizer& optimizer) {
-  try {
-    check(schedule, optimizer);
-  } catch (const Error& e) {
-    fail(Errc::config, config.file, ": scheduler.params: ", e.what());
-  }
-}
-
 /// Forward passes of rank 0 change them.
 void check_buffers(const DsConfig& config, Module& model) {
   if (!config.world_size_invariant) return;
@@ -120,6 +112,14 @@ void check_kind(const DsConfig& config, StrategyKind kind) {
 }
 
 }  // namespace
+
+void check_schedule(const DsConfig& config, const LrSchedule& schedule, const Optimizer& optimizer) {
+  try {
+    check(schedule, optimizer);
+  } catch (const Error& e) {
+    fail(Errc::config, config.file, ": scheduler.params: ", e.what());
+  }
+}
 
 void prepare_model(Module& model, const DsConfig& config) {
   if (config.checkpoint_activations) model.checkpoint_activations();
