@@ -14,7 +14,7 @@
 #include "sharding/huggingface/save_pretrained.h"
 #include "sharding/io/file.h"
 #include "sharding/io/json.h"
-#include "sharding/lm/engine_options.h"
+#include "sharding/lm/engine_of_run.h"
 #include "sharding/lm/inputs.h"
 #include "sharding/lm/updates.h"
 #include "sharding/lm/validation.h"

@@ -1,4 +1,4 @@
-#include "sharding/lm/engine_options.h"
+#include "sharding/lm/engine_of_run.h"
 
 #include <memory>
 
