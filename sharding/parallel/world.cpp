@@ -270,6 +270,7 @@ void start(int rank, int ranks, const std::string& id, const std::function<void(
            const WorldOptions& options, const ReportPipe& reports, std::vector<Rank>& running) {
   std::fflush(nullptr);  // else the child would print what is buffered here once more
   const auto run = [&] {
+    for (Rank& other : running) other.process.forget();  // no descriptors of them, which no exec closes
     set_environment(rank, ranks, id);
     const int status = run_rank(rank, main, options, reports);
     std::fflush(nullptr);

@@ -48,6 +48,16 @@ TEST(Spawn, EveryRankRunsInAProcessOfItsOwn) {
   }
 }
 
+TEST(Spawn, ARankHasNoDescriptorsOfTheRanksBeforeIt) {
+  spawn(3, [](World&) {
+    for (const auto& open : fs::directory_iterator("/proc/self/fd")) {
+      std::error_code closed;  // the descriptor of the iterator
+      require(fs::read_symlink(open.path(), closed) != "anon_inode:[pidfd]", Errc::system,
+              "a descriptor of a rank");
+    }
+  });
+}
+
 TEST(Spawn, TheErrorOfARankIsThrownWithItsRank) {
   try {
     spawn(3, [](World& world) {
