@@ -1,7 +1,5 @@
 #include "tools/doctor/options.h"
 
-#include <filesystem>
-
 #include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "tools/command_line/shell_words.h"
@@ -85,7 +83,7 @@ Parsed<Options> parse_options(int argc, const char* const* argv) {
   const std::string where = master.empty() ? "MASTER_ADDR=" : "--master-addr ";
   o.master = !master.empty() ? master : set.value_or(o.nodes.empty() ? "" : o.nodes.front().name);
   if (!o.master.empty()) check_master(where, o.master);
-  if (o.program.empty()) o.program = std::filesystem::read_symlink("/proc/self/exe").string();
+  if (o.program.empty()) o.program = hosts::own_path();
   return parsed;
 }
 
