@@ -40,7 +40,7 @@ struct CommOptions {
   /// Reduce in `reduction_order`, so that results do not depend on the bucket layout or the sharding
   /// strategy.
   bool deterministic = environment().deterministic;
-  /// Order of the contributions in a reduction (comm/core/reduction_order.h); the same on all ranks, or
+  /// Order of the contributions in a reduction (ReductionOrder); the same on all ranks, or
   /// Errc::mismatch. `pairwise` requires `deterministic` (Errc::config). Up to three ranks, every backend
   /// has it; with more, Errc::unsupported names a backend that reduces in rank order only.
   ReductionOrder reduction_order = environment().reduction_order;
