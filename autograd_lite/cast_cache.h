@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "autograd_lite/parameter.h"
-#include "autograd_lite/var.h"
+#include "autograd_lite/tape.h"
 
 namespace rz {
 

@@ -81,6 +81,9 @@ struct ParameterElements {
   Range elements;
 };
 
+/// Writes `elements` of the flat parameter to out[0, elements.count()), in f32.
+using FillParameter = std::function<void(const Parameter&, Range elements, float* out)>;
+
 /// Parameters that are used together, e.g. those of a transformer block: the unit that ZeRO-3 gathers. Must
 /// live as long as its module.
 struct Scope {

@@ -17,13 +17,23 @@
 #include "../tensor/pool.h"
 #include "../tensor/tensor.h"
 #include "parameter.h"
-#include "var.h"
 
 namespace rz::ops {
 struct DropoutMask;
 }
 
 namespace rz {
+
+class Tape;
+
+/// Handle of a value on a tape. Cheap to copy; valid until Tape::reset(). A default Var means "none", e.g. no
+/// bias.
+struct Var {
+  int index = -1;
+  std::uint32_t pass = 0;  ///< the recording to which it belongs
+  Tape* tape = nullptr;    ///< for a + b and the like (autograd_lite/element_ops.h)
+  bool defined() const { return index >= 0; }
+};
 
 class Tape {
  public:

@@ -7,7 +7,6 @@
 #include <string>
 
 #include "collective.h"
-#include "explain.h"
 #include "registration.h"
 #include "work.h"
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <forward_list>
 #include <span>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -141,5 +142,15 @@ constexpr std::size_t message_bytes(Collective c, std::size_t common, int size) 
 /// True if the rank's shard of one buffer is the other buffer. Always false for all_to_all, which permutes
 /// the parts.
 bool in_place(const CollectiveCall&, int rank, int size);
+
+/// How a collective would run: the result of Communicator::explain().
+struct AlgorithmChoice {
+  /// Name of the schedule ("ring"; "schedule:ring" on one node), or the protocol of the intra-node engine:
+  /// "one_shot", "two_shot", "staged", "zero_copy" or "single_copy" (comm/tuning/intranode.h).
+  std::string algorithm;
+  std::string transport;        ///< "shm", "tcp", "shm+tcp"
+  std::size_t chunk_bytes = 0;  ///< of a chunk, or of a slice of a schedule; 0: one chunk, or not known
+  std::string reason;  ///< such as "built-in table: all_reduce intra-node, up to 64 KiB, up to 2 ranks"
+};
 
 }  // namespace rz

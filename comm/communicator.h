@@ -36,7 +36,6 @@
 #include "collective.h"
 #include "core/error.h"
 #include "core/types.h"
-#include "explain.h"
 #include "options.h"
 #include "registration.h"
 #include "store.h"

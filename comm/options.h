@@ -7,10 +7,11 @@
 #include <string>
 
 #include "core/environment.h"
-#include "core/long_wait.h"
 #include "core/types.h"
 
 namespace rz {
+
+struct WaitReportOptions;
 
 /// Writes the line to standard error; for CommOptions::on_wait.
 void print_wait(const std::string& line);
@@ -39,7 +40,7 @@ struct CommOptions {
   /// Reduce in `reduction_order`, so that results do not depend on the bucket layout or the sharding
   /// strategy.
   bool deterministic = environment().deterministic;
-  /// Order of the contributions in a reduction (comm/core/reduction_order.h); the same on all ranks, or
+  /// Order of the contributions in a reduction (ReductionOrder); the same on all ranks, or
   /// Errc::mismatch. `pairwise` requires `deterministic` (Errc::config). Up to three ranks, every backend
   /// has it; with more, Errc::unsupported names a backend that reduces in rank order only.
   ReductionOrder reduction_order = environment().reduction_order;
@@ -57,9 +58,8 @@ struct CommOptions {
   std::chrono::milliseconds wait_report{
       environment().wait_report_s > 0 ? static_cast<long>(environment().wait_report_s * 1e3) : 10'000};
 
-  WaitReportOptions waits() const {
-    return {name.empty() ? WaitReportOptions().communicator : name, on_wait, wait_report};
-  }
+  /// What a backend reads of `name`, `on_wait` and `wait_report`.
+  WaitReportOptions waits() const;
 };
 
 }  // namespace rz

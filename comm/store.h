@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/deadline.h"
-
 namespace rz {
+
+class Deadline;
 
 /// A key-value store; thread-safe. Setting a key again replaces its value.
 class Store {

@@ -88,7 +88,7 @@ ROOMS = {
     'tools/checkpoint': 'comm/core sharding/io sharding/checkpoint sharding/huggingface tools/command_line',
     'tools/report': 'comm/core sharding/io tools/command_line',
     'tools': 'comm tools/command_line',
-    'tools/rzrun/hosts': 'comm/bootstrap comm/core',
+    'tools/rzrun/hosts': 'comm/bootstrap comm/core comm/os tools/command_line',
     'tools/rzrun/accelerate': 'comm/core sharding/io tools/rzrun/hosts',
     'tools/rzrun/flags': 'comm comm/core comm/device comm/net comm/os tools/command_line tools/rzrun/hosts tools/rzrun/accelerate',
     'tools/rzrun/ranks': 'comm comm/bootstrap comm/core comm/device comm/net comm/os comm/transport tools/rzrun/flags',

@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "comm/bootstrap.h"
+#include "comm/core/deadline.h"
 #include "comm/core/error.h"
 
 namespace rz::bench {

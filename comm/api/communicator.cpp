@@ -10,12 +10,17 @@
 #include "comm/collective.h"
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
+#include "comm/core/long_wait.h"
 #include "comm/os/process.h"
 #include "comm/os/wait_policy.h"
 
 namespace rz {
 
 void print_wait(const std::string& line) { std::fputs((line + '\n').c_str(), stderr); }
+
+WaitReportOptions CommOptions::waits() const {
+  return {name.empty() ? WaitReportOptions().communicator : name, on_wait, wait_report};
+}
 
 struct Communicator::State {
   int rank, size;

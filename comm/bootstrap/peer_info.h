@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "comm/core/deadline.h"
-#include "comm/core/reduction_order.h"
+#include "comm/core/types.h"
 #include "comm/net/random.h"
 #include "comm/store.h"
 #include "comm/topology.h"

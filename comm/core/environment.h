@@ -62,7 +62,7 @@
 #include <string_view>
 #include <vector>
 
-#include "reduction_order.h"
+#include "types.h"
 
 namespace rz {
 

@@ -124,6 +124,24 @@ const char* name(ReduceOp);
 /// sum, prod, max, min, avg or mulsum. Errc::config lists the valid names.
 ReduceOp op_from_name(std::string_view);
 
+/// The order in which a reduction combines the contributions of the ranks.
+///
+/// `rank`: ((x0 + x1) + x2) + …, from the left.
+///
+/// `pairwise`: a balanced binary tree over the ranks. Neighbours first, then pairs of those, and so on:
+/// ((x0 + x1) + (x2 + x3)) + ((x4 + x5) + (x6 + x7)). A last value without a partner passes to the next level
+/// unchanged: (x0 + x1) + x2 for 3 ranks, ((x0 + x1) + (x2 + x3)) + x4 for 5. So if W is a power of two and
+/// each rank contributes the pairwise sum of G / W consecutive values of G, the result has the same bits for
+/// every W.
+///
+/// `avg` divides in both (ReduceOp). 16- and 8-bit floats are combined in f32 and rounded once. For up to
+/// three ranks both orders are the same.
+enum class ReductionOrder : std::uint8_t { rank, pairwise };
+
+constexpr const char* name(ReductionOrder order) {
+  return order == ReductionOrder::rank ? "rank" : "pairwise";
+}
+
 /// Element type of contiguous memory that converts to a std::span, e.g. a std::vector that is not a
 /// temporary.
 template <class R>

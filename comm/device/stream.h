@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <memory>
 
-#include "../core/integer_math.h"
 #include "../core/types.h"
 #include "../os/thread_team.h"
 
@@ -74,7 +73,7 @@ class Stream {
   /// grain and threads(), so results are reproducible. f must not throw.
   template <class F>
   void parallel_for(std::size_t n, std::size_t grain, const F& f) const {
-    const std::size_t max_members = grain ? ceil_div(n, grain) : n;
+    const std::size_t max_members = grain ? (n + grain - 1) / grain : n;
     const std::size_t members = std::min(static_cast<std::size_t>(threads()), max_members);
     if (members <= 1) {
       if (n) f(std::size_t{0}, n);

@@ -92,6 +92,18 @@ bool Child::wait(Deadline deadline) {
   return true;
 }
 
+bool Child::is_over() const {
+  if (pid_ <= 0) return true;
+  siginfo_t info{};
+  const int failed = ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT);
+  return failed ? errno != EINTR : info.si_pid != 0;
+}
+
+void Child::forget() {
+  pid_ = 0;
+  pidfd_.close();
+}
+
 void Child::signal(int signal) const {
   if (pid_ > 0) ::kill(own_group_ ? -pid_ : pid_, signal);
 }

@@ -42,6 +42,9 @@ class Child {
   pid_t pid() const { return pid_; }
   /// Readable when it has ended; -1 if the kernel has no such descriptors.
   int pidfd() const { return pidfd_.get(); }
+  /// Whether it has ended, without a wait, and without being waited for: its number and that of its group
+  /// stay its own.
+  bool is_over() const;
   /// Whether it has ended, without a wait.
   bool ended() { return wait(Deadline::after(std::chrono::seconds(0))); }
   /// Waits for its end. False if it is not there by the deadline.
@@ -52,6 +55,8 @@ class Child {
   void signal(int signal) const;
   /// SIGTERM, and SIGKILL if it does not end within `grace`.
   void end_within(std::chrono::milliseconds grace);
+  /// In a process made by fork(): drops the parent's child, which goes on.
+  void forget();
   /// SIGKILL; returns when it has ended, or after 10 s, if the kernel cannot end it.
   void kill();
 

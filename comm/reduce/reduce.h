@@ -5,7 +5,6 @@
 
 #include <span>
 
-#include "comm/core/reduction_order.h"
 #include "comm/core/types.h"
 
 namespace rz {

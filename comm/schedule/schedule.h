@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "comm/collective.h"
-#include "comm/core/reduction_order.h"
+#include "comm/core/types.h"
 
 namespace rz::schedule {
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "comm/collective.h"
-#include "comm/core/reduction_order.h"
+#include "comm/core/types.h"
 
 namespace rz::tuning {
 

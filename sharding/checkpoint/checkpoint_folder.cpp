@@ -23,7 +23,7 @@
 #include "comm/os/process.h"
 #include "sharding/checkpoint/checkpoint_index.h"
 #include "sharding/io/disk.h"
-#include "sharding/io/durable_file.h"
+#include "sharding/io/file.h"
 #include "sharding/io/json.h"
 #include "sharding/io/temporary_name.h"
 #include "sharding/io/text.h"

@@ -8,8 +8,7 @@
 
 #include "comm/core/error.h"
 #include "comm/core/integer_math.h"
-#include "sharding/io/durable_file.h"
-#include "sharding/io/input_file.h"
+#include "sharding/io/file.h"
 #include "sharding/io/json.h"
 #include "sharding/io/text.h"
 

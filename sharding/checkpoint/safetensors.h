@@ -31,7 +31,7 @@ struct SafetensorsSpec {
 
 /// Writes tensors one at a time, in the given order: the constructor writes the header, then each tensor
 /// takes one or more write() calls. finish() makes the file durable and visible under its name, so no reader
-/// sees a partial file (sharding/io/durable_file.h). Without finish() no file remains. Errc::io names file
+/// sees a partial file (sharding/io/file.h). Without finish() no file remains. Errc::io names file
 /// and reason. Errc::invalid_argument is thrown before anything is written for a header above the 100 MB of
 /// the format, and for a name that is duplicate, not UTF-8, or "__metadata__".
 class SafetensorsWriter {

@@ -14,7 +14,7 @@
 #include "sharding/checkpoint/checkpoint_folder.h"
 #include "sharding/checkpoint/checkpoint_index.h"
 #include "sharding/io/disk.h"
-#include "sharding/io/durable_file.h"
+#include "sharding/io/file.h"
 #include "sharding/io/text.h"
 #include "sharding/parallel/rank_agreement.h"
 
@@ -48,8 +48,7 @@ void check_file_name(const std::string& name) {
   require(!own && !name.empty() && name.front() != '.' && name.find('/') == name.npos, Errc::invalid_argument,
           "save_checkpoint(): the file '", escaped(name),
           "' of SaveCheckpointOptions::files cannot be beside the index; choose the name of a file that is "
-          "neither "
-          "hidden nor a part of the checkpoint");
+          "neither hidden nor a part of the checkpoint");
 }
 
 /// The part of the index that describes this rank's file.

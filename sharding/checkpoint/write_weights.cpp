@@ -9,7 +9,7 @@
 #include "comm/core/error.h"
 #include "comm/core/math.h"
 #include "sharding/checkpoint/safetensors.h"
-#include "sharding/io/durable_file.h"
+#include "sharding/io/file.h"
 #include "sharding/io/json.h"
 #include "sharding/io/text.h"
 

@@ -33,7 +33,7 @@ struct WriteWeightsOptions {
 
 /// Writes model.safetensors, or model-00001-of-00003.safetensors, … and model.safetensors.index.json, whose
 /// names and keys are those of Hugging Face (huggingface_hub, "split_torch_state_dict_into_shards"). The
-/// folder appears complete (sharding/io/durable_file.h). Holds a block of a tensor in memory at a time.
+/// folder appears complete (sharding/io/file.h). Holds a block of a tensor in memory at a time.
 /// Errc::io if the folder exists; Errc::diverged names the first element that would overflow.
 void write_weights(const TensorSource&, const std::string& folder, const WriteWeightsOptions& = {});
 

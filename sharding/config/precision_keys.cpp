@@ -58,8 +58,7 @@ constexpr KeySpec torch_autocast[] = {
                                     "bf16 or fp16, whose losses are scaled; null: bf16, as torch on a CPU"),
     unused("lower_precision_safe_modules", any, "null",
            "DeepSpeed sends values and gradients of these (null: linear layers and convolutions) in 16 bits; "
-           "here "
-           "values are gathered in f32, and communication_data_type decides for gradients"),
+           "here values are gathered in f32, and communication_data_type decides for gradients"),
 };
 
 constexpr ObjectSpec table[] = {

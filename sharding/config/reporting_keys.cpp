@@ -49,8 +49,7 @@ constexpr KeySpec flops_profiler[] = {
     applied<&FlopsProfilerConfig::enabled>(
         "enabled",
         "measures one update on rank 0, which then runs in no CUDA graph: multiply-accumulates (MACs) of "
-        "products, "
-        "convolutions and attention, two operations (FLOPs) each, and times, by module"),
+        "products, convolutions and attention, two operations (FLOPs) each, and times, by module"),
     accepted("recompute_fwd_factor", "0.0", "what backward computes again is counted there"),
     applied<&FlopsProfilerConfig::profile_step>("profile_step",
                                                 "the number of the update, from 0, in this run and the one "
@@ -70,8 +69,7 @@ constexpr KeySpec checkpoint[] = {
     accepted("load_universal", "false", "every checkpoint is read by any number of ranks in any stage"),
     refused("use_node_local_storage", "false", "[false]",
             "a checkpoint is a folder that all ranks share; without one it could not be read by another "
-            "number of "
-            "ranks"),
+            "number of ranks"),
     accepted("parallel_write", "null", "every rank writes its own part"),
     accepted("checkpoint_serialization", "true", "files are safetensors"),
     accepted("writer", "null", "ringzero.checkpoint.async_save writes while training goes on"),

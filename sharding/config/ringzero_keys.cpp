@@ -183,8 +183,7 @@ constexpr KeySpec checkpoint[] = {
     applied<&CheckpointConfig::exclude_frozen_parameters>(
         "exclude_frozen_parameters",
         "parameters that are not trained, as those that LoRA adapts, are not saved: a run that is resumed "
-        "must "
-        "load them before, as it did at first"),
+        "must load them before, as it did at first"),
     applied<&CheckpointConfig::signals>(
         "signals",
         "SIGUSR1: save; SIGTERM, SIGINT (Ctrl-C): save and stop; one engine of a process may have them"),

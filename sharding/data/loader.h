@@ -12,13 +12,13 @@
 #include <vector>
 
 #include "../../comm/device/stream.h"
-#include "batch_sampler.h"
 #include "dataset.h"
 #include "iterable_dataset.h"
 #include "loader_positions.h"
 
 namespace rz {
 
+class BatchSampler;
 class Prefetcher;
 struct HostBatch;
 

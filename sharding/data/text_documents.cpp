@@ -333,8 +333,7 @@ void add_file(const std::string& path, LeftOut* left_out, std::vector<TextFile>&
     if (left_out && front.find('\0') != front.npos) return left_out->add(path, "with zero bytes");
     require(front.find(zeros) == front.npos, Errc::config, path,
             ": has several zero bytes together, as no text has; leave it out, or remove them if all else is "
-            "text, "
-            "e.g. tr -d '\\000' < FILE > ",
+            "text, e.g. tr -d '\\000' < FILE > ",
             new_file(path));
     const std::string_view begin = std::string_view(front).substr(0, 1 << 16);
     if (left_out && !looks_like_text(begin) && !begins_as_utf8(begin))

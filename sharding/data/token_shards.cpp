@@ -17,7 +17,7 @@
 #include "comm/os/fd.h"
 #include "sharding/io/checksum.h"
 #include "sharding/io/disk.h"
-#include "sharding/io/durable_file.h"
+#include "sharding/io/file.h"
 #include "sharding/io/json.h"
 #include "sharding/io/text.h"
 

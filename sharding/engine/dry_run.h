@@ -11,9 +11,9 @@
 #include "autograd_lite/tape.h"
 #include "comm/communicator.h"
 #include "sharding/model/memory_report.h"
+#include "sharding/model/options.h"
 #include "sharding/parallel/mesh.h"
 #include "sharding/parallel/traffic.h"
-#include "sharding/strategy/strategy_options.h"
 
 namespace rz {
 

@@ -296,6 +296,7 @@ void Engine::State::make_updates(std::unique_ptr<Optimizer> optimizer, const Eng
       UpdateReports(*data, *strategy, monitor_of(world, config.monitor, o), config.sizes.train, loaders),
       UpdateLoopOptions{.accumulation = config.sizes.accumulation,
                         .expected_terms = o.expected_terms,
+                        .max_norm = config.gradient_clipping,
                         .seed = o.seed,
                         .graph = o.graph && !comms && !trace && strategy->capturable(),
                         .when_dropped = [loaders = loaders,

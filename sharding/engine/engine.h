@@ -57,7 +57,6 @@
 #include "../data/dataset.h"
 #include "../data/iterable_dataset.h"
 #include "../data/loader.h"
-#include "../data/subset.h"
 #include "../huggingface/pretrained_weights.h"
 #include "../model/memory_report.h"
 #include "../parallel/world.h"

@@ -13,10 +13,9 @@
 #include "../config/lr_schedule.h"
 #include "../config/training_arguments.h"
 #include "../data/dataset.h"
+#include "../model/options.h"
 #include "../optim/optimizer.h"
 #include "../parallel/mesh.h"
-#include "../strategy/parameter_values.h"
-#include "../strategy/strategy_options.h"
 
 namespace rz {
 
@@ -45,7 +44,7 @@ struct EngineOptions {
 
   /// Writes the initial values of a model without values, as ParameterValues::fill() has it, e.g. those
   /// of PretrainedWeights; empty: init_slice() with the seed.
-  ParameterValues::Fill initial_values;
+  FillParameter initial_values;
   /// Of initial values, dropout, and the order of samples.
   std::uint64_t seed = 0;
   /// Number of updates of the run at these batch sizes, for schedules with "auto"; empty: unknown.

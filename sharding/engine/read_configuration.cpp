@@ -51,14 +51,6 @@ DsConfig read(const EngineOptions& o, const RunFacts& facts) {
   return find_ds_config(o.config, "configuration", arguments_of(o), facts);
 }
 
-void check_schedule(const DsConfig& config, const LrSchedule& schedule, const Optimizer& optimizer) {
-  try {
-    check(schedule, optimizer);
-  } catch (const Error& e) {
-    fail(Errc::config, config.file, ": scheduler.params: ", e.what());
-  }
-}
-
 /// Forward passes of rank 0 change them.
 void check_buffers(const DsConfig& config, Module& model) {
   if (!config.world_size_invariant) return;
@@ -120,6 +112,14 @@ void check_kind(const DsConfig& config, StrategyKind kind) {
 }
 
 }  // namespace
+
+void check_schedule(const DsConfig& config, const LrSchedule& schedule, const Optimizer& optimizer) {
+  try {
+    check(schedule, optimizer);
+  } catch (const Error& e) {
+    fail(Errc::config, config.file, ": scheduler.params: ", e.what());
+  }
+}
 
 void prepare_model(Module& model, const DsConfig& config) {
   if (config.checkpoint_activations) model.checkpoint_activations();
@@ -190,7 +190,6 @@ StrategyOptions strategy_options(const DsConfig& config, StrategyKind kind,
                                  const std::function<void(StrategyOptions&)>& configure) {
   check_kind(config, kind);
   StrategyOptions s = config.strategy;
-  s.first_bucket_size = std::min(s.reduce_bucket_size.value_or(s.first_bucket_size), s.first_bucket_size);
   s.zero_hpz_partition_size =
       kind == StrategyKind::zero3 ? std::max(1, config.strategy.zero_hpz_partition_size) : 1;
   // Nothing is offloaded at stages that do not have it; the configuration warns of that.
@@ -198,6 +197,7 @@ StrategyOptions strategy_options(const DsConfig& config, StrategyKind kind,
   if (kind != StrategyKind::zero3) s.offload_param.device = OffloadDevice::none;
   s.communication_hook = communication_hook(config.ddp);
   if (configure) configure(s);
+  s.first_bucket_size = std::min(s.reduce_bucket_size.value_or(s.first_bucket_size), s.first_bucket_size);
   if (config.world_size_invariant) s.pairwise_passes = config.sizes.accumulation;
   return s;
 }

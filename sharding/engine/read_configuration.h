@@ -18,6 +18,9 @@ DsConfig read_configuration(World&, Module&, const EngineOptions&);
 /// `ranks_per_node`: 0 if it is not known.
 DsConfig read_configuration(int ranks, Module&, const EngineOptions&, int ranks_per_node = 0);
 
+/// Errc::config, which names the key, for a schedule that the optimizer cannot follow.
+void check_schedule(const DsConfig&, const LrSchedule&, const Optimizer&);
+
 /// Gives the module what the configuration has: activation checkpointing, LoRA. Errc::config for layers
 /// that it has not.
 void prepare_model(Module&, const DsConfig&);

@@ -4,7 +4,7 @@
 
 #include "comm/core/error.h"
 #include "sharding/huggingface/merge_adapter.h"
-#include "sharding/io/durable_file.h"
+#include "sharding/io/file.h"
 #include "sharding/io/text.h"
 #include "sharding/parallel/rank_agreement.h"
 #include "sharding/strategy/strategy.h"

@@ -22,7 +22,7 @@
 #include "sharding/huggingface/adapter_config.h"
 #include "sharding/huggingface/families.h"
 #include "sharding/huggingface/weight_names.h"
-#include "sharding/io/durable_file.h"
+#include "sharding/io/file.h"
 #include "sharding/io/json.h"
 #include "sharding/io/text.h"
 #include "sharding/parallel/rank_agreement.h"

@@ -21,7 +21,6 @@
 #include "comm/topology.h"
 #include "sharding/config/arguments.h"
 #include "sharding/engine/engine_options.h"
-#include "sharding/engine/loop/training_step.h"
 #include "sharding/engine/read_configuration.h"
 #include "sharding/huggingface/adapter.h"
 #include "sharding/huggingface/families.h"
@@ -178,11 +177,7 @@ void check_optimizer(const Options& o, DsConfig& ds) {
   require(ds.optimizer.has_value(), Errc::config, ds.file,
           ": optimizer: missing; add the section, or give --learning-rate for AdamW");
   const auto optimizer = make_optimizer(*ds.optimizer, o.decay);
-  try {
-    check(ds.schedule, *optimizer);
-  } catch (const Error& e) {
-    fail(Errc::config, ds.file, ": scheduler.params: ", e.what());
-  }
+  check_schedule(ds, ds.schedule, *optimizer);
   if (!scheduled_betas(ds.schedule, 0)) return;
   if (!optimizer->has_betas(0))
     ds.warnings.push_back(concat(ds.file, ": scheduler.params.cycle_momentum: has no effect: ",

@@ -78,21 +78,22 @@ Tensor GradientWire::encoded(const Tensor& gradients, const Stream& stream) {
 }
 
 GradientWire::Reduction GradientWire::all_reduce(const Tensor& in_out, const Stream& stream) {
-  if (is_plain(in_out.dtype())) return {runtime_.all_reduce(in_out, result_, stream), {}, {}};
+  if (is_plain(in_out.dtype()))
+    return {runtime_.counted(runtime_.data).all_reduce(in_out, result_, stream), {}, {}};
   const Tensor sum = encoded(in_out, stream);
-  return {runtime_.all_reduce(sum, op(), stream), sum, {}};
+  return {runtime_.counted(runtime_.data).all_reduce(sum, op(), stream), sum, {}};
 }
 
 void GradientWire::reduce_scatter(Reduction& reduction, const Tensor& in, const Tensor& out,
                                   const Stream& stream) {
   advance(stream);
   if (is_plain(in.dtype())) {
-    reduction = {runtime_.reduce_scatter(in, out, result_, stream), {}, out};
+    reduction = {runtime_.counted(runtime_.shard_group).reduce_scatter(in, out, result_, stream), {}, out};
   } else {
     const Tensor whole = encoded(in, stream);
     const Range own = shard_range(in.count(), runtime_.place.shard.rank, runtime_.place.shard.ranks);
     const Tensor sum = whole.view(own.begin, {own.count()});
-    reduction = {runtime_.reduce_scatter(whole, sum, op(), stream), sum, sum};
+    reduction = {runtime_.counted(runtime_.shard_group).reduce_scatter(whole, sum, op(), stream), sum, sum};
   }
   if (!runtime_.replicas) {
     reduction.part = {};
@@ -116,7 +117,8 @@ void GradientWire::start_second_step(Reduction& reduction, const Stream& stream)
       reduction.sum = reduction.part = own;
     }
   }
-  reduction.work = runtime_.all_reduce_replicas(std::exchange(reduction.part, {}), op(), order);
+  reduction.work =
+      runtime_.counted(*runtime_.replicas).all_reduce(std::exchange(reduction.part, {}), op(), order);
 }
 
 void GradientWire::advance(const Stream& stream, bool wait) {
@@ -247,7 +249,8 @@ void WholeGradients::gather(const Stream& stream) {
   for (const int bucket : in_flight_) {
     const auto b = static_cast<std::size_t>(bucket);
     wire_.finish(reductions_[b], shard(bucket), stream);
-    reductions_[b].work = runtime_.all_gather(shard(bucket), buckets_[b], stream);
+    reductions_[b].work =
+        runtime_.counted(runtime_.shard_group).all_gather(shard(bucket), buckets_[b], stream);
   }
 }
 

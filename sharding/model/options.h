@@ -1,19 +1,33 @@
 #pragma once
-/// Options of a strategy, and of the parts of a sharded model.
+/// Kinds and options of strategies, and of the parts of a sharded model.
 
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <memory>
 #include <optional>
+#include <string_view>
 
 #include "../../comm/core/types.h"
-#include "../optim/precision.h"
-#include "../optim/unused_parameters.h"
 
 namespace rz {
 
 class CommunicationHook;
+
+/// Dtypes of a model in training.
+///
+/// If `parameters` is not f32 this is mixed precision (Micikevicius et al., arXiv:1710.03740): parameters,
+/// activations and communicated data have 16 bits, and each rank keeps f32 values, the masters, of the
+/// elements that it updates. On the host, products of bf16 are fast where the CPU has AMX-BF16 or AVX512-BF16
+/// (gemm_16bit.h of tensor/kernels/linear_algebra); other products convert to f32, at about the speed of f32.
+struct Precision {
+  DType parameters = DType::f32;  ///< f32, bf16 or f16
+  DType gradients = DType::f32;   ///< dtype of accumulation and reduction: that of the parameters, or f32
+
+  /// True if the model has 16-bit parameters.
+  bool mixed() const { return parameters != DType::f32; }
+  bool operator==(const Precision&) const = default;
+};
 
 // ---- gathering of sharded values
 
@@ -108,6 +122,23 @@ struct PowerSgdOptions {
 };
 
 // ---- a strategy
+
+/// ZeRO stages as in Rajbhandari et al., doi:10.1109/SC41405.2020.00024; ddp shards nothing.
+enum class StrategyKind { ddp, zero1, zero2, zero3 };
+/// "ddp", "zero1", "zero2", "zero3".
+const char* name(StrategyKind);
+/// Errc::config lists the valid names.
+StrategyKind strategy_from_name(std::string_view);
+
+/// What an update does with a parameter that was used on no rank. Named after the framework that does so.
+enum class UnusedParameterPolicy {
+  pytorch,   ///< the update skips it: no weight decay, no momentum, and its first update is still to come
+  deepspeed  ///< it is updated with a zero gradient: weight decay and momentum apply
+};
+/// "pytorch", "deepspeed".
+const char* name(UnusedParameterPolicy);
+/// Errc::config lists the valid names.
+UnusedParameterPolicy unused_parameter_policy_from_name(std::string_view);
 
 /// Must be equal on all ranks: Errc::mismatch names the option and the rank that differs. Names and units are
 /// those of DeepSpeed's "zero_optimization" where it has them. There is no round_robin_gradients: every

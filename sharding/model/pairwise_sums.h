@@ -1,5 +1,5 @@
 #pragma once
-/// Sums of the gradients of several passes in pairwise order (comm/core/reduction_order.h).
+/// Sums of the gradients of several passes in pairwise order (ReductionOrder).
 
 #include <cstddef>
 #include <cstdint>

@@ -154,7 +154,7 @@ Work PowerSgd::reduce_first_factors(Runtime& runtime, const Stream& stream, Runn
       ops::copy(out, m.values, stream);
     next += out.count();
   });
-  return runtime.all_reduce(running.factors, ReduceOp::avg, stream);
+  return runtime.counted(runtime.data).all_reduce(running.factors, ReduceOp::avg, stream);
 }
 
 Work PowerSgd::reduce_second_factors(Runtime& runtime, const Stream& stream, Running& running) {
@@ -173,7 +173,7 @@ Work PowerSgd::reduce_second_factors(Runtime& runtime, const Stream& stream, Run
     ops::matmul(q, m.values, true, p, false, overwrite, stream);
     next += q.count();
   });
-  return runtime.all_reduce(running.factors, ReduceOp::avg, stream);
+  return runtime.counted(runtime.data).all_reduce(running.factors, ReduceOp::avg, stream);
 }
 
 /// The gradients become the approximation; what it lacks is kept.
@@ -204,7 +204,7 @@ Work PowerSgd::start(const HookBucket& bucket, Runtime& runtime, const Stream& s
       batched_ || std::ranges::any_of(bucket.parts, [&](const auto& p) { return compresses(p); });
   running.stage = any && passes_ > options_.start_iter ? Running::first_factor : Running::exact;
   if (running.stage == Running::exact)
-    return running.work = runtime.all_reduce(bucket.gradients, ReduceOp::avg, stream);
+    return running.work = runtime.counted(runtime.data).all_reduce(bucket.gradients, ReduceOp::avg, stream);
   running.parts = batched_ ? as_square(bucket, runtime, stream) : bucket;
   return running.work = reduce_first_factors(runtime, stream, running);
 }

@@ -113,8 +113,7 @@ Runtime::Runtime(Mesh ranks, bool offloads, bool divides_again)
                 [this] {
                   require(!stream.capturing(), Errc::invalid_argument,
                           "an update that is captured in a graph needs other memory than those before; run "
-                          "more updates "
-                          "without capture first");
+                          "more updates without capture first");
                   stream.synchronize();
                 }),
       exposed(mesh.meter()->exposed),
@@ -141,42 +140,6 @@ Traffic& Runtime::traffic_of(const Communicator& group) {
 void Runtime::abort(const std::string& reason) noexcept {
   for (Communicator* group : {&communicator, &data, &shard_group, &mesh.shard(), replicas, mesh.tp()})
     if (group) group->abort(reason);
-}
-
-template <class F>
-Work Runtime::counted(Collective kind, const Communicator& group, std::size_t bytes, const Stream& on,
-                      const F& start) {
-  return mesh.meter()->start(kind, traffic_of(group), bytes, group.size(), on, start);
-}
-
-Work Runtime::all_reduce(const Tensor& in_out, ReduceOp op, const Stream& on) {
-  return counted(Collective::all_reduce, data, in_out.bytes(), on,
-                 [&] { return data.all_reduce(in_out.buffer(), op, on); });
-}
-
-Work Runtime::all_reduce_replicas(const Tensor& in_out, ReduceOp op, const Stream& on) {
-  return counted(Collective::all_reduce, *replicas, in_out.bytes(), on,
-                 [&] { return replicas->all_reduce(in_out.buffer(), op, on); });
-}
-
-Work Runtime::reduce_scatter(const Tensor& in, const Tensor& out, ReduceOp op, const Stream& on) {
-  return counted(Collective::reduce_scatter, shard_group, in.bytes(), on,
-                 [&] { return shard_group.reduce_scatter(in.buffer(), out.buffer(), op, on); });
-}
-
-Work Runtime::all_gather(const Tensor& in, const Tensor& out, const Stream& on) {
-  return counted(Collective::all_gather, shard_group, out.bytes(), on,
-                 [&] { return shard_group.all_gather(in.buffer(), out.buffer(), on); });
-}
-
-Work Runtime::all_gather_secondary(const Tensor& in, const Tensor& out, const Stream& on) {
-  return counted(Collective::all_gather, *secondary, out.bytes(), on,
-                 [&] { return secondary->all_gather(in.buffer(), out.buffer(), on); });
-}
-
-Work Runtime::broadcast(const Tensor& in_out, int root, const Stream& on) {
-  return counted(Collective::broadcast, shard_group, in_out.bytes(), on,
-                 [&] { return shard_group.broadcast(in_out.buffer(), root, on); });
 }
 
 }  // namespace rz

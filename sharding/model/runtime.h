@@ -56,18 +56,8 @@ struct Runtime {
   /// Zeros in memory of the communicator, which its groups know, on its device.
   Tensor allocate_flat(std::size_t count, DType) const;
 
-  // Collectives that are counted in `traffic`.
-  /// Over the ranks of `data`.
-  Work all_reduce(const Tensor& in_out, ReduceOp, const Stream&);
-  /// Over the ranks of `replicas`, which must exist.
-  Work all_reduce_replicas(const Tensor& in_out, ReduceOp, const Stream&);
-  /// Over the ranks of `secondary`, which must exist.
-  Work all_gather_secondary(const Tensor& in, const Tensor& out, const Stream&);
-  // Of shard_group.
-  Work reduce_scatter(const Tensor& in, const Tensor& out, ReduceOp, const Stream&);
-  Work all_gather(const Tensor& in, const Tensor& out, const Stream&);
-  Work broadcast(const Tensor& in_out, int root, const Stream&);
-
+  /// Collectives of a group of the mesh, which are counted in `traffic`.
+  MeteredGroup counted(Communicator& group) { return {group, *mesh.meter(), traffic_of(group)}; }
   /// The part of `traffic` that calls of a group of the mesh belong to.
   Traffic& traffic_of(const Communicator& group);
 
@@ -92,10 +82,6 @@ struct Runtime {
   /// The calls of all updates, without checks that are made once, ParameterValues::whole(), and the calls of
   /// an engine for reports, checkpoints and ranks that have ended.
   MeshTraffic& traffic;
-
- private:
-  template <class F>
-  Work counted(Collective, const Communicator& group, std::size_t bytes, const Stream&, const F& start);
 };
 
 }  // namespace rz

@@ -1,5 +1,7 @@
 #include "sharding/model/sharded_model.h"
 
+#include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "comm/core/error.h"
@@ -27,7 +29,45 @@ void check(const StorageOptions& options) {
           "a plan that shards values or gradients must shard the optimizer state too");
 }
 
+std::size_t bytes_of_elements(std::size_t elements, std::size_t element) {
+  return elements > std::numeric_limits<std::size_t>::max() / element
+             ? std::numeric_limits<std::size_t>::max()
+             : elements * element;
+}
+
+std::size_t reduce_bucket_size(const StrategyOptions& options, const ShardingPlan& plan,
+                               std::span<Parameter* const> parameters) {
+  if (options.reduce_bucket_size) return *options.reduce_bucket_size;
+  constexpr std::size_t max = 25 * (std::size_t{1} << 18), min = std::size_t{1} << 16;
+  if (plan.gradients == Placement::replicated || plan.values == Placement::sharded) return max;
+  std::size_t elements = 0;
+  for (const Parameter* p : parameters) elements += p->requires_grad ? p->count() : 0;
+  return std::clamp(elements / 8, min, max);
+}
+
+BucketOptions bucket_options(const StrategyOptions& options, const ShardingPlan& plan,
+                             std::span<Parameter* const> parameters, int ranks) {
+  BucketOptions o;
+  const std::size_t element = size_of(options.precision.gradients);
+  const bool gathers = plan.state == Placement::sharded;
+  const std::size_t reduced = reduce_bucket_size(options, plan, parameters);
+  const std::size_t cap = gathers ? std::min(reduced, options.allgather_bucket_size) : reduced;
+  o.cap_bytes = bytes_of_elements(cap, element);
+  o.first_bytes = bytes_of_elements(std::min(cap, options.first_bucket_size), element);
+  o.align = norm_block;
+  o.granularity = norm_block * static_cast<std::size_t>(ranks);
+  o.overlap = options.overlap_comm;
+  return o;
+}
+
 }  // namespace
+
+StorageOptions storage_options(const StrategyOptions& options, const ShardingPlan& plan,
+                               std::span<Parameter* const> parameters, int ranks, Device::Kind kind) {
+  StorageOptions out{options, plan, bucket_options(options, plan, parameters, ranks)};
+  if (kind == Device::host) out.offload_optimizer = out.offload_param = {};  // all is in host memory already
+  return out;
+}
 
 ShardedModel::ShardedModel(Module& module, ModelParameters parameters, const StorageOptions& options,
                            Runtime& runtime)

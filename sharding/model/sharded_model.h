@@ -2,6 +2,7 @@
 /// A model's parameters in flat buckets, placed by a plan.
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "autograd_lite/nn/module.h"
@@ -23,6 +24,11 @@ struct StorageOptions : StrategyOptions {
   ShardingPlan plan;
   BucketOptions buckets;
 };
+
+/// What the options mean for the parameters of a model on `ranks` data ranks whose communicator is on a
+/// device or on the host.
+StorageOptions storage_options(const StrategyOptions&, const ShardingPlan&,
+                               std::span<Parameter* const> parameters, int ranks, Device::Kind);
 
 /// Buckets of the trainable parameters of a module, without memory.
 struct PlannedLayout {

@@ -77,7 +77,8 @@ Tensor ReplicatedValues::updated(int bucket) const {
 
 Work ReplicatedValues::publish(int bucket, const Stream& stream) {
   if (layout_.state() == Placement::replicated) return {};
-  return runtime_.all_gather(updated(bucket), buckets_[static_cast<std::size_t>(bucket)], stream);
+  return runtime_.counted(runtime_.shard_group)
+      .all_gather(updated(bucket), buckets_[static_cast<std::size_t>(bucket)], stream);
 }
 
 std::vector<StoredValue> ReplicatedValues::stored() const {
@@ -216,10 +217,11 @@ void ShardedValues::drop_parameters(int u) {
 void ShardedValues::gather_async(int index) {
   Values& u = at(index);
   u.gathered = runtime_.transient.allocate({flat_[index].count}, u.shard.dtype());
-  u.gather = u.again.defined() ? runtime_.all_gather_secondary(u.again, u.gathered, runtime_.stream)
+  u.gather = u.again.defined()
+                 ? runtime_.counted(*runtime_.secondary).all_gather(u.again, u.gathered, runtime_.stream)
              : offload_.device == OffloadDevice::cpu
                  ? gather_offloaded(index)
-                 : runtime_.all_gather(u.shard, u.gathered, runtime_.stream);
+                 : runtime_.counted(runtime_.shard_group).all_gather(u.shard, u.gathered, runtime_.stream);
 }
 
 void ShardedValues::keep_part(int index) {
@@ -238,7 +240,7 @@ Work ShardedValues::gather_offloaded(int index) {
   stream.wait(runtime_.stream.record());  // which may still use the memory
   const Tensor mine = u.gathered.view(flat_.shard(index).begin, u.shard.shape());
   memcpy_async(mine.raw(), u.shard.raw(), mine.bytes(), stream);
-  return runtime_.all_gather(mine, u.gathered, stream);
+  return runtime_.counted(runtime_.shard_group).all_gather(mine, u.gathered, stream);
 }
 
 void ShardedValues::wait_gathered(int u) {
@@ -278,7 +280,7 @@ void ShardedValues::release() {
 
 Work ShardedValues::publish(int bucket, const Stream& stream) {
   if (!flat_[bucket].persistent) return {};
-  return runtime_.all_gather(at(bucket).shard, at(bucket).gathered, stream);
+  return runtime_.counted(runtime_.shard_group).all_gather(at(bucket).shard, at(bucket).gathered, stream);
 }
 
 // ---- import and export

@@ -7,6 +7,7 @@
 
 #include "comm/communicator.h"
 #include "sharding/parallel/traffic.h"
+#include "tensor/tensor.h"
 
 namespace rz {
 
@@ -67,6 +68,37 @@ struct CommunicationMeter {
     const Work work = f();
     exposed.measure([&] { started({kind, calls * bytes, ranks, now, work, on}); });
     return work;
+  }
+};
+
+/// Collectives of a strategy among the ranks of a group, which a meter counts. All parts outlive it.
+struct MeteredGroup {
+  Work all_reduce(const Tensor& in_out, ReduceOp op, const Stream& on) const {
+    return start(Collective::all_reduce, in_out, on,
+                 [&] { return communicator.all_reduce(in_out.buffer(), op, on); });
+  }
+  Work reduce_scatter(const Tensor& in, const Tensor& out, ReduceOp op, const Stream& on) const {
+    return start(Collective::reduce_scatter, in, on,
+                 [&] { return communicator.reduce_scatter(in.buffer(), out.buffer(), op, on); });
+  }
+  Work all_gather(const Tensor& in, const Tensor& out, const Stream& on) const {
+    return start(Collective::all_gather, out, on,
+                 [&] { return communicator.all_gather(in.buffer(), out.buffer(), on); });
+  }
+  Work broadcast(const Tensor& in_out, int root, const Stream& on) const {
+    return start(Collective::broadcast, in_out, on,
+                 [&] { return communicator.broadcast(in_out.buffer(), root, on); });
+  }
+
+  Communicator& communicator;
+  CommunicationMeter& meter;
+  Traffic& traffic;
+
+ private:
+  /// `larger`: of a rank's two buffers.
+  template <class F>
+  Work start(Collective kind, const Tensor& larger, const Stream& on, const F& f) const {
+    return meter.start(kind, traffic, larger.bytes(), communicator.size(), on, f);
   }
 };
 

@@ -11,9 +11,11 @@
 
 #include "../../comm/communicator.h"
 #include "mesh_sizes.h"
-#include "traffic.h"
 
 namespace rz {
+
+struct CommunicationMeter;
+struct CountedGroup;
 
 /// The ranks of a communicator in row-major order: those of a tp group are neighbours. Copies share their
 /// communicators, and what counts the traffic of training. Functions may be called by any thread.
@@ -46,8 +48,9 @@ class Mesh {
   Communicator* replicas() const { return groups_.replicas.get(); }
   /// The ranks that share the layers of this one; null if a rank has whole layers.
   Communicator* tp() const { return groups_.tp.get(); }
-  /// tp(), which there is, for what layers exchange: Strategy::traffic() counts it. It overlaps unless the
-  /// ranks share the memory of a host, where the processors that add are those that multiply.
+  /// tp(), which there is, for what layers exchange (sharding/parallel/traffic.h): Strategy::traffic() counts
+  /// it. It overlaps unless the ranks share the memory of a host, where the processors that add are those
+  /// that multiply.
   CountedGroup layers() const;
   const std::shared_ptr<CommunicationMeter>& meter() const { return meter_; }
 

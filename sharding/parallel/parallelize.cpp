@@ -9,6 +9,7 @@
 #include "comm/core/error.h"
 #include "comm/core/text.h"
 #include "sharding/parallel/collectives.h"
+#include "sharding/parallel/traffic.h"
 
 namespace rz {
 

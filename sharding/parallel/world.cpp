@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/bootstrap.h"
 #include "comm/core/deadline.h"
 #include "comm/core/environment.h"
 #include "comm/core/error.h"
@@ -43,10 +44,12 @@ World World::from_environment(const WorldOptions& options) {
                launch);
 }
 
-World::World(Communicator communicator, LaunchInfo launch)
-    : launch_(std::move(launch)),
-      communicator_(std::move(communicator)),
-      threads_(fair_threads(communicator_)) {}
+World::World(Communicator communicator)
+    : communicator_(std::move(communicator)), threads_(fair_threads(communicator_)) {}
+
+World::World(Communicator communicator, const LaunchInfo& launch) : World(std::move(communicator)) {
+  local_rank_ = launch.local_rank;
+}
 
 Communicator World::new_communicator(std::optional<ReductionOrder> order) {
   return std::move(*communicator_.split(0, rank(), order));
@@ -267,6 +270,7 @@ void start(int rank, int ranks, const std::string& id, const std::function<void(
            const WorldOptions& options, const ReportPipe& reports, std::vector<Rank>& running) {
   std::fflush(nullptr);  // else the child would print what is buffered here once more
   const auto run = [&] {
+    for (Rank& other : running) other.process.forget();  // no descriptors of them, which no exec closes
     set_environment(rank, ranks, id);
     const int status = run_rank(rank, main, options, reports);
     std::fflush(nullptr);

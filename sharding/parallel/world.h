@@ -17,13 +17,13 @@
 #include <span>
 #include <string>
 
-#include "../../comm/bootstrap.h"
 #include "../../comm/communicator.h"
 #include "../../comm/core/text.h"
-#include "../../comm/os/error_file.h"
 #include "../../tensor/tensor.h"
 
 namespace rz {
+
+struct LaunchInfo;
 
 /// A sum and the number of its terms. The mean of all ranks is World::reduce(): sum of sums over sum of
 /// counts, so that ranks with more terms weigh more.
@@ -56,16 +56,17 @@ class World {
  public:
   /// Connects the ranks that a launcher started (comm/bootstrap.h); without a launcher, a group of one.
   static World from_environment(const WorldOptions& = {});
-  /// A group that is connected already. The local rank is that on this node if `launch` has it.
-  explicit World(Communicator, LaunchInfo launch = {});
+  /// A group that is connected already. The local rank is that of the launch, else 0.
+  explicit World(Communicator);
+  World(Communicator, const LaunchInfo&);
 
   int rank() const { return communicator_.rank(); }
   int size() const { return communicator_.size(); }
   /// The ranks of every node if nodes have equally many, each of consecutive numbers; else 0. Collective.
   int ranks_per_node();
-  int local_rank() const { return launch_.local_rank; }
+  int local_rank() const { return local_rank_; }
   bool is_main() const { return rank() == 0; }
-  bool is_local_main() const { return launch_.local_rank == 0; }
+  bool is_local_main() const { return local_rank_ == 0; }
   /// The device of this rank's models.
   Device device() const { return communicator_.options().device; }
   /// Number of threads for this rank (fair_threads()).
@@ -98,8 +99,8 @@ class World {
  private:
   static void print_line(const std::string&);
 
-  LaunchInfo launch_;
   Communicator communicator_;
+  int local_rank_ = 0;
   int threads_;
 };
 

@@ -20,8 +20,7 @@ struct Runtime;
 /// precision, otherwise the values that the model uses. Strategy::values() returns it.
 class ParameterValues {
  public:
-  /// Writes `elements` of the flat parameter to out[0, elements.count()), in f32.
-  using Fill = std::function<void(const Parameter&, Range elements, float* out)>;
+  using Fill = FillParameter;
   using Selection = std::function<bool(const Parameter&)>;
   /// Reads `elements` of the flat parameter from value[0, elements.count()), in f32.
   using Visit = std::function<void(const Parameter&, Range elements, const float* value)>;

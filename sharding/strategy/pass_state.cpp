@@ -91,8 +91,7 @@ void PassState::require_may_finish() const {
 void PassState::require_may_cancel() const {
   require(state_ != State::reduced, Errc::invalid_argument,
           "cancel_update() after the gradients were reduced on every rank (finish_gradients()); zero_grad() "
-          "of the "
-          "strategy drops them");
+          "of the strategy drops them");
 }
 
 void PassState::require_may_reset() const {

@@ -5,6 +5,7 @@
 
 #include "comm/core/integer_math.h"
 #include "sharding/model/pairwise_sums.h"
+#include "sharding/model/sharded_model.h"
 #include "sharding/optim/grad_norm.h"
 #include "sharding/optim/optimizer.h"
 #include "sharding/strategy/sharding_plan.h"

@@ -24,8 +24,8 @@
 
 #include "autograd_lite/nn/module.h"
 #include "sharding/model/memory_report.h"
+#include "sharding/model/options.h"
 #include "sharding/parallel/mesh.h"
-#include "sharding/strategy/strategy_options.h"
 
 namespace rz {
 

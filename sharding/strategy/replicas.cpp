@@ -18,13 +18,6 @@ void require_in_f32(const Parameter& p) {
           "; strategies take f32 parameters (StrategyOptions::precision selects what they become)");
 }
 
-void require_same_options(StrategyKind kind, const StrategyOptions& options, Communicator& communicator) {
-  Facts facts;
-  facts("the strategy", kind);
-  fields(facts, options);
-  require_same("StrategyOptions", facts.list, "give every rank the same", communicator);
-}
-
 std::string sorted_names(std::vector<std::string> names) {
   std::ranges::sort(names);
   std::string text;
@@ -67,8 +60,7 @@ Fact fact_of(const Parameter& p, const Tensor& value, const Stream& stream) {
 
 }  // namespace
 
-ModelParameters agree_on_model(StrategyKind kind, Module& module, const StrategyOptions& options,
-                               Runtime& runtime) {
+ModelParameters agree_on_model(Module& module, Runtime& runtime) {
   Communicator& communicator = runtime.communicator;
   const auto all = module.parameters();
   require_distinct_names(all);
@@ -77,7 +69,6 @@ ModelParameters agree_on_model(StrategyKind kind, Module& module, const Strategy
   require_same_model(all, communicator);
   for (const Parameter* p : all) require_in_f32(*p);
   ModelParameters parameters(all);
-  require_same_options(kind, options, communicator);
   broadcast_values(all, runtime.data);
   return parameters;
 }

@@ -1,5 +1,5 @@
 #pragma once
-/// Comparison of models, options and values over the ranks.
+/// Comparison of models and values over the ranks.
 
 #include <functional>
 #include <map>
@@ -11,13 +11,11 @@
 #include "sharding/model/sharded_model.h"
 #include "sharding/parallel/rank_consistency.h"
 #include "sharding/strategy/pass_rules.h"
-#include "sharding/strategy/strategy_options.h"
 
 namespace rz {
 
-/// Checks that the ranks have the same model, in f32, and the same options, and broadcasts the values of
-/// rank 0. Collective.
-ModelParameters agree_on_model(StrategyKind, Module&, const StrategyOptions&, Runtime&);
+/// Checks that the ranks have the same model, in f32, and broadcasts the values of rank 0. Collective.
+ModelParameters agree_on_model(Module&, Runtime&);
 
 /// Compares the values that several ranks hold: whole ones, and the shards of the copies of a model. Values
 /// that one rank holds are compared as they were filled in.

@@ -1,10 +1,8 @@
 #include "sharding/strategy/sharding_plan.h"
 
-#include <algorithm>
 #include <array>
 
 #include "comm/core/error.h"
-#include "sharding/optim/grad_norm.h"
 
 namespace rz {
 
@@ -22,12 +20,6 @@ void check(const Precision& p) {
           "; choose f32 or ", name(p.parameters));
 }
 
-std::size_t bytes_of_elements(std::size_t elements, std::size_t element) {
-  return elements > std::numeric_limits<std::size_t>::max() / element
-             ? std::numeric_limits<std::size_t>::max()
-             : elements * element;
-}
-
 }  // namespace
 
 const char* name(StrategyKind kind) { return strategy_names[static_cast<std::size_t>(kind)]; }
@@ -36,6 +28,17 @@ StrategyKind strategy_from_name(std::string_view text) {
   for (std::size_t i = 0; i < strategy_names.size(); ++i)
     if (text == strategy_names[i]) return static_cast<StrategyKind>(i);
   fail(Errc::config, "unknown strategy \"", text, "\"; choose ddp, zero1, zero2 or zero3");
+}
+
+const char* name(UnusedParameterPolicy choice) {
+  return choice == UnusedParameterPolicy::pytorch ? "pytorch" : "deepspeed";
+}
+
+UnusedParameterPolicy unused_parameter_policy_from_name(std::string_view text) {
+  for (const UnusedParameterPolicy choice :
+       {UnusedParameterPolicy::pytorch, UnusedParameterPolicy::deepspeed})
+    if (text == name(choice)) return choice;
+  fail(Errc::config, "unknown choice for unused parameters \"", text, "\"; choose pytorch or deepspeed");
 }
 
 ShardingPlan plan_of(StrategyKind kind) {
@@ -98,42 +101,6 @@ StrategyOptions checked(StrategyOptions options, const ShardingPlan& plan) {
   require(options.offload_param.device == OffloadDevice::none || plan.values == Placement::sharded,
           Errc::invalid_argument, "offload_param needs sharded values; choose zero3");
   return options;
-}
-
-namespace {
-
-std::size_t reduce_bucket_size(const StrategyOptions& options, const ShardingPlan& plan,
-                               std::span<Parameter* const> parameters) {
-  if (options.reduce_bucket_size) return *options.reduce_bucket_size;
-  constexpr std::size_t max = 25 * (std::size_t{1} << 18), min = std::size_t{1} << 16;
-  if (plan.gradients == Placement::replicated || plan.values == Placement::sharded) return max;
-  std::size_t elements = 0;
-  for (const Parameter* p : parameters) elements += p->requires_grad ? p->count() : 0;
-  return std::clamp(elements / 8, min, max);
-}
-
-BucketOptions bucket_options(const StrategyOptions& options, const ShardingPlan& plan,
-                             std::span<Parameter* const> parameters, int ranks) {
-  BucketOptions o;
-  const std::size_t element = size_of(options.precision.gradients);
-  const bool gathers = plan.state == Placement::sharded;
-  const std::size_t reduced = reduce_bucket_size(options, plan, parameters);
-  const std::size_t cap = gathers ? std::min(reduced, options.allgather_bucket_size) : reduced;
-  o.cap_bytes = bytes_of_elements(cap, element);
-  o.first_bytes = bytes_of_elements(std::min(cap, options.first_bucket_size), element);
-  o.align = norm_block;
-  o.granularity = norm_block * static_cast<std::size_t>(ranks);
-  o.overlap = options.overlap_comm;
-  return o;
-}
-
-}  // namespace
-
-StorageOptions storage_options(const StrategyOptions& options, const ShardingPlan& plan,
-                               std::span<Parameter* const> parameters, int ranks, Device::Kind kind) {
-  StorageOptions out{options, plan, bucket_options(options, plan, parameters, ranks)};
-  if (kind == Device::host) out.offload_optimizer = out.offload_param = {};  // all is in host memory already
-  return out;
 }
 
 }  // namespace rz

@@ -1,12 +1,9 @@
 #pragma once
 /// A kind of strategy and its options choose the parts of a strategy.
 
-#include <span>
-
-#include "autograd_lite/parameter.h"
 #include "sharding/model/flat_layout.h"
-#include "sharding/model/sharded_model.h"
-#include "sharding/strategy/strategy_options.h"
+#include "sharding/model/options.h"
+#include "sharding/parallel/mesh_sizes.h"
 
 namespace rz {
 
@@ -20,9 +17,5 @@ StrategyOptions checked(StrategyOptions, const ShardingPlan&);
 MeshSizes mesh_of(const MeshSizes&, const StrategyOptions&);
 /// The place in what values are divided by: with zero_hpz_partition_size, all data ranks.
 MeshCoordinates divided_at(const MeshCoordinates&, const StrategyOptions&);
-/// What the options mean for the parameters of a model on `ranks` data ranks whose communicator is on a
-/// device or on the host.
-StorageOptions storage_options(const StrategyOptions&, const ShardingPlan&,
-                               std::span<Parameter* const> parameters, int ranks, Device::Kind);
 
 }  // namespace rz

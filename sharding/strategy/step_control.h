@@ -12,8 +12,8 @@
 #include "sharding/model/sharded_model.h"
 #include "sharding/optim/grad_norm.h"
 #include "sharding/optim/optimizer.h"
-#include "sharding/strategy/strategy_options.h"
-#include "tensor/kernels/scalar/step_outcome.h"
+#include "sharding/strategy/update_settings.h"
+#include "tensor/kernels/scalar/optimizer_step.h"
 #include "tensor/tensor.h"
 
 namespace rz {

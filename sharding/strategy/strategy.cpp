@@ -33,8 +33,16 @@ void wait_for_device(const Stream& stream) noexcept {
   }
 }
 
-/// A meta communicator sums nothing.
-Mesh with_order(Mesh given, const StrategyOptions& options) {
+void require_same_options(StrategyKind kind, const StrategyOptions& options, Communicator& communicator) {
+  Facts facts;
+  facts("the strategy", kind);
+  fields(facts, options);
+  require_same("StrategyOptions", facts.list, "give every rank the same", communicator);
+}
+
+/// Of ranks that have the same options. A meta communicator sums nothing.
+Mesh mesh_for(Mesh given, StrategyKind kind, const StrategyOptions& options) {
+  require_same_options(kind, options, given.communicator());
   const MeshSizes sizes = mesh_of(given.sizes(), options);
   const Mesh mesh = sizes == given.sizes() ? std::move(given) : given.resized(sizes);
   const Communicator& c = mesh.communicator();
@@ -82,9 +90,9 @@ Strategy::State::State(StrategyKind of, const ShardingPlan& plan, Module& module
                        StrategyOptions given)
     : kind(of),
       options(checked(std::move(given), plan)),
-      runtime(with_order(std::move(mesh), options), offloads(options), options.zero_hpz_partition_size > 1),
+      runtime(mesh_for(std::move(mesh), of, options), offloads(options), options.zero_hpz_partition_size > 1),
       hooks(module.parameters(), passes, concat("a ", name(of), " strategy")),
-      model(module, agree_on_model(of, module, options, runtime),
+      model(module, agree_on_model(module, runtime),
             storage_options(options, plan, module.parameters(), runtime.data.size(),
                             runtime.stream.device().kind),
             runtime),

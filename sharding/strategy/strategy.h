@@ -39,12 +39,13 @@
 #include "../../autograd_lite/ops.h"
 #include "../../autograd_lite/tape.h"
 #include "../model/memory_report.h"
+#include "../model/options.h"
 #include "../parallel/mesh.h"
 #include "../parallel/traffic.h"
 #include "logging_data.h"
 #include "no_sync.h"
 #include "parameter_values.h"
-#include "strategy_options.h"
+#include "update_settings.h"
 
 namespace rz {
 

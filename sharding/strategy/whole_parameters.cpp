@@ -139,7 +139,9 @@ void MatrixDirections::collect(int bucket, const Optimizer& optimizer, UpdateSpa
     optimizer.direct(call.spans, with_missed, stream);
   }
   if (layout.state() == Placement::sharded)
-    runtime_.exposed.wait(runtime_.all_gather(all.view(own.begin, {own.count()}), all, stream), stream);
+    runtime_.exposed.wait(
+        runtime_.counted(runtime_.shard_group).all_gather(all.view(own.begin, {own.count()}), all, stream),
+        stream);
   for (const int m : here) {
     if (owner_[static_cast<std::size_t>(m)] != runtime_.shard_group.rank()) continue;
     const Tensor mine = runtime_.transient.allocate(model_.parameters().member(m).shape);
@@ -159,7 +161,8 @@ Tensor MatrixDirections::distribute(int bucket, std::span<const MemberUpdate> up
       ops::copy(direction, mine->second, stream);
       owned_.erase(mine);
     }
-    works.push_back(runtime_.broadcast(direction, owner_[static_cast<std::size_t>(m)], stream));
+    works.push_back(runtime_.counted(runtime_.shard_group)
+                        .broadcast(direction, owner_[static_cast<std::size_t>(m)], stream));
   }
   for (const Work& work : works) runtime_.exposed.wait(work, stream);
   return all;

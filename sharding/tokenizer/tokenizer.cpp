@@ -14,7 +14,7 @@
 #include "comm/core/error.h"
 #include "comm/core/text.h"
 #include "sharding/io/checksum.h"
-#include "sharding/io/durable_file.h"
+#include "sharding/io/file.h"
 #include "sharding/io/json.h"
 #include "sharding/io/text.h"
 #include "sharding/tokenizer/added_tokens.h"

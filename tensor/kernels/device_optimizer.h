@@ -9,7 +9,6 @@
 #include "comm/core/types.h"
 #include "comm/device/stream.h"
 #include "tensor/kernels/scalar/optimizer_step.h"
-#include "tensor/kernels/scalar/step_outcome.h"
 #include "tensor/kernels/scalar/superaccumulator.h"
 
 namespace rz::ops {

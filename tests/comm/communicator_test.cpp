@@ -19,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "comm/core/deadline.h"
 #include "comm/core/error.h"
 #include "comm/os/helper_thread.h"
 #include "tests/support/error_of.h"

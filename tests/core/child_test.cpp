@@ -52,6 +52,25 @@ TEST(Child, ItsStatusIsWhatItsFunctionReturns) {
   EXPECT_EQ(exit_status(throws), 1);
 }
 
+TEST(Child, OneThatIsOverKeepsItsNumberUntilItIsWaitedFor) {
+  auto [read, write] = make_pipe();
+  Child child([&] {
+    write.close();
+    char c;
+    return static_cast<int>(::read(read.get(), &c, 1));
+  });
+  const pid_t pid = child.pid();
+  EXPECT_FALSE(child.is_over());
+  read.close();
+  write.close();
+  for (const auto end = soon(); !child.is_over() && !end.expired();) std::this_thread::sleep_for(2ms);
+  EXPECT_TRUE(child.is_over());
+  EXPECT_EQ(child.pid(), pid);
+  EXPECT_EQ(::kill(pid, 0), 0);
+  EXPECT_EQ(exit_status(child), 0);
+  EXPECT_TRUE(child.is_over());
+}
+
 TEST(Child, ProgramHasItsVariablesAndStreams) {
   auto [in_read, in_write] = make_pipe();
   auto [out_read, out_write] = make_pipe();

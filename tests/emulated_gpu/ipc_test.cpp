@@ -1,6 +1,7 @@
 // Memory of the emulated devices among processes. The test process itself makes no CUDA call, except where it
 // must have memory before it forks.
 
+#include "comm/core/deadline.h"
 #include "tests/emulated_gpu/device_code.h"
 // after CUDA's words
 #include <gtest/gtest.h>

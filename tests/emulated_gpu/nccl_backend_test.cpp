@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "comm/communicator.h"
+#include "comm/core/deadline.h"
 #include "comm/core/error.h"
 #include "comm/device/cuda_runtime.h"
 #include "comm/device/graph.h"

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "comm/device/graph.h"
+#include "sharding/data/batch_sampler.h"
 #include "sharding/data/dataset.h"
 #include "tests/gpu/on_device.h"
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "comm/collective.h"
+#include "comm/core/deadline.h"
 #include "comm/core/math.h"
 #include "comm/tuning/intranode.h"
 #include "tests/mpi/world.h"

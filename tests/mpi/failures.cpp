@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/backends/mpi/mpi_runtime.h"
+#include "comm/core/deadline.h"
 #include "comm/os/spin.h"
 #include "tests/mpi/world.h"
 

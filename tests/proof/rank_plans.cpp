@@ -1,6 +1,6 @@
 #include "tests/proof/rank_plans.h"
 
-#include "comm/intranode/plan/call_layout.h"
+#include "comm/intranode/plan/call_plan.h"
 #include "tests/proof/round_explorer.h"
 
 namespace rz::intranode {

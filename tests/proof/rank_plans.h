@@ -1,7 +1,7 @@
 #pragma once
 /// A sequence of calls of the intra-node engine as data, and its proof, like that of schedules (verify.h):
 /// what a rank publishes, reads, reduces and acknowledges, and in which order. The plans are made by the
-/// functions that the engine runs: plans (call_plan.h), bytes (call_layout.h) and rounds (rounds.h). Pure.
+/// functions that the engine runs: plans and bytes (call_plan.h), and rounds (rounds.h). Pure.
 
 #include <cstddef>
 #include <cstdint>

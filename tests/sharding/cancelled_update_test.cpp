@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "autograd_lite/models/gpt2.h"
+#include "sharding/data/batch_sampler.h"
 #include "sharding/engine/engine.h"
 #include "sharding/strategy/strategy.h"
 #include "tests/support/engine.h"

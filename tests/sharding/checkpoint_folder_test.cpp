@@ -17,7 +17,7 @@
 #include <set>
 
 #include "sharding/checkpoint/checkpoint_reader.h"
-#include "sharding/io/durable_file.h"
+#include "sharding/io/file.h"
 #include "sharding/io/json.h"
 #include "tests/support/error_of.h"
 #include "tests/support/forked.h"

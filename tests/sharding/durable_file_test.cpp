@@ -1,5 +1,3 @@
-#include "sharding/io/durable_file.h"
-
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -13,6 +11,7 @@
 #include <vector>
 
 #include "comm/core/integer_math.h"
+#include "sharding/io/file.h"
 #include "sharding/io/json.h"
 #include "tests/support/error_of.h"
 #include "tests/support/folder.h"

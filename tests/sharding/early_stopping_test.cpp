@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "sharding/engine/checkpoints/trainer_state.h"
+#include "sharding/engine/checkpoints/engine_state.h"
 #include "tests/support/error_of.h"
 
 namespace rz {

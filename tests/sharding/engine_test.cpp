@@ -17,7 +17,7 @@
 #include "autograd_lite/nn/layers.h"
 #include "sharding/engine/reports/comms_logger.h"
 #include "sharding/engine/reports/step_monitor.h"
-#include "sharding/engine/reports/update_reports.h"
+#include "sharding/engine/reports/update_losses.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
 #include "tests/support/engine.h"

@@ -8,6 +8,7 @@
 
 #include "autograd_lite/ops.h"
 #include "sharding/parallel/collectives.h"
+#include "sharding/parallel/traffic.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 

@@ -12,7 +12,7 @@
 
 #include "sharding/checkpoint/torch_files/torch_file.h"
 #include "sharding/checkpoint/torch_files/zip_directory.h"
-#include "sharding/io/input_file.h"
+#include "sharding/io/file.h"
 #include "tests/support/error_of.h"
 #include "tests/support/torch_writer.h"
 #include "tests/support/written_checkpoint.h"

@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "comm/bootstrap.h"
 #include "sharding/engine/parse_arguments.h"
 #include "tests/support/error_of.h"
 #include "tests/support/folder.h"
@@ -45,6 +46,16 @@ TEST(Spawn, EveryRankRunsInAProcessOfItsOwn) {
     EXPECT_NE(pid, first) << "rank " << rank;
     if (rank == 0) first = pid;
   }
+}
+
+TEST(Spawn, ARankHasNoDescriptorsOfTheRanksBeforeIt) {
+  spawn(3, [](World&) {
+    for (const auto& open : fs::directory_iterator("/proc/self/fd")) {
+      std::error_code closed;  // the descriptor of the iterator
+      require(fs::read_symlink(open.path(), closed) != "anon_inode:[pidfd]", Errc::system,
+              "a descriptor of a rank");
+    }
+  });
 }
 
 TEST(Spawn, TheErrorOfARankIsThrownWithItsRank) {

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "sharding/lm/engine_options.h"
+#include "sharding/lm/engine_of_run.h"
 #include "sharding/optim/optimizers.h"
 #include "tests/support/error_of.h"
 #include "tests/support/train_tiny.h"

@@ -11,20 +11,16 @@ namespace rz::checkpoint {
 namespace {
 
 constexpr const char* diff_description =
-    "Compares two checkpoints, tensor by tensor and state by state, whatever ranks and strategies wrote "
-    "them;\n"
-    "or weights of any kind: a checkpoint, safetensors, a state dict of torch.save(), a folder of Hugging\n"
-    "Face or DeepSpeed.\n"
-    "\n"
+    "Compares two checkpoints, tensor by tensor and state by state, whatever ranks and strategies wrote\n"
+    "them; or weights of any kind: a checkpoint, safetensors, a state dict of torch.save(), a folder of\n"
+    "Hugging Face or DeepSpeed.\n\n"
     "  checkpoint diff A/global_step100 B/global_step100\n"
     "  checkpoint diff RUN merged --tolerance 1e-2";
 
 constexpr const char* diff_footer =
     "An element differs if a bit does, or with --tolerance if its values differ by more; dtypes may then\n"
-    "differ too. The table has max |A - B| and the number of elements that differ. If A or B is no "
-    "checkpoint,\n"
-    "parameters and persistent buffers only are compared.\n"
-    "\n"
+    "differ too. The table has max |A - B| and the number of elements that differ. If A or B is no\n"
+    "checkpoint, parameters and persistent buffers only are compared.\n\n"
     "Exit status: 0 equal, 1 different, 2 any error.";
 
 struct DiffOptions {

@@ -25,18 +25,16 @@ namespace fs = std::filesystem;
 constexpr const char* merge_description =
     "Writes a checkpoint's parameters and persistent buffers to a new folder OUT as from_pretrained() of\n"
     "Hugging Face reads them: model.safetensors, or several files with model.safetensors.index.json. Of a\n"
-    "run with LoRA it writes the model with its adapter merged, as train_lm --save does. Of a checkpoint of\n"
-    "DeepSpeed, ZeRO stages 0 to 3, it consolidates the f32 weights of all ranks.\n"
-    "\n"
+    "run with LoRA it writes the model with its adapter merged, as train_lm --save does. Of a checkpoint\n"
+    "of DeepSpeed, ZeRO stages 0 to 3, it consolidates the f32 weights of all ranks.\n\n"
     "  checkpoint merge RUN OUT\n"
     "  checkpoint merge RUN/global_step100 OUT --dtype bf16 --max-shard-size 2GB --config config.json\n"
     "  checkpoint merge BASE OUT --adapter ADAPTER        a model with its adapter of LoRA or PEFT";
 
 constexpr const char* split_description =
-    "Writes the weights IN to a new folder OUT, cut into files by another size: IN is a safetensors file, a\n"
-    "state dict of torch.save(), a folder or index of Hugging Face, or a checkpoint. A large size makes one "
-    "file of several.\n"
-    "\n"
+    "Writes the weights IN to a new folder OUT, cut into files by another size: IN is a safetensors file,\n"
+    "a state dict of torch.save(), a folder or index of Hugging Face, or a checkpoint. A large size makes\n"
+    "one file of several.\n\n"
     "  checkpoint split model.safetensors OUT --max-shard-size 500MB\n"
     "  checkpoint split FOLDER OUT --max-shard-size 1TB";
 
@@ -51,8 +49,7 @@ constexpr const char* adapter_footer =
     "OUT appears complete or not at all; it must not exist, unless it is an empty folder.";
 
 constexpr const char* write_footer =
-    "Sizes are as in Hugging Face: 5GB is 5*10^9 bytes, 5GiB is 5*2^30. A tensor that is larger has a file "
-    "of\n"
+    "Sizes are as in Hugging Face: 5GB is 5*10^9 bytes, 5GiB is 5*2^30. A larger tensor has a file of\n"
     "its own. OUT appears complete or not at all; it must not exist, unless it is an empty folder.";
 
 struct WriteOptions {

@@ -1,7 +1,6 @@
 #include "tools/doctor/agent.h"
 
 #include <poll.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -10,15 +9,12 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
-#include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "comm/core/text.h"
 #include "comm/net/random.h"
 #include "sharding/io/json.h"
 #include "sharding/io/text.h"
-#include "tools/command_line/shell_words.h"
 #include "tools/doctor/probe.h"
-#include "tools/rzrun/hosts/hosts.h"
 
 namespace rz::doctor {
 namespace {
@@ -86,30 +82,17 @@ int run_agent() {
   return 0;
 }
 
-RemoteAgent::RemoteAgent(std::vector<std::string> shell, const std::string& host, const std::string& program)
-    : host_(host), errors_(memfd_create("errors", MFD_CLOEXEC)) {
-  auto [in_end, to] = make_pipe();
-  auto [from, out_end] = make_pipe();
-  to_ = std::move(to), from_ = std::move(from);
-  // It serves pairs at the ports of the job, and no variable goes through a remote shell.
-  const PortRange& ports = environment().ports;
-  if (hosts::is_this_host(host)) {
-    shell = {program, "--agent"};
-  } else {
-    shell.push_back(host);
-    shell.push_back(concat(ports.first ? concat("env RZ_PORTS=", ports.first, "-", ports.last, " ") : "",
-                           quoted_for_shell(program), " --agent"));
-  }
-  const auto run = [&] {
-    signal(SIGPIPE, SIG_DFL);
-    return exec_or_say(shell);
-  };
-  process_ = Child(run, {.in = in_end.get(), .out = out_end.get(), .err = errors_.get()});
-}
+// It serves pairs at the ports of the job.
+RemoteAgent::RemoteAgent(const std::vector<std::string>& shell, const std::string& host,
+                         const std::string& program)
+    : host_(host),
+      errors_(memfd_create("errors", MFD_CLOEXEC)),
+      connector_(hosts::agent_command(shell, host, program), {}, errors_.get()) {}
 
 RemoteAgent::~RemoteAgent() {
-  to_.close();
-  if (!process_.wait(Deadline::after(std::chrono::seconds(2)))) process_.end_within(std::chrono::seconds(1));
+  connector_.in.close();
+  if (!connector_.process.wait(Deadline::after(std::chrono::seconds(2))))
+    connector_.process.end_within(std::chrono::seconds(1));
 }
 
 std::string RemoteAgent::last_error() const {
@@ -128,7 +111,7 @@ void RemoteAgent::fail_ended(const std::string& how) {
 
 void RemoteAgent::send(const std::string& word, const std::string& json) {
   const std::string line = concat(word, ' ', json, '\n');  // shorter than a pipe holds
-  if (::write(to_.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size()))
+  if (::write(connector_.in.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size()))
     fail_ended("the remote shell has ended");
 }
 
@@ -142,10 +125,10 @@ std::string RemoteAgent::next_line(Deadline deadline) {
     }
     if (received_.size() > max_line) fail_ended("an endless line came from it");
     if (deadline.expired()) fail_ended("no answer before the deadline");
-    pollfd p{from_.get(), POLLIN, 0};
+    pollfd p{connector_.out.get(), POLLIN, 0};
     if (poll(&p, 1, deadline.poll_ms(1000)) <= 0) continue;
     char bytes[4096];
-    const ssize_t n = ::read(from_.get(), bytes, sizeof bytes);
+    const ssize_t n = ::read(connector_.out.get(), bytes, sizeof bytes);
     if (n == 0) fail_ended("the remote shell has ended");
     if (n > 0) received_.append(bytes, static_cast<std::size_t>(n));
   }

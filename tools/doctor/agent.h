@@ -15,9 +15,9 @@
 
 #include "comm/core/deadline.h"
 #include "comm/net/socket.h"
-#include "comm/os/child.h"
 #include "tools/doctor/checks.h"
 #include "tools/doctor/host_facts.h"
+#include "tools/rzrun/hosts/connector.h"
 
 namespace rz::doctor {
 
@@ -32,7 +32,7 @@ int run_agent();
 class RemoteAgent {
  public:
   /// Starts `shell` HOST 'PROGRAM' --agent, without waiting for it. `shell`: the words of a remote shell.
-  RemoteAgent(std::vector<std::string> shell, const std::string& host, const std::string& program);
+  RemoteAgent(const std::vector<std::string>& shell, const std::string& host, const std::string& program);
   RemoteAgent(const RemoteAgent&) = delete;
   /// Ends it: the end of its input, two seconds later SIGTERM, then SIGKILL.
   ~RemoteAgent();
@@ -48,8 +48,8 @@ class RemoteAgent {
   std::string last_error() const;
 
   std::string host_;
-  UniqueFd to_, from_, errors_;
-  Child process_;
+  UniqueFd errors_;
+  hosts::Connector connector_;
   std::string received_;
 };
 

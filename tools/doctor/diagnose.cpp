@@ -1,5 +1,3 @@
-#include "tools/doctor/diagnose.h"
-
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +9,7 @@
 #include "comm/net/random.h"
 #include "comm/topology.h"
 #include "tools/doctor/agent.h"
+#include "tools/doctor/report.h"
 
 namespace rz::doctor {
 namespace {

@@ -6,7 +6,6 @@
 #include "comm/core/environment.h"
 #include "tools/command_line/command_line.h"
 #include "tools/doctor/agent.h"
-#include "tools/doctor/diagnose.h"
 #include "tools/doctor/options.h"
 #include "tools/doctor/report.h"
 

@@ -1,7 +1,5 @@
 #include "tools/doctor/options.h"
 
-#include <filesystem>
-
 #include "comm/core/environment.h"
 #include "comm/core/error.h"
 #include "tools/command_line/shell_words.h"
@@ -10,10 +8,9 @@ namespace rz::doctor {
 namespace {
 
 constexpr const char* description =
-    "Shows what this host, or the hosts of a hostfile, lack for a job: each check with what was found, what "
-    "is\n"
-    "needed, and the command that mends it. Run it where the job will run, in its container or allocation, "
-    "by its user.\n\n"
+    "Shows what this host, or the hosts of a hostfile, lack for a job: each check with what was found,\n"
+    "what is needed, and the command that mends it. Run it where the job will run, in its container or\n"
+    "allocation, by its user.\n\n"
     "  doctor                                    this host\n"
     "  doctor --ranks 8 --device cuda            this host, for 8 ranks on GPUs\n"
     "  doctor --hostfile hosts --ranks 16        several hosts by ssh, and the ways between them\n\n"
@@ -21,15 +18,12 @@ constexpr const char* description =
 
 constexpr const char* footer =
     "Verdicts: ok; warning, a job runs, but slower or with a risk; missing, it would not run.\n\n"
-    "Over several hosts doctor starts itself there, so each needs ssh without a password and ringzero at the "
-    "same\n"
-    "path. It reads their facts, compares versions, clocks and what MASTER_ADDR means, and measures pairs of "
-    "hosts:\n"
-    "round trip, rate of one TCP connection, and the largest packet that passes. Up to 4 hosts every pair is "
-    "measured\n"
-    "in both directions; of more, each with the first and with the next. A pair takes about a second. The "
-    "servers\n"
-    "listen on the address that a job would use, for one client that has a random token.\n\n"
+    "Over several hosts doctor starts itself there, so each needs ssh without a password and ringzero at\n"
+    "the same path. It reads their facts, compares versions, clocks and what MASTER_ADDR means, and\n"
+    "measures pairs of hosts: round trip, rate of one TCP connection, and the largest packet that passes.\n"
+    "Up to 4 hosts every pair is measured in both directions; of more, each with the first and with the\n"
+    "next. A pair takes about a second. The servers listen on the address that a job would use, for one\n"
+    "client that has a random token.\n\n"
     "Measured are idle ways: a job that runs meanwhile makes them slower, and is disturbed.\n\n"
     "Exit status: 0 a job would run, 1 something is missing, 2 an input is wrong.";
 
@@ -89,7 +83,7 @@ Parsed<Options> parse_options(int argc, const char* const* argv) {
   const std::string where = master.empty() ? "MASTER_ADDR=" : "--master-addr ";
   o.master = !master.empty() ? master : set.value_or(o.nodes.empty() ? "" : o.nodes.front().name);
   if (!o.master.empty()) check_master(where, o.master);
-  if (o.program.empty()) o.program = std::filesystem::read_symlink("/proc/self/exe").string();
+  if (o.program.empty()) o.program = hosts::own_path();
   return parsed;
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tools/command_line/command_line.h"
+#include "tools/rzrun/hosts/connector.h"
 #include "tools/rzrun/hosts/hosts.h"
 
 namespace rz::doctor {
@@ -13,7 +14,7 @@ struct Options {
   int ranks = 0;  ///< of the job; 0: all slots, or what this host has processors or GPUs for
   bool cuda = false;
   std::vector<hosts::Host> nodes;  ///< of the hostfile; empty: this host alone
-  std::vector<std::string> shell{"ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"};
+  std::vector<std::string> shell = hosts::ssh_words();
   std::string program;  ///< doctor on the hosts
   std::string master;   ///< MASTER_ADDR; empty: not set, and there is no hostfile
   bool json = false, facts = false, agent = false;

@@ -1,11 +1,12 @@
 #pragma once
-/// What doctor prints.
+/// What doctor finds, and what it prints.
 
 #include <span>
 #include <string>
 #include <vector>
 
 #include "tools/doctor/checks.h"
+#include "tools/doctor/options.h"
 
 namespace rz::doctor {
 
@@ -15,6 +16,11 @@ struct Report {
   std::vector<PairMeasurement> pairs;
   std::vector<Finding> findings;
 };
+
+// Reads the facts of all hosts, measures, and judges.
+Report diagnose_this_host(const Options&);
+/// A host that cannot be reached is a finding, and so is a pair that cannot be measured.
+Report diagnose_hosts(const Options&);
 
 /// Whether a job would run: nothing is missing.
 bool runs(const Report&);

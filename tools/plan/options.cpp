@@ -12,19 +12,16 @@ namespace rz::plan {
 namespace {
 
 constexpr const char* description =
-    "Predicts what each rank of a training run holds, by category, and what it sends in an update. Nothing "
-    "is\n"
-    "trained, and neither the memory nor the ranks nor the devices of the run are needed.\n\n"
+    "Predicts what each rank of a training run holds, by category, and what it sends in an update.\n"
+    "Nothing is trained, and neither the memory nor the ranks nor the devices of the run are needed.\n\n"
     "  plan --model config.json --config ds.json --ranks 4               one run\n"
     "  plan --model config.json --config ds.json --ranks 1,2,4,8         side by side\n"
     "  plan --model config.json --config ds.json --ranks 4 --memory 16GiB    does it fit, and what would?\n"
-    "  plan --model config.json --config ds.json --ranks 8 --mesh replicate=2    copies that are each "
-    "divided\n"
+    "  plan --model config.json --config ds.json --ranks 8 --mesh replicate=2    copies, each divided\n"
     "  plan --model config.json --config ds.json --ranks 8 --mesh tp=2           ranks share layers\n\n"
-    "With --memory, every number of copies and every tp that divides a node and the model is planned. A mesh "
-    "is\n"
-    "proposed: the smallest tp that fits, which exchanges the least activations, and of it the most "
-    "copies.\n\n"
+    "With --memory, every number of copies and every tp that divides a node and the model is planned. A\n"
+    "mesh is proposed: the smallest tp that fits, which exchanges the least activations, and of it the\n"
+    "most copies.\n\n"
     "The run is that of train_lm with the same flags.";
 
 constexpr const char* footer =
@@ -32,21 +29,18 @@ constexpr const char* footer =
     "  parameters        values that forward and backward read; the 16-bit ones in mixed precision\n"
     "  masters           f32 copies of the values that a rank updates, in mixed precision\n"
     "  gradients         and what optimizers keep: optimizer state\n"
-    "  transient         ZeRO: gathered parameters, whole gradients until they are reduced, wire format, "
-    "tiles\n"
+    "  transient         ZeRO: gathered parameters, whole gradients until reduced, wire format, tiles\n"
     "  activations       what the tape holds: outputs of operators, and gradients of them\n"
     "  offloaded …       in host memory, beside a device\n\n"
     "Bytes are those of a run after some updates, with what it caches; a run on the host holds exactly so\n"
-    "much, except for reductions that overlap with backward, whose transient bytes vary. Not "
-    "included:\n"
-    "the loader's batches, memory of communicators and libraries, and on a GPU its context and the padding "
-    "of\n"
-    "rows.\n\n"
+    "much, except for reductions that overlap with backward, whose transient bytes vary. Not included:\n"
+    "the loader's batches, memory of communicators and libraries, and on a GPU its context and the\n"
+    "padding of rows.\n\n"
     "Bytes sent in an update are those of gradients, values, module buffers, norms (of gradients, and of\n"
     "parameters for Lamb), directions of matrices (Muon), of what ranks agree on in a pass, and of what\n"
-    "layers exchange where ranks share them (tp: activations, and parts of losses); exact for\n"
-    "algorithms that send the minimum (ring, and one copy within a node), the mean over the ranks for a\n"
-    "broadcast. Reports of losses and checkpoints add some bytes that are not included.\n\n"
+    "layers exchange where ranks share them (tp: activations, and parts of losses); exact for algorithms\n"
+    "that send the minimum (ring, and one copy within a node), the mean over the ranks for a broadcast.\n"
+    "Reports of losses and checkpoints add some bytes that are not included.\n\n"
     "Exit status: 0 done, 1 a rank needs more than --memory, 2 an input is wrong.";
 
 int rank_count(const std::string& word) {

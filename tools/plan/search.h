@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "sharding/lm/engine_options.h"
+#include "sharding/lm/engine_of_run.h"
 #include "tools/plan/options.h"
 
 namespace rz::plan {

@@ -6,7 +6,7 @@
 
 #include "comm/core/error.h"
 #include "comm/core/text.h"
-#include "sharding/io/durable_file.h"
+#include "sharding/io/file.h"
 #include "tools/command_line/command_line.h"
 #include "tools/report/chart.h"
 #include "tools/report/runs.h"

@@ -12,7 +12,7 @@
 #include "comm/topology.h"
 #include "sharding/data/text_documents.h"
 #include "sharding/data/token_shards.h"
-#include "sharding/io/durable_file.h"
+#include "sharding/io/file.h"
 #include "sharding/tokenizer/tokenizer.h"
 #include "tools/command_line/command_line.h"
 #include "tools/command_line/progress.h"

@@ -23,7 +23,7 @@
 #include "sharding/engine/checkpoints/checkpoint_options.h"
 #include "sharding/engine/engine.h"
 #include "sharding/engine/reports/step_monitor.h"
-#include "sharding/lm/engine_options.h"
+#include "sharding/lm/engine_of_run.h"
 #include "sharding/lm/inputs.h"
 #include "sharding/lm/run.h"
 #include "sharding/lm/sample_text.h"

@@ -10,26 +10,22 @@ namespace {
 using lm::speed_group;
 
 constexpr const char* description =
-    "Trains a language model, e.g. GPT-2 or Llama, on text or tokens over the ranks that a launcher starts, "
-    "or "
-    "alone.\n\n"
+    "Trains a language model, e.g. GPT-2 or Llama, on text or tokens over the ranks that a launcher\n"
+    "starts, or alone.\n\n"
     "  train_lm --model config.json --config ds.json --data .          one process\n"
     "  rzrun -n 2 train_lm --model config.json --config ds.json …      two ranks on this machine\n"
-    "  torchrun --nproc-per-node 2 --no-python -- train_lm …           the same; options behind -- are "
-    "train_lm's\n"
+    "  torchrun --nproc-per-node 2 --no-python -- train_lm …           the same, with its options behind --\n"
     "  mpirun -n 2 and srun start it as well: the rank is found in their environment.";
 
 constexpr const char* footer =
     "The DeepSpeed configuration decides batch sizes, clipping, optimizer, schedule and ZeRO stage, e.g.\n"
     "  {\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": 3},\n"
     "   \"optimizer\": {\"type\": \"AdamW\", \"params\": {\"lr\": 1e-3}}}\n"
-    "Without --config it is that of RZ_CONFIG, a path or JSON, which rzrun --config_file sets.\n"
-    "Without one: --learning-rate 1e-3 --per-device-train-batch-size 8 --strategy zero3, and AdamW.\n\n"
-    "Exit status: 0 done, 143 stopped by SIGTERM, Ctrl-C or the end of the allocation, 2 an input is wrong "
-    "or "
-    "differs\n"
-    "over the ranks (nothing was written), 1 anything else, e.g. a loss that is not finite (the model is not "
-    "saved).";
+    "Without --config it is that of RZ_CONFIG, a path or JSON, which rzrun --config_file sets. Without\n"
+    "one: --learning-rate 1e-3 --per-device-train-batch-size 8 --strategy zero3, and AdamW.\n\n"
+    "Exit status: 0 done, 143 stopped by SIGTERM, Ctrl-C or the end of the allocation, 2 an input is\n"
+    "wrong or differs over the ranks (nothing was written), 1 anything else, e.g. a loss that is not\n"
+    "finite (the model is not saved).";
 
 void add_data(CommandLine& line, Options& o) {
   line.add_option(
@@ -52,8 +48,7 @@ void add_data(CommandLine& line, Options& o) {
                         .group("Inputs");
   line.add_option("--tokens", o.tokens,
                   "Tokens instead of --data: .npy, llm.c's .bin or little-endian uint16; a file, a folder, "
-                  "also of the "
-                  "program tokenize, or a pattern, or several: A,B")
+                  "also of the program tokenize, or a pattern, or several: A,B")
       .type_name("TOKENS")
       .excludes(data)
       .group("Inputs");

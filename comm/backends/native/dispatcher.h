@@ -11,7 +11,7 @@
 
 #include "comm/backends/native/native_options.h"
 #include "comm/backends/native/schedule_engine.h"
-#include "comm/explain.h"
+#include "comm/collective.h"
 #include "comm/intranode/engine.h"
 #include "comm/os/flight_recorder.h"
 #include "comm/os/wait_policy.h"

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "comm/collective.h"
-#include "comm/intranode/plan/call_layout.h"
 #include "comm/intranode/plan/call_plan.h"
 #include "comm/reduce/reduce.h"
 

@@ -1,5 +1,5 @@
 #pragma once
-/// The tree of the pairwise order (comm/core/reduction_order.h) over ranks, for the schedules of this folder.
+/// The tree of the pairwise order (ReductionOrder) over ranks, for the schedules of this folder.
 ///
 /// A node of the tree is a block of ranks [b, b + 2^k), cut off at the group's size, with b a multiple of
 /// 2^k. One of its ranks holds its sum: `target` if that is in the block, so the result ends there. In other

@@ -17,7 +17,7 @@
 #include <variant>
 #include <vector>
 
-#include "sharding/io/input_file.h"
+#include "sharding/io/file.h"
 
 namespace rz {
 

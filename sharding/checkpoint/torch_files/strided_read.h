@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "sharding/io/input_file.h"
+#include "sharding/io/file.h"
 
 namespace rz {
 

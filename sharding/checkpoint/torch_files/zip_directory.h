@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "sharding/io/input_file.h"
+#include "sharding/io/file.h"
 
 namespace rz {
 

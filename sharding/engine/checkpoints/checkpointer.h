@@ -14,7 +14,6 @@
 #include "sharding/data/loader_positions.h"
 #include "sharding/engine/checkpoints/checkpoint_options.h"
 #include "sharding/engine/checkpoints/engine_state.h"
-#include "sharding/engine/checkpoints/trainer_state.h"
 #include "sharding/engine/loop/update_loop.h"
 #include "sharding/parallel/world.h"
 #include "sharding/strategy/strategy.h"

@@ -68,7 +68,6 @@ TrainingStep::TrainingStep(Strategy& strategy, std::unique_ptr<Optimizer> optimi
       optimizer_(std::move(optimizer)),
       rates_(std::move(schedule), *optimizer_),
       schedule_unit_(schedule_unit),
-      max_norm_(config.gradient_clipping),
       skip_overflow_(config.precision.skip_overflow),
       max_skipped_(config.max_skipped_updates) {
   if (config.scales_loss()) scaler_.emplace(config.precision.loss_scale);
@@ -95,11 +94,6 @@ void TrainingStep::prepare(const Stream& stream) {
 
 void TrainingStep::cancel() {
   if (std::exchange(counted_, false)) optimizer_->set_updates(optimizer_->updates() - 1);
-}
-
-void TrainingStep::apply(const Stream& stream) {
-  // An update that is not finite never happens; without skip_overflow it is an error, in complete().
-  strategy_.clip_and_step(*optimizer_, {.max_norm = max_norm_, .skip_overflow = true}, stream);
 }
 
 namespace {

@@ -1,5 +1,6 @@
 #pragma once
-/// What surrounds the passes of an update: loss scale, learning rates, clipping, the optimizer's step.
+/// What surrounds the passes of an update: loss scale, learning rates, the optimizer, updates that are
+/// skipped.
 
 #include <cstdint>
 #include <memory>
@@ -9,7 +10,7 @@
 #include "sharding/config/ds_config.h"
 #include "sharding/config/lr_schedule.h"
 #include "sharding/engine/reports/step_report.h"
-#include "sharding/engine/reports/update_reports.h"
+#include "sharding/engine/reports/update_losses.h"
 #include "sharding/optim/loss_scaler.h"
 #include "sharding/optim/optimizer.h"
 #include "sharding/strategy/strategy.h"
@@ -56,15 +57,11 @@ class TrainingStep {
   void prepare(const Stream&);
   /// After prepare(): the update was dropped.
   void cancel();
-  /// After the last pass: waits for the sums of gradients. May be captured in a graph.
-  void reduce(const Stream& stream) { strategy_.finish_gradients(stream); }
-  /// After reduce(): clips and updates. May be captured in a graph.
-  void apply(const Stream&);
-  /// After apply() or a replay of it: what it did. Adjusts the loss scale. The report is complete, and the
-  /// parameters are as before, at Errc::diverged: a loss was not finite; or the gradients were not, and the
-  /// configuration does not skip such updates; or max_skipped_updates were skipped in a row; or the loss
-  /// scale cannot fall further. The culprit is the rank whose loss is not finite, if there is one such rank.
-  /// Collective.
+  /// After Strategy::clip_and_step() or a replay of it: what it did. Adjusts the loss scale. The report is
+  /// complete, and the parameters are as before, at Errc::diverged: a loss was not finite; or the gradients
+  /// were not, and the configuration does not skip such updates; or max_skipped_updates were skipped in a
+  /// row; or the loss scale cannot fall further. The culprit is the rank whose loss is not finite, if there
+  /// is one such rank. Collective.
   void complete(const Stream&, StepReport&, const UpdateLosses&, Communicator&);
 
   Optimizer& optimizer() { return *optimizer_; }
@@ -97,7 +94,6 @@ class TrainingStep {
   ScheduleUnit schedule_unit_;
   std::int64_t epochs_ = 0;
   std::optional<LossScaler> scaler_;  // f16 only, of parameters or autocast
-  double max_norm_;
   bool skip_overflow_;
   bool counted_ = false;      // on a device: prepare() has counted the update in the optimizer
   std::int64_t max_skipped_;  // in a row; 0: any number

@@ -215,9 +215,11 @@ void UpdateLoop::backward_without_data() {
 void UpdateLoop::reduce_and_apply() {
   const flight::Phase phase("step");
   on_every_rank([&] {
-    training_.reduce(tape_.stream());
+    strategy_.finish_gradients(tape_.stream());
     reports_.times().end(Phase::reduction, tape_.stream());
-    training_.apply(tape_.stream());
+    // An update that is not finite never happens; TrainingStep::complete() decides whether it is an error.
+    strategy_.clip_and_step(training_.optimizer(), {.max_norm = options_.max_norm, .skip_overflow = true},
+                            tape_.stream());
     reports_.times().end(Phase::step, tape_.stream());
   });
 }

@@ -98,6 +98,7 @@ class UpdateGraph {
 struct UpdateLoopOptions {
   std::int64_t accumulation = 1;         ///< micro-batches of an update
   std::optional<double> expected_terms;  ///< default: those of the first micro-batches, times accumulation
+  double max_norm = 0;                   ///< of gradients, by clipping; 0: no clipping
   std::uint64_t seed = 0;                ///< of dropout
   bool graph = true;                     ///< on a device: capture updates
   std::function<void()> when_dropped{};  ///< called on every rank that drops an update
@@ -188,7 +189,7 @@ class UpdateLoop {
   void rewind();
   /// The same, and loaders go on behind it.
   void drop();
-  /// After the last pass of an update.
+  /// After the last pass of an update. May be captured in a graph.
   void reduce_and_apply();
   void run_passes(const std::function<nn::Loss(std::size_t)>& forward);
   void next_update();

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "comm/core/text.h"
-#include "sharding/io/durable_file.h"
+#include "sharding/io/file.h"
 #include "sharding/parallel/rank_agreement.h"
 
 namespace rz {

@@ -10,7 +10,7 @@
 
 #include "comm/core/error.h"
 #include "comm/core/text.h"
-#include "sharding/io/durable_file.h"
+#include "sharding/io/file.h"
 
 namespace rz {
 

@@ -12,7 +12,7 @@
 
 #include "comm/core/text.h"
 #include "comm/os/helper_thread.h"
-#include "sharding/io/durable_file.h"
+#include "sharding/io/file.h"
 #include "sharding/parallel/rank_agreement.h"
 
 namespace rz {

@@ -3,6 +3,8 @@
 
 #include "tensor/kernels/strided_copy.h"
 
+#include "comm/core/integer_math.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "tensor/kernels/layout/strided_copy.cpp"
 #include <hwy/aligned_allocator.h>

@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "comm/core/integer_math.h"
 #include "tensor/kernels/vector-inl.h"
 
 #ifndef RZ_FEW_ROWS_MEMORY

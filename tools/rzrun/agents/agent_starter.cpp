@@ -99,7 +99,7 @@ AgentStarter::AgentStarter(const JobSpec& spec, HostLinks& links)
   Variables variables{{"RZ_AGENT", addresses_of(listeners)}, {"RZ_ENCRYPTION", environment().encryption}};
   listener_.emplace(std::move(listeners), access_by(secret_of_agents(variables)));
   if (spec.hosts.starter.kind == Starter::Kind::slurm) remove_variables_of_tasks();
-  starter_ = Connector(starter_command(spec.hosts, spec.grace), variables);
+  starter_ = hosts::Connector(starter_command(spec.hosts, spec.grace), variables);
   out_ = {std::move(starter_.out), &lines_, UniqueFd(), starter_.name + ": "};
   err_ = {std::move(starter_.err), &lines_, UniqueFd(), starter_.name + ": "};
   starter_.in.close();  // it reads nothing

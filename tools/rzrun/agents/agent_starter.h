@@ -46,7 +46,7 @@ class AgentStarter {
   const Hosts& hosts_of_job_;
   HostLinks& links_;
   std::optional<AgentListener> listener_;
-  Connector starter_;
+  hosts::Connector starter_;
   Console lines_{};
   Forwarder out_, err_;
   Deadline join_by_, explain_at_;

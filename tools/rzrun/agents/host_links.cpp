@@ -19,30 +19,8 @@ constexpr std::chrono::seconds time_to_end{2};
 
 }  // namespace
 
-Connector::Connector(const std::vector<std::string>& words, const Variables& variables)
-    : name(words.front()) {
-  auto [child_in, to_child] = make_pipe();
-  auto [from_child, child_out] = make_pipe();
-  auto [errors, child_err] = make_pipe();
-  const auto run = [&] {
-    default_signals();
-    return exec_or_say(words, variables);
-  };
-  process = Child(run,
-                  {.in = child_in.get(),
-                   .out = child_out.get(),
-                   .err = child_err.get(),
-                   .own_group = true,  // Ctrl-C is for rzrun alone
-                   .signal_if_orphaned = SIGTERM},
-                  name);
-  group = process.pid();
-  out = std::move(from_child);
-  in = std::move(to_child);
-  err = std::move(errors);
-}
-
 HostLink& HostLinks::start(const std::string& host, const std::vector<std::string>& words) {
-  Connector c(words);
+  hosts::Connector c(words);
   if (hosts::is_this_host(host)) c.name = "its agent";
   FrameStream stream(std::move(c.out), std::move(c.in));
   all.push_back({.host = host,
@@ -198,9 +176,12 @@ void HostLinks::watch(HostLink& a) {
     a.is_idle = true;
   }
   if (!a.connector.group && a.stream.ended() && !a.is_stopping) return lose(a, why_ended(a));
-  const bool has_ended = a.connector.group && a.connector.process.ended();
+  const bool has_ended = a.connector.group && a.connector.process.is_over();
   if (!a.lost_at && (a.stream.ended() || has_ended)) a.lost_at = Deadline::after(time_to_end);
-  if (a.lost_at && ((a.stream.ended() && has_ended) || a.lost_at->expired())) return lose(a, why_ended(a));
+  if (a.lost_at && ((a.stream.ended() && has_ended) || a.lost_at->expired())) {
+    if (has_ended) a.connector.kill_group();  // of what it has left, before its number can be another's
+    return lose(a, why_ended(a));
+  }
   if (a.is_ready && a.silence.too_long())
     return lose(a, concat("no sign of its agent for ", Silence::limit.count(), " s"));
   if (!a.is_ready && a.ready_by.expired())
@@ -209,7 +190,7 @@ void HostLinks::watch(HostLink& a) {
 
 std::string HostLinks::why_ended(HostLink& a) {
   if (const char* name = a.leaves_by ? sigabbrev_np(a.leaves_by) : nullptr) return concat("SIG", name);
-  Connector& c = a.connector;
+  hosts::Connector& c = a.connector;
   if (!c.group) return a.stream.why_ended();
   if (!c.process.ended()) return concat(c.name, " has closed the connection");
   const std::string text = concat(c.name, " ", describe(exit_status_of_wait(c.process.status())));
@@ -219,7 +200,7 @@ std::string HostLinks::why_ended(HostLink& a) {
 void HostLinks::lose(HostLink& a, const std::string& why) {
   a.lost = why;
   a.stream.close();
-  if (a.connector.group) ::kill(-a.connector.group, SIGKILL);
+  a.connector.kill_group();
   a.errors.finish();
   collect_lines(a);
   // After a stop of this process that they did not wait out, the hosts have ended for that alone.

@@ -9,30 +9,18 @@
 #include <vector>
 
 #include "comm/core/deadline.h"
-#include "comm/os/child.h"
 #include "tools/rzrun/agents/frames.h"
 #include "tools/rzrun/agents/join_request.h"
+#include "tools/rzrun/hosts/connector.h"
 #include "tools/rzrun/ranks/output.h"
 #include "tools/rzrun/ranks/ranks.h"
 
 namespace rz::rzrun {
 
-/// A process that starts agents, such as ssh, with pipes at its standard streams and in a process group of
-/// its own.
-struct Connector {
-  Connector() = default;
-  explicit Connector(const std::vector<std::string>& words, const Variables& = {});
-
-  std::string name;  ///< "ssh", for messages
-  Child process;
-  pid_t group = 0;        ///< 0: there is no such process
-  UniqueFd out, in, err;  ///< its standard output, to read; input, to write; error output, to read
-};
-
 /// One host.
 struct HostLink {
   std::string host;
-  Connector connector{};  ///< without a process if the agent has connected by itself
+  hosts::Connector connector{};  ///< without a process if the agent has connected by itself
   int node = 0, first_rank = 0, local_ranks = 0;
   std::vector<int> slots{};  ///< that a filter chose
   FrameStream stream;

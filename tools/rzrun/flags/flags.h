@@ -110,8 +110,8 @@ std::string variable_of(std::string_view flag);
 /// What Accelerate's file and its flags give, for flags that were not typed.
 accelerate::Translation read_accelerate(const Flags&);
 
-/// The value of each flag: as typed, else as in Accelerate's file, else of torchrun's variable, PET_NNODES of
-/// --nnodes. Variables count only if the command line does not choose ranks and hosts itself.
+/// The value of each flag: as typed, else as in Accelerate's file, else that of torchrun's variable, which is
+/// PET_NNODES for --nnodes. Variables count only if the command line does not choose ranks and hosts itself.
 class Given {
  public:
   using Setting = accelerate::Setting;

@@ -7,6 +7,7 @@
 
 #include "comm/core/error.h"
 #include "tools/command_line/shell_words.h"
+#include "tools/rzrun/hosts/connector.h"
 
 namespace rz::rzrun {
 namespace {
@@ -55,8 +56,6 @@ bool has_tasks() {
   return setting("SLURM_NTASKS") || setting("SLURM_NPROCS") || setting("SLURM_NTASKS_PER_NODE");
 }
 
-std::string own_path() { return std::filesystem::read_symlink("/proc/self/exe"); }
-
 void append(std::vector<std::string>& words, const std::string& text, const char* flag = "--launcher_args") {
   for (std::string& word : shell_words(text, flag)) words.push_back(std::move(word));
 }
@@ -77,7 +76,7 @@ std::vector<std::string> srun_command(const Hosts& all) {
                                  "--mpi=none",
                                  "--input=none"};
   append(words, all.starter.words);
-  words.insert(words.end(), {own_path(), "--agent"});
+  words.insert(words.end(), {hosts::own_path(), "--agent"});
   return words;
 }
 
@@ -92,7 +91,7 @@ std::vector<std::string> mpirun_command(const Hosts& all, std::chrono::milliseco
     words.insert(words.end(), {"-n", "1", "--host", h.name + ":1"});
     words.insert(words.end(), {"-x", "RZ_AGENT", "-x", "RZ_ENCRYPTION", "-x", secret_variable()});
     if (setting("RZ_PORTS")) words.insert(words.end(), {"-x", "RZ_PORTS"});
-    words.insert(words.end(), {own_path(), "--agent"});
+    words.insert(words.end(), {hosts::own_path(), "--agent"});
   }
   return words;
 }
@@ -192,22 +191,14 @@ std::vector<std::string> starter_command(const Hosts& all, std::chrono::millisec
 }
 
 std::vector<std::string> agent_command(const Starter& l, const std::string& host) {
-  const std::string self = own_path();
-  if (hosts::is_this_host(host)) return {self, "--agent"};
-  std::vector<std::string> words;
-  append(words, l.rsh, "--rsh");
-  if (words.empty()) {
-    words = {"ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5"};
-    if (l.ssh_port) words.insert(words.end(), {"-p", concat(l.ssh_port)});
+  std::vector<std::string> shell;
+  append(shell, l.rsh, "--rsh");
+  if (shell.empty()) {
+    shell = hosts::ssh_words();
+    if (l.ssh_port) shell.insert(shell.end(), {"-p", concat(l.ssh_port)});
   }
-  append(words, l.words);
-  words.push_back(host);
-  // The agent of the first host chooses MASTER_PORT before it has any variable of this process.
-  const char* const ports = setting("RZ_PORTS");
-  words.push_back(concat("cd ", quoted_for_shell(std::filesystem::current_path().native()), " && exec ",
-                         ports ? concat("env RZ_PORTS=", quoted_for_shell(ports), " ") : "",
-                         quoted_for_shell(self), " --agent"));
-  return words;
+  append(shell, l.words);
+  return hosts::agent_command(shell, host, hosts::own_path(), std::filesystem::current_path().native());
 }
 
 }  // namespace rz::rzrun

@@ -96,8 +96,7 @@ void check_conflicts(const Flags& flags, const std::vector<Setting>& settings) {
     for (const char* flag : {"--hostfile", "--include", "--exclude", "--num_nodes", "--num_gpus"})
       require(!flags.is_typed(flag), Errc::config, flag, " and ", s.where,
               " exclude each other: with --hostfile rzrun starts the ranks of all hosts, with torchrun's "
-              "flags it is "
-              "started on each of them");
+              "flags it is started on each of them");
     require(!flags.is_typed("-n"), Errc::config, "-n and ", s.where,
             " exclude each other: -n N counts the ranks of all hosts, --nproc-per-node K those of this one");
   }

@@ -1,20 +1,9 @@
 #pragma once
-/// Kinds and settings of strategies; their options are in model/options.h.
-
-#include <string_view>
-
-#include "../model/options.h"
+/// Settings of a strategy that may change from update to update.
 
 namespace rz {
 
 struct StepLimits;
-
-/// ZeRO stages as in Rajbhandari et al., doi:10.1109/SC41405.2020.00024; ddp shards nothing.
-enum class StrategyKind { ddp, zero1, zero2, zero3 };
-/// "ddp", "zero1", "zero2", "zero3".
-const char* name(StrategyKind);
-/// Errc::config lists the valid names.
-StrategyKind strategy_from_name(std::string_view);
 
 /// Constants of the next updates: what losses are multiplied and gradients divided by, and the policy for
 /// their norm. All must be equal on all ranks. Strategy::settings() returns it.

@@ -1,12 +1,34 @@
 #pragma once
-/// Files and folders that become visible under their names complete, or not at all.
+/// Files that are read by range, and files and folders that become visible under their names complete, or not
+/// at all.
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
 namespace rz {
+
+/// A regular file open for reading. Copies share the descriptor; concurrent reads are safe. Errors are
+/// Errc::io, "FILE: …".
+class InputFile {
+ public:
+  /// Errc::io if the path cannot be opened or is no regular file.
+  static InputFile open(const std::string& path);
+
+  const std::string& path() const;
+  /// Bytes when the file was opened.
+  std::uint64_t size() const;
+  /// Reads the bytes [offset, offset + out.size()). Errc::io names the byte at which the file ends if it is
+  /// shorter.
+  void read(std::uint64_t offset, std::span<std::byte> out) const;
+
+ private:
+  struct State;
+  std::shared_ptr<const State> state_;
+};
 
 /// Writes a file from its beginning. commit() syncs the data, renames the file over any existing one, and
 /// syncs the directory: after a crash of the machine either the old or the new file exists, complete. Without

@@ -1,6 +1,5 @@
-#include "sharding/lm/engine_options.h"
+#include "sharding/lm/engine_of_run.h"
 
-#include <algorithm>
 #include <memory>
 
 #include "comm/device/allocate.h"
@@ -12,8 +11,6 @@ void apply_flags(const Options& o, StrategyOptions& s) {
   if (o.bucket_mb)
     s.reduce_bucket_size =
         static_cast<std::size_t>(*o.bucket_mb * (1 << 20)) / size_of(s.precision.gradients);
-  const std::size_t first = StrategyOptions().first_bucket_size;
-  s.first_bucket_size = std::min(s.reduce_bucket_size.value_or(first), first);
   s.overlap_comm = o.overlap && s.overlap_comm;
 }
 
