@@ -321,7 +321,6 @@ std::vector<Recorder> more_matrices() {
     all.push_back({"linear without a bias", {{2, 3, 5}, weight(5, 4)}, [=](Tape& t, const auto& v) {
                      return linear(t, v[0], v[1], Var(), layout);
                    }});
-    // The weight's gradient is added to and the bias's overwritten, or the reverse.
     all.push_back({"linear of a weight first", {weight(5, 4), {4}, {2, 3, 5}}, [=](Tape& t, const auto& v) {
                      return linear(t, v[2], v[0], v[1], layout);
                    }});
@@ -473,6 +472,25 @@ void expect_wider(const Recorder& of, DType dtype) {
   }
 }
 
+/// One of the gradients of weight and bias is added to and the other one overwritten.
+std::vector<Recorder> weights_first() {
+  return {{"layer_norm of a weight first",
+           {{8}, {8}, {3, 8}},
+           [](Tape& t, const auto& v) { return layer_norm(t, v[2], v[0], v[1], 1e-5f); }},
+          {"rms_norm of a weight first",
+           {{8}, {3, 8}},
+           [](Tape& t, const auto& v) { return rms_norm(t, v[1], v[0], 1e-5f); }},
+          {"conv2d of a weight first",
+           {{3, 2, 3, 3}, {3}, {1, 2, 4, 4}},
+           [](Tape& t, const auto& v) { return conv2d(t, v[2], v[0], v[1]); }},
+          {"batch_norm of a weight first",
+           {{3}, {3}, {2, 3, 4}},
+           [](Tape& t, const auto& v) { return batch_norm(t, v[2], v[0], v[1], {.epsilon = 0.1f}); }},
+          {"group_norm of a weight first", {{4}, {4}, {2, 4, 3}}, [](Tape& t, const auto& v) {
+             return group_norm(t, v[2], 2, v[0], v[1], 0.1f);
+           }}};
+}
+
 std::vector<Recorder> recorders() {
   std::vector<Recorder> all;
   for (const auto& list :
@@ -483,7 +501,8 @@ std::vector<Recorder> recorders() {
 
 TEST(RecordedOps, HaveTheGradientsOfTheirDifferences) {
   std::vector<Recorder> all = recorders();
-  for (const auto& list : {more_elements(), more_matrices(), more_attention(), more_images()})
+  for (const auto& list :
+       {more_elements(), more_matrices(), more_attention(), more_images(), weights_first()})
     all.insert(all.end(), list.begin(), list.end());
   for (const Recorder& of : all) {
     SCOPED_TRACE(of.name);
