@@ -117,7 +117,7 @@ TEST_P(ShapeOps, Permute) {
         }));
   };
   for (int dims = 1; dims <= 4; ++dims)
-    for (int i = 0; i < (on_host() ? 60 : 12); ++i) {
+    for (int i = 0; i < (on_host() ? 30 : 12); ++i) {
       std::vector<int> order(static_cast<std::size_t>(dims));
       std::iota(order.begin(), order.end(), 0);
       std::shuffle(order.begin(), order.end(), draws);
@@ -145,7 +145,7 @@ Elements part(const Shape& whole, int dimension, std::size_t start, std::size_t 
 /// The part alone; added to what is there; and stored within another tensor.
 TEST_P(ShapeOps, Narrow) {
   for (int dims = 1; dims <= 4; ++dims)
-    for (int i = 0; i < (on_host() ? 40 : 10); ++i) {
+    for (int i = 0; i < (on_host() ? 20 : 10); ++i) {
       const Shape in = random_shape(dims);
       const int d = static_cast<int>(below(static_cast<std::size_t>(dims))), given = below(2) ? d : d - dims;
       const std::size_t start = below(in[d] + 1), length = below(in[d] - start + 1);
@@ -191,7 +191,7 @@ TEST_P(ShapeOps, Narrow) {
 
 TEST_P(ShapeOps, Cat) {
   for (int dims = 1; dims <= 4; ++dims)
-    for (int i = 0; i < (on_host() ? 30 : 8); ++i) {
+    for (int i = 0; i < (on_host() ? 15 : 8); ++i) {
       const Shape like = random_shape(dims);
       const int d = static_cast<int>(below(static_cast<std::size_t>(dims))), given = below(2) ? d : d - dims;
       std::vector<Input> parts;
@@ -348,71 +348,83 @@ struct Product {
 
 class BatchedProducts : public Selection {
  protected:
-  /// A gradient is a product too, of every form, and may be added or f32; that of a factor of every product
-  /// is a sum, which this operator doesn't compute.
-  Operator product(const Product& p) {
+  // Some kernels of cuBLASLt round once more.
+  const Bound bound{2e-6, on_host() || emulated_device ? 0 : rounding};
+
+  struct Factor {
+    const Tensor& of;
+    bool transposed;
+  };
+  static void multiply(const Product& p, const Operands& o, const Tensor& out, Factor a, Factor b,
+                       Into into) {
+    ops::matmul(out, a.of, a.transposed, b.of, b.transposed, into,
+                p.for_any_threads ? Stream::host(o.stream.threads(), Stream::Reproducible::for_any_threads)
+                                  : o.stream);
+  }
+  /// A product too, of every form, which may be added or f32.
+  Gradient gradient_of_a(const Product& p) const {
+    return {.of = 0,
+            .backward =
+                [=](const Operands& o, const Tensor& d, Into into) {
+                  if (p.transpose_a)
+                    multiply(p, o, d, {o.in[1], p.transpose_b}, {o.d_out, true}, into);
+                  else
+                    multiply(p, o, d, {o.d_out, false}, {o.in[1], !p.transpose_b}, into);
+                },
+            .parameter = true,
+            .bound = bound,
+            .formula =
+                [=](const std::vector<Values>& in, const Values&, const Values& d_out) {
+                  return p.each(in, d_out, [&](const Values&, const Values& y, const Values& g) {
+                    const Values d = reference::matmul(g, reference::transpose(y, p.k, p.n), p.m, p.k, p.n);
+                    return p.transpose_a ? reference::transpose(d, p.m, p.k) : d;
+                  });
+                }};
+  }
+  Gradient gradient_of_b(const Product& p) const {
+    return {.of = 1,
+            .backward =
+                [=](const Operands& o, const Tensor& d, Into into) {
+                  if (p.transpose_b)
+                    multiply(p, o, d, {o.d_out, true}, {o.in[0], p.transpose_a}, into);
+                  else
+                    multiply(p, o, d, {o.in[0], !p.transpose_a}, {o.d_out, false}, into);
+                },
+            .parameter = true,
+            .bound = bound,
+            .formula =
+                [=](const std::vector<Values>& in, const Values&, const Values& d_out) {
+                  return p.each(in, d_out, [&](const Values& x, const Values&, const Values& g) {
+                    const Values d = reference::matmul(reference::transpose(x, p.m, p.k), g, p.k, p.n, p.m);
+                    return p.transpose_b ? reference::transpose(d, p.k, p.n) : d;
+                  });
+                }};
+  }
+  /// The gradient of a factor of every product is a sum, which this operator doesn't compute.
+  Operator product(const Product& p) const {
     const auto shape = [](const Shape& leading, std::size_t rows, std::size_t columns, bool transposed) {
       return joined(leading, transposed ? Shape{columns, rows} : Shape{rows, columns});
     };
-    const auto multiply = [=](const Operands& o, const Tensor& out, const Tensor& a, bool transpose_a,
-                              const Tensor& b, bool transpose_b, Into into) {
-      ops::matmul(out, a, transpose_a, b, transpose_b, into,
-                  p.for_any_threads ? Stream::host(o.stream.threads(), Stream::Reproducible::for_any_threads)
-                                    : o.stream);
-    };
     const Shape a = shape(p.of_a, p.m, p.k, p.transpose_a), b = shape(p.of_b, p.k, p.n, p.transpose_b);
-    // Some kernels of cuBLASLt round once more.
-    const Bound bound{2e-6, on_host() || emulated_device ? 0 : rounding};
-    Operator op{.name = concat(name(a), p.transpose_a ? "ᵀ · " : " · ", name(b), p.transpose_b ? "ᵀ" : ""),
-                .in = {{random_values(a.count(), 1), a}, {random_values(b.count(), 2), b}},
-                .out = shape(p.leading(), p.m, p.n, false),
-                .forward =
-                    [=](const Operands& o) {
-                      multiply(o, o.out, o.in[0], p.transpose_a, o.in[1], p.transpose_b, Into::overwrite);
-                    },
-                .value =
-                    [=](const std::vector<Values>& in) {
-                      return p.each(in, {}, [&](const Values& x, const Values& y, const Values&) {
-                        return reference::matmul(x, y, p.m, p.n, p.k);
-                      });
-                    },
-                .bound = bound,
-                .strides = true,
-                .bits_of_threads = p.for_any_threads};
-    if (p.of_a.dims() == p.leading().dims())
-      op.gradients.push_back(
-          {.of = 0,
-           .backward =
-               [=](const Operands& o, const Tensor& d, Into into) {
-                 if (p.transpose_a) return multiply(o, d, o.in[1], p.transpose_b, o.d_out, true, into);
-                 multiply(o, d, o.d_out, false, o.in[1], !p.transpose_b, into);
-               },
-           .parameter = true,
-           .bound = bound,
-           .formula =
-               [=](const std::vector<Values>& in, const Values&, const Values& d_out) {
-                 return p.each(in, d_out, [&](const Values&, const Values& y, const Values& g) {
-                   const Values d = reference::matmul(g, reference::transpose(y, p.k, p.n), p.m, p.k, p.n);
-                   return p.transpose_a ? reference::transpose(d, p.m, p.k) : d;
-                 });
-               }});
-    if (p.of_b.dims() == p.leading().dims())
-      op.gradients.push_back(
-          {.of = 1,
-           .backward =
-               [=](const Operands& o, const Tensor& d, Into into) {
-                 if (p.transpose_b) return multiply(o, d, o.d_out, true, o.in[0], p.transpose_a, into);
-                 multiply(o, d, o.in[0], !p.transpose_a, o.d_out, false, into);
-               },
-           .parameter = true,
-           .bound = bound,
-           .formula =
-               [=](const std::vector<Values>& in, const Values&, const Values& d_out) {
-                 return p.each(in, d_out, [&](const Values& x, const Values&, const Values& g) {
-                   const Values d = reference::matmul(reference::transpose(x, p.m, p.k), g, p.k, p.n, p.m);
-                   return p.transpose_b ? reference::transpose(d, p.k, p.n) : d;
-                 });
-               }});
+    Operator op{
+        .name = concat(name(a), p.transpose_a ? "ᵀ · " : " · ", name(b), p.transpose_b ? "ᵀ" : ""),
+        .in = {{random_values(a.count(), 1), a}, {random_values(b.count(), 2), b}},
+        .out = shape(p.leading(), p.m, p.n, false),
+        .forward =
+            [=](const Operands& o) {
+              multiply(p, o, o.out, {o.in[0], p.transpose_a}, {o.in[1], p.transpose_b}, Into::overwrite);
+            },
+        .value =
+            [=](const std::vector<Values>& in) {
+              return p.each(in, {}, [&](const Values& x, const Values& y, const Values&) {
+                return reference::matmul(x, y, p.m, p.n, p.k);
+              });
+            },
+        .bound = bound,
+        .strides = true,
+        .bits_of_threads = p.for_any_threads};
+    if (p.of_a.dims() == p.leading().dims()) op.gradients.push_back(gradient_of_a(p));
+    if (p.of_b.dims() == p.leading().dims()) op.gradients.push_back(gradient_of_b(p));
     return op;
   }
 };
