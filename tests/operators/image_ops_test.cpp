@@ -42,8 +42,7 @@ Operator convolution(const Convolution& c) {
                     .bound = close,
                     .formula =
                         [=](const std::vector<Values>& in, const Values&, const Values& d_out) {
-                          const auto d = reference::conv2d_backward(d_out, in[0], in[1], c);
-                          return of == 0 ? d.x : of == 1 ? d.weight : d.bias;
+                          return reference::conv2d_gradient(of, d_out, in[0], in[1], c);
                         }};
   };
   return {.name = c.text(),
