@@ -99,46 +99,49 @@ std::vector<Recorder> shape_recorders() {
 
 std::vector<Recorder> matrix_recorders() {
   constexpr auto out_in = WeightLayout::out_in, in_out = WeightLayout::in_out;
+  return {{"linear",
+           {{2, 3, 5}, {4, 5}, {4}},
+           [](Tape& t, const auto& v) { return linear(t, v[0], v[1], v[2], out_in); }},
+          {"linear_aligned",
+           {{3, 5}, {5, 4}},
+           [](Tape& t, const auto& v) { return linear_aligned(t, v[0], v[1], in_out); }},
+          {"activated",
+           {{3, 5}, {4, 5}, {4}},
+           [](Tape& t, const auto& v) { return activated(t, linear_gelu(t, v[0], v[1], v[2], out_in)); }},
+          {"linear of an activation",
+           {{3, 5}, {4, 5}, {4}, {2, 4}},
+           [](Tape& t, const auto& v) {
+             return linear(t, linear_gelu(t, v[0], v[1], v[2], out_in), v[3], Var(), out_in);
+           }},
+          {"activated of a parameter",
+           {{3, 5}},
+           [](Tape& t, const auto& v) {
+             const Tensor out = t.empty({3, 5}, t.value(v[0]).dtype());
+             ops::gelu(out, t.value(v[0]), t.stream());
+             return activated(t, {v[0], out});
+           }},
+          {"linear_low_rank",
+           {{3, 5}, {4, 5}, {4}, {2, 5}, {4, 2}},
+           [](Tape& t, const auto& v) {
+             return linear_low_rank(t, v[0], v[1], v[2], out_in, {v[0], v[3], v[4], 2});
+           }},
+          {"matmul",
+           {{3, 5}, {5, 4}},
+           [](Tape& t, const auto& v) { return matmul(t, v[0], false, v[1], false); }},
+          {"matmul, transposed",
+           {{5, 3}, {4, 5}},
+           [](Tape& t, const auto& v) { return matmul(t, v[0], true, v[1], true); }},
+          {"matmul, batched",
+           {{2, 3, 5}, {2, 5, 4}},
+           [](Tape& t, const auto& v) { return matmul(t, v[0], false, v[1], false); }},
+          {"matmul, one factor", {{2, 3, 5}, {5, 4}}, [](Tape& t, const auto& v) {
+             return matmul(t, v[0], false, v[1], false);
+           }}};
+}
+
+std::vector<Recorder> token_recorders() {
   const Tensor tokens = few_tokens();
   return {
-      {"linear",
-       {{2, 3, 5}, {4, 5}, {4}},
-       [](Tape& t, const auto& v) { return linear(t, v[0], v[1], v[2], out_in); }},
-      {"linear_aligned",
-       {{3, 5}, {5, 4}},
-       [](Tape& t, const auto& v) { return linear_aligned(t, v[0], v[1], in_out); }},
-      {"activated",
-       {{3, 5}, {4, 5}, {4}},
-       [](Tape& t, const auto& v) { return activated(t, linear_gelu(t, v[0], v[1], v[2], out_in)); }},
-      {"linear of an activation",
-       {{3, 5}, {4, 5}, {4}, {2, 4}},
-       [](Tape& t, const auto& v) {
-         return linear(t, linear_gelu(t, v[0], v[1], v[2], out_in), v[3], Var(), out_in);
-       }},
-      {"activated of a parameter",
-       {{3, 5}},
-       [](Tape& t, const auto& v) {
-         const Tensor out = t.empty({3, 5}, t.value(v[0]).dtype());
-         ops::gelu(out, t.value(v[0]), t.stream());
-         return activated(t, {v[0], out});
-       }},
-      {"linear_low_rank",
-       {{3, 5}, {4, 5}, {4}, {2, 5}, {4, 2}},
-       [](Tape& t, const auto& v) {
-         return linear_low_rank(t, v[0], v[1], v[2], out_in, {v[0], v[3], v[4], 2});
-       }},
-      {"matmul",
-       {{3, 5}, {5, 4}},
-       [](Tape& t, const auto& v) { return matmul(t, v[0], false, v[1], false); }},
-      {"matmul, transposed",
-       {{5, 3}, {4, 5}},
-       [](Tape& t, const auto& v) { return matmul(t, v[0], true, v[1], true); }},
-      {"matmul, batched",
-       {{2, 3, 5}, {2, 5, 4}},
-       [](Tape& t, const auto& v) { return matmul(t, v[0], false, v[1], false); }},
-      {"matmul, one factor",
-       {{2, 3, 5}, {5, 4}},
-       [](Tape& t, const auto& v) { return matmul(t, v[0], false, v[1], false); }},
       {"layer_norm",
        {{3, 5}, {5}, {5}},
        [](Tape& t, const auto& v) { return layer_norm(t, v[0], v[1], v[2], 0.1f); }},
@@ -493,8 +496,8 @@ std::vector<Recorder> weights_first() {
 
 std::vector<Recorder> recorders() {
   std::vector<Recorder> all;
-  for (const auto& list :
-       {element_recorders(), shape_recorders(), matrix_recorders(), loss_recorders(), image_recorders()})
+  for (const auto& list : {element_recorders(), shape_recorders(), matrix_recorders(), token_recorders(),
+                           loss_recorders(), image_recorders()})
     all.insert(all.end(), list.begin(), list.end());
   return all;
 }
