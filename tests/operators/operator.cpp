@@ -187,7 +187,6 @@ void Operators::call(const Operator& op, const Way& way, const std::vector<Value
   for (std::size_t k = 0; k < op.gradients.size() && !HasFatalFailure(); ++k) {
     const Gradient& g = op.gradients[k];
     const std::string what = concat("gradient of input ", g.of);
-    const Shape& shape = op.in[g.of].shape;
     Values& gradient = gradients.of[k];
     find_gradient(gradient, op, g, in, stored_out, gradients.at, d_out, dtype);
     if (HasFatalFailure()) return;
@@ -206,7 +205,7 @@ void Operators::call(const Operator& op, const Way& way, const std::vector<Value
       if (t == DType::f32 ? t != dtype && !g.parameter : g.f32_alone) continue;
       const Values before = random_values(gradient.size(), 99);
       const Tensor d =
-          put(into == Into::accumulate ? before : Values(before.size(), NAN), shape, t, shift(0));
+          put(into == Into::accumulate ? before : Values(before.size(), NAN), op.in[g.of].shape, t, shift(0));
       Values expected = into == Into::accumulate ? get(d) : Values(before.size());
       for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += gradient[i];
       g.backward(o, d, into);
