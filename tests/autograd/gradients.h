@@ -46,7 +46,7 @@ inline double run(const Operator& op, const std::vector<Tensor>& inputs) {
 }
 
 inline double slope(const Operator& op, const std::vector<Tensor>& inputs, float& x) {
-  const float before = x, step = 1.0f / 64;
+  const float before = x, step = 1.0f / 256;
   x = before + step;
   const double above = run(op, inputs), to = x;
   x = before - step;
@@ -56,15 +56,17 @@ inline double slope(const Operator& op, const std::vector<Tensor>& inputs, float
 }
 
 inline void expect_close(const Operator& op, const std::vector<Tensor>& inputs, std::size_t k,
-                         const Tensor& grad, double offset, double tolerance) {
+                         const Tensor& grad, double tolerance) {
   ASSERT_TRUE(grad.defined()) << "input " << k;
   for (std::size_t i = 0; i < grad.count(); ++i) {
     const double wanted = slope(op, inputs, inputs[k].data<float>()[i]);
-    EXPECT_NEAR(grad.data<float>()[i] - offset, wanted, tolerance * (1 + std::abs(wanted)))
+    EXPECT_NEAR(grad.data<float>()[i], wanted, tolerance * (1 + std::abs(wanted)))
         << "input " << k << ", element " << i;
   }
 }
 
+/// Of inputs that are variables, and parameters: of which the first is added to and the others are
+/// overwritten, and the reverse.
 inline void expect_gradients(const Operator& op, const std::vector<Tensor>& inputs, double tolerance = 2e-3) {
   Tape tape;
   std::vector<Var> vars;
@@ -72,26 +74,31 @@ inline void expect_gradients(const Operator& op, const std::vector<Tensor>& inpu
   Var loss;
   weighed(tape, op(tape, vars), &loss);
   tape.backward(loss);
+  std::vector<std::vector<float>> gradients;
   for (std::size_t k = 0; k < inputs.size(); ++k) {
-    expect_close(op, inputs, k, tape.grad(vars[k]), 0, tolerance);
+    const Tensor g = tape.grad(vars[k]);
+    expect_close(op, inputs, k, g, tolerance);
+    gradients.emplace_back(g.data<float>(), g.data<float>() + g.count());
   }
-
-  // As parameters: the first one is added to, the others are overwritten.
-  tape.reset();
-  std::vector<Parameter> parameters(inputs.size());
-  for (std::size_t k = 0; k < inputs.size(); ++k) {
-    Parameter& p = parameters[k];
-    p.shape = inputs[k].shape();
-    p.value = inputs[k];
-    p.grad = Tensor::empty(p.shape);
-    std::fill_n(p.grad.data<float>(), p.count(), 0.5f);
-    p.grad_is_fresh = k != 0;
-    vars[k] = tape.parameter(p);
-  }
-  weighed(tape, op(tape, vars), &loss);
-  tape.backward(loss);
-  for (std::size_t k = 0; k < inputs.size(); ++k) {
-    expect_close(op, inputs, k, parameters[k].grad, k == 0 ? 0.5 : 0, tolerance);
+  for (const bool fresh : {false, true}) {  // of the first
+    tape.reset();
+    std::vector<Parameter> parameters(inputs.size());
+    for (std::size_t k = 0; k < inputs.size(); ++k) {
+      Parameter& p = parameters[k];
+      p.shape = inputs[k].shape(), p.value = inputs[k];
+      p.grad = Tensor::empty(p.shape);
+      std::fill_n(p.grad.data<float>(), p.count(), 0.5f);
+      p.grad_is_fresh = fresh == (k == 0);
+      vars[k] = tape.parameter(p);
+    }
+    weighed(tape, op(tape, vars), &loss);
+    tape.backward(loss);
+    for (std::size_t k = 0; k < inputs.size(); ++k)
+      for (std::size_t i = 0; i < inputs[k].count(); ++i) {
+        const double expected = gradients[k][i] + (fresh == (k == 0) ? 0 : 0.5);
+        ASSERT_NEAR(parameters[k].grad.data<float>()[i], expected, 1e-5 * (1 + std::abs(expected)))
+            << "parameter " << k << ", element " << i;
+      }
   }
 }
 

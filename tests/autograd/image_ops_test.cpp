@@ -1,4 +1,4 @@
-// Operators of images on a tape: gradients against finite differences, autocast, and layers.
+// Operators of images on a tape: autocast, and layers.
 #include "autograd_lite/image_ops.h"
 
 #include <gtest/gtest.h>
@@ -10,66 +10,6 @@
 
 namespace rz::nn {
 namespace {
-
-TEST(ImageGradients, Convolutions) {
-  struct Case {
-    Shape x, weight;
-    ops::Conv2d options;
-  };
-  for (const Case& c :
-       std::vector<Case>{{{2, 3, 5, 6}, {4, 3, 3, 2}, {.stride = {2, 1}, .padding = {1, 0}}},
-                         {{1, 4, 7, 5}, {2, 2, 3, 3}, {.padding = 1, .dilation = {2, 1}, .groups = 2}},
-                         {{2, 3, 4, 4}, {6, 1, 3, 3}, {.stride = 2, .padding = 1, .groups = 3}},
-                         {{2, 3, 4, 3}, {2, 3, 1, 1}, {}}}) {
-    const Tensor x = random(c.x, "x"), w = random(c.weight, "w"), b = random({c.weight[0]}, "b");
-    expect_gradients(
-        [&](Tape& t, const std::vector<Var>& v) { return conv2d(t, v[0], v[1], v[2], c.options); },
-        {x, w, b});
-    expect_gradients([&](Tape& t, const std::vector<Var>& v) { return conv2d(t, v[0], v[1], {}, c.options); },
-                     {x, w});
-  }
-}
-
-/// Different numbers, farther from each other than a step of the differences.
-Tensor distinct(const Shape& shape) {
-  const Tensor t = Tensor::empty(shape);
-  for (std::size_t i = 0; i < t.count(); ++i)
-    t.data<float>()[i] = static_cast<float>(i * 37 % t.count()) / 8 - 3;
-  return t;
-}
-
-TEST(ImageGradients, Pools) {
-  const ops::Pool2d pool{.kernel = {3, 2}, .stride = {2, 1}, .padding = {1, 1}};
-  expect_gradients([&](Tape& t, const std::vector<Var>& v) { return max_pool2d(t, v[0], pool); },
-                   {distinct({2, 2, 5, 4})});
-  expect_gradients([&](Tape& t, const std::vector<Var>& v) { return avg_pool2d(t, v[0], pool); },
-                   {random({2, 2, 5, 4}, "x")});
-  expect_gradients(
-      [&](Tape& t, const std::vector<Var>& v) {
-        return adaptive_avg_pool2d(t, v[0], {2, 3});
-      },
-      {random({2, 2, 5, 4}, "x")});
-}
-
-TEST(ImageGradients, Norms) {
-  for (const Shape& shape : {Shape{3, 4, 3, 2}, Shape{6, 4}, Shape{2, 4, 5}}) {
-    const std::vector<Tensor> inputs{random(shape, "x"), random({4}, "w"), random({4}, "b")};
-    expect_gradients(
-        [](Tape& t, const std::vector<Var>& v) { return batch_norm(t, v[0], v[1], v[2], {.epsilon = 0.1f}); },
-        inputs, 4e-3);
-    const ops::RunningStatistics running{random({4}, "mean"), Tensor::empty({4}), {}};
-    std::fill_n(running.variance.data<float>(), 4, 0.5f);
-    expect_gradients(
-        [&](Tape& t, const std::vector<Var>& v) {
-          return batch_norm(t, v[0], v[1], v[2], {.running = running, .training = false});
-        },
-        inputs);
-    for (const std::size_t groups : {1, 2})
-      expect_gradients(
-          [&](Tape& t, const std::vector<Var>& v) { return group_norm(t, v[0], groups, v[1], v[2], 0.1f); },
-          inputs, 4e-3);
-  }
-}
 
 TEST(ImageAutocast, IsThatOfTorch) {
   Tape tape;

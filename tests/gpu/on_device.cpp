@@ -1,6 +1,8 @@
 #include "tests/gpu/on_device.h"
 
+#include <cmath>
 #include <cstdlib>
+#include <type_traits>
 
 #include "comm/core/math.h"
 #include "comm/device/cuda_runtime.h"
@@ -57,10 +59,28 @@ void OnDevice::reschedule(std::uint64_t seed) {
 
 namespace {
 
+/// What an integer has in place of NaN.
+constexpr int no_number = 101;
+
+/// f(T())
+template <class F>
+auto of_type(DType t, const F& f) {
+  return t == DType::u8     ? f(std::uint8_t())
+         : t == DType::i32  ? f(std::int32_t())
+         : t == DType::i64  ? f(std::int64_t())
+         : t == DType::f16  ? f(f16())
+         : t == DType::bf16 ? f(bf16())
+                            : f(float());
+}
+
 template <class T>
 Tensor rounded(const std::vector<double>& values, const Shape& shape, const Stream& stream) {
   std::vector<T> raw;
-  for (const double v : values) raw.push_back(from_f32<T>(static_cast<float>(v)));
+  for (const double v : values)
+    if constexpr (std::is_integral_v<T>)
+      raw.push_back(static_cast<T>(std::isnan(v) ? no_number : v));
+    else
+      raw.push_back(from_f32<T>(static_cast<float>(v)));
   const Tensor t = empty_on(stream, shape, dtype_of<T>);
   t.assign(std::span<const T>(raw), stream);
   return t;
@@ -69,17 +89,18 @@ Tensor rounded(const std::vector<double>& values, const Shape& shape, const Stre
 template <class T>
 std::vector<double> widened(const Tensor& host) {
   std::vector<double> values;
-  for (std::size_t i = 0; i < host.count(); ++i)
-    values.push_back(static_cast<double>(to_f32(host.data<T>()[i])));
+  for (const T v : std::span(host.data<T>(), host.count()))
+    if constexpr (std::is_integral_v<T>)
+      values.push_back(v == no_number ? NAN : static_cast<double>(v));
+    else
+      values.push_back(static_cast<double>(to_f32(v)));
   return values;
 }
 
 }  // namespace
 
 Tensor to_device(const std::vector<double>& values, const Shape& shape, DType dtype, const Stream& stream) {
-  if (dtype == DType::f16) return rounded<f16>(values, shape, stream);
-  if (dtype == DType::bf16) return rounded<bf16>(values, shape, stream);
-  return rounded<float>(values, shape, stream);
+  return of_type(dtype, [&](auto t) { return rounded<decltype(t)>(values, shape, stream); });
 }
 
 Tensor to_device(const std::vector<std::int32_t>& values, const Shape& shape, const Stream& stream) {
@@ -94,10 +115,8 @@ Tensor empty_on(const Stream& stream, const Shape& shape, DType dtype) {
 
 std::vector<double> from_device(const Tensor& t, const Stream& stream) {
   const Tensor host = t.on_host(stream);
-  if (t.dtype() == DType::f16) return widened<f16>(host);
-  if (t.dtype() == DType::bf16) return widened<bf16>(host);
   if (t.dtype() == DType::f64) return {host.data<double>(), host.data<double>() + host.count()};
-  return widened<float>(host);
+  return of_type(t.dtype(), [&](auto of) { return widened<decltype(of)>(host); });
 }
 
 }  // namespace rz::test

@@ -48,12 +48,12 @@ class OnDevice : public testing::Test {
   std::unique_ptr<Schedule> schedule_;
 };
 
-/// A tensor on the stream's device with these values, rounded to `dtype` (f32, f16 or bf16).
+/// A tensor on the stream's device with these values, rounded to `dtype`: not f64. Integers have 101 for NaN.
 Tensor to_device(const std::vector<double>& values, const Shape&, DType dtype, const Stream&);
 Tensor to_device(const std::vector<std::int32_t>& values, const Shape&, const Stream&);
 /// New device memory; on the emulated device NaN.
 Tensor empty_on(const Stream&, const Shape&, DType = DType::f32);
-/// The values of a tensor of f32, f16, bf16 or f64, waited for.
+/// The values of a tensor, waited for.
 std::vector<double> from_device(const Tensor&, const Stream&);
 
 }  // namespace rz::test

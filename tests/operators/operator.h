@@ -63,7 +63,7 @@ struct Gradient {
   bool adds = true;        ///< has an Into
   Bound bound = {};
   /// The gradient, where it depends on the rounded value, or where differences are slow. Differences confirm
-  /// it in f32 where the input is small.
+  /// it in f32 where the tensors are small and finite.
   std::function<Values(const std::vector<Values>& in, const Values& out, const Values& d_out)> formula = {};
 };
 
@@ -100,8 +100,6 @@ class Operators : public OnDevice, public testing::WithParamInterface<DType> {
   const double rounding = rounding_of(dtype), smallest = smallest_of(dtype);
 
   void expect_right(const Operator&);
-  /// Calls f; on the host with the vectors of every target of this CPU.
-  static void each_target(const std::function<void()>& f);
 
   /// Maximum error of rounding to nearest, relative to the value; and where f16 is subnormal.
   static double rounding_of(DType t) { return t == DType::f16 ? 0x1p-11 : t == DType::bf16 ? 0x1p-8 : 0; }
@@ -133,13 +131,21 @@ class Operators : public OnDevice, public testing::WithParamInterface<DType> {
  private:
   struct Way;
   struct Places;
+  struct Gradients;
   void call(const Operator&, const Way&, const std::vector<Values>& in, const Values& out,
-            const Values& d_out, std::vector<Values>& gradients, std::vector<Values>& results);
+            const Values& d_out, Gradients& gradients, std::vector<Values>& results);
 };
 
 /// The three types, as parameters of a suite.
 inline const auto float_types = testing::Values(DType::f32, DType::f16, DType::bf16);
 inline std::string type_name(const testing::TestParamInfo<DType>& info) { return name(info.param); }
+
+/// Calls f; on the host with the vectors of every target of this CPU.
+void each_target(const std::function<void()>& f);
+
+/// Elements of x at these places, and the sums that are their gradient, of n elements.
+Values moved(const Values& x, const std::vector<std::size_t>& places);
+Values moved_back(const Values& d_out, const std::vector<std::size_t>& places, std::size_t n);
 
 /// -1, 0 and 1: their products and sums are exact in every type.
 Values units(std::size_t n, unsigned seed);

@@ -105,16 +105,19 @@ inline Values conv2d(const Values& x, const Values& weight, const Values& bias, 
   return out;
 }
 
-struct ConvGradients {
-  Values x, weight, bias;
-};
-inline ConvGradients conv2d_backward(const Values& d_out, const Values& x, const Values& weight,
-                                     const Convolution& c) {
-  ConvGradients d{Values(x.size()), Values(weight.size()), Values(c.outputs)};
-  each_product(c, [&](std::size_t o, std::size_t in, std::size_t w, std::size_t) {
-    d.x[in] += d_out[o] * weight[w], d.weight[w] += d_out[o] * x[in];
-  });
-  for (std::size_t i = 0; i < d_out.size(); ++i) d.bias[i / (c.out_h() * c.out_w()) % c.outputs] += d_out[i];
+/// Of x, the weight or the bias: input 0, 1 or 2.
+inline Values conv2d_gradient(std::size_t of, const Values& d_out, const Values& x, const Values& weight,
+                              const Convolution& c) {
+  Values d(of == 0 ? x.size() : of == 1 ? weight.size() : c.outputs);
+  const std::size_t positions = c.out_h() * c.out_w();
+  if (of == 0)
+    each_product(
+        c, [&](std::size_t o, std::size_t in, std::size_t w, std::size_t) { d[in] += d_out[o] * weight[w]; });
+  else if (of == 1)
+    each_product(
+        c, [&](std::size_t o, std::size_t in, std::size_t w, std::size_t) { d[w] += d_out[o] * x[in]; });
+  else
+    for (std::size_t i = 0; i < d_out.size(); ++i) d[i / positions % c.outputs] += d_out[i];
   return d;
 }
 
