@@ -23,10 +23,10 @@ MemoryReport with_offload(MemoryReport predicted, const MemoryReport& run, std::
 }
 
 /// A run as its options describe it.
-class PlannedRun {
+class RunToPlan {
  public:
   /// `any`: the module, or one like it.
-  PlannedRun(Module& any, const EngineOptions& o, int ranks, Device::Kind device, int ranks_per_node)
+  RunToPlan(Module& any, const EngineOptions& o, int ranks, Device::Kind device, int ranks_per_node)
       : engine_(o),
         device_(device),
         ranks_per_node_(ranks_per_node),
@@ -98,7 +98,7 @@ class PlannedRun {
 };
 
 /// Ranks with equal parts of layers that keep the same memory are planned once.
-std::vector<TrainingPlan> all_ranks(const PlannedRun& run, const MakePlanned& make, int ranks) {
+std::vector<TrainingPlan> all_ranks(const RunToPlan& run, const MakePlanned& make, int ranks) {
   std::vector<TrainingPlan> plans(static_cast<std::size_t>(ranks));
   for (int part = 0; part < run.tp(); ++part) {
     const PlannedModule parts = make();
@@ -124,12 +124,12 @@ std::vector<TrainingPlan> all_ranks(const PlannedRun& run, const MakePlanned& ma
 
 TrainingPlan plan_training(Module& module, const EngineOptions& o, const RecordLoss& record, RankOf rank,
                            Device::Kind device, int ranks_per_node) {
-  return PlannedRun(module, o, rank.ranks, device, ranks_per_node).plan(module, record, rank);
+  return RunToPlan(module, o, rank.ranks, device, ranks_per_node).plan(module, record, rank);
 }
 
 std::vector<TrainingPlan> plan_all_ranks(Module& module, const EngineOptions& o, const RecordLoss& record,
                                          int ranks, Device::Kind device, int ranks_per_node) {
-  const PlannedRun run(module, o, ranks, device, ranks_per_node);
+  const RunToPlan run(module, o, ranks, device, ranks_per_node);
   require(run.tp() == 1, Errc::invalid_argument, run.config().file, ": ringzero.mesh.tp: is ", run.tp(),
           ", and one module has the parts of one rank: give plan_all_ranks() a function that makes modules");
   const PlannedModule borrowed{{std::shared_ptr<Module>(), &module}, record};
@@ -139,7 +139,7 @@ std::vector<TrainingPlan> plan_all_ranks(Module& module, const EngineOptions& o,
 
 std::vector<TrainingPlan> plan_all_ranks(const MakePlanned& make, const EngineOptions& o, int ranks,
                                          Device::Kind device, int ranks_per_node) {
-  return all_ranks(PlannedRun(*make().module, o, ranks, device, ranks_per_node), make, ranks);
+  return all_ranks(RunToPlan(*make().module, o, ranks, device, ranks_per_node), make, ranks);
 }
 
 }  // namespace rz

@@ -60,9 +60,7 @@ TEST(TrainLmSchedule, WeightDecayAppliesToTheGroupOfTheFlag) {
 }
 
 StrategyOptions strategy_options_of(const Options& o, const Inputs& in) {
-  StrategyOptions s = strategy_options(in.ds, in.strategy);
-  engine_options(o, in).configure_strategy(s);
-  return s;
+  return strategy_options(in.ds, in.strategy, engine_options(o, in).configure_strategy);
 }
 
 TEST(TrainLmSchedule, TheFlagsReachTheEngine) {
@@ -82,6 +80,7 @@ TEST(TrainLmSchedule, TheFlagsReachTheEngine) {
   EXPECT_FALSE(strategy_options_of(o, in).overlap_comm);
   o.bucket_mb = 2;
   EXPECT_EQ(strategy_options_of(o, in).reduce_bucket_size, std::size_t{1} << 19);
+  EXPECT_EQ(strategy_options_of(o, in).first_bucket_size, std::size_t{1} << 18);
   const Inputs plain = inputs_of(R"({"train_batch_size": 4, "optimizer": {"type": "SGD"}})");
   EXPECT_TRUE(strategy_options_of(Options(), plain).overlap_comm);
   EXPECT_EQ(strategy_options_of(Options(), plain).reduce_bucket_size, StrategyOptions().reduce_bucket_size);

@@ -7,7 +7,7 @@
 #include <filesystem>
 
 #include "comm/core/error.h"
-#include "tools/rzrun/flags/starters.h"
+#include "tools/rzrun/flags/flags.h"
 #include "tools/rzrun/hosts/hosts.h"
 
 namespace rz::rzrun {

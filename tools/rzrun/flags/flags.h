@@ -132,6 +132,8 @@ class Given {
 
 /// Number and place of the ranks, from all flags about hosts.
 Hosts choose_hosts(const Given&, Remarks&);
+/// The words that start the agent of a host: through ssh or the command of --rsh, or without on this host.
+std::vector<std::string> agent_command(const Starter&, const std::string& host);
 
 /// What torchrun's flags choose.
 struct Node {

@@ -6,8 +6,10 @@
 #include "comm/core/error.h"
 #include "comm/device/cuda_runtime.h"
 #include "comm/topology.h"
+#include "tools/command_line/shell_words.h"
 #include "tools/rzrun/flags/flags.h"
 #include "tools/rzrun/flags/starters.h"
+#include "tools/rzrun/hosts/connector.h"
 
 namespace rz::rzrun {
 namespace {
@@ -254,6 +256,16 @@ void add_host_flags(CommandLine& line, HostFlags& f, bool& dry_run) {
       .type_name("ADDRESS")
       .group(heading);
   line.add_flag("--dry-run", dry_run, "Print what would run where, and start nothing");
+}
+
+std::vector<std::string> agent_command(const Starter& starter, const std::string& host) {
+  std::vector<std::string> shell = shell_words(starter.rsh, "--rsh");
+  if (shell.empty()) {
+    shell = hosts::ssh_words();
+    if (starter.ssh_port) shell.insert(shell.end(), {"-p", concat(starter.ssh_port)});
+  }
+  for (const std::string& word : shell_words(starter.words, "--launcher_args")) shell.push_back(word);
+  return hosts::agent_command(shell, host, hosts::own_path(), std::filesystem::current_path().native());
 }
 
 Hosts choose_hosts(const Given& given, Remarks& remarks) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <filesystem>
 #include <utility>
 
 #include "comm/core/error.h"
@@ -56,8 +55,8 @@ bool has_tasks() {
   return setting("SLURM_NTASKS") || setting("SLURM_NPROCS") || setting("SLURM_NTASKS_PER_NODE");
 }
 
-void append(std::vector<std::string>& words, const std::string& text, const char* flag = "--launcher_args") {
-  for (std::string& word : shell_words(text, flag)) words.push_back(std::move(word));
+void append(std::vector<std::string>& words, const std::string& text) {
+  for (std::string& word : shell_words(text, "--launcher_args")) words.push_back(std::move(word));
 }
 
 std::vector<std::string> srun_command(const Hosts& all) {
@@ -188,17 +187,6 @@ std::string secret_variable() {
 
 std::vector<std::string> starter_command(const Hosts& all, std::chrono::milliseconds grace) {
   return all.starter.kind == Starter::Kind::slurm ? srun_command(all) : mpirun_command(all, grace);
-}
-
-std::vector<std::string> agent_command(const Starter& l, const std::string& host) {
-  std::vector<std::string> shell;
-  append(shell, l.rsh, "--rsh");
-  if (shell.empty()) {
-    shell = hosts::ssh_words();
-    if (l.ssh_port) shell.insert(shell.end(), {"-p", concat(l.ssh_port)});
-  }
-  append(shell, l.words);
-  return hosts::agent_command(shell, host, hosts::own_path(), std::filesystem::current_path().native());
 }
 
 }  // namespace rz::rzrun

@@ -41,7 +41,4 @@ bool has_value(const char* name);
 /// agent that mpirun ends has `grace` for its ranks.
 std::vector<std::string> starter_command(const Hosts&, std::chrono::milliseconds grace);
 
-/// The words that start the agent of a host: through ssh or the command of --rsh, or without on this host.
-std::vector<std::string> agent_command(const Starter&, const std::string& host);
-
 }  // namespace rz::rzrun
