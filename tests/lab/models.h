@@ -27,7 +27,7 @@ struct MlpSizes {
   std::size_t in = 6, hidden = 16, classes = 5;
   double dropout = 0.2;
   std::size_t buffer = 0;  ///< elements of a buffer, "mean"; 0: none
-  std::uint64_t samples = 60;
+  std::uint64_t samples = 96;
   std::uint64_t ignored = 5;  ///< of so many targets the last one is ignored; 0: none
 };
 struct Mlp : Module {

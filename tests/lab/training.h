@@ -55,6 +55,17 @@ std::string config(int stage, const std::string& keys = "");
 /// With a seed, without a log.
 EngineOptions options(std::string config);
 
+/// A rank's net with its engine and a loader, for loops of a test's own.
+template <class Net = Mlp>
+struct Trainer {
+  Trainer(World& world, EngineOptions o) : engine(initialize(world, net, std::move(o))) {}
+  bool pass() { return engine.backward(net(engine.tape(), loader.next())), engine.step(); }
+  void update() { engine.train_batch(loader, std::ref(net)); }
+  Net net;
+  Engine engine;
+  Loader loader = engine.loader(samples(), {.num_workers = 0});
+};
+
 /// Of all parameters, whole. Collective.
 std::vector<float> values_of(Strategy&, Module&, const Stream& = {});
 std::vector<float> values_of(Engine&, Module&);
