@@ -60,7 +60,7 @@ template <class Net = Mlp>
 struct Trainer {
   Trainer(World& world, EngineOptions o) : engine(initialize(world, net, std::move(o))) {}
   bool pass() { return engine.backward(net(engine.tape(), loader.next())), engine.step(); }
-  void update() { engine.train_batch(loader, std::ref(net)); }
+  const StepReport& update() { return engine.train_batch(loader, std::ref(net)); }
   Net net;
   Engine engine;
   Loader loader = engine.loader(samples(), {.num_workers = 0});

@@ -13,9 +13,8 @@
 #include "sharding/engine/reports/step_monitor.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
-#include "tests/support/engine.h"
+#include "tests/lab/training.h"
 #include "tests/support/error_of.h"
-#include "tests/support/ranks.h"
 
 namespace rz {
 namespace {
@@ -134,14 +133,13 @@ void expect_mean_over_terms(const Terms& terms, const Run& run) {
   const double norm = norm_of(g);
   const double clip = run.max_norm > 0 ? std::min(1.0, run.max_norm / (norm + 1e-6)) : 1;
   const int ranks = static_cast<int>(terms.size());
-  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, ranks, std::move(store));
+  lab::group(ranks, [&](Communicator& comm) {
     const Result ddp = train(StrategyKind::ddp, terms, run, comm);
     EXPECT_NEAR(ddp.norm, norm, 2e-6 * norm);
     for (std::size_t i = 0; i < g.size(); ++i)
       EXPECT_NEAR(ddp.values[i], initial(i) - clip * g[i], 1e-6) << i;
     for (const StrategyKind kind : kinds)
-      EXPECT_TRUE(train(kind, terms, run, comm) == ddp) << name(kind) << " on rank " << rank;
+      EXPECT_TRUE(train(kind, terms, run, comm) == ddp) << name(kind) << " on rank " << comm.rank();
   });
 }
 
@@ -321,9 +319,8 @@ TEST(LossesOfAMicroBatch, AddUpWithTheWeightOfTheFirstWithTerms) {
   for (const Update& update : table) {
     const std::vector<double> g = by_the_rule(update);
     const int ranks = static_cast<int>(update.size());
-    test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-      SCOPED_TRACE(concat("case ", &update - table, " on rank ", rank));
-      World world(Communicator::connect(rank, ranks, std::move(store)));
+    lab::world(ranks, [&](World& world) {
+      SCOPED_TRACE(concat("case ", &update - table, " on rank ", world.rank()));
       const Result ddp = train_parts(world, 0, update);
       EXPECT_NEAR(ddp.norm, norm_of(g), 3e-6 * norm_of(g));
       for (std::size_t i = 0; i < g.size(); ++i)
@@ -354,8 +351,7 @@ TEST(LossesOfAMicroBatch, ContainTheLossScale) {
 }
 
 TEST(LossesOfAMicroBatch, AScalarBeforeALossWithTermsIsRefused) {
-  test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-    World world(Communicator::connect(rank, 2, std::move(store)));
+  lab::world(2, [&](World& world) {
     for (const int stage : {0, 1, 2, 3}) {
       const Part scalar{Part::scalar, 3}, labels{Part::labels, 4};
       const Error e = test::error_of([&] {
@@ -389,8 +385,7 @@ TEST(LossesOfAMicroBatch, AreNotMixedWithPassesOfTheTapeAlone) {
 TEST(LossesOfAMicroBatch, AddAScalarToALossWithTerms) {
   constexpr Part losses[] = {{Part::labels, 5}, {Part::squares, 4, 3}, {Part::labels, 0}};
   for (const int stage : {0, 1, 2, 3})
-    test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-      World world(Communicator::connect(rank, 2, std::move(store)));
+    lab::world(2, [&](World& world) {
       enum Order { in_turn, loss_first, scalar_first };
       const auto run = [&](Order order) {
         Net net;
@@ -471,24 +466,19 @@ TEST(LossesOfAMicroBatch, AScalarIsALossWithoutTerms) {
 
 // ---- of engines
 
-namespace engines {
-
-using test::engine::Batch;
-using test::engine::batch;
-using test::engine::classes;
-using test::engine::in_world;
-using test::engine::Net;
-using test::engine::options;
-using test::engine::values_of;
+using lab::batch;
+using lab::Mlp;
+using lab::values_of;
 
 /// Momentum and weight decay would move the parameters.
 TEST(TermsOfAnEngine, AnUpdateWithoutTermsIsSkipped) {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> log(std::tmpfile(), std::fclose);
-  in_world(2, [&](World& world) {
+  lab::world(2, [&](World& world) {
     for (const int stage : {0, 1, 2, 3})
       for (const char* precision : {"", R"(, "fp16": {"enabled": true, "initial_scale_power": 8})"}) {
-        Net net;
-        auto o = options(concat(R"({"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": )",
+        Mlp net;
+        auto o =
+            lab::options(concat(R"({"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": )",
                                 stage, R"(}, "optimizer": {"type": "SGD", "params": {"lr": 0.5,
                         "momentum": 0.9, "weight_decay": 0.1}}, "ringzero": {"max_skipped_updates": 3})",
                                 precision, "}"));
@@ -496,15 +486,14 @@ TEST(TermsOfAnEngine, AnUpdateWithoutTermsIsSkipped) {
         if (logs) o.log = log.get();
         auto engine = initialize(world, net, std::move(o));
         const auto update = [&](bool terms) {
-          const Batch b = batch(0, 4);
-          if (!terms || world.rank() == 1) std::fill_n(b.y.data<std::int32_t>(), 4, -100);
-          Tape& t = engine.tape();
-          engine.backward(nn::cross_entropy(t, net(t, b.x), b.y));
+          const rz::Batch b = batch(0);
+          if (!terms || world.rank() == 1) std::fill_n(b["y"].data<std::int32_t>(), 4, -100);
+          engine.backward(net(engine.tape(), b));
           engine.step();
         };
         update(true);
         EXPECT_FALSE(engine.report().skipped);
-        const std::vector<float> before = values_of(engine.strategy(), net);
+        const std::vector<float> before = values_of(engine, net);
         const double scale = engine.report().loss_scale;
         for (int i = 1; i < 3; ++i) {
           update(false);
@@ -517,12 +506,12 @@ TEST(TermsOfAnEngine, AnUpdateWithoutTermsIsSkipped) {
         EXPECT_EQ(e.code(), Errc::diverged);
         EXPECT_NE(std::string(e.what()).find("no update was made in 3 updates in a row"), std::string::npos)
             << e.what();
-        EXPECT_EQ(values_of(engine.strategy(), net), before);
+        EXPECT_EQ(values_of(engine, net), before);
         EXPECT_EQ(engine.optimizer().updates(), 1);
         update(true);
         EXPECT_FALSE(engine.report().without_terms);
         EXPECT_EQ(engine.report().loss_scale, scale);
-        EXPECT_NE(values_of(engine.strategy(), net), before);
+        EXPECT_NE(values_of(engine, net), before);
       }
   });
   std::rewind(log.get());
@@ -534,16 +523,16 @@ TEST(TermsOfAnEngine, AnUpdateWithoutTermsIsSkipped) {
 }
 
 TEST(TermsOfAnEngine, AScalarLossIsReportedAsOneTermOfEachPass) {
-  in_world(2, [](World& world) {
-    Net net;
+  lab::world(2, [](World& world) {
+    Mlp net;
     net.eval();
-    auto engine = initialize(world, net, options(R"({"train_micro_batch_size_per_gpu": 4,
+    auto engine = initialize(world, net, lab::options(R"({"train_micro_batch_size_per_gpu": 4,
         "gradient_accumulation_steps": 2, "optimizer": {"type": "SGD"}})"));
     std::vector<Mean> losses;
     for (int m = 0; m < 2; ++m) {
-      const Batch b = batch(static_cast<std::uint64_t>(2 * m + world.rank()), 4);
+      const rz::Batch b = batch(static_cast<std::uint64_t>(2 * m + world.rank()));
       Tape& t = engine.tape();
-      const Var loss = nn::mse(t, net(t, b.x), Tensor::zeros({4, classes}));
+      const Var loss = nn::mse(t, net(t, b["x"]), Tensor::zeros({4, 5}));
       losses.push_back(engine.item(loss));
       engine.backward(loss);
       engine.step();
@@ -559,6 +548,5 @@ TEST(TermsOfAnEngine, AScalarLossIsReportedAsOneTermOfEachPass) {
   });
 }
 
-}  // namespace engines
 }  // namespace
 }  // namespace rz
