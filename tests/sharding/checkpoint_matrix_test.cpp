@@ -15,8 +15,8 @@
 #include "sharding/engine/engine.h"
 #include "sharding/strategy/optimizer_state.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/training.h"
 #include "tests/support/folder.h"
-#include "tests/support/ranks.h"
 
 namespace rz {
 namespace {
@@ -66,21 +66,7 @@ std::string config(const TrainingRun& run) {
                 run.stage, R"(, "stage3_param_persistence_threshold": 0})", run.more, "}");
 }
 
-void in_world(int ranks, const std::function<void(World&)>& body) {
-  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    World world(Communicator::connect(rank, ranks, std::move(store)));
-    body(world);
-  });
-}
-
-std::vector<float> values(Engine& engine, Module& module) {
-  std::vector<float> all;
-  for (const Parameter* p : module.parameters()) {
-    const Tensor value = engine.strategy().values().whole(*p);
-    all.insert(all.end(), value.data<float>(), value.data<float>() + value.count());
-  }
-  return all;
-}
+std::vector<float> values(Engine& engine, Module& module) { return lab::values_of(engine, module); }
 
 /// What a test does with the engine of a rank before micro-batch number `micro`, counted from 0.
 using Before = std::function<void(Engine&, std::int64_t micro)>;
@@ -89,7 +75,7 @@ using Before = std::function<void(Engine&, std::int64_t micro)>;
 std::vector<float> train(const TrainingRun& run, const std::function<void(Engine&)>& start,
                          const Before& before = {}) {
   std::vector<float> result;
-  in_world(run.ranks, [&](World& world) {
+  lab::world(run.ranks, [&](World& world) {
     Net net(run.dropout);
     auto engine = initialize(world, net, {.config = config(run), .seed = 5, .log = nullptr});
     auto loader = engine.loader(dataset());
@@ -185,7 +171,7 @@ TEST(CheckpointMatrix, MeshesReadEachOtherBitForBit) {
       SCOPED_TRACE(concat(describe(mesh), ", stage ", stage));
       const std::string dir = folder / concat(first, "-", stage, mesh.replicate, mesh.shard);
       std::vector<float> found;
-      in_world(mesh.ranks(), [&](World& world) {
+      lab::world(mesh.ranks(), [&](World& world) {
         Net net(0);
         auto engine = initialize(world, net,
                                  {.config = config({.ranks = mesh.ranks(), .stage = stage}),
@@ -278,7 +264,7 @@ TEST(CheckpointMatrix, EveryStrategyLoadsTheWeightsOfEveryOther) {
        {TrainingRun{1, 0}, TrainingRun{2, 2}, TrainingRun{3, 3}, TrainingRun{2, 1, bf16}}) {
     const std::string dir = folder / concat(run.ranks, "-", run.stage);
     std::vector<float> saved;
-    in_world(run.ranks, [&](World& world) {
+    lab::world(run.ranks, [&](World& world) {
       Net net(0);
       auto engine = initialize(world, net, {.config = config(run), .seed = 5, .log = nullptr});
       auto loader = engine.loader(dataset());
@@ -294,7 +280,7 @@ TEST(CheckpointMatrix, EveryStrategyLoadsTheWeightsOfEveryOther) {
       for (int stage = 0; stage <= 3; ++stage)
         for (const std::string& path : {dir, dir + "/global_step3"}) {
           SCOPED_TRACE(concat(path, ", then stage ", stage, " on ", ranks));
-          in_world(ranks, [&](World& world) {
+          lab::world(ranks, [&](World& world) {
             Net net(0);
             const TrainingRun other{.ranks = ranks, .stage = stage};
             auto engine = initialize(world, net, {.config = config(other), .seed = 6, .log = nullptr});

@@ -15,9 +15,9 @@
 #include "sharding/io/json.h"
 #include "sharding/strategy/optimizer_state.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/training.h"
 #include "tests/support/error_of.h"
 #include "tests/support/folder.h"
-#include "tests/support/ranks.h"
 
 namespace rz {
 namespace {
@@ -51,14 +51,7 @@ std::vector<float> state_named(Engine& engine, const std::string& name) {
   return all;
 }
 
-std::vector<float> values(Engine& engine, Module& module) {
-  std::vector<float> all;
-  for (const Parameter* p : module.parameters()) {
-    const Tensor value = engine.strategy().values().whole(*p);
-    all.insert(all.end(), value.data<float>(), value.data<float>() + value.count());
-  }
-  return all;
-}
+std::vector<float> values(Engine& engine, Module& module) { return lab::values_of(engine, module); }
 
 void update(Engine& engine, Net& net) {
   Tape& t = engine.tape();
@@ -72,10 +65,7 @@ void update(Engine& engine, Net& net) {
 class EngineCheckpoint : public testing::Test {
  protected:
   void in_world(int ranks, const std::function<void(World&)>& body) {
-    test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-      World world(Communicator::connect(rank, ranks, std::move(store)));
-      body(world);
-    });
+    lab::world(ranks, [&](World& world) { body(world); });
   }
   /// A checkpoint after one update on two ranks.
   void save_one(const SaveCheckpointOptions& o = {}) {

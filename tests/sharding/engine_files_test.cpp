@@ -10,9 +10,9 @@
 
 #include "sharding/engine/engine.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/training.h"
 #include "tests/support/deepspeed_writer.h"
 #include "tests/support/error_of.h"
-#include "tests/support/ranks.h"
 
 namespace rz {
 namespace {
@@ -25,13 +25,6 @@ struct Net : Module {
   nn::Linear fc1, fc2;
 };
 
-void in_world(int ranks, const std::function<void(World&)>& body) {
-  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    World world(Communicator::connect(rank, ranks, std::move(store)));
-    body(world);
-  });
-}
-
 EngineOptions options(int stage, std::uint64_t seed) {
   return {.config = concat(R"({"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": )", stage,
                            R"(}, "optimizer": {"type": "SGD"}})"),
@@ -39,19 +32,12 @@ EngineOptions options(int stage, std::uint64_t seed) {
           .log = nullptr};
 }
 
-std::vector<float> values(Engine& engine, Module& module) {
-  std::vector<float> all;
-  for (const Parameter* p : module.parameters()) {
-    const Tensor value = engine.strategy().values().whole(*p);
-    all.insert(all.end(), value.data<float>(), value.data<float>() + value.count());
-  }
-  return all;
-}
+std::vector<float> values(Engine& engine, Module& module) { return lab::values_of(engine, module); }
 
 TEST(EngineFiles, AModelIsLoadedInAnyStageOnAnyNumberOfRanks) {
   const std::string path = fs::temp_directory_path() / concat("rz-engine-", ::getpid(), ".safetensors");
   std::vector<float> saved;
-  in_world(2, [&](World& world) {
+  lab::world(2, [&](World& world) {
     Net net(5);
     auto engine = initialize(world, net, options(3, 1));
     engine.save_model(path);
@@ -60,7 +46,7 @@ TEST(EngineFiles, AModelIsLoadedInAnyStageOnAnyNumberOfRanks) {
   });
   for (const int ranks : {1, 3})
     for (int stage = 0; stage < 4; ++stage)
-      in_world(ranks, [&](World& world) {
+      lab::world(ranks, [&](World& world) {
         Net net(5), other(6);
         auto engine = initialize(world, net, options(stage, 2));
         EXPECT_NE(values(engine, net), saved);
@@ -77,14 +63,14 @@ TEST(EngineFiles, AModelIsLoadedInAnyStageOnAnyNumberOfRanks) {
 TEST(EngineFiles, APartOfAModelIsLoaded) {
   const std::string path = fs::temp_directory_path() / concat("rz-engine-part-", ::getpid(), ".safetensors");
   std::vector<float> saved;
-  in_world(1, [&](World& world) {
+  lab::world(1, [&](World& world) {
     Net net(5);
     auto engine = initialize(world, net, options(0, 1));
     engine.save_model(path);
     saved = values(engine, net);
   });
   for (const int stage : {0, 3})
-    in_world(2, [&](World& world) {
+    lab::world(2, [&](World& world) {
       Net net(5);
       auto engine = initialize(world, net, options(stage, 2));
       const auto before = values(engine, net.fc2);
@@ -119,7 +105,7 @@ TEST(EngineFiles, AStateDictOfPyTorchIsLoaded) {
   }
   torch.write(path, test::pickle::state_dict(pairs));
   for (const int stage : {0, 3})
-    in_world(2, [&](World& world) {
+    lab::world(2, [&](World& world) {
       Net net(2);
       auto engine = initialize(world, net, options(stage, 2));
       engine.load_model(path);
@@ -133,7 +119,7 @@ TEST(EngineFiles, ACheckpointOfDeepSpeedIsNotResumed) {
   zero_of_net().write(dir + "/global_step3");
   for (const bool latest : {true, false}) {
     if (latest) test::write_bytes(dir + "/latest", "global_step3");
-    in_world(2, [&](World& world) {
+    lab::world(2, [&](World& world) {
       Net net(2);
       auto engine = initialize(world, net, options(1, 2));
       const auto before = values(engine, net);
@@ -149,7 +135,7 @@ TEST(EngineFiles, ACheckpointOfDeepSpeedIsNotResumed) {
 }
 
 TEST(EngineFiles, AnItemIsTheLossOfThisRank) {
-  in_world(2, [](World& world) {
+  lab::world(2, [](World& world) {
     Net net(5);
     auto engine = initialize(world, net, options(0, 1));
     Tape& t = engine.tape();

@@ -7,9 +7,9 @@
 #include "comm/core/error.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/group.h"
 #include "tests/support/error_of.h"
 #include "tests/support/mirrored_backend.h"
-#include "tests/support/ranks.h"
 
 namespace rz {
 namespace {
@@ -343,8 +343,7 @@ TEST(GatherOrder, ATiedParameterIsReducedInBackwardOnceItIsComplete) {
 // ---- ranks
 
 TEST(GatherOrder, RanksThatRunOtherScopesAreNamed) {
-  test::run_ranks(3, [](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 3, std::move(store));
+  lab::group(3, [](Communicator& comm) {
     Course model([](int, Pass) {}, true);  // equal sizes: the gathers themselves match
     const auto strategy =
         make_strategy(StrategyKind::zero3, model, comm, {.gathers = {.prefetch_bucket_size = 0}});
@@ -363,7 +362,7 @@ TEST(GatherOrder, RanksThatRunOtherScopesAreNamed) {
       strategy->finish_gradients();
     };
     pass({0, 1, 2, 3});
-    const Error e = test::error_of([&] { pass(rank == 2 ? Order{0, 2, 1, 3} : Order{0, 1, 2, 3}); });
+    const Error e = test::error_of([&] { pass(comm.rank() == 2 ? Order{0, 2, 1, 3} : Order{0, 1, 2, 3}); });
     EXPECT_EQ(e.code(), Errc::mismatch);
     EXPECT_EQ(e.culprit(), 2);
     EXPECT_NE(std::string(e.what()).find("number 1 is s1 forward on rank 0 and s2 forward on rank 2"),

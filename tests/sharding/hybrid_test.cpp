@@ -26,8 +26,8 @@
 #include "sharding/strategy/join.h"
 #include "sharding/strategy/optimizer_state.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/group.h"
 #include "tests/support/error_of.h"
-#include "tests/support/ranks.h"
 #include "tests/support/toy_training.h"
 
 namespace rz {
@@ -38,10 +38,7 @@ using test::ToyModel;
 
 using Body = std::function<void(Communicator&)>;
 void on_ranks(int ranks, const Body& body, CommOptions options = {}) {
-  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    Communicator comm = Communicator::connect(rank, ranks, std::move(store), options);
-    body(comm);
-  });
+  lab::group(ranks, options, [&](Communicator& comm) { body(comm); });
 }
 
 const MeshSizes meshes[] = {{2, 2}, {1, 4}, {4, 1}, {2, 3}, {3, 2}};

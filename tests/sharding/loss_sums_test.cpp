@@ -11,7 +11,7 @@
 #include "autograd_lite/nn/layers.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
-#include "tests/support/ranks.h"
+#include "tests/lab/group.h"
 
 namespace rz {
 namespace {
@@ -144,13 +144,12 @@ TEST(LossSums, UnevenRanksHaveTheGradientOfOne) {
       for (const auto& rank : samples) count = std::accumulate(rank.begin(), rank.end(), count);
       const std::vector<double> g = gradient(pair, count);
       const int ranks = static_cast<int>(samples.size());
-      test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-        auto comm = Communicator::connect(rank, ranks, std::move(store));
+      lab::group(ranks, [&](Communicator& comm) {
         const std::vector<float> ddp = train(StrategyKind::ddp, pair, samples, comm);
         for (std::size_t i = 0; i < weights; ++i)
           EXPECT_NEAR(static_cast<double>(ddp[i]), static_cast<double>(initial(i)) - g[i], 1e-6) << i;
         for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3})
-          EXPECT_TRUE(train(kind, pair, samples, comm) == ddp) << name(kind) << " on rank " << rank;
+          EXPECT_TRUE(train(kind, pair, samples, comm) == ddp) << name(kind) << " on rank " << comm.rank();
       });
     }
 }
