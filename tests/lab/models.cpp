@@ -41,7 +41,7 @@ std::shared_ptr<const Dataset> samples(const MlpSizes& s) {
 
 Model mlp(const MlpSizes& sizes) {
   return {.make = [=] { return std::make_unique<Mlp>(sizes); },
-          .loader = [=](Engine& engine) { return engine.loader(samples(sizes), {.num_workers = 0}); },
+          .loader = [=](Engine& engine) { return engine.loader(samples(sizes)); },
           .config = R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 3,
               "gradient_clipping": 0.5, "optimizer": {"type": "AdamW", "params": {"lr": 0.02, "weight_decay": 0.1}},
               "scheduler": {"type": "WarmupDecayLR",

@@ -63,7 +63,7 @@ struct Trainer {
   const StepReport& update() { return engine.train_batch(loader, std::ref(net)); }
   Net net;
   Engine engine;
-  Loader loader = engine.loader(samples(), {.num_workers = 0});
+  Loader loader = engine.loader(samples());
 };
 
 /// Of all parameters, whole. Collective.
