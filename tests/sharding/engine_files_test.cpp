@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -19,10 +18,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Net : Module {
-  explicit Net(std::size_t width) : fc1(*this, "fc1", 3, width), fc2(*this, "fc2", width, 2) {}
-  Var operator()(Tape& t, const Tensor& x) { return fc2(t, fc1(t, x)); }
-  nn::Linear fc1, fc2;
+struct Net : lab::Mlp {
+  explicit Net(std::size_t width) : Mlp({.in = 3, .hidden = width, .classes = 2}) {}
 };
 
 EngineOptions options(int stage, std::uint64_t seed) {
@@ -32,7 +29,7 @@ EngineOptions options(int stage, std::uint64_t seed) {
           .log = nullptr};
 }
 
-std::vector<float> values(Engine& engine, Module& module) { return lab::values_of(engine, module); }
+using lab::values_of;
 
 TEST(EngineFiles, AModelIsLoadedInAnyStageOnAnyNumberOfRanks) {
   const std::string path = fs::temp_directory_path() / concat("rz-engine-", ::getpid(), ".safetensors");
@@ -41,7 +38,7 @@ TEST(EngineFiles, AModelIsLoadedInAnyStageOnAnyNumberOfRanks) {
     Net net(5);
     auto engine = initialize(world, net, options(3, 1));
     engine.save_model(path);
-    const std::vector<float> all = values(engine, net);
+    const std::vector<float> all = values_of(engine, net);
     if (world.is_main()) saved = all;
   });
   for (const int ranks : {1, 3})
@@ -49,9 +46,9 @@ TEST(EngineFiles, AModelIsLoadedInAnyStageOnAnyNumberOfRanks) {
       lab::world(ranks, [&](World& world) {
         Net net(5), other(6);
         auto engine = initialize(world, net, options(stage, 2));
-        EXPECT_NE(values(engine, net), saved);
+        EXPECT_NE(values_of(engine, net), saved);
         engine.load_model(path);
-        EXPECT_EQ(values(engine, net), saved) << "stage " << stage << ", " << ranks << " ranks";
+        EXPECT_EQ(values_of(engine, net), saved) << "stage " << stage << ", " << ranks << " ranks";
         auto wrong = initialize(world, other, options(stage, 2));
         const Error e = test::error_of([&] { wrong.load_model(path); });
         EXPECT_EQ(e.code(), Errc::config);
@@ -67,18 +64,18 @@ TEST(EngineFiles, APartOfAModelIsLoaded) {
     Net net(5);
     auto engine = initialize(world, net, options(0, 1));
     engine.save_model(path);
-    saved = values(engine, net);
+    saved = values_of(engine, net);
   });
   for (const int stage : {0, 3})
     lab::world(2, [&](World& world) {
       Net net(5);
       auto engine = initialize(world, net, options(stage, 2));
-      const auto before = values(engine, net.fc2);
+      const auto before = values_of(engine, net.fc2);
       const auto loaded = engine.load_model(net.fc1, path, {.prefix = "fc1."});
       EXPECT_EQ(loaded.tensors(), 2u);
       auto expected = saved;
       std::ranges::copy(before, expected.end() - static_cast<std::ptrdiff_t>(before.size()));
-      EXPECT_EQ(values(engine, net), expected) << stage;
+      EXPECT_EQ(values_of(engine, net), expected) << stage;
     });
   fs::remove(path);
 }
@@ -109,7 +106,7 @@ TEST(EngineFiles, AStateDictOfPyTorchIsLoaded) {
       Net net(2);
       auto engine = initialize(world, net, options(stage, 2));
       engine.load_model(path);
-      EXPECT_EQ(values(engine, net), expected);
+      EXPECT_EQ(values_of(engine, net), expected);
     });
   fs::remove(path);
 }
@@ -122,13 +119,13 @@ TEST(EngineFiles, ACheckpointOfDeepSpeedIsNotResumed) {
     lab::world(2, [&](World& world) {
       Net net(2);
       auto engine = initialize(world, net, options(1, 2));
-      const auto before = values(engine, net);
+      const auto before = values_of(engine, net);
       const std::string folder = dir + "/global_step3";
       const Error e = test::error_of([&] { engine.load_checkpoint(latest ? dir : folder); });
       EXPECT_EQ(e.code(), Errc::config);
       EXPECT_NE(std::string(e.what()).find("is a checkpoint of DeepSpeed"), std::string::npos) << e.what();
       EXPECT_NE(std::string(e.what()).find("`checkpoint merge " + folder), std::string::npos) << e.what();
-      EXPECT_EQ(values(engine, net), before);
+      EXPECT_EQ(values_of(engine, net), before);
     });
   }
   fs::remove_all(dir);
