@@ -69,12 +69,6 @@ Model language(const LanguageData& d, std::function<std::unique_ptr<LanguageMode
   return m;
 }
 
-Gpt smallest_gpt() {
-  Gpt g{.batch = 4, .clipping = 0.5, .bucket = 1024};
-  g.config = {.n_layer = 4, .n_head = 2, .n_embd = 16, .n_positions = 8, .vocab_size = 256};
-  return g;
-}
-
 Model gpt(const Gpt& g) {
   Model m = language(
       {g.config.n_positions, g.weights, g.tokens}, [=] { return std::make_unique<Gpt2>(g.config); },

@@ -2,7 +2,6 @@
 /// What tests train: rows of one table, each with samples that are functions of their numbers.
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 
@@ -53,17 +52,16 @@ struct LanguageData {
 };
 Model language(const LanguageData&, std::function<std::unique_ptr<LanguageModel>()> make, std::string config);
 
-/// A GPT-2 with the initial values of tests/data/gpt2_tiny, or those of a file.
+/// A GPT-2 with the initial values of tests/data/gpt2_tiny, or those of a file. The default is so small that
+/// hundreds of updates are fast, in many buckets. An update is one micro-batch of each rank.
 struct Gpt {
-  Gpt2Config config;
-  std::int64_t batch = 8;  ///< samples of an update
-  double clipping = 0;
-  std::size_t bucket = 0;  ///< reduce_bucket_size; 0: its default. The first bucket has a quarter of it
+  Gpt2Config config{.n_layer = 4, .n_head = 2, .n_embd = 16, .n_positions = 8, .vocab_size = 256};
+  std::int64_t batch = 4;  ///< samples of an update
+  double clipping = 0.5;
+  std::size_t bucket = 1024;  ///< reduce_bucket_size; 0: its default. The first bucket has a quarter of it
   std::string weights{}, tokens = test::tiny_tokens();
 };
-/// So small that hundreds of updates are fast, in many buckets.
-Gpt smallest_gpt();
-/// An update is one micro-batch of each rank.
-Model gpt(const Gpt&);
+Model gpt(const Gpt& = {});
+inline Gpt of_case(const test::TinyCase& c) { return {c.config, c.batch, 0, 0}; }
 
 }  // namespace rz::lab

@@ -23,13 +23,10 @@ lm::UpdateReport update(const Run& run, Engine& engine, Module& module, Loader& 
     return lm::update(engine, *model, loader, 1).value();
   const auto loss = [&](Tape& t, const Batch& b) { return run.model.loss(module, t, b); };
   std::int64_t micro = engine.global_steps() * engine.config().sizes.accumulation;
-  if (run.whole_updates) {
-    engine.train_batch(loader, loss);
-  } else {
-    do {
-      if (run.before) run.before(engine, micro++);
-      engine.backward(loss(engine.tape(), loader.next()));
-    } while (!engine.step());
+  if (run.whole_updates) engine.train_batch(loader, loss);
+  for (bool done = run.whole_updates; !done; done = engine.step()) {
+    if (run.before) run.before(engine, micro++);
+    engine.backward(loss(engine.tape(), loader.next()));
   }
   return report_of(engine);
 }
@@ -46,10 +43,9 @@ void PrintTo(const Trace& trace, std::ostream* out) {
   for (const lm::UpdateReport& r : trace.updates)
     *out << "\nupdate " << r.step << ": loss " << r.loss << ", norm " << r.grad_norm << ", lr " << r.lr
          << ", loss scale " << r.loss_scale << (r.skipped ? ", skipped " : " ") << r.diverged;
-  const auto bytes = std::as_bytes(std::span(trace.values));
-  *out << "\n"
-       << trace.values.size() << " values of hash "
-       << std::hash<std::string_view>()({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  const std::string_view bytes(reinterpret_cast<const char*>(trace.values.data()),
+                               trace.values.size() * sizeof(float));
+  *out << "\n" << trace.values.size() << " values of hash " << std::hash<std::string_view>()(bytes);
 }
 
 Trace train(const Run& run) {

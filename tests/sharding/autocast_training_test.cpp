@@ -12,7 +12,7 @@ namespace rz::test {
 namespace {
 
 lab::Run run_in(std::optional<DType> autocast, StrategyKind kind, int ranks, std::int64_t updates) {
-  return {.model = lab::gpt(lab::smallest_gpt()),
+  return {.model = lab::gpt(),
           .strategy = kind,
           .ranks = ranks,
           .updates = updates,

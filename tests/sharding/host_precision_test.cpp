@@ -29,7 +29,7 @@ std::string text_of(const Precision& p) {
 }
 
 lab::Trace train_in(const Precision& precision, StrategyKind kind, int ranks, std::int64_t updates) {
-  return lab::train({.model = lab::gpt(lab::smallest_gpt()),
+  return lab::train({.model = lab::gpt(),
                      .strategy = kind,
                      .ranks = ranks,
                      .updates = updates,
