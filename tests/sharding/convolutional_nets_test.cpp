@@ -9,7 +9,7 @@
 #include "sharding/parallel/collectives.h"
 #include "sharding/strategy/strategy.h"
 #include "tests/autograd/gradients.h"
-#include "tests/lab/group.h"
+#include "tests/lab/training.h"
 
 namespace rz {
 namespace {
@@ -148,10 +148,7 @@ Trained train(StrategyKind kind, Communicator& c) {
     strategy->finish_gradients();
     strategy->clip_and_step(*adamw, {.max_norm = 1});
   }
-  for (const Parameter* p : net.parameters()) {
-    const auto values = floats(strategy->values().whole(*p));
-    out.values.insert(out.values.end(), values.begin(), values.end());
-  }
+  out.values = lab::values_of(*strategy, net);
   for (const Tensor& t : {net.norm.running_mean.value, net.norm.running_var.value})
     for (const float v : floats(t)) out.values.push_back(v);
   return out;

@@ -15,6 +15,9 @@
 namespace rz {
 namespace {
 
+using lab::options;
+using lab::values_of;
+
 constexpr std::size_t width = 64, rows = 4;
 
 /// A running mean beside two layers, of which one may be left out.
@@ -31,8 +34,6 @@ std::string config(int stage, const std::string& ringzero, const std::string& mo
                     "zero_optimization": {"stage": )",
                 stage, R"(}, "ringzero": {)", ringzero, "}", more, "}");
 }
-
-EngineOptions options(const std::string& config) { return {.config = config, .seed = 7, .log = nullptr}; }
 
 Tensor inputs(int rank, int batch) {
   Tensor x = Tensor::empty({rows, width});
@@ -55,8 +56,6 @@ void train(Engine& engine, Net& net, int rank, int batch, std::size_t terms = ro
   Tape& t = engine.tape();
   engine.backward(nn::cross_entropy(t, net(t, inputs(rank, batch)), targets(rank, terms)));
 }
-
-std::vector<float> values_of(Engine& engine, Module& module) { return lab::values_of(engine, module); }
 
 // ---- hooks
 

@@ -6,14 +6,13 @@
 #include "sharding/model/communication_hook.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
-#include "tests/lab/group.h"
+#include "tests/lab/training.h"
 #include "tests/support/toy_training.h"
 
 namespace rz {
 namespace {
 
 using test::ToyModel;
-using test::values_of;
 
 /// Numbers that no type of 16 bits holds.
 float noise(std::size_t p, std::size_t i, int rank) {
@@ -44,10 +43,7 @@ Trained train(Communicator& comm, const StrategyOptions& options) {
     ddp->step(*sgd);
   }
   Trained out;
-  for (const Parameter* p : model.parameters()) {
-    const auto values = values_of(*ddp, *p);
-    out.values.insert(out.values.end(), values.begin(), values.end());
-  }
+  out.values = lab::values_of(*ddp, model);
   out.bytes = ddp->traffic().total().all_reduce.bytes;
   return out;
 }

@@ -26,7 +26,7 @@
 #include "sharding/strategy/join.h"
 #include "sharding/strategy/optimizer_state.h"
 #include "sharding/strategy/strategy.h"
-#include "tests/lab/group.h"
+#include "tests/lab/training.h"
 #include "tests/support/error_of.h"
 #include "tests/support/toy_training.h"
 
@@ -85,10 +85,7 @@ Result trained(StrategyKind kind, const Mesh& mesh, const TrainedRun& run) {
     strategy->clip_and_step(*optimizer, {.max_norm = 1});
     result.norms.push_back(strategy->outcome(*optimizer).norm);
   }
-  for (const Parameter* p : model.parameters()) {
-    const std::vector<float> values = test::values_of(*strategy, *p);
-    result.numbers.insert(result.numbers.end(), values.begin(), values.end());
-  }
+  result.numbers = lab::values_of(*strategy, model);
   return result;
 }
 
@@ -145,10 +142,7 @@ Result trained_in(const Precision& precision, StrategyKind kind, const Mesh& mes
     strategy->clip_and_step(*adamw, {.max_norm = 0.5});
     result.norms.push_back(strategy->outcome(*adamw).norm);
   }
-  for (const Parameter* p : net.parameters()) {
-    const std::vector<float> values = test::values_of(*strategy, *p);
-    result.numbers.insert(result.numbers.end(), values.begin(), values.end());
-  }
+  result.numbers = lab::values_of(*strategy, net);
   return result;
 }
 

@@ -10,7 +10,7 @@
 #include "comm/core/error.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
-#include "tests/lab/group.h"
+#include "tests/lab/training.h"
 #include "tests/support/error_of.h"
 
 namespace rz {
@@ -116,8 +116,7 @@ Trained train(StrategyKind kind, Communicator& comm, const JoinOptions& options,
     strategy->clip_and_step(*sgd, {});
   }
   result.batches = join.batches();
-  const Tensor value = strategy->values().whole(net.layer.weight);
-  result.values.assign(value.data<float>(), value.data<float>() + value.count());
+  result.values = lab::values_of(*strategy, net);
   return result;
 }
 
@@ -191,9 +190,8 @@ TEST_P(Joining, InZero3ABatchWithoutTermsTakesPart) {
       strategy->finish_gradients();
       strategy->clip_and_step(*sgd, {});
     }
-    const Tensor value = strategy->values().whole(net.layer.weight);
-    for (std::size_t i = 0; i < expected.size(); ++i)
-      EXPECT_NEAR(value.data<float>()[i], expected[i], 4e-6) << i;
+    const auto values = lab::values_of(*strategy, net);
+    for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(values[i], expected[i], 4e-6) << i;
   });
 }
 
