@@ -1,9 +1,7 @@
 /// Models saved and loaded by engines, and losses read from them.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -12,11 +10,10 @@
 #include "tests/lab/training.h"
 #include "tests/support/deepspeed_writer.h"
 #include "tests/support/error_of.h"
+#include "tests/support/folder.h"
 
 namespace rz {
 namespace {
-
-namespace fs = std::filesystem;
 
 struct Net : lab::Mlp {
   explicit Net(std::size_t width) : Mlp({.in = 3, .hidden = width, .classes = 2}) {}
@@ -32,7 +29,8 @@ EngineOptions options(int stage, std::uint64_t seed) {
 using lab::values_of;
 
 TEST(EngineFiles, AModelIsLoadedInAnyStageOnAnyNumberOfRanks) {
-  const std::string path = fs::temp_directory_path() / concat("rz-engine-", ::getpid(), ".safetensors");
+  const test::Folder folder;
+  const std::string path = folder / "model.safetensors";
   std::vector<float> saved;
   lab::world(2, [&](World& world) {
     Net net(5);
@@ -54,11 +52,11 @@ TEST(EngineFiles, AModelIsLoadedInAnyStageOnAnyNumberOfRanks) {
         EXPECT_EQ(e.code(), Errc::config);
         EXPECT_NE(std::string(e.what()).find("fc1.weight"), std::string::npos) << e.what();
       });
-  fs::remove(path);
 }
 
 TEST(EngineFiles, APartOfAModelIsLoaded) {
-  const std::string path = fs::temp_directory_path() / concat("rz-engine-part-", ::getpid(), ".safetensors");
+  const test::Folder folder;
+  const std::string path = folder / "model.safetensors";
   std::vector<float> saved;
   lab::world(1, [&](World& world) {
     Net net(5);
@@ -77,7 +75,6 @@ TEST(EngineFiles, APartOfAModelIsLoaded) {
       std::ranges::copy(before, expected.end() - static_cast<std::ptrdiff_t>(before.size()));
       EXPECT_EQ(values_of(engine, net), expected) << stage;
     });
-  fs::remove(path);
 }
 
 /// The parameters of Net(2), as files of PyTorch and DeepSpeed have them.
@@ -89,7 +86,8 @@ test::DeepSpeedWriter zero_of_net() {
 }
 
 TEST(EngineFiles, AStateDictOfPyTorchIsLoaded) {
-  const std::string path = fs::temp_directory_path() / concat("rz-engine-", ::getpid(), ".pt");
+  const test::Folder folder;
+  const std::string path = folder / "model.pt";
   const test::DeepSpeedWriter w = zero_of_net();
   test::TorchWriter torch;
   test::pickle::Pairs pairs;
@@ -108,11 +106,11 @@ TEST(EngineFiles, AStateDictOfPyTorchIsLoaded) {
       engine.load_model(path);
       EXPECT_EQ(values_of(engine, net), expected);
     });
-  fs::remove(path);
 }
 
 TEST(EngineFiles, ACheckpointOfDeepSpeedIsNotResumed) {
-  const std::string dir = fs::temp_directory_path() / concat("rz-engine-", ::getpid(), ".zero");
+  const test::Folder files;
+  const std::string dir = files.path();
   zero_of_net().write(dir + "/global_step3");
   for (const bool latest : {true, false}) {
     if (latest) test::write_bytes(dir + "/latest", "global_step3");
@@ -128,7 +126,6 @@ TEST(EngineFiles, ACheckpointOfDeepSpeedIsNotResumed) {
       EXPECT_EQ(values_of(engine, net), before);
     });
   }
-  fs::remove_all(dir);
 }
 
 TEST(EngineFiles, AnItemIsTheLossOfThisRank) {

@@ -1,12 +1,10 @@
 /// Meshes of replicas of shards: which bits are equal, what is held and sent along each dimension.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <map>
 #include <optional>
@@ -28,6 +26,7 @@
 #include "sharding/strategy/strategy.h"
 #include "tests/lab/training.h"
 #include "tests/support/error_of.h"
+#include "tests/support/folder.h"
 #include "tests/support/toy_training.h"
 
 namespace rz {
@@ -411,11 +410,9 @@ TEST(Parts, TrainAsWholeParametersDo) {
 }
 
 TEST(Parts, WeightFilesHaveWholeTensors) {
-  const std::string folder =
-      (std::filesystem::temp_directory_path() / concat("rz-parts-", ::getpid())).string();
-  std::filesystem::create_directories(folder);
+  const test::Folder folder;
   const auto file = [&](const MeshSizes& sizes) {
-    const std::string path = concat(folder, "/tp", sizes.tp, ".safetensors");
+    const std::string path = folder / concat("tp", sizes.tp, ".safetensors");
     lab::group(sizes.ranks(), [&](Communicator& comm) {
       const Mesh mesh(comm, sizes);
       ToyModel model([](std::size_t p, std::size_t i) { return noise(p, i, 0); }, mesh.part());
@@ -428,7 +425,6 @@ TEST(Parts, WeightFilesHaveWholeTensors) {
   EXPECT_GT(expected.size(), 1000u);
   EXPECT_EQ(file({1, 2, 2}), expected);
   EXPECT_EQ(file({1, 1, 3}), expected);
-  std::filesystem::remove_all(folder);
 }
 
 TEST(Parts, WhatNeedsWholeParametersIsRefused) {
