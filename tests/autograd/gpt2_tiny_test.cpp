@@ -14,6 +14,7 @@
 
 #include "autograd_lite/models/gpt2.h"
 #include "autograd_lite/nn/init.h"
+#include "sharding/data/tokens.h"
 #include "tests/support/rounding_bound.h"
 #include "tests/support/shared_fixture.h"
 
@@ -31,47 +32,15 @@ json read_json(const fs::path& path) {
   return json::parse(in);
 }
 
-/// The sizes of tests/data/gpt2_tiny/README.md.
-struct Case {
-  const char* name;
-  std::size_t n_layer, n_head, n_embd, length, vocabulary, batch;
-  bool tied;
-
-  Gpt2Config config() const {
-    Gpt2Config c;
-    c.n_layer = n_layer;
-    c.n_head = n_head;
-    c.n_embd = n_embd;
-    c.n_positions = length;
-    c.vocab_size = vocabulary;
-    c.tie_word_embeddings = tied;
-    return c;
-  }
-};
-constexpr Case tiny{"tiny", 4, 4, 128, 64, 256, 8, true};
-
-std::vector<std::uint16_t> read_tokens() {
-  const fs::path path = data / "tokens.bin";
-  std::vector<std::uint16_t> tokens(fs::file_size(path) / 2);
-  std::ifstream(path, std::ios::binary)
-      .read(reinterpret_cast<char*>(tokens.data()), static_cast<std::streamsize>(tokens.size() * 2));
-  return tokens;
-}
-
 /// Sample i is tokens[T i … T i + T]: inputs, and the tokens one further on as targets.
 struct Batch {
-  explicit Batch(const Case& c)
-      : inputs(Tensor::empty({c.batch, c.length}, DType::i32)),
-        targets(Tensor::empty({c.batch, c.length}, DType::i32)) {}
-
-  void fill(const std::vector<std::uint16_t>& tokens, std::size_t update) {
+  explicit Batch(const Shape& shape)
+      : inputs(Tensor::empty(shape, DType::i32)), targets(Tensor::empty(shape, DType::i32)) {}
+  void fill(const Tokens& tokens, std::size_t update) {
     const std::size_t begin = update * inputs.count();
-    for (std::size_t i = 0; i < inputs.count(); ++i) {
-      inputs.data<std::int32_t>()[i] = tokens.at(begin + i);
-      targets.data<std::int32_t>()[i] = tokens.at(begin + i + 1);
-    }
+    tokens.read(begin, {inputs.data<std::int32_t>(), inputs.count()});
+    tokens.read(begin + 1, {targets.data<std::int32_t>(), targets.count()});
   }
-
   Tensor inputs, targets;
 };
 
@@ -150,11 +119,11 @@ void start_of_shared_fixture(Gpt2& model) {
 using Bounds = std::function<test::shared_fixture::Bound(std::size_t update)>;
 /// Losses and gradient norms at every update; each parameter's gradient at the first one, and its value after
 /// the last.
-void train_and_compare(const Case& c, Gpt2& model, const json& expected, const Bounds& bounds) {
+void train_and_compare(const test::TinyCase& c, Gpt2& model, const json& expected, const Bounds& bounds) {
   Tape tape(Stream::host(2));
   AdamW optimizer(model);
-  Batch batch(c);
-  const auto tokens = read_tokens();
+  Batch batch({static_cast<std::size_t>(c.batch), c.config.n_positions});
+  const Tokens tokens = Tokens::from_file(test::tiny_tokens());
   for (std::size_t s = 0; s < expected.at("loss").size(); ++s) {
     batch.fill(tokens, s);
     const auto out = model.forward(tape, batch.inputs, batch.targets);
@@ -179,29 +148,27 @@ void train_and_compare(const Case& c, Gpt2& model, const json& expected, const B
   }
 }
 
-class Gpt2Tiny : public testing::TestWithParam<Case> {};
+class Gpt2Tiny : public testing::TestWithParam<const char*> {};
 
 TEST_P(Gpt2Tiny, TrainingFollowsFloat64) {
-  const Case c = GetParam();
-  Gpt2 model(c.config());
+  const test::TinyCase c = test::tiny_case(GetParam());
+  Gpt2 model(c.config);
   start_by_formula(model);
-  const json expected = read_json(data / "expected.json").at(c.name);
-  const json& spread = expected.at("spread");
+  const json expected = read_json(data / "expected.json").at(GetParam());
   train_and_compare(c, model, expected.at("float64"), [&](std::size_t s) -> test::shared_fixture::Bound {
-    return {test::rounding_bound(spread["loss"][s], 2e-6),
-            test::rounding_bound(spread["relative_grad_norm"][s], 2e-6)};
+    return {test::rounding_bound(c.loss_spread[s], 2e-6),
+            test::rounding_bound(c.relative_norm_spread[s], 2e-6)};
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, Gpt2Tiny,
-                         testing::Values(tiny, Case{"tiny_batch12", 4, 4, 128, 64, 256, 12, true},
-                                         Case{"untied", 3, 3, 96, 48, 131, 8, false}),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Cases, Gpt2Tiny, testing::Values("tiny", "tiny_batch12", "untied"),
+                         [](const auto& info) { return std::string(info.param); });
 
 TEST(Gpt2TinyShared, TrainingFollowsFloat64) {
   namespace fixture = test::shared_fixture;
   if (fixture::folder().empty()) GTEST_SKIP() << "the shared fixture gpt2_tiny is not beside the sources";
-  Gpt2 model(tiny.config());
+  const test::TinyCase tiny = test::tiny_case("tiny");
+  Gpt2 model(tiny.config);
   start_of_shared_fixture(model);
   const fixture::Expected expected = fixture::expected();
   train_and_compare(tiny, model, read_json(fs::path(fixture::folder()) / "expected.json").at("float64"),

@@ -6,15 +6,13 @@
 #include "sharding/model/communication_hook.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategy/strategy.h"
-#include "tests/support/ranks.h"
+#include "tests/lab/training.h"
 #include "tests/support/toy_training.h"
 
 namespace rz {
 namespace {
 
-using test::run_ranks;
 using test::ToyModel;
-using test::values_of;
 
 /// Numbers that no type of 16 bits holds.
 float noise(std::size_t p, std::size_t i, int rank) {
@@ -45,10 +43,7 @@ Trained train(Communicator& comm, const StrategyOptions& options) {
     ddp->step(*sgd);
   }
   Trained out;
-  for (const Parameter* p : model.parameters()) {
-    const auto values = values_of(*ddp, *p);
-    out.values.insert(out.values.end(), values.begin(), values.end());
-  }
+  out.values = lab::values_of(*ddp, model);
   out.bytes = ddp->traffic().total().all_reduce.bytes;
   return out;
 }
@@ -57,8 +52,7 @@ class DefaultHooks : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, DefaultHooks, testing::Values(1, 2, 3, 4));
 
 TEST_P(DefaultHooks, HaveTheBitsOfTheirWireFormats) {
-  run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, GetParam(), std::move(store));
+  lab::group(GetParam(), [&](Communicator& comm) {
     const auto with = [&](const WireFormat& wire, std::shared_ptr<CommunicationHook> hook) {
       return train(comm, {.reduce_bucket_size = 225,
                           .first_bucket_size = 75,

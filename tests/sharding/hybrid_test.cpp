@@ -1,12 +1,10 @@
 /// Meshes of replicas of shards: which bits are equal, what is held and sent along each dimension.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <map>
 #include <optional>
@@ -26,8 +24,9 @@
 #include "sharding/strategy/join.h"
 #include "sharding/strategy/optimizer_state.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/training.h"
 #include "tests/support/error_of.h"
-#include "tests/support/ranks.h"
+#include "tests/support/folder.h"
 #include "tests/support/toy_training.h"
 
 namespace rz {
@@ -35,14 +34,6 @@ namespace {
 
 using test::kinds;
 using test::ToyModel;
-
-using Body = std::function<void(Communicator&)>;
-void on_ranks(int ranks, const Body& body, CommOptions options = {}) {
-  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    Communicator comm = Communicator::connect(rank, ranks, std::move(store), options);
-    body(comm);
-  });
-}
 
 const MeshSizes meshes[] = {{2, 2}, {1, 4}, {4, 1}, {2, 3}, {3, 2}};
 
@@ -93,16 +84,13 @@ Result trained(StrategyKind kind, const Mesh& mesh, const TrainedRun& run) {
     strategy->clip_and_step(*optimizer, {.max_norm = 1});
     result.norms.push_back(strategy->outcome(*optimizer).norm);
   }
-  for (const Parameter* p : model.parameters()) {
-    const std::vector<float> values = test::values_of(*strategy, *p);
-    result.numbers.insert(result.numbers.end(), values.begin(), values.end());
-  }
+  result.numbers = lab::values_of(*strategy, model);
   return result;
 }
 
 void expect_equal_stages(const TrainedRun& run, const char* what) {
   for (const MeshSizes& sizes : meshes)
-    on_ranks(sizes.ranks(), [&](Communicator& comm) {
+    lab::group(sizes.ranks(), [&](Communicator& comm) {
       const Mesh mesh(comm, sizes);
       const Result ddp = trained(StrategyKind::ddp, mesh, run);
       for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3})
@@ -153,17 +141,14 @@ Result trained_in(const Precision& precision, StrategyKind kind, const Mesh& mes
     strategy->clip_and_step(*adamw, {.max_norm = 0.5});
     result.norms.push_back(strategy->outcome(*adamw).norm);
   }
-  for (const Parameter* p : net.parameters()) {
-    const std::vector<float> values = test::values_of(*strategy, *p);
-    result.numbers.insert(result.numbers.end(), values.begin(), values.end());
-  }
+  result.numbers = lab::values_of(*strategy, net);
   return result;
 }
 
 TEST(Hybrid, AllStagesHaveTheSameBitsInMixedPrecision) {
   for (const Precision& precision : {Precision{DType::bf16, DType::f32}, Precision{DType::bf16, DType::bf16}})
     for (const MeshSizes& sizes : {MeshSizes{2, 2}, MeshSizes{4, 1}, MeshSizes{3, 2}})
-      on_ranks(sizes.ranks(), [&](Communicator& comm) {
+      lab::group(sizes.ranks(), [&](Communicator& comm) {
         const Mesh mesh(comm, sizes);
         const Result ddp = trained_in(precision, StrategyKind::ddp, mesh);
         EXPECT_GT(ddp.norms.back(), 0);
@@ -179,14 +164,11 @@ TEST(Hybrid, InPairwiseOrderBitsAreThoseOfPlainStages) {
   CommOptions pairwise;
   pairwise.reduction_order = ReductionOrder::pairwise;
   for (const MeshSizes& sizes : {MeshSizes{2, 2}, MeshSizes{4, 1}, MeshSizes{1, 4}, MeshSizes{3, 2}})
-    on_ranks(
-        sizes.ranks(),
-        [&](Communicator& comm) {
-          const Mesh mesh(comm, sizes);
-          for (const StrategyKind kind : kinds)
-            EXPECT_EQ(trained(kind, mesh, {}), trained(kind, comm, {})) << name(kind) << describe(sizes);
-        },
-        pairwise);
+    lab::group(sizes.ranks(), pairwise, [&](Communicator& comm) {
+      const Mesh mesh(comm, sizes);
+      for (const StrategyKind kind : kinds)
+        EXPECT_EQ(trained(kind, mesh, {}), trained(kind, comm, {})) << name(kind) << describe(sizes);
+    });
 }
 
 /// Hooks form means over all ranks in one step, on any mesh of replicas and shards.
@@ -195,7 +177,7 @@ TEST(Hybrid, HooksHaveTheBitsOfPlainDdp) {
       [] { return make_fp16_compress_hook(); }, [] { return make_bf16_compress_hook(); },
       [] { return make_power_sgd({.matrix_approximation_rank = 2, .start_iter = 2}); },
       [] { return make_batched_power_sgd({.matrix_approximation_rank = 2, .start_iter = 2}); }};
-  on_ranks(4, [&](Communicator& comm) {
+  lab::group(4, [&](Communicator& comm) {
     for (const auto& hook : hooks)
       for (const MeshSizes& sizes : {MeshSizes{2, 2}, MeshSizes{4, 1}}) {
         const auto run = [&](const Mesh& mesh) {
@@ -215,7 +197,7 @@ TEST(Hybrid, HooksHaveTheBitsOfPlainDdp) {
 
 /// Gathers do not round.
 TEST(Hybrid, SecondaryPartitionsHaveTheBitsOfZero3) {
-  on_ranks(4, [](Communicator& comm) {
+  lab::group(4, [](Communicator& comm) {
     const TrainedRun runs[] = {{},
                                {.passes = 3},
                                {.options = {.gathers = {.param_persistence_threshold = 70}}},
@@ -244,7 +226,7 @@ TEST(Hybrid, BackwardDoesNotWaitForSumsOverReplicas) {
   for (const StrategyKind kind : {StrategyKind::zero2, StrategyKind::zero3})
     for (const std::optional<DType> wire : {std::optional<DType>(), std::optional(DType::bf16)}) {
       std::atomic<int> ended = 0;
-      on_ranks(4, [&](Communicator& comm) {
+      lab::group(4, [&](Communicator& comm) {
         const Mesh mesh(comm, {2, 2});
         Chain chain;
         const auto strategy = make_strategy(
@@ -271,7 +253,7 @@ TEST(Hybrid, BackwardDoesNotWaitForSumsOverReplicas) {
 }
 
 TEST(Hybrid, SecondaryPartitionsMustFitTheMesh) {
-  on_ranks(4, [](Communicator& comm) {
+  lab::group(4, [](Communicator& comm) {
     const auto refused = [&](StrategyKind kind, const Mesh& mesh, int size) {
       ToyModel model(test::initial_value);
       const Error error =
@@ -294,7 +276,7 @@ TEST(Hybrid, EachElementHasOneOwner) {
     for (const StrategyKind kind : kinds) {
       std::vector<std::map<std::string, std::vector<std::int32_t>>> counts(
           static_cast<std::size_t>(sizes.ranks()));
-      on_ranks(sizes.ranks(), [&](Communicator& comm) {
+      lab::group(sizes.ranks(), [&](Communicator& comm) {
         test::Replica replica(kind, Mesh(comm, sizes));
         const auto adamw = make_adamw({});
         replica.strategy->optimizer_state().fill(
@@ -326,7 +308,7 @@ TEST(Hybrid, EachElementHasOneOwner) {
 // ---- what ranks hold alike
 
 TEST(Hybrid, ObserversKnowTheRanksOfACollective) {
-  on_ranks(6, [](Communicator& comm) {
+  lab::group(6, [](Communicator& comm) {
     test::Replica replica(StrategyKind::zero3, Mesh(comm, {2, 3}));
     std::map<Collective, std::set<int>> ranks;
     replica.strategy->observe_communication(
@@ -339,7 +321,7 @@ TEST(Hybrid, ObserversKnowTheRanksOfACollective) {
 }
 
 TEST(Hybrid, ReplicasOfAShardAreCompared) {
-  on_ranks(4, [](Communicator& comm) {
+  lab::group(4, [](Communicator& comm) {
     for (const StrategyKind kind : kinds) {
       test::Replica replica(kind, Mesh(comm, {2, 2}));
       replica.strategy->values().fill([&](const Parameter& p, Range r, float* out) {
@@ -356,7 +338,7 @@ TEST(Hybrid, ReplicasOfAShardAreCompared) {
 
 TEST(Hybrid, ACancelledUpdateLeavesTheRanksInStep) {
   for (const MeshSizes& sizes : {MeshSizes{2, 2}, MeshSizes{4, 1}})
-    on_ranks(4, [&](Communicator& comm) {
+    lab::group(4, [&](Communicator& comm) {
       for (const StrategyKind kind : kinds) {
         test::Replica replica(kind, Mesh(comm, sizes));
         replica.update();
@@ -378,7 +360,7 @@ TEST(Hybrid, ACancelledUpdateLeavesTheRanksInStep) {
 }
 
 TEST(Hybrid, ARankWithoutDataJoins) {
-  on_ranks(4, [](Communicator& comm) {
+  lab::group(4, [](Communicator& comm) {
     for (const StrategyKind kind : {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2}) {
       test::Replica replica(kind, Mesh(comm, {2, 2}));
       Join join(comm);
@@ -408,12 +390,12 @@ TEST(Parts, TrainAsWholeParametersDo) {
   const std::vector<TrainedRun> runs = {{}, {.optimizer = [] { return make_lamb(LambOptions{}); }}};
   for (const TrainedRun& run : runs) {
     Result whole;
-    on_ranks(2, [&](Communicator& comm) {
+    lab::group(2, [&](Communicator& comm) {
       const Result result = trained(StrategyKind::zero1, comm, run);
       if (comm.rank() == 0) whole = result;
     });
     for (const MeshSizes& sizes : {MeshSizes{1, 2, 2}, MeshSizes{2, 1, 2}, MeshSizes{1, 2, 3}})
-      on_ranks(sizes.ranks(), [&](Communicator& comm) {
+      lab::group(sizes.ranks(), [&](Communicator& comm) {
         const Mesh mesh(comm, sizes);
         const Result ddp = trained(StrategyKind::ddp, mesh, run);
         ASSERT_EQ(ddp.numbers.size(), whole.numbers.size());
@@ -428,12 +410,10 @@ TEST(Parts, TrainAsWholeParametersDo) {
 }
 
 TEST(Parts, WeightFilesHaveWholeTensors) {
-  const std::string folder =
-      (std::filesystem::temp_directory_path() / concat("rz-parts-", ::getpid())).string();
-  std::filesystem::create_directories(folder);
+  const test::Folder folder;
   const auto file = [&](const MeshSizes& sizes) {
-    const std::string path = concat(folder, "/tp", sizes.tp, ".safetensors");
-    on_ranks(sizes.ranks(), [&](Communicator& comm) {
+    const std::string path = folder / concat("tp", sizes.tp, ".safetensors");
+    lab::group(sizes.ranks(), [&](Communicator& comm) {
       const Mesh mesh(comm, sizes);
       ToyModel model([](std::size_t p, std::size_t i) { return noise(p, i, 0); }, mesh.part());
       const auto strategy = make_strategy(StrategyKind::zero3, model, mesh);
@@ -445,11 +425,10 @@ TEST(Parts, WeightFilesHaveWholeTensors) {
   EXPECT_GT(expected.size(), 1000u);
   EXPECT_EQ(file({1, 2, 2}), expected);
   EXPECT_EQ(file({1, 1, 3}), expected);
-  std::filesystem::remove_all(folder);
 }
 
 TEST(Parts, WhatNeedsWholeParametersIsRefused) {
-  on_ranks(2, [](Communicator& comm) {
+  lab::group(2, [](Communicator& comm) {
     const Mesh mesh(comm, {1, 1, 2});
     const auto refused = [&](const std::function<void()>& f, const char* word) {
       const Error error = test::error_of(f);
@@ -478,7 +457,7 @@ TEST(Parts, WhatNeedsWholeParametersIsRefused) {
 
 /// A tp group has the same values of what it does not split.
 TEST(Parts, WhatIsNotSplitIsCompared) {
-  on_ranks(2, [](Communicator& comm) {
+  lab::group(2, [](Communicator& comm) {
     for (const StrategyKind kind : kinds) {
       const Mesh mesh(comm, {1, 1, 2});
       ToyModel model([&](std::size_t p, std::size_t) { return p == 3 && comm.rank() == 1 ? 2.0f : 1.0f; },

@@ -1,0 +1,28 @@
+#pragma once
+/// A connected group of ranks in one test: each rank is a thread, as run_ranks() has it.
+
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "comm/communicator.h"
+#include "tests/support/ranks.h"
+
+namespace rz::lab {
+
+using OptionsOfRank = std::function<CommOptions(int rank)>;
+
+inline void group(int ranks, const OptionsOfRank& options, const std::function<void(Communicator&)>& body) {
+  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
+    Communicator comm = Communicator::connect(rank, ranks, std::move(store), options(rank));
+    body(comm);
+  });
+}
+inline void group(int ranks, const CommOptions& options, const std::function<void(Communicator&)>& body) {
+  group(ranks, OptionsOfRank([&](int) { return options; }), body);
+}
+inline void group(int ranks, const std::function<void(Communicator&)>& body) {
+  group(ranks, CommOptions{}, body);
+}
+
+}  // namespace rz::lab
