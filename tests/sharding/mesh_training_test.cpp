@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "sharding/data/dataset.h"
+#include "tests/lab/world.h"
 #include "tests/support/engine.h"
 #include "tests/support/error_of.h"
 #include "tests/support/folder.h"
@@ -21,7 +22,6 @@ using test::engine::Batches;
 using test::engine::classes;
 using test::engine::config;
 using test::engine::in;
-using test::engine::in_world;
 using test::engine::Net;
 using test::engine::options;
 using test::engine::values_of;
@@ -58,7 +58,7 @@ std::string with_mesh(int stage, const std::string& mesh, const std::string& mor
 }
 
 TEST(MeshTraining, HasTheSameBitsInEveryStage) {
-  in_world(4, [](World& world) {
+  lab::world(4, [](World& world) {
     const Trained ddp = trained(world, with_mesh(0, R"("replicate": 2, "shard": 2)"));
     for (int stage = 1; stage < 4; ++stage)
       EXPECT_TRUE(trained(world, with_mesh(stage, R"("replicate": 2)")) == ddp) << "stage " << stage;
@@ -74,7 +74,7 @@ TEST(MeshTraining, HasTheSameBitsInEveryStage) {
 /// An aligned block of a power of two of ranks is a subtree of the pairwise order.
 TEST(MeshTraining, HasTheBitsOfAllMeshesInPairwiseOrder) {
   const std::string pairwise = R"("deterministic": "world_size_invariant", )";
-  in_world(4, [&](World& world) {
+  lab::world(4, [&](World& world) {
     const Trained plain = trained(world, with_mesh(2, "", pairwise));
     for (int stage = 0; stage < 4; ++stage) {
       EXPECT_TRUE(trained(world, with_mesh(stage, R"("replicate": 2)", pairwise)) == plain) << stage;
@@ -84,7 +84,7 @@ TEST(MeshTraining, HasTheBitsOfAllMeshesInPairwiseOrder) {
 }
 
 TEST(MeshTraining, MicsIsAMeshOfReplicas) {
-  in_world(4, [](World& world) {
+  lab::world(4, [](World& world) {
     std::string mics = config(3);
     const std::string stage = R"("stage": 3)";
     mics.replace(mics.find(stage), stage.size(), stage + R"(, "mics_shard_size": 2)");
@@ -99,7 +99,7 @@ TEST(MeshTraining, MicsIsAMeshOfReplicas) {
 }
 
 TEST(MeshTraining, HpzHasTheBitsOfStage3) {
-  in_world(4, [](World& world) {
+  lab::world(4, [](World& world) {
     std::string hpz = config(3);
     const std::string stage = R"("stage": 3)";
     hpz.replace(hpz.find(stage), stage.size(), stage + R"(, "zero_hpz_partition_size": 2)");
@@ -109,7 +109,7 @@ TEST(MeshTraining, HpzHasTheBitsOfStage3) {
 
 /// Ranks that share layers have the same batches; here they share none.
 TEST(MeshTraining, RanksOfATpGroupCountOnce) {
-  in_world(4, [](World& world) {
+  lab::world(4, [](World& world) {
     const auto run = [&](bool other_batches) {
       Net net;
       EngineOptions o = options(with_mesh(3, R"("tp": 2)"));
@@ -145,7 +145,7 @@ TEST(MeshTraining, RanksOfATpGroupCountOnce) {
 
 /// Of an engine that has ranks with parts of layers.
 TEST(MeshTraining, UnevenInputsNeedWholeLayers) {
-  in_world(2, [](World& world) {
+  lab::world(2, [](World& world) {
     Net net;
     EngineOptions o = options(with_mesh(1, R"("tp": 2)", R"("join": {"enable": true}, )"));
     o.parallelize = [](Module&, const Mesh&) { return std::string(); };
@@ -161,7 +161,7 @@ TEST(MeshTraining, UnevenInputsNeedWholeLayers) {
 
 /// Ranks run out of batches in other updates; some passes reduce nothing.
 TEST(MeshTraining, UnevenInputsHaveTheSameBitsInEveryStage) {
-  in_world(4, [](World& world) {
+  lab::world(4, [](World& world) {
     const auto run = [&](int stage, const std::string& mesh) {
       Net net;
       auto engine = initialize(world, net, options(with_mesh(stage, mesh, R"("join": {"enable": true}, )")));
@@ -196,7 +196,7 @@ TEST(MeshTraining, UnevenInputsHaveTheSameBitsInEveryStage) {
 }
 
 TEST(MeshTraining, AModelWithoutAPlanNeedsAFunctionForTp) {
-  in_world(2, [](World& world) {
+  lab::world(2, [](World& world) {
     Net net;
     const Error e = test::error_of([&] { initialize(world, net, options(with_mesh(1, R"("tp": 2)"))); });
     EXPECT_EQ(e.code(), Errc::config);
@@ -205,7 +205,7 @@ TEST(MeshTraining, AModelWithoutAPlanNeedsAFunctionForTp) {
 }
 
 TEST(MeshTraining, OptionsOfTheEngineMustAgreeWithTheConfiguration) {
-  in_world(4, [](World& world) {
+  lab::world(4, [](World& world) {
     Net net;
     const auto on = [&](const MeshSizes& mesh, const std::string& config) {
       return initialize(world, net, {.config = config, .mesh = mesh, .log = nullptr});
@@ -226,7 +226,7 @@ TEST_F(MeshCheckpoint, GoesOnWithAnotherMesh) {
   const std::string pairwise = R"("deterministic": "world_size_invariant", )";
   const auto part = [&](int ranks, int stage, const std::string& mesh, bool saves) {
     Trained out;
-    in_world(ranks, [&](World& world) {
+    lab::world(ranks, [&](World& world) {
       Net net;
       std::string text = with_mesh(stage, mesh, pairwise);
       if (ranks < 4) text.replace(text.find("steps\": 3"), 9, concat("steps\": ", 12 / ranks));

@@ -11,8 +11,8 @@
 #include "sharding/parallel/rank_consistency.h"
 #include "sharding/strategy/step_control.h"
 #include "sharding/strategy/strategy.h"
+#include "tests/lab/world.h"
 #include "tests/support/error_of.h"
-#include "tests/support/ranks.h"
 
 namespace rz {
 namespace {
@@ -79,13 +79,6 @@ struct Rank {
   Engine engine;
 };
 
-void in_world(int ranks, const std::function<void(World&)>& body) {
-  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    World world(Communicator::connect(rank, ranks, std::move(store)));
-    body(world);
-  });
-}
-
 /// The update fails on every rank, with both descriptions, and the culprit if there is a majority.
 void expect_refused(Rank& rank, int number, const std::string& expected, const std::string& other) {
   const std::vector<float> before = rank.values();
@@ -99,7 +92,7 @@ void expect_refused(Rank& rank, int number, const std::string& expected, const s
 
 /// A rate that one rank sets by a metric of its own, in an update between others, which is then left out.
 void expect_found(const Case& c) {
-  in_world(c.ranks, [&](World& world) {
+  lab::world(c.ranks, [&](World& world) {
     SCOPED_TRACE(concat("stage ", c.stage, ", rank ", world.rank(), " of ", c.ranks, c.keys));
     Rank rank(world, c), expected(world, c);
     Optimizer& optimizer = rank.engine.optimizer();
@@ -178,7 +171,7 @@ void expect_texts(const std::string& what, const std::string& one, const std::st
 TEST(OptimizersOfRanks, WithOtherOptionsAreFound) {
   for (const StrategyKind kind : kinds)
     for (const int ranks : {2, 3})
-      in_world(ranks, [&](World& world) {
+      lab::world(ranks, [&](World& world) {
         const bool last = world.rank() == ranks - 1;
         const int culprit = ranks == 2 ? -1 : 2;
         const auto sgd = [&](double momentum) {
@@ -204,7 +197,7 @@ TEST(OptimizersOfRanks, WithOtherOptionsAreFound) {
 }
 
 TEST(OptimizersOfRanks, WithBetasOrCountsSetByHandAreFound) {
-  in_world(3, [&](World& world) {
+  lab::world(3, [&](World& world) {
     Rank rank(world, {.ranks = 3, .stage = 1});
     Optimizer& optimizer = rank.engine.optimizer();
     rank.update(0);
@@ -222,7 +215,7 @@ TEST(OptimizersOfRanks, WithBetasOrCountsSetByHandAreFound) {
 
 /// Rates that are constructed differently and then set right are equal.
 TEST(OptimizersOfRanks, AreComparedAsTheyAreAtTheUpdate) {
-  in_world(2, [&](World& world) {
+  lab::world(2, [&](World& world) {
     ByHand run(world, StrategyKind::zero1);
     const auto sgd = make_sgd({.learning_rate = world.rank() == 0 ? 0.5 : 0.25});
     sgd->set_learning_rate(0.125);
@@ -235,7 +228,7 @@ TEST(OptimizersOfRanks, AreComparedAsTheyAreAtTheUpdate) {
 
 /// Without weights of losses there is no other sum over the ranks in step().
 TEST(OptimizersOfRanks, AreComparedInStepToo) {
-  in_world(3, [&](World& world) {
+  lab::world(3, [&](World& world) {
     ByHand run(world, StrategyKind::ddp);
     const auto sgd = make_sgd({.learning_rate = 0.5});
     for (const bool weights : {false, true}) {

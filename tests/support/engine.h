@@ -12,7 +12,7 @@
 #include "autograd_lite/nn/layers.h"
 #include "sharding/engine/engine.h"
 #include "sharding/strategy/strategy.h"
-#include "tests/support/ranks.h"
+#include "tests/lab/world.h"
 
 namespace rz::test::engine {
 
@@ -81,11 +81,6 @@ inline EngineOptions options(std::string config) {
   return {.config = std::move(config), .seed = 7, .log = nullptr};
 }
 
-inline void in_world(int ranks, const std::function<void(World&)>& body) {
-  run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    World world(Communicator::connect(rank, ranks, std::move(store)));
-    body(world);
-  });
-}
+inline void in_world(int ranks, const std::function<void(World&)>& body) { lab::world(ranks, body); }
 
 }  // namespace rz::test::engine
